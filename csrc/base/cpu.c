@@ -1,0 +1,34 @@
+#include "base/cpu.h"
+
+#include <string.h>
+
+#include "base/flags.h"
+#include "base/log.h"
+
+static const char *const names[PD_ISA_COUNT] = {"portable", "avx2", "avx512"};
+
+static pd_isa detect(void) {
+    pd_isa best = PD_ISA_PORTABLE;
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"))
+        best = PD_ISA_AVX2;
+    if (best == PD_ISA_AVX2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
+        best = PD_ISA_AVX512;
+#endif
+    const char *want = pd_flags_get()->ISA;
+    if (!*want) return best;
+    for (int isa = 0; isa < PD_ISA_COUNT; isa++)
+        if (!strcmp(want, names[isa])) return (int)best < isa ? best : (pd_isa)isa;
+    pd_log(PD_LOG_WARN, "PYDIST_ISA=%s is not one of portable, avx2, avx512: ignored", want);
+    return best;
+}
+
+pd_isa pd_cpu_isa(void) {
+    static _Atomic int isa = -1; /* detect() gives the same answer in every thread */
+    if (isa < 0) isa = (int)detect();
+    return (pd_isa)isa;
+}
+
+const char *pd_isa_name(pd_isa isa) { return names[isa]; }

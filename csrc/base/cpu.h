@@ -1,0 +1,10 @@
+/* Which instruction sets this processor and PYDIST_ISA allow. */
+#ifndef PD_BASE_CPU_H
+#define PD_BASE_CPU_H
+
+typedef enum pd_isa { PD_ISA_PORTABLE, PD_ISA_AVX2, PD_ISA_AVX512, PD_ISA_COUNT } pd_isa;
+
+pd_isa pd_cpu_isa(void); /* the highest usable one; AVX2 means with FMA and F16C, AVX512 means F, BW, DQ, VL */
+const char *pd_isa_name(pd_isa isa);
+
+#endif

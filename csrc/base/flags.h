@@ -1,0 +1,21 @@
+/* Environment variables, each a row of flags.def, read once at first use. */
+#ifndef PD_BASE_FLAGS_H
+#define PD_BASE_FLAGS_H
+
+#include <stddef.h>
+
+typedef const char *pd_flag_str;
+typedef int pd_flag_int;
+
+typedef struct pd_flags {
+#define PD_FLAG(name, type, def, help) pd_flag_##type name;
+#include "base/flags.def"
+#undef PD_FLAG
+} pd_flags;
+
+const pd_flags *pd_flags_get(void); /* [borrowed from the process] */
+
+/* Row i as text, for pydist.info; false past the last. `value` holds at least `size` bytes. */
+int pd_flags_describe(size_t i, const char **name, const char **help, char *value, size_t size);
+
+#endif

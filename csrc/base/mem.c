@@ -1,0 +1,70 @@
+#include "base/mem.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/flags.h"
+
+static _Atomic int64_t fault_at; /* 0: no fault */
+static _Atomic int64_t made;
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+static void read_fault(void) {
+    const char *text = pd_flags_get()->FAULT;
+    if (!strncmp(text, "malloc:", 7)) fault_at = strtoll(text + 7, NULL, 10);
+}
+
+bool pd_fault_hit(void) {
+    pthread_once(&once, read_fault);
+    int64_t at = fault_at; /* counted only while a fault is armed: one relaxed load otherwise */
+    if (__builtin_expect(at == 0, 1)) return false;
+    return ++made == at;
+}
+
+int64_t pd_fault_malloc(int64_t n) {
+    pthread_once(&once, read_fault);
+    int64_t before = made;
+    made = 0;
+    fault_at = n;
+    return before;
+}
+
+static pd_status out_of_memory(size_t bytes, const char *what) {
+    return pd_fail(PD_E_MEMORY, "%s: out of memory: tried to allocate %zu bytes", what, bytes);
+}
+
+pd_status pd_malloc(size_t bytes, const char *what, void *out) {
+    void *p = pd_fault_hit() ? NULL : malloc(bytes ? bytes : 1);
+    if (!p) return out_of_memory(bytes, what);
+    *(void **)out = p;
+    return PD_OK;
+}
+
+pd_status pd_calloc(size_t bytes, const char *what, void *out) {
+    void *p = pd_fault_hit() ? NULL : calloc(1, bytes ? bytes : 1);
+    if (!p) return out_of_memory(bytes, what);
+    *(void **)out = p;
+    return PD_OK;
+}
+
+pd_status pd_malloc_aligned(size_t bytes, const char *what, void *out) {
+    if (bytes > SIZE_MAX - 64) return out_of_memory(bytes, what);
+    void *p = pd_fault_hit() ? NULL : aligned_alloc(64, bytes ? (bytes + 63) & ~(size_t)63 : 64);
+    if (!p) return out_of_memory(bytes, what);
+    *(void **)out = p;
+    return PD_OK;
+}
+
+pd_status pd_grow(void *ptr, size_t *cap, size_t want, size_t size, const char *what) {
+    if (want <= *cap) return PD_OK;
+    size_t n = *cap ? *cap * 2 : 8;
+    if (n < want) n = want;
+    void *p = pd_fault_hit() ? NULL : realloc(*(void **)ptr, n * size);
+    if (!p) return out_of_memory(n * size, what);
+    *(void **)ptr = p;
+    *cap = n;
+    return PD_OK;
+}
+
+void pd_free(void *p) { free(p); }

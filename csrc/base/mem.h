@@ -1,0 +1,21 @@
+/* Every allocation of the engine. Failing the N-th one is a test (PYDIST_FAULT=malloc:N, pd_fault_malloc). */
+#ifndef PD_BASE_MEM_H
+#define PD_BASE_MEM_H
+
+#include "base/status.h"
+
+/* [new] `bytes` of memory, or PD_E_MEMORY naming `what`. Zero bytes give a valid pointer. Freed by pd_free. */
+pd_status pd_malloc(size_t bytes, const char *what, void *out);
+pd_status pd_calloc(size_t bytes, const char *what, void *out);
+/* The same, aligned to 64 bytes (a cache line, a vector); also freed by pd_free. */
+pd_status pd_malloc_aligned(size_t bytes, const char *what, void *out);
+/* Grows *ptr (an array) to hold at least `want` elements of `size` bytes, doubling *cap. */
+pd_status pd_grow(void *ptr, size_t *cap, size_t want, size_t size, const char *what);
+void pd_free(void *p);
+
+/* The n-th allocation from now fails (1: the next one); 0: none. Returns how many were made since the last call. */
+int64_t pd_fault_malloc(int64_t n);
+/* For allocations made elsewhere (mmap, thread creation): true where this one has to fail. */
+bool pd_fault_hit(void);
+
+#endif

@@ -1,0 +1,39 @@
+#include "base/rng.h"
+
+#include <pthread.h>
+
+/* PyTorch's default seed, documented for torch.initial_seed(). */
+static pd_rng_key shared = {.seed = 67280421310721u};
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static _Thread_local pd_rng_key mine;
+static _Thread_local int is_own;
+
+static pd_rng_key update(const pd_rng_key *set, int advance) {
+    pd_rng_key *g = is_own ? &mine : &shared;
+    pthread_mutex_lock(&lock);
+    pd_rng_key was = *g;
+    if (set) *g = *set;
+    g->call += (uint64_t)advance;
+    pthread_mutex_unlock(&lock);
+    return was;
+}
+
+void pd_rng_seed(uint64_t seed) {
+    pd_rng_key k = update(0, 0);
+    k.seed = seed;
+    k.call = 0;
+    update(&k, 0);
+}
+void pd_rng_set_stream(uint32_t stream) {
+    pd_rng_key k = update(0, 0);
+    k.stream = stream;
+    update(&k, 0);
+}
+uint64_t pd_rng_initial_seed(void) { return update(0, 0).seed; }
+pd_rng_key pd_rng_next(void) { return update(0, 1); }
+void pd_rng_get(pd_rng_key *state) { *state = update(0, 0); }
+void pd_rng_set(const pd_rng_key *state) { update(state, 0); }
+void pd_rng_own(int own) {
+    if (own && !is_own) mine = update(0, 0);
+    is_own = own;
+}

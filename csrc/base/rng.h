@@ -1,0 +1,47 @@
+/* Counter-based random numbers: Philox4x32-10 (Salmon et al., SC 2011).
+
+   A draw is a pure function of (seed, stream, counter): no state but the counter that the caller keeps, so results do
+   not depend on threads, workers or the order of evaluation. `stream` is the logical shard (by default the rank). */
+#ifndef PD_BASE_RNG_H
+#define PD_BASE_RNG_H
+
+#include <stdint.h>
+
+typedef struct pd_philox { uint32_t v[4]; } pd_philox;
+
+static inline pd_philox pd_philox_at(uint64_t seed, uint32_t stream, uint64_t call, uint32_t block) {
+    uint32_t c0 = block, c1 = stream, c2 = (uint32_t)call, c3 = (uint32_t)(call >> 32);
+    uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
+    for (int round = 0; round < 10; round++) {
+        uint64_t p0 = (uint64_t)0xD2511F53u * c0, p1 = (uint64_t)0xCD9E8D57u * c2;
+        uint32_t n0 = (uint32_t)(p1 >> 32) ^ c1 ^ k0, n2 = (uint32_t)(p0 >> 32) ^ c3 ^ k1;
+        c1 = (uint32_t)p1;
+        c3 = (uint32_t)p0;
+        c0 = n0;
+        c2 = n2;
+        k0 += 0x9E3779B9u;
+        k1 += 0xBB67AE85u;
+    }
+    return (pd_philox){{c0, c1, c2, c3}};
+}
+
+/* [0, 1) with 24 and 53 bits. */
+static inline float pd_u32_to_f32(uint32_t u) { return (float)(u >> 8) * 0x1p-24f; }
+static inline double pd_u64_to_f64(uint64_t u) { return (double)(u >> 11) * 0x1p-53; }
+
+/* The key of one random op call: copied into the op's attributes so that replay and checkpointing give the same draw. */
+typedef struct pd_rng_key {
+    uint64_t seed, call;
+    uint32_t stream;
+} pd_rng_key;
+
+/* The process-wide default generator. Ranks-as-threads override seed and stream for their own thread. */
+void pd_rng_seed(uint64_t seed);
+uint64_t pd_rng_initial_seed(void);
+void pd_rng_set_stream(uint32_t stream);
+pd_rng_key pd_rng_next(void);             /* takes the next call number */
+void pd_rng_get(pd_rng_key *state);       /* {seed, next call, stream} */
+void pd_rng_set(const pd_rng_key *state);
+void pd_rng_own(int own);                 /* 1: this thread gets a generator of its own, a copy of the default */
+
+#endif

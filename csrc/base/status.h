@@ -1,0 +1,57 @@
+/* Errors. A function that can fail returns pd_status and leaves results in its last pointer arguments.
+
+   The text is set once, at the origin, by pd_fail(); PD_TRY adds file:line to a trail on the way out.
+   The record is per thread. Below py/ nothing prints, exits or touches Python; py/raise.c alone turns
+   a record into an exception. A record that crosses threads is copied with pd_error_save/restore. */
+#ifndef PD_BASE_STATUS_H
+#define PD_BASE_STATUS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+typedef enum pd_status {
+    PD_OK = 0,
+#define PD_STATUS(name, cls) PD_E_##name,
+#include "base/status.def"
+#undef PD_STATUS
+    PD_STATUS_COUNT
+} pd_status;
+
+#define PD_ERROR_TEXT 2048
+#define PD_ERROR_TRAIL 512
+
+typedef struct pd_error {
+    pd_status kind;
+    int rank;              /* the failed peer (PD_E_PEER), else -1 */
+    char text[PD_ERROR_TEXT];
+    char trail[PD_ERROR_TRAIL]; /* "file:line < file:line", innermost first */
+} pd_error;
+
+/* Records kind and text for this thread and returns kind. Text longer than the record is cut. */
+pd_status pd_fail_at(const char *file, int line, pd_status kind, const char *fmt, ...)
+    __attribute__((format(printf, 4, 5), cold));
+pd_status pd_trail(const char *file, int line, pd_status kind) __attribute__((cold));
+void pd_error_set_rank(int rank);
+const pd_error *pd_error_get(void); /* [borrowed from the thread] the last failure */
+void pd_error_save(pd_error *to);
+pd_status pd_error_restore(const pd_error *from); /* returns from->kind */
+const char *pd_status_name(pd_status kind);       /* "SHAPE" */
+
+#define pd_fail(kind, ...) pd_fail_at(__FILE__, __LINE__, kind, __VA_ARGS__)
+#define PD_TRY(call)                                                                         \
+    do {                                                                                     \
+        pd_status pd_try_ = (call);                                                          \
+        if (__builtin_expect(pd_try_ != PD_OK, 0)) return pd_trail(__FILE__, __LINE__, pd_try_); \
+    } while (0)
+/* The same inside a function with one cleanup label: sets `status` and jumps. */
+#define PD_TRY_TO(label, call)                                     \
+    do {                                                           \
+        status = (call);                                           \
+        if (__builtin_expect(status != PD_OK, 0)) {                \
+            pd_trail(__FILE__, __LINE__, status);                  \
+            goto label;                                            \
+        }                                                          \
+    } while (0)
+
+#endif

@@ -1,0 +1,76 @@
+#include "base/threads.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+static _Thread_local int own;      /* 0: the default */
+static _Thread_local int inside;   /* already in a parallel loop */
+static atomic_int by_default;      /* 0: not computed yet */
+static atomic_int forked;
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+static void in_child(void) { forked = 1; }
+static void at_start(void) { pthread_atfork(NULL, NULL, in_child); }
+
+/* cgroup v2 gives "quota period" or "max period" in cpu.max. */
+static int quota(void) {
+    FILE *f = fopen("/sys/fs/cgroup/cpu.max", "re");
+    long q = 0, period = 0;
+    if (!f) return 0;
+    int got = fscanf(f, "%ld %ld", &q, &period);
+    fclose(f);
+    return got == 2 && period > 0 ? (int)((q + period - 1) / period) : 0;
+}
+
+int pd_threads_cores(void) {
+    cpu_set_t set;
+    int n = sched_getaffinity(0, sizeof set, &set) ? 1 : CPU_COUNT(&set), q = quota();
+    if (q > 0 && q < n) n = q;
+    return n > 0 ? n : 1;
+}
+
+static int compute_default(void) {
+    const char *omp = getenv("OMP_NUM_THREADS"), *local = getenv("LOCAL_WORLD_SIZE");
+    int n = omp ? atoi(omp) : 0;
+    if (n > 0) return n;
+    int ranks = local ? atoi(local) : 1;
+    n = pd_threads_cores() / (ranks > 0 ? ranks : 1);
+    return n > 0 ? n : 1;
+}
+
+int pd_threads_get(void) {
+    pthread_once(&once, at_start);
+    if (forked) return 1;
+    if (own) return own;
+    if (!by_default) by_default = compute_default();
+    return by_default;
+}
+
+void pd_threads_set(int n) { own = n > 0 ? n : 0; }
+void pd_threads_set_default(int n) { by_default = n > 0 ? n : 0; }
+
+void pd_parallel(int64_t n, int64_t grain, pd_range_fn fn, void *ctx) {
+    if (n <= 0) return;
+    if (grain < 1) grain = 1;
+    int64_t chunks = (n + grain - 1) / grain;
+    int threads = chunks < 2 || inside ? 1 : pd_threads_get();
+    if (threads > chunks) threads = (int)chunks;
+    if (threads < 2) {
+        for (int64_t c = 0; c < chunks; c++) fn(ctx, c * grain, c + 1 < chunks ? (c + 1) * grain : n);
+        return;
+    }
+#ifdef _OPENMP
+#pragma omp parallel for num_threads(threads) schedule(static)
+#endif
+    for (int64_t c = 0; c < chunks; c++) {
+        inside = 1;
+        fn(ctx, c * grain, c + 1 < chunks ? (c + 1) * grain : n);
+        inside = 0;
+    }
+}
