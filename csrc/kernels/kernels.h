@@ -1,0 +1,161 @@
+/* Numeric kernels on raw pointers, sizes and strides. No tensors, no allocation: scratch is the caller's.
+
+   pd_cpu() gives the table of the best instruction set that the processor and PYDIST_ISA allow; kernels/cpu is compiled
+   once per set. matmul and conv choose between kernels/onednn and kernels/portable at run time. Every kernel may use
+   pd_parallel; results do not depend on the number of threads. Types: unless said otherwise F32, F64, F16, BF16 (the last
+   two compute in float) and, where "any" is said, the integers and BOOL too. Calls with a type that a kernel does not have
+   are the caller's bug: ops/ checks dtypes first. */
+#ifndef PD_KERNELS_KERNELS_H
+#define PD_KERNELS_KERNELS_H
+
+#include "base/dtype.h"
+#include "base/rng.h"
+#include "base/status.h"
+#include "kernels/loop.h"
+
+typedef enum pd_unary {
+#define PD_UNARY(name, domain, fwd, saved, grad, doc) PD_UNARY_##name,
+#include "kernels/unary.def"
+#undef PD_UNARY
+    PD_UNARY_COUNT
+} pd_unary;
+
+typedef enum pd_binary {
+#define PD_BINARY(name, domain, fwd, needs, gx, gy, doc) PD_BINARY_##name,
+#include "kernels/binary.def"
+#undef PD_BINARY
+    PD_BINARY_COUNT
+} pd_binary;
+
+typedef enum pd_compare {
+#define PD_COMPARE(name, expr, doc) PD_COMPARE_##name,
+#include "kernels/compare.def"
+#undef PD_COMPARE
+    PD_COMPARE_COUNT
+} pd_compare;
+
+typedef enum pd_fold { PD_FOLD_SUM, PD_FOLD_MEAN, PD_FOLD_PROD, PD_FOLD_MAX, PD_FOLD_MIN, PD_FOLD_ANY, PD_FOLD_ALL } pd_fold;
+
+/* A contiguous block seen as [outer, n, inner]; the kernel works along n. */
+typedef struct pd_block { int64_t outer, n, inner; } pd_block;
+
+/* One piece of an optimizer's state: parallel arrays of n elements of one dtype. m, v, vmax may be NULL where unused. */
+typedef struct pd_segment_step { void *p, *g, *m, *v, *vmax; int64_t n; } pd_segment_step;
+typedef struct pd_sgd { double lr, momentum, dampening, weight_decay; bool nesterov, maximize, first; } pd_sgd;
+typedef struct pd_adam { double lr, beta1, beta2, eps, weight_decay; int64_t step; bool amsgrad, decoupled, maximize; } pd_adam;
+
+/* Batch normalisation over x[N, C, S] (contiguous) or x[N, S, C] (channels_last). Statistics in float (double for F64). */
+typedef struct pd_batch_norm { int64_t N, C, S; bool channels_last; double eps; } pd_batch_norm;
+
+/* Nearest: labels outside [0, C) other than ignore_index are an error the caller finds with pd_cpu()->labels_check. */
+typedef struct pd_xent {
+    int64_t rows, C;              /* logits[rows, C], contiguous; class along the last axis */
+    const int64_t *target;        /* [rows] */
+    const void *weight;           /* [C] of the logits' dtype, or NULL */
+    int64_t ignore_index;
+    double smoothing;             /* label smoothing, 0 for none */
+} pd_xent;
+
+typedef struct pd_cpu_table {
+    /* Elementwise. `a` is the scalar of binary.def (1 where there is none). */
+    void (*unary)(pd_unary fn, pd_dtype t, const pd_loop *l);                /* out, x: any per domain */
+    void (*unary_grad)(pd_unary fn, pd_dtype t, const pd_loop *l);           /* gx, g, x or y (the row's saved one) */
+    void (*binary)(pd_binary fn, pd_dtype t, double a, const pd_loop *l);    /* out, x, y: any per domain; BOOL: add is or, mul is and */
+    void (*binary_grad)(pd_binary fn, int which, pd_dtype t, double a, const pd_loop *l); /* gx or gy (which 0, 1), g, x, y */
+    void (*compare)(pd_compare fn, pd_dtype t, const pd_loop *l);            /* out BOOL, x, y: any */
+    void (*where)(size_t size, const pd_loop *l);                            /* out, cond BOOL, x, y: elements of `size` bytes */
+    void (*copy)(pd_dtype to, pd_dtype from, const pd_loop *l);              /* any to any, C casts, float to bool is != 0 */
+    void (*fill)(size_t size, const void *value, const pd_loop *l);          /* out: elements of `size` bytes */
+    void (*range)(pd_dtype t, void *out, int64_t n, double start, double step); /* start + i * step; any */
+
+    /* Along the middle axis of a contiguous block. SUM and PROD of integers and BOOL give I64 (out dtype is the caller's
+       choice: I64 or the input's float type); MEAN floats only; ANY and ALL give BOOL. Sums of F32 accumulate pairwise in float
+       with vector lanes or in double, error at most a few eps * log2(n). MAX and MIN propagate NaN. */
+    void (*fold)(pd_fold f, pd_dtype t, pd_dtype out_t, const pd_block *b, const void *x, void *out);
+    /* Index (and, where values is not NULL, value) of the largest or smallest; the first one on ties, NaN wins. Any type. */
+    void (*arg)(bool largest, pd_dtype t, const pd_block *b, const void *x, void *values, int64_t *index);
+    /* The k largest or smallest along the last axis (inner 1), descending (ascending), ties by lower index; NaN counts as largest. */
+    void (*topk)(bool largest, pd_dtype t, const pd_block *b, int64_t k, const void *x, void *values, int64_t *index, void *scratch);
+    size_t (*topk_scratch)(const pd_block *b);
+
+    void (*softmax)(bool log, pd_dtype t, const pd_block *b, const void *x, void *y);
+    void (*softmax_grad)(bool log, pd_dtype t, const pd_block *b, const void *g, const void *y, void *gx);
+
+    /* Row of the first label that is neither ignore_index nor in [0, C), or -1. */
+    int64_t (*labels_check)(const int64_t *target, int64_t rows, int64_t C, int64_t ignore_index);
+    /* Negative log likelihood of log-probabilities: losses[r] = -weight[t] * x[r][t] (0 where ignored); returns the sum of the
+       weights of the rows that count, rows' losses summed in a fixed order into *sum. losses may be NULL. */
+    double (*nll)(pd_dtype t, const pd_xent *c, const void *logp, void *losses, double *sum);
+    /* gx = 0 everywhere, -weight[t] * scale * (g ? g[r] : 1) at the targets. */
+    void (*nll_grad)(pd_dtype t, const pd_xent *c, const void *g, double scale, void *gx);
+    /* The same on logits, in one pass; lse[rows] (float, double for F64) is kept for the gradient. Smoothing as PyTorch's. */
+    double (*xent)(pd_dtype t, const pd_xent *c, const void *x, void *lse, void *losses, double *sum);
+    void (*xent_grad)(pd_dtype t, const pd_xent *c, const void *x, const void *lse, const void *g, double scale, void *gx);
+
+    /* y = x * keep / (1 - p), keep drawn by (key, element index): the gradient is the same call on g. p = 1 gives zeros. */
+    void (*dropout)(pd_dtype t, int64_t n, double p, pd_rng_key key, const void *x, void *y);
+    void (*uniform)(pd_dtype t, int64_t n, double lo, double hi, pd_rng_key key, void *out);
+    void (*normal)(pd_dtype t, int64_t n, double mean, double std, pd_rng_key key, void *out); /* Box-Muller on vmath's log, sqrt, cos, sin */
+    void (*randint)(pd_dtype t, int64_t n, int64_t lo, int64_t hi, pd_rng_key key, void *out); /* [lo, hi), unbiased to 2^-64; any */
+    void (*bernoulli)(pd_dtype t, int64_t n, double p, pd_rng_key key, void *out);             /* any */
+    void (*randperm)(int64_t n, pd_rng_key key, int64_t *out);                                 /* serial Fisher-Yates */
+
+    /* Copies blocks of `bytes` bytes: dst[i] = src + offset[i]; and dst + offset[i] = src[i] (later i win), both serial per block. */
+    void (*take)(int64_t count, size_t bytes, const int64_t *offset, const char *src, char *dst);
+    void (*put)(int64_t count, size_t bytes, const int64_t *offset, const char *src, int64_t src_stride, char *dst);
+    /* dst + offset[i] += src[i], blocks of n elements, in order of i (deterministic); src_stride in bytes. Any. */
+    void (*put_add)(pd_dtype t, int64_t count, int64_t n, const int64_t *offset, const char *src, int64_t src_stride, char *dst);
+
+    /* Training: y, saved mean[C] and rstd[C]; running_* (may be NULL) updated with `momentum` (unbiased variance). */
+    void (*batch_norm_train)(pd_dtype t, const pd_batch_norm *c, const void *x, const void *w, const void *b, double momentum,
+                             void *running_mean, void *running_var, void *y, void *mean, void *rstd);
+    void (*batch_norm_eval)(pd_dtype t, const pd_batch_norm *c, const void *x, const void *w, const void *b, const void *mean,
+                            const void *var, void *y);
+    /* gx, gw, gb may each be NULL. training: through the statistics too; else mean and rstd are constants. */
+    void (*batch_norm_grad)(pd_dtype t, const pd_batch_norm *c, bool training, const void *g, const void *x, const void *w,
+                            const void *mean, const void *rstd, void *gx, void *gw, void *gb);
+
+    /* Fused optimizer steps over a list of segments, one pass over memory, F32 and F64. */
+    void (*sgd)(pd_dtype t, const pd_sgd *c, const pd_segment_step *s, int64_t count);
+    void (*adam)(pd_dtype t, const pd_adam *c, const pd_segment_step *s, int64_t count);
+    /* sum of squares in double, fixed order; multiply in place. */
+    double (*sum_squares)(pd_dtype t, int64_t n, const void *x);
+    void (*scale)(pd_dtype t, int64_t n, double by, void *x);
+} pd_cpu_table;
+
+const pd_cpu_table *pd_cpu(void);
+
+/* C[b] = A[b] @ B[b] + bias (a row of N, or NULL), for b < batch; relu clamps at 0 afterwards. Strides in elements; a matrix
+   must have one unit stride (transposed or not), or size 1 there. beta 1 adds to C, 0 overwrites it. Batch stride 0 broadcasts.
+   F32, F64, F16, BF16 (fp32 accumulators). K = 0 gives bias or zeros. `deterministic` results: the same bits for any number of
+   threads, also where K is long and M, N short. */
+typedef struct pd_gemm {
+    pd_dtype t;
+    int64_t batch, M, N, K;
+    int64_t a_batch, a_row, a_col, b_batch, b_row, b_col, c_batch, c_row; /* C's columns are unit stride */
+    bool relu;
+    int beta;
+} pd_gemm;
+size_t pd_gemm_scratch(const pd_gemm *c); /* bytes, 64-byte aligned */
+pd_status pd_gemm_run(const pd_gemm *c, const void *A, const void *B, const void *bias, void *C, void *scratch);
+
+/* 2-D convolution, x[N, C, H, W], w[K, C / groups, R, S], y[N, K, P, Q]; each image contiguous or channels_last (nhwc). */
+typedef struct pd_conv {
+    pd_dtype t;
+    int64_t N, C, H, W, K, R, S, P, Q, groups, stride[2], padding[2], dilation[2];
+    bool x_nhwc, y_nhwc, w_nhwc;
+} pd_conv;
+size_t pd_conv_scratch(const pd_conv *c); /* enough for all three */
+pd_status pd_conv_forward(const pd_conv *c, const void *x, const void *w, const void *bias, void *y, void *scratch);
+pd_status pd_conv_grad_input(const pd_conv *c, const void *gy, const void *w, void *gx, void *scratch);
+pd_status pd_conv_grad_weight(const pd_conv *c, const void *gy, const void *x, void *gw, void *gbias, void *scratch);
+
+/* Where oneDNN may lie, tried in order at first use (py/ fills it from importlib.metadata and sys.prefix); copied. */
+void pd_onednn_paths(const char *const *paths, int count);
+/* Opens it now if that has not been tried. "3.2.0 (OMP)" or NULL where the portable kernels serve. */
+const char *pd_onednn_version(void);
+/* Primitives in the cache, and emptying it (for the leak tests). */
+int64_t pd_onednn_cached(void);
+void pd_onednn_trim(void);
+
+#endif

@@ -1,0 +1,22 @@
+/* The shape of an elementwise call: up to four operands over one iteration space.
+
+   Built by tensor/iter from tensors (broadcast dims get stride 0, dims are sorted and merged where strides allow, so a
+   contiguous call has ndim 1), read by the kernels. Operand 0 is written. Strides are in bytes. dims[0] is outermost,
+   the last one innermost. ndim 0 is one element. */
+#ifndef PD_KERNELS_LOOP_H
+#define PD_KERNELS_LOOP_H
+
+#include <stdint.h>
+
+#define PD_MAX_DIMS 16
+#define PD_MAX_OPERANDS 4
+
+typedef struct pd_loop {
+    int ndim, nop;
+    int64_t numel;
+    int64_t size[PD_MAX_DIMS];
+    int64_t stride[PD_MAX_OPERANDS][PD_MAX_DIMS];
+    char *ptr[PD_MAX_OPERANDS];
+} pd_loop;
+
+#endif
