@@ -1,0 +1,28 @@
+/* Refcounted bytes on a device. Owns the memory and the version that all its views share by default. */
+#ifndef PD_TENSOR_STORAGE_H
+#define PD_TENSOR_STORAGE_H
+
+#include <stdatomic.h>
+
+#include "device/device.h"
+
+typedef struct pd_storage {
+    atomic_int_fast64_t refs;
+    void *data;
+    size_t bytes;
+    const pd_device *device;
+    atomic_uint version;       /* writes so far, bumped by in-place ops */
+    bool read_only;            /* memory of somebody who lent it for reading: in-place ops raise */
+    void (*drop)(void *ctx);   /* foreign memory: called instead of freeing data */
+    void *ctx;
+} pd_storage;
+
+pd_status pd_storage_new(const pd_device *device, size_t bytes, pd_storage **out);
+/* Memory of somebody else, given back by drop(ctx) when the last reference goes (maybe in a thread without the GIL). */
+pd_status pd_storage_foreign(const pd_device *device, void *data, size_t bytes, void (*drop)(void *), void *ctx,
+                             pd_storage **out);
+static inline void pd_storage_retain(pd_storage *s) { atomic_fetch_add_explicit(&s->refs, 1, memory_order_relaxed); }
+void pd_storage_release(pd_storage *s);
+int64_t pd_storage_live(void);
+
+#endif

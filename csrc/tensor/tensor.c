@@ -1,0 +1,135 @@
+#include "tensor/tensor.h"
+
+#include "base/mem.h"
+
+void (*pd_tensor_drop_meta)(struct pd_meta *meta);
+void (*pd_tensor_drop_wrapper)(void *wrapper);
+static atomic_int_fast64_t live;
+
+int64_t pd_tensor_live(void) { return live; }
+
+pd_status pd_tensor_shell(pd_tensor **out) {
+    pd_tensor *t;
+    PD_TRY(pd_malloc(sizeof *t, "tensor", &t));
+    atomic_init(&t->refs, 1);
+    t->storage = NULL;
+    t->version = NULL;
+    t->base = NULL;
+    t->meta = NULL;
+    t->wrapper = NULL;
+    t->wrapper_owned = t->requires_grad = false;
+    t->dtype = PD_F32;
+    t->ndim = 0;
+    t->offset = 0;
+    t->numel = 1; /* sizes and strides past ndim stay unset: clearing 256 bytes would cost more than the rest */
+    atomic_fetch_add_explicit(&live, 1, memory_order_relaxed);
+    *out = t;
+    return PD_OK;
+}
+
+pd_status pd_tensor_allocate(pd_tensor *t) {
+    PD_TRY(pd_storage_new(&pd_device_cpu, pd_tensor_bytes(t), &t->storage));
+    return PD_OK;
+}
+
+pd_status pd_tensor_new(const char *op, pd_dtype dtype, int ndim, const int64_t *size, pd_tensor **out) {
+    int64_t numel;
+    PD_TRY(pd_shape_numel(op, ndim, size, &numel));
+    pd_tensor *t;
+    PD_TRY(pd_tensor_shell(&t));
+    t->dtype = (int8_t)dtype;
+    t->ndim = (int8_t)ndim;
+    t->numel = numel;
+    for (int i = 0; i < ndim; i++) t->size[i] = size[i];
+    pd_shape_contiguous(ndim, t->size, t->stride);
+    pd_status status = pd_tensor_allocate(t);
+    if (status) {
+        pd_tensor_release(t);
+        return pd_trail(__FILE__, __LINE__, status);
+    }
+    *out = t;
+    return PD_OK;
+}
+
+static void copy_geometry(pd_tensor *to, const pd_tensor *from) {
+    to->dtype = from->dtype;
+    to->ndim = from->ndim;
+    to->offset = from->offset;
+    to->numel = from->numel;
+    for (int i = 0; i < from->ndim; i++) {
+        to->size[i] = from->size[i];
+        to->stride[i] = from->stride[i];
+    }
+}
+
+static void share_storage(pd_tensor *to, const pd_tensor *from) {
+    to->storage = from->storage;
+    pd_storage_retain(to->storage);
+    to->version = from->version;
+    if (to->version) atomic_fetch_add_explicit(&to->version->refs, 1, memory_order_relaxed);
+}
+
+pd_status pd_tensor_alias(const pd_tensor *t, bool own_version, pd_tensor **out) {
+    pd_version *version = NULL;
+    if (own_version) {
+        PD_TRY(pd_malloc(sizeof *version, "version", &version));
+        atomic_init(&version->refs, 1);
+        atomic_init(&version->count, 0);
+    }
+    pd_tensor *a;
+    pd_status status = pd_tensor_shell(&a);
+    if (status) {
+        pd_free(version);
+        return pd_trail(__FILE__, __LINE__, status);
+    }
+    copy_geometry(a, t);
+    if (own_version) {
+        a->storage = t->storage;
+        pd_storage_retain(a->storage);
+        a->version = version;
+    } else {
+        share_storage(a, t);
+    }
+    *out = a;
+    return PD_OK;
+}
+
+void pd_tensor_view_of(pd_tensor *out, pd_tensor *of) {
+    share_storage(out, of);
+    out->base = of->base ? of->base : of;
+    pd_tensor_retain(out->base);
+}
+
+void pd_tensor_release(pd_tensor *t) {
+    if (!t || atomic_fetch_sub_explicit(&t->refs, 1, memory_order_acq_rel) != 1) return;
+    atomic_fetch_sub_explicit(&live, 1, memory_order_relaxed);
+    if (t->wrapper_owned) pd_tensor_drop_wrapper(t->wrapper);
+    if (t->meta) pd_tensor_drop_meta(t->meta);
+    if (t->version && atomic_fetch_sub_explicit(&t->version->refs, 1, memory_order_acq_rel) == 1) pd_free(t->version);
+    pd_storage_release(t->storage);
+    pd_tensor *base = t->base; /* a base has no base: at most one level deep */
+    pd_free(t);
+    pd_tensor_release(base);
+}
+
+bool pd_tensor_overlaps_itself(const pd_tensor *t) {
+    for (int i = 0; i < t->ndim; i++)
+        if (t->size[i] > 1 && t->stride[i] == 0) return true;
+    return false;
+}
+
+static void span(const pd_tensor *t, int64_t *lo, int64_t *hi) {
+    int64_t size = (int64_t)pd_dtype_size((pd_dtype)t->dtype);
+    *lo = *hi = t->offset;
+    for (int i = 0; i < t->ndim; i++) *(t->stride[i] < 0 ? lo : hi) += (t->size[i] - 1) * t->stride[i];
+    *lo *= size;
+    *hi = (*hi + 1) * size;
+}
+
+bool pd_tensor_shares(const pd_tensor *a, const pd_tensor *b) {
+    if (a->storage != b->storage || !a->numel || !b->numel) return false;
+    int64_t al, ah, bl, bh;
+    span(a, &al, &ah);
+    span(b, &bl, &bh);
+    return al < bh && bl < ah;
+}

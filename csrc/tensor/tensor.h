@@ -1,0 +1,72 @@
+/* A view of storage: dtype, sizes, strides, offset. Knows nothing of autograd or Python beyond two opaque pointers
+   (meta, wrapper) and the hooks that free them.
+
+   Version counters: in-place ops bump pd_tensor_version. Views and detach() share the storage's counter; only `.data`
+   has a counter of its own. Every view holds a strong reference to its base, which is never itself a view. */
+#ifndef PD_TENSOR_TENSOR_H
+#define PD_TENSOR_TENSOR_H
+
+#include "base/dtype.h"
+#include "tensor/shape.h"
+#include "tensor/storage.h"
+
+typedef struct pd_version {
+    atomic_int_fast64_t refs;
+    atomic_uint count;
+} pd_version;
+
+typedef struct pd_tensor {
+    atomic_int_fast64_t refs;
+    pd_storage *storage;
+    pd_version *version;      /* NULL: the storage's counter */
+    struct pd_tensor *base;   /* [strong] NULL unless this is a view */
+    struct pd_meta *meta;     /* autograd/tape.h, NULL where there is nothing to say */
+    void *wrapper;            /* py/tensor.c: the Python object, if there is one */
+    bool wrapper_owned;       /* true: this tensor keeps the wrapper alive; false: the other way round */
+    bool requires_grad;       /* a leaf that wants a gradient, or the result of a recorded op */
+    int8_t dtype, ndim;
+    int64_t offset, numel;
+    int64_t size[PD_MAX_DIMS], stride[PD_MAX_DIMS];
+} pd_tensor;
+
+/* An empty shell without storage, sizes unset; [new]. */
+pd_status pd_tensor_shell(pd_tensor **out);
+/* Contiguous, uninitialised, on the CPU. */
+pd_status pd_tensor_new(const char *op, pd_dtype dtype, int ndim, const int64_t *size, pd_tensor **out);
+/* [new] the same storage and geometry without autograd: detach(). own_version true: .data */
+pd_status pd_tensor_alias(const pd_tensor *t, bool own_version, pd_tensor **out);
+/* Gives shell `out` storage: fresh memory for its dtype, numel and strides (dense); or that of `of`, as a view of it. */
+pd_status pd_tensor_allocate(pd_tensor *out);
+void pd_tensor_view_of(pd_tensor *out, pd_tensor *of);
+
+static inline void pd_tensor_retain(pd_tensor *t) { atomic_fetch_add_explicit(&t->refs, 1, memory_order_relaxed); }
+void pd_tensor_release(pd_tensor *t); /* NULL is fine */
+
+static inline void *pd_tensor_data(const pd_tensor *t) {
+    return (char *)t->storage->data + t->offset * (int64_t)pd_dtype_size((pd_dtype)t->dtype);
+}
+static inline size_t pd_tensor_bytes(const pd_tensor *t) { return (size_t)t->numel * pd_dtype_size((pd_dtype)t->dtype); }
+static inline unsigned pd_tensor_version(const pd_tensor *t) {
+    return t->version ? t->version->count : t->storage->version;
+}
+static inline void pd_tensor_bump(pd_tensor *t) {
+    atomic_fetch_add_explicit(t->version ? &t->version->count : &t->storage->version, 1, memory_order_relaxed);
+}
+static inline bool pd_tensor_is_contiguous(const pd_tensor *t) {
+    return pd_shape_is_contiguous(t->ndim, t->size, t->stride);
+}
+static inline const char *pd_tensor_shape(const pd_tensor *t) { return pd_shape_text(t->ndim, t->size); }
+static inline bool pd_tensor_same_shape(const pd_tensor *a, const pd_tensor *b) {
+    return pd_shape_equal(a->ndim, a->size, b->ndim, b->size);
+}
+/* Two elements of t share memory (expanded). */
+bool pd_tensor_overlaps_itself(const pd_tensor *t);
+/* The byte ranges of a and b intersect. */
+bool pd_tensor_shares(const pd_tensor *a, const pd_tensor *b);
+
+/* Set once by the rooms above; called when the last reference goes. */
+extern void (*pd_tensor_drop_meta)(struct pd_meta *meta);
+extern void (*pd_tensor_drop_wrapper)(void *wrapper);
+int64_t pd_tensor_live(void);
+
+#endif
