@@ -1,0 +1,39 @@
+"""pydist: a distributed-training engine in C with PyTorch's names.
+
+>>> import pydist
+>>> x = pydist.tensor([1.0, 2.0, 3.0], requires_grad=True)
+>>> (x * x).sum().backward()
+>>> x.grad.tolist()
+[2.0, 4.0, 6.0]
+
+Importing this package opens no socket, starts no thread and does not import NumPy; submodules load on first use.
+"""
+
+from pydist import _C
+from pydist._C import *
+from pydist._grad_mode import enable_grad, inference_mode, no_grad, set_grad_enabled
+
+__version__ = "0.1.0"
+
+_SUBMODULES = frozenset(("autograd", "distributed", "nn", "optim", "utils"))
+
+
+def __getattr__(name):
+    if name in _SUBMODULES:
+        from importlib import import_module
+
+        return import_module(f"pydist.{name}")
+    raise AttributeError(f"module 'pydist' has no attribute '{name}'")
+
+
+def __dir__():
+    return sorted({*globals(), *_SUBMODULES})
+
+
+def _onednn_paths():
+    from pydist._onednn import candidates
+
+    return candidates()
+
+
+_C.set_onednn_finder(_onednn_paths)

@@ -1,0 +1,122 @@
+"""Whether operations are recorded: context managers that also decorate functions."""
+
+from functools import wraps
+from inspect import isgeneratorfunction
+
+from pydist import _C
+
+_set = _C.set_grad_enabled
+
+
+class _GradMode:
+    """Sets the mode on entry and restores the former one on exit; `_mode` is the one to set."""
+
+    __slots__ = ("_mode", "_before")
+
+    def __enter__(self):
+        self._before = _set(self._mode)
+
+    def __exit__(self, *error):
+        _set(self._before)
+
+    def _copy(self):
+        new = _GradMode.__new__(_GradMode)
+        new._mode = self._mode
+        return new
+
+    def __call__(self, function):
+        """Returns `function` running in this mode; a generator function's body runs in it between its yields."""
+        if isgeneratorfunction(function):
+            return self._wrap_generator(function)
+
+        @wraps(function)
+        def run(*args, **kwargs):
+            with self._copy():
+                return function(*args, **kwargs)
+
+        return run
+
+    def _wrap_generator(self, function):
+        @wraps(function)
+        def run(*args, **kwargs):
+            body = function(*args, **kwargs)
+            resume, value = body.send, None
+            try:
+                while True:
+                    try:
+                        with self._copy():
+                            out = resume(value)
+                    except StopIteration as end:
+                        return end.value
+                    try:
+                        resume, value = body.send, (yield out)
+                    except GeneratorExit:
+                        raise
+                    except BaseException as error:
+                        resume, value = body.throw, error
+            finally:
+                with self._copy():
+                    body.close()
+
+        return run
+
+
+class no_grad(_GradMode):
+    """Operations inside are not recorded.
+
+    >>> import pydist
+    >>> w = pydist.ones(2, requires_grad=True)
+    >>> with pydist.no_grad():
+    ...     print((w * 2).requires_grad)
+    False
+    """
+
+    __slots__ = ()
+    _mode = False
+
+    def __new__(cls, function=None):
+        new = object.__new__(cls)
+        return new if function is None else new(function)
+
+
+class enable_grad(_GradMode):
+    """Operations inside are recorded, also within no_grad."""
+
+    __slots__ = ()
+    _mode = True
+
+    def __new__(cls, function=None):
+        new = object.__new__(cls)
+        return new if function is None else new(function)
+
+
+class set_grad_enabled(_GradMode):
+    """Sets the mode at once; as a context manager also restores the former one.
+
+    >>> import pydist
+    >>> with pydist.set_grad_enabled(False):
+    ...     print(pydist.is_grad_enabled())
+    False
+    """
+
+    __slots__ = ()
+
+    def __init__(self, mode):
+        self._mode = bool(mode)
+        self._before = _set(self._mode)
+
+    def __enter__(self):
+        _set(self._mode)
+
+    def __call__(self, function):
+        _set(self._before)  # as a decorator it must not change the mode around the definition
+        return super().__call__(function)
+
+
+def inference_mode(mode=True):
+    """no_grad() where mode is true, else a context that changes nothing; `@inference_mode` decorates too."""
+    if callable(mode):
+        return no_grad(mode)
+    new = _GradMode()
+    new._mode = not mode and _C.is_grad_enabled()
+    return new

@@ -1,0 +1,142 @@
+"""Builds pydist._C: every C file under csrc, csrc/kernels/cpu once per instruction set.
+
+Environment: PYDIST_WERROR=1 (warnings are errors), PYDIST_BUILD=debug, PYDIST_SANITIZE=address|undefined|thread,
+ONEDNN_ROOT (its include/ has oneDNN's headers). Files are compiled in parallel, and again only when their command, their
+source or a header that they include has changed: a rebuild in a checkout costs what changed.
+"""
+
+import fcntl
+import os
+import platform
+import subprocess
+import sys
+import sysconfig
+from concurrent.futures import ThreadPoolExecutor
+from importlib import metadata
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+X86 = platform.machine().lower() in ("x86_64", "amd64")
+ISAS = {"portable": []}
+if X86:
+    ISAS["avx2"] = "-mavx2 -mfma -mf16c".split()
+    ISAS["avx512"] = "-mavx512f -mavx512bw -mavx512dq -mavx512vl -mfma -mf16c -mprefer-vector-width=512".split()
+
+COMMON = (
+    "-std=c11 -D_GNU_SOURCE -Icsrc -fvisibility=hidden -fno-math-errno -fno-trapping-math -ffp-contract=off "
+    "-Wall -Wextra -Wno-unused-parameter -Wno-missing-field-initializers"
+).split()
+
+DEBUG = os.environ.get("PYDIST_BUILD") == "debug"
+SANITIZE = os.environ.get("PYDIST_SANITIZE", "")
+
+
+def mode_flags():
+    """The flags of this kind of build, for compiling and for linking."""
+    if SANITIZE not in ("", "address", "undefined", "thread"):
+        sys.exit(f"PYDIST_SANITIZE={SANITIZE}: expected address, undefined or thread")
+    if SANITIZE:
+        compiling = ["-O1", "-g", "-UNDEBUG", "-fno-omit-frame-pointer", f"-fsanitize={SANITIZE}"]
+        linking = [f"-fsanitize={SANITIZE}"]
+    else:
+        compiling, linking = (["-Og", "-g3", "-UNDEBUG"] if DEBUG else ["-O3", "-g0"]), []
+    if SANITIZE == "thread":  # libgomp itself reports races
+        compiling.append("-Wno-unknown-pragmas")
+    else:
+        compiling.append("-fopenmp")
+        linking.append("-fopenmp")
+    if os.environ.get("PYDIST_WERROR") == "1":
+        compiling.append("-Werror")
+    return compiling, linking
+
+
+def onednn_include():
+    """The folder with dnnl.h: ONEDNN_ROOT's, the wheel's, or None."""
+    if SANITIZE == "thread":
+        return None
+    folders = [Path(sys.prefix, "include")]
+    if root := os.environ.get("ONEDNN_ROOT"):
+        folders.insert(0, Path(root, "include"))
+    try:  # in pip's build environment the wheel is not under sys.prefix
+        files = metadata.files("onednn-devel-cpu-gomp") or []
+        folders += [Path(f.locate()).resolve().parent for f in files if f.name == "dnnl.h"]
+    except metadata.PackageNotFoundError:
+        pass
+    return next((f for f in folders if (f / "dnnl.h").is_file()), None)
+
+
+def compile_jobs(compiler, temp):
+    """(command, source, object) of every object file."""
+    flags, _ = mode_flags()
+    base = [*compiler, *COMMON, *flags]
+    onednn = onednn_include()
+    if onednn:
+        base.append("-DPD_HAVE_ONEDNN=1")
+    if not X86:
+        base.append("-DPD_ONLY_PORTABLE")
+    for source in sorted(Path("csrc").rglob("*.c")):
+        room = source.parts[1]
+        extra = []
+        if room == "py":
+            extra.append("-I" + sysconfig.get_path("include"))
+        if room == "kernels" and onednn:
+            extra.append(f"-I{onednn}")
+        per_isa = ISAS if source.parts[1:3] == ("kernels", "cpu") else {"": []}
+        for isa, isa_flags in per_isa.items():
+            obj = Path(temp, isa, source).with_suffix(".o")
+            define = [f"-DPD_ISA={isa}"] if isa else []
+            yield [*base, *extra, *isa_flags, *define], source, obj
+
+
+def is_current(command, source, obj):
+    """True where obj was made by this command and is newer than all that it includes."""
+    stamp, deps = obj.with_suffix(".cmd"), obj.with_suffix(".d")
+    if not (obj.exists() and deps.exists() and stamp.exists()) or stamp.read_text() != " ".join(command):
+        return False
+    names = deps.read_text().replace("\\\n", " ").split(":", 1)[1].split()
+    made = obj.stat().st_mtime
+    return all(os.path.exists(n) and os.path.getmtime(n) <= made for n in names)
+
+
+def compile_one(job):
+    """Compiles one file where needed. Returns the compiler's messages if it failed, else ""."""
+    command, source, obj = job
+    if is_current(command, source, obj):
+        return ""
+    obj.parent.mkdir(parents=True, exist_ok=True)
+    full = [*command, "-MMD", "-MF", str(obj.with_suffix(".d")), "-c", str(source), "-o", str(obj)]
+    done = subprocess.run(full, capture_output=True, text=True)
+    if done.returncode:
+        return f"{' '.join(full)}\n{done.stderr}"
+    sys.stderr.write(done.stderr)
+    obj.with_suffix(".cmd").write_text(" ".join(command))
+    return ""
+
+
+class BuildExt(build_ext):
+    def build_extension(self, ext):
+        out = Path(self.get_ext_fullpath(ext.name)).absolute()
+        kind = SANITIZE or ("debug" if DEBUG else "release")
+        temp = Path(self.build_temp, kind)
+        os.makedirs(temp, exist_ok=True)
+        with open(temp / "lock", "w") as lock:  # several builds may run in one checkout
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            jobs = list(compile_jobs(self.compiler.compiler_so, temp))
+            with ThreadPoolExecutor(os.cpu_count()) as pool:
+                failed = [text for text in pool.map(compile_one, jobs) if text]
+            if failed:
+                sys.exit("\n".join(failed) + f"\npydist._C: {len(failed)} of {len(jobs)} files do not compile")
+            self.link([str(obj) for *_, obj in jobs], out)
+
+    def link(self, objects, out):
+        """Links beside the target and renames: a process that has the old library open keeps it."""
+        out.parent.mkdir(parents=True, exist_ok=True)
+        new = out.with_name(out.name + ".new")
+        _, flags = mode_flags()
+        subprocess.run([*self.compiler.linker_so, *objects, *flags, "-lm", "-ldl", "-o", str(new)], check=True)
+        os.replace(new, out)
+
+
+setup(ext_modules=[Extension("pydist._C", sources=[])], cmdclass={"build_ext": BuildExt})
