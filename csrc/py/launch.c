@@ -1,0 +1,126 @@
+/* _C.spawn, _C.guard and _C.session_kill: base/spawn.h for pydist/run.py. */
+#include "py/py.h"
+
+#include <limits.h>
+
+#include "base/mem.h"
+#include "base/spawn.h"
+
+/* [new] *out: the items of `seq` (str or bytes) as C strings, NULL at the end; [new] *keep owns their bytes. */
+static bool strings_from(PyObject *seq, const char *what, PyObject **keep, char ***out) {
+    PyObject *items = PySequence_Fast(seq, what);
+    if (!items) return false;
+    Py_ssize_t n = PySequence_Fast_GET_SIZE(items), i = 0;
+    pd_status status = PD_E_PYTHON;
+    *keep = PyList_New(n);
+    if (*keep) {
+        status = pd_calloc(((size_t)n + 1) * sizeof **out, what, out);
+        if (status != PD_OK) pd_py_raise(status);
+    }
+    for (; status == PD_OK && i < n; i++) {
+        PyObject *bytes = NULL;
+        if (!PyUnicode_FSConverter(PySequence_Fast_GET_ITEM(items, i), &bytes)) break;
+        PyList_SET_ITEM(*keep, i, bytes);
+        (*out)[i] = PyBytes_AS_STRING(bytes);
+    }
+    Py_DECREF(items);
+    return status == PD_OK && i == n;
+}
+
+/* [new] *out: the `*count` integers of `seq`. */
+static bool ints_from(PyObject *seq, const char *what, int **out, size_t *count) {
+    PyObject *items = PySequence_Fast(seq, what);
+    if (!items) return false;
+    Py_ssize_t n = PySequence_Fast_GET_SIZE(items), i = 0;
+    pd_status status = pd_calloc((size_t)n * sizeof **out, what, out);
+    if (status != PD_OK) pd_py_raise(status);
+    for (; status == PD_OK && i < n; i++) {
+        long value = PyLong_AsLong(PySequence_Fast_GET_ITEM(items, i));
+        if (value == -1 && PyErr_Occurred()) break;
+        if (value < INT_MIN || value > INT_MAX) {
+            PyErr_Format(PyExc_OverflowError, "%s: %ld does not fit an int", what, value);
+            break;
+        }
+        (*out)[i] = (int)value;
+    }
+    Py_DECREF(items);
+    *count = (size_t)n;
+    return status == PD_OK && i == n;
+}
+
+PyDoc_STRVAR(spawn_doc,
+             "spawn(argv, env, stdin, stdout, stderr, keep) -> pid\n\n"
+             "Starts the program argv[0] (a path) with environment env ('NAME=value' items) in a session of its own,\n"
+             "killed when the calling thread ends. The three descriptors become 0, 1 and 2; those in keep (over 2) stay\n"
+             "open, all others close. OSError when it cannot be started.");
+
+static PyObject *launch_spawn(PyObject *module, PyObject *args) {
+    (void)module;
+    PyObject *argv, *env, *keep, *argv_bytes = NULL, *env_bytes = NULL, *result = NULL;
+    char **argv_c = NULL, **env_c = NULL;
+    int *keep_c = NULL;
+    pd_spawn spawn = {0};
+    if (!PyArg_ParseTuple(args, "OOiiiO:spawn", &argv, &env, &spawn.stdio[0], &spawn.stdio[1], &spawn.stdio[2], &keep))
+        return NULL;
+    if (!strings_from(argv, "spawn: argv", &argv_bytes, &argv_c)) goto done;
+    if (!strings_from(env, "spawn: env", &env_bytes, &env_c)) goto done;
+    if (!ints_from(keep, "spawn: keep", &keep_c, &spawn.keeps)) goto done;
+    if (!argv_c[0]) {
+        PyErr_SetString(PyExc_ValueError, "spawn: argv is empty");
+        goto done;
+    }
+    spawn.argv = argv_c;
+    spawn.envp = env_c;
+    spawn.keep = keep_c;
+    pid_t pid = 0;
+    pd_status status;
+    Py_BEGIN_ALLOW_THREADS /* waits for the child's exec */
+    status = pd_spawn_run(&spawn, &pid);
+    Py_END_ALLOW_THREADS
+    result = status == PD_OK ? PyLong_FromLong(pid) : pd_py_raise(status);
+done:
+    Py_XDECREF(argv_bytes);
+    Py_XDECREF(env_bytes);
+    pd_free(argv_c);
+    pd_free(env_c);
+    pd_free(keep_c);
+    return result;
+}
+
+PyDoc_STRVAR(guard_doc,
+             "guard() -> (pid, fd)\n\n"
+             "Starts the process that kills the sessions whose ids (native ints) were written to fd, once fd closes\n"
+             "everywhere. Kill it first in an orderly end.");
+
+static PyObject *launch_guard(PyObject *module, PyObject *unused) {
+    (void)module, (void)unused;
+    pid_t pid = 0;
+    int fd = -1;
+    pd_status status = pd_guard_run(&pid, &fd);
+    return status == PD_OK ? Py_BuildValue("ii", (int)pid, fd) : pd_py_raise(status);
+}
+
+PyDoc_STRVAR(session_kill_doc,
+             "session_kill(sessions, sig) -> int\n\n"
+             "Sends sig (0: nothing) to every living process of these sessions; returns how many there are.");
+
+static PyObject *launch_session_kill(PyObject *module, PyObject *args) {
+    (void)module;
+    PyObject *sessions, *result = NULL;
+    int sig, *ids = NULL;
+    size_t n = 0;
+    if (!PyArg_ParseTuple(args, "Oi:session_kill", &sessions, &sig)) return NULL;
+    _Static_assert(sizeof(pid_t) == sizeof(int), "session ids are read as ints");
+    if (ints_from(sessions, "session_kill: sessions", &ids, &n)) result = PyLong_FromLong(pd_session_kill(ids, n, sig));
+    pd_free(ids);
+    return result;
+}
+
+static PyMethodDef methods[] = {
+    {"spawn", launch_spawn, METH_VARARGS, spawn_doc},
+    {"guard", launch_guard, METH_NOARGS, guard_doc},
+    {"session_kill", launch_session_kill, METH_VARARGS, session_kill_doc},
+    {NULL, NULL, 0, NULL},
+};
+
+int pd_py_add_launch(PyObject *module) { return PyModule_AddFunctions(module, methods); }
