@@ -68,3 +68,22 @@ pd_status pd_grow(void *ptr, size_t *cap, size_t want, size_t size, const char *
 }
 
 void pd_free(void *p) { free(p); }
+
+static _Thread_local struct { void *p; size_t bytes; } scratch;
+static pthread_key_t scratch_key;
+static pthread_once_t scratch_once = PTHREAD_ONCE_INIT;
+static void make_scratch_key(void) { pthread_key_create(&scratch_key, pd_free); }
+
+pd_status pd_scratch(size_t bytes, const char *what, void **out) {
+    if (bytes > scratch.bytes) {
+        void *p;
+        PD_TRY(pd_malloc_aligned(bytes, what, &p));
+        pthread_once(&scratch_once, make_scratch_key);
+        pd_free(scratch.p);
+        scratch.p = p;
+        scratch.bytes = bytes;
+        pthread_setspecific(scratch_key, p); /* freed at thread end */
+    }
+    *out = scratch.p;
+    return PD_OK;
+}

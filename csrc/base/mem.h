@@ -13,6 +13,10 @@ pd_status pd_malloc_aligned(size_t bytes, const char *what, void *out);
 pd_status pd_grow(void *ptr, size_t *cap, size_t want, size_t size, const char *what);
 void pd_free(void *p);
 
+/* [borrowed from this thread] at least `bytes`, 64-byte aligned, valid until the next call: kept between calls, so that a
+   steady step allocates none; freed when the thread ends. One user at a time: kernels, which call no ops. */
+pd_status pd_scratch(size_t bytes, const char *what, void **out);
+
 /* The n-th allocation from now fails (1: the next one); 0: none. Returns how many were made since the last call. */
 int64_t pd_fault_malloc(int64_t n);
 /* For allocations made elsewhere (mmap, thread creation): true where this one has to fail. */

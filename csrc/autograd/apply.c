@@ -1,0 +1,316 @@
+#include "autograd/apply.h"
+
+#include <string.h>
+
+#include "base/mem.h"
+
+pd_dtype pd_default_dtype = PD_F32;
+
+/* ---- promotion --------------------------------------------------------------------------------------------------- */
+
+static int combine(int higher, int lower) { /* PD_NO_DTYPE: nothing there */
+    if (higher == PD_NO_DTYPE) return lower;
+    if (lower == PD_NO_DTYPE) return higher;
+    pd_category h = pd_dtype_category((pd_dtype)higher), l = pd_dtype_category((pd_dtype)lower);
+    if (h >= PD_CAT_FLOAT) return higher;
+    return l > h ? (int)pd_dtype_promote((pd_dtype)higher, (pd_dtype)lower) : higher;
+}
+
+static int join(int a, pd_dtype b) { return a == PD_NO_DTYPE ? (int)b : (int)pd_dtype_promote((pd_dtype)a, b); }
+
+pd_dtype pd_result_type(pd_tensor *const *in, int nin, const pd_scalar *const *scalars, int nscalars) {
+    int dims = PD_NO_DTYPE, zero = PD_NO_DTYPE, number = PD_NO_DTYPE;
+    for (int i = 0; i < nin; i++)
+        if (in[i]) {
+            int *kind = in[i]->ndim ? &dims : &zero;
+            *kind = join(*kind, (pd_dtype)in[i]->dtype);
+        }
+    for (int i = 0; i < nscalars; i++)
+        if (scalars[i]->cat >= 0)
+            number = join(number, scalars[i]->cat == PD_CAT_BOOL ? PD_BOOL : scalars[i]->cat == PD_CAT_INT ? PD_I64 : pd_default_dtype);
+    return (pd_dtype)combine(dims, combine(zero, number));
+}
+
+static bool all_of(pd_tensor *const *in, int nin, int dtype) {
+    for (int i = 0; i < nin; i++)
+        if (in[i] && in[i]->dtype != dtype) return false;
+    return true;
+}
+
+/* The dtype to compute in; PD_NO_DTYPE: leave the inputs alone. */
+static pd_status compute_dtype(const pd_def *def, pd_tensor *const *in, int nin, const void *attrs, pd_dtype *out) {
+    const pd_scalar *scalars[PD_MAX_PARAMS];
+    int count = 0, category = -1;
+    *out = PD_NO_DTYPE;
+    pd_promote promote = def->op->promote;
+    if (promote == PD_NONE) return PD_OK;
+    if (promote == PD_SAME) {
+        int first = -1;
+        for (int i = 0; i < nin; i++)
+            if (in[i] && first < 0) first = i;
+        for (int i = 0; i < nin; i++)
+            if (in[i] && in[i]->dtype != in[first]->dtype)
+                return pd_fail(PD_E_DTYPE, "%s: tensors differ in dtype: input %d is %s, input %d is %s (expected one dtype)", def->name,
+                               first, pd_dtype_name((pd_dtype)in[first]->dtype), i, pd_dtype_name((pd_dtype)in[i]->dtype));
+        return PD_OK;
+    }
+    for (int p = 0; p < def->nparams; p++)
+        if (def->params[p].type == PD_T_OPERAND) {
+            scalars[count] = (const pd_scalar *)((const char *)attrs + def->params[p].attr);
+            if (scalars[count]->cat > category) category = (int)scalars[count]->cat;
+            count++;
+        }
+    int first = -1;
+    for (int i = 0; i < nin && first < 0; i++)
+        if (in[i]) first = i;
+    if (first < 0) return pd_fail(PD_E_TYPE, "%s: no tensor among the arguments", def->name);
+    pd_dtype t = (pd_dtype)in[first]->dtype;
+    if (!all_of(in, nin, t) || category > (int)pd_dtype_category(t)) t = pd_result_type(in, nin, scalars, count);
+    if (promote == PD_INT_TO_FLOAT && pd_dtype_category(t) < PD_CAT_FLOAT) t = pd_default_dtype;
+    *out = t;
+    return PD_OK;
+}
+
+/* ---- checks ------------------------------------------------------------------------------------------------------ */
+
+pd_status pd_check_writable(const char *op, const pd_tensor *t) {
+    if (t->storage->read_only)
+        return pd_fail(PD_E_RUNTIME, "%s: the tensor is read-only memory of another library (expected a copy: clone())", op);
+    if (pd_tensor_overlaps_itself(t))
+        return pd_fail(PD_E_RUNTIME, "%s: the tensor written, of shape %s, has elements that share memory (expected clone() first)",
+                       op, pd_tensor_shape(t));
+    if (!pd_grad_mode) return PD_OK;
+    if (t->requires_grad && (!t->meta || !t->meta->grad_fn) && !t->base)
+        return pd_fail(PD_E_RUNTIME, "%s: a leaf that requires grad is written in place (expected pydist.no_grad())", op);
+    if (t->base && t->base->requires_grad && (!t->base->meta || !t->base->meta->grad_fn))
+        return pd_fail(PD_E_RUNTIME, "%s: a view of a leaf that requires grad is written in place (expected pydist.no_grad())", op);
+    return PD_OK;
+}
+
+/* ---- one call ---------------------------------------------------------------------------------------------------- */
+
+static double work_of(const pd_call *c) {
+    if (c->def->op->work) return c->def->op->work(c);
+    int64_t n = 0;
+    for (int i = 0; i < c->nin; i++)
+        if (c->in[i]) n += c->in[i]->numel;
+    for (int i = 0; i < c->nout; i++) n += c->out[i]->numel;
+    return (double)n * 0.25; /* 4-byte elements at 16 GB/s */
+}
+
+static bool wants_record(const pd_def *def, pd_tensor *const *in, int nin) {
+    if (!pd_grad_mode || !(def->op->vjp || def->op->vjp_fast)) return false;
+    for (int i = 0; i < nin; i++)
+        if (in[i] && (in[i]->requires_grad || (in[i]->base && pd_tensor_wants_grad(in[i])))) return true;
+    return false;
+}
+
+static pd_status record(const pd_call *c, pd_tensor *const *saved_in, double work, pd_node **out) {
+    const pd_op *op = c->def->op;
+    pd_node *n;
+    PD_TRY(pd_node_new(&pd_node_of_op, c->def, c->attrs, op->attrs, c->in, c->nin, c->nout, __builtin_popcount(op->save), &n));
+    n->work = work;
+    int slot = 0;
+    for (uint32_t bits = op->save; bits; bits &= bits - 1) {
+        int k = __builtin_ctz(bits);
+        bool is_out = k >= 16;
+        pd_tensor *t = is_out ? c->out[k - 16] : k < c->nin ? saved_in[k] : NULL;
+        pd_status status = pd_node_save(n, slot++, t, is_out, is_out ? k - 16 : k);
+        if (status) {
+            pd_node_release(n);
+            return pd_trail(__FILE__, __LINE__, status);
+        }
+    }
+    *out = n;
+    return PD_OK;
+}
+
+static pd_status run_kernel(pd_call *c, double *work) {
+    const pd_op *op = c->def->op;
+    if (!op->kernel) return PD_OK;
+    PD_TRY(pd_scratch(op->scratch ? op->scratch(c) : 0, c->def->name, &c->scratch));
+    *work = work_of(c);
+    void *token = *work > PD_RELEASE_NS ? pd_host_release() : NULL;
+    pd_status status = op->kernel(c);
+    if (token) pd_host_acquire(token);
+    return status;
+}
+
+static void release_all(pd_tensor **t, int n) {
+    for (int i = 0; i < n; i++) {
+        pd_tensor_release(t[i]);
+        t[i] = NULL;
+    }
+}
+
+static pd_status make_outputs(pd_call *c) {
+    const pd_op *op = c->def->op;
+    for (int i = 0; i < c->nout; i++) PD_TRY(pd_tensor_shell(&c->out[i]));
+    PD_TRY(op->infer(c));
+    for (int i = 0; i < c->nout; i++)
+        if (!c->out[i]->storage) PD_TRY(pd_tensor_allocate(c->out[i]));
+    return PD_OK;
+}
+
+/* The op on inputs of their final dtypes. */
+static pd_status run(const pd_def *def, pd_tensor **in, int nin, const void *attrs, pd_tensor **out, int *nout) {
+    const pd_op *op = def->op;
+    pd_call c = {.def = def, .attrs = attrs, .in = in, .nin = nin, .nout = op->nout ? op->nout : 1};
+    bool wants = wants_record(def, in, nin);
+    pd_status status;
+    if (op->compose) {
+        bool mode = pd_grad_mode;
+        pd_grad_mode = mode && !(op->vjp || op->vjp_fast); /* its own gradient replaces that of its parts */
+        status = op->compose(&c);
+        pd_grad_mode = mode;
+    } else {
+        status = make_outputs(&c);
+    }
+    double work = 0;
+    if (!status) status = run_kernel(&c, &work);
+    if (!status && wants) {
+        pd_node *n;
+        status = record(&c, in, work, &n);
+        if (!status) {
+            for (int i = 0; i < c.nout && !status; i++)
+                if (pd_dtype_category((pd_dtype)c.out[i]->dtype) >= PD_CAT_FLOAT) status = pd_node_own(n, i, c.out[i]);
+            pd_node_release(n);
+        }
+    }
+    if (status) {
+        release_all(c.out, c.nout);
+        return pd_trail(__FILE__, __LINE__, status);
+    }
+    for (int i = 0; i < c.nout; i++) out[i] = c.out[i];
+    if (nout) *nout = c.nout;
+    return PD_OK;
+}
+
+/* Casts what is not of dtype t; cast[] holds one array of nin: `own` those made here. */
+static pd_status cast_inputs(pd_tensor *const *in, int nin, pd_dtype t, pd_tensor **cast, pd_tensor **own) {
+    for (int i = 0; i < nin; i++) own[i] = NULL;
+    for (int i = 0; i < nin; i++) {
+        cast[i] = in[i];
+        if (!in[i] || in[i]->dtype == (int)t) continue;
+        PD_TRY(pd_engine.cast(in[i], t, &own[i]));
+        cast[i] = own[i];
+    }
+    return PD_OK;
+}
+
+static pd_status call(const pd_def *def, pd_tensor *const *in, int nin, const void *attrs, pd_tensor **out, int *nout, pd_dtype t) {
+    /* Only lists are long: they get memory of their own. */
+    pd_tensor *few[2 * PD_MAX_PARAMS], **cast = few;
+    if (nin > PD_MAX_PARAMS) PD_TRY(pd_malloc(sizeof *cast * 2 * (size_t)nin, def->name, &cast));
+    pd_tensor **own = cast + nin;
+    pd_status status = cast_inputs(in, nin, t, cast, own);
+    if (!status) status = run(def, cast, nin, attrs, out, nout);
+    release_all(own, nin);
+    if (cast != few) pd_free(cast);
+    return status;
+}
+
+pd_status pd_apply(const pd_def *def, pd_tensor *const *in, int nin, const void *attrs, pd_tensor **out, int *nout) {
+    pd_dtype t;
+    PD_TRY(compute_dtype(def, in, nin, attrs, &t));
+    if (t == PD_NO_DTYPE || all_of(in, nin, t)) return run(def, (pd_tensor **)(uintptr_t)in, nin, attrs, out, nout);
+    return call(def, in, nin, attrs, out, nout, t);
+}
+
+/* ---- results into a given tensor --------------------------------------------------------------------------------- */
+
+static pd_status check_into(const pd_call *c, const pd_tensor *into, bool inplace) {
+    const pd_tensor *o = c->out[0];
+    if (!pd_tensor_same_shape(o, into))
+        return pd_fail(PD_E_SHAPE, "%s%s: the result has shape %s, the tensor written %s", c->def->name, inplace ? "_" : " (out=)",
+                       pd_tensor_shape(o), pd_tensor_shape(into));
+    pd_category from = pd_dtype_category((pd_dtype)o->dtype), to = pd_dtype_category((pd_dtype)into->dtype);
+    if (from > to)
+        return pd_fail(PD_E_DTYPE, "%s%s: the result is %s, which the tensor written, %s, cannot hold", c->def->name,
+                       inplace ? "_" : " (out=)", pd_dtype_name((pd_dtype)o->dtype), pd_dtype_name((pd_dtype)into->dtype));
+    return PD_OK;
+}
+
+/* An input lies over the tensor written, but not element on element. */
+static bool partly_overlaps(pd_tensor *const *in, int nin, const pd_tensor *into) {
+    for (int i = 0; i < nin; i++) {
+        const pd_tensor *t = in[i];
+        if (!t || t == into || !pd_tensor_shares(t, into)) continue;
+        if (!pd_tensor_same_shape(t, into) || t->offset != into->offset || t->dtype != into->dtype) return true;
+        for (int d = 0; d < t->ndim; d++)
+            if (t->size[d] > 1 && t->stride[d] != into->stride[d]) return true;
+    }
+    return false;
+}
+
+static pd_status run_into(const pd_def *def, pd_tensor **in, int nin, const void *attrs, pd_tensor *into) {
+    const pd_op *op = def->op;
+    bool inplace = nin > 0 && in[0] == into;
+    pd_call c = {.def = def, .attrs = attrs, .in = in, .nin = nin, .nout = 1};
+    pd_tensor *shell, *copy = NULL, *const *saved_in = in;
+    pd_tensor *saved[PD_MAX_PARAMS];
+    pd_node *node = NULL;
+    PD_TRY(pd_tensor_shell(&shell));
+    c.out[0] = shell;
+    pd_status status = op->infer(&c);
+    if (!status) status = check_into(&c, into, inplace);
+    if (status) goto done;
+    bool direct = shell->dtype == into->dtype && !partly_overlaps(in, nin, into);
+    if (direct) c.out[0] = into;
+    else PD_TRY_TO(done, pd_tensor_allocate(shell));
+    /* The gradient reads the input as it was before. */
+    if (inplace && (op->save & PD_SAVE_IN(0)) && wants_record(def, in, nin)) {
+        PD_TRY_TO(done, pd_engine.clone(into, &copy));
+        memcpy(saved, in, sizeof *in * (size_t)nin);
+        saved[0] = copy;
+        saved_in = saved;
+    }
+    double work = 0;
+    PD_TRY_TO(done, run_kernel(&c, &work));
+    if (!direct) PD_TRY_TO(done, pd_engine.copy_into(into, shell));
+    pd_tensor_bump(into);
+    if (wants_record(def, in, nin)) {
+        c.out[0] = into;
+        PD_TRY_TO(done, record(&c, saved_in, work, &node));
+        PD_TRY_TO(done, pd_node_rebase(node, into));
+    }
+done:
+    pd_node_release(node);
+    pd_tensor_release(copy);
+    pd_tensor_release(shell);
+    return status;
+}
+
+pd_status pd_apply_into(const pd_def *def, pd_tensor *const *in, int nin, const void *attrs, pd_tensor *into) {
+    pd_dtype t;
+    bool inplace = nin > 0 && in[0] == into;
+    PD_TRY(pd_check_writable(def->name, into));
+    if (!inplace && wants_record(def, in, nin))
+        return pd_fail(PD_E_RUNTIME, "%s: out= does not support gradients (expected pydist.no_grad(), or no out=)", def->name);
+    if (nin > PD_MAX_PARAMS) return pd_fail(PD_E_VALUE, "%s: too many tensors for out=", def->name);
+    PD_TRY(compute_dtype(def, in, nin, attrs, &t));
+    pd_tensor *cast[PD_MAX_PARAMS], *own[PD_MAX_PARAMS];
+    memcpy(cast, in, sizeof *in * (size_t)nin);
+    for (int i = 0; i < nin; i++) own[i] = NULL;
+    pd_status status = PD_OK;
+    if (t != PD_NO_DTYPE && !all_of(in, nin, t)) {
+        if (inplace && in[0]->dtype != (int)t) { /* computed apart, in t, then written: recorded as that */
+            pd_tensor *result;
+            PD_TRY(pd_apply(def, in, nin, attrs, &result, NULL));
+            pd_category from = pd_dtype_category((pd_dtype)result->dtype), to = pd_dtype_category((pd_dtype)into->dtype);
+            if (from > to)
+                status = pd_fail(PD_E_DTYPE, "%s_: the result is %s, which the tensor written, %s, cannot hold", def->name,
+                                 pd_dtype_name((pd_dtype)result->dtype), pd_dtype_name((pd_dtype)into->dtype));
+            else if (!pd_tensor_same_shape(result, into))
+                status = pd_fail(PD_E_SHAPE, "%s_: the result has shape %s, the tensor written %s", def->name, pd_tensor_shape(result),
+                                 pd_tensor_shape(into));
+            else status = pd_engine.write(into, result);
+            pd_tensor_release(result);
+            return status;
+        }
+        status = cast_inputs(in, nin, t, cast, own);
+    }
+    if (!status) status = run_into(def, cast, nin, attrs, into);
+    release_all(own, nin);
+    return status;
+}

@@ -1,0 +1,446 @@
+#include "autograd/engine.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+
+/* One entry per node or leaf of the run. */
+typedef struct entry {
+    const void *key;      /* pd_node * or pd_tensor * (leaf) */
+    pd_node *node;        /* NULL: a leaf */
+    pd_tensor *leaf;
+    int64_t waiting;      /* edges that have not delivered yet */
+    bool needed;          /* leads to something that is asked for */
+    bool expanded;
+    int first_capture;    /* inputs asked for at this node's outputs: chain by next_capture; -1: none */
+    pd_tensor *one;       /* the gradient, where there is one output */
+    pd_tensor **g;        /* &one, or an array of nout */
+} entry;
+
+typedef struct run {
+    const pd_backward *b;
+    entry *entries;
+    size_t count, cap;
+    uint32_t *slots;      /* open addressing: index + 1 */
+    size_t nslots;
+    uint32_t *heap;       /* ready nodes, the latest on top */
+    size_t nheap, cap_heap;
+    int *next_capture;    /* per input */
+    pd_closure *at_end;
+    size_t nat_end, cap_at_end;
+    struct run *outer;
+    double work;
+} run;
+
+static _Thread_local run *current;
+static pthread_mutex_t leaf_lock = PTHREAD_MUTEX_INITIALIZER;
+
+bool pd_engine_is_running(void) { return current != NULL; }
+
+pd_status pd_engine_at_end(pd_closure c) {
+    if (!current) return pd_fail(PD_E_RUNTIME, "no backward is running in this thread");
+    PD_TRY(pd_grow(&current->at_end, &current->cap_at_end, current->nat_end + 1, sizeof c, "backward"));
+    current->at_end[current->nat_end++] = c;
+    return PD_OK;
+}
+
+/* ---- the map ----------------------------------------------------------------------------------------------------- */
+
+static size_t hash(const void *key) { return (size_t)(((uintptr_t)key >> 4) * 0x9E3779B97F4A7C15u >> 20); }
+
+static entry *find(run *r, const void *key) {
+    for (size_t i = hash(key);; i++) {
+        uint32_t s = r->slots[i & (r->nslots - 1)];
+        if (!s) return NULL;
+        if (r->entries[s - 1].key == key) return &r->entries[s - 1];
+    }
+}
+
+static void insert_slot(run *r, uint32_t index) {
+    size_t i = hash(r->entries[index].key);
+    while (r->slots[i & (r->nslots - 1)]) i++;
+    r->slots[i & (r->nslots - 1)] = index + 1;
+}
+
+static pd_status find_or_add(run *r, pd_node *node, pd_tensor *leaf, uint32_t *index, bool *added) {
+    const void *key = node ? (const void *)node : leaf;
+    entry *e = r->nslots ? find(r, key) : NULL;
+    *added = !e;
+    if (e) {
+        *index = (uint32_t)(e - r->entries);
+        return PD_OK;
+    }
+    if (2 * (r->count + 1) > r->nslots) {
+        size_t n = r->nslots ? 2 * r->nslots : 64;
+        uint32_t *slots;
+        PD_TRY(pd_calloc(n * sizeof *slots, "backward", &slots));
+        pd_free(r->slots);
+        r->slots = slots;
+        r->nslots = n;
+        for (uint32_t i = 0; i < r->count; i++) insert_slot(r, i);
+    }
+    PD_TRY(pd_grow(&r->entries, &r->cap, r->count + 1, sizeof(entry), "backward"));
+    e = &r->entries[r->count];
+    *e = (entry){.key = key, .node = node, .leaf = leaf, .first_capture = -1};
+    *index = (uint32_t)r->count++;
+    insert_slot(r, *index);
+    return PD_OK;
+}
+
+/* ---- discovery --------------------------------------------------------------------------------------------------- */
+
+/* Depth first with a stack of our own; `needed` is known when all that follows from a node is. */
+typedef struct frame { uint32_t index; int edge; } frame;
+
+static pd_status discover(run *r, uint32_t root) {
+    frame *stack = NULL;
+    size_t depth = 0, cap = 0;
+    bool all = !r->b->inputs;
+    pd_status status = pd_grow(&stack, &cap, 1, sizeof *stack, "backward");
+    if (status) return status;
+    r->entries[root].expanded = true;
+    stack[depth++] = (frame){root, 0};
+    while (depth) {
+        frame *f = &stack[depth - 1];
+        pd_node *n = r->entries[f->index].node;
+        if (!n || f->edge == n->nin) {
+            entry *e = &r->entries[f->index];
+            e->needed |= all || e->first_capture >= 0;
+            if (n) r->work += n->work;
+            depth--;
+            if (depth && e->needed) r->entries[stack[depth - 1].index].needed = true;
+            continue;
+        }
+        const pd_edge *edge = &n->edges[f->edge++];
+        if (!edge->fn && !edge->leaf) continue;
+        uint32_t child;
+        bool added;
+        PD_TRY_TO(done, find_or_add(r, edge->fn, edge->leaf, &child, &added));
+        r->entries[child].waiting++;
+        if (r->entries[child].expanded) {
+            if (r->entries[child].needed) r->entries[stack[depth - 1].index].needed = true;
+            continue;
+        }
+        r->entries[child].expanded = true;
+        PD_TRY_TO(done, pd_grow(&stack, &cap, depth + 1, sizeof *stack, "backward"));
+        stack[depth++] = (frame){child, 0};
+    }
+done:
+    pd_free(stack);
+    return status;
+}
+
+/* ---- the ready heap ---------------------------------------------------------------------------------------------- */
+
+static bool later(const run *r, uint32_t a, uint32_t b) { return r->entries[a].node->seq > r->entries[b].node->seq; }
+
+static pd_status push(run *r, uint32_t index) {
+    PD_TRY(pd_grow(&r->heap, &r->cap_heap, r->nheap + 1, sizeof *r->heap, "backward"));
+    size_t i = r->nheap++;
+    for (; i && later(r, index, r->heap[(i - 1) / 2]); i = (i - 1) / 2) r->heap[i] = r->heap[(i - 1) / 2];
+    r->heap[i] = index;
+    return PD_OK;
+}
+
+static uint32_t pop(run *r) {
+    uint32_t top = r->heap[0], last = r->heap[--r->nheap];
+    size_t i = 0;
+    for (size_t c; (c = 2 * i + 1) < r->nheap; i = c) {
+        if (c + 1 < r->nheap && later(r, r->heap[c + 1], r->heap[c])) c++;
+        if (!later(r, r->heap[c], last)) break;
+        r->heap[i] = r->heap[c];
+    }
+    r->heap[i] = last;
+    return top;
+}
+
+/* ---- gradients --------------------------------------------------------------------------------------------------- */
+
+static pd_status slot_of(entry *e, int index, pd_tensor ***out) {
+    if (!e->g) {
+        int n = e->node ? e->node->nout : 1;
+        if (n == 1) e->g = &e->one;
+        else PD_TRY(pd_calloc((size_t)n * sizeof *e->g, "backward", &e->g));
+    }
+    *out = e->g == &e->one ? &e->one : &e->g[index];
+    return PD_OK;
+}
+
+static bool is_ours(const pd_tensor *t) { /* nobody else can see it or its memory */
+    return t->refs == 1 && t->storage->refs == 1 && !t->base && !t->storage->drop && !t->requires_grad;
+}
+
+/* e's gradient += g; g is borrowed. */
+static pd_status add_grad(run *r, entry *e, int index, pd_tensor *g) {
+    pd_tensor **to, *sum;
+    PD_TRY(slot_of(e, index, &to));
+    if (!*to) {
+        pd_tensor_retain(*to = g);
+        return PD_OK;
+    }
+    if (!r->b->create_graph && is_ours(*to)) return pd_engine.add_into(*to, g);
+    PD_TRY(pd_engine.add(*to, g, &sum));
+    pd_tensor_release(*to);
+    *to = sum;
+    return PD_OK;
+}
+
+/* The shape and dtype of the input again: undoes broadcasting and promotion. g is [new] and replaced. */
+static pd_status fit(const pd_node *n, int i, pd_tensor **g) {
+    const pd_edge *e = &n->edges[i];
+    pd_tensor *t;
+    if (!pd_shape_equal((*g)->ndim, (*g)->size, e->ndim, e->size)) {
+        if (n->def && (n->def->op->flags & PD_NO_BROADCAST_GRAD))
+            return pd_fail(PD_E_RUNTIME, "%s: the gradient of input %d has shape %s (expected %s): a bug of this op", pd_node_name(n), i,
+                           pd_tensor_shape(*g), pd_shape_text(e->ndim, e->size));
+        PD_TRY(pd_engine.sum_to(*g, e->ndim, e->size, &t));
+        pd_tensor_release(*g);
+        *g = t;
+    }
+    if ((*g)->dtype != e->dtype) {
+        PD_TRY(pd_engine.cast(*g, (pd_dtype)e->dtype, &t));
+        pd_tensor_release(*g);
+        *g = t;
+    }
+    return PD_OK;
+}
+
+static pd_status call_grad_hooks(pd_hook *hooks, int index, pd_tensor **g) {
+    for (pd_hook *h = hooks, *next; h; h = next) {
+        next = h->next; /* a hook may remove itself */
+        if (h->kind == PD_HOOK_GRAD && h->index == index) PD_TRY(h->closure.call(h->closure.ctx, g));
+    }
+    return PD_OK;
+}
+
+static pd_status call_leaf_hooks(pd_tensor *leaf, pd_hook_kind kind) {
+    for (pd_hook *h = leaf->meta ? leaf->meta->hooks : NULL, *next; h; h = next) {
+        next = h->next;
+        if (h->kind == kind) PD_TRY(h->closure.call(h->closure.ctx, leaf));
+    }
+    return PD_OK;
+}
+
+static pd_status accumulate(pd_tensor *leaf, pd_tensor *g, bool create_graph) {
+    pd_meta *m = NULL;
+    PD_TRY(pd_meta_get(leaf, &m));
+    if (m->grad && !create_graph) return pd_engine.add_into(m->grad, g);
+    pd_tensor *t;
+    if (m->grad) {
+        PD_TRY(pd_engine.add(m->grad, g, &t));
+        pd_tensor_release(m->grad);
+        m->grad = t;
+        return PD_OK;
+    }
+    if (m->home) {
+        if (g->storage != m->home->storage || g->offset != m->home->offset) PD_TRY(pd_engine.copy_into(m->home, g));
+        pd_tensor_retain(m->grad = m->home);
+        return PD_OK;
+    }
+    if (create_graph) {
+        pd_tensor_retain(m->grad = g);
+        return PD_OK;
+    }
+    /* Ours alone, dense: taken as it is. Else a copy, so that .grad shares memory with nothing. */
+    if (g->refs <= 1 && g->storage->refs == 1 && !g->base && !g->storage->drop && pd_tensor_is_contiguous(g)) {
+        PD_TRY(pd_tensor_alias(g, false, &m->grad));
+        return PD_OK;
+    }
+    PD_TRY(pd_engine.clone(g, &m->grad));
+    return PD_OK;
+}
+
+pd_status pd_leaf_accumulate(pd_tensor *leaf, pd_tensor *g, bool create_graph) {
+    pthread_mutex_lock(&leaf_lock);
+    pd_status status = accumulate(leaf, g, create_graph);
+    pthread_mutex_unlock(&leaf_lock);
+    return status;
+}
+
+static pd_status finish_leaf(run *r, uint32_t index) {
+    /* entries may move while hooks run other backwards? No: those have runs of their own. */
+    entry *e = &r->entries[index];
+    pd_tensor *leaf = e->leaf;
+    if (!e->one) return PD_OK;
+    if (leaf->meta) PD_TRY(call_grad_hooks(leaf->meta->hooks, 0, &e->one));
+    if (r->b->inputs) {
+        for (int k = e->first_capture; k >= 0; k = r->next_capture[k])
+            if (!r->b->accumulate) pd_tensor_retain(r->b->out[k] = e->one);
+        if (!r->b->accumulate || e->first_capture < 0) return PD_OK;
+    }
+    PD_TRY(pd_leaf_accumulate(leaf, e->one, r->b->create_graph));
+    pd_tensor_release(e->one);
+    e->one = NULL;
+    PD_TRY(call_leaf_hooks(leaf, PD_HOOK_POST));
+    return call_leaf_hooks(leaf, PD_HOOK_READY);
+}
+
+static pd_status deliver(run *r, const pd_edge *edge, pd_tensor *g) {
+    entry *e = find(r, edge->fn ? (const void *)edge->fn : edge->leaf);
+    uint32_t index = (uint32_t)(e - r->entries);
+    if (g && e->needed) PD_TRY(add_grad(r, e, edge->leaf ? 0 : edge->index, g));
+    if (--e->waiting) return PD_OK;
+    return e->node ? push(r, index) : e->needed ? finish_leaf(r, index) : PD_OK;
+}
+
+static pd_status run_node(run *r, uint32_t index) {
+    entry *e = &r->entries[index];
+    pd_node *n = e->node;
+    pd_tensor *few[8] = {0}, **gin = few, *none[PD_MAX_OUTS] = {0};
+    pd_vjp v = {.node = n, .attrs = n->attrs, .create_graph = r->b->create_graph};
+    pd_status status = PD_OK;
+    bool any = false;
+    v.g = e->g ? (e->g == &e->one ? &e->one : e->g) : none;
+    for (int i = 0; e->needed && e->g && i < n->nout; i++) {
+        if (!v.g[i]) continue;
+        PD_TRY(call_grad_hooks(n->hooks, i, &v.g[i]));
+        any = true;
+    }
+    for (int k = e->first_capture; k >= 0; k = r->next_capture[k]) {
+        int i = r->b->inputs[k]->meta->index;
+        if (e->g && v.g[i]) pd_tensor_retain(r->b->out[k] = v.g[i]);
+    }
+    if (n->nin > 8) PD_TRY(pd_calloc((size_t)n->nin * sizeof *gin, "backward", &gin));
+    v.gin = gin;
+    if (any && e->needed) {
+        if (n->freed && n->nsaved) {
+            status = pd_fail(PD_E_RUNTIME, "backward: the graph was freed by an earlier backward, at %s (expected retain_graph=True there)",
+                             pd_node_name(n));
+            goto done;
+        }
+        n->kind->run(&v);
+        status = v.status;
+    }
+    /* The gradients of the outputs have served: their memory goes before more is made. */
+    for (int i = 0; e->g && i < n->nout; i++) {
+        pd_tensor_release(v.g[i]);
+        v.g[i] = NULL;
+    }
+    for (size_t i = 0; i < v.ntemps; i++) pd_tensor_release(v.temps[i]);
+    if (!r->b->retain_graph && !r->b->create_graph) pd_node_free_saved(n);
+    for (int i = 0; i < n->nin && !status; i++) {
+        if (!n->edges[i].fn && !n->edges[i].leaf) continue;
+        if (gin[i]) status = fit(n, i, &gin[i]);
+        pd_tensor *g = gin[i];
+        if (!status) status = deliver(r, &n->edges[i], g);
+    }
+done:
+    for (int i = 0; i < n->nin; i++) pd_tensor_release(gin[i]);
+    if (gin != few) pd_free(gin);
+    pd_free(v.temps);
+    return status;
+}
+
+/* ---- a run ------------------------------------------------------------------------------------------------------- */
+
+static pd_status seed(run *r, int i, uint32_t *index) {
+    pd_tensor *root = r->b->roots[i], *g = r->b->grads ? r->b->grads[i] : NULL, *ones = NULL;
+    pd_node *fn;
+    int out;
+    bool added;
+    if (!pd_tensor_wants_grad(root))
+        return pd_fail(PD_E_RUNTIME, "backward: root %d, %s of shape %s, does not require grad", i, pd_dtype_name((pd_dtype)root->dtype),
+                       pd_tensor_shape(root));
+    if (!g && root->numel != 1)
+        return pd_fail(PD_E_RUNTIME, "backward: root %d has shape %s (expected one element, or a gradient argument)", i, pd_tensor_shape(root));
+    if (g && !pd_tensor_same_shape(g, root))
+        return pd_fail(PD_E_SHAPE, "backward: the gradient has shape %s, root %d %s", pd_tensor_shape(g), i, pd_tensor_shape(root));
+    if (!g) {
+        PD_TRY(pd_engine.ones_like(root, &ones));
+        g = ones;
+    } else if (g->dtype != root->dtype) {
+        PD_TRY(pd_engine.cast(g, (pd_dtype)root->dtype, &ones));
+        g = ones;
+    }
+    pd_status status = pd_tensor_history(root, &fn, &out);
+    if (!status) status = find_or_add(r, fn, fn ? NULL : root, index, &added);
+    if (!status) {
+        status = add_grad(r, &r->entries[*index], out, g);
+        if (!status && !added && r->entries[*index].g == NULL) status = PD_OK;
+    }
+    pd_tensor_release(ones);
+    return status;
+}
+
+static pd_status add_captures(run *r) {
+    const pd_backward *b = r->b;
+    if (!b->inputs) return PD_OK;
+    PD_TRY(pd_malloc(sizeof *r->next_capture * (size_t)(b->ninputs + 1), "backward", &r->next_capture));
+    for (int k = 0; k < b->ninputs; k++) {
+        pd_node *fn;
+        int out;
+        uint32_t index;
+        bool added;
+        if (!pd_tensor_wants_grad(b->inputs[k]))
+            return pd_fail(PD_E_RUNTIME, "grad: input %d, of shape %s, does not require grad", k, pd_tensor_shape(b->inputs[k]));
+        PD_TRY(pd_tensor_history(b->inputs[k], &fn, &out));
+        if (fn && b->accumulate)
+            return pd_fail(PD_E_RUNTIME, "backward: input %d is not a leaf", k);
+        PD_TRY(find_or_add(r, fn, fn ? NULL : b->inputs[k], &index, &added));
+        r->next_capture[k] = r->entries[index].first_capture;
+        r->entries[index].first_capture = k;
+    }
+    return PD_OK;
+}
+
+static void fix_self_pointers(run *r) { /* entries moved while they grew: &one has to follow */
+    for (size_t i = 0; i < r->count; i++)
+        if (r->entries[i].g && (!r->entries[i].node || r->entries[i].node->nout == 1)) r->entries[i].g = &r->entries[i].one;
+}
+
+static pd_status walk(run *r) {
+    const pd_backward *b = r->b;
+    for (int i = 0; i < b->nroots; i++) {
+        uint32_t root;
+        PD_TRY(seed(r, i, &root));
+        fix_self_pointers(r);
+    }
+    PD_TRY(add_captures(r));
+    size_t nroots = r->count;
+    for (uint32_t i = 0; i < nroots; i++)
+        if (r->entries[i].g && !r->entries[i].expanded) PD_TRY(discover(r, i));
+    fix_self_pointers(r);
+    void *token = 2 * r->work > PD_RELEASE_NS ? pd_host_release() : NULL;
+    pd_status status = PD_OK;
+    for (uint32_t i = 0; i < nroots && !status; i++) {
+        entry *e = &r->entries[i];
+        if (!e->g || e->waiting) continue;
+        if (e->node) status = push(r, i);
+        else if (e->needed) status = finish_leaf(r, i);
+    }
+    while (r->nheap && !status) status = run_node(r, pop(r));
+    for (size_t i = 0; i < r->nat_end && !status; i++) status = r->at_end[i].call(r->at_end[i].ctx, NULL);
+    if (token) pd_host_acquire(token);
+    return status;
+}
+
+pd_status pd_engine_run(const pd_backward *b) {
+    run r = {.b = b, .outer = current};
+    bool mode = pd_grad_mode;
+    current = &r;
+    pd_grad_mode = b->create_graph;
+    for (int k = 0; k < b->ninputs && b->out; k++) b->out[k] = NULL;
+    pd_status status = walk(&r);
+    pd_grad_mode = mode;
+    current = r.outer;
+    for (size_t i = 0; i < r.count; i++) {
+        entry *e = &r.entries[i];
+        int n = e->node ? e->node->nout : 1;
+        for (int k = 0; e->g && k < n; k++) pd_tensor_release(e->g[k]);
+        if (e->g && e->g != &e->one) pd_free(e->g);
+    }
+    for (size_t i = 0; i < r.nat_end; i++) pd_closure_drop(&r.at_end[i]);
+    if (status && b->out)
+        for (int k = 0; k < b->ninputs; k++) {
+            pd_tensor_release(b->out[k]);
+            b->out[k] = NULL;
+        }
+    pd_free(r.entries);
+    pd_free(r.slots);
+    pd_free(r.heap);
+    pd_free(r.next_capture);
+    pd_free(r.at_end);
+    return status;
+}

@@ -1,0 +1,143 @@
+/* What an op is: a const descriptor at the bottom of its own file, plus one row in ops/ops.def.
+
+   The signature is one string, parsed once (sig.h):
+     name(Type param=default, ...)
+   Types of inputs      Tensor, Tensor?, Tensor[] (one list an op), Tensor?[], Operand (a Tensor or a number)
+   Types of attributes  Scalar, int, int? (None: PD_NONE_INT), int[n] (a number is repeated), int[] , int[]? (None: n = -1), float,
+                        bool, dtype (None: PD_NO_DTYPE), enum(a|b|c) (its position), rng (hidden: drawn anew for each call)
+   Inputs fill pd_call.in in the order of the signature (an Operand that is a number leaves NULL); attributes fill the op's
+   attrs struct in that order, each a multiple of 8 bytes: pd_scalar (also for each Operand), int64_t, int64_t[n], pd_ints, double,
+   int64_t (bool, dtype, enum), pd_rng_key. The struct is plain data, copied into the tape's node, hence replayable. */
+#ifndef PD_AUTOGRAD_OP_H
+#define PD_AUTOGRAD_OP_H
+
+#include "base/rng.h"
+#include "tensor/tensor.h"
+
+#define PD_MAX_OUTS 4
+#define PD_MAX_PARAMS 16
+#define PD_MAX_ATTRS 512 /* bytes */
+#define PD_NONE_INT INT64_MIN
+
+/* A number as the user wrote it: its category decides promotion (design.md 3). cat -1: not given. */
+typedef struct pd_scalar {
+    double d;
+    int64_t i; /* exact, where cat is PD_CAT_INT or PD_CAT_BOOL */
+    int64_t cat;
+} pd_scalar;
+
+typedef struct pd_ints {
+    int64_t n; /* -1: None */
+    int64_t v[PD_MAX_DIMS];
+} pd_ints;
+
+typedef enum pd_promote {
+    PD_NONE,         /* inputs are taken as they are; infer checks dtypes */
+    PD_SAME,         /* all tensors have one dtype (floating where the op has a gradient), else DTypeError */
+    PD_ARITH,        /* computed and returned in the promoted dtype */
+    PD_INT_TO_FLOAT, /* the same, integers and bool becoming the default float dtype */
+    PD_BOOL_OUT,     /* computed in the promoted dtype, returns bool */
+} pd_promote;
+
+typedef enum pd_cast { PD_CAST_KEEP, PD_CAST_LOW, PD_CAST_FP32, PD_CAST_WIDEST } pd_cast; /* under autocast */
+
+enum { /* pd_op.save */
+    PD_SAVE_NONE = 0,
+#define PD_SAVE_IN(i) (1u << (i))
+#define PD_SAVE_OUT(i) (1u << (16 + (i)))
+};
+
+enum { /* pd_op.flags */
+    PD_FUNC = 1,     /* pydist.name */
+    PD_METHOD = 2,   /* Tensor.name */
+    PD_NN = 4,       /* pydist.nn.functional.name */
+    PD_INPLACE = 8,  /* an in-place form name_ is generated, and out= */
+    PD_VIEW = 16,    /* output 0 is a view of input 0 */
+    PD_NO_BROADCAST_GRAD = 32, /* vjps already return the inputs' shapes */
+};
+
+struct pd_vjp;
+
+/* One call, as infer, kernel and compose see it. */
+typedef struct pd_call {
+    const struct pd_def *def;
+    const void *attrs;
+    pd_tensor **in;              /* [borrowed] after promotion; NULL where an optional one is missing */
+    pd_tensor *out[PD_MAX_OUTS]; /* infer: shells to give geometry; kernel: allocated; compose: to be set, [new] */
+    int nin, nout;
+    void *scratch;
+} pd_call;
+
+typedef struct pd_op {
+    const char *sig, *doc;
+    pd_promote promote;
+    pd_cast cast;
+    uint32_t save, flags;
+    size_t attrs; /* sizeof the attrs struct: checked against the signature */
+    int nout;     /* 0 means 1 */
+    /* Sets dtype, size and strides of out[] (pd_out_*), checks the inputs. A view op also sets storage by pd_tensor_view_of. */
+    pd_status (*infer)(pd_call *c);
+    /* Exactly one of these two, except for views, which have neither. Kernels never allocate: scratch says what they need. */
+    pd_status (*kernel)(const pd_call *c);
+    pd_status (*compose)(pd_call *c);
+    size_t (*scratch)(const pd_call *c);
+    /* Nanoseconds of work on one core, where it is not about numel: decides on giving up the GIL. */
+    double (*work)(const pd_call *c);
+    /* From the gradients of the outputs to those of the inputs. vjp uses only ops, so that it can be differentiated again;
+       vjp_fast may call kernels and runs when create_graph is false. */
+    void (*vjp)(struct pd_vjp *v);
+    void (*vjp_fast)(struct pd_vjp *v);
+} pd_op;
+
+typedef enum pd_type {
+    PD_T_TENSOR, PD_T_TENSOR_OPT, PD_T_TENSORS, PD_T_TENSORS_OPT, PD_T_OPERAND,
+    PD_T_SCALAR, PD_T_INT, PD_T_INT_OPT, PD_T_INT_N, PD_T_INTS, PD_T_INTS_OPT, PD_T_FLOAT, PD_T_BOOL, PD_T_DTYPE, PD_T_ENUM, PD_T_RNG,
+} pd_type;
+
+typedef struct pd_param {
+    char name[24];
+    pd_type type;
+    int n;            /* of int[n] */
+    int input;        /* index into in[], or -1 */
+    int attr;         /* byte offset into attrs, or -1 */
+    bool optional;    /* has a default */
+    char choices[64]; /* "none|mean|sum" */
+} pd_param;
+
+/* An op as registered: descriptor + parsed signature. */
+typedef struct pd_def {
+    const pd_op *op;
+    char name[32];
+    int nparams, ninputs; /* a list counts as one input here; pd_call.nin counts its tensors */
+    int list;             /* index of the list param's first tensor in in[], or -1 */
+    pd_param params[PD_MAX_PARAMS];
+    uint64_t defaults[PD_MAX_ATTRS / 8]; /* attrs with every default filled in */
+} pd_def;
+
+/* Parses op->sig into def; PD_E_VALUE names what is wrong with it (a bug, found by the tests). */
+pd_status pd_def_init(pd_def *def, const pd_op *op);
+
+/* Text of the parameter's default, as Python would write it; "" where there is none. */
+void pd_param_default(const pd_def *def, const pd_param *p, char *to, size_t size);
+
+/* Helpers for infer. */
+static inline pd_status pd_out_like(pd_call *c, int k, pd_dtype dtype, const pd_tensor *like) {
+    pd_tensor *o = c->out[k];
+    o->dtype = (int8_t)dtype;
+    o->ndim = like->ndim;
+    o->numel = like->numel;
+    for (int i = 0; i < like->ndim; i++) o->size[i] = like->size[i];
+    pd_shape_contiguous(o->ndim, o->size, o->stride);
+    return PD_OK;
+}
+static inline pd_status pd_out_shape(pd_call *c, int k, pd_dtype dtype, int ndim, const int64_t *size) {
+    pd_tensor *o = c->out[k];
+    PD_TRY(pd_shape_numel(c->def->name, ndim, size, &o->numel));
+    o->dtype = (int8_t)dtype;
+    o->ndim = (int8_t)ndim;
+    for (int i = 0; i < ndim; i++) o->size[i] = size[i];
+    pd_shape_contiguous(o->ndim, o->size, o->stride);
+    return PD_OK;
+}
+
+#endif

@@ -1,0 +1,352 @@
+#include "autograd/tape.h"
+
+#include <string.h>
+
+#include "base/mem.h"
+
+_Thread_local bool pd_grad_mode = true;
+pd_engine_ops pd_engine;
+static atomic_uint_fast64_t next_seq, next_hook = 1;
+static atomic_int_fast64_t live;
+
+int64_t pd_node_live(void) { return live; }
+
+/* ---- meta -------------------------------------------------------------------------------------------------------- */
+
+static void hooks_free(pd_hook *h) {
+    while (h) {
+        pd_hook *next = h->next;
+        pd_closure_drop(&h->closure);
+        pd_free(h);
+        h = next;
+    }
+}
+
+static void drop_meta(pd_meta *m) {
+    pd_node_release(m->grad_fn);
+    pd_tensor_release(m->grad);
+    pd_tensor_release(m->home);
+    hooks_free(m->hooks);
+    pd_free(m);
+}
+
+pd_status pd_meta_get(pd_tensor *t, pd_meta **out) {
+    if (!t->meta) {
+        pd_tensor_drop_meta = drop_meta;
+        PD_TRY(pd_calloc(sizeof *t->meta, "autograd", &t->meta));
+    }
+    *out = t->meta;
+    return PD_OK;
+}
+
+bool pd_tensor_wants_grad(const pd_tensor *t) { return t->requires_grad || (t->base && t->base->requires_grad && t->base->meta && t->base->meta->rebased); }
+
+pd_status pd_tensor_history(pd_tensor *t, pd_node **fn, int *index) {
+    pd_meta *m = t->meta;
+    if (t->base && t->base->meta && t->base->meta->rebased != (m ? m->base_rebased : 0)) {
+        /* The base was written through some view: t is now a view of that result. */
+        pd_tensor *fresh;
+        bool mode = pd_grad_mode;
+        pd_grad_mode = true;
+        pd_status status = pd_engine.as_strided(t->base, t, &fresh);
+        pd_grad_mode = mode;
+        PD_TRY(status);
+        status = pd_meta_get(t, &m);
+        if (!status) {
+            pd_node_release(m->grad_fn);
+            m->grad_fn = fresh->meta ? fresh->meta->grad_fn : NULL;
+            m->index = 0;
+            if (m->grad_fn) pd_node_retain(m->grad_fn);
+            m->base_rebased = t->base->meta->rebased;
+            t->requires_grad = fresh->requires_grad;
+        }
+        pd_tensor_release(fresh);
+        PD_TRY(status);
+    }
+    *fn = m ? m->grad_fn : NULL;
+    *index = m ? m->index : 0;
+    return PD_OK;
+}
+
+uint64_t pd_hook_add(pd_hook **list, pd_hook_kind kind, int index, pd_closure c, pd_status *status) {
+    pd_hook *h;
+    if ((*status = pd_malloc(sizeof *h, "hook", &h))) return 0;
+    *h = (pd_hook){.closure = c, .kind = kind, .index = index, .id = atomic_fetch_add(&next_hook, 1)};
+    while (*list) list = &(*list)->next; /* hooks run in the order they were added */
+    *list = h;
+    return h->id;
+}
+
+void pd_hook_remove(pd_hook **list, uint64_t id) {
+    for (; *list; list = &(*list)->next)
+        if ((*list)->id == id) {
+            pd_hook *h = *list;
+            *list = h->next;
+            h->next = NULL;
+            hooks_free(h);
+            return;
+        }
+}
+
+/* ---- nodes ------------------------------------------------------------------------------------------------------- */
+
+pd_status pd_node_new(const pd_node_kind *kind, const pd_def *def, const void *attrs, size_t attr_bytes, pd_tensor *const *in,
+                      int nin, int nout, int nsaved, pd_node **out) {
+    /* One block: node | edges | saved | attrs | sizes of the inputs. */
+    size_t dims = 0;
+    for (int i = 0; i < nin; i++) dims += in[i] ? (size_t)in[i]->ndim : 0;
+    size_t edges = sizeof(pd_node), saved = edges + (size_t)nin * sizeof(pd_edge),
+           at = saved + (size_t)nsaved * sizeof(pd_saved), sizes = at + ((attr_bytes + 7) & ~(size_t)7);
+    pd_node *n;
+    PD_TRY(pd_malloc(sizes + dims * 8, "tape", &n));
+    *n = (pd_node){.refs = 1, .kind = kind, .def = def, .nout = nout, .nsaved = nsaved};
+    n->seq = atomic_fetch_add_explicit(&next_seq, 1, memory_order_relaxed);
+    n->edges = (pd_edge *)((char *)n + edges);
+    n->saved = (pd_saved *)((char *)n + saved);
+    n->attrs = (char *)n + at;
+    if (attr_bytes) memcpy(n->attrs, attrs, attr_bytes);
+    memset(n->saved, 0, (size_t)nsaved * sizeof(pd_saved));
+    atomic_fetch_add_explicit(&live, 1, memory_order_relaxed);
+    int64_t *pool = (int64_t *)((char *)n + sizes);
+    for (; n->nin < nin; n->nin++) {
+        pd_tensor *t = in[n->nin];
+        pd_edge *e = &n->edges[n->nin];
+        *e = (pd_edge){0};
+        if (!t || !pd_tensor_wants_grad(t)) continue;
+        pd_node *fn;
+        pd_status status = pd_tensor_history(t, &fn, &e->index);
+        if (status) {
+            pd_node_release(n);
+            return pd_trail(__FILE__, __LINE__, status);
+        }
+        e->dtype = t->dtype;
+        e->ndim = t->ndim;
+        e->size = pool;
+        for (int d = 0; d < t->ndim; d++) *pool++ = t->size[d];
+        if (fn) pd_node_retain(e->fn = fn);
+        else if (t->requires_grad) pd_tensor_retain(e->leaf = t);
+    }
+    *out = n;
+    return PD_OK;
+}
+
+pd_status pd_node_save(pd_node *n, int slot, pd_tensor *t, bool is_out, int index) {
+    pd_saved *s = &n->saved[slot];
+    s->index = (int8_t)index;
+    s->is_out = is_out;
+    if (!t) return PD_OK;
+    s->version = pd_tensor_version(t);
+    if (!is_out && n->edges[index].leaf) pd_tensor_retain(s->t = t);
+    else PD_TRY(pd_tensor_alias(t, false, &s->t));
+    return PD_OK;
+}
+
+void pd_node_free_saved(pd_node *n) {
+    for (int i = 0; i < n->nsaved; i++) {
+        pd_tensor_release(n->saved[i].t);
+        n->saved[i].t = NULL;
+    }
+    n->freed = true;
+}
+
+void pd_node_release(pd_node *n) {
+    /* Whoever drops the last reference first becomes the one loop that frees all that follows from it. */
+    static _Thread_local pd_node *dying;
+    static _Thread_local bool looping;
+    if (!n || atomic_fetch_sub_explicit(&n->refs, 1, memory_order_acq_rel) != 1) return;
+    n->next_dying = dying;
+    dying = n;
+    if (looping) return;
+    looping = true;
+    while ((n = dying)) {
+        dying = n->next_dying;
+        pd_node_free_saved(n);
+        for (int i = 0; i < n->nin; i++) {
+            pd_node_release(n->edges[i].fn);
+            pd_tensor_release(n->edges[i].leaf);
+        }
+        if (n->kind->drop) n->kind->drop(n);
+        hooks_free(n->hooks);
+        atomic_fetch_sub_explicit(&live, 1, memory_order_relaxed);
+        pd_free(n);
+    }
+    looping = false;
+}
+
+const char *pd_node_name(const pd_node *n) { return n->kind->name ? n->kind->name : n->def->name; }
+
+pd_status pd_node_own(pd_node *n, int index, pd_tensor *t) {
+    pd_meta *m = NULL;
+    PD_TRY(pd_meta_get(t, &m));
+    pd_node_retain(n);
+    pd_node_release(m->grad_fn);
+    m->grad_fn = n;
+    m->index = index;
+    if (t->base && t->base->meta) m->base_rebased = t->base->meta->rebased;
+    t->requires_grad = true;
+    return PD_OK;
+}
+
+/* ---- in-place on a view ------------------------------------------------------------------------------------------ */
+
+/* The base after `inner` wrote one of its views: grad of the old base = grad with the view's part replaced by what inner
+   passes back. Input 0 is the old base, the rest are inner's inputs 1... */
+typedef struct slices {
+    pd_node *inner;      /* [strong] */
+    pd_tensor *view;     /* [strong] geometry only: an alias */
+    pd_tensor *base;     /* [strong] likewise */
+} slices;
+
+static void slices_drop(pd_node *n) {
+    slices *s = n->extra;
+    if (!s) return;
+    pd_node_release(s->inner);
+    pd_tensor_release(s->view);
+    pd_tensor_release(s->base);
+    pd_free(s);
+}
+
+static void slices_run(pd_vjp *v) {
+    slices *s = v->node->extra;
+    pd_tensor *t = NULL, *whole, *part;
+    if (v->create_graph) {
+        v->status = pd_fail(PD_E_NOTIMPL, "%s: an in-place op on a view cannot be differentiated twice (create_graph)",
+                            pd_node_name(s->inner));
+        return;
+    }
+    /* A copy of g in the base's own layout, so that the view's strides address it. */
+    pd_status status = pd_engine.zeros_like(s->base, &t);
+    whole = pd_vjp_keep(v, status, t);
+    if (!whole) return;
+    bool mode = pd_grad_mode;
+    pd_grad_mode = false;
+    status = pd_engine.copy_into(whole, v->g[0]);
+    if (!status) status = pd_engine.as_strided(whole, s->view, &t);
+    part = pd_vjp_keep(v, status, t);
+    if (part) status = pd_engine.clone(part, &t);
+    pd_tensor *inner_g = part ? pd_vjp_keep(v, status, t) : NULL;
+    if (inner_g) {
+        pd_tensor *gin[PD_MAX_PARAMS] = {0}; /* in-place ops have fixed inputs */
+        pd_vjp inner = {.node = s->inner, .attrs = s->inner->attrs, .g = &inner_g, .gin = gin};
+        s->inner->kind->run(&inner);
+        v->status = inner.status;
+        for (size_t i = 0; i < inner.ntemps; i++) pd_tensor_release(inner.temps[i]);
+        pd_free(inner.temps);
+        if (!v->status) {
+            if (gin[0]) v->status = pd_engine.copy_into(part, gin[0]);
+            else {
+                status = pd_engine.zeros_like(part, &t);
+                pd_tensor *zero = pd_vjp_keep(v, status, t);
+                if (zero) v->status = pd_engine.copy_into(part, zero);
+            }
+        }
+        pd_vjp_set(v, 0, whole);
+        for (int i = 0; i < s->inner->nin; i++) {
+            if (i > 0 && i < v->node->nin) pd_vjp_set(v, i, gin[i]);
+            pd_tensor_release(gin[i]);
+        }
+    }
+    pd_grad_mode = mode;
+}
+
+static const pd_node_kind copy_slices = {.name = "copy_slices", .run = slices_run, .drop = slices_drop};
+
+static pd_status rebase_view(pd_node *n, pd_tensor *t) {
+    pd_tensor *base = t->base, *in[PD_MAX_PARAMS];
+    pd_meta *bm = NULL;
+    pd_node *cs;
+    slices *s;
+    PD_TRY(pd_meta_get(base, &bm));
+    in[0] = base;
+    for (int i = 1; i < n->nin; i++) in[i] = NULL;
+    PD_TRY(pd_node_new(&copy_slices, NULL, NULL, 0, in, n->nin, 1, 0, &cs));
+    pd_status status = pd_calloc(sizeof *s, "tape", &s);
+    if (status) goto fail;
+    cs->extra = s;
+    pd_node_retain(s->inner = n);
+    PD_TRY_TO(fail, pd_tensor_alias(t, false, &s->view));
+    PD_TRY_TO(fail, pd_tensor_alias(base, false, &s->base));
+    for (int i = 1; i < n->nin; i++) { /* inner's other edges also become the base's */
+        cs->edges[i] = n->edges[i];
+        if (n->edges[i].fn) pd_node_retain(n->edges[i].fn);
+        if (n->edges[i].leaf) pd_tensor_retain(n->edges[i].leaf);
+    }
+    cs->work = n->work;
+    PD_TRY_TO(fail, pd_node_own(cs, 0, base));
+    bm->rebased++;
+    pd_node_release(cs);
+    return PD_OK;
+fail:
+    pd_node_release(cs);
+    return status;
+}
+
+pd_status pd_node_rebase(pd_node *n, pd_tensor *t) {
+    if (!t->base) {
+        PD_TRY(pd_node_own(n, 0, t));
+        return PD_OK;
+    }
+    pd_node *fn;
+    int index;
+    PD_TRY(rebase_view(n, t));
+    PD_TRY(pd_tensor_history(t, &fn, &index)); /* t's own grad_fn: now a view of the new base */
+    return PD_OK;
+}
+
+/* ---- what a vjp sees --------------------------------------------------------------------------------------------- */
+
+pd_tensor *pd_vjp_keep(pd_vjp *v, pd_status status, pd_tensor *t) {
+    if (!v->status) v->status = status;
+    if (status) return NULL;
+    pd_status grown = pd_grow(&v->temps, &v->cap_temps, v->ntemps + 1, sizeof *v->temps, "tape");
+    if (grown) {
+        if (!v->status) v->status = grown;
+        pd_tensor_release(t);
+        return NULL;
+    }
+    v->temps[v->ntemps++] = t;
+    return v->status ? NULL : t;
+}
+
+void pd_vjp_set(pd_vjp *v, int i, pd_tensor *t) {
+    if (!t || v->status || !pd_vjp_needs(v, i)) return;
+    pd_tensor_retain(t);
+    v->gin[i] = t;
+}
+
+static pd_tensor *unpack(pd_vjp *v, bool is_out, int index) {
+    pd_node *n = v->node;
+    pd_saved *s = NULL;
+    if (v->status) return NULL;
+    for (int i = 0; i < n->nsaved; i++)
+        if (n->saved[i].index == index && n->saved[i].is_out == is_out) s = &n->saved[i];
+    if (!s || !s->t) return NULL;
+    unsigned version = pd_tensor_version(s->t);
+    if (version != s->version) {
+        v->status = pd_fail(PD_E_RUNTIME,
+                            "%s: %s %d, %s of shape %s, is needed for the gradient but was modified by an in-place op: it is at "
+                            "version %u (expected %u)", pd_node_name(n), is_out ? "output" : "input", index,
+                            pd_dtype_name((pd_dtype)s->t->dtype), pd_tensor_shape(s->t), version, s->version);
+        return NULL;
+    }
+    if (!v->create_graph || s->t->requires_grad) return s->t;
+    /* Restore the history: of an output this node, of an input where the edge leads. */
+    pd_edge e = is_out ? (pd_edge){.fn = n, .index = index} : n->edges[index];
+    if (!e.fn) return e.leaf ? e.leaf : s->t;
+    pd_tensor *t = NULL;
+    pd_status status = pd_tensor_alias(s->t, false, &t);
+    t = pd_vjp_keep(v, status, t);
+    if (t) v->status = pd_node_own(e.fn, e.index, t);
+    return v->status ? NULL : t;
+}
+
+pd_tensor *pd_vjp_in(pd_vjp *v, int i) { return unpack(v, false, i); }
+pd_tensor *pd_vjp_out(pd_vjp *v, int i) { return unpack(v, true, i); }
+
+static void run_op(pd_vjp *v) {
+    const pd_op *op = v->node->def->op;
+    if (op->vjp_fast && !v->create_graph) op->vjp_fast(v);
+    else if (op->vjp) op->vjp(v);
+    else v->status = pd_fail(PD_E_NOTIMPL, "%s: its gradient cannot be differentiated again (create_graph)", v->node->def->name);
+}
+const pd_node_kind pd_node_of_op = {.run = run_op};

@@ -1,0 +1,142 @@
+/* The tape: what a recorded op leaves behind, and what a tensor knows of it.
+
+   Edges point from an op's node to where its inputs came from: the node that made them, or the leaf itself. Hence
+     output.meta -> node -> edge -> node -> ... -> edge -> leaf        (strong, in this direction only)
+   and nothing points back: a node saves its inputs and outputs as aliases without autograd, so there is no cycle through a
+   saved output; unpacking restores the history from the edges. Freed by a loop, never by recursion. */
+#ifndef PD_AUTOGRAD_TAPE_H
+#define PD_AUTOGRAD_TAPE_H
+
+#include "autograd/op.h"
+#include "base/host.h"
+
+typedef struct pd_edge {
+    struct pd_node *fn;   /* [strong] the producer, or NULL */
+    pd_tensor *leaf;      /* [strong] the leaf, or NULL; neither: no gradient wanted */
+    int index;            /* which output of fn */
+    int8_t dtype, ndim;
+    const int64_t *size;  /* of the input, in the node's own memory */
+} pd_edge;
+
+typedef struct pd_saved {
+    pd_tensor *t; /* [strong] an alias without autograd, or a leaf itself */
+    unsigned version;
+    int8_t index;
+    bool is_out;
+} pd_saved;
+
+typedef enum pd_hook_kind {
+    PD_HOOK_GRAD,  /* arg: pd_tensor **grad, which the hook may replace ([new] for the old one) */
+    PD_HOOK_POST,  /* of a leaf, after its .grad is written; arg: the leaf */
+    PD_HOOK_READY, /* of a leaf, C only, exactly once a backward when its gradient is final; arg: the leaf */
+} pd_hook_kind;
+
+typedef struct pd_hook {
+    pd_closure closure;
+    pd_hook_kind kind;
+    int index; /* of the node's output */
+    uint64_t id;
+    struct pd_hook *next;
+} pd_hook;
+
+typedef struct pd_node_kind {
+    const char *name;                    /* NULL: the op's */
+    void (*run)(struct pd_vjp *v);
+    void (*drop)(struct pd_node *n);     /* what `extra` holds; NULL: nothing */
+} pd_node_kind;
+
+typedef struct pd_node {
+    atomic_int_fast64_t refs;
+    const pd_node_kind *kind;
+    const pd_def *def;   /* NULL where kind is not an op's */
+    void *extra;
+    uint64_t seq;        /* later nodes run first in backward */
+    double work;         /* nanoseconds of the forward call, for the GIL rule */
+    int nin, nout, nsaved;
+    bool freed;          /* saved tensors are gone: a backward without retain_graph has passed */
+    pd_edge *edges;
+    pd_saved *saved;
+    void *attrs;
+    pd_hook *hooks;      /* [owned] PD_HOOK_GRAD, on outputs */
+    void *wrapper;       /* py/'s */
+    struct pd_node *next_dying;
+} pd_node;
+
+typedef struct pd_meta {
+    pd_node *grad_fn;        /* [strong] NULL for a leaf */
+    int index;
+    pd_tensor *grad;         /* [strong] */
+    pd_tensor *home;         /* [strong] where a leaf's gradient has to lie (DDP's bucket), or NULL */
+    pd_hook *hooks;          /* [owned] of a leaf */
+    uint32_t rebased;        /* of a base: how often an in-place op on a view gave it a new grad_fn */
+    uint32_t base_rebased;   /* of a view: the base's count when grad_fn was last made */
+    bool retains_grad;
+} pd_meta;
+
+extern _Thread_local bool pd_grad_mode; /* starts true */
+
+pd_status pd_meta_get(pd_tensor *t, pd_meta **out); /* [borrowed from t] made if there is none */
+/* Current history of t, made anew for a view whose base was written: grad_fn [borrowed], NULL for a leaf. */
+pd_status pd_tensor_history(pd_tensor *t, pd_node **fn, int *index);
+bool pd_tensor_wants_grad(const pd_tensor *t); /* requires_grad, a view's through its base too */
+
+/* [new] a node with edges to the histories of the inputs; nin edges, attrs copied. */
+pd_status pd_node_new(const pd_node_kind *kind, const pd_def *def, const void *attrs, size_t attr_bytes, pd_tensor *const *in,
+                      int nin, int nout, int nsaved, pd_node **out);
+pd_status pd_node_save(pd_node *n, int slot, pd_tensor *t, bool is_out, int index);
+void pd_node_free_saved(pd_node *n);
+static inline void pd_node_retain(pd_node *n) { atomic_fetch_add_explicit(&n->refs, 1, memory_order_relaxed); }
+void pd_node_release(pd_node *n);
+const char *pd_node_name(const pd_node *n);
+/* Makes t the index-th output of n. */
+pd_status pd_node_own(pd_node *n, int index, pd_tensor *t);
+/* t was written in place by the call that n records (t is input and output 0): its history, and that of its base, move on. */
+pd_status pd_node_rebase(pd_node *n, pd_tensor *t);
+
+uint64_t pd_hook_add(pd_hook **list, pd_hook_kind kind, int index, pd_closure c, pd_status *status); /* id; 0 on failure */
+void pd_hook_remove(pd_hook **list, uint64_t id);
+int64_t pd_node_live(void);
+
+extern const pd_node_kind pd_node_of_op;
+
+/* The view ops that tape and engine need, registered by ops/: all recordable. */
+typedef struct pd_engine_ops {
+    pd_status (*add)(pd_tensor *a, pd_tensor *b, pd_tensor **out);
+    pd_status (*add_into)(pd_tensor *a, pd_tensor *b);                     /* a += b, not recorded */
+    pd_status (*sum_to)(pd_tensor *g, int ndim, const int64_t *size, pd_tensor **out);
+    pd_status (*cast)(pd_tensor *t, pd_dtype dtype, pd_tensor **out);
+    pd_status (*copy_into)(pd_tensor *to, pd_tensor *from);                /* not recorded */
+    pd_status (*write)(pd_tensor *to, pd_tensor *from);                    /* copy_, recorded */
+    pd_status (*clone)(pd_tensor *t, pd_tensor **out);                     /* keeps dense strides */
+    pd_status (*ones_like)(pd_tensor *t, pd_tensor **out);
+    pd_status (*zeros_like)(pd_tensor *t, pd_tensor **out);
+    /* view of t's storage with the geometry of `like`: recordable */
+    pd_status (*as_strided)(pd_tensor *t, const pd_tensor *like, pd_tensor **out);
+} pd_engine_ops;
+extern pd_engine_ops pd_engine;
+
+/* --- what a vjp sees ------------------------------------------------------------------------------------------------ */
+
+typedef struct pd_vjp {
+    pd_node *node;
+    const void *attrs;
+    pd_tensor **g;    /* [borrowed] gradients of the outputs; NULL: zero (never for a single output) */
+    pd_tensor **gin;  /* [new] to be set by pd_vjp_set */
+    bool create_graph;
+    pd_status status; /* first failure: later steps do nothing */
+    pd_tensor **temps;
+    size_t ntemps, cap_temps;
+} pd_vjp;
+
+static inline bool pd_vjp_needs(const pd_vjp *v, int i) {
+    return v->node->edges[i].fn || v->node->edges[i].leaf;
+}
+/* [borrowed from v] saved input or output i, its version checked; NULL once v has failed or where it was not given. */
+pd_tensor *pd_vjp_in(pd_vjp *v, int i);
+pd_tensor *pd_vjp_out(pd_vjp *v, int i);
+/* Takes a [new] tensor into v's keeping (and the status of the call that made it); returns it, NULL on failure. */
+pd_tensor *pd_vjp_keep(pd_vjp *v, pd_status status, pd_tensor *t);
+/* The gradient of input i; t is borrowed, NULL does nothing. */
+void pd_vjp_set(pd_vjp *v, int i, pd_tensor *t);
+
+#endif
