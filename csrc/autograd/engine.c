@@ -14,9 +14,10 @@ typedef struct entry {
     int64_t waiting;      /* edges that have not delivered yet */
     bool needed;          /* leads to something that is asked for */
     bool expanded;
+    bool is_root;
     int first_capture;    /* inputs asked for at this node's outputs: chain by next_capture; -1: none */
     pd_tensor *one;       /* the gradient, where there is one output */
-    pd_tensor **g;        /* &one, or an array of nout */
+    pd_tensor **many;     /* else an array of them, NULL until the first arrives */
 } entry;
 
 typedef struct run {
@@ -158,15 +159,8 @@ static uint32_t pop(run *r) {
 
 /* ---- gradients --------------------------------------------------------------------------------------------------- */
 
-static pd_status slot_of(entry *e, int index, pd_tensor ***out) {
-    if (!e->g) {
-        int n = e->node ? e->node->nout : 1;
-        if (n == 1) e->g = &e->one;
-        else PD_TRY(pd_calloc((size_t)n * sizeof *e->g, "backward", &e->g));
-    }
-    *out = e->g == &e->one ? &e->one : &e->g[index];
-    return PD_OK;
-}
+/* The gradients of e's outputs; NULL where none has arrived at a node of several outputs. */
+static pd_tensor **grads_of(entry *e) { return e->node && e->node->nout > 1 ? e->many : &e->one; }
 
 static bool is_ours(const pd_tensor *t) { /* nobody else can see it or its memory */
     return t->refs == 1 && t->storage->refs == 1 && !t->base && !t->storage->drop && !t->requires_grad;
@@ -174,8 +168,10 @@ static bool is_ours(const pd_tensor *t) { /* nobody else can see it or its memor
 
 /* e's gradient += g; g is borrowed. */
 static pd_status add_grad(run *r, entry *e, int index, pd_tensor *g) {
-    pd_tensor **to, *sum;
-    PD_TRY(slot_of(e, index, &to));
+    pd_tensor *sum = NULL;
+    if (e->node && e->node->nout > 1 && !e->many)
+        PD_TRY(pd_calloc((size_t)e->node->nout * sizeof *e->many, "backward", &e->many));
+    pd_tensor **to = &grads_of(e)[index];
     if (!*to) {
         pd_tensor_retain(*to = g);
         return PD_OK;
@@ -260,7 +256,6 @@ pd_status pd_leaf_accumulate(pd_tensor *leaf, pd_tensor *g, bool create_graph) {
 }
 
 static pd_status finish_leaf(run *r, uint32_t index) {
-    /* entries may move while hooks run other backwards? No: those have runs of their own. */
     entry *e = &r->entries[index];
     pd_tensor *leaf = e->leaf;
     if (!e->one) return PD_OK;
@@ -277,59 +272,61 @@ static pd_status finish_leaf(run *r, uint32_t index) {
     return call_leaf_hooks(leaf, PD_HOOK_READY);
 }
 
-static pd_status deliver(run *r, const pd_edge *edge, pd_tensor *g) {
+/* One edge into e has been served. */
+static pd_status arrive(run *r, const pd_edge *edge) {
     entry *e = find(r, edge->fn ? (const void *)edge->fn : edge->leaf);
     uint32_t index = (uint32_t)(e - r->entries);
-    if (g && e->needed) PD_TRY(add_grad(r, e, edge->leaf ? 0 : edge->index, g));
     if (--e->waiting) return PD_OK;
     return e->node ? push(r, index) : e->needed ? finish_leaf(r, index) : PD_OK;
+}
+
+/* The node's own function on the gradients that arrived. */
+static pd_status call_node(run *r, entry *e, pd_tensor **g, pd_tensor **gin) {
+    pd_node *n = e->node;
+    if (n->freed && n->nsaved)
+        return pd_fail(PD_E_RUNTIME, "backward: the graph was freed by an earlier backward, at %s (expected retain_graph=True there)",
+                       pd_node_name(n));
+    pd_vjp v = {.node = n, .attrs = n->attrs, .create_graph = r->b->create_graph, .g = g, .gin = gin};
+    n->kind->run(&v);
+    for (size_t i = 0; i < v.ntemps; i++) pd_tensor_release(v.temps[i]);
+    pd_free(v.temps);
+    return v.status;
 }
 
 static pd_status run_node(run *r, uint32_t index) {
     entry *e = &r->entries[index];
     pd_node *n = e->node;
-    pd_tensor *few[8] = {0}, **gin = few, *none[PD_MAX_OUTS] = {0};
-    pd_vjp v = {.node = n, .attrs = n->attrs, .create_graph = r->b->create_graph};
-    pd_status status = PD_OK;
+    pd_tensor *few[8] = {0}, **gin = few, **g = grads_of(e);
     bool any = false;
-    v.g = e->g ? (e->g == &e->one ? &e->one : e->g) : none;
-    for (int i = 0; e->needed && e->g && i < n->nout; i++) {
-        if (!v.g[i]) continue;
-        PD_TRY(call_grad_hooks(n->hooks, i, &v.g[i]));
+    for (int i = 0; e->needed && g && i < n->nout; i++) {
+        if (!g[i]) continue;
+        PD_TRY(call_grad_hooks(n->hooks, i, &g[i]));
         any = true;
     }
-    for (int k = e->first_capture; k >= 0; k = r->next_capture[k]) {
+    for (int k = e->first_capture; g && k >= 0; k = r->next_capture[k]) {
         int i = r->b->inputs[k]->meta->index;
-        if (e->g && v.g[i]) pd_tensor_retain(r->b->out[k] = v.g[i]);
+        if (g[i]) pd_tensor_retain(r->b->out[k] = g[i]);
     }
     if (n->nin > 8) PD_TRY(pd_calloc((size_t)n->nin * sizeof *gin, "backward", &gin));
-    v.gin = gin;
-    if (any && e->needed) {
-        if (n->freed && n->nsaved) {
-            status = pd_fail(PD_E_RUNTIME, "backward: the graph was freed by an earlier backward, at %s (expected retain_graph=True there)",
-                             pd_node_name(n));
-            goto done;
-        }
-        n->kind->run(&v);
-        status = v.status;
+    pd_status status = any ? call_node(r, e, g, gin) : PD_OK;
+    /* What has served goes before more is made. */
+    for (int i = 0; g && i < n->nout; i++) {
+        pd_tensor_release(g[i]);
+        g[i] = NULL;
     }
-    /* The gradients of the outputs have served: their memory goes before more is made. */
-    for (int i = 0; e->g && i < n->nout; i++) {
-        pd_tensor_release(v.g[i]);
-        v.g[i] = NULL;
-    }
-    for (size_t i = 0; i < v.ntemps; i++) pd_tensor_release(v.temps[i]);
     if (!r->b->retain_graph && !r->b->create_graph) pd_node_free_saved(n);
-    for (int i = 0; i < n->nin && !status; i++) {
-        if (!n->edges[i].fn && !n->edges[i].leaf) continue;
-        if (gin[i]) status = fit(n, i, &gin[i]);
-        pd_tensor *g = gin[i];
-        if (!status) status = deliver(r, &n->edges[i], g);
+    for (int i = 0; i < n->nin; i++) {
+        const pd_edge *edge = &n->edges[i];
+        if (gin[i] && !status) status = fit(n, i, &gin[i]);
+        if (gin[i] && !status) {
+            entry *to = find(r, edge->fn ? (const void *)edge->fn : edge->leaf);
+            if (to->needed) status = add_grad(r, to, edge->leaf ? 0 : edge->index, gin[i]);
+        }
+        pd_tensor_release(gin[i]); /* now the receiver's alone, who may keep its memory */
     }
-done:
-    for (int i = 0; i < n->nin; i++) pd_tensor_release(gin[i]);
     if (gin != few) pd_free(gin);
-    pd_free(v.temps);
+    for (int i = 0; i < n->nin && !status; i++)
+        if (n->edges[i].fn || n->edges[i].leaf) status = arrive(r, &n->edges[i]);
     return status;
 }
 
@@ -357,8 +354,8 @@ static pd_status seed(run *r, int i, uint32_t *index) {
     pd_status status = pd_tensor_history(root, &fn, &out);
     if (!status) status = find_or_add(r, fn, fn ? NULL : root, index, &added);
     if (!status) {
+        r->entries[*index].is_root = true;
         status = add_grad(r, &r->entries[*index], out, g);
-        if (!status && !added && r->entries[*index].g == NULL) status = PD_OK;
     }
     pd_tensor_release(ones);
     return status;
@@ -385,28 +382,21 @@ static pd_status add_captures(run *r) {
     return PD_OK;
 }
 
-static void fix_self_pointers(run *r) { /* entries moved while they grew: &one has to follow */
-    for (size_t i = 0; i < r->count; i++)
-        if (r->entries[i].g && (!r->entries[i].node || r->entries[i].node->nout == 1)) r->entries[i].g = &r->entries[i].one;
-}
-
 static pd_status walk(run *r) {
     const pd_backward *b = r->b;
     for (int i = 0; i < b->nroots; i++) {
         uint32_t root;
         PD_TRY(seed(r, i, &root));
-        fix_self_pointers(r);
     }
     PD_TRY(add_captures(r));
     size_t nroots = r->count;
     for (uint32_t i = 0; i < nroots; i++)
-        if (r->entries[i].g && !r->entries[i].expanded) PD_TRY(discover(r, i));
-    fix_self_pointers(r);
+        if (r->entries[i].is_root && !r->entries[i].expanded) PD_TRY(discover(r, i));
     void *token = 2 * r->work > PD_RELEASE_NS ? pd_host_release() : NULL;
     pd_status status = PD_OK;
     for (uint32_t i = 0; i < nroots && !status; i++) {
         entry *e = &r->entries[i];
-        if (!e->g || e->waiting) continue;
+        if (!e->is_root || e->waiting) continue;
         if (e->node) status = push(r, i);
         else if (e->needed) status = finish_leaf(r, i);
     }
@@ -427,9 +417,9 @@ pd_status pd_engine_run(const pd_backward *b) {
     current = r.outer;
     for (size_t i = 0; i < r.count; i++) {
         entry *e = &r.entries[i];
-        int n = e->node ? e->node->nout : 1;
-        for (int k = 0; e->g && k < n; k++) pd_tensor_release(e->g[k]);
-        if (e->g && e->g != &e->one) pd_free(e->g);
+        for (int k = 0; e->many && k < e->node->nout; k++) pd_tensor_release(e->many[k]);
+        pd_tensor_release(e->one);
+        pd_free(e->many);
     }
     for (size_t i = 0; i < r.nat_end; i++) pd_closure_drop(&r.at_end[i]);
     if (status && b->out)
