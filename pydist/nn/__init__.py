@@ -1,0 +1,16 @@
+"""Neural-network modules, with PyTorch's names, initial values and state dictionaries."""
+
+from pydist.nn import functional, init
+from pydist.nn.modules import *
+from pydist.nn.modules import __all__ as _modules
+from pydist.nn.parameter import Parameter
+
+__all__ = [*_modules, "Parameter", "functional", "init", "parallel"]
+
+
+def __getattr__(name):
+    if name == "parallel":
+        from importlib import import_module
+
+        return import_module("pydist.nn.parallel")
+    raise AttributeError(f"module 'pydist.nn' has no attribute '{name}'")

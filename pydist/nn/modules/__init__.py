@@ -1,0 +1,27 @@
+from pydist.nn.modules.activation import LogSoftmax, ReLU, Softmax
+from pydist.nn.modules.batchnorm import BatchNorm1d, BatchNorm2d
+from pydist.nn.modules.container import ModuleList, Sequential
+from pydist.nn.modules.conv import Conv2d
+from pydist.nn.modules.dropout import Dropout
+from pydist.nn.modules.flatten import Flatten
+from pydist.nn.modules.linear import Identity, Linear
+from pydist.nn.modules.loss import CrossEntropyLoss, NLLLoss
+from pydist.nn.modules.module import Module
+
+__all__ = [
+    "BatchNorm1d",
+    "BatchNorm2d",
+    "Conv2d",
+    "CrossEntropyLoss",
+    "Dropout",
+    "Flatten",
+    "Identity",
+    "Linear",
+    "LogSoftmax",
+    "Module",
+    "ModuleList",
+    "NLLLoss",
+    "ReLU",
+    "Sequential",
+    "Softmax",
+]

@@ -1,0 +1,467 @@
+"""Module: a tree of parameters, buffers and submodules with a forward function."""
+
+from collections import OrderedDict, namedtuple
+from collections.abc import Mapping
+
+from pydist import _C
+from pydist._grad_mode import no_grad
+from pydist.nn.parameter import Parameter
+from pydist.utils.hooks import RemovableHandle
+
+_REGISTERS = ("_parameters", "_buffers", "_modules")
+
+
+class _IncompatibleKeys(namedtuple("IncompatibleKeys", ("missing_keys", "unexpected_keys"))):
+    __slots__ = ()
+
+    def __repr__(self):
+        if not self.missing_keys and not self.unexpected_keys:
+            return "<All keys matched successfully>"
+        return super().__repr__()
+
+
+def _indent(text):
+    first, *rest = text.split("\n")
+    return "\n".join([first, *("  " + line for line in rest)])
+
+
+class Module:
+    """Base of all layers: assigned Parameters, Modules and registered buffers are found again by name.
+
+    Subclasses call `super().__init__()` first and define `forward`.
+
+    >>> import pydist
+    >>> class Scale(pydist.nn.Module):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.by = pydist.nn.Parameter(pydist.full((1,), 3.0))
+    ...     def forward(self, x):
+    ...         return x * self.by
+    >>> scale = Scale()
+    >>> [name for name, _ in scale.named_parameters()]
+    ['by']
+    >>> scale(pydist.ones(2)).tolist()
+    [3.0, 3.0]
+    """
+
+    _version = 1
+
+    def __init__(self):
+        self.__dict__.update(
+            training=True,
+            _parameters={},
+            _buffers={},
+            _non_persistent_buffers_set=set(),
+            _modules={},
+            _forward_pre_hooks=OrderedDict(),
+            _forward_hooks=OrderedDict(),
+        )
+
+    # Calling.
+
+    def forward(self, *args, **kwargs):
+        raise NotImplementedError(f'Module [{type(self).__name__}] is missing the required "forward" function')
+
+    def __call__(self, *args, **kwargs):
+        if self._forward_pre_hooks or self._forward_hooks:
+            return self._call_with_hooks(args, kwargs)
+        return self.forward(*args, **kwargs)
+
+    def _call_with_hooks(self, args, kwargs):
+        for hook, with_kwargs in list(self._forward_pre_hooks.values()):
+            changed = hook(self, args, kwargs) if with_kwargs else hook(self, args)
+            if changed is None:
+                continue
+            if with_kwargs:
+                args, kwargs = changed
+            else:
+                args = changed if isinstance(changed, tuple) else (changed,)
+        result = self.forward(*args, **kwargs)
+        for hook, with_kwargs in list(self._forward_hooks.values()):
+            changed = hook(self, args, kwargs, result) if with_kwargs else hook(self, args, result)
+            if changed is not None:
+                result = changed
+        return result
+
+    def register_forward_pre_hook(self, hook, *, prepend=False, with_kwargs=False):
+        """`hook(module, args)` runs before forward and may return new args; with_kwargs: `hook(module, args, kwargs)`
+        and it may return `(args, kwargs)`. Returns a handle with `remove()`."""
+        return RemovableHandle(self._forward_pre_hooks, (hook, with_kwargs), prepend=prepend)
+
+    def register_forward_hook(self, hook, *, prepend=False, with_kwargs=False):
+        """`hook(module, args, output)` (with_kwargs: `hook(module, args, kwargs, output)`) runs after forward and may
+        return another output. Returns a handle with `remove()`."""
+        return RemovableHandle(self._forward_hooks, (hook, with_kwargs), prepend=prepend)
+
+    # Registration.
+
+    def _check_new_name(self, kind, name):
+        if "_parameters" not in self.__dict__:
+            raise AttributeError(f"cannot assign {kind} before Module.__init__() call")
+        if not isinstance(name, str):
+            raise TypeError(f"{kind} name should be a string. Got {type(name).__name__}")
+        if "." in name:
+            raise KeyError(f"{kind} name can't contain \".\"")
+        if name == "":
+            raise KeyError(f'{kind} name can\'t be empty string ""')
+
+    def _check_not_taken(self, name, own):
+        if name not in own and hasattr(self, name):
+            raise KeyError(f"attribute '{name}' already exists")
+
+    def register_parameter(self, name, param):
+        """Adds a Parameter, or None for a name that may hold one later."""
+        self._check_new_name("parameter", name)
+        self._check_not_taken(name, self._parameters)
+        if param is not None and not isinstance(param, Parameter):
+            raise TypeError(
+                f"cannot assign '{type(param).__name__}' object to parameter '{name}' (Parameter or None required)"
+            )
+        if param is not None and param.grad_fn is not None:
+            raise ValueError(
+                f"Cannot assign non-leaf Tensor to parameter '{name}'. Model parameters must be created explicitly. "
+                f"To express '{name}' as a function of another Tensor, compute the value in the forward() method."
+            )
+        self._parameters[name] = param
+
+    def register_buffer(self, name, tensor, persistent=True):
+        """Adds a tensor that is moved and saved with the module and is no parameter; not persistent: not saved."""
+        self._check_new_name("buffer", name)
+        self._check_not_taken(name, self._buffers)
+        if tensor is not None and not isinstance(tensor, _C.Tensor):
+            raise TypeError(
+                f"cannot assign '{type(tensor).__name__}' object to buffer '{name}' (Tensor or None required)"
+            )
+        self._buffers[name] = tensor
+        if persistent:
+            self._non_persistent_buffers_set.discard(name)
+        else:
+            self._non_persistent_buffers_set.add(name)
+
+    def add_module(self, name, module):
+        """Adds a submodule, or None."""
+        self._check_new_name("module", name)
+        self._check_not_taken(name, self._modules)
+        if module is not None and not isinstance(module, Module):
+            raise TypeError(f"{type(module).__name__} is not a Module subclass")
+        self._modules[name] = module
+
+    register_module = add_module
+
+    def _forget(self, name, *registers):
+        for register in registers:
+            register.pop(name, None)
+        self._non_persistent_buffers_set.discard(name)
+
+    def __setattr__(self, name, value):
+        own = self.__dict__
+        if isinstance(value, Parameter):
+            if "_parameters" not in own:
+                raise AttributeError("cannot assign parameters before Module.__init__() call")
+            self._forget(name, own, self._buffers, self._modules)
+            self.register_parameter(name, value)
+        elif isinstance(value, Module):
+            if "_modules" not in own:
+                raise AttributeError("cannot assign module before Module.__init__() call")
+            self._forget(name, own, self._parameters, self._buffers)
+            self.add_module(name, value)
+        else:
+            for register, kind in (("_parameters", "parameter"), ("_modules", "child module"), ("_buffers", "buffer")):
+                if name in own.get(register, ()):
+                    return self._replace(own[register], kind, name, value)
+            object.__setattr__(self, name, value)
+
+    def _replace(self, register, kind, name, value):
+        """Assigns to a registered name a value that is neither a Parameter nor a Module."""
+        if value is not None and not (kind == "buffer" and isinstance(value, _C.Tensor)):
+            wanted = {"parameter": "Parameter", "child module": "Module", "buffer": "Tensor"}[kind]
+            raise TypeError(f"cannot assign '{type(value).__name__}' as {kind} '{name}' ({wanted} or None expected)")
+        register[name] = value
+
+    def __getattr__(self, name):
+        own = self.__dict__
+        for register in _REGISTERS:
+            if register in own and name in own[register]:
+                return own[register][name]
+        raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
+
+    def __delattr__(self, name):
+        for register in _REGISTERS:
+            if name in self.__dict__[register]:
+                return self._forget(name, self.__dict__[register])
+        super().__delattr__(name)
+
+    def __dir__(self):
+        names = {*super().__dir__(), *self._parameters, *self._buffers, *self._modules}
+        return sorted(name for name in names if not name[:1].isdigit())
+
+    # The tree.
+
+    def named_modules(self, memo=None, prefix="", remove_duplicate=True):
+        """(name, module) of this module and all below it, each once."""
+        memo = set() if memo is None else memo
+        if self in memo:
+            return
+        if remove_duplicate:
+            memo.add(self)
+        yield prefix, self
+        for name, module in self._modules.items():
+            if module is not None:
+                yield from module.named_modules(memo, f"{prefix}.{name}" if prefix else name, remove_duplicate)
+
+    def _named_members(self, register, prefix, recurse, remove_duplicate):
+        seen = set()
+        modules = self.named_modules(prefix=prefix, remove_duplicate=remove_duplicate) if recurse else [(prefix, self)]
+        for path, module in modules:
+            for name, value in module.__dict__[register].items():
+                if value is None or id(value) in seen:
+                    continue
+                if remove_duplicate:
+                    seen.add(id(value))
+                yield (f"{path}.{name}" if path else name), value
+
+    def named_parameters(self, prefix="", recurse=True, remove_duplicate=True):
+        """(name, parameter) of the tree, shared ones once."""
+        return self._named_members("_parameters", prefix, recurse, remove_duplicate)
+
+    def named_buffers(self, prefix="", recurse=True, remove_duplicate=True):
+        """(name, buffer) of the tree, shared ones once."""
+        return self._named_members("_buffers", prefix, recurse, remove_duplicate)
+
+    def named_children(self):
+        """(name, module) of the direct submodules, each once."""
+        seen = set()
+        for name, module in self._modules.items():
+            if module is not None and module not in seen:
+                seen.add(module)
+                yield name, module
+
+    def parameters(self, recurse=True):
+        return (value for _, value in self.named_parameters(recurse=recurse))
+
+    def buffers(self, recurse=True):
+        return (value for _, value in self.named_buffers(recurse=recurse))
+
+    def children(self):
+        return (module for _, module in self.named_children())
+
+    def modules(self):
+        return (module for _, module in self.named_modules())
+
+    def _get_along(self, path):
+        module = self
+        for name in path.split(".") if path else ():
+            module = getattr(module, name)
+            if not isinstance(module, Module):
+                raise AttributeError(f"`{name}` is not an nn.Module")
+        return module
+
+    def get_submodule(self, target):
+        """The module at a dotted path; raises AttributeError where there is none."""
+        return self._get_along(target)
+
+    def _get_member(self, target, kind, wanted):
+        path, _, name = target.rpartition(".")
+        value = getattr(self._get_along(path), name)
+        if not wanted(value, name):
+            raise AttributeError(f"`{name}` is not {kind}")
+        return value
+
+    def get_parameter(self, target):
+        return self._get_member(target, "an nn.Parameter", lambda value, _: isinstance(value, Parameter))
+
+    def get_buffer(self, target):
+        owner = self._get_along(target.rpartition(".")[0])
+        return self._get_member(target, "a buffer", lambda _, name: name in owner._buffers)
+
+    def apply(self, fn):
+        """Calls fn(module) on all submodules, children first, then on this one. Returns self."""
+        for module in self.children():
+            module.apply(fn)
+        fn(self)
+        return self
+
+    # Modes, dtypes and devices.
+
+    def train(self, mode=True):
+        """Sets the training mode of the tree (dropout, batch norm). Returns self."""
+        if not isinstance(mode, bool):
+            raise ValueError("training mode is expected to be boolean")
+        self.training = mode
+        for module in self.children():
+            module.train(mode)
+        return self
+
+    def eval(self):
+        return self.train(False)
+
+    def requires_grad_(self, requires_grad=True):
+        for param in self.parameters():
+            param.requires_grad_(requires_grad)
+        return self
+
+    def zero_grad(self, set_to_none=True):
+        _C.zero_grads(list(self.parameters()), set_to_none)
+
+    def _apply(self, fn):
+        """Replaces the data of every parameter, gradient and buffer by fn of it."""
+        for module in self.children():
+            module._apply(fn)
+        with no_grad():
+            for param in self._parameters.values():
+                if param is not None:
+                    grad = param.grad
+                    if grad is not None:
+                        param.grad = None
+                    param.data = fn(param.data)
+                    if grad is not None:
+                        param.grad = fn(grad)
+            for name, buffer in self._buffers.items():
+                if buffer is not None:
+                    self._buffers[name] = fn(buffer)
+        return self
+
+    def to(self, *args, **kwargs):
+        """`to(device)`, `to(dtype)`, `to(device, dtype)` or `to(tensor)`: moves in place; a dtype must be floating and
+        changes only what is floating. Returns self."""
+        device, dtype = kwargs.pop("device", None), kwargs.pop("dtype", None)
+        kwargs.pop("non_blocking", None)
+        kwargs.pop("memory_format", None)
+        if kwargs:
+            raise TypeError(f"to() got an unexpected keyword argument '{next(iter(kwargs))}'")
+        for arg in args:
+            if isinstance(arg, _C.Tensor):
+                device, dtype = arg.device, arg.dtype
+            elif isinstance(arg, _C.dtype):
+                dtype = arg
+            elif not isinstance(arg, bool):
+                device = arg
+        if dtype is not None and not dtype.is_floating_point:
+            raise TypeError(f"nn.Module.to only accepts floating point dtypes, but got desired dtype={dtype}")
+
+        def convert(tensor):
+            if device is not None:
+                tensor = tensor.to(device)
+            return tensor if dtype is None or not tensor.is_floating_point() else tensor.to(dtype)
+
+        return self._apply(convert)
+
+    def float(self):
+        return self.to(_C.float32)
+
+    def double(self):
+        return self.to(_C.float64)
+
+    def half(self):
+        return self.to(_C.float16)
+
+    def bfloat16(self):
+        return self.to(_C.bfloat16)
+
+    def cpu(self):
+        return self.to("cpu")
+
+    # State.
+
+    def _save_to_state_dict(self, destination, prefix, keep_vars):
+        buffers = {k: v for k, v in self._buffers.items() if k not in self._non_persistent_buffers_set}
+        for name, value in {**self._parameters, **buffers}.items():
+            if value is not None:
+                destination[prefix + name] = value if keep_vars else value.detach()
+
+    def state_dict(self, *, destination=None, prefix="", keep_vars=False):
+        """An ordered dictionary from names to parameters and persistent buffers, sharing their storage."""
+        if destination is None:
+            destination = OrderedDict()
+            destination._metadata = OrderedDict()
+        destination._metadata[prefix[:-1]] = {"version": self._version}
+        self._save_to_state_dict(destination, prefix, keep_vars)
+        for name, module in self._modules.items():
+            if module is not None:
+                module.state_dict(destination=destination, prefix=f"{prefix}{name}.", keep_vars=keep_vars)
+        return destination
+
+    def _load_one(self, name, key, old, new, assign, errors):
+        if not isinstance(new, _C.Tensor):
+            errors.append(
+                f'While copying the parameter named "{key}", expected a Tensor from checkpoint but received {type(new)}'
+            )
+        elif new.shape != old.shape:
+            errors.append(
+                f"size mismatch for {key}: copying a param with shape {new.shape} from checkpoint, "
+                f"the shape in current model is {old.shape}."
+            )
+        elif not assign:
+            with no_grad():
+                old.copy_(new)
+        elif isinstance(old, Parameter):
+            setattr(self, name, Parameter(new, requires_grad=old.requires_grad))
+        else:
+            setattr(self, name, new)
+
+    def _load_from_state_dict(self, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, errors):
+        """Takes this module's own entries, not its children's. Layers that changed their format override this."""
+        buffers = {k: v for k, v in self._buffers.items() if k not in self._non_persistent_buffers_set}
+        own = {k: v for k, v in {**self._parameters, **buffers}.items() if v is not None}
+        assign = local_metadata.get("assign_to_params_buffers", False)
+        for name, old in own.items():
+            key = prefix + name
+            if key in state_dict:
+                self._load_one(name, key, old, state_dict[key], assign, errors)
+            elif strict:
+                missing_keys.append(key)
+        if strict:
+            for key in state_dict:
+                if key.startswith(prefix):
+                    name, _, rest = key[len(prefix) :].partition(".")
+                    if name not in (self._modules if rest else own):
+                        unexpected_keys.append(key)
+
+    def load_state_dict(self, state_dict, strict=True, assign=False):
+        """Copies (assign: takes over) the tensors of `state_dict`. Returns (missing_keys, unexpected_keys).
+
+        Raises RuntimeError listing missing and unexpected keys (strict) and all sizes that differ; then tensors whose
+        names and sizes agree have been copied.
+        """
+        if not isinstance(state_dict, Mapping):
+            raise TypeError(f"Expected state_dict to be dict-like, got {type(state_dict)}.")
+        metadata = getattr(state_dict, "_metadata", None) or {}
+        missing, unexpected, errors = [], [], []
+
+        def load(module, state, prefix):
+            local = dict(metadata.get(prefix[:-1], ()), assign_to_params_buffers=assign)
+            module._load_from_state_dict(state, prefix, local, True, missing, unexpected, errors)
+            for name, child in module._modules.items():
+                if child is not None:
+                    below = f"{prefix}{name}."
+                    load(child, {k: v for k, v in state.items() if k.startswith(below)}, below)
+
+        load(self, OrderedDict(state_dict), "")
+        if strict:
+            for title, keys in (("Unexpected", unexpected), ("Missing", missing)):
+                if keys:
+                    errors.insert(0, f"{title} key(s) in state_dict: {', '.join(f'{chr(34)}{k}{chr(34)}' for k in keys)}. ")
+        if errors:
+            listed = "\n\t".join(errors)
+            raise RuntimeError(f"Error(s) in loading state_dict for {type(self).__name__}:\n\t{listed}")
+        return _IncompatibleKeys(missing, unexpected)
+
+    # Text.
+
+    def extra_repr(self):
+        """The text between the parentheses of repr()."""
+        return ""
+
+    def _get_name(self):
+        return type(self).__name__
+
+    def __repr__(self):
+        extra = self.extra_repr()
+        lines = extra.split("\n") if extra else []
+        children = [f"({name}): {_indent(repr(module))}" for name, module in self._modules.items()]
+        name = self._get_name()
+        if len(lines) == 1 and not children:
+            return f"{name}({lines[0]})"
+        if not lines and not children:
+            return f"{name}()"
+        return f"{name}(\n  " + "\n  ".join(lines + children) + "\n)"

@@ -1,0 +1,31 @@
+"""Parameter: a tensor that a Module registers when it is assigned to an attribute."""
+
+from pydist import _C
+
+
+class Parameter(_C.Tensor):
+    """A leaf tensor over `data`'s storage that needs a gradient unless told otherwise.
+
+    `data` (Tensor, default an empty one), `requires_grad` (bool). Raises TypeError where data is not a tensor.
+
+    >>> import pydist
+    >>> w = pydist.nn.Parameter(pydist.zeros(2, 3))
+    >>> w.requires_grad, w.is_leaf
+    (True, True)
+    """
+
+    def __new__(cls, data=None, requires_grad=True):
+        if data is None:
+            data = _C.empty(0)
+        elif not isinstance(data, _C.Tensor):
+            raise TypeError(f"Parameter: data must be a Tensor: {type(data).__name__}")
+        return _C.Tensor._make_subclass(cls, data.detach(), requires_grad)
+
+    def __deepcopy__(self, memo):
+        new = memo.get(id(self))
+        if new is None:
+            new = memo[id(self)] = type(self)(self.detach().clone(), self.requires_grad)
+        return new
+
+    def __repr__(self):
+        return "Parameter containing:\n" + super().__repr__()

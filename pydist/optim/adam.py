@@ -1,0 +1,124 @@
+"""Adam and AdamW."""
+
+from pydist import _C
+from pydist.optim._fused import FusedOptimizer
+
+
+class Adam(FusedOptimizer):
+    """p -= lr * (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps), where m and v are running means of g and g^2
+    (Kingma and Ba, 2015). weight_decay adds weight_decay * p to g; amsgrad takes the largest v so far (Reddi et al.,
+    2018).
+
+    Tensors are float32 or float64. Raises ValueError for options out of range. `foreach`, `fused` and `capturable` are
+    accepted and mean nothing here: every step is one fused call.
+
+    >>> import pydist
+    >>> p = pydist.ones(2, requires_grad=True)
+    >>> (3 * p).sum().backward()
+    >>> pydist.optim.Adam([p], lr=0.5).step()
+    >>> [round(x, 4) for x in p.tolist()]
+    [0.5, 0.5]
+    """
+
+    def __init__(
+        self,
+        params,
+        lr=1e-3,
+        betas=(0.9, 0.999),
+        eps=1e-8,
+        weight_decay=0,
+        amsgrad=False,
+        *,
+        foreach=None,
+        maximize=False,
+        capturable=False,
+        differentiable=False,
+        fused=None,
+        decoupled_weight_decay=False,
+    ):
+        if not 0.0 <= lr:
+            raise ValueError(f"Invalid learning rate: {lr}")
+        if not 0.0 <= eps:
+            raise ValueError(f"Invalid epsilon value: {eps}")
+        for i, beta in enumerate(betas):
+            if not 0.0 <= beta < 1.0:
+                raise ValueError(f"Invalid beta parameter at index {i}: {beta}")
+        if not 0.0 <= weight_decay:
+            raise ValueError(f"Invalid weight_decay value: {weight_decay}")
+        defaults = dict(
+            lr=lr,
+            betas=betas,
+            eps=eps,
+            weight_decay=weight_decay,
+            amsgrad=amsgrad,
+            maximize=maximize,
+            foreach=foreach,
+            capturable=capturable,
+            differentiable=differentiable,
+            fused=fused,
+            decoupled_weight_decay=decoupled_weight_decay,
+        )
+        super().__init__(params, defaults)
+
+    def _state_names(self, group):
+        return ("exp_avg", "exp_avg_sq", "max_exp_avg_sq") if group["amsgrad"] else ("exp_avg", "exp_avg_sq")
+
+    def _count(self, state):
+        return int(state.get("step", 0))
+
+    def _run(self, group, batch):
+        beta1, beta2 = group["betas"]
+        columns = batch.columns
+        step = batch.count + 1
+        _C.adam_step(
+            batch.params,
+            columns[0],
+            columns[1],
+            columns[2] if group["amsgrad"] else None,
+            lr=float(group["lr"]),
+            beta1=beta1,
+            beta2=beta2,
+            eps=group["eps"],
+            weight_decay=group["weight_decay"],
+            step=step,
+            amsgrad=group["amsgrad"],
+            decoupled=group["decoupled_weight_decay"],
+            maximize=group["maximize"],
+        )
+        batch.count = step
+        for state in batch.states:
+            state["step"] = step
+
+
+class AdamW(Adam):
+    """Adam with p -= lr * weight_decay * p beside the step instead of in the gradient (Loshchilov and Hutter, 2019)."""
+
+    def __init__(
+        self,
+        params,
+        lr=1e-3,
+        betas=(0.9, 0.999),
+        eps=1e-8,
+        weight_decay=1e-2,
+        amsgrad=False,
+        *,
+        maximize=False,
+        foreach=None,
+        capturable=False,
+        differentiable=False,
+        fused=None,
+    ):
+        super().__init__(
+            params,
+            lr,
+            betas,
+            eps,
+            weight_decay,
+            amsgrad,
+            foreach=foreach,
+            maximize=maximize,
+            capturable=capturable,
+            differentiable=differentiable,
+            fused=fused,
+            decoupled_weight_decay=True,
+        )

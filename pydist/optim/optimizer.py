@@ -1,0 +1,161 @@
+"""Optimizer: groups of parameters with their options, and state per parameter."""
+
+import warnings
+from collections import OrderedDict, defaultdict
+from copy import deepcopy
+
+from pydist import _C
+from pydist._grad_mode import enable_grad
+from pydist.utils.hooks import RemovableHandle
+
+
+class Optimizer:
+    """Base of all optimizers; subclasses define `step`.
+
+    `params` is an iterable of tensors, of (name, tensor) pairs, or of dictionaries {"params": ..., option: value};
+    `defaults` holds the options of groups that do not give their own. `state[p]` is a dictionary per parameter.
+    Raises ValueError for an empty list, for tensors that are no leaves, and for parameters in two groups.
+    """
+
+    def __init__(self, params, defaults):
+        if isinstance(params, _C.Tensor):
+            raise TypeError(
+                "params argument given to the optimizer should be an iterable of Tensors or dicts, "
+                f"but got {type(params).__name__}"
+            )
+        self.defaults = defaults
+        self.state = defaultdict(dict)
+        self.param_groups = []
+        self._make_private()
+        groups = list(params)
+        if not groups:
+            raise ValueError("optimizer got an empty parameter list")
+        for group in groups if isinstance(groups[0], dict) else [{"params": groups}]:
+            self.add_param_group(group)
+
+    def _make_private(self):
+        """What is neither saved nor copied."""
+        self._step_pre_hooks, self._step_post_hooks = OrderedDict(), OrderedDict()
+
+    def __getstate__(self):
+        return {"defaults": self.defaults, "state": self.state, "param_groups": self.param_groups}
+
+    def __setstate__(self, state):
+        self.__dict__.update(state)
+        self._make_private()
+
+    def __repr__(self):
+        text = ""
+        for i, group in enumerate(self.param_groups):
+            text += f"\nParameter Group {i}\n"
+            text += "".join(f"    {key}: {group[key]}\n" for key in sorted(group) if key != "params")
+        return f"{type(self).__name__} ({text})"
+
+    def add_param_group(self, param_group):
+        """Adds a dictionary {"params": tensors, option: value}; options not given take their defaults."""
+        if not isinstance(param_group, dict):
+            raise TypeError(f"param_group must be a dict, but got {type(param_group)}")
+        params = param_group["params"]
+        if isinstance(params, set):
+            raise TypeError(
+                "optimizer parameters need to be organized in ordered collections, but the ordering of tensors in "
+                "sets will change between runs. Please use a list instead."
+            )
+        params = [params] if isinstance(params, _C.Tensor) else list(params)
+        names = [p[0] for p in params if isinstance(p, tuple)]
+        if names:
+            if len(names) != len(params):
+                raise ValueError("all optimizer params should be with/without names. Some param names are missing")
+            param_group["param_names"] = names
+            params = [p for _, p in params]
+        param_group["params"] = params
+        self._check_params(param_group)
+        for name, default in self.defaults.items():
+            param_group.setdefault(name, default)
+        self.param_groups.append(param_group)
+
+    def _check_params(self, param_group):
+        params = param_group["params"]
+        for param in params:
+            if not isinstance(param, _C.Tensor):
+                raise TypeError(
+                    f"optimizer can only optimize Tensors, but one of the params is {type(param).__name__}"
+                )
+            if not param.is_leaf:
+                raise ValueError("can't optimize a non-leaf Tensor")
+        own = {id(p) for p in params}
+        if len(own) != len(params):
+            warnings.warn("optimizer contains a parameter group with duplicate parameters", stacklevel=4)
+        for group in self.param_groups:
+            if ("param_names" in param_group) != ("param_names" in group):
+                raise ValueError("all optimizer param groups should be with/without names")
+            if not own.isdisjoint(id(p) for p in group["params"]):
+                raise ValueError("some parameters appear in more than one parameter group")
+
+    def zero_grad(self, set_to_none=True):
+        """Forgets all gradients, or (set_to_none=False) fills them with zeros."""
+        for group in self.param_groups:
+            _C.zero_grads(group["params"], set_to_none)
+
+    def step(self, closure=None):
+        raise NotImplementedError
+
+    def _evaluate(self, closure):
+        with enable_grad():
+            return closure()
+
+    def register_step_pre_hook(self, hook):
+        """`hook(optimizer, args, kwargs)` runs before each step. Returns a handle with `remove()`."""
+        return RemovableHandle(self._step_pre_hooks, hook)
+
+    def register_step_post_hook(self, hook):
+        """`hook(optimizer, args, kwargs)` runs after each step. Returns a handle with `remove()`."""
+        return RemovableHandle(self._step_post_hooks, hook)
+
+    def state_dict(self):
+        """{"state": {index: ...}, "param_groups": [{..., "params": [indices]}]}, parameters numbered over all groups."""
+        index = {id(p): i for i, p in enumerate(p for group in self.param_groups for p in group["params"])}
+        groups = [{**group, "params": [index[id(p)] for p in group["params"]]} for group in self.param_groups]
+        for group in groups:  # PyTorch's dictionaries have the parameters last
+            group["params"] = group.pop("params")
+        state = {index[id(k)] if isinstance(k, _C.Tensor) else k: v for k, v in self.state.items()}
+        return {"state": state, "param_groups": groups}
+
+    def load_state_dict(self, state_dict):
+        """Takes the options and (copied, floating tensors cast to their parameters' dtype) the state.
+
+        Raises ValueError where the number of groups or of parameters in a group differs.
+        """
+        saved = deepcopy(state_dict["param_groups"])
+        if len(saved) != len(self.param_groups):
+            raise ValueError("loaded state dict has a different number of parameter groups")
+        if any(len(new["params"]) != len(old["params"]) for new, old in zip(saved, self.param_groups)):
+            raise ValueError(
+                "loaded state dict contains a parameter group that doesn't match the size of optimizer's group"
+            )
+        param_of = {}
+        for new, old in zip(saved, self.param_groups):
+            param_of.update(zip(new["params"], old["params"]))
+            new["params"] = old["params"]
+            if "param_names" in old:
+                new.setdefault("param_names", old["param_names"])
+        state = defaultdict(dict)
+        for key, value in state_dict["state"].items():
+            if key in param_of:
+                state[param_of[key]] = _copied(value, param_of[key])
+            else:
+                state[key] = value
+        self.__dict__.update(state=state, param_groups=saved)
+
+
+def _copied(value, param, key=None):
+    """A copy of one parameter's saved state; the step count stays a plain number."""
+    if isinstance(value, _C.Tensor):
+        if key == "step":
+            return int(value.item())
+        return value.clone().to(param.dtype) if value.is_floating_point() else value.clone()
+    if isinstance(value, dict):
+        return {k: _copied(v, param, k) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_copied(v, param) for v in value)
+    return value

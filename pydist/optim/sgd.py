@@ -1,0 +1,77 @@
+"""Stochastic gradient descent."""
+
+from pydist import _C
+from pydist.optim._fused import FusedOptimizer
+
+
+class SGD(FusedOptimizer):
+    """p -= lr * d, where d = g + weight_decay * p; with momentum b = momentum * b + (1 - dampening) * d (first step:
+    b = d) and d = b, or d + momentum * b with nesterov (Sutskever et al., 2013).
+
+    Tensors are float32 or float64. Raises ValueError for options out of range. `foreach` and `fused` are accepted and
+    mean nothing here: every step is one fused call.
+
+    >>> import pydist
+    >>> p = pydist.ones(2, requires_grad=True)
+    >>> (3 * p).sum().backward()
+    >>> pydist.optim.SGD([p], lr=0.5).step()
+    >>> p.tolist()
+    [-0.5, -0.5]
+    """
+
+    def __init__(
+        self,
+        params,
+        lr=1e-3,
+        momentum=0,
+        dampening=0,
+        weight_decay=0,
+        nesterov=False,
+        *,
+        maximize=False,
+        foreach=None,
+        differentiable=False,
+        fused=None,
+    ):
+        if lr < 0.0:
+            raise ValueError(f"Invalid learning rate: {lr}")
+        if momentum < 0.0:
+            raise ValueError(f"Invalid momentum value: {momentum}")
+        if weight_decay < 0.0:
+            raise ValueError(f"Invalid weight_decay value: {weight_decay}")
+        if nesterov and (momentum <= 0 or dampening != 0):
+            raise ValueError("Nesterov momentum requires a momentum and zero dampening")
+        defaults = dict(
+            lr=lr,
+            momentum=momentum,
+            dampening=dampening,
+            weight_decay=weight_decay,
+            nesterov=nesterov,
+            maximize=maximize,
+            foreach=foreach,
+            differentiable=differentiable,
+            fused=fused,
+        )
+        super().__init__(params, defaults)
+
+    def _state_names(self, group):
+        return ("momentum_buffer",) if group["momentum"] else ()
+
+    def _count(self, state):
+        return 0 if state.get("momentum_buffer") is None else 1
+
+    def _run(self, group, batch):
+        momentum = group["momentum"]
+        _C.sgd_step(
+            batch.params,
+            batch.columns[0] if momentum else None,
+            lr=float(group["lr"]),
+            momentum=momentum,
+            dampening=group["dampening"],
+            weight_decay=group["weight_decay"],
+            nesterov=group["nesterov"],
+            maximize=group["maximize"],
+            first=batch.count == 0,
+        )
+        if momentum and batch.count == 0:
+            self._plans.clear()  # from now on these go with those that have their buffers

@@ -1,0 +1,9 @@
+"""Utilities: `pydist.utils.data` (datasets, samplers, loader) and `pydist.utils.hooks`."""
+
+
+def __getattr__(name):
+    if name in ("data", "hooks"):
+        from importlib import import_module
+
+        return import_module(f"pydist.utils.{name}")
+    raise AttributeError(f"module 'pydist.utils' has no attribute '{name}'")
