@@ -99,15 +99,15 @@ def check(opts, command):
         raise UsageError("several hosts come with tcp; not in this version (--nnodes 1, --node-rank 0)")
     if opts["master-port"]:
         number(opts, "master-port", 1, 65535)
+    cores = opts["nproc-per-node"] in ("auto", "cpu")
+    world = len(os.sched_getaffinity(0)) if cores else number(opts, "nproc-per-node", 1, RANKS_MAX)
     if not command:
         raise UsageError("no script given")
     if opts["module"] and opts["no-python"]:
         raise UsageError("--module and --no-python exclude each other")
     if not (opts["module"] or opts["no-python"] or os.path.exists(command[0])):
         raise UsageError(f"no such script: {command[0]}")
-    if opts["nproc-per-node"] in ("auto", "cpu"):
-        return len(os.sched_getaffinity(0))
-    return number(opts, "nproc-per-node", 1, RANKS_MAX)
+    return world
 
 
 def free_port():

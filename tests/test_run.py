@@ -1,0 +1,522 @@
+"""The launcher, from outside: what it gives to workers, what it prints, and that nobody outlives it."""
+
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+
+import pydist
+from pydist import run
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(pydist.__file__)))
+
+
+def command(*args):
+    return [sys.executable, "-m", "pydist.run", *map(str, args)]
+
+
+def environment(**more):
+    kept = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "PYTHONUNBUFFERED", "RANK")}
+    path = ROOT + os.pathsep + kept.get("PYTHONPATH", "")
+    return {**kept, "PYTHONPATH": path, **more}
+
+
+def start(*args, **more):
+    # a test run in the background of a shell ignores SIGINT, and so would the launcher
+    more = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL, "text": True,
+            "env": environment(), "preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL), **more}
+    return subprocess.Popen(command(*args), **more)
+
+
+def launch(*args, timeout=20, **more):
+    """(exit code, stdout, stderr, seconds)."""
+    begin = time.monotonic()
+    with start(*args, **more) as process:
+        try:
+            out, err = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
+    return process.returncode, out, err, time.monotonic() - begin
+
+
+@pytest.fixture
+def script(tmp_path):
+    def write(text, name="script.py"):
+        path = tmp_path / name
+        path.write_text("import os, sys, time, signal, subprocess\nrank = int(os.environ['RANK'])\n"
+                        + textwrap.dedent(text))
+        return path
+
+    return write
+
+
+def is_alive(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False
+
+
+def all_end(pids, seconds):
+    deadline = time.monotonic() + seconds
+    while any(map(is_alive, pids)) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return not any(map(is_alive, pids))
+
+
+def read_lines(process, count):
+    return [process.stdout.readline() for _ in range(count)]
+
+
+def numbers(text):
+    return [int(word) for word in re.findall(r"\d+", re.sub(r"^\[\d+\]", "", text, flags=re.M))]
+
+
+def own_lines(err):
+    return [line for line in err.splitlines() if line.startswith("pydist.run:")]
+
+
+# What a worker gets.
+
+
+def test_environment(script):
+    path = script("""
+        names = ("RANK LOCAL_RANK ROLE_RANK GROUP_RANK WORLD_SIZE LOCAL_WORLD_SIZE ROLE_WORLD_SIZE GROUP_WORLD_SIZE"
+                 " TORCHELASTIC_RESTART_COUNT TORCHELASTIC_MAX_RESTARTS MASTER_ADDR PYTHONUNBUFFERED").split()
+        print(*(os.environ[name] for name in names))
+        assert 1 <= int(os.environ["MASTER_PORT"]) <= 65535
+        assert os.environ["TORCHELASTIC_RUN_ID"] and os.environ["PYDIST_CONTROL"]
+        assert "OMP_NUM_THREADS" not in os.environ or os.environ["OMP_NUM_THREADS"] == "7"
+        os.fstat(int(os.environ["PYDIST_SECRET_FD"]))
+        assert os.getsid(0) == os.getpid() and os.read(0, 1) == b""
+        assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+        assert not signal.pthread_sigmask(signal.SIG_BLOCK, [])
+        open_fds = {int(fd) for fd in os.listdir("/proc/self/fd")} - {0, 1, 2, int(os.environ["PYDIST_SECRET_FD"])}
+        assert len(open_fds) <= 1, open_fds  # listdir's own
+    """)
+    with open(os.devnull) as extra:  # inherited by the launcher, not by its workers
+        code, out, err, _ = launch("--nproc_per_node=3", "--standalone", path, env=environment(OMP_NUM_THREADS="7"),
+                                   pass_fds=(extra.fileno(),))
+    assert (code, err) == (0, "")
+    assert sorted(out.splitlines()) == [f"[{r}] {r} {r} {r} 0 3 3 3 1 0 0 127.0.0.1 1" for r in range(3)]
+
+
+def test_ports_and_run_ids_differ(script):
+    path = script("print(os.environ['MASTER_PORT'], os.environ['TORCHELASTIC_RUN_ID'])")
+    seen = {launch(path)[1] for _ in range(3)}
+    assert len(seen) == 3 and len({line.split()[0] for line in seen}) > 1
+    given = script("print(os.environ['MASTER_ADDR'], os.environ['MASTER_PORT'])")
+    assert launch("--master-port", 29511, "--master_addr=localhost", given)[1] == "localhost 29511\n"
+
+
+def test_arguments_and_module(script, tmp_path):
+    path = script("print(__name__, sys.argv[1:])", "tool.py")
+    expected = "__main__ ['--nproc-per-node', '-m', 'a b', '']\n"
+    assert launch("--", path, "--nproc-per-node", "-m", "a b", "")[:3] == (0, expected, "")
+    assert launch("-m", "--nproc-per-node", 1, "tool", "--nproc-per-node", "-m", "a b", "",
+                  cwd=tmp_path)[:3] == (0, expected, "")
+    assert launch("--no-python", "--nproc-per-node=2", "sh", "-c", "echo $RANK$0", "x")[1] in (
+        "[0] 0x\n[1] 1x\n", "[1] 1x\n[0] 0x\n")
+
+
+def test_one_rank_has_our_stdin_and_no_prefix(script):
+    path = script("print(sys.stdin.read().upper())")
+    with start(path, stdin=subprocess.PIPE) as process:
+        assert process.communicate("yes", timeout=20)[0] == "YES\n"
+
+
+def test_nproc_auto(script):
+    code, out, _, _ = launch("--nproc-per-node", "auto", script("print(os.environ['WORLD_SIZE'])"))
+    assert code == 0 and set(numbers(out)) == {len(os.sched_getaffinity(0))}
+
+
+@pytest.mark.parametrize("args, message", [
+    (["--nnodes=2", "x.py"], "several hosts come with tcp; not in this version"),
+    (["--node-rank", "1", "x.py"], "several hosts come with tcp"),
+    (["--rdzv-backend=c10d", "x.py"], "unknown option --rdzv-backend=c10d"),
+    (["-x", "x.py"], "unknown option -x"),
+    (["--nproc-per-node", "0", "x.py"], "--nproc-per-node: '0' (expected"),
+    (["--nproc-per-node", "gpu", __file__], "--nproc-per-node: 'gpu' (expected a number from 1 to 4096)"),
+    (["--nproc-per-node"], "--nproc-per-node needs a value"),
+    (["--master-port=0x50", __file__], "--master-port: '0x50' (expected a number"),
+    (["--standalone=yes", __file__], "--standalone takes no value"),
+    (["-m", "--no-python", "x"], "exclude each other"),
+    (["missing.py"], "no such script: missing.py"),
+    ([], "no script given"),
+])
+def test_usage_errors(args, message, capfd):
+    assert run.main(args) == 2
+    out, err = capfd.readouterr()
+    assert out == "" and err.count("\n") == 1 and err.startswith("pydist.run: ") and message in err
+
+
+def test_help(capfd):
+    assert run.main(["--help"]) == 0
+    out = capfd.readouterr().out
+    assert all(f"--{name}" in out for name, *_ in run.OPTIONS)
+
+
+def test_program_that_cannot_start(tmp_path):
+    code, out, err, seconds = launch("--no-python", "--nproc-per-node=2", tmp_path / "nothing")
+    assert (code, out) == (127, "") and seconds < 2
+    assert err == (f"pydist.run: cannot start rank 0: spawn: exec: {tmp_path}/nothing: No such file or directory\n")
+
+
+# Output.
+
+
+def test_lines_are_whole(script):
+    path = script("""
+        for i in range(300):
+            for piece in ("a" * 40, "b" * 40, f" {i}\\n"):
+                os.write(1 + i % 2, piece.encode())
+    """)
+    code, out, _, _ = launch("--nproc-per-node=4", path, stderr=subprocess.STDOUT)
+    lines = out.splitlines()
+    assert code == 0 and len(lines) == 1200
+    for rank in range(4):
+        mine = [line for line in lines if line.startswith(f"[{rank}] ")]
+        assert sorted(mine) == sorted(f"[{rank}] " + "a" * 40 + "b" * 40 + f" {i}" for i in range(300))
+
+
+def test_huge_output_and_long_lines(script):
+    path = script("""
+        block = b"x" * 99 + b"\\n"
+        for _ in range(40): sys.stdout.buffer.write(block * 2500)
+        sys.stdout.buffer.write(b"y" * (3 << 20) + b"\\n")
+    """)
+    code, out, err, _ = launch("--nproc-per-node=2", path, text=False)
+    lines = out.split(b"\n")
+    assert (code, err) == (0, b"")
+    assert lines.count(b"[0] " + b"x" * 99) == lines.count(b"[1] " + b"x" * 99) == 100000
+    long = [line for line in lines if line.startswith(b"[1] y")]
+    assert sum(len(line) - 4 for line in long) == 3 << 20 and max(map(len, long)) < run.LINE_MAX + (1 << 17)
+
+
+def test_one_rank_is_byte_exact(script):
+    path = script("os.write(1, bytes(range(256)) * 1000 + b'\\r\\n\\r  no end')\nos.write(2, b'Trace')")
+    code, out, err, _ = launch(path, text=False)
+    assert (code, out, err) == (0, bytes(range(256)) * 1000 + b"\r\n\r  no end", b"Trace")
+
+
+def test_unfinished_lines_and_carriage_returns(script):
+    path = script("""
+        if rank:
+            print("crlf", end="\\r\\n"); print("partial", end="")
+        else:
+            for i in range(3): print(f"\\r{i}0%", end="", flush=True); time.sleep(0.02)
+            print("\\r100%"); os.write(2, b"bye")
+    """)
+    code, out, err, _ = launch("--nproc-per-node=2", path, text=False)
+    lines = re.findall(rb"[^\r\n]*(?:\r\n|\r|\n)", out)
+    assert [line for line in lines if line.startswith(b"[1]")] == [b"[1] crlf\n", b"[1] partial\n"]
+    assert [line for line in lines if line.startswith(b"[0]") and line != b"[0] \r"] == [
+        b"[0] 00%\r", b"[0] 10%\r", b"[0] 20%\r", b"[0] 100%\n"]
+    assert (code, err) == (0, b"[0] bye\n")
+
+
+def screen(data):
+    """The lines of a terminal that knows \\r, \\n and erase-to-end."""
+    lines, column = [""], 0
+    for token in re.findall(r"\x1b\[K|.", data, flags=re.S):
+        if token == "\x1b[K":
+            lines[-1] = lines[-1][:column]
+        elif token == "\n":
+            lines.append("")
+        elif token == "\r":
+            column = 0
+        else:
+            lines[-1] = lines[-1][:column] + token + lines[-1][column + 1:]
+            column += 1
+    return lines
+
+
+def test_bar_on_a_terminal(script):
+    path = script("""
+        for i in range(20):
+            if rank == 0: print(f"\\r{'#' * i:20}| {i}", end="", file=sys.stderr, flush=True)
+            else: print("line", i)
+            time.sleep(0.005)
+        if rank == 0: print("\\r" + "#" * 20 + "| done", file=sys.stderr)
+    """)
+    own, theirs = pty.openpty()
+    with start("--nproc-per-node=2", path, stdout=theirs, stderr=theirs, env=environment(TERM="xterm")) as process:
+        os.close(theirs)
+        data = b""
+        while select.select([own], [], [], 10)[0]:
+            try:
+                data += os.read(own, 4096)
+            except OSError:
+                break
+        assert process.wait(timeout=10) == 0
+    os.close(own)
+    assert b"| 10" in data, "the bar moves while it is open"
+    lines = [line.rstrip() for line in screen(data.decode())]
+    assert lines.pop() == "" and sorted(lines) == sorted(
+        [f"[1] line {i}" for i in range(20)] + ["[0] " + "#" * 20 + "| done"])
+
+
+def test_slow_reader_hides_no_death(script):
+    path = script("""
+        if rank: time.sleep(0.5); os._exit(3)
+        while True: print("x" * 1000)
+    """)
+    with start("--nproc-per-node=2", path) as process:  # nobody reads its stdout
+        assert process.stderr.readline().startswith("pydist.run: rank 1 ")
+        process.stdout.read()
+        assert process.wait(timeout=5) == 3
+
+
+def test_closed_reader_ends_the_workers(script):
+    with start("--nproc-per-node=2", script("while True: print('x' * 1000)")) as process:
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.wait(timeout=5) != 0
+
+
+def test_caught_traceback_is_shown_in_time(script):
+    path = script("""
+        import traceback
+        try: 1 / 0
+        except ZeroDivisionError: traceback.print_exc()
+        time.sleep(0.8)
+        print("on", flush=True)
+        time.sleep(5)
+    """)
+    with start(path) as process:
+        assert process.stdout.readline() == "on\n"
+        assert select.select([process.stderr], [], [], 0)[0]
+        process.send_signal(signal.SIGINT)
+        assert "ZeroDivisionError" in process.stderr.read()
+
+
+def test_pipe_held_by_a_grandchild(script):
+    path = script("print('a'); subprocess.Popen(['sh', '-c', 'trap \"echo term; exit\" TERM; sleep 60 & wait'])\n"
+                  "time.sleep(0.2)")
+    code, out, err, seconds = launch(path)
+    assert (code, out, err) == (0, "a\nterm\n", "") and seconds < 3
+
+
+# A rank that fails.
+
+
+@pytest.mark.parametrize("end, code, cause", [
+    ("sys.exit(3)", 3, "exited with code 3"),
+    ("os.kill(os.getpid(), signal.SIGKILL)", 137, "died: SIGKILL (killed; out of memory?)"),
+    ("os.kill(os.getpid(), signal.SIGSEGV)", 139, "died: SIGSEGV (segmentation fault)"),
+])
+def test_first_line_names_the_rank(script, end, code, cause):
+    path = script(f"""
+        class PeerFailed(RuntimeError): pass
+        if rank == 1:
+            print(os.getpid())
+            time.sleep(0.1)
+            {end}
+        time.sleep(0.3)
+        raise PeerFailed("rank 1 died")
+    """)
+    got, out, err, seconds = launch("--nproc-per-node=3", path)
+    assert got == code and seconds < 2
+    assert err == (f"pydist.run: rank 1 (pid {numbers(out)[0]}) {cause}\n"
+                   "pydist.run: ranks 0, 2 then raised PeerFailed: rank 1 died\n")
+
+
+def test_exception_after_its_peers(script):
+    path = script("""
+        class PeerFailed(RuntimeError): pass
+        if rank == 1:
+            time.sleep(0.3)
+            raise ValueError("the cause\\nin two lines")
+        try: raise PeerFailed("rank 1 died")
+        except PeerFailed as error:
+            if rank == 0: raise
+            raise RuntimeError("wrapped") from error
+    """)
+    code, out, err, seconds = launch("--nproc-per-node=3", path)
+    lines = err.splitlines()
+    assert (code, out) == (1, "") and seconds < 2
+    assert re.fullmatch(r"pydist\.run: rank 1 \(pid \d+\) raised ValueError: the cause", lines[0])
+    assert lines[1] == "Traceback (most recent call last):" and lines.count(lines[1]) == 1
+    assert err.count("in two lines") == 2  # the source line and the message
+    assert lines[-2:] == ["pydist.run: rank 0 then raised PeerFailed: rank 1 died",
+                          "pydist.run: rank 2 then raised RuntimeError: wrapped"]
+
+
+def test_only_peer_failures(script):
+    path = script("""
+        class PeerFailed(RuntimeError): pass
+        if rank == 0: raise PeerFailed("rank 1 left")
+    """)
+    code, _, err, _ = launch("--nproc-per-node=2", path)
+    assert code == 1 and "rank 0 (pid" in err.splitlines()[0] and err.splitlines()[0].endswith("PeerFailed: rank 1 left")
+
+
+def test_same_bug_everywhere_is_shown_once(script):
+    code, _, err, _ = launch("--nproc-per-node=4", script("undefined"))
+    assert code == 1 and err.count("Traceback") == 1 and err.count("then raised NameError") == 1
+    code, _, err, _ = launch("--nproc-per-node=2", script("def ("))
+    assert code == 1 and err.count("    def (") == 1 and "raised SyntaxError" in err.splitlines()[0]
+
+
+def test_clean_end_of_one_rank_is_fine(script):
+    code, out, err, _ = launch("--nproc-per-node=2", script("time.sleep(0.3 * rank); print('done')"))
+    assert (code, out, err) == (0, "[0] done\n[1] done\n", "")
+
+
+def test_others_end_though_they_ignore_sigterm(script):
+    path = script("""
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        child = subprocess.Popen(["sh", "-c", "trap '' TERM INT; sleep 60; sleep 60"], process_group=0) \\
+            if sys.version_info >= (3, 11) else subprocess.Popen(["sleep", "60"])
+        print(os.getpid(), child.pid, flush=True)
+        if rank == 2:
+            time.sleep(0.3)
+            os._exit(9)
+        time.sleep(60)
+    """)
+    with start("--nproc-per-node=3", path) as process:
+        pids = numbers("".join(read_lines(process, 3)))
+        assert process.stderr.readline().startswith("pydist.run: rank 2 ")
+        begin = time.monotonic()
+        assert process.wait(timeout=10) == 9
+        assert time.monotonic() - begin < 2
+        assert len(pids) == 6 and all_end(pids, 0)
+        assert process.stderr.read() == "pydist.run: ranks 0-1 ended by the launcher (SIGKILL)\n"
+
+
+SLEEPERS = """
+    child = subprocess.Popen(["sleep", "60"])
+    print(os.getpid(), child.pid, flush=True)
+    def step():
+        time.sleep(60)
+    step()
+"""
+
+
+def test_nobody_outlives_a_killed_launcher(script):
+    with start("--nproc-per-node=2", script(SLEEPERS)) as process:
+        pids = numbers("".join(read_lines(process, 2)))
+        process.kill()
+        process.wait()
+        assert len(pids) == 4 and all_end(pids, 2)
+
+
+def test_ctrl_c(script):
+    with start("--nproc-per-node=2", script(SLEEPERS)) as process:
+        pids = numbers("".join(read_lines(process, 2)))
+        time.sleep(0.1)
+        begin = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=5)
+        assert process.returncode == 130 and time.monotonic() - begin < 2
+        assert out == "" and len(err.splitlines()) <= 5 and "Traceback" not in err
+        assert err == ("pydist.run: ended by SIGINT (Ctrl-C)\n"
+                       "pydist.run: ranks 0-1 at script.py:7 in step\n")
+        assert all_end(pids, 0)
+
+
+@pytest.mark.parametrize("sig, code, twice", [(signal.SIGINT, 130, True), (signal.SIGTERM, 143, False)])
+def test_signals_to_stubborn_workers(script, sig, code, twice):
+    path = script("""
+        count = 0
+        def heard(*_):
+            global count
+            count += 1
+            print("heard", count, flush=True)
+        signal.signal(signal.SIGINT, heard), signal.signal(signal.SIGTERM, heard)
+        print("ready", flush=True)
+        while True: time.sleep(1)
+    """)
+    with start("--nproc-per-node=2", path) as process:
+        read_lines(process, 2)
+        begin = time.monotonic()
+        process.send_signal(sig)
+        assert sorted(read_lines(process, 2)) == ["[0] heard 1\n", "[1] heard 1\n"]
+        if twice:
+            process.send_signal(sig)
+        err = process.communicate(timeout=10)[1]
+        assert process.returncode == code and len(err.splitlines()) <= 5
+        seconds = time.monotonic() - begin
+        assert seconds < 1 if twice else 2 < seconds < 3.5
+
+
+def test_ignored_sigint_stays_ignored(script):
+    with start(script("print('ready', flush=True); time.sleep(0.5); print('done')"),
+               preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN)) as process:
+        process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=5) == ("done\n", "") and process.returncode == 0
+
+
+def test_twenty_runs_leave_nothing(script):
+    path = script("print(os.getpid(), os.getppid())")
+    def guards():
+        names = []
+        for pid in filter(str.isdigit, os.listdir("/proc")):
+            try:
+                with open(f"/proc/{pid}/comm") as file:
+                    names += [pid] if file.read() == "pydist-guard\n" else []
+            except OSError:
+                pass
+        return set(names)
+    before = set(os.listdir("/dev/shm")), guards()
+    pids = []
+    for _ in range(20):
+        code, out, err, _ = launch("--nproc-per-node=2", path)
+        assert (code, err) == (0, "")
+        pids += numbers(out)
+    assert len(pids) == 80 and all_end(pids, 0)
+    assert (set(os.listdir("/dev/shm")), guards()) == before
+
+
+# The judge, alone.
+
+
+class Server:
+    def __init__(self, raised):
+        self.raised = raised
+
+    def first_raised(self):
+        return self.raised
+
+
+TRACE = 'Traceback (most recent call last):\n  File "/a/train.py", line 3, in step\n    f()\n{}\n'
+
+
+@pytest.mark.parametrize("raised, root", [
+    ((1, TRACE.format("ValueError: bad")), "rank 1 (pid 11) raised ValueError: bad"),
+    ((2, TRACE.format("pydist.distributed.PeerFailed: rank 0")), "rank 0 (pid 10) exited with code 3"),
+    (None, "rank 0 (pid 10) exited with code 3"),
+])
+def test_first_raised_comes_from_the_server(raised, root):
+    job = run.Job({}, [], 3)
+    said = []
+    job.say = said.append
+    job.workers = [run.Worker(rank, 10 + rank, None, run.Stream(rank, None, None, b"", True)) for rank in range(3)]
+    job.failed = [job.workers[0]]
+    job.workers[0].code, job.workers[0].cause = 3, "exited with code 3"
+    job.server = Server(raised)
+    job.judge()
+    assert said[0] == "pydist.run: " + root and len(said) <= 2
+
+
+def test_tracebacks_as_text():
+    chained = (TRACE.format("KeyError: 'x'") + "\nDuring handling of the above exception, another exception occurred:\n\n"
+               + TRACE.format("pydist.PeerFailed: rank 1\nmore"))
+    assert run.exceptions(chained) == ["KeyError: 'x'", "pydist.PeerFailed: rank 1"]
+    assert run.is_peer_failed(chained) and not run.is_peer_failed(TRACE.format("ValueError: PeerFailed"))
+    assert run.place(chained) == "train.py:3 in step"
+    assert run.exceptions("no traceback\n") == [] and run.place("") is None
+    group = ('  + Exception Group Traceback (most recent call last):\n  |   File "a", line 1, in b\n'
+             "  | ExceptionGroup: two (2 sub-exceptions)\n")
+    assert run.exceptions(group) == ["ExceptionGroup: two (2 sub-exceptions)"]
+    assert run.listed([0, 1, 2, 5, 7, 8]) == "ranks 0-2, 5, 7-8" and run.listed([3]) == "rank 3"
