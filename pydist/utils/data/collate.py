@@ -1,0 +1,59 @@
+"""From a list of items to one batch."""
+
+from collections.abc import Mapping, Sequence
+
+from pydist import _C
+
+
+def _is_numpy(value):
+    return type(value).__module__ == "numpy" and hasattr(value, "dtype")  # without importing NumPy
+
+
+def _rebuild(like, values):
+    """`values` as a sequence of the type of `like`: named tuples keep their type, others become lists."""
+    return type(like)(*values) if hasattr(like, "_fields") else list(values)
+
+
+def default_convert(data):
+    """NumPy arrays and scalars inside `data` become tensors; everything else stays as it is."""
+    if isinstance(data, _C.Tensor):
+        return data
+    if _is_numpy(data):
+        return data if data.dtype.kind in "SU" else _C.as_tensor(data)
+    if isinstance(data, Mapping):
+        return {key: default_convert(value) for key, value in data.items()}
+    if isinstance(data, Sequence) and not isinstance(data, (str, bytes)):
+        return _rebuild(data, map(default_convert, data))
+    return data
+
+
+def default_collate(batch):
+    """Stacks equal-shaped tensors and arrays, makes tensors of numbers (int64, float64, bool) and works through
+    mappings and sequences; text stays a list.
+
+    Raises TypeError for other types, RuntimeError where sequences have different lengths.
+
+    >>> batch = default_collate([{"x": 1.5, "name": "a"}, {"x": 2.5, "name": "b"}])
+    >>> batch["x"].tolist(), batch["name"]
+    ([1.5, 2.5], ['a', 'b'])
+    """
+    first = batch[0]
+    if isinstance(first, _C.Tensor):
+        return _C.stack(batch)
+    if _is_numpy(first) and first.dtype.kind not in "SUO":
+        return _C.stack([_C.as_tensor(item) for item in batch])
+    if isinstance(first, (bool, int)):
+        return _C.tensor(batch)
+    if isinstance(first, float):
+        return _C.tensor(batch, dtype=_C.float64)
+    if isinstance(first, (str, bytes)):
+        return batch
+    if isinstance(first, Mapping):
+        return {key: default_collate([item[key] for item in batch]) for key in first}
+    if isinstance(first, Sequence):
+        if any(len(item) != len(first) for item in batch):
+            raise RuntimeError("each element in list of batch should be of equal size")
+        return _rebuild(first, (default_collate(list(column)) for column in zip(*batch)))
+    raise TypeError(
+        f"default_collate: batch must contain tensors, numpy arrays, numbers, dicts or lists; found {type(first)}"
+    )

@@ -1,0 +1,108 @@
+"""Datasets: items by index, or one after another."""
+
+import math
+
+from pydist import _C
+
+
+class Dataset:
+    """Items by index: subclasses define `__getitem__`, and `__len__` for the default samplers."""
+
+    def __class_getitem__(cls, item):
+        return cls
+
+    def __getitem__(self, index):
+        raise NotImplementedError("Subclasses of Dataset should implement __getitem__.")
+
+
+class IterableDataset(Dataset):
+    """Items one after another: subclasses define `__iter__`."""
+
+    def __iter__(self):
+        raise NotImplementedError("Subclasses of IterableDataset should implement __iter__.")
+
+
+class TensorDataset(Dataset):
+    """Item i is the tuple of the tensors' i-th rows. Raises ValueError where their first sizes differ.
+
+    >>> import pydist
+    >>> rows = pydist.utils.data.TensorDataset(pydist.arange(3), pydist.ones(3, 2))
+    >>> len(rows), rows[1]
+    (3, (tensor(1), tensor([1., 1.])))
+    """
+
+    def __init__(self, *tensors):
+        sizes = [tensor.shape[0] for tensor in tensors]
+        if len(set(sizes)) > 1:
+            raise ValueError(f"TensorDataset: size mismatch between tensors: first sizes {sizes} (expected equal ones)")
+        self.tensors = tensors
+
+    def __getitem__(self, index):
+        return tuple(tensor[index] for tensor in self.tensors)
+
+    def __len__(self):
+        return self.tensors[0].shape[0]
+
+    def rows(self, indices):
+        """The batch that default_collate would make of these items, by one index operation per tensor."""
+        index = _C.tensor(indices, dtype=_C.int64)
+        return [tensor[index] for tensor in self.tensors]
+
+
+class Subset(Dataset):
+    """Item i is item `indices[i]` of `dataset`."""
+
+    def __init__(self, dataset, indices):
+        self.dataset = dataset
+        self.indices = indices
+
+    def __getitem__(self, index):
+        if isinstance(index, list):
+            return self.dataset[[self.indices[i] for i in index]]
+        return self.dataset[self.indices[index]]
+
+    def __getitems__(self, indices):
+        inner = [self.indices[i] for i in indices]
+        many = getattr(self.dataset, "__getitems__", None)
+        return many(inner) if many else [self.dataset[i] for i in inner]
+
+    def __len__(self):
+        return len(self.indices)
+
+
+def row_getter(dataset):
+    """A function from indices to the collated batch, for a TensorDataset or subsets of one, else None."""
+    if type(dataset) is TensorDataset:
+        return dataset.rows
+    inner = row_getter(dataset.dataset) if type(dataset) is Subset else None
+    return inner and (lambda indices: inner([dataset.indices[i] for i in indices]))
+
+
+def _lengths_of(fractions, size):
+    """Whole lengths for fractions that add up to 1; what rounding leaves goes to the first ones."""
+    lengths = [math.floor(size * fraction) for fraction in fractions]
+    for i in range(size - sum(lengths)):
+        lengths[i % len(lengths)] += 1
+    return lengths
+
+
+def random_split(dataset, lengths, generator=None):
+    """Subsets of `dataset` of the given lengths (or fractions that add up to 1), drawn without replacement.
+
+    >>> import pydist
+    >>> data = pydist.utils.data.TensorDataset(pydist.arange(10))
+    >>> [len(part) for part in pydist.utils.data.random_split(data, [0.7, 0.3])]
+    [7, 3]
+    """
+    if math.isclose(sum(lengths), 1) and sum(lengths) <= 1:
+        if any(not 0 <= fraction <= 1 for fraction in lengths):
+            raise ValueError(f"random_split: fractions must be between 0 and 1: {list(lengths)}")
+        lengths = _lengths_of(lengths, len(dataset))
+    if sum(lengths) != len(dataset):
+        raise ValueError("Sum of input lengths does not equal the length of the input dataset!")
+    order = _C.randperm(sum(lengths), generator=generator).tolist()
+    parts, begin = [], 0
+    for length in lengths:
+        parts.append(Subset(dataset, order[begin : begin + length]))
+        begin += length
+    return parts

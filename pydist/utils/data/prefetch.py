@@ -1,0 +1,104 @@
+"""Work done ahead by threads, its results taken in order.
+
+Threads and not processes: the engine never forks, and loading is mostly the engine's own copies, decoding and I/O, which
+leave the interpreter free.
+"""
+
+import threading
+from collections import deque, namedtuple
+from contextlib import suppress
+from itertools import islice
+from queue import Empty, SimpleQueue
+
+WorkerInfo = namedtuple("WorkerInfo", ("id", "num_workers", "dataset"))
+_here = threading.local()
+
+
+def get_worker_info():
+    """In a loader's thread its (id, num_workers, dataset), elsewhere None."""
+    return getattr(_here, "info", None)
+
+
+class _Job:
+    __slots__ = ("task", "result", "error", "done")
+
+    def __init__(self, task):
+        self.task = task
+        self.result = self.error = None
+        self.done = threading.Event()
+
+
+class _Worker(threading.Thread):
+    """Takes jobs from a queue until it finds None. An error in `start` is the error of all its jobs."""
+
+    def __init__(self, jobs, work, start, info):
+        super().__init__(name=f"pydist-loader-{info.id}", daemon=True)
+        self.jobs, self.work, self.begin, self.info = jobs, work, start, info
+
+    def run(self):
+        _here.info = self.info
+        failed = None
+        try:
+            self.begin(self.info.id)
+        except BaseException as error:
+            failed = error
+        while (job := self.jobs.get()) is not None:
+            try:
+                if failed is not None:
+                    raise failed
+                job.result = self.work(job.task)
+            except BaseException as error:
+                job.error = error
+            job.done.set()
+
+
+def _take(job, timeout):
+    """The job's result, or its error with the traceback of the worker."""
+    if not job.done.wait(timeout):
+        raise TimeoutError
+    if job.error is None:
+        return job.result
+    error, job.error = job.error, None
+    try:
+        raise error
+    finally:
+        del error  # it refers to this frame
+
+
+def prefetch(tasks, work, start, workers, ahead, timeout, dataset):
+    """Yields work(task) for each task, in order, computed by `workers` threads up to `ahead` tasks before they are asked
+    for. Each thread calls `start(its number)` first. An error is raised in the place of its result, and ends the rest.
+
+    When the generator ends, is closed or forgotten, the threads finish the task at hand and are joined. Only where a
+    result did not come within `timeout` seconds (RuntimeError) are they left to end by themselves.
+    """
+    jobs, pending, tasks = SimpleQueue(), deque(), iter(tasks)
+    threads = [_Worker(jobs, work, start, WorkerInfo(i, workers, dataset)) for i in range(workers)]
+
+    def submit(count):
+        for task in islice(tasks, count):
+            pending.append(_Job(task))
+            jobs.put(pending[-1])
+
+    stuck = False
+    try:
+        for thread in threads:
+            thread.start()
+        submit(ahead)
+        while pending:
+            try:
+                result = _take(pending.popleft(), timeout)
+            except TimeoutError:
+                stuck = True
+                raise RuntimeError(f"DataLoader timed out after {timeout} seconds") from None
+            submit(1)
+            yield result
+    finally:
+        with suppress(Empty):
+            while True:
+                jobs.get_nowait()
+        for _ in threads:
+            jobs.put(None)
+        for thread in threads:
+            if not stuck and thread.ident is not None:
+                thread.join()
