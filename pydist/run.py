@@ -7,8 +7,8 @@ to its session cannot hit a stranger. csrc/base/spawn.h says why no worker outli
 
 Output, with more than one rank: lines are written whole, after "[rank] ". ``\\n`` ends a line, and so does ``\\r`` (a
 progress bar). On a terminal the unfinished or ``\\r``-ended text of the lowest rank that has one is a status line below
-the others: redrawn in place, erased and drawn again around whole lines. Elsewhere each ``\\r`` piece is written once its
-end is there. A line over 1 MiB is cut into lines of 1 MiB. With one rank the bytes pass through as they are.
+the others: redrawn in place, erased and drawn again around whole lines. Elsewhere each ``\\r`` piece is written when
+its end has come. A line over 1 MiB is cut into several. With one rank the bytes pass through as they are.
 
 Tracebacks: what a worker writes to stderr from "Traceback (most recent call last):" on is held back for half a second.
 If the worker goes on, it was no end and is shown; if the worker ends, the report shows it once, after the line that
@@ -321,7 +321,7 @@ class Stream:
 
     @staticmethod
     def last_piece(line):
-        return next((piece for piece in reversed(line.split(b"\r")) if piece.strip()), b"")
+        return next((piece for piece in reversed(line.split(b"\r")) if piece), b"")  # blanks erase
 
     def prefixed(self, lines):
         if b"\r" in lines:
@@ -341,10 +341,12 @@ class Stream:
     def flush(self):
         """The worker has ended: an unfinished line is a line."""
         text, self.open = self.open, b""
-        if text and self.prefix:
-            self.emit(text + b"\n")
-        elif text:
+        if not self.prefix:
             self.sink.put(text)
+        elif text.strip():
+            self.emit(text + b"\n")
+        elif self.sink.terminal:  # an erased bar
+            self.sink.draw(self, b"")
 
 
 class Worker:
@@ -555,12 +557,12 @@ class Job:
             sink.flush()
 
     def bury(self, ended):
-        """The first bad end among `ended` is the end of the job."""
+        """The first bad end is the end of the job."""
+        for worker in ended:  # to the server, one that took its leave is not dead
+            self.server.dead(worker.rank, worker.cause + ("\n" + worker.trace if worker.trace else ""))
         bad = [worker for worker in ended if worker.code and not worker.told_to_end]
         if not bad or self.signal:
             return
-        for worker in bad:
-            self.server.dead(worker.rank, worker.cause + ("\n" + worker.trace if worker.trace else ""))
         if not self.failed:
             self.end_by(monotonic() + GRACE)
         self.failed += bad

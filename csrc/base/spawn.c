@@ -49,7 +49,7 @@ static void close_from(int first, bool on_exec) {
     }
 }
 
-/* The launcher's handlers and mask (Python ignores SIGPIPE; nohup SIGHUP; a shell's `&` SIGINT) are not the worker's. */
+/* The launcher's mask and dispositions (Python ignores SIGPIPE, nohup SIGHUP, a shell's `&` SIGINT) stay its own. */
 static void reset_signals(void) {
     struct sigaction action = {.sa_handler = SIG_DFL};
     for (int sig = 1; sig < NSIG; sig++) sigaction(sig, &action, NULL);

@@ -51,8 +51,8 @@ static bool ints_from(PyObject *seq, const char *what, int **out, size_t *count)
 PyDoc_STRVAR(spawn_doc,
              "spawn(argv, env, stdin, stdout, stderr, keep) -> pid\n\n"
              "Starts the program argv[0] (a path) with environment env ('NAME=value' items) in a session of its own,\n"
-             "killed when the calling thread ends. The three descriptors become 0, 1 and 2; those in keep (over 2) stay\n"
-             "open, all others close. OSError when it cannot be started.");
+             "killed when the calling thread ends. The three descriptors become 0, 1 and 2; those in keep (over 2)\n"
+             "stay open, all others close. OSError when it cannot be started.");
 
 static PyObject *launch_spawn(PyObject *module, PyObject *args) {
     (void)module;
