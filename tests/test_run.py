@@ -459,25 +459,32 @@ def test_ignored_sigint_stays_ignored(script):
         assert process.communicate(timeout=5) == ("done\n", "") and process.returncode == 0
 
 
+def marked(mark):
+    """The processes with this text in their environment."""
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/environ", "rb") as file:
+                found += [pid] if mark in file.read() else []
+        except OSError:
+            pass
+    return found
+
+
 def test_twenty_runs_leave_nothing(script):
-    path = script("print(os.getpid(), os.getppid())")
-    def guards():
-        names = []
-        for pid in filter(str.isdigit, os.listdir("/proc")):
-            try:
-                with open(f"/proc/{pid}/comm") as file:
-                    names += [pid] if file.read() == "pydist-guard\n" else []
-            except OSError:
-                pass
-        return set(names)
-    before = set(os.listdir("/dev/shm")), guards()
-    pids = []
-    for _ in range(20):
-        code, out, err, _ = launch("--nproc-per-node=2", path)
-        assert (code, err) == (0, "")
-        pids += numbers(out)
-    assert len(pids) == 80 and all_end(pids, 0)
-    assert (set(os.listdir("/dev/shm")), guards()) == before
+    path = script("time.sleep(0.3 if sys.argv[1:] else 0); sys.exit(7 * (rank and int(os.environ['FAIL'])))")
+    mark = f"PYDIST_TEST_MARK={os.getpid()}-{time.time_ns()}"
+    name, _, value = mark.partition("=")
+    with start("--nproc-per-node=2", path, "wait", env=environment(FAIL="0", **{name: value})) as process:
+        deadline = time.monotonic() + 10
+        while len(marked(mark.encode())) < 4 and time.monotonic() < deadline:  # launcher, guard, two workers
+            time.sleep(0.005)
+        assert time.monotonic() < deadline and process.wait(timeout=10) == 0
+    for i in range(20):
+        fail = i % 2
+        code, out, _, _ = launch("--nproc-per-node=2", path, env=environment(FAIL=str(fail), **{name: value}))
+        assert (code, out) == (7 * fail, "")
+    assert marked(mark.encode()) == []
 
 
 # The judge, alone.
