@@ -168,7 +168,7 @@ def exceptions(text):
         if line.endswith(MARK[:-1].decode()) or line.startswith(MARK_SYNTAX.decode()):
             inside = True
         elif inside and line and not line[0].isspace():
-            found.append(line)
+            found.append(line.removeprefix("__main__."))  # which Python 3.11 leaves out itself
             inside = False
     return found
 
