@@ -8,6 +8,7 @@ source or a header that they include has changed: a rebuild in a checkout costs 
 import fcntl
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -115,11 +116,18 @@ def compile_one(job):
     return ""
 
 
+def put(built, target):
+    """Copies beside the target and renames: a process that has the old library open keeps it."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    new = target.with_name(target.name + ".new")
+    shutil.copyfile(built, new)
+    os.replace(new, target)
+
+
 class BuildExt(build_ext):
     def build_extension(self, ext):
         out = Path(self.get_ext_fullpath(ext.name)).absolute()
-        kind = SANITIZE or ("debug" if DEBUG else "release")
-        temp = Path(self.build_temp, kind)
+        temp = Path(self.build_temp, SANITIZE or ("debug" if DEBUG else "release"))
         os.makedirs(temp, exist_ok=True)
         with open(temp / "lock", "w") as lock:  # several builds may run in one checkout
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -128,15 +136,13 @@ class BuildExt(build_ext):
                 failed = [text for text in pool.map(compile_one, jobs) if text]
             if failed:
                 sys.exit("\n".join(failed) + f"\npydist._C: {len(failed)} of {len(jobs)} files do not compile")
-            self.link([str(obj) for *_, obj in jobs], out)
-
-    def link(self, objects, out):
-        """Links beside the target and renames: a process that has the old library open keeps it."""
-        out.parent.mkdir(parents=True, exist_ok=True)
-        new = out.with_name(out.name + ".new")
-        _, flags = mode_flags()
-        subprocess.run([*self.compiler.linker_so, *objects, *flags, "-lm", "-ldl", "-o", str(new)], check=True)
-        os.replace(new, out)
+            objects = [str(obj) for *_, obj in jobs]
+            built = temp / out.name
+            _, flags = mode_flags()
+            subprocess.run([*self.compiler.linker_so, *objects, *flags, "-lm", "-ldl", "-o", str(built)], check=True)
+            put(built, out)
+            if not self.inplace:  # `python -m` in the checkout finds this folder's package before the installed one
+                put(built, Path("pydist", out.name))
 
 
 setup(ext_modules=[Extension("pydist._C", sources=[])], cmdclass={"build_ext": BuildExt})

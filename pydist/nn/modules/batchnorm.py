@@ -17,7 +17,16 @@ class _BatchNorm(Module):
     _version = 2
 
     def __init__(
-        self, num_features, eps=1e-5, momentum=0.1, affine=True, track_running_stats=True, device=None, dtype=None
+        self,
+        num_features,
+        eps=1e-5,
+        momentum=0.1,
+        affine=True,
+        track_running_stats=True,
+        device=None,
+        dtype=None,
+        *,
+        bias=True,
     ):
         super().__init__()
         self.num_features = num_features
@@ -30,7 +39,7 @@ class _BatchNorm(Module):
             return creator(num_features, device=device, dtype=dtype)
 
         self.register_parameter("weight", Parameter(make(_C.empty)) if affine else None)
-        self.register_parameter("bias", Parameter(make(_C.empty)) if affine else None)
+        self.register_parameter("bias", Parameter(make(_C.empty)) if affine and bias else None)
         self.register_buffer("running_mean", make(_C.zeros) if track_running_stats else None)
         self.register_buffer("running_var", make(_C.ones) if track_running_stats else None)
         counter = _C.tensor(0, dtype=_C.int64, device=device) if track_running_stats else None
@@ -47,6 +56,7 @@ class _BatchNorm(Module):
         self.reset_running_stats()
         if self.affine:
             init.ones_(self.weight)
+        if self.bias is not None:
             init.zeros_(self.bias)
 
     def _check_input_dim(self, input):
@@ -75,7 +85,7 @@ class _BatchNorm(Module):
     def extra_repr(self):
         return (
             f"{self.num_features}, eps={self.eps}, momentum={self.momentum}, affine={self.affine}, "
-            f"track_running_stats={self.track_running_stats}"
+            f"bias={self.bias is not None}, track_running_stats={self.track_running_stats}"
         )
 
 

@@ -1,0 +1,58 @@
+"""Gradients by hand: `backward` and `grad`."""
+
+from pydist import _C
+from pydist._grad_mode import enable_grad, inference_mode, no_grad, set_grad_enabled
+
+__all__ = ["backward", "enable_grad", "grad", "inference_mode", "no_grad", "set_grad_enabled"]
+
+
+def _tensors(value):
+    return [value] if isinstance(value, _C.Tensor) else list(value)
+
+
+def _grads(value, count):
+    return [None] * count if value is None else [value] if isinstance(value, _C.Tensor) else list(value)
+
+
+def backward(tensors, grad_tensors=None, retain_graph=None, create_graph=False):
+    """Adds to the .grad of every leaf d(sum of tensors * grad_tensors) / d(leaf).
+
+    `grad_tensors` may be None for tensors of one element. `retain_graph` (default: create_graph) keeps the graph for
+    another pass; `create_graph` records the gradients' own computation.
+    """
+    tensors = _tensors(tensors)
+    retain_graph = create_graph if retain_graph is None else retain_graph
+    _C.backward(tensors, _grads(grad_tensors, len(tensors)), retain_graph, create_graph)
+
+
+def grad(
+    outputs,
+    inputs,
+    grad_outputs=None,
+    retain_graph=None,
+    create_graph=False,
+    only_inputs=True,
+    allow_unused=None,
+    is_grads_batched=False,
+    materialize_grads=False,
+):
+    """The gradients d(sum of outputs * grad_outputs) / d(inputs), as a tuple; no .grad changes.
+
+    An input that the outputs do not depend on raises RuntimeError, gives None (allow_unused) or zeros (materialize_grads).
+
+    >>> import pydist
+    >>> x = pydist.tensor(3.0, requires_grad=True)
+    >>> pydist.autograd.grad(x * x, x)
+    (tensor(6.),)
+    """
+    if is_grads_batched:
+        raise NotImplementedError("grad: is_grads_batched")
+    outputs, inputs = _tensors(outputs), _tensors(inputs)
+    retain_graph = create_graph if retain_graph is None else retain_graph
+    allow_unused = materialize_grads if allow_unused is None else allow_unused
+    found = _C.grad(
+        outputs, inputs, _grads(grad_outputs, len(outputs)), retain_graph, create_graph, allow_unused
+    )
+    if materialize_grads:
+        found = [_C.zeros_like(x) if g is None else g for g, x in zip(found, inputs)]
+    return tuple(found)

@@ -1,0 +1,45 @@
+"""Ranks as threads of one process: the same collectives and algorithms without a launcher, for tests and experiments."""
+
+import threading
+
+from pydist import _C
+from pydist.distributed.process_group import _here
+
+
+def run(fn, world, *args):
+    """Calls fn(rank, *args) in `world` threads that form a process group. Returns the results by rank.
+
+    In each thread get_rank(), collectives and DistributedDataParallel mean that thread's rank. Where a rank raises, the
+    others' collectives raise PeerFailed, and the first error that is not such a consequence is raised here.
+
+    >>> import pydist
+    >>> def work(rank):
+    ...     x = pydist.full((2,), float(rank + 1))
+    ...     pydist.distributed.all_reduce(x)
+    ...     return x.tolist()
+    >>> pydist.distributed.threads.run(work, 2)
+    [[3.0, 3.0], [3.0, 3.0]]
+    """
+    hub = _C.Hub(world)
+    results, errors = [None] * world, []
+
+    def body(rank):
+        try:
+            _here.group = _C.comm_init_hub(hub, rank)
+            results[rank] = fn(rank, *args)
+        except BaseException as error:
+            errors.append(error)
+            _raised(error)
+        finally:
+            group, _here.group = getattr(_here, "group", None), None
+            if group is not None:
+                group.destroy()
+
+    threads = [threading.Thread(target=body, args=(rank,), name=f"rank {rank}") for rank in range(world)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise next((error for error in errors if not isinstance(error, _C.PeerFailed)), errors[0])
+    return results

@@ -1,0 +1,5 @@
+"""Data parallel training."""
+
+from pydist.nn.parallel.distributed import DistributedDataParallel
+
+__all__ = ["DistributedDataParallel"]
