@@ -8,7 +8,8 @@ to its session cannot hit a stranger. csrc/base/spawn.h says why no worker outli
 Output, with more than one rank: lines are written whole, after "[rank] ". ``\\n`` ends a line, and so does ``\\r`` (a
 progress bar). On a terminal the unfinished or ``\\r``-ended text of the lowest rank that has one is a status line below
 the others: redrawn in place, erased and drawn again around whole lines. Elsewhere each ``\\r`` piece is written when
-its end has come. A line over 1 MiB is cut into several. With one rank the bytes pass through as they are.
+its end has come. A line over 1 MiB is cut into several. With one rank the bytes pass through as they are,
+through one pipe where our stdout and stderr are the same.
 
 Tracebacks: what a worker writes to stderr from "Traceback (most recent call last):" on is held back for half a second.
 If the worker goes on, it was no end and is shown; if the worker ends, the report shows it once, after the line that
@@ -447,26 +448,26 @@ class Job:
         argv = worker_argv(self.opts, self.command)
         columns = max(0, self.err.columns() - len(f"[{self.world - 1}] "))
         env = worker_env(self.opts, self.world, self.server, columns)
-        stdin = 0 if self.world == 1 else devnull
+        one = self.world == 1
+        merged = one and self.out is self.err  # one pipe keeps the order of the worker's writes to both
         for rank in range(self.world):
-            prefix = b"[%d] " % rank if self.world > 1 else b""
-            pipes = []
+            ends = []  # read, write; the pipe of stderr comes first
             try:
-                pipes += os.pipe()
-                pipes += os.pipe()
-                pid = _C.spawn(argv, env(rank), stdin, pipes[1], pipes[3], (self.server.secret_fd,))
-            except OSError as error:
-                for fd in pipes:
+                for _ in range(1 if merged else 2):
+                    ends += os.pipe()
+                pid = _C.spawn(argv, env(rank), 0 if one else devnull, ends[-1], ends[1], (self.server.secret_fd,))
+            except (OSError, MemoryError) as error:
+                for fd in ends:
                     os.close(fd)
                 self.say(f"pydist.run: cannot start rank {rank}: {error}")
                 return False
             os.write(self.guard_fd, pid.to_bytes(4, sys.byteorder))
-            for fd in pipes[1::2]:
-                os.close(fd)
-            for fd in pipes[::2]:
-                os.set_blocking(fd, False)
-            streams = (Stream(rank, pipes[0], self.out, prefix, False), Stream(rank, pipes[2], self.err, prefix, True))
-            self.workers.append(Worker(rank, pid, *streams))
+            for read, write in zip(ends[::2], ends[1::2]):
+                os.close(write)
+                os.set_blocking(read, False)
+            prefix = b"" if one else b"[%d] " % rank
+            out = Stream(rank, None if merged else ends[2], self.out, prefix, False)
+            self.workers.append(Worker(rank, pid, out, Stream(rank, ends[0], self.err, prefix, True)))
         return True
 
     @property

@@ -206,6 +206,8 @@ def test_one_rank_is_byte_exact(script):
     path = script("os.write(1, bytes(range(256)) * 1000 + b'\\r\\n\\r  no end')\nos.write(2, b'Trace')")
     code, out, err, _ = launch(path, text=False)
     assert (code, out, err) == (0, bytes(range(256)) * 1000 + b"\r\n\r  no end", b"Trace")
+    path = script("for i in range(500): os.write(1 + i % 2, b'%d ' % i)")
+    assert launch(path, stderr=subprocess.STDOUT)[1].split() == [str(i) for i in range(500)]
 
 
 def test_unfinished_lines_and_carriage_returns(script):
