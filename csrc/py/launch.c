@@ -27,25 +27,24 @@ static bool strings_from(PyObject *seq, const char *what, PyObject **keep, char 
     return status == PD_OK && i == n;
 }
 
-/* [new] *out: the `*count` integers of `seq`. */
-static bool ints_from(PyObject *seq, const char *what, int **out, size_t *count) {
+/* Fills out[0..*count) with the integers of `seq`, at most `max`; allocates nothing, so that an end cannot fail. */
+static bool ints_from(PyObject *seq, const char *what, int *out, size_t max, size_t *count) {
     PyObject *items = PySequence_Fast(seq, what);
     if (!items) return false;
     Py_ssize_t n = PySequence_Fast_GET_SIZE(items), i = 0;
-    pd_status status = pd_calloc((size_t)n * sizeof **out, what, out);
-    if (status != PD_OK) pd_py_raise(status);
-    for (; status == PD_OK && i < n; i++) {
+    if ((size_t)n > max) PyErr_Format(PyExc_ValueError, "%s: %zd items (expected at most %zu)", what, n, max);
+    for (; (size_t)n <= max && i < n; i++) {
         long value = PyLong_AsLong(PySequence_Fast_GET_ITEM(items, i));
         if (value == -1 && PyErr_Occurred()) break;
         if (value < INT_MIN || value > INT_MAX) {
             PyErr_Format(PyExc_OverflowError, "%s: %ld does not fit an int", what, value);
             break;
         }
-        (*out)[i] = (int)value;
+        out[i] = (int)value;
     }
     Py_DECREF(items);
     *count = (size_t)n;
-    return status == PD_OK && i == n;
+    return i == n;
 }
 
 PyDoc_STRVAR(spawn_doc,
@@ -58,13 +57,13 @@ static PyObject *launch_spawn(PyObject *module, PyObject *args) {
     (void)module;
     PyObject *argv, *env, *keep, *argv_bytes = NULL, *env_bytes = NULL, *result = NULL;
     char **argv_c = NULL, **env_c = NULL;
-    int *keep_c = NULL;
+    int keep_c[16];
     pd_spawn spawn = {0};
     if (!PyArg_ParseTuple(args, "OOiiiO:spawn", &argv, &env, &spawn.stdio[0], &spawn.stdio[1], &spawn.stdio[2], &keep))
         return NULL;
     if (!strings_from(argv, "spawn: argv", &argv_bytes, &argv_c)) goto done;
     if (!strings_from(env, "spawn: env", &env_bytes, &env_c)) goto done;
-    if (!ints_from(keep, "spawn: keep", &keep_c, &spawn.keeps)) goto done;
+    if (!ints_from(keep, "spawn: keep", keep_c, sizeof keep_c / sizeof *keep_c, &spawn.keeps)) goto done;
     if (!argv_c[0]) {
         PyErr_SetString(PyExc_ValueError, "spawn: argv is empty");
         goto done;
@@ -83,7 +82,6 @@ done:
     Py_XDECREF(env_bytes);
     pd_free(argv_c);
     pd_free(env_c);
-    pd_free(keep_c);
     return result;
 }
 
@@ -106,14 +104,13 @@ PyDoc_STRVAR(session_kill_doc,
 
 static PyObject *launch_session_kill(PyObject *module, PyObject *args) {
     (void)module;
-    PyObject *sessions, *result = NULL;
-    int sig, *ids = NULL;
+    _Static_assert(sizeof(pid_t) == sizeof(int), "session ids are read as ints");
+    PyObject *sessions;
+    int sig, ids[PD_GUARD_MAX];
     size_t n = 0;
     if (!PyArg_ParseTuple(args, "Oi:session_kill", &sessions, &sig)) return NULL;
-    _Static_assert(sizeof(pid_t) == sizeof(int), "session ids are read as ints");
-    if (ints_from(sessions, "session_kill: sessions", &ids, &n)) result = PyLong_FromLong(pd_session_kill(ids, n, sig));
-    pd_free(ids);
-    return result;
+    if (!ints_from(sessions, "session_kill: sessions", ids, PD_GUARD_MAX, &n)) return NULL;
+    return PyLong_FromLong(pd_session_kill(ids, n, sig));
 }
 
 static PyMethodDef methods[] = {
