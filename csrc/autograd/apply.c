@@ -54,6 +54,16 @@ static pd_status compute_dtype(const pd_def *def, pd_tensor *const *in, int nin,
                                first, pd_dtype_name((pd_dtype)in[first]->dtype), i, pd_dtype_name((pd_dtype)in[i]->dtype));
         return PD_OK;
     }
+    if (promote == PD_SUM_INT64) {
+        *out = (pd_dtype)in[0]->dtype;
+        if (pd_dtype_category(*out) < PD_CAT_FLOAT) *out = PD_I64;
+        for (int p = 0; p < def->nparams; p++)
+            if (def->params[p].type == PD_T_DTYPE) {
+                int64_t given = *(const int64_t *)((const char *)attrs + def->params[p].attr);
+                if (given != PD_NO_DTYPE) *out = (pd_dtype)given;
+            }
+        return PD_OK;
+    }
     for (int p = 0; p < def->nparams; p++)
         if (def->params[p].type == PD_T_OPERAND) {
             scalars[count] = (const pd_scalar *)((const char *)attrs + def->params[p].attr);
@@ -212,6 +222,7 @@ static pd_status call(const pd_def *def, pd_tensor *const *in, int nin, const vo
 
 pd_status pd_apply(const pd_def *def, pd_tensor *const *in, int nin, const void *attrs, pd_tensor **out, int *nout) {
     pd_dtype t;
+    if (!attrs) attrs = def->defaults;
     PD_TRY(compute_dtype(def, in, nin, attrs, &t));
     if (t == PD_NO_DTYPE || all_of(in, nin, t)) return run(def, (pd_tensor **)(uintptr_t)in, nin, attrs, out, nout);
     return call(def, in, nin, attrs, out, nout, t);
@@ -255,7 +266,8 @@ static pd_status run_into(const pd_def *def, pd_tensor **in, int nin, const void
     pd_status status = op->infer(&c);
     if (!status) status = check_into(&c, into, inplace);
     if (status) goto done;
-    bool direct = shell->dtype == into->dtype && !partly_overlaps(in, nin, into);
+    bool direct = shell->dtype == into->dtype && !partly_overlaps(in, nin, into) &&
+                  (!(op->flags & PD_CONTIGUOUS) || pd_tensor_is_contiguous(into));
     if (direct) c.out[0] = into;
     else PD_TRY_TO(done, pd_tensor_allocate(shell));
     /* The gradient reads the input as it was before. */
@@ -284,6 +296,7 @@ done:
 pd_status pd_apply_into(const pd_def *def, pd_tensor *const *in, int nin, const void *attrs, pd_tensor *into) {
     pd_dtype t;
     bool inplace = nin > 0 && in[0] == into;
+    if (!attrs) attrs = def->defaults;
     PD_TRY(pd_check_writable(def->name, into));
     if (!inplace && wants_record(def, in, nin))
         return pd_fail(PD_E_RUNTIME, "%s: out= does not support gradients (expected pydist.no_grad(), or no out=)", def->name);

@@ -33,6 +33,7 @@ typedef struct pd_ints {
 
 typedef enum pd_promote {
     PD_NONE,         /* inputs are taken as they are; infer checks dtypes */
+    PD_SUM_INT64,    /* the dtype attribute if given, else integers and bool become int64 */
     PD_SAME,         /* all tensors have one dtype (floating where the op has a gradient), else DTypeError */
     PD_ARITH,        /* computed and returned in the promoted dtype */
     PD_INT_TO_FLOAT, /* the same, integers and bool becoming the default float dtype */
@@ -54,6 +55,7 @@ enum { /* pd_op.flags */
     PD_INPLACE = 8,  /* an in-place form name_ is generated, and out= */
     PD_VIEW = 16,    /* output 0 is a view of input 0 */
     PD_NO_BROADCAST_GRAD = 32, /* vjps already return the inputs' shapes */
+    PD_CONTIGUOUS = 64,        /* the kernel writes contiguous outputs only */
 };
 
 struct pd_vjp;
@@ -74,7 +76,9 @@ typedef struct pd_op {
     pd_cast cast;
     uint32_t save, flags;
     size_t attrs; /* sizeof the attrs struct: checked against the signature */
-    int nout;     /* 0 means 1 */
+    int nout;          /* 0 means 1; a compose may give fewer or more */
+    int visible;       /* outputs that a caller sees, the rest serve the gradient; 0 means all */
+    const char *names; /* of several visible outputs, for the named tuple: "values indices" */
     /* Sets dtype, size and strides of out[] (pd_out_*), checks the inputs. A view op also sets storage by pd_tensor_view_of. */
     pd_status (*infer)(pd_call *c);
     /* Exactly one of these two, except for views, which have neither. Kernels never allocate: scratch says what they need. */

@@ -112,17 +112,18 @@ pd_status pd_node_new(const pd_node_kind *kind, const pd_def *def, const void *a
         pd_tensor *t = in[n->nin];
         pd_edge *e = &n->edges[n->nin];
         *e = (pd_edge){0};
-        if (!t || !pd_tensor_wants_grad(t)) continue;
+        if (!t) continue;
+        e->dtype = t->dtype;
+        e->ndim = t->ndim;
+        e->size = pool;
+        for (int d = 0; d < t->ndim; d++) *pool++ = t->size[d];
+        if (!pd_tensor_wants_grad(t)) continue;
         pd_node *fn;
         pd_status status = pd_tensor_history(t, &fn, &e->index);
         if (status) {
             pd_node_release(n);
             return pd_trail(__FILE__, __LINE__, status);
         }
-        e->dtype = t->dtype;
-        e->ndim = t->ndim;
-        e->size = pool;
-        for (int d = 0; d < t->ndim; d++) *pool++ = t->size[d];
         if (fn) pd_node_retain(e->fn = fn);
         else if (t->requires_grad) pd_tensor_retain(e->leaf = t);
     }

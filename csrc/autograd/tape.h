@@ -15,7 +15,7 @@ typedef struct pd_edge {
     pd_tensor *leaf;      /* [strong] the leaf, or NULL; neither: no gradient wanted */
     int index;            /* which output of fn */
     int8_t dtype, ndim;
-    const int64_t *size;  /* of the input, in the node's own memory */
+    const int64_t *size;  /* dtype and shape of the input, known also where no gradient is wanted; in the node's memory */
 } pd_edge;
 
 typedef struct pd_saved {

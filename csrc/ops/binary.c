@@ -1,0 +1,178 @@
+/* Elementwise functions of two arguments: descriptors expanded from kernels/binary.def and compare.def; where. */
+#include "kernels/kernels.h"
+#include "ops/ops.h"
+
+typedef struct { pd_scalar x, y; } operands;
+typedef struct { pd_scalar x, y, alpha; } scaled;
+
+static pd_dtype computed(const pd_call *c) { return (pd_dtype)(c->in[0] ? c->in[0] : c->in[1])->dtype; }
+
+/* The dtype that both are computed in when one is a number of a higher category is decided by apply, which casts the tensor. */
+static pd_status infer(pd_call *c) { return pd_infer_elementwise(c, computed(c)); }
+static pd_status infer_bool(pd_call *c) { return pd_infer_elementwise(c, PD_BOOL); }
+
+typedef struct { char x[16], y[16]; } cells;
+
+static void build(pd_loop *l, cells *cell, pd_tensor **t, int n, const operands *a, pd_dtype dtype) {
+    pd_loop_build(l, n, t);
+    if (!t[n - 2]) pd_scalar_store(&a->x, dtype, cell->x), pd_loop_cell(l, n - 2, cell->x);
+    if (!t[n - 1]) pd_scalar_store(&a->y, dtype, cell->y), pd_loop_cell(l, n - 1, cell->y);
+}
+
+static double factor(const pd_call *c) { return c->def->op->attrs == sizeof(scaled) ? ((const scaled *)c->attrs)->alpha.d : 1; }
+
+static pd_status run(pd_binary fn, const pd_call *c) {
+    pd_tensor *t[3] = {c->out[0], c->in[0], c->in[1]};
+    pd_loop l;
+    cells cell;
+    build(&l, &cell, t, 3, c->attrs, computed(c));
+    pd_cpu()->binary(fn, computed(c), factor(c), &l);
+    return PD_OK;
+}
+
+static pd_status run_compare(pd_compare fn, const pd_call *c) {
+    pd_tensor *t[3] = {c->out[0], c->in[0], c->in[1]};
+    pd_loop l;
+    cells cell;
+    build(&l, &cell, t, 3, c->attrs, computed(c));
+    pd_cpu()->compare(fn, computed(c), &l);
+    return PD_OK;
+}
+
+/* One gradient in one pass, in the shape of g (the engine undoes broadcasting). */
+static void fused(pd_vjp *v, pd_binary fn, int which) {
+    pd_tensor *x = pd_vjp_in(v, 0), *y = pd_vjp_in(v, 1), *g = v->g[0];
+    if (v->status || !pd_vjp_needs(v, which)) return;
+    pd_tensor *gx = pd_x_new(v, (pd_dtype)g->dtype, g->ndim, g->size);
+    if (!gx) return;
+    pd_tensor *t[4] = {gx, g, x, y};
+    pd_loop l;
+    cells cell;
+    build(&l, &cell, t, 4, v->attrs, (pd_dtype)g->dtype);
+    pd_cpu()->binary_grad(fn, which, (pd_dtype)g->dtype, 1, &l);
+    pd_vjp_set(v, which, gx);
+}
+
+static pd_val scale_by_alpha(pd_vjp *v, pd_val g) {
+    double a = ((const scaled *)v->attrs)->alpha.d;
+    return a == 1 ? g : pd_x2(v, PD_OP_mul, g, pd_const(a));
+}
+
+static pd_val log_or_zero(pd_vjp *v, pd_val x) {
+    if (!x.t) return pd_const(x.c > 0 ? pd_x1(v, PD_OP_log, x).c : 0);
+    return pd_x_if(v, PD_OP_gt, x, pd_const(0), pd_x1(v, PD_OP_log, x));
+}
+
+/* x where cond, both tensors given: the plain kernel below where(). */
+#define MUL(a, b) pd_x2(v, PD_OP_mul, a, b)
+#define ADD(a, b) pd_x2(v, PD_OP_add, a, b)
+#define DIV(a, b) pd_x2(v, PD_OP_div, a, b)
+#define NEG(a) pd_x1(v, PD_OP_neg, a)
+#define MULC(a, c) pd_x2(v, PD_OP_mul, a, pd_const(c))
+#define ADDC(a, c) pd_x2(v, PD_OP_add, a, pd_const(c))
+#define MULA(a) scale_by_alpha(v, a)
+#define POW(a, b) pd_x2(v, PD_OP_pow, a, b)
+#define LOGOR0(a) log_or_zero(v, a)
+#define IFGT(p, q, a) pd_x_if(v, PD_OP_gt, p, q, a)
+#define IFEQ(p, q, a) pd_x_if(v, PD_OP_eq, p, q, a)
+#define SAVE_NONE PD_SAVE_NONE
+#define SAVE_XY (PD_SAVE_IN(0) | PD_SAVE_IN(1))
+#define FAST_NONE(fn) NULL
+#define FAST_XY(fn) fn##_vjp_fast
+#define PROMOTE_ANY PD_ARITH
+#define PROMOTE_FLOAT PD_INT_TO_FLOAT
+#define ATTRS(fn) ((PD_BINARY_##fn == PD_BINARY_add || PD_BINARY_##fn == PD_BINARY_sub) ? sizeof(scaled) : sizeof(operands))
+#define SIG(fn) ((PD_BINARY_##fn == PD_BINARY_add || PD_BINARY_##fn == PD_BINARY_sub) \
+                     ? #fn "(Operand x, Operand y, Scalar alpha=1)" : #fn "(Operand x, Operand y)")
+
+#define PD_BINARY(fn, domain, fwd, needs, grad_x, grad_y, text)                                             \
+    static pd_status fn##_kernel(const pd_call *c) { return run(PD_BINARY_##fn, c); }                       \
+    static void fn##_vjp(pd_vjp *v) {                                                                       \
+        const operands *a = v->attrs;                                                                       \
+        pd_val g = pd_val_of(v->g[0]), x = {0}, y = {0};                                                    \
+        if (SAVE_##needs) x = pd_val_in(v, 0, &a->x), y = pd_val_in(v, 1, &a->y);                           \
+        (void)x, (void)y;                                                                                   \
+        if (pd_vjp_needs(v, 0)) pd_vjp_set(v, 0, (grad_x).t);                                               \
+        if (pd_vjp_needs(v, 1)) pd_vjp_set(v, 1, (grad_y).t);                                               \
+    }                                                                                                       \
+    static void __attribute__((unused)) fn##_vjp_fast(pd_vjp *v) {                                          \
+        fused(v, PD_BINARY_##fn, 0);                                                                        \
+        fused(v, PD_BINARY_##fn, 1);                                                                        \
+    }                                                                                                       \
+    const pd_op pd_op_##fn = {                                                                              \
+        .sig = SIG(fn), .doc = text ", elementwise; shapes are broadcast.", .promote = PROMOTE_##domain,    \
+        .cast = PD_CAST_WIDEST, .save = SAVE_##needs, .flags = PD_FUNC | PD_METHOD | PD_INPLACE,            \
+        .attrs = ATTRS(fn), .infer = infer, .kernel = fn##_kernel, .vjp = fn##_vjp, .vjp_fast = FAST_##needs(fn), \
+    };
+#include "kernels/binary.def"
+#undef PD_BINARY
+
+#define PD_COMPARE(fn, expr, text)                                                                          \
+    static pd_status fn##_kernel(const pd_call *c) { return run_compare(PD_COMPARE_##fn, c); }              \
+    const pd_op pd_op_##fn = {                                                                              \
+        .sig = #fn "(Operand x, Operand y)", .doc = text "; shapes are broadcast, the result is bool.",     \
+        .promote = PD_BOOL_OUT, .flags = PD_FUNC | PD_METHOD, .attrs = sizeof(operands),                    \
+        .infer = infer_bool, .kernel = fn##_kernel,                                                         \
+    };
+#include "kernels/compare.def"
+#undef PD_COMPARE
+
+/* ---- where -------------------------------------------------------------------------------------------------------- */
+
+static pd_status where_infer(pd_call *c) {
+    if (c->in[0]->dtype != PD_BOOL)
+        return pd_fail(PD_E_DTYPE, "where: the condition is %s (expected bool)", pd_dtype_name((pd_dtype)c->in[0]->dtype));
+    if (c->in[1]->dtype != c->in[2]->dtype)
+        return pd_fail(PD_E_DTYPE, "where: x is %s, y is %s", pd_dtype_name((pd_dtype)c->in[1]->dtype), pd_dtype_name((pd_dtype)c->in[2]->dtype));
+    return pd_infer_elementwise(c, (pd_dtype)c->in[1]->dtype);
+}
+
+static pd_status where_kernel(const pd_call *c) {
+    pd_tensor *t[4] = {c->out[0], c->in[0], c->in[1], c->in[2]};
+    pd_loop l;
+    pd_loop_build(&l, 4, t);
+    pd_cpu()->where(pd_dtype_size((pd_dtype)c->out[0]->dtype), &l);
+    return PD_OK;
+}
+
+static void where_vjp(pd_vjp *v) {
+    pd_tensor *cond = pd_vjp_in(v, 0), *g = v->g[0];
+    operands gx = {{.cat = -1}, {.cat = PD_CAT_INT}}, gy = {{.cat = PD_CAT_INT}, {.cat = -1}};
+    if (!cond) return;
+    pd_tensor *in_x[3] = {cond, g, NULL}, *in_y[3] = {cond, NULL, g};
+    if (pd_vjp_needs(v, 1)) pd_vjp_set(v, 1, pd_x(v, PD_OP_where, &gx, 3, in_x));
+    if (pd_vjp_needs(v, 2)) pd_vjp_set(v, 2, pd_x(v, PD_OP_where, &gy, 3, in_y));
+}
+
+const pd_op pd_op_where_same = {
+    .sig = "where_same(Tensor cond, Tensor x, Tensor y)", .doc = "where on tensors of one dtype.", .save = PD_SAVE_IN(0),
+    .infer = where_infer, .kernel = where_kernel, .vjp = where_vjp,
+};
+
+static pd_status where_compose(pd_call *c) {
+    const operands *a = c->attrs;
+    const pd_scalar *numbers[2] = {&a->x, &a->y};
+    pd_tensor *in[3] = {c->in[0], NULL, NULL}, *own[2] = {0};
+    pd_dtype t = pd_result_type(c->in + 1, 2, numbers, 2);
+    pd_status status = PD_OK;
+    for (int i = 0; i < 2 && !status; i++) {
+        pd_tensor *x = c->in[1 + i];
+        if (x && x->dtype == (int)t) {
+            in[1 + i] = x;
+            continue;
+        }
+        status = x ? pd_engine.cast(x, t, &own[i]) : pd_tensor_new("where", t, 0, NULL, &own[i]);
+        if (!status && !x) pd_scalar_store(numbers[i], t, pd_tensor_data(own[i]));
+        in[1 + i] = own[i];
+    }
+    if (!status) status = pd_apply(PD_DEF(where_same), in, 3, NULL, c->out, NULL);
+    pd_tensor_release(own[0]);
+    pd_tensor_release(own[1]);
+    return status;
+}
+
+const pd_op pd_op_where = {
+    .sig = "where(Tensor cond, Operand x, Operand y)",
+    .doc = "x where cond (bool) is true, else y; shapes are broadcast, dtypes promoted.",
+    .flags = PD_FUNC, .attrs = sizeof(operands), .compose = where_compose,
+};

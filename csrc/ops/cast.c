@@ -1,0 +1,67 @@
+/* Copies: to another dtype, to memory of one's own, into a given tensor. */
+#include "kernels/kernels.h"
+#include "ops/ops.h"
+
+static pd_status copy_kernel_of(pd_tensor *to, pd_tensor *from) {
+    pd_tensor *t[2] = {to, from};
+    pd_loop l;
+    pd_loop_build(&l, 2, t);
+    pd_cpu()->copy((pd_dtype)to->dtype, (pd_dtype)from->dtype, &l);
+    return PD_OK;
+}
+
+static pd_status out_from_in(const pd_call *c) { return copy_kernel_of(c->out[0], c->in[0]); }
+
+static pd_status cast_infer(pd_call *c) { return pd_infer_elementwise(c, (pd_dtype)((const pd_cast_attrs *)c->attrs)->dtype); }
+static void pass(pd_vjp *v) { pd_vjp_set(v, 0, v->g[0]); } /* the engine casts it back */
+
+const pd_op pd_op_cast = {
+    .sig = "cast(Tensor x, dtype dtype)", .doc = "x in another dtype.", .attrs = sizeof(pd_cast_attrs),
+    .infer = cast_infer, .kernel = out_from_in, .vjp = pass,
+};
+
+static pd_status clone_infer(pd_call *c) {
+    if (c->attrs && *(const int64_t *)c->attrs) return pd_out_like(c, 0, (pd_dtype)c->in[0]->dtype, c->in[0]);
+    return pd_infer_elementwise(c, (pd_dtype)c->in[0]->dtype);
+}
+
+const pd_op pd_op_clone = {
+    .sig = "clone(Tensor x, bool contiguous=False)", .doc = "A copy of x with memory of its own, laid out like x, or contiguous.",
+    .flags = PD_FUNC | PD_METHOD, .attrs = sizeof(int64_t), .infer = clone_infer, .kernel = out_from_in, .vjp = pass,
+};
+
+static pd_status copy_infer(pd_call *c) {
+    int64_t size[PD_MAX_DIMS];
+    int n = c->in[0]->ndim;
+    for (int d = 0; d < n; d++) size[d] = c->in[0]->size[d];
+    PD_TRY(pd_shape_broadcast("copy_", &n, size, c->in[1]->ndim, c->in[1]->size));
+    if (!pd_shape_equal(n, size, c->in[0]->ndim, c->in[0]->size))
+        return pd_fail(PD_E_SHAPE, "copy_: shape %s does not broadcast to %s", pd_tensor_shape(c->in[1]), pd_tensor_shape(c->in[0]));
+    return pd_out_like(c, 0, (pd_dtype)c->in[0]->dtype, c->in[0]);
+}
+
+static pd_status copy_kernel(const pd_call *c) { return copy_kernel_of(c->out[0], c->in[1]); }
+static void copy_vjp(pd_vjp *v) { pd_vjp_set(v, 1, v->g[0]); }
+
+const pd_op pd_op_copy = {
+    .sig = "copy(Tensor x, Tensor src)", .doc = "copy_: src into x, broadcast and converted.", .infer = copy_infer,
+    .kernel = copy_kernel, .vjp = copy_vjp,
+};
+
+static pd_status fill_infer(pd_call *c) { return pd_out_like(c, 0, (pd_dtype)c->in[0]->dtype, c->in[0]); }
+
+static pd_status fill_kernel(const pd_call *c) {
+    char cell[16];
+    pd_loop l;
+    pd_scalar_store(c->attrs, (pd_dtype)c->out[0]->dtype, cell);
+    pd_loop_build(&l, 1, c->out);
+    pd_cpu()->fill(pd_dtype_size((pd_dtype)c->out[0]->dtype), cell, &l);
+    return PD_OK;
+}
+
+static void nothing(pd_vjp *v) { (void)v; } /* what was there before has no influence */
+
+const pd_op pd_op_fill = {
+    .sig = "fill(Tensor x, Scalar value)", .doc = "fill_: every element becomes value.", .flags = PD_METHOD | PD_INPLACE,
+    .attrs = sizeof(pd_scalar), .infer = fill_infer, .kernel = fill_kernel, .vjp = nothing,
+};

@@ -1,0 +1,349 @@
+/* Indexing with tensors. index and index_put bring the indexed dimensions to the front, where one kernel each works on
+   x[i0, i1, ...] with the index tensors broadcast against each other. */
+#include <inttypes.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "ops/block.h"
+
+/* ---- masks -------------------------------------------------------------------------------------------------------------- */
+
+static pd_status nonzero(const char *op, const pd_tensor *x, int at, pd_tensor *mask, pd_tensor **out) {
+    for (int d = 0; d < mask->ndim; d++)
+        if (at + d >= x->ndim || mask->size[d] != x->size[at + d])
+            return pd_fail(PD_E_INDEX, "%s: a mask of shape %s at dimension %d does not match %s", op, pd_tensor_shape(mask), at, pd_tensor_shape(x));
+    pd_tensor *m;
+    PD_TRY(pd_contiguous(mask, &m));
+    const uint8_t *p = pd_tensor_data(m);
+    int64_t count = 0;
+    pd_status status = PD_OK;
+    for (int64_t i = 0; i < m->numel; i++) count += p[i] != 0;
+    for (int d = 0; d < mask->ndim; d++) out[d] = NULL;
+    for (int d = 0; d < mask->ndim && !status; d++) status = pd_tensor_new(op, PD_I64, 1, &count, &out[d]);
+    for (int64_t i = 0, k = 0; i < m->numel && !status; i++) {
+        if (!p[i]) continue;
+        int64_t rest = i;
+        for (int d = mask->ndim - 1; d >= 0; d--) {
+            ((int64_t *)pd_tensor_data(out[d]))[k] = rest % mask->size[d];
+            rest /= mask->size[d];
+        }
+        k++;
+    }
+    pd_tensor_release(m);
+    return status;
+}
+
+pd_status pd_index_expand(const char *op, const pd_tensor *x, pd_tensor *const *indices, int n, pd_tensor **out, int *count) {
+    pd_status status = PD_OK;
+    *count = 0;
+    for (int i = 0; i < n && !status; i++) {
+        pd_tensor *t = indices[i];
+        int takes = t && t->dtype == PD_BOOL ? t->ndim : 1;
+        if (*count + takes > x->ndim) {
+            status = pd_fail(PD_E_INDEX, "%s: too many indices for shape %s", op, pd_tensor_shape(x));
+            break;
+        }
+        if (!t) out[*count] = NULL;
+        else if (t->dtype == PD_BOOL) status = nonzero(op, x, *count, t, out + *count);
+        else if (pd_dtype_category((pd_dtype)t->dtype) != PD_CAT_INT)
+            status = pd_fail(PD_E_INDEX, "%s: index %d is %s (expected int64 or bool)", op, i, pd_dtype_name((pd_dtype)t->dtype));
+        else status = pd_engine.cast(t, PD_I64, &out[*count]);
+        if (status && !(t && t->dtype == PD_BOOL)) break;
+        *count += takes;
+    }
+    if (status) {
+        for (int i = 0; i < *count; i++) pd_tensor_release(out[i]);
+        *count = 0;
+    }
+    return status;
+}
+
+/* ---- places ------------------------------------------------------------------------------------------------------------- */
+
+/* x[idx...]: broadcast shape of the indices, elements they address, and the block that each takes. */
+typedef struct { int nidx, ndim; int64_t size[PD_MAX_DIMS], count, block; bool whole; } places;
+
+static pd_status places_of(const char *op, const pd_tensor *x, pd_tensor *const *idx, int n, places *p) {
+    *p = (places){.nidx = n, .block = 1, .whole = true};
+    if (n > x->ndim) return pd_fail(PD_E_INDEX, "%s: %d indices for shape %s", op, n, pd_tensor_shape(x));
+    for (int i = 0; i < n; i++) {
+        if (idx[i]->dtype != PD_I64) return pd_fail(PD_E_INDEX, "%s: index %d is %s (expected int64)", op, i, pd_dtype_name((pd_dtype)idx[i]->dtype));
+        PD_TRY(pd_shape_broadcast(op, &p->ndim, p->size, idx[i]->ndim, idx[i]->size));
+    }
+    PD_TRY(pd_shape_numel(op, p->ndim, p->size, &p->count));
+    int64_t want = 1;
+    for (int d = x->ndim - 1; d >= n; d--) { /* do the remaining dims lie together in memory? */
+        if (x->size[d] > 1 && x->stride[d] != want) p->whole = false;
+        want *= x->size[d];
+        p->block *= x->size[d];
+    }
+    return PD_OK;
+}
+
+static size_t offsets_bytes(const places *p) { return (size_t)(p->count * (p->whole ? 1 : p->block)) * 8 + 64; }
+
+/* Byte offset of every block (or element, where x's block is not in one piece) from x's data; checks the range. */
+static pd_status fill_offsets(const char *op, const pd_tensor *x, pd_tensor *const *idx, const places *p, int64_t *out) {
+    int64_t size = (int64_t)pd_dtype_size((pd_dtype)x->dtype), at[PD_MAX_DIMS] = {0}, k = 0;
+    for (int64_t i = 0; i < p->count; i++) {
+        int64_t offset = 0;
+        for (int j = 0; j < p->nidx; j++) {
+            const pd_tensor *t = idx[j];
+            int64_t where = 0;
+            for (int d = 0; d < t->ndim; d++)
+                if (t->size[d] > 1) where += at[p->ndim - t->ndim + d] * t->stride[d];
+            int64_t value = ((const int64_t *)pd_tensor_data(t))[where], n = x->size[j];
+            if (value < -n || value >= n)
+                return pd_fail(PD_E_INDEX, "%s: index %" PRId64 " is out of range for dimension %d of size %" PRId64, op, value, j, n);
+            offset += (value < 0 ? value + n : value) * x->stride[j];
+        }
+        if (p->whole) out[k++] = offset * size;
+        else
+            for (int64_t b = 0; b < p->block; b++) {
+                int64_t rest = b, inner = offset;
+                for (int d = x->ndim - 1; d >= p->nidx; d--) {
+                    inner += rest % x->size[d] * x->stride[d];
+                    rest /= x->size[d];
+                }
+                out[k++] = inner * size;
+            }
+        for (int d = p->ndim - 1; d >= 0 && ++at[d] == p->size[d]; d--) at[d] = 0;
+    }
+    return PD_OK;
+}
+
+/* ---- the two kernels ------------------------------------------------------------------------------------------------------ */
+
+static pd_status front_infer(pd_call *c) {
+    places p;
+    pd_tensor *x = c->in[0];
+    int64_t size[2 * PD_MAX_DIMS];
+    int n = c->nin - 1;
+    PD_TRY(places_of("index", x, c->in + 1, n, &p));
+    memcpy(size, p.size, sizeof(int64_t) * (size_t)p.ndim);
+    for (int d = n; d < x->ndim; d++) size[p.ndim + d - n] = x->size[d];
+    return pd_out_shape(c, 0, (pd_dtype)x->dtype, p.ndim + x->ndim - n, size);
+}
+
+static size_t front_scratch(const pd_call *c) {
+    places p;
+    return places_of("index", c->in[0], c->in + 1, c->nin - 1, &p) ? 0 : offsets_bytes(&p);
+}
+
+static pd_status front_kernel(const pd_call *c) {
+    places p;
+    pd_tensor *x = c->in[0];
+    size_t size = pd_dtype_size((pd_dtype)x->dtype);
+    PD_TRY(places_of("index", x, c->in + 1, c->nin - 1, &p));
+    PD_TRY(fill_offsets("index", x, c->in + 1, &p, c->scratch));
+    pd_cpu()->take(p.whole ? p.count : p.count * p.block, p.whole ? size * (size_t)p.block : size, c->scratch, pd_tensor_data(x), pd_tensor_data(c->out[0]));
+    return PD_OK;
+}
+
+static void front_vjp(pd_vjp *v) {
+    const pd_edge *e = &v->node->edges[0];
+    int n = v->node->nin - 1;
+    pd_tensor *in[2 + PD_MAX_DIMS] = {pd_x_new(v, (pd_dtype)e->dtype, e->ndim, e->size), v->g[0]};
+    for (int i = 0; i < n; i++) in[2 + i] = pd_vjp_in(v, 1 + i);
+    if (v->status) return;
+    memset(pd_tensor_data(in[0]), 0, pd_tensor_bytes(in[0]));
+    pd_vjp_set(v, 0, pd_x(v, PD_OP_index_put_front, &(int64_t){1}, 2 + n, in));
+}
+
+const pd_op pd_op_index_front = {
+    .sig = "index_front(Tensor x, Tensor[] indices)", .doc = "x[i0, i1, ...], int64 indices of the first dims.",
+    .save = 0xfffe, .flags = PD_NO_BROADCAST_GRAD, .infer = front_infer, .kernel = front_kernel, .scratch = front_scratch, .vjp = front_vjp,
+};
+
+static pd_status put_infer(pd_call *c) {
+    places p;
+    pd_tensor *x = c->in[0], *values = c->in[1];
+    int64_t size[2 * PD_MAX_DIMS];
+    int n = c->nin - 2, ndim;
+    PD_TRY(places_of("index_put", x, c->in + 2, n, &p));
+    memcpy(size, p.size, sizeof(int64_t) * (size_t)p.ndim);
+    for (int d = n; d < x->ndim; d++) size[p.ndim + d - n] = x->size[d];
+    ndim = p.ndim + x->ndim - n;
+    if (!pd_shape_equal(ndim, size, values->ndim, values->size) || !pd_tensor_is_contiguous(values) || values->dtype != x->dtype)
+        return pd_fail(PD_E_SHAPE, "index_put: values are %s of shape %s (expected %s of shape %s)", pd_dtype_name((pd_dtype)values->dtype),
+                       pd_tensor_shape(values), pd_dtype_name((pd_dtype)x->dtype), pd_shape_text(ndim, size));
+    return pd_out_like(c, 0, (pd_dtype)x->dtype, x);
+}
+
+static size_t put_scratch(const pd_call *c) {
+    places p;
+    return places_of("index_put", c->out[0], c->in + 2, c->nin - 2, &p) ? 0 : offsets_bytes(&p);
+}
+
+static pd_status put_kernel(const pd_call *c) {
+    places p;
+    pd_tensor *o = c->out[0], *values = c->in[1];
+    int64_t size = (int64_t)pd_dtype_size((pd_dtype)o->dtype), accumulate = *(const int64_t *)c->attrs;
+    PD_TRY(places_of("index_put", o, c->in + 2, c->nin - 2, &p));
+    PD_TRY(fill_offsets("index_put", o, c->in + 2, &p, c->scratch)); /* before anything is written */
+    if (o != c->in[0]) {
+        pd_tensor *pair[2] = {o, c->in[0]};
+        pd_loop l;
+        pd_loop_build(&l, 2, pair);
+        pd_cpu()->copy((pd_dtype)o->dtype, (pd_dtype)o->dtype, &l);
+    }
+    int64_t count = p.whole ? p.count : p.count * p.block, block = p.whole ? p.block : 1;
+    if (accumulate) pd_cpu()->put_add((pd_dtype)o->dtype, count, block, c->scratch, pd_tensor_data(values), block * size, pd_tensor_data(o));
+    else pd_cpu()->put(count, (size_t)(block * size), c->scratch, pd_tensor_data(values), block * size, pd_tensor_data(o));
+    return PD_OK;
+}
+
+static void put_vjp(pd_vjp *v) {
+    pd_tensor *in[2 + PD_MAX_DIMS], *g = v->g[0];
+    int n = v->node->nin - 2;
+    for (int i = 0; i < n; i++) in[2 + i] = pd_vjp_in(v, 2 + i);
+    if (v->status) return;
+    if (pd_vjp_needs(v, 1)) {
+        in[1] = g;
+        pd_vjp_set(v, 1, pd_x(v, PD_OP_index_front, NULL, 1 + n, in + 1));
+    }
+    if (!pd_vjp_needs(v, 0)) return;
+    if (*(const int64_t *)v->attrs) {
+        pd_vjp_set(v, 0, g);
+        return;
+    }
+    const pd_edge *e = &v->node->edges[1];
+    in[0] = g;
+    in[1] = pd_x_new(v, (pd_dtype)e->dtype, e->ndim, e->size);
+    if (!in[1]) return;
+    memset(pd_tensor_data(in[1]), 0, pd_tensor_bytes(in[1]));
+    pd_vjp_set(v, 0, pd_x(v, PD_OP_index_put_front, v->attrs, 2 + n, in));
+}
+
+const pd_op pd_op_index_put_front = {
+    .sig = "index_put_front(Tensor x, Tensor values, Tensor[] indices, bool accumulate)",
+    .doc = "x with x[i0, i1, ...] = values (or +=), int64 indices of the first dims.", .save = 0xfffc, .flags = PD_NO_BROADCAST_GRAD,
+    .attrs = sizeof(int64_t), .infer = put_infer, .kernel = put_kernel, .scratch = put_scratch, .vjp = put_vjp,
+};
+
+/* ---- any dimensions --------------------------------------------------------------------------------------------------------- */
+
+/* Indices by dimension (NULL: all of it) -> the order that brings the indexed dims to the front, and the list without NULLs. */
+static int to_front(const pd_tensor *x, pd_tensor *const *idx, int n, pd_ints *order, pd_tensor **list, int *first, bool *together) {
+    int count = 0, last = -1;
+    order->n = 0;
+    *first = 0;
+    *together = true;
+    for (int d = 0; d < n; d++) {
+        if (!idx[d]) continue;
+        if (!count) *first = d;
+        else if (d != last + 1) *together = false;
+        last = d;
+        list[count++] = idx[d];
+        order->v[order->n++] = d;
+    }
+    for (int d = 0; d < x->ndim; d++)
+        if (d >= n || !idx[d]) order->v[order->n++] = d;
+    return count;
+}
+
+static bool is_identity(const pd_ints *order) {
+    for (int d = 0; d < order->n; d++)
+        if (order->v[d] != d) return false;
+    return true;
+}
+
+static pd_status permuted(pd_tensor *x, const pd_ints *order, pd_tensor **out) {
+    if (!is_identity(order)) return pd_call1(PD_OP_permute, x, order, out);
+    pd_tensor_retain(*out = x);
+    return PD_OK;
+}
+
+/* The result's dims: NumPy's rule puts the index dims where the indexed ones stood if those stood together, else in front. */
+static void result_order(int nb, int rest, int first, bool together, pd_ints *order) {
+    int lead = together ? first : 0;
+    order->n = nb + rest;
+    for (int d = 0; d < order->n; d++) order->v[d] = d < lead ? nb + d : d < lead + nb ? d - lead : d;
+}
+
+static pd_status index_compose(pd_call *c) {
+    pd_tensor *x = c->in[0], *idx[PD_MAX_DIMS], *in[1 + PD_MAX_DIMS], *got = NULL;
+    pd_ints order, back;
+    int n, first;
+    bool together;
+    PD_TRY(pd_index_expand("index", x, c->in + 1, c->nin - 1, idx, &n));
+    int count = to_front(x, idx, n, &order, in + 1, &first, &together);
+    pd_status status = permuted(x, &order, &in[0]);
+    if (status) goto done;
+    if (count) {
+        status = pd_apply(PD_DEF(index_front), in, 1 + count, NULL, &got, NULL);
+        if (!status) {
+            int rest = x->ndim - count;
+            result_order(got->ndim - rest, rest, first, together, &back);
+            status = permuted(got, &back, &c->out[0]);
+        }
+    } else status = pd_call1(PD_OP_clone, x, NULL, &c->out[0]);
+    pd_tensor_release(got);
+    pd_tensor_release(in[0]);
+done:
+    for (int i = 0; i < n; i++) pd_tensor_release(idx[i]);
+    return status;
+}
+
+const pd_op pd_op_index = {
+    .sig = "index(Tensor x, Tensor?[] indices)",
+    .doc = "x[indices]: one int64 or bool tensor per dimension (None: all of it), broadcast against each other, as NumPy does.",
+    .compose = index_compose,
+};
+
+static pd_status put_compose(pd_call *c) {
+    pd_tensor *x = c->in[0], *values = c->in[c->nin - 1], *copy;
+    PD_TRY(pd_call1(PD_OP_clone, x, NULL, &copy));
+    pd_status status = pd_index_put(copy, c->in + 1, c->nin - 2, values, *(const int64_t *)c->attrs);
+    if (status) pd_tensor_release(copy);
+    else c->out[0] = copy;
+    return status;
+}
+
+pd_status pd_index_put(pd_tensor *x, pd_tensor *const *indices, int nindices, pd_tensor *values, bool accumulate) {
+    pd_tensor *idx[PD_MAX_DIMS], *in[2 + PD_MAX_DIMS] = {0}, *moved = NULL, *wide = NULL, *cast = NULL;
+    pd_ints order, back, shape = {0}, undo;
+    places p;
+    int n, first;
+    bool together;
+    PD_TRY(pd_check_writable("index_put_", x));
+    PD_TRY(pd_index_expand("index_put_", x, indices, nindices, idx, &n));
+    int count = to_front(x, idx, n, &order, in + 2, &first, &together);
+    pd_status status = PD_OK;
+    if (!count) {
+        status = pd_fail(PD_E_INDEX, "index_put_: no index tensor");
+        goto done;
+    }
+    PD_TRY_TO(done, permuted(x, &order, &in[0]));
+    PD_TRY_TO(done, places_of("index_put_", in[0], in + 2, count, &p));
+    int rest = x->ndim - count;
+    for (int d = 0; d < p.ndim; d++) shape.v[d] = p.size[d];
+    for (int d = 0; d < rest; d++) shape.v[p.ndim + d] = in[0]->size[count + d];
+    result_order(p.ndim, rest, first, together, &back);
+    undo.n = shape.n = back.n;
+    for (int d = 0; d < back.n; d++) undo.v[back.v[d]] = d;
+    pd_ints seen = {.n = shape.n}; /* the shape that the user sees, to which values are broadcast */
+    for (int d = 0; d < back.n; d++) seen.v[d] = shape.v[back.v[d]];
+    if (values->dtype != x->dtype) {
+        PD_TRY_TO(done, pd_engine.cast(values, (pd_dtype)x->dtype, &cast));
+        values = cast;
+    }
+    PD_TRY_TO(done, pd_call1(PD_OP_expand, values, &seen, &wide));
+    PD_TRY_TO(done, permuted(wide, &undo, &moved));
+    PD_TRY_TO(done, pd_contiguous(moved, &in[1]));
+    PD_TRY_TO(done, pd_apply_into(PD_DEF(index_put_front), in, 2 + count, &(int64_t){accumulate}, in[0]));
+done:
+    pd_tensor_release(in[0]);
+    pd_tensor_release(in[1]);
+    pd_tensor_release(moved);
+    pd_tensor_release(wide);
+    pd_tensor_release(cast);
+    for (int i = 0; i < n; i++) pd_tensor_release(idx[i]);
+    return status;
+}
+
+const pd_op pd_op_index_put = {
+    .sig = "index_put(Tensor x, Tensor?[] indices, Tensor values, bool accumulate=False)",
+    .doc = "A copy of x with x[indices] = values (+= with accumulate, repeated indices adding up); values are broadcast.",
+    .flags = PD_FUNC | PD_METHOD, .attrs = sizeof(int64_t), .compose = put_compose,
+};

@@ -1,0 +1,273 @@
+/* Matrix products: linear, bmm (2-D and 3-D), matmul with PyTorch's broadcasting on top. */
+#include <string.h>
+
+#include "ops/block.h"
+
+static double gemm_ns(double m, double n, double k) { return m * n * k * 2 / 100; } /* at 100 GFLOP/s */
+
+/* One unit stride, as the kernel wants it. */
+static bool fits(const pd_tensor *t) {
+    int r = t->ndim - 2, c = t->ndim - 1;
+    return t->stride[c] == 1 || t->stride[r] == 1 || t->size[c] <= 1 || t->size[r] <= 1;
+}
+static size_t packed_bytes(const pd_tensor *t) { return fits(t) ? 0 : (pd_tensor_bytes(t) + 63) & ~(size_t)63; }
+
+typedef struct { const void *data; int64_t batch, row, col; } matrix;
+
+static matrix read_matrix(pd_tensor *t, void **scratch) {
+    int r = t->ndim - 2, c = t->ndim - 1;
+    if (fits(t)) return (matrix){pd_tensor_data(t), t->ndim > 2 && t->size[0] > 1 ? t->stride[0] : 0, t->stride[r], t->stride[c]};
+    matrix m = {*scratch, t->ndim > 2 ? t->size[r] * t->size[c] : 0, t->size[c], 1};
+    pd_block_pack(t, 0, *scratch);
+    *scratch = (char *)*scratch + packed_bytes(t);
+    return m;
+}
+
+/* ---- bmm ------------------------------------------------------------------------------------------------------------ */
+
+static pd_status bmm_infer(pd_call *c) {
+    pd_tensor *a = c->in[0], *b = c->in[1];
+    int n = a->ndim;
+    PD_TRY(pd_check_float(c, 0));
+    if ((n != 2 && n != 3) || b->ndim != n || a->size[n - 1] != b->size[n - 2] || (n == 3 && a->size[0] != b->size[0]))
+        return pd_fail(PD_E_SHAPE, "matmul: shapes %s and %s do not fit (expected [B, M, K] and [B, K, N])", pd_tensor_shape(a), pd_tensor_shape(b));
+    int64_t size[3] = {a->size[0], a->size[n - 2], b->size[n - 1]};
+    return pd_out_shape(c, 0, (pd_dtype)a->dtype, n, n == 3 ? size : size + 1);
+}
+
+static pd_gemm bmm_shape(const pd_call *c) {
+    pd_tensor *a = c->in[0], *b = c->in[1], *o = c->out[0];
+    int n = a->ndim;
+    pd_gemm s = {.t = (pd_dtype)a->dtype, .batch = n == 3 ? a->size[0] : 1, .M = a->size[n - 2], .N = b->size[n - 1], .K = a->size[n - 1]};
+    s.c_batch = n == 3 ? o->stride[0] : 0;
+    s.c_row = o->stride[n - 2];
+    s.a_batch = s.b_batch = s.c_batch;
+    s.a_row = fits(a) ? a->stride[n - 2] : s.K, s.a_col = fits(a) ? a->stride[n - 1] : 1;
+    s.b_row = fits(b) ? b->stride[n - 2] : s.N, s.b_col = fits(b) ? b->stride[n - 1] : 1;
+    return s;
+}
+
+static size_t bmm_scratch(const pd_call *c) {
+    pd_gemm s = bmm_shape(c);
+    return packed_bytes(c->in[0]) + packed_bytes(c->in[1]) + pd_gemm_scratch(&s);
+}
+
+static pd_status bmm_kernel(const pd_call *c) {
+    pd_gemm s = bmm_shape(c);
+    void *scratch = c->scratch;
+    matrix a = read_matrix(c->in[0], &scratch), b = read_matrix(c->in[1], &scratch);
+    s.a_batch = a.batch, s.a_row = a.row, s.a_col = a.col;
+    s.b_batch = b.batch, s.b_row = b.row, s.b_col = b.col;
+    return pd_gemm_run(&s, a.data, b.data, NULL, pd_tensor_data(c->out[0]), scratch);
+}
+
+static double bmm_work(const pd_call *c) {
+    const pd_tensor *a = c->in[0];
+    return gemm_ns((double)a->numel, (double)c->in[1]->size[a->ndim - 1], 1);
+}
+
+static pd_tensor *turned(pd_vjp *v, pd_tensor *t) { return pd_x_call1(v, PD_OP_transpose, t, &(pd_dims2_attrs){-2, -1}); }
+
+static void bmm_vjp(pd_vjp *v) {
+    pd_tensor *g = v->g[0];
+    if (pd_vjp_needs(v, 0)) pd_vjp_set(v, 0, pd_x_call2(v, PD_OP_bmm, g, turned(v, pd_vjp_in(v, 1)), NULL));
+    if (pd_vjp_needs(v, 1)) pd_vjp_set(v, 1, pd_x_call2(v, PD_OP_bmm, turned(v, pd_vjp_in(v, 0)), g, NULL));
+}
+
+const pd_op pd_op_bmm = {
+    .sig = "bmm(Tensor a, Tensor b)", .doc = "a @ b of [M, K] and [K, N], or of [B, M, K] and [B, K, N].", .promote = PD_SAME,
+    .cast = PD_CAST_LOW, .save = PD_SAVE_IN(0) | PD_SAVE_IN(1), .flags = PD_FUNC | PD_METHOD | PD_NO_BROADCAST_GRAD,
+    .infer = bmm_infer, .kernel = bmm_kernel, .scratch = bmm_scratch, .work = bmm_work, .vjp = bmm_vjp,
+};
+
+/* ---- matmul ----------------------------------------------------------------------------------------------------------- */
+
+/* x as [batch, rows, cols] of the broadcast batch; [new]. */
+static pd_status to_batch(pd_tensor *x, const pd_ints *batch, pd_tensor **out) {
+    pd_ints full = *batch;
+    pd_shape_attrs flat = {.shape = {.n = 3, .v = {1, x->size[x->ndim - 2], x->size[x->ndim - 1]}}};
+    pd_tensor *wide;
+    for (int i = 0; i < batch->n; i++) flat.shape.v[0] *= batch->v[i];
+    full.v[full.n++] = flat.shape.v[1];
+    full.v[full.n++] = flat.shape.v[2];
+    PD_TRY(pd_call1(PD_OP_expand, x, &full, &wide));
+    pd_status status = pd_call1(PD_OP_reshape, wide, &flat, out);
+    pd_tensor_release(wide);
+    return status;
+}
+
+static pd_status matmul_nd(pd_tensor *a, pd_tensor *b, pd_tensor **out) {
+    if (a->size[a->ndim - 1] != b->size[b->ndim - 2])
+        return pd_fail(PD_E_SHAPE, "matmul: inner sizes differ: %s @ %s", pd_tensor_shape(a), pd_tensor_shape(b));
+    if (a->ndim == 2 && b->ndim == 2) return pd_call2(PD_OP_bmm, a, b, NULL, out);
+    pd_shape_attrs shape = {.shape = {.n = a->ndim}};
+    pd_tensor *fa = NULL, *fb = NULL, *flat = NULL;
+    pd_status status;
+    if (b->ndim == 2) { /* the batch is rows */
+        pd_shape_attrs rows = {.shape = {.n = 2, .v = {a->size[a->ndim - 1] ? a->numel / a->size[a->ndim - 1] : 0, a->size[a->ndim - 1]}}};
+        if (!a->size[a->ndim - 1]) {
+            rows.shape.v[0] = 1;
+            for (int i = 0; i < a->ndim - 1; i++) rows.shape.v[0] *= a->size[i];
+        }
+        memcpy(shape.shape.v, a->size, sizeof(int64_t) * (size_t)a->ndim);
+        shape.shape.v[a->ndim - 1] = b->size[1];
+        PD_TRY_TO(done, pd_call1(PD_OP_reshape, a, &rows, &fa));
+        PD_TRY_TO(done, pd_call2(PD_OP_bmm, fa, b, NULL, &flat));
+    } else {
+        pd_ints batch = {.n = a->ndim - 2};
+        int n = a->ndim - 2;
+        memcpy(batch.v, a->size, sizeof(int64_t) * (size_t)n);
+        PD_TRY(pd_shape_broadcast("matmul", &n, batch.v, b->ndim - 2, b->size));
+        batch.n = n;
+        shape.shape = batch;
+        shape.shape.v[shape.shape.n++] = a->size[a->ndim - 2];
+        shape.shape.v[shape.shape.n++] = b->size[b->ndim - 1];
+        PD_TRY_TO(done, to_batch(a, &batch, &fa));
+        PD_TRY_TO(done, to_batch(b, &batch, &fb));
+        PD_TRY_TO(done, pd_call2(PD_OP_bmm, fa, fb, NULL, &flat));
+    }
+    PD_TRY_TO(done, pd_call1(PD_OP_reshape, flat, &shape, out));
+done:
+    pd_tensor_release(fa);
+    pd_tensor_release(fb);
+    pd_tensor_release(flat);
+    return status;
+}
+
+static pd_status matmul_compose(pd_call *c) {
+    pd_tensor *a = c->in[0], *b = c->in[1], *wide_a = NULL, *wide_b = NULL, *out = NULL;
+    int64_t row = 0, col = 1;
+    pd_status status;
+    if (a->ndim == 0 || b->ndim == 0)
+        return pd_fail(PD_E_SHAPE, "matmul: %s @ %s: 0-d tensors have no inner size", pd_tensor_shape(a), pd_tensor_shape(b));
+    if (a->dtype != b->dtype)
+        return pd_fail(PD_E_DTYPE, "matmul: %s @ %s (expected one dtype)", pd_dtype_name((pd_dtype)a->dtype), pd_dtype_name((pd_dtype)b->dtype));
+    if (a->ndim > 1 && b->ndim > 1) return matmul_nd(a, b, &c->out[0]);
+    /* A vector is a row on the left, a column on the right, and its dimension goes away again. */
+    if (a->ndim == 1) {
+        PD_TRY_TO(done, pd_call1(PD_OP_unsqueeze, a, &row, &wide_a));
+    } else pd_tensor_retain(wide_a = a);
+    if (b->ndim == 1) {
+        PD_TRY_TO(done, pd_call1(PD_OP_unsqueeze, b, &col, &wide_b));
+    } else pd_tensor_retain(wide_b = b);
+    PD_TRY_TO(done, matmul_nd(wide_a, wide_b, &out));
+    for (int side = 0; side < 2; side++) {
+        if ((side ? a : b)->ndim != 1) continue;
+        int64_t dim = side ? out->ndim - (b->ndim == 1 ? 1 : 2) : out->ndim - 1;
+        pd_tensor *less;
+        PD_TRY_TO(done, pd_call1(PD_OP_squeeze, out, &dim, &less));
+        pd_tensor_release(out);
+        out = less;
+    }
+    c->out[0] = out;
+    out = NULL;
+done:
+    pd_tensor_release(wide_a);
+    pd_tensor_release(wide_b);
+    pd_tensor_release(out);
+    return status;
+}
+
+const pd_op pd_op_matmul = {
+    .sig = "matmul(Tensor a, Tensor b)",
+    .doc = "a @ b: the matrix product of the last two dims, the others broadcast; a 1-d tensor is a row (left) or a column (right).",
+    .flags = PD_FUNC | PD_METHOD, .compose = matmul_compose,
+};
+
+/* ---- linear: x @ w.T + b ------------------------------------------------------------------------------------------------ */
+
+static pd_status linear_infer(pd_call *c) {
+    pd_tensor *x = c->in[0], *w = c->in[1], *b = c->in[2];
+    int64_t size[PD_MAX_DIMS];
+    PD_TRY(pd_check_float(c, 0));
+    PD_TRY(pd_check_ndim(c, 1, 2));
+    if (x->ndim == 0 || x->size[x->ndim - 1] != w->size[1])
+        return pd_fail(PD_E_SHAPE, "linear: inner sizes differ: input %s, weight %s", pd_tensor_shape(x), pd_tensor_shape(w));
+    if (b && (b->ndim != 1 || b->size[0] != w->size[0]))
+        return pd_fail(PD_E_SHAPE, "linear: bias has shape %s (expected %s)", pd_tensor_shape(b), pd_shape_text(1, w->size));
+    memcpy(size, x->size, sizeof(int64_t) * (size_t)x->ndim);
+    size[x->ndim - 1] = w->size[0];
+    return pd_out_shape(c, 0, (pd_dtype)x->dtype, x->ndim, size);
+}
+
+static int64_t rows_of(const pd_tensor *x) {
+    int64_t n = 1;
+    for (int d = 0; d < x->ndim - 1; d++) n *= x->size[d];
+    return n;
+}
+
+/* x as [rows, K]: its own memory where the rows are evenly apart, else packed into scratch. */
+static bool row_stride(const pd_tensor *x, int64_t *stride) {
+    int64_t k = x->size[x->ndim - 1];
+    *stride = k;
+    if (x->ndim == 2 && (x->stride[1] == 1 || k <= 1)) {
+        *stride = x->stride[0];
+        return x->stride[0] >= k || x->size[0] <= 1;
+    }
+    return pd_tensor_is_contiguous(x);
+}
+
+static pd_gemm linear_shape(const pd_call *c) {
+    pd_tensor *x = c->in[0], *w = c->in[1];
+    pd_gemm s = {.t = (pd_dtype)x->dtype, .batch = 1, .M = rows_of(x), .N = w->size[0], .K = w->size[1], .a_col = 1};
+    row_stride(x, &s.a_row);
+    s.b_row = fits(w) ? w->stride[1] : 1; /* B is w transposed */
+    s.b_col = fits(w) ? w->stride[0] : s.K;
+    s.c_row = s.N;
+    return s;
+}
+
+static size_t linear_scratch(const pd_call *c) {
+    pd_gemm s = linear_shape(c);
+    int64_t stride;
+    size_t bytes = row_stride(c->in[0], &stride) ? 0 : (pd_tensor_bytes(c->in[0]) + 63) & ~(size_t)63;
+    return bytes + packed_bytes(c->in[1]) + (c->in[2] && c->in[2]->stride[0] != 1 ? (pd_tensor_bytes(c->in[2]) + 63) & ~(size_t)63 : 0) +
+           pd_gemm_scratch(&s);
+}
+
+static const void *pack(pd_tensor *t, void **scratch) {
+    const void *at = *scratch;
+    pd_block_pack(t, 0, *scratch);
+    *scratch = (char *)*scratch + ((pd_tensor_bytes(t) + 63) & ~(size_t)63);
+    return at;
+}
+
+static pd_status linear_kernel(const pd_call *c) {
+    pd_tensor *x = c->in[0], *b = c->in[2];
+    pd_gemm s = linear_shape(c);
+    void *scratch = c->scratch;
+    int64_t stride;
+    const void *a = row_stride(x, &stride) ? pd_tensor_data(x) : pack(x, &scratch);
+    matrix w = read_matrix(c->in[1], &scratch);
+    const void *bias = !b ? NULL : b->stride[0] == 1 || b->size[0] <= 1 ? pd_tensor_data(b) : pack(b, &scratch);
+    s.b_row = w.col;
+    s.b_col = w.row;
+    return pd_gemm_run(&s, a, w.data, bias, pd_tensor_data(c->out[0]), scratch);
+}
+
+static double linear_work(const pd_call *c) {
+    return gemm_ns((double)c->in[0]->numel, (double)c->in[1]->size[0], 1);
+}
+
+static void linear_vjp(pd_vjp *v) {
+    pd_tensor *g = v->g[0], *w = pd_vjp_in(v, 1), *x = pd_vjp_in(v, 0);
+    const pd_edge *ex = &v->node->edges[0];
+    if (v->status) return;
+    if (pd_vjp_needs(v, 0)) pd_vjp_set(v, 0, pd_x_call2(v, PD_OP_matmul, g, w, NULL));
+    if (!pd_vjp_needs(v, 1) && !pd_vjp_needs(v, 2)) return;
+    pd_shape_attrs rows = {.shape = {.n = 2, .v = {1, w->size[0]}}};
+    for (int d = 0; d < ex->ndim - 1; d++) rows.shape.v[0] *= ex->size[d];
+    pd_tensor *g2 = g->ndim == 2 ? g : pd_x_call1(v, PD_OP_reshape, g, &rows);
+    rows.shape.v[1] = w->size[1];
+    if (pd_vjp_needs(v, 1))
+        pd_vjp_set(v, 1, pd_x_call2(v, PD_OP_bmm, turned(v, g2), x->ndim == 2 ? x : pd_x_call1(v, PD_OP_reshape, x, &rows), NULL));
+    pd_reduce_attrs over = {.dim = {.n = 1, .v = {0}}, .dtype = PD_NO_DTYPE};
+    if (pd_vjp_needs(v, 2)) pd_vjp_set(v, 2, pd_x_call1(v, PD_OP_sum, g2, &over));
+}
+
+const pd_op pd_op_linear = {
+    .sig = "linear(Tensor input, Tensor weight, Tensor? bias=None)",
+    .doc = "input @ weight.T + bias: input [..., K], weight [N, K], bias [N], result [..., N].", .promote = PD_SAME, .cast = PD_CAST_LOW,
+    .save = PD_SAVE_IN(0) | PD_SAVE_IN(1), .flags = PD_NN | PD_NO_BROADCAST_GRAD, .infer = linear_infer, .kernel = linear_kernel,
+    .scratch = linear_scratch, .work = linear_work, .vjp = linear_vjp,
+};

@@ -1,0 +1,338 @@
+/* Reductions: sum, mean, prod, amax, amin, any, all, and the index-giving argmax, argmin, max, min, topk. */
+#include <inttypes.h>
+#include <string.h>
+
+#include "ops/block.h"
+
+/* ---- folds --------------------------------------------------------------------------------------------------------- */
+
+static void reduced_shape(const pd_tensor *x, unsigned bits, bool keepdim, pd_ints *out) {
+    out->n = 0;
+    for (int d = 0; d < x->ndim; d++) {
+        if (!(bits >> d & 1)) out->v[out->n++] = x->size[d];
+        else if (keepdim) out->v[out->n++] = 1;
+    }
+}
+
+static pd_status infer_as(pd_call *c, pd_dtype dtype) {
+    const pd_reduce_attrs *a = c->attrs;
+    unsigned bits;
+    pd_ints shape;
+    PD_TRY(pd_dims_of(c->def->name, &a->dim, c->in[0]->ndim, &bits));
+    reduced_shape(c->in[0], bits, a->keepdim, &shape);
+    return pd_out_shape(c, 0, dtype, (int)shape.n, shape.v);
+}
+
+static pd_status infer(pd_call *c) { return infer_as(c, (pd_dtype)c->in[0]->dtype); }
+static pd_status infer_bool(pd_call *c) { return infer_as(c, PD_BOOL); }
+static pd_status infer_mean(pd_call *c) {
+    PD_TRY(pd_check_float(c, 0));
+    return infer(c);
+}
+static pd_status infer_extreme(pd_call *c) {
+    PD_TRY(infer(c));
+    if (c->in[0]->numel == 0 && c->out[0]->numel != 0)
+        return pd_fail(PD_E_SHAPE, "%s: shape %s has no element along the reduced dimensions", c->def->name, pd_tensor_shape(c->in[0]));
+    return PD_OK;
+}
+
+static size_t scratch(const pd_call *c) {
+    unsigned bits;
+    pd_block b;
+    return pd_dims_of(c->def->name, c->attrs, c->in[0]->ndim, &bits) || pd_block_of(c->in[0], bits, &b) ? 0 : pd_tensor_bytes(c->in[0]);
+}
+
+static pd_status fold(pd_fold f, const pd_call *c) {
+    unsigned bits;
+    pd_block b;
+    pd_tensor *x = c->in[0];
+    const void *data = pd_tensor_data(x);
+    PD_TRY(pd_dims_of(c->def->name, c->attrs, x->ndim, &bits));
+    if (!pd_block_of(x, bits, &b)) {
+        pd_block_pack(x, bits, c->scratch);
+        data = c->scratch;
+    }
+    pd_cpu()->fold(f, (pd_dtype)x->dtype, (pd_dtype)c->out[0]->dtype, &b, data, pd_tensor_data(c->out[0]));
+    return PD_OK;
+}
+
+/* t, of the reduced shape, seen with the reduced dims as size 1 again. */
+static pd_tensor *keep_dims(pd_vjp *v, pd_tensor *t) {
+    const pd_reduce_attrs *a = v->attrs;
+    const pd_edge *e = &v->node->edges[0];
+    unsigned bits;
+    pd_shape_attrs shape = {.shape = {.n = e->ndim}};
+    if (!t || pd_dims_of("sum", &a->dim, e->ndim, &bits)) return NULL;
+    for (int d = 0; d < e->ndim; d++) shape.shape.v[d] = bits >> d & 1 ? 1 : e->size[d];
+    return pd_x_call1(v, PD_OP_reshape, t, &shape);
+}
+
+static pd_tensor *spread(pd_vjp *v, pd_tensor *t) {
+    const pd_edge *e = &v->node->edges[0];
+    pd_ints size = {.n = e->ndim};
+    memcpy(size.v, e->size, sizeof(int64_t) * (size_t)e->ndim);
+    return pd_x_call1(v, PD_OP_expand, keep_dims(v, t), &size);
+}
+
+static double count_of(pd_vjp *v) {
+    const pd_edge *e = &v->node->edges[0];
+    unsigned bits;
+    double n = 1;
+    if (pd_dims_of("mean", v->attrs, e->ndim, &bits)) return 1;
+    for (int d = 0; d < e->ndim; d++)
+        if (bits >> d & 1) n *= (double)e->size[d];
+    return n;
+}
+
+static void sum_vjp(pd_vjp *v) { pd_vjp_set(v, 0, spread(v, v->g[0])); }
+static void mean_vjp(pd_vjp *v) { pd_vjp_set(v, 0, spread(v, pd_x_scale(v, v->g[0], 1 / count_of(v)))); }
+
+static void prod_vjp(pd_vjp *v) { /* g * y / x: undefined where x is 0, as documented */
+    pd_tensor *x = pd_vjp_in(v, 0), *y = pd_vjp_out(v, 0);
+    pd_tensor *gy = y ? pd_x_mul(v, v->g[0], y) : NULL;
+    pd_vjp_set(v, 0, pd_x2(v, PD_OP_div, pd_val_of(keep_dims(v, gy)), pd_val_of(x)).t);
+}
+
+static void extreme_vjp(pd_vjp *v) { /* ties share the gradient evenly */
+    pd_tensor *x = pd_vjp_in(v, 0), *y = keep_dims(v, pd_vjp_out(v, 0)), *g = keep_dims(v, v->g[0]);
+    pd_val mask = pd_x_if(v, PD_OP_eq, pd_val_of(x), pd_val_of(y), pd_const(1));
+    if (!mask.t) return;
+    pd_cast_attrs to = {x->dtype};
+    pd_reduce_attrs dims = *(const pd_reduce_attrs *)v->attrs;
+    dims.keepdim = 1;
+    pd_tensor *m = pd_x_call1(v, PD_OP_cast, mask.t, &to);
+    pd_tensor *share = pd_x2(v, PD_OP_div, pd_val_of(g), pd_val_of(pd_x_call1(v, PD_OP_sum, m, &dims))).t;
+    pd_vjp_set(v, 0, m && share ? pd_x_mul(v, m, share) : NULL);
+}
+
+#define FOLD(fn, F, Infer, ...)                                                                             \
+    static pd_status fn##_kernel(const pd_call *c) { return fold(PD_FOLD_##F, c); }                         \
+    const pd_op pd_op_##fn = {                                                                              \
+        .sig = #fn "(Tensor x, int[]? dim=None, bool keepdim=False, dtype dtype=None)",                     \
+        .flags = PD_FUNC | PD_METHOD | PD_NO_BROADCAST_GRAD, .attrs = sizeof(pd_reduce_attrs),              \
+        .infer = Infer, .kernel = fn##_kernel, .scratch = scratch, __VA_ARGS__                              \
+    }
+FOLD(sum, SUM, infer, .doc = "The sum over the dims (all without dim). Integers and bool give int64.", .promote = PD_SUM_INT64,
+     .cast = PD_CAST_FP32, .vjp = sum_vjp);
+FOLD(mean, MEAN, infer_mean, .doc = "The mean over the dims (all without dim), of a floating tensor.", .promote = PD_SUM_INT64, .vjp = mean_vjp);
+FOLD(prod, PROD, infer, .doc = "The product over the dims. Its gradient, g * y / x, needs nonzero elements.", .promote = PD_SUM_INT64,
+     .save = PD_SAVE_IN(0) | PD_SAVE_OUT(0), .vjp = prod_vjp);
+FOLD(amax, MAX, infer_extreme, .doc = "The largest element over the dims; NaN if there is one. Ties share the gradient.",
+     .save = PD_SAVE_IN(0) | PD_SAVE_OUT(0), .vjp = extreme_vjp);
+FOLD(amin, MIN, infer_extreme, .doc = "The smallest element over the dims; NaN if there is one. Ties share the gradient.",
+     .save = PD_SAVE_IN(0) | PD_SAVE_OUT(0), .vjp = extreme_vjp);
+FOLD(any, ANY, infer_bool, .doc = "True where any element over the dims is nonzero.");
+FOLD(all, ALL, infer_bool, .doc = "True where all elements over the dims are nonzero.");
+
+/* ---- argmax, argmin ------------------------------------------------------------------------------------------------- */
+
+typedef struct { int64_t dim, keepdim; } arg_attrs;
+
+static pd_status arg_bits(const pd_call *c, unsigned *bits) {
+    int64_t dim = ((const arg_attrs *)c->attrs)->dim;
+    int d;
+    *bits = (1u << c->in[0]->ndim) - 1;
+    if (dim == PD_NONE_INT) return PD_OK;
+    PD_TRY(pd_shape_dim(c->def->name, dim, c->in[0]->ndim, &d));
+    *bits = c->in[0]->ndim ? 1u << d : 0;
+    return PD_OK;
+}
+
+static pd_status arg_shape(pd_call *c, int k, pd_dtype dtype) {
+    unsigned bits;
+    pd_ints shape;
+    PD_TRY(arg_bits(c, &bits));
+    reduced_shape(c->in[0], bits, ((const arg_attrs *)c->attrs)->keepdim, &shape);
+    PD_TRY(pd_out_shape(c, k, dtype, (int)shape.n, shape.v));
+    if (c->in[0]->numel == 0 && c->out[k]->numel != 0)
+        return pd_fail(PD_E_SHAPE, "%s: shape %s has no element along the dimension", c->def->name, pd_tensor_shape(c->in[0]));
+    return PD_OK;
+}
+
+static pd_status arg_infer(pd_call *c) { return arg_shape(c, 0, PD_I64); }
+
+static pd_status arg_run(const pd_call *c, bool largest, void *values, pd_tensor *index) {
+    unsigned bits;
+    pd_block b;
+    pd_tensor packed = *c->in[0];
+    PD_TRY(arg_bits(c, &bits));
+    pd_shape_contiguous(packed.ndim, packed.size, packed.stride); /* as pd_packed leaves it */
+    pd_block_of(&packed, bits, &b);
+    pd_cpu()->arg(largest, (pd_dtype)packed.dtype, &b, pd_packed(c->in[0], c->scratch), values, pd_tensor_data(index));
+    return PD_OK;
+}
+
+static pd_status argmax_kernel(const pd_call *c) { return arg_run(c, true, NULL, c->out[0]); }
+static pd_status argmin_kernel(const pd_call *c) { return arg_run(c, false, NULL, c->out[0]); }
+
+const pd_op pd_op_argmax = {
+    .sig = "argmax(Tensor x, int? dim=None, bool keepdim=False)",
+    .doc = "Index (int64) of the first largest element along dim; of the flattened tensor without dim. NaN counts as largest.",
+    .flags = PD_FUNC | PD_METHOD, .attrs = sizeof(arg_attrs), .infer = arg_infer, .kernel = argmax_kernel, .scratch = pd_packed_bytes,
+};
+const pd_op pd_op_argmin = {
+    .sig = "argmin(Tensor x, int? dim=None, bool keepdim=False)",
+    .doc = "Index (int64) of the first smallest element along dim; of the flattened tensor without dim. NaN counts as smallest.",
+    .flags = PD_FUNC | PD_METHOD, .attrs = sizeof(arg_attrs), .infer = arg_infer, .kernel = argmin_kernel, .scratch = pd_packed_bytes,
+};
+
+/* ---- values and indices along one dimension --------------------------------------------------------------------------- */
+
+/* The gradient of picking `index` along dim: zeros with g put at those places. g and index have the input's dims. */
+static void put_along(pd_vjp *v, int dim, pd_tensor *g, pd_tensor *index) {
+    const pd_edge *e = &v->node->edges[0];
+    pd_tensor *in[2 + PD_MAX_DIMS], *zeros = pd_x_new(v, (pd_dtype)e->dtype, e->ndim, e->size);
+    if (!zeros || !g || !index) return;
+    memset(pd_tensor_data(zeros), 0, pd_tensor_bytes(zeros));
+    in[0] = zeros;
+    in[1] = g;
+    for (int d = 0; d < e->ndim; d++) {
+        int64_t shape[PD_MAX_DIMS];
+        if (d == dim) {
+            in[2 + d] = index;
+            continue;
+        }
+        for (int k = 0; k < e->ndim; k++) shape[k] = k == d ? e->size[d] : 1;
+        in[2 + d] = pd_x_new(v, PD_I64, e->ndim, shape);
+        if (!in[2 + d]) return;
+        pd_cpu()->range(PD_I64, pd_tensor_data(in[2 + d]), e->size[d], 0, 1);
+    }
+    pd_vjp_set(v, 0, pd_x(v, PD_OP_index_put_front, &(int64_t){0}, 2 + e->ndim, in));
+}
+
+typedef struct { int64_t dim, keepdim, largest; } extreme_attrs;
+
+static pd_status pick_infer(pd_call *c) {
+    if (c->in[0]->ndim == 0) {
+        PD_TRY(pd_out_like(c, 0, (pd_dtype)c->in[0]->dtype, c->in[0]));
+        return pd_out_like(c, 1, PD_I64, c->in[0]);
+    }
+    PD_TRY(arg_shape(c, 0, (pd_dtype)c->in[0]->dtype));
+    return arg_shape(c, 1, PD_I64);
+}
+
+static pd_status pick_kernel(const pd_call *c) {
+    return arg_run(c, ((const extreme_attrs *)c->attrs)->largest, pd_tensor_data(c->out[0]), c->out[1]);
+}
+
+static void pick_vjp(pd_vjp *v) {
+    const extreme_attrs *a = v->attrs;
+    int n = v->node->edges[0].ndim;
+    int64_t dim = a->dim < 0 ? a->dim + n : a->dim;
+    pd_tensor *index = pd_vjp_out(v, 1), *g = v->g[0];
+    if (!g || !index) return;
+    if (n == 0) {
+        pd_vjp_set(v, 0, g);
+        return;
+    }
+    if (!a->keepdim) {
+        g = pd_x_call1(v, PD_OP_unsqueeze, g, &dim);
+        index = pd_x_call1(v, PD_OP_unsqueeze, index, &dim);
+    }
+    put_along(v, (int)dim, g, index);
+}
+
+const pd_op pd_op_extreme = {
+    .sig = "extreme(Tensor x, int dim, bool keepdim, bool largest)", .doc = "max or min along dim, with indices.", .nout = 2,
+    .save = PD_SAVE_OUT(1), .flags = PD_NO_BROADCAST_GRAD, .attrs = sizeof(extreme_attrs), .infer = pick_infer,
+    .kernel = pick_kernel, .scratch = pd_packed_bytes, .vjp = pick_vjp,
+};
+
+static pd_status extreme_compose(pd_call *c, bool largest) {
+    const arg_attrs *a = c->attrs;
+    if (a->dim == PD_NONE_INT) {
+        pd_reduce_attrs all = {.dim = {.n = -1}, .dtype = PD_NO_DTYPE};
+        c->nout = 1;
+        return pd_call1(largest ? PD_OP_amax : PD_OP_amin, c->in[0], &all, c->out);
+    }
+    extreme_attrs e = {a->dim, a->keepdim, largest};
+    c->nout = 2;
+    return pd_call1(PD_OP_extreme, c->in[0], &e, c->out);
+}
+
+static pd_status max_compose(pd_call *c) { return extreme_compose(c, true); }
+static pd_status min_compose(pd_call *c) { return extreme_compose(c, false); }
+
+const pd_op pd_op_max = {
+    .sig = "max(Tensor x, int? dim=None, bool keepdim=False)",
+    .doc = "The largest element; with dim, (values, indices) along it: the first largest one.", .names = "values indices",
+    .flags = PD_FUNC | PD_METHOD, .attrs = sizeof(arg_attrs), .compose = max_compose,
+};
+const pd_op pd_op_min = {
+    .sig = "min(Tensor x, int? dim=None, bool keepdim=False)",
+    .doc = "The smallest element; with dim, (values, indices) along it: the first smallest one.", .names = "values indices",
+    .flags = PD_FUNC | PD_METHOD, .attrs = sizeof(arg_attrs), .compose = min_compose,
+};
+
+/* ---- topk ------------------------------------------------------------------------------------------------------------ */
+
+typedef struct { int64_t k, dim, largest, sorted; } topk_attrs;
+
+static pd_status topk_infer(pd_call *c) {
+    const topk_attrs *a = c->attrs;
+    pd_tensor *x = c->in[0];
+    int64_t size[PD_MAX_DIMS], n = x->ndim ? x->size[x->ndim - 1] : 1;
+    if (a->k < 0 || a->k > n)
+        return pd_fail(PD_E_INDEX, "topk: k = %" PRId64 " is out of range (expected 0 to %" PRId64 ", the size of the dimension)", a->k, n);
+    memcpy(size, x->size, sizeof(int64_t) * (size_t)x->ndim);
+    if (x->ndim) size[x->ndim - 1] = a->k;
+    PD_TRY(pd_out_shape(c, 0, (pd_dtype)x->dtype, x->ndim, size));
+    return pd_out_shape(c, 1, PD_I64, x->ndim, size);
+}
+
+static pd_block last_axis(const pd_tensor *x) {
+    int64_t n = x->ndim ? x->size[x->ndim - 1] : 1;
+    return (pd_block){n ? x->numel / n : 0, n, 1};
+}
+
+static size_t packed_end(const pd_call *c) { return (pd_packed_bytes(c) + 63) & ~(size_t)63; }
+
+static size_t topk_bytes(const pd_call *c) {
+    pd_block b = last_axis(c->in[0]);
+    return packed_end(c) + pd_cpu()->topk_scratch(&b);
+}
+
+static pd_status topk_kernel(const pd_call *c) {
+    const topk_attrs *a = c->attrs;
+    pd_block b = last_axis(c->in[0]);
+    pd_cpu()->topk(a->largest, (pd_dtype)c->in[0]->dtype, &b, a->k, pd_packed(c->in[0], c->scratch), pd_tensor_data(c->out[0]),
+                   pd_tensor_data(c->out[1]), (char *)c->scratch + packed_end(c));
+    return PD_OK;
+}
+
+static void topk_vjp(pd_vjp *v) {
+    int n = v->node->edges[0].ndim;
+    if (n == 0) pd_vjp_set(v, 0, v->g[0]);
+    else put_along(v, n - 1, v->g[0], pd_vjp_out(v, 1));
+}
+
+const pd_op pd_op_topk_last = {
+    .sig = "topk_last(Tensor x, int k, int dim, bool largest, bool sorted)", .doc = "topk along the last dimension.", .nout = 2,
+    .save = PD_SAVE_OUT(1), .flags = PD_NO_BROADCAST_GRAD, .attrs = sizeof(topk_attrs), .infer = topk_infer, .kernel = topk_kernel,
+    .scratch = topk_bytes, .vjp = topk_vjp,
+};
+
+static pd_status topk_compose(pd_call *c) {
+    const topk_attrs *a = c->attrs;
+    pd_tensor *x = c->in[0], *moved, *got[2];
+    int dim;
+    PD_TRY(pd_shape_dim("topk", a->dim, x->ndim, &dim));
+    c->nout = 2;
+    if (dim >= x->ndim - 1) return pd_call1(PD_OP_topk_last, x, a, c->out);
+    pd_dims2_attrs swap = {dim, x->ndim - 1};
+    PD_TRY(pd_call1(PD_OP_transpose, x, &swap, &moved));
+    pd_status status = pd_call1(PD_OP_topk_last, moved, a, got);
+    pd_tensor_release(moved);
+    PD_TRY(status);
+    for (int i = 0; i < 2; i++) {
+        if (!status) status = pd_call1(PD_OP_transpose, got[i], &swap, &c->out[i]);
+        pd_tensor_release(got[i]);
+    }
+    return status;
+}
+
+const pd_op pd_op_topk = {
+    .sig = "topk(Tensor x, int k, int dim=-1, bool largest=True, bool sorted=True)",
+    .doc = "The k largest (smallest) elements along dim, in descending (ascending) order, and their indices (int64).",
+    .names = "values indices", .flags = PD_FUNC | PD_METHOD, .attrs = sizeof(topk_attrs), .compose = topk_compose,
+};

@@ -1,0 +1,61 @@
+/* Elementwise functions of one argument: descriptors expanded from kernels/unary.def. */
+#include "kernels/kernels.h"
+#include "ops/ops.h"
+
+static pd_status infer(pd_call *c) { return pd_infer_elementwise(c, (pd_dtype)c->in[0]->dtype); }
+
+static pd_status run(pd_unary fn, const pd_call *c) {
+    pd_tensor *t[2] = {c->out[0], c->in[0]};
+    pd_loop l;
+    pd_loop_build(&l, 2, t);
+    pd_cpu()->unary(fn, (pd_dtype)c->out[0]->dtype, &l);
+    return PD_OK;
+}
+
+/* gx from g and the saved tensor in one pass. */
+static void fused(pd_vjp *v, pd_unary fn, pd_tensor *saved) {
+    pd_tensor *gx = saved ? pd_x_new(v, (pd_dtype)saved->dtype, saved->ndim, saved->size) : NULL, *g = v->g[0];
+    if (!gx) return;
+    if (!pd_tensor_is_contiguous(saved) && pd_shape_is_dense(saved->ndim, saved->size, saved->stride))
+        for (int d = 0; d < saved->ndim; d++) gx->stride[d] = saved->stride[d];
+    pd_tensor *t[3] = {gx, g, saved};
+    pd_loop l;
+    pd_loop_build(&l, 3, t);
+    pd_cpu()->unary_grad(fn, (pd_dtype)saved->dtype, &l);
+    pd_vjp_set(v, 0, gx);
+}
+
+#define MUL(a, b) pd_x2(v, PD_OP_mul, a, b)
+#define ADD(a, b) pd_x2(v, PD_OP_add, a, b)
+#define DIV(a, b) pd_x2(v, PD_OP_div, a, b)
+#define NEG(a) pd_x1(v, PD_OP_neg, a)
+#define MULC(a, c) pd_x2(v, PD_OP_mul, a, pd_const(c))
+#define RSUBC(c, a) pd_x2(v, PD_OP_sub, pd_const(c), a)
+#define IFPOS(p, a) pd_x_if(v, PD_OP_gt, p, pd_const(0), a)
+#define SIGN(a) pd_x1(v, PD_OP_sign, a)
+#define SIN(a) pd_x1(v, PD_OP_sin, a)
+#define COS(a) pd_x1(v, PD_OP_cos, a)
+#define EXP(a) pd_x1(v, PD_OP_exp, a)
+#define SAVE_X PD_SAVE_IN(0)
+#define SAVE_Y PD_SAVE_OUT(0)
+#define LOAD_X pd_vjp_in(v, 0)
+#define LOAD_Y pd_vjp_out(v, 0)
+#define PROMOTE_ANY PD_ARITH
+#define PROMOTE_FLOAT PD_INT_TO_FLOAT
+
+#define PD_UNARY(fn, domain, fwd, saved, grad, text)                                               \
+    static pd_status fn##_kernel(const pd_call *c) { return run(PD_UNARY_##fn, c); }               \
+    static void fn##_vjp(pd_vjp *v) {                                                              \
+        pd_val g = pd_val_of(v->g[0]), x = pd_val_of(LOAD_##saved), y = x;                         \
+        (void)x, (void)y, (void)g;                                                                 \
+        pd_vjp_set(v, 0, (grad).t);                                                                \
+    }                                                                                              \
+    static void fn##_vjp_fast(pd_vjp *v) { fused(v, PD_UNARY_##fn, LOAD_##saved); }                \
+    const pd_op pd_op_##fn = {                                                                     \
+        .sig = #fn "(Tensor x)", .doc = text ", elementwise.",                                     \
+        .promote = PROMOTE_##domain, .save = SAVE_##saved,                                         \
+        .flags = PD_FUNC | PD_METHOD | PD_NN | PD_INPLACE, .infer = infer, .kernel = fn##_kernel,  \
+        .vjp = fn##_vjp, .vjp_fast = fn##_vjp_fast,                                                \
+    };
+#include "kernels/unary.def"
+#undef PD_UNARY

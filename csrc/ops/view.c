@@ -1,0 +1,368 @@
+/* Views: new geometry over the same storage. No kernel runs. */
+#include <inttypes.h>
+#include <string.h>
+
+#include "kernels/kernels.h"
+#include "ops/ops.h"
+
+#define VIEW (PD_FUNC | PD_METHOD | PD_VIEW | PD_NO_BROADCAST_GRAD)
+
+static void start(pd_call *c) { /* out 0: the same geometry, to be changed */
+    pd_tensor *o = c->out[0], *x = c->in[0];
+    o->dtype = x->dtype;
+    o->ndim = x->ndim;
+    o->numel = x->numel;
+    o->offset = x->offset;
+    memcpy(o->size, x->size, sizeof(int64_t) * (size_t)x->ndim);
+    memcpy(o->stride, x->stride, sizeof(int64_t) * (size_t)x->ndim);
+    pd_tensor_view_of(o, x);
+}
+
+static void drop_dim(pd_tensor *t, int d) {
+    t->ndim--;
+    for (int i = d; i < t->ndim; i++) {
+        t->size[i] = t->size[i + 1];
+        t->stride[i] = t->stride[i + 1];
+    }
+}
+
+/* The gradient of a reshaping view: g in the input's shape. */
+static void reshape_back(pd_vjp *v) {
+    const pd_edge *e = &v->node->edges[0];
+    pd_shape_attrs a = {.shape = {.n = e->ndim}};
+    if (!pd_vjp_needs(v, 0)) return;
+    memcpy(a.shape.v, e->size, sizeof(int64_t) * (size_t)e->ndim);
+    pd_vjp_set(v, 0, pd_x_call1(v, PD_OP_reshape, v->g[0], &a));
+}
+
+/* ---- view, reshape, flatten ---------------------------------------------------------------------------------------- */
+
+static pd_status view_infer(pd_call *c) {
+    pd_ints s = ((const pd_shape_attrs *)c->attrs)->shape;
+    pd_tensor *x = c->in[0], *o = c->out[0];
+    int64_t stride[PD_MAX_DIMS];
+    PD_TRY(pd_shape_infer(c->def->name, x->numel, (int)s.n, s.v));
+    if (!pd_shape_view(x->ndim, x->size, x->stride, (int)s.n, s.v, stride))
+        return pd_fail(PD_E_SHAPE, "view: shape %s with these strides cannot be seen as %s without a copy (expected reshape)",
+                       pd_tensor_shape(x), pd_shape_text((int)s.n, s.v));
+    start(c);
+    o->ndim = (int8_t)s.n;
+    memcpy(o->size, s.v, sizeof(int64_t) * (size_t)s.n);
+    memcpy(o->stride, stride, sizeof(int64_t) * (size_t)s.n);
+    return PD_OK;
+}
+
+const pd_op pd_op_view = {
+    .sig = "view(Tensor x, int[] shape)", .doc = "x's elements in another shape, over the same memory; one size may be -1.",
+    .flags = VIEW, .attrs = sizeof(pd_shape_attrs), .infer = view_infer, .vjp = reshape_back,
+};
+
+static pd_status reshape_compose(pd_call *c) {
+    pd_shape_attrs a = *(const pd_shape_attrs *)c->attrs;
+    pd_tensor *x = c->in[0], *copy;
+    int64_t stride[PD_MAX_DIMS];
+    PD_TRY(pd_shape_infer("reshape", x->numel, (int)a.shape.n, a.shape.v));
+    if (pd_shape_view(x->ndim, x->size, x->stride, (int)a.shape.n, a.shape.v, stride))
+        return pd_call1(PD_OP_view, x, &a, &c->out[0]);
+    PD_TRY(pd_contiguous(x, &copy));
+    pd_status status = pd_call1(PD_OP_view, copy, &a, &c->out[0]);
+    pd_tensor_release(copy);
+    return status;
+}
+
+const pd_op pd_op_reshape = {
+    .sig = "reshape(Tensor x, int[] shape)", .doc = "x's elements in another shape: a view where the strides allow, else a copy.",
+    .flags = PD_FUNC | PD_METHOD, .attrs = sizeof(pd_shape_attrs), .compose = reshape_compose,
+};
+
+static pd_status flatten_compose(pd_call *c) {
+    const pd_dims2_attrs *d = c->attrs;
+    pd_tensor *x = c->in[0];
+    pd_shape_attrs a = {0};
+    int from, to;
+    PD_TRY(pd_shape_dim("flatten", d->dim0, x->ndim, &from));
+    PD_TRY(pd_shape_dim("flatten", d->dim1, x->ndim, &to));
+    if (from > to) return pd_fail(PD_E_DIM, "flatten: start_dim %d comes after end_dim %d", from, to);
+    for (int i = 0; i < x->ndim; i++) {
+        if (i > from && i <= to) a.shape.v[a.shape.n - 1] *= x->size[i];
+        else a.shape.v[a.shape.n++] = x->size[i];
+    }
+    if (x->ndim == 0) a.shape.v[a.shape.n++] = 1;
+    return pd_call1(PD_OP_reshape, x, &a, &c->out[0]);
+}
+
+const pd_op pd_op_flatten = {
+    .sig = "flatten(Tensor x, int start_dim=0, int end_dim=-1)", .doc = "Dims start_dim to end_dim merged into one.",
+    .flags = PD_FUNC | PD_METHOD, .attrs = sizeof(pd_dims2_attrs), .compose = flatten_compose,
+};
+
+/* ---- permute, transpose -------------------------------------------------------------------------------------------- */
+
+static pd_status permute_infer(pd_call *c) {
+    const pd_ints *dims = c->attrs;
+    pd_tensor *x = c->in[0], *o = c->out[0];
+    unsigned seen = 0;
+    if (dims->n != x->ndim)
+        return pd_fail(PD_E_DIM, "permute: %" PRId64 " dims for shape %s", dims->n, pd_tensor_shape(x));
+    start(c);
+    for (int i = 0; i < x->ndim; i++) {
+        int d;
+        PD_TRY(pd_shape_dim("permute", dims->v[i], x->ndim, &d));
+        if (seen >> d & 1) return pd_fail(PD_E_DIM, "permute: dimension %d is named twice in %s", d, pd_shape_text((int)dims->n, dims->v));
+        seen |= 1u << d;
+        o->size[i] = x->size[d];
+        o->stride[i] = x->stride[d];
+    }
+    return PD_OK;
+}
+
+static void permute_vjp(pd_vjp *v) {
+    const pd_ints *dims = v->attrs;
+    pd_ints back = {.n = dims->n};
+    for (int i = 0; i < dims->n; i++) back.v[dims->v[i] < 0 ? dims->v[i] + dims->n : dims->v[i]] = i;
+    pd_vjp_set(v, 0, pd_x_call1(v, PD_OP_permute, v->g[0], &back));
+}
+
+const pd_op pd_op_permute = {
+    .sig = "permute(Tensor x, int[] dims)", .doc = "The dimensions of x in another order.",
+    .flags = VIEW, .attrs = sizeof(pd_ints), .infer = permute_infer, .vjp = permute_vjp,
+};
+
+static pd_status transpose_infer(pd_call *c) {
+    const pd_dims2_attrs *a = c->attrs;
+    pd_tensor *x = c->in[0], *o = c->out[0];
+    int i, j;
+    PD_TRY(pd_shape_dim("transpose", a->dim0, x->ndim, &i));
+    PD_TRY(pd_shape_dim("transpose", a->dim1, x->ndim, &j));
+    start(c);
+    if (x->ndim == 0) return PD_OK;
+    o->size[i] = x->size[j], o->size[j] = x->size[i];
+    o->stride[i] = x->stride[j], o->stride[j] = x->stride[i];
+    return PD_OK;
+}
+
+static void transpose_vjp(pd_vjp *v) { pd_vjp_set(v, 0, pd_x_call1(v, PD_OP_transpose, v->g[0], v->attrs)); }
+
+const pd_op pd_op_transpose = {
+    .sig = "transpose(Tensor x, int dim0, int dim1)", .doc = "x with two dimensions swapped.",
+    .flags = VIEW, .attrs = sizeof(pd_dims2_attrs), .infer = transpose_infer, .vjp = transpose_vjp,
+};
+
+/* ---- expand, squeeze, unsqueeze ------------------------------------------------------------------------------------- */
+
+static pd_status expand_infer(pd_call *c) {
+    const pd_ints *s = c->attrs;
+    pd_tensor *x = c->in[0], *o = c->out[0];
+    int n = (int)s->n, lead = n - x->ndim;
+    int64_t size[PD_MAX_DIMS], stride[PD_MAX_DIMS];
+    if (lead < 0) return pd_fail(PD_E_SHAPE, "expand: %d sizes for shape %s (expected at least %d)", n, pd_tensor_shape(x), x->ndim);
+    for (int i = 0; i < n; i++) {
+        int64_t have = i < lead ? 1 : x->size[i - lead];
+        size[i] = s->v[i] == -1 && i >= lead ? have : s->v[i];
+        stride[i] = i < lead || (have == 1 && size[i] != 1) ? 0 : x->stride[i - lead];
+        if (have != 1 && have != size[i])
+            return pd_fail(PD_E_SHAPE, "expand: shape %s cannot become %s: size %" PRId64 " at dimension %d (expected %" PRId64 ")",
+                           pd_tensor_shape(x), pd_shape_text(n, s->v), size[i], i, have);
+    }
+    int64_t numel;
+    PD_TRY(pd_shape_numel("expand", n, size, &numel));
+    start(c);
+    o->ndim = (int8_t)n;
+    o->numel = numel;
+    memcpy(o->size, size, sizeof(int64_t) * (size_t)n);
+    memcpy(o->stride, stride, sizeof(int64_t) * (size_t)n);
+    return PD_OK;
+}
+
+static void pass(pd_vjp *v) { pd_vjp_set(v, 0, v->g[0]); } /* the engine sums it to the input's shape */
+
+const pd_op pd_op_expand = {
+    .sig = "expand(Tensor x, int[] size)", .doc = "x broadcast to size without a copy; -1 keeps a size.",
+    .flags = PD_FUNC | PD_METHOD | PD_VIEW, .attrs = sizeof(pd_ints), .infer = expand_infer, .vjp = pass,
+};
+
+static pd_status squeeze_infer(pd_call *c) {
+    int64_t dim = *(const int64_t *)c->attrs;
+    int d = -1;
+    if (dim != PD_NONE_INT) PD_TRY(pd_shape_dim("squeeze", dim, c->in[0]->ndim, &d));
+    start(c);
+    pd_tensor *o = c->out[0];
+    for (int i = o->ndim - 1; i >= 0; i--)
+        if (o->size[i] == 1 && (d < 0 || i == d)) drop_dim(o, i);
+    return PD_OK;
+}
+
+const pd_op pd_op_squeeze = {
+    .sig = "squeeze(Tensor x, int? dim=None)", .doc = "x without dimension dim if its size is 1; without dim, all such.",
+    .flags = VIEW, .attrs = sizeof(int64_t), .infer = squeeze_infer, .vjp = reshape_back,
+};
+
+static pd_status unsqueeze_infer(pd_call *c) {
+    pd_tensor *x = c->in[0], *o = c->out[0];
+    int d;
+    PD_TRY(pd_shape_dim("unsqueeze", *(const int64_t *)c->attrs, x->ndim + 1, &d));
+    if (x->ndim == PD_MAX_DIMS) return pd_fail(PD_E_SHAPE, "unsqueeze: too many dimensions (expected at most %d)", PD_MAX_DIMS);
+    start(c);
+    for (int i = o->ndim++; i > d; i--) o->size[i] = o->size[i - 1], o->stride[i] = o->stride[i - 1];
+    o->size[d] = 1;
+    o->stride[d] = d < x->ndim ? x->size[d] * x->stride[d] : 1;
+    return PD_OK;
+}
+
+const pd_op pd_op_unsqueeze = {
+    .sig = "unsqueeze(Tensor x, int dim)", .doc = "x with a dimension of size 1 inserted at dim.",
+    .flags = VIEW, .attrs = sizeof(int64_t), .infer = unsqueeze_infer, .vjp = reshape_back,
+};
+
+/* ---- as_strided: any geometry ---------------------------------------------------------------------------------------- */
+
+static pd_status check_span(const char *op, const pd_tensor *x, const pd_strided_attrs *a) {
+    int64_t last = a->offset, numel;
+    if (a->size.n != a->stride.n) return pd_fail(PD_E_SHAPE, "%s: %" PRId64 " sizes, %" PRId64 " strides", op, a->size.n, a->stride.n);
+    PD_TRY(pd_shape_numel(op, (int)a->size.n, a->size.v, &numel));
+    if (a->offset < 0) return pd_fail(PD_E_VALUE, "%s: negative offset %" PRId64, op, a->offset);
+    for (int i = 0; i < a->size.n && numel; i++) {
+        int64_t reach;
+        if (a->stride.v[i] < 0) return pd_fail(PD_E_VALUE, "%s: negative stride %" PRId64, op, a->stride.v[i]);
+        if (__builtin_mul_overflow(a->size.v[i] - 1, a->stride.v[i], &reach) || __builtin_add_overflow(last, reach, &last))
+            return pd_fail(PD_E_SHAPE, "%s: sizes and strides overflow", op);
+    }
+    int64_t have = (int64_t)(x->storage->bytes / pd_dtype_size((pd_dtype)x->dtype));
+    if (numel && last >= have)
+        return pd_fail(PD_E_SHAPE, "%s: shape %s with strides %s at offset %" PRId64 " needs %" PRId64 " elements, the storage has %" PRId64,
+                       op, pd_shape_text((int)a->size.n, a->size.v), pd_shape_text((int)a->stride.n, a->stride.v), a->offset, last + 1, have);
+    return PD_OK;
+}
+
+static pd_status strided_infer(pd_call *c) {
+    pd_strided_attrs a = *(const pd_strided_attrs *)c->attrs;
+    pd_tensor *o = c->out[0];
+    if (a.offset == PD_NONE_INT) a.offset = c->in[0]->offset;
+    PD_TRY(check_span("as_strided", c->in[0], &a));
+    start(c);
+    o->ndim = (int8_t)a.size.n;
+    o->offset = a.offset;
+    memcpy(o->size, a.size.v, sizeof(int64_t) * (size_t)a.size.n);
+    memcpy(o->stride, a.stride.v, sizeof(int64_t) * (size_t)a.size.n);
+    return pd_shape_numel("as_strided", o->ndim, o->size, &o->numel);
+}
+
+static void strided_vjp(pd_vjp *v) {
+    /* Zeros shaped and laid out like the input, to which g is added at the same places. */
+    pd_tensor *x = pd_vjp_in(v, 0), *in[2] = {x, v->g[0]};
+    if (x) pd_vjp_set(v, 0, pd_x(v, PD_OP_as_strided_scatter_add, v->attrs, 2, in));
+}
+
+const pd_op pd_op_as_strided = {
+    .sig = "as_strided(Tensor x, int[] size, int[] stride, int? storage_offset=None)",
+    .doc = "A view of x's storage with the given sizes, strides and offset (in elements).",
+    .save = PD_SAVE_IN(0), .flags = VIEW, .attrs = sizeof(pd_strided_attrs), .infer = strided_infer, .vjp = strided_vjp,
+};
+
+static pd_status scatter_infer(pd_call *c) {
+    pd_tensor *x = c->in[0], *o = c->out[0];
+    PD_TRY(pd_out_like(c, 0, (pd_dtype)c->in[1]->dtype, x));
+    if (pd_shape_is_dense(x->ndim, x->size, x->stride)) memcpy(o->stride, x->stride, sizeof(int64_t) * (size_t)x->ndim);
+    return PD_OK;
+}
+
+static pd_status scatter_kernel(const pd_call *c) {
+    const pd_strided_attrs *a = c->attrs;
+    pd_tensor *o = c->out[0], *g = c->in[1], part = *o;
+    int64_t at = (a->offset == PD_NONE_INT ? c->in[0]->offset : a->offset) - c->in[0]->offset;
+    char cell[16] = {0};
+    pd_loop l;
+    pd_loop_build(&l, 1, c->out);
+    pd_cpu()->fill(pd_dtype_size((pd_dtype)o->dtype), cell, &l);
+    part.ndim = g->ndim;
+    part.numel = g->numel;
+    part.offset = o->offset + at;
+    memcpy(part.size, g->size, sizeof(int64_t) * (size_t)g->ndim);
+    memcpy(part.stride, a->stride.v, sizeof(int64_t) * (size_t)g->ndim);
+    if (at < 0 || check_span("as_strided", o, &(pd_strided_attrs){.size = a->size, .stride = a->stride, .offset = part.offset}))
+        return pd_fail(PD_E_NOTIMPL, "as_strided: gradient of a view that reaches outside its input");
+    /* Serial over the outer dims where elements may meet: the kernel adds in one order. */
+    pd_tensor *t[3] = {&part, &part, g};
+    pd_loop_build(&l, 3, t);
+    if (!pd_tensor_overlaps_itself(&part)) {
+        pd_cpu()->binary(PD_BINARY_add, (pd_dtype)o->dtype, 1, &l);
+        return PD_OK;
+    }
+    return pd_fail(PD_E_NOTIMPL, "as_strided: gradient of a view whose elements share memory (expected expand)");
+}
+
+static void scatter_vjp(pd_vjp *v) { pd_vjp_set(v, 1, pd_x_call1(v, PD_OP_as_strided, v->g[0], v->attrs)); }
+
+const pd_op pd_op_as_strided_scatter_add = {
+    .sig = "as_strided_scatter_add(Tensor like, Tensor g, int[] size, int[] stride, int? storage_offset=None)",
+    .doc = "Zeros like `like` with g added at the places of as_strided: its gradient.",
+    .attrs = sizeof(pd_strided_attrs), .infer = scatter_infer, .kernel = scatter_kernel, .vjp = scatter_vjp,
+};
+
+/* ---- select and slice: one index, a range ---------------------------------------------------------------------------- */
+
+typedef struct { int64_t dim, index; } select_attrs;
+typedef struct { int64_t dim, start, end, step; } slice_attrs;
+
+static pd_status select_infer(pd_call *c) {
+    const select_attrs *a = c->attrs;
+    pd_tensor *x = c->in[0], *o = c->out[0];
+    int d;
+    if (x->ndim == 0) return pd_fail(PD_E_INDEX, "select: a 0-d tensor has no dimension to index");
+    PD_TRY(pd_shape_dim("select", a->dim, x->ndim, &d));
+    int64_t n = x->size[d], i = a->index < 0 ? a->index + n : a->index;
+    if (i < 0 || i >= n)
+        return pd_fail(PD_E_INDEX, "index %" PRId64 " is out of range for dimension %d of size %" PRId64, a->index, d, n);
+    start(c);
+    o->offset += i * x->stride[d];
+    if (n) o->numel = x->numel / n;
+    drop_dim(o, d);
+    return PD_OK;
+}
+
+static pd_tensor *zeros_of_input(pd_vjp *v) {
+    const pd_edge *e = &v->node->edges[0];
+    pd_tensor *z = pd_x_new(v, (pd_dtype)e->dtype, e->ndim, e->size);
+    if (z) memset(pd_tensor_data(z), 0, pd_tensor_bytes(z));
+    return z;
+}
+
+/* Zeros of the input's shape with g written into the same view of them; as ops, so that it can be differentiated again. */
+static void place(pd_vjp *v, pd_op_id op) {
+    if (!pd_vjp_needs(v, 0)) return;
+    pd_tensor *z = zeros_of_input(v), *part = pd_x_call1(v, op, z, v->attrs);
+    if (part) v->status = pd_engine.write(part, v->g[0]);
+    pd_vjp_set(v, 0, z);
+}
+
+static void select_vjp(pd_vjp *v) { place(v, PD_OP_select); }
+
+const pd_op pd_op_select = {
+    .sig = "select(Tensor x, int dim, int index)", .doc = "x at one index of dimension dim, which goes away.",
+    .flags = VIEW, .attrs = sizeof(select_attrs), .infer = select_infer, .vjp = select_vjp,
+};
+
+static pd_status slice_infer(pd_call *c) {
+    const slice_attrs *a = c->attrs;
+    pd_tensor *x = c->in[0], *o = c->out[0];
+    int d;
+    if (x->ndim == 0) return pd_fail(PD_E_INDEX, "slice: a 0-d tensor has no dimension to slice");
+    PD_TRY(pd_shape_dim("slice", a->dim, x->ndim, &d));
+    if (a->step < 1) return pd_fail(PD_E_VALUE, "slice: step %" PRId64 " (expected at least 1)", a->step);
+    int64_t n = x->size[d], from = a->start, to = a->end;
+    from = from < 0 ? from + n : from, to = to < 0 ? to + n : to;
+    from = from < 0 ? 0 : from > n ? n : from;
+    to = to < from ? from : to > n ? n : to;
+    start(c);
+    o->offset += from * x->stride[d];
+    o->size[d] = (to - from + a->step - 1) / a->step;
+    o->stride[d] = x->stride[d] * a->step;
+    return pd_shape_numel("slice", o->ndim, o->size, &o->numel);
+}
+
+static void slice_vjp(pd_vjp *v) { place(v, PD_OP_slice); }
+
+const pd_op pd_op_slice = {
+    .sig = "slice(Tensor x, int dim, int start, int end, int step=1)", .doc = "x[start:end:step] along dimension dim.",
+    .flags = VIEW, .attrs = sizeof(slice_attrs), .infer = slice_infer, .vjp = slice_vjp,
+};
