@@ -163,7 +163,7 @@ MARK_SYNTAX = b'  File "'  # a syntax error in the script itself has no other fi
 def exceptions(text):
     """The "Type: message" lines in a traceback, in order; the last one is what was raised."""
     found, inside = [], False
-    for line in text.splitlines():
+    for line in text.split("\n"):
         if line[:4] in ("  | ", "  + "):  # an exception group
             line = line[4:]
         if line.endswith(MARK[:-1].decode()) or line.startswith(MARK_SYNTAX.decode()):
@@ -181,7 +181,7 @@ def is_peer_failed(text):
 def place(text):
     """Where a traceback ends: "train.py:31 in step", the last line outside pydist where there is one."""
     own = os.path.dirname(os.path.abspath(__file__)) + os.sep
-    frames = [line.split('"', 2) for line in text.splitlines() if line.startswith('  File "') and line.count('"') > 1]
+    frames = [line.split('"', 2) for line in text.split("\n") if line.startswith('  File "') and line.count('"') > 1]
     frames = [frame for frame in frames if own not in frame[1]] or frames
     if not frames:
         return None
@@ -408,19 +408,21 @@ class Job:
         self.give_up = None  # when to stop waiting for processes that SIGKILL does not end
         self.root_text = ""  # the traceback that the report showed
         self.server = self.guard = self.guard_fd = None
+        while (devnull := os.open(os.devnull, os.O_RDWR)) <= 2:  # 0, 1 and 2 exist from here on
+            pass
+        self.devnull = devnull
         same = os.path.samestat(os.fstat(1), os.fstat(2))
         self.out = Sink(1)
         self.err = self.out if same else Sink(2)
         self.sinks = (self.out,) if same else (self.out, self.err)
 
     def say(self, text):
-        self.err.lines(b"".join(line.encode("utf-8", "replace") + b"\n" for line in text.splitlines()))
+        if text:
+            self.err.lines(text.rstrip("\n").encode("utf-8", "replace") + b"\n")
 
     # Starting and ending.
 
     def run(self):
-        while (devnull := os.open(os.devnull, os.O_RDWR)) <= 2:  # 0, 1, 2 exist from here on
-            pass
         wake = os.pipe()
         for end in wake:
             os.set_blocking(end, False)
@@ -431,7 +433,7 @@ class Job:
         try:
             self.guard, self.guard_fd = _C.guard()  # before the server's thread: a fork copies no thread
             self.server = _C.ControlServer(self.world)
-            if self.start(devnull):
+            if self.start():
                 self.loop()
             code = self.report()
             self.write_out()
@@ -441,10 +443,10 @@ class Job:
             signal.set_wakeup_fd(old_wake)
             for sig, handler in old.items():
                 signal.signal(sig, handler)
-            for fd in (*wake, devnull):
+            for fd in (*wake, self.devnull):
                 os.close(fd)
 
-    def start(self, devnull):
+    def start(self):
         argv = worker_argv(self.opts, self.command)
         columns = max(0, self.err.columns() - len(f"[{self.world - 1}] "))
         env = worker_env(self.opts, self.world, self.server, columns)
@@ -455,7 +457,7 @@ class Job:
             try:
                 for _ in range(1 if merged else 2):
                     ends += os.pipe()
-                pid = _C.spawn(argv, env(rank), 0 if one else devnull, ends[-1], ends[1], (self.server.secret_fd,))
+                pid = _C.spawn(argv, env(rank), 0 if one else self.devnull, ends[-1], ends[1], (self.server.secret_fd,))
             except (OSError, MemoryError) as error:
                 for fd in ends:
                     os.close(fd)
@@ -621,8 +623,8 @@ class Job:
             others.setdefault(line, []).append(worker.rank)
             if not (worker.because_of_peer or worker.cause.startswith("raised")):
                 worker.err.release()
-        if self.root and self.root.err.held:
-            self.say(self.root.trace.replace(self.root_text, "", 1) if self.root_text in self.root.trace else "")
+        if self.root and self.root.err.held and self.root_text in self.root.trace:
+            self.say(self.root.trace.replace(self.root_text, "", 1))
         for line, ranks in others.items():
             self.say(f"pydist.run: {listed(ranks)} {line}")
         if not self.root:

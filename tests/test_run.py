@@ -517,6 +517,7 @@ def test_first_raised_comes_from_the_server(raised, root):
     job.workers[0].code, job.workers[0].cause = 3, "exited with code 3"
     job.server = Server(raised)
     job.judge()
+    os.close(job.devnull)
     assert said[0] == "pydist.run: " + root and len(said) <= 2
 
 
