@@ -1,0 +1,78 @@
+"""What all tests share: nothing may leak, and where the real data is."""
+
+import doctest
+import gc
+import importlib
+import os
+import pkgutil
+from pathlib import Path
+
+import pytest
+
+import pydist
+from pydist import _C
+
+DATA = Path(os.environ.get("PYDIST_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
+
+
+@pytest.fixture
+def data_folder():
+    """A function from a data set's name to its folder; skips where it is missing."""
+
+    def folder(name):
+        if not (DATA / name).is_dir():
+            pytest.skip(f"no {DATA / name} (PYDIST_DATA)")
+        return DATA / name
+
+    return folder
+
+
+@pytest.fixture
+def torch():
+    return pytest.importorskip("torch")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    report = yield
+    item.stash.setdefault("reports", {})[report.when] = report
+    return report
+
+
+def _counts():
+    gc.collect()
+    _C.trim()
+    return _C.live(), _C.cached()
+
+
+@pytest.fixture(autouse=True)
+def nothing_leaks(request):
+    """After each test the engine's counters of living objects are what they were before."""
+    gc.collect()
+    gc.freeze()  # what other libraries made so far: the collection after the test looks at the test's objects only
+    before = _counts()
+    yield
+    if request.node.stash["reports"]["call"].passed:  # a failed test's traceback holds its tensors
+        after = _counts()
+        changed = [
+            f"{name}: {old.get(name, 0)} -> {new.get(name, 0)}"
+            for old, new in zip(before, after)
+            for name in {**old, **new}
+            if old.get(name, 0) != new.get(name, 0)
+        ]
+        assert not changed, f"leaked: {', '.join(sorted(changed))}"
+
+
+def modules():
+    """All modules of the package."""
+    found = pkgutil.walk_packages(pydist.__path__, "pydist.")
+    return [name for _, name, _ in found if name != "pydist._C"]
+
+
+def doctests():
+    """Every documented example, as (id, example)."""
+    finder = doctest.DocTestFinder(exclude_empty=True)
+    for name in ["pydist", *modules()]:
+        for example in finder.find(importlib.import_module(name), name):
+            if example.examples:
+                yield example

@@ -1,0 +1,102 @@
+"""The examples as a user starts them: one process, two ranks, bad data."""
+
+import gzip
+import os
+import re
+import struct
+import subprocess
+import sys
+
+import pytest
+
+import pydist
+
+np = pytest.importorskip("numpy")
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(pydist.__file__)))
+
+
+def mnist(*args, ranks=None, timeout=120):
+    launcher = [] if ranks is None else ["-m", "pydist.run", "--nproc-per-node", str(ranks)]
+    path = ROOT + os.pathsep + os.environ.get("PYTHONPATH", "")
+    return subprocess.run(
+        [sys.executable, *launcher, "-m", "pydist.examples.mnist", *map(str, args)],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+
+
+def accuracy(done):
+    assert done.returncode == 0, done.stderr
+    return float(re.search(r"test accuracy: (0\.\d+)$", done.stdout.strip()).group(1))
+
+
+def test_digits_on_one_and_two_ranks():
+    pytest.importorskip("sklearn")
+    one, two = mnist(), mnist(ranks=2)
+    assert accuracy(one) >= 0.96 and accuracy(two) >= 0.96
+    assert abs(accuracy(one) - accuracy(two)) <= 0.01
+    assert "batch/s" in one.stderr and two.stdout.count("test accuracy: ") == 1
+    assert "batch" not in mnist("--epochs", 1, "--no-progress").stderr
+
+
+@pytest.mark.parametrize("ranks", [None, 2])
+def test_fashion_mnist(data_folder, ranks):
+    done = mnist("--data", data_folder("fashion-mnist"), "--epochs", 5, "--no-progress", ranks=ranks)
+    assert accuracy(done) >= 0.87
+
+
+def write(path, array, opener=open):
+    header = struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape)
+    with opener(path, "wb") as file:
+        file.write(header + array.tobytes())
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A small idx data set of two plain and two zipped files."""
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 10, 64).astype(np.uint8)
+    images = (np.arange(16).reshape(1, 4, 4) * labels[:, None, None]).astype(np.uint8)
+    for prefix, opener, end in (("train", open, ""), ("t10k", gzip.open, ".gz")):
+        write(tmp_path / f"{prefix}-images-idx3-ubyte{end}", images, opener)
+        write(tmp_path / f"{prefix}-labels-idx1-ubyte{end}", labels, opener)
+    return tmp_path
+
+
+def test_idx_files(folder):
+    from pydist.examples import idx
+
+    images, labels = idx.read_pair(folder, "t10k")
+    assert images.shape == (64, 4, 4) and labels.dtype == np.uint8
+    assert 0 <= accuracy(mnist("--data", folder, "--epochs", 1, "--batch-size", 30, ranks=3)) <= 1
+
+
+def cut(path, keep):
+    path.write_bytes(path.read_bytes()[:keep])
+
+
+@pytest.mark.parametrize(
+    "spoil, message",
+    [
+        (lambda d: [f.unlink() for f in d.iterdir()] and d.rmdir(), "no such data folder"),
+        (lambda d: (d / "train-labels-idx1-ubyte").unlink(), "no train-labels-idx1-ubyte or train-labels-idx1-ubyte.gz"),
+        (lambda d: cut(d / "train-images-idx3-ubyte", 500), r"484 bytes of data \(expected 1024 for \(64, 4, 4\)\)"),
+        (lambda d: cut(d / "train-images-idx3-ubyte", 7), "cut short in its header"),
+        (lambda d: cut(d / "train-images-idx3-ubyte", 0), "not an idx file"),
+        (lambda d: cut(d / "t10k-images-idx3-ubyte.gz", 40), "damaged or cut short"),
+        (lambda d: (d / "t10k-images-idx3-ubyte.gz").write_bytes(b"no zip"), "damaged or cut short"),
+        (lambda d: (d / "train-labels-idx1-ubyte").write_bytes(b"\0\0\x0d\1" + b"\0" * 9), "not an idx file"),
+        (lambda d: write(d / "train-labels-idx1-ubyte", np.zeros(3, np.uint8)), "64 train images and 3 labels"),
+    ],
+)
+def test_bad_data(folder, spoil, message):
+    spoil(folder)
+    done = mnist("--data", folder)
+    assert done.returncode == 1 and re.search(message, done.stderr), done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_bad_arguments():
+    assert "must be at least 1" in mnist("--epochs", 0).stderr

@@ -1,0 +1,124 @@
+"""Importing costs little and touches nothing; every documented example is true."""
+
+import doctest
+import os
+import subprocess
+import sys
+import threading
+
+import conftest
+import pytest
+
+import pydist
+
+
+def run(code, **env):
+    root = os.path.dirname(os.path.dirname(os.path.abspath(pydist.__file__)))
+    path = root + os.pathsep + os.environ.get("PYTHONPATH", "")
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path, **env}, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_import_takes_under_50_ms():
+    code = "import time; t = time.perf_counter(); import pydist; print(time.perf_counter() - t)"
+    assert min(float(run(code)) for _ in range(5)) < 0.050
+
+
+def test_import_leaves_numpy_threads_and_files_alone():
+    code = """
+import os, sys, threading
+before = sorted(os.listdir("/proc/self/fd"))
+import pydist
+heavy = {"numpy", "socket", "ssl", "asyncio", "multiprocessing", "concurrent.futures", "pydist.nn", "pydist.distributed"}
+assert not heavy & set(sys.modules), heavy & set(sys.modules)
+assert sorted(os.listdir("/proc/self/fd")) == before
+assert len(os.listdir("/proc/self/task")) == 1
+x = pydist.tensor([[1.0, 2.0]])
+import pydist.nn, pydist.optim, pydist.utils.data, pydist.distributed
+assert "numpy" not in sys.modules
+x.numpy()
+assert "numpy" in sys.modules
+"""
+    run(code)
+
+
+def test_submodules_load_on_use():
+    run("import pydist; pydist.nn.Linear; pydist.optim.Adam; pydist.utils.data.DataLoader; pydist.distributed.get_rank()")
+    run("from pydist import nn; from pydist.nn import functional as F; import pydist.nn.functional; nn.parallel")
+    assert {"nn", "optim", "Tensor", "no_grad"} <= set(dir(pydist))
+    with pytest.raises(AttributeError, match="module 'pydist' has no attribute 'nothing'"):
+        pydist.nothing
+
+
+def test_all_modules_import():
+    for name in conftest.modules():
+        if name != "pydist.examples.mnist":  # needs the extra
+            __import__(name)
+
+
+def test_info_names_the_build():
+    text = run("import runpy; runpy.run_module('pydist.info', run_name='__main__')")
+    assert pydist.__version__ in text and "PYDIST_LOG=" in text and "oneDNN:" in text
+
+
+def test_grad_modes():
+    assert pydist.is_grad_enabled()
+    with pydist.no_grad():
+        assert not pydist.is_grad_enabled()
+        with pydist.enable_grad():
+            assert pydist.is_grad_enabled()
+        assert not pydist.is_grad_enabled()
+
+    @pydist.no_grad()
+    def plain():
+        return pydist.is_grad_enabled()
+
+    @pydist.no_grad
+    def generator():
+        received = yield pydist.is_grad_enabled()
+        try:
+            yield received, pydist.is_grad_enabled()
+        except KeyError:
+            yield "caught", pydist.is_grad_enabled()
+
+    assert plain() is False and plain.__name__ == "plain"
+    g = generator()
+    assert next(g) is False and pydist.is_grad_enabled()
+    assert g.send("x") == ("x", False) and g.throw(KeyError()) == ("caught", False)
+    g.close()
+    with pytest.raises(ValueError), pydist.no_grad():
+        raise ValueError
+    assert pydist.is_grad_enabled()
+    pydist.set_grad_enabled(False)
+    assert not pydist.is_grad_enabled()
+    pydist.set_grad_enabled(True)
+
+    @pydist.set_grad_enabled(False)
+    def off():
+        return pydist.is_grad_enabled()
+
+    assert pydist.is_grad_enabled() and off() is False
+    with pydist.inference_mode():
+        assert not pydist.is_grad_enabled()
+    with pydist.inference_mode(False):
+        assert pydist.is_grad_enabled()
+
+
+def test_grad_mode_is_per_thread():
+    seen = []
+    with pydist.no_grad():
+        thread = threading.Thread(target=lambda: seen.append(pydist.is_grad_enabled()))
+        thread.start()
+        thread.join()
+    assert seen == [True]
+
+
+@pytest.mark.parametrize("example", conftest.doctests(), ids=lambda example: example.name)
+def test_documented_examples(example):
+    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
+    text = []
+    runner.run(example, out=text.append)
+    assert runner.summarize(verbose=False).failed == 0, "".join(text)

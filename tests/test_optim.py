@@ -1,0 +1,310 @@
+"""Optimizers: the update rules against torch where it is installed, groups, state and schedules."""
+
+import copy
+
+import pytest
+
+import pydist
+from pydist import nn, optim
+
+
+def parameter(values, grad=None):
+    p = nn.Parameter(pydist.tensor(values, dtype=pydist.float64))
+    if grad is not None:
+        p.grad = pydist.tensor(grad, dtype=pydist.float64)
+    return p
+
+
+VARIANTS = [
+    ("SGD", {}),
+    ("SGD", {"weight_decay": 0.1, "maximize": True}),
+    ("SGD", {"momentum": 0.9}),
+    ("SGD", {"momentum": 0.9, "dampening": 0.3, "weight_decay": 0.1}),
+    ("SGD", {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1}),
+    ("Adam", {}),
+    ("Adam", {"betas": (0.8, 0.95), "eps": 1e-4, "weight_decay": 0.1}),
+    ("Adam", {"amsgrad": True, "maximize": True}),
+    ("AdamW", {}),
+    ("AdamW", {"amsgrad": True, "weight_decay": 0.3}),
+]
+IDS = [f"{kind}-{'-'.join(options) or 'plain'}" for kind, options in VARIANTS]
+
+
+def to_torch(torch, tensor):
+    return torch.from_numpy(tensor.detach().numpy().copy())
+
+
+def from_torch(tensor):
+    return pydist.from_numpy(tensor.detach().numpy().copy())
+
+
+def build(nn, dtype):
+    return nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 4)).to(dtype)
+
+
+@pytest.mark.parametrize("kind, options", VARIANTS, ids=IDS)
+def test_training_parity(torch, kind, options):
+    """50 steps in float64 from the same weights: the same losses within 1e-9."""
+    torch.manual_seed(0)
+    theirs, ours = build(torch.nn, torch.float64), build(nn, pydist.float64)
+    ours.load_state_dict({name: from_torch(value) for name, value in theirs.state_dict().items()})
+    lr = 0.05 if kind == "SGD" else 0.01
+    opt_theirs = getattr(torch.optim, kind)(theirs.parameters(), lr=lr, **options)
+    opt_ours = getattr(optim, kind)(ours.parameters(), lr=lr, **options)
+    for _ in range(50):
+        x, t = torch.randn(32, 6, dtype=torch.float64), torch.randint(0, 4, (32,))
+        opt_theirs.zero_grad()
+        loss_theirs = torch.nn.functional.cross_entropy(theirs(x), t)
+        loss_theirs.backward()
+        opt_theirs.step()
+        opt_ours.zero_grad()
+        loss_ours = nn.functional.cross_entropy(ours(from_torch(x)), from_torch(t))
+        loss_ours.backward()
+        opt_ours.step()
+        assert abs(loss_ours.item() - loss_theirs.item()) < 1e-9
+    for p, q in zip(ours.parameters(), theirs.parameters()):
+        assert (to_torch(torch, p) - q).abs().max() < 1e-9
+
+
+@pytest.mark.parametrize("kind, options", VARIANTS, ids=IDS)
+def test_missing_gradients_and_state_parity(torch, kind, options):
+    """Parameters that sometimes have no gradient; dictionaries that each side loads from the other."""
+    torch.manual_seed(1)
+    start = [torch.randn(3, dtype=torch.float64) for _ in range(3)]
+    theirs = [torch.nn.Parameter(p.clone()) for p in start]
+    ours = [nn.Parameter(from_torch(p)) for p in start]
+    opt_theirs = getattr(torch.optim, kind)(theirs, lr=0.1, **options)
+    opt_ours = getattr(optim, kind)(ours, lr=0.1, **options)
+
+    def steps(count):
+        for step in range(count):
+            for i, (p, q) in enumerate(zip(ours, theirs)):
+                g = torch.randn(3, dtype=torch.float64)
+                skip = i == step % 4
+                p.grad, q.grad = (None, None) if skip else (from_torch(g), g)
+            opt_ours.step()
+            opt_theirs.step()
+
+    def check():
+        for p, q in zip(ours, theirs):
+            assert (to_torch(torch, p) - q).abs().max() < 1e-12
+
+    steps(9)
+    check()
+    a, b = opt_ours.state_dict(), opt_theirs.state_dict()
+    assert a["param_groups"] == b["param_groups"] and list(a["param_groups"][0]) == list(b["param_groups"][0])
+    assert {i: set(s) for i, s in a["state"].items()} == {i: set(s) for i, s in b["state"].items()}
+    assert repr(opt_ours) == repr(opt_theirs)
+    to_ours = {
+        i: {k: from_torch(v) if isinstance(v, torch.Tensor) else v for k, v in s.items()} for i, s in b["state"].items()
+    }
+    to_theirs = {
+        i: {k: to_torch(torch, v) if isinstance(v, pydist.Tensor) else v for k, v in s.items()}
+        for i, s in a["state"].items()
+    }
+    opt_ours = getattr(optim, kind)(ours, lr=7.0, **options)
+    opt_theirs = getattr(torch.optim, kind)(theirs, lr=7.0, **options)
+    opt_ours.load_state_dict({"state": to_ours, "param_groups": b["param_groups"]})
+    opt_theirs.load_state_dict({"state": to_theirs, "param_groups": a["param_groups"]})
+    steps(5)
+    check()
+
+
+# The rules without torch.
+
+
+def test_sgd_by_hand():
+    p = parameter([1.0], [2.0])
+    opt = optim.SGD([p], lr=0.1, momentum=0.5)
+    opt.step()
+    assert p.item() == pytest.approx(0.8)
+    opt.step()  # b = 0.5 * 2 + 2
+    assert p.item() == pytest.approx(0.5)
+    assert opt.state[p]["momentum_buffer"].item() == pytest.approx(3.0)
+
+
+def test_adam_by_hand():
+    p = parameter([1.0], [2.0])
+    optim.Adam([p], lr=0.1).step()
+    assert p.item() == pytest.approx(0.9)
+    q = parameter([1.0], [2.0])
+    optim.AdamW([q], lr=0.1, weight_decay=0.5).step()
+    assert q.item() == pytest.approx(0.85)
+
+
+def test_groups_have_their_own_options():
+    a, b = parameter([1.0], [1.0]), parameter([1.0], [1.0])
+    opt = optim.SGD([{"params": [a]}, {"params": b, "lr": 0.5}], lr=0.1)
+    opt.step()
+    assert (a.item(), b.item()) == pytest.approx((0.9, 0.5))
+    c = parameter([1.0], [1.0])
+    opt.add_param_group({"params": [c], "momentum": 0.9})
+    opt.param_groups[0]["lr"] = 1.0
+    opt.step()
+    assert (a.item(), b.item(), c.item()) == pytest.approx((-0.1, 0.0, 0.9))
+    assert set(opt.state) == {c}
+
+
+def test_options_and_state_may_change_between_steps():
+    p = parameter([1.0], [1.0])
+    opt = optim.SGD([p], lr=0.1)
+    opt.step()
+    opt.param_groups[0]["momentum"] = 0.9
+    opt.step()
+    opt.step()  # b = 0.9 + 1
+    assert p.item() == pytest.approx(1 - 0.1 - 0.1 - 0.19)
+    opt.state.clear()
+    opt.step()
+    assert p.item() == pytest.approx(1 - 0.1 - 0.1 - 0.19 - 0.1)
+    q = parameter([1.0], [1.0])
+    opt.param_groups[0]["params"][0] = q
+    opt.step()
+    assert q.item() == pytest.approx(0.9)
+
+
+def test_named_parameters():
+    net = nn.Linear(2, 2)
+    opt = optim.SGD(net.named_parameters(), lr=0.1)
+    assert opt.param_groups[0]["param_names"] == ["weight", "bias"]
+    assert opt.param_groups[0]["params"][0] is net.weight
+    with pytest.raises(ValueError, match="with/without names"):
+        opt.add_param_group({"params": [parameter([1.0])]})
+
+
+def test_closure_runs_with_gradients():
+    p = parameter([3.0])
+    opt = optim.SGD([p], lr=0.5)
+
+    def closure():
+        opt.zero_grad()
+        loss = (p * p).sum()
+        loss.backward()
+        return loss
+
+    with pydist.no_grad():
+        assert opt.step(closure).item() == 9
+    assert p.item() == 0
+
+
+def test_zero_grad():
+    p = parameter([1.0], [2.0])
+    opt = optim.SGD([p], lr=0.1)
+    opt.zero_grad(set_to_none=False)
+    assert p.grad.tolist() == [0]
+    opt.zero_grad()
+    assert p.grad is None
+    opt.step()
+    assert p.item() == 1
+
+
+def test_hooks():
+    p = parameter([1.0], [2.0])
+    opt, calls = optim.SGD([p], lr=0.1), []
+    before = opt.register_step_pre_hook(lambda o, args, kwargs: calls.append(p.item()))
+    after = opt.register_step_post_hook(lambda o, args, kwargs: calls.append(p.item()))
+    opt.step()
+    before.remove()
+    after.remove()
+    opt.step()
+    assert calls == pytest.approx([1.0, 0.8])
+
+
+def test_copies_are_independent():
+    p = parameter([1.0], [2.0])
+    opt = optim.Adam([p], lr=0.1)
+    opt.step()
+    other = copy.deepcopy(opt)
+    assert other.param_groups[0]["params"][0] is not p
+    opt.step()
+    assert opt.state[p]["step"] == 2 and next(iter(other.state.values()))["step"] == 1
+
+
+@pytest.mark.parametrize(
+    "make, message",
+    [
+        (lambda p: optim.SGD([p], lr=-1), "Invalid learning rate: -1"),
+        (lambda p: optim.SGD([p], momentum=-1), "Invalid momentum value: -1"),
+        (lambda p: optim.SGD([p], weight_decay=-1), "Invalid weight_decay value: -1"),
+        (lambda p: optim.SGD([p], nesterov=True), "Nesterov momentum requires a momentum and zero dampening"),
+        (lambda p: optim.Adam([p], lr=-1), "Invalid learning rate: -1"),
+        (lambda p: optim.Adam([p], eps=-1), "Invalid epsilon value: -1"),
+        (lambda p: optim.Adam([p], betas=(1.0, 0.9)), "Invalid beta parameter at index 0: 1.0"),
+        (lambda p: optim.Adam([p], betas=(0.9, -1)), "Invalid beta parameter at index 1: -1"),
+        (lambda p: optim.AdamW([p], weight_decay=-1), "Invalid weight_decay value: -1"),
+        (lambda p: optim.SGD([]), "empty parameter list"),
+        (lambda p: optim.SGD([p * 2]), "non-leaf"),
+        (lambda p: optim.SGD([{"params": [p]}, {"params": [p]}]), "more than one parameter group"),
+        (lambda p: optim.SGD(p), "iterable of Tensors"),
+        (lambda p: optim.SGD([1]), "can only optimize Tensors"),
+        (lambda p: optim.SGD([{"params": {p}}]), "ordered collections"),
+        (lambda p: optim.SGD([p]).add_param_group(3), "must be a dict"),
+        (lambda p: optim.SGD([p], differentiable=True), "differentiable"),
+    ],
+)
+def test_bad_arguments(make, message):
+    with pytest.raises((ValueError, TypeError, NotImplementedError), match=message):
+        make(parameter([1.0]))
+
+
+def test_bad_state():
+    p, q = parameter([1.0]), parameter([1.0])
+    opt = optim.SGD([p])
+    with pytest.raises(ValueError, match="number of parameter groups"):
+        opt.load_state_dict(optim.SGD([{"params": [p]}, {"params": [q]}]).state_dict())
+    with pytest.raises(ValueError, match="doesn't match the size"):
+        opt.load_state_dict(optim.SGD([p, q]).state_dict())
+    with pytest.warns(UserWarning, match="duplicate"):
+        optim.SGD([p, p])
+
+
+# Schedules.
+
+
+SCHEDULES = [
+    ("StepLR", {"step_size": 3, "gamma": 0.5}),
+    ("LambdaLR", {"lr_lambda": lambda epoch: 0.9**epoch}),
+    ("LambdaLR", {"lr_lambda": [lambda epoch: 1.0, lambda epoch: 1 / (1 + epoch)]}),
+]
+
+
+def rates(optimizers, schedulers, make, kind, options):
+    groups = [{"params": [make()], "lr": 0.1}, {"params": [make()], "lr": 0.2}]
+    opt = optimizers(groups, lr=1.0)
+    schedule = getattr(schedulers, kind)(opt, **options)
+    out = [schedule.get_last_lr()]
+    for _ in range(10):
+        opt.step()
+        schedule.step()
+        out.append(schedule.get_last_lr())
+        assert [group["lr"] for group in opt.param_groups] == out[-1]
+    return out
+
+
+@pytest.mark.parametrize("kind, options", SCHEDULES)
+def test_schedule_parity(torch, kind, options):
+    ours = rates(optim.SGD, optim.lr_scheduler, lambda: parameter([1.0]), kind, options)
+    theirs = rates(torch.optim.SGD, torch.optim.lr_scheduler, lambda: torch.zeros(1, requires_grad=True), kind, options)
+    assert [rate for rates in ours for rate in rates] == pytest.approx([rate for rates in theirs for rate in rates])
+
+
+def test_schedule_resumes():
+    def make():
+        return optim.SGD([parameter([1.0])], lr=1.0)
+
+    opt = make()
+    schedule = optim.lr_scheduler.StepLR(opt, 2, 0.1)
+    for _ in range(3):
+        schedule.step()
+    other = make()
+    resumed = optim.lr_scheduler.StepLR(other, 2, 0.1)
+    resumed.load_state_dict(schedule.state_dict())
+    other.load_state_dict(opt.state_dict())
+    schedule.step()
+    resumed.step()
+    assert resumed.get_last_lr() == schedule.get_last_lr() == pytest.approx([0.01])
+    with pytest.raises(KeyError, match="initial_lr"):
+        optim.lr_scheduler.StepLR(make(), 2, last_epoch=3)
+    with pytest.raises(TypeError, match="not an Optimizer"):
+        optim.lr_scheduler.StepLR(3, 2)
+    with pytest.raises(ValueError, match="Expected 1 lr_lambdas, but got 2"):
+        optim.lr_scheduler.LambdaLR(make(), [abs, abs])
