@@ -15,16 +15,20 @@ np = pytest.importorskip("numpy")
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(pydist.__file__)))
 
 
-def mnist(*args, ranks=None, timeout=120):
+def start(*command, ranks=None):
     launcher = [] if ranks is None else ["-m", "pydist.run", "--nproc-per-node", str(ranks)]
     path = ROOT + os.pathsep + os.environ.get("PYTHONPATH", "")
     return subprocess.run(
-        [sys.executable, *launcher, "-m", "pydist.examples.mnist", *map(str, args)],
+        [sys.executable, *launcher, *map(str, command)],
         capture_output=True,
         text=True,
-        timeout=timeout,
+        timeout=120,
         env={**os.environ, "PYTHONPATH": path},
     )
+
+
+def mnist(*args, ranks=None):
+    return start("-m", "pydist.examples.mnist", *args, ranks=ranks)
 
 
 def accuracy(done):
@@ -100,3 +104,17 @@ def test_bad_data(folder, spoil, message):
 
 def test_bad_arguments():
     assert "must be at least 1" in mnist("--epochs", 0).stderr
+
+
+@pytest.mark.parametrize("ranks", [None, 2])
+def test_readme_program(tmp_path, ranks):
+    """The README's main job runs as it stands there, and learns."""
+    readme = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "README.md")
+    with open(readme) as file:
+        (program,) = re.findall(r"```python\n(.*?)```", file.read(), re.S)
+    assert len(program.splitlines()) <= 32
+    (tmp_path / "train.py").write_text(program)
+    done = start(tmp_path / "train.py", ranks=ranks)
+    assert done.returncode == 0, done.stderr
+    losses = [float(x) for x in re.findall(r"epoch \d: loss (\d+\.\d+)", done.stdout)]
+    assert len(losses) == 5 and losses[-1] < 0.4 * losses[0]

@@ -6,6 +6,7 @@ The format: two zero bytes, a type (8: unsigned byte), the number of dims, each 
 import gzip
 import math
 import struct
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ def read(path):
     try:
         with opener(path, "rb") as file:
             content = file.read()
-    except (EOFError, gzip.BadGzipFile) as error:
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise ValueError(f"{path}: damaged or cut short: {error}") from None
     if len(content) < 4 or content[:2] != b"\0\0" or content[2] != _UBYTE:
         raise ValueError(f"{path}: not an idx file of unsigned bytes")
