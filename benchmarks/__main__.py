@@ -1,0 +1,55 @@
+"""`python -m benchmarks [--rounds N] [case ...]`: all cases, or those whose names begin so."""
+
+import argparse
+import shutil
+import sys
+
+from benchmarks.harness import Case, program, run
+
+
+def ranks(name, *args):
+    """The commands that start two ranks of a program."""
+    script = program(name, "pydist", *args)[1:]
+    gloo = [script[0], "torch", *script[2:]]
+    mpi = [script[0], "mpi4py", *script[2:]]
+    peers = {
+        "pydist": [sys.executable, "-m", "pydist.run", "--nproc-per-node", "2", *script],
+        "torch gloo": [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *gloo],
+    }
+    if shutil.which("mpirun"):
+        start = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2"]
+        peers["OpenMPI (mpi4py)"] = [*start, sys.executable, *mpi]
+    return peers
+
+
+RANK_NEEDS = {"torch gloo": ("torch",), "OpenMPI (mpi4py)": ("mpi4py",)}
+TORCH_STEPS = {f"torch {kind}": program("mlp_step", "torch", kind) for kind in ("fused", "foreach", "default")}
+TORCH_ONLY = {peer: ("torch",) for peer in ("torch", *TORCH_STEPS)}
+
+CASES = [
+    Case("mlp_step: 784-128-10, batch 64, Adam", "us", {"pydist": program("mlp_step", "pydist"), **TORCH_STEPS}, TORCH_ONLY),
+    Case("op_call: x.add(y) of 4 numbers", "ns", {p: program("op_call", p) for p in ("pydist", "torch")}, TORCH_ONLY),
+    Case(
+        "import",
+        "ms",
+        {name: program("import_time", name) for name in ("pydist", "numpy", "torch")},
+        {"numpy": ("numpy",), "torch": ("torch",)},
+    ),
+    Case("launch: two ranks, command to first all_reduce", "s", ranks("launch"), RANK_NEEDS),
+    Case("all_reduce: 4 KiB, two ranks", "us", ranks("all_reduce", 1024, 2000), RANK_NEEDS),
+    Case("all_reduce: 1 MiB, two ranks", "us", ranks("all_reduce", 262144, 200), RANK_NEEDS),
+]
+
+
+def main():
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("cases", nargs="*", metavar="case", help=", ".join(case.name for case in CASES))
+    args = parser.parse_args()
+    for case in CASES:
+        if not args.cases or any(case.name.startswith(name) for name in args.cases):
+            run(case, args.rounds)
+
+
+if __name__ == "__main__":
+    main()
