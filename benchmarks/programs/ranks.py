@@ -1,4 +1,4 @@
-"""One interface to the libraries' collectives: (rank, all_reduce) for a float32 array of n elements."""
+"""One interface to the libraries' collectives: (rank, all_reduce, end) for a float32 array of n elements."""
 
 
 def pydist(n):
@@ -7,7 +7,7 @@ def pydist(n):
 
     dist.init_process_group()
     x = pydist.ones(n)
-    return dist.get_rank(), lambda: dist.all_reduce(x)
+    return dist.get_rank(), lambda: dist.all_reduce(x), dist.destroy_process_group
 
 
 def torch(n):
@@ -16,7 +16,7 @@ def torch(n):
 
     dist.init_process_group("gloo")
     x = torch.ones(n)
-    return dist.get_rank(), lambda: dist.all_reduce(x)
+    return dist.get_rank(), lambda: dist.all_reduce(x), dist.destroy_process_group
 
 
 def mpi4py(n):
@@ -24,4 +24,4 @@ def mpi4py(n):
     from mpi4py import MPI
 
     x = numpy.ones(n, numpy.float32)
-    return MPI.COMM_WORLD.rank, lambda: MPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, x)
+    return MPI.COMM_WORLD.rank, lambda: MPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, x), lambda: None
