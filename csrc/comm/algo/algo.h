@@ -1,0 +1,74 @@
+/* Algorithms as pure moves between a rank's own memory and the ranks' symmetric slots. They know no waiting.
+
+   The data is cut into pieces. Every rank has two slots and two shares; piece k uses slot (first + k) & 1. One round of the
+   pipeline does, for three pieces at once,
+
+     round k:   put(k)            own data of piece k          -> own slot
+                mix(k - 1)        everybody's slots             -> own share     (depth 2 only)
+                take(k - depth)   everybody's slots or shares   -> own memory
+
+   and ends at a gate that opens when all ranks have ended it (group.c). Within a round the moves of all ranks touch
+   different halves, so one gate per round is enough; after the last round none is needed, because the next collective
+   begins in the other slot and its own first gate closes this one. Small data is the case of one piece: put, gate, take.
+
+   `first` runs on over the life of the group: the last slot of one collective is never the first of the next. */
+#ifndef PD_COMM_ALGO_H
+#define PD_COMM_ALGO_H
+
+#include "comm/algo/reduce.h"
+
+typedef struct pd_job {
+    int rank, size, root;
+    pd_dtype dtype;
+    pd_reduce reduce;
+    double scale;
+    const char *from;    /* own input; for all_reduce and broadcast the same as `to` */
+    char *to;
+    int64_t count;       /* elements of one rank's input */
+    int64_t piece;       /* elements per piece; a multiple of 64 except where there is one piece */
+    uint32_t first;
+    size_t slot, share;  /* bytes of one of each */
+    char *const *memory; /* by rank: slot 0, slot 1, share 0, share 1 */
+    char *const *peers;  /* by rank: `to` in the symmetric segment (direct algorithms) */
+    const char **in;     /* room for `size` pointers */
+} pd_job;
+
+typedef struct pd_algo {
+    const char *name;
+    int depth;     /* rounds from put to take: 1, 2; 0: direct, the one take(0) writes into the peers and a gate ends it */
+    void (*put)(const pd_job *, int64_t k);
+    void (*mix)(const pd_job *, int64_t k);
+    void (*take)(const pd_job *, int64_t k);
+} pd_algo;
+
+/* W ranks, n bytes; steps are gates on the critical path, bytes what one rank reads or writes through shared memory.
+   gather_sum      1 step per piece,  n written, n(W-1) read: for small n
+   scatter_gather  1 step per piece + 1,  n(W-1)/W + n/W written, 2n(W-1)/W read: the ring's bytes
+   direct_sum      2 steps,  n(W-1)/W read and as much written, nothing staged: the data lies in a symmetric segment */
+extern const pd_algo pd_algo_gather_sum, pd_algo_scatter_gather, pd_algo_direct_sum;
+/* root writes n, the others read n; direct: the others read the root's memory. */
+extern const pd_algo pd_algo_broadcast, pd_algo_direct_broadcast;
+/* n written, n(W-1) read. Barrier: no pieces. */
+extern const pd_algo pd_algo_all_gather, pd_algo_barrier;
+
+static inline int64_t pd_job_begin(const pd_job *j, int64_t k) { return k * j->piece; }
+static inline int64_t pd_job_count(const pd_job *j, int64_t k) {
+    int64_t left = j->count - k * j->piece;
+    return left < j->piece ? left : j->piece;
+}
+static inline size_t pd_job_bytes(const pd_job *j, int64_t elements) { return (size_t)elements * pd_dtype_size(j->dtype); }
+static inline char *pd_job_slot(const pd_job *j, int rank, int64_t k) {
+    return j->memory[rank] + ((j->first + (uint64_t)k) & 1) * j->slot;
+}
+static inline char *pd_job_share(const pd_job *j, int rank, int64_t k) {
+    return j->memory[rank] + 2 * j->slot + ((j->first + (uint64_t)k) & 1) * j->share;
+}
+/* Rank r owns elements [edge(r), edge(r + 1)) of n: even parts, cut at multiples of 64 elements (whole cache lines). */
+static inline int64_t pd_job_edge(const pd_job *j, int64_t n, int r) {
+    int64_t blocks = (n + 63) / 64, edge = blocks * r / j->size * 64;
+    return edge < n ? edge : n;
+}
+
+void pd_job_put(const pd_job *j, int64_t k); /* the whole piece into the own slot: the put of several algorithms */
+
+#endif

@@ -1,0 +1,69 @@
+#include "comm/algo/algo.h"
+
+/* ---- gather_sum: everybody puts all, everybody sums all ----------------------------------------------------------- */
+
+void pd_job_put(const pd_job *j, int64_t k) {
+    memcpy(pd_job_slot(j, j->rank, k), j->from + pd_job_bytes(j, pd_job_begin(j, k)), pd_job_bytes(j, pd_job_count(j, k)));
+}
+
+static void sum_all(const pd_job *j, int64_t k) {
+    for (int r = 0; r < j->size; r++) j->in[r] = pd_job_slot(j, r, k);
+    pd_reduce_run(j->dtype, j->reduce, j->size, j->in, 0, j->to + pd_job_bytes(j, pd_job_begin(j, k)), pd_job_count(j, k),
+                  j->scale);
+}
+
+const pd_algo pd_algo_gather_sum = {.name = "gather_sum", .depth = 1, .put = pd_job_put, .take = sum_all};
+
+/* ---- scatter_gather: the owner of a part sums it from the slots, then everybody copies the parts ------------------- */
+
+/* Own data outside of [lo, hi): the owner reads its own part where it lies. */
+static void put_others(const pd_job *j, int64_t k) {
+    int64_t n = pd_job_count(j, k), lo = pd_job_edge(j, n, j->rank), hi = pd_job_edge(j, n, j->rank + 1);
+    const char *from = j->from + pd_job_bytes(j, pd_job_begin(j, k));
+    char *slot = pd_job_slot(j, j->rank, k);
+    memcpy(slot, from, pd_job_bytes(j, lo));
+    memcpy(slot + pd_job_bytes(j, hi), from + pd_job_bytes(j, hi), pd_job_bytes(j, n - hi));
+}
+
+static void sum_own(const pd_job *j, int64_t k) {
+    int64_t n = pd_job_count(j, k), lo = pd_job_edge(j, n, j->rank), hi = pd_job_edge(j, n, j->rank + 1);
+    size_t begin = pd_job_bytes(j, pd_job_begin(j, k));
+    char *share = pd_job_share(j, j->rank, k);
+    for (int r = 0; r < j->size; r++) j->in[r] = r == j->rank ? j->from + begin : pd_job_slot(j, r, k);
+    pd_reduce_run(j->dtype, j->reduce, j->size, j->in, lo, share, hi - lo, j->scale);
+    memcpy(j->to + begin + pd_job_bytes(j, lo), share, pd_job_bytes(j, hi - lo));
+}
+
+static void take_shares(const pd_job *j, int64_t k) {
+    int64_t n = pd_job_count(j, k);
+    char *to = j->to + pd_job_bytes(j, pd_job_begin(j, k));
+    for (int d = 1; d < j->size; d++) { /* from the right neighbour on: not all from rank 0 at once */
+        int r = (j->rank + d) % j->size;
+        int64_t lo = pd_job_edge(j, n, r), hi = pd_job_edge(j, n, r + 1);
+        memcpy(to + pd_job_bytes(j, lo), pd_job_share(j, r, k), pd_job_bytes(j, hi - lo));
+    }
+}
+
+const pd_algo pd_algo_scatter_gather = {
+    .name = "scatter_gather", .depth = 2, .put = put_others, .mix = sum_own, .take = take_shares,
+};
+
+/* ---- direct_sum: the owner of a part sums it where it lies and writes it to everybody ------------------------------ */
+
+#define BLOCK 65536 /* bytes that are summed, then copied to the peers, while they are in the second-level cache */
+
+static void sum_in_place(const pd_job *j, int64_t k) {
+    (void)k;
+    int64_t lo = pd_job_edge(j, j->count, j->rank), hi = pd_job_edge(j, j->count, j->rank + 1);
+    int64_t block = BLOCK / (int64_t)pd_dtype_size(j->dtype);
+    for (int r = 0; r < j->size; r++) j->in[r] = j->peers[r];
+    for (int64_t at = lo; at < hi; at += block) {
+        int64_t n = hi - at < block ? hi - at : block;
+        char *own = j->to + pd_job_bytes(j, at);
+        pd_reduce_run(j->dtype, j->reduce, j->size, j->in, at, own, n, j->scale);
+        for (int d = 1; d < j->size; d++)
+            memcpy(j->peers[(j->rank + d) % j->size] + pd_job_bytes(j, at), own, pd_job_bytes(j, n));
+    }
+}
+
+const pd_algo pd_algo_direct_sum = {.name = "direct_sum", .depth = 0, .take = sum_in_place};

@@ -1,0 +1,21 @@
+/* The order of a reduction and its loops, on plain memory.
+
+   Inputs 0..size-1 are combined elementwise by the tree T(lo, hi), which splits at lo + the largest power of two below
+   hi - lo (design 1.4): ((0 1) (2 3)) 4. Whoever combines them, in whatever pieces, gets the same bits.
+   float16 and bfloat16 are combined in float32 and rounded once at the end; bool knows OR (SUM, MAX, BOR), AND (PRODUCT,
+   MIN, BAND) and XOR; integers wrap. MIN and MAX hand on NaN. */
+#ifndef PD_COMM_REDUCE_H
+#define PD_COMM_REDUCE_H
+
+#include "base/dtype.h"
+#include "comm/identity.h"
+
+/* PD_OK where the pair is supported and the scale fits it (integers and bool: 1 only, no AVG). */
+pd_status pd_reduce_check(pd_dtype dtype, pd_reduce op, double scale);
+
+/* out[i] = scale * T(in[0][at + i], ..., in[size - 1][at + i]) for i < count. `out` may be one of the inputs at `at`
+   itself. AVG is SUM here: the caller puts 1/size into the scale. */
+void pd_reduce_run(pd_dtype dtype, pd_reduce op, int size, const char *const *in, int64_t at, char *out, int64_t count,
+                   double scale);
+
+#endif

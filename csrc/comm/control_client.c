@@ -1,0 +1,301 @@
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <unistd.h>
+
+#include "base/mem.h"
+#include "comm/control_wire.h"
+
+#define GOODBYE_NS 1000000000 /* longest that leaving waits for a server that does not read */
+
+typedef struct request { /* a store call under way; lives on its caller's stack */
+    struct request *next;
+    uint32_t id;
+    bool done;
+    pd_status status;
+    pd_store_reply reply;
+    pd_error error;
+} request;
+
+typedef struct client {
+    pd_link link; /* first: a client is a link */
+    pd_fork_watch watch;
+    pthread_t thread;
+    pthread_mutex_t lock; /* of sending and of the requests */
+    pthread_cond_t change;
+    pd_wire wire; /* its reading half belongs to the thread, its sending half to the lock */
+    request *requests;
+    uint32_t next_id;
+    bool lost; /* nobody will answer any more */
+} client;
+
+/* ---- sending ------------------------------------------------------------------------------------------------------ */
+
+/* Under the lock. The server never stops reading, so a full socket empties at once or the server is gone. */
+static pd_status send_frame(client *c, int kind, uint32_t id, const void *head, size_t head_bytes, const void *body,
+                            size_t n, int handle) {
+    int64_t deadline = pd_hooks_now(NULL) + GOODBYE_NS;
+    if (c->lost) return pd_fail(PD_E_DIST, "control: the connection to the launcher is lost");
+    PD_TRY(pd_wire_queue(&c->wire, kind, id, head, head_bytes, body, n, handle));
+    while (pd_wire_flush(&c->wire) != PD_WIRE_CLOSED && c->wire.pending && pd_hooks_now(NULL) < deadline)
+        poll(&(struct pollfd){.fd = c->wire.fd, .events = POLLOUT}, 1, 10);
+    return c->wire.pending ? pd_fail(PD_E_DIST, "control: the launcher does not read or is gone") : PD_OK;
+}
+
+static void tell(pd_link *link, const pd_news *news, const char *text) {
+    client *c = (client *)link;
+    size_t n = strlen(text), skip = n > PD_CONTROL_TEXT ? n - PD_CONTROL_TEXT : 0;
+    pthread_mutex_lock(&c->lock);
+    send_frame(c, PD_CONTROL_NEWS, 0, news, sizeof *news, text + skip, n - skip, -1);
+    pthread_mutex_unlock(&c->lock);
+}
+
+/* ---- the thread --------------------------------------------------------------------------------------------------- */
+
+static void on_reply(client *c) {
+    pd_wire *w = &c->wire;
+    pd_control_reply head;
+    if (w->head.bytes < sizeof head) return;
+    memcpy(&head, w->body, sizeof head);
+    size_t n = w->head.bytes - sizeof head;
+    pthread_mutex_lock(&c->lock);
+    request *r = c->requests;
+    while (r && r->id != w->head.id) r = r->next;
+    if (r && !r->done) {
+        r->reply = (pd_store_reply){.amount = head.amount, .handle = PD_NO_HANDLE};
+        if (head.status > PD_OK && head.status < PD_STATUS_COUNT)
+            r->status = pd_fail((pd_status)head.status, "%s", w->body + sizeof head);
+        else if (n) r->status = pd_malloc(n, "store", &r->reply.data);
+        if (!r->status && n) memcpy(r->reply.data, w->body + sizeof head, r->reply.bytes = n);
+        if (!r->status && w->handle >= 0) {
+            r->reply.handle = w->handle;
+            w->handle = -1;
+        }
+        if (r->status) pd_error_save(&r->error);
+        r->done = true;
+        pthread_cond_broadcast(&c->change);
+    }
+    pthread_mutex_unlock(&c->lock);
+}
+
+static void on_lost(client *c, const char *why) {
+    pthread_mutex_lock(&c->lock);
+    c->lost = true;
+    pthread_cond_broadcast(&c->change);
+    pthread_mutex_unlock(&c->lock);
+    pd_link_hear(&c->link, &(pd_news){.kind = PD_NEWS_LOST, .rank = c->link.rank}, why);
+}
+
+static void *run(void *arg) {
+    client *c = arg;
+    for (;;) {
+        pd_wire_state state = pd_wire_read(&c->wire);
+        if (state == PD_WIRE_MORE) {
+            poll(&(struct pollfd){.fd = c->wire.fd, .events = POLLIN}, 1, -1);
+        } else if (state != PD_WIRE_FRAME) {
+            on_lost(c, c->wire.why);
+            return NULL;
+        } else if (c->wire.head.kind == PD_CONTROL_REPLY) {
+            on_reply(c);
+        } else if (c->wire.head.kind == PD_CONTROL_NEWS && c->wire.head.bytes >= sizeof(pd_news)) {
+            pd_news news;
+            memcpy(&news, c->wire.body, sizeof news);
+            pd_link_hear(&c->link, &news, c->wire.body + sizeof news);
+            pthread_mutex_lock(&c->lock); /* those who wait for the store look again at who is gone */
+            pthread_cond_broadcast(&c->change);
+            pthread_mutex_unlock(&c->lock);
+        }
+    }
+}
+
+/* ---- store calls -------------------------------------------------------------------------------------------------- */
+
+static struct timespec in_a_slice(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    t.tv_nsec += PD_SLICE_NS;
+    t.tv_sec += t.tv_nsec / 1000000000;
+    t.tv_nsec %= 1000000000;
+    return t;
+}
+
+/* Under the lock, which is free while this sleeps and while the interrupt hook runs. */
+static pd_status await(client *c, request *r, const pd_store_call *call) {
+    bool waits = call->verb == PD_STORE_GET || call->verb == PD_STORE_WAIT;
+    while (!r->done) {
+        if (c->lost) return pd_fail(PD_E_DIST, "store: the connection to the launcher is lost");
+        if (call->stop && __atomic_load_n(call->stop, __ATOMIC_ACQUIRE)) return pd_fail(PD_E_DIST, "store: given up");
+        if (waits) PD_TRY(pd_link_gone(&c->link, call->everyone));
+        struct timespec until = in_a_slice();
+        if (pthread_cond_timedwait(&c->change, &c->lock, &until) != ETIMEDOUT) continue;
+        pthread_mutex_unlock(&c->lock);
+        pd_status status = pd_hooks_interrupt(c->link.hooks);
+        pthread_mutex_lock(&c->lock);
+        if (status) return status;
+    }
+    return r->status ? pd_error_restore(&r->error) : PD_OK;
+}
+
+static pd_status call(pd_link *link, const pd_store_call *call, pd_store_reply *reply) {
+    client *c = (client *)link;
+    request r = {0};
+    pd_control_call head = {.verb = call->verb, .key_bytes = (uint32_t)call->key_bytes, .bytes = (uint32_t)call->bytes,
+                            .amount = call->amount, .timeout_ns = call->timeout_ns};
+    char text[sizeof head + PD_STORE_KEY];
+    memcpy(text, &head, sizeof head);
+    memcpy(text + sizeof head, call->key, call->key_bytes);
+    void *token = pd_hooks_block(link->hooks);
+    pthread_mutex_lock(&c->lock);
+    r.id = ++c->next_id;
+    r.next = c->requests;
+    c->requests = &r;
+    pd_status status = send_frame(c, PD_CONTROL_CALL, r.id, text, sizeof head + call->key_bytes, call->data, call->bytes,
+                                  (int)call->handle);
+    if (!status) status = await(c, &r, call);
+    for (request **at = &c->requests; *at; at = &(*at)->next)
+        if (*at == &r) {
+            *at = r.next;
+            break;
+        }
+    pthread_mutex_unlock(&c->lock);
+    pd_hooks_unblock(link->hooks, token);
+    if (!status) {
+        *reply = r.reply;
+    } else if (r.done && !r.status) { /* answered in the moment we gave up */
+        pd_free(r.reply.data);
+        if (r.reply.handle != PD_NO_HANDLE) close((int)r.reply.handle);
+    }
+    return status;
+}
+
+/* ---- life --------------------------------------------------------------------------------------------------------- */
+
+static void close_link(pd_link *link) {
+    client *c = (client *)link;
+    tell(link, &(pd_news){.kind = PD_NEWS_LEFT, .rank = link->rank}, "");
+    shutdown(c->wire.fd, SHUT_RDWR); /* what was sent lies in the server's queue; our thread reads the end */
+    pthread_join(c->thread, NULL);
+    pd_fork_watch_drop(&c->watch);
+    pd_wire_fini(&c->wire);
+    c->wire.fd = -1;
+}
+
+static void free_link(pd_link *link) {
+    client *c = (client *)link;
+    pthread_cond_destroy(&c->change);
+    pthread_mutex_destroy(&c->lock);
+    pd_link_fini(link);
+    pd_free(c);
+}
+
+static const pd_link_ops ops = {
+    .transport = &pd_transport_shm, .call = call, .tell = tell, .close = close_link, .free = free_link,
+};
+
+pd_status pd_control_secret_read(int fd, uint8_t secret[PD_SECRET_BYTES]) {
+    ssize_t n;
+    do n = pread(fd, secret, PD_SECRET_BYTES, 0);
+    while (n < 0 && errno == EINTR);
+    if (n < 0 && errno == ESPIPE) { /* a pipe: at most one worker can read it */
+        size_t got = 0;
+        do {
+            n = read(fd, secret + got, PD_SECRET_BYTES - got);
+            if (n > 0) got += (size_t)n;
+        } while (got < PD_SECRET_BYTES && (n > 0 || (n < 0 && errno == EINTR)));
+        n = (ssize_t)got;
+    }
+    int error = errno;
+    if (fd > STDERR_FILENO) close(fd);
+    if (n == PD_SECRET_BYTES) return PD_OK;
+    return pd_fail(PD_E_DIST, "control: cannot read the secret from descriptor %d: %s", fd,
+                   n < 0 ? strerror(error) : "too short");
+}
+
+static pd_status dial(const char *address, int *out) {
+    struct sockaddr_un name;
+    socklen_t n = pd_control_sockaddr(address, &name);
+    int pid, uid;
+    if (!n) return pd_fail(PD_E_VALUE, "control: '%s' is no address (expected @name)", address);
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (fd < 0) return pd_fail(PD_E_OS, "control: no socket: %s", strerror(errno));
+    pd_status status = PD_OK;
+    if (connect(fd, (struct sockaddr *)&name, n))
+        status = pd_fail(PD_E_DIST, "control: cannot reach the launcher at %s: %s", address, strerror(errno));
+    else if (!pd_control_same_user(fd, &pid, &uid))
+        status = pd_fail(PD_E_DIST, "control: the server at %s runs under user id %d, not ours", address, uid);
+    else if (fcntl(fd, F_SETFL, O_NONBLOCK))
+        status = pd_fail(PD_E_OS, "control: %s", strerror(errno));
+    if (status) close(fd);
+    else *out = fd;
+    return status;
+}
+
+static pd_status await_welcome(client *c, int64_t deadline) {
+    for (;;) {
+        pd_wire_state state = pd_wire_read(&c->wire);
+        if (state == PD_WIRE_FRAME) return PD_OK;
+        if (state == PD_WIRE_CLOSED)
+            return pd_fail(PD_E_DIST, "control: the launcher refused rank %d: wrong secret, or it is ending", c->link.rank);
+        if (state == PD_WIRE_BAD) return pd_fail(PD_E_DIST, "control: the launcher sent %s", c->wire.why);
+        if (pd_hooks_now(c->link.hooks) > deadline)
+            return pd_fail(PD_E_TIMEOUT, "control: the launcher does not answer rank %d", c->link.rank);
+        poll(&(struct pollfd){.fd = c->wire.fd, .events = POLLIN}, 1, 50);
+        PD_TRY(pd_hooks_interrupt(c->link.hooks));
+    }
+}
+
+static pd_status shake_hands(client *c, const uint8_t secret[PD_SECRET_BYTES], int64_t deadline) {
+    pd_control_hello h = {.rank = c->link.rank, .world = c->link.world, .pid = getpid()};
+    memcpy(h.half, secret, PD_SECRET_HALF);
+    PD_TRY(send_frame(c, PD_CONTROL_HELLO, 0, &h, sizeof h, NULL, 0, -1));
+    void *token = pd_hooks_block(c->link.hooks);
+    pd_status status = await_welcome(c, deadline);
+    pd_hooks_unblock(c->link.hooks, token);
+    PD_TRY(status);
+    const pd_frame *f = &c->wire.head;
+    if (f->kind == PD_CONTROL_REFUSED) return pd_fail(PD_E_DIST, "control: refused: %s", c->wire.body);
+    if (f->kind != PD_CONTROL_WELCOME || f->bytes != PD_SECRET_HALF ||
+        !pd_control_same_secret((uint8_t *)c->wire.body, secret + PD_SECRET_HALF))
+        return pd_fail(PD_E_DIST, "control: the server does not know our secret");
+    return PD_OK;
+}
+
+static pd_status start_thread(client *c) {
+    sigset_t all, old;
+    sigfillset(&all);
+    pthread_sigmask(SIG_BLOCK, &all, &old); /* or Ctrl-C might land here and leave the main thread asleep */
+    int rc = pd_fault_hit() ? EAGAIN : pthread_create(&c->thread, NULL, run, c);
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    return rc ? pd_fail(PD_E_MEMORY, "control: cannot start a thread: %s", strerror(rc)) : PD_OK;
+}
+
+pd_status pd_control_connect(const char *address, const uint8_t secret[PD_SECRET_BYTES], int rank, int world,
+                             double timeout, const pd_hooks *hooks, pd_link **out) {
+    pd_status status = PD_OK;
+    client *c;
+    int fd = -1;
+    PD_TRY(pd_calloc(sizeof *c, "control connection", &c));
+    pd_link_init(&c->link, &ops, rank, world, hooks);
+    pd_wire_init(&c->wire, -1, PD_CONTROL_PAYLOAD);
+    pthread_mutex_init(&c->lock, NULL);
+    pthread_condattr_t attr;
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_cond_init(&c->change, &attr);
+    pthread_condattr_destroy(&attr);
+    PD_TRY_TO(fail, dial(address, &fd));
+    c->wire.fd = fd;
+    PD_TRY_TO(fail, shake_hands(c, secret, pd_hooks_now(hooks) + (int64_t)(timeout * 1e9)));
+    c->wire.handles = true;
+    PD_TRY_TO(fail, start_thread(c));
+    pd_fork_watch_add(&c->watch, fd);
+    *out = &c->link;
+    return PD_OK;
+fail:
+    pd_wire_fini(&c->wire);
+    free_link(&c->link);
+    return status;
+}

@@ -1,0 +1,159 @@
+/* Waiting: the one place where a rank stands still.
+
+   Look, with pauses, for some microseconds (where every rank has a core); then yield the core between looks; then sleep on
+   the word of the first rank that is missing, in slices of at most 50 ms. The one that stores the word wakes sleepers only
+   where a flag says that somebody sleeps: the store, a full fence and the look at the flag stand against the flag, a full
+   fence and the look at the word, so at least one side sees the other. An open gate counts before bad news: what a dead
+   rank left complete is complete. */
+#include <errno.h>
+#include <linux/futex.h>
+#include <sched.h>
+#include <stdio.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "comm/group_impl.h"
+
+#define YIELD_NS 60000          /* a futex wake costs 5-50 us here: shorter waits are not worth a sleep */
+#define MISMATCH_NS 1000000000  /* ranks that differ wait this long for the rest, so that the message names them all */
+
+static inline void pause_cpu(void) {
+#if defined __x86_64__ || defined __i386__
+    __builtin_ia32_pause();
+#elif defined __aarch64__
+    __asm__ __volatile__("yield");
+#endif
+}
+
+static atomic_uint *word_of(pd_group *g, const pd_work *w, int r) {
+    return w->at_board ? &g->boards[r]->line[w->seq & 1].seq : &g->boards[r]->step;
+}
+
+static int missing_rank(const pd_group *g, const pd_work *w) { return (g->rank + w->arrived) % g->size; }
+
+bool pd_gate_open(pd_group *g, pd_work *w) {
+    for (; w->arrived < g->size; w->arrived++) {
+        uint32_t at = atomic_load_explicit(word_of(g, w, missing_rank(g, w)), memory_order_acquire);
+        if ((int32_t)(at - w->target) < 0) return false;
+    }
+    return true;
+}
+
+void pd_gate_ring(pd_group *g, atomic_uint *word) {
+    atomic_thread_fence(memory_order_seq_cst);
+    for (int r = 0; r < g->size; r++)
+        if (__builtin_expect(atomic_load_explicit(&g->boards[r]->asleep, memory_order_relaxed), 0) && r != g->rank) {
+            syscall(SYS_futex, word, FUTEX_WAKE, INT32_MAX, NULL, NULL, 0);
+            return;
+        }
+}
+
+static void sleep_on(pd_group *g, pd_work *w, int64_t ns) {
+    atomic_uint *word = word_of(g, w, missing_rank(g, w)), *flag = &g->boards[g->rank]->asleep;
+    struct timespec t = {.tv_nsec = ns < PD_SLICE_NS ? ns : PD_SLICE_NS};
+    atomic_store(&g->sleeping, word);
+    atomic_store(flag, 1);
+    uint32_t seen = atomic_load(word);
+    if ((int32_t)(seen - w->target) < 0 && !__atomic_load_n(&g->abort, __ATOMIC_SEQ_CST))
+        syscall(SYS_futex, word, FUTEX_WAIT, seen, &t, NULL, 0);
+    atomic_store(flag, 0);
+    atomic_store(&g->sleeping, NULL);
+}
+
+int pd_work_text(const pd_group *g, const pd_work *w, char *text, size_t size) {
+    char site[256] = "";
+    int n = pd_identity_text(&w->id, text, size);
+    if (g->hooks && g->hooks->site && w->site) g->hooks->site(w->site, site, sizeof site);
+    if (n < 0 || (size_t)n >= size) return n;
+    return n + snprintf(text + n, size - (size_t)n, "%s%s (#%u)", *site ? " at " : "", site, w->seq);
+}
+
+/* "rank 1 (last: #16 broadcast), rank 3 (nothing yet)" */
+static void missing_text(pd_group *g, const pd_work *w, char *text, size_t size) {
+    size_t n = 0;
+    *text = 0;
+    for (int r = 0; r < g->size && n + 80 < size; r++) {
+        if (r == g->rank || (int32_t)(atomic_load(word_of(g, w, r)) - w->target) >= 0) continue;
+        const pd_line *a = &g->boards[r]->line[0], *b = &g->boards[r]->line[1];
+        uint32_t na = atomic_load(&a->seq), nb = atomic_load(&b->seq);
+        const pd_line *last = (int32_t)(na - nb) > 0 ? a : b;
+        uint32_t seq = last == a ? na : nb;
+        const char *name = last->id.coll < PD_COLL_COUNT ? pd_collective_names[last->id.coll] : "?";
+        n += (size_t)snprintf(text + n, size - n, "%srank %d ", n ? ", " : "", r);
+        if (seq) n += (size_t)snprintf(text + n, size - n, "(last: #%u %s)", seq, name);
+        else n += (size_t)snprintf(text + n, size - n, "(nothing yet)");
+    }
+}
+
+static void warn(pd_group *g, const pd_work *w, int64_t waited) {
+    char call[400], missing[600];
+    pd_work_text(g, w, call, sizeof call);
+    missing_text(g, w, missing, sizeof missing);
+    pd_log(PD_LOG_WARN, "rank %d: %s has waited %.0f s for %s", g->rank, call, (double)waited * 1e-9, missing);
+}
+
+static pd_status timed_out(pd_group *g, const pd_work *w, int64_t waited) {
+    char call[400], missing[600];
+    pd_work_text(g, w, call, sizeof call);
+    missing_text(g, w, missing, sizeof missing);
+    return pd_fail(PD_E_TIMEOUT, "%s: rank %d waited %.1f s for %s", call, g->rank, (double)waited * 1e-9, missing);
+}
+
+static bool lines_differ(const pd_group *g, const pd_work *w) {
+    for (int r = 0; w->at_board && g->check && r < g->size; r++) {
+        const pd_line *l = &g->boards[r]->line[w->seq & 1];
+        if (atomic_load_explicit(&l->seq, memory_order_acquire) == w->seq && l->hash != w->hash) return true;
+    }
+    return false;
+}
+
+/* One look around between two sleeps: PD_OK to go on. */
+static pd_status look(pd_group *g, pd_work *w, int64_t start, int64_t deadline, bool *warned, bool *fatal) {
+    PD_TRY(pd_group_doom(g, w));
+    PD_TRY(pd_hooks_interrupt(g->hooks));
+    int64_t now = pd_hooks_now(g->hooks), waited = now - start;
+    if (waited > MISMATCH_NS && lines_differ(g, w)) return pd_group_mismatch(g, w);
+    if (waited >= g->timeout_ns) return timed_out(g, w, waited);
+    if (now >= deadline) {
+        *fatal = false;
+        return timed_out(g, w, waited);
+    }
+    if (waited >= g->warn_ns && !*warned) {
+        *warned = true;
+        warn(g, w, waited);
+    }
+    return PD_OK;
+}
+
+static pd_status wait_slowly(pd_group *g, pd_work *w, int64_t deadline, bool *fatal) {
+    int64_t start = pd_hooks_now(g->hooks);
+    bool warned = g->warn_ns <= 0;
+    while (pd_hooks_now(g->hooks) - start < YIELD_NS) {
+        if (pd_gate_open(g, w)) return PD_OK;
+        sched_yield();
+    }
+    while (!pd_gate_open(g, w)) {
+        pd_status status = look(g, w, start, deadline, &warned, fatal);
+        if (status) { /* perhaps it opened while we looked at the news; an interrupt stays an interrupt */
+            if (status == PD_E_PYTHON || !*fatal || !pd_gate_open(g, w)) return status;
+            return PD_OK;
+        }
+        int64_t left = deadline - pd_hooks_now(g->hooks), rest = start + g->timeout_ns - pd_hooks_now(g->hooks);
+        if (rest < left) left = rest;
+        sleep_on(g, w, left < 1000000 ? 1000000 : left);
+    }
+    return PD_OK;
+}
+
+pd_status pd_gate_wait(pd_group *g, pd_work *w, int64_t deadline, bool *fatal) {
+    *fatal = true;
+    for (int i = 0; i < g->spins; i++) {
+        if (pd_gate_open(g, w)) return PD_OK;
+        pause_cpu();
+    }
+    void *token = pd_hooks_block(g->hooks);
+    pd_status status = wait_slowly(g, w, deadline, fatal);
+    pd_hooks_unblock(g->hooks, token);
+    return status;
+}

@@ -1,0 +1,193 @@
+#include "comm/group.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+
+#include "base/flags.h"
+#include "base/mem.h"
+#include "base/threads.h"
+#include "comm/group_impl.h"
+
+#define BOARD_BYTES 4096
+#define SLOT_BYTES (256 << 10)
+#define SPINS 400 /* pauses of about 45 ns: some 20 us, the time of a small collective with a peer that is not quite there */
+
+static pd_status choose(pd_group *g, const pd_group_options *o) {
+    const char *algo = o && o->algo && *o->algo ? o->algo : pd_flags_get()->ALGO;
+    double timeout = o && o->timeout > 0 ? o->timeout : pd_flags_get()->TIMEOUT;
+    g->timeout_ns = timeout > 1e9 ? (int64_t)1e18 : (int64_t)(timeout * 1e9);
+    g->warn_ns = (int64_t)pd_flags_get()->WARN * 1000000000;
+    g->check = pd_flags_get()->CHECK != 0;
+    g->slot = o && o->slot ? (o->slot + 1023) & ~(size_t)1023 : SLOT_BYTES;
+    g->share = (g->slot / (size_t)g->size + 2047) & ~(size_t)1023; /* its largest part: one more block of 64 elements */
+    if (!strcmp(algo, "gather_sum")) g->forced = &pd_algo_gather_sum;
+    else if (!strcmp(algo, "scatter_gather")) g->forced = &pd_algo_scatter_gather;
+    else if (*algo) return pd_fail(PD_E_VALUE, "init: PYDIST_ALGO '%s' (expected gather_sum or scatter_gather)", algo);
+    return PD_OK;
+}
+
+static pd_status allocate(pd_group *g) {
+    size_t n = (size_t)g->size;
+    PD_TRY(pd_calloc(n * sizeof *g->parts, "group", &g->parts));
+    for (int r = 0; r < g->size; r++) g->parts[r].handle = -1;
+    PD_TRY(pd_calloc(n * sizeof *g->boards, "group", &g->boards));
+    PD_TRY(pd_calloc(n * sizeof *g->memory, "group", &g->memory));
+    PD_TRY(pd_calloc(n * sizeof *g->peers, "group", &g->peers));
+    return pd_calloc(n * sizeof *g->in, "group", &g->in);
+}
+
+static pd_status connect_ranks(pd_group *g) {
+    size_t bytes = (BOARD_BYTES + 2 * (g->slot + g->share) + 4095) & ~(size_t)4095;
+    PD_TRY(g->transport->alloc(bytes, &g->parts[g->rank]));
+    pd_status status = pd_parts_exchange(g, 0, bytes, g->parts);
+    if (status) return status;
+    for (int r = 0; r < g->size; r++) {
+        g->boards[r] = g->parts[r].ptr;
+        g->memory[r] = (char *)g->parts[r].ptr + BOARD_BYTES;
+#ifdef MADV_POPULATE_WRITE
+        madvise(g->parts[r].ptr, bytes, MADV_POPULATE_WRITE); /* faults now, not in the first collectives */
+#endif
+    }
+    uint64_t mine = g->epoch, *all;
+    PD_TRY(pd_malloc((size_t)g->size * sizeof *all, "group", &all));
+    status = pd_group_exchange(g, PD_COLL_INIT, 1, &mine, all, sizeof mine, 0);
+    pd_free(all);
+    return status;
+}
+
+static void free_memory(pd_group *g) {
+    for (int r = 0; g->parts && g->transport && r < g->size; r++) g->transport->detach(&g->parts[r]);
+    pd_free(g->parts);
+    pd_free(g->boards);
+    pd_free(g->memory);
+    pd_free(g->peers);
+    pd_free(g->in);
+    g->parts = NULL;
+    g->boards = NULL;
+    g->memory = g->peers = NULL;
+    g->in = NULL;
+}
+
+static void free_group(pd_group *g) {
+    free_memory(g);
+    pthread_mutex_destroy(&g->lock);
+    pthread_mutex_destroy(&g->doom_lock);
+    pthread_mutex_destroy(&g->segments_lock);
+    pd_link_release(g->link);
+    pd_free(g);
+}
+
+static pd_status make(pd_link *link, uint32_t epoch, const pd_group_options *o, pd_group **out) {
+    pd_group *g;
+    PD_TRY(pd_calloc(sizeof *g, "group", &g));
+    atomic_init(&g->refs, 1);
+    g->size = 1;
+    g->epoch = epoch;
+    g->forks = pd_forks;
+    g->last = &g->first;
+    g->transport = &pd_transport_inproc;
+    pthread_mutex_init(&g->lock, NULL);
+    pthread_mutex_init(&g->doom_lock, NULL);
+    pthread_mutex_init(&g->segments_lock, NULL);
+    if (link) {
+        g->link = link;
+        g->hooks = link->hooks;
+        g->rank = link->rank;
+        g->size = link->world;
+        g->transport = link->ops->transport;
+        pd_link_retain(link);
+    }
+    *out = g;
+    return choose(g, o);
+}
+
+/* The others are waiting or will come: they find the reason in the store, or hear it. */
+static void give_up(pd_link *link, uint32_t epoch, pd_group *g) {
+    pd_error e;
+    pd_error_save(&e);
+    pd_parts_refuse(link, epoch, 0);
+    pd_news news = {.kind = PD_NEWS_ABORT, .rank = link->rank, .epoch = epoch, .status = PD_E_DIST};
+    if (!g || !g->abort) link->ops->tell(link, &news, e.text);
+    pd_error_restore(&e);
+}
+
+pd_status pd_group_new(pd_link *link, const pd_group_options *o, pd_group **out) {
+    pd_group *g = NULL;
+    pd_status status = PD_OK;
+    if (link) PD_TRY(pd_link_check(link));
+    uint32_t epoch = link ? atomic_fetch_add(&link->epochs, 1) + 1 : 1;
+    PD_TRY_TO(fail, make(link, epoch, o, &g));
+    if (g->size > 1) {
+        g->spins = g->transport == &pd_transport_shm && g->size <= pd_threads_cores() ? SPINS : 0;
+        PD_TRY_TO(fail, allocate(g));
+        g->listener.hear = pd_group_hear;
+        pd_link_listen(link, &g->listener, epoch);
+        PD_TRY_TO(fail, connect_ranks(g));
+        pd_parts_forget(g, 0);
+        g->transport->seal(&g->parts[g->rank]);
+    }
+    *out = g;
+    return PD_OK;
+fail:
+    if (g && g->abort && status != PD_E_PYTHON) { /* the news that ended the wait say more than the wait does */
+        pthread_mutex_lock(&g->doom_lock);
+        pd_error e = g->doom;
+        pthread_mutex_unlock(&g->doom_lock);
+        status = pd_fail(e.kind, "init: %s", e.text);
+        pd_error_set_rank(e.rank);
+    }
+    if (link && link->world > 1) give_up(link, epoch, g);
+    if (g && g->listener.hear) pd_link_unlisten(link, &g->listener);
+    if (g) free_group(g);
+    return status;
+}
+
+void pd_group_retain(pd_group *g) { atomic_fetch_add_explicit(&g->refs, 1, memory_order_relaxed); }
+
+void pd_group_release(pd_group *g) {
+    if (!g || atomic_fetch_sub_explicit(&g->refs, 1, memory_order_acq_rel) > 1) return;
+    if (pd_forked_since(g->forks)) return; /* the child owns nothing of it */
+    pd_group_destroy(g);
+    free_group(g);
+}
+
+pd_status pd_group_destroy(pd_group *g) {
+    if (pd_forked_since(g->forks) || atomic_load(&g->destroyed)) return PD_OK;
+    if (g->link) { /* ends a wait of another thread in this group */
+        pd_error e = {.kind = PD_E_DIST, .rank = -1};
+        snprintf(e.text, sizeof e.text, "the group was destroyed on this rank");
+        pd_group_hear(&g->listener, PD_WEIGHT_GONE, &e);
+    }
+    PD_TRY(pd_group_enter(g));
+    bool first = !atomic_exchange(&g->destroyed, true);
+    if (first && g->first) {
+        pd_fail(PD_E_DIST, "the group was destroyed before this collective was done");
+        pd_group_fail(g, false);
+    }
+    if (first && g->size > 1) {
+        pd_news news = {.kind = PD_NEWS_LEFT, .rank = g->rank, .epoch = g->epoch};
+        if (!pd_link_check(g->link)) g->link->ops->tell(g->link, &news, "");
+        pd_link_unlisten(g->link, &g->listener);
+    }
+    if (first) {
+        pd_segments_detach(g);
+        free_memory(g);
+    }
+    pd_group_leave(g);
+    return PD_OK;
+}
+
+int pd_group_rank(const pd_group *g) { return g->rank; }
+int pd_group_size(const pd_group *g) { return g->size; }
+uint32_t pd_group_epoch(const pd_group *g) { return g->epoch; }
+const char *pd_group_transport(const pd_group *g) { return g->size > 1 ? g->transport->name : "none"; }
+
+pd_status pd_group_check(pd_group *g) {
+    if (pd_forked_since(g->forks))
+        return pd_fail(PD_E_DIST, "comm: this process was forked from rank %d: a forked child has no groups; start workers "
+                                  "with spawn, or initialise in the child", g->rank);
+    if (atomic_load(&g->failed)) return pd_error_restore(&g->error);
+    if (atomic_load(&g->destroyed)) return pd_fail(PD_E_DIST, "comm: the group was destroyed on rank %d", g->rank);
+    return PD_OK;
+}

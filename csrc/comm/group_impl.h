@@ -1,0 +1,110 @@
+/* The inside of a group, for group.c (life), queue.c (collectives), gate.c (waiting), poison.c (failure), segment.c. */
+#ifndef PD_COMM_GROUP_IMPL_H
+#define PD_COMM_GROUP_IMPL_H
+
+#include "comm/algo/algo.h"
+#include "comm/group.h"
+
+struct pd_group {
+    atomic_int refs;
+    int rank, size;
+    uint32_t epoch, forks;
+    pd_link *link; /* NULL: a world of one */
+    const pd_hooks *hooks;
+    const pd_transport *transport;
+    int64_t timeout_ns, warn_ns;
+    int spins;  /* looks at a word before anybody else gets the core */
+    bool check; /* identities are compared */
+    const pd_algo *forced;
+
+    /* The control memory: a board, then slots and shares (algo.h). parts[rank] is our own. */
+    size_t slot, share;
+    pd_region *parts;
+    pd_board **boards;
+    char **memory;
+    char **peers;    /* room for a job's pointers: one collective runs at a time */
+    const char **in;
+
+    pthread_mutex_t lock; /* of the queue and the counters; held while a collective runs or waits */
+    _Atomic uintptr_t owner;
+    pd_work *first, **last;
+    uint32_t seq, step, piece; /* equal on all ranks: collectives posted, rounds gated, pieces moved */
+
+    atomic_bool failed, destroyed;
+    pd_error error; /* set once, before `failed` */
+
+    pd_listener listener;
+    uint32_t abort;               /* 0, or the weight of `doom`: polled by every wait */
+    _Atomic(atomic_uint *) sleeping; /* the word on which this rank sleeps */
+    pthread_mutex_t doom_lock;
+    pd_error doom;
+    int64_t doom_at;
+
+    pthread_mutex_t segments_lock;
+    pd_segment *segments;
+    uint32_t segment_ids;
+};
+
+enum { PD_WORK_QUEUED, PD_WORK_POSTED, PD_WORK_DONE, PD_WORK_FAILED };
+
+struct pd_work {
+    atomic_int refs, state;
+    pd_group *group; /* retained by works on the heap */
+    pd_work *next;
+    pd_identity id;
+    pd_job job;
+    const pd_algo *algo;
+    pd_segment *segment; /* NULL, or where the data lie; retained by works on the heap */
+    bool direct;         /* large enough to use that */
+    uint64_t site, hash;
+    uint32_t seq;
+    int64_t pieces, round;
+    /* The gate that ends this round: opens when every rank's word has reached the target. */
+    bool at_board;    /* the word: line[seq & 1].seq, else step */
+    uint32_t target;
+    int arrived;      /* ranks seen there so far, counted from our right neighbour */
+};
+
+struct pd_segment {
+    atomic_int refs;
+    uint32_t id;
+    size_t bytes;
+    pd_group *group; /* retained: its memory only, the group may long be destroyed */
+    pd_segment *next, **at;
+    int rank, size;
+    pd_region parts[];
+};
+
+/* gate.c */
+bool pd_gate_open(pd_group *g, pd_work *w);
+/* Waits for the gate. deadline: ns, INT64_MAX for none but the group's own timeout. On failure *fatal says whether the group
+   is lost (or only the caller's patience). */
+pd_status pd_gate_wait(pd_group *g, pd_work *w, int64_t deadline, bool *fatal);
+void pd_gate_ring(pd_group *g, atomic_uint *word); /* after a store to an own word: wakes who sleeps on it */
+/* [text] "all_reduce(float32[4], SUM) at train.py:12 (#17)" */
+int pd_work_text(const pd_group *g, const pd_work *w, char *text, size_t size);
+
+/* poison.c */
+void pd_group_hear(pd_listener *l, pd_weight weight, const pd_error *e);
+/* The news that end this wait, in this thread's record; PD_OK where there are none (yet). */
+pd_status pd_group_doom(pd_group *g, const pd_work *w);
+pd_status pd_group_mismatch(pd_group *g, const pd_work *w);
+/* Poisons the group with the error in this thread's record; `tell`: the others have to be told. Returns that error. */
+pd_status pd_group_fail(pd_group *g, bool tell);
+
+/* queue.c */
+pd_status pd_group_enter(pd_group *g);
+void pd_group_leave(pd_group *g);
+pd_status pd_group_exchange(pd_group *g, pd_collective coll, double tag, const void *mine, void *all, size_t bytes,
+                            uint64_t site);
+
+/* segment.c */
+/* Publishes parts[rank] under (epoch, id) and attaches the others'. */
+pd_status pd_parts_exchange(pd_group *g, uint32_t id, size_t bytes, pd_region *parts);
+/* The others wait for our part that will not come: they get this thread's error. */
+void pd_parts_refuse(pd_link *link, uint32_t epoch, uint32_t id);
+void pd_parts_forget(pd_group *g, uint32_t id); /* all have attached: the store drops the handle */
+void pd_segments_detach(pd_group *g);           /* of a destroyed group: the peers' parts go */
+void pd_segments_privatise(pd_group *g);
+
+#endif

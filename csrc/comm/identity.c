@@ -1,0 +1,42 @@
+#include "comm/identity.h"
+
+#include <stdio.h>
+
+const char *const pd_collective_names[PD_COLL_COUNT] = {
+    [PD_COLL_ALL_REDUCE] = "all_reduce", [PD_COLL_BROADCAST] = "broadcast", [PD_COLL_BARRIER] = "barrier",
+    [PD_COLL_ALL_GATHER] = "all_gather", [PD_COLL_INIT] = "init",           [PD_COLL_SEGMENT] = "segment",
+    [PD_COLL_AGREE] = "agree",
+};
+
+const char *const pd_reduce_names[PD_REDUCE_COUNT] = {
+    [PD_REDUCE_SUM] = "SUM", [PD_REDUCE_AVG] = "AVG",   [PD_REDUCE_PRODUCT] = "PRODUCT", [PD_REDUCE_MIN] = "MIN",
+    [PD_REDUCE_MAX] = "MAX", [PD_REDUCE_BAND] = "BAND", [PD_REDUCE_BOR] = "BOR",         [PD_REDUCE_BXOR] = "BXOR",
+};
+
+static uint64_t mix(uint64_t h, uint64_t x) {
+    h = (h ^ x) * 0x9E3779B97F4A7C15u; /* golden ratio; the shift brings high bits down */
+    return h ^ (h >> 32);
+}
+
+uint64_t pd_identity_hash(const pd_identity *id, uint32_t epoch) {
+    uint64_t word[3];
+    _Static_assert(sizeof word == sizeof *id, "no padding in pd_identity");
+    memcpy(word, id, sizeof word);
+    return mix(mix(mix(mix(0, epoch), word[0]), word[1]), word[2]);
+}
+
+int pd_identity_text(const pd_identity *id, char *text, size_t size) {
+    const char *name = id->coll < PD_COLL_COUNT ? pd_collective_names[id->coll] : "?";
+    const char *dtype = id->dtype < PD_DTYPE_COUNT ? pd_dtype_name((pd_dtype)id->dtype) : "?";
+    const char *reduce = id->reduce < PD_REDUCE_COUNT ? pd_reduce_names[id->reduce] : "?";
+    long long count = (long long)id->count;
+    switch (id->coll) {
+    case PD_COLL_BARRIER: return snprintf(text, size, "%s()", name);
+    case PD_COLL_BROADCAST: return snprintf(text, size, "%s(%s[%lld], root=%d)", name, dtype, count, id->root);
+    case PD_COLL_SEGMENT: return snprintf(text, size, "%s(%.0f bytes)", name, id->scale);
+    case PD_COLL_ALL_REDUCE:
+        if (id->scale == 1) return snprintf(text, size, "%s(%s[%lld], %s)", name, dtype, count, reduce);
+        return snprintf(text, size, "%s(%s[%lld], %s, scale=%g)", name, dtype, count, reduce, id->scale);
+    default: return snprintf(text, size, "%s(%s[%lld])", name, dtype, count);
+    }
+}

@@ -1,0 +1,61 @@
+/* Every collective has an identity, and the board where ranks compare it (design 1.3).
+
+   Each rank owns two lines, one per parity of the sequence number. It fills line[seq & 1] and releases it by storing the
+   sequence number last; every rank reads all lines before it touches data.
+
+     rank r:  line[0] | line[1] | step | asleep       128 bytes apart: hardware prefetches cache lines in pairs
+
+   Line[p] of collective n may be overwritten by n + 2: a rank posts n + 1 only after it has done all its reading of n, and
+   nobody posts n + 2 before everyone posted n + 1. Every word has one writer. The memory is made for one epoch of one
+   group and never used again; the epoch is in the hash besides. */
+#ifndef PD_COMM_IDENTITY_H
+#define PD_COMM_IDENTITY_H
+
+#include <stdatomic.h>
+
+#include "base/dtype.h"
+#include "base/status.h"
+
+typedef enum pd_collective {
+    PD_COLL_ALL_REDUCE, PD_COLL_BROADCAST, PD_COLL_BARRIER, PD_COLL_ALL_GATHER,
+    PD_COLL_INIT, PD_COLL_SEGMENT, PD_COLL_AGREE, /* all_gather under a name of its own: made by the engine itself */
+    PD_COLL_COUNT
+} pd_collective;
+
+typedef enum pd_reduce {
+    PD_REDUCE_SUM, PD_REDUCE_AVG, PD_REDUCE_PRODUCT, PD_REDUCE_MIN, PD_REDUCE_MAX,
+    PD_REDUCE_BAND, PD_REDUCE_BOR, PD_REDUCE_BXOR,
+    PD_REDUCE_COUNT
+} pd_reduce;
+
+extern const char *const pd_collective_names[PD_COLL_COUNT];
+extern const char *const pd_reduce_names[PD_REDUCE_COUNT];
+
+typedef struct pd_identity { /* what has to be equal on all ranks */
+    uint8_t coll, dtype, reduce, pad;
+    int32_t root;   /* 0 where there is none */
+    int64_t count;  /* elements */
+    double scale;   /* 1: none */
+} pd_identity;
+
+typedef struct pd_line {
+    _Alignas(128) atomic_uint seq; /* stored last */
+    uint32_t segment;              /* 0, or the symmetric segment in which the data lies */
+    uint64_t hash;
+    pd_identity id;
+    uint64_t site;                 /* carried, never compared */
+    uint64_t offset;               /* in that segment */
+} pd_line;
+
+typedef struct pd_board {
+    pd_line line[2];
+    _Alignas(128) atomic_uint step;   /* rounds done by the long collectives, ever growing */
+    _Alignas(128) atomic_uint asleep; /* 1: this rank sleeps on a word of another */
+} pd_board;
+_Static_assert(offsetof(pd_line, offset) + 8 <= 64, "a line of the board is one cache line");
+
+uint64_t pd_identity_hash(const pd_identity *id, uint32_t epoch);
+/* "all_reduce(float32[4], SUM)"; returns the length. */
+int pd_identity_text(const pd_identity *id, char *text, size_t size);
+
+#endif

@@ -1,0 +1,123 @@
+#include "comm/link.h"
+
+#include <stdio.h>
+#include <string.h>
+
+void pd_link_init(pd_link *link, const pd_link_ops *ops, int rank, int world, const pd_hooks *hooks) {
+    *link = (pd_link){.ops = ops, .hooks = hooks, .rank = rank, .world = world, .forks = pd_forks};
+    atomic_init(&link->refs, 1);
+    atomic_init(&link->epochs, 0);
+    pthread_mutex_init(&link->lock, NULL);
+}
+
+void pd_link_fini(pd_link *link) { pthread_mutex_destroy(&link->lock); }
+void pd_link_retain(pd_link *link) { atomic_fetch_add_explicit(&link->refs, 1, memory_order_relaxed); }
+
+void pd_link_release(pd_link *link) {
+    if (!link || atomic_fetch_sub_explicit(&link->refs, 1, memory_order_acq_rel) > 1) return;
+    if (pd_forked_since(link->forks)) return; /* locks and threads are the parent's: the child leaks these few bytes */
+    pd_link_close(link);
+    link->ops->free(link);
+}
+
+void pd_link_close(pd_link *link) {
+    if (pd_forked_since(link->forks)) return;
+    pthread_mutex_lock(&link->lock);
+    bool first = !link->closed;
+    link->closed = true;
+    pthread_mutex_unlock(&link->lock);
+    if (first) link->ops->close(link);
+}
+
+pd_status pd_link_check(pd_link *link) {
+    if (pd_forked_since(link->forks))
+        return pd_fail(PD_E_DIST, "comm: this process was forked from rank %d: a forked child has no groups and no "
+                                  "store; start workers with spawn, or initialise in the child", link->rank);
+    pthread_mutex_lock(&link->lock);
+    bool closed = link->closed;
+    pthread_mutex_unlock(&link->lock);
+    return closed ? pd_fail(PD_E_DIST, "comm: rank %d has left: the control connection is closed", link->rank) : PD_OK;
+}
+
+void pd_link_raised(pd_link *link, const char *traceback) {
+    if (pd_link_check(link)) return;
+    link->ops->tell(link, &(pd_news){.kind = PD_NEWS_RAISED, .rank = link->rank}, traceback);
+}
+
+/* The end of a traceback says most: it is kept where the text is too long. */
+static const char *tail(const char *text, size_t room) {
+    size_t n = strlen(text);
+    if (n <= room) return text;
+    const char *line = strchr(text + (n - room), '\n');
+    return line ? line + 1 : text + (n - room);
+}
+
+static pd_weight describe(const pd_link *link, const pd_news *n, const char *text, pd_error *e) {
+    pd_weight weight = PD_WEIGHT_GONE;
+    e->kind = PD_E_PEER;
+    e->rank = n->rank;
+    e->trail[0] = 0;
+    switch (n->kind) {
+    case PD_NEWS_LEFT:
+        weight = PD_WEIGHT_LEFT;
+        snprintf(e->text, sizeof e->text, "rank %d left the group (pid %d %s)", n->rank, n->pid,
+                 n->epoch ? "destroyed it" : "ended normally");
+        break;
+    case PD_NEWS_ABORT:
+        if (n->status > PD_OK && n->status < PD_STATUS_COUNT) e->kind = (pd_status)n->status;
+        if (e->kind != PD_E_PEER) e->rank = -1;
+        snprintf(e->text, sizeof e->text, "rank %d gave up: %s", n->rank, text);
+        break;
+    case PD_NEWS_RAISED:
+        snprintf(e->text, sizeof e->text, "rank %d (pid %d) raised:\n%s", n->rank, n->pid, tail(text, 1500));
+        break;
+    case PD_NEWS_DEAD: snprintf(e->text, sizeof e->text, "rank %d (pid %d) %s", n->rank, n->pid, text); break;
+    default:
+        e->kind = PD_E_DIST;
+        e->rank = -1;
+        snprintf(e->text, sizeof e->text, "rank %d: the launcher is gone (%s)", link->rank, text);
+    }
+    return weight;
+}
+
+void pd_link_hear(pd_link *link, const pd_news *news, const char *text) {
+    pd_error e;
+    pd_weight weight = describe(link, news, text, &e);
+    pthread_mutex_lock(&link->lock);
+    if (!link->closed) {
+        if (!news->epoch && weight > link->gone) {
+            link->gone = weight;
+            link->why = e;
+        }
+        for (pd_listener *l = link->listeners; l; l = l->next)
+            if (!news->epoch || news->epoch == l->epoch) l->hear(l, weight, &e);
+    }
+    pthread_mutex_unlock(&link->lock);
+}
+
+void pd_link_listen(pd_link *link, pd_listener *l, uint32_t epoch) {
+    pthread_mutex_lock(&link->lock);
+    l->epoch = epoch;
+    l->next = link->listeners;
+    l->at = &link->listeners;
+    if (l->next) l->next->at = &l->next;
+    link->listeners = l;
+    if (link->gone) l->hear(l, link->gone, &link->why);
+    pthread_mutex_unlock(&link->lock);
+}
+
+void pd_link_unlisten(pd_link *link, pd_listener *l) {
+    pthread_mutex_lock(&link->lock);
+    *l->at = l->next;
+    if (l->next) l->next->at = l->at;
+    pthread_mutex_unlock(&link->lock);
+}
+
+pd_status pd_link_gone(pd_link *link, bool everyone) {
+    pd_error e;
+    pthread_mutex_lock(&link->lock);
+    bool bad = link->gone >= (everyone ? PD_WEIGHT_LEFT : PD_WEIGHT_GONE);
+    if (bad) e = link->why;
+    pthread_mutex_unlock(&link->lock);
+    return bad ? pd_error_restore(&e) : PD_OK;
+}

@@ -1,0 +1,83 @@
+/* What ties one rank to the others outside of the data path: the store, news about peers, and how memory is shared.
+
+   Two kinds: a control connection to the launcher's server (control.h), and a seat in a hub where ranks are threads of
+   one process (hub.h). A group (group.h) is made over a link and listens to its news; a link outlives many groups, each
+   with the next epoch. Threads: everything here may be called from any thread; listeners are called on the link's own
+   thread (or the thread of the rank that caused the news), with the link locked, and must not call back or wait. */
+#ifndef PD_COMM_LINK_H
+#define PD_COMM_LINK_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "comm/fork.h"
+#include "comm/hooks.h"
+#include "comm/store.h"
+#include "comm/transport/transport.h"
+
+#define PD_WORLD_MAX 4096 /* reduce.c's scratch, a server's descriptors: RANKS_MAX of pydist/run.py */
+
+typedef enum pd_news_kind {
+    PD_NEWS_LEFT = 1, /* left this group (epoch > 0), or everything: its program ended */
+    PD_NEWS_ABORT,    /* a rank gave up a group: `status` and `text` say why */
+    PD_NEWS_RAISED,   /* its program ended by an exception: `text` is the traceback */
+    PD_NEWS_DEAD,     /* its process ended without a word: `text` is how */
+    PD_NEWS_LOST,     /* the control connection is gone, with it the launcher */
+} pd_news_kind;
+
+typedef struct pd_news {
+    uint32_t kind;
+    int32_t rank, pid; /* the rank it is about; stamped by the server or the hub */
+    uint32_t epoch;    /* 0: every group */
+    int32_t status;    /* of ABORT */
+} pd_news;
+
+/* How much a piece of news explains; a stronger one replaces a weaker one that nobody has acted upon. */
+typedef enum pd_weight { PD_WEIGHT_LEFT = 1, PD_WEIGHT_GONE } pd_weight;
+#define PD_LEFT_GRACE_NS 200000000 /* a clean leave is acted upon only after this: a traceback may follow it */
+
+typedef struct pd_listener {
+    uint32_t epoch;
+    void (*hear)(struct pd_listener *, pd_weight, const pd_error *);
+    struct pd_listener *next, **at;
+} pd_listener;
+
+typedef struct pd_link_ops {
+    const pd_transport *transport; /* NULL: peers' memory cannot be addressed from here */
+    pd_status (*call)(pd_link *, const pd_store_call *, pd_store_reply *);
+    void (*tell)(pd_link *, const pd_news *, const char *text); /* to all other ranks; never fails, never waits long */
+    void (*close)(pd_link *); /* says goodbye (LEFT, epoch 0), ends the link's thread; news stop */
+    void (*free)(pd_link *);
+} pd_link_ops;
+
+struct pd_link {
+    const pd_link_ops *ops;
+    const pd_hooks *hooks;
+    int rank, world;
+    uint32_t forks;
+    atomic_int refs;
+    atomic_uint epochs;
+    pthread_mutex_t lock; /* of the members below */
+    pd_listener *listeners;
+    pd_weight gone;       /* 0: everybody is there */
+    pd_error why;
+    bool closed;
+};
+
+void pd_link_init(pd_link *link, const pd_link_ops *ops, int rank, int world, const pd_hooks *hooks);
+void pd_link_fini(pd_link *link);
+void pd_link_retain(pd_link *link);
+void pd_link_release(pd_link *link); /* the last one closes it */
+void pd_link_close(pd_link *link);   /* once; later calls do nothing */
+void pd_link_raised(pd_link *link, const char *traceback);
+
+/* Listens to news about groups of this epoch and of every group; past news that still hold are told at once. */
+void pd_link_listen(pd_link *link, pd_listener *l, uint32_t epoch);
+void pd_link_unlisten(pd_link *link, pd_listener *l);
+
+/* For the two kinds of links. */
+void pd_link_hear(pd_link *link, const pd_news *news, const char *text);
+pd_status pd_link_gone(pd_link *link, bool everyone); /* PD_OK, or the error of who is gone */
+pd_status pd_link_check(pd_link *link);               /* usable: not closed, not inherited by fork */
+
+#endif

@@ -1,0 +1,116 @@
+/* How a group ends: bad news from the link, differing identities, and what happens to everything that was under way. */
+#include <linux/futex.h>
+#include <stdio.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "base/mem.h"
+#include "comm/group_impl.h"
+
+#define SITE_WAIT 1.0 /* seconds: longest that a rank waits for the others' call sites */
+
+/* On the link's thread. A stronger explanation replaces a weaker one; the sleeper is woken to look at it. */
+void pd_group_hear(pd_listener *l, pd_weight weight, const pd_error *e) {
+    pd_group *g = (pd_group *)((char *)l - offsetof(pd_group, listener));
+    pthread_mutex_lock(&g->doom_lock);
+    if (weight > g->abort) {
+        g->doom = *e;
+        g->doom_at = pd_hooks_now(g->hooks);
+        __atomic_store_n(&g->abort, weight, __ATOMIC_SEQ_CST);
+    }
+    pthread_mutex_unlock(&g->doom_lock);
+    atomic_uint *word = atomic_load(&g->sleeping);
+    if (word) syscall(SYS_futex, word, FUTEX_WAKE, INT32_MAX, NULL, NULL, 0);
+}
+
+pd_status pd_group_doom(pd_group *g, const pd_work *w) {
+    if (!__atomic_load_n(&g->abort, __ATOMIC_ACQUIRE)) return PD_OK;
+    pd_error e;
+    char call[400];
+    pthread_mutex_lock(&g->doom_lock);
+    bool early = g->abort == PD_WEIGHT_LEFT && pd_hooks_now(g->hooks) - g->doom_at < PD_LEFT_GRACE_NS;
+    e = g->doom;
+    pthread_mutex_unlock(&g->doom_lock);
+    if (early) return PD_OK;
+    pd_work_text(g, w, call, sizeof call);
+    pd_status status = pd_fail(e.kind, "%s: %s", call, e.text);
+    pd_error_set_rank(e.rank);
+    return status;
+}
+
+/* ---- mismatch: the sites are exchanged only now -------------------------------------------------------------------- */
+
+static void site_key(const pd_group *g, const pd_work *w, int rank, char *key, size_t size) {
+    snprintf(key, size, "pd:%u.site.%u.%d", g->epoch, w->seq, rank);
+}
+
+static void publish_site(pd_group *g, const pd_work *w) {
+    char key[64], site[256] = "";
+    if (g->hooks && g->hooks->site && w->site) g->hooks->site(w->site, site, sizeof site);
+    site_key(g, w, g->rank, key, sizeof key);
+    pd_store_set(g->link, key, site, strlen(site));
+}
+
+/* The calls of ranks that wait for nothing else come in at once; a rank that posted long ago and went on may not come. */
+static void fetch_site(pd_group *g, const pd_work *w, int rank, int64_t deadline, char *site, size_t size) {
+    char key[64];
+    void *text;
+    size_t n;
+    int64_t left = deadline - pd_hooks_now(g->hooks);
+    *site = 0;
+    site_key(g, w, rank, key, sizeof key);
+    if (pd_store_get(g->link, key, left > 0 ? (double)left * 1e-9 : 0, &text, &n)) return;
+    snprintf(site, size, "%.*s", (int)n, text ? (char *)text : "");
+    pd_free(text);
+}
+
+pd_status pd_group_mismatch(pd_group *g, const pd_work *w) {
+    char text[PD_ERROR_TEXT], site[256];
+    int64_t deadline = pd_hooks_now(g->hooks) + (int64_t)(SITE_WAIT * 1e9);
+    publish_site(g, w);
+    size_t n = (size_t)snprintf(text, sizeof text, "%s: ranks called different collectives (#%u):",
+                                pd_collective_names[w->id.coll], w->seq);
+    for (int r = 0; r < g->size && n + 400 < sizeof text; r++) {
+        const pd_line *l = &g->boards[r]->line[w->seq & 1];
+        n += (size_t)snprintf(text + n, sizeof text - n, "\n  rank %d: ", r);
+        if (atomic_load_explicit(&l->seq, memory_order_acquire) != w->seq) {
+            n += (size_t)snprintf(text + n, sizeof text - n, "nothing yet");
+            continue;
+        }
+        n += (size_t)pd_identity_text(&l->id, text + n, sizeof text - n);
+        if (r == g->rank && g->hooks && g->hooks->site && w->site) g->hooks->site(w->site, site, sizeof site);
+        else if (r == g->rank || !l->site) *site = 0;
+        else fetch_site(g, w, r, deadline, site, sizeof site);
+        if (*site) n += (size_t)snprintf(text + n, sizeof text - n, " at %s", site);
+    }
+    return pd_fail(PD_E_MISMATCH, "%s", text);
+}
+
+/* ---- the end ------------------------------------------------------------------------------------------------------- */
+
+pd_status pd_group_fail(pd_group *g, bool tell) {
+    pd_error e;
+    pd_error_save(&e);
+    if (atomic_load(&g->failed)) return e.kind;
+    g->error = e;
+    if (e.kind == PD_E_PYTHON || e.kind == PD_E_INTERRUPT) { /* the exception itself is raised once; what follows is ours */
+        g->error.kind = PD_E_DIST;
+        snprintf(g->error.text, sizeof g->error.text, "the group ended when a collective was interrupted on rank %d", g->rank);
+    }
+    atomic_store(&g->failed, true);
+    pd_segments_privatise(g);
+    while (g->first) {
+        pd_work *w = g->first;
+        g->first = w->next;
+        atomic_store_explicit(&w->state, PD_WORK_FAILED, memory_order_release);
+        pd_work_release(w);
+    }
+    g->last = &g->first;
+    if (tell && g->link) {
+        pd_status kind = g->error.kind == PD_E_MISMATCH || g->error.kind == PD_E_TIMEOUT ? g->error.kind : PD_E_PEER;
+        pd_news news = {.kind = PD_NEWS_ABORT, .rank = g->rank, .epoch = g->epoch, .status = (int32_t)kind};
+        g->link->ops->tell(g->link, &news, g->error.text);
+    }
+    pd_error_restore(&e);
+    return e.kind;
+}

@@ -1,0 +1,363 @@
+/* Collectives: planning, the pipeline of rounds and gates (algo.h), and the queue. */
+#include "base/mem.h"
+#include "comm/group_impl.h"
+
+/* Up to here everybody sums everything: one gate instead of two. Measured on 2 cores, see tests/test_comm.py. */
+#define GATHER_BYTES (32 << 10)
+#define LARGE_BYTES (32 << 10) /* from here on a broadcast reads the root's segment where it lies */
+
+/* ---- entering ------------------------------------------------------------------------------------------------------ */
+
+static uintptr_t self(void) {
+    static _Thread_local char here;
+    return (uintptr_t)&here;
+}
+
+/* Never sleeps with the GIL: the holder may be about to take it back before it leaves. */
+pd_status pd_group_enter(pd_group *g) {
+    pd_status status = PD_OK;
+    if (pthread_mutex_trylock(&g->lock)) {
+        if (atomic_load(&g->owner) == self())
+            return pd_fail(PD_E_RUNTIME, "comm: called from a signal handler while this thread waits in the same group");
+        void *token = pd_hooks_block(g->hooks);
+        for (;;) {
+            struct timespec t;
+            clock_gettime(CLOCK_REALTIME, &t);
+            t.tv_nsec += PD_SLICE_NS;
+            t.tv_sec += t.tv_nsec / 1000000000;
+            t.tv_nsec %= 1000000000;
+            if (!pthread_mutex_timedlock(&g->lock, &t)) break;
+            if ((status = pd_hooks_interrupt(g->hooks))) break;
+        }
+        pd_hooks_unblock(g->hooks, token);
+        PD_TRY(status);
+    }
+    atomic_store_explicit(&g->owner, self(), memory_order_relaxed);
+    return PD_OK;
+}
+
+void pd_group_leave(pd_group *g) {
+    atomic_store_explicit(&g->owner, 0, memory_order_relaxed);
+    pthread_mutex_unlock(&g->lock);
+}
+
+/* ---- one collective ------------------------------------------------------------------------------------------------ */
+
+/* Chooses what depends only on what is equal on all ranks, so that all choose alike. */
+static void plan(const pd_group *g, pd_work *w) {
+    pd_job *j = &w->job;
+    size_t element = pd_dtype_size(j->dtype), bytes = (size_t)j->count * element;
+    bool large = false;
+    switch (w->id.coll) {
+    case PD_COLL_ALL_REDUCE:
+        large = bytes > GATHER_BYTES;
+        w->algo = g->forced ? g->forced : large ? &pd_algo_scatter_gather : &pd_algo_gather_sum;
+        break;
+    case PD_COLL_BROADCAST:
+        large = bytes > LARGE_BYTES;
+        w->algo = &pd_algo_broadcast;
+        break;
+    case PD_COLL_BARRIER: w->algo = &pd_algo_barrier; break;
+    default: w->algo = &pd_algo_all_gather;
+    }
+    w->direct = large && !g->forced && w->segment;
+    j->rank = g->rank;
+    j->size = g->size;
+    j->slot = g->slot;
+    j->share = g->share;
+    j->memory = g->memory;
+    j->peers = g->peers;
+    j->in = g->in;
+    j->piece = (int64_t)(g->slot / element) & ~(int64_t)63;
+    w->pieces = (j->count + j->piece - 1) / j->piece;
+}
+
+static void open_gate(pd_work *w, bool at_board, uint32_t target) {
+    w->at_board = at_board;
+    w->target = target;
+    w->arrived = 1; /* ourselves */
+}
+
+static void post_step(pd_group *g, pd_work *w) {
+    atomic_uint *step = &g->boards[g->rank]->step;
+    atomic_store_explicit(step, ++g->step, memory_order_release);
+    pd_gate_ring(g, step);
+    open_gate(w, false, g->step);
+}
+
+static void start(pd_group *g, pd_work *w) {
+    plan(g, w);
+    w->seq = ++g->seq;
+    w->job.first = g->piece;
+    g->piece += (uint32_t)w->pieces;
+    if (!w->direct && w->pieces && w->algo->put) w->algo->put(&w->job, 0);
+    pd_line *l = &g->boards[g->rank]->line[w->seq & 1];
+    l->id = w->id;
+    l->hash = w->hash = pd_identity_hash(&w->id, g->epoch);
+    l->site = w->site;
+    l->segment = w->direct ? w->segment->id : 0;
+    l->offset = w->direct ? (uint64_t)(w->job.to - (char *)pd_segment_ptr(w->segment)) : 0;
+    atomic_store_explicit(&l->seq, w->seq, memory_order_release);
+    pd_gate_ring(g, &l->seq);
+    open_gate(w, true, w->seq);
+    atomic_store_explicit(&w->state, PD_WORK_POSTED, memory_order_relaxed);
+}
+
+/* All lines are there: compares them, and takes the direct algorithm where everybody's data lies in the same segment.
+   *again: some but not all wanted that; those who have not put piece 0 do it now, and one more gate follows. */
+static pd_status meet(pd_group *g, pd_work *w, bool *again) {
+    bool direct = w->direct, any = direct;
+    uint32_t parity = w->seq & 1;
+    size_t bytes = pd_job_bytes(&w->job, w->job.count);
+    for (int r = 0; r < g->size; r++) {
+        const pd_line *l = &g->boards[r]->line[parity];
+        if (__builtin_expect(l->hash != w->hash, 0) && g->check) return pd_group_mismatch(g, w);
+        any |= l->segment != 0;
+        direct = direct && l->segment == w->segment->id && l->offset + bytes <= w->segment->bytes;
+    }
+    *again = any && !direct;
+    if (*again && w->direct) w->algo->put(&w->job, 0);
+    if (!direct) return PD_OK;
+    for (int r = 0; r < g->size; r++) g->peers[r] = (char *)w->segment->parts[r].ptr + g->boards[r]->line[parity].offset;
+    w->algo = w->id.coll == PD_COLL_BROADCAST ? &pd_algo_direct_broadcast : &pd_algo_direct_sum;
+    w->pieces = 1;
+    return PD_OK;
+}
+
+/* The moves of a round; false where no gate has to follow them. */
+static bool move(pd_work *w) {
+    const pd_algo *a = w->algo;
+    const pd_job *j = &w->job;
+    int64_t k = w->round, mixed = k - 1, taken = k - a->depth;
+    if (!a->depth) {
+        a->take(j, 0);
+        return true;
+    }
+    if (a->put && k < w->pieces) a->put(j, k);
+    if (a->mix && mixed < w->pieces) a->mix(j, mixed);
+    if (taken >= 0) a->take(j, taken);
+    return taken < w->pieces - 1;
+}
+
+/* Runs as far as the gates allow. */
+static pd_status run(pd_group *g, pd_work *w, bool *done) {
+    *done = false;
+    while (pd_gate_open(g, w)) {
+        if (w->at_board) {
+            bool again;
+            PD_TRY(meet(g, w, &again));
+            if (again) {
+                post_step(g, w);
+                continue;
+            }
+        }
+        w->round++;
+        *done = !w->pieces || (!w->algo->depth && w->round > 1) || !move(w);
+        if (*done) return PD_OK;
+        post_step(g, w);
+    }
+    return PD_OK;
+}
+
+/* ---- the queue ----------------------------------------------------------------------------------------------------- */
+
+static pd_status carry_on(pd_group *g) {
+    for (pd_work *w = g->first; w; w = g->first) {
+        bool done;
+        if (atomic_load_explicit(&w->state, memory_order_relaxed) == PD_WORK_QUEUED) start(g, w);
+        if (run(g, w, &done)) return pd_group_fail(g, true);
+        if (!done) return PD_OK;
+        g->first = w->next;
+        if (!g->first) g->last = &g->first;
+        atomic_store_explicit(&w->state, PD_WORK_DONE, memory_order_release);
+        pd_work_release(w);
+    }
+    return PD_OK;
+}
+
+/* Waits at the gate of the collective under way. News from elsewhere are known to the others; our own reasons are not. */
+static pd_status await(pd_group *g, pd_work *w, int64_t deadline) {
+    bool fatal;
+    pd_status status = pd_gate_wait(g, w, deadline, &fatal);
+    return status && fatal ? pd_group_fail(g, !__atomic_load_n(&g->abort, __ATOMIC_ACQUIRE)) : status;
+}
+
+static pd_status drive(pd_group *g, pd_work *w, int64_t deadline) {
+    for (;;) {
+        PD_TRY(carry_on(g));
+        if (atomic_load_explicit(&w->state, memory_order_acquire) == PD_WORK_DONE) return PD_OK;
+        PD_TRY(await(g, g->first, deadline));
+    }
+}
+
+/* A synchronous collective on an empty queue: no allocation, no queue. */
+static pd_status run_here(pd_group *g, pd_work *w) {
+    bool done;
+    start(g, w);
+    for (;;) {
+        if (run(g, w, &done)) return pd_group_fail(g, true);
+        if (done) return PD_OK;
+        PD_TRY(await(g, w, INT64_MAX));
+    }
+}
+
+static pd_status run_queued(pd_group *g, const pd_work *like, pd_work **out) {
+    pd_work *w;
+    PD_TRY(pd_malloc(sizeof *w, "work", &w));
+    *w = *like;
+    atomic_init(&w->refs, 2); /* the queue's and the caller's */
+    pd_group_retain(g);
+    if (w->segment) pd_segment_retain(w->segment);
+    *g->last = w;
+    g->last = &w->next;
+    pd_status status = out ? carry_on(g) : drive(g, w, INT64_MAX);
+    if (out && !status) *out = w;
+    else pd_work_release(w);
+    return status;
+}
+
+/* A world of one: nothing to wait for. */
+static pd_status run_alone(pd_group *g, const pd_work *like, pd_work **out) {
+    const pd_job *j = &like->job;
+    const char *in = j->from;
+    pd_work *w = NULL;
+    if (out) PD_TRY(pd_malloc(sizeof *w, "work", &w));
+    if (like->id.coll == PD_COLL_ALL_REDUCE && j->scale != 1)
+        pd_reduce_run(j->dtype, j->reduce, 1, &in, 0, j->to, j->count, j->scale);
+    else if (j->from != j->to)
+        memmove(j->to, j->from, pd_job_bytes(j, j->count));
+    if (!out) return PD_OK;
+    *w = *like;
+    w->segment = NULL;
+    atomic_init(&w->refs, 1);
+    atomic_init(&w->state, PD_WORK_DONE);
+    pd_group_retain(g);
+    *out = w;
+    return PD_OK;
+}
+
+static pd_status submit(pd_work *w, pd_work **out) {
+    pd_group *g = w->group;
+    PD_TRY(pd_group_check(g));
+    if (g->size == 1) return run_alone(g, w, out);
+    PD_TRY(pd_group_enter(g));
+    pd_status status = pd_group_check(g); /* it may have ended while we waited */
+    if (!status) status = out || g->first ? run_queued(g, w, out) : run_here(g, w);
+    pd_group_leave(g);
+    return status;
+}
+
+/* ---- the collectives ----------------------------------------------------------------------------------------------- */
+
+static pd_work work_of(pd_group *g, pd_collective coll, pd_dtype dtype, int64_t count, const void *from, void *to,
+                       uint64_t site) {
+    return (pd_work){
+        .group = g, .site = site, .id = {.coll = (uint8_t)coll, .dtype = (uint8_t)dtype, .count = count, .scale = 1},
+        .job = {.dtype = dtype, .scale = 1, .from = from, .to = to, .count = count},
+    };
+}
+
+static pd_status check_data(const pd_group *g, const char *op, int64_t count, pd_dtype dtype, const char *buf,
+                            const pd_segment *seg) {
+    if (dtype < 0 || dtype >= PD_DTYPE_COUNT) return pd_fail(PD_E_VALUE, "%s: no such dtype: %d", op, (int)dtype);
+    if (count < 0 || count > INT64_MAX / 1024) return pd_fail(PD_E_VALUE, "%s: %lld elements", op, (long long)count);
+    if (!seg) return PD_OK;
+    const char *begin = pd_segment_ptr(seg), *end = begin + seg->bytes;
+    if (seg->group != g || buf < begin || buf + (size_t)count * pd_dtype_size(dtype) > end)
+        return pd_fail(PD_E_VALUE, "%s: the data do not lie in the given segment of this group", op);
+    return PD_OK;
+}
+
+pd_status pd_group_all_reduce(pd_group *g, void *buf, int64_t count, pd_dtype dtype, pd_reduce op, double scale,
+                              uint64_t site, pd_segment *seg, pd_work **work) {
+    PD_TRY(check_data(g, "all_reduce", count, dtype, buf, seg));
+    PD_TRY(pd_reduce_check(dtype, op, scale));
+    pd_work w = work_of(g, PD_COLL_ALL_REDUCE, dtype, count, buf, buf, site);
+    w.id.reduce = (uint8_t)op;
+    w.id.scale = scale;
+    w.job.reduce = op;
+    w.job.scale = op == PD_REDUCE_AVG ? scale / g->size : scale;
+    w.segment = seg;
+    return submit(&w, work);
+}
+
+pd_status pd_group_broadcast(pd_group *g, void *buf, int64_t count, pd_dtype dtype, int root, uint64_t site,
+                             pd_segment *seg, pd_work **work) {
+    PD_TRY(check_data(g, "broadcast", count, dtype, buf, seg));
+    if (root < 0 || root >= g->size)
+        return pd_fail(PD_E_VALUE, "broadcast: root %d (expected 0 to %d)", root, g->size - 1);
+    pd_work w = work_of(g, PD_COLL_BROADCAST, dtype, count, buf, buf, site);
+    w.id.root = w.job.root = root;
+    w.segment = seg;
+    return submit(&w, work);
+}
+
+pd_status pd_group_all_gather(pd_group *g, const void *in, void *out, int64_t count, pd_dtype dtype, uint64_t site,
+                              pd_work **work) {
+    PD_TRY(check_data(g, "all_gather", count, dtype, NULL, NULL));
+    pd_work w = work_of(g, PD_COLL_ALL_GATHER, dtype, count, in, out, site);
+    return submit(&w, work);
+}
+
+pd_status pd_group_barrier(pd_group *g, uint64_t site, pd_work **work) {
+    pd_work w = work_of(g, PD_COLL_BARRIER, PD_U8, 0, NULL, NULL, site);
+    return submit(&w, work);
+}
+
+pd_status pd_group_exchange(pd_group *g, pd_collective coll, double tag, const void *mine, void *all, size_t bytes,
+                            uint64_t site) {
+    pd_work w = work_of(g, coll, PD_U8, (int64_t)bytes, mine, all, site);
+    w.id.scale = tag;
+    return submit(&w, NULL);
+}
+
+pd_status pd_group_agree(pd_group *g, const void *mine, void *all, size_t bytes, uint64_t site) {
+    return pd_group_exchange(g, PD_COLL_AGREE, 1, mine, all, bytes, site);
+}
+
+/* ---- works --------------------------------------------------------------------------------------------------------- */
+
+pd_status pd_group_progress(pd_group *g) {
+    PD_TRY(pd_group_check(g));
+    if (pthread_mutex_trylock(&g->lock)) return PD_OK; /* whoever has it carries the queue on */
+    atomic_store_explicit(&g->owner, self(), memory_order_relaxed);
+    pd_status status = pd_group_check(g);
+    if (!status) status = carry_on(g);
+    pd_group_leave(g);
+    return status;
+}
+
+static pd_status state_of(pd_work *w, bool *done) {
+    int state = atomic_load_explicit(&w->state, memory_order_acquire);
+    *done = state == PD_WORK_DONE;
+    return state == PD_WORK_FAILED ? pd_error_restore(&w->group->error) : PD_OK;
+}
+
+pd_status pd_work_wait(pd_work *w, double timeout) {
+    pd_group *g = w->group;
+    bool done;
+    PD_TRY(state_of(w, &done));
+    if (done) return PD_OK;
+    PD_TRY(pd_group_check(g));
+    int64_t deadline = timeout < 0 || timeout > 1e9 ? INT64_MAX : pd_hooks_now(g->hooks) + (int64_t)(timeout * 1e9);
+    PD_TRY(pd_group_enter(g));
+    pd_status status = state_of(w, &done); /* another thread may have done it */
+    if (!status && !done) status = drive(g, w, deadline);
+    pd_group_leave(g);
+    return status;
+}
+
+pd_status pd_work_test(pd_work *w, bool *done) {
+    PD_TRY(state_of(w, done));
+    if (*done) return PD_OK;
+    PD_TRY(pd_group_progress(w->group));
+    return state_of(w, done);
+}
+
+void pd_work_release(pd_work *w) {
+    if (!w || atomic_fetch_sub_explicit(&w->refs, 1, memory_order_acq_rel) > 1) return;
+    pd_group *g = w->group;
+    pd_segment_release(w->segment);
+    pd_free(w);
+    pd_group_release(g);
+}

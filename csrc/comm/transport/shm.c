@@ -1,0 +1,76 @@
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "base/mem.h"
+#include "comm/transport/transport.h"
+
+#define SEALS (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) /* nobody can cut the file under our mapping (SIGBUS) */
+
+static void detach(pd_region *r) {
+    if (r->ptr) munmap(r->ptr, r->bytes);
+    if (r->ptr && r->handle >= 0) close((int)r->handle);
+    *r = (pd_region){.handle = -1};
+}
+
+static pd_status map(int fd, size_t bytes, pd_region *out) {
+    void *p = pd_fault_hit() ? MAP_FAILED : mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (p == MAP_FAILED) return pd_fail(PD_E_MEMORY, "shared memory: cannot map %zu bytes", bytes);
+    *out = (pd_region){.ptr = p, .bytes = bytes, .handle = -1};
+    return PD_OK;
+}
+
+static pd_status alloc(size_t bytes, pd_region *out) {
+    pd_status status = PD_OK;
+    int fd = pd_fault_hit() ? -1 : memfd_create("pydist", MFD_CLOEXEC | MFD_ALLOW_SEALING), rc;
+    if (fd < 0) return pd_fail(PD_E_MEMORY, "shared memory: memfd_create: %s", strerror(errno));
+    /* fallocate, not ftruncate: a full machine is an error here and not a SIGBUS at the first touch. */
+    do rc = fallocate(fd, 0, 0, (off_t)bytes);
+    while (rc && errno == EINTR);
+    if (rc)
+        PD_TRY_TO(fail, pd_fail(PD_E_MEMORY, "shared memory: tried to allocate %zu bytes: %s", bytes, strerror(errno)));
+    if (fcntl(fd, F_ADD_SEALS, SEALS))
+        PD_TRY_TO(fail, pd_fail(PD_E_OS, "shared memory: cannot seal: %s", strerror(errno)));
+    PD_TRY_TO(fail, map(fd, bytes, out));
+    out->handle = fd;
+    return PD_OK;
+fail:
+    close(fd);
+    return status;
+}
+
+static pd_status attach(intptr_t handle, size_t bytes, pd_region *out) {
+    int fd = (int)handle, seals = fcntl(fd, F_GET_SEALS);
+    struct stat st;
+    pd_status status;
+    if (seals < 0 || !(seals & F_SEAL_SHRINK) || fstat(fd, &st) || (size_t)st.st_size < bytes)
+        status = pd_fail(PD_E_DIST, "shared memory: a peer's segment is not what was announced (%zu bytes)", bytes);
+    else
+        status = map(fd, bytes, out);
+    close(fd);
+    return status;
+}
+
+static void seal(pd_region *own) {
+    if (own->handle >= 0) close((int)own->handle);
+    own->handle = -1;
+}
+
+static void privatise(pd_region *own) {
+    void *p = mmap(NULL, own->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (p == MAP_FAILED) {
+        pd_log(PD_LOG_WARN, "no memory to copy %zu bytes of a failed group: peers may still write to them", own->bytes);
+        return;
+    }
+    memcpy(p, own->ptr, own->bytes);
+    /* One call swaps the pages: no thread of ours ever sees a hole. */
+    if (mremap(p, own->bytes, own->bytes, MREMAP_MAYMOVE | MREMAP_FIXED, own->ptr) == MAP_FAILED) munmap(p, own->bytes);
+}
+
+const pd_transport pd_transport_shm = {
+    .name = "shm", .alloc = alloc, .attach = attach, .seal = seal, .detach = detach, .privatise = privatise,
+};

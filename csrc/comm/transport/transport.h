@@ -1,0 +1,37 @@
+/* How bytes move between ranks.
+
+   A direct transport lets every rank address the others' memory: a region is allocated by its owner, its handle travels
+   through the store, peers attach it. The algorithms (algo/) work on such regions alone.
+
+   tcp and mpi will be transports that are not direct: alloc, attach and privatise stay NULL, and two members join this
+   table, `send(peer, bytes)` and `recv(peer, bytes)` with a poll; the pipeline of group.c then fills the peers' slots
+   from the wire where it now only looks at a word. */
+#ifndef PD_COMM_TRANSPORT_H
+#define PD_COMM_TRANSPORT_H
+
+#include "base/status.h"
+
+typedef struct pd_region {
+    void *ptr;
+    size_t bytes;
+    intptr_t handle; /* what the store passes on: a memfd (shm), a block (inproc) */
+} pd_region;
+
+typedef struct pd_transport {
+    const char *name;
+    /* [new] zeroed, page-aligned memory of this rank with a handle. PD_E_MEMORY where there is no room now, never later. */
+    pd_status (*alloc)(size_t bytes, pd_region *out);
+    /* [new] a peer's memory; takes the handle, also on failure. */
+    pd_status (*attach)(intptr_t handle, size_t bytes, pd_region *out);
+    void (*seal)(pd_region *own);   /* all peers have attached: drops the handle */
+    void (*detach)(pd_region *);    /* own or a peer's; a region of zeros is allowed */
+    /* The owner's bytes go on at the same address but the peers no longer reach them. May be impossible: nothing happens. */
+    void (*privatise)(pd_region *own);
+} pd_transport;
+
+/* Processes of one host: memfd + fallocate, without names; a dead process leaves nothing. */
+extern const pd_transport pd_transport_shm;
+/* Threads of one process: plain reference-counted memory. It cannot be privatised: a late peer is a thread of our own. */
+extern const pd_transport pd_transport_inproc;
+
+#endif
