@@ -17,8 +17,8 @@ def _tell(kind, error, trace):
     _C.comm_raised("".join(traceback.format_exception(kind, error, trace)))
 
 
-def watch():
-    """Chains sys.excepthook and registers the goodbye. Once per process."""
+def watch(destroy):
+    """Chains sys.excepthook and registers the goodbye, which first calls `destroy`. Once per process."""
     global _watching
     if _watching:
         return
@@ -33,3 +33,4 @@ def watch():
 
     sys.excepthook = excepthook
     atexit.register(_C.comm_leave)
+    atexit.register(destroy)

@@ -14,9 +14,12 @@ class ReduceOp:
 
     SUM = "sum"
     AVG = "avg"
-    PRODUCT = "prod"
+    PRODUCT = "product"
     MIN = "min"
     MAX = "max"
+    BAND = "band"
+    BOR = "bor"
+    BXOR = "bxor"
 
 
 def all_reduce(tensor, op=ReduceOp.SUM, group=None, async_op=False):
@@ -28,19 +31,16 @@ def all_reduce(tensor, op=ReduceOp.SUM, group=None, async_op=False):
     >>> x.tolist()  # a world of one
     [1.0, 1.0, 1.0]
     """
-    work = current(group).all_reduce(tensor, op, async_op)
-    return work if async_op else None
+    return current(group).all_reduce(tensor, op, async_op)
 
 
 def broadcast(tensor, src=None, group=None, async_op=False, group_src=None):
     """tensor = rank `src`'s tensor, in place."""
     if (src is None) == (group_src is None):
         raise ValueError("broadcast: exactly one of src and group_src has to be given")
-    work = current(group).broadcast(tensor, group_src if src is None else src, async_op)
-    return work if async_op else None
+    return current(group).broadcast(tensor, group_src if src is None else src, async_op)
 
 
 def barrier(group=None, async_op=False, device_ids=None):
     """Returns when all ranks have called it."""
-    work = current(group).barrier(async_op)
-    return work if async_op else None
+    return current(group).barrier(async_op)

@@ -1,9 +1,7 @@
 """The default process group: one per process, and one per thread where ranks are threads."""
 
-import atexit
 import os
 import threading
-from datetime import timedelta
 
 from pydist import _C
 
@@ -99,27 +97,17 @@ def _join(timeout, world_size, rank):
     if not 0 <= rank < world:
         raise ValueError(f"init_process_group: rank {rank} (expected 0 to {world - 1})")
     address = os.environ.get("PYDIST_CONTROL")
-    if address is not None:
-        secret = int(os.environ.get("PYDIST_SECRET_FD", -1))
-        joined = _C.comm_init(rank, world, address, secret, _seconds(timeout))
-    elif world == 1:
-        joined = _C.comm_init_hub(_C.Hub(1), 0)
-    else:
+    if address is None and world > 1:
         raise RuntimeError(
             f"init_process_group: {world} ranks, but no launcher (PYDIST_CONTROL is not set): start the script with "
             f"`python -m pydist.run --nproc-per-node {world} script.py`"
         )
-    _default = joined
-    if world > 1:
+    _default = _C.comm_init(rank, world, address, int(os.environ.get("PYDIST_SECRET_FD", -1)), timeout)
+    if address is not None:
         from pydist.distributed._ending import watch
 
-        watch()
-    return joined
-
-
-def _seconds(timeout):
-    """None: the engine's default (PYDIST_TIMEOUT)."""
-    return timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+        watch(destroy_process_group)
+    return _default
 
 
 def init_process_group(
@@ -173,11 +161,3 @@ def destroy_process_group(group=None):
         _here.group = None
     elif group is _default:
         _default, _asked, _backend = None, False, "native"
-
-
-def _forget():
-    global _default
-    _default = None
-
-
-atexit.register(_forget)

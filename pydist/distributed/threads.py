@@ -1,9 +1,10 @@
 """Ranks as threads of one process: the same collectives and algorithms without a launcher, for tests and experiments."""
 
 import threading
+import traceback
 
 from pydist import _C
-from pydist.distributed.process_group import _here
+from pydist.distributed.process_group import _here, destroy_process_group
 
 
 def run(fn, world, *args):
@@ -29,11 +30,10 @@ def run(fn, world, *args):
             results[rank] = fn(rank, *args)
         except BaseException as error:
             errors.append(error)
-            _raised(error)
+            if getattr(_here, "group", None) is not None:
+                _here.group.raised("".join(traceback.format_exception(error)))
         finally:
-            group, _here.group = getattr(_here, "group", None), None
-            if group is not None:
-                group.destroy()
+            destroy_process_group()
 
     threads = [threading.Thread(target=body, args=(rank,), name=f"rank {rank}") for rank in range(world)]
     for thread in threads:
