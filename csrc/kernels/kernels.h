@@ -56,6 +56,18 @@ typedef struct pd_xent {
     double smoothing;             /* label smoothing, 0 for none */
 } pd_xent;
 
+/* C[b] = A[b] @ B[b] + bias (a row of N, or NULL), for b < batch; relu clamps at 0 afterwards. Strides in elements; a matrix
+   must have one unit stride (transposed or not), or size 1 there. beta 1 adds to C, 0 overwrites it. Batch stride 0 broadcasts.
+   F32, F64, F16, BF16 (fp32 accumulators). K = 0 gives bias or zeros. `deterministic` results: the same bits for any number of
+   threads, also where K is long and M, N short. */
+typedef struct pd_gemm {
+    pd_dtype t;
+    int64_t batch, M, N, K;
+    int64_t a_batch, a_row, a_col, b_batch, b_row, b_col, c_batch, c_row; /* C's columns are unit stride */
+    bool relu;
+    int beta;
+} pd_gemm;
+
 typedef struct pd_cpu_table {
     /* Elementwise. `a` is the scalar of binary.def (1 where there is none). */
     void (*unary)(pd_unary fn, pd_dtype t, const pd_loop *l);                /* out, x: any per domain */
@@ -121,21 +133,14 @@ typedef struct pd_cpu_table {
     /* sum of squares in double, fixed order; multiply in place. */
     double (*sum_squares)(pd_dtype t, int64_t n, const void *x);
     void (*scale)(pd_dtype t, int64_t n, double by, void *x);
+
+    /* The portable product, of which pd_gemm_run makes use; any batch, M, N, K. */
+    size_t (*gemm_scratch)(const pd_gemm *c);
+    void (*gemm)(const pd_gemm *c, const void *A, const void *B, const void *bias, void *C, void *scratch);
 } pd_cpu_table;
 
 const pd_cpu_table *pd_cpu(void);
 
-/* C[b] = A[b] @ B[b] + bias (a row of N, or NULL), for b < batch; relu clamps at 0 afterwards. Strides in elements; a matrix
-   must have one unit stride (transposed or not), or size 1 there. beta 1 adds to C, 0 overwrites it. Batch stride 0 broadcasts.
-   F32, F64, F16, BF16 (fp32 accumulators). K = 0 gives bias or zeros. `deterministic` results: the same bits for any number of
-   threads, also where K is long and M, N short. */
-typedef struct pd_gemm {
-    pd_dtype t;
-    int64_t batch, M, N, K;
-    int64_t a_batch, a_row, a_col, b_batch, b_row, b_col, c_batch, c_row; /* C's columns are unit stride */
-    bool relu;
-    int beta;
-} pd_gemm;
 size_t pd_gemm_scratch(const pd_gemm *c); /* bytes, 64-byte aligned */
 pd_status pd_gemm_run(const pd_gemm *c, const void *A, const void *B, const void *bias, void *C, void *scratch);
 

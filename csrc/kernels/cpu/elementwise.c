@@ -1,0 +1,272 @@
+/* The rows of unary.def, binary.def and compare.def for each type, and the calls that run them.
+
+   A row is one vectorised loop over contiguous memory (rows.h brings every loop to that form). f16 and bf16 have no rows
+   of their own: they run the float ones on converted tiles. Integer arithmetic wraps (built with -fwrapv). */
+#include "kernels/cpu/rows.h"
+#include "kernels/vmath.h"
+
+/* Gradient expressions as C, in the type of g. */
+#define MUL(p, q) ((p) * (q))
+#define ADD(p, q) ((p) + (q))
+#define SUB(p, q) ((p) - (q))
+#define DIV(p, q) ((p) / (q))
+#define NEG(p) (-(p))
+#define MULC(p, c) ((p) * (T)(c))
+#define ADDC(p, c) ((p) + (T)(c))
+#define RSUBC(c, p) ((T)(c) - (p))
+#define MULA(p) ((p) * a)
+#define IFPOS(c, p) ((c) > 0 ? (p) : 0)
+#define IFGT(p, q, v) ((p) > (q) ? (v) : 0)
+#define IFEQ(p, q, v) ((p) == (q) ? (v) : 0)
+#define POW(p, q) V_POW(p, q)
+#define LOGOR0(p) ((p) > 0 ? V_LOG(p) : 0)
+#define SIGN(p) V_SIGN(p)
+#define SIN(p) V_SIN(p)
+#define COS(p) V_COS(p)
+#define EXP(p) V_EXP(p)
+
+#define UNARY_ROW(name, E, TYPE, expr)                                        \
+    static void unary_##name##_##E(int64_t n, double scalar, char *const *p) { \
+        typedef TYPE T;                                                       \
+        (void)scalar;                                                         \
+        T *out = (T *)p[0];                                                   \
+        const T *in = (const T *)p[1];                                        \
+        PD_VECTORIZE for (int64_t i = 0; i < n; i++) {                        \
+            T x = in[i];                                                      \
+            out[i] = (T)(expr);                                               \
+        }                                                                     \
+    }
+#define UNARY_FLOAT(name, expr) UNARY_ROW(name, F32, float, expr) UNARY_ROW(name, F64, double, expr)
+#define UNARY_ANY(name, expr)                                                                                  \
+    UNARY_FLOAT(name, expr) UNARY_ROW(name, U8, uint8_t, expr) UNARY_ROW(name, I8, int8_t, expr)                \
+    UNARY_ROW(name, I16, int16_t, expr) UNARY_ROW(name, I32, int32_t, expr) UNARY_ROW(name, I64, int64_t, expr)
+
+/* g, and x or y under the name that the row saves. */
+#define UNARY_GRAD_ROW(name, E, TYPE, saved, expr)                                  \
+    static void unary_grad_##name##_##E(int64_t n, double scalar, char *const *p) { \
+        typedef TYPE T;                                                             \
+        (void)scalar;                                                               \
+        T *out = (T *)p[0];                                                         \
+        const T *pg = (const T *)p[1], *ps = (const T *)p[2];                       \
+        PD_VECTORIZE for (int64_t i = 0; i < n; i++) {                              \
+            T g = pg[i], SAVED_##saved = ps[i];                                     \
+            (void)SAVED_##saved;                                                    \
+            out[i] = (T)(expr);                                                     \
+        }                                                                           \
+    }
+#define SAVED_X x
+#define SAVED_Y y
+#define SAVED_NONE x
+
+#define PD_UNARY(name, domain, fwd, saved, grad, doc) UNARY_##domain(name, fwd) UNARY_GRAD_ROW(name, F32, float, saved, grad) UNARY_GRAD_ROW(name, F64, double, saved, grad)
+#include "kernels/unary.def"
+#undef PD_UNARY
+
+#define BINARY_ROW(name, E, TYPE, expr)                                        \
+    static void binary_##name##_##E(int64_t n, double scalar, char *const *p) { \
+        typedef TYPE T;                                                        \
+        const T a = (T)scalar;                                                 \
+        (void)a;                                                               \
+        T *out = (T *)p[0];                                                    \
+        const T *px = (const T *)p[1], *py = (const T *)p[2];                  \
+        PD_VECTORIZE for (int64_t i = 0; i < n; i++) {                         \
+            T x = px[i], y = py[i];                                            \
+            out[i] = (T)(expr);                                                \
+        }                                                                      \
+    }
+#define BINARY_FLOAT(name, expr) BINARY_ROW(name, F32, float, expr) BINARY_ROW(name, F64, double, expr)
+#define BINARY_ANY(name, expr)                                                                                 \
+    BINARY_FLOAT(name, expr) BINARY_ROW(name, U8, uint8_t, expr) BINARY_ROW(name, I8, int8_t, expr)             \
+    BINARY_ROW(name, I16, int16_t, expr) BINARY_ROW(name, I32, int32_t, expr) BINARY_ROW(name, I64, int64_t, expr)
+
+#define BINARY_GRAD_ROW(name, side, E, TYPE, expr)                                        \
+    static void binary_grad_##name##_##side##_##E(int64_t n, double scalar, char *const *p) { \
+        typedef TYPE T;                                                                   \
+        const T a = (T)scalar;                                                            \
+        (void)a;                                                                          \
+        T *out = (T *)p[0];                                                               \
+        const T *pg = (const T *)p[1], *px = (const T *)p[2], *py = (const T *)p[3];      \
+        PD_VECTORIZE for (int64_t i = 0; i < n; i++) {                                    \
+            T g = pg[i], x = px[i], y = py[i];                                            \
+            (void)x, (void)y;                                                             \
+            out[i] = (T)(expr);                                                           \
+        }                                                                                 \
+    }
+#define PD_BINARY(name, domain, fwd, needs, gx, gy, doc)                                            \
+    BINARY_##domain(name, fwd) BINARY_GRAD_ROW(name, x, F32, float, gx) BINARY_GRAD_ROW(name, x, F64, double, gx) \
+    BINARY_GRAD_ROW(name, y, F32, float, gy) BINARY_GRAD_ROW(name, y, F64, double, gy)
+#include "kernels/binary.def"
+#undef PD_BINARY
+
+#define COMPARE_ROW(name, E, TYPE, expr)                                        \
+    static void compare_##name##_##E(int64_t n, double scalar, char *const *p) { \
+        (void)scalar;                                                           \
+        uint8_t *out = (uint8_t *)p[0];                                         \
+        const TYPE *px = (const TYPE *)p[1], *py = (const TYPE *)p[2];          \
+        PD_VECTORIZE for (int64_t i = 0; i < n; i++) {                          \
+            TYPE x = px[i], y = py[i];                                          \
+            out[i] = (uint8_t)(expr);                                           \
+        }                                                                       \
+    }
+#define PD_COMPARE(name, expr, doc)                                                                          \
+    COMPARE_ROW(name, U8, uint8_t, expr) COMPARE_ROW(name, I8, int8_t, expr) COMPARE_ROW(name, I16, int16_t, expr) \
+    COMPARE_ROW(name, I32, int32_t, expr) COMPARE_ROW(name, I64, int64_t, expr) COMPARE_ROW(name, F32, float, expr) \
+    COMPARE_ROW(name, F64, double, expr)
+#include "kernels/compare.def"
+#undef PD_COMPARE
+
+/* Logic on BOOL, where it differs from U8's arithmetic. */
+static void bool_or(int64_t n, double a, char *const *p) {
+    (void)a;
+    PD_VECTORIZE for (int64_t i = 0; i < n; i++) p[0][i] = p[1][i] | p[2][i];
+}
+static void bool_and(int64_t n, double a, char *const *p) {
+    (void)a;
+    PD_VECTORIZE for (int64_t i = 0; i < n; i++) p[0][i] = p[1][i] & p[2][i];
+}
+
+#define ROWS_FLOAT(kind, name) [PD_F32] = kind##_##name##_F32, [PD_F64] = kind##_##name##_F64,
+#define ROWS_ANY(kind, name)                                                                                     \
+    ROWS_FLOAT(kind, name) [PD_BOOL] = kind##_##name##_U8, [PD_U8] = kind##_##name##_U8, [PD_I8] = kind##_##name##_I8, \
+    [PD_I16] = kind##_##name##_I16, [PD_I32] = kind##_##name##_I32, [PD_I64] = kind##_##name##_I64,
+
+static const pd_row unary_rows[PD_UNARY_COUNT][PD_DTYPE_COUNT] = {
+#define PD_UNARY(name, domain, fwd, saved, grad, doc) {ROWS_##domain(unary, name)},
+#include "kernels/unary.def"
+#undef PD_UNARY
+};
+static const pd_row unary_grad_rows[PD_UNARY_COUNT][PD_DTYPE_COUNT] = {
+#define PD_UNARY(name, domain, fwd, saved, grad, doc) {ROWS_FLOAT(unary_grad, name)},
+#include "kernels/unary.def"
+#undef PD_UNARY
+};
+static const pd_row binary_rows[PD_BINARY_COUNT][PD_DTYPE_COUNT] = {
+#define PD_BINARY(name, domain, fwd, needs, gx, gy, doc) {ROWS_##domain(binary, name)},
+#include "kernels/binary.def"
+#undef PD_BINARY
+};
+static const pd_row binary_grad_rows[2][PD_BINARY_COUNT][PD_DTYPE_COUNT] = {
+    {
+#define PD_BINARY(name, domain, fwd, needs, gx, gy, doc) {ROWS_FLOAT(binary_grad, name##_x)},
+#include "kernels/binary.def"
+#undef PD_BINARY
+    },
+    {
+#define PD_BINARY(name, domain, fwd, needs, gx, gy, doc) {ROWS_FLOAT(binary_grad, name##_y)},
+#include "kernels/binary.def"
+#undef PD_BINARY
+    }};
+static const pd_row compare_rows[PD_COMPARE_COUNT][PD_DTYPE_COUNT] = {
+#define PD_COMPARE(name, expr, doc) {ROWS_ANY(compare, name)},
+#include "kernels/compare.def"
+#undef PD_COMPARE
+};
+
+/* The dtype whose rows serve t. */
+static pd_dtype computed_in(pd_dtype t) { return t == PD_F16 || t == PD_BF16 ? PD_F32 : t; }
+
+/* All operands in t but those in `mask`, which are BOOL. */
+static void run(pd_row row, pd_dtype t, double a, const pd_loop *l, unsigned bools, int64_t grain) {
+    pd_dtype c = computed_in(t);
+    pd_rows r = {.loop = l, .row = row, .a = a, .grain = grain};
+    for (int k = 0; k < l->nop; k++) {
+        bool is_bool = bools >> k & 1u;
+        r.size[k] = (uint8_t)(is_bool ? 1 : pd_dtype_size(t));
+        r.wide[k] = (uint8_t)(is_bool ? 1 : pd_dtype_size(c));
+        if (c != t && !is_bool) r.load[k] = k ? PD_CASTS[c][t] : PD_CASTS[t][c];
+    }
+    PD_SUFFIXED(pd_rows_run)(&r);
+}
+
+/* Functions that cost a polynomial per element gain from threads four times sooner. */
+static int64_t unary_grain(pd_unary fn) {
+    switch (fn) {
+        case PD_UNARY_exp: case PD_UNARY_log: case PD_UNARY_sin: case PD_UNARY_cos:
+        case PD_UNARY_tanh: case PD_UNARY_sigmoid: case PD_UNARY_erf: return PD_GRAIN / 2;
+        default: return PD_GRAIN;
+    }
+}
+
+PD_CPU_FUNCTION(void, unary, pd_unary fn, pd_dtype t, const pd_loop *l) {
+    run(unary_rows[fn][computed_in(t)], t, 1.0, l, 0, unary_grain(fn));
+}
+PD_CPU_FUNCTION(void, unary_grad, pd_unary fn, pd_dtype t, const pd_loop *l) {
+    run(unary_grad_rows[fn][computed_in(t)], t, 1.0, l, 0, unary_grain(fn));
+}
+PD_CPU_FUNCTION(void, binary, pd_binary fn, pd_dtype t, double a, const pd_loop *l) {
+    pd_row row = binary_rows[fn][computed_in(t)];
+    if (t == PD_BOOL && (fn == PD_BINARY_add || fn == PD_BINARY_maximum)) row = a != 0.0 ? bool_or : PD_CASTS[PD_BOOL][PD_BOOL];
+    if (t == PD_BOOL && (fn == PD_BINARY_mul || fn == PD_BINARY_minimum)) row = bool_and;
+    run(row, t, a, l, 0, fn == PD_BINARY_pow ? PD_GRAIN / 4 : PD_GRAIN);
+}
+PD_CPU_FUNCTION(void, binary_grad, pd_binary fn, int which, pd_dtype t, double a, const pd_loop *l) {
+    run(binary_grad_rows[which][fn][computed_in(t)], t, a, l, 0, fn == PD_BINARY_pow ? PD_GRAIN / 4 : PD_GRAIN);
+}
+PD_CPU_FUNCTION(void, compare, pd_compare fn, pd_dtype t, const pd_loop *l) {
+    run(compare_rows[fn][computed_in(t)], t, 1.0, l, 1u, PD_GRAIN);
+}
+
+#define WHERE_ROW(T)                                                          \
+    static void where_##T(int64_t n, double a, char *const *p) {              \
+        (void)a;                                                              \
+        T *out = (T *)p[0];                                                   \
+        const uint8_t *c = (const uint8_t *)p[1];                             \
+        const T *px = (const T *)p[2], *py = (const T *)p[3];                 \
+        PD_VECTORIZE for (int64_t i = 0; i < n; i++) {                        \
+            T x = px[i], y = py[i];                                           \
+            out[i] = c[i] ? x : y;                                            \
+        }                                                                     \
+    }                                                                         \
+    static void move_##T(int64_t n, double a, char *const *p) {               \
+        (void)a;                                                              \
+        if (p[0] != p[1]) memmove(p[0], p[1], (size_t)n * sizeof(T));         \
+    }
+WHERE_ROW(uint8_t)
+WHERE_ROW(uint16_t)
+WHERE_ROW(uint32_t)
+WHERE_ROW(uint64_t)
+
+PD_CPU_FUNCTION(void, where, size_t size, const pd_loop *l) {
+    pd_row row = size == 1 ? where_uint8_t : size == 2 ? where_uint16_t : size == 4 ? where_uint32_t : where_uint64_t;
+    uint8_t s = (uint8_t)size;
+    pd_rows r = {.loop = l, .row = row, .size = {s, 1, s, s}, .wide = {s, 1, s, s}};
+    PD_SUFFIXED(pd_rows_run)(&r);
+}
+
+PD_CPU_FUNCTION(void, copy, pd_dtype to, pd_dtype from, const pd_loop *l) {
+    uint8_t d = (uint8_t)pd_dtype_size(to), s = (uint8_t)pd_dtype_size(from);
+    pd_row row = PD_CASTS[to][from];
+    if (to == from) row = d == 1 ? move_uint8_t : d == 2 ? move_uint16_t : d == 4 ? move_uint32_t : move_uint64_t;
+    pd_rows r = {.loop = l, .row = row, .size = {d, s}, .wide = {d, s}};
+    PD_SUFFIXED(pd_rows_run)(&r);
+}
+
+PD_CPU_FUNCTION(void, fill, size_t size, const void *value, const pd_loop *l) {
+    uint8_t s = (uint8_t)size;
+    pd_row row = s == 1 ? move_uint8_t : s == 2 ? move_uint16_t : s == 4 ? move_uint32_t : move_uint64_t;
+    pd_loop with = *l;
+    with.nop = 2;
+    with.ptr[1] = (char *)(uintptr_t)value;
+    memset(with.stride[1], 0, sizeof with.stride[1]);
+    pd_rows r = {.loop = &with, .row = row, .size = {s, s}, .wide = {s, s}};
+    PD_SUFFIXED(pd_rows_run)(&r);
+}
+
+typedef struct range_job { pd_dtype t; char *out; double start, step; } range_job;
+static void range_part(void *ctx, int64_t begin, int64_t end) {
+    const range_job *j = ctx;
+    bool whole = !pd_dtype_is_float(j->t);
+    int64_t start = whole ? (int64_t)j->start : 0, step = whole ? (int64_t)j->step : 0;
+    union { double d[PD_TILE]; int64_t i[PD_TILE]; } tile;
+    pd_row cast = PD_CASTS[j->t][whole ? PD_I64 : PD_F64];
+    for (int64_t at = begin; at < end; at += PD_TILE) {
+        int64_t n = end - at < PD_TILE ? end - at : PD_TILE;
+        if (whole) for (int64_t i = 0; i < n; i++) tile.i[i] = start + (at + i) * step;
+        else for (int64_t i = 0; i < n; i++) tile.d[i] = j->start + (double)(at + i) * j->step;
+        cast(n, 1.0, (char *const[]){j->out + at * (int64_t)pd_dtype_size(j->t), (char *)&tile});
+    }
+}
+PD_CPU_FUNCTION(void, range, pd_dtype t, void *out, int64_t n, double start, double step) {
+    range_job j = {t, out, start, step};
+    pd_parallel(n, PD_GRAIN, range_part, &j);
+}

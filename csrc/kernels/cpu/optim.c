@@ -1,0 +1,92 @@
+/* Fused optimizer steps over a list of segments.
+
+   All segments together are one range of elements, cut into chunks of PD_GRAIN / 4 in one parallel loop: a model of a
+   hundred small tensors costs one region, and each element is read and written once. Formulas and their order are
+   PyTorch's (torch/optim/sgd.py, adam.py), the scalars in double. */
+#include <math.h>
+
+#include "kernels/cpu/real.h"
+
+#define CHUNK (PD_GRAIN / 4)
+
+typedef struct steps { pd_dtype t; const void *c; const pd_segment_step *s; int64_t count; } steps;
+typedef void (*step_fn)(const void *c, const pd_segment_step *part);
+
+/* Calls fn on the pieces of segments in [begin, end) of the concatenation. */
+static void walk(const steps *k, step_fn fn, int64_t begin, int64_t end) {
+    int64_t base = 0;
+    size_t size = pd_dtype_size(k->t);
+    for (int64_t i = 0; i < k->count && base < end; base += k->s[i++].n) {
+        const pd_segment_step *s = &k->s[i];
+        int64_t from = begin > base ? begin - base : 0, to = end - base < s->n ? end - base : s->n;
+        if (from >= to) continue;
+        size_t at = (size_t)from * size;
+#define AT(p) ((p) ? (char *)(p) + at : NULL)
+        pd_segment_step part = {AT(s->p), AT(s->g), AT(s->m), AT(s->v), AT(s->vmax), to - from};
+        fn(k->c, &part);
+    }
+}
+static int64_t elements(const pd_segment_step *s, int64_t count) {
+    int64_t n = 0;
+    for (int64_t i = 0; i < count; i++) n += s[i].n;
+    return n;
+}
+
+#define PD_FLOATS_ONLY
+#define PD_INCLUDED "kernels/cpu/optim.inc"
+#include "kernels/cpu/each_type.h"
+
+PD_CPU_FUNCTION(void, sgd, pd_dtype t, const pd_sgd *c, const pd_segment_step *s, int64_t count) {
+    steps k = {t, c, s, count};
+    pd_parallel(elements(s, count), CHUNK, t == PD_F64 ? sgd_range_f64 : sgd_range_f32, &k);
+}
+
+PD_CPU_FUNCTION(void, adam, pd_dtype t, const pd_adam *c, const pd_segment_step *s, int64_t count) {
+    adam_plan plan = {.c = *c};
+    double bias1 = 1.0 - pow(c->beta1, (double)c->step), bias2 = 1.0 - pow(c->beta2, (double)c->step);
+    plan.step = c->lr / bias1;
+    plan.root = 1.0 / sqrt(bias2);
+    steps k = {t, &plan, s, count};
+    pd_parallel(elements(s, count), CHUNK, t == PD_F64 ? adam_range_f64 : adam_range_f32, &k);
+}
+
+typedef struct square_job { pd_dtype t; const void *x; int64_t length; double *partial; } square_job;
+static void square_part(void *ctx, int64_t begin, int64_t end) {
+    const square_job *j = ctx;
+    double sum = 0.0, buf[PD_TILE], sq[PD_TILE];
+    for (int64_t i = begin; i < end; i += PD_TILE) {
+        int64_t n = end - i < PD_TILE ? end - i : PD_TILE;
+        const double *v = load_f64(j->t, j->x, i, n, buf);
+        PD_VECTORIZE for (int64_t k = 0; k < n; k++) sq[k] = v[k] * v[k];
+        sum += sum_f64(sq, n);
+    }
+    j->partial[begin / j->length] = sum;
+}
+PD_CPU_FUNCTION(double, sum_squares, pd_dtype t, int64_t n, const void *x) {
+    double partial[PD_PARTS];
+    square_job j = {t, x, pd_part_length(n, PD_GRAIN), partial};
+    if (n <= 0) return 0.0;
+    pd_parallel(n, j.length, square_part, &j);
+    return pd_tree_sum(partial, (n + j.length - 1) / j.length);
+}
+
+typedef struct scale_job { pd_dtype t; double by; void *x; } scale_job;
+static void scale_part(void *ctx, int64_t begin, int64_t end) {
+    const scale_job *j = ctx;
+    if (j->t == PD_F64) {
+        double *x = (double *)j->x;
+        for (int64_t i = begin; i < end; i++) x[i] *= j->by;
+        return;
+    }
+    float buf[PD_TILE], by = (float)j->by;
+    for (int64_t i = begin; i < end; i += PD_TILE) {
+        int64_t n = end - i < PD_TILE ? end - i : PD_TILE;
+        float *x = (float *)(uintptr_t)load_f32(j->t, j->x, i, n, buf);
+        for (int64_t k = 0; k < n; k++) x[k] *= by;
+        put_f32(j->t, j->x, i, n, x);
+    }
+}
+PD_CPU_FUNCTION(void, scale, pd_dtype t, int64_t n, double by, void *x) {
+    scale_job j = {t, by, x};
+    pd_parallel(n, PD_GRAIN, scale_part, &j);
+}

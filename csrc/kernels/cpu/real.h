@@ -1,0 +1,26 @@
+/* The small loops that row-wise kernels are made of, for the three types in which kernels compute:
+
+       suffix   T        computes for
+       f32      float    F32, F16, BF16
+       f64      double   F64
+       i64      int64_t  BOOL and the integers
+
+   A template (`name.inc`) is included once per type by PD_EACH_FLOAT / PD_EACH_TYPE files, with
+   T the type, V its vector (floats only), ACC what sums are kept in, FN(name) the name with the suffix. */
+#ifndef PD_KERNELS_CPU_REAL_H
+#define PD_KERNELS_CPU_REAL_H
+
+#include "kernels/cpu/isa.h"
+#include "kernels/vmath.h"
+
+
+/* Which of the three serves dtype t. */
+typedef enum pd_compute { PD_IN_F32, PD_IN_F64, PD_IN_I64 } pd_compute;
+static inline pd_compute pd_compute_of(pd_dtype t) {
+    return t == PD_F64 ? PD_IN_F64 : t == PD_F32 || t == PD_F16 || t == PD_BF16 ? PD_IN_F32 : PD_IN_I64;
+}
+
+#define PD_INCLUDED "kernels/cpu/real.inc"
+#include "kernels/cpu/each_type.h"
+
+#endif

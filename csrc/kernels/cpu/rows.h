@@ -1,0 +1,32 @@
+/* Runs a row function over a pd_loop.
+
+   The row functions know one contiguous row and nothing else. Everything a loop can be besides (broadcast scalars,
+   strides, half floats that compute in float, a last axis too short to be a row) is brought to that form here, through
+   tiles of PD_TILE elements on the stack:
+
+       operand          the row function gets
+       flat             its own memory
+       scalar           a tile filled once with the value
+       broadcast axis   a tile filled once per row
+       strided          a tile gathered, or scattered after the call
+       load[k] given    a tile converted (f16, bf16 -> f32)
+
+   In parallel over the linear index; a loop of one tile costs no region. */
+#ifndef PD_KERNELS_CPU_ROWS_H
+#define PD_KERNELS_CPU_ROWS_H
+
+#include "kernels/cpu/isa.h"
+
+typedef struct pd_rows {
+    const pd_loop *loop;
+    pd_row row;
+    double a;
+    int64_t grain;                    /* elements under which it stays serial; 0: PD_GRAIN */
+    uint8_t size[PD_MAX_OPERANDS];    /* bytes of an element in memory */
+    uint8_t wide[PD_MAX_OPERANDS];    /* and in the row function */
+    pd_row load[PD_MAX_OPERANDS];     /* memory -> row function, [0] the other way; NULL: the same */
+} pd_rows;
+
+void PD_SUFFIXED(pd_rows_run)(const pd_rows *r);
+
+#endif

@@ -1,0 +1,17 @@
+/* The table of this instruction set. */
+#include "kernels/cpu/table.h"
+
+#include "kernels/cpu/isa.h"
+
+/* Declarations of the same signature as the table's members. */
+#define ENTRY(name) extern __typeof__(*((pd_cpu_table *)0)->name) PD_SUFFIXED(pd_cpu_##name);
+#define ENTRIES(M)                                                                                                    \
+    M(unary) M(unary_grad) M(binary) M(binary_grad) M(compare) M(where) M(copy) M(fill) M(range) M(fold) M(arg)       \
+    M(topk) M(topk_scratch) M(softmax) M(softmax_grad) M(labels_check) M(nll) M(nll_grad) M(xent) M(xent_grad)        \
+    M(dropout) M(uniform) M(normal) M(randint) M(bernoulli) M(randperm) M(take) M(put) M(put_add)                     \
+    M(batch_norm_train) M(batch_norm_eval) M(batch_norm_grad) M(sgd) M(adam) M(sum_squares) M(scale)                  \
+    M(gemm) M(gemm_scratch)
+ENTRIES(ENTRY)
+
+#define SET(name) .name = PD_SUFFIXED(pd_cpu_##name),
+const pd_cpu_table PD_SUFFIXED(pd_cpu_table) = {ENTRIES(SET)};

@@ -1,0 +1,12 @@
+/* The tables that kernels/cpu is compiled to, one per instruction set; pick.c chooses. */
+#ifndef PD_KERNELS_CPU_TABLE_H
+#define PD_KERNELS_CPU_TABLE_H
+
+#include "kernels/kernels.h"
+
+extern const pd_cpu_table pd_cpu_table_portable;
+#if defined(__x86_64__)
+extern const pd_cpu_table pd_cpu_table_avx2, pd_cpu_table_avx512;
+#endif
+
+#endif

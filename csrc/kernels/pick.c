@@ -1,0 +1,45 @@
+/* Which implementation serves: the instruction set once, oneDNN or our own per call. */
+#include "base/cpu.h"
+#include "kernels/cpu/table.h"
+#include "kernels/onednn/onednn.h"
+#include "kernels/portable/portable.h"
+
+const pd_cpu_table *pd_cpu(void) {
+#if defined(__x86_64__)
+    switch (pd_cpu_isa()) {
+        case PD_ISA_AVX512: return &pd_cpu_table_avx512;
+        case PD_ISA_AVX2: return &pd_cpu_table_avx2;
+        default: break;
+    }
+#endif
+    return &pd_cpu_table_portable;
+}
+
+size_t pd_gemm_scratch(const pd_gemm *c) {
+    if (!pd_onednn_takes_gemm(c)) return pd_cpu()->gemm_scratch(c);
+    return pd_onednn_gemm_scratch(c);
+}
+pd_status pd_gemm_run(const pd_gemm *c, const void *A, const void *B, const void *bias, void *C, void *scratch) {
+    if (pd_onednn_takes_gemm(c)) return pd_onednn_gemm(c, A, B, bias, C, scratch);
+    pd_cpu()->gemm(c, A, B, bias, C, scratch);
+    return PD_OK;
+}
+
+size_t pd_conv_scratch(const pd_conv *c) {
+    return pd_onednn_takes_conv(c) ? pd_onednn_conv_scratch(c) : pd_portable_conv_scratch(c);
+}
+pd_status pd_conv_forward(const pd_conv *c, const void *x, const void *w, const void *bias, void *y, void *scratch) {
+    if (pd_onednn_takes_conv(c)) return pd_onednn_conv_forward(c, x, w, bias, y, scratch);
+    pd_portable_conv_forward(c, x, w, bias, y, scratch);
+    return PD_OK;
+}
+pd_status pd_conv_grad_input(const pd_conv *c, const void *gy, const void *w, void *gx, void *scratch) {
+    if (pd_onednn_takes_conv(c)) return pd_onednn_conv_grad_input(c, gy, w, gx, scratch);
+    pd_portable_conv_grad_input(c, gy, w, gx, scratch);
+    return PD_OK;
+}
+pd_status pd_conv_grad_weight(const pd_conv *c, const void *gy, const void *x, void *gw, void *gbias, void *scratch) {
+    if (pd_onednn_takes_conv(c)) return pd_onednn_conv_grad_weight(c, gy, x, gw, gbias, scratch);
+    pd_portable_conv_grad_weight(c, gy, x, gw, gbias, scratch);
+    return PD_OK;
+}
