@@ -83,7 +83,7 @@ static pd_val log_or_zero(pd_vjp *v, pd_val x) {
 #define PROMOTE_FLOAT PD_INT_TO_FLOAT
 #define ATTRS(fn) ((PD_BINARY_##fn == PD_BINARY_add || PD_BINARY_##fn == PD_BINARY_sub) ? sizeof(scaled) : sizeof(operands))
 #define SIG(fn) ((PD_BINARY_##fn == PD_BINARY_add || PD_BINARY_##fn == PD_BINARY_sub) \
-                     ? #fn "(Operand x, Operand y, Scalar alpha=1)" : #fn "(Operand x, Operand y)")
+                     ? #fn "(Operand input, Operand other, Scalar alpha=1)" : #fn "(Operand input, Operand other)")
 
 #define PD_BINARY(fn, domain, fwd, needs, grad_x, grad_y, text)                                             \
     static pd_status fn##_kernel(const pd_call *c) { return run(PD_BINARY_##fn, c); }                       \
@@ -110,7 +110,7 @@ static pd_val log_or_zero(pd_vjp *v, pd_val x) {
 #define PD_COMPARE(fn, expr, text)                                                                          \
     static pd_status fn##_kernel(const pd_call *c) { return run_compare(PD_COMPARE_##fn, c); }              \
     const pd_op pd_op_##fn = {                                                                              \
-        .sig = #fn "(Operand x, Operand y)", .doc = text "; shapes are broadcast, the result is bool.",     \
+        .sig = #fn "(Operand input, Operand other)", .doc = text "; shapes are broadcast, the result is bool.",     \
         .promote = PD_BOOL_OUT, .flags = PD_FUNC | PD_METHOD, .attrs = sizeof(operands),                    \
         .infer = infer_bool, .kernel = fn##_kernel,                                                         \
     };
@@ -172,7 +172,7 @@ static pd_status where_compose(pd_call *c) {
 }
 
 const pd_op pd_op_where = {
-    .sig = "where(Tensor cond, Operand x, Operand y)",
+    .sig = "where(Tensor condition, Operand input, Operand other)",
     .doc = "x where cond (bool) is true, else y; shapes are broadcast, dtypes promoted.",
     .flags = PD_FUNC, .attrs = sizeof(operands), .compose = where_compose,
 };

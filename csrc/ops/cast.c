@@ -16,7 +16,7 @@ static pd_status cast_infer(pd_call *c) { return pd_infer_elementwise(c, (pd_dty
 static void pass(pd_vjp *v) { pd_vjp_set(v, 0, v->g[0]); } /* the engine casts it back */
 
 const pd_op pd_op_cast = {
-    .sig = "cast(Tensor x, dtype dtype)", .doc = "x in another dtype.", .attrs = sizeof(pd_cast_attrs),
+    .sig = "cast(Tensor input, dtype dtype)", .doc = "x in another dtype.", .attrs = sizeof(pd_cast_attrs),
     .infer = cast_infer, .kernel = out_from_in, .vjp = pass,
 };
 
@@ -26,7 +26,7 @@ static pd_status clone_infer(pd_call *c) {
 }
 
 const pd_op pd_op_clone = {
-    .sig = "clone(Tensor x, bool contiguous=False)", .doc = "A copy of x with memory of its own, laid out like x, or contiguous.",
+    .sig = "clone(Tensor input, bool contiguous=False)", .doc = "A copy of x with memory of its own, laid out like x, or contiguous.",
     .flags = PD_FUNC | PD_METHOD, .attrs = sizeof(int64_t), .infer = clone_infer, .kernel = out_from_in, .vjp = pass,
 };
 
@@ -44,7 +44,7 @@ static pd_status copy_kernel(const pd_call *c) { return copy_kernel_of(c->out[0]
 static void copy_vjp(pd_vjp *v) { pd_vjp_set(v, 1, v->g[0]); }
 
 const pd_op pd_op_copy = {
-    .sig = "copy(Tensor x, Tensor src)", .doc = "copy_: src into x, broadcast and converted.", .infer = copy_infer,
+    .sig = "copy(Tensor input, Tensor src)", .doc = "copy_: src into x, broadcast and converted.", .infer = copy_infer,
     .kernel = copy_kernel, .vjp = copy_vjp,
 };
 
@@ -62,6 +62,6 @@ static pd_status fill_kernel(const pd_call *c) {
 static void nothing(pd_vjp *v) { (void)v; } /* what was there before has no influence */
 
 const pd_op pd_op_fill = {
-    .sig = "fill(Tensor x, Scalar value)", .doc = "fill_: every element becomes value.", .flags = PD_METHOD | PD_INPLACE,
+    .sig = "fill(Tensor input, Scalar value)", .doc = "fill_: every element becomes value.", .flags = PD_METHOD | PD_INPLACE,
     .attrs = sizeof(pd_scalar), .infer = fill_infer, .kernel = fill_kernel, .vjp = nothing,
 };

@@ -151,7 +151,7 @@ static void front_vjp(pd_vjp *v) {
 }
 
 const pd_op pd_op_index_front = {
-    .sig = "index_front(Tensor x, Tensor[] indices)", .doc = "x[i0, i1, ...], int64 indices of the first dims.",
+    .sig = "index_front(Tensor input, Tensor[] indices)", .doc = "x[i0, i1, ...], int64 indices of the first dims.",
     .save = 0xfffe, .flags = PD_NO_BROADCAST_GRAD, .infer = front_infer, .kernel = front_kernel, .scratch = front_scratch, .vjp = front_vjp,
 };
 
@@ -216,7 +216,7 @@ static void put_vjp(pd_vjp *v) {
 }
 
 const pd_op pd_op_index_put_front = {
-    .sig = "index_put_front(Tensor x, Tensor values, Tensor[] indices, bool accumulate)",
+    .sig = "index_put_front(Tensor input, Tensor values, Tensor[] indices, bool accumulate)",
     .doc = "x with x[i0, i1, ...] = values (or +=), int64 indices of the first dims.", .save = 0xfffc, .flags = PD_NO_BROADCAST_GRAD,
     .attrs = sizeof(int64_t), .infer = put_infer, .kernel = put_kernel, .scratch = put_scratch, .vjp = put_vjp,
 };
@@ -286,7 +286,7 @@ done:
 }
 
 const pd_op pd_op_index = {
-    .sig = "index(Tensor x, Tensor?[] indices)",
+    .sig = "index(Tensor input, Tensor?[] indices)",
     .doc = "x[indices]: one int64 or bool tensor per dimension (None: all of it), broadcast against each other, as NumPy does.",
     .compose = index_compose,
 };
@@ -343,7 +343,7 @@ done:
 }
 
 const pd_op pd_op_index_put = {
-    .sig = "index_put(Tensor x, Tensor?[] indices, Tensor values, bool accumulate=False)",
+    .sig = "index_put(Tensor input, Tensor?[] indices, Tensor values, bool accumulate=False)",
     .doc = "A copy of x with x[indices] = values (+= with accumulate, repeated indices adding up); values are broadcast.",
     .flags = PD_FUNC | PD_METHOD, .attrs = sizeof(int64_t), .compose = put_compose,
 };

@@ -116,7 +116,7 @@ static void xent_vjp(pd_vjp *v) { /* (softmax(x) * sum(Q) - Q) * g */
 static void nll_fast(pd_vjp *v) { rows_fast(v, false); }
 static void xent_fast(pd_vjp *v) { rows_fast(v, true); }
 
-#define ROWS "(Tensor x, Tensor target, Tensor? weight, int ignore_index, enum(none|mean|sum) reduction, float smoothing)"
+#define ROWS "(Tensor input, Tensor target, Tensor? weight, int ignore_index, enum(none|mean|sum) reduction, float smoothing)"
 const pd_op pd_op_nll_rows = {
     .sig = "nll_rows" ROWS, .doc = "nll_loss on contiguous rows.", .nout = 3, .flags = PD_NO_BROADCAST_GRAD, .attrs = sizeof(loss_attrs),
     .save = PD_SAVE_IN(0) | PD_SAVE_IN(1) | PD_SAVE_IN(2) | PD_SAVE_OUT(1) | PD_SAVE_OUT(2),

@@ -75,7 +75,7 @@ static void bmm_vjp(pd_vjp *v) {
 }
 
 const pd_op pd_op_bmm = {
-    .sig = "bmm(Tensor a, Tensor b)", .doc = "a @ b of [M, K] and [K, N], or of [B, M, K] and [B, K, N].", .promote = PD_SAME,
+    .sig = "bmm(Tensor input, Tensor mat2)", .doc = "a @ b of [M, K] and [K, N], or of [B, M, K] and [B, K, N].", .promote = PD_SAME,
     .cast = PD_CAST_LOW, .save = PD_SAVE_IN(0) | PD_SAVE_IN(1), .flags = PD_FUNC | PD_METHOD | PD_NO_BROADCAST_GRAD,
     .infer = bmm_infer, .kernel = bmm_kernel, .scratch = bmm_scratch, .work = bmm_work, .vjp = bmm_vjp,
 };
@@ -169,7 +169,7 @@ done:
 }
 
 const pd_op pd_op_matmul = {
-    .sig = "matmul(Tensor a, Tensor b)",
+    .sig = "matmul(Tensor input, Tensor other)",
     .doc = "a @ b: the matrix product of the last two dims, the others broadcast; a 1-d tensor is a row (left) or a column (right).",
     .flags = PD_FUNC | PD_METHOD, .compose = matmul_compose,
 };

@@ -68,11 +68,11 @@ static pd_status normal_kernel(const pd_call *c) {
 static void nothing(pd_vjp *v) { (void)v; }
 
 const pd_op pd_op_uniform = {
-    .sig = "uniform(Tensor x, float from=0, float to=1, rng key)", .doc = "uniform_: numbers from [from, to).",
+    .sig = "uniform(Tensor input, float from=0, float to=1, rng key)", .doc = "uniform_: numbers from [from, to).",
     .flags = PD_METHOD | PD_INPLACE | PD_CONTIGUOUS, .attrs = sizeof(draw_attrs), .infer = draw_infer, .kernel = uniform_kernel, .vjp = nothing,
 };
 const pd_op pd_op_normal = {
-    .sig = "normal(Tensor x, float mean=0, float std=1, rng key)", .doc = "normal_: numbers of the normal distribution.",
+    .sig = "normal(Tensor input, float mean=0, float std=1, rng key)", .doc = "normal_: numbers of the normal distribution.",
     .flags = PD_METHOD | PD_INPLACE | PD_CONTIGUOUS, .attrs = sizeof(draw_attrs), .infer = draw_infer, .kernel = normal_kernel, .vjp = nothing,
 };
 
@@ -86,6 +86,6 @@ static pd_status bernoulli_kernel(const pd_call *c) {
 }
 
 const pd_op pd_op_bernoulli = {
-    .sig = "bernoulli(Tensor x, float p=0.5, rng key)", .doc = "bernoulli_: 1 with probability p, else 0.",
+    .sig = "bernoulli(Tensor input, float p=0.5, rng key)", .doc = "bernoulli_: 1 with probability p, else 0.",
     .flags = PD_METHOD | PD_INPLACE | PD_CONTIGUOUS, .attrs = sizeof(mask_attrs), .infer = bernoulli_infer, .kernel = bernoulli_kernel, .vjp = nothing,
 };

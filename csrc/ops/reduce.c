@@ -108,7 +108,7 @@ static void extreme_vjp(pd_vjp *v) { /* ties share the gradient evenly */
 #define FOLD(fn, F, Infer, ...)                                                                             \
     static pd_status fn##_kernel(const pd_call *c) { return fold(PD_FOLD_##F, c); }                         \
     const pd_op pd_op_##fn = {                                                                              \
-        .sig = #fn "(Tensor x, int[]? dim=None, bool keepdim=False, dtype dtype=None)",                     \
+        .sig = #fn "(Tensor input, int[]? dim=None, bool keepdim=False, dtype dtype=None)",                     \
         .flags = PD_FUNC | PD_METHOD | PD_NO_BROADCAST_GRAD, .attrs = sizeof(pd_reduce_attrs),              \
         .infer = Infer, .kernel = fn##_kernel, .scratch = scratch, __VA_ARGS__                              \
     }
@@ -166,12 +166,12 @@ static pd_status argmax_kernel(const pd_call *c) { return arg_run(c, true, NULL,
 static pd_status argmin_kernel(const pd_call *c) { return arg_run(c, false, NULL, c->out[0]); }
 
 const pd_op pd_op_argmax = {
-    .sig = "argmax(Tensor x, int? dim=None, bool keepdim=False)",
+    .sig = "argmax(Tensor input, int? dim=None, bool keepdim=False)",
     .doc = "Index (int64) of the first largest element along dim; of the flattened tensor without dim. NaN counts as largest.",
     .flags = PD_FUNC | PD_METHOD, .attrs = sizeof(arg_attrs), .infer = arg_infer, .kernel = argmax_kernel, .scratch = pd_packed_bytes,
 };
 const pd_op pd_op_argmin = {
-    .sig = "argmin(Tensor x, int? dim=None, bool keepdim=False)",
+    .sig = "argmin(Tensor input, int? dim=None, bool keepdim=False)",
     .doc = "Index (int64) of the first smallest element along dim; of the flattened tensor without dim. NaN counts as smallest.",
     .flags = PD_FUNC | PD_METHOD, .attrs = sizeof(arg_attrs), .infer = arg_infer, .kernel = argmin_kernel, .scratch = pd_packed_bytes,
 };
@@ -233,7 +233,7 @@ static void pick_vjp(pd_vjp *v) {
 }
 
 const pd_op pd_op_extreme = {
-    .sig = "extreme(Tensor x, int dim, bool keepdim, bool largest)", .doc = "max or min along dim, with indices.", .nout = 2,
+    .sig = "extreme(Tensor input, int dim, bool keepdim, bool largest)", .doc = "max or min along dim, with indices.", .nout = 2,
     .save = PD_SAVE_OUT(1), .flags = PD_NO_BROADCAST_GRAD, .attrs = sizeof(extreme_attrs), .infer = pick_infer,
     .kernel = pick_kernel, .scratch = pd_packed_bytes, .vjp = pick_vjp,
 };
@@ -254,12 +254,12 @@ static pd_status max_compose(pd_call *c) { return extreme_compose(c, true); }
 static pd_status min_compose(pd_call *c) { return extreme_compose(c, false); }
 
 const pd_op pd_op_max = {
-    .sig = "max(Tensor x, int? dim=None, bool keepdim=False)",
+    .sig = "max(Tensor input, int? dim=None, bool keepdim=False)",
     .doc = "The largest element; with dim, (values, indices) along it: the first largest one.", .names = "values indices",
     .flags = PD_FUNC | PD_METHOD, .attrs = sizeof(arg_attrs), .compose = max_compose,
 };
 const pd_op pd_op_min = {
-    .sig = "min(Tensor x, int? dim=None, bool keepdim=False)",
+    .sig = "min(Tensor input, int? dim=None, bool keepdim=False)",
     .doc = "The smallest element; with dim, (values, indices) along it: the first smallest one.", .names = "values indices",
     .flags = PD_FUNC | PD_METHOD, .attrs = sizeof(arg_attrs), .compose = min_compose,
 };
@@ -307,7 +307,7 @@ static void topk_vjp(pd_vjp *v) {
 }
 
 const pd_op pd_op_topk_last = {
-    .sig = "topk_last(Tensor x, int k, int dim, bool largest, bool sorted)", .doc = "topk along the last dimension.", .nout = 2,
+    .sig = "topk_last(Tensor input, int k, int dim, bool largest, bool sorted)", .doc = "topk along the last dimension.", .nout = 2,
     .save = PD_SAVE_OUT(1), .flags = PD_NO_BROADCAST_GRAD, .attrs = sizeof(topk_attrs), .infer = topk_infer, .kernel = topk_kernel,
     .scratch = topk_bytes, .vjp = topk_vjp,
 };
@@ -332,7 +332,7 @@ static pd_status topk_compose(pd_call *c) {
 }
 
 const pd_op pd_op_topk = {
-    .sig = "topk(Tensor x, int k, int dim=-1, bool largest=True, bool sorted=True)",
+    .sig = "topk(Tensor input, int k, int dim=-1, bool largest=True, bool sorted=True)",
     .doc = "The k largest (smallest) elements along dim, in descending (ascending) order, and their indices (int64).",
     .names = "values indices", .flags = PD_FUNC | PD_METHOD, .attrs = sizeof(topk_attrs), .compose = topk_compose,
 };

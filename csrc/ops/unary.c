@@ -52,7 +52,7 @@ static void fused(pd_vjp *v, pd_unary fn, pd_tensor *saved) {
     }                                                                                              \
     static void fn##_vjp_fast(pd_vjp *v) { fused(v, PD_UNARY_##fn, LOAD_##saved); }                \
     const pd_op pd_op_##fn = {                                                                     \
-        .sig = #fn "(Tensor x)", .doc = text ", elementwise.",                                     \
+        .sig = #fn "(Tensor input)", .doc = text ", elementwise.",                                     \
         .promote = PROMOTE_##domain, .save = SAVE_##saved,                                         \
         .flags = PD_FUNC | PD_METHOD | PD_NN | PD_INPLACE, .infer = infer, .kernel = fn##_kernel,  \
         .vjp = fn##_vjp, .vjp_fast = fn##_vjp_fast,                                                \

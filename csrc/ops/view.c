@@ -53,7 +53,7 @@ static pd_status view_infer(pd_call *c) {
 }
 
 const pd_op pd_op_view = {
-    .sig = "view(Tensor x, int[] shape)", .doc = "x's elements in another shape, over the same memory; one size may be -1.",
+    .sig = "view(Tensor input, int[] shape)", .doc = "x's elements in another shape, over the same memory; one size may be -1.",
     .flags = VIEW, .attrs = sizeof(pd_shape_attrs), .infer = view_infer, .vjp = reshape_back,
 };
 
@@ -71,7 +71,7 @@ static pd_status reshape_compose(pd_call *c) {
 }
 
 const pd_op pd_op_reshape = {
-    .sig = "reshape(Tensor x, int[] shape)", .doc = "x's elements in another shape: a view where the strides allow, else a copy.",
+    .sig = "reshape(Tensor input, int[] shape)", .doc = "x's elements in another shape: a view where the strides allow, else a copy.",
     .flags = PD_FUNC | PD_METHOD, .attrs = sizeof(pd_shape_attrs), .compose = reshape_compose,
 };
 
@@ -92,7 +92,7 @@ static pd_status flatten_compose(pd_call *c) {
 }
 
 const pd_op pd_op_flatten = {
-    .sig = "flatten(Tensor x, int start_dim=0, int end_dim=-1)", .doc = "Dims start_dim to end_dim merged into one.",
+    .sig = "flatten(Tensor input, int start_dim=0, int end_dim=-1)", .doc = "Dims start_dim to end_dim merged into one.",
     .flags = PD_FUNC | PD_METHOD, .attrs = sizeof(pd_dims2_attrs), .compose = flatten_compose,
 };
 
@@ -124,7 +124,7 @@ static void permute_vjp(pd_vjp *v) {
 }
 
 const pd_op pd_op_permute = {
-    .sig = "permute(Tensor x, int[] dims)", .doc = "The dimensions of x in another order.",
+    .sig = "permute(Tensor input, int[] dims)", .doc = "The dimensions of x in another order.",
     .flags = VIEW, .attrs = sizeof(pd_ints), .infer = permute_infer, .vjp = permute_vjp,
 };
 
@@ -144,7 +144,7 @@ static pd_status transpose_infer(pd_call *c) {
 static void transpose_vjp(pd_vjp *v) { pd_vjp_set(v, 0, pd_x_call1(v, PD_OP_transpose, v->g[0], v->attrs)); }
 
 const pd_op pd_op_transpose = {
-    .sig = "transpose(Tensor x, int dim0, int dim1)", .doc = "x with two dimensions swapped.",
+    .sig = "transpose(Tensor input, int dim0, int dim1)", .doc = "x with two dimensions swapped.",
     .flags = VIEW, .attrs = sizeof(pd_dims2_attrs), .infer = transpose_infer, .vjp = transpose_vjp,
 };
 
@@ -177,7 +177,7 @@ static pd_status expand_infer(pd_call *c) {
 static void pass(pd_vjp *v) { pd_vjp_set(v, 0, v->g[0]); } /* the engine sums it to the input's shape */
 
 const pd_op pd_op_expand = {
-    .sig = "expand(Tensor x, int[] size)", .doc = "x broadcast to size without a copy; -1 keeps a size.",
+    .sig = "expand(Tensor input, int[] size)", .doc = "x broadcast to size without a copy; -1 keeps a size.",
     .flags = PD_FUNC | PD_METHOD | PD_VIEW, .attrs = sizeof(pd_ints), .infer = expand_infer, .vjp = pass,
 };
 
@@ -193,7 +193,7 @@ static pd_status squeeze_infer(pd_call *c) {
 }
 
 const pd_op pd_op_squeeze = {
-    .sig = "squeeze(Tensor x, int? dim=None)", .doc = "x without dimension dim if its size is 1; without dim, all such.",
+    .sig = "squeeze(Tensor input, int? dim=None)", .doc = "x without dimension dim if its size is 1; without dim, all such.",
     .flags = VIEW, .attrs = sizeof(int64_t), .infer = squeeze_infer, .vjp = reshape_back,
 };
 
@@ -210,7 +210,7 @@ static pd_status unsqueeze_infer(pd_call *c) {
 }
 
 const pd_op pd_op_unsqueeze = {
-    .sig = "unsqueeze(Tensor x, int dim)", .doc = "x with a dimension of size 1 inserted at dim.",
+    .sig = "unsqueeze(Tensor input, int dim)", .doc = "x with a dimension of size 1 inserted at dim.",
     .flags = VIEW, .attrs = sizeof(int64_t), .infer = unsqueeze_infer, .vjp = reshape_back,
 };
 
@@ -254,7 +254,7 @@ static void strided_vjp(pd_vjp *v) {
 }
 
 const pd_op pd_op_as_strided = {
-    .sig = "as_strided(Tensor x, int[] size, int[] stride, int? storage_offset=None)",
+    .sig = "as_strided(Tensor input, int[] size, int[] stride, int? storage_offset=None)",
     .doc = "A view of x's storage with the given sizes, strides and offset (in elements).",
     .save = PD_SAVE_IN(0), .flags = VIEW, .attrs = sizeof(pd_strided_attrs), .infer = strided_infer, .vjp = strided_vjp,
 };
@@ -338,7 +338,7 @@ static void place(pd_vjp *v, pd_op_id op) {
 static void select_vjp(pd_vjp *v) { place(v, PD_OP_select); }
 
 const pd_op pd_op_select = {
-    .sig = "select(Tensor x, int dim, int index)", .doc = "x at one index of dimension dim, which goes away.",
+    .sig = "select(Tensor input, int dim, int index)", .doc = "x at one index of dimension dim, which goes away.",
     .flags = VIEW, .attrs = sizeof(select_attrs), .infer = select_infer, .vjp = select_vjp,
 };
 
@@ -363,6 +363,6 @@ static pd_status slice_infer(pd_call *c) {
 static void slice_vjp(pd_vjp *v) { place(v, PD_OP_slice); }
 
 const pd_op pd_op_slice = {
-    .sig = "slice(Tensor x, int dim, int start, int end, int step=1)", .doc = "x[start:end:step] along dimension dim.",
+    .sig = "slice(Tensor input, int dim, int start, int end, int step=1)", .doc = "x[start:end:step] along dimension dim.",
     .flags = VIEW, .attrs = sizeof(slice_attrs), .infer = slice_infer, .vjp = slice_vjp,
 };

@@ -1,0 +1,100 @@
+#include "optim/step.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+#include "base/host.h"
+#include "base/mem.h"
+
+/* The state must match its parameter; strides too, since the kernel walks them side by side. */
+static pd_status check_like(const char *op, int64_t i, const char *what, const pd_tensor *t, const pd_tensor *p) {
+    bool same = pd_tensor_same_shape(t, p) && t->dtype == p->dtype;
+    for (int d = 0; d < p->ndim && same; d++) same = p->size[d] < 2 || t->stride[d] == p->stride[d];
+    if (same) return PD_OK;
+    return pd_fail(PD_E_SHAPE, "%s: %s of parameter %" PRId64 " is %s of shape %s (expected %s of shape %s, with the same strides)", op, what, i,
+                   pd_dtype_name((pd_dtype)t->dtype), pd_tensor_shape(t), pd_dtype_name((pd_dtype)p->dtype), pd_tensor_shape(p));
+}
+
+static pd_status segment(const char *op, const pd_step_lists *l, int64_t i, pd_segment_step *s) {
+    pd_tensor *p = l->params[i], *g = p->meta ? p->meta->grad : NULL;
+    if (!g) return pd_fail(PD_E_VALUE, "%s: parameter %" PRId64 " has no gradient", op, i);
+    if (p->dtype != PD_F32 && p->dtype != PD_F64)
+        return pd_fail(PD_E_DTYPE, "%s: parameter %" PRId64 " is %s (expected float32 or float64)", op, i, pd_dtype_name((pd_dtype)p->dtype));
+    if (p->dtype != l->params[0]->dtype)
+        return pd_fail(PD_E_DTYPE, "%s: parameter %" PRId64 " is %s, parameter 0 %s (expected one dtype a call)", op, i,
+                       pd_dtype_name((pd_dtype)p->dtype), pd_dtype_name((pd_dtype)l->params[0]->dtype));
+    if (!pd_shape_is_dense(p->ndim, p->size, p->stride) || p->storage->read_only)
+        return pd_fail(PD_E_VALUE, "%s: parameter %" PRId64 " of shape %s is a read-only or not dense view (expected contiguous())", op, i, pd_tensor_shape(p));
+    PD_TRY(check_like(op, i, "the gradient", g, p));
+    *s = (pd_segment_step){.p = pd_tensor_data(p), .g = pd_tensor_data(g), .n = p->numel};
+    pd_tensor *const *lists[] = {l->m, l->v, l->vmax};
+    void **to[] = {&s->m, &s->v, &s->vmax};
+    for (int k = 0; k < 3; k++) {
+        if (!lists[k]) continue;
+        PD_TRY(check_like(op, i, "the state", lists[k][i], p));
+        *to[k] = pd_tensor_data(lists[k][i]);
+    }
+    return PD_OK;
+}
+
+static pd_status segments(const char *op, const pd_step_lists *l, pd_segment_step **out, int64_t *total) {
+    *total = 0;
+    PD_TRY(pd_scratch(sizeof **out * (size_t)l->count, op, (void **)out));
+    for (int64_t i = 0; i < l->count; i++) {
+        PD_TRY(segment(op, l, i, &(*out)[i]));
+        *total += (*out)[i].n;
+    }
+    return PD_OK;
+}
+
+static void bump(const pd_step_lists *l) {
+    for (int64_t i = 0; i < l->count; i++) pd_tensor_bump(l->params[i]);
+}
+
+pd_status pd_step_sgd(const pd_step_lists *l, const pd_sgd *c) {
+    pd_segment_step *s;
+    int64_t total;
+    if (!l->count) return PD_OK;
+    PD_TRY(segments("sgd", l, &s, &total));
+    void *token = (double)total > PD_RELEASE_NS ? pd_host_release() : NULL;
+    pd_cpu()->sgd((pd_dtype)l->params[0]->dtype, c, s, l->count);
+    pd_host_acquire(token);
+    bump(l);
+    return PD_OK;
+}
+
+pd_status pd_step_adam(const pd_step_lists *l, const pd_adam *c) {
+    pd_segment_step *s;
+    int64_t total;
+    if (!l->count) return PD_OK;
+    if (c->step < 1) return pd_fail(PD_E_VALUE, "adam: step is %" PRId64 " (expected at least 1)", c->step);
+    PD_TRY(segments("adam", l, &s, &total));
+    void *token = (double)total * 1.5 > PD_RELEASE_NS ? pd_host_release() : NULL; /* about 1 ns an element */
+    pd_cpu()->adam((pd_dtype)l->params[0]->dtype, c, s, l->count);
+    pd_host_acquire(token);
+    bump(l);
+    return PD_OK;
+}
+
+pd_status pd_zero_grads(pd_tensor *const *params, int64_t count, bool set_to_none) {
+    for (int64_t i = 0; i < count; i++) {
+        pd_meta *m = params[i]->meta;
+        if (!m || !m->grad) continue;
+        if (set_to_none) {
+            pd_tensor_release(m->grad);
+            m->grad = NULL;
+            continue;
+        }
+        if (m->grad->meta && m->grad->meta->grad_fn) { /* made with create_graph: cut off, as in PyTorch */
+            pd_tensor *plain;
+            PD_TRY(pd_engine.zeros_like(m->grad, &plain));
+            pd_tensor_release(m->grad);
+            m->grad = plain;
+            continue;
+        }
+        if (pd_shape_is_dense(m->grad->ndim, m->grad->size, m->grad->stride)) memset(pd_tensor_data(m->grad), 0, pd_tensor_bytes(m->grad));
+        else return pd_fail(PD_E_VALUE, "zero_grad: a gradient of shape %s is not dense", pd_tensor_shape(m->grad));
+        pd_tensor_bump(m->grad);
+    }
+    return PD_OK;
+}

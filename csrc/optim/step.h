@@ -1,0 +1,18 @@
+/* Optimizer steps on tensors: checks, then one kernel call for the whole list. */
+#ifndef PD_OPTIM_STEP_H
+#define PD_OPTIM_STEP_H
+
+#include "autograd/tape.h"
+#include "kernels/kernels.h"
+
+/* Parallel lists of count tensors, all of one dtype and, by entry, of one shape. grads come from the parameters. Lists that
+   the method does not use are NULL. Nothing is written where a check fails. */
+typedef struct pd_step_lists { pd_tensor *const *params, *const *m, *const *v, *const *vmax; int64_t count; } pd_step_lists;
+
+pd_status pd_step_sgd(const pd_step_lists *l, const pd_sgd *c);
+pd_status pd_step_adam(const pd_step_lists *l, const pd_adam *c);
+
+/* .grad of each is dropped (set_to_none) or filled with zeros. */
+pd_status pd_zero_grads(pd_tensor *const *params, int64_t count, bool set_to_none);
+
+#endif

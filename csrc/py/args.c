@@ -1,0 +1,122 @@
+/* From Python arguments to C values; every error names op and argument. */
+#include "base/mem.h"
+#include "py/py.h"
+
+bool pd_py_number(PyObject *o, pd_scalar *out) {
+    if (PyFloat_Check(o)) {
+        *out = (pd_scalar){.d = PyFloat_AS_DOUBLE(o), .cat = PD_CAT_FLOAT};
+        return true;
+    }
+    if (PyBool_Check(o)) {
+        *out = (pd_scalar){.d = o == Py_True, .i = o == Py_True, .cat = PD_CAT_BOOL};
+        return true;
+    }
+    if (PyLong_Check(o)) {
+        int over;
+        long long i = PyLong_AsLongLongAndOverflow(o, &over);
+        if (over) {
+            PyErr_Format(PyExc_OverflowError, "the integer %R does not fit into int64", o);
+            return false;
+        }
+        *out = (pd_scalar){.d = (double)i, .i = i, .cat = PD_CAT_INT};
+        return true;
+    }
+    if (pd_py_is_tensor(o)) return false;
+    PyNumberMethods *n = Py_TYPE(o)->tp_as_number; /* NumPy's scalars */
+    if (PySequence_Check(o) || !n || !(n->nb_index || n->nb_float)) return false;
+    PyObject *plain = n->nb_index ? PyNumber_Index(o) : PyNumber_Float(o);
+    if (!plain) {
+        PyErr_Clear();
+        return false;
+    }
+    bool ok = pd_py_number(plain, out);
+    Py_DECREF(plain);
+    return ok;
+}
+
+static bool wrong(PyObject *o, const char *op, const char *arg, const char *want) {
+    if (!PyErr_Occurred())
+        PyErr_Format(PyExc_TypeError, "%s: %s is %.100s (expected %s)", op, arg, Py_TYPE(o)->tp_name, want);
+    return false;
+}
+
+bool pd_py_int(PyObject *o, const char *op, const char *arg, int64_t *out) {
+    if (PyLong_CheckExact(o)) {
+        int over;
+        *out = PyLong_AsLongLongAndOverflow(o, &over);
+        if (!over) return true;
+        PyErr_Format(PyExc_OverflowError, "%s: %s is %R, which does not fit into int64", op, arg, o);
+        return false;
+    }
+    if (PyFloat_Check(o) || !PyIndex_Check(o)) return wrong(o, op, arg, "int");
+    PyObject *i = PyNumber_Index(o);
+    bool ok = i && pd_py_int(i, op, arg, out);
+    Py_XDECREF(i);
+    return ok;
+}
+
+bool pd_py_double(PyObject *o, const char *op, const char *arg, double *out) {
+    pd_scalar s;
+    if (pd_py_is_tensor(o) && pd_py_tensor(o)->numel == 1) pd_item(pd_py_tensor(o), &s);
+    else if (!pd_py_number(o, &s)) return wrong(o, op, arg, "float");
+    *out = s.cat == PD_CAT_FLOAT ? s.d : (double)s.i;
+    return true;
+}
+
+bool pd_py_ints(PyObject *o, const char *op, const char *arg, pd_ints *out) {
+    if (!PyTuple_Check(o) && !PyList_Check(o)) {
+        if (!PyIndex_Check(o) || pd_py_is_tensor(o)) return wrong(o, op, arg, "int or a tuple of ints");
+        out->n = 1;
+        return pd_py_int(o, op, arg, &out->v[0]);
+    }
+    Py_ssize_t n = PySequence_Fast_GET_SIZE(o);
+    if (n > PD_MAX_DIMS) {
+        PyErr_Format(pd_py.E_SHAPE, "%s: %s has %zd entries (expected at most %d)", op, arg, n, PD_MAX_DIMS);
+        return false;
+    }
+    for (Py_ssize_t i = 0; i < n; i++)
+        if (!pd_py_int(PySequence_Fast_ITEMS(o)[i], op, arg, &out->v[i])) return false;
+    out->n = n;
+    return true;
+}
+
+bool pd_py_dtype(PyObject *o, const char *op, const char *arg, int64_t *out) {
+    if (o == Py_None) *out = PD_NO_DTYPE;
+    else if (o == (PyObject *)&PyFloat_Type) *out = pd_default_dtype;
+    else if (o == (PyObject *)&PyLong_Type) *out = PD_I64;
+    else if (o == (PyObject *)&PyBool_Type) *out = PD_BOOL;
+    else {
+        for (int t = 0; t < PD_DTYPE_COUNT; t++)
+            if (pd_py.dtypes[t] == o) {
+                *out = t;
+                return true;
+            }
+        return wrong(o, op, arg, "a dtype such as pydist.float32");
+    }
+    return true;
+}
+
+bool pd_py_tensors(PyObject *o, const char *op, const char *arg, PyObject **seq, pd_tensor ***out, Py_ssize_t *n) {
+    *out = NULL;
+    if (pd_py_is_tensor(o)) *seq = PyTuple_Pack(1, o);
+    else if (PyList_Check(o) || PyTuple_Check(o)) *seq = Py_NewRef(o);
+    else *seq = PySequence_Tuple(o);
+    if (!*seq) return wrong(o, op, arg, "a list of tensors");
+    *n = PySequence_Fast_GET_SIZE(*seq);
+    pd_status status = pd_malloc(sizeof **out * (size_t)(*n + 1), op, out);
+    if (status) {
+        pd_py_raise(status);
+        Py_CLEAR(*seq);
+        return false;
+    }
+    for (Py_ssize_t i = 0; i < *n; i++) {
+        PyObject *item = PySequence_Fast_ITEMS(*seq)[i];
+        if (item == Py_None) (*out)[i] = NULL;
+        else if (!((*out)[i] = pd_py_expect_tensor(item, op, arg))) {
+            pd_free(*out);
+            Py_CLEAR(*seq);
+            return false;
+        }
+    }
+    return true;
+}

@@ -1,0 +1,288 @@
+/* backward and grad, hooks, nodes, grad mode. */
+#include "base/mem.h"
+#include "py/py.h"
+
+/* ---- closures -------------------------------------------------------------------------------------------------------- */
+
+pd_closure pd_py_closure(PyObject *fn, pd_status (*call)(void *, void *)) {
+    return (pd_closure){.call = call, .drop = pd_py_drop, .ctx = Py_NewRef(fn)};
+}
+
+static pd_status call_grad_hook(void *fn, void *arg) {
+    pd_tensor **grad = arg;
+    PyGILState_STATE gil = PyGILState_Ensure();
+    bool mode = pd_grad_mode;
+    pd_status status = PD_OK;
+    PyObject *g = pd_py_wrap(*grad), *result = g ? PyObject_CallOneArg(fn, g) : NULL;
+    pd_grad_mode = mode;
+    if (!result) status = pd_py_caught();
+    else if (result != Py_None) {
+        if (!pd_py_is_tensor(result)) {
+            PyErr_Format(PyExc_TypeError, "a gradient hook returned %.100s (expected Tensor or None)", Py_TYPE(result)->tp_name);
+            status = pd_py_caught();
+        } else if (!pd_tensor_same_shape(pd_py_tensor(result), *grad)) {
+            status = pd_fail(PD_E_SHAPE, "a gradient hook returned shape %s (expected %s)", pd_tensor_shape(pd_py_tensor(result)), pd_tensor_shape(*grad));
+        } else {
+            pd_tensor_retain(pd_py_tensor(result));
+            pd_tensor_release(*grad);
+            *grad = pd_py_tensor(result);
+        }
+    }
+    Py_XDECREF(g);
+    Py_XDECREF(result);
+    PyGILState_Release(gil);
+    return status;
+}
+
+static pd_status call_leaf_hook(void *fn, void *leaf) {
+    PyGILState_STATE gil = PyGILState_Ensure();
+    PyObject *t = pd_py_wrap(leaf), *result = t ? PyObject_CallOneArg(fn, t) : NULL;
+    pd_status status = result ? PD_OK : pd_py_caught();
+    Py_XDECREF(t);
+    Py_XDECREF(result);
+    PyGILState_Release(gil);
+    return status;
+}
+
+typedef struct { PyObject_HEAD PyObject *tensor; pd_node *node; uint64_t id; } hook_handle;
+
+static PyObject *handle_remove(PyObject *self, PyObject *unused) {
+    hook_handle *h = (hook_handle *)self;
+    (void)unused;
+    if (h->node) pd_hook_remove(&h->node->hooks, h->id);
+    else if (h->tensor && pd_py_tensor(h->tensor)->meta) pd_hook_remove(&pd_py_tensor(h->tensor)->meta->hooks, h->id);
+    pd_node_release(h->node);
+    h->node = NULL;
+    Py_CLEAR(h->tensor);
+    Py_RETURN_NONE;
+}
+static void handle_dealloc(PyObject *self) {
+    hook_handle *h = (hook_handle *)self;
+    PyTypeObject *type = Py_TYPE(self);
+    pd_node_release(h->node);
+    Py_XDECREF(h->tensor);
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+static PyMethodDef handle_methods[] = {{"remove", handle_remove, METH_NOARGS, "remove()\n\nThe hook is called no more."}, {0}};
+static PyType_Slot handle_slots[] = {{Py_tp_dealloc, handle_dealloc}, {Py_tp_methods, handle_methods}, {0}};
+static PyType_Spec handle_spec = {.name = "pydist._C.HookHandle", .basicsize = sizeof(hook_handle), .slots = handle_slots,
+                                  .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION};
+
+static PyObject *add_hook(PyObject *self, PyObject *fn, pd_hook_kind kind) {
+    pd_tensor *t = pd_py_tensor(self);
+    pd_node *node;
+    int index;
+    pd_meta *m = NULL;
+    pd_status status;
+    if (!PyCallable_Check(fn)) return PyErr_Format(PyExc_TypeError, "a hook is %.100s (expected a function)", Py_TYPE(fn)->tp_name);
+    if (!pd_tensor_wants_grad(t)) return PyErr_Format(PyExc_RuntimeError, "a hook needs a tensor that requires grad");
+    PD_PY_TRY(pd_tensor_history(t, &node, &index));
+    PD_PY_TRY(pd_meta_get(t, &m));
+    if (kind == PD_HOOK_POST && node) return PyErr_Format(PyExc_RuntimeError, "register_post_accumulate_grad_hook: the tensor is not a leaf");
+    hook_handle *h = (hook_handle *)((PyTypeObject *)pd_py.HookHandle)->tp_alloc((PyTypeObject *)pd_py.HookHandle, 0);
+    if (!h) return NULL;
+    pd_closure c = pd_py_closure(fn, kind == PD_HOOK_GRAD ? call_grad_hook : call_leaf_hook);
+    h->id = pd_hook_add(node ? &node->hooks : &m->hooks, kind, index, c, &status);
+    if (!h->id) {
+        pd_closure_drop(&c);
+        Py_DECREF(h);
+        return pd_py_raise(status);
+    }
+    if (node) pd_node_retain(h->node = node);
+    else h->tensor = Py_NewRef(self);
+    return (PyObject *)h;
+}
+
+PyObject *pd_py_register_hook(PyObject *self, PyObject *fn) { return add_hook(self, fn, PD_HOOK_GRAD); }
+PyObject *pd_py_register_post_hook(PyObject *self, PyObject *fn) { return add_hook(self, fn, PD_HOOK_POST); }
+
+/* ---- nodes -------------------------------------------------------------------------------------------------------------- */
+
+typedef struct { PyObject_HEAD pd_node *n; } pynode;
+
+PyObject *pd_py_node(pd_node *n) {
+    if (!n) Py_RETURN_NONE;
+    pynode *o = (pynode *)((PyTypeObject *)pd_py.Node)->tp_alloc((PyTypeObject *)pd_py.Node, 0);
+    if (!o) return NULL;
+    pd_node_retain(o->n = n);
+    return (PyObject *)o;
+}
+
+static void node_dealloc(PyObject *self) {
+    PyTypeObject *type = Py_TYPE(self);
+    pd_node_release(((pynode *)self)->n);
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+static PyObject *node_name(PyObject *self, PyObject *unused) {
+    (void)unused;
+    return PyUnicode_FromString(pd_node_name(((pynode *)self)->n));
+}
+static PyObject *node_repr(PyObject *self) { return PyUnicode_FromFormat("<backward of %s>", pd_node_name(((pynode *)self)->n)); }
+static PyObject *node_next(PyObject *self, void *unused) {
+    const pd_node *n = ((pynode *)self)->n;
+    PyObject *tuple = PyTuple_New(n->nin);
+    (void)unused;
+    for (int i = 0; tuple && i < n->nin; i++) {
+        const pd_edge *e = &n->edges[i];
+        PyObject *pair = e->leaf ? Py_BuildValue("(Ni)", pd_py_wrap(e->leaf), 0) : Py_BuildValue("(Ni)", pd_py_node(e->fn), e->index);
+        if (!pair) Py_CLEAR(tuple);
+        else PyTuple_SET_ITEM(tuple, i, pair);
+    }
+    return tuple;
+}
+static Py_hash_t node_hash(PyObject *self) { return (Py_hash_t)((uintptr_t)((pynode *)self)->n >> 4); }
+static PyObject *node_compare(PyObject *a, PyObject *b, int op) {
+    if (Py_TYPE(a) != Py_TYPE(b) || (op != Py_EQ && op != Py_NE)) Py_RETURN_NOTIMPLEMENTED;
+    return PyBool_FromLong((((pynode *)a)->n == ((pynode *)b)->n) == (op == Py_EQ));
+}
+static PyMethodDef node_methods[] = {{"name", node_name, METH_NOARGS, "name()\n\nThe op that was recorded."}, {0}};
+static PyGetSetDef node_getset[] = {{"next_functions", node_next, NULL, "((node or leaf, output), ...): where the inputs came from.", NULL}, {0}};
+static PyType_Slot node_slots[] = {{Py_tp_dealloc, node_dealloc}, {Py_tp_methods, node_methods}, {Py_tp_getset, node_getset}, {Py_tp_repr, node_repr},
+                                   {Py_tp_hash, node_hash}, {Py_tp_richcompare, node_compare}, {0}};
+static PyType_Spec node_spec = {.name = "pydist._C.Node", .basicsize = sizeof(pynode), .slots = node_slots,
+                                .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION};
+
+/* ---- backward ------------------------------------------------------------------------------------------------------------- */
+
+static bool truth(PyObject *o, bool if_none, bool *out) {
+    int v = !o || o == Py_None ? if_none : PyObject_IsTrue(o);
+    *out = v > 0;
+    return v >= 0;
+}
+
+PyObject *pd_py_tensor_backward(PyObject *self, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"gradient", "retain_graph", "create_graph", "inputs", NULL};
+    PyObject *gradient = NULL, *retain = NULL, *create = NULL, *inputs = NULL, *seq = NULL;
+    pd_tensor *root = pd_py_tensor(self), *g = NULL, **list = NULL;
+    Py_ssize_t n = 0;
+    pd_backward b = {.roots = &root, .nroots = 1};
+    pd_py_drain();
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|OOOO:backward", names, &gradient, &retain, &create, &inputs)) return NULL;
+    if (gradient && gradient != Py_None) {
+        if (!(g = pd_py_expect_tensor(gradient, "backward", "gradient"))) return NULL;
+        b.grads = &g;
+    }
+    if (!truth(create, false, &b.create_graph) || !truth(retain, b.create_graph, &b.retain_graph)) return NULL;
+    if (inputs && inputs != Py_None) {
+        if (!pd_py_tensors(inputs, "backward", "inputs", &seq, &list, &n)) return NULL;
+        b.inputs = list;
+        b.ninputs = (int)n;
+        b.accumulate = true;
+    }
+    pd_status status = pd_engine_run(&b);
+    pd_free(list);
+    Py_XDECREF(seq);
+    if (status) return pd_py_raise(status);
+    Py_RETURN_NONE;
+}
+
+/* Roots and their gradients (None, or a list as long with None entries). */
+typedef struct { PyObject *seq, *grad_seq; pd_tensor **roots, **grads; Py_ssize_t n; } roots;
+
+static void free_roots(roots *r) {
+    pd_free(r->roots);
+    pd_free(r->grads);
+    Py_XDECREF(r->seq);
+    Py_XDECREF(r->grad_seq);
+}
+
+static bool read_roots(const char *op, PyObject *tensors, PyObject *grads, roots *r) {
+    Py_ssize_t n;
+    *r = (roots){0};
+    if (!pd_py_tensors(tensors, op, "tensors", &r->seq, &r->roots, &r->n)) return false;
+    for (Py_ssize_t i = 0; i < r->n; i++)
+        if (!r->roots[i]) {
+            PyErr_Format(PyExc_TypeError, "%s: entry %zd is None (expected Tensor)", op, i);
+            free_roots(r);
+            return false;
+        }
+    if (!grads || grads == Py_None) return true;
+    if (!pd_py_tensors(grads, op, "grad_tensors", &r->grad_seq, &r->grads, &n) || n != r->n) {
+        if (!PyErr_Occurred()) PyErr_Format(PyExc_RuntimeError, "%s: %zd tensors, %zd gradients", op, r->n, n);
+        free_roots(r);
+        return false;
+    }
+    return true;
+}
+
+static PyObject *f_backward(PyObject *module, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"tensors", "grad_tensors", "retain_graph", "create_graph", NULL};
+    PyObject *tensors, *grads = NULL, *retain = NULL, *create = NULL;
+    roots r;
+    pd_backward b = {0};
+    (void)module;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|OOO:backward", names, &tensors, &grads, &retain, &create)) return NULL;
+    if (!truth(create, false, &b.create_graph) || !truth(retain, b.create_graph, &b.retain_graph) || !read_roots("backward", tensors, grads, &r)) return NULL;
+    b.roots = r.roots, b.grads = r.grads, b.nroots = (int)r.n;
+    pd_status status = pd_engine_run(&b);
+    free_roots(&r);
+    if (status) return pd_py_raise(status);
+    Py_RETURN_NONE;
+}
+
+static PyObject *f_grad(PyObject *module, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"outputs", "inputs", "grad_outputs", "retain_graph", "create_graph", "allow_unused", NULL};
+    PyObject *outputs, *inputs, *grads = NULL, *retain = NULL, *create = NULL, *unused = NULL, *seq, *result = NULL;
+    pd_tensor **list, **out = NULL;
+    Py_ssize_t n;
+    roots r;
+    bool allow;
+    pd_backward b = {0};
+    (void)module;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|OOOO:grad", names, &outputs, &inputs, &grads, &retain, &create, &unused)) return NULL;
+    if (!truth(create, false, &b.create_graph) || !truth(retain, b.create_graph, &b.retain_graph) || !truth(unused, false, &allow)) return NULL;
+    if (!read_roots("grad", outputs, grads, &r)) return NULL;
+    if (!pd_py_tensors(inputs, "grad", "inputs", &seq, &list, &n)) {
+        free_roots(&r);
+        return NULL;
+    }
+    b.roots = r.roots, b.grads = r.grads, b.nroots = (int)r.n, b.inputs = list, b.ninputs = (int)n;
+    pd_status status = pd_calloc(sizeof *out * (size_t)(n + 1), "grad", &out);
+    b.out = out;
+    if (!status) status = pd_engine_run(&b);
+    for (Py_ssize_t i = 0; i < n && !status && !allow; i++)
+        if (!out[i])
+            status = pd_fail(PD_E_RUNTIME, "grad: input %zd, of shape %s, is not used by the outputs (expected allow_unused=True)", i, pd_tensor_shape(list[i]));
+    if (status) pd_py_raise(status);
+    else result = PyTuple_New(n);
+    for (Py_ssize_t i = 0; i < n && out; i++) {
+        if (result) PyTuple_SET_ITEM(result, i, pd_py_wrap(out[i]));
+        pd_tensor_release(out[i]);
+    }
+    pd_free(out);
+    pd_free(list);
+    Py_DECREF(seq);
+    free_roots(&r);
+    return result;
+}
+
+/* ---- grad mode ---------------------------------------------------------------------------------------------------------------- */
+
+static PyObject *f_is_grad_enabled(PyObject *module, PyObject *unused) {
+    (void)module, (void)unused;
+    return PyBool_FromLong(pd_grad_mode);
+}
+static PyObject *f_set_grad_enabled(PyObject *module, PyObject *on) {
+    int want = PyObject_IsTrue(on);
+    bool was = pd_grad_mode;
+    (void)module;
+    if (want < 0) return NULL;
+    pd_grad_mode = want;
+    return PyBool_FromLong(was);
+}
+
+#define KW(name, doc) {#name, (PyCFunction)(void (*)(void))f_##name, METH_VARARGS | METH_KEYWORDS, doc}
+static PyMethodDef functions[] = {
+    KW(backward, "backward(tensors, grad_tensors=None, retain_graph=None, create_graph=False)\n\nAdds the gradients of the tensors to the .grad of the leaves."),
+    KW(grad, "grad(outputs, inputs, grad_outputs=None, retain_graph=None, create_graph=False, allow_unused=False)\n\nThe gradients of the outputs with respect to the inputs, as a tuple."),
+    {"is_grad_enabled", f_is_grad_enabled, METH_NOARGS, "is_grad_enabled()\n\nWhether ops are recorded in this thread."},
+    {"set_grad_enabled", f_set_grad_enabled, METH_O, "set_grad_enabled(mode)\n\nTurns recording on or off in this thread; returns what it was."},
+    {0},
+};
+
+int pd_py_add_autograd(PyObject *module) {
+    bool ok = pd_py_type(NULL, &handle_spec, NULL, &pd_py.HookHandle) && pd_py_type(module, &node_spec, NULL, &pd_py.Node);
+    return ok ? PyModule_AddFunctions(module, functions) : -1;
+}

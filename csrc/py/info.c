@@ -1,0 +1,119 @@
+/* What the engine knows of itself: counts for the leak tests, flags, instruction set, threads, oneDNN. */
+#include "base/cpu.h"
+#include "base/flags.h"
+#include "base/mem.h"
+#include "base/threads.h"
+#include "kernels/kernels.h"
+#include "py/py.h"
+
+static PyObject *live(PyObject *module, PyObject *unused) {
+    (void)module, (void)unused;
+    pd_py_drain();
+    return Py_BuildValue("{sLsLsL}", "tensors", (long long)pd_tensor_live(), "storages", (long long)pd_storage_live(), "nodes", (long long)pd_node_live());
+}
+
+static PyObject *cached(PyObject *module, PyObject *unused) {
+    (void)module, (void)unused;
+    return Py_BuildValue("{sL}", "onednn", (long long)pd_onednn_cached());
+}
+
+static PyObject *trim(PyObject *module, PyObject *unused) {
+    (void)module, (void)unused;
+    pd_onednn_trim();
+    Py_RETURN_NONE;
+}
+
+static PyObject *fault_malloc(PyObject *module, PyObject *n) {
+    (void)module;
+    long long at = PyLong_AsLongLong(n);
+    return PyErr_Occurred() ? NULL : PyLong_FromLongLong(pd_fault_malloc(at));
+}
+
+static PyObject *flags(PyObject *module, PyObject *unused) {
+    const char *name, *help;
+    char value[512];
+    PyObject *list = PyList_New(0);
+    (void)module, (void)unused;
+    for (size_t i = 0; list && pd_flags_describe(i, &name, &help, value, sizeof value); i++) {
+        PyObject *row = Py_BuildValue("(sss)", name, value, help);
+        if (!row || PyList_Append(list, row)) Py_CLEAR(list);
+        Py_XDECREF(row);
+    }
+    return list;
+}
+
+static PyObject *isa(PyObject *module, PyObject *unused) {
+    (void)module, (void)unused;
+    return PyUnicode_FromString(pd_isa_name(pd_cpu_isa()));
+}
+
+static PyObject *compiler(PyObject *module, PyObject *unused) {
+    (void)module, (void)unused;
+    return PyUnicode_FromString(__VERSION__);
+}
+
+static PyObject *get_num_threads(PyObject *module, PyObject *unused) {
+    (void)module, (void)unused;
+    return PyLong_FromLong(pd_threads_get());
+}
+
+static PyObject *set_num_threads(PyObject *module, PyObject *n) {
+    (void)module;
+    long count = PyLong_AsLong(n);
+    if (PyErr_Occurred()) return NULL;
+    if (count < 1 || count > 4096) return PyErr_Format(PyExc_ValueError, "set_num_threads: %ld (expected 1 to 4096)", count);
+    pd_threads_set_default((int)count);
+    pd_threads_set(0);
+    Py_RETURN_NONE;
+}
+
+static PyObject *thread_num_threads(PyObject *module, PyObject *n) {
+    (void)module;
+    long count = PyLong_AsLong(n);
+    if (PyErr_Occurred()) return NULL;
+    pd_threads_set((int)count);
+    Py_RETURN_NONE;
+}
+
+static PyObject *memory_allocated(PyObject *module, PyObject *unused) {
+    (void)module, (void)unused;
+    return PyLong_FromLongLong(pd_device_cpu_bytes());
+}
+
+static PyObject *onednn_paths(PyObject *module, PyObject *list) {
+    PyObject *seq = PySequence_Fast(list, "onednn_paths: expected a list of paths");
+    const char *paths[64];
+    int n = 0;
+    (void)module;
+    for (Py_ssize_t i = 0; seq && i < PySequence_Fast_GET_SIZE(seq) && n < 64; i++)
+        if (!(paths[n++] = PyUnicode_AsUTF8(PySequence_Fast_ITEMS(seq)[i]))) Py_CLEAR(seq);
+    if (!seq) return NULL;
+    pd_onednn_paths(paths, n);
+    Py_DECREF(seq);
+    Py_RETURN_NONE;
+}
+
+static PyObject *onednn_version(PyObject *module, PyObject *unused) {
+    (void)module, (void)unused;
+    const char *v = pd_onednn_version();
+    return v ? PyUnicode_FromString(v) : Py_NewRef(Py_None);
+}
+
+static PyMethodDef functions[] = {
+    {"live", live, METH_NOARGS, "live()\n\nHow many tensors, storages and nodes exist."},
+    {"cached", cached, METH_NOARGS, "cached()\n\nWhat caches hold."},
+    {"trim", trim, METH_NOARGS, "trim()\n\nEmpties the caches."},
+    {"fault_malloc", fault_malloc, METH_O, "fault_malloc(n)\n\nThe n-th allocation from now fails (0: none). Returns how many were counted since the last call."},
+    {"flags", flags, METH_NOARGS, "flags()\n\n[(name, value, help)] of every environment variable."},
+    {"isa", isa, METH_NOARGS, "isa()\n\nThe instruction set in use: portable, avx2 or avx512."},
+    {"compiler", compiler, METH_NOARGS, "compiler()\n\nThe compiler that built the extension."},
+    {"get_num_threads", get_num_threads, METH_NOARGS, "get_num_threads()\n\nThreads that a kernel may use."},
+    {"set_num_threads", set_num_threads, METH_O, "set_num_threads(n)\n\nThreads that a kernel may use, in every thread that did not set its own."},
+    {"_thread_num_threads", thread_num_threads, METH_O, "_thread_num_threads(n): for the calling thread only; 0 returns to the default."},
+    {"memory_allocated", memory_allocated, METH_NOARGS, "memory_allocated()\n\nBytes that tensors hold."},
+    {"onednn_paths", onednn_paths, METH_O, "onednn_paths(paths)\n\nWhere oneDNN may lie, tried in order when it is first needed."},
+    {"onednn_version", onednn_version, METH_NOARGS, "onednn_version()\n\nVersion of oneDNN, opened now if need be; None where the portable kernels serve."},
+    {0},
+};
+
+int pd_py_add_info(PyObject *module) { return PyModule_AddFunctions(module, functions); }

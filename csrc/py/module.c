@@ -1,0 +1,41 @@
+/* pydist._C: the extension module. Import makes types and functions, and touches nothing else. */
+#include "py/py.h"
+
+pd_py_state pd_py;
+
+static void *release_gil(void) { return PyGILState_Check() ? PyEval_SaveThread() : NULL; }
+static void acquire_gil(void *token) {
+    if (token) PyEval_RestoreThread(token);
+}
+
+static int exec(PyObject *module) {
+    static int (*const parts[])(PyObject *) = {
+        pd_py_add_raise, pd_py_add_types, pd_py_add_tensor, pd_py_add_ops, pd_py_add_create, pd_py_add_autograd,
+        pd_py_add_optim, pd_py_add_numpy, pd_py_add_info, pd_py_add_launch, pd_py_add_comm, pd_py_add_reducer,
+    };
+    static bool done;
+    if (done) { /* the state is the process's: see csrc/README.md */
+        PyErr_SetString(PyExc_ImportError, "pydist._C can be imported once a process, in the main interpreter only");
+        return -1;
+    }
+    pd_status status = pd_ops_init();
+    if (status) {
+        PyErr_SetString(PyExc_SystemError, pd_error_get()->text);
+        return -1;
+    }
+    done = true;
+    pd_host_release = release_gil;
+    pd_host_acquire = acquire_gil;
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
+        if (parts[i](module)) return -1;
+    return 0;
+}
+
+static PyModuleDef_Slot slots[] = {{Py_mod_exec, exec},
+#if PY_VERSION_HEX >= 0x030C0000
+                                   {Py_mod_multiple_interpreters, Py_MOD_MULTIPLE_INTERPRETERS_NOT_SUPPORTED},
+#endif
+                                   {0, NULL}};
+static struct PyModuleDef definition = {.m_base = PyModuleDef_HEAD_INIT, .m_name = "pydist._C", .m_doc = "The C engine of pydist.", .m_slots = slots};
+
+PyMODINIT_FUNC PyInit__C(void) { return PyModuleDef_Init(&definition); }

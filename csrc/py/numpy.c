@@ -1,0 +1,160 @@
+/* Arrays at the border, without a copy: the buffer protocol both ways. NumPy is imported by numpy() only. */
+#include "base/mem.h"
+#include "py/py.h"
+
+/* PEP 3118 letters; bfloat16 has none. */
+static const char *const formats[PD_DTYPE_COUNT] = {[PD_BOOL] = "?", [PD_U8] = "B", [PD_I8] = "b", [PD_I16] = "h", [PD_I32] = "i",
+                                                    [PD_I64] = "l", [PD_F16] = "e", [PD_F32] = "f", [PD_F64] = "d"};
+
+typedef struct { Py_ssize_t shape[PD_MAX_DIMS], strides[PD_MAX_DIMS]; pd_tensor *t; } exported;
+
+int pd_py_getbuffer(PyObject *self, Py_buffer *view, int flags) {
+    pd_tensor *t = pd_py_tensor(self);
+    exported *e;
+    if (!formats[t->dtype]) {
+        PyErr_Format(PyExc_BufferError, "a %s tensor has no buffer format (expected float())", pd_dtype_name((pd_dtype)t->dtype));
+        return -1;
+    }
+    if (pd_tensor_wants_grad(t)) {
+        PyErr_SetString(PyExc_RuntimeError, "the memory of a tensor that requires grad cannot be lent (expected detach())");
+        return -1;
+    }
+    if ((flags & PyBUF_STRIDES) != PyBUF_STRIDES && !pd_tensor_is_contiguous(t)) {
+        PyErr_SetString(PyExc_BufferError, "the tensor is not contiguous and the receiver wants no strides");
+        return -1;
+    }
+    if ((flags & PyBUF_WRITABLE) && t->storage->read_only) {
+        PyErr_SetString(PyExc_BufferError, "the tensor is read-only");
+        return -1;
+    }
+    PD_PY_TRY_INT(pd_malloc(sizeof *e, "buffer", &e));
+    Py_ssize_t size = (Py_ssize_t)pd_dtype_size((pd_dtype)t->dtype);
+    for (int d = 0; d < t->ndim; d++) {
+        e->shape[d] = (Py_ssize_t)t->size[d];
+        e->strides[d] = (Py_ssize_t)t->stride[d] * size;
+    }
+    pd_tensor_retain(e->t = t);
+    *view = (Py_buffer){.buf = pd_tensor_data(t), .obj = Py_NewRef(self), .len = (Py_ssize_t)pd_tensor_bytes(t), .itemsize = size,
+                        .readonly = t->storage->read_only, .ndim = t->ndim, .internal = e};
+    if (flags & PyBUF_FORMAT) view->format = (char *)(uintptr_t)formats[t->dtype];
+    if (flags & PyBUF_ND) view->shape = e->shape;
+    if ((flags & PyBUF_STRIDES) == PyBUF_STRIDES) view->strides = e->strides;
+    return 0;
+}
+
+void pd_py_releasebuffer(PyObject *self, Py_buffer *view) {
+    exported *e = view->internal;
+    (void)self;
+    pd_tensor_release(e->t);
+    pd_free(e);
+}
+
+PyObject *pd_py_numpy(PyObject *self, PyObject *args) {
+    pd_tensor *t = pd_py_tensor(self);
+    (void)args;
+    if (pd_tensor_wants_grad(t)) return PyErr_Format(PyExc_RuntimeError, "numpy: the tensor requires grad (expected detach().numpy())");
+    if (t->dtype == PD_BF16) return PyErr_Format(PyExc_TypeError, "numpy: NumPy has no bfloat16 (expected float().numpy())");
+    PyObject *module = PyImport_ImportModule("numpy"), *view = module ? PyMemoryView_FromObject(self) : NULL;
+    PyObject *array = view ? PyObject_CallMethod(module, "asarray", "O", view) : NULL;
+    Py_XDECREF(view);
+    Py_XDECREF(module);
+    return array;
+}
+
+/* ---- in ------------------------------------------------------------------------------------------------------------------ */
+
+static void give_back(void *ctx) {
+    Py_buffer *view = ctx;
+    if (PyGILState_Check()) {
+        PyBuffer_Release(view);
+        pd_free(view);
+        return;
+    }
+    PyGILState_STATE gil = PyGILState_Ensure();
+    PyBuffer_Release(view);
+    pd_free(view);
+    PyGILState_Release(gil);
+}
+
+static int dtype_of(const Py_buffer *view) {
+    const char *f = view->format ? view->format : "B";
+    if (strchr("@=<|", *f) && *f) f++;
+    if (*f && f[1]) return PD_NO_DTYPE;
+    switch (*f) {
+    case '?': return PD_BOOL;
+    case 'e': return PD_F16;
+    case 'f': return PD_F32;
+    case 'd': return PD_F64;
+    case 'b': case 'h': case 'i': case 'l': case 'q':
+        return view->itemsize == 1 ? PD_I8 : view->itemsize == 2 ? PD_I16 : view->itemsize == 4 ? PD_I32 : PD_I64;
+    case 'B': return PD_U8;
+    default: return PD_NO_DTYPE;
+    }
+}
+
+static pd_status from_view(Py_buffer *view, pd_tensor **out) {
+    int dtype = dtype_of(view);
+    if (dtype == PD_NO_DTYPE)
+        return pd_fail(PD_E_DTYPE, "from_numpy: element type '%s' has no dtype here (expected a native bool, int, uint8 or float type)", view->format);
+    if (view->ndim > PD_MAX_DIMS) return pd_fail(PD_E_SHAPE, "from_numpy: %d dimensions (expected at most %d)", view->ndim, PD_MAX_DIMS);
+    pd_tensor *t;
+    PD_TRY(pd_tensor_shell(&t));
+    pd_status status = PD_OK;
+    t->dtype = (int8_t)dtype;
+    t->ndim = (int8_t)view->ndim;
+    int64_t reach = 1;
+    for (int d = 0; d < view->ndim && !status; d++) {
+        t->size[d] = view->shape[d];
+        t->stride[d] = view->strides[d] / view->itemsize;
+        if (view->shape[d] > 1 && (view->strides[d] < 0 || view->strides[d] % view->itemsize))
+            status = pd_fail(PD_E_VALUE, "from_numpy: stride %zd of dimension %d (expected a positive multiple of %zd; use copy())", view->strides[d], d, view->itemsize);
+        if (view->shape[d] < 2) t->stride[d] = 1;
+        reach += (t->size[d] - 1) * t->stride[d];
+    }
+    if (!status && (uintptr_t)view->buf % (uintptr_t)view->itemsize)
+        status = pd_fail(PD_E_VALUE, "from_numpy: the array is not aligned to its elements (expected copy())");
+    if (!status) status = pd_shape_numel("from_numpy", t->ndim, t->size, &t->numel);
+    if (!status) status = pd_storage_foreign(&pd_device_cpu, view->buf, (size_t)(reach < 0 ? 0 : reach) * (size_t)view->itemsize, give_back, view, &t->storage);
+    if (status) {
+        pd_tensor_release(t);
+        return status;
+    }
+    t->storage->read_only = view->readonly;
+    *out = t;
+    return PD_OK;
+}
+
+pd_tensor *pd_py_from_buffer(PyObject *o, bool writable_only) {
+    Py_buffer *view;
+    pd_tensor *t = NULL;
+    pd_status status = pd_malloc(sizeof *view, "from_numpy", &view);
+    if (status) {
+        pd_py_raise(status);
+        return NULL;
+    }
+    if (PyObject_GetBuffer(o, view, writable_only ? PyBUF_RECORDS : PyBUF_RECORDS_RO)) {
+        pd_free(view);
+        return NULL;
+    }
+    if ((status = from_view(view, &t))) {
+        PyBuffer_Release(view);
+        pd_free(view);
+        pd_py_raise(status);
+        return NULL;
+    }
+    return t;
+}
+
+static PyObject *from_numpy(PyObject *module, PyObject *array) {
+    (void)module;
+    if (!PyObject_CheckBuffer(array)) return PyErr_Format(PyExc_TypeError, "from_numpy: %.100s (expected a NumPy array)", Py_TYPE(array)->tp_name);
+    pd_tensor *t = pd_py_from_buffer(array, false);
+    return t ? pd_py_wrap_new(t) : NULL;
+}
+
+static PyMethodDef functions[] = {{"from_numpy", from_numpy, METH_O,
+                                   "from_numpy(array)\n\nA tensor over the array's memory (any object with the buffer protocol). Read-only arrays give\n"
+                                   "tensors that in-place ops refuse. Errors: DTypeError for other element types, ValueError for\n"
+                                   "negative strides."}, {0}};
+
+int pd_py_add_numpy(PyObject *module) { return PyModule_AddFunctions(module, functions); }

@@ -1,0 +1,435 @@
+/* The Python functions of the op table: one callable type, arguments parsed by the op's own signature. */
+#include "py/py.h"
+
+#include <structmember.h>
+
+#include "base/mem.h"
+
+enum { PLAIN, INPLACE };
+
+typedef struct op_function {
+    PyObject_HEAD
+    vectorcallfunc vectorcall;
+    const pd_def *def;
+    int mode;
+    PyObject *names[PD_MAX_PARAMS]; /* interned */
+    PyObject *result;               /* named tuple type for several outputs, or NULL */
+} op_function;
+
+/* ---- one call's arguments ------------------------------------------------------------------------------------------- */
+
+typedef struct parsed {
+    pd_tensor *few[PD_MAX_PARAMS], **in;
+    int nin;
+    PyObject *seq;          /* keeps the tensors of a list */
+    pd_tensor **list;
+    Py_ssize_t nlist;
+    uint64_t attrs[PD_MAX_ATTRS / 8];
+    PyObject *out;          /* out= */
+} parsed;
+
+static bool wrong_type(const pd_def *def, const pd_param *p, PyObject *o, const char *want) {
+    if (!PyErr_Occurred())
+        PyErr_Format(PyExc_TypeError, "%s: %s is %.100s (expected %s)", def->name, p->name, Py_TYPE(o)->tp_name, want);
+    return false;
+}
+
+static bool set_enum(const pd_def *def, const pd_param *p, PyObject *o, int64_t *to) {
+    const char *word = PyUnicode_Check(o) ? PyUnicode_AsUTF8(o) : NULL;
+    int64_t k = 0;
+    for (const char *c = p->choices; word && c; c = strchr(c, '|'), c = c ? c + 1 : NULL, k++) {
+        size_t n = strcspn(c, "|");
+        if (strlen(word) == n && !strncmp(c, word, n)) {
+            *to = k;
+            return true;
+        }
+    }
+    if (!PyErr_Occurred()) PyErr_Format(PyExc_ValueError, "%s: %s is %R (expected one of %s)", def->name, p->name, o, p->choices);
+    return false;
+}
+
+/* Puts argument o into its place. */
+static bool set(const pd_def *def, const pd_param *p, PyObject *o, parsed *a) {
+    char *at = (char *)a->attrs + (p->attr < 0 ? 0 : p->attr);
+    switch (p->type) {
+    case PD_T_TENSOR_OPT:
+        if (o == Py_None) return true; /* fall through */
+    case PD_T_TENSOR:
+        if (!pd_py_is_tensor(o)) return wrong_type(def, p, o, "Tensor");
+        a->in[p->input] = pd_py_tensor(o);
+        return true;
+    case PD_T_OPERAND:
+        if (pd_py_is_tensor(o)) a->in[p->input] = pd_py_tensor(o);
+        else if (!pd_py_number(o, (pd_scalar *)at)) return wrong_type(def, p, o, "Tensor or a number");
+        return true;
+    case PD_T_TENSORS: case PD_T_TENSORS_OPT:
+        return pd_py_tensors(o, def->name, p->name, &a->seq, &a->list, &a->nlist);
+    case PD_T_SCALAR:
+        if (pd_py_is_tensor(o) && pd_py_tensor(o)->numel == 1) pd_item(pd_py_tensor(o), (pd_scalar *)at);
+        else if (!pd_py_number(o, (pd_scalar *)at)) return wrong_type(def, p, o, "a number");
+        return true;
+    case PD_T_INT_OPT:
+        if (o == Py_None) {
+            *(int64_t *)at = PD_NONE_INT;
+            return true;
+        } /* fall through */
+    case PD_T_INT: return pd_py_int(o, def->name, p->name, (int64_t *)at);
+    case PD_T_INT_N: {
+        pd_ints v;
+        if (!pd_py_ints(o, def->name, p->name, &v)) return false;
+        if (v.n != 1 && v.n != p->n) {
+            PyErr_Format(PyExc_ValueError, "%s: %s has %lld entries (expected %d)", def->name, p->name, (long long)v.n, p->n);
+            return false;
+        }
+        for (int i = 0; i < p->n; i++) ((int64_t *)at)[i] = v.v[v.n == 1 ? 0 : i];
+        return true;
+    }
+    case PD_T_INTS_OPT:
+        if (o == Py_None) {
+            ((pd_ints *)at)->n = -1;
+            return true;
+        } /* fall through */
+    case PD_T_INTS: return pd_py_ints(o, def->name, p->name, (pd_ints *)at);
+    case PD_T_FLOAT: return pd_py_double(o, def->name, p->name, (double *)at);
+    case PD_T_BOOL: {
+        int b = PyObject_IsTrue(o);
+        *(int64_t *)at = b;
+        return b >= 0;
+    }
+    case PD_T_DTYPE: return pd_py_dtype(o, def->name, p->name, (int64_t *)at);
+    case PD_T_ENUM: return set_enum(def, p, o, (int64_t *)at);
+    case PD_T_RNG: break;
+    }
+    return true;
+}
+
+static int find_param(const op_function *f, PyObject *name) {
+    for (int i = 0; i < f->def->nparams; i++)
+        if (f->names[i] == name) return i;
+    for (int i = 0; i < f->def->nparams; i++)
+        if (f->names[i] && !PyUnicode_Compare(f->names[i], name)) return i;
+    if (PyUnicode_CompareWithASCIIString(name, "axis") == 0) /* NumPy's word for dim */
+        for (int i = 0; i < f->def->nparams; i++)
+            if (!strcmp(f->def->params[i].name, "dim")) return i;
+    return -1;
+}
+
+static bool parse(const op_function *f, PyObject *const *args, Py_ssize_t n, PyObject *kwnames, parsed *a) {
+    const pd_def *def = f->def;
+    uint32_t given = 0;
+    int p = 0;
+    a->in = a->few;
+    a->seq = a->out = NULL;
+    a->list = NULL;
+    a->nlist = 0;
+    for (int i = 0; i < def->ninputs; i++) a->few[i] = NULL;
+    memcpy(a->attrs, def->defaults, def->op->attrs);
+    for (Py_ssize_t i = 0; i < n; i++, p++) {
+        if (p >= def->nparams || def->params[p].type == PD_T_RNG) {
+            PyErr_Format(PyExc_TypeError, "%s: %zd positional arguments (expected at most %d)", def->name, n, p);
+            return false;
+        }
+        const pd_param *param = &def->params[p];
+        given |= 1u << p;
+        if (param->type == PD_T_INTS && !PyTuple_Check(args[i]) && !PyList_Check(args[i])) { /* x.view(2, 3) */
+            pd_ints *v = (pd_ints *)((char *)a->attrs + param->attr);
+            for (v->n = 0; i < n && v->n < PD_MAX_DIMS; i++)
+                if (!pd_py_int(args[i], def->name, param->name, &v->v[v->n++])) return false;
+            i--;
+            continue;
+        }
+        if (!set(def, param, args[i], a)) return false;
+    }
+    for (Py_ssize_t k = 0; kwnames && k < PyTuple_GET_SIZE(kwnames); k++) {
+        PyObject *name = PyTuple_GET_ITEM(kwnames, k), *value = args[n + k];
+        int q = find_param(f, name);
+        if (q < 0 && PyUnicode_CompareWithASCIIString(name, "out") == 0 && (def->op->flags & PD_INPLACE)) {
+            a->out = value == Py_None ? NULL : value;
+            continue;
+        }
+        if (q < 0 || (given >> q & 1)) {
+            PyErr_Format(PyExc_TypeError, q < 0 ? "%s: unexpected keyword argument %R" : "%s: argument %R is given twice", def->name, name);
+            return false;
+        }
+        given |= 1u << q;
+        if (!set(def, &def->params[q], value, a)) return false;
+    }
+    for (int q = 0; q < def->nparams; q++) {
+        const pd_param *param = &def->params[q];
+        if (param->type == PD_T_RNG) *(pd_rng_key *)((char *)a->attrs + param->attr) = pd_rng_next();
+        else if (!param->optional && !(given >> q & 1)) {
+            PyErr_Format(PyExc_TypeError, "%s: argument '%s' is missing", def->name, param->name);
+            return false;
+        }
+    }
+    a->nin = def->ninputs;
+    return true;
+}
+
+/* The list's tensors take the place of the one slot that the signature gives them. */
+static bool put_list(const pd_def *def, parsed *a) {
+    int rest = def->ninputs - 1 - def->list;
+    pd_tensor **all;
+    pd_status status = pd_malloc(sizeof *all * (size_t)(a->nlist + def->ninputs), def->name, &all);
+    if (status) {
+        pd_py_raise(status);
+        return false;
+    }
+    memcpy(all, a->few, sizeof *all * (size_t)def->list);
+    memcpy(all + def->list, a->list, sizeof *all * (size_t)a->nlist);
+    memcpy(all + def->list + a->nlist, a->few + def->list + 1, sizeof *all * (size_t)rest);
+    for (Py_ssize_t i = 0; i < a->nlist; i++)
+        if (!a->list[i]) {
+            const pd_param *p = def->params;
+            while (p->input != def->list) p++;
+            if (p->type == PD_T_TENSORS_OPT) continue;
+            PyErr_Format(PyExc_TypeError, "%s: entry %zd of %s is None (expected Tensor)", def->name, i, p->name);
+            pd_free(all);
+            return false;
+        }
+    a->in = all;
+    a->nin = (int)(def->ninputs - 1 + a->nlist);
+    return true;
+}
+
+/* ---- the call ---------------------------------------------------------------------------------------------------------- */
+
+static PyObject *wrap_results(const op_function *f, pd_tensor **out, int n) {
+    int visible = f->def->op->visible ? f->def->op->visible : n;
+    PyObject *tuple = NULL;
+    if (visible == 1) {
+        for (int i = 1; i < n; i++) pd_tensor_release(out[i]);
+        return pd_py_wrap_new(out[0]);
+    }
+    tuple = f->result ? PyStructSequence_New((PyTypeObject *)f->result) : PyTuple_New(visible);
+    for (int i = 0; i < n; i++) {
+        PyObject *o = tuple && i < visible ? pd_py_wrap_new(out[i]) : NULL;
+        if (!tuple || i >= visible) pd_tensor_release(out[i]);
+        else if (!o) Py_CLEAR(tuple);
+        else if (f->result) PyStructSequence_SetItem(tuple, i, o);
+        else PyTuple_SET_ITEM(tuple, i, o);
+    }
+    return tuple;
+}
+
+static PyObject *run(const op_function *f, parsed *a) {
+    const pd_def *def = f->def;
+    pd_tensor *out[PD_MAX_OUTS];
+    int n;
+    if (f->mode == INPLACE) {
+        if (!a->in[0]) return PyErr_Format(PyExc_TypeError, "%s_: the first argument is a number (expected Tensor)", def->name);
+        PD_PY_TRY(pd_apply_into(def, a->in, a->nin, a->attrs, a->in[0]));
+        return pd_py_wrap(a->in[0]);
+    }
+    if (a->out) {
+        pd_tensor *into = pd_py_expect_tensor(a->out, def->name, "out");
+        if (!into) return NULL;
+        PD_PY_TRY(pd_apply_into(def, a->in, a->nin, a->attrs, into));
+        return Py_NewRef(a->out);
+    }
+    PD_PY_TRY(pd_apply(def, a->in, a->nin, a->attrs, out, &n));
+    return wrap_results(f, out, n);
+}
+
+static PyObject *op_vectorcall(PyObject *self, PyObject *const *args, size_t nargsf, PyObject *kwnames) {
+    const op_function *f = (op_function *)self;
+    parsed a;
+    PyObject *result = NULL;
+    pd_py_drain();
+    if (parse(f, args, PyVectorcall_NARGS(nargsf), kwnames, &a) && (f->def->list < 0 || put_list(f->def, &a))) result = run(f, &a);
+    if (f->def->list >= 0) {
+        if (a.in != a.few) pd_free(a.in);
+        pd_free(a.list);
+        Py_XDECREF(a.seq);
+    }
+    return result;
+}
+
+/* ---- operators --------------------------------------------------------------------------------------------------------- */
+
+/* 1: a tensor or number in its place, 0: neither, -1: an exception. */
+static int operand(PyObject *o, pd_tensor **t, pd_scalar *s) {
+    s->cat = -1;
+    *t = NULL;
+    if (pd_py_is_tensor(o)) {
+        *t = pd_py_tensor(o);
+        return 1;
+    }
+    if (pd_py_number(o, s)) return 1;
+    return PyErr_Occurred() ? -1 : 0;
+}
+
+typedef struct { pd_scalar x, y, alpha; } binary_attrs;
+
+static int operands(PyObject *a, PyObject *b, pd_tensor **in, binary_attrs *attrs) {
+    int left = operand(a, &in[0], &attrs->x), right = left == 1 ? operand(b, &in[1], &attrs->y) : left;
+    attrs->alpha = pd_number(1);
+    pd_py_drain();
+    return right;
+}
+
+PyObject *pd_py_binary(pd_op_id op, PyObject *a, PyObject *b) {
+    pd_tensor *in[2], *out;
+    binary_attrs attrs;
+    int ok = operands(a, b, in, &attrs);
+    if (ok < 1) return ok ? NULL : Py_NewRef(Py_NotImplemented);
+    PD_PY_TRY(pd_apply(&pd_defs[op], in, 2, &attrs, &out, NULL));
+    return pd_py_wrap_new(out);
+}
+
+PyObject *pd_py_inplace(pd_op_id op, PyObject *a, PyObject *b) {
+    pd_tensor *in[2];
+    binary_attrs attrs;
+    int ok = operands(a, b, in, &attrs);
+    if (ok < 1) return ok ? NULL : Py_NewRef(Py_NotImplemented);
+    PD_PY_TRY(pd_apply_into(&pd_defs[op], in, 2, &attrs, in[0]));
+    return Py_NewRef(a);
+}
+
+PyObject *pd_py_unary(pd_op_id op, PyObject *a) {
+    pd_tensor *out, *in = pd_py_tensor(a);
+    PD_PY_TRY(pd_apply(&pd_defs[op], &in, 1, NULL, &out, NULL));
+    return pd_py_wrap_new(out);
+}
+
+/* ---- the type ------------------------------------------------------------------------------------------------------------ */
+
+static PyObject *op_get(PyObject *self, PyObject *instance, PyObject *type) {
+    (void)type;
+    return instance && instance != Py_None ? PyMethod_New(self, instance) : Py_NewRef(self);
+}
+
+static PyObject *op_name(PyObject *self, void *unused) {
+    const op_function *f = (op_function *)self;
+    (void)unused;
+    return PyUnicode_FromFormat("%s%s", f->def->name, f->mode == INPLACE ? "_" : "");
+}
+
+static PyObject *op_signature(PyObject *self, void *unused) {
+    const op_function *f = (op_function *)self;
+    char text[512] = "(", value[40];
+    (void)unused;
+    for (int i = 0; i < f->def->nparams; i++) {
+        const pd_param *p = &f->def->params[i];
+        if (p->type == PD_T_RNG) continue;
+        pd_param_default(f->def, p, value, sizeof value);
+        size_t used = strlen(text);
+        snprintf(text + used, sizeof text - used, "%s%s%s%s", i ? ", " : "", p->name, *value ? "=" : "", value);
+    }
+    return PyUnicode_FromFormat("%s)", text);
+}
+
+static PyObject *op_doc(PyObject *self, void *unused) {
+    const op_function *f = (op_function *)self;
+    PyObject *name = op_name(self, unused), *sig = op_signature(self, unused);
+    PyObject *doc = name && sig ? PyUnicode_FromFormat("%U%U\n\n%s%s", name, sig, f->def->op->doc, f->mode == INPLACE ? "\n\nIn place." : "") : NULL;
+    Py_XDECREF(name);
+    Py_XDECREF(sig);
+    return doc;
+}
+
+static PyObject *op_repr(PyObject *self) {
+    PyObject *name = op_name(self, NULL), *repr = name ? PyUnicode_FromFormat("<op %U>", name) : NULL;
+    Py_XDECREF(name);
+    return repr;
+}
+
+static PyObject *op_reduce(PyObject *self, PyObject *unused) { /* pickled by name */
+    (void)unused;
+    return op_name(self, NULL);
+}
+
+static PyObject *op_module(PyObject *self, void *unused) {
+    (void)self, (void)unused;
+    return PyUnicode_FromString("pydist");
+}
+
+static void op_dealloc(PyObject *self) {
+    op_function *f = (op_function *)self;
+    PyTypeObject *type = Py_TYPE(self);
+    for (int i = 0; i < PD_MAX_PARAMS; i++) Py_XDECREF(f->names[i]);
+    Py_XDECREF(f->result);
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+static PyGetSetDef op_getset[] = {{"__name__", op_name, NULL, NULL, NULL}, {"__qualname__", op_name, NULL, NULL, NULL},
+                                  {"__doc__", op_doc, NULL, NULL, NULL}, {"__text_signature__", op_signature, NULL, NULL, NULL},
+                                  {"__module__", op_module, NULL, NULL, NULL}, {0}};
+static PyMethodDef op_methods[] = {{"__reduce__", op_reduce, METH_NOARGS, NULL}, {0}};
+static PyMemberDef op_members[] = {{"__vectorcalloffset__", T_PYSSIZET, offsetof(op_function, vectorcall), READONLY, NULL}, {0}};
+static PyType_Slot op_slots[] = {{Py_tp_dealloc, op_dealloc}, {Py_tp_call, PyVectorcall_Call}, {Py_tp_descr_get, op_get},
+                                 {Py_tp_getset, op_getset}, {Py_tp_methods, op_methods}, {Py_tp_members, op_members}, {Py_tp_repr, op_repr}, {0}};
+static PyType_Spec op_spec = {
+    .name = "pydist._C.Op", .basicsize = sizeof(op_function), .slots = op_slots,
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_METHOD_DESCRIPTOR | Py_TPFLAGS_DISALLOW_INSTANTIATION | Py_TPFLAGS_IMMUTABLETYPE,
+};
+
+/* "values indices" -> a named tuple type pydist.return_types.<op>. */
+static PyObject *named_tuple(const pd_def *def) {
+    char *names = strdup(def->op->names), name[64]; /* both live as long as the type */
+    PyStructSequence_Field *fields = calloc(PD_MAX_OUTS + 1, sizeof *fields);
+    snprintf(name, sizeof name, "pydist.return_types.%s", def->name);
+    char *full = strdup(name);
+    if (!names || !fields || !full) return PyErr_NoMemory();
+    int n = 0;
+    for (char *save = NULL, *word = strtok_r(names, " ", &save); word; word = strtok_r(NULL, " ", &save)) fields[n++].name = word;
+    PyStructSequence_Desc desc = {.name = full, .doc = def->op->doc, .fields = fields, .n_in_sequence = n};
+    return (PyObject *)PyStructSequence_NewType(&desc);
+}
+
+static PyObject *op_new(const pd_def *def, int mode) {
+    PyTypeObject *type = (PyTypeObject *)pd_py.Op;
+    op_function *f = (op_function *)type->tp_alloc(type, 0);
+    if (!f) return NULL;
+    f->vectorcall = op_vectorcall;
+    f->def = def;
+    f->mode = mode;
+    for (int i = 0; i < def->nparams; i++)
+        if (def->params[i].type != PD_T_RNG && !(f->names[i] = PyUnicode_InternFromString(def->params[i].name))) goto fail;
+    if (def->op->names && mode == PLAIN && !(f->result = named_tuple(def))) goto fail;
+    return (PyObject *)f;
+fail:
+    Py_DECREF(f);
+    return NULL;
+}
+
+/* The op under `name` in the module and, where it is a method, on Tensor. */
+static int publish(PyObject *module, const pd_def *def, int mode) {
+    char name[40];
+    snprintf(name, sizeof name, "%s%s", def->name, mode == INPLACE ? "_" : "");
+    PyObject *f = op_new(def, mode);
+    int bad = f ? 0 : -1;
+    uint32_t flags = def->op->flags;
+    if (!bad && (flags & (PD_FUNC | PD_NN))) bad = PyModule_AddObjectRef(module, name, f);
+    if (!bad && (flags & PD_METHOD)) bad = PyObject_SetAttrString(pd_py.Tensor, name, f);
+    Py_XDECREF(f);
+    return bad;
+}
+
+static PyObject *op_table(PyObject *module, PyObject *unused) {
+    /* [(name, signature, doc, flags, has gradient)]: for tests, stubs and docs, which loop over the table. */
+    (void)module, (void)unused;
+    PyObject *list = PyList_New(0);
+    for (int i = 0; list && i < PD_OP_COUNT; i++) {
+        const pd_def *d = &pd_defs[i];
+        PyObject *row = Py_BuildValue("(sssIi)", d->name, d->op->sig, d->op->doc, d->op->flags, d->op->vjp || d->op->vjp_fast || d->op->compose);
+        if (!row || PyList_Append(list, row)) Py_CLEAR(list);
+        Py_XDECREF(row);
+    }
+    return list;
+}
+
+static PyMethodDef functions[] = {{"op_table", op_table, METH_NOARGS, "op_table()\n\n[(name, signature, doc, flags, differentiable)] of every op."}, {0}};
+
+int pd_py_add_ops(PyObject *module) {
+    if (!pd_py_type(NULL, &op_spec, NULL, &pd_py.Op)) return -1;
+    for (int i = 0; i < PD_OP_COUNT; i++) {
+        const pd_def *def = &pd_defs[i];
+        if ((def->op->flags & (PD_FUNC | PD_METHOD | PD_NN)) && (def->op->flags & PD_INPLACE ? publish(module, def, INPLACE) : 0)) return -1;
+        bool only_inplace = (def->op->flags & PD_INPLACE) && !(def->op->flags & (PD_FUNC | PD_NN));
+        if ((def->op->flags & (PD_FUNC | PD_METHOD | PD_NN)) && !only_inplace && publish(module, def, PLAIN)) return -1;
+    }
+    PyType_Modified((PyTypeObject *)pd_py.Tensor);
+    return PyModule_AddFunctions(module, functions);
+}

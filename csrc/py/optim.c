@@ -1,0 +1,90 @@
+/* The fused optimizer steps, on lists of tensors. */
+#include "base/mem.h"
+#include "optim/step.h"
+#include "py/py.h"
+
+/* Up to four parallel lists, the first the parameters. */
+typedef struct { PyObject *seq[4]; pd_tensor **t[4]; Py_ssize_t n; } lists;
+
+static void free_lists(lists *l) {
+    for (int i = 0; i < 4; i++) {
+        pd_free(l->t[i]);
+        Py_XDECREF(l->seq[i]);
+    }
+}
+
+static bool read_lists(const char *op, PyObject *const *o, int count, lists *l) {
+    Py_ssize_t n;
+    *l = (lists){0};
+    for (int i = 0; i < count; i++) {
+        if (!o[i] || o[i] == Py_None) continue;
+        if (!pd_py_tensors(o[i], op, i ? "a state list" : "params", &l->seq[i], &l->t[i], &n)) goto fail;
+        if (i == 0) l->n = n;
+        for (Py_ssize_t k = 0; k < n; k++)
+            if (!l->t[i][k]) {
+                PyErr_Format(PyExc_TypeError, "%s: entry %zd is None (expected Tensor)", op, k);
+                goto fail;
+            }
+        if (n != l->n) {
+            PyErr_Format(PyExc_ValueError, "%s: %zd parameters, %zd states", op, l->n, n);
+            goto fail;
+        }
+    }
+    return true;
+fail:
+    free_lists(l);
+    return false;
+}
+
+static PyObject *finish(lists *l, pd_status status) {
+    free_lists(l);
+    if (status) return pd_py_raise(status);
+    Py_RETURN_NONE;
+}
+
+static PyObject *sgd_step(PyObject *module, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"params", "momentum_buffers", "lr", "momentum", "dampening", "weight_decay", "nesterov", "maximize", "first", NULL};
+    PyObject *o[2] = {NULL, NULL};
+    pd_sgd c = {0};
+    int nesterov = 0, maximize = 0, first = 0;
+    lists l;
+    (void)module;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|$ddddppp:sgd_step", names, &o[0], &o[1], &c.lr, &c.momentum, &c.dampening, &c.weight_decay, &nesterov,
+                                     &maximize, &first) || !read_lists("sgd_step", o, 2, &l)) return NULL;
+    c.nesterov = nesterov, c.maximize = maximize, c.first = first;
+    if (c.momentum != 0 && !l.t[1]) return finish(&l, pd_fail(PD_E_VALUE, "sgd_step: momentum %g without momentum buffers", c.momentum));
+    return finish(&l, pd_step_sgd(&(pd_step_lists){.params = l.t[0], .m = l.t[1], .count = l.n}, &c));
+}
+
+static PyObject *adam_step(PyObject *module, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"params", "exp_avgs", "exp_avg_sqs", "max_exp_avg_sqs", "lr", "beta1", "beta2", "eps", "weight_decay", "step", "amsgrad", "decoupled", "maximize", NULL};
+    PyObject *o[4] = {NULL};
+    pd_adam c = {0};
+    int amsgrad = 0, decoupled = 0, maximize = 0;
+    long long step = 0;
+    lists l;
+    (void)module;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOO|$dddddLppp:adam_step", names, &o[0], &o[1], &o[2], &o[3], &c.lr, &c.beta1, &c.beta2, &c.eps,
+                                     &c.weight_decay, &step, &amsgrad, &decoupled, &maximize) || !read_lists("adam_step", o, 4, &l)) return NULL;
+    c.step = step, c.amsgrad = amsgrad, c.decoupled = decoupled, c.maximize = maximize;
+    if (!l.t[1] || !l.t[2] || (amsgrad && !l.t[3])) return finish(&l, pd_fail(PD_E_VALUE, "adam_step: a state list is None"));
+    return finish(&l, pd_step_adam(&(pd_step_lists){.params = l.t[0], .m = l.t[1], .v = l.t[2], .vmax = l.t[3], .count = l.n}, &c));
+}
+
+static PyObject *zero_grads(PyObject *module, PyObject *args) {
+    PyObject *o[1];
+    int set_to_none = 1;
+    lists l;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "O|p:zero_grads", &o[0], &set_to_none) || !read_lists("zero_grads", o, 1, &l)) return NULL;
+    return finish(&l, pd_zero_grads(l.t[0], l.n, set_to_none));
+}
+
+static PyMethodDef functions[] = {
+    {"sgd_step", (PyCFunction)(void (*)(void))sgd_step, METH_VARARGS | METH_KEYWORDS, "sgd_step(params, momentum_buffers, *, lr, ...): one fused step of SGD."},
+    {"adam_step", (PyCFunction)(void (*)(void))adam_step, METH_VARARGS | METH_KEYWORDS, "adam_step(params, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, *, lr, ...): one fused step of Adam."},
+    {"zero_grads", zero_grads, METH_VARARGS, "zero_grads(params, set_to_none=True)"},
+    {0},
+};
+
+int pd_py_add_optim(PyObject *module) { return PyModule_AddFunctions(module, functions); }

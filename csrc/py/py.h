@@ -1,0 +1,123 @@
+/* What the binding files share. Only this folder knows Python.
+
+   Results of C calls become Python objects by pd_py_wrap; failures become exceptions by pd_py_raise, and nowhere else.
+   The engine gives the GIL up by itself for long work (base/host.h), so bindings call it with the GIL held. */
+#ifndef PD_PY_PY_H
+#define PD_PY_PY_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include "autograd/engine.h"
+#include "ops/ops.h"
+
+typedef struct pd_py_state {
+#define PD_STATE(name) PyObject *name;
+#include "py/state.def"
+#undef PD_STATE
+    PyObject *dtypes[PD_DTYPE_COUNT];
+} pd_py_state;
+extern pd_py_state pd_py;
+
+/* ---- raise.c ---- */
+/* Sets the Python exception from this thread's error record; returns NULL, so that `return pd_py_raise(s)` reads well. */
+PyObject *pd_py_raise(pd_status status);
+/* For a callback that failed in Python: keeps the exception for the pd_py_raise that will follow, returns PD_E_PYTHON. */
+pd_status pd_py_caught(void);
+#define PD_PY_TRY(call)                                                  \
+    do {                                                                 \
+        pd_status pd_s_ = (call);                                        \
+        if (__builtin_expect(pd_s_ != PD_OK, 0)) return pd_py_raise(pd_s_); \
+    } while (0)
+/* The same in functions that return int: -1. */
+#define PD_PY_TRY_INT(call)                 \
+    do {                                    \
+        pd_status pd_s_ = (call);           \
+        if (pd_s_ != PD_OK) {               \
+            pd_py_raise(pd_s_);             \
+            return -1;                      \
+        }                                   \
+    } while (0)
+
+/* ---- hold.c: references that C keeps ---- */
+/* Gives a reference back from any thread: at once with the GIL, else at the next pd_py_drain. */
+void pd_py_drop(void *object);
+void pd_py_drain_slow(void);
+extern _Atomic int pd_py_dropped;
+static inline void pd_py_drain(void) {
+    if (__builtin_expect(pd_py_dropped, 0)) pd_py_drain_slow();
+}
+
+/* ---- tensor.c ---- */
+typedef struct pd_pytensor {
+    PyObject_HEAD
+    pd_tensor *t; /* [strong], but borrowed while t->wrapper_owned */
+    PyObject *dict, *weakrefs;
+} pd_pytensor;
+
+PyObject *pd_py_wrap(pd_tensor *t);      /* new reference; t is borrowed. NULL gives None. */
+PyObject *pd_py_wrap_new(pd_tensor *t);  /* the same for a [new] tensor, whose reference it gives back */
+static inline bool pd_py_is_tensor(PyObject *o) {
+    return Py_TYPE(o) == (PyTypeObject *)pd_py.Tensor || PyObject_TypeCheck(o, (PyTypeObject *)pd_py.Tensor);
+}
+static inline pd_tensor *pd_py_tensor(PyObject *o) { return ((pd_pytensor *)o)->t; } /* [borrowed]; o is a tensor */
+/* The tensor, or a TypeError naming op and argument. */
+pd_tensor *pd_py_expect_tensor(PyObject *o, const char *op, const char *arg);
+PyObject *pd_py_size(int ndim, const int64_t *size);
+
+/* ---- args.c: false with the exception set ---- */
+bool pd_py_number(PyObject *o, pd_scalar *out);   /* false without an exception where o is no number */
+bool pd_py_int(PyObject *o, const char *op, const char *arg, int64_t *out);
+bool pd_py_double(PyObject *o, const char *op, const char *arg, double *out);
+bool pd_py_ints(PyObject *o, const char *op, const char *arg, pd_ints *out); /* an int or a sequence of ints */
+bool pd_py_dtype(PyObject *o, const char *op, const char *arg, int64_t *out); /* also float, int, bool; None: PD_NO_DTYPE */
+bool pd_py_device(PyObject *o, const char *op); /* accepts what means the CPU */
+/* Borrowed list of tensors from a list or tuple; *seq is a new reference that keeps them. */
+bool pd_py_tensors(PyObject *o, const char *op, const char *arg, PyObject **seq, pd_tensor ***out, Py_ssize_t *n);
+
+/* ---- ops.c ---- */
+PyObject *pd_py_binary(pd_op_id op, PyObject *a, PyObject *b);  /* NotImplemented where an operand is neither tensor nor number */
+PyObject *pd_py_inplace(pd_op_id op, PyObject *a, PyObject *b);
+PyObject *pd_py_unary(pd_op_id op, PyObject *a);
+
+/* ---- index.c ---- */
+PyObject *pd_py_getitem(PyObject *self, PyObject *key);
+int pd_py_setitem(PyObject *self, PyObject *key, PyObject *value);
+
+/* ---- create.c ---- */
+/* A tensor from numbers, nested sequences, arrays, tensors. dtype PD_NO_DTYPE: inferred. copy: never shares memory. [new] */
+pd_tensor *pd_py_from_data(PyObject *data, int64_t dtype, bool copy);
+
+/* ---- autograd.c ---- */
+PyObject *pd_py_tensor_backward(PyObject *self, PyObject *args, PyObject *kwargs);
+PyObject *pd_py_register_hook(PyObject *self, PyObject *fn);
+PyObject *pd_py_register_post_hook(PyObject *self, PyObject *fn);
+PyObject *pd_py_node(pd_node *n); /* None for NULL */
+/* A C closure that calls a Python function with one wrapped argument; takes a reference of its own. */
+pd_closure pd_py_closure(PyObject *fn, pd_status (*call)(void *ctx, void *arg));
+
+/* ---- numpy.c ---- */
+int pd_py_getbuffer(PyObject *self, Py_buffer *view, int flags);
+void pd_py_releasebuffer(PyObject *self, Py_buffer *view);
+PyObject *pd_py_numpy(PyObject *self, PyObject *args);
+/* Shares the memory of an object with the buffer protocol: [new] tensor, NULL with the exception set. */
+pd_tensor *pd_py_from_buffer(PyObject *o, bool writable_only);
+
+/* ---- each file adds its part to the module: 0, or -1 with the exception set ---- */
+int pd_py_add_raise(PyObject *module);
+int pd_py_add_types(PyObject *module);   /* dtype, device, Size */
+int pd_py_add_tensor(PyObject *module);
+int pd_py_add_ops(PyObject *module);
+int pd_py_add_create(PyObject *module);
+int pd_py_add_autograd(PyObject *module);
+int pd_py_add_optim(PyObject *module);
+int pd_py_add_numpy(PyObject *module);
+int pd_py_add_info(PyObject *module);
+int pd_py_add_launch(PyObject *module);
+int pd_py_add_comm(PyObject *module);
+int pd_py_add_reducer(PyObject *module);
+
+/* PyType_FromSpec, kept in the state and added to the module under its name; NULL on failure. */
+PyObject *pd_py_type(PyObject *module, PyType_Spec *spec, PyObject *bases, PyObject **keep);
+
+#endif

@@ -1,0 +1,151 @@
+/* Small types: dtype (one object each), device, Size (a tuple that prints its name). */
+#include "py/py.h"
+
+PyObject *pd_py_type(PyObject *module, PyType_Spec *spec, PyObject *bases, PyObject **keep) {
+    PyObject *type = PyType_FromSpecWithBases(spec, bases);
+    const char *dot = strrchr(spec->name, '.');
+    if (type && module && PyModule_AddObjectRef(module, dot ? dot + 1 : spec->name, type)) Py_CLEAR(type);
+    *keep = type;
+    return type;
+}
+
+/* ---- dtype ---------------------------------------------------------------------------------------------------------- */
+
+typedef struct { PyObject_HEAD pd_dtype value; } pydtype;
+
+static PyObject *dtype_repr(PyObject *self) { return PyUnicode_FromFormat("pydist.%s", pd_dtype_name(((pydtype *)self)->value)); }
+static PyObject *dtype_float(PyObject *self, void *unused) {
+    (void)unused;
+    return PyBool_FromLong(pd_dtype_category(((pydtype *)self)->value) == PD_CAT_FLOAT);
+}
+static PyObject *dtype_size(PyObject *self, void *unused) {
+    (void)unused;
+    return PyLong_FromSize_t(pd_dtype_size(((pydtype *)self)->value));
+}
+static PyObject *dtype_reduce(PyObject *self, PyObject *unused) {
+    (void)unused;
+    return PyUnicode_FromString(pd_dtype_name(((pydtype *)self)->value));
+}
+static PyObject *dtype_module(PyObject *self, void *unused) {
+    (void)self, (void)unused;
+    return PyUnicode_FromString("pydist");
+}
+static void plain_dealloc(PyObject *self) {
+    PyTypeObject *type = Py_TYPE(self);
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+static PyGetSetDef dtype_getset[] = {{"is_floating_point", dtype_float, NULL, "True for float16, bfloat16, float32, float64.", NULL},
+                                     {"itemsize", dtype_size, NULL, "Bytes of one element.", NULL}, {"__module__", dtype_module, NULL, NULL, NULL}, {0}};
+static PyMethodDef dtype_methods[] = {{"__reduce__", dtype_reduce, METH_NOARGS, NULL}, {0}};
+static PyType_Slot dtype_slots[] = {{Py_tp_repr, dtype_repr}, {Py_tp_getset, dtype_getset}, {Py_tp_methods, dtype_methods}, {Py_tp_dealloc, plain_dealloc}, {0}};
+static PyType_Spec dtype_spec = {.name = "pydist._C.dtype", .basicsize = sizeof(pydtype), .slots = dtype_slots,
+                                 .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION};
+
+static int add_dtypes(PyObject *module) {
+    static const char *const aliases[][2] = {{"float", "float32"}, {"double", "float64"}, {"half", "float16"}, {"long", "int64"},
+                                             {"int", "int32"}, {"short", "int16"}};
+    if (!pd_py_type(module, &dtype_spec, NULL, &pd_py.dtype)) return -1;
+    for (int t = 0; t < PD_DTYPE_COUNT; t++) {
+        pydtype *o = (pydtype *)((PyTypeObject *)pd_py.dtype)->tp_alloc((PyTypeObject *)pd_py.dtype, 0);
+        if (!o) return -1;
+        o->value = (pd_dtype)t;
+        pd_py.dtypes[t] = (PyObject *)o;
+        /* complex is reserved: no kernels yet, so no name either */
+        if (pd_dtype_category((pd_dtype)t) != PD_CAT_COMPLEX && PyModule_AddObjectRef(module, pd_dtype_name((pd_dtype)t), (PyObject *)o)) return -1;
+    }
+    for (size_t i = 0; i < sizeof aliases / sizeof *aliases; i++) {
+        PyObject *o = PyObject_GetAttrString(module, aliases[i][1]);
+        if (!o || PyModule_AddObjectRef(module, aliases[i][0], o)) return -1;
+        Py_DECREF(o);
+    }
+    return 0;
+}
+
+/* ---- device --------------------------------------------------------------------------------------------------------- */
+
+static PyObject *device_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"type", "index", NULL};
+    PyObject *what, *index = NULL;
+    (void)type;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|O:device", names, &what, &index) || !pd_py_device(what, "device")) return NULL;
+    return Py_NewRef(pd_py.cpu);
+}
+
+bool pd_py_device(PyObject *o, const char *op) {
+    if (o == NULL || o == Py_None || o == pd_py.cpu) return true;
+    const char *text = PyUnicode_Check(o) ? PyUnicode_AsUTF8(o) : NULL;
+    if (text && (!strcmp(text, "cpu") || !strcmp(text, "cpu:0"))) return true;
+    if (text && !strncmp(text, "cuda", 4))
+        PyErr_Format(PyExc_RuntimeError, "%s: device %R: this build of pydist has no CUDA device (expected 'cpu')", op, o);
+    else if (!PyErr_Occurred()) PyErr_Format(PyExc_RuntimeError, "%s: unknown device %R (expected 'cpu')", op, o);
+    return false;
+}
+
+static PyObject *device_repr(PyObject *self) {
+    (void)self;
+    return PyUnicode_FromString("device(type='cpu')");
+}
+static PyObject *device_str(PyObject *self) {
+    (void)self;
+    return PyUnicode_FromString("cpu");
+}
+static PyObject *device_type(PyObject *self, void *unused) {
+    (void)unused;
+    return device_str(self);
+}
+static PyObject *device_index(PyObject *self, void *unused) {
+    (void)self, (void)unused;
+    Py_RETURN_NONE;
+}
+static PyObject *device_reduce(PyObject *self, PyObject *unused) {
+    (void)unused;
+    return Py_BuildValue("O(s)", Py_TYPE(self), "cpu");
+}
+
+static PyGetSetDef device_getset[] = {{"type", device_type, NULL, "'cpu'", NULL}, {"index", device_index, NULL, "None for the CPU", NULL}, {0}};
+static PyMethodDef device_methods[] = {{"__reduce__", device_reduce, METH_NOARGS, NULL}, {0}};
+static PyType_Slot device_slots[] = {{Py_tp_new, device_new}, {Py_tp_repr, device_repr}, {Py_tp_str, device_str}, {Py_tp_getset, device_getset},
+                                     {Py_tp_methods, device_methods}, {Py_tp_dealloc, plain_dealloc},
+                                     {Py_tp_doc, "device(type)\n\nWhere a tensor lives; there is one: device('cpu')."}, {0}};
+static PyType_Spec device_spec = {.name = "pydist._C.device", .basicsize = sizeof(PyObject), .slots = device_slots, .flags = Py_TPFLAGS_DEFAULT};
+
+/* ---- Size ------------------------------------------------------------------------------------------------------------- */
+
+static PyObject *size_repr(PyObject *self) {
+    PyObject *list = PySequence_List(self), *repr = list ? PyUnicode_FromFormat("pydist.Size(%R)", list) : NULL;
+    Py_XDECREF(list);
+    return repr;
+}
+
+static PyObject *size_numel(PyObject *self, PyObject *unused) {
+    int64_t n = 1;
+    (void)unused;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(self); i++) n *= PyLong_AsLongLong(PyTuple_GET_ITEM(self, i));
+    return PyErr_Occurred() ? NULL : PyLong_FromLongLong(n);
+}
+
+static PyMethodDef size_methods[] = {{"numel", size_numel, METH_NOARGS, "numel()\n\nThe product of the sizes."}, {0}};
+static PyType_Slot size_slots[] = {{Py_tp_repr, size_repr}, {Py_tp_methods, size_methods}, {0}};
+static PyType_Spec size_spec = {.name = "pydist._C.Size", .slots = size_slots, .flags = Py_TPFLAGS_DEFAULT};
+
+PyObject *pd_py_size(int ndim, const int64_t *size) {
+    PyTypeObject *type = (PyTypeObject *)pd_py.Size;
+    PyObject *tuple = type->tp_alloc(type, ndim);
+    for (int i = 0; tuple && i < ndim; i++) {
+        PyObject *n = PyLong_FromLongLong(size[i]);
+        if (!n) Py_CLEAR(tuple);
+        else PyTuple_SET_ITEM(tuple, i, n);
+    }
+    return tuple;
+}
+
+int pd_py_add_types(PyObject *module) {
+    PyObject *bases = PyTuple_Pack(1, &PyTuple_Type);
+    bool ok = bases && !add_dtypes(module) && pd_py_type(module, &device_spec, NULL, &pd_py.device) &&
+              (pd_py.cpu = ((PyTypeObject *)pd_py.device)->tp_alloc((PyTypeObject *)pd_py.device, 0)) &&
+              pd_py_type(module, &size_spec, bases, &pd_py.Size);
+    Py_XDECREF(bases);
+    return ok ? 0 : -1;
+}
