@@ -1,0 +1,300 @@
+#include "parallel/reducer.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "base/mem.h"
+#include "ops/ops.h"
+
+typedef struct slot { /* a parameter */
+    struct pd_reducer *r;
+    pd_tensor *param;     /* [strong] */
+    pd_tensor *home;      /* [strong] its view of the bucket; NULL in a world of one */
+    const pd_piece *piece;
+    char *name;
+    uint64_t hook;
+    bool fired;           /* in the backward that runs */
+} slot;
+
+typedef struct bucket {
+    pd_segment *segment;
+    int waiting;          /* parameters that have not fired yet */
+    pd_work *work;        /* NULL: not started */
+} bucket;
+
+struct pd_reducer {
+    pd_group *group;
+    pd_layout layout;
+    int n;
+    slot *slots;          /* by parameter */
+    bucket *buckets;
+    int next;             /* the bucket that starts next */
+    int64_t flags_at;     /* elements: where the used flags lie in the last bucket */
+    bool sync, running, warned;
+    uint64_t site;
+};
+
+const pd_layout *pd_reducer_layout(const pd_reducer *r) { return &r->layout; }
+void pd_reducer_set_sync(pd_reducer *r, bool sync) { r->sync = sync; }
+bool pd_reducer_get_sync(const pd_reducer *r) { return r->sync; }
+
+static void forget_backward(pd_reducer *r) {
+    for (int b = 0; b < r->layout.nbuckets; b++) {
+        r->buckets[b].waiting = r->layout.buckets[b].count;
+        if (r->buckets[b].work) pd_work_release(r->buckets[b].work);
+        r->buckets[b].work = NULL;
+    }
+    for (int i = 0; i < r->n; i++) r->slots[i].fired = false;
+    r->next = 0;
+    r->running = false;
+}
+
+/* ---- the flags: one element a parameter, 1/W-scaled like the rest ---------------------------------------------------- */
+
+static char *flag_at(pd_reducer *r, int param) {
+    int last = r->layout.nbuckets - 1;
+    size_t size = pd_dtype_size(r->layout.buckets[last].dtype);
+    return (char *)pd_segment_ptr(r->buckets[last].segment) + (size_t)(r->flags_at + param) * size;
+}
+
+static void write_flags(pd_reducer *r) {
+    pd_dtype t = r->layout.buckets[r->layout.nbuckets - 1].dtype;
+    for (int i = 0; i < r->n; i++) {
+        pd_scalar v = pd_number(r->slots[i].fired);
+        pd_scalar_store(&v, t, flag_at(r, i));
+    }
+}
+
+static bool used_somewhere(pd_reducer *r, int param) {
+    static const char zero[16];
+    return memcmp(flag_at(r, param), zero, pd_dtype_size(r->layout.buckets[r->layout.nbuckets - 1].dtype)) != 0;
+}
+
+/* ---- during backward ---------------------------------------------------------------------------------------------------- */
+
+static pd_status start_bucket(pd_reducer *r, int b) {
+    const pd_bucket_span *span = &r->layout.buckets[b];
+    bool last = b == r->layout.nbuckets - 1;
+    int64_t count = last ? r->flags_at + r->n : span->numel;
+    if (last) write_flags(r);
+    return pd_group_all_reduce(r->group, pd_segment_ptr(r->buckets[b].segment), count, span->dtype, PD_REDUCE_SUM,
+                               1.0 / pd_group_size(r->group), r->site, r->buckets[b].segment, &r->buckets[b].work);
+}
+
+/* The last bucket carries the flags, so it starts at the end of backward unless everything has fired. */
+static pd_status start_full(pd_reducer *r) {
+    while (r->next < r->layout.nbuckets && r->buckets[r->next].waiting == 0) {
+        PD_TRY(start_bucket(r, r->next));
+        r->next++;
+    }
+    return PD_OK;
+}
+
+/* The gradient is in the bucket: put there by the engine, or here where the user gave .grad another tensor. */
+static pd_status bring_home(slot *s) {
+    pd_meta *m = s->param->meta;
+    if (!m->grad || m->grad == s->home) return PD_OK;
+    if (m->grad->storage != s->home->storage || m->grad->offset != s->home->offset) PD_TRY(pd_engine.copy_into(s->home, m->grad));
+    pd_tensor_release(m->grad);
+    pd_tensor_retain(m->grad = s->home);
+    return PD_OK;
+}
+
+static void warn_unused(pd_reducer *r) {
+    char names[512] = "";
+    int missing = 0;
+    if (r->warned) return;
+    for (int i = 0; i < r->n; i++) {
+        if (r->slots[i].fired) continue;
+        size_t used = strlen(names);
+        if (missing++ < 8) snprintf(names + used, sizeof names - used, "%s%s", used ? ", " : "", r->slots[i].name);
+    }
+    if (!missing) return;
+    r->warned = true;
+    pd_log(PD_LOG_WARN, "rank %d: %d of %d parameters got no gradient in this backward and count as zero: %s%s", pd_group_rank(r->group), missing,
+           r->n, names, missing > 8 ? ", ..." : "");
+}
+
+static pd_status finish(pd_reducer *r) {
+    warn_unused(r);
+    for (int i = 0; i < r->n; i++) {
+        slot *s = &r->slots[i];
+        if (s->fired) continue;
+        pd_meta *m = s->param->meta;
+        if (m->grad) PD_TRY(bring_home(s)); /* from an earlier backward: the same part again */
+        else memset(pd_tensor_data(s->home), 0, pd_tensor_bytes(s->home));
+    }
+    for (; r->next < r->layout.nbuckets; r->next++) PD_TRY(start_bucket(r, r->next));
+    for (int b = 0; b < r->layout.nbuckets; b++) PD_TRY(pd_work_wait(r->buckets[b].work, -1));
+    for (int i = 0; i < r->n; i++) {
+        slot *s = &r->slots[i];
+        pd_meta *m = s->param->meta;
+        if (!m->grad && used_somewhere(r, i)) pd_tensor_retain(m->grad = s->home);
+        pd_tensor_bump(s->home);
+    }
+    return PD_OK;
+}
+
+static pd_status at_end(void *ctx, void *arg) {
+    pd_reducer *r = ctx;
+    (void)arg;
+    if (!r->running) return PD_OK; /* prepared anew meanwhile */
+    void *token = pd_host_release(); /* peers may keep us waiting */
+    pd_status status = finish(r);
+    pd_host_acquire(token);
+    forget_backward(r);
+    return status;
+}
+
+static pd_status on_ready(void *ctx, void *leaf) {
+    slot *s = ctx;
+    pd_reducer *r = s->r;
+    (void)leaf;
+    if (!r->sync) return PD_OK;
+    if (!r->running) {
+        r->running = true;
+        PD_TRY(pd_engine_at_end((pd_closure){.call = at_end, .ctx = r}));
+    }
+    if (s->fired)
+        return pd_fail(PD_E_DIST, "DistributedDataParallel: parameter %s got a gradient twice before the buckets were reduced", s->name);
+    PD_TRY(bring_home(s));
+    s->fired = true;
+    r->buckets[s->piece->bucket].waiting--;
+    PD_TRY(start_full(r));
+    return r->next ? pd_group_progress(r->group) : PD_OK;
+}
+
+pd_status pd_reducer_prepare(pd_reducer *r, uint64_t site) {
+    r->site = site;
+    if (!r->running) return PD_OK;
+    /* A backward failed midway: what has started must end before its memory is written again. */
+    for (int b = 0; b < r->next; b++)
+        if (r->buckets[b].work) PD_TRY(pd_work_wait(r->buckets[b].work, -1));
+    forget_backward(r);
+    return PD_OK;
+}
+
+/* ---- making ---------------------------------------------------------------------------------------------------------------- */
+
+static void drop_segment(void *segment) { pd_segment_release(segment); }
+
+/* The bucket's memory as storage that its views share. */
+static pd_status make_bucket(pd_reducer *r, int b) {
+    const pd_bucket_span *span = &r->layout.buckets[b];
+    size_t size = pd_dtype_size(span->dtype), extra = b == r->layout.nbuckets - 1 ? (size_t)r->n : 0;
+    size_t bytes = ((size_t)span->numel + extra) * size;
+    pd_storage *storage;
+    PD_TRY(pd_group_segment_new(r->group, bytes, &r->buckets[b].segment));
+    PD_TRY(pd_storage_foreign(&pd_device_cpu, pd_segment_ptr(r->buckets[b].segment), bytes, drop_segment, r->buckets[b].segment, &storage));
+    pd_segment_retain(r->buckets[b].segment); /* the storage's */
+    pd_status status = PD_OK;
+    for (int k = span->first; k < span->first + span->count && !status; k++) {
+        const pd_piece *piece = &r->layout.pieces[k];
+        slot *s = &r->slots[piece->param];
+        s->piece = piece;
+        status = pd_tensor_alias(s->param, false, &s->home);
+        if (status) break;
+        pd_storage_release(s->home->storage);
+        pd_storage_retain(s->home->storage = storage);
+        s->home->offset = piece->offset;
+    }
+    pd_storage_release(storage);
+    return status;
+}
+
+static pd_status attach(slot *s) {
+    pd_meta *m = NULL;
+    pd_status status;
+    PD_TRY(pd_meta_get(s->param, &m));
+    if (m->home) return pd_fail(PD_E_VALUE, "DistributedDataParallel: parameter %s already belongs to another one", s->name);
+    s->hook = pd_hook_add(&m->hooks, PD_HOOK_READY, 0, (pd_closure){.call = on_ready, .ctx = s}, &status);
+    if (status) return status;
+    pd_tensor_retain(m->home = s->home);
+    return bring_home(s);
+}
+
+static pd_status fill_slots(pd_reducer *r, pd_tensor *const *params, const char *const *names) {
+    for (int i = 0; i < r->n; i++) {
+        slot *s = &r->slots[i];
+        s->r = r;
+        pd_tensor_retain(s->param = params[i]);
+        PD_TRY(pd_malloc(strlen(names[i]) + 1, "reducer", &s->name));
+        strcpy(s->name, names[i]);
+        if (!params[i]->requires_grad || (params[i]->meta && params[i]->meta->grad_fn) || !pd_dtype_is_float((pd_dtype)params[i]->dtype))
+            return pd_fail(PD_E_VALUE, "DistributedDataParallel: parameter %s is %s and %s (expected a floating leaf that requires grad)", names[i],
+                           pd_dtype_name((pd_dtype)params[i]->dtype), params[i]->requires_grad ? "no leaf" : "does not require grad");
+        if (!pd_shape_is_dense(params[i]->ndim, params[i]->size, params[i]->stride))
+            return pd_fail(PD_E_VALUE, "DistributedDataParallel: parameter %s is not dense (expected contiguous())", names[i]);
+    }
+    return PD_OK;
+}
+
+static pd_status build(pd_reducer *r, size_t first, size_t cap) {
+    int64_t *numel;
+    pd_dtype *dtype;
+    PD_TRY(pd_malloc((sizeof *numel + sizeof *dtype) * (size_t)r->n, "reducer", &numel));
+    dtype = (pd_dtype *)(numel + r->n);
+    for (int i = 0; i < r->n; i++) {
+        numel[i] = r->slots[i].param->numel;
+        dtype[i] = (pd_dtype)r->slots[i].param->dtype;
+    }
+    pd_status status = pd_layout_init(&r->layout, r->n, numel, dtype, first, cap);
+    pd_free(numel);
+    if (status) return status;
+    r->flags_at = r->layout.buckets[r->layout.nbuckets - 1].numel;
+    PD_TRY(pd_calloc(sizeof *r->buckets * (size_t)r->layout.nbuckets, "reducer", &r->buckets));
+    if (pd_group_size(r->group) == 1) return PD_OK; /* nothing to average, so gradients stay where the engine puts them */
+    for (int b = 0; b < r->layout.nbuckets; b++) PD_TRY(make_bucket(r, b));
+    for (int i = 0; i < r->n; i++) PD_TRY(attach(&r->slots[i]));
+    forget_backward(r);
+    return PD_OK;
+}
+
+pd_status pd_reducer_new(pd_tensor *const *params, const char *const *names, int n, pd_group *group, size_t first_bytes, size_t cap_bytes,
+                         pd_reducer **out) {
+    pd_reducer *r;
+    if (n < 1) return pd_fail(PD_E_VALUE, "DistributedDataParallel: no parameters");
+    PD_TRY(pd_calloc(sizeof *r, "reducer", &r));
+    pd_group_retain(r->group = group);
+    r->sync = true;
+    pd_status status = pd_calloc(sizeof *r->slots * (size_t)n, "reducer", &r->slots);
+    if (!status) {
+        r->n = n;
+        status = fill_slots(r, params, names);
+    }
+    if (!status) status = build(r, first_bytes, cap_bytes);
+    if (status) {
+        pd_reducer_free(r);
+        return pd_trail(__FILE__, __LINE__, status);
+    }
+    *out = r;
+    return PD_OK;
+}
+
+void pd_reducer_free(pd_reducer *r) {
+    if (!r) return;
+    for (int i = 0; i < r->n; i++) {
+        slot *s = &r->slots[i];
+        pd_meta *m = s->param ? s->param->meta : NULL;
+        if (m && s->hook) {
+            pd_hook_remove(&m->hooks, s->hook);
+            if (m->home == s->home) {
+                pd_tensor_release(m->home);
+                m->home = NULL;
+            }
+        }
+        pd_tensor_release(s->home);
+        pd_tensor_release(s->param);
+        pd_free(s->name);
+    }
+    for (int b = 0; r->buckets && b < r->layout.nbuckets; b++) {
+        if (r->buckets[b].work) pd_work_release(r->buckets[b].work);
+        if (r->buckets[b].segment) pd_segment_release(r->buckets[b].segment);
+    }
+    pd_layout_fini(&r->layout);
+    pd_group_release(r->group);
+    pd_free(r->slots);
+    pd_free(r->buckets);
+    pd_free(r);
+}

@@ -1,0 +1,11 @@
+/* What comm.c lends to the other binding files. */
+#ifndef PD_PY_COMM_H
+#define PD_PY_COMM_H
+
+#include "comm/group.h"
+#include "py/py.h"
+
+pd_group *pd_py_group(PyObject *group); /* [borrowed] from a Group; NULL with a TypeError set */
+uint64_t pd_py_site(void);              /* the Python line outside the package that is running, interned */
+
+#endif
