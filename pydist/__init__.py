@@ -12,6 +12,7 @@ Importing this package opens no socket, starts no thread and does not import Num
 from pydist import _C
 from pydist._C import *
 from pydist._grad_mode import enable_grad, inference_mode, no_grad, set_grad_enabled
+from pydist._onednn import candidates as _onednn_candidates
 
 __version__ = "0.1.0"
 
@@ -30,10 +31,4 @@ def __dir__():
     return sorted({*globals(), *_SUBMODULES})
 
 
-def _onednn_paths():
-    from pydist._onednn import candidates
-
-    return candidates()
-
-
-_C.set_onednn_finder(_onednn_paths)
+_C.onednn_paths(_onednn_candidates())

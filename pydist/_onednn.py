@@ -1,26 +1,20 @@
-"""Where oneDNN's library may be. Imported when the engine first needs a matmul or a convolution."""
+"""Where oneDNN's library may be. Imported with the package, so it only puts names together: the engine looks when it first
+needs a matmul or a convolution.
+
+The wheel onednn-cpu-gomp puts the library two folders above its site-packages: into the lib folder of the environment or,
+with pip's --user, of the user's base.
+"""
 
 import os
-import site
 import sys
-from importlib import metadata
 
 NAME = "libdnnl.so.3"
 
 
-def _from_wheel():
-    try:
-        files = metadata.files("onednn-cpu-gomp") or []
-    except metadata.PackageNotFoundError:
-        return []
-    return [str(f.locate()) for f in files if f.name == NAME]
-
-
 def candidates():
-    """Paths to try in order: ONEDNN_ROOT, the wheel, the environment, the user's base, the system's loader."""
+    """Paths to try in order: ONEDNN_ROOT, beside the installed packages, the environment, the system's loader."""
     root = os.environ.get("ONEDNN_ROOT")
-    folders = [os.path.join(root, lib) for lib in ("lib", "lib64")] if root else []
-    found = [os.path.join(folder, NAME) for folder in folders] + _from_wheel()
-    found += [os.path.join(base, "lib", NAME) for base in (sys.prefix, site.USER_BASE) if base]
-    existing = [os.path.realpath(path) for path in found if os.path.exists(path)]
-    return [*dict.fromkeys(existing), NAME]
+    folders = [f"{root}/lib", f"{root}/lib64"] if root else []
+    folders += [os.path.dirname(os.path.dirname(path)) for path in sys.path if path.endswith("-packages")]
+    folders.append(f"{sys.prefix}/lib")
+    return [*dict.fromkeys(f"{folder}/{NAME}" for folder in folders), NAME]

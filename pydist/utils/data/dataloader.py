@@ -151,6 +151,6 @@ class DataLoader:
         return prefetch(tasks, fetch, self._start_thread, workers, ahead, self.timeout or None, self.dataset)
 
     def _start_thread(self, worker):
-        _C.set_num_threads(1)  # of this thread: the workers share the cores with the training
+        _C._thread_num_threads(1)  # the workers share the cores with the training
         if self.worker_init_fn is not None:
             self.worker_init_fn(worker)
