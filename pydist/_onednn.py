@@ -1,9 +1,4 @@
-"""Where oneDNN's library may be. Imported with the package, so it only puts names together: the engine looks when it first
-needs a matmul or a convolution.
-
-The wheel onednn-cpu-gomp puts the library two folders above its site-packages: into the lib folder of the environment or,
-with pip's --user, of the user's base.
-"""
+"""Where oneDNN's library may be."""
 
 import os
 import sys
@@ -12,9 +7,9 @@ NAME = "libdnnl.so.3"
 
 
 def candidates():
-    """Paths to try in order: ONEDNN_ROOT, beside the installed packages, the environment, the system's loader."""
-    root = os.environ.get("ONEDNN_ROOT")
+    """Paths to try in order: ONEDNN_ROOT, the environment, every folder that modules come from (pip's --target puts the
+    wheel's lib there), the user's base, the system's loader. Cheap enough for import: nothing is opened or imported."""
+    root, home = os.environ.get("ONEDNN_ROOT"), os.environ.get("HOME")
     folders = [f"{root}/lib", f"{root}/lib64"] if root else []
-    folders += [os.path.dirname(os.path.dirname(path)) for path in sys.path if path.endswith("-packages")]
-    folders.append(f"{sys.prefix}/lib")
-    return [*dict.fromkeys(f"{folder}/{NAME}" for folder in folders), NAME]
+    folders += [f"{base}/lib" for base in (sys.prefix, *sys.path, home and f"{home}/.local") if base]
+    return [path for path in (f"{folder}/{NAME}" for folder in dict.fromkeys(folders)) if os.path.exists(path)] + [NAME]

@@ -1,0 +1,156 @@
+"""What Tensor does in Python: its text (as PyTorch prints it), copies and pickles. Called by the extension."""
+
+import copy
+import math
+
+from pydist import _C
+
+PRECISION = 4  # digits after the point
+THRESHOLD = 1000  # elements beyond which only the edges are shown
+EDGE = 3
+LINE = 80
+
+_FORMATS = {
+    _C.bool: "?",
+    _C.uint8: "B",
+    _C.int8: "b",
+    _C.int16: "h",
+    _C.int32: "i",
+    _C.int64: "q",
+    _C.float16: "e",
+    _C.float32: "f",
+    _C.float64: "d",
+}
+
+
+# Text.
+
+
+def _edges(data, shape):
+    """Nested lists of what is shown: all, or (over THRESHOLD) the edges of each dimension with None between."""
+    if not shape or math.prod(shape) <= THRESHOLD:
+        return data.tolist()
+
+    def shown(part, sizes):
+        if not sizes:
+            return part.item()
+        if sizes[0] <= 2 * EDGE:
+            return [shown(part[i], sizes[1:]) for i in range(sizes[0])]
+        head = [shown(part[i], sizes[1:]) for i in range(EDGE)]
+        return [*head, None, *(shown(part[i], sizes[1:]) for i in range(sizes[0] - EDGE, sizes[0]))]
+
+    return shown(data, tuple(shape))
+
+
+def _flat(nested):
+    if isinstance(nested, list):
+        for item in nested:
+            yield from _flat(item)
+    elif nested is not None:
+        yield nested
+
+
+def _number_style(values):
+    """A function from a number to its text, the same style for all of them."""
+    if not any(isinstance(value, float) for value in values):
+        return str
+    sizes = [abs(value) for value in values if math.isfinite(value) and value != 0]
+    whole = all(size == math.ceil(size) for size in sizes)
+    spread = bool(sizes) and (max(sizes) / min(sizes) > 1000 or max(sizes) > 1e8 or (not whole and min(sizes) < 1e-4))
+    if spread:
+        return f"{{:.{PRECISION}e}}".format
+    if whole:
+        return lambda value: f"{value:.0f}." if math.isfinite(value) else str(value)
+    return f"{{:.{PRECISION}f}}".format
+
+
+def _lay_out(nested, text_of, width, indent, depth):
+    if depth == 0:
+        return text_of(nested).rjust(width)
+    if depth == 1:
+        items = [" ..." if item is None else text_of(item).rjust(width) for item in nested]
+        each = max(1, (LINE - indent) // (width + 2))
+        lines = [", ".join(items[i : i + each]) for i in range(0, len(items), each)]
+        return "[" + (",\n" + " " * (indent + 1)).join(lines) + "]"
+    parts = ["..." if p is None else _lay_out(p, text_of, width, indent + 1, depth - 1) for p in nested]
+    return "[" + ("," + "\n" * (depth - 1) + " " * (indent + 1)).join(parts) + "]"
+
+
+def tensor_repr(tensor):
+    """`tensor([[1., 2.]], dtype=..., grad_fn=<...>)`."""
+    data, indent, notes = tensor.detach(), len("tensor("), []
+    if tensor.numel() == 0:
+        body = "[]"
+        if tensor.dim() != 1:
+            notes.append(f"size={tuple(tensor.shape)}")
+        usual = (_C.float32,)
+    else:
+        nested = _edges(data, data.shape)
+        values = list(_flat(nested))
+        text_of = _number_style(values)
+        width = max(len(text_of(value)) for value in values) if tensor.dim() else 0
+        body = _lay_out(nested, text_of, width, indent, tensor.dim())
+        usual = (_C.float32, _C.int64, _C.bool)
+    if tensor.dtype not in usual:
+        notes.append(f"dtype={tensor.dtype}")
+    if tensor.grad_fn is not None:
+        notes.append(f"grad_fn=<{tensor.grad_fn.name()}>")
+    elif tensor.requires_grad:
+        notes.append("requires_grad=True")
+    text, used = f"tensor({body}", len(body) - body.rfind("\n") + (indent if "\n" not in body else 0)
+    for note in notes:
+        if used + len(note) + 2 > LINE:
+            text, used = f"{text},\n{' ' * indent}{note}", indent + len(note)
+        else:
+            text, used = f"{text}, {note}", used + len(note) + 2
+    return text + ")"
+
+
+# Copies and pickles.
+
+
+def _dressed(tensor, kind, requires_grad, attributes):
+    """`tensor` as a leaf of type `kind` with these attributes."""
+    if kind is not _C.Tensor:
+        tensor = _C.Tensor._make_subclass(kind, tensor, requires_grad)
+    elif requires_grad:
+        tensor.requires_grad_()
+    if attributes:
+        tensor.__dict__.update(attributes)
+    return tensor
+
+
+def deepcopy(tensor, memo):
+    """A leaf with memory, gradient and attributes of its own. Raises RuntimeError for a tensor with a history."""
+    if id(tensor) in memo:
+        return memo[id(tensor)]
+    if not tensor.is_leaf:
+        raise RuntimeError("deepcopy: the tensor is part of a graph (expected a leaf; use detach().clone())")
+    new = _dressed(tensor.detach().clone(), type(tensor), tensor.requires_grad, copy.deepcopy(tensor.__dict__, memo))
+    memo[id(tensor)] = new
+    if tensor.grad is not None:
+        new.grad = deepcopy(tensor.grad, memo)
+    return new
+
+
+def reduce(tensor):
+    """For pickle: (function, arguments). The elements travel as bytes in C order; bfloat16 as float32."""
+    if not tensor.is_leaf:
+        raise RuntimeError("pickle: the tensor is part of a graph (expected a leaf; use detach())")
+    data = tensor.detach().contiguous()
+    if data.dtype not in _FORMATS:
+        data = data.float()
+    elements = memoryview(data).cast("B").tobytes() if data.numel() else b""
+    arguments = (
+        type(tensor), elements, data.dtype, tensor.dtype, tuple(tensor.shape), tensor.requires_grad, tensor.__dict__ or None
+    )  # fmt: skip
+    return rebuild, arguments
+
+
+def rebuild(kind, elements, stored, dtype, shape, requires_grad, attributes):
+    """What `reduce` took apart."""
+    if elements:
+        tensor = _C.tensor(memoryview(elements).cast(_FORMATS[stored]), dtype=dtype).reshape(shape)
+    else:
+        tensor = _C.empty(shape, dtype=dtype)
+    return _dressed(tensor, kind, requires_grad, attributes)
