@@ -88,7 +88,9 @@ def tensor_repr(tensor):
         nested = _edges(data, data.shape)
         values = list(_flat(nested))
         text_of = _number_style(values)
-        width = max(len(text_of(value)) for value in values) if tensor.dim() else 0
+        # PyTorch measures what is finite and not 0
+        measured = [v for v in values if not isinstance(v, float) or (math.isfinite(v) and v != 0)]
+        width = max((len(text_of(v)) for v in measured), default=0) if tensor.dim() else 0
         body = _lay_out(nested, text_of, width, indent, tensor.dim())
         usual = (_C.float32, _C.int64, _C.bool)
     if tensor.dtype not in usual:
