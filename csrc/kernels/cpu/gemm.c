@@ -24,7 +24,7 @@
 #else
 #define MR 4 /* 8 of 16 */
 #endif
-#define KC 320
+#define KC 256
 #define MC 120
 #define NC_BYTES 2048 /* of a row of the B block */
 #define SPLIT_K 2048  /* elements of K in a chunk, at least */
