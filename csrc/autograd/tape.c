@@ -207,47 +207,37 @@ static void slices_drop(pd_node *n) {
     pd_free(s);
 }
 
+/* inner's own gradients for the part that it wrote; gin has room for its inputs. */
+static void run_inner(pd_vjp *v, pd_node *inner, pd_tensor *g, pd_tensor **gin) {
+    pd_vjp w = {.node = inner, .attrs = inner->attrs, .g = &g, .gin = gin, .create_graph = v->create_graph};
+    inner->kind->run(&w);
+    v->status = w.status;
+    for (size_t i = 0; i < w.ntemps; i++) pd_tensor_release(w.temps[i]);
+    pd_free(w.temps);
+}
+
 static void slices_run(pd_vjp *v) {
     slices *s = v->node->extra;
-    pd_tensor *t = NULL, *whole, *part;
-    if (v->create_graph) {
-        v->status = pd_fail(PD_E_NOTIMPL, "%s: an in-place op on a view cannot be differentiated twice (create_graph)",
-                            pd_node_name(s->inner));
-        return;
-    }
-    /* A copy of g in the base's own layout, so that the view's strides address it. */
+    pd_tensor *t = NULL, *gin[PD_MAX_PARAMS] = {0}; /* in-place ops have fixed inputs */
+    /* A copy of g in the base's own layout, so that the view's strides address it. Ops throughout: recorded if need be. */
     pd_status status = pd_engine.zeros_like(s->base, &t);
-    whole = pd_vjp_keep(v, status, t);
-    if (!whole) return;
-    bool mode = pd_grad_mode;
-    pd_grad_mode = false;
-    status = pd_engine.copy_into(whole, v->g[0]);
-    if (!status) status = pd_engine.as_strided(whole, s->view, &t);
-    part = pd_vjp_keep(v, status, t);
-    if (part) status = pd_engine.clone(part, &t);
-    pd_tensor *inner_g = part ? pd_vjp_keep(v, status, t) : NULL;
-    if (inner_g) {
-        pd_tensor *gin[PD_MAX_PARAMS] = {0}; /* in-place ops have fixed inputs */
-        pd_vjp inner = {.node = s->inner, .attrs = s->inner->attrs, .g = &inner_g, .gin = gin};
-        s->inner->kind->run(&inner);
-        v->status = inner.status;
-        for (size_t i = 0; i < inner.ntemps; i++) pd_tensor_release(inner.temps[i]);
-        pd_free(inner.temps);
-        if (!v->status) {
-            if (gin[0]) v->status = pd_engine.copy_into(part, gin[0]);
-            else {
-                status = pd_engine.zeros_like(part, &t);
-                pd_tensor *zero = pd_vjp_keep(v, status, t);
-                if (zero) v->status = pd_engine.copy_into(part, zero);
-            }
-        }
-        pd_vjp_set(v, 0, whole);
-        for (int i = 0; i < s->inner->nin; i++) {
-            if (i > 0 && i < v->node->nin) pd_vjp_set(v, i, gin[i]);
-            pd_tensor_release(gin[i]);
-        }
+    pd_tensor *whole = pd_vjp_keep(v, status, t), *part, *g, *back;
+    if (!whole || (v->status = pd_engine.write(whole, v->g[0]))) return;
+    status = pd_engine.as_strided(whole, s->view, &t);
+    if (!(part = pd_vjp_keep(v, status, t))) return;
+    status = pd_engine.clone(part, &t);
+    if (!(g = pd_vjp_keep(v, status, t))) return;
+    run_inner(v, s->inner, g, gin);
+    if (!(back = gin[0]) && !v->status) {
+        status = pd_engine.zeros_like(part, &t);
+        back = pd_vjp_keep(v, status, t);
     }
-    pd_grad_mode = mode;
+    if (!v->status) v->status = pd_engine.write(part, back);
+    pd_vjp_set(v, 0, whole);
+    for (int i = 0; i < s->inner->nin; i++) {
+        if (i > 0) pd_vjp_set(v, i, gin[i]);
+        pd_tensor_release(gin[i]);
+    }
 }
 
 static const pd_node_kind copy_slices = {.name = "copy_slices", .run = slices_run, .drop = slices_drop};

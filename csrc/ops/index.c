@@ -164,7 +164,7 @@ static pd_status put_infer(pd_call *c) {
     memcpy(size, p.size, sizeof(int64_t) * (size_t)p.ndim);
     for (int d = n; d < x->ndim; d++) size[p.ndim + d - n] = x->size[d];
     ndim = p.ndim + x->ndim - n;
-    if (!pd_shape_equal(ndim, size, values->ndim, values->size) || !pd_tensor_is_contiguous(values) || values->dtype != x->dtype)
+    if (!pd_shape_equal(ndim, size, values->ndim, values->size) || values->dtype != x->dtype)
         return pd_fail(PD_E_SHAPE, "index_put: values are %s of shape %s (expected %s of shape %s)", pd_dtype_name((pd_dtype)values->dtype),
                        pd_tensor_shape(values), pd_dtype_name((pd_dtype)x->dtype), pd_shape_text(ndim, size));
     return pd_out_like(c, 0, (pd_dtype)x->dtype, x);
@@ -172,7 +172,8 @@ static pd_status put_infer(pd_call *c) {
 
 static size_t put_scratch(const pd_call *c) {
     places p;
-    return places_of("index_put", c->out[0], c->in + 2, c->nin - 2, &p) ? 0 : offsets_bytes(&p);
+    size_t packed = pd_tensor_is_contiguous(c->in[1]) ? 0 : pd_tensor_bytes(c->in[1]);
+    return places_of("index_put", c->out[0], c->in + 2, c->nin - 2, &p) ? 0 : offsets_bytes(&p) + packed;
 }
 
 static pd_status put_kernel(const pd_call *c) {
@@ -188,8 +189,9 @@ static pd_status put_kernel(const pd_call *c) {
         pd_cpu()->copy((pd_dtype)o->dtype, (pd_dtype)o->dtype, &l);
     }
     int64_t count = p.whole ? p.count : p.count * p.block, block = p.whole ? p.block : 1;
-    if (accumulate) pd_cpu()->put_add((pd_dtype)o->dtype, count, block, c->scratch, pd_tensor_data(values), block * size, pd_tensor_data(o));
-    else pd_cpu()->put(count, (size_t)(block * size), c->scratch, pd_tensor_data(values), block * size, pd_tensor_data(o));
+    const void *from = pd_packed(values, (char *)c->scratch + offsets_bytes(&p));
+    if (accumulate) pd_cpu()->put_add((pd_dtype)o->dtype, count, block, c->scratch, from, block * size, pd_tensor_data(o));
+    else pd_cpu()->put(count, (size_t)(block * size), c->scratch, from, block * size, pd_tensor_data(o));
     return PD_OK;
 }
 
@@ -301,7 +303,7 @@ static pd_status put_compose(pd_call *c) {
 }
 
 pd_status pd_index_put(pd_tensor *x, pd_tensor *const *indices, int nindices, pd_tensor *values, bool accumulate) {
-    pd_tensor *idx[PD_MAX_DIMS], *in[2 + PD_MAX_DIMS] = {0}, *moved = NULL, *wide = NULL, *cast = NULL;
+    pd_tensor *idx[PD_MAX_DIMS], *in[2 + PD_MAX_DIMS] = {0}, *wide = NULL, *cast = NULL;
     pd_ints order, back, shape = {0}, undo;
     places p;
     int n, first;
@@ -329,13 +331,11 @@ pd_status pd_index_put(pd_tensor *x, pd_tensor *const *indices, int nindices, pd
         values = cast;
     }
     PD_TRY_TO(done, pd_call1(PD_OP_expand, values, &seen, &wide));
-    PD_TRY_TO(done, permuted(wide, &undo, &moved));
-    PD_TRY_TO(done, pd_contiguous(moved, &in[1]));
+    PD_TRY_TO(done, permuted(wide, &undo, &in[1]));
     PD_TRY_TO(done, pd_apply_into(PD_DEF(index_put_front), in, 2 + count, &(int64_t){accumulate}, in[0]));
 done:
     pd_tensor_release(in[0]);
     pd_tensor_release(in[1]);
-    pd_tensor_release(moved);
     pd_tensor_release(wide);
     pd_tensor_release(cast);
     for (int i = 0; i < n; i++) pd_tensor_release(idx[i]);
