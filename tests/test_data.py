@@ -325,7 +325,7 @@ def test_worker_info():
 
     started = []
     loader = DataLoader(Where(8), batch_size=None, num_workers=2, worker_init_fn=started.append)
-    assert {x[1:] for x in loader} == {(2, True)} and sorted(started) == [0, 1]
+    assert {(workers, same) for _, workers, same in loader} == {(2, True)} and sorted(started) == [0, 1]
     assert get_worker_info() is None
 
 

@@ -116,7 +116,7 @@ def test_grad_mode_is_per_thread():
     assert seen == [True]
 
 
-@pytest.mark.parametrize("example", conftest.doctests(), ids=lambda example: example.name)
+@pytest.mark.parametrize("example", list(conftest.doctests()), ids=lambda example: example.name)
 def test_documented_examples(example):
     runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
     text = []

@@ -10,6 +10,10 @@ from pydist import nn
 from pydist.nn import functional as F
 
 
+def same(a, b):
+    return a.shape == b.shape and a.dtype == b.dtype and bool((a == b).all())
+
+
 def mlp():
     return nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))
 
@@ -87,9 +91,9 @@ def test_bad_registrations():
     block = Block()
     with pytest.raises(KeyError, match="already exists"):
         block.register_buffer("forward", None)
-    with pytest.raises(KeyError, match="can't contain"):
+    with pytest.raises(KeyError, match="contain"):
         block.register_parameter("a.b", None)
-    with pytest.raises(KeyError, match="can't be empty"):
+    with pytest.raises(KeyError, match="be empty"):
         block.add_module("", None)
     with pytest.raises(TypeError, match="not a Module"):
         block.add_module("x", 1)
@@ -133,16 +137,16 @@ def test_hooks_change_arguments_and_results():
     x = pydist.ones(1, 2)
     plain = block(x, factor=2.0)
     with block.register_forward_pre_hook(lambda m, args: calls.append("pre") or (args[0] * 0,)):
-        assert pydist.allclose(block(x), block.linear.bias.unsqueeze(0))
+        assert same(block(x), block.linear.bias.detach().unsqueeze(0))
     with block.register_forward_pre_hook(lambda m, args, kw: (args, {"factor": 2.0}), with_kwargs=True):
-        assert pydist.equal(block(x), plain)
+        assert same(block(x), plain)
     with block.register_forward_hook(lambda m, args, out: calls.append(len(args))):
         with block.register_forward_hook(lambda m, args, kw, out: kw["factor"], with_kwargs=True, prepend=True) as first:
             assert block(x, factor=7.0) == 7.0
             assert next(iter(block._forward_hooks)) == first.id
     assert calls == ["pre", 1]
     assert not block._forward_hooks and not block._forward_pre_hooks
-    assert pydist.equal(block(x, factor=2.0), plain)
+    assert same(block(x, factor=2.0), plain)
 
 
 def test_train_and_eval_reach_all():
@@ -207,7 +211,7 @@ def test_state_round_trip():
     assert state["scale"].data_ptr() == a.scale.data_ptr() and not state["scale"].requires_grad
     assert a.state_dict(keep_vars=True)["scale"] is a.scale
     assert str(b.load_state_dict(state)) == "<All keys matched successfully>"
-    assert pydist.equal(a.linear.weight, b.linear.weight) and a.linear.weight is not b.linear.weight
+    assert same(a.linear.weight, b.linear.weight) and a.linear.weight is not b.linear.weight
     b.load_state_dict(state, assign=True)
     assert b.linear.weight.data_ptr() == a.linear.weight.data_ptr()
 
@@ -422,11 +426,11 @@ def test_initial_values_are_reproducible_and_bounded():
     a = nn.Linear(100, 50)
     pydist.manual_seed(3)
     b = nn.Linear(100, 50)
-    assert pydist.equal(a.weight, b.weight) and pydist.equal(a.bias, b.bias)
+    assert same(a.weight, b.weight) and same(a.bias, b.bias)
     bound = 1 / math.sqrt(100)
     for p in a.parameters():
         assert p.abs().max().item() <= bound and p.abs().max().item() > 0.8 * bound
-    assert not pydist.equal(a.weight, nn.Linear(100, 50).weight)
+    assert not same(a.weight, nn.Linear(100, 50).weight)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from warnings import warn
 from pydist import _C
 
 linear = _C.linear
+batch_norm = _C.batch_norm
 
 
 def relu(input, inplace=False):
@@ -69,13 +70,6 @@ def cross_entropy(
     """nll_loss(log_softmax(input, 1), target), in one pass; see nn.CrossEntropyLoss."""
     reduction = reduction_of(size_average, reduce, reduction)
     return _C.cross_entropy(input, target, weight, ignore_index, reduction, label_smoothing)
-
-
-def batch_norm(
-    input, running_mean, running_var, weight=None, bias=None, training=False, momentum=0.1, eps=1e-5
-):
-    """Normalises input per channel (dim 1); see nn.BatchNorm2d."""
-    return _C.batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps)
 
 
 def conv_padding(padding, kernel, stride, dilation):
