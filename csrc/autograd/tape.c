@@ -305,12 +305,20 @@ void pd_vjp_set(pd_vjp *v, int i, pd_tensor *t) {
     v->gin[i] = t;
 }
 
+static pd_saved *find_saved(const pd_node *n, bool is_out, int index) {
+    for (int i = 0; i < n->nsaved; i++)
+        if (n->saved[i].index == index && n->saved[i].is_out == is_out) return &n->saved[i];
+    return NULL;
+}
+
+const pd_tensor *pd_vjp_geometry(pd_vjp *v, int i) {
+    pd_saved *s = v->status ? NULL : find_saved(v->node, false, i);
+    return s ? s->t : NULL;
+}
+
 static pd_tensor *unpack(pd_vjp *v, bool is_out, int index) {
     pd_node *n = v->node;
-    pd_saved *s = NULL;
-    if (v->status) return NULL;
-    for (int i = 0; i < n->nsaved; i++)
-        if (n->saved[i].index == index && n->saved[i].is_out == is_out) s = &n->saved[i];
+    pd_saved *s = v->status ? NULL : find_saved(n, is_out, index);
     if (!s || !s->t) return NULL;
     unsigned version = pd_tensor_version(s->t);
     if (version != s->version) {

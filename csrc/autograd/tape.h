@@ -134,6 +134,8 @@ static inline bool pd_vjp_needs(const pd_vjp *v, int i) {
 /* [borrowed from v] saved input or output i, its version checked; NULL once v has failed or where it was not given. */
 pd_tensor *pd_vjp_in(pd_vjp *v, int i);
 pd_tensor *pd_vjp_out(pd_vjp *v, int i);
+/* [borrowed from v] saved input i for its sizes and strides only: its values may have changed since. */
+const pd_tensor *pd_vjp_geometry(pd_vjp *v, int i);
 /* Takes a [new] tensor into v's keeping (and the status of the call that made it); returns it, NULL on failure. */
 pd_tensor *pd_vjp_keep(pd_vjp *v, pd_status status, pd_tensor *t);
 /* The gradient of input i; t is borrowed, NULL does nothing. */

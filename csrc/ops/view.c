@@ -249,7 +249,7 @@ static pd_status strided_infer(pd_call *c) {
 
 static void strided_vjp(pd_vjp *v) {
     /* Zeros shaped and laid out like the input, to which g is added at the same places. */
-    pd_tensor *x = pd_vjp_in(v, 0), *in[2] = {x, v->g[0]};
+    pd_tensor *x = (pd_tensor *)(uintptr_t)pd_vjp_geometry(v, 0), *in[2] = {x, v->g[0]};
     if (x) pd_vjp_set(v, 0, pd_x(v, PD_OP_as_strided_scatter_add, v->attrs, 2, in));
 }
 
