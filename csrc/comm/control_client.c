@@ -286,6 +286,7 @@ pd_status pd_control_connect(const char *address, const uint8_t secret[PD_SECRET
     pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
     pthread_cond_init(&c->change, &attr);
     pthread_condattr_destroy(&attr);
+    PD_TRY_TO(fail, pd_wire_reserve(&c->wire));
     PD_TRY_TO(fail, dial(address, &fd));
     c->wire.fd = fd;
     PD_TRY_TO(fail, shake_hands(c, secret, pd_hooks_now(hooks) + (int64_t)(timeout * 1e9)));

@@ -20,7 +20,8 @@
 
 #define HANDSHAKE_NS 5000000000  /* a connection must authenticate within this */
 #define OBITUARY_NS 250000000    /* how long a closed connection waits for the kernel to say how its process ended */
-#define STRANGERS 64             /* unauthenticated connections at one time */
+#define STRANGERS 64             /* unauthenticated connections at one time; one more ends the oldest */
+#define ACCEPTS 32               /* connections taken before those already here are heard again */
 #define STRANGERS_LOGGED 16
 #define WAITERS 4096             /* waits of one rank at one time */
 #define BACKLOG (16 << 20)       /* unsent bytes after which a rank that does not read counts as dead */
@@ -321,20 +322,29 @@ static void drop_conn(pd_control_server *s, conn **at, int64_t now) {
 
 /* ---- the loop ----------------------------------------------------------------------------------------------------- */
 
-static void accept_all(pd_control_server *s, int64_t now) {
-    for (;;) {
+static void end_oldest_stranger(pd_control_server *s, int64_t now) {
+    conn **oldest = NULL;
+    for (conn **at = &s->conns; *at; at = &(*at)->next) /* newest first */
+        if ((*at)->rank < 0) oldest = at;
+    if (!oldest) return;
+    stranger(s, *oldest, "too many that have not said who they are");
+    drop_conn(s, oldest, now);
+}
+
+static void accept_some(pd_control_server *s, int64_t now) {
+    for (int i = 0; i < ACCEPTS; i++) {
         int fd = accept4(s->listening, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK), uid;
         if (fd < 0) return; /* nobody left; or out of descriptors, and poll calls again */
         conn probe = {.rank = -1}, *c;
         const char *why = NULL;
         if (!pd_control_same_user(fd, &probe.pid, &uid)) why = "it runs under another user id";
-        else if (s->strangers >= STRANGERS) why = "too many connections that have not said who they are";
         else if (pd_malloc(sizeof *c, "control connection", &c)) why = "out of memory";
         if (why) {
             stranger(s, &probe, why);
             close(fd);
             continue;
         }
+        if (s->strangers >= STRANGERS) end_oldest_stranger(s, now);
         *c = probe;
         pd_wire_init(&c->wire, fd, sizeof(pd_control_hello));
         c->deadline = now + HANDSHAKE_NS;
@@ -450,7 +460,7 @@ static void *run(void *arg) {
         serve_conns(s, now); /* the list has not changed since fill_polls */
         serve_deaths(s, s->polls + 2 + conns, now);
         serve_waiters(s, NULL, 0, now);
-        if (s->polls[1].revents) accept_all(s, now);
+        if (s->polls[1].revents) accept_some(s, now);
     }
     pthread_mutex_unlock(&s->lock);
     return NULL;

@@ -11,7 +11,8 @@
 
 typedef struct record {
     int32_t status;   /* not PD_OK: an error text follows */
-    uint32_t setting; /* of the group: has to be equal */
+    uint32_t pad;
+    uint64_t setting; /* of the group: has to be equal */
     uint64_t bytes;
 } record;
 
@@ -19,7 +20,9 @@ static void part_key(char *key, size_t size, uint32_t epoch, uint32_t id, int ra
     snprintf(key, size, "pd:%u.%u.%d", epoch, id, rank);
 }
 
-static uint32_t setting_of(const pd_group *g) { return g->forced ? (g->forced == &pd_algo_gather_sum ? 1 : 2) : 0; }
+static uint64_t setting_of(const pd_group *g) {
+    return (uint64_t)g->slot << 2 | (g->forced == &pd_algo_gather_sum ? 1 : g->forced ? 2 : 0);
+}
 
 static pd_status publish(pd_group *g, uint32_t id, size_t bytes, const pd_region *own) {
     char key[64];

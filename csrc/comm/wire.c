@@ -41,6 +41,8 @@ void pd_wire_fini(pd_wire *w) {
     w->body = NULL;
 }
 
+pd_status pd_wire_reserve(pd_wire *w) { return pd_grow(&w->body, &w->cap, w->limit + 1, 1, "control message"); }
+
 static pd_wire_state end(pd_wire *w, pd_wire_state state, const char *why) {
     w->why = why;
     return state;

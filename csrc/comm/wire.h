@@ -37,6 +37,7 @@ typedef struct pd_wire {
 
 void pd_wire_init(pd_wire *w, int fd, size_t limit); /* takes fd, which is non-blocking */
 void pd_wire_fini(pd_wire *w);
+pd_status pd_wire_reserve(pd_wire *w); /* memory for the longest payload now: reading cannot run out of it later */
 /* Reads until a frame is whole (PD_WIRE_FRAME), nothing is left (MORE), the peer closed (CLOSED) or it sent garbage. */
 pd_wire_state pd_wire_read(pd_wire *w);
 /* Appends a frame of head bytes and body bytes; `handle` is duplicated (-1: none). */

@@ -5,12 +5,13 @@
    interned to 64 bits; the line is looked up only for a message. */
 #include "py/py.h"
 
-#include <structmember.h>
+#include <string.h>
+#include <strings.h>
 
 #include "base/mem.h"
 #include "comm/control.h"
-#include "comm/group.h"
 #include "comm/hub.h"
+#include "py/comm.h"
 
 #define GIL_BYTES (128 << 10) /* collectives over this take more than 50 us (design 1.12) */
 
@@ -73,6 +74,12 @@ uint64_t pd_py_site(void) {
         frame = back;
     }
     return site;
+}
+
+/* Texts of sites that were taken before are lost: "" or another place. */
+static void forget_sites(void) {
+    memset(sites.slots, 0, sizeof sites.slots);
+    while (sites.count) Py_CLEAR(sites.codes[--sites.count]);
 }
 
 /* "train.py:12". Any thread, with or without the GIL. */
@@ -212,33 +219,15 @@ static pd_dtype dtype_of_format(const char *format, Py_ssize_t size) {
     case 'e': return PD_F16;
     case 'f': return PD_F32;
     case 'd': return PD_F64;
+    case 'H': return PD_I16; /* only with a dtype given: PyTorch has no uint16 to reduce */
     case 'b': case 'h': case 'i': case 'l': case 'q':
         return size == 1 ? PD_I8 : size == 2 ? PD_I16 : size == 4 ? PD_I32 : size == 8 ? PD_I64 : PD_NO_DTYPE;
     default: return PD_NO_DTYPE;
     }
 }
 
-/* SEAM: pydist tensors come in here, before the buffer protocol: pointer, count, dtype and segment from the tensor (it
-   must be contiguous and on the CPU), view.obj = a new reference that keeps it alive. */
-static int as_buffer(PyObject *o, pd_buf *b) {
-    *b = (pd_buf){0};
-    if (PyObject_GetBuffer(o, &b->view, PyBUF_WRITABLE | PyBUF_FORMAT | PyBUF_C_CONTIGUOUS)) return -1;
-    b->ptr = b->view.buf;
-    b->dtype = dtype_of_format(b->view.format, b->view.itemsize);
-    if (b->dtype == PD_NO_DTYPE) {
-        PyErr_Format(PyExc_TypeError, "comm: a buffer of format '%s' (expected numbers or bool)", b->view.format);
-        PyBuffer_Release(&b->view);
-        return -1;
-    }
-    b->count = b->view.len / b->view.itemsize;
-    return 0;
-}
-
-static void drop_buffer(pd_buf *b) { PyBuffer_Release(&b->view); }
-
 /* dtype="bfloat16" for memory that Python has no format for. */
 static bool override_dtype(PyObject *o, pd_buf *b) {
-    if (!o || o == Py_None) return true;
     const char *name = PyUnicode_AsUTF8(o);
     if (!name) return false;
     for (int t = 0; t < PD_DTYPE_COUNT; t++)
@@ -249,6 +238,28 @@ static bool override_dtype(PyObject *o, pd_buf *b) {
     PyErr_Format(PyExc_ValueError, "dtype: %R for elements of %zu bytes", o, pd_dtype_size(b->dtype));
     return false;
 }
+
+/* Takes memory for a collective; `dtype` (NULL, None: as the buffer says) reinterprets it.
+   SEAM: pydist tensors come in here, before the buffer protocol: pointer, count, dtype and segment from the tensor (it
+   must be contiguous and on the CPU), view.obj = a new reference that keeps it alive. */
+static int as_buffer(PyObject *o, PyObject *dtype, pd_buf *b) {
+    *b = (pd_buf){0};
+    if (PyObject_GetBuffer(o, &b->view, PyBUF_WRITABLE | PyBUF_FORMAT | PyBUF_C_CONTIGUOUS)) return -1;
+    b->ptr = b->view.buf;
+    b->dtype = dtype_of_format(b->view.format, b->view.itemsize);
+    bool given = dtype && dtype != Py_None;
+    if (b->dtype == PD_NO_DTYPE || (*b->view.format == 'H' && !given)) {
+        PyErr_Format(PyExc_TypeError, "comm: a buffer of format '%s' (expected numbers or bool)", b->view.format);
+        PyBuffer_Release(&b->view);
+        return -1;
+    }
+    b->count = b->view.len / b->view.itemsize;
+    if (!given || override_dtype(dtype, b)) return 0;
+    PyBuffer_Release(&b->view);
+    return -1;
+}
+
+static void drop_buffer(pd_buf *b) { PyBuffer_Release(&b->view); }
 
 /* ---- objects ------------------------------------------------------------------------------------------------------- */
 
@@ -267,6 +278,12 @@ typedef struct {
 static PyTypeObject *server_type, *hub_type, *store_type, *segment_type, *work_type, *group_type;
 static int64_t live[6]; /* servers, hubs, stores, segments, works, groups */
 static const char *const live_names[] = {"control servers", "hubs", "stores", "segments", "works", "groups"};
+
+pd_group *pd_py_group(PyObject *o) {
+    if (Py_TYPE(o) == group_type) return ((GroupObject *)o)->group;
+    PyErr_Format(PyExc_TypeError, "group: %R (expected a Group)", o);
+    return NULL;
+}
 
 static PyObject *make(PyTypeObject *type, int kind) {
     PyObject *self = type->tp_alloc(type, 0);
@@ -675,8 +692,8 @@ static PyObject *group_all_reduce(PyObject *o, PyObject *const *args, Py_ssize_t
     pd_status status;
     if (!take_args(&s, args, n, keywords, a) || !take_reduce(a[1], &op) || !take_bool(a[2], &async)) return NULL;
     if (a[3] && (scale = PyFloat_AsDouble(a[3])) == -1 && PyErr_Occurred()) return NULL;
-    if (as_buffer(a[0], &b)) return NULL;
-    if (!take_segment(a[4], &b) || !override_dtype(a[5], &b)) {
+    if (as_buffer(a[0], a[5], &b)) return NULL;
+    if (!take_segment(a[4], &b)) {
         drop_buffer(&b);
         return NULL;
     }
@@ -697,7 +714,7 @@ static PyObject *group_broadcast(PyObject *o, PyObject *const *args, Py_ssize_t 
     pd_status status;
     if (!take_args(&s, args, n, keywords, a) || !take_bool(a[2], &async)) return NULL;
     if (a[1] && !take_int(a[1], INT32_MIN, INT32_MAX, "root", &root)) return NULL;
-    if (as_buffer(a[0], &b)) return NULL;
+    if (as_buffer(a[0], NULL, &b)) return NULL;
     if (!take_segment(a[3], &b)) {
         drop_buffer(&b);
         return NULL;
@@ -716,8 +733,8 @@ static PyObject *group_all_gather(PyObject *o, PyObject *const *args, Py_ssize_t
     bool async;
     pd_work *work = NULL;
     pd_status status;
-    if (!take_args(&s, args, n, keywords, a) || !take_bool(a[2], &async) || as_buffer(a[0], &out)) return NULL;
-    if (as_buffer(a[1], &in)) {
+    if (!take_args(&s, args, n, keywords, a) || !take_bool(a[2], &async) || as_buffer(a[0], NULL, &out)) return NULL;
+    if (as_buffer(a[1], NULL, &in)) {
         drop_buffer(&out);
         return NULL;
     }
@@ -969,7 +986,8 @@ static PyMethodDef functions[] = {
     {0},
 };
 
-/* Adds {name: count} of what users hold, and of what caches hold. */
+void pd_py_comm_trim(void) { forget_sites(); }
+
 int pd_py_comm_counts(PyObject *held, PyObject *cached) {
     for (size_t i = 0; i < sizeof live / sizeof *live; i++) {
         PyObject *n = PyLong_FromLongLong(live[i]);

@@ -1,0 +1,1177 @@
+"""Groups and collectives: the same bits everywhere, an error instead of a hang everywhere, and nothing left behind."""
+
+import contextlib
+import gc
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from pydist import _C
+
+OPS = ("sum", "avg", "product", "min", "max", "band", "bor", "bxor")
+FLOATS = ("float16", "bfloat16", "float32", "float64")
+INTS = ("uint8", "int8", "int16", "int32", "int64", "bool")
+
+
+# Ranks as threads.
+
+def run(world, fn, hub=None, **kw):
+    """Results of fn(group) by rank; an exception is a result."""
+    hub = hub or _C.Hub(world)
+    results = [None] * world
+
+    def body(rank):
+        group = None
+        try:
+            group = _C.comm_init_hub(hub, rank, **kw)
+            results[rank] = fn(group)
+        except BaseException as e:
+            results[rank] = e.with_traceback(None)
+        finally:
+            if group is not None:
+                with contextlib.suppress(Exception):
+                    group.destroy()
+
+    threads = [threading.Thread(target=body, args=(r,)) for r in range(world)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join(60)
+    assert not any(t.is_alive() for t in threads), "a rank hangs"
+    return results
+
+
+def good(results):
+    for r in results:
+        if isinstance(r, BaseException):
+            raise r
+    return results
+
+
+# Ranks as processes.
+
+PRELUDE = """
+import os, signal, sys, threading, time
+import numpy as np
+from pydist import _C
+rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+def init(timeout=20, **kw):
+    fd = int(os.environ["PYDIST_SECRET_FD"])
+    return _C.comm_init(rank, world, os.environ["PYDIST_CONTROL"], fd, timeout, **kw)
+def leave():
+    group.destroy()
+    _C.comm_leave()
+group = init()
+"""
+
+
+class Ranks:
+    """One process per rank, and the server that they connect to."""
+
+    def __init__(self, world, script, prelude=PRELUDE, **env):
+        self.server = _C.ControlServer(world)
+        self.processes = []
+        for rank in range(world):
+            e = dict(os.environ, RANK=str(rank), WORLD_SIZE=str(world), LOCAL_WORLD_SIZE=str(world), OMP_NUM_THREADS="1",
+                     PYDIST_CONTROL=self.server.address, PYDIST_SECRET_FD=str(self.server.secret_fd), **env)
+            command = [sys.executable, "-c", prelude + textwrap.dedent(script)]
+            self.processes.append(subprocess.Popen(command, env=e, pass_fds=[self.server.secret_fd], text=True,
+                                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE))
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for p in self.processes:
+            p.kill()
+            p.wait()
+            p.stdout.close()
+            p.stderr.close()
+        self.server.close()
+
+    def line(self, rank):
+        return self.processes[rank].stdout.readline().strip()
+
+    def wait(self, timeout=60):
+        """(code, stdout, stderr) by rank."""
+        deadline = time.monotonic() + timeout
+        ended = []
+        for p in self.processes:
+            out, err = p.communicate(timeout=max(0.1, deadline - time.monotonic()))
+            ended.append((p.returncode, out, err))
+        return ended
+
+
+def processes(world, script, **kw):
+    with Ranks(world, script, **kw) as ranks:
+        return ranks.wait()
+
+
+def outputs(ended):
+    for code, out, err in ended:
+        assert code == 0, err
+    return [out for _, out, _ in ended]
+
+
+# What a reduction has to give, bit for bit.
+
+def tree(items, op):
+    if len(items) == 1:
+        return items[0]
+    half = 1
+    while half * 2 < len(items):
+        half *= 2
+    return op(tree(items[:half], op), tree(items[half:], op))
+
+
+def to_bf16(x):
+    bits = x.astype(np.float32).view(np.uint32)
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+    return np.where(np.isnan(x), (bits >> 16) | 0x40, rounded).astype(np.uint16)
+
+
+def from_bf16(x):
+    return (x.astype(np.uint32) << 16).view(np.float32)
+
+
+def sample(dtype, n, seed):
+    rng = np.random.default_rng(seed)
+    if dtype == "bool":
+        return rng.integers(0, 2, n).astype(bool)
+    if dtype == "bfloat16":
+        return to_bf16(rng.standard_normal(n).astype(np.float32) * 3)
+    if dtype in FLOATS:
+        return (rng.standard_normal(n) * 3).astype(dtype)
+    info = np.iinfo(dtype)
+    return rng.integers(info.min, info.max, n, dtype=dtype, endpoint=True)
+
+
+FUNCTIONS = {"sum": np.add, "avg": np.add, "product": np.multiply, "min": np.minimum, "max": np.maximum,
+             "band": np.bitwise_and, "bor": np.bitwise_or, "bxor": np.bitwise_xor}
+ON_BOOL = {"sum": np.logical_or, "max": np.logical_or, "bor": np.logical_or, "product": np.logical_and,
+           "min": np.logical_and, "band": np.logical_and, "bxor": np.logical_xor}
+
+
+def expected(inputs, dtype, op, scale=1.0):
+    fn = (ON_BOOL if dtype == "bool" else FUNCTIONS)[op]
+    wide = {"float16": lambda x: x.astype(np.float32), "bfloat16": from_bf16}.get(dtype, lambda x: x)
+    with np.errstate(all="ignore"):
+        total = tree([wide(x) for x in inputs], fn)
+        if op == "avg":
+            scale /= len(inputs)
+        if scale != 1:
+            total = total * total.dtype.type(scale)
+        if dtype == "bfloat16":
+            return to_bf16(total)
+        return total.astype(dtype)
+
+
+def defined(dtype, op):
+    if dtype in FLOATS:
+        return op in ("sum", "avg", "product", "min", "max")
+    return op != "avg"
+
+
+def reduce_everything(group, sizes=(0, 1, 3, 64, 1000, 5000)):
+    """all_reduce of every dtype and op, and what came out, as bytes."""
+    out = []
+    for dtype in FLOATS + INTS:
+        for op in OPS:
+            if not defined(dtype, op):
+                continue
+            for n in sizes:
+                x = sample(dtype, n, hash_of(dtype, op, n, group.rank))
+                group.all_reduce(x, op, dtype=dtype if dtype == "bfloat16" else None)
+                out.append((dtype, op, n, x))
+    return out
+
+
+def hash_of(dtype, op, n, rank):
+    return [(FLOATS + INTS).index(dtype), OPS.index(op), n, rank]
+
+
+@pytest.mark.parametrize("algo", ["gather_sum", "scatter_gather"])
+@pytest.mark.parametrize("world", [1, 2, 3, 4, 5])
+def test_every_dtype_and_op_has_the_trees_bits(world, algo):
+    results = good(run(world, reduce_everything, algo=algo, slot=1024))  # many pieces
+    for rank in range(world):
+        for dtype, op, n, got in results[rank]:
+            inputs = [sample(dtype, n, hash_of(dtype, op, n, r)) for r in range(world)]
+            want = expected(inputs, dtype, op)
+            assert got.tobytes() == want.tobytes(), (dtype, op, n, rank)
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_processes_give_the_same_bits(world):
+    script = """
+        sys.path.insert(0, os.environ["TESTS"])
+        import test_comm, hashlib
+        h = hashlib.sha256()
+        for dtype, op, n, x in test_comm.reduce_everything(group, (0, 1, 7, 30000)):
+            h.update(x.tobytes())
+        print(h.hexdigest())
+        leave()
+    """
+    import hashlib
+
+    h = hashlib.sha256()
+    for dtype in FLOATS + INTS:
+        for op in OPS:
+            for n in (0, 1, 7, 30000):
+                if defined(dtype, op):
+                    inputs = [sample(dtype, n, hash_of(dtype, op, n, r)) for r in range(world)]
+                    h.update(expected(inputs, dtype, op).tobytes())
+    out = outputs(processes(world, script, TESTS=os.path.dirname(os.path.abspath(__file__))))
+    assert {o.strip() for o in out} == {h.hexdigest()}
+
+
+@pytest.mark.parametrize("world", [2, 3, 5])
+def test_sizes_around_every_edge(world):
+    sizes = [0, 1, 63, 64, 65, 4095, 4096, 4097, 8192, 16383, 65535, 65536, 65537, 200001, 1000003]
+
+    def fn(group):
+        out = []
+        for n in sizes:
+            x = np.random.default_rng([n, group.rank]).standard_normal(n).astype(np.float32)
+            group.all_reduce(x)
+            out.append(x)
+        return out
+
+    results = good(run(world, fn))
+    for i, n in enumerate(sizes):
+        want = expected([np.random.default_rng([n, r]).standard_normal(n).astype(np.float32) for r in range(world)],
+                        "float32", "sum")
+        for rank in range(world):
+            assert results[rank][i].tobytes() == want.tobytes()
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 4])
+def test_segments_give_the_same_bits(world):
+    n = 50001
+
+    def fn(group):
+        segment = group.segment(n * 4 + 4096)
+        whole = np.frombuffer(segment, np.uint8)
+        assert not whole.any()
+        out = []
+        for op, offset, scale in (("sum", 0, 1.0), ("avg", 64, 1.0), ("sum", 4096 * group.rank % 8192 // 2, 0.25)):
+            x = whole[offset:offset + 4 * n].view(np.float32)
+            x[:] = np.random.default_rng([group.rank, offset if op == "avg" else 0]).standard_normal(n)
+            group.all_reduce(x, op, scale=scale, segment=segment)
+            out.append(x.copy())
+        group.destroy()
+        whole[:] = 7  # it outlives the group
+        return out
+
+    results = good(run(world, fn))
+    for i, (op, seed, scale) in enumerate((("sum", 0, 1.0), ("avg", 64, 1.0), ("sum", 0, 0.25))):
+        inputs = [np.random.default_rng([r, seed]).standard_normal(n).astype(np.float32) for r in range(world)]
+        want = expected(inputs, "float32", op, scale)
+        for rank in range(world):
+            assert results[rank][i].tobytes() == want.tobytes()
+
+
+def test_segment_on_some_ranks_only():
+    """The others' data lie elsewhere: all take the staged way, with the same bits."""
+    n = 300000
+
+    def fn(group):
+        segment = group.segment(n * 4)
+        x = np.frombuffer(segment, np.float32) if group.rank != 1 else np.empty(n, np.float32)
+        x[:n] = np.arange(n) + group.rank
+        for _ in range(3):
+            group.all_reduce(x[:n], segment=segment if group.rank != 1 else None)
+        x = x[:n].copy()
+        y = np.frombuffer(segment, np.float32)[:n] if group.rank else np.empty(n, np.float32)
+        y[:] = group.rank
+        group.broadcast(y, 2, segment=segment if group.rank else None)
+        return x, y.copy()
+
+    results = good(run(3, fn))
+    for _ in range(3):
+        inputs = [np.arange(n, dtype=np.float32) + r for r in range(3)]
+    want = expected(inputs, "float32", "sum")
+    for _ in range(2):
+        want = expected([want] * 3, "float32", "sum")
+    for x, y in results:
+        assert x.tobytes() == want.tobytes() and (y == 2).all()
+
+
+def test_wrong_segments():
+    def fn(group):
+        segment, other = group.segment(8192), group.segment(8192)
+        x = np.frombuffer(segment, np.float32)
+        with pytest.raises(ValueError, match="segment"):
+            group.all_reduce(x, segment=other)
+        with pytest.raises(TypeError):
+            group.all_reduce(x, segment=x)
+        with pytest.raises(ValueError):
+            group.segment(0)
+        group.barrier()
+
+    good(run(2, fn))
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 5])
+def test_broadcast_and_all_gather(world):
+    def fn(group):
+        for n in (0, 1, 100, 20000, 300000):
+            for root in range(world):
+                x = np.full(n, group.rank, np.int64)
+                group.broadcast(x, root)
+                assert (x == root).all()
+            out = np.empty(n * world, np.int32)
+            group.all_gather(out, np.full(n, group.rank + 5, np.int32))
+            assert (out == np.repeat(np.arange(world) + 5, n)).all()
+        segment = group.segment(400000)
+        x = np.frombuffer(segment, np.uint8)
+        x[:] = group.rank
+        group.broadcast(x, world - 1, segment=segment)
+        assert (x == world - 1).all()
+        group.barrier()
+
+    good(run(world, fn))
+
+
+def test_nan_and_signed_zero():
+    def fn(group):
+        x = np.array([np.nan, 1.0, -0.0, np.inf] if group.rank else [1.0, np.nan, 0.0, -np.inf], np.float32)
+        out = []
+        for op in ("min", "max", "sum"):
+            y = x.copy()
+            group.all_reduce(y, op)
+            out.append(y)
+        return out
+
+    (low, high, total), other = good(run(2, fn))
+    assert np.isnan(low[:2]).all() and np.isnan(high[:2]).all() and np.isnan(total[3])
+    assert low[3] == -np.inf and high[3] == np.inf
+    assert all(a.tobytes() == b.tobytes() for a, b in zip((low, high, total), other))
+
+
+def test_every_half_goes_through_unchanged():
+    """Sums with zero: conversion to float32 and back is exact for all 65536 patterns."""
+    def fn(group):
+        out = []
+        for dtype in ("float16", "bfloat16"):
+            x = np.arange(65536).astype(np.uint16) if group.rank == 0 else np.zeros(65536, np.uint16)
+            y = x.view(np.float16) if dtype == "float16" else x
+            group.all_reduce(y, dtype=dtype)
+            out.append(x)
+        return out
+
+    for f16, bf16 in good(run(2, fn)):
+        for got, exponent in ((f16, 0x7C00), (bf16, 0x7F80)):
+            bits, mantissa = np.arange(65536).astype(np.uint16), 0x7FFF - exponent
+            nan = ((bits & exponent) == exponent) & ((bits & mantissa) != 0)
+            zero = (bits & 0x7FFF) == 0
+            assert (got[~nan & ~zero] == bits[~nan & ~zero]).all()
+            assert ((got[nan] & exponent) == exponent).all() and (got[nan] & mantissa).all()
+
+
+def test_bad_arguments_leave_the_group_as_it_is():
+    def fn(group):
+        for call, error in (
+            (lambda: group.all_reduce(np.zeros(3, np.int32), "avg"), TypeError),
+            (lambda: group.all_reduce(np.zeros(3, np.float32), "band"), TypeError),
+            (lambda: group.all_reduce(np.zeros(3, bool), "avg"), TypeError),
+            (lambda: group.all_reduce(np.zeros(3, np.int32), scale=0.5), TypeError),
+            (lambda: group.all_reduce(np.zeros(3, np.complex64)), TypeError),
+            (lambda: group.all_reduce(np.zeros(3), "median"), ValueError),
+            (lambda: group.all_reduce(np.zeros(3), 99), ValueError),
+            (lambda: group.all_reduce(np.zeros((4, 4))[:, 1]), (ValueError, BufferError)),
+            (lambda: group.all_reduce(b"constant"), (BufferError, TypeError, ValueError)),
+            (lambda: group.all_reduce(7), TypeError),
+            (lambda: group.all_reduce(), TypeError),
+            (lambda: group.all_reduce(np.zeros(3), unknown=1), TypeError),
+            (lambda: group.all_reduce(np.zeros(3), "sum", op="sum"), TypeError),
+            (lambda: group.broadcast(np.zeros(3), 2), ValueError),
+            (lambda: group.broadcast(np.zeros(3), -1), ValueError),
+            (lambda: group.all_gather(np.zeros(5), np.zeros(3)), (ValueError, RuntimeError)),
+        ):
+            with pytest.raises(error):
+                call()
+        x = np.ones(3)
+        group.all_reduce(x)
+        return x.sum()
+
+    assert good(run(2, fn)) == [6.0, 6.0]
+
+
+# Asynchronous works.
+
+def test_async_works_in_order():
+    def fn(group):
+        arrays = [np.full(n, group.rank + i, np.float32) for i, n in enumerate((10, 100000, 5, 700000, 64))]
+        works = [group.all_reduce(x, async_op=True) for x in arrays]
+        works.append(group.barrier(True))
+        y = np.full(3, group.rank, np.int64)
+        group.broadcast(y, 1)  # synchronous, behind all of them
+        assert all(w.is_completed() for w in works)
+        for w in reversed(works):
+            assert w.wait() is True
+        return [x[0] for x in arrays] + [y[0]]
+
+    assert good(run(2, fn)) == [[1, 3, 5, 7, 9, 1]] * 2
+
+
+def test_works_may_be_dropped():
+    def fn(group):
+        x = np.full(100000, 1.0)
+        group.all_reduce(x, async_op=True)
+        gc.collect()
+        group.barrier()
+        return x[0]
+
+    assert good(run(3, fn)) == [3.0] * 3
+
+
+def test_progress_without_waiting():
+    def fn(group):
+        x = np.ones(5)
+        if group.rank == 0:
+            work = group.all_reduce(x, async_op=True)
+            assert not work.is_completed()
+            with pytest.raises(_C.CommTimeout):
+                work.wait(0.1)  # patience ends, not the group
+            while not work.is_completed():
+                group.progress()
+                time.sleep(0.001)
+        else:
+            time.sleep(0.4)
+            group.all_reduce(x)
+        group.barrier()
+        return x[0]
+
+    assert good(run(2, fn)) == [2.0, 2.0]
+
+
+def test_threads_of_one_rank_take_turns():
+    """Two threads of a rank use its group at once; the order between them is theirs, so all do the same."""
+    script = """
+        total = []
+        def body():
+            for _ in range(200):
+                x = np.ones(10, np.float32)
+                group.all_reduce(x)
+                total.append(float(x[0]))
+        threads = [threading.Thread(target=body) for _ in range(3)]
+        [t.start() for t in threads]
+        [t.join() for t in threads]
+        assert total == [2.0] * 600
+        leave()
+    """
+    outputs(processes(2, script))
+
+
+# Worlds of one.
+
+def test_a_world_of_one():
+    group = _C.comm_init(0, 1, None, -1)
+    assert (group.rank, group.size, group.transport) == (0, 1, "none")
+    x = np.array([1.0, 2.0])
+    group.all_reduce(x, "avg")
+    group.all_reduce(x, scale=2.0)
+    assert x.tolist() == [2.0, 4.0]
+    assert group.all_reduce(x, async_op=True).wait()
+    group.broadcast(x)
+    group.barrier()
+    y = np.zeros(2)
+    group.all_gather(y, x)
+    assert y.tolist() == [2.0, 4.0]
+    s = group.segment(100)
+    assert not np.frombuffer(s, np.uint8).any()
+    with pytest.raises(RuntimeError):
+        group.store
+    group.destroy()
+    with pytest.raises(_C.DistError, match="destroyed"):
+        group.all_reduce(x)
+    assert np.frombuffer(s, np.uint8).size == 4096
+
+
+# Different calls.
+
+def differing():
+    f4, zeros = lambda: np.full(4, 9.0, np.float32), np.zeros
+    return {
+        "op": (lambda g, x: g.all_reduce(x), lambda g, x: g.broadcast(x), f4, f4),
+        "reduce": (lambda g, x: g.all_reduce(x, "sum"), lambda g, x: g.all_reduce(x, "max"), f4, f4),
+        "dtype": (lambda g, x: g.all_reduce(x), lambda g, x: g.all_reduce(x), f4, lambda: zeros(4, np.int32)),
+        "count": (lambda g, x: g.all_reduce(x), lambda g, x: g.all_reduce(x), f4, lambda: zeros(8, np.float32)),
+        "large count": (lambda g, x: g.all_reduce(x), lambda g, x: g.all_reduce(x), f4, lambda: zeros(1 << 20, np.float32)),
+        "root": (lambda g, x: g.broadcast(x, 0), lambda g, x: g.broadcast(x, 1), f4, f4),
+        "scale": (lambda g, x: g.all_reduce(x), lambda g, x: g.all_reduce(x, scale=0.5), f4, f4),
+        "barrier": (lambda g, x: g.barrier(), lambda g, x: g.all_reduce(x), f4, f4),
+        "gather": (lambda g, x: g.all_gather(zeros(4 * g.size, np.float32), x), lambda g, x: g.all_reduce(x), f4, f4),
+        "async": (lambda g, x: g.all_reduce(x, async_op=True).wait(), lambda g, x: g.barrier(True).wait(), f4, f4),
+    }
+
+
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("kind", differing())
+def test_a_mismatch_is_raised_on_all_ranks(kind, world):
+    first, second, make_first, make_second = differing()[kind]
+
+    def fn(group):
+        group.barrier()
+        odd = group.rank == 1
+        x = (make_second if odd else make_first)()
+        before = x.copy()
+        try:
+            (second if odd else first)(group, x)
+        except _C.CommMismatch as e:
+            assert (x == before).all()
+            with pytest.raises(_C.CommMismatch):  # poisoned: the first text again
+                group.barrier()
+            return str(e)
+
+    texts = good(run(world, fn))
+    for text in texts:
+        assert text, texts
+        lines = text.splitlines()
+        assert len(lines) == world + 1
+        for rank in range(world):
+            assert lines[rank + 1].strip().startswith(f"rank {rank}: ")
+            assert "test_comm.py:" in lines[rank + 1]
+        assert lines[1].split(": ", 1)[1] != lines[2].split(": ", 1)[1]
+
+
+def test_a_mismatch_names_the_calls():
+    def fn(group):
+        if group.rank == 0:
+            group.all_reduce(np.zeros(4, np.float32))
+        else:
+            group.all_reduce(np.zeros(5, np.float64), "max")
+
+    for e in run(2, fn):
+        assert isinstance(e, _C.CommMismatch)
+        assert "rank 0: all_reduce(float32[4], SUM) at test_comm.py:" in str(e)
+        assert "rank 1: all_reduce(float64[5], MAX) at test_comm.py:" in str(e)
+
+
+def test_a_mismatch_between_some_ranks_does_not_wait_for_the_rest():
+    def fn(group):
+        if group.rank == 2:
+            time.sleep(2.5)
+        x = np.zeros(4 + (group.rank == 1))
+        start = time.monotonic()
+        try:
+            group.all_reduce(x)
+        except _C.CommMismatch as e:
+            return time.monotonic() - start, str(e)
+
+    results = good(run(3, fn))
+    assert all(results)
+    assert results[0][0] < 2.4 and "rank 2: nothing yet" in results[0][1]
+    assert results[2][0] < 1
+
+
+def test_a_mismatch_between_processes():
+    script = """
+        try:
+            group.all_reduce(np.zeros(4 + rank, np.float32))
+        except _C.CommMismatch as e:
+            print(str(e).replace(chr(10), " | "))
+        leave()
+    """
+    for out in outputs(processes(2, script)):
+        assert "rank 0: all_reduce(float32[4], SUM) at <string>:" in out
+        assert "rank 1: all_reduce(float32[5], SUM) at <string>:" in out
+
+
+def test_identities_can_go_unchecked():
+    script = """
+        x = np.ones(4, np.float32 if rank else np.int32)
+        group.all_reduce(x)
+        leave()
+    """
+    outputs(processes(2, script, PYDIST_CHECK="0"))
+
+
+# Ranks that end.
+
+WAIT = """
+    start = time.monotonic()
+    try:
+        group.all_reduce(np.zeros(4))
+    except _C.PeerFailed as e:
+        print(f"{e.rank}|{time.time():.6f}|" + str(e).replace(chr(10), "~"), flush=True)
+        try:
+            group.barrier()
+        except _C.PeerFailed:
+            pass
+"""
+
+
+def test_a_killed_rank_is_reported_at_once():
+    script = f"""
+    if rank == 1:
+        print("ready", flush=True)
+        time.sleep(60)
+    {WAIT}
+    """
+    with Ranks(3, script) as ranks:
+        assert ranks.line(1) == "ready"
+        time.sleep(0.3)
+        start = time.time()
+        ranks.processes[1].send_signal(signal.SIGKILL)
+        for rank in (0, 2):
+            failed, when, text = ranks.line(rank).split("|")
+            assert failed == "1" and float(when) - start < 0.5
+            assert "rank 1 (pid %d)" % ranks.processes[1].pid in text and "SIGKILL" in text
+            assert "all_reduce(float64[4], SUM) at <string>:" in text
+        ranks.wait()
+
+
+@pytest.mark.parametrize("how, word", [
+    ("os._exit(3)", "code 3"), ("os._exit(0)", "code 0"), ("os.abort()", "SIGABRT"), ("os.kill(os.getpid(), 11)", "SIGSEGV"),
+    ("sys.exit(0)", "rank 1"),
+])
+def test_other_ends(how, word):
+    """An end without goodbye is a death, however it comes about."""
+    script = f"""
+    if rank == 1:
+        time.sleep(0.2)
+        {how}
+    {WAIT}
+    """
+    (code, out, err), _ = processes(2, script)
+    assert code == 0 and out.startswith("1|") and word in out, (out, err)
+
+
+def test_a_rank_that_raises_sends_its_traceback():
+    script = f"""
+    if rank == 1:
+        time.sleep(0.2)
+        _C.comm_raised("Traceback (most recent call last):" + chr(10) + "x" * 100000 + chr(10) + "ValueError: too bad")
+        group.destroy()
+        time.sleep(1)
+        sys.exit(1)
+    {WAIT}
+    """
+    with Ranks(2, script) as ranks:
+        (code, out, err), _ = ranks.wait()
+        assert code == 0 and out.startswith("1|") and "raised" in out and out.strip().endswith("ValueError: too bad"), err
+        assert ranks.server.first_raised()[0] == 1
+
+
+def test_a_traceback_explains_a_leave_that_came_first():
+    script = f"""
+    if rank == 1:
+        time.sleep(0.2)
+        group.destroy()
+        time.sleep(0.05)
+        _C.comm_raised("Traceback" + chr(10) + "KeyError: 5")
+        time.sleep(1)
+        sys.exit(1)
+    {WAIT}
+    """
+    (code, out, err), _ = processes(2, script)
+    assert "KeyError: 5" in out, (out, err)
+
+
+@pytest.mark.parametrize("leaving", ["leave()", "group.destroy()\n        time.sleep(2)", "_C.comm_leave()"])
+def test_a_rank_that_leaves_is_missed(leaving):
+    script = f"""
+    if rank == 1:
+        {leaving}
+        sys.exit(0)
+    {WAIT}
+    """
+    (code, out, err), (code1, _, _) = processes(2, script)
+    assert (code, code1) == (0, 0) and out.startswith("1|") and "left the group" in out, (out, err)
+
+
+def test_leaving_after_the_last_collective_is_fine():
+    script = """
+        for _ in range(50):
+            x = np.ones(100000 if _ % 2 else 10, np.float32)
+            group.all_reduce(x)
+            assert x[0] == world
+        if rank == 0:
+            time.sleep(0.2)
+        leave()
+    """
+    outputs(processes(3, script))
+
+
+def test_the_launcher_ends():
+    script = """
+        print("ready", flush=True)
+        try:
+            while True:
+                group.all_reduce(np.zeros(4))
+                time.sleep(0.01)
+        except _C.DistError as e:
+            print(str(e).replace(chr(10), " "), flush=True)
+    """
+    with Ranks(2, script) as ranks:
+        for r in range(2):
+            assert ranks.line(r) == "ready"
+        ranks.server.close()
+        ranks.processes[0].send_signal(signal.SIGSTOP)  # or both go on: nobody is missing
+        assert "launcher is gone" in ranks.line(1)
+        ranks.processes[0].send_signal(signal.SIGCONT)
+
+
+def test_a_dead_rank_whose_child_keeps_the_socket():
+    """The child of a fork holds the descriptors of its dead parent; the process's end is seen all the same."""
+    script = f"""
+    if rank == 1:
+        time.sleep(0.2)
+        if os.fork() == 0:
+            time.sleep(3)
+            os._exit(0)
+        os.kill(os.getpid(), signal.SIGKILL)
+    {WAIT}
+    """
+    start = time.monotonic()
+    with Ranks(2, script) as ranks:
+        out = ranks.line(0)
+        assert out.startswith("1|") and time.monotonic() - start < 3
+
+
+def test_init_with_a_dead_rank():
+    script = """
+        if rank == 1:
+            os._exit(1)
+        time.sleep(0.3)
+        group.destroy()
+        try:
+            init()
+        except _C.PeerFailed as e:
+            print(e.rank, str(e))
+    """
+    (code, out, err), _ = processes(2, script)
+    assert out.startswith("1 init: rank 1"), (out, err)
+
+
+def test_a_rank_that_never_comes():
+    script = """
+        if rank == 0:
+            try:
+                init(timeout=1.5)
+            except _C.CommTimeout as e:
+                print("timeout", e)
+        else:
+            time.sleep(2)
+    """
+    (code, out, err), _ = processes(2, script, prelude=PRELUDE.replace("group = init()", ""), PYDIST_WARN="1")
+    assert "timeout" in out and "rank 1" in out, err
+    assert "has waited 1 s for rank 1" in err
+
+
+def test_a_timeout_names_the_missing_rank():
+    script = """
+        group.destroy()
+        group = init(timeout=1.5)
+        if rank == 1:
+            time.sleep(2.5)
+        start = time.monotonic()
+        try:
+            group.all_reduce(np.zeros(4))
+        except _C.CommTimeout as e:
+            print(f"{time.monotonic() - start:.2f} {isinstance(e, TimeoutError)} {e}")
+    """
+    (_, first, err), (_, second, _) = processes(2, script, PYDIST_WARN="1")
+    seconds, right, text = first.split(" ", 2)
+    assert 1.4 < float(seconds) < 2.2 and right == "True" and "rank 1 (last: #1 init)" in text
+    assert "rank 0" in second  # rank 1 hears that rank 0 gave up
+    warnings = [line for line in err.splitlines() if "has waited" in line]
+    assert len(warnings) == 1 and "for rank 1" in warnings[0] and "<string>:" in warnings[0]
+
+
+# After a failure.
+
+def test_a_new_group_after_a_failure():
+    hub = _C.Hub(2)
+
+    def bad(group):
+        segment = group.segment(1 << 16)
+        x = np.frombuffer(segment, np.float32)
+        x[:] = group.rank + 1
+        with pytest.raises(_C.CommMismatch):
+            group.all_reduce(np.zeros(4 + group.rank))
+        with pytest.raises(_C.CommMismatch):
+            group.all_reduce(x, segment=segment)
+        return x
+
+    def fine(group):
+        x = np.ones(4)
+        group.all_reduce(x)
+        return x[0], group.epoch
+
+    old = good(run(2, bad, hub))
+    assert good(run(2, fine, hub)) == [(2.0, 2)] * 2
+    for rank, x in enumerate(old):
+        assert (x == rank + 1).all()
+
+
+def test_segments_of_a_poisoned_group_are_private_and_keep_their_values():
+    script = """
+        segment = group.segment(1 << 20)
+        x = np.frombuffer(segment, np.float32)
+        x[:] = rank + 1
+        address = x.ctypes.data
+        def mapping():
+            for line in open("/proc/self/maps"):
+                low, high = (int(v, 16) for v in line.split()[0].split("-"))
+                if low <= address < high:
+                    return line
+        assert "memfd:pydist" in mapping()
+        try:
+            group.all_reduce(np.zeros(4 + rank))
+        except _C.CommMismatch:
+            pass
+        assert "memfd" not in mapping() and (x == rank + 1).all()
+        x += 1
+        group.destroy()
+        group = init()
+        y = np.ones(4)
+        group.all_reduce(y)
+        assert y[0] == 2 and group.epoch == 2 and (x == rank + 2).all()
+        leave()
+    """
+    outputs(processes(2, script))
+
+
+def test_works_of_a_failed_group_raise():
+    def fn(group):
+        group.barrier()
+        x = np.zeros(4)
+        if group.rank == 1:
+            return None  # leaves
+        works = [group.all_reduce(x, async_op=True) for _ in range(3)]
+        with pytest.raises(_C.PeerFailed) as e:
+            works[0].wait()
+        assert e.value.rank == 1
+        for w in works:
+            assert w.is_completed()
+            with pytest.raises(_C.PeerFailed):
+                w.wait()
+
+    good(run(2, fn))
+
+
+def test_destroy_ends_another_threads_wait():
+    def fn(group):
+        if group.rank == 0:
+            threading.Timer(0.2, group.destroy).start()
+            with pytest.raises(_C.DistError):
+                group.barrier()
+        else:
+            time.sleep(0.5)
+
+    good(run(2, fn))
+
+
+def test_ctrl_c_in_a_wait():
+    script = """
+        def handler(*_):
+            raise KeyboardInterrupt
+        signal.signal(signal.SIGINT, handler)
+        print("ready", flush=True)
+        if rank == 1:
+            time.sleep(1)
+        try:
+            group.all_reduce(np.zeros(4))
+        except KeyboardInterrupt:
+            print("interrupted", flush=True)
+            try:
+                group.barrier()
+            except _C.DistError as e:
+                print("then", e, flush=True)
+        except _C.PeerFailed as e:
+            print("peer", e.rank, flush=True)
+    """
+    with Ranks(2, script) as ranks:
+        for r in range(2):
+            assert ranks.line(r) == "ready"
+        time.sleep(0.3)
+        start = time.monotonic()
+        ranks.processes[0].send_signal(signal.SIGINT)
+        assert ranks.line(0) == "interrupted" and time.monotonic() - start < 0.5
+        assert ranks.line(0).startswith("then the group ended when a collective was interrupted")
+        assert ranks.line(1) == "peer 0"
+        ranks.wait()
+
+
+def test_a_signal_handler_may_not_use_the_group_it_interrupts():
+    script = """
+        def handler(*_):
+            try:
+                group.barrier()
+            except RuntimeError as e:
+                print("handler", e, flush=True)
+        signal.signal(signal.SIGUSR1, handler)
+        print("ready", flush=True)
+        if rank == 1:
+            time.sleep(1)
+        x = np.ones(4)
+        group.all_reduce(x)
+        assert x[0] == 2
+        leave()
+    """
+    with Ranks(2, script) as ranks:
+        for r in range(2):
+            assert ranks.line(r) == "ready"
+        time.sleep(0.3)
+        ranks.processes[0].send_signal(signal.SIGUSR1)
+        assert "signal handler" in ranks.line(0)
+        outputs(ranks.wait())
+
+
+def test_a_forked_child_has_no_groups():
+    script = """
+        segment = group.segment(4096)
+        pid = os.fork()
+        if pid == 0:
+            ok = 0
+            for use in (group.barrier, lambda: group.store.set("a", b"b"), init, lambda: group.segment(4096)):
+                try:
+                    use()
+                except _C.DistError:
+                    ok += 1
+            group.destroy()
+            _C.comm_leave()
+            del group, segment
+            os._exit(ok)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 4
+        x = np.ones(4)
+        group.all_reduce(x)
+        assert x[0] == 2
+        leave()
+    """
+    outputs(processes(2, script))
+
+
+# Allocations that fail, and what is left.
+
+def test_every_allocation_of_init_may_fail():
+    """Rank 1's N-th allocation fails: it gets MemoryError, rank 0 an error that says so, and the next init works."""
+    script = """
+        group.destroy()
+        n = failures = 0
+        while True:
+            n += 1
+            if rank == 1:
+                _C.fault_malloc(n)
+            try:
+                group = init()
+                what = "fine"
+            except MemoryError:
+                what = "memory"
+            except _C.DistError as e:
+                what = "peer"
+                assert "rank 1" in str(e), str(e)
+            if rank == 1:
+                _C.fault_malloc(0)
+            if what == "fine":
+                x = np.ones(1000)
+                group.all_reduce(x)
+                assert x[0] == 2
+                group.destroy()
+                break
+            failures += 1
+            assert what == ("memory" if rank == 1 else "peer"), what
+            assert n < 100
+        assert failures > 5, failures
+        group = init()
+        group.barrier()
+        leave()
+    """
+    outputs(processes(2, script))
+
+
+def test_every_allocation_of_a_segment_may_fail():
+    script = """
+        n = failures = 0
+        while True:
+            n += 1
+            if rank == 1:
+                _C.fault_malloc(n)
+            try:
+                segment = group.segment(1 << 16)
+                what = "fine"
+            except (MemoryError, _C.DistError):
+                what = "failed"
+            if rank == 1:
+                _C.fault_malloc(0)
+            try:
+                x = np.ones(1000)
+                group.all_reduce(x)
+                assert x[0] == 2
+            except (MemoryError, _C.DistError):
+                group.destroy()
+                group = init()
+            if what == "fine":
+                break
+            failures += 1
+            assert n < 100
+        assert failures > 3, failures
+        leave()
+    """
+    outputs(processes(2, script))
+
+
+def test_no_room_for_a_segment_is_an_error_on_all_ranks():
+    script = """
+        try:
+            group.segment(1 << 50)
+        except MemoryError as e:
+            print("memory", e)
+        x = np.ones(4)
+        group.all_reduce(x)
+        assert x[0] == 2
+        leave()
+    """
+    for out in outputs(processes(2, script)):
+        assert out.startswith("memory")
+
+
+def test_nothing_is_left_after_many_groups():
+    script = """
+        def left():
+            return (len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task")), len(os.listdir("/dev/shm")),
+                    sum("memfd" in line for line in open("/proc/self/maps")))
+        group.destroy()
+        def cycle():
+            group = init()
+            segment = group.segment(1 << 16)
+            work = group.all_reduce(np.frombuffer(segment, np.float32), async_op=True, segment=segment)
+            work.wait()
+            group.destroy()
+        cycle()
+        before = left()
+        for _ in range(50):
+            cycle()
+        assert left() == before, (before, left())
+        _C.comm_leave()
+    """
+    outputs(processes(2, script))
+
+
+def test_nothing_is_left_after_sigkill():
+    script = """
+        segment = group.segment(1 << 20)
+        print("ready", flush=True)
+        time.sleep(60)
+    """
+    before = sorted(os.listdir("/dev/shm"))
+    with Ranks(2, script) as ranks:
+        for r in range(2):
+            assert ranks.line(r) == "ready"
+        for p in ranks.processes:
+            p.kill()
+        ranks.wait()
+    assert sorted(os.listdir("/dev/shm")) == before
+
+
+def test_hub_groups_leave_nothing():
+    def threads_and_descriptors():
+        return len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))
+
+    def fn(group):
+        segment = group.segment(1 << 16)
+        group.all_reduce(np.frombuffer(segment, np.float32), segment=segment)
+
+    good(run(3, fn))
+    time.sleep(0.1)
+    before = threads_and_descriptors()
+    for _ in range(50):
+        good(run(3, fn))
+    deadline = time.monotonic() + 5  # a joined thread may still be listed for a moment
+    while threads_and_descriptors() != before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert threads_and_descriptors() == before
+
+
+def test_hub_seats():
+    hub = _C.Hub(2)
+    assert hub.world == 2
+    for rank in (2, -1):
+        with pytest.raises(ValueError):
+            _C.comm_init_hub(hub, rank)
+    with pytest.raises(ValueError):
+        _C.Hub(0)
+    with pytest.raises(ValueError):
+        _C.comm_init_hub(_C.Hub(1), 0, algo="fastest")
+
+
+def test_ranks_with_other_settings_are_refused():
+    hub = _C.Hub(2)
+    results = [None, None]
+
+    def body(rank):
+        try:
+            _C.comm_init_hub(hub, rank, timeout=5, slot=1024 << rank)
+        except _C.DistError as e:
+            results[rank] = str(e)
+
+    threads = [threading.Thread(target=body, args=(r,)) for r in range(2)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join(20)
+    assert all(results) and any("other settings" in r for r in results)
+
+
+def test_random_collectives_many_times():
+    """Mixed sizes, algorithms and works for some seconds: the pieces never overtake each other."""
+    script = """
+        rng = np.random.default_rng(7)
+        segment = group.segment(1 << 20)
+        shared = np.frombuffer(segment, np.float64)
+        end = time.monotonic() + 3
+        pending = []
+        i = 0
+        go_on = np.ones(1, np.int32)
+        while True:
+            i += 1
+            kind, n = int(rng.integers(0, 6)), int(rng.integers(0, 4) and rng.integers(0, 60000) or rng.integers(0, 300))
+            if kind == 0:
+                x = np.full(n, rank + i, np.float64)
+                group.all_reduce(x)
+                assert (x == world * i + world * (world - 1) / 2).all()
+            elif kind == 1:
+                x = np.full(n, rank + i, np.int64)
+                group.broadcast(x, i % world)
+                assert (x == i % world + i).all()
+            elif kind == 2:
+                x = np.empty(n * world, np.int64)
+                group.all_gather(x, np.full(n, rank + i, np.int64))
+                assert (x == np.repeat(np.arange(world) + i, n)).all()
+            elif kind == 3:
+                group.barrier()
+            elif kind == 4 and not pending:
+                x = shared[:n]
+                x[:] = rank + i
+                group.all_reduce(x, segment=segment)
+                assert (x == world * i + world * (world - 1) / 2).all()
+            else:
+                x = np.full(n, rank + i, np.float64)
+                pending.append((group.all_reduce(x, async_op=True), x, i))
+                if len(pending) > 3:
+                    for work, y, j in pending:
+                        work.wait()
+                        assert (y == world * j + world * (world - 1) / 2).all()
+                    pending = []
+            if i % 50 == 0:
+                go_on[0] = time.monotonic() < end
+                group.broadcast(go_on)
+                if not go_on[0]:
+                    break
+        for work, y, j in pending:
+            work.wait()
+        leave()
+        print(i)
+    """
+    for world in (2, 3):
+        assert len({o for o in outputs(processes(world, script))}) == 1
