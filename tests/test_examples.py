@@ -117,4 +117,4 @@ def test_readme_program(tmp_path, ranks):
     done = start(tmp_path / "train.py", ranks=ranks)
     assert done.returncode == 0, done.stderr
     losses = [float(x) for x in re.findall(r"epoch \d: loss (\d+\.\d+)", done.stdout)]
-    assert len(losses) == 5 and losses[-1] < 0.4 * losses[0]
+    assert len(losses) == 5 and losses[-1] < 0.7 * losses[0]

@@ -39,3 +39,11 @@ __all__ = [
     "is_available",
     "is_initialized",
 ]
+
+
+def __getattr__(name):
+    if name == "threads":
+        from importlib import import_module
+
+        return import_module("pydist.distributed.threads")
+    raise AttributeError(f"module 'pydist.distributed' has no attribute '{name}'")

@@ -10,8 +10,9 @@ from pydist.distributed.process_group import _here, destroy_process_group
 def run(fn, world, *args):
     """Calls fn(rank, *args) in `world` threads that form a process group. Returns the results by rank.
 
-    In each thread get_rank(), collectives and DistributedDataParallel mean that thread's rank. Where a rank raises, the
-    others' collectives raise PeerFailed, and the first error that is not such a consequence is raised here.
+    In each thread get_rank(), collectives and DistributedDataParallel mean that thread's rank, and random numbers are its
+    own. Where a rank raises, the others' collectives raise PeerFailed, and the first error that is not such a consequence
+    is raised here.
 
     >>> import pydist
     >>> def work(rank):
@@ -25,6 +26,7 @@ def run(fn, world, *args):
     results, errors = [None] * world, []
 
     def body(rank):
+        _C._rng_own(True)  # as in a process: a generator of its own
         try:
             _here.group = _C.comm_init_hub(hub, rank)
             results[rank] = fn(rank, *args)

@@ -1,5 +1,6 @@
 """Activations."""
 
+from pydist import _C
 from pydist.nn import functional as F
 from pydist.nn.modules.module import Module
 
@@ -17,7 +18,7 @@ class ReLU(Module):
         self.inplace = inplace
 
     def forward(self, input):
-        return F.relu(input, self.inplace)
+        return _C.relu_(input) if self.inplace else _C.relu(input)
 
     def extra_repr(self):
         return "inplace=True" if self.inplace else ""

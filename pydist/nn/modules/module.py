@@ -8,8 +8,6 @@ from pydist._grad_mode import no_grad
 from pydist.nn.parameter import Parameter
 from pydist.utils.hooks import RemovableHandle
 
-_REGISTERS = ("_parameters", "_buffers", "_modules")
-
 
 class _IncompatibleKeys(namedtuple("IncompatibleKeys", ("missing_keys", "unexpected_keys"))):
     __slots__ = ()
@@ -180,15 +178,16 @@ class Module:
 
     def __getattr__(self, name):
         own = self.__dict__
-        for register in _REGISTERS:
-            if register in own and name in own[register]:
-                return own[register][name]
+        if "_parameters" in own:  # else Module.__init__ has not run
+            for register in (own["_parameters"], own["_modules"], own["_buffers"]):
+                if name in register:
+                    return register[name]
         raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
 
     def __delattr__(self, name):
-        for register in _REGISTERS:
-            if name in self.__dict__[register]:
-                return self._forget(name, self.__dict__[register])
+        for register in (self._parameters, self._buffers, self._modules):
+            if name in register:
+                return self._forget(name, register)
         super().__delattr__(name)
 
     def __dir__(self):
