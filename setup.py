@@ -28,7 +28,7 @@ if X86:
 # maybe-uninitialized: gcc cannot know that pd_fail never returns PD_OK, so it doubts every output parameter.
 COMMON = (
     "-std=c11 -D_GNU_SOURCE -Icsrc -fvisibility=hidden -fno-math-errno -fno-trapping-math -ffp-contract=off "
-    "-Wall -Wextra -Wno-unused-parameter -Wno-missing-field-initializers -Wno-maybe-uninitialized"
+    "-Wall -Wextra"
 ).split()
 
 DEBUG = os.environ.get("PYDIST_BUILD") == "debug"

@@ -19,7 +19,7 @@ static void unmake(pd_storage *s) {
 }
 
 pd_status pd_storage_new(const pd_device *device, size_t bytes, pd_storage **out) {
-    pd_storage *s;
+    pd_storage *s = NULL;
     PD_TRY(make(device, bytes, &s));
     pd_status status = device->alloc(device, bytes, &s->data);
     if (status) {
