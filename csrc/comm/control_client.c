@@ -127,7 +127,7 @@ static pd_status await(client *c, request *r, const pd_store_call *call) {
     bool waits = call->verb == PD_STORE_GET || call->verb == PD_STORE_WAIT;
     while (!r->done) {
         if (c->lost) return pd_fail(PD_E_DIST, "store: the connection to the launcher is lost");
-        if (call->stop && __atomic_load_n(call->stop, __ATOMIC_ACQUIRE)) return pd_fail(PD_E_DIST, "store: given up");
+        if (call->stop && atomic_load_explicit(call->stop, memory_order_acquire)) return pd_fail(PD_E_DIST, "store: given up");
         if (waits) PD_TRY(pd_link_gone(&c->link, call->everyone));
         struct timespec until = in_a_slice();
         if (pthread_cond_timedwait(&c->change, &c->lock, &until) != ETIMEDOUT) continue;

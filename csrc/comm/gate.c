@@ -55,7 +55,7 @@ static void sleep_on(pd_group *g, pd_work *w, int64_t ns) {
     atomic_store(&g->sleeping, word);
     atomic_store(flag, 1);
     uint32_t seen = atomic_load(word);
-    if ((int32_t)(seen - w->target) < 0 && !__atomic_load_n(&g->abort, __ATOMIC_SEQ_CST))
+    if ((int32_t)(seen - w->target) < 0 && !atomic_load(&g->abort))
         syscall(SYS_futex, word, FUTEX_WAIT, seen, &t, NULL, 0);
     atomic_store(flag, 0);
     atomic_store(&g->sleeping, NULL);

@@ -34,7 +34,7 @@ struct pd_group {
     pd_error error; /* set once, before `failed` */
 
     pd_listener listener;
-    uint32_t abort;               /* 0, or the weight of `doom`: polled by every wait */
+    atomic_uint abort;            /* 0, or the weight of `doom`: polled by every wait */
     _Atomic(atomic_uint *) sleeping; /* the word on which this rank sleeps */
     pthread_mutex_t doom_lock;
     pd_error doom;

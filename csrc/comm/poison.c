@@ -16,7 +16,7 @@ void pd_group_hear(pd_listener *l, pd_weight weight, const pd_error *e) {
     if (weight > g->abort) {
         g->doom = *e;
         g->doom_at = pd_hooks_now(g->hooks);
-        __atomic_store_n(&g->abort, weight, __ATOMIC_SEQ_CST);
+        atomic_store(&g->abort, weight);
     }
     pthread_mutex_unlock(&g->doom_lock);
     atomic_uint *word = atomic_load(&g->sleeping);
@@ -24,7 +24,7 @@ void pd_group_hear(pd_listener *l, pd_weight weight, const pd_error *e) {
 }
 
 pd_status pd_group_doom(pd_group *g, const pd_work *w) {
-    if (!__atomic_load_n(&g->abort, __ATOMIC_ACQUIRE)) return PD_OK;
+    if (!atomic_load_explicit(&g->abort, memory_order_acquire)) return PD_OK;
     pd_error e;
     char call[400];
     pthread_mutex_lock(&g->doom_lock);

@@ -149,7 +149,7 @@ static pd_status run(pd_group *g, pd_work *w, bool *done) {
     *done = false;
     while (pd_gate_open(g, w)) {
         if (w->at_board) {
-            bool again;
+            bool again = false;
             PD_TRY(meet(g, w, &again));
             if (again) {
                 post_step(g, w);
@@ -167,7 +167,7 @@ static pd_status run(pd_group *g, pd_work *w, bool *done) {
 /* ---- the queue ----------------------------------------------------------------------------------------------------- */
 
 /* News from elsewhere are known to the others; our own reasons are not. */
-static pd_status lose(pd_group *g) { return pd_group_fail(g, !__atomic_load_n(&g->abort, __ATOMIC_ACQUIRE)); }
+static pd_status lose(pd_group *g) { return pd_group_fail(g, !atomic_load(&g->abort)); }
 
 static pd_status carry_on(pd_group *g) {
     for (pd_work *w = g->first; w; w = g->first) {

@@ -6,6 +6,8 @@
 #ifndef PD_COMM_STORE_H
 #define PD_COMM_STORE_H
 
+#include <stdatomic.h>
+
 #include "base/status.h"
 
 #define PD_STORE_KEY 1024       /* longest name */
@@ -31,7 +33,7 @@ typedef struct pd_store_call {
     int64_t amount;
     intptr_t handle;          /* borrowed; PD_NO_HANDLE: none */
     int64_t timeout_ns;       /* for GET and WAIT */
-    const uint32_t *stop;     /* NULL, or a word that ends the wait (PD_E_DIST) once it is not 0 */
+    const atomic_uint *stop;  /* NULL, or a word that ends the wait (PD_E_DIST) once it is not 0 */
     bool everyone;            /* the wait fails as soon as any rank is gone, even one that left cleanly */
 } pd_store_call;
 

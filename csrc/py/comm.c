@@ -898,24 +898,28 @@ static PyType_Spec specs[] = {
 };
 static PyTypeObject **const types[] = {&server_type, &hub_type, &store_type, &segment_type, &work_type, &group_type};
 
-/* The process's own link, made by the first comm_init and kept for later groups: the secret can be read only once. */
+/* The process's own link, made by the first comm_init and kept for later groups. The secret can be read only once, so it is
+   kept until a connection has succeeded. */
 static struct {
     pd_link *link;
+    int secret_fd; /* where `secret` was read from; 0: it was not */
+    uint8_t secret[PD_SECRET_BYTES];
     char address[PD_ADDRESS_BYTES];
 } process;
 
 static pd_status process_link(int rank, int world, const char *address, int secret_fd, double timeout) {
-    uint8_t secret[PD_SECRET_BYTES];
     if (process.link && pd_forked_since(process.link->forks)) process.link = NULL; /* the parent's */
     if (process.link && (strcmp(process.address, address) || process.link->rank != rank || process.link->world != world))
         return pd_fail(PD_E_VALUE, "comm_init: this process is rank %d of %d at %s already", process.link->rank,
                        process.link->world, process.address);
     if (process.link) return PD_OK;
-    PD_TRY(pd_control_secret_read(secret_fd, secret));
-    pd_status status = pd_control_connect(address, secret, rank, world, timeout, &hooks, &process.link);
-    explicit_bzero(secret, sizeof secret);
-    if (!status) snprintf(process.address, sizeof process.address, "%s", address);
-    return status;
+    if (!process.secret_fd || process.secret_fd != secret_fd) PD_TRY(pd_control_secret_read(secret_fd, process.secret));
+    process.secret_fd = secret_fd;
+    PD_TRY(pd_control_connect(address, process.secret, rank, world, timeout, &hooks, &process.link));
+    explicit_bzero(process.secret, sizeof process.secret);
+    process.secret_fd = 0;
+    snprintf(process.address, sizeof process.address, "%s", address);
+    return PD_OK;
 }
 
 static PyObject *comm_init(PyObject *module, PyObject *args, PyObject *keywords) {
