@@ -12,6 +12,10 @@ import pytest
 import pydist
 from pydist import _C
 
+# Programs that tests start import the package that is tested, wherever they run.
+_ROOT = Path(pydist.__file__).resolve().parents[1]
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))
+
 DATA = Path(os.environ.get("PYDIST_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
 
 

@@ -9,22 +9,13 @@ import sys
 
 import pytest
 
-import pydist
-
 np = pytest.importorskip("numpy")
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(pydist.__file__)))
 
 
 def start(*command, ranks=None):
     launcher = [] if ranks is None else ["-m", "pydist.run", "--nproc-per-node", str(ranks)]
-    path = ROOT + os.pathsep + os.environ.get("PYTHONPATH", "")
-    return subprocess.run(
-        [sys.executable, *launcher, *map(str, command)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, "PYTHONPATH": path},
-    )
+    command = [sys.executable, *launcher, *map(str, command)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
 
 def mnist(*args, ranks=None):
