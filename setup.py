@@ -25,10 +25,8 @@ if X86:
     ISAS["avx2"] = "-mavx2 -mfma -mf16c".split()
     ISAS["avx512"] = "-mavx512f -mavx512bw -mavx512dq -mavx512vl -mfma -mf16c -mprefer-vector-width=512".split()
 
-# maybe-uninitialized: gcc cannot know that pd_fail never returns PD_OK, so it doubts every output parameter.
 COMMON = (
-    "-std=c11 -D_GNU_SOURCE -Icsrc -fvisibility=hidden -fno-math-errno -fno-trapping-math -ffp-contract=off "
-    "-Wall -Wextra"
+    "-std=c11 -D_GNU_SOURCE -Icsrc -fvisibility=hidden -fno-math-errno -fno-trapping-math -ffp-contract=off -Wall -Wextra"
 ).split()
 
 DEBUG = os.environ.get("PYDIST_BUILD") == "debug"

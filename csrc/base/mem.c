@@ -30,9 +30,7 @@ int64_t pd_fault_malloc(int64_t n) {
     return before;
 }
 
-static pd_status out_of_memory(size_t bytes, const char *what) {
-    return pd_fail(PD_E_MEMORY, "%s: out of memory: tried to allocate %zu bytes", what, bytes);
-}
+#define out_of_memory(bytes, what) pd_fail(PD_E_MEMORY, "%s: out of memory: tried to allocate %zu bytes", what, (size_t)(bytes))
 
 pd_status pd_malloc(size_t bytes, const char *what, void *out) {
     void *p = pd_fault_hit() ? NULL : malloc(bytes ? bytes : 1);

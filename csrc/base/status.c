@@ -11,7 +11,7 @@ static const char *base_name(const char *file) {
     return csrc ? csrc + 5 : file;
 }
 
-pd_status pd_fail_at(const char *file, int line, pd_status kind, const char *fmt, ...) {
+void pd_fail_at(const char *file, int line, pd_status kind, const char *fmt, ...) {
     va_list args;
     va_start(args, fmt);
     char text[PD_ERROR_TEXT]; /* apart, so that the old text may be an argument */
@@ -21,13 +21,11 @@ pd_status pd_fail_at(const char *file, int line, pd_status kind, const char *fmt
     error.kind = kind;
     error.rank = -1;
     snprintf(error.trail, sizeof error.trail, "%s:%d", base_name(file), line);
-    return kind;
 }
 
-pd_status pd_trail(const char *file, int line, pd_status kind) {
+void pd_trail_at(const char *file, int line) {
     size_t used = strlen(error.trail);
     snprintf(error.trail + used, sizeof error.trail - used, " < %s:%d", base_name(file), line);
-    return kind;
 }
 
 void pd_error_set_rank(int rank) { error.rank = rank; }

@@ -28,17 +28,25 @@ typedef struct pd_error {
     char trail[PD_ERROR_TRAIL]; /* "file:line < file:line", innermost first */
 } pd_error;
 
-/* Records kind and text for this thread and returns kind. Text longer than the record is cut. */
-pd_status pd_fail_at(const char *file, int line, pd_status kind, const char *fmt, ...)
-    __attribute__((format(printf, 4, 5), cold));
-pd_status pd_trail(const char *file, int line, pd_status kind) __attribute__((cold));
+/* Records kind and text for this thread. Text longer than the record is cut. */
+void pd_fail_at(const char *file, int line, pd_status kind, const char *fmt, ...) __attribute__((format(printf, 4, 5), cold));
+void pd_trail_at(const char *file, int line) __attribute__((cold));
 void pd_error_set_rank(int rank);
 const pd_error *pd_error_get(void); /* [borrowed from the thread] the last failure */
 void pd_error_save(pd_error *to);
 pd_status pd_error_restore(const pd_error *from); /* returns from->kind */
 const char *pd_status_name(pd_status kind);       /* "SHAPE" */
 
-#define pd_fail(kind, ...) pd_fail_at(__FILE__, __LINE__, kind, __VA_ARGS__)
+/* Both give the kind itself, so that the compiler sees that what follows a failure does not return PD_OK. */
+#define pd_fail(kind, ...)                                      \
+    __extension__({                                             \
+        pd_fail_at(__FILE__, __LINE__, kind, __VA_ARGS__);      \
+        (pd_status)(kind);                                      \
+    })
+static inline pd_status pd_trail(const char *file, int line, pd_status kind) {
+    pd_trail_at(file, line);
+    return kind;
+}
 #define PD_TRY(call)                                                                         \
     do {                                                                                     \
         pd_status pd_try_ = (call);                                                          \
@@ -49,7 +57,7 @@ const char *pd_status_name(pd_status kind);       /* "SHAPE" */
     do {                                                           \
         status = (call);                                           \
         if (__builtin_expect(status != PD_OK, 0)) {                \
-            pd_trail(__FILE__, __LINE__, status);                  \
+            pd_trail_at(__FILE__, __LINE__);                       \
             goto label;                                            \
         }                                                          \
     } while (0)
