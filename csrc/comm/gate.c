@@ -1,6 +1,7 @@
 /* Waiting: the one place where a rank stands still.
 
-   Look, with pauses, for some microseconds (where every rank has a core); then yield the core between looks; then sleep on
+   Look, with pauses, for some microseconds (where every rank has a core; for a shorter time after each look in vain, since
+   others may use the cores, and for a longer one after each success); then yield the core between looks; then sleep on
    the word of the first rank that is missing, in slices of at most 50 ms. The one that stores the word wakes sleepers only
    where a flag says that somebody sleeps: the store, a full fence and the look at the flag stand against the flag, a full
    fence and the look at the word, so at least one side sees the other. An open gate counts before bad news: what a dead
@@ -149,9 +150,13 @@ static pd_status wait_slowly(pd_group *g, pd_work *w, int64_t deadline, bool *fa
 pd_status pd_gate_wait(pd_group *g, pd_work *w, int64_t deadline, bool *fatal) {
     *fatal = true;
     for (int i = 0; i < g->spins; i++) {
-        if (pd_gate_open(g, w)) return PD_OK;
+        if (pd_gate_open(g, w)) {
+            g->spins = g->spins * 2 < g->spins_max ? g->spins * 2 : g->spins_max;
+            return PD_OK;
+        }
         pause_cpu();
     }
+    if (g->spins > 8) g->spins /= 2;
     void *token = pd_hooks_block(g->hooks);
     pd_status status = wait_slowly(g, w, deadline, fatal);
     pd_hooks_unblock(g->hooks, token);

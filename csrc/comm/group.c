@@ -119,7 +119,7 @@ pd_status pd_group_new(pd_link *link, const pd_group_options *o, pd_group **out)
     uint32_t epoch = link ? atomic_fetch_add(&link->epochs, 1) + 1 : 1;
     PD_TRY_TO(fail, make(link, epoch, o, &g));
     if (g->size > 1) {
-        g->spins = g->transport == &pd_transport_shm && g->size <= pd_threads_cores() ? SPINS : 0;
+        g->spins = g->spins_max = g->transport == &pd_transport_shm && g->size <= pd_threads_cores() ? SPINS : 0;
         PD_TRY_TO(fail, allocate(g));
         g->listener.hear = pd_group_hear;
         pd_link_listen(link, &g->listener, epoch);
@@ -162,7 +162,7 @@ pd_status pd_group_destroy(pd_group *g) {
     PD_TRY(pd_group_enter(g));
     bool first = !atomic_exchange(&g->destroyed, true);
     if (first && g->first) {
-        pd_fail(PD_E_DIST, "the group was destroyed before this collective was done");
+        (void)pd_fail(PD_E_DIST, "the group was destroyed before this collective was done");
         pd_group_fail(g, false);
     }
     if (first && g->size > 1) {

@@ -13,7 +13,7 @@ struct pd_group {
     const pd_hooks *hooks;
     const pd_transport *transport;
     int64_t timeout_ns, warn_ns;
-    int spins;  /* looks at a word before anybody else gets the core */
+    int spins, spins_max; /* looks at a word before anybody else gets the core */
     bool check; /* identities are compared */
     const pd_algo *forced;
 
