@@ -16,7 +16,7 @@ def lines():
     yield f"oneDNN: {version or 'not there (portable kernels); looked for ' + ', '.join(candidates())}"
     yield "environment:"
     for name, value, text in _C.flags():
-        yield f"  PYDIST_{name}={value}  {text}"
+        yield f"  {name}={value}  {text}"
 
 
 if __name__ == "__main__":
