@@ -204,18 +204,14 @@ static pd_status fit(const pd_node *n, int i, pd_tensor **g) {
 }
 
 static pd_status call_grad_hooks(pd_hook *hooks, int index, pd_tensor **g) {
-    for (pd_hook *h = hooks, *next; h; h = next) {
-        next = h->next; /* a hook may remove itself */
-        if (h->kind == PD_HOOK_GRAD && h->index == index) PD_TRY(h->closure.call(h->closure.ctx, g));
-    }
+    for (pd_hook *h = hooks; h; h = h->next)
+        if (h->closure.call && h->kind == PD_HOOK_GRAD && h->index == index) PD_TRY(h->closure.call(h->closure.ctx, g));
     return PD_OK;
 }
 
 static pd_status call_leaf_hooks(pd_tensor *leaf, pd_hook_kind kind) {
-    for (pd_hook *h = leaf->meta ? leaf->meta->hooks : NULL, *next; h; h = next) {
-        next = h->next;
-        if (h->kind == kind) PD_TRY(h->closure.call(h->closure.ctx, leaf));
-    }
+    for (pd_hook *h = leaf->meta ? leaf->meta->hooks : NULL; h; h = h->next)
+        if (h->closure.call && h->kind == kind) PD_TRY(h->closure.call(h->closure.ctx, leaf));
     return PD_OK;
 }
 
@@ -412,7 +408,9 @@ pd_status pd_engine_run(const pd_backward *b) {
     current = &r;
     pd_grad_mode = b->create_graph;
     for (int k = 0; k < b->ninputs && b->out; k++) b->out[k] = NULL;
+    pd_hooks_running++;
     pd_status status = walk(&r);
+    pd_hooks_running--;
     pd_grad_mode = mode;
     current = r.outer;
     for (size_t i = 0; i < r.count; i++) {

@@ -68,8 +68,25 @@ pd_status pd_tensor_history(pd_tensor *t, pd_node **fn, int *index) {
     return PD_OK;
 }
 
+atomic_int pd_hooks_running;
+
+/* Unlinks what was removed, unless some backward may be on its way through a list. */
+static void purge(pd_hook **list) {
+    if (pd_hooks_running) return;
+    while (*list) {
+        pd_hook *h = *list;
+        if (h->closure.call) {
+            list = &h->next;
+            continue;
+        }
+        *list = h->next;
+        pd_free(h);
+    }
+}
+
 uint64_t pd_hook_add(pd_hook **list, pd_hook_kind kind, int index, pd_closure c, pd_status *status) {
     pd_hook *h;
+    purge(list);
     if ((*status = pd_malloc(sizeof *h, "hook", &h))) return 0;
     *h = (pd_hook){.closure = c, .kind = kind, .index = index, .id = atomic_fetch_add(&next_hook, 1)};
     while (*list) list = &(*list)->next; /* hooks run in the order they were added */
@@ -78,14 +95,14 @@ uint64_t pd_hook_add(pd_hook **list, pd_hook_kind kind, int index, pd_closure c,
 }
 
 void pd_hook_remove(pd_hook **list, uint64_t id) {
-    for (; *list; list = &(*list)->next)
-        if ((*list)->id == id) {
-            pd_hook *h = *list;
-            *list = h->next;
-            h->next = NULL;
-            hooks_free(h);
-            return;
+    for (pd_hook *h = *list; h; h = h->next)
+        if (h->id == id) {
+            pd_closure c = h->closure;
+            h->closure = (pd_closure){0}; /* a hook may remove itself or the next one while the list is walked */
+            pd_closure_drop(&c);
+            break;
         }
+    purge(list);
 }
 
 /* ---- nodes ------------------------------------------------------------------------------------------------------- */

@@ -95,6 +95,7 @@ pd_status pd_node_rebase(pd_node *n, pd_tensor *t);
 
 uint64_t pd_hook_add(pd_hook **list, pd_hook_kind kind, int index, pd_closure c, pd_status *status); /* id; 0 on failure */
 void pd_hook_remove(pd_hook **list, uint64_t id);
+extern atomic_int pd_hooks_running; /* backwards under way in the process: lists keep their links meanwhile */
 int64_t pd_node_live(void);
 
 extern const pd_node_kind pd_node_of_op;

@@ -24,6 +24,7 @@ typedef struct bucket {
 } bucket;
 
 struct pd_reducer {
+    atomic_int_fast64_t refs; /* the owner's, and one while a backward has it called at its end */
     pd_group *group;
     pd_layout layout;
     int n;
@@ -147,6 +148,8 @@ static pd_status at_end(void *ctx, void *arg) {
     return status;
 }
 
+static void drop(void *reducer);
+
 static pd_status on_ready(void *ctx, void *leaf) {
     slot *s = ctx;
     pd_reducer *r = s->r;
@@ -154,7 +157,8 @@ static pd_status on_ready(void *ctx, void *leaf) {
     if (!r->sync) return PD_OK;
     if (!r->running) {
         r->running = true;
-        PD_TRY(pd_engine_at_end((pd_closure){.call = at_end, .ctx = r}));
+        PD_TRY(pd_engine_at_end((pd_closure){.call = at_end, .drop = drop, .ctx = r}));
+        r->refs++;
     }
     if (s->fired)
         return pd_fail(PD_E_DIST, "DistributedDataParallel: parameter %s got a gradient twice before the buckets were reduced", s->name);
@@ -257,6 +261,7 @@ pd_status pd_reducer_new(pd_tensor *const *params, const char *const *names, int
     if (n < 1) return pd_fail(PD_E_VALUE, "DistributedDataParallel: no parameters");
     PD_TRY(pd_calloc(sizeof *r, "reducer", &r));
     pd_group_retain(r->group = group);
+    r->refs = 1;
     r->sync = true;
     pd_status status = pd_calloc(sizeof *r->slots * (size_t)n, "reducer", &r->slots);
     if (!status) {
@@ -272,21 +277,11 @@ pd_status pd_reducer_new(pd_tensor *const *params, const char *const *names, int
     return PD_OK;
 }
 
-void pd_reducer_free(pd_reducer *r) {
-    if (!r) return;
+static void destroy(pd_reducer *r) {
     for (int i = 0; i < r->n; i++) {
-        slot *s = &r->slots[i];
-        pd_meta *m = s->param ? s->param->meta : NULL;
-        if (m && s->hook) {
-            pd_hook_remove(&m->hooks, s->hook);
-            if (m->home == s->home) {
-                pd_tensor_release(m->home);
-                m->home = NULL;
-            }
-        }
-        pd_tensor_release(s->home);
-        pd_tensor_release(s->param);
-        pd_free(s->name);
+        pd_tensor_release(r->slots[i].home);
+        pd_tensor_release(r->slots[i].param);
+        pd_free(r->slots[i].name);
     }
     for (int b = 0; r->buckets && b < r->layout.nbuckets; b++) {
         if (r->buckets[b].work) pd_work_release(r->buckets[b].work);
@@ -297,4 +292,25 @@ void pd_reducer_free(pd_reducer *r) {
     pd_free(r->slots);
     pd_free(r->buckets);
     pd_free(r);
+}
+
+static void drop(void *reducer) {
+    pd_reducer *r = reducer;
+    if (--r->refs == 0) destroy(r);
+}
+
+void pd_reducer_free(pd_reducer *r) {
+    if (!r) return;
+    for (int i = 0; i < r->n; i++) {
+        slot *s = &r->slots[i];
+        pd_meta *m = s->param ? s->param->meta : NULL;
+        if (!m || !s->hook) continue;
+        pd_hook_remove(&m->hooks, s->hook);
+        s->hook = 0;
+        if (m->home == s->home) {
+            pd_tensor_release(m->home);
+            m->home = NULL;
+        }
+    }
+    drop(r);
 }
