@@ -1,13 +1,14 @@
 /* The control plane of one host: one supervisor connection per rank, apart from the data (design 1.2).
 
-   The SERVER is one C thread in the launcher. It listens on an abstract unix socket with a random name, so nothing lies in
-   a file system, keeps the store, and tells every rank what happened to the others: left, raised, died. It never blocks
-   on a connection: a stranger, garbage or a silent peer costs one descriptor until the handshake deadline. The CLIENT is
-   one C thread per rank process; it never takes the GIL. Both see through SO_PEERCRED that the other has our user id before
-   they send a byte; then each shows its half of the 32-byte secret. A connection that closes without goodbye is a dead rank.
+   The SERVER is one C thread in the launcher. It listens on an abstract unix socket with a random name, so nothing lies
+   in a file system, keeps the store, and tells every rank what happened to the others: left, raised, died. It never
+   blocks on a connection: a stranger, garbage or a silent peer costs one descriptor until the handshake deadline. The
+   CLIENT is one C thread per rank process; it never takes the GIL. Both see through SO_PEERCRED that the other has our
+   user id before they send a byte; then each shows its half of the 32-byte secret. A connection that closes without
+   goodbye is a dead rank.
 
-   This authenticates connections, not traffic. Tcp for several hosts will be a second listening socket here: frames are a
-   byte stream already; only descriptors need the unix one. */
+   This authenticates connections, not traffic. Tcp for several hosts will be a second listening socket here: frames are
+   a byte stream already; only descriptors need the unix one. */
 #ifndef PD_COMM_CONTROL_H
 #define PD_COMM_CONTROL_H
 
@@ -33,8 +34,8 @@ pd_status pd_control_first_raised(pd_control_server *s, int *rank, char **traceb
 
 /* Reads the secret from an inherited descriptor and closes it. */
 pd_status pd_control_secret_read(int fd, uint8_t secret[PD_SECRET_BYTES]);
-/* [new] this rank's link over the server at `address`. Waits at most `timeout` seconds. PD_E_DIST: no server there, another
-   user's server, refused (wrong secret, wrong world, rank already here). */
+/* [new] this rank's link over the server at `address`. Waits at most `timeout` seconds. PD_E_DIST: no server there,
+   another user's server, refused (wrong secret, wrong world, rank already here). */
 pd_status pd_control_connect(const char *address, const uint8_t secret[PD_SECRET_BYTES], int rank, int world,
                              double timeout, const pd_hooks *hooks, pd_link **out);
 

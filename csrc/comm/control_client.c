@@ -32,7 +32,7 @@ typedef struct client {
     bool lost; /* nobody will answer any more */
 } client;
 
-/* ---- sending ------------------------------------------------------------------------------------------------------ */
+/* ---- sending ----------------------------------------------------------------------------------------------------- */
 
 /* Under the lock. The server never stops reading, so a full socket empties at once or the server is gone. */
 static pd_status send_frame(client *c, int kind, uint32_t id, const void *head, size_t head_bytes, const void *body,
@@ -53,7 +53,7 @@ static void tell(pd_link *link, const pd_news *news, const char *text) {
     pthread_mutex_unlock(&c->lock);
 }
 
-/* ---- the thread --------------------------------------------------------------------------------------------------- */
+/* ---- the thread -------------------------------------------------------------------------------------------------- */
 
 static void on_reply(client *c) {
     pd_wire *w = &c->wire;
@@ -111,7 +111,7 @@ static void *run(void *arg) {
     }
 }
 
-/* ---- store calls -------------------------------------------------------------------------------------------------- */
+/* ---- store calls ------------------------------------------------------------------------------------------------- */
 
 static struct timespec in_a_slice(void) {
     struct timespec t;
@@ -127,7 +127,8 @@ static pd_status await(client *c, request *r, const pd_store_call *call) {
     bool waits = call->verb == PD_STORE_GET || call->verb == PD_STORE_WAIT;
     while (!r->done) {
         if (c->lost) return pd_fail(PD_E_DIST, "store: the connection to the launcher is lost");
-        if (call->stop && atomic_load_explicit(call->stop, memory_order_acquire)) return pd_fail(PD_E_DIST, "store: given up");
+        if (call->stop && atomic_load_explicit(call->stop, memory_order_acquire))
+            return pd_fail(PD_E_DIST, "store: given up");
         if (waits) PD_TRY(pd_link_gone(&c->link, call->everyone));
         struct timespec until = in_a_slice();
         if (pthread_cond_timedwait(&c->change, &c->lock, &until) != ETIMEDOUT) continue;
@@ -152,8 +153,8 @@ static pd_status call(pd_link *link, const pd_store_call *call, pd_store_reply *
     r.id = ++c->next_id;
     r.next = c->requests;
     c->requests = &r;
-    pd_status status = send_frame(c, PD_CONTROL_CALL, r.id, text, sizeof head + call->key_bytes, call->data, call->bytes,
-                                  (int)call->handle);
+    size_t n = sizeof head + call->key_bytes;
+    pd_status status = send_frame(c, PD_CONTROL_CALL, r.id, text, n, call->data, call->bytes, (int)call->handle);
     if (!status) status = await(c, &r, call);
     for (request **at = &c->requests; *at; at = &(*at)->next)
         if (*at == &r) {
@@ -171,7 +172,7 @@ static pd_status call(pd_link *link, const pd_store_call *call, pd_store_reply *
     return status;
 }
 
-/* ---- life --------------------------------------------------------------------------------------------------------- */
+/* ---- life -------------------------------------------------------------------------------------------------------- */
 
 static void close_link(pd_link *link) {
     client *c = (client *)link;
@@ -238,7 +239,7 @@ static pd_status await_welcome(client *c, int64_t deadline) {
         pd_wire_state state = pd_wire_read(&c->wire);
         if (state == PD_WIRE_FRAME) return PD_OK;
         if (state == PD_WIRE_CLOSED)
-            return pd_fail(PD_E_DIST, "control: the launcher refused rank %d: wrong secret, or it is ending", c->link.rank);
+            return pd_fail(PD_E_DIST, "control: the launcher refused rank %d: wrong secret, or it ends", c->link.rank);
         if (state == PD_WIRE_BAD) return pd_fail(PD_E_DIST, "control: the launcher sent %s", c->wire.why);
         if (pd_hooks_now(c->link.hooks) > deadline)
             return pd_fail(PD_E_TIMEOUT, "control: the launcher does not answer rank %d", c->link.rank);

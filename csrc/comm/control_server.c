@@ -76,7 +76,7 @@ struct pd_control_server {
     peer peers[];
 };
 
-/* ---- sending ------------------------------------------------------------------------------------------------------ */
+/* ---- sending ----------------------------------------------------------------------------------------------------- */
 
 static void send_frame(conn *c, int kind, uint32_t id, const void *head, size_t head_bytes, const void *body, size_t n,
                        int handle) {
@@ -117,7 +117,7 @@ static void reply(conn *c, uint32_t id, pd_status status, pd_store_reply *r) {
     if (r->handle != PD_NO_HANDLE) close((int)r->handle);
 }
 
-/* ---- the store ---------------------------------------------------------------------------------------------------- */
+/* ---- the store --------------------------------------------------------------------------------------------------- */
 
 static intptr_t dup_fd(intptr_t fd) { return fcntl((int)fd, F_DUPFD_CLOEXEC, 0); }
 static void drop_fd(intptr_t fd) { close((int)fd); }
@@ -173,8 +173,8 @@ static const char *on_call(pd_control_server *s, conn *c, int64_t now) {
     pd_wire *w = &c->wire;
     if (w->head.bytes < sizeof head) return "a store call that is too short";
     memcpy(&head, w->body, sizeof head);
-    if (head.verb >= PD_STORE_VERBS || !head.key_bytes || head.key_bytes > PD_STORE_KEY || head.bytes > PD_STORE_VALUE ||
-        w->head.bytes != sizeof head + head.key_bytes + head.bytes)
+    if (head.verb >= PD_STORE_VERBS || !head.key_bytes || head.key_bytes > PD_STORE_KEY ||
+        head.bytes > PD_STORE_VALUE || w->head.bytes != sizeof head + head.key_bytes + head.bytes)
         return "a store call whose lengths do not fit";
     pd_store_call call = {.verb = (pd_store_verb)head.verb, .key = w->body + sizeof head, .key_bytes = head.key_bytes,
                           .bytes = head.bytes, .amount = head.amount, .timeout_ns = head.timeout_ns,
@@ -193,7 +193,7 @@ static const char *on_call(pd_control_server *s, conn *c, int64_t now) {
     return NULL;
 }
 
-/* ---- who is here -------------------------------------------------------------------------------------------------- */
+/* ---- who is here ------------------------------------------------------------------------------------------------- */
 
 static void stranger(pd_control_server *s, const conn *c, const char *why) {
     int n = ++s->logged;
@@ -266,15 +266,15 @@ static const char *on_news(pd_control_server *s, conn *c) {
 
 static const char *signal_name(int sig) {
     static const struct { int sig; const char *name; } names[] = {
-        {SIGHUP, "HUP"},   {SIGINT, "INT"},   {SIGQUIT, "QUIT"}, {SIGILL, "ILL"},   {SIGABRT, "ABRT"}, {SIGBUS, "BUS"},
-        {SIGFPE, "FPE"},   {SIGKILL, "KILL"}, {SIGSEGV, "SEGV"}, {SIGPIPE, "PIPE"}, {SIGTERM, "TERM"}, {SIGXCPU, "XCPU"},
+        {SIGHUP, "HUP"},   {SIGINT, "INT"}, {SIGQUIT, "QUIT"}, {SIGILL, "ILL"},   {SIGABRT, "ABRT"}, {SIGBUS, "BUS"},
+        {SIGKILL, "KILL"}, {SIGFPE, "FPE"}, {SIGSEGV, "SEGV"}, {SIGPIPE, "PIPE"}, {SIGTERM, "TERM"},
     };
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (names[i].sig == sig) return names[i].name;
     return "?";
 }
 
-/* Where the launcher is the parent, the kernel knows how the process ended; WNOWAIT leaves it for the launcher's wait. */
+/* Where the launcher is the parent, the kernel knows how the process ended; WNOWAIT leaves that for the launcher. */
 static bool explain(const peer *p, char *text, size_t size) {
     enum { PIDFD = 3 }; /* P_PIDFD, which older headers lack */
     siginfo_t info = {0};
@@ -320,7 +320,7 @@ static void drop_conn(pd_control_server *s, conn **at, int64_t now) {
     pd_free(c);
 }
 
-/* ---- the loop ----------------------------------------------------------------------------------------------------- */
+/* ---- the loop ---------------------------------------------------------------------------------------------------- */
 
 static void end_oldest_stranger(pd_control_server *s, int64_t now) {
     conn **oldest = NULL;
@@ -388,7 +388,8 @@ static pd_status fill_polls(pd_control_server *s, size_t *n, int64_t *until) {
     s->polls[(*n)++] = (struct pollfd){.fd = s->wake, .events = POLLIN};
     s->polls[(*n)++] = (struct pollfd){.fd = s->listening, .events = POLLIN};
     for (conn *c = s->conns; c; c = c->next) {
-        s->polls[(*n)++] = (struct pollfd){.fd = c->wire.fd, .events = (short)(POLLIN | (c->wire.pending ? POLLOUT : 0))};
+        short events = c->wire.pending ? POLLIN | POLLOUT : POLLIN;
+        s->polls[(*n)++] = (struct pollfd){.fd = c->wire.fd, .events = events};
         if (c->rank < 0) *until = earlier(*until, c->deadline);
     }
     for (int r = 0; r < s->world; r++) {
@@ -466,7 +467,7 @@ static void *run(void *arg) {
     return NULL;
 }
 
-/* ---- the launcher's side ------------------------------------------------------------------------------------------ */
+/* ---- the launcher's side ----------------------------------------------------------------------------------------- */
 
 static void wake(pd_control_server *s) {
     uint64_t one = 1;
@@ -478,7 +479,8 @@ static pd_status open_secret(pd_control_server *s) {
     if (getrandom(s->secret, sizeof s->secret, 0) != sizeof s->secret || getrandom(name, sizeof name, 0) != sizeof name)
         return pd_fail(PD_E_OS, "control: no random numbers: %s", strerror(errno));
     size_t n = (size_t)snprintf(s->address, sizeof s->address, "@pydist-");
-    for (size_t i = 0; i < sizeof name; i++) n += (size_t)snprintf(s->address + n, sizeof s->address - n, "%02x", name[i]);
+    for (size_t i = 0; i < sizeof name; i++)
+        n += (size_t)snprintf(s->address + n, sizeof s->address - n, "%02x", name[i]);
     s->secret_fd = memfd_create("pydist-secret", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (s->secret_fd < 0 || write(s->secret_fd, s->secret, sizeof s->secret) != sizeof s->secret ||
         fcntl(s->secret_fd, F_ADD_SEALS, F_SEAL_WRITE | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL))
@@ -491,7 +493,8 @@ static pd_status open_sockets(pd_control_server *s) {
     socklen_t n = pd_control_sockaddr(s->address, &name);
     s->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     s->listening = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (s->wake < 0 || s->listening < 0 || bind(s->listening, (struct sockaddr *)&name, n) || listen(s->listening, 1024))
+    if (s->wake < 0 || s->listening < 0 || bind(s->listening, (struct sockaddr *)&name, n) ||
+        listen(s->listening, 1024))
         return pd_fail(PD_E_OS, "control: cannot listen on %s: %s", s->address, strerror(errno));
     return PD_OK;
 }

@@ -1,8 +1,9 @@
 /* After a user's fork the child has no groups (design 1.11).
 
-   A count of forks is copied into every link and group when it is made: a child finds another count and refuses, without
-   touching locks that the parent's threads may have held. Descriptors on the watch list are closed in the child, so that
-   a dead parent's control socket closes although its children live. This list and count are all that is process-wide. */
+   A count of forks is copied into every link and group when it is made: a child finds another count and refuses,
+   without touching locks that the parent's threads may have held. Descriptors on the watch list are closed in the
+   child, so that a dead parent's control socket closes although its children live. This list and count are all that is
+   process-wide. */
 #ifndef PD_COMM_FORK_H
 #define PD_COMM_FORK_H
 

@@ -1,11 +1,11 @@
 /* Waiting: the one place where a rank stands still.
 
-   Look, with pauses, for some microseconds (where every rank has a core; for a shorter time after each look in vain, since
-   others may use the cores, and for a longer one after each success); then yield the core between looks; then sleep on
-   the word of the first rank that is missing, in slices of at most 50 ms. The one that stores the word wakes sleepers only
-   where a flag says that somebody sleeps: the store, a full fence and the look at the flag stand against the flag, a full
-   fence and the look at the word, so at least one side sees the other. An open gate counts before bad news: what a dead
-   rank left complete is complete. */
+   Look, with pauses, for some microseconds (where every rank has a core; for a shorter time after each look in vain,
+   since others may use the cores, and for a longer one after each success); then yield the core between looks; then
+   sleep on the word of the first rank that is missing, in slices of at most 50 ms. The one that stores the word wakes
+   sleepers only where a flag says that somebody sleeps: the store, a full fence and the look at the flag stand against
+   the flag, a full fence and the look at the word, so at least one side sees the other. An open gate counts before bad
+   news: what a dead rank left complete is complete. */
 #include <errno.h>
 #include <linux/futex.h>
 #include <sched.h>

@@ -11,7 +11,7 @@
 
 #define BOARD_BYTES 4096
 #define SLOT_BYTES (256 << 10)
-#define SPINS 400 /* pauses of about 45 ns: some 20 us, the time of a small collective with a peer that is not quite there */
+#define SPINS 400 /* pauses of about 45 ns: some 20 us, what a peer that is not quite there takes */
 
 static pd_status choose(pd_group *g, const pd_group_options *o) {
     const char *algo = o && o->algo && *o->algo ? o->algo : pd_flags_get()->ALGO;
@@ -185,8 +185,8 @@ const char *pd_group_transport(const pd_group *g) { return g->size > 1 ? g->tran
 
 pd_status pd_group_check(pd_group *g) {
     if (pd_forked_since(g->forks))
-        return pd_fail(PD_E_DIST, "comm: this process was forked from rank %d: a forked child has no groups; start workers "
-                                  "with spawn, or initialise in the child", g->rank);
+        return pd_fail(PD_E_DIST, "comm: this process was forked from rank %d: a forked child has no groups; start "
+                                  "workers with spawn, or initialise in the child", g->rank);
     if (atomic_load(&g->failed)) return pd_error_restore(&g->error);
     if (atomic_load(&g->destroyed)) return pd_fail(PD_E_DIST, "comm: the group was destroyed on rank %d", g->rank);
     return PD_OK;

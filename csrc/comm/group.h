@@ -1,16 +1,17 @@
 /* A group of ranks and its collectives: one ordered queue, run by whoever calls (design 1.5).
 
-   A synchronous collective on an empty queue runs in the calling thread. An asynchronous one shows its line on the board
-   and is carried on by pd_group_progress(), by later collectives and by waits, always in the order of submission. All ranks
-   submit the same collectives in the same order; where they do not, all of them get PD_E_MISMATCH before any data is touched.
+   A synchronous collective on an empty queue runs in the calling thread. An asynchronous one shows its line on the
+   board and is carried on by pd_group_progress(), by later collectives and by waits, always in the order of submission.
+   All ranks submit the same collectives in the same order; where they do not, all of them get PD_E_MISMATCH before any
+   data is touched.
 
    A group that failed is poisoned: every later call, and every work still queued, returns the first error at once; the
-   other ranks are told. Segments of a poisoned group become private memory at the same address. A new group can be made over
-   the same link as long as no rank is gone.
+   other ranks are told. Segments of a poisoned group become private memory at the same address. A new group can be made
+   over the same link as long as no rank is gone.
 
-   Errors of every collective: PD_E_MISMATCH, PD_E_PEER (pd_error's rank: who is gone), PD_E_TIMEOUT, PD_E_DIST, PD_E_PYTHON
-   (interrupted), and PD_E_VALUE, PD_E_DTYPE for bad arguments, which leave the group as it is. Any thread may call; calls of
-   one group exclude each other. Buffers are borrowed until the work is done. */
+   Errors of every collective: PD_E_MISMATCH, PD_E_PEER (pd_error's rank: who is gone), PD_E_TIMEOUT, PD_E_DIST,
+   PD_E_PYTHON (interrupted), and PD_E_VALUE, PD_E_DTYPE for bad arguments, which leave the group as it is. Any thread
+   may call; calls of one group exclude each other. Buffers are borrowed until the work is done. */
 #ifndef PD_COMM_GROUP_H
 #define PD_COMM_GROUP_H
 
@@ -23,16 +24,16 @@ typedef struct pd_work pd_work;
 
 typedef struct pd_group_options {
     double timeout;   /* seconds a wait for a live peer may take; 0: PYDIST_TIMEOUT */
-    const char *algo; /* NULL or "": by size; "gather_sum", "scatter_gather": always this one, for tests and measurements */
+    const char *algo; /* NULL or "": by size; "gather_sum", "scatter_gather": this one alone, for tests */
     size_t slot;      /* bytes of a piece; 0: the measured default */
 } pd_group_options;
 
-/* [new] Collective over all ranks of the link. NULL link: a world of one, without threads and sockets. `o` may be NULL. */
+/* [new] Collective over all ranks of the link. NULL link: a world of one without threads and sockets. NULL o: zeros. */
 pd_status pd_group_new(pd_link *link, const pd_group_options *o, pd_group **out);
 void pd_group_retain(pd_group *g);
 void pd_group_release(pd_group *g); /* the last one destroys it */
-/* Leaves the group: peers that still wait for this rank get PD_E_PEER. Later calls fail, pd_group_rank and _size still work.
-   PD_E_RUNTIME: called from a signal handler within a collective of this very group. */
+/* Leaves the group: peers that still wait for this rank get PD_E_PEER. Later calls fail, pd_group_rank and _size still
+   work. PD_E_RUNTIME: called from a signal handler within a collective of this very group. */
 pd_status pd_group_destroy(pd_group *g);
 int pd_group_rank(const pd_group *g);
 int pd_group_size(const pd_group *g);
@@ -40,9 +41,9 @@ uint32_t pd_group_epoch(const pd_group *g);
 const char *pd_group_transport(const pd_group *g); /* "shm", "inproc", "none" */
 pd_status pd_group_check(pd_group *g);             /* PD_OK, or the error every call would return */
 
-/* buf[i] = scale * reduce over ranks of buf[i], in the order of algo/reduce.h: the same bits on every rank, transport and
-   run. The scale (1: none) is one multiply in the accumulator at the end; AVG multiplies by 1/size besides. `site` names
-   the caller (hooks.h). `seg`: NULL, or the symmetric segment that holds all of buf; then nothing is staged.
+/* buf[i] = scale * reduce over ranks of buf[i], in the order of algo/reduce.h: the same bits on every rank, transport
+   and run. The scale (1: none) is one multiply in the accumulator at the end; AVG multiplies by 1/size besides. `site`
+   names the caller (hooks.h). `seg`: NULL, or the symmetric segment that holds all of buf; then nothing is staged.
    `work`: NULL to wait here, else [new]. */
 pd_status pd_group_all_reduce(pd_group *g, void *buf, int64_t count, pd_dtype dtype, pd_reduce op, double scale,
                               uint64_t site, pd_segment *seg, pd_work **work);
@@ -57,14 +58,14 @@ pd_status pd_group_agree(pd_group *g, const void *mine, void *all, size_t bytes,
 
 /* Carries queued work on as far as it goes without waiting. */
 pd_status pd_group_progress(pd_group *g);
-/* Waits at most `timeout` seconds (negative: as long as the group would). PD_E_TIMEOUT of a shorter time leaves work and
-   group as they are. */
+/* Waits at most `timeout` seconds (negative: as long as the group would). PD_E_TIMEOUT of a shorter time leaves work
+   and group as they are. */
 pd_status pd_work_wait(pd_work *w, double timeout);
 pd_status pd_work_test(pd_work *w, bool *done); /* the error where it failed */
-void pd_work_release(pd_work *w);               /* the work goes on; its buffers stay borrowed until the group has done it */
+void pd_work_release(pd_work *w); /* the work goes on, and borrows its buffers until the group has done it */
 
-/* [new] zeroed symmetric memory: every rank gets `bytes` of its own that all ranks can address. Collective. Outlives the
-   group. PD_E_MEMORY on all ranks where one has no room. */
+/* [new] zeroed symmetric memory: every rank gets `bytes` of its own that all ranks can address. Collective. Outlives
+   the group. PD_E_MEMORY on all ranks where one has no room. */
 pd_status pd_group_segment_new(pd_group *g, size_t bytes, pd_segment **out);
 void *pd_segment_ptr(const pd_segment *s); /* [borrowed from s] page-aligned; never moves */
 size_t pd_segment_bytes(const pd_segment *s);

@@ -77,8 +77,8 @@ struct pd_segment {
 
 /* gate.c */
 bool pd_gate_open(pd_group *g, pd_work *w);
-/* Waits for the gate. deadline: ns, INT64_MAX for none but the group's own timeout. On failure *fatal says whether the group
-   is lost (or only the caller's patience). */
+/* Waits for the gate. deadline: ns, INT64_MAX for none but the group's own timeout. On failure *fatal says whether the
+   group is lost (or only the caller's patience). */
 pd_status pd_gate_wait(pd_group *g, pd_work *w, int64_t deadline, bool *fatal);
 void pd_gate_ring(pd_group *g, atomic_uint *word); /* after a store to an own word: wakes who sleeps on it */
 /* [text] "all_reduce(float32[4], SUM) at train.py:12 (#17)" */

@@ -84,7 +84,8 @@ static pd_status await(pd_hub *h, pd_link *link, const pd_store_call *call, pd_s
         bool ready;
         PD_TRY(pd_kv_run(&h->kv, call, reply, &ready));
         if (ready) return PD_OK;
-        if (call->stop && atomic_load_explicit(call->stop, memory_order_acquire)) return pd_fail(PD_E_DIST, "store: given up");
+        if (call->stop && atomic_load_explicit(call->stop, memory_order_acquire))
+            return pd_fail(PD_E_DIST, "store: given up");
         PD_TRY(pd_link_gone(link, call->everyone));
         int64_t left = deadline - pd_hooks_now(link->hooks);
         if (left <= 0)

@@ -1,13 +1,13 @@
 /* Every collective has an identity, and the board where ranks compare it (design 1.3).
 
-   Each rank owns two lines, one per parity of the sequence number. It fills line[seq & 1] and releases it by storing the
-   sequence number last; every rank reads all lines before it touches data.
+   Each rank owns two lines, one per parity of the sequence number. It fills line[seq & 1] and releases it by storing
+   the sequence number last; every rank reads all lines before it touches data.
 
      rank r:  line[0] | line[1] | step | asleep       128 bytes apart: hardware prefetches cache lines in pairs
 
-   Line[p] of collective n may be overwritten by n + 2: a rank posts n + 1 only after it has done all its reading of n, and
-   nobody posts n + 2 before everyone posted n + 1. Every word has one writer. The memory is made for one epoch of one
-   group and never used again; the epoch is in the hash besides. */
+   Line[p] of collective n may be overwritten by n + 2: a rank posts n + 1 only after it has done all its reading of n,
+   and nobody posts n + 2 before everyone posted n + 1. Every word has one writer. The memory is made for one epoch of
+   one group and never used again; the epoch is in the hash besides. */
 #ifndef PD_COMM_IDENTITY_H
 #define PD_COMM_IDENTITY_H
 

@@ -38,7 +38,7 @@ pd_status pd_group_doom(pd_group *g, const pd_work *w) {
     return status;
 }
 
-/* ---- mismatch: the sites are exchanged only now -------------------------------------------------------------------- */
+/* ---- mismatch: the sites are exchanged only now ------------------------------------------------------------------ */
 
 static void site_key(const pd_group *g, const pd_work *w, int rank, char *key, size_t size) {
     snprintf(key, size, "pd:%u.site.%u.%d", g->epoch, w->seq, rank);
@@ -51,7 +51,7 @@ static void publish_site(pd_group *g, const pd_work *w) {
     pd_store_set(g->link, key, site, strlen(site));
 }
 
-/* The calls of ranks that wait for nothing else come in at once; a rank that posted long ago and went on may not come. */
+/* Ranks that stand in this very collective answer at once; one that posted it and went on computing may not. */
 static void fetch_site(pd_group *g, const pd_work *w, int rank, int64_t deadline, char *site, size_t size) {
     char key[64];
     void *text;
@@ -86,16 +86,17 @@ pd_status pd_group_mismatch(pd_group *g, const pd_work *w) {
     return pd_fail(PD_E_MISMATCH, "%s", text);
 }
 
-/* ---- the end ------------------------------------------------------------------------------------------------------- */
+/* ---- the end ----------------------------------------------------------------------------------------------------- */
 
 pd_status pd_group_fail(pd_group *g, bool tell) {
     pd_error e;
     pd_error_save(&e);
     if (atomic_load(&g->failed)) return e.kind;
     g->error = e;
-    if (e.kind == PD_E_PYTHON || e.kind == PD_E_INTERRUPT) { /* the exception itself is raised once; what follows is ours */
+    if (e.kind == PD_E_PYTHON || e.kind == PD_E_INTERRUPT) { /* the exception itself is raised only once */
         g->error.kind = PD_E_DIST;
-        snprintf(g->error.text, sizeof g->error.text, "the group ended when a collective was interrupted on rank %d", g->rank);
+        snprintf(g->error.text, sizeof g->error.text, "the group ended when a collective was interrupted on rank %d",
+                 g->rank);
     }
     atomic_store(&g->failed, true);
     pd_segments_privatise(g);

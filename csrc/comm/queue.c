@@ -8,7 +8,7 @@
 #define GATHER_BYTES(size) ((64 << 10) / ((size) > 4 ? (size) : 4))
 #define LARGE_BYTES (32 << 10) /* from here on a broadcast reads the root's segment where it lies */
 
-/* ---- entering ------------------------------------------------------------------------------------------------------ */
+/* ---- entering ---------------------------------------------------------------------------------------------------- */
 
 static uintptr_t self(void) {
     static _Thread_local char here;
@@ -20,7 +20,7 @@ pd_status pd_group_enter(pd_group *g) {
     pd_status status = PD_OK;
     if (pthread_mutex_trylock(&g->lock)) {
         if (atomic_load(&g->owner) == self())
-            return pd_fail(PD_E_RUNTIME, "comm: called from a signal handler while this thread waits in the same group");
+            return pd_fail(PD_E_RUNTIME, "comm: called from a signal handler while this thread waits in this group");
         void *token = pd_hooks_block(g->hooks);
         for (;;) {
             struct timespec t;
@@ -43,7 +43,7 @@ void pd_group_leave(pd_group *g) {
     pthread_mutex_unlock(&g->lock);
 }
 
-/* ---- one collective ------------------------------------------------------------------------------------------------ */
+/* ---- one collective ---------------------------------------------------------------------------------------------- */
 
 /* Chooses what depends only on what is equal on all ranks, so that all choose alike. */
 static void plan(const pd_group *g, pd_work *w) {
@@ -87,7 +87,7 @@ static void post_step(pd_group *g, pd_work *w) {
     open_gate(w, false, g->step);
 }
 
-/* A rank that died or gave up before we began cannot complete this one, although its line may be there: fails at once. */
+/* Fails at once where a rank gave up before we began: its line may be there, but it will not complete this one. */
 static pd_status start(pd_group *g, pd_work *w) {
     w->seq = ++g->seq;
     PD_TRY(pd_group_doom(g, w));
@@ -123,7 +123,8 @@ static pd_status meet(pd_group *g, pd_work *w, bool *again) {
     *again = any && !direct;
     if (*again && w->direct) w->algo->put(&w->job, 0);
     if (!direct) return PD_OK;
-    for (int r = 0; r < g->size; r++) g->peers[r] = (char *)w->segment->parts[r].ptr + g->boards[r]->line[parity].offset;
+    for (int r = 0; r < g->size; r++)
+        g->peers[r] = (char *)w->segment->parts[r].ptr + g->boards[r]->line[parity].offset;
     w->algo = w->id.coll == PD_COLL_BROADCAST ? &pd_algo_direct_broadcast : &pd_algo_direct_sum;
     w->pieces = 1;
     return PD_OK;
@@ -164,7 +165,7 @@ static pd_status run(pd_group *g, pd_work *w, bool *done) {
     return PD_OK;
 }
 
-/* ---- the queue ----------------------------------------------------------------------------------------------------- */
+/* ---- the queue --------------------------------------------------------------------------------------------------- */
 
 /* News from elsewhere are known to the others; our own reasons are not. */
 static pd_status lose(pd_group *g) { return pd_group_fail(g, !atomic_load(&g->abort)); }
@@ -255,7 +256,7 @@ static pd_status submit(pd_work *w, pd_work **out) {
     return status;
 }
 
-/* ---- the collectives ----------------------------------------------------------------------------------------------- */
+/* ---- the collectives --------------------------------------------------------------------------------------------- */
 
 static pd_work work_of(pd_group *g, pd_collective coll, pd_dtype dtype, int64_t count, const void *from, void *to,
                        uint64_t site) {
@@ -323,7 +324,7 @@ pd_status pd_group_agree(pd_group *g, const void *mine, void *all, size_t bytes,
     return pd_group_exchange(g, PD_COLL_AGREE, 1, mine, all, bytes, site);
 }
 
-/* ---- works --------------------------------------------------------------------------------------------------------- */
+/* ---- works ------------------------------------------------------------------------------------------------------- */
 
 pd_status pd_group_progress(pd_group *g) {
     PD_TRY(pd_group_check(g));

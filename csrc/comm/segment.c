@@ -1,7 +1,7 @@
 /* Symmetric segments: a part of memory per rank that all ranks can address.
 
-   The owner allocates, publishes a record and a handle under "pd:<epoch>.<id>.<rank>", the others attach, all agree, the
-   record is deleted. A rank that fails replaces its record by the reason, so nobody waits for it in vain. */
+   The owner allocates, publishes a record and a handle under "pd:<epoch>.<id>.<rank>", the others attach, all agree,
+   the record is deleted. A rank that fails replaces its record by the reason, so nobody waits for it in vain. */
 #include <stdio.h>
 #include <unistd.h>
 
@@ -86,8 +86,8 @@ static pd_status attach(pd_group *g, uint32_t id, int rank, size_t bytes, pd_reg
         status = pd_fail(PD_E_DIST, "init: rank %d failed: %.*s", rank, (int)(reply.bytes - sizeof r),
                          (char *)reply.data + sizeof r);
     else if (r.setting != setting_of(g) || r.bytes != bytes)
-        status = pd_fail(PD_E_DIST, "init: rank %d runs with other settings than rank %d (PYDIST_ALGO, slot size)", rank,
-                         g->rank);
+        status = pd_fail(PD_E_DIST, "init: rank %d runs with other settings than rank %d (PYDIST_ALGO, slot size)",
+                         rank, g->rank);
     else if (reply.handle == PD_NO_HANDLE)
         status = pd_fail(PD_E_DIST, "init: rank %d published no memory", rank);
     else {
@@ -114,7 +114,7 @@ pd_status pd_parts_exchange(pd_group *g, uint32_t id, size_t bytes, pd_region *p
     return PD_OK;
 }
 
-/* ---- the public segments ------------------------------------------------------------------------------------------- */
+/* ---- the public segments ----------------------------------------------------------------------------------------- */
 
 static size_t page_round(size_t bytes) {
     size_t page = (size_t)sysconf(_SC_PAGESIZE);

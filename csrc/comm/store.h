@@ -1,8 +1,9 @@
 /* The rendezvous store: bytes under names, shared by all ranks; a handle (a file descriptor, a block of memory) may
    travel with a value.
 
-   Every operation is one pd_store_call. The table (kv.h) answers it; a rank reaches the table through its link: over the
-   control socket in processes, under a lock where ranks are threads. Names that begin with "pd:" belong to the engine. */
+   Every operation is one pd_store_call. The table (kv.h) answers it; a rank reaches the table through its link: over
+   the control socket in processes, under a lock where ranks are threads. Names that begin with "pd:" belong to the
+   engine. */
 #ifndef PD_COMM_STORE_H
 #define PD_COMM_STORE_H
 

@@ -1,8 +1,9 @@
 /* Frames on a non-blocking stream socket, each with at most one file descriptor.
 
-   frame = {magic+version, kind, handles, payload bytes, id} + payload. A read asks the kernel for exactly what the frame
-   still lacks, so a descriptor always belongs to the frame under construction. Until the peer is authenticated `limit` is
-   small and descriptors are refused (the kernel closes them): a stranger costs one short buffer and one file. */
+   frame = {magic+version, kind, handles, payload bytes, id} + payload. A read asks the kernel for exactly what the
+   frame still lacks, so a descriptor always belongs to the frame under construction. Until the peer is authenticated
+   `limit` is small and descriptors are refused (the kernel closes them): a stranger costs one short buffer and one
+   file. */
 #ifndef PD_COMM_WIRE_H
 #define PD_COMM_WIRE_H
 

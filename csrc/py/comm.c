@@ -1,8 +1,7 @@
-/* Groups, their launcher's side and their store in Python.
+/* Groups, their works and segments in Python, and how a process or a thread joins.
 
    Collectives take whatever as_buffer() understands. Small ones keep the GIL and give it up only when a wait turns to
-   sleeping (the hooks); large ones give it up for the whole call. The caller's place is (code object, instruction offset),
-   interned to 64 bits; the line is looked up only for a message. */
+   sleeping (the hooks); large ones give it up for the whole call. */
 #include "py/py.h"
 
 #include <string.h>
@@ -10,96 +9,11 @@
 
 #include "base/mem.h"
 #include "comm/control.h"
-#include "comm/hub.h"
-#include "py/comm.h"
+#include "py/comm_impl.h"
 
 #define GIL_BYTES (128 << 10) /* collectives over this take more than 50 us (design 1.12) */
 
-/* ---- call sites ---------------------------------------------------------------------------------------------------- */
-
-#define SITES 4096 /* code objects that are remembered, and kept alive; later ones are "unknown" */
-
-static struct {
-    PyCodeObject *codes[SITES]; /* by number */
-    bool own[SITES];            /* a function of the package itself: the caller's place is further out */
-    uint16_t slots[2 * SITES];  /* hash of the pointer -> number + 1 */
-    int count;
-    PyObject *package;          /* ".../pydist/" */
-} sites;
-
-static bool is_own(PyCodeObject *code) {
-    if (!sites.package || PyUnicode_Tailmatch(code->co_filename, sites.package, 0, PY_SSIZE_T_MAX, -1) != 1) return false;
-    PyObject *examples = PyUnicode_FromFormat("%Uexamples/", sites.package);
-    if (!examples) {
-        PyErr_Clear();
-        return true;
-    }
-    bool user = PyUnicode_Tailmatch(code->co_filename, examples, 0, PY_SSIZE_T_MAX, -1) == 1;
-    Py_DECREF(examples);
-    return !user;
-}
-
-/* The code object's number, -1 where the table is full. */
-static int number_of(PyCodeObject *code) {
-    size_t mask = 2 * SITES - 1, at = ((uintptr_t)code >> 4) * 0x9E3779B97F4A7C15u >> 51 & mask;
-    for (; sites.slots[at]; at = (at + 1) & mask)
-        if (sites.codes[sites.slots[at] - 1] == code) return sites.slots[at] - 1;
-    if (sites.count == SITES) return -1;
-    int n = sites.count++;
-    sites.codes[n] = (PyCodeObject *)Py_NewRef((PyObject *)code);
-    sites.own[n] = is_own(code);
-    sites.slots[at] = (uint16_t)sites.count;
-    return n;
-}
-
-static int offset_in(PyFrameObject *frame) {
-#if PY_VERSION_HEX >= 0x030B0000
-    return PyFrame_GetLasti(frame);
-#else
-    return frame->f_lasti * 2;
-#endif
-}
-
-uint64_t pd_py_site(void) {
-    PyFrameObject *frame = PyEval_GetFrame();
-    uint64_t site = 0;
-    Py_XINCREF(frame);
-    while (frame) {
-        PyCodeObject *code = PyFrame_GetCode(frame);
-        int n = number_of(code), offset = offset_in(frame);
-        Py_DECREF(code);
-        if (n >= 0) site = (uint64_t)(n + 1) << 32 | (uint32_t)offset;
-        PyFrameObject *back = n >= 0 && sites.own[n] ? PyFrame_GetBack(frame) : NULL;
-        Py_DECREF(frame);
-        frame = back;
-    }
-    return site;
-}
-
-/* Texts of sites that were taken before are lost: "" or another place. */
-static void forget_sites(void) {
-    memset(sites.slots, 0, sizeof sites.slots);
-    while (sites.count) Py_CLEAR(sites.codes[--sites.count]);
-}
-
-/* "train.py:12". Any thread, with or without the GIL. */
-static void site_text(uint64_t site, char *text, size_t size) {
-    int n = (int)(site >> 32) - 1;
-    if (size) *text = 0;
-    if (n < 0 || n >= SITES || !size) return;
-    PyGILState_STATE gil = PyGILState_Ensure();
-    PyObject *kind, *value, *trace;
-    PyErr_Fetch(&kind, &value, &trace);
-    const char *path = n < sites.count ? PyUnicode_AsUTF8(sites.codes[n]->co_filename) : NULL;
-    if (path) {
-        const char *slash = strrchr(path, '/');
-        snprintf(text, size, "%s:%d", slash ? slash + 1 : path, PyCode_Addr2Line(sites.codes[n], (int)(uint32_t)site));
-    }
-    PyErr_Restore(kind, value, trace);
-    PyGILState_Release(gil);
-}
-
-/* ---- hooks --------------------------------------------------------------------------------------------------------- */
+/* ---- hooks ------------------------------------------------------------------------------------------------------- */
 
 static void *block(void) { return PyGILState_Check() ? PyEval_SaveThread() : NULL; }
 static void unblock(void *token) {
@@ -113,9 +27,9 @@ static pd_status interrupt(void) {
     return raised ? pd_fail(PD_E_PYTHON, "interrupted") : PD_OK;
 }
 
-static const pd_hooks hooks = {.block = block, .unblock = unblock, .interrupt = interrupt, .site = site_text};
+const pd_hooks pd_py_hooks = {.block = block, .unblock = unblock, .interrupt = interrupt, .site = pd_py_site_text};
 
-/* ---- arguments ----------------------------------------------------------------------------------------------------- */
+/* ---- arguments --------------------------------------------------------------------------------------------------- */
 
 typedef struct signature {
     const char *name;
@@ -161,11 +75,11 @@ static bool take_int(PyObject *o, long low, long high, const char *what, int *ou
     return true;
 }
 
-/* None: the default. A number, or whatever has total_seconds(). */
-static bool take_seconds(PyObject *o, double none, double *out) {
+bool pd_py_seconds(PyObject *o, double none, double *out) {
     *out = none;
     if (!o || o == Py_None) return true;
-    PyObject *number = PyObject_HasAttrString(o, "total_seconds") ? PyObject_CallMethod(o, "total_seconds", NULL) : Py_NewRef(o);
+    bool delta = PyObject_HasAttrString(o, "total_seconds");
+    PyObject *number = delta ? PyObject_CallMethod(o, "total_seconds", NULL) : Py_NewRef(o);
     if (!number) return false;
     *out = PyFloat_AsDouble(number);
     Py_DECREF(number);
@@ -200,7 +114,7 @@ static bool take_reduce(PyObject *o, pd_reduce *out) {
     return false;
 }
 
-/* ---- buffers ------------------------------------------------------------------------------------------------------- */
+/* ---- buffers ----------------------------------------------------------------------------------------------------- */
 
 typedef struct pd_buf {
     void *ptr;
@@ -261,11 +175,8 @@ static int as_buffer(PyObject *o, PyObject *dtype, pd_buf *b) {
 
 static void drop_buffer(pd_buf *b) { PyBuffer_Release(&b->view); }
 
-/* ---- objects ------------------------------------------------------------------------------------------------------- */
+/* ---- objects ----------------------------------------------------------------------------------------------------- */
 
-typedef struct { PyObject_HEAD pd_control_server *server; } ServerObject;
-typedef struct { PyObject_HEAD pd_hub *hub; pd_link **links; } HubObject;
-typedef struct { PyObject_HEAD pd_link *link; } StoreObject;
 typedef struct { PyObject_HEAD pd_segment *segment; } SegmentObject;
 typedef struct { PyObject_HEAD pd_work *work; pd_buf buf, out; bool done; } WorkObject;
 typedef struct {
@@ -275,9 +186,12 @@ typedef struct {
     PyObject *pending; /* works under way: their buffers must live until they are done */
 } GroupObject;
 
-static PyTypeObject *server_type, *hub_type, *store_type, *segment_type, *work_type, *group_type;
-static int64_t live[6]; /* servers, hubs, stores, segments, works, groups */
-static const char *const live_names[] = {"control servers", "hubs", "stores", "segments", "works", "groups"};
+static PyTypeObject *segment_type, *work_type, *group_type;
+static int64_t live[PD_PY_KINDS];
+static const char *const live_names[PD_PY_KINDS] = {
+    [PD_PY_SERVER] = "control servers", [PD_PY_HUB] = "hubs", [PD_PY_STORE] = "stores", [PD_PY_SEGMENT] = "segments",
+    [PD_PY_WORK] = "works",             [PD_PY_GROUP] = "groups",
+};
 
 pd_group *pd_py_group(PyObject *o) {
     if (Py_TYPE(o) == group_type) return ((GroupObject *)o)->group;
@@ -285,246 +199,35 @@ pd_group *pd_py_group(PyObject *o) {
     return NULL;
 }
 
-static PyObject *make(PyTypeObject *type, int kind) {
+PyObject *pd_py_comm_make(PyTypeObject *type, pd_py_kind kind) {
     PyObject *self = type->tp_alloc(type, 0);
     if (self) live[kind]++;
     return self;
 }
 
-static void end(PyObject *self, int kind) {
+void pd_py_comm_end(PyObject *self, pd_py_kind kind) {
     PyTypeObject *type = Py_TYPE(self);
     live[kind]--;
     type->tp_free(self);
     Py_DECREF(type);
 }
 
-static int visit_type(PyObject *self, visitproc visit, void *arg) {
+int pd_py_comm_visit(PyObject *self, visitproc visit, void *arg) {
     Py_VISIT(Py_TYPE(self));
     return 0;
 }
 
-#define NO_GIL(call)                                          \
-    do {                                                      \
-        PyThreadState *thread_ = PyEval_SaveThread();         \
-        call;                                                 \
-        PyEval_RestoreThread(thread_);                        \
-    } while (0)
-
-/* ---- ControlServer ------------------------------------------------------------------------------------------------- */
-
-static PyObject *server_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
-    static char *names[] = {"world", NULL};
-    int world;
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "i:ControlServer", names, &world)) return NULL;
-    ServerObject *self = (ServerObject *)make(type, 0);
-    if (!self) return NULL;
-    pd_status status = pd_control_server_new(world, &self->server);
-    if (status) {
-        Py_DECREF(self);
-        return pd_py_raise(status);
-    }
-    return (PyObject *)self;
-}
-
-static void close_server(ServerObject *self) {
-    pd_control_server *s = self->server;
-    self->server = NULL;
-    if (s) NO_GIL(pd_control_server_free(s));
-}
-
-static void server_dealloc(PyObject *self) {
-    PyObject_GC_UnTrack(self);
-    close_server((ServerObject *)self);
-    end(self, 0);
-}
-
-static pd_control_server *server_of(PyObject *self) {
-    pd_control_server *s = ((ServerObject *)self)->server;
-    if (!s) PyErr_SetString(PyExc_ValueError, "ControlServer: it is closed");
-    return s;
-}
-
-static PyObject *server_close(PyObject *self, PyObject *unused) {
-    (void)unused;
-    close_server((ServerObject *)self);
-    Py_RETURN_NONE;
-}
-
-static PyObject *server_dead(PyObject *self, PyObject *args) {
-    int rank;
-    const char *text;
-    pd_control_server *s = server_of(self);
-    if (!s || !PyArg_ParseTuple(args, "is:dead", &rank, &text)) return NULL;
-    NO_GIL(pd_control_dead(s, rank, text));
-    Py_RETURN_NONE;
-}
-
-static PyObject *server_first_raised(PyObject *self, PyObject *unused) {
-    (void)unused;
-    int rank;
-    char *text;
-    pd_control_server *s = server_of(self);
-    if (!s) return NULL;
-    pd_status status = pd_control_first_raised(s, &rank, &text);
-    if (status) return pd_py_raise(status);
-    if (rank < 0) Py_RETURN_NONE;
-    PyObject *decoded = PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "replace");
-    pd_free(text);
-    return decoded ? Py_BuildValue("iN", rank, decoded) : NULL;
-}
-
-static PyObject *server_address(PyObject *self, void *unused) {
-    (void)unused;
-    pd_control_server *s = server_of(self);
-    return s ? PyUnicode_FromString(pd_control_address(s)) : NULL;
-}
-
-static PyObject *server_secret_fd(PyObject *self, void *unused) {
-    (void)unused;
-    pd_control_server *s = server_of(self);
-    return s ? PyLong_FromLong(pd_control_secret_fd(s)) : NULL;
-}
-
-static PyMethodDef server_methods[] = {
-    {"close", server_close, METH_NOARGS, "close()\n\nEnds the server; ranks that still live lose their groups."},
-    {"dead", server_dead, METH_VARARGS, "dead(rank, text)\n\nThe launcher's wait says how this rank's process ended."},
-    {"first_raised", server_first_raised, METH_NOARGS,
-     "first_raised() -> (rank, traceback) | None\n\nThe first rank that reported an exception."},
-    {0},
-};
-static PyGetSetDef server_getset[] = {
-    {"address", server_address, NULL, "What PYDIST_CONTROL says to the workers.", NULL},
-    {"secret_fd", server_secret_fd, NULL, "The descriptor with the secret, for workers to inherit (PYDIST_SECRET_FD).", NULL},
-    {0},
-};
-
-/* ---- Hub ----------------------------------------------------------------------------------------------------------- */
-
-static PyObject *hub_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
-    static char *names[] = {"world", NULL};
-    int world;
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "i:Hub", names, &world)) return NULL;
-    HubObject *self = (HubObject *)make(type, 1);
-    if (!self) return NULL;
-    pd_status status = pd_hub_new(world, &self->hub);
-    if (!status) status = pd_calloc((size_t)world * sizeof *self->links, "hub", &self->links);
-    if (status) {
-        Py_DECREF(self);
-        return pd_py_raise(status);
-    }
-    return (PyObject *)self;
-}
-
-static void hub_dealloc(PyObject *o) {
-    HubObject *self = (HubObject *)o;
-    PyObject_GC_UnTrack(o);
-    for (int r = 0; self->links && r < pd_hub_world(self->hub); r++) pd_link_release(self->links[r]);
-    pd_free(self->links);
-    pd_hub_release(self->hub);
-    end(o, 1);
-}
-
-static PyObject *hub_world(PyObject *self, void *unused) {
-    (void)unused;
-    return PyLong_FromLong(pd_hub_world(((HubObject *)self)->hub));
-}
-
-static PyGetSetDef hub_getset[] = {{"world", hub_world, NULL, "The number of ranks.", NULL}, {0}};
-
-/* ---- Store --------------------------------------------------------------------------------------------------------- */
-
-static void store_dealloc(PyObject *self) {
-    PyObject_GC_UnTrack(self);
-    pd_link_release(((StoreObject *)self)->link);
-    end(self, 2);
-}
-
-static pd_link *link_of(PyObject *self) { return ((StoreObject *)self)->link; }
-
-static PyObject *none_or(pd_status status) {
+PyObject *pd_py_none_or(pd_status status) {
     if (status) return pd_py_raise(status);
     Py_RETURN_NONE;
 }
 
-static PyObject *store_set(PyObject *self, PyObject *args) {
-    const char *key, *data;
-    Py_ssize_t n;
-    if (!PyArg_ParseTuple(args, "ss#:set", &key, &data, &n)) return NULL; /* str or bytes */
-    return none_or(pd_store_set(link_of(self), key, data, (size_t)n));
-}
-
-static PyObject *store_get(PyObject *self, PyObject *args) {
-    const char *key;
-    PyObject *seconds = NULL;
-    double timeout;
-    void *data;
-    size_t n;
-    if (!PyArg_ParseTuple(args, "s|O:get", &key, &seconds) || !take_seconds(seconds, 300, &timeout)) return NULL;
-    pd_status status = pd_store_get(link_of(self), key, timeout, &data, &n);
-    if (status) return pd_py_raise(status);
-    PyObject *bytes = PyBytes_FromStringAndSize(data, (Py_ssize_t)n);
-    pd_free(data);
-    return bytes;
-}
-
-static PyObject *store_wait(PyObject *self, PyObject *args) {
-    PyObject *keys, *seconds = NULL, *items;
-    double timeout;
-    if (!PyArg_ParseTuple(args, "O|O:wait", &keys, &seconds) || !take_seconds(seconds, 300, &timeout)) return NULL;
-    items = PyUnicode_Check(keys) ? PyTuple_Pack(1, keys) : PySequence_Tuple(keys);
-    pd_status status = PD_OK;
-    int64_t deadline = pd_hooks_now(&hooks) + (int64_t)(timeout * 1e9);
-    for (Py_ssize_t i = 0; items && !status && i < PyTuple_GET_SIZE(items); i++) {
-        const char *key = PyUnicode_AsUTF8(PyTuple_GET_ITEM(items, i));
-        if (!key) Py_CLEAR(items);
-        else status = pd_store_wait(link_of(self), key, (double)(deadline - pd_hooks_now(&hooks)) * 1e-9);
-    }
-    if (!items) return NULL;
-    Py_DECREF(items);
-    return none_or(status);
-}
-
-static PyObject *store_add(PyObject *self, PyObject *args) {
-    const char *key;
-    long long amount = 1;
-    int64_t sum;
-    if (!PyArg_ParseTuple(args, "s|L:add", &key, &amount)) return NULL;
-    pd_status status = pd_store_add(link_of(self), key, amount, &sum);
-    return status ? pd_py_raise(status) : PyLong_FromLongLong(sum);
-}
-
-static PyObject *store_check(PyObject *self, PyObject *args) {
-    const char *key;
-    bool there;
-    if (!PyArg_ParseTuple(args, "s:check", &key)) return NULL;
-    pd_status status = pd_store_check(link_of(self), key, &there);
-    return status ? pd_py_raise(status) : PyBool_FromLong(there);
-}
-
-static PyObject *store_delete(PyObject *self, PyObject *args) {
-    const char *key;
-    bool there;
-    if (!PyArg_ParseTuple(args, "s:delete", &key)) return NULL;
-    pd_status status = pd_store_delete(link_of(self), key, &there);
-    return status ? pd_py_raise(status) : PyBool_FromLong(there);
-}
-
-static PyMethodDef store_methods[] = {
-    {"set", store_set, METH_VARARGS, "set(key, value)\n\nvalue: bytes or str."},
-    {"get", store_get, METH_VARARGS, "get(key, timeout=300) -> bytes\n\nWaits for the key."},
-    {"wait", store_wait, METH_VARARGS, "wait(key or keys, timeout=300)\n\nWaits until all of them are there."},
-    {"add", store_add, METH_VARARGS, "add(key, amount=1) -> int\n\nThe key's number plus the amount, from 0."},
-    {"check", store_check, METH_VARARGS, "check(key) -> bool"},
-    {"delete", store_delete, METH_VARARGS, "delete(key) -> bool\n\nWhether it was there."},
-    {0},
-};
-
-/* ---- Segment ------------------------------------------------------------------------------------------------------- */
+/* ---- Segment ----------------------------------------------------------------------------------------------------- */
 
 static void segment_dealloc(PyObject *self) {
     PyObject_GC_UnTrack(self);
     pd_segment_release(((SegmentObject *)self)->segment);
-    end(self, 3);
+    pd_py_comm_end(self, PD_PY_SEGMENT);
 }
 
 static int segment_buffer(PyObject *self, Py_buffer *view, int flags) {
@@ -532,7 +235,7 @@ static int segment_buffer(PyObject *self, Py_buffer *view, int flags) {
     return PyBuffer_FillInfo(view, self, pd_segment_ptr(s), (Py_ssize_t)pd_segment_bytes(s), 0, flags);
 }
 
-/* ---- Work ---------------------------------------------------------------------------------------------------------- */
+/* ---- Work -------------------------------------------------------------------------------------------------------- */
 
 static void forget_buffers(WorkObject *self) {
     if (self->done) return;
@@ -546,7 +249,7 @@ static void work_dealloc(PyObject *o) {
     PyObject_GC_UnTrack(o);
     forget_buffers(self); /* a pending work is kept by its group */
     pd_work_release(self->work);
-    end(o, 4);
+    pd_py_comm_end(o, PD_PY_WORK);
 }
 
 static PyObject *work_wait(PyObject *o, PyObject *const *args, Py_ssize_t n, PyObject *keywords) {
@@ -554,9 +257,9 @@ static PyObject *work_wait(PyObject *o, PyObject *const *args, Py_ssize_t n, PyO
     WorkObject *self = (WorkObject *)o;
     PyObject *a[1];
     double timeout;
-    if (!take_args(&s, args, n, keywords, a) || !take_seconds(a[0], -1, &timeout)) return NULL;
+    if (!take_args(&s, args, n, keywords, a) || !pd_py_seconds(a[0], -1, &timeout)) return NULL;
     pd_status status;
-    NO_GIL(status = pd_work_wait(self->work, timeout));
+    PD_PY_NO_GIL(status = pd_work_wait(self->work, timeout));
     if (status) return pd_py_raise(status);
     forget_buffers(self);
     Py_RETURN_TRUE;
@@ -567,7 +270,7 @@ static PyObject *work_is_completed(PyObject *o, PyObject *unused) {
     WorkObject *self = (WorkObject *)o;
     bool done;
     pd_status status;
-    NO_GIL(status = pd_work_test(self->work, &done));
+    PD_PY_NO_GIL(status = pd_work_test(self->work, &done));
     if (done) forget_buffers(self);
     return PyBool_FromLong(done || status); /* a failure is an end: wait() raises it */
 }
@@ -580,7 +283,7 @@ static PyMethodDef work_methods[] = {
     {0},
 };
 
-/* ---- Group --------------------------------------------------------------------------------------------------------- */
+/* ---- Group ------------------------------------------------------------------------------------------------------- */
 
 static int group_traverse(PyObject *o, visitproc visit, void *arg) {
     Py_VISIT(Py_TYPE(o));
@@ -590,7 +293,7 @@ static int group_traverse(PyObject *o, visitproc visit, void *arg) {
 
 static int group_clear(PyObject *o) {
     GroupObject *self = (GroupObject *)o;
-    if (self->group) NO_GIL(pd_group_destroy(self->group)); /* before the buffers of its works go */
+    if (self->group) PD_PY_NO_GIL(pd_group_destroy(self->group)); /* before the buffers of its works go */
     Py_CLEAR(self->pending);
     return 0;
 }
@@ -600,13 +303,13 @@ static void group_dealloc(PyObject *o) {
     PyObject_GC_UnTrack(o);
     group_clear(o);
     pd_group_release(self->group);
-    if (self->link) NO_GIL(pd_link_release(self->link));
-    end(o, 5);
+    if (self->link) PD_PY_NO_GIL(pd_link_release(self->link));
+    pd_py_comm_end(o, PD_PY_GROUP);
 }
 
 /* [new] the Python side of a group over `link` (retained). */
 static PyObject *group_over(pd_link *link, double timeout, const char *algo, int slot) {
-    GroupObject *self = (GroupObject *)make(group_type, 5);
+    GroupObject *self = (GroupObject *)pd_py_comm_make(group_type, PD_PY_GROUP);
     pd_group_options o = {.timeout = timeout, .algo = algo, .slot = (size_t)slot};
     if (!self) return NULL;
     self->pending = PyList_New(0);
@@ -615,7 +318,7 @@ static PyObject *group_over(pd_link *link, double timeout, const char *algo, int
         self->link = link;
     }
     pd_status status = PD_E_PYTHON;
-    if (self->pending) NO_GIL(status = pd_group_new(link, &o, &self->group));
+    if (self->pending) PD_PY_NO_GIL(status = pd_group_new(link, &o, &self->group));
     if (!status) return (PyObject *)self;
     PyObject *raised = self->pending ? pd_py_raise(status) : NULL;
     PyObject *kind, *value, *trace;
@@ -637,7 +340,7 @@ static void prune(GroupObject *self) {
 
 /* [new] the Work of an asynchronous call, which takes over the buffers; kept by the group until it is done. */
 static PyObject *work_from(GroupObject *self, pd_work *work, pd_buf *buf, pd_buf *out) {
-    WorkObject *w = (WorkObject *)make(work_type, 4);
+    WorkObject *w = (WorkObject *)pd_py_comm_make(work_type, PD_PY_WORK);
     if (!w || PyList_Append(self->pending, (PyObject *)w)) {
         pd_work_wait(work, -1); /* no memory for its Python side: the buffers may go only when it is done */
         pd_work_release(work);
@@ -664,7 +367,7 @@ static PyObject *finish(GroupObject *self, pd_status status, pd_work *work, pd_b
 #define COLLECTIVE(bytes, call)                                     \
     do {                                                            \
         if (PyList_GET_SIZE(self->pending)) prune(self);            \
-        if ((bytes) > GIL_BYTES) NO_GIL(status = (call));           \
+        if ((bytes) > GIL_BYTES) PD_PY_NO_GIL(status = (call));           \
         else status = (call);                                       \
     } while (0)
 
@@ -740,8 +443,8 @@ static PyObject *group_all_gather(PyObject *o, PyObject *const *args, Py_ssize_t
     }
     if (out.dtype != in.dtype || out.count != in.count * pd_group_size(self->group)) {
         status = pd_fail(PD_E_SHAPE, "all_gather: the output has %lld elements of %s (expected %d times %lld of %s)",
-                         (long long)out.count, pd_dtype_name(out.dtype), pd_group_size(self->group), (long long)in.count,
-                         pd_dtype_name(in.dtype));
+                         (long long)out.count, pd_dtype_name(out.dtype), pd_group_size(self->group),
+                         (long long)in.count, pd_dtype_name(in.dtype));
         return finish(self, status, NULL, &out, &in);
     }
     uint64_t site = pd_py_site();
@@ -767,7 +470,7 @@ static PyObject *group_destroy(PyObject *o, PyObject *unused) {
     (void)unused;
     GroupObject *self = (GroupObject *)o;
     pd_status status;
-    NO_GIL(status = pd_group_destroy(self->group));
+    PD_PY_NO_GIL(status = pd_group_destroy(self->group));
     if (status) return pd_py_raise(status);
     PyList_SetSlice(self->pending, 0, PyList_GET_SIZE(self->pending), NULL);
     Py_RETURN_NONE;
@@ -780,9 +483,9 @@ static PyObject *group_segment(PyObject *o, PyObject *arg) {
     pd_status status;
     if (bytes < 0 && PyErr_Occurred()) return NULL;
     if (bytes <= 0) return PyErr_Format(PyExc_ValueError, "segment: %zd bytes", bytes);
-    SegmentObject *s = (SegmentObject *)make(segment_type, 3);
+    SegmentObject *s = (SegmentObject *)pd_py_comm_make(segment_type, PD_PY_SEGMENT);
     if (!s) return NULL;
-    NO_GIL(status = pd_group_segment_new(self->group, (size_t)bytes, &segment));
+    PD_PY_NO_GIL(status = pd_group_segment_new(self->group, (size_t)bytes, &segment));
     if (status) {
         PyObject *raised = pd_py_raise(status);
         PyObject *kind, *value, *trace;
@@ -797,7 +500,7 @@ static PyObject *group_segment(PyObject *o, PyObject *arg) {
 
 static PyObject *group_progress(PyObject *o, PyObject *unused) {
     (void)unused;
-    return none_or(pd_group_progress(((GroupObject *)o)->group));
+    return pd_py_none_or(pd_group_progress(((GroupObject *)o)->group));
 }
 
 static PyObject *group_raised(PyObject *o, PyObject *text) {
@@ -812,11 +515,7 @@ static PyObject *group_store(PyObject *o, void *unused) {
     (void)unused;
     GroupObject *self = (GroupObject *)o;
     if (!self->link) return PyErr_Format(PyExc_RuntimeError, "store: a world of one without a launcher has none");
-    StoreObject *s = (StoreObject *)make(store_type, 2);
-    if (!s) return NULL;
-    pd_link_retain(self->link);
-    s->link = self->link;
-    return (PyObject *)s;
+    return pd_py_store(self->link);
 }
 
 static PyObject *group_rank(PyObject *o, void *unused) {
@@ -840,14 +539,16 @@ static PyObject *group_transport(PyObject *o, void *unused) {
 static PyMethodDef group_methods[] = {
     {"all_reduce", FAST(group_all_reduce),
      "all_reduce(tensor, op='sum', async_op=False, scale=1.0, segment=None, dtype=None) -> None | Work\n\n"
-     "tensor = scale * op over the ranks, in place, with the same bits everywhere. segment: the Segment that holds it."},
+     "tensor = scale * op over the ranks, in place, with the same bits everywhere. segment: the Segment it lies in."},
     {"broadcast", FAST(group_broadcast),
      "broadcast(tensor, root=0, async_op=False, segment=None) -> None | Work\n\ntensor = the root's, in place."},
     {"all_gather", FAST(group_all_gather),
      "all_gather(output, input, async_op=False) -> None | Work\n\noutput = the ranks' inputs one after the other."},
-    {"barrier", FAST(group_barrier), "barrier(async_op=False) -> None | Work\n\nReturns when all ranks have called it."},
+    {"barrier", FAST(group_barrier),
+     "barrier(async_op=False) -> None | Work\n\nReturns when all ranks have called it."},
     {"destroy", group_destroy, METH_NOARGS, "destroy()\n\nLeaves the group. Segments stay valid."},
-    {"segment", group_segment, METH_O, "segment(bytes) -> Segment\n\nZeroed memory that all ranks can address. Collective."},
+    {"segment", group_segment, METH_O,
+     "segment(bytes) -> Segment\n\nZeroed memory that all ranks can address. Collective."},
     {"progress", group_progress, METH_NOARGS, "progress()\n\nCarries asynchronous collectives on without waiting."},
     {"raised", group_raised, METH_O, "raised(traceback)\n\nTells the other ranks that this one ends by an exception."},
     {0},
@@ -861,26 +562,14 @@ static PyGetSetDef group_getset[] = {
     {0},
 };
 
-/* ---- types and functions ------------------------------------------------------------------------------------------- */
+/* ---- types and functions ----------------------------------------------------------------------------------------- */
 
-static PyType_Slot server_slots[] = {
-    {Py_tp_new, server_new}, {Py_tp_dealloc, server_dealloc}, {Py_tp_traverse, visit_type}, {Py_tp_methods, server_methods},
-    {Py_tp_getset, server_getset}, {Py_tp_doc, "ControlServer(world)\n\nThe launcher's side of the control plane."}, {0},
-};
-static PyType_Slot hub_slots[] = {
-    {Py_tp_new, hub_new}, {Py_tp_dealloc, hub_dealloc}, {Py_tp_traverse, visit_type}, {Py_tp_getset, hub_getset},
-    {Py_tp_doc, "Hub(world)\n\nWhere ranks that are threads of one process meet."}, {0},
-};
-static PyType_Slot store_slots[] = {
-    {Py_tp_dealloc, store_dealloc}, {Py_tp_traverse, visit_type}, {Py_tp_methods, store_methods},
-    {Py_tp_doc, "Bytes under names, shared by all ranks."}, {0},
-};
 static PyType_Slot segment_slots[] = {
-    {Py_tp_dealloc, segment_dealloc}, {Py_tp_traverse, visit_type}, {Py_bf_getbuffer, segment_buffer},
+    {Py_tp_dealloc, segment_dealloc}, {Py_tp_traverse, pd_py_comm_visit}, {Py_bf_getbuffer, segment_buffer},
     {Py_tp_doc, "Symmetric memory, as a buffer of bytes."}, {0},
 };
 static PyType_Slot work_slots[] = {
-    {Py_tp_dealloc, work_dealloc}, {Py_tp_traverse, visit_type}, {Py_tp_methods, work_methods},
+    {Py_tp_dealloc, work_dealloc}, {Py_tp_traverse, pd_py_comm_visit}, {Py_tp_methods, work_methods},
     {Py_tp_doc, "A collective under way."}, {0},
 };
 static PyType_Slot group_slots[] = {
@@ -888,18 +577,23 @@ static PyType_Slot group_slots[] = {
     {Py_tp_methods, group_methods}, {Py_tp_getset, group_getset}, {Py_tp_doc, "Ranks that work together."}, {0},
 };
 
-#define SPEC(n, T, slots_, more) {.name = "pydist._C." n, .basicsize = sizeof(T), .slots = slots_, \
-                                  .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE | (more)}
 #define MADE_HERE Py_TPFLAGS_DISALLOW_INSTANTIATION
 static PyType_Spec specs[] = {
-    SPEC("ControlServer", ServerObject, server_slots, 0), SPEC("Hub", HubObject, hub_slots, 0),
-    SPEC("Store", StoreObject, store_slots, MADE_HERE),   SPEC("Segment", SegmentObject, segment_slots, MADE_HERE),
-    SPEC("Work", WorkObject, work_slots, MADE_HERE),      SPEC("Group", GroupObject, group_slots, MADE_HERE),
+    PD_PY_SPEC("Segment", SegmentObject, segment_slots, MADE_HERE),
+    PD_PY_SPEC("Work", WorkObject, work_slots, MADE_HERE),
+    PD_PY_SPEC("Group", GroupObject, group_slots, MADE_HERE),
 };
-static PyTypeObject **const types[] = {&server_type, &hub_type, &store_type, &segment_type, &work_type, &group_type};
+static PyTypeObject **const types[] = {&segment_type, &work_type, &group_type};
 
-/* The process's own link, made by the first comm_init and kept for later groups. The secret can be read only once, so it is
-   kept until a connection has succeeded. */
+int pd_py_comm_type(PyObject *module, PyType_Spec *spec, PyTypeObject **keep) {
+    PyObject *type = PyType_FromModuleAndSpec(module, spec, NULL);
+    if (!type) return -1;
+    Py_XSETREF(*keep, (PyTypeObject *)type);
+    return PyModule_AddType(module, *keep);
+}
+
+/* The process's own link, made by the first comm_init and kept for later groups. The secret can be read only once, so
+   it is kept until a connection has succeeded. */
 static struct {
     pd_link *link;
     int secret_fd; /* where `secret` was read from; 0: it was not */
@@ -909,13 +603,14 @@ static struct {
 
 static pd_status process_link(int rank, int world, const char *address, int secret_fd, double timeout) {
     if (process.link && pd_forked_since(process.link->forks)) process.link = NULL; /* the parent's */
-    if (process.link && (strcmp(process.address, address) || process.link->rank != rank || process.link->world != world))
+    bool same = process.link && !strcmp(process.address, address);
+    if (process.link && !(same && process.link->rank == rank && process.link->world == world))
         return pd_fail(PD_E_VALUE, "comm_init: this process is rank %d of %d at %s already", process.link->rank,
                        process.link->world, process.address);
     if (process.link) return PD_OK;
     if (!process.secret_fd || process.secret_fd != secret_fd) PD_TRY(pd_control_secret_read(secret_fd, process.secret));
     process.secret_fd = secret_fd;
-    PD_TRY(pd_control_connect(address, process.secret, rank, world, timeout, &hooks, &process.link));
+    PD_TRY(pd_control_connect(address, process.secret, rank, world, timeout, &pd_py_hooks, &process.link));
     explicit_bzero(process.secret, sizeof process.secret);
     process.secret_fd = 0;
     snprintf(process.address, sizeof process.address, "%s", address);
@@ -930,7 +625,7 @@ static PyObject *comm_init(PyObject *module, PyObject *args, PyObject *keywords)
     PyObject *seconds = NULL;
     double timeout;
     if (!PyArg_ParseTupleAndKeywords(args, keywords, "iizi|Ozi:comm_init", names, &rank, &world, &address, &secret_fd,
-                                     &seconds, &algo, &slot) || !take_seconds(seconds, 0, &timeout))
+                                     &seconds, &algo, &slot) || !pd_py_seconds(seconds, 0, &timeout))
         return NULL;
     if (!address && world == 1) return group_over(NULL, timeout, algo, slot);
     if (!address) return PyErr_Format(PyExc_ValueError, "comm_init: %d ranks need the address of a launcher", world);
@@ -941,18 +636,18 @@ static PyObject *comm_init(PyObject *module, PyObject *args, PyObject *keywords)
 static PyObject *comm_init_hub(PyObject *module, PyObject *args, PyObject *keywords) {
     (void)module;
     static char *names[] = {"hub", "rank", "timeout", "algo", "slot", NULL};
-    HubObject *hub;
+    pd_pyhub *hub;
     int rank, slot = 0;
     const char *algo = NULL;
     PyObject *seconds = NULL;
     double timeout;
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O!i|Ozi:comm_init_hub", names, hub_type, &hub, &rank, &seconds, &algo,
-                                     &slot) || !take_seconds(seconds, 0, &timeout))
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O!i|Ozi:comm_init_hub", names, pd_py_hub_type, &hub, &rank,
+                                     &seconds, &algo, &slot) || !pd_py_seconds(seconds, 0, &timeout))
         return NULL;
     bool known = rank >= 0 && rank < pd_hub_world(hub->hub);
     if (!known || !hub->links[rank]) {
         pd_link *link;
-        pd_status status = pd_hub_join(hub->hub, rank, &hooks, &link);
+        pd_status status = pd_hub_join(hub->hub, rank, &pd_py_hooks, &link);
         if (status) return pd_py_raise(status);
         hub->links[rank] = link;
     }
@@ -972,7 +667,7 @@ static PyObject *comm_leave(PyObject *module, PyObject *unused) {
     pd_link *link = process.link;
     process.link = NULL;
     if (link) {
-        NO_GIL(pd_link_close(link)); /* groups that still hold it fail from here on */
+        PD_PY_NO_GIL(pd_link_close(link)); /* groups that still hold it fail from here on */
         pd_link_release(link);
     }
     Py_RETURN_NONE;
@@ -980,17 +675,17 @@ static PyObject *comm_leave(PyObject *module, PyObject *unused) {
 
 static PyMethodDef functions[] = {
     {"comm_init", (PyCFunction)(void (*)(void))comm_init, METH_VARARGS | METH_KEYWORDS,
-     "comm_init(rank, world, address, secret_fd, timeout=None, algo=None, slot=0) -> Group\n\nJoins the ranks of a launcher; "
-     "address None: a world of one. Later groups of the process use the same connection."},
+     "comm_init(rank, world, address, secret_fd, timeout=None, algo=None, slot=0) -> Group\n\nJoins the ranks of a "
+     "launcher; address None: a world of one. Later groups of the process use the same connection."},
     {"comm_init_hub", (PyCFunction)(void (*)(void))comm_init_hub, METH_VARARGS | METH_KEYWORDS,
-     "comm_init_hub(hub, rank, timeout=None, algo=None, slot=0) -> Group\n\nJoins the ranks of a hub; one thread per rank."},
+     "comm_init_hub(hub, rank, timeout=None, algo=None, slot=0) -> Group\n\nJoins the ranks of a hub, a thread each."},
     {"comm_raised", comm_raised, METH_O,
      "comm_raised(traceback)\n\nTells launcher and ranks that this one ends by an exception."},
     {"comm_leave", comm_leave, METH_NOARGS, "comm_leave()\n\nSays goodbye to launcher and ranks."},
     {0},
 };
 
-void pd_py_comm_trim(void) { forget_sites(); }
+void pd_py_comm_trim(void) { pd_py_sites_trim(); }
 
 int pd_py_comm_counts(PyObject *held, PyObject *cached) {
     for (size_t i = 0; i < sizeof live / sizeof *live; i++) {
@@ -1001,26 +696,16 @@ int pd_py_comm_counts(PyObject *held, PyObject *cached) {
         }
         Py_DECREF(n);
     }
-    PyObject *n = PyLong_FromLong(sites.count);
+    PyObject *n = PyLong_FromLongLong(pd_py_sites_count());
     int rc = n ? PyDict_SetItemString(cached, "call sites", n) : -1;
     Py_XDECREF(n);
     return rc;
 }
 
 int pd_py_add_comm(PyObject *module) {
-    PyObject *file = PyModule_GetFilenameObject(module);
-    if (file) {
-        Py_ssize_t slash = PyUnicode_FindChar(file, '/', 0, PyUnicode_GET_LENGTH(file), -1);
-        Py_XSETREF(sites.package, slash >= 0 ? PyUnicode_Substring(file, 0, slash + 1) : NULL);
-        Py_DECREF(file);
-    } else {
-        PyErr_Clear();
-    }
-    for (size_t i = 0; i < sizeof specs / sizeof *specs; i++) {
-        PyObject *type = PyType_FromModuleAndSpec(module, &specs[i], NULL);
-        if (!type) return -1;
-        Py_XSETREF(*types[i], (PyTypeObject *)type);
-        if (PyModule_AddType(module, *types[i])) return -1;
-    }
+    pd_py_sites_package(module);
+    if (pd_py_add_control(module)) return -1;
+    for (size_t i = 0; i < sizeof specs / sizeof *specs; i++)
+        if (pd_py_comm_type(module, &specs[i], types[i])) return -1;
     return PyModule_AddFunctions(module, functions);
 }

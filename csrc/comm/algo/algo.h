@@ -1,7 +1,7 @@
 /* Algorithms as pure moves between a rank's own memory and the ranks' symmetric slots. They know no waiting.
 
-   The data is cut into pieces. Every rank has two slots and two shares; piece k uses slot (first + k) & 1. One round of the
-   pipeline does, for three pieces at once,
+   The data is cut into pieces. Every rank has two slots and two shares; piece k uses slot (first + k) & 1. One round of
+   the pipeline does, for three pieces at once,
 
      round k:   put(k)            own data of piece k          -> own slot
                 mix(k - 1)        everybody's slots             -> own share     (depth 2 only)
@@ -9,7 +9,8 @@
 
    and ends at a gate that opens when all ranks have ended it (group.c). Within a round the moves of all ranks touch
    different halves, so one gate per round is enough; after the last round none is needed, because the next collective
-   begins in the other slot and its own first gate closes this one. Small data is the case of one piece: put, gate, take.
+   begins in the other slot and its own first gate closes this one. Small data is the case of one piece: put, gate,
+   take.
 
    `first` runs on over the life of the group: the last slot of one collective is never the first of the next. */
 #ifndef PD_COMM_ALGO_H
@@ -35,7 +36,7 @@ typedef struct pd_job {
 
 typedef struct pd_algo {
     const char *name;
-    int depth;     /* rounds from put to take: 1, 2; 0: direct, the one take(0) writes into the peers and a gate ends it */
+    int depth;     /* rounds from put to take: 1, 2; 0: direct, take(0) alone reaches the peers and a gate ends it */
     void (*put)(const pd_job *, int64_t k);
     void (*mix)(const pd_job *, int64_t k);
     void (*take)(const pd_job *, int64_t k);
@@ -56,7 +57,10 @@ static inline int64_t pd_job_count(const pd_job *j, int64_t k) {
     int64_t left = j->count - k * j->piece;
     return left < j->piece ? left : j->piece;
 }
-static inline size_t pd_job_bytes(const pd_job *j, int64_t elements) { return (size_t)elements * pd_dtype_size(j->dtype); }
+static inline size_t pd_job_bytes(const pd_job *j, int64_t elements) {
+    return (size_t)elements * pd_dtype_size(j->dtype);
+}
+static inline size_t pd_job_at(const pd_job *j, int64_t k) { return pd_job_bytes(j, pd_job_begin(j, k)); }
 static inline char *pd_job_slot(const pd_job *j, int rank, int64_t k) {
     return j->memory[rank] + ((j->first + (uint64_t)k) & 1) * j->slot;
 }

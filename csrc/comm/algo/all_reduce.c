@@ -1,25 +1,25 @@
 #include "comm/algo/algo.h"
 
-/* ---- gather_sum: everybody puts all, everybody sums all ----------------------------------------------------------- */
+/* ---- gather_sum: everybody puts all, everybody sums all ---------------------------------------------------------- */
 
 void pd_job_put(const pd_job *j, int64_t k) {
-    memcpy(pd_job_slot(j, j->rank, k), j->from + pd_job_bytes(j, pd_job_begin(j, k)), pd_job_bytes(j, pd_job_count(j, k)));
+    memcpy(pd_job_slot(j, j->rank, k), j->from + pd_job_at(j, k), pd_job_bytes(j, pd_job_count(j, k)));
 }
 
 static void sum_all(const pd_job *j, int64_t k) {
     for (int r = 0; r < j->size; r++) j->in[r] = pd_job_slot(j, r, k);
-    pd_reduce_run(j->dtype, j->reduce, j->size, j->in, 0, j->to + pd_job_bytes(j, pd_job_begin(j, k)), pd_job_count(j, k),
-                  j->scale);
+    char *to = j->to + pd_job_at(j, k);
+    pd_reduce_run(j->dtype, j->reduce, j->size, j->in, 0, to, pd_job_count(j, k), j->scale);
 }
 
 const pd_algo pd_algo_gather_sum = {.name = "gather_sum", .depth = 1, .put = pd_job_put, .take = sum_all};
 
-/* ---- scatter_gather: the owner of a part sums it from the slots, then everybody copies the parts ------------------- */
+/* ---- scatter_gather: the owner of a part sums it from the slots, then everybody copies the parts ----------------- */
 
 /* Own data outside of [lo, hi): the owner reads its own part where it lies. */
 static void put_others(const pd_job *j, int64_t k) {
     int64_t n = pd_job_count(j, k), lo = pd_job_edge(j, n, j->rank), hi = pd_job_edge(j, n, j->rank + 1);
-    const char *from = j->from + pd_job_bytes(j, pd_job_begin(j, k));
+    const char *from = j->from + pd_job_at(j, k);
     char *slot = pd_job_slot(j, j->rank, k);
     memcpy(slot, from, pd_job_bytes(j, lo));
     memcpy(slot + pd_job_bytes(j, hi), from + pd_job_bytes(j, hi), pd_job_bytes(j, n - hi));
@@ -27,7 +27,7 @@ static void put_others(const pd_job *j, int64_t k) {
 
 static void sum_own(const pd_job *j, int64_t k) {
     int64_t n = pd_job_count(j, k), lo = pd_job_edge(j, n, j->rank), hi = pd_job_edge(j, n, j->rank + 1);
-    size_t begin = pd_job_bytes(j, pd_job_begin(j, k));
+    size_t begin = pd_job_at(j, k);
     char *share = pd_job_share(j, j->rank, k);
     for (int r = 0; r < j->size; r++) j->in[r] = r == j->rank ? j->from + begin : pd_job_slot(j, r, k);
     pd_reduce_run(j->dtype, j->reduce, j->size, j->in, lo, share, hi - lo, j->scale);
@@ -36,7 +36,7 @@ static void sum_own(const pd_job *j, int64_t k) {
 
 static void take_shares(const pd_job *j, int64_t k) {
     int64_t n = pd_job_count(j, k);
-    char *to = j->to + pd_job_bytes(j, pd_job_begin(j, k));
+    char *to = j->to + pd_job_at(j, k);
     for (int d = 1; d < j->size; d++) { /* from the right neighbour on: not all from rank 0 at once */
         int r = (j->rank + d) % j->size;
         int64_t lo = pd_job_edge(j, n, r), hi = pd_job_edge(j, n, r + 1);
@@ -48,7 +48,7 @@ const pd_algo pd_algo_scatter_gather = {
     .name = "scatter_gather", .depth = 2, .put = put_others, .mix = sum_own, .take = take_shares,
 };
 
-/* ---- direct_sum: the owner of a part sums it where it lies and writes it to everybody ------------------------------ */
+/* ---- direct_sum: the owner of a part sums it where it lies and writes it to everybody ---------------------------- */
 
 #define BLOCK 65536 /* bytes that are summed, then copied to the peers, while they are in the second-level cache */
 

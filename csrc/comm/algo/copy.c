@@ -1,6 +1,6 @@
 #include "comm/algo/algo.h"
 
-/* ---- broadcast ---------------------------------------------------------------------------------------------------- */
+/* ---- broadcast --------------------------------------------------------------------------------------------------- */
 
 static void put_root(const pd_job *j, int64_t k) {
     if (j->rank == j->root) pd_job_put(j, k);
@@ -8,7 +8,7 @@ static void put_root(const pd_job *j, int64_t k) {
 
 static void take_root(const pd_job *j, int64_t k) {
     if (j->rank == j->root) return;
-    memcpy(j->to + pd_job_bytes(j, pd_job_begin(j, k)), pd_job_slot(j, j->root, k), pd_job_bytes(j, pd_job_count(j, k)));
+    memcpy(j->to + pd_job_at(j, k), pd_job_slot(j, j->root, k), pd_job_bytes(j, pd_job_count(j, k)));
 }
 
 const pd_algo pd_algo_broadcast = {.name = "broadcast", .depth = 1, .put = put_root, .take = take_root};
@@ -20,10 +20,10 @@ static void take_in_place(const pd_job *j, int64_t k) {
 
 const pd_algo pd_algo_direct_broadcast = {.name = "direct_broadcast", .depth = 0, .take = take_in_place};
 
-/* ---- all_gather: rank r's data lands at r * count ------------------------------------------------------------------ */
+/* ---- all_gather: rank r's data lands at r * count ---------------------------------------------------------------- */
 
 static void take_all(const pd_job *j, int64_t k) {
-    size_t begin = pd_job_bytes(j, pd_job_begin(j, k)), bytes = pd_job_bytes(j, pd_job_count(j, k));
+    size_t begin = pd_job_at(j, k), bytes = pd_job_bytes(j, pd_job_count(j, k));
     for (int d = 0; d < j->size; d++) {
         int r = (j->rank + d) % j->size;
         memcpy(j->to + (size_t)r * pd_job_bytes(j, j->count) + begin, pd_job_slot(j, r, k), bytes);

@@ -78,7 +78,7 @@ typedef struct plan {
     size_t element;
 } plan;
 
-/* T(lo, hi) of inputs at byte `at` into `out`, as partial results. Only the last pair writes `out`, so it may be an input. */
+/* T(lo, hi) of the inputs at byte `at`, as partial results. Only the last pair writes `out`: it may be an input. */
 static void tree(const plan *p, int lo, int hi, size_t at, int64_t n, char *out, char (*tiles)[TILE * 8]) {
     int half = 1;
     while (half * 2 < hi - lo) half *= 2;
@@ -103,7 +103,8 @@ pd_status pd_reduce_check(pd_dtype dtype, pd_reduce op, double scale) {
     if (!l->pairs[op].leaves)
         return pd_fail(PD_E_DTYPE, "all_reduce: %s of %s is not defined", pd_reduce_names[op], pd_dtype_name(dtype));
     if (scale != 1 && !l->last)
-        return pd_fail(PD_E_DTYPE, "all_reduce: a scale of %g for %s (expected a float dtype)", scale, pd_dtype_name(dtype));
+        return pd_fail(PD_E_DTYPE, "all_reduce: a scale of %g for %s (expected a float dtype)", scale,
+                       pd_dtype_name(dtype));
     return PD_OK;
 }
 

@@ -1,7 +1,8 @@
 /* The loops of reduce.c for one instruction set: included once per set with PD_LOOPS(name) giving the names a suffix.
 
-   pair: o[i] = l[i] op r[i], where o may be l or r. For the half types there are three, by which sides are stored halves
-   (h) and which are float32 partial results (f); the tree never has a half on the left and a partial on the right. */
+   pair: o[i] = l[i] op r[i], where o may be l or r. For the half types there are three, by which sides are stored
+   halves (h) and which are float32 partial results (f); the tree never has a half on the left and a partial on the
+   right. */
 
 #define PAIR(name, L, R, O, load_l, load_r, A, expr)                              \
     static void PD_LOOPS(name)(const void *lv, const void *rv, void *ov, int64_t n) { \

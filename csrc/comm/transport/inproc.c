@@ -27,7 +27,8 @@ void pd_inproc_drop(intptr_t handle) {
 static pd_status alloc(size_t bytes, pd_region *out) {
     block *b;
     PD_TRY(pd_malloc(sizeof *b, "segment", &b));
-    void *p = pd_fault_hit() ? MAP_FAILED : mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    void *p = MAP_FAILED;
+    if (!pd_fault_hit()) p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED) {
         pd_free(b);
         return pd_fail(PD_E_MEMORY, "segment: tried to allocate %zu bytes", bytes);

@@ -48,8 +48,8 @@ static uint64_t bytes_free(void) {
     return kib << 10 < left ? kib << 10 : left;
 }
 
-/* fallocate, not ftruncate: a full machine is an error here and not a SIGBUS at the first touch. By chunks, because other
-   ranks allocate at the same time. */
+/* fallocate, not ftruncate: a full machine is an error here and not a SIGBUS at the first touch. By chunks, because
+   other ranks allocate at the same time. */
 static pd_status reserve(int fd, size_t bytes) {
     for (size_t done = 0, n; done < bytes; done += n) {
         n = bytes - done < CHUNK ? bytes - done : CHUNK;

@@ -19,19 +19,19 @@ typedef struct pd_region {
 
 typedef struct pd_transport {
     const char *name;
-    /* [new] zeroed, page-aligned memory of this rank with a handle. PD_E_MEMORY where there is no room now, never later. */
+    /* [new] zeroed, page-aligned memory of this rank. No room: PD_E_MEMORY now, never a signal later. */
     pd_status (*alloc)(size_t bytes, pd_region *out);
     /* [new] a peer's memory; takes the handle, also on failure. */
     pd_status (*attach)(intptr_t handle, size_t bytes, pd_region *out);
     void (*seal)(pd_region *own);   /* all peers have attached: drops the handle */
     void (*detach)(pd_region *);    /* own or a peer's; a region of zeros is allowed */
-    /* The owner's bytes go on at the same address but the peers no longer reach them. May be impossible: nothing happens. */
+    /* The owner's bytes stay at their address but the peers no longer reach them. Does nothing where impossible. */
     void (*privatise)(pd_region *own);
 } pd_transport;
 
 /* Processes of one host: memfd + fallocate, without names; a dead process leaves nothing. */
 extern const pd_transport pd_transport_shm;
-/* Threads of one process: plain reference-counted memory. It cannot be privatised: a late peer is a thread of our own. */
+/* Threads of one process: plain counted memory. It cannot be privatised: a late peer is a thread of our own. */
 extern const pd_transport pd_transport_inproc;
 
 #endif

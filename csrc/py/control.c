@@ -1,0 +1,255 @@
+/* The control plane in Python: ControlServer for the launcher, Hub for ranks that are threads, Store for both. */
+#include "py/py.h"
+
+#include <string.h>
+
+#include "base/mem.h"
+#include "comm/control.h"
+#include "py/comm_impl.h"
+
+typedef struct { PyObject_HEAD pd_control_server *server; } ServerObject;
+typedef struct { PyObject_HEAD pd_link *link; } StoreObject;
+
+PyTypeObject *pd_py_hub_type;
+static PyTypeObject *server_type, *store_type;
+
+/* ---- ControlServer ----------------------------------------------------------------------------------------------- */
+
+static PyObject *server_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
+    static char *names[] = {"world", NULL};
+    int world;
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "i:ControlServer", names, &world)) return NULL;
+    ServerObject *self = (ServerObject *)pd_py_comm_make(type, PD_PY_SERVER);
+    if (!self) return NULL;
+    pd_status status = pd_control_server_new(world, &self->server);
+    if (status) {
+        Py_DECREF(self);
+        return pd_py_raise(status);
+    }
+    return (PyObject *)self;
+}
+
+static void close_server(ServerObject *self) {
+    pd_control_server *s = self->server;
+    self->server = NULL;
+    if (s) PD_PY_NO_GIL(pd_control_server_free(s));
+}
+
+static void server_dealloc(PyObject *self) {
+    PyObject_GC_UnTrack(self);
+    close_server((ServerObject *)self);
+    pd_py_comm_end(self, PD_PY_SERVER);
+}
+
+static pd_control_server *server_of(PyObject *self) {
+    pd_control_server *s = ((ServerObject *)self)->server;
+    if (!s) PyErr_SetString(PyExc_ValueError, "ControlServer: it is closed");
+    return s;
+}
+
+static PyObject *server_close(PyObject *self, PyObject *unused) {
+    (void)unused;
+    close_server((ServerObject *)self);
+    Py_RETURN_NONE;
+}
+
+static PyObject *server_dead(PyObject *self, PyObject *args) {
+    int rank;
+    const char *text;
+    pd_control_server *s = server_of(self);
+    if (!s || !PyArg_ParseTuple(args, "is:dead", &rank, &text)) return NULL;
+    PD_PY_NO_GIL(pd_control_dead(s, rank, text));
+    Py_RETURN_NONE;
+}
+
+static PyObject *server_first_raised(PyObject *self, PyObject *unused) {
+    (void)unused;
+    int rank;
+    char *text;
+    pd_control_server *s = server_of(self);
+    if (!s) return NULL;
+    pd_status status = pd_control_first_raised(s, &rank, &text);
+    if (status) return pd_py_raise(status);
+    if (rank < 0) Py_RETURN_NONE;
+    PyObject *decoded = PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "replace");
+    pd_free(text);
+    return decoded ? Py_BuildValue("iN", rank, decoded) : NULL;
+}
+
+static PyObject *server_address(PyObject *self, void *unused) {
+    (void)unused;
+    pd_control_server *s = server_of(self);
+    return s ? PyUnicode_FromString(pd_control_address(s)) : NULL;
+}
+
+static PyObject *server_secret_fd(PyObject *self, void *unused) {
+    (void)unused;
+    pd_control_server *s = server_of(self);
+    return s ? PyLong_FromLong(pd_control_secret_fd(s)) : NULL;
+}
+
+static PyMethodDef server_methods[] = {
+    {"close", server_close, METH_NOARGS, "close()\n\nEnds the server; ranks that still live lose their groups."},
+    {"dead", server_dead, METH_VARARGS, "dead(rank, text)\n\nThe launcher's wait says how this rank's process ended."},
+    {"first_raised", server_first_raised, METH_NOARGS,
+     "first_raised() -> (rank, traceback) | None\n\nThe first rank that reported an exception."},
+    {0},
+};
+static PyGetSetDef server_getset[] = {
+    {"address", server_address, NULL, "What PYDIST_CONTROL says to the workers.", NULL},
+    {"secret_fd", server_secret_fd, NULL, "The secret's descriptor, for workers to inherit (PYDIST_SECRET_FD).", NULL},
+    {0},
+};
+
+/* ---- Hub --------------------------------------------------------------------------------------------------------- */
+
+static PyObject *hub_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
+    static char *names[] = {"world", NULL};
+    int world;
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "i:Hub", names, &world)) return NULL;
+    pd_pyhub *self = (pd_pyhub *)pd_py_comm_make(type, PD_PY_HUB);
+    if (!self) return NULL;
+    pd_status status = pd_hub_new(world, &self->hub);
+    if (!status) status = pd_calloc((size_t)world * sizeof *self->links, "hub", &self->links);
+    if (status) {
+        Py_DECREF(self);
+        return pd_py_raise(status);
+    }
+    return (PyObject *)self;
+}
+
+static void hub_dealloc(PyObject *o) {
+    pd_pyhub *self = (pd_pyhub *)o;
+    PyObject_GC_UnTrack(o);
+    for (int r = 0; self->links && r < pd_hub_world(self->hub); r++) pd_link_release(self->links[r]);
+    pd_free(self->links);
+    pd_hub_release(self->hub);
+    pd_py_comm_end(o, PD_PY_HUB);
+}
+
+static PyObject *hub_world(PyObject *self, void *unused) {
+    (void)unused;
+    return PyLong_FromLong(pd_hub_world(((pd_pyhub *)self)->hub));
+}
+
+static PyGetSetDef hub_getset[] = {{"world", hub_world, NULL, "The number of ranks.", NULL}, {0}};
+
+/* ---- Store ------------------------------------------------------------------------------------------------------- */
+
+static void store_dealloc(PyObject *self) {
+    PyObject_GC_UnTrack(self);
+    pd_link_release(((StoreObject *)self)->link);
+    pd_py_comm_end(self, PD_PY_STORE);
+}
+
+static pd_link *link_of(PyObject *self) { return ((StoreObject *)self)->link; }
+
+static PyObject *store_set(PyObject *self, PyObject *args) {
+    const char *key, *data;
+    Py_ssize_t n;
+    if (!PyArg_ParseTuple(args, "ss#:set", &key, &data, &n)) return NULL; /* str or bytes */
+    return pd_py_none_or(pd_store_set(link_of(self), key, data, (size_t)n));
+}
+
+static PyObject *store_get(PyObject *self, PyObject *args) {
+    const char *key;
+    PyObject *seconds = NULL;
+    double timeout;
+    void *data;
+    size_t n;
+    if (!PyArg_ParseTuple(args, "s|O:get", &key, &seconds) || !pd_py_seconds(seconds, 300, &timeout)) return NULL;
+    pd_status status = pd_store_get(link_of(self), key, timeout, &data, &n);
+    if (status) return pd_py_raise(status);
+    PyObject *bytes = PyBytes_FromStringAndSize(data, (Py_ssize_t)n);
+    pd_free(data);
+    return bytes;
+}
+
+static PyObject *store_wait(PyObject *self, PyObject *args) {
+    PyObject *keys, *seconds = NULL, *items;
+    double timeout;
+    if (!PyArg_ParseTuple(args, "O|O:wait", &keys, &seconds) || !pd_py_seconds(seconds, 300, &timeout)) return NULL;
+    items = PyUnicode_Check(keys) ? PyTuple_Pack(1, keys) : PySequence_Tuple(keys);
+    pd_status status = PD_OK;
+    int64_t deadline = pd_hooks_now(&pd_py_hooks) + (int64_t)(timeout * 1e9);
+    for (Py_ssize_t i = 0; items && !status && i < PyTuple_GET_SIZE(items); i++) {
+        const char *key = PyUnicode_AsUTF8(PyTuple_GET_ITEM(items, i));
+        if (!key) Py_CLEAR(items);
+        else status = pd_store_wait(link_of(self), key, (double)(deadline - pd_hooks_now(&pd_py_hooks)) * 1e-9);
+    }
+    if (!items) return NULL;
+    Py_DECREF(items);
+    return pd_py_none_or(status);
+}
+
+static PyObject *store_add(PyObject *self, PyObject *args) {
+    const char *key;
+    long long amount = 1;
+    int64_t sum;
+    if (!PyArg_ParseTuple(args, "s|L:add", &key, &amount)) return NULL;
+    pd_status status = pd_store_add(link_of(self), key, amount, &sum);
+    return status ? pd_py_raise(status) : PyLong_FromLongLong(sum);
+}
+
+static PyObject *store_check(PyObject *self, PyObject *args) {
+    const char *key;
+    bool there;
+    if (!PyArg_ParseTuple(args, "s:check", &key)) return NULL;
+    pd_status status = pd_store_check(link_of(self), key, &there);
+    return status ? pd_py_raise(status) : PyBool_FromLong(there);
+}
+
+static PyObject *store_delete(PyObject *self, PyObject *args) {
+    const char *key;
+    bool there;
+    if (!PyArg_ParseTuple(args, "s:delete", &key)) return NULL;
+    pd_status status = pd_store_delete(link_of(self), key, &there);
+    return status ? pd_py_raise(status) : PyBool_FromLong(there);
+}
+
+static PyMethodDef store_methods[] = {
+    {"set", store_set, METH_VARARGS, "set(key, value)\n\nvalue: bytes or str."},
+    {"get", store_get, METH_VARARGS, "get(key, timeout=300) -> bytes\n\nWaits for the key."},
+    {"wait", store_wait, METH_VARARGS, "wait(key or keys, timeout=300)\n\nWaits until all of them are there."},
+    {"add", store_add, METH_VARARGS, "add(key, amount=1) -> int\n\nThe key's number plus the amount, from 0."},
+    {"check", store_check, METH_VARARGS, "check(key) -> bool"},
+    {"delete", store_delete, METH_VARARGS, "delete(key) -> bool\n\nWhether it was there."},
+    {0},
+};
+
+PyObject *pd_py_store(pd_link *link) {
+    StoreObject *s = (StoreObject *)pd_py_comm_make(store_type, PD_PY_STORE);
+    if (!s) return NULL;
+    pd_link_retain(link);
+    s->link = link;
+    return (PyObject *)s;
+}
+
+/* ---- types ------------------------------------------------------------------------------------------------------- */
+
+static PyType_Slot server_slots[] = {
+    {Py_tp_new, server_new}, {Py_tp_dealloc, server_dealloc}, {Py_tp_traverse, pd_py_comm_visit},
+    {Py_tp_methods, server_methods}, {Py_tp_getset, server_getset},
+    {Py_tp_doc, "ControlServer(world)\n\nThe launcher's side of the control plane."}, {0},
+};
+static PyType_Slot hub_slots[] = {
+    {Py_tp_new, hub_new}, {Py_tp_dealloc, hub_dealloc}, {Py_tp_traverse, pd_py_comm_visit}, {Py_tp_getset, hub_getset},
+    {Py_tp_doc, "Hub(world)\n\nWhere ranks that are threads of one process meet."}, {0},
+};
+static PyType_Slot store_slots[] = {
+    {Py_tp_dealloc, store_dealloc}, {Py_tp_traverse, pd_py_comm_visit}, {Py_tp_methods, store_methods},
+    {Py_tp_doc, "Bytes under names, shared by all ranks."}, {0},
+};
+
+static PyType_Spec specs[] = {
+    PD_PY_SPEC("ControlServer", ServerObject, server_slots, 0),
+    PD_PY_SPEC("Hub", pd_pyhub, hub_slots, 0),
+    PD_PY_SPEC("Store", StoreObject, store_slots, Py_TPFLAGS_DISALLOW_INSTANTIATION),
+};
+
+int pd_py_add_control(PyObject *module) {
+    PyTypeObject **const types[] = {&server_type, &pd_py_hub_type, &store_type};
+    for (size_t i = 0; i < sizeof specs / sizeof *specs; i++)
+        if (pd_py_comm_type(module, &specs[i], types[i])) return -1;
+    return 0;
+}
