@@ -1,0 +1,459 @@
+"""Samples of every public op: one list, used by test_ops.py (fp64 reference, finite differences, threads) and by benchmarks.
+
+A sample is the arguments of one call. Tensors are described by T (floating, in the dtype under test), I (int64) and B (bool),
+so that any library with PyTorch's names can be given the same ones: `build` makes them, `call` runs the op.
+`cases()` gives ready calls of a useful size to benchmarks.
+"""
+
+import math
+import zlib
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+
+# What a tensor argument looks like. Layouts: C; T (dimensions stored in reverse order); S (every second element); E (last
+# dimension expanded, stride 0); N (channels last).
+
+
+@dataclass(frozen=True)
+class T:
+    shape: tuple
+    lo: float = -2
+    hi: float = 2
+    layout: str = "C"
+    grad: bool = True
+
+    def values(self, seed):
+        """fp64, all different and away from the middle of [lo, hi]: no ties, no kinks."""
+        rng = np.random.default_rng(seed)
+        shape = (*self.shape[:-1], 1) if self.layout == "E" else self.shape
+        n = math.prod(shape)
+        v = self.lo + (self.hi - self.lo) * (rng.permutation(n) + rng.uniform(0.2, 0.4)) / max(n, 1)
+        return np.broadcast_to(v.reshape(shape), self.shape).copy()
+
+
+@dataclass(frozen=True)
+class I:  # noqa: E742
+    shape: tuple
+    lo: int = 0
+    hi: int = 4
+    layout: str = "C"
+
+    def values(self, seed):
+        return np.asarray(np.random.default_rng(seed).integers(self.lo, self.hi, self.shape))
+
+
+@dataclass(frozen=True)
+class B:
+    shape: tuple
+    layout: str = "C"
+
+    def values(self, seed):
+        return np.asarray(np.random.default_rng(seed).random(self.shape) < 0.5)
+
+
+@dataclass
+class Sample:
+    args: tuple
+    kwargs: dict = field(default_factory=dict)
+    c: float = 4  # of the tolerance 1e-6 |ref| + c eps S
+    linear: bool = False  # S is the op on absolute values
+    grad: bool = True  # small enough for finite differences, and smooth
+    dtypes: str = "all"  # "float": no integers; "wide": no float16 and bfloat16 either
+    writes: tuple = ()  # positions of tensors that the op writes (batch_norm's running statistics)
+
+
+def S(*args, c=4, linear=False, grad=True, dtypes="all", writes=(), **kwargs):
+    return Sample(args, kwargs, c, linear, grad, dtypes, writes)
+
+
+def is_tensor(spec):
+    return isinstance(spec, (T, I, B))
+
+
+def specs_of(sample):
+    """The tensor descriptions among the arguments, one level into lists."""
+    for arg in sample.args:
+        yield from filter(is_tensor, arg if isinstance(arg, (list, tuple)) else [arg])
+
+
+def arrays(name, sample):
+    """One NumPy array per tensor of the sample, the same in every run."""
+    return [s.values(zlib.crc32(f"{name}{i}".encode())) for i, s in enumerate(specs_of(sample))]
+
+
+def lay_out(lib, values, layout):
+    make, n = lib.tensor, values.ndim
+    if layout == "T" and n:
+        return make(values.T.copy()).permute(*reversed(range(n)))
+    if layout == "N":
+        return make(values.transpose(0, 2, 3, 1).copy()).permute(0, 3, 1, 2)
+    if layout == "S" and n:
+        return make(np.repeat(values, 2, axis=-1))[..., ::2]
+    if layout == "E":
+        return make(values[..., :1].copy()).expand(*values.shape)
+    return make(values)
+
+
+def build(lib, sample, values, dtype="float64"):
+    """The sample's tensors in library `lib`, from arrays; `dtype` is for those described by T."""
+    out = []
+    for spec, v in zip(specs_of(sample), values):
+        t = lay_out(lib, v, spec.layout)
+        if isinstance(spec, T) and dtype != "float64":
+            t = lay_out(lib, v.astype("float32"), spec.layout).to(getattr(lib, dtype))
+        out.append(t.detach())
+    return out
+
+
+def arguments(sample, tensors):
+    """The sample's positional arguments with its tensors put in."""
+    rest = iter(tensors)
+
+    def fill(a):
+        if isinstance(a, (list, tuple)):
+            return type(a)(map(fill, a))
+        return next(rest) if is_tensor(a) else a
+
+    return [fill(a) for a in sample.args]
+
+
+# Ops that are no function of the same name in both libraries.
+SPECIAL = {
+    "index": lambda lib, x, *key: x[tuple(slice(None) if k is None else k for k in key)],
+    "cast": lambda lib, x, dtype: x.to(getattr(lib, dtype)),
+    "copy": lambda lib, x, src: x.clone().copy_(src),
+    "fill": lambda lib, x, value: x.clone().fill_(value),
+}
+TORCH = {
+    "slice": lambda torch, *a: torch.ops.aten.slice(*a),
+    "index_put": lambda torch, x, i, v, *a: torch.index_put(x, [torch.arange(x.shape[0])[:, None] if k is None else k for k in i], v, *a),
+    **{name: lambda torch, x, y, name=name: getattr(torch, name)(torch.as_tensor(x), torch.as_tensor(y)) for name in ("maximum", "minimum")},
+    "batch_norm": lambda torch, *a, **kw: torch.nn.functional.batch_norm(*a, **kw),
+    "amax": lambda torch, x, dim=(), keepdim=False: torch.amax(x, dim, keepdim),
+    "amin": lambda torch, x, dim=(), keepdim=False: torch.amin(x, dim, keepdim),
+    "softmax": lambda torch, x, dim=-1, dtype=None: torch.softmax(x, dim, dtype=dtype),
+    "log_softmax": lambda torch, x, dim=-1, dtype=None: torch.log_softmax(x, dim, dtype=dtype),
+}
+
+
+def call(lib, name, *args, **kwargs):
+    """Op `name` of pydist or torch."""
+    if name in SPECIAL:
+        return SPECIAL[name](lib, *args, **kwargs)
+    if name in TORCH and lib.__name__ == "torch":
+        return TORCH[name](lib, *args, **kwargs)
+    for place in (lib, lib.nn.functional):
+        if hasattr(place, name):
+            return getattr(place, name)(*args, **kwargs)
+    return getattr(args[0], name)(*args[1:], **kwargs)
+
+
+# References in NumPy, for where torch is not installed; other ops go by NumPy's own function of the same name.
+
+
+def _softmax(x, dim=-1):
+    e = np.exp(x - x.max(dim, keepdims=True)) if x.size else x
+    return e / e.sum(dim, keepdims=True)
+
+
+def _log_softmax(x, dim=-1):
+    m = x - x.max(dim, keepdims=True) if x.size else x
+    return m - np.log(np.exp(m).sum(dim, keepdims=True))
+
+
+def _nll(x, target, weight=None, ignore_index=-100, reduction="mean"):
+    rows, t = np.moveaxis(x, 1, -1).reshape(-1, x.shape[1]), target.reshape(-1)
+    keep = t != ignore_index
+    safe = np.where(keep, t, 0)
+    w = keep * (1.0 if weight is None else weight[safe])
+    losses = -w * rows[np.arange(len(t)), safe]
+    return {"none": lambda: losses.reshape(target.shape), "sum": losses.sum, "mean": lambda: losses.sum() / w.sum()}[reduction]()
+
+
+def _cross_entropy(x, target, weight=None, ignore_index=-100, reduction="mean", label_smoothing=0.0):
+    logp = _log_softmax(x, 1)
+    hard = _nll(logp, target, weight, ignore_index, reduction)
+    if not label_smoothing:
+        return hard
+    w = np.ones(x.shape[1]) if weight is None else weight
+    keep = target != ignore_index
+    soft = -np.tensordot(logp, w, (1, 0)) * keep / x.shape[1]
+    total = (keep * w[np.where(keep, target, 0)]).sum()
+    soft = {"none": soft, "sum": soft.sum(), "mean": soft.sum() / total}[reduction]
+    return (1 - label_smoothing) * hard + label_smoothing * soft
+
+
+def _conv2d(x, w, b=None, stride=1, padding=0, dilation=1, groups=1):
+    (sh, sw), (ph, pw), (dh, dw) = (v if isinstance(v, tuple) else (v, v) for v in (stride, padding, dilation))
+    x = np.pad(x, ((0, 0), (0, 0), (ph, ph), (pw, pw)))
+    kh, kw = w.shape[2:]
+    windows = np.lib.stride_tricks.sliding_window_view(x, ((kh - 1) * dh + 1, (kw - 1) * dw + 1), (2, 3))
+    windows = windows[:, :, ::sh, ::sw, ::dh, ::dw]
+    xs, ws = np.split(windows, groups, 1), np.split(w, groups)
+    y = np.concatenate([np.einsum("bchwij,ocij->bohw", x, w) for x, w in zip(xs, ws)], 1)
+    return y if b is None else y + b[:, None, None]
+
+
+def _batch_norm(x, mean, var, weight=None, bias=None, training=False, momentum=0.1, eps=1e-5):
+    axes, shape = (0, *range(2, x.ndim)), (1, -1, *[1] * (x.ndim - 2))
+    if training or mean is None:
+        mean, var = x.mean(axes), x.var(axes)
+    y = (x - mean.reshape(shape)) / np.sqrt(var.reshape(shape) + eps)
+    return y * (1 if weight is None else weight.reshape(shape)) + (0 if bias is None else bias.reshape(shape))
+
+
+def _topk(x, k, dim=-1, largest=True, sorted=True):
+    order = np.argsort(-x if largest else x, dim, kind="stable")
+    index = np.take(order, np.arange(k), dim) if x.ndim else np.zeros((), int)
+    return (np.take_along_axis(x, index, dim) if x.ndim else x), index
+
+
+def _extreme(name):
+    def both(x, dim=None, keepdim=False):
+        if dim is None:
+            return getattr(x, name)()
+        return getattr(x, name)(dim, keepdims=keepdim), getattr(x, "arg" + name)(dim, keepdims=keepdim)
+
+    return both
+
+
+def _fold(fn):
+    return lambda x, dim=None, keepdim=False, dtype=None: fn(x, axis=dim if dim is None else tuple(np.atleast_1d(dim)), keepdims=keepdim)
+
+
+def _index_put(x, index, values, accumulate=False):
+    x = x.copy()
+    key = tuple(slice(None) if i is None else i for i in index)
+    (np.add.at if accumulate else np.ndarray.__setitem__)(x, key, values)
+    return x
+
+
+def _flatten(x, start=0, end=-1):
+    end = end % max(x.ndim, 1)
+    return x.reshape(*x.shape[:start], -1, *x.shape[end + 1 :])
+
+
+NUMPY = {
+    "neg": np.negative,
+    "relu": lambda x: np.maximum(x, 0),
+    "rsqrt": lambda x: 1 / np.sqrt(x),
+    "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
+    "erf": np.vectorize(math.erf, otypes=[float]),
+    "add": lambda x, y, alpha=1: x + alpha * y,
+    "sub": lambda x, y, alpha=1: x - alpha * y,
+    "mul": np.multiply,
+    "div": np.divide,
+    "eq": np.equal,
+    "ne": np.not_equal,
+    "lt": np.less,
+    "le": np.less_equal,
+    "gt": np.greater,
+    "ge": np.greater_equal,
+    "clone": np.copy,
+    "fill": np.full_like,
+    "copy": lambda x, src: np.broadcast_to(src, x.shape).astype(x.dtype),
+    "cast": lambda x, dtype: x.astype(dtype),
+    "view": np.reshape,
+    "reshape": np.reshape,
+    "permute": lambda x, dims: x.transpose([d % x.ndim for d in dims]),
+    "transpose": np.swapaxes,
+    "expand": lambda x, size: np.broadcast_to(x, [n if s == -1 else s for s, n in zip(size, (1,) * (len(size) - x.ndim) + x.shape)]),
+    "select": lambda x, dim, i: np.take(x, i, dim),
+    "slice": lambda x, dim, a, b, step=1: np.moveaxis(np.moveaxis(x, dim, 0)[a:b:step], 0, dim),
+    "squeeze": lambda x, dim=None: x if dim is not None and x.shape[dim] != 1 else np.squeeze(x, dim),
+    "unsqueeze": np.expand_dims,
+    "flatten": _flatten,
+    "as_strided": lambda x, size, stride, offset=0: np.lib.stride_tricks.as_strided(x.reshape(-1)[offset:], size, [8 * s for s in stride]),
+    "cat": lambda xs, dim=0: np.concatenate(xs, dim),
+    "stack": lambda xs, dim=0: np.stack(xs, dim),
+    "index": lambda x, *key: x[tuple(slice(None) if k is None else k for k in key)],
+    "index_put": _index_put,
+    **{name: _fold(getattr(np, name)) for name in ("sum", "mean", "prod", "amax", "amin", "any", "all")},
+    **{name: lambda x, dim=None, keepdim=False, f=getattr(np, name): f(x, dim, keepdims=keepdim) for name in ("argmax", "argmin")},
+    "max": _extreme("max"),
+    "min": _extreme("min"),
+    "topk": _topk,
+    "bmm": np.matmul,
+    "linear": lambda x, w, b=None: x @ w.T + (0 if b is None else b),
+    "softmax": _softmax,
+    "log_softmax": _log_softmax,
+    "nll_loss": _nll,
+    "cross_entropy": _cross_entropy,
+    "conv2d": _conv2d,
+    "batch_norm": _batch_norm,
+}
+
+
+def reference(name, *args, **kwargs):
+    """Op `name` by NumPy."""
+    return NUMPY.get(name, getattr(np, name, None))(*args, **kwargs)
+
+
+# The samples. `wide` is long enough for every vector loop and its tail.
+
+
+def unary(lo=-2, hi=2, **kw):
+    at = partial(T, lo=lo, hi=hi)
+    shapes = [at((3, 4)), at((3, 4), layout="T"), at((2, 3), layout="S"), at((2, 3), layout="E"), at(()), at((0, 3)), at((1,))]
+    return [S(t, **kw) for t in shapes] + [S(at((1037,)), grad=False, **kw), S(at((17, 9), layout="S"), grad=False, **kw)]
+
+
+def binary(lo=-2, hi=2, numbers=(1.5, 3), **kw):
+    at = partial(T, lo=lo, hi=hi)
+    pairs = [
+        (at((3, 4)), at((3, 4))), (at((3, 1)), at((4,))), (at(()), at((2, 3))), (at((2, 3)), at(())), (at(()), at(())),
+        (at((3, 4), layout="T"), at((3, 4))), (at((2, 3), layout="S"), at((2, 3), layout="E")),
+        (at((2, 1, 3)), at((2, 1))), (at((0, 3)), at((1, 3))), (at((3, 1)), at((1, 0))),
+        *[(at((2, 3)), n) for n in numbers], *[(n, at((2, 3))) for n in numbers],
+    ]  # fmt: skip
+    wide = [(at((1037,)), at((1037,))), (at((33, 31)), at((33, 1))), (at((33, 31)), at((31,)))]
+    return [S(*p, **kw) for p in pairs] + [S(*p, grad=False, **kw) for p in wide]
+
+
+def fold(lo=-2, hi=2, empty=True, dims=True, **kw):
+    x = T((2, 3, 4), lo, hi)
+    out = [S(x, **kw), S(x, 1, **kw), S(x, -1, True, **kw), S(T((2, 3), lo, hi, "T"), 0, **kw), S(T((2, 3), lo, hi, "S"), 1, **kw)]
+    out += [S(T((), lo, hi), **kw), S(T((5, 0), lo, hi), 0, **kw), S(T((777,), lo, hi), grad=False, **kw), S(T((65, 33), lo, hi), 0, grad=False, **kw)]
+    out += [S(T((65, 130), lo, hi), 1, grad=False, **kw)]
+    if dims:
+        out += [S(x, (0, 2), **kw), S(x, (0, 1), True, **kw), S(T((2, 3, 4), lo, hi, "T"), (0, 2), **kw)]
+    if empty:
+        out += [S(T((0, 3), lo, hi), 0, **kw), S(T((0,), lo, hi), **kw)]
+    return out
+
+
+x34, x234, t34 = T((3, 4)), T((2, 3, 4)), T((3, 4), layout="T")
+rows, image = T((4, 5)), T((2, 4, 5, 5))
+running = (T((4,), -1, 1, grad=False), T((4,), 0.5, 2, grad=False))
+scale = (T((4,), 0.5, 2), T((4,)))
+
+SAMPLES = {
+    **{name: unary() for name in ("neg", "abs", "sign", "square", "relu", "sin", "cos", "tanh", "sigmoid", "erf")},
+    "exp": unary(-4, 4),
+    **{name: unary(0.1, 9) for name in ("log", "sqrt", "rsqrt", "reciprocal")},
+    **{name: [*binary(linear=True), S(x34, T((4,)), alpha=-0.5, linear=True), S(I((3,)), I((3,)), alpha=2)] for name in ("add", "sub")},
+    "mul": binary(),
+    "div": [*binary(0.5, 3), S(I((3,), 1), I((3,), 1, 9))],
+    "pow": [*binary(0.3, 2.5, c=8), S(T((2, 3)), 2), S(T((2, 3)), 3.0), S(T((2, 3), 0.2), -1.5), S(I((3,)), 2)],
+    "maximum": binary(),
+    "minimum": binary(),
+    **{name: [*binary(), S(I((40,)), I((40,))), S(I((40,)), 2), S(B((9,)), B((9,)))] for name in ("eq", "ne", "lt", "le", "gt", "ge")},
+    **{name: [S(B((9,)), B((9,))), S(I((4, 3), 0, 2), I((3,), 0, 2)), S(x34, B((4,)))] for name in ("logical_and", "logical_or")},
+    "where": [S(B((3, 4)), x34, t34), S(B((4,)), x34, T((3, 1))), S(B((3, 4)), x34, 0.5), S(B((3, 4)), 2.0, x34), S(B(()), x34, x34),
+              S(B((0, 4)), T((0, 4)), T((4,))), S(B((33, 70)), T((33, 70)), T((70,)), grad=False)],
+    "clone": [S(x34), S(t34), S(T((2, 3), layout="S")), S(T((2, 3), layout="E")), S(T(())), S(T((0, 2)))],
+    "copy": [S(x34, x34), S(x34, T((4,))), S(t34, T((3, 1))), S(T((0, 4)), T((4,))), S(x34, I((3, 4)))],
+    "fill": [S(x34, 2), S(t34, -1.5), S(T(()), 3), S(T((0,)), 1)],
+    "cast": [S(x34, "float32", grad=False), S(t34, "float64"), S(x34, "int64"), S(x34, "bool"), S(I((5,), -9, 9), "float32"), S(T((0,)), "float16")],
+    "view": [S(x234, (6, 4)), S(x234, (-1,)), S(T((6, 4), layout="S"), (2, 3, 4)), S(T(()), (1, 1)), S(T((0, 3)), (3, 0))],
+    "reshape": [S(x234, (4, 6)), S(t34, (2, 6)), S(x234, (-1, 2)), S(T((2, 3), layout="E"), (6,)), S(T((1,)), ()), S(T((0, 4)), (2, 0))],
+    "permute": [S(x234, (2, 0, 1)), S(x234, (-1, 0, -2)), S(T(()), ()), S(T((0, 2)), (1, 0))],
+    "transpose": [S(x234, 0, 2), S(t34, -1, 0), S(T((0, 2)), 0, 1)],
+    "expand": [S(T((3, 1)), (3, 4)), S(T((3,)), (2, -1)), S(T(()), (2, 2)), S(T((1, 3)), (0, 3)), S(x34, (2, -1, 4))],
+    "select": [S(x234, 1, 2), S(t34, 0, -1), S(T((3,)), 0, 1)],
+    "slice": [S(x234, 1, 1, 3), S(x34, 0, -2, 99), S(t34, 1, 0, 4, 2), S(x34, 0, 2, 1), S(x34, -1, 1, -1)],
+    "squeeze": [S(T((1, 3, 1))), S(T((1, 3, 1)), 0), S(T((1, 3, 1)), -1), S(T((1, 3)), 1), S(T((1, 1)))],
+    "unsqueeze": [S(x34, 0), S(t34, 1), S(x34, -1), S(T(()), 0)],
+    "flatten": [S(x234), S(x234, 1), S(T((2, 3, 4), layout="T"), 0, 1), S(T(())), S(T((2, 0, 3)), 1)],
+    "as_strided": [S(T((12,)), (3, 2), (4, 1)), S(T((12,)), (4, 3), (2, 1), 1), S(T((5,)), (3,), (0,), 2)],
+    "cat": [S([x34, T((2, 4))]), S([x34, t34, T((3, 1))], 1), S([x34, T((3, 2))], -1), S([x34]), S([T((0, 4)), x34]),
+            S([T((2, 3), layout="S"), T((2, 3), layout="E")]), S([T((70, 33)), T((5, 33))], grad=False)],
+    "stack": [S([x34, x34]), S([x34, t34], -1), S([T(()), T(())]), S([T((0,)), T((0,))], 1)],
+    "index": [S(x34, I((5,), -3, 3)), S(x34, I((2, 1), 0, 3), I((3,), -4, 4)), S(x34, None, I((2, 2))), S(x234, I((3,), 0, 2), None, I((3,))),
+              S(x34, B((3, 4))), S(x34, B((3,))), S(x234, None, B((3, 4))), S(t34, I((2,), 0, 3)), S(x34, I((0,))), S(T((0, 4)), None, I((3,)))],
+    "index_put": [S(x34, [I((5,), 0, 3)], T((5, 4)), True), S(x34, [I((2, 1), 0, 3), I((3,), 0, 4)], T(()), True), S(t34, [None, I((6,))], T((3, 1)), True),
+                  S(T((9, 4)), [I((1,), 0, 9)], T((4,))), S(x34, [B((3, 4))], T(())), S(x34, [B((3,))], T((4,))), S(x34, [I((0,))], T((0, 4)))],
+    "sum": fold(linear=True),
+    "mean": fold(empty=False, linear=True, dtypes="float"),
+    "prod": fold(0.7, 1.35, dims=False, c=64, dtypes="float"),
+    "amax": fold(empty=False),
+    "amin": fold(empty=False),
+    **{name: [*fold(), S(B((4, 5)), 1), S(B((300,))), S(I((4, 5), 0, 2), 0, True)] for name in ("any", "all")},
+    **{name: [*fold(empty=False, dims=False), S(I((40,), 0, 5)), S(I((4, 9), 0, 3), 1)] for name in ("argmax", "argmin", "max", "min")},
+    "topk": [S(rows, 2), S(rows, 3, 0), S(rows, 2, 1, False), S(T((3, 5), layout="T"), 5), S(T((7,)), 0), S(T(()), 1), S(T((0, 3)), 2),
+             S(T((6, 700)), 20, grad=False), S(T((33, 40)), 33, 0, False, grad=False)],
+    "matmul": [S(a, b, linear=True, dtypes="float") for a, b in [
+        (T((3, 4)), T((4, 5))), (T((4,)), T((4,))), (T((3, 4)), T((4,))), (T((4,)), T((4, 2))), (T((2, 3, 4)), T((4, 2))), (T((2, 3, 4)), T((2, 4, 2))),
+        (T((2, 1, 2, 3)), T((3, 3, 2))), (t34, T((4, 3), layout="T")), (T((3, 4), layout="S"), T((4, 2), layout="E")), (T((2, 3, 4)), T((4,))),
+        (T((4,)), T((2, 4, 3))), (T((0, 4)), T((4, 3))), (T((3, 0)), T((0, 2))), (T((2, 0, 3)), T((3, 4)))]]
+        + [S(T((129, 257)), T((257, 65)), linear=True, grad=False, dtypes="float"), S(T((65, 70), layout="T"), T((70, 33), layout="T"), linear=True, grad=False, dtypes="float"),
+           S(T((3, 40, 50)), T((3, 50, 20)), linear=True, grad=False, dtypes="float")],
+    "bmm": [S(a, b, linear=True, dtypes="float") for a, b in [(T((2, 3, 4)), T((2, 4, 2))), (T((2, 3, 4), layout="T"), T((2, 4, 2), layout="S")), (T((0, 3, 4)), T((0, 4, 2))), (T((2, 3, 0)), T((2, 0, 2)))]],
+    "linear": [S(*a, linear=True, dtypes="float") for a in [
+        (x34, T((5, 4)), T((5,))), (x34, T((5, 4))), (T((4,)), T((2, 4)), T((2,))), (x234, T((2, 4)), T((2,))), (t34, T((2, 4), layout="T"), T((2,))),
+        (T((0, 4)), T((5, 4)), T((5,))), (T((3, 0)), T((2, 0)), T((2,)))]] + [S(T((65, 130)), T((70, 130)), T((70,)), linear=True, grad=False, dtypes="float")],
+    **{name: [S(x34, -1, c=8, dtypes="float"), S(x234, 1, c=8, dtypes="float"), S(t34, 0, c=8, dtypes="float"), S(T((2, 3), layout="S"), -1, c=8, dtypes="float"),
+              S(T(()), 0, dtypes="float"), S(T((0, 3)), -1, dtypes="float"), S(T((20, 300), -30, 30), -1, c=8, grad=False, dtypes="float"),
+              S(T((30, 40, 3)), 1, c=8, grad=False, dtypes="float")] for name in ("softmax", "log_softmax")},
+    **{name: [S(rows, I((4,)), dtypes="float"), S(rows, I((4,)), reduction="none", dtypes="float"), S(rows, I((4,)), T((5,), 0.2, 2, grad=False), reduction="sum", dtypes="float"),
+              S(rows, I((4,)), T((5,), 0.2, 2, grad=False), ignore_index=2, dtypes="float"), S(T((4, 5), layout="T"), I((4,)), dtypes="float"),
+              S(T((2, 5, 3)), I((2, 3)), dtypes="float"), S(T((2, 5, 2, 2)), I((2, 2, 2)), reduction="none", dtypes="float"),
+              S(T((130, 33)), I((130,), 0, 33), grad=False, c=8, dtypes="float")] for name in ("nll_loss", "cross_entropy")},
+    "dropout": [S(x34, 0.0), S(x34, 0.3, False), S(x34, 1.0, dtypes="float"), S(T((0, 3)), 0.5, dtypes="float")],
+    "uniform": [], "normal": [], "bernoulli": [],  # RANDOM
+    "conv2d": [S(*a, linear=True, dtypes="float", **kw) for a, kw in [
+        ((image, T((3, 4, 3, 3)), T((3,))), {}), ((image, T((3, 4, 2, 3))), {"stride": 2, "padding": 1}), ((image, T((4, 2, 3, 3)), T((4,))), {"groups": 2}),
+        ((T((1, 2, 6, 6)), T((2, 2, 2, 2))), {"dilation": 2, "padding": (2, 1)}), ((T((1, 3, 5, 4)), T((3, 1, 3, 3))), {"groups": 3, "stride": (1, 2)}),
+        ((T((2, 4, 4, 4), layout="N"), T((2, 4, 1, 1)), T((2,))), {}), ((T((1, 2, 5, 5), layout="T"), T((2, 2, 3, 3), layout="N")), {"padding": 1}),
+        ((T((0, 2, 4, 4)), T((3, 2, 3, 3)), T((3,))), {})]]
+        + [S(T((2, 16, 17, 17)), T((24, 16, 3, 3)), T((24,)), padding=1, linear=True, grad=False, dtypes="float"),
+           S(T((3, 8, 16, 15)), T((16, 8, 5, 5)), None, 2, 2, linear=True, grad=False, dtypes="float")],
+    "batch_norm": [S(*a, c=16, dtypes="wide", writes=(1, 2), **kw) for a, kw in [
+        ((T((5, 4)), *running, *scale, True), {}), ((T((5, 4)), *running, *scale), {}), ((image, *running, *scale, True), {"momentum": 0.5, "eps": 1e-3}),
+        ((image, *running), {}), ((image, None, None, *scale, True), {}), ((T((2, 4, 3)), *running, *scale, True), {}), ((T((2, 4, 3, 3), layout="N"), *running, *scale, True), {}),
+        ((T((0, 4)), *running, *scale), {})]]
+        + [S(T((32, 4, 9, 9)), *running, *scale, True, c=16, grad=False, dtypes="wide", writes=(1, 2))],
+}  # fmt: skip
+SAMPLES["cross_entropy"] += [S(rows, I((4,)), label_smoothing=0.1, dtypes="float"), S(rows, I((4,)), T((5,), 0.2, 2, grad=False), ignore_index=2, label_smoothing=0.2, dtypes="float")]
+
+# Random ops: arguments, mean and standard deviation of what they draw.
+RANDOM = {
+    "uniform": [((), 0.5, 12**-0.5), ((-1.0, 3.0), 1.0, 4 * 12**-0.5)],
+    "normal": [((), 0, 1), ((2.0, 0.5), 2, 0.5)],
+    "bernoulli": [((), 0.5, 0.5), ((0.2,), 0.2, 0.4), ((0.0,), 0, 0), ((1.0,), 1, 0)],
+}
+
+# Ops that users reach through another one only: their samples are that one's.
+HIDDEN = {
+    "where_same": "where", "as_strided_scatter_add": "as_strided", "index_front": "index", "index_put_front": "index_put", "extreme": "max",
+    "topk_last": "topk", "nll_rows": "nll_loss", "cross_entropy_rows": "cross_entropy", "dropout_mask": "dropout",
+    "conv2d_grad_input": "conv2d", "conv2d_grad_weight": "conv2d",
+}  # fmt: skip
+
+# Calls of a useful size: benchmarks time them, test_ops.py compares their bits for 1 and 2 threads.
+_square, _image = T((512, 512), 0.1, 2), T((8, 32, 28, 28))
+LARGE = {
+    **{name: S(_square) for name in ("exp", "log", "tanh", "erf", "relu", "sum", "mean", "amax", "argmax", "clone")},
+    **{name: S(_square, T((512,), 0.1, 2)) for name in ("add", "mul", "div", "pow", "lt")},
+    **{f"sum:{dim}": S(T((96, 1000, 9)), dim) for dim in (0, 1, 2)},
+    "sum:all": S(T((1_000_003,))),
+    "prod": S(T((500_000,), 0.999, 1.001)),
+    "cat": S([_square, _square], 1),
+    "index": S(T((5000, 64)), I((20000,), 0, 5000)),
+    "index_put": S(T((500, 64)), [I((20000,), 0, 500)], T((20000, 64)), True),
+    "topk": S(T((512, 1000)), 10),
+    "matmul": S(T((300, 500)), T((500, 260))),
+    "matmul:ta": S(T((260, 4000), layout="T"), T((4000, 100))),
+    "matmul:tb": S(T((300, 500)), T((500, 260), layout="T")),
+    "bmm": S(T((6, 90, 110)), T((6, 110, 70))),
+    "linear": S(T((64, 784)), T((128, 784)), T((128,))),
+    "softmax": S(T((512, 1000)), -1),
+    "log_softmax": S(T((64, 1000, 9)), 1),
+    "cross_entropy": S(T((4000, 100)), I((4000,), 0, 100)),
+    "conv2d": S(_image, T((48, 32, 3, 3)), T((48,)), padding=1),
+    "batch_norm": S(_image, None, None, T((32,)), T((32,)), True),
+    "dropout": S(_square, 0.5),
+}
+
+
+def cases(lib, dtype="float32", grad=False):
+    """(name, function without arguments, tensors) for every sample of LARGE in library `lib`."""
+    for name, sample in LARGE.items():
+        tensors = build(lib, sample, arrays(name, sample), dtype)
+        if grad:
+            for spec, t in zip(specs_of(sample), tensors):
+                if isinstance(spec, T) and spec.grad:
+                    t.requires_grad_()
+        yield name, partial(call, lib, name.split(":")[0], *arguments(sample, tensors), **sample.kwargs), tensors

@@ -1,0 +1,584 @@
+"""Every op of the table by its samples (op_samples.py): an fp64 reference, finite differences of first and second order,
+in-place and out= forms, integers, special values, the same bits for 1 and 2 threads. GPU kernels come with their issue:
+there is nothing to compare with the CPU yet."""
+
+import itertools
+import math
+import warnings
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+from op_samples import (
+    HIDDEN, LARGE, RANDOM, SAMPLES, SPECIAL, T, arguments, arrays, build, call, cases, is_tensor, reference, specs_of,
+)  # fmt: skip
+
+import pydist
+from pydist import _C
+
+try:
+    import torch
+
+    warnings.filterwarnings("ignore", module="torch")
+except ImportError:
+    torch = None
+needs_torch = pytest.mark.skipif(not torch, reason="needs torch")
+
+FUNC, METHOD, NN, INPLACE, VIEW = 1, 2, 4, 8, 16
+TABLE = {name: (signature, flags, differentiable) for name, signature, _, flags, differentiable in _C.op_table()}
+SAMPLED = [name for name, samples in SAMPLES.items() if samples]
+SMOOTH = [name for name in SAMPLED if TABLE[name][2]]
+EPS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
+FLOATS = tuple(EPS)
+each_op = pytest.mark.parametrize("name", SAMPLED)
+each_smooth_op = pytest.mark.parametrize("name", SMOOTH)
+
+
+def as_list(result):
+    return list(result) if isinstance(result, (tuple, list)) else [result]
+
+
+def numbers(t):
+    """The tensor in fp64 (integers and bool as they are); of either library."""
+    t = t.detach()
+    return (t.double() if t.is_floating_point() else t).numpy()
+
+
+def word(dtype):
+    return str(dtype).split(".")[-1]
+
+
+def close(got, want, eps, c, size=None, what=""):
+    """|got - want| <= 1e-6 |want| + c eps S; fp64 has no 1e-6."""
+    assert got.shape == want.shape, (what, got.shape, want.shape)
+    if not want.size:
+        return
+    size = np.abs(want[np.isfinite(want)]).max(initial=0) if size is None else size
+    if got.dtype == bool:
+        got, want = got.astype(int), want.astype(int)
+    bound = (1e-6 if eps > 1e-10 else 0) * np.abs(want) + c * eps * size + 1e-300
+    same = (got == want) | (np.isnan(got) & np.isnan(want))
+    with np.errstate(invalid="ignore", over="ignore"):
+        bad = ~(same | (np.abs(got - want) <= bound))
+    assert not bad.any(), (what, got[bad][:5], want[bad][:5], f"off by {np.nanmax(np.abs(got - want) / bound):.3g} bounds")
+
+
+def samples_of(name):
+    for i, s in enumerate(SAMPLES[name]):
+        yield f"{name}[{i}]", s, arrays(name, s)
+
+
+# The table.
+
+
+def test_every_public_op_has_samples():
+    public = {name for name, (_, flags, _) in TABLE.items() if flags & (FUNC | METHOD | NN | INPLACE)} - {"where_same"}
+    special = set(SPECIAL)
+    assert public - set(SAMPLES) == set(), "ops without samples in tests/op_samples.py"
+    assert set(TABLE) - public - special == set(HIDDEN), "hidden ops: name the public op that exercises them"
+    assert set(SAMPLES) - set(TABLE) == set() and set(HIDDEN.values()) <= set(SAMPLES)
+    assert all(SAMPLES[name] or name in RANDOM for name in public)
+
+
+def test_every_op_stands_where_its_flags_say():
+    for name, (signature, flags, _) in TABLE.items():
+        assert hasattr(pydist, name) or not flags & FUNC, name
+        if flags & METHOD and not (name == "fill" or name in RANDOM):
+            assert callable(getattr(pydist.Tensor, name)), name
+        if flags & NN and not flags & METHOD or name == "relu":
+            assert callable(getattr(pydist.nn.functional, name)), name
+        if flags & INPLACE:
+            assert callable(getattr(pydist.Tensor, name + "_")), name
+        assert signature.startswith(name + "(")
+        if flags & FUNC:
+            assert getattr(pydist, name).__name__ == name and getattr(pydist, name).__doc__.startswith(name + "(")
+
+
+# Forward.
+
+
+def magnitude(name, sample, values):
+    """S of the tolerance for a linear op: the op on absolute values."""
+    kwargs = {k: abs(v) if k == "alpha" else v for k, v in sample.kwargs.items()}
+    args = [abs(a) if isinstance(a, float) else a for a in arguments(sample, [np.abs(v) if v.dtype == float else v for v in values])]
+    return reference("add" if name == "sub" else name, *args, **kwargs)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@each_op
+def test_forward(name, dtype):
+    for what, sample, values in samples_of(name):
+        if sample.dtypes == "wide" and dtype not in ("float64", "float32"):
+            continue
+        tensors = build(pydist, sample, values, dtype)
+        exact = [numbers(t) for t in tensors]
+        if name == "dropout":  # p is 0 or 1, or it is not training
+            want = exact[0] * (sample.args[1] < 1 or sample.args[2:] == (False,))
+        else:
+            want = reference(name, *arguments(sample, exact), **sample.kwargs)
+        got = as_list(call(pydist, name, *arguments(sample, tensors), **sample.kwargs))
+        wants = [np.asarray(w) for w in (as_list(want) if isinstance(want, tuple) else [want])]
+        assert len(got) == len(wants), what
+        size = magnitude(name, sample, exact) if sample.linear else None
+        for g, w in zip(got, wants):
+            if g.is_floating_point():
+                eps = EPS[word(g.dtype)] if name != "cast" else EPS[dtype]
+                close(numbers(g), w, max(eps, EPS[dtype]) if name == "cast" else eps, sample.c, size, what)
+            else:
+                assert np.array_equal(numbers(g), w), (what, g, w)
+        for t, v, position in zip(tensors, exact, range(99)):
+            assert position in sample.writes or np.array_equal(numbers(t), v), f"{what} changed an input"
+
+
+QUIRKS = {("square", "bool"), ("any", "uint8"), ("all", "uint8")}  # torch gives int64, uint8
+
+
+@needs_torch
+@pytest.mark.parametrize("dtype", (*FLOATS, "int64", "int32", "uint8", "int8", "bool"))
+@each_op
+def test_forward_as_torch(name, dtype):
+    """Shapes, dtypes, views and strides as torch's; whole numbers exactly, broken ones in fp64."""
+    for what, sample, values in samples_of(name):
+        if dtype not in FLOATS and sample.dtypes != "all" or (name, dtype) in QUIRKS:
+            continue
+        if dtype in ("uint8", "bool"):
+            values = [np.asarray(abs(v)) for v in values]
+        ours, theirs = build(pydist, sample, values, dtype), build(torch, sample, values, dtype)
+        try:
+            want = as_list(call(torch, name, *arguments(sample, theirs), **sample.kwargs))
+        except (RuntimeError, IndexError, NotImplementedError, ZeroDivisionError, TypeError):
+            continue  # torch has no such kernel
+        got = as_list(call(pydist, name, *arguments(sample, ours), **sample.kwargs))
+        if name == "topk" and dtype != "float64":
+            got, want = got[:1], want[:1]  # torch's order among equals is not defined
+        for g, w in zip(got, want, strict=True):
+            assert tuple(g.shape) == tuple(w.shape) and word(g.dtype) == word(w.dtype), (what, g.shape, w.shape, g.dtype, w.dtype)
+            if TABLE[name][1] & VIEW:
+                assert g._base is not None and g.storage_offset() == w.storage_offset(), what
+                assert not g.numel() or all(a == b for a, b, n in zip(g.stride(), w.stride(), g.shape) if n > 1), what
+            if not g.is_floating_point():
+                assert np.array_equal(numbers(g), numbers(w)), (what, g, w)
+            elif dtype == "float64" and name not in ("cast", "dropout"):
+                close(numbers(g), numbers(w), EPS["float64"], 4 * sample.c, magnitude(name, sample, values) if sample.linear else None, what)
+            elif dtype not in FLOATS:
+                close(numbers(g), numbers(w), EPS[word(g.dtype)], 4 * sample.c, None, what)
+
+
+SPECIALS = [math.nan, math.inf, -math.inf, 0.0, -0.0, 1.0, -1.0, 0.5, -2.0, 3.0, 1e-40, 1e-310, 3e38, -3e38, 88.8, -104.0, 710.0, -746.0, 1e5, 1e-8]
+
+
+@needs_torch
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("name", [n for n in SAMPLED if TABLE[n][0] in (f"{n}(Tensor input)", f"{n}(Operand input, Operand other)")] + ["add", "sub"])
+def test_special_values(name, dtype):
+    if "other" not in TABLE[name][0]:
+        columns = [[v for v in SPECIALS if name not in ("sin", "cos") or not 1e6 < abs(v) < math.inf]]  # vmath.h: the range of sin
+    else:
+        columns = list(zip(*itertools.product(SPECIALS, SPECIALS)))
+    ours = [pydist.tensor(c, dtype=getattr(pydist, dtype)) for c in columns]
+    theirs = [torch.tensor(c, dtype=getattr(torch, dtype)) for c in columns]
+    got, want = (numbers(r) * 1.0 for r in (getattr(pydist, name)(*ours), getattr(torch, name)(*theirs)))
+    tiny = np.finfo(dtype).tiny
+    relative = 64 if name in ("pow", "sin", "cos") else 8
+    with np.errstate(invalid="ignore", over="ignore"):
+        ok = (got == want) | (np.isnan(got) & np.isnan(want)) | (np.abs(got - want) <= relative * EPS[dtype] * np.abs(want) + tiny)
+        ok &= (np.signbit(got) == np.signbit(want)) | np.isnan(want) | (name == "relu")  # torch: relu(-0.0) is -0.0
+    bad = [(*(c[i] for c in columns), got[i], want[i]) for i in np.flatnonzero(~ok)]
+    assert not bad, f"arguments, ours, torch's: {bad[:8]}, {len(bad)} in all"
+
+
+@needs_torch
+@pytest.mark.parametrize("name", ["sum", "mean", "prod", "amax", "amin", "any", "all", "argmax", "argmin", "max", "min", "softmax", "log_softmax"])
+def test_special_values_in_rows(name):
+    rows = [[1.0, math.nan, 3.0], [math.nan, 9.0, math.nan], [math.inf, 1.0, 2.0], [-math.inf, -math.inf, 0.0], [math.inf, -math.inf, 1.0],
+            [0.0, -0.0, 0.0], [-math.inf] * 3, [5.0, 5.0, 5.0]]  # fmt: skip
+    for dtype, dim in itertools.product(["float32", "float64"], [0, 1]):
+        got = as_list(getattr(pydist, name)(pydist.tensor(rows, dtype=getattr(pydist, dtype)), dim))
+        want = as_list(getattr(torch, name)(torch.tensor(rows, dtype=getattr(torch, dtype)), dim))
+        for g, w in zip(got, want, strict=True):
+            close(numbers(g), numbers(w), EPS[dtype], 8, what=(name, dtype, dim))
+
+
+# Gradients.
+
+
+def leaves(sample, values, dtype="float64", lib=pydist):
+    """The sample's tensors and those among them that want a gradient, with their layouts."""
+    tensors = build(lib, sample, values, dtype)
+    wanted = [(i, s.layout) for i, s in enumerate(specs_of(sample)) if isinstance(s, T) and s.grad]
+    for i, _ in wanted:
+        tensors[i].requires_grad_()
+    return tensors, wanted
+
+
+class Weighted:
+    """The op as a scalar function of its inputs' values, for gradcheck: sum of output * fixed weights."""
+
+    def __init__(self, name, sample, values):
+        self.name, self.sample, self.values = name, sample, values
+        self.rng = np.random.default_rng(7)
+        self.weights, self.probes = {}, None
+
+    def fixed(self, key, t):
+        if key not in self.weights:
+            self.weights[key] = pydist.tensor(self.rng.uniform(0.5, 1.5, tuple(t.shape)))
+        return self.weights[key]
+
+    def run(self, values):
+        tensors, wanted = leaves(self.sample, values)
+        out = as_list(call(pydist, self.name, *arguments(self.sample, tensors), **self.sample.kwargs))
+        parts = [(o * self.fixed(("out", k), o)).sum() for k, o in enumerate(out) if o.requires_grad]
+        return (sum(parts[1:], parts[0]) if parts else None), [tensors[i] for i, _ in wanted], wanted
+
+    def value(self, values):
+        return self.run(values)[0].item()
+
+    def gradients(self, values, create_graph=False):
+        f, inputs, wanted = self.run(values)
+        return pydist.grad(f, inputs, create_graph=create_graph, allow_unused=True), inputs, wanted
+
+    def slope(self, values, create_graph=False):
+        """Sum of gradient * fixed weights: differentiating it gives the second order."""
+        grads, inputs, _ = self.gradients(values, create_graph)
+        parts = [(g * self.fixed(("grad", k), g)).sum() for k, g in enumerate(grads) if g is not None]
+        return sum(parts, pydist.tensor(0.0, dtype=pydist.float64)), inputs
+
+    def numeric(self, function, i, layout, h=1e-5):
+        """Central differences by input i, one number per element (per row where elements share memory)."""
+        v = self.values[i]
+        out = np.zeros(v.shape[:-1] if layout == "E" else v.shape)
+        for at in np.ndindex(out.shape):
+            ends = []
+            for step in (h, -h):
+                moved = v.copy()
+                moved[at] += step
+                ends.append(function([moved if k == i else u for k, u in enumerate(self.values)]))
+            out[at] = (ends[0] - ends[1]) / (2 * h)
+        return out
+
+
+def agree(got, want, what, rtol):
+    want = np.asarray(want)
+    scale = max(1.0, np.abs(want).max(initial=0))
+    assert got.shape == want.shape, (what, got.shape, want.shape)
+    assert np.all(np.abs(got - want) <= rtol * scale), (what, got, want)
+
+
+def folded(g, shape, layout):
+    g = np.zeros(shape) if g is None else numbers(g)
+    return g.sum(-1) if layout == "E" else g
+
+
+@each_smooth_op
+def test_gradients(name):
+    """Finite differences against backward, and backward against the one that can be differentiated again."""
+    for what, sample, values in samples_of(name):
+        w = Weighted(name, sample, values)
+        if not sample.grad or w.run(values)[0] is None:
+            continue
+        grads, _, wanted = w.gradients(values)
+        again, _, _ = w.gradients(values, create_graph=True)
+        for g, a, (i, layout) in zip(grads, again, wanted):
+            assert (g is None) == (a is None), what
+            if g is not None:
+                assert tuple(g.shape) == values[i].shape and g.dtype == pydist.float64 and not g.requires_grad, what
+                agree(numbers(g), numbers(a), (what, i, "create_graph"), 1e-13)
+            agree(folded(g, values[i].shape, layout), w.numeric(w.value, i, layout), (what, i), 1e-6)
+
+
+@each_smooth_op
+def test_second_gradients(name):
+    for what, sample, values in samples_of(name):
+        w = Weighted(name, sample, values)
+        if not sample.grad or w.run(values)[0] is None:
+            continue
+        slope, inputs = w.slope(values, create_graph=True)
+        grads = pydist.grad(slope, inputs, allow_unused=True) if slope.requires_grad else [None] * len(inputs)
+        for g, (i, layout) in zip(grads, w.run(values)[2]):
+            agree(folded(g, values[i].shape, layout), w.numeric(lambda v: w.slope(v)[0].item(), i, layout), (what, i), 1e-5)
+
+
+@needs_torch
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@each_smooth_op
+def test_gradients_as_torch(name, dtype):
+    """All samples, also those too large for differences."""
+    for what, sample, values in samples_of(name):
+        if name == "dropout":
+            continue
+        found = []
+        for lib, kind in ((pydist, dtype), (torch, "float64")):
+            tensors, wanted = leaves(sample, values, kind, lib)
+            out = [o for o in as_list(call(lib, name, *arguments(sample, tensors), **sample.kwargs)) if o.requires_grad]
+            if not out:
+                break
+            weights = [np.random.default_rng(3).uniform(0.5, 1.5, tuple(o.shape)).astype("float32") for o in out]
+            grad = lib.grad if lib is pydist else lib.autograd.grad
+            inputs = [tensors[i] for i, _ in wanted]
+            found.append(grad(out, inputs, [lib.tensor(w).to(o.dtype) for w, o in zip(weights, out)], allow_unused=True))
+        for ours, theirs, (i, _) in zip(*found, wanted) if len(found) == 2 else ():
+            if theirs is None or ours is None:
+                assert ours is None or not numbers(ours).any(), what
+                assert theirs is None or not numbers(theirs).any(), what
+                continue
+            assert word(ours.dtype) == dtype
+            scale = np.abs(numbers(theirs)).max(initial=0)
+            terms = math.sqrt(max((v.size for v in values), default=1))
+            close(numbers(ours), numbers(theirs), EPS[dtype], (4 + sample.c) * terms, scale, (what, i))
+
+
+# In place, out=.
+
+
+@pytest.mark.parametrize("name", [n for n in SAMPLED if TABLE[n][1] & INPLACE and n != "fill"])
+def test_in_place_and_out(name):
+    for what, sample, values in samples_of(name):
+        tensors, wanted = leaves(sample, values)
+        args = arguments(sample, tensors)
+        want = call(pydist, name, *args, **sample.kwargs)
+        weights = pydist.tensor(np.random.default_rng(5).uniform(0.5, 1.5, tuple(want.shape)))
+        inputs = [t for t in tensors if t.requires_grad]
+        with pydist.no_grad():
+            for out in (pydist.empty_like(want), pydist.empty(*want.shape, 2, dtype=want.dtype)[..., 0]):
+                version = out._version
+                assert call(pydist, name, *args, **sample.kwargs, out=out) is out, what
+                assert np.array_equal(numbers(out), numbers(want)) and out._version == version + 1, what
+        if not is_tensor(sample.args[0]) or tuple(want.shape) != tuple(args[0].shape) or not inputs:
+            continue
+        if want.requires_grad:
+            expected = pydist.grad((want * weights).sum(), inputs)
+        y = args[0].clone() * 1  # not a leaf
+        same, version = y, y._version
+        y = getattr(y, name + "_")(*args[1:], **sample.kwargs)
+        assert y is same and y._version == version + 1 and np.array_equal(numbers(y), numbers(want)), what
+        if want.requires_grad:
+            got = pydist.grad((y * weights).sum(), inputs)
+            for g, e in zip(got, expected):
+                agree(numbers(g), numbers(e), what, 1e-13)
+
+
+def test_out_refuses():
+    x = pydist.ones(2, 3)
+    for out, kind in [(pydist.empty(3, 2), RuntimeError), (pydist.empty(2, 3, dtype=pydist.int64), RuntimeError), (1, TypeError)]:
+        with pytest.raises(kind, match="exp|add|out"):
+            pydist.exp(x, out=out)
+    with pytest.raises(RuntimeError, match="grad"):
+        pydist.add(x.requires_grad_(), 1, out=pydist.empty(2, 3))
+    with pytest.raises(TypeError, match="unexpected keyword argument 'out'"):
+        pydist.matmul(x, x, out=x)
+
+
+def test_writes_over_their_own_input():
+    """An output that overlaps an input in another place gives what a copy would."""
+    x = pydist.arange(6.0)
+    pydist.add(x[:-1], 10, out=x[1:])
+    assert x.tolist() == [0, 10, 11, 12, 13, 14]
+    x = pydist.arange(9.0).reshape(3, 3)
+    x.add_(x.T)
+    assert x.tolist() == [[0, 4, 8], [4, 8, 12], [8, 12, 16]]
+    x[1:].copy_(x[:-1].clone())
+    x.mul_(x[0, 1])
+    assert x[0].tolist() == [0, 16, 32]
+    with pytest.raises(RuntimeError, match="expand|overlap|memory"):
+        pydist.zeros(1, 3).expand(2, 3).add_(1)
+
+
+def test_operators():
+    x, y = pydist.tensor([3.0, -4.0]), pydist.tensor([2.0, 2.0])
+    assert (x + y).tolist() == [5, -2] and (1 + x).tolist() == [4, -3] and (x - 1).tolist() == [2, -5] and (1 - x).tolist() == [-2, 5]
+    assert (x * y).tolist() == [6, -8] and (x / y).tolist() == [1.5, -2] and (6 / x).tolist() == [2, -1.5]
+    assert (x**2).tolist() == [9, 16] and (2**y).tolist() == [4, 4] and (-x).tolist() == [-3, 4] and abs(x).tolist() == [3, 4]
+    assert (x @ y).item() == -2
+    assert (x > y).tolist() == [True, False] and (x == 3).tolist() == [True, False] and (1 >= x).tolist() == [False, True]
+    x += 1
+    x *= y
+    x -= y
+    x /= 2
+    assert x.tolist() == [3, -4]
+    for broken in (lambda: x + "a", lambda: x @ 2, lambda: x + None, lambda: x < "a"):
+        with pytest.raises(TypeError):
+            broken()
+
+
+# Random ops.
+
+
+@pytest.mark.parametrize("name", RANDOM)
+def test_random_ops(name):
+    for args, mean, std in RANDOM[name]:
+        for dtype in FLOATS:
+            x = pydist.empty(100_000, dtype=getattr(pydist, dtype))
+            pydist.manual_seed(5)
+            v = numbers(getattr(x, name + "_")(*args)).copy()
+            assert abs(v.mean() - mean) <= 6 * std / 300 + EPS[dtype] * abs(mean) and abs(v.std() - std) < 0.02 * std + 1e-9, (dtype, args)
+            state = pydist.get_rng_state()
+            other = numbers(getattr(x, name + "_")(*args)).copy()
+            assert std == 0 or not np.array_equal(v, other)
+            pydist.set_rng_state(state)
+            assert np.array_equal(numbers(getattr(x, name + "_")(*args)), other)
+            pydist.manual_seed(5)
+            assert np.array_equal(numbers(getattr(x, name + "_")(*args)), v)
+    x = pydist.ones(3, requires_grad=True)
+    y = x * 1
+    getattr(y, name + "_")()
+    y.sum().backward()
+    assert x.grad is None or x.grad.tolist() == [0, 0, 0]
+
+
+def test_random_bounds():
+    x = pydist.empty(1_000_000)
+    x.uniform_(2, 3)
+    assert 2 <= x.min().item() and x.max().item() < 3.0000001
+    assert set(pydist.empty(999).bernoulli_(0.3).tolist()) == {0.0, 1.0}
+    for broken in (lambda: x.uniform_(3, 2), lambda: x.normal_(0, -1), lambda: x.bernoulli_(1.5), lambda: x.bernoulli_(math.nan), lambda: pydist.dropout(x, -0.1)):
+        with pytest.raises((ValueError, RuntimeError), match="uniform|normal|bernoulli|dropout"):
+            broken()
+
+
+def test_dropout():
+    x = pydist.full((200, 500), 3.0, requires_grad=True)
+    y = pydist.dropout(x, 0.25)
+    y.sum().backward()
+    kept = numbers(y) != 0
+    assert abs(kept.mean() - 0.75) < 0.01 and np.allclose(numbers(y)[kept], 4)
+    assert np.array_equal(numbers(x.grad), np.where(kept, numbers(y) / 3, 0).astype("float32"))
+    assert len(set(map(bytes, kept))) == 200  # no two rows alike
+    other = numbers(pydist.dropout(x, 0.25)) != 0
+    assert abs((kept & other).mean() - 0.75**2) < 0.01
+
+
+def test_batch_norm_statistics():
+    x = pydist.tensor(np.random.default_rng(0).normal(2, 3, (8, 3, 5)))
+    mean, var = pydist.zeros(3, dtype=pydist.float64), pydist.ones(3, dtype=pydist.float64)
+    pydist.nn.functional.batch_norm(x, mean, var, training=True, momentum=0.25)
+    v = numbers(x)
+    assert np.allclose(numbers(mean), 0.25 * v.mean((0, 2)), rtol=1e-12)
+    assert np.allclose(numbers(var), 0.75 + 0.25 * v.var((0, 2), ddof=1), rtol=1e-12)
+    before = numbers(mean).copy()
+    pydist.nn.functional.batch_norm(x, mean, var, training=False)
+    assert np.array_equal(numbers(mean), before)
+
+
+# Threads.
+
+
+@contextmanager
+def threads(n):
+    before = pydist.get_num_threads()
+    pydist.set_num_threads(n)
+    try:
+        yield
+    finally:
+        pydist.set_num_threads(before)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_same_bits_for_any_number_of_threads(dtype):
+    def bits(t):
+        return numbers(t).tobytes()
+
+    results = []
+    for n in (1, 2, 3):
+        with threads(n):
+            pydist.manual_seed(1)
+            found = {}
+            for name, run, tensors in cases(pydist, dtype, grad=name_has_grad):
+                out = as_list(run())
+                found[name] = [bits(o) for o in out]
+                if out[0].requires_grad:
+                    inputs = [t for t in tensors if t.requires_grad]
+                    g = pydist.ones_like(out[0]).detach() if out[0].numel() == 1 else (out[0] * 0.5).detach()
+                    found[name + " backward"] = [bits(g) for g in pydist.grad(out[0], inputs, g)]
+            results.append(found)
+    differ = {name for other in results[1:] for name in other if other[name] != results[0][name]}
+    assert not differ and len(results[0]) > 1.5 * len(LARGE)
+
+
+name_has_grad = True
+
+
+# Errors: what is wrong, with the op's name, what was got and what is wanted.
+
+x23, i2 = pydist.ones(2, 3), pydist.tensor([0, 1])
+WRONG = [
+    (lambda: x23 @ x23, pydist.ShapeError, r"matmul.*\[2, 3\].*\[2, 3\]"),
+    (lambda: pydist.add(x23, pydist.ones(2, 2)), pydist.ShapeError, r"add.*\[2, 3\].*\[2, 2\]"),
+    (lambda: pydist.matmul(x23, i2), pydist.DTypeError, "matmul.*float32.*int64|matmul.*int64.*float32"),
+    (lambda: pydist.matmul(pydist.tensor(1.0), x23), RuntimeError, "matmul"),
+    (lambda: pydist.bmm(x23, x23), pydist.ShapeError, "bmm"),
+    (lambda: pydist.nn.functional.linear(x23, pydist.ones(4, 2)), pydist.ShapeError, r"linear.*\[2, 3\].*\[4, 2\]"),
+    (lambda: pydist.nn.functional.linear(x23, pydist.ones(4, 3), pydist.ones(3)), pydist.ShapeError, "linear.*bias"),
+    (lambda: pydist.cat([x23, pydist.ones(3, 2)]), pydist.ShapeError, "cat"),
+    (lambda: pydist.cat([]), (RuntimeError, ValueError, TypeError), "cat"),
+    (lambda: pydist.cat([x23], 2), pydist.DimError, "cat.*2"),
+    (lambda: pydist.cat([x23, 1]), TypeError, "cat.*int"),
+    (lambda: pydist.cat([x23, None]), TypeError, "cat"),
+    (lambda: pydist.stack([x23, pydist.ones(3, 2)]), pydist.ShapeError, "stack"),
+    (lambda: x23.sum(2), pydist.DimError, "sum.*2"),
+    (lambda: x23.sum((0, 0)), (RuntimeError, IndexError), "sum.*0.*twice"),
+    (lambda: pydist.ones(0).amax(), (RuntimeError, IndexError), "amax"),
+    (lambda: pydist.ones(0, 3).argmax(0), (RuntimeError, IndexError), "argmax"),
+    (lambda: i2.mean(), RuntimeError, "mean.*int64"),
+    (lambda: x23.topk(4), (RuntimeError, IndexError), "topk.*4"),
+    (lambda: x23.topk(-1), (RuntimeError, IndexError), "topk"),
+    (lambda: x23.view(4), pydist.ShapeError, r"view.*\[4\]|view.*4"),
+    (lambda: x23.view(-1, -1), (RuntimeError, ValueError), "view.*-1"),
+    (lambda: x23.T.view(6), RuntimeError, "view.*reshape"),
+    (lambda: x23.reshape(-2, 3), (RuntimeError, ValueError), "reshape"),
+    (lambda: x23.permute(0, 0), (RuntimeError, IndexError), "permute"),
+    (lambda: x23.expand(2, 4), pydist.ShapeError, "expand.*4"),
+    (lambda: x23.expand(3), RuntimeError, "expand"),
+    (lambda: x23.as_strided((9,), (1,)), (RuntimeError, ValueError, IndexError), "as_strided"),
+    (lambda: x23.as_strided((2,), (-1,)), (RuntimeError, ValueError), "as_strided"),
+    (lambda: x23.as_strided((2**62, 2**62), (0, 0)), (RuntimeError, ValueError, MemoryError), "as_strided"),
+    (lambda: x23.squeeze(5), pydist.DimError, "squeeze.*5"),
+    (lambda: x23.transpose(0, 2), pydist.DimError, "transpose.*2"),
+    (lambda: x23[2], IndexError, "2"),
+    (lambda: x23[0, 0, 0], IndexError, r"too many indices.*\[2, 3\]"),
+    (lambda: x23[pydist.tensor([5])], IndexError, "5"),
+    (lambda: x23[pydist.tensor([-3])], IndexError, "-3"),
+    (lambda: x23[pydist.tensor([0.5])], (IndexError, TypeError), "float"),
+    (lambda: x23[pydist.ones(3, 3) > 0], IndexError, "mask|shape"),
+    (lambda: x23["a"], (TypeError, IndexError), "str"),
+    (lambda: x23[::-1], ValueError, "step -1"),
+    (lambda: x23[i2, pydist.tensor([0, 1, 2])], (IndexError, pydist.ShapeError), "index"),
+    (lambda: pydist.nn.functional.nll_loss(x23, pydist.tensor([0, 3])), (IndexError, ValueError), "nll_loss.*3"),
+    (lambda: pydist.nn.functional.nll_loss(x23, pydist.tensor([0])), (RuntimeError, ValueError), "nll_loss"),
+    (lambda: pydist.nn.functional.cross_entropy(x23, pydist.tensor([0, -7])), (IndexError, ValueError), "cross_entropy.*-7"),
+    (lambda: pydist.nn.functional.cross_entropy(x23, i2.float()), (RuntimeError, TypeError), "cross_entropy"),
+    (lambda: pydist.nn.functional.cross_entropy(x23, i2, pydist.ones(2)), (RuntimeError, ValueError), "cross_entropy.*weight"),
+    (lambda: pydist.nn.functional.cross_entropy(x23, i2, reduction="max"), ValueError, "max"),
+    (lambda: pydist.conv2d(pydist.ones(1, 2, 5, 5), pydist.ones(3, 1, 2, 2)), RuntimeError, "conv2d"),
+    (lambda: pydist.conv2d(pydist.ones(1, 2, 2, 2), pydist.ones(3, 2, 3, 3)), RuntimeError, "conv2d"),
+    (lambda: pydist.conv2d(pydist.ones(1, 2, 5, 5), pydist.ones(3, 2, 2, 2), stride=0), (RuntimeError, ValueError), "conv2d.*stride"),
+    (lambda: pydist.conv2d(pydist.ones(1, 2, 5, 5), pydist.ones(3, 2, 2, 2), padding=-1), (RuntimeError, ValueError), "conv2d.*padding"),
+    (lambda: pydist.conv2d(pydist.ones(1, 2, 5, 5), pydist.ones(3, 2, 2, 2), groups=0), (RuntimeError, ValueError), "conv2d.*groups"),
+    (lambda: pydist.conv2d(pydist.ones(1, 2, 5, 5), pydist.ones(3, 2, 2, 2), stride=(1, 2, 3)), ValueError, "stride.*3.*2"),
+    (lambda: pydist.conv2d(pydist.ones(1, 2, 5, 5), pydist.ones(3, 2, 2, 2), padding=2**62), (RuntimeError, ValueError, MemoryError), "conv2d"),
+    (lambda: pydist.nn.functional.batch_norm(pydist.ones(1, 3), None, None, training=True), ValueError, "batch_norm|Expected more than 1 value"),
+    (lambda: pydist.nn.functional.batch_norm(x23, pydist.ones(2), pydist.ones(3)), RuntimeError, "batch_norm.*running_mean"),
+    (lambda: pydist.softmax(x23, 2), pydist.DimError, "softmax.*2"),
+    (lambda: pydist.softmax(i2, 0), RuntimeError, "softmax.*int64"),
+    (lambda: pydist.dropout(x23, 1.5), ValueError, "dropout.*1.5"),
+    (lambda: pydist.add(x23), TypeError, "add.*other"),
+    (lambda: pydist.add(x23, 1, 2, 3), TypeError, "add"),
+    (lambda: pydist.add(x23, 1, input=x23), TypeError, "add.*input.*twice"),
+    (lambda: pydist.exp("a"), TypeError, "exp.*str.*Tensor"),
+    (lambda: pydist.sum(x23, dim="a"), TypeError, "sum.*dim.*str"),
+    (lambda: pydist.sum(x23, dtype=3), TypeError, "sum.*dtype.*int"),
+    (lambda: pydist.sum(x23, dim=2**70), (TypeError, ValueError, OverflowError, IndexError), "sum"),
+    (lambda: pydist.where(x23, x23, x23), RuntimeError, "where.*bool"),
+    (lambda: pydist.neg(pydist.tensor([True])), RuntimeError, "neg.*bool"),
+    (lambda: pydist.tensor([True]) - pydist.tensor([True]), RuntimeError, "sub.*bool"),
+    (lambda: i2.exp_(), RuntimeError, "exp.*int64"),
+    (lambda: i2.add_(0.5), RuntimeError, "add.*int64"),
+    (lambda: x23.add_(pydist.ones(2, 2, 3)), RuntimeError, "add"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WRONG, ids=range(len(WRONG)))
+def test_errors(case):
+    call, kind, text = case
+    with pytest.raises(kind, match=text) as caught:
+        call()
+    assert isinstance(caught.value, (RuntimeError, IndexError, ValueError, TypeError, OverflowError, MemoryError))
