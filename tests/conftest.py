@@ -56,7 +56,8 @@ def nothing_leaks(request):
     gc.freeze()  # what other libraries made so far: the collection after the test looks at the test's objects only
     before = _counts()
     yield
-    if request.node.stash["reports"]["call"].passed:  # a failed test's traceback holds its tensors
+    report = request.node.stash["reports"].get("call")
+    if report and report.passed:  # a failed test's traceback holds its tensors
         after = _counts()
         changed = [
             f"{name}: {old.get(name, 0)} -> {new.get(name, 0)}"
