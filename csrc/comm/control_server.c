@@ -61,6 +61,7 @@ struct pd_control_server {
     pthread_t thread;
     pthread_mutex_t lock; /* held by the thread except while it polls: guards everything below */
     int world, listening, wake, secret_fd;
+    uint32_t forks;
     bool ending;
     uint8_t secret[PD_SECRET_BYTES];
     char address[PD_ADDRESS_BYTES];
@@ -90,7 +91,7 @@ static void send_frame(conn *c, int kind, uint32_t id, const void *head, size_t 
 }
 
 static void broadcast(pd_control_server *s, const pd_news *news, const char *text) {
-    size_t n = strlen(text);
+    size_t n = strnlen(text, PD_CONTROL_TEXT);
     for (conn *c = s->conns; c; c = c->next)
         if (c->rank >= 0 && c->rank != news->rank)
             send_frame(c, PD_CONTROL_NEWS, 0, news, sizeof *news, text, n, -1);
@@ -104,7 +105,7 @@ static void announce(pd_control_server *s, int rank, pd_news_kind kind, const ch
     p->news = (pd_news){.kind = kind, .rank = rank, .pid = p->pid};
     pd_free(p->text);
     p->text = NULL;
-    if (pd_malloc(strlen(text) + 1, "control", &p->text) == PD_OK) strcpy(p->text, text);
+    if (pd_malloc(strlen(text) + 1, "control", &p->text) == PD_OK) strcpy(p->text, text); /* else late ones hear less */
     broadcast(s, &p->news, text);
 }
 
@@ -235,7 +236,8 @@ static const char *on_hello(pd_control_server *s, conn *c) {
     for (int r = 0; r < s->world; r++) {
         const peer *q = &s->peers[r];
         const char *past = q->text ? q->text : "";
-        if (q->news.kind) send_frame(c, PD_CONTROL_NEWS, 0, &q->news, sizeof q->news, past, strlen(past), -1);
+        if (!q->news.kind) continue;
+        send_frame(c, PD_CONTROL_NEWS, 0, &q->news, sizeof q->news, past, strnlen(past, PD_CONTROL_TEXT), -1);
     }
     return NULL;
 }
@@ -537,6 +539,7 @@ pd_status pd_control_server_new(int world, pd_control_server **out) {
         return pd_fail(PD_E_VALUE, "control: a world of %d ranks (expected 1 to %d)", world, PD_WORLD_MAX);
     PD_TRY(pd_calloc(sizeof *s + (size_t)world * sizeof *s->peers, "control server", &s));
     s->world = world;
+    s->forks = pd_forks;
     s->listening = s->wake = s->secret_fd = s->raised = -1;
     for (int r = 0; r < world; r++) s->peers[r].pidfd = -1;
     pthread_mutex_init(&s->lock, NULL);
@@ -553,7 +556,7 @@ fail:
 }
 
 void pd_control_server_free(pd_control_server *s) {
-    if (!s) return;
+    if (!s || pd_forked_since(s->forks)) return; /* the thread and its locks are the parent's */
     pthread_mutex_lock(&s->lock);
     s->ending = true;
     pthread_mutex_unlock(&s->lock);
@@ -567,7 +570,7 @@ const char *pd_control_address(const pd_control_server *s) { return s->address; 
 int pd_control_secret_fd(const pd_control_server *s) { return s->secret_fd; }
 
 void pd_control_dead(pd_control_server *s, int rank, const char *how) {
-    if (rank < 0 || rank >= s->world) return;
+    if (rank < 0 || rank >= s->world || pd_forked_since(s->forks)) return;
     pthread_mutex_lock(&s->lock);
     peer *p = &s->peers[rank];
     if (p->conn) serve(s, p->conn, pd_hooks_now(NULL)); /* a goodbye or traceback still in the socket counts first */
@@ -578,9 +581,11 @@ void pd_control_dead(pd_control_server *s, int rank, const char *how) {
 
 pd_status pd_control_first_raised(pd_control_server *s, int *rank, char **traceback) {
     pd_status status = PD_OK;
+    *rank = -1;
+    *traceback = NULL;
+    if (pd_forked_since(s->forks)) return PD_OK;
     pthread_mutex_lock(&s->lock);
     *rank = s->raised;
-    *traceback = NULL;
     if (s->raised >= 0) {
         status = pd_malloc(strlen(s->traceback) + 1, "traceback", traceback);
         if (!status) strcpy(*traceback, s->traceback);

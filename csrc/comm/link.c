@@ -54,6 +54,7 @@ static const char *tail(const char *text, size_t room) {
 
 static pd_weight describe(const pd_link *link, const pd_news *n, const char *text, pd_error *e) {
     pd_weight weight = PD_WEIGHT_GONE;
+    const char *rest = strchr(text, '\n'); /* of a death: a cause, then perhaps a traceback */
     e->kind = PD_E_PEER;
     e->rank = n->rank;
     e->trail[0] = 0;
@@ -71,7 +72,10 @@ static pd_weight describe(const pd_link *link, const pd_news *n, const char *tex
     case PD_NEWS_RAISED:
         snprintf(e->text, sizeof e->text, "rank %d (pid %d) raised:\n%s", n->rank, n->pid, tail(text, 1500));
         break;
-    case PD_NEWS_DEAD: snprintf(e->text, sizeof e->text, "rank %d (pid %d) %s", n->rank, n->pid, text); break;
+    case PD_NEWS_DEAD:
+        snprintf(e->text, sizeof e->text, "rank %d (pid %d) %.*s%s%s", n->rank, n->pid, (int)strcspn(text, "\n"), text,
+                 rest ? "\n" : "", rest ? tail(rest + 1, 1500) : "");
+        break;
     default:
         e->kind = PD_E_DIST;
         e->rank = -1;

@@ -1,5 +1,8 @@
 #include "comm/algo/algo.h"
 
+#define TILE 16384  /* bytes that are summed, then copied to one place, while they are in the first-level cache */
+#define BLOCK 65536 /* the same for several places and the second-level cache */
+
 /* ---- gather_sum: everybody puts all, everybody sums all ---------------------------------------------------------- */
 
 void pd_job_put(const pd_job *j, int64_t k) {
@@ -26,12 +29,16 @@ static void put_others(const pd_job *j, int64_t k) {
 }
 
 static void sum_own(const pd_job *j, int64_t k) {
-    int64_t n = pd_job_count(j, k), lo = pd_job_edge(j, n, j->rank), hi = pd_job_edge(j, n, j->rank + 1);
-    size_t begin = pd_job_at(j, k);
-    char *share = pd_job_share(j, j->rank, k);
-    for (int r = 0; r < j->size; r++) j->in[r] = r == j->rank ? j->from + begin : pd_job_slot(j, r, k);
-    pd_reduce_run(j->dtype, j->reduce, j->size, j->in, lo, share, hi - lo, j->scale);
-    memcpy(j->to + begin + pd_job_bytes(j, lo), share, pd_job_bytes(j, hi - lo));
+    int64_t all = pd_job_count(j, k), lo = pd_job_edge(j, all, j->rank), hi = pd_job_edge(j, all, j->rank + 1);
+    int64_t tile = TILE / (int64_t)pd_dtype_size(j->dtype);
+    char *to = j->to + pd_job_at(j, k), *share = pd_job_share(j, j->rank, k);
+    for (int r = 0; r < j->size; r++) j->in[r] = r == j->rank ? j->from + pd_job_at(j, k) : pd_job_slot(j, r, k);
+    for (int64_t at = lo; at < hi; at += tile) {
+        int64_t n = hi - at < tile ? hi - at : tile;
+        char *sum = share + pd_job_bytes(j, at - lo);
+        pd_reduce_run(j->dtype, j->reduce, j->size, j->in, at, sum, n, j->scale);
+        memcpy(to + pd_job_bytes(j, at), sum, pd_job_bytes(j, n));
+    }
 }
 
 static void take_shares(const pd_job *j, int64_t k) {
@@ -49,8 +56,6 @@ const pd_algo pd_algo_scatter_gather = {
 };
 
 /* ---- direct_sum: the owner of a part sums it where it lies and writes it to everybody ---------------------------- */
-
-#define BLOCK 65536 /* bytes that are summed, then copied to the peers, while they are in the second-level cache */
 
 static void sum_in_place(const pd_job *j, int64_t k) {
     (void)k;
