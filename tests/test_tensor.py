@@ -1,0 +1,663 @@
+"""Tensors: making, indexing, views, numbers in and out, text, copies, promotion, errors, who owns whom. NumPy is the
+reference for indexing; torch, where installed, for text and promotion."""
+
+import copy
+import gc
+import itertools
+import math
+import os
+import pickle
+import random
+import sys
+import weakref
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import pydist
+from pydist import _C
+
+DTYPES = ["bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64"]
+NUMPY_DTYPES = [d for d in DTYPES if d != "bfloat16"]
+
+
+def dt(name):
+    return getattr(pydist, name)
+
+
+def word(dtype):
+    return str(dtype).split(".")[-1]
+
+
+# Making.
+
+
+def test_tensor_from_data():
+    for data, dtype in [(1, "int64"), (1.5, "float32"), (True, "bool"), ([1, 2.5], "float32"), ([True, 2], "int64"), ([], "float32"), ([[], []], "float32"),
+                        (((1, 2), [3, 4]), "int64"), (range(3), "int64")]:  # fmt: skip
+        t = pydist.tensor(data)
+        want = np.array(data)
+        assert word(t.dtype) == dtype and tuple(t.shape) == want.shape and np.array_equal(t.numpy(), want)
+    t = pydist.tensor([pydist.tensor(1.0), pydist.tensor(2.0)])
+    assert t.tolist() == [1, 2]
+    source = np.arange(6).reshape(2, 3)
+    t = pydist.tensor(source)
+    source[0, 0] = 9
+    assert t[0, 0].item() == 0 and word(t.dtype) == "int64"
+    t = pydist.tensor([1, 2], dtype=pydist.float16, requires_grad=True)
+    assert t.requires_grad and t.is_leaf and word(t.dtype) == "float16"
+    x = pydist.ones(2, requires_grad=True)
+    assert not pydist.tensor(x * 2).requires_grad
+
+
+@pytest.mark.parametrize("dtype", NUMPY_DTYPES)
+def test_tensor_from_numpy_scalars(dtype):
+    value = np.ones((), dtype)[()]
+    assert word(pydist.tensor(value).dtype) == dtype and word(pydist.tensor(np.array(value)).dtype) == dtype
+    assert word(pydist.tensor([value, value]).dtype) == dtype
+    assert (pydist.ones(2, dtype=pydist.float64) * value).dtype == pydist.float64
+
+
+def test_filled_and_counted():
+    assert pydist.zeros(2, 3).tolist() == [[0.0] * 3] * 2 and pydist.ones((2,), dtype=pydist.int8).tolist() == [1, 1]
+    assert pydist.full((2,), 7).dtype == pydist.int64 and pydist.full([2], 0.5).tolist() == [0.5, 0.5] and pydist.full((), True).item() is True
+    assert pydist.empty(0, 3).shape == (0, 3) and pydist.zeros(()).shape == () and pydist.zeros(size=(2, 1)).shape == (2, 1)
+    x = pydist.zeros(2, 3, dtype=pydist.float64).T
+    assert pydist.ones_like(x).stride() == (1, 3) and pydist.zeros_like(x, dtype=pydist.int32).dtype == pydist.int32 and pydist.empty_like(x).shape == (3, 2)
+    for args in [(5,), (1, 4), (0, 1, 0.25), (5, 0, -2), (0.5,), (3, 3), (1, 2, 0.3)]:
+        assert np.allclose(pydist.arange(*args).numpy(), np.arange(*args)) and pydist.arange(*args).shape == np.arange(*args).shape
+    assert pydist.arange(3).dtype == pydist.int64 and pydist.arange(3.0).dtype == pydist.float32
+    for broken in (lambda: pydist.arange(0, 5, 0), lambda: pydist.arange(0, 5, -1), lambda: pydist.arange(math.nan), lambda: pydist.arange(0, math.inf)):
+        with pytest.raises((ValueError, RuntimeError), match="arange"):
+            broken()
+
+
+def test_drawn():
+    pydist.manual_seed(3)
+    x, y = pydist.rand(1000), pydist.randn(5000, dtype=pydist.float64)
+    assert 0 <= x.min().item() and x.max().item() < 1 and abs(y.mean().item()) < 0.06
+    assert sorted(pydist.randperm(50).tolist()) == list(range(50)) and pydist.randperm(0).shape == (0,)
+    z = pydist.randint(-3, 4, (2000,))
+    assert set(z.tolist()) == set(range(-3, 4)) and z.dtype == pydist.int64 and pydist.randint(5, (2, 2)).shape == (2, 2)
+    g = pydist.Generator().manual_seed(3)
+    h = pydist.Generator().manual_seed(3)
+    assert pydist.rand(9, generator=g).tolist() == pydist.rand(9, generator=h).tolist() != pydist.rand(9, generator=h).tolist()
+    pydist.manual_seed(3)
+    assert pydist.rand(1000).tolist() == x.tolist()
+    for broken in (lambda: pydist.randint(3, 3, (2,)), lambda: pydist.rand(2, dtype=pydist.int64), lambda: pydist.randperm(-1), lambda: pydist.rand(2, generator=5)):
+        with pytest.raises((ValueError, RuntimeError, TypeError), match="rand"):
+            broken()
+
+
+@pytest.mark.parametrize("make", [pydist.zeros, pydist.empty, pydist.rand])
+def test_sizes_that_cannot_be(make):
+    for size in [(2**62, 2**62), (2**31, 2**31, 2**31), (2**60,), (2**63 - 1,)]:
+        with pytest.raises((MemoryError, RuntimeError, ValueError, OverflowError)):
+            make(*size)
+    for size in [(-1,), (2, -3)]:
+        with pytest.raises((RuntimeError, ValueError), match="-1|-3"):
+            make(*size)
+    for size in [("a",), (2.5,), (None,)]:
+        with pytest.raises(TypeError):
+            make(*size)
+    with pytest.raises((OverflowError, ValueError, TypeError, RuntimeError)):
+        make(2**64)
+    with pytest.raises((RuntimeError, ValueError)):
+        make(*[1] * 100)
+    with pytest.raises(TypeError, match="nonsense"):
+        make(2, nonsense=1)
+
+
+def test_data_that_cannot_be():
+    for broken in ([[1], [2, 3]], [[1], 2], [1, [2]], [[1, 2], []]):
+        with pytest.raises(ValueError, match="tensor"):
+            pydist.tensor(broken)
+    for broken in ("ab", [None], object(), [object()], {1: 2}, [1j]):
+        with pytest.raises((TypeError, ValueError)):
+            pydist.tensor(broken)
+    with pytest.raises((OverflowError, RuntimeError, ValueError)):
+        pydist.tensor(2**70)
+    loop = []
+    loop.append(loop)
+    with pytest.raises(ValueError, match="deep"):
+        pydist.tensor(loop)
+    with pytest.raises(RuntimeError, match="float"):
+        pydist.tensor([1], requires_grad=True)
+
+
+class Shrinking(list):
+    def __len__(self):
+        return 3
+
+
+def test_data_that_lies():
+    with pytest.raises((IndexError, ValueError, RuntimeError, TypeError)):
+        pydist.tensor(Shrinking([1.0]))
+
+
+# Indexing, against NumPy.
+
+KEYS = [
+    0, -1, slice(None), slice(1, None), slice(None, -1), slice(0, 9, 2), slice(3, 1), slice(-2, None), None, ..., (0, 1), (0, -1, 2), (slice(1), 0), (..., 0), (0, ...),
+    (None, 0), (0, None), (slice(None), None, 1), (..., None), (None, ..., None), [0, 2], [[0, 1], [1, 0]], [], ([0, 1], [1, 2]), ([0, 1], slice(1)), (slice(1), [0, 1]),
+    (slice(None), [0, 1], slice(1, 2)), ([0, 1], slice(None), [0, 1]), ([0, 1], ..., [2, 3]), (..., [0, 3]), (0, [1, 2]), ([1], 0), (None, [0, 1]), ([0, 1], None),
+    ([[0], [1]], [0, 2]), np.array([1, 0]), np.array([[1]]), np.array([-1, -2]), np.int64(1), np.array(1), np.array([True, False, True]), (np.array([True, False, True]), 0),
+    (slice(None), np.array([True, False, True, True])), (np.array([True, False, True]), [0, 1]), np.ones((3, 4), bool), np.arange(12).reshape(3, 4) % 2 == 0, True, False,
+    np.zeros((3, 4, 5), bool), np.ones((3, 4, 5), bool), (0, np.array([True, False, True, False])), (), (np.array([True, True, False]), slice(1, 3)),
+    (slice(None), np.zeros((4, 5), bool)), ([0, 1, 2], [0, 1, 2], [0, 1, 2]), np.array([], int), (slice(None, None, 2), slice(None, None, 3), -1),
+]  # fmt: skip
+
+
+def ours(key):
+    """The key with arrays as tensors."""
+    if isinstance(key, tuple):
+        return tuple(map(ours, key))
+    return pydist.tensor(key) if isinstance(key, np.ndarray) and key.ndim else key
+
+
+@pytest.mark.parametrize("layout", ["C", "permuted"])
+@pytest.mark.parametrize("i", range(len(KEYS)))
+def test_get_and_set(i, layout):
+    key = KEYS[i]
+    a = np.arange(60.0).reshape(3, 4, 5)
+    x = pydist.tensor(a)
+    if layout == "permuted":
+        x = pydist.tensor(a.transpose(2, 0, 1).copy()).permute(1, 2, 0)
+    want = a[key]
+    for k in (key, ours(key)):
+        got = x[k]
+        assert got.shape == want.shape and np.array_equal(got.numpy(), want)
+    values = np.arange(want.size, dtype=float).reshape(want.shape) - 100
+    for value in (7, -1.5, values, np.float64(3), values[:1] if want.ndim and want.shape[0] else 4.0):
+        b, y = a.copy(), x.clone()
+        b[key] = value
+        version = y._version
+        y[ours(key)] = pydist.tensor(value) if isinstance(value, np.ndarray) else value
+        assert np.array_equal(y.numpy(), b) and y._version == version + 1
+    assert np.array_equal(x.numpy(), a)
+
+
+entries = st.one_of(
+    st.integers(-2, 1), st.slices(4).filter(lambda s: (s.step or 1) > 0), st.none(), st.just(...),
+    st.lists(st.integers(-2, 1), min_size=2, max_size=2), st.just(np.array([[0], [1]])),
+)  # fmt: skip
+
+
+@settings(max_examples=300, deadline=None, database=None)
+@given(st.lists(entries, max_size=4).map(tuple))
+def test_any_key(key):
+    a = np.arange(24.0).reshape(2, 3, 4)
+    x = pydist.tensor(a)
+    if any(isinstance(k, (list, np.ndarray)) for k in key):  # NumPy counts integers among the arrays then, PyTorch does not
+        key = tuple(slice(k, k + 1 or None) if isinstance(k, int) else k for k in key)
+    try:
+        want = a[key]
+    except IndexError:
+        with pytest.raises(IndexError):
+            x[key]
+        return
+    assert x[key].shape == want.shape and np.array_equal(x[key].numpy(), want)
+    a[key] = 5
+    x[key] = 5
+    assert np.array_equal(x.numpy(), a)
+
+
+def test_set_converts_and_refuses():
+    x = pydist.zeros(3, dtype=pydist.int64)
+    x[0], x[1:] = 2.7, pydist.tensor([True, False])
+    assert x.tolist() == [2, 1, 0]
+    x[[0, 0, 0]] = 5
+    y = pydist.zeros(2, 3)
+    y[:, 1] = pydist.arange(2)
+    y[0] = [7, 8, 9]
+    assert y.tolist() == [[7, 8, 9], [0, 1, 0]]
+    for broken in (lambda: y.__setitem__(0, pydist.ones(2)), lambda: y.__setitem__([0, 1], pydist.ones(4)), lambda: y.__setitem__(5, 1), lambda: y.__setitem__(([0, 9],), 1),
+                   lambda: y.__setitem__(0, "a"), lambda: y.__setitem__("a", 0), lambda: y.__delitem__(0), lambda: y.__setitem__(pydist.ones(5) > 0, 1)):  # fmt: skip
+        with pytest.raises((RuntimeError, IndexError, TypeError, ValueError)):
+            broken()
+    assert y.tolist() == [[7, 8, 9], [0, 1, 0]], "a refused write must write nothing"
+
+
+def test_iteration_and_truth():
+    x = pydist.arange(6).reshape(3, 2)
+    assert [row.tolist() for row in x] == [[0, 1], [2, 3], [4, 5]] and len(x) == 3 and list(pydist.zeros(0)) == []
+    assert bool(pydist.tensor(2)) and not bool(pydist.zeros(1)) and int(pydist.tensor([3.7])) == 3 and float(pydist.tensor(2)) == 2.0
+    assert [10, 20, 30][pydist.tensor(1)] == 20
+    assert 5 in x and 9 not in x
+    for broken in (lambda: bool(x), lambda: int(x), lambda: float(x), lambda: len(pydist.tensor(1)), lambda: iter(pydist.tensor(1)), lambda: x.item(), lambda: range(3)[pydist.tensor(1.0)]):
+        with pytest.raises((RuntimeError, TypeError, ValueError)):
+            broken()
+    assert hash(x) == hash(x) and len({x, x, x.clone()}) == 2
+
+
+# Views.
+
+
+def test_views_share_memory_and_version():
+    x = pydist.zeros(4, 6)
+    views = [x[1], x[:, 2:4], x.T, x.view(24), x.reshape(2, 12), x.permute(1, 0), x.transpose(0, 1), x.unsqueeze(0), x.squeeze(), x.flatten(), x.expand(2, 4, 6),
+             x.as_strided((2, 2), (1, 6)), x.select(0, 1), x[None], x[...], x.detach()]  # fmt: skip
+    for v in views:
+        before = x._version
+        x.add_(1)
+        assert v._version == x._version == before + 1
+        assert v.reshape(-1)[0].item() == x[1, 2].item()
+        assert v._base is x or v.requires_grad is False
+    views[0].fill_(7)
+    assert x[1].tolist() == [7] * 6 and x._version == views[3]._version
+    data = x.data
+    data.add_(1)
+    assert x[1, 0].item() == 8 and x._version == views[0]._version != data._version
+    assert x[0]._base is x and x[0][1:]._base is x and x.clone()._base is None and x.T.contiguous()._base is None
+    assert pydist.zeros(4).view(2, 2)._base.shape == (4,)  # a view keeps its base
+
+
+def test_geometry():
+    x = pydist.zeros(2, 3, 4, dtype=pydist.int16)
+    assert x.shape == (2, 3, 4) and x.size() == x.shape and x.size(-1) == 4 and x.dim() == x.ndim == 3 and x.numel() == x.nelement() == 24
+    assert x.stride() == (12, 4, 1) and x.stride(1) == 4 and x.element_size() == 2 and x.storage_offset() == 0
+    y = x[1, 1:, ::2]
+    assert y.stride() == (4, 2) and y.storage_offset() == 16 and y.data_ptr() == x.data_ptr() + 32 and not y.is_contiguous() and y.contiguous().stride() == (2, 1)
+    assert x.contiguous() is x and x.is_contiguous() and pydist.zeros(0, 3).is_contiguous() and x.cpu() is x
+    assert isinstance(x.shape, tuple) and x.shape.numel() == 24 and repr(x.shape) == "pydist.Size([2, 3, 4])" and x.shape[1:] == (3, 4)
+    for broken in (lambda: x.size(3), lambda: x.stride(-4), lambda: pydist.tensor(1).size(0)):
+        with pytest.raises(IndexError):
+            broken()
+
+
+def test_strided_views_stay_inside():
+    x = pydist.arange(12.0)[2:8]
+    assert x.as_strided((2,), (3,)).tolist() == [2, 5] and x.as_strided((2,), (3,), 0).tolist() == [0, 3]  # offsets count from the storage's start
+    for broken in (((13,), (1,), 0), ((2,), (11,), 2), ((2,), (1,), -1), ((2, 2), (1,)), ((2**62, 4), (1, 1)), ((2,), (2**62,)), ((1,), (1,), 12)):
+        with pytest.raises((RuntimeError, ValueError, IndexError)):
+            x.as_strided(*broken)
+
+
+# NumPy, buffers.
+
+
+@pytest.mark.parametrize("dtype", NUMPY_DTYPES)
+def test_numpy_both_ways_without_a_copy(dtype):
+    a = np.arange(12).reshape(3, 4).astype(dtype)
+    for array in (a, a.T, a[:, ::2], a[1:, 1], a[0, 0:0], a.reshape(2, 3, 2)):
+        t = pydist.from_numpy(array)
+        back = t.numpy()
+        assert word(t.dtype) == dtype and back.dtype == array.dtype and back.shape == array.shape and np.array_equal(back, array)
+        if array.size:
+            assert t.data_ptr() == array.ctypes.data == back.ctypes.data
+    t = pydist.from_numpy(a)
+    a[0, 0] = 1
+    assert t[0, 0].item() == 1
+    t[0, 1] = 0
+    assert a[0, 1] == 0
+    view = pydist.tensor(a).T.numpy()
+    view[1, 2] = 1
+    assert view.base is not None and memoryview(t).format == memoryview(a).format and bytes(memoryview(t)) == a.tobytes()
+
+
+def test_memory_outlives_either_side():
+    a = np.arange(1000.0)
+    t = pydist.from_numpy(a)
+    del a
+    gc.collect()
+    assert t.sum().item() == 499500
+    b = pydist.arange(1000.0).numpy()
+    gc.collect()
+    assert b.sum() == 499500
+    count = sys.getrefcount(b)
+    t = pydist.from_numpy(b)
+    u = t[10:]
+    assert sys.getrefcount(b) > count
+    del t, u
+    assert sys.getrefcount(b) == count
+    grown = bytearray(8)
+    t = pydist.from_numpy(grown)
+    with pytest.raises(BufferError):
+        grown.append(1)
+    del t
+    grown.append(1)
+
+
+def test_read_only_arrays():
+    a = np.arange(4.0)
+    a.flags.writeable = False
+    t = pydist.from_numpy(a)
+    for write in (lambda: t.add_(1), lambda: t[:2].zero_(), lambda: t.__setitem__(0, 1), lambda: pydist.exp(pydist.ones(4, dtype=t.dtype), out=t), lambda: t.copy_(pydist.ones(4)),
+                  lambda: t.detach().mul_(2), lambda: t.data.mul_(2), lambda: t.__setitem__([0], 1.0), lambda: t.index_put_([pydist.tensor([0])], pydist.tensor(1.0).double())):  # fmt: skip
+        with pytest.raises((RuntimeError, ValueError, BufferError), match="read-only"):
+            write()
+    assert a.tolist() == [0, 1, 2, 3] and (t + 1).tolist() == [1, 2, 3, 4]
+    assert not t.numpy().flags.writeable and pydist.tensor(a).add_(1)[0].item() == 1
+    t = pydist.from_numpy(np.frombuffer(b"\x01\x02", "uint8"))
+    with pytest.raises((RuntimeError, ValueError, BufferError), match="read-only"):
+        t.add_(1)
+
+
+def test_arrays_that_cannot_be_shared():
+    odd = np.frombuffer(bytearray(17), "uint8")[1:].view("float64")
+    for array in (np.arange(4)[::-1], np.array(["a"]), np.array([None]), np.zeros(2, complex), np.zeros(2, ">f8"), np.zeros(2, "M8[s]"), np.zeros(2, [("a", int)]), odd, np.zeros(2, np.uint32),
+                  np.zeros(2, np.longdouble), np.zeros(2, "V8")):  # fmt: skip
+        with pytest.raises((TypeError, ValueError)):
+            pydist.from_numpy(array)
+    for other in ([1, 2], 5, None, "abc"):
+        with pytest.raises(TypeError):
+            pydist.from_numpy(other)
+    with pytest.raises(RuntimeError, match="detach"):
+        pydist.ones(2, requires_grad=True).numpy()
+    with pytest.raises(TypeError, match="bfloat16"):
+        pydist.ones(2, dtype=pydist.bfloat16).numpy()
+    assert np.asarray(pydist.arange(3)).tolist() == [0, 1, 2] and np.add(pydist.ones(2).numpy(), 1).tolist() == [2, 2]
+    assert pydist.as_tensor(np.arange(3)).tolist() == [0, 1, 2] and pydist.from_numpy(np.broadcast_to(np.arange(3), (2, 3))).tolist() == [[0, 1, 2]] * 2
+
+
+# Numbers out.
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_item_and_tolist(dtype):
+    x = pydist.tensor([[0, 1], [1, 0]], dtype=dt(dtype))
+    kind = bool if dtype == "bool" else float if "float" in dtype else int
+    assert x.tolist() == [[0, 1], [1, 0]] and type(x[0, 0].item()) is kind and x.T[1].tolist() == [1, 0]
+    assert pydist.tensor(1, dtype=dt(dtype)).tolist() == 1 and pydist.zeros(0, 2, dtype=dt(dtype)).tolist() == [] and pydist.zeros(2, 0).tolist() == [[], []]
+
+
+def test_extreme_numbers():
+    assert pydist.tensor([-(2**63), 2**63 - 1]).tolist() == [-(2**63), 2**63 - 1]
+    x = pydist.tensor([math.inf, -math.inf, math.nan, 1e300])
+    assert x.tolist()[:2] == [math.inf, -math.inf] and math.isnan(x[2].item()) and x[3].item() == math.inf
+    assert pydist.tensor(2**53 + 1, dtype=pydist.float64).item() == 2**53 and pydist.tensor(65520.0, dtype=pydist.float16).item() == math.inf
+    assert pydist.tensor(1 + 2**-8, dtype=pydist.bfloat16).item() == 1.0 and pydist.tensor(1 + 3 * 2**-8, dtype=pydist.bfloat16).item() == 1 + 2**-6
+
+
+def test_casts(torch):
+    values = [0, 1, -1, 2.5, -2.5, 100, 127.9, 0.1, 65504, 1e-7, -0.0]
+    for a, b in itertools.product(DTYPES, DTYPES):
+        kept = [v for v in values if 0 <= v <= 127 or "u" not in a + b and abs(v) <= 127 or ("float" in a and "float" in b)]
+        x, t = pydist.tensor(kept, dtype=pydist.float64).to(dt(a)), torch.tensor(kept, dtype=torch.float64).to(getattr(torch, a))
+        assert x.double().tolist() == t.double().tolist(), a
+        assert x.to(dt(b)).double().tolist() == t.to(getattr(torch, b)).double().tolist(), (a, b)
+    rng = np.random.default_rng(0)
+    bits = np.concatenate([rng.integers(0, 2**32, 20000, dtype=np.uint64).astype("uint32"), np.arange(0, 2**32, 99991, dtype=np.uint64).astype("uint32")]).view("float32")
+    for low in ("float16", "bfloat16"):
+        got, want = pydist.from_numpy(bits).to(dt(low)).float().numpy(), torch.from_numpy(bits).to(getattr(torch, low)).float().numpy()
+        assert np.array_equal(got, want, equal_nan=True)
+        every = np.arange(65536, dtype="uint16")
+        if low == "float16":
+            assert np.array_equal(pydist.from_numpy(every.view("float16")).float().numpy(), every.view("float16").astype("float32"), equal_nan=True)
+
+
+def test_to():
+    x = pydist.ones(2)
+    assert x.to(pydist.float32) is x and x.to("cpu") is x and x.to(x) is x and x.float() is x
+    assert x.to(pydist.float64).dtype == pydist.float64 and x.to("cpu", pydist.int8).dtype == pydist.int8 and x.to(dtype=pydist.bool, device="cpu").dtype == pydist.bool
+    assert x.to(pydist.float32, copy=True) is not x and x.to(pydist.zeros(1, dtype=pydist.int16)).dtype == pydist.int16
+    assert x.type_as(pydist.zeros(1).double()).dtype == pydist.float64
+    for method, dtype in [("half", "float16"), ("bfloat16", "bfloat16"), ("double", "float64"), ("int", "int32"), ("long", "int64"), ("bool", "bool")]:
+        assert word(getattr(x, method)().dtype) == dtype
+    for broken in (lambda: x.to("cuda"), lambda: x.to("nowhere"), lambda: x.to(3), lambda: x.to(nonsense=1)):
+        with pytest.raises((RuntimeError, TypeError, ValueError)):
+            broken()
+
+
+# Text.
+
+TEXTS = [
+    "m.tensor(1)", "m.tensor(1.5)", "m.tensor(True)", "m.tensor([])", "m.zeros(0, 3)", "m.tensor([1, -20, 300])", "m.tensor([1.0, 2.0])", "m.tensor([1.5, -2.25, 1e-3])",
+    "m.tensor([1e-5, 1.0])", "m.tensor([1e10, 1.0])", "m.tensor([float('nan'), float('inf'), -float('inf'), 1.0])", "m.tensor([float('inf')])", "m.tensor([0.1, 12345.678])",
+    "m.arange(24).reshape(2, 3, 4)", "m.arange(30.0).reshape(2, 15) / 7", "m.arange(2000)", "m.arange(4000.0).reshape(40, 100)", "m.zeros(11, 11, 11)", "m.ones(2, 2, dtype=m.float64)",
+    "m.tensor([1, 2], dtype=m.int8)", "m.tensor([[True, False]])", "m.ones(2, requires_grad=True)", "m.ones(2, 2, dtype=m.float16)", "m.tensor([0.1, 0.2], dtype=m.bfloat16)", "m.arange(60)",
+    "m.arange(60.0)", "m.tensor([-0.0, 0.0])", "m.tensor([1e-8])", "m.tensor([100000000.0, 2.0])", "m.zeros(2, 0, 3)", "m.tensor([[1.5], [1000.25]])", "m.arange(1, 1e6, 99991.0)",
+    "m.ones(1, 1, 1, 1)", "m.tensor(float('nan'))", "m.ones(3, 3).T[1:]",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_text_is_torchs(text, torch):
+    assert repr(eval(text, {"m": pydist})) == repr(eval(text, {"m": torch})).replace("torch", "pydist")
+
+
+def test_text_of_a_result():
+    x = pydist.ones(2, requires_grad=True)
+    assert repr(x * 2) == "tensor([2., 2.], grad_fn=<mul>)" and str(x) == repr(x) and f"{pydist.tensor(1.5):.2f}" == "1.50" and f"{pydist.tensor(3)}" == "3"
+
+
+# Copies.
+
+
+def same(a, b):
+    return a.shape == b.shape and a.dtype == b.dtype and a.tolist() == b.tolist() and a.requires_grad == b.requires_grad
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_copies_and_pickles(dtype):
+    x = pydist.tensor([[0, 1, 1], [1, 0, 1]], dtype=dt(dtype))
+    for t in (x, x.T, x[:, 1:], x[0, 0], x[:0]):
+        for protocol in range(2, pickle.HIGHEST_PROTOCOL + 1):
+            assert same(pickle.loads(pickle.dumps(t, protocol)), t)
+        c = copy.deepcopy(t)
+        assert same(c, t) and (not t.numel() or c.data_ptr() != t.data_ptr())
+    assert copy.copy(x).data_ptr() == x.data_ptr()
+
+
+class Sub(pydist.Tensor):
+    pass
+
+
+def test_copies_keep_what_belongs_to_a_tensor():
+    x = pydist.ones(3, requires_grad=True)
+    x.note = ["kept"]
+    (x * 2).sum().backward()
+    twice = copy.deepcopy([x, x])
+    assert twice[0] is twice[1] and twice[0].note == ["kept"] and twice[0].note is not x.note and twice[0].grad.tolist() == [2, 2, 2] and twice[0].is_leaf
+    s = pydist.Tensor._make_subclass(Sub, pydist.ones(2), True)
+    for c in (copy.deepcopy(s), pickle.loads(pickle.dumps(s))):
+        assert type(c) is Sub and same(c, s)
+    assert pickle.loads(pickle.dumps(x)).requires_grad and pickle.loads(pickle.dumps(pydist.float16)) is pydist.float16
+    assert pickle.loads(pickle.dumps(x.shape)) == x.shape and copy.deepcopy(pydist.int8) is pydist.int8 and pickle.loads(pickle.dumps(pydist.exp)) is pydist.exp
+    with pytest.raises(RuntimeError, match="graph"):
+        copy.deepcopy(x * 2)
+
+
+# Promotion.
+
+
+def test_promotion_is_torchs(torch):
+    def tensors(lib, name):
+        dtype = getattr(lib, name)
+        return [lib.ones(2, dtype=dtype), lib.ones((), dtype=dtype)]
+
+    wrong = []
+    for a, b in itertools.product(DTYPES, DTYPES):
+        for (x, t), (y, u) in itertools.product(zip(tensors(pydist, a), tensors(torch, a)), zip(tensors(pydist, b), tensors(torch, b))):
+            for op in ("add", "mul", "div", "maximum", "pow", "eq"):
+                try:
+                    want = word(getattr(torch, op)(t, u).dtype)
+                except RuntimeError:
+                    continue
+                if word(getattr(pydist, op)(x, y).dtype) != want:
+                    wrong.append((op, a, x.ndim, b, y.ndim, want))
+            if word(pydist.where(pydist.tensor(True), x, y).dtype) != word(torch.where(torch.tensor(True), t, u).dtype):
+                wrong.append(("where", a, x.ndim, b, y.ndim))
+            if x.ndim == y.ndim == 1 and word(pydist.cat([x, y]).dtype) != word(torch.cat([t, u]).dtype):
+                wrong.append(("cat", a, b))
+        for scalar, (x, t) in itertools.product((True, 2, 2.5), zip(tensors(pydist, a), tensors(torch, a))):
+            for op in ("__add__", "__rsub__", "__mul__", "__truediv__", "__rtruediv__", "__pow__", "__gt__"):
+                try:
+                    want = word(getattr(t, op)(scalar).dtype)
+                except RuntimeError:
+                    continue
+                if word(getattr(x, op)(scalar).dtype) != want:
+                    wrong.append((op, a, x.ndim, scalar, want))
+    assert not wrong
+
+
+# Who owns whom.
+
+
+def test_attributes_live_as_long_as_the_tensor():
+    x = pydist.ones(2, requires_grad=True)
+    x.note, ident = "mine", id(x)
+    y = x * 2
+    del x  # only the graph keeps it
+    gc.collect()
+    again = y.grad_fn.next_functions[0][0]
+    assert again.note == "mine" and id(again) == ident and again.requires_grad
+    del again
+    gc.collect()
+    assert y.grad_fn.next_functions[0][0].note == "mine"
+
+
+def test_subclass_identity_in_the_graph():
+    s = pydist.Tensor._make_subclass(Sub, pydist.ones(2), True)
+    s.extra = s  # a cycle through the wrapper
+    y, ident = s * 2, id(s)
+    del s
+    gc.collect()
+    kept = y.grad_fn.next_functions[0][0]
+    assert type(kept) is Sub and id(kept) == ident and kept.extra is kept
+    y.sum().backward()
+    assert kept.grad.tolist() == [2, 2]
+    del y, kept  # nothing_leaks checks that the cycle is collected
+    with pytest.raises(TypeError, match="slots"):
+        type("Slotted", (pydist.Tensor,), {"__slots__": ("a",)})
+
+
+def test_gradients_keep_their_wrapper():
+    x = pydist.ones(2, requires_grad=True)
+    x.sum().backward()
+    x.grad.note = "of the gradient"
+    gc.collect()
+    assert x.grad.note == "of the gradient" and x.grad is x.grad
+    x.grad = None
+    assert x.grad is None
+
+
+def test_bases_keep_their_wrapper():
+    x = pydist.zeros(4)
+    x.note = 1
+    v = x[1:]
+    del x
+    assert v._base.note == 1 and v._base is v._base
+
+
+def test_weak_references():
+    x = pydist.ones(2, requires_grad=True)
+    died = []
+    r = weakref.ref(x, lambda _: died.append(1))
+    y = x * 2
+    assert r() is x
+    del x
+    assert r() is not None and not died, "the graph still holds the tensor"
+    assert r().tolist() == [1, 1]
+    del y
+    gc.collect()
+    assert r() is None and died == [1]
+    table = weakref.WeakKeyDictionary()
+    x = pydist.ones(1)
+    table[x] = 5
+    assert table[x] == 5
+    del x
+    assert not list(table)
+
+
+def test_finalizers_of_subclasses():
+    ended = []
+
+    class Ending(pydist.Tensor):
+        def __del__(self):
+            ended.append(self.name)
+
+    t = pydist.Tensor._make_subclass(Ending, pydist.ones(1), True)
+    t.name = "a"
+    y = t * 1
+    del t
+    before = len(ended)
+    del y
+    gc.collect()
+    assert before <= 1 and ended == ["a"]
+
+
+def test_cycles_are_collected():
+    before = _C.live()
+    for _ in range(10):
+        x = pydist.ones(1000)
+        x.self = [x]
+        del x
+    gc.collect()
+    assert _C.live() == before
+
+
+def test_flipping_ownership_many_times():
+    """Random owners come and go: identity and attributes stay."""
+    rng = random.Random(0)
+    x = pydist.ones(1, requires_grad=True)
+    x.key = "x"
+    y = x * 1
+    holders = [x]
+    del x
+    for _ in range(2000):
+        if holders and rng.random() < 0.5:
+            holders.pop()
+        else:
+            holders.append(y.grad_fn.next_functions[0][0])
+            assert holders[-1].key == "x" and all(h is holders[0] for h in holders)
+    assert y.grad_fn.next_functions[0][0].key == "x"
+
+
+# Small, empty, large.
+
+
+def test_empty_and_scalar_tensors():
+    e = pydist.zeros(0, 4)
+    assert e.sum().item() == 0 and e.sum(0).tolist() == [0] * 4 and e.mean(1).shape == (0,) and math.isnan(e.mean().item()) and e.prod().item() == 1
+    assert (e @ pydist.ones(4, 2)).shape == (0, 2) and (pydist.zeros(3, 0) @ pydist.zeros(0, 2)).tolist() == [[0, 0]] * 3
+    assert pydist.cat([e, pydist.ones(1, 4)]).shape == (1, 4) and (e + 1).shape == (0, 4) and e.T.contiguous().shape == (4, 0) and e.any().item() is False and e.all().item() is True
+    layer = pydist.nn.Linear(4, 3)
+    out = layer(pydist.zeros(0, 4, requires_grad=True))
+    out.sum().backward()
+    assert out.shape == (0, 3) and layer.weight.grad.tolist() == [[0] * 4] * 3 and layer.bias.grad.tolist() == [0] * 3
+    s = pydist.tensor(3.0, requires_grad=True)
+    (s * s + s.exp().log() + s[None].sum() + s.reshape(1, 1).max()).backward()
+    assert s.grad.item() == pytest.approx(9) and s.shape == () and s.stride() == () and s.T.shape == ()
+
+
+def test_two_billion_elements():
+    if os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") < 8 << 30:
+        pytest.skip("needs 8 GiB of free memory")
+    n = 2**31 + 3
+    x = pydist.empty(n, dtype=pydist.int8).fill_(1)
+    x[-1], x[2**31] = 7, 3
+    assert x.all().item() and x[-3:].tolist() == [3, 1, 7] and x.argmax().item() == n - 1 and x.max().item() == 7
+    assert x.shape == (n,) and x[2**31 - 2 :: 2].tolist() == [1, 3, 7] and x[pydist.tensor([n - 1, -3])].tolist() == [7, 3]
+    x[:-1].add_(1)
+    assert x[:2].tolist() == [2, 2] and x[-3:].tolist() == [4, 2, 7]
+
+
+# Errors of the type itself.
+
+
+def test_wrong_calls():
+    x = pydist.ones(2)
+    for broken in (lambda: x.to_nowhere, lambda: x.add(), lambda: x.add("a"), lambda: x.add(1, nonsense=2), lambda: x.backward("a"), lambda: x.register_hook(3), lambda: x.view("a"),
+                   lambda: pydist.Tensor(1, a=2), lambda: pydist.add(x=x), lambda: x.add(None), lambda: x.requires_grad_("a", 2), lambda: pydist.Tensor._make_subclass(int, x)):  # fmt: skip
+        with pytest.raises((TypeError, AttributeError, RuntimeError)):
+            broken()
+    for broken, kind in [(lambda: setattr(x, "shape", (1,)), AttributeError), (lambda: setattr(x, "dtype", None), AttributeError), (lambda: setattr(x, "grad", 1), TypeError),
+                         (lambda: setattr(x, "grad", pydist.ones(3)), RuntimeError), (lambda: setattr(x, "data", 3), TypeError), (lambda: delattr(x, "data"), AttributeError),
+                         (lambda: setattr(pydist.tensor([1]), "requires_grad", True), RuntimeError)]:  # fmt: skip
+        with pytest.raises(kind):
+            broken()
+    assert issubclass(pydist.ShapeError, (RuntimeError)) and issubclass(pydist.ShapeError, ValueError) and issubclass(pydist.DTypeError, TypeError)
+    assert issubclass(pydist.OutOfMemoryError, MemoryError) and issubclass(pydist.OutOfMemoryError, RuntimeError) and issubclass(pydist.DimError, IndexError)
+
+
+def test_data_can_be_replaced():
+    x = pydist.ones(2, requires_grad=True)
+    x.data = pydist.zeros(3)
+    assert x.shape == (3,) and x.requires_grad and x.tolist() == [0, 0, 0]
+    (x * 2).sum().backward()
+    assert x.grad.tolist() == [2, 2, 2]
+    with pytest.raises(RuntimeError):
+        x.data = pydist.zeros(3).double()
