@@ -52,6 +52,16 @@ static const char *tail(const char *text, size_t room) {
     return line ? line + 1 : text + (n - room);
 }
 
+/* Adds lines, indented: they are another rank's and must not read like our own traceback. */
+static void quote(pd_error *e, const char *lines) {
+    size_t n = strlen(e->text);
+    for (const char *line = tail(lines, 1500); *line && n < sizeof e->text;) {
+        int length = (int)strcspn(line, "\n");
+        n += (size_t)snprintf(e->text + n, sizeof e->text - n, "\n    %.*s", length, line);
+        line += length + (line[length] == '\n');
+    }
+}
+
 static pd_weight describe(const pd_link *link, const pd_news *n, const char *text, pd_error *e) {
     pd_weight weight = PD_WEIGHT_GONE;
     const char *rest = strchr(text, '\n'); /* of a death: a cause, then perhaps a traceback */
@@ -70,11 +80,12 @@ static pd_weight describe(const pd_link *link, const pd_news *n, const char *tex
         snprintf(e->text, sizeof e->text, "rank %d gave up: %s", n->rank, text);
         break;
     case PD_NEWS_RAISED:
-        snprintf(e->text, sizeof e->text, "rank %d (pid %d) raised:\n%s", n->rank, n->pid, tail(text, 1500));
+        snprintf(e->text, sizeof e->text, "rank %d (pid %d) raised:", n->rank, n->pid);
+        quote(e, text);
         break;
     case PD_NEWS_DEAD:
-        snprintf(e->text, sizeof e->text, "rank %d (pid %d) %.*s%s%s", n->rank, n->pid, (int)strcspn(text, "\n"), text,
-                 rest ? "\n" : "", rest ? tail(rest + 1, 1500) : "");
+        snprintf(e->text, sizeof e->text, "rank %d (pid %d) %.*s", n->rank, n->pid, (int)strcspn(text, "\n"), text);
+        if (rest) quote(e, rest + 1);
         break;
     default:
         e->kind = PD_E_DIST;
