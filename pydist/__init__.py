@@ -9,8 +9,8 @@
 Importing this package opens no socket, starts no thread and does not import NumPy; submodules load on first use.
 """
 
+from pydist._C import *  # first: without a built extension its error says so
 from pydist import _C
-from pydist._C import *
 from pydist._grad_mode import enable_grad, inference_mode, no_grad, set_grad_enabled
 from pydist._onednn import candidates as _onednn_candidates
 

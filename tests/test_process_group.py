@@ -1,0 +1,218 @@
+"""The default group: alone, under the launcher, in threads; what bad settings say; how an end reaches the others."""
+
+import subprocess
+import sys
+import textwrap
+from datetime import timedelta
+
+import pytest
+
+import pydist
+from pydist import distributed as dist
+
+NAMES = ("RANK", "WORLD_SIZE", "PYDIST_CONTROL", "PYDIST_SECRET_FD")
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch):
+    for name in NAMES:
+        monkeypatch.delenv(name, raising=False)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.fixture
+def launch(tmp_path):
+    def run(text, ranks=2, *options):
+        path = tmp_path / "script.py"
+        path.write_text("import sys, pydist\nfrom pydist import distributed as dist\n" + textwrap.dedent(text))
+        command = [sys.executable, "-m", "pydist.run", "--nproc-per-node", str(ranks), *options, str(path)]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+    return run
+
+
+# A world of one.
+
+
+def test_alone_without_init():
+    assert (dist.get_rank(), dist.get_world_size(), dist.is_available(), dist.is_initialized()) == (0, 1, True, False)
+    x = pydist.arange(3.0)
+    for op in ("SUM", "AVG", "PRODUCT", "MIN", "MAX"):
+        assert dist.all_reduce(x, getattr(dist.ReduceOp, op)) is None
+    dist.broadcast(x, 0)
+    dist.broadcast(x, group_src=0)
+    dist.barrier()
+    work = dist.all_reduce(x, async_op=True)
+    assert work.wait() and work.is_completed()
+    assert x.tolist() == [0, 1, 2] and not dist.is_initialized()
+
+
+def test_init_and_destroy():
+    dist.destroy_process_group()
+    for backend, name in ((None, "native"), ("gloo", "gloo"), ("cpu:gloo,cuda:nccl", "cpu:gloo,cuda:nccl")):
+        dist.init_process_group(backend, timeout=timedelta(seconds=20))
+        assert dist.is_initialized() and dist.get_backend() == name and dist.group.WORLD.size == 1
+        assert dist.get_rank(dist.group.WORLD) == 0 and dist.get_world_size(dist.group.WORLD) == 1
+        with pytest.raises(ValueError, match="twice"):
+            dist.init_process_group()
+        dist.destroy_process_group()
+        assert not dist.is_initialized()
+    dist.barrier()  # makes a group on demand, which a later init takes over
+    group = dist.group.WORLD
+    with pytest.raises(ValueError, match="world_size=2, but the group that exists has 1"):
+        dist.init_process_group(world_size=2, rank=0)
+    dist.init_process_group("gloo", rank=0, world_size=1, init_method="tcp://127.0.0.1:29500")
+    assert dist.group.WORLD is group
+
+
+@pytest.mark.parametrize(
+    "env, arguments, kind, message",
+    [
+        ({}, {"backend": "nccl"}, RuntimeError, "needs a GPU build"),
+        ({}, {"backend": "cpu:nccl"}, ValueError, "nccl is for cuda"),
+        ({}, {"backend": "smoke"}, ValueError, "backend 'smoke' is not there"),
+        ({}, {"world_size": 2}, ValueError, "RANK is not set"),
+        ({}, {"world_size": 2, "rank": 2}, ValueError, "rank 2 \\(expected 0 to 1\\)"),
+        ({}, {"world_size": 2, "rank": 0}, RuntimeError, "2 ranks, but no launcher .* --nproc-per-node 2"),
+        ({}, {"store": 1}, NotImplementedError, "store"),
+        ({}, {"init_method": "tcp://host:1", "world_size": 2, "rank": 0}, NotImplementedError, "init_method 'tcp://host:1'"),
+        ({"WORLD_SIZE": "two"}, {}, ValueError, "WORLD_SIZE='two' in the environment"),
+        ({"WORLD_SIZE": "3", "RANK": "1"}, {}, RuntimeError, "3 ranks, but no launcher"),
+        ({"WORLD_SIZE": "1", "RANK": "4"}, {}, ValueError, "rank 4 \\(expected 0 to 0\\)"),
+    ],
+)
+def test_bad_settings(monkeypatch, env, arguments, kind, message):
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(kind, match=message):
+        dist.init_process_group(**arguments)
+    assert not dist.is_initialized()
+
+
+def test_no_silent_world_of_one(monkeypatch):
+    """WORLD_SIZE over 1 and nobody to talk to: a collective must not pretend."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    assert (dist.get_rank(), dist.get_world_size()) == (1, 2)
+    with pytest.raises(RuntimeError, match="2 ranks, but no launcher"):
+        dist.all_reduce(pydist.ones(1))
+
+
+def test_broadcast_needs_one_source():
+    for sources in ({}, {"src": 0, "group_src": 0}):
+        with pytest.raises(ValueError, match="exactly one"):
+            dist.broadcast(pydist.ones(1), **sources)
+
+
+# Under the launcher.
+
+
+def lines(done):
+    assert done.returncode == 0, done.stderr
+    return sorted(done.stdout.splitlines())
+
+
+def test_first_collective_joins(launch):
+    done = launch("""
+        x = pydist.tensor([1.0, 2.0]) * (dist.get_rank() + 1)
+        dist.all_reduce(x)
+        assert not dist.is_initialized() and dist.get_world_size() == 3
+        dist.init_process_group("gloo", rank=dist.get_rank(), world_size=3)
+        dist.broadcast(y := pydist.tensor([dist.get_rank()]), src=2)
+        for op in ("AVG", "PRODUCT", "MIN", "MAX"):
+            z = pydist.tensor([dist.get_rank() + 1.0])
+            dist.all_reduce(z, getattr(dist.ReduceOp, op))
+            x = pydist.cat([x, z])
+        print(x.tolist(), y.tolist())
+        dist.destroy_process_group()
+    """, 3)  # fmt: skip
+    assert lines(done) == [f"[{rank}] [6.0, 12.0, 2.0, 6.0, 1.0, 3.0] [2]" for rank in range(3)]
+
+
+def test_arguments_that_contradict_the_launcher(launch):
+    done = launch("""
+        for wrong in ({"rank": 1 - dist.get_rank()}, {"world_size": 5}):
+            try:
+                dist.init_process_group(**wrong)
+            except ValueError as error:
+                print(error)
+    """)  # fmt: skip
+    assert lines(done)[0] == "[0] init_process_group: rank=1, but the launcher says RANK=0"
+    assert lines(done)[-1] == "[1] init_process_group: world_size=5, but the launcher says WORLD_SIZE=2"
+
+
+def test_groups_can_be_made_again(launch):
+    done = launch("""
+        for _ in range(3):
+            dist.init_process_group()
+            x = pydist.ones(1)
+            dist.all_reduce(x)
+            dist.destroy_process_group()
+        print(x.item())
+    """)  # fmt: skip
+    assert lines(done) == ["[0] 2.0", "[1] 2.0"]
+
+
+def test_an_exception_reaches_the_others(launch):
+    done = launch("""
+        dist.init_process_group()
+        if dist.get_rank() == 1:
+            raise KeyError("the cause")
+        try:
+            dist.barrier()
+        except dist.PeerFailed as error:
+            print("peer:", "KeyError: 'the cause'" in str(error), error.rank)
+            raise
+    """)  # fmt: skip
+    assert done.returncode != 0
+    assert "[0] peer: True 1" in done.stdout
+    assert "rank 1" in done.stderr.splitlines()[0] and done.stderr.count('raise KeyError("the cause")') == 1
+
+
+def test_a_caught_failure_leaves_the_exit_hook_alone(launch):
+    """sys.excepthook of the script still runs, and once."""
+    done = launch("""
+        sys.excepthook = lambda *args: print("own hook")
+        dist.init_process_group()
+        raise ValueError
+    """)  # fmt: skip
+    assert done.returncode != 0 and sorted(done.stdout.splitlines()) == ["[0] own hook", "[1] own hook"]
+
+
+# Ranks as threads.
+
+
+def test_threads_have_their_own_group():
+    def work(rank, offset):
+        assert dist.is_initialized() and dist.get_world_size() == 3
+        x = pydist.tensor([float(rank + offset)])
+        dist.all_reduce(x)
+        return dist.get_rank(), x.item()
+
+    assert dist.threads.run(work, 3, 10) == [(0, 33.0), (1, 33.0), (2, 33.0)]
+    assert dist.get_world_size() == 1 and not dist.is_initialized()
+
+
+def test_threads_have_their_own_random_numbers():
+    pydist.manual_seed(5)
+    state = pydist.get_rng_state()
+
+    def work(rank):
+        pydist.manual_seed(rank)
+        return pydist.rand(4).tolist()
+
+    a, b = dist.threads.run(work, 2)
+    assert a != b and pydist.get_rng_state() == state
+    assert dist.threads.run(work, 2) == [a, b]
+
+
+def test_the_cause_is_raised():
+    def work(rank):
+        if rank == 2:
+            raise KeyError("the cause")
+        dist.barrier()
+
+    with pytest.raises(KeyError, match="the cause"):
+        dist.threads.run(work, 3)
+    assert dist.threads.run(lambda rank: rank, 2) == [0, 1]
