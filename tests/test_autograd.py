@@ -596,7 +596,7 @@ def test_threads_share_wrappers():
     assert x.grad.item() == 16000
 
 
-def test_backward_at_interpreter_exit():
+def test_backward_at_interpreter_exit(tmp_path):
     """A graph alive at exit, a hook among it, ends quietly."""
     code = (
         "import pydist, threading\n"
@@ -606,5 +606,5 @@ def test_backward_at_interpreter_exit():
         "s = pydist.Tensor._make_subclass(Sub, pydist.ones(2), True); z = s * 2; del s\n"
         "print('done')"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")

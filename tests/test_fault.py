@@ -256,7 +256,7 @@ def test_a_failed_step_changes_nothing():
         assert [p.tolist() for p in model.parameters()] != old
 
 
-def test_fault_by_environment():
+def test_fault_by_environment(tmp_path):
     code = "import pydist\ntry:\n    [pydist.ones(3) for _ in range(100)]\nexcept MemoryError as e:\n    print(type(e).__name__, e)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env={**os.environ, "PYDIST_FAULT": "malloc:37"})
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=tmp_path, env={**os.environ, "PYDIST_FAULT": "malloc:37"})
     assert done.stdout.startswith("OutOfMemoryError") and not done.stderr, done

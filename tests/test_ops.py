@@ -482,7 +482,7 @@ def test_same_bits_for_any_number_of_threads(dtype):
         with threads(n):
             pydist.manual_seed(1)
             found = {}
-            for name, run, tensors in cases(pydist, dtype, grad=name_has_grad):
+            for name, run, tensors in cases(pydist, dtype, grad=True):
                 out = as_list(run())
                 found[name] = [bits(o) for o in out]
                 if out[0].requires_grad:
@@ -492,9 +492,6 @@ def test_same_bits_for_any_number_of_threads(dtype):
             results.append(found)
     differ = {name for other in results[1:] for name in other if other[name] != results[0][name]}
     assert not differ and len(results[0]) > 1.5 * len(LARGE)
-
-
-name_has_grad = True
 
 
 # Errors: what is wrong, with the op's name, what was got and what is wanted.

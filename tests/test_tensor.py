@@ -438,7 +438,12 @@ def test_copies_and_pickles(dtype):
             assert same(pickle.loads(pickle.dumps(t, protocol)), t)
         c = copy.deepcopy(t)
         assert same(c, t) and (not t.numel() or c.data_ptr() != t.data_ptr())
-    assert copy.copy(x).data_ptr() == x.data_ptr()
+
+
+def test_shallow_copies_share_memory():
+    x = pydist.arange(3.0)
+    y = copy.copy(x)
+    assert y is not x and y.data_ptr() == x.data_ptr() and same(x, y)
 
 
 class Sub(pydist.Tensor):

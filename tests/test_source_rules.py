@@ -1,0 +1,130 @@
+"""The laws of the source: which folder may include which, who knows Python, tensors and ops, and what no file may say."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from pydist import _C
+
+TOP = Path(__file__).resolve().parents[1]
+# A folder includes only headers of folders listed before it.
+ROOMS = ["base", "device", "kernels", "tensor", "autograd", "ops", "optim", "comm", "parallel", "io", "py"]
+TENSORS = {"tensor", "autograd", "ops", "optim"}  # what comm must not know
+
+
+def files(*patterns):
+    """The source files that match: git's, or all where there is no git."""
+    if (TOP / ".git").exists():
+        listed = subprocess.run(["git", "-c", "safe.directory=*", "-C", TOP, "ls-files", "-z"], capture_output=True, text=True, check=True).stdout
+        found = [Path(name) for name in listed.split("\0") if name and (TOP / name).is_file()]
+    else:
+        found = [p.relative_to(TOP) for p in TOP.rglob("*") if p.is_file()]
+        found = [p for p in found if not {"build", "__pycache__", ".git"} & set(p.parts) and not p.parts[0].endswith(".egg-info")]
+    return sorted(p for p in found if any(p.match(pattern) for pattern in patterns))
+
+
+def csrc(*suffixes):
+    """(room, path, text) of csrc's files, those of the top folder left out."""
+    for path in files(*(f"*{s}" for s in suffixes or (".c", ".h", ".def", ".inc", ".cu", ".cuh"))):
+        if path.parts[0] == "csrc" and len(path.parts) > 2:
+            yield path.parts[1], path, (TOP / path).read_text()
+
+
+def blanked(pattern, text):
+    """What matches becomes blanks; the lines stay where they are."""
+    return re.sub(pattern, lambda m: re.sub(r"[^\n]", " ", m[0]), text, flags=re.S)
+
+
+def code(text, strings=False):
+    """C without comments, and without strings unless asked for."""
+    text = blanked(r"/\*.*?\*/", text)
+    return text if strings else blanked(r'"(?:\\.|[^"\\\n])*"', text)
+
+
+def hits(pattern, text, path):
+    return [f"{path}:{text[: m.start()].count(chr(10)) + 1}: {m[0]}" for m in re.finditer(pattern, text)]
+
+
+def test_there_is_something_to_check():
+    assert {room for room, _, _ in csrc()} <= set(ROOMS) and len(list(csrc())) > 50
+
+
+def test_folders_include_only_what_stands_above_them():
+    wrong = []
+    for room, path, text in csrc():
+        for target in re.findall(r'^\s*#\s*include\s+"([^"]+)"', text, re.M):
+            if not (TOP / "csrc" / target).is_file():
+                wrong.append(f"{path}: {target} is no path below csrc")
+            elif ROOMS.index(target.split("/")[0]) > ROOMS.index(room):
+                wrong.append(f"{path}: {target}")
+            elif room == "comm" and target.split("/")[0] in TENSORS:
+                wrong.append(f"{path}: {target}: comm knows no tensor")
+    assert not wrong
+
+
+def test_only_py_knows_python():
+    wrong = []
+    for room, path, text in csrc():
+        if room != "py":
+            wrong += hits(r"#\s*include\s*<(Python|structmember|numpy/.*)\.h>|\bPy(Err|GILState|Object|Eval|Mem)?_?[A-Z]\w*\b", code(text), path)
+    assert not wrong
+
+
+def test_below_py_nobody_prints_or_ends_the_process():
+    """_exit stands in forked children only: base/spawn.c."""
+    wrong = []
+    for room, path, text in csrc():
+        if room != "py":
+            pattern = r"\b(f|vf|d|v)?printf\s*\(|\b(f?puts|putchar|perror|exit|quick_exit|abort|assert)\s*\("
+            wrong += hits(pattern if path.name == "spawn.c" else pattern + r"|\b_exit\s*\(", code(text), path)
+    assert not wrong
+
+
+def test_autograd_names_no_op():
+    names = "|".join(name for name, *_ in _C.op_table())
+    wrong = []
+    for room, path, text in csrc():
+        if room == "autograd":
+            wrong += hits(rf'\bPD_OP_\w+|\bPD_DEF\b|\bpd_op_({names})\b|"({names})"', code(text, strings=True), path)
+    assert not wrong
+
+
+def test_environment_variables_are_rows():
+    """Only base/ reads the environment, and PYDIST_* only base/flags.c, by its rows."""
+    wrong = []
+    for room, path, text in csrc():
+        if path.name != "flags.c":
+            wrong += hits(r'getenv\s*\("PYDIST_\w*' if room == "base" else r"getenv\s*\(", code(text, strings=True), path)
+    assert not wrong
+
+
+def test_headers_begin_with_their_contract():
+    assert not [str(path) for _, path, text in csrc(".h", ".def") if not re.match(r"/\*.{20,}?\*/", text, re.S)]
+
+
+def test_every_op_has_a_row():
+    """A descriptor without a row in ops.def would be dead code."""
+    table = {name for name, *_ in _C.op_table()}
+    made = {m for room, _, text in csrc(".c") if room == "ops" for m in re.findall(r"^const pd_op pd_op_(\w+) = {", text, re.M)}
+    assert made <= table
+
+
+TEXT = ("*.c", "*.h", "*.def", "*.inc", "*.cu", "*.py", "*.pyi", "*.toml", "*.md", "*.txt", "*.in", "*.cfg", "*.sh", "*.yml", "*.yaml", "*.ipynb", "Makefile", "run", ".gitignore")
+
+
+@pytest.mark.parametrize(
+    "what, pattern",
+    [
+        ("unsafe arithmetic", "-f" + "fast-math|-O" + "fast|-funsafe" + "-math|-ffinite" + "-math"),
+        ("a machine's path", r"(?<![\w.$}])/" + r"(home|root|Users|work|mnt|scratch|data)/\w"),
+        ("a registry's host", "(py" + r"pi|python" + r"hosted|arti" + r"factory|\bnexus|\banaconda)[\w.-]*\.(org|com|io|net|internal|local)\b|--?(extra-)?index-" + r"url|\b\d+\.\d+\.\d+\.\d+:\d{4}/"),
+        ("unfinished work", r"\b(TO" + r"DO|FIX" + r"ME|X" + r"XX|HA" + r"CK)\b"),
+    ],
+)  # fmt: skip
+def test_no_file_says(what, pattern):
+    wrong = []
+    for path in files(*TEXT):
+        wrong += hits(pattern, (TOP / path).read_text(errors="replace"), path)
+    assert not wrong, what
