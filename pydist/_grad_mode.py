@@ -1,11 +1,11 @@
 """Whether operations are recorded: context managers that also decorate functions."""
 
 from functools import wraps
-from inspect import isgeneratorfunction
 
 from pydist import _C
 
 _set = _C.set_grad_enabled
+_CO_GENERATOR = 0x20  # as inspect.isgeneratorfunction looks; importing inspect would triple our import time
 
 
 class _GradMode:
@@ -26,7 +26,7 @@ class _GradMode:
 
     def __call__(self, function):
         """Returns `function` running in this mode; a generator function's body runs in it between its yields."""
-        if isgeneratorfunction(function):
+        if getattr(getattr(function, "__code__", None), "co_flags", 0) & _CO_GENERATOR:
             return self._wrap_generator(function)
 
         @wraps(function)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import pydist
-from pydist import _C
+from pydist import _C, distributed
 
 # Programs that tests start import the package that is tested, wherever they run.
 _ROOT = Path(pydist.__file__).resolve().parents[1]
@@ -51,11 +51,14 @@ def _counts():
 
 @pytest.fixture(autouse=True)
 def nothing_leaks(request):
-    """After each test the engine's counters of living objects are what they were before."""
+    """After each test, and without the group that its collectives made, the engine's counters of living objects are what
+    they were before."""
     gc.collect()
     gc.freeze()  # what other libraries made so far: the collection after the test looks at the test's objects only
     before = _counts()
     yield
+    request.node.funcargs.clear()  # pytest would hold the fixtures' values until later
+    distributed.destroy_process_group()
     report = request.node.stash["reports"].get("call")
     if report and report.passed:  # a failed test's traceback holds its tensors
         after = _counts()

@@ -153,15 +153,30 @@ static bool override_dtype(PyObject *o, pd_buf *b) {
     return false;
 }
 
-/* Takes memory for a collective; `dtype` (NULL, None: as the buffer says) reinterprets it.
-   SEAM: pydist tensors come in here, before the buffer protocol: pointer, count, dtype and segment from the tensor (it
-   must be contiguous and on the CPU), view.obj = a new reference that keeps it alive. */
-static int as_buffer(PyObject *o, PyObject *dtype, pd_buf *b) {
+/* A tensor's own memory: also what has no buffer format or requires grad, which a collective does not record. */
+static int as_tensor(PyObject *o, bool written, pd_buf *b) {
+    pd_tensor *t = pd_py_tensor(o);
+    if (!pd_tensor_is_contiguous(t) || (written && t->storage->read_only)) {
+        PyErr_Format(PyExc_ValueError, "comm: a tensor of shape %s that is %s (expected contiguous memory of its own)", pd_tensor_shape(t),
+                     t->storage->read_only ? "read-only" : "not contiguous");
+        return -1;
+    }
+    b->ptr = pd_tensor_data(t);
+    b->count = t->numel;
+    b->dtype = (pd_dtype)t->dtype;
+    b->view.obj = Py_NewRef(o);
+    if (written) pd_tensor_bump(t);
+    return 0;
+}
+
+/* Takes memory for a collective, a tensor's or a buffer's; `dtype` (NULL, None: as the buffer says) reinterprets it. */
+static int as_buffer(PyObject *o, PyObject *dtype, bool written, pd_buf *b) {
     *b = (pd_buf){0};
+    bool given = dtype && dtype != Py_None;
+    if (pd_py_is_tensor(o) && !given) return as_tensor(o, written, b);
     if (PyObject_GetBuffer(o, &b->view, PyBUF_WRITABLE | PyBUF_FORMAT | PyBUF_C_CONTIGUOUS)) return -1;
     b->ptr = b->view.buf;
     b->dtype = dtype_of_format(b->view.format, b->view.itemsize);
-    bool given = dtype && dtype != Py_None;
     if (b->dtype == PD_NO_DTYPE || (*b->view.format == 'H' && !given)) {
         PyErr_Format(PyExc_TypeError, "comm: a buffer of format '%s' (expected numbers or bool)", b->view.format);
         PyBuffer_Release(&b->view);
@@ -395,7 +410,7 @@ static PyObject *group_all_reduce(PyObject *o, PyObject *const *args, Py_ssize_t
     pd_status status;
     if (!take_args(&s, args, n, keywords, a) || !take_reduce(a[1], &op) || !take_bool(a[2], &async)) return NULL;
     if (a[3] && (scale = PyFloat_AsDouble(a[3])) == -1 && PyErr_Occurred()) return NULL;
-    if (as_buffer(a[0], a[5], &b)) return NULL;
+    if (as_buffer(a[0], a[5], true, &b)) return NULL;
     if (!take_segment(a[4], &b)) {
         drop_buffer(&b);
         return NULL;
@@ -417,7 +432,7 @@ static PyObject *group_broadcast(PyObject *o, PyObject *const *args, Py_ssize_t 
     pd_status status;
     if (!take_args(&s, args, n, keywords, a) || !take_bool(a[2], &async)) return NULL;
     if (a[1] && !take_int(a[1], INT32_MIN, INT32_MAX, "root", &root)) return NULL;
-    if (as_buffer(a[0], NULL, &b)) return NULL;
+    if (as_buffer(a[0], NULL, true, &b)) return NULL;
     if (!take_segment(a[3], &b)) {
         drop_buffer(&b);
         return NULL;
@@ -436,8 +451,8 @@ static PyObject *group_all_gather(PyObject *o, PyObject *const *args, Py_ssize_t
     bool async;
     pd_work *work = NULL;
     pd_status status;
-    if (!take_args(&s, args, n, keywords, a) || !take_bool(a[2], &async) || as_buffer(a[0], NULL, &out)) return NULL;
-    if (as_buffer(a[1], NULL, &in)) {
+    if (!take_args(&s, args, n, keywords, a) || !take_bool(a[2], &async) || as_buffer(a[0], NULL, true, &out)) return NULL;
+    if (as_buffer(a[1], NULL, false, &in)) {
         drop_buffer(&out);
         return NULL;
     }

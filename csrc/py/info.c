@@ -4,22 +4,35 @@
 #include "base/mem.h"
 #include "base/threads.h"
 #include "kernels/kernels.h"
+#include "py/comm.h"
 #include "py/py.h"
+
+/* The engine's counts, and the bindings' own, in one dict each. */
+static PyObject *counts(bool want_cached) {
+    pd_py_drain();
+    PyObject *held = Py_BuildValue("{sLsLsL}", "tensors", (long long)pd_tensor_live(), "storages", (long long)pd_storage_live(), "nodes", (long long)pd_node_live());
+    PyObject *cached = Py_BuildValue("{sL}", "onednn", (long long)pd_onednn_cached());
+    bool ok = held && cached && !pd_py_comm_counts(held, cached);
+    PyObject *result = !ok ? NULL : Py_NewRef(want_cached ? cached : held);
+    Py_XDECREF(held);
+    Py_XDECREF(cached);
+    return result;
+}
 
 static PyObject *live(PyObject *module, PyObject *unused) {
     (void)module, (void)unused;
-    pd_py_drain();
-    return Py_BuildValue("{sLsLsL}", "tensors", (long long)pd_tensor_live(), "storages", (long long)pd_storage_live(), "nodes", (long long)pd_node_live());
+    return counts(false);
 }
 
 static PyObject *cached(PyObject *module, PyObject *unused) {
     (void)module, (void)unused;
-    return Py_BuildValue("{sL}", "onednn", (long long)pd_onednn_cached());
+    return counts(true);
 }
 
 static PyObject *trim(PyObject *module, PyObject *unused) {
     (void)module, (void)unused;
     pd_onednn_trim();
+    pd_py_comm_trim();
     Py_RETURN_NONE;
 }
 

@@ -69,7 +69,10 @@ uint64_t pd_py_site(void) {
 /* Texts of sites that were taken before are lost: "" or another place. */
 void pd_py_sites_trim(void) {
     memset(sites.slots, 0, sizeof sites.slots);
-    while (sites.count) Py_CLEAR(sites.codes[--sites.count]);
+    while (sites.count) {
+        sites.count--; /* Py_CLEAR names its argument twice */
+        Py_CLEAR(sites.codes[sites.count]);
+    }
 }
 
 /* "train.py:12". Any thread, with or without the GIL. */
