@@ -122,6 +122,13 @@ def _dressed(tensor, kind, requires_grad, attributes):
     return tensor
 
 
+def shallow_copy(tensor):
+    """A leaf over the same memory, with the same attributes."""
+    if not tensor.is_leaf:
+        raise RuntimeError("copy: the tensor is part of a graph (expected a leaf; use detach())")
+    return _dressed(tensor.detach(), type(tensor), tensor.requires_grad, tensor.__dict__)
+
+
 def deepcopy(tensor, memo):
     """A leaf with memory, gradient and attributes of its own. Raises RuntimeError for a tensor with a history."""
     if id(tensor) in memo:
@@ -152,7 +159,7 @@ def reduce(tensor):
 def rebuild(kind, elements, stored, dtype, shape, requires_grad, attributes):
     """What `reduce` took apart."""
     if elements:
-        tensor = _C.tensor(memoryview(elements).cast(_FORMATS[stored]), dtype=dtype).reshape(shape)
+        tensor = _C.frombuffer(elements, dtype=stored).clone().to(dtype).reshape(shape)
     else:
         tensor = _C.empty(shape, dtype=dtype)
     return _dressed(tensor, kind, requires_grad, attributes)

@@ -54,14 +54,9 @@ static pd_status compute_dtype(const pd_def *def, pd_tensor *const *in, int nin,
                                first, pd_dtype_name((pd_dtype)in[first]->dtype), i, pd_dtype_name((pd_dtype)in[i]->dtype));
         return PD_OK;
     }
-    if (promote == PD_SUM_INT64) {
-        *out = (pd_dtype)in[0]->dtype;
-        if (pd_dtype_category(*out) < PD_CAT_FLOAT) *out = PD_I64;
+    if (promote == PD_GIVEN) {
         for (int p = 0; p < def->nparams; p++)
-            if (def->params[p].type == PD_T_DTYPE) {
-                int64_t given = *(const int64_t *)((const char *)attrs + def->params[p].attr);
-                if (given != PD_NO_DTYPE) *out = (pd_dtype)given;
-            }
+            if (def->params[p].type == PD_T_DTYPE) *out = (pd_dtype)*(const int64_t *)((const char *)attrs + def->params[p].attr);
         return PD_OK;
     }
     for (int p = 0; p < def->nparams; p++)
@@ -94,6 +89,10 @@ pd_status pd_check_writable(const char *op, const pd_tensor *t) {
         return pd_fail(PD_E_RUNTIME, "%s: a leaf that requires grad is written in place (expected pydist.no_grad())", op);
     if (t->base && t->base->requires_grad && (!t->base->meta || !t->base->meta->grad_fn))
         return pd_fail(PD_E_RUNTIME, "%s: a view of a leaf that requires grad is written in place (expected pydist.no_grad())", op);
+    const pd_meta *bm = t->base ? t->base->meta : NULL;
+    if (t->base && t->base->requires_grad && !t->requires_grad && (bm ? bm->rebased : 0) == (t->meta ? t->meta->base_rebased : 0))
+        return pd_fail(PD_E_RUNTIME, "%s: a view that was made under no_grad of a tensor that requires grad is written in place (expected "
+                       "pydist.no_grad(), or the view made anew)", op);
     return PD_OK;
 }
 

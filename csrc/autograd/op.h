@@ -33,7 +33,7 @@ typedef struct pd_ints {
 
 typedef enum pd_promote {
     PD_NONE,         /* inputs are taken as they are; infer checks dtypes */
-    PD_SUM_INT64,    /* the dtype attribute if given, else integers and bool become int64 */
+    PD_GIVEN,        /* computed in the dtype attribute where it is given; infer decides the rest (sum: integers give int64) */
     PD_SAME,         /* all tensors have one dtype (floating where the op has a gradient), else DTypeError */
     PD_ARITH,        /* computed and returned in the promoted dtype */
     PD_INT_TO_FLOAT, /* the same, integers and bool becoming the default float dtype */

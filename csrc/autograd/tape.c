@@ -23,6 +23,7 @@ static void hooks_free(pd_hook *h) {
 }
 
 static void drop_meta(pd_meta *m) {
+    if (m->retained) pd_hook_remove(&m->grad_fn->hooks, m->retained);
     pd_node_release(m->grad_fn);
     pd_tensor_release(m->grad);
     pd_tensor_release(m->home);
@@ -103,6 +104,28 @@ void pd_hook_remove(pd_hook **list, uint64_t id) {
             break;
         }
     purge(list);
+}
+
+static pd_status keep_grad(void *meta, void *grad) {
+    pd_meta *m = meta;
+    pd_tensor *g = *(pd_tensor **)grad, *sum = NULL;
+    if (m->grad) PD_TRY(pd_engine.add(m->grad, g, &sum));
+    else pd_tensor_retain(sum = g);
+    pd_tensor_release(m->grad);
+    m->grad = sum;
+    return PD_OK;
+}
+
+pd_status pd_tensor_retain_grad(pd_tensor *t) {
+    pd_node *fn;
+    int index;
+    pd_meta *m = NULL;
+    pd_status status;
+    PD_TRY(pd_tensor_history(t, &fn, &index));
+    PD_TRY(pd_meta_get(t, &m));
+    if (!fn || m->retained) return PD_OK; /* a leaf keeps its gradient anyway */
+    m->retained = pd_hook_add(&fn->hooks, PD_HOOK_GRAD, index, (pd_closure){.call = keep_grad, .ctx = m}, &status);
+    return status;
 }
 
 /* ---- nodes ------------------------------------------------------------------------------------------------------- */
@@ -197,6 +220,8 @@ pd_status pd_node_own(pd_node *n, int index, pd_tensor *t) {
     pd_meta *m = NULL;
     PD_TRY(pd_meta_get(t, &m));
     pd_node_retain(n);
+    if (m->retained) pd_hook_remove(&m->grad_fn->hooks, m->retained);
+    m->retained = 0;
     pd_node_release(m->grad_fn);
     m->grad_fn = n;
     m->index = index;
@@ -292,6 +317,7 @@ fail:
 pd_status pd_node_rebase(pd_node *n, pd_tensor *t) {
     if (!t->base) {
         PD_TRY(pd_node_own(n, 0, t));
+        t->meta->rebased++; /* views of t are made anew when asked for */
         return PD_OK;
     }
     pd_node *fn;

@@ -70,7 +70,7 @@ typedef struct pd_meta {
     pd_hook *hooks;          /* [owned] of a leaf */
     uint32_t rebased;        /* of a base: how often an in-place op on a view gave it a new grad_fn */
     uint32_t base_rebased;   /* of a view: the base's count when grad_fn was last made */
-    bool retains_grad;
+    uint64_t retained;       /* the hook on grad_fn that keeps .grad of a tensor that is no leaf; 0: none */
 } pd_meta;
 
 extern _Thread_local bool pd_grad_mode; /* starts true */
@@ -78,6 +78,7 @@ extern _Thread_local bool pd_grad_mode; /* starts true */
 pd_status pd_meta_get(pd_tensor *t, pd_meta **out); /* [borrowed from t] made if there is none */
 /* Current history of t, made anew for a view whose base was written: grad_fn [borrowed], NULL for a leaf. */
 pd_status pd_tensor_history(pd_tensor *t, pd_node **fn, int *index);
+pd_status pd_tensor_retain_grad(pd_tensor *t); /* keeps .grad although t is no leaf */
 bool pd_tensor_wants_grad(const pd_tensor *t); /* requires_grad, a view's through its base too */
 
 /* [new] a node with edges to the histories of the inputs; nin edges, attrs copied. */

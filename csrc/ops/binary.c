@@ -9,6 +9,10 @@ static pd_dtype computed(const pd_call *c) { return (pd_dtype)(c->in[0] ? c->in[
 
 /* The dtype that both are computed in when one is a number of a higher category is decided by apply, which casts the tensor. */
 static pd_status infer(pd_call *c) { return pd_infer_elementwise(c, computed(c)); }
+static pd_status infer_number(pd_call *c) {
+    if (computed(c) == PD_BOOL) return pd_fail(PD_E_DTYPE, "%s: both operands are bool (expected numbers; logical: !=)", c->def->name);
+    return infer(c);
+}
 static pd_status infer_bool(pd_call *c) { return pd_infer_elementwise(c, PD_BOOL); }
 
 typedef struct { char x[16], y[16]; } cells;
@@ -102,7 +106,7 @@ static pd_val log_or_zero(pd_vjp *v, pd_val x) {
     const pd_op pd_op_##fn = {                                                                              \
         .sig = SIG(fn), .doc = text ", elementwise; shapes are broadcast.", .promote = PROMOTE_##domain,    \
         .cast = PD_CAST_WIDEST, .save = SAVE_##needs, .flags = PD_FUNC | PD_METHOD | PD_INPLACE,            \
-        .attrs = ATTRS(fn), .infer = infer, .kernel = fn##_kernel, .vjp = fn##_vjp, .vjp_fast = FAST_##needs(fn), \
+        .attrs = ATTRS(fn), .infer = PD_BINARY_##fn == PD_BINARY_sub ? infer_number : infer, .kernel = fn##_kernel, .vjp = fn##_vjp, .vjp_fast = FAST_##needs(fn), \
     };
 #include "kernels/binary.def"
 #undef PD_BINARY

@@ -18,7 +18,6 @@ static pd_status nonzero(const char *op, const pd_tensor *x, int at, pd_tensor *
     int64_t count = 0;
     pd_status status = PD_OK;
     for (int64_t i = 0; i < m->numel; i++) count += p[i] != 0;
-    for (int d = 0; d < mask->ndim; d++) out[d] = NULL;
     for (int d = 0; d < mask->ndim && !status; d++) status = pd_tensor_new(op, PD_I64, 1, &count, &out[d]);
     for (int64_t i = 0, k = 0; i < m->numel && !status; i++) {
         if (!p[i]) continue;
@@ -36,6 +35,7 @@ static pd_status nonzero(const char *op, const pd_tensor *x, int at, pd_tensor *
 pd_status pd_index_expand(const char *op, const pd_tensor *x, pd_tensor *const *indices, int n, pd_tensor **out, int *count) {
     pd_status status = PD_OK;
     *count = 0;
+    for (int i = 0; i < PD_MAX_DIMS; i++) out[i] = NULL; /* so that a failure releases what there is */
     for (int i = 0; i < n && !status; i++) {
         pd_tensor *t = indices[i];
         int takes = t && t->dtype == PD_BOOL ? t->ndim : 1;
@@ -43,12 +43,10 @@ pd_status pd_index_expand(const char *op, const pd_tensor *x, pd_tensor *const *
             status = pd_fail(PD_E_INDEX, "%s: too many indices for shape %s", op, pd_tensor_shape(x));
             break;
         }
-        if (!t) out[*count] = NULL;
-        else if (t->dtype == PD_BOOL) status = nonzero(op, x, *count, t, out + *count);
-        else if (pd_dtype_category((pd_dtype)t->dtype) != PD_CAT_INT)
+        if (t && t->dtype == PD_BOOL) status = nonzero(op, x, *count, t, out + *count);
+        else if (t && pd_dtype_category((pd_dtype)t->dtype) != PD_CAT_INT)
             status = pd_fail(PD_E_INDEX, "%s: index %d is %s (expected int64 or bool)", op, i, pd_dtype_name((pd_dtype)t->dtype));
-        else status = pd_engine.cast(t, PD_I64, &out[*count]);
-        if (status && !(t && t->dtype == PD_BOOL)) break;
+        else if (t) status = pd_engine.cast(t, PD_I64, &out[*count]);
         *count += takes;
     }
     if (status) {

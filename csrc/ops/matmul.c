@@ -30,7 +30,7 @@ static pd_status bmm_infer(pd_call *c) {
     int n = a->ndim;
     PD_TRY(pd_check_float(c, 0));
     if ((n != 2 && n != 3) || b->ndim != n || a->size[n - 1] != b->size[n - 2] || (n == 3 && a->size[0] != b->size[0]))
-        return pd_fail(PD_E_SHAPE, "matmul: shapes %s and %s do not fit (expected [B, M, K] and [B, K, N])", pd_tensor_shape(a), pd_tensor_shape(b));
+        return pd_fail(PD_E_SHAPE, "%s: shapes %s and %s do not fit (expected [B, M, K] and [B, K, N])", c->def->name, pd_tensor_shape(a), pd_tensor_shape(b));
     int64_t size[3] = {a->size[0], a->size[n - 2], b->size[n - 1]};
     return pd_out_shape(c, 0, (pd_dtype)a->dtype, n, n == 3 ? size : size + 1);
 }

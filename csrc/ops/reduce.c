@@ -24,6 +24,11 @@ static pd_status infer_as(pd_call *c, pd_dtype dtype) {
 }
 
 static pd_status infer(pd_call *c) { return infer_as(c, (pd_dtype)c->in[0]->dtype); }
+static pd_status infer_sum(pd_call *c) {
+    pd_dtype t = (pd_dtype)c->in[0]->dtype;
+    bool given = ((const pd_reduce_attrs *)c->attrs)->dtype != PD_NO_DTYPE;
+    return infer_as(c, !given && pd_dtype_category(t) < PD_CAT_FLOAT ? PD_I64 : t);
+}
 static pd_status infer_bool(pd_call *c) { return infer_as(c, PD_BOOL); }
 static pd_status infer_mean(pd_call *c) {
     PD_TRY(pd_check_float(c, 0));
@@ -112,10 +117,10 @@ static void extreme_vjp(pd_vjp *v) { /* ties share the gradient evenly */
         .flags = PD_FUNC | PD_METHOD | PD_NO_BROADCAST_GRAD, .attrs = sizeof(pd_reduce_attrs),              \
         .infer = Infer, .kernel = fn##_kernel, .scratch = scratch, __VA_ARGS__                              \
     }
-FOLD(sum, SUM, infer, .doc = "The sum over the dims (all without dim). Integers and bool give int64.", .promote = PD_SUM_INT64,
+FOLD(sum, SUM, infer_sum, .doc = "The sum over the dims (all without dim). Integers and bool give int64.", .promote = PD_GIVEN,
      .cast = PD_CAST_FP32, .vjp = sum_vjp);
-FOLD(mean, MEAN, infer_mean, .doc = "The mean over the dims (all without dim), of a floating tensor.", .promote = PD_SUM_INT64, .vjp = mean_vjp);
-FOLD(prod, PROD, infer, .doc = "The product over the dims. Its gradient, g * y / x, needs nonzero elements.", .promote = PD_SUM_INT64,
+FOLD(mean, MEAN, infer_mean, .doc = "The mean over the dims (all without dim), of a floating tensor.", .promote = PD_GIVEN, .vjp = mean_vjp);
+FOLD(prod, PROD, infer_sum, .doc = "The product over the dims. Its gradient, g * y / x, needs nonzero elements.", .promote = PD_GIVEN,
      .save = PD_SAVE_IN(0) | PD_SAVE_OUT(0), .vjp = prod_vjp);
 FOLD(amax, MAX, infer_extreme, .doc = "The largest element over the dims; NaN if there is one. Ties share the gradient.",
      .save = PD_SAVE_IN(0) | PD_SAVE_OUT(0), .vjp = extreme_vjp);

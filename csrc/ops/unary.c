@@ -4,6 +4,11 @@
 
 static pd_status infer(pd_call *c) { return pd_infer_elementwise(c, (pd_dtype)c->in[0]->dtype); }
 
+static pd_status infer_number(pd_call *c) {
+    if (c->in[0]->dtype == PD_BOOL) return pd_fail(PD_E_DTYPE, "%s: the input is bool (expected numbers; logical: ~)", c->def->name);
+    return infer(c);
+}
+
 static pd_status run(pd_unary fn, const pd_call *c) {
     pd_tensor *t[2] = {c->out[0], c->in[0]};
     pd_loop l;
@@ -54,7 +59,8 @@ static void fused(pd_vjp *v, pd_unary fn, pd_tensor *saved) {
     const pd_op pd_op_##fn = {                                                                     \
         .sig = #fn "(Tensor input)", .doc = text ", elementwise.",                                     \
         .promote = PROMOTE_##domain, .save = SAVE_##saved,                                         \
-        .flags = PD_FUNC | PD_METHOD | PD_NN | PD_INPLACE, .infer = infer, .kernel = fn##_kernel,  \
+        .flags = PD_FUNC | PD_METHOD | PD_NN | PD_INPLACE, .infer = PD_UNARY_##fn == PD_UNARY_neg ? infer_number : infer, \
+        .kernel = fn##_kernel,                                                                     \
         .vjp = fn##_vjp, .vjp_fast = fn##_vjp_fast,                                                \
     };
 #include "kernels/unary.def"

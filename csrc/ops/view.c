@@ -2,8 +2,7 @@
 #include <inttypes.h>
 #include <string.h>
 
-#include "kernels/kernels.h"
-#include "ops/ops.h"
+#include "ops/block.h"
 
 #define VIEW (PD_FUNC | PD_METHOD | PD_VIEW | PD_NO_BROADCAST_GRAD)
 
@@ -266,29 +265,34 @@ static pd_status scatter_infer(pd_call *c) {
     return PD_OK;
 }
 
+/* Byte offsets of g's elements within the result, then g packed where it is not contiguous. */
+static size_t scatter_scratch(const pd_call *c) { return (size_t)c->in[1]->numel * 8 + (pd_tensor_is_contiguous(c->in[1]) ? 0 : pd_tensor_bytes(c->in[1])); }
+
 static pd_status scatter_kernel(const pd_call *c) {
     const pd_strided_attrs *a = c->attrs;
-    pd_tensor *o = c->out[0], *g = c->in[1], part = *o;
-    int64_t at = (a->offset == PD_NONE_INT ? c->in[0]->offset : a->offset) - c->in[0]->offset;
+    pd_tensor *o = c->out[0], *g = c->in[1];
+    int64_t size = (int64_t)pd_dtype_size((pd_dtype)o->dtype), *offset = c->scratch, at[PD_MAX_DIMS] = {0};
+    int64_t place = (a->offset == PD_NONE_INT ? c->in[0]->offset : a->offset) - c->in[0]->offset;
     char cell[16] = {0};
     pd_loop l;
-    pd_loop_build(&l, 1, c->out);
-    pd_cpu()->fill(pd_dtype_size((pd_dtype)o->dtype), cell, &l);
-    part.ndim = g->ndim;
-    part.numel = g->numel;
-    part.offset = o->offset + at;
-    memcpy(part.size, g->size, sizeof(int64_t) * (size_t)g->ndim);
-    memcpy(part.stride, a->stride.v, sizeof(int64_t) * (size_t)g->ndim);
-    if (at < 0 || check_span("as_strided", o, &(pd_strided_attrs){.size = a->size, .stride = a->stride, .offset = part.offset}))
+    if (place < 0 || check_span("as_strided", o, &(pd_strided_attrs){.size = a->size, .stride = a->stride, .offset = o->offset + place}))
         return pd_fail(PD_E_NOTIMPL, "as_strided: gradient of a view that reaches outside its input");
-    /* Serial over the outer dims where elements may meet: the kernel adds in one order. */
-    pd_tensor *t[3] = {&part, &part, g};
-    pd_loop_build(&l, 3, t);
-    if (!pd_tensor_overlaps_itself(&part)) {
-        pd_cpu()->binary(PD_BINARY_add, (pd_dtype)o->dtype, 1, &l);
-        return PD_OK;
+    pd_loop_build(&l, 1, c->out);
+    pd_cpu()->fill((size_t)size, cell, &l);
+    for (int64_t i = 0; i < g->numel; i++) {
+        offset[i] = place * size;
+        for (int d = g->ndim - 1; d >= 0; d--) {
+            if (++at[d] < g->size[d]) {
+                place += a->stride.v[d];
+                break;
+            }
+            place -= (g->size[d] - 1) * a->stride.v[d];
+            at[d] = 0;
+        }
     }
-    return pd_fail(PD_E_NOTIMPL, "as_strided: gradient of a view whose elements share memory (expected expand)");
+    /* One element after the other: several may go to one place. */
+    pd_cpu()->put_add((pd_dtype)o->dtype, g->numel, 1, offset, pd_packed(g, offset + g->numel), size, pd_tensor_data(o));
+    return PD_OK;
 }
 
 static void scatter_vjp(pd_vjp *v) { pd_vjp_set(v, 1, pd_x_call1(v, PD_OP_as_strided, v->g[0], v->attrs)); }
@@ -296,7 +300,7 @@ static void scatter_vjp(pd_vjp *v) { pd_vjp_set(v, 1, pd_x_call1(v, PD_OP_as_str
 const pd_op pd_op_as_strided_scatter_add = {
     .sig = "as_strided_scatter_add(Tensor like, Tensor g, int[] size, int[] stride, int? storage_offset=None)",
     .doc = "Zeros like `like` with g added at the places of as_strided: its gradient.",
-    .attrs = sizeof(pd_strided_attrs), .infer = scatter_infer, .kernel = scatter_kernel, .vjp = scatter_vjp,
+    .attrs = sizeof(pd_strided_attrs), .infer = scatter_infer, .kernel = scatter_kernel, .scratch = scatter_scratch, .vjp = scatter_vjp,
 };
 
 /* ---- select and slice: one index, a range ---------------------------------------------------------------------------- */

@@ -114,6 +114,7 @@ bool pd_py_tensors(PyObject *o, const char *op, const char *arg, PyObject **seq,
         if (item == Py_None) (*out)[i] = NULL;
         else if (!((*out)[i] = pd_py_expect_tensor(item, op, arg))) {
             pd_free(*out);
+            *out = NULL; /* the caller may free what it got */
             Py_CLEAR(*seq);
             return false;
         }

@@ -174,6 +174,12 @@ PyObject *pd_py_tensor_backward(PyObject *self, PyObject *args, PyObject *kwargs
         b.inputs = list;
         b.ninputs = (int)n;
         b.accumulate = true;
+        if (n == 0) {
+            PyErr_SetString(PyExc_RuntimeError, "backward: inputs is empty (expected tensors, or None for all leaves)");
+            pd_free(list);
+            Py_DECREF(seq);
+            return NULL;
+        }
     }
     pd_status status = pd_engine_run(&b);
     pd_free(list);

@@ -5,25 +5,48 @@
 
 /* ---- from nested sequences ------------------------------------------------------------------------------------------------ */
 
-typedef struct { int ndim; int64_t size[PD_MAX_DIMS]; int category; bool f64; } nest;
+typedef struct { int ndim; int64_t size[PD_MAX_DIMS]; int dtype; } nest;
 
-static bool is_leaf(PyObject *o) { return !PyList_Check(o) && !PyTuple_Check(o) && !(pd_py_is_tensor(o) && pd_py_tensor(o)->ndim); }
+static bool is_leaf(PyObject *o) {
+    if (PyList_Check(o) || PyTuple_Check(o)) return false;
+    if (pd_py_is_tensor(o)) return pd_py_tensor(o)->ndim == 0;
+    if (!PySequence_Check(o) || PyUnicode_Check(o) || PyBytes_Check(o)) return true;
+    bool sized = PyObject_Size(o) >= 0; /* a 0-d array has none */
+    PyErr_Clear();
+    return !sized;
+}
 
-/* Finds shape and category; every branch must have the same shape. */
+/* A number and the dtype that it brings: NumPy's scalars have one of their own. */
+static bool read_leaf(PyObject *o, pd_scalar *s, pd_dtype *dtype) {
+    if (pd_py_is_tensor(o)) {
+        pd_item(pd_py_tensor(o), s);
+        *dtype = (pd_dtype)pd_py_tensor(o)->dtype;
+        return true;
+    }
+    if (!pd_py_number(o, s)) {
+        if (!PyErr_Occurred()) PyErr_Format(PyExc_TypeError, "tensor: an element is %.100s (expected a number)", Py_TYPE(o)->tp_name);
+        return false;
+    }
+    *dtype = s->cat == PD_CAT_BOOL ? PD_BOOL : s->cat == PD_CAT_INT ? PD_I64 : pd_default_dtype;
+    if (PyFloat_CheckExact(o) || PyLong_CheckExact(o) || PyBool_Check(o) || !PyObject_CheckBuffer(o)) return true;
+    pd_tensor *t = pd_py_from_buffer(o, false);
+    if (t) *dtype = (pd_dtype)t->dtype;
+    pd_tensor_release(t);
+    return t != NULL;
+}
+
+/* Finds shape and dtype; every branch must have the same shape. */
 static bool measure(PyObject *o, int depth, nest *n, bool first) {
     if (is_leaf(o)) {
         pd_scalar s;
-        if (pd_py_is_tensor(o)) pd_item(pd_py_tensor(o), &s);
-        else if (!pd_py_number(o, &s)) {
-            if (!PyErr_Occurred()) PyErr_Format(PyExc_TypeError, "tensor: an element is %.100s (expected a number)", Py_TYPE(o)->tp_name);
-            return false;
-        }
+        pd_dtype dtype;
+        if (!read_leaf(o, &s, &dtype)) return false;
         if (first && depth > n->ndim) n->ndim = depth;
         if (depth != n->ndim) {
             PyErr_Format(PyExc_ValueError, "tensor: nesting differs: a number at depth %d (expected depth %d)", depth, n->ndim);
             return false;
         }
-        if (s.cat > n->category) n->category = (int)s.cat;
+        n->dtype = n->dtype == PD_NO_DTYPE ? (int)dtype : (int)pd_dtype_promote((pd_dtype)n->dtype, dtype);
         return true;
     }
     Py_ssize_t len = PyObject_Length(o);
@@ -70,10 +93,10 @@ static bool fill_nested(PyObject *o, pd_dtype t, char **to) {
 }
 
 static pd_tensor *from_nested(PyObject *data, int64_t dtype) {
-    nest n = {.category = -1};
+    nest n = {.dtype = PD_NO_DTYPE};
     pd_tensor *t;
     if (!measure(data, 0, &n, true)) return NULL;
-    if (dtype == PD_NO_DTYPE) dtype = n.category == PD_CAT_BOOL ? PD_BOOL : n.category == PD_CAT_INT ? PD_I64 : pd_default_dtype;
+    if (dtype == PD_NO_DTYPE) dtype = n.dtype == PD_NO_DTYPE ? (int64_t)pd_default_dtype : n.dtype;
     pd_status status = pd_tensor_new("tensor", (pd_dtype)dtype, n.ndim, n.size, &t);
     if (status) {
         pd_py_raise(status);
@@ -93,13 +116,7 @@ pd_tensor *pd_py_from_data(PyObject *data, int64_t dtype, bool copy) {
         pd_status status = pd_tensor_alias(pd_py_tensor(data), false, &t);
         if (status) pd_py_raise(status);
     } else if (PyObject_CheckBuffer(data) && !PyBytes_Check(data) && !PyByteArray_Check(data)) {
-        Py_buffer probe; /* NumPy's scalars have buffers too, but are numbers */
-        bool scalar = !PyObject_GetBuffer(data, &probe, PyBUF_RECORDS_RO);
-        if (scalar) {
-            bool zero_d = probe.ndim == 0 && !PySequence_Check(data);
-            PyBuffer_Release(&probe);
-            t = zero_d ? from_nested(data, dtype) : pd_py_from_buffer(data, false);
-        }
+        t = pd_py_from_buffer(data, false); /* NumPy's scalars too, which keep their dtype so */
     } else {
         t = from_nested(data, dtype);
         copy = false;

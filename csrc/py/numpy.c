@@ -153,7 +153,50 @@ static PyObject *from_numpy(PyObject *module, PyObject *array) {
     return t ? pd_py_wrap_new(t) : NULL;
 }
 
-static PyMethodDef functions[] = {{"from_numpy", from_numpy, METH_O,
+static PyObject *frombuffer(PyObject *module, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"buffer", "dtype", "count", "offset", NULL};
+    PyObject *buffer, *type = Py_None;
+    long long count = -1, offset = 0;
+    int64_t dtype;
+    Py_buffer *view;
+    pd_tensor *t = NULL;
+    (void)module;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|$OLL:frombuffer", names, &buffer, &type, &count, &offset) || !pd_py_dtype(type, "frombuffer", "dtype", &dtype))
+        return NULL;
+    if (dtype == PD_NO_DTYPE) return PyErr_Format(PyExc_TypeError, "frombuffer: dtype is missing");
+    PD_PY_TRY(pd_malloc(sizeof *view, "frombuffer", &view));
+    if (PyObject_GetBuffer(buffer, view, PyBUF_SIMPLE)) {
+        pd_free(view);
+        return NULL;
+    }
+    int64_t size = (int64_t)pd_dtype_size((pd_dtype)dtype), left = (view->len - offset) / size;
+    pd_status status = PD_OK;
+    if (count < 0) count = left;
+    if (offset < 0 || offset > view->len || count > left || (count == left && (view->len - offset) % size))
+        status = pd_fail(PD_E_VALUE, "frombuffer: %zd bytes, offset %lld, count %lld of %s (expected whole elements within the buffer)", view->len, offset, count,
+                         pd_dtype_name((pd_dtype)dtype));
+    else if (((uintptr_t)view->buf + (uintptr_t)offset) % (uintptr_t)size)
+        status = pd_fail(PD_E_VALUE, "frombuffer: the memory is not aligned to %lld bytes", (long long)size);
+    if (!status) status = pd_tensor_shell(&t);
+    if (!status) status = pd_storage_foreign(&pd_device_cpu, (char *)view->buf + offset, (size_t)(count * size), give_back, view, &t->storage);
+    if (status) {
+        pd_tensor_release(t);
+        PyBuffer_Release(view);
+        pd_free(view);
+        return pd_py_raise(status);
+    }
+    t->storage->read_only = view->readonly;
+    t->dtype = (int8_t)dtype;
+    t->ndim = 1;
+    t->numel = t->size[0] = count;
+    t->stride[0] = 1;
+    return pd_py_wrap_new(t);
+}
+
+static PyMethodDef functions[] = {{"frombuffer", (PyCFunction)(void (*)(void))frombuffer, METH_VARARGS | METH_KEYWORDS,
+                                   "frombuffer(buffer, *, dtype, count=-1, offset=0)\n\nA 1-d tensor over the bytes of an object with the buffer protocol; count elements from byte\n"
+                                   "offset on. Errors: ValueError where the bytes are not whole, aligned elements."},
+                                  {"from_numpy", from_numpy, METH_O,
                                    "from_numpy(array)\n\nA tensor over the array's memory (any object with the buffer protocol). Read-only arrays give\n"
                                    "tensors that in-place ops refuse. Errors: DTypeError for other element types, ValueError for\n"
                                    "negative strides."}, {0}};

@@ -74,8 +74,10 @@ static void tensor_dealloc(PyObject *o) {
 }
 
 static int tensor_traverse(PyObject *o, visitproc visit, void *arg) {
+    pd_pytensor *self = (pd_pytensor *)o;
     Py_VISIT(Py_TYPE(o));
-    Py_VISIT(((pd_pytensor *)o)->dict);
+    if (self->t && self->t->refs > 1) return 0; /* C holds the tensor, and with it what the wrapper carries */
+    Py_VISIT(self->dict);
     return 0;
 }
 
@@ -500,14 +502,24 @@ METHOD(register_post) { return PyTuple_GET_SIZE(args) == 1 ? pd_py_register_post
 
 METHOD(retain_grad) {
     T;
-    pd_meta *m = NULL;
     (void)args;
     if (!pd_tensor_wants_grad(t)) return PyErr_Format(PyExc_RuntimeError, "retain_grad: the tensor does not require grad");
-    if (t->meta && !t->meta->grad_fn) Py_RETURN_NONE;
-    PD_PY_TRY(pd_meta_get(t, &m));
-    m->retains_grad = true;
+    PD_PY_TRY(pd_tensor_retain_grad(t));
     Py_RETURN_NONE;
 }
+
+METHOD(format) {
+    PyObject *spec, *item, *result;
+    T;
+    if (!PyArg_ParseTuple(args, "U:__format__", &spec)) return NULL;
+    if (t->ndim) return PyObject_CallMethod((PyObject *)&PyBaseObject_Type, "__format__", "OO", self, spec);
+    item = item_of(t);
+    result = item ? PyObject_Format(item, spec) : NULL;
+    Py_XDECREF(item);
+    return result;
+}
+
+METHOD(copy) { (void)args; return call_helper("shallow_copy", self); }
 
 static PyMethodDef methods[] = {
     {"_make_subclass", make_subclass, METH_VARARGS | METH_STATIC, "_make_subclass(cls, data, requires_grad=False): data's memory as an instance of cls."},
@@ -550,6 +562,8 @@ static PyMethodDef methods[] = {
     {"retain_grad", m_retain_grad, METH_NOARGS, "retain_grad()\n\nKeeps .grad of a tensor that is not a leaf."},
     {"__reduce_ex__", m_reduce_ex, METH_VARARGS, NULL},
     {"__deepcopy__", m_deepcopy, METH_VARARGS, NULL},
+    {"__copy__", m_copy, METH_NOARGS, NULL},
+    {"__format__", m_format, METH_VARARGS, NULL},
     {0},
 };
 
@@ -631,6 +645,27 @@ static PyObject *sequence_item(PyObject *self, Py_ssize_t i) {
     return pd_py_wrap_new(out);
 }
 
+static int contains(PyObject *self, PyObject *value) { /* value == self, anywhere */
+    PyObject *equal = pd_py_binary(PD_OP_eq, self, value);
+    pd_reduce_attrs all = {.dim = {.n = -1}, .dtype = PD_NO_DTYPE};
+    pd_tensor *any;
+    pd_scalar found;
+    if (!equal || equal == Py_NotImplemented) {
+        if (equal) PyErr_Format(PyExc_TypeError, "in: %.100s is no tensor or number", Py_TYPE(value)->tp_name);
+        Py_XDECREF(equal);
+        return -1;
+    }
+    pd_status status = pd_call1(PD_OP_any, pd_py_tensor(equal), &all, &any);
+    Py_DECREF(equal);
+    if (status) {
+        pd_py_raise(status);
+        return -1;
+    }
+    pd_item(any, &found);
+    pd_tensor_release(any);
+    return found.i != 0;
+}
+
 static PyObject *iter(PyObject *self) {
     T;
     if (t->ndim == 0) return PyErr_Format(PyExc_TypeError, "iteration over a 0-d tensor");
@@ -647,7 +682,7 @@ static PyType_Slot slots[] = {
     {Py_nb_matrix_multiply, nb_matmul}, {Py_nb_negative, nb_neg}, {Py_nb_positive, nb_pos}, {Py_nb_absolute, nb_abs}, {Py_nb_invert, nb_invert},
     {Py_nb_and, nb_and}, {Py_nb_or, nb_or}, {Py_nb_inplace_add, nb_iadd}, {Py_nb_inplace_subtract, nb_isub}, {Py_nb_inplace_multiply, nb_imul},
     {Py_nb_inplace_true_divide, nb_idiv}, {Py_nb_bool, nb_bool}, {Py_nb_int, nb_int}, {Py_nb_float, nb_float}, {Py_nb_index, nb_index},
-    {Py_mp_length, length}, {Py_mp_subscript, pd_py_getitem}, {Py_mp_ass_subscript, pd_py_setitem}, {Py_sq_item, sequence_item}, {Py_sq_length, length},
+    {Py_mp_length, length}, {Py_mp_subscript, pd_py_getitem}, {Py_mp_ass_subscript, pd_py_setitem}, {Py_sq_item, sequence_item}, {Py_sq_length, length}, {Py_sq_contains, contains},
     {Py_bf_getbuffer, pd_py_getbuffer}, {Py_bf_releasebuffer, pd_py_releasebuffer},
     {Py_tp_doc, "A dense array with a dtype, strides and, where requires_grad is set, a history for backward()."}, {0},
 };

@@ -113,8 +113,20 @@ void pd_tensor_release(pd_tensor *t) {
 }
 
 bool pd_tensor_overlaps_itself(const pd_tensor *t) {
+    /* From the smallest stride up, each has to step over all that the smaller ones reach. */
+    int64_t reach = 0;
+    unsigned done = 0;
     for (int i = 0; i < t->ndim; i++)
-        if (t->size[i] > 1 && t->stride[i] == 0) return true;
+        if (t->size[i] == 0) return false;
+    for (int k = 0; k < t->ndim; k++) {
+        int best = -1;
+        for (int i = 0; i < t->ndim; i++)
+            if (!(done >> i & 1) && (best < 0 || t->stride[i] < t->stride[best])) best = i;
+        done |= 1u << best;
+        if (t->size[best] < 2) continue;
+        if (t->stride[best] <= reach) return true;
+        reach += (t->size[best] - 1) * t->stride[best];
+    }
     return false;
 }
 

@@ -59,7 +59,7 @@ static inline const char *pd_tensor_shape(const pd_tensor *t) { return pd_shape_
 static inline bool pd_tensor_same_shape(const pd_tensor *a, const pd_tensor *b) {
     return pd_shape_equal(a->ndim, a->size, b->ndim, b->size);
 }
-/* Two elements of t share memory (expanded). */
+/* Two elements of t share memory (expanded, say), or might: strides that interleave without meeting count as well. */
 bool pd_tensor_overlaps_itself(const pd_tensor *t);
 /* The byte ranges of a and b intersect. */
 bool pd_tensor_shares(const pd_tensor *a, const pd_tensor *b);
