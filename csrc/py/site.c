@@ -2,6 +2,9 @@
    process. Taking one costs some 100 ns; the line, which costs over a microsecond, is looked up only for a message. */
 #include "py/py.h"
 
+#if PY_VERSION_HEX < 0x030B0000
+#include <frameobject.h> /* where 3.10 declares what a frame offers */
+#endif
 #include <string.h>
 
 #include "py/comm_impl.h"
