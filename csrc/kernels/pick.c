@@ -15,12 +15,13 @@ const pd_cpu_table *pd_cpu(void) {
     return &pd_cpu_table_portable;
 }
 
+/* Room for either: whether oneDNN has the product may depend on the bias, which is not known here. */
 size_t pd_gemm_scratch(const pd_gemm *c) {
-    if (!pd_onednn_takes_gemm(c)) return pd_cpu()->gemm_scratch(c);
-    return pd_onednn_gemm_scratch(c);
+    size_t ours = pd_cpu()->gemm_scratch(c), theirs = pd_onednn_takes_gemm(c, false) || pd_onednn_takes_gemm(c, true) ? pd_onednn_gemm_scratch(c) : 0;
+    return ours > theirs ? ours : theirs;
 }
 pd_status pd_gemm_run(const pd_gemm *c, const void *A, const void *B, const void *bias, void *C, void *scratch) {
-    if (pd_onednn_takes_gemm(c)) return pd_onednn_gemm(c, A, B, bias, C, scratch);
+    if (pd_onednn_takes_gemm(c, bias != NULL)) return pd_onednn_gemm(c, A, B, bias, C, scratch);
     pd_cpu()->gemm(c, A, B, bias, C, scratch);
     return PD_OK;
 }

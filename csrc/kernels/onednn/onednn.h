@@ -8,7 +8,7 @@
 
 #include "kernels/kernels.h"
 
-bool pd_onednn_takes_gemm(const pd_gemm *c);
+bool pd_onednn_takes_gemm(const pd_gemm *c, bool bias);
 size_t pd_onednn_gemm_scratch(const pd_gemm *c);
 pd_status pd_onednn_gemm(const pd_gemm *c, const void *A, const void *B, const void *bias, void *C, void *scratch);
 

@@ -1,0 +1,91 @@
+/* The library itself: opened at run time, its functions in one table; and the cache of primitives.
+
+   A plan is what one call of a kernel does: up to four steps (a primitive each: reorders and the main one), over buffers
+   that are the caller's pointers or pieces of the caller's scratch. Plans are kept in a bounded table under a key of
+   integers that says everything about the call, the thread count included. A plan is shared by all threads; what a running
+   call needs for itself (stream, memory objects) is a `set`, of which each plan keeps a spare one. */
+#ifndef PD_KERNELS_ONEDNN_LIB_H
+#define PD_KERNELS_ONEDNN_LIB_H
+
+#include <dnnl.h>
+
+#include "base/status.h"
+#include "kernels/kernels.h"
+
+#define PD_DNN_FUNCTIONS(M)                                                                                           \
+    M(version) M(get_effective_cpu_isa) M(set_primitive_cache_capacity) M(engine_create) M(stream_create)             \
+    M(stream_destroy) M(memory_create) M(memory_destroy) M(memory_set_data_handle) M(memory_desc_create_with_strides) \
+    M(memory_desc_create_with_tag) M(memory_desc_destroy) M(memory_desc_equal) M(memory_desc_get_size)                \
+    M(primitive_attr_create) M(primitive_attr_destroy) M(primitive_attr_set_scratchpad_mode)                          \
+    M(primitive_attr_set_post_ops) M(post_ops_create) M(post_ops_destroy) M(post_ops_append_sum)                      \
+    M(post_ops_append_eltwise) M(primitive_desc_destroy) M(primitive_desc_query_md) M(primitive_desc_query) M(primitive_create)              \
+    M(primitive_destroy) M(primitive_execute) M(primitive_get_primitive_desc) M(reorder_primitive_desc_create)        \
+    M(matmul_primitive_desc_create) M(convolution_forward_primitive_desc_create)                                      \
+    M(convolution_backward_data_primitive_desc_create) M(convolution_backward_weights_primitive_desc_create)
+
+typedef struct pd_dnn_table {
+#define FUNCTION(name) __typeof__(dnnl_##name) *name;
+    PD_DNN_FUNCTIONS(FUNCTION)
+#undef FUNCTION
+} pd_dnn_table;
+extern pd_dnn_table pd_dnn;
+extern dnnl_engine_t pd_dnn_engine;
+
+bool pd_dnn_open(void);                /* the library is there and usable; tried once */
+bool pd_dnn_serves(pd_dtype t);        /* this type natively on this processor */
+dnnl_data_type_t pd_dnn_type(pd_dtype t);
+
+#define PD_DNN_STEPS 4
+#define PD_DNN_ARGS 6
+#define PD_DNN_BUFFERS 10
+#define PD_DNN_USER 5 /* buffers below: the caller's pointers; from here on: pieces of scratch */
+#define PD_DNN_KEY 28
+
+typedef struct pd_dnn_key { int64_t v[PD_DNN_KEY]; } pd_dnn_key; /* unused ones 0 */
+
+typedef struct pd_dnn_step {
+    dnnl_primitive_t primitive;
+    int nargs, arg[PD_DNN_ARGS], buffer[PD_DNN_ARGS];
+    const_dnnl_memory_desc_t md[PD_DNN_ARGS]; /* [borrowed from the primitive] */
+} pd_dnn_step;
+
+typedef struct pd_dnn_set {
+    dnnl_stream_t stream;
+    dnnl_exec_arg_t args[PD_DNN_STEPS][PD_DNN_ARGS];
+} pd_dnn_set;
+
+typedef struct pd_dnn_plan {
+    pd_dnn_key key;
+    uint64_t hash, used; /* used: when last, for eviction */
+    int refs;
+    int nsteps;          /* 0: the library cannot do it */
+    pd_dnn_step steps[PD_DNN_STEPS];
+    size_t temp[PD_DNN_BUFFERS]; /* bytes of the pieces of scratch */
+    size_t scratch;              /* all of them */
+    size_t result;               /* bytes of the result in the library's own layout (weight gradients) */
+    pd_dnn_set *spare;
+} pd_dnn_plan;
+
+/* Fills nsteps, steps, temp of a zeroed plan. A dnnl_status_t other than success means that the library cannot. */
+typedef dnnl_status_t (*pd_dnn_build)(const void *what, int threads, pd_dnn_plan *p);
+
+/* [new] the plan under `key` (made by `build` if it is not there), or NULL without memory. */
+pd_dnn_plan *pd_dnn_plan_get(const pd_dnn_key *key, pd_dnn_build build, const void *what, int threads);
+void pd_dnn_plan_release(pd_dnn_plan *p);
+/* Runs the steps: user[i] stands for buffer i, scratch for the rest. */
+pd_status pd_dnn_plan_run(pd_dnn_plan *p, void *const *user, void *scratch, int threads);
+
+/* For builds: appends a step, its arguments' descriptions asked from the primitive; a scratchpad is added by itself. Takes pd.
+   Refuses the library's reference implementations: they are a hundred times slower than ours. */
+dnnl_status_t pd_dnn_add(pd_dnn_plan *p, dnnl_primitive_desc_t pd, int nargs, const int *arg, const int *buffer);
+/* Appends a reorder from buffer `from` (laid out as a) to buffer `to` (as b). */
+dnnl_status_t pd_dnn_add_reorder(pd_dnn_plan *p, const_dnnl_memory_desc_t a, int from, const_dnnl_memory_desc_t b, int to);
+dnnl_status_t pd_dnn_attr(dnnl_primitive_attr_t *attr, bool add, bool relu); /* [new] user scratchpad, post-ops */
+
+#define PD_DNN_DO(call)                                      \
+    do {                                                     \
+        dnnl_status_t did_ = (call);                         \
+        if (did_ != dnnl_success) { status = did_; goto done; } \
+    } while (0)
+
+#endif

@@ -1,0 +1,219 @@
+#if defined(PD_HAVE_ONEDNN) && PD_HAVE_ONEDNN
+/* The product as rectangles of C fixed by the shape, one single-thread primitive each (design.md 3, Determinism): the
+   library's own division among threads changes the order of sums (bf16: 18 of 84 shapes differ between 1 and 16 threads).
+   Rectangles of 256 x 256 are also faster: bf16 1024 x 1024 x 1024 on one thread 1400 GFLOP/s against 1000 in one piece.
+
+   Where C is small and K long, K is cut as well; the products of the pieces are made in float and added as a tree. */
+#include "base/mem.h"
+#include "base/threads.h"
+#include "kernels/onednn/lib.h"
+#include "kernels/onednn/onednn.h"
+
+enum { A_, B_, BIAS, C_ };
+
+#define TILE 256
+#define TILES 8          /* wanted, so that threads have work */
+#define TILE_FLOPS 6e6   /* but none smaller: 10 us of bf16 */
+#define CHUNK 2048       /* elements of K, at least */
+#define CHUNKS_MAX 16
+
+/* Below these the portable product is as fast (f32 256 x 256 x 256 on one thread: 158 us against 143). */
+#define FLOPS_F32 20e6
+#define FLOPS_BF16 100e3
+
+typedef struct grid { int64_t b, m, n, k, tb, tm, tn, tk, tasks; } grid; /* sizes of a piece; number of pieces */
+
+/* Strides of all are c's; M, N, K, batch are the piece's. */
+typedef struct matmul { pd_gemm c; bool bias, partial; } matmul;
+
+static int64_t pieces(int64_t n, int64_t size) { return (n + size - 1) / size; }
+
+static grid grid_of(const pd_gemm *c) {
+    double flops = 2.0 * (double)c->batch * (double)c->M * (double)c->N * (double)c->K;
+    grid g = {.b = c->batch, .m = c->M, .n = c->N, .k = c->K, .tb = 1, .tm = pieces(c->M, TILE), .tn = pieces(c->N, TILE), .tk = 1};
+    if (c->batch > 1) {
+        g.tb = c->batch < 4 * TILES ? c->batch : 4 * TILES;
+        if (g.tb > flops / TILE_FLOPS) g.tb = flops / TILE_FLOPS < 1 ? 1 : (int64_t)(flops / TILE_FLOPS);
+    }
+    while (g.tb * g.tm * g.tn < TILES && flops / (double)(g.tb * g.tm * g.tn) >= 2 * TILE_FLOPS) {
+        if (c->M / g.tm < 64 && c->N / g.tn < 64) break;
+        if (c->M / g.tm >= c->N / g.tn) g.tm *= 2;
+        else g.tn *= 2;
+    }
+    if (c->batch == 1 && g.tm * g.tn < TILES && c->K >= 2 * CHUNK) {
+        g.tk = TILES * 2 / (g.tm * g.tn) < c->K / CHUNK ? TILES * 2 / (g.tm * g.tn) : c->K / CHUNK;
+        if (g.tk > CHUNKS_MAX) g.tk = CHUNKS_MAX;
+    }
+    g.b = pieces(c->batch, g.tb), g.tb = pieces(c->batch, g.b);
+    g.m = (pieces(c->M, g.tm) + 15) / 16 * 16, g.tm = pieces(c->M, g.m);
+    g.n = (pieces(c->N, g.tn) + 15) / 16 * 16, g.tn = pieces(c->N, g.n);
+    g.k = (pieces(c->K, g.tk) + 63) / 64 * 64, g.tk = pieces(c->K, g.k);
+    g.tasks = g.tb * g.tm * g.tn * g.tk;
+    return g;
+}
+
+/* A matrix (or a batch of them) of rows x cols; a stride of a size 1 says nothing and is made regular. */
+static dnnl_status_t describe(dnnl_data_type_t t, int64_t batch, int64_t rows, int64_t cols, int64_t b, int64_t r, int64_t c, dnnl_memory_desc_t *md) {
+    if (rows == 1) r = c == 1 ? cols : 1;
+    if (cols == 1) c = r == 1 ? rows : 1;
+    if (batch > 1 && b == 0) batch = 1;
+    if (batch == 1) b = rows * (r > cols ? r : cols);
+    dnnl_dims_t dims3 = {batch, rows, cols}, strides3 = {b, r, c};
+    return pd_dnn.memory_desc_create_with_strides(md, 3, dims3, t, strides3);
+}
+
+static dnnl_status_t build(const void *what, int threads, pd_dnn_plan *p) {
+    const matmul *m = what;
+    const pd_gemm *c = &m->c;
+    dnnl_status_t status = dnnl_success;
+    dnnl_memory_desc_t a = NULL, b = NULL, d = NULL, bias = NULL;
+    dnnl_primitive_attr_t attr = NULL;
+    dnnl_primitive_desc_t pd = NULL;
+    dnnl_data_type_t t = pd_dnn_type(c->t);
+    (void)threads;
+    PD_DNN_DO(describe(t, c->batch, c->M, c->K, c->a_batch, c->a_row, c->a_col, &a));
+    PD_DNN_DO(describe(t, c->batch, c->K, c->N, c->b_batch, c->b_row, c->b_col, &b));
+    PD_DNN_DO(describe(m->partial ? dnnl_f32 : t, c->batch, c->M, c->N, c->c_batch, c->c_row, 1, &d));
+    if (m->bias) PD_DNN_DO(describe(t, 1, 1, c->N, c->N, c->N, 1, &bias));
+    PD_DNN_DO(pd_dnn_attr(&attr, c->beta != 0, c->relu));
+    PD_DNN_DO(pd_dnn.matmul_primitive_desc_create(&pd, pd_dnn_engine, a, b, bias, d, attr));
+    PD_DNN_DO(pd_dnn_add(p, pd, m->bias ? 4 : 3, (int[]){DNNL_ARG_SRC, DNNL_ARG_WEIGHTS, DNNL_ARG_DST, DNNL_ARG_BIAS},
+                         (int[]){A_, B_, C_, BIAS}));
+done:
+    if (a) pd_dnn.memory_desc_destroy(a);
+    if (b) pd_dnn.memory_desc_destroy(b);
+    if (d) pd_dnn.memory_desc_destroy(d);
+    if (bias) pd_dnn.memory_desc_destroy(bias);
+    if (attr) pd_dnn.primitive_attr_destroy(attr);
+    return status;
+}
+
+/* The plan of a piece of these sizes. */
+static pd_dnn_plan *plan_of(const pd_gemm *c, const grid *g, bool bias, int64_t b, int64_t m, int64_t n, int64_t k) {
+    matmul w = {.c = *c, .bias = bias && g->tk == 1, .partial = g->tk > 1};
+    w.c.batch = b, w.c.M = m, w.c.N = n, w.c.K = k;
+    if (w.partial) w.c.relu = false, w.c.beta = 0, w.c.c_row = c->N;
+    const pd_gemm *d = &w.c;
+    pd_dnn_key key = {{1, 1, d->t, w.bias, d->relu, d->beta, b, m, n, k, d->a_batch, d->a_row, d->a_col, d->b_batch, d->b_row, d->b_col,
+                       d->c_batch, d->c_row, w.partial}};
+    return pd_dnn_plan_get(&key, build, &w, 1);
+}
+
+/* Whether all sizes of pieces can be done, and the scratch that the greediest needs. */
+static bool look(const pd_gemm *c, const grid *g, bool bias, size_t *scratch) {
+    for (int rest = 0; rest < 16; rest++) {
+        bool rb = rest & 1, rm = rest & 2, rn = rest & 4, rk = rest & 8;
+        int64_t b = rb ? c->batch % g->b : g->b, m = rm ? c->M % g->m : c->M < g->m ? c->M : g->m;
+        int64_t n = rn ? c->N % g->n : c->N < g->n ? c->N : g->n, k = rk ? c->K % g->k : c->K < g->k ? c->K : g->k;
+        if ((rb && !b) || (rm && (!m || c->M < g->m)) || (rn && (!n || c->N < g->n)) || (rk && (!k || c->K < g->k))) continue;
+        pd_dnn_plan *p = plan_of(c, g, bias, b, m, n, k);
+        bool can = p && p->nsteps > 0;
+        if (can && p->scratch > *scratch) *scratch = p->scratch;
+        pd_dnn_plan_release(p);
+        if (!can) return false;
+    }
+    return true;
+}
+
+bool pd_onednn_takes_gemm(const pd_gemm *c, bool bias) {
+    if (c->t == PD_F64 || c->batch <= 0 || c->M <= 1 || c->N <= 1 || c->K <= 0) return false;
+    double flops = 2.0 * (double)c->M * (double)c->N * (double)c->K;
+    if (c->t == PD_BF16 ? flops * (double)c->batch < FLOPS_BF16 : flops < FLOPS_F32) return false;
+    if (!pd_dnn_serves(c->t)) return false;
+    grid g = grid_of(c);
+    if (g.tk > 1 && c->t == PD_F32) return false; /* the portable product cuts K itself, and is as fast */
+    size_t scratch = 0;
+    return look(c, &g, bias, &scratch);
+}
+
+static size_t up(size_t n) { return (n + 63) & ~(size_t)63; }
+static int64_t slots_of(const grid *g) {
+    int64_t threads = pd_threads_get();
+    return threads < g->tasks ? threads : g->tasks;
+}
+
+/* [slots of the primitives' scratch | partial products, where K is cut] */
+size_t pd_onednn_gemm_scratch(const pd_gemm *c) {
+    grid g = grid_of(c);
+    size_t one = 0;
+    look(c, &g, false, &one);
+    look(c, &g, true, &one);
+    return (size_t)slots_of(&g) * up(one) + (g.tk > 1 ? (size_t)g.tk * up((size_t)(c->M * c->N * 4)) : 0);
+}
+
+typedef struct job {
+    const pd_gemm *c;
+    grid g;
+    const char *A, *B, *bias;
+    char *C, *scratch, *partial;
+    size_t one;
+    int64_t per_slot;
+    int failed; /* the first failure is kept, for the calling thread */
+    pd_error error;
+} job;
+
+static void run_tasks(void *ctx, int64_t begin, int64_t end) {
+    job *j = ctx;
+    const pd_gemm *c = j->c;
+    const grid *g = &j->g;
+    int64_t size = (int64_t)pd_dtype_size(c->t);
+    char *scratch = j->scratch + (size_t)(begin / j->per_slot) * j->one;
+    for (int64_t t = begin; t < end; t++) {
+        int64_t k0 = t % g->tk * g->k, n0 = t / g->tk % g->tn * g->n, m0 = t / g->tk / g->tn % g->tm * g->m, b0 = t / g->tk / g->tn / g->tm * g->b;
+        int64_t k = c->K - k0 < g->k ? c->K - k0 : g->k, n = c->N - n0 < g->n ? c->N - n0 : g->n;
+        int64_t m = c->M - m0 < g->m ? c->M - m0 : g->m, b = c->batch - b0 < g->b ? c->batch - b0 : g->b;
+        char *to = j->C + (b0 * c->c_batch + m0 * c->c_row + n0) * size;
+        if (g->tk > 1) to = j->partial + (size_t)(t % g->tk) * up((size_t)(c->M * c->N * 4)) + (m0 * c->N + n0) * 4;
+        void *user[PD_DNN_USER] = {(char *)(uintptr_t)j->A + (b0 * c->a_batch + m0 * c->a_row + k0 * c->a_col) * size,
+                                   (char *)(uintptr_t)j->B + (b0 * c->b_batch + n0 * c->b_col + k0 * c->b_row) * size,
+                                   j->bias ? (char *)(uintptr_t)j->bias + n0 * size : NULL, to};
+        pd_dnn_plan *p = plan_of(c, g, j->bias != NULL, b, m, n, k);
+        pd_status status = !p ? PD_E_MEMORY : p->nsteps ? pd_dnn_plan_run(p, user, scratch, 1) : pd_fail(PD_E_RUNTIME, "oneDNN: no such matmul");
+        pd_dnn_plan_release(p);
+        if (status != PD_OK && !__atomic_exchange_n(&j->failed, 1, __ATOMIC_RELAXED)) pd_error_save(&j->error);
+    }
+}
+
+static float get(pd_dtype t, const char *p, int64_t i) {
+    return t == PD_F32 ? ((const float *)(const void *)p)[i] : t == PD_BF16 ? pd_bf16_to_f32(((const pd_bf16 *)(const void *)p)[i]) : pd_f16_to_f32(((const pd_f16 *)(const void *)p)[i]);
+}
+
+static void join_rows(void *ctx, int64_t begin, int64_t end) {
+    const job *j = ctx;
+    const pd_gemm *c = j->c;
+    size_t stride = up((size_t)(c->M * c->N * 4));
+    for (int64_t i = begin; i < end; i++) {
+        for (int64_t step = 1; step < j->g.tk; step *= 2)
+            for (int64_t p = 0; p + step < j->g.tk; p += 2 * step) {
+                float *to = (float *)(void *)(j->partial + (size_t)p * stride) + i * c->N;
+                const float *from = (const float *)(const void *)((const char *)to + (size_t)step * stride);
+                for (int64_t n = 0; n < c->N; n++) to[n] += from[n];
+            }
+        const float *sum = (const float *)(const void *)j->partial + i * c->N;
+        char *to = j->C + i * c->c_row * (int64_t)pd_dtype_size(c->t);
+        for (int64_t n = 0; n < c->N; n++) {
+            float v = sum[n];
+            if (c->beta) v += get(c->t, to, n);
+            if (j->bias) v += get(c->t, j->bias, n);
+            if (c->relu) v = v <= 0.0f ? 0.0f : v;
+            if (c->t == PD_F32) ((float *)(void *)to)[n] = v;
+            else if (c->t == PD_BF16) ((pd_bf16 *)(void *)to)[n] = pd_f32_to_bf16(v);
+            else ((pd_f16 *)(void *)to)[n] = pd_f32_to_f16(v);
+        }
+    }
+}
+
+pd_status pd_onednn_gemm(const pd_gemm *c, const void *A, const void *B, const void *bias, void *C, void *scratch) {
+    job j = {.c = c, .g = grid_of(c), .A = A, .B = B, .bias = bias, .C = C, .scratch = scratch};
+    look(c, &j.g, false, &j.one); /* as the scratch was measured */
+    look(c, &j.g, true, &j.one);
+    j.one = up(j.one);
+    int64_t slots = slots_of(&j.g);
+    j.per_slot = (j.g.tasks + slots - 1) / slots;
+    j.partial = j.scratch + (size_t)slots * j.one;
+    pd_parallel(j.g.tasks, j.per_slot, run_tasks, &j);
+    if (j.failed) return pd_error_restore(&j.error);
+    if (j.g.tk > 1) pd_parallel(c->M, 1 + PD_GRAIN / (c->N * j.g.tk), join_rows, &j);
+    return PD_OK;
+}
+#endif
