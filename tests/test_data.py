@@ -10,6 +10,7 @@ from collections import namedtuple
 import pytest
 
 import pydist
+from pydist.distributed import threads
 from pydist.utils.data import (
     BatchSampler,
     DataLoader,
@@ -260,6 +261,36 @@ def test_loader_raises_with_the_workers_traceback(workers):
             seen.append(batch.tolist())
     assert seen == [[0, 1], [4, 9]]
     assert any(frame.name == "__getitem__" for frame in traceback.extract_tb(error.value.__traceback__))
+
+
+def test_random_numbers_do_not_depend_on_the_threads():
+    class Noisy(Squares):
+        def __getitem__(self, i):
+            time.sleep(0.001 * (i % 3))
+            return pydist.rand(2)
+
+    def epochs(workers):
+        pydist.manual_seed(4)
+        loader = DataLoader(Noisy(12), batch_size=2, num_workers=workers, shuffle=True)
+        return [[batch.tolist() for batch in loader] for _ in range(2)], pydist.rand(1).item()
+
+    first = epochs(0)
+    assert epochs(1) == epochs(3) == first
+    batches = [str(batch) for epoch in first[0] for batch in epoch]
+    assert len(set(batches)) == len(batches) == 12
+
+
+def test_ranks_draw_different_numbers():
+    class Noise(Squares):
+        def __getitem__(self, i):
+            return pydist.rand(1)
+
+    def work(rank):
+        pydist.manual_seed(4)
+        return [batch.tolist() for batch in DataLoader(Noise(4), num_workers=rank)]
+
+    a, b = threads.run(work, 2)
+    assert not {str(x) for x in a} & {str(x) for x in b}
 
 
 def test_failing_start_is_raised():

@@ -3,6 +3,7 @@
 from itertools import islice, repeat
 
 from pydist import _C
+from pydist.distributed.process_group import get_rank
 from pydist.utils.data.collate import default_collate, default_convert
 from pydist.utils.data.dataset import IterableDataset, row_getter
 from pydist.utils.data.prefetch import prefetch
@@ -16,8 +17,9 @@ class DataLoader:
     items of `sampler`, or of all items in turn or (shuffle) at random. `batch_size=None`: single items.
 
     With `num_workers` threads `prefetch_factor` (2) batches per thread are made ahead; the order stays, an error in a
-    thread is raised here with its own traceback, and no thread outlives the loop. A whole batch of a TensorDataset is
-    one index operation per tensor. `pin_memory`, `multiprocessing_context` and `persistent_workers` are accepted and
+    thread is raised here with its own traceback, and no thread outlives the loop. Random numbers drawn for a batch depend
+    on the seed, the epoch, the batch's number and the rank, not on the number of threads. A whole batch of a TensorDataset
+    is one index operation per tensor. `pin_memory`, `multiprocessing_context` and `persistent_workers` are accepted and
     mean nothing here. An IterableDataset is read by one thread at most.
 
     >>> import pydist
@@ -145,12 +147,29 @@ class DataLoader:
             yield result
 
     def _results(self, tasks, fetch, workers):
+        seed, rank = _C.randint(0, 1 << 62, (), generator=self.generator).item(), get_rank()
+
+        def seeded(job):
+            number, task = job
+            _C.set_rng_state((seed + number, 0, rank))
+            return fetch(task)
+
+        def aside(job):  # in the consumer's thread, whose random numbers go on as if there were no loader
+            before = _C.get_rng_state()
+            try:
+                return seeded(job)
+            finally:
+                _C.set_rng_state(before)
+
         if workers == 0:
-            return map(fetch, tasks)
+            return map(aside, enumerate(tasks))
         ahead = workers * self.prefetch_factor
-        return prefetch(tasks, fetch, self._start_thread, workers, ahead, self.timeout or None, self.dataset)
+        return prefetch(
+            enumerate(tasks), seeded, self._start_thread, workers, ahead, self.timeout or None, self.dataset
+        )
 
     def _start_thread(self, worker):
+        _C._rng_own(True)
         _C._thread_num_threads(1)  # the workers share the cores with the training
         if self.worker_init_fn is not None:
             self.worker_init_fn(worker)
