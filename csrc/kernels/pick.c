@@ -21,7 +21,9 @@ size_t pd_gemm_scratch(const pd_gemm *c) {
     return ours > theirs ? ours : theirs;
 }
 pd_status pd_gemm_run(const pd_gemm *c, const void *A, const void *B, const void *bias, void *C, void *scratch) {
-    if (pd_onednn_takes_gemm(c, bias != NULL)) return pd_onednn_gemm(c, A, B, bias, C, scratch);
+    bool takes = pd_onednn_takes_gemm(c, bias != NULL);
+    PD_TRY(pd_onednn_check_memory());
+    if (takes) return pd_onednn_gemm(c, A, B, bias, C, scratch);
     pd_cpu()->gemm(c, A, B, bias, C, scratch);
     return PD_OK;
 }
@@ -30,17 +32,23 @@ size_t pd_conv_scratch(const pd_conv *c) {
     return pd_onednn_takes_conv(c) ? pd_onednn_conv_scratch(c) : pd_portable_conv_scratch(c);
 }
 pd_status pd_conv_forward(const pd_conv *c, const void *x, const void *w, const void *bias, void *y, void *scratch) {
-    if (pd_onednn_takes_conv(c)) return pd_onednn_conv_forward(c, x, w, bias, y, scratch);
+    bool takes = pd_onednn_takes_conv(c);
+    PD_TRY(pd_onednn_check_memory());
+    if (takes) return pd_onednn_conv_forward(c, x, w, bias, y, scratch);
     pd_portable_conv_forward(c, x, w, bias, y, scratch);
     return PD_OK;
 }
 pd_status pd_conv_grad_input(const pd_conv *c, const void *gy, const void *w, void *gx, void *scratch) {
-    if (pd_onednn_takes_conv(c)) return pd_onednn_conv_grad_input(c, gy, w, gx, scratch);
+    bool takes = pd_onednn_takes_conv(c);
+    PD_TRY(pd_onednn_check_memory());
+    if (takes) return pd_onednn_conv_grad_input(c, gy, w, gx, scratch);
     pd_portable_conv_grad_input(c, gy, w, gx, scratch);
     return PD_OK;
 }
 pd_status pd_conv_grad_weight(const pd_conv *c, const void *gy, const void *x, void *gw, void *gbias, void *scratch) {
-    if (pd_onednn_takes_conv(c)) return pd_onednn_conv_grad_weight(c, gy, x, gw, gbias, scratch);
+    bool takes = pd_onednn_takes_conv(c);
+    PD_TRY(pd_onednn_check_memory());
+    if (takes) return pd_onednn_conv_grad_weight(c, gy, x, gw, gbias, scratch);
     pd_portable_conv_grad_weight(c, gy, x, gw, gbias, scratch);
     return PD_OK;
 }

@@ -22,7 +22,8 @@ dnnl_engine_t pd_dnn_engine;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of all that is static here */
 static _Atomic int state;                                /* 0 not tried, 1 there, -1 not */
-static char *given[8];
+#define PATHS 16
+static char *given[PATHS];
 static int ngiven;
 static char version_text[48];
 
@@ -36,7 +37,7 @@ void pd_onednn_paths(const char *const *paths, int count) {
     pthread_mutex_lock(&lock);
     for (int i = 0; i < ngiven; i++) free(given[i]);
     ngiven = 0;
-    for (int i = 0; i < count && ngiven < 8; i++)
+    for (int i = 0; i < count && ngiven < PATHS; i++)
         if ((given[ngiven] = strdup(paths[i]))) ngiven++;
     if (state < 0) state = 0; /* new places: try again */
     pthread_mutex_unlock(&lock);
@@ -46,19 +47,14 @@ static const char *runtime_name(unsigned r) { return r == DNNL_RUNTIME_OMP ? "OM
 
 static int try_open(void) {
     if (!pd_flags_get()->ONEDNN) return -1;
-    char root[2][1024];
-    const char *paths[12], *env = getenv("ONEDNN_ROOT");
+    const char *paths[PATHS + 2];
     int n = 0;
-    for (int i = 0; env && *env && i < 2; i++) {
-        snprintf(root[i], sizeof root[i], "%s/%s/libdnnl.so.3", env, i ? "lib64" : "lib");
-        paths[n++] = root[i];
-    }
     for (int i = 0; i < ngiven; i++) paths[n++] = given[i];
     paths[n++] = "libdnnl.so.3";
     paths[n] = NULL;
     void *handle = NULL;
     if (pd_dl_open(paths, symbols, &handle) != PD_OK) {
-        pd_log(env && *env ? PD_LOG_WARN : PD_LOG_INFO, "oneDNN: %s: the portable kernels serve", pd_error_get()->text);
+        pd_log(PD_LOG_INFO, "oneDNN: %s: the portable kernels serve", pd_error_get()->text);
         return -1;
     }
     const dnnl_version_t *v = pd_dnn.version();
@@ -126,6 +122,14 @@ static void threads_pop(int was, int threads) {
 static pd_dnn_plan *table[TABLE]; /* open addressing, under the lock */
 static int64_t count;
 static uint64_t now;
+
+static _Thread_local bool starved; /* a plan could not be made for lack of memory */
+
+pd_status pd_onednn_check_memory(void) {
+    if (!starved) return PD_OK;
+    starved = false;
+    return pd_fail(PD_E_MEMORY, "oneDNN: no memory for a primitive");
+}
 
 static void set_free(pd_dnn_set *s) {
     if (!s) return;
@@ -201,7 +205,10 @@ pd_dnn_plan *pd_dnn_plan_get(const pd_dnn_key *key, pd_dnn_build build, const vo
         return p;
     }
     pthread_mutex_unlock(&lock); /* building takes milliseconds; two threads may do it, one result stays */
-    if (pd_calloc(sizeof *p, "oneDNN plan", &p) != PD_OK) return NULL;
+    if (pd_calloc(sizeof *p, "oneDNN plan", &p) != PD_OK) {
+        starved = true;
+        return NULL;
+    }
     p->key = *key;
     p->hash = hash;
     p->refs = 2;

@@ -8,6 +8,10 @@
 
 #include "kernels/kernels.h"
 
+/* PD_E_MEMORY where a plan could not be made since the last call in this thread: then takes_* said no for that reason alone,
+   and the scratch that was asked for may be too small. */
+pd_status pd_onednn_check_memory(void);
+
 bool pd_onednn_takes_gemm(const pd_gemm *c, bool bias);
 size_t pd_onednn_gemm_scratch(const pd_gemm *c);
 pd_status pd_onednn_gemm(const pd_gemm *c, const void *A, const void *B, const void *bias, void *C, void *scratch);
