@@ -1,6 +1,4 @@
 #if defined(PD_HAVE_ONEDNN) && PD_HAVE_ONEDNN
-#include <string.h>
-
 #include "base/threads.h"
 #include "kernels/onednn/lib.h"
 #include "kernels/onednn/onednn.h"
@@ -10,11 +8,16 @@
    where the caller's is not channels_last). Where they differ a reorder stands before or after the main step:
 
        forward       x -> X'   w -> W'   [bias]   main -> Y' -> y
-       grad_input    gy -> Y'  w -> W'            main -> X' -> gx
-       grad_weight   gy -> Y'  x -> X'            main -> W'      for each part of the images, one thread each;
-                     W' of the parts added as a tree, then W' -> w by a plan of its own (FINISH) */
-typedef enum conv_kind { FORWARD, INPUT, WEIGHT, FINISH } conv_kind;
-enum { X, W, BIAS, Y, WANTED, X2, W2, Y2 }; /* buffers; WANTED: the weight gradient as the library lays it out */
+       grad_input    w -> W' (PREPARE), then for each part of the images, one thread each
+                     gy -> Y'                     main -> X' -> gx      (READY: W' is given; INPUT: makes its own)
+       grad_weight   for each part of the images, one thread each
+                     gy -> Y'  x -> X'            main -> W'
+                     W' of the parts added as a tree, then W' -> w (FINISH)
+
+   Parts are fixed by the shape: the library's own division among threads changes the order of sums (stride 2 gradients of
+   inputs, all gradients of weights). Forward has no such sums: one primitive on all threads. */
+typedef enum conv_kind { FORWARD, INPUT, READY, PREPARE, WEIGHT, FINISH } conv_kind;
+enum { X, W, BIAS, Y, WANTED, X2, W2, Y2 }; /* buffers; WANTED: weights or their gradient as the library lays them out */
 
 typedef struct conv {
     const pd_conv *c;
@@ -23,7 +26,7 @@ typedef struct conv {
     int64_t N; /* images: all, or of one part */
 } conv;
 
-typedef struct descs { dnnl_memory_desc_t x, w, y, bias, x_any, w_any, y_any; } descs;
+typedef struct descs { dnnl_memory_desc_t x, w, y, bias, x_any, w_any, y_any, sum_any; } descs; /* sum_any: a weight gradient, float */
 
 static dnnl_status_t image(pd_dtype t, int64_t N, int64_t C, int64_t H, int64_t W_, bool nhwc, dnnl_memory_desc_t *md) {
     dnnl_dims_t dims = {N, C, H, W_}, plain = {C * H * W_, H * W_, W_, 1}, last = {C * H * W_, 1, W_ * C, C};
@@ -33,15 +36,15 @@ static dnnl_status_t any_image(pd_dtype t, int64_t N, int64_t C, int64_t H, int6
     dnnl_dims_t dims = {N, C, H, W_};
     return pd_dnn.memory_desc_create_with_tag(md, 4, dims, pd_dnn_type(t), dnnl_format_tag_any);
 }
-static dnnl_status_t filter(const pd_conv *c, bool any, dnnl_memory_desc_t *md) {
+static dnnl_status_t filter(const pd_conv *c, dnnl_data_type_t t, bool any, dnnl_memory_desc_t *md) {
     int64_t Cg = c->C / c->groups, Kg = c->K / c->groups, R = c->R, S = c->S, one = Cg * R * S;
     int64_t sc = c->w_nhwc ? 1 : R * S, sr = c->w_nhwc ? S * Cg : S, ss = c->w_nhwc ? Cg : 1;
     dnnl_dims_t dims = {c->groups, Kg, Cg, R, S}, strides = {Kg * one, one, sc, sr, ss};
     int grouped = c->groups > 1; /* without groups the first dimension is left out */
     dnnl_dims_t d = {0}, s = {0};
     for (int i = 0; i < 4 + grouped; i++) d[i] = dims[i + 1 - grouped], s[i] = strides[i + 1 - grouped];
-    if (any) return pd_dnn.memory_desc_create_with_tag(md, 4 + grouped, d, pd_dnn_type(c->t), dnnl_format_tag_any);
-    return pd_dnn.memory_desc_create_with_strides(md, 4 + grouped, d, pd_dnn_type(c->t), s);
+    if (any) return pd_dnn.memory_desc_create_with_tag(md, 4 + grouped, d, t, dnnl_format_tag_any);
+    return pd_dnn.memory_desc_create_with_strides(md, 4 + grouped, d, t, s);
 }
 
 static dnnl_status_t describe(const conv *v, descs *d) {
@@ -49,8 +52,9 @@ static dnnl_status_t describe(const conv *v, descs *d) {
     dnnl_status_t status = dnnl_success;
     PD_DNN_DO(image(c->t, v->N, c->C, c->H, c->W, c->x_nhwc, &d->x));
     PD_DNN_DO(image(c->t, v->N, c->K, c->P, c->Q, c->y_nhwc, &d->y));
-    PD_DNN_DO(filter(c, false, &d->w));
-    PD_DNN_DO(filter(c, true, &d->w_any));
+    PD_DNN_DO(filter(c, pd_dnn_type(c->t), false, &d->w));
+    PD_DNN_DO(filter(c, pd_dnn_type(c->t), true, &d->w_any));
+    PD_DNN_DO(filter(c, dnnl_f32, true, &d->sum_any));
     if (!c->x_nhwc) PD_DNN_DO(any_image(c->t, v->N, c->C, c->H, c->W, &d->x_any));
     if (!c->y_nhwc) PD_DNN_DO(any_image(c->t, v->N, c->K, c->P, c->Q, &d->y_any));
     if (v->bias) PD_DNN_DO(pd_dnn.memory_desc_create_with_tag(&d->bias, 1, (dnnl_dims_t){c->K}, pd_dnn_type(c->t), dnnl_x));
@@ -58,7 +62,7 @@ done:
     return status;
 }
 static void descs_free(descs *d) {
-    dnnl_memory_desc_t all[] = {d->x, d->w, d->y, d->bias, d->x_any, d->w_any, d->y_any};
+    dnnl_memory_desc_t all[] = {d->x, d->w, d->y, d->bias, d->x_any, d->w_any, d->y_any, d->sum_any};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         if (all[i]) pd_dnn.memory_desc_destroy(all[i]);
 }
@@ -75,11 +79,11 @@ static dnnl_status_t create(const conv *v, const descs *d, dnnl_primitive_attr_t
     PD_DNN_DO(pd_dnn.convolution_forward_primitive_desc_create(v->kind == FORWARD ? pd : &hint, pd_dnn_engine,
         v->kind == FORWARD ? dnnl_forward_inference : dnnl_forward_training, dnnl_convolution_direct, x, d->w_any,
         d->bias, y, strides, dilates, left, right, attr));
-    if (v->kind == INPUT)
+    if (v->kind == INPUT || v->kind == READY || v->kind == PREPARE)
         PD_DNN_DO(pd_dnn.convolution_backward_data_primitive_desc_create(pd, pd_dnn_engine, dnnl_convolution_direct, x, d->w_any, y,
             strides, dilates, left, right, hint, attr));
     if (v->kind == WEIGHT || v->kind == FINISH)
-        PD_DNN_DO(pd_dnn.convolution_backward_weights_primitive_desc_create(pd, pd_dnn_engine, dnnl_convolution_direct, x, d->w_any, NULL, y,
+        PD_DNN_DO(pd_dnn.convolution_backward_weights_primitive_desc_create(pd, pd_dnn_engine, dnnl_convolution_direct, x, d->sum_any, NULL, y,
             strides, dilates, left, right, hint, attr));
 done:
     if (hint) pd_dnn.primitive_desc_destroy(hint);
@@ -103,33 +107,35 @@ static dnnl_status_t build(const void *what, int threads, pd_dnn_plan *p) {
     PD_DNN_DO(describe(v, &d));
     PD_DNN_DO(pd_dnn_attr(&attr, false, false));
     PD_DNN_DO(create(v, &d, attr, &pd));
-    dnnl_query_t qx = v->kind == INPUT ? dnnl_query_diff_src_md : dnnl_query_src_md;
-    dnnl_query_t qw = v->kind == WEIGHT || v->kind == FINISH ? dnnl_query_diff_weights_md : dnnl_query_weights_md;
+    bool input = v->kind == INPUT || v->kind == READY || v->kind == PREPARE, weight = v->kind == WEIGHT || v->kind == FINISH;
+    dnnl_query_t qx = input ? dnnl_query_diff_src_md : dnnl_query_src_md;
+    dnnl_query_t qw = weight ? dnnl_query_diff_weights_md : dnnl_query_weights_md;
     dnnl_query_t qy = v->kind == FORWARD ? dnnl_query_dst_md : dnnl_query_diff_dst_md;
     const_dnnl_memory_desc_t mx = pd_dnn.primitive_desc_query_md(pd, qx, 0), mw = pd_dnn.primitive_desc_query_md(pd, qw, 0),
                              my = pd_dnn.primitive_desc_query_md(pd, qy, 0);
     p->result = pd_dnn.memory_desc_get_size(mw);
-    if (v->kind == FINISH) {
-        PD_DNN_DO(pd_dnn_add_reorder(p, mw, WANTED, d.w, W));
+    if (v->kind == FINISH || v->kind == PREPARE) {
+        if (v->kind == FINISH) PD_DNN_DO(pd_dnn_add_reorder(p, mw, WANTED, d.w, W));
+        else PD_DNN_DO(pd_dnn_add_reorder(p, d.w, W, mw, WANTED));
         goto done;
     }
     int x = buffer_for(p, d.x, mx, X, X2), y = buffer_for(p, d.y, my, Y, Y2);
-    int w = v->kind == WEIGHT ? WANTED : buffer_for(p, d.w, mw, W, W2);
-    if (v->kind != INPUT && x != X) PD_DNN_DO(pd_dnn_add_reorder(p, d.x, X, mx, X2));
-    if (v->kind != WEIGHT && w != W) PD_DNN_DO(pd_dnn_add_reorder(p, d.w, W, mw, W2));
+    int w = v->kind == WEIGHT || v->kind == READY ? WANTED : buffer_for(p, d.w, mw, W, W2);
+    if (!input && x != X) PD_DNN_DO(pd_dnn_add_reorder(p, d.x, X, mx, X2));
+    if (w == W2) PD_DNN_DO(pd_dnn_add_reorder(p, d.w, W, mw, W2));
     if (v->kind != FORWARD && y != Y) PD_DNN_DO(pd_dnn_add_reorder(p, d.y, Y, my, Y2));
     dnnl_primitive_desc_t main = pd;
     pd = NULL;
     if (v->kind == FORWARD)
         status = pd_dnn_add(p, main, v->bias ? 4 : 3, (int[]){DNNL_ARG_SRC, DNNL_ARG_WEIGHTS, DNNL_ARG_DST, DNNL_ARG_BIAS}, (int[]){x, w, y, BIAS});
-    else if (v->kind == INPUT)
+    else if (input)
         status = pd_dnn_add(p, main, 3, (int[]){DNNL_ARG_DIFF_DST, DNNL_ARG_WEIGHTS, DNNL_ARG_DIFF_SRC}, (int[]){y, w, x});
     else
         status = pd_dnn_add(p, main, 3, (int[]){DNNL_ARG_DIFF_DST, DNNL_ARG_SRC, DNNL_ARG_DIFF_WEIGHTS}, (int[]){y, x, w});
     if (status != dnnl_success) goto done;
     const pd_dnn_step *last = &p->steps[p->nsteps - 1]; /* pd is gone; its descriptions live on in the primitive */
     if (v->kind == FORWARD && y != Y) PD_DNN_DO(pd_dnn_add_reorder(p, last->md[2], Y2, d.y, Y));
-    if (v->kind == INPUT && x != X) PD_DNN_DO(pd_dnn_add_reorder(p, last->md[2], X2, d.x, X));
+    if (input && x != X) PD_DNN_DO(pd_dnn_add_reorder(p, last->md[2], X2, d.x, X));
 done:
     if (pd) pd_dnn.primitive_desc_destroy(pd);
     if (attr) pd_dnn.primitive_attr_destroy(attr);
@@ -144,172 +150,158 @@ static pd_dnn_plan *plan_of(const pd_conv *c, conv_kind kind, bool bias, int64_t
     return pd_dnn_plan_get(&key, build, &v, threads);
 }
 
-/* ---- weight gradients: parts of the images ---- */
+/* ---- gradients: parts of the images ---- */
 
 #define PARTS_MAX 16
-#define PARTS_BYTES (64 << 20) /* of all parts' results together, beyond the first two */
+#define PARTS_BYTES (64 << 20) /* of all parts' weight gradients together, beyond the first two */
 
 typedef struct parts { int64_t count, images, rest; } parts; /* count parts of `images`, the last one of `rest` */
 
-static parts cut(const pd_conv *c) {
+static parts cut(const pd_conv *c, conv_kind kind) {
     int64_t bytes = c->K * (c->C / c->groups) * c->R * c->S * 4, most = PARTS_BYTES / (bytes > 0 ? bytes : 1);
-    most = most < 2 ? 2 : most > PARTS_MAX ? PARTS_MAX : most;
+    most = most < 2 ? 2 : most > PARTS_MAX || kind != WEIGHT ? PARTS_MAX : most;
     parts p = {.images = (c->N + most - 1) / most};
     p.count = (c->N + p.images - 1) / p.images;
     p.rest = c->N - (p.count - 1) * p.images;
     return p;
 }
 
-/* The plans of a weight gradient. Results are added in float, so a half's are made by the library in float?
-   No: its weight gradients are in the type of the operands; parts are added after conversion. */
-typedef struct weight_plans { pd_dnn_plan *part, *rest, *finish; } weight_plans;
+/* part and rest: what is done with each part and a shorter last one; once: before (PREPARE) or after them (FINISH).
+   layout: the bytes of the weights in the library's layout. */
+typedef struct plans { pd_dnn_plan *part, *rest, *once; size_t layout, each; } plans;
 
-static bool weight_plans_get(const pd_conv *c, weight_plans *w) {
-    parts p = cut(c);
-    w->part = plan_of(c, WEIGHT, false, p.images, 1);
-    w->rest = p.rest == p.images ? NULL : plan_of(c, WEIGHT, false, p.rest, 1);
-    w->finish = plan_of(c, FINISH, false, p.images, 1);
-    return w->part && w->part->nsteps && w->finish && w->finish->nsteps && (p.rest == p.images || (w->rest && w->rest->nsteps)) &&
-           (!w->rest || w->rest->result == w->part->result) && w->finish->result == w->part->result;
+static bool plans_get(const pd_conv *c, conv_kind kind, plans *w) {
+    parts p = cut(c, kind);
+    w->part = plan_of(c, kind == WEIGHT ? WEIGHT : READY, false, p.images, 1);
+    w->rest = p.rest == p.images ? NULL : plan_of(c, kind, false, p.rest, 1);
+    w->once = plan_of(c, kind == WEIGHT ? FINISH : PREPARE, false, p.images, 1);
+    bool good = w->part && w->part->nsteps && w->once && w->once->nsteps && (p.rest == p.images || (w->rest && w->rest->nsteps));
+    if (!good || w->once->result != w->part->result) return false;
+    if (kind == WEIGHT && w->rest && w->rest->result != w->part->result) return false; /* the parts are added as they lie */
+    w->layout = (w->part->result + 63) & ~(size_t)63;
+    w->each = w->part->scratch;
+    if (w->rest && w->rest->scratch > w->each) w->each = w->rest->scratch;
+    if (w->once->scratch > w->each) w->each = w->once->scratch;
+    w->each = (w->each + 63) & ~(size_t)63;
+    return true;
 }
-static void weight_plans_release(weight_plans *w) {
+static void plans_release(plans *w) {
     pd_dnn_plan_release(w->part);
     pd_dnn_plan_release(w->rest);
-    pd_dnn_plan_release(w->finish);
+    pd_dnn_plan_release(w->once);
 }
-static size_t up(size_t n) { return (n + 63) & ~(size_t)63; }
+/* [weights in the library's layout, for a weight gradient one per part | the parts' own scratch] */
+static size_t plans_scratch(const pd_conv *c, conv_kind kind, const plans *w) {
+    int64_t count = cut(c, kind).count;
+    return (size_t)(kind == WEIGHT ? count : 1) * w->layout + (size_t)count * w->each;
+}
 
-typedef struct weight_job {
+typedef struct grad_job {
     const pd_conv *c;
-    weight_plans w;
+    conv_kind kind;
+    plans w;
     parts p;
-    const char *gy, *x;
-    char *results, *scratch;
-    size_t each; /* scratch of a part */
-    pd_status status[PARTS_MAX];
+    char *gy, *x, *weights, *layouts, *scratch; /* x: the input or its gradient; weights: likewise */
+    int failed; /* the first failure is kept, for the calling thread */
     pd_error error;
-} weight_job;
+} grad_job;
 
-static void weight_part(void *ctx, int64_t begin, int64_t end) {
-    weight_job *j = ctx;
+static void grad_part(void *ctx, int64_t begin, int64_t end) {
+    grad_job *j = ctx;
     const pd_conv *c = j->c;
     size_t size = pd_dtype_size(c->t);
     for (int64_t i = begin; i < end; i++) {
         pd_dnn_plan *plan = i == j->p.count - 1 && j->w.rest ? j->w.rest : j->w.part;
         int64_t n = i * j->p.images;
-        void *user[PD_DNN_USER] = {(char *)(uintptr_t)j->x + (size_t)(n * c->C * c->H * c->W) * size, NULL, NULL,
-                                   (char *)(uintptr_t)j->gy + (size_t)(n * c->K * c->P * c->Q) * size,
-                                   j->results + (size_t)i * up(j->w.part->result)};
-        j->status[i] = pd_dnn_plan_run(plan, user, j->scratch + (size_t)i * j->each, 1);
-        if (j->status[i] != PD_OK && !__atomic_exchange_n(&j->error.rank, 1, __ATOMIC_RELAXED)) pd_error_save(&j->error);
+        void *user[PD_DNN_USER] = {j->x + (size_t)(n * c->C * c->H * c->W) * size, j->weights, NULL, j->gy + (size_t)(n * c->K * c->P * c->Q) * size,
+                                   j->layouts + (j->kind == WEIGHT ? (size_t)i * j->w.layout : 0)};
+        if (pd_dnn_plan_run(plan, user, j->scratch + (size_t)i * j->w.each, 1) != PD_OK && !__atomic_exchange_n(&j->failed, 1, __ATOMIC_RELAXED))
+            pd_error_save(&j->error);
     }
 }
 
-/* results[0] = the tree sum of the parts, elements [begin, end). Halves through float. */
+/* layouts[0] = the tree sum of the parts, elements [begin, end). */
 static void weight_join(void *ctx, int64_t begin, int64_t end) {
-    weight_job *j = ctx;
-    size_t stride = up(j->w.part->result);
+    grad_job *j = ctx;
     for (int64_t step = 1; step < j->p.count; step *= 2)
         for (int64_t i = 0; i + step < j->p.count; i += 2 * step) {
-            char *to = j->results + (size_t)i * stride, *from = to + (size_t)step * stride;
-            if (j->c->t == PD_F32) {
-                float *a = (float *)(void *)to;
-                const float *b = (const float *)(void *)from;
-                for (int64_t k = begin; k < end; k++) a[k] += b[k];
-            } else if (j->c->t == PD_BF16) {
-                pd_bf16 *a = (pd_bf16 *)(void *)to, *b = (pd_bf16 *)(void *)from;
-                for (int64_t k = begin; k < end; k++) a[k] = pd_f32_to_bf16(pd_bf16_to_f32(a[k]) + pd_bf16_to_f32(b[k]));
-            } else {
-                pd_f16 *a = (pd_f16 *)(void *)to, *b = (pd_f16 *)(void *)from;
-                for (int64_t k = begin; k < end; k++) a[k] = pd_f32_to_f16(pd_f16_to_f32(a[k]) + pd_f16_to_f32(b[k]));
-            }
+            float *a = (float *)(void *)(j->layouts + (size_t)i * j->w.layout);
+            const float *b = (const float *)(const void *)((char *)a + (size_t)step * j->w.layout);
+            for (int64_t k = begin; k < end; k++) a[k] += b[k];
         }
 }
 
-static size_t weight_scratch(const weight_plans *w, const pd_conv *c, size_t *each) {
-    parts p = cut(c);
-    *each = w->part->scratch;
-    if (w->rest && w->rest->scratch > *each) *each = w->rest->scratch;
-    if (w->finish->scratch > *each) *each = w->finish->scratch;
-    *each = up(*each);
-    return (size_t)p.count * (up(w->part->result) + *each);
-}
-
-pd_status pd_onednn_conv_grad_weight(const pd_conv *c, const void *gy, const void *x, void *gw, void *gbias, void *scratch) {
-    if (gbias) pd_conv_grad_bias(c, gy, gbias, scratch);
-    if (!gw) return PD_OK;
-    weight_job j = {.c = c, .p = cut(c), .gy = gy, .x = x, .results = scratch};
+static pd_status gradient(const pd_conv *c, conv_kind kind, const void *gy, const void *x, const void *weights, void *scratch) {
+    grad_job j = {.c = c, .kind = kind, .p = cut(c, kind), .gy = (char *)(uintptr_t)gy, .x = (char *)(uintptr_t)x,
+                  .weights = (char *)(uintptr_t)weights, .layouts = scratch};
     pd_status status = PD_OK;
-    if (!weight_plans_get(c, &j.w)) status = pd_fail(PD_E_RUNTIME, "oneDNN: no weight gradient for this convolution");
-    else {
-        weight_scratch(&j.w, c, &j.each);
-        j.scratch = j.results + (size_t)j.p.count * up(j.w.part->result);
-        pd_parallel(j.p.count, 1, weight_part, &j);
-        for (int64_t i = 0; i < j.p.count && status == PD_OK; i++) status = j.status[i];
-        if (status != PD_OK) pd_error_restore(&j.error);
-        else {
-            pd_parallel((int64_t)(j.w.part->result / pd_dtype_size(c->t)), PD_GRAIN, weight_join, &j);
-            void *user[PD_DNN_USER] = {NULL, gw, NULL, NULL, j.results};
-            status = pd_dnn_plan_run(j.w.finish, user, j.scratch, 1);
-        }
+    if (!plans_get(c, kind, &j.w)) status = pd_fail(PD_E_RUNTIME, "oneDNN: no gradient for this convolution");
+    j.scratch = j.layouts + (size_t)(kind == WEIGHT ? j.p.count : 1) * j.w.layout;
+    void *user[PD_DNN_USER] = {NULL, j.weights, NULL, NULL, j.layouts};
+    if (status == PD_OK && kind == INPUT) status = pd_dnn_plan_run(j.w.once, user, j.scratch, 1);
+    if (status == PD_OK) {
+        pd_parallel(j.p.count, 1, grad_part, &j);
+        if (j.failed) status = pd_error_restore(&j.error);
     }
-    weight_plans_release(&j.w);
+    if (status == PD_OK && kind == WEIGHT) {
+        pd_parallel((int64_t)(j.w.part->result / sizeof(float)), PD_GRAIN, weight_join, &j);
+        status = pd_dnn_plan_run(j.w.once, user, j.scratch, 1);
+    }
+    plans_release(&j.w);
     return status;
 }
 
-/* ---- the rest ---- */
+pd_status pd_onednn_conv_grad_input(const pd_conv *c, const void *gy, const void *w, void *gx, void *scratch) {
+    return gradient(c, INPUT, gy, gx, w, scratch);
+}
+pd_status pd_onednn_conv_grad_weight(const pd_conv *c, const void *gy, const void *x, void *gw, void *gbias, void *scratch) {
+    if (gbias) pd_conv_grad_bias(c, gy, gbias, scratch);
+    return gw ? gradient(c, WEIGHT, gy, x, gw, scratch) : PD_OK;
+}
 
-bool pd_onednn_takes_conv(const pd_conv *c) {
-    if (c->t == PD_F64 || c->N <= 0 || c->C <= 0 || c->K <= 0 || c->P <= 0 || c->Q <= 0 || c->R <= 0 || c->S <= 0) return false;
-    if (!pd_dnn_serves(c->t)) return false;
-    int threads = pd_threads_get();
+/* ---- forward, and what can be done ---- */
+
+/* Whether all three can be done here, and the scratch that the greediest needs. */
+static bool look(const pd_conv *c, size_t *scratch) {
     bool can = true;
-    for (int kind = FORWARD; kind <= INPUT && can; kind++)
-        for (int bias = 0; bias <= (kind == FORWARD) && can; bias++) {
-            pd_dnn_plan *p = plan_of(c, (conv_kind)kind, bias, c->N, threads);
-            can = p && p->nsteps;
-            pd_dnn_plan_release(p);
-        }
-    if (!can) return false;
-    weight_plans w;
-    can = weight_plans_get(c, &w);
-    weight_plans_release(&w);
+    int threads = pd_threads_get();
+    for (int bias = 0; bias < 2 && can; bias++) {
+        pd_dnn_plan *p = plan_of(c, FORWARD, bias, c->N, threads);
+        can = p && p->nsteps;
+        if (can && p->scratch > *scratch) *scratch = p->scratch;
+        pd_dnn_plan_release(p);
+    }
+    for (int weight = 0; weight < 2 && can; weight++) {
+        plans w;
+        conv_kind kind = weight ? WEIGHT : INPUT;
+        can = plans_get(c, kind, &w);
+        size_t bytes = can ? plans_scratch(c, kind, &w) : 0;
+        if (bytes > *scratch) *scratch = bytes;
+        plans_release(&w);
+    }
     return can;
 }
 
-size_t pd_onednn_conv_scratch(const pd_conv *c) {
-    int threads = pd_threads_get();
-    size_t most = pd_conv_bias_scratch(c), each;
-    for (int kind = FORWARD; kind <= INPUT; kind++)
-        for (int bias = 0; bias <= (kind == FORWARD); bias++) {
-            pd_dnn_plan *p = plan_of(c, (conv_kind)kind, bias, c->N, threads);
-            if (p && p->scratch > most) most = p->scratch;
-            pd_dnn_plan_release(p);
-        }
-    weight_plans w;
-    if (weight_plans_get(c, &w)) {
-        size_t bytes = weight_scratch(&w, c, &each);
-        most = bytes > most ? bytes : most;
-    }
-    weight_plans_release(&w);
-    return most;
+bool pd_onednn_takes_conv(const pd_conv *c) {
+    if (c->t == PD_F64 || c->N <= 0 || c->C <= 0 || c->K <= 0 || c->P <= 0 || c->Q <= 0 || c->R <= 0 || c->S <= 0) return false;
+    size_t scratch = 0;
+    return pd_dnn_serves(c->t) && look(c, &scratch);
 }
 
-static pd_status run(const pd_conv *c, conv_kind kind, bool bias, void *const *user, void *scratch) {
+size_t pd_onednn_conv_scratch(const pd_conv *c) {
+    size_t scratch = pd_conv_bias_scratch(c);
+    look(c, &scratch);
+    return scratch;
+}
+
+pd_status pd_onednn_conv_forward(const pd_conv *c, const void *x, const void *w, const void *bias, void *y, void *scratch) {
     int threads = pd_threads_get();
-    pd_dnn_plan *p = plan_of(c, kind, bias, c->N, threads);
+    void *user[PD_DNN_USER] = {(void *)(uintptr_t)x, (void *)(uintptr_t)w, (void *)(uintptr_t)bias, y};
+    pd_dnn_plan *p = plan_of(c, FORWARD, bias != NULL, c->N, threads);
     pd_status status = !p ? pd_trail(__FILE__, __LINE__, PD_E_MEMORY)
                        : p->nsteps ? pd_dnn_plan_run(p, user, scratch, threads)
                                    : pd_fail(PD_E_RUNTIME, "oneDNN: no such convolution");
     pd_dnn_plan_release(p);
     return status;
-}
-pd_status pd_onednn_conv_forward(const pd_conv *c, const void *x, const void *w, const void *bias, void *y, void *scratch) {
-    void *user[PD_DNN_USER] = {(void *)(uintptr_t)x, (void *)(uintptr_t)w, (void *)(uintptr_t)bias, y};
-    return run(c, FORWARD, bias != NULL, user, scratch);
-}
-pd_status pd_onednn_conv_grad_input(const pd_conv *c, const void *gy, const void *w, void *gx, void *scratch) {
-    void *user[PD_DNN_USER] = {gx, (void *)(uintptr_t)w, NULL, (void *)(uintptr_t)gy};
-    return run(c, INPUT, false, user, scratch);
 }
 #endif

@@ -1,9 +1,10 @@
 #if defined(PD_HAVE_ONEDNN) && PD_HAVE_ONEDNN
-/* The product as rectangles of C fixed by the shape, one single-thread primitive each (design.md 3, Determinism): the
-   library's own division among threads changes the order of sums (bf16: 18 of 84 shapes differ between 1 and 16 threads).
-   Rectangles of 256 x 256 are also faster: bf16 1024 x 1024 x 1024 on one thread 1400 GFLOP/s against 1000 in one piece.
+/* float: one primitive on all threads, where A's rows are unit stride and K is not long: there the library does not divide K
+   among threads (measured: the same bits for 1, 2, 3, 4, 8, 16 threads on 60 shapes). Elsewhere the portable product is as fast.
 
-   Where C is small and K long, K is cut as well; the products of the pieces are made in float and added as a tree. */
+   bf16, f16: rectangles of C fixed by the shape, one single-thread primitive each (design.md 3, Determinism), because the
+   library's own division changes the order of sums (18 of 84 shapes differed). Where C is small and K long, K is cut as well;
+   the products of the pieces are made in float and added as a tree. */
 #include "base/mem.h"
 #include "base/threads.h"
 #include "kernels/onednn/lib.h"
@@ -11,17 +12,17 @@
 
 enum { A_, B_, BIAS, C_ };
 
-#define TILE 256
-#define TILES 8          /* wanted, so that threads have work */
-#define TILE_FLOPS 6e6   /* but none smaller: 10 us of bf16 */
-#define CHUNK 2048       /* elements of K, at least */
+#define TILE 256         /* at most so many rows and columns */
+#define TILES 8          /* rectangles wanted, so that threads have work */
+#define TILE_FLOPS 16e6  /* but none smaller: 15 us with AMX */
+#define CHUNK 2048       /* elements of K in a piece, at least */
 #define CHUNKS_MAX 16
 
 /* Below these the portable product is as fast (f32 256 x 256 x 256 on one thread: 158 us against 143). */
 #define FLOPS_F32 20e6
 #define FLOPS_BF16 100e3
 
-typedef struct grid { int64_t b, m, n, k, tb, tm, tn, tk, tasks; } grid; /* sizes of a piece; number of pieces */
+typedef struct grid { int64_t b, m, n, k, tb, tm, tn, tk, tasks; int threads; } grid; /* sizes of a piece; numbers of pieces; threads of one */
 
 /* Strides of all are c's; M, N, K, batch are the piece's. */
 typedef struct matmul { pd_gemm c; bool bias, partial; } matmul;
@@ -30,7 +31,12 @@ static int64_t pieces(int64_t n, int64_t size) { return (n + size - 1) / size; }
 
 static grid grid_of(const pd_gemm *c) {
     double flops = 2.0 * (double)c->batch * (double)c->M * (double)c->N * (double)c->K;
-    grid g = {.b = c->batch, .m = c->M, .n = c->N, .k = c->K, .tb = 1, .tm = pieces(c->M, TILE), .tn = pieces(c->N, TILE), .tk = 1};
+    grid g = {.b = c->batch, .m = c->M, .n = c->N, .k = c->K, .tb = 1, .tm = 1, .tn = 1, .tk = 1, .threads = 1, .tasks = 1};
+    if (c->t == PD_F32) {
+        g.threads = pd_threads_get();
+        return g;
+    }
+    g.tm = pieces(c->M, TILE), g.tn = pieces(c->N, TILE);
     if (c->batch > 1) {
         g.tb = c->batch < 4 * TILES ? c->batch : 4 * TILES;
         if (g.tb > flops / TILE_FLOPS) g.tb = flops / TILE_FLOPS < 1 ? 1 : (int64_t)(flops / TILE_FLOPS);
@@ -94,9 +100,9 @@ static pd_dnn_plan *plan_of(const pd_gemm *c, const grid *g, bool bias, int64_t 
     w.c.batch = b, w.c.M = m, w.c.N = n, w.c.K = k;
     if (w.partial) w.c.relu = false, w.c.beta = 0, w.c.c_row = c->N;
     const pd_gemm *d = &w.c;
-    pd_dnn_key key = {{1, 1, d->t, w.bias, d->relu, d->beta, b, m, n, k, d->a_batch, d->a_row, d->a_col, d->b_batch, d->b_row, d->b_col,
+    pd_dnn_key key = {{1, g->threads, d->t, w.bias, d->relu, d->beta, b, m, n, k, d->a_batch, d->a_row, d->a_col, d->b_batch, d->b_row, d->b_col,
                        d->c_batch, d->c_row, w.partial}};
-    return pd_dnn_plan_get(&key, build, &w, 1);
+    return pd_dnn_plan_get(&key, build, &w, g->threads);
 }
 
 /* Whether all sizes of pieces can be done, and the scratch that the greediest needs. */
@@ -119,9 +125,9 @@ bool pd_onednn_takes_gemm(const pd_gemm *c, bool bias) {
     if (c->t == PD_F64 || c->batch <= 0 || c->M <= 1 || c->N <= 1 || c->K <= 0) return false;
     double flops = 2.0 * (double)c->M * (double)c->N * (double)c->K;
     if (c->t == PD_BF16 ? flops * (double)c->batch < FLOPS_BF16 : flops < FLOPS_F32) return false;
+    if (c->t == PD_F32 && (c->a_col != 1 || c->K >= 4 * (c->M > c->N ? c->M : c->N))) return false;
     if (!pd_dnn_serves(c->t)) return false;
     grid g = grid_of(c);
-    if (g.tk > 1 && c->t == PD_F32) return false; /* the portable product cuts K itself, and is as fast */
     size_t scratch = 0;
     return look(c, &g, bias, &scratch);
 }
@@ -168,7 +174,7 @@ static void run_tasks(void *ctx, int64_t begin, int64_t end) {
                                    (char *)(uintptr_t)j->B + (b0 * c->b_batch + n0 * c->b_col + k0 * c->b_row) * size,
                                    j->bias ? (char *)(uintptr_t)j->bias + n0 * size : NULL, to};
         pd_dnn_plan *p = plan_of(c, g, j->bias != NULL, b, m, n, k);
-        pd_status status = !p ? PD_E_MEMORY : p->nsteps ? pd_dnn_plan_run(p, user, scratch, 1) : pd_fail(PD_E_RUNTIME, "oneDNN: no such matmul");
+        pd_status status = !p ? PD_E_MEMORY : p->nsteps ? pd_dnn_plan_run(p, user, scratch, g->threads) : pd_fail(PD_E_RUNTIME, "oneDNN: no such matmul");
         pd_dnn_plan_release(p);
         if (status != PD_OK && !__atomic_exchange_n(&j->failed, 1, __ATOMIC_RELAXED)) pd_error_save(&j->error);
     }
