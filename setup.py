@@ -1,8 +1,8 @@
 """Builds pydist._C: every C file under csrc, csrc/kernels/cpu once per instruction set.
 
 Environment: PYDIST_WERROR=1 (warnings are errors), PYDIST_BUILD=debug, PYDIST_SANITIZE=address|undefined|thread,
-ONEDNN_ROOT (its include/ has oneDNN's headers). Files are compiled in parallel, and again only when their command, their
-source or a header that they include has changed: a rebuild in a checkout costs what changed.
+ONEDNN_ROOT (its include/ has oneDNN's headers). Files are compiled in parallel, and again only when their command,
+their source or a header that they include has changed: a rebuild in a checkout costs what changed.
 """
 
 import fcntl
@@ -26,7 +26,8 @@ if X86:
     ISAS["avx512"] = "-mavx512f -mavx512bw -mavx512dq -mavx512vl -mfma -mf16c -mprefer-vector-width=512".split()
 
 COMMON = (
-    "-std=c11 -D_GNU_SOURCE -Icsrc -fvisibility=hidden -fno-math-errno -fno-trapping-math -ffp-contract=off -Wall -Wextra"
+    "-std=c11 -D_GNU_SOURCE -Icsrc -fvisibility=hidden -fno-math-errno -fno-trapping-math -ffp-contract=off "
+    "-Wall -Wextra"
 ).split()
 
 DEBUG = os.environ.get("PYDIST_BUILD") == "debug"

@@ -27,7 +27,12 @@ TORCH_STEPS = {f"torch {kind}": program("mlp_step", "torch", kind) for kind in (
 TORCH_ONLY = {peer: ("torch",) for peer in ("torch", *TORCH_STEPS)}
 
 CASES = [
-    Case("mlp_step: 784-128-10, batch 64, Adam", "us", {"pydist": program("mlp_step", "pydist"), **TORCH_STEPS}, TORCH_ONLY),
+    Case(
+        "mlp_step: 784-128-10, batch 64, Adam",
+        "us",
+        {"pydist": program("mlp_step", "pydist"), **TORCH_STEPS},
+        TORCH_ONLY,
+    ),
     Case("op_call: x.add(y) of 4 numbers", "ns", {p: program("op_call", p) for p in ("pydist", "torch")}, TORCH_ONLY),
     Case(
         "import",

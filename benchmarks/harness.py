@@ -1,7 +1,7 @@
 """Runs the programs of a case in turn, round after round, and prints ratios with both numbers.
 
-A program measures itself and prints seconds as its last line. Rounds are interleaved so that a slow minute of the machine
-hits all peers; a short loop of plain Python before each run (the probe) says how slow it was.
+A program measures itself and prints seconds as its last line. Rounds are interleaved so that a slow minute of the
+machine hits all peers; a short loop of plain Python before each run (the probe) says how slow it was.
 """
 
 import os

@@ -51,8 +51,8 @@ def _counts():
 
 @pytest.fixture(autouse=True)
 def nothing_leaks(request):
-    """After each test, and without the group that its collectives made, the engine's counters of living objects are what
-    they were before."""
+    """After each test, and without the group that its collectives made, the engine's counters of living objects are
+    what they were before."""
     gc.collect()
     gc.freeze()  # what other libraries made so far: the collection after the test looks at the test's objects only
     before = _counts()

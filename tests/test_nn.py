@@ -141,7 +141,8 @@ def test_hooks_change_arguments_and_results():
     with block.register_forward_pre_hook(lambda m, args, kw: (args, {"factor": 2.0}), with_kwargs=True):
         assert same(block(x), plain)
     with block.register_forward_hook(lambda m, args, out: calls.append(len(args))):
-        with block.register_forward_hook(lambda m, args, kw, out: kw["factor"], with_kwargs=True, prepend=True) as first:
+        second = lambda m, args, kw, out: kw["factor"]  # noqa: E731
+        with block.register_forward_hook(second, with_kwargs=True, prepend=True) as first:
             assert block(x, factor=7.0) == 7.0
             assert next(iter(block._forward_hooks)) == first.id
     assert calls == ["pre", 1]
@@ -370,7 +371,9 @@ def test_layer_parity(torch, text, shape, train):
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-@pytest.mark.parametrize("options", ["", "ignore_index=2", "weight=W", "weight=W, ignore_index=0", "label_smoothing=0.1"])
+@pytest.mark.parametrize(
+    "options", ["", "ignore_index=2", "weight=W", "weight=W, ignore_index=0", "label_smoothing=0.1"]
+)
 @pytest.mark.parametrize("kind", ["CrossEntropyLoss", "NLLLoss"])
 def test_loss_parity(torch, kind, options, reduction):
     if kind == "NLLLoss" and "smoothing" in options:

@@ -74,7 +74,7 @@ def test_init_and_destroy():
         ({}, {"world_size": 2, "rank": 2}, ValueError, "rank 2 \\(expected 0 to 1\\)"),
         ({}, {"world_size": 2, "rank": 0}, RuntimeError, "2 ranks, but no launcher .* --nproc-per-node 2"),
         ({}, {"store": 1}, NotImplementedError, "store"),
-        ({}, {"init_method": "tcp://host:1", "world_size": 2, "rank": 0}, NotImplementedError, "init_method 'tcp://host:1'"),
+        ({}, {"init_method": "tcp://h:1", "world_size": 2, "rank": 0}, NotImplementedError, "init_method 'tcp://h:1'"),
         ({"WORLD_SIZE": "two"}, {}, ValueError, "WORLD_SIZE='two' in the environment"),
         ({"WORLD_SIZE": "3", "RANK": "1"}, {}, RuntimeError, "3 ranks, but no launcher"),
         ({"WORLD_SIZE": "1", "RANK": "4"}, {}, ValueError, "rank 4 \\(expected 0 to 0\\)"),

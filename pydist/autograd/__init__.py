@@ -38,7 +38,8 @@ def grad(
 ):
     """The gradients d(sum of outputs * grad_outputs) / d(inputs), as a tuple; no .grad changes.
 
-    An input that the outputs do not depend on raises RuntimeError, gives None (allow_unused) or zeros (materialize_grads).
+    An input that the outputs do not depend on raises RuntimeError, gives None (allow_unused) or zeros
+    (materialize_grads).
 
     >>> import pydist
     >>> x = pydist.tensor(3.0, requires_grad=True)

@@ -1,8 +1,8 @@
 """Collectives on the default or a given group. Each returns None, or with async_op a Work whose wait() ends it.
 
-All ranks of the group must call the same collective with the same arguments: a difference in the operation, the dtype, the
-number of elements, the reduce operation or the root raises CommMismatch on all of them, the death of a rank PeerFailed on
-the others.
+All ranks of the group must call the same collective with the same arguments: a difference in the operation, the dtype,
+the number of elements, the reduce operation or the root raises CommMismatch on all of them, the death of a rank
+PeerFailed on the others.
 """
 
 from pydist import _C

@@ -72,7 +72,7 @@ def _check_backend(backend):
             if not device:
                 raise RuntimeError("init_process_group: backend 'nccl' needs a GPU build (use None or 'gloo' on CPUs)")
         elif name not in _BACKENDS:
-            raise ValueError(f"init_process_group: backend {backend!r} is not there (expected one of {_BACKENDS} or None)")
+            raise ValueError(f"init_process_group: backend {backend!r} is not there (expected {_BACKENDS} or None)")
 
 
 def _number(name, given):
@@ -123,9 +123,9 @@ def init_process_group(
 ):
     """Joins the other ranks. The launcher's environment says who they are; arguments must agree with it.
 
-    `backend`: None, "native" or "gloo" (all the engine's own). `init_method`: None or "env://". `timeout`: a timedelta or
-    seconds after which a wait for a live peer raises CommTimeout. Raises ValueError where the arguments contradict the
-    environment or each other, RuntimeError without a launcher or where called twice.
+    `backend`: None, "native" or "gloo" (all the engine's own). `init_method`: None or "env://". `timeout`: a timedelta
+    or seconds after which a wait for a live peer raises CommTimeout. Raises ValueError where the arguments contradict
+    the environment or each other, RuntimeError without a launcher or where called twice.
     """
     global _asked, _backend
     _check_backend(backend)
@@ -133,7 +133,7 @@ def init_process_group(
         raise NotImplementedError("init_process_group: store (the launcher has one)")
     if init_method not in (None, "env://") and "PYDIST_CONTROL" not in os.environ and world_size != 1:
         raise NotImplementedError(
-            f"init_process_group: init_method {init_method!r} (start the script with `python -m pydist.run`, which needs none)"
+            f"init_process_group: init_method {init_method!r} (`python -m pydist.run` needs none)"
         )
     with _lock:
         if _asked:

@@ -1,4 +1,5 @@
-"""Ranks as threads of one process: the same collectives and algorithms without a launcher, for tests and experiments."""
+"""Ranks as threads of one process: the same collectives and algorithms without a launcher, for tests and
+experiments."""
 
 import threading
 import traceback
@@ -10,9 +11,9 @@ from pydist.distributed.process_group import _here, destroy_process_group
 def run(fn, world, *args):
     """Calls fn(rank, *args) in `world` threads that form a process group. Returns the results by rank.
 
-    In each thread get_rank(), collectives and DistributedDataParallel mean that thread's rank, and random numbers are its
-    own. Where a rank raises, the others' collectives raise PeerFailed, and the first error that is not such a consequence
-    is raised here.
+    In each thread get_rank(), collectives and DistributedDataParallel mean that thread's rank, and random numbers are
+    its own. Where a rank raises, the others' collectives raise PeerFailed, and the first error that is not such a
+    consequence is raised here.
 
     >>> import pydist
     >>> def work(rank):

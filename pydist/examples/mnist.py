@@ -4,8 +4,8 @@
     python -m pydist.run --nproc-per-node 2 -m pydist.examples.mnist
     python -m pydist.run --nproc-per-node 2 -m pydist.examples.mnist --data DIR --epochs 5
 
-DIR holds the idx files of MNIST or Fashion-MNIST; without it scikit-learn's digits (8 x 8 pixels) are used. The batch is
-global: ranks divide it, so that the result does not depend on their number.
+DIR holds the idx files of MNIST or Fashion-MNIST; without it scikit-learn's digits (8 x 8 pixels) are used. The batch
+is global: ranks divide it, so that the result does not depend on their number.
 """
 
 import argparse

@@ -113,7 +113,8 @@ class Optimizer:
         return RemovableHandle(self._step_post_hooks, hook)
 
     def state_dict(self):
-        """{"state": {index: ...}, "param_groups": [{..., "params": [indices]}]}, parameters numbered over all groups."""
+        """{"state": {index: ...}, "param_groups": [{..., "params": [indices]}]}, parameters numbered over all
+        groups."""
         index = {id(p): i for i, p in enumerate(p for group in self.param_groups for p in group["params"])}
         groups = [{**group, "params": [index[id(p)] for p in group["params"]]} for group in self.param_groups]
         for group in groups:  # PyTorch's dictionaries have the parameters last

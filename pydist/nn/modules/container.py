@@ -110,7 +110,7 @@ class ModuleList(_Ordered):
             else:
                 runs.append([i, i, text])
         lines = [
-            f"({first}): {_indent(text)}" if first == last else f"({first}-{last}): {last - first + 1} x {_indent(text)}"
+            (f"({first}): " if first == last else f"({first}-{last}): {last - first + 1} x ") + _indent(text)
             for first, last, text in runs
         ]
         name = self._get_name()

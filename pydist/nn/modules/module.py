@@ -439,7 +439,8 @@ class Module:
         if strict:
             for title, keys in (("Unexpected", unexpected), ("Missing", missing)):
                 if keys:
-                    errors.insert(0, f"{title} key(s) in state_dict: {', '.join(f'{chr(34)}{k}{chr(34)}' for k in keys)}. ")
+                    listed = ", ".join(f'"{key}"' for key in keys)
+                    errors.insert(0, f"{title} key(s) in state_dict: {listed}. ")
         if errors:
             listed = "\n\t".join(errors)
             raise RuntimeError(f"Error(s) in loading state_dict for {type(self).__name__}:\n\t{listed}")

@@ -11,8 +11,8 @@ def _gathered(data, group):
 
 
 def check_agreement(what, lines, group):
-    """Raises RuntimeError on every rank, with the same text, where the ranks' lists differ. Costs one all_gather of 8 bytes
-    where they agree."""
+    """Raises RuntimeError on every rank, with the same text, where the ranks' lists differ. Costs one all_gather of 8
+    bytes where they agree."""
     if group.size == 1:
         return
     from hashlib import blake2b

@@ -16,10 +16,10 @@ class DistributedDataParallel(Module):
     """Wraps `module`: backward leaves in each parameter's .grad the mean over all ranks.
 
     At construction the ranks compare names, shapes and dtypes of all parameters and buffers (RuntimeError on every rank
-    naming the first that differs) and take rank 0's values (init_sync). Gradients are views of buckets of `bucket_cap_mb`
-    MiB (25; then the first has 1 MiB), each reduced as soon as it is full. Parameters that a forward pass does not use
-    are handled at no cost; `find_unused_parameters`, `gradient_as_bucket_view` and `static_graph` are accepted and mean
-    nothing here. With `broadcast_buffers` every forward pass starts from rank 0's buffers.
+    naming the first that differs) and take rank 0's values (init_sync). Gradients are views of buckets of
+    `bucket_cap_mb` MiB (25; then the first has 1 MiB), each reduced as soon as it is full. Parameters that a forward
+    pass does not use are handled at no cost; `find_unused_parameters`, `gradient_as_bucket_view` and `static_graph` are
+    accepted and mean nothing here. With `broadcast_buffers` every forward pass starts from rank 0's buffers.
 
     In a world of one it only calls the module.
 
@@ -49,7 +49,8 @@ class DistributedDataParallel(Module):
         named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
         if not named:
             raise RuntimeError(
-                "DistributedDataParallel is not needed when a module doesn't have any parameters that require a gradient."
+                "DistributedDataParallel is not needed when a module doesn't have any parameters that require a "
+                "gradient."
             )
         self.module = module
         self.process_group = current(process_group)

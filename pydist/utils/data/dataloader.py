@@ -17,10 +17,10 @@ class DataLoader:
     items of `sampler`, or of all items in turn or (shuffle) at random. `batch_size=None`: single items.
 
     With `num_workers` threads `prefetch_factor` (2) batches per thread are made ahead; the order stays, an error in a
-    thread is raised here with its own traceback, and no thread outlives the loop. Random numbers drawn for a batch depend
-    on the seed, the epoch, the batch's number and the rank, not on the number of threads. A whole batch of a TensorDataset
-    is one index operation per tensor. `pin_memory`, `multiprocessing_context` and `persistent_workers` are accepted and
-    mean nothing here. An IterableDataset is read by one thread at most.
+    thread is raised here with its own traceback, and no thread outlives the loop. Random numbers drawn for a batch
+    depend on the seed, the epoch, the batch's number and the rank, not on the number of threads. A whole batch of a
+    TensorDataset is one index operation per tensor. `pin_memory`, `multiprocessing_context` and `persistent_workers`
+    are accepted and mean nothing here. An IterableDataset is read by one thread at most.
 
     >>> import pydist
     >>> data = pydist.utils.data.TensorDataset(pydist.arange(5))
@@ -74,9 +74,9 @@ class DataLoader:
     def _set_order(self, batch_size, shuffle, sampler, batch_sampler, drop_last):
         if self._is_iterable:
             if shuffle:
-                raise ValueError(f"DataLoader with IterableDataset: expected unspecified shuffle option, but got {shuffle}")
+                raise ValueError(f"DataLoader with IterableDataset: expected no shuffle option, but got {shuffle}")
             if sampler is not None or batch_sampler is not None:
-                raise ValueError("DataLoader with IterableDataset: expected unspecified sampler and batch_sampler option")
+                raise ValueError("DataLoader with IterableDataset: expected no sampler and no batch_sampler")
         if sampler is not None and shuffle:
             raise ValueError("sampler option is mutually exclusive with shuffle")
         if batch_sampler is not None:
@@ -90,8 +90,10 @@ class DataLoader:
         elif batch_size is not None and batch_size <= 0:
             raise ValueError(f"batch_size should be a positive integer value, but got batch_size={batch_size}")
         if not self._is_iterable:
-            if sampler is None:
-                sampler = RandomSampler(self.dataset, generator=self.generator) if shuffle else SequentialSampler(self.dataset)
+            if sampler is None and shuffle:
+                sampler = RandomSampler(self.dataset, generator=self.generator)
+            elif sampler is None:
+                sampler = SequentialSampler(self.dataset)
             if batch_size is not None:
                 batch_sampler = BatchSampler(sampler, batch_size, drop_last)
         self.batch_size, self.drop_last = batch_size, drop_last

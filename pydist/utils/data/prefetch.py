@@ -1,7 +1,7 @@
 """Work done ahead by threads, its results taken in order.
 
-Threads and not processes: the engine never forks, and loading is mostly the engine's own copies, decoding and I/O, which
-leave the interpreter free.
+Threads and not processes: the engine never forks, and loading is mostly the engine's own copies, decoding and I/O,
+which leave the interpreter free.
 """
 
 import threading
@@ -66,8 +66,9 @@ def _take(job, timeout):
 
 
 def prefetch(tasks, work, start, workers, ahead, timeout, dataset):
-    """Yields work(task) for each task, in order, computed by `workers` threads up to `ahead` tasks before they are asked
-    for. Each thread calls `start(its number)` first. An error is raised in the place of its result, and ends the rest.
+    """Yields work(task) for each task, in order, computed by `workers` threads up to `ahead` tasks before they are
+    asked for. Each thread calls `start(its number)` first. An error is raised in the place of its result, and ends the
+    rest.
 
     When the generator ends, is closed or forgotten, the threads finish the task at hand and are joined. Only where a
     result did not come within `timeout` seconds (RuntimeError) are they left to end by themselves.
