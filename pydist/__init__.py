@@ -11,11 +11,11 @@ Importing this package opens no socket, starts no thread and does not import Num
 
 import os as _os
 
-# Idle OpenMP threads would spin for some 15 ms by default and starve loader threads and other ranks; 1000 rounds are about
-# 50 us. libgomp reads this when the engine loads it, so it does not stay in the environment.
+# Idle OpenMP threads would spin for some 15 ms by default and starve loader threads and other ranks; 10000 rounds are about
+# 0.5 ms. libgomp reads this when the engine loads it, so it does not stay in the environment.
 _spins = not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & _os.environ.keys()
 if _spins:
-    _os.environ["GOMP_SPINCOUNT"] = "1000"
+    _os.environ["GOMP_SPINCOUNT"] = "10000"
 try:
     from pydist._C import *  # first: without a built extension its error says so
     from pydist import _C
