@@ -233,7 +233,35 @@ PD_CPU_FUNCTION(void, where, size_t size, const pd_loop *l) {
     PD_SUFFIXED(pd_rows_run)(&r);
 }
 
+/* out[i][j] = in[j][i] in squares of SQUARE elements a side, so that lines of both stay in the first-level cache. */
+#define SQUARE 32
+typedef struct turn_job { const pd_loop *l; int size; } turn_job;
+#define TURN(T)                                                                                                  \
+    for (int64_t i = i0; i < i1; i++)                                                                            \
+        for (int64_t j = j0; j < j1; j++)                                                                        \
+            ((T *)(void *)(l->ptr[0] + i * l->stride[0][0]))[j] = ((const T *)(const void *)(l->ptr[1] + j * l->stride[1][1]))[i];
+static void turn_part(void *ctx, int64_t begin, int64_t end) {
+    const turn_job *t = ctx;
+    const pd_loop *l = t->l;
+    for (int64_t b = begin; b < end; b++)
+        for (int64_t j0 = 0; j0 < l->size[1]; j0 += SQUARE) {
+            int64_t i0 = b * SQUARE, i1 = l->size[0] - i0 < SQUARE ? l->size[0] : i0 + SQUARE;
+            int64_t j1 = l->size[1] - j0 < SQUARE ? l->size[1] : j0 + SQUARE;
+            if (t->size == 1) TURN(uint8_t)
+            else if (t->size == 2) TURN(uint16_t)
+            else if (t->size == 4) TURN(uint32_t)
+            else TURN(uint64_t)
+        }
+}
+
 PD_CPU_FUNCTION(void, copy, pd_dtype to, pd_dtype from, const pd_loop *l) {
+    int64_t size = (int64_t)pd_dtype_size(to);
+    if (to == from && l->ndim == 2 && l->stride[0][1] == size && l->stride[1][0] == size && l->stride[1][1] > 4 * size && size <= 8) {
+        turn_job t = {l, (int)size};
+        int64_t bands = (l->size[0] + SQUARE - 1) / SQUARE, grain = PD_GRAIN / (SQUARE * (l->size[1] > 0 ? l->size[1] : 1));
+        if (l->numel > 0) pd_parallel(bands, grain > 0 ? grain : 1, turn_part, &t);
+        return;
+    }
     uint8_t d = (uint8_t)pd_dtype_size(to), s = (uint8_t)pd_dtype_size(from);
     pd_row row = PD_CASTS[to][from];
     if (to == from) row = d == 1 ? move_uint8_t : d == 2 ? move_uint16_t : d == 4 ? move_uint32_t : move_uint64_t;

@@ -95,7 +95,7 @@ static int64_t slot_bytes(const pd_gemm *c, const grid *g) {
     return bytes;
 }
 
-PD_CPU_FUNCTION(size_t, gemm_scratch, const pd_gemm *c) {
+static size_t scratch_of(const pd_gemm *c) {
     grid g = plan(c);
     int64_t size = c->t == PD_F64 ? 8 : 4;
     return (size_t)(g.slots * slot_bytes(c, &g) + (g.split > 1 ? g.split * up(c->M * c->N * size, 64) : 0));
@@ -164,8 +164,30 @@ static void join_rows(void *ctx, int64_t begin, int64_t end) {
     }
 }
 
+/* y = A^T x with A's columns contiguous: as the product of a row by A, whose vectors lie along them. */
+static bool turned(const pd_gemm *c, pd_gemm *to) {
+    if (c->N != 1 || c->M < 4 || c->c_row != 1 || c->a_row != 1 || c->a_col == 1) return false;
+    *to = *c;
+    to->M = 1, to->N = c->M;
+    to->a_batch = c->b_batch, to->a_row = 1, to->a_col = c->b_row;
+    to->b_batch = c->a_batch, to->b_row = c->a_col, to->b_col = c->a_row;
+    to->c_row = c->M;
+    return true;
+}
+
+PD_CPU_FUNCTION(size_t, gemm_scratch, const pd_gemm *c) {
+    pd_gemm row;
+    size_t most = scratch_of(c), turn = turned(c, &row) ? scratch_of(&row) : 0;
+    return most > turn ? most : turn;
+}
+
 PD_CPU_FUNCTION(void, gemm, const pd_gemm *c, const void *A, const void *B, const void *bias, void *C, void *scratch) {
     if (c->batch <= 0 || c->M <= 0 || c->N <= 0) return;
+    pd_gemm row;
+    if (!bias && turned(c, &row)) {
+        const void *was = A;
+        c = &row, A = B, B = was;
+    }
     gemm_job j = {.c = c, .g = plan(c), .A = A, .B = B, .bias = bias, .C = C, .scratch = scratch};
     j.slot = slot_bytes(c, &j.g);
     int64_t tasks = c->batch * j.g.tm * j.g.tn * j.g.split;
