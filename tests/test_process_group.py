@@ -128,6 +128,20 @@ def test_first_collective_joins(launch):
     assert lines(done) == [f"[{rank}] [6.0, 12.0, 2.0, 6.0, 1.0, 3.0] [2]" for rank in range(3)]
 
 
+def test_dropout_differs_between_processes(launch):
+    done = launch("""
+        pydist.manual_seed(3)
+        dist.init_process_group()
+        mask = pydist.nn.functional.dropout(pydist.ones(64))
+        for value in (mask, pydist.rand(64)):
+            low, high = value.clone(), value.clone()
+            dist.all_reduce(low, dist.ReduceOp.MIN)
+            dist.all_reduce(high, dist.ReduceOp.MAX)
+            print(bool((low == high).all()))
+    """)  # fmt: skip
+    assert lines(done) == ["[0] False", "[0] True", "[1] False", "[1] True"]
+
+
 def test_arguments_that_contradict_the_launcher(launch):
     done = launch("""
         for wrong in ({"rank": 1 - dist.get_rank()}, {"world_size": 5}):
@@ -203,6 +217,23 @@ def test_threads_have_their_own_random_numbers():
     a, b = dist.threads.run(work, 2)
     assert a != b and pydist.get_rng_state() == state
     assert dist.threads.run(work, 2) == [a, b]
+
+
+def test_equal_seeds_equal_weights_different_masks():
+    """Same manual_seed everywhere: parameters and permutations are equal, dropout is not, before and after it."""
+
+    def work(rank):
+        pydist.manual_seed(3)
+        weight, mask = pydist.nn.Linear(8, 8).weight.tolist(), pydist.nn.functional.dropout(pydist.ones(64)).tolist()
+        return weight, mask, pydist.randn(4).tolist()
+
+    pydist.manual_seed(3)
+    single = pydist.nn.Linear(8, 8).weight.tolist(), pydist.nn.functional.dropout(pydist.ones(64)).tolist()
+    results = dist.threads.run(work, 3)
+    assert [weight for weight, *_ in results] == [single[0]] * 3
+    assert results[0][1] == single[1] and len({str(mask) for _, mask, _ in results}) == 3
+    assert results[0][2] == results[1][2] == results[2][2]
+    assert dist.threads.run(work, 3) == results
 
 
 def test_the_cause_is_raised():

@@ -1,7 +1,11 @@
 /* Counter-based random numbers: Philox4x32-10 (Salmon et al., SC 2011).
 
    A draw is a pure function of (seed, stream, counter): no state but the counter that the caller keeps, so results do
-   not depend on threads, workers or the order of evaluation. `stream` is the logical shard (by default the rank). */
+   not depend on threads, workers or the order of evaluation.
+
+   Ranks that seed alike draw alike, so parameters and permutations start equal; what has to differ between replicas of
+   one model (dropout's masks) is drawn in the stream of the logical shard, by default the rank. The counter goes on in
+   step either way. */
 #ifndef PD_BASE_RNG_H
 #define PD_BASE_RNG_H
 
@@ -35,13 +39,14 @@ typedef struct pd_rng_key {
     uint32_t stream;
 } pd_rng_key;
 
-/* The process-wide default generator. Ranks-as-threads override seed and stream for their own thread. */
+/* The process-wide default generator and shard; a thread may have its own. */
 void pd_rng_seed(uint64_t seed);
 uint64_t pd_rng_initial_seed(void);
-void pd_rng_set_stream(uint32_t stream);
 pd_rng_key pd_rng_next(void);             /* takes the next call number */
+pd_rng_key pd_rng_next_of_shard(void);    /* the same, in the shard's own stream */
+void pd_rng_set_shard(uint32_t shard);    /* 0: as in one process */
 void pd_rng_get(pd_rng_key *state);       /* {seed, next call, stream} */
 void pd_rng_set(const pd_rng_key *state);
-void pd_rng_own(int own);                 /* 1: this thread gets a generator of its own, a copy of the default */
+void pd_rng_own(int own);                 /* 1: this thread gets a generator and shard of its own, copies of the default */
 
 #endif

@@ -450,11 +450,16 @@ static PyObject *f_set_rng_state(PyObject *module, PyObject *state) {
 }
 static PyObject *f_rng_own(PyObject *module, PyObject *args) {
     int own;
-    unsigned stream = 0;
     (void)module;
-    if (!PyArg_ParseTuple(args, "p|I:_rng_own", &own, &stream)) return NULL;
+    if (!PyArg_ParseTuple(args, "p:_rng_own", &own)) return NULL;
     pd_rng_own(own);
-    pd_rng_set_stream(stream);
+    Py_RETURN_NONE;
+}
+static PyObject *f_rng_shard(PyObject *module, PyObject *args) {
+    int shard;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "i:_rng_shard", &shard)) return NULL;
+    pd_rng_set_shard((uint32_t)shard);
     Py_RETURN_NONE;
 }
 
@@ -476,7 +481,8 @@ static PyMethodDef functions[] = {
     {"initial_seed", f_initial_seed, METH_NOARGS, "initial_seed()\n\nThe seed of the default stream."},
     {"get_rng_state", f_get_rng_state, METH_NOARGS, "get_rng_state()\n\n(seed, next call, stream) of the default stream."},
     {"set_rng_state", f_set_rng_state, METH_O, "set_rng_state(state)\n\nAs get_rng_state gave it."},
-    {"_rng_own", f_rng_own, METH_VARARGS, "_rng_own(own, stream=0): a generator of this thread's own."},
+    {"_rng_own", f_rng_own, METH_VARARGS, "_rng_own(own): a generator of this thread's own, or not."},
+    {"_rng_shard", f_rng_shard, METH_VARARGS, "_rng_shard(n): what dropout draws here differs from other shards."},
     {0},
 };
 

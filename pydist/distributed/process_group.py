@@ -103,6 +103,7 @@ def _join(timeout, world_size, rank):
             f"`python -m pydist.run --nproc-per-node {world} script.py`"
         )
     _default = _C.comm_init(rank, world, address, int(os.environ.get("PYDIST_SECRET_FD", -1)), timeout)
+    _C._rng_shard(rank)
     if address is not None:
         from pydist.distributed._ending import watch
 
@@ -161,3 +162,4 @@ def destroy_process_group(group=None):
         _here.group = None
     elif group is _default:
         _default, _asked, _backend = None, False, "native"
+        _C._rng_shard(0)

@@ -28,6 +28,7 @@ def run(fn, world, *args):
 
     def body(rank):
         _C._rng_own(True)  # as in a process: a generator of its own
+        _C._rng_shard(rank)
         try:
             _here.group = _C.comm_init_hub(hub, rank)
             results[rank] = fn(rank, *args)
