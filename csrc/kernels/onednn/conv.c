@@ -153,13 +153,14 @@ static pd_dnn_plan *plan_of(const pd_conv *c, conv_kind kind, bool bias, int64_t
 /* ---- gradients: parts of the images ---- */
 
 #define PARTS_MAX 16
-#define PARTS_BYTES (64 << 20) /* of all parts' weight gradients together, beyond the first two */
+#define PARTS_MIN 4
+#define PARTS_BYTES (24 << 20) /* of the weight gradients of more than PARTS_MIN parts: more than that costs time to add */
 
 typedef struct parts { int64_t count, images, rest; } parts; /* count parts of `images`, the last one of `rest` */
 
 static parts cut(const pd_conv *c, conv_kind kind) {
     int64_t bytes = c->K * (c->C / c->groups) * c->R * c->S * 4, most = PARTS_BYTES / (bytes > 0 ? bytes : 1);
-    most = most < 2 ? 2 : most > PARTS_MAX || kind != WEIGHT ? PARTS_MAX : most;
+    most = most < PARTS_MIN ? PARTS_MIN : most > PARTS_MAX || kind != WEIGHT ? PARTS_MAX : most;
     parts p = {.images = (c->N + most - 1) / most};
     p.count = (c->N + p.images - 1) / p.images;
     p.rest = c->N - (p.count - 1) * p.images;

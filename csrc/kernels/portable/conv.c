@@ -4,27 +4,37 @@
 
 #include "base/threads.h"
 
-/* One image and one group at a time, with p q = P Q places and red = C / groups * R * S numbers summed for each:
+/* A block of images and one group at a time, with places = P Q and red = C / groups * R * S numbers summed for each.
+   col holds the windows of all output places, contiguous along what is contiguous in an image:
 
-       col[p q][red]     row: the window of one output place, in the order of a filter (c r s, or r s c where w is nhwc)
+       nhwc: col[image][place][red]      a window in the order of a filter (c r s, or r s c where w is nhwc)
+       nchw: col[image][red][place]      one row for each number of a filter
 
-       forward       y = col w^T      (or its transpose, where y is [K, P, Q])
-       grad_input    col' = gy w,     then each input place adds up what lies on it in col'
-       grad_weight   gw += gy^T col
+       forward       y = col w^T
+       grad_input    col' = gy w, then each number of the image adds up the places of col' that were read from it
+       grad_weight   a partial gw = gy^T col for each image, added in the order of the images
 
-   A 1 x 1 convolution of stride 1 without padding needs no col: x is one. */
+   A 1 x 1 convolution of stride 1 without padding needs no col: it is x (or gx). How many images make a block depends on
+   the shape alone. */
+#define BLOCK_BYTES (4 << 20) /* of col, or of partial gradients: about a second-level cache */
+#define BLOCK_IMAGES 16       /* enough to keep threads busy with whole images */
+
 typedef struct shape {
     const pd_conv *c;
     pd_dtype t; /* F32 or F64 */
-    int64_t size, Cg, Kg, red, places;
-    int64_t xc, xh, xw, kc, kr, ks; /* strides in an image and in a row of col */
+    int64_t size, Cg, Kg, red, places, block;
+    int64_t x_image, y_image;              /* elements of an image, all groups */
+    int64_t xc, xh, xw, kc, kr, ks;        /* strides in an image and in a filter */
+    int64_t col_image, col_place, col_red; /* strides of col, or of x where it serves as col */
     bool plain;
 } shape;
 
 static shape shape_of(const pd_conv *c) {
-    shape s = {.c = c, .t = c->t == PD_F64 ? PD_F64 : PD_F32, .Cg = c->C / c->groups, .Kg = c->K / c->groups, .places = c->P * c->Q};
+    shape s = {.c = c, .t = c->t == PD_F64 ? PD_F64 : PD_F32, .places = c->P * c->Q};
+    s.Cg = c->C / c->groups, s.Kg = c->K / c->groups;
     s.size = (int64_t)pd_dtype_size(s.t);
     s.red = s.Cg * c->R * c->S;
+    s.x_image = c->C * c->H * c->W, s.y_image = c->K * s.places;
     s.xc = c->x_nhwc ? 1 : c->H * c->W;
     s.xh = c->x_nhwc ? c->W * c->C : c->W;
     s.xw = c->x_nhwc ? c->C : 1;
@@ -32,6 +42,12 @@ static shape shape_of(const pd_conv *c) {
     s.kr = c->w_nhwc ? c->S * s.Cg : c->S;
     s.ks = c->w_nhwc ? s.Cg : 1;
     s.plain = c->R == 1 && c->S == 1 && c->stride[0] == 1 && c->stride[1] == 1 && !c->padding[0] && !c->padding[1];
+    s.col_image = s.plain ? s.x_image : s.places * s.red;
+    s.col_place = s.plain ? s.xw : c->x_nhwc ? s.red : 1;
+    s.col_red = s.plain ? s.xc : c->x_nhwc ? 1 : s.places;
+    int64_t bytes = s.red * (s.places > s.Kg ? s.places : s.Kg) * s.size, fit = bytes > 0 ? BLOCK_BYTES / bytes : 1;
+    int64_t most = c->N < 1 ? 1 : c->N < BLOCK_IMAGES ? c->N : BLOCK_IMAGES;
+    s.block = fit < 1 ? 1 : fit > most ? most : fit;
     return s;
 }
 
@@ -40,107 +56,99 @@ static bool is_half(pd_dtype t) { return t == PD_F16 || t == PD_BF16; }
 
 typedef enum product { FORWARD, INPUT, WEIGHT } product;
 
-/* The product of one image and group; A and B as in the drawing. */
-static pd_gemm gemm_of(const shape *s, product what) {
+/* The products of `images` images and one group; A and B are what each of the three passes. */
+static pd_gemm gemm_of(const shape *s, product what, int64_t images) {
     const pd_conv *c = s->c;
-    int64_t col_row = s->plain ? s->xw : s->red, col_col = s->plain ? s->xc : 1;
-    int64_t y_place = c->y_nhwc ? c->K : 1, y_k = c->y_nhwc ? 1 : s->places;
-    pd_gemm g = {.t = s->t, .batch = 1};
-    if (what == FORWARD && c->y_nhwc) {
+    const int64_t y_place = c->y_nhwc ? c->K : 1, y_k = c->y_nhwc ? 1 : s->places;
+    pd_gemm g = {.t = s->t, .batch = images};
+    if (what == FORWARD && c->y_nhwc) { /* col w^T */
         g.M = s->places, g.N = s->Kg, g.K = s->red;
-        g.a_row = col_row, g.a_col = col_col, g.b_row = 1, g.b_col = s->red, g.c_row = c->K;
-    } else if (what == FORWARD) {
+        g.a_batch = s->col_image, g.a_row = s->col_place, g.a_col = s->col_red;
+        g.b_row = 1, g.b_col = s->red;
+        g.c_batch = s->y_image, g.c_row = c->K;
+    } else if (what == FORWARD) { /* w col^T */
         g.M = s->Kg, g.N = s->places, g.K = s->red;
-        g.a_row = s->red, g.a_col = 1, g.b_row = col_col, g.b_col = col_row, g.c_row = s->places;
-    } else if (what == INPUT) {
+        g.a_row = s->red, g.a_col = 1;
+        g.b_batch = s->col_image, g.b_row = s->col_red, g.b_col = s->col_place;
+        g.c_batch = s->y_image, g.c_row = s->places;
+    } else if (what == INPUT && c->x_nhwc) { /* gy w */
         g.M = s->places, g.N = s->red, g.K = s->Kg;
-        g.a_row = y_place, g.a_col = y_k, g.b_row = s->red, g.b_col = 1, g.c_row = s->red;
-    } else {
+        g.a_batch = s->y_image, g.a_row = y_place, g.a_col = y_k;
+        g.b_row = s->red, g.b_col = 1;
+        g.c_batch = s->col_image, g.c_row = s->col_place;
+    } else if (what == INPUT) { /* w^T gy^T */
+        g.M = s->red, g.N = s->places, g.K = s->Kg;
+        g.a_row = 1, g.a_col = s->red;
+        g.b_batch = s->y_image, g.b_row = y_k, g.b_col = y_place;
+        g.c_batch = s->col_image, g.c_row = s->col_red;
+    } else { /* gy^T col */
         g.M = s->Kg, g.N = s->red, g.K = s->places;
-        g.a_row = y_k, g.a_col = y_place, g.b_row = col_row, g.b_col = col_col, g.c_row = s->red;
+        g.a_batch = s->y_image, g.a_row = y_k, g.a_col = y_place;
+        g.b_batch = s->col_image, g.b_row = s->col_place, g.b_col = s->col_red;
+        g.c_batch = s->Kg * s->red, g.c_row = s->red;
     }
     return g;
 }
 
-/* Where images and groups begin, in elements. */
-static int64_t x_at(const shape *s, int64_t n, int64_t g) { return n * s->c->C * s->c->H * s->c->W + g * s->Cg * s->xc; }
-static int64_t y_at(const shape *s, int64_t n, int64_t g) { return n * s->c->K * s->places + g * s->Kg * (s->c->y_nhwc ? 1 : s->places); }
+/* Where a group of an image begins, in bytes. */
+static int64_t x_at(const shape *s, int64_t n, int64_t g) { return (n * s->x_image + g * s->Cg * s->xc) * s->size; }
+static int64_t y_at(const shape *s, int64_t n, int64_t g) {
+    return (n * s->y_image + g * s->Kg * (s->c->y_nhwc ? 1 : s->places)) * s->size;
+}
+static int64_t w_at(const shape *s, int64_t g) { return g * s->Kg * s->red * s->size; }
 
-typedef struct col_job { const shape *s; const char *from; char *to; } col_job;
+/* ---- between an image and col ---- */
 
-static void im2col_rows(void *ctx, int64_t begin, int64_t end) {
-    const col_job *j = ctx;
-    const shape *s = j->s;
-    const pd_conv *c = s->c;
-    const int64_t size = s->size;
-    for (int64_t place = begin; place < end; place++) {
-        char *row = j->to + place * s->red * size;
-        int64_t h0 = place / c->Q * c->stride[0] - c->padding[0], w0 = place % c->Q * c->stride[1] - c->padding[1];
-        for (int64_t r = 0; r < c->R; r++)
-            for (int64_t q = 0; q < c->S; q++) {
-                int64_t h = h0 + r * c->dilation[0], w = w0 + q * c->dilation[1];
-                bool inside = h >= 0 && h < c->H && w >= 0 && w < c->W;
-                char *to = row + (r * s->kr + q * s->ks) * size;
-                const char *from = inside ? j->from + (h * s->xh + w * s->xw) * size : NULL;
-                if (s->kc == 1 && (s->xc == 1 || !inside)) {
-                    if (inside) memcpy(to, from, (size_t)(s->Cg * size));
-                    else memset(to, 0, (size_t)(s->Cg * size));
-                } else
-                    for (int64_t k = 0; k < s->Cg; k++) {
-                        if (inside) memcpy(to + k * s->kc * size, from + k * s->xc * size, (size_t)size);
-                        else memset(to + k * s->kc * size, 0, (size_t)size);
-                    }
-            }
-    }
+/* [begin, end) of the output positions q whose input, q * stride + offset, lies in [0, n). */
+static void inside(int64_t Q, int64_t n, int64_t stride, int64_t offset, int64_t *begin, int64_t *end) {
+    int64_t first = offset < 0 ? (-offset + stride - 1) / stride : 0;
+    int64_t last = offset < n ? (n - 1 - offset) / stride + 1 : 0;
+    *begin = first < Q ? first : Q;
+    *end = last < *begin ? *begin : last < Q ? last : Q;
 }
 
-/* Input rows h: each place adds the entries of col that were read from it, in the order of r and s. */
-#define COL2IM(T)                                                                                                  \
-    static void col2im_##T(void *ctx, int64_t begin, int64_t end) {                                                \
-        const col_job *j = ctx;                                                                                    \
-        const shape *s = j->s;                                                                                     \
-        const pd_conv *c = s->c;                                                                                   \
-        const T *col = (const T *)(const void *)j->from;                                                           \
-        for (int64_t at = begin; at < end; at++) {                                                                 \
-            int64_t h = at / c->W, w = at % c->W;                                                                  \
-            T *to = (T *)(void *)j->to + h * s->xh + w * s->xw;                                                    \
-            for (int64_t k = 0; k < s->Cg; k++) to[k * s->xc] = 0;                                                 \
-            for (int64_t r = 0; r < c->R; r++)                                                                     \
-                for (int64_t q = 0; q < c->S; q++) {                                                               \
-                    int64_t ph = h + c->padding[0] - r * c->dilation[0], pw = w + c->padding[1] - q * c->dilation[1]; \
-                    if (ph < 0 || pw < 0 || ph % c->stride[0] || pw % c->stride[1]) continue;                      \
-                    ph /= c->stride[0], pw /= c->stride[1];                                                        \
-                    if (ph >= c->P || pw >= c->Q) continue;                                                        \
-                    const T *from = col + (ph * c->Q + pw) * s->red + r * s->kr + q * s->ks;                       \
-                    if (s->xc == 1 && s->kc == 1) for (int64_t k = 0; k < s->Cg; k++) to[k] += from[k];            \
-                    else for (int64_t k = 0; k < s->Cg; k++) to[k * s->xc] += from[k * s->kc];                     \
-                }                                                                                                  \
-        }                                                                                                          \
-    }
-COL2IM(float)
-COL2IM(double)
+typedef struct col_job { const shape *s; char *image, *col; } col_job; /* image: the group's part of the block's first */
+typedef struct add_job { const shape *s; char *partials, *to; int64_t images; bool first; } add_job;
 
-static void im2col(const shape *s, const char *x, char *col) {
-    col_job j = {s, x, col};
-    int64_t grain = PD_GRAIN / (s->red > 0 ? s->red : 1);
-    pd_parallel(s->places, grain > 0 ? grain : 1, im2col_rows, &j);
+#define T float
+#define FN(name) name##_float
+#include "kernels/portable/im2col.inc"
+#undef T
+#undef FN
+#define T double
+#define FN(name) name##_double
+#include "kernels/portable/im2col.inc"
+#undef T
+#undef FN
+
+static void over(int64_t n, int64_t each, pd_range_fn fn, void *ctx) {
+    int64_t grain = PD_GRAIN / (each > 0 ? each : 1);
+    pd_parallel(n, grain > 0 ? grain : 1, fn, ctx);
 }
-static void col2im(const shape *s, const char *col, char *gx) {
-    col_job j = {s, col, gx};
-    int64_t grain = PD_GRAIN / (s->red > 0 ? s->red : 1);
-    pd_parallel(s->c->H * s->c->W, grain > 0 ? grain : 1, s->t == PD_F64 ? col2im_double : col2im_float, &j);
+static void im2col(const shape *s, const char *x, int64_t images, char *col) {
+    col_job j = {s, (char *)(uintptr_t)x, col};
+    if (s->c->x_nhwc) over(images * s->places, s->red, s->t == PD_F64 ? windows_from_double : windows_from_float, &j);
+    else over(images * s->red, s->places, s->t == PD_F64 ? rows_from_double : rows_from_float, &j);
+}
+static void col2im(const shape *s, char *col, int64_t images, char *gx) {
+    col_job j = {s, gx, col};
+    if (s->c->x_nhwc) over(images * s->c->H * s->c->W, s->red, s->t == PD_F64 ? windows_to_double : windows_to_float, &j);
+    else over(images * s->Cg, s->places * s->c->R * s->c->S, s->t == PD_F64 ? rows_to_double : rows_to_float, &j);
 }
 
 static size_t gemm_bytes(const shape *s) {
     size_t most = 0;
-    for (product p = FORWARD; p <= WEIGHT; p++) {
-        pd_gemm g = gemm_of(s, p);
-        size_t b = pd_cpu()->gemm_scratch(&g);
-        most = b > most ? b : most;
-    }
+    for (product p = FORWARD; p <= WEIGHT; p++)
+        for (int rest = 0; rest < 2; rest++) { /* a whole block, and the last one */
+            int64_t images = rest ? s->c->N % s->block : s->block;
+            pd_gemm g = gemm_of(s, p, images ? images : 1);
+            size_t b = pd_cpu()->gemm_scratch(&g);
+            most = b > most ? b : most;
+        }
     return up(most);
 }
-static size_t col_bytes(const shape *s) { return up((size_t)(s->places * s->red * s->size)); }
+static size_t col_bytes(const shape *s) { return s->plain ? 0 : up((size_t)(s->block * s->places * s->red * s->size)); }
+static size_t partial_bytes(const shape *s) { return s->block > 1 ? up((size_t)(s->block * s->Kg * s->red * s->size)) : 0; }
 
 /* ---- halves: everything converted to float ---- */
 
@@ -171,7 +179,7 @@ static floats floats_at(const pd_conv *c, void *scratch) {
 
 size_t pd_portable_conv_scratch(const pd_conv *c) {
     shape s = shape_of(c);
-    size_t work = gemm_bytes(&s) + col_bytes(&s), bias = pd_conv_bias_scratch(c);
+    size_t work = gemm_bytes(&s) + col_bytes(&s) + partial_bytes(&s), bias = pd_conv_bias_scratch(c);
     return half_bytes(c) + (work > bias ? work : bias);
 }
 
@@ -187,25 +195,28 @@ void pd_portable_conv_forward(const pd_conv *c, const void *x, const void *w, co
     }
     shape s = shape_of(c);
     char *col = (char *)scratch + gemm_bytes(&s);
-    pd_gemm gemm = gemm_of(&s, FORWARD);
-    for (int64_t n = 0; n < c->N; n++)
+    for (int64_t n = 0; n < c->N; n += s.block)
         for (int64_t g = 0; g < c->groups; g++) {
-            const char *from = (const char *)x + x_at(&s, n, g) * s.size, *filter = (const char *)w + g * s.Kg * s.red * s.size;
+            const int64_t images = c->N - n < s.block ? c->N - n : s.block;
+            const char *from = (const char *)x + x_at(&s, n, g), *filter = (const char *)w + w_at(&s, g);
             const char *b = bias ? (const char *)bias + g * s.Kg * s.size : NULL;
-            char *to = (char *)y + y_at(&s, n, g) * s.size;
-            if (!s.plain) im2col(&s, from, col);
-            const char *a = s.plain ? from : col;
+            char *to = (char *)y + y_at(&s, n, g);
+            pd_gemm gemm = gemm_of(&s, FORWARD, images);
+            if (!s.plain) im2col(&s, from, images, col);
+            const char *windows = s.plain ? from : col;
             if (c->y_nhwc) {
-                pd_cpu()->gemm(&gemm, a, filter, b, to, scratch);
+                pd_cpu()->gemm(&gemm, windows, filter, b, to, scratch);
                 continue;
             }
-            for (int64_t k = 0; b && k < s.Kg; k++) { /* a bias per row: laid down first */
-                pd_loop l = {.ndim = 1, .nop = 1, .numel = s.places, .size = {s.places}, .ptr = {to + k * s.places * s.size}};
-                l.stride[0][0] = s.size;
-                pd_cpu()->fill((size_t)s.size, b + k * s.size, &l);
+            if (b) { /* one per row: laid down first */
+                pd_loop l = {.ndim = 3, .nop = 2, .numel = images * s.Kg * s.places, .size = {images, s.Kg, s.places},
+                             .ptr = {to, (char *)(uintptr_t)b}};
+                l.stride[0][0] = s.y_image * s.size, l.stride[0][1] = s.places * s.size, l.stride[0][2] = s.size;
+                l.stride[1][1] = s.size;
+                pd_cpu()->copy(s.t, s.t, &l);
+                gemm.beta = 1;
             }
-            gemm.beta = b != NULL;
-            pd_cpu()->gemm(&gemm, filter, a, NULL, to, scratch);
+            pd_cpu()->gemm(&gemm, filter, windows, NULL, to, scratch);
         }
 }
 
@@ -220,11 +231,14 @@ void pd_portable_conv_grad_input(const pd_conv *c, const void *gy, const void *w
     }
     shape s = shape_of(c);
     char *col = (char *)scratch + gemm_bytes(&s);
-    pd_gemm gemm = gemm_of(&s, INPUT);
-    for (int64_t n = 0; n < c->N; n++)
+    for (int64_t n = 0; n < c->N; n += s.block)
         for (int64_t g = 0; g < c->groups; g++) {
-            pd_cpu()->gemm(&gemm, (const char *)gy + y_at(&s, n, g) * s.size, (const char *)w + g * s.Kg * s.red * s.size, NULL, col, scratch);
-            col2im(&s, col, (char *)gx + x_at(&s, n, g) * s.size);
+            const int64_t images = c->N - n < s.block ? c->N - n : s.block;
+            const char *from = (const char *)gy + y_at(&s, n, g), *filter = (const char *)w + w_at(&s, g);
+            char *image = (char *)gx + x_at(&s, n, g), *to = s.plain ? image : col;
+            pd_gemm gemm = gemm_of(&s, INPUT, images);
+            pd_cpu()->gemm(&gemm, c->x_nhwc ? from : filter, c->x_nhwc ? filter : from, NULL, to, scratch);
+            if (!s.plain) col2im(&s, col, images, image);
         }
 }
 
@@ -240,15 +254,19 @@ void pd_portable_conv_grad_weight(const pd_conv *c, const void *gy, const void *
         return;
     }
     shape s = shape_of(c);
-    char *col = (char *)scratch + gemm_bytes(&s);
-    pd_gemm gemm = gemm_of(&s, WEIGHT);
+    char *col = (char *)scratch + gemm_bytes(&s), *partials = col + col_bytes(&s);
     if (c->N == 0) memset(gw, 0, (size_t)(w_count(c) * s.size));
-    for (int64_t n = 0; n < c->N; n++)
+    for (int64_t n = 0; n < c->N; n += s.block)
         for (int64_t g = 0; g < c->groups; g++) {
-            const char *from = (const char *)x + x_at(&s, n, g) * s.size;
-            if (!s.plain) im2col(&s, from, col);
-            gemm.beta = n > 0;
-            pd_cpu()->gemm(&gemm, (const char *)gy + y_at(&s, n, g) * s.size, s.plain ? from : col, NULL, (char *)gw + g * s.Kg * s.red * s.size, scratch);
+            const int64_t images = c->N - n < s.block ? c->N - n : s.block;
+            const char *from = (const char *)x + x_at(&s, n, g), *gradient = (const char *)gy + y_at(&s, n, g);
+            char *to = (char *)gw + w_at(&s, g);
+            pd_gemm gemm = gemm_of(&s, WEIGHT, images);
+            if (!s.plain) im2col(&s, from, images, col);
+            gemm.beta = s.block == 1 && n > 0;
+            pd_cpu()->gemm(&gemm, gradient, s.plain ? from : col, NULL, s.block == 1 ? to : partials, scratch);
+            add_job j = {&s, partials, to, images, n == 0};
+            if (s.block > 1) over(s.Kg * s.red, images, s.t == PD_F64 ? add_double : add_float, &j);
         }
 }
 
