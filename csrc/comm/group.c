@@ -20,6 +20,7 @@ static pd_status choose(pd_group *g, const pd_group_options *o) {
     g->warn_ns = (int64_t)pd_flags_get()->WARN * 1000000000;
     g->check = pd_flags_get()->CHECK != 0;
     g->slot = o && o->slot ? (o->slot + 1023) & ~(size_t)1023 : SLOT_BYTES;
+    if (g->slot < (size_t)g->size * 64) g->slot = (size_t)g->size * 64; /* at least some elements of every rank's part */
     g->share = (g->slot / (size_t)g->size + 2047) & ~(size_t)1023; /* its largest part: one more block of 64 elements */
     if (!strcmp(algo, "gather_sum")) g->forced = &pd_algo_gather_sum;
     else if (!strcmp(algo, "scatter_gather")) g->forced = &pd_algo_scatter_gather;

@@ -49,8 +49,25 @@ pd_status pd_group_all_reduce(pd_group *g, void *buf, int64_t count, pd_dtype dt
                               uint64_t site, pd_segment *seg, pd_work **work);
 pd_status pd_group_broadcast(pd_group *g, void *buf, int64_t count, pd_dtype dtype, int root, uint64_t site,
                              pd_segment *seg, pd_work **work);
-/* out[r * count + i] = rank r's in[i]. */
+/* out[i] = scale * reduce over ranks of in[rank * count + i] for i < count, with the bits that all_reduce of the
+   size * count elements of `in` would give. `out` may be in + rank * count, and must not overlap `in` otherwise.
+   `seg`: NULL, or the symmetric segment that holds all of `in`. */
+pd_status pd_group_reduce_scatter(pd_group *g, const void *in, void *out, int64_t count, pd_dtype dtype, pd_reduce op,
+                                  double scale, uint64_t site, pd_segment *seg, pd_work **work);
+/* The root's buf[i] = reduce over ranks of buf[i], with all_reduce's bits; the others' buffers are only read. */
+pd_status pd_group_reduce(pd_group *g, void *buf, int64_t count, pd_dtype dtype, pd_reduce op, int root, uint64_t site,
+                          pd_work **work);
+/* out[r * count + i] = rank r's in[i]; `in` may be out + rank * count. */
 pd_status pd_group_all_gather(pd_group *g, const void *in, void *out, int64_t count, pd_dtype dtype, uint64_t site,
+                              pd_work **work);
+/* The same on the root alone; elsewhere `out` is not used and may be NULL. */
+pd_status pd_group_gather(pd_group *g, const void *in, void *out, int64_t count, pd_dtype dtype, int root,
+                          uint64_t site, pd_work **work);
+/* out[i] = the root's in[rank * count + i]; elsewhere `in` is not used and may be NULL. */
+pd_status pd_group_scatter(pd_group *g, const void *in, void *out, int64_t count, pd_dtype dtype, int root,
+                           uint64_t site, pd_work **work);
+/* out[r * count + i] = rank r's in[rank * count + i]. `out` may be `in`. */
+pd_status pd_group_all_to_all(pd_group *g, const void *in, void *out, int64_t count, pd_dtype dtype, uint64_t site,
                               pd_work **work);
 pd_status pd_group_barrier(pd_group *g, uint64_t site, pd_work **work);
 /* all[r * bytes ...] = rank r's `mine`: for ranks to agree on a layout, a hash, a status. */

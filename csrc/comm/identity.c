@@ -5,7 +5,9 @@
 const char *const pd_collective_names[PD_COLL_COUNT] = {
     [PD_COLL_ALL_REDUCE] = "all_reduce", [PD_COLL_BROADCAST] = "broadcast", [PD_COLL_BARRIER] = "barrier",
     [PD_COLL_ALL_GATHER] = "all_gather", [PD_COLL_INIT] = "init",           [PD_COLL_SEGMENT] = "segment",
-    [PD_COLL_AGREE] = "agree",
+    [PD_COLL_AGREE] = "agree",           [PD_COLL_REDUCE] = "reduce",       [PD_COLL_GATHER] = "gather",
+    [PD_COLL_SCATTER] = "scatter",       [PD_COLL_ALL_TO_ALL] = "all_to_all",
+    [PD_COLL_REDUCE_SCATTER] = "reduce_scatter",
 };
 
 const char *const pd_reduce_names[PD_REDUCE_COUNT] = {
@@ -30,13 +32,19 @@ int pd_identity_text(const pd_identity *id, char *text, size_t size) {
     const char *dtype = id->dtype < PD_DTYPE_COUNT ? pd_dtype_name((pd_dtype)id->dtype) : "?";
     const char *reduce = id->reduce < PD_REDUCE_COUNT ? pd_reduce_names[id->reduce] : "?";
     long long count = (long long)id->count;
+    char more[64] = "";
     switch (id->coll) {
     case PD_COLL_BARRIER: return snprintf(text, size, "%s()", name);
-    case PD_COLL_BROADCAST: return snprintf(text, size, "%s(%s[%lld], root=%d)", name, dtype, count, id->root);
     case PD_COLL_SEGMENT: return snprintf(text, size, "%s(%.0f bytes)", name, id->scale);
-    case PD_COLL_ALL_REDUCE:
-        if (id->scale == 1) return snprintf(text, size, "%s(%s[%lld], %s)", name, dtype, count, reduce);
-        return snprintf(text, size, "%s(%s[%lld], %s, scale=%g)", name, dtype, count, reduce, id->scale);
-    default: return snprintf(text, size, "%s(%s[%lld])", name, dtype, count);
+    case PD_COLL_ALL_REDUCE: case PD_COLL_REDUCE_SCATTER:
+        if (id->scale == 1) snprintf(more, sizeof more, ", %s", reduce);
+        else snprintf(more, sizeof more, ", %s, scale=%g", reduce, id->scale);
+        break;
+    case PD_COLL_REDUCE: snprintf(more, sizeof more, ", %s, root=%d", reduce, id->root); break;
+    case PD_COLL_BROADCAST: case PD_COLL_GATHER: case PD_COLL_SCATTER:
+        snprintf(more, sizeof more, ", root=%d", id->root);
+        break;
+    default: break;
     }
+    return snprintf(text, size, "%s(%s[%lld]%s)", name, dtype, count, more);
 }

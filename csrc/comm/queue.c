@@ -6,7 +6,7 @@
    2 ranks 8 KiB 2.2, 2.8; 16 KiB 3.8, 3.7; 32 KiB 7.0, 6.6. 4 ranks 8 KiB 6.2, 7.8; 16 KiB 10.2, 11.6; 64 KiB 24, 17.
    Beyond 4 ranks the bytes that one rank reads stay the same. */
 #define GATHER_BYTES(size) ((64 << 10) / ((size) > 4 ? (size) : 4))
-#define LARGE_BYTES (32 << 10) /* from here on a broadcast reads the root's segment where it lies */
+#define LARGE_BYTES (32 << 10) /* from here on broadcast and reduce_scatter read segments where they lie */
 
 /* ---- entering ---------------------------------------------------------------------------------------------------- */
 
@@ -49,15 +49,28 @@ void pd_group_leave(pd_group *g) {
 static void plan(const pd_group *g, pd_work *w) {
     pd_job *j = &w->job;
     size_t element = pd_dtype_size(j->dtype), bytes = (size_t)j->count * element;
-    bool large = false;
+    bool large = false, parts = false;
     switch (w->id.coll) {
-    case PD_COLL_ALL_REDUCE:
+    case PD_COLL_ALL_REDUCE: case PD_COLL_REDUCE:
         large = bytes > (size_t)GATHER_BYTES(g->size);
         w->algo = g->forced ? g->forced : large ? &pd_algo_scatter_gather : &pd_algo_gather_sum;
         break;
     case PD_COLL_BROADCAST:
         large = bytes > LARGE_BYTES;
         w->algo = &pd_algo_broadcast;
+        break;
+    case PD_COLL_REDUCE_SCATTER:
+        large = bytes > LARGE_BYTES;
+        parts = true;
+        w->algo = &pd_algo_reduce_scatter;
+        break;
+    case PD_COLL_SCATTER:
+        parts = true;
+        w->algo = &pd_algo_scatter;
+        break;
+    case PD_COLL_ALL_TO_ALL:
+        parts = true;
+        w->algo = &pd_algo_all_to_all;
         break;
     case PD_COLL_BARRIER: w->algo = &pd_algo_barrier; break;
     default: w->algo = &pd_algo_all_gather;
@@ -70,8 +83,23 @@ static void plan(const pd_group *g, pd_work *w) {
     j->memory = g->memory;
     j->peers = g->peers;
     j->in = g->in;
-    j->piece = (int64_t)(g->slot / element) & ~(int64_t)63;
+    j->piece = (int64_t)(g->slot / element) / (parts ? g->size : 1);
+    if (j->piece >= 64) j->piece &= ~(int64_t)63; /* whole cache lines */
     w->pieces = (j->count + j->piece - 1) / j->piece;
+}
+
+/* Own data to where the peers read it: one copy of what is the same for all of them. */
+static void put(const pd_work *w, int64_t k) {
+    const pd_job *j = &w->job;
+    char *slot = pd_job_slot(j, j->rank, k);
+    pd_span last = {0};
+    for (int r = 0; r < j->size; r++) {
+        if (r == j->rank) continue;
+        pd_span s = w->algo->put(j, k, r);
+        if (!s.bytes || s.data == last.data) continue;
+        memcpy(slot + s.at, s.data, s.bytes);
+        last = s;
+    }
 }
 
 static void open_gate(pd_work *w, bool at_board, uint32_t target) {
@@ -94,13 +122,13 @@ static pd_status start(pd_group *g, pd_work *w) {
     plan(g, w);
     w->job.first = g->piece;
     g->piece += (uint32_t)w->pieces;
-    if (!w->direct && w->pieces && w->algo->put) w->algo->put(&w->job, 0);
+    if (!w->direct && w->pieces && w->algo->put) put(w, 0);
     pd_line *l = &g->boards[g->rank]->line[w->seq & 1];
     l->id = w->id;
     l->hash = w->hash = pd_identity_hash(&w->id, g->epoch);
     l->site = w->site;
     l->segment = w->direct ? w->segment->id : 0;
-    l->offset = w->direct ? (uint64_t)(w->job.to - (char *)pd_segment_ptr(w->segment)) : 0;
+    l->offset = w->direct ? (uint64_t)(w->job.from - (char *)pd_segment_ptr(w->segment)) : 0;
     atomic_store_explicit(&l->seq, w->seq, memory_order_release);
     pd_gate_ring(g, &l->seq);
     open_gate(w, true, w->seq);
@@ -114,6 +142,7 @@ static pd_status meet(pd_group *g, pd_work *w, bool *again) {
     bool direct = w->direct, any = direct;
     uint32_t parity = w->seq & 1;
     size_t bytes = pd_job_bytes(&w->job, w->job.count);
+    if (w->id.coll == PD_COLL_REDUCE_SCATTER) bytes *= (size_t)g->size;
     for (int r = 0; r < g->size; r++) {
         const pd_line *l = &g->boards[r]->line[parity];
         if (__builtin_expect(l->hash != w->hash, 0) && g->check) return pd_group_mismatch(g, w);
@@ -121,11 +150,13 @@ static pd_status meet(pd_group *g, pd_work *w, bool *again) {
         direct = direct && l->segment == w->segment->id && l->offset + bytes <= w->segment->bytes;
     }
     *again = any && !direct;
-    if (*again && w->direct) w->algo->put(&w->job, 0);
+    if (*again && w->direct) put(w, 0);
     if (!direct) return PD_OK;
     for (int r = 0; r < g->size; r++)
         g->peers[r] = (char *)w->segment->parts[r].ptr + g->boards[r]->line[parity].offset;
-    w->algo = w->id.coll == PD_COLL_BROADCAST ? &pd_algo_direct_broadcast : &pd_algo_direct_sum;
+    w->algo = w->id.coll == PD_COLL_BROADCAST        ? &pd_algo_direct_broadcast
+              : w->id.coll == PD_COLL_REDUCE_SCATTER ? &pd_algo_direct_reduce_scatter
+                                                     : &pd_algo_direct_sum;
     w->pieces = 1;
     return PD_OK;
 }
@@ -139,7 +170,7 @@ static bool move(pd_work *w) {
         a->take(j, 0);
         return true;
     }
-    if (a->put && k < w->pieces) a->put(j, k);
+    if (a->put && k < w->pieces) put(w, k);
     if (a->mix && mixed < w->pieces) a->mix(j, mixed);
     if (taken >= 0) a->take(j, taken);
     return taken < w->pieces - 1;
@@ -231,7 +262,7 @@ static pd_status run_alone(pd_group *g, const pd_work *like, pd_work **out) {
     const char *in = j->from;
     pd_work *w = NULL;
     if (out) PD_TRY(pd_malloc(sizeof *w, "work", &w));
-    if (like->id.coll == PD_COLL_ALL_REDUCE && j->scale != 1)
+    if (j->scale != 1)
         pd_reduce_run(j->dtype, j->reduce, 1, &in, 0, j->to, j->count, j->scale);
     else if (j->from != j->to)
         memmove(j->to, j->from, pd_job_bytes(j, j->count));
@@ -262,14 +293,29 @@ static pd_work work_of(pd_group *g, pd_collective coll, pd_dtype dtype, int64_t 
                        uint64_t site) {
     return (pd_work){
         .group = g, .site = site, .id = {.coll = (uint8_t)coll, .dtype = (uint8_t)dtype, .count = count, .scale = 1},
-        .job = {.dtype = dtype, .scale = 1, .from = from, .to = to, .count = count},
+        .job = {.dtype = dtype, .scale = 1, .from = from, .to = to, .count = count, .root = -1},
     };
+}
+
+static void with_reduce(pd_work *w, pd_reduce op, double scale) {
+    w->id.reduce = (uint8_t)op;
+    w->id.scale = scale;
+    w->job.reduce = op;
+    w->job.scale = op == PD_REDUCE_AVG ? scale / w->group->size : scale;
+}
+
+static pd_status with_root(pd_work *w, int root) {
+    if (root < 0 || root >= w->group->size)
+        return pd_fail(PD_E_VALUE, "%s: root %d (expected 0 to %d)", pd_collective_names[w->id.coll], root,
+                       w->group->size - 1);
+    w->id.root = w->job.root = root;
+    return PD_OK;
 }
 
 static pd_status check_data(const pd_group *g, const char *op, int64_t count, pd_dtype dtype, const char *buf,
                             const pd_segment *seg) {
     if (dtype < 0 || dtype >= PD_DTYPE_COUNT) return pd_fail(PD_E_VALUE, "%s: no such dtype: %d", op, (int)dtype);
-    if (count < 0 || count > INT64_MAX / 1024) return pd_fail(PD_E_VALUE, "%s: %lld elements", op, (long long)count);
+    if (count < 0 || count > INT64_MAX / PD_WORLD_MAX / 1024) return pd_fail(PD_E_VALUE, "%s: %lld elements", op, (long long)count);
     if (!seg) return PD_OK;
     const char *begin = pd_segment_ptr(seg), *end = begin + seg->bytes;
     if (seg->group != g || buf < begin || buf + (size_t)count * pd_dtype_size(dtype) > end)
@@ -280,23 +326,39 @@ static pd_status check_data(const pd_group *g, const char *op, int64_t count, pd
 pd_status pd_group_all_reduce(pd_group *g, void *buf, int64_t count, pd_dtype dtype, pd_reduce op, double scale,
                               uint64_t site, pd_segment *seg, pd_work **work) {
     PD_TRY(check_data(g, "all_reduce", count, dtype, buf, seg));
-    PD_TRY(pd_reduce_check(dtype, op, scale));
+    PD_TRY(pd_reduce_check("all_reduce", dtype, op, scale));
     pd_work w = work_of(g, PD_COLL_ALL_REDUCE, dtype, count, buf, buf, site);
-    w.id.reduce = (uint8_t)op;
-    w.id.scale = scale;
-    w.job.reduce = op;
-    w.job.scale = op == PD_REDUCE_AVG ? scale / g->size : scale;
+    with_reduce(&w, op, scale);
     w.segment = seg;
+    return submit(&w, work);
+}
+
+pd_status pd_group_reduce_scatter(pd_group *g, const void *in, void *out, int64_t count, pd_dtype dtype, pd_reduce op,
+                                  double scale, uint64_t site, pd_segment *seg, pd_work **work) {
+    PD_TRY(check_data(g, "reduce_scatter", count, dtype, NULL, NULL));
+    PD_TRY(check_data(g, "reduce_scatter", count * g->size, dtype, in, seg));
+    PD_TRY(pd_reduce_check("reduce_scatter", dtype, op, scale));
+    pd_work w = work_of(g, PD_COLL_REDUCE_SCATTER, dtype, count, in, out, site);
+    with_reduce(&w, op, scale);
+    w.segment = seg;
+    return submit(&w, work);
+}
+
+pd_status pd_group_reduce(pd_group *g, void *buf, int64_t count, pd_dtype dtype, pd_reduce op, int root, uint64_t site,
+                          pd_work **work) {
+    PD_TRY(check_data(g, "reduce", count, dtype, NULL, NULL));
+    PD_TRY(pd_reduce_check("reduce", dtype, op, 1));
+    pd_work w = work_of(g, PD_COLL_REDUCE, dtype, count, buf, buf, site);
+    with_reduce(&w, op, 1);
+    PD_TRY(with_root(&w, root));
     return submit(&w, work);
 }
 
 pd_status pd_group_broadcast(pd_group *g, void *buf, int64_t count, pd_dtype dtype, int root, uint64_t site,
                              pd_segment *seg, pd_work **work) {
     PD_TRY(check_data(g, "broadcast", count, dtype, buf, seg));
-    if (root < 0 || root >= g->size)
-        return pd_fail(PD_E_VALUE, "broadcast: root %d (expected 0 to %d)", root, g->size - 1);
     pd_work w = work_of(g, PD_COLL_BROADCAST, dtype, count, buf, buf, site);
-    w.id.root = w.job.root = root;
+    PD_TRY(with_root(&w, root));
     w.segment = seg;
     return submit(&w, work);
 }
@@ -305,6 +367,29 @@ pd_status pd_group_all_gather(pd_group *g, const void *in, void *out, int64_t co
                               pd_work **work) {
     PD_TRY(check_data(g, "all_gather", count, dtype, NULL, NULL));
     pd_work w = work_of(g, PD_COLL_ALL_GATHER, dtype, count, in, out, site);
+    return submit(&w, work);
+}
+
+pd_status pd_group_gather(pd_group *g, const void *in, void *out, int64_t count, pd_dtype dtype, int root,
+                          uint64_t site, pd_work **work) {
+    PD_TRY(check_data(g, "gather", count, dtype, NULL, NULL));
+    pd_work w = work_of(g, PD_COLL_GATHER, dtype, count, in, out, site);
+    PD_TRY(with_root(&w, root));
+    return submit(&w, work);
+}
+
+pd_status pd_group_scatter(pd_group *g, const void *in, void *out, int64_t count, pd_dtype dtype, int root,
+                           uint64_t site, pd_work **work) {
+    PD_TRY(check_data(g, "scatter", count, dtype, NULL, NULL));
+    pd_work w = work_of(g, PD_COLL_SCATTER, dtype, count, in, out, site);
+    PD_TRY(with_root(&w, root));
+    return submit(&w, work);
+}
+
+pd_status pd_group_all_to_all(pd_group *g, const void *in, void *out, int64_t count, pd_dtype dtype, uint64_t site,
+                              pd_work **work) {
+    PD_TRY(check_data(g, "all_to_all", count, dtype, NULL, NULL));
+    pd_work w = work_of(g, PD_COLL_ALL_TO_ALL, dtype, count, in, out, site);
     return submit(&w, work);
 }
 

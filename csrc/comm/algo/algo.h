@@ -3,9 +3,12 @@
    The data is cut into pieces. Every rank has two slots and two shares; piece k uses slot (first + k) & 1. One round of
    the pipeline does, for three pieces at once,
 
-     round k:   put(k)            own data of piece k          -> own slot
-                mix(k - 1)        everybody's slots             -> own share     (depth 2 only)
-                take(k - depth)   everybody's slots or shares   -> own memory
+     round k:   put(k)            own data of piece k               -> own slot
+                mix(k - 1)        the others' slots, own data       -> own share     (depth 2 only)
+                take(k - depth)   the others' slots or all shares   -> own memory
+
+   put and give only say what a peer will read: the pipeline (queue.c) copies it to where the peer reads it. Nobody
+   reads its own slot.
 
    and ends at a gate that opens when all ranks have ended it (group.c). Within a round the moves of all ranks touch
    different halves, so one gate per round is enough; after the last round none is needed, because the next collective
@@ -19,26 +22,33 @@
 #include "comm/algo/reduce.h"
 
 typedef struct pd_job {
-    int rank, size, root;
+    int rank, size;
+    int root; /* -1: all ranks take the result */
     pd_dtype dtype;
     pd_reduce reduce;
     double scale;
-    const char *from;    /* own input; for all_reduce and broadcast the same as `to` */
+    const char *from;    /* own input; for all_reduce, reduce and broadcast the same as `to` */
     char *to;
-    int64_t count;       /* elements of one rank's input */
-    int64_t piece;       /* elements per piece; a multiple of 64 except where there is one piece */
+    int64_t count;       /* elements of one rank's input, or of its part of it (reduce_scatter, scatter, all_to_all) */
+    int64_t piece;       /* elements of these per piece */
     uint32_t first;
     size_t slot, share;  /* bytes of one of each */
     char *const *memory; /* by rank: slot 0, slot 1, share 0, share 1 */
-    char *const *peers;  /* by rank: `to` in the symmetric segment (direct algorithms) */
+    char *const *peers;  /* by rank: `from` in the symmetric segment (direct algorithms) */
     const char **in;     /* room for `size` pointers */
 } pd_job;
+
+typedef struct pd_span { /* bytes of ours that a peer reads, and where in our slot or share it looks for them */
+    const char *data;
+    size_t at, bytes;
+} pd_span;
 
 typedef struct pd_algo {
     const char *name;
     int depth;     /* rounds from put to take: 1, 2; 0: direct, take(0) alone reaches the peers and a gate ends it */
-    void (*put)(const pd_job *, int64_t k);
+    pd_span (*put)(const pd_job *, int64_t k, int peer);
     void (*mix)(const pd_job *, int64_t k);
+    pd_span (*give)(const pd_job *, int64_t k, int peer); /* of what mix(k) has put into the share */
     void (*take)(const pd_job *, int64_t k);
 } pd_algo;
 
@@ -47,10 +57,13 @@ typedef struct pd_algo {
    scatter_gather  1 step per piece + 1,  n(W-1)/W + n/W written, 2n(W-1)/W read: the ring's bytes
    direct_sum      2 steps,  n(W-1)/W read and as much written, nothing staged: the data lies in a symmetric segment */
 extern const pd_algo pd_algo_gather_sum, pd_algo_scatter_gather, pd_algo_direct_sum;
+/* reduce_scatter of n bytes per rank: n(W-1)/W written, as much read; direct: nothing written but the result. */
+extern const pd_algo pd_algo_reduce_scatter, pd_algo_direct_reduce_scatter;
 /* root writes n, the others read n; direct: the others read the root's memory. */
 extern const pd_algo pd_algo_broadcast, pd_algo_direct_broadcast;
-/* n written, n(W-1) read. Barrier: no pieces. */
-extern const pd_algo pd_algo_all_gather, pd_algo_barrier;
+/* all_gather, gather: n written, n(W-1) read by who takes. scatter: n(W-1)/W written by the root, n/W read by the others.
+   all_to_all: n(W-1)/W written and read. Barrier: no pieces. */
+extern const pd_algo pd_algo_all_gather, pd_algo_scatter, pd_algo_all_to_all, pd_algo_barrier;
 
 static inline int64_t pd_job_begin(const pd_job *j, int64_t k) { return k * j->piece; }
 static inline int64_t pd_job_count(const pd_job *j, int64_t k) {
@@ -73,6 +86,9 @@ static inline int64_t pd_job_edge(const pd_job *j, int64_t n, int r) {
     return edge < n ? edge : n;
 }
 
-void pd_job_put(const pd_job *j, int64_t k); /* the whole piece into the own slot: the put of several algorithms */
+static inline bool pd_job_takes(const pd_job *j, int rank) { return j->root < 0 || j->root == rank; }
+/* The put of several algorithms: all of the piece for those who take the result; one part for each peer. */
+pd_span pd_job_put_all(const pd_job *j, int64_t k, int peer);
+pd_span pd_job_put_part(const pd_job *j, int64_t k, int peer);
 
 #endif

@@ -1,3 +1,4 @@
+/* all_reduce, and reduce, where only the root takes; reduce_scatter. */
 #include "comm/algo/algo.h"
 
 #define TILE 16384  /* bytes that are summed, then copied to one place, while they are in the first-level cache */
@@ -5,43 +6,44 @@
 
 /* ---- gather_sum: everybody puts all, everybody sums all ---------------------------------------------------------- */
 
-void pd_job_put(const pd_job *j, int64_t k) {
-    memcpy(pd_job_slot(j, j->rank, k), j->from + pd_job_at(j, k), pd_job_bytes(j, pd_job_count(j, k)));
-}
-
 static void sum_all(const pd_job *j, int64_t k) {
-    for (int r = 0; r < j->size; r++) j->in[r] = pd_job_slot(j, r, k);
+    if (!pd_job_takes(j, j->rank)) return;
+    for (int r = 0; r < j->size; r++) j->in[r] = r == j->rank ? j->from + pd_job_at(j, k) : pd_job_slot(j, r, k);
     char *to = j->to + pd_job_at(j, k);
     pd_reduce_run(j->dtype, j->reduce, j->size, j->in, 0, to, pd_job_count(j, k), j->scale);
 }
 
-const pd_algo pd_algo_gather_sum = {.name = "gather_sum", .depth = 1, .put = pd_job_put, .take = sum_all};
+const pd_algo pd_algo_gather_sum = {.name = "gather_sum", .depth = 1, .put = pd_job_put_all, .take = sum_all};
 
 /* ---- scatter_gather: the owner of a part sums it from the slots, then everybody copies the parts ----------------- */
 
-/* Own data outside of [lo, hi): the owner reads its own part where it lies. */
-static void put_others(const pd_job *j, int64_t k) {
-    int64_t n = pd_job_count(j, k), lo = pd_job_edge(j, n, j->rank), hi = pd_job_edge(j, n, j->rank + 1);
-    const char *from = j->from + pd_job_at(j, k);
-    char *slot = pd_job_slot(j, j->rank, k);
-    memcpy(slot, from, pd_job_bytes(j, lo));
-    memcpy(slot + pd_job_bytes(j, hi), from + pd_job_bytes(j, hi), pd_job_bytes(j, n - hi));
+static pd_span put_owners(const pd_job *j, int64_t k, int peer) {
+    int64_t n = pd_job_count(j, k), lo = pd_job_edge(j, n, peer), hi = pd_job_edge(j, n, peer + 1);
+    size_t at = pd_job_bytes(j, lo);
+    return (pd_span){j->from + pd_job_at(j, k) + at, at, pd_job_bytes(j, hi - lo)};
 }
 
 static void sum_own(const pd_job *j, int64_t k) {
     int64_t all = pd_job_count(j, k), lo = pd_job_edge(j, all, j->rank), hi = pd_job_edge(j, all, j->rank + 1);
     int64_t tile = TILE / (int64_t)pd_dtype_size(j->dtype);
+    bool takes = pd_job_takes(j, j->rank);
     char *to = j->to + pd_job_at(j, k), *share = pd_job_share(j, j->rank, k);
     for (int r = 0; r < j->size; r++) j->in[r] = r == j->rank ? j->from + pd_job_at(j, k) : pd_job_slot(j, r, k);
     for (int64_t at = lo; at < hi; at += tile) {
         int64_t n = hi - at < tile ? hi - at : tile;
         char *sum = share + pd_job_bytes(j, at - lo);
         pd_reduce_run(j->dtype, j->reduce, j->size, j->in, at, sum, n, j->scale);
-        memcpy(to + pd_job_bytes(j, at), sum, pd_job_bytes(j, n));
+        if (takes) memcpy(to + pd_job_bytes(j, at), sum, pd_job_bytes(j, n));
     }
 }
 
+static pd_span give_share(const pd_job *j, int64_t k, int peer) {
+    int64_t n = pd_job_count(j, k), own = pd_job_edge(j, n, j->rank + 1) - pd_job_edge(j, n, j->rank);
+    return (pd_span){pd_job_share(j, j->rank, k), 0, pd_job_takes(j, peer) ? pd_job_bytes(j, own) : 0};
+}
+
 static void take_shares(const pd_job *j, int64_t k) {
+    if (!pd_job_takes(j, j->rank)) return;
     int64_t n = pd_job_count(j, k);
     char *to = j->to + pd_job_at(j, k);
     for (int d = 1; d < j->size; d++) { /* from the right neighbour on: not all from rank 0 at once */
@@ -52,7 +54,7 @@ static void take_shares(const pd_job *j, int64_t k) {
 }
 
 const pd_algo pd_algo_scatter_gather = {
-    .name = "scatter_gather", .depth = 2, .put = put_others, .mix = sum_own, .take = take_shares,
+    .name = "scatter_gather", .depth = 2, .put = put_owners, .mix = sum_own, .give = give_share, .take = take_shares,
 };
 
 /* ---- direct_sum: the owner of a part sums it where it lies and writes it to everybody ---------------------------- */
@@ -72,3 +74,25 @@ static void sum_in_place(const pd_job *j, int64_t k) {
 }
 
 const pd_algo pd_algo_direct_sum = {.name = "direct_sum", .depth = 0, .take = sum_in_place};
+
+/* ---- reduce_scatter: rank r gets the sum of everybody's r-th part ------------------------------------------------ */
+
+static void sum_parts(const pd_job *j, int64_t k) {
+    int64_t n = pd_job_count(j, k);
+    size_t at = pd_job_at(j, k), part = (size_t)j->rank * pd_job_bytes(j, n);
+    const char *own = j->from + (size_t)j->rank * pd_job_bytes(j, j->count) + at;
+    for (int r = 0; r < j->size; r++) j->in[r] = r == j->rank ? own : pd_job_slot(j, r, k) + part;
+    pd_reduce_run(j->dtype, j->reduce, j->size, j->in, 0, j->to + at, n, j->scale);
+}
+
+const pd_algo pd_algo_reduce_scatter = {
+    .name = "reduce_scatter", .depth = 1, .put = pd_job_put_part, .take = sum_parts,
+};
+
+static void sum_parts_in_place(const pd_job *j, int64_t k) {
+    (void)k;
+    for (int r = 0; r < j->size; r++) j->in[r] = j->peers[r];
+    pd_reduce_run(j->dtype, j->reduce, j->size, j->in, j->rank * j->count, j->to, j->count, j->scale);
+}
+
+const pd_algo pd_algo_direct_reduce_scatter = {.name = "direct_reduce_scatter", .depth = 0, .take = sum_parts_in_place};

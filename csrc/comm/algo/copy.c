@@ -1,9 +1,24 @@
+/* Collectives that move data and sum nothing. */
 #include "comm/algo/algo.h"
+
+pd_span pd_job_put_all(const pd_job *j, int64_t k, int peer) {
+    size_t bytes = pd_job_takes(j, peer) ? pd_job_bytes(j, pd_job_count(j, k)) : 0;
+    return (pd_span){j->from + pd_job_at(j, k), 0, bytes};
+}
+
+/* Part r of the input, its piece k, lies behind that of part r - 1 in the slot. */
+pd_span pd_job_put_part(const pd_job *j, int64_t k, int peer) {
+    size_t bytes = pd_job_bytes(j, pd_job_count(j, k));
+    const char *part = j->from + (size_t)peer * pd_job_bytes(j, j->count);
+    return (pd_span){part + pd_job_at(j, k), (size_t)peer * bytes, bytes};
+}
 
 /* ---- broadcast --------------------------------------------------------------------------------------------------- */
 
-static void put_root(const pd_job *j, int64_t k) {
-    if (j->rank == j->root) pd_job_put(j, k);
+static pd_span put_root(const pd_job *j, int64_t k, int peer) {
+    (void)peer;
+    size_t bytes = j->rank == j->root ? pd_job_bytes(j, pd_job_count(j, k)) : 0;
+    return (pd_span){j->from + pd_job_at(j, k), 0, bytes};
 }
 
 static void take_root(const pd_job *j, int64_t k) {
@@ -20,16 +35,45 @@ static void take_in_place(const pd_job *j, int64_t k) {
 
 const pd_algo pd_algo_direct_broadcast = {.name = "direct_broadcast", .depth = 0, .take = take_in_place};
 
-/* ---- all_gather: rank r's data lands at r * count ---------------------------------------------------------------- */
+/* ---- all_gather, gather: rank r's data lands at r * count -------------------------------------------------------- */
 
-static void take_all(const pd_job *j, int64_t k) {
+static void take_from_all(const pd_job *j, int64_t k, const char *own, size_t at) {
     size_t begin = pd_job_at(j, k), bytes = pd_job_bytes(j, pd_job_count(j, k));
     for (int d = 0; d < j->size; d++) {
         int r = (j->rank + d) % j->size;
-        memcpy(j->to + (size_t)r * pd_job_bytes(j, j->count) + begin, pd_job_slot(j, r, k), bytes);
+        char *to = j->to + (size_t)r * pd_job_bytes(j, j->count) + begin;
+        if (d) memcpy(to, pd_job_slot(j, r, k) + at, bytes);
+        else if (to != own) memcpy(to, own, bytes); /* or the input lies in the output */
     }
 }
 
-const pd_algo pd_algo_all_gather = {.name = "all_gather", .depth = 1, .put = pd_job_put, .take = take_all};
+static void take_all(const pd_job *j, int64_t k) {
+    if (pd_job_takes(j, j->rank)) take_from_all(j, k, j->from + pd_job_at(j, k), 0);
+}
+
+const pd_algo pd_algo_all_gather = {.name = "all_gather", .depth = 1, .put = pd_job_put_all, .take = take_all};
+
+/* ---- scatter, all_to_all: rank r gets the r-th part -------------------------------------------------------------- */
+
+static pd_span put_root_part(const pd_job *j, int64_t k, int peer) {
+    return j->rank == j->root ? pd_job_put_part(j, k, peer) : (pd_span){0};
+}
+
+static void take_root_part(const pd_job *j, int64_t k) {
+    size_t bytes = pd_job_bytes(j, pd_job_count(j, k));
+    const char *part = pd_job_slot(j, j->root, k) + (size_t)j->rank * bytes;
+    if (j->rank == j->root) part = pd_job_put_part(j, k, j->rank).data;
+    char *to = j->to + pd_job_at(j, k);
+    if (to != part) memcpy(to, part, bytes);
+}
+
+const pd_algo pd_algo_scatter = {.name = "scatter", .depth = 1, .put = put_root_part, .take = take_root_part};
+
+static void take_parts(const pd_job *j, int64_t k) {
+    pd_span own = pd_job_put_part(j, k, j->rank);
+    take_from_all(j, k, own.data, own.at);
+}
+
+const pd_algo pd_algo_all_to_all = {.name = "all_to_all", .depth = 1, .put = pd_job_put_part, .take = take_parts};
 
 const pd_algo pd_algo_barrier = {.name = "barrier", .depth = 1};

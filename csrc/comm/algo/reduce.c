@@ -96,14 +96,14 @@ static void tree(const plan *p, int lo, int hi, size_t at, int64_t n, char *out,
     p->partials(tiles[0], tiles[1], out, n);
 }
 
-pd_status pd_reduce_check(pd_dtype dtype, pd_reduce op, double scale) {
+pd_status pd_reduce_check(const char *name, pd_dtype dtype, pd_reduce op, double scale) {
     if (dtype < 0 || dtype >= PD_DTYPE_COUNT || (unsigned)op >= PD_REDUCE_COUNT)
-        return pd_fail(PD_E_VALUE, "all_reduce: no such dtype or reduce op: %d, %d", (int)dtype, (int)op);
+        return pd_fail(PD_E_VALUE, "%s: no such dtype or reduce op: %d, %d", name, (int)dtype, (int)op);
     const loops *l = &table_portable[dtype];
     if (!l->pairs[op].leaves)
-        return pd_fail(PD_E_DTYPE, "all_reduce: %s of %s is not defined", pd_reduce_names[op], pd_dtype_name(dtype));
+        return pd_fail(PD_E_DTYPE, "%s: %s of %s is not defined", name, pd_reduce_names[op], pd_dtype_name(dtype));
     if (scale != 1 && !l->last)
-        return pd_fail(PD_E_DTYPE, "all_reduce: a scale of %g for %s (expected a float dtype)", scale,
+        return pd_fail(PD_E_DTYPE, "%s: a scale of %g for %s (expected a float dtype)", name, scale,
                        pd_dtype_name(dtype));
     return PD_OK;
 }

@@ -10,8 +10,8 @@
 #include "base/dtype.h"
 #include "comm/identity.h"
 
-/* PD_OK where the pair is supported and the scale fits it (integers and bool: 1 only, no AVG). */
-pd_status pd_reduce_check(pd_dtype dtype, pd_reduce op, double scale);
+/* PD_OK where the pair is supported and the scale fits it (integers and bool: 1 only, no AVG); else `name`'s error. */
+pd_status pd_reduce_check(const char *name, pd_dtype dtype, pd_reduce op, double scale);
 
 /* out[i] = scale * T(in[0][at + i], ..., in[size - 1][at + i]) for i < count. `out` may be one of the inputs at `at`
    itself. AVG is SUM here: the caller puts 1/size into the scale. */
