@@ -26,6 +26,14 @@ VARIANTS = [
     ("Adam", {"amsgrad": True, "maximize": True}),
     ("AdamW", {}),
     ("AdamW", {"amsgrad": True, "weight_decay": 0.3}),
+    ("Adadelta", {}),
+    ("Adadelta", {"rho": 0.7, "eps": 1e-3, "weight_decay": 0.1, "maximize": True}),
+    ("RMSprop", {}),
+    ("RMSprop", {"centered": True, "weight_decay": 0.1, "maximize": True}),
+    ("RMSprop", {"momentum": 0.9, "alpha": 0.8, "eps": 1e-3}),
+    ("RMSprop", {"momentum": 0.5, "centered": True}),
+    ("Adagrad", {}),
+    ("Adagrad", {"lr_decay": 0.1, "weight_decay": 0.1, "initial_accumulator_value": 0.2, "maximize": True}),
 ]
 IDS = [f"{kind}-{'-'.join(options) or 'plain'}" for kind, options in VARIANTS]
 
@@ -231,6 +239,13 @@ def test_copies_are_independent():
         (lambda p: optim.Adam([p], betas=(1.0, 0.9)), "Invalid beta parameter at index 0: 1.0"),
         (lambda p: optim.Adam([p], betas=(0.9, -1)), "Invalid beta parameter at index 1: -1"),
         (lambda p: optim.AdamW([p], weight_decay=-1), "Invalid weight_decay value: -1"),
+        (lambda p: optim.Adadelta([p], rho=1.5), "Invalid rho value: 1.5"),
+        (lambda p: optim.Adadelta([p], eps=-1), "Invalid epsilon value: -1"),
+        (lambda p: optim.Adadelta([p], lr=float("nan")), "Invalid learning rate: nan"),
+        (lambda p: optim.RMSprop([p], alpha=-1), "Invalid alpha value: -1"),
+        (lambda p: optim.RMSprop([p], momentum=-1), "Invalid momentum value: -1"),
+        (lambda p: optim.Adagrad([p], lr_decay=-1), "Invalid lr_decay value: -1"),
+        (lambda p: optim.Adagrad([p], initial_accumulator_value=-1), "Invalid initial_accumulator_value value: -1"),
         (lambda p: optim.SGD([]), "empty parameter list"),
         (lambda p: optim.SGD([p * 2]), "non-leaf"),
         (lambda p: optim.SGD([{"params": [p]}, {"params": [p]}]), "more than one parameter group"),
@@ -261,6 +276,14 @@ def test_bad_state():
 
 
 SCHEDULES = [
+    ("MultiStepLR", {"milestones": [2, 5, 5], "gamma": 0.5}),
+    ("ExponentialLR", {"gamma": 0.9}),
+    ("ConstantLR", {"factor": 0.5, "total_iters": 4}),
+    ("ConstantLR", {"total_iters": 0}),
+    ("LinearLR", {}),
+    ("LinearLR", {"start_factor": 1.0, "end_factor": 0.25, "total_iters": 8}),
+    ("CosineAnnealingLR", {"T_max": 4, "eta_min": 0.01}),
+    ("CosineAnnealingLR", {"T_max": 10}),
     ("StepLR", {"step_size": 3, "gamma": 0.5}),
     ("LambdaLR", {"lr_lambda": lambda epoch: 0.9**epoch}),
     ("LambdaLR", {"lr_lambda": [lambda epoch: 1.0, lambda epoch: 1 / (1 + epoch)]}),
@@ -285,6 +308,114 @@ def test_schedule_parity(torch, kind, options):
     ours = rates(optim.SGD, optim.lr_scheduler, lambda: parameter([1.0]), kind, options)
     theirs = rates(torch.optim.SGD, torch.optim.lr_scheduler, lambda: torch.zeros(1, requires_grad=True), kind, options)
     assert [rate for rates in ours for rate in rates] == pytest.approx([rate for rates in theirs for rate in rates])
+
+
+@pytest.mark.parametrize("mode", ["min", "max"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"patience": 1, "cooldown": 2, "factor": 0.5},
+        {"patience": 0, "threshold": 0.3, "threshold_mode": "abs", "min_lr": [0.05, 0.01]},
+        {"patience": 2, "min_lr": 1e-3, "eps": 0.02},
+    ],
+)
+def test_plateau_parity(torch, mode, options):
+    def run(optim, make):
+        opt = optim.SGD([{"params": [make()], "lr": 0.1}, {"params": [make()], "lr": 0.2}])
+        schedule = optim.lr_scheduler.ReduceLROnPlateau(opt, mode, **options)
+        out = []
+        for metric in [3.0, 2.0, 2.5, 2.4, 1.9, 1.9, 1.9, 5.0, 1.0, 1.1] * 4:
+            schedule.step(metric)
+            out += schedule.get_last_lr()
+        return out
+
+    theirs = run(torch.optim, lambda: torch.zeros(1, requires_grad=True))
+    assert run(optim, lambda: parameter([1.0])) == pytest.approx(theirs)
+
+
+@pytest.mark.parametrize(
+    "make, message",
+    [
+        (lambda o: optim.lr_scheduler.ConstantLR(o, 2.0), "between 0 and 1"),
+        (lambda o: optim.lr_scheduler.LinearLR(o, 0.0), "greater than 0"),
+        (lambda o: optim.lr_scheduler.LinearLR(o, end_factor=2.0), "between 0 and 1"),
+        (lambda o: optim.lr_scheduler.ReduceLROnPlateau(o, factor=1.0), "< 1.0"),
+        (lambda o: optim.lr_scheduler.ReduceLROnPlateau(o, "low"), "mode low is unknown"),
+        (lambda o: optim.lr_scheduler.ReduceLROnPlateau(o, threshold_mode="x"), "threshold mode x is unknown"),
+        (lambda o: optim.lr_scheduler.ReduceLROnPlateau(o, min_lr=[0.1, 0.1]), "expected 1 min_lrs, got 2"),
+        (lambda o: optim.lr_scheduler.ReduceLROnPlateau(3), "int is not an Optimizer"),
+    ],
+)
+def test_bad_schedules(make, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        make(optim.SGD([parameter([1.0])]))
+
+
+# Clipping.
+
+
+def grads(torch, dtype="float64", shapes=((3, 4), (5,), (2, 2, 2), (0,))):
+    torch.manual_seed(3)
+    made = [torch.randn(shape, dtype=getattr(torch, dtype)) for shape in shapes]
+    theirs = [torch.nn.Parameter(torch.zeros_like(g)) for g in (*made, torch.ones(1))]
+    ours = [nn.Parameter(from_torch(p)) for p in theirs]
+    for p, q, g in zip(ours, theirs, made):
+        p.grad, q.grad = from_torch(g), g
+    return ours, theirs
+
+
+@pytest.mark.parametrize("norm_type", [2.0, 1, 3.5, 0.5, float("inf"), 0])
+@pytest.mark.parametrize("max_norm", [0.1, 1e3, 0.0, -1.0])
+def test_clip_norm_parity(torch, norm_type, max_norm):
+    ours, theirs = grads(torch, shapes=((3, 4), (5,), (2, 2, 2)))
+    a = nn.utils.clip_grad_norm_(iter(ours), max_norm, norm_type)
+    b = torch.nn.utils.clip_grad_norm_(theirs, max_norm, norm_type)
+    assert a.dim() == 0 and a.dtype == pydist.float64 and a.item() == pytest.approx(b.item())
+    for p, q in zip(ours[:-1], theirs):
+        assert p.grad.flatten().tolist() == pytest.approx(q.grad.flatten().tolist(), rel=1e-12)
+    assert ours[-1].grad is None
+
+
+def test_clip_value_parity(torch):
+    ours, theirs = grads(torch, "float32")
+    nn.utils.clip_grad_value_(ours, 0.5)
+    torch.nn.utils.clip_grad_value_(theirs, 0.5)
+    for p, q in zip(ours[:-1], theirs):
+        assert p.grad.tolist() == q.grad.tolist()
+
+
+def test_clip_corners():
+    p = parameter([3.0, 4.0], [float("nan"), 1.0])
+    with pytest.raises(RuntimeError, match="The total norm of order 2.0 .* is non-finite"):
+        nn.utils.clip_grad_norm_(p, 1.0, error_if_nonfinite=True)
+    assert p.grad[1].item() == 1.0
+    nn.utils.clip_grad_norm_(p, 1.0)
+    assert p.grad[1].item() != p.grad[1].item()
+    assert nn.utils.clip_grad_norm_([], 1.0).item() == 0.0
+    for norm_type in (float("inf"), 0, 1, 2, 3):
+        assert nn.utils.get_total_norm([pydist.zeros(0), pydist.ones(1)], norm_type).item() == 1.0
+        assert nn.utils.get_total_norm([pydist.zeros(0)], norm_type).item() == 0.0
+    assert nn.utils.clip_grad_norm_(parameter([1.0]), 1.0).item() == 0.0
+    big = pydist.full((4,), 1e30)
+    assert nn.utils.get_total_norm(big).item() == pytest.approx(2e30)
+    q = nn.Parameter(pydist.zeros(2, 3))
+    q.grad = pydist.ones(3, 1).expand(3, 2).t()
+    assert nn.utils.get_total_norm([q.grad]).item() == pytest.approx(6**0.5)
+    with pytest.raises(TypeError, match="floating dtype"):
+        nn.utils.get_total_norm([pydist.tensor([1])])
+
+
+def test_parameters_as_a_vector():
+    net = nn.Linear(2, 3)
+    vector = nn.utils.parameters_to_vector(net.parameters())
+    assert vector.tolist() == [*net.weight.flatten().tolist(), *net.bias.tolist()]
+    nn.utils.vector_to_parameters(pydist.arange(9.0), net.parameters())
+    assert net.weight.tolist() == [[0, 1], [2, 3], [4, 5]] and net.bias.tolist() == [6, 7, 8]
+    with pytest.raises(ValueError, match="8 elements \\(expected 9\\)"):
+        nn.utils.vector_to_parameters(pydist.zeros(8), net.parameters())
+    with pytest.raises(TypeError, match="expected Tensor"):
+        nn.utils.vector_to_parameters([1.0], net.parameters())
 
 
 def test_schedule_resumes():

@@ -39,10 +39,15 @@ typedef enum pd_fold { PD_FOLD_SUM, PD_FOLD_MEAN, PD_FOLD_PROD, PD_FOLD_MAX, PD_
 /* A contiguous block seen as [outer, n, inner]; the kernel works along n. */
 typedef struct pd_block { int64_t outer, n, inner; } pd_block;
 
-/* One piece of an optimizer's state: parallel arrays of n elements of one dtype. m, v, vmax may be NULL where unused. */
-typedef struct pd_segment_step { void *p, *g, *m, *v, *vmax; int64_t n; } pd_segment_step;
+/* One piece of an optimizer's state: parallel arrays of n elements of one dtype; m, v, w are NULL where the method does not
+   use them. SGD: m momentum. Adam: m mean of g, v of g^2, w the largest v. Adadelta: m mean of the squared steps, v of g^2.
+   RMSprop: m momentum, v mean of g^2, w of g. Adagrad: v sum of g^2. */
+typedef struct pd_segment_step { void *p, *g, *m, *v, *w; int64_t n; } pd_segment_step;
 typedef struct pd_sgd { double lr, momentum, dampening, weight_decay; bool nesterov, maximize, first; } pd_sgd;
 typedef struct pd_adam { double lr, beta1, beta2, eps, weight_decay; int64_t step; bool amsgrad, decoupled, maximize; } pd_adam;
+typedef struct pd_adadelta { double lr, rho, eps, weight_decay; bool maximize; } pd_adadelta;
+typedef struct pd_rmsprop { double lr, alpha, eps, weight_decay, momentum; bool centered, maximize; } pd_rmsprop;
+typedef struct pd_adagrad { double lr, lr_decay, eps, weight_decay; int64_t step; bool maximize; } pd_adagrad;
 
 /* Batch normalisation over x[N, C, S] (contiguous) or x[N, S, C] (channels_last). Statistics in float (double for F64). */
 typedef struct pd_batch_norm { int64_t N, C, S; bool channels_last; double eps; } pd_batch_norm;
@@ -130,6 +135,9 @@ typedef struct pd_cpu_table {
     /* Fused optimizer steps over a list of segments, one pass over memory, F32 and F64. */
     void (*sgd)(pd_dtype t, const pd_sgd *c, const pd_segment_step *s, int64_t count);
     void (*adam)(pd_dtype t, const pd_adam *c, const pd_segment_step *s, int64_t count);
+    void (*adadelta)(pd_dtype t, const pd_adadelta *c, const pd_segment_step *s, int64_t count);
+    void (*rmsprop)(pd_dtype t, const pd_rmsprop *c, const pd_segment_step *s, int64_t count);
+    void (*adagrad)(pd_dtype t, const pd_adagrad *c, const pd_segment_step *s, int64_t count);
     /* sum of squares in double, fixed order; multiply in place. */
     double (*sum_squares)(pd_dtype t, int64_t n, const void *x);
     void (*scale)(pd_dtype t, int64_t n, double by, void *x);

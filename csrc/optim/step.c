@@ -27,8 +27,8 @@ static pd_status segment(const char *op, const pd_step_lists *l, int64_t i, pd_s
         return pd_fail(PD_E_VALUE, "%s: parameter %" PRId64 " of shape %s is a read-only or not dense view (expected contiguous())", op, i, pd_tensor_shape(p));
     PD_TRY(check_like(op, i, "the gradient", g, p));
     *s = (pd_segment_step){.p = pd_tensor_data(p), .g = pd_tensor_data(g), .n = p->numel};
-    pd_tensor *const *lists[] = {l->m, l->v, l->vmax};
-    void **to[] = {&s->m, &s->v, &s->vmax};
+    pd_tensor *const *lists[] = {l->m, l->v, l->w};
+    void **to[] = {&s->m, &s->v, &s->w};
     for (int k = 0; k < 3; k++) {
         if (!lists[k]) continue;
         PD_TRY(check_like(op, i, "the state", lists[k][i], p));
@@ -47,32 +47,37 @@ static pd_status segments(const char *op, const pd_step_lists *l, pd_segment_ste
     return PD_OK;
 }
 
-static void bump(const pd_step_lists *l) {
-    for (int64_t i = 0; i < l->count; i++) pd_tensor_bump(l->params[i]);
-}
+/* ns: what the kernel takes for an element; the GIL is given up for what takes long. */
+#define STEP(name, ns)                                                                                  \
+    pd_status pd_step_##name(const pd_step_lists *l, const pd_##name *c) {                              \
+        pd_segment_step *s;                                                                             \
+        int64_t total;                                                                                  \
+        if (!l->count) return PD_OK;                                                                    \
+        PD_TRY(segments(#name, l, &s, &total));                                                         \
+        void *token = (double)total * (ns) > PD_RELEASE_NS ? pd_host_release() : NULL;                  \
+        pd_cpu()->name((pd_dtype)l->params[0]->dtype, c, s, l->count);                                  \
+        pd_host_acquire(token);                                                                         \
+        for (int64_t i = 0; i < l->count; i++) pd_tensor_bump(l->params[i]);                            \
+        return PD_OK;                                                                                   \
+    }
+STEP(sgd, 1.0)
+STEP(adam, 1.5)
+STEP(adadelta, 2.0)
+STEP(rmsprop, 2.0)
+STEP(adagrad, 1.5)
 
-pd_status pd_step_sgd(const pd_step_lists *l, const pd_sgd *c) {
-    pd_segment_step *s;
-    int64_t total;
-    if (!l->count) return PD_OK;
-    PD_TRY(segments("sgd", l, &s, &total));
-    void *token = (double)total > PD_RELEASE_NS ? pd_host_release() : NULL;
-    pd_cpu()->sgd((pd_dtype)l->params[0]->dtype, c, s, l->count);
-    pd_host_acquire(token);
-    bump(l);
-    return PD_OK;
-}
-
-pd_status pd_step_adam(const pd_step_lists *l, const pd_adam *c) {
-    pd_segment_step *s;
-    int64_t total;
-    if (!l->count) return PD_OK;
-    if (c->step < 1) return pd_fail(PD_E_VALUE, "adam: step is %" PRId64 " (expected at least 1)", c->step);
-    PD_TRY(segments("adam", l, &s, &total));
-    void *token = (double)total * 1.5 > PD_RELEASE_NS ? pd_host_release() : NULL; /* about 1 ns an element */
-    pd_cpu()->adam((pd_dtype)l->params[0]->dtype, c, s, l->count);
-    pd_host_acquire(token);
-    bump(l);
+pd_status pd_sum_squares(pd_tensor *const *tensors, int64_t count, double *out) {
+    *out = 0.0;
+    for (int64_t i = 0; i < count; i++) {
+        const pd_tensor *t = tensors[i];
+        if (!pd_dtype_is_float((pd_dtype)t->dtype))
+            return pd_fail(PD_E_DTYPE, "sum_squares: tensor %" PRId64 " is %s (expected a floating dtype)", i, pd_dtype_name((pd_dtype)t->dtype));
+        if (!pd_shape_is_dense(t->ndim, t->size, t->stride))
+            return pd_fail(PD_E_VALUE, "sum_squares: tensor %" PRId64 " of shape %s is not dense (expected contiguous())", i, pd_tensor_shape(t));
+        void *token = (double)t->numel > PD_RELEASE_NS ? pd_host_release() : NULL;
+        *out += pd_cpu()->sum_squares((pd_dtype)t->dtype, t->numel, pd_tensor_data(t));
+        pd_host_acquire(token);
+    }
     return PD_OK;
 }
 

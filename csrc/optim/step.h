@@ -7,10 +7,16 @@
 
 /* Parallel lists of count tensors, all of one dtype and, by entry, of one shape. grads come from the parameters. Lists that
    the method does not use are NULL. Nothing is written where a check fails. */
-typedef struct pd_step_lists { pd_tensor *const *params, *const *m, *const *v, *const *vmax; int64_t count; } pd_step_lists;
+typedef struct pd_step_lists { pd_tensor *const *params, *const *m, *const *v, *const *w; int64_t count; } pd_step_lists;
 
 pd_status pd_step_sgd(const pd_step_lists *l, const pd_sgd *c);
-pd_status pd_step_adam(const pd_step_lists *l, const pd_adam *c);
+pd_status pd_step_adam(const pd_step_lists *l, const pd_adam *c);       /* step counts from 1, here and in Adagrad */
+pd_status pd_step_adadelta(const pd_step_lists *l, const pd_adadelta *c);
+pd_status pd_step_rmsprop(const pd_step_lists *l, const pd_rmsprop *c); /* m where momentum is not 0, w where centered */
+pd_status pd_step_adagrad(const pd_step_lists *l, const pd_adagrad *c);
+
+/* The sum of the squares of all elements, in double and in a fixed order; dense floating tensors of any dtypes. */
+pd_status pd_sum_squares(pd_tensor *const *tensors, int64_t count, double *out);
 
 /* .grad of each is dropped (set_to_none) or filled with zeros. */
 pd_status pd_zero_grads(pd_tensor *const *params, int64_t count, bool set_to_none);

@@ -68,7 +68,52 @@ static PyObject *adam_step(PyObject *module, PyObject *args, PyObject *kwargs) {
                                      &c.weight_decay, &step, &amsgrad, &decoupled, &maximize) || !read_lists("adam_step", o, 4, &l)) return NULL;
     c.step = step, c.amsgrad = amsgrad, c.decoupled = decoupled, c.maximize = maximize;
     if (!l.t[1] || !l.t[2] || (amsgrad && !l.t[3])) return finish(&l, pd_fail(PD_E_VALUE, "adam_step: a state list is None"));
-    return finish(&l, pd_step_adam(&(pd_step_lists){.params = l.t[0], .m = l.t[1], .v = l.t[2], .vmax = l.t[3], .count = l.n}, &c));
+    if (step < 1) return finish(&l, pd_fail(PD_E_VALUE, "adam_step: step is %lld (expected at least 1)", step));
+    return finish(&l, pd_step_adam(&(pd_step_lists){.params = l.t[0], .m = l.t[1], .v = l.t[2], .w = l.t[3], .count = l.n}, &c));
+}
+
+static PyObject *adadelta_step(PyObject *module, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"params", "square_avgs", "acc_deltas", "lr", "rho", "eps", "weight_decay", "maximize", NULL};
+    PyObject *o[3] = {NULL};
+    pd_adadelta c = {0};
+    int maximize = 0;
+    lists l;
+    (void)module;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO|$ddddp:adadelta_step", names, &o[0], &o[1], &o[2], &c.lr, &c.rho, &c.eps, &c.weight_decay,
+                                     &maximize) || !read_lists("adadelta_step", o, 3, &l)) return NULL;
+    c.maximize = maximize;
+    if (!l.t[1] || !l.t[2]) return finish(&l, pd_fail(PD_E_VALUE, "adadelta_step: a state list is None"));
+    return finish(&l, pd_step_adadelta(&(pd_step_lists){.params = l.t[0], .v = l.t[1], .m = l.t[2], .count = l.n}, &c));
+}
+
+static PyObject *rmsprop_step(PyObject *module, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"params", "square_avgs", "momentum_buffers", "grad_avgs", "lr", "alpha", "eps", "weight_decay", "momentum", "centered", "maximize", NULL};
+    PyObject *o[4] = {NULL};
+    pd_rmsprop c = {0};
+    int centered = 0, maximize = 0;
+    lists l;
+    (void)module;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOO|$dddddpp:rmsprop_step", names, &o[0], &o[1], &o[2], &o[3], &c.lr, &c.alpha, &c.eps, &c.weight_decay,
+                                     &c.momentum, &centered, &maximize) || !read_lists("rmsprop_step", o, 4, &l)) return NULL;
+    c.centered = centered, c.maximize = maximize;
+    if (!l.t[1] || (c.momentum != 0 && !l.t[2]) || (centered && !l.t[3])) return finish(&l, pd_fail(PD_E_VALUE, "rmsprop_step: a state list is None"));
+    return finish(&l, pd_step_rmsprop(&(pd_step_lists){.params = l.t[0], .v = l.t[1], .m = l.t[2], .w = l.t[3], .count = l.n}, &c));
+}
+
+static PyObject *adagrad_step(PyObject *module, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"params", "sums", "lr", "lr_decay", "eps", "weight_decay", "step", "maximize", NULL};
+    PyObject *o[2] = {NULL};
+    pd_adagrad c = {0};
+    int maximize = 0;
+    long long step = 0;
+    lists l;
+    (void)module;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|$ddddLp:adagrad_step", names, &o[0], &o[1], &c.lr, &c.lr_decay, &c.eps, &c.weight_decay, &step,
+                                     &maximize) || !read_lists("adagrad_step", o, 2, &l)) return NULL;
+    c.step = step, c.maximize = maximize;
+    if (!l.t[1]) return finish(&l, pd_fail(PD_E_VALUE, "adagrad_step: a state list is None"));
+    if (step < 1) return finish(&l, pd_fail(PD_E_VALUE, "adagrad_step: step is %lld (expected at least 1)", step));
+    return finish(&l, pd_step_adagrad(&(pd_step_lists){.params = l.t[0], .v = l.t[1], .count = l.n}, &c));
 }
 
 static PyObject *zero_grads(PyObject *module, PyObject *args) {
@@ -80,9 +125,24 @@ static PyObject *zero_grads(PyObject *module, PyObject *args) {
     return finish(&l, pd_zero_grads(l.t[0], l.n, set_to_none));
 }
 
+static PyObject *sum_squares(PyObject *module, PyObject *tensors) {
+    lists l;
+    double sum;
+    (void)module;
+    if (!read_lists("sum_squares", &tensors, 1, &l)) return NULL;
+    pd_status status = pd_sum_squares(l.t[0], l.n, &sum);
+    PyObject *none = finish(&l, status);
+    Py_XDECREF(none);
+    return none ? PyFloat_FromDouble(sum) : NULL;
+}
+
 static PyMethodDef functions[] = {
     {"sgd_step", (PyCFunction)(void (*)(void))sgd_step, METH_VARARGS | METH_KEYWORDS, "sgd_step(params, momentum_buffers, *, lr, ...): one fused step of SGD."},
     {"adam_step", (PyCFunction)(void (*)(void))adam_step, METH_VARARGS | METH_KEYWORDS, "adam_step(params, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, *, lr, ...): one fused step of Adam."},
+    {"adadelta_step", (PyCFunction)(void (*)(void))adadelta_step, METH_VARARGS | METH_KEYWORDS, "adadelta_step(params, square_avgs, acc_deltas, *, lr, ...): one fused step of Adadelta."},
+    {"rmsprop_step", (PyCFunction)(void (*)(void))rmsprop_step, METH_VARARGS | METH_KEYWORDS, "rmsprop_step(params, square_avgs, momentum_buffers, grad_avgs, *, lr, ...): one fused step of RMSprop."},
+    {"adagrad_step", (PyCFunction)(void (*)(void))adagrad_step, METH_VARARGS | METH_KEYWORDS, "adagrad_step(params, sums, *, lr, ...): one fused step of Adagrad."},
+    {"sum_squares", sum_squares, METH_O, "sum_squares(tensors): the sum of the squares of all elements, in float64."},
     {"zero_grads", zero_grads, METH_VARARGS, "zero_grads(params, set_to_none=True)"},
     {0},
 };

@@ -5,12 +5,12 @@ from pydist.nn.modules import *
 from pydist.nn.modules import __all__ as _modules
 from pydist.nn.parameter import Parameter
 
-__all__ = [*_modules, "Parameter", "functional", "init", "parallel"]
+__all__ = [*_modules, "Parameter", "functional", "init", "parallel", "utils"]
 
 
 def __getattr__(name):
-    if name == "parallel":
+    if name in ("parallel", "utils"):
         from importlib import import_module
 
-        return import_module("pydist.nn.parallel")
+        return import_module(f"pydist.nn.{name}")
     raise AttributeError(f"module 'pydist.nn' has no attribute '{name}'")

@@ -10,6 +10,13 @@ from pydist import _C
 from pydist.optim.optimizer import Optimizer
 
 
+def check_options(*options):
+    """Raises ValueError for the first (name, value) below 0, or (name, value, top) outside [0, top]."""
+    for name, value, *top in options:
+        if not (0.0 <= value and all(value <= limit for limit in top)):
+            raise ValueError(f"Invalid {name}: {value}")
+
+
 class Batch:
     """Parameters with gradients and an equal step count, and their state tensors in parallel lists."""
 
@@ -19,6 +26,12 @@ class Batch:
         self.count = count
         self.params, self.states = [], []
         self.columns = [[] for _ in range(columns)]
+
+    def advance(self):
+        """One step more, here and in the states."""
+        self.count += 1
+        for state in self.states:
+            state["step"] = self.count
 
 
 class _Plan:
@@ -37,8 +50,15 @@ class _Plan:
 
 
 class FusedOptimizer(Optimizer):
-    """Subclasses define `_state_names(group)`, the state tensors that they need, `_count(state)`, how many steps a
-    parameter has made, and `_run(group, batch)`, which calls the engine."""
+    """Subclasses define `_state_names(group)`, the state tensors that they need, and `_run(group, batch)`, which calls
+    the engine; if need be `_new_state(group, name, param)`, a state tensor before the first step, and `_count(state)`,
+    how many steps a parameter has made."""
+
+    def _new_state(self, group, name, param):
+        return _C.zeros_like(param)
+
+    def _count(self, state):
+        return int(state.get("step", 0))
 
     def _make_private(self):
         super()._make_private()
@@ -70,10 +90,11 @@ class FusedOptimizer(Optimizer):
         missing = [p.grad is None for p in params]
         plan = self._plans.get(index)
         if plan is None or not plan.is_current(params, missing, names, self.state):
-            plan = self._plans[index] = self._plan(params, missing, names)
+            plan = self._plans[index] = self._plan(group, missing, names)
         return plan.batches
 
-    def _plan(self, params, missing, names):
+    def _plan(self, group, missing, names):
+        params = group["params"]
         batches = {}
         for param, skip in zip(params, missing):
             if skip:
@@ -87,7 +108,7 @@ class FusedOptimizer(Optimizer):
             batch.states.append(state)
             for name, column in zip(names, batch.columns):
                 if state.get(name) is None:
-                    state[name] = _C.zeros_like(param)
+                    state[name] = self._new_state(group, name, param)
                 column.append(state[name])
         plan = _Plan()
         plan.source, plan.missing, plan.names = list(params), missing, names

@@ -1,7 +1,7 @@
 """Adam and AdamW."""
 
 from pydist import _C
-from pydist.optim._fused import FusedOptimizer
+from pydist.optim._fused import FusedOptimizer, check_options
 
 
 class Adam(FusedOptimizer):
@@ -36,15 +36,11 @@ class Adam(FusedOptimizer):
         fused=None,
         decoupled_weight_decay=False,
     ):
-        if not 0.0 <= lr:
-            raise ValueError(f"Invalid learning rate: {lr}")
-        if not 0.0 <= eps:
-            raise ValueError(f"Invalid epsilon value: {eps}")
+        check_options(("learning rate", lr), ("epsilon value", eps))
         for i, beta in enumerate(betas):
             if not 0.0 <= beta < 1.0:
                 raise ValueError(f"Invalid beta parameter at index {i}: {beta}")
-        if not 0.0 <= weight_decay:
-            raise ValueError(f"Invalid weight_decay value: {weight_decay}")
+        check_options(("weight_decay value", weight_decay))
         defaults = dict(
             lr=lr,
             betas=betas,
@@ -63,13 +59,9 @@ class Adam(FusedOptimizer):
     def _state_names(self, group):
         return ("exp_avg", "exp_avg_sq", "max_exp_avg_sq") if group["amsgrad"] else ("exp_avg", "exp_avg_sq")
 
-    def _count(self, state):
-        return int(state.get("step", 0))
-
     def _run(self, group, batch):
         beta1, beta2 = group["betas"]
         columns = batch.columns
-        step = batch.count + 1
         _C.adam_step(
             batch.params,
             columns[0],
@@ -80,14 +72,12 @@ class Adam(FusedOptimizer):
             beta2=beta2,
             eps=group["eps"],
             weight_decay=group["weight_decay"],
-            step=step,
+            step=batch.count + 1,
             amsgrad=group["amsgrad"],
             decoupled=group["decoupled_weight_decay"],
             maximize=group["maximize"],
         )
-        batch.count = step
-        for state in batch.states:
-            state["step"] = step
+        batch.advance()
 
 
 class AdamW(Adam):

@@ -1,7 +1,7 @@
 """Stochastic gradient descent."""
 
 from pydist import _C
-from pydist.optim._fused import FusedOptimizer
+from pydist.optim._fused import FusedOptimizer, check_options
 
 
 class SGD(FusedOptimizer):
@@ -33,12 +33,7 @@ class SGD(FusedOptimizer):
         differentiable=False,
         fused=None,
     ):
-        if lr < 0.0:
-            raise ValueError(f"Invalid learning rate: {lr}")
-        if momentum < 0.0:
-            raise ValueError(f"Invalid momentum value: {momentum}")
-        if weight_decay < 0.0:
-            raise ValueError(f"Invalid weight_decay value: {weight_decay}")
+        check_options(("learning rate", lr), ("momentum value", momentum), ("weight_decay value", weight_decay))
         if nesterov and (momentum <= 0 or dampening != 0):
             raise ValueError("Nesterov momentum requires a momentum and zero dampening")
         defaults = dict(

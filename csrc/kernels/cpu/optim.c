@@ -2,7 +2,7 @@
 
    All segments together are one range of elements, cut into some 64 chunks in one parallel loop: a model of a hundred
    small tensors costs one region, and each element is read and written once. Formulas and their order are
-   PyTorch's (torch/optim/sgd.py, adam.py), the scalars in double. */
+   PyTorch's (torch/optim/sgd.py, adam.py, adadelta.py, rmsprop.py, adagrad.py), the scalars in double. */
 #include <math.h>
 
 #include "kernels/cpu/real.h"
@@ -20,7 +20,7 @@ static void walk(const steps *k, step_fn fn, int64_t begin, int64_t end) {
         if (from >= to) continue;
         size_t at = (size_t)from * size;
 #define AT(p) ((p) ? (char *)(p) + at : NULL)
-        pd_segment_step part = {AT(s->p), AT(s->g), AT(s->m), AT(s->v), AT(s->vmax), to - from};
+        pd_segment_step part = {AT(s->p), AT(s->g), AT(s->m), AT(s->v), AT(s->w), to - from};
         fn(k->c, &part);
     }
 }
@@ -40,10 +40,28 @@ static int64_t chunk(int64_t n) {
 #define PD_INCLUDED "kernels/cpu/optim.inc"
 #include "kernels/cpu/each_type.h"
 
-PD_CPU_FUNCTION(void, sgd, pd_dtype t, const pd_sgd *c, const pd_segment_step *s, int64_t count) {
+static void run(pd_dtype t, const void *c, const pd_segment_step *s, int64_t count, pd_range_fn f32, pd_range_fn f64) {
     steps k = {t, c, s, count};
     int64_t n = elements(s, count);
-    pd_parallel(n, chunk(n), t == PD_F64 ? sgd_range_f64 : sgd_range_f32, &k);
+    pd_parallel(n, chunk(n), t == PD_F64 ? f64 : f32, &k);
+}
+
+PD_CPU_FUNCTION(void, sgd, pd_dtype t, const pd_sgd *c, const pd_segment_step *s, int64_t count) {
+    run(t, c, s, count, sgd_range_f32, sgd_range_f64);
+}
+
+PD_CPU_FUNCTION(void, adadelta, pd_dtype t, const pd_adadelta *c, const pd_segment_step *s, int64_t count) {
+    run(t, c, s, count, adadelta_range_f32, adadelta_range_f64);
+}
+
+PD_CPU_FUNCTION(void, rmsprop, pd_dtype t, const pd_rmsprop *c, const pd_segment_step *s, int64_t count) {
+    run(t, c, s, count, rmsprop_range_f32, rmsprop_range_f64);
+}
+
+PD_CPU_FUNCTION(void, adagrad, pd_dtype t, const pd_adagrad *c, const pd_segment_step *s, int64_t count) {
+    pd_adagrad now = *c;
+    now.lr = c->lr / (1.0 + (double)(c->step - 1) * c->lr_decay);
+    run(t, &now, s, count, adagrad_range_f32, adagrad_range_f64);
 }
 
 PD_CPU_FUNCTION(void, adam, pd_dtype t, const pd_adam *c, const pd_segment_step *s, int64_t count) {
@@ -51,9 +69,7 @@ PD_CPU_FUNCTION(void, adam, pd_dtype t, const pd_adam *c, const pd_segment_step 
     double bias1 = 1.0 - pow(c->beta1, (double)c->step), bias2 = 1.0 - pow(c->beta2, (double)c->step);
     plan.step = c->lr / bias1;
     plan.root = 1.0 / sqrt(bias2);
-    steps k = {t, &plan, s, count};
-    int64_t n = elements(s, count);
-    pd_parallel(n, chunk(n), t == PD_F64 ? adam_range_f64 : adam_range_f32, &k);
+    run(t, &plan, s, count, adam_range_f32, adam_range_f64);
 }
 
 typedef struct square_job { pd_dtype t; const void *x; int64_t length; double *partial; } square_job;

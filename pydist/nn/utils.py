@@ -1,0 +1,104 @@
+"""Gradients and parameters as a whole: clipping, and one vector of all parameters."""
+
+import math
+
+from pydist import _C
+from pydist._grad_mode import no_grad
+
+
+def _listed(tensors):
+    return [tensors] if isinstance(tensors, _C.Tensor) else list(tensors)
+
+
+def _grads(parameters):
+    return [p.grad for p in _listed(parameters) if p.grad is not None]
+
+
+@no_grad()
+def get_total_norm(tensors, norm_type=2.0, error_if_nonfinite=False, foreach=None):
+    """(sum |t_i|^norm_type)^(1 / norm_type) over all elements of all tensors, a 0-d tensor of the first one's dtype.
+
+    norm_type may be inf (largest |t_i|), 0 (number of tensors that are not all 0, as PyTorch has it) or negative.
+    Sums are made in float64. Raises RuntimeError for a norm that is inf or NaN if error_if_nonfinite.
+
+    >>> import pydist
+    >>> pydist.nn.utils.get_total_norm([pydist.tensor([3.0]), pydist.tensor([0.0, 4.0])]).item()
+    5.0
+    """
+    tensors, norm_type = _listed(tensors), float(norm_type)
+    if not tensors:
+        return _C.tensor(0.0)
+    filled = [t.contiguous() for t in tensors if t.numel()]
+    if norm_type == 2.0:
+        norm = math.sqrt(_C.sum_squares(filled))
+    elif math.isinf(norm_type):
+        extreme = _C.max if norm_type > 0 else _C.min
+        norm = extreme(_C.stack([extreme(t.abs()).double() for t in filled] or [_C.zeros(())])).item()
+    elif norm_type == 0.0:
+        norm = float(sum((t != 0).any().item() for t in filled))
+    else:
+        sums = _C.stack([t.abs().double().pow(norm_type).sum() for t in filled] or [_C.zeros(())])
+        norm = sums.sum().pow(1.0 / norm_type).item()
+    if error_if_nonfinite and not math.isfinite(norm):
+        raise RuntimeError(
+            f"The total norm of order {norm_type} for gradients from `parameters` is non-finite, so it cannot be "
+            "clipped. To disable this error and scale the gradients by the non-finite norm anyway, set "
+            "`error_if_nonfinite=False`"
+        )
+    return _C.tensor(norm, dtype=tensors[0].dtype)
+
+
+@no_grad()
+def clip_grads_with_norm_(parameters, max_norm, total_norm, foreach=None):
+    """Multiplies all gradients by min(1, max_norm / (total_norm + 1e-6)), in place."""
+    factor = float(max_norm) / (float(total_norm) + 1e-6)
+    if factor >= 1.0:  # NaN is not
+        return
+    for grad in _grads(parameters):
+        grad.mul_(factor)
+
+
+def clip_grad_norm_(parameters, max_norm, norm_type=2.0, error_if_nonfinite=False, foreach=None):
+    """Scales all gradients, in place, so that their norm as one vector is at most max_norm; returns the norm before.
+
+    `parameters` is one tensor or an iterable; those without a gradient do not count. The factor is
+    min(1, max_norm / (norm + 1e-6)). `foreach` is accepted and means nothing here.
+
+    >>> import pydist
+    >>> p = pydist.zeros(2, requires_grad=True)
+    >>> p.grad = pydist.tensor([3.0, 4.0])
+    >>> pydist.nn.utils.clip_grad_norm_([p], 1.0).item(), round(p.grad[1].item(), 4)
+    (5.0, 0.8)
+    """
+    parameters = _listed(parameters)
+    norm = get_total_norm(_grads(parameters), norm_type, error_if_nonfinite)
+    clip_grads_with_norm_(parameters, max_norm, norm)
+    return norm
+
+
+@no_grad()
+def clip_grad_value_(parameters, clip_value, foreach=None):
+    """Cuts every element of the gradients to [-clip_value, clip_value], in place."""
+    clip_value = float(clip_value)
+    for grad in _grads(parameters):
+        grad.minimum_(_C.tensor(clip_value, dtype=grad.dtype)).maximum_(_C.tensor(-clip_value, dtype=grad.dtype))
+
+
+def parameters_to_vector(parameters):
+    """All elements of all parameters in one vector, recorded for autograd."""
+    return _C.cat([p.reshape(-1) for p in parameters])
+
+
+def vector_to_parameters(vec, parameters):
+    """Gives each parameter its part of `vec` as its data. Raises TypeError where vec is no tensor, ValueError where its
+    length is not the number of elements."""
+    if not isinstance(vec, _C.Tensor):
+        raise TypeError(f"expected Tensor, but got: {type(vec).__name__}")
+    parameters = list(parameters)
+    wanted = sum(p.numel() for p in parameters)
+    if vec.numel() != wanted:
+        raise ValueError(f"vector_to_parameters: {vec.numel()} elements (expected {wanted})")
+    begin = 0
+    for p in parameters:
+        p.data = vec.detach()[begin : begin + p.numel()].reshape(p.shape)
+        begin += p.numel()
