@@ -204,6 +204,66 @@ def _batch_norm(x, mean, var, weight=None, bias=None, training=False, momentum=0
     return y * (1 if weight is None else weight.reshape(shape)) + (0 if bias is None else bias.reshape(shape))
 
 
+def _per_axis(v, dims):
+    return tuple(v) if isinstance(v, (tuple, list)) else (v,) * dims
+
+
+def _windows(x, dims, kernel, stride=None, padding=0, dilation=1, ceil_mode=False):
+    """Of each axis a list of (positions inside, size with padding) per window."""
+    arguments = (_per_axis(v, dims) for v in (kernel, stride or kernel, padding, dilation))
+    for n, k, s, p, d in zip(x.shape[-dims:], *arguments):
+        room = n + 2 * p - d * (k - 1) - 1
+        count = -(-room // s) + 1 if ceil_mode else room // s + 1
+        count -= ceil_mode and (count - 1) * s >= n + p
+        starts = [i * s - p for i in range(count)]
+        yield [([j for j in range(a, a + d * k, d) if 0 <= j < n], min(a + k, n + p) - a) for a in starts]
+
+
+def _adaptive_windows(x, dims, size):
+    for n, m in zip(x.shape[-dims:], _per_axis(size, dims)):
+        yield [(list(range(i * n // m, -(-(i + 1) * n // m))), 0) for i in range(m)]
+
+
+def _over_windows(x, dims, axes, function):
+    """function(window [..., elements], positions in the plane, size with padding) for every window, stacked."""
+    plane = np.arange(math.prod(x.shape[-dims:])).reshape(x.shape[-dims:])
+    axes = list(axes)
+    results = []
+    for choice in np.ndindex(*map(len, axes)):
+        chosen = [axis[i] for axis, i in zip(axes, choice)]
+        grid = np.ix_(*(inside for inside, _ in chosen))
+        where = plane[grid].reshape(-1)
+        window = x.reshape(*x.shape[:-dims], plane.size)[..., where]
+        results.append(function(window, where, math.prod(padded for _, padded in chosen)))
+    lead = x.shape[:-dims]
+    return np.stack(results, -1).reshape(*lead, *map(len, axes)) if results else np.zeros((*lead, *map(len, axes)))
+
+
+def _max_over(dims, windows, both):
+    def pool(x, *args, **kwargs):
+        axes = list(windows(x, dims, *args, **kwargs))
+        values = _over_windows(x, dims, axes, lambda window, where, _: window.max(-1))
+        if not both:
+            return values
+        return values, _over_windows(x, dims, axes, lambda window, where, _: where[window.argmax(-1)])
+
+    return pool
+
+
+def _avg_pool(dims):
+    def pool(x, kernel, stride=None, padding=0, ceil_mode=False, count_include_pad=True, divisor_override=None):
+        def mean(window, _, padded):
+            return window.sum(-1) / (divisor_override or (padded if count_include_pad else window.shape[-1]))
+
+        return _over_windows(x, dims, _windows(x, dims, kernel, stride, padding, 1, ceil_mode), mean)
+
+    return pool
+
+
+def _adaptive_avg_pool(dims):
+    return lambda x, size: _over_windows(x, dims, _adaptive_windows(x, dims, size), lambda window, *_: window.mean(-1))
+
+
 def _topk(x, k, dim=-1, largest=True, sorted=True):
     order = np.argsort(-x if largest else x, dim, kind="stable")
     index = np.take(order, np.arange(k), dim) if x.ndim else np.zeros((), int)
@@ -283,6 +343,12 @@ NUMPY = {
     "cross_entropy": _cross_entropy,
     "conv2d": _conv2d,
     "batch_norm": _batch_norm,
+    **{f"max_pool{d}d{both}": _max_over(d, _windows, bool(both)) for d in (1, 2) for both in ("", "_with_indices")},
+    **{f"avg_pool{d}d": _avg_pool(d) for d in (1, 2)},
+    **{f"adaptive_avg_pool{d}d": _adaptive_avg_pool(d) for d in (1, 2)},
+    "adaptive_max_pool1d": _max_over(1, _adaptive_windows, True),
+    "adaptive_max_pool2d": _max_over(2, _adaptive_windows, False),
+    "adaptive_max_pool2d_with_indices": _max_over(2, _adaptive_windows, True),
 }
 
 
@@ -322,6 +388,30 @@ def fold(lo=-2, hi=2, empty=True, dims=True, **kw):
     if empty:
         out += [S(T((0, 3), lo, hi), 0, **kw), S(T((0,), lo, hi), **kw)]
     return out
+
+
+def pool2d(**kw):
+    """Windows of two dimensions: overlapping, apart, padded; rows of any length and layout."""
+    at, large = partial(S, **kw), partial(S, grad=False, **kw)
+    last = T((2, 3, 5, 6), layout="N")
+    out = [at(T((1, 2, 4, 4)), 2), at(T((2, 1, 5, 7)), 3, 2, 1), at(T((3, 5, 4)), (2, 3), 1), at(T((1, 2, 5, 4)), 2, (3, 1), ceil_mode=True)]
+    out += [at(last, 2), at(last, 3, 2, 1, ceil_mode=True), at(T((1, 2, 4, 4), layout="T"), 2), at(T((1, 1, 3, 12), layout="S"), 2, 1)]
+    out += [at(T((0, 2, 4, 4)), 2), at(T((1, 1, 2, 20)), 2, 2, 1), at(T((1, 1, 4, 24)), 3, (1, 3), (0, 1))]
+    out += [large(T((3, 4, 33, 34)), 2), large(T((2, 3, 40, 37)), 3, 2, 1), large(T((1, 2, 35, 70)), (2, 5), (2, 3)), large(T((2, 3, 30, 600)), 3, 1, 1)]
+    out += [large(T((2, 2, 40, 41)), 17, 5, 8), large(T((2, 20, 13, 14), layout="N"), 3, 2, 1), large(T((2, 2, 40, 700)), (2, 1), (2, 600))]
+    return out + [large(T((2, 2, 50, 49)), 7), large(T((2, 600, 3, 3), layout="N"), 2, 1)]
+
+
+def pool1d(**kw):
+    at = partial(S, **kw)
+    return [at(T((2, 3, 8)), 2), at(T((3, 9)), 3, 1, 1), at(T((1, 2, 10)), 3, 2, ceil_mode=True), at(T((0, 2, 4)), 2), at(T((1, 2, 9), layout="T"), 2),
+            at(T((2, 3, 200)), 5, 2, 2, grad=False)]  # fmt: skip
+
+
+def adaptive_pool2d(**kw):
+    sizes = [((2, 3, 5, 7), (2, 3)), ((1, 2, 4, 6), (2, 3)), ((2, 3, 4, 4), 1), ((2, 4, 5), 3), ((1, 2, 2, 3), (4, 5)), ((0, 2, 4, 4), 2)]
+    out = [S(T(shape), size, **kw) for shape, size in sizes] + [S(T((1, 2, 3, 3), grad=False), (0, 2), **kw)] + [S(T((2, 3, 5, 4), layout="N"), size, **kw) for size in (1, (3, 2), (5, 4))]
+    return out + [S(T((3, 2, 40, 50)), (7, 9), grad=False, **kw), S(T((2, 20, 17, 18), layout="N"), (4, 5), grad=False, **kw)]
 
 
 x34, x234, t34 = T((3, 4)), T((2, 3, 4)), T((3, 4), layout="T")
@@ -405,6 +495,16 @@ SAMPLES = {
         ((image, *running), {}), ((image, None, None, *scale, True), {}), ((T((2, 4, 3)), *running, *scale, True), {}), ((T((2, 4, 3, 3), layout="N"), *running, *scale, True), {}),
         ((T((0, 4)), *running, *scale), {})]]
         + [S(T((32, 4, 9, 9)), *running, *scale, True, c=16, grad=False, dtypes="wide", writes=(1, 2))],
+    **{name: [*pool2d(), S(T((1, 2, 7, 8)), 2, 1, 0, 2), S(T((1, 2, 9, 30)), 3, 2, 1, (2, 3)), S(T((1, 1, 20, 20)), 16, 4), S(I((2, 3, 6, 6), -9, 9), 2)]
+       for name in ("max_pool2d", "max_pool2d_with_indices")},
+    **{name: [*pool1d(), S(T((2, 2, 9)), 2, 1, 1, 2)] for name in ("max_pool1d", "max_pool1d_with_indices")},
+    "avg_pool2d": [S(*s.args, linear=True, dtypes="float", grad=s.grad, **s.kwargs, **kw) for s in pool2d() for kw in ({}, {"count_include_pad": False})]
+        + [S(T((1, 2, 5, 5)), 2, 2, 1, divisor_override=3, linear=True, dtypes="float")],
+    "avg_pool1d": [S(*s.args, linear=True, dtypes="float", grad=s.grad, **s.kwargs, **kw) for s in pool1d() for kw in ({}, {"count_include_pad": False})],
+    **{name: adaptive_pool2d(dtypes="float") for name in ("adaptive_max_pool2d", "adaptive_max_pool2d_with_indices")},
+    "adaptive_avg_pool2d": adaptive_pool2d(linear=True, dtypes="float"),
+    **{name: [S(T((2, 3, 7)), 3, dtypes="float"), S(T((3, 8)), 2, dtypes="float"), S(T((0, 2, 5)), 2, dtypes="float"), S(T((1, 2, 3)), 5, dtypes="float")]
+       for name in ("adaptive_avg_pool1d", "adaptive_max_pool1d")},
 }  # fmt: skip
 SAMPLES["cross_entropy"] += [S(rows, I((4,)), label_smoothing=0.1, dtypes="float"), S(rows, I((4,)), T((5,), 0.2, 2, grad=False), ignore_index=2, label_smoothing=0.2, dtypes="float")]
 
@@ -419,7 +519,8 @@ RANDOM = {
 HIDDEN = {
     "where_same": "where", "as_strided_scatter_add": "as_strided", "index_front": "index", "index_put_front": "index_put", "extreme": "max",
     "topk_last": "topk", "nll_rows": "nll_loss", "cross_entropy_rows": "cross_entropy", "dropout_mask": "dropout",
-    "conv2d_grad_input": "conv2d", "conv2d_grad_weight": "conv2d",
+    "conv2d_grad_input": "conv2d", "conv2d_grad_weight": "conv2d", "pool_max": "max_pool2d", "pool_max_grad": "max_pool2d",
+    "pool_max_take": "max_pool2d", "pool_max_index": "max_pool2d_with_indices", "pool_avg": "avg_pool2d", "pool_avg_grad": "avg_pool2d",
 }  # fmt: skip
 
 # Calls of a useful size: benchmarks time them, test_ops.py compares their bits for 1 and 2 threads.
@@ -445,6 +546,8 @@ LARGE = {
     "conv2d": S(_image, T((48, 32, 3, 3)), T((48,)), padding=1),
     "batch_norm": S(_image, None, None, T((32,)), T((32,)), True),
     "dropout": S(_square, 0.5),
+    **{f"{name}:{layout}{size}": S(T((8, 32, size, size), layout=layout), 3, 2, 1) for name in ("max_pool2d", "avg_pool2d") for layout in "CN" for size in (14, 56)},
+    **{f"{name}:{layout}": S(T((8, 32, 30, 31), layout=layout), (7, 8)) for name in ("adaptive_max_pool2d", "adaptive_avg_pool2d") for layout in "CN"},
 }
 
 

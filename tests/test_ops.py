@@ -447,6 +447,29 @@ def test_dropout():
     assert abs((kept & other).mean() - 0.75**2) < 0.01
 
 
+def test_max_pool_picks_as_torch():
+    """The first of equals, NaN above all, and windows of nothing but minus infinity."""
+    x = np.round(np.random.default_rng(0).uniform(0, 3, (2, 3, 9, 20)))
+    x[0, 0, 2, 3], x[0, 1], x[1, :, 4] = math.nan, -math.inf, math.inf
+    for layout, kernel, dtype in itertools.product(("contiguous", "channels last"), (2, 3, 17), (np.float32, np.float64)):
+        v = x.astype(dtype) if kernel < 17 else np.tile(x.astype(dtype), (1, 1, 2, 1))
+        got = pydist.tensor(v if layout == "contiguous" else v.transpose(0, 2, 3, 1).copy())
+        got = got if layout == "contiguous" else got.permute(0, 3, 1, 2)
+        values, where = pydist.nn.functional.max_pool2d(got, kernel, 2, 1, return_indices=True)
+        shape = (*v.shape[:2], *values.shape[2:])
+        padded = np.full((*v.shape[:2], v.shape[2] + 2, v.shape[3] + 2), -math.inf)
+        padded[:, :, 1:-1, 1:-1] = v
+        for at in np.ndindex(shape):
+            n, c, p, q = at
+            window = padded[n, c, 2 * p : 2 * p + kernel, 2 * q : 2 * q + kernel]
+            inside = [(h, w) for h in range(2 * p - 1, 2 * p - 1 + kernel) for w in range(2 * q - 1, 2 * q - 1 + kernel) if 0 <= h < v.shape[2] and 0 <= w < v.shape[3]]
+            best = next((i for i in inside if np.isnan(v[n, c][i])), None) or max(inside, key=lambda i: (v[n, c][i], [-j for j in i]))
+            if np.isnan(window).any():
+                assert math.isnan(values[at].item())
+                continue
+            assert values[at].item() == window.max() and where[at].item() == best[0] * v.shape[3] + best[1], (layout, kernel, at)
+
+
 def test_batch_norm_statistics():
     x = pydist.tensor(np.random.default_rng(0).normal(2, 3, (8, 3, 5)))
     mean, var = pydist.zeros(3, dtype=pydist.float64), pydist.ones(3, dtype=pydist.float64)
@@ -554,6 +577,20 @@ WRONG = [
     (lambda: pydist.conv2d(pydist.ones(1, 2, 5, 5), pydist.ones(3, 2, 2, 2), padding=2**62), (RuntimeError, ValueError, MemoryError), "conv2d"),
     (lambda: pydist.nn.functional.batch_norm(pydist.ones(1, 3), None, None, training=True), ValueError, "batch_norm|Expected more than 1 value"),
     (lambda: pydist.nn.functional.batch_norm(x23, pydist.ones(2), pydist.ones(3)), RuntimeError, "batch_norm.*running_mean"),
+    (lambda: pydist.max_pool2d(x23, 2), pydist.ShapeError, r"max_pool2d.*\[2, 3\].*C, H, W"),
+    (lambda: pydist.max_pool2d(pydist.ones(1, 0, 4, 4), 2), pydist.ShapeError, "max_pool2d.*0"),
+    (lambda: pydist.max_pool2d(pydist.ones(1, 1, 4, 4), 5), pydist.ShapeError, "max_pool2d.*5.*fit"),
+    (lambda: pydist.max_pool2d(pydist.ones(1, 1, 4, 4), 2, padding=2), ValueError, "max_pool2d.*padding 2.*half"),
+    (lambda: pydist.max_pool2d(pydist.ones(1, 1, 4, 4), 0), ValueError, "max_pool2d.*kernel_size 0"),
+    (lambda: pydist.max_pool2d(pydist.ones(1, 1, 4, 4), 2, stride=-1), ValueError, "max_pool2d.*stride -1"),
+    (lambda: pydist.max_pool2d(pydist.ones(1, 1, 4, 4), 2, stride=(1, 2, 3)), ValueError, "stride.*3.*2"),
+    (lambda: pydist.max_pool2d(pydist.ones(1, 1, 4, 4), 2**62), (ValueError, RuntimeError), "max_pool2d"),
+    (lambda: pydist.max_pool2d(pydist.ones(1, 1, 4, 4) > 0, 2), RuntimeError, "max_pool2d.*bool"),
+    (lambda: pydist.max_pool1d(pydist.ones(4), 2), pydist.ShapeError, "max_pool1d.*C, L"),
+    (lambda: pydist.nn.functional.avg_pool2d(pydist.ones(1, 1, 4, 4), 2, divisor_override=0), ValueError, "avg_pool2d.*divisor"),
+    (lambda: pydist.nn.functional.avg_pool2d(pydist.ones(1, 1, 4, 4).long(), 2), RuntimeError, "avg_pool2d.*int64"),
+    (lambda: pydist.nn.functional.adaptive_avg_pool2d(pydist.ones(1, 1, 4, 4), -1), ValueError, "adaptive_avg_pool2d.*-1"),
+    (lambda: pydist.nn.functional.adaptive_avg_pool2d(pydist.ones(1, 1, 4, 4), (2**31, 2**31)), (RuntimeError, ValueError, MemoryError), "adaptive|memory"),
     (lambda: pydist.softmax(x23, 2), pydist.DimError, "softmax.*2"),
     (lambda: pydist.softmax(i2, 0), RuntimeError, "softmax.*int64"),
     (lambda: pydist.dropout(x23, 1.5), ValueError, "dropout.*1.5"),

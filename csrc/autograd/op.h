@@ -111,7 +111,7 @@ typedef struct pd_param {
 /* An op as registered: descriptor + parsed signature. */
 typedef struct pd_def {
     const pd_op *op;
-    char name[32];
+    char name[40];
     int nparams, ninputs; /* a list counts as one input here; pd_call.nin counts its tensors */
     int list;             /* index of the list param's first tensor in in[], or -1 */
     pd_param params[PD_MAX_PARAMS];

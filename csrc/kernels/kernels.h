@@ -52,6 +52,16 @@ typedef struct pd_adagrad { double lr, lr_decay, eps, weight_decay; int64_t step
 /* Batch normalisation over x[N, C, S] (contiguous) or x[N, S, C] (channels_last). Statistics in float (double for F64). */
 typedef struct pd_batch_norm { int64_t N, C, S; bool channels_last; double eps; } pd_batch_norm;
 
+/* Pooling of x[N, C, H, W] to y[N, C, P, Q], each contiguous or (nhwc) channels_last. The window of result p along rows has the
+   taps p * stride - padding + r * dilation, r < kernel, of which those inside x count; adaptive: all of
+   [floor(p H / P), ceil((p + 1) H / P)), at most kernel of them. A place is the tap r * kernel[1] + s that was largest, as a byte
+   (fewer than 255 taps, else `wide`: int32), -1 for a window that lies outside altogether. divisor 0: the window's size. */
+typedef struct pd_pool {
+    pd_dtype t;
+    int64_t N, C, H, W, P, Q, kernel[2], stride[2], padding[2], dilation[2], divisor;
+    bool nhwc, adaptive, include_pad, wide;
+} pd_pool;
+
 /* Nearest: labels outside [0, C) other than ignore_index are an error the caller finds with pd_cpu()->labels_check. */
 typedef struct pd_xent {
     int64_t rows, C;              /* logits[rows, C], contiguous; class along the last axis */
@@ -131,6 +141,15 @@ typedef struct pd_cpu_table {
     /* gx, gw, gb may each be NULL. training: through the statistics too; else mean and rstd are constants. */
     void (*batch_norm_grad)(pd_dtype t, const pd_batch_norm *c, bool training, const void *g, const void *x, const void *w,
                             const void *mean, const void *rstd, void *gx, void *gw, void *gb);
+
+    /* Ties go to the first tap, NaN wins. Any type. */
+    void (*max_pool)(const pd_pool *c, const void *x, void *y, void *place);
+    void (*max_pool_grad)(const pd_pool *c, const void *g, const void *place, void *gx);
+    /* y = x at the places (0 where there is none); and the places as positions in the plane. take: any type. */
+    void (*max_pool_take)(const pd_pool *c, const void *x, const void *place, void *y);
+    void (*max_pool_index)(const pd_pool *c, const void *place, int64_t *index);
+    void (*avg_pool)(const pd_pool *c, const void *x, void *y);
+    void (*avg_pool_grad)(const pd_pool *c, const void *g, void *gx);
 
     /* Fused optimizer steps over a list of segments, one pass over memory, F32 and F64. */
     void (*sgd)(pd_dtype t, const pd_sgd *c, const pd_segment_step *s, int64_t count);

@@ -18,4 +18,10 @@ size_t pd_packed_bytes(const pd_call *c);
 /* Data of x in C order: its own, or copied to scratch. */
 const void *pd_packed(pd_tensor *x, void *scratch);
 
+/* channels_last, and not contiguous as well. */
+bool pd_is_nhwc(const pd_tensor *t);
+/* Data of t [N, C, H, W] in one of the two layouts: its own, or copied into *scratch, which moves on by as many bytes. */
+const void *pd_laid_out(pd_tensor *t, bool nhwc, void **scratch);
+size_t pd_laid_out_bytes(const pd_tensor *t, bool nhwc);
+
 #endif

@@ -6,8 +6,7 @@
 typedef struct { int64_t stride[2], padding[2], dilation[2], groups; } conv_attrs;
 typedef struct { conv_attrs conv; int64_t size[4]; } grad_attrs; /* of the result: input or weight */
 
-static bool is_nhwc(const pd_tensor *t) { return !pd_tensor_is_contiguous(t) && pd_shape_is_channels_last(t->ndim, t->size, t->stride); }
-static bool is_plain(const pd_tensor *t) { return pd_tensor_is_contiguous(t) || is_nhwc(t); }
+static bool is_plain(const pd_tensor *t) { return pd_tensor_is_contiguous(t) || pd_is_nhwc(t); }
 
 /* All sizes but those of the result are given; checks that they belong together. */
 static pd_status shape_of(const pd_call *c, const int64_t *x, const int64_t *w, const conv_attrs *a, pd_conv *s) {
@@ -62,7 +61,7 @@ static pd_status conv_infer(pd_call *c) {
         return pd_fail(PD_E_SHAPE, "conv2d: bias has shape %s (expected %s)", pd_tensor_shape(b), pd_shape_text(1, w->size));
     int64_t size[4] = {s.N, s.K, s.P, s.Q};
     PD_TRY(pd_out_shape(c, 0, (pd_dtype)x->dtype, 4, size));
-    channels_last(c->out[0], is_nhwc(x) || is_nhwc(w));
+    channels_last(c->out[0], pd_is_nhwc(x) || pd_is_nhwc(w));
     return PD_OK;
 }
 
@@ -70,7 +69,7 @@ static pd_status conv_shape(const pd_call *c, pd_conv *s) {
     pd_tensor *x = c->in[0], *w = c->in[1];
     PD_TRY(shape_of(c, x->size, w->size, c->attrs, s));
     s->t = (pd_dtype)x->dtype;
-    s->x_nhwc = is_nhwc(x), s->w_nhwc = is_nhwc(w), s->y_nhwc = is_nhwc(c->out[0]);
+    s->x_nhwc = pd_is_nhwc(x), s->w_nhwc = pd_is_nhwc(w), s->y_nhwc = pd_is_nhwc(c->out[0]);
     return PD_OK;
 }
 
@@ -124,8 +123,8 @@ static pd_status grad_shape(const pd_call *c, bool input, pd_conv *s) {
     if (!pd_shape_equal(4, want, g->ndim, g->size))
         return pd_fail(PD_E_SHAPE, "%s: the gradient has shape %s (expected %s)", c->def->name, pd_tensor_shape(g), pd_shape_text(4, want));
     s->t = (pd_dtype)g->dtype;
-    s->y_nhwc = is_nhwc(g);
-    s->x_nhwc = is_nhwc(input ? o : other), s->w_nhwc = is_nhwc(input ? other : o);
+    s->y_nhwc = pd_is_nhwc(g);
+    s->x_nhwc = pd_is_nhwc(input ? o : other), s->w_nhwc = pd_is_nhwc(input ? other : o);
     return PD_OK;
 }
 
@@ -134,7 +133,7 @@ static pd_status grad_infer(pd_call *c, bool input) {
     PD_TRY(pd_check_ndim(c, 0, 4));
     PD_TRY(pd_check_ndim(c, 1, 4));
     PD_TRY(pd_out_shape(c, 0, (pd_dtype)c->in[0]->dtype, 4, ((const grad_attrs *)c->attrs)->size));
-    channels_last(c->out[0], input ? is_nhwc(c->in[0]) || is_nhwc(c->in[1]) : false);
+    channels_last(c->out[0], input ? pd_is_nhwc(c->in[0]) || pd_is_nhwc(c->in[1]) : false);
     return grad_shape(c, input, &s);
 }
 

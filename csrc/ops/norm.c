@@ -6,10 +6,9 @@
 typedef struct { int64_t training; double momentum, eps; } norm_attrs;
 enum { X, MEAN, VAR, WEIGHT, BIAS };
 
-static bool is_nhwc(const pd_tensor *t) { return !pd_tensor_is_contiguous(t) && pd_shape_is_channels_last(t->ndim, t->size, t->stride); }
 
 static pd_batch_norm shape_of(const pd_tensor *x, double eps) {
-    pd_batch_norm s = {.N = x->size[0], .C = x->size[1], .S = 1, .channels_last = is_nhwc(x), .eps = eps};
+    pd_batch_norm s = {.N = x->size[0], .C = x->size[1], .S = 1, .channels_last = pd_is_nhwc(x), .eps = eps};
     for (int d = 2; d < x->ndim; d++) s.S *= x->size[d];
     return s;
 }
@@ -40,7 +39,7 @@ static pd_status infer(pd_call *c) {
 }
 
 static const void *data_or_null(const pd_tensor *t) { return t ? pd_tensor_data(t) : NULL; }
-static size_t scratch(const pd_call *c) { return is_nhwc(c->in[X]) ? 0 : pd_packed_bytes(c); }
+static size_t scratch(const pd_call *c) { return pd_is_nhwc(c->in[X]) ? 0 : pd_packed_bytes(c); }
 
 static pd_status kernel(const pd_call *c) {
     const norm_attrs *a = c->attrs;
@@ -107,7 +106,7 @@ static void vjp_fast(pd_vjp *v) {
     pd_tensor *x = pd_vjp_in(v, X), *w = pd_vjp_in(v, WEIGHT), *mean = pd_vjp_out(v, 1), *rstd = pd_vjp_out(v, 2), *g = v->g[0];
     if (v->status || !g) return;
     pd_batch_norm s = shape_of(x, a->eps);
-    if (!a->training || (!s.channels_last && !pd_tensor_is_contiguous(x)) || s.channels_last != is_nhwc(g)) {
+    if (!a->training || (!s.channels_last && !pd_tensor_is_contiguous(x)) || s.channels_last != pd_is_nhwc(g)) {
         vjp(v);
         return;
     }
