@@ -28,19 +28,24 @@ from pydist._onednn import candidates as _onednn_candidates
 
 __version__ = "0.1.0"
 
-_SUBMODULES = frozenset(("autograd", "distributed", "nn", "optim", "utils"))
+_SUBMODULES = frozenset(("autograd", "distributed", "nn", "optim", "safetensors", "serialization", "utils"))
+
+
+_FROM = {"load": "serialization", "save": "serialization"}  # name -> the submodule that it comes from
 
 
 def __getattr__(name):
-    if name in _SUBMODULES:
-        from importlib import import_module
+    from importlib import import_module
 
+    if name in _SUBMODULES:
         return import_module(f"pydist.{name}")
+    if name in _FROM:
+        return getattr(import_module(f"pydist.{_FROM[name]}"), name)
     raise AttributeError(f"module 'pydist' has no attribute '{name}'")
 
 
 def __dir__():
-    return sorted({*globals(), *_SUBMODULES})
+    return sorted({*globals(), *_SUBMODULES, *_FROM})
 
 
 _C.onednn_paths(_onednn_candidates())

@@ -112,6 +112,7 @@ int pd_py_add_create(PyObject *module);
 int pd_py_add_autograd(PyObject *module);
 int pd_py_add_optim(PyObject *module);
 int pd_py_add_numpy(PyObject *module);
+int pd_py_add_storage(PyObject *module);
 int pd_py_add_info(PyObject *module);
 int pd_py_add_launch(PyObject *module);
 int pd_py_add_comm(PyObject *module);

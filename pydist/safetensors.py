@@ -1,0 +1,210 @@
+"""Files in the safetensors layout: tensors by name, nothing else, mapped rather than read.
+
+    8 bytes    length of the header, little-endian
+    header     JSON: {name: {"dtype": "F32", "shape": [2, 3], "data_offsets": [begin, end]}, "__metadata__": {...}}
+    data       the tensors, contiguous, without gaps
+
+Format: the safetensors specification (huggingface/safetensors, README).
+"""
+
+import json
+import mmap
+import os
+import struct
+import sys
+
+from pydist import _C
+
+_DTYPES = {
+    "F64": _C.float64,
+    "F32": _C.float32,
+    "F16": _C.float16,
+    "BF16": _C.bfloat16,
+    "I64": _C.int64,
+    "I32": _C.int32,
+    "I16": _C.int16,
+    "I8": _C.int8,
+    "U8": _C.uint8,
+    "BOOL": _C.bool,
+}
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+_HEADER_MOST = 100_000_000  # bytes, as in the reference implementation
+
+
+class SafetensorError(RuntimeError, ValueError):
+    """A file that is not in this layout, or tensors that it cannot hold."""
+
+
+def _layout(tensors, metadata):
+    """(the header's bytes, the contiguous tensors in their order)."""
+    header, data, at, owners = {}, [], 0, {}
+    if metadata is not None:
+        if not all(isinstance(key, str) and isinstance(value, str) for key, value in metadata.items()):
+            raise SafetensorError("save: metadata (expected text by text)")
+        header["__metadata__"] = metadata
+    # wide elements first, so that all of them lie at multiples of their size
+    for name, tensor in sorted(tensors.items(), key=lambda item: (-_width(*item), item[0])):
+        tensor = tensor.detach()
+        if tensor.numel():
+            storage = _C.storage_bytes(tensor).data_ptr()
+            if storage in owners:
+                raise SafetensorError(
+                    f"save: {owners[storage]!r} and {name!r} share memory, which the layout cannot say (clone one)"
+                )
+            owners[storage] = name
+        end = at + tensor.numel() * tensor.element_size()
+        header[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [at, end]}
+        data.append(tensor.contiguous())
+        at = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text, data
+
+
+def _width(name, tensor):
+    if not isinstance(tensor, _C.Tensor):
+        raise SafetensorError(f"save: {name!r}: {type(tensor).__name__} (expected a tensor)")
+    if not isinstance(name, str):
+        raise SafetensorError(f"save: the name {name!r}: {type(name).__name__} (expected text)")
+    return tensor.element_size()
+
+
+def _bytes(tensor):
+    whole = _C.storage_bytes(tensor)
+    begin = tensor.storage_offset() * tensor.element_size()
+    return memoryview(whole)[begin : begin + tensor.numel() * tensor.element_size()]
+
+
+def save(tensors, metadata=None):
+    """The file's bytes. `tensors`: dict of tensors by name; `metadata`: dict of text by text.
+
+    Errors: SafetensorError where two tensors share memory or one is none.
+    """
+    head, data = _layout(tensors, metadata)
+    return b"".join([head, *(_bytes(tensor) for tensor in data if tensor.numel())])
+
+
+def save_file(tensors, filename, metadata=None):
+    """Writes `tensors` to the path `filename`, which gets its new content at the end at once.
+
+    >>> import os, pydist, tempfile
+    >>> from pydist.safetensors import load_file, save_file
+    >>> path = os.path.join(tempfile.mkdtemp(), "model.safetensors")
+    >>> save_file({"w": pydist.ones(2, 2)}, path)
+    >>> load_file(path)
+    {'w': tensor([[1., 1.],
+            [1., 1.]])}
+    """
+    head, data = _layout(tensors, metadata)
+    part = f"{os.fspath(filename)}.{os.getpid()}.part"
+    try:
+        with open(part, "wb") as file:
+            file.write(head)
+            for tensor in data:
+                if tensor.numel():
+                    file.write(_bytes(tensor))
+        os.replace(part, filename)
+    finally:
+        if os.path.exists(part):
+            os.unlink(part)
+
+
+def _pairs(pairs):
+    names = dict(pairs)
+    if len(names) != len(pairs):
+        raise SafetensorError("load: a name occurs twice in the header")
+    return names
+
+
+def _header(data):
+    """({name: (dtype, shape, begin, end)}, metadata), offsets from the beginning of the file; all of it checked."""
+    if len(data) < 8:
+        raise SafetensorError(f"load: {len(data)} bytes (expected 8 or more)")
+    (length,) = struct.unpack("<Q", data[:8])
+    if length > _HEADER_MOST or 8 + length > len(data):
+        raise SafetensorError(f"load: a header of {length} bytes in a file of {len(data)}")
+    try:
+        header = json.loads(bytes(data[8 : 8 + length]), object_pairs_hook=_pairs)
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        raise SafetensorError(f"load: the header is no JSON: {error}") from None
+    if not isinstance(header, dict):
+        raise SafetensorError("load: the header is no object")
+    metadata, found, spans = header.pop("__metadata__", None), {}, []
+    for name, entry in header.items():
+        try:
+            dtype, shape, (begin, end) = _DTYPES[entry["dtype"]], entry["shape"], entry["data_offsets"]
+            whole = all(type(number) is int and number >= 0 for number in (*shape, begin, end))
+        except (KeyError, TypeError, ValueError):
+            raise SafetensorError(f"load: {name!r}: {str(entry)[:200]} (expected dtype, shape, data_offsets)") from None
+        count = 1
+        for size in shape if whole else ():
+            count *= size
+        width = dtype.itemsize
+        if not whole or count > len(data) or end - begin != count * width or 8 + length + end > len(data):
+            raise SafetensorError(f"load: {name!r}: {str(entry)[:200]} does not fit a file of {len(data)} bytes")
+        found[name] = dtype, shape, 8 + length + begin, 8 + length + end
+        spans.append((begin, end))
+    at = 0
+    for begin, end in sorted(spans):
+        if begin != at:
+            raise SafetensorError(f"load: the data has a gap or an overlap at byte {at}")
+        at = end
+    if 8 + length + at != len(data):
+        raise SafetensorError(f"load: {len(data) - 8 - length - at} bytes after the last tensor")
+    return found, metadata
+
+
+def _tensor(data, dtype, shape, begin, end):
+    if begin == end:
+        return _C.empty(shape, dtype=dtype)
+    if begin % dtype.itemsize:  # not ours: other writers need not align
+        data, begin, end = bytearray(data[begin:end]), 0, end - begin
+    return _C.frombuffer(memoryview(data)[begin:end], dtype=dtype).reshape(shape).detach()
+
+
+def load(data):
+    """The tensors, by name, in the bytes of a file."""
+    _little()
+    data = bytearray(data)
+    return {name: _tensor(data, *entry) for name, entry in _header(data)[0].items()}
+
+
+def load_file(filename, device="cpu"):
+    """The tensors, by name, in the file at this path, mapped into memory: only what is used is read, and writes stay in
+    memory. Errors: SafetensorError, OSError."""
+    with safe_open(filename, device=device) as file:
+        return {name: file.get_tensor(name) for name in file.keys()}
+
+
+class safe_open:
+    """A file whose tensors are got one by one: `with safe_open(path, framework="pt") as f: f.get_tensor("w")`."""
+
+    def __init__(self, filename, framework="pt", device="cpu"):
+        _little()
+        _C.device(device)
+        with open(filename, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) if size else b""
+        self._entries, self._metadata = _header(self._data)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self._data = None  # unmapped when the last tensor goes
+
+    def keys(self):
+        return list(self._entries)
+
+    def metadata(self):
+        return self._metadata
+
+    def get_tensor(self, name):
+        if name not in self._entries:
+            raise SafetensorError(f"get_tensor: no tensor {name!r} in the file")
+        return _tensor(self._data, *self._entries[name])
+
+
+def _little():
+    if sys.byteorder != "little":
+        raise SafetensorError("load: a big-endian machine (expected a little-endian one)")
