@@ -1,0 +1,92 @@
+"""all_reduce over sizes and dtypes on every rank: comm_sizes.py library bytes,bytes,... Rank 0 prints one JSON object,
+{"float32 4096": seconds, ...}, medians of batches of calls, each batch begun together."""
+
+import json
+import os
+import statistics
+import sys
+import time
+
+BATCHES = 7
+BATCH_BYTES = 128 << 20  # in one batch, but 2 to 1000 calls
+
+
+def pin(rank):
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[rank % len(cores)]})
+
+
+def pydist(symmetric=False):
+    import pydist
+    from pydist import distributed as dist
+
+    dist.init_process_group()
+    if symmetric:
+        from pydist.distributed import symmetric_memory
+
+    def case(dtype, count):
+        dtype = getattr(pydist, dtype)
+        x = symmetric_memory.empty(count, dtype=dtype) if symmetric else pydist.empty(count, dtype=dtype)
+        x.fill_(1)  # its pages exist
+        x.zero_()  # sums stay finite
+        return lambda: dist.all_reduce(x)
+
+    return dist.get_rank(), case, dist.barrier, ("float32", "bfloat16"), dist.destroy_process_group
+
+
+def torch():
+    import torch
+    from torch import distributed as dist
+
+    dist.init_process_group("gloo")
+
+    def case(dtype, count):
+        x = torch.ones(count, dtype=getattr(torch, dtype)).zero_()
+        return lambda: dist.all_reduce(x)
+
+    return dist.get_rank(), case, dist.barrier, ("float32", "bfloat16"), dist.destroy_process_group
+
+
+def mpi4py():
+    import numpy
+    from mpi4py import MPI
+
+    comm = MPI.COMM_WORLD
+
+    def case(dtype, count):
+        x = numpy.ones(count, dtype)
+        x[:] = 0
+        return lambda: comm.Allreduce(MPI.IN_PLACE, x)
+
+    return comm.rank, case, comm.Barrier, ("float32",), lambda: None  # MPI has no bfloat16
+
+
+def measure(call, barrier, size):
+    calls = min(max(BATCH_BYTES // size, 2), 1000)
+    for _ in range(min(calls, 10)):
+        call()
+    seconds = []
+    for _ in range(BATCHES):
+        barrier()
+        begin = time.perf_counter()
+        for _ in range(calls):
+            call()
+        seconds.append((time.perf_counter() - begin) / calls)
+    return statistics.median(seconds)
+
+
+def main():
+    library, sizes = sys.argv[1], [int(size) for size in sys.argv[2].split(",")]
+    start = {"pydist": pydist, "symmetric": lambda: pydist(symmetric=True), "torch": torch, "mpi4py": mpi4py}
+    rank, case, barrier, dtypes, end = start[library]()
+    pin(rank)
+    found = {}
+    for dtype in dtypes:
+        for size in sizes:
+            found[f"{dtype} {size}"] = measure(case(dtype, size // (4 if dtype == "float32" else 2)), barrier, size)
+    if rank == 0:
+        print(json.dumps(found))
+    end()
+
+
+main()
