@@ -1,21 +1,72 @@
-/* What site.c, control.c and comm.c share. */
+/* What comm_args.c, buffers.c, work.c, group.c, comm.c, control.c and site.c share. */
 #ifndef PD_PY_COMM_IMPL_H
 #define PD_PY_COMM_IMPL_H
 
 #include "comm/hub.h"
 #include "py/comm.h"
 
+/* ---- comm_args.c: false with the exception set ---- */
+#define PD_PY_ARGS 6
+typedef struct pd_py_signature {
+    const char *name;
+    int required;
+    const char *names[PD_PY_ARGS]; /* NULL at the end */
+} pd_py_signature;
+
+extern const pd_hooks pd_py_hooks; /* of every link and group made in Python */
+/* Sorts positional and keyword arguments into `out` (borrowed; NULL: not given). */
+bool pd_py_args(const pd_py_signature *s, PyObject *const *args, Py_ssize_t n, PyObject *keywords, PyObject **out);
+bool pd_py_int_in(PyObject *o, long low, long high, const char *what, int *out);
+bool pd_py_truth(PyObject *o, bool *out); /* NULL: false */
+/* None: `none`. A number, or whatever has total_seconds(). */
+bool pd_py_seconds(PyObject *o, double none, double *out);
+/* "sum", "SUM", "prod" or "product", ... or the number; NULL: sum. */
+bool pd_py_reduce(PyObject *o, pd_reduce *out);
+
+/* ---- buffers.c: memory that a collective reads (IN) and writes (OUT) ---- */
+enum { PD_PY_IN = 1, PD_PY_OUT = 2 };
+typedef struct pd_py_buffer {
+    void *ptr;
+    int64_t count;
+    pd_dtype dtype;
+    int use;
+    bool listed;       /* keep is a tuple of tensors, end to end */
+    PyObject *keep;    /* the tensor or tensors; NULL: other memory, held by view */
+    pd_tensor *staged; /* NULL, or the flat copy that stands for them */
+    Py_buffer view;
+} pd_py_buffer;
+
+/* dtype (NULL, None: what the memory says) reinterprets memory that is not a tensor's. A failure leaves *b empty. */
+pd_status pd_py_buffer_take(PyObject *o, PyObject *dtype, const char *op, const char *arg, int use, pd_py_buffer *b);
+/* A list has n tensors, each of the shape of `like`, a tensor. */
+pd_status pd_py_buffer_like(const pd_py_buffer *b, const char *op, const char *arg, int n, const pd_py_buffer *like);
+pd_status pd_py_buffer_done(pd_py_buffer *b); /* results go to their tensors */
+void pd_py_buffer_drop(pd_py_buffer *b);
+
+/* ---- work.c ---- */
+typedef struct pd_pywork {
+    PyObject_HEAD
+    pd_work *work;
+    pd_py_buffer buffers[2];
+    PyObject *written; /* the tensor or tuple of tensors that it writes; NULL: none */
+    bool done;         /* well, and the buffers are gone */
+} pd_pywork;
+PyObject *pd_py_work_new(pd_work *work, pd_py_buffer *in, pd_py_buffer *out); /* takes all three, unless it fails */
+bool pd_py_work_ended(PyObject *work);                                        /* well or not; does not wait */
+int pd_py_add_work(PyObject *module);
+
+/* ---- group.c ---- */
+PyObject *pd_py_group_over(pd_link *link, double timeout, const char *algo, int slot); /* new reference */
+int pd_py_add_group(PyObject *module);
+
 /* ---- comm.c: objects are counted while users hold them ---- */
 typedef enum pd_py_kind {
     PD_PY_SERVER, PD_PY_HUB, PD_PY_STORE, PD_PY_SEGMENT, PD_PY_WORK, PD_PY_GROUP, PD_PY_KINDS
 } pd_py_kind;
 
-extern const pd_hooks pd_py_hooks; /* of every link and group made in Python */
 PyObject *pd_py_comm_make(PyTypeObject *type, pd_py_kind kind);
 void pd_py_comm_end(PyObject *self, pd_py_kind kind); /* the end of a tp_dealloc */
 int pd_py_comm_visit(PyObject *self, visitproc visit, void *arg);
-/* None: `none`. A number, or whatever has total_seconds(). False with the exception set. */
-bool pd_py_seconds(PyObject *o, double none, double *out);
 PyObject *pd_py_none_or(pd_status status);
 
 #define PD_PY_SPEC(n, T, slots_, more)                                               \

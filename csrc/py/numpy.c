@@ -45,7 +45,6 @@ int pd_py_getbuffer(PyObject *self, Py_buffer *view, int flags) {
 void pd_py_releasebuffer(PyObject *self, Py_buffer *view) {
     exported *e = view->internal;
     (void)self;
-    if (!e) return; /* a collective's own hold on the tensor */
     pd_tensor_release(e->t);
     pd_free(e);
 }

@@ -1,0 +1,177 @@
+/* The memory that a collective reads and writes: a tensor's, that of a list of tensors, or whatever has the buffer
+   protocol.
+
+   Contiguous memory is used as it is, also that of a list whose tensors lie end to end (the chunks of one tensor, say).
+   Anything else is staged: copied into one flat tensor before, and back once the collective is done. */
+#include "py/py.h"
+
+#include <string.h>
+
+#include "py/comm_impl.h"
+
+/* The items of a list, or the tensor itself as the only one; borrowed from b->keep. */
+static int items_of(const pd_py_buffer *b, PyObject *const **items) {
+    *items = b->listed ? ((PyTupleObject *)b->keep)->ob_item : &b->keep;
+    return b->listed ? (int)PyTuple_GET_SIZE(b->keep) : 1;
+}
+
+/* ---- tensors ------------------------------------------------------------------------------------------------------ */
+
+/* Copies between t and its part of the staged memory, `at` elements from the start. */
+static pd_status copy_part(const pd_py_buffer *b, int64_t at, pd_tensor *t, bool back) {
+    pd_tensor *part;
+    PD_TRY(pd_tensor_shell(&part));
+    part->dtype = t->dtype;
+    part->ndim = t->ndim;
+    part->numel = t->numel;
+    part->offset = at;
+    memcpy(part->size, t->size, sizeof t->size);
+    pd_shape_contiguous(part->ndim, part->size, part->stride);
+    pd_tensor_view_of(part, b->staged);
+    pd_status status = back ? pd_engine.copy_into(t, part) : pd_engine.copy_into(part, t);
+    pd_tensor_release(part);
+    return status;
+}
+
+static pd_status copy_parts(const pd_py_buffer *b, bool back) {
+    PyObject *const *items;
+    int64_t at = 0;
+    for (int i = 0, n = items_of(b, &items); i < n; i++) {
+        pd_tensor *t = pd_py_tensor(items[i]);
+        PD_TRY(copy_part(b, at, t, back));
+        at += t->numel;
+    }
+    return PD_OK;
+}
+
+static bool lies_end_to_end(PyObject *const *items, int n) {
+    const char *end = NULL;
+    for (int i = 0; i < n; i++) {
+        pd_tensor *t = pd_py_tensor(items[i]);
+        const char *data = pd_tensor_data(t);
+        if (!pd_tensor_is_contiguous(t) || (end && data != end)) return false;
+        end = data + pd_tensor_bytes(t);
+    }
+    return true;
+}
+
+/* "output 2" of a list, or the argument's own name. */
+static const char *name_of(const pd_py_buffer *b, const char *arg, int i, char *text, size_t size) {
+    if (!b->listed) return arg;
+    snprintf(text, size, "%s %d", arg, i);
+    return text;
+}
+
+static pd_status take_tensors(const char *op, const char *arg, pd_py_buffer *b) {
+    PyObject *const *items;
+    char name[64];
+    int n = items_of(b, &items);
+    if (!n) return pd_fail(PD_E_VALUE, "%s: %s is an empty list (expected tensors)", op, arg);
+    for (int i = 0; i < n; i++) {
+        if (!pd_py_is_tensor(items[i]))
+            return pd_fail(PD_E_TYPE, "%s: %s is %s (expected a tensor)", op, name_of(b, arg, i, name, sizeof name),
+                           Py_TYPE(items[i])->tp_name);
+        pd_tensor *t = pd_py_tensor(items[i]);
+        if (i && (pd_dtype)t->dtype != b->dtype)
+            return pd_fail(PD_E_DTYPE, "%s: %s is of %s (expected %s, as the first)", op,
+                           name_of(b, arg, i, name, sizeof name), pd_dtype_name((pd_dtype)t->dtype),
+                           pd_dtype_name(b->dtype));
+        if ((b->use & PD_PY_OUT) && (t->storage->read_only || pd_tensor_overlaps_itself(t)))
+            return pd_fail(PD_E_VALUE, "%s: %s of shape %s %s (expected memory that can be written)", op,
+                           name_of(b, arg, i, name, sizeof name), pd_tensor_shape(t),
+                           t->storage->read_only ? "is read-only" : "has elements that share memory");
+        b->dtype = (pd_dtype)t->dtype;
+        b->count += t->numel;
+    }
+    if (lies_end_to_end(items, n)) {
+        b->ptr = pd_tensor_data(pd_py_tensor(items[0]));
+        for (int i = 0; (b->use & PD_PY_OUT) && i < n; i++) pd_tensor_bump(pd_py_tensor(items[i]));
+        return PD_OK;
+    }
+    PD_TRY(pd_tensor_new(op, b->dtype, 1, &b->count, &b->staged));
+    b->ptr = pd_tensor_data(b->staged);
+    return b->use & PD_PY_IN ? copy_parts(b, false) : PD_OK;
+}
+
+pd_status pd_py_buffer_like(const pd_py_buffer *b, const char *op, const char *arg, int n, const pd_py_buffer *like) {
+    PyObject *const *items;
+    char name[64];
+    if (!b->listed) return PD_OK;
+    int have = items_of(b, &items);
+    if (have != n) return pd_fail(PD_E_VALUE, "%s: %s has %d tensors (expected %d, one a rank)", op, arg, have, n);
+    for (int i = 0; i < n && like->keep && !like->listed; i++) {
+        pd_tensor *t = pd_py_tensor(items[i]), *want = pd_py_tensor(like->keep);
+        if (!pd_tensor_same_shape(t, want))
+            return pd_fail(PD_E_SHAPE, "%s: %s has shape %s (expected %s)", op, name_of(b, arg, i, name, sizeof name),
+                           pd_tensor_shape(t), pd_tensor_shape(want));
+    }
+    return PD_OK;
+}
+
+/* ---- other memory ------------------------------------------------------------------------------------------------- */
+
+static pd_dtype dtype_of_format(const char *format, Py_ssize_t size) {
+    if (!format) return PD_U8;
+    if (*format == '@' || *format == '=' || *format == '<') format++;
+    switch (format[1] ? 0 : format[0]) {
+    case '?': return PD_BOOL;
+    case 'B': case 'c': return PD_U8;
+    case 'e': return PD_F16;
+    case 'f': return PD_F32;
+    case 'd': return PD_F64;
+    case 'b': case 'h': case 'i': case 'l': case 'q':
+        return size == 1 ? PD_I8 : size == 2 ? PD_I16 : size == 4 ? PD_I32 : size == 8 ? PD_I64 : PD_NO_DTYPE;
+    default: return PD_NO_DTYPE;
+    }
+}
+
+/* dtype="bfloat16" for memory that Python has no format for. */
+static pd_status dtype_of_name(const char *op, PyObject *o, size_t size, pd_dtype *out) {
+    const char *name = PyUnicode_AsUTF8(o);
+    if (!name) return pd_py_caught();
+    for (int t = 0; t < PD_DTYPE_COUNT; t++)
+        if (!strcmp(name, pd_dtype_name((pd_dtype)t)) && pd_dtype_size((pd_dtype)t) == size) {
+            *out = (pd_dtype)t;
+            return PD_OK;
+        }
+    return pd_fail(PD_E_VALUE, "%s: dtype '%s' for elements of %zu bytes", op, name, size);
+}
+
+static pd_status take_foreign(PyObject *o, PyObject *dtype, const char *op, const char *arg, pd_py_buffer *b) {
+    if (!PyObject_CheckBuffer(o))
+        return pd_fail(PD_E_TYPE, "%s: %s is %s (expected a tensor)", op, arg, Py_TYPE(o)->tp_name);
+    int writable = b->use & PD_PY_OUT ? PyBUF_WRITABLE : 0;
+    if (PyObject_GetBuffer(o, &b->view, writable | PyBUF_FORMAT | PyBUF_C_CONTIGUOUS)) return pd_py_caught();
+    b->ptr = b->view.buf;
+    b->count = b->view.itemsize > 0 ? b->view.len / b->view.itemsize : 0;
+    if (dtype) return dtype_of_name(op, dtype, (size_t)b->view.itemsize, &b->dtype);
+    b->dtype = dtype_of_format(b->view.format, b->view.itemsize);
+    if (b->dtype != PD_NO_DTYPE) return PD_OK;
+    return pd_fail(PD_E_TYPE, "%s: %s is a buffer of format '%s' (expected numbers or bool)", op, arg, b->view.format);
+}
+
+/* ---- both --------------------------------------------------------------------------------------------------------- */
+
+pd_status pd_py_buffer_take(PyObject *o, PyObject *dtype, const char *op, const char *arg, int use, pd_py_buffer *b) {
+    *b = (pd_py_buffer){.use = use};
+    pd_status status;
+    if (dtype == Py_None) dtype = NULL;
+    b->listed = PyList_Check(o) || PyTuple_Check(o);
+    if (b->listed) b->keep = PySequence_Tuple(o);
+    else if (pd_py_is_tensor(o) && !dtype) b->keep = Py_NewRef(o);
+    if (b->keep) status = take_tensors(op, arg, b);
+    else status = b->listed ? pd_py_caught() : take_foreign(o, dtype, op, arg, b);
+    if (status) pd_py_buffer_drop(b);
+    return status;
+}
+
+pd_status pd_py_buffer_done(pd_py_buffer *b) {
+    return b->staged && (b->use & PD_PY_OUT) ? copy_parts(b, true) : PD_OK;
+}
+
+void pd_py_buffer_drop(pd_py_buffer *b) {
+    PyBuffer_Release(&b->view);
+    Py_CLEAR(b->keep);
+    pd_tensor_release(b->staged);
+    b->staged = NULL;
+}

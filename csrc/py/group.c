@@ -1,0 +1,358 @@
+/* Groups and their collectives in Python, and the symmetric memory that they make.
+
+   Small collectives keep the GIL and give it up only when a wait turns to sleeping (the hooks); large ones give it up
+   for the whole call. An argument that is wrong on this rank raises here and leaves the group as it is. */
+#include "py/py.h"
+
+#include "py/comm_impl.h"
+
+#define GIL_BYTES (128 << 10) /* collectives over this take more than 50 us (design 1.12) */
+
+typedef struct { PyObject_HEAD pd_segment *segment; } SegmentObject;
+typedef struct {
+    PyObject_HEAD
+    pd_group *group;
+    pd_link *link;     /* NULL: a world of one */
+    PyObject *pending; /* works under way: their buffers must live until they are done */
+} GroupObject;
+
+static PyTypeObject *segment_type, *group_type;
+
+pd_group *pd_py_group(PyObject *o) {
+    if (Py_TYPE(o) == group_type) return ((GroupObject *)o)->group;
+    PyErr_Format(PyExc_TypeError, "group: %R (expected a Group)", o);
+    return NULL;
+}
+
+/* Raises after making `half` away: its end may run Python. */
+static PyObject *raise_without(PyObject *half, pd_status status) {
+    pd_py_raise(status);
+    PyObject *kind, *value, *trace;
+    PyErr_Fetch(&kind, &value, &trace);
+    Py_DECREF(half);
+    PyErr_Restore(kind, value, trace);
+    return NULL;
+}
+
+/* ---- Segment ----------------------------------------------------------------------------------------------------- */
+
+static void segment_dealloc(PyObject *self) {
+    PyObject_GC_UnTrack(self);
+    pd_segment_release(((SegmentObject *)self)->segment);
+    pd_py_comm_end(self, PD_PY_SEGMENT);
+}
+
+static int segment_buffer(PyObject *self, Py_buffer *view, int flags) {
+    pd_segment *s = ((SegmentObject *)self)->segment;
+    return PyBuffer_FillInfo(view, self, pd_segment_ptr(s), (Py_ssize_t)pd_segment_bytes(s), 0, flags);
+}
+
+/* ---- Group: life --------------------------------------------------------------------------------------------------- */
+
+static int group_traverse(PyObject *o, visitproc visit, void *arg) {
+    Py_VISIT(Py_TYPE(o));
+    Py_VISIT(((GroupObject *)o)->pending);
+    return 0;
+}
+
+static int group_clear(PyObject *o) {
+    GroupObject *self = (GroupObject *)o;
+    if (self->group) PD_PY_NO_GIL(pd_group_destroy(self->group)); /* before the buffers of its works go */
+    Py_CLEAR(self->pending);
+    return 0;
+}
+
+static void group_dealloc(PyObject *o) {
+    GroupObject *self = (GroupObject *)o;
+    PyObject_GC_UnTrack(o);
+    group_clear(o);
+    pd_group_release(self->group);
+    if (self->link) PD_PY_NO_GIL(pd_link_release(self->link));
+    pd_py_comm_end(o, PD_PY_GROUP);
+}
+
+PyObject *pd_py_group_over(pd_link *link, double timeout, const char *algo, int slot) {
+    GroupObject *self = (GroupObject *)pd_py_comm_make(group_type, PD_PY_GROUP);
+    pd_group_options o = {.timeout = timeout, .algo = algo, .slot = (size_t)slot};
+    if (!self) return NULL;
+    if (!(self->pending = PyList_New(0))) {
+        Py_DECREF(self);
+        return PyErr_NoMemory();
+    }
+    if (link) {
+        pd_link_retain(link);
+        self->link = link;
+    }
+    pd_status status;
+    PD_PY_NO_GIL(status = pd_group_new(link, &o, &self->group));
+    return status ? raise_without((PyObject *)self, status) : (PyObject *)self;
+}
+
+/* Works that have ended no longer need their buffers. Looking at one may run Python, which may change the list. */
+static void prune(GroupObject *self) {
+    for (Py_ssize_t i = PyList_GET_SIZE(self->pending); i-- > 0;) {
+        if (i >= PyList_GET_SIZE(self->pending)) continue;
+        PyObject *w = Py_NewRef(PyList_GET_ITEM(self->pending, i));
+        bool ended = pd_py_work_ended(w);
+        if (ended && i < PyList_GET_SIZE(self->pending) && PyList_GET_ITEM(self->pending, i) == w)
+            PyList_SetSlice(self->pending, i, i + 1, NULL);
+        Py_DECREF(w);
+    }
+}
+
+/* ---- Group: collectives -------------------------------------------------------------------------------------------- */
+
+/* A collective from its arguments to its end: take() the memory, run it, finish(). */
+typedef struct call {
+    GroupObject *self;
+    const char *name;
+    bool async;
+    pd_py_buffer in, out; /* of one in place: out */
+    pd_work *work;
+    pd_status status;
+    uint64_t site;
+} call;
+
+static bool begin(call *c, PyObject *o, const char *name, PyObject *async) {
+    *c = (call){.self = (GroupObject *)o, .name = name, .site = pd_py_site()};
+    if (PyList_GET_SIZE(c->self->pending)) prune(c->self);
+    return pd_py_truth(async, &c->async);
+}
+
+static bool take(call *c, PyObject *o, PyObject *dtype, const char *arg, int use, pd_py_buffer *b) {
+    return !(c->status = pd_py_buffer_take(o, dtype, c->name, arg, use, b));
+}
+
+static size_t bytes_of(const pd_py_buffer *b) { return (size_t)b->count * pd_dtype_size(b->dtype); }
+
+#define RUN(c, call_)                                                                               \
+    do {                                                                                            \
+        if (bytes_of(&(c)->out) > GIL_BYTES) PD_PY_NO_GIL((c)->status = (call_));                   \
+        else (c)->status = (call_);                                                                 \
+    } while (0)
+#define WORK(c) ((c)->async ? &(c)->work : NULL)
+
+/* Adds the rank to the message about an argument: those of the other ranks may be right. */
+static pd_status name_rank(const call *c, pd_status status) {
+    bool argument = status == PD_E_VALUE || status == PD_E_TYPE || status == PD_E_SHAPE || status == PD_E_DTYPE;
+    int size = pd_group_size(c->self->group);
+    if (!argument || size == 1) return status;
+    pd_error e;
+    pd_error_save(&e);
+    return pd_fail(status, "%s, on rank %d of %d", e.text, pd_group_rank(c->self->group), size);
+}
+
+static void drop(call *c) {
+    pd_py_buffer_drop(&c->in);
+    pd_py_buffer_drop(&c->out);
+}
+
+/* The Work of an asynchronous call, which takes over the buffers; kept by the group until it is done. */
+static PyObject *keep_work(call *c) {
+    PyObject *w = pd_py_work_new(c->work, &c->in, &c->out);
+    if (w && !PyList_Append(c->self->pending, w)) return w;
+    PD_PY_NO_GIL(pd_work_wait(c->work, -1)); /* no memory for its Python side: the buffers may go only when it is done */
+    if (w) Py_DECREF(w);
+    else {
+        pd_work_release(c->work);
+        drop(c);
+    }
+    return NULL;
+}
+
+static PyObject *finish(call *c) {
+    if (!c->status && c->work) return keep_work(c);
+    if (!c->status) c->status = pd_py_buffer_done(&c->out);
+    PyObject *result = c->status ? pd_py_raise(name_rank(c, c->status)) : Py_NewRef(Py_None);
+    drop(c);
+    return result;
+}
+
+static bool take_segment(PyObject *o, pd_segment **out) {
+    *out = NULL;
+    if (!o || o == Py_None) return true;
+    if (Py_TYPE(o) != segment_type) {
+        PyErr_Format(PyExc_TypeError, "segment: %R (expected a Segment)", o);
+        return false;
+    }
+    *out = ((SegmentObject *)o)->segment;
+    return true;
+}
+
+static PyObject *group_all_reduce(PyObject *o, PyObject *const *args, Py_ssize_t n, PyObject *keywords) {
+    static const pd_py_signature s = {"all_reduce", 1, {"tensor", "op", "async_op", "scale", "segment", "dtype"}};
+    PyObject *a[6];
+    pd_reduce op;
+    pd_segment *segment;
+    double scale = 1;
+    call c;
+    if (!pd_py_args(&s, args, n, keywords, a) || !pd_py_reduce(a[1], &op) || !begin(&c, o, s.name, a[2])) return NULL;
+    if (a[3] && (scale = PyFloat_AsDouble(a[3])) == -1 && PyErr_Occurred()) return NULL;
+    if (!take_segment(a[4], &segment)) return NULL;
+    if (take(&c, a[0], a[5], "tensor", PD_PY_IN | PD_PY_OUT, &c.out))
+        RUN(&c, pd_group_all_reduce(c.self->group, c.out.ptr, c.out.count, c.out.dtype, op, scale, c.site, segment,
+                                    WORK(&c)));
+    return finish(&c);
+}
+
+static PyObject *group_broadcast(PyObject *o, PyObject *const *args, Py_ssize_t n, PyObject *keywords) {
+    static const pd_py_signature s = {"broadcast", 1, {"tensor", "root", "async_op", "segment"}};
+    PyObject *a[4];
+    pd_segment *segment;
+    int root = 0;
+    call c;
+    if (!pd_py_args(&s, args, n, keywords, a) || !begin(&c, o, s.name, a[2])) return NULL;
+    if (a[1] && !pd_py_int_in(a[1], INT32_MIN, INT32_MAX, "root", &root)) return NULL;
+    if (!take_segment(a[3], &segment)) return NULL;
+    if (take(&c, a[0], NULL, "tensor", PD_PY_IN | PD_PY_OUT, &c.out))
+        RUN(&c, pd_group_broadcast(c.self->group, c.out.ptr, c.out.count, c.out.dtype, root, c.site, segment,
+                                   WORK(&c)));
+    return finish(&c);
+}
+
+/* One of the two has `size` times the elements of the other, and is a list of such tensors if it is a list. */
+static pd_status check_parts(const call *c, const pd_py_buffer *whole, const char *name, const pd_py_buffer *part,
+                             const char *part_name) {
+    int size = pd_group_size(c->self->group);
+    if (part->listed) return pd_fail(PD_E_TYPE, "%s: %s is a list (expected a tensor)", c->name, part_name);
+    if (whole->dtype != part->dtype)
+        return pd_fail(PD_E_DTYPE, "%s: %s is of %s (expected %s, as %s)", c->name, name,
+                       pd_dtype_name(whole->dtype), pd_dtype_name(part->dtype), part_name);
+    PD_TRY(pd_py_buffer_like(whole, c->name, name, size, part));
+    if (whole->count != part->count * size)
+        return pd_fail(PD_E_SHAPE, "%s: %s has %lld elements (expected %d times the %lld of %s)", c->name, name,
+                       (long long)whole->count, size, (long long)part->count, part_name);
+    return PD_OK;
+}
+
+static PyObject *group_all_gather(PyObject *o, PyObject *const *args, Py_ssize_t n, PyObject *keywords) {
+    static const pd_py_signature s = {"all_gather", 2, {"output", "input", "async_op"}};
+    PyObject *a[3];
+    call c;
+    if (!pd_py_args(&s, args, n, keywords, a) || !begin(&c, o, s.name, a[2])) return NULL;
+    if (take(&c, a[1], NULL, "input", PD_PY_IN, &c.in) && take(&c, a[0], NULL, "output", PD_PY_OUT, &c.out) &&
+        !(c.status = check_parts(&c, &c.out, "output", &c.in, "input")))
+        RUN(&c, pd_group_all_gather(c.self->group, c.in.ptr, c.out.ptr, c.in.count, c.in.dtype, c.site, WORK(&c)));
+    return finish(&c);
+}
+
+static PyObject *group_barrier(PyObject *o, PyObject *const *args, Py_ssize_t n, PyObject *keywords) {
+    static const pd_py_signature s = {"barrier", 0, {"async_op"}};
+    PyObject *a[1];
+    call c;
+    if (!pd_py_args(&s, args, n, keywords, a) || !begin(&c, o, s.name, a[0])) return NULL;
+    RUN(&c, pd_group_barrier(c.self->group, c.site, WORK(&c)));
+    return finish(&c);
+}
+
+/* ---- Group: the rest ------------------------------------------------------------------------------------------------ */
+
+static PyObject *group_destroy(PyObject *o, PyObject *unused) {
+    (void)unused;
+    GroupObject *self = (GroupObject *)o;
+    pd_status status;
+    PD_PY_NO_GIL(status = pd_group_destroy(self->group));
+    if (status) return pd_py_raise(status);
+    PyList_SetSlice(self->pending, 0, PyList_GET_SIZE(self->pending), NULL);
+    Py_RETURN_NONE;
+}
+
+static PyObject *group_segment(PyObject *o, PyObject *arg) {
+    GroupObject *self = (GroupObject *)o;
+    Py_ssize_t bytes = PyNumber_AsSsize_t(arg, PyExc_OverflowError);
+    pd_segment *segment;
+    pd_status status;
+    if (bytes < 0 && PyErr_Occurred()) return NULL;
+    if (bytes <= 0) return PyErr_Format(PyExc_ValueError, "segment: %zd bytes", bytes);
+    SegmentObject *s = (SegmentObject *)pd_py_comm_make(segment_type, PD_PY_SEGMENT);
+    if (!s) return NULL;
+    PD_PY_NO_GIL(status = pd_group_segment_new(self->group, (size_t)bytes, &segment));
+    if (status) return raise_without((PyObject *)s, status);
+    s->segment = segment;
+    return (PyObject *)s;
+}
+
+static PyObject *group_progress(PyObject *o, PyObject *unused) {
+    (void)unused;
+    return pd_py_none_or(pd_group_progress(((GroupObject *)o)->group));
+}
+
+static PyObject *group_raised(PyObject *o, PyObject *text) {
+    GroupObject *self = (GroupObject *)o;
+    const char *traceback = PyUnicode_AsUTF8(text);
+    if (!traceback) return NULL;
+    if (self->link) pd_link_raised(self->link, traceback);
+    Py_RETURN_NONE;
+}
+
+static PyObject *group_store(PyObject *o, void *unused) {
+    (void)unused;
+    GroupObject *self = (GroupObject *)o;
+    if (!self->link) return PyErr_Format(PyExc_RuntimeError, "store: a world of one without a launcher has none");
+    return pd_py_store(self->link);
+}
+
+static PyObject *group_rank(PyObject *o, void *unused) {
+    (void)unused;
+    return PyLong_FromLong(pd_group_rank(((GroupObject *)o)->group));
+}
+static PyObject *group_size(PyObject *o, void *unused) {
+    (void)unused;
+    return PyLong_FromLong(pd_group_size(((GroupObject *)o)->group));
+}
+static PyObject *group_epoch(PyObject *o, void *unused) {
+    (void)unused;
+    return PyLong_FromUnsignedLong(pd_group_epoch(((GroupObject *)o)->group));
+}
+static PyObject *group_transport(PyObject *o, void *unused) {
+    (void)unused;
+    return PyUnicode_FromString(pd_group_transport(((GroupObject *)o)->group));
+}
+
+#define FAST(f) (PyCFunction)(void (*)(void))f, METH_FASTCALL | METH_KEYWORDS
+static PyMethodDef group_methods[] = {
+    {"all_reduce", FAST(group_all_reduce),
+     "all_reduce(tensor, op='sum', async_op=False, scale=1.0, segment=None, dtype=None) -> None | Work\n\n"
+     "tensor = scale * op over the ranks, in place, with the same bits everywhere. segment: the Segment it lies in."},
+    {"broadcast", FAST(group_broadcast),
+     "broadcast(tensor, root=0, async_op=False, segment=None) -> None | Work\n\ntensor, or each of a list of tensors "
+     "of one dtype, = the root's, in place."},
+    {"all_gather", FAST(group_all_gather),
+     "all_gather(output, input, async_op=False) -> None | Work\n\noutput = the ranks' inputs one after the other: a "
+     "tensor, or a list of a tensor for each rank."},
+    {"barrier", FAST(group_barrier),
+     "barrier(async_op=False) -> None | Work\n\nReturns when all ranks have called it."},
+    {"destroy", group_destroy, METH_NOARGS, "destroy()\n\nLeaves the group. Segments stay valid."},
+    {"segment", group_segment, METH_O,
+     "segment(bytes) -> Segment\n\nZeroed memory that all ranks can address. Collective."},
+    {"progress", group_progress, METH_NOARGS, "progress()\n\nCarries asynchronous collectives on without waiting."},
+    {"raised", group_raised, METH_O, "raised(traceback)\n\nTells the other ranks that this one ends by an exception."},
+    {0},
+};
+static PyGetSetDef group_getset[] = {
+    {"rank", group_rank, NULL, "This rank's number.", NULL},
+    {"size", group_size, NULL, "The number of ranks.", NULL},
+    {"epoch", group_epoch, NULL, "How many groups these ranks had before, plus 1.", NULL},
+    {"transport", group_transport, NULL, "shm, inproc or none.", NULL},
+    {"store", group_store, NULL, "The store that the ranks share.", NULL},
+    {0},
+};
+
+/* ---- types ---------------------------------------------------------------------------------------------------------- */
+
+static PyType_Slot segment_slots[] = {
+    {Py_tp_dealloc, segment_dealloc}, {Py_tp_traverse, pd_py_comm_visit}, {Py_bf_getbuffer, segment_buffer},
+    {Py_tp_doc, "Symmetric memory, as a buffer of bytes."}, {0},
+};
+static PyType_Slot group_slots[] = {
+    {Py_tp_dealloc, group_dealloc}, {Py_tp_traverse, group_traverse}, {Py_tp_clear, group_clear},
+    {Py_tp_methods, group_methods}, {Py_tp_getset, group_getset}, {Py_tp_doc, "Ranks that work together."}, {0},
+};
+static PyType_Spec segment_spec =
+    PD_PY_SPEC("Segment", SegmentObject, segment_slots, Py_TPFLAGS_DISALLOW_INSTANTIATION);
+static PyType_Spec group_spec = PD_PY_SPEC("Group", GroupObject, group_slots, Py_TPFLAGS_DISALLOW_INSTANTIATION);
+
+int pd_py_add_group(PyObject *module) {
+    if (pd_py_comm_type(module, &segment_spec, &segment_type)) return -1;
+    return pd_py_comm_type(module, &group_spec, &group_type);
+}

@@ -1,0 +1,137 @@
+/* Works in Python: a collective under way, and the memory that it borrows until it is done. */
+#include "py/py.h"
+
+#include "py/comm_impl.h"
+
+PyTypeObject *pd_py_work_type;
+
+/* The collective is done: staged results go to their tensors, and no memory is needed any more. Once. */
+static pd_status settle(pd_pywork *self) {
+    if (self->done) return PD_OK;
+    self->done = true;
+    pd_status status = pd_py_buffer_done(&self->buffers[0]);
+    if (!status) status = pd_py_buffer_done(&self->buffers[1]);
+    for (int i = 0; i < 2; i++) pd_py_buffer_drop(&self->buffers[i]);
+    return status;
+}
+
+/* Carries the work on without waiting. *done: it has ended, well or not; then the status says how. */
+static pd_status look(pd_pywork *self, bool *done) {
+    pd_status status = PD_OK;
+    *done = self->done;
+    if (!self->done) status = pd_work_test(self->work, done);
+    if (!status && *done) status = settle(self);
+    if (status) *done = true;
+    return status;
+}
+
+bool pd_py_work_ended(PyObject *o) {
+    bool done;
+    (void)look((pd_pywork *)o, &done); /* a failure is kept by the group, whose calls all say it */
+    return done;
+}
+
+PyObject *pd_py_work_new(pd_work *work, pd_py_buffer *in, pd_py_buffer *out) {
+    pd_pywork *self = (pd_pywork *)pd_py_comm_make(pd_py_work_type, PD_PY_WORK);
+    if (!self) return NULL;
+    self->work = work;
+    if (in) self->buffers[0] = *in;
+    if (out) self->buffers[1] = *out;
+    const pd_py_buffer *b = out ? out : in;
+    PyObject *written = b && b->keep ? b->keep : b ? b->view.obj : NULL;
+    if (written) self->written = Py_NewRef(written);
+    return (PyObject *)self;
+}
+
+static int work_traverse(PyObject *o, visitproc visit, void *arg) {
+    pd_pywork *self = (pd_pywork *)o;
+    Py_VISIT(Py_TYPE(o));
+    Py_VISIT(self->written);
+    for (int i = 0; i < 2; i++) Py_VISIT(self->buffers[i].keep);
+    return 0;
+}
+
+static void work_dealloc(PyObject *o) {
+    pd_pywork *self = (pd_pywork *)o;
+    PyObject_GC_UnTrack(o);
+    for (int i = 0; i < 2; i++) pd_py_buffer_drop(&self->buffers[i]); /* a pending work is kept by its group */
+    Py_XDECREF(self->written);
+    pd_work_release(self->work);
+    pd_py_comm_end(o, PD_PY_WORK);
+}
+
+static PyObject *work_wait(PyObject *o, PyObject *const *args, Py_ssize_t n, PyObject *keywords) {
+    static const pd_py_signature s = {"wait", 0, {"timeout"}};
+    pd_pywork *self = (pd_pywork *)o;
+    PyObject *a[1];
+    double timeout;
+    if (!pd_py_args(&s, args, n, keywords, a) || !pd_py_seconds(a[0], -1, &timeout)) return NULL;
+    pd_status status = PD_OK;
+    if (!self->done) PD_PY_NO_GIL(status = pd_work_wait(self->work, timeout));
+    if (!status) status = settle(self);
+    if (status) return pd_py_raise(status);
+    Py_RETURN_TRUE;
+}
+
+static PyObject *work_is_completed(PyObject *o, PyObject *unused) {
+    bool done;
+    (void)unused;
+    PD_PY_NO_GIL(pd_work_test(((pd_pywork *)o)->work, &done)); /* it may have much to move */
+    return PyBool_FromLong(pd_py_work_ended(o));
+}
+
+static PyObject *work_is_success(PyObject *o, PyObject *unused) {
+    bool done;
+    (void)unused;
+    pd_status status = look((pd_pywork *)o, &done);
+    return PyBool_FromLong(done && !status);
+}
+
+static PyObject *work_exception(PyObject *o, PyObject *unused) {
+    bool done;
+    (void)unused;
+    pd_status status = look((pd_pywork *)o, &done);
+    if (!status) Py_RETURN_NONE;
+    pd_py_raise(status);
+    PyObject *kind, *value, *trace;
+    PyErr_Fetch(&kind, &value, &trace);
+    PyErr_NormalizeException(&kind, &value, &trace);
+    Py_XDECREF(kind);
+    Py_XDECREF(trace);
+    return value;
+}
+
+static PyObject *work_result(PyObject *o, PyObject *unused) {
+    pd_pywork *self = (pd_pywork *)o;
+    bool done;
+    (void)unused;
+    pd_status status = look(self, &done);
+    if (status) return pd_py_raise(status);
+    if (!done) return PyErr_Format(PyExc_RuntimeError, "result: the collective is under way (expected wait() before)");
+    if (!self->written) return PyList_New(0);
+    if (PyTuple_Check(self->written)) return PySequence_List(self->written);
+    PyObject *list = PyList_New(1);
+    if (list) PyList_SET_ITEM(list, 0, Py_NewRef(self->written));
+    return list;
+}
+
+static PyMethodDef methods[] = {
+    {"wait", (PyCFunction)(void (*)(void))work_wait, METH_FASTCALL | METH_KEYWORDS,
+     "wait(timeout=None) -> True\n\nReturns when the collective is done; raises its error. timeout: seconds or a "
+     "timedelta; CommTimeout when it is over leaves the work as it is."},
+    {"is_completed", work_is_completed, METH_NOARGS,
+     "is_completed() -> bool\n\nWhether it has ended; carries it on as far as it goes without waiting."},
+    {"is_success", work_is_success, METH_NOARGS, "is_success() -> bool\n\nWhether it has ended without an error."},
+    {"exception", work_exception, METH_NOARGS,
+     "exception() -> Exception | None\n\nWhat wait() would raise, where that is known already."},
+    {"result", work_result, METH_NOARGS,
+     "result() -> list\n\nThe tensors that it wrote, once it is completed; raises its error."},
+    {0},
+};
+static PyType_Slot slots[] = {
+    {Py_tp_dealloc, work_dealloc}, {Py_tp_traverse, work_traverse}, {Py_tp_methods, methods},
+    {Py_tp_doc, "A collective under way."}, {0},
+};
+static PyType_Spec spec = PD_PY_SPEC("Work", pd_pywork, slots, Py_TPFLAGS_DISALLOW_INSTANTIATION);
+
+int pd_py_add_work(PyObject *module) { return pd_py_comm_type(module, &spec, &pd_py_work_type); }
