@@ -49,11 +49,15 @@ bool pd_py_args(const pd_py_signature *s, PyObject *const *args, Py_ssize_t n, P
     return true;
 }
 
-bool pd_py_int_in(PyObject *o, long low, long high, const char *what, int *out) {
+bool pd_py_int_in(PyObject *o, const char *name, const char *arg, long low, long high, int *out) {
+    if (!PyIndex_Check(o)) {
+        PyErr_Format(PyExc_TypeError, "%s: %s is %s (expected an int)", name, arg, Py_TYPE(o)->tp_name);
+        return false;
+    }
     long v = PyLong_AsLong(o);
     if (v == -1 && PyErr_Occurred()) return false;
     if (v < low || v > high) {
-        PyErr_Format(PyExc_ValueError, "%s: %ld (expected %ld to %ld)", what, v, low, high);
+        PyErr_Format(PyExc_ValueError, "%s: %s is %ld (expected %ld to %ld)", name, arg, v, low, high);
         return false;
     }
     *out = (int)v;
@@ -77,12 +81,12 @@ bool pd_py_truth(PyObject *o, bool *out) {
     return truth >= 0;
 }
 
-bool pd_py_reduce(PyObject *o, pd_reduce *out) {
+bool pd_py_reduce(PyObject *o, const char *name, pd_reduce *out) {
     *out = PD_REDUCE_SUM;
     if (!o) return true;
     if (!PyUnicode_Check(o)) {
         int number;
-        if (!pd_py_int_in(o, 0, PD_REDUCE_COUNT - 1, "op", &number)) return false;
+        if (!pd_py_int_in(o, name, "op", 0, PD_REDUCE_COUNT - 1, &number)) return false;
         *out = (pd_reduce)number;
         return true;
     }
@@ -94,6 +98,6 @@ bool pd_py_reduce(PyObject *o, pd_reduce *out) {
             *out = (pd_reduce)i;
             return true;
         }
-    PyErr_Format(PyExc_ValueError, "op: %R (expected sum, avg, product, min, max, band, bor or bxor)", o);
+    PyErr_Format(PyExc_ValueError, "%s: op is %R (expected sum, avg, product, min, max, band, bor or bxor)", name, o);
     return false;
 }

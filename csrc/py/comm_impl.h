@@ -16,12 +16,12 @@ typedef struct pd_py_signature {
 extern const pd_hooks pd_py_hooks; /* of every link and group made in Python */
 /* Sorts positional and keyword arguments into `out` (borrowed; NULL: not given). */
 bool pd_py_args(const pd_py_signature *s, PyObject *const *args, Py_ssize_t n, PyObject *keywords, PyObject **out);
-bool pd_py_int_in(PyObject *o, long low, long high, const char *what, int *out);
+bool pd_py_int_in(PyObject *o, const char *name, const char *arg, long low, long high, int *out);
 bool pd_py_truth(PyObject *o, bool *out); /* NULL: false */
 /* None: `none`. A number, or whatever has total_seconds(). */
 bool pd_py_seconds(PyObject *o, double none, double *out);
 /* "sum", "SUM", "prod" or "product", ... or the number; NULL: sum. */
-bool pd_py_reduce(PyObject *o, pd_reduce *out);
+bool pd_py_reduce(PyObject *o, const char *name, pd_reduce *out);
 
 /* ---- buffers.c: memory that a collective reads (IN) and writes (OUT) ---- */
 enum { PD_PY_IN = 1, PD_PY_OUT = 2 };

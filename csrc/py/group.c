@@ -4,6 +4,8 @@
    for the whole call. An argument that is wrong on this rank raises here and leaves the group as it is. */
 #include "py/py.h"
 
+#include <string.h>
+
 #include "py/comm_impl.h"
 
 #define GIL_BYTES (128 << 10) /* collectives over this take more than 50 us (design 1.12) */
@@ -102,6 +104,11 @@ static void prune(GroupObject *self) {
 
 /* ---- Group: collectives -------------------------------------------------------------------------------------------- */
 
+/* Which ranks there are, the group says. */
+static bool take_root(PyObject *o, const char *name, int *out) {
+    return pd_py_int_in(o, name, "root", INT32_MIN, INT32_MAX, out);
+}
+
 /* A collective from its arguments to its end: take() the memory, run it, finish(). */
 typedef struct call {
     GroupObject *self;
@@ -127,18 +134,19 @@ static size_t bytes_of(const pd_py_buffer *b) { return (size_t)b->count * pd_dty
 
 #define RUN(c, call_)                                                                               \
     do {                                                                                            \
-        if (bytes_of(&(c)->out) > GIL_BYTES) PD_PY_NO_GIL((c)->status = (call_));                   \
+        if (bytes_of(&(c)->out) + bytes_of(&(c)->in) > GIL_BYTES) PD_PY_NO_GIL((c)->status = (call_));                   \
         else (c)->status = (call_);                                                                 \
     } while (0)
 #define WORK(c) ((c)->async ? &(c)->work : NULL)
 
-/* Adds the rank to the message about an argument: those of the other ranks may be right. */
-static pd_status name_rank(const call *c, pd_status status) {
+/* An argument's error names the rank, because those of the others may be right; a closed group's names the call. */
+static pd_status place_error(const call *c, pd_status status) {
     bool argument = status == PD_E_VALUE || status == PD_E_TYPE || status == PD_E_SHAPE || status == PD_E_DTYPE;
     int size = pd_group_size(c->self->group);
-    if (!argument || size == 1) return status;
     pd_error e;
     pd_error_save(&e);
+    if (status == PD_E_DIST && !strncmp(e.text, "comm: ", 6)) return pd_fail(status, "%s: %s", c->name, e.text + 6);
+    if (!argument || size == 1) return status;
     return pd_fail(status, "%s, on rank %d of %d", e.text, pd_group_rank(c->self->group), size);
 }
 
@@ -163,7 +171,7 @@ static PyObject *keep_work(call *c) {
 static PyObject *finish(call *c) {
     if (!c->status && c->work) return keep_work(c);
     if (!c->status) c->status = pd_py_buffer_done(&c->out);
-    PyObject *result = c->status ? pd_py_raise(name_rank(c, c->status)) : Py_NewRef(Py_None);
+    PyObject *result = c->status ? pd_py_raise(place_error(c, c->status)) : Py_NewRef(Py_None);
     drop(c);
     return result;
 }
@@ -186,7 +194,7 @@ static PyObject *group_all_reduce(PyObject *o, PyObject *const *args, Py_ssize_t
     pd_segment *segment;
     double scale = 1;
     call c;
-    if (!pd_py_args(&s, args, n, keywords, a) || !pd_py_reduce(a[1], &op) || !begin(&c, o, s.name, a[2])) return NULL;
+    if (!pd_py_args(&s, args, n, keywords, a) || !pd_py_reduce(a[1], s.name, &op) || !begin(&c, o, s.name, a[2])) return NULL;
     if (a[3] && (scale = PyFloat_AsDouble(a[3])) == -1 && PyErr_Occurred()) return NULL;
     if (!take_segment(a[4], &segment)) return NULL;
     if (take(&c, a[0], a[5], "tensor", PD_PY_IN | PD_PY_OUT, &c.out))
@@ -202,7 +210,7 @@ static PyObject *group_broadcast(PyObject *o, PyObject *const *args, Py_ssize_t 
     int root = 0;
     call c;
     if (!pd_py_args(&s, args, n, keywords, a) || !begin(&c, o, s.name, a[2])) return NULL;
-    if (a[1] && !pd_py_int_in(a[1], INT32_MIN, INT32_MAX, "root", &root)) return NULL;
+    if (a[1] && !take_root(a[1], s.name, &root)) return NULL;
     if (!take_segment(a[3], &segment)) return NULL;
     if (take(&c, a[0], NULL, "tensor", PD_PY_IN | PD_PY_OUT, &c.out))
         RUN(&c, pd_group_broadcast(c.self->group, c.out.ptr, c.out.count, c.out.dtype, root, c.site, segment,
@@ -222,6 +230,11 @@ static pd_status check_parts(const call *c, const pd_py_buffer *whole, const cha
     if (whole->count != part->count * size)
         return pd_fail(PD_E_SHAPE, "%s: %s has %lld elements (expected %d times the %lld of %s)", c->name, name,
                        (long long)whole->count, size, (long long)part->count, part_name);
+    const char *own = (char *)whole->ptr + bytes_of(part) * (size_t)pd_group_rank(c->self->group), *at = part->ptr;
+    bool overlaps = at < (char *)whole->ptr + bytes_of(whole) && at + bytes_of(part) > (char *)whole->ptr;
+    if (overlaps && at != own)
+        return pd_fail(PD_E_VALUE, "%s: %s and %s overlap (expected separate memory, or this rank's part)", c->name,
+                       part_name, name);
     return PD_OK;
 }
 
@@ -233,6 +246,73 @@ static PyObject *group_all_gather(PyObject *o, PyObject *const *args, Py_ssize_t
     if (take(&c, a[1], NULL, "input", PD_PY_IN, &c.in) && take(&c, a[0], NULL, "output", PD_PY_OUT, &c.out) &&
         !(c.status = check_parts(&c, &c.out, "output", &c.in, "input")))
         RUN(&c, pd_group_all_gather(c.self->group, c.in.ptr, c.out.ptr, c.in.count, c.in.dtype, c.site, WORK(&c)));
+    return finish(&c);
+}
+
+static PyObject *group_reduce_scatter(PyObject *o, PyObject *const *args, Py_ssize_t n, PyObject *keywords) {
+    static const pd_py_signature s = {"reduce_scatter", 2, {"output", "input", "op", "async_op", "scale", "segment"}};
+    PyObject *a[6];
+    pd_reduce op;
+    pd_segment *segment;
+    double scale = 1;
+    call c;
+    if (!pd_py_args(&s, args, n, keywords, a) || !pd_py_reduce(a[2], s.name, &op) || !begin(&c, o, s.name, a[3])) return NULL;
+    if (a[4] && (scale = PyFloat_AsDouble(a[4])) == -1 && PyErr_Occurred()) return NULL;
+    if (!take_segment(a[5], &segment)) return NULL;
+    if (take(&c, a[1], NULL, "input", PD_PY_IN, &c.in) && take(&c, a[0], NULL, "output", PD_PY_OUT, &c.out) &&
+        !(c.status = check_parts(&c, &c.in, "input", &c.out, "output")))
+        RUN(&c, pd_group_reduce_scatter(c.self->group, c.in.ptr, c.out.ptr, c.out.count, c.out.dtype, op, scale,
+                                        c.site, segment, WORK(&c)));
+    return finish(&c);
+}
+
+static PyObject *group_reduce(PyObject *o, PyObject *const *args, Py_ssize_t n, PyObject *keywords) {
+    static const pd_py_signature s = {"reduce", 2, {"tensor", "root", "op", "async_op"}};
+    PyObject *a[4];
+    pd_reduce op;
+    int root;
+    call c;
+    if (!pd_py_args(&s, args, n, keywords, a) || !take_root(a[1], s.name, &root)) return NULL;
+    if (!pd_py_reduce(a[2], s.name, &op) || !begin(&c, o, s.name, a[3])) return NULL;
+    int use = root == pd_group_rank(c.self->group) ? PD_PY_IN | PD_PY_OUT : PD_PY_IN;
+    if (take(&c, a[0], NULL, "tensor", use, &c.out))
+        RUN(&c, pd_group_reduce(c.self->group, c.out.ptr, c.out.count, c.out.dtype, op, root, c.site, WORK(&c)));
+    return finish(&c);
+}
+
+/* gather and scatter: the whole is the root's alone, None elsewhere. */
+static bool take_whole(call *c, PyObject *o, int root, const char *name, int use, pd_py_buffer *b) {
+    bool is_root = root == pd_group_rank(c->self->group), given = o != Py_None;
+    if (is_root && given) return take(c, o, NULL, name, use, b);
+    if (is_root != given)
+        c->status = pd_fail(PD_E_VALUE, "%s: %s is %s (expected %s the root, rank %d)", c->name, name,
+                            given ? "given" : "None", given ? "None but on" : "tensors on", root);
+    return !c->status;
+}
+
+static PyObject *group_gather(PyObject *o, PyObject *const *args, Py_ssize_t n, PyObject *keywords) {
+    static const pd_py_signature s = {"gather", 3, {"output", "input", "root", "async_op"}};
+    PyObject *a[4];
+    int root;
+    call c;
+    if (!pd_py_args(&s, args, n, keywords, a) || !take_root(a[2], s.name, &root)) return NULL;
+    if (!begin(&c, o, s.name, a[3])) return NULL;
+    if (take(&c, a[1], NULL, "input", PD_PY_IN, &c.in) && take_whole(&c, a[0], root, "output", PD_PY_OUT, &c.out) &&
+        !(c.status = c.out.use ? check_parts(&c, &c.out, "output", &c.in, "input") : PD_OK))
+        RUN(&c, pd_group_gather(c.self->group, c.in.ptr, c.out.ptr, c.in.count, c.in.dtype, root, c.site, WORK(&c)));
+    return finish(&c);
+}
+
+static PyObject *group_scatter(PyObject *o, PyObject *const *args, Py_ssize_t n, PyObject *keywords) {
+    static const pd_py_signature s = {"scatter", 3, {"output", "input", "root", "async_op"}};
+    PyObject *a[4];
+    int root;
+    call c;
+    if (!pd_py_args(&s, args, n, keywords, a) || !take_root(a[2], s.name, &root)) return NULL;
+    if (!begin(&c, o, s.name, a[3])) return NULL;
+    if (take_whole(&c, a[1], root, "input", PD_PY_IN, &c.in) && take(&c, a[0], NULL, "output", PD_PY_OUT, &c.out) &&
+        !(c.status = c.in.use ? check_parts(&c, &c.in, "input", &c.out, "output") : PD_OK))
+        RUN(&c, pd_group_scatter(c.self->group, c.in.ptr, c.out.ptr, c.out.count, c.out.dtype, root, c.site, WORK(&c)));
     return finish(&c);
 }
 
@@ -320,6 +400,17 @@ static PyMethodDef group_methods[] = {
     {"all_gather", FAST(group_all_gather),
      "all_gather(output, input, async_op=False) -> None | Work\n\noutput = the ranks' inputs one after the other: a "
      "tensor, or a list of a tensor for each rank."},
+    {"reduce_scatter", FAST(group_reduce_scatter),
+     "reduce_scatter(output, input, op='sum', async_op=False, scale=1.0, segment=None) -> None | Work\n\noutput = this "
+     "rank's part of scale * op over the ranks' inputs; input: a tensor, or a list of a tensor for each rank."},
+    {"reduce", FAST(group_reduce),
+     "reduce(tensor, root, op='sum', async_op=False) -> None | Work\n\nThe root's tensor = op over the ranks."},
+    {"gather", FAST(group_gather),
+     "gather(output, input, root, async_op=False) -> None | Work\n\nall_gather on the root alone; elsewhere output is "
+     "None."},
+    {"scatter", FAST(group_scatter),
+     "scatter(output, input, root, async_op=False) -> None | Work\n\noutput = this rank's part of the root's input; "
+     "elsewhere input is None."},
     {"barrier", FAST(group_barrier),
      "barrier(async_op=False) -> None | Work\n\nReturns when all ranks have called it."},
     {"destroy", group_destroy, METH_NOARGS, "destroy()\n\nLeaves the group. Segments stay valid."},

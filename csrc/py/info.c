@@ -1,6 +1,7 @@
 /* What the engine knows of itself: counts for the leak tests, flags, instruction set, threads, oneDNN. */
 #include "base/cpu.h"
 #include "base/flags.h"
+#include "base/log.h"
 #include "base/mem.h"
 #include "base/threads.h"
 #include "kernels/kernels.h"
@@ -53,6 +54,15 @@ static PyObject *flags(PyObject *module, PyObject *unused) {
         Py_XDECREF(row);
     }
     return list;
+}
+
+static PyObject *log_line(PyObject *module, PyObject *args) {
+    int level;
+    const char *text;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "is:_log", &level, &text)) return NULL;
+    pd_log((pd_level)level, "%s", text);
+    Py_RETURN_NONE;
 }
 
 static PyObject *isa(PyObject *module, PyObject *unused) {
@@ -117,6 +127,7 @@ static PyMethodDef functions[] = {
     {"cached", cached, METH_NOARGS, "cached()\n\nWhat caches hold."},
     {"trim", trim, METH_NOARGS, "trim()\n\nEmpties the caches."},
     {"fault_malloc", fault_malloc, METH_O, "fault_malloc(n)\n\nThe n-th allocation from now fails (0: none). Returns how many were counted since the last call."},
+    {"_log", log_line, METH_VARARGS, "_log(level, text): a line of PYDIST_LOG, 1 warnings, 2 information."},
     {"flags", flags, METH_NOARGS, "flags()\n\n[(name, value, help)] of every environment variable."},
     {"isa", isa, METH_NOARGS, "isa()\n\nThe instruction set in use: portable, avx2 or avx512."},
     {"compiler", compiler, METH_NOARGS, "compiler()\n\nThe compiler that built the extension."},

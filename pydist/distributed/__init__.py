@@ -8,42 +8,88 @@ WORLD_SIZE over 1, the first collective joins the others if `init_process_group`
 (0, 1)
 """
 
-from pydist._C import CommMismatch, CommTimeout, DistError, PeerFailed
-from pydist.distributed.collectives import ReduceOp, all_reduce, barrier, broadcast
+from pydist._C import CommMismatch, CommTimeout, DistError, PeerFailed, Store, Work
+from pydist.distributed.backend import (
+    Backend,
+    is_backend_available,
+    is_gloo_available,
+    is_mpi_available,
+    is_nccl_available,
+)
+from pydist.distributed.collectives import (
+    ReduceOp,
+    all_gather,
+    all_gather_into_tensor,
+    all_reduce,
+    barrier,
+    broadcast,
+    gather,
+    reduce,
+    reduce_op,
+    reduce_scatter,
+    reduce_scatter_tensor,
+    scatter,
+)
 from pydist.distributed.process_group import (
     destroy_process_group,
     get_backend,
+    get_node_local_rank,
+    get_process_group_ranks,
     get_rank,
     get_world_size,
     group,
     init_process_group,
     is_available,
     is_initialized,
+    is_torchelastic_launched,
 )
 
+_OBJECTS = ("all_gather_object", "broadcast_object_list", "gather_object", "scatter_object_list")
+
 __all__ = [
+    "Backend",
     "CommMismatch",
     "CommTimeout",
     "DistError",
     "PeerFailed",
     "ReduceOp",
+    "Store",
+    "Work",
+    "all_gather",
+    "all_gather_into_tensor",
     "all_reduce",
     "barrier",
     "broadcast",
     "destroy_process_group",
+    "gather",
     "get_backend",
+    "get_node_local_rank",
+    "get_process_group_ranks",
     "get_rank",
     "get_world_size",
     "group",
     "init_process_group",
     "is_available",
+    "is_backend_available",
+    "is_gloo_available",
     "is_initialized",
+    "is_mpi_available",
+    "is_nccl_available",
+    "is_torchelastic_launched",
+    "reduce",
+    "reduce_op",
+    "reduce_scatter",
+    "reduce_scatter_tensor",
+    "scatter",
+    *_OBJECTS,
 ]
 
 
 def __getattr__(name):
-    if name == "threads":
-        from importlib import import_module
+    from importlib import import_module
 
+    if name == "threads":
         return import_module("pydist.distributed.threads")
+    if name in _OBJECTS:  # pickle is needed by few
+        return getattr(import_module("pydist.distributed.objects"), name)
     raise AttributeError(f"module 'pydist.distributed' has no attribute '{name}'")

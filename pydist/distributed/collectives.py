@@ -1,16 +1,20 @@
-"""Collectives on the default or a given group. Each returns None, or with async_op a Work whose wait() ends it.
+"""Collectives on tensors, in the default or a given group.
 
-All ranks of the group must call the same collective with the same arguments: a difference in the operation, the dtype,
-the number of elements, the reduce operation or the root raises CommMismatch on all of them, the death of a rank
-PeerFailed on the others.
+Each returns None, or with async_op=True a Work: wait(timeout) ends it and raises its error, is_completed(), exception()
+and result() ask. All ranks of the group must call the same collective with the same arguments: a difference in the
+operation, the dtype, the number of elements, the reduce operation or the root raises CommMismatch on all of them before
+any data is touched; the death of a rank raises PeerFailed on the others; an argument that is wrong by itself raises
+TypeError, ValueError or RuntimeError on its own rank (ShapeError, DTypeError are both) and leaves the group usable.
+
+Tensors may have any layout: what is not contiguous goes through a copy. Lists whose tensors are the consecutive parts of
+one contiguous tensor are used where they lie. Nothing here is recorded by autograd.
 """
 
-from pydist import _C
 from pydist.distributed.process_group import current
 
 
 class ReduceOp:
-    """How elements are combined."""
+    """How elements are combined. AVG is for floating dtypes, BAND, BOR and BXOR are for the others."""
 
     SUM = "sum"
     AVG = "avg"
@@ -20,6 +24,16 @@ class ReduceOp:
     BAND = "band"
     BOR = "bor"
     BXOR = "bxor"
+
+
+reduce_op = ReduceOp  # PyTorch's old name
+
+
+def rank_of(op, name, rank, group_rank):
+    """The root of a collective that is given by rank or by rank in the group, which are the same in the only group."""
+    if (rank is None) == (group_rank is None):
+        raise ValueError(f"{op}: exactly one of {name} and group_{name} has to be given")
+    return group_rank if rank is None else rank
 
 
 def all_reduce(tensor, op=ReduceOp.SUM, group=None, async_op=False):
@@ -34,13 +48,67 @@ def all_reduce(tensor, op=ReduceOp.SUM, group=None, async_op=False):
     return current(group).all_reduce(tensor, op, async_op)
 
 
+def reduce(tensor, dst=None, op=ReduceOp.SUM, group=None, async_op=False, group_dst=None):
+    """Rank `dst`'s tensor = op over all ranks' tensors, in place; the others' keep their values."""
+    return current(group).reduce(tensor, rank_of("reduce", "dst", dst, group_dst), op, async_op)
+
+
 def broadcast(tensor, src=None, group=None, async_op=False, group_src=None):
     """tensor = rank `src`'s tensor, in place."""
-    if (src is None) == (group_src is None):
-        raise ValueError("broadcast: exactly one of src and group_src has to be given")
-    return current(group).broadcast(tensor, group_src if src is None else src, async_op)
+    return current(group).broadcast(tensor, rank_of("broadcast", "src", src, group_src), async_op)
 
 
-def barrier(group=None, async_op=False, device_ids=None):
-    """Returns when all ranks have called it."""
-    return current(group).barrier(async_op)
+def all_gather(tensor_list, tensor, group=None, async_op=False):
+    """tensor_list[r] = rank r's tensor; the list has a tensor of the input's shape and dtype for each rank.
+
+    >>> import pydist
+    >>> parts = [pydist.empty(2)]
+    >>> pydist.distributed.all_gather(parts, pydist.tensor([1.0, 2.0]))
+    >>> parts[0].tolist()
+    [1.0, 2.0]
+    """
+    return current(group).all_gather(tensor_list, tensor, async_op)
+
+
+def all_gather_into_tensor(output_tensor, input_tensor, group=None, async_op=False):
+    """output_tensor = the ranks' input tensors one after the other, world size times as many elements: concatenated
+    ([W * n, ...]) or stacked ([W, n, ...])."""
+    return current(group).all_gather(output_tensor, input_tensor, async_op)
+
+
+def reduce_scatter(output, input_list, op=ReduceOp.SUM, group=None, async_op=False):
+    """output = op over all ranks' input_list[this rank]; the list has a tensor of the output's shape for each rank."""
+    return current(group).reduce_scatter(output, input_list, op, async_op)
+
+
+def reduce_scatter_tensor(output, input, op=ReduceOp.SUM, group=None, async_op=False):
+    """output = this rank's part of op over all ranks' inputs, which have world size times the output's elements. The bits
+    are those of an all_reduce of the whole input.
+
+    >>> import pydist
+    >>> part = pydist.empty(2)
+    >>> pydist.distributed.reduce_scatter_tensor(part, pydist.tensor([1.0, 2.0]))
+    >>> part.tolist()
+    [1.0, 2.0]
+    """
+    return current(group).reduce_scatter(output, input, op, async_op)
+
+
+def gather(tensor, gather_list=None, dst=None, group=None, async_op=False, group_dst=None):
+    """On rank `dst` (0): gather_list[r] = rank r's tensor. Elsewhere gather_list is None."""
+    dst = 0 if dst is None and group_dst is None else rank_of("gather", "dst", dst, group_dst)
+    return current(group).gather(gather_list, tensor, dst, async_op)
+
+
+def scatter(tensor, scatter_list=None, src=None, group=None, async_op=False, group_src=None):
+    """tensor = rank `src`'s (0) scatter_list[this rank]. Elsewhere scatter_list is None."""
+    src = 0 if src is None and group_src is None else rank_of("scatter", "src", src, group_src)
+    return current(group).scatter(tensor, scatter_list, src, async_op)
+
+
+def barrier(group=None, async_op=False, device_ids=None, timeout=None):
+    """Returns when all ranks have called it. timeout: seconds or a timedelta, after which this rank raises CommTimeout.
+    device_ids means nothing on CPUs."""
+    if timeout is None or async_op:
+        return current(group).barrier(async_op)
+    current(group).barrier(True).wait(timeout)

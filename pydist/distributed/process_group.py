@@ -4,10 +4,10 @@ import os
 import threading
 
 from pydist import _C
+from pydist.distributed.backend import Backend, checked, say_what_serves
 
-_BACKENDS = ("native", "gloo")  # names for the engine's own collectives
 _default = None  # the process's group
-_backend = "native"
+_backend = Backend(Backend.NATIVE)
 _asked = False  # init_process_group was called, as opposed to a group made on demand
 _here = threading.local()  # .group: of a thread that is a rank
 _lock = threading.Lock()
@@ -39,40 +39,57 @@ def _existing():
 
 def get_rank(group=None):
     """This rank's number: 0 in a world of one, the launcher's RANK before a group is made."""
-    group = group or _existing()
+    group = _existing() if group is None else _checked_group(group)
     return int(os.environ.get("RANK", 0)) if group is None else group.rank
 
 
 def get_world_size(group=None):
     """The number of ranks: 1 in a world of one, the launcher's WORLD_SIZE before a group is made."""
-    group = group or _existing()
+    group = _existing() if group is None else _checked_group(group)
     return int(os.environ.get("WORLD_SIZE", 1)) if group is None else group.size
+
+
+def get_node_local_rank(fallback_rank=None):
+    """This rank's number on its host, from LOCAL_RANK; without it `fallback_rank`, or RuntimeError."""
+    if "LOCAL_RANK" in os.environ:
+        return int(os.environ["LOCAL_RANK"])
+    if fallback_rank is None:
+        raise RuntimeError("get_node_local_rank: LOCAL_RANK is not in the environment (expected it or fallback_rank)")
+    return int(fallback_rank)
+
+
+def get_process_group_ranks(group=None):
+    """The ranks of the group, in order."""
+    return list(range(get_world_size(group)))
+
+
+def is_torchelastic_launched():
+    """Whether a launcher, pydist.run or torchrun, started this process."""
+    return "TORCHELASTIC_RUN_ID" in os.environ
 
 
 def get_backend(group=None):
     """The name that init_process_group was given, "native" if none."""
+    if group is not None:
+        _checked_group(group)
     return _backend
+
+
+def _checked_group(group):
+    if type(group) is not _C.Group:
+        raise TypeError(f"group is {type(group).__name__} (expected a process group or None)")
+    return group
 
 
 def current(group=None):
     """`group`, or else the default group, made now if there is none."""
-    group = group or _existing()
+    if group is not None:
+        return _checked_group(group)
+    group = _existing()
     if group is None:
         with _lock:
             group = _default or _join(None, -1, -1)
     return group
-
-
-def _check_backend(backend):
-    for part in str(backend or "native").lower().split(","):
-        device, _, name = part.rpartition(":")
-        if name == "nccl":
-            if device not in ("", "cuda"):
-                raise ValueError(f"init_process_group: backend {backend!r}: nccl is for cuda")
-            if not device:
-                raise RuntimeError("init_process_group: backend 'nccl' needs a GPU build (use None or 'gloo' on CPUs)")
-        elif name not in _BACKENDS:
-            raise ValueError(f"init_process_group: backend {backend!r} is not there (expected {_BACKENDS} or None)")
 
 
 def _number(name, given):
@@ -124,12 +141,12 @@ def init_process_group(
 ):
     """Joins the other ranks. The launcher's environment says who they are; arguments must agree with it.
 
-    `backend`: None, "native" or "gloo" (all the engine's own). `init_method`: None or "env://". `timeout`: a timedelta
+    `backend`: None, "native", "gloo" (all the engine's own) or names by device such as "cpu:gloo,cuda:nccl". `init_method`: None or "env://". `timeout`: a timedelta
     or seconds after which a wait for a live peer raises CommTimeout. Raises ValueError where the arguments contradict
     the environment or each other, RuntimeError without a launcher or where called twice.
     """
     global _asked, _backend
-    _check_backend(backend)
+    backend = checked(backend)
     if store is not None:
         raise NotImplementedError("init_process_group: store (the launcher has one)")
     if init_method not in (None, "env://") and "PYDIST_CONTROL" not in os.environ and world_size != 1:
@@ -145,8 +162,8 @@ def init_process_group(
             for name, given, real in (("rank", rank, _default.rank), ("world_size", world_size, _default.size)):
                 if given not in (-1, None, real):
                     raise ValueError(f"init_process_group: {name}={given}, but the group that exists has {real}")
-        _asked = True
-        _backend = str(backend or "native").lower()
+        _asked, _backend = True, backend
+        say_what_serves(backend, _default.rank)
 
 
 def destroy_process_group(group=None):
@@ -161,5 +178,5 @@ def destroy_process_group(group=None):
     if group is own:
         _here.group = None
     elif group is _default:
-        _default, _asked, _backend = None, False, "native"
+        _default, _asked, _backend = None, False, Backend(Backend.NATIVE)
         _C._rng_shard(0)

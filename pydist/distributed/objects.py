@@ -1,0 +1,128 @@
+"""Collectives on picklable objects.
+
+Sizes travel first, so ranks may pass objects of different sizes. Pickles run code when they are loaded: they come from
+ranks of the group only, whose connections are authenticated. An object that cannot be pickled raises its error on its
+rank and RuntimeError on the others.
+"""
+
+import pickle
+from array import array
+
+from pydist.distributed.collectives import rank_of
+from pydist.distributed.process_group import current
+
+_FAILED = -1  # instead of a size
+
+
+def _dumped(objects):
+    """(pickles, None), or (as many empty ones, the error)."""
+    try:
+        return [pickle.dumps(item) for item in objects], None
+    except Exception as error:
+        return [b""] * len(objects), error
+
+
+def _sizes_of(data, error):
+    return array("q", [len(item) for item in data] if error is None else [_FAILED] * len(data))
+
+
+def _raise_failure(op, error, rank):
+    if error is not None:
+        raise error
+    raise RuntimeError(f"{op}: rank {rank} could not pickle its object")
+
+
+def _agreed_sizes(op, group, obj):
+    """(pickle of obj padded to the longest, all ranks' sizes)."""
+    (data,), error = _dumped([obj])
+    sizes = array("q", bytes(8 * group.size))
+    group.all_gather(sizes, _sizes_of([data], error))
+    if _FAILED in sizes:
+        _raise_failure(op, error, sizes.index(_FAILED))
+    return data.ljust(max(sizes), b"\0"), sizes
+
+
+def _loaded(buffer, sizes, stride):
+    return [pickle.loads(memoryview(buffer)[i * stride : i * stride + size]) for i, size in enumerate(sizes)]
+
+
+def _check_list(op, name, value, size):
+    if not isinstance(value, list) or len(value) != size:
+        got = f"{len(value)} entries" if isinstance(value, list) else type(value).__name__
+        raise ValueError(f"{op}: {name} has {got} (expected a list of {size})")
+
+
+def all_gather_object(object_list, obj, group=None):
+    """object_list[r] = rank r's obj.
+
+    >>> from pydist import distributed as dist
+    >>> objects = [None]
+    >>> dist.all_gather_object(objects, {"a": 1})
+    >>> objects
+    [{'a': 1}]
+    """
+    op, group = "all_gather_object", current(group)
+    _check_list(op, "object_list", object_list, group.size)
+    data, sizes = _agreed_sizes(op, group, obj)
+    buffer = bytearray(len(data) * group.size)
+    group.all_gather(buffer, data)
+    object_list[:] = _loaded(buffer, sizes, len(data))
+
+
+def gather_object(obj, object_gather_list=None, dst=None, group=None, group_dst=None):
+    """On rank `dst` (0): object_gather_list[r] = rank r's obj. Elsewhere the list is None."""
+    op, group = "gather_object", current(group)
+    dst = 0 if dst is None and group_dst is None else rank_of(op, "dst", dst, group_dst)
+    if group.rank == dst:
+        _check_list(op, "object_gather_list", object_gather_list, group.size)
+    elif object_gather_list is not None:
+        raise ValueError(f"{op}: object_gather_list is given (expected None but on rank {dst}), on rank {group.rank}")
+    data, sizes = _agreed_sizes(op, group, obj)
+    buffer = bytearray(len(data) * group.size) if group.rank == dst else None
+    group.gather(buffer, data, dst)
+    if buffer is not None:
+        object_gather_list[:] = _loaded(buffer, sizes, len(data))
+
+
+def broadcast_object_list(object_list, src=None, group=None, device=None, group_src=None):
+    """object_list[i] = rank `src`'s (0), for lists of the same length on all ranks. device means nothing here."""
+    op, group = "broadcast_object_list", current(group)
+    src = 0 if src is None and group_src is None else rank_of(op, "src", src, group_src)
+    if not isinstance(object_list, list) or not object_list:
+        raise ValueError(f"{op}: object_list is {object_list!r} (expected a list of at least one entry)")
+    is_root = group.rank == src
+    data, error = _dumped(object_list) if is_root else ([b""] * len(object_list), None)
+    sizes = _sizes_of(data, error)
+    group.broadcast(sizes, src)
+    if _FAILED in sizes:
+        _raise_failure(op, error, src)
+    buffer = bytearray(b"".join(data)) if is_root else bytearray(sum(sizes))
+    group.broadcast(buffer, src)
+    if not is_root:
+        at = 0
+        for i, size in enumerate(sizes):
+            object_list[i] = pickle.loads(memoryview(buffer)[at : at + size])
+            at += size
+
+
+def scatter_object_list(
+    scatter_object_output_list, scatter_object_input_list=None, src=None, group=None, group_src=None
+):
+    """scatter_object_output_list[0] = rank `src`'s (0) scatter_object_input_list[this rank]."""
+    op, group = "scatter_object_list", current(group)
+    src = 0 if src is None and group_src is None else rank_of(op, "src", src, group_src)
+    if not isinstance(scatter_object_output_list, list) or not scatter_object_output_list:
+        raise ValueError(f"{op}: scatter_object_output_list (expected a list of at least one entry)")
+    data, error = [b""] * group.size, None
+    if group.rank == src:
+        _check_list(op, "scatter_object_input_list", scatter_object_input_list, group.size)
+        data, error = _dumped(scatter_object_input_list)
+    sizes = _sizes_of(data, error)
+    group.broadcast(sizes, src)
+    if _FAILED in sizes:
+        _raise_failure(op, error, src)
+    stride = max(sizes)
+    whole = bytearray(b"".join(item.ljust(stride, b"\0") for item in data)) if group.rank == src else None
+    part = bytearray(stride)
+    group.scatter(part, whole, src)
+    scatter_object_output_list[0] = pickle.loads(memoryview(part)[: sizes[group.rank]])
