@@ -107,6 +107,30 @@ def in_place_on_views():
 
 
 @scenario
+def functions():
+    class Swap(pydist.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, y):
+            out = x * 2
+            ctx.save_for_backward(x, out, None)
+            ctx.mark_dirty(y)
+            return out, x, y.mul_(3)
+
+        @staticmethod
+        def backward(ctx, g, h, k):
+            x, out, _ = ctx.saved_tensors
+            return g * x + out + h, k
+
+    x, y = pydist.rand(4, 3, requires_grad=True), pydist.rand(4, 3, requires_grad=True)
+
+    def run():
+        out, same, z = Swap.apply(x, y * 1)
+        pydist.grad((out * same * z).sum(), [x, y], create_graph=True)
+
+    return run
+
+
+@scenario
 def convolution_and_norm():
     x, w, b = (pydist.rand(*s, requires_grad=True) for s in ((2, 3, 6, 6), (4, 3, 3, 3), (4,)))
     mean, var = pydist.zeros(4), pydist.ones(4)

@@ -85,6 +85,9 @@ pd_status pd_check_writable(const char *op, const pd_tensor *t) {
         return pd_fail(PD_E_RUNTIME, "%s: the tensor written, of shape %s, has elements that share memory (expected clone() first)",
                        op, pd_tensor_shape(t));
     if (!pd_grad_mode) return PD_OK;
+    if ((t->meta && t->meta->sealed) || (t->base && t->base->meta && t->base->meta->sealed))
+        return pd_fail(PD_E_RUNTIME, "%s: the tensor written came out of a custom Function as a view, or as an input that was returned as it "
+                       "is (expected clone() in forward, or mark_dirty for an input that forward writes)", op);
     if (t->requires_grad && (!t->meta || !t->meta->grad_fn) && !t->base)
         return pd_fail(PD_E_RUNTIME, "%s: a leaf that requires grad is written in place (expected pydist.no_grad())", op);
     if (t->base && t->base->requires_grad && (!t->base->meta || !t->base->meta->grad_fn))
@@ -283,7 +286,7 @@ static pd_status run_into(const pd_def *def, pd_tensor **in, int nin, const void
     if (wants_record(def, in, nin)) {
         c.out[0] = into;
         PD_TRY_TO(done, record(&c, saved_in, work, &node));
-        PD_TRY_TO(done, pd_node_rebase(node, into));
+        PD_TRY_TO(done, pd_node_rebase(node, into, 0, 0));
     }
 done:
     pd_node_release(node);

@@ -31,6 +31,13 @@ static void drop_meta(pd_meta *m) {
     pd_free(m);
 }
 
+void pd_tensor_forget(pd_tensor *t) {
+    pd_meta *m = t->meta;
+    t->meta = NULL;
+    t->requires_grad = false;
+    if (m) drop_meta(m);
+}
+
 pd_status pd_meta_get(pd_tensor *t, pd_meta **out) {
     if (!t->meta) {
         pd_tensor_drop_meta = drop_meta;
@@ -173,11 +180,11 @@ pd_status pd_node_new(const pd_node_kind *kind, const pd_def *def, const void *a
 
 pd_status pd_node_save(pd_node *n, int slot, pd_tensor *t, bool is_out, int index) {
     pd_saved *s = &n->saved[slot];
-    s->index = (int8_t)index;
+    s->index = (int16_t)index;
     s->is_out = is_out;
     if (!t) return PD_OK;
     s->version = pd_tensor_version(t);
-    if (!is_out && n->edges[index].leaf) pd_tensor_retain(s->t = t);
+    if (index < 0 || (!is_out && n->edges[index].leaf)) pd_tensor_retain(s->t = t);
     else PD_TRY(pd_tensor_alias(t, false, &s->t));
     return PD_OK;
 }
@@ -195,12 +202,12 @@ void pd_node_release(pd_node *n) {
     static _Thread_local pd_node *dying;
     static _Thread_local bool looping;
     if (!n || atomic_fetch_sub_explicit(&n->refs, 1, memory_order_acq_rel) != 1) return;
-    n->next_dying = dying;
+    n->next = dying;
     dying = n;
     if (looping) return;
     looping = true;
     while ((n = dying)) {
-        dying = n->next_dying;
+        dying = n->next;
         pd_node_free_saved(n);
         for (int i = 0; i < n->nin; i++) {
             pd_node_release(n->edges[i].fn);
@@ -214,7 +221,9 @@ void pd_node_release(pd_node *n) {
     looping = false;
 }
 
-const char *pd_node_name(const pd_node *n) { return n->kind->name ? n->kind->name : n->def->name; }
+const char *pd_node_name(const pd_node *n) {
+    return n->kind->name_of ? n->kind->name_of(n) : n->kind->name ? n->kind->name : n->def->name;
+}
 
 pd_status pd_node_own(pd_node *n, int index, pd_tensor *t) {
     pd_meta *m = NULL;
@@ -233,8 +242,9 @@ pd_status pd_node_own(pd_node *n, int index, pd_tensor *t) {
 /* ---- in-place on a view ------------------------------------------------------------------------------------------ */
 
 /* The base after `inner` wrote one of its views: grad of the old base = grad with the view's part replaced by what inner
-   passes back. Input 0 is the old base, the rest are inner's inputs 1... */
+   passes back. The inputs are inner's, with the old base in the place of the view. */
 typedef struct slices {
+    int written;         /* which input */
     pd_node *inner;      /* [strong] */
     pd_tensor *view;     /* [strong] geometry only: an alias */
     pd_tensor *base;     /* [strong] likewise */
@@ -270,36 +280,41 @@ static void slices_run(pd_vjp *v) {
     status = pd_engine.clone(part, &t);
     if (!(g = pd_vjp_keep(v, status, t))) return;
     run_inner(v, s->inner, g, gin);
-    if (!(back = gin[0]) && !v->status) {
+    if (!(back = gin[s->written]) && !v->status) {
         status = pd_engine.zeros_like(part, &t);
         back = pd_vjp_keep(v, status, t);
     }
     if (!v->status) v->status = pd_engine.write(part, back);
-    pd_vjp_set(v, 0, whole);
     for (int i = 0; i < s->inner->nin; i++) {
-        if (i > 0) pd_vjp_set(v, i, gin[i]);
+        pd_vjp_set(v, i, i == s->written ? whole : gin[i]);
         pd_tensor_release(gin[i]);
     }
 }
 
-static const pd_node_kind copy_slices = {.name = "copy_slices", .run = slices_run, .drop = slices_drop};
+static pd_node *slices_inner(const pd_node *n) { return n->extra ? ((const slices *)n->extra)->inner : NULL; }
 
-static pd_status rebase_view(pd_node *n, pd_tensor *t) {
+static const pd_node_kind copy_slices = {.name = "copy_slices", .run = slices_run, .drop = slices_drop, .inner = slices_inner};
+
+static pd_status rebase_view(pd_node *n, pd_tensor *t, int written) {
     pd_tensor *base = t->base, *in[PD_MAX_PARAMS];
     pd_meta *bm = NULL;
     pd_node *cs;
     slices *s;
+    if (n->nin > PD_MAX_PARAMS || n->nout > 1)
+        return pd_fail(PD_E_NOTIMPL, "%s: a view is written in place beside %d inputs and %d outputs (expected at most %d and 1; clone it)",
+                       pd_node_name(n), n->nin, n->nout, PD_MAX_PARAMS);
     PD_TRY(pd_meta_get(base, &bm));
-    in[0] = base;
-    for (int i = 1; i < n->nin; i++) in[i] = NULL;
+    for (int i = 0; i < n->nin; i++) in[i] = i == written ? base : NULL;
     PD_TRY(pd_node_new(&copy_slices, NULL, NULL, 0, in, n->nin, 1, 0, &cs));
     pd_status status = pd_calloc(sizeof *s, "tape", &s);
     if (status) goto fail;
     cs->extra = s;
+    s->written = written;
     pd_node_retain(s->inner = n);
     PD_TRY_TO(fail, pd_tensor_alias(t, false, &s->view));
     PD_TRY_TO(fail, pd_tensor_alias(base, false, &s->base));
-    for (int i = 1; i < n->nin; i++) { /* inner's other edges also become the base's */
+    for (int i = 0; i < n->nin; i++) { /* inner's other edges also become the base's */
+        if (i == written) continue;
         cs->edges[i] = n->edges[i];
         if (n->edges[i].fn) pd_node_retain(n->edges[i].fn);
         if (n->edges[i].leaf) pd_tensor_retain(n->edges[i].leaf);
@@ -314,15 +329,14 @@ fail:
     return status;
 }
 
-pd_status pd_node_rebase(pd_node *n, pd_tensor *t) {
+pd_status pd_node_rebase(pd_node *n, pd_tensor *t, int written, int index) {
     if (!t->base) {
-        PD_TRY(pd_node_own(n, 0, t));
+        PD_TRY(pd_node_own(n, index, t));
         t->meta->rebased++; /* views of t are made anew when asked for */
         return PD_OK;
     }
     pd_node *fn;
-    int index;
-    PD_TRY(rebase_view(n, t));
+    PD_TRY(rebase_view(n, t, written));
     PD_TRY(pd_tensor_history(t, &fn, &index)); /* t's own grad_fn: now a view of the new base */
     return PD_OK;
 }
@@ -359,27 +373,46 @@ const pd_tensor *pd_vjp_geometry(pd_vjp *v, int i) {
     return s ? s->t : NULL;
 }
 
-static pd_tensor *unpack(pd_vjp *v, bool is_out, int index) {
-    pd_node *n = v->node;
-    pd_saved *s = v->status ? NULL : find_saved(n, is_out, index);
-    if (!s || !s->t) return NULL;
+static pd_status check_version(const pd_node *n, const pd_saved *s) {
     unsigned version = pd_tensor_version(s->t);
-    if (version != s->version) {
-        v->status = pd_fail(PD_E_RUNTIME,
-                            "%s: %s %d, %s of shape %s, is needed for the gradient but was modified by an in-place op: it is at "
-                            "version %u (expected %u)", pd_node_name(n), is_out ? "output" : "input", index,
-                            pd_dtype_name((pd_dtype)s->t->dtype), pd_tensor_shape(s->t), version, s->version);
-        return NULL;
+    if (version == s->version) return PD_OK;
+    return pd_fail(PD_E_RUNTIME,
+                   "%s: %s %d, %s of shape %s, is needed for the gradient but was modified by an in-place op: it is at "
+                   "version %u (expected %u)", pd_node_name(n), s->is_out ? "output" : s->index < 0 ? "saved tensor" : "input",
+                   s->index < 0 ? (int)(s - n->saved) : s->index, pd_dtype_name((pd_dtype)s->t->dtype), pd_tensor_shape(s->t),
+                   version, s->version);
+}
+
+/* [new] s->t with its history: of an output this node, of an input where the edge leads. */
+static pd_status restore(pd_node *n, const pd_saved *s, pd_tensor **out) {
+    pd_edge e = s->is_out ? (pd_edge){.fn = n, .index = s->index} : s->index < 0 ? (pd_edge){0} : n->edges[s->index];
+    if (s->t->requires_grad || !e.fn) {
+        pd_tensor_retain(*out = e.leaf ? e.leaf : s->t);
+        return PD_OK;
     }
+    PD_TRY(pd_tensor_alias(s->t, false, out));
+    pd_status status = pd_node_own(e.fn, e.index, *out);
+    if (status) pd_tensor_release(*out);
+    return status;
+}
+
+pd_status pd_node_unpack(pd_node *n, int slot, pd_tensor **out) {
+    *out = NULL;
+    if (n->freed)
+        return pd_fail(PD_E_RUNTIME, "%s: the saved tensors were freed by an earlier backward (expected retain_graph=True there)", pd_node_name(n));
+    if (!n->saved[slot].t) return PD_OK;
+    PD_TRY(check_version(n, &n->saved[slot]));
+    return restore(n, &n->saved[slot], out);
+}
+
+static pd_tensor *unpack(pd_vjp *v, bool is_out, int index) {
+    pd_saved *s = v->status ? NULL : find_saved(v->node, is_out, index);
+    if (!s || !s->t) return NULL;
+    if ((v->status = check_version(v->node, s))) return NULL;
     if (!v->create_graph || s->t->requires_grad) return s->t;
-    /* Restore the history: of an output this node, of an input where the edge leads. */
-    pd_edge e = is_out ? (pd_edge){.fn = n, .index = index} : n->edges[index];
-    if (!e.fn) return e.leaf ? e.leaf : s->t;
     pd_tensor *t = NULL;
-    pd_status status = pd_tensor_alias(s->t, false, &t);
-    t = pd_vjp_keep(v, status, t);
-    if (t) v->status = pd_node_own(e.fn, e.index, t);
-    return v->status ? NULL : t;
+    pd_status status = restore(v->node, s, &t);
+    return pd_vjp_keep(v, status, t);
 }
 
 pd_tensor *pd_vjp_in(pd_vjp *v, int i) { return unpack(v, false, i); }

@@ -21,7 +21,7 @@ typedef struct pd_edge {
 typedef struct pd_saved {
     pd_tensor *t; /* [strong] an alias without autograd, or a leaf itself */
     unsigned version;
-    int8_t index;
+    int16_t index; /* of the input or output; -1: neither, t is kept itself */
     bool is_out;
 } pd_saved;
 
@@ -40,9 +40,11 @@ typedef struct pd_hook {
 } pd_hook;
 
 typedef struct pd_node_kind {
-    const char *name;                    /* NULL: the op's */
+    const char *name;                    /* NULL: the op's, or what name_of says */
+    const char *(*name_of)(const struct pd_node *n);
     void (*run)(struct pd_vjp *v);
     void (*drop)(struct pd_node *n);     /* what `extra` holds; NULL: nothing */
+    struct pd_node *(*inner)(const struct pd_node *n); /* [borrowed] a node that `extra` holds; NULL: none */
 } pd_node_kind;
 
 typedef struct pd_node {
@@ -58,8 +60,8 @@ typedef struct pd_node {
     pd_saved *saved;
     void *attrs;
     pd_hook *hooks;      /* [owned] PD_HOOK_GRAD, on outputs */
-    void *wrapper;       /* py/'s */
-    struct pd_node *next_dying;
+    struct pd_node *next; /* in a list that some walk keeps: of dying nodes, of those that the host's collector goes through */
+    pd_seen seen;
 } pd_node;
 
 typedef struct pd_meta {
@@ -70,6 +72,7 @@ typedef struct pd_meta {
     pd_hook *hooks;          /* [owned] of a leaf */
     uint32_t rebased;        /* of a base: how often an in-place op on a view gave it a new grad_fn */
     uint32_t base_rebased;   /* of a view: the base's count when grad_fn was last made */
+    bool sealed;             /* shares memory in a way that the tape does not know: in-place ops raise (pd_node_foreign) */
     uint64_t retained;       /* the hook on grad_fn that keeps .grad of a tensor that is no leaf; 0: none */
 } pd_meta;
 
@@ -79,20 +82,27 @@ pd_status pd_meta_get(pd_tensor *t, pd_meta **out); /* [borrowed from t] made if
 /* Current history of t, made anew for a view whose base was written: grad_fn [borrowed], NULL for a leaf. */
 pd_status pd_tensor_history(pd_tensor *t, pd_node **fn, int *index);
 pd_status pd_tensor_retain_grad(pd_tensor *t); /* keeps .grad although t is no leaf */
+void pd_tensor_forget(pd_tensor *t);           /* history, gradient and hooks */
 bool pd_tensor_wants_grad(const pd_tensor *t); /* requires_grad, a view's through its base too */
 
 /* [new] a node with edges to the histories of the inputs; nin edges, attrs copied. */
 pd_status pd_node_new(const pd_node_kind *kind, const pd_def *def, const void *attrs, size_t attr_bytes, pd_tensor *const *in,
                       int nin, int nout, int nsaved, pd_node **out);
 pd_status pd_node_save(pd_node *n, int slot, pd_tensor *t, bool is_out, int index);
+/* [new] what a slot keeps, with its history; NULL for an empty one. PD_E_RUNTIME where it was written in place since, or freed. */
+pd_status pd_node_unpack(pd_node *n, int slot, pd_tensor **out);
+/* [new] a node whose gradient a function of the host gives: c.call(c.ctx, pd_vjp *). `name` is copied. Takes c over, also on failure. */
+pd_status pd_node_foreign(const char *name, pd_closure c, pd_tensor *const *in, int nin, int nout, int nsaved, pd_node **out);
+const pd_closure *pd_node_closure(const pd_node *n); /* [borrowed from n] NULL where n is no foreign node */
 void pd_node_free_saved(pd_node *n);
 static inline void pd_node_retain(pd_node *n) { atomic_fetch_add_explicit(&n->refs, 1, memory_order_relaxed); }
 void pd_node_release(pd_node *n);
 const char *pd_node_name(const pd_node *n);
 /* Makes t the index-th output of n. */
 pd_status pd_node_own(pd_node *n, int index, pd_tensor *t);
-/* t was written in place by the call that n records (t is input and output 0): its history, and that of its base, move on. */
-pd_status pd_node_rebase(pd_node *n, pd_tensor *t);
+/* t was written in place by the call that n records (t is its input `written` and output `index`): t's history, and that of its
+   base, move on. n has one output where t is a view. */
+pd_status pd_node_rebase(pd_node *n, pd_tensor *t, int written, int index);
 
 uint64_t pd_hook_add(pd_hook **list, pd_hook_kind kind, int index, pd_closure c, pd_status *status); /* id; 0 on failure */
 void pd_hook_remove(pd_hook **list, uint64_t id);

@@ -48,7 +48,7 @@ static pd_status call_leaf_hook(void *fn, void *leaf) {
     return status;
 }
 
-typedef struct { PyObject_HEAD PyObject *tensor; pd_node *node; uint64_t id; } hook_handle;
+typedef struct { PyObject_HEAD PyObject *tensor; pd_node *node; uint64_t id; uint32_t pass; } hook_handle;
 
 static PyObject *handle_remove(PyObject *self, PyObject *unused) {
     hook_handle *h = (hook_handle *)self;
@@ -60,18 +60,32 @@ static PyObject *handle_remove(PyObject *self, PyObject *unused) {
     Py_CLEAR(h->tensor);
     Py_RETURN_NONE;
 }
-static void handle_dealloc(PyObject *self) {
+static int handle_traverse(PyObject *self, visitproc visit, void *arg) {
     hook_handle *h = (hook_handle *)self;
+    Py_VISIT(Py_TYPE(self));
+    Py_VISIT(h->tensor);
+    return pd_py_visit_node(h->node, &h->pass, visit, arg);
+}
+static int handle_clear(PyObject *self) {
+    hook_handle *h = (hook_handle *)self;
+    pd_node *n = h->node;
+    h->node = NULL;
+    pd_node_release(n);
+    Py_CLEAR(h->tensor);
+    return 0;
+}
+static void handle_dealloc(PyObject *self) {
     PyTypeObject *type = Py_TYPE(self);
-    pd_node_release(h->node);
-    Py_XDECREF(h->tensor);
+    PyObject_GC_UnTrack(self);
+    handle_clear(self);
     type->tp_free(self);
     Py_DECREF(type);
 }
 static PyMethodDef handle_methods[] = {{"remove", handle_remove, METH_NOARGS, "remove()\n\nThe hook is called no more."}, {0}};
-static PyType_Slot handle_slots[] = {{Py_tp_dealloc, handle_dealloc}, {Py_tp_methods, handle_methods}, {0}};
+static PyType_Slot handle_slots[] = {{Py_tp_dealloc, handle_dealloc}, {Py_tp_traverse, handle_traverse}, {Py_tp_clear, handle_clear},
+                                     {Py_tp_methods, handle_methods}, {0}};
 static PyType_Spec handle_spec = {.name = "pydist._C.HookHandle", .basicsize = sizeof(hook_handle), .slots = handle_slots,
-                                  .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION};
+                                  .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION};
 
 static PyObject *add_hook(PyObject *self, PyObject *fn, pd_hook_kind kind) {
     pd_tensor *t = pd_py_tensor(self);
@@ -103,7 +117,7 @@ PyObject *pd_py_register_post_hook(PyObject *self, PyObject *fn) { return add_ho
 
 /* ---- nodes -------------------------------------------------------------------------------------------------------------- */
 
-typedef struct { PyObject_HEAD pd_node *n; } pynode;
+typedef struct { PyObject_HEAD pd_node *n; uint32_t pass; } pynode;
 
 PyObject *pd_py_node(pd_node *n) {
     if (!n) Py_RETURN_NONE;
@@ -113,8 +127,13 @@ PyObject *pd_py_node(pd_node *n) {
     return (PyObject *)o;
 }
 
+static int node_traverse(PyObject *self, visitproc visit, void *arg) {
+    Py_VISIT(Py_TYPE(self));
+    return pd_py_visit_node(((pynode *)self)->n, &((pynode *)self)->pass, visit, arg);
+}
 static void node_dealloc(PyObject *self) {
     PyTypeObject *type = Py_TYPE(self);
+    PyObject_GC_UnTrack(self);
     pd_node_release(((pynode *)self)->n);
     type->tp_free(self);
     Py_DECREF(type);
@@ -143,10 +162,11 @@ static PyObject *node_compare(PyObject *a, PyObject *b, int op) {
 }
 static PyMethodDef node_methods[] = {{"name", node_name, METH_NOARGS, "name()\n\nThe op that was recorded."}, {0}};
 static PyGetSetDef node_getset[] = {{"next_functions", node_next, NULL, "((node or leaf, output), ...): where the inputs came from.", NULL}, {0}};
-static PyType_Slot node_slots[] = {{Py_tp_dealloc, node_dealloc}, {Py_tp_methods, node_methods}, {Py_tp_getset, node_getset}, {Py_tp_repr, node_repr},
+static PyType_Slot node_slots[] = {{Py_tp_dealloc, node_dealloc}, {Py_tp_traverse, node_traverse}, {Py_tp_methods, node_methods},
+                                   {Py_tp_getset, node_getset}, {Py_tp_repr, node_repr},
                                    {Py_tp_hash, node_hash}, {Py_tp_richcompare, node_compare}, {0}};
 static PyType_Spec node_spec = {.name = "pydist._C.Node", .basicsize = sizeof(pynode), .slots = node_slots,
-                                .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION};
+                                .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION};
 
 /* ---- backward ------------------------------------------------------------------------------------------------------------- */
 

@@ -53,6 +53,7 @@ typedef struct pd_pytensor {
     PyObject_HEAD
     pd_tensor *t; /* [strong], but borrowed while t->wrapper_owned */
     PyObject *dict, *weakrefs;
+    uint32_t pass; /* collect.c */
 } pd_pytensor;
 
 PyObject *pd_py_wrap(pd_tensor *t);      /* new reference; t is borrowed. NULL gives None. */
@@ -64,6 +65,11 @@ static inline pd_tensor *pd_py_tensor(PyObject *o) { return ((pd_pytensor *)o)->
 /* The tensor, or a TypeError naming op and argument. */
 pd_tensor *pd_py_expect_tensor(PyObject *o, const char *op, const char *arg);
 PyObject *pd_py_size(int ndim, const int64_t *size);
+
+/* ---- collect.c: what Python's cycle collector sees of tensors and nodes; for tp_traverse ---- */
+int pd_py_visit_wrapper(pd_pytensor *self, visitproc visit, void *arg);
+/* The reference that some Python object has on a node; `pass` is the object's own memory for this. */
+int pd_py_visit_node(pd_node *n, uint32_t *pass, visitproc visit, void *arg);
 
 /* ---- args.c: false with the exception set ---- */
 bool pd_py_number(PyObject *o, pd_scalar *out);   /* false without an exception where o is no number */
@@ -96,6 +102,9 @@ PyObject *pd_py_node(pd_node *n); /* None for NULL */
 /* A C closure that calls a Python function with one wrapped argument; takes a reference of its own. */
 pd_closure pd_py_closure(PyObject *fn, pd_status (*call)(void *ctx, void *arg));
 
+/* ---- function.c ---- */
+void pd_py_drop_function(void *ctx); /* of a node that Python's Function made */
+
 /* ---- numpy.c ---- */
 int pd_py_getbuffer(PyObject *self, Py_buffer *view, int flags);
 void pd_py_releasebuffer(PyObject *self, Py_buffer *view);
@@ -110,6 +119,8 @@ int pd_py_add_tensor(PyObject *module);
 int pd_py_add_ops(PyObject *module);
 int pd_py_add_create(PyObject *module);
 int pd_py_add_autograd(PyObject *module);
+int pd_py_add_function(PyObject *module);
+int pd_py_add_collect(PyObject *module);
 int pd_py_add_optim(PyObject *module);
 int pd_py_add_numpy(PyObject *module);
 int pd_py_add_storage(PyObject *module);

@@ -74,15 +74,14 @@ static void tensor_dealloc(PyObject *o) {
 }
 
 static int tensor_traverse(PyObject *o, visitproc visit, void *arg) {
-    pd_pytensor *self = (pd_pytensor *)o;
     Py_VISIT(Py_TYPE(o));
-    if (self->t && self->t->refs > 1) return 0; /* C holds the tensor, and with it what the wrapper carries */
-    Py_VISIT(self->dict);
-    return 0;
+    return pd_py_visit_wrapper((pd_pytensor *)o, visit, arg);
 }
 
 static int tensor_clear(PyObject *o) {
-    Py_CLEAR(((pd_pytensor *)o)->dict);
+    pd_pytensor *self = (pd_pytensor *)o;
+    Py_CLEAR(self->dict);
+    if (self->t && !self->t->wrapper_owned && self->t->refs == 1) pd_tensor_forget(self->t);
     return 0;
 }
 

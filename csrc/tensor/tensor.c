@@ -18,6 +18,7 @@ pd_status pd_tensor_shell(pd_tensor **out) {
     t->meta = NULL;
     t->wrapper = NULL;
     t->wrapper_owned = t->requires_grad = false;
+    t->seen.pass = 0;
     t->dtype = PD_F32;
     t->ndim = 0;
     t->offset = 0;

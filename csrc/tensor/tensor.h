@@ -15,6 +15,11 @@ typedef struct pd_version {
     atomic_uint count;
 } pd_version;
 
+/* Where the host's cycle collector has been (py/collect.c): in which pass, and how many references it met. */
+typedef struct pd_seen {
+    uint32_t pass, met;
+} pd_seen;
+
 typedef struct pd_tensor {
     atomic_int_fast64_t refs;
     pd_storage *storage;
@@ -25,6 +30,7 @@ typedef struct pd_tensor {
     bool wrapper_owned;       /* true: this tensor keeps the wrapper alive; false: the other way round */
     bool requires_grad;       /* a leaf that wants a gradient, or the result of a recorded op */
     int8_t dtype, ndim;
+    pd_seen seen;
     int64_t offset, numel;
     int64_t size[PD_MAX_DIMS], stride[PD_MAX_DIMS];
 } pd_tensor;

@@ -1,9 +1,10 @@
 """Gradients by hand: `backward` and `grad`."""
 
 from pydist import _C
+from pydist.autograd.function import Function
 from pydist._grad_mode import enable_grad, inference_mode, no_grad, set_grad_enabled
 
-__all__ = ["backward", "enable_grad", "grad", "inference_mode", "no_grad", "set_grad_enabled"]
+__all__ = ["Function", "backward", "enable_grad", "grad", "inference_mode", "no_grad", "set_grad_enabled"]
 
 
 def _tensors(value):

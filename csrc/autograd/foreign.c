@@ -1,0 +1,41 @@
+/* Nodes whose gradient a function of the host gives. */
+#include <stdio.h>
+
+#include "autograd/tape.h"
+#include "base/mem.h"
+
+typedef struct foreign {
+    pd_closure closure;
+    char name[64];
+} foreign;
+
+static void run(pd_vjp *v) {
+    foreign *f = v->node->extra;
+    v->status = f->closure.call(f->closure.ctx, v);
+}
+
+static void drop(pd_node *n) {
+    foreign *f = n->extra;
+    if (f) pd_closure_drop(&f->closure);
+    pd_free(f);
+}
+
+static const char *name_of(const pd_node *n) { return ((const foreign *)n->extra)->name; }
+
+static const pd_node_kind kind = {.name_of = name_of, .run = run, .drop = drop};
+
+pd_status pd_node_foreign(const char *name, pd_closure c, pd_tensor *const *in, int nin, int nout, int nsaved, pd_node **out) {
+    foreign *f;
+    pd_status status = pd_malloc(sizeof *f, "tape", &f);
+    if (!status && (status = pd_node_new(&kind, NULL, NULL, 0, in, nin, nout, nsaved, out))) pd_free(f);
+    if (status) {
+        pd_closure_drop(&c);
+        return pd_trail(__FILE__, __LINE__, status);
+    }
+    f->closure = c;
+    snprintf(f->name, sizeof f->name, "%s", name);
+    (*out)->extra = f;
+    return PD_OK;
+}
+
+const pd_closure *pd_node_closure(const pd_node *n) { return n->kind == &kind ? &((const foreign *)n->extra)->closure : NULL; }

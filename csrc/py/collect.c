@@ -1,0 +1,137 @@
+/* What Python's cycle collector sees of tensors and nodes.
+
+   The collector first takes away, from the count of every object that it looks at, the references that visits of these objects show:
+   what keeps a count is alive. Then it visits again, from there, and what is not reached is garbage. Tensors and nodes are no Python
+   objects, but lie between them:
+
+       wrapper -> tensor -> node -> node -> hook or ctx -> (Python) -> wrapper
+
+   so a visit of a wrapper goes on through C. In the first step (COUNT) it counts the references that it meets at each tensor and node. One
+   whose count is complete is held by visited objects alone: only then, hence once, its Python references are shown, and its own followed.
+   In the second step (FOLLOW) the walk goes through those again, and each shows its references to whoever is reached.
+
+   Which step it is, is read off the visit function: the first that a collection calls is that of the first step. While a backward
+   runs (maybe in another thread, without the GIL) nothing is shown: all stays alive until the next collection. */
+#include "py/py.h"
+
+typedef enum step { BLIND, COUNT, FOLLOW } step;
+
+typedef struct walk {
+    visitproc visit;
+    void *arg;
+    pd_node *todo;
+    step step;
+    int result; /* what a visit returned, unless 0: the visitor has seen enough */
+} walk;
+
+static bool collecting;                  /* between the collector's start and stop */
+static visitproc first_visit, last_visit; /* of any collection; of the last call */
+static uint32_t pass, counted;           /* the present pass; the last one of step one */
+#define COMPLETE UINT32_MAX
+
+/* `own` is the visited object's: in step one each is visited once, so the second time another pass has begun. */
+static step begin(uint32_t *own, visitproc visit) {
+    if (pd_hooks_running) return BLIND;
+    if (collecting && !first_visit) first_visit = visit;
+    if (!first_visit || (visit == first_visit && !collecting)) return BLIND;
+    if (visit != last_visit || !collecting || (visit == first_visit && *own == pass)) pass++;
+    last_visit = visit;
+    *own = pass;
+    if (visit != first_visit) return FOLLOW;
+    counted = pass;
+    return COUNT;
+}
+
+/* One more reference to something with `refs` of them: should the walk go on from it? */
+static bool meet(const walk *w, pd_seen *s, int64_t refs) {
+    if (w->result) return false;
+    bool fresh = s->pass != pass, complete = s->pass == counted && s->met == COMPLETE;
+    if (w->step == FOLLOW && collecting && !complete) return false; /* it showed nothing in step one, nor did what it alone holds */
+    s->pass = pass;
+    if (w->step == FOLLOW) return fresh;
+    s->met = fresh ? 1 : s->met + 1;
+    if (s->met != refs) return false;
+    s->met = COMPLETE;
+    return true;
+}
+
+static void show(walk *w, PyObject *o) {
+    if (o && !w->result) w->result = w->visit(o, w->arg);
+}
+
+static void show_closure(walk *w, const pd_closure *c) {
+    if (c && (c->drop == pd_py_drop || c->drop == pd_py_drop_function)) show(w, c->ctx);
+}
+
+static void show_hooks(walk *w, const pd_hook *h) {
+    for (; h; h = h->next) show_closure(w, &h->closure);
+}
+
+static void meet_node(walk *w, pd_node *n) {
+    if (!n || !meet(w, &n->seen, n->refs)) return;
+    n->next = w->todo;
+    w->todo = n;
+}
+
+static void meet_tensor(walk *w, pd_tensor *t) {
+    if (!t || !meet(w, &t->seen, t->refs)) return;
+    if (t->wrapper) show(w, t->wrapper_owned ? t->wrapper : ((pd_pytensor *)t->wrapper)->dict);
+    meet_tensor(w, t->base);
+    if (!t->meta) return;
+    meet_node(w, t->meta->grad_fn);
+    meet_tensor(w, t->meta->grad);
+    meet_tensor(w, t->meta->home);
+    show_hooks(w, t->meta->hooks);
+}
+
+static int finish(walk *w) {
+    for (pd_node *n; (n = w->todo);) {
+        w->todo = n->next;
+        show_hooks(w, n->hooks);
+        show_closure(w, pd_node_closure(n));
+        if (n->kind->inner) meet_node(w, n->kind->inner(n));
+        for (int i = 0; i < n->nin; i++) {
+            meet_node(w, n->edges[i].fn);
+            meet_tensor(w, n->edges[i].leaf);
+        }
+        for (int i = 0; i < n->nsaved; i++) meet_tensor(w, n->saved[i].t);
+    }
+    return w->result;
+}
+
+int pd_py_visit_wrapper(pd_pytensor *self, visitproc visit, void *arg) {
+    walk w = {.visit = visit, .arg = arg, .step = begin(&self->pass, visit)};
+    if (w.step == BLIND) return 0;
+    if (!self->t || self->t->wrapper_owned) show(&w, self->dict); /* else the tensor's to show: it may outlive the wrapper's other references */
+    else meet_tensor(&w, self->t);
+    return finish(&w);
+}
+
+int pd_py_visit_node(pd_node *n, uint32_t *own, visitproc visit, void *arg) {
+    walk w = {.visit = visit, .arg = arg, .step = begin(own, visit)};
+    if (w.step != BLIND) meet_node(&w, n);
+    return finish(&w);
+}
+
+/* gc.callbacks: told when a collection starts and stops. */
+static PyObject *told(PyObject *module, PyObject *args) {
+    const char *phase;
+    PyObject *info;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "sO", &phase, &info)) return NULL;
+    collecting = !strcmp(phase, "start");
+    last_visit = NULL;
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef told_method = {"_collecting", told, METH_VARARGS, "For gc.callbacks."};
+
+int pd_py_add_collect(PyObject *module) {
+    PyObject *gc = PyImport_ImportModule("gc"), *list = gc ? PyObject_GetAttrString(gc, "callbacks") : NULL;
+    PyObject *f = list ? PyCFunction_New(&told_method, module) : NULL;
+    int bad = f ? PyList_Append(list, f) : -1;
+    Py_XDECREF(f);
+    Py_XDECREF(list);
+    Py_XDECREF(gc);
+    return bad;
+}
