@@ -24,7 +24,15 @@ def ranks(name, *args):
 
 RANK_NEEDS = {"torch gloo": ("torch",), "OpenMPI (mpi4py)": ("mpi4py",)}
 TORCH_STEPS = {f"torch {kind}": program("mlp_step", "torch", kind) for kind in ("fused", "foreach", "default")}
+TORCH_CNN = {f"torch {kind}": program("cnn_step", "torch", kind) for kind in ("foreach", "default")}
 TORCH_ONLY = {peer: ("torch",) for peer in ("torch", *TORCH_STEPS)}
+
+# Multiplications and additions of a step's products and convolutions: forward, gradients of weights, and gradients of
+# inputs in all layers but the first.
+MLP_FLOPS = 2 * 64 * (2 * 784 * 128 + 3 * 128 * 10)
+CNN_FLOPS = 2 * 64 * (2 * 26 * 26 * 32 * 9 + 3 * (24 * 24 * 64 * 32 * 9 + 9216 * 128 + 128 * 10))
+# What a rank of two has to move: its half of both inputs read and the sum written, the other half copied.
+MIB_BYTES = 5 << 19
 
 CASES = [
     Case(
@@ -32,6 +40,14 @@ CASES = [
         "us",
         {"pydist": program("mlp_step", "pydist"), **TORCH_STEPS},
         TORCH_ONLY,
+        ("flops", MLP_FLOPS),
+    ),
+    Case(
+        "cnn: training step of the mnist example's network, batch 64, Adadelta",
+        "ms",
+        {"pydist": program("cnn_step", "pydist"), **TORCH_CNN},
+        TORCH_ONLY,
+        ("flops", CNN_FLOPS),
     ),
     Case("op_call: x.add(y) of 4 numbers", "ns", {p: program("op_call", p) for p in ("pydist", "torch")}, TORCH_ONLY),
     Case(
@@ -42,7 +58,7 @@ CASES = [
     ),
     Case("launch: two ranks, command to first all_reduce", "s", ranks("launch"), RANK_NEEDS),
     Case("all_reduce: 4 KiB, two ranks", "us", ranks("all_reduce", 1024, 2000), RANK_NEEDS),
-    Case("all_reduce: 1 MiB, two ranks", "us", ranks("all_reduce", 262144, 200), RANK_NEEDS),
+    Case("all_reduce: 1 MiB, two ranks", "us", ranks("all_reduce", 262144, 200), RANK_NEEDS, ("bytes", MIB_BYTES)),
 ]
 
 

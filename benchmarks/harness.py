@@ -21,10 +21,11 @@ def program(name, *args):
 
 
 class Case:
-    """`peers` maps names to commands, pydist's first; `needs` maps a peer to modules without which it is left out."""
+    """`peers` maps names to commands, pydist's first; `needs` maps a peer to modules without which it is left out; `work`
+    is the least that any program has to do, ("flops", n) or ("bytes", n), for the share of the machine's limit."""
 
-    def __init__(self, name, unit, peers, needs=None):
-        self.name, self.unit = name, unit
+    def __init__(self, name, unit, peers, needs=None, work=None):
+        self.name, self.unit, self.work = name, unit, work
         self.peers = {
             peer: command for peer, command in peers.items() if all(map(find_spec, (needs or {}).get(peer, ())))
         }
@@ -48,17 +49,22 @@ def measure(command):
 
 
 def run(case, rounds):
-    """Prints one line per peer: its best and median, and how many times pydist's best it is."""
+    """Prints one line per peer: its best and median, how many times pydist's best it is, and its share of the limit."""
     scale = {"s": 1, "ms": 1e3, "us": 1e6, "ns": 1e9}[case.unit]
-    samples, spins = {peer: [] for peer in case.peers}, []
+    samples, spins, limits = {peer: [] for peer in case.peers}, [], []
     for _ in range(rounds):
         for peer, command in case.peers.items():
             seconds, spin = measure(command)
             samples[peer].append(seconds * scale)
             spins.append(spin)
+        if case.work:
+            limits.append(measure(program("limit", *case.work))[0] * scale)
     ours = min(next(iter(samples.values())))
     print(f"{case.name}  (probe: worst {max(spins) / min(spins):.2f} times the best)")
     for peer, values in samples.items():
         best = min(values)
-        print(f"  {peer:24} {best:10.3f} {case.unit}  median {statistics.median(values):10.3f}  {best / ours:8.2f}x")
+        line = f"  {peer:24} {best:10.3f} {case.unit}  median {statistics.median(values):10.3f}  {best / ours:8.2f}x"
+        print(line + (f"  {min(limits) / best:6.1%} of the limit" if limits else ""))
+    if limits:
+        print(f"  {'limit':24} {min(limits):10.3f} {case.unit}  {case.work[1] / 1e6:.3g} million {case.work[0]}")
     sys.stdout.flush()
