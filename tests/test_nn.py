@@ -202,7 +202,112 @@ def test_modules_copy():
     assert net[0].scale.tolist() == [1, 1, 1]
 
 
+@pytest.mark.parametrize("with_kwargs", [False, True])
+def test_always_called_hooks(with_kwargs):
+    seen = []
+    net = nn.Linear(2, 2)
+    hook = (lambda m, args, kw, out: seen.append(out)) if with_kwargs else (lambda m, args, out: seen.append(out))
+    net.register_forward_hook(hook, always_call=True, with_kwargs=with_kwargs)
+    net(pydist.ones(1, 2))
+    with pytest.raises(pydist.ShapeError):
+        net(pydist.ones(1, 3))
+    assert len(seen) == 2 and seen[1] is None
+    net.register_forward_hook(lambda m, args, out: 1 / 0, always_call=True)
+    with pytest.raises(ZeroDivisionError):
+        net(pydist.ones(1, 2))
+    with pytest.warns(UserWarning, match="silenced as another error was raised in forward: division by zero"):
+        with pytest.raises(pydist.ShapeError):
+            net(pydist.ones(1, 3))
+
+
+def test_pre_hook_must_return_pairs():
+    net = nn.ReLU()
+    net.register_forward_pre_hook(lambda m, args, kw: args, with_kwargs=True)
+    with pytest.raises(RuntimeError, match="forward pre-hook must return None or a tuple"):
+        net(pydist.ones(1))
+
+
+def test_more_of_the_tree():
+    net = nn.Sequential(Block(), mlp())
+    net.set_submodule("0.linear", nn.Identity())
+    assert type(net[0].linear) is nn.Identity
+    with pytest.raises(AttributeError, match="has no attribute 'x'"):
+        net.set_submodule("0.x", nn.Identity())
+    with pytest.raises(ValueError, match="without a target"):
+        net.set_submodule("", nn.Identity())
+    assert len(list(nn.Sequential(net, net).modules(remove_duplicate=False))) == 2 * len(list(net.modules())) + 1
+    block = Block()
+    block.register_buffer("count", pydist.tensor(1))
+    assert block.type(pydist.float64).count.dtype == pydist.float64 == block.scale.dtype
+    before = block.scale.data_ptr()
+    assert block.to_empty(device="cpu") is block and block.scale.data_ptr() != before
+
+
 # State.
+
+
+def test_state_hooks():
+    net, calls = nn.Sequential(Block(), nn.ReLU()), []
+    before = net[0].register_state_dict_pre_hook(lambda m, prefix, keep: calls.append((prefix, keep)))
+    after = net.register_state_dict_post_hook(lambda m, state, prefix, meta: state.__delitem__("0.scale"))
+    state = net.state_dict()
+    assert calls == [("0.", False)] and "0.scale" not in state and "0.seen" in state
+    before.remove()
+    after.remove()
+
+    def rename(m, state, prefix, meta, strict, missing, unexpected, errors):
+        state[prefix + "scale"] = state.pop(prefix + "factor")
+
+    state = net.state_dict()
+    state["0.factor"] = state.pop("0.scale")
+    with net[0].register_load_state_dict_pre_hook(rename):
+        assert not net.load_state_dict(state).missing_keys
+    assert "0.factor" in state  # the caller's dictionary stays as it is
+
+    def forgive(m, keys):
+        keys.missing_keys.clear()
+        keys.unexpected_keys.clear()
+
+    with net.register_load_state_dict_post_hook(forgive):
+        net.load_state_dict(state)
+    with net.register_load_state_dict_post_hook(lambda m, keys: 1), pytest.raises(AssertionError, match="inplace"):
+        net.load_state_dict(state, strict=False)
+    with net.register_state_dict_post_hook(lambda m, state, prefix, meta: state):
+        with pytest.raises(RuntimeError, match="must return None"):
+            net.state_dict()
+
+
+def test_extra_state():
+    class Counting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.calls = 0
+
+        def get_extra_state(self):
+            return {"calls": self.calls}
+
+        def set_extra_state(self, state):
+            self.calls = state["calls"]
+
+    a, b = nn.Sequential(Counting()), nn.Sequential(Counting())
+    a[0].calls = 5
+    assert list(a.state_dict()) == ["0._extra_state"]
+    b.load_state_dict(a.state_dict())
+    assert b[0].calls == 5
+    with pytest.raises(RuntimeError, match='Missing key.*"0._extra_state"'):
+        b.load_state_dict({})
+    with pytest.raises(RuntimeError, match='Unexpected key.*"0._extra_state"'):
+        nn.Sequential(nn.ReLU()).load_state_dict(a.state_dict())
+
+
+def test_batch_norm_takes_old_states():
+    state = nn.BatchNorm1d(3).state_dict()
+    del state["num_batches_tracked"]
+    norm = nn.BatchNorm1d(3)
+    with pytest.raises(RuntimeError, match="num_batches_tracked"):
+        norm.load_state_dict(state)
+    del state._metadata
+    norm.load_state_dict(state)
 
 
 def test_state_round_trip():
@@ -261,6 +366,78 @@ def test_sequential():
     assert list(named.state_dict()) == ["a.weight", "a.bias"]
 
 
+def test_sequential_arithmetic():
+    net = mlp()
+    assert [type(m).__name__ for m in net + nn.Sequential(nn.ReLU())] == ["Linear", "ReLU", "Linear", "ReLU"]
+    assert len(net * 2) == len(2 * net) == 6 and (net * 2)[3] is net[0]
+    net *= 2
+    assert list(net._modules) == list("012345") and type(net.pop(1)) is nn.ReLU and len(net) == 5
+    net += [nn.ReLU()]
+    assert len(net) == 6
+    for wrong in (lambda: net + [1], lambda: net * 1.5, lambda: net.insert(0, 3)):
+        with pytest.raises(TypeError):
+            wrong()
+    with pytest.raises(ValueError, match="Non-positive"):
+        net * 0
+    with pytest.raises(IndexError, match="Index out of range: 9"):
+        net.insert(9, nn.ReLU())
+
+
+@pytest.mark.parametrize("kind", ["ModuleDict", "ParameterDict"])
+def test_named_containers(kind):
+    def value():
+        return nn.Linear(2, 2) if kind == "ModuleDict" else nn.Parameter(pydist.ones(2))
+
+    first, second, third = value(), value(), value()
+    box = getattr(nn, kind)({"b": first})
+    box["a"] = second
+    box.update([("c", third)])
+    assert list(box) == list(box.keys()) == ["b", "a", "c"] and len(box) == 3 and "a" in box and "x" not in box
+    assert box["a"] is second and box.get("x") is None and box.get("c") is third and list(box.values())[0] is first
+    assert dict(box.items())["c"] is third
+    found = list(box.children() if kind == "ModuleDict" else box.parameters())
+    assert len(found) == 3 and found[0] is first
+    assert box.pop("a") is second and list(box) == ["b", "c"]
+    del box["b"]
+    with pytest.raises(KeyError):
+        box["b"]
+    box.update(box)
+    box.clear()
+    assert not len(box) and not list(box.parameters())
+    with pytest.raises(TypeError, match=f"{kind}.update should be called with an iterable"):
+        box.update(3)
+    with pytest.raises(ValueError, match="has length 3; 2 is required"):
+        box.update([("a", first, 3)])
+    with pytest.raises(TypeError, match="#0 should be Iterable"):
+        box.update([3])
+    with pytest.raises(TypeError):
+        box[3] = value()
+
+
+def test_parameter_list_and_dict():
+    params = nn.ParameterList([pydist.ones(2), "text"])
+    params += [nn.Parameter(pydist.zeros(1), requires_grad=False)]
+    assert type(params[0]) is nn.Parameter and params[1] == "text" and len(params) == 3
+    assert list(params.state_dict()) == ["0", "2"] and len(params[1:]) == 2 and params[-1] is params[2]
+    params[0] = pydist.zeros(3)
+    assert params[0].shape == (3,) and [type(p).__name__ for p in params] == ["Parameter", "str", "Parameter"]
+    with pytest.raises(IndexError, match="index 3 is out of range"):
+        params[3]
+    with pytest.raises(TypeError, match="iterable"):
+        params.extend(pydist.ones(2))
+    with pytest.raises(RuntimeError, match="should not be called"):
+        params(1)
+    box = nn.ParameterDict({"a": pydist.ones(1)})
+    both = box | {"b": pydist.zeros(2)}
+    assert list(both) == ["a", "b"] and both["a"] is box["a"] and list(box) == ["a"]
+    box |= {"c": 5}
+    assert box["c"] == 5 and box.setdefault("c", 6) == 5 and box.setdefault("d").__class__ is type(None)
+    assert box.popitem() == ("d", None) and list(reversed(box)) == ["c", "a"]
+    assert list(box.fromkeys(["x"], pydist.ones(1))) == ["x"] and list(copy.deepcopy(box)) == ["a", "c"]
+    with pytest.raises(RuntimeError, match="should not be called"):
+        box(1)
+
+
 def test_module_list():
     layers = nn.ModuleList([nn.Linear(2, 2)])
     layers += [nn.ReLU()]
@@ -299,13 +476,18 @@ LAYERS = [
     "NLLLoss()",
     "Sequential()",
     "ModuleList()",
+    "ModuleDict({'a': N.ReLU(), 'b': N.Linear(1, 2)})",
+    "ParameterList([L.ones(2, 3), L.zeros(()), 4])",
+    "ParameterDict({'a': L.ones(2, 3), 'b': 'text'})",
+    "ParameterDict([('a', L.ones(2)), ('b', L.zeros(1).double())])",
+    "Sequential(N.ParameterList([L.ones(1)]), N.ModuleDict())",
 ]
 
 
 @pytest.mark.parametrize("text", LAYERS)
 def test_repr_and_state_parity(torch, text):
-    ours, theirs = eval(f"nn.{text}"), eval(f"torch.nn.{text}")
-    assert repr(ours) == repr(theirs)
+    ours, theirs = (eval(f"N.{text}", {"N": lib.nn, "L": lib}) for lib in (pydist, torch))
+    assert repr(ours) == repr(theirs).replace("torch.", "pydist.")
     assert {k: tuple(v.shape) for k, v in ours.state_dict().items()} == {
         k: tuple(v.shape) for k, v in theirs.state_dict().items()
     }
@@ -470,3 +652,76 @@ def test_constants_and_fans():
         nn.init.calculate_gain("swish")
     with pytest.raises(ValueError, match="Mode fan not supported"):
         nn.init.kaiming_uniform_(t, mode="fan")
+
+
+# Backward hooks.
+
+
+@pytest.mark.parametrize("change", [False, True])
+def test_backward_hook_parity(torch, change):
+    """Calls, their order, their gradients and what the hooks change are torch's."""
+
+    def record(lib, from_list):
+        class Two(lib.nn.Module):
+            def forward(self, x, y, power):
+                return x * y, y**power
+
+        net, log = Two(), []
+
+        def values(grads):
+            return [None if g is None else [round(v, 6) for v in g.tolist()] for g in grads]
+
+        def pre(module, grad_output):
+            log.append(("pre", values(grad_output)))
+            return tuple(None if g is None else g * 2 for g in grad_output) if change else None
+
+        def hook(module, grad_input, grad_output):
+            log.append(("hook", values(grad_input), values(grad_output)))
+            return tuple(None if g is None else g + 1 for g in grad_input) if change else None
+
+        net.register_full_backward_pre_hook(pre)
+        handle = net.register_full_backward_hook(hook)
+        x, y = from_list([1.0, 2.0]).requires_grad_(), from_list([3.0, 4.0]).requires_grad_()
+        a, b = net(x, y, 2)
+        (a.sum() + 3 * b.sum()).backward()
+        log.append((x.grad.tolist(), y.grad.tolist()))
+        x.grad = None
+        a, b = net(x, from_list([3.0, 4.0]), 2)  # one input without a gradient
+        a.sum().backward()
+        log.append(x.grad.tolist())
+        handle.remove()
+        net(x, y, 2)[0].sum().backward()
+        log.append(x.grad.tolist())
+        return log
+
+    assert record(pydist, pydist.tensor) == record(torch, torch.tensor)
+
+
+def test_backward_hooks_of_the_first_layer():
+    """Inputs that need no gradient: the hook comes with the outputs' gradients."""
+    layer, seen = nn.Linear(2, 3), []
+    layer.register_full_backward_hook(lambda m, gi, go: seen.append((gi, go[0].tolist())))
+    layer(pydist.ones(1, 2)).sum().backward()
+    assert seen == [((None,), [[1, 1, 1]])] and layer.weight.grad.tolist() == [[1, 1]] * 3
+    with pydist.no_grad():
+        layer(pydist.ones(1, 2))
+    assert len(seen) == 1
+
+
+def test_bad_backward_hooks():
+    x = pydist.ones(2, requires_grad=True)
+    net = nn.ReLU()
+    with net.register_full_backward_hook(lambda m, gi, go: (gi[0], gi[0])):
+        with pytest.raises(RuntimeError, match="invalid number of grad, got 2, but expected 1"):
+            net(x).sum().backward()
+    with net.register_full_backward_pre_hook(lambda m, go: 1 / 0), pytest.raises(ZeroDivisionError):
+        net(x).sum().backward()
+
+    class Named(nn.Module):
+        def forward(self, x):
+            return {"y": x}
+
+    net = Named()
+    net.register_full_backward_hook(lambda m, gi, go: None)
+    with pytest.warns(UserWarning, match="module output should be a Tensor or a tuple of Tensors"):
+        net(x)

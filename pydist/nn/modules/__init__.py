@@ -1,6 +1,6 @@
 from pydist.nn.modules.activation import LogSoftmax, ReLU, Softmax
 from pydist.nn.modules.batchnorm import BatchNorm1d, BatchNorm2d
-from pydist.nn.modules.container import ModuleList, Sequential
+from pydist.nn.modules.container import ModuleDict, ModuleList, ParameterDict, ParameterList, Sequential
 from pydist.nn.modules.conv import Conv2d
 from pydist.nn.modules.dropout import Dropout
 from pydist.nn.modules.flatten import Flatten
@@ -19,8 +19,11 @@ __all__ = [
     "Linear",
     "LogSoftmax",
     "Module",
+    "ModuleDict",
     "ModuleList",
     "NLLLoss",
+    "ParameterDict",
+    "ParameterList",
     "ReLU",
     "Sequential",
     "Softmax",

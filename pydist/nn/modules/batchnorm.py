@@ -59,6 +59,13 @@ class _BatchNorm(Module):
         if self.bias is not None:
             init.zeros_(self.bias)
 
+    def _load_from_state_dict(self, state_dict, prefix, local_metadata, *rest):
+        # version 1 had no num_batches_tracked
+        old = (local_metadata.get("version") or 1) < 2
+        if old and self.track_running_stats and prefix + "num_batches_tracked" not in state_dict:
+            state_dict[prefix + "num_batches_tracked"] = _C.tensor(0, dtype=_C.int64)
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *rest)
+
     def _check_input_dim(self, input):
         if input.dim() not in self._dims:
             wanted = " or ".join(f"{n}D" for n in self._dims)

@@ -2,11 +2,27 @@
 
 from collections import OrderedDict, namedtuple
 from collections.abc import Mapping
+from warnings import warn
 
 from pydist import _C
 from pydist._grad_mode import no_grad
+from pydist.nn.modules._backward import BackwardHooks
 from pydist.nn.parameter import Parameter
 from pydist.utils.hooks import RemovableHandle
+
+
+# Hooks by the moment at which they run. Those of calls hold (hook, options), the others hooks.
+_HOOKS = (
+    "_forward_pre_hooks",
+    "_forward_hooks",
+    "_backward_pre_hooks",
+    "_backward_hooks",
+    "_state_dict_pre_hooks",
+    "_state_dict_hooks",
+    "_load_state_dict_pre_hooks",
+    "_load_state_dict_post_hooks",
+)
+_EXTRA_STATE = "_extra_state"
 
 
 class _IncompatibleKeys(namedtuple("IncompatibleKeys", ("missing_keys", "unexpected_keys"))):
@@ -51,8 +67,7 @@ class Module:
             _buffers={},
             _non_persistent_buffers_set=set(),
             _modules={},
-            _forward_pre_hooks=OrderedDict(),
-            _forward_hooks=OrderedDict(),
+            **{register: OrderedDict() for register in _HOOKS},
         )
 
     # Calling.
@@ -61,35 +76,77 @@ class Module:
         raise NotImplementedError(f'Module [{type(self).__name__}] is missing the required "forward" function')
 
     def __call__(self, *args, **kwargs):
-        if self._forward_pre_hooks or self._forward_hooks:
+        if self._forward_pre_hooks or self._forward_hooks or self._backward_hooks or self._backward_pre_hooks:
             return self._call_with_hooks(args, kwargs)
         return self.forward(*args, **kwargs)
 
     def _call_with_hooks(self, args, kwargs):
+        pending = list(self._forward_hooks.values())
+        result = backward = None
+        try:
+            args, kwargs = self._run_pre_hooks(args, kwargs)
+            if self._backward_hooks or self._backward_pre_hooks:
+                hooks = self._backward_hooks.values(), self._backward_pre_hooks.values()
+                backward = BackwardHooks(self, *map(list, hooks))
+                args = backward.watch_inputs(args)
+            result = self.forward(*args, **kwargs)
+            while pending:
+                result = self._run_forward_hook(pending.pop(0), args, kwargs, result)
+            return result if backward is None else backward.watch_outputs(result)
+        except Exception:
+            for hook, with_kwargs, always in pending:
+                if always:
+                    try:
+                        result = self._run_forward_hook((hook, with_kwargs, always), args, kwargs, result)
+                    except Exception as error:
+                        text = "module forward hook with `always_call=True` raised an exception that was silenced as "
+                        warn(f"{text}another error was raised in forward: {error}", stacklevel=3)
+            raise
+
+    def _run_pre_hooks(self, args, kwargs):
         for hook, with_kwargs in list(self._forward_pre_hooks.values()):
             changed = hook(self, args, kwargs) if with_kwargs else hook(self, args)
             if changed is None:
                 continue
-            if with_kwargs:
+            if not with_kwargs:
+                args = changed if isinstance(changed, tuple) else (changed,)
+            elif isinstance(changed, tuple) and len(changed) == 2:
                 args, kwargs = changed
             else:
-                args = changed if isinstance(changed, tuple) else (changed,)
-        result = self.forward(*args, **kwargs)
-        for hook, with_kwargs in list(self._forward_hooks.values()):
-            changed = hook(self, args, kwargs, result) if with_kwargs else hook(self, args, result)
-            if changed is not None:
-                result = changed
-        return result
+                raise RuntimeError(
+                    f"forward pre-hook must return None or a tuple of (new_args, new_kwargs), but got {changed}."
+                )
+        return args, kwargs
+
+    def _run_forward_hook(self, entry, args, kwargs, result):
+        hook, with_kwargs, _ = entry
+        changed = hook(self, args, kwargs, result) if with_kwargs else hook(self, args, result)
+        return result if changed is None else changed
 
     def register_forward_pre_hook(self, hook, *, prepend=False, with_kwargs=False):
         """`hook(module, args)` runs before forward and may return new args; with_kwargs: `hook(module, args, kwargs)`
         and it may return `(args, kwargs)`. Returns a handle with `remove()`."""
         return RemovableHandle(self._forward_pre_hooks, (hook, with_kwargs), prepend=prepend)
 
-    def register_forward_hook(self, hook, *, prepend=False, with_kwargs=False):
+    def register_forward_hook(self, hook, *, prepend=False, with_kwargs=False, always_call=False):
         """`hook(module, args, output)` (with_kwargs: `hook(module, args, kwargs, output)`) runs after forward and may
-        return another output. Returns a handle with `remove()`."""
-        return RemovableHandle(self._forward_hooks, (hook, with_kwargs), prepend=prepend)
+        return another output; with always_call also (output None) where the call raises. Returns a handle with
+        `remove()`."""
+        return RemovableHandle(self._forward_hooks, (hook, with_kwargs, always_call), prepend=prepend)
+
+    def register_full_backward_pre_hook(self, hook, prepend=False):
+        """`hook(module, grad_output)` runs when the gradients of the outputs (a tuple) are there and may return
+        others. Returns a handle with `remove()`."""
+        return RemovableHandle(self._backward_pre_hooks, hook, prepend=prepend)
+
+    def register_full_backward_hook(self, hook, prepend=False):
+        """`hook(module, grad_input, grad_output)` runs when the gradients of the inputs are there (tuples, None for what
+        is no tensor or needs none) and may return other gradients of the inputs. Returns a handle with `remove()`.
+
+        Inputs and outputs pass through a view, so the module may not change them in place."""
+        return RemovableHandle(self._backward_hooks, hook, prepend=prepend)
+
+    register_backward_hook = register_full_backward_hook
 
     # Registration.
 
@@ -244,8 +301,8 @@ class Module:
     def children(self):
         return (module for _, module in self.named_children())
 
-    def modules(self):
-        return (module for _, module in self.named_modules())
+    def modules(self, remove_duplicate=True):
+        return (module for _, module in self.named_modules(remove_duplicate=remove_duplicate))
 
     def _get_along(self, path):
         module = self
@@ -265,6 +322,14 @@ class Module:
         if not wanted(value, name):
             raise AttributeError(f"`{name}` is not {kind}")
         return value
+
+    def set_submodule(self, target, module):
+        """Puts a module in the place of the one at a dotted path; raises AttributeError where there is none."""
+        if not target:
+            raise ValueError("Cannot set the submodule without a target name!")
+        self._get_along(target)
+        path, _, name = target.rpartition(".")
+        setattr(self._get_along(path), name, module)
 
     def get_parameter(self, target):
         return self._get_member(target, "an nn.Parameter", lambda value, _: isinstance(value, Parameter))
@@ -302,10 +367,11 @@ class Module:
     def zero_grad(self, set_to_none=True):
         _C.zero_grads(list(self.parameters()), set_to_none)
 
-    def _apply(self, fn):
+    def _apply(self, fn, recurse=True):
         """Replaces the data of every parameter, gradient and buffer by fn of it."""
-        for module in self.children():
-            module._apply(fn)
+        if recurse:
+            for module in self.children():
+                module._apply(fn)
         with no_grad():
             for param in self._parameters.values():
                 if param is not None:
@@ -357,8 +423,16 @@ class Module:
     def bfloat16(self):
         return self.to(_C.bfloat16)
 
+    def type(self, dst_type):
+        """Converts all parameters and buffers, those of integers too, to a dtype. Returns self."""
+        return self._apply(lambda tensor: tensor.to(dst_type))
+
     def cpu(self):
         return self.to("cpu")
+
+    def to_empty(self, *, device, recurse=True):
+        """Gives all parameters and buffers new memory on a device, without copying. Returns self."""
+        return self._apply(lambda tensor: _C.empty_like(tensor).to(device), recurse)
 
     # State.
 
@@ -367,18 +441,55 @@ class Module:
         for name, value in {**self._parameters, **buffers}.items():
             if value is not None:
                 destination[prefix + name] = value if keep_vars else value.detach()
+        if type(self).get_extra_state is not Module.get_extra_state:
+            destination[prefix + _EXTRA_STATE] = self.get_extra_state()
+
+    def get_extra_state(self):
+        """Whatever else state_dict() keeps, under the name "_extra_state"; subclasses define this and
+        `set_extra_state`."""
+        raise RuntimeError(f"{type(self).__name__} defines no get_extra_state()")
+
+    def set_extra_state(self, state):
+        """Takes what `get_extra_state` returned."""
+        raise RuntimeError(f"{type(self).__name__} defines no set_extra_state()")
 
     def state_dict(self, *, destination=None, prefix="", keep_vars=False):
         """An ordered dictionary from names to parameters and persistent buffers, sharing their storage."""
         if destination is None:
             destination = OrderedDict()
             destination._metadata = OrderedDict()
-        destination._metadata[prefix[:-1]] = {"version": self._version}
+        metadata = {"version": self._version}
+        if hasattr(destination, "_metadata"):
+            destination._metadata[prefix[:-1]] = metadata
+        for hook in self._state_dict_pre_hooks.values():
+            hook(self, prefix, keep_vars)
         self._save_to_state_dict(destination, prefix, keep_vars)
         for name, module in self._modules.items():
             if module is not None:
                 module.state_dict(destination=destination, prefix=f"{prefix}{name}.", keep_vars=keep_vars)
+        for hook in self._state_dict_hooks.values():
+            if hook(self, destination, prefix, metadata) is not None:
+                raise RuntimeError("state_dict post-hook must return None")
         return destination
+
+    def register_state_dict_pre_hook(self, hook):
+        """`hook(module, prefix, keep_vars)` runs before state_dict() collects. Returns a handle with `remove()`."""
+        return RemovableHandle(self._state_dict_pre_hooks, hook)
+
+    def register_state_dict_post_hook(self, hook):
+        """`hook(module, state_dict, prefix, local_metadata)` may change the dictionary in place, this module's entries
+        and those below it. Returns a handle with `remove()`."""
+        return RemovableHandle(self._state_dict_hooks, hook)
+
+    def register_load_state_dict_pre_hook(self, hook):
+        """`hook(module, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)` runs
+        before this module's entries are taken. Returns a handle with `remove()`."""
+        return RemovableHandle(self._load_state_dict_pre_hooks, hook)
+
+    def register_load_state_dict_post_hook(self, hook):
+        """`hook(module, incompatible_keys)` runs after this module and those below it have loaded and may change the
+        lists missing_keys and unexpected_keys in place. Returns a handle with `remove()`."""
+        return RemovableHandle(self._load_state_dict_post_hooks, hook)
 
     def _load_one(self, name, key, old, new, assign, errors):
         if not isinstance(new, _C.Tensor):
@@ -400,6 +511,8 @@ class Module:
 
     def _load_from_state_dict(self, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, errors):
         """Takes this module's own entries, not its children's. Layers that changed their format override this."""
+        for hook in self._load_state_dict_pre_hooks.values():
+            hook(self, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, errors)
         buffers = {k: v for k, v in self._buffers.items() if k not in self._non_persistent_buffers_set}
         own = {k: v for k, v in {**self._parameters, **buffers}.items() if v is not None}
         assign = local_metadata.get("assign_to_params_buffers", False)
@@ -409,9 +522,17 @@ class Module:
                 self._load_one(name, key, old, state_dict[key], assign, errors)
             elif strict:
                 missing_keys.append(key)
+        extra = prefix + _EXTRA_STATE
+        if type(self).set_extra_state is not Module.set_extra_state:
+            if extra in state_dict:
+                self.set_extra_state(state_dict[extra])
+            elif strict:
+                missing_keys.append(extra)
+        elif strict and extra in state_dict:
+            unexpected_keys.append(extra)
         if strict:
             for key in state_dict:
-                if key.startswith(prefix):
+                if key.startswith(prefix) and key != extra:
                     name, _, rest = key[len(prefix) :].partition(".")
                     if name not in (self._modules if rest else own):
                         unexpected_keys.append(key)
@@ -434,6 +555,13 @@ class Module:
                 if child is not None:
                     below = f"{prefix}{name}."
                     load(child, {k: v for k, v in state.items() if k.startswith(below)}, below)
+            keys = _IncompatibleKeys(missing, unexpected)
+            for hook in module._load_state_dict_post_hooks.values():
+                if hook(module, keys) is not None:
+                    raise AssertionError(
+                        "Hooks registered with ``register_load_state_dict_post_hook`` are not expected to return new "
+                        "values, if incompatible_keys need to be modified, it should be done inplace."
+                    )
 
         load(self, OrderedDict(state_dict), "")
         if strict:
