@@ -14,6 +14,8 @@ import pytest
 
 import pydist
 from pydist import run
+from pydist._launch import options, stream, traces, worker
+from pydist._launch.report import Report
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(pydist.__file__)))
 
@@ -140,12 +142,19 @@ def test_nproc_auto(script):
 
 
 @pytest.mark.parametrize("args, message", [
-    (["--nnodes=2", "x.py"], "several hosts come with tcp; not in this version"),
-    (["--node-rank", "1", "x.py"], "several hosts come with tcp"),
-    (["--rdzv-backend=c10d", "x.py"], "unknown option --rdzv-backend=c10d"),
+    (["--nnodes=2", "x.py"], "--nnodes 2 needs --node-rank, the number of this host (0 to 1)"),
+    (["--nnodes=2", "--node-rank=0", __file__], "several hosts need --master-addr"),
+    (["--nnodes=2:1", "x.py"], "--nnodes: '1' (expected a number from 2 to 4096)"),
+    (["--nnodes=two", "x.py"], "--nnodes: 'two' (expected a number from 1 to 4096)"),
+    (["--nnodes=2", "--standalone", "x.py"], "--standalone and --nnodes exclude each other"),
+    (["--node-rank", "1", "x.py"], "--node-rank: '1' (expected a number from 0 to 0)"),
+    (["--nnodes=64", "--node-rank=0", "--nproc-per-node=100", "x.py"], "100 ranks on each of 64 hosts (expected at most"),
+    (["--rdzv-backend=etcd", "x.py"], "--rdzv-backend: 'etcd' (expected static or c10d)"),
+    (["--rdzv-endpoint=host:port", "x.py"], "--master-port: 'port' (expected a number"),
+    (["--max-restarts", "3", "x.py"], "--max-restarts: '3' (expected 0: this version does not restart)"),
     (["-x", "x.py"], "unknown option -x"),
     (["--nproc-per-node", "0", "x.py"], "--nproc-per-node: '0' (expected"),
-    (["--nproc-per-node", "gpu", __file__], "--nproc-per-node: 'gpu' (expected a number from 1 to 4096)"),
+    (["--nproc-per-node", "gpu", __file__], "--nproc-per-node: 'gpu' needs a GPU build (expected a number, auto or cpu)"),
     (["--nproc-per-node"], "--nproc-per-node needs a value"),
     (["--master-port=0x50", __file__], "--master-port: '0x50' (expected a number"),
     (["--standalone=yes", __file__], "--standalone takes no value"),
@@ -159,10 +168,28 @@ def test_usage_errors(args, message, capfd):
     assert out == "" and err.count("\n") == 1 and err.startswith("pydist.run: ") and message in err
 
 
+@pytest.mark.parametrize("words, expected", [
+    ("", {"local": 1, "hosts": 1, "host": 0, "address": "127.0.0.1", "port": 0, "world": 1, "first": 0}),
+    ("--standalone --nproc_per_node=3 --nnodes 1:1", {"local": 3, "world": 3, "hosts": 1}),
+    ("--nnodes=2 --node_rank=1 --nproc-per-node 2 --master_addr=a --master_port=7",
+     {"world": 4, "first": 2, "address": "a", "port": 7}),
+    ("--nnodes=1:3 --node-rank 2 --master-addr a", {"hosts": 3, "first": 2, "port": options.PORT}),
+    ("--rdzv-backend c10d --rdzv_endpoint=b:9 --rdzv-id=job7 --rdzv-conf=timeout=9 --max-restarts=0 --role=trainer",
+     {"address": "b", "port": 9, "run_id": "job7", "role": "trainer"}),
+    ("--rdzv-endpoint=localhost --use-env --monitor-interval=5 --start-method=spawn --local-addr=x",
+     {"address": "localhost", "port": 0}),
+    ("--insecure", {"insecure": True}),
+])
+def test_plans(words, expected):
+    plan = options.plan_from(*options.parse([*words.split(), __file__, "--nnodes=9"]))
+    assert plan.command == (__file__, "--nnodes=9") and plan.run_id
+    assert {name: getattr(plan, name) for name in expected} == expected
+
+
 def test_help(capfd):
     assert run.main(["--help"]) == 0
     out = capfd.readouterr().out
-    assert all(f"--{name}" in out for name, *_ in run.OPTIONS)
+    assert all(f"--{name}" in out for name, *_ in options.OPTIONS)
 
 
 def test_program_that_cannot_start(tmp_path):
@@ -199,7 +226,7 @@ def test_huge_output_and_long_lines(script):
     assert (code, err) == (0, b"")
     assert lines.count(b"[0] " + b"x" * 99) == lines.count(b"[1] " + b"x" * 99) == 100000
     long = [line for line in lines if line.startswith(b"[1] y")]
-    assert sum(len(line) - 4 for line in long) == 3 << 20 and max(map(len, long)) < run.LINE_MAX + (1 << 17)
+    assert sum(len(line) - 4 for line in long) == 3 << 20 and max(map(len, long)) < stream.LINE_MAX + (1 << 17)
 
 
 def test_one_rank_is_byte_exact(script):
@@ -506,29 +533,29 @@ TRACE = 'Traceback (most recent call last):\n  File "/a/train.py", line 3, in st
 @pytest.mark.parametrize("raised, root", [
     ((1, TRACE.format("ValueError: bad")), "rank 1 (pid 11) raised ValueError: bad"),
     ((2, TRACE.format("pydist.distributed.PeerFailed: rank 0")), "rank 0 (pid 10) exited with code 3"),
+    ((7, TRACE.format("ValueError: bad")), "rank 7 (on another host) raised ValueError: bad"),
     (None, "rank 0 (pid 10) exited with code 3"),
 ])
 def test_first_raised_comes_from_the_server(raised, root):
-    job = run.Job({}, [], 3)
     said = []
-    job.say = said.append
-    job.workers = [run.Worker(rank, 10 + rank, None, run.Stream(rank, None, None, b"", True)) for rank in range(3)]
-    job.failed = [job.workers[0]]
-    job.workers[0].code, job.workers[0].cause = 3, "exited with code 3"
-    job.server = Server(raised)
-    job.judge()
-    os.close(job.devnull)
+    report = Report(options.Plan(local=3), said.append)
+    for rank in range(3):
+        report.workers.append(worker.Worker(rank, 10 + rank, None, stream.Stream(rank, None, None, b"", True)))
+    report.failed = [report.workers[0]]
+    report.workers[0].code, report.workers[0].cause = 3, "exited with code 3"
+    report.server = Server(raised)
+    report.judge()
     assert said[0] == "pydist.run: " + root and len(said) <= 2
 
 
 def test_tracebacks_as_text():
     chained = "\nDuring handling of the above exception, another exception occurred:\n\n".join(
         [TRACE.format("KeyError: 'x'"), TRACE.format("pydist.PeerFailed: rank 1\nmore")])
-    assert run.exceptions(chained) == ["KeyError: 'x'", "pydist.PeerFailed: rank 1"]
-    assert run.is_peer_failed(chained) and not run.is_peer_failed(TRACE.format("ValueError: PeerFailed"))
-    assert run.place(chained) == "train.py:3 in step"
-    assert run.exceptions("no traceback\n") == [] and run.place("") is None
+    assert traces.exceptions(chained) == ["KeyError: 'x'", "pydist.PeerFailed: rank 1"]
+    assert traces.is_peer_failed(chained) and not traces.is_peer_failed(TRACE.format("ValueError: PeerFailed"))
+    assert traces.place(chained) == "train.py:3 in step"
+    assert traces.exceptions("no traceback\n") == [] and traces.place("") is None
     group = ('  + Exception Group Traceback (most recent call last):\n  |   File "a", line 1, in b\n'
              "  | ExceptionGroup: two (2 sub-exceptions)\n")
-    assert run.exceptions(group) == ["ExceptionGroup: two (2 sub-exceptions)"]
-    assert run.listed([0, 1, 2, 5, 7, 8]) == "ranks 0-2, 5, 7-8" and run.listed([3]) == "rank 3"
+    assert traces.exceptions(group) == ["ExceptionGroup: two (2 sub-exceptions)"]
+    assert traces.listed([0, 1, 2, 5, 7, 8]) == "ranks 0-2, 5, 7-8" and traces.listed([3]) == "rank 3"

@@ -1,4 +1,4 @@
-/* _C.spawn, _C.guard and _C.session_kill: base/spawn.h for pydist/run.py. */
+/* _C.spawn, _C.guard and _C.session_kill: base/spawn.h for pydist/_launch. */
 #include "py/py.h"
 
 #include <limits.h>

@@ -1,0 +1,230 @@
+"""A job on this host: starts the workers, moves their output, hears signals, and ends everybody.
+
+One loop owns everything: it reads the workers' pipes, hears signals (SIGCHLD too) through a wake-up pipe, and alone
+writes to the launcher's stdout and stderr. It never blocks in a write, so a paused terminal cannot hide a dead rank.
+A worker that has ended is looked at but not waited for until the job is over: its zombie keeps its number, so a signal
+to its session cannot hit a stranger. csrc/base/spawn.h says why no worker outlives the launcher.
+"""
+
+import os
+import select
+import signal
+import sys
+from time import monotonic
+
+from pydist import _C
+from pydist._launch.report import Report
+from pydist._launch.sink import Sink
+from pydist._launch.stream import Stream
+from pydist._launch.worker import Worker, worker_argv, worker_env
+
+GRACE = 1.0  # s that survivors of a dead rank have to raise PeerFailed before SIGTERM
+GRACE_SIGNAL = 2.0  # s that workers have after a forwarded SIGINT, SIGTERM or SIGHUP
+GRACE_TERM = 0.5  # s between SIGTERM and SIGKILL
+GRACE_KILL = 5.0  # s after SIGKILL until a process counts as one that cannot be killed
+QUEUE_MAX = 1 << 20  # bytes waiting for a slow reader of ours; beyond, the workers' pipes fill up
+FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Job:
+    def __init__(self, plan):
+        self.plan = plan
+        self.report = Report(plan, self.say)
+        self.workers = self.report.workers
+        self.signal = None  # the signal that ends the job
+        self.ends = []  # (time, signal for all sessions), in order
+        self.give_up = None  # when to stop waiting for processes that SIGKILL does not end
+        self.server = self.guard = self.guard_fd = None
+        while (devnull := os.open(os.devnull, os.O_RDWR)) <= 2:  # 0, 1 and 2 exist from here on
+            pass
+        self.devnull = devnull
+        same = os.path.samestat(os.fstat(1), os.fstat(2))
+        self.out = Sink(1)
+        self.err = self.out if same else Sink(2)
+        self.sinks = (self.out,) if same else (self.out, self.err)
+
+    def say(self, text):
+        if text:
+            self.err.lines(text.rstrip("\n").encode("utf-8", "replace") + b"\n")
+
+    # Starting and ending.
+
+    def run(self):
+        wake = os.pipe()
+        for end in wake:
+            os.set_blocking(end, False)
+        handled = [sig for sig in FORWARDED if signal.getsignal(sig) != signal.SIG_IGN]  # nohup, a shell's `&`
+        old = {sig: signal.signal(sig, lambda *_: None) for sig in (*handled, signal.SIGCHLD)}
+        old_wake = signal.set_wakeup_fd(wake[1], warn_on_full_buffer=False)
+        self.wake = wake[0]
+        try:
+            self.guard, self.guard_fd = _C.guard()  # before the server's thread: a fork copies no thread
+            self.server = self.report.server = _C.ControlServer(self.plan.world)
+            if not self.start():
+                return 127
+            self.loop()
+            code = self.report.write(self.signal)
+            self.write_out()
+            return code
+        finally:
+            self.end_all()
+            signal.set_wakeup_fd(old_wake)
+            for sig, handler in old.items():
+                signal.signal(sig, handler)
+            for fd in (*wake, self.devnull):
+                os.close(fd)
+
+    def start(self):
+        """Starts all workers; False where one cannot be started."""
+        plan, one = self.plan, self.plan.world == 1
+        argv = worker_argv(plan)
+        columns = max(0, self.err.columns() - len(f"[{plan.world - 1}] "))
+        env = worker_env(plan, self.server.address, self.server.secret_fd, columns)
+        stdin = 0 if one else self.devnull
+        merged = one and self.out is self.err  # one pipe keeps the order of the worker's writes to both
+        for local in range(plan.local):
+            rank, ends = plan.first + local, []  # read, write; the pipe of stderr comes first
+            try:
+                for _ in range(1 if merged else 2):
+                    ends += os.pipe()
+                pid = _C.spawn(argv, env(local), stdin, ends[-1], ends[1], (self.server.secret_fd,))
+            except (OSError, MemoryError) as error:
+                for fd in ends:
+                    os.close(fd)
+                self.say(f"pydist.run: cannot start rank {rank}: {error}")
+                self.write_out()
+                return False
+            os.write(self.guard_fd, pid.to_bytes(4, sys.byteorder))
+            for read, write in zip(ends[::2], ends[1::2]):
+                os.close(write)
+                os.set_blocking(read, False)
+            prefix = b"" if one else b"[%d] " % rank
+            out = Stream(rank, None if merged else ends[2], self.out, prefix, False)
+            self.workers.append(Worker(rank, pid, out, Stream(rank, ends[0], self.err, prefix, True)))
+        return True
+
+    @property
+    def sessions(self):
+        return [worker.pid for worker in self.workers]
+
+    @property
+    def streams(self):
+        return [stream for worker in self.workers for stream in (worker.out, worker.err)]
+
+    def end_all(self):
+        """Whatever happened before: nobody is left."""
+        deadline = monotonic() + GRACE_KILL
+        while _C.session_kill(self.sessions, signal.SIGKILL) and monotonic() < deadline:
+            select.poll().poll(2)
+        for stream in self.streams:
+            stream.close()
+        for worker in self.workers:
+            os.waitpid(worker.pid, os.WNOHANG)
+        if self.server:
+            self.server.close()
+        if self.guard:
+            os.kill(self.guard, signal.SIGKILL)
+            os.waitpid(self.guard, 0)
+            os.close(self.guard_fd)
+
+    # The loop.
+
+    def loop(self):
+        """Until all workers have ended, and all that they started in their sessions."""
+        orphans = False
+        while self.give_up is None or monotonic() < self.give_up:
+            now = monotonic()
+            running = [worker for worker in self.workers if worker.code is None]
+            if not running:
+                self.report.judge(last=True)
+                if not _C.session_kill(self.sessions, 0):
+                    return
+                if not orphans:
+                    orphans = True
+                    self.end_by(now)
+            while self.ends and self.ends[0][0] <= now:
+                sig = self.ends.pop(0)[1]
+                for worker in running:
+                    worker.told_to_end = sig
+                _C.session_kill(self.sessions, sig)
+                if sig == signal.SIGKILL:
+                    self.give_up = now + GRACE_KILL
+            self.wait(0.01 if orphans else None)
+
+    def end_by(self, when):
+        self.ends = [(when, signal.SIGTERM), (when + GRACE_TERM, signal.SIGKILL)]
+
+    def wait(self, at_most):
+        """Sleeps until something happens, and handles it."""
+        poller = select.poll()
+        poller.register(self.wake, select.POLLIN)
+        readable = {}
+        if not any(len(sink.queue) > QUEUE_MAX for sink in self.sinks):
+            readable = {stream.fd: stream for stream in self.streams if stream.fd is not None}
+        for fd in readable:
+            poller.register(fd, select.POLLIN)
+        for sink in self.sinks:
+            if sink.queue:
+                poller.register(sink.fd, select.POLLOUT)
+        ending = self.ends or self.signal or self.report.failed
+        held = [] if ending else [worker.err for worker in self.workers if worker.err.held]
+        times = [stream.due for stream in held] + [when for when, _ in self.ends[:1]]
+        times += [self.give_up] if self.give_up else []
+        now = monotonic()
+        times += [now + at_most] if at_most else []
+        events = poller.poll(max(0.0, min(times) - now) * 1000 + 1 if times else None)
+        woken = False
+        for fd, _ in events:
+            if fd == self.wake:
+                woken = True
+            elif fd in readable:
+                readable[fd].read()
+        for stream in held:
+            if stream.held and stream.due <= monotonic():
+                stream.release()
+        if woken:
+            for sig in os.read(self.wake, 4096):
+                if sig != signal.SIGCHLD:
+                    self.interrupt(sig)
+            self.bury([worker for worker in self.workers if worker.look()])
+        for sink in self.sinks:
+            sink.flush()
+
+    def bury(self, ended):
+        """The first bad end is the end of the job."""
+        for worker in ended:  # to the server, one that took its leave is not dead
+            self.server.dead(worker.rank, worker.cause + ("\n" + worker.trace if worker.trace else ""))
+        bad = [worker for worker in ended if worker.code and not worker.told_to_end]
+        if not bad or self.signal:
+            return
+        if not self.report.failed:
+            self.end_by(monotonic() + GRACE)
+        self.report.failed += bad
+        self.report.judge()
+
+    def interrupt(self, sig):
+        """Ctrl-C and the like: forwarded once; the second time, or when the job ends anyway, there is no waiting."""
+        now = monotonic()
+        if self.signal or self.report.failed:
+            self.ends = [(now, signal.SIGKILL)]
+        else:
+            self.end_by(now + GRACE_SIGNAL)
+            _C.session_kill(self.sessions, sig)
+        self.signal = self.signal or sig
+
+    def write_out(self):
+        """Waits for the reader of our output as any program does, or for a signal."""
+        for stream in self.streams:
+            stream.drain()
+            stream.flush()
+        while any(sink.queue for sink in self.sinks):
+            waiting = select.poll()
+            waiting.register(self.wake, select.POLLIN)
+            for sink in self.sinks:
+                if sink.queue:
+                    waiting.register(sink.fd, select.POLLOUT)
+            events = waiting.poll()
+            if any(fd == self.wake for fd, _ in events) and set(os.read(self.wake, 4096)) - {signal.SIGCHLD}:
+                return
+            for sink in self.sinks:
+                sink.flush()

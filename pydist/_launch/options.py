@@ -1,0 +1,162 @@
+"""The command line, as torchrun's: from words to a Plan."""
+
+import os
+from collections import namedtuple
+
+RANKS_MAX = 4096  # PD_GUARD_MAX of csrc/base/spawn.h
+PORT = 29500  # of several hosts, which have to agree on one; on one host a port is never fixed
+
+# name, argument, default, help; no help: accepted as torchrun takes it, and means nothing here
+OPTIONS = (
+    ("nproc-per-node", "N", "1", "ranks on each host; auto or cpu: one per core"),
+    ("nnodes", "N", "1", "hosts; MIN:MAX means MAX, sizes do not change during a job"),
+    ("node-rank", "N", "", "number of this host, 0 the one that the others connect to [0 on one host]"),
+    ("master-addr", "ADDR", "", "address of host 0 [127.0.0.1]"),
+    ("master-port", "PORT", "", f"port of host 0 [a free one; {PORT} with several hosts]"),
+    ("rdzv-endpoint", "ADDR:PORT", "", "the same as --master-addr and --master-port"),
+    ("rdzv-id", "ID", "", "name of the job, TORCHELASTIC_RUN_ID of the workers [random]"),
+    ("rdzv-backend", "NAME", "static", "static or c10d, which mean the same here"),
+    ("role", "NAME", "default", "ROLE_NAME of the workers"),
+    ("standalone", None, False, "one host"),
+    ("insecure", None, False, "several hosts without PYDIST_SECRET_FILE: whoever reaches the port may join"),
+    ("module", None, False, "-m: the script is a module's name, as in python -m"),
+    ("no-python", None, False, "the script is a program to run as it is"),
+    ("help", None, False, "-h: this text"),
+    ("max-restarts", "N", "0", ""),
+    ("monitor-interval", "SECONDS", "", ""),
+    ("start-method", "NAME", "", ""),
+    ("rdzv-conf", "LIST", "", ""),
+    ("local-addr", "ADDR", "", ""),
+    ("use-env", None, False, ""),
+)
+SHORT = {"-m": "--module", "-h": "--help"}
+
+
+class UsageError(Exception):
+    pass
+
+
+class Plan(
+    namedtuple(
+        "Plan",
+        "command local hosts host address port run_id role insecure module no_python",
+        defaults=((), 1, 1, 0, "127.0.0.1", 0, "", "default", False, False, False),
+    )
+):
+    """What a launcher does: ranks first..first + local - 1 of `world` run the command on this host. address and port are
+    host 0's; port 0: a free one."""
+
+    __slots__ = ()
+
+    @property
+    def world(self):
+        return self.hosts * self.local
+
+    @property
+    def first(self):
+        return self.host * self.local
+
+
+def help_text():
+    rows = [(f"--{name} {arg or ''}", text, default) for name, arg, default, text in OPTIONS if text]
+    nothing = ", ".join(f"--{name}" for name, _, _, text in OPTIONS if not text)
+    return (
+        "usage: python -m pydist.run [options] script.py args...\n"
+        "       python -m pydist.run [options] -m package.module args...\n\n"
+        + "".join(f"  {left:26}{text}" + (f" [{default}]\n" if default else "\n") for left, text, default in rows)
+        + f"\naccepted and without meaning here: {nothing}\n"
+        + "several hosts: the same command on each, with its --node-rank, and PYDIST_SECRET_FILE naming a file (mode 0600,\n"
+        "at least 32 bytes, the same on all) in the environment\n"
+    )
+
+
+def parse(argv):
+    """(options by name, command): options end at the first word without a dash, or after ``--``."""
+    table = {name: arg for name, arg, *_ in OPTIONS}
+    options = {name: default for name, _, default, _ in OPTIONS}
+    words = list(argv)
+    while words and words[0].startswith("-"):
+        word = words.pop(0)
+        if word == "--":
+            break
+        name, equals, value = SHORT.get(word, word).partition("=")
+        name = name[2:].replace("_", "-") if name.startswith("--") else ""
+        if name not in table:
+            raise UsageError(f"unknown option {word}")
+        if table[name] is None:
+            if equals:
+                raise UsageError(f"--{name} takes no value")
+            options[name] = True
+        else:
+            if not equals and not words:
+                raise UsageError(f"--{name} needs a value ({table[name]})")
+            options[name] = value if equals else words.pop(0)
+    return options, words
+
+
+def _number(name, text, low, high):
+    if not (text.isascii() and text.isdigit() and low <= int(text) <= high):
+        raise UsageError(f"--{name}: {text!r} (expected a number from {low} to {high})")
+    return int(text)
+
+
+def _local_ranks(text):
+    if text in ("auto", "cpu"):
+        return len(os.sched_getaffinity(0))
+    if text == "gpu":
+        raise UsageError("--nproc-per-node: 'gpu' needs a GPU build (expected a number, auto or cpu)")
+    return _number("nproc-per-node", text, 1, RANKS_MAX)
+
+
+def _hosts(options):
+    """(how many, this one's number)."""
+    low, colon, high = options["nnodes"].partition(":")
+    low = _number("nnodes", low, 1, RANKS_MAX)
+    hosts = _number("nnodes", high, low, RANKS_MAX) if colon else low
+    if options["standalone"]:
+        if options["nnodes"] not in ("1", "1:1"):
+            raise UsageError("--standalone and --nnodes exclude each other")
+        hosts = 1
+    if hosts > 1 and not options["node-rank"]:
+        raise UsageError(f"--nnodes {options['nnodes']} needs --node-rank, the number of this host (0 to {hosts - 1})")
+    return hosts, _number("node-rank", options["node-rank"] or "0", 0, hosts - 1)
+
+
+def _endpoint(options, hosts):
+    """(address, port) of host 0; port 0: a free one."""
+    address, port = options["master-addr"], options["master-port"]
+    if options["rdzv-endpoint"]:
+        address, colon, end = options["rdzv-endpoint"].rpartition(":")
+        address, port = (address, end) if colon else (end, port)
+    if hosts > 1 and not address:
+        raise UsageError("several hosts need --master-addr, the address of host 0")
+    default = str(PORT) if hosts > 1 else "0"
+    return address or "127.0.0.1", _number("master-port", port or default, 0 if hosts == 1 else 1, 65535)
+
+
+def _check_fixed(options):
+    if options["rdzv-backend"] not in ("static", "c10d"):
+        raise UsageError(f"--rdzv-backend: {options['rdzv-backend']!r} (expected static or c10d)")
+    if options["max-restarts"] != "0":
+        raise UsageError(f"--max-restarts: {options['max-restarts']!r} (expected 0: this version does not restart)")
+
+
+def plan_from(options, command):
+    """The Plan; UsageError for what contradicts itself or cannot be done."""
+    _check_fixed(options)
+    local = _local_ranks(options["nproc-per-node"])
+    hosts, host = _hosts(options)
+    if local * hosts > RANKS_MAX:
+        raise UsageError(f"{local} ranks on each of {hosts} hosts (expected at most {RANKS_MAX} together)")
+    address, port = _endpoint(options, hosts)
+    if not command:
+        raise UsageError("no script given")
+    if options["module"] and options["no-python"]:
+        raise UsageError("--module and --no-python exclude each other")
+    if not (options["module"] or options["no-python"] or os.path.exists(command[0])):
+        raise UsageError(f"no such script: {command[0]}")
+    run_id = options["rdzv-id"] or os.urandom(8).hex()
+    return Plan(
+        tuple(command), local, hosts, host, address, port, run_id, options["role"], options["insecure"],
+        options["module"], options["no-python"],
+    )  # fmt: skip
