@@ -28,7 +28,7 @@ from pydist._onednn import candidates as _onednn_candidates
 
 __version__ = "0.1.0"
 
-_SUBMODULES = frozenset(("autograd", "distributed", "nn", "optim", "safetensors", "serialization", "utils"))
+_SUBMODULES = frozenset(("autograd", "distributed", "multiprocessing", "nn", "optim", "safetensors", "serialization", "utils"))
 
 
 _FROM = {"load": "serialization", "save": "serialization"}  # name -> the submodule that it comes from

@@ -112,6 +112,10 @@ PyObject *pd_py_numpy(PyObject *self, PyObject *args);
 /* Shares the memory of an object with the buffer protocol: [new] tensor, NULL with the exception set. */
 pd_tensor *pd_py_from_buffer(PyObject *o, bool writable_only);
 
+/* ---- storage.c ---- */
+PyObject *pd_py_share_memory(PyObject *self, PyObject *unused);
+PyObject *pd_py_is_shared(PyObject *self, PyObject *unused);
+
 /* ---- each file adds its part to the module: 0, or -1 with the exception set ---- */
 int pd_py_add_raise(PyObject *module);
 int pd_py_add_types(PyObject *module);   /* dtype, device, Size */

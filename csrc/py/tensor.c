@@ -529,6 +529,10 @@ static PyMethodDef methods[] = {
     {"nelement", m_numel, METH_NOARGS, "nelement()\n\nHow many elements."},
     {"element_size", m_element_size, METH_NOARGS, "element_size()\n\nBytes of one element."},
     {"storage_offset", m_storage_offset, METH_NOARGS, "storage_offset()\n\nElements before this view's first one."},
+    {"share_memory_", pd_py_share_memory, METH_NOARGS,
+     "share_memory_()\n\nMoves the tensor, and all that are views of the same memory, to where other processes can map it. Arrays made\n"
+     "from them before keep the old memory, as it was."},
+    {"is_shared", pd_py_is_shared, METH_NOARGS, "is_shared()\n\nWhether other processes can map the tensor's memory."},
     {"data_ptr", m_data_ptr, METH_NOARGS, "data_ptr()\n\nAddress of the first element."},
     {"is_contiguous", m_is_contiguous, METH_NOARGS, "is_contiguous()\n\nTrue where the elements lie in C order without gaps."},
     {"is_floating_point", m_is_floating_point, METH_NOARGS, "is_floating_point()\n\nTrue for floating dtypes."},

@@ -1,13 +1,17 @@
 #include "tensor/storage.h"
 
+#include <string.h>
+#include <unistd.h>
+
 #include "base/mem.h"
+#include "device/shared.h"
 
 static atomic_int_fast64_t live;
 
 static pd_status make(const pd_device *device, size_t bytes, pd_storage **out) {
     pd_storage *s;
     PD_TRY(pd_malloc(sizeof *s, "storage", &s));
-    *s = (pd_storage){.refs = 1, .bytes = bytes, .device = device};
+    *s = (pd_storage){.refs = 1, .bytes = bytes, .device = device, .shared = -1};
     atomic_fetch_add_explicit(&live, 1, memory_order_relaxed);
     *out = s;
     return PD_OK;
@@ -39,10 +43,71 @@ pd_status pd_storage_foreign(const pd_device *device, void *data, size_t bytes, 
     return PD_OK;
 }
 
-void pd_storage_release(pd_storage *s) {
-    if (!s || atomic_fetch_sub_explicit(&s->refs, 1, memory_order_acq_rel) != 1) return;
+/* ---- memory of several processes ---- */
+
+typedef struct mapping {
+    void *ptr;
+    size_t bytes;
+    int fd;
+    pd_storage old; /* whose memory it took the place of: given back with it. data NULL: nobody's */
+} mapping;
+
+static void drop_bytes(const pd_storage *s) {
     if (s->drop) s->drop(s->ctx);
     else s->device->free(s->device, s->data, s->bytes);
+}
+
+static void drop_mapping(void *ctx) {
+    mapping *m = ctx;
+    pd_shared_unmap(m->ptr, m->bytes);
+    close(m->fd);
+    if (m->old.device) drop_bytes(&m->old);
+    pd_free(m);
+}
+
+static void put(pd_storage *s, mapping *m) {
+    s->data = m->ptr;
+    s->drop = drop_mapping;
+    s->ctx = m;
+    s->shared = m->fd;
+}
+
+pd_status pd_storage_share(pd_storage *s) {
+    mapping *m;
+    if (s->shared >= 0) return PD_OK;
+    PD_TRY(pd_malloc(sizeof *m, "share_memory_", &m));
+    *m = (mapping){.bytes = s->bytes ? s->bytes : 1};
+    pd_status status = pd_shared_new(m->bytes, &m->ptr, &m->fd);
+    if (status) {
+        pd_free(m);
+        return pd_trail(__FILE__, __LINE__, status);
+    }
+    if (s->bytes) memcpy(m->ptr, s->data, s->bytes);
+    m->old = *s;
+    put(s, m);
+    return PD_OK;
+}
+
+pd_status pd_storage_open(int fd, size_t bytes, pd_storage **out) {
+    mapping *m = NULL;
+    pd_status status = pd_malloc(sizeof *m, "shared memory", &m);
+    if (!status) {
+        *m = (mapping){.bytes = bytes ? bytes : 1, .fd = fd};
+        status = pd_shared_map(fd, m->bytes, &m->ptr);
+    }
+    if (!status && (status = make(&pd_device_cpu, bytes, out))) pd_shared_unmap(m->ptr, m->bytes);
+    if (status) {
+        pd_free(m);
+        close(fd);
+        return pd_trail(__FILE__, __LINE__, status);
+    }
+    put(*out, m);
+    return PD_OK;
+}
+
+void pd_storage_release(pd_storage *s) {
+    if (!s || atomic_fetch_sub_explicit(&s->refs, 1, memory_order_acq_rel) != 1) return;
+    drop_bytes(s);
     unmake(s);
 }
 

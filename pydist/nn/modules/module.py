@@ -345,6 +345,12 @@ class Module:
         fn(self)
         return self
 
+    def share_memory(self):
+        """Moves all parameters and buffers to memory that other processes can map (`Tensor.share_memory_`)."""
+        for tensor in (*self.parameters(), *self.buffers()):
+            tensor.share_memory_()
+        return self
+
     # Modes, dtypes and devices.
 
     def train(self, mode=True):

@@ -1,0 +1,85 @@
+#include "device/shared.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/mem.h"
+
+#define CHUNK ((size_t)256 << 20)
+#define SPARE ((size_t)64 << 20) /* what the machine keeps */
+#define SEALS (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) /* nobody can cut the file under our mapping (SIGBUS) */
+
+/* The first number after `label` in a file, or `none`. */
+static uint64_t number_in(const char *path, const char *label, uint64_t none) {
+    char line[128];
+    unsigned long long value;
+    FILE *f = fopen(path, "re");
+    bool found = false;
+    while (f && !found && fgets(line, sizeof line, f))
+        found = !strncmp(line, label, strlen(label)) && sscanf(line + strlen(label), "%llu", &value) == 1;
+    if (f) fclose(f);
+    return found ? value : none;
+}
+
+/* A memfd has no limit of its own: past the end of memory the kernel kills somebody instead of saying ENOSPC. */
+static uint64_t bytes_free(void) {
+    uint64_t kib = number_in("/proc/meminfo", "MemAvailable:", UINT64_MAX >> 10);
+    uint64_t limit = number_in("/sys/fs/cgroup/memory.max", "", UINT64_MAX); /* "max" is no number */
+    uint64_t used = limit == UINT64_MAX ? 0 : number_in("/sys/fs/cgroup/memory.current", "", 0);
+    uint64_t left = used < limit ? limit - used : 0;
+    return kib << 10 < left ? kib << 10 : left;
+}
+
+/* fallocate, not ftruncate: a full machine is an error here and not a SIGBUS at the first touch. By chunks, because
+   other ranks allocate at the same time. */
+static pd_status reserve(int fd, size_t bytes) {
+    for (size_t done = 0, n; done < bytes; done += n) {
+        n = bytes - done < CHUNK ? bytes - done : CHUNK;
+        int rc, error = ENOMEM;
+        if (bytes - done + SPARE > bytes_free()) rc = -1;
+        else
+            do {
+                rc = fallocate(fd, 0, (off_t)done, (off_t)n);
+                error = errno;
+            } while (rc && error == EINTR);
+        if (rc) return pd_fail(PD_E_MEMORY, "shared memory: tried to allocate %zu bytes: %s", bytes, strerror(error));
+    }
+    return PD_OK;
+}
+
+static pd_status map(int fd, size_t bytes, void **ptr) {
+    void *p = pd_fault_hit() ? MAP_FAILED : mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (p == MAP_FAILED) return pd_fail(PD_E_MEMORY, "shared memory: cannot map %zu bytes", bytes);
+    *ptr = p;
+    return PD_OK;
+}
+
+pd_status pd_shared_new(size_t bytes, void **ptr, int *out) {
+    pd_status status = PD_OK;
+    int fd = pd_fault_hit() ? -1 : memfd_create("pydist", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (fd < 0) return pd_fail(PD_E_MEMORY, "shared memory: memfd_create: %s", strerror(errno));
+    PD_TRY_TO(fail, reserve(fd, bytes));
+    if (fcntl(fd, F_ADD_SEALS, SEALS))
+        PD_TRY_TO(fail, pd_fail(PD_E_OS, "shared memory: cannot seal: %s", strerror(errno)));
+    PD_TRY_TO(fail, map(fd, bytes, ptr));
+    *out = fd;
+    return PD_OK;
+fail:
+    close(fd);
+    return status;
+}
+
+pd_status pd_shared_map(int fd, size_t bytes, void **ptr) {
+    int seals = fcntl(fd, F_GET_SEALS);
+    struct stat st;
+    if (seals < 0 || !(seals & F_SEAL_SHRINK) || fstat(fd, &st) || (size_t)st.st_size < bytes)
+        return pd_fail(PD_E_VALUE, "shared memory: descriptor %d is not what was announced (%zu bytes)", fd, bytes);
+    return map(fd, bytes, ptr);
+}
+
+void pd_shared_unmap(void *ptr, size_t bytes) { munmap(ptr, bytes); }

@@ -1,0 +1,33 @@
+"""Python's multiprocessing, with tensors that travel through queues, pipes and arguments of processes without a copy.
+
+What is sent is the descriptor of the memory: sender and receiver see the same elements, as with PyTorch. The sender has to
+live until the receiver has taken the tensor.
+
+>>> from pydist import multiprocessing as mp
+>>> mp.get_sharing_strategy()
+'file_descriptor'
+"""
+
+import multiprocessing as _multiprocessing
+from multiprocessing import *  # noqa: F403
+
+from pydist.multiprocessing.reductions import init_reductions
+
+__all__ = [*_multiprocessing.__all__, "get_all_sharing_strategies", "get_sharing_strategy", "set_sharing_strategy"]
+
+init_reductions()
+
+
+def get_all_sharing_strategies():
+    """{'file_descriptor'}: memory has no name, so nothing is left behind when processes die."""
+    return {"file_descriptor"}
+
+
+def get_sharing_strategy():
+    return "file_descriptor"
+
+
+def set_sharing_strategy(new_strategy):
+    """Accepts "file_descriptor" and, for scripts that ask for it, "file_system", which is served by the former."""
+    if new_strategy not in ("file_descriptor", "file_system"):
+        raise ValueError(f"set_sharing_strategy: {new_strategy!r} (expected 'file_descriptor')")
