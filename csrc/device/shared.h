@@ -1,5 +1,5 @@
-/* Memory that several processes map: a memfd, without a name, so that a dead process leaves nothing. Zeroed, page-aligned;
-   its size is sealed, so that nobody can cut the file under a mapping. */
+/* Memory that several processes map: a memfd, without a name, so that a dead process leaves nothing. Zeroed,
+   page-aligned; its size is sealed, so that nobody can cut the file under a mapping. */
 #ifndef PD_DEVICE_SHARED_H
 #define PD_DEVICE_SHARED_H
 

@@ -21,7 +21,7 @@ PyObject *pd_py_share_memory(PyObject *self, PyObject *unused) {
     pd_tensor *t = pd_py_tensor(self);
     (void)unused;
     if (t->storage->read_only) {
-        PD_PY_TRY(pd_fail(PD_E_VALUE, "share_memory_: memory lent for reading (expected a tensor that can be written)"));
+        PD_PY_TRY(pd_fail(PD_E_VALUE, "share_memory_: memory lent for reading (expected one that can be written)"));
     }
     PD_PY_TRY(pd_storage_share(t->storage));
     return Py_NewRef(self);
@@ -47,7 +47,8 @@ static PyObject *shared_open(PyObject *module, PyObject *args) {
     (void)module;
     if (!PyArg_ParseTuple(args, "iLO:shared_open", &fd, &bytes, &type)) return NULL;
     if (!pd_py_dtype(type, "shared_open", "dtype", &dtype)) return NULL;
-    if (bytes < 0 || dtype == PD_NO_DTYPE) return PyErr_Format(PyExc_ValueError, "shared_open: %lld bytes of %R", bytes, type);
+    if (bytes < 0 || dtype == PD_NO_DTYPE)
+        return PyErr_Format(PyExc_ValueError, "shared_open: %lld bytes of %R", bytes, type);
     if ((fd = fcntl(fd, F_DUPFD_CLOEXEC, 0)) < 0) return PyErr_SetFromErrno(PyExc_OSError);
     pd_status status = pd_tensor_shell(&t);
     if (status) close(fd);
@@ -64,7 +65,7 @@ static PyMethodDef functions[] = {
     {"storage_bytes", storage_bytes, METH_O,
      "storage_bytes(tensor)\n\nThe storage that the tensor is a view of: a 1-d uint8 tensor over the same memory."},
     {"shared_fd", shared_fd, METH_O,
-     "shared_fd(tensor)\n\nThe descriptor, owned by the storage, by which other processes map it; -1 where they cannot."},
+     "shared_fd(tensor)\n\nThe descriptor, the storage's, by which other processes map it; -1 where they cannot."},
     {"shared_open", shared_open, METH_VARARGS,
      "shared_open(fd, bytes, dtype)\n\nA 1-d tensor over the storage that another process has shared."},
     {0}};

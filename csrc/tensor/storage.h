@@ -22,8 +22,8 @@ pd_status pd_storage_new(const pd_device *device, size_t bytes, pd_storage **out
 /* Memory of somebody else, given back by drop(ctx) when the last reference goes (maybe in a thread without the GIL). */
 pd_status pd_storage_foreign(const pd_device *device, void *data, size_t bytes, void (*drop)(void *), void *ctx,
                              pd_storage **out);
-/* Moves the bytes to memory that other processes can map by s->shared. What pointed to the old bytes (a NumPy array, say)
-   keeps them as they were: they live as long as the storage. Nothing is done where it is shared already. */
+/* Moves the bytes to memory that other processes can map by s->shared. What pointed to the old bytes (a NumPy array,
+   say) keeps them as they were: they live as long as the storage. Nothing is done where it is shared already. */
 pd_status pd_storage_share(pd_storage *s);
 /* [new] over the memory of another process, or of this one. Takes the descriptor, also on failure. */
 pd_status pd_storage_open(int fd, size_t bytes, pd_storage **out);

@@ -1,7 +1,7 @@
 """Python's multiprocessing, with tensors that travel through queues, pipes and arguments of processes without a copy.
 
-What is sent is the descriptor of the memory: sender and receiver see the same elements, as with PyTorch. The sender has to
-live until the receiver has taken the tensor.
+What is sent is the descriptor of the memory: sender and receiver see the same elements, as with PyTorch. The sender has
+to live until the receiver has taken the tensor.
 
 >>> from pydist import multiprocessing as mp
 >>> mp.get_sharing_strategy()

@@ -1,5 +1,5 @@
-"""How tensors are sent to another process: their memory becomes shared, its descriptor travels, and views say where they
-lie in it. A receiver maps the same memory once, however many views come."""
+"""How tensors are sent to another process: their memory becomes shared, its descriptor travels, and views say where
+they lie in it. A receiver maps the same memory once, however many views come."""
 
 import os
 import weakref
