@@ -8,6 +8,7 @@ import math
 import os
 import pickle
 import random
+import subprocess
 import sys
 import weakref
 
@@ -670,3 +671,53 @@ def test_data_can_be_replaced():
     assert x.grad.tolist() == [2, 2, 2]
     with pytest.raises(RuntimeError):
         x.data = pydist.zeros(3).double()
+
+
+# Memory that waits for the next tensor.
+
+
+def run_with(cache, code):
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env={**os.environ, "PYDIST_CACHE": str(cache)})
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout.split()
+
+
+def test_freed_memory_is_used_again():
+    _C.trim()
+    x = pydist.ones(1000)
+    place = x.data_ptr()
+    assert place % 64 == 0 and _C.cached()["memory"] == 0
+    del x
+    assert 4000 <= _C.cached()["memory"] <= 5000
+    x = pydist.zeros(990, dtype=pydist.int32)  # about as large
+    assert x.data_ptr() == place and _C.cached()["memory"] == 0 and x.tolist() == [0] * 990
+    del x
+    _C.trim()
+    assert _C.cached()["memory"] == 0
+    for n in [0, 1, 15, 16, 63, 64, 65, 80, 81, 1000, 4095, 4096, 4097, 5120, 5121, 100_003]:  # around the bounds of the classes
+        x = pydist.full((n,), 7, dtype=pydist.uint8)
+        y = pydist.full((n,), 9, dtype=pydist.uint8)
+        del x
+        x = pydist.full((n,), 5, dtype=pydist.uint8)
+        assert (x == 5).all() and (y == 9).all() and x.data_ptr() % 64 == 0
+
+
+def test_the_cache_is_bounded():
+    code = "import pydist; from pydist import _C\nfor k in range(1, 40): x = [pydist.empty(k * 9000) for _ in range(5)]; x.clear(); assert _C.cached()['memory'] <= 1 << 20\nprint(_C.cached()['memory'])"
+    assert 0 < int(run_with(1, code)[0]) <= 1 << 20 and run_with(0, code) == ["0"]
+
+
+def test_the_cache_after_a_fork():
+    """A child that is forked while other threads allocate finds the cache unlocked."""
+    code = (
+        "import pydist, threading, os\n"
+        "stop = False\n"
+        "def work():\n    while not stop: pydist.ones(100) + 1\n"
+        "threads = [threading.Thread(target=work) for _ in range(2)]; [t.start() for t in threads]\n"
+        "for _ in range(50):\n"
+        "    pid = os.fork()\n"
+        "    if not pid: os._exit(0 if (pydist.ones(1000) + 1).sum().item() == 2000 else 1)\n"
+        "    assert os.waitpid(pid, 0)[1] == 0\n"
+        "stop = True; [t.join() for t in threads]\nprint('done')"
+    )
+    assert run_with(1024, code) == ["done"]

@@ -22,6 +22,8 @@ bool pd_fault_hit(void) {
     return ++made == at;
 }
 
+bool pd_fault_armed(void) { return fault_at != 0; }
+
 int64_t pd_fault_malloc(int64_t n) {
     pthread_once(&once, read_fault);
     int64_t before = made;

@@ -19,6 +19,7 @@ pd_status pd_scratch(size_t bytes, const char *what, void **out);
 
 /* The n-th allocation from now fails (1: the next one); 0: none. Returns how many were made since the last call. */
 int64_t pd_fault_malloc(int64_t n);
+bool pd_fault_armed(void);
 /* For allocations made elsewhere (mmap, thread creation): true where this one has to fail. */
 bool pd_fault_hit(void);
 

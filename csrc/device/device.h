@@ -16,7 +16,8 @@ typedef struct pd_device {
 
 extern const pd_device pd_device_cpu;
 
-/* Bytes that CPU tensors hold now and at most since the last reset. */
-int64_t pd_device_cpu_bytes(void);
+int64_t pd_device_cpu_bytes(void);  /* that CPU tensors hold now */
+int64_t pd_device_cpu_cached(void); /* bytes of freed blocks that wait for the next tensor (PYDIST_CACHE) */
+void pd_device_cpu_trim(void);      /* gives them back to the system */
 
 #endif

@@ -12,7 +12,7 @@
 static PyObject *counts(bool want_cached) {
     pd_py_drain();
     PyObject *held = Py_BuildValue("{sLsLsL}", "tensors", (long long)pd_tensor_live(), "storages", (long long)pd_storage_live(), "nodes", (long long)pd_node_live());
-    PyObject *cached = Py_BuildValue("{sL}", "onednn", (long long)pd_onednn_cached());
+    PyObject *cached = Py_BuildValue("{sLsL}", "onednn", (long long)pd_onednn_cached(), "memory", (long long)pd_device_cpu_cached());
     bool ok = held && cached && !pd_py_comm_counts(held, cached);
     PyObject *result = !ok ? NULL : Py_NewRef(want_cached ? cached : held);
     Py_XDECREF(held);
@@ -33,6 +33,7 @@ static PyObject *cached(PyObject *module, PyObject *unused) {
 static PyObject *trim(PyObject *module, PyObject *unused) {
     (void)module, (void)unused;
     pd_onednn_trim();
+    pd_device_cpu_trim();
     pd_py_comm_trim();
     Py_RETURN_NONE;
 }
@@ -124,7 +125,7 @@ static PyObject *onednn_version(PyObject *module, PyObject *unused) {
 
 static PyMethodDef functions[] = {
     {"live", live, METH_NOARGS, "live()\n\nHow many tensors, storages and nodes exist."},
-    {"cached", cached, METH_NOARGS, "cached()\n\nWhat caches hold."},
+    {"cached", cached, METH_NOARGS, "cached()\n\nWhat caches hold: plans of oneDNN, bytes of freed tensors' memory."},
     {"trim", trim, METH_NOARGS, "trim()\n\nEmpties the caches."},
     {"fault_malloc", fault_malloc, METH_O, "fault_malloc(n)\n\nThe n-th allocation from now fails (0: none). Returns how many were counted since the last call."},
     {"_log", log_line, METH_VARARGS, "_log(level, text): a line of PYDIST_LOG, 1 warnings, 2 information."},
