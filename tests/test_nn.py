@@ -472,6 +472,14 @@ LAYERS = [
     "Conv2d(2, 4, 3)",
     "Conv2d(2, 4, (3, 5), stride=2, padding=(1, 2), dilation=2, groups=2, bias=False)",
     "Conv2d(2, 4, 3, padding='same')",
+    "MaxPool1d(3)",
+    "MaxPool2d((3, 2), stride=2, padding=1, dilation=2, ceil_mode=True)",
+    "AvgPool1d(3, stride=2)",
+    "AvgPool2d((3, 2), padding=1)",
+    "AdaptiveAvgPool1d(3)",
+    "AdaptiveAvgPool2d((3, None))",
+    "AdaptiveMaxPool1d(3)",
+    "AdaptiveMaxPool2d((3, 2))",
     "CrossEntropyLoss()",
     "NLLLoss()",
     "Sequential()",
@@ -540,6 +548,16 @@ def compare(ours, theirs, x, extra=()):
         ("BatchNorm1d(4, momentum=None)", (6, 4, 5)),
         ("BatchNorm2d(3)", (4, 3, 5, 2)),
         ("BatchNorm2d(3, track_running_stats=False, affine=False)", (4, 3, 5, 2)),
+        ("MaxPool1d(3)", (2, 3, 8)),
+        ("MaxPool1d(3, 2, padding=1, dilation=2, ceil_mode=True)", (3, 8)),
+        ("MaxPool2d((3, 2), 2, padding=1, ceil_mode=True)", (2, 3, 7, 6)),
+        ("AvgPool1d(3, 2, 1, count_include_pad=False)", (2, 3, 8)),
+        ("AvgPool2d(2)", (2, 3, 7, 6)),
+        ("AvgPool2d((3, 2), (1, 2), 1, ceil_mode=True, divisor_override=5)", (3, 7, 6)),
+        ("AdaptiveAvgPool1d(3)", (2, 3, 8)),
+        ("AdaptiveAvgPool2d((3, None))", (2, 3, 7, 6)),
+        ("AdaptiveMaxPool1d(3)", (2, 3, 8)),
+        ("AdaptiveMaxPool2d((3, 2))", (2, 3, 7, 6)),
         ("Conv2d(2, 4, 3)", (2, 2, 6, 7)),
         ("Conv2d(4, 6, (3, 2), stride=2, padding=1, dilation=(1, 2), groups=2)", (2, 4, 9, 8)),
         ("Conv2d(2, 4, 3, padding='same', bias=False)", (2, 2, 6, 7)),
@@ -596,6 +614,16 @@ def test_bad_layers():
         nn.NLLLoss(reduction="avg")
     with pytest.raises(IndexError):
         F.cross_entropy(pydist.zeros(2, 3), pydist.tensor([0, 3]))
+
+
+@pytest.mark.parametrize("text", ["MaxPool1d(2", "MaxPool2d(2", "AdaptiveMaxPool1d(2", "AdaptiveMaxPool2d(2"])
+def test_positions_of_maxima(torch, text):
+    torch.manual_seed(0)
+    x = torch.randn((2, 3, 8) if "1d" in text else (2, 3, 6, 7))
+    values, index = eval(f"nn.{text}, return_indices=True)")(from_torch(x))
+    values_theirs, index_theirs = eval(f"torch.nn.{text}, return_indices=True)")(x)
+    assert_close(values, values_theirs, 0)
+    assert index.dtype == pydist.int64 and index.tolist() == index_theirs.tolist()
 
 
 def test_softmax_without_dim_warns():

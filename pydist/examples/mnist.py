@@ -5,10 +5,12 @@
     python -m pydist.run --nproc-per-node 2 -m pydist.examples.mnist --data DIR --epochs 5
 
 DIR holds the idx files of MNIST or Fashion-MNIST; without it scikit-learn's digits (8 x 8 pixels) are used. The batch
-is global: ranks divide it, so that the result does not depend on their number.
+is global: ranks divide it, so that the result does not depend on their number. `--save FILE` writes a checkpoint after
+each epoch; `--resume FILE` goes on from one, with the losses that the uninterrupted run would have had.
 """
 
 import argparse
+import pickle
 import sys
 
 import numpy as np
@@ -25,11 +27,41 @@ CLASSES = 10
 HIDDEN = 128
 
 
+class Convolutional(nn.Module):
+    """PyTorch's example network: two 3 x 3 convolutions, 2 x 2 maxima, two affine layers with dropout."""
+
+    def __init__(self, height, width):
+        super().__init__()
+        if min(height, width) < 6:
+            raise ValueError(f"images of {height} x {width} pixels are too small for --model cnn (expected 6 x 6 or more)")
+        self.conv1 = nn.Conv2d(1, 32, 3)
+        self.conv2 = nn.Conv2d(32, 64, 3)
+        self.pool = nn.MaxPool2d(2)
+        self.dropout1 = nn.Dropout(0.25)
+        self.fc1 = nn.Linear(64 * ((height - 4) // 2) * ((width - 4) // 2), HIDDEN)
+        self.dropout2 = nn.Dropout(0.5)
+        self.fc2 = nn.Linear(HIDDEN, CLASSES)
+
+    def forward(self, x):
+        x = self.conv1(x).relu()
+        x = self.conv2(x).relu()
+        x = self.dropout1(self.pool(x))
+        x = self.fc1(x.flatten(1)).relu()
+        return self.fc2(self.dropout2(x))
+
+
+def network(model, height, width):
+    if model == "cnn":
+        return Convolutional(height, width)
+    return nn.Sequential(nn.Flatten(), nn.Linear(height * width, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, CLASSES))
+
+
 def digits():
     """scikit-learn's 1797 digits; every fifth is for the test."""
     from sklearn.datasets import load_digits
 
-    images, labels = load_digits(return_X_y=True)
+    data = load_digits()
+    images, labels = data.images, data.target
     is_test = np.arange(len(labels)) % 5 == 0
     return (images[~is_test], labels[~is_test]), (images[is_test], labels[is_test])
 
@@ -40,8 +72,8 @@ def datasets(folder):
     mean, deviation = train[0].mean(), train[0].std()
 
     def as_dataset(images, labels):
-        pixels = (images.reshape(len(images), -1).astype(np.float32) - np.float32(mean)) / np.float32(deviation)
-        return TensorDataset(pydist.from_numpy(pixels), pydist.from_numpy(labels.astype(np.int64)))
+        pixels = (images.astype(np.float32) - np.float32(mean)) / np.float32(deviation)
+        return TensorDataset(pydist.from_numpy(pixels).unsqueeze(1), pydist.from_numpy(labels.astype(np.int64)))
 
     return as_dataset(*train), as_dataset(*test)
 
@@ -75,12 +107,31 @@ def accuracy(model, loader):
     return counts[0].item() / counts[1].item()
 
 
+def save(path, epoch, parts):
+    """Writes what the run after `epoch` depends on; "{epoch}" in the path is replaced."""
+    state = {name: part.state_dict() for name, part in parts.items()}
+    pydist.save({**state, "epoch": epoch, "random": pydist.get_rng_state()}, path.replace("{epoch}", str(epoch)))
+
+
+def resume(path, parts):
+    """Takes the state from a checkpoint; returns its epoch."""
+    saved = pydist.load(path)
+    for name, part in parts.items():
+        part.load_state_dict(saved[name])
+    seed, counter, _ = saved["random"]
+    pydist.set_rng_state((seed, counter, pydist.get_rng_state()[2]))  # the ranks' streams differ in the third number
+    return saved["epoch"]
+
+
 def arguments():
     parser = argparse.ArgumentParser(prog="python -m pydist.examples.mnist", description=__doc__.split("\n")[0])
     parser.add_argument("--data", metavar="DIR", help="folder with idx files (default: scikit-learn's digits)")
+    parser.add_argument("--model", choices=("mlp", "cnn"), default="mlp", help="default: %(default)s")
     parser.add_argument("--epochs", type=int, help="default: 20 on the digits, 5 with --data")
     parser.add_argument("--batch-size", type=int, default=64, help="of all ranks together (default: %(default)s)")
     parser.add_argument("--lr", type=float, default=2e-3, help="at the start, falls to 0 (default: %(default)s)")
+    parser.add_argument("--save", metavar="FILE", help="a checkpoint after each epoch; {epoch} in FILE is its number")
+    parser.add_argument("--resume", metavar="FILE", help="go on after the epoch of this checkpoint")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--no-progress", action="store_true", help="no progress bar")
     args = parser.parse_args()
@@ -95,29 +146,42 @@ def main():
     args = arguments()
     try:
         train, test = datasets(args.data)
+        pydist.manual_seed(args.seed)
+        net = network(args.model, *train.tensors[0].shape[2:])
     except (OSError, ValueError) as error:
         sys.exit(f"mnist: {error}")
 
     dist.init_process_group()
     rank, world = dist.get_rank(), dist.get_world_size()
-    pydist.manual_seed(args.seed)
     train_loader = DataLoader(
         train, batch_size=-(-args.batch_size // world), sampler=DistributedSampler(train, seed=args.seed)
     )
     test_loader = DataLoader(test, batch_size=1024, sampler=DistributedSampler(test, shuffle=False, pad=False))
 
-    net = nn.Sequential(nn.Linear(train.tensors[0].shape[1], HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, CLASSES))
     model = DistributedDataParallel(net)
     optimizer = optim.Adam(model.parameters(), lr=args.lr)
     steps = args.epochs * len(train_loader)
     schedule = optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / steps)
+    parts = {"model": net, "optimizer": optimizer, "schedule": schedule}
+    done = 0
+    if args.resume:
+        try:
+            done = resume(args.resume, parts)
+        except (OSError, RuntimeError, ValueError, LookupError, TypeError, pickle.UnpicklingError) as error:
+            sys.exit(f"mnist: --resume {args.resume}: {error}")
+        if done >= args.epochs:
+            sys.exit(f"mnist: --resume {args.resume}: {done} epochs are done (expected less than --epochs {args.epochs})")
 
-    with tqdm(total=steps, unit="batch", disable=args.no_progress or rank != 0) as bar:
-        for epoch in range(1, args.epochs + 1):
+    progress = {"unit": "batch", "disable": args.no_progress or rank != 0}
+    with tqdm(initial=done * len(train_loader), total=steps, **progress) as bar:
+        for epoch in range(done + 1, args.epochs + 1):
+            train_loader.sampler.set_epoch(epoch)
             loss = train_epoch(model, train_loader, optimizer, schedule, bar)
             right = accuracy(model, test_loader)
             if rank == 0:
                 bar.write(f"epoch {epoch}/{args.epochs}  loss {loss:.4f}  test accuracy {right:.4f}")
+                if args.save:
+                    save(args.save, epoch, parts)
     if rank == 0:
         print(f"test accuracy: {right:.4f}")
     dist.destroy_process_group()

@@ -7,8 +7,24 @@ from pydist.nn.modules.flatten import Flatten
 from pydist.nn.modules.linear import Identity, Linear
 from pydist.nn.modules.loss import CrossEntropyLoss, NLLLoss
 from pydist.nn.modules.module import Module
+from pydist.nn.modules.pooling import (
+    AdaptiveAvgPool1d,
+    AdaptiveAvgPool2d,
+    AdaptiveMaxPool1d,
+    AdaptiveMaxPool2d,
+    AvgPool1d,
+    AvgPool2d,
+    MaxPool1d,
+    MaxPool2d,
+)
 
 __all__ = [
+    "AdaptiveAvgPool1d",
+    "AdaptiveAvgPool2d",
+    "AdaptiveMaxPool1d",
+    "AdaptiveMaxPool2d",
+    "AvgPool1d",
+    "AvgPool2d",
     "BatchNorm1d",
     "BatchNorm2d",
     "Conv2d",
@@ -18,6 +34,8 @@ __all__ = [
     "Identity",
     "Linear",
     "LogSoftmax",
+    "MaxPool1d",
+    "MaxPool2d",
     "Module",
     "ModuleDict",
     "ModuleList",
