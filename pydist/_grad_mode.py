@@ -113,10 +113,37 @@ class set_grad_enabled(_GradMode):
         return super().__call__(function)
 
 
-def inference_mode(mode=True):
-    """no_grad() where mode is true, else a context that changes nothing; `@inference_mode` decorates too."""
-    if callable(mode):
-        return no_grad(mode)
-    new = _GradMode()
-    new._mode = not mode and _C.is_grad_enabled()
-    return new
+class inference_mode(_GradMode):
+    """no_grad, and tensors made inside are inference tensors: nothing keeps count of their in-place writes.
+
+    Outside, an inference tensor may be read, but RuntimeError says so where it would be saved for a gradient, written in place
+    or made to require grad; `clone()` gives a normal tensor. `inference_mode(False)` is normal mode within an outer one.
+
+    >>> import pydist
+    >>> w = pydist.ones(2, requires_grad=True)
+    >>> with pydist.inference_mode():
+    ...     y = w * 2
+    >>> y.is_inference(), y.requires_grad
+    (True, False)
+    """
+
+    __slots__ = ("_inference",)
+
+    def __new__(cls, mode=True):
+        new = object.__new__(cls)
+        if callable(mode):
+            new._mode = False
+            return new(mode)
+        new._mode = not mode
+        return new
+
+    def __enter__(self):
+        self._inference = _C._set_inference_mode(not self._mode)
+        super().__enter__()
+
+    def __exit__(self, *error):
+        _C._set_inference_mode(self._inference)
+        super().__exit__(*error)
+
+    def _copy(self):
+        return inference_mode(not self._mode)

@@ -403,6 +403,126 @@ def test_no_grad():
     assert seen == [True], "the mode belongs to a thread"
 
 
+@pytest.fixture(params=["pydist", "torch"])
+def lib(request):
+    """The library under test, or the reference."""
+    return pytest.importorskip(request.param)
+
+
+def test_inference_tensors(lib):
+    w = lib.ones(2, requires_grad=True)
+    normal = lib.zeros(2)
+    with lib.inference_mode():
+        assert lib.is_inference_mode_enabled() and not lib.is_grad_enabled()
+        made, y, view = lib.ones(2), w * 2, normal[:1]
+        assert made.is_inference() and y.is_inference() and not w.is_inference() and not view.is_inference() and not y.requires_grad
+        made.add_(1)
+        normal.add_(1)
+        with lib.enable_grad():
+            assert not (w * 2).requires_grad
+        with lib.inference_mode(False):
+            assert lib.is_grad_enabled() and (w * 2).requires_grad and not lib.ones(1).is_inference()
+        assert made[0].is_inference() and lib.is_inference_mode_enabled()
+    assert lib.is_grad_enabled() and not lib.is_inference_mode_enabled() and not lib.ones(1).is_inference()
+    assert made[:1].is_inference() and not made.clone().is_inference() and not (made + 1).is_inference() and normal._version == 1
+    assert (w + made).requires_grad, "nothing is saved"
+    for broken in (lambda: w * made, lambda: made.add_(1), lambda: made[0].zero_(), lambda: made.requires_grad_(), lambda: made._version,
+                   lambda: lib.add(normal, 1, out=made), lambda: made.__setitem__(0, 1.0)):  # fmt: skip
+        with pytest.raises(RuntimeError, match="[Ii]nference|inference"):
+            broken()
+    made = made.clone()
+    made[0] = 2
+    (w * made).sum().backward()
+    assert w.grad.tolist() == [2, 2]
+
+
+def test_inference_mode_decorates(lib):
+    x = lib.ones(1, requires_grad=True)
+
+    @lib.inference_mode
+    def plain():
+        return x * 2
+
+    @lib.inference_mode(mode=True)
+    def called():
+        return x * 2
+
+    @lib.inference_mode()
+    def several():
+        for _ in range(2):
+            got = yield x * 2
+            assert lib.is_inference_mode_enabled() and got == "sent"
+
+    assert plain().is_inference() and called().is_inference() and plain.__name__ == "plain"
+    body = several()
+    assert next(body).is_inference() and not lib.is_inference_mode_enabled() and body.send("sent").is_inference()
+    with pytest.raises(StopIteration):
+        body.send("sent")
+    with pytest.raises(Oops), lib.inference_mode():
+        raise Oops
+    assert not lib.is_inference_mode_enabled() and lib.is_grad_enabled()
+
+
+def test_backward_within_inference_mode():
+    x = leaf(1.0, 2.0)
+    y = (x * x).sum()
+    with pydist.inference_mode():
+        y.backward()
+    assert not x.grad.is_inference()
+    x.grad.add_(1)
+
+
+@pytest.mark.parametrize("name", ["no_grad", "enable_grad"])
+def test_modes_decorate_generators(lib, name):
+    mode = getattr(lib, name)
+    log = []
+
+    @mode()
+    def body():
+        try:
+            while True:
+                log.append(lib.is_grad_enabled())
+                try:
+                    yield lib.is_grad_enabled()
+                except KeyError:
+                    log.append(lib.is_grad_enabled())
+        finally:
+            log.append(lib.is_grad_enabled())
+
+    want = name == "enable_grad"
+    with lib.set_grad_enabled(not want):
+        g = body()
+        assert next(g) is want and lib.is_grad_enabled() is not want
+        assert g.throw(KeyError) is want and lib.is_grad_enabled() is not want
+        g.close()
+        assert lib.is_grad_enabled() is not want
+    assert log == [want] * 4
+    assert lib.is_grad_enabled()
+
+
+def test_set_grad_enabled(lib):
+    lib.set_grad_enabled(False)
+    try:
+        assert not lib.is_grad_enabled()
+        with lib.set_grad_enabled(True):
+            assert lib.is_grad_enabled()
+        assert not lib.is_grad_enabled()
+    finally:
+        lib.set_grad_enabled(True)
+
+    @lib.set_grad_enabled(False)
+    def off():
+        return lib.is_grad_enabled()
+
+    assert lib.is_grad_enabled() and off() is False and lib.is_grad_enabled()
+
+    @lib.no_grad()
+    def deep(n):
+        return lib.is_grad_enabled() if n == 0 else deep(n - 1)
+
+    assert deep(5) is False
+
+
 def test_detach_and_requires_grad():
     x = leaf(1.0, 2.0)
     y = x * 2

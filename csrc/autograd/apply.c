@@ -84,6 +84,8 @@ pd_status pd_check_writable(const char *op, const pd_tensor *t) {
     if (pd_tensor_overlaps_itself(t))
         return pd_fail(PD_E_RUNTIME, "%s: the tensor written, of shape %s, has elements that share memory (expected clone() first)",
                        op, pd_tensor_shape(t));
+    if (t->storage->inference && !pd_inference_mode)
+        return pd_fail(PD_E_RUNTIME, "%s: an inference tensor is written outside inference mode (expected clone() first)", op);
     if (!pd_grad_mode) return PD_OK;
     if ((t->meta && t->meta->sealed) || (t->base && t->base->meta && t->base->meta->sealed))
         return pd_fail(PD_E_RUNTIME, "%s: the tensor written came out of a custom Function as a view, or as an input that was returned as it "

@@ -404,14 +404,16 @@ static pd_status walk(run *r) {
 
 pd_status pd_engine_run(const pd_backward *b) {
     run r = {.b = b, .outer = current};
-    bool mode = pd_grad_mode;
+    bool mode = pd_grad_mode, inference = pd_inference_mode;
     current = &r;
     pd_grad_mode = b->create_graph;
+    pd_inference_mode = false; /* gradients are normal tensors, wherever backward is called */
     for (int k = 0; k < b->ninputs && b->out; k++) b->out[k] = NULL;
     pd_hooks_running++;
     pd_status status = walk(&r);
     pd_hooks_running--;
     pd_grad_mode = mode;
+    pd_inference_mode = inference;
     current = r.outer;
     for (size_t i = 0; i < r.count; i++) {
         entry *e = &r.entries[i];

@@ -183,6 +183,9 @@ pd_status pd_node_save(pd_node *n, int slot, pd_tensor *t, bool is_out, int inde
     s->index = (int16_t)index;
     s->is_out = is_out;
     if (!t) return PD_OK;
+    if (t->storage->inference)
+        return pd_fail(PD_E_RUNTIME, "%s: %s %d, of shape %s, is an inference tensor, which cannot be saved for the gradient (expected clone(), "
+                       "or no_grad)", pd_node_name(n), is_out ? "output" : "input", index, pd_tensor_shape(t));
     s->version = pd_tensor_version(t);
     if (index < 0 || (!is_out && n->edges[index].leaf)) pd_tensor_retain(s->t = t);
     else PD_TRY(pd_tensor_alias(t, false, &s->t));

@@ -299,7 +299,19 @@ static PyObject *f_set_grad_enabled(PyObject *module, PyObject *on) {
     bool was = pd_grad_mode;
     (void)module;
     if (want < 0) return NULL;
-    pd_grad_mode = want;
+    pd_grad_mode = want && !pd_inference_mode;
+    return PyBool_FromLong(was);
+}
+static PyObject *f_is_inference(PyObject *module, PyObject *unused) {
+    (void)module, (void)unused;
+    return PyBool_FromLong(pd_inference_mode);
+}
+static PyObject *f_set_inference(PyObject *module, PyObject *on) {
+    int want = PyObject_IsTrue(on);
+    bool was = pd_inference_mode;
+    (void)module;
+    if (want < 0) return NULL;
+    pd_inference_mode = want;
     return PyBool_FromLong(was);
 }
 
@@ -308,6 +320,8 @@ static PyMethodDef functions[] = {
     KW(backward, "backward(tensors, grad_tensors=None, retain_graph=None, create_graph=False)\n\nAdds the gradients of the tensors to the .grad of the leaves."),
     KW(grad, "grad(outputs, inputs, grad_outputs=None, retain_graph=None, create_graph=False, allow_unused=False)\n\nThe gradients of the outputs with respect to the inputs, as a tuple."),
     {"is_grad_enabled", f_is_grad_enabled, METH_NOARGS, "is_grad_enabled()\n\nWhether ops are recorded in this thread."},
+    {"is_inference_mode_enabled", f_is_inference, METH_NOARGS, "is_inference_mode_enabled()\n\nWhether tensors made now in this thread are inference tensors."},
+    {"_set_inference_mode", f_set_inference, METH_O, "_set_inference_mode(mode): returns what it was; see inference_mode."},
     {"set_grad_enabled", f_set_grad_enabled, METH_O, "set_grad_enabled(mode)\n\nTurns recording on or off in this thread; returns what it was."},
     {0},
 };

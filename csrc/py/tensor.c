@@ -159,7 +159,12 @@ GETTER(shape) { (void)unused; T; return pd_py_size(t->ndim, t->size); }
 GETTER(dtype) { (void)unused; T; return Py_NewRef(pd_py.dtypes[t->dtype]); }
 GETTER(device) { (void)self, (void)unused; return Py_NewRef(pd_py.cpu); }
 GETTER(ndim) { (void)unused; T; return PyLong_FromLong(t->ndim); }
-GETTER(version) { (void)unused; T; return PyLong_FromUnsignedLong(pd_tensor_version(t)); }
+GETTER(version) {
+    (void)unused;
+    T;
+    if (t->storage->inference) return PyErr_Format(PyExc_RuntimeError, "_version: an inference tensor keeps no version");
+    return PyLong_FromUnsignedLong(pd_tensor_version(t));
+}
 GETTER(requires_grad) { (void)unused; T; return PyBool_FromLong(pd_tensor_wants_grad(t)); }
 GETTER(base) { (void)unused; T; return pd_py_wrap(t->base); }
 
@@ -215,6 +220,10 @@ static int set_requires_grad(PyObject *self, PyObject *value, void *unused) {
     }
     if (want && !pd_dtype_is_float((pd_dtype)t->dtype)) {
         PyErr_Format(PyExc_RuntimeError, "only floating tensors can require gradients, got %s", pd_dtype_name((pd_dtype)t->dtype));
+        return -1;
+    }
+    if (want && t->storage->inference && !pd_inference_mode) {
+        PyErr_SetString(PyExc_RuntimeError, "requires_grad: an inference tensor cannot require grad outside inference mode (expected clone() first)");
         return -1;
     }
     if (!(t->meta && t->meta->grad_fn)) t->requires_grad = want;
@@ -316,6 +325,7 @@ METHOD(element_size) { (void)args; T; return PyLong_FromSize_t(pd_dtype_size((pd
 METHOD(storage_offset) { (void)args; T; return PyLong_FromLongLong(t->offset); }
 METHOD(data_ptr) { (void)args; T; return PyLong_FromVoidPtr(pd_tensor_data(t)); }
 METHOD(is_contiguous) { (void)args; T; return PyBool_FromLong(pd_tensor_is_contiguous(t)); }
+METHOD(is_inference) { (void)args; T; return PyBool_FromLong(t->storage->inference); }
 METHOD(is_floating_point) { (void)args; T; return PyBool_FromLong(pd_dtype_is_float((pd_dtype)t->dtype)); }
 
 static PyObject *item_of(const pd_tensor *t) {
@@ -536,6 +546,7 @@ static PyMethodDef methods[] = {
     {"data_ptr", m_data_ptr, METH_NOARGS, "data_ptr()\n\nAddress of the first element."},
     {"is_contiguous", m_is_contiguous, METH_NOARGS, "is_contiguous()\n\nTrue where the elements lie in C order without gaps."},
     {"is_floating_point", m_is_floating_point, METH_NOARGS, "is_floating_point()\n\nTrue for floating dtypes."},
+    {"is_inference", m_is_inference, METH_NOARGS, "is_inference()\n\nWhether the memory was made in inference mode."},
     {"item", m_item, METH_NOARGS, "item()\n\nThe one element as a Python number."},
     {"tolist", m_tolist, METH_NOARGS, "tolist()\n\nNested lists of Python numbers."},
     {"contiguous", m_contiguous, METH_NOARGS, "contiguous()\n\nThis tensor, or a contiguous copy."},

@@ -6,12 +6,13 @@
 #include "base/mem.h"
 #include "device/shared.h"
 
+_Thread_local bool pd_inference_mode;
 static atomic_int_fast64_t live;
 
 static pd_status make(const pd_device *device, size_t bytes, pd_storage **out) {
     pd_storage *s;
     PD_TRY(pd_malloc(sizeof *s, "storage", &s));
-    *s = (pd_storage){.refs = 1, .bytes = bytes, .device = device, .shared = -1};
+    *s = (pd_storage){.refs = 1, .bytes = bytes, .device = device, .shared = -1, .inference = pd_inference_mode};
     atomic_fetch_add_explicit(&live, 1, memory_order_relaxed);
     *out = s;
     return PD_OK;

@@ -12,11 +12,14 @@ typedef struct pd_storage {
     size_t bytes;
     const pd_device *device;
     atomic_uint version;       /* writes so far, bumped by in-place ops */
+    bool inference;            /* made in inference mode: no version is kept of it, so no gradient can need it */
     bool read_only;            /* memory of somebody who lent it for reading: in-place ops raise */
     void (*drop)(void *ctx);   /* foreign memory: called instead of freeing data */
     void *ctx;
     int shared;                /* descriptor of the memory that other processes may map, or -1 */
 } pd_storage;
+
+extern _Thread_local bool pd_inference_mode;
 
 pd_status pd_storage_new(const pd_device *device, size_t bytes, pd_storage **out);
 /* Memory of somebody else, given back by drop(ctx) when the last reference goes (maybe in a thread without the GIL). */
