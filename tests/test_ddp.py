@@ -48,9 +48,9 @@ def difference(a, b):
 
 
 @pytest.mark.parametrize("world", [2, 3, 4])
-@pytest.mark.parametrize("cap", [None, 0.0005])
+@pytest.mark.parametrize("cap", [None, 0.0005, 1 / (1 << 20)])
 def test_equals_one_process(world, cap):
-    """World sizes with one bucket and with many."""
+    """World sizes with one bucket, with many, and with one for each parameter."""
 
     def work(rank):
         model = DistributedDataParallel(net(), bucket_cap_mb=cap)
@@ -180,12 +180,323 @@ def test_failed_backward_then_next_step():
     assert difference(a, b) == 0 and difference(a, [p.grad for p in model.parameters()]) < 1e-12
 
 
-def test_different_models_are_refused():
-    def work(rank):
-        return DistributedDataParallel(nn.Linear(2 + rank, 1))
+class ConvNet(nn.Module):
+    """Convolutions, pooling, and batch norm as evaluation uses it: no statistics that depend on the batch."""
 
-    with pytest.raises(RuntimeError, match=r"parameter 0 differs.*weight"):
-        threads.run(work, 2)
+    def __init__(self):
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv2d(1, 4, 3, padding=1), nn.Conv2d(4, 8, 3, stride=2)
+        self.norm = nn.BatchNorm2d(4).eval()
+        self.norm.running_mean.uniform_(-1, 1), self.norm.running_var.uniform_(0.5, 2)
+        self.head = nn.Linear(8 * 3 * 3, 3)
+
+    def forward(self, x):
+        x = self.conv2(nn.functional.relu(self.norm(self.conv1(x.view(-1, 1, 8, 8)))))
+        return self.head(nn.functional.relu(x).view(-1, 72))
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+@pytest.mark.parametrize("cap", [25, 0.002])
+def test_convolutions_equal_one_process(world, cap):
+    def steps(model, rank, world):
+        sgd = pydist.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+        generator = pydist.Generator().manual_seed(1)
+        for _ in range(8):
+            x = pydist.randn(12, 64, generator=generator, dtype=pydist.float64)
+            y = (x.sum(1) > 0).long()
+            mine = slice(rank * 12 // world, (rank + 1) * 12 // world)
+            sgd.zero_grad()
+            nn.functional.cross_entropy(model(x[mine]), y[mine]).backward()
+            sgd.step()
+        return [p.detach().clone() for p in model.parameters()]
+
+    def work(rank):
+        pydist.manual_seed(rank)  # rank 0's values and buffers win
+        return steps(DistributedDataParallel(ConvNet().double(), bucket_cap_mb=cap), rank, world)
+
+    pydist.manual_seed(0)
+    single, results = steps(ConvNet().double(), 0, 1), threads.run(work, world)
+    for params in results:
+        assert difference(params, single) < 1e-9 and difference(params, results[0]) == 0
+
+
+def double_ones(*shape):
+    return pydist.ones(*shape, dtype=pydist.float64)
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_gradients_stay_views_of_buckets(set_to_none):
+    def work(rank):
+        model, places = DistributedDataParallel(net()), []
+        params = list(model.parameters())
+        sgd = pydist.optim.SGD(params, lr=0.1)
+        for step in range(3):
+            sgd.zero_grad(set_to_none=set_to_none)
+            model(double_ones(2, 6) * (rank + 1)).sum().backward()
+            places.append([p.grad.data_ptr() for p in params])
+        assert places[0] == places[1] == places[2]
+        return [p.grad.clone() for p in params]
+
+    model = net()
+    (sum(model(double_ones(2, 6) * (r + 1)).sum() for r in range(2)) / 2).backward()
+    a, b = threads.run(work, 2)
+    assert difference(a, b) == 0 and difference(a, [p.grad for p in model.parameters()]) < 1e-12
+
+
+def test_several_forwards_before_one_backward():
+    """Also with batch norm in evaluation, whose buffers each forward brings again while the first graph needs them."""
+
+    def build():
+        pydist.manual_seed(2)
+        return nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4).eval(), nn.Linear(4, 2)).double()
+
+    def loss(model, scale):
+        return sum(model(double_ones(2, 6) * scale * k).square().sum() for k in (1, 2, 3))
+
+    def work(rank):
+        model = DistributedDataParallel(build(), bucket_cap_mb=0.0001)
+        loss(model, rank + 1).backward()
+        return [p.grad.clone() for p in model.parameters()]
+
+    model = build()
+    ((loss(model, 1) + loss(model, 2)) / 2).backward()
+    a, b = threads.run(work, 2)
+    assert difference(a, b) == 0 and difference(a, [p.grad for p in model.parameters()]) < 1e-9
+
+
+def test_two_backwards_after_two_forwards():
+    """Each backward reduces its own part (PyTorch leaves the second one unreduced)."""
+
+    def work(rank):
+        model = DistributedDataParallel(net())
+        first, second = model(double_ones(2, 6) * (rank + 1)).sum(), model(double_ones(2, 6) * 5 * rank).sum()
+        first.backward()
+        second.backward()
+        return [p.grad.clone() for p in model.parameters()]
+
+    model = net()
+    inputs = [double_ones(2, 6) * scale for scale in (1, 0, 2, 5)]
+    (sum(model(x).sum() for x in inputs) / 2).backward()
+    a, b = threads.run(work, 2)
+    assert difference(a, b) == 0 and difference(a, [p.grad for p in model.parameters()]) < 1e-12
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False)
+        self.second.weight = self.first.weight
+
+    def forward(self, x):
+        return self.second(nn.functional.relu(self.first(x)))
+
+
+def test_shared_parameters():
+    def build():
+        pydist.manual_seed(4)
+        return Tied().double()
+
+    def work(rank):
+        model = DistributedDataParallel(build())
+        assert len(list(model.parameters())) == 1
+        assert sorted(model.state_dict()) == ["module.first.weight", "module.second.weight"]
+        for _ in range(2):
+            model.zero_grad()
+            model(double_ones(1, 3) * (rank + 1)).sum().backward()
+        return model.module.first.weight.grad.clone()
+
+    model = build()
+    ((model(double_ones(1, 3)).sum() + model(double_ones(1, 3) * 2).sum()) / 2).backward()
+    a, b = threads.run(work, 2)
+    assert difference([a], [b]) == 0 and difference([a], [model.first.weight.grad]) < 1e-12
+
+
+def test_frozen_parameters(capfd):
+    """Frozen before the wrap: not reduced. Frozen later: keeps no bucket waiting, gets no gradient and no warning.
+    Thawed: takes part again."""
+
+    def work(rank):
+        model = net()
+        model[0].weight.requires_grad_(False)
+        ddp = DistributedDataParallel(model, bucket_cap_mb=0.0001)
+        model[4].bias.requires_grad_(False)
+        x = double_ones(2, 6) * (rank + 1)
+        ddp(x).sum().backward()
+        assert model[0].weight.grad is None and model[4].bias.grad is None
+        model[4].bias.requires_grad_(True)
+        ddp.zero_grad()
+        ddp(x).sum().backward()
+        return [p.grad.clone() for p in model.parameters() if p.grad is not None]
+
+    a, b = threads.run(work, 2)
+    assert len(a) == 5 and difference(a, b) == 0 and a[-1].tolist() == [2.0] * 3
+    assert "no gradient" not in capfd.readouterr().err
+
+
+def test_unused_parameters_are_named_once(capfd):
+    def work(rank):
+        model = DistributedDataParallel(Branches())
+        for _ in range(3):
+            model(double_ones(1, 2), True).sum().backward()
+
+    threads.run(work, 2)
+    said = [line for line in capfd.readouterr().err.splitlines() if "no gradient" in line]
+    assert sorted(line.split(": ")[1] for line in said) == ["rank 0", "rank 1"]
+    assert all("right.weight, right.bias, never.weight, never.bias" in line for line in said)
+
+
+def test_gradient_used_by_some_ranks_in_some_steps():
+    """.grad left by an earlier step counts again only where the user did not clear it."""
+
+    def work(rank):
+        pydist.manual_seed(1)
+        model = DistributedDataParallel(Branches())
+        seen = []
+        for step in range(4):
+            model.zero_grad()
+            model(double_ones(1, 2), (step + rank) % 2 == 0 or step == 3).sum().backward()
+            seen += [p.grad.clone() for p in model.parameters() if p.grad is not None]
+        return len(seen), seen
+
+    (n, a), (m, b) = threads.run(work, 2)
+    assert n == m == 4 + 4 + 4 + 2 and difference(a, b) == 0
+    assert all(set(g.reshape(-1).tolist()) == {0.5} for g in a[:12]) and set(a[-1].tolist()) == {1.0}
+
+
+def test_requires_backward_grad_sync():
+    def work(rank):
+        model = DistributedDataParallel(net())
+        model.require_backward_grad_sync = False
+        model(double_ones(1, 6) * (rank + 1)).sum().backward()
+        alone = next(model.parameters()).grad.clone()
+        model.require_backward_grad_sync = True
+        with model.no_sync():
+            assert not model.require_backward_grad_sync
+        assert model.require_backward_grad_sync
+        return alone
+
+    a, b = threads.run(work, 2)
+    assert difference([a], [b]) > 0
+
+
+def test_buffers_follow_rank_0():
+    """As in PyTorch: before a forward that follows a synchronised one, not between micro-batches."""
+
+    class Counter(nn.Module):
+        def __init__(self, value):
+            super().__init__()
+            self.weight = nn.Parameter(pydist.ones(1))
+            self.register_buffer("mean", pydist.full((2,), float(value)))
+            self.register_buffer("count", pydist.tensor(value))
+
+        def forward(self, x):
+            return x * self.weight
+
+    def work(rank):
+        def forward():
+            model(pydist.ones(1)).sum().backward()
+            return model.module.mean.tolist(), model.module.count.item()
+
+        def spoil():
+            model.module.mean.fill_(7.0 + rank)
+            model.module.count.fill_(7 + rank)
+
+        model = DistributedDataParallel(Counter(rank))
+        assert forward() == ([0.0, 0.0], 0)
+        spoil()
+        assert forward() == ([7.0, 7.0], 7)
+        with model.no_sync():
+            spoil()
+            assert forward() == ([7.0, 7.0], 7)
+            spoil()
+            assert forward() == ([7.0 + rank] * 2, 7 + rank)
+        apart = DistributedDataParallel(Counter(rank), broadcast_buffers=False, init_sync=False)
+        apart(pydist.ones(1)).sum().backward()
+        assert apart.module.count.item() == rank
+
+    threads.run(work, 2)
+
+
+def test_construction_takes_rank_0s_values():
+    def work(rank):
+        pydist.manual_seed(rank)
+        model = DistributedDataParallel(nn.Sequential(nn.Linear(600, 600), nn.BatchNorm1d(600), nn.Linear(600, 2).half()))
+        apart = DistributedDataParallel(nn.Linear(3, 3), init_sync=False)
+        return [p.tolist() for p in model.parameters()], apart.module.weight.tolist()
+
+    (a, apart_a), (b, apart_b) = threads.run(work, 2)
+    assert a == b and apart_a != apart_b
+
+
+def test_parameters_to_ignore():
+    def work(rank):
+        model = net()
+        model._ddp_params_and_buffers_to_ignore = ["0.weight"]
+        ddp = DistributedDataParallel(model)
+        ddp(double_ones(1, 6) * (rank + 1)).sum().backward()
+        return [p.grad.clone() for p in ddp.parameters()]
+
+    a, b = threads.run(work, 2)
+    assert difference(a[:1], b[:1]) > 0 and difference(a[1:], b[1:]) == 0
+
+
+def test_copies():
+    import copy
+
+    def work(rank):
+        model = DistributedDataParallel(net())
+        twin = copy.deepcopy(model)
+        twin(double_ones(1, 6) * (rank + 1)).sum().backward()
+        assert next(model.parameters()).grad is None
+        return [p.grad.clone() for p in twin.parameters()]
+
+    a, b = threads.run(work, 2)
+    assert difference(a, b) == 0
+
+
+def test_pytorchs_arguments():
+    hooked = nn.Linear(2, 2)
+    DistributedDataParallel(
+        nn.Linear(2, 2), [0], 0, 0, True, True, pydist.distributed.group.WORLD, 25, True, True, True, True,
+        [("weight", hooked.weight)], hooked.weight, None, None, True, None, True, False,
+    )  # fmt: skip
+    for name in ("mixed_precision", "device_mesh", "bucket_cap_mb_list"):
+        with pytest.raises(NotImplementedError, match=name):
+            DistributedDataParallel(nn.Linear(2, 2), **{name: [1]})
+    for wrong, kind, text in (
+        ({"device_ids": [0, 1]}, ValueError, "device_ids is \\[0, 1\\]"),
+        ({"delay_all_reduce_named_params": []}, ValueError, "belong together"),
+        ({"bucket_cap_mb": 0}, ValueError, "bucket_cap_mb is 0"),
+        ({"process_group": 3}, TypeError, "group is int"),
+    ):
+        with pytest.raises(kind, match=text):
+            DistributedDataParallel(nn.Linear(2, 2), **wrong)
+    with pytest.raises(TypeError, match="module is function"):
+        DistributedDataParallel(net)
+
+
+@pytest.mark.parametrize("build, text", [
+    (lambda rank: nn.Linear(2 + rank, 1), r"parameter 0 differs.*rank 0 has weight .*\[1, 2\], rank 1 has weight .*\[1, 3\]"),
+    (lambda rank: nn.Linear(2, 1).to((pydist.float32, pydist.float64)[rank]), "float32 .*, rank 1 has weight pydist.float64"),
+    (lambda rank: nn.Linear(2, 1, bias=rank == 0), "parameter 1 differs .* rank 0 has bias .*, rank 1 has nothing"),
+    (lambda rank: nn.Sequential(*[nn.Linear(2, 1)] * 1, *[nn.BatchNorm1d(1)] * rank), "rank 1 has 1.weight"),
+    (lambda rank: nn.Sequential(nn.Linear(2, 1), nn.BatchNorm1d(1, track_running_stats=rank == 0)), "buffer 0 differs"),
+    (lambda rank: nn.Linear(2, 1).requires_grad_(rank == 0) if rank == 0 else freeze(nn.Linear(2, 1)), "weight .* frozen"),
+])  # fmt: skip
+def test_different_models_are_refused(build, text):
+    """On every rank, with the same text."""
+
+    def work(rank):
+        with pytest.raises(RuntimeError, match=text) as raised:
+            DistributedDataParallel(build(rank))
+        return str(raised.value)
+
+    assert len(set(threads.run(work, 2))) == 1
+
+
+def freeze(linear):
+    linear.weight.requires_grad_(False)
+    return linear
 
 
 def test_bad_arguments():

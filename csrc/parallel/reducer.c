@@ -19,7 +19,7 @@ typedef struct slot { /* a parameter */
 
 typedef struct bucket {
     pd_segment *segment;
-    int waiting;          /* parameters that have not fired yet */
+    int waiting;          /* parameters that have not fired yet, frozen ones left out */
     pd_work *work;        /* NULL: not started */
 } bucket;
 
@@ -42,7 +42,6 @@ bool pd_reducer_get_sync(const pd_reducer *r) { return r->sync; }
 
 static void forget_backward(pd_reducer *r) {
     for (int b = 0; b < r->layout.nbuckets; b++) {
-        r->buckets[b].waiting = r->layout.buckets[b].count;
         if (r->buckets[b].work) pd_work_release(r->buckets[b].work);
         r->buckets[b].work = NULL;
     }
@@ -74,10 +73,32 @@ static bool used_somewhere(pd_reducer *r, int param) {
 
 /* ---- during backward ---------------------------------------------------------------------------------------------------- */
 
+/* The gradient is in the bucket: put there by the engine, or here where the user gave .grad another tensor. */
+static pd_status bring_home(slot *s) {
+    pd_meta *m = s->param->meta;
+    if (!m->grad || m->grad == s->home) return PD_OK;
+    if (m->grad->storage != s->home->storage || m->grad->offset != s->home->offset)
+        PD_TRY(pd_engine.copy_into(s->home, m->grad));
+    pd_tensor_release(m->grad);
+    pd_tensor_retain(m->grad = s->home);
+    return PD_OK;
+}
+
+/* A parameter without a gradient in this backward counts as zero, or as what an earlier one left in .grad. */
+static pd_status fill_in(slot *s) {
+    if (s->param->meta->grad) return bring_home(s);
+    memset(pd_tensor_data(s->home), 0, pd_tensor_bytes(s->home));
+    return PD_OK;
+}
+
 static pd_status start_bucket(pd_reducer *r, int b) {
     const pd_bucket_span *span = &r->layout.buckets[b];
     bool last = b == r->layout.nbuckets - 1;
     int64_t count = last ? r->flags_at + r->n : span->numel;
+    for (int k = span->first; k < span->first + span->count; k++) {
+        slot *s = &r->slots[r->layout.pieces[k].param];
+        if (!s->fired) PD_TRY(fill_in(s));
+    }
     if (last) write_flags(r);
     return pd_group_all_reduce(r->group, pd_segment_ptr(r->buckets[b].segment), count, span->dtype, PD_REDUCE_SUM,
                                1.0 / pd_group_size(r->group), r->site, r->buckets[b].segment, &r->buckets[b].work);
@@ -92,22 +113,12 @@ static pd_status start_full(pd_reducer *r) {
     return PD_OK;
 }
 
-/* The gradient is in the bucket: put there by the engine, or here where the user gave .grad another tensor. */
-static pd_status bring_home(slot *s) {
-    pd_meta *m = s->param->meta;
-    if (!m->grad || m->grad == s->home) return PD_OK;
-    if (m->grad->storage != s->home->storage || m->grad->offset != s->home->offset) PD_TRY(pd_engine.copy_into(s->home, m->grad));
-    pd_tensor_release(m->grad);
-    pd_tensor_retain(m->grad = s->home);
-    return PD_OK;
-}
-
 static void warn_unused(pd_reducer *r) {
     char names[512] = "";
     int missing = 0;
     if (r->warned) return;
     for (int i = 0; i < r->n; i++) {
-        if (r->slots[i].fired) continue;
+        if (r->slots[i].fired || !r->slots[i].param->requires_grad) continue;
         size_t used = strlen(names);
         if (missing++ < 8) snprintf(names + used, sizeof names - used, "%s%s", used ? ", " : "", r->slots[i].name);
     }
@@ -119,13 +130,6 @@ static void warn_unused(pd_reducer *r) {
 
 static pd_status finish(pd_reducer *r) {
     warn_unused(r);
-    for (int i = 0; i < r->n; i++) {
-        slot *s = &r->slots[i];
-        if (s->fired) continue;
-        pd_meta *m = s->param->meta;
-        if (m->grad) PD_TRY(bring_home(s)); /* from an earlier backward: the same part again */
-        else memset(pd_tensor_data(s->home), 0, pd_tensor_bytes(s->home));
-    }
     for (; r->next < r->layout.nbuckets; r->next++) PD_TRY(start_bucket(r, r->next));
     for (int b = 0; b < r->layout.nbuckets; b++) PD_TRY(pd_work_wait(r->buckets[b].work, -1));
     for (int i = 0; i < r->n; i++) {
@@ -150,16 +154,23 @@ static pd_status at_end(void *ctx, void *arg) {
 
 static void drop(void *reducer);
 
+/* Frozen parameters, which requires_grad_(False) may have made after the wrap, hold no bucket back. */
+static pd_status begin_backward(pd_reducer *r) {
+    PD_TRY(pd_engine_at_end((pd_closure){.call = at_end, .drop = drop, .ctx = r}));
+    r->refs++;
+    r->running = true;
+    for (int b = 0; b < r->layout.nbuckets; b++) r->buckets[b].waiting = 0;
+    for (int i = 0; i < r->n; i++)
+        if (r->slots[i].param->requires_grad) r->buckets[r->slots[i].piece->bucket].waiting++;
+    return PD_OK;
+}
+
 static pd_status on_ready(void *ctx, void *leaf) {
     slot *s = ctx;
     pd_reducer *r = s->r;
     (void)leaf;
     if (!r->sync) return PD_OK;
-    if (!r->running) {
-        r->running = true;
-        PD_TRY(pd_engine_at_end((pd_closure){.call = at_end, .drop = drop, .ctx = r}));
-        r->refs++;
-    }
+    if (!r->running) PD_TRY(begin_backward(r));
     if (s->fired)
         return pd_fail(PD_E_DIST, "DistributedDataParallel: parameter %s got a gradient twice before the buckets were reduced", s->name);
     PD_TRY(bring_home(s));
@@ -197,9 +208,13 @@ static pd_status make_bucket(pd_reducer *r, int b) {
         const pd_piece *piece = &r->layout.pieces[k];
         slot *s = &r->slots[piece->param];
         s->piece = piece;
-        status = pd_tensor_alias(s->param, false, &s->home);
+        status = pd_tensor_shell(&s->home);
         if (status) break;
-        pd_storage_release(s->home->storage);
+        s->home->dtype = s->param->dtype; /* the parameter's geometry, and nothing else of it */
+        s->home->ndim = s->param->ndim;
+        s->home->numel = s->param->numel;
+        memcpy(s->home->size, s->param->size, sizeof s->home->size);
+        memcpy(s->home->stride, s->param->stride, sizeof s->home->stride);
         pd_storage_retain(s->home->storage = storage);
         s->home->offset = piece->offset;
     }

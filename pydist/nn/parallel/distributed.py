@@ -3,8 +3,6 @@
 from contextlib import contextmanager
 
 from pydist import _C
-from pydist._grad_mode import no_grad
-from pydist.distributed.collectives import broadcast
 from pydist.distributed.process_group import current
 from pydist.nn.modules.module import Module
 from pydist.nn.parallel._agreement import check_agreement
@@ -12,16 +10,36 @@ from pydist.nn.parallel._agreement import check_agreement
 _MIB = 1 << 20
 
 
+def _refuse_what_is_not_here(device_ids, delayed, hooked, mixed_precision, device_mesh, caps):
+    """Arguments that would change results or placement, and that this version does not know."""
+    if device_ids is not None and len(device_ids) > 1:
+        raise ValueError(f"DistributedDataParallel: device_ids is {device_ids} (expected one device a rank, or None)")
+    if (delayed is None) != (hooked is None):
+        raise ValueError(
+            "DistributedDataParallel: delay_all_reduce_named_params and param_to_hook_all_reduce belong together"
+        )
+    for name, value in (("mixed_precision", mixed_precision), ("device_mesh", device_mesh), ("bucket_cap_mb_list", caps)):
+        if value is not None:
+            raise NotImplementedError(f"DistributedDataParallel: {name} is not there yet (expected None)")
+
+
 class DistributedDataParallel(Module):
-    """Wraps `module`: backward leaves in each parameter's .grad the mean over all ranks.
+    """Wraps `module`: backward leaves in each parameter's .grad the mean over all ranks, with the same bits everywhere.
 
     At construction the ranks compare names, shapes and dtypes of all parameters and buffers (RuntimeError on every rank
-    naming the first that differs) and take rank 0's values (init_sync). Gradients are views of buckets of
-    `bucket_cap_mb` MiB (25; then the first has 1 MiB), each reduced as soon as it is full. Parameters that a forward
-    pass does not use are handled at no cost; `find_unused_parameters`, `gradient_as_bucket_view` and `static_graph` are
-    accepted and mean nothing here. With `broadcast_buffers` every forward pass starts from rank 0's buffers.
+    naming the first that differs and the rank) and take rank 0's values (init_sync). Gradients are views of buckets of
+    `bucket_cap_mb` MiB (25; then the first has 1 MiB), each reduced as soon as it is full. Parameters that a backward
+    does not reach count as zero on that rank and are named once in a warning; those that no rank reached keep their
+    .grad. A parameter may be frozen later. With `broadcast_buffers` (or its new name `forward_sync_buffers`) a forward
+    pass that follows one that was synchronised starts from rank 0's buffers.
 
-    In a world of one it only calls the module.
+    In a world of one it only calls the module. RuntimeError where no parameter requires a gradient.
+
+    These arguments of PyTorch's are accepted and change nothing, because what they ask for holds anyway or has no
+    meaning on CPUs: device_ids (at most one), output_device, dim, find_unused_parameters, check_reduction,
+    gradient_as_bucket_view, static_graph, delay_all_reduce_named_params with param_to_hook_all_reduce (all gradients are
+    ready at the end of backward), skip_all_reduce_unused_params, batched_grad_copy. mixed_precision, device_mesh and
+    bucket_cap_mb_list raise NotImplementedError.
 
     >>> import pydist
     >>> model = pydist.nn.parallel.DistributedDataParallel(pydist.nn.Linear(2, 1))
@@ -36,7 +54,7 @@ class DistributedDataParallel(Module):
         device_ids=None,
         output_device=None,
         dim=0,
-        broadcast_buffers=True,
+        broadcast_buffers=None,
         init_sync=True,
         process_group=None,
         bucket_cap_mb=None,
@@ -44,51 +62,118 @@ class DistributedDataParallel(Module):
         check_reduction=False,
         gradient_as_bucket_view=False,
         static_graph=False,
+        delay_all_reduce_named_params=None,
+        param_to_hook_all_reduce=None,
+        mixed_precision=None,
+        device_mesh=None,
+        skip_all_reduce_unused_params=False,
+        bucket_cap_mb_list=None,
+        batched_grad_copy=False,
+        forward_sync_buffers=None,
     ):
         super().__init__()
-        named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
-        if not named:
+        if not isinstance(module, Module):
+            raise TypeError(f"DistributedDataParallel: module is {type(module).__name__} (expected a Module)")
+        _refuse_what_is_not_here(
+            device_ids, delay_all_reduce_named_params, param_to_hook_all_reduce, mixed_precision, device_mesh,
+            bucket_cap_mb_list,
+        )  # fmt: skip
+        cap = 25 * _MIB if bucket_cap_mb is None else int(bucket_cap_mb * _MIB)
+        if cap < 1:
+            raise ValueError(f"DistributedDataParallel: bucket_cap_mb is {bucket_cap_mb} (expected at least a byte)")
+        self.module = module
+        self.training = module.training
+        self.process_group = current(process_group)
+        self.device_ids, self.output_device, self.dim = device_ids, output_device, dim
+        self.find_unused_parameters, self.static_graph = find_unused_parameters, static_graph
+        self.gradient_as_bucket_view = True
+        given = [flag for flag in (forward_sync_buffers, broadcast_buffers) if flag is not None]
+        self.broadcast_buffers = given[0] if given else True
+        self.require_forward_param_sync = True  # the next forward starts from rank 0's buffers
+        self.parameters_to_ignore = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
+        self._bucket_bytes = cap, _MIB if bucket_cap_mb is None else cap
+        if not self._reduced():
             raise RuntimeError(
                 "DistributedDataParallel is not needed when a module doesn't have any parameters that require a "
                 "gradient."
             )
-        self.module = module
-        self.process_group = current(process_group)
-        self.broadcast_buffers = broadcast_buffers
-        self.training = module.training
         self._check_same_module()
         if init_sync:
-            self._take_from_first([*module.parameters(), *module.buffers()])
-        cap = 25 * _MIB if bucket_cap_mb is None else int(bucket_cap_mb * _MIB)
-        first = _MIB if bucket_cap_mb is None else cap
-        names, params = zip(*named)
-        self.reducer = _C.Reducer(list(params), list(names), self.process_group, cap, first)
+            self._take_from_first([p for _, p in self._kept(module.named_parameters())])
+            self._take_from_first([b for _, b in self._kept(module.named_buffers())])
+        self._make_reducer()
+
+    def _kept(self, named):
+        return [(name, tensor) for name, tensor in named if name not in self.parameters_to_ignore]
+
+    def _reduced(self):
+        return [(name, p) for name, p in self._kept(self.module.named_parameters()) if p.requires_grad]
+
+    def _make_reducer(self):
+        names, params = zip(*self._reduced())
+        self.reducer = _C.Reducer(list(params), list(names), self.process_group, *self._bucket_bytes)
 
     def _check_same_module(self):
-        lines = [f"{name} {p.dtype} {list(p.shape)}" for name, p in self.module.named_parameters()]
-        check_agreement("DistributedDataParallel: parameter", lines, self.process_group)
-        lines = [f"{name} {b.dtype} {list(b.shape)}" for name, b in self.module.named_buffers()]
-        check_agreement("DistributedDataParallel: buffer", lines, self.process_group)
+        for kind in ("parameter", "buffer"):
+            named = self._kept(getattr(self.module, f"named_{kind}s")())
+            lines = [f"{name} {t.dtype} {list(t.shape)}{'' if t.requires_grad else ' frozen'}" for name, t in named]
+            check_agreement(f"DistributedDataParallel: {kind}", lines, self.process_group)
 
     def _take_from_first(self, tensors):
-        with no_grad():
-            for tensor in tensors:
-                broadcast(tensor.detach(), 0, self.process_group)
+        """Rank 0's values, in one message for all small tensors of a dtype. `.data`: graphs that have saved a buffer
+        stay valid, since a later forward brings the values that are there already."""
+        if self.process_group.size == 1:
+            return
+        small = {}
+        for tensor in tensors:
+            if tensor.numel() * tensor.dtype.itemsize > _MIB:
+                self.process_group.broadcast(tensor.data, 0)
+            else:
+                small.setdefault(tensor.dtype, []).append(tensor.data)
+        for together in small.values():
+            self.process_group.broadcast(together, 0)
 
     def forward(self, *args, **kwargs):
-        if self.reducer.sync:
-            if self.broadcast_buffers:
-                self._take_from_first(self.module.buffers())
-            if _C.is_grad_enabled():
-                self.reducer.prepare()
+        if self.broadcast_buffers and self.require_forward_param_sync:
+            self._take_from_first([b for _, b in self._kept(self.module.named_buffers())])
+        self.require_forward_param_sync = self.reducer.sync and _C.is_grad_enabled()
+        if self.require_forward_param_sync:
+            self.reducer.prepare()
         return self.module(*args, **kwargs)
+
+    @property
+    def require_backward_grad_sync(self):
+        """Whether backwards reduce; False: gradients add up on their own rank, as in no_sync."""
+        return self.reducer.sync
+
+    @require_backward_grad_sync.setter
+    def require_backward_grad_sync(self, on):
+        self.reducer.sync = on
 
     @contextmanager
     def no_sync(self):
         """Inside, gradients only add up on their own rank; the first backward after it reduces the sum. Forward and
-        backward have to stand inside."""
+        backward have to stand inside.
+
+        >>> import pydist
+        >>> model = pydist.nn.parallel.DistributedDataParallel(pydist.nn.Linear(1, 1))
+        >>> with model.no_sync():
+        ...     model(pydist.ones(1, 1)).sum().backward()
+        >>> model(pydist.ones(1, 1)).sum().backward()
+        >>> model.module.bias.grad.tolist()
+        [2.0]
+        """
         before, self.reducer.sync = self.reducer.sync, False
         try:
             yield
         finally:
             self.reducer.sync = before
+
+    def __getstate__(self):
+        return {name: value for name, value in self.__dict__.items() if name not in ("process_group", "reducer")}
+
+    def __setstate__(self, state):
+        """A copy or unpickled wrapper joins the default group; all ranks have to do it."""
+        self.__dict__.update(state)
+        self.process_group = current()
+        self._make_reducer()
