@@ -5,7 +5,7 @@ import math
 import threading
 import time
 import traceback
-from collections import namedtuple
+from collections import OrderedDict, namedtuple
 
 import pytest
 
@@ -13,15 +13,19 @@ import pydist
 from pydist.distributed import threads
 from pydist.utils.data import (
     BatchSampler,
+    ChainDataset,
+    ConcatDataset,
     DataLoader,
     Dataset,
     DistributedSampler,
     IterableDataset,
     RandomSampler,
     SequentialSampler,
+    StackDataset,
     Subset,
     SubsetRandomSampler,
     TensorDataset,
+    WeightedRandomSampler,
     default_collate,
     default_convert,
     get_worker_info,
@@ -63,6 +67,65 @@ def test_tensor_dataset_and_subset():
     assert len(part) == 2 and part[0][0].item() == 4 and len(part.__getitems__([0, 1])) == 2
     with pytest.raises(ValueError, match="size mismatch between tensors: first sizes \\[2, 3\\]"):
         TensorDataset(pydist.zeros(2), pydist.zeros(3))
+
+
+class Stream(IterableDataset):
+    def __init__(self, size):
+        self.size = size
+
+    def __iter__(self):
+        return iter(range(self.size))
+
+    def __len__(self):
+        return self.size
+
+
+def test_joined_datasets():
+    both = Squares(3) + Squares(4)
+    assert type(both) is ConcatDataset and list(both[i] for i in range(7)) == [0, 1, 4, 0, 1, 4, 9]
+    assert both[-1] == 9 and both[-7] == 0 and both.cumulative_sizes == [3, 7] and len(both + both) == 14
+    assert [batch.tolist() for batch in DataLoader(both, 4)] == [[0, 1, 4, 0], [1, 4, 9]]
+    for wrong in (7, -8):
+        with pytest.raises(IndexError, match=f"index {wrong} for 7 items"):
+            both[wrong]
+    with pytest.raises(ValueError, match="empty iterable"):
+        ConcatDataset([])
+    with pytest.raises(TypeError, match="IterableDataset"):
+        ConcatDataset([Stream(2)])
+    chain = Stream(2) + Stream(3)
+    assert type(chain) is ChainDataset and list(chain) == [0, 1, 0, 1, 2] and len(chain) == 5
+    with pytest.raises(TypeError, match="only supports IterableDataset"):
+        list(ChainDataset([Squares(3)]))
+    assert StackDataset(Squares(3), range(3))[2] == (4, 2)
+    assert StackDataset(a=Squares(3), b=range(3))[2] == {"a": 4, "b": 2} and len(StackDataset(range(5))) == 5
+    with pytest.raises(ValueError, match=r"size mismatch between datasets: \[3, 2\]"):
+        StackDataset(Squares(3), range(2))
+    with pytest.raises(ValueError, match="either datasets or named"):
+        StackDataset()
+
+
+def test_weighted_sampler():
+    pydist.manual_seed(1)
+    drawn = list(WeightedRandomSampler([0.0, 1.0, 3.0, 0.0], 8000))
+    assert set(drawn) == {1, 2} and abs(drawn.count(2) / 8000 - 0.75) < 0.03
+    sampler = WeightedRandomSampler(pydist.tensor([0.0, 1.0, 3.0, 6.0]), 2, replacement=False)
+    pairs = [tuple(sampler) for _ in range(3000)]
+    assert len(sampler) == 2 and all(len(set(pair)) == 2 and 0 not in pair for pair in pairs)
+    first = [pair[0] for pair in pairs]
+    assert abs(first.count(3) / 3000 - 0.6) < 0.05 and abs(first.count(1) / 3000 - 0.1) < 0.03
+    seeded = [list(WeightedRandomSampler([1.0] * 9, 20, generator=pydist.Generator().manual_seed(3))) for _ in range(2)]
+    assert seeded[0] == seeded[1]
+    for arguments, message in (
+        (([1.0], 0), "num_samples should be a positive"),
+        (([1.0], 1, 1), "replacement should be a boolean"),
+        (([[1.0]], 1), "1d sequence"),
+        (([-1.0], 1), "not negative"),
+        (([float("nan")], 1), "not negative"),
+        (([0.0], 1), "0 weights above 0"),
+        (([1.0, 0.0], 2, False), "1 weights above 0"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            WeightedRandomSampler(*arguments)
 
 
 def test_random_split():
@@ -200,6 +263,8 @@ def test_collate():
     batch = default_collate([Pair(1, "a"), Pair(2, "b")])
     assert type(batch) is Pair and batch.x.tolist() == [1, 2] and batch.y == ["a", "b"]
     assert batch.x.dtype == pydist.int64
+    kept = default_collate([OrderedDict(b=1, a=2.0), OrderedDict(b=3, a=4.0)])
+    assert type(kept) is OrderedDict and list(kept) == ["b", "a"] and kept["b"].tolist() == [1, 3]
     assert default_collate([1.5, 2.5]).dtype == pydist.float64
     assert default_collate([True, False]).dtype == pydist.bool
     nested = default_collate([{"a": (pydist.zeros(2), [1])}, {"a": (pydist.ones(2), [2])}])
@@ -352,27 +417,22 @@ def test_worker_info():
     class Where(Squares):
         def __getitem__(self, i):
             info = get_worker_info()
-            return info.id, info.num_workers, info.dataset is self
+            return info.id, info.num_workers, info.dataset is self, info.seed - info.id
 
     started = []
     loader = DataLoader(Where(8), batch_size=None, num_workers=2, worker_init_fn=started.append)
-    assert {(workers, same) for _, workers, same in loader} == {(2, True)} and sorted(started) == [0, 1]
+    found = list(loader)
+    assert {tuple(info[1:3]) for info in found} == {(2, True)} and sorted(started) == [0, 1]
+    assert len({info[3] for info in found}) == 1
     assert get_worker_info() is None
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2])
 def test_iterable_dataset(workers):
-    class Stream(IterableDataset):
-        def __iter__(self):
-            return iter(range(7))
-
-        def __len__(self):
-            return 7
-
-    loader = DataLoader(Stream(), 3, num_workers=workers)
+    loader = DataLoader(Stream(7), 3, num_workers=workers)
     assert [batch.tolist() for batch in loader] == [[0, 1, 2], [3, 4, 5], [6]] and len(loader) == 3
-    assert len(list(DataLoader(Stream(), 3, num_workers=workers, drop_last=True))) == 2
-    assert list(DataLoader(Stream(), None, num_workers=workers)) == list(range(7))
+    assert len(list(DataLoader(Stream(7), 3, num_workers=workers, drop_last=True))) == 2
+    assert list(DataLoader(Stream(7), None, num_workers=workers)) == list(range(7))
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ class Convolutional(nn.Module):
     def __init__(self, height, width):
         super().__init__()
         if min(height, width) < 6:
-            raise ValueError(f"images of {height} x {width} pixels are too small for --model cnn (expected 6 x 6 or more)")
+            raise ValueError(f"images of {height} x {width} pixels: too small for --model cnn (expected 6 x 6 or more)")
         self.conv1 = nn.Conv2d(1, 32, 3)
         self.conv2 = nn.Conv2d(32, 64, 3)
         self.pool = nn.MaxPool2d(2)
@@ -170,7 +170,7 @@ def main():
         except (OSError, RuntimeError, ValueError, LookupError, TypeError, pickle.UnpicklingError) as error:
             sys.exit(f"mnist: --resume {args.resume}: {error}")
         if done >= args.epochs:
-            sys.exit(f"mnist: --resume {args.resume}: {done} epochs are done (expected less than --epochs {args.epochs})")
+            sys.exit(f"mnist: --resume {args.resume}: {done} epochs are done (expected less than {args.epochs})")
 
     progress = {"unit": "batch", "disable": args.no_progress or rank != 0}
     with tqdm(initial=done * len(train_loader), total=steps, **progress) as bar:

@@ -1,6 +1,7 @@
 """From a list of items to one batch."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
+from copy import copy
 
 from pydist import _C
 
@@ -49,7 +50,12 @@ def default_collate(batch):
     if isinstance(first, (str, bytes)):
         return batch
     if isinstance(first, Mapping):
-        return {key: default_collate([item[key] for item in batch]) for key in first}
+        made = {key: default_collate([item[key] for item in batch]) for key in first}
+        if type(first) is dict or not isinstance(first, MutableMapping):
+            return made
+        like = copy(first)  # keeps its type and what else it holds
+        like.update(made)
+        return like
     if isinstance(first, Sequence):
         if any(len(item) != len(first) for item in batch):
             raise RuntimeError("each element in list of batch should be of equal size")

@@ -167,7 +167,7 @@ class DataLoader:
             return map(aside, enumerate(tasks))
         ahead = workers * self.prefetch_factor
         return prefetch(
-            enumerate(tasks), seeded, self._start_thread, workers, ahead, self.timeout or None, self.dataset
+            enumerate(tasks), seeded, self._start_thread, workers, ahead, self.timeout or None, seed, self.dataset
         )
 
     def _start_thread(self, worker):

@@ -1,6 +1,8 @@
 """Datasets: items by index, or one after another."""
 
 import math
+from bisect import bisect_right
+from itertools import accumulate
 
 from pydist import _C
 
@@ -14,12 +16,88 @@ class Dataset:
     def __getitem__(self, index):
         raise NotImplementedError("Subclasses of Dataset should implement __getitem__.")
 
+    def __add__(self, other):
+        return ConcatDataset([self, other])
+
 
 class IterableDataset(Dataset):
     """Items one after another: subclasses define `__iter__`."""
 
     def __iter__(self):
         raise NotImplementedError("Subclasses of IterableDataset should implement __iter__.")
+
+    def __add__(self, other):
+        return ChainDataset([self, other])
+
+
+class ConcatDataset(Dataset):
+    """The items of several datasets, one dataset after the other. Raises ValueError without any, TypeError for an
+    IterableDataset, IndexError for an index outside.
+
+    >>> both = ConcatDataset([range(3), "ab"])
+    >>> len(both), both[2], both[3], both[-1]
+    (5, 2, 'a', 'b')
+    """
+
+    def __init__(self, datasets):
+        self.datasets = list(datasets)
+        if not self.datasets:
+            raise ValueError("datasets should not be an empty iterable")
+        if any(isinstance(dataset, IterableDataset) for dataset in self.datasets):
+            raise TypeError("ConcatDataset does not support IterableDataset")
+        self.cumulative_sizes = list(accumulate(map(len, self.datasets)))
+
+    def __len__(self):
+        return self.cumulative_sizes[-1]
+
+    def __getitem__(self, index):
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"ConcatDataset: index {index} for {len(self)} items")
+        index %= len(self)
+        which = bisect_right(self.cumulative_sizes, index)
+        return self.datasets[which][index - self.cumulative_sizes[which] + len(self.datasets[which])]
+
+
+class ChainDataset(IterableDataset):
+    """The items of several IterableDatasets, one dataset after the other. Raises TypeError for any other dataset."""
+
+    def __init__(self, datasets):
+        self.datasets = list(datasets)
+
+    def _checked(self):
+        for dataset in self.datasets:
+            if not isinstance(dataset, IterableDataset):
+                raise TypeError("ChainDataset only supports IterableDataset")
+            yield dataset
+
+    def __iter__(self):
+        for dataset in self._checked():
+            yield from dataset
+
+    def __len__(self):
+        return sum(map(len, self._checked()))
+
+
+class StackDataset(Dataset):
+    """Item i is the tuple, or with keyword arguments the dictionary, of the datasets' items i. Raises ValueError where
+    their lengths differ."""
+
+    def __init__(self, *args, **kwargs):
+        if bool(args) == bool(kwargs):
+            raise ValueError("StackDataset: expected either datasets or named datasets")
+        self.datasets = dict(kwargs) if kwargs else args
+        sizes = [len(dataset) for dataset in (args or kwargs.values())]
+        if len(set(sizes)) > 1:
+            raise ValueError(f"StackDataset: size mismatch between datasets: {sizes} (expected equal ones)")
+        self._length = sizes[0]
+
+    def __getitem__(self, index):
+        if isinstance(self.datasets, dict):
+            return {name: dataset[index] for name, dataset in self.datasets.items()}
+        return tuple(dataset[index] for dataset in self.datasets)
+
+    def __len__(self):
+        return self._length
 
 
 class TensorDataset(Dataset):

@@ -10,12 +10,12 @@ from contextlib import suppress
 from itertools import islice
 from queue import Empty, SimpleQueue
 
-WorkerInfo = namedtuple("WorkerInfo", ("id", "num_workers", "dataset"))
+WorkerInfo = namedtuple("WorkerInfo", ("id", "num_workers", "seed", "dataset"))
 _here = threading.local()
 
 
 def get_worker_info():
-    """In a loader's thread its (id, num_workers, dataset), elsewhere None."""
+    """In a loader's thread its (id, num_workers, seed, dataset), elsewhere None; the seed is the epoch's plus id."""
     return getattr(_here, "info", None)
 
 
@@ -65,7 +65,7 @@ def _take(job, timeout):
         del error  # it refers to this frame
 
 
-def prefetch(tasks, work, start, workers, ahead, timeout, dataset):
+def prefetch(tasks, work, start, workers, ahead, timeout, seed, dataset):
     """Yields work(task) for each task, in order, computed by `workers` threads up to `ahead` tasks before they are
     asked for. Each thread calls `start(its number)` first. An error is raised in the place of its result, and ends the
     rest.
@@ -74,7 +74,7 @@ def prefetch(tasks, work, start, workers, ahead, timeout, dataset):
     result did not come within `timeout` seconds (RuntimeError) are they left to end by themselves.
     """
     jobs, pending, tasks = SimpleQueue(), deque(), iter(tasks)
-    threads = [_Worker(jobs, work, start, WorkerInfo(i, workers, dataset)) for i in range(workers)]
+    threads = [_Worker(jobs, work, start, WorkerInfo(i, workers, seed + i, dataset)) for i in range(workers)]
 
     def submit(count):
         for task in islice(tasks, count):

@@ -1,6 +1,8 @@
 """Samplers: the order in which a loader asks for items."""
 
-from itertools import islice
+import math
+from bisect import bisect_left, bisect_right
+from itertools import accumulate, islice
 
 from pydist import _C
 
@@ -75,6 +77,48 @@ class SubsetRandomSampler(Sampler):
 
     def __len__(self):
         return len(self.indices)
+
+
+class WeightedRandomSampler(Sampler):
+    """`num_samples` indices, index i with a probability in proportion to weights[i]; without `replacement` each at
+    most once (Efraimidis and Spirakis, 2006).
+
+    Raises ValueError for weights that are negative, not finite, all 0 or not one-dimensional, and where more indices
+    are asked for than have weights.
+    """
+
+    def __init__(self, weights, num_samples, replacement=True, generator=None):
+        if not isinstance(num_samples, int) or isinstance(num_samples, bool) or num_samples <= 0:
+            raise ValueError(f"num_samples should be a positive integer value, but got num_samples={num_samples}")
+        if not isinstance(replacement, bool):
+            raise ValueError(f"replacement should be a boolean value, but got replacement={replacement}")
+        self.weights = _C.as_tensor(weights, dtype=_C.float64)
+        if self.weights.dim() != 1:
+            raise ValueError(f"weights should be a 1d sequence but given weights have shape {tuple(self.weights.shape)}")
+        listed = self.weights.tolist()
+        if not all(0.0 <= w < math.inf for w in listed):
+            raise ValueError("WeightedRandomSampler: weights must be finite and not negative")
+        positive, needed = sum(w > 0.0 for w in listed), 1 if replacement else num_samples
+        if positive < needed:
+            raise ValueError(f"WeightedRandomSampler: {positive} weights above 0 (expected {needed})")
+        self.num_samples = num_samples
+        self.replacement = replacement
+        self.generator = generator
+
+    def __iter__(self):
+        weights = self.weights.tolist()
+        count = self.num_samples if self.replacement else len(weights)
+        drawn = _C.rand(count, dtype=_C.float64, generator=self.generator).tolist()
+        if self.replacement:
+            sums = list(accumulate(weights))
+            top = bisect_left(sums, sums[-1])  # where a draw that rounding carries to the very end belongs
+            yield from (min(bisect_right(sums, u * sums[-1]), top) for u in drawn)
+            return
+        keys = [(math.log1p(-u) / w, i) for i, (u, w) in enumerate(zip(drawn, weights)) if w > 0.0]
+        yield from (i for _, i in sorted(keys, reverse=True)[: self.num_samples])
+
+    def __len__(self):
+        return self.num_samples
 
 
 class BatchSampler(Sampler):
