@@ -10,6 +10,7 @@ Importing this package opens no socket, starts no thread and does not import Num
 """
 
 import os as _os
+from math import e, inf, nan, pi
 
 # Idle OpenMP threads would spin for some 15 ms by default and starve loader threads and other ranks; 10000 rounds are about
 # 0.5 ms. libgomp reads this when the engine loads it, so it does not stay in the environment.
@@ -28,10 +29,25 @@ from pydist._onednn import candidates as _onednn_candidates
 
 __version__ = "0.1.0"
 
-_SUBMODULES = frozenset(("autograd", "distributed", "multiprocessing", "nn", "optim", "safetensors", "serialization", "utils"))
+newaxis = None
 
-
-_FROM = {"load": "serialization", "save": "serialization"}  # name -> the submodule that it comes from
+_SUBMODULES = frozenset(
+    "accelerator autograd backends compat compiler cuda distributed jit multiprocessing nn optim safetensors serialization "
+    "utils version".split()
+)
+_FROM = {  # name -> the submodule that it comes from, opened at first use
+    "compile": "compiler",
+    "load": "serialization",
+    "save": "serialization",
+    **dict.fromkeys(
+        (
+            "are_deterministic_algorithms_enabled get_float32_matmul_precision is_complex is_floating_point is_storage "
+            "is_deterministic_algorithms_warn_only_enabled is_tensor set_float32_matmul_precision "
+            "use_deterministic_algorithms"
+        ).split(),
+        "_settings",
+    ),
+}
 
 
 def __getattr__(name):

@@ -1,0 +1,129 @@
+"""Runs scripts that say `import torch`: `python -m pydist.compat train.py args`, `-m module args`, `--check train.py`.
+
+`install()` makes `torch`, `torchvision` and their submodules mean pydist's modules of the same names, which stay the
+same objects: `torch.nn is pydist.nn`. What pydist does not have fails where it is used, with the name and what is near.
+Child processes inherit it (`environment()`), pytest takes it as `-p pydist.compat`, a notebook calls `install()`.
+"""
+
+import difflib
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import os
+import sys
+import types
+
+_ROOTS = {"torch": "pydist", "torchvision": "pydist.vision"}
+_VERSIONS = {"torch": "2.13.0+pydist", "torchvision": "0.28.0+pydist"}
+
+_PATH = os.path.join(os.path.dirname(__file__), "path")  # torch.py and torchvision.py there call install()
+
+
+def _ours(name):
+    """pydist's name for a dotted name of PyTorch's, or None for other names."""
+    root, dot, rest = name.partition(".")
+    return _ROOTS[root] + dot + rest if root in _ROOTS else None
+
+
+def _exists(name):
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:  # a parent is missing, or is no package
+        return False
+
+
+def near(name, names):
+    """", near: a, b" for the names most like `name`, or ""."""
+    found = difflib.get_close_matches(name, [n for n in names if not n.startswith("_")], 3, 0.7)
+    return f", near: {', '.join(found)}" if found else ""
+
+
+class _Root(types.ModuleType):
+    """`torch`: pydist, with PyTorch's version."""
+
+    def __init__(self, name):
+        super().__init__(name, f"pydist in the place of {name}.")
+        self.__path__ = []
+        self.__version__ = _VERSIONS[name]
+
+    def __getattr__(self, name):
+        module = importlib.import_module(_ROOTS[self.__name__])
+        try:
+            return getattr(module, name)
+        except AttributeError:
+            pass
+        if _exists(f"{module.__name__}.{name}"):
+            return importlib.import_module(f"{module.__name__}.{name}")
+        text = f"pydist has no {self.__name__}.{name}{near(name, dir(module))}"
+        raise AttributeError(text, name=name, obj=self)
+
+    def __dir__(self):
+        return dir(importlib.import_module(_ROOTS[self.__name__]))
+
+
+class _Loader(importlib.abc.Loader):
+    """Gives out a module that exists already, and leaves its own spec in it."""
+
+    def __init__(self, ours):
+        self.ours = ours
+
+    def create_module(self, spec):
+        if self.ours in _ROOTS.values():
+            return _Root(spec.name)
+        module = importlib.import_module(self.ours)
+        self.spec = module.__spec__
+        return module
+
+    def exec_module(self, module):
+        if not isinstance(module, _Root):
+            module.__spec__ = self.spec
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        ours = _ours(name)
+        if ours is None:
+            return None
+        if not _exists(ours):
+            parent, _, last = ours.rpartition(".")
+            names = dir(importlib.import_module(parent)) if _exists(parent) else ()
+            raise ModuleNotFoundError(f"pydist has no module {name}{near(last, names)}", name=name)
+        return importlib.machinery.ModuleSpec(name, _Loader(ours), is_package=True)
+
+
+_finder = _Finder()
+
+
+def install():
+    """From now on `import torch` and `import torchvision` give pydist. Raises RuntimeError where PyTorch itself has been
+    imported already. Doing it twice is fine."""
+    for name in _ROOTS:
+        if name in sys.modules and not isinstance(sys.modules[name], _Root):
+            raise RuntimeError(f"compat: {name} is already imported (expected install() before the first `import {name}`)")
+    if _finder not in sys.meta_path:
+        sys.meta_path.insert(0, _finder)
+        sys.path.insert(0, _PATH)  # multiprocessing gives it to its children
+
+
+def uninstall():
+    """Undoes `install()` for what is imported later."""
+    if _finder in sys.meta_path:
+        sys.meta_path.remove(_finder)
+        sys.path.remove(_PATH)
+    for name in [name for name in sys.modules if _ours(name)]:
+        del sys.modules[name]
+
+
+def environment(environ=None):
+    """A copy of `environ` (default: this process's) in which Python programs find pydist as `torch`."""
+    new = dict(os.environ if environ is None else environ)
+    here = [_PATH, os.path.dirname(os.path.dirname(os.path.dirname(__file__)))]
+    rest = [part for part in new.get("PYTHONPATH", "").split(os.pathsep) if part and part not in here]
+    new["PYTHONPATH"] = os.pathsep.join([*here, *rest])
+    new["PYDIST_COMPAT"] = "1"
+    return new
+
+
+def pytest_addoption(parser):  # `pytest -p pydist.compat`: before any conftest.py is imported
+    install()

@@ -1,0 +1,35 @@
+"""python -m pydist.compat [--check] (script.py | -m module) [arguments]"""
+
+import argparse
+import os
+import runpy
+import sys
+
+from pydist.compat import environment, install
+from pydist.compat.check import report
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        prog="python -m pydist.compat", description="Runs a script that says `import torch` with pydist in its place."
+    )
+    parser.add_argument("--check", action="store_true", help="list what the script needs that pydist lacks; run nothing")
+    parser.add_argument("-m", dest="module", action="store_true", help="the script is a module's name")
+    parser.add_argument("script")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER)
+    args = parser.parse_args()
+    if args.check:
+        sys.exit(report([args.script, *args.arguments]))
+    os.environ.update(environment())
+    install()
+    sys.argv = [args.script, *args.arguments]
+    if args.module:
+        sys.path.insert(0, os.getcwd())
+        runpy.run_module(args.script, run_name="__main__", alter_sys=True)
+    else:
+        sys.path.insert(0, os.path.dirname(os.path.abspath(args.script)))
+        runpy.run_path(args.script, run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()

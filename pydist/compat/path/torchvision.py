@@ -1,0 +1,10 @@
+"""Found before PyTorch's own by the children of `python -m pydist.compat`: hands over to pydist."""
+
+import importlib
+import sys
+
+from pydist.compat import install
+
+del sys.modules["torchvision"]
+install()
+sys.modules["torchvision"] = importlib.import_module("torchvision")

@@ -1,0 +1,39 @@
+"""PyTorch's compiler of scripts, accepted: functions and modules run as they are, in Python."""
+
+from pydist.nn import Module as ScriptModule
+
+__all__ = ["ScriptModule", "export", "ignore", "is_scripting", "is_tracing", "script", "script_method", "trace", "unused"]
+
+
+def script(obj, *args, **kwargs):
+    """Returns `obj`."""
+    return obj
+
+
+def trace(func, example_inputs=None, *args, **kwargs):
+    """Returns `func`."""
+    return func
+
+
+def _same(fn):
+    """Returns `fn`."""
+    return fn
+
+
+script_method = export = interface = _same
+
+
+def ignore(drop=False, **kwargs):
+    """Returns the function: `@ignore` and `@ignore(drop=True)`."""
+    return drop if callable(drop) else _same
+
+
+unused = _same
+
+
+def is_scripting():
+    return False
+
+
+def is_tracing():
+    return False

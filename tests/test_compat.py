@@ -1,0 +1,211 @@
+"""`import torch` meaning pydist: the hook, the command, its children, the check, and PyTorch's settings."""
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+import pydist
+
+
+def run(tmp_path, text, *command, **env):
+    """A script's output, run by `command` (default: python -m pydist.compat)."""
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(text))
+    command = command or (sys.executable, "-m", "pydist.compat", str(script))
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path, env={**os.environ, **env})
+
+
+def test_a_script_of_pytorch_runs_unchanged(tmp_path):
+    done = run(
+        tmp_path,
+        """
+        import sys
+        import torch
+        import torch.nn as nn
+        import torch.nn.functional as F
+        import torch.optim as optim
+        from torch.utils.data import DataLoader, TensorDataset
+        from torch import no_grad
+        import pydist
+
+        assert torch.nn is nn is pydist.nn and F is pydist.nn.functional and torch.Tensor is pydist.Tensor
+        assert pydist.nn.__spec__.name == "pydist.nn" and torch.__version__.startswith("2.")
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+        optimizer = optim.SGD(model.parameters(), lr=0.5)
+        x = torch.randn(64, 4)
+        y = (x[:, 0] > 0).long()
+        for epoch in range(20):
+            for a, b in DataLoader(TensorDataset(x, y), batch_size=16, shuffle=True):
+                optimizer.zero_grad()
+                loss = F.cross_entropy(model(a), b)
+                loss.backward()
+                optimizer.step()
+        with no_grad():
+            print("accurate" if (model(x).argmax(1) == y).float().mean() > 0.9 else "not", sys.argv[1:])
+        """,
+        sys.executable, "-m", "pydist.compat", str(tmp_path / "script.py"), "--lr", "1",
+    )  # fmt: skip
+    assert done.stdout == "accurate ['--lr', '1']\n", done.stderr
+
+
+def test_a_module_and_a_main_guard(tmp_path):
+    done = run(
+        tmp_path,
+        """
+        if __name__ == "__main__":
+            import torch
+            print(torch.ones(2).sum().item(), __file__.endswith("script.py"))
+        """,
+        sys.executable, "-m", "pydist.compat", "-m", "script",
+    )  # fmt: skip
+    assert done.stdout == "2.0 True\n", done.stderr
+
+
+def test_children_inherit_it(tmp_path):
+    done = run(
+        tmp_path,
+        """
+        import subprocess, sys
+        import torch
+        import torch.multiprocessing as mp
+
+        def child(x, queue):
+            import torch, pydist
+            queue.put((torch.Tensor is pydist.Tensor, x.sum().item()))
+
+        if __name__ == "__main__":
+            queue = mp.get_context("spawn").Queue()
+            process = mp.get_context("spawn").Process(target=child, args=(torch.ones(3), queue))
+            process.start()
+            print(queue.get(timeout=60))
+            process.join()
+            text = "import torch.nn, pydist; print(torch.nn is pydist.nn)"
+            print(subprocess.run([sys.executable, "-c", text], capture_output=True, text=True).stdout, end="")
+        """,
+    )
+    assert done.stdout == "(True, 3.0)\nTrue\n", done.stderr
+
+
+def test_what_is_missing_says_so_at_use(tmp_path):
+    done = run(
+        tmp_path,
+        """
+        import torch
+        for use in (lambda: torch.onse(2), lambda: torch.nn.Linaer):
+            try:
+                use()
+            except AttributeError as error:
+                print(error)
+        try:
+            import torch.nonsense
+        except ImportError as error:
+            print(error)
+        try:
+            from torch.nn import Linearr
+        except ImportError as error:
+            print("ImportError")
+        """,
+    )
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("pydist has no torch.onse, near:") and "ones" in lines[0], done.stderr
+    assert "Linaer" in lines[1] and lines[2].startswith("pydist has no module torch.nonsense")
+    assert lines[3] == "ImportError"
+
+
+def test_a_failing_script_fails(tmp_path):
+    done = run(tmp_path, "import torch\nraise SystemExit(3)")
+    assert done.returncode == 3
+    done = run(tmp_path, "import torch\ntorch.ones(2) @ torch.ones(3)")
+    assert done.returncode == 1 and "script.py" in done.stderr
+
+
+def test_check_reads_and_does_not_run(tmp_path):
+    done = run(
+        tmp_path,
+        """
+        import torch, torch.nn as nn
+        from torch.nn import functional as F
+        from torch.optim import Nonesuch
+        open("ran", "w")
+        x = torch.zeros(2).nonexistent_method()
+        nn.Linear(2, 2)
+        F.relu(x)
+        nn.functional.reluu(x)
+        torch.nonsense.more(x)
+        torch.zeros.whatever
+        """,
+        sys.executable, "-m", "pydist.compat", "--check", str(tmp_path / "script.py"),
+    )  # fmt: skip
+    lines = [line.partition("script.py:")[2] for line in done.stdout.splitlines()]
+    assert done.returncode == 1 and not (tmp_path / "ran").exists()
+    assert [line.partition(",")[0] for line in lines[:3]] == [
+        "4: no torch.optim.Nonesuch",
+        "9: no torch.nn.functional.reluu",
+        "10: no torch.nonsense",
+    ]
+    assert "near: relu" in lines[1] and done.stdout.splitlines()[-1] == "1 files, 3 names missing"
+    (tmp_path / "script.py").write_text("import torch\ntorch.ones(2)\n")
+    assert subprocess.run([sys.executable, "-m", "pydist.compat", "--check", tmp_path], capture_output=True).returncode == 0
+
+
+def test_pytest_plugin(tmp_path):
+    (tmp_path / "conftest.py").write_text("import torch\n")
+    (tmp_path / "test_it.py").write_text("import torch, pydist\ndef test_it():\n    assert torch.Tensor is pydist.Tensor\n")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "pydist.compat", "-p", "no:cacheprovider", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout
+
+
+def test_pytorch_imported_before_is_an_error(tmp_path):
+    (tmp_path / "torch.py").write_text("")
+    text = "import torch\nfrom pydist import compat\ncompat.install()"
+    done = run(tmp_path, "", sys.executable, "-c", text)
+    assert done.returncode == 1 and "torch is already imported" in done.stderr
+
+
+def test_environment_is_a_copy():
+    from pydist.compat import environment
+
+    once = environment({"PYTHONPATH": "elsewhere", "A": "1"})
+    assert environment(once) == once and once["PYTHONPATH"].endswith(os.pathsep + "elsewhere") and once["A"] == "1"
+
+
+# Settings
+
+
+def test_there_is_no_gpu_and_it_is_said():
+    assert not pydist.cuda.is_available() and pydist.cuda.device_count() == 0 and pydist.cuda.memory_allocated() == 0
+    assert pydist.accelerator.current_accelerator() is None and not pydist.backends.mps.is_available()
+    pydist.cuda.manual_seed(0)
+    pydist.cuda.empty_cache()
+    for call in (pydist.cuda.synchronize, pydist.cuda.current_device, lambda: pydist.cuda.set_device(0), pydist.cuda.Stream):
+        with pytest.raises(RuntimeError, match="no CUDA device"):
+            call()
+
+
+def test_compilers_return_what_they_are_given():
+    def f(x):
+        return x
+
+    assert pydist.compile(f) is f and pydist.compile(mode="max-autotune")(f) is f
+    assert pydist.jit.script(f) is f and pydist.jit.ignore(f) is f and pydist.jit.ignore(drop=True)(f) is f
+    assert pydist.compiler.disable(f) is f and pydist.compiler.disable()(f) is f
+
+
+def test_settings():
+    assert pydist.get_float32_matmul_precision() == "highest"
+    pydist.set_float32_matmul_precision("high")
+    assert pydist.get_float32_matmul_precision() == "high"
+    pydist.set_float32_matmul_precision("highest")
+    with pytest.raises(RuntimeError, match="expected 'highest'"):
+        pydist.set_float32_matmul_precision("best")
+    pydist.use_deterministic_algorithms(True)
+    assert pydist.are_deterministic_algorithms_enabled()
+    assert pydist.is_tensor(pydist.ones(1)) and not pydist.is_tensor(1)
+    assert pydist.is_floating_point(pydist.ones(1)) and not pydist.is_complex(pydist.ones(1))
+    assert pydist.pi > 3 and pydist.inf > pydist.e and pydist.nan != pydist.nan and pydist.newaxis is None
+    assert pydist.version.cuda is None and pydist.version.__version__ == pydist.__version__
