@@ -32,8 +32,8 @@ __version__ = "0.1.0"
 newaxis = None
 
 _SUBMODULES = frozenset(
-    "accelerator autograd backends compat compiler cuda distributed jit multiprocessing nn optim safetensors serialization "
-    "utils version".split()
+    "accelerator autograd backends compat compiler cuda distributed jit multiprocessing nn optim safetensors "
+    "serialization utils version".split()
 )
 _FROM = {  # name -> the submodule that it comes from, opened at first use
     "compile": "compiler",

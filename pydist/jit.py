@@ -1,8 +1,7 @@
 """PyTorch's compiler of scripts, accepted: functions and modules run as they are, in Python."""
 
-from pydist.nn import Module as ScriptModule
+from pydist.nn import Module as ScriptModule  # noqa: F401
 
-__all__ = ["ScriptModule", "export", "ignore", "is_scripting", "is_tracing", "script", "script_method", "trace", "unused"]
 
 
 def script(obj, *args, **kwargs):

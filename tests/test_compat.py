@@ -149,12 +149,14 @@ def test_check_reads_and_does_not_run(tmp_path):
     ]
     assert "near: relu" in lines[1] and done.stdout.splitlines()[-1] == "1 files, 3 names missing"
     (tmp_path / "script.py").write_text("import torch\ntorch.ones(2)\n")
-    assert subprocess.run([sys.executable, "-m", "pydist.compat", "--check", tmp_path], capture_output=True).returncode == 0
+    again = subprocess.run([sys.executable, "-m", "pydist.compat", "--check", tmp_path], capture_output=True)
+    assert again.returncode == 0
 
 
 def test_pytest_plugin(tmp_path):
     (tmp_path / "conftest.py").write_text("import torch\n")
-    (tmp_path / "test_it.py").write_text("import torch, pydist\ndef test_it():\n    assert torch.Tensor is pydist.Tensor\n")
+    test = "import torch, pydist\ndef test_it():\n    assert torch.Tensor is pydist.Tensor\n"
+    (tmp_path / "test_it.py").write_text(test)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "pydist.compat", "-p", "no:cacheprovider", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path)
     assert done.returncode == 0, done.stdout
@@ -182,7 +184,8 @@ def test_there_is_no_gpu_and_it_is_said():
     assert pydist.accelerator.current_accelerator() is None and not pydist.backends.mps.is_available()
     pydist.cuda.manual_seed(0)
     pydist.cuda.empty_cache()
-    for call in (pydist.cuda.synchronize, pydist.cuda.current_device, lambda: pydist.cuda.set_device(0), pydist.cuda.Stream):
+    cuda = pydist.cuda
+    for call in (cuda.synchronize, cuda.current_device, lambda: cuda.set_device(0), cuda.Stream):
         with pytest.raises(RuntimeError, match="no CUDA device"):
             call()
 

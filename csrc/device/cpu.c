@@ -94,7 +94,7 @@ static pd_status cpu_alloc(const pd_device *d, size_t bytes, void **out) {
         pd_status status = pd_malloc_aligned(size, "tensor", &b);
         if (status && pd_device_cpu_cached() && !pd_fault_armed()) { /* there is some after all */
             pd_device_cpu_trim();
-            status = pd_malloc_aligned(bytes, "tensor", &b);
+            status = pd_malloc_aligned(size, "tensor", &b);
         }
         PD_TRY(status);
     }

@@ -96,11 +96,11 @@ _finder = _Finder()
 
 
 def install():
-    """From now on `import torch` and `import torchvision` give pydist. Raises RuntimeError where PyTorch itself has been
-    imported already. Doing it twice is fine."""
+    """From now on `import torch` and `import torchvision` give pydist. Raises RuntimeError where PyTorch itself has
+    been imported already. Doing it twice is fine."""
     for name in _ROOTS:
         if name in sys.modules and not isinstance(sys.modules[name], _Root):
-            raise RuntimeError(f"compat: {name} is already imported (expected install() before the first `import {name}`)")
+            raise RuntimeError(f"compat: {name} is already imported (expected install() before that)")
     if _finder not in sys.meta_path:
         sys.meta_path.insert(0, _finder)
         sys.path.insert(0, _PATH)  # multiprocessing gives it to its children

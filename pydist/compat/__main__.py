@@ -13,7 +13,7 @@ def main():
     parser = argparse.ArgumentParser(
         prog="python -m pydist.compat", description="Runs a script that says `import torch` with pydist in its place."
     )
-    parser.add_argument("--check", action="store_true", help="list what the script needs that pydist lacks; run nothing")
+    parser.add_argument("--check", action="store_true", help="list what the script needs that pydist lacks")
     parser.add_argument("-m", dest="module", action="store_true", help="the script is a module's name")
     parser.add_argument("script")
     parser.add_argument("arguments", nargs=argparse.REMAINDER)
