@@ -176,11 +176,32 @@ static bool truth(PyObject *o, bool if_none, bool *out) {
     return v >= 0;
 }
 
+/* backward with its arguments read but for `inputs`: None, or the leaves to accumulate into. */
+static PyObject *run_backward(pd_backward *b, PyObject *inputs) {
+    PyObject *seq = NULL;
+    pd_tensor **list = NULL;
+    Py_ssize_t n = 0;
+    if (inputs && inputs != Py_None) {
+        if (!pd_py_tensors(inputs, "backward", "inputs", &seq, &list, &n)) return NULL;
+        b->inputs = list;
+        b->ninputs = (int)n;
+        b->accumulate = true;
+        for (Py_ssize_t i = 0; i < n; i++)
+            if (!list[i]) n = 0;
+    }
+    pd_status status = PD_OK;
+    if (seq && n == 0) PyErr_SetString(PyExc_RuntimeError, "backward: inputs is empty or has a None (expected tensors, or None for all leaves)");
+    else status = pd_engine_run(b);
+    pd_free(list);
+    Py_XDECREF(seq);
+    if (status) return pd_py_raise(status);
+    return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+}
+
 PyObject *pd_py_tensor_backward(PyObject *self, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"gradient", "retain_graph", "create_graph", "inputs", NULL};
-    PyObject *gradient = NULL, *retain = NULL, *create = NULL, *inputs = NULL, *seq = NULL;
-    pd_tensor *root = pd_py_tensor(self), *g = NULL, **list = NULL;
-    Py_ssize_t n = 0;
+    PyObject *gradient = NULL, *retain = NULL, *create = NULL, *inputs = NULL;
+    pd_tensor *root = pd_py_tensor(self), *g = NULL;
     pd_backward b = {.roots = &root, .nroots = 1};
     pd_py_drain();
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|OOOO:backward", names, &gradient, &retain, &create, &inputs)) return NULL;
@@ -189,23 +210,7 @@ PyObject *pd_py_tensor_backward(PyObject *self, PyObject *args, PyObject *kwargs
         b.grads = &g;
     }
     if (!truth(create, false, &b.create_graph) || !truth(retain, b.create_graph, &b.retain_graph)) return NULL;
-    if (inputs && inputs != Py_None) {
-        if (!pd_py_tensors(inputs, "backward", "inputs", &seq, &list, &n)) return NULL;
-        b.inputs = list;
-        b.ninputs = (int)n;
-        b.accumulate = true;
-        if (n == 0) {
-            PyErr_SetString(PyExc_RuntimeError, "backward: inputs is empty (expected tensors, or None for all leaves)");
-            pd_free(list);
-            Py_DECREF(seq);
-            return NULL;
-        }
-    }
-    pd_status status = pd_engine_run(&b);
-    pd_free(list);
-    Py_XDECREF(seq);
-    if (status) return pd_py_raise(status);
-    Py_RETURN_NONE;
+    return run_backward(&b, inputs);
 }
 
 /* Roots and their gradients (None, or a list as long with None entries). */
@@ -238,18 +243,17 @@ static bool read_roots(const char *op, PyObject *tensors, PyObject *grads, roots
 }
 
 static PyObject *f_backward(PyObject *module, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"tensors", "grad_tensors", "retain_graph", "create_graph", NULL};
-    PyObject *tensors, *grads = NULL, *retain = NULL, *create = NULL;
+    static char *names[] = {"tensors", "grad_tensors", "retain_graph", "create_graph", "inputs", NULL};
+    PyObject *tensors, *grads = NULL, *retain = NULL, *create = NULL, *inputs = NULL;
     roots r;
     pd_backward b = {0};
     (void)module;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|OOO:backward", names, &tensors, &grads, &retain, &create)) return NULL;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|OOOO:backward", names, &tensors, &grads, &retain, &create, &inputs)) return NULL;
     if (!truth(create, false, &b.create_graph) || !truth(retain, b.create_graph, &b.retain_graph) || !read_roots("backward", tensors, grads, &r)) return NULL;
     b.roots = r.roots, b.grads = r.grads, b.nroots = (int)r.n;
-    pd_status status = pd_engine_run(&b);
+    PyObject *result = run_backward(&b, inputs);
     free_roots(&r);
-    if (status) return pd_py_raise(status);
-    Py_RETURN_NONE;
+    return result;
 }
 
 static PyObject *f_grad(PyObject *module, PyObject *args, PyObject *kwargs) {
@@ -271,6 +275,8 @@ static PyObject *f_grad(PyObject *module, PyObject *args, PyObject *kwargs) {
     b.roots = r.roots, b.grads = r.grads, b.nroots = (int)r.n, b.inputs = list, b.ninputs = (int)n;
     pd_status status = pd_calloc(sizeof *out * (size_t)(n + 1), "grad", &out);
     b.out = out;
+    for (Py_ssize_t i = 0; i < n && !status; i++)
+        if (!list[i]) status = pd_fail(PD_E_TYPE, "grad: input %zd is None (expected Tensor)", i);
     if (!status) status = pd_engine_run(&b);
     for (Py_ssize_t i = 0; i < n && !status && !allow; i++)
         if (!out[i])
@@ -317,7 +323,7 @@ static PyObject *f_set_inference(PyObject *module, PyObject *on) {
 
 #define KW(name, doc) {#name, (PyCFunction)(void (*)(void))f_##name, METH_VARARGS | METH_KEYWORDS, doc}
 static PyMethodDef functions[] = {
-    KW(backward, "backward(tensors, grad_tensors=None, retain_graph=None, create_graph=False)\n\nAdds the gradients of the tensors to the .grad of the leaves."),
+    KW(backward, "backward(tensors, grad_tensors=None, retain_graph=None, create_graph=False, inputs=None)\n\nAdds the gradients of the tensors to the .grad of the leaves."),
     KW(grad, "grad(outputs, inputs, grad_outputs=None, retain_graph=None, create_graph=False, allow_unused=False)\n\nThe gradients of the outputs with respect to the inputs, as a tuple."),
     {"is_grad_enabled", f_is_grad_enabled, METH_NOARGS, "is_grad_enabled()\n\nWhether ops are recorded in this thread."},
     {"is_inference_mode_enabled", f_is_inference, METH_NOARGS, "is_inference_mode_enabled()\n\nWhether tensors made now in this thread are inference tensors."},

@@ -1,10 +1,23 @@
-"""Gradients by hand: `backward` and `grad`."""
+"""Gradients by hand: `backward` and `grad`, functions with a gradient of their own, checks against finite differences."""
 
 from pydist import _C
-from pydist.autograd.function import Function
 from pydist._grad_mode import enable_grad, inference_mode, no_grad, set_grad_enabled
+from pydist.autograd import functional
+from pydist.autograd.function import Function
+from pydist.autograd.gradcheck import gradcheck, gradgradcheck
 
-__all__ = ["Function", "backward", "enable_grad", "grad", "inference_mode", "no_grad", "set_grad_enabled"]
+__all__ = [
+    "Function",
+    "backward",
+    "enable_grad",
+    "functional",
+    "grad",
+    "gradcheck",
+    "gradgradcheck",
+    "inference_mode",
+    "no_grad",
+    "set_grad_enabled",
+]
 
 
 def _tensors(value):
@@ -15,15 +28,15 @@ def _grads(value, count):
     return [None] * count if value is None else [value] if isinstance(value, _C.Tensor) else list(value)
 
 
-def backward(tensors, grad_tensors=None, retain_graph=None, create_graph=False):
-    """Adds to the .grad of every leaf d(sum of tensors * grad_tensors) / d(leaf).
+def backward(tensors, grad_tensors=None, retain_graph=None, create_graph=False, inputs=None):
+    """Adds to the .grad of every leaf d(sum of tensors * grad_tensors) / d(leaf); with `inputs`, of these leaves only.
 
     `grad_tensors` may be None for tensors of one element. `retain_graph` (default: create_graph) keeps the graph for
-    another pass; `create_graph` records the gradients' own computation.
+    another pass; `create_graph` records the gradients' own computation: x.grad then holds a graph that holds x, and is
+    freed when x.grad is set to None.
     """
     tensors = _tensors(tensors)
-    retain_graph = create_graph if retain_graph is None else retain_graph
-    _C.backward(tensors, _grads(grad_tensors, len(tensors)), retain_graph, create_graph)
+    _C.backward(tensors, _grads(grad_tensors, len(tensors)), retain_graph, create_graph, inputs)
 
 
 def grad(
@@ -48,13 +61,16 @@ def grad(
     (tensor(6.),)
     """
     if is_grads_batched:
-        raise NotImplementedError("grad: is_grads_batched")
+        raise NotImplementedError("grad: is_grads_batched is not supported (expected one call for each gradient)")
+    if not only_inputs:
+        raise ValueError("grad: only_inputs=False (expected backward)")
+    if materialize_grads and allow_unused is False:
+        raise ValueError("grad: materialize_grads with allow_unused=False (expected True, or not given)")
     outputs, inputs = _tensors(outputs), _tensors(inputs)
-    retain_graph = create_graph if retain_graph is None else retain_graph
     allow_unused = materialize_grads if allow_unused is None else allow_unused
     found = _C.grad(
         outputs, inputs, _grads(grad_outputs, len(outputs)), retain_graph, create_graph, allow_unused
     )
     if materialize_grads:
-        found = [_C.zeros_like(x) if g is None else g for g, x in zip(found, inputs)]
+        found = [_C.zeros_like(x, requires_grad=create_graph) if g is None else g for g, x in zip(found, inputs)]
     return tuple(found)
