@@ -1,9 +1,14 @@
 """The control plane: who is let in, the store, what strangers can do (nothing), and that nothing is left behind."""
 
 import contextlib
+import hmac
 import os
+import signal
 import socket
 import struct
+import subprocess
+import sys
+import textwrap
 import threading
 import time
 
@@ -11,21 +16,26 @@ import pytest
 
 from pydist import _C
 
-MAGIC = 0x31434450
-HELLO, WELCOME, REFUSED, CALL, REPLY, NEWS = range(1, 7)
+MAGIC = 0x32434450
+HELLO, CHALLENGE, PROOF, WELCOME, REFUSED, CALL, REPLY, NEWS, PING, PONG = range(1, 11)
 LEFT, RAISED = 1, 3
 
 
-@pytest.fixture
-def server():
-    s = _C.ControlServer(2)
+@pytest.fixture(params=["unix", "tcp"])
+def server(request):
+    """Most of what follows has to hold on both sockets."""
+    s = _C.ControlServer(2, listen="127.0.0.1:0" if request.param == "tcp" else None)
     yield s
     s.close()
 
 
 def dial(server):
-    s = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    s.connect("\0" + server.address[1:])
+    if server.tcp_address:
+        host, port = server.tcp_address.rsplit(":", 1)
+        s = socket.create_connection((host.strip("[]"), int(port)))
+    else:
+        s = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        s.connect("\0" + server.address[1:])
     s.settimeout(5)
     return s
 
@@ -44,26 +54,46 @@ def read(s):
             data += more
         return data
 
-    magic, kind, _, size, ident = struct.unpack("<IHHII", exactly(16))
-    assert magic == MAGIC
-    return kind, ident, exactly(size)
+    while True:
+        magic, kind, _, size, ident = struct.unpack("<IHHII", exactly(16))
+        assert magic == MAGIC
+        payload = exactly(size)
+        if kind != PING:
+            return kind, ident, payload
 
 
 def secret(server):
     return os.pread(server.secret_fd, 32, 0)
 
 
-def hello(server, rank, world=2, half=None):
-    half = secret(server)[:16] if half is None else half
-    return frame(HELLO, half + struct.pack("<iii", rank, world, os.getpid()))
+def mac(key, purpose, greeting, nonce):
+    return hmac.new(key, purpose.ljust(8, b"\0") + greeting + nonce, "sha256").digest()
+
+
+def greeting(rank, world=2):
+    return b"client's number." + struct.pack("<iiii", rank, world, os.getpid(), 0)
+
+
+def hello(rank, world=2):
+    return frame(HELLO, greeting(rank, world))
+
+
+def handshake(s, key, rank, world=2):
+    """The server's answer to a rank that speaks the protocol by hand."""
+    s.sendall(hello(rank, world))
+    kind, _, challenge = read(s)
+    assert kind == CHALLENGE
+    nonce, proof = challenge[:16], challenge[16:]
+    if proof != mac(key, b"server", greeting(rank, world), nonce):
+        return None
+    s.sendall(frame(PROOF, mac(key, b"client", greeting(rank, world), nonce)))
+    return read(s)
 
 
 def join(server, rank):
-    """A rank that speaks the protocol by hand."""
     s = dial(server)
-    s.sendall(hello(server, rank))
-    kind, _, payload = read(s)
-    assert kind == WELCOME and payload == secret(server)[16:]
+    kind, _, payload = handshake(s, secret(server), rank)
+    assert kind == WELCOME and payload[32:] == struct.pack("<i", -1)
     return s
 
 
@@ -79,9 +109,8 @@ def closed(s, within=5):
 def serves(server):
     """The server is alive: it refuses a wrong world with a reason, at once."""
     s = dial(server)
-    s.sendall(hello(server, 0, world=77))
     start = time.monotonic()
-    kind, _, text = read(s)
+    kind, _, text = handshake(s, secret(server), 0, world=77)
     s.close()
     return kind == REFUSED and b"77" in text and time.monotonic() - start < 1
 
@@ -124,8 +153,15 @@ def test_impossible_worlds(world):
         _C.ControlServer(world)
 
 
-def test_handshake_shows_both_halves(server):
+def test_both_prove_that_they_know_the_secret(server):
     join(server, 0).close()
+
+
+@pytest.mark.parametrize("n", [0, 1, 31, 32, 63, 64, 65, 200])
+def test_the_proof_is_hmac_sha256(n):
+    for size in (0, 1, 55, 56, 63, 64, 119, 120, 1000):
+        key, data = os.urandom(n), os.urandom(size)
+        assert _C.hmac_sha256(key, data) == hmac.digest(key, data, "sha256")
 
 
 @pytest.mark.parametrize("bad", [
@@ -137,38 +173,52 @@ def test_handshake_shows_both_halves(server):
     frame(HELLO, b"x"),
     frame(HELLO, b"x" * 27),
     struct.pack("<IHHII", MAGIC, HELLO, 0, 0xFFFFFFFF, 0),
-    struct.pack("<IHHII", MAGIC ^ 0x02000000, HELLO, 0, 28, 0) + b"x" * 28,
-    struct.pack("<IHHII", MAGIC, HELLO, 1, 28, 0) + b"x" * 28,
-], ids=["http", "zeros", "noise", "call", "news", "short", "almost", "huge", "version", "descriptor"])
+    struct.pack("<IHHII", MAGIC ^ 0x01000000, HELLO, 0, 32, 0) + b"x" * 32,
+    struct.pack("<IHHII", MAGIC, HELLO, 1, 32, 0) + b"x" * 32,
+    frame(PROOF, b"x" * 32),
+    hello(0) * 2,
+    hello(0) + frame(PROOF, b"x" * 32),
+], ids=["http", "zeros", "noise", "call", "news", "short", "almost", "huge", "version", "descriptor", "proof", "twice", "guess"])
 def test_garbage_is_refused(server, bad):
     s = dial(server)
     s.sendall(bad)
-    assert closed(s)
+    with contextlib.suppress(EOFError, ConnectionResetError):
+        assert read(s)[0] == CHALLENGE
+        assert closed(s)
     assert serves(server)
 
 
 def test_wrong_secret_is_refused(server):
+    assert handshake(dial(server), bytes(32), 0) is None  # the server's proof is not ours
     s = dial(server)
-    s.sendall(hello(server, 0, half=bytes(16)))
-    assert closed(s)
-    right = bytearray(secret(server)[:16])
-    right[15] ^= 1
-    s = dial(server)
-    s.sendall(hello(server, 0, half=bytes(right)))
+    s.sendall(hello(0))
+    nonce = read(s)[2][:16]
+    wrong = bytearray(mac(secret(server), b"client", greeting(0), nonce))
+    wrong[31] ^= 1
+    s.sendall(frame(PROOF, bytes(wrong)))
     assert closed(s)
     join(server, 0).close()
 
 
+def test_a_proof_cannot_be_used_again(server):
+    s = dial(server)
+    s.sendall(hello(0))
+    nonce = read(s)[2][:16]
+    proof = frame(PROOF, mac(secret(server), b"client", greeting(0), nonce))
+    s.close()
+    s = dial(server)
+    s.sendall(hello(0))
+    assert read(s)[2][:16] != nonce
+    s.sendall(proof)
+    assert closed(s)
+
+
 def test_wrong_world_rank_and_a_rank_twice_are_told_why(server):
     for rank, world, word in ((0, 3, "3 ranks"), (2, 2, "rank 2"), (-1, 2, "rank -1")):
-        s = dial(server)
-        s.sendall(hello(server, rank, world))
-        kind, _, text = read(s)
+        kind, _, text = handshake(dial(server), secret(server), rank, world)
         assert kind == REFUSED and word in text.decode()
     first = join(server, 1)
-    s = dial(server)
-    s.sendall(hello(server, 1))
-    kind, _, text = read(s)
+    kind, _, text = handshake(dial(server), secret(server), 1)
     assert kind == REFUSED and "already" in text.decode()
     first.close()
 
@@ -209,19 +259,21 @@ def test_silence_ends_at_the_deadline(server):
     assert 4 < time.monotonic() - start < 7
 
 
-def test_descriptors_of_strangers_are_not_taken(server):
+def test_descriptors_of_strangers_are_not_taken():
+    server = _C.ControlServer(2)
     before = descriptors()
     s = dial(server)
     r, w = os.pipe()
     try:
-        socket.send_fds(s, [hello(server, 0)], [r, w])
+        socket.send_fds(s, [hello(0)], [r, w])
     finally:
         os.close(r)
         os.close(w)
     kind, _, _ = read(s)
-    assert kind == WELCOME  # the server did not look at them, the kernel closed them
-    assert descriptors() <= before + 3  # the connection's two ends and a pidfd
+    assert kind == CHALLENGE  # the server did not look at them, the kernel closed them
+    assert descriptors() <= before + 2  # the connection's two ends
     s.close()
+    server.close()
 
 
 def call(verb, key, data=b"", amount=0, timeout=0.0, ident=1, handles=0):
@@ -344,7 +396,7 @@ def test_no_launcher(leave):
 @pytest.mark.parametrize("address", ["", "@", "nonsense", "@" + "x" * 200, "/tmp/socket"])
 def test_bad_addresses(server, address, leave):
     with pytest.raises((ValueError, _C.DistError)):
-        _C.comm_init(0, 2, address, os.dup(server.secret_fd), 5)
+        _C.comm_init(0, 2, address, os.dup(server.secret_fd), 0.5)
 
 
 def test_bad_secrets(server, leave):
@@ -358,7 +410,7 @@ def test_bad_secrets(server, leave):
     r, w = os.pipe()
     os.write(w, bytes(32))
     os.close(w)
-    with pytest.raises(_C.DistError, match="refused"):
+    with pytest.raises(_C.DistError, match="does not know our secret"):
         _C.comm_init(0, 2, server.address, r, 5)
     assert serves(server)
 
@@ -375,8 +427,8 @@ def test_secret_through_a_pipe(server, leave):
     one.close()
 
 
-def test_an_impostor_learns_half_a_secret_and_nothing_else(leave):
-    """A server of our own user that does not know the secret: the client refuses it."""
+def test_an_impostor_learns_nothing(leave):
+    """A server of our own user that does not know the secret: the client refuses it before it proves itself."""
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listening.bind("\0pydist-test-impostor-%d" % os.getpid())
     listening.listen(1)
@@ -385,8 +437,8 @@ def test_an_impostor_learns_half_a_secret_and_nothing_else(leave):
     def impostor():
         s, _ = listening.accept()
         got.append(read(s))
-        s.sendall(frame(WELCOME, bytes(16)))
-        time.sleep(0.1)
+        s.sendall(frame(CHALLENGE, bytes(48)))
+        got.append(s.recv(100))
         s.close()
 
     t = threading.Thread(target=impostor)
@@ -398,7 +450,7 @@ def test_an_impostor_learns_half_a_secret_and_nothing_else(leave):
         _C.comm_init(0, 2, "@pydist-test-impostor-%d" % os.getpid(), r, 5)
     t.join()
     listening.close()
-    assert b"A" * 16 in got[0][2] and b"B" not in got[0][2]
+    assert b"AAAA" not in got[0][2] and b"BBBB" not in got[0][2] and got[1] == b""
 
 
 def test_a_silent_server_times_out(leave):
@@ -510,3 +562,213 @@ def test_nothing_is_left(leave):
     for _ in range(50):
         cycle()
     assert (descriptors(), threads(), len(os.listdir("/dev/shm"))) == before
+
+
+# Without a launcher.
+
+JOIN = """
+import os, sys, time, signal
+import numpy as np
+from pydist import _C
+url, rank, world = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+def join(timeout=20, url=url):
+    return _C.comm_init(rank, world, url, -1, timeout)
+def check(group):
+    x = np.full(1000, rank + 1.0)
+    group.all_reduce(x)
+    assert (x == world * (world + 1) / 2).all()
+"""
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as s:
+        return s.getsockname()[1]
+
+
+def start(script, url, rank, world, **env):
+    command = [sys.executable, "-c", JOIN + textwrap.dedent(script), url, str(rank), str(world)]
+    return subprocess.Popen(command, env=dict(os.environ, OMP_NUM_THREADS="1", **env), text=True,
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def finish(processes, timeout=60):
+    """(code, stdout, stderr) of each."""
+    try:
+        return [(p.returncode, out, err) for p in processes for out, err in [p.communicate(timeout=timeout)]]
+    finally:
+        for p in processes:
+            p.kill()
+            p.wait()
+
+
+def all_good(ended):
+    for code, out, err in ended:
+        assert code == 0, err
+    return ended
+
+
+@pytest.mark.parametrize("kind", ["tcp", "name", "file"])
+@pytest.mark.parametrize("world", [1, 3])
+def test_ranks_meet_without_a_launcher(tmp_path, kind, world):
+    """Rank 0 comes last, leaves first, and stays until the others have left."""
+    url = f"file://{tmp_path}/meet" if kind == "file" else \
+        f"tcp://{socket.gethostname() if kind == 'name' else '127.0.0.1'}:{free_port()}"
+    script = """
+        if rank == 0:
+            time.sleep(0.3)
+        group = join()
+        assert group.transport == ("none" if world == 1 else "shm")
+        check(group)
+        group.destroy()
+        group = join()  # a second group over the same connection
+        check(group)
+        group.store.set(f"key{rank}", "value")
+        group.destroy()
+        if rank == world - 1 and world > 1:
+            time.sleep(0.5)
+            print(group.store.get("key0", 5).decode())
+        _C.comm_leave()
+        print(time.time())
+    """
+    ended = all_good(finish([start(script, url, r, world) for r in range(world)]))
+    if world > 1:
+        assert "value" in ended[-1][1]
+        first, last = (float(ended[r][1].split()[-1]) for r in (0, -1))
+        assert first > last - 0.05  # rank 0 was the last
+
+
+def test_rank_0_that_dies_takes_the_server_along():
+    url = f"tcp://127.0.0.1:{free_port()}"
+    script = """
+        group = join()
+        if rank == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        try:
+            group.barrier()
+        except _C.PeerFailed as e:
+            print(e.rank, e)
+    """
+    ended = finish([start(script, url, r, 3) for r in range(3)])
+    for code, out, err in ended[1:]:
+        assert code == 0 and out.startswith("0 ") and "rank 0" in out, err
+
+
+def test_two_jobs_on_one_port():
+    url = f"tcp://127.0.0.1:{free_port()}"
+    script = """
+        group = join()
+        print("here", flush=True)
+        time.sleep(1.5)
+        group.barrier()
+        _C.comm_leave()
+    """
+    job = [start(script, url, r, 2) for r in range(2)]
+    try:
+        job[0].stdout.readline()
+        (code, _, err), = finish([start("join(3)", url, 0, 2)])
+        assert code and "taken by another job" in err and f"pid {job[0].pid}" in err and url.rsplit(":")[-1] in err
+        (code, _, err), = finish([start("join(3)", url, 1, 2)])
+        assert code and "rank 1 is here already" in err
+        (code, _, err), = finish([start("join(3)", url, 1, 4)])
+        assert code and "expects 4 ranks, this job has 2" in err
+    finally:
+        all_good(finish(job))
+
+
+def test_a_missing_rank_0_is_named():
+    url = f"tcp://127.0.0.1:{free_port()}"
+    begin = time.monotonic()
+    (code, _, err), = finish([start("join(0.5)", url, 1, 2)])
+    assert code and "CommTimeout" in err and "found no rank 0" in err and time.monotonic() - begin < 10
+
+
+def test_no_listening_beyond_this_host_without_a_secret(tmp_path):
+    listen = "_C.ControlServer(2, listen='0.0.0.0:0').close()"
+    (code, _, err), = finish([start(listen, "x", 0, 1)])
+    assert code and "PYDIST_SECRET_FILE" in err and "PYDIST_INSECURE=1" in err
+    all_good(finish([start(listen, "x", 0, 1, PYDIST_INSECURE="1")]))
+    path = tmp_path / "secret"
+    path.write_bytes(os.urandom(32))
+    path.chmod(0o644)
+    (code, _, err), = finish([start(listen, "x", 0, 1, PYDIST_SECRET_FILE=str(path))])
+    assert code and "mode 644" in err
+    path.chmod(0o600)
+    all_good(finish([start(listen, "x", 0, 1, PYDIST_SECRET_FILE=str(path))]))
+    path.write_bytes(b"short")
+    (code, _, err), = finish([start(listen, "x", 0, 1, PYDIST_SECRET_FILE=str(path))])
+    assert code and "5 bytes" in err
+    (code, _, err), = finish([start(listen, "x", 0, 1, PYDIST_SECRET_FILE=str(tmp_path / "none"))])
+    assert code and "No such file" in err
+
+
+def test_an_address_elsewhere_needs_a_secret():
+    (code, _, err), = finish([start("join(0.3)", "tcp://192.0.2.1:29500", 1, 2)])
+    assert code and "PYDIST_SECRET_FILE" in err
+    (code, _, err), = finish([start("join(0.3)", "tcp://192.0.2.1:29500", 0, 2, PYDIST_INSECURE="1")])
+    assert code and "none of this host's" in err
+    begin = time.monotonic()
+    (code, _, err), = finish([start("join(0.3)", "tcp://192.0.2.1:29500", 1, 2, PYDIST_INSECURE="1")])
+    assert code and time.monotonic() - begin < 10
+
+
+@pytest.mark.parametrize("url", ["tcp://", "tcp://:5", "tcp://localhost", "tcp://localhost:99999", "tcp://localhost:0",
+                                 "tcp://localhost:x", "udp://localhost:1", "file://", "file:///no/such/folder/x",
+                                 "tcp://no.such.host.invalid:5", "tcp://" + "x" * 5000 + ":1"])
+def test_bad_urls(url, leave):
+    before = descriptors()
+    with pytest.raises((ValueError, OSError, _C.DistError)):
+        _C.comm_init(0, 2, url, -1, 0.5)
+    assert descriptors() == before
+
+
+@pytest.mark.parametrize("who", ["rank", "server"])
+def test_a_stopped_process_is_named(who):
+    """SIGSTOP: a line after PYDIST_WARN seconds, the end after PYDIST_SILENT."""
+    url = f"tcp://127.0.0.1:{free_port()}"
+    script = """
+        group = join()
+        check(group)
+        print("here", flush=True)
+        if rank == %d:
+            time.sleep(60)
+        else:
+            begin = time.monotonic()
+            try:
+                group.barrier()
+            except _C.PeerFailed as e:
+                print(e.rank, round(time.monotonic() - begin), e, flush=True)
+        os._exit(0)
+    """ % (1 if who == "rank" else 0)
+    processes = [start(script, url, r, 3, PYDIST_WARN="1", PYDIST_SILENT="3") for r in range(3)]
+    stopped = processes[1 if who == "rank" else 0]
+    try:
+        for p in processes:
+            assert p.stdout.readline() == "here\n"
+        os.kill(stopped.pid, signal.SIGSTOP)
+        others = [p for p in processes if p is not stopped]
+        for code, out, err in finish(others, 20):
+            rank, seconds, text = out.split(maxsplit=2)
+            assert int(rank) == processes.index(stopped) and 2 <= int(seconds) <= 6, (out, err)
+            if who == "rank":
+                assert "not responding" in text
+        if who == "rank":
+            assert stopped.poll() is None
+    finally:
+        stopped.kill()
+        finish([stopped])
+
+
+def test_a_busy_process_is_not_silent():
+    url = f"tcp://127.0.0.1:{free_port()}"
+    script = """
+        group = join()
+        if rank == 1:
+            begin = time.monotonic()
+            n = 3 ** 4_000_000
+            while time.monotonic() - begin < 3:
+                n * n  # one long C call after the other
+        group.barrier()
+        _C.comm_leave()
+    """
+    ended = all_good(finish([start(script, url, r, 2, PYDIST_WARN="1", PYDIST_SILENT="2") for r in range(2)]))
+    assert "not responding" not in ended[0][2]

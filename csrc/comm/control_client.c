@@ -6,8 +6,9 @@
 #include <stdio.h>
 #include <unistd.h>
 
+#include "base/flags.h"
 #include "base/mem.h"
-#include "comm/control_wire.h"
+#include "comm/auth.h"
 
 #define GOODBYE_NS 1000000000 /* longest that leaving waits for a server that does not read */
 
@@ -89,15 +90,33 @@ static void on_lost(client *c, const char *why) {
     pd_link_hear(&c->link, &(pd_news){.kind = PD_NEWS_LOST, .rank = c->link.rank}, why);
 }
 
+/* Waits for more. False: the server, which asks every second whether we are there, has been silent for too long (and not
+   we who were stopped meanwhile). */
+static bool hear_more(client *c, int64_t *heard, int64_t *looked) {
+    int64_t silent = (int64_t)pd_flags_get()->SILENT * 1000000000, now;
+    int n = poll(&(struct pollfd){.fd = c->wire.fd, .events = POLLIN}, 1, PD_HEARTBEAT_NS / 1000000);
+    now = pd_hooks_now(NULL);
+    if (n || now - *looked > 3 * PD_HEARTBEAT_NS) *heard = now;
+    *looked = now;
+    return silent <= 0 || now - *heard < silent;
+}
+
 static void *run(void *arg) {
     client *c = arg;
+    int64_t heard = pd_hooks_now(NULL), looked = heard;
     for (;;) {
         pd_wire_state state = pd_wire_read(&c->wire);
         if (state == PD_WIRE_MORE) {
-            poll(&(struct pollfd){.fd = c->wire.fd, .events = POLLIN}, 1, -1);
+            if (hear_more(c, &heard, &looked)) continue;
+            on_lost(c, "nothing was heard from it for too long: stopped, or its network is cut");
+            return NULL;
         } else if (state != PD_WIRE_FRAME) {
             on_lost(c, c->wire.why);
             return NULL;
+        } else if (c->wire.head.kind == PD_CONTROL_PING) {
+            pthread_mutex_lock(&c->lock);
+            send_frame(c, PD_CONTROL_PONG, 0, NULL, 0, NULL, 0, -1);
+            pthread_mutex_unlock(&c->lock);
         } else if (c->wire.head.kind == PD_CONTROL_REPLY) {
             on_reply(c);
         } else if (c->wire.head.kind == PD_CONTROL_NEWS && c->wire.head.bytes >= sizeof(pd_news)) {
@@ -148,13 +167,14 @@ static pd_status call(pd_link *link, const pd_store_call *call, pd_store_reply *
     char text[sizeof head + PD_STORE_KEY];
     memcpy(text, &head, sizeof head);
     memcpy(text + sizeof head, call->key, call->key_bytes);
-    void *token = pd_hooks_block(link->hooks);
+    void *token = pd_host_release();
     pthread_mutex_lock(&c->lock);
     r.id = ++c->next_id;
     r.next = c->requests;
     c->requests = &r;
     size_t n = sizeof head + call->key_bytes;
-    pd_status status = send_frame(c, PD_CONTROL_CALL, r.id, text, n, call->data, call->bytes, (int)call->handle);
+    int handle = c->wire.handles ? (int)call->handle : -1; /* tcp carries none */
+    pd_status status = send_frame(c, PD_CONTROL_CALL, r.id, text, n, call->data, call->bytes, handle);
     if (!status) status = await(c, &r, call);
     for (request **at = &c->requests; *at; at = &(*at)->next)
         if (*at == &r) {
@@ -162,7 +182,7 @@ static pd_status call(pd_link *link, const pd_store_call *call, pd_store_reply *
             break;
         }
     pthread_mutex_unlock(&c->lock);
-    pd_hooks_unblock(link->hooks, token);
+    pd_host_acquire(token);
     if (!status) {
         *reply = r.reply;
     } else if (r.done && !r.status) { /* answered in the moment we gave up */
@@ -192,76 +212,70 @@ static void free_link(pd_link *link) {
     pd_free(c);
 }
 
-static const pd_link_ops ops = {
+static const pd_link_ops unix_ops = {
     .transport = &pd_transport_shm, .call = call, .tell = tell, .close = close_link, .free = free_link,
 };
+static const pd_link_ops tcp_ops = {
+    .call = call, .tell = tell, .close = close_link, .free = free_link,
+};
 
-pd_status pd_control_secret_read(int fd, uint8_t secret[PD_SECRET_BYTES]) {
-    ssize_t n;
-    do n = pread(fd, secret, PD_SECRET_BYTES, 0);
-    while (n < 0 && errno == EINTR);
-    if (n < 0 && errno == ESPIPE) { /* a pipe: at most one worker can read it */
-        size_t got = 0;
-        do {
-            n = read(fd, secret + got, PD_SECRET_BYTES - got);
-            if (n > 0) got += (size_t)n;
-        } while (got < PD_SECRET_BYTES && (n > 0 || (n < 0 && errno == EINTR)));
-        n = (ssize_t)got;
-    }
-    int error = errno;
-    if (fd > STDERR_FILENO) close(fd);
-    if (n == PD_SECRET_BYTES) return PD_OK;
-    return pd_fail(PD_E_DIST, "control: cannot read the secret from descriptor %d: %s", fd,
-                   n < 0 ? strerror(error) : "too short");
-}
-
-static pd_status dial(const char *address, int *out) {
-    struct sockaddr_un name;
-    socklen_t n = pd_control_sockaddr(address, &name);
-    int pid, uid;
-    if (!n) return pd_fail(PD_E_VALUE, "control: '%s' is no address (expected @name)", address);
-    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    if (fd < 0) return pd_fail(PD_E_OS, "control: no socket: %s", strerror(errno));
-    pd_status status = PD_OK;
-    if (connect(fd, (struct sockaddr *)&name, n))
-        status = pd_fail(PD_E_DIST, "control: cannot reach the launcher at %s: %s", address, strerror(errno));
-    else if (!pd_control_same_user(fd, &pid, &uid))
-        status = pd_fail(PD_E_DIST, "control: the server at %s runs under user id %d, not ours", address, uid);
-    else if (fcntl(fd, F_SETFL, O_NONBLOCK))
-        status = pd_fail(PD_E_OS, "control: %s", strerror(errno));
-    if (status) close(fd);
-    else *out = fd;
-    return status;
-}
-
-static pd_status await_welcome(client *c, int64_t deadline) {
+/* The next frame of the handshake, which has to be of this kind. */
+static pd_status await_frame(client *c, int kind, size_t bytes, int64_t deadline) {
+    const pd_frame *f = &c->wire.head;
     for (;;) {
         pd_wire_state state = pd_wire_read(&c->wire);
+        if (state == PD_WIRE_FRAME && f->kind == PD_CONTROL_REFUSED)
+            return pd_fail(PD_E_DIST, "control: refused: %s", c->wire.body);
+        if (state == PD_WIRE_FRAME && (f->kind != kind || f->bytes != bytes))
+            return pd_fail(PD_E_DIST, "control: the server does not speak our protocol");
         if (state == PD_WIRE_FRAME) return PD_OK;
         if (state == PD_WIRE_CLOSED)
-            return pd_fail(PD_E_DIST, "control: the launcher refused rank %d: wrong secret, or it ends", c->link.rank);
-        if (state == PD_WIRE_BAD) return pd_fail(PD_E_DIST, "control: the launcher sent %s", c->wire.why);
+            return pd_fail(PD_E_DIST, "control: the server refused rank %d: wrong secret, or it ends", c->link.rank);
+        if (state == PD_WIRE_BAD) return pd_fail(PD_E_DIST, "control: the server sent %s", c->wire.why);
         if (pd_hooks_now(c->link.hooks) > deadline)
-            return pd_fail(PD_E_TIMEOUT, "control: the launcher does not answer rank %d", c->link.rank);
-        poll(&(struct pollfd){.fd = c->wire.fd, .events = POLLIN}, 1, 50);
+            return pd_fail(PD_E_TIMEOUT, "control: the server does not answer rank %d", c->link.rank);
+        poll(&(struct pollfd){.fd = c->wire.fd, .events = POLLIN}, 1, PD_SLICE_NS / 1000000);
         PD_TRY(pd_hooks_interrupt(c->link.hooks));
     }
 }
 
 static pd_status shake_hands(client *c, const uint8_t secret[PD_SECRET_BYTES], int64_t deadline) {
     pd_control_hello h = {.rank = c->link.rank, .world = c->link.world, .pid = getpid()};
-    memcpy(h.half, secret, PD_SECRET_HALF);
+    pd_control_challenge challenge;
+    pd_control_welcome welcome;
+    uint8_t mac[PD_SHA256_BYTES];
+    PD_TRY(pd_auth_random(h.nonce, sizeof h.nonce));
     PD_TRY(send_frame(c, PD_CONTROL_HELLO, 0, &h, sizeof h, NULL, 0, -1));
-    void *token = pd_hooks_block(c->link.hooks);
-    pd_status status = await_welcome(c, deadline);
-    pd_hooks_unblock(c->link.hooks, token);
-    PD_TRY(status);
-    const pd_frame *f = &c->wire.head;
-    if (f->kind == PD_CONTROL_REFUSED) return pd_fail(PD_E_DIST, "control: refused: %s", c->wire.body);
-    if (f->kind != PD_CONTROL_WELCOME || f->bytes != PD_SECRET_HALF ||
-        !pd_control_same_secret((uint8_t *)c->wire.body, secret + PD_SECRET_HALF))
+    PD_TRY(await_frame(c, PD_CONTROL_CHALLENGE, sizeof challenge, deadline));
+    memcpy(&challenge, c->wire.body, sizeof challenge);
+    pd_auth_mac(secret, "server", &h, challenge.nonce, mac);
+    if (!pd_auth_same(mac, challenge.proof, sizeof mac))
         return pd_fail(PD_E_DIST, "control: the server does not know our secret");
+    pd_auth_mac(secret, "client", &h, challenge.nonce, mac);
+    PD_TRY(send_frame(c, PD_CONTROL_PROOF, 0, mac, sizeof mac, NULL, 0, -1));
+    PD_TRY(await_frame(c, PD_CONTROL_WELCOME, sizeof welcome, deadline));
+    memcpy(&welcome, c->wire.body, sizeof welcome);
+    pd_auth_mac(secret, "token", &h, challenge.nonce, mac);
+    for (int i = 0; i < PD_TOKEN_BYTES; i++) c->link.token[i] = welcome.token[i] ^ mac[i];
+    c->link.host_rank = welcome.host_rank;
     return PD_OK;
+}
+
+/* Where this rank runs. One that came over tcp cannot pass descriptors on, so it shares memory with nobody. */
+static void locate(client *c) {
+    struct sockaddr_storage own = {0};
+    socklen_t n = sizeof own;
+    char text[300];
+    const char *given = pd_flags_get()->HOST;
+    size_t length = (size_t)snprintf(text, sizeof text, "%s", given);
+    if (!c->wire.handles) {
+        if (!getsockname(c->wire.fd, (struct sockaddr *)&own, &n))
+            pd_auth_text((struct sockaddr *)&own, n, c->link.here, sizeof c->link.here);
+        length = (size_t)snprintf(text, sizeof text, "rank %d at %s", c->link.rank, c->link.here);
+    }
+    uint8_t digest[PD_SHA256_BYTES];
+    pd_hmac(c->link.token, PD_TOKEN_BYTES, text, length < sizeof text ? length : sizeof text - 1, digest);
+    memcpy(&c->link.host, digest, sizeof c->link.host);
 }
 
 static pd_status start_thread(client *c) {
@@ -274,12 +288,14 @@ static pd_status start_thread(client *c) {
 }
 
 pd_status pd_control_connect(const char *address, const uint8_t secret[PD_SECRET_BYTES], int rank, int world,
-                             double timeout, const pd_hooks *hooks, pd_link **out) {
+                             double timeout, bool patient, const pd_hooks *hooks, pd_link **out) {
     pd_status status = PD_OK;
     client *c;
     int fd = -1;
+    int64_t deadline = pd_hooks_now(hooks) + (int64_t)(timeout * 1e9);
+    bool tcp = *address != '@';
     PD_TRY(pd_calloc(sizeof *c, "control connection", &c));
-    pd_link_init(&c->link, &ops, rank, world, hooks);
+    pd_link_init(&c->link, tcp ? &tcp_ops : &unix_ops, rank, world, hooks);
     pd_wire_init(&c->wire, -1, PD_CONTROL_PAYLOAD);
     pthread_mutex_init(&c->lock, NULL);
     pthread_condattr_t attr;
@@ -288,10 +304,14 @@ pd_status pd_control_connect(const char *address, const uint8_t secret[PD_SECRET
     pthread_cond_init(&c->change, &attr);
     pthread_condattr_destroy(&attr);
     PD_TRY_TO(fail, pd_wire_reserve(&c->wire));
-    PD_TRY_TO(fail, dial(address, &fd));
+    PD_TRY_TO(fail, pd_auth_dial(address, deadline, patient, hooks, &fd));
     c->wire.fd = fd;
-    PD_TRY_TO(fail, shake_hands(c, secret, pd_hooks_now(hooks) + (int64_t)(timeout * 1e9)));
-    c->wire.handles = true;
+    void *token = pd_host_release();
+    status = shake_hands(c, secret, deadline);
+    pd_host_acquire(token);
+    PD_TRY_TO(fail, status);
+    c->wire.handles = !tcp;
+    locate(c);
     PD_TRY_TO(fail, start_thread(c));
     pd_fork_watch_add(&c->watch, fd);
     *out = &c->link;

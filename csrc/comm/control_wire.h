@@ -1,32 +1,49 @@
-/* What the two ends of the control plane say. All payloads are fixed structs of the host's byte order, then bytes. */
+/* What the two ends of the control plane say. All payloads are fixed structs of the host's byte order, then bytes.
+
+     client   HELLO (who, a random number)             PROOF (of the secret)
+     server                  CHALLENGE (its own, and proof)        WELCOME (the job's token, masked) | REFUSED
+
+   The server says why it refuses only to those who have proved that they know the secret. */
 #ifndef PD_COMM_CONTROL_WIRE_H
 #define PD_COMM_CONTROL_WIRE_H
 
 #include <string.h>
-#include <sys/socket.h>
-#include <sys/un.h>
-#include <unistd.h>
 
+#include "base/sha256.h"
 #include "comm/control.h"
 #include "comm/wire.h"
 
 enum {
     PD_CONTROL_HELLO = 1, /* client: pd_control_hello */
-    PD_CONTROL_WELCOME,   /* server: its half of the secret */
+    PD_CONTROL_CHALLENGE, /* server: pd_control_challenge */
+    PD_CONTROL_PROOF,     /* client: PD_SHA256_BYTES */
+    PD_CONTROL_WELCOME,   /* server: pd_control_welcome */
     PD_CONTROL_REFUSED,   /* server: text; then it closes */
     PD_CONTROL_CALL,      /* client: pd_control_call + key + data, maybe a descriptor */
     PD_CONTROL_REPLY,     /* server, same id: pd_control_reply + data or error text, maybe a descriptor */
     PD_CONTROL_NEWS,      /* both ways: pd_news + text */
+    PD_CONTROL_PING,      /* server: are you there */
+    PD_CONTROL_PONG,      /* client */
 };
 
-#define PD_SECRET_HALF (PD_SECRET_BYTES / 2)
+#define PD_NONCE_BYTES 16
 #define PD_CONTROL_TEXT 65536 /* longest traceback that is passed on; its end is kept */
 #define PD_CONTROL_PAYLOAD (64 + PD_STORE_KEY + PD_STORE_VALUE)
+#define PD_HEARTBEAT_NS INT64_C(1000000000) /* between two pings */
 
 typedef struct pd_control_hello {
-    uint8_t half[PD_SECRET_HALF];
-    int32_t rank, world, pid;
+    uint8_t nonce[PD_NONCE_BYTES];
+    int32_t rank, world, pid, pad;
 } pd_control_hello;
+
+typedef struct pd_control_challenge {
+    uint8_t nonce[PD_NONCE_BYTES], proof[PD_SHA256_BYTES];
+} pd_control_challenge;
+
+typedef struct pd_control_welcome {
+    uint8_t token[PD_TOKEN_BYTES];
+    int32_t host_rank; /* of the rank that hosts the server; -1: a launcher */
+} pd_control_welcome;
 
 typedef struct pd_control_call {
     uint32_t verb, key_bytes, bytes, pad;
@@ -40,32 +57,5 @@ typedef struct pd_control_reply {
 } pd_control_reply;
 
 _Static_assert(PD_STORE_KEY + sizeof(pd_control_call) < PD_CONTROL_PAYLOAD - PD_STORE_VALUE, "payload bound");
-
-/* "@name" to an abstract address; 0 where the text is none. */
-static inline socklen_t pd_control_sockaddr(const char *text, struct sockaddr_un *to) {
-    size_t n = strlen(text);
-    *to = (struct sockaddr_un){.sun_family = AF_UNIX};
-    if (n < 2 || text[0] != '@' || n > sizeof to->sun_path) return 0;
-    memcpy(to->sun_path + 1, text + 1, n - 1); /* abstract: the first byte is 0 and the name has no end mark */
-    return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + n);
-}
-
-/* Whether the process at the other end runs under our user id, and its pid. */
-static inline bool pd_control_same_user(int fd, int *pid, int *uid) {
-    struct ucred cred = {0};
-    socklen_t n = sizeof cred;
-    *pid = *uid = -1;
-    if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &cred, &n)) return false;
-    *pid = cred.pid;
-    *uid = (int)cred.uid;
-    return cred.uid == geteuid();
-}
-
-/* Compares without telling by its time where the first difference is. */
-static inline bool pd_control_same_secret(const uint8_t *a, const uint8_t *b) {
-    unsigned diff = 0;
-    for (int i = 0; i < PD_SECRET_HALF; i++) diff |= (unsigned)(a[i] ^ b[i]);
-    return diff == 0;
-}
 
 #endif

@@ -157,8 +157,8 @@ pd_status pd_gate_wait(pd_group *g, pd_work *w, int64_t deadline, bool *fatal) {
         pause_cpu();
     }
     if (g->spins > 8) g->spins /= 2;
-    void *token = pd_hooks_block(g->hooks);
+    void *token = pd_host_release();
     pd_status status = wait_slowly(g, w, deadline, fatal);
-    pd_hooks_unblock(g->hooks, token);
+    pd_host_acquire(token);
     return status;
 }

@@ -117,6 +117,8 @@ pd_status pd_group_new(pd_link *link, const pd_group_options *o, pd_group **out)
     pd_group *g = NULL;
     pd_status status = PD_OK;
     if (link) PD_TRY(pd_link_check(link));
+    if (link && link->world > 1 && !link->ops->transport)
+        return pd_fail(PD_E_NOTIMPL, "init: rank %d is on another host than the control server", link->rank);
     uint32_t epoch = link ? atomic_fetch_add(&link->epochs, 1) + 1 : 1;
     PD_TRY_TO(fail, make(link, epoch, o, &g));
     if (g->size > 1) {

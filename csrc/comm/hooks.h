@@ -1,19 +1,17 @@
 /* What comm/ needs from whoever embeds it. py/ fills one static table; a plain C program passes NULL members.
 
-   A wait calls block() once when it turns from spinning to sleeping, interrupt() about every 50 ms while it sleeps, and
-   unblock() before it returns. Between block and unblock the caller holds nothing that another thread may need. */
+   A wait gives up the host's lock (base/host.h) once when it turns from spinning to sleeping, calls interrupt() about
+   every 50 ms while it sleeps, and takes the lock back before it returns. */
 #ifndef PD_COMM_HOOKS_H
 #define PD_COMM_HOOKS_H
 
 #include <time.h>
 
-#include "base/status.h"
+#include "base/host.h"
 
 #define PD_SLICE_NS 50000000 /* longest sleep between two looks at the interrupt hook (design 1.5) */
 
 typedef struct pd_hooks {
-    void *(*block)(void);                                    /* gives up the GIL where this thread has it; a token */
-    void (*unblock)(void *token);                            /* takes it back */
     pd_status (*interrupt)(void);                            /* anything but PD_OK ends the wait with that error */
     void (*site)(uint64_t site, char *text, size_t size);    /* "train.py:12", or "" where unknown */
     int64_t (*now)(void);                                    /* ns; the simulator's virtual clock, NULL: monotonic */
@@ -24,10 +22,6 @@ static inline int64_t pd_hooks_now(const pd_hooks *h) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
-}
-static inline void *pd_hooks_block(const pd_hooks *h) { return h && h->block ? h->block() : NULL; }
-static inline void pd_hooks_unblock(const pd_hooks *h, void *token) {
-    if (h && h->unblock) h->unblock(token);
 }
 static inline pd_status pd_hooks_interrupt(const pd_hooks *h) { return h && h->interrupt ? h->interrupt() : PD_OK; }
 

@@ -102,12 +102,12 @@ static pd_status await(pd_hub *h, pd_link *link, const pd_store_call *call, pd_s
 
 static pd_status call(pd_link *link, const pd_store_call *call, pd_store_reply *reply) {
     pd_hub *h = ((seat *)link)->hub;
-    void *token = pd_hooks_block(link->hooks);
+    void *token = pd_host_release();
     pthread_mutex_lock(&h->lock);
     pd_status status = await(h, link, call, reply);
     if (call->verb == PD_STORE_SET || call->verb == PD_STORE_ADD) pthread_cond_broadcast(&h->change);
     pthread_mutex_unlock(&h->lock);
-    pd_hooks_unblock(link->hooks, token);
+    pd_host_acquire(token);
     return status;
 }
 

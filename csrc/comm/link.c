@@ -4,7 +4,8 @@
 #include <string.h>
 
 void pd_link_init(pd_link *link, const pd_link_ops *ops, int rank, int world, const pd_hooks *hooks) {
-    *link = (pd_link){.ops = ops, .hooks = hooks, .rank = rank, .world = world, .forks = pd_forks};
+    *link = (pd_link){.ops = ops, .hooks = hooks, .rank = rank, .world = world, .host_rank = -1,
+                      .forks = pd_forks};
     atomic_init(&link->refs, 1);
     atomic_init(&link->epochs, 0);
     pthread_mutex_init(&link->lock, NULL);
@@ -88,9 +89,13 @@ static pd_weight describe(const pd_link *link, const pd_news *n, const char *tex
         if (rest) quote(e, rest + 1);
         break;
     default:
-        e->kind = PD_E_DIST;
-        e->rank = -1;
-        snprintf(e->text, sizeof e->text, "rank %d: the launcher is gone (%s)", link->rank, text);
+        if (link->host_rank < 0) e->kind = PD_E_DIST;
+        e->rank = link->host_rank;
+        if (link->host_rank < 0)
+            snprintf(e->text, sizeof e->text, "rank %d: the launcher is gone (%s)", link->rank, text);
+        else
+            snprintf(e->text, sizeof e->text, "rank %d is gone, which hosted the control server (%s)", link->host_rank,
+                     text);
     }
     return weight;
 }

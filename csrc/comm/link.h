@@ -15,6 +15,7 @@
 #include "comm/store.h"
 #include "comm/transport/transport.h"
 
+#define PD_TOKEN_BYTES 32
 #define PD_WORLD_MAX 4096 /* reduce.c's scratch, a server's descriptors: RANKS_MAX of pydist/run.py */
 
 typedef enum pd_news_kind {
@@ -22,7 +23,7 @@ typedef enum pd_news_kind {
     PD_NEWS_ABORT,    /* a rank gave up a group: `status` and `text` say why */
     PD_NEWS_RAISED,   /* its program ended by an exception: `text` is the traceback */
     PD_NEWS_DEAD,     /* its process ended without a word: `text` is how */
-    PD_NEWS_LOST,     /* the control connection is gone, with it the launcher */
+    PD_NEWS_LOST,     /* the control connection is gone, with it the server's process */
 } pd_news_kind;
 
 typedef struct pd_news {
@@ -43,7 +44,7 @@ typedef struct pd_listener {
 } pd_listener;
 
 typedef struct pd_link_ops {
-    const pd_transport *transport; /* NULL: peers' memory cannot be addressed from here */
+    const pd_transport *transport; /* how to share memory with ranks of the same `host`; NULL: not at all */
     pd_status (*call)(pd_link *, const pd_store_call *, pd_store_reply *);
     void (*tell)(pd_link *, const pd_news *, const char *text); /* to all other ranks; never fails, never waits long */
     void (*close)(pd_link *); /* says goodbye (LEFT, epoch 0), ends the link's thread; news stop */
@@ -54,6 +55,10 @@ struct pd_link {
     const pd_link_ops *ops;
     const pd_hooks *hooks;
     int rank, world;
+    int host_rank;                 /* the rank in whose process the control server runs; -1: a launcher's */
+    uint64_t host;                 /* the same on ranks that can address each other's memory */
+    uint8_t token[PD_TOKEN_BYTES]; /* of the job: known to its ranks only */
+    char here[64];                 /* our address on the way to the server; "": it is on this host */
     uint32_t forks;
     atomic_int refs;
     atomic_uint epochs;

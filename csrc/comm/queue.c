@@ -21,7 +21,7 @@ pd_status pd_group_enter(pd_group *g) {
     if (pthread_mutex_trylock(&g->lock)) {
         if (atomic_load(&g->owner) == self())
             return pd_fail(PD_E_RUNTIME, "comm: called from a signal handler while this thread waits in this group");
-        void *token = pd_hooks_block(g->hooks);
+        void *token = pd_host_release();
         for (;;) {
             struct timespec t;
             clock_gettime(CLOCK_REALTIME, &t);
@@ -31,7 +31,7 @@ pd_status pd_group_enter(pd_group *g) {
             if (!pthread_mutex_timedlock(&g->lock, &t)) break;
             if ((status = pd_hooks_interrupt(g->hooks))) break;
         }
-        pd_hooks_unblock(g->hooks, token);
+        pd_host_acquire(token);
         PD_TRY(status);
     }
     atomic_store_explicit(&g->owner, self(), memory_order_relaxed);

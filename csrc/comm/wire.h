@@ -9,7 +9,7 @@
 
 #include "base/status.h"
 
-#define PD_WIRE_MAGIC 0x31434450u /* "PDC1": the last byte is the version */
+#define PD_WIRE_MAGIC 0x32434450u /* "PDC2": the last byte is the version */
 
 typedef struct pd_frame {
     uint32_t magic;

@@ -3,6 +3,7 @@
 
 #include <string.h>
 
+#include "base/flags.h"
 #include "comm/control.h"
 #include "py/comm_impl.h"
 
@@ -50,21 +51,32 @@ int pd_py_comm_type(PyObject *module, PyType_Spec *spec, PyTypeObject **keep) {
    it is kept until a connection has succeeded. */
 static struct {
     pd_link *link;
+    pd_control_server *server; /* of a rank 0 without a launcher */
     int secret_fd; /* where `secret` was read from; 0: it was not */
     uint8_t secret[PD_SECRET_BYTES];
-    char address[PD_ADDRESS_BYTES];
+    char address[4096];
 } process;
 
 static pd_status process_link(int rank, int world, const char *address, int secret_fd, double timeout) {
     if (process.link && pd_forked_since(process.link->forks)) process.link = NULL; /* the parent's */
+    if (strlen(address) >= sizeof process.address)
+        return pd_fail(PD_E_VALUE, "comm_init: an address of %zu characters", strlen(address));
     bool same = process.link && !strcmp(process.address, address);
     if (process.link && !(same && process.link->rank == rank && process.link->world == world))
         return pd_fail(PD_E_VALUE, "comm_init: this process is rank %d of %d at %s already", process.link->rank,
                        process.link->world, process.address);
     if (process.link) return PD_OK;
+    if (strstr(address, "://")) {
+        if (process.server)
+            return pd_fail(PD_E_DIST, "comm_init: ranks of an earlier job of this process are still there");
+        PD_TRY(pd_control_join(address, rank, world, timeout, &pd_py_hooks, &process.link, &process.server));
+        snprintf(process.address, sizeof process.address, "%s", address);
+        return PD_OK;
+    }
+    bool tcp = *address != '@';
     if (!process.secret_fd || process.secret_fd != secret_fd) PD_TRY(pd_control_secret_read(secret_fd, process.secret));
     process.secret_fd = secret_fd;
-    PD_TRY(pd_control_connect(address, process.secret, rank, world, timeout, &pd_py_hooks, &process.link));
+    PD_TRY(pd_control_connect(address, process.secret, rank, world, timeout, tcp, &pd_py_hooks, &process.link));
     explicit_bzero(process.secret, sizeof process.secret);
     process.secret_fd = 0;
     snprintf(process.address, sizeof process.address, "%s", address);
@@ -116,26 +128,41 @@ static PyObject *comm_raised(PyObject *module, PyObject *text) {
     Py_RETURN_NONE;
 }
 
-static PyObject *comm_leave(PyObject *module, PyObject *unused) {
-    (void)module, (void)unused;
+static PyObject *comm_leave(PyObject *module, PyObject *args, PyObject *keywords) {
+    static char *names[] = {"timeout", NULL};
+    PyObject *seconds = NULL;
+    double timeout;
+    (void)module;
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "|O:comm_leave", names, &seconds) ||
+        !pd_py_seconds(seconds, pd_flags_get()->TIMEOUT, &timeout))
+        return NULL;
     pd_link *link = process.link;
     process.link = NULL;
     if (link) {
         PD_PY_NO_GIL(pd_link_close(link)); /* groups that still hold it fail from here on */
         pd_link_release(link);
     }
+    pd_control_server *server = process.server;
+    if (!server) Py_RETURN_NONE;
+    pd_status status = pd_control_drain(server, timeout, &pd_py_hooks);
+    if (status) return pd_py_raise(status);
+    process.server = NULL;
+    PD_PY_NO_GIL(pd_control_server_free(server));
     Py_RETURN_NONE;
 }
 
 static PyMethodDef functions[] = {
     {"comm_init", (PyCFunction)(void (*)(void))comm_init, METH_VARARGS | METH_KEYWORDS,
-     "comm_init(rank, world, address, secret_fd, timeout=None, algo=None, slot=0) -> Group\n\nJoins the ranks of a "
-     "launcher; address None: a world of one. Later groups of the process use the same connection."},
+     "comm_init(rank, world, address, secret_fd, timeout=None, algo=None, slot=0) -> Group\n\nJoins the other ranks. "
+     "address: a launcher's '@name' or 'host:port', 'tcp://host:port' or 'file://path' without one (rank 0 hosts), None: a "
+     "world of one. secret_fd: a launcher's, or -1: PYDIST_SECRET_FILE. Later groups of the process use the same connection."},
     {"comm_init_hub", (PyCFunction)(void (*)(void))comm_init_hub, METH_VARARGS | METH_KEYWORDS,
      "comm_init_hub(hub, rank, timeout=None, algo=None, slot=0) -> Group\n\nJoins the ranks of a hub, a thread each."},
     {"comm_raised", comm_raised, METH_O,
      "comm_raised(traceback)\n\nTells launcher and ranks that this one ends by an exception."},
-    {"comm_leave", comm_leave, METH_NOARGS, "comm_leave()\n\nSays goodbye to launcher and ranks."},
+    {"comm_leave", (PyCFunction)(void (*)(void))comm_leave, METH_VARARGS | METH_KEYWORDS,
+     "comm_leave(timeout=None)\n\nSays goodbye to launcher and ranks. Rank 0 without a launcher then waits until the other "
+     "ranks have left (None: PYDIST_TIMEOUT): it hosts their control server. CommTimeout: call again."},
     {0},
 };
 

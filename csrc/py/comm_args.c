@@ -7,11 +7,6 @@
 
 /* ---- hooks ------------------------------------------------------------------------------------------------------- */
 
-static void *block(void) { return PyGILState_Check() ? PyEval_SaveThread() : NULL; }
-static void unblock(void *token) {
-    if (token) PyEval_RestoreThread(token);
-}
-
 static pd_status interrupt(void) {
     PyGILState_STATE gil = PyGILState_Ensure();
     int raised = PyErr_CheckSignals();
@@ -19,7 +14,7 @@ static pd_status interrupt(void) {
     return raised ? pd_fail(PD_E_PYTHON, "interrupted") : PD_OK;
 }
 
-const pd_hooks pd_py_hooks = {.block = block, .unblock = unblock, .interrupt = interrupt, .site = pd_py_site_text};
+const pd_hooks pd_py_hooks = {.interrupt = interrupt, .site = pd_py_site_text};
 
 /* ---- arguments --------------------------------------------------------------------------------------------------- */
 

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "base/sha256.h"
 #include "comm/control.h"
 #include "py/comm_impl.h"
 
@@ -16,12 +17,14 @@ static PyTypeObject *server_type, *store_type;
 /* ---- ControlServer ----------------------------------------------------------------------------------------------- */
 
 static PyObject *server_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
-    static char *names[] = {"world", NULL};
+    static char *names[] = {"world", "listen", NULL};
     int world;
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "i:ControlServer", names, &world)) return NULL;
+    pd_control_options o = {0};
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "i|z:ControlServer", names, &world, &o.listen)) return NULL;
     ServerObject *self = (ServerObject *)pd_py_comm_make(type, PD_PY_SERVER);
     if (!self) return NULL;
-    pd_status status = pd_control_server_new(world, &self->server);
+    pd_status status;
+    PD_PY_NO_GIL(status = pd_control_server_new(world, &o, &self->server)); /* looks host names up */
     if (status) {
         Py_DECREF(self);
         return pd_py_raise(status);
@@ -82,6 +85,12 @@ static PyObject *server_address(PyObject *self, void *unused) {
     return s ? PyUnicode_FromString(pd_control_address(s)) : NULL;
 }
 
+static PyObject *server_tcp_address(PyObject *self, void *unused) {
+    (void)unused;
+    pd_control_server *s = server_of(self);
+    return s ? PyUnicode_FromString(pd_control_tcp_address(s)) : NULL;
+}
+
 static PyObject *server_secret_fd(PyObject *self, void *unused) {
     (void)unused;
     pd_control_server *s = server_of(self);
@@ -96,7 +105,8 @@ static PyMethodDef server_methods[] = {
     {0},
 };
 static PyGetSetDef server_getset[] = {
-    {"address", server_address, NULL, "What PYDIST_CONTROL says to the workers.", NULL},
+    {"address", server_address, NULL, "What PYDIST_CONTROL says to the workers of this host.", NULL},
+    {"tcp_address", server_tcp_address, NULL, "What it says to those of other hosts; '' without `listen`.", NULL},
     {"secret_fd", server_secret_fd, NULL, "The secret's descriptor, for workers to inherit (PYDIST_SECRET_FD).", NULL},
     {0},
 };
@@ -230,7 +240,9 @@ PyObject *pd_py_store(pd_link *link) {
 static PyType_Slot server_slots[] = {
     {Py_tp_new, server_new}, {Py_tp_dealloc, server_dealloc}, {Py_tp_traverse, pd_py_comm_visit},
     {Py_tp_methods, server_methods}, {Py_tp_getset, server_getset},
-    {Py_tp_doc, "ControlServer(world)\n\nThe launcher's side of the control plane."}, {0},
+    {Py_tp_doc, "ControlServer(world, listen=None)\n\nThe launcher's side of the control plane. listen: 'host:port' for "
+                "the workers of other hosts, port 0: any; beyond loopback it needs PYDIST_SECRET_FILE or "
+                "PYDIST_INSECURE=1."}, {0},
 };
 static PyType_Slot hub_slots[] = {
     {Py_tp_new, hub_new}, {Py_tp_dealloc, hub_dealloc}, {Py_tp_traverse, pd_py_comm_visit}, {Py_tp_getset, hub_getset},
@@ -247,9 +259,25 @@ static PyType_Spec specs[] = {
     PD_PY_SPEC("Store", StoreObject, store_slots, Py_TPFLAGS_DISALLOW_INSTANTIATION),
 };
 
+static PyObject *hmac_sha256(PyObject *module, PyObject *args) {
+    (void)module;
+    const char *key, *data;
+    Py_ssize_t key_bytes, bytes;
+    uint8_t out[PD_SHA256_BYTES];
+    if (!PyArg_ParseTuple(args, "y#y#:hmac_sha256", &key, &key_bytes, &data, &bytes)) return NULL;
+    pd_hmac(key, (size_t)key_bytes, data, (size_t)bytes, out);
+    return PyBytes_FromStringAndSize((char *)out, sizeof out);
+}
+
+static PyMethodDef functions[] = {
+    {"hmac_sha256", hmac_sha256, METH_VARARGS,
+     "hmac_sha256(key, data) -> bytes\n\nHow ranks prove that they know the job's secret."},
+    {0},
+};
+
 int pd_py_add_control(PyObject *module) {
     PyTypeObject **const types[] = {&server_type, &pd_py_hub_type, &store_type};
     for (size_t i = 0; i < sizeof specs / sizeof *specs; i++)
         if (pd_py_comm_type(module, &specs[i], types[i])) return -1;
-    return 0;
+    return PyModule_AddFunctions(module, functions);
 }
