@@ -208,6 +208,11 @@ int pd_session_kill(const pid_t *sessions, size_t n, int sig) {
     return sweep.found;
 }
 
+void pd_die_with(pid_t parent) {
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() != parent) kill(getpid(), SIGKILL);
+}
+
 static _Noreturn void guard(int fd) {
     pid_t sessions[PD_GUARD_MAX];
     ssize_t bytes = read_all(fd, sessions, sizeof sessions);

@@ -28,6 +28,10 @@ typedef struct pd_spawn {
    is PD_E_OS naming the step and errno, and leaves no process. */
 pd_status pd_spawn_run(const pd_spawn *spawn, pid_t *pid);
 
+/* For a process that something else made: from here on the kernel kills it when the thread of `parent` that forked it
+   ends. At once if that has happened already. */
+void pd_die_with(pid_t parent);
+
 enum { PD_GUARD_MAX = 4096 };
 /* Starts the guard. Its owner writes each worker's pid (a native pid_t, at most PD_GUARD_MAX of them) to *fd, which
    is closed on exec. An orderly end kills the guard (SIGKILL) before it closes *fd. */

@@ -1,4 +1,4 @@
-/* _C.spawn, _C.guard and _C.session_kill: base/spawn.h for pydist/_launch. */
+/* _C.spawn, _C.guard, _C.session_kill and _C.die_with: base/spawn.h for the launcher and multiprocessing. */
 #include "py/py.h"
 
 #include <limits.h>
@@ -113,10 +113,23 @@ static PyObject *launch_session_kill(PyObject *module, PyObject *args) {
     return PyLong_FromLong(pd_session_kill(ids, n, sig));
 }
 
+PyDoc_STRVAR(die_with_doc,
+             "die_with(parent)\n\nFrom here on this process is killed when the parent's thread that made it ends; at "
+             "once if its parent\nis no longer the process `parent`.");
+
+static PyObject *launch_die_with(PyObject *module, PyObject *parent) {
+    (void)module;
+    long pid = PyLong_AsLong(parent);
+    if (pid == -1 && PyErr_Occurred()) return NULL;
+    pd_die_with((pid_t)pid);
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef methods[] = {
     {"spawn", launch_spawn, METH_VARARGS, spawn_doc},
     {"guard", launch_guard, METH_NOARGS, guard_doc},
     {"session_kill", launch_session_kill, METH_VARARGS, session_kill_doc},
+    {"die_with", launch_die_with, METH_O, die_with_doc},
     {NULL, NULL, 0, NULL},
 };
 

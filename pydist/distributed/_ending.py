@@ -1,11 +1,12 @@
 """How this rank's end becomes known to the others: its traceback before it exits, or a goodbye."""
 
 import atexit
+import os
 import sys
 
 from pydist import _C
 
-_watching = False
+_watching = None  # the process that is watched
 
 
 def _tell(kind, error, trace):
@@ -17,12 +18,29 @@ def _tell(kind, error, trace):
     _C.comm_raised("".join(traceback.format_exception(kind, error, trace)))
 
 
+def _at_exit(leave):
+    """multiprocessing ends its children without atexit."""
+    util = sys.modules.get("multiprocessing.util")
+    if util is not None and sys.modules["multiprocessing.process"].parent_process() is not None:
+        util.Finalize(None, leave, exitpriority=0)
+    else:
+        atexit.register(leave)
+
+
 def watch(destroy):
     """Chains sys.excepthook and registers the goodbye, which first calls `destroy`. Once per process."""
     global _watching
-    if _watching:
+    if _watching == os.getpid():
         return
-    _watching = True
+    chained, _watching = _watching, os.getpid()
+
+    def leave():
+        destroy()
+        _C.comm_leave()
+
+    _at_exit(leave)
+    if chained:  # inherited by fork
+        return
     before = sys.excepthook
 
     def excepthook(kind, error, trace):
@@ -32,5 +50,3 @@ def watch(destroy):
             before(kind, error, trace)
 
     sys.excepthook = excepthook
-    atexit.register(_C.comm_leave)
-    atexit.register(destroy)

@@ -12,8 +12,29 @@ import multiprocessing as _multiprocessing
 from multiprocessing import *  # noqa: F403
 
 from pydist.multiprocessing.reductions import init_reductions
+from pydist.multiprocessing.spawn import (
+    ProcessContext,
+    ProcessException,
+    ProcessExitedException,
+    ProcessRaisedException,
+    SpawnContext,
+    spawn,
+    start_processes,
+)
 
-__all__ = [*_multiprocessing.__all__, "get_all_sharing_strategies", "get_sharing_strategy", "set_sharing_strategy"]
+__all__ = [
+    *_multiprocessing.__all__,
+    "ProcessContext",
+    "ProcessException",
+    "ProcessExitedException",
+    "ProcessRaisedException",
+    "SpawnContext",
+    "get_all_sharing_strategies",
+    "get_sharing_strategy",
+    "set_sharing_strategy",
+    "spawn",
+    "start_processes",
+]
 
 init_reductions()
 
