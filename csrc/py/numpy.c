@@ -92,36 +92,49 @@ static int dtype_of(const Py_buffer *view) {
     }
 }
 
-static pd_status from_view(Py_buffer *view, pd_tensor **out) {
-    int dtype = dtype_of(view);
-    if (dtype == PD_NO_DTYPE)
-        return pd_fail(PD_E_DTYPE, "from_numpy: element type '%s' has no dtype here (expected a native bool, int, uint8 or float type)", view->format);
-    if (view->ndim > PD_MAX_DIMS) return pd_fail(PD_E_SHAPE, "from_numpy: %d dimensions (expected at most %d)", view->ndim, PD_MAX_DIMS);
+pd_status pd_py_borrow(const char *op, void *data, pd_dtype dtype, int ndim, const int64_t *size, const int64_t *stride, bool read_only,
+                       void (*drop)(void *), void *ctx, pd_tensor **out) {
+    int64_t bytes = (int64_t)pd_dtype_size(dtype), numel, reach = 1;
+    PD_TRY(pd_shape_numel(op, ndim, size, &numel));
     pd_tensor *t;
     PD_TRY(pd_tensor_shell(&t));
     pd_status status = PD_OK;
     t->dtype = (int8_t)dtype;
-    t->ndim = (int8_t)view->ndim;
-    int64_t reach = 1;
-    for (int d = 0; d < view->ndim && !status; d++) {
-        t->size[d] = view->shape[d];
-        t->stride[d] = view->strides[d] / view->itemsize;
-        if (view->shape[d] > 1 && (view->strides[d] < 0 || view->strides[d] % view->itemsize))
-            status = pd_fail(PD_E_VALUE, "from_numpy: stride %zd of dimension %d (expected a positive multiple of %zd; use copy())", view->strides[d], d, view->itemsize);
-        if (view->shape[d] < 2) t->stride[d] = 1;
-        reach += (t->size[d] - 1) * t->stride[d];
+    t->ndim = (int8_t)ndim;
+    t->numel = numel;
+    for (int d = 0; d < ndim && !status; d++) {
+        int64_t last;
+        t->size[d] = size[d];
+        t->stride[d] = size[d] > 1 ? stride[d] : 1;
+        if (t->stride[d] < 0) status = pd_fail(PD_E_VALUE, "%s: stride %lld of dimension %d is negative (expected a copy)", op, (long long)stride[d], d);
+        else if (numel && (__builtin_mul_overflow(size[d] - 1, t->stride[d], &last) || __builtin_add_overflow(reach, last, &reach)))
+            status = pd_fail(PD_E_VALUE, "%s: strides over more than 2^63 elements", op);
     }
-    if (!status && (uintptr_t)view->buf % (uintptr_t)view->itemsize)
-        status = pd_fail(PD_E_VALUE, "from_numpy: the array is not aligned to its elements (expected copy())");
-    if (!status) status = pd_shape_numel("from_numpy", t->ndim, t->size, &t->numel);
-    if (!status) status = pd_storage_foreign(&pd_device_cpu, view->buf, (size_t)(reach < 0 ? 0 : reach) * (size_t)view->itemsize, give_back, view, &t->storage);
+    if (!status && numel && (!data || (uintptr_t)data % (uintptr_t)bytes))
+        status = pd_fail(PD_E_VALUE, "%s: the memory is not aligned to elements of %lld bytes (expected a copy)", op, (long long)bytes);
+    if (!status) status = pd_storage_foreign(&pd_device_cpu, data, numel ? (size_t)reach * (size_t)bytes : 0, drop, ctx, &t->storage);
     if (status) {
         pd_tensor_release(t);
         return status;
     }
-    t->storage->read_only = view->readonly;
+    t->storage->read_only = read_only;
     *out = t;
     return PD_OK;
+}
+
+static pd_status from_view(Py_buffer *view, pd_tensor **out) {
+    int dtype = dtype_of(view);
+    int64_t size[PD_MAX_DIMS], stride[PD_MAX_DIMS];
+    if (dtype == PD_NO_DTYPE)
+        return pd_fail(PD_E_DTYPE, "from_numpy: element type '%s' has no dtype here (expected a native bool, int, uint8 or float type)", view->format);
+    if (view->ndim > PD_MAX_DIMS) return pd_fail(PD_E_SHAPE, "from_numpy: %d dimensions (expected at most %d)", view->ndim, PD_MAX_DIMS);
+    for (int d = 0; d < view->ndim; d++) {
+        size[d] = view->shape[d];
+        stride[d] = view->strides[d] / view->itemsize;
+        if (size[d] > 1 && view->strides[d] % view->itemsize)
+            return pd_fail(PD_E_VALUE, "from_numpy: stride %zd of dimension %d (expected a multiple of %zd; use copy())", view->strides[d], d, view->itemsize);
+    }
+    return pd_py_borrow("from_numpy", view->buf, (pd_dtype)dtype, view->ndim, size, stride, view->readonly, give_back, view, out);
 }
 
 pd_tensor *pd_py_from_buffer(PyObject *o, bool writable_only) {
@@ -174,21 +187,13 @@ static PyObject *frombuffer(PyObject *module, PyObject *args, PyObject *kwargs) 
     if (offset < 0 || offset > view->len || count > left || (count == left && (view->len - offset) % size))
         status = pd_fail(PD_E_VALUE, "frombuffer: %zd bytes, offset %lld, count %lld of %s (expected whole elements within the buffer)", view->len, offset, count,
                          pd_dtype_name((pd_dtype)dtype));
-    else if (((uintptr_t)view->buf + (uintptr_t)offset) % (uintptr_t)size)
-        status = pd_fail(PD_E_VALUE, "frombuffer: the memory is not aligned to %lld bytes", (long long)size);
-    if (!status) status = pd_tensor_shell(&t);
-    if (!status) status = pd_storage_foreign(&pd_device_cpu, (char *)view->buf + offset, (size_t)(count * size), give_back, view, &t->storage);
+    int64_t length = count, one = 1;
+    if (!status) status = pd_py_borrow("frombuffer", (char *)view->buf + offset, (pd_dtype)dtype, 1, &length, &one, view->readonly, give_back, view, &t);
     if (status) {
-        pd_tensor_release(t);
         PyBuffer_Release(view);
         pd_free(view);
         return pd_py_raise(status);
     }
-    t->storage->read_only = view->readonly;
-    t->dtype = (int8_t)dtype;
-    t->ndim = 1;
-    t->numel = t->size[0] = count;
-    t->stride[0] = 1;
     return pd_py_wrap_new(t);
 }
 

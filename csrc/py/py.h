@@ -109,12 +109,19 @@ void pd_py_drop_function(void *ctx); /* of a node that Python's Function made */
 int pd_py_getbuffer(PyObject *self, Py_buffer *view, int flags);
 void pd_py_releasebuffer(PyObject *self, Py_buffer *view);
 PyObject *pd_py_numpy(PyObject *self, PyObject *args);
+/* [new] a tensor over memory that drop(ctx) gives back; strides in elements. On failure the memory stays the caller's. */
+pd_status pd_py_borrow(const char *op, void *data, pd_dtype dtype, int ndim, const int64_t *size, const int64_t *stride, bool read_only,
+                       void (*drop)(void *), void *ctx, pd_tensor **out);
 /* Shares the memory of an object with the buffer protocol: [new] tensor, NULL with the exception set. */
 pd_tensor *pd_py_from_buffer(PyObject *o, bool writable_only);
 
 /* ---- storage.c ---- */
 PyObject *pd_py_share_memory(PyObject *self, PyObject *unused);
 PyObject *pd_py_is_shared(PyObject *self, PyObject *unused);
+
+/* ---- dlpack.c ---- */
+PyObject *pd_py_dlpack(PyObject *self, PyObject *args, PyObject *kwargs);
+PyObject *pd_py_dlpack_device(PyObject *self, PyObject *unused);
 
 /* ---- each file adds its part to the module: 0, or -1 with the exception set ---- */
 int pd_py_add_raise(PyObject *module);
@@ -127,6 +134,7 @@ int pd_py_add_function(PyObject *module);
 int pd_py_add_collect(PyObject *module);
 int pd_py_add_optim(PyObject *module);
 int pd_py_add_numpy(PyObject *module);
+int pd_py_add_dlpack(PyObject *module);
 int pd_py_add_storage(PyObject *module);
 int pd_py_add_info(PyObject *module);
 int pd_py_add_launch(PyObject *module);
