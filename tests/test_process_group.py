@@ -1,5 +1,7 @@
 """The default group: alone, under the launcher, in threads; what bad settings say; how an end reaches the others."""
 
+import os
+import socket
 import subprocess
 import sys
 import textwrap
@@ -9,8 +11,9 @@ import pytest
 
 import pydist
 from pydist import distributed as dist
+from pydist import multiprocessing as mp
 
-NAMES = ("RANK", "WORLD_SIZE", "PYDIST_CONTROL", "PYDIST_SECRET_FD")
+NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "PYDIST_CONTROL", "PYDIST_SECRET_FD")
 
 
 @pytest.fixture(autouse=True)
@@ -58,7 +61,7 @@ def test_init_and_destroy():
         assert not dist.is_initialized()
     dist.barrier()  # makes a group on demand, which a later init takes over
     group = dist.group.WORLD
-    with pytest.raises(ValueError, match="world_size=2, but the group that exists has 1"):
+    with pytest.raises(ValueError, match="rank=0, world_size=2, but the group that exists has rank 0 of 1"):
         dist.init_process_group(world_size=2, rank=0)
     dist.init_process_group("gloo", rank=0, world_size=1, init_method="tcp://127.0.0.1:29500")
     assert dist.group.WORLD is group
@@ -74,7 +77,17 @@ def test_init_and_destroy():
         ({}, {"world_size": 2, "rank": 2}, ValueError, "rank 2 \\(expected 0 to 1\\)"),
         ({}, {"world_size": 2, "rank": 0}, RuntimeError, "2 ranks, but no launcher .* --nproc-per-node 2"),
         ({}, {"store": 1}, NotImplementedError, "store"),
-        ({}, {"init_method": "tcp://h:1", "world_size": 2, "rank": 0}, NotImplementedError, "init_method 'tcp://h:1'"),
+        ({}, {"backend": "mpi"}, RuntimeError, "backend 'mpi' comes in a later version"),
+        ({}, {"backend": 3}, ValueError, "Backend: 3 \\(expected a name"),
+        ({}, {"init_method": "udp://h:1"}, ValueError, "init_method 'udp://h:1' \\(expected env://, tcp:// or file://"),
+        ({}, {"init_method": "tcp://h"}, ValueError, "init_method 'tcp://h' \\(expected tcp://host:port"),
+        ({}, {"init_method": "file://"}, ValueError, "expected file:///path"),
+        ({}, {"init_method": 5}, TypeError, "init_method is 5"),
+        ({}, {"init_method": "tcp://h:1?rank=x"}, ValueError, "'rank=x' \\(expected rank=N&world_size=N"),
+        ({}, {"rank": "0"}, TypeError, "rank is '0' \\(expected a number"),
+        ({}, {"init_method": "file:///no/such/folder/f", "rank": 0, "world_size": 2}, OSError, "No such file"),
+        ({"MASTER_ADDR": "localhost"}, {"rank": 0, "world_size": 2}, RuntimeError, "no MASTER_ADDR and MASTER_PORT"),
+        ({"MASTER_ADDR": "localhost", "MASTER_PORT": "x"}, {"rank": 0, "world_size": 2}, ValueError, "MASTER_PORT='x'"),
         ({"WORLD_SIZE": "two"}, {}, ValueError, "WORLD_SIZE='two' in the environment"),
         ({"WORLD_SIZE": "3", "RANK": "1"}, {}, RuntimeError, "3 ranks, but no launcher"),
         ({"WORLD_SIZE": "1", "RANK": "4"}, {}, ValueError, "rank 4 \\(expected 0 to 0\\)"),
@@ -190,6 +203,109 @@ def test_a_caught_failure_leaves_the_exit_hook_alone(launch):
         raise ValueError
     """)  # fmt: skip
     assert done.returncode != 0 and sorted(done.stdout.splitlines()) == ["[0] own hook", "[1] own hook"]
+
+
+# Without a launcher.
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def meet(rank, world, environment, arguments, queue):
+    os.environ.update(environment)
+    if "RANK" in environment:
+        os.environ["RANK"] = str(rank)
+    else:
+        arguments = {"rank": rank, "world_size": world, **arguments}
+    for _ in range(2):  # once more in the same processes
+        dist.init_process_group("gloo", **arguments)
+        x = pydist.tensor([float(rank + 1)])
+        dist.all_reduce(x)
+        everyone = [None] * world
+        dist.all_gather_object(everyone, (rank, x.item(), dist.get_world_size()))
+        dist.destroy_process_group()
+    queue.put(everyone)
+
+
+@pytest.mark.parametrize("way", ["tcp", "tcp query", "env", "env alone", "file"])
+def test_ranks_of_spawn_meet(way, tmp_path):
+    port, world = free_port(), 3
+    master = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+    environment, arguments = {
+        "tcp": ({}, {"init_method": f"tcp://127.0.0.1:{port}", "timeout": 30}),
+        "tcp query": ({}, {"init_method": f"tcp://localhost:{port}?world_size={world}", "world_size": -1}),
+        "env": (master, {"init_method": "env://"}),
+        "env alone": ({**master, "RANK": "", "WORLD_SIZE": str(world)}, {}),
+        "file": ({}, {"init_method": f"file://{tmp_path}/meet"}),
+    }[way]
+    queue = mp.get_context("spawn").SimpleQueue()
+    mp.spawn(meet, (world, environment, arguments, queue), nprocs=world)
+    assert [queue.get() for _ in range(world)] == [[(r, 6.0, world) for r in range(world)]] * world
+
+
+def raise_in_one(rank, port):
+    dist.init_process_group(init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=3)
+    dist.barrier()
+    if rank == 1:
+        raise KeyError("the cause")
+    dist.barrier()
+
+
+def test_the_cause_in_spawned_ranks():
+    with pytest.raises(mp.ProcessRaisedException, match="KeyError: 'the cause'") as raised:
+        mp.spawn(raise_in_one, (free_port(),), nprocs=3)
+    assert raised.value.error_index == 1
+
+
+def test_rank_that_comes_alone():
+    program = f"""
+import pydist.distributed as dist
+try:
+    dist.init_process_group(init_method="tcp://127.0.0.1:{free_port()}", rank=RANK, world_size=2, timeout=0.3)
+except (dist.DistError, TimeoutError) as error:
+    print(type(error).__name__, error)
+"""
+    for rank, expected in ((0, "rank 1"), (1, "rank 1 found no rank 0 at tcp://127.0.0.1:")):
+        done = subprocess.run([sys.executable, "-c", program.replace("RANK", str(rank))], capture_output=True, text=True,
+                              timeout=60)  # fmt: skip
+        assert done.returncode == 0 and done.stdout.startswith("CommTimeout") and expected in done.stdout, done
+
+
+def test_a_hand_started_job():
+    """PyTorch's variables set by the user in one shell for each rank; the first collective joins."""
+    program = """
+import os, pydist, pydist.distributed as dist
+x = pydist.ones(1)
+dist.all_reduce(x)
+os.write(1, f"{dist.get_rank()} {x.item()}\\n".encode())
+"""
+    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
+    jobs = [
+        subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True,
+                         env={**os.environ, **common, "RANK": str(rank)})
+        for rank in range(2)
+    ]  # fmt: skip
+    assert [job.communicate(timeout=60)[0] for job in jobs] == ["0 2.0\n", "1 2.0\n"]
+
+
+def test_gloo_is_said_once(capfd):
+    for backend, lines_said in (("gloo", 1), ("native", 0), (None, 0), ("cpu:gloo,cuda:nccl", 1)):
+        dist.init_process_group(backend)
+        dist.destroy_process_group()
+        assert capfd.readouterr().err.count("the native backend serves as gloo") == lines_said
+
+
+def test_names():
+    assert dist.Backend("NCCL") == dist.Backend.NCCL == "nccl"
+    assert dist.is_backend_available("gloo") and not dist.is_backend_available("nccl")
+    assert (dist.is_gloo_available(), dist.is_nccl_available(), dist.is_mpi_available()) == (True, False, False)
+    assert not dist.is_torchelastic_launched() and dist.get_process_group_ranks() == [0]
+    assert dist.get_node_local_rank(fallback_rank=3) == 3
+    with pytest.raises(RuntimeError, match="LOCAL_RANK"):
+        dist.get_node_local_rank()
 
 
 # Ranks as threads.

@@ -95,7 +95,8 @@ static PyObject *comm_init(PyObject *module, PyObject *args, PyObject *keywords)
         return NULL;
     if (!address && world == 1) return pd_py_group_over(NULL, timeout, algo, slot);
     if (!address) return PyErr_Format(PyExc_ValueError, "comm_init: %d ranks need the address of a launcher", world);
-    pd_status status = process_link(rank, world, address, secret_fd, timeout > 0 ? timeout : 60);
+    double patience = timeout > 0 ? timeout : strstr(address, "://") ? 300 : 60; /* people start ranks, or a launcher */
+    pd_status status = process_link(rank, world, address, secret_fd, patience);
     return status ? pd_py_raise(status) : pd_py_group_over(process.link, timeout, algo, slot);
 }
 

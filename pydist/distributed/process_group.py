@@ -5,8 +5,10 @@ import threading
 
 from pydist import _C
 from pydist.distributed.backend import Backend, checked, say_what_serves
+from pydist.distributed.rendezvous import find_place, who
 
 _default = None  # the process's group
+_joined = None  # the Place of the connection that it and later groups use
 _backend = Backend(Backend.NATIVE)
 _asked = False  # init_process_group was called, as opposed to a group made on demand
 _here = threading.local()  # .group: of a thread that is a rank
@@ -88,40 +90,19 @@ def current(group=None):
     group = _existing()
     if group is None:
         with _lock:
-            group = _default or _join(None, -1, -1)
+            group = _default or _join(None, find_place())
     return group
 
 
-def _number(name, given):
-    """The rank or the world size: the argument, else the environment's, else None."""
-    value = os.environ.get(name)
-    if value is not None and not value.isdigit():
-        raise ValueError(f"init_process_group: {name}={value!r} in the environment (expected a number)")
-    if given not in (-1, None) and value is not None and "PYDIST_CONTROL" in os.environ and int(value) != given:
-        raise ValueError(f"init_process_group: {name.lower()}={given}, but the launcher says {name}={value}")
-    return given if given not in (-1, None) else value and int(value)
-
-
-def _join(timeout, world_size, rank):
-    """Makes the process's group from the arguments and the environment."""
-    global _default
-    world, rank = _number("WORLD_SIZE", world_size), _number("RANK", rank)
-    world = 1 if world is None else world
-    if rank is None:
-        if world > 1:
-            raise ValueError("init_process_group: WORLD_SIZE is over 1 and RANK is not set")
-        rank = 0
-    if not 0 <= rank < world:
-        raise ValueError(f"init_process_group: rank {rank} (expected 0 to {world - 1})")
-    address = os.environ.get("PYDIST_CONTROL")
-    if address is None and world > 1:
-        raise RuntimeError(
-            f"init_process_group: {world} ranks, but no launcher (PYDIST_CONTROL is not set): start the script with "
-            f"`python -m pydist.run --nproc-per-node {world} script.py`"
-        )
-    _default = _C.comm_init(rank, world, address, int(os.environ.get("PYDIST_SECRET_FD", -1)), timeout)
-    _C._rng_shard(rank)
-    if address is not None:
+def _join(timeout, place):
+    """Makes the process's group."""
+    global _default, _joined
+    if _joined is not None and _joined != place:
+        _C.comm_leave(timeout)  # the ranks of before have gone their ways
+    _default = _C.comm_init(*place, timeout)
+    _joined = place if place.address is not None else None
+    _C._rng_shard(place.rank)
+    if place.address is not None:
         from pydist.distributed._ending import watch
 
         watch(destroy_process_group)
@@ -139,29 +120,35 @@ def init_process_group(
     pg_options=None,
     device_id=None,
 ):
-    """Joins the other ranks. The launcher's environment says who they are; arguments must agree with it.
+    """Joins the other ranks of the job.
 
-    `backend`: None, "native", "gloo" (all the engine's own) or names by device such as "cpu:gloo,cuda:nccl". `init_method`: None or "env://". `timeout`: a timedelta
-    or seconds after which a wait for a live peer raises CommTimeout. Raises ValueError where the arguments contradict
-    the environment or each other, RuntimeError without a launcher or where called twice.
+    Under a launcher its environment says who they are, and arguments must agree with it. Without one all ranks call this
+    with `world_size` and their `rank` (or WORLD_SIZE and RANK in the environment) and one `init_method`: "env://" (the
+    default: MASTER_ADDR and MASTER_PORT in the environment), "tcp://host:port" or "file:///path". The host is rank 0's,
+    whose process serves the others and has to end last: at its exit it waits for them. On one host only processes of
+    this user can join; beyond, PYDIST_SECRET_FILE names the file with the secret that all hosts share.
+
+    `backend`: None, "native", "gloo" (all the engine's own) or names by device such as "cpu:gloo,cuda:nccl".
+    `timeout`: a timedelta or seconds for the ranks to come (300 s), and after which a wait for a live peer raises
+    CommTimeout (30 min). group_name, pg_options and device_id are accepted and mean nothing here. Raises ValueError or
+    TypeError where arguments contradict the environment or each other, RuntimeError where several ranks have nowhere
+    to meet, DistError where they do not come or are refused.
     """
     global _asked, _backend
     backend = checked(backend)
     if store is not None:
-        raise NotImplementedError("init_process_group: store (the launcher has one)")
-    if init_method not in (None, "env://") and "PYDIST_CONTROL" not in os.environ and world_size != 1:
-        raise NotImplementedError(
-            f"init_process_group: init_method {init_method!r} (`python -m pydist.run` needs none)"
-        )
+        raise NotImplementedError("init_process_group: store is not there yet (expected None and an init_method)")
+    rank, world = who(init_method, world_size, rank)
     with _lock:
         if _asked:
             raise ValueError("trying to initialize the default process group twice!")
         if _default is None:
-            _join(timeout, world_size, rank)
-        else:  # made on demand by an earlier collective
-            for name, given, real in (("rank", rank, _default.rank), ("world_size", world_size, _default.size)):
-                if given not in (-1, None, real):
-                    raise ValueError(f"init_process_group: {name}={given}, but the group that exists has {real}")
+            _join(timeout, find_place(init_method, world, rank))
+        elif (rank, world) != (_default.rank, _default.size):  # made on demand by an earlier collective
+            raise ValueError(
+                f"init_process_group: rank={rank}, world_size={world}, but the group that exists has rank "
+                f"{_default.rank} of {_default.size}"
+            )
         _asked, _backend = True, backend
         say_what_serves(backend, _default.rank)
 

@@ -76,6 +76,8 @@ def _run(carried, index, args, report, parent):
     """The child: its traceback goes to the other ranks and to the parent, which prints it."""
     if parent is not None:
         _C.die_with(parent)
+    for name in ("PYDIST_CONTROL", "PYDIST_SECRET_FD"):  # a launcher's word is for its own worker
+        os.environ.pop(name, None)
     try:
         carried.fn(index, *args)
     except KeyboardInterrupt:  # the parent has got it too
