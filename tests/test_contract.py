@@ -1,0 +1,168 @@
+"""The contract of collectives: where ranks differ in what they call, every rank gets an error that names it, at once, with
+its data untouched; and the processes can form a group again."""
+
+import itertools
+import time
+
+import pytest
+
+import pydist
+from pydist import distributed as dist
+
+WORLD = 3
+BOUND = 1.0  # seconds for a run of three threads; the error itself takes well under 100 ms
+
+
+class Call:
+    """One collective with its arguments; `run` performs it and returns the tensors that it may write to."""
+
+    def __init__(self, name, **given):
+        self.name = name
+        self.given = {"dtype": pydist.float32, "count": 6, "op": dist.ReduceOp.SUM, "root": 0, **given}
+
+    def __str__(self):
+        return self.name
+
+    def but(self, **given):
+        return Call(given.pop("name", self.name), **{**self.given, **given})
+
+    def tensors(self, rank):
+        """(written, read): filled so that any change shows."""
+        n, dtype, name = self.given["count"], self.given["dtype"], self.name
+        sizes = {
+            "all_reduce": (n, 0), "reduce": (n, 0), "broadcast": (n, 0), "barrier": (0, 0),
+            "all_gather_into_tensor": (n * WORLD, n), "reduce_scatter_tensor": (n, n * WORLD),
+            "all_gather": (n * WORLD, n), "gather": (n * WORLD, n), "scatter": (n, n * WORLD),
+            "all_to_all_single": (n * WORLD, n * WORLD),
+        }  # fmt: skip
+        written, read = sizes[name]
+        return pydist.full((written,), 3 + rank).to(dtype), pydist.full((read,), 7 + rank).to(dtype)
+
+    def run(self, rank, out, given):
+        op, root = self.given["op"], self.given["root"]
+        n = self.given["count"]
+
+        def parts(tensor):
+            return [tensor[i * n : (i + 1) * n] for i in range(WORLD)] if rank == root else None
+
+        match self.name:
+            case "all_reduce":
+                dist.all_reduce(out, op=op)
+            case "reduce":
+                dist.reduce(out, root, op=op)
+            case "broadcast":
+                dist.broadcast(out, root)
+            case "barrier":
+                dist.barrier()
+            case "all_gather_into_tensor":
+                dist.all_gather_into_tensor(out, given)
+            case "all_gather":
+                dist.all_gather([out[i * n : (i + 1) * n] for i in range(WORLD)], given)
+            case "reduce_scatter_tensor":
+                dist.reduce_scatter_tensor(out, given, op=op)
+            case "gather":
+                dist.gather(given, parts(out), root)
+            case "scatter":
+                dist.scatter(out, parts(given), root)
+
+
+BASE = {
+    name: Call(name)
+    for name in (
+        "all_reduce reduce broadcast barrier all_gather_into_tensor all_gather reduce_scatter_tensor gather scatter"
+    ).split()
+}
+WITH_OP = ("all_reduce", "reduce", "reduce_scatter_tensor")
+WITH_ROOT = ("reduce", "broadcast", "gather", "scatter")
+
+
+def differences():
+    """(kind, what ranks 0 and 2 call, what rank 1 calls)."""
+    for name, call in BASE.items():
+        if name != "barrier":
+            yield "dtype of another size", call, call.but(dtype=pydist.float64)
+            yield "dtype of the same size", call, call.but(dtype=pydist.int32)
+            yield "count", call, call.but(count=7)
+            yield "no elements", call, call.but(count=0)
+            yield "count and dtype, equal bytes", call, call.but(dtype=pydist.float64, count=3)
+        if name in WITH_OP:
+            yield "reduce operation", call, call.but(op=dist.ReduceOp.MAX)
+            yield "sum and average", call, call.but(op=dist.ReduceOp.AVG)
+        if name in WITH_ROOT:
+            yield "root", call, call.but(root=1)
+    for one, other in itertools.permutations(BASE.values(), 2):
+        if {one.name, other.name} != {"all_gather", "all_gather_into_tensor"}:  # the same operation
+            yield "operation", one, other
+
+
+CASES = list(differences())
+
+
+@pytest.mark.parametrize("kind, usual, odd", CASES, ids=[f"{kind}: {a} - {b}" for kind, a, b in CASES])
+def test_a_difference_is_an_error_on_every_rank(kind, usual, odd):
+    def work(rank):
+        dist.barrier()
+        call = odd if rank == 1 else usual
+        out, given = call.tensors(rank)
+        before = out.tolist(), given.tolist()
+        begin = time.perf_counter()
+        with pytest.raises(dist.CommMismatch) as caught:
+            call.run(rank, out, given)
+        took = time.perf_counter() - begin
+        with pytest.raises(dist.DistError):  # the group is poisoned: at once, with the first text
+            dist.all_reduce(pydist.ones(2))
+        return str(caught.value), took, before == (out.tolist(), given.tolist())
+
+    begin = time.perf_counter()
+    results = dist.threads.run(work, WORLD)
+    assert time.perf_counter() - begin < 5 * BOUND
+    for text, took, untouched in results:
+        assert untouched and took < BOUND
+        assert "rank 1" in text and "test_contract.py:" in text
+
+
+@pytest.mark.parametrize("name", sorted(BASE))
+def test_a_rank_that_returns_early_is_named(name):
+    def work(rank):
+        dist.barrier()
+        if rank == 1:
+            return None
+        out, given = BASE[name].tensors(rank)
+        before = out.tolist(), given.tolist()
+        begin = time.perf_counter()
+        with pytest.raises(dist.PeerFailed, match="rank 1"):
+            BASE[name].run(rank, out, given)
+            BASE[name].run(rank, out, given)  # what one rank only sends may notice at the next call
+        return time.perf_counter() - begin, before == (out.tolist(), given.tolist())
+
+    for took, untouched in filter(None, dist.threads.run(work, WORLD)):
+        assert took < BOUND
+        assert untouched or name in ("broadcast", "scatter", "gather", "reduce")  # a root that was there has delivered
+
+
+@pytest.mark.parametrize("name", sorted(BASE))
+def test_a_rank_that_raises_ends_the_others_waits(name):
+    def work(rank):
+        dist.barrier()
+        if rank == 1:
+            raise KeyError("the reason")
+        out, given = BASE[name].tensors(rank)
+        begin = time.perf_counter()
+        with pytest.raises(dist.PeerFailed, match="rank 1(?s:.*)the reason"):
+            BASE[name].run(rank, out, given)
+            BASE[name].run(rank, out, given)
+        assert time.perf_counter() - begin < BOUND
+
+    with pytest.raises(KeyError, match="the reason"):
+        dist.threads.run(work, WORLD)
+
+
+def test_a_tensor_met_by_an_object():
+    def work(rank):
+        with pytest.raises(dist.CommMismatch):
+            if rank == 1:
+                dist.broadcast_object_list([None], 0)
+            else:
+                dist.all_reduce(pydist.ones(4))
+
+    dist.threads.run(work, WORLD)
