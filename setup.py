@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from pathlib import Path
@@ -34,7 +35,22 @@ DEBUG = os.environ.get("PYDIST_BUILD") == "debug"
 SANITIZE = os.environ.get("PYDIST_SANITIZE", "")
 
 
-def mode_flags():
+def has_openmp(compiler):
+    """Whether the compiler finds OpenMP's header and runtime (clang's are a package of their own). The thread sanitizer's
+    build goes without: libgomp itself reports races."""
+    if SANITIZE == "thread":
+        return False
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder, "openmp.c")
+        source.write_text("#include <omp.h>\nint main(void) { return omp_get_max_threads() < 1; }\n")
+        command = [*compiler, "-fopenmp", str(source), "-o", str(source.with_suffix(""))]
+        if subprocess.run(command, capture_output=True).returncode == 0:
+            return True
+    print(f"pydist._C: {compiler[0]} has no OpenMP: kernels will use one thread", file=sys.stderr)
+    return False
+
+
+def mode_flags(openmp):
     """The flags of this kind of build, for compiling and for linking."""
     if SANITIZE not in ("", "address", "undefined", "thread"):
         sys.exit(f"PYDIST_SANITIZE={SANITIZE}: expected address, undefined or thread")
@@ -43,11 +59,11 @@ def mode_flags():
         linking = [f"-fsanitize={SANITIZE}"]
     else:
         compiling, linking = (["-Og", "-g3", "-UNDEBUG"] if DEBUG else ["-O3", "-g0"]), []
-    if SANITIZE == "thread":  # libgomp itself reports races
-        compiling.append("-Wno-unknown-pragmas")
-    else:
+    if openmp:
         compiling.append("-fopenmp")
         linking.append("-fopenmp")
+    else:
+        compiling.append("-fopenmp-simd")
     if os.environ.get("PYDIST_WERROR") == "1":
         compiling.append("-Werror")
     return compiling, linking
@@ -68,9 +84,8 @@ def onednn_include():
     return next((f for f in folders if (f / "dnnl.h").is_file()), None)
 
 
-def compile_jobs(compiler, temp):
+def compile_jobs(compiler, flags, temp):
     """(command, source, object) of every object file."""
-    flags, _ = mode_flags()
     base = [*compiler, *COMMON, *flags]
     onednn = onednn_include()
     if onednn:
@@ -131,15 +146,15 @@ class BuildExt(build_ext):
         os.makedirs(temp, exist_ok=True)
         with open(temp / "lock", "w") as lock:  # several builds may run in one checkout
             fcntl.flock(lock, fcntl.LOCK_EX)
-            jobs = list(compile_jobs(self.compiler.compiler_so, temp))
+            compiling, linking = mode_flags(has_openmp(self.compiler.compiler_so))
+            jobs = list(compile_jobs(self.compiler.compiler_so, compiling, temp))
             with ThreadPoolExecutor(os.cpu_count()) as pool:
                 failed = [text for text in pool.map(compile_one, jobs) if text]
             if failed:
                 sys.exit("\n".join(failed) + f"\npydist._C: {len(failed)} of {len(jobs)} files do not compile")
             objects = [str(obj) for *_, obj in jobs]
             built = temp / out.name
-            _, flags = mode_flags()
-            subprocess.run([*self.compiler.linker_so, *objects, *flags, "-lm", "-ldl", "-o", str(built)], check=True)
+            subprocess.run([*self.compiler.linker_so, *objects, *linking, "-lm", "-ldl", "-o", str(built)], check=True)
             put(built, out)
             if not self.inplace:  # `python -m` in the checkout finds this folder's package before the installed one
                 put(built, Path("pydist", out.name))

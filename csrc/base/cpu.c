@@ -1,17 +1,29 @@
 #include "base/cpu.h"
 
+#include <stdbool.h>
 #include <string.h>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 
 #include "base/flags.h"
 #include "base/log.h"
 
 static const char *const names[PD_ISA_COUNT] = {"portable", "avx2", "avx512"};
 
+#if defined(__x86_64__)
+/* __builtin_cpu_supports("f16c") is unknown to clang before 16. */
+static bool has_f16c(void) {
+    unsigned a, b, c, d;
+    return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+}
+#endif
+
 static pd_isa detect(void) {
     pd_isa best = PD_ISA_PORTABLE;
 #if defined(__x86_64__)
     __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"))
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c())
         best = PD_ISA_AVX2;
     if (best == PD_ISA_AVX2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))

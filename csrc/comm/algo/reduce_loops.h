@@ -19,8 +19,8 @@
     PAIR(sum_##suffix, T, T, T, SAME, SAME, U, a + b)                              \
     PAIR(product_##suffix, T, T, T, SAME, SAME, U, a * b)
 #define ORDER(suffix, T)                                                           \
-    PAIR(min_##suffix, T, T, T, SAME, SAME, T, (a < b) | (a != a) ? a : b)         \
-    PAIR(max_##suffix, T, T, T, SAME, SAME, T, (a > b) | (a != a) ? a : b)
+    PAIR(min_##suffix, T, T, T, SAME, SAME, T, ((a < b) | (a != a)) ? a : b)         \
+    PAIR(max_##suffix, T, T, T, SAME, SAME, T, ((a > b) | (a != a)) ? a : b)
 #define BITS(suffix, T)                                                            \
     PAIR(and_##suffix, T, T, T, SAME, SAME, T, a & b)                              \
     PAIR(or_##suffix, T, T, T, SAME, SAME, T, a | b)                               \
@@ -41,10 +41,10 @@ INTEGER(i64, int64_t, uint64_t)
     PAIR(sum_fh_##suffix, float, T, float, SAME, load, float, a + b)               \
     PAIR(product_hh_##suffix, T, T, float, load, load, float, a * b)               \
     PAIR(product_fh_##suffix, float, T, float, SAME, load, float, a * b)           \
-    PAIR(min_hh_##suffix, T, T, float, load, load, float, (a < b) | (a != a) ? a : b)     \
-    PAIR(min_fh_##suffix, float, T, float, SAME, load, float, (a < b) | (a != a) ? a : b) \
-    PAIR(max_hh_##suffix, T, T, float, load, load, float, (a > b) | (a != a) ? a : b)     \
-    PAIR(max_fh_##suffix, float, T, float, SAME, load, float, (a > b) | (a != a) ? a : b)
+    PAIR(min_hh_##suffix, T, T, float, load, load, float, ((a < b) | (a != a)) ? a : b)     \
+    PAIR(min_fh_##suffix, float, T, float, SAME, load, float, ((a < b) | (a != a)) ? a : b) \
+    PAIR(max_hh_##suffix, T, T, float, load, load, float, ((a > b) | (a != a)) ? a : b)     \
+    PAIR(max_fh_##suffix, float, T, float, SAME, load, float, ((a > b) | (a != a)) ? a : b)
 HALF(f16, uint16_t, load_f16)
 HALF(bf16, uint16_t, load_bf16)
 
