@@ -396,7 +396,7 @@ fail:
 
 /* The op under `name` in the module and, where it is a method, on Tensor. */
 static int publish(PyObject *module, const pd_def *def, int mode) {
-    char name[40];
+    char name[48];
     snprintf(name, sizeof name, "%s%s", def->name, mode == INPLACE ? "_" : "");
     PyObject *f = op_new(def, mode);
     int bad = f ? 0 : -1;
