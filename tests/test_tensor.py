@@ -209,6 +209,62 @@ def test_any_key(key):
     assert np.array_equal(x.numpy(), a)
 
 
+def test_errors_name_dimension_index_and_size():
+    x = pydist.zeros(3, 4, 5)
+    for key, want in [
+        (3, (3, 0, 3)), ((0, -5), (-5, 1, 4)), ((..., 5), (5, 2, 5)), ((0, None, 0, 9), (9, 2, 5)), (([0, 3],), (3, 0, 3)), ((slice(None), [0, 4]), (4, 1, 4)),
+        ((..., [-6]), (-6, 2, 5)), (([0, 0], [1, 7]), (7, 1, 4)), ((slice(1), slice(2), pydist.tensor(8)), (8, 2, 5)),
+    ]:  # fmt: skip
+        for use in (lambda: x[key], lambda: x.__setitem__(key, 1.0)):  # noqa: B023
+            with pytest.raises(IndexError, match="index {} is out of range for dimension {} of size {}".format(*want)):
+                use()
+
+
+@st.composite
+def keys(draw):
+    """(shape, key): entries of all kinds; tensors as ("index" or "mask", data)."""
+    shape = draw(st.lists(st.integers(1, 4), max_size=3))
+    key = []
+    for size in shape[: draw(st.integers(0, len(shape)))]:
+        places = st.integers(-size, size - 1)
+        key.append(draw(st.one_of(
+            places, st.slices(size).filter(lambda s: (s.step or 1) > 0), st.none(), st.booleans(), st.lists(places, min_size=2, max_size=2),
+            st.tuples(st.just("index"), st.one_of(places, st.lists(places, min_size=2, max_size=2), st.lists(places, min_size=3, max_size=3).map(lambda v: [[i] for i in v]))),
+            st.tuples(st.just("mask"), st.one_of(st.booleans(), st.lists(st.booleans(), min_size=size, max_size=size))),
+        )))  # fmt: skip
+    if draw(st.booleans()):
+        key.insert(draw(st.integers(0, len(key))), ...)
+    return shape, key
+
+
+@settings(max_examples=400, deadline=None, database=None, derandomize=True)
+@given(keys())
+def test_any_key_with_gradients(drawn):
+    """Reading, writing and both gradients, against torch; integer tensors out of range of what is read are refused by both."""
+    torch = pytest.importorskip("torch")
+    shape, raw = drawn
+    results = []
+    for lib in (pydist, torch):
+        key = tuple(lib.tensor(k[1], dtype=lib.bool if k[0] == "mask" else lib.int64) if isinstance(k, tuple) else k for k in raw)
+        x = lib.arange(math.prod(shape), dtype=lib.float64).reshape(shape).requires_grad_()
+        try:
+            y = x[key]
+            (y * y).sum().backward()
+            values = (lib.arange(y.numel(), dtype=lib.float64) - 9).reshape(y.shape).requires_grad_()
+            z = x * 2
+            z[key] = values
+            (z * z).sum().backward()
+            counts = lib.zeros(shape, dtype=lib.int32)
+            counts[key] = 2.7
+            results.append([tuple(y.shape), y.tolist(), z.tolist(), x.grad.tolist(), values.grad.tolist(), counts.tolist()])
+        except IndexError:
+            results.append(IndexError)
+    repeated = any(isinstance(k, list) or (isinstance(k, tuple) and k[0] == "index") for k in raw)
+    if repeated and results[0] is not IndexError and results[1] is not IndexError:
+        results = [r[:2] for r in results]  # which of several writes to one place stays is not defined
+    assert results[0] == results[1]
+
+
 def test_set_converts_and_refuses():
     x = pydist.zeros(3, dtype=pydist.int64)
     x[0], x[1:] = 2.7, pydist.tensor([True, False])

@@ -41,7 +41,16 @@ static pd_status copy_infer(pd_call *c) {
 }
 
 static pd_status copy_kernel(const pd_call *c) { return copy_kernel_of(c->out[0], c->in[1]); }
-static void copy_vjp(pd_vjp *v) { pd_vjp_set(v, 1, v->g[0]); }
+static void overwritten(pd_vjp *v) { /* what was there before has no influence: zeros, as PyTorch gives */
+    pd_tensor *zero = NULL;
+    if (!pd_vjp_needs(v, 0)) return;
+    pd_status status = pd_engine.zeros_like(v->g[0], &zero);
+    pd_vjp_set(v, 0, pd_vjp_keep(v, status, zero));
+}
+static void copy_vjp(pd_vjp *v) {
+    overwritten(v);
+    pd_vjp_set(v, 1, v->g[0]);
+}
 
 const pd_op pd_op_copy = {
     .sig = "copy(Tensor input, Tensor src)", .doc = "copy_: src into x, broadcast and converted.", .infer = copy_infer,
@@ -59,9 +68,7 @@ static pd_status fill_kernel(const pd_call *c) {
     return PD_OK;
 }
 
-static void nothing(pd_vjp *v) { (void)v; } /* what was there before has no influence */
-
 const pd_op pd_op_fill = {
     .sig = "fill(Tensor input, Scalar value)", .doc = "fill_: every element becomes value.", .flags = PD_METHOD | PD_INPLACE,
-    .attrs = sizeof(pd_scalar), .infer = fill_infer, .kernel = fill_kernel, .vjp = nothing,
+    .attrs = sizeof(pd_scalar), .infer = fill_infer, .kernel = fill_kernel, .vjp = overwritten,
 };

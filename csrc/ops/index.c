@@ -66,7 +66,10 @@ static pd_status places_of(const char *op, const pd_tensor *x, pd_tensor *const 
     if (n > x->ndim) return pd_fail(PD_E_INDEX, "%s: %d indices for shape %s", op, n, pd_tensor_shape(x));
     for (int i = 0; i < n; i++) {
         if (idx[i]->dtype != PD_I64) return pd_fail(PD_E_INDEX, "%s: index %d is %s (expected int64)", op, i, pd_dtype_name((pd_dtype)idx[i]->dtype));
-        PD_TRY(pd_shape_broadcast(op, &p->ndim, p->size, idx[i]->ndim, idx[i]->size));
+        int ndim = p->ndim;
+        if (pd_shape_broadcast(op, &p->ndim, p->size, idx[i]->ndim, idx[i]->size))
+            return pd_fail(PD_E_INDEX, "%s: index tensors of shapes %s and %s cannot be broadcast together", op, pd_shape_text(ndim, p->size),
+                           pd_tensor_shape(idx[i]));
     }
     PD_TRY(pd_shape_numel(op, p->ndim, p->size, &p->count));
     int64_t want = 1;
@@ -81,7 +84,7 @@ static pd_status places_of(const char *op, const pd_tensor *x, pd_tensor *const 
 static size_t offsets_bytes(const places *p) { return (size_t)(p->count * (p->whole ? 1 : p->block)) * 8 + 64; }
 
 /* Byte offset of every block (or element, where x's block is not in one piece) from x's data; checks the range. */
-static pd_status fill_offsets(const char *op, const pd_tensor *x, pd_tensor *const *idx, const places *p, int64_t *out) {
+static pd_status fill_offsets(const char *op, const pd_tensor *x, pd_tensor *const *idx, const places *p, int64_t order, int64_t *out) {
     int64_t size = (int64_t)pd_dtype_size((pd_dtype)x->dtype), at[PD_MAX_DIMS] = {0}, k = 0;
     for (int64_t i = 0; i < p->count; i++) {
         int64_t offset = 0;
@@ -92,7 +95,8 @@ static pd_status fill_offsets(const char *op, const pd_tensor *x, pd_tensor *con
                 if (t->size[d] > 1) where += at[p->ndim - t->ndim + d] * t->stride[d];
             int64_t value = ((const int64_t *)pd_tensor_data(t))[where], n = x->size[j];
             if (value < -n || value >= n)
-                return pd_fail(PD_E_INDEX, "%s: index %" PRId64 " is out of range for dimension %d of size %" PRId64, op, value, j, n);
+                return pd_fail(PD_E_INDEX, "%s: index %" PRId64 " is out of range for dimension %d of size %" PRId64, op, value,
+                               (int)((uint64_t)order >> 4 * j & 15), n);
             offset += (value < 0 ? value + n : value) * x->stride[j];
         }
         if (p->whole) out[k++] = offset * size;
@@ -133,7 +137,7 @@ static pd_status front_kernel(const pd_call *c) {
     pd_tensor *x = c->in[0];
     size_t size = pd_dtype_size((pd_dtype)x->dtype);
     PD_TRY(places_of("index", x, c->in + 1, c->nin - 1, &p));
-    PD_TRY(fill_offsets("index", x, c->in + 1, &p, c->scratch));
+    PD_TRY(fill_offsets("index", x, c->in + 1, &p, *(const int64_t *)c->attrs, c->scratch));
     pd_cpu()->take(p.whole ? p.count : p.count * p.block, p.whole ? size * (size_t)p.block : size, c->scratch, pd_tensor_data(x), pd_tensor_data(c->out[0]));
     return PD_OK;
 }
@@ -145,12 +149,12 @@ static void front_vjp(pd_vjp *v) {
     for (int i = 0; i < n; i++) in[2 + i] = pd_vjp_in(v, 1 + i);
     if (v->status) return;
     memset(pd_tensor_data(in[0]), 0, pd_tensor_bytes(in[0]));
-    pd_vjp_set(v, 0, pd_x(v, PD_OP_index_put_front, &(int64_t){1}, 2 + n, in));
+    pd_vjp_set(v, 0, pd_x(v, PD_OP_index_put_front, &(pd_put_attrs){*(const int64_t *)v->attrs, 1}, 2 + n, in));
 }
 
 const pd_op pd_op_index_front = {
-    .sig = "index_front(Tensor input, Tensor[] indices)", .doc = "x[i0, i1, ...], int64 indices of the first dims.",
-    .save = 0xfffe, .flags = PD_NO_BROADCAST_GRAD, .infer = front_infer, .kernel = front_kernel, .scratch = front_scratch, .vjp = front_vjp,
+    .sig = "index_front(Tensor input, Tensor[] indices, int order=-81985529216486896)", .doc = "x[i0, i1, ...], int64 indices of the first dims.",
+    .save = 0xfffe, .flags = PD_NO_BROADCAST_GRAD, .attrs = sizeof(int64_t), .infer = front_infer, .kernel = front_kernel, .scratch = front_scratch, .vjp = front_vjp,
 };
 
 static pd_status put_infer(pd_call *c) {
@@ -177,9 +181,10 @@ static size_t put_scratch(const pd_call *c) {
 static pd_status put_kernel(const pd_call *c) {
     places p;
     pd_tensor *o = c->out[0], *values = c->in[1];
-    int64_t size = (int64_t)pd_dtype_size((pd_dtype)o->dtype), accumulate = *(const int64_t *)c->attrs;
+    const pd_put_attrs *a = c->attrs;
+    int64_t size = (int64_t)pd_dtype_size((pd_dtype)o->dtype);
     PD_TRY(places_of("index_put", o, c->in + 2, c->nin - 2, &p));
-    PD_TRY(fill_offsets("index_put", o, c->in + 2, &p, c->scratch)); /* before anything is written */
+    PD_TRY(fill_offsets("index_put", o, c->in + 2, &p, a->order, c->scratch)); /* before anything is written */
     if (o != c->in[0]) {
         pd_tensor *pair[2] = {o, c->in[0]};
         pd_loop l;
@@ -188,7 +193,7 @@ static pd_status put_kernel(const pd_call *c) {
     }
     int64_t count = p.whole ? p.count : p.count * p.block, block = p.whole ? p.block : 1;
     const void *from = pd_packed(values, (char *)c->scratch + offsets_bytes(&p));
-    if (accumulate) pd_cpu()->put_add((pd_dtype)o->dtype, count, block, c->scratch, from, block * size, pd_tensor_data(o));
+    if (a->accumulate) pd_cpu()->put_add((pd_dtype)o->dtype, count, block, c->scratch, from, block * size, pd_tensor_data(o));
     else pd_cpu()->put(count, (size_t)(block * size), c->scratch, from, block * size, pd_tensor_data(o));
     return PD_OK;
 }
@@ -200,10 +205,10 @@ static void put_vjp(pd_vjp *v) {
     if (v->status) return;
     if (pd_vjp_needs(v, 1)) {
         in[1] = g;
-        pd_vjp_set(v, 1, pd_x(v, PD_OP_index_front, NULL, 1 + n, in + 1));
+        pd_vjp_set(v, 1, pd_x(v, PD_OP_index_front, v->attrs, 1 + n, in + 1));
     }
     if (!pd_vjp_needs(v, 0)) return;
-    if (*(const int64_t *)v->attrs) {
+    if (((const pd_put_attrs *)v->attrs)->accumulate) {
         pd_vjp_set(v, 0, g);
         return;
     }
@@ -216,9 +221,9 @@ static void put_vjp(pd_vjp *v) {
 }
 
 const pd_op pd_op_index_put_front = {
-    .sig = "index_put_front(Tensor input, Tensor values, Tensor[] indices, bool accumulate)",
+    .sig = "index_put_front(Tensor input, Tensor values, Tensor[] indices, int order, bool accumulate)",
     .doc = "x with x[i0, i1, ...] = values (or +=), int64 indices of the first dims.", .save = 0xfffc, .flags = PD_NO_BROADCAST_GRAD,
-    .attrs = sizeof(int64_t), .infer = put_infer, .kernel = put_kernel, .scratch = put_scratch, .vjp = put_vjp,
+    .attrs = sizeof(pd_put_attrs), .infer = put_infer, .kernel = put_kernel, .scratch = put_scratch, .vjp = put_vjp,
 };
 
 /* ---- any dimensions --------------------------------------------------------------------------------------------------------- */
@@ -254,6 +259,12 @@ static pd_status permuted(pd_tensor *x, const pd_ints *order, pd_tensor **out) {
     return PD_OK;
 }
 
+static int64_t packed_order(const pd_ints *order, int n) {
+    int64_t packed = 0;
+    for (int j = 0; j < n; j++) packed |= order->v[j] << 4 * j;
+    return packed;
+}
+
 /* The result's dims: NumPy's rule puts the index dims where the indexed ones stood if those stood together, else in front. */
 static void result_order(int nb, int rest, int first, bool together, pd_ints *order) {
     int lead = together ? first : 0;
@@ -271,7 +282,7 @@ static pd_status index_compose(pd_call *c) {
     pd_status status = permuted(x, &order, &in[0]);
     if (status) goto done;
     if (count) {
-        status = pd_apply(PD_DEF(index_front), in, 1 + count, NULL, &got, NULL);
+        status = pd_apply(PD_DEF(index_front), in, 1 + count, &(int64_t){packed_order(&order, count)}, &got, NULL);
         if (!status) {
             int rest = x->ndim - count;
             result_order(got->ndim - rest, rest, first, together, &back);
@@ -330,7 +341,7 @@ pd_status pd_index_put(pd_tensor *x, pd_tensor *const *indices, int nindices, pd
     }
     PD_TRY_TO(done, pd_call1(PD_OP_expand, values, &seen, &wide));
     PD_TRY_TO(done, permuted(wide, &undo, &in[1]));
-    PD_TRY_TO(done, pd_apply_into(PD_DEF(index_put_front), in, 2 + count, &(int64_t){accumulate}, in[0]));
+    PD_TRY_TO(done, pd_apply_into(PD_DEF(index_put_front), in, 2 + count, &(pd_put_attrs){packed_order(&order, count), accumulate}, in[0]));
 done:
     pd_tensor_release(in[0]);
     pd_tensor_release(in[1]);

@@ -40,6 +40,10 @@ typedef struct pd_strided_attrs { pd_ints size, stride; int64_t offset; } pd_str
 typedef struct pd_cast_attrs { int64_t dtype; } pd_cast_attrs;
 typedef struct pd_dims2_attrs { int64_t dim0, dim1; } pd_dims2_attrs;
 
+/* Attributes of index_front and (both) index_put_front. order: four bits for each index, its dimension in what the user indexed, for errors. */
+#define PD_INDEX_ORDER INT64_C(-81985529216486896) /* 0xFEDCBA9876543210: index j stands for dimension j */
+typedef struct pd_put_attrs { int64_t order, accumulate; } pd_put_attrs;
+
 /* x[indices] = values (+=), in place; indices and values as the op index_put. */
 pd_status pd_index_put(pd_tensor *x, pd_tensor *const *indices, int nindices, pd_tensor *values, bool accumulate);
 /* Boolean masks among the indices become int64 tensors of positions; out: count tensors [new], NULL for a full slice. */

@@ -202,7 +202,7 @@ static void put_along(pd_vjp *v, int dim, pd_tensor *g, pd_tensor *index) {
         if (!in[2 + d]) return;
         pd_cpu()->range(PD_I64, pd_tensor_data(in[2 + d]), e->size[d], 0, 1);
     }
-    pd_vjp_set(v, 0, pd_x(v, PD_OP_index_put_front, &(int64_t){0}, 2 + e->ndim, in));
+    pd_vjp_set(v, 0, pd_x(v, PD_OP_index_put_front, &(pd_put_attrs){.order = PD_INDEX_ORDER}, 2 + e->ndim, in));
 }
 
 typedef struct { int64_t dim, keepdim, largest; } extreme_attrs;

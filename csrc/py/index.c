@@ -11,6 +11,7 @@ typedef struct indexed {
     pd_tensor *tensors[PD_MAX_DIMS]; /* [new] */
     int n;                         /* of tensors; 0: basic indexing only */
     bool advanced;
+    int source;                    /* dimensions of the indexed tensor that are dealt with, for errors */
 } indexed;
 
 static void clear(indexed *x) {
@@ -81,6 +82,7 @@ static bool add_tensor(indexed *x, PyObject *o, int *dim) {
     x->tensors[x->n++] = t;
     x->advanced = true;
     *dim += (int)covers;
+    x->source += (int)covers;
     /* A mask stands for its first dimension here; those it also covers follow without an entry of their own. */
     if (covers > 1) {
         if (*dim > x->view->ndim) {
@@ -106,7 +108,27 @@ static bool add_slice(indexed *x, PyObject *o, int *dim) {
     bool whole = start == 0 && stop == PY_SSIZE_T_MAX && by == 1;
     if (!whole && !step(x, PD_OP_slice, &a)) return false;
     ++*dim;
+    x->source++;
     return true;
+}
+
+static bool add_int(indexed *x, PyObject *o, int dim) {
+    PyObject *number = PyNumber_Index(o);
+    int64_t i;
+    bool ok = number && pd_py_int(number, "index", "the index", &i);
+    Py_XDECREF(number);
+    if (!ok) return false;
+    if (dim >= x->view->ndim) {
+        PyErr_Format(PyExc_IndexError, "too many indices for shape %s", pd_tensor_shape(x->view));
+        return false;
+    }
+    int64_t size = x->view->size[dim];
+    if (i < -size || i >= size) {
+        PyErr_Format(PyExc_IndexError, "index %lld is out of range for dimension %d of size %lld", (long long)i, x->source, (long long)size);
+        return false;
+    }
+    x->source++;
+    return step(x, PD_OP_select, &(select_attrs){dim, i});
 }
 
 static bool add_entry(indexed *x, PyObject *o, int *dim, Py_ssize_t skip) {
@@ -117,6 +139,7 @@ static bool add_entry(indexed *x, PyObject *o, int *dim, Py_ssize_t skip) {
     }
     if (o == Py_Ellipsis) {
         *dim += (int)skip;
+        x->source += (int)skip;
         return true;
     }
     if (PySlice_Check(o)) return add_slice(x, o, dim);
@@ -125,15 +148,7 @@ static bool add_entry(indexed *x, PyObject *o, int *dim, Py_ssize_t skip) {
         PyErr_Format(PyExc_TypeError, "index: %.100s is no index (expected int, slice, None, Ellipsis, Tensor or list)", Py_TYPE(o)->tp_name);
         return false;
     }
-    PyObject *number = PyNumber_Index(o);
-    int64_t i;
-    bool ok = number && pd_py_int(number, "index", "the index", &i);
-    Py_XDECREF(number);
-    if (ok && *dim >= x->view->ndim) {
-        PyErr_Format(PyExc_IndexError, "too many indices for shape %s", pd_tensor_shape(x->view));
-        return false;
-    }
-    return ok && step(x, PD_OP_select, &(select_attrs){*dim, i});
+    return add_int(x, o, *dim);
 }
 
 static bool apply_key(PyObject *self, PyObject *key, indexed *x) {
