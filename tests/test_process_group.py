@@ -322,6 +322,20 @@ def test_threads_have_their_own_group():
     assert dist.get_world_size() == 1 and not dist.is_initialized()
 
 
+def test_init_in_a_thread_that_is_a_rank():
+    def work(rank):
+        dist.init_process_group("gloo", rank=rank, world_size=2)
+        with pytest.raises(ValueError, match=f"rank=1, world_size=3, but this thread is rank {rank} of 2"):
+            dist.init_process_group(rank=1, world_size=3)
+        x = pydist.ones(1)
+        dist.all_reduce(x, group=dist.group.WORLD)
+        assert isinstance(dist.group.WORLD, dist.ProcessGroup)
+        return x.item()
+
+    assert dist.threads.run(work, 2) == [2.0, 2.0]
+    assert not dist.is_initialized()
+
+
 def test_threads_have_their_own_random_numbers():
     pydist.manual_seed(5)
     state = pydist.get_rng_state()

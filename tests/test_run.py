@@ -1,5 +1,6 @@
 """The launcher, from outside: what it gives to workers, what it prints, and that nobody outlives it."""
 
+import importlib
 import os
 import pty
 import re
@@ -144,6 +145,7 @@ def test_nproc_auto(script):
 @pytest.mark.parametrize("args, message", [
     (["--nnodes=2", "x.py"], "--nnodes 2 needs --node-rank, the number of this host (0 to 1)"),
     (["--nnodes=2", "--node-rank=0", __file__], "several hosts need --master-addr"),
+    (["--nnodes=2", "--node-rank=0", "--master-addr=a", __file__], "several hosts need PYDIST_SECRET_FILE"),
     (["--nnodes=2:1", "x.py"], "--nnodes: '1' (expected a number from 2 to 4096)"),
     (["--nnodes=two", "x.py"], "--nnodes: 'two' (expected a number from 1 to 4096)"),
     (["--nnodes=2", "--standalone", "x.py"], "--standalone and --nnodes exclude each other"),
@@ -180,10 +182,20 @@ def test_usage_errors(args, message, capfd):
      {"address": "localhost", "port": 0}),
     ("--insecure", {"insecure": True}),
 ])
-def test_plans(words, expected):
+def test_plans(words, expected, monkeypatch):
+    monkeypatch.setenv("PYDIST_SECRET_FILE", "anything")
     plan = options.plan_from(*options.parse([*words.split(), __file__, "--nnodes=9"]))
     assert plan.command == (__file__, "--nnodes=9") and plan.run_id
     assert {name: getattr(plan, name) for name in expected} == expected
+
+
+def test_console_script():
+    path = os.path.join(ROOT, "pyproject.toml")
+    if not os.path.exists(path):
+        pytest.skip("not a checkout")
+    with open(path) as file:
+        module, _, name = re.search(r'^pydistrun = "(.*)"$', file.read(), re.M)[1].partition(":")
+    assert getattr(importlib.import_module(module), name) is run.main
 
 
 def test_help(capfd):

@@ -79,6 +79,14 @@ static PyObject *server_first_raised(PyObject *self, PyObject *unused) {
     return decoded ? Py_BuildValue("iN", rank, decoded) : NULL;
 }
 
+static PyObject *server_drain(PyObject *self, PyObject *args) {
+    PyObject *seconds = NULL;
+    double timeout;
+    pd_control_server *s = server_of(self);
+    if (!s || !PyArg_ParseTuple(args, "O:drain", &seconds) || !pd_py_seconds(seconds, 0, &timeout)) return NULL;
+    return pd_py_none_or(pd_control_drain(s, timeout, &pd_py_hooks));
+}
+
 static PyObject *server_address(PyObject *self, void *unused) {
     (void)unused;
     pd_control_server *s = server_of(self);
@@ -100,6 +108,8 @@ static PyObject *server_secret_fd(PyObject *self, void *unused) {
 static PyMethodDef server_methods[] = {
     {"close", server_close, METH_NOARGS, "close()\n\nEnds the server; ranks that still live lose their groups."},
     {"dead", server_dead, METH_VARARGS, "dead(rank, text)\n\nThe launcher's wait says how this rank's process ended."},
+    {"drain", server_drain, METH_VARARGS,
+     "drain(timeout)\n\nWaits until every rank that came has left or died; CommTimeout."},
     {"first_raised", server_first_raised, METH_NOARGS,
      "first_raised() -> (rank, traceback) | None\n\nThe first rank that reported an exception."},
     {0},

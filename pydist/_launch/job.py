@@ -59,10 +59,10 @@ class Job:
         self.wake = wake[0]
         try:
             self.guard, self.guard_fd = _C.guard()  # before the server's thread: a fork copies no thread
-            self.server = self.report.server = _C.ControlServer(self.plan.world)
             if not self.start():
                 return 127
             self.loop()
+            self.wait_for_other_hosts()
             code = self.report.write(self.signal)
             self.write_out()
             return code
@@ -75,11 +75,31 @@ class Job:
                 os.close(fd)
 
     def start(self):
-        """Starts all workers; False where one cannot be started."""
+        """Starts host 0's server and all workers; False where one cannot be started."""
+        try:
+            control, secrets = self.serve()
+        except (OSError, RuntimeError, MemoryError) as error:
+            self.say(f"pydist.run: cannot serve the ranks: {error}")
+            self.write_out()
+            return False
+        return self.start_workers(control, secrets)
+
+    def serve(self):
+        """(where the control server is, descriptors with its secret): host 0's is here, and reached by a unix socket."""
+        plan = self.plan
+        where = f"[{plan.address}]:{plan.port}" if ":" in plan.address else f"{plan.address}:{plan.port}"
+        if plan.insecure:
+            os.environ["PYDIST_INSECURE"] = "1"  # for our server and for the workers
+        if plan.host > 0:
+            return where, ()
+        self.server = self.report.server = _C.ControlServer(plan.world, where if plan.hosts > 1 else None)
+        return self.server.address, (self.server.secret_fd,)
+
+    def start_workers(self, control, secrets):
         plan, one = self.plan, self.plan.world == 1
         argv = worker_argv(plan)
         columns = max(0, self.err.columns() - len(f"[{plan.world - 1}] "))
-        env = worker_env(plan, self.server.address, self.server.secret_fd, columns)
+        env = worker_env(plan, control, secrets[0] if secrets else -1, columns)
         stdin = 0 if one else self.devnull
         merged = one and self.out is self.err  # one pipe keeps the order of the worker's writes to both
         for local in range(plan.local):
@@ -87,7 +107,7 @@ class Job:
             try:
                 for _ in range(1 if merged else 2):
                     ends += os.pipe()
-                pid = _C.spawn(argv, env(local), stdin, ends[-1], ends[1], (self.server.secret_fd,))
+                pid = _C.spawn(argv, env(local), stdin, ends[-1], ends[1], secrets)
             except (OSError, MemoryError) as error:
                 for fd in ends:
                     os.close(fd)
@@ -151,6 +171,16 @@ class Job:
                     self.give_up = now + GRACE_KILL
             self.wait(0.01 if orphans else None)
 
+    def wait_for_other_hosts(self):
+        """Their ranks need our server until they have left; a failure or a signal ends that."""
+        if self.plan.hosts == 1 or not self.server:
+            return
+        while not (self.report.failed or self.signal):
+            try:
+                return self.server.drain(0.1)
+            except _C.CommTimeout:
+                self.wait(0.01)
+
     def end_by(self, when):
         self.ends = [(when, signal.SIGTERM), (when + GRACE_TERM, signal.SIGKILL)]
 
@@ -192,7 +222,7 @@ class Job:
 
     def bury(self, ended):
         """The first bad end is the end of the job."""
-        for worker in ended:  # to the server, one that took its leave is not dead
+        for worker in ended if self.server else ():  # to the server, one that took its leave is not dead
             self.server.dead(worker.rank, worker.cause + ("\n" + worker.trace if worker.trace else ""))
         bad = [worker for worker in ended if worker.code and not worker.told_to_end]
         if not bad or self.signal:

@@ -131,7 +131,18 @@ def _endpoint(options, hosts):
     if hosts > 1 and not address:
         raise UsageError("several hosts need --master-addr, the address of host 0")
     default = str(PORT) if hosts > 1 else "0"
+    if address[:1] == "[":
+        address = address.strip("[]")
     return address or "127.0.0.1", _number("master-port", port or default, 0 if hosts == 1 else 1, 65535)
+
+
+def _check_secret(options, hosts):
+    environment = os.environ.get
+    if hosts > 1 and not (options["insecure"] or environment("PYDIST_SECRET_FILE") or environment("PYDIST_INSECURE") == "1"):
+        raise UsageError(
+            "several hosts need PYDIST_SECRET_FILE, naming a file (mode 0600, at least 32 bytes) that is the same on all of "
+            "them, or --insecure"
+        )
 
 
 def _check_fixed(options):
@@ -149,6 +160,7 @@ def plan_from(options, command):
     if local * hosts > RANKS_MAX:
         raise UsageError(f"{local} ranks on each of {hosts} hosts (expected at most {RANKS_MAX} together)")
     address, port = _endpoint(options, hosts)
+    _check_secret(options, hosts)
     if not command:
         raise UsageError("no script given")
     if options["module"] and options["no-python"]:

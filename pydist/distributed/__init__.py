@@ -9,6 +9,7 @@ WORLD_SIZE over 1, the first collective joins the others if `init_process_group`
 """
 
 from pydist._C import CommMismatch, CommTimeout, DistError, PeerFailed, Store, Work
+from pydist._C import Group as ProcessGroup
 from pydist.distributed.backend import (
     Backend,
     is_backend_available,
@@ -44,14 +45,19 @@ from pydist.distributed.process_group import (
     is_torchelastic_launched,
 )
 
+DistBackendError = DistNetworkError = DistStoreError = DistError  # PyTorch's names for the reasons of a failure
 _OBJECTS = ("all_gather_object", "broadcast_object_list", "gather_object", "scatter_object_list")
 
 __all__ = [
     "Backend",
     "CommMismatch",
     "CommTimeout",
+    "DistBackendError",
     "DistError",
+    "DistNetworkError",
+    "DistStoreError",
     "PeerFailed",
+    "ProcessGroup",
     "ReduceOp",
     "Store",
     "Work",

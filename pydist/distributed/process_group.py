@@ -138,6 +138,13 @@ def init_process_group(
     backend = checked(backend)
     if store is not None:
         raise NotImplementedError("init_process_group: store is not there yet (expected None and an init_method)")
+    own = getattr(_here, "group", None)
+    if own is not None:  # a thread that is a rank is in its group already
+        if rank not in (-1, None, own.rank) or world_size not in (-1, None, own.size):
+            raise ValueError(
+                f"init_process_group: rank={rank}, world_size={world_size}, but this thread is rank {own.rank} of {own.size}"
+            )
+        return
     rank, world = who(init_method, world_size, rank)
     with _lock:
         if _asked:

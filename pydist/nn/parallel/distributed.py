@@ -31,7 +31,7 @@ class DistributedDataParallel(Module):
     `bucket_cap_mb` MiB (25; then the first has 1 MiB), each reduced as soon as it is full. Parameters that a backward
     does not reach count as zero on that rank and are named once in a warning; those that no rank reached keep their
     .grad. A parameter may be frozen later. With `broadcast_buffers` (or its new name `forward_sync_buffers`) a forward
-    pass that follows one that was synchronised starts from rank 0's buffers.
+    pass that follows one that was synchronised starts from rank 0's values of the buffers that were there at construction.
 
     In a world of one it only calls the module. RuntimeError where no parameter requires a gradient.
 
@@ -98,9 +98,16 @@ class DistributedDataParallel(Module):
                 "gradient."
             )
         self._check_same_module()
+        kept = {id(buffer) for _, buffer in self._kept(module.named_buffers())}
+        self._buffers_at = [  # (register, name): a buffer may be replaced, and finding them all costs more than sending
+            (owner._buffers, name)
+            for owner in module.modules()
+            for name, buffer in owner._buffers.items()
+            if id(buffer) in kept
+        ]
         if init_sync:
             self._take_from_first([p for _, p in self._kept(module.named_parameters())])
-            self._take_from_first([b for _, b in self._kept(module.named_buffers())])
+            self._sync_buffers()
         self._make_reducer()
 
     def _kept(self, named):
@@ -133,9 +140,13 @@ class DistributedDataParallel(Module):
         for together in small.values():
             self.process_group.broadcast(together, 0)
 
+    def _sync_buffers(self):
+        found = (register.get(name) for register, name in self._buffers_at)
+        self._take_from_first([buffer for buffer in found if buffer is not None])
+
     def forward(self, *args, **kwargs):
-        if self.broadcast_buffers and self.require_forward_param_sync:
-            self._take_from_first([b for _, b in self._kept(self.module.named_buffers())])
+        if self.broadcast_buffers and self.require_forward_param_sync and self.process_group.size > 1:
+            self._sync_buffers()
         self.require_forward_param_sync = self.reducer.sync and _C.is_grad_enabled()
         if self.require_forward_param_sync:
             self.reducer.prepare()
