@@ -74,8 +74,17 @@ static void put_places(const pd_pool *c, void *place, int64_t at, int64_t n, con
         memcpy((int32_t *)place + at, tap, (size_t)n * 4);
         return;
     }
+    typedef int32_t ints __attribute__((vector_size(4 * PD_LANES_F)));
+    typedef uint8_t bytes __attribute__((vector_size(PD_LANES_F)));
     uint8_t *to = (uint8_t *)place + at;
-    PD_VECTORIZE for (int64_t i = 0; i < n; i++) to[i] = (uint8_t)tap[i];
+    int64_t i = 0;
+    for (; i + PD_LANES_F <= n; i += PD_LANES_F) {
+        ints v;
+        memcpy(&v, tap + i, sizeof v);
+        bytes b = __builtin_convertvector(v, bytes);
+        memcpy(to + i, &b, sizeof b);
+    }
+    for (; i < n; i++) to[i] = (uint8_t)tap[i];
 }
 static int64_t place_of(const pd_pool *c, const void *place, int64_t i) {
     if (c->wide) return ((const int32_t *)place)[i];
