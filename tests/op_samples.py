@@ -131,6 +131,13 @@ TORCH = {
     "index_put": lambda torch, x, i, v, *a: torch.index_put(x, [torch.arange(x.shape[0])[:, None] if k is None else k for k in i], v, *a),
     **{name: lambda torch, x, y, name=name: getattr(torch, name)(torch.as_tensor(x), torch.as_tensor(y)) for name in ("maximum", "minimum")},
     "batch_norm": lambda torch, *a, **kw: torch.nn.functional.batch_norm(*a, **kw),
+    "gelu": lambda torch, x, approximate="none": torch.nn.functional.gelu(x, approximate=approximate),
+    "elu": lambda torch, *a, **kw: torch.ops.aten.elu(*a, **kw),
+    "kl_div": lambda torch, x, y, reduction="mean", **kw: torch.nn.functional.kl_div(x, y, reduction=reduction, **kw),
+    "embedding": lambda torch, w, i, padding_idx=None: torch.nn.functional.embedding(i, w, padding_idx),
+    "layer_norm": lambda torch, *a, **kw: torch.nn.functional.layer_norm(*a, **kw),
+    "binary_cross_entropy_with_logits": lambda torch, x, y, w=None, p=None, reduction="mean": torch.nn.functional.binary_cross_entropy_with_logits(
+        x, y, w, pos_weight=p, reduction=reduction),
     "amax": lambda torch, x, dim=(), keepdim=False: torch.amax(x, dim, keepdim),
     "amin": lambda torch, x, dim=(), keepdim=False: torch.amin(x, dim, keepdim),
     "softmax": lambda torch, x, dim=-1, dtype=None: torch.softmax(x, dim, dtype=dtype),
@@ -264,6 +271,75 @@ def _adaptive_avg_pool(dims):
     return lambda x, size: _over_windows(x, dims, _adaptive_windows(x, dims, size), lambda window, *_: window.mean(-1))
 
 
+_sigmoid = lambda x: 1 / (1 + np.exp(-x))  # noqa: E731
+_erf = np.vectorize(math.erf, otypes=[float])
+ACTIVATIONS = {
+    "silu": lambda x: x * _sigmoid(x),
+    "mish": lambda x: x * np.tanh(np.log1p(np.exp(x))),
+    "gelu": lambda x, approximate="none": x / 2 * (1 + (np.tanh((2 / np.pi) ** 0.5 * (x + 0.044715 * x**3)) if approximate == "tanh" else _erf(x / 2**0.5))),
+    "logsigmoid": lambda x: np.log(_sigmoid(x)),
+    "hardsigmoid": lambda x: np.clip(x + 3, 0, 6) / 6,
+    "hardswish": lambda x: x * np.clip(x + 3, 0, 6) / 6,
+    "leaky_relu": lambda x, negative_slope=0.01: np.where(x > 0, x, negative_slope * x),
+    "elu": lambda x, alpha=1.0, scale=1.0, input_scale=1.0: scale * np.where(x > 0, x, alpha * np.expm1(input_scale * x)),
+    "softplus": lambda x, beta=1.0, threshold=20.0: np.where(x * beta > threshold, x, np.log1p(np.exp(np.minimum(x * beta, threshold))) / beta),
+    "hardtanh": lambda x, min_val=-1.0, max_val=1.0: np.clip(x, min_val, max_val),
+}
+
+
+def _reduced(terms):
+    def loss(x, y, *args, reduction="mean", **kwargs):
+        each = terms(x, y, *args, **kwargs)
+        return each if reduction == "none" else getattr(each, reduction)()
+
+    return loss
+
+
+def _huber(x, y, delta=1.0):
+    d = np.abs(x - y)
+    return np.where(d <= delta, d * d / 2, delta * (d - delta / 2))
+
+
+def _bce(x, y, weight=None):
+    clipped = [np.maximum(np.log(p), -100) for p in (x, 1 - x)]
+    return -(y * clipped[0] + (1 - y) * clipped[1]) * (1 if weight is None else weight)
+
+
+def _bce_logits(x, y, weight=None, pos_weight=1.0):
+    return ((1 - y) * x + (1 + (pos_weight - 1) * y) * np.log1p(np.exp(-x))) * (1 if weight is None else weight)
+
+
+LOSSES = {
+    "mse_loss": lambda x, y: (x - y) ** 2,
+    "l1_loss": lambda x, y: np.abs(x - y),
+    "smooth_l1_loss": lambda x, y, beta=1.0: _huber(x, y, beta) / beta if beta else np.abs(x - y),
+    "huber_loss": _huber,
+    "kl_div": lambda x, y, log_target=False: np.exp(y) * (y - x) if log_target else y * (np.log(y) - x),
+    "binary_cross_entropy": _bce,
+    "binary_cross_entropy_with_logits": _bce_logits,
+}
+
+
+def _normed(x, axes, eps, rms=False):
+    mean = 0 if rms else x.mean(axes, keepdims=True)
+    return (x - mean) / np.sqrt(((x - mean) ** 2).mean(axes, keepdims=True) + eps)
+
+
+def _layer_norm(x, shape, weight=None, bias=None, eps=1e-5):
+    y = _normed(x, tuple(range(-len(shape), 0)), eps) if x.size else x
+    return y * (1 if weight is None else weight) + (0 if bias is None else bias)
+
+
+def _rms_norm(x, shape, weight=None, eps=1e-7):
+    return (_normed(x, tuple(range(-len(shape), 0)), eps, True) if x.size else x) * (1 if weight is None else weight)
+
+
+def _group_norm(x, groups, weight=None, bias=None, eps=1e-5):
+    y = _normed(x.reshape(x.shape[0], groups, -1), -1, eps).reshape(x.shape) if x.size else x
+    per_channel = (-1, *[1] * (x.ndim - 2))
+    return y * (1 if weight is None else weight.reshape(per_channel)) + (0 if bias is None else bias.reshape(per_channel))
+
+
 def _topk(x, k, dim=-1, largest=True, sorted=True):
     order = np.argsort(-x if largest else x, dim, kind="stable")
     index = np.take(order, np.arange(k), dim) if x.ndim else np.zeros((), int)
@@ -343,6 +419,13 @@ NUMPY = {
     "cross_entropy": _cross_entropy,
     "conv2d": _conv2d,
     "batch_norm": _batch_norm,
+    **ACTIVATIONS,
+    **{name: _reduced(terms) for name, terms in LOSSES.items()},
+    "layer_norm": _layer_norm,
+    "rms_norm": _rms_norm,
+    "group_norm": _group_norm,
+    "embedding": lambda weight, index, padding_idx=None: weight[index],
+    "round": np.round,
     **{f"max_pool{d}d{both}": _max_over(d, _windows, bool(both)) for d in (1, 2) for both in ("", "_with_indices")},
     **{f"avg_pool{d}d": _avg_pool(d) for d in (1, 2)},
     **{f"adaptive_avg_pool{d}d": _adaptive_avg_pool(d) for d in (1, 2)},
@@ -414,6 +497,20 @@ def adaptive_pool2d(**kw):
     return out + [S(T((3, 2, 40, 50)), (7, 9), grad=False, **kw), S(T((2, 20, 17, 18), layout="N"), (4, 5), grad=False, **kw)]
 
 
+def pointwise(*tails, **kw):
+    """Of an activation: all layouts, then with each tail of arguments."""
+    far = T((400,), -40, 40)
+    return [*unary(-4, 4, dtypes="float", **kw), S(far, grad=False, dtypes="float", **kw), *[S(t, *tail, grad=t is not far, dtypes="float", **kw) for tail in tails for t in (T((3, 4), -4, 4), far)]]
+
+
+def loss(x=(-2, 2), y=(-2, 2), tails=({},), **kw):
+    shapes = [((3, 4), (3, 4)), ((2, 3), (2, 3)), ((), ())]
+    pairs = [(T(a, *x), T(b, *y)) for a, b in shapes] + [(T((3, 4), *x, "T"), T((3, 4), *y)), (T((2, 3), *x, "S"), T((2, 3), *y, "E"))]
+    ways = [{"reduction": r, **tail} for r in ("none", "mean", "sum") for tail in tails]
+    out = [S(*pair, dtypes="float", **way, **kw) for way in ways for pair in pairs] + [S(T((0, 3), *x), T((0, 3), *y), reduction=r, dtypes="float") for r in ("none", "sum")]
+    return out + [S(T((61, 33), *x), T((61, 33), *y), grad=False, dtypes="float", **way, **kw) for way in ways]
+
+
 x34, x234, t34 = T((3, 4)), T((2, 3, 4)), T((3, 4), layout="T")
 rows, image = T((4, 5)), T((2, 4, 5, 5))
 running = (T((4,), -1, 1, grad=False), T((4,), 0.5, 2, grad=False))
@@ -422,6 +519,10 @@ scale = (T((4,), 0.5, 2), T((4,)))
 SAMPLES = {
     **{name: unary() for name in ("neg", "abs", "sign", "square", "relu", "sin", "cos", "tanh", "sigmoid", "erf")},
     "exp": unary(-4, 4),
+    "expm1": [*unary(-4, 4), S(T((400,), -1e-3, 1e-3), grad=False)],
+    "log1p": [*unary(-0.9, 4), S(T((400,), -1e-3, 1e-3), grad=False)],
+    **{name: unary(0.1, 9) for name in ("log2", "log10")},
+    **{name: [*unary(-4, 4), S(T((9,), -1e9, 1e9), grad=False)] for name in ("floor", "ceil", "trunc", "round")},
     **{name: unary(0.1, 9) for name in ("log", "sqrt", "rsqrt", "reciprocal")},
     **{name: [*binary(linear=True), S(x34, T((4,)), alpha=-0.5, linear=True), S(I((3,)), I((3,)), alpha=2)] for name in ("add", "sub")},
     "mul": binary(),
@@ -495,6 +596,27 @@ SAMPLES = {
         ((image, *running), {}), ((image, None, None, *scale, True), {}), ((T((2, 4, 3)), *running, *scale, True), {}), ((T((2, 4, 3, 3), layout="N"), *running, *scale, True), {}),
         ((T((0, 4)), *running, *scale), {})]]
         + [S(T((32, 4, 9, 9)), *running, *scale, True, c=16, grad=False, dtypes="wide", writes=(1, 2))],
+    **{name: pointwise(c=8) for name in ("silu", "mish", "logsigmoid", "hardsigmoid", "hardswish")},
+    "gelu": pointwise(("tanh",), c=8),
+    "leaky_relu": pointwise((0.3,), (0.0,)),
+    "elu": pointwise((0.7,), (1.7, 1.05), (0.5, 1.0, 2.0), c=8),
+    "softplus": pointwise((2.0,), (0.5, 1.0), c=8),
+    "hardtanh": pointwise((-0.5, 2.0), (0, 6)),
+    "mse_loss": loss(), "l1_loss": loss(),
+    "smooth_l1_loss": loss(tails=({}, {"beta": 0.4}, {"beta": 0.0})),
+    "huber_loss": loss(tails=({}, {"delta": 0.4})),
+    "kl_div": loss((-4, -0.1), (0.05, 1)) + loss((-4, -0.1), (-3, -0.1), ({"log_target": True},)),
+    "binary_cross_entropy": [*loss((0.05, 0.95), (0.05, 0.95), c=8), S(T((3, 4), 0.1, 0.9), T((3, 4), 0, 1), T((4,), 0.5, 2, grad=False), c=8, dtypes="float")],
+    "binary_cross_entropy_with_logits": [*loss((-4, 4), (0.05, 0.95), c=8), S(x34, T((3, 4), 0, 1), T((4,), 0.5, 2, grad=False), c=8, dtypes="float"),
+        S(x34, T((3, 4), 0, 1), None, T((4,), 0.5, 2, grad=False), c=8, dtypes="float"), S(x34, T((3, 4), 0, 1), T((3, 1), grad=False), T((4,), 0.5, 2, grad=False), reduction="sum", c=8, dtypes="float")],
+    "layer_norm": [S(*a, c=16, dtypes="float") for a in [(x34, (4,), T((4,)), T((4,))), (x34, (4,)), (x234, (3, 4), T((3, 4)), T((3, 4))), (t34, (4,), T((4,)), None),
+                   (T((5,)), (5,), None, T((5,))), (T((0, 4)), (4,), T((4,)), T((4,))), (T((2, 3), layout="S"), (3,), T((3,), layout="S"), T((3,)), 1e-3)]]
+        + [S(T((70, 700), -1, 5), (700,), T((700,)), T((700,)), c=16, grad=False, dtypes="float"), S(T((300, 33)), (33,), T((33,)), T((33,)), c=16, grad=False, dtypes="float")],
+    "rms_norm": [S(*a, c=16, dtypes="float", **kw) for a, kw in [((x34, (4,), T((4,))), {"eps": 1e-5}), ((x34, (4,)), {"eps": 1e-3}), ((x234, (3, 4), T((3, 4))), {"eps": 1e-6}),
+                 ((T((0, 4)), (4,), T((4,))), {}), ((t34, (4,)), {"eps": 1e-5})]] + [S(T((70, 700), 1, 5), (700,), T((700,)), c=16, grad=False, eps=1e-5, dtypes="float")],
+    "group_norm": [S(*a, c=16, dtypes="float") for a in [(image, 2, *scale), (image, 1), (image, 4, *scale, 1e-3), (T((3, 8)), 2, T((8,)), T((8,))), (T((2, 4, 3, 3), layout="N"), 2, *scale)]],
+    "embedding": [S(T((5, 3)), I((4,), 0, 5)), S(T((5, 3)), I((2, 3), 0, 5), 2, grad=False), S(T((5, 3)), I((6,), 0, 5), -1, grad=False), S(T((5, 3), layout="T"), I((), 0, 5)), S(T((5, 3)), I((0, 2))),
+                  S(T((40, 70)), I((300,), 0, 40), 7, grad=False)],
     **{name: [*pool2d(), S(T((1, 2, 7, 8)), 2, 1, 0, 2), S(T((1, 2, 9, 30)), 3, 2, 1, (2, 3)), S(T((1, 1, 20, 20)), 16, 4), S(I((2, 3, 6, 6), -9, 9), 2)]
        for name in ("max_pool2d", "max_pool2d_with_indices")},
     **{name: [*pool1d(), S(T((2, 2, 9)), 2, 1, 1, 2)] for name in ("max_pool1d", "max_pool1d_with_indices")},
@@ -521,6 +643,9 @@ HIDDEN = {
     "topk_last": "topk", "nll_rows": "nll_loss", "cross_entropy_rows": "cross_entropy", "dropout_mask": "dropout",
     "conv2d_grad_input": "conv2d", "conv2d_grad_weight": "conv2d", "pool_max": "max_pool2d", "pool_max_grad": "max_pool2d",
     "pool_max_take": "max_pool2d", "pool_max_index": "max_pool2d_with_indices", "pool_avg": "avg_pool2d", "pool_avg_grad": "avg_pool2d",
+    "mse_terms": "mse_loss", "l1_terms": "l1_loss", "smooth_l1_terms": "smooth_l1_loss", "huber_terms": "huber_loss", "bce_terms": "binary_cross_entropy",
+    "bce_logits_terms": "binary_cross_entropy_with_logits", "kl_terms": "kl_div", "kl_log_terms": "kl_div", "gelu_erf": "gelu", "gelu_tanh": "gelu",
+    "norm_rows": "layer_norm", "embedding_lookup": "embedding", "embedding_grad": "embedding",
 }  # fmt: skip
 
 # Calls of a useful size: benchmarks time them, test_ops.py compares their bits for 1 and 2 threads.
@@ -546,6 +671,13 @@ LARGE = {
     "conv2d": S(_image, T((48, 32, 3, 3)), T((48,)), padding=1),
     "batch_norm": S(_image, None, None, T((32,)), T((32,)), True),
     "dropout": S(_square, 0.5),
+    **{name: S(_square) for name in ("gelu", "silu", "softplus", "expm1", "log1p")},
+    "layer_norm": S(T((512, 768)), (768,), T((768,)), T((768,))),
+    "rms_norm": S(T((512, 768)), (768,), T((768,)), eps=1e-6),
+    "group_norm": S(_image, 8, T((32,)), T((32,))),
+    "embedding": S(T((1000, 128)), I((5000,), 0, 1000)),
+    "mse_loss": S(_square, T((512, 512))),
+    "binary_cross_entropy_with_logits": S(_square, T((512, 512), 0, 1)),
     **{f"{name}:{layout}{size}": S(T((8, 32, size, size), layout=layout), 3, 2, 1) for name in ("max_pool2d", "avg_pool2d") for layout in "CN" for size in (14, 56)},
     **{f"{name}:{layout}": S(T((8, 32, 30, 31), layout=layout), (7, 8)) for name in ("adaptive_max_pool2d", "adaptive_avg_pool2d") for layout in "CN"},
 }

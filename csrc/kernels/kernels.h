@@ -34,6 +34,16 @@ typedef enum pd_compare {
     PD_COMPARE_COUNT
 } pd_compare;
 
+#define PD_POINTWISE_PARAMS 3
+typedef enum pd_pointwise {
+#define PD_POINTWISE1(name, ...) PD_POINTWISE_##name,
+#define PD_POINTWISE2(name, ...) PD_POINTWISE_##name,
+#include "kernels/pointwise.def"
+#undef PD_POINTWISE1
+#undef PD_POINTWISE2
+    PD_POINTWISE_COUNT
+} pd_pointwise;
+
 typedef enum pd_fold { PD_FOLD_SUM, PD_FOLD_MEAN, PD_FOLD_PROD, PD_FOLD_MAX, PD_FOLD_MIN, PD_FOLD_ANY, PD_FOLD_ALL } pd_fold;
 
 /* A contiguous block seen as [outer, n, inner]; the kernel works along n. */
@@ -51,6 +61,9 @@ typedef struct pd_adagrad { double lr, lr_decay, eps, weight_decay; int64_t step
 
 /* Batch normalisation over x[N, C, S] (contiguous) or x[N, S, C] (channels_last). Statistics in float (double for F64). */
 typedef struct pd_batch_norm { int64_t N, C, S; bool channels_last; double eps; } pd_batch_norm;
+
+/* Rows [rows, n], each by its own mean (rms: 0) and deviation sqrt(var + eps). */
+typedef struct pd_row_norm { int64_t rows, n; double eps; bool rms; } pd_row_norm;
 
 /* Pooling of x[N, C, H, W] to y[N, C, P, Q], each contiguous or (nhwc) channels_last. The window of result p along rows has the
    taps p * stride - padding + r * dilation, r < kernel, of which those inside x count; adaptive: all of
@@ -90,6 +103,8 @@ typedef struct pd_cpu_table {
     void (*binary)(pd_binary fn, pd_dtype t, double a, const pd_loop *l);    /* out, x, y: any per domain; BOOL: add is or, mul is and */
     void (*binary_grad)(pd_binary fn, int which, pd_dtype t, double a, const pd_loop *l); /* gx or gy (which 0, 1), g, x, y */
     void (*compare)(pd_compare fn, pd_dtype t, const pd_loop *l);            /* out BOOL, x, y: any */
+    /* which 0: out, x (, y); 1, 2: gx or gy, g, x (, y). params: PD_POINTWISE_PARAMS numbers. */
+    void (*pointwise)(pd_pointwise fn, int which, pd_dtype t, const double *params, const pd_loop *l);
     void (*where)(size_t size, const pd_loop *l);                            /* out, cond BOOL, x, y: elements of `size` bytes */
     void (*copy)(pd_dtype to, pd_dtype from, const pd_loop *l);              /* any to any, C casts, float to bool is != 0 */
     void (*fill)(size_t size, const void *value, const pd_loop *l);          /* out: elements of `size` bytes */
@@ -141,6 +156,12 @@ typedef struct pd_cpu_table {
     /* gx, gw, gb may each be NULL. training: through the statistics too; else mean and rstd are constants. */
     void (*batch_norm_grad)(pd_dtype t, const pd_batch_norm *c, bool training, const void *g, const void *x, const void *w,
                             const void *mean, const void *rstd, void *gx, void *gw, void *gb);
+
+    /* w, b: [n] or NULL; mean[rows], rstd[rows]: float, double for F64. gx, gw, gb may each be NULL. */
+    void (*row_norm)(pd_dtype t, const pd_row_norm *c, const void *x, const void *w, const void *b, void *y, void *mean, void *rstd);
+    void (*row_norm_grad)(pd_dtype t, const pd_row_norm *c, const void *g, const void *x, const void *w, const void *mean, const void *rstd,
+                          void *gx, void *gw, void *gb, void *scratch);
+    size_t (*row_norm_scratch)(const pd_row_norm *c);
 
     /* Ties go to the first tap, NaN wins. Any type. */
     void (*max_pool)(const pd_pool *c, const void *x, void *y, void *place);

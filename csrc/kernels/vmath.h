@@ -65,27 +65,39 @@ VM double vm_scale(double p, double n) {
    n is clamped as the integer that stands in the sum's bits: one instruction where gcc makes four of a float's `?:`.
    Above, r grows with x and the result is infinite; below, p is made zero (a product that underflows costs 150 cycles). */
 
-VM float vm_expf(float x) {
-    int32_t i = (int32_t)vm_bitsf(VM_FMAF(x, 0x1.715476p+0f, VM_MAGICF));
-    i = i > 0x4b400000 + 129 ? 0x4b400000 + 129 : i;
-    i = i < 0x4b400000 - 151 ? 0x4b400000 - 151 : i;
-    float n = vm_floatf((uint32_t)i) - VM_MAGICF;
+/* e^r - 1 for r = x - n log(2) */
+VM float vm_exp_restf(float x, float n) {
     float r = VM_FMAF(n, -0x1.63p-1f, x); /* 355 / 512: n times it is exact */
     r = VM_FMAF(n, 0x1.bd0106p-13f, r);
     float p = VM_FMAF(0x1.6a2464p-10f, r, 0x1.1239e2p-7f);
     p = VM_FMAF(p, r, 0x1.5558f2p-5f);
     p = VM_FMAF(p, r, 0x1.555492p-3f);
     p = VM_FMAF(p, r, 0x1.fffffcp-2f);
-    p = VM_FMAF(p, r * r, r) + 1.0f;
+    return VM_FMAF(p, r * r, r);
+}
+VM float vm_expf(float x) {
+    int32_t i = (int32_t)vm_bitsf(VM_FMAF(x, 0x1.715476p+0f, VM_MAGICF));
+    i = i > 0x4b400000 + 129 ? 0x4b400000 + 129 : i;
+    i = i < 0x4b400000 - 151 ? 0x4b400000 - 151 : i;
+    float n = vm_floatf((uint32_t)i) - VM_MAGICF;
+    float p = vm_exp_restf(x, n) + 1.0f;
     return vm_scalef(x < -104.0f ? 0.0f : p, n);
 }
 
-/* e^(x + low), low small beside x: pow needs more of the exponent than one double holds */
-VM double vm_exp2parts(double x, double low) {
-    int64_t i = (int64_t)vm_bits(VM_FMA(x, 0x1.71547652b82fep+0, VM_MAGIC));
-    i = i > 0x4338000000000000 + 1025 ? 0x4338000000000000 + 1025 : i;
-    i = i < 0x4338000000000000 - 1077 ? 0x4338000000000000 - 1077 : i;
-    double n = vm_float((uint64_t)i) - VM_MAGIC;
+/* e^x - 1 = 2 (2^(n-1) (e^r - 1) + 2^(n-1) - 1/2): 2^n alone would be too large for the largest x. */
+VM float vm_expm1f(float x) {
+    int32_t i = (int32_t)vm_bitsf(VM_FMAF(x, 0x1.715476p+0f, VM_MAGICF));
+    i = i > 0x4b400000 + 129 ? 0x4b400000 + 129 : i;
+    i = i < 0x4b400000 - 60 ? 0x4b400000 - 60 : i;
+    float n = vm_floatf((uint32_t)i) - VM_MAGICF, half = vm_floatf((uint32_t)(i - 0x4b400000 + 126) << 23);
+    float r = 2.0f * VM_FMAF(vm_exp_restf(x, n), half, half - 0.5f);
+    r = x < -20.0f ? -1.0f : r;
+    r = x > 89.0f ? VM_INFF : r;
+    return x == 0.0f ? x : r;
+}
+
+/* e^r - 1 for r = x + low - n log(2) */
+VM double vm_exp_rest(double x, double low, double n) {
     double r = VM_FMA(n, -0x1.62e42fee00000p-1, x); /* 33 bits: n times it is exact */
     r = VM_FMA(n, -0x1.a39ef35793c76p-33, r) + low;
     double p = VM_FMA(0x1.ad7f88b9dd914p-26, r, 0x1.28ad731740566p-22);
@@ -97,10 +109,29 @@ VM double vm_exp2parts(double x, double low) {
     p = VM_FMA(p, r, 0x1.555555555087cp-5);
     p = VM_FMA(p, r, 0x1.55555555554fap-3);
     p = VM_FMA(p, r, 0x1.000000000000ap-1);
-    p = VM_FMA(p, r * r, r) + 1.0;
+    return VM_FMA(p, r * r, r);
+}
+/* e^(x + low), low small beside x: pow needs more of the exponent than one double holds */
+VM double vm_exp2parts(double x, double low) {
+    int64_t i = (int64_t)vm_bits(VM_FMA(x, 0x1.71547652b82fep+0, VM_MAGIC));
+    i = i > 0x4338000000000000 + 1025 ? 0x4338000000000000 + 1025 : i;
+    i = i < 0x4338000000000000 - 1077 ? 0x4338000000000000 - 1077 : i;
+    double n = vm_float((uint64_t)i) - VM_MAGIC;
+    double p = vm_exp_rest(x, low, n) + 1.0;
     return vm_scale(x < -746.0 ? 0.0 : p, n);
 }
 VM double vm_exp(double x) { return vm_exp2parts(x, 0.0); }
+
+VM double vm_expm1(double x) {
+    int64_t i = (int64_t)vm_bits(VM_FMA(x, 0x1.71547652b82fep+0, VM_MAGIC));
+    i = i > 0x4338000000000000 + 1025 ? 0x4338000000000000 + 1025 : i;
+    i = i < 0x4338000000000000 - 100 ? 0x4338000000000000 - 100 : i;
+    double n = vm_float((uint64_t)i) - VM_MAGIC, half = vm_float((uint64_t)(i - 0x4338000000000000 + 1022) << 52);
+    double r = 2.0 * VM_FMA(vm_exp_rest(x, 0.0, n), half, half - 0.5);
+    r = x < -40.0 ? -1.0 : r;
+    r = x > 710.0 ? VM_INF : r;
+    return x == 0.0 ? x : r;
+}
 
 /* ---- log: x = 2^k m, m in [sqrt(1/2), sqrt(2)) ---- */
 
@@ -152,6 +183,26 @@ VM double vm_log(double x) {
     return vm_log_special(x, VM_FMA(k, 0x1.62e42fee00000p-1, f - (h - p)));
 }
 
+/* log(1 + x): what rounding 1 + x lost is put back to first order. */
+VM float vm_log1pf(float x) {
+    float u = 1.0f + x, lost = (x - (u - 1.0f)) / u;
+    lost = u > 0.0f ? (u < VM_INFF ? lost : 0.0f) : 0.0f;
+    return x == 0.0f ? x : vm_logf(u) + lost;
+}
+VM double vm_log1p(double x) {
+    double u = 1.0 + x, lost = (x - (u - 1.0)) / u;
+    lost = u > 0.0 ? (u < VM_INF ? lost : 0.0) : 0.0;
+    return x == 0.0 ? x : vm_log(u) + lost;
+}
+/* Whole for powers of two. */
+VM double vm_log2(double x) {
+    double f, k = vm_log_split(x, &f);
+    return vm_log_special(x, VM_FMA(vm_log(1.0 + f), 0x1.71547652b82fep+0, k));
+}
+VM float vm_log2f(float x) { return (float)vm_log2((double)x); }
+VM double vm_log10(double x) { return vm_log(x) * 0x1.bcb7b1526e50ep-2; }
+VM float vm_log10f(float x) { return (float)vm_log10((double)x); }
+
 /* ---- tanh, sigmoid ---- */
 
 VM float vm_tanhf(float x) {
@@ -190,6 +241,16 @@ VM float vm_sigmoidf(float x) {
 VM double vm_sigmoid(double x) {
     double e = vm_exp(-vm_abs(x));
     return (x < 0.0 ? e : 1.0) / (1.0 + e);
+}
+
+/* tanh(log(1 + e^x)) = n / (n + 2) with n = e^x (e^x + 2); 1 beyond 20 */
+VM float vm_tanh_softplusf(float x) {
+    float e = vm_expf(x > 20.0f ? 20.0f : x), n = e * (e + 2.0f);
+    return n / (n + 2.0f);
+}
+VM double vm_tanh_softplus(double x) {
+    double e = vm_exp(x > 20.0 ? 20.0 : x), n = e * (e + 2.0);
+    return n / (n + 2.0);
 }
 
 /* ---- erf: x + x P(x^2) near zero, 1 - exp(-Q(|x|)) beyond ---- */
@@ -375,6 +436,23 @@ VM double vm_max(double x, double y) { return x != x ? x : (x > y ? x : y); }
 VM float vm_minf(float x, float y) { return x != x ? x : (x < y ? x : y); }
 VM double vm_min(double x, double y) { return x != x ? x : (x < y ? x : y); }
 
+/* To whole numbers, halves to even: beyond 2^23 (2^52) all are. Zeros keep the sign of x. */
+VM float vm_roundf(float x) {
+    float a = vm_absf(x), r = (a + 0x1p23f) - 0x1p23f;
+    return vm_signedf(a < 0x1p23f ? r : a, x);
+}
+VM double vm_round(double x) {
+    double a = vm_abs(x), r = (a + 0x1p52) - 0x1p52;
+    return vm_signed(a < 0x1p52 ? r : a, x);
+}
+VM float vm_floorf(float x) { float r = vm_roundf(x); return r > x ? r - 1.0f : r; }
+VM double vm_floor(double x) { double r = vm_round(x); return r > x ? r - 1.0 : r; }
+VM float vm_ceilf(float x) { return -vm_floorf(-x); }
+VM double vm_ceil(double x) { return -vm_floor(-x); }
+VM float vm_truncf(float x) { return vm_signedf(vm_floorf(vm_absf(x)), x); }
+VM double vm_trunc(double x) { return vm_signed(vm_floor(vm_abs(x)), x); }
+VM int64_t vm_whole(int64_t x) { return x; }
+
 #define VM_SIGNED_INT(T, s)                                                   \
     VM T vm_abs_##s(T x) { return (T)(x < 0 ? -x : x); }                      \
     VM T vm_sign_##s(T x) { return (T)((x > 0) - (x < 0)); }                  \
@@ -400,6 +478,7 @@ VM int64_t vm_pow_int(int64_t x, int64_t y) {
 #define VM_ANY1(fn, x)                                                                                            \
     _Generic((x), float: fn##f, double: fn, uint8_t: fn##_u8, int8_t: fn##_i8, int16_t: fn##_i16,                \
              int32_t: fn##_i32, int64_t: fn##_i64)(x)
+#define VM_WHOLE(fn, x) _Generic((x), float: fn##f, double: fn, default: vm_whole)(x)
 #define VM_ANY2(fn, x, y) _Generic((x), float: fn##f, double: fn, default: fn##_int)(x, y)
 
 #define V_EXP(x) VM_FLOAT1(vm_exp, x)
@@ -409,6 +488,15 @@ VM int64_t vm_pow_int(int64_t x, int64_t y) {
 #define V_ERF(x) VM_FLOAT1(vm_erf, x)
 #define V_SIN(x) VM_FLOAT1(vm_sin, x)
 #define V_COS(x) VM_FLOAT1(vm_cos, x)
+#define V_EXPM1(x) VM_FLOAT1(vm_expm1, x)
+#define V_LOG1P(x) VM_FLOAT1(vm_log1p, x)
+#define V_LOG2(x) VM_FLOAT1(vm_log2, x)
+#define V_LOG10(x) VM_FLOAT1(vm_log10, x)
+#define V_TANH_SOFTPLUS(x) VM_FLOAT1(vm_tanh_softplus, x)
+#define V_FLOOR(x) VM_WHOLE(vm_floor, x)
+#define V_CEIL(x) VM_WHOLE(vm_ceil, x)
+#define V_TRUNC(x) VM_WHOLE(vm_trunc, x)
+#define V_ROUND(x) VM_WHOLE(vm_round, x)
 #define V_SQRT(x) _Generic((x), float: __builtin_sqrtf, double: __builtin_sqrt)(x)
 #define V_ABS(x) VM_ANY1(vm_abs, x)
 #define V_SIGN(x) VM_ANY1(vm_sign, x)

@@ -1,6 +1,6 @@
 /* Elementwise functions of two arguments: descriptors expanded from kernels/binary.def and compare.def; where. */
 #include "kernels/kernels.h"
-#include "ops/ops.h"
+#include "ops/express.h"
 
 typedef struct { pd_scalar x, y; } operands;
 typedef struct { pd_scalar x, y, alpha; } scaled;
@@ -68,17 +68,8 @@ static pd_val log_or_zero(pd_vjp *v, pd_val x) {
 }
 
 /* x where cond, both tensors given: the plain kernel below where(). */
-#define MUL(a, b) pd_x2(v, PD_OP_mul, a, b)
-#define ADD(a, b) pd_x2(v, PD_OP_add, a, b)
-#define DIV(a, b) pd_x2(v, PD_OP_div, a, b)
-#define NEG(a) pd_x1(v, PD_OP_neg, a)
-#define MULC(a, c) pd_x2(v, PD_OP_mul, a, pd_const(c))
-#define ADDC(a, c) pd_x2(v, PD_OP_add, a, pd_const(c))
 #define MULA(a) scale_by_alpha(v, a)
-#define POW(a, b) pd_x2(v, PD_OP_pow, a, b)
 #define LOGOR0(a) log_or_zero(v, a)
-#define IFGT(p, q, a) pd_x_if(v, PD_OP_gt, p, q, a)
-#define IFEQ(p, q, a) pd_x_if(v, PD_OP_eq, p, q, a)
 #define SAVE_NONE PD_SAVE_NONE
 #define SAVE_XY (PD_SAVE_IN(0) | PD_SAVE_IN(1))
 #define FAST_NONE(fn) NULL

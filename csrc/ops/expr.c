@@ -2,6 +2,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "base/mem.h"
 #include "kernels/kernels.h"
 #include "ops/ops.h"
 
@@ -186,15 +187,25 @@ pd_val pd_x2(pd_vjp *v, pd_op_id op, pd_val x, pd_val y) {
     return pd_val_of(pd_vjp_keep(v, status, out));
 }
 
-pd_val pd_x_if(pd_vjp *v, pd_op_id compare, pd_val p, pd_val q, pd_val then) {
-    struct { pd_scalar x, y; } attrs = {pd_number(then.c), {.cat = PD_CAT_INT}};
+pd_val pd_x_where(pd_vjp *v, pd_op_id compare, pd_val p, pd_val q, pd_val then, pd_val other) {
+    struct { pd_scalar x, y; } attrs = {pd_number(then.c), pd_number(other.c)};
     pd_val cond = pd_x2(v, compare, p, q);
-    if (!cond.t || !then.ok) return (pd_val){0};
+    if (!cond.t || !then.ok || !other.ok) return (pd_val){0};
     if (then.t) attrs.x.cat = -1;
-    pd_tensor *in[3] = {cond.t, then.t, NULL};
+    if (other.t) attrs.y.cat = -1;
+    pd_tensor *in[3] = {cond.t, then.t, other.t};
     pd_tensor *out = NULL;
     pd_status status = pd_apply(PD_DEF(where), in, 3, &attrs, &out, NULL);
     return pd_val_of(pd_vjp_keep(v, status, out));
+}
+
+pd_val pd_x_if(pd_vjp *v, pd_op_id compare, pd_val p, pd_val q, pd_val then) { return pd_x_where(v, compare, p, q, then, pd_const(0)); }
+
+pd_status pd_x_end(pd_vjp *v, pd_tensor *result, pd_tensor **out) {
+    if (!v->status && result) pd_tensor_retain(*out = result);
+    for (size_t i = 0; i < v->ntemps; i++) pd_tensor_release(v->temps[i]);
+    pd_free(v->temps);
+    return v->status;
 }
 
 pd_tensor *pd_x(pd_vjp *v, pd_op_id op, const void *attrs, int nin, pd_tensor *const *in) {
@@ -220,7 +231,7 @@ pd_tensor *pd_x_scale(pd_vjp *v, pd_tensor *x, double c) {
 pd_tensor *pd_x_new(pd_vjp *v, pd_dtype dtype, int ndim, const int64_t *size) {
     pd_tensor *t = NULL;
     if (v->status) return NULL;
-    pd_status status = pd_tensor_new(pd_node_name(v->node), dtype, ndim, size, &t);
+    pd_status status = pd_tensor_new(v->node ? pd_node_name(v->node) : "op", dtype, ndim, size, &t);
     return pd_vjp_keep(v, status, t);
 }
 

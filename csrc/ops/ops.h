@@ -72,12 +72,15 @@ pd_val pd_val_in(pd_vjp *v, int i, const pd_scalar *number);
 pd_val pd_x1(pd_vjp *v, pd_op_id op, pd_val x);
 pd_val pd_x2(pd_vjp *v, pd_op_id op, pd_val x, pd_val y);
 pd_val pd_x_if(pd_vjp *v, pd_op_id compare, pd_val p, pd_val q, pd_val then); /* then where p ? q, else 0 */
+pd_val pd_x_where(pd_vjp *v, pd_op_id compare, pd_val p, pd_val q, pd_val then, pd_val other); /* then and other not both numbers */
 /* Any op on tensors; NULL where v has failed or a required input is NULL. */
 pd_tensor *pd_x(pd_vjp *v, pd_op_id op, const void *attrs, int nin, pd_tensor *const *in);
 pd_tensor *pd_x_call1(pd_vjp *v, pd_op_id op, pd_tensor *x, const void *attrs);
 pd_tensor *pd_x_call2(pd_vjp *v, pd_op_id op, pd_tensor *x, pd_tensor *y, const void *attrs);
 pd_tensor *pd_x_mul(pd_vjp *v, pd_tensor *x, pd_tensor *y);
 pd_tensor *pd_x_scale(pd_vjp *v, pd_tensor *x, double c);
+/* Expressions in a compose: over a zeroed pd_vjp, which this ends. *out gets result, retained, unless a step failed. */
+pd_status pd_x_end(pd_vjp *v, pd_tensor *result, pd_tensor **out);
 /* For vjp_fast: a fresh tensor, to be written by a kernel; x made contiguous. */
 pd_tensor *pd_x_new(pd_vjp *v, pd_dtype dtype, int ndim, const int64_t *size);
 pd_tensor *pd_x_contiguous(pd_vjp *v, pd_tensor *x);

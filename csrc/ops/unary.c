@@ -1,6 +1,6 @@
 /* Elementwise functions of one argument: descriptors expanded from kernels/unary.def. */
 #include "kernels/kernels.h"
-#include "ops/ops.h"
+#include "ops/express.h"
 
 static pd_status infer(pd_call *c) { return pd_infer_elementwise(c, (pd_dtype)c->in[0]->dtype); }
 
@@ -30,17 +30,6 @@ static void fused(pd_vjp *v, pd_unary fn, pd_tensor *saved) {
     pd_vjp_set(v, 0, gx);
 }
 
-#define MUL(a, b) pd_x2(v, PD_OP_mul, a, b)
-#define ADD(a, b) pd_x2(v, PD_OP_add, a, b)
-#define DIV(a, b) pd_x2(v, PD_OP_div, a, b)
-#define NEG(a) pd_x1(v, PD_OP_neg, a)
-#define MULC(a, c) pd_x2(v, PD_OP_mul, a, pd_const(c))
-#define RSUBC(c, a) pd_x2(v, PD_OP_sub, pd_const(c), a)
-#define IFPOS(p, a) pd_x_if(v, PD_OP_gt, p, pd_const(0), a)
-#define SIGN(a) pd_x1(v, PD_OP_sign, a)
-#define SIN(a) pd_x1(v, PD_OP_sin, a)
-#define COS(a) pd_x1(v, PD_OP_cos, a)
-#define EXP(a) pd_x1(v, PD_OP_exp, a)
 #define SAVE_X PD_SAVE_IN(0)
 #define SAVE_Y PD_SAVE_OUT(0)
 #define LOAD_X pd_vjp_in(v, 0)

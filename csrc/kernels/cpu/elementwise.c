@@ -2,28 +2,8 @@
 
    A row is one vectorised loop over contiguous memory (rows.h brings every loop to that form). f16 and bf16 have no rows
    of their own: they run the float ones on converted tiles. Integer arithmetic wraps (built with -fwrapv). */
+#include "kernels/cpu/express.h"
 #include "kernels/cpu/rows.h"
-#include "kernels/vmath.h"
-
-/* Gradient expressions as C, in the type of g. */
-#define MUL(p, q) ((p) * (q))
-#define ADD(p, q) ((p) + (q))
-#define SUB(p, q) ((p) - (q))
-#define DIV(p, q) ((p) / (q))
-#define NEG(p) (-(p))
-#define MULC(p, c) ((p) * (T)(c))
-#define ADDC(p, c) ((p) + (T)(c))
-#define RSUBC(c, p) ((T)(c) - (p))
-#define MULA(p) ((p) * a)
-#define IFPOS(c, p) ((c) > 0 ? (p) : 0)
-#define IFGT(p, q, v) ((p) > (q) ? (v) : 0)
-#define IFEQ(p, q, v) ((p) == (q) ? (v) : 0)
-#define POW(p, q) V_POW(p, q)
-#define LOGOR0(p) ((p) > 0 ? V_LOG(p) : 0)
-#define SIGN(p) V_SIGN(p)
-#define SIN(p) V_SIN(p)
-#define COS(p) V_COS(p)
-#define EXP(p) V_EXP(p)
 
 #define UNARY_ROW(name, E, TYPE, expr)                                        \
     static void unary_##name##_##E(int64_t n, double scalar, char *const *p) { \
@@ -181,8 +161,8 @@ static void run(pd_row row, pd_dtype t, double a, const pd_loop *l, unsigned boo
 /* Functions that cost a polynomial per element gain from threads four times sooner. */
 static int64_t unary_grain(pd_unary fn) {
     switch (fn) {
-        case PD_UNARY_exp: case PD_UNARY_log: case PD_UNARY_sin: case PD_UNARY_cos:
-        case PD_UNARY_tanh: case PD_UNARY_sigmoid: case PD_UNARY_erf: return PD_GRAIN / 2;
+        case PD_UNARY_exp: case PD_UNARY_log: case PD_UNARY_sin: case PD_UNARY_cos: case PD_UNARY_expm1: case PD_UNARY_log1p:
+        case PD_UNARY_log2: case PD_UNARY_log10: case PD_UNARY_tanh: case PD_UNARY_sigmoid: case PD_UNARY_erf: return PD_GRAIN / 2;
         default: return PD_GRAIN;
     }
 }

@@ -101,6 +101,11 @@ static void move(const pd_loop *l, int k, cursor c, char *tile, int64_t n, int s
 
 static void convert(pd_row f, int64_t n, char *to, char *from) { f(n, 1.0, (char *const[]){to, from}); }
 
+static void run_row(const pd_rows *r, int64_t n, char *const *at) {
+    if (r->with) r->with(n, r->params, at);
+    else r->row(n, r->a, at);
+}
+
 static void run_range(void *ctx, int64_t begin, int64_t end) {
     const plan *p = ctx;
     const pd_rows *r = p->r;
@@ -108,7 +113,7 @@ static void run_range(void *ctx, int64_t begin, int64_t end) {
     char *at[PD_MAX_OPERANDS];
     if (!p->tiled) {
         for (int k = 0; k < l->nop; k++) at[k] = l->ptr[k] + begin * r->size[k];
-        r->row(end - begin, r->a, at);
+        run_row(r, end - begin, at);
         return;
     }
     char tiles[PD_MAX_OPERANDS][PD_TILE * 8 + TILE_BYTES] __attribute__((aligned(64))); /* [converted | as in memory] */
@@ -146,7 +151,7 @@ static void run_range(void *ctx, int64_t begin, int64_t end) {
             filled[k] = repeat ? here : NULL;
             copies[k] = many;
         }
-        r->row(n, r->a, at);
+        run_row(r, n, at);
         if (r->load[0]) convert(r->load[0], n, raw[0], at[0]);
         if (raw[0] == tiles[0] + (r->load[0] ? PD_TILE * 8 : 0)) move(l, 0, c, raw[0], n, r->size[0], true);
         i += n;

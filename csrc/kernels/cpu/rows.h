@@ -17,9 +17,14 @@
 
 #include "kernels/cpu/isa.h"
 
+/* A row with several numbers: pointwise.def's. */
+typedef void (*pd_row_with)(int64_t n, const double *params, char *const *p);
+
 typedef struct pd_rows {
     const pd_loop *loop;
-    pd_row row;
+    pd_row row;                       /* or, with parameters: */
+    pd_row_with with;
+    const double *params;
     double a;
     int64_t grain;                    /* elements under which it stays serial; 0: PD_GRAIN */
     uint8_t size[PD_MAX_OPERANDS];    /* bytes of an element in memory */

@@ -6,10 +6,12 @@
 /* Declarations of the same signature as the table's members. */
 #define ENTRY(name) extern __typeof__(*((pd_cpu_table *)0)->name) PD_SUFFIXED(pd_cpu_##name);
 #define ENTRIES(M)                                                                                                    \
-    M(unary) M(unary_grad) M(binary) M(binary_grad) M(compare) M(where) M(copy) M(fill) M(range) M(fold) M(arg)       \
+    M(unary) M(unary_grad) M(binary) M(binary_grad) M(compare) M(pointwise) M(where) M(copy) M(fill) M(range)          \
+    M(fold) M(arg)                                                                                                    \
     M(topk) M(topk_scratch) M(softmax) M(softmax_grad) M(labels_check) M(nll) M(nll_grad) M(xent) M(xent_grad)        \
     M(dropout) M(uniform) M(normal) M(randint) M(bernoulli) M(randperm) M(take) M(put) M(put_add)                     \
     M(batch_norm_train) M(batch_norm_eval) M(batch_norm_grad)                                                         \
+    M(row_norm) M(row_norm_grad) M(row_norm_scratch)                                                                  \
     M(max_pool) M(max_pool_grad) M(max_pool_take) M(max_pool_index) M(avg_pool) M(avg_pool_grad)                      \
     M(sgd) M(adam) M(adadelta) M(rmsprop) M(adagrad) M(sum_squares) M(scale)                                          \
     M(gemm) M(gemm_scratch)
