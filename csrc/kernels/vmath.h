@@ -199,9 +199,16 @@ VM double vm_log2(double x) {
     double f, k = vm_log_split(x, &f);
     return vm_log_special(x, VM_FMA(vm_log(1.0 + f), 0x1.71547652b82fep+0, k));
 }
-VM float vm_log2f(float x) { return (float)vm_log2((double)x); }
+VM float vm_log2f(float x) {
+    float up = x < 0x1p-126f ? x * 0x1p23f : x, less = x < 0x1p-126f ? -23.0f : 0.0f;
+    uint32_t i = vm_bitsf(up) + (0x3f800000u - 0x3f3504f3u);
+    float k = (float)((int32_t)(i >> 23) - 127) + less;
+    float r = VM_FMAF(vm_logf(vm_floatf((i & 0x7fffffu) + 0x3f3504f3u)), 0x1.715476p+0f, k);
+    r = x < VM_INFF ? r : x;
+    return x > 0.0f ? r : (x == 0.0f ? -VM_INFF : VM_NANF);
+}
 VM double vm_log10(double x) { return vm_log(x) * 0x1.bcb7b1526e50ep-2; }
-VM float vm_log10f(float x) { return (float)vm_log10((double)x); }
+VM float vm_log10f(float x) { return vm_logf(x) * 0x1.bcb7b2p-2f; }
 
 /* ---- tanh, sigmoid ---- */
 
