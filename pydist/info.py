@@ -2,19 +2,37 @@
 
 import os
 import platform
+from shutil import which
 
 from pydist import _C, __version__
 from pydist._onednn import candidates
 
 
+def _instruction_sets():
+    return ("portable", "avx2", "avx512") if platform.machine().lower() in ("x86_64", "amd64") else ("portable",)
+
+
+def _library(name):
+    from ctypes.util import find_library
+
+    return find_library(name)
+
+
+def _found(what, where):
+    return f"{what}: {where or 'not here'}"
+
+
 def lines():
     """The report, line by line."""
     yield f"pydist {__version__}, Python {platform.python_version()}, {platform.platform()}"
-    yield f"instruction set: {_C.isa()}"
+    yield f"compiler: {_C.compiler()}"
+    yield f"instruction set: {_C.isa()} of {', '.join(_instruction_sets())} on {platform.machine()}"
     yield f"threads: {_C.get_num_threads()} of {len(os.sched_getaffinity(0))} cores"
     version = _C.onednn_version()
     yield f"oneDNN: {version or 'not there (portable kernels); looked for ' + ', '.join(candidates())}"
-    yield "environment:"
+    yield f"CUDA: not in this build ({_found('driver', _library('cuda'))}, {_found('nvcc', which('nvcc'))})"
+    yield f"MPI: not in this build ({_found('mpirun', which('mpirun'))}, {_found('mpicc', which('mpicc'))})"
+    yield "environment (PYDIST_... variables, their values here, what they mean):"
     for name, value, text in _C.flags():
         yield f"  {name}={value}  {text}"
 

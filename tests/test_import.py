@@ -1,6 +1,9 @@
 """Importing costs little and touches nothing; every documented example is true."""
 
 import doctest
+import os
+import platform
+import re
 import subprocess
 import sys
 import threading
@@ -9,10 +12,16 @@ import conftest
 import pytest
 
 import pydist
+from pydist import _C
 
 
 def run(code):
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    return run_with(code)
+
+
+def run_with(code, **environment):
+    env = {**os.environ, **environment}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=env)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -56,7 +65,13 @@ def test_all_modules_import():
 
 def test_info_names_the_build():
     text = run("import runpy; runpy.run_module('pydist.info', run_name='__main__')")
-    assert pydist.__version__ in text and "PYDIST_LOG=" in text and "oneDNN:" in text
+    assert text.startswith(f"pydist {pydist.__version__}, Python {platform.python_version()}")
+    for name in ("compiler", "instruction set", "threads", "oneDNN", "CUDA", "MPI"):
+        assert re.search(rf"^{name}: \S", text, re.M), name
+    assert _C.compiler() in text and f"instruction set: {_C.isa()} " in text
+    flags = _C.flags()
+    assert flags and all(f"  {name}={value}  {help_}" in text for name, value, help_ in flags)
+    assert re.search("PYDIST_LOG=2 ", run_with("import pydist.info as i; print(*i.lines(), sep='\\n')", PYDIST_LOG="2"))
 
 
 def test_grad_modes():

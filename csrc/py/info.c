@@ -73,7 +73,11 @@ static PyObject *isa(PyObject *module, PyObject *unused) {
 
 static PyObject *compiler(PyObject *module, PyObject *unused) {
     (void)module, (void)unused;
-    return PyUnicode_FromString(__VERSION__);
+#ifdef __clang__
+    return PyUnicode_FromString(__VERSION__); /* begins with its name */
+#else
+    return PyUnicode_FromString("gcc " __VERSION__);
+#endif
 }
 
 static PyObject *get_num_threads(PyObject *module, PyObject *unused) {
