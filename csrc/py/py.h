@@ -65,6 +65,15 @@ static inline pd_tensor *pd_py_tensor(PyObject *o) { return ((pd_pytensor *)o)->
 /* The tensor, or a TypeError naming op and argument. */
 pd_tensor *pd_py_expect_tensor(PyObject *o, const char *op, const char *arg);
 PyObject *pd_py_size(int ndim, const int64_t *size);
+PyObject *pd_py_make_subclass(PyObject *unused, PyObject *args);
+
+/* ---- attributes.c, methods.c, operators.c: what Tensor has ---- */
+extern PyGetSetDef pd_py_tensor_getset[];
+extern PyMethodDef pd_py_tensor_methods[];
+extern const PyType_Slot pd_py_tensor_operators[];
+int pd_py_set_requires_grad(PyObject *self, PyObject *value);
+PyObject *pd_py_item(const pd_tensor *t); /* its first element as a Python number */
+PyObject *pd_py_tensor_repr(PyObject *self);
 
 /* ---- collect.c: what Python's cycle collector sees of tensors and nodes; for tp_traverse ---- */
 int pd_py_visit_wrapper(pd_pytensor *self, visitproc visit, void *arg);

@@ -1,0 +1,144 @@
+/* Tensor's attributes. */
+#include "py/py.h"
+
+#define T pd_tensor *t = pd_py_tensor(self)
+#define GETTER(name) static PyObject *get_##name(PyObject *self, void *unused)
+
+GETTER(shape) { (void)unused; T; return pd_py_size(t->ndim, t->size); }
+GETTER(dtype) { (void)unused; T; return Py_NewRef(pd_py.dtypes[t->dtype]); }
+GETTER(device) { (void)self, (void)unused; return Py_NewRef(pd_py.cpu); }
+GETTER(ndim) { (void)unused; T; return PyLong_FromLong(t->ndim); }
+GETTER(version) {
+    (void)unused;
+    T;
+    if (t->storage->inference) return PyErr_Format(PyExc_RuntimeError, "_version: an inference tensor keeps no version");
+    return PyLong_FromUnsignedLong(pd_tensor_version(t));
+}
+GETTER(requires_grad) { (void)unused; T; return PyBool_FromLong(pd_tensor_wants_grad(t)); }
+GETTER(base) { (void)unused; T; return pd_py_wrap(t->base); }
+
+GETTER(is_leaf) {
+    pd_node *fn;
+    int index;
+    T;
+    (void)unused;
+    PD_PY_TRY(pd_tensor_history(t, &fn, &index));
+    return PyBool_FromLong(!fn);
+}
+
+GETTER(grad_fn) {
+    pd_node *fn;
+    int index;
+    T;
+    (void)unused;
+    PD_PY_TRY(pd_tensor_history(t, &fn, &index));
+    return pd_py_node(fn);
+}
+
+GETTER(grad) { (void)unused; T; return pd_py_wrap(t->meta ? t->meta->grad : NULL); }
+
+static int set_grad(PyObject *self, PyObject *value, void *unused) {
+    T;
+    pd_meta *m = NULL;
+    pd_tensor *g = NULL;
+    (void)unused;
+    if (value && value != Py_None) {
+        if (!(g = pd_py_expect_tensor(value, "grad", "the gradient"))) return -1;
+        if (!pd_tensor_same_shape(g, t) || g->dtype != t->dtype || g == t) {
+            PyErr_Format(PyExc_RuntimeError, "grad: got %s of shape %s (expected another tensor, %s of shape %s)", pd_dtype_name((pd_dtype)g->dtype),
+                         pd_tensor_shape(g), pd_dtype_name((pd_dtype)t->dtype), pd_tensor_shape(t));
+            return -1;
+        }
+        pd_tensor_retain(g);
+    }
+    if (!g && !t->meta) return 0;
+    PD_PY_TRY_INT(pd_meta_get(t, &m));
+    pd_tensor_release(m->grad);
+    m->grad = g;
+    return 0;
+}
+
+int pd_py_set_requires_grad(PyObject *self, PyObject *value) {
+    T;
+    int want = value ? PyObject_IsTrue(value) : 0;
+    if (want < 0) return -1;
+    if (t->meta && t->meta->grad_fn && !want) {
+        PyErr_SetString(PyExc_RuntimeError, "requires_grad can be changed on leaf tensors only (expected detach())");
+        return -1;
+    }
+    if (want && !pd_dtype_is_float((pd_dtype)t->dtype)) {
+        PyErr_Format(PyExc_RuntimeError, "only floating tensors can require gradients, got %s", pd_dtype_name((pd_dtype)t->dtype));
+        return -1;
+    }
+    if (want && t->storage->inference && !pd_inference_mode) {
+        PyErr_SetString(PyExc_RuntimeError, "requires_grad: an inference tensor cannot require grad outside inference mode (expected clone() first)");
+        return -1;
+    }
+    if (!(t->meta && t->meta->grad_fn)) t->requires_grad = want;
+    return 0;
+}
+
+static int set_requires_grad(PyObject *self, PyObject *value, void *unused) {
+    (void)unused;
+    return pd_py_set_requires_grad(self, value);
+}
+
+GETTER(data) {
+    pd_tensor *a;
+    T;
+    (void)unused;
+    PD_PY_TRY(pd_tensor_alias(t, true, &a));
+    return pd_py_wrap_new(a);
+}
+
+static int set_data(PyObject *self, PyObject *value, void *unused) {
+    T;
+    (void)unused;
+    pd_tensor *from = value ? pd_py_expect_tensor(value, "data", "the value") : NULL;
+    if (!from) {
+        if (!PyErr_Occurred()) PyErr_SetString(PyExc_AttributeError, "data cannot be deleted");
+        return -1;
+    }
+    if (from->dtype != t->dtype && t->meta && (t->meta->grad || t->meta->home)) {
+        PyErr_Format(PyExc_RuntimeError, "data: %s cannot become %s while there is a gradient", pd_dtype_name((pd_dtype)t->dtype), pd_dtype_name((pd_dtype)from->dtype));
+        return -1;
+    }
+    pd_tensor *copy; /* takes the geometry and memory of `from`; keeps its own history */
+    PD_PY_TRY_INT(pd_tensor_alias(from, true, &copy));
+    pd_storage *storage = t->storage;
+    pd_version *version = t->version;
+    t->storage = copy->storage, copy->storage = storage;
+    t->version = copy->version, copy->version = version;
+    t->dtype = copy->dtype, t->ndim = copy->ndim, t->offset = copy->offset, t->numel = copy->numel;
+    memcpy(t->size, copy->size, sizeof(int64_t) * (size_t)copy->ndim);
+    memcpy(t->stride, copy->stride, sizeof(int64_t) * (size_t)copy->ndim);
+    pd_tensor_release(copy);
+    return 0;
+}
+
+GETTER(T) {
+    T;
+    pd_tensor *out;
+    pd_ints dims = {.n = t->ndim};
+    (void)unused;
+    for (int d = 0; d < t->ndim; d++) dims.v[d] = t->ndim - 1 - d;
+    PD_PY_TRY(pd_call1(PD_OP_permute, t, &dims, &out));
+    return pd_py_wrap_new(out);
+}
+
+PyGetSetDef pd_py_tensor_getset[] = {
+    {"shape", get_shape, NULL, "The sizes, a Size.", NULL},
+    {"dtype", get_dtype, NULL, "The element type.", NULL},
+    {"device", get_device, NULL, "Where the memory lies.", NULL},
+    {"ndim", get_ndim, NULL, "How many dimensions.", NULL},
+    {"_version", get_version, NULL, "In-place writes so far, shared by all views.", NULL},
+    {"_base", get_base, NULL, "The tensor that this is a view of, or None.", NULL},
+    {"requires_grad", get_requires_grad, set_requires_grad, "Whether gradients are wanted; settable on leaves.", NULL},
+    {"is_leaf", get_is_leaf, NULL, "True where no recorded op made this tensor.", NULL},
+    {"grad_fn", get_grad_fn, NULL, "The node of the tape that made this tensor, or None.", NULL},
+    {"grad", get_grad, set_grad, "The gradient that backward accumulated, or None.", NULL},
+    {"data", get_data, set_data, "The same memory without history, with a version counter of its own.", NULL},
+    {"T", get_T, NULL, "The dimensions in reverse order.", NULL},
+    {"__dict__", PyObject_GenericGetDict, PyObject_GenericSetDict, NULL, NULL},
+    {0},
+};

@@ -1,0 +1,296 @@
+/* Tensor's methods that are no ops of the table. */
+#include "base/mem.h"
+#include "py/py.h"
+
+#define T pd_tensor *t = pd_py_tensor(self)
+#define METHOD(name) static PyObject *m_##name(PyObject *self, PyObject *args)
+
+METHOD(size) {
+    T;
+    int dim;
+    if (PyTuple_GET_SIZE(args) == 0) return pd_py_size(t->ndim, t->size);
+    int64_t d;
+    if (!pd_py_int(PyTuple_GET_ITEM(args, 0), "size", "dim", &d)) return NULL;
+    PD_PY_TRY(pd_shape_dim("size", d, t->ndim, &dim));
+    if (t->ndim == 0) return PyErr_Format(pd_py.E_DIM, "size: a 0-d tensor has no dimension %lld", (long long)d);
+    return PyLong_FromLongLong(t->size[dim]);
+}
+
+METHOD(stride) {
+    T;
+    int dim;
+    if (PyTuple_GET_SIZE(args) == 0) {
+        PyObject *tuple = PyTuple_New(t->ndim);
+        for (int i = 0; tuple && i < t->ndim; i++) PyTuple_SET_ITEM(tuple, i, PyLong_FromLongLong(t->stride[i]));
+        return tuple;
+    }
+    int64_t d;
+    if (!pd_py_int(PyTuple_GET_ITEM(args, 0), "stride", "dim", &d)) return NULL;
+    PD_PY_TRY(pd_shape_dim("stride", d, t->ndim, &dim));
+    return PyLong_FromLongLong(t->ndim ? t->stride[dim] : 1);
+}
+
+METHOD(dim) { (void)args; T; return PyLong_FromLong(t->ndim); }
+METHOD(numel) { (void)args; T; return PyLong_FromLongLong(t->numel); }
+METHOD(element_size) { (void)args; T; return PyLong_FromSize_t(pd_dtype_size((pd_dtype)t->dtype)); }
+METHOD(storage_offset) { (void)args; T; return PyLong_FromLongLong(t->offset); }
+METHOD(data_ptr) { (void)args; T; return PyLong_FromVoidPtr(pd_tensor_data(t)); }
+METHOD(is_contiguous) { (void)args; T; return PyBool_FromLong(pd_tensor_is_contiguous(t)); }
+METHOD(is_inference) { (void)args; T; return PyBool_FromLong(t->storage->inference); }
+METHOD(is_floating_point) { (void)args; T; return PyBool_FromLong(pd_dtype_is_float((pd_dtype)t->dtype)); }
+
+PyObject *pd_py_item(const pd_tensor *t) {
+    pd_scalar s;
+    pd_item(t, &s);
+    if (s.cat == PD_CAT_BOOL) return PyBool_FromLong(s.i != 0);
+    return s.cat == PD_CAT_INT ? PyLong_FromLongLong(s.i) : PyFloat_FromDouble(s.d);
+}
+
+METHOD(item) {
+    (void)args;
+    T;
+    if (t->numel != 1) return PyErr_Format(PyExc_RuntimeError, "item: a tensor of shape %s has %lld elements (expected 1)", pd_tensor_shape(t), (long long)t->numel);
+    return pd_py_item(t);
+}
+
+static PyObject *to_list(const pd_tensor *t, int dim, int64_t offset) {
+    if (dim == t->ndim) {
+        pd_tensor one = *t;
+        one.offset = offset;
+        return pd_py_item(&one);
+    }
+    PyObject *list = PyList_New((Py_ssize_t)t->size[dim]);
+    for (int64_t i = 0; list && i < t->size[dim]; i++) {
+        PyObject *o = to_list(t, dim + 1, offset + i * t->stride[dim]);
+        if (!o) Py_CLEAR(list);
+        else PyList_SET_ITEM(list, (Py_ssize_t)i, o);
+    }
+    return list;
+}
+
+METHOD(tolist) { (void)args; T; return to_list(t, 0, t->offset); }
+
+METHOD(contiguous) {
+    (void)args;
+    T;
+    pd_tensor *out;
+    PD_PY_TRY(pd_contiguous(t, &out));
+    return pd_py_wrap_new(out);
+}
+
+METHOD(detach) {
+    (void)args;
+    T;
+    pd_tensor *out;
+    PD_PY_TRY(pd_tensor_alias(t, false, &out));
+    return pd_py_wrap_new(out);
+}
+
+METHOD(detach_) {
+    (void)args;
+    T;
+    if (t->base) return PyErr_Format(PyExc_RuntimeError, "detach_: this is a view (expected detach())");
+    if (t->meta) {
+        pd_node_release(t->meta->grad_fn);
+        t->meta->grad_fn = NULL;
+    }
+    t->requires_grad = false;
+    return Py_NewRef(self);
+}
+
+static PyObject *m_requires_grad_(PyObject *self, PyObject *args) {
+    PyObject *want = Py_True;
+    if (!PyArg_ParseTuple(args, "|O:requires_grad_", &want) || pd_py_set_requires_grad(self, want)) return NULL;
+    return Py_NewRef(self);
+}
+
+static PyObject *cast_to(PyObject *self, pd_dtype dtype, bool copy) {
+    T;
+    pd_tensor *out;
+    pd_cast_attrs a = {dtype};
+    if (t->dtype == (int)dtype && !copy) return Py_NewRef(self);
+    PD_PY_TRY(t->dtype == (int)dtype ? pd_call1(PD_OP_clone, t, NULL, &out) : pd_call1(PD_OP_cast, t, &a, &out));
+    return pd_py_wrap_new(out);
+}
+
+#define CAST(name, dt) METHOD(name) { (void)args; return cast_to(self, dt, false); }
+CAST(float, PD_F32) CAST(double, PD_F64) CAST(half, PD_F16) CAST(bfloat16, PD_BF16) CAST(long, PD_I64) CAST(int, PD_I32)
+static PyObject *m_boolean(PyObject *self, PyObject *args) {
+    (void)args;
+    return cast_to(self, PD_BOOL, false);
+}
+METHOD(cpu) { (void)args; return Py_NewRef(self); }
+
+static PyObject *m_to(PyObject *self, PyObject *args, PyObject *kwargs) {
+    T;
+    int64_t dtype = t->dtype;
+    bool copy = false;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(args); i++) {
+        PyObject *o = PyTuple_GET_ITEM(args, i);
+        if (pd_py_is_tensor(o)) dtype = pd_py_tensor(o)->dtype;
+        else if (PyUnicode_Check(o) || o == pd_py.cpu) {
+            if (!pd_py_device(o, "to")) return NULL;
+        } else if (PyBool_Check(o)) {
+            if (i == 3 || (i == 2 && PyTuple_GET_SIZE(args) == 3)) copy = o == Py_True; /* non_blocking, copy */
+        } else if (o != Py_None && !pd_py_dtype(o, "to", "dtype", &dtype)) return NULL;
+    }
+    PyObject *key, *value;
+    for (Py_ssize_t at = 0; kwargs && PyDict_Next(kwargs, &at, &key, &value);) {
+        if (!PyUnicode_CompareWithASCIIString(key, "dtype")) {
+            if (value != Py_None && !pd_py_dtype(value, "to", "dtype", &dtype)) return NULL;
+        } else if (!PyUnicode_CompareWithASCIIString(key, "device")) {
+            if (!pd_py_device(value, "to")) return NULL;
+        } else if (!PyUnicode_CompareWithASCIIString(key, "copy")) copy = PyObject_IsTrue(value) == 1;
+        else if (PyUnicode_CompareWithASCIIString(key, "non_blocking") && PyUnicode_CompareWithASCIIString(key, "other"))
+            return PyErr_Format(PyExc_TypeError, "to: unexpected keyword argument %R", key);
+    }
+    return cast_to(self, (pd_dtype)dtype, copy);
+}
+
+METHOD(type_as) {
+    pd_tensor *other = PyTuple_GET_SIZE(args) == 1 ? pd_py_expect_tensor(PyTuple_GET_ITEM(args, 0), "type_as", "other") : NULL;
+    if (!other) return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_TypeError, "type_as: expected one tensor");
+    return cast_to(self, (pd_dtype)other->dtype, false);
+}
+
+METHOD(copy_) {
+    PyObject *src;
+    int non_blocking;
+    T;
+    if (!PyArg_ParseTuple(args, "O!|p:copy_", pd_py.Tensor, &src, &non_blocking)) return NULL;
+    PD_PY_TRY(pd_engine.write(t, pd_py_tensor(src)));
+    return Py_NewRef(self);
+}
+
+METHOD(zero_) {
+    (void)args;
+    T;
+    pd_scalar zero = {.cat = PD_CAT_INT};
+    PD_PY_TRY(pd_apply_into(PD_DEF(fill), &t, 1, &zero, t));
+    return Py_NewRef(self);
+}
+
+METHOD(t) {
+    (void)args;
+    T;
+    if (t->ndim > 2) return PyErr_Format(pd_py.E_SHAPE, "t: shape %s (expected at most 2 dimensions)", pd_tensor_shape(t));
+    return PyObject_GetAttrString(self, "T");
+}
+
+METHOD(expand_as) {
+    T;
+    pd_tensor *other = PyTuple_GET_SIZE(args) == 1 ? pd_py_expect_tensor(PyTuple_GET_ITEM(args, 0), "expand_as", "other") : NULL, *out;
+    if (!other) return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_TypeError, "expand_as: expected one tensor");
+    pd_ints size = {.n = other->ndim};
+    memcpy(size.v, other->size, sizeof(int64_t) * (size_t)other->ndim);
+    PD_PY_TRY(pd_call1(PD_OP_expand, t, &size, &out));
+    return pd_py_wrap_new(out);
+}
+
+METHOD(index_put_) {
+    PyObject *indices, *values, *seq;
+    int accumulate = 0;
+    T;
+    pd_tensor **list;
+    Py_ssize_t n;
+    if (!PyArg_ParseTuple(args, "OO!|p:index_put_", &indices, pd_py.Tensor, &values, &accumulate)) return NULL;
+    if (!pd_py_tensors(indices, "index_put_", "indices", &seq, &list, &n)) return NULL;
+    pd_status status = pd_index_put(t, list, (int)n, pd_py_tensor(values), accumulate);
+    pd_free(list);
+    Py_DECREF(seq);
+    return status ? pd_py_raise(status) : Py_NewRef(self);
+}
+
+static PyObject *call_helper(const char *name, PyObject *self) { /* pydist._tensor: what reads better in Python */
+    PyObject *module = PyImport_ImportModule("pydist._tensor");
+    PyObject *result = module ? PyObject_CallMethod(module, name, "O", self) : NULL;
+    Py_XDECREF(module);
+    return result;
+}
+
+PyObject *pd_py_tensor_repr(PyObject *self) { return call_helper("tensor_repr", self); }
+METHOD(reduce_ex) { (void)args; return call_helper("reduce", self); }
+METHOD(deepcopy) {
+    PyObject *module = PyImport_ImportModule("pydist._tensor"), *memo = PyTuple_GET_SIZE(args) ? PyTuple_GET_ITEM(args, 0) : Py_None;
+    PyObject *result = module ? PyObject_CallMethod(module, "deepcopy", "OO", self, memo) : NULL;
+    Py_XDECREF(module);
+    return result;
+}
+
+METHOD(register_hook) { return PyTuple_GET_SIZE(args) == 1 ? pd_py_register_hook(self, PyTuple_GET_ITEM(args, 0)) : PyErr_Format(PyExc_TypeError, "register_hook: expected one function"); }
+METHOD(register_post) { return PyTuple_GET_SIZE(args) == 1 ? pd_py_register_post_hook(self, PyTuple_GET_ITEM(args, 0)) : PyErr_Format(PyExc_TypeError, "register_post_accumulate_grad_hook: expected one function"); }
+
+METHOD(retain_grad) {
+    T;
+    (void)args;
+    if (!pd_tensor_wants_grad(t)) return PyErr_Format(PyExc_RuntimeError, "retain_grad: the tensor does not require grad");
+    PD_PY_TRY(pd_tensor_retain_grad(t));
+    Py_RETURN_NONE;
+}
+
+METHOD(format) {
+    PyObject *spec, *item, *result;
+    T;
+    if (!PyArg_ParseTuple(args, "U:__format__", &spec)) return NULL;
+    if (t->ndim) return PyObject_CallMethod((PyObject *)&PyBaseObject_Type, "__format__", "OO", self, spec);
+    item = pd_py_item(t);
+    result = item ? PyObject_Format(item, spec) : NULL;
+    Py_XDECREF(item);
+    return result;
+}
+
+METHOD(copy) { (void)args; return call_helper("shallow_copy", self); }
+
+PyMethodDef pd_py_tensor_methods[] = {
+    {"_make_subclass", pd_py_make_subclass, METH_VARARGS | METH_STATIC, "_make_subclass(cls, data, requires_grad=False): data's memory as an instance of cls."},
+    {"size", m_size, METH_VARARGS, "size(dim=None)\n\nThe sizes, or one of them."},
+    {"stride", m_stride, METH_VARARGS, "stride(dim=None)\n\nThe strides in elements, or one of them."},
+    {"dim", m_dim, METH_NOARGS, "dim()\n\nHow many dimensions."},
+    {"numel", m_numel, METH_NOARGS, "numel()\n\nHow many elements."},
+    {"nelement", m_numel, METH_NOARGS, "nelement()\n\nHow many elements."},
+    {"element_size", m_element_size, METH_NOARGS, "element_size()\n\nBytes of one element."},
+    {"storage_offset", m_storage_offset, METH_NOARGS, "storage_offset()\n\nElements before this view's first one."},
+    {"share_memory_", pd_py_share_memory, METH_NOARGS,
+     "share_memory_()\n\nMoves the tensor, and all that are views of the same memory, to where other processes can map it. Arrays made\n"
+     "from them before keep the old memory, as it was."},
+    {"is_shared", pd_py_is_shared, METH_NOARGS, "is_shared()\n\nWhether other processes can map the tensor's memory."},
+    {"data_ptr", m_data_ptr, METH_NOARGS, "data_ptr()\n\nAddress of the first element."},
+    {"is_contiguous", m_is_contiguous, METH_NOARGS, "is_contiguous()\n\nTrue where the elements lie in C order without gaps."},
+    {"is_floating_point", m_is_floating_point, METH_NOARGS, "is_floating_point()\n\nTrue for floating dtypes."},
+    {"is_inference", m_is_inference, METH_NOARGS, "is_inference()\n\nWhether the memory was made in inference mode."},
+    {"item", m_item, METH_NOARGS, "item()\n\nThe one element as a Python number."},
+    {"tolist", m_tolist, METH_NOARGS, "tolist()\n\nNested lists of Python numbers."},
+    {"contiguous", m_contiguous, METH_NOARGS, "contiguous()\n\nThis tensor, or a contiguous copy."},
+    {"detach", m_detach, METH_NOARGS, "detach()\n\nThe same memory without history."},
+    {"detach_", m_detach_, METH_NOARGS, "detach_()\n\nForgets the history of this tensor."},
+    {"requires_grad_", m_requires_grad_, METH_VARARGS, "requires_grad_(requires_grad=True)\n\nAsks for gradients."},
+    {"float", m_float, METH_NOARGS, "float()\n\nAs float32."},
+    {"double", m_double, METH_NOARGS, "double()\n\nAs float64."},
+    {"half", m_half, METH_NOARGS, "half()\n\nAs float16."},
+    {"bfloat16", m_bfloat16, METH_NOARGS, "bfloat16()\n\nAs bfloat16."},
+    {"long", m_long, METH_NOARGS, "long()\n\nAs int64."},
+    {"int", m_int, METH_NOARGS, "int()\n\nAs int32."},
+    {"bool", m_boolean, METH_NOARGS, "bool()\n\nAs bool: nonzero is True."},
+    {"cpu", m_cpu, METH_NOARGS, "cpu()\n\nOn the CPU."},
+    {"to", (PyCFunction)(void (*)(void))m_to, METH_VARARGS | METH_KEYWORDS, "to(dtype | device | other, ...)\n\nIn another dtype or on another device."},
+    {"type_as", m_type_as, METH_VARARGS, "type_as(other)\n\nIn other's dtype."},
+    {"copy_", m_copy_, METH_VARARGS, "copy_(src, non_blocking=False)\n\nWrites src, broadcast and converted, into this tensor."},
+    {"zero_", m_zero_, METH_NOARGS, "zero_()\n\nWrites zeros."},
+    {"t", m_t, METH_NOARGS, "t()\n\nThe transpose of a matrix."},
+    {"expand_as", m_expand_as, METH_VARARGS, "expand_as(other)\n\nBroadcast to other's shape."},
+    {"index_put_", m_index_put_, METH_VARARGS, "index_put_(indices, values, accumulate=False)\n\nself[indices] = values (+=), in place."},
+    {"numpy", pd_py_numpy, METH_VARARGS, "numpy()\n\nA NumPy array over the same memory."},
+    {"backward", (PyCFunction)(void (*)(void))pd_py_tensor_backward, METH_VARARGS | METH_KEYWORDS,
+     "backward(gradient=None, retain_graph=None, create_graph=False, inputs=None)\n\nAdds the gradients of this tensor to the .grad of the leaves."},
+    {"register_hook", m_register_hook, METH_VARARGS, "register_hook(hook)\n\nhook(grad) -> Tensor or None, called when this tensor's gradient is known."},
+    {"register_post_accumulate_grad_hook", m_register_post, METH_VARARGS, "register_post_accumulate_grad_hook(hook)\n\nhook(leaf), called after .grad is written."},
+    {"retain_grad", m_retain_grad, METH_NOARGS, "retain_grad()\n\nKeeps .grad of a tensor that is not a leaf."},
+    {"__dlpack__", (PyCFunction)(void (*)(void))pd_py_dlpack, METH_VARARGS | METH_KEYWORDS,
+     "__dlpack__(*, stream=None, max_version=None, dl_device=None, copy=None)\n\nA DLPack capsule over the memory; versioned where max_version is at least (1, 0)."},
+    {"__dlpack_device__", pd_py_dlpack_device, METH_NOARGS, "__dlpack_device__()\n\n(1, 0): the CPU."},
+    {"__reduce_ex__", m_reduce_ex, METH_VARARGS, NULL},
+    {"__deepcopy__", m_deepcopy, METH_VARARGS, NULL},
+    {"__copy__", m_copy, METH_NOARGS, NULL},
+    {"__format__", m_format, METH_VARARGS, NULL},
+    {0},
+};

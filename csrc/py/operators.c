@@ -1,0 +1,123 @@
+/* Tensor's operators: arithmetic, comparison, truth, length, iteration. */
+#include "py/py.h"
+
+#define T pd_tensor *t = pd_py_tensor(self)
+#define BINARY(name) static PyObject *nb_##name(PyObject *a, PyObject *b) { return pd_py_binary(PD_OP_##name, a, b); } \
+                     static PyObject *nb_i##name(PyObject *a, PyObject *b) { return pd_py_inplace(PD_OP_##name, a, b); }
+BINARY(add) BINARY(sub) BINARY(mul) BINARY(div)
+static PyObject *nb_pow(PyObject *a, PyObject *b, PyObject *mod) {
+    if (mod != Py_None) return PyErr_Format(PyExc_TypeError, "pow: a modulus is not supported");
+    return pd_py_binary(PD_OP_pow, a, b);
+}
+static PyObject *nb_and(PyObject *a, PyObject *b) { return pd_py_binary(PD_OP_logical_and, a, b); }
+static PyObject *nb_or(PyObject *a, PyObject *b) { return pd_py_binary(PD_OP_logical_or, a, b); }
+static PyObject *nb_neg(PyObject *a) { return pd_py_unary(PD_OP_neg, a); }
+static PyObject *nb_abs(PyObject *a) { return pd_py_unary(PD_OP_abs, a); }
+static PyObject *nb_pos(PyObject *a) { return Py_NewRef(a); }
+static PyObject *nb_invert(PyObject *a) {
+    if (pd_py_tensor(a)->dtype != PD_BOOL) return PyErr_Format(pd_py.E_DTYPE, "~: %s (expected bool)", pd_dtype_name((pd_dtype)pd_py_tensor(a)->dtype));
+    PyObject *f = Py_False;
+    return pd_py_binary(PD_OP_eq, a, f);
+}
+
+static PyObject *nb_matmul(PyObject *a, PyObject *b) {
+    pd_tensor *out;
+    if (!pd_py_is_tensor(a) || !pd_py_is_tensor(b)) Py_RETURN_NOTIMPLEMENTED;
+    PD_PY_TRY(pd_call2(PD_OP_matmul, pd_py_tensor(a), pd_py_tensor(b), NULL, &out));
+    return pd_py_wrap_new(out);
+}
+
+static PyObject *only_item(PyObject *self) {
+    T;
+    if (t->numel == 1) return pd_py_item(t);
+    return PyErr_Format(PyExc_RuntimeError, "item: a tensor of shape %s has %lld elements (expected 1)", pd_tensor_shape(t), (long long)t->numel);
+}
+
+static int nb_bool(PyObject *self) {
+    T;
+    pd_scalar s;
+    if (t->numel != 1) {
+        PyErr_Format(PyExc_RuntimeError, "the truth of a tensor of shape %s is ambiguous (expected one element, or any(), all())", pd_tensor_shape(t));
+        return -1;
+    }
+    pd_item(t, &s);
+    return s.cat == PD_CAT_FLOAT ? s.d != 0 : s.i != 0;
+}
+
+static PyObject *nb_int(PyObject *self) {
+    PyObject *item = only_item(self), *result = item ? PyNumber_Long(item) : NULL;
+    Py_XDECREF(item);
+    return result;
+}
+static PyObject *nb_float(PyObject *self) {
+    PyObject *item = only_item(self), *result = item ? PyNumber_Float(item) : NULL;
+    Py_XDECREF(item);
+    return result;
+}
+static PyObject *nb_index(PyObject *self) {
+    T;
+    if (pd_dtype_category((pd_dtype)t->dtype) > PD_CAT_INT || t->numel != 1)
+        return PyErr_Format(PyExc_TypeError, "only integer tensors of one element can be an index, got %s of shape %s", pd_dtype_name((pd_dtype)t->dtype), pd_tensor_shape(t));
+    return only_item(self);
+}
+
+static PyObject *richcompare(PyObject *a, PyObject *b, int op) {
+    static const pd_op_id ops[] = {[Py_LT] = PD_OP_lt, [Py_LE] = PD_OP_le, [Py_EQ] = PD_OP_eq, [Py_NE] = PD_OP_ne, [Py_GT] = PD_OP_gt, [Py_GE] = PD_OP_ge};
+    return pd_py_binary(ops[op], a, b);
+}
+
+static Py_hash_t hash(PyObject *self) { return (Py_hash_t)((uintptr_t)self >> 4); } /* identity: == is elementwise */
+
+static Py_ssize_t length(PyObject *self) {
+    T;
+    if (t->ndim) return (Py_ssize_t)t->size[0];
+    PyErr_SetString(PyExc_TypeError, "len() of a 0-d tensor");
+    return -1;
+}
+
+static PyObject *sequence_item(PyObject *self, Py_ssize_t i) {
+    T;
+    pd_tensor *out;
+    if (t->ndim && i >= t->size[0]) return PyErr_Format(PyExc_IndexError, "index %zd is out of range", i); /* ends iteration */
+    struct { int64_t dim, index; } attrs = {0, i};
+    PD_PY_TRY(pd_call1(PD_OP_select, t, &attrs, &out));
+    return pd_py_wrap_new(out);
+}
+
+static int contains(PyObject *self, PyObject *value) { /* value == self, anywhere */
+    PyObject *equal = pd_py_binary(PD_OP_eq, self, value);
+    pd_reduce_attrs all = {.dim = {.n = -1}, .dtype = PD_NO_DTYPE};
+    pd_tensor *any;
+    pd_scalar found;
+    if (!equal || equal == Py_NotImplemented) {
+        if (equal) PyErr_Format(PyExc_TypeError, "in: %.100s is no tensor or number", Py_TYPE(value)->tp_name);
+        Py_XDECREF(equal);
+        return -1;
+    }
+    pd_status status = pd_call1(PD_OP_any, pd_py_tensor(equal), &all, &any);
+    Py_DECREF(equal);
+    if (status) {
+        pd_py_raise(status);
+        return -1;
+    }
+    pd_item(any, &found);
+    pd_tensor_release(any);
+    return found.i != 0;
+}
+
+static PyObject *iter(PyObject *self) {
+    T;
+    if (t->ndim == 0) return PyErr_Format(PyExc_TypeError, "iteration over a 0-d tensor");
+    return PySeqIter_New(self);
+}
+
+const PyType_Slot pd_py_tensor_operators[] = {
+    {Py_tp_richcompare, richcompare}, {Py_tp_hash, hash}, {Py_tp_iter, iter}, {Py_nb_add, nb_add},
+    {Py_nb_subtract, nb_sub}, {Py_nb_multiply, nb_mul}, {Py_nb_true_divide, nb_div}, {Py_nb_power, nb_pow},
+    {Py_nb_matrix_multiply, nb_matmul}, {Py_nb_negative, nb_neg}, {Py_nb_positive, nb_pos}, {Py_nb_absolute, nb_abs},
+    {Py_nb_invert, nb_invert}, {Py_nb_and, nb_and}, {Py_nb_or, nb_or}, {Py_nb_inplace_add, nb_iadd},
+    {Py_nb_inplace_subtract, nb_isub}, {Py_nb_inplace_multiply, nb_imul}, {Py_nb_inplace_true_divide, nb_idiv},
+    {Py_nb_bool, nb_bool}, {Py_nb_int, nb_int}, {Py_nb_float, nb_float}, {Py_nb_index, nb_index},
+    {Py_mp_length, length}, {Py_mp_subscript, pd_py_getitem}, {Py_mp_ass_subscript, pd_py_setitem},
+    {Py_sq_item, sequence_item}, {Py_sq_length, length}, {Py_sq_contains, contains}, {0},
+};
