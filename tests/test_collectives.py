@@ -324,7 +324,7 @@ def test_bad_objects():
         (lambda: dist.all_gather_object((None,), 1), "object_list has tuple (expected a list of 1)"),
         (lambda: dist.broadcast_object_list([], 0), "object_list is [] (expected a list of at least one entry)"),
         (lambda: dist.scatter_object_list([], [1]), "scatter_object_output_list (expected"),
-        (lambda: dist.scatter_object_list([None], None), "scatter_object_input_list has NoneType (expected a list of 1)"),
+        (lambda: dist.scatter_object_list([None], None), "scatter_object_input_list has NoneType"),
         (lambda: dist.gather_object(1, None), "object_gather_list has NoneType"),
         (lambda: dist.gather_object(1, [1], dst=0, group_dst=0), "exactly one of dst and group_dst"),
         (lambda: dist.reduce(pydist.ones(1)), "reduce: exactly one of dst and group_dst"),

@@ -269,8 +269,8 @@ except (dist.DistError, TimeoutError) as error:
     print(type(error).__name__, error)
 """
     for rank, expected in ((0, "rank 1"), (1, "rank 1 found no rank 0 at tcp://127.0.0.1:")):
-        done = subprocess.run([sys.executable, "-c", program.replace("RANK", str(rank))], capture_output=True, text=True,
-                              timeout=60)  # fmt: skip
+        command = [sys.executable, "-c", program.replace("RANK", str(rank))]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
         assert done.returncode == 0 and done.stdout.startswith("CommTimeout") and expected in done.stdout, done
 
 

@@ -62,7 +62,7 @@ def test_other_methods(method):
 
 
 @pytest.mark.parametrize("kind, error, text", [
-    ("raise", mp.ProcessRaisedException, "\n\n-- Process 1 terminated with the following error:\nTraceback (most recent"),
+    ("raise", mp.ProcessRaisedException, "\n\n-- Process 1 terminated with the following error:\nTraceback (most"),
     ("exit", mp.ProcessExitedException, "process 1 terminated with exit code 3"),
     ("kill", mp.ProcessExitedException, "process 1 terminated with signal SIGKILL"),
 ])  # fmt: skip
@@ -122,7 +122,9 @@ def test_nested_functions_travel_by_value():
 
 
 @pytest.mark.parametrize("arguments, kind, text", [
-    ((3,), TypeError, "fn is int"), ((put, (), 0), ValueError, "nprocs is 0"), ((put, (), "2"), ValueError, "nprocs is '2'"),
+    ((3,), TypeError, "fn is int"),
+    ((put, (), 0), ValueError, "nprocs is 0"),
+    ((put, (), "2"), ValueError, "nprocs is '2'"),
     ((put, (open,), 1, True, False, "teleport"), ValueError, "teleport"),
 ])  # fmt: skip
 def test_bad_arguments(arguments, kind, text):

@@ -7,7 +7,8 @@ static int64_t aligned(int64_t n, pd_dtype t) { /* to 64 bytes, in elements */
     return (n + unit - 1) / unit * unit;
 }
 
-pd_status pd_layout_init(pd_layout *l, int nparams, const int64_t *numel, const pd_dtype *dtype, size_t first, size_t cap) {
+pd_status pd_layout_init(pd_layout *l, int nparams, const int64_t *numel, const pd_dtype *dtype, size_t first,
+                         size_t cap) {
     *l = (pd_layout){0};
     PD_TRY(pd_calloc(sizeof *l->pieces * (size_t)nparams, "layout", &l->pieces));
     pd_status status = pd_calloc(sizeof *l->buckets * (size_t)nparams, "layout", &l->buckets);
@@ -26,7 +27,8 @@ pd_status pd_layout_init(pd_layout *l, int nparams, const int64_t *numel, const 
             b = open[t] = l->nbuckets++;
             l->buckets[b].dtype = t;
         }
-        l->pieces[i] = (pd_piece){.param = i, .bucket = b, .offset = l->buckets[b].numel, .numel = numel[i], .dtype = t};
+        int64_t at = l->buckets[b].numel;
+        l->pieces[i] = (pd_piece){.param = i, .bucket = b, .offset = at, .numel = numel[i], .dtype = t};
         l->buckets[b].numel = aligned(l->buckets[b].numel + numel[i], t);
         l->buckets[b].count++;
     }

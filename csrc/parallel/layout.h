@@ -1,7 +1,9 @@
-/* Where each parameter's piece lies in flat buffers: the one description that buckets, shards, checkpoints and hashes share.
+/* Where each parameter's piece lies in flat buffers: the one description that buckets, shards, checkpoints and hashes
+   share.
 
-   Parameters go in reverse registration order (the order in which backward finishes them, roughly) into buckets of one dtype
-   and at most `cap` bytes (the first: `first`); a parameter larger than that has a bucket of its own. Fixed at wrap time.
+   Parameters go in reverse registration order (the order in which backward finishes them, roughly) into buckets of one
+   dtype and at most `cap` bytes (the first: `first`); a parameter larger than that has a bucket of its own. Fixed at
+   wrap time.
 
      bucket 0 [ p9 | p8 | p7 ]   bucket 1 [ p6 | p5 | ... ]   ...   last bucket [ ... | p0 | used flags ]      */
 #ifndef PD_PARALLEL_LAYOUT_H
@@ -30,7 +32,8 @@ typedef struct pd_layout {
     pd_bucket_span *buckets;
 } pd_layout;
 
-pd_status pd_layout_init(pd_layout *l, int nparams, const int64_t *numel, const pd_dtype *dtype, size_t first, size_t cap);
+pd_status pd_layout_init(pd_layout *l, int nparams, const int64_t *numel, const pd_dtype *dtype, size_t first,
+                         size_t cap);
 void pd_layout_fini(pd_layout *l);
 
 #endif

@@ -50,7 +50,7 @@ static void forget_backward(pd_reducer *r) {
     r->running = false;
 }
 
-/* ---- the flags: one element a parameter, 1/W-scaled like the rest ---------------------------------------------------- */
+/* ---- the flags: one element a parameter, 1/W-scaled like the rest ------------------------------------------------ */
 
 static char *flag_at(pd_reducer *r, int param) {
     int last = r->layout.nbuckets - 1;
@@ -71,7 +71,7 @@ static bool used_somewhere(pd_reducer *r, int param) {
     return memcmp(flag_at(r, param), zero, pd_dtype_size(r->layout.buckets[r->layout.nbuckets - 1].dtype)) != 0;
 }
 
-/* ---- during backward ---------------------------------------------------------------------------------------------------- */
+/* ---- during backward --------------------------------------------------------------------------------------------- */
 
 /* The gradient is in the bucket: put there by the engine, or here where the user gave .grad another tensor. */
 static pd_status bring_home(slot *s) {
@@ -124,8 +124,8 @@ static void warn_unused(pd_reducer *r) {
     }
     if (!missing) return;
     r->warned = true;
-    pd_log(PD_LOG_WARN, "rank %d: %d of %d parameters got no gradient in this backward and count as zero: %s%s", pd_group_rank(r->group), missing,
-           r->n, names, missing > 8 ? ", ..." : "");
+    pd_log(PD_LOG_WARN, "rank %d: %d of %d parameters got no gradient in this backward and count as zero: %s%s",
+           pd_group_rank(r->group), missing, r->n, names, missing > 8 ? ", ..." : "");
 }
 
 static pd_status finish(pd_reducer *r) {
@@ -172,7 +172,8 @@ static pd_status on_ready(void *ctx, void *leaf) {
     if (!r->sync) return PD_OK;
     if (!r->running) PD_TRY(begin_backward(r));
     if (s->fired)
-        return pd_fail(PD_E_DIST, "DistributedDataParallel: parameter %s got a gradient twice before the buckets were reduced", s->name);
+        return pd_fail(PD_E_DIST, "DistributedDataParallel: parameter %s got a gradient twice before the buckets were "
+                                  "reduced", s->name);
     PD_TRY(bring_home(s));
     s->fired = true;
     r->buckets[s->piece->bucket].waiting--;
@@ -190,7 +191,7 @@ pd_status pd_reducer_prepare(pd_reducer *r, uint64_t site) {
     return PD_OK;
 }
 
-/* ---- making ---------------------------------------------------------------------------------------------------------------- */
+/* ---- making ------------------------------------------------------------------------------------------------------ */
 
 static void drop_segment(void *segment) { pd_segment_release(segment); }
 
@@ -201,7 +202,8 @@ static pd_status make_bucket(pd_reducer *r, int b) {
     size_t bytes = ((size_t)span->numel + extra) * size;
     pd_storage *storage;
     PD_TRY(pd_group_segment_new(r->group, bytes, &r->buckets[b].segment));
-    PD_TRY(pd_storage_foreign(&pd_device_cpu, pd_segment_ptr(r->buckets[b].segment), bytes, drop_segment, r->buckets[b].segment, &storage));
+    PD_TRY(pd_storage_foreign(&pd_device_cpu, pd_segment_ptr(r->buckets[b].segment), bytes, drop_segment,
+                              r->buckets[b].segment, &storage));
     pd_segment_retain(r->buckets[b].segment); /* the storage's */
     pd_status status = PD_OK;
     for (int k = span->first; k < span->first + span->count && !status; k++) {
@@ -226,7 +228,8 @@ static pd_status attach(slot *s) {
     pd_meta *m = NULL;
     pd_status status;
     PD_TRY(pd_meta_get(s->param, &m));
-    if (m->home) return pd_fail(PD_E_VALUE, "DistributedDataParallel: parameter %s already belongs to another one", s->name);
+    if (m->home)
+        return pd_fail(PD_E_VALUE, "DistributedDataParallel: parameter %s already belongs to another one", s->name);
     s->hook = pd_hook_add(&m->hooks, PD_HOOK_READY, 0, (pd_closure){.call = on_ready, .ctx = s}, &status);
     if (status) return status;
     pd_tensor_retain(m->home = s->home);
@@ -240,11 +243,14 @@ static pd_status fill_slots(pd_reducer *r, pd_tensor *const *params, const char 
         pd_tensor_retain(s->param = params[i]);
         PD_TRY(pd_malloc(strlen(names[i]) + 1, "reducer", &s->name));
         strcpy(s->name, names[i]);
-        if (!params[i]->requires_grad || (params[i]->meta && params[i]->meta->grad_fn) || !pd_dtype_is_float((pd_dtype)params[i]->dtype))
-            return pd_fail(PD_E_VALUE, "DistributedDataParallel: parameter %s is %s and %s (expected a floating leaf that requires grad)", names[i],
-                           pd_dtype_name((pd_dtype)params[i]->dtype), params[i]->requires_grad ? "no leaf" : "does not require grad");
+        const pd_tensor *p = params[i];
+        if (!p->requires_grad || (p->meta && p->meta->grad_fn) || !pd_dtype_is_float((pd_dtype)p->dtype))
+            return pd_fail(PD_E_VALUE, "DistributedDataParallel: parameter %s is of %s and %s (expected a floating leaf "
+                                       "that requires grad)", names[i], pd_dtype_name((pd_dtype)p->dtype),
+                           !p->requires_grad ? "does not require grad" : p->meta->grad_fn ? "no leaf" : "a leaf");
         if (!pd_shape_is_dense(params[i]->ndim, params[i]->size, params[i]->stride))
-            return pd_fail(PD_E_VALUE, "DistributedDataParallel: parameter %s is not dense (expected contiguous())", names[i]);
+            return pd_fail(PD_E_VALUE, "DistributedDataParallel: parameter %s is not dense (expected contiguous())",
+                           names[i]);
     }
     return PD_OK;
 }
@@ -263,15 +269,15 @@ static pd_status build(pd_reducer *r, size_t first, size_t cap) {
     if (status) return status;
     r->flags_at = r->layout.buckets[r->layout.nbuckets - 1].numel;
     PD_TRY(pd_calloc(sizeof *r->buckets * (size_t)r->layout.nbuckets, "reducer", &r->buckets));
-    if (pd_group_size(r->group) == 1) return PD_OK; /* nothing to average, so gradients stay where the engine puts them */
+    if (pd_group_size(r->group) == 1) return PD_OK; /* nothing to average: gradients stay where the engine puts them */
     for (int b = 0; b < r->layout.nbuckets; b++) PD_TRY(make_bucket(r, b));
     for (int i = 0; i < r->n; i++) PD_TRY(attach(&r->slots[i]));
     forget_backward(r);
     return PD_OK;
 }
 
-pd_status pd_reducer_new(pd_tensor *const *params, const char *const *names, int n, pd_group *group, size_t first_bytes, size_t cap_bytes,
-                         pd_reducer **out) {
+pd_status pd_reducer_new(pd_tensor *const *params, const char *const *names, int n, pd_group *group,
+                         size_t first_bytes, size_t cap_bytes, pd_reducer **out) {
     pd_reducer *r;
     if (n < 1) return pd_fail(PD_E_VALUE, "DistributedDataParallel: no parameters");
     PD_TRY(pd_calloc(sizeof *r, "reducer", &r));

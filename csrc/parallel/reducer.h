@@ -1,10 +1,11 @@
-/* Data parallel gradients: each parameter's .grad lies in a bucket of symmetric memory, and a bucket is all-reduced as soon as
-   backward has filled it, while backward goes on.
+/* Data parallel gradients: each parameter's .grad lies in a bucket of symmetric memory, and a bucket is all-reduced as
+   soon as backward has filled it, while backward goes on.
 
-   Hooks count down; buckets start strictly in order on every rank, so the ready order moves nothing. At the end of backward the
-   parameters that did not fire are taken as zero, the rest of the buckets start, all are waited for, and .grad holds the mean
-   (one multiply by 1/W in the all-reduce). Which parameters fired anywhere travels as flags at the end of the last bucket: one
-   that no rank used keeps its .grad as it was (None, usually). A world of one does nothing at all. */
+   Hooks count down; buckets start strictly in order on every rank, so the ready order moves nothing. Frozen parameters
+   are not counted. At the end of backward the parameters that did not fire are taken as zero, or as what an earlier
+   backward left; the rest of the buckets start, all are waited for, and .grad holds the mean (one multiply by 1/W in the
+   all-reduce). Which parameters fired anywhere travels as flags at the end of the last bucket: one that no rank used
+   keeps its .grad as it was (None, usually). A world of one does nothing at all. */
 #ifndef PD_PARALLEL_REDUCER_H
 #define PD_PARALLEL_REDUCER_H
 
@@ -15,8 +16,8 @@
 typedef struct pd_reducer pd_reducer;
 
 /* Collective. Parameters are leaves that require grad, of floating dtypes; names are copied. */
-pd_status pd_reducer_new(pd_tensor *const *params, const char *const *names, int n, pd_group *group, size_t first_bytes, size_t cap_bytes,
-                         pd_reducer **out);
+pd_status pd_reducer_new(pd_tensor *const *params, const char *const *names, int n, pd_group *group,
+                         size_t first_bytes, size_t cap_bytes, pd_reducer **out);
 /* The hooks go; gradients stay where they are (the buckets live as long as a view of them). */
 void pd_reducer_free(pd_reducer *r);
 

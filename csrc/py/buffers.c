@@ -15,7 +15,7 @@ static int items_of(const pd_py_buffer *b, PyObject *const **items) {
     return b->listed ? (int)PyTuple_GET_SIZE(b->keep) : 1;
 }
 
-/* ---- tensors ------------------------------------------------------------------------------------------------------ */
+/* ---- tensors ----------------------------------------------------------------------------------------------------- */
 
 /* Copies between t and its part of the staged memory, `at` elements from the start. */
 static pd_status copy_part(const pd_py_buffer *b, int64_t at, pd_tensor *t, bool back) {
@@ -108,7 +108,7 @@ pd_status pd_py_buffer_like(const pd_py_buffer *b, const char *op, const char *a
     return PD_OK;
 }
 
-/* ---- other memory ------------------------------------------------------------------------------------------------- */
+/* ---- other memory ------------------------------------------------------------------------------------------------ */
 
 static pd_dtype dtype_of_format(const char *format, Py_ssize_t size) {
     if (!format) return PD_U8;
@@ -150,7 +150,7 @@ static pd_status take_foreign(PyObject *o, PyObject *dtype, const char *op, cons
     return pd_fail(PD_E_TYPE, "%s: %s is a buffer of format '%s' (expected numbers or bool)", op, arg, b->view.format);
 }
 
-/* ---- both --------------------------------------------------------------------------------------------------------- */
+/* ---- both -------------------------------------------------------------------------------------------------------- */
 
 pd_status pd_py_buffer_take(PyObject *o, PyObject *dtype, const char *op, const char *arg, int use, pd_py_buffer *b) {
     *b = (pd_py_buffer){.use = use};

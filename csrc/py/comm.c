@@ -45,7 +45,7 @@ int pd_py_comm_type(PyObject *module, PyType_Spec *spec, PyTypeObject **keep) {
     return PyModule_AddType(module, *keep);
 }
 
-/* ---- joining -------------------------------------------------------------------------------------------------------- */
+/* ---- joining ----------------------------------------------------------------------------------------------------- */
 
 /* The process's own link, made by the first comm_init and kept for later groups. The secret can be read only once, so
    it is kept until a connection has succeeded. */
@@ -155,15 +155,16 @@ static PyObject *comm_leave(PyObject *module, PyObject *args, PyObject *keywords
 static PyMethodDef functions[] = {
     {"comm_init", (PyCFunction)(void (*)(void))comm_init, METH_VARARGS | METH_KEYWORDS,
      "comm_init(rank, world, address, secret_fd, timeout=None, algo=None, slot=0) -> Group\n\nJoins the other ranks. "
-     "address: a launcher's '@name' or 'host:port', 'tcp://host:port' or 'file://path' without one (rank 0 hosts), None: a "
-     "world of one. secret_fd: a launcher's, or -1: PYDIST_SECRET_FILE. Later groups of the process use the same connection."},
+     "address: a launcher's '@name' or 'host:port', 'tcp://host:port' or 'file://path' without one (rank 0 hosts), "
+     "None: a world of one. secret_fd: a launcher's, or -1: PYDIST_SECRET_FILE. Later groups of the process use the same "
+     "connection."},
     {"comm_init_hub", (PyCFunction)(void (*)(void))comm_init_hub, METH_VARARGS | METH_KEYWORDS,
      "comm_init_hub(hub, rank, timeout=None, algo=None, slot=0) -> Group\n\nJoins the ranks of a hub, a thread each."},
     {"comm_raised", comm_raised, METH_O,
      "comm_raised(traceback)\n\nTells launcher and ranks that this one ends by an exception."},
     {"comm_leave", (PyCFunction)(void (*)(void))comm_leave, METH_VARARGS | METH_KEYWORDS,
-     "comm_leave(timeout=None)\n\nSays goodbye to launcher and ranks. Rank 0 without a launcher then waits until the other "
-     "ranks have left (None: PYDIST_TIMEOUT): it hosts their control server. CommTimeout: call again."},
+     "comm_leave(timeout=None)\n\nSays goodbye to launcher and ranks. Rank 0 without a launcher then waits until the "
+     "other ranks have left (None: PYDIST_TIMEOUT): it hosts their control server. CommTimeout: call again."},
     {0},
 };
 

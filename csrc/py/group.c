@@ -49,7 +49,7 @@ static int segment_buffer(PyObject *self, Py_buffer *view, int flags) {
     return PyBuffer_FillInfo(view, self, pd_segment_ptr(s), (Py_ssize_t)pd_segment_bytes(s), 0, flags);
 }
 
-/* ---- Group: life --------------------------------------------------------------------------------------------------- */
+/* ---- Group: life ------------------------------------------------------------------------------------------------- */
 
 static int group_traverse(PyObject *o, visitproc visit, void *arg) {
     Py_VISIT(Py_TYPE(o));
@@ -102,7 +102,7 @@ static void prune(GroupObject *self) {
     }
 }
 
-/* ---- Group: collectives -------------------------------------------------------------------------------------------- */
+/* ---- Group: collectives ------------------------------------------------------------------------------------------ */
 
 /* Which ranks there are, the group says. */
 static bool take_root(PyObject *o, const char *name, int *out) {
@@ -134,7 +134,7 @@ static size_t bytes_of(const pd_py_buffer *b) { return (size_t)b->count * pd_dty
 
 #define RUN(c, call_)                                                                               \
     do {                                                                                            \
-        if (bytes_of(&(c)->out) + bytes_of(&(c)->in) > GIL_BYTES) PD_PY_NO_GIL((c)->status = (call_));                   \
+        if (bytes_of(&(c)->out) + bytes_of(&(c)->in) > GIL_BYTES) PD_PY_NO_GIL((c)->status = (call_)); \
         else (c)->status = (call_);                                                                 \
     } while (0)
 #define WORK(c) ((c)->async ? &(c)->work : NULL)
@@ -159,7 +159,7 @@ static void drop(call *c) {
 static PyObject *keep_work(call *c) {
     PyObject *w = pd_py_work_new(c->work, &c->in, &c->out);
     if (w && !PyList_Append(c->self->pending, w)) return w;
-    PD_PY_NO_GIL(pd_work_wait(c->work, -1)); /* no memory for its Python side: the buffers may go only when it is done */
+    PD_PY_NO_GIL(pd_work_wait(c->work, -1)); /* no memory for its Python side: the buffers may go once it is done */
     if (w) Py_DECREF(w);
     else {
         pd_work_release(c->work);
@@ -194,7 +194,8 @@ static PyObject *group_all_reduce(PyObject *o, PyObject *const *args, Py_ssize_t
     pd_segment *segment;
     double scale = 1;
     call c;
-    if (!pd_py_args(&s, args, n, keywords, a) || !pd_py_reduce(a[1], s.name, &op) || !begin(&c, o, s.name, a[2])) return NULL;
+    if (!pd_py_args(&s, args, n, keywords, a) || !pd_py_reduce(a[1], s.name, &op)) return NULL;
+    if (!begin(&c, o, s.name, a[2])) return NULL;
     if (a[3] && (scale = PyFloat_AsDouble(a[3])) == -1 && PyErr_Occurred()) return NULL;
     if (!take_segment(a[4], &segment)) return NULL;
     if (take(&c, a[0], a[5], "tensor", PD_PY_IN | PD_PY_OUT, &c.out))
@@ -256,7 +257,8 @@ static PyObject *group_reduce_scatter(PyObject *o, PyObject *const *args, Py_ssi
     pd_segment *segment;
     double scale = 1;
     call c;
-    if (!pd_py_args(&s, args, n, keywords, a) || !pd_py_reduce(a[2], s.name, &op) || !begin(&c, o, s.name, a[3])) return NULL;
+    if (!pd_py_args(&s, args, n, keywords, a) || !pd_py_reduce(a[2], s.name, &op)) return NULL;
+    if (!begin(&c, o, s.name, a[3])) return NULL;
     if (a[4] && (scale = PyFloat_AsDouble(a[4])) == -1 && PyErr_Occurred()) return NULL;
     if (!take_segment(a[5], &segment)) return NULL;
     if (take(&c, a[1], NULL, "input", PD_PY_IN, &c.in) && take(&c, a[0], NULL, "output", PD_PY_OUT, &c.out) &&
@@ -325,7 +327,7 @@ static PyObject *group_barrier(PyObject *o, PyObject *const *args, Py_ssize_t n,
     return finish(&c);
 }
 
-/* ---- Group: the rest ------------------------------------------------------------------------------------------------ */
+/* ---- Group: the rest --------------------------------------------------------------------------------------------- */
 
 static PyObject *group_destroy(PyObject *o, PyObject *unused) {
     (void)unused;
@@ -429,7 +431,7 @@ static PyGetSetDef group_getset[] = {
     {0},
 };
 
-/* ---- types ---------------------------------------------------------------------------------------------------------- */
+/* ---- types ------------------------------------------------------------------------------------------------------- */
 
 static PyType_Slot segment_slots[] = {
     {Py_tp_dealloc, segment_dealloc}, {Py_tp_traverse, pd_py_comm_visit}, {Py_bf_getbuffer, segment_buffer},

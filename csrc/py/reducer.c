@@ -17,11 +17,13 @@ static PyObject *reducer_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
     const char **texts = NULL;
     Py_ssize_t n;
     pyreducer *self = NULL;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO!OLL:Reducer", keywords, &params, &PyList_Type, &names, &group, &cap, &first)) return NULL;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO!OLL:Reducer", keywords, &params, &PyList_Type, &names, &group,
+                                     &cap, &first))
+        return NULL;
     pd_group *g = pd_py_group(group);
     if (!g || !pd_py_tensors(params, "Reducer", "params", &seq, &list, &n)) return NULL;
     if (PyList_GET_SIZE(names) != n || cap < 1 || first < 1) {
-        PyErr_SetString(PyExc_ValueError, "Reducer: expected a name for each parameter and bucket sizes of at least 1 byte");
+        PyErr_SetString(PyExc_ValueError, "Reducer: expected a name for each parameter and buckets of at least 1 byte");
         goto done;
     }
     pd_status status = pd_malloc(sizeof *texts * (size_t)(n + 1), "reducer", &texts);
@@ -90,11 +92,18 @@ static int set_sync(PyObject *self, PyObject *value, void *unused) {
 
 static PyMethodDef methods[] = {
     {"prepare", prepare, METH_NOARGS, "prepare()\n\nCalled before a forward whose backward will reduce."},
-    {"bucket_layout", bucket_layout, METH_NOARGS, "bucket_layout()\n\nPer bucket a list of (parameter, offset, elements)."},
+    {"bucket_layout", bucket_layout, METH_NOARGS,
+     "bucket_layout()\n\nPer bucket a list of (parameter, offset, elements)."},
     {0},
 };
-static PyGetSetDef getset[] = {{"sync", get_sync, set_sync, "False: backwards add up on their own rank only.", NULL}, {0}};
-static PyType_Slot slots[] = {{Py_tp_new, reducer_new}, {Py_tp_dealloc, reducer_dealloc}, {Py_tp_methods, methods}, {Py_tp_getset, getset}, {0}};
-static PyType_Spec spec = {.name = "pydist._C.Reducer", .basicsize = sizeof(pyreducer), .slots = slots, .flags = Py_TPFLAGS_DEFAULT};
+static PyGetSetDef getset[] = {
+    {"sync", get_sync, set_sync, "False: backwards add up on their own rank only.", NULL}, {0},
+};
+static PyType_Slot slots[] = {
+    {Py_tp_new, reducer_new}, {Py_tp_dealloc, reducer_dealloc}, {Py_tp_methods, methods}, {Py_tp_getset, getset}, {0},
+};
+static PyType_Spec spec = {
+    .name = "pydist._C.Reducer", .basicsize = sizeof(pyreducer), .slots = slots, .flags = Py_TPFLAGS_DEFAULT,
+};
 
 int pd_py_add_reducer(PyObject *module) { return pd_py_type(module, &spec, NULL, &pd_py.Reducer) ? 0 : -1; }

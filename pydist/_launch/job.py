@@ -85,7 +85,7 @@ class Job:
         return self.start_workers(control, secrets)
 
     def serve(self):
-        """(where the control server is, descriptors with its secret): host 0's is here, and reached by a unix socket."""
+        """(where the control server is, descriptors with its secret): host 0's is here, behind a unix socket."""
         plan = self.plan
         where = f"[{plan.address}]:{plan.port}" if ":" in plan.address else f"{plan.address}:{plan.port}"
         if plan.insecure:

@@ -43,8 +43,8 @@ class Plan(
         defaults=((), 1, 1, 0, "127.0.0.1", 0, "", "default", False, False, False),
     )
 ):
-    """What a launcher does: ranks first..first + local - 1 of `world` run the command on this host. address and port are
-    host 0's; port 0: a free one."""
+    """What a launcher does: ranks first..first + local - 1 of `world` run the command on this host. address and port
+    are host 0's; port 0: a free one."""
 
     __slots__ = ()
 
@@ -65,8 +65,8 @@ def help_text():
         "       python -m pydist.run [options] -m package.module args...\n\n"
         + "".join(f"  {left:26}{text}" + (f" [{default}]\n" if default else "\n") for left, text, default in rows)
         + f"\naccepted and without meaning here: {nothing}\n"
-        + "several hosts: the same command on each, with its --node-rank, and PYDIST_SECRET_FILE naming a file (mode 0600,\n"
-        "at least 32 bytes, the same on all) in the environment\n"
+        + "several hosts: the same command on each, with its --node-rank, and PYDIST_SECRET_FILE in the environment,\n"
+        "naming a file (mode 0600, at least 32 bytes) that is the same on all of them\n"
     )
 
 
@@ -137,11 +137,11 @@ def _endpoint(options, hosts):
 
 
 def _check_secret(options, hosts):
-    environment = os.environ.get
-    if hosts > 1 and not (options["insecure"] or environment("PYDIST_SECRET_FILE") or environment("PYDIST_INSECURE") == "1"):
+    insecure = options["insecure"] or os.environ.get("PYDIST_INSECURE") == "1"
+    if hosts > 1 and not (insecure or os.environ.get("PYDIST_SECRET_FILE")):
         raise UsageError(
-            "several hosts need PYDIST_SECRET_FILE, naming a file (mode 0600, at least 32 bytes) that is the same on all of "
-            "them, or --insecure"
+            "several hosts need PYDIST_SECRET_FILE, naming a file (mode 0600, at least 32 bytes) that is the same on "
+            "all of them, or --insecure"
         )
 
 

@@ -1,8 +1,8 @@
 """What one pipe of one worker says, cut into lines with the rank before them.
 
-``\\n`` ends a line, and so does ``\\r`` (a progress bar). On a terminal the unfinished or ``\\r``-ended text of the lowest
-rank that has one is the sink's status line; elsewhere each ``\\r`` piece is written when its end has come. A line over 1
-MiB is cut into several. With one rank the bytes pass through as they are.
+``\\n`` ends a line, and so does ``\\r`` (a progress bar). On a terminal the unfinished or ``\\r``-ended text of the
+lowest rank that has one is the sink's status line; elsewhere each ``\\r`` piece is written when its end has come. A
+line over 1 MiB is cut into several. With one rank the bytes pass through as they are.
 
 Tracebacks: what a worker writes to stderr from "Traceback (most recent call last):" on is held back for half a second.
 If the worker goes on, it was no end and is shown; if it ends, the report decides.

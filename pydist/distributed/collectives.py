@@ -6,8 +6,8 @@ operation, the dtype, the number of elements, the reduce operation or the root r
 any data is touched; the death of a rank raises PeerFailed on the others; an argument that is wrong by itself raises
 TypeError, ValueError or RuntimeError on its own rank (ShapeError, DTypeError are both) and leaves the group usable.
 
-Tensors may have any layout: what is not contiguous goes through a copy. Lists whose tensors are the consecutive parts of
-one contiguous tensor are used where they lie. Nothing here is recorded by autograd.
+Tensors may have any layout: what is not contiguous goes through a copy. Lists whose tensors are the consecutive parts
+of one contiguous tensor are used where they lie. Nothing here is recorded by autograd.
 """
 
 from pydist.distributed.process_group import current
@@ -82,8 +82,8 @@ def reduce_scatter(output, input_list, op=ReduceOp.SUM, group=None, async_op=Fal
 
 
 def reduce_scatter_tensor(output, input, op=ReduceOp.SUM, group=None, async_op=False):
-    """output = this rank's part of op over all ranks' inputs, which have world size times the output's elements. The bits
-    are those of an all_reduce of the whole input.
+    """output = this rank's part of op over all ranks' inputs, which have world size times the output's elements. The
+    bits are those of an all_reduce of the whole input.
 
     >>> import pydist
     >>> part = pydist.empty(2)

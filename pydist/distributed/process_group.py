@@ -122,10 +122,10 @@ def init_process_group(
 ):
     """Joins the other ranks of the job.
 
-    Under a launcher its environment says who they are, and arguments must agree with it. Without one all ranks call this
-    with `world_size` and their `rank` (or WORLD_SIZE and RANK in the environment) and one `init_method`: "env://" (the
-    default: MASTER_ADDR and MASTER_PORT in the environment), "tcp://host:port" or "file:///path". The host is rank 0's,
-    whose process serves the others and has to end last: at its exit it waits for them. On one host only processes of
+    Under a launcher its environment says who they are, and arguments must agree with it. Without one all ranks call
+    this with `world_size` and their `rank` (or WORLD_SIZE and RANK in the environment) and one `init_method`: "env://"
+    (the default: MASTER_ADDR and MASTER_PORT in the environment), "tcp://host:port" or "file:///path". The host is rank
+    0's, whose process serves the others and has to end last: at its exit it waits for them. On one host only processes of
     this user can join; beyond, PYDIST_SECRET_FILE names the file with the secret that all hosts share.
 
     `backend`: None, "native", "gloo" (all the engine's own) or names by device such as "cpu:gloo,cuda:nccl".
@@ -142,7 +142,8 @@ def init_process_group(
     if own is not None:  # a thread that is a rank is in its group already
         if rank not in (-1, None, own.rank) or world_size not in (-1, None, own.size):
             raise ValueError(
-                f"init_process_group: rank={rank}, world_size={world_size}, but this thread is rank {own.rank} of {own.size}"
+                f"init_process_group: rank={rank}, world_size={world_size}, but this thread is rank {own.rank} of "
+                f"{own.size}"
             )
         return
     rank, world = who(init_method, world_size, rank)

@@ -1,7 +1,7 @@
 """Where the ranks meet and who this one is: from arguments, the launcher's environment, or PyTorch's variables.
 
-The launcher (`python -m pydist.run`) says all of it. Without one, rank 0 hosts what the others connect to, and says where
-by one of PyTorch's methods: env:// (MASTER_ADDR and MASTER_PORT), tcp://host:port or file:///path.
+The launcher (`python -m pydist.run`) says all of it. Without one, rank 0 hosts what the others connect to, and says
+where by one of PyTorch's methods: env:// (MASTER_ADDR and MASTER_PORT), tcp://host:port or file:///path.
 """
 
 import os
@@ -44,14 +44,15 @@ def _split(init_method):
     for part in filter(None, query.split("&")):
         name, _, value = part.partition("=")
         if name not in ("rank", "world_size") or not value.isdigit():
-            raise ValueError(f"init_process_group: init_method {init_method!r}: {part!r} (expected rank=N&world_size=N)")
+            wanted = "rank=N&world_size=N"
+            raise ValueError(f"init_process_group: init_method {init_method!r}: {part!r} (expected {wanted})")
         asked[name] = int(value)
     return method, url, asked
 
 
 def who(init_method, world_size, rank):
-    """(rank, world): arguments, else the URL's, else the environment's. ValueError or TypeError where they contradict each
-    other, or a launcher's word."""
+    """(rank, world): arguments, else the URL's, else the environment's. ValueError or TypeError where they contradict
+    each other, or a launcher's word."""
     found, asked = [], _split(init_method)[2]
     for name, variable, argument in (("rank", "RANK", rank), ("world_size", "WORLD_SIZE", world_size)):
         said, given = _environment_number(variable), _argument(name, argument)
@@ -83,8 +84,8 @@ def find_place(init_method=None, world_size=-1, rank=-1):
         host, port = os.environ.get("MASTER_ADDR"), _environment_number("MASTER_PORT")
         if not host or port is None:
             raise RuntimeError(
-                f"init_process_group: {world} ranks, but no launcher (PYDIST_CONTROL is not set) and no MASTER_ADDR and "
-                f"MASTER_PORT: start the script with `python -m pydist.run --nproc-per-node {world} script.py`"
+                f"init_process_group: {world} ranks, but no launcher (PYDIST_CONTROL is not set) and no MASTER_ADDR "
+                f"and MASTER_PORT: start the script with `python -m pydist.run --nproc-per-node {world} script.py`"
             )
         url = f"tcp://[{host}]:{port}" if ":" in host and host[0] != "[" else f"tcp://{host}:{port}"
     return Place(rank, world, url, -1)

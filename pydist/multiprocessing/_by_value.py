@@ -1,7 +1,7 @@
 """Functions that a fresh interpreter cannot import, sent as what they are made of.
 
-A function of a script's `__main__`, or of any module, travels by name: the child imports the module. That is impossible for
-a notebook's cells, `python -c`, standard input, and for lambdas and nested functions. Those go as code, defaults,
+A function of a script's `__main__`, or of any module, travels by name: the child imports the module. That is impossible
+for a notebook's cells, `python -c`, standard input, and for lambdas and nested functions. Those go as code, defaults,
 closure and, where their module cannot be imported either, the globals that they name; classes as their dictionaries.
 The child puts them into its own `__main__`.
 """

@@ -103,8 +103,8 @@ class ProcessContext:
 
     def join(self, timeout=None, grace_period=None):
         """True once all have ended well, False where some still run after `timeout` seconds. If one ends badly, the
-        others are ended (SIGTERM, after `grace_period` seconds, 0.5, SIGKILL) and the error of the one that failed first
-        is raised: ProcessRaisedException with its traceback, or ProcessExitedException."""
+        others are ended (SIGTERM, after `grace_period` seconds, 0.5, SIGKILL) and the error of the one that failed
+        first is raised: ProcessRaisedException with its traceback, or ProcessExitedException."""
         if not self._wait(timeout, self._failed):
             return not self.sentinels
         self._wait(_GRACE, lambda: self._cause() is not None)
@@ -203,9 +203,9 @@ def start_processes(fn, args=(), nprocs=1, join=True, daemon=False, start_method
 def spawn(fn, args=(), nprocs=1, join=True, daemon=False, start_method="spawn"):
     """Calls fn(index, *args) in `nprocs` fresh processes, index 0 to nprocs - 1.
 
-    join=True waits: if one raises, the others are ended and ProcessRaisedException with its traceback is raised here; if
-    one exits with another code or by a signal, ProcessExitedException. join=False returns the ProcessContext at once.
-    `fn` may come from a script (under `if __name__ == "__main__"`), a module, a notebook, standard input or be nested.
+    join=True waits: if one raises, the others are ended and ProcessRaisedException with its traceback is raised here;
+    if one exits with another code or by a signal, ProcessExitedException. join=False returns the ProcessContext at
+    once. `fn` may come from a script (under `if __name__ == "__main__"`), a module, a notebook, standard input or be nested.
     Tensors, queues and other things of multiprocessing may be among `args`. No process outlives this one, unless spawn
     is called from a thread other than the main one.
     """

@@ -18,7 +18,8 @@ def _refuse_what_is_not_here(device_ids, delayed, hooked, mixed_precision, devic
         raise ValueError(
             "DistributedDataParallel: delay_all_reduce_named_params and param_to_hook_all_reduce belong together"
         )
-    for name, value in (("mixed_precision", mixed_precision), ("device_mesh", device_mesh), ("bucket_cap_mb_list", caps)):
+    unknown = {"mixed_precision": mixed_precision, "device_mesh": device_mesh, "bucket_cap_mb_list": caps}
+    for name, value in unknown.items():
         if value is not None:
             raise NotImplementedError(f"DistributedDataParallel: {name} is not there yet (expected None)")
 
@@ -31,15 +32,15 @@ class DistributedDataParallel(Module):
     `bucket_cap_mb` MiB (25; then the first has 1 MiB), each reduced as soon as it is full. Parameters that a backward
     does not reach count as zero on that rank and are named once in a warning; those that no rank reached keep their
     .grad. A parameter may be frozen later. With `broadcast_buffers` (or its new name `forward_sync_buffers`) a forward
-    pass that follows one that was synchronised starts from rank 0's values of the buffers that were there at construction.
+    pass that follows one that was synchronised starts from rank 0's values of the buffers that were there at the wrap.
 
     In a world of one it only calls the module. RuntimeError where no parameter requires a gradient.
 
     These arguments of PyTorch's are accepted and change nothing, because what they ask for holds anyway or has no
     meaning on CPUs: device_ids (at most one), output_device, dim, find_unused_parameters, check_reduction,
-    gradient_as_bucket_view, static_graph, delay_all_reduce_named_params with param_to_hook_all_reduce (all gradients are
-    ready at the end of backward), skip_all_reduce_unused_params, batched_grad_copy. mixed_precision, device_mesh and
-    bucket_cap_mb_list raise NotImplementedError.
+    gradient_as_bucket_view, static_graph, delay_all_reduce_named_params with param_to_hook_all_reduce (all gradients
+    are ready at the end of backward), skip_all_reduce_unused_params, batched_grad_copy. mixed_precision, device_mesh
+    and bucket_cap_mb_list raise NotImplementedError.
 
     >>> import pydist
     >>> model = pydist.nn.parallel.DistributedDataParallel(pydist.nn.Linear(2, 1))
