@@ -245,8 +245,8 @@ static pd_status fill_slots(pd_reducer *r, pd_tensor *const *params, const char 
         strcpy(s->name, names[i]);
         const pd_tensor *p = params[i];
         if (!p->requires_grad || (p->meta && p->meta->grad_fn) || !pd_dtype_is_float((pd_dtype)p->dtype))
-            return pd_fail(PD_E_VALUE, "DistributedDataParallel: parameter %s is of %s and %s (expected a floating leaf "
-                                       "that requires grad)", names[i], pd_dtype_name((pd_dtype)p->dtype),
+            return pd_fail(PD_E_VALUE, "DistributedDataParallel: parameter %s is of %s and %s (expected a floating "
+                                       "leaf that requires grad)", names[i], pd_dtype_name((pd_dtype)p->dtype),
                            !p->requires_grad ? "does not require grad" : p->meta->grad_fn ? "no leaf" : "a leaf");
         if (!pd_shape_is_dense(params[i]->ndim, params[i]->size, params[i]->stride))
             return pd_fail(PD_E_VALUE, "DistributedDataParallel: parameter %s is not dense (expected contiguous())",

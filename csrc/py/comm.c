@@ -156,8 +156,8 @@ static PyMethodDef functions[] = {
     {"comm_init", (PyCFunction)(void (*)(void))comm_init, METH_VARARGS | METH_KEYWORDS,
      "comm_init(rank, world, address, secret_fd, timeout=None, algo=None, slot=0) -> Group\n\nJoins the other ranks. "
      "address: a launcher's '@name' or 'host:port', 'tcp://host:port' or 'file://path' without one (rank 0 hosts), "
-     "None: a world of one. secret_fd: a launcher's, or -1: PYDIST_SECRET_FILE. Later groups of the process use the same "
-     "connection."},
+     "None: a world of one. secret_fd: a launcher's, or -1: PYDIST_SECRET_FILE. Later groups of the process use the "
+     "same connection."},
     {"comm_init_hub", (PyCFunction)(void (*)(void))comm_init_hub, METH_VARARGS | METH_KEYWORDS,
      "comm_init_hub(hub, rank, timeout=None, algo=None, slot=0) -> Group\n\nJoins the ranks of a hub, a thread each."},
     {"comm_raised", comm_raised, METH_O,

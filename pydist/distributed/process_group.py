@@ -125,8 +125,8 @@ def init_process_group(
     Under a launcher its environment says who they are, and arguments must agree with it. Without one all ranks call
     this with `world_size` and their `rank` (or WORLD_SIZE and RANK in the environment) and one `init_method`: "env://"
     (the default: MASTER_ADDR and MASTER_PORT in the environment), "tcp://host:port" or "file:///path". The host is rank
-    0's, whose process serves the others and has to end last: at its exit it waits for them. On one host only processes of
-    this user can join; beyond, PYDIST_SECRET_FILE names the file with the secret that all hosts share.
+    0's, whose process serves the others and has to end last: at its exit it waits for them. On one host only processes
+    of this user can join; beyond, PYDIST_SECRET_FILE names the file with the secret that all hosts share.
 
     `backend`: None, "native", "gloo" (all the engine's own) or names by device such as "cpu:gloo,cuda:nccl".
     `timeout`: a timedelta or seconds for the ranks to come (300 s), and after which a wait for a live peer raises
