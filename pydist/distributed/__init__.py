@@ -94,8 +94,8 @@ __all__ = [
 def __getattr__(name):
     from importlib import import_module
 
-    if name == "threads":
-        return import_module("pydist.distributed.threads")
+    if name in ("nn", "threads"):
+        return import_module(f"pydist.distributed.{name}")
     if name in _OBJECTS:  # pickle is needed by few
         return getattr(import_module("pydist.distributed.objects"), name)
     raise AttributeError(f"module 'pydist.distributed' has no attribute '{name}'")

@@ -5,7 +5,7 @@ from pydist.nn.modules import *
 from pydist.nn.modules import __all__ as _modules
 from pydist.nn.parameter import Parameter
 
-__all__ = [*_modules, "Parameter", "functional", "init", "parallel", "utils"]
+__all__ = [*_modules, "DataParallel", "Parameter", "functional", "init", "parallel", "utils"]
 
 
 def __getattr__(name):
@@ -13,4 +13,8 @@ def __getattr__(name):
         from importlib import import_module
 
         return import_module(f"pydist.nn.{name}")
+    if name == "DataParallel":
+        from pydist.nn.parallel import DataParallel
+
+        return DataParallel
     raise AttributeError(f"module 'pydist.nn' has no attribute '{name}'")

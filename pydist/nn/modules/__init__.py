@@ -17,6 +17,7 @@ from pydist.nn.modules.pooling import (
     MaxPool1d,
     MaxPool2d,
 )
+from pydist.nn.modules.sync_batchnorm import SyncBatchNorm
 
 __all__ = [
     "AdaptiveAvgPool1d",
@@ -45,4 +46,5 @@ __all__ = [
     "ReLU",
     "Sequential",
     "Softmax",
+    "SyncBatchNorm",
 ]

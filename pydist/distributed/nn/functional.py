@@ -1,0 +1,171 @@
+"""Collectives with gradients: each returns a new tensor, and its backward is the collective that carries gradients back.
+
+The loss is the sum of the ranks' losses, so the gradient of a broadcast is a sum of all ranks' gradients, and every rank
+has to call backward through the same collectives in the same order.
+
+    forward         backward
+    all_reduce SUM  all_reduce SUM
+    broadcast       reduce SUM to the source          reduce    broadcast from the destination
+    all_gather      reduce_scatter SUM                reduce_scatter   all_gather
+    gather          scatter                           scatter   gather
+
+Reductions other than SUM and AVG have no gradient. PyTorch: torch.distributed.nn.functional.
+"""
+
+from pydist import _C
+from pydist import distributed as dist
+from pydist.autograd import Function
+from pydist.distributed import ReduceOp
+
+
+def _linear(name, op):
+    """What a gradient is multiplied by; raises where the reduction is not linear."""
+    if op == ReduceOp.SUM:
+        return False
+    if op == ReduceOp.AVG:
+        return True
+    raise NotImplementedError(f"nn.functional.{name}: {op} has no gradient (expected SUM or AVG)")
+
+
+def _mean(grad, average, group):
+    return grad / dist.get_world_size(group) if average else grad
+
+
+class _AllReduce(Function):
+    @staticmethod
+    def forward(ctx, op, group, tensor):
+        ctx.op, ctx.group = op, group
+        out = tensor.detach().clone()
+        dist.all_reduce(out, op, group)
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        return None, None, _AllReduce.apply(ctx.op, ctx.group, grad)
+
+
+class _Broadcast(Function):
+    @staticmethod
+    def forward(ctx, src, group, tensor):
+        ctx.src, ctx.group = src, group
+        out = tensor.detach().clone()
+        dist.broadcast(out, src, group)
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        whole = _Reduce.apply(ctx.src, ReduceOp.SUM, ctx.group, grad)
+        return None, None, whole if dist.get_rank(ctx.group) == ctx.src else whole * 0
+
+
+class _Reduce(Function):
+    @staticmethod
+    def forward(ctx, dst, op, group, tensor):
+        ctx.dst, ctx.average, ctx.group = dst, _linear("reduce", op), group
+        out = tensor.detach().clone()
+        dist.reduce(out, dst, op, group)
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        return None, None, None, _mean(_Broadcast.apply(ctx.dst, ctx.group, grad), ctx.average, ctx.group)
+
+
+class _AllGather(Function):
+    @staticmethod
+    def forward(ctx, group, tensor):
+        ctx.group = group
+        world = dist.get_world_size(group)
+        out = _C.empty((world, *tensor.shape), dtype=tensor.dtype)
+        dist.all_gather_into_tensor(out, tensor.detach(), group)
+        return tuple(part.clone() for part in out)
+
+    @staticmethod
+    def backward(ctx, *grads):
+        return None, _ReduceScatter.apply(ReduceOp.SUM, ctx.group, *grads)
+
+
+class _ReduceScatter(Function):
+    @staticmethod
+    def forward(ctx, op, group, *tensors):
+        ctx.average, ctx.group = _linear("reduce_scatter", op), group
+        out = _C.empty(tensors[0].shape, dtype=tensors[0].dtype)
+        dist.reduce_scatter(out, [tensor.detach() for tensor in tensors], op, group)
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        return None, None, *_AllGather.apply(ctx.group, _mean(grad, ctx.average, ctx.group))
+
+
+class _Gather(Function):
+    @staticmethod
+    def forward(ctx, dst, group, tensor):
+        ctx.dst, ctx.group = dst, group
+        world = dist.get_world_size(group)
+        parts = [_C.zeros(tensor.shape, dtype=tensor.dtype) for _ in range(world)]
+        dist.gather(tensor.detach(), parts if dist.get_rank(group) == dst else None, dst, group)
+        return tuple(parts)
+
+    @staticmethod
+    def backward(ctx, *grads):
+        return None, None, _Scatter.apply(ctx.dst, ctx.group, *grads)
+
+
+class _Scatter(Function):
+    @staticmethod
+    def forward(ctx, src, group, *tensors):
+        ctx.src, ctx.group = src, group
+        out = _C.empty(tensors[0].shape, dtype=tensors[0].dtype)
+        parts = [tensor.detach() for tensor in tensors]
+        dist.scatter(out, parts if dist.get_rank(group) == src else None, src, group)
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        parts = _Gather.apply(ctx.src, ctx.group, grad)
+        return None, None, *parts
+
+
+def all_reduce(tensor, op=ReduceOp.SUM, group=None):
+    """op (SUM or AVG) over the ranks' tensors; everyone's gradients are reduced likewise.
+
+    >>> import pydist
+    >>> from pydist.distributed.nn.functional import all_reduce
+    >>> x = pydist.ones(2, requires_grad=True)
+    >>> all_reduce(x).sum().backward()  # a world of one
+    >>> x.grad.tolist()
+    [1.0, 1.0]
+    """
+    _linear("all_reduce", op)
+    return _AllReduce.apply(op, group, tensor)
+
+
+def broadcast(tensor, src, group=None):
+    """Rank src's tensor, on every rank. The gradient of src's is the sum of all; the others' is zero."""
+    return _Broadcast.apply(src, group, tensor)
+
+
+def reduce(tensor, dst, op=ReduceOp.SUM, group=None):
+    """op (SUM or AVG) over the ranks' tensors on rank dst; the others get their own. The gradient is dst's."""
+    return _Reduce.apply(dst, op, group, tensor)
+
+
+def all_gather(tensor, group=None):
+    """Tuple of all ranks' tensors, of equal shapes. The gradient is the sum of what the ranks have for this one's."""
+    return _AllGather.apply(group, tensor)
+
+
+def reduce_scatter(output, input_list, op=ReduceOp.SUM, group=None):
+    """op (SUM or AVG) over the ranks of their `input_list[rank]`; `output` is looked at for nothing, as in PyTorch."""
+    return _ReduceScatter.apply(op, group, *input_list)
+
+
+def gather(tensor, dst=0, group=None):
+    """Tuple of all ranks' tensors on rank dst; zeros on the others."""
+    return _Gather.apply(dst, group, tensor)
+
+
+def scatter(tensors, src=0, group=None):
+    """Rank src's `tensors[rank]`; the others give tensors of the same shape, whose gradients are zero."""
+    return _Scatter.apply(src, group, *tensors)
