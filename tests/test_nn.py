@@ -480,6 +480,44 @@ LAYERS = [
     "AdaptiveAvgPool2d((3, None))",
     "AdaptiveMaxPool1d(3)",
     "AdaptiveMaxPool2d((3, 2))",
+    "ReLU6(inplace=True)",
+    "SELU()",
+    "SiLU(True)",
+    "Mish()",
+    "Hardsigmoid()",
+    "Hardswish(inplace=True)",
+    "LeakyReLU(0.2, True)",
+    "ELU(0.5)",
+    "CELU(inplace=True)",
+    "Hardtanh(-2, 2.0)",
+    "Sigmoid()",
+    "Tanh()",
+    "LogSigmoid()",
+    "Softsign()",
+    "Tanhshrink()",
+    "GELU('tanh')",
+    "Softplus(2.0)",
+    "PReLU(3)",
+    "Softmin(1)",
+    "LayerNorm((3, 4))",
+    "LayerNorm(4, 1e-3, bias=False)",
+    "LayerNorm(4, elementwise_affine=False)",
+    "RMSNorm(4)",
+    "GroupNorm(2, 4, affine=False)",
+    "GroupNorm(2, 4)",
+    "Embedding(5, 3, padding_idx=-1)",
+    "Unflatten(1, (2, -1))",
+    "Dropout1d(0.3)",
+    "Dropout2d(inplace=True)",
+    "Conv1d(2, 4, 3, 2, padding=1)",
+    "Conv1d(2, 4, 4, padding='same', bias=False)",
+    "MSELoss()",
+    "L1Loss()",
+    "SmoothL1Loss()",
+    "HuberLoss()",
+    "KLDivLoss(reduction='batchmean')",
+    "BCELoss()",
+    "BCEWithLogitsLoss()",
     "CrossEntropyLoss()",
     "NLLLoss()",
     "Sequential()",
@@ -502,6 +540,12 @@ def test_repr_and_state_parity(torch, text):
 
 
 # Layers against torch.
+
+
+POINTWISE = (
+    "ReLU6 SELU SiLU Mish Hardswish LeakyReLU ELU CELU Hardtanh Sigmoid Tanh LogSigmoid Softsign Tanhshrink "
+    "GELU Softplus"
+).split()
 
 
 def from_torch(tensor):
@@ -561,6 +605,30 @@ def compare(ours, theirs, x, extra=()):
         ("Conv2d(2, 4, 3)", (2, 2, 6, 7)),
         ("Conv2d(4, 6, (3, 2), stride=2, padding=1, dilation=(1, 2), groups=2)", (2, 4, 9, 8)),
         ("Conv2d(2, 4, 3, padding='same', bias=False)", (2, 2, 6, 7)),
+        ("Conv2d(2, 4, (4, 3), padding='same', dilation=(1, 2))", (2, 2, 6, 7)),
+        ("Conv2d(2, 4, 2, padding='valid')", (2, 6, 7)),
+        ("Conv1d(2, 4, 3)", (2, 2, 7)),
+        ("Conv1d(4, 6, 3, stride=2, padding=1, dilation=2, groups=2)", (4, 9)),
+        ("Conv1d(2, 4, 4, padding='same', bias=False)", (2, 2, 7)),
+        *((f"{kind}()", (4, 3)) for kind in POINTWISE),  # torch's Hardsigmoid has its 1/6 in float32
+        ("LeakyReLU(0.2)", (4, 3)),
+        ("ELU(0.5)", (4, 3)),
+        ("CELU(0.5)", (4, 3)),
+        ("Hardtanh(-0.5, 0.25)", (4, 3)),
+        ("GELU('tanh')", (4, 3)),
+        ("Softplus(2.0, 1.0)", (4, 3)),
+        ("PReLU()", (4, 3)),
+        ("PReLU(3)", (4, 3, 2)),
+        ("Softmin(1)", (4, 3)),
+        ("LayerNorm((3, 4))", (2, 3, 4)),
+        ("LayerNorm(4, 1e-3, bias=False)", (2, 3, 4)),
+        ("LayerNorm(4, elementwise_affine=False)", (4,)),
+        ("RMSNorm(4)", (2, 3, 4)),
+        ("RMSNorm((3, 4), 1e-3, elementwise_affine=False)", (2, 3, 4)),
+        ("GroupNorm(2, 4)", (2, 4, 3, 2)),
+        ("GroupNorm(4, 4, affine=False)", (2, 4, 5)),
+        ("Unflatten(-1, (2, -1, 2))", (3, 8)),
+        ("Unflatten(1, (0, 3))", (3, 0)),
     ],
 )
 def test_layer_parity(torch, text, shape, train):
@@ -587,6 +655,85 @@ def test_loss_parity(torch, kind, options, reduction):
     compare(ours, theirs, x.log_softmax(1) if kind == "NLLLoss" else x, (torch.tensor([0, 1, 2, 3, 4, 2, 0]),))
 
 
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "MSELoss(",
+        "L1Loss(",
+        "SmoothL1Loss(beta=0.5, ",
+        "HuberLoss(delta=0.5, ",
+        "KLDivLoss(",
+        "KLDivLoss(log_target=True, ",
+        "BCELoss(",
+        "BCELoss(weight=W, ",
+        "BCEWithLogitsLoss(",
+        "BCEWithLogitsLoss(weight=W, pos_weight=W + 1, ",
+    ],
+)
+def test_pairwise_loss_parity(torch, text, reduction):
+    torch.manual_seed(0)
+    weight, t = torch.rand(3, dtype=torch.float64), torch.rand(4, 3, dtype=torch.float64)
+    x = torch.randn(4, 3, dtype=torch.float64)
+    x = x.sigmoid() if text.startswith("BCELoss") else x
+    theirs = eval(f"torch.nn.{text}reduction=reduction)", {"torch": torch, "W": weight, "reduction": reduction})
+    ours = eval(f"nn.{text}reduction=reduction)", {"nn": nn, "W": from_torch(weight), "reduction": reduction})
+    compare(ours, theirs, x, (t,))
+
+
+def test_kl_div_over_the_batch(torch):
+    x, t = torch.randn(4, 3, dtype=torch.float64).log_softmax(1), torch.rand(4, 3, dtype=torch.float64)
+    compare(nn.KLDivLoss(reduction="batchmean"), torch.nn.KLDivLoss(reduction="batchmean"), x, (t,))
+
+
+@pytest.mark.parametrize("padding", [None, 0, -1])
+def test_embedding_parity(torch, padding):
+    torch.manual_seed(0)
+    theirs = torch.nn.Embedding(5, 3, padding_idx=padding).double()
+    ours = nn.Embedding(5, 3, padding_idx=padding).double()
+    assert padding is None or ours.weight[padding].tolist() == [0, 0, 0]
+    ours.load_state_dict({name: from_torch(value) for name, value in theirs.state_dict().items()})
+    index = torch.tensor([[0, 4, 2], [4, 4, 0]])
+    weight = torch.randn(2, 3, 3, dtype=torch.float64)
+    (theirs(index) * weight).sum().backward()
+    (ours(from_torch(index)) * from_torch(weight)).sum().backward()
+    assert_close(ours(from_torch(index)), theirs(index))
+    assert_close(ours.weight.grad, theirs.weight.grad)
+
+
+def test_embedding_corners():
+    rows = pydist.arange(6.0).reshape(3, 2)
+    table = nn.Embedding.from_pretrained(rows)
+    assert not table.weight.requires_grad and table(pydist.tensor([2])).tolist() == [[4, 5]]
+    assert nn.Embedding.from_pretrained(rows, freeze=False).weight.requires_grad
+    for wrong in (lambda: table(pydist.tensor([3])), lambda: table(pydist.tensor([-1]))):
+        with pytest.raises(IndexError):
+            wrong()
+    with pytest.raises(ValueError, match="padding_idx 3 for 3 embeddings"):
+        nn.Embedding(3, 2, padding_idx=3)
+    with pytest.raises(ValueError, match="2-dimensional"):
+        nn.Embedding.from_pretrained(pydist.ones(3))
+    with pytest.raises(ValueError, match=r"weight has shape \(3, 2\)"):
+        nn.Embedding(3, 3, _weight=rows)
+
+
+@pytest.mark.parametrize("kind, shape", [("Dropout1d", (2000, 4, 3)), ("Dropout2d", (2000, 4, 3, 2)), ("Dropout1d", (4000, 5))])
+@pytest.mark.parametrize("inplace", [False, True])
+def test_dropout_of_channels(kind, shape, inplace):
+    pydist.manual_seed(0)
+    layer = getattr(nn, kind)(0.25, inplace)
+    x = pydist.ones(*shape)
+    y = layer(x)
+    assert (y is x) is inplace or (y == x).all().item() is inplace
+    channels = y.reshape(-1, y.shape[-1] if kind == "Dropout1d" else 6)
+    first = channels[:, :1]
+    assert bool((channels == first).all()) and abs(y.mean().item() - 1) < 0.05
+    assert set(first.flatten().tolist()) == {0.0, pydist.tensor(1 / 0.75).item()}
+    assert layer.eval()(x) is x
+    with pytest.raises(ValueError, match=f"{kind}: input has 1 dims"):
+        layer(pydist.ones(3))
+
+
 def test_dropout_scales_what_it_keeps():
     pydist.manual_seed(0)
     x = pydist.ones(20000)
@@ -606,6 +753,23 @@ def test_bad_layers():
         nn.Linear(3, 4)(pydist.ones(2, 5))
     with pytest.raises(ValueError, match="expected 4D input"):
         nn.BatchNorm2d(3)(pydist.ones(2, 3))
+    for wrong in (lambda: nn.GroupNorm(3, 4), lambda: nn.GroupNorm(0, 4)):
+        with pytest.raises(ValueError, match="must be divisible by num_groups"):
+            wrong()
+    with pytest.raises(ValueError, match="max_val must be larger"):
+        nn.Hardtanh(1, 1)
+    with pytest.raises(ValueError, match="padding has 3 values"):
+        nn.Conv2d(3, 4, 3, padding=(1, 1, 1))
+    with pytest.raises(pydist.ShapeError, match="conv1d: shapes"):
+        nn.Conv1d(3, 4, 3)(pydist.ones(2, 3, 4, 4))
+    with pytest.raises(pydist.ShapeError):
+        nn.LayerNorm(3)(pydist.ones(2, 4))
+    with pytest.raises(RuntimeError, match="expected to multiply to 8"):
+        nn.Unflatten(1, (3, -1))(pydist.ones(2, 8))
+    with pytest.raises(IndexError, match="dim 2 for 2 dims"):
+        nn.Unflatten(2, (1, 1))(pydist.ones(2, 8))
+    with pytest.raises(TypeError, match="unflattened_size is 8"):
+        nn.Unflatten(1, 8)
     with pytest.raises(ValueError, match="divisible by groups"):
         nn.Conv2d(3, 4, 3, groups=2)
     with pytest.raises(ValueError, match="strided"):
@@ -666,6 +830,30 @@ def test_distributions(call, kind, scale):
     assert abs(values.mean().item()) < 0.03 * scale
     assert abs((values * values).mean().item() / deviation**2 - 1) < 0.05
     assert kind == "normal" or values.abs().max().item() <= scale
+
+
+@pytest.mark.parametrize(
+    "text, fan_in",
+    [("Linear(50, 80)", 50), ("Conv1d(6, 80, 5)", 30), ("Conv2d(8, 64, 3, groups=2)", 36), ("Conv2d(4, 64, (1, 5))", 20)],
+)
+def test_layers_start_as_pytorchs(text, fan_in):
+    """Weights and biases are uniform in +-1/sqrt(fan_in)."""
+    pydist.manual_seed(0)
+    layer, bound = eval(f"nn.{text}"), 1 / math.sqrt(fan_in)
+    for p in layer.parameters():
+        values = p.detach()
+        assert 0.85 * bound < values.abs().max().item() <= bound * (1 + 1e-6)
+        assert abs((values * values).mean().item() / (bound**2 / 3) - 1) < 0.25
+    assert abs((layer.weight.detach() ** 2).mean().item() / (bound**2 / 3) - 1) < 0.06
+
+
+def test_tables_and_norms_start_as_pytorchs():
+    pydist.manual_seed(0)
+    weight = nn.Embedding(100, 200).weight.detach()
+    assert abs(weight.mean().item()) < 0.02 and abs((weight * weight).mean().item() - 1) < 0.03
+    for norm in (nn.LayerNorm(3), nn.GroupNorm(1, 3), nn.BatchNorm1d(3), nn.BatchNorm2d(3)):
+        assert norm.weight.tolist() == [1, 1, 1] and norm.bias.tolist() == [0, 0, 0]
+    assert nn.RMSNorm(2).weight.tolist() == [1, 1] and nn.PReLU().weight.tolist() == [0.25]
 
 
 def test_constants_and_fans():

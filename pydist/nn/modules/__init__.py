@@ -1,12 +1,46 @@
-from pydist.nn.modules.activation import LogSoftmax, ReLU, Softmax
+from pydist.nn.modules.activation import (
+    CELU,
+    ELU,
+    GELU,
+    Hardsigmoid,
+    Hardswish,
+    Hardtanh,
+    LeakyReLU,
+    LogSigmoid,
+    LogSoftmax,
+    Mish,
+    PReLU,
+    ReLU,
+    ReLU6,
+    SELU,
+    SiLU,
+    Sigmoid,
+    Softmax,
+    Softmin,
+    Softplus,
+    Softsign,
+    Tanh,
+    Tanhshrink,
+)
 from pydist.nn.modules.batchnorm import BatchNorm1d, BatchNorm2d
 from pydist.nn.modules.container import ModuleDict, ModuleList, ParameterDict, ParameterList, Sequential
-from pydist.nn.modules.conv import Conv2d
-from pydist.nn.modules.dropout import Dropout
-from pydist.nn.modules.flatten import Flatten
+from pydist.nn.modules.conv import Conv1d, Conv2d
+from pydist.nn.modules.dropout import Dropout, Dropout1d, Dropout2d
+from pydist.nn.modules.flatten import Flatten, Unflatten
 from pydist.nn.modules.linear import Identity, Linear
-from pydist.nn.modules.loss import CrossEntropyLoss, NLLLoss
+from pydist.nn.modules.loss import (
+    BCELoss,
+    BCEWithLogitsLoss,
+    CrossEntropyLoss,
+    HuberLoss,
+    KLDivLoss,
+    L1Loss,
+    MSELoss,
+    NLLLoss,
+    SmoothL1Loss,
+)
 from pydist.nn.modules.module import Module
+from pydist.nn.modules.normalization import GroupNorm, LayerNorm, RMSNorm
 from pydist.nn.modules.pooling import (
     AdaptiveAvgPool1d,
     AdaptiveAvgPool2d,
@@ -17,6 +51,7 @@ from pydist.nn.modules.pooling import (
     MaxPool1d,
     MaxPool2d,
 )
+from pydist.nn.modules.sparse import Embedding
 from pydist.nn.modules.sync_batchnorm import SyncBatchNorm
 
 __all__ = [
@@ -26,25 +61,59 @@ __all__ = [
     "AdaptiveMaxPool2d",
     "AvgPool1d",
     "AvgPool2d",
+    "BCELoss",
+    "BCEWithLogitsLoss",
     "BatchNorm1d",
     "BatchNorm2d",
+    "CELU",
+    "Conv1d",
     "Conv2d",
     "CrossEntropyLoss",
     "Dropout",
+    "Dropout1d",
+    "Dropout2d",
+    "ELU",
+    "Embedding",
     "Flatten",
+    "GELU",
+    "GroupNorm",
+    "Hardsigmoid",
+    "Hardswish",
+    "Hardtanh",
+    "HuberLoss",
     "Identity",
+    "KLDivLoss",
+    "L1Loss",
+    "LayerNorm",
+    "LeakyReLU",
     "Linear",
+    "LogSigmoid",
     "LogSoftmax",
+    "MSELoss",
     "MaxPool1d",
     "MaxPool2d",
+    "Mish",
     "Module",
     "ModuleDict",
     "ModuleList",
     "NLLLoss",
+    "PReLU",
     "ParameterDict",
     "ParameterList",
+    "RMSNorm",
     "ReLU",
+    "ReLU6",
+    "SELU",
     "Sequential",
+    "SiLU",
+    "Sigmoid",
+    "SmoothL1Loss",
     "Softmax",
+    "Softmin",
+    "Softplus",
+    "Softsign",
     "SyncBatchNorm",
+    "Tanh",
+    "Tanhshrink",
+    "Unflatten",
 ]

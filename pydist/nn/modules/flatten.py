@@ -1,4 +1,6 @@
-"""Flatten."""
+"""Several dims into one and back."""
+
+from math import prod
 
 from pydist.nn.modules.module import Module
 
@@ -21,3 +23,36 @@ class Flatten(Module):
 
     def extra_repr(self):
         return f"start_dim={self.start_dim}, end_dim={self.end_dim}"
+
+
+class Unflatten(Module):
+    """Splits `dim` into dims of the sizes `unflattened_size`, of which one may be -1. Raises RuntimeError where they do not
+    multiply to its size, TypeError for other sizes than a tuple or list of ints.
+
+    >>> import pydist
+    >>> pydist.nn.Unflatten(1, (3, -1))(pydist.ones(2, 12)).shape
+    pydist.Size([2, 3, 4])
+    """
+
+    def __init__(self, dim, unflattened_size):
+        super().__init__()
+        if not isinstance(dim, int):
+            raise TypeError(f"Unflatten: dim is {type(dim).__name__} (expected int)")
+        if not isinstance(unflattened_size, (tuple, list)) or not all(isinstance(n, int) for n in unflattened_size):
+            raise TypeError(f"Unflatten: unflattened_size is {unflattened_size!r} (expected a tuple of ints)")
+        self.dim = dim
+        self.unflattened_size = unflattened_size
+
+    def forward(self, input):
+        shape, sizes = list(input.shape), list(self.unflattened_size)
+        if not -len(shape) <= self.dim < len(shape):
+            raise IndexError(f"unflatten: dim {self.dim} for {len(shape)} dims")
+        dim, known = self.dim % len(shape), prod(n for n in sizes if n != -1)
+        if sizes.count(-1) == 1 and known and shape[dim] % known == 0:
+            sizes[sizes.index(-1)] = shape[dim] // known
+        if prod(sizes) != shape[dim] or -1 in sizes:
+            raise RuntimeError(f"unflatten: sizes {self.unflattened_size} (expected to multiply to {shape[dim]})")
+        return input.reshape(shape[:dim] + sizes + shape[dim + 1 :])
+
+    def extra_repr(self):
+        return f"dim={self.dim}, unflattened_size={self.unflattened_size}"

@@ -1,0 +1,103 @@
+"""Rows of a table by their numbers."""
+
+from pydist import _C
+from pydist._grad_mode import no_grad
+from pydist.nn import functional as F
+from pydist.nn import init
+from pydist.nn.modules.module import Module
+from pydist.nn.parameter import Parameter
+
+
+class Embedding(Module):
+    """y[...] = weight[x[...]] for indices x (int64 or int32) and weight[num_embeddings, embedding_dim].
+
+    weight starts as N(0, 1), row `padding_idx` as zeros, and that row gets no gradient. Raises IndexError for an index
+    outside, ValueError for a padding_idx outside.
+
+    >>> import pydist
+    >>> table = pydist.nn.Embedding(10, 3, padding_idx=0)
+    >>> table(pydist.tensor([[0, 4]])).shape, table(pydist.tensor(0)).tolist()
+    (pydist.Size([1, 2, 3]), [0.0, 0.0, 0.0])
+    """
+
+    def __init__(
+        self,
+        num_embeddings,
+        embedding_dim,
+        padding_idx=None,
+        max_norm=None,
+        norm_type=2.0,
+        scale_grad_by_freq=False,
+        sparse=False,
+        _weight=None,
+        _freeze=False,
+        device=None,
+        dtype=None,
+    ):
+        super().__init__()
+        if padding_idx is not None:
+            if not -num_embeddings <= padding_idx < num_embeddings:
+                raise ValueError(f"Embedding: padding_idx {padding_idx} for {num_embeddings} embeddings")
+            padding_idx %= num_embeddings
+        self.num_embeddings = num_embeddings
+        self.embedding_dim = embedding_dim
+        self.padding_idx = padding_idx
+        self.max_norm = max_norm
+        self.norm_type = norm_type
+        self.scale_grad_by_freq = scale_grad_by_freq
+        self.sparse = sparse
+        if _weight is None:
+            weight = _C.empty(num_embeddings, embedding_dim, device=device, dtype=dtype)
+            self.weight = Parameter(weight, requires_grad=not _freeze)
+            self.reset_parameters()
+        else:
+            if tuple(_weight.shape) != (num_embeddings, embedding_dim):
+                raise ValueError(
+                    f"Embedding: weight has shape {tuple(_weight.shape)} (expected {(num_embeddings, embedding_dim)})"
+                )
+            self.weight = Parameter(_weight, requires_grad=not _freeze)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        embeddings,
+        freeze=True,
+        padding_idx=None,
+        max_norm=None,
+        norm_type=2.0,
+        scale_grad_by_freq=False,
+        sparse=False,
+    ):
+        """An Embedding over the tensor `embeddings` [rows, columns], which does not train unless freeze is False."""
+        if embeddings.dim() != 2:
+            raise ValueError("Embeddings parameter is expected to be 2-dimensional")
+        rows, columns = embeddings.shape
+        return cls(
+            rows, columns, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse, embeddings, _freeze=freeze
+        )
+
+    def reset_parameters(self):
+        init.normal_(self.weight)
+        if self.padding_idx is not None:
+            with no_grad():
+                self.weight[self.padding_idx].fill_(0)
+
+    def forward(self, input):
+        return F.embedding(
+            input,
+            self.weight,
+            self.padding_idx,
+            self.max_norm,
+            self.norm_type,
+            self.scale_grad_by_freq,
+            self.sparse,
+        )
+
+    def extra_repr(self):
+        text = f"{self.num_embeddings}, {self.embedding_dim}"
+        for name, default in (
+            ("padding_idx", None), ("max_norm", None), ("norm_type", 2), ("scale_grad_by_freq", False), ("sparse", False)
+        ):  # fmt: skip
+            if (value := getattr(self, name)) != default:
+                text += f", {name}={value}"
+        return text
