@@ -123,7 +123,7 @@ class ControlServer:
 
 class Hub:
     world: int
-    def __init__(self, world: int) -> None: ...
+    def __init__(self, world: int, hosts: int = 1) -> None: ...
 
 # address: a launcher's "@name" or "host:port"; without one "tcp://host:port" or "file://path" (rank 0 hosts the control
 # server); None: a world of one. secret_fd: a launcher's descriptor; -1: PYDIST_SECRET_FILE.

@@ -4,34 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/flags.h"
-
-static _Atomic int64_t fault_at; /* 0: no fault */
-static _Atomic int64_t made;
-static pthread_once_t once = PTHREAD_ONCE_INIT;
-
-static void read_fault(void) {
-    const char *text = pd_flags_get()->FAULT;
-    if (!strncmp(text, "malloc:", 7)) fault_at = strtoll(text + 7, NULL, 10);
-}
-
-bool pd_fault_hit(void) {
-    pthread_once(&once, read_fault);
-    int64_t at = fault_at; /* counted only while a fault is armed: one relaxed load otherwise */
-    if (__builtin_expect(at == 0, 1)) return false;
-    return ++made == at;
-}
-
-bool pd_fault_armed(void) { return fault_at != 0; }
-
-int64_t pd_fault_malloc(int64_t n) {
-    pthread_once(&once, read_fault);
-    int64_t before = made;
-    made = 0;
-    fault_at = n;
-    return before;
-}
-
 #define out_of_memory(bytes, what) pd_fail(PD_E_MEMORY, "%s: out of memory: tried to allocate %zu bytes", what, (size_t)(bytes))
 
 pd_status pd_malloc(size_t bytes, const char *what, void *out) {

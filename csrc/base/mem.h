@@ -1,7 +1,8 @@
-/* Every allocation of the engine. Failing the N-th one is a test (PYDIST_FAULT=malloc:N, pd_fault_malloc). */
+/* Every allocation of the engine. Failing the N-th one is a test (base/fault.h). */
 #ifndef PD_BASE_MEM_H
 #define PD_BASE_MEM_H
 
+#include "base/fault.h"
 #include "base/status.h"
 
 /* [new] `bytes` of memory, or PD_E_MEMORY naming `what`. Zero bytes give a valid pointer. Freed by pd_free. */
@@ -17,10 +18,7 @@ void pd_free(void *p);
    steady step allocates none; freed when the thread ends. One user at a time: kernels, which call no ops. */
 pd_status pd_scratch(size_t bytes, const char *what, void **out);
 
-/* The n-th allocation from now fails (1: the next one); 0: none. Returns how many were made since the last call. */
-int64_t pd_fault_malloc(int64_t n);
-bool pd_fault_armed(void);
-/* For allocations made elsewhere (mmap, thread creation): true where this one has to fail. */
-bool pd_fault_hit(void);
+/* For allocations made elsewhere (mmap, thread creation) too: true where this one has to fail. */
+static inline bool pd_fault_hit(void) { return pd_fault_now(PD_FAULT_MALLOC); }
 
 #endif

@@ -17,6 +17,7 @@
 #include "comm/group_impl.h"
 
 #define YIELD_NS 60000          /* a futex wake costs 5-50 us here: shorter waits are not worth a sleep */
+#define CLOSED_NS 1000000000    /* a closed connection without an explanation */
 #define MISMATCH_NS 1000000000  /* ranks that differ wait this long for the rest, so that the message names them all */
 
 static inline void pause_cpu(void) {
@@ -33,15 +34,40 @@ static atomic_uint *word_of(pd_group *g, const pd_work *w, int r) {
 
 static int missing_rank(const pd_group *g, const pd_work *w) { return (g->rank + w->arrived) % g->size; }
 
+static bool has_arrived(pd_group *g, const pd_work *w, int r) {
+    return (int32_t)(atomic_load_explicit(word_of(g, w, r), memory_order_acquire) - w->target) >= 0;
+}
+
 bool pd_gate_open(pd_group *g, pd_work *w) {
     for (; w->arrived < g->size; w->arrived++) {
-        uint32_t at = atomic_load_explicit(word_of(g, w, missing_rank(g, w)), memory_order_acquire);
-        if ((int32_t)(at - w->target) < 0) return false;
+        int r = missing_rank(g, w);
+        if (has_arrived(g, w, r)) continue;
+        if (!g->mesh) return false;
+        pd_mesh_pump(g->mesh, r);
+        if (!has_arrived(g, w, r)) return false;
     }
-    return true;
+    return !g->mesh || pd_mesh_flush(g->mesh); /* what is on its way may be overwritten after the gate */
+}
+
+static size_t place_of(const pd_group *g, const void *p) { return (size_t)((const char *)p - (char *)g->boards[g->rank]); }
+
+void pd_gate_send_line(pd_group *g, const pd_line *line) {
+    const char *rest = (const char *)line + sizeof line->seq;
+    for (int d = 1; d < g->size; d++)
+        pd_mesh_send(g->mesh, (g->rank + d) % g->size, place_of(g, rest), rest, PD_LINE_BYTES - sizeof line->seq);
+}
+
+static void ring_mesh(pd_group *g, const atomic_uint *word) {
+    uint32_t value = atomic_load_explicit(word, memory_order_relaxed);
+    for (int d = 1; d < g->size; d++) pd_mesh_store(g->mesh, (g->rank + d) % g->size, place_of(g, word), value);
+    pd_mesh_flush(g->mesh);
 }
 
 void pd_gate_ring(pd_group *g, atomic_uint *word) {
+    if (g->mesh) {
+        ring_mesh(g, word);
+        return;
+    }
     atomic_thread_fence(memory_order_seq_cst);
     for (int r = 0; r < g->size; r++)
         if (__builtin_expect(atomic_load_explicit(&g->boards[r]->asleep, memory_order_relaxed), 0) && r != g->rank) {
@@ -75,7 +101,7 @@ static void missing_text(pd_group *g, const pd_work *w, char *text, size_t size)
     size_t n = 0;
     *text = 0;
     for (int r = 0; r < g->size && n + 80 < size; r++) {
-        if (r == g->rank || (int32_t)(atomic_load(word_of(g, w, r)) - w->target) >= 0) continue;
+        if (r == g->rank || has_arrived(g, w, r)) continue;
         const pd_line *a = &g->boards[r]->line[0], *b = &g->boards[r]->line[1];
         uint32_t na = atomic_load(&a->seq), nb = atomic_load(&b->seq);
         const pd_line *last = (int32_t)(na - nb) > 0 ? a : b;
@@ -109,10 +135,26 @@ static bool lines_differ(const pd_group *g, const pd_work *w) {
     return false;
 }
 
+/* Its connection is closed, and the control plane has had time to say why. */
+static pd_status look_at_mesh(pd_group *g, const pd_work *w) {
+    char call[400];
+    PD_TRY(pd_mesh_check(g->mesh));
+    for (int r = 0; r < g->size; r++) {
+        int64_t closed = r == g->rank || has_arrived(g, w, r) ? 0 : pd_mesh_closed(g->mesh, r);
+        if (!closed || pd_hooks_now(NULL) - closed < CLOSED_NS) continue;
+        pd_work_text(g, w, call, sizeof call);
+        pd_status status = pd_fail(PD_E_PEER, "%s: the connection to rank %d is lost", call, r);
+        pd_error_set_rank(r);
+        return status;
+    }
+    return PD_OK;
+}
+
 /* One look around between two sleeps: PD_OK to go on. */
 static pd_status look(pd_group *g, pd_work *w, int64_t start, int64_t deadline, bool *warned, bool *fatal) {
     PD_TRY(pd_group_doom(g, w));
     PD_TRY(pd_hooks_interrupt(g->hooks));
+    if (g->mesh) PD_TRY(look_at_mesh(g, w));
     int64_t now = pd_hooks_now(g->hooks), waited = now - start;
     if (waited > MISMATCH_NS && lines_differ(g, w)) return pd_group_mismatch(g, w);
     if (waited >= g->timeout_ns) return timed_out(g, w, waited);
@@ -142,7 +184,9 @@ static pd_status wait_slowly(pd_group *g, pd_work *w, int64_t deadline, bool *fa
         }
         int64_t left = deadline - pd_hooks_now(g->hooks), rest = start + g->timeout_ns - pd_hooks_now(g->hooks);
         if (rest < left) left = rest;
-        sleep_on(g, w, left < 1000000 ? 1000000 : left);
+        if (left < 1000000) left = 1000000;
+        if (g->mesh) pd_mesh_wait(g->mesh, left);
+        else sleep_on(g, w, left);
     }
     return PD_OK;
 }

@@ -11,6 +11,7 @@
 
 #define BOARD_BYTES 4096
 #define SLOT_BYTES (256 << 10)
+#define MESH_SPINS 50 /* looks into a socket, of about 0.4 us */
 #define SPINS 400 /* pauses of about 45 ns: some 20 us, what a peer that is not quite there takes */
 
 static pd_status choose(pd_group *g, const pd_group_options *o) {
@@ -38,11 +39,29 @@ static pd_status allocate(pd_group *g) {
     return pd_calloc(n * sizeof *g->in, "group", &g->in);
 }
 
+static void detach_parts(pd_group *g) {
+    for (int r = 0; g->parts && g->transport && r < g->size; r++) g->transport->detach(&g->parts[r]);
+}
+
+/* Ranks of several hosts: private memory for everybody's part, and connections that fill it. */
+static pd_status connect_mesh(pd_group *g, size_t bytes, bool near) {
+    detach_parts(g);
+    g->transport = &pd_transport_inproc;
+    g->spins = g->spins_max = near ? MESH_SPINS : 0;
+    for (int r = 0; r < g->size; r++) PD_TRY(g->transport->alloc(bytes, &g->parts[r]));
+    for (int r = 0; r < g->size; r++) g->peers[r] = g->parts[r].ptr;
+    pd_mesh_plan plan = {.link = g->link, .epoch = g->epoch, .parts = g->peers, .bytes = bytes, .near = near,
+                         .timeout_ns = g->timeout_ns, .stop = &g->abort};
+    return pd_mesh_new(&plan, &g->mesh);
+}
+
 static pd_status connect_ranks(pd_group *g) {
     size_t bytes = (BOARD_BYTES + 2 * (g->slot + g->share) + 4095) & ~(size_t)4095;
+    pd_where where = {0};
     PD_TRY(g->transport->alloc(bytes, &g->parts[g->rank]));
-    pd_status status = pd_parts_exchange(g, 0, bytes, g->parts);
+    pd_status status = pd_parts_exchange(g, 0, bytes, g->parts, &where);
     if (status) return status;
+    if (where.apart) PD_TRY(connect_mesh(g, bytes, !where.far));
     for (int r = 0; r < g->size; r++) {
         g->boards[r] = g->parts[r].ptr;
         g->memory[r] = (char *)g->parts[r].ptr + BOARD_BYTES;
@@ -58,7 +77,9 @@ static pd_status connect_ranks(pd_group *g) {
 }
 
 static void free_memory(pd_group *g) {
-    for (int r = 0; g->parts && g->transport && r < g->size; r++) g->transport->detach(&g->parts[r]);
+    pd_mesh_free(g->mesh);
+    g->mesh = NULL;
+    detach_parts(g);
     pd_free(g->parts);
     pd_free(g->boards);
     pd_free(g->memory);
@@ -96,7 +117,7 @@ static pd_status make(pd_link *link, uint32_t epoch, const pd_group_options *o, 
         g->hooks = link->hooks;
         g->rank = link->rank;
         g->size = link->world;
-        g->transport = link->ops->transport;
+        if (link->ops->transport) g->transport = link->ops->transport;
         pd_link_retain(link);
     }
     *out = g;
@@ -117,8 +138,6 @@ pd_status pd_group_new(pd_link *link, const pd_group_options *o, pd_group **out)
     pd_group *g = NULL;
     pd_status status = PD_OK;
     if (link) PD_TRY(pd_link_check(link));
-    if (link && link->world > 1 && !link->ops->transport)
-        return pd_fail(PD_E_NOTIMPL, "init: rank %d is on another host than the control server", link->rank);
     uint32_t epoch = link ? atomic_fetch_add(&link->epochs, 1) + 1 : 1;
     PD_TRY_TO(fail, make(link, epoch, o, &g));
     if (g->size > 1) {
@@ -184,7 +203,7 @@ pd_status pd_group_destroy(pd_group *g) {
 int pd_group_rank(const pd_group *g) { return g->rank; }
 int pd_group_size(const pd_group *g) { return g->size; }
 uint32_t pd_group_epoch(const pd_group *g) { return g->epoch; }
-const char *pd_group_transport(const pd_group *g) { return g->size > 1 ? g->transport->name : "none"; }
+const char *pd_group_transport(const pd_group *g) { return g->size < 2 ? "none" : g->mesh ? "tcp" : g->transport->name; }
 
 pd_status pd_group_check(pd_group *g) {
     if (pd_forked_since(g->forks))

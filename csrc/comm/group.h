@@ -38,7 +38,7 @@ pd_status pd_group_destroy(pd_group *g);
 int pd_group_rank(const pd_group *g);
 int pd_group_size(const pd_group *g);
 uint32_t pd_group_epoch(const pd_group *g);
-const char *pd_group_transport(const pd_group *g); /* "shm", "inproc", "none" */
+const char *pd_group_transport(const pd_group *g); /* "shm", "tcp", "inproc", "none" */
 pd_status pd_group_check(pd_group *g);             /* PD_OK, or the error every call would return */
 
 /* buf[i] = scale * reduce over ranks of buf[i], in the order of algo/reduce.h: the same bits on every rank, transport

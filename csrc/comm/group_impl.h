@@ -4,6 +4,7 @@
 
 #include "comm/algo/algo.h"
 #include "comm/group.h"
+#include "comm/transport/tcp.h"
 
 struct pd_group {
     atomic_int refs;
@@ -12,6 +13,7 @@ struct pd_group {
     pd_link *link; /* NULL: a world of one */
     const pd_hooks *hooks;
     const pd_transport *transport;
+    pd_mesh *mesh; /* not NULL: the peers' parts are mirrors, filled from the wire */
     int64_t timeout_ns, warn_ns;
     int spins, spins_max; /* looks at a word before anybody else gets the core */
     bool check; /* identities are compared */
@@ -81,6 +83,7 @@ bool pd_gate_open(pd_group *g, pd_work *w);
    group is lost (or only the caller's patience). */
 pd_status pd_gate_wait(pd_group *g, pd_work *w, int64_t deadline, bool *fatal);
 void pd_gate_ring(pd_group *g, atomic_uint *word); /* after a store to an own word: wakes who sleeps on it */
+void pd_gate_send_line(pd_group *g, const pd_line *line); /* over tcp: what its word announces */
 /* [text] "all_reduce(float32[4], SUM) at train.py:12 (#17)" */
 int pd_work_text(const pd_group *g, const pd_work *w, char *text, size_t size);
 
@@ -99,8 +102,9 @@ pd_status pd_group_exchange(pd_group *g, pd_collective coll, double tag, const v
                             uint64_t site);
 
 /* segment.c */
-/* Publishes parts[rank] under (epoch, id) and attaches the others'. */
-pd_status pd_parts_exchange(pd_group *g, uint32_t id, size_t bytes, pd_region *parts);
+/* Publishes parts[rank] under (epoch, id) and attaches those of ranks on the same host. */
+typedef struct pd_where { bool apart, far; } pd_where; /* some ranks share no memory; some are on another machine */
+pd_status pd_parts_exchange(pd_group *g, uint32_t id, size_t bytes, pd_region *parts, pd_where *where);
 /* The others wait for our part that will not come: they get this thread's error. */
 void pd_parts_refuse(pd_link *link, uint32_t epoch, uint32_t id);
 void pd_parts_forget(pd_group *g, uint32_t id); /* all have attached: the store drops the handle */

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include "base/mem.h"
+#include "comm/auth.h"
 #include "comm/kv.h"
 #include "comm/transport/inproc.h"
 
@@ -14,7 +15,8 @@ typedef struct seat {
 
 struct pd_hub {
     atomic_int refs;
-    int world;
+    int world, hosts;
+    uint8_t token[PD_TOKEN_BYTES];
     pthread_mutex_t lock; /* of the store, of the seats, and taken before any link's lock */
     pthread_cond_t change;
     pd_kv kv;
@@ -25,13 +27,15 @@ struct pd_hub {
     } ranks[];
 };
 
-pd_status pd_hub_new(int world, pd_hub **out) {
+pd_status pd_hub_new(int world, int hosts, pd_hub **out) {
     pd_hub *h;
     if (world < 1 || world > PD_WORLD_MAX)
         return pd_fail(PD_E_VALUE, "hub: a world of %d ranks (expected 1 to %d)", world, PD_WORLD_MAX);
+    if (hosts < 1) return pd_fail(PD_E_VALUE, "hub: %d hosts", hosts);
     PD_TRY(pd_calloc(sizeof *h + (size_t)world * sizeof *h->ranks, "hub", &h));
     atomic_init(&h->refs, 1);
     h->world = world;
+    h->hosts = hosts;
     pthread_mutex_init(&h->lock, NULL);
     pthread_condattr_t attr;
     pthread_condattr_init(&attr);
@@ -39,8 +43,10 @@ pd_status pd_hub_new(int world, pd_hub **out) {
     pthread_cond_init(&h->change, &attr);
     pthread_condattr_destroy(&attr);
     pd_kv_init(&h->kv, pd_inproc_dup, pd_inproc_drop);
-    *out = h;
-    return PD_OK;
+    pd_status status = pd_auth_random(h->token, sizeof h->token);
+    if (status) pd_hub_release(h);
+    else *out = h;
+    return status;
 }
 
 void pd_hub_retain(pd_hub *hub) { atomic_fetch_add_explicit(&hub->refs, 1, memory_order_relaxed); }
@@ -136,6 +142,8 @@ pd_status pd_hub_join(pd_hub *hub, int rank, const pd_hooks *hooks, pd_link **ou
         return pd_fail(PD_E_VALUE, "hub: rank %d is not one of the %d ranks", rank, hub->world);
     PD_TRY(pd_calloc(sizeof *s, "hub seat", &s));
     pd_link_init(&s->link, &ops, rank, hub->world, hooks);
+    s->link.host = (uint64_t)(rank % hub->hosts);
+    memcpy(s->link.token, hub->token, sizeof s->link.token);
     s->hub = hub;
     pthread_mutex_lock(&hub->lock);
     bool taken = hub->ranks[rank].taken;

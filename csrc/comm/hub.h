@@ -9,7 +9,8 @@
 
 typedef struct pd_hub pd_hub;
 
-pd_status pd_hub_new(int world, pd_hub **out); /* [new] */
+/* [new] `hosts` over 1: rank r is on host r % hosts, as if; only ranks of one host share memory. */
+pd_status pd_hub_new(int world, int hosts, pd_hub **out);
 void pd_hub_retain(pd_hub *hub);
 void pd_hub_release(pd_hub *hub);
 int pd_hub_world(const pd_hub *hub);

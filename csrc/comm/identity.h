@@ -53,7 +53,8 @@ typedef struct pd_board {
     _Alignas(128) atomic_uint step;   /* rounds done by the long collectives, ever growing */
     _Alignas(128) atomic_uint asleep; /* 1: this rank sleeps on a word of another */
 } pd_board;
-_Static_assert(offsetof(pd_line, offset) + 8 <= 64, "a line of the board is one cache line");
+#define PD_LINE_BYTES (offsetof(pd_line, offset) + 8) /* of its members */
+_Static_assert(PD_LINE_BYTES <= 64, "a line of the board is one cache line");
 
 uint64_t pd_identity_hash(const pd_identity *id, uint32_t epoch);
 /* "all_reduce(float32[4], SUM)"; returns the length. */

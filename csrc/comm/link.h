@@ -44,7 +44,7 @@ typedef struct pd_listener {
 } pd_listener;
 
 typedef struct pd_link_ops {
-    const pd_transport *transport; /* how to share memory with ranks of the same `host`; NULL: not at all */
+    const pd_transport *transport; /* how to share memory with ranks of the same `host`; NULL: with nobody */
     pd_status (*call)(pd_link *, const pd_store_call *, pd_store_reply *);
     void (*tell)(pd_link *, const pd_news *, const char *text); /* to all other ranks; never fails, never waits long */
     void (*close)(pd_link *); /* says goodbye (LEFT, epoch 0), ends the link's thread; news stop */

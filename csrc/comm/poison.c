@@ -19,6 +19,7 @@ void pd_group_hear(pd_listener *l, pd_weight weight, const pd_error *e) {
         atomic_store(&g->abort, weight);
     }
     pthread_mutex_unlock(&g->doom_lock);
+    if (g->mesh) pd_mesh_wake(g->mesh);
     atomic_uint *word = atomic_load(&g->sleeping);
     if (word) syscall(SYS_futex, word, FUTEX_WAKE, INT32_MAX, NULL, NULL, 0);
 }

@@ -75,7 +75,7 @@ static void plan(const pd_group *g, pd_work *w) {
     case PD_COLL_BARRIER: w->algo = &pd_algo_barrier; break;
     default: w->algo = &pd_algo_all_gather;
     }
-    w->direct = large && !g->forced && w->segment;
+    w->direct = large && !g->forced && w->segment && !g->mesh;
     j->rank = g->rank;
     j->size = g->size;
     j->slot = g->slot;
@@ -88,11 +88,26 @@ static void plan(const pd_group *g, pd_work *w) {
     w->pieces = (j->count + j->piece - 1) / j->piece;
 }
 
+/* What the peers read of ours, onto the wire; `at` is where they look for it. */
+static void send_spans(pd_group *g, pd_span (*span)(const pd_job *, int64_t, int), const pd_job *j, int64_t k,
+                       const char *at) {
+    size_t offset = (size_t)(at - (char *)g->boards[g->rank]);
+    for (int d = 1; d < g->size; d++) { /* from the right neighbour on: not all to rank 0 at once */
+        int r = (g->rank + d) % g->size;
+        pd_span s = span(j, k, r);
+        pd_mesh_send(g->mesh, r, offset + s.at, s.data, s.bytes);
+    }
+}
+
 /* Own data to where the peers read it: one copy of what is the same for all of them. */
-static void put(const pd_work *w, int64_t k) {
+static void put(pd_group *g, const pd_work *w, int64_t k) {
     const pd_job *j = &w->job;
     char *slot = pd_job_slot(j, j->rank, k);
     pd_span last = {0};
+    if (g->mesh) {
+        send_spans(g, w->algo->put, j, k, slot);
+        return;
+    }
     for (int r = 0; r < j->size; r++) {
         if (r == j->rank) continue;
         pd_span s = w->algo->put(j, k, r);
@@ -122,7 +137,7 @@ static pd_status start(pd_group *g, pd_work *w) {
     plan(g, w);
     w->job.first = g->piece;
     g->piece += (uint32_t)w->pieces;
-    if (!w->direct && w->pieces && w->algo->put) put(w, 0);
+    if (!w->direct && w->pieces && w->algo->put) put(g, w, 0);
     pd_line *l = &g->boards[g->rank]->line[w->seq & 1];
     l->id = w->id;
     l->hash = w->hash = pd_identity_hash(&w->id, g->epoch);
@@ -130,6 +145,7 @@ static pd_status start(pd_group *g, pd_work *w) {
     l->segment = w->direct ? w->segment->id : 0;
     l->offset = w->direct ? (uint64_t)(w->job.from - (char *)pd_segment_ptr(w->segment)) : 0;
     atomic_store_explicit(&l->seq, w->seq, memory_order_release);
+    if (g->mesh) pd_gate_send_line(g, l);
     pd_gate_ring(g, &l->seq);
     open_gate(w, true, w->seq);
     atomic_store_explicit(&w->state, PD_WORK_POSTED, memory_order_relaxed);
@@ -150,7 +166,7 @@ static pd_status meet(pd_group *g, pd_work *w, bool *again) {
         direct = direct && l->segment == w->segment->id && l->offset + bytes <= w->segment->bytes;
     }
     *again = any && !direct;
-    if (*again && w->direct) put(w, 0);
+    if (*again && w->direct) put(g, w, 0);
     if (!direct) return PD_OK;
     for (int r = 0; r < g->size; r++)
         g->peers[r] = (char *)w->segment->parts[r].ptr + g->boards[r]->line[parity].offset;
@@ -162,7 +178,7 @@ static pd_status meet(pd_group *g, pd_work *w, bool *again) {
 }
 
 /* The moves of a round; false where no gate has to follow them. */
-static bool move(pd_work *w) {
+static bool move(pd_group *g, pd_work *w) {
     const pd_algo *a = w->algo;
     const pd_job *j = &w->job;
     int64_t k = w->round, mixed = k - 1, taken = k - a->depth;
@@ -170,8 +186,11 @@ static bool move(pd_work *w) {
         a->take(j, 0);
         return true;
     }
-    if (a->put && k < w->pieces) put(w, k);
-    if (a->mix && mixed < w->pieces) a->mix(j, mixed);
+    if (a->put && k < w->pieces) put(g, w, k);
+    if (a->mix && mixed < w->pieces) {
+        a->mix(j, mixed);
+        if (g->mesh) send_spans(g, a->give, j, mixed, pd_job_share(j, j->rank, mixed));
+    }
     if (taken >= 0) a->take(j, taken);
     return taken < w->pieces - 1;
 }
@@ -189,7 +208,7 @@ static pd_status run(pd_group *g, pd_work *w, bool *done) {
             }
         }
         w->round++;
-        *done = !w->pieces || (!w->algo->depth && w->round > 1) || !move(w);
+        *done = !w->pieces || (!w->algo->depth && w->round > 1) || !move(g, w);
         if (*done) return PD_OK;
         post_step(g, w);
     }

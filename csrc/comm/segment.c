@@ -1,7 +1,8 @@
 /* Symmetric segments: a part of memory per rank that all ranks can address.
 
    The owner allocates, publishes a record and a handle under "pd:<epoch>.<id>.<rank>", the others attach, all agree,
-   the record is deleted. A rank that fails replaces its record by the reason, so nobody waits for it in vain. */
+   the record is deleted. A rank that fails replaces its record by the reason, so nobody waits for it in vain. Between
+   hosts a segment is private memory that collectives stage like any other. */
 #include <stdio.h>
 #include <unistd.h>
 
@@ -11,7 +12,8 @@
 
 typedef struct record {
     int32_t status;   /* not PD_OK: an error text follows */
-    uint32_t pad;
+    uint32_t far;     /* connected to the control server over tcp */
+    uint64_t host;
     uint64_t setting; /* of the group: has to be equal */
     uint64_t bytes;
 } record;
@@ -26,7 +28,7 @@ static uint64_t setting_of(const pd_group *g) {
 
 static pd_status publish(pd_group *g, uint32_t id, size_t bytes, const pd_region *own) {
     char key[64];
-    record r = {.setting = setting_of(g), .bytes = bytes};
+    record r = {.far = *g->link->here != 0, .host = g->link->host, .setting = setting_of(g), .bytes = bytes};
     pd_store_reply reply;
     part_key(key, sizeof key, g->epoch, id, g->rank);
     pd_store_call call = {.verb = PD_STORE_SET, .key = key, .key_bytes = strlen(key), .data = &r, .bytes = sizeof r,
@@ -76,7 +78,7 @@ static pd_status fetch(pd_group *g, uint32_t id, int rank, pd_store_reply *reply
     return status;
 }
 
-static pd_status attach(pd_group *g, uint32_t id, int rank, size_t bytes, pd_region *part) {
+static pd_status attach(pd_group *g, uint32_t id, int rank, size_t bytes, pd_region *part, pd_where *where) {
     pd_store_reply reply;
     record r = {0};
     PD_TRY(fetch(g, id, rank, &reply));
@@ -88,12 +90,15 @@ static pd_status attach(pd_group *g, uint32_t id, int rank, size_t bytes, pd_reg
     else if (r.setting != setting_of(g) || r.bytes != bytes)
         status = pd_fail(PD_E_DIST, "init: rank %d runs with other settings than rank %d (PYDIST_ALGO, slot size)",
                          rank, g->rank);
+    else if (r.host != g->link->host)
+        where->apart = true;
     else if (reply.handle == PD_NO_HANDLE)
         status = pd_fail(PD_E_DIST, "init: rank %d published no memory", rank);
     else {
         status = g->transport->attach(reply.handle, bytes, part);
         reply.handle = PD_NO_HANDLE;
     }
+    where->far |= r.far != 0;
     pd_free(reply.data);
     if (reply.handle != PD_NO_HANDLE) { /* a handle of memory we do not want: attach knows how to close it */
         pd_region unwanted = {0};
@@ -105,11 +110,12 @@ static pd_status attach(pd_group *g, uint32_t id, int rank, size_t bytes, pd_reg
     return status;
 }
 
-pd_status pd_parts_exchange(pd_group *g, uint32_t id, size_t bytes, pd_region *parts) {
+pd_status pd_parts_exchange(pd_group *g, uint32_t id, size_t bytes, pd_region *parts, pd_where *where) {
+    *where = (pd_where){.far = *g->link->here != 0};
     PD_TRY(publish(g, id, bytes, &parts[g->rank]));
     for (int d = 1; d < g->size; d++) {
         int r = (g->rank + d) % g->size;
-        PD_TRY(attach(g, id, r, bytes, &parts[r]));
+        PD_TRY(attach(g, id, r, bytes, &parts[r], where));
     }
     return PD_OK;
 }
@@ -148,8 +154,9 @@ static pd_status make(pd_group *g, size_t bytes, pd_segment *s, int32_t *all) {
     if (rc) return rc; /* the group is poisoned */
     if (status) pd_error_restore(&e);
     PD_TRY(agree(g, bytes, status, all));
-    if (g->size == 1) return PD_OK;
-    status = pd_parts_exchange(g, s->id, bytes, s->parts);
+    if (g->size == 1 || g->mesh) return PD_OK; /* over tcp it is ours alone */
+    pd_where where;
+    status = pd_parts_exchange(g, s->id, bytes, s->parts, &where);
     if (status) pd_parts_refuse(g->link, g->epoch, s->id);
     mine = (int32_t)(status == PD_E_PYTHON ? PD_E_DIST : status);
     pd_error_save(&e);

@@ -92,7 +92,7 @@ static pd_status cpu_alloc(const pd_device *d, size_t bytes, void **out) {
     }
     if (!b) {
         pd_status status = pd_malloc_aligned(size, "tensor", &b);
-        if (status && pd_device_cpu_cached() && !pd_fault_armed()) { /* there is some after all */
+        if (status && pd_device_cpu_cached() && !pd_fault_armed(PD_FAULT_MALLOC)) { /* there is some after all */
             pd_device_cpu_trim();
             status = pd_malloc_aligned(size, "tensor", &b);
         }

@@ -124,12 +124,12 @@ static PyGetSetDef server_getset[] = {
 /* ---- Hub --------------------------------------------------------------------------------------------------------- */
 
 static PyObject *hub_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
-    static char *names[] = {"world", NULL};
-    int world;
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "i:Hub", names, &world)) return NULL;
+    static char *names[] = {"world", "hosts", NULL};
+    int world, hosts = 1;
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "i|i:Hub", names, &world, &hosts)) return NULL;
     pd_pyhub *self = (pd_pyhub *)pd_py_comm_make(type, PD_PY_HUB);
     if (!self) return NULL;
-    pd_status status = pd_hub_new(world, &self->hub);
+    pd_status status = pd_hub_new(world, hosts, &self->hub);
     if (!status) status = pd_calloc((size_t)world * sizeof *self->links, "hub", &self->links);
     if (status) {
         Py_DECREF(self);
@@ -256,7 +256,8 @@ static PyType_Slot server_slots[] = {
 };
 static PyType_Slot hub_slots[] = {
     {Py_tp_new, hub_new}, {Py_tp_dealloc, hub_dealloc}, {Py_tp_traverse, pd_py_comm_visit}, {Py_tp_getset, hub_getset},
-    {Py_tp_doc, "Hub(world)\n\nWhere ranks that are threads of one process meet."}, {0},
+    {Py_tp_doc, "Hub(world, hosts=1)\n\nWhere ranks that are threads of one process meet. hosts: that it pretends to "
+                "have; rank r is on host r % hosts, and tcp runs between them."}, {0},
 };
 static PyType_Slot store_slots[] = {
     {Py_tp_dealloc, store_dealloc}, {Py_tp_traverse, pd_py_comm_visit}, {Py_tp_methods, store_methods},

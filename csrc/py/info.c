@@ -41,7 +41,17 @@ static PyObject *trim(PyObject *module, PyObject *unused) {
 static PyObject *fault_malloc(PyObject *module, PyObject *n) {
     (void)module;
     long long at = PyLong_AsLongLong(n);
-    return PyErr_Occurred() ? NULL : PyLong_FromLongLong(pd_fault_malloc(at));
+    return PyErr_Occurred() ? NULL : PyLong_FromLongLong(pd_fault_set(PD_FAULT_MALLOC, at));
+}
+
+static PyObject *fault(PyObject *module, PyObject *args) {
+    (void)module;
+    const char *kind;
+    long long at;
+    if (!PyArg_ParseTuple(args, "sL:fault", &kind, &at)) return NULL;
+    for (int k = 0; k < PD_FAULTS; k++)
+        if (!strcmp(kind, pd_fault_names[k])) return PyLong_FromLongLong(pd_fault_set((pd_fault)k, at));
+    return PyErr_Format(PyExc_ValueError, "fault: '%s' (expected malloc, send or recv)", kind);
 }
 
 static PyObject *flags(PyObject *module, PyObject *unused) {
@@ -131,6 +141,9 @@ static PyMethodDef functions[] = {
     {"live", live, METH_NOARGS, "live()\n\nHow many tensors, storages and nodes exist."},
     {"cached", cached, METH_NOARGS, "cached()\n\nWhat caches hold: plans of oneDNN, bytes of freed tensors' memory."},
     {"trim", trim, METH_NOARGS, "trim()\n\nEmpties the caches."},
+    {"fault", fault, METH_VARARGS,
+     "fault(kind, n) -> int\n\nThe n-th 'malloc', 'send' or 'recv' from now fails (0: none). Returns how many were counted "
+     "since the last call."},
     {"fault_malloc", fault_malloc, METH_O, "fault_malloc(n)\n\nThe n-th allocation from now fails (0: none). Returns how many were counted since the last call."},
     {"_log", log_line, METH_VARARGS, "_log(level, text): a line of PYDIST_LOG, 1 warnings, 2 information."},
     {"flags", flags, METH_NOARGS, "flags()\n\n[(name, value, help)] of every environment variable."},

@@ -1,0 +1,237 @@
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include "base/fault.h"
+#include "base/mem.h"
+#include "comm/transport/tcp_impl.h"
+
+/* The first error stays. */
+static void fail(pd_mesh *m, int peer, const char *what, const char *why) {
+    if (m->error.kind) return;
+    (void)pd_fail(PD_E_DIST, "tcp: rank %d cannot %s rank %d: %s", m->rank, what, peer, why);
+    pd_error_save(&m->error);
+}
+
+pd_status pd_mesh_check(const pd_mesh *m) { return m->error.kind ? pd_error_restore(&m->error) : PD_OK; }
+int64_t pd_mesh_closed(const pd_mesh *m, int peer) { return m->peers[peer].closed; }
+
+/* ---- sending ----------------------------------------------------------------------------------------------------- */
+
+static void queue(pd_mesh *m, int peer, pd_mesh_frame head, const void *data) {
+    pd_mesh_peer *p = &m->peers[peer];
+    if (p->deaf) return;
+    if (p->queued == PD_MESH_QUEUE) {
+        fail(m, peer, "send to", "more is queued than a round of a collective sends");
+        return;
+    }
+    m->sending += !p->queued;
+    p->out[p->queued++] = (pd_mesh_out){.head = head, .data = data};
+}
+
+void pd_mesh_send(pd_mesh *m, int peer, size_t at, const void *data, size_t bytes) {
+    if (bytes) queue(m, peer, (pd_mesh_frame){.at = (uint32_t)at, .bytes = (uint32_t)bytes}, data);
+}
+
+void pd_mesh_store(pd_mesh *m, int peer, size_t at, uint32_t value) {
+    queue(m, peer, (pd_mesh_frame){.at = (uint32_t)at, .value = value}, NULL);
+}
+
+static void drop_queue(pd_mesh *m, pd_mesh_peer *p) {
+    m->sending -= p->queued > 0;
+    p->queued = 0;
+}
+
+/* The queue as one vector, without what has gone already. */
+static size_t gather(pd_mesh_peer *p, struct iovec *io) {
+    size_t n = 0;
+    for (int i = 0; i < p->queued; i++) {
+        pd_mesh_out *o = &p->out[i];
+        size_t head = sizeof o->head, skip = o->sent < head ? o->sent : head, past = o->sent - skip;
+        if (skip < head) io[n++] = (struct iovec){(char *)&o->head + skip, head - skip};
+        if (past < o->head.bytes) io[n++] = (struct iovec){(char *)(uintptr_t)o->data + past, o->head.bytes - past};
+    }
+    return n;
+}
+
+static void advance(pd_mesh *m, pd_mesh_peer *p, size_t n) {
+    int gone = 0;
+    while (gone < p->queued) {
+        pd_mesh_out *o = &p->out[gone];
+        size_t rest = sizeof o->head + o->head.bytes - o->sent;
+        if (n < rest) {
+            o->sent += n;
+            break;
+        }
+        n -= rest;
+        gone++;
+    }
+    if (gone == p->queued) drop_queue(m, p);
+    else if (gone) memmove(p->out, p->out + gone, (size_t)(p->queued -= gone) * sizeof *p->out);
+}
+
+static void flush_peer(pd_mesh *m, int peer) {
+    pd_mesh_peer *p = &m->peers[peer];
+    struct iovec io[2 * PD_MESH_QUEUE];
+    while (p->queued) {
+        struct msghdr msg = {.msg_iov = io, .msg_iovlen = gather(p, io)};
+        if (pd_fault_now(PD_FAULT_SEND)) {
+            fail(m, peer, "send to", "PYDIST_FAULT");
+            return;
+        }
+        ssize_t n = sendmsg(p->fd, &msg, MSG_NOSIGNAL | MSG_DONTWAIT);
+        if (n < 0 && errno == EINTR) continue;
+        if (n < 0 && errno == EAGAIN) return;
+        if (n < 0) { /* what it sent before may still be to be read; the control plane knows why it is gone */
+            p->deaf = true;
+            drop_queue(m, p);
+            return;
+        }
+        advance(m, p, (size_t)n);
+    }
+}
+
+bool pd_mesh_flush(pd_mesh *m) {
+    for (int d = 1; m->sending && d < m->size; d++) flush_peer(m, (m->rank + d) % m->size);
+    return !m->sending && !m->error.kind;
+}
+
+/* ---- receiving --------------------------------------------------------------------------------------------------- */
+
+static void close_peer(pd_mesh *m, int peer) {
+    pd_mesh_peer *p = &m->peers[peer];
+    p->closed = pd_hooks_now(NULL);
+    p->deaf = true;
+    drop_queue(m, p);
+    pd_fork_watch_drop(&p->watch);
+    close(p->fd);
+    p->fd = -1;
+}
+
+/* Begins the frame whose head has come. */
+static bool begin_frame(pd_mesh *m, int peer, const pd_mesh_frame *f) {
+    pd_mesh_peer *p = &m->peers[peer];
+    size_t end = (size_t)f->at + (f->bytes ? f->bytes : sizeof(uint32_t));
+    if (f->zero || end > m->bytes || (!f->bytes && f->at % sizeof(uint32_t))) {
+        fail(m, peer, "understand", "garbage on the data connection");
+        return false;
+    }
+    p->to = m->parts[peer] + f->at;
+    p->left = f->bytes;
+    if (!f->bytes) atomic_store_explicit((atomic_uint *)p->to, f->value, memory_order_release);
+    return true;
+}
+
+static bool use_stage(pd_mesh *m, int peer) {
+    pd_mesh_peer *p = &m->peers[peer];
+    for (;;) {
+        size_t n = p->end - p->begin;
+        if (p->left) {
+            if (n > p->left) n = p->left;
+            memcpy(p->to, p->stage + p->begin, n);
+            p->to += n;
+            p->left -= n;
+            p->begin += n;
+            if (p->left) break;
+            continue;
+        }
+        pd_mesh_frame f;
+        if (n < sizeof f) break;
+        memcpy(&f, p->stage + p->begin, sizeof f);
+        p->begin += sizeof f;
+        if (!begin_frame(m, peer, &f)) return false;
+    }
+    memmove(p->stage, p->stage + p->begin, p->end - p->begin);
+    p->end -= p->begin;
+    p->begin = 0;
+    return true;
+}
+
+void pd_mesh_pump(pd_mesh *m, int peer) {
+    pd_mesh_peer *p = &m->peers[peer];
+    while (p->fd >= 0 && !m->error.kind) {
+        struct iovec io[2] = {{p->to, p->left}, {p->stage + p->end, sizeof p->stage - p->end}};
+        struct msghdr msg = {.msg_iov = p->left ? io : io + 1, .msg_iovlen = p->left ? 2 : 1};
+        size_t want = p->left + sizeof p->stage - p->end;
+        ssize_t n = recvmsg(p->fd, &msg, MSG_DONTWAIT);
+        if (n < 0 && errno == EINTR) continue;
+        if (n < 0 && errno == EAGAIN) return;
+        if (n > 0 && pd_fault_now(PD_FAULT_RECV)) {
+            fail(m, peer, "receive from", "PYDIST_FAULT");
+            return;
+        }
+        if (n <= 0) {
+            close_peer(m, peer);
+            return;
+        }
+        size_t direct = (size_t)n < p->left ? (size_t)n : p->left;
+        p->to += direct;
+        p->left -= direct;
+        p->end += (size_t)n - direct;
+        if (!use_stage(m, peer) || (size_t)n < want) return; /* a short read: nothing more has come */
+    }
+}
+
+/* ---- waiting ----------------------------------------------------------------------------------------------------- */
+
+void pd_mesh_wait(pd_mesh *m, int64_t ns) {
+    uint64_t count;
+    for (int r = 0; r < m->size; r++) {
+        const pd_mesh_peer *p = &m->peers[r];
+        m->polls[r] = (struct pollfd){.fd = p->fd, .events = p->queued ? POLLIN | POLLOUT : POLLIN};
+    }
+    m->polls[m->size] = (struct pollfd){.fd = m->wake, .events = POLLIN};
+    struct timespec t = {.tv_nsec = ns < PD_SLICE_NS ? ns : PD_SLICE_NS};
+    if (ppoll(m->polls, (nfds_t)m->size + 1, &t, NULL) <= 0) return;
+    for (int r = 0; r < m->size; r++) {
+        if (m->polls[r].revents & POLLOUT) flush_peer(m, r);
+        if (m->polls[r].revents & ~POLLOUT) pd_mesh_pump(m, r);
+    }
+    if (m->polls[m->size].revents && read(m->wake, &count, sizeof count) < 0) return; /* another wake has emptied it */
+}
+
+void pd_mesh_wake(pd_mesh *m) {
+    uint64_t one = 1;
+    if (write(m->wake, &one, sizeof one) < 0) return; /* the counter is full: it is awake */
+}
+
+/* ---- life -------------------------------------------------------------------------------------------------------- */
+
+void pd_mesh_free(pd_mesh *m) {
+    if (!m) return;
+    for (int r = 0; r < m->size; r++)
+        if (m->peers[r].fd >= 0) {
+            pd_fork_watch_drop(&m->peers[r].watch);
+            close(m->peers[r].fd);
+        }
+    if (m->wake >= 0) close(m->wake);
+    pd_free(m->polls);
+    pd_free(m);
+}
+
+pd_status pd_mesh_new(const pd_mesh_plan *plan, pd_mesh **out) {
+    pd_mesh *m;
+    pd_status status = PD_OK;
+    size_t size = (size_t)plan->link->world;
+    if (plan->bytes > UINT32_MAX)
+        return pd_fail(PD_E_VALUE, "tcp: slots of %zu bytes in all (expected less than 4 GiB)", plan->bytes);
+    PD_TRY(pd_calloc(sizeof *m + size * sizeof *m->peers, "tcp", &m));
+    m->rank = plan->link->rank;
+    m->size = (int)size;
+    m->parts = plan->parts;
+    m->bytes = plan->bytes;
+    for (size_t r = 0; r < size; r++) m->peers[r].fd = -1;
+    m->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    PD_TRY_TO(fail, pd_calloc((size + 1) * sizeof *m->polls, "tcp", &m->polls));
+    if (m->wake < 0) PD_TRY_TO(fail, pd_fail(PD_E_OS, "tcp: no descriptor: %s", strerror(errno)));
+    PD_TRY_TO(fail, pd_mesh_meet(plan, m));
+    *out = m;
+    return PD_OK;
+fail:
+    pd_mesh_free(m);
+    return status;
+}

@@ -1,0 +1,47 @@
+/* The inside of a mesh, for tcp.c (moving bytes) and tcp_meet.c (connecting). */
+#ifndef PD_COMM_TCP_IMPL_H
+#define PD_COMM_TCP_IMPL_H
+
+#include <poll.h>
+
+#include "comm/transport/tcp.h"
+
+typedef struct pd_mesh_frame {
+    uint32_t at, bytes, value, zero;
+} pd_mesh_frame;
+
+#define PD_MESH_QUEUE 8 /* a round sends a piece, a share and a word, a start besides a line; gates wait for all of it */
+#define PD_MESH_STAGE 16384
+
+typedef struct pd_mesh_out {
+    pd_mesh_frame head;
+    const char *data;
+    size_t sent; /* of head and data */
+} pd_mesh_out;
+
+typedef struct pd_mesh_peer {
+    int fd; /* -1: not connected, or closed */
+    pd_fork_watch watch;
+    int64_t closed;
+    bool deaf; /* it no longer takes anything */
+    pd_mesh_out out[PD_MESH_QUEUE];
+    int queued;
+    char *to;    /* where the rest of the frame goes */
+    size_t left; /* its bytes */
+    size_t begin, end; /* of what waits in the stage */
+    char stage[PD_MESH_STAGE];
+} pd_mesh_peer;
+
+struct pd_mesh {
+    int rank, size, wake;
+    size_t bytes;
+    char *const *parts;
+    int sending; /* peers with something queued */
+    pd_error error; /* kind PD_OK: none */
+    struct pollfd *polls;
+    pd_mesh_peer peers[];
+};
+
+pd_status pd_mesh_meet(const pd_mesh_plan *plan, pd_mesh *m);
+
+#endif
