@@ -13,6 +13,7 @@ import time
 import numpy as np
 import pytest
 
+import pydist
 from pydist import _C
 
 OPS = ("sum", "avg", "product", "min", "max", "band", "bor", "bxor")
@@ -20,11 +21,14 @@ FLOATS = ("float16", "bfloat16", "float32", "float64")
 INTS = ("uint8", "int8", "int16", "int32", "int64", "bool")
 
 
+APART = False  # test_tcp.py: every rank pretends to be on a host of its own
+
+
 # Ranks as threads.
 
 def run(world, fn, hub=None, **kw):
     """Results of fn(group) by rank; an exception is a result."""
-    hub = hub or _C.Hub(world)
+    hub = hub or _C.Hub(world, world if APART else 1)
     results = [None] * world
 
     def body(rank):
@@ -82,6 +86,8 @@ class Ranks:
             e = dict(os.environ, RANK=str(rank), WORLD_SIZE=str(world), LOCAL_WORLD_SIZE=str(world),
                      OMP_NUM_THREADS="1", PYDIST_CONTROL=self.server.address,
                      PYDIST_SECRET_FD=str(self.server.secret_fd), **env)
+            if APART:
+                e["PYDIST_HOST"] = f"host{rank}"
             command = [sys.executable, "-c", prelude + textwrap.dedent(script)]
             self.processes.append(subprocess.Popen(command, env=e, pass_fds=[self.server.secret_fd], text=True,
                                                    stdout=subprocess.PIPE, stderr=subprocess.PIPE))
@@ -339,6 +345,107 @@ def test_broadcast_and_all_gather(world):
         group.barrier()
 
     good(run(world, fn))
+
+
+def as_bfloat16(bits):
+    """Python has no format for it: a tensor."""
+    return pydist.from_numpy(from_bf16(bits)).to(pydist.bfloat16)
+
+
+def raw(x):
+    return x.tobytes() if isinstance(x, np.ndarray) else x.float().numpy().tobytes()
+
+
+def every_collective(group, sizes=(1, 5, 1000, 30011)):
+    """All collectives, dtypes and ops; a hash of all that came out."""
+    import hashlib
+
+    h, world, rank = hashlib.sha256(), group.size, group.rank
+    for dtype in FLOATS + INTS:
+        wrap = as_bfloat16 if dtype == "bfloat16" else np.copy
+        for n in sizes:
+            inputs = [sample(dtype, n * world, hash_of(dtype, "sum", n, r)) for r in range(world)]
+            x, mine = inputs[rank], slice(rank * n, (rank + 1) * n)
+            whole, part = wrap(np.zeros_like(x)), wrap(np.zeros_like(x[:n]))
+            group.all_gather(whole, wrap(x[:n]))
+            assert raw(whole) == raw(wrap(np.concatenate([y[:n] for y in inputs])))
+            group.all_to_all(whole, wrap(x))
+            assert raw(whole) == raw(wrap(np.concatenate([y[mine] for y in inputs])))
+            for root in {0, world - 1}:
+                group.gather(whole if rank == root else None, wrap(x[:n]), root)
+                assert rank != root or raw(whole) == raw(wrap(np.concatenate([y[:n] for y in inputs])))
+                group.scatter(part, wrap(x) if rank == root else None, root)
+                assert raw(part) == raw(wrap(inputs[root][mine]))
+                y = wrap(x)
+                group.broadcast(y, root)
+                assert raw(y) == raw(wrap(inputs[root]))
+            for op in OPS:
+                if not defined(dtype, op):
+                    continue
+                total = wrap(x)
+                group.all_reduce(total, op)
+                h.update(raw(total))
+                group.reduce_scatter(part, wrap(x), op)
+                assert raw(part) == raw(total[mine])
+                y = wrap(x)
+                group.reduce(y, world - 1, op)
+                assert raw(y) == raw(total if rank == world - 1 else wrap(x))
+    return h.hexdigest()
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 4, 5])
+def test_every_collective_gives_the_same_bits_on_every_transport(world):
+    inproc = good(run(world, every_collective))
+    assert good(run(world, every_collective, slot=1024)) == inproc  # in many pieces
+    if world > 1:
+        assert good(run(world, every_collective, hub=_C.Hub(world, world))) == inproc
+        assert good(run(world, every_collective, hub=_C.Hub(world, 2), slot=1024)) == inproc
+    if world in (2, 3):
+        script = """
+            sys.path.insert(0, os.environ["TESTS"])
+            import test_comm
+            print(group.transport, test_comm.every_collective(group))
+            leave()
+        """
+        here = os.path.dirname(os.path.abspath(__file__))
+        assert [o.split() for o in outputs(processes(world, script, TESTS=here))] == [["shm", h] for h in inproc]
+
+
+def test_reduce_scatter_reads_segments_where_they_lie():
+    n = 40000
+
+    def fn(group):
+        rng = np.random.default_rng(group.rank)
+        x = rng.standard_normal(n * group.size).astype(np.float32)
+        want, out = x.copy(), np.zeros(n, np.float32)
+        group.all_reduce(want, scale=0.5)
+        segment = group.segment(4 * n * group.size)
+        y = np.frombuffer(segment, np.float32)[:n * group.size]
+        for on_all in (True, False):  # where some have their data elsewhere, all stage it
+            y[:] = x
+            mine, where = (y, segment) if on_all or group.rank else (x, None)
+            group.reduce_scatter(out, mine, scale=0.5, segment=where)
+            assert (out == want[group.rank * n:(group.rank + 1) * n]).all()
+        group.barrier()
+        y[:] = x
+        group.reduce_scatter(y[group.rank * n:(group.rank + 1) * n], y, scale=0.5, segment=segment)
+        assert (y[group.rank * n:(group.rank + 1) * n] == out).all()
+
+    good(run(3, fn))
+
+
+def test_bad_exchanges():
+    def fn(group):
+        x = np.zeros(6, np.float32)
+        for output, input, error in (
+            (np.zeros(5, np.float32), np.zeros(5, np.float32), _C.ShapeError), (np.zeros(4, np.float32), x, _C.ShapeError),
+            (np.zeros(6), x, _C.DTypeError), (x[:4], x[2:], ValueError), ([x], [x], TypeError),
+        ):
+            with pytest.raises(error):
+                group.all_to_all(output, input)
+        group.all_to_all(x, x)
+
+    good(run(2, fn))
 
 
 def test_nan_and_signed_zero():

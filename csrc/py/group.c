@@ -268,6 +268,34 @@ static PyObject *group_reduce_scatter(PyObject *o, PyObject *const *args, Py_ssi
     return finish(&c);
 }
 
+static pd_status check_exchange(const call *c) {
+    const pd_py_buffer *in = &c->in, *out = &c->out;
+    int size = pd_group_size(c->self->group);
+    if (in->listed || out->listed) return pd_fail(PD_E_TYPE, "all_to_all: a list (expected tensors)");
+    if (in->dtype != out->dtype)
+        return pd_fail(PD_E_DTYPE, "all_to_all: output is of %s (expected %s, as input)", pd_dtype_name(out->dtype),
+                       pd_dtype_name(in->dtype));
+    if (in->count != out->count || in->count % size)
+        return pd_fail(PD_E_SHAPE, "all_to_all: input has %lld elements, output %lld (expected the same multiple of %d)",
+                       (long long)in->count, (long long)out->count, size);
+    const char *from = in->ptr, *to = out->ptr;
+    if (from != to && from < to + bytes_of(out) && to < from + bytes_of(in))
+        return pd_fail(PD_E_VALUE, "all_to_all: input and output overlap (expected separate or the same memory)");
+    return PD_OK;
+}
+
+static PyObject *group_all_to_all(PyObject *o, PyObject *const *args, Py_ssize_t n, PyObject *keywords) {
+    static const pd_py_signature s = {"all_to_all", 2, {"output", "input", "async_op"}};
+    PyObject *a[3];
+    call c;
+    if (!pd_py_args(&s, args, n, keywords, a) || !begin(&c, o, s.name, a[2])) return NULL;
+    if (take(&c, a[1], NULL, "input", PD_PY_IN, &c.in) && take(&c, a[0], NULL, "output", PD_PY_OUT, &c.out) &&
+        !(c.status = check_exchange(&c)))
+        RUN(&c, pd_group_all_to_all(c.self->group, c.in.ptr, c.out.ptr, c.in.count / pd_group_size(c.self->group),
+                                    c.in.dtype, c.site, WORK(&c)));
+    return finish(&c);
+}
+
 static PyObject *group_reduce(PyObject *o, PyObject *const *args, Py_ssize_t n, PyObject *keywords) {
     static const pd_py_signature s = {"reduce", 2, {"tensor", "root", "op", "async_op"}};
     PyObject *a[4];
@@ -405,6 +433,9 @@ static PyMethodDef group_methods[] = {
     {"reduce_scatter", FAST(group_reduce_scatter),
      "reduce_scatter(output, input, op='sum', async_op=False, scale=1.0, segment=None) -> None | Work\n\noutput = this "
      "rank's part of scale * op over the ranks' inputs; input: a tensor, or a list of a tensor for each rank."},
+    {"all_to_all", FAST(group_all_to_all),
+     "all_to_all(output, input, async_op=False) -> None | Work\n\nPart r of the output = this rank's part of rank r's "
+     "input; parts are equal."},
     {"reduce", FAST(group_reduce),
      "reduce(tensor, root, op='sum', async_op=False) -> None | Work\n\nThe root's tensor = op over the ranks."},
     {"gather", FAST(group_gather),
