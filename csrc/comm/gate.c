@@ -140,8 +140,8 @@ static pd_status look_at_mesh(pd_group *g, const pd_work *w) {
     char call[400];
     PD_TRY(pd_mesh_check(g->mesh));
     for (int r = 0; r < g->size; r++) {
-        int64_t closed = r == g->rank || has_arrived(g, w, r) ? 0 : pd_mesh_closed(g->mesh, r);
-        if (!closed || pd_hooks_now(NULL) - closed < CLOSED_NS) continue;
+        int64_t lost = r == g->rank ? 0 : pd_mesh_lost(g->mesh, r, !has_arrived(g, w, r));
+        if (!lost || pd_hooks_now(NULL) - lost < CLOSED_NS) continue;
         pd_work_text(g, w, call, sizeof call);
         pd_status status = pd_fail(PD_E_PEER, "%s: the connection to rank %d is lost", call, r);
         pd_error_set_rank(r);

@@ -18,12 +18,18 @@ static void fail(pd_mesh *m, int peer, const char *what, const char *why) {
 }
 
 pd_status pd_mesh_check(const pd_mesh *m) { return m->error.kind ? pd_error_restore(&m->error) : PD_OK; }
-int64_t pd_mesh_closed(const pd_mesh *m, int peer) { return m->peers[peer].closed; }
+
+int64_t pd_mesh_lost(const pd_mesh *m, int peer, bool we_wait) {
+    const pd_mesh_peer *p = &m->peers[peer];
+    return we_wait || p->missed ? p->closed : 0;
+}
 
 /* ---- sending ----------------------------------------------------------------------------------------------------- */
 
 static void queue(pd_mesh *m, int peer, pd_mesh_frame head, const void *data) {
     pd_mesh_peer *p = &m->peers[peer];
+    p->missed |= p->deaf;
+    m->missed |= p->deaf;
     if (p->deaf) return;
     if (p->queued == PD_MESH_QUEUE) {
         fail(m, peer, "send to", "more is queued than a round of a collective sends");
@@ -41,9 +47,18 @@ void pd_mesh_store(pd_mesh *m, int peer, size_t at, uint32_t value) {
     queue(m, peer, (pd_mesh_frame){.at = (uint32_t)at, .value = value}, NULL);
 }
 
-static void drop_queue(pd_mesh *m, pd_mesh_peer *p) {
+static void end_queue(pd_mesh *m, pd_mesh_peer *p) {
     m->sending -= p->queued > 0;
     p->queued = 0;
+}
+
+/* It takes nothing any more. What it sent before may still be to be read; the control plane knows why it is gone. */
+static void turn_deaf(pd_mesh *m, pd_mesh_peer *p) {
+    if (!p->closed) p->closed = pd_hooks_now(NULL);
+    p->deaf = true;
+    p->missed |= p->queued > 0;
+    m->missed |= p->queued > 0;
+    end_queue(m, p);
 }
 
 /* The queue as one vector, without what has gone already. */
@@ -70,7 +85,7 @@ static void advance(pd_mesh *m, pd_mesh_peer *p, size_t n) {
         n -= rest;
         gone++;
     }
-    if (gone == p->queued) drop_queue(m, p);
+    if (gone == p->queued) end_queue(m, p);
     else if (gone) memmove(p->out, p->out + gone, (size_t)(p->queued -= gone) * sizeof *p->out);
 }
 
@@ -86,9 +101,8 @@ static void flush_peer(pd_mesh *m, int peer) {
         ssize_t n = sendmsg(p->fd, &msg, MSG_NOSIGNAL | MSG_DONTWAIT);
         if (n < 0 && errno == EINTR) continue;
         if (n < 0 && errno == EAGAIN) return;
-        if (n < 0) { /* what it sent before may still be to be read; the control plane knows why it is gone */
-            p->deaf = true;
-            drop_queue(m, p);
+        if (n < 0) {
+            turn_deaf(m, p);
             return;
         }
         advance(m, p, (size_t)n);
@@ -97,16 +111,14 @@ static void flush_peer(pd_mesh *m, int peer) {
 
 bool pd_mesh_flush(pd_mesh *m) {
     for (int d = 1; m->sending && d < m->size; d++) flush_peer(m, (m->rank + d) % m->size);
-    return !m->sending && !m->error.kind;
+    return !m->sending && !m->missed && !m->error.kind;
 }
 
 /* ---- receiving --------------------------------------------------------------------------------------------------- */
 
 static void close_peer(pd_mesh *m, int peer) {
     pd_mesh_peer *p = &m->peers[peer];
-    p->closed = pd_hooks_now(NULL);
-    p->deaf = true;
-    drop_queue(m, p);
+    turn_deaf(m, p);
     pd_fork_watch_drop(&p->watch);
     close(p->fd);
     p->fd = -1;

@@ -40,6 +40,7 @@ void pd_mesh_pump(pd_mesh *m, int peer);    /* takes what has come from this pee
 void pd_mesh_wait(pd_mesh *m, int64_t ns);  /* until something can be sent or taken, or woken, and does that */
 void pd_mesh_wake(pd_mesh *m);
 pd_status pd_mesh_check(const pd_mesh *m);  /* the error that ended it: a failed call, garbage from a peer */
-int64_t pd_mesh_closed(const pd_mesh *m, int peer); /* when its connection ended (ns, monotonic); 0: it has not */
+/* When its connection was lost (ns, monotonic), where we wait for it or it did not get all that we queued; else 0. */
+int64_t pd_mesh_lost(const pd_mesh *m, int peer, bool we_wait);
 
 #endif

@@ -22,8 +22,9 @@ typedef struct pd_mesh_out {
 typedef struct pd_mesh_peer {
     int fd; /* -1: not connected, or closed */
     pd_fork_watch watch;
-    int64_t closed;
-    bool deaf; /* it no longer takes anything */
+    int64_t closed; /* when we saw that its connection has ended */
+    bool deaf;      /* it no longer takes anything */
+    bool missed;    /* something of ours was not sent */
     pd_mesh_out out[PD_MESH_QUEUE];
     int queued;
     char *to;    /* where the rest of the frame goes */
@@ -37,6 +38,7 @@ struct pd_mesh {
     size_t bytes;
     char *const *parts;
     int sending; /* peers with something queued */
+    bool missed; /* some peer did not get all: no gate opens any more */
     pd_error error; /* kind PD_OK: none */
     struct pollfd *polls;
     pd_mesh_peer peers[];
