@@ -47,6 +47,11 @@ _FROM = {  # name -> the submodule that it comes from, opened at first use
         ).split(),
         "_settings",
     ),
+    **dict.fromkeys(
+        "full_like rand_like randn_like randint_like linspace eye numel is_inference is_nonzero".split(), "_make"
+    ),
+    **dict.fromkeys("finfo iinfo can_cast".split(), "_dtypes"),
+    "set_printoptions": "_tensor",
 }
 
 

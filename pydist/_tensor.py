@@ -5,10 +5,12 @@ import math
 
 from pydist import _C
 
-PRECISION = 4  # digits after the point
-THRESHOLD = 1000  # elements beyond which only the edges are shown
-EDGE = 3
-LINE = 80
+_PROFILES = {
+    "default": {"precision": 4, "threshold": 1000, "edgeitems": 3, "linewidth": 80},
+    "short": {"precision": 2, "threshold": 1000, "edgeitems": 2, "linewidth": 80},
+    "full": {"precision": 4, "threshold": math.inf, "edgeitems": 3, "linewidth": 80},
+}
+_options = {**_PROFILES["default"], "sci_mode": None}
 
 _FORMATS = {
     _C.bool: "?",
@@ -26,18 +28,40 @@ _FORMATS = {
 # Text.
 
 
+def set_printoptions(precision=None, threshold=None, edgeitems=None, linewidth=None, profile=None, sci_mode=None):
+    """How tensors are printed: digits after the point (4), elements beyond which only the edges are shown (1000), how many
+    these are (3), characters a line (80), a profile that sets all four ("default", "short", "full"), and whether numbers have
+    exponents (None: where they are far apart).
+
+    >>> import pydist
+    >>> pydist.set_printoptions(precision=2)
+    >>> pydist.tensor([1 / 3])
+    tensor([0.33])
+    >>> pydist.set_printoptions(profile="default")
+    """
+    if profile is not None:
+        if profile not in _PROFILES:
+            raise ValueError(f"set_printoptions: profile {profile!r} (expected one of {', '.join(_PROFILES)})")
+        _options.update(_PROFILES[profile])
+    given = {"precision": precision, "threshold": threshold, "edgeitems": edgeitems, "linewidth": linewidth}
+    _options.update({name: value for name, value in given.items() if value is not None})
+    _options["sci_mode"] = sci_mode
+
+
 def _edges(data, shape):
-    """Nested lists of what is shown: all, or (over THRESHOLD) the edges of each dimension with None between."""
-    if not shape or math.prod(shape) <= THRESHOLD:
+    """Nested lists of what is shown: all, or (over the threshold) the edges of each dimension with None between."""
+    if not shape or math.prod(shape) <= _options["threshold"]:
         return data.tolist()
+
+    edge = _options["edgeitems"]
 
     def shown(part, sizes):
         if not sizes:
             return part.item()
-        if sizes[0] <= 2 * EDGE:
+        if sizes[0] <= 2 * edge:
             return [shown(part[i], sizes[1:]) for i in range(sizes[0])]
-        head = [shown(part[i], sizes[1:]) for i in range(EDGE)]
-        return [*head, None, *(shown(part[i], sizes[1:]) for i in range(sizes[0] - EDGE, sizes[0]))]
+        head = [shown(part[i], sizes[1:]) for i in range(edge)]
+        return [*head, None, *(shown(part[i], sizes[1:]) for i in range(sizes[0] - edge, sizes[0]))]
 
     return shown(data, tuple(shape))
 
@@ -56,12 +80,16 @@ def _number_style(values):
         return str
     sizes = [abs(value) for value in values if math.isfinite(value) and value != 0]
     whole = all(size == math.ceil(size) for size in sizes)
-    spread = bool(sizes) and (max(sizes) / min(sizes) > 1000 or max(sizes) > 1e8 or (not whole and min(sizes) < 1e-4))
+    precision, spread = _options["precision"], _options["sci_mode"]
+    if not sizes:
+        spread = False
+    elif spread is None:
+        spread = (max(sizes) / min(sizes) > 1000 or max(sizes) > 1e8 or (not whole and min(sizes) < 1e-4))
     if spread:
-        return f"{{:.{PRECISION}e}}".format
+        return f"{{:.{precision}e}}".format
     if whole:
         return lambda value: f"{value:.0f}." if math.isfinite(value) else str(value)
-    return f"{{:.{PRECISION}f}}".format
+    return f"{{:.{precision}f}}".format
 
 
 def _lay_out(nested, text_of, width, indent, depth):
@@ -69,7 +97,7 @@ def _lay_out(nested, text_of, width, indent, depth):
         return text_of(nested).rjust(width)
     if depth == 1:
         items = [" ..." if item is None else text_of(item).rjust(width) for item in nested]
-        each = max(1, (LINE - indent) // (width + 2))
+        each = max(1, (_options["linewidth"] - indent) // (width + 2))
         lines = [", ".join(items[i : i + each]) for i in range(0, len(items), each)]
         return "[" + (",\n" + " " * (indent + 1)).join(lines) + "]"
     parts = ["..." if p is None else _lay_out(p, text_of, width, indent + 1, depth - 1) for p in nested]
@@ -101,7 +129,7 @@ def tensor_repr(tensor):
         notes.append("requires_grad=True")
     text, used = f"tensor({body}", len(body) - body.rfind("\n") + (indent if "\n" not in body else 0)
     for note in notes:
-        if used + len(note) + 2 > LINE:
+        if used + len(note) + 2 > _options["linewidth"]:
             text, used = f"{text},\n{' ' * indent}{note}", indent + len(note)
         else:
             text, used = f"{text}, {note}", used + len(note) + 2

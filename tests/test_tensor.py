@@ -777,3 +777,158 @@ def test_the_cache_after_a_fork():
         "stop = True; [t.join() for t in threads]\nprint('done')"
     )
     assert run_with(1024, code) == ["done"]
+
+
+# The same on torch, where it is installed.
+
+
+@pytest.fixture(params=["pydist", "torch"])
+def lib(request):
+    """The library under test, or the reference: a test that passes with both says the same of both."""
+    return pytest.importorskip(request.param)
+
+
+def test_new_from_a_tensor(lib):
+    x = lib.ones(2, dtype=lib.float16)
+    assert x.new_zeros(2, 3).dtype == lib.float16 and x.new_zeros((2, 3)).tolist() == [[0.0] * 3] * 2 and x.new_ones(1, dtype=lib.int64).tolist() == [1]
+    assert x.new_full((2,), 7).tolist() == [7.0, 7.0] and x.new_full((2,), 7).dtype == lib.float16 and x.new_empty(0, 3).shape == (0, 3)
+    t = x.new_tensor([1, 2])
+    assert t.tolist() == [1.0, 2.0] and t.dtype == lib.float16 and x.new_tensor([1.5], requires_grad=True).requires_grad
+    for f in (lib.full_like(x, 3), lib.rand_like(x), lib.randn_like(x, dtype=lib.float64), lib.randint_like(x, 5), lib.randint_like(x, 3, 5)):
+        assert f.shape == x.shape and f.dtype in (lib.float16, lib.float64)
+    assert lib.full_like(x, 3).tolist() == [3, 3] and set(lib.randint_like(lib.zeros(50), 3, 5).tolist()) <= {3.0, 4.0}
+
+
+def test_counted(lib):
+    for args in [(0, 1, 5), (3, -7, 11), (0, 10, 1), (0, 1, 0), (2.5, 2.5, 3), (-1e3, 1e3, 1001)]:
+        got = lib.linspace(*args)
+        assert got.dtype == lib.float32 and np.allclose(got.numpy(), np.linspace(*args, dtype=np.float32), rtol=1e-6, atol=1e-6)
+        if args[2] > 1:
+            assert got[0].item() == args[0] and got[-1].item() == args[1]
+    assert lib.linspace(0, 1, 3, dtype=lib.float64).tolist() == [0, 0.5, 1]
+    assert lib.eye(2).tolist() == [[1, 0], [0, 1]] and lib.eye(2, 3).tolist() == [[1, 0, 0], [0, 1, 0]] and lib.eye(3, 1, dtype=lib.int64).tolist() == [[1], [0], [0]]
+    assert lib.eye(0).shape == (0, 0) and lib.eye(2, requires_grad=True).requires_grad
+    for broken in (lambda: lib.linspace(0, 1, -1), lambda: lib.eye(-1)):
+        with pytest.raises(RuntimeError):
+            broken()
+
+
+def test_questions(lib):
+    x = lib.zeros(2, 3, 4, 5)
+    assert x.nbytes == 480 and x.itemsize == 4 and x.ndimension() == 4 and lib.numel(x) == 120 and not x.is_complex() and x.is_signed() and not lib.zeros(1, dtype=lib.uint8).is_signed()
+    assert x.is_cpu and not x.is_cuda and not x.is_sparse and not x.is_quantized and x.get_device() == -1 and x[0]._is_view() and not x._is_view()
+    assert x.mT.shape == (2, 3, 5, 4) and x.view_as(lib.zeros(6, 20)).shape == (6, 20) and x.mT.reshape_as(x).shape == x.shape and x.is_same_size(x * 1) and not x.is_same_size(x[0])
+    assert lib.tensor(2.0).is_nonzero() and not lib.tensor([0]).is_nonzero() and not lib.is_inference(x)
+    assert [getattr(lib.tensor([1.9]), f)().dtype for f in ("short", "char", "byte", "int", "long", "half", "double", "bfloat16", "bool")] == [
+        lib.int16, lib.int8, lib.uint8, lib.int32, lib.int64, lib.float16, lib.float64, lib.bfloat16, lib.bool]  # fmt: skip
+    w = lib.ones(1, requires_grad=True)
+    y = w * 2
+    assert not y.retains_grad
+    y.retain_grad()
+    assert y.retains_grad and not w.retains_grad
+    for broken in (lambda: lib.zeros(3).mT, lambda: x.view_as(lib.zeros(7)), lambda: x.is_nonzero()):
+        with pytest.raises((RuntimeError, ValueError)):
+            broken()
+
+
+def test_memory_formats(lib):
+    x = lib.arange(120.0).reshape(2, 3, 4, 5)
+    y = x.contiguous(memory_format=lib.channels_last)
+    assert y.stride() == (60, 1, 15, 3) and y.tolist() == x.tolist() and y.is_contiguous(memory_format=lib.channels_last) and not y.is_contiguous()
+    assert x.to(memory_format=lib.channels_last).stride() == y.stride() and y.to(memory_format=lib.channels_last) is y and y.contiguous(memory_format=lib.channels_last) is y
+    assert y.contiguous().stride() == x.stride() and x.contiguous() is x and x.to(memory_format=lib.preserve_format) is x and x.to(lib.float64, memory_format=lib.channels_last).dtype == lib.float64
+    w = lib.ones(1, 2, 3, 4, requires_grad=True)
+    (w.contiguous(memory_format=lib.channels_last) * 2).sum().backward()
+    assert w.grad.sum().item() == 48 and repr(lib.channels_last).endswith("channels_last")
+    for broken in (lambda: lib.zeros(3).contiguous(memory_format=lib.channels_last), lambda: x.contiguous(memory_format=5)):
+        with pytest.raises((RuntimeError, TypeError)):
+            broken()
+
+
+def test_arrays_for_numpy(lib):
+    x = lib.tensor([1.0, 2.0])
+    assert np.asarray(x).tolist() == [1, 2] and np.sin(x.numpy()).dtype == np.float32 and x.__array__(np.float64).dtype == np.float64 and np.array(x, dtype=int).dtype == int
+    assert np.shares_memory(x.__array__(), x.numpy())
+
+
+def test_default_dtype(lib):
+    assert lib.get_default_dtype() == lib.float32
+    lib.set_default_dtype(lib.float64)
+    try:
+        assert lib.tensor([1.0]).dtype == lib.zeros(1).dtype == (lib.arange(2) / 2).dtype == lib.linspace(0, 1, 2).dtype == lib.float64
+    finally:
+        lib.set_default_dtype(lib.float32)
+    for broken in (lib.int64, 5, None):
+        with pytest.raises(TypeError):
+            lib.set_default_dtype(broken)
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_limits_of_dtypes(name, torch):
+    ours, theirs = dt(name), getattr(torch, name)
+    for other in DTYPES:
+        assert word(pydist.promote_types(ours, dt(other))) == word(torch.promote_types(theirs, getattr(torch, other)))
+        assert pydist.can_cast(ours, dt(other)) == torch.can_cast(theirs, getattr(torch, other))
+    if name == "bool":
+        with pytest.raises(TypeError):
+            pydist.iinfo(ours)
+    elif ours.is_floating_point:
+        a, b = pydist.finfo(ours), torch.finfo(theirs)
+        assert (a.bits, a.eps, a.max, a.min, a.tiny, a.smallest_normal, a.resolution, a.dtype) == (b.bits, b.eps, b.max, b.min, b.tiny, b.smallest_normal, b.resolution, b.dtype)
+        assert str(a) == str(b)
+    else:
+        a, b = pydist.iinfo(ours), torch.iinfo(theirs)
+        assert (a.bits, a.max, a.min, a.dtype) == (b.bits, b.max, b.min, b.dtype)
+
+
+@pytest.mark.parametrize("d", DTYPES)
+def test_promotion_of_all_pairs(d, torch):
+    """Every dtype with every other, with 0-d tensors and with numbers, on both sides: wherever torch has a result, ours is of its dtype."""
+
+    def operands(lib):
+        for name in DTYPES:
+            yield from (lib.ones(2, dtype=getattr(lib, name)), lib.ones((), dtype=getattr(lib, name)))
+        yield from (2, 2.0, True)
+
+    uses = {
+        "sub": lambda lib, a, b: a - b, "where": lambda lib, a, b: lib.where(lib.ones(2) > 0, a, b), "result": lambda lib, a, b: lib.result_type(a, b),
+        "add_": lambda lib, a, b: a.clone().add_(b), "div_": lambda lib, a, b: a.clone().div_(b),
+    }  # fmt: skip
+    for shape in ((2,), ()):
+        for other, others in zip(operands(pydist), operands(torch)):
+            a, b = pydist.ones(shape, dtype=dt(d)), torch.ones(shape, dtype=getattr(torch, d))
+            for use, f in uses.items():
+                for swap in (False, True) if isinstance(other, pydist.Tensor) or use not in ("add_", "div_") else (False,):
+                    try:
+                        want = f(torch, *((others, b) if swap else (b, others)))
+                    except (RuntimeError, TypeError, NotImplementedError):
+                        continue
+                    got = f(pydist, *((other, a) if swap else (a, other)))
+                    assert word(getattr(got, "dtype", got)) == word(getattr(want, "dtype", want)), (use, d, other, swap)
+
+
+TEXTS = [
+    "[1.0, 2.0]", "3", "3.5", "[]", "[True, False]", "[1e-5, 1.0]", "[1e10, 1.0]", "[1e8, 2e8]", "[0.1, 1000.0]", "[0.1, 10000.0]", "[nan, 1.5]", "[-inf, 1.5e-9]", "nan", "[inf, -inf]",
+    "[-0.0, 0.0]", "1e-20", "[123456789]", "[-1, 100]", "[[1.0, nan], [inf, 1e5]]", "[999999.0]", "[[0.1234567, 12.5]]", "[3.4e38]", "[1.0, 2.0, nan, inf]", "[-1e4, 1.5]", "[-5, 3, 2**60]", "[2.0**40]",
+]  # fmt: skip
+LARGE = [
+    "arange(1001)", "arange(2000.0).reshape(40, 50)", "arange(8000).reshape(20, 20, 20)", "arange(2000.0).reshape(2, 1000)", "ones(100) / 3", "zeros(2, 0, 3)", "arange(24).reshape(2, 3, 4)", "ones(2, 3).T",
+    "ones(30, 2, requires_grad=True)", "zeros(0, dtype={}.float64)", "ones(10, 20, dtype={}.float64, requires_grad=True)", "tensor(2.0, requires_grad=True)", "arange(1200.0).reshape(3, 20, 20) / 7",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("options", [{}, {"precision": 2, "edgeitems": 1, "threshold": 5}, {"profile": "short"}, {"profile": "full", "linewidth": 40}, {"sci_mode": True}, {"sci_mode": False}], ids=str)
+def test_text_is_torchs(options, torch):
+    names = {"nan": math.nan, "inf": math.inf}
+    for lib in (pydist, torch):
+        lib.set_printoptions(**options)
+    try:
+        for text in TEXTS:
+            assert repr(pydist.tensor(eval(text, names))) == repr(torch.tensor(eval(text, names))), text
+        for text in LARGE:
+            assert repr(eval("pydist." + text.format("pydist"))) == repr(eval("torch." + text.format("torch"))).replace("torch.", "pydist."), text
+    finally:
+        for lib in (pydist, torch):
+            lib.set_printoptions(profile="default")
+    with pytest.raises(ValueError, match="profile"):
+        pydist.set_printoptions(profile="long")

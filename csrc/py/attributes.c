@@ -126,6 +126,21 @@ GETTER(T) {
     return pd_py_wrap_new(out);
 }
 
+GETTER(mT) {
+    T;
+    pd_tensor *out;
+    (void)unused;
+    if (t->ndim < 2) return PyErr_Format(pd_py.E_SHAPE, "mT: shape %s (expected at least 2 dimensions)", pd_tensor_shape(t));
+    PD_PY_TRY(pd_call1(PD_OP_transpose, t, &(pd_dims2_attrs){-2, -1}, &out));
+    return pd_py_wrap_new(out);
+}
+
+GETTER(nbytes) { (void)unused; T; return PyLong_FromSize_t(pd_tensor_bytes(t)); }
+GETTER(itemsize) { (void)unused; T; return PyLong_FromSize_t(pd_dtype_size((pd_dtype)t->dtype)); }
+GETTER(retains_grad) { (void)unused; T; return PyBool_FromLong(t->meta && t->meta->retained); }
+GETTER(true) { (void)self, (void)unused; Py_RETURN_TRUE; }
+GETTER(false) { (void)self, (void)unused; Py_RETURN_FALSE; }
+
 PyGetSetDef pd_py_tensor_getset[] = {
     {"shape", get_shape, NULL, "The sizes, a Size.", NULL},
     {"dtype", get_dtype, NULL, "The element type.", NULL},
@@ -138,6 +153,15 @@ PyGetSetDef pd_py_tensor_getset[] = {
     {"grad_fn", get_grad_fn, NULL, "The node of the tape that made this tensor, or None.", NULL},
     {"grad", get_grad, set_grad, "The gradient that backward accumulated, or None.", NULL},
     {"data", get_data, set_data, "The same memory without history, with a version counter of its own.", NULL},
+    {"mT", get_mT, NULL, "The last two dimensions swapped.", NULL},
+    {"nbytes", get_nbytes, NULL, "Bytes of all elements.", NULL},
+    {"itemsize", get_itemsize, NULL, "Bytes of one element.", NULL},
+    {"retains_grad", get_retains_grad, NULL, "Whether retain_grad() was called on a tensor that is no leaf.", NULL},
+    {"is_cpu", get_true, NULL, "Whether the memory is the CPU's.", NULL},
+    {"is_cuda", get_false, NULL, "Whether the memory is a CUDA device's.", NULL},
+    {"is_sparse", get_false, NULL, "False: all tensors are dense.", NULL},
+    {"is_quantized", get_false, NULL, "False: there are no quantized dtypes.", NULL},
+    {"is_meta", get_false, NULL, "False: all tensors have memory.", NULL},
     {"T", get_T, NULL, "The dimensions in reverse order.", NULL},
     {"__dict__", PyObject_GenericGetDict, PyObject_GenericSetDict, NULL, NULL},
     {0},

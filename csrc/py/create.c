@@ -279,36 +279,36 @@ static void fill(pd_tensor *t, const pd_scalar *value) {
     pd_cpu()->fill(pd_dtype_size((pd_dtype)t->dtype), cell, &l);
 }
 
-static PyObject *filled(const char *op, PyObject *args, PyObject *kwargs, const double *value) {
+PyObject *pd_py_filled(const char *op, PyObject *args, PyObject *kwargs, int64_t dtype, const double *value) {
     options o;
     chosen c;
     pd_ints size;
     pd_tensor *t;
-    if (!read_options(op, kwargs, &o, &c, pd_default_dtype) || !read_size(op, args, 0, &o, &size)) return NULL;
+    if (!read_options(op, kwargs, &o, &c, dtype) || !read_size(op, args, 0, &o, &size)) return NULL;
     PD_PY_TRY(pd_tensor_new(op, (pd_dtype)c.dtype, (int)size.n, size.v, &t));
     if (value) fill(t, &(pd_scalar){.d = *value, .i = (int64_t)*value, .cat = PD_CAT_INT});
     return finish(t, &c);
 }
-F(empty) { (void)module; return filled("empty", args, kwargs, NULL); }
-F(zeros) { (void)module; return filled("zeros", args, kwargs, &(double){0}); }
-F(ones) { (void)module; return filled("ones", args, kwargs, &(double){1}); }
+F(empty) { (void)module; return pd_py_filled("empty", args, kwargs, pd_default_dtype, NULL); }
+F(zeros) { (void)module; return pd_py_filled("zeros", args, kwargs, pd_default_dtype, &(double){0}); }
+F(ones) { (void)module; return pd_py_filled("ones", args, kwargs, pd_default_dtype, &(double){1}); }
 
-F(full) {
+PyObject *pd_py_full(const char *op, PyObject *args, PyObject *kwargs, int64_t dtype) {
     options o;
     chosen c;
     pd_ints size;
     pd_scalar value;
     pd_tensor *t;
-    (void)module;
-    if (PyTuple_GET_SIZE(args) != 2) return PyErr_Format(PyExc_TypeError, "full: expected size and fill_value");
+    if (PyTuple_GET_SIZE(args) != 2) return PyErr_Format(PyExc_TypeError, "%s: expected size and fill_value", op);
     PyObject *v = PyTuple_GET_ITEM(args, 1);
-    if (!pd_py_number(v, &value)) return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_TypeError, "full: fill_value is %.100s (expected a number)", Py_TYPE(v)->tp_name);
-    int64_t dtype = value.cat == PD_CAT_BOOL ? PD_BOOL : value.cat == PD_CAT_INT ? PD_I64 : pd_default_dtype;
-    if (!read_options("full", kwargs, &o, &c, dtype) || !pd_py_ints(PyTuple_GET_ITEM(args, 0), "full", "size", &size)) return NULL;
-    PD_PY_TRY(pd_tensor_new("full", (pd_dtype)c.dtype, (int)size.n, size.v, &t));
+    if (!pd_py_number(v, &value)) return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_TypeError, "%s: fill_value is %.100s (expected a number)", op, Py_TYPE(v)->tp_name);
+    if (dtype == PD_NO_DTYPE) dtype = value.cat == PD_CAT_BOOL ? PD_BOOL : value.cat == PD_CAT_INT ? PD_I64 : pd_default_dtype;
+    if (!read_options(op, kwargs, &o, &c, dtype) || !pd_py_ints(PyTuple_GET_ITEM(args, 0), op, "size", &size)) return NULL;
+    PD_PY_TRY(pd_tensor_new(op, (pd_dtype)c.dtype, (int)size.n, size.v, &t));
     fill(t, &value);
     return finish(t, &c);
 }
+F(full) { (void)module; return pd_py_full("full", args, kwargs, PD_NO_DTYPE); }
 
 static PyObject *like(const char *op, PyObject *args, PyObject *kwargs, const double *value) {
     options o;
@@ -325,15 +325,15 @@ F(empty_like) { (void)module; return like("empty_like", args, kwargs, NULL); }
 F(zeros_like) { (void)module; return like("zeros_like", args, kwargs, &(double){0}); }
 F(ones_like) { (void)module; return like("ones_like", args, kwargs, &(double){1}); }
 
-F(tensor) {
+PyObject *pd_py_new_tensor(const char *op, PyObject *args, PyObject *kwargs, int64_t dtype) {
     options o;
     chosen c;
-    (void)module;
-    if (PyTuple_GET_SIZE(args) != 1) return PyErr_Format(PyExc_TypeError, "tensor: expected one argument, data");
-    if (!read_options("tensor", kwargs, &o, &c, PD_NO_DTYPE)) return NULL;
+    if (PyTuple_GET_SIZE(args) != 1) return PyErr_Format(PyExc_TypeError, "%s: expected one argument, data", op);
+    if (!read_options(op, kwargs, &o, &c, dtype)) return NULL;
     pd_tensor *t = pd_py_from_data(PyTuple_GET_ITEM(args, 0), c.dtype, true);
     return t ? finish(t, &c) : NULL;
 }
+F(tensor) { (void)module; return pd_py_new_tensor("tensor", args, kwargs, PD_NO_DTYPE); }
 
 F(as_tensor) {
     options o;
@@ -424,6 +424,41 @@ F(randperm) {
     return finish(t, &c);
 }
 
+static PyObject *f_set_default_dtype(PyObject *module, PyObject *o) {
+    int64_t dtype;
+    (void)module;
+    if (!pd_py_dtype(o, "set_default_dtype", "d", &dtype)) return NULL;
+    if (dtype == PD_NO_DTYPE || !pd_dtype_is_float((pd_dtype)dtype)) return PyErr_Format(PyExc_TypeError, "set_default_dtype: %R (expected a floating dtype)", o);
+    pd_default_dtype = (pd_dtype)dtype;
+    Py_RETURN_NONE;
+}
+static PyObject *f_get_default_dtype(PyObject *module, PyObject *unused) {
+    (void)module, (void)unused;
+    return Py_NewRef(pd_py.dtypes[pd_default_dtype]);
+}
+static PyObject *f_promote_types(PyObject *module, PyObject *args) {
+    int64_t a, b;
+    (void)module;
+    if (PyTuple_GET_SIZE(args) != 2) return PyErr_Format(PyExc_TypeError, "promote_types: expected two dtypes");
+    if (!pd_py_dtype(PyTuple_GET_ITEM(args, 0), "promote_types", "type1", &a) || !pd_py_dtype(PyTuple_GET_ITEM(args, 1), "promote_types", "type2", &b)) return NULL;
+    if (a == PD_NO_DTYPE || b == PD_NO_DTYPE) return PyErr_Format(PyExc_TypeError, "promote_types: expected two dtypes");
+    return Py_NewRef(pd_py.dtypes[pd_dtype_promote((pd_dtype)a, (pd_dtype)b)]);
+}
+static PyObject *f_result_type(PyObject *module, PyObject *args) {
+    pd_tensor *in[2] = {0};
+    pd_scalar numbers[2] = {{.cat = -1}, {.cat = -1}};
+    const pd_scalar *scalars[2] = {&numbers[0], &numbers[1]};
+    (void)module;
+    if (PyTuple_GET_SIZE(args) != 2) return PyErr_Format(PyExc_TypeError, "result_type: expected two tensors or numbers");
+    for (int i = 0; i < 2; i++) {
+        PyObject *o = PyTuple_GET_ITEM(args, i);
+        if (pd_py_is_tensor(o)) in[i] = pd_py_tensor(o);
+        else if (!pd_py_number(o, &numbers[i]))
+            return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_TypeError, "result_type: %.100s (expected Tensor or a number)", Py_TYPE(o)->tp_name);
+    }
+    return Py_NewRef(pd_py.dtypes[pd_result_type(in, 2, scalars, 2)]);
+}
+
 static PyObject *f_manual_seed(PyObject *module, PyObject *o) {
     uint64_t seed;
     (void)module;
@@ -477,6 +512,10 @@ static PyMethodDef functions[] = {
     KW(rand, "rand(*size, generator=None)\n\nUniform in [0, 1)." COMMON), KW(randn, "randn(*size, generator=None)\n\nNormal, mean 0, variance 1." COMMON),
     KW(randint, "randint([low,] high, size, generator=None)\n\nWhole numbers in [low, high)." COMMON),
     KW(randperm, "randperm(n, generator=None)\n\nA random order of 0 ... n - 1."),
+    {"set_default_dtype", f_set_default_dtype, METH_O, "set_default_dtype(d)\n\nThe dtype of floating tensors that are made without one; at first float32."},
+    {"get_default_dtype", f_get_default_dtype, METH_NOARGS, "get_default_dtype()\n\nThe dtype of floating tensors that are made without one."},
+    {"promote_types", f_promote_types, METH_VARARGS, "promote_types(type1, type2)\n\nThe smallest dtype that both fit into."},
+    {"result_type", f_result_type, METH_VARARGS, "result_type(tensor1, tensor2)\n\nThe dtype of arithmetic on two tensors or numbers: dimensioned tensors decide before 0-d ones, these before numbers."},
     {"manual_seed", f_manual_seed, METH_O, "manual_seed(seed)\n\nStarts the default random stream anew."},
     {"initial_seed", f_initial_seed, METH_NOARGS, "initial_seed()\n\nThe seed of the default stream."},
     {"get_rng_state", f_get_rng_state, METH_NOARGS, "get_rng_state()\n\n(seed, next call, stream) of the default stream."},

@@ -35,7 +35,35 @@ METHOD(numel) { (void)args; T; return PyLong_FromLongLong(t->numel); }
 METHOD(element_size) { (void)args; T; return PyLong_FromSize_t(pd_dtype_size((pd_dtype)t->dtype)); }
 METHOD(storage_offset) { (void)args; T; return PyLong_FromLongLong(t->offset); }
 METHOD(data_ptr) { (void)args; T; return PyLong_FromVoidPtr(pd_tensor_data(t)); }
-METHOD(is_contiguous) { (void)args; T; return PyBool_FromLong(pd_tensor_is_contiguous(t)); }
+static bool read_format(const char *op, PyObject *args, PyObject *kwargs, PyObject **out) {
+    static char *names[] = {"memory_format", NULL};
+    char spec[48];
+    snprintf(spec, sizeof spec, "|O:%s", op);
+    *out = pd_py.contiguous_format;
+    return PyArg_ParseTupleAndKeywords(args, kwargs, spec, names, out) && pd_py_format(*out, op);
+}
+
+static PyObject *m_is_contiguous(PyObject *self, PyObject *args, PyObject *kwargs) {
+    T;
+    PyObject *f;
+    if (!read_format("is_contiguous", args, kwargs, &f)) return NULL;
+    return PyBool_FromLong(f == pd_py.channels_last ? pd_shape_is_channels_last(t->ndim, t->size, t->stride) : pd_tensor_is_contiguous(t));
+}
+METHOD(is_complex) { (void)self, (void)args; Py_RETURN_FALSE; }
+METHOD(is_signed) { (void)args; T; return PyBool_FromLong(t->dtype != PD_BOOL && t->dtype != PD_U8); }
+METHOD(get_device) { (void)self, (void)args; return PyLong_FromLong(-1); }
+METHOD(is_view) { (void)args; T; return PyBool_FromLong(t->base != NULL); }
+METHOD(is_same_size) {
+    T;
+    pd_tensor *other = PyTuple_GET_SIZE(args) == 1 ? pd_py_expect_tensor(PyTuple_GET_ITEM(args, 0), "is_same_size", "other") : NULL;
+    if (!other) return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_TypeError, "is_same_size: expected one tensor");
+    return PyBool_FromLong(pd_tensor_same_shape(t, other));
+}
+METHOD(is_nonzero) {
+    (void)args;
+    int truth = PyObject_IsTrue(self);
+    return truth < 0 ? NULL : PyBool_FromLong(truth);
+}
 METHOD(is_inference) { (void)args; T; return PyBool_FromLong(t->storage->inference); }
 METHOD(is_floating_point) { (void)args; T; return PyBool_FromLong(pd_dtype_is_float((pd_dtype)t->dtype)); }
 
@@ -70,12 +98,30 @@ static PyObject *to_list(const pd_tensor *t, int dim, int64_t offset) {
 
 METHOD(tolist) { (void)args; T; return to_list(t, 0, t->offset); }
 
-METHOD(contiguous) {
-    (void)args;
+/* self in a memory format, itself where it is already. */
+static PyObject *in_format(PyObject *self, PyObject *f, const char *op) {
     T;
-    pd_tensor *out;
-    PD_PY_TRY(pd_contiguous(t, &out));
-    return pd_py_wrap_new(out);
+    pd_tensor *out, *turned;
+    if (f == pd_py.preserve_format) return Py_NewRef(self);
+    if (f == pd_py.contiguous_format) {
+        PD_PY_TRY(pd_contiguous(t, &out));
+        return pd_py_wrap_new(out);
+    }
+    if (t->ndim != 4) return PyErr_Format(pd_py.E_SHAPE, "%s: channels_last of shape %s (expected 4 dimensions)", op, pd_tensor_shape(t));
+    if (pd_shape_is_channels_last(4, t->size, t->stride)) return Py_NewRef(self);
+    PD_PY_TRY(pd_call1(PD_OP_permute, t, &(pd_ints){4, {0, 2, 3, 1}}, &turned));
+    pd_status status = pd_call1(PD_OP_clone, turned, &(int64_t){1}, &out);
+    pd_tensor_release(turned);
+    PD_PY_TRY(status);
+    status = pd_call1(PD_OP_permute, out, &(pd_ints){4, {0, 3, 1, 2}}, &turned);
+    pd_tensor_release(out);
+    PD_PY_TRY(status);
+    return pd_py_wrap_new(turned);
+}
+
+static PyObject *m_contiguous(PyObject *self, PyObject *args, PyObject *kwargs) {
+    PyObject *f;
+    return read_format("contiguous", args, kwargs, &f) ? in_format(self, f, "contiguous") : NULL;
 }
 
 METHOD(detach) {
@@ -114,7 +160,7 @@ static PyObject *cast_to(PyObject *self, pd_dtype dtype, bool copy) {
 }
 
 #define CAST(name, dt) METHOD(name) { (void)args; return cast_to(self, dt, false); }
-CAST(float, PD_F32) CAST(double, PD_F64) CAST(half, PD_F16) CAST(bfloat16, PD_BF16) CAST(long, PD_I64) CAST(int, PD_I32)
+CAST(float, PD_F32) CAST(double, PD_F64) CAST(half, PD_F16) CAST(bfloat16, PD_BF16) CAST(short, PD_I16) CAST(char, PD_I8) CAST(byte, PD_U8) CAST(long, PD_I64) CAST(int, PD_I32)
 static PyObject *m_boolean(PyObject *self, PyObject *args) {
     (void)args;
     return cast_to(self, PD_BOOL, false);
@@ -125,6 +171,7 @@ static PyObject *m_to(PyObject *self, PyObject *args, PyObject *kwargs) {
     T;
     int64_t dtype = t->dtype;
     bool copy = false;
+    PyObject *f = NULL;
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(args); i++) {
         PyObject *o = PyTuple_GET_ITEM(args, i);
         if (pd_py_is_tensor(o)) dtype = pd_py_tensor(o)->dtype;
@@ -141,10 +188,19 @@ static PyObject *m_to(PyObject *self, PyObject *args, PyObject *kwargs) {
         } else if (!PyUnicode_CompareWithASCIIString(key, "device")) {
             if (!pd_py_device(value, "to")) return NULL;
         } else if (!PyUnicode_CompareWithASCIIString(key, "copy")) copy = PyObject_IsTrue(value) == 1;
-        else if (PyUnicode_CompareWithASCIIString(key, "non_blocking") && PyUnicode_CompareWithASCIIString(key, "other"))
+        else if (!PyUnicode_CompareWithASCIIString(key, "memory_format")) {
+            if (!pd_py_format(f = value, "to")) return NULL;
+        } else if (!PyUnicode_CompareWithASCIIString(key, "other")) {
+            pd_tensor *other = pd_py_expect_tensor(value, "to", "other");
+            if (!other) return NULL;
+            dtype = other->dtype;
+        } else if (PyUnicode_CompareWithASCIIString(key, "non_blocking"))
             return PyErr_Format(PyExc_TypeError, "to: unexpected keyword argument %R", key);
     }
-    return cast_to(self, (pd_dtype)dtype, copy);
+    PyObject *cast = cast_to(self, (pd_dtype)dtype, copy), *result = cast && f ? in_format(cast, f, "to") : cast;
+    if (result != cast) Py_DECREF(cast);
+    else if (f) Py_XDECREF(cast); /* in_format gave the same object once more */
+    return result;
 }
 
 METHOD(type_as) {
@@ -185,6 +241,43 @@ METHOD(expand_as) {
     memcpy(size.v, other->size, sizeof(int64_t) * (size_t)other->ndim);
     PD_PY_TRY(pd_call1(PD_OP_expand, t, &size, &out));
     return pd_py_wrap_new(out);
+}
+
+/* self.op(*other.shape): view_as, reshape_as */
+static PyObject *with_shape_of(PyObject *self, PyObject *args, pd_op_id op, const char *name) {
+    pd_tensor *other = PyTuple_GET_SIZE(args) == 1 ? pd_py_expect_tensor(PyTuple_GET_ITEM(args, 0), name, "other") : NULL, *out;
+    if (!other) return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_TypeError, "%s: expected one tensor", name);
+    pd_shape_attrs a = {.shape = {.n = other->ndim}};
+    memcpy(a.shape.v, other->size, sizeof(int64_t) * (size_t)other->ndim);
+    PD_PY_TRY(pd_call1(op, pd_py_tensor(self), &a, &out));
+    return pd_py_wrap_new(out);
+}
+METHOD(view_as) { return with_shape_of(self, args, PD_OP_view, "view_as"); }
+METHOD(reshape_as) { return with_shape_of(self, args, PD_OP_reshape, "reshape_as"); }
+
+#define NEW(name, call) static PyObject *m_new_##name(PyObject *self, PyObject *args, PyObject *kwargs) { T; return call; }
+NEW(empty, pd_py_filled("new_empty", args, kwargs, t->dtype, NULL))
+NEW(zeros, pd_py_filled("new_zeros", args, kwargs, t->dtype, &(double){0}))
+NEW(ones, pd_py_filled("new_ones", args, kwargs, t->dtype, &(double){1}))
+NEW(full, pd_py_full("new_full", args, kwargs, t->dtype))
+NEW(tensor, pd_py_new_tensor("new_tensor", args, kwargs, t->dtype))
+
+/* NumPy's own wish for an array: np.asarray(t), np.sin(t). */
+static PyObject *m_array(PyObject *self, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"dtype", "copy", NULL};
+    PyObject *dtype = Py_None, *copy = Py_None, *none = PyTuple_New(0);
+    if (!none || !PyArg_ParseTupleAndKeywords(args, kwargs, "|OO:__array__", names, &dtype, &copy)) {
+        Py_XDECREF(none);
+        return NULL;
+    }
+    PyObject *array = pd_py_numpy(self, none), *result = array;
+    Py_DECREF(none);
+    if (array && (dtype != Py_None || copy == Py_True)) {
+        if (dtype == Py_None) result = PyObject_CallMethod(array, "copy", NULL);
+        else result = PyObject_CallMethod(array, "astype", "OssOO", dtype, "K", "unsafe", Py_False, copy == Py_True ? Py_True : Py_False);
+        Py_DECREF(array);
+    }
+    return result;
 }
 
 METHOD(index_put_) {
@@ -241,6 +334,7 @@ METHOD(format) {
 
 METHOD(copy) { (void)args; return call_helper("shallow_copy", self); }
 
+#define KW(name) (PyCFunction)(void (*)(void))m_##name, METH_VARARGS | METH_KEYWORDS
 PyMethodDef pd_py_tensor_methods[] = {
     {"_make_subclass", pd_py_make_subclass, METH_VARARGS | METH_STATIC, "_make_subclass(cls, data, requires_grad=False): data's memory as an instance of cls."},
     {"size", m_size, METH_VARARGS, "size(dim=None)\n\nThe sizes, or one of them."},
@@ -255,12 +349,30 @@ PyMethodDef pd_py_tensor_methods[] = {
      "from them before keep the old memory, as it was."},
     {"is_shared", pd_py_is_shared, METH_NOARGS, "is_shared()\n\nWhether other processes can map the tensor's memory."},
     {"data_ptr", m_data_ptr, METH_NOARGS, "data_ptr()\n\nAddress of the first element."},
-    {"is_contiguous", m_is_contiguous, METH_NOARGS, "is_contiguous()\n\nTrue where the elements lie in C order without gaps."},
+    {"is_contiguous", KW(is_contiguous), "is_contiguous(memory_format=pydist.contiguous_format)\n\nTrue where the elements lie in C order (or channels last) without gaps."},
+    {"is_complex", m_is_complex, METH_NOARGS, "is_complex()\n\nFalse: there are no complex dtypes yet."},
+    {"is_signed", m_is_signed, METH_NOARGS, "is_signed()\n\nWhether the dtype has negative numbers."},
+    {"get_device", m_get_device, METH_NOARGS, "get_device()\n\n-1: the CPU."},
+    {"_is_view", m_is_view, METH_NOARGS, "_is_view()\n\nWhether this is a view of another tensor, _base."},
+    {"is_same_size", m_is_same_size, METH_VARARGS, "is_same_size(other)\n\nWhether the shapes are equal."},
+    {"is_nonzero", m_is_nonzero, METH_NOARGS, "is_nonzero()\n\nThe truth of the one element."},
+    {"ndimension", m_dim, METH_NOARGS, "ndimension()\n\nHow many dimensions."},
+    {"view_as", m_view_as, METH_VARARGS, "view_as(other)\n\nA view of other's shape."},
+    {"reshape_as", m_reshape_as, METH_VARARGS, "reshape_as(other)\n\nreshape to other's shape."},
+    {"new_empty", KW(new_empty), "new_empty(*size, dtype=None)\n\nUninitialised, of this tensor's dtype."},
+    {"new_zeros", KW(new_zeros), "new_zeros(*size, dtype=None)\n\nZeros of this tensor's dtype."},
+    {"new_ones", KW(new_ones), "new_ones(*size, dtype=None)\n\nOnes of this tensor's dtype."},
+    {"new_full", KW(new_full), "new_full(size, fill_value, dtype=None)\n\nFilled with a number, of this tensor's dtype."},
+    {"new_tensor", KW(new_tensor), "new_tensor(data, dtype=None)\n\nA copy of data, of this tensor's dtype."},
+    {"short", m_short, METH_NOARGS, "short()\n\nAs int16."},
+    {"char", m_char, METH_NOARGS, "char()\n\nAs int8."},
+    {"byte", m_byte, METH_NOARGS, "byte()\n\nAs uint8."},
+    {"__array__", KW(array), NULL},
     {"is_floating_point", m_is_floating_point, METH_NOARGS, "is_floating_point()\n\nTrue for floating dtypes."},
     {"is_inference", m_is_inference, METH_NOARGS, "is_inference()\n\nWhether the memory was made in inference mode."},
     {"item", m_item, METH_NOARGS, "item()\n\nThe one element as a Python number."},
     {"tolist", m_tolist, METH_NOARGS, "tolist()\n\nNested lists of Python numbers."},
-    {"contiguous", m_contiguous, METH_NOARGS, "contiguous()\n\nThis tensor, or a contiguous copy."},
+    {"contiguous", KW(contiguous), "contiguous(memory_format=pydist.contiguous_format)\n\nThis tensor, or a contiguous (or channels_last) copy."},
     {"detach", m_detach, METH_NOARGS, "detach()\n\nThe same memory without history."},
     {"detach_", m_detach_, METH_NOARGS, "detach_()\n\nForgets the history of this tensor."},
     {"requires_grad_", m_requires_grad_, METH_VARARGS, "requires_grad_(requires_grad=True)\n\nAsks for gradients."},

@@ -86,6 +86,7 @@ bool pd_py_int(PyObject *o, const char *op, const char *arg, int64_t *out);
 bool pd_py_double(PyObject *o, const char *op, const char *arg, double *out);
 bool pd_py_ints(PyObject *o, const char *op, const char *arg, pd_ints *out); /* an int or a sequence of ints */
 bool pd_py_dtype(PyObject *o, const char *op, const char *arg, int64_t *out); /* also float, int, bool; None: PD_NO_DTYPE */
+bool pd_py_format(PyObject *o, const char *op); /* a memory_format */
 bool pd_py_device(PyObject *o, const char *op); /* accepts what means the CPU */
 /* Borrowed list of tensors from a list or tuple; *seq is a new reference that keeps them. */
 bool pd_py_tensors(PyObject *o, const char *op, const char *arg, PyObject **seq, pd_tensor ***out, Py_ssize_t *n);
@@ -102,6 +103,10 @@ int pd_py_setitem(PyObject *self, PyObject *key, PyObject *value);
 /* ---- create.c ---- */
 /* A tensor from numbers, nested sequences, arrays, tensors. dtype PD_NO_DTYPE: inferred. copy: never shares memory. [new] */
 pd_tensor *pd_py_from_data(PyObject *data, int64_t dtype, bool copy);
+/* zeros(*size, ...) and the like: filled with *value, or (NULL) left as it is; of `dtype` unless a keyword says otherwise. */
+PyObject *pd_py_filled(const char *op, PyObject *args, PyObject *kwargs, int64_t dtype, const double *value);
+PyObject *pd_py_full(const char *op, PyObject *args, PyObject *kwargs, int64_t dtype); /* PD_NO_DTYPE: the value's */
+PyObject *pd_py_new_tensor(const char *op, PyObject *args, PyObject *kwargs, int64_t dtype); /* tensor(data, ...) */
 
 /* ---- autograd.c ---- */
 PyObject *pd_py_tensor_backward(PyObject *self, PyObject *args, PyObject *kwargs);

@@ -111,6 +111,41 @@ static PyType_Slot device_slots[] = {{Py_tp_new, device_new}, {Py_tp_repr, devic
                                      {Py_tp_doc, "device(type)\n\nWhere a tensor lives; there is one: device('cpu')."}, {0}};
 static PyType_Spec device_spec = {.name = "pydist._C.device", .basicsize = sizeof(PyObject), .slots = device_slots, .flags = Py_TPFLAGS_DEFAULT};
 
+/* ---- memory_format ---------------------------------------------------------------------------------------------------- */
+
+typedef struct { PyObject_HEAD const char *name; } format;
+
+static PyObject *format_repr(PyObject *self) { return PyUnicode_FromFormat("pydist.%s", ((format *)self)->name); }
+static PyObject *format_reduce(PyObject *self, PyObject *unused) {
+    (void)unused;
+    return PyUnicode_FromString(((format *)self)->name);
+}
+static PyMethodDef format_methods[] = {{"__reduce__", format_reduce, METH_NOARGS, NULL}, {0}};
+static PyGetSetDef format_getset[] = {{"__module__", dtype_module, NULL, NULL, NULL}, {0}};
+static PyType_Slot format_slots[] = {{Py_tp_repr, format_repr}, {Py_tp_methods, format_methods}, {Py_tp_getset, format_getset}, {Py_tp_dealloc, plain_dealloc},
+                                     {Py_tp_doc, "An order of the elements in memory: contiguous_format, channels_last, preserve_format."}, {0}};
+static PyType_Spec format_spec = {.name = "pydist._C.memory_format", .basicsize = sizeof(format), .slots = format_slots,
+                                  .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION};
+
+static int add_formats(PyObject *module) {
+    const struct { const char *name; PyObject **keep; } all[] = {
+        {"contiguous_format", &pd_py.contiguous_format}, {"preserve_format", &pd_py.preserve_format}, {"channels_last", &pd_py.channels_last}};
+    if (!pd_py_type(module, &format_spec, NULL, &pd_py.memory_format)) return -1;
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+        PyTypeObject *type = (PyTypeObject *)pd_py.memory_format;
+        if (!(*all[i].keep = type->tp_alloc(type, 0))) return -1;
+        ((format *)*all[i].keep)->name = all[i].name;
+        if (PyModule_AddObjectRef(module, all[i].name, *all[i].keep)) return -1;
+    }
+    return 0;
+}
+
+bool pd_py_format(PyObject *o, const char *op) {
+    if (o && Py_TYPE(o) == (PyTypeObject *)pd_py.memory_format) return true;
+    PyErr_Format(PyExc_TypeError, "%s: memory_format is %.100s (expected pydist.channels_last or pydist.contiguous_format)", op, o ? Py_TYPE(o)->tp_name : "missing");
+    return false;
+}
+
 /* ---- Size ------------------------------------------------------------------------------------------------------------- */
 
 static PyObject *size_repr(PyObject *self) {
@@ -143,7 +178,7 @@ PyObject *pd_py_size(int ndim, const int64_t *size) {
 
 int pd_py_add_types(PyObject *module) {
     PyObject *bases = PyTuple_Pack(1, &PyTuple_Type);
-    bool ok = bases && !add_dtypes(module) && pd_py_type(module, &device_spec, NULL, &pd_py.device) &&
+    bool ok = bases && !add_dtypes(module) && !add_formats(module) && pd_py_type(module, &device_spec, NULL, &pd_py.device) &&
               (pd_py.cpu = ((PyTypeObject *)pd_py.device)->tp_alloc((PyTypeObject *)pd_py.device, 0)) &&
               pd_py_type(module, &size_spec, bases, &pd_py.Size);
     Py_XDECREF(bases);
