@@ -8,7 +8,7 @@ WORLD_SIZE over 1, the first collective joins the others if `init_process_group`
 (0, 1)
 """
 
-from pydist._C import CommMismatch, CommTimeout, DistError, PeerFailed, Store, Work
+from pydist._C import CommMismatch, CommTimeout, DistError, PeerFailed, Work
 from pydist._C import Group as ProcessGroup
 from pydist.distributed.backend import (
     Backend,
@@ -46,6 +46,7 @@ from pydist.distributed.process_group import (
 )
 
 DistBackendError = DistNetworkError = DistStoreError = DistError  # PyTorch's names for the reasons of a failure
+_STORES = ("FileStore", "HashStore", "PrefixStore", "Store", "TCPStore")
 _OBJECTS = ("all_gather_object", "broadcast_object_list", "gather_object", "scatter_object_list")
 
 __all__ = [
@@ -59,7 +60,6 @@ __all__ = [
     "PeerFailed",
     "ProcessGroup",
     "ReduceOp",
-    "Store",
     "Work",
     "all_gather",
     "all_gather_into_tensor",
@@ -88,6 +88,7 @@ __all__ = [
     "reduce_scatter_tensor",
     "scatter",
     *_OBJECTS,
+    *_STORES,
 ]
 
 
@@ -96,6 +97,8 @@ def __getattr__(name):
 
     if name in ("nn", "threads"):
         return import_module(f"pydist.distributed.{name}")
+    if name in _STORES:
+        return getattr(import_module("pydist.distributed.store"), name)
     if name in _OBJECTS:  # pickle is needed by few
         return getattr(import_module("pydist.distributed.objects"), name)
     raise AttributeError(f"module 'pydist.distributed' has no attribute '{name}'")

@@ -1,7 +1,8 @@
-"""Collectives with gradients: each returns a new tensor, and its backward is the collective that carries gradients back.
+"""Collectives with gradients: each returns a new tensor, and its backward is the collective that carries gradients
+back.
 
-The loss is the sum of the ranks' losses, so the gradient of a broadcast is a sum of all ranks' gradients, and every rank
-has to call backward through the same collectives in the same order.
+The loss is the sum of the ranks' losses, so the gradient of a broadcast is a sum of all ranks' gradients, and every
+rank has to call backward through the same collectives in the same order.
 
     forward         backward
     all_reduce SUM  all_reduce SUM
