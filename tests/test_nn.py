@@ -717,7 +717,9 @@ def test_embedding_corners():
         nn.Embedding(3, 3, _weight=rows)
 
 
-@pytest.mark.parametrize("kind, shape", [("Dropout1d", (2000, 4, 3)), ("Dropout2d", (2000, 4, 3, 2)), ("Dropout1d", (4000, 5))])
+@pytest.mark.parametrize(
+    "kind, shape", [("Dropout1d", (2000, 4, 3)), ("Dropout2d", (2000, 4, 3, 2)), ("Dropout1d", (4000, 5))]
+)
 @pytest.mark.parametrize("inplace", [False, True])
 def test_dropout_of_channels(kind, shape, inplace):
     pydist.manual_seed(0)
@@ -834,7 +836,12 @@ def test_distributions(call, kind, scale):
 
 @pytest.mark.parametrize(
     "text, fan_in",
-    [("Linear(50, 80)", 50), ("Conv1d(6, 80, 5)", 30), ("Conv2d(8, 64, 3, groups=2)", 36), ("Conv2d(4, 64, (1, 5))", 20)],
+    [
+        ("Linear(50, 80)", 50),
+        ("Conv1d(6, 80, 5)", 30),
+        ("Conv2d(8, 64, 3, groups=2)", 36),
+        ("Conv2d(4, 64, (1, 5))", 20),
+    ],
 )
 def test_layers_start_as_pytorchs(text, fan_in):
     """Weights and biases are uniform in +-1/sqrt(fan_in)."""

@@ -182,8 +182,8 @@ class Softplus(_Elementwise):
 
 
 class PReLU(Module):
-    """y = x where x is positive, else weight * x; weight is learned, one number or one per channel (dim 1), and starts at
-    `init` (He et al., 2015)."""
+    """y = x where x is positive, else weight * x; weight is learned, one number or one per channel (dim 1), and starts
+    at `init` (He et al., 2015)."""
 
     def __init__(self, num_parameters=1, init=0.25, device=None, dtype=None):
         super().__init__()

@@ -28,14 +28,14 @@ class Dropout(_Dropout):
 
 
 class _ChannelDropout(_Dropout):
-    """y = x * keep / (1 - p), keep drawn Bernoulli(1 - p) per channel of each sample; in eval mode y = x (Tompson et al.,
-    2015)."""
+    """y = x * keep / (1 - p), keep drawn Bernoulli(1 - p) per channel of each sample; in eval mode y = x (Tompson et
+    al., 2015)."""
 
     def forward(self, input):
         if input.dim() not in (self._dims, self._dims + 1):
             raise ValueError(
-                f"{type(self).__name__}: input has {input.dim()} dims (expected {self._dims + 1}, or {self._dims} without a "
-                "batch)"
+                f"{type(self).__name__}: input has {input.dim()} dims (expected {self._dims + 1}, or {self._dims} without "
+                "a batch)"
             )
         if not self.training or self.p == 0:
             return input

@@ -26,8 +26,8 @@ class Flatten(Module):
 
 
 class Unflatten(Module):
-    """Splits `dim` into dims of the sizes `unflattened_size`, of which one may be -1. Raises RuntimeError where they do not
-    multiply to its size, TypeError for other sizes than a tuple or list of ints.
+    """Splits `dim` into dims of the sizes `unflattened_size`, of which one may be -1. Raises RuntimeError where they do
+    not multiply to its size, TypeError for other sizes than a tuple or list of ints.
 
     >>> import pydist
     >>> pydist.nn.Unflatten(1, (3, -1))(pydist.ones(2, 12)).shape

@@ -103,8 +103,8 @@ class KLDivLoss(Module):
 
 
 class BCELoss(_Loss):
-    """loss = -w * (t * log(x) + (1 - t) * log(1 - x)) for probabilities x, elementwise; the weight w, a buffer, is broadcast.
-    Logarithms are at least -100, as in PyTorch."""
+    """loss = -w * (t * log(x) + (1 - t) * log(1 - x)) for probabilities x, elementwise; the weight w, a buffer, is
+    broadcast. Logarithms are at least -100, as in PyTorch."""
 
     def __init__(self, weight=None, size_average=None, reduce=None, reduction="mean"):
         super().__init__(size_average, reduce, reduction)

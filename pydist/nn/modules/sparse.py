@@ -95,9 +95,8 @@ class Embedding(Module):
 
     def extra_repr(self):
         text = f"{self.num_embeddings}, {self.embedding_dim}"
-        for name, default in (
-            ("padding_idx", None), ("max_norm", None), ("norm_type", 2), ("scale_grad_by_freq", False), ("sparse", False)
-        ):  # fmt: skip
+        defaults = {"padding_idx": None, "max_norm": None, "norm_type": 2, "scale_grad_by_freq": False, "sparse": False}
+        for name, default in defaults.items():
             if (value := getattr(self, name)) != default:
                 text += f", {name}={value}"
         return text
