@@ -863,6 +863,42 @@ def test_tables_and_norms_start_as_pytorchs():
     assert nn.RMSNorm(2).weight.tolist() == [1, 1] and nn.PReLU().weight.tolist() == [0.25]
 
 
+def test_truncated_normal():
+    pydist.manual_seed(0)
+    t = pydist.empty(200, 300, requires_grad=True)
+    assert nn.init.trunc_normal_(t, 0.5, 1.0, -0.5, 1.5) is t
+    values = t.detach()
+    assert -0.5 <= values.min().item() < -0.45 and 1.45 < values.max().item() <= 1.5
+    assert abs(values.mean().item() - 0.5) < 0.01
+    variance = 1 - 2 * math.exp(-0.5) / math.sqrt(2 * math.pi) / math.erf(math.sqrt(0.5))  # of N(0, 1) in [-1, 1]
+    assert abs(((values - 0.5) ** 2).mean().item() / variance - 1) < 0.03
+    with pytest.raises(ValueError, match="hardly a value"):
+        nn.init.trunc_normal_(t, 0.0, 1.0, 10.0, 11.0)
+
+
+@pytest.mark.parametrize("shape", [(4, 4), (3, 7), (8, 2, 3), (2, 3, 1)])
+def test_orthogonal(shape):
+    pydist.manual_seed(0)
+    t = nn.init.orthogonal_(pydist.empty(*shape, dtype=pydist.float64), gain=2.0).reshape(shape[0], -1)
+    product = t @ t.t() if t.shape[0] <= t.shape[1] else t.t() @ t
+    assert (product - 4 * nn.init.eye_(pydist.empty_like(product))).abs().max().item() < 1e-12
+    with pytest.raises(ValueError, match="2 or more"):
+        nn.init.orthogonal_(pydist.empty(3))
+
+
+def test_eye_and_dirac(torch):
+    assert nn.init.eye_(pydist.empty(2, 3)).tolist() == [[1, 0, 0], [0, 1, 0]]
+    for shape, groups in (((4, 2, 3), 1), ((4, 2, 3, 2), 2), ((2, 4, 1, 3, 2), 1)):
+        theirs = torch.nn.init.dirac_(torch.empty(*shape), groups)
+        assert nn.init.dirac_(pydist.empty(*shape), groups).tolist() == theirs.tolist()
+    with pytest.raises(ValueError, match="2 dimensions"):
+        nn.init.eye_(pydist.empty(3))
+    with pytest.raises(ValueError, match="3, 4, or 5"):
+        nn.init.dirac_(pydist.empty(3, 3))
+    with pytest.raises(ValueError, match="divisible by groups"):
+        nn.init.dirac_(pydist.empty(3, 3, 3), 2)
+
+
 def test_constants_and_fans():
     t = pydist.empty(2, 3, 4)
     assert nn.init.constant_(t, 2.5).sum().item() == 60

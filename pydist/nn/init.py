@@ -101,3 +101,64 @@ def kaiming_normal_(tensor, a=0, mode="fan_in", nonlinearity="leaky_relu", gener
     if tensor.numel() == 0:
         return tensor
     return normal_(tensor, 0.0, _kaiming_std(tensor, a, mode, nonlinearity), generator)
+
+
+def trunc_normal_(tensor, mean=0.0, std=1.0, a=-2.0, b=2.0, generator=None):
+    """N(mean, std^2), values outside [a, b] drawn again. Raises ValueError where [a, b] holds less than 1e-3 of the
+    distribution."""
+
+    def below(x):
+        return 0.5 * (1.0 + math.erf((x - mean) / (std * math.sqrt(2.0))))
+
+    if not std > 0.0 or not below(b) - below(a) >= 1e-3:
+        raise ValueError(f"trunc_normal_: N({mean}, {std}^2) has hardly a value in [{a}, {b}]")
+    with no_grad():
+        normal_(tensor, mean, std, generator)
+        while (outside := (tensor < a).logical_or(tensor > b)).any().item():
+            tensor.copy_(_C.where(outside, normal_(_C.empty_like(tensor), mean, std, generator), tensor))
+    return tensor
+
+
+def eye_(tensor):
+    """The identity matrix, cut or filled with zeros to the tensor's two dims. Raises ValueError for other tensors."""
+    if tensor.dim() != 2:
+        raise ValueError("Only tensors with 2 dimensions are supported")
+    with no_grad():
+        rows, columns = tensor.shape
+        return tensor.copy_(_C.arange(rows).unsqueeze(1) == _C.arange(columns))
+
+
+def dirac_(tensor, groups=1):
+    """A convolution's weight that keeps as many channels of each group as there are. Raises ValueError for other than 3
+    to 5 dims, or where groups do not divide the first size."""
+    if tensor.dim() not in (3, 4, 5):
+        raise ValueError("Only tensors with 3, 4, or 5 dimensions are supported")
+    if tensor.shape[0] % groups:
+        raise ValueError("dim 0 must be divisible by groups")
+    each = tensor.shape[0] // groups
+    middle = tuple(size // 2 for size in tensor.shape[2:])
+    with no_grad():
+        tensor.zero_()
+        for group in range(groups):
+            for i in range(min(each, tensor.shape[1])):
+                tensor[(group * each + i, i, *middle)] = 1
+    return tensor
+
+
+def orthogonal_(tensor, gain=1, generator=None):
+    """gain times a (semi-)orthogonal matrix [first size, all others], uniform over such (Saxe et al., 2014). Raises
+    ValueError for fewer than 2 dims."""
+    if tensor.dim() < 2:
+        raise ValueError("Only tensors with 2 or more dimensions are supported")
+    if tensor.numel() == 0:
+        return tensor
+    import numpy as np
+
+    rows = tensor.shape[0]
+    columns = tensor.numel() // rows
+    drawn = normal_(_C.empty(max(rows, columns), min(rows, columns), dtype=_C.float64), generator=generator)
+    q, r = np.linalg.qr(drawn.numpy())
+    q = q * np.sign(np.diag(r))  # without the signs the distribution would depend on the algorithm
+    q = q.T if rows < columns else q
+    with no_grad():
+        return tensor.copy_(_C.from_numpy(np.ascontiguousarray(q)).reshape(tensor.shape) * gain)

@@ -33,10 +33,8 @@ class _ChannelDropout(_Dropout):
 
     def forward(self, input):
         if input.dim() not in (self._dims, self._dims + 1):
-            raise ValueError(
-                f"{type(self).__name__}: input has {input.dim()} dims (expected {self._dims + 1}, or {self._dims} without "
-                "a batch)"
-            )
+            wanted = f"{self._dims + 1}, or {self._dims} without a batch"
+            raise ValueError(f"{type(self).__name__}: input has {input.dim()} dims (expected {wanted})")
         if not self.training or self.p == 0:
             return input
         lead = input.dim() - self._dims + 1
