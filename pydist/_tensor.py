@@ -2,6 +2,7 @@
 
 import copy
 import math
+from weakref import WeakValueDictionary
 
 from pydist import _C
 
@@ -11,18 +12,6 @@ _PROFILES = {
     "full": {"precision": 4, "threshold": math.inf, "edgeitems": 3, "linewidth": 80},
 }
 _options = {**_PROFILES["default"], "sci_mode": None}
-
-_FORMATS = {
-    _C.bool: "?",
-    _C.uint8: "B",
-    _C.int8: "b",
-    _C.int16: "h",
-    _C.int32: "i",
-    _C.int64: "q",
-    _C.float16: "e",
-    _C.float32: "f",
-    _C.float64: "d",
-}
 
 
 # Text.
@@ -157,37 +146,65 @@ def shallow_copy(tensor):
     return _dressed(tensor.detach(), type(tensor), tensor.requires_grad, tensor.__dict__)
 
 
+class Storage:
+    """The bytes that views share. One object for each storage, as long as somebody has it: pickle and deepcopy know by it
+    which tensors share memory."""
+
+    __slots__ = ("bytes", "__weakref__")
+
+    def __init__(self, data):
+        self.bytes = data
+
+    def __deepcopy__(self, memo):
+        new = memo[id(self)] = Storage(self.bytes.clone())
+        return new
+
+    def __reduce__(self):
+        return _load_storage, (memoryview(self.bytes).tobytes() if self.bytes.numel() else b"",)
+
+
+_storages = WeakValueDictionary()  # by address
+
+
+def _storage_of(tensor):
+    data = _C.storage_bytes(tensor)
+    found = _storages.get(data.data_ptr()) if data.numel() else None
+    if found is None or found.bytes.data_ptr() != data.data_ptr() or found.bytes.numel() != data.numel():
+        found = _storages[data.data_ptr()] = Storage(data)
+    return found
+
+
+def _load_storage(data):
+    return Storage(_C.frombuffer(data, dtype=_C.uint8).clone() if data else _C.empty(0, dtype=_C.uint8))
+
+
+def _parts(tensor):
+    """All of the tensor but its storage, as `rebuild` wants it."""
+    return tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.storage_offset(), tensor.requires_grad
+
+
 def deepcopy(tensor, memo):
-    """A leaf with memory, gradient and attributes of its own. Raises RuntimeError for a tensor with a history."""
+    """A leaf with memory, gradient and attributes of its own; tensors that share memory do so in the copy as well. Raises
+    RuntimeError for a tensor with a history."""
     if id(tensor) in memo:
         return memo[id(tensor)]
     if not tensor.is_leaf:
         raise RuntimeError("deepcopy: the tensor is part of a graph (expected a leaf; use detach().clone())")
-    new = _dressed(tensor.detach().clone(), type(tensor), tensor.requires_grad, copy.deepcopy(tensor.__dict__, memo))
+    storage = copy.deepcopy(_storage_of(tensor), memo)
+    new = rebuild(type(tensor), storage, *_parts(tensor), copy.deepcopy(tensor.__dict__, memo))
     memo[id(tensor)] = new
     if tensor.grad is not None:
-        new.grad = deepcopy(tensor.grad, memo)
+        new.grad = copy.deepcopy(tensor.grad, memo)
     return new
 
 
 def reduce(tensor):
-    """For pickle: (function, arguments). The elements travel as bytes in C order; bfloat16 as float32."""
+    """For pickle: (function, arguments). The storage travels once, whole, for all tensors in one pickle that share it."""
     if not tensor.is_leaf:
         raise RuntimeError("pickle: the tensor is part of a graph (expected a leaf; use detach())")
-    data = tensor.detach().contiguous()
-    if data.dtype not in _FORMATS:
-        data = data.float()
-    elements = memoryview(data).cast("B").tobytes() if data.numel() else b""
-    arguments = (
-        type(tensor), elements, data.dtype, tensor.dtype, tuple(tensor.shape), tensor.requires_grad, tensor.__dict__ or None
-    )  # fmt: skip
-    return rebuild, arguments
+    return rebuild, (type(tensor), _storage_of(tensor), *_parts(tensor), tensor.__dict__ or None)
 
 
-def rebuild(kind, elements, stored, dtype, shape, requires_grad, attributes):
+def rebuild(kind, storage, dtype, size, stride, offset, requires_grad, attributes):
     """What `reduce` took apart."""
-    if elements:
-        tensor = _C.frombuffer(elements, dtype=stored).clone().to(dtype).reshape(shape)
-    else:
-        tensor = _C.empty(shape, dtype=dtype)
-    return _dressed(tensor, kind, requires_grad, attributes)
+    return _dressed(_C.storage_view(storage.bytes, dtype, size, stride, offset), kind, requires_grad, attributes)
