@@ -4,8 +4,8 @@
    Hooks count down; buckets start strictly in order on every rank, so the ready order moves nothing. Frozen parameters
    are not counted. At the end of backward the parameters that did not fire are taken as zero, or as what an earlier
    backward left; the rest of the buckets start, all are waited for, and .grad holds the mean (one multiply by 1/W in
-   the all-reduce). Which parameters fired anywhere travels as flags at the end of the last bucket: one that no rank used
-   keeps its .grad as it was (None, usually). A world of one does nothing at all. */
+   the all-reduce). Which parameters fired anywhere travels as flags at the end of the last bucket: one that no rank
+   used keeps its .grad as it was (None, usually). A world of one does nothing at all. */
 #ifndef PD_PARALLEL_REDUCER_H
 #define PD_PARALLEL_REDUCER_H
 

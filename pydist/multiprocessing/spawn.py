@@ -206,7 +206,7 @@ def spawn(fn, args=(), nprocs=1, join=True, daemon=False, start_method="spawn"):
     join=True waits: if one raises, the others are ended and ProcessRaisedException with its traceback is raised here;
     if one exits with another code or by a signal, ProcessExitedException. join=False returns the ProcessContext at
     once. `fn` may come from a script (under `if __name__ == "__main__"`), a module, a notebook, standard input or be
-    nested. Tensors, queues and other things of multiprocessing may be among `args`. No process outlives this one, unless spawn
-    is called from a thread other than the main one.
+    nested. Tensors, queues and other things of multiprocessing may be among `args`. No process outlives this one, unless
+    spawn is called from a thread other than the main one.
     """
     return start_processes(fn, args, nprocs, join, daemon, start_method)
