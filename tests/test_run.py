@@ -6,6 +6,7 @@ import pty
 import re
 import select
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -526,6 +527,129 @@ def test_twenty_runs_leave_nothing(script):
         code, out, _, _ = launch("--nproc-per-node=2", path, env=environment(FAIL=str(fail), **{name: value}))
         assert (code, out) == (7 * fail, "")
     assert marked(mark.encode()) == []
+
+
+# Several hosts: launchers that pretend to be on different ones, so that their ranks meet over tcp only.
+
+
+@pytest.fixture
+def hosts(tmp_path):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    started = []
+
+    def begin(host, path, *options, secret=b"s" * 40, local=2):
+        key = tmp_path / f"secret{host}"
+        key.write_bytes(secret)
+        key.chmod(0o600)
+        env = environment(PYDIST_HOST=f"host{host}", PYDIST_SECRET_FILE=str(key))
+        options += ("--nnodes=2", f"--node-rank={host}", f"--nproc-per-node={local}")
+        process = start(*options, "--master-addr=127.0.0.1", f"--master-port={port}", path, env=env)
+        started.append(process)
+        return process
+
+    yield begin
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+MEET = """
+    import pydist, pydist.distributed as dist
+    def meet():
+        x = pydist.tensor([float(rank)])
+        dist.all_reduce(x)
+        return x.item()
+"""
+
+
+def ends(process, timeout=20):
+    out, err = process.communicate(timeout=timeout)
+    return process.returncode, sorted(out.splitlines()), err
+
+
+def test_two_hosts(hosts, script):
+    """Whichever starts first; host 0's launcher serves until the other host's ranks have left."""
+    path = script(MEET + """
+    names = "LOCAL_RANK GROUP_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_WORLD_SIZE".split()
+    print(meet(), *(os.environ[name] for name in names))
+    dist.destroy_process_group()
+    if rank > 1:
+        time.sleep(0.5)
+        print("late")
+    """)
+    second = hosts(1, path)
+    time.sleep(0.5)
+    begin = time.monotonic()
+    assert ends(hosts(0, path)) == (0, [f"[{r}] 6.0 {r} 0 4 2 2" for r in range(2)], "")
+    assert time.monotonic() - begin > 0.4
+    assert ends(second) == (0, sorted(f"[{r}] {text}" for r in (2, 3) for text in (f"6.0 {r - 2} 1 4 2 2", "late")), "")
+
+
+def test_training_has_the_same_bits_on_one_host_and_on_two(hosts, script):
+    path = script("""
+    import hashlib, pydist
+    from pydist import nn
+    pydist.manual_seed(1)
+    model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(20, 50), nn.ReLU(), nn.Linear(50, 4)))
+    adam = pydist.optim.Adam(model.parameters())
+    for step in range(10):
+        pydist.manual_seed(100 * step + rank)
+        adam.zero_grad()
+        model(pydist.randn(8, 20)).square().mean().backward()
+        adam.step()
+    print(hashlib.sha256(b"".join(p.numpy().tobytes() for p in (q.detach() for q in model.parameters()))).hexdigest())
+    """)
+    first, second = hosts(0, path), hosts(1, path)
+    apart = {line.split()[1] for process in (first, second) for line in ends(process)[1]}
+    together = {line.split()[1] for line in launch("--nproc-per-node=4", path)[1].splitlines()}
+    assert len(together) == 1 and apart == together
+
+
+PEER = r"rank [01] \(pid \d+\) raised .*PeerFailed: .*rank "
+
+
+@pytest.mark.parametrize("end, here, there", [
+    ("raise ValueError('bad')", "raised ValueError: bad", r"rank 2 \(on another host\) raised ValueError: bad"),
+    ("os.kill(os.getpid(), 9)", "died: SIGKILL (killed; out of memory?)", PEER + "2"),
+    ("sys.exit(5)", "exited with code 5", PEER + "2"),
+])  # fmt: skip
+def test_a_rank_of_another_host_ends(hosts, script, end, here, there):
+    path = script(MEET + f"""
+    meet()
+    if rank == 2:
+        time.sleep(0.2)
+        {end}
+    meet()
+    """)
+    begin = time.monotonic()
+    processes = [hosts(0, path), hosts(1, path)]
+    (code, _, err), (code_there, _, err_there) = map(ends, processes)
+    assert time.monotonic() - begin < 5 and code != 0 and code_there != 0
+    assert re.match(rf"pydist\.run: {there}", err), err
+    assert re.match(rf"pydist\.run: rank 2 \(pid \d+\) {re.escape(here)}", err_there), err_there
+
+
+def test_a_killed_launcher_of_host_0_ends_the_other_host(hosts, script):
+    path = script(MEET + """
+    while True:
+        meet()
+        print(os.getpid(), flush=True)
+        time.sleep(0.05)
+    """)
+    first, second = hosts(0, path), hosts(1, path)
+    pids = numbers("".join(read_lines(second, 4)))
+    first.kill()
+    assert second.wait(timeout=5) != 0 and all_end(pids, 0)
+
+
+def test_another_secret_is_refused(hosts, script):
+    path = script(MEET + "    dist.init_process_group(timeout=3)")
+    first, second = hosts(0, path), hosts(1, path, secret=b"t" * 40)
+    code, _, err = ends(second)
+    assert code != 0 and "secret" in err.splitlines()[0], err
+    assert ends(first)[0] != 0
 
 
 # The judge, alone.
