@@ -209,6 +209,24 @@ def adam_steps():
 
 
 @scenario
+def collectives():
+    """Lists and layouts that are staged."""
+    from pydist import distributed as dist
+
+    x, out = pydist.rand(4, 3).t(), [pydist.zeros(4, 3).t()]
+    dist.barrier()
+
+    def run():
+        dist.all_gather(out, x)
+        dist.reduce_scatter(out[0], [x])
+        dist.all_reduce(x)
+        work = dist.all_gather(out, x, async_op=True)
+        assert work.wait() and work.result()[0] is out[0] and out[0].tolist() == x.tolist()
+
+    return run
+
+
+@scenario
 def loader():
     from pydist.utils.data import DataLoader, TensorDataset
 

@@ -16,7 +16,7 @@
 #include "comm/transport/transport.h"
 
 #define PD_TOKEN_BYTES 32
-#define PD_WORLD_MAX 4096 /* reduce.c's scratch, a server's descriptors: RANKS_MAX of pydist/run.py */
+#define PD_WORLD_MAX 4096 /* reduce.c's scratch, a server's descriptors: RANKS_MAX of pydist/_launch/options.py */
 
 typedef enum pd_news_kind {
     PD_NEWS_LEFT = 1, /* left this group (epoch > 0), or everything: its program ended */

@@ -49,10 +49,14 @@ typedef struct pd_pywork {
     pd_work *work;
     pd_py_buffer buffers[2];
     PyObject *written; /* the tensor or tuple of tensors that it writes; NULL: none */
+    PyObject *pending; /* the list that keeps it; NULL: left */
+    pd_status lost;    /* why staged results could not be moved; PD_OK: they were */
     bool done;         /* well, and the buffers are gone */
+    bool settling;     /* a thread is moving staged results */
 } pd_pywork;
-PyObject *pd_py_work_new(pd_work *work, pd_py_buffer *in, pd_py_buffer *out); /* takes all three, unless it fails */
-bool pd_py_work_ended(PyObject *work);                                        /* well or not; does not wait */
+/* Joins the list `pending`, which keeps it until it is done. Takes over work and buffers, unless it fails (NULL). */
+PyObject *pd_py_work_new(PyObject *pending, pd_work *work, const pd_py_buffer *in, const pd_py_buffer *out);
+bool pd_py_work_ended(PyObject *work); /* well or not; does not wait */
 int pd_py_add_work(PyObject *module);
 
 /* ---- group.c ---- */

@@ -157,14 +157,11 @@ static void drop(call *c) {
 
 /* The Work of an asynchronous call, which takes over the buffers; kept by the group until it is done. */
 static PyObject *keep_work(call *c) {
-    PyObject *w = pd_py_work_new(c->work, &c->in, &c->out);
-    if (w && !PyList_Append(c->self->pending, w)) return w;
+    PyObject *w = pd_py_work_new(c->self->pending, c->work, &c->in, &c->out);
+    if (w) return w;
     PD_PY_NO_GIL(pd_work_wait(c->work, -1)); /* no memory for its Python side: the buffers may go once it is done */
-    if (w) Py_DECREF(w);
-    else {
-        pd_work_release(c->work);
-        drop(c);
-    }
+    pd_work_release(c->work);
+    drop(c);
     return NULL;
 }
 

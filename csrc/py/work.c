@@ -1,17 +1,38 @@
 /* Works in Python: a collective under way, and the memory that it borrows until it is done. */
 #include "py/py.h"
 
+#include <sched.h>
+
 #include "py/comm_impl.h"
 
 PyTypeObject *pd_py_work_type;
 
-/* The collective is done: staged results go to their tensors, and no memory is needed any more. Once. */
+/* Leaves the list of works under way, which keeps them. */
+static void forget(pd_pywork *self) {
+    PyObject *list = self->pending;
+    self->pending = NULL;
+    for (Py_ssize_t i = list ? PyList_GET_SIZE(list) : 0; i-- > 0;)
+        if (PyList_GET_ITEM(list, i) == (PyObject *)self) {
+            PyList_SetSlice(list, i, i + 1, NULL);
+            break;
+        }
+    Py_XDECREF(list);
+}
+
+/* The collective is done: staged results go to their tensors (which may give up the GIL, so other threads wait here),
+   and no memory is needed any more. Once; a failure is told to all who ask. */
 static pd_status settle(pd_pywork *self) {
+    while (self->settling) PD_PY_NO_GIL(sched_yield());
+    if (self->lost) return pd_fail(self->lost, "wait: the collective is done, but its result could not be copied");
     if (self->done) return PD_OK;
-    self->done = true;
+    self->settling = true;
     pd_status status = pd_py_buffer_done(&self->buffers[0]);
     if (!status) status = pd_py_buffer_done(&self->buffers[1]);
+    self->settling = false;
+    self->done = true;
+    self->lost = status;
     for (int i = 0; i < 2; i++) pd_py_buffer_drop(&self->buffers[i]);
+    forget(self);
     return status;
 }
 
@@ -31,14 +52,17 @@ bool pd_py_work_ended(PyObject *o) {
     return done;
 }
 
-PyObject *pd_py_work_new(pd_work *work, pd_py_buffer *in, pd_py_buffer *out) {
+PyObject *pd_py_work_new(PyObject *pending, pd_work *work, const pd_py_buffer *in, const pd_py_buffer *out) {
     pd_pywork *self = (pd_pywork *)pd_py_comm_make(pd_py_work_type, PD_PY_WORK);
-    if (!self) return NULL;
+    if (!self || PyList_Append(pending, (PyObject *)self)) {
+        Py_XDECREF(self);
+        return NULL;
+    }
+    self->pending = Py_NewRef(pending);
     self->work = work;
-    if (in) self->buffers[0] = *in;
-    if (out) self->buffers[1] = *out;
-    const pd_py_buffer *b = out ? out : in;
-    PyObject *written = b && b->keep ? b->keep : b ? b->view.obj : NULL;
+    self->buffers[0] = *in;
+    self->buffers[1] = *out;
+    PyObject *written = out->keep ? out->keep : out->view.obj;
     if (written) self->written = Py_NewRef(written);
     return (PyObject *)self;
 }
@@ -47,6 +71,7 @@ static int work_traverse(PyObject *o, visitproc visit, void *arg) {
     pd_pywork *self = (pd_pywork *)o;
     Py_VISIT(Py_TYPE(o));
     Py_VISIT(self->written);
+    Py_VISIT(self->pending);
     for (int i = 0; i < 2; i++) Py_VISIT(self->buffers[i].keep);
     return 0;
 }
@@ -56,6 +81,7 @@ static void work_dealloc(PyObject *o) {
     PyObject_GC_UnTrack(o);
     for (int i = 0; i < 2; i++) pd_py_buffer_drop(&self->buffers[i]); /* a pending work is kept by its group */
     Py_XDECREF(self->written);
+    Py_XDECREF(self->pending);
     pd_work_release(self->work);
     pd_py_comm_end(o, PD_PY_WORK);
 }
