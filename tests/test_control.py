@@ -653,6 +653,22 @@ def test_rank_0_that_dies_takes_the_server_along():
         assert code == 0 and out.startswith("0 ") and "rank 0" in out, err
 
 
+def test_a_wait_in_the_store_ends_with_rank_0():
+    url = f"tcp://127.0.0.1:{free_port()}"
+    script = """
+        group = join()
+        if rank == 0:
+            time.sleep(0.3)
+            os.kill(os.getpid(), signal.SIGKILL)
+        try:
+            group.store.get("never", 20)
+        except _C.PeerFailed as e:
+            print(e.rank, e)
+    """
+    (code, out, err) = finish([start(script, url, r, 2) for r in range(2)])[1]
+    assert code == 0 and out.startswith("0 rank 0 is gone"), (out, err)
+
+
 def test_two_jobs_on_one_port():
     url = f"tcp://127.0.0.1:{free_port()}"
     script = """

@@ -39,11 +39,11 @@ typedef struct client {
 static pd_status send_frame(client *c, int kind, uint32_t id, const void *head, size_t head_bytes, const void *body,
                             size_t n, int handle) {
     int64_t deadline = pd_hooks_now(NULL) + GOODBYE_NS;
-    if (c->lost) return pd_fail(PD_E_DIST, "control: the connection to the launcher is lost");
+    if (c->lost) return pd_fail(PD_E_DIST, "control: the connection to the control server is lost");
     PD_TRY(pd_wire_queue(&c->wire, kind, id, head, head_bytes, body, n, handle));
     while (pd_wire_flush(&c->wire) != PD_WIRE_CLOSED && c->wire.pending && pd_hooks_now(NULL) < deadline)
         poll(&(struct pollfd){.fd = c->wire.fd, .events = POLLOUT}, 1, 10);
-    return c->wire.pending ? pd_fail(PD_E_DIST, "control: the launcher does not read or is gone") : PD_OK;
+    return c->wire.pending ? pd_fail(PD_E_DIST, "control: the control server does not read or is gone") : PD_OK;
 }
 
 static void tell(pd_link *link, const pd_news *news, const char *text) {
@@ -83,11 +83,11 @@ static void on_reply(client *c) {
 }
 
 static void on_lost(client *c, const char *why) {
+    pd_link_hear(&c->link, &(pd_news){.kind = PD_NEWS_LOST, .rank = c->link.rank}, why);
     pthread_mutex_lock(&c->lock);
     c->lost = true;
     pthread_cond_broadcast(&c->change);
     pthread_mutex_unlock(&c->lock);
-    pd_link_hear(&c->link, &(pd_news){.kind = PD_NEWS_LOST, .rank = c->link.rank}, why);
 }
 
 /* Waits for more. False: the server, which asks every second whether we are there, has been silent for too long (and not
@@ -145,7 +145,10 @@ static struct timespec in_a_slice(void) {
 static pd_status await(client *c, request *r, const pd_store_call *call) {
     bool waits = call->verb == PD_STORE_GET || call->verb == PD_STORE_WAIT;
     while (!r->done) {
-        if (c->lost) return pd_fail(PD_E_DIST, "store: the connection to the launcher is lost");
+        if (c->lost) {
+            PD_TRY(pd_link_gone(&c->link, true)); /* says who hosted the server */
+            return pd_fail(PD_E_DIST, "store: the connection to the control server is lost");
+        }
         if (call->stop && atomic_load_explicit(call->stop, memory_order_acquire))
             return pd_fail(PD_E_DIST, "store: given up");
         if (waits) PD_TRY(pd_link_gone(&c->link, call->everyone));

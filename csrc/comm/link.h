@@ -1,6 +1,6 @@
 /* What ties one rank to the others outside of the data path: the store, news about peers, and how memory is shared.
 
-   Two kinds: a control connection to the launcher's server (control.h), and a seat in a hub where ranks are threads of
+   Two kinds: a connection to the control server (control.h), and a seat in a hub where ranks are threads of
    one process (hub.h). A group (group.h) is made over a link and listens to its news; a link outlives many groups, each
    with the next epoch. Threads: everything here may be called from any thread; listeners are called on the link's own
    thread (or the thread of the rank that caused the news), with the link locked, and must not call back or wait. */

@@ -3,9 +3,8 @@
    A direct transport lets every rank address the others' memory: a region is allocated by its owner, its handle travels
    through the store, peers attach it. The algorithms (algo/) work on such regions alone.
 
-   tcp and mpi will be transports that are not direct: alloc, attach and privatise stay NULL, and two members join this
-   table, `send(peer, bytes)` and `recv(peer, bytes)` with a poll; the pipeline of group.c then fills the peers' slots
-   from the wire where it now only looks at a word. */
+   Between hosts the peers' regions are private mirrors, which tcp.h fills from the wire; an mpi mesh will have the same
+   few functions as pd_mesh. */
 #ifndef PD_COMM_TRANSPORT_H
 #define PD_COMM_TRANSPORT_H
 
