@@ -3,6 +3,7 @@
 Gradients of single ops are in test_ops.py."""
 
 import gc
+import os
 import subprocess
 import sys
 import threading
@@ -728,3 +729,33 @@ def test_backward_at_interpreter_exit(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
+
+
+# PYDIST_NAN.
+
+NAN_PROGRAM = """
+import pydist
+{}
+x = pydist.tensor([[1.0, 0.0], [2.0, 3.0]], dtype=pydist.{}, requires_grad=True)
+pydist.full((2,), float("inf")).exp(), pydist.zeros(2).fill_(float("nan")), pydist.maximum(x, float("-inf"))  # what the user gave is no news
+y = x.T.sqrt() * 2
+y.sum().backward()
+(x - 5).log()
+print("end")
+"""
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_the_first_nan_is_named(dtype):
+    def run(level, before=""):
+        env = {**os.environ, "PYDIST_NAN": str(level), "RANK": "3"}
+        done = subprocess.run([sys.executable, "-c", NAN_PROGRAM.format(before, dtype)], capture_output=True, text=True, timeout=60, env=env)
+        return done.returncode, done.stdout, done.stderr
+
+    assert run(0) == (0, "end\n", "")
+    code, out, err = run(1)
+    assert (code, out) == (0, "end\n") and err == f"pydist: rank 3: the first NaN or infinity comes from sqrt: the gradient of input 0, {dtype} of shape [2, 2]\n"
+    code, out, err = run(2)
+    assert code == 1 and out == "" and f"RuntimeError: sqrt: the gradient of input 0, {dtype} of shape [2, 2] on rank 3, has a NaN or an infinity" in err
+    code, out, err = run(2, f"(pydist.ones(5, dtype=pydist.{dtype})[::2] * 0).log_()")
+    assert code == 1 and "RuntimeError: log: result 0" in err and "shape [3]" in err

@@ -2,6 +2,7 @@
 
 #include <string.h>
 
+#include "autograd/nan.h"
 #include "base/mem.h"
 
 pd_dtype pd_default_dtype = PD_F32;
@@ -143,10 +144,13 @@ static pd_status run_kernel(pd_call *c, double *work) {
     const pd_op *op = c->def->op;
     if (!op->kernel) return PD_OK;
     PD_TRY(pd_scratch(op->scratch ? op->scratch(c) : 0, c->def->name, &c->scratch));
+    bool finite = pd_nan_armed && pd_nan_inputs_finite(c);
     *work = work_of(c);
     void *token = *work > PD_RELEASE_NS ? pd_host_release() : NULL;
     pd_status status = op->kernel(c);
     if (token) pd_host_acquire(token);
+    for (int i = 0; finite && i < c->nout && !status; i++)
+        if (!pd_nan_finite(c->out[i])) status = pd_nan_report("result", c->def->name, i, c->out[i]);
     return status;
 }
 

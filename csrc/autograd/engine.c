@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "autograd/nan.h"
 #include "base/mem.h"
 
 /* One entry per node or leaf of the run. */
@@ -283,7 +284,11 @@ static pd_status call_node(run *r, entry *e, pd_tensor **g, pd_tensor **gin) {
         return pd_fail(PD_E_RUNTIME, "backward: the graph was freed by an earlier backward, at %s (expected retain_graph=True there)",
                        pd_node_name(n));
     pd_vjp v = {.node = n, .attrs = n->attrs, .create_graph = r->b->create_graph, .g = g, .gin = gin};
+    bool finite = pd_nan_armed;
+    for (int i = 0; i < n->nout && finite; i++) finite = pd_nan_finite(g[i]);
     n->kind->run(&v);
+    for (int i = 0; finite && i < n->nin && !v.status; i++)
+        if (!pd_nan_finite(gin[i])) v.status = pd_nan_report("the gradient of input", pd_node_name(n), i, gin[i]);
     for (size_t i = 0; i < v.ntemps; i++) pd_tensor_release(v.temps[i]);
     pd_free(v.temps);
     return v.status;

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 static pd_flags flags;
+static const char *rank = "0";
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 static pd_flag_int read_int(const char *name, pd_flag_int def) {
@@ -23,6 +24,13 @@ static void read_all(void) {
 #define PD_FLAG(name, type, def, help) flags.name = read_##type("PYDIST_" #name, def);
 #include "base/flags.def"
 #undef PD_FLAG
+    const char *text = getenv("RANK");
+    if (text) rank = text;
+}
+
+const char *pd_flags_rank(void) {
+    pthread_once(&once, read_all);
+    return rank;
 }
 
 const pd_flags *pd_flags_get(void) {

@@ -7,13 +7,17 @@
 typedef const char *pd_flag_str;
 typedef int pd_flag_int;
 
+#pragma push_macro("NAN") /* <math.h> has one, a row of ours too */
+#undef NAN
 typedef struct pd_flags {
 #define PD_FLAG(name, type, def, help) pd_flag_##type name;
 #include "base/flags.def"
 #undef PD_FLAG
 } pd_flags;
+#pragma pop_macro("NAN")
 
 const pd_flags *pd_flags_get(void); /* [borrowed from the process] */
+const char *pd_flags_rank(void);    /* RANK, as launchers set it, for messages; "0" without */
 
 /* Row i as text, for pydist.info; false past the last. `value` holds at least `size` bytes. */
 int pd_flags_describe(size_t i, const char **name, const char **help, char *value, size_t size);

@@ -1,4 +1,5 @@
 /* pydist._C: the extension module. Import makes types and functions, and touches nothing else. */
+#include "autograd/nan.h"
 #include "py/py.h"
 
 pd_py_state pd_py;
@@ -25,6 +26,7 @@ static int exec(PyObject *module) {
         return -1;
     }
     done = true;
+    pd_nan_init();
     pd_host_release = release_gil;
     pd_host_acquire = acquire_gil;
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)

@@ -1,0 +1,64 @@
+/* PYDIST_NAN: which op, forward or backward, was the first to make a NaN or an infinity of finite numbers. */
+#include "autograd/nan.h"
+
+#include "base/flags.h"
+#include "base/log.h"
+
+bool pd_nan_armed;
+
+void pd_nan_init(void) { pd_nan_armed = pd_flags_get()->NAN > 0; }
+
+/* n elements, `step` bytes apart: a floating number is finite unless all bits of its exponent are set. */
+#define ROW(type, exponent)                                                              \
+    for (int64_t i = 0; i < n; i++)                                                      \
+        bad |= (*(const type *)(p + i * step) & (type)(exponent)) == (type)(exponent);   \
+    break
+
+static bool row_finite(pd_dtype t, const char *p, int64_t n, int64_t step) {
+    bool bad = false;
+    switch (t) {
+    case PD_F16: ROW(uint16_t, 0x7c00);
+    case PD_BF16: ROW(uint16_t, 0x7f80);
+    case PD_F32: ROW(uint32_t, 0x7f800000);
+    case PD_F64: ROW(uint64_t, 0x7ff0000000000000);
+    default: break;
+    }
+    return !bad;
+}
+
+static bool finite_from(const pd_tensor *t, int dim, const char *p) {
+    int64_t size = (int64_t)pd_dtype_size((pd_dtype)t->dtype);
+    if (dim == t->ndim) return row_finite((pd_dtype)t->dtype, p, 1, size);
+    if (dim == t->ndim - 1) return row_finite((pd_dtype)t->dtype, p, t->size[dim], t->stride[dim] * size);
+    for (int64_t i = 0; i < t->size[dim]; i++)
+        if (!finite_from(t, dim + 1, p + i * t->stride[dim] * size)) return false;
+    return true;
+}
+
+bool pd_nan_finite(const pd_tensor *t) {
+    if (!t || !pd_dtype_is_float((pd_dtype)t->dtype) || !t->numel) return true;
+    if (pd_tensor_is_contiguous(t)) return row_finite((pd_dtype)t->dtype, pd_tensor_data(t), t->numel, (int64_t)pd_dtype_size((pd_dtype)t->dtype));
+    return finite_from(t, 0, pd_tensor_data(t));
+}
+
+static bool number_finite(const pd_scalar *s) { return s->cat != PD_CAT_FLOAT || s->d - s->d == 0; }
+
+bool pd_nan_inputs_finite(const pd_call *c) {
+    for (int i = 0; i < c->nin; i++)
+        if (!pd_nan_finite(c->in[i])) return false;
+    for (int p = 0; p < c->def->nparams; p++) {
+        const pd_param *param = &c->def->params[p];
+        bool number = param->type == PD_T_SCALAR || param->type == PD_T_OPERAND;
+        if (number && c->attrs && !number_finite((const pd_scalar *)((const char *)c->attrs + param->attr))) return false;
+    }
+    return true;
+}
+
+pd_status pd_nan_report(const char *what, const char *op, int index, const pd_tensor *t) {
+    if (pd_flags_get()->NAN > 1)
+        return pd_fail(PD_E_RUNTIME, "%s: %s %d, %s of shape %s on rank %s, has a NaN or an infinity (expected none: all that it was made of is finite)",
+                       op, what, index, pd_dtype_name((pd_dtype)t->dtype), pd_tensor_shape(t), pd_flags_rank());
+    pd_log_once(said, PD_LOG_WARN, "rank %s: the first NaN or infinity comes from %s: %s %d, %s of shape %s", pd_flags_rank(), op, what, index,
+                pd_dtype_name((pd_dtype)t->dtype), pd_tensor_shape(t));
+    return PD_OK;
+}
