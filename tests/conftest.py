@@ -5,6 +5,7 @@ import gc
 import importlib
 import os
 import pkgutil
+import signal
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,10 @@ from pydist import _C, distributed
 # Programs that tests start import the package that is tested, wherever they run.
 _ROOT = Path(pydist.__file__).resolve().parents[1]
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))
+
+# A shell starts what runs in its background with SIGINT ignored, and programs that tests start would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 DATA = Path(os.environ.get("PYDIST_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
 

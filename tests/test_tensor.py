@@ -733,7 +733,9 @@ def test_data_can_be_replaced():
 
 
 def run_with(cache, code):
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env={**os.environ, "PYDIST_CACHE": str(cache)})
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", code]  # 3.12 warns of forks beside threads
+    env = {**os.environ, "PYDIST_CACHE": str(cache)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=env)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout.split()
 
