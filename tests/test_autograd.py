@@ -759,3 +759,33 @@ def test_the_first_nan_is_named(dtype):
     assert code == 1 and out == "" and f"RuntimeError: sqrt: the gradient of input 0, {dtype} of shape [2, 2] on rank 3, has a NaN or an infinity" in err
     code, out, err = run(2, f"(pydist.ones(5, dtype=pydist.{dtype})[::2] * 0).log_()")
     assert code == 1 and "RuntimeError: log: result 0" in err and "shape [3]" in err
+
+
+# Anomaly mode.
+
+
+def test_anomalies_name_their_forward_line(lib):
+    x = lib.zeros(2, requires_grad=True)
+
+    def forward():
+        return x.sqrt() * 0  # the line that is named
+
+    forward().sum().backward()
+    assert x.grad.isnan().all() if lib is not pydist else not (x.grad == x.grad).any()
+    with lib.autograd.detect_anomaly():
+        assert lib.is_anomaly_enabled()
+        y = forward().sum()
+        with pytest.warns(UserWarning, match="(?s)(Error detected in .*[Ss]qrt.*return x.sqrt..|Anomaly)") as warned, pytest.raises(RuntimeError, match="(?i)nan values"):
+            y.backward()
+        assert any("the line that is named" in str(w.message) for w in warned)
+        z = x * 2
+        z.register_hook(lambda g: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            z.sum().backward()
+    assert not lib.is_anomaly_enabled()
+    with lib.autograd.set_detect_anomaly(True, check_nan=False):
+        forward().sum().backward()
+    lib.autograd.set_detect_anomaly(True)
+    assert lib.is_anomaly_enabled()
+    lib.autograd.set_detect_anomaly(False)
+    assert not lib.is_anomaly_enabled()

@@ -289,6 +289,16 @@ static pd_status call_node(run *r, entry *e, pd_tensor **g, pd_tensor **gin) {
     n->kind->run(&v);
     for (int i = 0; finite && i < n->nin && !v.status; i++)
         if (!pd_nan_finite(gin[i])) v.status = pd_nan_report("the gradient of input", pd_node_name(n), i, gin[i]);
+    for (int i = 0; pd_anomaly.check_nan && i < n->nin && !v.status; i++)
+        if (pd_nan_has(gin[i]))
+            v.status = pd_fail(PD_E_RUNTIME, "%s: its gradient has NaN values for input %d, %s of shape %s (anomaly mode)", pd_node_name(n), i,
+                               pd_dtype_name((pd_dtype)gin[i]->dtype), pd_tensor_shape(gin[i]));
+    if (v.status && n->trace.call) {
+        pd_error error;
+        pd_error_save(&error);
+        n->trace.call(n->trace.ctx, (void *)(uintptr_t)pd_node_name(n));
+        v.status = pd_error_restore(&error);
+    }
     for (size_t i = 0; i < v.ntemps; i++) pd_tensor_release(v.temps[i]);
     pd_free(v.temps);
     return v.status;

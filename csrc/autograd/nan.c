@@ -8,38 +8,41 @@ bool pd_nan_armed;
 
 void pd_nan_init(void) { pd_nan_armed = pd_flags_get()->NAN > 0; }
 
-/* n elements, `step` bytes apart: a floating number is finite unless all bits of its exponent are set. */
-#define ROW(type, exponent)                                                              \
-    for (int64_t i = 0; i < n; i++)                                                      \
-        bad |= (*(const type *)(p + i * step) & (type)(exponent)) == (type)(exponent);   \
+/* n elements, `step` bytes apart: an infinity has all bits of its exponent set, a NaN some of the fraction as well. */
+#define ROW(type, infinity, sign)                                                                             \
+    for (int64_t i = 0; i < n; i++)                                                                           \
+        bad |= (type)(*(const type *)(p + i * step) & (type)~(type)(sign)) >= (type)((type)(infinity) + nan_only); \
     break
 
-static bool row_finite(pd_dtype t, const char *p, int64_t n, int64_t step) {
+static bool row_is(pd_dtype t, const char *p, int64_t n, int64_t step, bool nan_only) {
     bool bad = false;
     switch (t) {
-    case PD_F16: ROW(uint16_t, 0x7c00);
-    case PD_BF16: ROW(uint16_t, 0x7f80);
-    case PD_F32: ROW(uint32_t, 0x7f800000);
-    case PD_F64: ROW(uint64_t, 0x7ff0000000000000);
+    case PD_F16: ROW(uint16_t, 0x7c00, 0x8000);
+    case PD_BF16: ROW(uint16_t, 0x7f80, 0x8000);
+    case PD_F32: ROW(uint32_t, 0x7f800000, 0x80000000);
+    case PD_F64: ROW(uint64_t, 0x7ff0000000000000, 0x8000000000000000);
     default: break;
     }
-    return !bad;
+    return bad;
 }
 
-static bool finite_from(const pd_tensor *t, int dim, const char *p) {
+static bool any_from(const pd_tensor *t, int dim, const char *p, bool nan_only) {
     int64_t size = (int64_t)pd_dtype_size((pd_dtype)t->dtype);
-    if (dim == t->ndim) return row_finite((pd_dtype)t->dtype, p, 1, size);
-    if (dim == t->ndim - 1) return row_finite((pd_dtype)t->dtype, p, t->size[dim], t->stride[dim] * size);
+    if (dim == t->ndim) return row_is((pd_dtype)t->dtype, p, 1, size, nan_only);
+    if (dim == t->ndim - 1) return row_is((pd_dtype)t->dtype, p, t->size[dim], t->stride[dim] * size, nan_only);
     for (int64_t i = 0; i < t->size[dim]; i++)
-        if (!finite_from(t, dim + 1, p + i * t->stride[dim] * size)) return false;
-    return true;
+        if (any_from(t, dim + 1, p + i * t->stride[dim] * size, nan_only)) return true;
+    return false;
 }
 
-bool pd_nan_finite(const pd_tensor *t) {
-    if (!t || !pd_dtype_is_float((pd_dtype)t->dtype) || !t->numel) return true;
-    if (pd_tensor_is_contiguous(t)) return row_finite((pd_dtype)t->dtype, pd_tensor_data(t), t->numel, (int64_t)pd_dtype_size((pd_dtype)t->dtype));
-    return finite_from(t, 0, pd_tensor_data(t));
+static bool any(const pd_tensor *t, bool nan_only) {
+    if (!t || !pd_dtype_is_float((pd_dtype)t->dtype) || !t->numel) return false;
+    if (!pd_tensor_is_contiguous(t)) return any_from(t, 0, pd_tensor_data(t), nan_only);
+    return row_is((pd_dtype)t->dtype, pd_tensor_data(t), t->numel, (int64_t)pd_dtype_size((pd_dtype)t->dtype), nan_only);
 }
+
+bool pd_nan_has(const pd_tensor *t) { return any(t, true); }
+bool pd_nan_finite(const pd_tensor *t) { return !any(t, false); }
 
 static bool number_finite(const pd_scalar *s) { return s->cat != PD_CAT_FLOAT || s->d - s->d == 0; }
 

@@ -5,6 +5,7 @@
 #include "base/mem.h"
 
 _Thread_local bool pd_grad_mode = true;
+pd_anomaly_mode pd_anomaly;
 pd_engine_ops pd_engine;
 static atomic_uint_fast64_t next_seq, next_hook = 1;
 static atomic_int_fast64_t live;
@@ -174,6 +175,11 @@ pd_status pd_node_new(const pd_node_kind *kind, const pd_def *def, const void *a
         if (fn) pd_node_retain(e->fn = fn);
         else if (t->requires_grad) pd_tensor_retain(e->leaf = t);
     }
+    pd_status status = __builtin_expect(pd_anomaly.on, 0) ? pd_anomaly.trace(&n->trace) : PD_OK;
+    if (status) {
+        pd_node_release(n);
+        return pd_trail(__FILE__, __LINE__, status);
+    }
     *out = n;
     return PD_OK;
 }
@@ -218,6 +224,7 @@ void pd_node_release(pd_node *n) {
         }
         if (n->kind->drop) n->kind->drop(n);
         hooks_free(n->hooks);
+        pd_closure_drop(&n->trace);
         atomic_fetch_sub_explicit(&live, 1, memory_order_relaxed);
         pd_free(n);
     }

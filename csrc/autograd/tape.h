@@ -60,6 +60,7 @@ typedef struct pd_node {
     pd_saved *saved;
     void *attrs;
     pd_hook *hooks;      /* [owned] PD_HOOK_GRAD, on outputs */
+    pd_closure trace;    /* of anomaly mode: says where forward made the node, called with its name when its backward fails */
     struct pd_node *next; /* in a list that some walk keeps: of dying nodes, of those that the host's collector goes through */
     pd_seen seen;
 } pd_node;
@@ -77,6 +78,13 @@ typedef struct pd_meta {
 } pd_meta;
 
 extern _Thread_local bool pd_grad_mode; /* starts true */
+
+/* Anomaly mode, of the process: nodes remember where they were made; with check_nan a NaN in a gradient is a failure. */
+typedef struct pd_anomaly_mode {
+    bool on, check_nan;
+    pd_status (*trace)(pd_closure *out); /* set by the host */
+} pd_anomaly_mode;
+extern pd_anomaly_mode pd_anomaly;
 
 pd_status pd_meta_get(pd_tensor *t, pd_meta **out); /* [borrowed from t] made if there is none */
 /* Current history of t, made anew for a view whose base was written: grad_fn [borrowed], NULL for a leaf. */

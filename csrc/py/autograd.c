@@ -321,10 +321,50 @@ static PyObject *f_set_inference(PyObject *module, PyObject *on) {
     return PyBool_FromLong(was);
 }
 
+/* ---- anomaly mode --------------------------------------------------------------------------------------------------------------- */
+
+/* The Python stack as text: ctx is the str. */
+static pd_status say_trace(void *text, void *name) {
+    PyGILState_STATE gil = PyGILState_Ensure();
+    int bad = PyErr_WarnFormat(PyExc_UserWarning, 1, "Error detected in the gradient of %s. Forward was called here (most recent call last):\n%U",
+                               (const char *)name, (PyObject *)text);
+    if (bad) PyErr_Clear(); /* warnings are errors: the backward's own goes first */
+    PyGILState_Release(gil);
+    return PD_OK;
+}
+
+static pd_status take_trace(pd_closure *out) {
+    PyGILState_STATE gil = PyGILState_Ensure();
+    PyObject *module = PyImport_ImportModule("traceback"), *list = module ? PyObject_CallMethod(module, "format_stack", NULL) : NULL;
+    PyObject *empty = list ? PyUnicode_FromString("") : NULL, *text = empty ? PyUnicode_Join(empty, list) : NULL;
+    pd_status status = text ? PD_OK : pd_py_caught();
+    if (text) *out = (pd_closure){.call = say_trace, .drop = pd_py_drop, .ctx = text};
+    Py_XDECREF(empty);
+    Py_XDECREF(list);
+    Py_XDECREF(module);
+    PyGILState_Release(gil);
+    return status;
+}
+
+static PyObject *f_set_anomaly(PyObject *module, PyObject *args) {
+    int on, check_nan;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "pp:_set_anomaly", &on, &check_nan)) return NULL;
+    PyObject *was = Py_BuildValue("(NN)", PyBool_FromLong(pd_anomaly.on), PyBool_FromLong(pd_anomaly.check_nan));
+    pd_anomaly = (pd_anomaly_mode){.on = on, .check_nan = on && check_nan, .trace = take_trace};
+    return was;
+}
+static PyObject *f_is_anomaly(PyObject *module, PyObject *unused) {
+    (void)module, (void)unused;
+    return PyBool_FromLong(pd_anomaly.on);
+}
+
 #define KW(name, doc) {#name, (PyCFunction)(void (*)(void))f_##name, METH_VARARGS | METH_KEYWORDS, doc}
 static PyMethodDef functions[] = {
     KW(backward, "backward(tensors, grad_tensors=None, retain_graph=None, create_graph=False, inputs=None)\n\nAdds the gradients of the tensors to the .grad of the leaves."),
     KW(grad, "grad(outputs, inputs, grad_outputs=None, retain_graph=None, create_graph=False, allow_unused=False)\n\nThe gradients of the outputs with respect to the inputs, as a tuple."),
+    {"_set_anomaly", f_set_anomaly, METH_VARARGS, "_set_anomaly(on, check_nan): returns both as they were; see autograd.detect_anomaly."},
+    {"is_anomaly_enabled", f_is_anomaly, METH_NOARGS, "is_anomaly_enabled()\n\nWhether nodes remember where they were made; see autograd.detect_anomaly."},
     {"is_grad_enabled", f_is_grad_enabled, METH_NOARGS, "is_grad_enabled()\n\nWhether ops are recorded in this thread."},
     {"is_inference_mode_enabled", f_is_inference, METH_NOARGS, "is_inference_mode_enabled()\n\nWhether tensors made now in this thread are inference tensors."},
     {"_set_inference_mode", f_set_inference, METH_O, "_set_inference_mode(mode): returns what it was; see inference_mode."},

@@ -3,12 +3,14 @@
 from pydist import _C
 from pydist._grad_mode import enable_grad, inference_mode, no_grad, set_grad_enabled
 from pydist.autograd import functional
+from pydist.autograd.anomaly_mode import detect_anomaly, set_detect_anomaly
 from pydist.autograd.function import Function
 from pydist.autograd.gradcheck import gradcheck, gradgradcheck
 
 __all__ = [
     "Function",
     "backward",
+    "detect_anomaly",
     "enable_grad",
     "functional",
     "grad",
@@ -16,6 +18,7 @@ __all__ = [
     "gradgradcheck",
     "inference_mode",
     "no_grad",
+    "set_detect_anomaly",
     "set_grad_enabled",
 ]
 
