@@ -94,6 +94,8 @@ def compile_jobs(compiler, flags, temp):
         base.append("-DPD_ONLY_PORTABLE")
     for source in sorted(Path("csrc").rglob("*.c")):
         room = source.parts[1]
+        if room == "mpi":  # a library of its own
+            continue
         extra = []
         if room == "py":
             extra.append("-I" + sysconfig.get_path("include"))
@@ -131,6 +133,24 @@ def compile_one(job):
     return ""
 
 
+def build_mpi(temp):
+    """pydist/_mpi.so, the engine's way to an MPI: made by MPICC (default: mpicc) where there is one. PYDIST_MPI=0: not
+    made; 1: an error where it cannot be."""
+    wanted, mpicc = os.environ.get("PYDIST_MPI", ""), shutil.which(os.environ.get("MPICC", "mpicc"))
+    if wanted == "0" or SANITIZE or (not mpicc and wanted != "1"):
+        return None
+    if not mpicc:
+        sys.exit("PYDIST_MPI=1, but there is no mpicc (set MPICC)")
+    built = Path(temp, "_mpi.so")
+    flags = ["-Werror"] if os.environ.get("PYDIST_WERROR") == "1" else []
+    command = [mpicc, *COMMON, *flags, "-O2", "-fPIC", "-shared", "csrc/mpi/mpi.c", "-o", str(built)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    sys.stderr.write(done.stderr)
+    if done.returncode and wanted == "1":
+        sys.exit(f"{' '.join(command)}: does not compile")
+    return None if done.returncode else built
+
+
 def put(built, target):
     """Copies beside the target and renames: a process that has the old library open keeps it."""
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -155,9 +175,14 @@ class BuildExt(build_ext):
             objects = [str(obj) for *_, obj in jobs]
             built = temp / out.name
             subprocess.run([*self.compiler.linker_so, *objects, *linking, "-lm", "-ldl", "-o", str(built)], check=True)
-            put(built, out)
+            mpi = build_mpi(temp)
+            targets = [out.parent]
             if not self.inplace:  # `python -m` in the checkout finds this folder's package before the installed one
-                put(built, Path("pydist", out.name))
+                targets.append(Path("pydist"))
+            for folder in targets:
+                put(built, folder / out.name)
+                if mpi:
+                    put(mpi, folder / mpi.name)
 
 
 setup(ext_modules=[Extension("pydist._C", sources=[])], cmdclass={"build_ext": BuildExt})

@@ -138,6 +138,8 @@ class Hub:
 
 # address: a launcher's "@name" or "host:port"; without one "tcp://host:port" or "file://path" (rank 0 hosts the control
 # server); None: a world of one. secret_fd: a launcher's descriptor; -1: PYDIST_SECRET_FILE.
+def mpi_open(path: str) -> tuple[int, int, str]: ...
+def mpi_broadcast(text: bytes) -> bytes: ...
 def comm_init(
     rank: int,
     world: int,

@@ -77,7 +77,6 @@ def test_init_and_destroy():
         ({}, {"world_size": 2, "rank": 2}, ValueError, "rank 2 \\(expected 0 to 1\\)"),
         ({}, {"world_size": 2, "rank": 0}, RuntimeError, "2 ranks, but no launcher .* --nproc-per-node 2"),
         ({}, {"store": 1}, NotImplementedError, "store"),
-        ({}, {"backend": "mpi"}, RuntimeError, "backend 'mpi' comes in a later version"),
         ({}, {"backend": 3}, ValueError, "Backend: 3 \\(expected a name"),
         ({}, {"init_method": "udp://h:1"}, ValueError, "init_method 'udp://h:1' \\(expected env://, tcp:// or file://"),
         ({}, {"init_method": "tcp://h"}, ValueError, "init_method 'tcp://h' \\(expected tcp://host:port"),
@@ -301,7 +300,7 @@ def test_gloo_is_said_once(capfd):
 def test_names():
     assert dist.Backend("NCCL") == dist.Backend.NCCL == "nccl"
     assert dist.is_backend_available("gloo") and not dist.is_backend_available("nccl")
-    assert (dist.is_gloo_available(), dist.is_nccl_available(), dist.is_mpi_available()) == (True, False, False)
+    assert (dist.is_gloo_available(), dist.is_nccl_available()) == (True, False)
     assert not dist.is_torchelastic_launched() and dist.get_process_group_ranks() == [0]
     assert dist.get_node_local_rank(fallback_rank=3) == 3
     with pytest.raises(RuntimeError, match="LOCAL_RANK"):

@@ -35,11 +35,18 @@ int pd_threads_cores(void) {
     return n > 0 ? n : 1;
 }
 
+/* How many ranks share this host: as our launcher, Open MPI and MPICH say. */
+static int local_ranks(void) {
+    static const char *const names[] = {"LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (getenv(names[i])) return atoi(getenv(names[i]));
+    return 1;
+}
+
 static int compute_default(void) {
-    const char *omp = getenv("OMP_NUM_THREADS"), *local = getenv("LOCAL_WORLD_SIZE");
-    int n = omp ? atoi(omp) : 0;
+    const char *omp = getenv("OMP_NUM_THREADS");
+    int n = omp ? atoi(omp) : 0, ranks = local_ranks();
     if (n > 0) return n;
-    int ranks = local ? atoi(local) : 1;
     n = pd_threads_cores() / (ranks > 0 ? ranks : 1);
     return n > 0 ? n : 1;
 }

@@ -58,7 +58,8 @@ pd_status pd_control_connect(const char *address, const uint8_t secret[PD_SECRET
    others have left (pd_control_drain).
      tcp://host:port   rank 0's host. Where that is this host: a unix socket named by user id and port, and besides, for
                        other hosts, tcp at that address if PYDIST_SECRET_FILE or PYDIST_INSECURE is set.
-     file://path       a file that all ranks see, on one host; made where it is missing. */
+     file://path       a file that all ranks see, on one host; made where it is missing
+     job://name        the ranks of one host that were told this name. */
 pd_status pd_control_join(const char *url, int rank, int world, double timeout, const pd_hooks *hooks, pd_link **out,
                           pd_control_server **server);
 

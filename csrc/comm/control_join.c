@@ -80,7 +80,11 @@ pd_status pd_control_join(const char *url, int rank, int world, double timeout, 
     *server = NULL;
     if (!strncmp(url, "file://", 7)) PD_TRY(at_file(url + 7, &m));
     else if (!strncmp(url, "tcp://", 6)) PD_TRY(at_tcp(url + 6, &m));
-    else return pd_fail(PD_E_VALUE, "init: '%s' (expected tcp://host:port or file://path)", url);
+    else if (!strncmp(url, "job://", 6)) {
+        snprintf(m.name, sizeof m.name, "@pydist-%u-j%s", (unsigned)geteuid(), url + 6);
+        m.here = true;
+    } else
+        return pd_fail(PD_E_VALUE, "init: '%s' (expected tcp://host:port, file://path or job://name)", url);
     PD_TRY(pd_control_secret_file(secret, &found));
     if (!m.here && !found && !pd_flags_get()->INSECURE)
         return pd_fail(PD_E_DIST, "init: rank %d cannot join %s, on another host, without a secret: set PYDIST_SECRET_FILE "

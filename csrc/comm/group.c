@@ -16,6 +16,7 @@
 
 static pd_status choose(pd_group *g, const pd_group_options *o) {
     const char *algo = o && o->algo && *o->algo ? o->algo : pd_flags_get()->ALGO;
+    g->kind = o ? o->kind : NULL;
     double timeout = o && o->timeout > 0 ? o->timeout : pd_flags_get()->TIMEOUT;
     g->timeout_ns = timeout > 1e9 ? (int64_t)1e18 : (int64_t)(timeout * 1e9);
     g->warn_ns = (int64_t)pd_flags_get()->WARN * 1000000000;
@@ -52,7 +53,7 @@ static pd_status connect_mesh(pd_group *g, size_t bytes, bool near) {
     for (int r = 0; r < g->size; r++) g->peers[r] = g->parts[r].ptr;
     pd_mesh_plan plan = {.link = g->link, .epoch = g->epoch, .parts = g->peers, .bytes = bytes, .near = near,
                          .timeout_ns = g->timeout_ns, .stop = &g->abort};
-    return pd_mesh_new(&plan, &g->mesh);
+    return (g->kind ? g->kind : &pd_mesh_tcp)->make(&plan, &g->mesh);
 }
 
 static pd_status connect_ranks(pd_group *g) {
@@ -61,7 +62,7 @@ static pd_status connect_ranks(pd_group *g) {
     PD_TRY(g->transport->alloc(bytes, &g->parts[g->rank]));
     pd_status status = pd_parts_exchange(g, 0, bytes, g->parts, &where);
     if (status) return status;
-    if (where.apart) PD_TRY(connect_mesh(g, bytes, !where.far));
+    if (where.apart || g->kind) PD_TRY(connect_mesh(g, bytes, !where.far));
     for (int r = 0; r < g->size; r++) {
         g->boards[r] = g->parts[r].ptr;
         g->memory[r] = (char *)g->parts[r].ptr + BOARD_BYTES;
@@ -203,7 +204,7 @@ pd_status pd_group_destroy(pd_group *g) {
 int pd_group_rank(const pd_group *g) { return g->rank; }
 int pd_group_size(const pd_group *g) { return g->size; }
 uint32_t pd_group_epoch(const pd_group *g) { return g->epoch; }
-const char *pd_group_transport(const pd_group *g) { return g->size < 2 ? "none" : g->mesh ? "tcp" : g->transport->name; }
+const char *pd_group_transport(const pd_group *g) { return g->size < 2 ? "none" : g->mesh ? g->mesh->kind->name : g->transport->name; }
 
 pd_status pd_group_check(pd_group *g) {
     if (pd_forked_since(g->forks))

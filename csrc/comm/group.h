@@ -26,6 +26,7 @@ typedef struct pd_group_options {
     double timeout;   /* seconds a wait for a live peer may take; 0: PYDIST_TIMEOUT */
     const char *algo; /* NULL or "": by size; "gather_sum", "scatter_gather": this one alone, for tests */
     size_t slot;      /* bytes of a piece; 0: the measured default */
+    const struct pd_mesh_kind *kind; /* NULL: by where the ranks are; else messages of this kind (transport/mesh.h) */
 } pd_group_options;
 
 /* [new] Collective over all ranks of the link. NULL link: a world of one without threads and sockets. NULL o: zeros. */

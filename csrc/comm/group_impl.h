@@ -4,7 +4,7 @@
 
 #include "comm/algo/algo.h"
 #include "comm/group.h"
-#include "comm/transport/tcp.h"
+#include "comm/transport/mesh.h"
 
 struct pd_group {
     atomic_int refs;
@@ -13,6 +13,7 @@ struct pd_group {
     pd_link *link; /* NULL: a world of one */
     const pd_hooks *hooks;
     const pd_transport *transport;
+    const pd_mesh_kind *kind; /* NULL: shared memory, and tcp where ranks are on several hosts */
     pd_mesh *mesh; /* not NULL: the peers' parts are mirrors, filled from the wire */
     int64_t timeout_ns, warn_ns;
     int spins, spins_max; /* looks at a word before anybody else gets the core */

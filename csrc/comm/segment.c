@@ -23,7 +23,7 @@ static void part_key(char *key, size_t size, uint32_t epoch, uint32_t id, int ra
 }
 
 static uint64_t setting_of(const pd_group *g) {
-    return (uint64_t)g->slot << 2 | (g->forced == &pd_algo_gather_sum ? 1 : g->forced ? 2 : 0);
+    return (uint64_t)(g->kind != NULL) << 63 | (uint64_t)g->slot << 2 | (g->forced == &pd_algo_gather_sum ? 1 : g->forced ? 2 : 0);
 }
 
 static pd_status publish(pd_group *g, uint32_t id, size_t bytes, const pd_region *own) {

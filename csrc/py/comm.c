@@ -85,19 +85,19 @@ static pd_status process_link(int rank, int world, const char *address, int secr
 
 static PyObject *comm_init(PyObject *module, PyObject *args, PyObject *keywords) {
     (void)module;
-    static char *names[] = {"rank", "world", "address", "secret_fd", "timeout", "algo", "slot", NULL};
+    static char *names[] = {"rank", "world", "address", "secret_fd", "timeout", "algo", "slot", "transport", NULL};
     int rank, world, secret_fd, slot = 0;
-    const char *address, *algo = NULL;
+    const char *address, *algo = NULL, *transport = NULL;
     PyObject *seconds = NULL;
     double timeout;
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "iizi|Ozi:comm_init", names, &rank, &world, &address, &secret_fd,
-                                     &seconds, &algo, &slot) || !pd_py_seconds(seconds, 0, &timeout))
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "iizi|Oziz:comm_init", names, &rank, &world, &address, &secret_fd,
+                                     &seconds, &algo, &slot, &transport) || !pd_py_seconds(seconds, 0, &timeout))
         return NULL;
-    if (!address && world == 1) return pd_py_group_over(NULL, timeout, algo, slot);
+    if (!address && world == 1) return pd_py_group_over(NULL, timeout, algo, slot, NULL);
     if (!address) return PyErr_Format(PyExc_ValueError, "comm_init: %d ranks need the address of a launcher", world);
     double patience = timeout > 0 ? timeout : strstr(address, "://") ? 300 : 60; /* people start ranks, or a launcher */
     pd_status status = process_link(rank, world, address, secret_fd, patience);
-    return status ? pd_py_raise(status) : pd_py_group_over(process.link, timeout, algo, slot);
+    return status ? pd_py_raise(status) : pd_py_group_over(process.link, timeout, algo, slot, transport);
 }
 
 static PyObject *comm_init_hub(PyObject *module, PyObject *args, PyObject *keywords) {
@@ -118,7 +118,7 @@ static PyObject *comm_init_hub(PyObject *module, PyObject *args, PyObject *keywo
         if (status) return pd_py_raise(status);
         hub->links[rank] = link;
     }
-    return pd_py_group_over(hub->links[rank], timeout, algo, slot);
+    return pd_py_group_over(hub->links[rank], timeout, algo, slot, NULL);
 }
 
 static PyObject *comm_raised(PyObject *module, PyObject *text) {

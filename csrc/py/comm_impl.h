@@ -60,7 +60,8 @@ bool pd_py_work_ended(PyObject *work); /* well or not; does not wait */
 int pd_py_add_work(PyObject *module);
 
 /* ---- group.c ---- */
-PyObject *pd_py_group_over(pd_link *link, double timeout, const char *algo, int slot); /* new reference */
+/* new reference; transport: NULL, or "mpi" */
+PyObject *pd_py_group_over(pd_link *link, double timeout, const char *algo, int slot, const char *transport);
 int pd_py_add_group(PyObject *module);
 
 /* ---- comm.c: objects are counted while users hold them ---- */

@@ -6,6 +6,7 @@
 
 #include <string.h>
 
+#include "comm/transport/mesh.h"
 #include "py/comm_impl.h"
 
 #define GIL_BYTES (128 << 10) /* collectives over this take more than 50 us (design 1.12) */
@@ -73,9 +74,12 @@ static void group_dealloc(PyObject *o) {
     pd_py_comm_end(o, PD_PY_GROUP);
 }
 
-PyObject *pd_py_group_over(pd_link *link, double timeout, const char *algo, int slot) {
+PyObject *pd_py_group_over(pd_link *link, double timeout, const char *algo, int slot, const char *transport) {
+    if (transport && strcmp(transport, "mpi"))
+        return PyErr_Format(PyExc_ValueError, "transport %s (expected None or 'mpi')", transport);
     GroupObject *self = (GroupObject *)pd_py_comm_make(group_type, PD_PY_GROUP);
-    pd_group_options o = {.timeout = timeout, .algo = algo, .slot = (size_t)slot};
+    const pd_mesh_kind *kind = transport ? &pd_mesh_mpi : NULL;
+    pd_group_options o = {.timeout = timeout, .algo = algo, .slot = (size_t)slot, .kind = kind};
     if (!self) return NULL;
     if (!(self->pending = PyList_New(0))) {
         Py_DECREF(self);

@@ -154,6 +154,7 @@ int pd_py_add_info(PyObject *module);
 int pd_py_add_launch(PyObject *module);
 int pd_py_add_comm(PyObject *module);
 int pd_py_add_reducer(PyObject *module);
+int pd_py_add_mpi(PyObject *module);
 
 /* PyType_FromSpec, kept in the state and added to the module under its name; NULL on failure. */
 PyObject *pd_py_type(PyObject *module, PyType_Spec *spec, PyObject *bases, PyObject **keep);

@@ -1,5 +1,7 @@
 """Backend names: what PyTorch's scripts ask for, and what serves it here."""
 
+import os
+
 from pydist import _C
 
 
@@ -32,13 +34,15 @@ class Backend(str):
 _HERE = (Backend.NATIVE, Backend.GLOO)
 _REASONS = {
     Backend.NCCL: "needs a GPU build",
-    Backend.MPI: "comes in a later version; under mpirun too the native backend serves",
+    Backend.MPI: "needs a build with an MPI: there was no mpicc; under mpirun the native backend serves too",
 }
+MPI_LIBRARY = os.path.join(os.path.dirname(_C.__file__), "_mpi.so")  # made where there was an mpicc
 
 
 def is_backend_available(backend):
-    """Whether init_process_group takes this name: "native" and "gloo"."""
-    return str(backend).lower() in _HERE
+    """Whether init_process_group takes this name: "native" and "gloo", and "mpi" where pydist was built with one."""
+    name = str(backend).lower()
+    return name in _HERE or name == Backend.MPI and is_mpi_available()
 
 
 def is_gloo_available():
@@ -52,8 +56,13 @@ def is_nccl_available():
 
 
 def is_mpi_available():
-    """False on this build."""
-    return False
+    """Whether pydist was built with an MPI."""
+    return os.path.exists(MPI_LIBRARY)
+
+
+def serves_by_mpi(backend):
+    """Whether CPU tensors of this (checked) backend go through MPI."""
+    return any(part.strip() in (Backend.MPI, f"cpu:{Backend.MPI}") for part in backend.split(","))
 
 
 def checked(backend):
@@ -64,7 +73,7 @@ def checked(backend):
     asked = Backend(Backend.NATIVE if backend is None else backend)
     for part in asked.split(","):
         device, _, name = part.strip().rpartition(":")
-        if name in _HERE and device in ("", "cpu"):
+        if device in ("", "cpu") and is_backend_available(name):
             continue
         if name == Backend.NCCL and device == "cuda":  # for tensors that this build cannot make
             continue

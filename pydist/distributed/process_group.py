@@ -4,8 +4,8 @@ import os
 import threading
 
 from pydist import _C
-from pydist.distributed.backend import Backend, checked, say_what_serves
-from pydist.distributed.rendezvous import find_place, who
+from pydist.distributed.backend import MPI_LIBRARY, Backend, checked, say_what_serves, serves_by_mpi
+from pydist.distributed.rendezvous import expected, find_mpi_place, find_place, who
 
 _default = None  # the process's group
 _joined = None  # the Place of the connection that it and later groups use
@@ -42,13 +42,13 @@ def _existing():
 def get_rank(group=None):
     """This rank's number: 0 in a world of one, the launcher's RANK before a group is made."""
     group = _existing() if group is None else _checked_group(group)
-    return int(os.environ.get("RANK", 0)) if group is None else group.rank
+    return expected()[0] if group is None else group.rank
 
 
 def get_world_size(group=None):
     """The number of ranks: 1 in a world of one, the launcher's WORLD_SIZE before a group is made."""
     group = _existing() if group is None else _checked_group(group)
-    return int(os.environ.get("WORLD_SIZE", 1)) if group is None else group.size
+    return expected()[1] if group is None else group.size
 
 
 def get_node_local_rank(fallback_rank=None):
@@ -94,12 +94,12 @@ def current(group=None):
     return group
 
 
-def _join(timeout, place):
-    """Makes the process's group."""
+def _join(timeout, place, transport=None):
+    """Makes the process's group; its data go through MPI where transport is "mpi"."""
     global _default, _joined
     if _joined is not None and _joined != place:
         _C.comm_leave(timeout)  # the ranks of before have gone their ways
-    _default = _C.comm_init(*place, timeout)
+    _default = _C.comm_init(*place, timeout, transport=transport)
     _joined = place if place.address is not None else None
     _C._rng_shard(place.rank)
     if place.address is not None:
@@ -128,7 +128,10 @@ def init_process_group(
     0's, whose process serves the others and has to end last: at its exit it waits for them. On one host only processes
     of this user can join; beyond, PYDIST_SECRET_FILE names the file with the secret that all hosts share.
 
-    `backend`: None, "native", "gloo" (all the engine's own) or names by device such as "cpu:gloo,cuda:nccl".
+    Under mpirun and srun, which say who everybody is, no arguments are needed either.
+
+    `backend`: None, "native", "gloo" (all the engine's own) or names by device such as "cpu:gloo,cuda:nccl"; "mpi": the
+    same algorithms, order and errors over messages of the MPI that pydist was built with, under its mpirun.
     `timeout`: a timedelta or seconds for the ranks to come (300 s), and after which a wait for a live peer raises
     CommTimeout (30 min). group_name, pg_options and device_id are accepted and mean nothing here. Raises ValueError or
     TypeError where arguments contradict the environment or each other, RuntimeError where several ranks have nowhere
@@ -146,12 +149,17 @@ def init_process_group(
                 f"{own.size}"
             )
         return
-    rank, world = who(init_method, world_size, rank)
+    transport = place = None
+    if serves_by_mpi(backend):
+        place, _ = find_mpi_place(MPI_LIBRARY, world_size, rank)
+        transport, rank, world = "mpi", place.rank, place.world
+    else:
+        rank, world = who(init_method, world_size, rank)
     with _lock:
         if _asked:
             raise ValueError("trying to initialize the default process group twice!")
         if _default is None:
-            _join(timeout, find_place(init_method, world, rank))
+            _join(timeout, place or find_place(init_method, world, rank), transport)
         elif (rank, world) != (_default.rank, _default.size):  # made on demand by an earlier collective
             raise ValueError(
                 f"init_process_group: rank={rank}, world_size={world}, but the group that exists has rank "

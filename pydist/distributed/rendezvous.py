@@ -1,15 +1,50 @@
 """Where the ranks meet and who this one is: from arguments, the launcher's environment, or PyTorch's variables.
 
 The launcher (`python -m pydist.run`) says all of it. Without one, rank 0 hosts what the others connect to, and says
-where by one of PyTorch's methods: env:// (MASTER_ADDR and MASTER_PORT), tcp://host:port or file:///path.
+where by one of PyTorch's methods: env:// (MASTER_ADDR and MASTER_PORT), tcp://host:port or file:///path. Under mpirun
+and srun the environment says who everybody is, and on one host also where to meet.
 """
 
+import hashlib
 import os
+import re
+import secrets
 from collections import namedtuple
+
+from pydist import _C
 
 Place = namedtuple("Place", "rank world address secret_fd")  # address None: a world of one, nobody to meet
 
 _NOT_GIVEN = (-1, None)
+
+
+# Who else starts ranks: variables for rank, size, local rank, ranks on this host, and what names the job.
+_STARTERS = {
+    "mpirun (Open MPI)": (
+        "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE",
+        ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"),
+    ),
+    "srun": (
+        "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE",
+        ("SLURM_JOB_ID", "SLURM_STEP_ID"),
+    ),
+    "mpirun (MPICH)": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", ()),
+}  # fmt: skip
+
+Started = namedtuple("Started", "by rank world local_rank local_world job")
+
+
+def started():
+    """What mpirun or srun say about this process, or None: nothing, or a launcher or PyTorch's variables say more."""
+    if any(name in os.environ for name in ("PYDIST_CONTROL", "RANK", "WORLD_SIZE")):
+        return None
+    for by, (*numbers, names) in _STARTERS.items():
+        values = [re.match(r"\d+", os.environ.get(name, "")) for name in numbers]  # "2(x3)": 2 on each of 3 nodes
+        if all(values):
+            # MPICH gives no name; its ranks on one host are children of one process
+            job = [os.environ[name] for name in names if name in os.environ] or [f"child of {os.getppid()}"]
+            return Started(by, *(int(value[0]) for value in values), f"{by} {' '.join(job)}")
+    return None
 
 
 def _environment_number(name):
@@ -50,12 +85,23 @@ def _split(init_method):
     return method, url, asked
 
 
+def expected():
+    """(rank, world) that the environment says, before a group is made: (0, 1) where it says nothing."""
+    mpirun = started()
+    if mpirun:
+        return mpirun.rank, mpirun.world
+    rank, world = _environment_number("RANK"), _environment_number("WORLD_SIZE")
+    return rank or 0, 1 if world is None else world
+
+
 def who(init_method, world_size, rank):
     """(rank, world): arguments, else the URL's, else the environment's. ValueError or TypeError where they contradict
     each other, or a launcher's word."""
-    found, asked = [], _split(init_method)[2]
+    found, asked, mpirun = [], _split(init_method)[2], started()
     for name, variable, argument in (("rank", "RANK", rank), ("world_size", "WORLD_SIZE", world_size)):
         said, given = _environment_number(variable), _argument(name, argument)
+        if mpirun:
+            said = mpirun.rank if name == "rank" else mpirun.world
         given = asked.get(name) if given is None else given
         if given is not None and said is not None and given != said and "PYDIST_CONTROL" in os.environ:
             raise ValueError(f"init_process_group: {name}={given}, but the launcher says {variable}={said}")
@@ -82,6 +128,8 @@ def find_place(init_method=None, world_size=-1, rank=-1):
     method, url, _ = _split(init_method)
     if method == "env":
         host, port = os.environ.get("MASTER_ADDR"), _environment_number("MASTER_PORT")
+        if not host and (start := started()):
+            return Place(rank, world, _meeting_of(start), -1)
         if not host or port is None:
             raise RuntimeError(
                 f"init_process_group: {world} ranks, but no launcher (PYDIST_CONTROL is not set) and no MASTER_ADDR "
@@ -89,3 +137,55 @@ def find_place(init_method=None, world_size=-1, rank=-1):
             )
         url = f"tcp://[{host}]:{port}" if ":" in host and host[0] != "[" else f"tcp://{host}:{port}"
     return Place(rank, world, url, -1)
+
+
+def _tell_local(start):
+    """For scripts that read them, and get_node_local_rank."""
+    os.environ.setdefault("LOCAL_RANK", str(start.local_rank))
+    os.environ.setdefault("LOCAL_WORLD_SIZE", str(start.local_world))
+
+
+def _meeting_of(start):
+    """Where ranks meet that mpirun or srun has started, without being told."""
+    _tell_local(start)
+    name = hashlib.sha256(start.job.encode()).hexdigest()[:12]
+    if start.local_world >= start.world:
+        return f"job://{name}"
+    if start.by == "srun" and (first := first_host(os.environ.get("SLURM_STEP_NODELIST", ""))):
+        return f"tcp://{first}:{20000 + int(name, 16) % 20000}"
+    raise RuntimeError(
+        f"init_process_group: {start.by} has started ranks on several hosts: set MASTER_ADDR (rank 0's host) and "
+        "MASTER_PORT (a free port of it) for all of them"
+    )
+
+
+_mpi_meeting = None  # where the ranks of this process's MPI job meet; told once, for all groups
+
+
+def find_mpi_place(path, world_size, rank):
+    """(the Place of this process in the MPI job that it is part of, the MPI's name). ValueError where arguments say
+    something else, RuntimeError where there is no such job."""
+    global _mpi_meeting
+    real_rank, real_world, name = _C.mpi_open(path)
+    for what, given, real in (("rank", rank, real_rank), ("world_size", world_size, real_world)):
+        if _argument(what, given) not in (None, real):
+            raise ValueError(f"init_process_group: {what}={given}, but MPI says {real}")
+    start = started()
+    if start and start.world != real_world:
+        raise RuntimeError(
+            f"init_process_group: {start.by} has started {start.world} ranks, but {name} sees {real_world}: pydist was "
+            "built with another MPI (expected MPICC to be that of the mpirun in use, when pydist is installed)"
+        )
+    if start:
+        _tell_local(start)
+    if _mpi_meeting is None:
+        apart = start and start.local_world < start.world or "MASTER_ADDR" in os.environ
+        mine = find_place("env://", real_world, real_rank).address if apart else f"job://{secrets.token_hex(6)}"
+        _mpi_meeting = _C.mpi_broadcast((mine or "").encode()).decode()
+    return Place(real_rank, real_world, _mpi_meeting if real_world > 1 else None, -1), name
+
+
+def first_host(nodes):
+    """The first of Slurm's list of nodes, "node[03-05,9],other": "node03"."""
+    match = re.match(r"([^\[,]+)(?:\[(\d+))?", nodes)
+    return match and match[1] + (match[2] or "")

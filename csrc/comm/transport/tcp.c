@@ -11,23 +11,27 @@
 #include "comm/transport/tcp_impl.h"
 
 /* The first error stays. */
-static void fail(pd_mesh *m, int peer, const char *what, const char *why) {
+static void fail(pd_tcp *m, int peer, const char *what, const char *why) {
     if (m->error.kind) return;
     (void)pd_fail(PD_E_DIST, "tcp: rank %d cannot %s rank %d: %s", m->rank, what, peer, why);
     pd_error_save(&m->error);
 }
 
-pd_status pd_mesh_check(const pd_mesh *m) { return m->error.kind ? pd_error_restore(&m->error) : PD_OK; }
+static pd_status check(const pd_mesh *mesh) {
+    const pd_tcp *m = (const pd_tcp *)mesh;
+    return m->error.kind ? pd_error_restore(&m->error) : PD_OK; }
 
-int64_t pd_mesh_lost(const pd_mesh *m, int peer, bool we_wait) {
-    const pd_mesh_peer *p = &m->peers[peer];
+static int64_t lost(const pd_mesh *mesh, int peer, bool we_wait) {
+    const pd_tcp *m = (const pd_tcp *)mesh;
+    const pd_tcp_peer *p = &m->peers[peer];
     return we_wait || p->missed ? p->closed : 0;
 }
 
 /* ---- sending ----------------------------------------------------------------------------------------------------- */
 
-static void queue(pd_mesh *m, int peer, pd_mesh_frame head, const void *data) {
-    pd_mesh_peer *p = &m->peers[peer];
+static void queue(pd_mesh *mesh, int peer, pd_mesh_frame head, const void *data) {
+    pd_tcp *m = (pd_tcp *)mesh;
+    pd_tcp_peer *p = &m->peers[peer];
     p->missed |= p->deaf;
     m->missed |= p->deaf;
     if (p->deaf) return;
@@ -36,24 +40,16 @@ static void queue(pd_mesh *m, int peer, pd_mesh_frame head, const void *data) {
         return;
     }
     m->sending += !p->queued;
-    p->out[p->queued++] = (pd_mesh_out){.head = head, .data = data};
+    p->out[p->queued++] = (pd_tcp_out){.head = head, .data = data};
 }
 
-void pd_mesh_send(pd_mesh *m, int peer, size_t at, const void *data, size_t bytes) {
-    if (bytes) queue(m, peer, (pd_mesh_frame){.at = (uint32_t)at, .bytes = (uint32_t)bytes}, data);
-}
-
-void pd_mesh_store(pd_mesh *m, int peer, size_t at, uint32_t value) {
-    queue(m, peer, (pd_mesh_frame){.at = (uint32_t)at, .value = value}, NULL);
-}
-
-static void end_queue(pd_mesh *m, pd_mesh_peer *p) {
+static void end_queue(pd_tcp *m, pd_tcp_peer *p) {
     m->sending -= p->queued > 0;
     p->queued = 0;
 }
 
 /* It takes nothing any more. What it sent before may still be to be read; the control plane knows why it is gone. */
-static void turn_deaf(pd_mesh *m, pd_mesh_peer *p) {
+static void turn_deaf(pd_tcp *m, pd_tcp_peer *p) {
     if (!p->closed) p->closed = pd_hooks_now(NULL);
     p->deaf = true;
     p->missed |= p->queued > 0;
@@ -62,10 +58,10 @@ static void turn_deaf(pd_mesh *m, pd_mesh_peer *p) {
 }
 
 /* The queue as one vector, without what has gone already. */
-static size_t gather(pd_mesh_peer *p, struct iovec *io) {
+static size_t gather(pd_tcp_peer *p, struct iovec *io) {
     size_t n = 0;
     for (int i = 0; i < p->queued; i++) {
-        pd_mesh_out *o = &p->out[i];
+        pd_tcp_out *o = &p->out[i];
         size_t head = sizeof o->head, skip = o->sent < head ? o->sent : head, past = o->sent - skip;
         if (skip < head) io[n++] = (struct iovec){(char *)&o->head + skip, head - skip};
         if (past < o->head.bytes) io[n++] = (struct iovec){(char *)(uintptr_t)o->data + past, o->head.bytes - past};
@@ -73,10 +69,10 @@ static size_t gather(pd_mesh_peer *p, struct iovec *io) {
     return n;
 }
 
-static void advance(pd_mesh *m, pd_mesh_peer *p, size_t n) {
+static void advance(pd_tcp *m, pd_tcp_peer *p, size_t n) {
     int gone = 0;
     while (gone < p->queued) {
-        pd_mesh_out *o = &p->out[gone];
+        pd_tcp_out *o = &p->out[gone];
         size_t rest = sizeof o->head + o->head.bytes - o->sent;
         if (n < rest) {
             o->sent += n;
@@ -89,8 +85,8 @@ static void advance(pd_mesh *m, pd_mesh_peer *p, size_t n) {
     else if (gone) memmove(p->out, p->out + gone, (size_t)(p->queued -= gone) * sizeof *p->out);
 }
 
-static void flush_peer(pd_mesh *m, int peer) {
-    pd_mesh_peer *p = &m->peers[peer];
+static void flush_peer(pd_tcp *m, int peer) {
+    pd_tcp_peer *p = &m->peers[peer];
     struct iovec io[2 * PD_MESH_QUEUE];
     while (p->queued) {
         struct msghdr msg = {.msg_iov = io, .msg_iovlen = gather(p, io)};
@@ -109,15 +105,16 @@ static void flush_peer(pd_mesh *m, int peer) {
     }
 }
 
-bool pd_mesh_flush(pd_mesh *m) {
+static bool flush(pd_mesh *mesh) {
+    pd_tcp *m = (pd_tcp *)mesh;
     for (int d = 1; m->sending && d < m->size; d++) flush_peer(m, (m->rank + d) % m->size);
     return !m->sending && !m->missed && !m->error.kind;
 }
 
 /* ---- receiving --------------------------------------------------------------------------------------------------- */
 
-static void close_peer(pd_mesh *m, int peer) {
-    pd_mesh_peer *p = &m->peers[peer];
+static void close_peer(pd_tcp *m, int peer) {
+    pd_tcp_peer *p = &m->peers[peer];
     turn_deaf(m, p);
     pd_fork_watch_drop(&p->watch);
     close(p->fd);
@@ -125,8 +122,8 @@ static void close_peer(pd_mesh *m, int peer) {
 }
 
 /* Begins the frame whose head has come. */
-static bool begin_frame(pd_mesh *m, int peer, const pd_mesh_frame *f) {
-    pd_mesh_peer *p = &m->peers[peer];
+static bool begin_frame(pd_tcp *m, int peer, const pd_mesh_frame *f) {
+    pd_tcp_peer *p = &m->peers[peer];
     size_t end = (size_t)f->at + (f->bytes ? f->bytes : sizeof(uint32_t));
     if (f->zero || end > m->bytes || (!f->bytes && f->at % sizeof(uint32_t))) {
         fail(m, peer, "understand", "garbage on the data connection");
@@ -138,8 +135,8 @@ static bool begin_frame(pd_mesh *m, int peer, const pd_mesh_frame *f) {
     return true;
 }
 
-static bool use_stage(pd_mesh *m, int peer) {
-    pd_mesh_peer *p = &m->peers[peer];
+static bool use_stage(pd_tcp *m, int peer) {
+    pd_tcp_peer *p = &m->peers[peer];
     for (;;) {
         size_t n = p->end - p->begin;
         if (p->left) {
@@ -163,8 +160,9 @@ static bool use_stage(pd_mesh *m, int peer) {
     return true;
 }
 
-void pd_mesh_pump(pd_mesh *m, int peer) {
-    pd_mesh_peer *p = &m->peers[peer];
+static void pump(pd_mesh *mesh, int peer) {
+    pd_tcp *m = (pd_tcp *)mesh;
+    pd_tcp_peer *p = &m->peers[peer];
     while (p->fd >= 0 && !m->error.kind) {
         struct iovec io[2] = {{p->to, p->left}, {p->stage + p->end, sizeof p->stage - p->end}};
         struct msghdr msg = {.msg_iov = p->left ? io : io + 1, .msg_iovlen = p->left ? 2 : 1};
@@ -190,10 +188,11 @@ void pd_mesh_pump(pd_mesh *m, int peer) {
 
 /* ---- waiting ----------------------------------------------------------------------------------------------------- */
 
-void pd_mesh_wait(pd_mesh *m, int64_t ns) {
+static void wait_for(pd_mesh *mesh, int64_t ns) {
+    pd_tcp *m = (pd_tcp *)mesh;
     uint64_t count;
     for (int r = 0; r < m->size; r++) {
-        const pd_mesh_peer *p = &m->peers[r];
+        const pd_tcp_peer *p = &m->peers[r];
         m->polls[r] = (struct pollfd){.fd = p->fd, .events = p->queued ? POLLIN | POLLOUT : POLLIN};
     }
     m->polls[m->size] = (struct pollfd){.fd = m->wake, .events = POLLIN};
@@ -201,20 +200,21 @@ void pd_mesh_wait(pd_mesh *m, int64_t ns) {
     if (ppoll(m->polls, (nfds_t)m->size + 1, &t, NULL) <= 0) return;
     for (int r = 0; r < m->size; r++) {
         if (m->polls[r].revents & POLLOUT) flush_peer(m, r);
-        if (m->polls[r].revents & ~POLLOUT) pd_mesh_pump(m, r);
+        if (m->polls[r].revents & ~POLLOUT) pump(mesh, r);
     }
     if (m->polls[m->size].revents && read(m->wake, &count, sizeof count) < 0) return; /* another wake has emptied it */
 }
 
-void pd_mesh_wake(pd_mesh *m) {
+static void wake(pd_mesh *mesh) {
+    pd_tcp *m = (pd_tcp *)mesh;
     uint64_t one = 1;
     if (write(m->wake, &one, sizeof one) < 0) return; /* the counter is full: it is awake */
 }
 
 /* ---- life -------------------------------------------------------------------------------------------------------- */
 
-void pd_mesh_free(pd_mesh *m) {
-    if (!m) return;
+static void free_tcp(pd_mesh *mesh) {
+    pd_tcp *m = (pd_tcp *)mesh;
     for (int r = 0; r < m->size; r++)
         if (m->peers[r].fd >= 0) {
             pd_fork_watch_drop(&m->peers[r].watch);
@@ -225,13 +225,14 @@ void pd_mesh_free(pd_mesh *m) {
     pd_free(m);
 }
 
-pd_status pd_mesh_new(const pd_mesh_plan *plan, pd_mesh **out) {
-    pd_mesh *m;
+static pd_status make(const pd_mesh_plan *plan, pd_mesh **out) {
+    pd_tcp *m;
     pd_status status = PD_OK;
     size_t size = (size_t)plan->link->world;
     if (plan->bytes > UINT32_MAX)
         return pd_fail(PD_E_VALUE, "tcp: slots of %zu bytes in all (expected less than 4 GiB)", plan->bytes);
     PD_TRY(pd_calloc(sizeof *m + size * sizeof *m->peers, "tcp", &m));
+    m->base.kind = &pd_mesh_tcp;
     m->rank = plan->link->rank;
     m->size = (int)size;
     m->parts = plan->parts;
@@ -240,10 +241,15 @@ pd_status pd_mesh_new(const pd_mesh_plan *plan, pd_mesh **out) {
     m->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     PD_TRY_TO(fail, pd_calloc((size + 1) * sizeof *m->polls, "tcp", &m->polls));
     if (m->wake < 0) PD_TRY_TO(fail, pd_fail(PD_E_OS, "tcp: no descriptor: %s", strerror(errno)));
-    PD_TRY_TO(fail, pd_mesh_meet(plan, m));
-    *out = m;
+    PD_TRY_TO(fail, pd_tcp_meet(plan, m));
+    *out = &m->base;
     return PD_OK;
 fail:
-    pd_mesh_free(m);
+    free_tcp(&m->base);
     return status;
 }
+
+const pd_mesh_kind pd_mesh_tcp = {
+    .name = "tcp", .make = make, .free = free_tcp, .queue = queue, .flush = flush, .pump = pump, .wait = wait_for,
+    .wake = wake, .check = check, .lost = lost,
+};

@@ -4,36 +4,32 @@
 
 #include <poll.h>
 
-#include "comm/transport/tcp.h"
+#include "comm/transport/mesh.h"
 
-typedef struct pd_mesh_frame {
-    uint32_t at, bytes, value, zero;
-} pd_mesh_frame;
+#define PD_TCP_STAGE 16384
 
-#define PD_MESH_QUEUE 8 /* a round sends a piece, a share and a word, a start besides a line; gates wait for all of it */
-#define PD_MESH_STAGE 16384
-
-typedef struct pd_mesh_out {
+typedef struct pd_tcp_out {
     pd_mesh_frame head;
     const char *data;
     size_t sent; /* of head and data */
-} pd_mesh_out;
+} pd_tcp_out;
 
-typedef struct pd_mesh_peer {
+typedef struct pd_tcp_peer {
     int fd; /* -1: not connected, or closed */
     pd_fork_watch watch;
     int64_t closed; /* when we saw that its connection has ended */
     bool deaf;      /* it no longer takes anything */
     bool missed;    /* something of ours was not sent */
-    pd_mesh_out out[PD_MESH_QUEUE];
+    pd_tcp_out out[PD_MESH_QUEUE];
     int queued;
     char *to;    /* where the rest of the frame goes */
     size_t left; /* its bytes */
     size_t begin, end; /* of what waits in the stage */
-    char stage[PD_MESH_STAGE];
-} pd_mesh_peer;
+    char stage[PD_TCP_STAGE];
+} pd_tcp_peer;
 
-struct pd_mesh {
+typedef struct pd_tcp {
+    pd_mesh base;
     int rank, size, wake;
     size_t bytes;
     char *const *parts;
@@ -41,9 +37,10 @@ struct pd_mesh {
     bool missed; /* some peer did not get all: no gate opens any more */
     pd_error error; /* kind PD_OK: none */
     struct pollfd *polls;
-    pd_mesh_peer peers[];
-};
+    pd_tcp_peer peers[];
+} pd_tcp;
 
-pd_status pd_mesh_meet(const pd_mesh_plan *plan, pd_mesh *m);
+/* Connects to all others. Both ends of a connection prove that they know the job's token. */
+pd_status pd_tcp_meet(const pd_mesh_plan *plan, pd_tcp *m);
 
 #endif

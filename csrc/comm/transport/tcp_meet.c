@@ -39,7 +39,7 @@ typedef struct guest { /* one that has connected and not yet proved who it is */
 
 typedef struct meeting {
     const pd_mesh_plan *plan;
-    pd_mesh *mesh;
+    pd_tcp *mesh;
     int listening, guests, refused;
     int64_t deadline;
     guest *guest;
@@ -63,7 +63,7 @@ static pd_status pause_ok(const meeting *m) {
 
 static void settle(meeting *m, int peer, int fd) {
     int on = 1;
-    pd_mesh_peer *p = &m->mesh->peers[peer];
+    pd_tcp_peer *p = &m->mesh->peers[peer];
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
     p->fd = fd;
     pd_fork_watch_add(&p->watch, fd);
@@ -296,7 +296,7 @@ static pd_status go_to(meeting *m, int peer) {
     return reach(m, peer, text);
 }
 
-pd_status pd_mesh_meet(const pd_mesh_plan *plan, pd_mesh *mesh) {
+pd_status pd_tcp_meet(const pd_mesh_plan *plan, pd_tcp *mesh) {
     meeting m = {.plan = plan, .mesh = mesh, .listening = -1};
     pd_status status = PD_OK;
     bool there;

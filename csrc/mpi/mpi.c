@@ -1,0 +1,123 @@
+/* pydist/_mpi.so: pd_mpi_table over the MPI whose mpicc compiled it. */
+#include <mpi.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "mpi/mpi_table.h"
+
+#define EXPORT __attribute__((visibility("default")))
+
+_Static_assert(sizeof(MPI_Request) <= sizeof(pd_mpi_request), "an MPI_Request fits");
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static MPI_Comm comm = MPI_COMM_NULL;
+static _Thread_local char reason[MPI_MAX_ERROR_STRING + 64];
+
+static const char *text(void) { return reason; }
+
+static const char *name(void) {
+    static char version[MPI_MAX_LIBRARY_VERSION_STRING];
+    int n = 0;
+    if (MPI_Get_library_version(version, &n) != MPI_SUCCESS) return "MPI";
+    version[strcspn(version, "\n")] = 0;
+    return version;
+}
+
+/* 0, or -1 with the reason. */
+static int checked(const char *call, int code) {
+    if (code == MPI_SUCCESS) return 0;
+    int n = snprintf(reason, sizeof reason, "%s: ", call), used = 0;
+    if (MPI_Error_string(code, reason + n, &used) != MPI_SUCCESS)
+        snprintf(reason + n, sizeof reason - (size_t)n, "error %d", code);
+    return -1;
+}
+
+static void finish(void) {
+    int over = 1;
+    MPI_Finalized(&over);
+    if (!over) MPI_Finalize();
+}
+
+static int begin(int *rank, int *size) {
+    int running, level;
+    if (comm == MPI_COMM_NULL) {
+        if (checked("MPI_Initialized", MPI_Initialized(&running))) return -1;
+        if (!running) {
+            if (checked("MPI_Init_thread", MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &level))) return -1;
+            atexit(finish);
+        } else if (checked("MPI_Query_thread", MPI_Query_thread(&level)))
+            return -1;
+        if (level < MPI_THREAD_SERIALIZED) {
+            snprintf(reason, sizeof reason, "this MPI gives only one thread leave to call it");
+            return -1;
+        }
+        if (checked("MPI_Comm_dup", MPI_Comm_dup(MPI_COMM_WORLD, &comm))) return -1;
+        MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN);
+    }
+    if (checked("MPI_Comm_rank", MPI_Comm_rank(comm, rank))) return -1;
+    return checked("MPI_Comm_size", MPI_Comm_size(comm, size));
+}
+
+static int start(int *rank, int *size) {
+    pthread_mutex_lock(&lock);
+    int failed = begin(rank, size);
+    pthread_mutex_unlock(&lock);
+    return failed;
+}
+
+static int broadcast(void *data, size_t bytes, int root) {
+    pthread_mutex_lock(&lock);
+    int failed = checked("MPI_Bcast", MPI_Bcast(data, (int)bytes, MPI_BYTE, root, comm));
+    pthread_mutex_unlock(&lock);
+    return failed;
+}
+
+static void keep(pd_mpi_request *out, const MPI_Request *r) {
+    *out = (pd_mpi_request){0};
+    memcpy(out, r, sizeof *r);
+}
+
+static int send(int peer, int tag, const void *data, size_t bytes, pd_mpi_request *out) {
+    MPI_Request r;
+    pthread_mutex_lock(&lock);
+    int failed = checked("MPI_Isend", MPI_Isend(data, (int)bytes, MPI_BYTE, peer, tag, comm, &r));
+    pthread_mutex_unlock(&lock);
+    if (!failed) keep(out, &r);
+    return failed;
+}
+
+static int receive(int peer, int tag, void *data, size_t bytes, pd_mpi_request *out) {
+    MPI_Request r;
+    pthread_mutex_lock(&lock);
+    int failed = checked("MPI_Irecv", MPI_Irecv(data, (int)bytes, MPI_BYTE, peer, tag, comm, &r));
+    pthread_mutex_unlock(&lock);
+    if (!failed) keep(out, &r);
+    return failed;
+}
+
+static int test(pd_mpi_request *request, int *done) {
+    MPI_Request r;
+    memcpy(&r, request, sizeof r);
+    pthread_mutex_lock(&lock);
+    int failed = checked("MPI_Test", MPI_Test(&r, done, MPI_STATUS_IGNORE));
+    pthread_mutex_unlock(&lock);
+    keep(request, &r);
+    return failed;
+}
+
+static void cancel(pd_mpi_request *request) {
+    MPI_Request r;
+    int over = 1;
+    memcpy(&r, request, sizeof r);
+    pthread_mutex_lock(&lock);
+    MPI_Finalized(&over);
+    if (!over && MPI_Cancel(&r) == MPI_SUCCESS) MPI_Wait(&r, MPI_STATUS_IGNORE);
+    pthread_mutex_unlock(&lock);
+}
+
+EXPORT const pd_mpi_table pd_mpi_table_1 = {
+    .version = PD_MPI_VERSION, .name = name, .text = text, .start = start, .broadcast = broadcast, .send = send,
+    .receive = receive, .test = test, .cancel = cancel,
+};
