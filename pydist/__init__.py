@@ -33,7 +33,7 @@ newaxis = None
 
 _SUBMODULES = frozenset(
     "accelerator autograd backends compat compiler cuda distributed jit multiprocessing nn optim safetensors "
-    "serialization utils version".split()
+    "serialization utils version vision".split()
 )
 _FROM = {  # name -> the submodule that it comes from, opened at first use
     "compile": "compiler",

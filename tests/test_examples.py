@@ -105,7 +105,7 @@ def folder(tmp_path):
 
 
 def test_idx_files(folder):
-    from pydist.examples import idx
+    from pydist.vision.datasets import idx
 
     images, labels = idx.read_pair(folder, "t10k")
     assert images.shape == (64, 4, 4) and labels.dtype == np.uint8

@@ -19,7 +19,7 @@ from tqdm import tqdm
 import pydist
 from pydist import distributed as dist
 from pydist import nn, optim
-from pydist.examples import idx
+from pydist.vision.datasets import idx
 from pydist.nn.parallel import DistributedDataParallel
 from pydist.utils.data import DataLoader, DistributedSampler, TensorDataset
 

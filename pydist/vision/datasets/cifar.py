@@ -1,0 +1,209 @@
+"""CIFAR-10 and CIFAR-100, the Python version."""
+
+import os
+import pickle
+from warnings import warn
+
+import numpy as np
+
+from pydist.vision._pillow import pillow
+from pydist.vision.datasets.utils import check_integrity, download_and_extract_archive
+from pydist.vision.datasets.vision import VisionDataset
+
+
+class _Dtype:
+    """What a pickle says of a NumPy type: its code, such as "u1"."""
+
+    def __init__(self, code, *_):
+        self.code, self.order = code, "|"
+
+    def __setstate__(self, state):
+        self.order = state[1]
+
+    def numpy(self):
+        if not isinstance(self.code, str) or self.code[:1] not in "biuf" or self.order not in ("<", ">", "|", "="):
+            raise pickle.UnpicklingError(f"an array of {self.code!r} (expected numbers)")
+        return np.dtype(self.code).newbyteorder(self.order)
+
+
+class _Array:
+    """What a pickle says of a NumPy array; `numpy()` builds it from checked parts."""
+
+    def __init__(self, *_):
+        self.state = None
+
+    def __setstate__(self, state):
+        self.state = state
+
+    def numpy(self):
+        _, shape, dtype, is_fortran, content = self.state
+        if isinstance(content, str):  # Python 2's str, read as latin1
+            content = content.encode("latin1")
+        return np.frombuffer(content, dtype.numpy()).reshape(shape, order="F" if is_fortran else "C")
+
+
+def _from_buffer(content, dtype, shape, order):
+    array = _Array()
+    array.state = (1, shape, dtype, order == "F", content)
+    return array
+
+
+def _encode(text, encoding="latin1"):
+    return text.encode(encoding)
+
+
+_ALLOWED = {
+    ("numpy", "dtype"): _Dtype,
+    ("numpy", "ndarray"): _Array,
+    ("_codecs", "encode"): _encode,
+    **{(f"numpy.{core}.multiarray", "_reconstruct"): _Array for core in ("core", "_core")},
+    **{(f"numpy.{core}.numeric", "_frombuffer"): _from_buffer for core in ("core", "_core")},
+}
+
+
+class _Unpickler(pickle.Unpickler):
+    """Knows containers, numbers, text and arrays; nothing that a file names is imported or run."""
+
+    def find_class(self, module, name):
+        try:
+            return _ALLOWED[module, name]
+        except KeyError:
+            raise pickle.UnpicklingError(f"{module}.{name} is not allowed in a data file") from None
+
+
+def _load(path):
+    """The dictionary in a batch file. Raises ValueError naming the file where it is damaged or holds something else."""
+    try:
+        with open(path, "rb") as file:
+            entry = _Unpickler(file, encoding="latin1").load()
+        if not isinstance(entry, dict):
+            raise ValueError(f"a {type(entry).__name__}")
+        entry = {key.decode() if isinstance(key, bytes) else key: value for key, value in entry.items()}
+        return {key: value.numpy() if isinstance(value, _Array) else value for key, value in entry.items()}
+    except FileNotFoundError:
+        raise
+    except Exception as error:  # a damaged pickle raises nearly anything
+        raise ValueError(f"{path}: not a batch of CIFAR's Python version: {error}") from error
+
+
+class CIFAR10(VisionDataset):
+    """50,000 + 10,000 colour images of 32 x 32 in ten classes (Krizhevsky), from root/cifar-10-batches-py.
+
+    An item is (image, class), the image a Pillow one of mode RGB. `data` is a NumPy array uint8 [N, 32, 32, 3],
+    `targets` a list, `classes` the names. The files are read by an unpickler that runs nothing.
+
+    What is on disk is used: where some of the batches are missing, or are not the published ones, one warning says so
+    (torchvision refuses them); without any RuntimeError. download: fetches the published ones first.
+    """
+
+    base_folder = "cifar-10-batches-py"
+    url = "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz"
+    filename = "cifar-10-python.tar.gz"
+    tgz_md5 = "c58f30108f718f92721af3b95e74349a"
+    train_list = [
+        ["data_batch_1", "c99cafc152244af753f735de768cd75f"],
+        ["data_batch_2", "d4bba439e000b95fd0a9bffe97cbabec"],
+        ["data_batch_3", "54ebc095f3ab1f0389bbae665268c751"],
+        ["data_batch_4", "634d18415352ddfa80567beed471001a"],
+        ["data_batch_5", "482c414d41f54cd18b22e5b47cb7c3cb"],
+    ]
+    test_list = [["test_batch", "40351d587109b95175f43aff81a1287e"]]
+    meta = {"filename": "batches.meta", "key": "label_names", "md5": "5ff9c542aee3614f3951f8cda6e48888"}
+    _names = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+
+    def __init__(self, root, train=True, transform=None, target_transform=None, download=False):
+        super().__init__(root, transform=transform, target_transform=target_transform)
+        self.train = train
+        wanted = self.train_list if train else self.test_list
+        if download:
+            self._download_or_keep(wanted)
+        found = [(name, md5) for name, md5 in wanted if os.path.isfile(self._path(name))]
+        if not found:
+            raise RuntimeError(
+                "Dataset not found or corrupted. You can use download=True to download it "
+                f"({wanted[0][0]} in {os.path.join(self.root, self.base_folder)})"
+            )
+        self._warn_of_others(wanted, found)
+        self._read([self._path(name) for name, _ in found])
+        self._load_meta()
+
+    def _path(self, name):
+        return os.path.join(self.root, self.base_folder, name)
+
+    def _warn_of_others(self, wanted, found):
+        missing = [name for name, _ in wanted if not os.path.isfile(self._path(name))]
+        other = [name for name, md5 in found if not check_integrity(self._path(name), md5)]
+        notes = [
+            f"{', '.join(names)} {what}" for names, what in ((missing, "missing"), (other, "not as published")) if names
+        ]
+        if notes:
+            warn(f"{type(self).__name__}: {self._path('')}: {'; '.join(notes)}; using what is there", stacklevel=4)
+
+    def _read(self, paths):
+        data, self.targets = [], []
+        for path in paths:
+            entry = _load(path)
+            pixels, labels = entry.get("data"), entry.get("labels", entry.get("fine_labels"))
+            is_image = isinstance(pixels, np.ndarray) and pixels.dtype == np.uint8 and pixels.size % 3072 == 0
+            if not is_image or labels is None or len(labels) * 3072 != pixels.size:
+                raise ValueError(
+                    f"{path}: not a batch of CIFAR's Python version: no images of 3 x 32 x 32 with a label each"
+                )
+            data.append(pixels.reshape(-1, 3, 32, 32))
+            self.targets += map(int, labels)
+        self.data = np.ascontiguousarray(np.concatenate(data).transpose(0, 2, 3, 1))
+
+    def _load_meta(self):
+        path = self._path(self.meta["filename"])
+        if os.path.isfile(path):
+            entry = _load(path)
+            if self.meta["key"] not in entry:
+                raise ValueError(f"{path}: no {self.meta['key']}")
+            self.classes = list(entry[self.meta["key"]])
+        elif self._names is not None:
+            self.classes = list(self._names)
+        else:
+            raise RuntimeError(
+                f"Dataset metadata file not found or corrupted. You can use download=True to download it ({path})"
+            )
+        self.class_to_idx = {name: i for i, name in enumerate(self.classes)}
+
+    def __getitem__(self, index):
+        return self._transformed(pillow().fromarray(self.data[index]), self.targets[index])
+
+    def __len__(self):
+        return len(self.data)
+
+    def _check_integrity(self):
+        return all(check_integrity(self._path(name), md5) for name, md5 in self.train_list + self.test_list)
+
+    def _download_or_keep(self, wanted):
+        """download(), or where that fails what is on disk, if anything."""
+        try:
+            self.download()
+        except RuntimeError as error:
+            if not any(os.path.isfile(self._path(name)) for name, _ in wanted):
+                raise
+            warn(str(error), stacklevel=4)
+
+    def download(self):
+        """Fetches the archive and unpacks it, unless the published files are there. Raises RuntimeError naming the
+        URL."""
+        if not self._check_integrity():
+            download_and_extract_archive(self.url, self.root, filename=self.filename, md5=self.tgz_md5)
+
+    def extra_repr(self):
+        return f"Split: {'Train' if self.train else 'Test'}"
+
+
+class CIFAR100(CIFAR10):
+    """CIFAR-10's sizes in a hundred classes, from root/cifar-100-python."""
+
+    base_folder = "cifar-100-python"
+    url = "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz"
+    filename = "cifar-100-python.tar.gz"
+    tgz_md5 = "eb9058c3a382ffc7106e4002c42a8d85"
+    train_list = [["train", "16019d7e3df5f24257cddd939b257f8d"]]
+    test_list = [["test", "f0ef6b0ae62326f3e7ffdfab6717acfc"]]
+    meta = {"filename": "meta", "key": "fine_label_names", "md5": "7973b15100ade9c7d40fb424638fde48"}
+    _names = None

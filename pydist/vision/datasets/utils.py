@@ -1,0 +1,143 @@
+"""Files of data sets: checksums, downloads, archives."""
+
+import gzip
+import hashlib
+import lzma
+import os
+import shutil
+import tarfile
+import urllib.error
+import urllib.request
+import zipfile
+from pathlib import Path
+
+_TIMEOUT = 20  # seconds without a byte
+_CHUNK = 1 << 20
+
+
+def calculate_md5(fpath, chunk_size=_CHUNK):
+    """The file's MD5 as hexadecimal digits."""
+    md5 = hashlib.md5(usedforsecurity=False)
+    with open(fpath, "rb") as file:
+        while chunk := file.read(chunk_size):
+            md5.update(chunk)
+    return md5.hexdigest()
+
+
+def check_md5(fpath, md5, **kwargs):
+    """Whether the file's MD5 is `md5`."""
+    return md5 == calculate_md5(fpath, **kwargs)
+
+
+def check_integrity(fpath, md5=None):
+    """Whether the file is there and, where `md5` is given, has it."""
+    return os.path.isfile(fpath) and (md5 is None or check_md5(fpath, md5))
+
+
+def _fetch(url, path):
+    """Writes what `url` says to `path`, with a bar."""
+    from tqdm import tqdm
+
+    request = urllib.request.Request(url, headers={"User-Agent": "pydist.vision"})
+    with urllib.request.urlopen(request, timeout=_TIMEOUT) as response, open(path, "wb") as file:
+        size = response.headers.get("Content-Length")
+        size = None if size is None else int(size)
+        with tqdm(total=size, unit="B", unit_scale=True, desc=url.rpartition("/")[2], leave=False) as bar:
+            while chunk := response.read(_CHUNK):
+                file.write(chunk)
+                bar.update(len(chunk))
+        if size is not None and file.tell() != size:
+            raise urllib.error.URLError(f"{file.tell()} of {size} bytes came")
+
+
+def download_url(url, root, filename=None, md5=None, max_redirect_hops=3):
+    """Fetches `url` into the folder `root`, as `filename` (default: the URL's last part), unless it is there with this
+    MD5.
+
+    The file appears under its name only when it is whole. Raises RuntimeError naming the URL, what went wrong, and
+    where to put the file by hand.
+    """
+    root = Path(root).expanduser()
+    target = root / (filename or url.rpartition("/")[2])
+    if check_integrity(target, md5):
+        return
+    root.mkdir(parents=True, exist_ok=True)
+    part = target.with_name(f"{target.name}.{os.getpid()}.part")
+    try:
+        _fetch(url, part)
+        if md5 is not None and (got := calculate_md5(part)) != md5:
+            raise RuntimeError(f"download of {url}: File not found or corrupted: MD5 {got} (expected {md5})")
+        os.replace(part, target)
+    except (OSError, ValueError) as error:  # URLError is an OSError
+        reason = getattr(error, "reason", None) or error
+        raise RuntimeError(f"download of {url} failed: {reason}; without a network put the file at {target}") from error
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _inside(folder, name):
+    """The path of an archive's member below `folder`; raises RuntimeError where it would leave it."""
+    path = (folder / name).resolve()
+    if not path.is_relative_to(folder.resolve()):
+        raise RuntimeError(f"{name}: an archive's file outside its folder")
+    return path
+
+
+def _extract_tar(source, folder):
+    with tarfile.open(source) as archive:
+        for member in archive:  # plain files and folders only: a link could lead outside
+            path = _inside(folder, member.name)
+            if member.isdir():
+                path.mkdir(parents=True, exist_ok=True)
+            elif member.isfile():
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with archive.extractfile(member) as content, open(path, "wb") as file:
+                    shutil.copyfileobj(content, file)
+
+
+def _extract_zip(source, folder):
+    with zipfile.ZipFile(source) as archive:
+        for name in archive.namelist():
+            _inside(folder, name)
+        archive.extractall(folder)
+
+
+_TARS = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz", ".tar.xz", ".txz")
+_COMPRESSED = {".gz": gzip.open, ".xz": lzma.open}
+
+
+def extract_archive(from_path, to_path=None, remove_finished=False):
+    """Unpacks a .zip, a .tar (.gz, .bz2, .xz), or one file's .gz or .xz into `to_path` (default: the folder where it
+    lies).
+
+    Returns the folder, or the file's path. Raises RuntimeError for another name and for a damaged archive.
+    """
+    source = Path(from_path)
+    folder = source.parent if to_path is None else Path(to_path)
+    result = folder
+    try:
+        if source.name.lower().endswith(_TARS):
+            _extract_tar(source, folder)
+        elif source.suffix.lower() == ".zip":
+            _extract_zip(source, folder)
+        elif (opener := _COMPRESSED.get(source.suffix.lower())) is not None:
+            result = folder / source.stem
+            with opener(source, "rb") as content, open(result, "wb") as file:
+                shutil.copyfileobj(content, file)
+        else:
+            raise RuntimeError(f"{source}: an unknown kind of archive")
+    except (EOFError, OSError, tarfile.TarError, zipfile.BadZipFile, lzma.LZMAError) as error:
+        if isinstance(error, FileNotFoundError):
+            raise
+        raise RuntimeError(f"{source}: the archive is damaged: {error}") from error
+    if remove_finished:
+        source.unlink()
+    return os.fspath(result)
+
+
+def download_and_extract_archive(url, download_root, extract_root=None, filename=None, md5=None, remove_finished=False):
+    """download_url, then extract_archive into `extract_root` (default: `download_root`)."""
+    root = Path(download_root).expanduser()
+    filename = filename or url.rpartition("/")[2]
+    download_url(url, root, filename, md5)
+    extract_archive(root / filename, extract_root or root, remove_finished)

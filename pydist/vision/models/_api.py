@@ -1,0 +1,163 @@
+"""Networks by name, and where their published weights lie."""
+
+import fnmatch
+import os
+import sys
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import partial
+from pathlib import Path
+
+import pydist
+
+_SITE = "https://download.pytorch.org/models/"
+_CLASSES = 1000  # ImageNet's: all the weights below are for it
+_BUILDERS = {}  # name -> the function that builds the network
+
+
+@dataclass(frozen=True)
+class Weights:
+    """One file of weights: where it is published, the transform of images that it was trained for, and what is known of
+    it."""
+
+    url: str
+    transforms: object = field(compare=False)
+    meta: dict = field(compare=False)
+
+
+class WeightsEnum(Enum):
+    """The published weights of a network; DEFAULT is the best."""
+
+    @classmethod
+    def verify(cls, obj):
+        """`obj`, or the member of this name. Raises KeyError for another name, TypeError for other things."""
+        if isinstance(obj, str):
+            return cls[obj.removeprefix(f"{cls.__name__}.")]
+        if obj is not None and not isinstance(obj, cls):
+            raise TypeError(
+                f"Invalid Weight class provided; expected {cls.__name__} but received {type(obj).__name__}."
+            )
+        return obj
+
+    @property
+    def path(self):
+        """Where the file is looked for: torch.hub's folder of checkpoints."""
+        cache = os.environ.get("XDG_CACHE_HOME", "~/.cache")
+        home = os.environ.get("TORCH_HOME", os.path.join(cache, "torch"))
+        return Path(home, "hub", "checkpoints", self.url.rpartition("/")[2]).expanduser()
+
+    def get_state_dict(self, *args, **kwargs):
+        """The weights in the file. Raises FileNotFoundError that says where to put it: nothing is downloaded."""
+        if not self.path.is_file():
+            raise FileNotFoundError(f"{self!r}: no file {self.path} (fetch it from {self.url}, or use weights=None)")
+        return pydist.load(self.path, map_location="cpu", weights_only=True)
+
+    def __repr__(self):
+        return f"{type(self).__name__}.{self.name}"
+
+    @property
+    def url(self):
+        return self.value.url
+
+    @property
+    def transforms(self):
+        return self.value.transforms
+
+    @property
+    def meta(self):
+        return self.value.meta
+
+
+def _preset(resize_size, **options):
+    from pydist.vision.transforms._presets import ImageClassification
+
+    return ImageClassification(**{"crop_size": 224, "resize_size": resize_size, **options})
+
+
+def weights_of(name, num_params, v1, v2=None, v1_resize=256):
+    """The enumeration `name` of one or two files; the second ones are for images resized to 232."""
+    members = {}
+    for version, file, size in (("IMAGENET1K_V1", v1, v1_resize), ("IMAGENET1K_V2", v2, 232)):
+        if file is not None:
+            members[version] = Weights(_SITE + file, partial(_preset, size), {"num_params": num_params})
+    members["DEFAULT"] = list(members.values())[-1]
+    return WeightsEnum(name, members, module=sys._getframe(1).f_globals["__name__"])
+
+
+def builder(name, weights_class, make, *args, rename=None, **fixed):
+    """The function `name` that returns make(*args, **fixed, **kwargs), with weights where asked for.
+
+    rename: from the names in a file to the network's, where they differ.
+    """
+
+    def build(weights=None, progress=True, *, pretrained=False, **kwargs):
+        if weights is True or (weights is None and pretrained):
+            weights = weights_class.IMAGENET1K_V1
+        weights = weights_class.verify(weights or None)
+        if weights is None:
+            return make(*args, **{**fixed, **kwargs})
+        if kwargs.get("num_classes", _CLASSES) != _CLASSES:
+            raise ValueError(f"{name}: num_classes={kwargs['num_classes']} with {weights!r} (expected {_CLASSES})")
+        state = weights.get_state_dict()
+        model = make(*args, **{**fixed, **kwargs})
+        model.load_state_dict(state if rename is None else {rename(key): value for key, value in state.items()})
+        return model
+
+    build.__name__ = build.__qualname__ = name
+    build.__module__ = sys._getframe(1).f_globals["__name__"]
+    build.__doc__ = (
+        f"{name}(weights=None, progress=True, **kwargs): the network, with kwargs as its class's arguments. "
+        f"weights: None, a member of {weights_class.__name__} or its name; FileNotFoundError says where its file is "
+        "looked for. pretrained=True means IMAGENET1K_V1."
+    )
+    build.weights_class = weights_class
+    _BUILDERS[name] = build
+    return build
+
+
+def get_model_builder(name):
+    """The function that builds the network `name`, in capitals or not. Raises ValueError for an unknown one."""
+    try:
+        return _BUILDERS[name.lower()]
+    except KeyError:
+        raise ValueError(f"Unknown model {name}") from None
+
+
+def get_model(name, **config):
+    """The network `name`, built with these arguments.
+
+    >>> sum(p.numel() for p in get_model("squeezenet1_1", num_classes=10).parameters())
+    727626
+    """
+    return get_model_builder(name)(**config)
+
+
+def get_model_weights(name):
+    """The enumeration of weights of a network's name or function."""
+    return (name if callable(name) else get_model_builder(name)).weights_class
+
+
+def get_weight(name):
+    """The weights "ResNet18_Weights.IMAGENET1K_V1". Raises ValueError for unknown ones."""
+    class_name, _, member = name.partition(".")
+    for build in _BUILDERS.values():
+        if build.weights_class.__name__ == class_name and member in build.weights_class.__members__:
+            return build.weights_class[member]
+    raise ValueError(
+        f"Unknown weights {name} (expected a class of weights and its member, as ResNet18_Weights.DEFAULT)"
+    )
+
+
+def list_models(module=None, include=None, exclude=None):
+    """The names of all networks, sorted; of a module, or matching (not matching) patterns such as "resnet*"."""
+
+    def matches(name, patterns):
+        return any(fnmatch.fnmatch(name, p) for p in ([patterns] if isinstance(patterns, str) else patterns))
+
+    names = [
+        n
+        for n, build in _BUILDERS.items()
+        if module in (None, sys.modules[__package__]) or build.__module__ == module.__name__
+    ]
+    names = [n for n in names if (not include or matches(n, include)) and not (exclude and matches(n, exclude))]
+    return sorted(names)
