@@ -90,9 +90,9 @@ def handshake(s, key, rank, world=2):
     return read(s)
 
 
-def join(server, rank):
+def join(server, rank, world=2):
     s = dial(server)
-    kind, _, payload = handshake(s, secret(server), rank)
+    kind, _, payload = handshake(s, secret(server), rank, world)
     assert kind == WELCOME and payload[32:] == struct.pack("<i", -1)
     return s
 
@@ -359,6 +359,35 @@ def test_a_rank_that_left_is_not_dead(server):
     with pytest.raises(TimeoutError):
         a.recv(1)
     a.close()
+
+
+def test_a_goodbye_counts_although_the_server_could_not_send():
+    """Rank 0 leaves while the server is full of rank 1's news, which it can no longer pass on to rank 0."""
+    goodbye = frame(NEWS, struct.pack("<IiiIi", LEFT, 0, 0, 0, 0))
+    abort = frame(NEWS, struct.pack("<IiiIi", 2, 0, 0, 1, 0) + b"x" * 60000)
+    for _ in range(10):
+        server = _C.ControlServer(3)
+        b, c, a = (join(server, r, 3) for r in (1, 2, 0))
+        seen = []
+
+        def drain(s=c, seen=seen):
+            while not seen:
+                kind, rank = struct.unpack("<Ii", read(s)[2][:8])
+                if rank == 0:
+                    seen.append(kind)
+
+        draining = threading.Thread(target=drain)
+        flood = threading.Thread(target=b.sendall, args=(abort * 60,))
+        draining.start()
+        flood.start()
+        a.sendall(goodbye)
+        a.close()
+        draining.join(10)
+        assert seen == [LEFT]
+        flood.join()
+        server.close()
+        b.close()
+        c.close()
 
 
 def test_latecomers_hear_the_past(server):

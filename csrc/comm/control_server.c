@@ -99,7 +99,7 @@ static void serve_conns(pd_control_server *s, int64_t now) {
         pd_conn *c = *at;
         bool alive = true;
         if (poll->revents & POLLOUT) alive = pd_wire_flush(&c->wire) != PD_WIRE_CLOSED;
-        if (alive && (poll->revents & ~POLLOUT)) alive = pd_control_serve(s, c, now);
+        if (!alive || (poll->revents & ~POLLOUT)) alive &= pd_control_serve(s, c, now); /* its goodbye counts first */
         if (alive && c->rank < 0 && c->deadline <= now) {
             if (!c->doomed) pd_door_refused(s, c, "it said nothing, or did not finish the handshake");
             alive = false;
