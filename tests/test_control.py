@@ -617,7 +617,7 @@ def free_port():
 def start(script, url, rank, world, **env):
     command = [sys.executable, "-c", JOIN + textwrap.dedent(script), url, str(rank), str(world)]
     return subprocess.Popen(command, env=dict(os.environ, OMP_NUM_THREADS="1", **env), text=True,
-                            stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+                            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
 def finish(processes, timeout=60):
@@ -703,7 +703,8 @@ def test_two_jobs_on_one_port():
     script = """
         group = join()
         print("here", flush=True)
-        time.sleep(1.5)
+        if rank == 0:
+            sys.stdin.read()  # until finish()
         group.barrier()
         _C.comm_leave()
     """
