@@ -209,6 +209,28 @@ def adam_steps():
 
 
 @scenario
+def adadelta_steps():
+    return steps(lambda ps: optim.Adadelta(ps))
+
+
+@scenario
+def rmsprop_steps():
+    return steps(lambda ps: optim.RMSprop(ps, momentum=0.9, centered=True))
+
+
+@scenario
+def adagrad_steps():
+    return steps(lambda ps: optim.Adagrad(ps))
+
+
+@scenario
+def clipping():
+    p = nn.Parameter(pydist.ones(4))
+    p.grad = pydist.ones(4)
+    return lambda: (nn.utils.clip_grad_norm_([p], 1.0), nn.utils.clip_grad_value_([p], 0.1))
+
+
+@scenario
 def collectives():
     """Lists and layouts that are staged."""
     from pydist import distributed as dist
