@@ -18,7 +18,8 @@ MPIS = {
     "mpich": ["mpirun.mpich"],
 }
 
-# Prints one JSON line per rank. TEST_MPI: the library to use for backend="mpi".
+# Every rank writes one file of JSON into the folder TEST_OUT (mpirun mixes long lines). TEST_MPI: the library of
+# backend="mpi".
 HEAD = """
 import json, os, sys
 import pydist
@@ -27,8 +28,8 @@ from pydist.distributed import backend, process_group
 backend.MPI_LIBRARY = process_group.MPI_LIBRARY = os.environ.get("TEST_MPI", "")
 
 def say(**what):
-    sys.stdout.write(json.dumps({"rank": dist.get_rank(), **what}) + "\\n")
-    sys.stdout.flush()
+    with open(os.path.join(os.environ["TEST_OUT"], str(dist.get_rank())), "w") as file:
+        json.dump({"rank": dist.get_rank(), **what}, file)
 """
 
 COLLECTIVES = """
@@ -93,15 +94,21 @@ except dist.CommMismatch as error:
 
 
 def lines(command, text, tmp_path, backend=None, env=None):
-    script = tmp_path / "script.py"
+    """What the ranks say, by rank."""
+    script, out = tmp_path / "script.py", tmp_path / f"out{len(os.listdir(tmp_path))}"
+    out.mkdir()
     script.write_text(HEAD + text.replace("BACKEND", repr(backend)))
     inherited = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
-    full = {**inherited, "PYTHONPATH": str(TOP), **(env or {})}
+    full = {**inherited, "PYTHONPATH": str(TOP), "TEST_OUT": str(out), **(env or {})}
     command = [*command, sys.executable, str(script)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=full)
-    found = [json.loads(line[line.index("{") :]) for line in done.stdout.splitlines() if "{" in line]
+    found = said(out)
     assert done.returncode == 0 and found, done.stdout + done.stderr
-    return sorted(found, key=lambda line: line["rank"])
+    return found
+
+
+def said(out):
+    return sorted((json.loads(path.read_text()) for path in out.iterdir()), key=lambda line: line["rank"])
 
 
 def launched(text, world, tmp_path):
@@ -167,17 +174,17 @@ def test_a_replayed_srun(tmp_path):
     """Two processes with the variables that Slurm's srun sets, as documented; Slurm itself is not here."""
     script = tmp_path / "script.py"
     script.write_text(HEAD + TRAINING.replace("BACKEND", "None"))
-    processes = []
+    processes, out = [], tmp_path / "slurm"
+    out.mkdir()
     for rank in range(2):
         slurm = {
             "SLURM_JOB_ID": "4711", "SLURM_STEP_ID": "0", "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank),
             "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_STEP_NODELIST": "node7",
         }  # fmt: skip
-        env = {**os.environ, "PYTHONPATH": str(TOP), **slurm}
-        processes.append(subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True, env=env))
-    got = [json.loads(process.communicate(timeout=60)[0]) for process in processes]
-    assert [process.returncode for process in processes] == [0, 0]
-    assert got == launched(TRAINING, 2, tmp_path)
+        env = {**os.environ, "PYTHONPATH": str(TOP), "TEST_OUT": str(out), **slurm}
+        processes.append(subprocess.Popen([sys.executable, str(script)], env=env))
+    assert [process.wait(timeout=60) for process in processes] == [0, 0]
+    assert said(out) == launched(TRAINING, 2, tmp_path)
 
 
 def test_what_the_starters_say(monkeypatch):
