@@ -626,7 +626,7 @@ def test_a_rank_of_another_host_ends(hosts, script, end, here, there):
     begin = time.monotonic()
     processes = [hosts(0, path), hosts(1, path)]
     (code, _, err), (code_there, _, err_there) = map(ends, processes)
-    assert time.monotonic() - begin < 5 and code != 0 and code_there != 0
+    assert time.monotonic() - begin < 10 and code != 0 and code_there != 0
     assert re.match(rf"pydist\.run: {there}", err), err
     assert re.match(rf"pydist\.run: rank 2 \(pid \d+\) {re.escape(here)}", err_there), err_there
 
