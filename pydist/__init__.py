@@ -24,6 +24,7 @@ finally:
     if _spins:
         del _os.environ["GOMP_SPINCOUNT"]
 
+from pydist._functions import *
 from pydist._grad_mode import enable_grad, inference_mode, no_grad, set_grad_enabled
 from pydist._onednn import candidates as _onednn_candidates
 

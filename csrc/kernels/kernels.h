@@ -34,6 +34,13 @@ typedef enum pd_compare {
     PD_COMPARE_COUNT
 } pd_compare;
 
+typedef enum pd_ternary {
+#define PD_TERNARY(name, ...) PD_TERNARY_##name,
+#include "kernels/ternary.def"
+#undef PD_TERNARY
+    PD_TERNARY_COUNT
+} pd_ternary;
+
 #define PD_POINTWISE_PARAMS 3
 typedef enum pd_pointwise {
 #define PD_POINTWISE1(name, ...) PD_POINTWISE_##name,
@@ -103,6 +110,7 @@ typedef struct pd_cpu_table {
     void (*binary)(pd_binary fn, pd_dtype t, double a, const pd_loop *l);    /* out, x, y: any per domain; BOOL: add is or, mul is and */
     void (*binary_grad)(pd_binary fn, int which, pd_dtype t, double a, const pd_loop *l); /* gx or gy (which 0, 1), g, x, y */
     void (*compare)(pd_compare fn, pd_dtype t, const pd_loop *l);            /* out BOOL, x, y: any */
+    void (*ternary)(pd_ternary fn, pd_dtype t, double a, const pd_loop *l);  /* out, x, y, z: any per domain, but BOOL */
     /* which 0: out, x (, y); 1, 2: gx or gy, g, x (, y). params: PD_POINTWISE_PARAMS numbers. */
     void (*pointwise)(pd_pointwise fn, int which, pd_dtype t, const double *params, const pd_loop *l);
     void (*where)(size_t size, const pd_loop *l);                            /* out, cond BOOL, x, y: elements of `size` bytes */
@@ -119,6 +127,12 @@ typedef struct pd_cpu_table {
     /* The k largest or smallest along the last axis (inner 1), descending (ascending), ties by lower index; NaN counts as largest. */
     void (*topk)(bool largest, pd_dtype t, const pd_block *b, int64_t k, const void *x, void *values, int64_t *index, void *scratch);
     size_t (*topk_scratch)(const pd_block *b);
+
+    /* All of the last axis (inner 1) in order, ties by index, NaN last (first, descending); values gathered by the caller. Any. */
+    void (*sort)(bool descending, pd_dtype t, const pd_block *b, const void *x, int64_t *index, void *scratch);
+    size_t (*sort_scratch)(const pd_block *b);
+    /* Sums of the first (reverse: last) elements along the middle axis; integers and BOOL wrap in I64. out_t: the floats' own, or I64. */
+    void (*cumsum)(bool reverse, pd_dtype t, pd_dtype out_t, const pd_block *b, const void *x, void *out);
 
     void (*softmax)(bool log, pd_dtype t, const pd_block *b, const void *x, void *y);
     void (*softmax_grad)(bool log, pd_dtype t, const pd_block *b, const void *g, const void *y, void *gx);

@@ -481,6 +481,46 @@ VM int64_t vm_pow_int(int64_t x, int64_t y) {
     return (int64_t)r;
 }
 
+/* Remainders: x - q y in one rounding, q whole; exact while q is below 2^53 (float: always computed in double), 0 beyond. A zero
+   has the sign of x. */
+VM double vm_fmod(double x, double y) {
+    double t = x / y, r = VM_FMA(-vm_trunc(t), y, x), ax = vm_abs(x), ay = vm_abs(y);
+    r = vm_abs(r) >= ay ? r - vm_signed(ay, r) : r; /* the quotient was rounded to the next whole number */
+    r = r * x < 0.0 ? r + vm_signed(ay, x) : r;
+    r = vm_abs(t) < 0x1p53 ? r : 0.0;
+    r = ay < VM_INF ? r : x;
+    r = y == 0.0 ? VM_NAN : r;
+    r = ax < VM_INF ? r : VM_NAN;
+    r = r == 0.0 ? vm_signed(0.0, x) : r;
+    return y == y ? r : y;
+}
+VM double vm_mod(double x, double y) {
+    double r = vm_fmod(x, y);
+    return r * y < 0.0 ? r + y : r;
+}
+VM double vm_floordiv(double x, double y) {
+    double t = x / y, m = vm_fmod(x, y), q = (x - m) / y;
+    q = vm_round(m * y < 0.0 ? q - 1.0 : q);
+    q = q == 0.0 ? vm_signed(0.0, t) : q;
+    return y == 0.0 ? t : q;
+}
+VM float vm_fmodf(float x, float y) { return (float)vm_fmod((double)x, (double)y); }
+VM float vm_modf(float x, float y) { return (float)vm_mod((double)x, (double)y); }
+VM float vm_floordivf(float x, float y) { return (float)vm_floordiv((double)x, (double)y); }
+/* Of integers; a divisor 0 (which ops/ refuses) gives 0. */
+VM int64_t vm_fmod_int(int64_t x, int64_t y) { return y == 0 || y == -1 ? 0 : x % y; }
+VM int64_t vm_mod_int(int64_t x, int64_t y) {
+    int64_t r = vm_fmod_int(x, y);
+    return r != 0 && (r < 0) != (y < 0) ? r + y : r;
+}
+VM int64_t vm_floordiv_int(int64_t x, int64_t y) {
+    if (y == 0) return 0;
+    if (y == -1) return -x;
+    return x / y - (x % y != 0 && (x < 0) != (y < 0));
+}
+VM int64_t vm_shl(int64_t x, int64_t y, int bits) { return y < 0 || y >= bits ? 0 : (int64_t)((uint64_t)x << y); }
+VM int64_t vm_shr(int64_t x, int64_t y, int bits) { return x >> (y < 0 || y >= bits ? bits - 1 : y); }
+
 #define VM_FLOAT1(fn, x) _Generic((x), float: fn##f, double: fn)(x)
 #define VM_ANY1(fn, x)                                                                                            \
     _Generic((x), float: fn##f, double: fn, uint8_t: fn##_u8, int8_t: fn##_i8, int16_t: fn##_i16,                \
@@ -510,6 +550,13 @@ VM int64_t vm_pow_int(int64_t x, int64_t y) {
 #define V_RELU(x) VM_ANY1(vm_relu, x)
 #define V_POW(x, y) VM_ANY2(vm_pow, x, y)
 #define V_MAX(x, y) VM_ANY2(vm_max, x, y)
+/* NaN of any. */
+#define V_CLAMP(x, y, z) V_MIN(V_MAX(x, y), z)
+#define V_MOD(x, y) VM_ANY2(vm_mod, x, y)
+#define V_FMOD(x, y) VM_ANY2(vm_fmod, x, y)
+#define V_FLOORDIV(x, y) VM_ANY2(vm_floordiv, x, y)
+#define V_SHL(x, y) vm_shl(x, y, 8 * (int)sizeof(x))
+#define V_SHR(x, y) vm_shr(x, y, 8 * (int)sizeof(x))
 #define V_MIN(x, y) VM_ANY2(vm_min, x, y)
 
 #endif

@@ -13,6 +13,26 @@ static pd_status infer_number(pd_call *c) {
     if (computed(c) == PD_BOOL) return pd_fail(PD_E_DTYPE, "%s: both operands are bool (expected numbers; logical: !=)", c->def->name);
     return infer(c);
 }
+static pd_status infer_int(pd_call *c) {
+    if (pd_dtype_category(computed(c)) > PD_CAT_INT)
+        return pd_fail(PD_E_DTYPE, "%s: the operands are %s (expected integers or bool)", c->def->name, pd_dtype_name(computed(c)));
+    return infer(c);
+}
+/* Integers have no quotient by 0. */
+static pd_status infer_divisor(pd_call *c) {
+    const operands *a = c->attrs;
+    pd_tensor *y = c->in[1], *all;
+    pd_reduce_attrs over = {.dim = {.n = -1}, .dtype = PD_NO_DTYPE};
+    pd_scalar nonzero = {.i = a->y.cat == PD_CAT_FLOAT ? a->y.d != 0 : a->y.i != 0};
+    PD_TRY(infer(c));
+    if (pd_dtype_is_float(computed(c)) || c->out[0]->numel == 0) return PD_OK;
+    if (y) {
+        PD_TRY(pd_call1(PD_OP_all, y, &over, &all));
+        pd_item(all, &nonzero);
+        pd_tensor_release(all);
+    }
+    return nonzero.i ? PD_OK : pd_fail(PD_E_RUNTIME, "%s: an integer divisor is 0", c->def->name);
+}
 static pd_status infer_bool(pd_call *c) { return pd_infer_elementwise(c, PD_BOOL); }
 
 typedef struct { char x[16], y[16]; } cells;
@@ -74,6 +94,11 @@ static pd_val log_or_zero(pd_vjp *v, pd_val x) {
 #define SAVE_XY (PD_SAVE_IN(0) | PD_SAVE_IN(1))
 #define FAST_NONE(fn) NULL
 #define FAST_XY(fn) fn##_vjp_fast
+#define IS(fn, other) (PD_BINARY_##fn == PD_BINARY_##other)
+#define INFER_ANY(fn) (IS(fn, sub) ? infer_number : IS(fn, remainder) || IS(fn, fmod) || IS(fn, floor_divide) ? infer_divisor : infer)
+#define INFER_FLOAT(fn) infer
+#define INFER_INT(fn) infer_int
+#define PROMOTE_INT PD_ARITH
 #define PROMOTE_ANY PD_ARITH
 #define PROMOTE_FLOAT PD_INT_TO_FLOAT
 #define ATTRS(fn) ((PD_BINARY_##fn == PD_BINARY_add || PD_BINARY_##fn == PD_BINARY_sub) ? sizeof(scaled) : sizeof(operands))
@@ -97,7 +122,7 @@ static pd_val log_or_zero(pd_vjp *v, pd_val x) {
     const pd_op pd_op_##fn = {                                                                              \
         .sig = SIG(fn), .doc = text ", elementwise; shapes are broadcast.", .promote = PROMOTE_##domain,    \
         .cast = PD_CAST_WIDEST, .save = SAVE_##needs, .flags = PD_FUNC | PD_METHOD | PD_INPLACE,            \
-        .attrs = ATTRS(fn), .infer = PD_BINARY_##fn == PD_BINARY_sub ? infer_number : infer, .kernel = fn##_kernel, .vjp = fn##_vjp, .vjp_fast = FAST_##needs(fn), \
+        .attrs = ATTRS(fn), .infer = INFER_##domain(fn), .kernel = fn##_kernel, .vjp = fn##_vjp, .vjp_fast = FAST_##needs(fn), \
     };
 #include "kernels/binary.def"
 #undef PD_BINARY

@@ -21,6 +21,8 @@
 #define POW(p, q) pd_x2(v, PD_OP_pow, p, q)
 #define SIGN(p) pd_x1(v, PD_OP_sign, p)
 #define ABS(p) pd_x1(v, PD_OP_abs, p)
+#define FLOOR(p) pd_x1(v, PD_OP_floor, p)
+#define TRUNC(p) pd_x1(v, PD_OP_trunc, p)
 #define SIN(p) pd_x1(v, PD_OP_sin, p)
 #define COS(p) pd_x1(v, PD_OP_cos, p)
 #define EXP(p) pd_x1(v, PD_OP_exp, p)

@@ -92,10 +92,31 @@ static double count_of(pd_vjp *v) {
 static void sum_vjp(pd_vjp *v) { pd_vjp_set(v, 0, spread(v, v->g[0])); }
 static void mean_vjp(pd_vjp *v) { pd_vjp_set(v, 0, spread(v, pd_x_scale(v, v->g[0], 1 / count_of(v)))); }
 
-static void prod_vjp(pd_vjp *v) { /* g * y / x: undefined where x is 0, as documented */
+static pd_tensor *over_same(pd_vjp *v, pd_op_id op, pd_tensor *x) {
+    pd_reduce_attrs a = *(const pd_reduce_attrs *)v->attrs;
+    a.keepdim = 1;
+    a.dtype = PD_NO_DTYPE;
+    return pd_x_call1(v, op, x, &a);
+}
+
+/* g * y / x; where there are zeros, the product of the others for the only one, and 0 for the rest. */
+static void prod_vjp(pd_vjp *v) {
     pd_tensor *x = pd_vjp_in(v, 0), *y = pd_vjp_out(v, 0);
-    pd_tensor *gy = y ? pd_x_mul(v, v->g[0], y) : NULL;
-    pd_vjp_set(v, 0, pd_x2(v, PD_OP_div, pd_val_of(keep_dims(v, gy)), pd_val_of(x)).t);
+    pd_val g = pd_val_of(keep_dims(v, v->g[0])), one = pd_const(1), zero = pd_const(0);
+    pd_reduce_attrs all = {.dim = {.n = -1}, .dtype = PD_NO_DTYPE};
+    pd_scalar nonzero = {0};
+    pd_tensor *any = pd_x_call1(v, PD_OP_all, x, &all);
+    if (!any) return;
+    pd_item(any, &nonzero);
+    if (nonzero.i) {
+        pd_vjp_set(v, 0, pd_x2(v, PD_OP_div, pd_x2(v, PD_OP_mul, g, pd_val_of(keep_dims(v, y))), pd_val_of(x)).t);
+        return;
+    }
+    pd_val is_zero = pd_x2(v, PD_OP_eq, pd_val_of(x), zero), rest = pd_x_where(v, PD_OP_ne, pd_val_of(x), zero, pd_val_of(x), one);
+    pd_val others = pd_val_of(over_same(v, PD_OP_prod, rest.t)), count = pd_val_of(over_same(v, PD_OP_sum, is_zero.t));
+    pd_val g_others = pd_x2(v, PD_OP_mul, g, others), spread_out = pd_x2(v, PD_OP_add, g_others, pd_x2(v, PD_OP_mul, rest, zero));
+    pd_val single = pd_x_if(v, PD_OP_eq, pd_val_of(x), zero, pd_x_if(v, PD_OP_eq, count, one, spread_out));
+    pd_vjp_set(v, 0, pd_x_where(v, PD_OP_eq, count, zero, pd_x2(v, PD_OP_div, g_others, rest), single).t);
 }
 
 static void extreme_vjp(pd_vjp *v) { /* ties share the gradient evenly */
@@ -120,7 +141,7 @@ static void extreme_vjp(pd_vjp *v) { /* ties share the gradient evenly */
 FOLD(sum, SUM, infer_sum, .doc = "The sum over the dims (all without dim). Integers and bool give int64.", .promote = PD_GIVEN,
      .cast = PD_CAST_FP32, .vjp = sum_vjp);
 FOLD(mean, MEAN, infer_mean, .doc = "The mean over the dims (all without dim), of a floating tensor.", .promote = PD_GIVEN, .vjp = mean_vjp);
-FOLD(prod, PROD, infer_sum, .doc = "The product over the dims. Its gradient, g * y / x, needs nonzero elements.", .promote = PD_GIVEN,
+FOLD(prod, PROD, infer_sum, .doc = "The product over the dims (all without dim). Integers and bool give int64.", .promote = PD_GIVEN,
      .save = PD_SAVE_IN(0) | PD_SAVE_OUT(0), .vjp = prod_vjp);
 FOLD(amax, MAX, infer_extreme, .doc = "The largest element over the dims; NaN if there is one. Ties share the gradient.",
      .save = PD_SAVE_IN(0) | PD_SAVE_OUT(0), .vjp = extreme_vjp);

@@ -9,16 +9,19 @@ static PyObject *nb_pow(PyObject *a, PyObject *b, PyObject *mod) {
     if (mod != Py_None) return PyErr_Format(PyExc_TypeError, "pow: a modulus is not supported");
     return pd_py_binary(PD_OP_pow, a, b);
 }
-static PyObject *nb_and(PyObject *a, PyObject *b) { return pd_py_binary(PD_OP_logical_and, a, b); }
-static PyObject *nb_or(PyObject *a, PyObject *b) { return pd_py_binary(PD_OP_logical_or, a, b); }
+#define OPERATOR(nb, op)                                                                            \
+    static PyObject *nb_##nb(PyObject *a, PyObject *b) { return pd_py_binary(PD_OP_##op, a, b); }   \
+    static PyObject *nb_i##nb(PyObject *a, PyObject *b) { return pd_py_inplace(PD_OP_##op, a, b); }
+OPERATOR(and, bitwise_and) OPERATOR(or, bitwise_or) OPERATOR(xor, bitwise_xor) OPERATOR(lshift, bitwise_left_shift)
+OPERATOR(rshift, bitwise_right_shift) OPERATOR(floordiv, floor_divide) OPERATOR(mod, remainder)
+static PyObject *nb_ipow(PyObject *a, PyObject *b, PyObject *mod) {
+    if (mod != Py_None) return PyErr_Format(PyExc_TypeError, "pow: a modulus is not supported");
+    return pd_py_inplace(PD_OP_pow, a, b);
+}
 static PyObject *nb_neg(PyObject *a) { return pd_py_unary(PD_OP_neg, a); }
 static PyObject *nb_abs(PyObject *a) { return pd_py_unary(PD_OP_abs, a); }
 static PyObject *nb_pos(PyObject *a) { return Py_NewRef(a); }
-static PyObject *nb_invert(PyObject *a) {
-    if (pd_py_tensor(a)->dtype != PD_BOOL) return PyErr_Format(pd_py.E_DTYPE, "~: %s (expected bool)", pd_dtype_name((pd_dtype)pd_py_tensor(a)->dtype));
-    PyObject *f = Py_False;
-    return pd_py_binary(PD_OP_eq, a, f);
-}
+static PyObject *nb_invert(PyObject *a) { return pd_py_unary(PD_OP_bitwise_not, a); }
 
 static PyObject *nb_matmul(PyObject *a, PyObject *b) {
     pd_tensor *out;
@@ -115,7 +118,11 @@ const PyType_Slot pd_py_tensor_operators[] = {
     {Py_tp_richcompare, richcompare}, {Py_tp_hash, hash}, {Py_tp_iter, iter}, {Py_nb_add, nb_add},
     {Py_nb_subtract, nb_sub}, {Py_nb_multiply, nb_mul}, {Py_nb_true_divide, nb_div}, {Py_nb_power, nb_pow},
     {Py_nb_matrix_multiply, nb_matmul}, {Py_nb_negative, nb_neg}, {Py_nb_positive, nb_pos}, {Py_nb_absolute, nb_abs},
-    {Py_nb_invert, nb_invert}, {Py_nb_and, nb_and}, {Py_nb_or, nb_or}, {Py_nb_inplace_add, nb_iadd},
+    {Py_nb_invert, nb_invert}, {Py_nb_and, nb_and}, {Py_nb_or, nb_or}, {Py_nb_xor, nb_xor},
+    {Py_nb_lshift, nb_lshift}, {Py_nb_rshift, nb_rshift}, {Py_nb_floor_divide, nb_floordiv}, {Py_nb_remainder, nb_mod},
+    {Py_nb_inplace_and, nb_iand}, {Py_nb_inplace_or, nb_ior}, {Py_nb_inplace_xor, nb_ixor},
+    {Py_nb_inplace_lshift, nb_ilshift}, {Py_nb_inplace_rshift, nb_irshift}, {Py_nb_inplace_floor_divide, nb_ifloordiv},
+    {Py_nb_inplace_remainder, nb_imod}, {Py_nb_inplace_power, nb_ipow}, {Py_nb_inplace_add, nb_iadd},
     {Py_nb_inplace_subtract, nb_isub}, {Py_nb_inplace_multiply, nb_imul}, {Py_nb_inplace_true_divide, nb_idiv},
     {Py_nb_bool, nb_bool}, {Py_nb_int, nb_int}, {Py_nb_float, nb_float}, {Py_nb_index, nb_index},
     {Py_mp_length, length}, {Py_mp_subscript, pd_py_getitem}, {Py_mp_ass_subscript, pd_py_setitem},

@@ -60,6 +60,7 @@ static bool set(const pd_def *def, const pd_param *p, PyObject *o, parsed *a) {
         return true;
     case PD_T_OPERAND:
         if (pd_py_is_tensor(o)) a->in[p->input] = pd_py_tensor(o);
+        else if (o == Py_None && p->optional) return true;
         else if (!pd_py_number(o, (pd_scalar *)at)) return wrong_type(def, p, o, "Tensor or a number");
         return true;
     case PD_T_TENSORS: case PD_T_TENSORS_OPT:

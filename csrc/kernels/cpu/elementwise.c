@@ -55,8 +55,9 @@
         }                                                                      \
     }
 #define BINARY_FLOAT(name, expr) BINARY_ROW(name, F32, float, expr) BINARY_ROW(name, F64, double, expr)
-#define BINARY_ANY(name, expr)                                                                                 \
-    BINARY_FLOAT(name, expr) BINARY_ROW(name, U8, uint8_t, expr) BINARY_ROW(name, I8, int8_t, expr)             \
+#define BINARY_ANY(name, expr) BINARY_FLOAT(name, expr) BINARY_INT(name, expr)
+#define BINARY_INT(name, expr)                                                                                 \
+    BINARY_ROW(name, U8, uint8_t, expr) BINARY_ROW(name, I8, int8_t, expr)             \
     BINARY_ROW(name, I16, int16_t, expr) BINARY_ROW(name, I32, int32_t, expr) BINARY_ROW(name, I64, int64_t, expr)
 
 #define BINARY_GRAD_ROW(name, side, E, TYPE, expr)                                        \
@@ -106,8 +107,9 @@ static void bool_and(int64_t n, double a, char *const *p) {
 }
 
 #define ROWS_FLOAT(kind, name) [PD_F32] = kind##_##name##_F32, [PD_F64] = kind##_##name##_F64,
-#define ROWS_ANY(kind, name)                                                                                     \
-    ROWS_FLOAT(kind, name) [PD_BOOL] = kind##_##name##_U8, [PD_U8] = kind##_##name##_U8, [PD_I8] = kind##_##name##_I8, \
+#define ROWS_ANY(kind, name) ROWS_FLOAT(kind, name) ROWS_INT(kind, name)
+#define ROWS_INT(kind, name)                                                                                     \
+    [PD_BOOL] = kind##_##name##_U8, [PD_U8] = kind##_##name##_U8, [PD_I8] = kind##_##name##_I8, \
     [PD_I16] = kind##_##name##_I16, [PD_I32] = kind##_##name##_I32, [PD_I64] = kind##_##name##_I64,
 
 static const pd_row unary_rows[PD_UNARY_COUNT][PD_DTYPE_COUNT] = {

@@ -23,6 +23,8 @@
 #define LOGOR0(p) ((p) > 0 ? V_LOG(p) : 0)
 #define SIGN(p) V_SIGN(p)
 #define ABS(p) V_ABS(p)
+#define FLOOR(p) V_FLOOR(p)
+#define TRUNC(p) V_TRUNC(p)
 #define SIN(p) V_SIN(p)
 #define COS(p) V_COS(p)
 #define EXP(p) V_EXP(p)

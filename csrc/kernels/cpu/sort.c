@@ -1,0 +1,103 @@
+/* Stable sorting of rows by index, and running sums.
+
+   A key is mapped to an unsigned integer whose order is that of the values (-0 equal to 0, NaN above all; inverted for descending
+   order, so that equals keep their order) and sorted by its bytes, lowest first; a byte that all keys share costs nothing but its count.
+   Short rows are inserted one by one. */
+#include "kernels/cpu/real.h"
+
+typedef struct pair { uint64_t key; int64_t i; } pair;
+typedef struct sort_job {
+    bool descending;
+    pd_dtype t;
+    const pd_block *b;
+    int64_t rows; /* of one slot */
+    const char *x;
+    int64_t *index;
+    pair *scratch;
+} sort_job;
+
+#define SHORT 24
+
+static int64_t sort_slots(const pd_block *b) {
+    int64_t n = b->n > 0 ? b->n : 1, slots = (1 << 20) / n;
+    if (slots > b->outer) slots = b->outer;
+    if (slots > 64) slots = 64;
+    return slots > 2 ? slots : 2;
+}
+
+static uint64_t key_of_double(double v) {
+    uint64_t u = vm_bits(v == 0.0 ? 0.0 : v), sign = 1ull << 63;
+    if (v != v) return ~0ull;
+    return u & sign ? ~u : u | sign;
+}
+static uint64_t key_of_float(float v) {
+    uint32_t u = vm_bitsf(v == 0.0f ? 0.0f : v), sign = 1u << 31;
+    if (v != v) return 0xffffffffu;
+    return u & sign ? ~u : u | sign;
+}
+static int load_keys(pd_dtype t, const char *x, int64_t n, pair *to, bool descending) { /* bytes of a key */
+    int bytes = t == PD_F64 || t == PD_I64 ? 8 : pd_dtype_is_float(t) ? 4 : (int)pd_dtype_size(t);
+    uint64_t flip = descending ? (bytes == 8 ? ~0ull : (1ull << 8 * bytes) - 1) : 0, sign = t == PD_U8 || t == PD_BOOL ? 0 : 1ull << (8 * bytes - 1);
+    uint64_t mask = bytes == 8 ? ~0ull : (1ull << 8 * bytes) - 1;
+    for (int64_t i = 0; i < n; i++) {
+        uint64_t key = t == PD_F64 ? key_of_double(((const double *)(const void *)x)[i]) : pd_dtype_is_float(t) ? key_of_float(get_f32(t, x, i))
+                                   : (((uint64_t)get_i64(t, x, i) & mask) ^ sign);
+        to[i] = (pair){key ^ flip, i};
+    }
+    return bytes;
+}
+static void sort_short(pair *p, int64_t n) {
+    for (int64_t i = 1; i < n; i++) {
+        pair e = p[i];
+        int64_t at = i;
+        for (; at > 0 && p[at - 1].key > e.key; at--) p[at] = p[at - 1];
+        p[at] = e;
+    }
+}
+/* The sorted pairs: p or room. */
+static pair *sort_long(pair *p, pair *room, int64_t n, int bytes) {
+    for (int b = 0; b < bytes; b++) {
+        int64_t count[256] = {0}, at = 0;
+        for (int64_t i = 0; i < n; i++) count[p[i].key >> 8 * b & 255]++;
+        if (count[p[0].key >> 8 * b & 255] == n) continue;
+        for (int k = 0; k < 256; k++) {
+            int64_t many = count[k];
+            count[k] = at;
+            at += many;
+        }
+        for (int64_t i = 0; i < n; i++) room[count[p[i].key >> 8 * b & 255]++] = p[i];
+        pair *swap = p;
+        p = room;
+        room = swap;
+    }
+    return p;
+}
+static void sort_rows(void *ctx, int64_t begin, int64_t end) {
+    const sort_job *j = ctx;
+    int64_t n = j->b->n, size = (int64_t)pd_dtype_size(j->t);
+    pair *p = j->scratch + begin / j->rows * 2 * n;
+    for (int64_t r = begin; r < end; r++) {
+        int bytes = load_keys(j->t, j->x + r * n * size, n, p, j->descending);
+        pair *sorted = p;
+        if (n <= SHORT) sort_short(p, n);
+        else sorted = sort_long(p, p + n, n, bytes);
+        for (int64_t i = 0; i < n; i++) j->index[r * n + i] = sorted[i].i;
+    }
+}
+PD_CPU_FUNCTION(size_t, sort_scratch, const pd_block *b) { return (size_t)(sort_slots(b) * 2 * (b->n > 0 ? b->n : 1)) * sizeof(pair); }
+PD_CPU_FUNCTION(void, sort, bool descending, pd_dtype t, const pd_block *b, const void *x, int64_t *index, void *scratch) {
+    int64_t slots = sort_slots(b);
+    sort_job j = {descending, t, b, (b->outer + slots - 1) / slots, x, index, scratch};
+    if (b->outer > 0 && b->n > 0) pd_parallel(b->outer, j.rows, sort_rows, &j);
+}
+
+#define PD_INCLUDED "kernels/cpu/cumsum.inc"
+#include "kernels/cpu/each_type.h"
+
+PD_CPU_FUNCTION(void, cumsum, bool reverse, pd_dtype t, pd_dtype out_t, const pd_block *b, const void *x, void *out) {
+    switch (pd_compute_of(t)) {
+        case PD_IN_F32: cumsum_f32(&(cumsum_job){reverse, t, out_t, b, x, out}); break;
+        case PD_IN_F64: cumsum_f64(&(cumsum_job){reverse, t, out_t, b, x, out}); break;
+        case PD_IN_I64: cumsum_i64(&(cumsum_job){reverse, t, out_t, b, x, out}); break;
+    }
+}

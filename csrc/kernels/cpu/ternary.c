@@ -1,0 +1,44 @@
+/* The rows of ternary.def for each type, and the call that runs them. */
+#include "kernels/cpu/rows.h"
+#include "kernels/vmath.h"
+
+#define ROW(name, E, TYPE, expr)                                                                  \
+    static void name##_##E(int64_t n, double scalar, char *const *p) {                            \
+        typedef TYPE T;                                                                           \
+        const T a = (T)scalar;                                                                    \
+        (void)a;                                                                                  \
+        T *out = (T *)p[0];                                                                       \
+        const T *px = (const T *)p[1], *py = (const T *)p[2], *pz = (const T *)p[3];              \
+        PD_VECTORIZE for (int64_t i = 0; i < n; i++) {                                            \
+            T x = px[i], y = py[i], z = pz[i];                                                    \
+            out[i] = (T)(expr);                                                                   \
+        }                                                                                         \
+    }
+#define ROW_FLOAT(name, expr) ROW(name, F32, float, expr) ROW(name, F64, double, expr)
+#define ROW_ANY(name, expr)                                                                       \
+    ROW_FLOAT(name, expr) ROW(name, U8, uint8_t, expr) ROW(name, I8, int8_t, expr)                \
+    ROW(name, I16, int16_t, expr) ROW(name, I32, int32_t, expr) ROW(name, I64, int64_t, expr)
+#define PD_TERNARY(name, domain, parameters, fwd, ...) ROW_##domain(name, fwd)
+#include "kernels/ternary.def"
+#undef PD_TERNARY
+
+#define SET_FLOAT(name) [PD_F32] = name##_F32, [PD_F64] = name##_F64,
+#define SET_ANY(name)                                                                             \
+    SET_FLOAT(name) [PD_BOOL] = name##_U8, [PD_U8] = name##_U8, [PD_I8] = name##_I8,              \
+    [PD_I16] = name##_I16, [PD_I32] = name##_I32, [PD_I64] = name##_I64,
+static const pd_row rows[PD_TERNARY_COUNT][PD_DTYPE_COUNT] = {
+#define PD_TERNARY(name, domain, ...) {SET_##domain(name)},
+#include "kernels/ternary.def"
+#undef PD_TERNARY
+};
+
+PD_CPU_FUNCTION(void, ternary, pd_ternary fn, pd_dtype t, double a, const pd_loop *l) {
+    pd_dtype c = t == PD_F16 || t == PD_BF16 ? PD_F32 : t;
+    pd_rows r = {.loop = l, .row = rows[fn][c], .a = a};
+    for (int k = 0; k < l->nop; k++) {
+        r.size[k] = (uint8_t)pd_dtype_size(t);
+        r.wide[k] = (uint8_t)pd_dtype_size(c);
+        if (c != t) r.load[k] = k ? PD_CASTS[c][t] : PD_CASTS[t][c];
+    }
+    PD_SUFFIXED(pd_rows_run)(&r);
+}

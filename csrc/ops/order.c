@@ -1,0 +1,251 @@
+/* Order along one dimension: sort, running sums, flip. */
+#include <string.h>
+
+#include "ops/block.h"
+
+static int last_of(const pd_tensor *x) { return x->ndim ? x->ndim - 1 : 0; }
+
+/* ---- sort: indices first, values by them ------------------------------------------------------------------------------- */
+
+typedef struct { int64_t dim, descending; } sort_attrs;
+
+static pd_block rows_of(const pd_tensor *x) {
+    int64_t n = x->ndim ? x->size[x->ndim - 1] : 1;
+    return (pd_block){n ? x->numel / n : 0, n, 1};
+}
+static size_t packed_end(const pd_call *c) { return (pd_packed_bytes(c) + 63) & ~(size_t)63; }
+static size_t sort_scratch(const pd_call *c) {
+    pd_block b = rows_of(c->in[0]);
+    return packed_end(c) + pd_cpu()->sort_scratch(&b);
+}
+static pd_status sort_infer(pd_call *c) { return pd_out_like(c, 0, PD_I64, c->in[0]); }
+static pd_status sort_kernel(const pd_call *c) {
+    pd_block b = rows_of(c->in[0]);
+    pd_cpu()->sort(((const sort_attrs *)c->attrs)->descending, (pd_dtype)c->in[0]->dtype, &b, pd_packed(c->in[0], c->scratch), pd_tensor_data(c->out[0]),
+                   (char *)c->scratch + packed_end(c));
+    return PD_OK;
+}
+static double sort_work(const pd_call *c) { return (double)c->in[0]->numel * 20; }
+
+const pd_op pd_op_argsort_last = {
+    .sig = "argsort_last(Tensor input, int dim, bool descending)", .doc = "argsort along the last dimension.", .flags = PD_CONTIGUOUS,
+    .attrs = sizeof(sort_attrs), .infer = sort_infer, .kernel = sort_kernel, .scratch = sort_scratch, .work = sort_work,
+};
+
+static pd_status argsort(const char *op, pd_tensor *x, const sort_attrs *a, pd_tensor **out) {
+    int dim;
+    PD_TRY(pd_shape_dim(op, a->dim, x->ndim, &dim));
+    if (dim == last_of(x)) return pd_call1(PD_OP_argsort_last, x, a, out);
+    pd_dims2_attrs swap = {dim, last_of(x)};
+    pd_vjp v = {0};
+    pd_tensor *index = pd_x_call1(&v, PD_OP_argsort_last, pd_x_call1(&v, PD_OP_transpose, x, &swap), a);
+    return pd_x_end(&v, pd_x_call1(&v, PD_OP_transpose, index, &swap), out);
+}
+
+typedef struct { int64_t dim, descending, stable; } stable_attrs;
+static pd_status argsort_compose(pd_call *c) { return argsort("argsort", c->in[0], c->attrs, &c->out[0]); }
+static pd_status sort_compose(pd_call *c) {
+    const stable_attrs *a = c->attrs;
+    pd_tensor *index;
+    PD_TRY(argsort("sort", c->in[0], (const sort_attrs *)a, &index));
+    pd_tensor *in[2] = {c->in[0], index};
+    pd_status status = pd_apply(PD_DEF(gather), in, 2, &a->dim, &c->out[0], NULL);
+    c->nout = 2;
+    if (status) pd_tensor_release(index);
+    else c->out[1] = index;
+    return status;
+}
+
+const pd_op pd_op_argsort = {
+    .sig = "argsort(Tensor input, int dim=-1, bool descending=False, bool stable=False)",
+    .doc = "Indices (int64) that sort input along dim; equals keep their order, NaN counts as largest.",
+    .flags = PD_FUNC | PD_METHOD, .attrs = sizeof(stable_attrs), .compose = argsort_compose,
+};
+const pd_op pd_op_sort = {
+    .sig = "sort(Tensor input, int dim=-1, bool descending=False, bool stable=False)",
+    .doc = "input sorted along dim, and where each element stood (int64); equals keep their order, NaN counts as largest.",
+    .names = "values indices", .flags = PD_FUNC | PD_METHOD, .attrs = sizeof(stable_attrs), .compose = sort_compose,
+};
+
+/* ---- gather and its gradient: index has input's dims, and chooses along one --------------------------------------------------- */
+
+typedef struct { pd_ints size; int64_t dim; } spread_attrs;
+
+static pd_status check_gather(const char *op, int ndim, const int64_t *size, const pd_tensor *index, int64_t dim, int *d) {
+    PD_TRY(pd_shape_dim(op, dim, ndim, d));
+    if (index->dtype != PD_I64) return pd_fail(PD_E_DTYPE, "%s: index is %s (expected int64)", op, pd_dtype_name((pd_dtype)index->dtype));
+    bool fits = index->ndim == ndim || (index->ndim <= 1 && ndim <= 1);
+    for (int i = 0; i < ndim && fits && index->numel; i++) fits = i == *d || (index->ndim ? index->size[i] : 1) <= size[i];
+    if (!fits)
+        return pd_fail(PD_E_SHAPE, "%s: input has shape %s, index %s (expected as many dims, and sizes not above input's but at dimension %d)", op,
+                       pd_shape_text(ndim, size), pd_tensor_shape(index), *d);
+    return PD_OK;
+}
+
+/* Byte offset, within a tensor of these sizes and strides, of the element that each index chooses. */
+static pd_status choose(const char *op, int ndim, const int64_t *size, const int64_t *stride, int64_t bytes, const pd_tensor *index, int d, int64_t *out) {
+    int64_t at[PD_MAX_DIMS] = {0}, n = ndim ? size[d] : 1;
+    const int64_t *data = pd_tensor_data(index);
+    for (int64_t i = 0; i < index->numel; i++) {
+        int64_t where = 0, from = 0;
+        for (int k = 0; k < index->ndim; k++) {
+            from += at[k] * index->stride[k];
+            if (k != d && ndim) where += at[k] * stride[k];
+        }
+        int64_t value = data[from];
+        if (value < 0 || value >= n) return pd_fail(PD_E_INDEX, "%s: index %lld is out of range for dimension %d of size %lld", op, (long long)value, d, (long long)n);
+        out[i] = (where + (ndim ? value * stride[d] : 0)) * bytes;
+        for (int k = index->ndim - 1; k >= 0 && ++at[k] == index->size[k]; k--) at[k] = 0;
+    }
+    return PD_OK;
+}
+
+static pd_status gather_infer(pd_call *c) {
+    int d;
+    PD_TRY(check_gather("gather", c->in[0]->ndim, c->in[0]->size, c->in[1], *(const int64_t *)c->attrs, &d));
+    return pd_out_like(c, 0, (pd_dtype)c->in[0]->dtype, c->in[1]);
+}
+static size_t gather_scratch(const pd_call *c) { return (size_t)c->in[1]->numel * 8 + 64 + pd_packed_bytes(c); }
+static pd_status gather_kernel(const pd_call *c) {
+    pd_tensor *x = c->in[0];
+    int64_t bytes = (int64_t)pd_dtype_size((pd_dtype)x->dtype);
+    int d;
+    PD_TRY(pd_shape_dim("gather", *(const int64_t *)c->attrs, x->ndim, &d));
+    PD_TRY(choose("gather", x->ndim, x->size, x->stride, bytes, c->in[1], d, c->scratch));
+    pd_cpu()->take(c->in[1]->numel, (size_t)bytes, c->scratch, pd_tensor_data(x), pd_tensor_data(c->out[0]));
+    return PD_OK;
+}
+static void gather_vjp(pd_vjp *v) {
+    const pd_edge *e = &v->node->edges[0];
+    spread_attrs a = {.size = {.n = e->ndim}, .dim = *(const int64_t *)v->attrs};
+    memcpy(a.size.v, e->size, sizeof(int64_t) * (size_t)e->ndim);
+    pd_vjp_set(v, 0, pd_x_call2(v, PD_OP_gather_grad, v->g[0], pd_vjp_in(v, 1), &a));
+}
+
+const pd_op pd_op_gather = {
+    .sig = "gather(Tensor input, int dim, Tensor index)", .doc = "out[i][j] = input[index[i][j]][j] for dim 0, and so on: input's elements at index (int64) along dim.",
+    .save = PD_SAVE_IN(1), .flags = PD_FUNC | PD_METHOD | PD_NO_BROADCAST_GRAD | PD_CONTIGUOUS, .attrs = sizeof(int64_t), .infer = gather_infer, .kernel = gather_kernel,
+    .scratch = gather_scratch, .vjp = gather_vjp,
+};
+
+static pd_status spread_infer(pd_call *c) {
+    const spread_attrs *a = c->attrs;
+    return pd_out_shape(c, 0, (pd_dtype)c->in[0]->dtype, (int)a->size.n, a->size.v);
+}
+static pd_status spread_kernel(const pd_call *c) {
+    const spread_attrs *a = c->attrs;
+    pd_tensor *g = c->in[0], *o = c->out[0];
+    int64_t bytes = (int64_t)pd_dtype_size((pd_dtype)o->dtype), *offset = c->scratch;
+    int d;
+    PD_TRY(pd_shape_dim("gather_grad", a->dim, o->ndim, &d));
+    PD_TRY(choose("gather_grad", o->ndim, o->size, o->stride, bytes, c->in[1], d, offset));
+    memset(pd_tensor_data(o), 0, pd_tensor_bytes(o));
+    pd_cpu()->put_add((pd_dtype)o->dtype, g->numel, 1, offset, pd_packed(g, offset + g->numel), bytes, pd_tensor_data(o));
+    return PD_OK;
+}
+static void spread_vjp(pd_vjp *v) {
+    const spread_attrs *a = v->attrs;
+    pd_vjp_set(v, 0, pd_x_call2(v, PD_OP_gather, v->g[0], pd_vjp_in(v, 1), &a->dim));
+}
+
+const pd_op pd_op_gather_grad = {
+    .sig = "gather_grad(Tensor g, Tensor index, int[] size, int dim)", .doc = "Zeros of `size` with g added at index along dim: the gradient of gather.",
+    .save = PD_SAVE_IN(1), .flags = PD_NO_BROADCAST_GRAD | PD_CONTIGUOUS, .attrs = sizeof(spread_attrs), .infer = spread_infer, .kernel = spread_kernel,
+    .scratch = gather_scratch, .vjp = spread_vjp,
+};
+
+/* ---- running sums ---------------------------------------------------------------------------------------------------------------- */
+
+typedef struct { int64_t dim, dtype; } cumsum_attrs;
+typedef struct { int64_t dim, reverse; } running_attrs;
+
+static pd_status running_infer(pd_call *c) {
+    pd_dtype t = (pd_dtype)c->in[0]->dtype;
+    return pd_out_like(c, 0, pd_dtype_is_float(t) ? t : PD_I64, c->in[0]);
+}
+static pd_status running_kernel(const pd_call *c) {
+    const running_attrs *a = c->attrs;
+    pd_tensor *x = c->in[0];
+    pd_block b = {1, 1, 1};
+    int dim;
+    PD_TRY(pd_shape_dim("cumsum", a->dim, x->ndim, &dim));
+    for (int d = 0; d < x->ndim; d++) *(d < dim ? &b.outer : d == dim ? &b.n : &b.inner) *= x->size[d];
+    pd_cpu()->cumsum(a->reverse, (pd_dtype)x->dtype, (pd_dtype)c->out[0]->dtype, &b, pd_packed(x, c->scratch), pd_tensor_data(c->out[0]));
+    return PD_OK;
+}
+static void running_vjp(pd_vjp *v) {
+    running_attrs back = *(const running_attrs *)v->attrs;
+    back.reverse = !back.reverse;
+    pd_vjp_set(v, 0, pd_x_call1(v, PD_OP_running_sum, v->g[0], &back));
+}
+
+const pd_op pd_op_running_sum = {
+    .sig = "running_sum(Tensor input, int dim, bool reverse)", .doc = "Sums of the first (reverse: last) elements along dim.",
+    .flags = PD_NO_BROADCAST_GRAD | PD_CONTIGUOUS, .attrs = sizeof(running_attrs), .infer = running_infer, .kernel = running_kernel,
+    .scratch = pd_packed_bytes, .vjp = running_vjp,
+};
+
+static pd_status cumsum_compose(pd_call *c) {
+    running_attrs a = {((const cumsum_attrs *)c->attrs)->dim, 0};
+    int dim;
+    PD_TRY(pd_shape_dim("cumsum", a.dim, c->in[0]->ndim, &dim));
+    return pd_call1(PD_OP_running_sum, c->in[0], &a, &c->out[0]);
+}
+
+const pd_op pd_op_cumsum = {
+    .sig = "cumsum(Tensor input, int dim, dtype dtype=None)", .doc = "Along dim, the sum of all elements up to each. Integers and bool give int64.",
+    .promote = PD_GIVEN, .cast = PD_CAST_FP32, .flags = PD_FUNC | PD_METHOD, .attrs = sizeof(cumsum_attrs), .compose = cumsum_compose,
+};
+
+/* ---- flip ------------------------------------------------------------------------------------------------------------------------- */
+
+static pd_status flip_infer(pd_call *c) {
+    unsigned bits;
+    const pd_ints *dims = c->attrs;
+    if (dims->n) PD_TRY(pd_dims_of("flip", dims, c->in[0]->ndim, &bits));
+    return pd_out_like(c, 0, (pd_dtype)c->in[0]->dtype, c->in[0]);
+}
+static pd_status flip_kernel(const pd_call *c) {
+    pd_tensor from = *c->in[0], *pair[2] = {c->out[0], &from};
+    const pd_ints *dims = c->attrs;
+    unsigned bits = 0;
+    pd_loop l;
+    if (dims->n) PD_TRY(pd_dims_of("flip", dims, from.ndim, &bits));
+    for (int d = 0; d < from.ndim && from.numel; d++)
+        if (bits >> d & 1) {
+            from.offset += (from.size[d] - 1) * from.stride[d];
+            from.stride[d] = -from.stride[d];
+        }
+    pd_loop_build(&l, 2, pair);
+    pd_cpu()->copy((pd_dtype)from.dtype, (pd_dtype)from.dtype, &l);
+    return PD_OK;
+}
+static void flip_vjp(pd_vjp *v) { pd_vjp_set(v, 0, pd_x_call1(v, PD_OP_flip, v->g[0], v->attrs)); }
+
+const pd_op pd_op_flip = {
+    .sig = "flip(Tensor input, int[] dims)", .doc = "A copy of input with the order along dims reversed.", .flags = PD_FUNC | PD_METHOD | PD_NO_BROADCAST_GRAD,
+    .attrs = sizeof(pd_ints), .infer = flip_infer, .kernel = flip_kernel, .vjp = flip_vjp,
+};
+
+/* ---- bits -------------------------------------------------------------------------------------------------------------------------- */
+
+static pd_status not_compose(pd_call *c) {
+    struct { pd_scalar x, y; } ones = {{.cat = -1}, {.d = -1, .i = -1, .cat = PD_CAT_INT}}, no = {{.cat = -1}, {.cat = PD_CAT_BOOL}};
+    pd_tensor *in[2] = {c->in[0], NULL};
+    if (pd_dtype_is_float((pd_dtype)in[0]->dtype))
+        return pd_fail(PD_E_DTYPE, "bitwise_not: the input is %s (expected integers or bool)", pd_dtype_name((pd_dtype)in[0]->dtype));
+    bool is_bool = in[0]->dtype == PD_BOOL;
+    return pd_apply(is_bool ? PD_DEF(eq) : PD_DEF(bitwise_xor), in, 2, is_bool ? &no : &ones, &c->out[0], NULL);
+}
+
+const pd_op pd_op_bitwise_not = {
+    .sig = "bitwise_not(Tensor input)", .doc = "Every bit of integers turned round; not, of bool.", .flags = PD_FUNC | PD_METHOD, .compose = not_compose,
+};
+static pd_status logical_not_compose(pd_call *c) {
+    struct { pd_scalar x, y; } no = {{.cat = -1}, {.cat = PD_CAT_BOOL}};
+    pd_tensor *in[2] = {c->in[0], NULL};
+    return pd_apply(PD_DEF(eq), in, 2, &no, &c->out[0], NULL);
+}
+const pd_op pd_op_logical_not = {
+    .sig = "logical_not(Tensor input)", .doc = "True where input is 0.", .flags = PD_FUNC | PD_METHOD, .compose = logical_not_compose,
+};

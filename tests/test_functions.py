@@ -1,0 +1,235 @@
+"""Functions made of other ops (pydist/_functions.py), as functions and as methods: values, dtypes and gradients as PyTorch's."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+import pydist
+
+torch = pytest.importorskip("torch", reason="needs torch")
+
+
+def f(*shape, lo=-2.0, hi=2.0):
+    return ("float", shape, lo, hi)
+
+
+def i(*shape, lo=0, hi=4):
+    return ("int", shape, lo, hi)
+
+
+def b(*shape):
+    return ("bool", shape, 0, 1)
+
+
+def is_spec(a):
+    return isinstance(a, tuple) and len(a) == 4 and a[0] in ("float", "int", "bool")
+
+
+CASES = [
+    ("narrow", f(3, 4), 1, 1, 2), ("narrow", f(3, 4), 0, -2, 2), ("split", f(7, 3), 3), ("split", f(7, 3), [2, 5]), ("split", f(2, 5), 2, -1), ("split", f(0, 3), 2),
+    ("chunk", f(7, 3), 3), ("chunk", f(2, 5), 2, 1), ("tensor_split", f(7, 2), 3), ("tensor_split", f(7, 2), (2, 5, 9)), ("unbind", f(3, 2)), ("unbind", f(3, 2), 1),
+    ("movedim", f(2, 3, 4), 0, 2), ("movedim", f(2, 3, 4), (0, 1), (2, 0)), ("swapaxes", f(2, 3), 0, 1), ("unflatten", f(6, 2), 0, (2, -1)), ("tile", f(2, 3), (2,)),
+    ("tile", f(3), (2, 2)), ("repeat_interleave", f(2, 3), 2), ("repeat_interleave", f(2, 3), 2, 1), ("roll", f(3, 4), 1), ("roll", f(3, 4), (1, -2), (0, 1)),
+    ("fliplr", f(2, 3)), ("flipud", f(2, 3)), ("ravel", f(2, 3)), ("broadcast_to", f(3), (2, 3)), ("diagonal", f(3, 4)), ("diagonal", f(3, 4), 1), ("diagonal", f(3, 4), -2),
+    ("diagonal", f(2, 3, 4), 0, 0, 2), ("diagonal", f(3, 4), 9), ("diag", f(3, 4)), ("diag", f(3)), ("diag", f(3), -1), ("trace", f(3, 4)), ("tril", f(3, 4)), ("tril", f(2, 3, 3), -1),
+    ("triu", f(3, 4), 1), ("triu", i(3, 3)), ("index_select", f(3, 4), 1, i(5)), ("index_select", f(3, 4), 0, i(2, hi=3)), ("scatter", f(3, 4), 1, i(3, 1), f(3, 1)),
+    ("scatter_add", f(3, 4), 0, i(5, 4, hi=3), f(5, 4)), ("scatter_add", f(5), 0, i(9), f(9)), ("index_add", f(3, 4), 1, i(5), f(3, 5)), ("index_copy", f(3, 4), 0, i(1, hi=3), f(1, 4)),
+    ("index_fill", f(3, 4), 1, i(2), 0.5), ("masked_fill", f(3, 4), b(3, 4), 0.5), ("masked_fill", f(3, 4), b(4), -np.inf), ("masked_fill", i(3, 4), b(3, 1), 7),
+    ("masked_select", f(3, 4), b(3, 4)), ("masked_select", f(3, 4), b(4)), ("nonzero", i(3, 4, hi=2)), ("nonzero", b(0, 3)), ("nonzero", b(2, 2, 2)), ("count_nonzero", i(3, 4, hi=2)),
+    ("bincount", i(20)), ("bincount", i(20), None, 9), ("unique", i(3, 9)), ("unique", i(30), True, True, True), ("median", f(7)), ("median", f(4, 6)), ("median", f(3, 5), 1),
+    ("clip", f(3, 4), -0.5, 0.5), ("clamp_min", f(9), 0.2), ("clamp_max", f(9), 0.2), ("isnan", f(3)), ("isinf", f(3)), ("isfinite", i(3)), ("isclose", f(4), f(4)),
+    ("frac", f(9, lo=-5, hi=5)), ("rsub", f(3), f(3)), ("exp2", f(5)), ("var", f(3, 4)), ("var", f(3, 4), 1), ("var", f(3, 4), (0, 1), False), ("var", f(3, 4), False), ("std", f(3, 4), 0, True, True),
+    ("var_mean", f(3, 4), 1), ("std_mean", f(3, 4)), ("norm", f(3, 4)), ("norm", f(3, 4), 1), ("norm", f(3, 4), 3, 1), ("norm", f(3, 4), float("inf"), 0), ("norm", f(3, 4), 2, (0, 1), True),
+    ("norm", f(3, 4), 0), ("logsumexp", f(3, 4), 1), ("logsumexp", f(3, 4), (0, 1), True), ("logsumexp", f(2, 3, 4), -2), ("mm", f(2, 3), f(3, 4)), ("mv", f(2, 3), f(3)), ("dot", f(3), f(3)), ("dot", i(3), i(3)),
+    ("outer", f(2), f(3)), ("addmm", f(4), f(2, 3), f(3, 4)), ("addmv", f(2), f(2, 3), f(3)), ("addr", f(2, 3), f(2), f(3)), ("baddbmm", f(2, 2, 4), f(2, 2, 3), f(2, 3, 4)), ("inner", f(2, 3), f(4, 3)),
+    ("multiply", f(3), 2), ("absolute", f(3)), ("greater", f(3), 0), ("nan_to_num", f(3)), ("take_along_dim", f(3, 4), i(3, 2), 1),
+]  # fmt: skip
+FUNCTIONS = [  # of several tensors
+    ("einsum", "ij,jk->ik", f(2, 3), f(3, 4)), ("einsum", "ij,jk", f(2, 3), f(3, 4)), ("einsum", "bij,bjk->bik", f(2, 2, 3), f(2, 3, 4)), ("einsum", "ii->i", f(3, 3)), ("einsum", "ii", f(3, 3)),
+    ("einsum", "ij->ji", f(2, 3)), ("einsum", "i,j->ij", f(2), f(3)), ("einsum", "...ij,...jk->...ik", f(2, 1, 2, 3), f(4, 3, 2)), ("einsum", "ij,ij->", f(2, 3), f(2, 3)),
+    ("einsum", "ij,jk,kl->il", f(2, 3), f(3, 4), f(4, 2)), ("einsum", "bhqd,bhkd->bhqk", f(1, 2, 3, 4), f(1, 2, 5, 4)), ("einsum", "ij,k->j", f(2, 3), f(4)), ("einsum", "...,...->...", f(2, 3), f(3)),
+    ("tensordot", f(2, 3, 4), f(3, 4, 2)), ("tensordot", f(2, 3, 4), f(4, 2, 3), ([1, 2], [2, 0])), ("meshgrid", f(2), f(3)), ("broadcast_tensors", f(2, 1), f(3)),
+    ("hstack", [f(2, 3), f(2, 1)]), ("hstack", [f(2), f(1)]), ("vstack", [f(3), f(2, 3)]), ("concat", [f(2, 3), f(1, 3)]),
+]  # fmt: skip
+
+
+def fill(lib, arg, rng, leaves):
+    if isinstance(arg, list) and arg and is_spec(arg[0]):
+        return [fill(lib, a, rng, leaves) for a in arg]
+    if not is_spec(arg):
+        return arg
+    kind, shape, lo, hi = arg
+    if kind == "float":
+        t = lib.tensor(rng.uniform(lo, hi, shape)).requires_grad_()
+        leaves.append(t)
+        return t
+    return lib.tensor(rng.integers(lo, hi, shape) if kind == "int" else rng.random(shape) < 0.5)
+
+
+def run(lib, place, name, args, **kwargs):
+    rng, leaves = np.random.default_rng(len(name)), []
+    values = [fill(lib, a, rng, leaves) for a in args]
+    out = getattr(lib, name)(*values, **kwargs) if place == "function" else getattr(values[0], name)(*values[1:], **kwargs)
+    out = list(out) if isinstance(out, (tuple, list)) else [out]
+    floats = [o for o in out if o.requires_grad]
+    grads = []
+    if floats:
+        total = sum((o * lib.tensor(np.random.default_rng(1).uniform(0.5, 1.5, tuple(o.shape)))).sum() for o in floats)
+        total.backward()
+        grads = [t.grad for t in leaves]
+    return out, grads
+
+
+def same(got, want):
+    assert tuple(got.shape) == tuple(want.shape) and str(got.dtype).split(".")[-1] == str(want.dtype).split(".")[-1]
+    np.testing.assert_allclose(got.detach().numpy(), want.detach().numpy(), rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("case", [(*c, p) for c in CASES for p in ("function", "method")] + [(*c, "function") for c in FUNCTIONS], ids=lambda c: f"{c[0]}-{c[-1]}")
+def test_as_torch(case):
+    name, *args, place = case
+    owner = pydist if place == "function" else pydist.Tensor
+    where = torch if place == "function" else torch.Tensor
+    if not hasattr(where, name) and not hasattr(owner, name):
+        pytest.skip("neither has it")
+    assert getattr(owner, name).__doc__
+    if not hasattr(where, name):
+        pytest.skip("torch has it elsewhere")
+    (got, grads), (want, wanted) = run(pydist, place, name, args), run(torch, place, name, args)
+    for g, w in zip(got, want, strict=True):
+        same(g, w)
+    for g, w in itertools.zip_longest(grads, wanted):
+        assert (g is None or not g.numpy().any()) if w is None else True
+        if w is not None and (g is not None or w.any()):
+            same(g, w)
+
+
+@pytest.mark.parametrize("name, args", [("repeat", ((2, 3),)), ("repeat", (2, 1, 3)), ("view_as", None), ("reshape_as", None)])
+def test_methods(name, args):
+    results = []
+    for lib in (pydist, torch):
+        x = lib.tensor(np.arange(6.0).reshape(2, 3)).requires_grad_()
+        y = getattr(x, name)(*(args or (lib.zeros(3, 2),)))
+        (y * y).sum().backward()
+        results.append((y, x.grad))
+    for ours, theirs in zip(*results):
+        same(ours, theirs)
+
+
+IN_PLACE = [
+    ("masked_fill_", f(3, 4), b(3, 4), 0.5), ("scatter_", f(3, 4), 1, i(3, 1), f(3, 1)), ("scatter_", f(3, 4), 1, i(3, 2), 0.5), ("scatter_add_", f(3, 4), 1, i(3, 2), f(3, 2)),
+    ("index_add_", f(3, 4), 1, i(5), f(3, 5)), ("index_fill_", f(3, 4), 1, i(2), 0.5), ("tril_", f(3, 3)), ("clamp_", f(3, 4), -0.5, 0.5), ("addmm_", f(2, 4), f(2, 3), f(3, 4)),
+    ("addcmul_", f(3), f(3), f(3)), ("lerp_", f(3), f(3), 0.5), ("floor_divide_", i(9), 2), ("bitwise_xor_", i(9), 3), ("clamp_min_", f(9), 0.1), ("index_copy_", f(3, 4), 0, i(1, hi=3), f(1, 4)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", IN_PLACE, ids=lambda c: c[0])
+def test_in_place(case):
+    name, *args = case
+    results = []
+    for lib in (pydist, torch):
+        rng, leaves = np.random.default_rng(3), []
+        values = [fill(lib, a, rng, leaves) for a in args]
+        y = values[0] * 1
+        assert getattr(y, name)(*values[1:]) is y
+        if y.requires_grad:
+            (y * lib.tensor(np.random.default_rng(1).uniform(0.5, 1.5, tuple(y.shape)))).sum().backward()
+        results.append([y, *(t.grad for t in leaves if t.grad is not None)])
+    for ours, theirs in zip(*results, strict=True):
+        same(ours, theirs)
+
+
+def test_views_are_views():
+    x = pydist.zeros(4, 6)
+    for part in (x.split(2)[1], x.chunk(3, 1)[2], x.narrow(0, 1, 2), x.unbind(1)[3], x.diagonal(1), x.movedim(0, 1), x.mT):
+        part.fill_(1)
+        assert part._base is x and x.sum().item() == part.numel()
+        x.zero_()
+
+
+def test_norm_of_zeros_has_gradient_zero():
+    x = pydist.zeros(3, requires_grad=True)
+    x.norm().backward()
+    assert x.grad.tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("zeros", [(), (1,), (1, 2), (0, 1, 2, 3)])
+@pytest.mark.parametrize("dim", [None, 0, 1])
+def test_gradient_of_a_product_with_zeros(zeros, dim):
+    values = np.random.default_rng(0).uniform(0.5, 2, (4, 3))
+    values[list(zeros), 1] = 0
+    grads = []
+    for lib in (pydist, torch):
+        x = lib.tensor(values).requires_grad_()
+        y = x.prod() if dim is None else x.prod(dim)
+        (y * y + y).sum().backward()
+        grads.append(x.grad)
+    same(*grads)
+
+
+def test_multinomial():
+    pydist.manual_seed(3)
+    weights = pydist.tensor([[0.1, 0.0, 0.3, 0.6], [1.0, 1.0, 0.0, 2.0]])
+    drawn = weights.multinomial(20000, replacement=True).numpy()
+    for row, w in zip(drawn, weights.numpy()):
+        assert np.abs(np.bincount(row, minlength=4) / row.size - w / w.sum()).max() < 0.02
+    firsts = np.zeros((2, 4))
+    for _ in range(2000):
+        two = weights.multinomial(2).numpy()
+        assert (two[:, 0] != two[:, 1]).all() and 1 not in two[0] and 2 not in two[1]
+        firsts[[0, 1], two[:, 0]] += 1
+    assert np.abs(firsts / 2000 - weights.numpy() / weights.numpy().sum(1, keepdims=True)).max() < 0.05
+    for wrong in (lambda: weights.multinomial(5), lambda: (-weights).multinomial(1), lambda: (weights * 0).multinomial(1), lambda: weights.long().multinomial(1)):
+        with pytest.raises(RuntimeError, match="multinomial"):
+            wrong()
+
+
+def test_operators():
+    x, y = pydist.tensor([7, -7, 6]), pydist.tensor([3, 3, 5])
+    a, c = (np.array(t.tolist()) for t in (x, y))
+    for op in ("__floordiv__", "__mod__", "__and__", "__or__", "__xor__", "__lshift__", "__rshift__"):
+        assert getattr(x, op)(y).tolist() == getattr(a, op)(c).tolist(), op
+    assert (~x).tolist() == (~a).tolist() and (7 // y).tolist() == [2, 2, 1] and (7 % y).tolist() == [1, 1, 2]
+    for code in ("//=", "%=", "&=", "|=", "^=", "<<=", ">>=", "**="):
+        space = {"x": x.clone(), "a": a.copy()}
+        exec(f"x {code} 2\na {code} 2", space)
+        assert space["x"].tolist() == space["a"].tolist(), code
+    mask = x > 0
+    assert (~mask).tolist() == [False, True, False] and (mask & ~mask).tolist() == [False] * 3 and (mask ^ True).tolist() == [False, True, False]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16", "int64", "int32", "int8", "uint8"])
+def test_sort_is_stable(dtype):
+    values = np.random.default_rng(1).integers(0, 100, (3, 500))
+    x = pydist.tensor(values).to(getattr(pydist, dtype))
+    for descending in (False, True):
+        got = x.sort(descending=descending)
+        order = np.argsort(-values if descending else values, kind="stable")
+        assert np.array_equal(got.indices.numpy(), order) and got.values.tolist() == np.take_along_axis(values, order, 1).tolist()
+
+
+def test_sort_places_specials_as_torch():
+    v = [1.0, np.nan, -np.inf, 0.0, -0.0, np.inf, -1.0, np.nan, -np.nan]
+    for n, descending in itertools.product((1, 5), (False, True)):
+        ours, theirs = pydist.tensor(v * n).sort(descending=descending), torch.tensor(v * n).sort(stable=True, descending=descending)
+        assert ours.indices.tolist() == theirs.indices.tolist() and np.array_equal(ours.values.numpy(), theirs.values.numpy(), equal_nan=True)
+
+
+WRONG = [
+    (lambda x: x.split(-1), RuntimeError, "split.*-1"), (lambda x: x.split([1, 5]), RuntimeError, "split.*1, 5"), (lambda x: x.chunk(0), RuntimeError, "chunk.*0"),
+    (lambda x: x.narrow(0, 1, 9), IndexError, "narrow"), (lambda x: x.split(1, 5), IndexError, "split.*5"), (lambda x: x.repeat(2), RuntimeError, "repeat"),
+    (lambda x: x.scatter(0, x, 1.0), RuntimeError, "scatter.*float"), (lambda x: x.scatter(0, pydist.tensor([[9, 0, 0]]), 1.0), RuntimeError, "scatter.*range"),
+    (lambda x: x.index_select(0, pydist.tensor([7])), IndexError, "index_select.*range"), (lambda x: x.masked_fill(x, 0), RuntimeError, "masked_fill.*bool"),
+    (lambda x: x.mm(x), RuntimeError, "matmul"), (lambda x: x.dot(x), RuntimeError, "dot.*2, 3"), (lambda x: x.norm("nuc"), RuntimeError, "norm.*nuc"),
+    (lambda x: pydist.einsum("ij,jk", x), RuntimeError, "einsum.*2 operands"), (lambda x: pydist.einsum("ijk->i", x), RuntimeError, "einsum.*ijk"), (lambda x: pydist.einsum("ij->ik", x), RuntimeError, "einsum"),
+    (lambda x: pydist.einsum("ij,ij->i", x, x.T), RuntimeError, "einsum.*sizes"), (lambda x: x.unflatten(1, (2, 2)), RuntimeError, "unflatten"), (lambda x: x.movedim(0, 5), IndexError, "movedim.*5"),
+    (lambda x: x.diagonal(0, 0, 0), RuntimeError, "diagonal"), (lambda x: x.bincount(), RuntimeError, "bincount"), (lambda x: x.tril().sum().tril(), RuntimeError, "tril"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WRONG, ids=range(len(WRONG)))
+def test_errors(case):
+    call, kind, text = case
+    with pytest.raises(kind, match=text):
+        call(pydist.ones(2, 3))
