@@ -245,18 +245,6 @@ def flipud(input):
     return input.flip((0,))
 
 
-@_method
-def view_as(self, other):
-    """view in other's shape."""
-    return self.view(other.shape)
-
-
-@_method
-def reshape_as(self, other):
-    """reshape to other's shape."""
-    return self.reshape(other.shape)
-
-
 @_both
 def ravel(input):
     """The elements as one row."""
@@ -360,11 +348,6 @@ def tril(input, diagonal=0):
 def triu(input, diagonal=0):
     """The matrices input with zeros below the diagonal that lies `diagonal` above the main one."""
     return _triangle(input, diagonal, True)
-
-
-Tensor.mT = property(lambda self: self.transpose(-2, -1), doc="The matrices transposed.")
-Tensor.ndimension = Tensor.dim
-
 
 # By index.
 
