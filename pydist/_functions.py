@@ -1,5 +1,5 @@
-"""Functions of tensors that are made of other ops, and the names under which PyTorch has them: as functions of pydist, as methods
-of Tensor, or both. What they are made of gives the gradients."""
+"""Functions of tensors that are made of other ops, and the names under which PyTorch has them: as functions of pydist, as
+methods of Tensor, or both. What they are made of gives the gradients."""
 
 import math
 from itertools import accumulate as _running
@@ -441,7 +441,7 @@ def scatter_(self, dim, index, src=None, *, value=None, reduce=None):
 
 @_both
 def scatter(input, dim, index, src=None, *, value=None, reduce=None):
-    """A copy of input with out[index[i][j]][j] = src[i][j] for dim 0, and so on; src may be a number. reduce "add": +=."""
+    """scatter_ on a copy: out[index[i][j]][j] = src[i][j] for dim 0, and so on; src may be a number. reduce "add": +=."""
     return scatter_(input.clone(), dim, index, src, value=value, reduce=reduce)
 
 
@@ -552,7 +552,8 @@ def bincount(input, weights=None, minlength=0):
 
 @_both
 def unique(input, sorted=True, return_inverse=False, return_counts=False, dim=None):
-    """The different elements in ascending order; where asked for, which of them each element is, and how often each stands."""
+    """The different elements in ascending order; where asked for, which of them each element is, and how often each
+    stands."""
     if dim is not None:
         raise NotImplementedError("unique: dim is not supported")
     values, order = input.reshape(-1).sort(stable=True)
@@ -706,9 +707,11 @@ def _alias(name, of):
         setattr(Tensor, name + "_", getattr(Tensor, of + "_"))
 
 
-for _name, _of in {"multiply": "mul", "divide": "div", "subtract": "sub", "true_divide": "div", "absolute": "abs", "negative": "neg",
-                   "greater": "gt", "less": "lt", "greater_equal": "ge", "less_equal": "le", "not_equal": "ne", "fix": "trunc"}.items():  # fmt: skip
-    _alias(_name, _of)
+for _pair in (
+    "multiply=mul divide=div subtract=sub true_divide=div absolute=abs negative=neg greater=gt less=lt greater_equal=ge "
+    "less_equal=le not_equal=ne fix=trunc"
+).split():
+    _alias(*_pair.split("="))
 
 
 # Reductions.
@@ -729,11 +732,12 @@ def _correction(dim, unbiased, correction):
 
 @_both
 def var(input, dim=None, unbiased=None, keepdim=False, *, correction=None):
-    """The mean square distance from the mean over dim (all without dim), with n - correction (1; unbiased=False: 0) for n."""
+    """The mean square distance from the mean over dim (all without dim), n - correction (1; unbiased=False: 0) standing
+    for n."""
     dim, correction = _correction(dim, unbiased, correction)
     away = input - input.mean(dim, keepdim=True)
     n = _count(input, dim) - correction
-    return (away * away).sum(dim, keepdim=keepdim) / (n if n > 0 else math.nan if _count(input, dim) <= correction else n)
+    return (away * away).sum(dim, keepdim=keepdim) / (n if n > 0 else math.nan)
 
 
 def _root(square):
@@ -764,7 +768,8 @@ def std_mean(input, dim=None, unbiased=None, keepdim=False, *, correction=None):
 
 @_both
 def norm(input, p="fro", dim=None, keepdim=False, dtype=None):
-    """sum(|x| ** p) ** (1 / p) over dim (all without dim); p "fro" is 2; infinite: the largest |x|, 0: how many are not 0."""
+    """sum(|x| ** p) ** (1 / p) over dim (all without dim); p "fro" is 2; infinite: the largest |x|, 0: how many are not
+    0."""
     if p in (None, "fro"):
         p = 2
     if not isinstance(p, (int, float)):
@@ -888,7 +893,8 @@ def tensordot(a, b, dims=2):
     dims = [list(ds) if isinstance(ds, range) else _tuple(ds) for ds in dims]
     da, db = ([_axis("tensordot", d, t.dim()) for d in ds] for ds, t in zip(dims, (a, b)))
     if len(da) != len(db) or any(a.shape[i] != b.shape[j] for i, j in zip(da, db)):
-        raise RuntimeError(f"tensordot: dims {da} of {tuple(a.shape)} and {db} of {tuple(b.shape)} (expected equal sizes)")
+        got = f"dims {da} of {tuple(a.shape)} and {db} of {tuple(b.shape)}"
+        raise RuntimeError(f"tensordot: {got} (expected equal sizes)")
     fa, fb = [d for d in range(a.dim()) if d not in da], [d for d in range(b.dim()) if d not in db]
     k, shape = math.prod(a.shape[d] for d in da), [a.shape[d] for d in fa] + [b.shape[d] for d in fb]
     left = a.permute(fa + da).reshape(math.prod(shape[: len(fa)]), k)
@@ -944,7 +950,7 @@ def _contract(a, la, b, lb, keep):
 
 @_function
 def einsum(equation, *operands):
-    """Sums of products by Einstein's convention: "ij,jk->ik" is the product of matrices; "..." stands for any dimensions.
+    """Sums of products by Einstein's convention: "ij,jk->ik" is the product of matrices, "..." any dimensions.
 
     >>> import pydist
     >>> pydist.einsum("ij,j->i", pydist.tensor([[1.0, 2.0], [3.0, 4.0]]), pydist.tensor([1.0, 1.0])).tolist()
@@ -953,7 +959,7 @@ def einsum(equation, *operands):
     operands = list(_varargs(operands))
     parts, out = _subscripts(equation, operands)
     if len({*out}) < len(out) or not {*out} <= {*"".join(parts)}:
-        raise RuntimeError(f"einsum: the result {out!r} of {equation!r} (expected subscripts of the operands, each once)")
+        raise RuntimeError(f"einsum: the result {out!r} of {equation!r} (expected the operands' subscripts, each once)")
     for k, letters in enumerate(parts):
         while len({*letters}) < len(letters):  # a repeated subscript is a diagonal
             c = next(c for c in letters if letters.count(c) > 1)

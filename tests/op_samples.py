@@ -708,6 +708,8 @@ LARGE = {
     **{name: S(_square) for name in ("gelu", "silu", "softplus", "expm1", "log1p")},
     **{name: S(_square, T((512,), 0.1, 2)) for name in ("remainder", "floor_divide")},
     "clamp": S(_square, 0.5, 1.5),
+    "where": S(B((512, 512)), _square, T((512,))),
+    "nll_loss": S(T((4000, 100)), I((4000,), 0, 100)),
     "lerp": S(_square, T((512,)), 0.3),
     "addcdiv": S(_square, T((512,)), T((512, 1), 0.5, 2)),
     "sort": S(T((512, 300))),

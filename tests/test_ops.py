@@ -4,6 +4,9 @@ there is nothing to compare with the CPU yet."""
 
 import itertools
 import math
+import os
+import subprocess
+import sys
 import warnings
 from contextlib import contextmanager
 
@@ -523,6 +526,20 @@ def test_same_bits_for_any_number_of_threads(dtype):
             results.append(found)
     differ = {name for other in results[1:] for name in other if other[name] != results[0][name]}
     assert not differ and len(results[0]) > 1.5 * len(LARGE)
+
+
+def test_same_bits_without_onednn():
+    """The same with the portable kernels: PYDIST_ONEDNN is read once, so in a process of its own."""
+    code = """
+import test_ops
+for dtype in ("float32", "float64"):
+    test_ops.test_same_bits_for_any_number_of_threads(dtype)
+"""
+    here = os.path.dirname(os.path.abspath(__file__))
+    path = os.pathsep.join([os.path.dirname(os.path.dirname(os.path.abspath(pydist.__file__))), here])
+    env = {**os.environ, "PYDIST_ONEDNN": "0", "PYTHONPATH": path}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
 
 
 # Errors: what is wrong, with the op's name, what was got and what is wanted.

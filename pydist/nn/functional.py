@@ -238,13 +238,13 @@ def _sizes(shape):
 
 
 def layer_norm(input, normalized_shape, weight=None, bias=None, eps=1e-05):
-    """(input - mean) / sqrt(var + eps) * weight + bias over the last dimensions, of normalized_shape; see nn.LayerNorm."""
+    """(input - mean) / sqrt(var + eps) * weight + bias over the last dimensions, of normalized_shape."""
     return _C.layer_norm(input, _sizes(normalized_shape), weight, bias, eps)
 
 
 def rms_norm(input, normalized_shape, weight=None, eps=None):
-    """input / sqrt(mean(input ** 2) + eps) * weight over the last dimensions, of normalized_shape; eps None: the machine
-    epsilon."""
+    """input / sqrt(mean(input ** 2) + eps) * weight over the last dimensions, of normalized_shape; eps None: the
+    machine epsilon."""
     shape = _sizes(normalized_shape)
     return _C.rms_norm(input, shape, weight) if eps is None else _C.rms_norm(input, shape, weight, eps)
 
@@ -277,7 +277,7 @@ def one_hot(tensor, num_classes=-1):
 
 def normalize(input, p=2.0, dim=1, eps=1e-12, out=None):
     """input / max(norm_p(input), eps) along dim."""
-    size = (input.abs() ** p).sum(dim, keepdim=True) ** (1.0 / p) if p != 2 else (input * input).sum(dim, keepdim=True).sqrt()
+    size = input.norm(p, dim, keepdim=True)
     result = input / _C.maximum(size, eps)
     return result if out is None else out.copy_(result)
 
@@ -350,8 +350,8 @@ def _output_size(input, size):
 
 
 def adaptive_avg_pool2d(input, output_size):
-    """The mean of input's window [floor(i n / m), ceil((i + 1) n / m)) for every i of output_size m (None: n), n being the
-    size of input[N, C, H, W] or [C, H, W]."""
+    """The mean of input's window [floor(i n / m), ceil((i + 1) n / m)) for every i of output_size m (None: n), n being
+    the size of input[N, C, H, W] or [C, H, W]."""
     return _C.adaptive_avg_pool2d(input, _output_size(input, output_size))
 
 
@@ -361,7 +361,7 @@ def adaptive_max_pool2d_with_indices(input, output_size, return_indices=False):
 
 
 def adaptive_max_pool2d(input, output_size, return_indices=False):
-    """The largest element of the windows of adaptive_avg_pool2d, and its position in the H * W plane if return_indices."""
+    """The largest element of adaptive_avg_pool2d's windows, and its position in the H * W plane if return_indices."""
     if return_indices:
         return adaptive_max_pool2d_with_indices(input, output_size)
     return _C.adaptive_max_pool2d(input, _output_size(input, output_size))
@@ -373,7 +373,7 @@ def adaptive_max_pool1d_with_indices(input, output_size, return_indices=False):
 
 
 def adaptive_max_pool1d(input, output_size, return_indices=False):
-    """The largest element of input's window [floor(i n / m), ceil((i + 1) n / m)) for every i of output_size m along the last
-    of the n elements of input[N, C, L] or [C, L], and its position if return_indices."""
+    """The largest element of input's window [floor(i n / m), ceil((i + 1) n / m)) for every i of output_size m along the
+    last of the n elements of input[N, C, L] or [C, L], and its position if return_indices."""
     values, indices = _C.adaptive_max_pool1d(input, output_size)
     return (values, indices) if return_indices else values
