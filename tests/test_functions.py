@@ -67,10 +67,11 @@ def fill(lib, arg, rng, leaves):
     return lib.tensor(rng.integers(lo, hi, shape) if kind == "int" else rng.random(shape) < 0.5)
 
 
-def run(lib, place, name, args, **kwargs):
+def run(home, place, name, args, lib=None):
+    lib = lib or home
     rng, leaves = np.random.default_rng(len(name)), []
     values = [fill(lib, a, rng, leaves) for a in args]
-    out = getattr(lib, name)(*values, **kwargs) if place == "function" else getattr(values[0], name)(*values[1:], **kwargs)
+    out = getattr(home, name)(*values) if place == "function" else getattr(values[0], name)(*values[1:])
     out = list(out) if isinstance(out, (tuple, list)) else [out]
     floats = [o for o in out if o.requires_grad]
     grads = []
@@ -214,6 +215,31 @@ def test_sort_places_specials_as_torch():
     for n, descending in itertools.product((1, 5), (False, True)):
         ours, theirs = pydist.tensor(v * n).sort(descending=descending), torch.tensor(v * n).sort(stable=True, descending=descending)
         assert ours.indices.tolist() == theirs.indices.tolist() and np.array_equal(ours.values.numpy(), theirs.values.numpy(), equal_nan=True)
+
+
+NN = [  # functions of nn.functional without an op of their own
+    ("celu", f(9), 0.5), ("selu", f(9)), ("relu6", f(9, lo=-3, hi=9)), ("softsign", f(9)), ("tanhshrink", f(9)), ("prelu", f(3, 4), f(1)), ("prelu", f(2, 3, 4), f(3)), ("softmin", f(3, 4), 1),
+    ("one_hot", i(3, 4)), ("one_hot", i(3), 6), ("normalize", f(3, 4)), ("normalize", f(3, 4), 3.0, 0), ("embedding", i(3, 4), f(4, 2), 1), ("max_pool1d", f(2, 3, 9), 2),
+    ("adaptive_max_pool1d", f(2, 3, 9), 2), ("adaptive_avg_pool2d", f(2, 3, 9, 8), (None, 2)), ("rms_norm", f(3, 4), (4,), f(4)), ("leaky_relu", f(9), 0.2), ("hardtanh", f(9), -0.5, 1.0),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", NN, ids=lambda c: c[0])
+def test_functions_of_nn(case):
+    name, *args = case
+    (got, grads), (want, wanted) = (run(lib.nn.functional, "function", name, args, lib) for lib in (pydist, torch))
+    for g, w in zip([*got, *grads], [*want, *wanted], strict=True):
+        same(g, w)
+
+
+def test_kl_div_by_batch():
+    for log_target in (False, True):
+        losses = []
+        for lib in (pydist, torch):
+            x, y = (lib.tensor(np.random.default_rng(k).uniform(0.1, 0.9, (3, 4))) for k in (0, 1))
+            y = y.log() if log_target else y
+            losses.append(lib.nn.functional.kl_div(x.log(), y, reduction="batchmean", log_target=log_target))
+        same(*losses)
 
 
 WRONG = [
