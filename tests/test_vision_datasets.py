@@ -385,6 +385,26 @@ def test_a_loader_takes_them(pil, tmp_path):
     assert np.array_equal(batches[0][0].numpy(), (pixels - np.float32(0.5)) / np.float32(0.5))
 
 
+def test_random_transforms_do_not_depend_on_the_loaders_threads():
+    from pydist.utils.data import DataLoader
+
+    random = transforms.Compose([transforms.RandomCrop(6, padding=3), transforms.RandomErasing(value="random")])
+    images = [random.transforms[0](pydist.full((1, 6, 6), float(i + 1))) for i in range(24)]
+
+    class Images(datasets.VisionDataset):
+        def __getitem__(self, index):
+            return self.transform(images[index])
+
+        def __len__(self):
+            return len(images)
+
+    def epoch(workers):
+        pydist.manual_seed(1)
+        return pydist.cat(list(DataLoader(Images(transform=random), batch_size=4, num_workers=workers))).numpy()
+
+    assert np.array_equal(epoch(1), epoch(3)) and np.array_equal(epoch(2), epoch(2))
+
+
 def test_transforms_of_both():
     class Two(datasets.VisionDataset):
         def __getitem__(self, index):

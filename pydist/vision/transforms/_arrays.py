@@ -26,7 +26,7 @@ def _as_before(out, dtype):
     return out.astype(dtype)
 
 
-# Resizing: a matrix for each axis.
+# Resizing: each axis by itself, an output pixel being a weighted sum of a few input pixels.
 
 
 def _triangle(x):
@@ -50,27 +50,36 @@ _FILTERS = {"bilinear": (_triangle, _triangle, 1), "bicubic": (_cubic(-0.5), _cu
 
 
 def _antialiased(old, new, kernel, reach):
-    """Weights [new, old] of a kernel that is as wide as an output pixel."""
+    """(places, weights), each [new, taps], of a kernel that is as wide as an output pixel."""
     scale = old / new
     width = max(scale, 1.0)
     centre = (np.arange(new)[:, None] + 0.5) * scale
-    first = np.maximum(np.floor(centre - reach * width + 0.5), 0)
-    last = np.minimum(np.floor(centre + reach * width + 0.5), old)
-    x = np.arange(old)[None]
-    weights = np.where((x >= first) & (x < last), kernel((x - centre + 0.5) / width), 0.0)
-    return weights / weights.sum(1, keepdims=True)
+    first, last = np.floor(centre - reach * width + 0.5), np.floor(centre + reach * width + 0.5)
+    places = first + np.arange(np.ceil(2 * reach * width) + 1)
+    is_in = (places >= 0) & (places < np.minimum(last, old))
+    weights = np.where(is_in, kernel((places - centre + 0.5) / width), 0.0)
+    return places, weights / weights.sum(1, keepdims=True)
 
 
 def _interpolated(old, new, kernel, reach):
-    """Weights [new, old] of the kernel over the nearest 2 * reach input pixels, the edges' pixels repeated beyond."""
-    centre = (np.arange(new) + 0.5) * (old / new) - 0.5
+    """(places, weights), each [new, 2 * reach], of the kernel over the nearest pixels, the edges' repeated beyond."""
+    centre = (np.arange(new)[:, None] + 0.5) * (old / new) - 0.5
     if reach == 1:
         centre = np.maximum(centre, 0.0)
-    weights = np.zeros((new, old))
-    for offset in range(1 - reach, reach + 1):
-        x = np.floor(centre) + offset
-        np.add.at(weights, (np.arange(new), np.clip(x, 0, old - 1).astype(int)), kernel(centre - x))
-    return weights
+    places = np.floor(centre) + np.arange(1 - reach, reach + 1)
+    return places, kernel(centre - places)
+
+
+def _weighted(data, axis, places, weights):
+    """The sums of weights[:, k] * data at places[:, k] along the axis, -1 or -2."""
+    places = np.clip(places, 0, data.shape[axis] - 1).astype(np.intp)
+    weights = weights.astype(data.dtype)
+    out = None
+    for place, weight in zip(places.T, weights.T):
+        part = data.take(place, axis)
+        part *= weight if axis == -1 else weight[:, None]
+        out = part if out is None else np.add(out, part, out=out)
+    return out
 
 
 def _nearest(old, new, exact):
@@ -88,8 +97,9 @@ def resize(image, size, mode, antialias):
     smooth, plain, reach = _FILTERS[mode]
     make, kernel = (_antialiased, smooth) if antialias else (_interpolated, plain)
     data = _in_float(image)
-    down, across = (make(old, new, kernel, reach).astype(data.dtype) for old, new in zip((height, width), size))
-    return _as_before(np.matmul(down, np.matmul(data, across.T)), image.dtype)
+    for axis, new in zip((-2, -1), size):
+        data = _weighted(data, axis, *make(data.shape[axis], new, kernel, reach))
+    return _as_before(data, image.dtype)
 
 
 # Geometry.
