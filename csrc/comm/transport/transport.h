@@ -3,8 +3,7 @@
    A direct transport lets every rank address the others' memory: a region is allocated by its owner, its handle travels
    through the store, peers attach it. The algorithms (algo/) work on such regions alone.
 
-   Between hosts the peers' regions are private mirrors, which tcp.h fills from the wire; an mpi mesh will have the same
-   few functions as pd_mesh. */
+   Between hosts the peers' regions are private mirrors, which a mesh (mesh.h) fills from the wire. */
 #ifndef PD_COMM_TRANSPORT_H
 #define PD_COMM_TRANSPORT_H
 
