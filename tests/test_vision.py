@@ -535,6 +535,17 @@ def test_bad_input(call, error, text):
         call(pydist.from_numpy(array(3, 4, 5)))
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "bool", "int64"])
+def test_other_types_keep_their_type(dtype):
+    x = (pydist.from_numpy(array(3, 6, 7, dtype=np.float32)) * 2).to(getattr(pydist, dtype))
+    assert (F.hflip(F.hflip(x)) == x).all() and F.hflip(x).dtype == x.dtype
+    for call in (F.invert, lambda x: F.resize(x, 4), lambda x: F.rotate(x, 20), lambda x: F.gaussian_blur(x, 3)):
+        assert call(x).dtype == x.dtype
+    if x.is_floating_point():
+        wide = F.gaussian_blur(x.float(), 3)
+        assert (F.gaussian_blur(x, 3).float() - wide).abs().max().item() < 0.02
+
+
 def test_empty_images_raise_and_do_not_crash():
     for shape in ((3, 0, 5), (0, 4, 4), (3, 4, 0)):
         x = pydist.zeros(*shape)

@@ -209,6 +209,14 @@ def test_weights_in_the_folder_are_loaded(checkpoints):
         models.squeezenet1_1(weights=models.ResNet18_Weights.DEFAULT)
 
 
+def test_weights_saved_by_pytorch_are_loaded(tv, torch, checkpoints):
+    ref = tv.models.squeezenet1_1()
+    torch.save(ref.state_dict(), checkpoints / "squeezenet1_1-b8a52dc0.pth")
+    model = models.squeezenet1_1(weights=models.SqueezeNet1_1_Weights.DEFAULT)
+    theirs = dict(ref.named_parameters())
+    assert all(np.array_equal(p.detach().numpy(), theirs[key].detach().numpy()) for key, p in model.named_parameters())
+
+
 def test_densenets_published_names_are_understood(checkpoints):
     source = models.densenet121()
     names = {}

@@ -70,7 +70,9 @@ def _is_tensor(img, name="img"):
 
 
 def _with_arrays(img, function, *args):
-    """The tensor that `function` makes of the image as an array."""
+    """The tensor that `function` makes of the image as an array; bfloat16, which NumPy lacks, goes through float32."""
+    if img.dtype == pydist.bfloat16:
+        return _with_arrays(img.float(), function, *args).to(img.dtype)
     data = img.detach().cpu()
     out = function(data.numpy(), *args)
     if not out.flags.c_contiguous or not out.flags.writeable or np.may_share_memory(out, data.numpy()):
@@ -191,6 +193,11 @@ def to_pil_image(pic, mode=None):
     return pillow().frombytes(mode, (array.shape[1], array.shape[0]), np.ascontiguousarray(array).tobytes())
 
 
+def _bound(dtype):
+    """The largest value of a channel of this type."""
+    return 1.0 if dtype.is_floating_point else _arrays.bound_of(pydist.empty(0, dtype=dtype).numpy().dtype)
+
+
 def convert_image_dtype(image, dtype=pydist.float32):
     """A tensor's values in another type, its range scaled to the other's: [0, 1] for floating point, else [0, largest].
 
@@ -203,8 +210,7 @@ def convert_image_dtype(image, dtype=pydist.float32):
         raise TypeError("Input img should be Tensor Image")
     if image.dtype == dtype:
         return image
-    largest = {d: _arrays.bound_of(pydist.empty(0, dtype=d).numpy().dtype) for d in (image.dtype, dtype)}
-    old, new = largest[image.dtype], largest[dtype]
+    old, new = _bound(image.dtype), _bound(dtype)
     if image.dtype.is_floating_point:
         if dtype.is_floating_point:
             return image.to(dtype)
@@ -648,7 +654,7 @@ def solarize(img, threshold):
     """The values of at least `threshold` inverted."""
     if not _is_tensor(img):
         return pillow("ImageOps").solarize(img, threshold)
-    bound = _arrays.bound_of(img.numpy().dtype)
+    bound = _bound(img.dtype)
     if threshold > bound:
         raise TypeError("Threshold should be less than bound of img.")
     return _with_arrays(img, lambda array: np.where(array >= threshold, bound - array, array).astype(array.dtype))
