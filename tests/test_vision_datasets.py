@@ -458,9 +458,11 @@ def test_download_without_a_network(tmp_path, monkeypatch):
     monkeypatch.setattr(datasets.CIFAR10, "url", "http://127.0.0.1:9/cifar.tar.gz")
     with pytest.raises(RuntimeError, match="put the file at .*cifar-10-python.tar.gz"):
         datasets.CIFAR10(tmp_path, download=True)
-    make_cifar(tmp_path)
+    make_cifar(tmp_path, batches=2)
     with pytest.warns(UserWarning, match="download of http"):
-        assert len(datasets.CIFAR10(tmp_path, download=True)) == 20
+        assert len(datasets.CIFAR10(tmp_path, download=True)) == 8
+    monkeypatch.setattr(datasets.CIFAR10, "download", None)
+    assert len(datasets.CIFAR10(tmp_path, train=False, download=True)) == 4, "all that is asked for is there"
 
 
 @pytest.mark.filterwarnings("ignore:CIFAR10.*published")

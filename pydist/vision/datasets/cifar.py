@@ -93,7 +93,7 @@ class CIFAR10(VisionDataset):
     `targets` a list, `classes` the names. The files are read by an unpickler that runs nothing.
 
     What is on disk is used: where some of the batches are missing, or are not the published ones, one warning says so
-    (torchvision refuses them); without any RuntimeError. download: fetches the published ones first.
+    (torchvision refuses them); without any RuntimeError. download: fetches the published ones where some are missing.
     """
 
     base_folder = "cifar-10-batches-py"
@@ -178,7 +178,9 @@ class CIFAR10(VisionDataset):
         return all(check_integrity(self._path(name), md5) for name, md5 in self.train_list + self.test_list)
 
     def _download_or_keep(self, wanted):
-        """download(), or where that fails what is on disk, if anything."""
+        """download() where a file is missing; what is on disk will do, if anything, where that fails."""
+        if all(os.path.isfile(self._path(name)) for name, _ in wanted):
+            return
         try:
             self.download()
         except RuntimeError as error:
