@@ -111,7 +111,7 @@ def test_every_op_has_a_row():
     assert made <= table
 
 
-TEXT = ("*.c", "*.h", "*.def", "*.inc", "*.cu", "*.py", "*.pyi", "*.toml", "*.md", "*.txt", "*.in", "*.cfg", "*.sh", "*.yml", "*.yaml", "*.ipynb", "Makefile", "run", ".gitignore")
+TEXT = ("*.c", "*.h", "*.def", "*.inc", "*.cu", "*.py", "*.pyi", "*.toml", "*.md", "*.txt", "*.in", "*.cfg", "*.sh", "*.yml", "*.yaml", "*.ipynb", "Makefile", "run", "full", ".gitignore")
 
 
 @pytest.mark.parametrize(
