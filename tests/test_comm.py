@@ -271,7 +271,7 @@ def test_segments_give_the_same_bits(world):
         for op, offset, scale in (("sum", 0, 1.0), ("avg", 64, 1.0), ("sum", 4096 * group.rank % 8192 // 2, 0.25)):
             x = whole[offset:offset + 4 * n].view(np.float32)
             x[:] = np.random.default_rng([group.rank, offset if op == "avg" else 0]).standard_normal(n)
-            group.all_reduce(x, op, scale=scale, segment=segment)
+            group.all_reduce(x, op, scale=scale)
             out.append(x.copy())
         group.destroy()
         whole[:] = 7  # it outlives the group
@@ -294,11 +294,11 @@ def test_segment_on_some_ranks_only():
         x = np.frombuffer(segment, np.float32) if group.rank != 1 else np.empty(n, np.float32)
         x[:n] = np.arange(n) + group.rank
         for _ in range(3):
-            group.all_reduce(x[:n], segment=segment if group.rank != 1 else None)
+            group.all_reduce(x[:n])
         x = x[:n].copy()
         y = np.frombuffer(segment, np.float32)[:n] if group.rank else np.empty(n, np.float32)
         y[:] = group.rank
-        group.broadcast(y, 2, segment=segment if group.rank else None)
+        group.broadcast(y, 2)
         return x, y.copy()
 
     results = good(run(3, fn))
@@ -311,14 +311,28 @@ def test_segment_on_some_ranks_only():
         assert x.tobytes() == want.tobytes() and (y == 2).all()
 
 
+def test_parts_of_segments():
+    """Any part will do, also one that ends where the segment does; what reaches past it is not in it."""
+    n = 50000
+
+    def fn(group):
+        segment, other = group.segment(n * 4), group.segment(n * 4)
+        x, y = np.frombuffer(segment, np.float32)[:n], np.frombuffer(other, np.float32)[:n]
+        x[:], y[:] = np.arange(n) + group.rank, group.rank
+        group.all_reduce(x[n // 3:])
+        group.all_reduce(x if group.rank else y)  # in different segments
+        return x.copy(), y.copy()
+
+    results = good(run(2, fn))
+    zero = np.arange(n, dtype=np.float32)
+    zero[n // 3:] = 2 * zero[n // 3:] + 1
+    one = zero.copy()
+    one[: n // 3] += 1
+    assert (results[0][0] == zero).all() and (results[1][0] == one).all() and (results[0][1] == one).all()
+
+
 def test_wrong_segments():
     def fn(group):
-        segment, other = group.segment(8192), group.segment(8192)
-        x = np.frombuffer(segment, np.float32)
-        with pytest.raises(ValueError, match="segment"):
-            group.all_reduce(x, segment=other)
-        with pytest.raises(TypeError):
-            group.all_reduce(x, segment=x)
         with pytest.raises(ValueError):
             group.segment(0)
         group.barrier()
@@ -340,7 +354,7 @@ def test_broadcast_and_all_gather(world):
         segment = group.segment(400000)
         x = np.frombuffer(segment, np.uint8)
         x[:] = group.rank
-        group.broadcast(x, world - 1, segment=segment)
+        group.broadcast(x, world - 1)
         assert (x == world - 1).all()
         group.barrier()
 
@@ -423,12 +437,11 @@ def test_reduce_scatter_reads_segments_where_they_lie():
         y = np.frombuffer(segment, np.float32)[:n * group.size]
         for on_all in (True, False):  # where some have their data elsewhere, all stage it
             y[:] = x
-            mine, where = (y, segment) if on_all or group.rank else (x, None)
-            group.reduce_scatter(out, mine, scale=0.5, segment=where)
+            group.reduce_scatter(out, y if on_all or group.rank else x, scale=0.5)
             assert (out == want[group.rank * n:(group.rank + 1) * n]).all()
         group.barrier()
         y[:] = x
-        group.reduce_scatter(y[group.rank * n:(group.rank + 1) * n], y, scale=0.5, segment=segment)
+        group.reduce_scatter(y[group.rank * n:(group.rank + 1) * n], y, scale=0.5)
         assert (y[group.rank * n:(group.rank + 1) * n] == out).all()
 
     good(run(3, fn))
@@ -909,7 +922,7 @@ def test_a_new_group_after_a_failure():
         with pytest.raises(_C.CommMismatch):
             group.all_reduce(np.zeros(4 + group.rank))
         with pytest.raises(_C.CommMismatch):
-            group.all_reduce(x, segment=segment)
+            group.all_reduce(x)
         return x
 
     def fine(group):
@@ -1154,7 +1167,7 @@ def test_nothing_is_left_after_many_groups():
         def cycle():
             group = init()
             segment = group.segment(1 << 16)
-            work = group.all_reduce(np.frombuffer(segment, np.float32), async_op=True, segment=segment)
+            work = group.all_reduce(np.frombuffer(segment, np.float32), async_op=True)
             work.wait()
             group.destroy()
         cycle()
@@ -1189,7 +1202,7 @@ def test_hub_groups_leave_nothing():
 
     def fn(group):
         segment = group.segment(1 << 16)
-        group.all_reduce(np.frombuffer(segment, np.float32), segment=segment)
+        group.all_reduce(np.frombuffer(segment, np.float32))
 
     good(run(3, fn))
     time.sleep(0.1)
@@ -1262,7 +1275,7 @@ def test_random_collectives_many_times():
             elif kind == 4 and not pending:
                 x = shared[:n]
                 x[:] = rank + i
-                group.all_reduce(x, segment=segment)
+                group.all_reduce(x)
                 assert (x == world * i + world * (world - 1) / 2).all()
             else:
                 x = np.full(n, rank + i, np.float64)

@@ -44,17 +44,16 @@ pd_status pd_group_check(pd_group *g);             /* PD_OK, or the error every 
 
 /* buf[i] = scale * reduce over ranks of buf[i], in the order of algo/reduce.h: the same bits on every rank, transport
    and run. The scale (1: none) is one multiply in the accumulator at the end; AVG multiplies by 1/size besides. `site`
-   names the caller (hooks.h). `seg`: NULL, or the symmetric segment that holds all of buf; then nothing is staged.
-   `work`: NULL to wait here, else [new]. */
+   names the caller (hooks.h). Where all of everybody's buf lies in one symmetric segment, nothing is staged. `work`:
+   NULL to wait here, else [new]. */
 pd_status pd_group_all_reduce(pd_group *g, void *buf, int64_t count, pd_dtype dtype, pd_reduce op, double scale,
-                              uint64_t site, pd_segment *seg, pd_work **work);
+                              uint64_t site, pd_work **work);
 pd_status pd_group_broadcast(pd_group *g, void *buf, int64_t count, pd_dtype dtype, int root, uint64_t site,
-                             pd_segment *seg, pd_work **work);
+                             pd_work **work);
 /* out[i] = scale * reduce over ranks of in[rank * count + i] for i < count, with the bits that all_reduce of the
-   size * count elements of `in` would give. `out` may be in + rank * count, and must not overlap `in` otherwise.
-   `seg`: NULL, or the symmetric segment that holds all of `in`. */
+   size * count elements of `in` would give. `out` may be in + rank * count, and must not overlap `in` otherwise. */
 pd_status pd_group_reduce_scatter(pd_group *g, const void *in, void *out, int64_t count, pd_dtype dtype, pd_reduce op,
-                                  double scale, uint64_t site, pd_segment *seg, pd_work **work);
+                                  double scale, uint64_t site, pd_work **work);
 /* The root's buf[i] = reduce over ranks of buf[i], with all_reduce's bits; the others' buffers are only read. */
 pd_status pd_group_reduce(pd_group *g, void *buf, int64_t count, pd_dtype dtype, pd_reduce op, int root, uint64_t site,
                           pd_work **work);

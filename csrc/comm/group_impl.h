@@ -57,7 +57,7 @@ struct pd_work {
     pd_identity id;
     pd_job job;
     const pd_algo *algo;
-    pd_segment *segment; /* NULL, or where the data lie; retained by works on the heap */
+    pd_segment *segment; /* [strong] NULL, or where the data lie */
     bool direct;         /* large enough to use that */
     uint64_t site, hash;
     uint32_t seq;
@@ -109,6 +109,8 @@ pd_status pd_parts_exchange(pd_group *g, uint32_t id, size_t bytes, pd_region *p
 /* The others wait for our part that will not come: they get this thread's error. */
 void pd_parts_refuse(pd_link *link, uint32_t epoch, uint32_t id);
 void pd_parts_forget(pd_group *g, uint32_t id); /* all have attached: the store drops the handle */
+/* [new] the segment that these bytes of ours lie in, or NULL. */
+pd_segment *pd_segment_of(pd_group *g, const char *data, size_t bytes);
 void pd_segments_detach(pd_group *g);           /* of a destroyed group: the peers' parts go */
 void pd_segments_privatise(pd_group *g);
 

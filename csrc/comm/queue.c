@@ -295,14 +295,26 @@ static pd_status run_alone(pd_group *g, const pd_work *like, pd_work **out) {
     return PD_OK;
 }
 
+static bool can_be_direct(const pd_group *g, const pd_work *w) {
+    uint8_t c = w->id.coll;
+    return (c == PD_COLL_ALL_REDUCE || c == PD_COLL_BROADCAST || c == PD_COLL_REDUCE_SCATTER) && !g->mesh && !g->forced;
+}
+
 static pd_status submit(pd_work *w, pd_work **out) {
     pd_group *g = w->group;
     PD_TRY(pd_group_check(g));
     if (g->size == 1) return run_alone(g, w, out);
-    PD_TRY(pd_group_enter(g));
-    pd_status status = pd_group_check(g); /* it may have ended while we waited */
+    size_t bytes = pd_job_bytes(&w->job, w->job.count) * (w->id.coll == PD_COLL_REDUCE_SCATTER ? (size_t)g->size : 1);
+    if (bytes > (size_t)GATHER_BYTES(g->size) && can_be_direct(g, w)) w->segment = pd_segment_of(g, w->job.from, bytes);
+    pd_status status = pd_group_enter(g);
+    if (status) {
+        pd_segment_release(w->segment);
+        return pd_trail(__FILE__, __LINE__, status);
+    }
+    status = pd_group_check(g); /* it may have ended while we waited */
     if (!status) status = out || g->first ? run_queued(g, w, out) : run_here(g, w);
     pd_group_leave(g);
+    pd_segment_release(w->segment);
     return status;
 }
 
@@ -331,41 +343,34 @@ static pd_status with_root(pd_work *w, int root) {
     return PD_OK;
 }
 
-static pd_status check_data(const pd_group *g, const char *op, int64_t count, pd_dtype dtype, const char *buf,
-                            const pd_segment *seg) {
+static pd_status check_data(const char *op, int64_t count, pd_dtype dtype) {
     if (dtype < 0 || dtype >= PD_DTYPE_COUNT) return pd_fail(PD_E_VALUE, "%s: no such dtype: %d", op, (int)dtype);
-    if (count < 0 || count > INT64_MAX / PD_WORLD_MAX / 1024) return pd_fail(PD_E_VALUE, "%s: %lld elements", op, (long long)count);
-    if (!seg) return PD_OK;
-    const char *begin = pd_segment_ptr(seg), *end = begin + seg->bytes;
-    if (seg->group != g || buf < begin || buf + (size_t)count * pd_dtype_size(dtype) > end)
-        return pd_fail(PD_E_VALUE, "%s: the data do not lie in the given segment of this group", op);
+    if (count < 0 || count > INT64_MAX / PD_WORLD_MAX / 1024)
+        return pd_fail(PD_E_VALUE, "%s: %lld elements", op, (long long)count);
     return PD_OK;
 }
 
 pd_status pd_group_all_reduce(pd_group *g, void *buf, int64_t count, pd_dtype dtype, pd_reduce op, double scale,
-                              uint64_t site, pd_segment *seg, pd_work **work) {
-    PD_TRY(check_data(g, "all_reduce", count, dtype, buf, seg));
+                              uint64_t site, pd_work **work) {
+    PD_TRY(check_data("all_reduce", count, dtype));
     PD_TRY(pd_reduce_check("all_reduce", dtype, op, scale));
     pd_work w = work_of(g, PD_COLL_ALL_REDUCE, dtype, count, buf, buf, site);
     with_reduce(&w, op, scale);
-    w.segment = seg;
     return submit(&w, work);
 }
 
 pd_status pd_group_reduce_scatter(pd_group *g, const void *in, void *out, int64_t count, pd_dtype dtype, pd_reduce op,
-                                  double scale, uint64_t site, pd_segment *seg, pd_work **work) {
-    PD_TRY(check_data(g, "reduce_scatter", count, dtype, NULL, NULL));
-    PD_TRY(check_data(g, "reduce_scatter", count * g->size, dtype, in, seg));
+                                  double scale, uint64_t site, pd_work **work) {
+    PD_TRY(check_data("reduce_scatter", count, dtype));
     PD_TRY(pd_reduce_check("reduce_scatter", dtype, op, scale));
     pd_work w = work_of(g, PD_COLL_REDUCE_SCATTER, dtype, count, in, out, site);
     with_reduce(&w, op, scale);
-    w.segment = seg;
     return submit(&w, work);
 }
 
 pd_status pd_group_reduce(pd_group *g, void *buf, int64_t count, pd_dtype dtype, pd_reduce op, int root, uint64_t site,
                           pd_work **work) {
-    PD_TRY(check_data(g, "reduce", count, dtype, NULL, NULL));
+    PD_TRY(check_data("reduce", count, dtype));
     PD_TRY(pd_reduce_check("reduce", dtype, op, 1));
     pd_work w = work_of(g, PD_COLL_REDUCE, dtype, count, buf, buf, site);
     with_reduce(&w, op, 1);
@@ -374,24 +379,23 @@ pd_status pd_group_reduce(pd_group *g, void *buf, int64_t count, pd_dtype dtype,
 }
 
 pd_status pd_group_broadcast(pd_group *g, void *buf, int64_t count, pd_dtype dtype, int root, uint64_t site,
-                             pd_segment *seg, pd_work **work) {
-    PD_TRY(check_data(g, "broadcast", count, dtype, buf, seg));
+                             pd_work **work) {
+    PD_TRY(check_data("broadcast", count, dtype));
     pd_work w = work_of(g, PD_COLL_BROADCAST, dtype, count, buf, buf, site);
     PD_TRY(with_root(&w, root));
-    w.segment = seg;
     return submit(&w, work);
 }
 
 pd_status pd_group_all_gather(pd_group *g, const void *in, void *out, int64_t count, pd_dtype dtype, uint64_t site,
                               pd_work **work) {
-    PD_TRY(check_data(g, "all_gather", count, dtype, NULL, NULL));
+    PD_TRY(check_data("all_gather", count, dtype));
     pd_work w = work_of(g, PD_COLL_ALL_GATHER, dtype, count, in, out, site);
     return submit(&w, work);
 }
 
 pd_status pd_group_gather(pd_group *g, const void *in, void *out, int64_t count, pd_dtype dtype, int root,
                           uint64_t site, pd_work **work) {
-    PD_TRY(check_data(g, "gather", count, dtype, NULL, NULL));
+    PD_TRY(check_data("gather", count, dtype));
     pd_work w = work_of(g, PD_COLL_GATHER, dtype, count, in, out, site);
     PD_TRY(with_root(&w, root));
     return submit(&w, work);
@@ -399,7 +403,7 @@ pd_status pd_group_gather(pd_group *g, const void *in, void *out, int64_t count,
 
 pd_status pd_group_scatter(pd_group *g, const void *in, void *out, int64_t count, pd_dtype dtype, int root,
                            uint64_t site, pd_work **work) {
-    PD_TRY(check_data(g, "scatter", count, dtype, NULL, NULL));
+    PD_TRY(check_data("scatter", count, dtype));
     pd_work w = work_of(g, PD_COLL_SCATTER, dtype, count, in, out, site);
     PD_TRY(with_root(&w, root));
     return submit(&w, work);
@@ -407,7 +411,7 @@ pd_status pd_group_scatter(pd_group *g, const void *in, void *out, int64_t count
 
 pd_status pd_group_all_to_all(pd_group *g, const void *in, void *out, int64_t count, pd_dtype dtype, uint64_t site,
                               pd_work **work) {
-    PD_TRY(check_data(g, "all_to_all", count, dtype, NULL, NULL));
+    PD_TRY(check_data("all_to_all", count, dtype));
     pd_work w = work_of(g, PD_COLL_ALL_TO_ALL, dtype, count, in, out, site);
     return submit(&w, work);
 }

@@ -218,6 +218,26 @@ void pd_segment_release(pd_segment *s) {
     pd_group_release(g);
 }
 
+/* Only while somebody else holds it. */
+static bool retain_alive(pd_segment *s) {
+    int refs = atomic_load(&s->refs);
+    while (refs > 0)
+        if (atomic_compare_exchange_weak(&s->refs, &refs, refs + 1)) return true;
+    return false;
+}
+
+pd_segment *pd_segment_of(pd_group *g, const char *data, size_t bytes) {
+    pthread_mutex_lock(&g->segments_lock);
+    pd_segment *s = g->segments;
+    for (; s; s = s->next) {
+        const char *begin = pd_segment_ptr(s);
+        if (data >= begin && data + bytes <= begin + s->bytes) break;
+    }
+    if (s && !retain_alive(s)) s = NULL;
+    pthread_mutex_unlock(&g->segments_lock);
+    return s;
+}
+
 void pd_segments_detach(pd_group *g) {
     pthread_mutex_lock(&g->segments_lock);
     for (pd_segment *s = g->segments; s; s = s->next)

@@ -101,7 +101,7 @@ static pd_status start_bucket(pd_reducer *r, int b) {
     }
     if (last) write_flags(r);
     return pd_group_all_reduce(r->group, pd_segment_ptr(r->buckets[b].segment), count, span->dtype, PD_REDUCE_SUM,
-                               1.0 / pd_group_size(r->group), r->site, r->buckets[b].segment, &r->buckets[b].work);
+                               1.0 / pd_group_size(r->group), r->site, &r->buckets[b].work);
 }
 
 /* The last bucket carries the flags, so it starts at the end of backward unless everything has fired. */

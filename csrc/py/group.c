@@ -177,46 +177,30 @@ static PyObject *finish(call *c) {
     return result;
 }
 
-static bool take_segment(PyObject *o, pd_segment **out) {
-    *out = NULL;
-    if (!o || o == Py_None) return true;
-    if (Py_TYPE(o) != segment_type) {
-        PyErr_Format(PyExc_TypeError, "segment: %R (expected a Segment)", o);
-        return false;
-    }
-    *out = ((SegmentObject *)o)->segment;
-    return true;
-}
-
 static PyObject *group_all_reduce(PyObject *o, PyObject *const *args, Py_ssize_t n, PyObject *keywords) {
-    static const pd_py_signature s = {"all_reduce", 1, {"tensor", "op", "async_op", "scale", "segment", "dtype"}};
-    PyObject *a[6];
+    static const pd_py_signature s = {"all_reduce", 1, {"tensor", "op", "async_op", "scale", "dtype"}};
+    PyObject *a[5];
     pd_reduce op;
-    pd_segment *segment;
     double scale = 1;
     call c;
     if (!pd_py_args(&s, args, n, keywords, a) || !pd_py_reduce(a[1], s.name, &op)) return NULL;
     if (!begin(&c, o, s.name, a[2])) return NULL;
     if (a[3] && (scale = PyFloat_AsDouble(a[3])) == -1 && PyErr_Occurred()) return NULL;
-    if (!take_segment(a[4], &segment)) return NULL;
-    if (take(&c, a[0], a[5], "tensor", PD_PY_IN | PD_PY_OUT, &c.out))
-        RUN(&c, pd_group_all_reduce(c.self->group, c.out.ptr, c.out.count, c.out.dtype, op, scale, c.site, segment,
+    if (take(&c, a[0], a[4], "tensor", PD_PY_IN | PD_PY_OUT, &c.out))
+        RUN(&c, pd_group_all_reduce(c.self->group, c.out.ptr, c.out.count, c.out.dtype, op, scale, c.site,
                                     WORK(&c)));
     return finish(&c);
 }
 
 static PyObject *group_broadcast(PyObject *o, PyObject *const *args, Py_ssize_t n, PyObject *keywords) {
-    static const pd_py_signature s = {"broadcast", 1, {"tensor", "root", "async_op", "segment"}};
-    PyObject *a[4];
-    pd_segment *segment;
+    static const pd_py_signature s = {"broadcast", 1, {"tensor", "root", "async_op"}};
+    PyObject *a[3];
     int root = 0;
     call c;
     if (!pd_py_args(&s, args, n, keywords, a) || !begin(&c, o, s.name, a[2])) return NULL;
     if (a[1] && !take_root(a[1], s.name, &root)) return NULL;
-    if (!take_segment(a[3], &segment)) return NULL;
     if (take(&c, a[0], NULL, "tensor", PD_PY_IN | PD_PY_OUT, &c.out))
-        RUN(&c, pd_group_broadcast(c.self->group, c.out.ptr, c.out.count, c.out.dtype, root, c.site, segment,
-                                   WORK(&c)));
+        RUN(&c, pd_group_broadcast(c.self->group, c.out.ptr, c.out.count, c.out.dtype, root, c.site, WORK(&c)));
     return finish(&c);
 }
 
@@ -252,20 +236,18 @@ static PyObject *group_all_gather(PyObject *o, PyObject *const *args, Py_ssize_t
 }
 
 static PyObject *group_reduce_scatter(PyObject *o, PyObject *const *args, Py_ssize_t n, PyObject *keywords) {
-    static const pd_py_signature s = {"reduce_scatter", 2, {"output", "input", "op", "async_op", "scale", "segment"}};
-    PyObject *a[6];
+    static const pd_py_signature s = {"reduce_scatter", 2, {"output", "input", "op", "async_op", "scale"}};
+    PyObject *a[5];
     pd_reduce op;
-    pd_segment *segment;
     double scale = 1;
     call c;
     if (!pd_py_args(&s, args, n, keywords, a) || !pd_py_reduce(a[2], s.name, &op)) return NULL;
     if (!begin(&c, o, s.name, a[3])) return NULL;
     if (a[4] && (scale = PyFloat_AsDouble(a[4])) == -1 && PyErr_Occurred()) return NULL;
-    if (!take_segment(a[5], &segment)) return NULL;
     if (take(&c, a[1], NULL, "input", PD_PY_IN, &c.in) && take(&c, a[0], NULL, "output", PD_PY_OUT, &c.out) &&
         !(c.status = check_parts(&c, &c.in, "input", &c.out, "output")))
         RUN(&c, pd_group_reduce_scatter(c.self->group, c.in.ptr, c.out.ptr, c.out.count, c.out.dtype, op, scale,
-                                        c.site, segment, WORK(&c)));
+                                        c.site, WORK(&c)));
     return finish(&c);
 }
 
@@ -423,16 +405,16 @@ static PyObject *group_transport(PyObject *o, void *unused) {
 #define FAST(f) (PyCFunction)(void (*)(void))f, METH_FASTCALL | METH_KEYWORDS
 static PyMethodDef group_methods[] = {
     {"all_reduce", FAST(group_all_reduce),
-     "all_reduce(tensor, op='sum', async_op=False, scale=1.0, segment=None, dtype=None) -> None | Work\n\n"
-     "tensor = scale * op over the ranks, in place, with the same bits everywhere. segment: the Segment it lies in."},
+     "all_reduce(tensor, op='sum', async_op=False, scale=1.0, dtype=None) -> None | Work\n\n"
+     "tensor = scale * op over the ranks, in place, with the same bits everywhere."},
     {"broadcast", FAST(group_broadcast),
-     "broadcast(tensor, root=0, async_op=False, segment=None) -> None | Work\n\ntensor, or each of a list of tensors "
+     "broadcast(tensor, root=0, async_op=False) -> None | Work\n\ntensor, or each of a list of tensors "
      "of one dtype, = the root's, in place."},
     {"all_gather", FAST(group_all_gather),
      "all_gather(output, input, async_op=False) -> None | Work\n\noutput = the ranks' inputs one after the other: a "
      "tensor, or a list of a tensor for each rank."},
     {"reduce_scatter", FAST(group_reduce_scatter),
-     "reduce_scatter(output, input, op='sum', async_op=False, scale=1.0, segment=None) -> None | Work\n\noutput = this "
+     "reduce_scatter(output, input, op='sum', async_op=False, scale=1.0) -> None | Work\n\noutput = this "
      "rank's part of scale * op over the ranks' inputs; input: a tensor, or a list of a tensor for each rank."},
     {"all_to_all", FAST(group_all_to_all),
      "all_to_all(output, input, async_op=False) -> None | Work\n\nPart r of the output = this rank's part of rank r's "
@@ -449,7 +431,7 @@ static PyMethodDef group_methods[] = {
      "barrier(async_op=False) -> None | Work\n\nReturns when all ranks have called it."},
     {"destroy", group_destroy, METH_NOARGS, "destroy()\n\nLeaves the group. Segments stay valid."},
     {"segment", group_segment, METH_O,
-     "segment(bytes) -> Segment\n\nZeroed memory that all ranks can address. Collective."},
+     "segment(bytes) -> Segment\n\nZeroed memory that all ranks can address: collectives on it copy nothing. Collective."},
     {"progress", group_progress, METH_NOARGS, "progress()\n\nCarries asynchronous collectives on without waiting."},
     {"raised", group_raised, METH_O, "raised(traceback)\n\nTells the other ranks that this one ends by an exception."},
     {0},

@@ -1,0 +1,30 @@
+"""Tensors in memory that all ranks of a group can address: collectives on them copy nothing."""
+
+from pydist import _C
+from pydist.distributed.process_group import current
+
+
+def empty(*size, dtype=None, device=None, group=None):
+    """A zeroed tensor in symmetric memory of the group (default: the process's), of the same size on every rank.
+
+    Collective: all ranks of the group call it. all_reduce, broadcast and reduce_scatter of it, or of a part of it, read
+    and write the ranks' tensors where they lie, if it lies so on all of them; the results have the same bits as those
+    of any tensor. Between hosts it is ordinary memory. It outlives the group. Errors: OutOfMemoryError on all ranks
+    where one has no room. PyTorch: torch.distributed._symmetric_memory.empty.
+
+    >>> import pydist
+    >>> from pydist.distributed import symmetric_memory
+    >>> x = symmetric_memory.empty(2, 3)
+    >>> pydist.distributed.all_reduce(x)
+    >>> x.shape
+    pydist.Size([2, 3])
+    """
+    if device is not None:
+        _C.device(device)
+    shape = _C.Size(size if len(size) != 1 or isinstance(size[0], int) else size[0])
+    dtype = dtype or _C.get_default_dtype()
+    count = shape.numel()
+    if count == 0:
+        return _C.empty(shape, dtype=dtype)
+    segment = current(group).segment(count * dtype.itemsize)
+    return _C.frombuffer(segment, dtype=dtype, count=count).reshape(shape).detach()
