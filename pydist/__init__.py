@@ -24,6 +24,7 @@ finally:
     if _spins:
         del _os.environ["GOMP_SPINCOUNT"]
 
+from pydist import _legacy
 from pydist._functions import *
 from pydist._grad_mode import enable_grad, inference_mode, no_grad, set_grad_enabled
 from pydist._onednn import candidates as _onednn_candidates
@@ -53,6 +54,7 @@ _FROM = {  # name -> the submodule that it comes from, opened at first use
     ),
     **dict.fromkeys("finfo iinfo can_cast".split(), "_dtypes"),
     "set_printoptions": "_tensor",
+    **dict.fromkeys(_legacy._DTYPES, "_legacy"),
 }
 
 

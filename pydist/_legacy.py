@@ -1,0 +1,120 @@
+"""What PyTorch's scripts of some years ago say: `FloatTensor(2, 3)`, `Variable(x)`, `x.type("torch.LongTensor")`,
+`x.new(3)`, `x.random_(10)`. Thin names over today's functions; importing this gives Tensor its methods."""
+
+from pydist import _C
+from pydist._C import Tensor
+
+_DTYPES = {
+    "FloatTensor": _C.float32,
+    "DoubleTensor": _C.float64,
+    "HalfTensor": _C.float16,
+    "BFloat16Tensor": _C.bfloat16,
+    "LongTensor": _C.int64,
+    "IntTensor": _C.int32,
+    "ShortTensor": _C.int16,
+    "CharTensor": _C.int8,
+    "ByteTensor": _C.uint8,
+    "BoolTensor": _C.bool,
+}
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+
+
+def _made(dtype, args):
+    """Sizes give an uninitialised tensor, anything else its elements, as `Tensor(...)` does."""
+    if not args or all(isinstance(arg, int) for arg in args) or len(args) == 1 and isinstance(args[0], _C.Size):
+        return _C.empty(*args if args else (0,), dtype=dtype)
+    if len(args) > 1:
+        raise TypeError(f"{_NAMES[dtype]}: {len(args)} arguments (expected sizes, or one sequence or array)")
+    return _C.tensor(args[0], dtype=dtype) if not isinstance(args[0], Tensor) else args[0].detach().to(dtype)
+
+
+class _TypedTensor(type):
+    """FloatTensor and its kin: calls make tensors, isinstance asks for the dtype."""
+
+    def __call__(cls, *args, device=None):
+        if device is not None:
+            _C.device(device)
+        return _made(cls.dtype, args)
+
+    def __instancecheck__(cls, obj):
+        return isinstance(obj, Tensor) and obj.dtype is cls.dtype
+
+
+def __getattr__(name):
+    if name not in _DTYPES:
+        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+    doc = f"{name}(*sizes) or {name}(data): a tensor of {_DTYPES[name]}. Today: pydist.empty, pydist.tensor."
+    made = globals()[name] = _TypedTensor(name, (), {"dtype": _DTYPES[name], "__doc__": doc, "__module__": "pydist"})
+    return made
+
+
+class _VariableType(type):
+    def __call__(cls, data, requires_grad=False, volatile=False):
+        if not isinstance(data, Tensor):
+            raise TypeError(f"Variable: data must be a Tensor: {type(data).__name__}")
+        made = data.detach() if not data.requires_grad else data
+        return made.requires_grad_() if requires_grad else made
+
+    def __instancecheck__(cls, obj):
+        return isinstance(obj, Tensor)
+
+
+class Variable(metaclass=_VariableType):
+    """Variable(data, requires_grad=False): the tensor itself, over the same memory. Tensors have been variables since 2018.
+
+    >>> import pydist
+    >>> x = pydist.autograd.Variable(pydist.ones(2), requires_grad=True)
+    >>> x.requires_grad, isinstance(x, pydist.autograd.Variable)
+    (True, True)
+    """
+
+
+def _method(f):
+    setattr(Tensor, f.__name__, f)
+    return f
+
+
+def _type(self, dtype=None, non_blocking=False):
+    """The name "torch.FloatTensor" and so on; or the tensor in another dtype, given as a dtype or by such a name."""
+    if dtype is None:
+        return f"torch.{_NAMES[self.dtype]}"
+    if isinstance(dtype, str):
+        name = dtype.rpartition(".")[2]
+        if name not in _DTYPES or ".cuda." in dtype:
+            raise ValueError(f"type: {dtype!r} (expected a name such as 'torch.FloatTensor')")
+        dtype = _DTYPES[name]
+    return self.to(getattr(dtype, "dtype", dtype))
+
+
+Tensor.type = _type
+
+
+@_method
+def new(self, *args):
+    """A tensor of the same dtype: of these sizes, uninitialised, or with these elements."""
+    return _made(self.dtype, args)
+
+
+@_method
+def cuda(self, device=None, non_blocking=False, memory_format=None):
+    """Raises RuntimeError: there is no CUDA device."""
+    raise RuntimeError("cuda: no CUDA device (pydist was built for the CPU)")
+
+
+@_method
+def random_(self, low=0, high=None, *, generator=None):
+    """Integers drawn evenly from [low, high), in place; `random_(n)`: from [0, n)."""
+    if high is None and low:
+        low, high = 0, low
+    if high is None:
+        exact = {_C.float32: 24, _C.float64: 53, _C.float16: 11, _C.bfloat16: 8, _C.bool: 1}
+        high = 1 << exact.get(self.dtype, 8 * self.element_size() - (self.dtype is not _C.uint8))
+        high = min(high, (1 << 63) - 1)
+    drawn = _C.randint(low, high, tuple(self.shape), generator=generator)
+    return self.copy_(drawn)
+
+
+@_method
+def get_device(self):
+    """-1: the CPU."""
+    return -1
