@@ -1,0 +1,230 @@
+"""Several hosts: network namespaces on one machine, each with a cable to a common router. Needs root and `ip`."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+TOP = Path(__file__).parent.parent
+
+
+def can_make_namespaces():
+    if os.geteuid() or not shutil.which("ip"):
+        return False
+    name = f"pdtry{os.getpid()}"
+    made = subprocess.run(["ip", "netns", "add", name], capture_output=True).returncode == 0
+    if made:
+        subprocess.run(["ip", "netns", "del", name], check=True)
+    return made
+
+
+pytestmark = pytest.mark.skipif(not can_make_namespaces(), reason="no root or no `ip`: several hosts were NOT tested")
+
+
+def ip(*words):
+    done = subprocess.run(["ip", *words], capture_output=True, text=True)
+    assert done.returncode == 0, f"ip {' '.join(words)}: {done.stderr}"
+
+
+class Hosts:
+    """Namespaces pd<pid>-0, -1, ... with addresses 10.213.0.2, 10.213.1.2, ..., and a router between them."""
+
+    def __init__(self, count, folder):
+        self.tag, self.count, self.folder, self.jobs = f"pd{os.getpid() % 100000}", count, folder, []
+        self.secret = folder / "secret"
+        self.secret.write_bytes(os.urandom(32))
+        self.secret.chmod(0o600)
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port = free.getsockname()[1]
+
+    def __enter__(self):
+        try:
+            ip("netns", "add", f"{self.tag}-router")
+            self.inside("router", "sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward")
+            for host in range(self.count):
+                self.plug_in(host)
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def plug_in(self, host):
+        ip("netns", "add", f"{self.tag}-{host}")
+        cable, end = f"{self.tag}c{host}", f"{self.tag}e{host}"
+        ip("link", "add", cable, "type", "veth", "peer", "name", end)
+        ip("link", "set", cable, "netns", f"{self.tag}-router")
+        ip("link", "set", end, "netns", f"{self.tag}-{host}")
+        for where, device, address in (("router", cable, f"10.213.{host}.1"), (host, end, self.address(host))):
+            self.inside(where, "ip", "address", "add", f"{address}/24", "dev", device)
+            self.inside(where, "ip", "link", "set", device, "up")
+        self.inside(host, "ip", "link", "set", "lo", "up")
+        self.inside(host, "ip", "route", "add", "default", "via", f"10.213.{host}.1")
+
+    def __exit__(self, *error):
+        for job in self.jobs:
+            job.kill()
+            job.wait()
+            job.stdout.close()
+        for name in [*range(self.count), "router"]:
+            subprocess.run(["ip", "netns", "del", f"{self.tag}-{name}"], capture_output=True)
+
+    def address(self, host):
+        return f"10.213.{host}.2"
+
+    def command(self, host):
+        return ["ip", "netns", "exec", f"{self.tag}-{host}"]
+
+    def inside(self, host, *words):
+        return subprocess.run([*self.command(host), *words], check=True, capture_output=True, text=True)
+
+    def cut_cable(self, host):
+        self.inside("router", "ip", "link", "set", f"{self.tag}c{host}", "down")
+
+    def launcher(self, host, path, ranks=2):
+        words = [
+            sys.executable, "-m", "pydist.run", "--nnodes", self.count, "--node-rank", host, "--nproc-per-node", ranks,
+            "--master-addr", self.address(0), "--master-port", self.port, path,
+        ]  # fmt: skip
+        return [*self.command(host), *map(str, words)]
+
+    def start(self, script, ranks=2, **env):
+        """A launcher on every host, host 0's last."""
+        path = self.folder / "script.py"
+        path.write_text(script)
+        shared = {"PYTHONPATH": str(TOP), "PYDIST_SECRET_FILE": str(self.secret), "OUT": str(self.folder)}
+        env = {**os.environ, **shared, **env}
+        for host in reversed(range(self.count)):
+            command = self.launcher(host, path, ranks)
+            job = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            self.jobs.insert(0, job)
+
+    def finish(self, timeout=60):
+        """[(exit code, output)] by host."""
+        outputs = [job.communicate(timeout=timeout)[0] for job in self.jobs]
+        return [(job.returncode, text) for job, text in zip(self.jobs, outputs)]
+
+    def said(self):
+        return [json.loads((self.folder / f"rank{r}").read_text()) for r in range(2 * self.count)]
+
+    def wait_for(self, name):
+        end = time.monotonic() + 30
+        while not (self.folder / name).exists():
+            assert time.monotonic() < end, f"{name} did not come: {[job.poll() for job in self.jobs]}"
+            time.sleep(0.02)
+
+
+HEAD = """
+import json, os, socket, time
+import pydist
+from pydist import distributed as dist, nn, optim
+dist.init_process_group()
+rank, world = dist.get_rank(), dist.get_world_size()
+
+def say(**what):
+    with open(os.path.join(os.environ["OUT"], f"rank{rank}"), "w") as file:
+        json.dump({"rank": rank, **what}, file)
+"""
+
+WORK = """
+x = (pydist.arange(100_000).double() * 0.3 + rank).sin().float()
+y, z = x.clone(), x.clone()
+dist.all_reduce(y)
+dist.broadcast(z, world - 1)
+objects = [None] * world
+dist.all_gather_object(objects, {"rank": rank})
+pydist.manual_seed(0)
+data, labels = pydist.randn(96, 8), pydist.randint(0, 3, (96,))
+part = 96 // world
+model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3)))
+optimizer = optim.SGD(model.parameters(), lr=0.2)
+for _ in range(5):
+    optimizer.zero_grad()
+    here = slice(rank * part, rank * part + part)
+    nn.functional.cross_entropy(model(data[here]), labels[here]).backward()
+    optimizer.step()
+weights = [p.double().sum().item().hex() for p in model.parameters()]
+say(sum=y.double().sum().item().hex(), sent=z.double().sum().item().hex(), objects=objects, weights=weights,
+    transport=dist.group.WORLD.transport)
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_the_bits_of_one_host(count, tmp_path):
+    with Hosts(count, tmp_path) as hosts:
+        hosts.start(HEAD + WORK)
+        for code, text in hosts.finish():
+            assert code == 0, text
+        far = hosts.said()
+    script = tmp_path / "script.py"
+    command = [sys.executable, "-m", "pydist.run", "--nproc-per-node", str(2 * count), str(script)]
+    subprocess.run(command, check=True, env={**os.environ, "OUT": str(tmp_path)}, timeout=60)
+    near = hosts.said()
+    assert {one.pop("transport") for one in far} == {"tcp"} and {one.pop("transport") for one in near} == {"shm"}
+    assert far == near
+
+
+LOOP = """
+x = pydist.ones(1000)
+begin = time.monotonic()
+try:
+    for i in range(100_000):
+        dist.all_reduce(x, op=dist.ReduceOp.MAX)
+        if i == 50:
+            open(os.path.join(os.environ["OUT"], f"going{rank}"), "w").close()
+        begin = time.monotonic()
+except dist.DistError as error:
+    say(kind=type(error).__name__, text=str(error), waited=time.monotonic() - begin)
+    raise SystemExit(3)
+"""
+
+
+def test_a_cut_cable(tmp_path):
+    with Hosts(2, tmp_path) as hosts:
+        hosts.start(HEAD + LOOP, PYDIST_SILENT="3", PYDIST_WARN="1")
+        for rank in range(4):
+            hosts.wait_for(f"going{rank}")
+        begin = time.monotonic()
+        hosts.cut_cable(1)
+        ended = hosts.finish()
+        assert time.monotonic() - begin < 20
+        assert all(code != 0 for code, _ in ended), ended
+        for one in hosts.said():
+            assert one["waited"] < 15 and one["kind"] in ("PeerFailed", "DistError"), one
+        assert any(one["kind"] == "PeerFailed" for one in hosts.said())
+
+
+def test_strangers_at_the_ports(tmp_path):
+    with Hosts(2, tmp_path) as hosts:
+        hosts.start(HEAD + LOOP.replace("100_000", "6000"))
+        hosts.wait_for("going0")
+        knock = (
+            "import socket, sys\n"
+            "for garbage in (b'GET / HTTP/1.0\\r\\n\\r\\n' * 50, b'\\xff' * 5000, b''):\n"
+            "    with socket.create_connection((sys.argv[1], int(sys.argv[2])), 5) as s:\n"
+            "        s.sendall(garbage)\n"
+            "print('knocked')"
+        )
+        done = hosts.inside(1, sys.executable, "-c", knock, hosts.address(0), str(hosts.port))
+        assert done.stdout == "knocked\n"
+        for code, text in hosts.finish():
+            assert code == 0, text
+
+
+def test_another_secret_is_refused(tmp_path):
+    with Hosts(2, tmp_path) as hosts:
+        other = tmp_path / "other"
+        other.write_bytes(os.urandom(32))
+        other.chmod(0o600)
+        hosts.start(HEAD + WORK)
+        hosts.jobs[1].kill()
+        env = {**os.environ, "PYTHONPATH": str(TOP), "PYDIST_SECRET_FILE": str(other), "OUT": str(tmp_path)}
+        command = hosts.launcher(1, tmp_path / "script.py")
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+        assert done.returncode != 0 and "secret" in done.stdout + done.stderr
