@@ -6,6 +6,7 @@ from shutil import which
 
 from pydist import _C, __version__
 from pydist._onednn import candidates
+from pydist.distributed import is_mpi_available
 
 
 def _instruction_sets():
@@ -31,7 +32,8 @@ def lines():
     version = _C.onednn_version()
     yield f"oneDNN: {version or 'not there (portable kernels); looked for ' + ', '.join(candidates())}"
     yield f"CUDA: not in this build ({_found('driver', _library('cuda'))}, {_found('nvcc', which('nvcc'))})"
-    yield f"MPI: not in this build ({_found('mpirun', which('mpirun'))}, {_found('mpicc', which('mpicc'))})"
+    built = "in this build" if is_mpi_available() else "not in this build"
+    yield f"MPI: {built} ({_found('mpirun', which('mpirun'))}, {_found('mpicc', which('mpicc'))})"
     yield "environment (PYDIST_... variables, their values here, what they mean):"
     for name, value, text in _C.flags():
         yield f"  {name}={value}  {text}"

@@ -1,0 +1,328 @@
+"""`python -m pydist.doctor`: what is wrong with communication here, as verdicts. The first line is the worst one.
+
+Looks at this host (its name, a port, shared memory, limits, cores), then starts `--nproc-per-node` ranks that compare
+versions, scripts, clocks and speed, and measure latency and bandwidth. Every line says what was found and what to do.
+Exit code 1 where there is a problem. `--json` prints [{"severity", "check", "text"}].
+
+PYDIST_FAULT=clock:RANK:SECONDS, version:RANK:TEXT or slow:RANK:FACTOR pretends a fault, for tests of this program.
+"""
+
+import argparse
+import glob
+import hashlib
+import json
+import os
+import platform
+import resource
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter, namedtuple
+
+Finding = namedtuple("Finding", "severity check text")
+PROBLEM, WARNING, OK = "problem", "warning", "ok"
+_ORDER = (PROBLEM, WARNING, OK)
+
+MARK = "pydist.doctor:"  # before the line of JSON that rank 0 prints
+CLOCK = 0.5  # seconds that clocks may differ
+SLOW = 1.5  # times the median that a rank may take
+DESCRIPTORS = 1024
+SHM = 64 << 20
+
+
+# This host
+
+
+def name_finding(host=None, hosts=1):
+    """What the host's own name stands for; `hosts`: how many the job has."""
+    severity = WARNING if hosts > 1 else OK
+    host = host or socket.gethostname()
+    try:
+        addresses = sorted({info[4][0] for info in socket.getaddrinfo(host, None)})
+    except OSError as error:
+        return Finding(severity, "name", f"this host's name {host} stands for no address ({error}): give --master-addr")
+    loopback = [a for a in addresses if a.startswith("127.") or a == "::1"]
+    if len(loopback) == len(addresses):
+        return Finding(
+            severity,
+            "name",
+            f"this host's name {host} stands for {', '.join(addresses)}, which means another host elsewhere: jobs of "
+            f"several hosts need --master-addr with one of {', '.join(own_addresses()) or 'its own addresses'}",
+        )
+    return Finding(OK, "name", f"{host} is {', '.join(addresses)}")
+
+
+def own_addresses():
+    """This host's IPv4 addresses, loopback left out."""
+    found = set()
+    for target in ("10.255.255.255", "192.0.2.1"):
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            try:
+                probe.connect((target, 1))  # sends nothing
+                found.add(probe.getsockname()[0])
+            except OSError:
+                pass
+    return sorted(a for a in found if not a.startswith("127."))
+
+
+def port_owner(port):
+    """(pid, command) of who listens on this tcp port, (None, None) where that cannot be seen; None: nobody listens."""
+    inodes = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        try:
+            with open(table) as file:
+                rows = [line.split() for line in file][1:]
+        except OSError:
+            continue
+        inodes |= {row[9] for row in rows if row[3] == "0A" and int(row[1].rpartition(":")[2], 16) == port}
+    if not inodes:
+        return None
+    for path in glob.glob("/proc/[0-9]*/fd/*"):
+        try:
+            if os.readlink(path)[len("socket:[") : -1] in inodes:
+                pid = path.split("/")[2]
+                with open(f"/proc/{pid}/cmdline") as file:
+                    return int(pid), file.read().replace("\0", " ").strip()
+        except OSError:
+            continue
+    return None, None
+
+
+def port_finding(port):
+    owner = port_owner(port)
+    if owner is None:
+        return Finding(OK, "port", f"port {port} is free")
+    who = f"pid {owner[0]} ({owner[1][:80]})" if owner[0] else "a process of another user"
+    return Finding(PROBLEM, "port", f"port {port} is taken by {who}: end it, or choose another --master-port")
+
+
+def memory_findings(shm="/dev/shm"):
+    try:
+        status = os.statvfs(shm)
+        free = status.f_bavail * status.f_frsize
+        if free < SHM:
+            text = f"{shm} has {free >> 20} MiB left: other libraries' loaders need it (docker run --shm-size=1g)"
+            yield Finding(WARNING, "shared memory", f"{text}; pydist's own shared memory does not lie there")
+        else:
+            yield Finding(OK, "shared memory", f"{shm} has {free >> 20} MiB left")
+    except OSError:
+        yield Finding(WARNING, "shared memory", f"there is no {shm}: other libraries' loaders need it")
+    try:
+        fd = os.memfd_create("pydist.doctor")
+        os.posix_fallocate(fd, 0, 1 << 20)
+        os.close(fd)
+    except OSError as error:
+        text = f"no shared memory can be made ({error.strerror}): ranks cannot communicate"
+        yield Finding(PROBLEM, "shared memory", text)
+
+
+def limit_finding():
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < DESCRIPTORS:
+        text = f"at most {soft} open files: jobs of many ranks need more (ulimit -n {min(hard, 65536)})"
+        return Finding(PROBLEM if soft < 256 else WARNING, "limits", text)
+    return Finding(OK, "limits", f"{soft} open files")
+
+
+def cores_finding(ranks, cores=None):
+    from pydist import _C
+
+    cores = cores or len(os.sched_getaffinity(0))
+    said = os.environ.get("OMP_NUM_THREADS")
+    threads = int(said) if said and said.isdigit() else max(1, min(cores, _C.get_num_threads()) // max(ranks, 1))
+    if threads * ranks > cores:
+        because = f"OMP_NUM_THREADS={said}" if said else "one at least"
+        return Finding(
+            WARNING,
+            "cores",
+            f"{ranks} ranks with {threads} threads each ({because}) on {cores} cores: they wait for each other; "
+            f"start {max(1, cores // threads)} ranks, or set OMP_NUM_THREADS={max(1, cores // ranks)}",
+        )
+    return Finding(OK, "cores", f"{ranks} ranks with {threads} threads on {cores} cores")
+
+
+# Ranks
+
+
+def _fault(kind, rank):
+    """The value of PYDIST_FAULT=kind:rank:value where it is meant for this rank."""
+    name, _, rest = os.environ.get("PYDIST_FAULT", "").partition(":")
+    whom, _, value = rest.partition(":")
+    return value if name == kind and whom == str(rank) else None
+
+
+def _hash(path):
+    with open(path, "rb") as file:
+        return hashlib.sha256(file.read()).hexdigest()[:12]
+
+
+def _speed():
+    """Seconds of a matrix product on one thread, the best of several."""
+    import pydist
+
+    threads = pydist.get_num_threads()
+    pydist.set_num_threads(1)
+    a, best = pydist.ones(384, 384), float("inf")
+    for _ in range(9):
+        begin = time.perf_counter()
+        a @ a
+        best = min(best, time.perf_counter() - begin)
+    pydist.set_num_threads(threads)
+    return best
+
+
+def _link():
+    """Seconds of an all_reduce of 4 bytes, and bytes a second of one of 4 MiB."""
+    import pydist
+    from pydist import distributed as dist
+
+    def timed(x, calls):
+        for _ in range(3):
+            dist.all_reduce(x)
+        begin = time.perf_counter()
+        for _ in range(calls):
+            dist.all_reduce(x)
+        return (time.perf_counter() - begin) / calls
+
+    return timed(pydist.zeros(1), 200), (4 << 20) / timed(pydist.zeros(1 << 20), 10)
+
+
+def examine(script=None):
+    """What a rank knows of itself; every rank of the default group calls it."""
+    import pydist
+    from pydist import _C
+    from pydist import distributed as dist
+
+    rank = dist.get_rank()
+    dist.barrier()
+    clock = time.time() + float(_fault("clock", rank) or 0)
+    speed = _speed() * float(_fault("slow", rank) or 1)
+    latency, bandwidth = _link()
+    return {
+        "rank": rank,
+        "host": socket.gethostname(),
+        "clock": clock,
+        "speed": speed,
+        "latency": latency,
+        "bandwidth": bandwidth,
+        "transport": dist.group.WORLD.transport,
+        "same": {
+            "pydist": _fault("version", rank) or f"{pydist.__version__} ({_hash(_C.__file__)})",
+            "Python": platform.python_version(),
+            "oneDNN": _C.onednn_version() or "none",
+            "instruction set": _C.isa(),
+            "kernel": platform.release(),
+            **({"script": f"{script} ({_hash(script)})"} if script else {}),
+        },
+    }
+
+
+def compare(ranks):
+    """Findings from what the ranks say of themselves."""
+    for what in ranks[0]["same"]:
+        values = Counter(rank["same"].get(what) for rank in ranks)
+        if len(values) > 1:
+            usual = values.most_common(1)[0][0]
+            odd = next(rank for rank in ranks if rank["same"].get(what) != usual)
+            bits = what in ("pydist", "script", "oneDNN", "instruction set")
+            yield Finding(
+                PROBLEM if what in ("pydist", "script") else WARNING,
+                "versions",
+                f"rank {odd['rank']} on {odd['host']} has {what} {odd['same'].get(what)}, the others {usual}"
+                + (": results need not have the same bits" if bits else ""),
+            )
+    clocks = [rank["clock"] for rank in ranks]
+    if max(clocks) - min(clocks) > CLOCK:
+        middle = sorted(clocks)[len(clocks) // 2]
+        odd = max(ranks, key=lambda rank: abs(rank["clock"] - middle))
+        ahead = odd["clock"] - (middle if odd["clock"] != middle else min(clocks))
+        yield Finding(
+            WARNING,
+            "clocks",
+            f"the clock of rank {odd['rank']} on {odd['host']} is {ahead:+.1f} s off: times in logs do not compare "
+            "(start NTP)",
+        )
+    speeds = sorted(rank["speed"] for rank in ranks)
+    usual = speeds[(len(speeds) - 1) // 2]
+    odd = max(ranks, key=lambda rank: rank["speed"])
+    if odd["speed"] > SLOW * usual:
+        yield Finding(
+            WARNING,
+            "slow rank",
+            f"rank {odd['rank']} on {odd['host']} computes {odd['speed'] / usual:.1f} times slower than the others, "
+            "who wait for it: look for another program on its cores, or heat",
+        )
+    worst = max(ranks, key=lambda rank: rank["latency"])
+    least = min(rank["bandwidth"] for rank in ranks)
+    yield Finding(
+        OK,
+        "link",
+        f"{len(ranks)} ranks over {worst['transport']}: all_reduce of 4 bytes {worst['latency'] * 1e6:.1f} us, "
+        f"of 4 MiB {least / 1e9:.2f} GB/s",
+    )
+
+
+def ranks_findings(count, script=None, timeout=120):
+    """Starts `count` ranks on this host and compares them."""
+    command = [sys.executable, "-m", "pydist.run", "--nproc-per-node", str(count), "-m", "pydist.doctor", "--as-rank"]
+    command += ["--script", script] if script else []
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
+    except subprocess.TimeoutExpired:
+        return [Finding(PROBLEM, "ranks", f"{count} ranks did not end within {timeout} s")]
+    for line in done.stdout.splitlines():
+        if MARK in line:
+            return list(compare(json.loads(line.partition(MARK)[2])))
+    said = (done.stderr or done.stdout).strip().splitlines()
+    return [Finding(PROBLEM, "ranks", f"{count} ranks cannot work together: {said[0] if said else 'no word'}")]
+
+
+def _be_a_rank(script):
+    from pydist import distributed as dist
+
+    dist.init_process_group()
+    every = [None] * dist.get_world_size()
+    dist.all_gather_object(every, examine(script))
+    if dist.get_rank() == 0:
+        print(MARK + json.dumps(every))
+    dist.destroy_process_group()
+
+
+def findings(ranks, port=None, script=None, hosts=1):
+    """All findings, the worst first."""
+    found = [name_finding(hosts=hosts), *memory_findings(), limit_finding(), cores_finding(ranks)]
+    if port is not None:
+        found.append(port_finding(port))
+    found += ranks_findings(ranks, script)
+    return sorted(found, key=lambda finding: _ORDER.index(finding.severity))
+
+
+def main():
+    parser = argparse.ArgumentParser(prog="python -m pydist.doctor", description=__doc__.split("\n")[0])
+    parser.add_argument(
+        "--nproc-per-node", "--nproc_per_node", type=int, default=2, metavar="N", help="ranks to start (2)"
+    )
+    parser.add_argument("--nnodes", type=int, default=1, metavar="N", help="hosts that the job will have (1)")
+    parser.add_argument("--master-port", "--master_port", type=int, metavar="PORT", help="a port that a job will use")
+    parser.add_argument("--script", metavar="FILE", help="the training script, which has to be the same for all ranks")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--as-rank", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.as_rank:
+        _be_a_rank(args.script)
+        return
+    if args.script and not os.path.isfile(args.script):
+        parser.error(f"--script {args.script}: no such file")
+    port = args.master_port if args.master_port is not None else os.environ.get("MASTER_PORT")
+    found = findings(args.nproc_per_node, int(port) if port else None, args.script, args.nnodes)
+    if args.json:
+        print(json.dumps([finding._asdict() for finding in found]))
+    else:
+        for finding in found:
+            print(f"{finding.severity}: {finding.check}: {finding.text}")
+    sys.exit(int(found[0].severity == PROBLEM))
+
+
+if __name__ == "__main__":
+    main()
