@@ -648,3 +648,26 @@ def test_first_all_reduce_is_quick(tmp_path):
         assert code == 0, err
         times.append(max(map(float, re.findall(r"done ([\d.]+)", out))) - start)
     assert min(times) < 1.2
+
+
+def test_create_graph_is_refused():
+    """A bucket cannot hold a gradient's graph; grad() with create_graph, and backward of what it gives, can."""
+
+    def work(rank):
+        model, x = DistributedDataParallel(net()), double_ones(2, 6) * (rank + 1)
+        with pytest.raises(RuntimeError, match="create_graph=True needs a .grad with a graph"):
+            model(x).square().sum().backward(create_graph=True)
+        model.zero_grad()
+        grads = pydist.autograd.grad(model(x).square().sum(), list(model.parameters()), create_graph=True)
+        sum(g.square().sum() for g in grads).backward()
+        return [p.grad.clone() for p in model.parameters() if p.grad is not None]
+
+    def penalty(model, x):
+        grads = pydist.autograd.grad(model(x).square().sum(), list(model.parameters()), create_graph=True)
+        return sum(g.square().sum() for g in grads)
+
+    model = net()
+    (sum(penalty(model, double_ones(2, 6) * (r + 1)) for r in range(2)) / 2).backward()
+    a, b = threads.run(work, 2)
+    assert difference(a, b) == 0
+    assert difference(a, [p.grad for p in model.parameters() if p.grad is not None]) < 1e-6

@@ -219,6 +219,10 @@ static pd_status call_leaf_hooks(pd_tensor *leaf, pd_hook_kind kind) {
 static pd_status accumulate(pd_tensor *leaf, pd_tensor *g, bool create_graph) {
     pd_meta *m = NULL;
     PD_TRY(pd_meta_get(leaf, &m));
+    if (m->home && create_graph && pd_tensor_wants_grad(g))
+        return pd_fail(PD_E_RUNTIME, "backward: create_graph=True needs a .grad with a graph, and this one lies in a "
+                                     "bucket of DistributedDataParallel (expected autograd.grad(..., "
+                                     "create_graph=True), and backward of what is made of it)");
     if (m->grad && !create_graph) return pd_engine.add_into(m->grad, g);
     pd_tensor *t;
     if (m->grad) {

@@ -2,6 +2,7 @@
 
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 
 #include "base/log.h"
 #include "base/mem.h"
@@ -20,7 +21,10 @@ typedef struct slot { /* a parameter */
 typedef struct bucket {
     pd_segment *segment;
     int waiting;          /* parameters that have not fired yet, frozen ones left out */
+    pd_storage *storage;  /* the segment as its views' memory */
     pd_work *work;        /* NULL: not started */
+    void *pending;        /* the hook's, between start and finish */
+    bool started;         /* with the hook */
 } bucket;
 
 struct pd_reducer {
@@ -33,17 +37,45 @@ struct pd_reducer {
     int next;             /* the bucket that starts next */
     int64_t flags_at;     /* elements: where the used flags lie in the last bucket */
     bool sync, running, warned;
+    double divisor;
     uint64_t site;
+    pd_comm_hook hook;    /* start NULL: the all-reduce of group.h */
+    pd_closure begin;
+    pd_reducer_times times;
+    int64_t prepared, began; /* ns; 0: not yet */
 };
 
 const pd_layout *pd_reducer_layout(const pd_reducer *r) { return &r->layout; }
 void pd_reducer_set_sync(pd_reducer *r, bool sync) { r->sync = sync; }
 bool pd_reducer_get_sync(const pd_reducer *r) { return r->sync; }
 
+const char *pd_reducer_name(const pd_reducer *r, int param) { return r->slots[param].name; }
+pd_group *pd_reducer_group(const pd_reducer *r) { return r->group; }
+pd_tensor *pd_reducer_home(const pd_reducer *r, int param) { return r->slots[param].home; }
+const pd_reducer_times *pd_reducer_get_times(const pd_reducer *r) { return &r->times; }
+
+pd_status pd_reducer_bucket_at(const pd_reducer *r, int b, pd_reducer_bucket *out) {
+    int n = pd_group_size(r->group) == 1 ? 0 : r->layout.nbuckets;
+    if (b < 0 || b >= n) return pd_fail(PD_E_INDEX, "bucket: %d (expected 0 to %d)", b, n - 1);
+    const bucket *k = &r->buckets[b];
+    *out = (pd_reducer_bucket){.data = pd_segment_ptr(k->segment), .numel = r->layout.buckets[b].numel,
+                               .dtype = r->layout.buckets[b].dtype, .storage = k->storage};
+    return PD_OK;
+}
+
+static int64_t now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
 static void forget_backward(pd_reducer *r) {
     for (int b = 0; b < r->layout.nbuckets; b++) {
-        if (r->buckets[b].work) pd_work_release(r->buckets[b].work);
-        r->buckets[b].work = NULL;
+        bucket *k = &r->buckets[b];
+        if (k->work) pd_work_release(k->work);
+        if (k->started) r->hook.abandon(k->pending);
+        k->work = NULL;
+        k->started = false;
     }
     for (int i = 0; i < r->n; i++) r->slots[i].fired = false;
     r->next = 0;
@@ -91,8 +123,21 @@ static pd_status fill_in(slot *s) {
     return PD_OK;
 }
 
+/* Alignment leaves them; a hook may have written there. */
+static void clear_gaps(pd_reducer *r, int b) {
+    const pd_bucket_span *span = &r->layout.buckets[b];
+    size_t size = pd_dtype_size(span->dtype);
+    char *data = pd_segment_ptr(r->buckets[b].segment);
+    for (int k = span->first; k < span->first + span->count; k++) {
+        const pd_piece *p = &r->layout.pieces[k];
+        int64_t end = p->offset + p->numel, next = k + 1 < span->first + span->count ? p[1].offset : span->numel;
+        memset(data + (size_t)end * size, 0, (size_t)(next - end) * size);
+    }
+}
+
 static pd_status start_bucket(pd_reducer *r, int b) {
     const pd_bucket_span *span = &r->layout.buckets[b];
+    bucket *own = &r->buckets[b];
     bool last = b == r->layout.nbuckets - 1;
     int64_t count = last ? r->flags_at + r->n : span->numel;
     for (int k = span->first; k < span->first + span->count; k++) {
@@ -100,8 +145,32 @@ static pd_status start_bucket(pd_reducer *r, int b) {
         if (!s->fired) PD_TRY(fill_in(s));
     }
     if (last) write_flags(r);
-    return pd_group_all_reduce(r->group, pd_segment_ptr(r->buckets[b].segment), count, span->dtype, PD_REDUCE_SUM,
-                               1.0 / pd_group_size(r->group), r->site, &r->buckets[b].work);
+    if (r->hook.start) {
+        clear_gaps(r, b);
+        PD_TRY(r->hook.start(r->hook.ctx, b, &own->pending));
+        own->started = true;
+        return PD_OK;
+    }
+    return pd_group_all_reduce(r->group, pd_segment_ptr(own->segment), count, span->dtype, PD_REDUCE_SUM,
+                               1.0 / r->divisor, r->site, &own->work);
+}
+
+static pd_status finish_bucket(pd_reducer *r, int b) {
+    bucket *own = &r->buckets[b];
+    if (own->work) return pd_work_wait(own->work, -1);
+    if (!own->started) return PD_OK;
+    own->started = false;
+    return r->hook.finish(r->hook.ctx, b, own->pending);
+}
+
+/* What has not started does, and all end. */
+static pd_status finish_buckets(pd_reducer *r) {
+    int last = r->layout.nbuckets - 1;
+    for (; r->next <= last; r->next++) PD_TRY(start_bucket(r, r->next));
+    for (int b = 0; b <= last; b++) PD_TRY(finish_bucket(r, b));
+    if (!r->hook.start) return PD_OK;
+    return pd_group_all_reduce(r->group, flag_at(r, 0), r->n, r->layout.buckets[last].dtype, PD_REDUCE_SUM, 1, r->site,
+                               NULL);
 }
 
 /* The last bucket carries the flags, so it starts at the end of backward unless everything has fired. */
@@ -130,8 +199,7 @@ static void warn_unused(pd_reducer *r) {
 
 static pd_status finish(pd_reducer *r) {
     warn_unused(r);
-    for (; r->next < r->layout.nbuckets; r->next++) PD_TRY(start_bucket(r, r->next));
-    for (int b = 0; b < r->layout.nbuckets; b++) PD_TRY(pd_work_wait(r->buckets[b].work, -1));
+    PD_TRY(finish_buckets(r));
     for (int i = 0; i < r->n; i++) {
         slot *s = &r->slots[i];
         pd_meta *m = s->param->meta;
@@ -141,13 +209,28 @@ static pd_status finish(pd_reducer *r) {
     return PD_OK;
 }
 
+static void note_times(pd_reducer *r, int64_t since, int64_t end) {
+    pd_reducer_times *t = &r->times;
+    t->steps++;
+    t->forward = r->prepared ? r->began - r->prepared : 0;
+    t->backward = end - r->began;
+    t->waited = end - since;
+    t->sum_forward += t->forward;
+    t->sum_backward += t->backward;
+    t->sum_overlapped += t->overlapped;
+    t->sum_waited += t->waited;
+    r->prepared = 0;
+}
+
 static pd_status at_end(void *ctx, void *arg) {
     pd_reducer *r = ctx;
     (void)arg;
     if (!r->running) return PD_OK; /* prepared anew meanwhile */
+    int64_t since = now();
     void *token = pd_host_release(); /* peers may keep us waiting */
     pd_status status = finish(r);
     pd_host_acquire(token);
+    if (!status) note_times(r, since, now());
     forget_backward(r);
     return status;
 }
@@ -158,7 +241,10 @@ static void drop(void *reducer);
 static pd_status begin_backward(pd_reducer *r) {
     PD_TRY(pd_engine_at_end((pd_closure){.call = at_end, .drop = drop, .ctx = r}));
     r->refs++;
+    if (r->begin.call) PD_TRY(r->begin.call(r->begin.ctx, NULL));
     r->running = true;
+    r->began = now();
+    r->times.overlapped = 0;
     for (int b = 0; b < r->layout.nbuckets; b++) r->buckets[b].waiting = 0;
     for (int i = 0; i < r->n; i++)
         if (r->slots[i].param->requires_grad) r->buckets[r->slots[i].piece->bucket].waiting++;
@@ -177,17 +263,62 @@ static pd_status on_ready(void *ctx, void *leaf) {
     PD_TRY(bring_home(s));
     s->fired = true;
     r->buckets[s->piece->bucket].waiting--;
+    int64_t since = now();
     PD_TRY(start_full(r));
-    return r->next ? pd_group_progress(r->group) : PD_OK;
+    if (r->next) PD_TRY(pd_group_progress(r->group));
+    r->times.overlapped += now() - since;
+    return PD_OK;
 }
 
 pd_status pd_reducer_prepare(pd_reducer *r, uint64_t site) {
     r->site = site;
+    r->prepared = now();
     if (!r->running) return PD_OK;
     /* A backward failed midway: what has started must end before its memory is written again. */
-    for (int b = 0; b < r->next; b++)
-        if (r->buckets[b].work) PD_TRY(pd_work_wait(r->buckets[b].work, -1));
+    pd_status status = PD_OK;
+    for (int b = 0; b < r->next && !status; b++) status = finish_bucket(r, b);
     forget_backward(r);
+    return status;
+}
+
+pd_status pd_reducer_shadow(pd_reducer *r, uint64_t site) {
+    if (pd_group_size(r->group) == 1) return PD_OK;
+    PD_TRY(pd_reducer_prepare(r, site));
+    for (int i = 0; i < r->n; i++) {
+        pd_meta *m = r->slots[i].param->meta;
+        if (m->grad) pd_tensor_release(m->grad);
+        m->grad = NULL;
+    }
+    r->running = true;
+    pd_status status = finish_buckets(r);
+    forget_backward(r);
+    r->prepared = 0;
+    return status;
+}
+
+void pd_reducer_drop_hooks(pd_reducer *r) {
+    if (r->buckets) forget_backward(r);
+    if (r->hook.drop) r->hook.drop(r->hook.ctx);
+    r->hook = (pd_comm_hook){0};
+    pd_reducer_set_begin(r, (pd_closure){0});
+}
+
+pd_status pd_reducer_set_hook(pd_reducer *r, pd_comm_hook hook) {
+    const char *why = r->hook.start ? "there is one already" : r->running ? "a backward is under way" : NULL;
+    if (why) return pd_fail(PD_E_RUNTIME, "register_comm_hook: %s (expected one hook, before the first step)", why);
+    r->hook = hook;
+    return PD_OK;
+}
+
+void pd_reducer_set_begin(pd_reducer *r, pd_closure begin) {
+    pd_closure_drop(&r->begin);
+    r->begin = begin;
+}
+
+pd_status pd_reducer_set_divisor(pd_reducer *r, double divisor) {
+    if (!(divisor >= 1 && divisor <= pd_group_size(r->group)))
+        return pd_fail(PD_E_VALUE, "divisor: %g (expected 1 to %d)", divisor, pd_group_size(r->group));
+    r->divisor = divisor;
     return PD_OK;
 }
 
@@ -205,6 +336,7 @@ static pd_status make_bucket(pd_reducer *r, int b) {
     PD_TRY(pd_storage_foreign(&pd_device_cpu, pd_segment_ptr(r->buckets[b].segment), bytes, drop_segment,
                               r->buckets[b].segment, &storage));
     pd_segment_retain(r->buckets[b].segment); /* the storage's */
+    r->buckets[b].storage = storage;
     pd_status status = PD_OK;
     for (int k = span->first; k < span->first + span->count && !status; k++) {
         const pd_piece *piece = &r->layout.pieces[k];
@@ -220,7 +352,6 @@ static pd_status make_bucket(pd_reducer *r, int b) {
         pd_storage_retain(s->home->storage = storage);
         s->home->offset = piece->offset;
     }
-    pd_storage_release(storage);
     return status;
 }
 
@@ -270,7 +401,10 @@ static pd_status build(pd_reducer *r, size_t first, size_t cap) {
     r->flags_at = r->layout.buckets[r->layout.nbuckets - 1].numel;
     PD_TRY(pd_calloc(sizeof *r->buckets * (size_t)r->layout.nbuckets, "reducer", &r->buckets));
     if (pd_group_size(r->group) == 1) return PD_OK; /* nothing to average: gradients stay where the engine puts them */
-    for (int b = 0; b < r->layout.nbuckets; b++) PD_TRY(make_bucket(r, b));
+    for (int b = 0; b < r->layout.nbuckets; b++) {
+        PD_TRY(make_bucket(r, b));
+        r->times.bytes += r->layout.buckets[b].numel * (int64_t)pd_dtype_size(r->layout.buckets[b].dtype);
+    }
     for (int i = 0; i < r->n; i++) PD_TRY(attach(&r->slots[i]));
     forget_backward(r);
     return PD_OK;
@@ -284,6 +418,7 @@ pd_status pd_reducer_new(pd_tensor *const *params, const char *const *names, int
     pd_group_retain(r->group = group);
     r->refs = 1;
     r->sync = true;
+    r->divisor = pd_group_size(group);
     pd_status status = pd_calloc(sizeof *r->slots * (size_t)n, "reducer", &r->slots);
     if (!status) {
         r->n = n;
@@ -299,13 +434,14 @@ pd_status pd_reducer_new(pd_tensor *const *params, const char *const *names, int
 }
 
 static void destroy(pd_reducer *r) {
+    pd_reducer_drop_hooks(r);
     for (int i = 0; i < r->n; i++) {
         pd_tensor_release(r->slots[i].home);
         pd_tensor_release(r->slots[i].param);
         pd_free(r->slots[i].name);
     }
     for (int b = 0; r->buckets && b < r->layout.nbuckets; b++) {
-        if (r->buckets[b].work) pd_work_release(r->buckets[b].work);
+        if (r->buckets[b].storage) pd_storage_release(r->buckets[b].storage);
         if (r->buckets[b].segment) pd_segment_release(r->buckets[b].segment);
     }
     pd_layout_fini(&r->layout);

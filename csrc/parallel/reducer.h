@@ -5,7 +5,10 @@
    are not counted. At the end of backward the parameters that did not fire are taken as zero, or as what an earlier
    backward left; the rest of the buckets start, all are waited for, and .grad holds the mean (one multiply by 1/W in
    the all-reduce). Which parameters fired anywhere travels as flags at the end of the last bucket: one that no rank
-   used keeps its .grad as it was (None, usually). A world of one does nothing at all. */
+   used keeps its .grad as it was (None, usually). A world of one does nothing at all.
+
+   A communication hook stands in for the all-reduce of the buckets; the flags then travel in a message of their own.
+   The calls start(0), start(1), ..., finish(0), finish(1), ... have the same order on every rank. */
 #ifndef PD_PARALLEL_REDUCER_H
 #define PD_PARALLEL_REDUCER_H
 
@@ -14,6 +17,32 @@
 #include "parallel/layout.h"
 
 typedef struct pd_reducer pd_reducer;
+
+/* start: bucket b is full; *pending is what finish() gets, and consumes also where it fails. finish: waits, and leaves
+   in the bucket what .grad will hold. abandon: takes pending back when no finish() will come. Any thread may call. */
+typedef struct pd_comm_hook {
+    pd_status (*start)(void *ctx, int b, void **pending);
+    pd_status (*finish)(void *ctx, int b, void *pending);
+    void (*abandon)(void *pending);
+    void (*drop)(void *ctx);
+    void *ctx;
+} pd_comm_hook;
+
+typedef struct pd_reducer_bucket {
+    void *data;
+    int64_t numel; /* without the flags; gaps between pieces are zero where a hook sees them */
+    pd_dtype dtype;
+    pd_storage *storage; /* [borrowed] */
+} pd_reducer_bucket;
+
+typedef struct pd_reducer_times { /* ns, of the last backward that was reduced; sums over all of them */
+    int64_t steps, bytes;  /* bytes: of gradients, a step */
+    int64_t forward;       /* prepare() to the first gradient */
+    int64_t backward;      /* first gradient to the end, with what follows */
+    int64_t overlapped;    /* spent on communication by the thread of backward before its end */
+    int64_t waited;        /* between the last gradient and the last bucket's end */
+    int64_t sum_forward, sum_backward, sum_overlapped, sum_waited;
+} pd_reducer_times;
 
 /* Collective. Parameters are leaves that require grad, of floating dtypes; names are copied. */
 pd_status pd_reducer_new(pd_tensor *const *params, const char *const *names, int n, pd_group *group,
@@ -27,5 +56,22 @@ pd_status pd_reducer_prepare(pd_reducer *r, uint64_t site);
 void pd_reducer_set_sync(pd_reducer *r, bool sync);
 bool pd_reducer_get_sync(const pd_reducer *r);
 const pd_layout *pd_reducer_layout(const pd_reducer *r);
+const char *pd_reducer_name(const pd_reducer *r, int param);
+pd_group *pd_reducer_group(const pd_reducer *r); /* [borrowed] */
+pd_tensor *pd_reducer_home(const pd_reducer *r, int param); /* [borrowed] NULL in a world of one */
+/* PD_E_INDEX: no such bucket, and in a world of one there is none. */
+pd_status pd_reducer_bucket_at(const pd_reducer *r, int b, pd_reducer_bucket *out);
+const pd_reducer_times *pd_reducer_get_times(const pd_reducer *r);
+
+/* Takes the hook over. PD_E_RUNTIME: there is one already, or a backward is being reduced. */
+pd_status pd_reducer_set_hook(pd_reducer *r, pd_comm_hook hook);
+/* Drops hook and begin; what the hook has under way ends first. */
+void pd_reducer_drop_hooks(pd_reducer *r);
+/* Called before the first bucket of every reduced backward; the old one is dropped. */
+void pd_reducer_set_begin(pd_reducer *r, pd_closure begin);
+/* What sums are divided by (the group's size): fewer where ranks ran out of data. Hooks divide by what they like. */
+pd_status pd_reducer_set_divisor(pd_reducer *r, double divisor);
+/* Takes part with zeros in the reduction of a backward that the other ranks run; .grad becomes None. */
+pd_status pd_reducer_shadow(pd_reducer *r, uint64_t site);
 
 #endif

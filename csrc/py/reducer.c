@@ -1,11 +1,13 @@
 /* The data-parallel reducer as a Python object, below nn.parallel.DistributedDataParallel. */
-#include "parallel/reducer.h"
+#include "parallel/compress.h"
+#include "parallel/hash.h"
 
 #include "base/mem.h"
 #include "py/comm.h"
 #include "py/py.h"
 
-typedef struct { PyObject_HEAD pd_reducer *r; } pyreducer;
+/* hook, begin: [borrowed from r, which is the owner's alone] what the cycle collector has to see */
+typedef struct { PyObject_HEAD pd_reducer *r; PyObject *hook, *begin; } pyreducer;
 
 static void free_names(const char **names) { pd_free((void *)(uintptr_t)names); }
 
@@ -44,8 +46,24 @@ done:
     return (PyObject *)self;
 }
 
+static int reducer_traverse(PyObject *o, visitproc visit, void *arg) {
+    pyreducer *self = (pyreducer *)o;
+    Py_VISIT(Py_TYPE(o));
+    Py_VISIT(self->hook);
+    Py_VISIT(self->begin);
+    return 0;
+}
+
+static int reducer_clear(PyObject *o) {
+    pyreducer *self = (pyreducer *)o;
+    self->hook = self->begin = NULL;
+    if (self->r) pd_reducer_drop_hooks(self->r);
+    return 0;
+}
+
 static void reducer_dealloc(PyObject *self) {
     PyTypeObject *type = Py_TYPE(self);
+    PyObject_GC_UnTrack(self);
     pd_reducer_free(((pyreducer *)self)->r);
     type->tp_free(self);
     Py_DECREF(type);
@@ -75,6 +93,149 @@ static PyObject *bucket_layout(PyObject *self, PyObject *unused) {
     return list;
 }
 
+/* ---- hooks ------------------------------------------------------------------------------------------------------ */
+
+static PyObject *bucket_view(pd_reducer *r, int b) {
+    pd_reducer_bucket k;
+    pd_tensor *t;
+    PD_PY_TRY(pd_reducer_bucket_at(r, b, &k));
+    PD_PY_TRY(pd_tensor_shell(&t));
+    t->dtype = (uint8_t)k.dtype;
+    t->ndim = 1;
+    t->numel = t->size[0] = k.numel;
+    t->stride[0] = 1;
+    pd_storage_retain(t->storage = k.storage);
+    return pd_py_wrap_new(t);
+}
+
+static PyObject *bucket(PyObject *self, PyObject *args) {
+    pd_reducer *r = ((pyreducer *)self)->r;
+    int b;
+    if (!PyArg_ParseTuple(args, "i:bucket", &b)) return NULL;
+    PyObject *view = bucket_view(r, b);
+    if (!view) return NULL;
+    const pd_layout *l = pd_reducer_layout(r);
+    PyObject *grads = PyList_New(l->buckets[b].count);
+    for (int k = 0; grads && k < l->buckets[b].count; k++) {
+        PyObject *g = pd_py_wrap(pd_reducer_home(r, l->pieces[l->buckets[b].first + k].param));
+        if (!g) Py_CLEAR(grads);
+        else PyList_SET_ITEM(grads, k, g);
+    }
+    if (!grads) {
+        Py_DECREF(view);
+        return NULL;
+    }
+    return Py_BuildValue("NN", view, grads);
+}
+
+static pd_status hook_start(void *hook, int b, void **pending) {
+    PyGILState_STATE gil = PyGILState_Ensure();
+    *pending = PyObject_CallMethod(hook, "start", "i", b);
+    pd_status status = *pending ? PD_OK : pd_py_caught();
+    PyGILState_Release(gil);
+    return status;
+}
+
+static pd_status hook_finish(void *hook, int b, void *pending) {
+    PyGILState_STATE gil = PyGILState_Ensure();
+    PyObject *result = PyObject_CallMethod(hook, "finish", "iO", b, pending);
+    pd_status status = result ? PD_OK : pd_py_caught();
+    Py_XDECREF(result);
+    Py_DECREF((PyObject *)pending);
+    PyGILState_Release(gil);
+    return status;
+}
+
+static PyObject *set_hook(PyObject *self, PyObject *hook) {
+    pd_comm_hook h = {.start = hook_start, .finish = hook_finish, .abandon = pd_py_drop, .drop = pd_py_drop,
+                      .ctx = hook};
+    PD_PY_TRY(pd_reducer_set_hook(((pyreducer *)self)->r, h));
+    ((pyreducer *)self)->hook = Py_NewRef(hook); /* r's reference */
+    Py_RETURN_NONE;
+}
+
+static PyObject *set_builtin_hook(PyObject *self, PyObject *args) {
+    static const char *const names[] = {"fp16", "bf16", "topk", "sign"};
+    const char *name;
+    double ratio = 1;
+    if (!PyArg_ParseTuple(args, "s|d:set_builtin_hook", &name, &ratio)) return NULL;
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (!strcmp(name, names[i])) {
+            PD_PY_TRY(pd_compress_set(((pyreducer *)self)->r, (pd_compress)i, ratio));
+            Py_RETURN_NONE;
+        }
+    return PyErr_Format(PyExc_ValueError, "set_builtin_hook: %.100s (expected fp16, bf16, topk or sign)", name);
+}
+
+static pd_status call_begin(void *fn, void *unused) {
+    PyGILState_STATE gil = PyGILState_Ensure();
+    (void)unused;
+    PyObject *result = PyObject_CallNoArgs(fn);
+    pd_status status = result ? PD_OK : pd_py_caught();
+    Py_XDECREF(result);
+    PyGILState_Release(gil);
+    return status;
+}
+
+static PyObject *set_begin(PyObject *o, PyObject *fn) {
+    pyreducer *self = (pyreducer *)o;
+    self->begin = fn == Py_None ? NULL : fn;
+    pd_reducer_set_begin(self->r, fn == Py_None ? (pd_closure){0} : pd_py_closure(fn, call_begin));
+    Py_RETURN_NONE;
+}
+
+static PyObject *shadow(PyObject *self, PyObject *unused) {
+    (void)unused;
+    pd_reducer *r = ((pyreducer *)self)->r;
+    uint64_t site = pd_py_site();
+    pd_status status;
+    Py_BEGIN_ALLOW_THREADS
+    status = pd_reducer_shadow(r, site);
+    Py_END_ALLOW_THREADS
+    return status ? pd_py_raise(status) : Py_NewRef(Py_None);
+}
+
+static PyObject *set_divisor(PyObject *self, PyObject *value) {
+    double divisor = PyFloat_AsDouble(value);
+    if (divisor == -1 && PyErr_Occurred()) return NULL;
+    PD_PY_TRY(pd_reducer_set_divisor(((pyreducer *)self)->r, divisor));
+    Py_RETURN_NONE;
+}
+
+static PyObject *times(PyObject *self, PyObject *unused) {
+    const pd_reducer_times *t = pd_reducer_get_times(((pyreducer *)self)->r);
+    (void)unused;
+    return Py_BuildValue("{sLsLsLsLsLsLsLsLsLsL}", "steps", (long long)t->steps, "bytes", (long long)t->bytes,
+                         "forward", (long long)t->forward, "backward", (long long)t->backward,
+                         "overlapped", (long long)t->overlapped, "waited", (long long)t->waited,
+                         "sum_forward", (long long)t->sum_forward, "sum_backward", (long long)t->sum_backward,
+                         "sum_overlapped", (long long)t->sum_overlapped, "sum_waited", (long long)t->sum_waited);
+}
+
+static PyObject *hash_tensors(PyObject *unused, PyObject *arg) {
+    PyObject *seq;
+    pd_tensor **list;
+    Py_ssize_t n;
+    (void)unused;
+    if (!pd_py_tensors(arg, "hash_tensors", "tensors", &seq, &list, &n)) return NULL;
+    PyObject *out = PyList_New(n);
+    for (Py_ssize_t i = 0; out && i < n; i++) {
+        if (!list[i] || !pd_tensor_is_contiguous(list[i])) {
+            PyErr_Format(PyExc_ValueError, "hash_tensors: tensor %zd is %s (expected contiguous ones)", i,
+                         list[i] ? "not contiguous" : "None");
+            Py_CLEAR(out);
+            break;
+        }
+        uint64_t h = pd_hash64(pd_tensor_data(list[i]), pd_tensor_bytes(list[i]));
+        PyObject *number = PyLong_FromUnsignedLongLong(h);
+        if (!number) Py_CLEAR(out);
+        else PyList_SET_ITEM(out, i, number);
+    }
+    pd_free(list);
+    Py_DECREF(seq);
+    return out;
+}
+
 static PyObject *get_sync(PyObject *self, void *unused) {
     (void)unused;
     return PyBool_FromLong(pd_reducer_get_sync(((pyreducer *)self)->r));
@@ -94,16 +255,36 @@ static PyMethodDef methods[] = {
     {"prepare", prepare, METH_NOARGS, "prepare()\n\nCalled before a forward whose backward will reduce."},
     {"bucket_layout", bucket_layout, METH_NOARGS,
      "bucket_layout()\n\nPer bucket a list of (parameter, offset, elements)."},
+    {"bucket", bucket, METH_VARARGS, "bucket(b)\n\nIts memory as a flat tensor, and the list of its gradients."},
+    {"set_hook", set_hook, METH_O,
+     "set_hook(hook)\n\nhook.start(b) where bucket b is full, hook.finish(b, what start returned) at the end."},
+    {"set_builtin_hook", set_builtin_hook, METH_VARARGS,
+     "set_builtin_hook(name, ratio=1.0)\n\nfp16, bf16, topk or sign (csrc/parallel/compress.h). Collective."},
+    {"set_begin", set_begin, METH_O,
+     "set_begin(fn)\n\nCalled before the first bucket of every reduced backward; None: nothing."},
+    {"set_divisor", set_divisor, METH_O, "set_divisor(n)\n\nSums of gradients are divided by n."},
+    {"shadow", shadow, METH_NOARGS, "shadow()\n\nTakes part with zeros in the backward that the other ranks run."},
+    {"times", times, METH_NOARGS, "times()\n\nNanoseconds of the last reduced backward, and sums over all."},
     {0},
 };
 static PyGetSetDef getset[] = {
     {"sync", get_sync, set_sync, "False: backwards add up on their own rank only.", NULL}, {0},
 };
 static PyType_Slot slots[] = {
-    {Py_tp_new, reducer_new}, {Py_tp_dealloc, reducer_dealloc}, {Py_tp_methods, methods}, {Py_tp_getset, getset}, {0},
+    {Py_tp_new, reducer_new}, {Py_tp_dealloc, reducer_dealloc}, {Py_tp_traverse, reducer_traverse},
+    {Py_tp_clear, reducer_clear}, {Py_tp_methods, methods}, {Py_tp_getset, getset}, {0},
 };
 static PyType_Spec spec = {
-    .name = "pydist._C.Reducer", .basicsize = sizeof(pyreducer), .slots = slots, .flags = Py_TPFLAGS_DEFAULT,
+    .name = "pydist._C.Reducer", .basicsize = sizeof(pyreducer), .slots = slots,
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+};
+static PyMethodDef functions[] = {
+    {"hash_tensors", hash_tensors, METH_O,
+     "hash_tensors(tensors)\n\nA 64-bit hash of each one's bytes. ValueError: one is not contiguous."},
+    {0},
 };
 
-int pd_py_add_reducer(PyObject *module) { return pd_py_type(module, &spec, NULL, &pd_py.Reducer) ? 0 : -1; }
+int pd_py_add_reducer(PyObject *module) {
+    if (!pd_py_type(module, &spec, NULL, &pd_py.Reducer)) return -1;
+    return PyModule_AddFunctions(module, functions);
+}

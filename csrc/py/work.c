@@ -141,7 +141,25 @@ static PyObject *work_result(PyObject *o, PyObject *unused) {
     return list;
 }
 
+static PyObject *work_get_future(PyObject *o, PyObject *unused) {
+    (void)unused;
+    PyObject *futures = PyImport_ImportModule("pydist.futures");
+    PyObject *future = futures ? PyObject_CallMethod(futures, "_of_work", "O", o) : NULL;
+    Py_XDECREF(futures);
+    return future;
+}
+
+static PyObject *work_then(PyObject *o, PyObject *fn) {
+    PyObject *future = work_get_future(o, NULL);
+    PyObject *next = future ? PyObject_CallMethod(future, "then", "O", fn) : NULL;
+    Py_XDECREF(future);
+    return next;
+}
+
 static PyMethodDef methods[] = {
+    {"get_future", work_get_future, METH_NOARGS,
+     "get_future() -> pydist.futures.Future\n\nIts value is result()'s list, once somebody waits for it."},
+    {"then", work_then, METH_O, "then(fn) -> pydist.futures.Future\n\nget_future().then(fn)."},
     {"wait", (PyCFunction)(void (*)(void))work_wait, METH_FASTCALL | METH_KEYWORDS,
      "wait(timeout=None) -> True\n\nReturns when the collective is done; raises its error. timeout: seconds or a "
      "timedelta; CommTimeout when it is over leaves the work as it is."},

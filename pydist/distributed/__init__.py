@@ -46,6 +46,7 @@ from pydist.distributed.process_group import (
 )
 
 DistBackendError = DistNetworkError = DistStoreError = DistError  # PyTorch's names for the reasons of a failure
+_DDP = ("BuiltinCommHookType", "GradBucket")
 _STORES = ("FileStore", "HashStore", "PrefixStore", "Store", "TCPStore")
 _OBJECTS = ("all_gather_object", "broadcast_object_list", "gather_object", "scatter_object_list")
 
@@ -87,6 +88,7 @@ __all__ = [
     "reduce_scatter",
     "reduce_scatter_tensor",
     "scatter",
+    *_DDP,
     *_OBJECTS,
     *_STORES,
 ]
@@ -95,8 +97,10 @@ __all__ = [
 def __getattr__(name):
     from importlib import import_module
 
-    if name in ("nn", "threads"):
+    if name in ("algorithms", "nn", "threads"):
         return import_module(f"pydist.distributed.{name}")
+    if name in _DDP:
+        return getattr(import_module("pydist.nn.parallel._bucket"), name)
     if name in _STORES:
         return getattr(import_module("pydist.distributed.store"), name)
     if name in _OBJECTS:  # pickle is needed by few

@@ -6,8 +6,11 @@ from pydist import _C
 from pydist.distributed.process_group import current
 from pydist.nn.modules.module import Module
 from pydist.nn.parallel._agreement import check_agreement
+from pydist.nn.parallel._bucket import PythonHook
 
 _MIB = 1 << 20
+_OF_THE_GROUP = ("process_group", "reducer", "_reduced_at_wrap", "_comm_hook")  # not copied
+_BUILTIN = {"fp16_compress": "fp16", "bf16_compress": "bf16"}  # other names of hooks in C
 
 
 def _refuse_what_is_not_here(device_ids, delayed, hooked, mixed_precision, device_mesh, caps):
@@ -120,6 +123,8 @@ class DistributedDataParallel(Module):
     def _make_reducer(self):
         names, params = zip(*self._reduced())
         self.reducer = _C.Reducer(list(params), list(names), self.process_group, *self._bucket_bytes)
+        self._reduced_at_wrap = list(zip(names, params))
+        self._comm_hook = None
 
     def _check_same_module(self):
         for kind in ("parameter", "buffer"):
@@ -181,8 +186,49 @@ class DistributedDataParallel(Module):
         finally:
             self.reducer.sync = before
 
+    def register_comm_hook(self, state, hook):
+        """hook(state, GradBucket) -> Future[Tensor] stands in for the averaging of each bucket; once, before training.
+        It divides by the number of ranks itself. With error feedback, set gradients to zero before each reduced
+        backward. In a world of one it is not called. TypeError: hook is not callable. RuntimeError: there is one.
+
+        >>> import pydist
+        >>> from pydist.distributed.algorithms.ddp_comm_hooks import default_hooks
+        >>> model = pydist.nn.parallel.DistributedDataParallel(pydist.nn.Linear(2, 1))
+        >>> model.register_comm_hook(None, default_hooks.fp16_compress_hook)
+        """
+        if not callable(hook):
+            raise TypeError(f"register_comm_hook: hook is {type(hook).__name__} (expected a function)")
+        self._hook_is_free("register_comm_hook")
+        if self.process_group.size > 1:
+            self.reducer.set_hook(PythonHook(self.reducer, [p for _, p in self._reduced_at_wrap], state, hook))
+        self._comm_hook = (state, hook)
+
+    def _hook_is_free(self, op):
+        if self._comm_hook is not None:
+            raise RuntimeError(f"{op}: there is a hook already (expected one, before the first step)")
+
+    def register_builtin_comm_hook(self, name, ratio=0.01):
+        """A hook in C: "fp16" or "bf16" (every element rounded, summed in float32), "topk" (the share `ratio` of a
+        bucket's elements, the largest ones, with their places), "sign" (one bit an element and the mean size of each
+        parameter's gradient). topk and sign add what they did not send to the next bucket (error feedback). Every rank
+        has to call it. ValueError: another name or ratio. RuntimeError: there is a hook already.
+
+        >>> import pydist
+        >>> model = pydist.nn.parallel.DistributedDataParallel(pydist.nn.Linear(2, 1))
+        >>> model.register_builtin_comm_hook("topk", ratio=0.1)
+        """
+        name = _BUILTIN.get(name, name)
+        self._hook_is_free("register_builtin_comm_hook")
+        if name != "allreduce":
+            self.reducer.set_builtin_hook(name, ratio)
+        self._comm_hook = (name, ratio)
+
+    def _register_builtin_comm_hook(self, comm_hook_type):
+        """PyTorch's name: BuiltinCommHookType.ALLREDUCE or FP16_COMPRESS."""
+        self.register_builtin_comm_hook(comm_hook_type)
+
     def __getstate__(self):
-        return {name: value for name, value in self.__dict__.items() if name not in ("process_group", "reducer")}
+        return {name: value for name, value in self.__dict__.items() if name not in _OF_THE_GROUP}
 
     def __setstate__(self, state):
         """A copy or unpickled wrapper joins the default group; all ranks have to do it."""

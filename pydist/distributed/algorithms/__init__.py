@@ -1,0 +1,1 @@
+"""What is built on collectives: communication hooks, averaging of models, and Join."""

@@ -1,0 +1,68 @@
+"""Plain and half-precision all-reduce of buckets. `process_group`, the hooks' state: None for the default group.
+
+>>> from pydist import nn
+>>> from pydist.distributed.algorithms.ddp_comm_hooks import default_hooks
+>>> model = nn.parallel.DistributedDataParallel(nn.Linear(2, 1))
+>>> model.register_comm_hook(None, default_hooks.bf16_compress_hook)
+"""
+
+import pydist
+from pydist.distributed.process_group import current
+
+__all__ = [
+    "allreduce_hook",
+    "bf16_compress_hook",
+    "bf16_compress_wrapper",
+    "fp16_compress_hook",
+    "fp16_compress_wrapper",
+]
+
+
+def _mean(group, tensor):
+    group = current(group)
+    return group.all_reduce(tensor.div_(group.size), "sum", True).get_future()
+
+
+def allreduce_hook(process_group, bucket):
+    """The mean over the ranks: what happens without a hook."""
+    return _mean(process_group, bucket.buffer()).then(lambda future: future.value()[0])
+
+
+def _compressed(dtype, process_group, bucket):
+    buffer = bucket.buffer()
+    future = _mean(process_group, buffer.to(dtype))
+    return future.then(lambda future: buffer.copy_(future.value()[0]))
+
+
+def fp16_compress_hook(process_group, bucket):
+    """Rounded to float16, divided by the number of ranks, summed in float32 and rounded again."""
+    return _compressed(pydist.float16, process_group, bucket)
+
+
+def bf16_compress_hook(process_group, bucket):
+    """Rounded to bfloat16, divided by the number of ranks, summed in float32 and rounded again."""
+    return _compressed(pydist.bfloat16, process_group, bucket)
+
+
+def _wrapped(dtype, hook):
+    def compressing_hook(state, bucket):
+        buffer = bucket.buffer()
+        bucket.set_buffer(buffer.to(dtype))
+
+        def back(future):
+            value = future.value()
+            return buffer.copy_(value[0] if isinstance(value, list) else value)
+
+        return hook(state, bucket).then(back)
+
+    return compressing_hook
+
+
+def fp16_compress_wrapper(hook):
+    """`hook`, given buckets in float16."""
+    return _wrapped(pydist.float16, hook)
+
+
+def bf16_compress_wrapper(hook):
+    """`hook`, given buckets in bfloat16."""
+    return _wrapped(pydist.bfloat16, hook)

@@ -1,0 +1,43 @@
+"""Post-local SGD (Lin et al., 2018): gradients are averaged over all ranks at first, later over few; the models
+themselves are then averaged now and then (model_averaging).
+
+>>> from pydist import nn
+>>> from pydist.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import PostLocalSGDState, post_localSGD_hook
+>>> model = nn.parallel.DistributedDataParallel(nn.Linear(2, 1))
+>>> model.register_comm_hook(PostLocalSGDState(None, None, start_localSGD_iter=100), post_localSGD_hook)
+"""
+
+from pydist.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from pydist.futures import Future
+
+__all__ = ["PostLocalSGDState", "post_localSGD_hook"]
+
+
+class PostLocalSGDState:
+    """process_group: the first phase's (None: the default). subgroup: the ranks whose gradients are averaged from step
+    start_localSGD_iter on; None: each rank keeps its own (PyTorch takes the ranks of a host). With
+    post_local_gradient_allreduce=False gradients stay on their rank in any case."""
+
+    def __init__(self, process_group, subgroup, start_localSGD_iter, post_local_gradient_allreduce=True):
+        self.process_group, self.subgroup = process_group, subgroup
+        self.start_localSGD_iter = start_localSGD_iter
+        self.post_local_gradient_allreduce = post_local_gradient_allreduce
+        self.iter = 0
+
+    def maybe_increase_iter(self, bucket):
+        """Counts a step at its last bucket."""
+        if bucket.is_last():
+            self.iter += 1
+
+
+def post_localSGD_hook(state, bucket):
+    """The mean over all ranks in the first phase, then over the subgroup's or nobody's."""
+    first = state.iter < state.start_localSGD_iter
+    state.maybe_increase_iter(bucket)
+    if first:
+        return allreduce_hook(state.process_group, bucket)
+    if state.subgroup is not None and state.post_local_gradient_allreduce:
+        return allreduce_hook(state.subgroup, bucket)
+    own = Future()
+    own.set_result(bucket.buffer())
+    return own

@@ -1,0 +1,1 @@
+"""Averaging of the replicas' parameters instead of their gradients."""
