@@ -52,6 +52,7 @@ from pydist.nn.modules.pooling import (
     MaxPool2d,
 )
 from pydist.nn.modules.sparse import Embedding
+from pydist.nn.modules.rnn import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNBase, RNNCell
 from pydist.nn.modules.sync_batchnorm import SyncBatchNorm
 
 __all__ = [
@@ -76,6 +77,8 @@ __all__ = [
     "Embedding",
     "Flatten",
     "GELU",
+    "GRU",
+    "GRUCell",
     "GroupNorm",
     "Hardsigmoid",
     "Hardswish",
@@ -84,6 +87,8 @@ __all__ = [
     "Identity",
     "KLDivLoss",
     "L1Loss",
+    "LSTM",
+    "LSTMCell",
     "LayerNorm",
     "LeakyReLU",
     "Linear",
@@ -101,6 +106,9 @@ __all__ = [
     "ParameterDict",
     "ParameterList",
     "RMSNorm",
+    "RNN",
+    "RNNBase",
+    "RNNCell",
     "ReLU",
     "ReLU6",
     "SELU",
