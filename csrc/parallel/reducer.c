@@ -217,7 +217,7 @@ static void note_times(pd_reducer *r, int64_t since, int64_t end) {
     t->waited = end - since;
     t->sum_forward += t->forward;
     t->sum_backward += t->backward;
-    t->sum_overlapped += t->overlapped;
+    t->sum_inside += t->inside;
     t->sum_waited += t->waited;
     r->prepared = 0;
 }
@@ -244,7 +244,7 @@ static pd_status begin_backward(pd_reducer *r) {
     if (r->begin.call) PD_TRY(r->begin.call(r->begin.ctx, NULL));
     r->running = true;
     r->began = now();
-    r->times.overlapped = 0;
+    r->times.inside = 0;
     for (int b = 0; b < r->layout.nbuckets; b++) r->buckets[b].waiting = 0;
     for (int i = 0; i < r->n; i++)
         if (r->slots[i].param->requires_grad) r->buckets[r->slots[i].piece->bucket].waiting++;
@@ -266,7 +266,7 @@ static pd_status on_ready(void *ctx, void *leaf) {
     int64_t since = now();
     PD_TRY(start_full(r));
     if (r->next) PD_TRY(pd_group_progress(r->group));
-    r->times.overlapped += now() - since;
+    r->times.inside += now() - since;
     return PD_OK;
 }
 

@@ -39,9 +39,9 @@ typedef struct pd_reducer_times { /* ns, of the last backward that was reduced; 
     int64_t steps, bytes;  /* bytes: of gradients, a step */
     int64_t forward;       /* prepare() to the first gradient */
     int64_t backward;      /* first gradient to the end, with what follows */
-    int64_t overlapped;    /* spent on communication by the thread of backward before its end */
+    int64_t inside;        /* spent on communication by the thread of backward before its end */
     int64_t waited;        /* between the last gradient and the last bucket's end */
-    int64_t sum_forward, sum_backward, sum_overlapped, sum_waited;
+    int64_t sum_forward, sum_backward, sum_inside, sum_waited;
 } pd_reducer_times;
 
 /* Collective. Parameters are leaves that require grad, of floating dtypes; names are copied. */

@@ -207,9 +207,9 @@ static PyObject *times(PyObject *self, PyObject *unused) {
     (void)unused;
     return Py_BuildValue("{sLsLsLsLsLsLsLsLsLsL}", "steps", (long long)t->steps, "bytes", (long long)t->bytes,
                          "forward", (long long)t->forward, "backward", (long long)t->backward,
-                         "overlapped", (long long)t->overlapped, "waited", (long long)t->waited,
+                         "inside", (long long)t->inside, "waited", (long long)t->waited,
                          "sum_forward", (long long)t->sum_forward, "sum_backward", (long long)t->sum_backward,
-                         "sum_overlapped", (long long)t->sum_overlapped, "sum_waited", (long long)t->sum_waited);
+                         "sum_inside", (long long)t->sum_inside, "sum_waited", (long long)t->sum_waited);
 }
 
 static PyObject *hash_tensors(PyObject *unused, PyObject *arg) {

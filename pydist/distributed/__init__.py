@@ -88,6 +88,7 @@ __all__ = [
     "reduce_scatter",
     "reduce_scatter_tensor",
     "scatter",
+    "check_replicas",
     *_DDP,
     *_OBJECTS,
     *_STORES,
@@ -99,6 +100,8 @@ def __getattr__(name):
 
     if name in ("algorithms", "nn", "threads"):
         return import_module(f"pydist.distributed.{name}")
+    if name == "check_replicas":
+        return import_module("pydist.nn.parallel._agreement").check_replicas
     if name in _DDP:
         return getattr(import_module("pydist.nn.parallel._bucket"), name)
     if name in _STORES:

@@ -2,6 +2,9 @@
 
 from itertools import zip_longest
 
+from pydist import _C
+from pydist.distributed.process_group import current
+
 
 def _gathered(data, group):
     """All ranks' `data` (bytes, equally many on each), by rank."""
@@ -28,3 +31,19 @@ def check_agreement(what, lines, group):
                 raise RuntimeError(
                     f"{what} {position} differs between ranks: rank 0 has {ranks[0]}, rank {rank} has {line}"
                 )
+
+
+def check_replicas(model, group=None):
+    """RuntimeError on every rank where a parameter or buffer has not the same bits on all of them, naming the first one
+    and the first rank that differs from rank 0. Collective; costs a pass over the tensors and a message of 8 bytes.
+
+    model: a Module, or a dict from names to tensors. Buffers that ranks keep for themselves (the statistics of batch
+    norm) may differ rightly: then give `dict(model.named_parameters())`.
+
+    >>> import pydist
+    >>> pydist.distributed.check_replicas(pydist.nn.Linear(2, 1))
+    """
+    named = model if isinstance(model, dict) else model.state_dict(keep_vars=True)
+    tensors = [t.detach() if t.is_contiguous() else t.detach().contiguous() for t in named.values()]
+    lines = [f"{name} with hash {bits:016x}" for name, bits in zip(named, _C.hash_tensors(tensors))]
+    check_agreement("check_replicas: tensor", lines, current(group))

@@ -2,14 +2,17 @@
 
 from contextlib import contextmanager
 
+import pydist
 from pydist import _C
 from pydist.distributed.process_group import current
+from pydist.distributed.algorithms.join import Join, Joinable
 from pydist.nn.modules.module import Module
-from pydist.nn.parallel._agreement import check_agreement
+from pydist.nn.parallel._agreement import check_agreement, check_replicas
 from pydist.nn.parallel._bucket import PythonHook
+from pydist.nn.parallel._join import BACKWARD, BUFFERS, FORWARD, MEAN, REDUCES, Follower
 
 _MIB = 1 << 20
-_OF_THE_GROUP = ("process_group", "reducer", "_reduced_at_wrap", "_comm_hook")  # not copied
+_OF_THE_GROUP = ("process_group", "reducer", "_reduced_at_wrap", "_comm_hook", "_follower")  # not copied
 _BUILTIN = {"fp16_compress": "fp16", "bf16_compress": "bf16"}  # other names of hooks in C
 
 
@@ -27,7 +30,7 @@ def _refuse_what_is_not_here(device_ids, delayed, hooked, mixed_precision, devic
             raise NotImplementedError(f"DistributedDataParallel: {name} is not there yet (expected None)")
 
 
-class DistributedDataParallel(Module):
+class DistributedDataParallel(Module, Joinable):
     """Wraps `module`: backward leaves in each parameter's .grad the mean over all ranks, with the same bits everywhere.
 
     At construction the ranks compare names, shapes and dtypes of all parameters and buffers (RuntimeError on every rank
@@ -37,7 +40,9 @@ class DistributedDataParallel(Module):
     .grad. A parameter may be frozen later. With `broadcast_buffers` (or its new name `forward_sync_buffers`) a forward
     pass that follows one that was synchronised starts from rank 0's values of the buffers that were there at the wrap.
 
-    In a world of one it only calls the module. RuntimeError where no parameter requires a gradient.
+    `check_replicas_every`=N: before every N-th step the ranks compare a 64-bit hash of each parameter, and where one
+    differs all raise RuntimeError naming it and the first rank that has another one (distributed.check_replicas); 0:
+    never. In a world of one the wrapper only calls the module. RuntimeError where no parameter requires a gradient.
 
     These arguments of PyTorch's are accepted and change nothing, because what they ask for holds anyway or has no
     meaning on CPUs: device_ids (at most one), output_device, dim, find_unused_parameters, check_reduction,
@@ -74,6 +79,8 @@ class DistributedDataParallel(Module):
         bucket_cap_mb_list=None,
         batched_grad_copy=False,
         forward_sync_buffers=None,
+        *,
+        check_replicas_every=0,
     ):
         super().__init__()
         if not isinstance(module, Module):
@@ -91,6 +98,7 @@ class DistributedDataParallel(Module):
         self.device_ids, self.output_device, self.dim = device_ids, output_device, dim
         self.find_unused_parameters, self.static_graph = find_unused_parameters, static_graph
         self.gradient_as_bucket_view = True
+        self.check_replicas_every, self._steps_to_check = int(check_replicas_every), int(check_replicas_every)
         given = [flag for flag in (forward_sync_buffers, broadcast_buffers) if flag is not None]
         self.broadcast_buffers = given[0] if given else True
         self.require_forward_param_sync = True  # the next forward starts from rank 0's buffers
@@ -110,7 +118,7 @@ class DistributedDataParallel(Module):
             if id(buffer) in kept
         ]
         if init_sync:
-            self._take_from_first([p for _, p in self._kept(module.named_parameters())])
+            self._take_from(0, [p for _, p in self._kept(module.named_parameters())])
             self._sync_buffers()
         self._make_reducer()
 
@@ -124,7 +132,7 @@ class DistributedDataParallel(Module):
         names, params = zip(*self._reduced())
         self.reducer = _C.Reducer(list(params), list(names), self.process_group, *self._bucket_bytes)
         self._reduced_at_wrap = list(zip(names, params))
-        self._comm_hook = None
+        self._comm_hook = self._follower = None
 
     def _check_same_module(self):
         for kind in ("parameter", "buffer"):
@@ -132,29 +140,35 @@ class DistributedDataParallel(Module):
             lines = [f"{name} {t.dtype} {list(t.shape)}{'' if t.requires_grad else ' frozen'}" for name, t in named]
             check_agreement(f"DistributedDataParallel: {kind}", lines, self.process_group)
 
-    def _take_from_first(self, tensors):
-        """Rank 0's values, in one message for all small tensors of a dtype. `.data`: graphs that have saved a buffer
+    def _take_from(self, rank, tensors):
+        """That rank's values, in one message for all small tensors of a dtype. `.data`: graphs that have saved a buffer
         stay valid, since a later forward brings the values that are there already."""
         if self.process_group.size == 1:
             return
         small = {}
         for tensor in tensors:
             if tensor.numel() * tensor.dtype.itemsize > _MIB:
-                self.process_group.broadcast(tensor.data, 0)
+                self.process_group.broadcast(tensor.data, rank)
             else:
                 small.setdefault(tensor.dtype, []).append(tensor.data)
         for together in small.values():
-            self.process_group.broadcast(together, 0)
+            self.process_group.broadcast(together, rank)
 
-    def _sync_buffers(self):
+    def _sync_buffers(self, rank=0):
         found = (register.get(name) for register, name in self._buffers_at)
-        self._take_from_first([buffer for buffer in found if buffer is not None])
+        self._take_from(rank, [buffer for buffer in found if buffer is not None])
 
     def forward(self, *args, **kwargs):
-        if self.broadcast_buffers and self.require_forward_param_sync and self.process_group.size > 1:
-            self._sync_buffers()
-        self.require_forward_param_sync = self.reducer.sync and _C.is_grad_enabled()
-        if self.require_forward_param_sync:
+        buffers = self.broadcast_buffers and self.require_forward_param_sync and self.process_group.size > 1
+        self.require_forward_param_sync = reduces = self.reducer.sync and _C.is_grad_enabled()
+        first = 0
+        if self._join_config.enable:
+            active, _ = self._follower.announce(FORWARD, BUFFERS * buffers + REDUCES * reduces)
+            first = active[0]
+        if buffers:
+            self._sync_buffers(first)
+        if reduces:
+            self._check_replicas_now_and_then()
             self.reducer.prepare()
         return self.module(*args, **kwargs)
 
@@ -185,6 +199,119 @@ class DistributedDataParallel(Module):
             yield
         finally:
             self.reducer.sync = before
+
+    def _check_replicas_now_and_then(self):
+        if not self.check_replicas_every or self.process_group.size == 1:
+            return
+        if self._steps_to_check == 0:
+            check_replicas(dict(self._reduced_at_wrap), self.process_group)
+            self._steps_to_check = self.check_replicas_every
+        self._steps_to_check -= 1
+
+    # ---- uneven inputs
+
+    def join(self, divide_by_initial_world_size=True, enable=True, throw_on_early_termination=False):
+        """A context for a loop in which ranks may have different numbers of batches (distributed.algorithms.join.Join
+        of this one): a rank that leaves it counts with zero gradients in the others' backwards until all are done, and
+        then takes parameters and buffers from the lowest of the ranks that were last.
+
+        Sums of gradients are divided by the number of all ranks, or with divide_by_initial_world_size=False of those
+        that still have data: a mean of the ranks' means. For the exact mean over all samples, also where batches have
+        different sizes, see global_mean. Optimizers of ranks that ran out did not step, so their states (momenta) stay
+        behind: take the last rank's before training goes on. SyncBatchNorm and collectives of your own do not work inside.
+        ValueError: divide_by_initial_world_size=False beside a communication hook, which divides by itself.
+
+        >>> import pydist
+        >>> model = pydist.nn.parallel.DistributedDataParallel(pydist.nn.Linear(2, 1))
+        >>> with model.join():
+        ...     for batch in [pydist.ones(3, 2)] * 2:
+        ...         model(batch).sum().backward()
+        """
+        return Join(
+            [self], enable, throw_on_early_termination, divide_by_initial_world_size=divide_by_initial_world_size
+        )
+
+    def join_hook(self, divide_by_initial_world_size=True, **_):
+        """Join's half of this; used by Join."""
+        if not divide_by_initial_world_size and self._comm_hook is not None:
+            raise ValueError(
+                "join: divide_by_initial_world_size is False beside a communication hook, which divides by itself "
+                "(expected True)"
+            )
+        self._follower = Follower(self, divide_by_initial_world_size)
+        self.reducer.set_begin(self._announce_backward)
+        return self._follower
+
+    def _announce_backward(self):
+        if self._join_config.enable:
+            self._follower.announce(BACKWARD, 0)
+
+    @property
+    def join_device(self):
+        return pydist.device("cpu")
+
+    @property
+    def join_process_group(self):
+        return self.process_group
+
+    def global_mean(self, loss_sum, count):
+        """The loss whose reduced gradients are those of (sum of all ranks' loss_sum) / (sum of all ranks' count),
+        whatever each rank's count is: samples, or tokens that are not masked. Costs one small message.
+
+        loss_sum: a tensor, the sum of the losses of this rank's samples. count: a number, at least 0; 0 everywhere
+        gives zero. The result is loss_sum * W / total (so its own mean over ranks is the global mean); call backward
+        on it. Works in no_sync (each part counts with its own total), with hooks, and in join. Every rank calls it.
+
+        >>> import pydist
+        >>> model = pydist.nn.parallel.DistributedDataParallel(pydist.nn.Linear(2, 1))
+        >>> losses = model(pydist.ones(3, 2)).square()
+        >>> model.global_mean(losses.sum(), len(losses)).backward()
+        """
+        count = float(count)
+        if not 0 <= count < float("inf"):
+            raise ValueError(f"global_mean: count is {count} (expected a finite number, 0 or more)")
+        divisor = self.process_group.size
+        if self._join_config.enable:
+            active, counts = self._follower.announce(MEAN, count)
+            total, divisor = sum(counts), self._follower.divisor(active)
+        else:
+            message = pydist.tensor([count], dtype=pydist.float64)
+            self.process_group.all_reduce(message)
+            total = message.item()
+        return loss_sum * (divisor / total if total else 0.0)
+
+    # ---- figures
+
+    def logging_data(self):
+        """Milliseconds of the reduced steps on this rank, as a dict: "steps"; "bytes" of gradients a step; "last" and
+        "mean", each with "forward" (from the call to the first gradient, the loss included), "backward" (its
+        computation), "communication" (spent by backward's thread on messages while gradients came), "wait" (for
+        messages after the last gradient) and "exposed", the communication that made the step longer: the sum of these
+        two. In a world of one steps is 0.
+
+        >>> import pydist
+        >>> model = pydist.nn.parallel.DistributedDataParallel(pydist.nn.Linear(2, 1))
+        >>> model.logging_data()["last"]["exposed"]
+        0.0
+        """
+        times = self.reducer.times()
+
+        def figures(prefix, steps):
+            forward, backward, inside, waited = (
+                times[prefix + name] / (max(steps, 1) * 1e6) for name in ("forward", "backward", "inside", "waited")
+            )
+            return {
+                "forward": forward,
+                "backward": backward - inside - waited,
+                "communication": inside,
+                "wait": waited,
+                "exposed": inside + waited,
+            }
+
+        steps = times["steps"]
+        return {"steps": steps, "bytes": times["bytes"], "last": figures("", 1), "mean": figures("sum_", steps)}
+
+    # ---- communication hooks
 
     def register_comm_hook(self, state, hook):
         """hook(state, GradBucket) -> Future[Tensor] stands in for the averaging of each bucket; once, before training.

@@ -1,0 +1,126 @@
+"""Uneven inputs: ranks that have run out of data take part in the others' collectives until all are done."""
+
+from abc import ABC, abstractmethod
+from typing import NamedTuple
+
+import pydist
+
+__all__ = ["Join", "JoinHook", "Joinable"]
+
+
+class JoinHook:
+    """What a rank without data does for one class of collectives."""
+
+    def finish(self):
+        """Called once when this rank leaves the context, before it follows the others."""
+
+    def main_hook(self):
+        """Takes part in one iteration of the others, in the same order of collectives."""
+
+    def post_hook(self, is_last_joiner):
+        """Called once on every rank when all have run out; is_last_joiner: this one among the last."""
+
+
+class _JoinConfig(NamedTuple):
+    enable: bool
+    throw_on_early_termination: bool
+    is_first_joinable: bool
+
+
+_OFF = _JoinConfig(False, False, False)
+
+
+class Joinable(ABC):
+    """Something with collectives in every iteration, which calls Join.notify_join_context(self) before the first of
+    them and whose join_hook does the same collectives with nothing to give."""
+
+    _join_config = _OFF
+
+    @abstractmethod
+    def join_hook(self, **kwargs):
+        """The JoinHook; keyword arguments are those of Join."""
+
+    @property
+    @abstractmethod
+    def join_device(self):
+        """Where it computes."""
+
+    @property
+    @abstractmethod
+    def join_process_group(self):
+        """Its process group."""
+
+
+def _who_is_active(group, active):
+    """The ranks that still have data; an all_gather of 8 bytes."""
+    everybody = pydist.empty(group.size, dtype=pydist.int64)
+    group.all_gather(everybody, pydist.tensor([int(active)]))
+    return [rank for rank, flag in enumerate(everybody.tolist()) if flag]
+
+
+def _say_that_some_ran_out(group, active):
+    gone = [rank for rank in range(group.size) if rank not in active]
+    gone = ", ".join(map(str, gone))
+    raise RuntimeError(f"Join: rank {gone} of {group.size} ran out of inputs before the others did")
+
+
+class Join:
+    """A context for a training loop in which ranks may have different numbers of batches. A rank that leaves it takes
+    part in what the others still do, and nobody leaves before all are done.
+
+    joinables: objects of one process group, such as DistributedDataParallel; in the order in which an iteration uses
+    them. enable=False: nothing happens. throw_on_early_termination: RuntimeError on all ranks, naming those that ran
+    out, as soon as one has. Other keywords go to the joinables. ValueError: no joinables, or of several groups.
+
+    >>> import pydist
+    >>> model = pydist.nn.parallel.DistributedDataParallel(pydist.nn.Linear(2, 1))
+    >>> with Join([model]):
+    ...     for batch in [pydist.ones(3, 2)] * (2 + pydist.distributed.get_rank()):
+    ...         model(batch).sum().backward()
+    """
+
+    def __init__(self, joinables, enable=True, throw_on_early_termination=False, **kwargs):
+        self._joinables = list(joinables)
+        if not self._joinables:
+            raise ValueError("Join: no joinables (expected at least one)")
+        for joinable in self._joinables:
+            if not isinstance(joinable, Joinable):
+                raise TypeError(f"Join: {type(joinable).__name__} (expected Joinables)")
+        self._group = self._joinables[0].join_process_group
+        if any(joinable.join_process_group is not self._group for joinable in self._joinables):
+            raise ValueError("Join: joinables of several process groups (expected one)")
+        self._enable, self._throw = enable and self._group.size > 1, throw_on_early_termination
+        self._hooks = [joinable.join_hook(**kwargs) for joinable in self._joinables]
+
+    def __enter__(self):
+        for i, joinable in enumerate(self._joinables):
+            joinable._join_config = _JoinConfig(self._enable, self._throw, i == 0)
+
+    def __exit__(self, kind, value, trace):
+        for joinable in self._joinables:
+            joinable._join_config = _OFF
+        if not self._enable or kind is not None:
+            return
+        for hook in self._hooks:
+            hook.finish()
+        last = True
+        while active := _who_is_active(self._group, False):
+            if self._throw:
+                _say_that_some_ran_out(self._group, active)
+            last = False
+            for hook in self._hooks:
+                hook.main_hook()
+        for hook in self._hooks:
+            hook.post_hook(last)
+
+    @staticmethod
+    def notify_join_context(joinable):
+        """Called by `joinable` before the first collective of an iteration: who has run out learns that there is one
+        more. Does nothing outside Join, and where another joinable comes first."""
+        config = joinable._join_config
+        if not (config.enable and config.is_first_joinable):
+            return
+        group = joinable.join_process_group
+        active = _who_is_active(group, True)
+        if config.throw_on_early_termination and len(active) < group.size:
+            _say_that_some_ran_out(group, active)
