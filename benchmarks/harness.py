@@ -38,23 +38,24 @@ def probe():
 
 
 def measure(command):
-    """(seconds that the program printed, seconds of the probe)."""
+    """(seconds that the program printed, seconds of the probe, what it printed as "note: ...")."""
     spin = min(probe() for _ in range(3))
     path = f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
     env = {**os.environ, "PYTHONPATH": path, "BENCHMARK_START": repr(time.time())}
     done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=300)
     if done.returncode != 0:
         raise RuntimeError(f"{' '.join(command)}\n{done.stdout}{done.stderr}")
-    return float(done.stdout.split()[-1]), spin
+    notes = [line.partition("note: ")[2] for line in done.stdout.splitlines() if "note: " in line]
+    return float(done.stdout.split()[-1]), spin, notes
 
 
 def run(case, rounds):
     """Prints one line per peer: its best and median, how many times pydist's best it is, and its share of the limit."""
     scale = {"s": 1, "ms": 1e3, "us": 1e6, "ns": 1e9}[case.unit]
-    samples, spins, limits = {peer: [] for peer in case.peers}, [], []
+    samples, spins, limits, notes = {peer: [] for peer in case.peers}, [], [], {}
     for _ in range(rounds):
         for peer, command in case.peers.items():
-            seconds, spin = measure(command)
+            seconds, spin, notes[peer] = measure(command)
             samples[peer].append(seconds * scale)
             spins.append(spin)
         if case.work:
@@ -65,6 +66,8 @@ def run(case, rounds):
         best = min(values)
         line = f"  {peer:24} {best:10.3f} {case.unit}  median {statistics.median(values):10.3f}  {best / ours:8.2f}x"
         print(line + (f"  {min(limits) / best:6.1%} of the limit" if limits else ""))
+        for note in notes[peer]:
+            print(f"    {note}")
     if limits:
         print(f"  {'limit':24} {min(limits):10.3f} {case.unit}  {case.work[1] / 1e6:.3g} million {case.work[0]}")
     sys.stdout.flush()
