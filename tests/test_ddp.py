@@ -671,3 +671,40 @@ def test_create_graph_is_refused():
     a, b = threads.run(work, 2)
     assert difference(a, b) == 0
     assert difference(a, [p.grad for p in model.parameters() if p.grad is not None]) < 1e-6
+
+
+@pytest.mark.parametrize("where", [0, 2, 4])
+def test_failure_in_backward_changes_nothing_elsewhere(where):
+    """A rank raises while gradients come, early or late: the others' backward raises, and their parameters and
+    optimizer states are those of the step before."""
+    kept = {}
+
+    def work(rank):
+        model = DistributedDataParallel(net(), bucket_cap_mb=0.0001)
+        adam = pydist.optim.Adam(model.parameters(), lr=1e-2)
+
+        def state():
+            values = [value for entry in adam.state.values() for value in entry.values()]
+            values = [value if isinstance(value, pydist.Tensor) else pydist.tensor(value) for value in values]
+            return [value.detach().clone() for value in (*model.parameters(), *values)]
+
+        def fail(grad):
+            raise ValueError("lost")
+
+        for step in range(3):
+            before = state()
+            if step == 2 and rank == 1:
+                model.module[where].weight.register_hook(fail)
+            adam.zero_grad()
+            loss = model(double_ones(2, 6) * (rank + 1)).square().sum()
+            if step == 2 and rank != 1:
+                with pytest.raises(pydist.distributed.DistError):
+                    loss.backward()
+                kept[rank] = all(pydist.equal(a, b) for a, b in zip(before, state()))
+            else:
+                loss.backward()
+                adam.step()
+
+    with pytest.raises(ValueError, match="lost"):
+        threads.run(work, 3)
+    assert kept == {0: True, 2: True}
