@@ -39,6 +39,8 @@ int pd_control_secret_fd(const pd_control_server *s);
 /* The launcher's waitpid said how this rank ended: "died: SIGKILL (out of memory?)". Without it
    the server asks the kernel. A rank that has left stays one that has left. */
 void pd_control_dead(pd_control_server *s, int rank, const char *how);
+/* Nothing was heard from this rank for PYDIST_SILENT seconds: to the others it is dead; its process may be stopped. */
+bool pd_control_silent(pd_control_server *s, int rank);
 /* The first rank that reported an exception, or -1. *traceback [new] pd_free. */
 pd_status pd_control_first_raised(pd_control_server *s, int *rank, char **traceback);
 /* Waits until every rank that came has left or died. PD_E_TIMEOUT names those that have not; PD_E_PYTHON. */

@@ -101,13 +101,38 @@ static bool hear_more(client *c, int64_t *heard, int64_t *looked) {
     return silent <= 0 || now - *heard < silent;
 }
 
+static void answer(client *c, int asker) {
+    char text[sizeof c->link.places[0].text];
+    pd_link_here(&c->link, text, sizeof text);
+    tell(&c->link, &(pd_news){.kind = PD_NEWS_HERE, .rank = c->link.rank, .status = asker}, text);
+}
+
+/* One text of lines; without the host's lock, so also of a rank that hangs. */
+static void write_flight(client *c) {
+    char *text;
+    size_t size = 1 << 20;
+    if (!c->link.hooks || !c->link.hooks->asked || !c->link.hooks->asked()) return;
+    if (pd_malloc(size, "flight record", &text)) return;
+    int n = snprintf(text, size, "pydist: flight record, on SIGUSR1: ");
+    size_t all = (size_t)n + pd_link_flight(&c->link, INT32_MAX, text + n, size - (size_t)n);
+    if (all == (size_t)n) all += (size_t)snprintf(text + n, size - (size_t)n, "no group\n");
+    for (size_t at = 0; at < all;) {
+        ssize_t wrote = write(STDERR_FILENO, text + at, all - at);
+        if (wrote <= 0) break;
+        at += (size_t)wrote;
+    }
+    pd_free(text);
+}
+
 static void *run(void *arg) {
     client *c = arg;
     int64_t heard = pd_hooks_now(NULL), looked = heard;
     for (;;) {
         pd_wire_state state = pd_wire_read(&c->wire);
         if (state == PD_WIRE_MORE) {
-            if (hear_more(c, &heard, &looked)) continue;
+            bool here = hear_more(c, &heard, &looked);
+            write_flight(c);
+            if (here) continue;
             on_lost(c, "nothing was heard from it for too long: stopped, or its network is cut");
             return NULL;
         } else if (state != PD_WIRE_FRAME) {
@@ -122,7 +147,8 @@ static void *run(void *arg) {
         } else if (c->wire.head.kind == PD_CONTROL_NEWS && c->wire.head.bytes >= sizeof(pd_news)) {
             pd_news news;
             memcpy(&news, c->wire.body, sizeof news);
-            pd_link_hear(&c->link, &news, c->wire.body + sizeof news);
+            if (news.kind == PD_NEWS_WHERE) answer(c, news.rank);
+            else pd_link_hear(&c->link, &news, c->wire.body + sizeof news);
             pthread_mutex_lock(&c->lock); /* those who wait for the store look again at who is gone */
             pthread_cond_broadcast(&c->change);
             pthread_mutex_unlock(&c->lock);
@@ -216,10 +242,10 @@ static void free_link(pd_link *link) {
 }
 
 static const pd_link_ops unix_ops = {
-    .transport = &pd_transport_shm, .call = call, .tell = tell, .close = close_link, .free = free_link,
+    .transport = &pd_transport_shm, .answers = true, .call = call, .tell = tell, .close = close_link, .free = free_link,
 };
 static const pd_link_ops tcp_ops = {
-    .call = call, .tell = tell, .close = close_link, .free = free_link,
+    .answers = true, .call = call, .tell = tell, .close = close_link, .free = free_link,
 };
 
 /* The next frame of the handshake, which has to be of this kind. */

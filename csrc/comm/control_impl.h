@@ -32,6 +32,7 @@ typedef struct pd_peer {
     int64_t deadline; /* DYING: when to stop waiting for an explanation */
     int64_t heard;    /* when anything came from it */
     bool warned;      /* of its silence */
+    bool silent;      /* counts as dead because of it, although its process may be there */
     bool told;        /* the others know: raised or dead */
     pd_news news;     /* what they were told, for those who come later */
     char *text;

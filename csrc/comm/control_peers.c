@@ -56,6 +56,41 @@ void pd_peer_welcome(pd_control_server *s, pd_conn *c, int64_t now) {
     }
 }
 
+/* Whether the process of a rank on this host is stopped. */
+static bool is_stopped(const pd_peer *p) {
+    char path[64], line[512];
+    if (!p->conn || p->conn->pid <= 0) return false;
+    snprintf(path, sizeof path, "/proc/%d/stat", p->conn->pid);
+    FILE *f = fopen(path, "re");
+    if (!f) return false;
+    size_t n = fread(line, 1, sizeof line - 1, f);
+    fclose(f);
+    line[n] = 0;
+    const char *end = strrchr(line, ')');
+    return end && (end[2] == 'T' || end[2] == 't');
+}
+
+/* Questions to those who can answer; the server itself answers for the others. */
+static void pass_on(pd_control_server *s, const pd_news *n, const char *text) {
+    const pd_peer *to = &s->peers[n->status];
+    const char *how = NULL;
+    if (n->kind == PD_NEWS_WHERE) {
+        if (to->state == PD_PEER_ABSENT) how = "it has not come yet";
+        else if (to->state == PD_PEER_LEFT) how = "it has left";
+        else if (to->state == PD_PEER_DEAD || to->state == PD_PEER_DYING || !to->conn) how = "it is dead";
+        else if (is_stopped(to)) how = "its process is stopped (SIGSTOP, Ctrl-Z or a debugger)";
+        else if (pd_hooks_now(NULL) - to->heard > 5 * PD_HEARTBEAT_NS / 2) how = "it is not responding";
+    }
+    pd_news back = {.kind = PD_NEWS_HERE, .rank = n->status, .pid = to->pid, .status = n->rank};
+    const pd_conn *conn = how ? s->peers[n->rank].conn : to->conn;
+    if (!conn) return;
+    if (how) {
+        n = &back;
+        text = how;
+    }
+    pd_control_send((pd_conn *)conn, PD_CONTROL_NEWS, 0, n, sizeof *n, text, strnlen(text, PD_CONTROL_TEXT), -1);
+}
+
 const char *pd_peer_news(pd_control_server *s, pd_conn *c) {
     pd_news n;
     if (c->wire.head.bytes < sizeof n) return "news that are too short";
@@ -73,7 +108,10 @@ const char *pd_peer_news(pd_control_server *s, pd_conn *c) {
             s->raised = c->rank;
         }
         announce(s, c->rank, PD_NEWS_RAISED, text);
-    } else if (n.kind == PD_NEWS_LEFT || n.kind == PD_NEWS_ABORT) {
+    } else if (n.kind == PD_NEWS_WHERE || n.kind == PD_NEWS_HERE) {
+        if (n.status < 0 || n.status >= s->world) return "a question about a rank that there is not";
+        pass_on(s, &n, text);
+    } else if (n.kind == PD_NEWS_LEFT || n.kind == PD_NEWS_ABORT || n.kind == PD_NEWS_TASK) {
         broadcast(s, &n, text);
     } else {
         return "news that a rank cannot have";
@@ -157,6 +195,7 @@ static void check_silence(pd_control_server *s, int rank, int64_t now) {
     snprintf(how, sizeof how, "is not responding: nothing was heard from it for %.0f s (stopped, swapped out, or its "
                               "network is cut)", (double)silent * 1e-9);
     pd_peer_bury(s, rank, how);
+    p->silent = true;
     shutdown(p->conn->wire.fd, SHUT_RDWR); /* should it come back, it finds itself outside */
 }
 

@@ -247,6 +247,14 @@ void pd_control_dead(pd_control_server *s, int rank, const char *how) {
     wake(s);
 }
 
+bool pd_control_silent(pd_control_server *s, int rank) {
+    if (rank < 0 || rank >= s->world) return false;
+    pthread_mutex_lock(&s->lock);
+    bool silent = s->peers[rank].silent;
+    pthread_mutex_unlock(&s->lock);
+    return silent;
+}
+
 pd_status pd_control_first_raised(pd_control_server *s, int *rank, char **traceback) {
     pd_status status = PD_OK;
     *rank = -1;

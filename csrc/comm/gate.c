@@ -17,6 +17,7 @@
 #include "comm/group_impl.h"
 
 #define YIELD_NS 60000          /* a futex wake costs 5-50 us here: shorter waits are not worth a sleep */
+#define ASK_NS 300000000        /* before somebody is told who is missing, the missing are asked where they are */
 #define CLOSED_NS 1000000000    /* a closed connection without an explanation */
 #define MISMATCH_NS 1000000000  /* ranks that differ wait this long for the rest, so that the message names them all */
 
@@ -96,7 +97,20 @@ int pd_work_text(const pd_group *g, const pd_work *w, char *text, size_t size) {
     return n + snprintf(text + n, size - (size_t)n, "%s%s (#%u)", *site ? " at " : "", site, w->seq);
 }
 
-/* "rank 1 (last: #16 broadcast), rank 3 (nothing yet)" */
+/* ": it computes at data.py:88; ...", as far as it is known. */
+static size_t where_text(pd_group *g, int rank, char *text, size_t size) {
+    char place[sizeof g->link->places[0].text], task[64];
+    if (!size) return 0;
+    *text = 0;
+    if (!g->link) return 0;
+    bool known = pd_link_place(g->link, rank, place, sizeof place);
+    bool busy = pd_link_task_of(g->link, rank, task, sizeof task) > 0;
+    int n = snprintf(text, size, "%s%s%s%s%s", busy ? ": long task '" : "", busy ? task : "", busy ? "'" : "",
+                     known ? ": " : "", known ? place : "");
+    return n < 0 ? 0 : (size_t)n < size ? (size_t)n : size - 1;
+}
+
+/* "rank 1 (last: #16 broadcast): it computes at data.py:88, rank 3 (nothing yet)" */
 static void missing_text(pd_group *g, const pd_work *w, char *text, size_t size) {
     size_t n = 0;
     *text = 0;
@@ -110,18 +124,36 @@ static void missing_text(pd_group *g, const pd_work *w, char *text, size_t size)
         n += (size_t)snprintf(text + n, size - n, "%srank %d ", n ? ", " : "", r);
         if (seq) n += (size_t)snprintf(text + n, size - n, "(last: #%u %s)", seq, name);
         else n += (size_t)snprintf(text + n, size - n, "(nothing yet)");
+        n += where_text(g, r, text + n, n < size ? size - n : 0);
     }
 }
 
+static void ask_missing(pd_group *g, const pd_work *w) {
+    int asked = 0;
+    for (int r = 0; g->link && r < g->size && asked < PD_PLACES; r++) {
+        if (r == g->rank || has_arrived(g, w, r)) continue;
+        pd_link_ask(g->link, r);
+        asked++;
+    }
+}
+
+/* A missing rank has said that it will take longer, and that time is not over. */
+static bool is_excused(pd_group *g, const pd_work *w, int64_t now) {
+    char name[64];
+    for (int r = 0; g->link && r < g->size; r++)
+        if (r != g->rank && !has_arrived(g, w, r) && pd_link_task_of(g->link, r, name, sizeof name) > now) return true;
+    return false;
+}
+
 static void warn(pd_group *g, const pd_work *w, int64_t waited) {
-    char call[400], missing[600];
+    char call[400], missing[1500];
     pd_work_text(g, w, call, sizeof call);
     missing_text(g, w, missing, sizeof missing);
     pd_log(PD_LOG_WARN, "rank %d: %s has waited %.0f s for %s", g->rank, call, (double)waited * 1e-9, missing);
 }
 
 static pd_status timed_out(pd_group *g, const pd_work *w, int64_t waited) {
-    char call[400], missing[600];
+    char call[400], missing[1500];
     pd_work_text(g, w, call, sizeof call);
     missing_text(g, w, missing, sizeof missing);
     return pd_fail(PD_E_TIMEOUT, "%s: rank %d waited %.1f s for %s", call, g->rank, (double)waited * 1e-9, missing);
@@ -151,13 +183,20 @@ static pd_status look_at_mesh(pd_group *g, const pd_work *w) {
 }
 
 /* One look around between two sleeps: PD_OK to go on. */
-static pd_status look(pd_group *g, pd_work *w, int64_t start, int64_t deadline, bool *warned, bool *fatal) {
+static pd_status look(pd_group *g, pd_work *w, int64_t start, int64_t deadline, bool *warned, int64_t *asked,
+                      bool *fatal) {
     PD_TRY(pd_group_doom(g, w));
     PD_TRY(pd_hooks_interrupt(g->hooks));
     if (g->mesh) PD_TRY(look_at_mesh(g, w));
     int64_t now = pd_hooks_now(g->hooks), waited = now - start;
     if (waited > MISMATCH_NS && lines_differ(g, w)) return pd_group_mismatch(g, w);
-    if (waited >= g->timeout_ns) return timed_out(g, w, waited);
+    int64_t due = *warned || g->timeout_ns < g->warn_ns ? g->timeout_ns : g->warn_ns;
+    if (deadline - start < due) due = deadline - start;
+    if (*asked != due && waited >= due - ASK_NS) {
+        *asked = due;
+        ask_missing(g, w);
+    }
+    if (waited >= g->timeout_ns && !is_excused(g, w, now)) return timed_out(g, w, waited);
     if (now >= deadline) {
         *fatal = false;
         return timed_out(g, w, waited);
@@ -172,17 +211,19 @@ static pd_status look(pd_group *g, pd_work *w, int64_t start, int64_t deadline, 
 static pd_status wait_slowly(pd_group *g, pd_work *w, int64_t deadline, bool *fatal) {
     int64_t start = pd_hooks_now(g->hooks);
     bool warned = g->warn_ns <= 0;
+    int64_t asked = -1;
     while (pd_hooks_now(g->hooks) - start < YIELD_NS) {
         if (pd_gate_open(g, w)) return PD_OK;
         sched_yield();
     }
     while (!pd_gate_open(g, w)) {
-        pd_status status = look(g, w, start, deadline, &warned, fatal);
+        pd_status status = look(g, w, start, deadline, &warned, &asked, fatal);
         if (status) { /* perhaps it opened while we looked at the news; an interrupt stays an interrupt */
             if (status == PD_E_PYTHON || !*fatal || !pd_gate_open(g, w)) return status;
             return PD_OK;
         }
         int64_t left = deadline - pd_hooks_now(g->hooks), rest = start + g->timeout_ns - pd_hooks_now(g->hooks);
+        if (rest < 0) rest = PD_SLICE_NS; /* excused */
         if (rest < left) left = rest;
         if (left < 1000000) left = 1000000;
         if (g->mesh) pd_mesh_wait(g->mesh, left);
@@ -201,6 +242,7 @@ pd_status pd_gate_wait(pd_group *g, pd_work *w, int64_t deadline, bool *fatal) {
         pause_cpu();
     }
     if (g->spins > 8) g->spins /= 2;
+    pd_flight_wait(&g->flight, w->seq, missing_rank(g, w));
     void *token = pd_host_release();
     pd_status status = wait_slowly(g, w, deadline, fatal);
     pd_host_acquire(token);

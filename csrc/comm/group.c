@@ -94,6 +94,7 @@ static void free_memory(pd_group *g) {
 
 static void free_group(pd_group *g) {
     free_memory(g);
+    pd_flight_fini(&g->flight);
     pthread_mutex_destroy(&g->lock);
     pthread_mutex_destroy(&g->doom_lock);
     pthread_mutex_destroy(&g->segments_lock);
@@ -122,6 +123,7 @@ static pd_status make(pd_link *link, uint32_t epoch, const pd_group_options *o, 
         pd_link_retain(link);
     }
     *out = g;
+    if (link) PD_TRY(pd_flight_init(&g->flight, pd_flags_get()->FLIGHT));
     return choose(g, o);
 }
 
@@ -145,6 +147,7 @@ pd_status pd_group_new(pd_link *link, const pd_group_options *o, pd_group **out)
         g->spins = g->spins_max = g->transport == &pd_transport_shm && g->size <= pd_threads_cores() ? SPINS : 0;
         PD_TRY_TO(fail, allocate(g));
         g->listener.hear = pd_group_hear;
+        g->listener.report = pd_group_report;
         pd_link_listen(link, &g->listener, epoch);
         PD_TRY_TO(fail, connect_ranks(g));
         pd_parts_forget(g, 0);

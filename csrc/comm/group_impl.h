@@ -3,6 +3,7 @@
 #define PD_COMM_GROUP_IMPL_H
 
 #include "comm/algo/algo.h"
+#include "comm/flight.h"
 #include "comm/group.h"
 #include "comm/transport/mesh.h"
 
@@ -32,6 +33,7 @@ struct pd_group {
     _Atomic uintptr_t owner;
     pd_work *first, **last;
     uint32_t seq, step, piece; /* equal on all ranks: collectives posted, rounds gated, pieces moved */
+    pd_flight flight;
 
     atomic_bool failed, destroyed;
     pd_error error; /* set once, before `failed` */
@@ -91,6 +93,8 @@ int pd_work_text(const pd_group *g, const pd_work *w, char *text, size_t size);
 /* poison.c */
 void pd_group_hear(pd_listener *l, pd_weight weight, const pd_error *e);
 /* The news that end this wait, in this thread's record; PD_OK where there are none (yet). */
+/* What the flight record says, on any thread. *waits: this rank stands in a collective. */
+size_t pd_group_report(pd_listener *l, int rows, bool *waits, char *text, size_t size);
 pd_status pd_group_doom(pd_group *g, const pd_work *w);
 pd_status pd_group_mismatch(pd_group *g, const pd_work *w);
 /* Poisons the group with the error in this thread's record; `tell`: the others have to be told. Returns that error. */

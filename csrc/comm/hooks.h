@@ -5,6 +5,7 @@
 #ifndef PD_COMM_HOOKS_H
 #define PD_COMM_HOOKS_H
 
+#include <stdbool.h>
 #include <time.h>
 
 #include "base/host.h"
@@ -14,6 +15,8 @@
 typedef struct pd_hooks {
     pd_status (*interrupt)(void);                            /* anything but PD_OK ends the wait with that error */
     void (*site)(uint64_t site, char *text, size_t size);    /* "train.py:12", or "" where unknown */
+    void (*where)(char *text, size_t size);                  /* the program's own place; waits 200 ms at most */
+    bool (*asked)(void);                                     /* the user has asked for the flight record */
     int64_t (*now)(void);                                    /* ns; the simulator's virtual clock, NULL: monotonic */
 } pd_hooks;
 

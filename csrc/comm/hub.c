@@ -67,7 +67,7 @@ static void tell(pd_link *link, const pd_news *news, const char *text) {
     n.rank = link->rank;
     n.pid = getpid();
     pthread_mutex_lock(&h->lock);
-    if (!n.epoch && n.kind != PD_NEWS_ABORT) h->ranks[n.rank].last = n;
+    if (!n.epoch && n.kind != PD_NEWS_ABORT && n.kind != PD_NEWS_TASK) h->ranks[n.rank].last = n;
     for (int r = 0; r < h->world; r++)
         if (h->ranks[r].seat && r != n.rank) pd_link_hear(&h->ranks[r].seat->link, &n, text);
     pthread_cond_broadcast(&h->change);

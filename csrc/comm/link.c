@@ -2,6 +2,9 @@
 
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
+
+#include "base/mem.h"
 
 void pd_link_init(pd_link *link, const pd_link_ops *ops, int rank, int world, const pd_hooks *hooks) {
     *link = (pd_link){.ops = ops, .hooks = hooks, .rank = rank, .world = world, .host_rank = -1,
@@ -11,7 +14,11 @@ void pd_link_init(pd_link *link, const pd_link_ops *ops, int rank, int world, co
     pthread_mutex_init(&link->lock, NULL);
 }
 
-void pd_link_fini(pd_link *link) { pthread_mutex_destroy(&link->lock); }
+void pd_link_fini(pd_link *link) {
+    pthread_mutex_destroy(&link->lock);
+    pd_free(link->tasks);
+}
+
 void pd_link_retain(pd_link *link) { atomic_fetch_add_explicit(&link->refs, 1, memory_order_relaxed); }
 
 void pd_link_release(pd_link *link) {
@@ -100,7 +107,113 @@ static pd_weight describe(const pd_link *link, const pd_news *n, const char *tex
     return weight;
 }
 
+/* ---- where everybody is ------------------------------------------------------------------------------------------- */
+
+void pd_link_ask(pd_link *link, int rank) {
+    if (!link->ops->answers) return;
+    pthread_mutex_lock(&link->lock);
+    pd_place *p = NULL;
+    for (unsigned i = 0; i < PD_PLACES && i < link->asked; i++)
+        if (link->places[i].rank == rank) p = &link->places[i];
+    if (!p) p = &link->places[link->asked++ % PD_PLACES];
+    p->rank = rank;
+    *p->text = 0;
+    pthread_mutex_unlock(&link->lock);
+    link->ops->tell(link, &(pd_news){.kind = PD_NEWS_WHERE, .rank = link->rank, .status = rank}, "");
+}
+
+bool pd_link_place(pd_link *link, int rank, char *text, size_t size) {
+    *text = 0;
+    pthread_mutex_lock(&link->lock);
+    for (unsigned i = 0; i < PD_PLACES && i < link->asked; i++)
+        if (link->places[i].rank == rank) snprintf(text, size, "%s", link->places[i].text);
+    pthread_mutex_unlock(&link->lock);
+    return *text != 0;
+}
+
+void pd_link_task(pd_link *link, const char *name, double seconds) {
+    int32_t whole = seconds < 1e9 ? (int32_t)(seconds + 0.999) : 1000000000;
+    if (pd_link_check(link)) return;
+    link->ops->tell(link, &(pd_news){.kind = PD_NEWS_TASK, .rank = link->rank, .status = whole}, name);
+}
+
+int64_t pd_link_task_of(pd_link *link, int rank, char *name, size_t size) {
+    int64_t until = 0;
+    *name = 0;
+    pthread_mutex_lock(&link->lock);
+    if (link->tasks && link->tasks[rank].until) {
+        until = link->tasks[rank].until;
+        snprintf(name, size, "%s", link->tasks[rank].name);
+    }
+    pthread_mutex_unlock(&link->lock);
+    return until;
+}
+
+size_t pd_link_flight(pd_link *link, int rows, char *text, size_t size) {
+    size_t n = 0;
+    bool waits;
+    if (size) *text = 0;
+    pthread_mutex_lock(&link->lock);
+    for (pd_listener *l = link->listeners; l; l = l->next)
+        if (l->report) n += l->report(l, rows, &waits, text + n, size - n);
+    pthread_mutex_unlock(&link->lock);
+    return n;
+}
+
+/* The state letter of the process's first thread: R runs, S sleeps, D waits for a disk. */
+static char thread_state(void) {
+    char path[64], line[512];
+    snprintf(path, sizeof path, "/proc/self/task/%d/stat", (int)getpid());
+    FILE *f = fopen(path, "re");
+    if (!f) return '?';
+    size_t n = fread(line, 1, sizeof line - 1, f);
+    fclose(f);
+    line[n] = 0;
+    const char *end = strrchr(line, ')');
+    return end && end[1] == ' ' ? end[2] : '?';
+}
+
+void pd_link_here(pd_link *link, char *text, size_t size) {
+    char last[600] = "", line[600], place[300] = "";
+    bool waits = false;
+    pthread_mutex_lock(&link->lock);
+    for (pd_listener *l = link->listeners; l && !waits; l = l->next)
+        if (l->report && l->report(l, 0, &waits, line, sizeof line) && (waits || !*last))
+            snprintf(last, sizeof last, "%s", line);
+    pthread_mutex_unlock(&link->lock);
+    if (waits) {
+        snprintf(text, size, "it %s", last);
+        return;
+    }
+    char state = thread_state();
+    if (link->hooks && link->hooks->where) link->hooks->where(place, sizeof place);
+    const char *does = state == 'R' ? "it computes" : state == 'D' ? "it waits for a device" : "it sleeps";
+    snprintf(text, size, "%s%s%s%s%s", does, *place ? " at " : "", place, *last ? "; " : "", last);
+}
+
+/* Under the lock. */
+static void hear_place(pd_link *link, const pd_news *n, const char *text) {
+    for (unsigned i = 0; i < PD_PLACES && i < link->asked; i++)
+        if (link->places[i].rank == n->rank) snprintf(link->places[i].text, sizeof link->places[i].text, "%s", text);
+}
+
+/* Under the lock. Without memory the peers' timeouts stay as they are. */
+static void hear_task(pd_link *link, const pd_news *n, const char *text) {
+    if (n->rank < 0 || n->rank >= link->world) return;
+    if (!link->tasks && pd_calloc((size_t)link->world * sizeof *link->tasks, "tasks", &link->tasks)) return;
+    pd_task *t = &link->tasks[n->rank];
+    t->until = n->status > 0 ? pd_hooks_now(link->hooks) + n->status * INT64_C(1000000000) : 0;
+    snprintf(t->name, sizeof t->name, "%s", text);
+}
+
 void pd_link_hear(pd_link *link, const pd_news *news, const char *text) {
+    if (news->kind == PD_NEWS_WHERE || news->kind == PD_NEWS_HERE || news->kind == PD_NEWS_TASK) {
+        pthread_mutex_lock(&link->lock);
+        if (news->kind == PD_NEWS_HERE) hear_place(link, news, text);
+        else if (news->kind == PD_NEWS_TASK) hear_task(link, news, text);
+        pthread_mutex_unlock(&link->lock);
+        return;
+    }
     pd_error e;
     pd_weight weight = describe(link, news, text, &e);
     pthread_mutex_lock(&link->lock);

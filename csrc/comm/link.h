@@ -23,6 +23,9 @@ typedef enum pd_news_kind {
     PD_NEWS_ABORT,    /* a rank gave up a group: `status` and `text` say why */
     PD_NEWS_RAISED,   /* its program ended by an exception: `text` is the traceback */
     PD_NEWS_DEAD,     /* its process ended without a word: `text` is how */
+    PD_NEWS_WHERE,    /* to rank `status`: what are you doing? */
+    PD_NEWS_HERE,     /* the answer, to rank `status` */
+    PD_NEWS_TASK,     /* it does something long, named `text`, for `status` seconds; 0: no more */
     PD_NEWS_LOST,     /* the control connection is gone, with it the server's process */
 } pd_news_kind;
 
@@ -30,7 +33,7 @@ typedef struct pd_news {
     uint32_t kind;
     int32_t rank, pid; /* the rank it is about; stamped by the server or the hub */
     uint32_t epoch;    /* 0: every group */
-    int32_t status;    /* of ABORT */
+    int32_t status;    /* of ABORT; a rank or seconds, see above */
 } pd_news;
 
 /* How much a piece of news explains; a stronger one replaces a weaker one that nobody has acted upon. */
@@ -40,8 +43,21 @@ typedef enum pd_weight { PD_WEIGHT_LEFT = 1, PD_WEIGHT_GONE } pd_weight;
 typedef struct pd_listener {
     uint32_t epoch;
     void (*hear)(struct pd_listener *, pd_weight, const pd_error *);
+    /* [text] the last `rows` collectives; 0: one line on the last alone. *waits: this rank stands in it. */
+    size_t (*report)(struct pd_listener *, int rows, bool *waits, char *text, size_t size);
     struct pd_listener *next, **at;
 } pd_listener;
+
+#define PD_PLACES 8 /* ranks whose places are remembered */
+typedef struct pd_place {
+    int rank;
+    char text[400]; /* "": it has not answered */
+} pd_place;
+
+typedef struct pd_task {
+    int64_t until; /* ns; 0: it has none */
+    char name[64];
+} pd_task;
 
 typedef struct pd_link_ops {
     const pd_transport *transport; /* how to share memory with ranks of the same `host`; NULL: with nobody */
@@ -49,6 +65,7 @@ typedef struct pd_link_ops {
     void (*tell)(pd_link *, const pd_news *, const char *text); /* to all other ranks; never fails, never waits long */
     void (*close)(pd_link *); /* says goodbye (LEFT, epoch 0), ends the link's thread; news stop */
     void (*free)(pd_link *);
+    bool answers; /* a thread of its own can be asked where its rank is */
 } pd_link_ops;
 
 struct pd_link {
@@ -64,6 +81,9 @@ struct pd_link {
     atomic_uint epochs;
     pthread_mutex_t lock; /* of the members below */
     pd_listener *listeners;
+    pd_place places[PD_PLACES]; /* the newest questions */
+    unsigned asked;
+    pd_task *tasks; /* of every rank; NULL until there is one */
     pd_weight gone;       /* 0: everybody is there */
     pd_error why;
     bool closed;
@@ -79,6 +99,17 @@ void pd_link_raised(pd_link *link, const char *traceback);
 /* Listens to news about groups of this epoch and of every group; past news that still hold are told at once. */
 void pd_link_listen(pd_link *link, pd_listener *l, uint32_t epoch);
 void pd_link_unlisten(pd_link *link, pd_listener *l);
+
+/* Asks a rank what it is doing; pd_link_place has the answer a moment later. False: nobody there can say. */
+void pd_link_ask(pd_link *link, int rank);
+bool pd_link_place(pd_link *link, int rank, char *text, size_t size);
+/* Tells the others that this rank does something long: their timeouts leave it that time. 0 seconds: it is done. */
+void pd_link_task(pd_link *link, const char *name, double seconds);
+int64_t pd_link_task_of(pd_link *link, int rank, char *name, size_t size); /* until when (ns); 0: it has none */
+/* [text] the flight records of all groups, each after a line that names it; rows as in pd_listener. */
+size_t pd_link_flight(pd_link *link, int rows, char *text, size_t size);
+/* [text] what this rank is doing. On the link's own thread; takes 200 ms at most. */
+void pd_link_here(pd_link *link, char *text, size_t size);
 
 /* For the two kinds of links. */
 void pd_link_hear(pd_link *link, const pd_news *news, const char *text);

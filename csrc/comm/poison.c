@@ -4,6 +4,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "base/flags.h"
+#include "base/log.h"
 #include "base/mem.h"
 #include "comm/group_impl.h"
 
@@ -22,6 +24,15 @@ void pd_group_hear(pd_listener *l, pd_weight weight, const pd_error *e) {
     if (g->mesh) pd_mesh_wake(g->mesh);
     atomic_uint *word = atomic_load(&g->sleeping);
     if (word) syscall(SYS_futex, word, FUTEX_WAKE, INT32_MAX, NULL, NULL, 0);
+}
+
+size_t pd_group_report(pd_listener *l, int rows, bool *waits, char *text, size_t size) {
+    const pd_group *g = (pd_group *)((char *)l - offsetof(pd_group, listener));
+    *waits = false;
+    if (!rows) return pd_flight_last(&g->flight, g->hooks, waits, text, size);
+    int n = snprintf(text, size, "rank %d of %d, group %u:\n", g->rank, g->size, g->epoch);
+    if (n < 0 || (size_t)n >= size) return 0;
+    return (size_t)n + pd_flight_text(&g->flight, g->hooks, rows, text + n, size - (size_t)n);
 }
 
 pd_status pd_group_doom(pd_group *g, const pd_work *w) {
@@ -89,6 +100,15 @@ pd_status pd_group_mismatch(pd_group *g, const pd_work *w) {
 
 /* ---- the end ----------------------------------------------------------------------------------------------------- */
 
+/* Once per rank: short where the reason is time, which only the past explains; else for those who ask for more. */
+static void write_flight(pd_group *g) {
+    char text[8000];
+    bool late = g->error.kind == PD_E_TIMEOUT, waits;
+    if (!g->flight.rows || (!late && pd_flags_get()->LOG < PD_LOG_INFO)) return;
+    size_t n = pd_group_report(&g->listener, late ? 8 : (int)g->flight.mask + 1, &waits, text, sizeof text);
+    if (n) pd_log(late ? PD_LOG_WARN : PD_LOG_INFO, "flight record of %.*s", (int)n - 1, text);
+}
+
 pd_status pd_group_fail(pd_group *g, bool tell) {
     pd_error e;
     pd_error_save(&e);
@@ -100,6 +120,8 @@ pd_status pd_group_fail(pd_group *g, bool tell) {
                  g->rank);
     }
     atomic_store(&g->failed, true);
+    pd_flight_end(&g->flight, g->seq, PD_FLIGHT_FAILED);
+    write_flight(g);
     pd_segments_privatise(g);
     while (g->first) {
         pd_work *w = g->first;

@@ -133,6 +133,7 @@ static void post_step(pd_group *g, pd_work *w) {
 /* Fails at once where a rank gave up before we began: its line may be there, but it will not complete this one. */
 static pd_status start(pd_group *g, pd_work *w) {
     w->seq = ++g->seq;
+    pd_flight_post(&g->flight, w->seq, &w->id, w->site);
     PD_TRY(pd_group_doom(g, w));
     plan(g, w);
     w->job.first = g->piece;
@@ -228,6 +229,7 @@ static pd_status carry_on(pd_group *g) {
         if (!done) return PD_OK;
         g->first = w->next;
         if (!g->first) g->last = &g->first;
+        pd_flight_end(&g->flight, w->seq, PD_FLIGHT_DONE);
         atomic_store_explicit(&w->state, PD_WORK_DONE, memory_order_release);
         pd_work_release(w);
     }
@@ -255,7 +257,10 @@ static pd_status run_here(pd_group *g, pd_work *w) {
     if (start(g, w)) return lose(g);
     for (;;) {
         if (run(g, w, &done)) return lose(g);
-        if (done) return PD_OK;
+        if (done) {
+            pd_flight_end(&g->flight, w->seq, PD_FLIGHT_DONE);
+            return PD_OK;
+        }
         PD_TRY(await(g, w, INT64_MAX));
     }
 }

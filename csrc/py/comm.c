@@ -70,6 +70,7 @@ static pd_status process_link(int rank, int world, const char *address, int secr
         if (process.server)
             return pd_fail(PD_E_DIST, "comm_init: ranks of an earlier job of this process are still there");
         PD_TRY(pd_control_join(address, rank, world, timeout, &pd_py_hooks, &process.link, &process.server));
+        pd_py_listen_usr1(true);
         snprintf(process.address, sizeof process.address, "%s", address);
         return PD_OK;
     }
@@ -80,6 +81,7 @@ static pd_status process_link(int rank, int world, const char *address, int secr
     explicit_bzero(process.secret, sizeof process.secret);
     process.secret_fd = 0;
     snprintf(process.address, sizeof process.address, "%s", address);
+    pd_py_listen_usr1(true);
     return PD_OK;
 }
 
@@ -140,6 +142,7 @@ static PyObject *comm_leave(PyObject *module, PyObject *args, PyObject *keywords
     pd_link *link = process.link;
     process.link = NULL;
     if (link) {
+        pd_py_listen_usr1(false);
         PD_PY_NO_GIL(pd_link_close(link)); /* groups that still hold it fail from here on */
         pd_link_release(link);
     }

@@ -14,7 +14,9 @@ static pd_status interrupt(void) {
     return raised ? pd_fail(PD_E_PYTHON, "interrupted") : PD_OK;
 }
 
-const pd_hooks pd_py_hooks = {.interrupt = interrupt, .site = pd_py_site_text};
+const pd_hooks pd_py_hooks = {
+    .interrupt = interrupt, .site = pd_py_site_text, .where = pd_py_where, .asked = pd_py_asked,
+};
 
 /* ---- arguments --------------------------------------------------------------------------------------------------- */
 

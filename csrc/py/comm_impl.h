@@ -98,8 +98,14 @@ int pd_py_add_control(PyObject *module);
 
 /* ---- site.c ---- */
 void pd_py_site_text(uint64_t site, char *text, size_t size);
+bool pd_py_site_is_own(PyCodeObject *code);
 void pd_py_sites_trim(void);
 int64_t pd_py_sites_count(void);
 void pd_py_sites_package(PyObject *module); /* functions in this module's folder are not callers */
+
+/* ---- where.c ---- */
+void pd_py_where(char *text, size_t size); /* "train.py:12, in main"; on any thread, within 200 ms */
+bool pd_py_asked(void);                    /* SIGUSR1 has come since the last call */
+void pd_py_listen_usr1(bool on);           /* where the user does not handle it */
 
 #endif

@@ -79,6 +79,13 @@ static PyObject *server_first_raised(PyObject *self, PyObject *unused) {
     return decoded ? Py_BuildValue("iN", rank, decoded) : NULL;
 }
 
+static PyObject *server_silent(PyObject *self, PyObject *rank) {
+    pd_control_server *s = server_of(self);
+    long r = s ? PyLong_AsLong(rank) : -1;
+    if (!s || (r == -1 && PyErr_Occurred())) return NULL;
+    return PyBool_FromLong(r >= 0 && r < PD_WORLD_MAX && pd_control_silent(s, (int)r));
+}
+
 static PyObject *server_drain(PyObject *self, PyObject *args) {
     PyObject *seconds = NULL;
     double timeout;
@@ -110,6 +117,9 @@ static PyMethodDef server_methods[] = {
     {"dead", server_dead, METH_VARARGS, "dead(rank, text)\n\nThe launcher's wait says how this rank's process ended."},
     {"drain", server_drain, METH_VARARGS,
      "drain(timeout)\n\nWaits until every rank that came has left or died; CommTimeout."},
+    {"silent", server_silent, METH_O,
+     "silent(rank) -> bool\n\nNothing was heard from this rank for PYDIST_SILENT seconds: it counts as dead, although its "
+     "process may be there."},
     {"first_raised", server_first_raised, METH_NOARGS,
      "first_raised() -> (rank, traceback) | None\n\nThe first rank that reported an exception."},
     {0},

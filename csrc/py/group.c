@@ -378,6 +378,29 @@ static PyObject *group_raised(PyObject *o, PyObject *text) {
     Py_RETURN_NONE;
 }
 
+static PyObject *group_task(PyObject *o, PyObject *args) {
+    GroupObject *self = (GroupObject *)o;
+    const char *name;
+    double seconds;
+    if (!PyArg_ParseTuple(args, "sd:task", &name, &seconds)) return NULL;
+    if (!(seconds >= 0)) return PyErr_Format(PyExc_ValueError, "task: a negative or undefined time (expected seconds)");
+    if (self->link) PD_PY_NO_GIL(pd_link_task(self->link, name, seconds));
+    Py_RETURN_NONE;
+}
+
+static PyObject *group_flight(PyObject *o, PyObject *unused) {
+    enum { BYTES = 1 << 20 };
+    GroupObject *self = (GroupObject *)o;
+    (void)unused;
+    if (!self->link) return PyUnicode_FromString("");
+    char *text = PyMem_Malloc(BYTES);
+    if (!text) return PyErr_NoMemory();
+    size_t n = pd_link_flight(self->link, INT32_MAX, text, BYTES);
+    PyObject *all = PyUnicode_DecodeUTF8(text, (Py_ssize_t)n, "replace");
+    PyMem_Free(text);
+    return all;
+}
+
 static PyObject *group_store(PyObject *o, void *unused) {
     (void)unused;
     GroupObject *self = (GroupObject *)o;
@@ -433,6 +456,11 @@ static PyMethodDef group_methods[] = {
     {"segment", group_segment, METH_O,
      "segment(bytes) -> Segment\n\nZeroed memory that all ranks can address: collectives on it copy nothing. Collective."},
     {"progress", group_progress, METH_NOARGS, "progress()\n\nCarries asynchronous collectives on without waiting."},
+    {"task", group_task, METH_VARARGS,
+     "task(name, seconds)\n\nTells the other ranks that this one does something long: for that time they do not give up "
+     "waiting for it. 0 seconds: it is done."},
+    {"flight", group_flight, METH_NOARGS,
+     "flight() -> str\n\nThe last PYDIST_FLIGHT collectives of this rank's groups, a line each."},
     {"raised", group_raised, METH_O, "raised(traceback)\n\nTells the other ranks that this one ends by an exception."},
     {0},
 };

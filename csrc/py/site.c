@@ -5,6 +5,8 @@
 #if PY_VERSION_HEX < 0x030B0000
 #include <frameobject.h> /* where 3.10 declares what a frame offers */
 #endif
+#include <pthread.h>
+#include <stdatomic.h>
 #include <string.h>
 
 #include "py/comm_impl.h"
@@ -15,11 +17,12 @@ static struct {
     PyCodeObject *codes[SITES]; /* by number */
     bool own[SITES];            /* a function of the package itself: the caller's place is further out */
     uint16_t slots[2 * SITES];  /* hash of the pointer -> number + 1 */
-    int count;
+    atomic_int count;           /* stored after the code object */
+    pthread_mutex_t trimming;   /* against readers without the GIL */
     PyObject *package;          /* ".../pydist/" */
-} sites;
+} sites = {.trimming = PTHREAD_MUTEX_INITIALIZER};
 
-static bool is_own(PyCodeObject *code) {
+bool pd_py_site_is_own(PyCodeObject *code) {
     if (!sites.package) return false;
     if (PyUnicode_Tailmatch(code->co_filename, sites.package, 0, PY_SSIZE_T_MAX, -1) != 1) return false;
     PyObject *examples = PyUnicode_FromFormat("%Uexamples/", sites.package);
@@ -38,10 +41,11 @@ static int number_of(PyCodeObject *code) {
     for (; sites.slots[at]; at = (at + 1) & mask)
         if (sites.codes[sites.slots[at] - 1] == code) return sites.slots[at] - 1;
     if (sites.count == SITES) return -1;
-    int n = sites.count++;
+    int n = sites.count;
     sites.codes[n] = (PyCodeObject *)Py_NewRef((PyObject *)code);
-    sites.own[n] = is_own(code);
-    sites.slots[at] = (uint16_t)sites.count;
+    sites.own[n] = pd_py_site_is_own(code);
+    sites.count = n + 1;
+    sites.slots[at] = (uint16_t)(n + 1);
     return n;
 }
 
@@ -73,26 +77,29 @@ uint64_t pd_py_site(void) {
 void pd_py_sites_trim(void) {
     memset(sites.slots, 0, sizeof sites.slots);
     while (sites.count) {
-        sites.count--; /* Py_CLEAR names its argument twice */
-        Py_CLEAR(sites.codes[sites.count]);
+        pthread_mutex_lock(&sites.trimming);
+        PyCodeObject *code = sites.codes[--sites.count];
+        pthread_mutex_unlock(&sites.trimming);
+        Py_DECREF(code);
     }
 }
 
-/* "train.py:12". Any thread, with or without the GIL. */
+/* "train.py:12". Any thread, and without the GIL, which a rank that hangs may hold: code objects here are kept alive, and
+   neither reading their name nor their line table makes or changes an object. */
 void pd_py_site_text(uint64_t site, char *text, size_t size) {
     int n = (int)(site >> 32) - 1;
     if (size) *text = 0;
     if (n < 0 || n >= SITES || !size) return;
-    PyGILState_STATE gil = PyGILState_Ensure();
-    PyObject *kind, *value, *trace;
-    PyErr_Fetch(&kind, &value, &trace);
-    const char *path = n < sites.count ? PyUnicode_AsUTF8(sites.codes[n]->co_filename) : NULL;
-    if (path) {
+    pthread_mutex_lock(&sites.trimming);
+    PyObject *file = n < sites.count ? sites.codes[n]->co_filename : NULL;
+    if (file && !PyUnicode_IS_COMPACT_ASCII(file)) {
+        snprintf(text, size, "line %d", PyCode_Addr2Line(sites.codes[n], (int)(uint32_t)site));
+    } else if (file) {
+        const char *path = (const char *)PyUnicode_1BYTE_DATA(file);
         const char *slash = strrchr(path, '/');
         snprintf(text, size, "%s:%d", slash ? slash + 1 : path, PyCode_Addr2Line(sites.codes[n], (int)(uint32_t)site));
     }
-    PyErr_Restore(kind, value, trace);
-    PyGILState_Release(gil);
+    pthread_mutex_unlock(&sites.trimming);
 }
 
 int64_t pd_py_sites_count(void) { return sites.count; }

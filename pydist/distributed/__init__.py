@@ -31,6 +31,7 @@ from pydist.distributed.collectives import (
     reduce_scatter_tensor,
     scatter,
 )
+from pydist.distributed.contract import flight_record, long_task
 from pydist.distributed.process_group import (
     destroy_process_group,
     get_backend,
@@ -68,6 +69,7 @@ __all__ = [
     "barrier",
     "broadcast",
     "destroy_process_group",
+    "flight_record",
     "gather",
     "get_backend",
     "get_node_local_rank",
@@ -83,6 +85,7 @@ __all__ = [
     "is_mpi_available",
     "is_nccl_available",
     "is_torchelastic_launched",
+    "long_task",
     "reduce",
     "reduce_op",
     "reduce_scatter",

@@ -1,0 +1,105 @@
+/* What a rank tells about itself to those who wait for it: the line of Python where its program is, and SIGUSR1. */
+#include "py/py.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <string.h>
+
+#include "py/comm_impl.h"
+
+#define PATIENCE_MS 200
+
+/* ---- the place --------------------------------------------------------------------------------------------------- */
+
+/* The control thread must never wait for the GIL, which C code may hold for minutes: a thread made for the purpose
+   does. One at a time; where it is stuck, that is the answer. */
+enum { IDLE, LOOKING, FOUND };
+static struct {
+    atomic_int state;
+    char text[300];
+} look;
+
+/* The oldest thread of the interpreter is the main one; the frame is the innermost of it that is not the package's. */
+static void find(char *text, size_t size) {
+    PyThreadState *main = NULL;
+    PyThreadState *t = PyInterpreterState_ThreadHead(PyInterpreterState_Main());
+    for (; t; t = PyThreadState_Next(t)) main = t;
+    PyFrameObject *frame = main ? PyThreadState_GetFrame(main) : NULL;
+    while (frame) {
+        PyCodeObject *code = PyFrame_GetCode(frame);
+        bool own = pd_py_site_is_own(code);
+        const char *path = own ? NULL : PyUnicode_AsUTF8(code->co_filename), *slash = path ? strrchr(path, '/') : NULL;
+        const char *name = path ? PyUnicode_AsUTF8(code->co_name) : NULL;
+        if (path)
+            snprintf(text, size, "%s:%d, in %s", slash ? slash + 1 : path, PyFrame_GetLineNumber(frame),
+                     name ? name : "?");
+        PyErr_Clear();
+        Py_DECREF(code);
+        PyFrameObject *back = own ? PyFrame_GetBack(frame) : NULL;
+        Py_DECREF(frame);
+        frame = back;
+    }
+}
+
+static void *run(void *unused) {
+    (void)unused;
+    PyGILState_STATE gil = PyGILState_Ensure();
+    *look.text = 0;
+    find(look.text, sizeof look.text);
+    PyGILState_Release(gil);
+    atomic_store(&look.state, FOUND);
+    return NULL;
+}
+
+static bool start(void) {
+    pthread_t thread;
+    pthread_attr_t attr;
+    sigset_t all, old;
+    pthread_attr_init(&attr);
+    pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
+    sigfillset(&all);
+    pthread_sigmask(SIG_BLOCK, &all, &old); /* signals are the main thread's */
+    int rc = pthread_create(&thread, &attr, run, NULL);
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    pthread_attr_destroy(&attr);
+    return !rc;
+}
+
+void pd_py_where(char *text, size_t size) {
+    int expected = IDLE;
+    if (size) *text = 0;
+    if (!Py_IsInitialized()) return;
+    if (atomic_load(&look.state) == FOUND) atomic_store(&look.state, IDLE); /* an answer that came too late */
+    if (atomic_compare_exchange_strong(&look.state, &expected, LOOKING) && !start()) {
+        atomic_store(&look.state, IDLE);
+        return;
+    }
+    for (int ms = 0; ms < PATIENCE_MS && atomic_load(&look.state) != FOUND; ms++)
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+    if (atomic_load(&look.state) != FOUND) {
+        snprintf(text, size, "a place unknown: C code holds the GIL");
+        return;
+    }
+    snprintf(text, size, "%s", look.text);
+    atomic_store(&look.state, IDLE);
+}
+
+/* ---- SIGUSR1 ----------------------------------------------------------------------------------------------------- */
+
+static atomic_bool asked;
+
+static void on_signal(int sig) {
+    (void)sig;
+    atomic_store(&asked, true);
+}
+
+bool pd_py_asked(void) { return atomic_exchange(&asked, false); }
+
+/* Where nobody handles the signal, which would end the process. */
+void pd_py_listen_usr1(bool on) {
+    struct sigaction now, own = {.sa_handler = on ? on_signal : SIG_DFL, .sa_flags = SA_RESTART};
+    if (sigaction(SIGUSR1, NULL, &now) || (now.sa_flags & SA_SIGINFO)) return;
+    if (now.sa_handler == (on ? SIG_DFL : on_signal)) sigaction(SIGUSR1, &own, NULL);
+}
