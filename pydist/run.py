@@ -25,7 +25,13 @@ def main(argv=None):
         return 2
     from pydist._launch.job import Job
 
-    return Job(plan).run()
+    while True:
+        job = Job(plan)
+        code = job.run()
+        if not code or job.signal or plan.restart == plan.max_restarts:
+            return code
+        plan = plan._replace(restart=plan.restart + 1)
+        os.write(2, f"pydist.run: starting all ranks again (restart {plan.restart} of {plan.max_restarts})\n".encode())
 
 
 if __name__ == "__main__":

@@ -154,7 +154,8 @@ def test_nproc_auto(script):
     (["--nnodes=64", "--node-rank=0", "--nproc-per-node=100", "x.py"], "100 ranks on each of 64 hosts (expected"),
     (["--rdzv-backend=etcd", "x.py"], "--rdzv-backend: 'etcd' (expected static or c10d)"),
     (["--rdzv-endpoint=host:port", "x.py"], "--master-port: 'port' (expected a number"),
-    (["--max-restarts", "3", "x.py"], "--max-restarts: '3' (expected 0: this version does not restart)"),
+    (["--max-restarts", "x", "x.py"], "--max-restarts: 'x' (expected a number from 0 to 1000000)"),
+    (["--on-failure", "x", "x.py"], "--on-failure: 'x' (expected stop or keep)"),
     (["-x", "x.py"], "unknown option -x"),
     (["--nproc-per-node", "0", "x.py"], "--nproc-per-node: '0' (expected"),
     (["--nproc-per-node", "gpu", __file__], "--nproc-per-node: 'gpu' needs a GPU build (expected a number"),
@@ -695,3 +696,58 @@ def test_tracebacks_as_text():
              "  | ExceptionGroup: two (2 sub-exceptions)\n")
     assert traces.exceptions(group) == ["ExceptionGroup: two (2 sub-exceptions)"]
     assert traces.listed([0, 1, 2, 5, 7, 8]) == "ranks 0-2, 5, 7-8" and traces.listed([3]) == "rank 3"
+
+# What happens after a failure.
+
+
+def test_keep_lets_the_others_go_on(tmp_path):
+    script = tmp_path / "x.py"
+    script.write_text("""
+import os, sys, time
+if os.environ["RANK"] == "0":
+    sys.exit(3)
+time.sleep(2)
+print("went on", flush=True)
+if os.environ["RANK"] == "2":
+    time.sleep(0.5)
+    sys.exit(int(sys.argv[1]))
+""")
+    for code in (0, 7):
+        ended = subprocess.run([sys.executable, "-m", "pydist.run", "--on-failure=keep", "--nproc-per-node=3", script,
+                                str(code)], capture_output=True, text=True, timeout=60)  # fmt: skip
+        assert ended.returncode == code and ended.stdout.count("went on") == 2
+        assert "rank 0 (pid" in ended.stderr and "exited with code 3" in ended.stderr
+
+
+@pytest.mark.parametrize("name", ["pydist.run", "pydist.distributed.run", "pydist.distributed.launch"])
+def test_restarts_are_counted(tmp_path, name):
+    script = tmp_path / "x.py"
+    script.write_text("""
+import os, sys
+from pydist.distributed.elastic.multiprocessing.errors import record
+@record
+def main():
+    count = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    print(os.environ["RANK"], count, os.environ["TORCHELASTIC_MAX_RESTARTS"])
+    sys.exit(5 if os.environ["RANK"] == "1" and count < int(sys.argv[1]) else 0)
+main()
+""")
+    for bad, code in ((1, 0), (9, 5)):
+        ended = subprocess.run([sys.executable, "-m", name, "--max-restarts=1", "--nproc-per-node=2", script, str(bad)],
+                               capture_output=True, text=True, timeout=60)  # fmt: skip
+        assert ended.returncode == code and ended.stderr.count("restart 1 of 1") == 1
+        assert "[1] 1 0 1" in ended.stdout and "[1] 1 1 1" in ended.stdout
+
+
+def test_a_stopped_rank_does_not_keep_the_job(tmp_path):
+    script = tmp_path / "x.py"
+    script.write_text("""
+import os, signal
+from pydist import distributed as dist
+dist.barrier()
+if os.environ["RANK"] == "1":
+    os.kill(os.getpid(), signal.SIGSTOP)
+""")
+    ended = subprocess.run([sys.executable, "-m", "pydist.run", "--nproc-per-node=2", script], capture_output=True,
+                           env={**os.environ, "PYDIST_SILENT": "3"}, text=True, timeout=30)  # fmt: skip
+    assert ended.returncode == 137 and "rank 1" in ended.stderr and "did not respond any more" in ended.stderr

@@ -22,6 +22,7 @@ GRACE = 1.0  # s that survivors of a dead rank have to raise PeerFailed before S
 GRACE_SIGNAL = 2.0  # s that workers have after a forwarded SIGINT, SIGTERM or SIGHUP
 GRACE_TERM = 0.5  # s between SIGTERM and SIGKILL
 GRACE_KILL = 5.0  # s after SIGKILL until a process counts as one that cannot be killed
+SILENCE = 1.0  # s between two looks for ranks that the control server hears nothing from
 QUEUE_MAX = 1 << 20  # bytes waiting for a slow reader of ours; beyond, the workers' pipes fill up
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -169,7 +170,15 @@ class Job:
                 _C.session_kill(self.sessions, sig)
                 if sig == signal.SIGKILL:
                     self.give_up = now + GRACE_KILL
-            self.wait(0.01 if orphans else None)
+            self.end_silent(running)
+            self.wait(0.01 if orphans else SILENCE if self.server else None)
+
+    def end_silent(self, running):
+        """A stopped process counts as dead to the others, and would keep the job from ending."""
+        for worker in running if self.server else ():
+            if self.server.silent(worker.rank) and not worker.silent:
+                worker.silent = True
+                _C.session_kill([worker.pid], signal.SIGKILL)
 
     def wait_for_other_hosts(self):
         """Their ranks need our server until they have left; a failure or a signal ends that."""
@@ -196,7 +205,7 @@ class Job:
         for sink in self.sinks:
             if sink.queue:
                 poller.register(sink.fd, select.POLLOUT)
-        ending = self.ends or self.signal or self.report.failed
+        ending = self.ends or self.signal or (self.report.failed and self.plan.on_failure == "stop")
         held = [] if ending else [worker.err for worker in self.workers if worker.err.held]
         times = [stream.due for stream in held] + [when for when, _ in self.ends[:1]]
         times += [self.give_up] if self.give_up else []
@@ -224,10 +233,11 @@ class Job:
         """The first bad end is the end of the job."""
         for worker in ended if self.server else ():  # to the server, one that took its leave is not dead
             self.server.dead(worker.rank, worker.cause + ("\n" + worker.trace if worker.trace else ""))
+        self.report.last = ended[-1] if ended else self.report.last
         bad = [worker for worker in ended if worker.code and not worker.told_to_end]
         if not bad or self.signal:
             return
-        if not self.report.failed:
+        if not self.report.failed and self.plan.on_failure == "stop":
             self.end_by(monotonic() + GRACE)
         self.report.failed += bad
         self.report.judge()
@@ -235,7 +245,7 @@ class Job:
     def interrupt(self, sig):
         """Ctrl-C and the like: forwarded once; the second time, or when the job ends anyway, there is no waiting."""
         now = monotonic()
-        if self.signal or self.report.failed:
+        if self.signal or self.ends:
             self.ends = [(now, signal.SIGKILL)]
         else:
             self.end_by(now + GRACE_SIGNAL)

@@ -21,8 +21,9 @@ OPTIONS = (
     ("insecure", None, False, "several hosts without PYDIST_SECRET_FILE: whoever reaches the port may join"),
     ("module", None, False, "-m: the script is a module's name, as in python -m"),
     ("no-python", None, False, "the script is a program to run as it is"),
+    ("on-failure", "WHAT", "stop", "when a rank fails: stop the others, or keep them (the last one's code counts)"),
+    ("max-restarts", "N", "0", "how often the job starts anew after a failure (one host)"),
     ("help", None, False, "-h: this text"),
-    ("max-restarts", "N", "0", ""),
     ("monitor-interval", "SECONDS", "", ""),
     ("start-method", "NAME", "", ""),
     ("rdzv-conf", "LIST", "", ""),
@@ -39,12 +40,12 @@ class UsageError(Exception):
 class Plan(
     namedtuple(
         "Plan",
-        "command local hosts host address port run_id role insecure module no_python",
-        defaults=((), 1, 1, 0, "127.0.0.1", 0, "", "default", False, False, False),
+        "command local hosts host address port run_id role insecure module no_python on_failure max_restarts restart",
+        defaults=((), 1, 1, 0, "127.0.0.1", 0, "", "default", False, False, False, "stop", 0, 0),
     )
 ):
     """What a launcher does: ranks first..first + local - 1 of `world` run the command on this host. address and port
-    are host 0's; port 0: a free one."""
+    are host 0's; port 0: a free one. restart: how often it was started before."""
 
     __slots__ = ()
 
@@ -148,8 +149,8 @@ def _check_secret(options, hosts):
 def _check_fixed(options):
     if options["rdzv-backend"] not in ("static", "c10d"):
         raise UsageError(f"--rdzv-backend: {options['rdzv-backend']!r} (expected static or c10d)")
-    if options["max-restarts"] != "0":
-        raise UsageError(f"--max-restarts: {options['max-restarts']!r} (expected 0: this version does not restart)")
+    if options["on-failure"] not in ("stop", "keep"):
+        raise UsageError(f"--on-failure: {options['on-failure']!r} (expected stop or keep)")
 
 
 def plan_from(options, command):
@@ -159,6 +160,9 @@ def plan_from(options, command):
     hosts, host = _hosts(options)
     if local * hosts > RANKS_MAX:
         raise UsageError(f"{local} ranks on each of {hosts} hosts (expected at most {RANKS_MAX} together)")
+    restarts = _number("max-restarts", options["max-restarts"], 0, 1000000)
+    if restarts and hosts > 1:
+        raise UsageError("--max-restarts: several hosts do not restart (expected 0, or one host)")
     address, port = _endpoint(options, hosts)
     _check_secret(options, hosts)
     if not command:
@@ -170,5 +174,5 @@ def plan_from(options, command):
     run_id = options["rdzv-id"] or os.urandom(8).hex()
     return Plan(
         tuple(command), local, hosts, host, address, port, run_id, options["role"], options["insecure"],
-        options["module"], options["no-python"],
+        options["module"], options["no-python"], options["on-failure"], restarts,
     )  # fmt: skip

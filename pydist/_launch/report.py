@@ -12,6 +12,7 @@ class Report:
         self.server = None  # host 0's: hears of exceptions on other hosts too
         self.workers = []  # of this host
         self.failed = []  # workers in order of death; not those that the launcher ended
+        self.last = None  # the worker that ended last
         self.judged = False
         self.root = None  # the worker that failed first; None once judged: one of another host
         self.text = ""  # its traceback, which was shown
@@ -54,6 +55,8 @@ class Report:
             self.say(self.root.trace.replace(self.text, "", 1))
         for line, ranks in others.items():
             self.say(f"pydist.run: {listed(ranks)} {line}")
+        if self.plan.on_failure == "keep":
+            return self.last.code if self.last else 0
         if not self.judged:
             return 0
         return 1 if not self.root or self.root.told_to_end or not self.root.code else self.root.code

@@ -37,7 +37,8 @@ def worker_env(plan, control, secret_fd, columns):
         "WORLD_SIZE": plan.world, "LOCAL_WORLD_SIZE": plan.local, "ROLE_WORLD_SIZE": plan.world,
         "GROUP_WORLD_SIZE": plan.hosts, "GROUP_RANK": plan.host, "ROLE_NAME": plan.role,
         "MASTER_ADDR": plan.address, "MASTER_PORT": plan.port or free_port(),
-        "TORCHELASTIC_RESTART_COUNT": 0, "TORCHELASTIC_MAX_RESTARTS": 0, "TORCHELASTIC_RUN_ID": plan.run_id,
+        "TORCHELASTIC_RESTART_COUNT": plan.restart, "TORCHELASTIC_MAX_RESTARTS": plan.max_restarts,
+        "TORCHELASTIC_RUN_ID": plan.run_id,
         "PYDIST_CONTROL": control, "PYDIST_SECRET_FD": secret_fd,
     }  # fmt: skip
 
@@ -55,6 +56,7 @@ class Worker:
         self.code = None  # as a shell gives it; None while it runs
         self.cause = ""  # "exited with code 3"
         self.because_of_peer = False
+        self.silent = False  # killed because nothing was heard from it
         self.told_to_end = None  # the signal that the launcher sent
 
     @property
@@ -83,6 +85,8 @@ class Worker:
             hint = (signal.strsignal(info.si_status) or "").lower()
             if info.si_status == signal.SIGKILL and not self.told_to_end:
                 hint += "; out of memory?"
+            if self.silent:
+                return "did not respond any more (stopped, or swapped out) and was killed"
             return f"died: {signal_name(info.si_status)} ({hint})"
         if info.si_status == 1 and found:
             return f"raised {found[-1]}"

@@ -1,0 +1,1 @@
+"""PyTorch's names around restarts; `pydist.run` does the work."""

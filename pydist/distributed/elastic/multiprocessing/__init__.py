@@ -1,0 +1,1 @@
+"""PyTorch's names for what its launcher and workers share."""
