@@ -172,12 +172,12 @@ static pd_status await(client *c, request *r, const pd_store_call *call) {
     bool waits = call->verb == PD_STORE_GET || call->verb == PD_STORE_WAIT;
     while (!r->done) {
         if (c->lost) {
-            PD_TRY(pd_link_gone(&c->link, true)); /* says who hosted the server */
+            PD_TRY(pd_link_gone(&c->link)); /* says who hosted the server */
             return pd_fail(PD_E_DIST, "store: the connection to the control server is lost");
         }
         if (call->stop && atomic_load_explicit(call->stop, memory_order_acquire))
             return pd_fail(PD_E_DIST, "store: given up");
-        if (waits) PD_TRY(pd_link_gone(&c->link, call->everyone));
+        if (waits && !call->stop) PD_TRY(pd_link_gone(&c->link));
         struct timespec until = in_a_slice();
         if (pthread_cond_timedwait(&c->change, &c->lock, &until) != ETIMEDOUT) continue;
         pthread_mutex_unlock(&c->lock);

@@ -103,8 +103,8 @@ static size_t where_text(pd_group *g, int rank, char *text, size_t size) {
     if (!size) return 0;
     *text = 0;
     if (!g->link) return 0;
-    bool known = pd_link_place(g->link, rank, place, sizeof place);
-    bool busy = pd_link_task_of(g->link, rank, task, sizeof task) > 0;
+    bool known = pd_link_place(g->link, pd_group_name(g, rank), place, sizeof place);
+    bool busy = pd_link_task_of(g->link, pd_group_name(g, rank), task, sizeof task) > 0;
     int n = snprintf(text, size, "%s%s%s%s%s", busy ? ": long task '" : "", busy ? task : "", busy ? "'" : "",
                      known ? ": " : "", known ? place : "");
     return n < 0 ? 0 : (size_t)n < size ? (size_t)n : size - 1;
@@ -121,7 +121,7 @@ static void missing_text(pd_group *g, const pd_work *w, char *text, size_t size)
         const pd_line *last = (int32_t)(na - nb) > 0 ? a : b;
         uint32_t seq = last == a ? na : nb;
         const char *name = last->id.coll < PD_COLL_COUNT ? pd_collective_names[last->id.coll] : "?";
-        n += (size_t)snprintf(text + n, size - n, "%srank %d ", n ? ", " : "", r);
+        n += (size_t)snprintf(text + n, size - n, "%srank %d ", n ? ", " : "", pd_group_name(g, r));
         if (seq) n += (size_t)snprintf(text + n, size - n, "(last: #%u %s)", seq, name);
         else n += (size_t)snprintf(text + n, size - n, "(nothing yet)");
         n += where_text(g, r, text + n, n < size ? size - n : 0);
@@ -132,7 +132,7 @@ static void ask_missing(pd_group *g, const pd_work *w) {
     int asked = 0;
     for (int r = 0; g->link && r < g->size && asked < PD_PLACES; r++) {
         if (r == g->rank || has_arrived(g, w, r)) continue;
-        pd_link_ask(g->link, r);
+        pd_link_ask(g->link, pd_group_name(g, r));
         asked++;
     }
 }
@@ -141,7 +141,9 @@ static void ask_missing(pd_group *g, const pd_work *w) {
 static bool is_excused(pd_group *g, const pd_work *w, int64_t now) {
     char name[64];
     for (int r = 0; g->link && r < g->size; r++)
-        if (r != g->rank && !has_arrived(g, w, r) && pd_link_task_of(g->link, r, name, sizeof name) > now) return true;
+        if (r != g->rank && !has_arrived(g, w, r) &&
+            pd_link_task_of(g->link, pd_group_name(g, r), name, sizeof name) > now)
+            return true;
     return false;
 }
 
@@ -149,14 +151,16 @@ static void warn(pd_group *g, const pd_work *w, int64_t waited) {
     char call[400], missing[1500];
     pd_work_text(g, w, call, sizeof call);
     missing_text(g, w, missing, sizeof missing);
-    pd_log(PD_LOG_WARN, "rank %d: %s has waited %.0f s for %s", g->rank, call, (double)waited * 1e-9, missing);
+    pd_log(PD_LOG_WARN, "rank %d: %s has waited %.0f s for %s", pd_group_name(g, g->rank), call,
+           (double)waited * 1e-9, missing);
 }
 
 static pd_status timed_out(pd_group *g, const pd_work *w, int64_t waited) {
     char call[400], missing[1500];
     pd_work_text(g, w, call, sizeof call);
     missing_text(g, w, missing, sizeof missing);
-    return pd_fail(PD_E_TIMEOUT, "%s: rank %d waited %.1f s for %s", call, g->rank, (double)waited * 1e-9, missing);
+    return pd_fail(PD_E_TIMEOUT, "%s: rank %d waited %.1f s for %s", call, pd_group_name(g, g->rank),
+                   (double)waited * 1e-9, missing);
 }
 
 static bool lines_differ(const pd_group *g, const pd_work *w) {
@@ -175,8 +179,8 @@ static pd_status look_at_mesh(pd_group *g, const pd_work *w) {
         int64_t lost = r == g->rank ? 0 : pd_mesh_lost(g->mesh, r, !has_arrived(g, w, r));
         if (!lost || pd_hooks_now(NULL) - lost < CLOSED_NS) continue;
         pd_work_text(g, w, call, sizeof call);
-        pd_status status = pd_fail(PD_E_PEER, "%s: the connection to rank %d is lost", call, r);
-        pd_error_set_rank(r);
+        pd_status status = pd_fail(PD_E_PEER, "%s: the connection to rank %d is lost", call, pd_group_name(g, r));
+        pd_error_set_rank(pd_group_name(g, r));
         return status;
     }
     return PD_OK;
@@ -242,7 +246,7 @@ pd_status pd_gate_wait(pd_group *g, pd_work *w, int64_t deadline, bool *fatal) {
         pause_cpu();
     }
     if (g->spins > 8) g->spins /= 2;
-    pd_flight_wait(&g->flight, w->seq, missing_rank(g, w));
+    pd_flight_wait(&g->flight, w->seq, pd_group_name(g, missing_rank(g, w)));
     void *token = pd_host_release();
     pd_status status = wait_slowly(g, w, deadline, fatal);
     pd_host_acquire(token);

@@ -51,7 +51,7 @@ static pd_status connect_mesh(pd_group *g, size_t bytes, bool near) {
     g->spins = g->spins_max = near ? MESH_SPINS : 0;
     for (int r = 0; r < g->size; r++) PD_TRY(g->transport->alloc(bytes, &g->parts[r]));
     for (int r = 0; r < g->size; r++) g->peers[r] = g->parts[r].ptr;
-    pd_mesh_plan plan = {.link = g->link, .epoch = g->epoch, .parts = g->peers, .bytes = bytes, .near = near,
+    pd_mesh_plan plan = {.link = g->link, .rank = g->rank, .size = g->size, .ranks = g->ranks, .epoch = g->epoch, .parts = g->peers, .bytes = bytes, .near = near,
                          .timeout_ns = g->timeout_ns, .stop = &g->abort};
     return (g->kind ? g->kind : &pd_mesh_tcp)->make(&plan, &g->mesh);
 }
@@ -95,11 +95,40 @@ static void free_memory(pd_group *g) {
 static void free_group(pd_group *g) {
     free_memory(g);
     pd_flight_fini(&g->flight);
+    pd_free(g->ranks);
     pthread_mutex_destroy(&g->lock);
     pthread_mutex_destroy(&g->doom_lock);
     pthread_mutex_destroy(&g->segments_lock);
     pd_link_release(g->link);
     pd_free(g);
+}
+
+/* Ours in the group to be, -1: none. */
+static int rank_in(const pd_link *link, const pd_group_options *o) {
+    if (!o || !o->ranks) return link->rank;
+    for (int i = 0; i < o->size; i++)
+        if (o->ranks[i] == link->rank) return i;
+    return -1;
+}
+
+/* The group's table of ranks: each of the link's at most once, ours among them. */
+static pd_status seat(pd_group *g, const pd_group_options *o) {
+    const pd_link *link = g->link;
+    const int *ranks = o->ranks, size = o->size;
+    g->rank = rank_in(link, o);
+    if (size < 1 || size > link->world)
+        return pd_fail(PD_E_VALUE, "new_group: %d ranks (expected 1 to %d)", size, link->world);
+    PD_TRY(pd_malloc((size_t)size * sizeof *ranks, "group", &g->ranks));
+    for (int i = 0; i < size; i++) {
+        if (ranks[i] < 0 || ranks[i] >= link->world)
+            return pd_fail(PD_E_VALUE, "new_group: rank %d (expected 0 to %d)", ranks[i], link->world - 1);
+        for (int j = 0; j < i; j++)
+            if (ranks[j] == ranks[i]) return pd_fail(PD_E_VALUE, "new_group: rank %d is given twice", ranks[i]);
+        g->ranks[i] = ranks[i];
+    }
+    if (g->rank < 0) return pd_fail(PD_E_VALUE, "new_group: rank %d is not one of the group's", link->rank);
+    g->size = size;
+    return PD_OK;
 }
 
 static pd_status make(pd_link *link, uint32_t epoch, const pd_group_options *o, pd_group **out) {
@@ -124,14 +153,15 @@ static pd_status make(pd_link *link, uint32_t epoch, const pd_group_options *o, 
     }
     *out = g;
     if (link) PD_TRY(pd_flight_init(&g->flight, pd_flags_get()->FLIGHT));
+    if (link && o && o->ranks) PD_TRY(seat(g, o));
     return choose(g, o);
 }
 
 /* The others are waiting or will come: they find the reason in the store, or hear it. */
-static void give_up(pd_link *link, uint32_t epoch, pd_group *g) {
+static void give_up(pd_link *link, uint32_t epoch, int rank, const pd_group *g) {
     pd_error e;
     pd_error_save(&e);
-    pd_parts_refuse(link, epoch, 0);
+    pd_parts_refuse(link, epoch, 0, rank);
     pd_news news = {.kind = PD_NEWS_ABORT, .rank = link->rank, .epoch = epoch, .status = PD_E_DIST};
     if (!g || !g->abort) link->ops->tell(link, &news, e.text);
     pd_error_restore(&e);
@@ -141,13 +171,15 @@ pd_status pd_group_new(pd_link *link, const pd_group_options *o, pd_group **out)
     pd_group *g = NULL;
     pd_status status = PD_OK;
     if (link) PD_TRY(pd_link_check(link));
-    uint32_t epoch = link ? atomic_fetch_add(&link->epochs, 1) + 1 : 1;
+    uint32_t epoch = o && o->epoch ? o->epoch : link ? atomic_fetch_add(&link->epochs, 1) + 1 : 1;
     PD_TRY_TO(fail, make(link, epoch, o, &g));
     if (g->size > 1) {
-        g->spins = g->spins_max = g->transport == &pd_transport_shm && g->size <= pd_threads_cores() ? SPINS : 0;
+        g->spins = g->spins_max = g->transport == &pd_transport_shm && link->world <= pd_threads_cores() ? SPINS : 0;
         PD_TRY_TO(fail, allocate(g));
         g->listener.hear = pd_group_hear;
         g->listener.report = pd_group_report;
+        g->listener.ranks = g->ranks;
+        g->listener.size = g->size;
         pd_link_listen(link, &g->listener, epoch);
         PD_TRY_TO(fail, connect_ranks(g));
         pd_parts_forget(g, 0);
@@ -163,11 +195,14 @@ fail:
         status = pd_fail(e.kind, "init: %s", e.text);
         pd_error_set_rank(e.rank);
     }
-    if (link && link->world > 1) give_up(link, epoch, g);
+    int rank = link ? rank_in(link, o) : 0;
+    if (rank >= 0 && link && link->world > 1) give_up(link, epoch, rank, g);
     if (g && g->listener.hear) pd_link_unlisten(link, &g->listener);
     if (g) free_group(g);
     return status;
 }
+
+void pd_group_skip(pd_link *link) { atomic_fetch_add(&link->epochs, 1); }
 
 void pd_group_retain(pd_group *g) { atomic_fetch_add_explicit(&g->refs, 1, memory_order_relaxed); }
 
@@ -192,7 +227,7 @@ pd_status pd_group_destroy(pd_group *g) {
         pd_group_fail(g, false);
     }
     if (first && g->size > 1) {
-        pd_news news = {.kind = PD_NEWS_LEFT, .rank = g->rank, .epoch = g->epoch};
+        pd_news news = {.kind = PD_NEWS_LEFT, .rank = g->link->rank, .epoch = g->epoch};
         if (!pd_link_check(g->link)) g->link->ops->tell(g->link, &news, "");
         pd_link_unlisten(g->link, &g->listener);
     }
@@ -206,14 +241,15 @@ pd_status pd_group_destroy(pd_group *g) {
 
 int pd_group_rank(const pd_group *g) { return g->rank; }
 int pd_group_size(const pd_group *g) { return g->size; }
+int pd_group_link_rank(const pd_group *g, int rank) { return pd_group_name(g, rank); }
 uint32_t pd_group_epoch(const pd_group *g) { return g->epoch; }
 const char *pd_group_transport(const pd_group *g) { return g->size < 2 ? "none" : g->mesh ? g->mesh->kind->name : g->transport->name; }
 
 pd_status pd_group_check(pd_group *g) {
     if (pd_forked_since(g->forks))
         return pd_fail(PD_E_DIST, "comm: this process was forked from rank %d: a forked child has no groups; start "
-                                  "workers with spawn, or initialise in the child", g->rank);
+                                  "workers with spawn, or initialise in the child", pd_group_name(g, g->rank));
     if (atomic_load(&g->failed)) return pd_error_restore(&g->error);
-    if (atomic_load(&g->destroyed)) return pd_fail(PD_E_DIST, "comm: the group was destroyed on rank %d", g->rank);
+    if (atomic_load(&g->destroyed)) return pd_fail(PD_E_DIST, "comm: the group was destroyed on rank %d", pd_group_name(g, g->rank));
     return PD_OK;
 }

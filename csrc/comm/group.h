@@ -26,11 +26,18 @@ typedef struct pd_group_options {
     double timeout;   /* seconds a wait for a live peer may take; 0: PYDIST_TIMEOUT */
     const char *algo; /* NULL or "": by size; "gather_sum", "scatter_gather": this one alone, for tests */
     size_t slot;      /* bytes of a piece; 0: the measured default */
+    const int *ranks; /* NULL: all of the link's, in order; else `size` of them, by rank of the group, ours among them */
+    int size;
+    uint32_t epoch;   /* 0: the link's next, which all ranks of the link count; else one that these ranks agreed on */
     const struct pd_mesh_kind *kind; /* NULL: by where the ranks are; else messages of this kind (transport/mesh.h) */
 } pd_group_options;
 
-/* [new] Collective over all ranks of the link. NULL link: a world of one without threads and sockets. NULL o: zeros. */
+/* [new] Collective over the ranks of the group. NULL link: a world of one without threads and sockets. NULL o: zeros.
+   Everything below counts ranks as the group does; errors name ranks as the link does. Only its own ranks' death ends
+   a group. */
 pd_status pd_group_new(pd_link *link, const pd_group_options *o, pd_group **out);
+/* The others of the link make a group without this rank: it counts the epoch too. */
+void pd_group_skip(pd_link *link);
 void pd_group_retain(pd_group *g);
 void pd_group_release(pd_group *g); /* the last one destroys it */
 /* Leaves the group: peers that still wait for this rank get PD_E_PEER. Later calls fail, pd_group_rank and _size still
@@ -38,6 +45,7 @@ void pd_group_release(pd_group *g); /* the last one destroys it */
 pd_status pd_group_destroy(pd_group *g);
 int pd_group_rank(const pd_group *g);
 int pd_group_size(const pd_group *g);
+int pd_group_link_rank(const pd_group *g, int rank); /* of a rank of the group */
 uint32_t pd_group_epoch(const pd_group *g);
 const char *pd_group_transport(const pd_group *g); /* "shm", "tcp", "inproc", "none" */
 pd_status pd_group_check(pd_group *g);             /* PD_OK, or the error every call would return */

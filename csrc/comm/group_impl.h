@@ -10,6 +10,7 @@
 struct pd_group {
     atomic_int refs;
     int rank, size;
+    int *ranks; /* of the link, by rank of the group; NULL: all of the link's */
     uint32_t epoch, forks;
     pd_link *link; /* NULL: a world of one */
     const pd_hooks *hooks;
@@ -80,6 +81,9 @@ struct pd_segment {
     pd_region parts[];
 };
 
+/* How people call it: its rank in the job. */
+static inline int pd_group_name(const pd_group *g, int rank) { return g->ranks ? g->ranks[rank] : rank; }
+
 /* gate.c */
 bool pd_gate_open(pd_group *g, pd_work *w);
 /* Waits for the gate. deadline: ns, INT64_MAX for none but the group's own timeout. On failure *fatal says whether the
@@ -111,7 +115,7 @@ pd_status pd_group_exchange(pd_group *g, pd_collective coll, double tag, const v
 typedef struct pd_where { bool apart, far; } pd_where; /* some ranks share no memory; some are on another machine */
 pd_status pd_parts_exchange(pd_group *g, uint32_t id, size_t bytes, pd_region *parts, pd_where *where);
 /* The others wait for our part that will not come: they get this thread's error. */
-void pd_parts_refuse(pd_link *link, uint32_t epoch, uint32_t id);
+void pd_parts_refuse(pd_link *link, uint32_t epoch, uint32_t id, int rank);
 void pd_parts_forget(pd_group *g, uint32_t id); /* all have attached: the store drops the handle */
 /* [new] the segment that these bytes of ours lie in, or NULL. */
 pd_segment *pd_segment_of(pd_group *g, const char *data, size_t bytes);

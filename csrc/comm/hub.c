@@ -92,7 +92,7 @@ static pd_status await(pd_hub *h, pd_link *link, const pd_store_call *call, pd_s
         if (ready) return PD_OK;
         if (call->stop && atomic_load_explicit(call->stop, memory_order_acquire))
             return pd_fail(PD_E_DIST, "store: given up");
-        PD_TRY(pd_link_gone(link, call->everyone));
+        if (!call->stop) PD_TRY(pd_link_gone(link));
         int64_t left = deadline - pd_hooks_now(link->hooks);
         if (left <= 0)
             return pd_fail(PD_E_TIMEOUT, "store: waited %.1f s for key '%.*s'", (double)call->timeout_ns * 1e-9,

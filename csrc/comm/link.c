@@ -206,6 +206,14 @@ static void hear_task(pd_link *link, const pd_news *n, const char *text) {
     snprintf(t->name, sizeof t->name, "%s", text);
 }
 
+/* Without the control plane everybody is alone. */
+static bool concerns(const pd_listener *l, const pd_news *news) {
+    if (news->epoch) return news->epoch == l->epoch;
+    bool all = !l->ranks || news->kind == PD_NEWS_LOST;
+    for (int i = 0; !all && i < l->size; i++) all = l->ranks[i] == news->rank;
+    return all;
+}
+
 void pd_link_hear(pd_link *link, const pd_news *news, const char *text) {
     if (news->kind == PD_NEWS_WHERE || news->kind == PD_NEWS_HERE || news->kind == PD_NEWS_TASK) {
         pthread_mutex_lock(&link->lock);
@@ -218,14 +226,30 @@ void pd_link_hear(pd_link *link, const pd_news *news, const char *text) {
     pd_weight weight = describe(link, news, text, &e);
     pthread_mutex_lock(&link->lock);
     if (!link->closed) {
+        bool known = news->kind != PD_NEWS_LOST && news->rank >= 0 && news->rank < PD_WORLD_MAX;
+        if (!news->epoch && known && weight > link->left[news->rank]) link->left[news->rank] = (uint8_t)weight;
         if (!news->epoch && weight > link->gone) {
             link->gone = weight;
             link->why = e;
         }
         for (pd_listener *l = link->listeners; l; l = l->next)
-            if (!news->epoch || news->epoch == l->epoch) l->hear(l, weight, &e);
+            if (concerns(l, news)) l->hear(l, weight, &e);
     }
     pthread_mutex_unlock(&link->lock);
+}
+
+/* Of those who are gone, only one has its reason kept. */
+static void tell_past(const pd_link *link, pd_listener *l) {
+    const pd_error *why = &link->why;
+    bool lost = link->gone == PD_WEIGHT_GONE && (why->rank < 0 || !link->left[why->rank]);
+    if (link->gone && (!l->ranks || lost)) l->hear(l, link->gone, why);
+    for (int i = 0; l->ranks && i < l->size; i++) {
+        int rank = l->ranks[i];
+        pd_error e = {.kind = PD_E_PEER, .rank = rank};
+        if (!link->left[rank]) continue;
+        snprintf(e.text, sizeof e.text, "rank %d is gone", rank);
+        l->hear(l, (pd_weight)link->left[rank], why->rank == rank ? why : &e);
+    }
 }
 
 void pd_link_listen(pd_link *link, pd_listener *l, uint32_t epoch) {
@@ -235,7 +259,7 @@ void pd_link_listen(pd_link *link, pd_listener *l, uint32_t epoch) {
     l->at = &link->listeners;
     if (l->next) l->next->at = &l->next;
     link->listeners = l;
-    if (link->gone) l->hear(l, link->gone, &link->why);
+    tell_past(link, l);
     pthread_mutex_unlock(&link->lock);
 }
 
@@ -246,10 +270,10 @@ void pd_link_unlisten(pd_link *link, pd_listener *l) {
     pthread_mutex_unlock(&link->lock);
 }
 
-pd_status pd_link_gone(pd_link *link, bool everyone) {
+pd_status pd_link_gone(pd_link *link) {
     pd_error e;
     pthread_mutex_lock(&link->lock);
-    bool bad = link->gone >= (everyone ? PD_WEIGHT_LEFT : PD_WEIGHT_GONE);
+    bool bad = link->gone >= PD_WEIGHT_GONE;
     if (bad) e = link->why;
     pthread_mutex_unlock(&link->lock);
     return bad ? pd_error_restore(&e) : PD_OK;

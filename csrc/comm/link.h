@@ -16,6 +16,7 @@
 #include "comm/transport/transport.h"
 
 #define PD_TOKEN_BYTES 32
+#define PD_EPOCH_APART 0x40000000u /* epochs from here on come from the store: not all ranks of the link count them */
 #define PD_WORLD_MAX 4096 /* reduce.c's scratch, a server's descriptors: RANKS_MAX of pydist/_launch/options.py */
 
 typedef enum pd_news_kind {
@@ -42,6 +43,8 @@ typedef enum pd_weight { PD_WEIGHT_LEFT = 1, PD_WEIGHT_GONE } pd_weight;
 
 typedef struct pd_listener {
     uint32_t epoch;
+    const int *ranks; /* whom it listens to: `size` ranks of the link; NULL: everybody */
+    int size;
     void (*hear)(struct pd_listener *, pd_weight, const pd_error *);
     /* [text] the last `rows` collectives; 0: one line on the last alone. *waits: this rank stands in it. */
     size_t (*report)(struct pd_listener *, int rows, bool *waits, char *text, size_t size);
@@ -86,6 +89,7 @@ struct pd_link {
     pd_task *tasks; /* of every rank; NULL until there is one */
     pd_weight gone;       /* 0: everybody is there */
     pd_error why;
+    uint8_t left[PD_WORLD_MAX]; /* by rank: its own pd_weight */
     bool closed;
 };
 
@@ -96,7 +100,7 @@ void pd_link_release(pd_link *link); /* the last one closes it */
 void pd_link_close(pd_link *link);   /* once; later calls do nothing */
 void pd_link_raised(pd_link *link, const char *traceback);
 
-/* Listens to news about groups of this epoch and of every group; past news that still hold are told at once. */
+/* Listens to news about groups of this epoch, and about its ranks; past news that still hold are told at once. */
 void pd_link_listen(pd_link *link, pd_listener *l, uint32_t epoch);
 void pd_link_unlisten(pd_link *link, pd_listener *l);
 
@@ -113,7 +117,7 @@ void pd_link_here(pd_link *link, char *text, size_t size);
 
 /* For the two kinds of links. */
 void pd_link_hear(pd_link *link, const pd_news *news, const char *text);
-pd_status pd_link_gone(pd_link *link, bool everyone); /* PD_OK, or the error of who is gone */
+pd_status pd_link_gone(pd_link *link);                /* PD_OK, or the error of who died */
 pd_status pd_link_check(pd_link *link);               /* usable: not closed, not inherited by fork */
 
 #endif

@@ -30,7 +30,7 @@ size_t pd_group_report(pd_listener *l, int rows, bool *waits, char *text, size_t
     const pd_group *g = (pd_group *)((char *)l - offsetof(pd_group, listener));
     *waits = false;
     if (!rows) return pd_flight_last(&g->flight, g->hooks, waits, text, size);
-    int n = snprintf(text, size, "rank %d of %d, group %u:\n", g->rank, g->size, g->epoch);
+    int n = snprintf(text, size, "rank %d of %d, group %u:\n", pd_group_name(g, g->rank), g->size, g->epoch);
     if (n < 0 || (size_t)n >= size) return 0;
     return (size_t)n + pd_flight_text(&g->flight, g->hooks, rows, text + n, size - (size_t)n);
 }
@@ -84,7 +84,7 @@ pd_status pd_group_mismatch(pd_group *g, const pd_work *w) {
                                 pd_collective_names[w->id.coll], w->seq);
     for (int r = 0; r < g->size && n + 400 < sizeof text; r++) {
         const pd_line *l = &g->boards[r]->line[w->seq & 1];
-        n += (size_t)snprintf(text + n, sizeof text - n, "\n  rank %d: ", r);
+        n += (size_t)snprintf(text + n, sizeof text - n, "\n  rank %d: ", pd_group_name(g, r));
         if (atomic_load_explicit(&l->seq, memory_order_acquire) != w->seq) {
             n += (size_t)snprintf(text + n, sizeof text - n, "nothing yet");
             continue;
@@ -117,7 +117,7 @@ pd_status pd_group_fail(pd_group *g, bool tell) {
     if (e.kind == PD_E_PYTHON || e.kind == PD_E_INTERRUPT) { /* the exception itself is raised only once */
         g->error.kind = PD_E_DIST;
         snprintf(g->error.text, sizeof g->error.text, "the group ended when a collective was interrupted on rank %d",
-                 g->rank);
+                 pd_group_name(g, g->rank));
     }
     atomic_store(&g->failed, true);
     pd_flight_end(&g->flight, g->seq, PD_FLIGHT_FAILED);
@@ -132,7 +132,7 @@ pd_status pd_group_fail(pd_group *g, bool tell) {
     g->last = &g->first;
     if (tell && g->link) {
         pd_status kind = g->error.kind == PD_E_MISMATCH || g->error.kind == PD_E_TIMEOUT ? g->error.kind : PD_E_PEER;
-        pd_news news = {.kind = PD_NEWS_ABORT, .rank = g->rank, .epoch = g->epoch, .status = (int32_t)kind};
+        pd_news news = {.kind = PD_NEWS_ABORT, .rank = g->link->rank, .epoch = g->epoch, .status = (int32_t)kind};
         g->link->ops->tell(g->link, &news, g->error.text);
     }
     pd_error_restore(&e);

@@ -36,14 +36,14 @@ static pd_status publish(pd_group *g, uint32_t id, size_t bytes, const pd_region
     return g->link->ops->call(g->link, &call, &reply);
 }
 
-void pd_parts_refuse(pd_link *link, uint32_t epoch, uint32_t id) {
+void pd_parts_refuse(pd_link *link, uint32_t epoch, uint32_t id, int rank) {
     char key[64], value[sizeof(record) + PD_ERROR_TEXT];
     pd_error e;
     pd_error_save(&e);
     record r = {.status = (int32_t)(e.kind == PD_E_PYTHON ? PD_E_DIST : e.kind)};
     memcpy(value, &r, sizeof r);
     strcpy(value + sizeof r, e.text);
-    part_key(key, sizeof key, epoch, id, link->rank);
+    part_key(key, sizeof key, epoch, id, rank);
     pd_store_set(link, key, value, sizeof r + strlen(e.text));
     pd_error_restore(&e);
 }
@@ -64,17 +64,17 @@ static pd_status fetch(pd_group *g, uint32_t id, int rank, pd_store_reply *reply
     part_key(key, sizeof key, g->epoch, id, rank);
     bool warns = g->warn_ns > 0 && g->warn_ns < g->timeout_ns;
     pd_store_call call = {.verb = PD_STORE_GET, .key = key, .key_bytes = strlen(key), .handle = PD_NO_HANDLE,
-                          .timeout_ns = warns ? g->warn_ns : g->timeout_ns, .stop = &g->abort, .everyone = true};
+                          .timeout_ns = warns ? g->warn_ns : g->timeout_ns, .stop = &g->abort};
     pd_status status = g->link->ops->call(g->link, &call, reply);
     if (status == PD_E_TIMEOUT && warns) {
-        pd_log(PD_LOG_WARN, "rank %d: has waited %.0f s for rank %d to join group %u", g->rank,
-               (double)g->warn_ns * 1e-9, rank, g->epoch);
+        pd_log(PD_LOG_WARN, "rank %d: has waited %.0f s for rank %d to join group %u", pd_group_name(g, g->rank),
+               (double)g->warn_ns * 1e-9, pd_group_name(g, rank), g->epoch);
         call.timeout_ns = g->timeout_ns - g->warn_ns;
         status = g->link->ops->call(g->link, &call, reply);
     }
     if (status == PD_E_TIMEOUT)
-        return pd_fail(PD_E_TIMEOUT, "init: rank %d waited %.1f s for rank %d to join group %u", g->rank,
-                       (double)g->timeout_ns * 1e-9, rank, g->epoch);
+        return pd_fail(PD_E_TIMEOUT, "init: rank %d waited %.1f s for rank %d to join group %u", pd_group_name(g, g->rank),
+                       (double)g->timeout_ns * 1e-9, pd_group_name(g, rank), g->epoch);
     return status;
 }
 
@@ -85,15 +85,15 @@ static pd_status attach(pd_group *g, uint32_t id, int rank, size_t bytes, pd_reg
     pd_status status = PD_OK;
     if (reply.bytes >= sizeof r) memcpy(&r, reply.data, sizeof r);
     if (r.status > PD_OK && r.status < PD_STATUS_COUNT)
-        status = pd_fail(PD_E_DIST, "init: rank %d failed: %.*s", rank, (int)(reply.bytes - sizeof r),
+        status = pd_fail(PD_E_DIST, "init: rank %d failed: %.*s", pd_group_name(g, rank), (int)(reply.bytes - sizeof r),
                          (char *)reply.data + sizeof r);
     else if (r.setting != setting_of(g) || r.bytes != bytes)
         status = pd_fail(PD_E_DIST, "init: rank %d runs with other settings than rank %d (PYDIST_ALGO, slot size)",
-                         rank, g->rank);
+                         pd_group_name(g, rank), pd_group_name(g, g->rank));
     else if (r.host != g->link->host)
         where->apart = true;
     else if (reply.handle == PD_NO_HANDLE)
-        status = pd_fail(PD_E_DIST, "init: rank %d published no memory", rank);
+        status = pd_fail(PD_E_DIST, "init: rank %d published no memory", pd_group_name(g, rank));
     else {
         status = g->transport->attach(reply.handle, bytes, part);
         reply.handle = PD_NO_HANDLE;
@@ -140,7 +140,7 @@ static void enlist(pd_group *g, pd_segment *s) {
 static pd_status agree(pd_group *g, size_t bytes, pd_status own, const int32_t *all) {
     if (own) return own;
     for (int r = 0; r < g->size; r++)
-        if (all[r]) return pd_fail((pd_status)all[r], "segment: rank %d could not make its %zu bytes", r, bytes);
+        if (all[r]) return pd_fail((pd_status)all[r], "segment: rank %d could not make its %zu bytes", pd_group_name(g, r), bytes);
     return PD_OK;
 }
 
@@ -157,7 +157,7 @@ static pd_status make(pd_group *g, size_t bytes, pd_segment *s, int32_t *all) {
     if (g->size == 1 || g->mesh) return PD_OK; /* over tcp it is ours alone */
     pd_where where;
     status = pd_parts_exchange(g, s->id, bytes, s->parts, &where);
-    if (status) pd_parts_refuse(g->link, g->epoch, s->id);
+    if (status) pd_parts_refuse(g->link, g->epoch, s->id, g->rank);
     mine = (int32_t)(status == PD_E_PYTHON ? PD_E_DIST : status);
     pd_error_save(&e);
     rc = pd_group_exchange(g, PD_COLL_SEGMENT, (double)bytes, &mine, all, sizeof mine, 0);

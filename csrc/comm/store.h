@@ -34,8 +34,7 @@ typedef struct pd_store_call {
     int64_t amount;
     intptr_t handle;          /* borrowed; PD_NO_HANDLE: none */
     int64_t timeout_ns;       /* for GET and WAIT */
-    const atomic_uint *stop;  /* NULL, or a word that ends the wait (PD_E_DIST) once it is not 0 */
-    bool everyone;            /* the wait fails as soon as any rank is gone, even one that left cleanly */
+    const atomic_uint *stop;  /* NULL: any rank's death ends the wait; else this word alone (PD_E_DIST), once not 0 */
 } pd_store_call;
 
 typedef struct pd_store_reply {

@@ -5,6 +5,7 @@
 
 #include "base/flags.h"
 #include "comm/control.h"
+#include "comm/transport/mesh.h"
 #include "py/comm_impl.h"
 
 /* ---- objects are counted while users hold them ------------------------------------------------------------------ */
@@ -91,15 +92,20 @@ static PyObject *comm_init(PyObject *module, PyObject *args, PyObject *keywords)
     int rank, world, secret_fd, slot = 0;
     const char *address, *algo = NULL, *transport = NULL;
     PyObject *seconds = NULL;
-    double timeout;
+    pd_group_options o = {0};
     if (!PyArg_ParseTupleAndKeywords(args, keywords, "iizi|Oziz:comm_init", names, &rank, &world, &address, &secret_fd,
-                                     &seconds, &algo, &slot, &transport) || !pd_py_seconds(seconds, 0, &timeout))
+                                     &seconds, &algo, &slot, &transport) || !pd_py_seconds(seconds, 0, &o.timeout))
         return NULL;
-    if (!address && world == 1) return pd_py_group_over(NULL, timeout, algo, slot, NULL);
+    if (transport && strcmp(transport, "mpi"))
+        return PyErr_Format(PyExc_ValueError, "transport %s (expected None or 'mpi')", transport);
+    o.algo = algo;
+    o.slot = (size_t)slot;
+    if (!address && world == 1) return pd_py_group_over(NULL, &o);
+    o.kind = transport ? &pd_mesh_mpi : NULL;
     if (!address) return PyErr_Format(PyExc_ValueError, "comm_init: %d ranks need the address of a launcher", world);
-    double patience = timeout > 0 ? timeout : strstr(address, "://") ? 300 : 60; /* people start ranks, or a launcher */
+    double patience = o.timeout > 0 ? o.timeout : strstr(address, "://") ? 300 : 60; /* people start ranks, or a launcher */
     pd_status status = process_link(rank, world, address, secret_fd, patience);
-    return status ? pd_py_raise(status) : pd_py_group_over(process.link, timeout, algo, slot, transport);
+    return status ? pd_py_raise(status) : pd_py_group_over(process.link, &o);
 }
 
 static PyObject *comm_init_hub(PyObject *module, PyObject *args, PyObject *keywords) {
@@ -109,9 +115,9 @@ static PyObject *comm_init_hub(PyObject *module, PyObject *args, PyObject *keywo
     int rank, slot = 0;
     const char *algo = NULL;
     PyObject *seconds = NULL;
-    double timeout;
+    pd_group_options o = {0};
     if (!PyArg_ParseTupleAndKeywords(args, keywords, "O!i|Ozi:comm_init_hub", names, pd_py_hub_type, &hub, &rank,
-                                     &seconds, &algo, &slot) || !pd_py_seconds(seconds, 0, &timeout))
+                                     &seconds, &algo, &slot) || !pd_py_seconds(seconds, 0, &o.timeout))
         return NULL;
     bool known = rank >= 0 && rank < pd_hub_world(hub->hub);
     if (!known || !hub->links[rank]) {
@@ -120,7 +126,9 @@ static PyObject *comm_init_hub(PyObject *module, PyObject *args, PyObject *keywo
         if (status) return pd_py_raise(status);
         hub->links[rank] = link;
     }
-    return pd_py_group_over(hub->links[rank], timeout, algo, slot, NULL);
+    o.algo = algo;
+    o.slot = (size_t)slot;
+    return pd_py_group_over(hub->links[rank], &o);
 }
 
 static PyObject *comm_raised(PyObject *module, PyObject *text) {

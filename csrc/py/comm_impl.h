@@ -60,8 +60,7 @@ bool pd_py_work_ended(PyObject *work); /* well or not; does not wait */
 int pd_py_add_work(PyObject *module);
 
 /* ---- group.c ---- */
-/* new reference; transport: NULL, or "mpi" */
-PyObject *pd_py_group_over(pd_link *link, double timeout, const char *algo, int slot, const char *transport);
+PyObject *pd_py_group_over(pd_link *link, const pd_group_options *o); /* new reference */
 int pd_py_add_group(PyObject *module);
 
 /* ---- comm.c: objects are counted while users hold them ---- */

@@ -6,7 +6,7 @@
 
 #include <string.h>
 
-#include "comm/transport/mesh.h"
+#include "base/mem.h"
 #include "py/comm_impl.h"
 
 #define GIL_BYTES (128 << 10) /* collectives over this take more than 50 us (design 1.12) */
@@ -16,6 +16,7 @@ typedef struct {
     PyObject_HEAD
     pd_group *group;
     pd_link *link;     /* NULL: a world of one */
+    const struct pd_mesh_kind *kind; /* for its subgroups too */
     PyObject *pending; /* works under way: their buffers must live until they are done */
 } GroupObject;
 
@@ -74,13 +75,10 @@ static void group_dealloc(PyObject *o) {
     pd_py_comm_end(o, PD_PY_GROUP);
 }
 
-PyObject *pd_py_group_over(pd_link *link, double timeout, const char *algo, int slot, const char *transport) {
-    if (transport && strcmp(transport, "mpi"))
-        return PyErr_Format(PyExc_ValueError, "transport %s (expected None or 'mpi')", transport);
+PyObject *pd_py_group_over(pd_link *link, const pd_group_options *o) {
     GroupObject *self = (GroupObject *)pd_py_comm_make(group_type, PD_PY_GROUP);
-    const pd_mesh_kind *kind = transport ? &pd_mesh_mpi : NULL;
-    pd_group_options o = {.timeout = timeout, .algo = algo, .slot = (size_t)slot, .kind = kind};
     if (!self) return NULL;
+    self->kind = o->kind;
     if (!(self->pending = PyList_New(0))) {
         Py_DECREF(self);
         return PyErr_NoMemory();
@@ -90,7 +88,7 @@ PyObject *pd_py_group_over(pd_link *link, double timeout, const char *algo, int 
         self->link = link;
     }
     pd_status status;
-    PD_PY_NO_GIL(status = pd_group_new(link, &o, &self->group));
+    PD_PY_NO_GIL(status = pd_group_new(link, o, &self->group));
     return status ? raise_without((PyObject *)self, status) : (PyObject *)self;
 }
 
@@ -365,6 +363,45 @@ static PyObject *group_segment(PyObject *o, PyObject *arg) {
     return (PyObject *)s;
 }
 
+/* new reference: the ranks in `o`, or NULL; *out, to be freed, has them as numbers */
+static PyObject *take_ranks(PyObject *o, int **out) {
+    PyObject *list = PySequence_Fast(o, "subgroup: ranks (expected a sequence of ints)");
+    if (!list) return NULL;
+    Py_ssize_t n = PySequence_Fast_GET_SIZE(list);
+    bool good = !pd_malloc((size_t)n * sizeof **out + 1, "subgroup", out);
+    if (!good) pd_py_raise(PD_E_MEMORY);
+    for (Py_ssize_t i = 0; good && i < n; i++)
+        good = pd_py_int_in(PySequence_Fast_GET_ITEM(list, i), "subgroup", "rank", 0, PD_WORLD_MAX, &(*out)[i]);
+    if (good) return list;
+    Py_DECREF(list);
+    return NULL;
+}
+
+static PyObject *group_subgroup(PyObject *o, PyObject *const *args, Py_ssize_t n, PyObject *keywords) {
+    static const pd_py_signature s = {"subgroup", 1, {"ranks", "timeout", "epoch"}};
+    GroupObject *self = (GroupObject *)o;
+    PyObject *a[3], *list, *made;
+    pd_group_options options = {.kind = self->kind};
+    int epoch = 0, *ranks = NULL;
+    if (!pd_py_args(&s, args, n, keywords, a) || !pd_py_seconds(a[1], 0, &options.timeout)) return NULL;
+    if (a[2] && !pd_py_int_in(a[2], s.name, "epoch", 0, INT32_MAX - (int)PD_EPOCH_APART, &epoch)) return NULL;
+    if ((list = take_ranks(a[0], &ranks))) {
+        options.ranks = ranks;
+        options.size = (int)PySequence_Fast_GET_SIZE(list);
+        options.epoch = epoch ? PD_EPOCH_APART + (uint32_t)epoch : 0;
+    }
+    made = list ? pd_py_group_over(self->link, &options) : NULL;
+    Py_XDECREF(list);
+    pd_free(ranks);
+    return made;
+}
+
+static PyObject *group_skip(PyObject *o, PyObject *unused) {
+    (void)unused;
+    if (((GroupObject *)o)->link) pd_group_skip(((GroupObject *)o)->link);
+    Py_RETURN_NONE;
+}
+
 static PyObject *group_progress(PyObject *o, PyObject *unused) {
     (void)unused;
     return pd_py_none_or(pd_group_progress(((GroupObject *)o)->group));
@@ -416,6 +453,18 @@ static PyObject *group_size(PyObject *o, void *unused) {
     (void)unused;
     return PyLong_FromLong(pd_group_size(((GroupObject *)o)->group));
 }
+static PyObject *group_ranks(PyObject *o, void *unused) {
+    (void)unused;
+    pd_group *g = ((GroupObject *)o)->group;
+    int n = pd_group_size(g);
+    PyObject *list = PyList_New(n);
+    for (int i = 0; list && i < n; i++) {
+        PyObject *rank = PyLong_FromLong(pd_group_link_rank(g, i));
+        if (!rank) Py_CLEAR(list);
+        else PyList_SET_ITEM(list, i, rank);
+    }
+    return list;
+}
 static PyObject *group_epoch(PyObject *o, void *unused) {
     (void)unused;
     return PyLong_FromUnsignedLong(pd_group_epoch(((GroupObject *)o)->group));
@@ -455,6 +504,10 @@ static PyMethodDef group_methods[] = {
     {"destroy", group_destroy, METH_NOARGS, "destroy()\n\nLeaves the group. Segments stay valid."},
     {"segment", group_segment, METH_O,
      "segment(bytes) -> Segment\n\nZeroed memory that all ranks can address: collectives on it copy nothing. Collective."},
+    {"subgroup", FAST(group_subgroup),
+     "subgroup(ranks, timeout=None, epoch=0) -> Group\n\nA group of these ranks of the job, this one among them, in this "
+     "order. The job's other ranks call skip(), or the members agree on an epoch over 0."},
+    {"skip", group_skip, METH_NOARGS, "skip()\n\nOther ranks of the job make a subgroup without this one."},
     {"progress", group_progress, METH_NOARGS, "progress()\n\nCarries asynchronous collectives on without waiting."},
     {"task", group_task, METH_VARARGS,
      "task(name, seconds)\n\nTells the other ranks that this one does something long: for that time they do not give up "
@@ -467,6 +520,7 @@ static PyMethodDef group_methods[] = {
 static PyGetSetDef group_getset[] = {
     {"rank", group_rank, NULL, "This rank's number.", NULL},
     {"size", group_size, NULL, "The number of ranks.", NULL},
+    {"ranks", group_ranks, NULL, "Its ranks' numbers in the job, in order.", NULL},
     {"epoch", group_epoch, NULL, "How many groups these ranks had before, plus 1.", NULL},
     {"transport", group_transport, NULL, "shm, inproc or none.", NULL},
     {"store", group_store, NULL, "The store that the ranks share.", NULL},

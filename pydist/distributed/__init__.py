@@ -32,9 +32,13 @@ from pydist.distributed.collectives import (
     scatter,
 )
 from pydist.distributed.contract import flight_record, long_task
+from pydist.distributed.groups import new_group, new_subgroups, new_subgroups_by_enumeration, split_group
 from pydist.distributed.process_group import (
+    GroupMember,
     destroy_process_group,
     get_backend,
+    get_global_rank,
+    get_group_rank,
     get_node_local_rank,
     get_process_group_ranks,
     get_rank,
@@ -59,6 +63,7 @@ __all__ = [
     "DistError",
     "DistNetworkError",
     "DistStoreError",
+    "GroupMember",
     "PeerFailed",
     "ProcessGroup",
     "ReduceOp",
@@ -72,6 +77,8 @@ __all__ = [
     "flight_record",
     "gather",
     "get_backend",
+    "get_global_rank",
+    "get_group_rank",
     "get_node_local_rank",
     "get_process_group_ranks",
     "get_rank",
@@ -86,6 +93,9 @@ __all__ = [
     "is_nccl_available",
     "is_torchelastic_launched",
     "long_task",
+    "new_group",
+    "new_subgroups",
+    "new_subgroups_by_enumeration",
     "reduce",
     "reduce_op",
     "reduce_scatter",
@@ -93,6 +103,7 @@ __all__ = [
     "scatter",
     "check_replicas",
     *_DDP,
+    "split_group",
     *_OBJECTS,
     *_STORES,
 ]

@@ -10,7 +10,7 @@ Tensors may have any layout: what is not contiguous goes through a copy. Lists w
 of one contiguous tensor are used where they lie. Nothing here is recorded by autograd.
 """
 
-from pydist.distributed.process_group import current
+from pydist.distributed.process_group import current, get_group_rank
 
 
 class ReduceOp:
@@ -29,11 +29,16 @@ class ReduceOp:
 reduce_op = ReduceOp  # PyTorch's old name
 
 
-def rank_of(op, name, rank, group_rank):
-    """The root of a collective that is given by rank or by rank in the group, which are the same in the only group."""
+def rank_of(op, group, name, rank, group_rank):
+    """The number in the group of a rank that is given by its number in the job or in the group."""
     if (rank is None) == (group_rank is None):
         raise ValueError(f"{op}: exactly one of {name} and group_{name} has to be given")
-    return group_rank if rank is None else rank
+    if rank is None or group is None or current(group).size < 0:  # the job's numbers are the default group's
+        return group_rank if rank is None else rank
+    try:
+        return get_group_rank(group, rank)
+    except ValueError as error:
+        raise ValueError(f"{op}: {name}: {error}") from None
 
 
 def all_reduce(tensor, op=ReduceOp.SUM, group=None, async_op=False):
@@ -50,12 +55,12 @@ def all_reduce(tensor, op=ReduceOp.SUM, group=None, async_op=False):
 
 def reduce(tensor, dst=None, op=ReduceOp.SUM, group=None, async_op=False, group_dst=None):
     """Rank `dst`'s tensor = op over all ranks' tensors, in place; the others' keep their values."""
-    return current(group).reduce(tensor, rank_of("reduce", "dst", dst, group_dst), op, async_op)
+    return current(group).reduce(tensor, rank_of("reduce", group, "dst", dst, group_dst), op, async_op)
 
 
 def broadcast(tensor, src=None, group=None, async_op=False, group_src=None):
     """tensor = rank `src`'s tensor, in place."""
-    return current(group).broadcast(tensor, rank_of("broadcast", "src", src, group_src), async_op)
+    return current(group).broadcast(tensor, rank_of("broadcast", group, "src", src, group_src), async_op)
 
 
 def all_gather(tensor_list, tensor, group=None, async_op=False):
@@ -96,13 +101,13 @@ def reduce_scatter_tensor(output, input, op=ReduceOp.SUM, group=None, async_op=F
 
 def gather(tensor, gather_list=None, dst=None, group=None, async_op=False, group_dst=None):
     """On rank `dst` (0): gather_list[r] = rank r's tensor. Elsewhere gather_list is None."""
-    dst = 0 if dst is None and group_dst is None else rank_of("gather", "dst", dst, group_dst)
+    dst = 0 if dst is None and group_dst is None else rank_of("gather", group, "dst", dst, group_dst)
     return current(group).gather(gather_list, tensor, dst, async_op)
 
 
 def scatter(tensor, scatter_list=None, src=None, group=None, async_op=False, group_src=None):
     """tensor = rank `src`'s (0) scatter_list[this rank]. Elsewhere scatter_list is None."""
-    src = 0 if src is None and group_src is None else rank_of("scatter", "src", src, group_src)
+    src = 0 if src is None and group_src is None else rank_of("scatter", group, "src", src, group_src)
     return current(group).scatter(tensor, scatter_list, src, async_op)
 
 

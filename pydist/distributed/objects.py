@@ -9,7 +9,7 @@ import pickle
 from array import array
 
 from pydist.distributed.collectives import rank_of
-from pydist.distributed.process_group import current
+from pydist.distributed.process_group import current, outside
 
 _FAILED = -1  # instead of a size
 
@@ -62,6 +62,8 @@ def all_gather_object(object_list, obj, group=None):
     [{'a': 1}]
     """
     op, group = "all_gather_object", current(group)
+    if group.size < 0:
+        return outside(op)
     _check_list(op, "object_list", object_list, group.size)
     data, sizes = _agreed_sizes(op, group, obj)
     buffer = bytearray(len(data) * group.size)
@@ -72,7 +74,9 @@ def all_gather_object(object_list, obj, group=None):
 def gather_object(obj, object_gather_list=None, dst=None, group=None, group_dst=None):
     """On rank `dst` (0): object_gather_list[r] = rank r's obj. Elsewhere the list is None."""
     op, group = "gather_object", current(group)
-    dst = 0 if dst is None and group_dst is None else rank_of(op, "dst", dst, group_dst)
+    if group.size < 0:
+        return outside(op)
+    dst = 0 if dst is None and group_dst is None else rank_of(op, group, "dst", dst, group_dst)
     if group.rank == dst:
         _check_list(op, "object_gather_list", object_gather_list, group.size)
     elif object_gather_list is not None:
@@ -87,7 +91,9 @@ def gather_object(obj, object_gather_list=None, dst=None, group=None, group_dst=
 def broadcast_object_list(object_list, src=None, group=None, device=None, group_src=None):
     """object_list[i] = rank `src`'s (0), for lists of the same length on all ranks. device means nothing here."""
     op, group = "broadcast_object_list", current(group)
-    src = 0 if src is None and group_src is None else rank_of(op, "src", src, group_src)
+    if group.size < 0:
+        return outside(op)
+    src = 0 if src is None and group_src is None else rank_of(op, group, "src", src, group_src)
     if not isinstance(object_list, list) or not object_list:
         raise ValueError(f"{op}: object_list is {object_list!r} (expected a list of at least one entry)")
     is_root = group.rank == src
@@ -110,7 +116,9 @@ def scatter_object_list(
 ):
     """scatter_object_output_list[0] = rank `src`'s (0) scatter_object_input_list[this rank]."""
     op, group = "scatter_object_list", current(group)
-    src = 0 if src is None and group_src is None else rank_of(op, "src", src, group_src)
+    if group.size < 0:
+        return outside(op)
+    src = 0 if src is None and group_src is None else rank_of(op, group, "src", src, group_src)
     if not isinstance(scatter_object_output_list, list) or not scatter_object_output_list:
         raise ValueError(f"{op}: scatter_object_output_list (expected a list of at least one entry)")
     data, error = [b""] * group.size, None

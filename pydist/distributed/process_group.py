@@ -2,6 +2,7 @@
 
 import os
 import threading
+import warnings
 
 from pydist import _C
 from pydist.distributed.backend import MPI_LIBRARY, Backend, checked, say_what_serves, serves_by_mpi
@@ -12,7 +13,35 @@ _joined = None  # the Place of the connection that it and later groups use
 _backend = Backend(Backend.NATIVE)
 _asked = False  # init_process_group was called, as opposed to a group made on demand
 _here = threading.local()  # .group: of a thread that is a rank
+_made = {}  # see made_apart
 _lock = threading.Lock()
+
+
+def outside(op):
+    """What a collective does on a rank that is not in the group."""
+    warnings.warn(f"{op}: this rank is not in the group: nothing is done", stacklevel=4)
+
+
+class _NonMember:
+    """Stands for a group that this rank is not in: its collectives do nothing but warn, as in PyTorch."""
+
+    rank = size = -1
+    ranks = ()
+
+    def __getattr__(self, name):
+        if name.startswith("__") or not hasattr(_C.Group, name):
+            raise AttributeError(f"GroupMember.NON_GROUP_MEMBER has no attribute '{name}'")
+
+        return lambda *args, **kwargs: outside(name)
+
+    def __repr__(self):
+        return "GroupMember.NON_GROUP_MEMBER"
+
+    def __reduce__(self):
+        return "_NON_MEMBER"
+
+
+_NON_MEMBER = _NonMember()
 
 
 class _GroupNames(type):
@@ -23,6 +52,13 @@ class _GroupNames(type):
 
 class group(metaclass=_GroupNames):
     """`group.WORLD` is the default group."""
+
+
+class GroupMember(metaclass=_GroupNames):
+    """`GroupMember.NON_GROUP_MEMBER` is what new_group returns on ranks that are not in the group: rank and size of it
+    are -1, and its collectives do nothing. `GroupMember.WORLD` is the default group."""
+
+    NON_GROUP_MEMBER = _NON_MEMBER
 
 
 def is_available():
@@ -61,8 +97,30 @@ def get_node_local_rank(fallback_rank=None):
 
 
 def get_process_group_ranks(group=None):
-    """The ranks of the group, in order."""
-    return list(range(get_world_size(group)))
+    """The ranks of the group, by their numbers in the job, in the group's order."""
+    group = _existing() if group is None else _checked_group(group)
+    return list(range(expected()[1])) if group is None else list(group.ranks)
+
+
+def get_group_rank(group, global_rank):
+    """The number in the group of a rank of the job; ValueError where the group does not have it."""
+    ranks = get_process_group_ranks(group)
+    if global_rank not in ranks:
+        raise ValueError(f"rank {global_rank} is not in the group (expected one of {ranks})")
+    return ranks.index(global_rank)
+
+
+def get_global_rank(group, group_rank):
+    """The number in the job of a rank of the group; ValueError where there is none."""
+    ranks = get_process_group_ranks(group)
+    if not 0 <= group_rank < len(ranks):
+        raise ValueError(f"group rank {group_rank} is not in the group (expected 0 to {len(ranks) - 1})")
+    return ranks[group_rank]
+
+
+def made_apart():
+    """How often this rank has made a group of these ranks without the other ones, by their names."""
+    return _here.__dict__.setdefault("made", {}) if getattr(_here, "group", None) else _made
 
 
 def is_torchelastic_launched():
@@ -78,7 +136,7 @@ def get_backend(group=None):
 
 
 def _checked_group(group):
-    if type(group) is not _C.Group:
+    if type(group) is not _C.Group and group is not _NON_MEMBER:
         raise TypeError(f"group is {type(group).__name__} (expected a process group or None)")
     return group
 
@@ -175,11 +233,12 @@ def destroy_process_group(group=None):
     own = getattr(_here, "group", None)
     if group is None:
         group = own or _default
-    if group is None:
+    if group is None or group is _NON_MEMBER:
         return
     group.destroy()
     if group is own:
         _here.group = None
     elif group is _default:
         _default, _asked, _backend = None, False, Backend(Backend.NATIVE)
+        _made.clear()
         _C._rng_shard(0)

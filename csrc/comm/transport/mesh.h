@@ -21,6 +21,8 @@ typedef struct pd_mesh pd_mesh;
 
 typedef struct pd_mesh_plan {
     pd_link *link;
+    int rank, size;      /* in the group; peers are numbered so */
+    const int *ranks;    /* of the link, by rank of the group; NULL: the same */
     uint32_t epoch;
     char *const *parts;  /* by rank: where its bytes arrive; our own is not used. Must outlive the mesh */
     size_t bytes;        /* of each */

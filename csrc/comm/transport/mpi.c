@@ -14,7 +14,7 @@
 /* MPI has no wait with a time limit: a wait looks, with short sleeps between, as long as a message takes to come. */
 #define NAP_NS 20000
 #define LEAVE_NAPS 50000 /* about a second */
-#define TAGS 16384 /* two for each epoch; MPI promises 32767 */
+#define TAGS 8192 /* four for each epoch, two in use: those of groups whose epoch the store counts are apart */
 
 static const pd_mpi_table *mpi;
 static int mpi_rank, mpi_size;
@@ -75,6 +75,7 @@ typedef struct peer {
 typedef struct mesh {
     pd_mesh base;
     int rank, size, tag;
+    const int *ranks; /* as the plan has them */
     size_t bytes;
     char *const *parts;
     int sending; /* peers with something queued */
@@ -83,9 +84,11 @@ typedef struct mesh {
     peer peers[];
 } mesh;
 
+static int name(const mesh *m, int r) { return m->ranks ? m->ranks[r] : r; } /* MPI's and people's */
+
 static void give_up(mesh *m, int r, const char *what, const char *why) {
     if (m->error.kind) return;
-    (void)pd_fail(PD_E_DIST, "mpi: rank %d cannot %s rank %d: %s", m->rank, what, r, why);
+    (void)pd_fail(PD_E_DIST, "mpi: rank %d cannot %s rank %d: %s", name(m, m->rank), what, name(m, r), why);
     pd_error_save(&m->error);
 }
 
@@ -105,8 +108,8 @@ static void queue(pd_mesh *base, int r, pd_mesh_frame head, const void *data) {
     if (m->error.kind) return;
     outgoing *o = &p->out[p->queued];
     *o = (outgoing){.head = head};
-    o->open[0] = !mpi->send(r, m->tag, &o->head, sizeof o->head, &o->requests[0]);
-    o->open[1] = o->open[0] && head.bytes && !mpi->send(r, m->tag + 1, data, head.bytes, &o->requests[1]);
+    o->open[0] = !mpi->send(name(m, r), m->tag, &o->head, sizeof o->head, &o->requests[0]);
+    o->open[1] = o->open[0] && head.bytes && !mpi->send(name(m, r), m->tag + 1, data, head.bytes, &o->requests[1]);
     if (!o->open[0] || (head.bytes && !o->open[1])) give_up(m, r, "send to", mpi->text());
     m->sending += !p->queued++;
 }
@@ -135,7 +138,7 @@ static void listen_to(mesh *m, int r) {
     peer *p = &m->peers[r];
     void *to = p->in_data ? m->parts[r] + p->head.at : (void *)&p->head;
     size_t bytes = p->in_data ? p->head.bytes : sizeof p->head;
-    if (mpi->receive(r, m->tag + p->in_data, to, bytes, &p->coming)) give_up(m, r, "receive from", mpi->text());
+    if (mpi->receive(name(m, r), m->tag + p->in_data, to, bytes, &p->coming)) give_up(m, r, "receive from", mpi->text());
     else p->listening = true;
 }
 
@@ -195,11 +198,12 @@ static pd_status make(const pd_mesh_plan *plan, pd_mesh **out) {
                        plan->link->rank, plan->link->world);
     if (plan->bytes > INT_MAX)
         return pd_fail(PD_E_VALUE, "mpi: slots of %zu bytes in all (expected less than 2 GiB)", plan->bytes);
-    PD_TRY(pd_calloc(sizeof *m + (size_t)mpi_size * sizeof *m->peers, "mpi", &m));
+    PD_TRY(pd_calloc(sizeof *m + (size_t)plan->size * sizeof *m->peers, "mpi", &m));
     m->base.kind = &pd_mesh_mpi;
-    m->rank = mpi_rank;
-    m->size = mpi_size;
-    m->tag = (int)(plan->epoch % TAGS) * 2;
+    m->rank = plan->rank;
+    m->size = plan->size;
+    m->ranks = plan->ranks;
+    m->tag = (int)(plan->epoch % TAGS) * 4 + (plan->epoch & PD_EPOCH_APART ? 2 : 0);
     m->bytes = plan->bytes;
     m->parts = plan->parts;
     *out = &m->base;

@@ -13,7 +13,7 @@
 /* The first error stays. */
 static void fail(pd_tcp *m, int peer, const char *what, const char *why) {
     if (m->error.kind) return;
-    (void)pd_fail(PD_E_DIST, "tcp: rank %d cannot %s rank %d: %s", m->rank, what, peer, why);
+    (void)pd_fail(PD_E_DIST, "tcp: rank %d cannot %s rank %d: %s", pd_tcp_name(m, m->rank), what, pd_tcp_name(m, peer), why);
     pd_error_save(&m->error);
 }
 
@@ -228,12 +228,13 @@ static void free_tcp(pd_mesh *mesh) {
 static pd_status make(const pd_mesh_plan *plan, pd_mesh **out) {
     pd_tcp *m;
     pd_status status = PD_OK;
-    size_t size = (size_t)plan->link->world;
+    size_t size = (size_t)plan->size;
     if (plan->bytes > UINT32_MAX)
         return pd_fail(PD_E_VALUE, "tcp: slots of %zu bytes in all (expected less than 4 GiB)", plan->bytes);
     PD_TRY(pd_calloc(sizeof *m + size * sizeof *m->peers, "tcp", &m));
     m->base.kind = &pd_mesh_tcp;
-    m->rank = plan->link->rank;
+    m->rank = plan->rank;
+    m->ranks = plan->ranks;
     m->size = (int)size;
     m->parts = plan->parts;
     m->bytes = plan->bytes;

@@ -31,6 +31,7 @@ typedef struct pd_tcp_peer {
 typedef struct pd_tcp {
     pd_mesh base;
     int rank, size, wake;
+    const int *ranks; /* as the plan has them */
     size_t bytes;
     char *const *parts;
     int sending; /* peers with something queued */
@@ -40,6 +41,8 @@ typedef struct pd_tcp {
     pd_tcp_peer peers[];
 } pd_tcp;
 
+/* How people call it: its rank in the job. */
+static inline int pd_tcp_name(const pd_tcp *m, int peer) { return m->ranks ? m->ranks[peer] : peer; }
 /* Connects to all others. Both ends of a connection prove that they know the job's token. */
 pd_status pd_tcp_meet(const pd_mesh_plan *plan, pd_tcp *m);
 

@@ -151,7 +151,8 @@ static pd_status announce(const meeting *m, int port) {
 
 static void end_guest(meeting *m, int i, const char *why) {
     if (why && m->refused++ == 0)
-        pd_log(PD_LOG_WARN, "tcp: rank %d refused a data connection: %s (further ones are not reported)", m->mesh->rank, why);
+        pd_log(PD_LOG_WARN, "tcp: rank %d refused a data connection: %s (further ones are not reported)",
+               pd_tcp_name(m->mesh, m->mesh->rank), why);
     if (why) close(m->guest[i].fd);
     m->guest[i] = m->guest[--m->guests];
 }
@@ -214,8 +215,9 @@ static pd_status let_all_in(meeting *m) {
         if (ready > 0 && polls[0].revents) let_in(m);
         PD_TRY(pause_ok(m));
         if (pd_hooks_now(m->plan->link->hooks) > m->deadline)
-            return pd_fail(PD_E_TIMEOUT, "init: rank %d waited %.1f s for a data connection from rank %d", m->mesh->rank,
-                           (double)m->plan->timeout_ns * 1e-9, missing);
+            return pd_fail(PD_E_TIMEOUT, "init: rank %d waited %.1f s for a data connection from rank %d",
+                           pd_tcp_name(m->mesh, m->mesh->rank), (double)m->plan->timeout_ns * 1e-9,
+                           pd_tcp_name(m->mesh, missing));
     }
     return PD_OK;
 }
@@ -278,7 +280,8 @@ static pd_status reach(meeting *m, int peer, char *addresses) {
             PD_TRY(pause_ok(m));
         }
         if (pd_hooks_now(m->plan->link->hooks) > m->deadline)
-            return pd_fail(PD_E_TIMEOUT, "init: rank %d cannot reach rank %d at any of %s", m->mesh->rank, peer, addresses);
+            return pd_fail(PD_E_TIMEOUT, "init: rank %d cannot reach rank %d at any of %s",
+                           pd_tcp_name(m->mesh, m->mesh->rank), pd_tcp_name(m->mesh, peer), addresses);
         poll(NULL, 0, 50);
     }
 }
@@ -288,7 +291,7 @@ static pd_status go_to(meeting *m, int peer) {
     pd_store_reply reply;
     where_key(m, peer, key, sizeof key);
     pd_store_call call = {.verb = PD_STORE_GET, .key = key, .key_bytes = strlen(key), .handle = PD_NO_HANDLE,
-                          .timeout_ns = m->plan->timeout_ns, .stop = m->plan->stop, .everyone = true};
+                          .timeout_ns = m->plan->timeout_ns, .stop = m->plan->stop};
     PD_TRY(m->plan->link->ops->call(m->plan->link, &call, &reply));
     char text[ADDRESSES];
     snprintf(text, sizeof text, "%.*s", (int)reply.bytes, reply.data ? (char *)reply.data : "");
