@@ -221,7 +221,7 @@ static void drop(void *ctx) {
 static pd_status fill_box(compressor *c, box *x, double ratio) {
     size_t n = (size_t)x->in.numel;
     if (c->kind == PD_COMPRESS_FP16 || c->kind == PD_COMPRESS_BF16)
-        return pd_group_segment_new(c->group, n * pd_dtype_size(half(c)), &x->segment);
+        return pd_group_segment_new(c->group, (n ? n : 1) * pd_dtype_size(half(c)), &x->segment);
     int64_t elements = 0;
     for (int p = 0; p < x->npieces; p++) elements += x->pieces[p].numel;
     if (c->kind == PD_COMPRESS_TOPK) {

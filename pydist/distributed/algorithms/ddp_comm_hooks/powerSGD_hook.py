@@ -174,7 +174,8 @@ def powerSGD_hook(state, bucket):
         return allreduce_hook(state.process_group, bucket)
     matrices, plain = [], []
     for tensor in bucket.gradients():
-        view = tensor.reshape(tensor.shape[0], -1) if tensor.dim() > 1 and tensor.is_contiguous() else None
+        matrix = tensor.dim() > 1 and tensor.numel() and tensor.is_contiguous()
+        view = tensor.view(tensor.shape[0], -1) if matrix else None
         rate = state.matrix_approximation_rank * state.min_compression_rate
         if view is not None and sum(view.shape) * rate < view.numel():
             matrices.append(view)
@@ -189,7 +190,7 @@ def batched_powerSGD_hook(state, bucket):
         state.maybe_increase_iter(bucket)
         return allreduce_hook(state.process_group, bucket)
     flat = bucket.buffer()
-    side = math.isqrt(flat.numel() - 1) + 1
+    side = math.isqrt(max(flat.numel() - 1, 0)) + 1
     square = pydist.zeros(side * side, dtype=flat.dtype)
     square[: flat.numel()].copy_(flat)
     padded = _Padded(bucket, square)
