@@ -2,6 +2,9 @@
 its data untouched; and the processes can form a group again."""
 
 import itertools
+import os
+import subprocess
+import sys
 import time
 
 import pytest
@@ -166,3 +169,125 @@ def test_a_tensor_met_by_an_object():
                 dist.all_reduce(pydist.ones(4))
 
     dist.threads.run(work, WORLD)
+
+
+# Deaths at random moments, in processes.
+
+DEATH = """
+import os, random, signal, sys, threading, time
+import pydist
+from pydist import _C, distributed as dist
+
+seed, clock = int(sys.argv[1]), sys.argv[2]
+random = random.Random(seed)
+world, rank = int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"])
+victim, how, moment = random.randrange(world), random.choice(sys.argv[3].split()), random.uniform(0, 0.3)
+sizes = [random.choice((1, 1000, 20_000, 300_000)) for _ in range(50)]
+before = len(os.listdir("/proc/self/fd"))
+
+def die():
+    with open(clock, "w") as file:
+        file.write(str(time.monotonic()))
+    if how in ("SIGKILL", "SIGSTOP"):
+        os.kill(os.getpid(), getattr(signal, how))
+        time.sleep(60)  # a stop may take effect a moment later
+    os._exit(3)
+
+dist.barrier()
+end = time.monotonic() + moment
+if rank == victim and how in ("SIGKILL", "SIGSTOP", "exit"):
+    threading.Timer(moment, die).start()
+try:
+    for step in range(10 ** 9):
+        if rank == victim and how in ("return", "raise") and time.monotonic() > end:
+            with open(clock, "w") as file:
+                file.write(str(time.monotonic()))
+            if how == "raise":
+                raise KeyError("the reason")
+            sys.exit()
+        works = [dist.group.WORLD.all_reduce(pydist.ones(size), async_op=True) for size in sizes[:step % 4]]
+        dist.broadcast(pydist.ones(sizes[step % 50]), step % world)
+        for work in works:
+            work.wait()
+        dist.all_reduce(pydist.ones(sizes[step % 50]))
+except dist.PeerFailed as failed:
+    took = time.monotonic() - float(open(clock).read())
+    assert failed.rank == victim, failed
+dist.destroy_process_group()
+_C.comm_leave()
+assert len(os.listdir("/proc/self/fd")) <= before
+print(f"survived {took:.2f}", flush=True)
+"""
+SILENT = 3  # seconds after which a stopped rank counts as dead in these tests
+
+
+def relatives(mark):
+    """Processes that have this text in their environment."""
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/environ", "rb") as file:
+                if mark.encode() in file.read():
+                    found.append(int(pid))
+        except OSError:
+            continue  # it has ended, or is not ours
+    return found
+
+
+@pytest.mark.parametrize("seed", range(int(os.environ.get("FULL_DEATHS", 10))))
+def test_deaths_at_random_moments(tmp_path, seed):
+    script, clock, mark = tmp_path / "deaths.py", tmp_path / "clock", f"mark-{os.getpid()}-{seed}-{time.monotonic_ns()}"
+    script.write_text(DEATH)
+    world = 2 + seed % 3
+    hows = "SIGSTOP" if seed % 10 == 9 else "SIGKILL exit return raise"
+    shared = sorted(os.listdir("/dev/shm"))
+    ended = subprocess.run(
+        [sys.executable, "-m", "pydist.run", f"--nproc-per-node={world}", script, str(seed), clock, hows],
+        env={**os.environ, "MARK": mark, "PYDIST_SILENT": str(SILENT), "OMP_NUM_THREADS": "1"},
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    took = [float(line.split()[-1]) for line in ended.stdout.splitlines() if "survived" in line]
+    assert len(took) == world - 1, ended.stderr
+    assert max(took) < (SILENT + 3 * BOUND if hows == "SIGSTOP" else 2 * BOUND)
+    assert relatives(mark) == [] and sorted(os.listdir("/dev/shm")) == shared
+
+
+def test_survivors_go_on_without_the_dead(tmp_path):
+    script = tmp_path / "shrink.py"
+    script.write_text("""
+import os, signal
+import pydist
+from pydist import distributed as dist
+
+dist.init_process_group()
+dead = []
+for victim in (2, 0):  # by the numbers of each time
+    dist.barrier()
+    if dist.get_rank() == victim:
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        while True:
+            dist.all_reduce(pydist.ones(1000))
+            dist.barrier()
+    except dist.PeerFailed as failed:
+        assert failed.rank == victim, failed
+        rank, world = dist.get_rank(), dist.get_world_size()
+        for bad in ([], [world], [rank], ["x"], 3, [-1]):
+            try:
+                dist.shrink_group(bad)
+            except (TypeError, ValueError) as error:
+                assert "shrink_group" in str(error)
+            else:
+                raise AssertionError(bad)
+        group = dist.shrink_group([victim])
+        assert group is dist.group.WORLD and dist.is_initialized()
+    assert (dist.get_rank(), dist.get_world_size()) == (rank - (rank > victim), world - 1)
+    x = pydist.full((5,), float(dist.get_rank()))
+    dist.all_reduce(x)
+    assert x.tolist() == [sum(range(world - 1))] * 5
+print("went on", dist.get_rank(), flush=True)
+""")
+    ended = subprocess.run([sys.executable, "-m", "pydist.run", "--on-failure=keep", "--nproc-per-node=4", script],
+                           capture_output=True, text=True, timeout=60)  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    assert sorted(line.split(" ", 1)[1] for line in ended.stdout.splitlines()) == ["went on 0", "went on 1"], ended.stderr

@@ -118,6 +118,8 @@ def __getattr__(name):
         return import_module("pydist.nn.parallel._agreement").check_replicas
     if name in _DDP:
         return getattr(import_module("pydist.nn.parallel._bucket"), name)
+    if name == "shrink_group":
+        return import_module("pydist.distributed.shrink").shrink_group
     if name in _STORES:
         return getattr(import_module("pydist.distributed.store"), name)
     if name in _OBJECTS:  # pickle is needed by few

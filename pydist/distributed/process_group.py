@@ -167,6 +167,14 @@ def _join(timeout, place, transport=None):
     return _default
 
 
+def init_at(place, timeout=None):
+    """init_process_group at a Place that is known."""
+    global _asked
+    with _lock:
+        _join(timeout, place)
+        _asked = True
+
+
 def init_process_group(
     backend=None,
     init_method=None,
