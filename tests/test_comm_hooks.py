@@ -477,3 +477,19 @@ def test_hooks_on_all_dtypes_layouts_and_uneven_inputs(dtype, empty):
         close = 0 if name in ("sign", "powerSGD", "batched") else 3
         for got, want in list(zip(a, plain))[:close]:
             assert got.numel() == 0 or float((got - want).abs().max()) <= 0.02 * float(want.abs().max()), name
+
+
+def test_post_local_sgd_in_subgroups():
+    """Four ranks, in pairs from the first step on: gradients are the means of the pairs."""
+
+    def work(rank):
+        pair, _ = pydist.distributed.new_subgroups(2)
+        model = DistributedDataParallel(net())
+        model.register_comm_hook(PostLocalSGDState(None, pair, start_localSGD_iter=0), post_localSGD_hook)
+        return gradients(model, rank)
+
+    own, results = own_gradients(4), threads.run(work, 4)
+    for rank, found in enumerate(results):
+        first = rank // 2 * 2
+        for got, a, b in zip(found, own[first], own[first + 1]):
+            np.testing.assert_allclose(got, (a + b) / 2, rtol=1e-5, atol=1e-7)
