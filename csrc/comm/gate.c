@@ -14,7 +14,7 @@
 #include <unistd.h>
 
 #include "base/log.h"
-#include "comm/group_impl.h"
+#include "comm/p2p.h"
 
 #define YIELD_NS 60000          /* a futex wake costs 5-50 us here: shorter waits are not worth a sleep */
 #define ASK_NS 300000000        /* before somebody is told who is missing, the missing are asked where they are */
@@ -192,6 +192,7 @@ static pd_status look(pd_group *g, pd_work *w, int64_t start, int64_t deadline, 
     PD_TRY(pd_group_doom(g, w));
     PD_TRY(pd_hooks_interrupt(g->hooks));
     if (g->mesh) PD_TRY(look_at_mesh(g, w));
+    if (g->p2p) PD_TRY(pd_p2p_pump(g));
     int64_t now = pd_hooks_now(g->hooks), waited = now - start;
     if (waited > MISMATCH_NS && lines_differ(g, w)) return pd_group_mismatch(g, w);
     int64_t due = *warned || g->timeout_ns < g->warn_ns ? g->timeout_ns : g->warn_ns;
@@ -229,6 +230,7 @@ static pd_status wait_slowly(pd_group *g, pd_work *w, int64_t deadline, bool *fa
         int64_t left = deadline - pd_hooks_now(g->hooks), rest = start + g->timeout_ns - pd_hooks_now(g->hooks);
         if (rest < 0) rest = PD_SLICE_NS; /* excused */
         if (rest < left) left = rest;
+        if (pd_p2p_used(g) && left > 1000000) left = 1000000;
         if (left < 1000000) left = 1000000;
         if (g->mesh) pd_mesh_wait(g->mesh, left);
         else sleep_on(g, w, left);

@@ -7,7 +7,7 @@
 #include "base/flags.h"
 #include "base/mem.h"
 #include "base/threads.h"
-#include "comm/group_impl.h"
+#include "comm/p2p.h"
 
 #define BOARD_BYTES 4096
 #define SLOT_BYTES (256 << 10)
@@ -57,7 +57,8 @@ static pd_status connect_mesh(pd_group *g, size_t bytes, bool near) {
 }
 
 static pd_status connect_ranks(pd_group *g) {
-    size_t bytes = (BOARD_BYTES + 2 * (g->slot + g->share) + 4095) & ~(size_t)4095;
+    size_t lanes = (BOARD_BYTES + 2 * (g->slot + g->share) + 4095) & ~(size_t)4095;
+    size_t bytes = (lanes + pd_p2p_room(g->size) + 4095) & ~(size_t)4095;
     pd_where where = {0};
     PD_TRY(g->transport->alloc(bytes, &g->parts[g->rank]));
     pd_status status = pd_parts_exchange(g, 0, bytes, g->parts, &where);
@@ -67,9 +68,10 @@ static pd_status connect_ranks(pd_group *g) {
         g->boards[r] = g->parts[r].ptr;
         g->memory[r] = (char *)g->parts[r].ptr + BOARD_BYTES;
 #ifdef MADV_POPULATE_WRITE
-        madvise(g->parts[r].ptr, bytes, MADV_POPULATE_WRITE); /* faults now, not in the first collectives */
+        madvise(g->parts[r].ptr, lanes, MADV_POPULATE_WRITE); /* faults now, not in the first collectives */
 #endif
     }
+    PD_TRY(pd_p2p_new(g->size, lanes, &g->p2p));
     uint64_t mine = g->epoch, *all;
     PD_TRY(pd_malloc((size_t)g->size * sizeof *all, "group", &all));
     status = pd_group_exchange(g, PD_COLL_INIT, 1, &mine, all, sizeof mine, 0);
@@ -94,6 +96,7 @@ static void free_memory(pd_group *g) {
 
 static void free_group(pd_group *g) {
     free_memory(g);
+    pd_p2p_free(g->p2p, g->size);
     pd_flight_fini(&g->flight);
     pd_free(g->ranks);
     pthread_mutex_destroy(&g->lock);
@@ -232,6 +235,8 @@ pd_status pd_group_destroy(pd_group *g) {
         pd_link_unlisten(g->link, &g->listener);
     }
     if (first) {
+        if (g->p2p && !g->error.kind) pd_p2p_close(g);
+        pd_p2p_end(g);
         pd_segments_detach(g);
         free_memory(g);
     }

@@ -81,6 +81,15 @@ pd_status pd_group_barrier(pd_group *g, uint64_t site, pd_work **work);
 /* all[r * bytes ...] = rank r's `mine`: for ranks to agree on a layout, a hash, a status. */
 pd_status pd_group_agree(pd_group *g, const void *mine, void *all, size_t bytes, uint64_t site);
 
+/* A message of `count` elements to or from another rank, beside the collectives: in order for each pair and tag, taken by
+   a receive of the same tag, count and dtype (else PD_E_MISMATCH on both, and the group ends). src -1: from whoever has
+   sent first. A send is done once `buf` may be used again. `work` as above, pd_work_source(): who has sent. */
+pd_status pd_group_send(pd_group *g, const void *buf, int64_t count, pd_dtype dtype, int dst, int tag, uint64_t site,
+                        pd_work **work);
+pd_status pd_group_recv(pd_group *g, void *buf, int64_t count, pd_dtype dtype, int src, int tag, uint64_t site,
+                        pd_work **work);
+int pd_work_source(const pd_work *w); /* of a receive that is done: the rank in the group */
+
 /* Carries queued work on as far as it goes without waiting. */
 pd_status pd_group_progress(pd_group *g);
 /* Waits at most `timeout` seconds (negative: as long as the group would). PD_E_TIMEOUT of a shorter time leaves work

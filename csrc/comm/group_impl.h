@@ -7,6 +7,8 @@
 #include "comm/group.h"
 #include "comm/transport/mesh.h"
 
+typedef struct pd_p2p pd_p2p;
+
 struct pd_group {
     atomic_int refs;
     int rank, size;
@@ -35,6 +37,7 @@ struct pd_group {
     pd_work *first, **last;
     uint32_t seq, step, piece; /* equal on all ranks: collectives posted, rounds gated, pieces moved */
     pd_flight flight;
+    pd_p2p *p2p; /* messages between two ranks; NULL in a group of one */
 
     atomic_bool failed, destroyed;
     pd_error error; /* set once, before `failed` */
@@ -69,6 +72,9 @@ struct pd_work {
     bool at_board;    /* the word: line[seq & 1].seq, else step */
     uint32_t target;
     int arrived;      /* ranks seen there so far, counted from our right neighbour */
+    /* Of a send or a receive: */
+    int peer, tag;    /* peer -1: the first that has sent */
+    size_t sent;
 };
 
 struct pd_segment {

@@ -7,7 +7,7 @@ const char *const pd_collective_names[PD_COLL_COUNT] = {
     [PD_COLL_ALL_GATHER] = "all_gather", [PD_COLL_INIT] = "init",           [PD_COLL_SEGMENT] = "segment",
     [PD_COLL_AGREE] = "agree",           [PD_COLL_REDUCE] = "reduce",       [PD_COLL_GATHER] = "gather",
     [PD_COLL_SCATTER] = "scatter",       [PD_COLL_ALL_TO_ALL] = "all_to_all",
-    [PD_COLL_REDUCE_SCATTER] = "reduce_scatter",
+    [PD_COLL_REDUCE_SCATTER] = "reduce_scatter", [PD_COLL_SEND] = "send", [PD_COLL_RECV] = "recv",
 };
 
 const char *const pd_reduce_names[PD_REDUCE_COUNT] = {
@@ -43,6 +43,11 @@ int pd_identity_text(const pd_identity *id, char *text, size_t size) {
     case PD_COLL_REDUCE: snprintf(more, sizeof more, ", %s, root=%d", reduce, id->root); break;
     case PD_COLL_BROADCAST: case PD_COLL_GATHER: case PD_COLL_SCATTER:
         snprintf(more, sizeof more, ", root=%d", id->root);
+        break;
+    case PD_COLL_SEND: snprintf(more, sizeof more, ", dst=%d, tag=%.0f", id->root, id->scale); break;
+    case PD_COLL_RECV:
+        if (id->root < 0) snprintf(more, sizeof more, ", src=any, tag=%.0f", id->scale);
+        else snprintf(more, sizeof more, ", src=%d, tag=%.0f", id->root, id->scale);
         break;
     default: break;
     }

@@ -7,7 +7,7 @@
 #include "base/flags.h"
 #include "base/log.h"
 #include "base/mem.h"
-#include "comm/group_impl.h"
+#include "comm/p2p.h"
 
 #define SITE_WAIT 1.0 /* seconds: longest that a rank waits for the others' call sites */
 
@@ -21,6 +21,7 @@ void pd_group_hear(pd_listener *l, pd_weight weight, const pd_error *e) {
         atomic_store(&g->abort, weight);
     }
     pthread_mutex_unlock(&g->doom_lock);
+    if (weight == PD_WEIGHT_LEFT) pd_p2p_left(g, e->rank);
     if (g->mesh) pd_mesh_wake(g->mesh);
     atomic_uint *word = atomic_load(&g->sleeping);
     if (word) syscall(SYS_futex, word, FUTEX_WAKE, INT32_MAX, NULL, NULL, 0);
@@ -120,6 +121,7 @@ pd_status pd_group_fail(pd_group *g, bool tell) {
                  pd_group_name(g, g->rank));
     }
     atomic_store(&g->failed, true);
+    pd_p2p_end(g);
     pd_flight_end(&g->flight, g->seq, PD_FLIGHT_FAILED);
     write_flight(g);
     pd_segments_privatise(g);

@@ -327,6 +327,47 @@ static PyObject *group_scatter(PyObject *o, PyObject *const *args, Py_ssize_t n,
     return finish(&c);
 }
 
+/* The rank in the group, as Python has it: -1 for any (receives only), which the group checks. */
+static bool take_message(PyObject *const *a, const char *name, int *peer, int *tag) {
+    *tag = 0;
+    *peer = -1;
+    if (a[1] != Py_None && !pd_py_int_in(a[1], name, "rank", 0, INT32_MAX, peer)) return false;
+    return !a[2] || pd_py_int_in(a[2], name, "tag", INT32_MIN, INT32_MAX, tag);
+}
+
+static PyObject *group_send(PyObject *o, PyObject *const *args, Py_ssize_t n, PyObject *keywords) {
+    static const pd_py_signature s = {"send", 2, {"tensor", "dst", "tag", "async_op"}};
+    PyObject *a[4];
+    int peer, tag;
+    call c;
+    if (!pd_py_args(&s, args, n, keywords, a) || !take_message(a, s.name, &peer, &tag)) return NULL;
+    if (!begin(&c, o, s.name, a[3])) return NULL;
+    if (take(&c, a[0], NULL, "tensor", PD_PY_IN, &c.in))
+        RUN(&c, pd_group_send(c.self->group, c.in.ptr, c.in.count, c.in.dtype, peer, tag, c.site, WORK(&c)));
+    return finish(&c);
+}
+
+/* Its result is who has sent, so it always makes a work. */
+static PyObject *group_recv(PyObject *o, PyObject *const *args, Py_ssize_t n, PyObject *keywords) {
+    static const pd_py_signature s = {"recv", 2, {"tensor", "src", "tag", "async_op"}};
+    PyObject *a[4];
+    int peer, tag;
+    call c;
+    if (!pd_py_args(&s, args, n, keywords, a) || !take_message(a, s.name, &peer, &tag)) return NULL;
+    if (!begin(&c, o, s.name, a[3])) return NULL;
+    if (!take(&c, a[0], NULL, "tensor", PD_PY_OUT, &c.out)) return finish(&c);
+    c.status = pd_group_recv(c.self->group, c.out.ptr, c.out.count, c.out.dtype, peer, tag, c.site, &c.work);
+    if (c.status || c.async) return finish(&c);
+    RUN(&c, pd_work_wait(c.work, -1));
+    int source = c.status ? -1 : pd_work_source(c.work);
+    pd_work_release(c.work);
+    c.work = NULL;
+    PyObject *done = finish(&c);
+    if (!done) return NULL;
+    Py_DECREF(done);
+    return PyLong_FromLong(source);
+}
+
 static PyObject *group_barrier(PyObject *o, PyObject *const *args, Py_ssize_t n, PyObject *keywords) {
     static const pd_py_signature s = {"barrier", 0, {"async_op"}};
     PyObject *a[1];
@@ -499,6 +540,12 @@ static PyMethodDef group_methods[] = {
     {"scatter", FAST(group_scatter),
      "scatter(output, input, root, async_op=False) -> None | Work\n\noutput = this rank's part of the root's input; "
      "elsewhere input is None."},
+    {"send", FAST(group_send),
+     "send(tensor, dst, tag=0, async_op=False) -> None | Work\n\nA message to a rank of the group, for its recv of the same "
+     "tag, dtype and number of elements."},
+    {"recv", FAST(group_recv),
+     "recv(tensor, src, tag=0, async_op=False) -> int | Work\n\ntensor = the oldest message from src (None: any rank) with "
+     "this tag. The rank in the group that sent it."},
     {"barrier", FAST(group_barrier),
      "barrier(async_op=False) -> None | Work\n\nReturns when all ranks have called it."},
     {"destroy", group_destroy, METH_NOARGS, "destroy()\n\nLeaves the group. Segments stay valid."},

@@ -156,6 +156,11 @@ static PyObject *work_then(PyObject *o, PyObject *fn) {
     return next;
 }
 
+static PyObject *work_source(PyObject *o, PyObject *unused) {
+    (void)unused;
+    return PyLong_FromLong(pd_work_source(((pd_pywork *)o)->work));
+}
+
 static PyMethodDef methods[] = {
     {"get_future", work_get_future, METH_NOARGS,
      "get_future() -> pydist.futures.Future\n\nIts value is result()'s list, once somebody waits for it."},
@@ -168,6 +173,8 @@ static PyMethodDef methods[] = {
     {"is_success", work_is_success, METH_NOARGS, "is_success() -> bool\n\nWhether it has ended without an error."},
     {"exception", work_exception, METH_NOARGS,
      "exception() -> Exception | None\n\nWhat wait() would raise, where that is known already."},
+    {"source_rank", work_source, METH_NOARGS,
+     "source_rank() -> int\n\nOf a receive that is done: the rank in the group that has sent."},
     {"result", work_result, METH_NOARGS,
      "result() -> list\n\nThe tensors that it wrote, once it is completed; raises its error."},
     {0},

@@ -53,6 +53,7 @@ from pydist.distributed.process_group import (
 DistBackendError = DistNetworkError = DistStoreError = DistError  # PyTorch's names for the reasons of a failure
 _DDP = ("BuiltinCommHookType", "GradBucket")
 _STORES = ("FileStore", "HashStore", "PrefixStore", "Store", "TCPStore")
+_P2P = ("P2POp", "batch_isend_irecv", "irecv", "isend", "recv", "recv_object_list", "send", "send_object_list")
 _OBJECTS = ("all_gather_object", "broadcast_object_list", "gather_object", "scatter_object_list")
 
 __all__ = [
@@ -105,6 +106,7 @@ __all__ = [
     *_DDP,
     "split_group",
     *_OBJECTS,
+    *_P2P,
     *_STORES,
 ]
 
@@ -122,6 +124,8 @@ def __getattr__(name):
         return import_module("pydist.distributed.shrink").shrink_group
     if name in _STORES:
         return getattr(import_module("pydist.distributed.store"), name)
+    if name in _P2P:
+        return getattr(import_module("pydist.distributed.p2p"), name)
     if name in _OBJECTS:  # pickle is needed by few
         return getattr(import_module("pydist.distributed.objects"), name)
     raise AttributeError(f"module 'pydist.distributed' has no attribute '{name}'")

@@ -35,7 +35,7 @@ typedef struct pd_mesh_frame {
     uint32_t at, bytes, value, zero;
 } pd_mesh_frame;
 
-#define PD_MESH_QUEUE 8 /* a round sends a piece, a share and a word, a start besides a line; gates wait for all */
+#define PD_MESH_QUEUE 16 /* a round sends a piece, a share and a word, a start besides a line; p2p 3 frames and a word */
 
 typedef struct pd_mesh_kind {
     const char *name;

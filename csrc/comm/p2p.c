@@ -1,0 +1,556 @@
+/* Messages between two ranks of a group, beside the queue of its collectives.
+
+   Every rank's part of the control memory ends with a lane per peer. Lane d of rank r is the ring in which r writes to d,
+   the bytes ever written to it (head), and the bytes that r has taken from d's ring for it (ack):
+
+     part of r:  board, slots, shares | lane 0 | lane 1 | ...       lane = head | ack | ring
+
+   Every word has one writer, so the lanes work over mirrored memory as they do over shared memory. A message is a letter
+   (what it holds) and its bytes, cut as the ring has room. Messages of a pair arrive in the order of sending; a receive
+   takes the oldest one of its tag. What nobody has asked for yet is put aside in private memory, so two ranks that send
+   to each other both get done; where there is no memory for that, it waits in the ring.
+
+   Whoever waits, for a message or a collective, carries all lanes on. State is under p2p->lock, which is never held
+   while waiting; a mesh is touched only under the group's lock as well. */
+#include "comm/p2p.h"
+
+#include <sched.h>
+#include <stdio.h>
+#include <unistd.h>
+
+#include "base/mem.h"
+
+#define SPIN_NS 50000     /* looks without a pause, where every rank has a core */
+#define NAP_NS 20000      /* first sleep between two looks; each is longer by a half */
+#define NAP_MOST_NS 500000
+
+typedef struct letter {
+    int64_t count;
+    int32_t tag;
+    uint32_t dtype;
+} letter;
+
+typedef struct parcel { /* a message that came before its receive */
+    struct parcel *next;
+    letter letter;
+    pd_work *taker; /* who waits for the rest of it */
+    size_t got;
+    char data[];
+} parcel;
+
+struct pd_lane {
+    _Alignas(128) atomic_uint head;
+    _Alignas(128) atomic_uint ack;
+    _Alignas(128) char ring[];
+};
+
+typedef struct post { /* what this rank knows of one peer */
+    pd_work *first, **last; /* sends */
+    letter out;
+    uint32_t written;
+    uint32_t taken, acked;
+    letter in;
+    size_t in_got; /* bytes of the letter, then of its data */
+    bool in_body;
+    pd_work *into;  /* either takes the data */
+    parcel *aside;
+    parcel *parcels, **parcels_last;
+    _Atomic int64_t left; /* when it left the group; 0: it is there */
+} post;
+
+struct pd_p2p {
+    pthread_mutex_t lock;
+    size_t ring, at; /* bytes of one; where the lanes are in a part */
+    pd_work *receives, **receives_last;
+    atomic_bool used, failed;
+    pd_error error;
+    uint32_t count;
+    post posts[];
+};
+
+size_t pd_p2p_bytes(int size) {
+    size_t ring = 64 << 10;
+    while (ring > 4096 && ring * (size_t)size > 512 << 10) ring /= 2;
+    return ring;
+}
+
+static size_t stride(const pd_p2p *p) { return sizeof(pd_lane) + p->ring; }
+
+size_t pd_p2p_room(int size) { return (size_t)size * (sizeof(pd_lane) + pd_p2p_bytes(size)); }
+
+pd_status pd_p2p_new(int size, size_t at, pd_p2p **out) {
+    pd_p2p *p;
+    PD_TRY(pd_calloc(sizeof *p + (size_t)size * sizeof *p->posts, "group", &p));
+    pthread_mutex_init(&p->lock, NULL);
+    p->ring = pd_p2p_bytes(size);
+    p->at = at;
+    p->receives_last = &p->receives;
+    for (int r = 0; r < size; r++) {
+        p->posts[r].last = &p->posts[r].first;
+        p->posts[r].parcels_last = &p->posts[r].parcels;
+    }
+    *out = p;
+    return PD_OK;
+}
+
+static void free_parcels(parcel *x) {
+    while (x) {
+        parcel *next = x->next;
+        pd_free(x);
+        x = next;
+    }
+}
+
+void pd_p2p_free(pd_p2p *p, int size) {
+    if (!p) return;
+    for (int r = 0; r < size; r++) {
+        free_parcels(p->posts[r].parcels);
+        pd_free(p->posts[r].aside);
+    }
+    pthread_mutex_destroy(&p->lock);
+    pd_free(p);
+}
+
+static pd_lane *lane_of(const pd_group *g, int owner, int peer) {
+    return (pd_lane *)(void *)((char *)g->boards[owner] + g->p2p->at + (size_t)peer * stride(g->p2p));
+}
+
+static size_t place_of(const pd_group *g, const void *x) { return (size_t)((const char *)x - (char *)g->boards[g->rank]); }
+
+/* ---- the ends of works ------------------------------------------------------------------------------------------- */
+
+static void end(pd_work *w, int state) {
+    atomic_store_explicit(&w->state, state, memory_order_release);
+    pd_work_release(w);
+}
+
+static void drop_list(pd_work **first, pd_work ***last) {
+    while (*first) {
+        pd_work *w = *first;
+        *first = w->next;
+        end(w, PD_WORK_FAILED);
+    }
+    *last = first;
+}
+
+/* The group has ended: nobody's buffers are used from here on. */
+void pd_p2p_end(pd_group *g) {
+    pd_p2p *p = g->p2p;
+    if (!p) return;
+    pthread_mutex_lock(&p->lock);
+    atomic_store(&p->failed, true);
+    if (!p->error.kind) p->error = g->error;
+    for (int r = 0; r < g->size; r++) {
+        post *b = &p->posts[r];
+        drop_list(&b->first, &b->last);
+        if (b->into) end(b->into, PD_WORK_FAILED);
+        b->into = NULL;
+        for (parcel *x = b->parcels; x; x = x->next) {
+            if (x->taker) end(x->taker, PD_WORK_FAILED);
+            x->taker = NULL;
+        }
+        if (b->aside && b->aside->taker) end(b->aside->taker, PD_WORK_FAILED);
+        if (b->aside) b->aside->taker = NULL;
+    }
+    drop_list(&p->receives, &p->receives_last);
+    pthread_mutex_unlock(&p->lock);
+}
+
+void pd_p2p_close(pd_group *g) {
+    (void)pd_fail(PD_E_DIST, "the group was destroyed before this message had gone or come");
+    pthread_mutex_lock(&g->p2p->lock);
+    if (!g->p2p->error.kind) pd_error_save(&g->p2p->error);
+    pthread_mutex_unlock(&g->p2p->lock);
+}
+
+pd_status pd_p2p_error(pd_group *g) { return pd_error_restore(&g->p2p->error); }
+
+void pd_p2p_left(pd_group *g, int link_rank) {
+    for (int r = 0; g->p2p && r < g->size; r++)
+        if (pd_group_name(g, r) == link_rank && !g->p2p->posts[r].left)
+            atomic_store(&g->p2p->posts[r].left, pd_hooks_now(g->hooks));
+}
+
+/* ---- sending ----------------------------------------------------------------------------------------------------- */
+
+/* As many of these bytes as the ring has room for; returns how many. */
+static size_t put(pd_group *g, int r, const char *data, size_t bytes) {
+    pd_p2p *p = g->p2p;
+    post *b = &p->posts[r];
+    pd_lane *lane = lane_of(g, g->rank, r);
+    uint32_t ack = atomic_load_explicit(&lane_of(g, r, g->rank)->ack, memory_order_acquire);
+    size_t room = p->ring - (b->written - ack), done = 0;
+    if (bytes > room) bytes = room;
+    while (done < bytes) {
+        size_t at = (b->written + done) % p->ring, n = p->ring - at;
+        if (n > bytes - done) n = bytes - done;
+        memcpy(lane->ring + at, data + done, n);
+        done += n;
+    }
+    b->written += (uint32_t)bytes;
+    return bytes;
+}
+
+/* The mirror at the peer gets the same bytes, then the word. */
+static void announce(pd_group *g, int r, uint32_t from) {
+    pd_p2p *p = g->p2p;
+    pd_lane *lane = lane_of(g, g->rank, r);
+    uint32_t to = p->posts[r].written;
+    if (from == to) return;
+    atomic_store_explicit(&lane->head, to, memory_order_release);
+    if (!g->mesh) return;
+    while (from != to) {
+        size_t at = from % p->ring, n = p->ring - at;
+        if (n > to - from) n = to - from;
+        pd_mesh_send(g->mesh, r, place_of(g, lane->ring + at), lane->ring + at, n);
+        from += (uint32_t)n;
+    }
+    pd_mesh_store(g->mesh, r, place_of(g, &lane->head), to);
+}
+
+/* `clear`: what was queued on the mesh has gone. */
+static void carry_sends(pd_group *g, int r, bool clear) {
+    post *b = &g->p2p->posts[r];
+    uint32_t from = b->written;
+    while (b->first && clear) {
+        pd_work *w = b->first;
+        size_t bytes = pd_job_bytes(&w->job, w->job.count), whole = sizeof b->out + bytes;
+        if (!w->sent) b->out = (letter){w->job.count, w->tag, (uint32_t)w->job.dtype};
+        if (w->sent < sizeof b->out) w->sent += put(g, r, (char *)&b->out + w->sent, sizeof b->out - w->sent);
+        if (w->sent >= sizeof b->out)
+            w->sent += put(g, r, w->job.from + (w->sent - sizeof b->out), whole - w->sent);
+        if (w->sent < whole || (g->mesh && b->written != from)) break; /* over a mesh it is done once it has gone */
+        b->first = w->next;
+        if (!b->first) b->last = &b->first;
+        end(w, PD_WORK_DONE);
+    }
+    announce(g, r, from);
+}
+
+/* ---- receiving --------------------------------------------------------------------------------------------------- */
+
+static bool wants(const pd_work *w, int r, const letter *l) { return (w->peer < 0 || w->peer == r) && w->tag == l->tag; }
+
+/* A letter and the receive that it belongs to. */
+static pd_status check(pd_group *g, pd_work *w, int r, const letter *l) {
+    char call[400];
+    if (l->dtype == (uint32_t)w->job.dtype && l->count == w->job.count) return PD_OK;
+    pd_identity id = {.coll = PD_COLL_SEND, .dtype = (uint8_t)l->dtype, .count = l->count, .scale = l->tag,
+                      .root = pd_group_name(g, g->rank)};
+    char sent[200];
+    pd_work_text(g, w, call, sizeof call);
+    pd_identity_text(&id, sent, sizeof sent);
+    return pd_fail(PD_E_MISMATCH, "%s on rank %d does not fit the message: rank %d called %s", call,
+                   pd_group_name(g, g->rank), pd_group_name(g, r), sent);
+}
+
+static pd_work *take_receive(pd_p2p *p, int r, const letter *l) {
+    for (pd_work **at = &p->receives; *at; at = &(*at)->next) {
+        pd_work *w = *at;
+        if (!wants(w, r, l)) continue;
+        *at = w->next;
+        if (!w->next) p->receives_last = at;
+        w->next = NULL;
+        w->peer = r;
+        return w;
+    }
+    return NULL;
+}
+
+/* Everything of a parcel is there. */
+static void hand_over(parcel *x, pd_work *w) {
+    memcpy(w->job.to, x->data, x->got);
+    pd_free(x);
+    end(w, PD_WORK_DONE);
+}
+
+/* The letter is there: who takes its data. *stays: there is no memory to put it aside. */
+static pd_status open_letter(pd_group *g, int r, bool *stays) {
+    post *b = &g->p2p->posts[r];
+    *stays = false;
+    if (b->in.dtype >= PD_DTYPE_COUNT || b->in.count < 0 || b->in.count > INT64_MAX / 16)
+        return pd_fail(PD_E_DIST, "recv: garbage from rank %d", pd_group_name(g, r));
+    pd_work *w = take_receive(g->p2p, r, &b->in);
+    if (w) {
+        pd_status status = check(g, w, r, &b->in);
+        b->into = w; /* ended with the group where it does not fit */
+        PD_TRY(status);
+    } else {
+        size_t bytes = (size_t)b->in.count * pd_dtype_size((pd_dtype)b->in.dtype);
+        if (pd_malloc(sizeof *b->aside + bytes, "message", &b->aside)) {
+            b->aside = NULL;
+            *stays = true;
+            return PD_OK;
+        }
+        b->aside->next = NULL;
+        b->aside->letter = b->in;
+        b->aside->taker = NULL;
+        b->aside->got = 0;
+    }
+    b->in_body = true;
+    b->in_got = 0;
+    return PD_OK;
+}
+
+static void close_letter(post *b) {
+    parcel *x = b->aside;
+    if (x && x->taker) hand_over(x, x->taker);
+    else if (x) {
+        *b->parcels_last = x;
+        b->parcels_last = &x->next;
+    } else {
+        end(b->into, PD_WORK_DONE);
+    }
+    b->into = NULL;
+    b->aside = NULL;
+    b->in_body = false;
+    b->in_got = 0;
+}
+
+static size_t get(pd_group *g, int r, char *to, size_t bytes) {
+    pd_p2p *p = g->p2p;
+    post *b = &p->posts[r];
+    pd_lane *lane = lane_of(g, r, g->rank);
+    size_t there = atomic_load_explicit(&lane->head, memory_order_acquire) - b->taken, done = 0;
+    if (there > p->ring) there = p->ring;
+    if (bytes > there) bytes = there;
+    while (done < bytes) {
+        size_t at = (b->taken + done) % p->ring, n = p->ring - at;
+        if (n > bytes - done) n = bytes - done;
+        memcpy(to + done, lane->ring + at, n);
+        done += n;
+    }
+    b->taken += (uint32_t)bytes;
+    return bytes;
+}
+
+static pd_status carry_receives(pd_group *g, int r) {
+    post *b = &g->p2p->posts[r];
+    for (;;) {
+        if (!b->in_body) {
+            b->in_got += get(g, r, (char *)&b->in + b->in_got, sizeof b->in - b->in_got);
+            bool stays;
+            if (b->in_got < sizeof b->in) return PD_OK;
+            PD_TRY(open_letter(g, r, &stays));
+            if (stays) return PD_OK;
+        }
+        size_t bytes = (size_t)b->in.count * pd_dtype_size((pd_dtype)b->in.dtype);
+        b->in_got += get(g, r, (b->aside ? b->aside->data : b->into->job.to) + b->in_got, bytes - b->in_got);
+        if (b->aside) b->aside->got = b->in_got;
+        if (b->in_got < bytes) return PD_OK;
+        close_letter(b);
+    }
+}
+
+static void acknowledge(pd_group *g, int r, bool clear) {
+    post *b = &g->p2p->posts[r];
+    atomic_uint *ack = &lane_of(g, g->rank, r)->ack;
+    if (b->acked == b->taken || !clear) return;
+    b->acked = b->taken;
+    atomic_store_explicit(ack, b->taken, memory_order_release);
+    if (g->mesh && !pd_mesh_lost(g->mesh, r, true)) pd_mesh_store(g->mesh, r, place_of(g, ack), b->taken);
+}
+
+/* ---- carrying on ------------------------------------------------------------------------------------------------- */
+
+static pd_status carry_lanes(pd_group *g) {
+    bool clear = !g->mesh || pd_mesh_flush(g->mesh);
+    for (int d = 1; d < g->size; d++) {
+        int r = (g->rank + d) % g->size;
+        if (g->mesh) pd_mesh_pump(g->mesh, r);
+        PD_TRY(carry_receives(g, r));
+        acknowledge(g, r, clear);
+        if (g->p2p->posts[r].first) carry_sends(g, r, clear);
+    }
+    if (g->mesh) pd_mesh_flush(g->mesh);
+    return PD_OK;
+}
+
+pd_status pd_p2p_pump(pd_group *g) {
+    pd_p2p *p = g->p2p;
+    pthread_mutex_lock(&p->lock);
+    pd_status status = atomic_load(&p->failed) ? pd_error_restore(&p->error) : carry_lanes(g);
+    if (status && !p->error.kind) pd_error_save(&p->error);
+    pthread_mutex_unlock(&p->lock);
+    return status;
+}
+
+bool pd_p2p_used(const pd_group *g) { return g->p2p && atomic_load_explicit(&g->p2p->used, memory_order_relaxed); }
+
+/* The group ends with the error in this thread's record; who holds its lock finds it when he looks. */
+static pd_status lose(pd_group *g) {
+    pd_p2p *p = g->p2p;
+    pd_error e;
+    pd_error_save(&e);
+    pthread_mutex_lock(&p->lock);
+    if (!p->error.kind) p->error = e;
+    pthread_mutex_unlock(&p->lock);
+    if (!pthread_mutex_trylock(&g->lock)) {
+        pd_group_fail(g, !atomic_load(&g->abort));
+        pthread_mutex_unlock(&g->lock);
+    } else {
+        pd_p2p_end(g);
+    }
+    return pd_error_restore(&e);
+}
+
+/* Under the group's lock where there is a mesh; if somebody has it, he does this in his wait. `ns`: may wait so long. */
+static pd_status carry_on(pd_group *g, int64_t ns) {
+    if (!g->mesh) return pd_p2p_pump(g);
+    if (pthread_mutex_trylock(&g->lock)) return PD_OK;
+    pd_status status = pd_group_check(g);
+    if (!status) status = pd_mesh_check(g->mesh);
+    if (!status) status = pd_p2p_pump(g);
+    if (!status && ns) pd_mesh_wait(g->mesh, ns);
+    pthread_mutex_unlock(&g->lock);
+    return status;
+}
+
+static bool is_done(const pd_work *w) { return atomic_load_explicit(&w->state, memory_order_acquire) >= PD_WORK_DONE; }
+
+static pd_status result_of(const pd_work *w) {
+    if (atomic_load_explicit(&w->state, memory_order_acquire) == PD_WORK_DONE) return PD_OK;
+    return pd_p2p_error(w->group);
+}
+
+/* A peer that left is missed only by those who wait for it; all other ends concern everybody. */
+static pd_status news(pd_group *g, const pd_work *w) {
+    int64_t now = pd_hooks_now(g->hooks);
+    char call[400];
+    bool somebody = w->peer >= 0;
+    if (atomic_load(&g->abort) >= PD_WEIGHT_GONE) return pd_group_doom(g, w);
+    if (g->mesh) { /* a closed connection, and nobody says why */
+        int64_t lost = somebody ? pd_mesh_lost(g->mesh, w->peer, true) : 0;
+        if (lost && now - lost > INT64_C(1000000000)) goto gone;
+    }
+    for (int r = 0; r < g->size; r++) {
+        int64_t left = atomic_load(&g->p2p->posts[r].left);
+        bool matters = r != g->rank && (!somebody || r == w->peer);
+        if (matters && (!left || now - left < PD_LEFT_GRACE_NS)) return PD_OK; /* somebody may still answer */
+    }
+gone:
+    pd_work_text(g, w, call, sizeof call);
+    int rank = somebody ? pd_group_name(g, w->peer) : -1;
+    pd_status status = somebody ? pd_fail(PD_E_PEER, "%s: rank %d left the group", call, rank)
+                                : pd_fail(PD_E_PEER, "%s: all other ranks left the group", call);
+    pd_error_set_rank(rank);
+    return status;
+}
+
+static pd_status late(pd_group *g, const pd_work *w, int64_t waited) {
+    char call[400];
+    pd_work_text(g, w, call, sizeof call);
+    return pd_fail(PD_E_TIMEOUT, "%s: rank %d waited %.1f s", call, pd_group_name(g, g->rank), (double)waited * 1e-9);
+}
+
+static pd_status wait_slowly(pd_group *g, pd_work *w, int64_t start, int64_t deadline, bool *fatal) {
+    for (int64_t nap = NAP_NS; !is_done(w); nap = nap * 3 / 2 < NAP_MOST_NS ? nap * 3 / 2 : NAP_MOST_NS) {
+        PD_TRY(carry_on(g, nap));
+        if (is_done(w)) break;
+        PD_TRY(news(g, w));
+        PD_TRY(pd_hooks_interrupt(g->hooks));
+        int64_t now = pd_hooks_now(g->hooks);
+        if (now - start >= g->timeout_ns) return late(g, w, now - start);
+        if (now >= deadline) {
+            *fatal = false;
+            return late(g, w, now - start);
+        }
+        if (!g->mesh) nanosleep(&(struct timespec){.tv_nsec = nap}, NULL);
+    }
+    return PD_OK;
+}
+
+pd_status pd_p2p_wait(pd_work *w, int64_t deadline) {
+    pd_group *g = w->group;
+    bool fatal = true;
+    int64_t start = pd_hooks_now(g->hooks), end_spin = start + (g->spins_max ? SPIN_NS : 0);
+    pd_status status = PD_OK;
+    while (!is_done(w) && !status) {
+        status = carry_on(g, 0);
+        if (is_done(w) || pd_hooks_now(g->hooks) > end_spin) break;
+    }
+    if (!is_done(w) && !status) {
+        void *token = pd_host_release();
+        status = wait_slowly(g, w, start, deadline, &fatal);
+        pd_host_acquire(token);
+    }
+    if (is_done(w)) return result_of(w);
+    return fatal ? lose(g) : status;
+}
+
+pd_status pd_p2p_test(pd_work *w, bool *done) {
+    pd_group *g = w->group;
+    if (!is_done(w) && carry_on(g, 0)) lose(g);
+    if (!is_done(w) && news(g, w)) lose(g);
+    *done = is_done(w);
+    return *done ? result_of(w) : PD_OK;
+}
+
+int pd_work_source(const pd_work *w) { return w->peer; }
+
+/* ---- starting ---------------------------------------------------------------------------------------------------- */
+
+/* Takes the oldest message that has come already; false: there is none. */
+static pd_status take_parcel(pd_group *g, pd_work *w, bool *found) {
+    *found = true;
+    for (int d = 1; d < g->size; d++) {
+        int r = (g->rank + d) % g->size;
+        post *b = &g->p2p->posts[r];
+        for (parcel **at = &b->parcels; *at; at = &(*at)->next) {
+            parcel *x = *at;
+            if (!wants(w, r, &x->letter)) continue;
+            w->peer = r;
+            PD_TRY(check(g, w, r, &x->letter));
+            if (b->parcels_last == &x->next) b->parcels_last = at;
+            *at = x->next;
+            hand_over(x, w);
+            return PD_OK;
+        }
+        if (b->aside && !b->aside->taker && wants(w, r, &b->aside->letter)) {
+            w->peer = r;
+            PD_TRY(check(g, w, r, &b->aside->letter));
+            b->aside->taker = w;
+            return PD_OK;
+        }
+    }
+    *found = false;
+    return PD_OK;
+}
+
+static pd_status enlist(pd_group *g, pd_work *w) {
+    pd_p2p *p = g->p2p;
+    bool found = false;
+    if (atomic_load(&p->failed)) return pd_error_restore(&p->error);
+    w->seq = ++p->count;
+    if (w->id.coll == PD_COLL_RECV) PD_TRY(take_parcel(g, w, &found));
+    pd_work ***last = w->id.coll == PD_COLL_SEND ? &p->posts[w->peer].last : &p->receives_last;
+    if (found) return PD_OK;
+    **last = w;
+    *last = &w->next;
+    return PD_OK;
+}
+
+pd_status pd_p2p_start(const pd_work *like, pd_work **out) {
+    pd_group *g = like->group;
+    pd_work *w;
+    PD_TRY(pd_group_check(g));
+    PD_TRY(pd_malloc(sizeof *w, "work", &w));
+    *w = *like;
+    atomic_init(&w->refs, 2); /* the list's and the caller's */
+    pd_group_retain(g);
+    atomic_store_explicit(&g->p2p->used, true, memory_order_relaxed);
+    pthread_mutex_lock(&g->p2p->lock);
+    pd_status status = enlist(g, w);
+    pthread_mutex_unlock(&g->p2p->lock);
+    if (status) {
+        atomic_store(&w->refs, 1);
+        lose(g);
+    } else if (carry_on(g, 0)) {
+        status = lose(g);
+    } else if (!out) {
+        status = pd_p2p_wait(w, INT64_MAX);
+    }
+    if (out && !status) *out = w;
+    else pd_work_release(w);
+    return status;
+}

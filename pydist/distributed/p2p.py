@@ -1,0 +1,104 @@
+"""Messages from one rank to another, beside the collectives and in no order with them.
+
+Messages of a pair of ranks with the same tag arrive in the order in which they were sent. The receiver's tensor has the
+dtype and the number of elements of the sender's: a difference raises CommMismatch on both and ends the group. The death
+of the other rank raises PeerFailed. Ranks may send to each other at the same time, any size: what comes before its
+receive is put aside.
+"""
+
+import pickle
+from array import array
+
+from pydist.distributed.collectives import rank_of
+from pydist.distributed.process_group import current, get_global_rank
+
+
+def send(tensor, dst=None, group=None, tag=0, group_dst=None):
+    """Sends the tensor to rank `dst`; returns when it may be changed again."""
+    dst = rank_of("send", group, "dst", dst, group_dst)
+    return current(group).send(tensor, dst, tag)
+
+
+def recv(tensor, src=None, group=None, tag=0, group_src=None):
+    """tensor = the next message of rank `src` (None: of any) with this tag. Returns the rank that sent it."""
+    if src is not None or group_src is not None:
+        src = rank_of("recv", group, "src", src, group_src)
+    source = current(group).recv(tensor, src, tag)
+    return source if group is None or source is None else get_global_rank(group, source)
+
+
+def isend(tensor, dst=None, group=None, tag=0, group_dst=None):
+    """A Work: the tensor must stay as it is until it is done."""
+    return current(group).send(tensor, rank_of("isend", group, "dst", dst, group_dst), tag, True)
+
+
+def irecv(tensor, src=None, group=None, tag=0, group_src=None):
+    """A Work, after which tensor = the next message of rank `src` (None: of any) with this tag."""
+    if src is not None or group_src is not None:
+        src = rank_of("irecv", group, "src", src, group_src)
+    return current(group).recv(tensor, src, tag, True)
+
+
+class P2POp:
+    """One of batch_isend_irecv's: `op` is isend or irecv, `peer` the other rank."""
+
+    def __init__(self, op, tensor, peer=None, group=None, tag=0, group_peer=None):
+        if op not in (isend, irecv):
+            raise ValueError(f"P2POp: op is {op!r} (expected isend or irecv)")
+        self.op, self.tensor, self.group, self.tag = op, tensor, group, tag
+        self.group_peer = rank_of("P2POp", group, "peer", peer, group_peer)
+        self.peer = self.group_peer if group is None else get_global_rank(group, self.group_peer)
+
+    def __repr__(self):
+        return f"P2POp({self.op.__name__}, peer={self.peer}, tag={self.tag})"
+
+
+def batch_isend_irecv(p2p_op_list):
+    """Starts all of them; a list with a Work for each, in their order.
+
+    >>> from pydist import distributed as dist
+    >>> def work(rank):
+    ...     mine, other = pydist.tensor([float(rank)]), pydist.zeros(1)
+    ...     ops = [dist.P2POp(dist.isend, mine, 1 - rank), dist.P2POp(dist.irecv, other, 1 - rank)]
+    ...     for work in dist.batch_isend_irecv(ops):
+    ...         work.wait()
+    ...     return other.item()
+    >>> import pydist
+    >>> dist.threads.run(work, 2)
+    [1.0, 0.0]
+    """
+    if not p2p_op_list or not all(isinstance(op, P2POp) for op in p2p_op_list):
+        raise ValueError("batch_isend_irecv: p2p_op_list (expected a list of at least one P2POp)")
+    return [
+        current(op.group).send(op.tensor, op.group_peer, op.tag, True)
+        if op.op is isend
+        else current(op.group).recv(op.tensor, op.group_peer, op.tag, True)
+        for op in p2p_op_list
+    ]
+
+
+def send_object_list(object_list, dst=None, group=None, device=None, group_dst=None):
+    """Sends picklable objects to rank `dst`, for its recv_object_list of as many."""
+    group, dst = current(group), rank_of("send_object_list", group, "dst", dst, group_dst)
+    if not isinstance(object_list, list) or not object_list:
+        raise ValueError("send_object_list: object_list (expected a list of at least one entry)")
+    data = [pickle.dumps(item) for item in object_list]
+    group.send(array("q", map(len, data)), dst)
+    group.send(bytearray(b"".join(data)), dst)
+
+
+def recv_object_list(object_list, src=None, group=None, device=None, group_src=None):
+    """object_list[i] = rank `src`'s (None: any rank's) i-th object. Returns the rank that sent them."""
+    if not isinstance(object_list, list) or not object_list:
+        raise ValueError("recv_object_list: object_list (expected a list of at least one entry)")
+    sizes = array("q", bytes(8 * len(object_list)))
+    if src is not None or group_src is not None:
+        src = rank_of("recv_object_list", group, "src", src, group_src)
+    table = current(group)
+    source = table.recv(sizes, src)
+    buffer, at = bytearray(sum(sizes)), 0
+    table.recv(buffer, source)
+    for i, size in enumerate(sizes):
+        object_list[i] = pickle.loads(memoryview(buffer)[at : at + size])
+        at += size
+    return source if group is None else get_global_rank(group, source)
