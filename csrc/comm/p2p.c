@@ -20,7 +20,7 @@
 
 #include "base/mem.h"
 
-#define SPIN_NS 50000     /* looks without a pause, where every rank has a core */
+#define SPIN_NS 50000     /* looks without a sleep after something has moved; a sleep takes as long */
 #define NAP_NS 20000      /* first sleep between two looks; each is longer by a half */
 #define NAP_MOST_NS 500000
 
@@ -65,6 +65,7 @@ struct pd_p2p {
     atomic_bool used, failed;
     pd_error error;
     uint32_t count;
+    atomic_size_t moved; /* bytes, ever */
     post posts[];
 };
 
@@ -188,6 +189,7 @@ static size_t put(pd_group *g, int r, const char *data, size_t bytes) {
         done += n;
     }
     b->written += (uint32_t)bytes;
+    atomic_fetch_add_explicit(&p->moved, bytes, memory_order_relaxed);
     return bytes;
 }
 
@@ -321,6 +323,7 @@ static size_t get(pd_group *g, int r, char *to, size_t bytes) {
         done += n;
     }
     b->taken += (uint32_t)bytes;
+    atomic_fetch_add_explicit(&p->moved, bytes, memory_order_relaxed);
     return bytes;
 }
 
@@ -444,9 +447,15 @@ static pd_status late(pd_group *g, const pd_work *w, int64_t waited) {
 }
 
 static pd_status wait_slowly(pd_group *g, pd_work *w, int64_t start, int64_t deadline, bool *fatal) {
-    for (int64_t nap = NAP_NS; !is_done(w); nap = nap * 3 / 2 < NAP_MOST_NS ? nap * 3 / 2 : NAP_MOST_NS) {
+    int64_t nap = NAP_NS, moving = start;
+    for (size_t moved = atomic_load(&g->p2p->moved); !is_done(w);) {
         PD_TRY(carry_on(g, nap));
         if (is_done(w)) break;
+        if (moved != atomic_load(&g->p2p->moved)) {
+            moved = atomic_load(&g->p2p->moved);
+            moving = pd_hooks_now(g->hooks);
+            nap = NAP_NS;
+        }
         PD_TRY(news(g, w));
         PD_TRY(pd_hooks_interrupt(g->hooks));
         int64_t now = pd_hooks_now(g->hooks);
@@ -455,7 +464,12 @@ static pd_status wait_slowly(pd_group *g, pd_work *w, int64_t start, int64_t dea
             *fatal = false;
             return late(g, w, now - start);
         }
+        if (now - moving < SPIN_NS) {
+            if (!g->mesh) sched_yield();
+            continue;
+        }
         if (!g->mesh) nanosleep(&(struct timespec){.tv_nsec = nap}, NULL);
+        nap = nap * 3 / 2 < NAP_MOST_NS ? nap * 3 / 2 : NAP_MOST_NS;
     }
     return PD_OK;
 }
