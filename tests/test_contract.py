@@ -290,4 +290,4 @@ print("went on", dist.get_rank(), flush=True)
     ended = subprocess.run([sys.executable, "-m", "pydist.run", "--on-failure=keep", "--nproc-per-node=4", script],
                            capture_output=True, text=True, timeout=60)  # fmt: skip
     assert ended.returncode == 0, ended.stderr
-    assert sorted(line.split(" ", 1)[1] for line in ended.stdout.splitlines()) == ["went on 0", "went on 1"], ended.stderr
+    assert sorted(line[4:] for line in ended.stdout.splitlines()) == ["went on 0", "went on 1"], ended.stderr

@@ -751,3 +751,54 @@ if os.environ["RANK"] == "1":
     ended = subprocess.run([sys.executable, "-m", "pydist.run", "--nproc-per-node=2", script], capture_output=True,
                            env={**os.environ, "PYDIST_SILENT": "3"}, text=True, timeout=30)  # fmt: skip
     assert ended.returncode == 137 and "rank 1" in ended.stderr and "did not respond any more" in ended.stderr
+
+
+LOGGED = """
+import os, sys
+print("out", os.environ["RANK"], flush=True)
+print("err", os.environ["RANK"], file=sys.stderr, flush=True)
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and len(sys.argv) > 1:
+    raise KeyError("the reason")
+"""
+
+
+@pytest.mark.parametrize("arguments, files, shown", [
+    ([], ["0/stderr.log", "0/stdout.log", "1/stderr.log", "1/stdout.log"], ["err 0", "err 1", "out 0", "out 1"]),
+    (["--tee", "1"], ["0/stdout.log", "1/stdout.log"], ["err 0", "err 1", "out 0", "out 1"]),
+    (["-r", "3", "-t", "0"], ["0/stderr.log", "0/stdout.log", "1/stderr.log", "1/stdout.log"], []),
+    (["--redirects=1:1", "--tee=0:2"], ["0/stderr.log", "1/stdout.log"], ["err 0", "err 1", "out 0"]),
+])  # fmt: skip
+def test_files_per_rank(tmp_path, arguments, files, shown):
+    script, logs = tmp_path / "x.py", tmp_path / "logs"
+    script.write_text(LOGGED)
+    ended = subprocess.run([sys.executable, "-m", "pydist.run", "--log-dir", logs, *arguments, "--rdzv-id=job",
+                            "--nproc-per-node=2", script], capture_output=True, text=True, timeout=60)  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    found = {str(path.relative_to(logs / "job" / "attempt_0")): path.read_text() for path in logs.rglob("*.log")}
+    assert found == {name: f"{'out' if 'out' in name else 'err'} {name[0]}\n" for name in files}
+    assert sorted(line[4:] for line in (ended.stdout + ended.stderr).splitlines()) == shown
+
+
+def test_files_of_each_attempt_and_the_cause_of_a_redirected_rank(tmp_path):
+    script = tmp_path / "x.py"
+    script.write_text(LOGGED)
+    ended = subprocess.run([sys.executable, "-m", "pydist.run", "--log-dir", tmp_path, "-r", "3", "--max-restarts=1",
+                            "--rdzv-id=job", script, "fail"], capture_output=True, text=True, timeout=60)  # fmt: skip
+    assert ended.returncode == 0 and "raised KeyError: 'the reason'" in ended.stderr
+    assert "KeyError" in (tmp_path / "job" / "attempt_0" / "0" / "stderr.log").read_text()
+    assert (tmp_path / "job" / "attempt_1" / "0" / "stderr.log").read_text() == "err 0\n"
+
+
+def test_files_that_cannot_be_written(tmp_path):
+    script, no_folder = tmp_path / "x.py", tmp_path / "file"
+    script.write_text(LOGGED)
+    no_folder.write_text("")
+    cases = (
+        (["--log-dir", no_folder], 127, "cannot start rank 0"),
+        (["-t", "3"], 2, "need --log-dir"),
+        (["--log-dir", tmp_path, "-t", "1:1"], 2, "--tee: '1'"),
+    )
+    for arguments, code, error in cases:
+        ended = subprocess.run([sys.executable, "-m", "pydist.run", *arguments, script], capture_output=True, text=True,
+                               timeout=60)  # fmt: skip
+        assert ended.returncode == code and error in ended.stderr

@@ -14,7 +14,7 @@ from time import monotonic
 
 from pydist import _C
 from pydist._launch.report import Report
-from pydist._launch.sink import Sink
+from pydist._launch.sink import Nowhere, Sink
 from pydist._launch.stream import Stream
 from pydist._launch.worker import Worker, worker_argv, worker_env
 
@@ -102,15 +102,18 @@ class Job:
         columns = max(0, self.err.columns() - len(f"[{plan.world - 1}] "))
         env = worker_env(plan, control, secrets[0] if secrets else -1, columns)
         stdin = 0 if one else self.devnull
-        merged = one and self.out is self.err  # one pipe keeps the order of the worker's writes to both
+        files = plan.tee + plan.redirects
+        merged = one and self.out is self.err and not any(files)  # one pipe keeps the order of the worker's writes to both
         for local in range(plan.local):
-            rank, ends = plan.first + local, []  # read, write; the pipe of stderr comes first
+            rank, ends, logs = plan.first + local, [], []  # read, write; the pipe of stderr comes first
             try:
+                for number in (1, 2):
+                    logs.append(self.log_file(local, number))
                 for _ in range(1 if merged else 2):
                     ends += os.pipe()
                 pid = _C.spawn(argv, env(local), stdin, ends[-1], ends[1], secrets)
             except (OSError, MemoryError) as error:
-                for fd in ends:
+                for fd in [*ends, *(log for log in logs if log is not None)]:
                     os.close(fd)
                 self.say(f"pydist.run: cannot start rank {rank}: {error}")
                 self.write_out()
@@ -120,9 +123,25 @@ class Job:
                 os.close(write)
                 os.set_blocking(read, False)
             prefix = b"" if one else b"[%d] " % rank
-            out = Stream(rank, None if merged else ends[2], self.out, prefix, False)
-            self.workers.append(Worker(rank, pid, out, Stream(rank, ends[0], self.err, prefix, True)))
+            out, err = (Nowhere() if self.into_files(plan.redirects, local, number) else sink
+                        for number, sink in ((1, self.out), (2, self.err)))  # fmt: skip
+            out = Stream(rank, None if merged else ends[2], out, prefix, False, logs[0])
+            self.workers.append(Worker(rank, pid, out, Stream(rank, ends[0], err, prefix, True, logs[1])))
         return True
+
+    @staticmethod
+    def into_files(chosen, local, number):
+        return bool(chosen and chosen[local] & number)
+
+    def log_file(self, local, number):
+        """A descriptor for this rank's stdout (1) or stderr (2); None: no file."""
+        plan = self.plan
+        if not (self.into_files(plan.tee, local, number) or self.into_files(plan.redirects, local, number)):
+            return None
+        folder = os.path.join(plan.log_dir, plan.run_id, f"attempt_{plan.restart}", str(local))
+        os.makedirs(folder, exist_ok=True)
+        name = os.path.join(folder, ("stdout.log", "stderr.log")[number - 1])
+        return os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
 
     @property
     def sessions(self):

@@ -23,6 +23,9 @@ OPTIONS = (
     ("no-python", None, False, "the script is a program to run as it is"),
     ("on-failure", "WHAT", "stop", "when a rank fails: stop the others, or keep them (the last one's code counts)"),
     ("max-restarts", "N", "0", "how often the job starts anew after a failure (one host)"),
+    ("log-dir", "DIR", "", "writes DIR/ID/attempt_N/LOCAL_RANK/stdout.log and stderr.log; alone: as with --tee 3"),
+    ("tee", "WHAT", "", "-t: into files too: 1 stdout, 2 stderr, 3 both, 0 none; or by local rank: 0:3,1:1"),
+    ("redirects", "WHAT", "", "-r: the same into files alone"),
     ("help", None, False, "-h: this text"),
     ("monitor-interval", "SECONDS", "", ""),
     ("start-method", "NAME", "", ""),
@@ -30,7 +33,7 @@ OPTIONS = (
     ("local-addr", "ADDR", "", ""),
     ("use-env", None, False, ""),
 )
-SHORT = {"-m": "--module", "-h": "--help"}
+SHORT = {"-m": "--module", "-h": "--help", "-t": "--tee", "-r": "--redirects"}
 
 
 class UsageError(Exception):
@@ -40,12 +43,14 @@ class UsageError(Exception):
 class Plan(
     namedtuple(
         "Plan",
-        "command local hosts host address port run_id role insecure module no_python on_failure max_restarts restart",
-        defaults=((), 1, 1, 0, "127.0.0.1", 0, "", "default", False, False, False, "stop", 0, 0),
+        "command local hosts host address port run_id role insecure module no_python on_failure max_restarts "
+        "restart log_dir tee redirects",
+        defaults=((), 1, 1, 0, "127.0.0.1", 0, "", "default", False, False, False, "stop", 0, 0, "", (), ()),
     )
 ):
     """What a launcher does: ranks first..first + local - 1 of `world` run the command on this host. address and port
-    are host 0's; port 0: a free one. restart: how often it was started before."""
+    are host 0's; port 0: a free one. restart: how often it was started before. tee,
+    redirects: for each local rank which of its streams, 1 and 2, go into files under log_dir."""
 
     __slots__ = ()
 
@@ -153,6 +158,28 @@ def _check_fixed(options):
         raise UsageError(f"--on-failure: {options['on-failure']!r} (expected stop or keep)")
 
 
+def _streams(name, text, local):
+    """For each local rank 0 to 3: the sum of 1 for stdout and 2 for stderr."""
+    if ":" not in text:
+        return (_number(name, text or "0", 0, 3),) * local
+    chosen = [0] * local
+    for word in text.split(","):
+        rank, _, streams = word.partition(":")
+        chosen[_number(name, rank, 0, local - 1)] = _number(name, streams, 0, 3)
+    return tuple(chosen)
+
+
+def _files(options, local):
+    """(folder, what goes into files too, what goes there alone)."""
+    folder, tee = options["log-dir"], options["tee"]
+    if folder and not (tee or options["redirects"]):
+        tee = "3"
+    tee, redirects = _streams("tee", tee, local), _streams("redirects", options["redirects"], local)
+    if not folder and any(tee + redirects):
+        raise UsageError("--tee and --redirects need --log-dir, the folder of the files")
+    return folder, tee, redirects
+
+
 def plan_from(options, command):
     """The Plan; UsageError for what contradicts itself or cannot be done."""
     _check_fixed(options)
@@ -174,5 +201,6 @@ def plan_from(options, command):
     run_id = options["rdzv-id"] or os.urandom(8).hex()
     return Plan(
         tuple(command), local, hosts, host, address, port, run_id, options["role"], options["insecure"],
-        options["module"], options["no-python"], options["on-failure"], restarts,
+        options["module"], options["no-python"], options["on-failure"], restarts, 0,
+        *_files(options, local),
     )  # fmt: skip

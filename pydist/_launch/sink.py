@@ -46,3 +46,18 @@ class Sink:
         except OSError:  # the reader is gone; the workers feel it on their pipes as they would on ours
             self.closed = True
             self.queue.clear()
+
+
+class Nowhere:
+    """What is not shown."""
+
+    terminal = closed = False
+
+    def put(self, data):
+        pass
+
+    def lines(self, data):
+        pass
+
+    def draw(self, stream, text):
+        pass

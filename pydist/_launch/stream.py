@@ -19,9 +19,10 @@ TRACE_MAX = 1 << 18  # longer tracebacks are not held back
 
 
 class Stream:
-    """Reads `fd` and gives lines to `sink`; `catches`: holds tracebacks back."""
+    """Reads `fd` and gives lines to `sink`; `catches`: holds tracebacks back; `file`: gets the bytes as they are."""
 
-    def __init__(self, rank, fd, sink, prefix, catches):
+    def __init__(self, rank, fd, sink, prefix, catches, file=None):
+        self.file = file
         self.rank, self.fd, self.sink, self.prefix = rank, fd, sink, prefix
         self.catches = catches
         self.open = b""  # the text after the last line end
@@ -41,6 +42,8 @@ class Stream:
         if not data or self.sink.closed:
             self.close()
             return False
+        if self.file is not None:
+            self.write(data)
         self.feed(data)
         return True
 
@@ -54,6 +57,19 @@ class Stream:
         if self.fd is not None:
             os.close(self.fd)
             self.fd = None
+        if self.file is not None:
+            os.close(self.file)
+            self.file = None
+
+    def write(self, data):
+        """A full disk ends the file, not the job."""
+        try:
+            while data:
+                data = data[os.write(self.file, data):]
+        except OSError as error:
+            self.sink.lines(b"pydist.run: a log file of rank %d ends: %s\n" % (self.rank, str(error).encode()))
+            os.close(self.file)
+            self.file = None
 
     def feed(self, data):
         if self.held:

@@ -12,9 +12,9 @@ def shrink_group(ranks_to_exclude, group=None, shrink_flags=0, pg_options=None, 
 
     Each rank that stays calls this with the same `ranks_to_exclude`, at any time after the failure; the others do not.
     The ranks that stay are numbered 0 to n - 1 in their old order. The old group ends, also where it has not failed;
-    the new one, which is returned, is the default group from then on (RANK and WORLD_SIZE in the environment stay as they
-    are). `timeout`: as of init_process_group, also for the others to come. shrink_flags and pg_options are accepted
-    and mean nothing here.
+    the new one, which is returned, is the default group from then on (RANK and WORLD_SIZE in the environment stay as
+    they are). `timeout`: as of init_process_group, also for the others to come. shrink_flags and pg_options are
+    accepted and mean nothing here.
 
     Raises TypeError or ValueError, and leaves the group as it is, where ranks_to_exclude is no list of some of the
     group's ranks or has this one; NotImplementedError for other than the default group of processes on one host;
