@@ -103,7 +103,7 @@ class Job:
         env = worker_env(plan, control, secrets[0] if secrets else -1, columns)
         stdin = 0 if one else self.devnull
         files = plan.tee + plan.redirects
-        merged = one and self.out is self.err and not any(files)  # one pipe keeps the order of the worker's writes to both
+        merged = one and self.out is self.err and not any(files)  # one pipe keeps the order of writes to both
         for local in range(plan.local):
             rank, ends, logs = plan.first + local, [], []  # read, write; the pipe of stderr comes first
             try:
