@@ -54,6 +54,8 @@ DistBackendError = DistNetworkError = DistStoreError = DistError  # PyTorch's na
 _DDP = ("BuiltinCommHookType", "GradBucket")
 _STORES = ("FileStore", "HashStore", "PrefixStore", "Store", "TCPStore")
 _P2P = ("P2POp", "batch_isend_irecv", "irecv", "isend", "recv", "recv_object_list", "send", "send_object_list")
+_EXCHANGE = ("all_to_all", "all_to_all_single")
+_MESH = ("DeviceMesh", "init_device_mesh")
 _OBJECTS = ("all_gather_object", "broadcast_object_list", "gather_object", "scatter_object_list")
 
 __all__ = [
@@ -105,6 +107,8 @@ __all__ = [
     "check_replicas",
     *_DDP,
     "split_group",
+    *_EXCHANGE,
+    *_MESH,
     *_OBJECTS,
     *_P2P,
     *_STORES,
@@ -124,6 +128,10 @@ def __getattr__(name):
         return import_module("pydist.distributed.shrink").shrink_group
     if name in _STORES:
         return getattr(import_module("pydist.distributed.store"), name)
+    if name in _EXCHANGE:
+        return getattr(import_module("pydist.distributed.exchange"), name)
+    if name in _MESH:
+        return getattr(import_module("pydist.distributed.device_mesh"), name)
     if name in _P2P:
         return getattr(import_module("pydist.distributed.p2p"), name)
     if name in _OBJECTS:  # pickle is needed by few
