@@ -220,3 +220,18 @@ def test_over_messages(hosts):
     for thread in threads:
         thread.join()
     assert results == [("tcp", [0, 3], 5.0), ("tcp", [1, 2], 5.0), ("tcp", [1, 2], 5.0), ("tcp", [0, 3], 5.0)]
+
+
+def test_monitored_barrier_names_who_is_missing():
+    def work(rank):
+        dist.monitored_barrier(timeout=5)
+        tensors = [pydist.full((2,), float(rank)), pydist.full((3,), 1.0)]
+        dist.all_reduce_coalesced(tensors)
+        if rank == 0:
+            with pytest.raises(dist.CommTimeout, match=r"rank 1 .*rank 2 "):
+                dist.monitored_barrier(timeout=0.1)
+        else:
+            time.sleep(0.3)
+        return [t.tolist() for t in tensors]
+
+    assert run(work, 3) == [[[3.0, 3.0], [3.0, 3.0, 3.0]]] * 3

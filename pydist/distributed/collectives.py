@@ -117,3 +117,14 @@ def barrier(group=None, async_op=False, device_ids=None, timeout=None):
     if timeout is None or async_op:
         return current(group).barrier(async_op)
     current(group).barrier(True).wait(timeout)
+
+
+def monitored_barrier(group=None, timeout=None, wait_all_ranks=False):
+    """barrier; the CommTimeout after `timeout` names all the ranks that are missing, on whichever rank raises it, so
+    wait_all_ranks changes nothing."""
+    return barrier(group, timeout=timeout)
+
+
+def all_reduce_coalesced(tensors, op=ReduceOp.SUM, group=None, async_op=False):
+    """all_reduce of a list of tensors of one dtype, as one collective."""
+    return current(group).all_reduce(list(tensors), op, async_op)
