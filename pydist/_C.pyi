@@ -198,11 +198,10 @@ class Group:
         op: str | int = "sum",
         async_op: _bool = False,
         scale: float = 1.0,
-        segment: Segment | None = None,
         dtype: str | None = None,
     ) -> Work | None: ...
     def broadcast(
-        self, tensor: Any, root: int = 0, async_op: _bool = False, segment: Segment | None = None
+        self, tensor: Any, root: int = 0, async_op: _bool = False
     ) -> Work | None: ...
     def all_gather(self, output: Any, input: Any, async_op: _bool = False) -> Work | None: ...
     def reduce_scatter(
@@ -212,7 +211,6 @@ class Group:
         op: str | int = "sum",
         async_op: _bool = False,
         scale: float = 1.0,
-        segment: Segment | None = None,
     ) -> Work | None: ...
     def all_to_all(self, output: Any, input: Any, async_op: _bool = False) -> Work | None: ...
     def reduce(self, tensor: Any, root: int, op: str | int = "sum", async_op: _bool = False) -> Work | None: ...
