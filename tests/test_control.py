@@ -734,7 +734,7 @@ def test_no_listening_beyond_this_host_without_a_secret(tmp_path):
     assert code and "PYDIST_SECRET_FILE" in err and "PYDIST_INSECURE=1" in err
     all_good(finish([start(listen, "x", 0, 1, PYDIST_INSECURE="1")]))
     path = tmp_path / "secret"
-    path.write_bytes(os.urandom(32))
+    path.write_bytes(os.urandom(31) + b"\n")  # a byte like any other
     path.chmod(0o644)
     (code, _, err), = finish([start(listen, "x", 0, 1, PYDIST_SECRET_FILE=str(path))])
     assert code and "mode 644" in err

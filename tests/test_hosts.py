@@ -112,10 +112,13 @@ class Hosts:
     def said(self):
         return [json.loads((self.folder / f"rank{r}").read_text()) for r in range(2 * self.count)]
 
+    def ended(self):
+        return [(job.poll(), job.stdout.read() if job.poll() is not None else "goes on") for job in self.jobs]
+
     def wait_for(self, name):
         end = time.monotonic() + 30
         while not (self.folder / name).exists():
-            assert time.monotonic() < end, f"{name} did not come: {[job.poll() for job in self.jobs]}"
+            assert time.monotonic() < end, f"{name} did not come: {self.ended()}"
             time.sleep(0.02)
 
 

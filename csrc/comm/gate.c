@@ -227,6 +227,7 @@ static pd_status wait_slowly(pd_group *g, pd_work *w, int64_t deadline, bool *fa
             if (status == PD_E_PYTHON || !*fatal || !pd_gate_open(g, w)) return status;
             return PD_OK;
         }
+        if (g->mesh && pd_gate_open(g, w)) return PD_OK; /* the look at messages may have read what we wait for */
         int64_t left = deadline - pd_hooks_now(g->hooks), rest = start + g->timeout_ns - pd_hooks_now(g->hooks);
         if (rest < 0) rest = PD_SLICE_NS; /* excused */
         if (rest < left) left = rest;

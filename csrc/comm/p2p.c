@@ -397,19 +397,19 @@ static pd_status lose(pd_group *g) {
     return pd_error_restore(&e);
 }
 
-/* Under the group's lock where there is a mesh; if somebody has it, he does this in his wait. `ns`: may wait so long. */
-static pd_status carry_on(pd_group *g, int64_t ns) {
+static bool is_done(const pd_work *w) { return atomic_load_explicit(&w->state, memory_order_acquire) >= PD_WORK_DONE; }
+
+/* Under the group's lock where there is a mesh; if somebody has it, he does this in his wait. May wait `ns` for `w`. */
+static pd_status carry_on(pd_group *g, const pd_work *w, int64_t ns) {
     if (!g->mesh) return pd_p2p_pump(g);
     if (pthread_mutex_trylock(&g->lock)) return PD_OK;
     pd_status status = pd_group_check(g);
     if (!status) status = pd_mesh_check(g->mesh);
     if (!status) status = pd_p2p_pump(g);
-    if (!status && ns) pd_mesh_wait(g->mesh, ns);
+    if (!status && ns && !is_done(w)) pd_mesh_wait(g->mesh, ns);
     pthread_mutex_unlock(&g->lock);
     return status;
 }
-
-static bool is_done(const pd_work *w) { return atomic_load_explicit(&w->state, memory_order_acquire) >= PD_WORK_DONE; }
 
 static pd_status result_of(const pd_work *w) {
     if (atomic_load_explicit(&w->state, memory_order_acquire) == PD_WORK_DONE) return PD_OK;
@@ -449,7 +449,7 @@ static pd_status late(pd_group *g, const pd_work *w, int64_t waited) {
 static pd_status wait_slowly(pd_group *g, pd_work *w, int64_t start, int64_t deadline, bool *fatal) {
     int64_t nap = NAP_NS, moving = start;
     for (size_t moved = atomic_load(&g->p2p->moved); !is_done(w);) {
-        PD_TRY(carry_on(g, nap));
+        PD_TRY(carry_on(g, w, nap));
         if (is_done(w)) break;
         if (moved != atomic_load(&g->p2p->moved)) {
             moved = atomic_load(&g->p2p->moved);
@@ -480,7 +480,7 @@ pd_status pd_p2p_wait(pd_work *w, int64_t deadline) {
     int64_t start = pd_hooks_now(g->hooks), end_spin = start + (g->spins_max ? SPIN_NS : 0);
     pd_status status = PD_OK;
     while (!is_done(w) && !status) {
-        status = carry_on(g, 0);
+        status = carry_on(g, w, 0);
         if (is_done(w) || pd_hooks_now(g->hooks) > end_spin) break;
     }
     if (!is_done(w) && !status) {
@@ -494,7 +494,7 @@ pd_status pd_p2p_wait(pd_work *w, int64_t deadline) {
 
 pd_status pd_p2p_test(pd_work *w, bool *done) {
     pd_group *g = w->group;
-    if (!is_done(w) && carry_on(g, 0)) lose(g);
+    if (!is_done(w) && carry_on(g, w, 0)) lose(g);
     if (!is_done(w) && news(g, w)) lose(g);
     *done = is_done(w);
     return *done ? result_of(w) : PD_OK;
@@ -559,7 +559,7 @@ pd_status pd_p2p_start(const pd_work *like, pd_work **out) {
     if (status) {
         atomic_store(&w->refs, 1);
         lose(g);
-    } else if (carry_on(g, 0)) {
+    } else if (carry_on(g, w, 0)) {
         status = lose(g);
     } else if (!out) {
         status = pd_p2p_wait(w, INT64_MAX);
