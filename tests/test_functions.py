@@ -1,4 +1,4 @@
-"""Functions made of other ops (pydist/_functions.py), as functions and as methods: values, dtypes and gradients as PyTorch's."""
+"""Functions made of other ops (pydist/_functions), as functions and as methods: values, dtypes and gradients as PyTorch's."""
 
 import itertools
 

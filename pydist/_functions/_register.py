@@ -1,0 +1,59 @@
+"""How a function of this package becomes one of pydist, a method of Tensor, or both; and arguments that many take."""
+
+from pydist._C import Tensor
+
+NAMES = {}  # the functions of pydist
+
+
+def function(f):
+    NAMES[f.__name__] = f
+    return f
+
+
+def method(f):
+    setattr(Tensor, f.__name__, f)
+    return f
+
+
+def both(f):
+    return method(function(f))
+
+
+def in_place(f):
+    """The method f_, which writes f's result into the tensor."""
+
+    def write(self, *args, **kwargs):
+        kept = self.clone() if self.requires_grad else self  # what the gradient may read
+        return self.copy_(f(kept, *args, **kwargs))
+
+    write.__name__ = write.__qualname__ = f.__name__ + "_"
+    write.__doc__ = f"{f.__name__}, in place."
+    setattr(Tensor, write.__name__, write)
+    return f
+
+
+def axis_of(name, dim, ndim):
+    """dim counted from the front."""
+    if not -max(ndim, 1) <= dim < max(ndim, 1):
+        raise IndexError(f"{name}: dimension {dim} is out of range (expected {-max(ndim, 1)} to {max(ndim, 1) - 1})")
+    return dim % max(ndim, 1)
+
+
+def as_tuple(v):
+    return tuple(v) if isinstance(v, (tuple, list)) else (v,)
+
+
+def varargs(v):
+    return as_tuple(v[0]) if len(v) == 1 else tuple(v)
+
+
+def broadcast_shape(name, shapes):
+    """What shapes broadcast to."""
+    n = max(map(len, shapes), default=0)
+    out = [1] * n
+    for shape in shapes:
+        for d, size in enumerate(shape, n - len(shape)):
+            if size != 1 and out[d] not in (1, size):
+                raise RuntimeError(f"{name}: the shapes {[tuple(s) for s in shapes]} do not broadcast")
+            out[d] = size if out[d] == 1 else out[d]
+    return out

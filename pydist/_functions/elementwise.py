@@ -1,0 +1,111 @@
+"""Functions of each element."""
+
+import math
+
+from pydist import _C
+from pydist._C import Tensor
+from pydist._functions._register import NAMES, both, in_place
+from pydist._functions.indexing import masked_fill
+
+
+@in_place
+@both
+def clip(input, min=None, max=None):
+    """clamp."""
+    return _C.clamp(input, min, max)
+
+
+@in_place
+@both
+def clamp_min(input, min):
+    """input, at least min."""
+    return _C.clamp(input, min)
+
+
+@in_place
+@both
+def clamp_max(input, max):
+    """input, at most max."""
+    return _C.clamp(input, None, max)
+
+
+@both
+def isnan(input):
+    """True where input is not a number."""
+    return input != input
+
+
+@both
+def isinf(input):
+    """True where input is infinite."""
+    return input.abs() == math.inf if input.is_floating_point() else _C.zeros(*input.shape, dtype=_C.bool)
+
+
+@both
+def isfinite(input):
+    """True where input is neither infinite nor NaN."""
+    return input.abs() < math.inf if input.is_floating_point() else _C.ones(*input.shape, dtype=_C.bool)
+
+
+@both
+def isclose(input, other, rtol=1e-05, atol=1e-08, equal_nan=False):
+    """True where |input - other| <= atol + rtol * |other|."""
+    near = (input == other) | (((input - other).abs() <= atol + rtol * other.abs()) & isfinite(other))
+    return near | (isnan(input) & isnan(other)) if equal_nan else near
+
+
+@both
+def allclose(input, other, rtol=1e-05, atol=1e-08, equal_nan=False):
+    """Whether isclose holds everywhere (a Python bool)."""
+    return isclose(input, other, rtol, atol, equal_nan).all().item()
+
+
+@both
+def equal(input, other):
+    """Whether both have the same shape and elements (a Python bool)."""
+    return tuple(input.shape) == tuple(other.shape) and (input == other).all().item()
+
+
+@both
+def nan_to_num(input, nan=0.0, posinf=None, neginf=None):
+    """input with numbers for NaN and the infinities (the largest finite ones)."""
+    if not input.is_floating_point():
+        return input.clone()
+    largest = {_C.float64: 1.7976931348623157e308, _C.float32: 3.4028234663852886e38, _C.float16: 65504.0}
+    most = largest.get(input.dtype, 3.3895313892515355e38)
+    input = masked_fill(input, isnan(input), nan)
+    input = masked_fill(input, input == math.inf, most if posinf is None else posinf)
+    return masked_fill(input, input == -math.inf, -most if neginf is None else neginf)
+
+
+@both
+def frac(input):
+    """input without its whole part."""
+    return input - input.trunc()
+
+
+@both
+def rsub(input, other, alpha=1):
+    """other - alpha * input."""
+    return other - alpha * input
+
+
+@both
+def exp2(input):
+    """2 ** input."""
+    return 2.0**input
+
+
+def _alias(name, of):
+    f = getattr(_C, of)
+    NAMES[name] = f
+    setattr(Tensor, name, f)
+    if hasattr(Tensor, of + "_"):
+        setattr(Tensor, name + "_", getattr(Tensor, of + "_"))
+
+
+for _pair in (
+    "multiply=mul divide=div subtract=sub true_divide=div absolute=abs negative=neg greater=gt less=lt greater_equal=ge "
+    "less_equal=le not_equal=ne fix=trunc"
+).split():
+    _alias(*_pair.split("="))

@@ -1,0 +1,278 @@
+"""Elements chosen by index, mask, rank or chance."""
+
+import math
+
+from pydist import _C
+from pydist._C import Tensor
+from pydist._functions._register import axis_of, both, broadcast_shape, in_place, method
+from pydist._functions.shape import broadcast_tensors
+
+
+def _grid(index, dim):
+    """The tensors that address, in a tensor of index's dims, the elements that index chooses along dim."""
+    n = index.dim()
+    where = [_C.arange(s).reshape([-1 if k == d else 1 for k in range(n)]) for d, s in enumerate(index.shape)]
+    if n:
+        where[dim] = index
+    return where
+
+
+def _along(name, input, dim, index):
+    dim = axis_of(name, dim, input.dim())
+    if index.dtype not in (_C.int64, _C.int32):
+        raise TypeError(f"{name}: index is {index.dtype} (expected int64)")
+    if index.dim() != 1 and index.dim() != 0:
+        raise IndexError(f"{name}: index has shape {tuple(index.shape)} (expected 1 dimension)")
+    if index.numel() and not (0 <= index.min().item() and index.max().item() < input.shape[dim]):
+        raise IndexError(f"{name}: an index is out of range for dimension {dim} of size {input.shape[dim]}")
+    return dim, index.reshape(-1)
+
+
+@both
+def index_select(input, dim, index):
+    """input's slices at index (int64, one dimension) along dim."""
+    if input.dim() == 0:
+        return input.reshape(1)[index].reshape(())
+    dim, index = _along("index_select", input, dim, index)
+    return input[(slice(None),) * dim + (index,)]
+
+
+@both
+def repeat_interleave(input, repeats, dim=None, *, output_size=None):
+    """Every element repeated `repeats` times (a number, or one per element of dim) beside itself; without dim, of the
+    flattened tensor."""
+    if dim is None:
+        input, dim = input.reshape(-1), 0
+    n = input.shape[axis_of("repeat_interleave", dim, input.dim())]
+    counts = repeats.tolist() if isinstance(repeats, Tensor) else repeats
+    counts = [counts] * n if isinstance(counts, int) else counts * n if len(counts) == 1 else counts
+    if len(counts) != n or min(counts, default=0) < 0:
+        got = f"{len(counts)} repeats for {n} elements"
+        raise RuntimeError(f"repeat_interleave: {got} (expected one each, none negative)")
+    return index_select(input, dim, _C.tensor([i for i, k in enumerate(counts) for _ in range(k)], dtype=_C.int64))
+
+
+@both
+def take_along_dim(input, indices, dim=None):
+    """gather; without dim, of the flattened tensors."""
+    if dim is None:
+        return input.reshape(-1).gather(0, indices.reshape(-1))
+    others = [[*t.shape[:dim], 1, *t.shape[dim:][1:]] for t in (input, indices)]
+    shape = broadcast_shape("take_along_dim", others)
+    both = [[*shape[:dim], t.shape[dim], *shape[dim:][1:]] for t in (input, indices)]
+    return input.expand(both[0]).gather(dim, indices.expand(both[1]))
+
+
+def _source(name, input, index, value):
+    """value in input's dtype, as far as index reaches."""
+    if not isinstance(value, Tensor):
+        return _C.tensor(value, dtype=input.dtype)
+    if value.dtype is not input.dtype:
+        raise RuntimeError(f"{name}: src is {value.dtype}, input {input.dtype} (expected the same)")
+    return value[tuple(slice(0, n) for n in index.shape)] if value.dim() else value
+
+
+def _check_scatter(name, input, dim, index, src):
+    dim = axis_of(name, dim, input.dim())
+    if index.dtype is not _C.int64:
+        raise RuntimeError(f"{name}: index is {index.dtype} (expected int64)")
+    if index.numel() == 0:
+        return dim
+    pairs = enumerate(zip(index.shape, input.shape))
+    fits = index.dim() == input.dim() and all(d == dim or n <= m for d, (n, m) in pairs)
+    if isinstance(src, Tensor) and src.dim():
+        fits = fits and src.dim() == index.dim() and all(n <= m for n, m in zip(index.shape, src.shape))
+    if not fits:
+        other = f", src {tuple(src.shape)}" if isinstance(src, Tensor) else ""
+        shapes = f"input has shape {tuple(input.shape)}, index {tuple(index.shape)}{other}"
+        raise RuntimeError(f"{name}: {shapes} (expected index to fit into both)")
+    if index.min().item() < 0 or index.max().item() >= (input.shape[dim] if input.dim() else 1):
+        raise RuntimeError(f"{name}: an index is out of range for dimension {dim} of shape {tuple(input.shape)}")
+    return dim
+
+
+def _scatter(name, self, dim, index, value, accumulate):
+    dim = _check_scatter(name, self, dim, index, value)
+    if index.numel() == 0:
+        return self
+    target = self.view(1) if self.dim() == 0 else self
+    if self.dim() == 0:
+        index = index.reshape(1)
+    target.index_put_(_grid(index, dim), _source(name, self, index, value), accumulate)
+    return self
+
+
+@method
+def scatter_(self, dim, index, src=None, *, value=None, reduce=None):
+    """self[index[i][j]][j] = src[i][j] for dim 0, and so on; src may be a number. reduce "add": +=."""
+    if reduce not in (None, "add"):
+        raise NotImplementedError(f"scatter_: reduce={reduce!r} is not supported")
+    return _scatter("scatter", self, dim, index, value if src is None else src, reduce == "add")
+
+
+@both
+def scatter(input, dim, index, src=None, *, value=None, reduce=None):
+    """scatter_ on a copy: out[index[i][j]][j] = src[i][j] for dim 0, and so on; src may be a number. reduce "add": +=."""
+    return scatter_(input.clone(), dim, index, src, value=value, reduce=reduce)
+
+
+@method
+def scatter_add_(self, dim, index, src):
+    """self[index[i][j]][j] += src[i][j] for dim 0, and so on."""
+    return _scatter("scatter_add", self, dim, index, src, True)
+
+
+@both
+def scatter_add(input, dim, index, src):
+    """A copy of input with out[index[i][j]][j] += src[i][j] for dim 0, and so on."""
+    return scatter_add_(input.clone(), dim, index, src)
+
+
+@method
+def index_add_(self, dim, index, source, *, alpha=1):
+    """self's slice index[i] along dim += alpha * source's slice i."""
+    dim, index = _along("index_add", self, dim, index)
+    self.index_put_([None] * dim + [index], source if alpha == 1 else source * alpha, True)
+    return self
+
+
+@both
+def index_add(input, dim, index, source, *, alpha=1):
+    """index_add_ on a copy."""
+    return index_add_(input.clone(), dim, index, source, alpha=alpha)
+
+
+@method
+def index_copy_(self, dim, index, source):
+    """self's slice index[i] along dim = source's slice i."""
+    dim, index = _along("index_copy", self, dim, index)
+    self.index_put_([None] * dim + [index], source)
+    return self
+
+
+@both
+def index_copy(input, dim, index, source):
+    """index_copy_ on a copy."""
+    return index_copy_(input.clone(), dim, index, source)
+
+
+@method
+def index_fill_(self, dim, index, value):
+    """self's slices at index along dim = value."""
+    dim, index = _along("index_fill", self, dim, index)
+    self.index_put_([None] * dim + [index], _source("index_fill", self, index, value))
+    return self
+
+
+@both
+def index_fill(input, dim, index, value):
+    """index_fill_ on a copy."""
+    return index_fill_(input.clone(), dim, index, value)
+
+
+@in_place
+@both
+def masked_fill(input, mask, value):
+    """value (a number or 0-d tensor) where mask (bool) is True, else input."""
+    if mask.dtype is not _C.bool:
+        raise RuntimeError(f"masked_fill: mask is {mask.dtype} (expected bool)")
+    if isinstance(value, Tensor) and value.dim():
+        raise RuntimeError(f"masked_fill: value has shape {tuple(value.shape)} (expected a number)")
+    value = value.to(input.dtype) if isinstance(value, Tensor) else _C.tensor(value, dtype=input.dtype)
+    return _C.where(mask, value, input)
+
+
+@both
+def masked_select(input, mask):
+    """The elements where mask (bool, broadcast) is True, as one row."""
+    input, mask = broadcast_tensors(input, mask)
+    return input.reshape(-1)[mask.reshape(-1)]
+
+
+@both
+def nonzero(input, *, as_tuple=False):
+    """The positions of nonzero elements [how many, dims] (int64), in order; as_tuple: a row per dimension."""
+    flat = _C.arange(input.numel())[(input != 0).reshape(-1)]
+    places, step = [], input.numel()
+    for size in input.shape:
+        step = step // size if size else 1
+        places.append(_C.remainder(_C.floor_divide(flat, max(step, 1)), max(size, 1)))
+    if as_tuple:
+        return tuple(places) or (flat,)
+    return _C.stack(places, 1) if places else _C.zeros(flat.numel(), 0, dtype=_C.int64)
+
+
+@both
+def count_nonzero(input, dim=None):
+    """How many elements are not 0, over dim or all."""
+    return (input != 0).sum(dim)
+
+
+@both
+def bincount(input, weights=None, minlength=0):
+    """How often (or with what total weight) each number 0, 1, ... stands in the vector input."""
+    if input.dim() != 1 or input.is_floating_point() or (input.numel() and input.min().item() < 0):
+        raise RuntimeError("bincount: input must be a vector of integers, none negative")
+    size = max(minlength, input.max().item() + 1 if input.numel() else 0)
+    if weights is None:
+        weights = _C.ones(input.numel(), dtype=_C.int64)
+    elif weights.dtype not in (_C.float32, _C.float64):
+        weights = weights.double()
+    return _C.zeros(size, dtype=weights.dtype).index_put_([input.long()], weights, True)
+
+
+@both
+def unique(input, sorted=True, return_inverse=False, return_counts=False, dim=None):
+    """The different elements in ascending order; where asked for, which of them each element is, and how often each
+    stands."""
+    if dim is not None:
+        raise NotImplementedError("unique: dim is not supported")
+    values, order = input.reshape(-1).sort(stable=True)
+    first = _C.ones(values.numel(), dtype=_C.bool)
+    if values.numel() > 1:
+        first = _C.cat([first[:1], values[1:] != values[:-1]])
+    result = [values[first]]
+    if return_inverse:
+        inverse = _C.index_put(_C.zeros(order.numel(), dtype=_C.int64), [order], first.cumsum(0) - 1)
+        result.append(inverse.reshape(input.shape))
+    if return_counts:
+        starts = _C.cat([_C.arange(values.numel())[first], _C.tensor([values.numel()], dtype=_C.int64)])
+        result.append(starts[1:] - starts[:-1])
+    return result[0] if len(result) == 1 else tuple(result)
+
+
+@both
+def median(input, dim=None, keepdim=False):
+    """The element in the middle (of an even number, the lower one); along dim: (values, indices)."""
+    if dim is None:
+        flat = input.reshape(-1)
+        if not flat.numel():
+            return _C.full((), math.nan, dtype=input.dtype)
+        nans = (flat != flat).any().item()
+        return flat.sort().values.select(0, flat.numel() - 1 if nans else (flat.numel() - 1) // 2)
+    values, order = input.sort(dim)
+    if input.dim():
+        middle = _C.tensor([(input.shape[dim] - 1) // 2], dtype=_C.int64)
+        values, order = values.index_select(dim, middle), order.index_select(dim, middle)
+        if not keepdim:
+            values, order = values.squeeze(dim), order.squeeze(dim)
+    return values, order
+
+
+@both
+def multinomial(input, num_samples, replacement=False, *, generator=None):
+    """num_samples indices (int64) per row of weights input[n] or [rows, n], drawn in proportion to them."""
+    rows = input.reshape(-1, input.shape[-1]) if input.dim() in (1, 2) and input.is_floating_point() else None
+    if rows is None or num_samples < 1 or (not replacement and num_samples > input.shape[-1]):
+        got = f"{num_samples} samples of {input.dtype} of shape {tuple(input.shape)}"
+        raise RuntimeError(f"multinomial: {got} (expected floating weights [n] or [rows, n], no more samples than n)")
+    if not ((rows >= 0) & (rows < math.inf)).all().item() or (rows.sum(-1) <= 0).any().item():
+        raise RuntimeError("multinomial: weights must be finite, none negative, their sum above 0")
+    if not replacement:
+        waits = -_C.empty(*rows.shape, dtype=rows.dtype).uniform_().clamp(1e-30).log().clamp(max=-1e-30)
+        drawn = (rows / waits).topk(num_samples).indices  # exponential clocks: the fastest first
+    else:
+        edges = rows.double().cumsum(-1)
+        at = _C.empty(rows.shape[0], num_samples, dtype=_C.float64).uniform_() * edges[:, -1:]
+        drawn = (edges.unsqueeze(1) <= at.unsqueeze(-1)).sum(-1).clamp(max=input.shape[-1] - 1)
+    return drawn.reshape(num_samples) if input.dim() == 1 else drawn

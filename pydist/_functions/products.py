@@ -1,0 +1,176 @@
+"""Products of matrices and tensors."""
+
+import math
+
+from pydist import _C
+from pydist._functions._register import as_tuple, axis_of, both, function, in_place, varargs
+from pydist._functions.shape import diagonal
+
+
+def _want(name, tensor, ndim):
+    if tensor.dim() != ndim:
+        raise RuntimeError(f"{name}: got shape {tuple(tensor.shape)} (expected {ndim} dimensions)")
+
+
+@both
+def mm(input, mat2):
+    """The product of two matrices."""
+    _want("mm", input, 2), _want("mm", mat2, 2)
+    return _C.matmul(input, mat2)
+
+
+@both
+def mv(input, vec):
+    """The product of a matrix and a vector."""
+    _want("mv", input, 2), _want("mv", vec, 1)
+    return _C.matmul(input, vec)
+
+
+@both
+def dot(input, tensor):
+    """The sum of products of two vectors."""
+    _want("dot", input, 1), _want("dot", tensor, 1)
+    return _C.matmul(input, tensor) if input.is_floating_point() else (input * tensor).sum()
+
+
+@both
+def outer(input, vec2):
+    """out[i, j] = input[i] * vec2[j]."""
+    _want("outer", input, 1), _want("outer", vec2, 1)
+    return input.unsqueeze(1) * vec2
+
+
+@both
+def ger(input, vec2):
+    """outer."""
+    return outer(input, vec2)
+
+
+def _scaled(input, product, beta, alpha):
+    product = product if alpha == 1 else product * alpha
+    return product.clone() if beta == 0 else (input if beta == 1 else input * beta) + product
+
+
+@in_place
+@both
+def addmm(input, mat1, mat2, *, beta=1, alpha=1):
+    """beta * input + alpha * mat1 @ mat2."""
+    return _scaled(input, mm(mat1, mat2), beta, alpha)
+
+
+@in_place
+@both
+def addmv(input, mat, vec, *, beta=1, alpha=1):
+    """beta * input + alpha * mat @ vec."""
+    return _scaled(input, mv(mat, vec), beta, alpha)
+
+
+@in_place
+@both
+def addr(input, vec1, vec2, *, beta=1, alpha=1):
+    """beta * input + alpha * outer(vec1, vec2)."""
+    return _scaled(input, outer(vec1, vec2), beta, alpha)
+
+
+@in_place
+@both
+def baddbmm(input, batch1, batch2, *, beta=1, alpha=1):
+    """beta * input + alpha * bmm(batch1, batch2)."""
+    return _scaled(input, _C.bmm(batch1, batch2), beta, alpha)
+
+
+@both
+def inner(input, other):
+    """The sums of products over the last dimensions."""
+    return input * other if 0 in (input.dim(), other.dim()) else tensordot(input, other, ([-1], [-1]))
+
+
+@function
+def tensordot(a, b, dims=2):
+    """The sums of products over a's last and b's first `dims` dimensions, or over the two lists of dimensions given."""
+    if isinstance(dims, int):
+        dims = (range(a.dim() - dims, a.dim()), range(dims))
+    dims = [list(ds) if isinstance(ds, range) else as_tuple(ds) for ds in dims]
+    da, db = ([axis_of("tensordot", d, t.dim()) for d in ds] for ds, t in zip(dims, (a, b)))
+    if len(da) != len(db) or any(a.shape[i] != b.shape[j] for i, j in zip(da, db)):
+        got = f"dims {da} of {tuple(a.shape)} and {db} of {tuple(b.shape)}"
+        raise RuntimeError(f"tensordot: {got} (expected equal sizes)")
+    fa, fb = [d for d in range(a.dim()) if d not in da], [d for d in range(b.dim()) if d not in db]
+    k, shape = math.prod(a.shape[d] for d in da), [a.shape[d] for d in fa] + [b.shape[d] for d in fb]
+    left = a.permute(fa + da).reshape(math.prod(shape[: len(fa)]), k)
+    return (left @ b.permute(db + fb).reshape(k, math.prod(shape[len(fa) :]))).reshape(shape)
+
+
+def _subscripts(equation, operands):
+    """A string per operand and one for the result, one character per dimension; "..." becomes characters of its own."""
+    left, arrow, right = equation.replace(" ", "").partition("->")
+    parts = left.split(",")
+    if len(parts) != len(operands):
+        raise RuntimeError(f"einsum: {equation!r} has {len(parts)} operands, got {len(operands)}")
+    letters = "".join(parts).replace("...", "") + right.replace("...", "")
+    if not (letters.isascii() and letters.isalpha() or not letters):
+        raise RuntimeError(f"einsum: {equation!r} (expected letters, commas, '...' and '->')")
+    widest = max((t.dim() - len(p.replace("...", "")) for p, t in zip(parts, operands) if "..." in p), default=0)
+    dots = "".join(chr(0x100 + i) for i in range(max(widest, 0)))
+    full = []
+    for p, t in zip(parts, operands):
+        extra = t.dim() - len(p.replace("...", ""))
+        if extra < 0 or (extra and "..." not in p):
+            raise RuntimeError(f"einsum: {p!r} for shape {tuple(t.shape)}")
+        full.append(p.replace("...", dots[len(dots) - extra :] if extra else ""))
+    if not arrow:
+        letters = "".join(full)
+        right = dots + "".join(sorted(c for c in {*letters} if letters.count(c) == 1 and c not in dots))
+    return full, right.replace("...", dots)
+
+
+def _contract(a, la, b, lb, keep):
+    """The product of two operands, summed over what is not in keep; and its subscripts."""
+    size = {c: max(t.shape[i] for t, l in ((a, la), (b, lb)) for i, x in enumerate(l) if x == c) for c in {*la, *lb}}
+    for t, letters in ((a, la), (b, lb)):
+        for i, c in enumerate(letters):
+            if t.shape[i] not in (1, size[c]) or (0 in (t.shape[i],) and size[c] != 0):
+                raise RuntimeError(f"einsum: dimension {c!r} has sizes {t.shape[i]} and {size[c]}")
+    a, b = (t.expand([size[c] for c in letters]) for t, letters in ((a, la), (b, lb)))
+    alone = [i for i, c in enumerate(la) if c not in lb and c not in keep]
+    if alone:
+        a, la = a.sum(alone), "".join(c for c in la if c in lb or c in keep)
+    alone = [i for i, c in enumerate(lb) if c not in la and c not in keep]
+    if alone:
+        b, lb = b.sum(alone), "".join(c for c in lb if c in la or c in keep)
+    batch, inside = [c for c in la if c in lb and c in keep], [c for c in la if c in lb and c not in keep]
+    left, right = [c for c in la if c not in lb], [c for c in lb if c not in la]
+    count = [math.prod(size[c] for c in group) for group in (batch, left, inside, right)]
+    a = a.permute([la.index(c) for c in batch + left + inside]).reshape(count[0], count[1], count[2])
+    b = b.permute([lb.index(c) for c in batch + inside + right]).reshape(count[0], count[2], count[3])
+    letters = "".join(batch + left + right)
+    product = _C.bmm(a, b) if a.is_floating_point() else (a.unsqueeze(3) * b.unsqueeze(1)).sum(2)
+    return product.reshape([size[c] for c in letters]), letters
+
+
+@function
+def einsum(equation, *operands):
+    """Sums of products by Einstein's convention: "ij,jk->ik" is the product of matrices, "..." any dimensions.
+
+    >>> import pydist
+    >>> pydist.einsum("ij,j->i", pydist.tensor([[1.0, 2.0], [3.0, 4.0]]), pydist.tensor([1.0, 1.0])).tolist()
+    [3.0, 7.0]
+    """
+    operands = list(varargs(operands))
+    parts, out = _subscripts(equation, operands)
+    if len({*out}) < len(out) or not {*out} <= {*"".join(parts)}:
+        raise RuntimeError(f"einsum: the result {out!r} of {equation!r} (expected the operands' subscripts, each once)")
+    for k, letters in enumerate(parts):
+        while len({*letters}) < len(letters):  # a repeated subscript is a diagonal
+            c = next(c for c in letters if letters.count(c) > 1)
+            i, j = letters.index(c), letters.rindex(c)
+            operands[k] = diagonal(operands[k], 0, i, j)
+            letters = "".join(x for n, x in enumerate(letters) if n not in (i, j)) + c
+        parts[k] = letters
+    result, letters = operands[0], parts[0]
+    for k in range(1, len(operands)):
+        result, letters = _contract(result, letters, operands[k], parts[k], {*out, *"".join(parts[k + 1 :])})
+    rest = [i for i, c in enumerate(letters) if c not in out]
+    if rest:
+        result, letters = result.sum(rest), "".join(c for c in letters if c in out)
+    return result.permute([letters.index(c) for c in out])

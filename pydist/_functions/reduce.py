@@ -1,0 +1,94 @@
+"""Functions of all elements along dimensions."""
+
+import math
+
+from pydist._functions._register import as_tuple, axis_of, both
+from pydist._functions.elementwise import isinf
+from pydist._functions.indexing import masked_fill
+
+
+def _count(input, dim):
+    if dim is None or dim == ():
+        return input.numel()
+    return math.prod(input.shape[axis_of("var", d, input.dim())] if input.dim() else 1 for d in as_tuple(dim))
+
+
+def _correction(dim, unbiased, correction):
+    """var(x, unbiased) has the flag in dim's place."""
+    if isinstance(dim, bool):
+        dim, unbiased = None, dim
+    return dim, (0 if unbiased is False else 1) if correction is None else correction
+
+
+@both
+def var(input, dim=None, unbiased=None, keepdim=False, *, correction=None):
+    """The mean square distance from the mean over dim (all without dim), n - correction (1; unbiased=False: 0) standing
+    for n."""
+    dim, correction = _correction(dim, unbiased, correction)
+    away = input - input.mean(dim, keepdim=True)
+    n = _count(input, dim) - correction
+    return (away * away).sum(dim, keepdim=keepdim) / (n if n > 0 else math.nan)
+
+
+def _root(square):
+    """The square root, whose gradient at 0 is 0."""
+    zero = square == 0
+    return masked_fill(masked_fill(square, zero, 1.0).sqrt(), zero, 0.0)
+
+
+@both
+def std(input, dim=None, unbiased=None, keepdim=False, *, correction=None):
+    """The square root of var."""
+    return var(input, dim, unbiased, keepdim, correction=correction).sqrt()
+
+
+@both
+def var_mean(input, dim=None, unbiased=None, keepdim=False, *, correction=None):
+    """(var, mean)."""
+    over = None if isinstance(dim, bool) else dim
+    return var(input, dim, unbiased, keepdim, correction=correction), input.mean(over, keepdim=keepdim)
+
+
+@both
+def std_mean(input, dim=None, unbiased=None, keepdim=False, *, correction=None):
+    """(std, mean)."""
+    over = None if isinstance(dim, bool) else dim
+    return std(input, dim, unbiased, keepdim, correction=correction), input.mean(over, keepdim=keepdim)
+
+
+@both
+def norm(input, p="fro", dim=None, keepdim=False, dtype=None):
+    """sum(|x| ** p) ** (1 / p) over dim (all without dim); p "fro" is 2; infinite: the largest |x|, 0: how many are not
+    0."""
+    if p in (None, "fro"):
+        p = 2
+    if not isinstance(p, (int, float)):
+        raise RuntimeError(f"norm: p is {p!r} (expected a number or 'fro')")
+    input = input if dtype is None else input.to(dtype)
+    if not input.is_floating_point():
+        raise RuntimeError(f"norm: input is {input.dtype} (expected a floating dtype)")
+    if p == 2:
+        return _root((input * input).sum(dim, keepdim=keepdim))
+    size = input.abs()
+    if p == 1:
+        return size.sum(dim, keepdim=keepdim)
+    if math.isinf(p):
+        return size.amax(dim, keepdim=keepdim) if p > 0 else size.amin(dim, keepdim=keepdim)
+    if p == 0:
+        return (input != 0).to(input.dtype).sum(dim, keepdim=keepdim)
+    return (size**p).sum(dim, keepdim=keepdim) ** (1.0 / p)
+
+
+@both
+def logsumexp(input, dim, keepdim=False):
+    """log(sum(exp(input))) over dim, without overflow."""
+    top = input.detach().amax(dim, keepdim=True) if input.numel() else input.detach().sum(dim, keepdim=True)
+    top = masked_fill(top, isinf(top), 0.0)
+    total = (input - top).exp().sum(dim, keepdim=keepdim).log()
+    return total + (top if keepdim else top.reshape(total.shape))
+
+
+@both
+def aminmax(input, *, dim=None, keepdim=False):
+    """(amin, amax)."""
+    return input.amin(dim, keepdim=keepdim), input.amax(dim, keepdim=keepdim)

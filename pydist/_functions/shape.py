@@ -1,0 +1,273 @@
+"""Pieces of tensors, and their elements in other shapes."""
+
+import math
+from itertools import accumulate
+
+from pydist import _C
+from pydist._C import Tensor
+from pydist._functions._register import as_tuple, axis_of, both, broadcast_shape, function, in_place, method, varargs
+
+
+@both
+def narrow(input, dim, start, length):
+    """The view of input's elements start to start + length along dim."""
+    size = input.shape[axis_of("narrow", dim, input.dim())]
+    start = int(start) + (size if start < 0 else 0)
+    if length < 0 or start < 0 or start + length > size:
+        raise IndexError(f"narrow: start {start} and length {length} go beyond the size {size} of dimension {dim}")
+    return _C.slice(input, dim, start, start + length)
+
+
+@both
+def split(tensor, split_size_or_sections, dim=0):
+    """Views of pieces along dim: of one size, the last smaller if need be, or of the sizes given."""
+    dim = axis_of("split", dim, tensor.dim())
+    size, sizes = tensor.shape[dim], split_size_or_sections
+    if not isinstance(sizes, (tuple, list)):
+        if sizes < 0 or (sizes == 0 and size):
+            raise RuntimeError(f"split: split_size is {sizes} (expected above 0)")
+        sizes = [min(sizes, size - at) for at in range(0, size, max(sizes, 1))] or [0]
+    elif sum(sizes) != size or min(sizes, default=0) < 0:
+        raise RuntimeError(f"split: the sizes {list(sizes)} do not add up to {size}, the size of dimension {dim}")
+    return tuple(narrow(tensor, dim, end - n, n) for n, end in zip(sizes, accumulate(sizes)))
+
+
+@both
+def chunk(input, chunks, dim=0):
+    """At most `chunks` views of equal size along dim, the last smaller if need be."""
+    if chunks < 1:
+        raise RuntimeError(f"chunk: chunks is {chunks} (expected above 0)")
+    size = input.shape[axis_of("chunk", dim, input.dim())]
+    return split(input, -(-size // chunks), dim) if size else (input,) * chunks
+
+
+@both
+def tensor_split(input, indices_or_sections, dim=0):
+    """Views along dim: as many as given, differing by at most one in size, or cut before each index."""
+    size = input.shape[axis_of("tensor_split", dim, input.dim())]
+    if isinstance(indices_or_sections, int):
+        if indices_or_sections < 1:
+            raise RuntimeError(f"tensor_split: sections is {indices_or_sections} (expected above 0)")
+        small, more = divmod(size, indices_or_sections)
+        return split(input, [small + (i < more) for i in range(indices_or_sections)], dim)
+    cuts = [min(max(i + size if i < 0 else i, 0), size) for i in indices_or_sections]
+    return tuple(narrow(input, dim, a, max(b - a, 0)) for a, b in zip([0, *cuts], [*cuts, size]))
+
+
+@both
+def unbind(input, dim=0):
+    """Views at every index of dim, which goes away."""
+    if input.dim() == 0:
+        raise RuntimeError("unbind: a 0-d tensor has no dimension")
+    return tuple(input.select(dim, i) for i in range(input.shape[axis_of("unbind", dim, input.dim())]))
+
+
+@function
+def hstack(tensors):
+    """The tensors joined along dimension 1 (of vectors: 0)."""
+    tensors = [t.reshape(1) if t.dim() == 0 else t for t in tensors]
+    return _C.cat(tensors, 0 if tensors and tensors[0].dim() == 1 else 1)
+
+
+@function
+def vstack(tensors):
+    """The tensors, vectors being rows, joined along dimension 0."""
+    return _C.cat([t.reshape(1, -1) if t.dim() < 2 else t for t in tensors], 0)
+
+
+@function
+def concat(tensors, dim=0):
+    """cat."""
+    return _C.cat(tensors, dim)
+
+
+@function
+def concatenate(tensors, dim=0):
+    """cat."""
+    return _C.cat(tensors, dim)
+
+
+@both
+def movedim(input, source, destination):
+    """input with the dimensions `source` at the places `destination`, the others in their order."""
+    n = input.dim()
+    source = [axis_of("movedim", d, n) for d in as_tuple(source)]
+    target = [axis_of("movedim", d, n) for d in as_tuple(destination)]
+    if len(source) != len(target) or len({*source}) < len(source) or len({*target}) < len(target):
+        raise RuntimeError(f"movedim: source {source} and destination {target} (expected as many, each once)")
+    rest, order = iter([d for d in range(n) if d not in source]), dict(zip(target, source))
+    return input.permute([order[d] if d in order else next(rest) for d in range(n)])
+
+
+@both
+def moveaxis(input, source, destination):
+    """movedim."""
+    return movedim(input, source, destination)
+
+
+@both
+def swapaxes(input, axis0, axis1):
+    """transpose."""
+    return input.transpose(axis0, axis1)
+
+
+@both
+def swapdims(input, dim0, dim1):
+    """transpose."""
+    return input.transpose(dim0, dim1)
+
+
+@both
+def unflatten(input, dim, sizes):
+    """Dimension dim split into `sizes`, one of which may be -1."""
+    dim = axis_of("unflatten", dim, input.dim())
+    sizes = list(sizes)
+    if -1 in sizes:
+        known = -math.prod(sizes)
+        sizes[sizes.index(-1)] = input.shape[dim] // known if known else -1
+    if math.prod(sizes) != input.shape[dim]:
+        want = input.shape[dim]
+        raise RuntimeError(f"unflatten: sizes {sizes} do not multiply to {want}, the size of dimension {dim}")
+    return input.reshape(*input.shape[:dim], *sizes, *input.shape[dim + 1 :])
+
+
+@method
+def repeat(self, *sizes):
+    """The tensor repeated sizes[d] times along each dimension; more sizes than dimensions add some in front."""
+    sizes = varargs(sizes)
+    lead = len(sizes) - self.dim()
+    if lead < 0 or min(sizes, default=0) < 0:
+        shape = tuple(self.shape)
+        raise RuntimeError(f"repeat: sizes {sizes} for shape {shape} (expected at least as many, none negative)")
+    shape = (1,) * lead + tuple(self.shape)
+    pairs = self.reshape([n for s in shape for n in (1, s)]) if shape else self
+    wide = pairs.expand([n for r, s in zip(sizes, shape) for n in (r, s)]) if shape else pairs
+    return wide.reshape([r * s for r, s in zip(sizes, shape)]).clone()
+
+
+@both
+def tile(input, *dims):
+    """repeat, with ones in front of fewer sizes than dimensions."""
+    dims = varargs(dims)
+    return repeat(input, *(1,) * (input.dim() - len(dims)), *dims)
+
+
+@both
+def roll(input, shifts, dims=None):
+    """The elements moved on by shifts along dims, those that leave coming back in front; without dims, of the flattened
+    tensor."""
+    if dims is None:
+        return roll(input.reshape(-1), shifts, 0).reshape(input.shape)
+    shifts, dims = as_tuple(shifts), as_tuple(dims)
+    if len(shifts) != len(dims):
+        raise RuntimeError(f"roll: {len(shifts)} shifts for {len(dims)} dims")
+    for shift, dim in zip(shifts, dims):
+        n = input.shape[axis_of("roll", dim, input.dim())]
+        if n and shift % n:
+            input = _C.cat([narrow(input, dim, n - shift % n, shift % n), narrow(input, dim, 0, n - shift % n)], dim)
+    return input.clone()
+
+
+@both
+def fliplr(input):
+    """flip along dimension 1."""
+    return input.flip((1,))
+
+
+@both
+def flipud(input):
+    """flip along dimension 0."""
+    return input.flip((0,))
+
+
+@both
+def ravel(input):
+    """The elements as one row."""
+    return input.reshape(-1)
+
+
+@both
+def broadcast_to(input, size):
+    """expand."""
+    return input.expand(size)
+
+
+@function
+def broadcast_tensors(*tensors):
+    """The tensors expanded to their common shape."""
+    tensors = varargs(tensors)
+    shape = broadcast_shape("broadcast_tensors", [t.shape for t in tensors])
+    return tuple(t.expand(shape) for t in tensors)
+
+
+@function
+def meshgrid(*tensors, indexing="ij"):
+    """For vectors x, y, ...: X[i, j, ...] = x[i], Y[i, j, ...] = y[j], and so on ("xy": i and j swapped)."""
+    tensors = varargs(tensors)
+    if indexing not in ("ij", "xy"):
+        raise RuntimeError(f"meshgrid: indexing is {indexing!r} (expected 'ij' or 'xy')")
+    n = len(tensors)
+    swap = indexing == "xy" and n > 1
+    places = [1, 0, *range(2, n)] if swap else range(n)
+    shape = [t.numel() for t in (tensors[p] for p in places)]
+    return tuple(t.reshape([-1 if d == p else 1 for d in range(n)]).expand(shape) for t, p in zip(tensors, places))
+
+
+@both
+def diagonal(input, offset=0, dim1=0, dim2=1):
+    """The view of the diagonal of dimensions dim1 and dim2, `offset` above the main one, as the last dimension."""
+    n = input.dim()
+    a, b = axis_of("diagonal", dim1, n), axis_of("diagonal", dim2, n)
+    if a == b or n < 2:
+        raise RuntimeError(f"diagonal: dimensions {dim1} and {dim2} of shape {tuple(input.shape)} (expected two)")
+    rows, cols = input.shape[a], input.shape[b]
+    length = max(min(rows + min(offset, 0), cols - max(offset, 0)), 0)
+    rest = [d for d in range(n) if d not in (a, b)]
+    skipped = input.stride(b) * offset if offset > 0 else -input.stride(a) * offset
+    start = input.storage_offset() + (skipped if length else 0)
+    sizes, strides = [input.shape[d] for d in rest], [input.stride(d) for d in rest]
+    return input.as_strided([*sizes, length], [*strides, input.stride(a) + input.stride(b)], start)
+
+
+@both
+def diag(input, diagonal=0):
+    """A matrix's diagonal, or the matrix with the vector input on its diagonal."""
+    if input.dim() == 2:
+        return Tensor.diagonal(input, diagonal).clone()
+    if input.dim() != 1:
+        raise RuntimeError(f"diag: input has shape {tuple(input.shape)} (expected 1 or 2 dimensions)")
+    n, k = input.numel(), abs(diagonal)
+    at = _C.arange(n)
+    zeros = _C.zeros(n + k, n + k, dtype=input.dtype)
+    return _C.index_put(zeros, [at + max(-diagonal, 0), at + max(diagonal, 0)], input)
+
+
+@both
+def trace(input):
+    """The sum of a matrix's diagonal."""
+    if input.dim() != 2:
+        raise RuntimeError(f"trace: input has shape {tuple(input.shape)} (expected a matrix)")
+    return diagonal(input).sum()
+
+
+def _triangle(input, k, upper):
+    if input.dim() < 2:
+        name, shape = "triu" if upper else "tril", tuple(input.shape)
+        raise RuntimeError(f"{name}: input has shape {shape} (expected at least 2 dimensions)")
+    above = _C.arange(input.shape[-1]) - _C.arange(input.shape[-2]).unsqueeze(1)
+    keep = above >= k if upper else above <= k
+    return _C.where(keep, input, False) if input.dtype is _C.bool else _C.where(keep, input, 0)
+
+
+@in_place
+@both
+def tril(input, diagonal=0):
+    """The matrices input with zeros above the diagonal that lies `diagonal` above the main one."""
+    return _triangle(input, diagonal, False)
+
+
+@in_place
+@both
+def triu(input, diagonal=0):
+    """The matrices input with zeros below the diagonal that lies `diagonal` above the main one."""
+    return _triangle(input, diagonal, True)

@@ -1,0 +1,9 @@
+"""Functions of nn with PyTorch's signatures, over the engine's operations."""
+
+from pydist.nn.functional.activation import *
+from pydist.nn.functional.conv import *
+from pydist.nn.functional.drop import *
+from pydist.nn.functional.loss import *
+from pydist.nn.functional.norm import *
+from pydist.nn.functional.pooling import *
+from pydist.nn.functional.sparse import *

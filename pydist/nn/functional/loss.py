@@ -1,0 +1,103 @@
+"""Losses."""
+
+from warnings import warn
+
+from pydist import _C
+
+
+def reduction_of(size_average, reduce, reduction):
+    """The reduction that the two old arguments of the losses stand for, else `reduction`."""
+    if size_average is not None or reduce is not None:
+        reduction = "none" if reduce is False else "sum" if size_average is False else "mean"
+    if reduction not in ("none", "mean", "sum"):
+        raise ValueError(f"{reduction} is not a valid value for reduction")
+    return reduction
+
+
+def nll_loss(input, target, weight=None, size_average=None, ignore_index=-100, reduce=None, reduction="mean"):
+    """-weight[target] * input[target] for log-probabilities input[N, C, ...]; see nn.NLLLoss."""
+    return _C.nll_loss(input, target, weight, ignore_index, reduction_of(size_average, reduce, reduction))
+
+
+def cross_entropy(
+    input,
+    target,
+    weight=None,
+    size_average=None,
+    ignore_index=-100,
+    reduce=None,
+    reduction="mean",
+    label_smoothing=0.0,
+):
+    """nll_loss(log_softmax(input, 1), target), in one pass; see nn.CrossEntropyLoss."""
+    reduction = reduction_of(size_average, reduce, reduction)
+    return _C.cross_entropy(input, target, weight, ignore_index, reduction, label_smoothing)
+
+
+def _pairwise(name, input, target):
+    if input.shape != target.shape:
+        text = f"{name}: input has shape {tuple(input.shape)}, target {tuple(target.shape)}; they are broadcast"
+        warn(f"{text}, which is rarely meant", stacklevel=3)
+
+
+def _weighted(each, weight, reduction):
+    """The reduction of terms that have weights: a mean is divided by the sum of the weights."""
+    if weight is None or reduction == "none":
+        return each if weight is None else each * weight
+    total = (each * weight).sum()
+    return total if reduction == "sum" else total / weight.expand(*each.shape).sum()
+
+
+def mse_loss(input, target, size_average=None, reduce=None, reduction="mean", weight=None):
+    """(input - target) ** 2: each, their mean or sum."""
+    reduction = reduction_of(size_average, reduce, reduction)
+    _pairwise("mse_loss", input, target)
+    if weight is not None:
+        return _weighted(_C.mse_loss(input, target, "none"), weight, reduction)
+    return _C.mse_loss(input, target, reduction)
+
+
+def l1_loss(input, target, size_average=None, reduce=None, reduction="mean", weight=None):
+    """|input - target|: each, their mean or sum."""
+    reduction = reduction_of(size_average, reduce, reduction)
+    _pairwise("l1_loss", input, target)
+    if weight is not None:
+        return _weighted(_C.l1_loss(input, target, "none"), weight, reduction)
+    return _C.l1_loss(input, target, reduction)
+
+
+def smooth_l1_loss(input, target, size_average=None, reduce=None, reduction="mean", beta=1.0):
+    """d ** 2 / (2 beta) where d = |input - target| < beta, else d - beta / 2: each, their mean or sum."""
+    reduction = reduction_of(size_average, reduce, reduction)
+    _pairwise("smooth_l1_loss", input, target)
+    return _C.smooth_l1_loss(input, target, reduction, beta)
+
+
+def huber_loss(input, target, reduction="mean", delta=1.0, weight=None):
+    """d ** 2 / 2 where d = |input - target| <= delta, else delta (d - delta / 2): each, their mean or sum."""
+    _pairwise("huber_loss", input, target)
+    if weight is not None:
+        return _weighted(_C.huber_loss(input, target, "none", delta), weight, reduction)
+    return _C.huber_loss(input, target, reduction, delta)
+
+
+def kl_div(input, target, size_average=None, reduce=None, reduction="mean", log_target=False):
+    """target (log(target) - input) for log-probabilities input: each, their mean or sum; "batchmean": the sum over the
+    size of dimension 0."""
+    if reduction == "batchmean":
+        total = _C.kl_div(input, target, "sum", log_target)
+        return total / input.shape[0] if input.dim() else total
+    return _C.kl_div(input, target, reduction_of(size_average, reduce, reduction), log_target)
+
+
+def binary_cross_entropy(input, target, weight=None, size_average=None, reduce=None, reduction="mean"):
+    """-weight (target log(input) + (1 - target) log(1 - input)) for probabilities input: each, their mean or sum."""
+    return _C.binary_cross_entropy(input, target, weight, reduction_of(size_average, reduce, reduction))
+
+
+def binary_cross_entropy_with_logits(
+    input, target, weight=None, size_average=None, reduce=None, reduction="mean", pos_weight=None
+):
+    """binary_cross_entropy of sigmoid(input), computed without overflow; pos_weight is a factor of target's part."""
+    reduction = reduction_of(size_average, reduce, reduction)
+    return _C.binary_cross_entropy_with_logits(input, target, weight, pos_weight, reduction)
