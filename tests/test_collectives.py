@@ -120,6 +120,106 @@ def test_leaf_that_requires_grad():
     assert ranks(2, work) == [[1.0, 1.0]] * 2
 
 
+@pytest.mark.parametrize("dtype, within", [("float64", 1e-15), ("float32", 1e-6), ("bfloat16", 2e-2), ("float16", 2e-3)])
+def test_premultiplied_sums(dtype, within):
+    """Each rank's own factor, on every reduction; the inputs of a call that fails keep their values."""
+    dtype, world = getattr(pydist, dtype), 3
+
+    def work(rank):
+        factor = 0.5 + rank
+        op = dist._make_nccl_premul_sum(pydist.tensor(factor) if rank else factor)
+        x, y, part = strided(rank).to(dtype), strided(rank).to(dtype), pydist.zeros(2, dtype=dtype)
+        dist.all_reduce(x, op)
+        dist.reduce(y, 1, op)
+        dist.reduce_scatter_tensor(part, strided(rank).to(dtype).reshape(6), op)
+        want = sum(strided(r).double() * (0.5 + r) for r in range(world))
+        assert (x.double() - want).abs().max() <= within * want.max()
+        assert y.tolist() == (x if rank == 1 else strided(rank)).tolist()
+        assert part.tolist() == x.reshape(6)[2 * rank : 2 * rank + 2].tolist()
+        again = pydist.ones(2, dtype=dtype)
+        assert dist.all_reduce(again, op, async_op=True).wait() and again.tolist() == [4.5, 4.5]
+        shared = dist.symmetric_memory.empty(4, dtype=dtype).fill_(2)
+        dist.all_reduce(shared, op)
+        assert shared.tolist() == [9.0] * 4
+        with pytest.raises(TypeError, match="PREMUL_SUM of int64 is not defined"):
+            dist.all_reduce(x.long(), op)
+        with pytest.raises(ValueError, match="op PREMUL_SUM has no factor"):
+            dist.all_reduce(x, dist.ReduceOp.PREMUL_SUM)
+        with pytest.raises(dist.CommMismatch, match="PREMUL_SUM"):
+            dist.all_reduce(x, op if rank else dist.ReduceOp.SUM)
+        assert again.tolist() == [4.5, 4.5]
+
+    ranks(world, work)
+    for factor in ("a", None, pydist.ones(2)):
+        with pytest.raises((TypeError, ValueError, RuntimeError)):
+            dist._make_nccl_premul_sum(factor)
+
+
+def test_coalesced():
+    """Each block is one collective, with the bits of its collectives one by one."""
+
+    def sequence():
+        return int(dist.flight_record().splitlines()[-1].split("(#")[1].split(")")[0])
+
+    def work(rank):
+        tensors = [strided(rank), pydist.full((4,), 0.1 * rank), pydist.zeros(0)]
+        alone = [t.clone() for t in tensors]
+        for t in alone:
+            dist.all_reduce(t)
+        before = sequence()
+        with dist._coalescing_manager():
+            works = [dist.all_reduce(t, async_op=True) for t in tensors]
+            with pytest.raises(ValueError, match="wait: the collective begins at the end"):
+                works[0].wait()
+        assert sequence() == before + 1
+        assert [t.tolist() for t in tensors] == [t.tolist() for t in alone]
+
+        inputs, outs, wants = [strided(rank), pydist.tensor(float(rank))], [], []
+        for t in inputs:
+            shape = (2 * t.shape[0], *t.shape[1:]) if t.dim() else (2,)
+            outs.append(pydist.zeros(*shape) if t.dim() == 0 else pydist.zeros(*shape[::-1]).t())
+            wants.append(pydist.zeros(*shape))
+            dist.all_gather_into_tensor(wants[-1], t)
+        with dist._coalescing_manager(async_ops=True) as manager:
+            for out, t in zip(outs, inputs):
+                dist.all_gather_into_tensor(out, t)
+        manager.wait()
+        assert [t.tolist() for t in outs] == [t.tolist() for t in wants]
+
+        parts = [pydist.zeros(3, 2), pydist.tensor(0.0)]
+        with dist._coalescing_manager():
+            for part, t in zip(parts, wants):
+                dist.reduce_scatter_tensor(part, t, dist.ReduceOp.AVG)
+        assert [t.tolist() for t in parts] == [wants[0][3 * rank : 3 * rank + 3].tolist(), float(rank)]
+
+        lists = [[pydist.zeros(3, 2), pydist.tensor(0.0)] for _ in range(2)]
+        dist.all_gather_coalesced(lists, inputs)
+        assert [[t.tolist() for t in row] for row in lists] == [[strided(r).tolist(), float(r)] for r in range(2)]
+
+        with dist._coalescing_manager():
+            pass
+        with pytest.raises(RuntimeError, match="collectives of one kind"), dist._coalescing_manager():
+            dist.all_reduce(parts[0])
+            dist.all_gather_into_tensor(outs[1], inputs[1])
+        with pytest.raises(RuntimeError, match="reduce operations"), dist._coalescing_manager():
+            dist.all_reduce(parts[0])
+            dist.all_reduce(parts[0], dist.ReduceOp.MAX)
+        with pytest.raises(ValueError, match="in such a block already"), dist._coalescing_manager():
+            with dist._coalescing_manager():
+                pass
+        with pytest.raises(ValueError, match="expected 2 times as many"), dist._coalescing_manager():
+            dist.all_gather_into_tensor(pydist.zeros(3), pydist.zeros(2))
+        with pytest.raises(TypeError, match="is of int64"), dist._coalescing_manager():
+            dist.all_reduce(parts[0])
+            dist.all_reduce(pydist.ones(2).long())
+        with pytest.raises(KeyError), dist._coalescing_manager():
+            dist.all_reduce(parts[0])
+            raise KeyError
+        dist.all_reduce(parts[0])  # at once
+
+    ranks(2, work)
+
+
 # Work.
 
 
@@ -291,11 +391,13 @@ def test_bad_tensors():
         (lambda: dist.broadcast(x, 2), ValueError, "broadcast: root 2 (expected 0 to 1)"),
         (lambda: dist.broadcast(x, -1), ValueError, "broadcast: root -1 (expected 0 to 1)"),
         (lambda: dist.broadcast(x, "0"), TypeError, "broadcast: root is str (expected an int)"),
-        (lambda: dist.all_gather(out[:1], x), ValueError, "all_gather: output has 1 tensors (expected 2, one a rank)"),
+        (lambda: dist.all_gather(out[:1], x), ValueError, "all_gather: output has 1 tensors (expected 2, as many for each rank)"),
         (lambda: dist.all_gather([x, x.t()], x), ValueError, "all_gather: output 1 has shape [3, 2] (expected [2, 3])"),
         (lambda: dist.all_gather([x, x.long()], x), TypeError, "output 1 is of int64 (expected float32, as the first)"),
         (lambda: dist.all_gather(out, x.long()), TypeError, "output is of float32 (expected int64, as input)"),
         (lambda: dist.all_gather(out, out), TypeError, "all_gather: input is a list (expected a tensor)"),
+        (lambda: dist.all_gather_coalesced([out], out), ValueError, "output has 2 tensors (expected 4"),
+        (lambda: dist.all_gather_coalesced([[x, x]], x), TypeError, "input is no list (expected one of tensors)"),
         (lambda: dist.all_gather_into_tensor(x, x), ValueError, "has 6 elements (expected 2 times the 6 of input)"),
         (lambda: dist.all_gather_into_tensor(whole, whole[1:3]), ValueError, "all_gather: input and output overlap"),
         (lambda: dist.reduce_scatter_tensor(x, whole[1:]), ValueError, "input has 9 elements (expected 2 times the 6"),

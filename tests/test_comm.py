@@ -268,6 +268,14 @@ def test_segments_give_the_same_bits(world):
         whole = np.frombuffer(segment, np.uint8)
         assert not whole.any()
         out = []
+        for dtype in FLOATS + INTS:
+            for op in OPS:
+                if defined(dtype, op):
+                    x = whole[64 : 64 + 40000].view("uint16" if dtype == "bfloat16" else dtype)
+                    x[:] = sample(dtype, len(x), hash_of(dtype, op, 0, group.rank))
+                    group.all_reduce(x, op, dtype=dtype if dtype == "bfloat16" else None)
+                    want = expected([sample(dtype, len(x), hash_of(dtype, op, 0, r)) for r in range(world)], dtype, op)
+                    assert x.tobytes() == want.tobytes(), (dtype, op)
         for op, offset, scale in (("sum", 0, 1.0), ("avg", 64, 1.0), ("sum", 4096 * group.rank % 8192 // 2, 0.25)):
             x = whole[offset:offset + 4 * n].view(np.float32)
             x[:] = np.random.default_rng([group.rank, offset if op == "avg" else 0]).standard_normal(n)
@@ -333,9 +341,13 @@ def test_parts_of_segments():
 
 def test_wrong_segments():
     def fn(group):
-        with pytest.raises(ValueError):
-            group.segment(0)
-        group.barrier()
+        for size in (-1, 1 << 60):
+            with pytest.raises(ValueError):
+                group.segment(size)
+        empty = group.segment(0)
+        with pytest.raises(_C.CommMismatch, match=r"segment\(0 bytes\)"):
+            group.segment(group.rank)
+        del empty
 
     good(run(2, fn))
 

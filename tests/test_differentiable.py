@@ -73,6 +73,39 @@ def loss_scatter(x, w, rank, world, every=None):
     return (y * y * w).sum()
 
 
+def loss_all_to_all(x, w, rank, world, every=None):
+    def inputs(v, r):
+        return [v[: r + k + 1] * (k + 1) for k in range(world)]
+
+    if every:
+        y = [inputs(every[k], k)[rank] for k in range(world)]
+    else:
+        outputs = [pydist.empty(min(rank + k + 1, len(x)), dtype=F64) for k in range(world)]
+        y = DF.all_to_all(outputs, inputs(x, rank))
+    return sum((part * part * (k + 1) * w[: len(part)]).sum() for k, part in enumerate(y))
+
+
+def loss_all_to_all_single(x, w, rank, world, every=None):
+    sizes = [1, 2, 1][:world]  # for rank k, from everybody
+    begin, mine = sum(sizes[:rank]), sizes[rank]
+    if every:
+        y = pydist.cat([v[begin : begin + mine] for v in every])
+    else:
+        y = DF.all_to_all_single(pydist.empty(mine * world, dtype=F64), x[: sum(sizes)], [mine] * world, sizes)
+    return (y * y * w[0] * (rank + 1)).sum()
+
+
+def loss_all_to_all_even(x, w, rank, world, every=None):
+    def inputs(v):
+        return pydist.cat([v * (k + 1) for k in range(world)])
+
+    if every:
+        y = pydist.cat([v * (rank + 1) for v in every])
+    else:
+        y = DF.all_to_all_single(pydist.empty(4 * world, dtype=F64), inputs(x))
+    return (y * y * y * (rank + 1)).sum()
+
+
 LOSSES = [loss for name, loss in sorted(globals().items()) if name.startswith("loss_")]
 
 

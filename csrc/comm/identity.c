@@ -13,6 +13,7 @@ const char *const pd_collective_names[PD_COLL_COUNT] = {
 const char *const pd_reduce_names[PD_REDUCE_COUNT] = {
     [PD_REDUCE_SUM] = "SUM", [PD_REDUCE_AVG] = "AVG",   [PD_REDUCE_PRODUCT] = "PRODUCT", [PD_REDUCE_MIN] = "MIN",
     [PD_REDUCE_MAX] = "MAX", [PD_REDUCE_BAND] = "BAND", [PD_REDUCE_BOR] = "BOR",         [PD_REDUCE_BXOR] = "BXOR",
+    [PD_REDUCE_PREMUL_SUM] = "PREMUL_SUM",
 };
 
 static uint64_t mix(uint64_t h, uint64_t x) {

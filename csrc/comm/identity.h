@@ -27,6 +27,7 @@ typedef enum pd_collective {
 typedef enum pd_reduce {
     PD_REDUCE_SUM, PD_REDUCE_AVG, PD_REDUCE_PRODUCT, PD_REDUCE_MIN, PD_REDUCE_MAX,
     PD_REDUCE_BAND, PD_REDUCE_BOR, PD_REDUCE_BXOR,
+    PD_REDUCE_PREMUL_SUM, /* of inputs that each rank has multiplied by a factor of its own */
     PD_REDUCE_COUNT
 } pd_reduce;
 

@@ -355,70 +355,63 @@ static pd_status check_data(const char *op, int64_t count, pd_dtype dtype) {
     return PD_OK;
 }
 
+static pd_status reduction(pd_group *g, pd_collective coll, const void *in, void *out, int64_t count, pd_dtype dtype,
+                           pd_reduce op, double scale, int root, uint64_t site, pd_work **work) {
+    PD_TRY(check_data(pd_collective_names[coll], count, dtype));
+    PD_TRY(pd_reduce_check(pd_collective_names[coll], dtype, op, scale));
+    pd_work w = work_of(g, coll, dtype, count, in, out, site);
+    with_reduce(&w, op, scale);
+    if (coll == PD_COLL_REDUCE) PD_TRY(with_root(&w, root));
+    return submit(&w, work);
+}
+
 pd_status pd_group_all_reduce(pd_group *g, void *buf, int64_t count, pd_dtype dtype, pd_reduce op, double scale,
                               uint64_t site, pd_work **work) {
-    PD_TRY(check_data("all_reduce", count, dtype));
-    PD_TRY(pd_reduce_check("all_reduce", dtype, op, scale));
-    pd_work w = work_of(g, PD_COLL_ALL_REDUCE, dtype, count, buf, buf, site);
-    with_reduce(&w, op, scale);
-    return submit(&w, work);
+    return reduction(g, PD_COLL_ALL_REDUCE, buf, buf, count, dtype, op, scale, 0, site, work);
 }
 
 pd_status pd_group_reduce_scatter(pd_group *g, const void *in, void *out, int64_t count, pd_dtype dtype, pd_reduce op,
                                   double scale, uint64_t site, pd_work **work) {
-    PD_TRY(check_data("reduce_scatter", count, dtype));
-    PD_TRY(pd_reduce_check("reduce_scatter", dtype, op, scale));
-    pd_work w = work_of(g, PD_COLL_REDUCE_SCATTER, dtype, count, in, out, site);
-    with_reduce(&w, op, scale);
-    return submit(&w, work);
+    return reduction(g, PD_COLL_REDUCE_SCATTER, in, out, count, dtype, op, scale, 0, site, work);
 }
 
 pd_status pd_group_reduce(pd_group *g, void *buf, int64_t count, pd_dtype dtype, pd_reduce op, int root, uint64_t site,
                           pd_work **work) {
-    PD_TRY(check_data("reduce", count, dtype));
-    PD_TRY(pd_reduce_check("reduce", dtype, op, 1));
-    pd_work w = work_of(g, PD_COLL_REDUCE, dtype, count, buf, buf, site);
-    with_reduce(&w, op, 1);
-    PD_TRY(with_root(&w, root));
+    return reduction(g, PD_COLL_REDUCE, buf, buf, count, dtype, op, 1, root, site, work);
+}
+
+/* What moves data and sums nothing, on all ranks alike or from or to a root. */
+static pd_status movement(pd_group *g, pd_collective coll, const void *in, void *out, int64_t count, pd_dtype dtype,
+                          const int *root, uint64_t site, pd_work **work) {
+    PD_TRY(check_data(pd_collective_names[coll], count, dtype));
+    pd_work w = work_of(g, coll, dtype, count, in, out, site);
+    if (root) PD_TRY(with_root(&w, *root));
     return submit(&w, work);
 }
 
 pd_status pd_group_broadcast(pd_group *g, void *buf, int64_t count, pd_dtype dtype, int root, uint64_t site,
                              pd_work **work) {
-    PD_TRY(check_data("broadcast", count, dtype));
-    pd_work w = work_of(g, PD_COLL_BROADCAST, dtype, count, buf, buf, site);
-    PD_TRY(with_root(&w, root));
-    return submit(&w, work);
+    return movement(g, PD_COLL_BROADCAST, buf, buf, count, dtype, &root, site, work);
 }
 
 pd_status pd_group_all_gather(pd_group *g, const void *in, void *out, int64_t count, pd_dtype dtype, uint64_t site,
                               pd_work **work) {
-    PD_TRY(check_data("all_gather", count, dtype));
-    pd_work w = work_of(g, PD_COLL_ALL_GATHER, dtype, count, in, out, site);
-    return submit(&w, work);
+    return movement(g, PD_COLL_ALL_GATHER, in, out, count, dtype, NULL, site, work);
 }
 
 pd_status pd_group_gather(pd_group *g, const void *in, void *out, int64_t count, pd_dtype dtype, int root,
                           uint64_t site, pd_work **work) {
-    PD_TRY(check_data("gather", count, dtype));
-    pd_work w = work_of(g, PD_COLL_GATHER, dtype, count, in, out, site);
-    PD_TRY(with_root(&w, root));
-    return submit(&w, work);
+    return movement(g, PD_COLL_GATHER, in, out, count, dtype, &root, site, work);
 }
 
 pd_status pd_group_scatter(pd_group *g, const void *in, void *out, int64_t count, pd_dtype dtype, int root,
                            uint64_t site, pd_work **work) {
-    PD_TRY(check_data("scatter", count, dtype));
-    pd_work w = work_of(g, PD_COLL_SCATTER, dtype, count, in, out, site);
-    PD_TRY(with_root(&w, root));
-    return submit(&w, work);
+    return movement(g, PD_COLL_SCATTER, in, out, count, dtype, &root, site, work);
 }
 
 pd_status pd_group_all_to_all(pd_group *g, const void *in, void *out, int64_t count, pd_dtype dtype, uint64_t site,
                               pd_work **work) {
-    PD_TRY(check_data("all_to_all", count, dtype));
-    pd_work w = work_of(g, PD_COLL_ALL_TO_ALL, dtype, count, in, out, site);
-    return submit(&w, work);
+    return movement(g, PD_COLL_ALL_TO_ALL, in, out, count, dtype, NULL, site, work);
 }
 
 pd_status pd_group_barrier(pd_group *g, uint64_t site, pd_work **work) {

@@ -147,7 +147,7 @@ static pd_status agree(pd_group *g, size_t bytes, pd_status own, const int32_t *
 static pd_status make(pd_group *g, size_t bytes, pd_segment *s, int32_t *all) {
     pd_error e;
     pd_region *own = &s->parts[g->rank];
-    pd_status status = g->transport->alloc(bytes, own), rc;
+    pd_status status = g->transport->alloc(s->bytes, own), rc;
     int32_t mine = (int32_t)status;
     pd_error_save(&e);
     rc = pd_group_exchange(g, PD_COLL_SEGMENT, (double)bytes, &mine, all, sizeof mine, 0);
@@ -156,7 +156,7 @@ static pd_status make(pd_group *g, size_t bytes, pd_segment *s, int32_t *all) {
     PD_TRY(agree(g, bytes, status, all));
     if (g->size == 1 || g->mesh) return PD_OK; /* over tcp it is ours alone */
     pd_where where;
-    status = pd_parts_exchange(g, s->id, bytes, s->parts, &where);
+    status = pd_parts_exchange(g, s->id, s->bytes, s->parts, &where);
     if (status) pd_parts_refuse(g->link, g->epoch, s->id, g->rank);
     mine = (int32_t)(status == PD_E_PYTHON ? PD_E_DIST : status);
     pd_error_save(&e);
@@ -173,8 +173,7 @@ pd_status pd_group_segment_new(pd_group *g, size_t bytes, pd_segment **out) {
     int32_t *all = NULL;
     pd_status status = PD_OK;
     PD_TRY(pd_group_check(g));
-    if (!bytes || bytes > (size_t)1 << 52) return pd_fail(PD_E_VALUE, "segment: %zu bytes", bytes);
-    bytes = page_round(bytes);
+    if (bytes > (size_t)1 << 52) return pd_fail(PD_E_VALUE, "segment: %zu bytes", bytes);
     /* Should these two fail, the others would wait: they are told by poisoning the group. */
     status = pd_calloc(sizeof *s + (size_t)g->size * sizeof *s->parts, "segment", &s);
     if (!status) status = pd_calloc((size_t)g->size * sizeof *all, "segment", &all);
@@ -183,7 +182,7 @@ pd_status pd_group_segment_new(pd_group *g, size_t bytes, pd_segment **out) {
         return g->size > 1 ? pd_group_fail(g, true) : status;
     }
     atomic_init(&s->refs, 1);
-    s->bytes = bytes;
+    s->bytes = page_round(bytes ? bytes : 1); /* an empty one has an address too */
     s->rank = g->rank;
     s->size = g->size;
     s->id = ++g->segment_ids;

@@ -83,7 +83,7 @@ static pd_status take_tensors(const char *op, const char *arg, pd_py_buffer *b) 
         b->dtype = (pd_dtype)t->dtype;
         b->count += t->numel;
     }
-    if (lies_end_to_end(items, n)) {
+    if (!(b->use & PD_PY_COPY) && lies_end_to_end(items, n)) {
         b->ptr = pd_tensor_data(pd_py_tensor(items[0]));
         for (int i = 0; (b->use & PD_PY_OUT) && i < n; i++) pd_tensor_bump(pd_py_tensor(items[i]));
         return PD_OK;
@@ -94,13 +94,14 @@ static pd_status take_tensors(const char *op, const char *arg, pd_py_buffer *b) 
 }
 
 pd_status pd_py_buffer_like(const pd_py_buffer *b, const char *op, const char *arg, int n, const pd_py_buffer *like) {
-    PyObject *const *items;
+    PyObject *const *items, *const *wants = NULL;
     char name[64];
     if (!b->listed) return PD_OK;
-    int have = items_of(b, &items);
-    if (have != n) return pd_fail(PD_E_VALUE, "%s: %s has %d tensors (expected %d, one a rank)", op, arg, have, n);
-    for (int i = 0; i < n && like->keep && !like->listed; i++) {
-        pd_tensor *t = pd_py_tensor(items[i]), *want = pd_py_tensor(like->keep);
+    int have = items_of(b, &items), each = like->keep ? items_of(like, &wants) : 1;
+    if (have != n * each)
+        return pd_fail(PD_E_VALUE, "%s: %s has %d tensors (expected %d, as many for each rank)", op, arg, have, n * each);
+    for (int i = 0; i < have && wants; i++) {
+        pd_tensor *t = pd_py_tensor(items[i]), *want = pd_py_tensor(wants[i % each]);
         if (!pd_tensor_same_shape(t, want))
             return pd_fail(PD_E_SHAPE, "%s: %s has shape %s (expected %s)", op, name_of(b, arg, i, name, sizeof name),
                            pd_tensor_shape(t), pd_tensor_shape(want));
@@ -138,7 +139,7 @@ static pd_status dtype_of_name(const char *op, PyObject *o, size_t size, pd_dtyp
 }
 
 static pd_status take_foreign(PyObject *o, PyObject *dtype, const char *op, const char *arg, pd_py_buffer *b) {
-    if (!PyObject_CheckBuffer(o))
+    if (b->use & PD_PY_COPY || !PyObject_CheckBuffer(o))
         return pd_fail(PD_E_TYPE, "%s: %s is %s (expected a tensor)", op, arg, Py_TYPE(o)->tp_name);
     int writable = b->use & PD_PY_OUT ? PyBUF_WRITABLE : 0;
     if (PyObject_GetBuffer(o, &b->view, writable | PyBUF_FORMAT | PyBUF_C_CONTIGUOUS)) return pd_py_caught();

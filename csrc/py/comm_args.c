@@ -78,9 +78,7 @@ bool pd_py_truth(PyObject *o, bool *out) {
     return truth >= 0;
 }
 
-bool pd_py_reduce(PyObject *o, const char *name, pd_reduce *out) {
-    *out = PD_REDUCE_SUM;
-    if (!o) return true;
+static bool take_op(PyObject *o, const char *name, pd_reduce *out) {
     if (!PyUnicode_Check(o)) {
         int number;
         if (!pd_py_int_in(o, name, "op", 0, PD_REDUCE_COUNT - 1, &number)) return false;
@@ -97,4 +95,20 @@ bool pd_py_reduce(PyObject *o, const char *name, pd_reduce *out) {
         }
     PyErr_Format(PyExc_ValueError, "%s: op is %R (expected sum, avg, product, min, max, band, bor or bxor)", name, o);
     return false;
+}
+
+bool pd_py_reduce(PyObject *o, const char *name, pd_reduce *out, double *factor) {
+    *out = PD_REDUCE_SUM;
+    *factor = 1;
+    if (!o) return true;
+    if (!take_op(o, name, out)) return false;
+    if (*out != PD_REDUCE_PREMUL_SUM) return true;
+    PyObject *number = PyObject_GetAttrString(o, "factor");
+    if (!number) {
+        PyErr_Format(PyExc_ValueError, "%s: op PREMUL_SUM has no factor (expected _make_nccl_premul_sum(factor))", name);
+        return false;
+    }
+    *factor = PyFloat_AsDouble(number);
+    Py_DECREF(number);
+    return !PyErr_Occurred();
 }

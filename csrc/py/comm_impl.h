@@ -20,11 +20,11 @@ bool pd_py_int_in(PyObject *o, const char *name, const char *arg, long low, long
 bool pd_py_truth(PyObject *o, bool *out); /* NULL: false */
 /* None: `none`. A number, or whatever has total_seconds(). */
 bool pd_py_seconds(PyObject *o, double none, double *out);
-/* "sum", "SUM", "prod" or "product", ... or the number; NULL: sum. */
-bool pd_py_reduce(PyObject *o, const char *name, pd_reduce *out);
+/* "sum", "SUM", "prod" or "product", ... or the number; NULL: sum. *factor: PREMUL_SUM's attribute of that name, else 1. */
+bool pd_py_reduce(PyObject *o, const char *name, pd_reduce *out, double *factor);
 
 /* ---- buffers.c: memory that a collective reads (IN) and writes (OUT) ---- */
-enum { PD_PY_IN = 1, PD_PY_OUT = 2 };
+enum { PD_PY_IN = 1, PD_PY_OUT = 2, PD_PY_COPY = 4 /* staged in any case; tensors only */ };
 typedef struct pd_py_buffer {
     void *ptr;
     int64_t count;
@@ -38,7 +38,7 @@ typedef struct pd_py_buffer {
 
 /* dtype (NULL, None: what the memory says) reinterprets memory that is not a tensor's. A failure leaves *b empty. */
 pd_status pd_py_buffer_take(PyObject *o, PyObject *dtype, const char *op, const char *arg, int use, pd_py_buffer *b);
-/* A list has n tensors, each of the shape of `like`, a tensor. */
+/* A list has n times the tensors of `like`, in its order each time and of its shapes. */
 pd_status pd_py_buffer_like(const pd_py_buffer *b, const char *op, const char *arg, int n, const pd_py_buffer *like);
 pd_status pd_py_buffer_done(pd_py_buffer *b); /* results go to their tensors */
 void pd_py_buffer_drop(pd_py_buffer *b);

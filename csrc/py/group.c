@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "comm/algo/reduce.h"
 #include "py/comm_impl.h"
 
 #define GIL_BYTES (128 << 10) /* collectives over this take more than 50 us (design 1.12) */
@@ -132,6 +133,17 @@ static bool take(call *c, PyObject *o, PyObject *dtype, const char *arg, int use
     return !(c->status = pd_py_buffer_take(o, dtype, c->name, arg, use, b));
 }
 
+/* PREMUL_SUM sums copies of the inputs, which each rank has multiplied by its own factor and rounded to their dtype. */
+static bool take_scaled(call *c, PyObject *o, PyObject *dtype, const char *arg, int use, pd_reduce op, double factor,
+                        pd_py_buffer *b) {
+    bool scaled = op == PD_REDUCE_PREMUL_SUM;
+    if (!take(c, o, dtype, arg, scaled ? use | PD_PY_COPY : use, b)) return false;
+    if (!scaled || (c->status = pd_reduce_check(c->name, b->dtype, op, factor))) return !c->status;
+    const char *in = b->ptr;
+    pd_reduce_run(b->dtype, op, 1, &in, 0, b->ptr, b->count, factor);
+    return true;
+}
+
 static size_t bytes_of(const pd_py_buffer *b) { return (size_t)b->count * pd_dtype_size(b->dtype); }
 
 #define RUN(c, call_)                                                                               \
@@ -179,12 +191,12 @@ static PyObject *group_all_reduce(PyObject *o, PyObject *const *args, Py_ssize_t
     static const pd_py_signature s = {"all_reduce", 1, {"tensor", "op", "async_op", "scale", "dtype"}};
     PyObject *a[5];
     pd_reduce op;
-    double scale = 1;
+    double scale = 1, factor;
     call c;
-    if (!pd_py_args(&s, args, n, keywords, a) || !pd_py_reduce(a[1], s.name, &op)) return NULL;
+    if (!pd_py_args(&s, args, n, keywords, a) || !pd_py_reduce(a[1], s.name, &op, &factor)) return NULL;
     if (!begin(&c, o, s.name, a[2])) return NULL;
     if (a[3] && (scale = PyFloat_AsDouble(a[3])) == -1 && PyErr_Occurred()) return NULL;
-    if (take(&c, a[0], a[4], "tensor", PD_PY_IN | PD_PY_OUT, &c.out))
+    if (take_scaled(&c, a[0], a[4], "tensor", PD_PY_IN | PD_PY_OUT, op, factor, &c.out))
         RUN(&c, pd_group_all_reduce(c.self->group, c.out.ptr, c.out.count, c.out.dtype, op, scale, c.site,
                                     WORK(&c)));
     return finish(&c);
@@ -202,11 +214,14 @@ static PyObject *group_broadcast(PyObject *o, PyObject *const *args, Py_ssize_t 
     return finish(&c);
 }
 
-/* One of the two has `size` times the elements of the other, and is a list of such tensors if it is a list. */
+/* One of the two has `size` times the elements of the other, and is a list of such tensors if it is a list. Coalesced,
+   both are lists: the tensors of rank 0's part, then of rank 1's, ... */
 static pd_status check_parts(const call *c, const pd_py_buffer *whole, const char *name, const pd_py_buffer *part,
-                             const char *part_name) {
+                             const char *part_name, bool coalesced) {
     int size = pd_group_size(c->self->group);
-    if (part->listed) return pd_fail(PD_E_TYPE, "%s: %s is a list (expected a tensor)", c->name, part_name);
+    if (part->listed != coalesced || (coalesced && !whole->listed))
+        return pd_fail(PD_E_TYPE, "%s: %s is %s", c->name, part->listed != coalesced ? part_name : name,
+                       coalesced ? "no list (expected one of tensors)" : "a list (expected a tensor)");
     if (whole->dtype != part->dtype)
         return pd_fail(PD_E_DTYPE, "%s: %s is of %s (expected %s, as %s)", c->name, name,
                        pd_dtype_name(whole->dtype), pd_dtype_name(part->dtype), part_name);
@@ -223,27 +238,31 @@ static pd_status check_parts(const call *c, const pd_py_buffer *whole, const cha
 }
 
 static PyObject *group_all_gather(PyObject *o, PyObject *const *args, Py_ssize_t n, PyObject *keywords) {
-    static const pd_py_signature s = {"all_gather", 2, {"output", "input", "async_op"}};
-    PyObject *a[3];
+    static const pd_py_signature s = {"all_gather", 2, {"output", "input", "async_op", "coalesced"}};
+    PyObject *a[4];
+    bool coalesced;
     call c;
-    if (!pd_py_args(&s, args, n, keywords, a) || !begin(&c, o, s.name, a[2])) return NULL;
+    if (!pd_py_args(&s, args, n, keywords, a) || !pd_py_truth(a[3], &coalesced)) return NULL;
+    if (!begin(&c, o, s.name, a[2])) return NULL;
     if (take(&c, a[1], NULL, "input", PD_PY_IN, &c.in) && take(&c, a[0], NULL, "output", PD_PY_OUT, &c.out) &&
-        !(c.status = check_parts(&c, &c.out, "output", &c.in, "input")))
+        !(c.status = check_parts(&c, &c.out, "output", &c.in, "input", coalesced)))
         RUN(&c, pd_group_all_gather(c.self->group, c.in.ptr, c.out.ptr, c.in.count, c.in.dtype, c.site, WORK(&c)));
     return finish(&c);
 }
 
 static PyObject *group_reduce_scatter(PyObject *o, PyObject *const *args, Py_ssize_t n, PyObject *keywords) {
-    static const pd_py_signature s = {"reduce_scatter", 2, {"output", "input", "op", "async_op", "scale"}};
-    PyObject *a[5];
+    static const pd_py_signature s = {"reduce_scatter", 2, {"output", "input", "op", "async_op", "scale", "coalesced"}};
+    PyObject *a[6];
+    bool coalesced;
     pd_reduce op;
-    double scale = 1;
+    double scale = 1, factor;
     call c;
-    if (!pd_py_args(&s, args, n, keywords, a) || !pd_py_reduce(a[2], s.name, &op)) return NULL;
-    if (!begin(&c, o, s.name, a[3])) return NULL;
+    if (!pd_py_args(&s, args, n, keywords, a) || !pd_py_reduce(a[2], s.name, &op, &factor)) return NULL;
+    if (!pd_py_truth(a[5], &coalesced) || !begin(&c, o, s.name, a[3])) return NULL;
     if (a[4] && (scale = PyFloat_AsDouble(a[4])) == -1 && PyErr_Occurred()) return NULL;
-    if (take(&c, a[1], NULL, "input", PD_PY_IN, &c.in) && take(&c, a[0], NULL, "output", PD_PY_OUT, &c.out) &&
-        !(c.status = check_parts(&c, &c.in, "input", &c.out, "output")))
+    if (take_scaled(&c, a[1], NULL, "input", PD_PY_IN, op, factor, &c.in) &&
+        take(&c, a[0], NULL, "output", PD_PY_OUT, &c.out) &&
+        !(c.status = check_parts(&c, &c.in, "input", &c.out, "output", coalesced)))
         RUN(&c, pd_group_reduce_scatter(c.self->group, c.in.ptr, c.out.ptr, c.out.count, c.out.dtype, op, scale,
                                         c.site, WORK(&c)));
     return finish(&c);
@@ -281,12 +300,13 @@ static PyObject *group_reduce(PyObject *o, PyObject *const *args, Py_ssize_t n, 
     static const pd_py_signature s = {"reduce", 2, {"tensor", "root", "op", "async_op"}};
     PyObject *a[4];
     pd_reduce op;
+    double factor;
     int root;
     call c;
     if (!pd_py_args(&s, args, n, keywords, a) || !take_root(a[1], s.name, &root)) return NULL;
-    if (!pd_py_reduce(a[2], s.name, &op) || !begin(&c, o, s.name, a[3])) return NULL;
+    if (!pd_py_reduce(a[2], s.name, &op, &factor) || !begin(&c, o, s.name, a[3])) return NULL;
     int use = root == pd_group_rank(c.self->group) ? PD_PY_IN | PD_PY_OUT : PD_PY_IN;
-    if (take(&c, a[0], NULL, "tensor", use, &c.out))
+    if (take_scaled(&c, a[0], NULL, "tensor", use, op, factor, &c.out))
         RUN(&c, pd_group_reduce(c.self->group, c.out.ptr, c.out.count, c.out.dtype, op, root, c.site, WORK(&c)));
     return finish(&c);
 }
@@ -309,7 +329,7 @@ static PyObject *group_gather(PyObject *o, PyObject *const *args, Py_ssize_t n, 
     if (!pd_py_args(&s, args, n, keywords, a) || !take_root(a[2], s.name, &root)) return NULL;
     if (!begin(&c, o, s.name, a[3])) return NULL;
     if (take(&c, a[1], NULL, "input", PD_PY_IN, &c.in) && take_whole(&c, a[0], root, "output", PD_PY_OUT, &c.out) &&
-        !(c.status = c.out.use ? check_parts(&c, &c.out, "output", &c.in, "input") : PD_OK))
+        !(c.status = c.out.use ? check_parts(&c, &c.out, "output", &c.in, "input", false) : PD_OK))
         RUN(&c, pd_group_gather(c.self->group, c.in.ptr, c.out.ptr, c.in.count, c.in.dtype, root, c.site, WORK(&c)));
     return finish(&c);
 }
@@ -322,7 +342,7 @@ static PyObject *group_scatter(PyObject *o, PyObject *const *args, Py_ssize_t n,
     if (!pd_py_args(&s, args, n, keywords, a) || !take_root(a[2], s.name, &root)) return NULL;
     if (!begin(&c, o, s.name, a[3])) return NULL;
     if (take_whole(&c, a[1], root, "input", PD_PY_IN, &c.in) && take(&c, a[0], NULL, "output", PD_PY_OUT, &c.out) &&
-        !(c.status = c.in.use ? check_parts(&c, &c.in, "input", &c.out, "output") : PD_OK))
+        !(c.status = c.in.use ? check_parts(&c, &c.in, "input", &c.out, "output", false) : PD_OK))
         RUN(&c, pd_group_scatter(c.self->group, c.in.ptr, c.out.ptr, c.out.count, c.out.dtype, root, c.site, WORK(&c)));
     return finish(&c);
 }
@@ -395,7 +415,7 @@ static PyObject *group_segment(PyObject *o, PyObject *arg) {
     pd_segment *segment;
     pd_status status;
     if (bytes < 0 && PyErr_Occurred()) return NULL;
-    if (bytes <= 0) return PyErr_Format(PyExc_ValueError, "segment: %zd bytes", bytes);
+    if (bytes < 0) return PyErr_Format(PyExc_ValueError, "segment: %zd bytes", bytes);
     SegmentObject *s = (SegmentObject *)pd_py_comm_make(segment_type, PD_PY_SEGMENT);
     if (!s) return NULL;
     PD_PY_NO_GIL(status = pd_group_segment_new(self->group, (size_t)bytes, &segment));
@@ -524,11 +544,12 @@ static PyMethodDef group_methods[] = {
      "broadcast(tensor, root=0, async_op=False) -> None | Work\n\ntensor, or each of a list of tensors "
      "of one dtype, = the root's, in place."},
     {"all_gather", FAST(group_all_gather),
-     "all_gather(output, input, async_op=False) -> None | Work\n\noutput = the ranks' inputs one after the other: a "
-     "tensor, or a list of a tensor for each rank."},
+     "all_gather(output, input, async_op=False, coalesced=False) -> None | Work\n\noutput = the ranks' inputs one after "
+     "the other: a tensor, or a list of a tensor for each rank. Coalesced: input is a list, output as many for each rank."},
     {"reduce_scatter", FAST(group_reduce_scatter),
-     "reduce_scatter(output, input, op='sum', async_op=False, scale=1.0) -> None | Work\n\noutput = this "
-     "rank's part of scale * op over the ranks' inputs; input: a tensor, or a list of a tensor for each rank."},
+     "reduce_scatter(output, input, op='sum', async_op=False, scale=1.0, coalesced=False) -> None | Work\n\noutput = "
+     "this rank's part of scale * op over the ranks' inputs; input: a tensor, or a list of a tensor for each rank. "
+     "Coalesced: output is a list, input as many for each rank."},
     {"all_to_all", FAST(group_all_to_all),
      "all_to_all(output, input, async_op=False) -> None | Work\n\nPart r of the output = this rank's part of rank r's "
      "input; parts are equal."},

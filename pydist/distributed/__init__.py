@@ -17,8 +17,10 @@ from pydist.distributed.backend import (
     is_mpi_available,
     is_nccl_available,
 )
+from pydist.distributed.coalescing import _coalescing_manager, all_gather_coalesced
 from pydist.distributed.collectives import (
     ReduceOp,
+    _make_nccl_premul_sum,
     all_gather,
     all_gather_into_tensor,
     all_reduce,
@@ -74,6 +76,7 @@ __all__ = [
     "ReduceOp",
     "Work",
     "all_gather",
+    "all_gather_coalesced",
     "all_gather_into_tensor",
     "all_reduce",
     "all_reduce_coalesced",
@@ -122,7 +125,7 @@ __all__ = [
 def __getattr__(name):
     from importlib import import_module
 
-    if name in ("algorithms", "nn", "threads"):
+    if name in ("algorithms", "distributed_c10d", "nn", "threads"):
         return import_module(f"pydist.distributed.{name}")
     if name == "check_replicas":
         return import_module("pydist.nn.parallel._agreement").check_replicas

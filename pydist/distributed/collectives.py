@@ -10,11 +10,14 @@ Tensors may have any layout: what is not contiguous goes through a copy. Lists w
 of one contiguous tensor are used where they lie. Nothing here is recorded by autograd.
 """
 
+from pydist.distributed.coalescing import recorded
 from pydist.distributed.process_group import current, get_group_rank
 
 
 class ReduceOp:
-    """How elements are combined. AVG is for floating dtypes, BAND, BOR and BXOR are for the others."""
+    """How elements are combined. AVG and PREMUL_SUM are for floating dtypes, BAND, BOR and BXOR are for the others (bool
+    takes all but those two). PREMUL_SUM, the sum of the ranks' tensors each times a factor of its rank, is what
+    _make_nccl_premul_sum(factor) returns."""
 
     SUM = "sum"
     AVG = "avg"
@@ -24,9 +27,30 @@ class ReduceOp:
     BAND = "band"
     BOR = "bor"
     BXOR = "bxor"
+    PREMUL_SUM = "premul_sum"
 
 
 reduce_op = ReduceOp  # PyTorch's old name
+
+
+class _PremulSum(str):
+    """ReduceOp.PREMUL_SUM with its factor."""
+
+
+def _make_nccl_premul_sum(factor):
+    """The reduce operation sum over ranks r of factor_r * tensor_r; factor: a number or a tensor of one element. Each
+    product is rounded to the tensors' dtype before the sum, as NCCL does; ranks may have different factors.
+
+    >>> import pydist
+    >>> from pydist import distributed as dist
+    >>> x = pydist.ones(2)
+    >>> dist.all_reduce(x, dist._make_nccl_premul_sum(0.5))
+    >>> x.tolist()  # a world of one
+    [0.5, 0.5]
+    """
+    op = _PremulSum(ReduceOp.PREMUL_SUM)
+    op.factor = float(factor)
+    return op
 
 
 def rank_of(op, group, name, rank, group_rank):
@@ -50,7 +74,8 @@ def all_reduce(tensor, op=ReduceOp.SUM, group=None, async_op=False):
     >>> x.tolist()  # a world of one
     [1.0, 1.0, 1.0]
     """
-    return current(group).all_reduce(tensor, op, async_op)
+    waits, work = recorded(group, "all_reduce", async_op, tensor, op)
+    return work if waits else current(group).all_reduce(tensor, op, async_op)
 
 
 def reduce(tensor, dst=None, op=ReduceOp.SUM, group=None, async_op=False, group_dst=None):
@@ -78,7 +103,8 @@ def all_gather(tensor_list, tensor, group=None, async_op=False):
 def all_gather_into_tensor(output_tensor, input_tensor, group=None, async_op=False):
     """output_tensor = the ranks' input tensors one after the other, world size times as many elements: concatenated
     ([W * n, ...]) or stacked ([W, n, ...])."""
-    return current(group).all_gather(output_tensor, input_tensor, async_op)
+    waits, work = recorded(group, "all_gather_into_tensor", async_op, output_tensor, input_tensor, None)
+    return work if waits else current(group).all_gather(output_tensor, input_tensor, async_op)
 
 
 def reduce_scatter(output, input_list, op=ReduceOp.SUM, group=None, async_op=False):
@@ -96,7 +122,8 @@ def reduce_scatter_tensor(output, input, op=ReduceOp.SUM, group=None, async_op=F
     >>> part.tolist()
     [1.0, 2.0]
     """
-    return current(group).reduce_scatter(output, input, op, async_op)
+    waits, work = recorded(group, "reduce_scatter_tensor", async_op, input, output, op)
+    return work if waits else current(group).reduce_scatter(output, input, op, async_op)
 
 
 def gather(tensor, gather_list=None, dst=None, group=None, async_op=False, group_dst=None):

@@ -24,7 +24,5 @@ def empty(*size, dtype=None, device=None, group=None):
     shape = _C.Size(size if len(size) != 1 or isinstance(size[0], int) else size[0])
     dtype = dtype or _C.get_default_dtype()
     count = shape.numel()
-    if count == 0:
-        return _C.empty(shape, dtype=dtype)
-    segment = current(group).segment(count * dtype.itemsize)
+    segment = current(group).segment(count * dtype.itemsize)  # of nothing too: the ranks compare their sizes
     return _C.frombuffer(segment, dtype=dtype, count=count).reshape(shape).detach()

@@ -14,7 +14,8 @@
 pd_status pd_reduce_check(const char *name, pd_dtype dtype, pd_reduce op, double scale);
 
 /* out[i] = scale * T(in[0][at + i], ..., in[size - 1][at + i]) for i < count. `out` may be one of the inputs at `at`
-   itself. AVG is SUM here: the caller puts 1/size into the scale. */
+   itself. AVG and PREMUL_SUM are SUM here: the caller puts 1/size into the scale,
+   or has multiplied its input. */
 void pd_reduce_run(pd_dtype dtype, pd_reduce op, int size, const char *const *in, int64_t at, char *out, int64_t count,
                    double scale);
 

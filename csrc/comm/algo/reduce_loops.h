@@ -79,7 +79,7 @@ LAST_HALF(bf16, load_bf16, store_bf16)
 #define FLOAT_ROWS(suffix)                                                                            \
     {.pairs = {[PD_REDUCE_SUM] = ROW(sum, suffix), [PD_REDUCE_AVG] = ROW(sum, suffix),                \
                [PD_REDUCE_PRODUCT] = ROW(product, suffix), [PD_REDUCE_MIN] = ROW(min, suffix),        \
-               [PD_REDUCE_MAX] = ROW(max, suffix)},                                                   \
+               [PD_REDUCE_MAX] = ROW(max, suffix), [PD_REDUCE_PREMUL_SUM] = ROW(sum, suffix)},        \
      .last = PD_LOOPS(last_##suffix)}
 #define INTEGER_ROWS(suffix)                                                                          \
     {.pairs = {[PD_REDUCE_SUM] = ROW(sum, suffix), [PD_REDUCE_PRODUCT] = ROW(product, suffix),        \
@@ -89,7 +89,7 @@ LAST_HALF(bf16, load_bf16, store_bf16)
 #define HALF_ROWS(suffix)                                                                             \
     {.pairs = {[PD_REDUCE_SUM] = HALF_ROW(sum, suffix), [PD_REDUCE_AVG] = HALF_ROW(sum, suffix),      \
                [PD_REDUCE_PRODUCT] = HALF_ROW(product, suffix), [PD_REDUCE_MIN] = HALF_ROW(min, suffix), \
-               [PD_REDUCE_MAX] = HALF_ROW(max, suffix)},                                              \
+               [PD_REDUCE_MAX] = HALF_ROW(max, suffix), [PD_REDUCE_PREMUL_SUM] = HALF_ROW(sum, suffix)}, \
      .last = PD_LOOPS(last_##suffix), .widen = PD_LOOPS(widen_##suffix)}
 
 static const loops PD_LOOPS(table)[PD_DTYPE_COUNT] = {

@@ -9,6 +9,7 @@ rank has to call backward through the same collectives in the same order.
     broadcast       reduce SUM to the source          reduce    broadcast from the destination
     all_gather      reduce_scatter SUM                reduce_scatter   all_gather
     gather          scatter                           scatter   gather
+    all_to_all      all_to_all, back
 
 Reductions other than SUM and AVG have no gradient. PyTorch: torch.distributed.nn.functional.
 """
@@ -128,6 +129,32 @@ class _Scatter(Function):
         return None, None, *parts
 
 
+class _AllToAll(Function):
+    @staticmethod
+    def forward(ctx, group, outputs, *tensors):
+        ctx.group, ctx.shapes = group, [tensor.shape for tensor in tensors]
+        dist.all_to_all(outputs, [tensor.detach() for tensor in tensors], group)
+        return tuple(outputs)
+
+    @staticmethod
+    def backward(ctx, *grads):
+        outputs = [_C.empty(shape, dtype=grads[0].dtype) for shape in ctx.shapes]
+        return None, None, *_AllToAll.apply(ctx.group, outputs, *grads)
+
+
+class _AllToAllSingle(Function):
+    @staticmethod
+    def forward(ctx, group, output, output_sizes, input_sizes, tensor):
+        ctx.group, ctx.sizes, ctx.shape = group, (input_sizes, output_sizes), tensor.shape
+        dist.all_to_all_single(output, tensor.detach(), output_sizes, input_sizes, group)
+        return output
+
+    @staticmethod
+    def backward(ctx, grad):
+        output = _C.empty(ctx.shape, dtype=grad.dtype)
+        return None, None, None, None, _AllToAllSingle.apply(ctx.group, output, *ctx.sizes, grad)
+
+
 def all_reduce(tensor, op=ReduceOp.SUM, group=None):
     """op (SUM or AVG) over the ranks' tensors; everyone's gradients are reduced likewise.
 
@@ -170,3 +197,15 @@ def gather(tensor, dst=0, group=None):
 def scatter(tensors, src=0, group=None):
     """Rank src's `tensors[rank]`; the others give tensors of the same shape, whose gradients are zero."""
     return _Scatter.apply(src, group, *tensors)
+
+
+def all_to_all(output_tensor_list, input_tensor_list, group=None):
+    """Tuple of the output tensors, which it fills: number r is rank r's input_tensor_list[this rank]. The gradients go
+    back the same way."""
+    return _AllToAll.apply(group, list(output_tensor_list), *input_tensor_list)
+
+
+def all_to_all_single(output, input, output_split_sizes=None, input_split_sizes=None, group=None):
+    """The output, which it fills: part r is rank r's part of `input` for this rank, in equal parts of the first dimension
+    or in these sizes. The gradients go back the same way."""
+    return _AllToAllSingle.apply(group, output, output_split_sizes, input_split_sizes, input)

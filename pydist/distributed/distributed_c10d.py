@@ -1,0 +1,11 @@
+"""PyTorch's module of this name: what scripts import from it."""
+
+from pydist.distributed import *  # noqa: F401,F403
+from pydist.distributed.coalescing import _coalescing_manager, _CoalescingManager  # noqa: F401
+from pydist.distributed.collectives import _make_nccl_premul_sum  # noqa: F401
+from pydist.distributed.process_group import current
+
+
+def _get_default_group():
+    """The default process group, made now if there is none."""
+    return current()
