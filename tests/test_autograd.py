@@ -598,12 +598,12 @@ def test_no_cycles():
 
 @pytest.mark.parametrize("build", ["y * 1", "y[:]", "y.neg_()", "y.view(1)", "(y + x)"])
 def test_depth(build):
-    """200,000 nodes: neither backward nor freeing recurses."""
+    """100,000 nodes: neither backward nor freeing recurses."""
     x = leaf(1.0)
     code = compile(build, "build", "eval")
     for use in ("backward", "free", "grad"):
         y = x * 1
-        for i in range(200_000):
+        for i in range(100_000):
             y = eval(code, {"x": x, "y": y, "i": i})
         if use == "backward":
             y.backward()

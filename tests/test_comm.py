@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -21,6 +22,8 @@ FLOATS = ("float16", "bfloat16", "float32", "float64")
 INTS = ("uint8", "int8", "int16", "int32", "int64", "bool")
 
 
+LONG = "FULL_LONG" in os.environ  # .ci/full: more worlds, sizes and seconds
+WORLDS = (1, 2, 3, 4, 5, 8) if LONG else (1, 2, 3, 5)
 APART = False  # test_tcp.py: every rank pretends to be on a host of its own
 
 
@@ -382,7 +385,7 @@ def raw(x):
     return x.tobytes() if isinstance(x, np.ndarray) else x.float().numpy().tobytes()
 
 
-def every_collective(group, sizes=(1, 5, 1000, 30011)):
+def every_collective(group, sizes=(1, 5, 3001) if not LONG else (1, 5, 1000, 30011)):
     """All collectives, dtypes and ops; a hash of all that came out."""
     import hashlib
 
@@ -419,7 +422,7 @@ def every_collective(group, sizes=(1, 5, 1000, 30011)):
     return h.hexdigest()
 
 
-@pytest.mark.parametrize("world", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("world", WORLDS)
 def test_every_collective_gives_the_same_bits_on_every_transport(world):
     inproc = good(run(world, every_collective))
     assert good(run(world, every_collective, slot=1024)) == inproc  # in many pieces
@@ -692,7 +695,7 @@ def test_a_mismatch_names_the_calls():
 def test_a_mismatch_between_some_ranks_does_not_wait_for_the_rest():
     def fn(group):
         if group.rank == 2:
-            time.sleep(2.5)
+            time.sleep(1.4)  # longer than MISMATCH_NS
         x = np.zeros(4 + (group.rank == 1))
         start = time.monotonic()
         try:
@@ -702,7 +705,7 @@ def test_a_mismatch_between_some_ranks_does_not_wait_for_the_rest():
 
     results = good(run(3, fn))
     assert all(results)
-    assert results[0][0] < 2.4 and "rank 2: nothing yet" in results[0][1]
+    assert results[0][0] < 1.39 and "rank 2: nothing yet" in results[0][1]
     assert results[2][0] < 1
 
 
@@ -785,7 +788,7 @@ def test_a_rank_that_raises_sends_its_traceback():
         time.sleep(0.2)
         _C.comm_raised("Traceback (most recent call last):" + chr(10) + "x" * 100000 + chr(10) + "ValueError: too bad")
         group.destroy()
-        time.sleep(1)
+        time.sleep(0.4)
         sys.exit(1)
     {WAIT}
     """
@@ -803,7 +806,7 @@ def test_a_traceback_explains_a_leave_that_came_first():
         group.destroy()
         time.sleep(0.05)
         _C.comm_raised("Traceback" + chr(10) + "KeyError: 5")
-        time.sleep(1)
+        time.sleep(0.4)
         sys.exit(1)
     {WAIT}
     """
@@ -811,7 +814,7 @@ def test_a_traceback_explains_a_leave_that_came_first():
     assert "KeyError: 5" in out, (out, err)
 
 
-@pytest.mark.parametrize("leaving", ["leave()", "group.destroy()\n        time.sleep(2)", "_C.comm_leave()"])
+@pytest.mark.parametrize("leaving", ["leave()", "group.destroy()\n        time.sleep(0.6)", "_C.comm_leave()"])
 def test_a_rank_that_leaves_is_missed(leaving):
     script = f"""
     if rank == 1:
@@ -891,32 +894,32 @@ def test_a_rank_that_never_comes():
     script = """
         if rank == 0:
             try:
-                init(timeout=1.5)
+                init(timeout=0.7)
             except _C.CommTimeout as e:
                 print("timeout", e)
         else:
-            time.sleep(2)
+            time.sleep(1)
     """
-    (code, out, err), _ = processes(2, script, prelude=PRELUDE.replace("group = init()", ""), PYDIST_WARN="1")
+    (code, out, err), _ = processes(2, script, prelude=PRELUDE.replace("group = init()", ""), PYDIST_WARN="0.3")
     assert "timeout" in out and "rank 1" in out, err
-    assert "has waited 1 s for rank 1" in err
+    assert re.search(r"has waited [\d.]+ s for rank 1", err)
 
 
 def test_a_timeout_names_the_missing_rank():
     script = """
         group.destroy()
-        group = init(timeout=1.5)
+        group = init(timeout=1)
         if rank == 1:
-            time.sleep(2.5)
+            time.sleep(1.4)
         start = time.monotonic()
         try:
             group.all_reduce(np.zeros(4))
         except _C.CommTimeout as e:
             print(f"{time.monotonic() - start:.2f} {isinstance(e, TimeoutError)} {e}")
     """
-    (_, first, err), (_, second, _) = processes(2, script, PYDIST_WARN="1")
+    (_, first, err), (_, second, _) = processes(2, script, PYDIST_WARN="0.5")
     seconds, right, text = first.split(" ", 2)
-    assert 1.4 < float(seconds) < 2.2 and right == "True" and "rank 1 (last: #1 init)" in text
+    assert 0.9 < float(seconds) < 1.39 and right == "True" and "rank 1 (last: #1 init)" in text
     assert "rank 0" in second  # rank 1 hears that rank 0 gave up
     warnings = [line for line in err.splitlines() if "has waited" in line]
     assert len(warnings) == 1 and "for rank 1" in warnings[0] and "<string>:" in warnings[0]
@@ -1013,7 +1016,7 @@ def test_ctrl_c_in_a_wait():
         signal.signal(signal.SIGINT, handler)
         print("ready", flush=True)
         if rank == 1:
-            time.sleep(1)
+            time.sleep(0.5)
         try:
             group.all_reduce(np.zeros(4))
         except KeyboardInterrupt:
@@ -1028,7 +1031,7 @@ def test_ctrl_c_in_a_wait():
     with Ranks(2, script) as ranks:
         for r in range(2):
             assert ranks.line(r) == "ready"
-        time.sleep(0.3)
+        time.sleep(0.15)
         start = time.monotonic()
         ranks.processes[0].send_signal(signal.SIGINT)
         assert ranks.line(0) == "interrupted" and time.monotonic() - start < 0.5
@@ -1047,7 +1050,7 @@ def test_a_signal_handler_may_not_use_the_group_it_interrupts():
         signal.signal(signal.SIGUSR1, handler)
         print("ready", flush=True)
         if rank == 1:
-            time.sleep(1)
+            time.sleep(0.5)
         x = np.ones(4)
         group.all_reduce(x)
         assert x[0] == 2
@@ -1056,7 +1059,7 @@ def test_a_signal_handler_may_not_use_the_group_it_interrupts():
     with Ranks(2, script) as ranks:
         for r in range(2):
             assert ranks.line(r) == "ready"
-        time.sleep(0.3)
+        time.sleep(0.15)
         ranks.processes[0].send_signal(signal.SIGUSR1)
         assert "signal handler" in ranks.line(0)
         outputs(ranks.wait())
@@ -1263,7 +1266,7 @@ def test_random_collectives_many_times():
         rng = np.random.default_rng(7)
         segment = group.segment(1 << 20)
         shared = np.frombuffer(segment, np.float64)
-        end = time.monotonic() + 3
+        end = time.monotonic() + float(os.environ.get("FULL_LONG", 0.5))
         pending = []
         i = 0
         go_on = np.ones(1, np.int32)

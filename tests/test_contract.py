@@ -218,7 +218,7 @@ _C.comm_leave()
 assert len(os.listdir("/proc/self/fd")) <= before
 print(f"survived {took:.2f}", flush=True)
 """
-SILENT = 3  # seconds after which a stopped rank counts as dead in these tests
+SILENT = 2  # seconds after which a stopped rank counts as dead in these tests
 
 
 def relatives(mark):

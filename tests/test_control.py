@@ -252,11 +252,15 @@ def test_too_many_strangers_push_out_the_oldest(server):
         s.close()
 
 
-def test_silence_ends_at_the_deadline(server):
-    s = dial(server)
+def test_silence_ends_at_the_deadline():
+    servers = [_C.ControlServer(2), _C.ControlServer(2, listen="127.0.0.1:0")]
+    strangers = [dial(server) for server in servers]
     start = time.monotonic()
-    assert closed(s, within=10)
-    assert 4 < time.monotonic() - start < 7
+    for s in strangers:
+        assert closed(s, within=10)
+        assert 4 < time.monotonic() - start < 7
+    for server in servers:
+        server.close()
 
 
 def test_descriptors_of_strangers_are_not_taken():
@@ -785,7 +789,7 @@ def test_a_stopped_process_is_named(who):
                 print(e.rank, round(time.monotonic() - begin), e, flush=True)
         os._exit(0)
     """ % (1 if who == "rank" else 0)
-    processes = [start(script, url, r, 3, PYDIST_WARN="1", PYDIST_SILENT="3") for r in range(3)]
+    processes = [start(script, url, r, 3, PYDIST_WARN="1", PYDIST_SILENT="1.5") for r in range(3)]
     stopped = processes[1 if who == "rank" else 0]
     try:
         for p in processes:
@@ -794,7 +798,7 @@ def test_a_stopped_process_is_named(who):
         others = [p for p in processes if p is not stopped]
         for code, out, err in finish(others, 20):
             rank, seconds, text = out.split(maxsplit=2)
-            assert int(rank) == processes.index(stopped) and 2 <= int(seconds) <= 6, (out, err)
+            assert int(rank) == processes.index(stopped) and 1 <= int(seconds) <= 6, (out, err)
             if who == "rank":
                 assert "not responding" in text
         if who == "rank":
@@ -811,7 +815,7 @@ def test_a_busy_process_is_not_silent():
         if rank == 1:
             begin = time.monotonic()
             n = 3 ** 4_000_000
-            while time.monotonic() - begin < 3:
+            while time.monotonic() - begin < 2.6:
                 n * n  # one long C call after the other
         group.barrier()
         _C.comm_leave()

@@ -69,19 +69,21 @@ def test_resume_goes_on_as_if_nothing_had_happened(tmp_path, model, ranks):
         assert (state["exp_avg_sq"] == b["optimizer"]["state"][i]["exp_avg_sq"]).all()
 
 
-def test_bad_checkpoints(tmp_path):
-    pytest.importorskip("sklearn")
-    mnist("--epochs", 1, "--save", tmp_path / "mlp.pt")
+def test_bad_checkpoints(tmp_path, folder):
+    mnist("--data", folder, "--epochs", 1, "--save", tmp_path / "mlp.pt")
+    other = pydist.load(tmp_path / "mlp.pt")
+    del other["model"][next(iter(other["model"]))]
+    pydist.save(other, tmp_path / "other.pt")
     (tmp_path / "text.pt").write_text("no checkpoint")
     pydist.save([1], tmp_path / "list.pt")
     for options, message in (
         (("--resume", tmp_path / "missing.pt"), "No such file"),
         (("--resume", tmp_path / "text.pt"), "--resume .*text.pt: "),
         (("--resume", tmp_path / "list.pt"), "--resume .*list.pt: "),
-        (("--model", "cnn", "--resume", tmp_path / "mlp.pt"), "Missing key"),
+        (("--resume", tmp_path / "other.pt"), "Missing key"),
         (("--epochs", 1, "--resume", tmp_path / "mlp.pt"), "1 epochs are done"),
     ):
-        done = mnist(*options)
+        done = mnist("--data", folder, *options)
         assert done.returncode == 1 and re.search(message, done.stderr), done.stderr
         assert "Traceback" not in done.stderr
 

@@ -190,7 +190,7 @@ except dist.DistError as error:
 
 def test_a_cut_cable(tmp_path):
     with Hosts(2, tmp_path) as hosts:
-        hosts.start(HEAD + LOOP, PYDIST_SILENT="3", PYDIST_WARN="1")
+        hosts.start(HEAD + LOOP, PYDIST_SILENT="1.5", PYDIST_WARN="1")
         for rank in range(4):
             hosts.wait_for(f"going{rank}")
         begin = time.monotonic()

@@ -89,16 +89,16 @@ def test_the_warning_says_where_the_missing_ranks_are():
     script = """
         dist.all_reduce(x)
         if rank == 1:
-            time.sleep(2.5)
+            time.sleep(1.2)
         elif rank == 2:
-            end = time.monotonic() + 2.5
+            end = time.monotonic() + 1.2
             while time.monotonic() < end:
                 pass
         elif rank == 3:
             os.kill(os.getpid(), signal.SIGSTOP)
         dist.all_reduce(x)
     """
-    with Ranks(4, script, prelude=PRELUDE, PYDIST_WARN="1") as ranks:
+    with Ranks(4, script, prelude=PRELUDE, PYDIST_WARN="0.5") as ranks:
         line = ranks.processes[0].stderr.readline()
         asleep, busy, stopped = re.split(", rank (?=[23])", line.split("for rank 1", 1)[1])
         assert "it sleeps at <string>:10, in <module>; ended all_reduce(float32[4], SUM) at <string>:8" in asleep
@@ -110,10 +110,10 @@ def test_the_warning_says_where_the_missing_ranks_are():
 
 def test_the_timeout_says_where_the_missing_rank_is():
     script = """
-        dist.init_process_group(timeout=1)
+        dist.init_process_group(timeout=0.6)
         dist.all_reduce(x)
         if rank == 1:
-            time.sleep(2)
+            time.sleep(1)
             sys.exit()
         try:
             dist.all_reduce(x)
@@ -127,23 +127,23 @@ def test_the_timeout_says_where_the_missing_rank_is():
 
 def test_a_long_task_is_waited_for():
     script = """
-        dist.init_process_group(timeout=1.5)
+        dist.init_process_group(timeout=0.6)
         dist.all_reduce(x)
         if rank == 1:
             with dist.long_task("tokenise", minutes=1):
                 with dist.long_task("inner", minutes=0.5):
                     pass
-                time.sleep(3)
+                time.sleep(1.2)
         dist.all_reduce(x)
         print(x[0].item())
         if rank == 1:
-            time.sleep(3)
+            time.sleep(1)
         try:
             dist.all_reduce(x)
         except (dist.CommTimeout, dist.PeerFailed) as e:
             print(type(e).__name__)
     """
-    ended = processes(2, script, prelude=PRELUDE, PYDIST_WARN="1")
+    ended = processes(2, script, prelude=PRELUDE, PYDIST_WARN="0.4")
     assert [out.split() for out in outputs(ended)] == [["4.0", "CommTimeout"]] * 2
     assert "rank 1 (last: #2 all_reduce): long task 'tokenise': it sleeps" in ended[0][2]
 

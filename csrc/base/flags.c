@@ -4,6 +4,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#define NUM_MAX 1e9 /* seconds: 30 years, which are still an int64_t of nanoseconds */
+
 static pd_flags flags;
 static const char *rank = "0";
 static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -13,6 +15,14 @@ static pd_flag_int read_int(const char *name, pd_flag_int def) {
     char *end;
     long value = text && *text ? strtol(text, &end, 10) : def;
     return text && *text && *end ? def : (pd_flag_int)value;
+}
+
+static pd_flag_num read_num(const char *name, pd_flag_num def) {
+    const char *text = getenv(name);
+    char *end;
+    double value = text && *text ? strtod(text, &end) : def;
+    if (text && *text && (*end || value != value)) return def;
+    return value > NUM_MAX ? NUM_MAX : value < -NUM_MAX ? -NUM_MAX : value;
 }
 
 static pd_flag_str read_str(const char *name, pd_flag_str def) {
@@ -39,6 +49,7 @@ const pd_flags *pd_flags_get(void) {
 }
 
 static void show_int(char *to, size_t size, pd_flag_int value) { snprintf(to, size, "%d", value); }
+static void show_num(char *to, size_t size, pd_flag_num value) { snprintf(to, size, "%g", value); }
 static void show_str(char *to, size_t size, pd_flag_str value) { snprintf(to, size, "%s", value); }
 
 int pd_flags_describe(size_t i, const char **name, const char **help, char *value, size_t size) {

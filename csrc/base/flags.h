@@ -6,6 +6,7 @@
 
 typedef const char *pd_flag_str;
 typedef int pd_flag_int;
+typedef double pd_flag_num;
 
 #pragma push_macro("NAN") /* <math.h> has one, a row of ours too */
 #undef NAN

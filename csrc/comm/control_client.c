@@ -93,7 +93,7 @@ static void on_lost(client *c, const char *why) {
 /* Waits for more. False: the server, which asks every second whether we are there, has been silent for too long (and not
    we who were stopped meanwhile). */
 static bool hear_more(client *c, int64_t *heard, int64_t *looked) {
-    int64_t silent = (int64_t)pd_flags_get()->SILENT * 1000000000, now;
+    int64_t silent = (int64_t)(pd_flags_get()->SILENT * 1e9), now;
     int n = poll(&(struct pollfd){.fd = c->wire.fd, .events = POLLIN}, 1, PD_HEARTBEAT_NS / 1000000);
     now = pd_hooks_now(NULL);
     if (n || now - *looked > 3 * PD_HEARTBEAT_NS) *heard = now;

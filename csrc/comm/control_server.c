@@ -280,7 +280,7 @@ static void present(const pd_control_server *s, char *text, size_t size) {
 }
 
 static pd_status drain(pd_control_server *s, double timeout, const pd_hooks *hooks) {
-    int64_t start = pd_hooks_now(hooks), warn = (int64_t)pd_flags_get()->WARN * 1000000000;
+    int64_t start = pd_hooks_now(hooks), warn = (int64_t)(pd_flags_get()->WARN * 1e9);
     char ranks[200];
     for (bool warned = warn <= 0;;) {
         present(s, ranks, sizeof ranks);
