@@ -211,11 +211,11 @@ def hash_of(dtype, op, n, rank):
 @pytest.mark.parametrize("world", [1, 2, 3, 4, 5])
 def test_every_dtype_and_op_has_the_trees_bits(world, algo):
     results = good(run(world, reduce_everything, algo=algo, slot=1024))  # many pieces
-    for rank in range(world):
-        for dtype, op, n, got in results[rank]:
-            inputs = [sample(dtype, n, hash_of(dtype, op, n, r)) for r in range(world)]
-            want = expected(inputs, dtype, op)
-            assert got.tobytes() == want.tobytes(), (dtype, op, n, rank)
+    for (dtype, op, n, _), *got in zip(results[0], *results, strict=True):
+        inputs = [sample(dtype, n, hash_of(dtype, op, n, r)) for r in range(world)]
+        want = expected(inputs, dtype, op).tobytes()
+        for rank in range(world):
+            assert got[rank][3].tobytes() == want, (dtype, op, n, rank)
 
 
 @pytest.mark.parametrize("world", [2, 3])

@@ -648,7 +648,7 @@ def test_ranks_meet_without_a_launcher(tmp_path, kind, world):
         f"tcp://{socket.gethostname() if kind == 'name' else '127.0.0.1'}:{free_port()}"
     script = """
         if rank == 0:
-            time.sleep(0.3)
+            time.sleep(0.15)
         group = join()
         assert group.transport == ("none" if world == 1 else "shm")
         check(group)
@@ -658,7 +658,7 @@ def test_ranks_meet_without_a_launcher(tmp_path, kind, world):
         group.store.set(f"key{rank}", "value")
         group.destroy()
         if rank == world - 1 and world > 1:
-            time.sleep(0.5)
+            time.sleep(0.25)
             print(group.store.get("key0", 5).decode())
         _C.comm_leave()
         print(time.time())

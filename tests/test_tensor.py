@@ -689,6 +689,7 @@ def test_empty_and_scalar_tensors():
     assert s.grad.item() == pytest.approx(9) and s.shape == () and s.stride() == () and s.T.shape == ()
 
 
+@pytest.mark.skipif("FULL_LONG" not in os.environ, reason="takes long: .ci/full runs it")
 def test_two_billion_elements():
     if os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") < 8 << 30:
         pytest.skip("needs 8 GiB of free memory")
