@@ -224,6 +224,11 @@ def adagrad_steps():
 
 
 @scenario
+def nadam_steps():
+    return steps(lambda ps: optim.NAdam(ps))
+
+
+@scenario
 def clipping():
     p = nn.Parameter(pydist.ones(4))
     p.grad = pydist.ones(4)

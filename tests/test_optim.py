@@ -1,6 +1,7 @@
 """Optimizers: the update rules against torch where it is installed, groups, state and schedules."""
 
 import copy
+import warnings
 
 import pytest
 
@@ -34,6 +35,18 @@ VARIANTS = [
     ("RMSprop", {"momentum": 0.5, "centered": True}),
     ("Adagrad", {}),
     ("Adagrad", {"lr_decay": 0.1, "weight_decay": 0.1, "initial_accumulator_value": 0.2, "maximize": True}),
+    ("NAdam", {}),
+    ("NAdam", {"weight_decay": 0.1, "momentum_decay": 0.1, "betas": (0.8, 0.95), "maximize": True}),
+    ("NAdam", {"weight_decay": 0.1, "decoupled_weight_decay": True}),
+    ("RAdam", {}),
+    ("RAdam", {"weight_decay": 0.1, "betas": (0.8, 0.7), "maximize": True}),
+    ("RAdam", {"weight_decay": 0.1, "decoupled_weight_decay": True, "eps": 1e-4}),
+    ("Adamax", {}),
+    ("Adamax", {"weight_decay": 0.1, "betas": (0.7, 0.8), "eps": 1e-3, "maximize": True}),
+    ("ASGD", {}),
+    ("ASGD", {"lambd": 0.1, "alpha": 0.5, "t0": 3, "weight_decay": 0.1, "maximize": True}),
+    ("Rprop", {}),
+    ("Rprop", {"etas": (0.3, 1.5), "step_sizes": (1e-3, 0.05), "maximize": True}),
 ]
 IDS = [f"{kind}-{'-'.join(options) or 'plain'}" for kind, options in VARIANTS]
 
@@ -50,8 +63,16 @@ def build(nn, dtype):
     return nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 4)).to(dtype)
 
 
+@pytest.fixture
+def double(torch):
+    """PyTorch keeps some numbers of the state in its default dtype."""
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
 @pytest.mark.parametrize("kind, options", VARIANTS, ids=IDS)
-def test_training_parity(torch, kind, options):
+def test_training_parity(torch, double, kind, options):
     """50 steps in float64 from the same weights: the same losses within 1e-9."""
     torch.manual_seed(0)
     theirs, ours = build(torch.nn, torch.float64), build(nn, pydist.float64)
@@ -75,7 +96,7 @@ def test_training_parity(torch, kind, options):
 
 
 @pytest.mark.parametrize("kind, options", VARIANTS, ids=IDS)
-def test_missing_gradients_and_state_parity(torch, kind, options):
+def test_missing_gradients_and_state_parity(torch, double, kind, options):
     """Parameters that sometimes have no gradient; dictionaries that each side loads from the other."""
     torch.manual_seed(1)
     start = [torch.randn(3, dtype=torch.float64) for _ in range(3)]
@@ -118,7 +139,87 @@ def test_missing_gradients_and_state_parity(torch, kind, options):
     check()
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"lr": 0.01},
+        {"lr": 0.1, "max_iter": 4, "history_size": 3},
+        {"line_search_fn": "strong_wolfe"},
+        {"lr": 0.5, "line_search_fn": "strong_wolfe", "history_size": 2, "max_iter": 8, "max_eval": 30},
+        {"lr": 30.0, "line_search_fn": "strong_wolfe", "max_eval": 9},
+        {"lr": 1e-3, "line_search_fn": "strong_wolfe", "tolerance_change": 1e-3},
+    ],
+)
+def test_lbfgs_parity(torch, options):
+    """A least-squares problem and Rosenbrock's valley, which turns: the same point after every step, the same counts."""
+    a = torch.randn(20, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+    def run(lib, a, start):
+        x, y = (nn.Parameter(v) if lib is pydist else torch.nn.Parameter(v) for v in start)
+        opt, path = lib.optim.LBFGS([x, y], **options), []
+
+        def closure():
+            opt.zero_grad()
+            valley = ((1 - y[:-1]) ** 2 + 10 * (y[1:] - y[:-1] ** 2) ** 2).sum()
+            loss = ((a @ x - 1) ** 2).mean() + valley
+            loss.backward()
+            return loss
+
+        for _ in range(4):
+            path.append(opt.step(closure).item())
+            path += [*x.tolist(), *y.tolist()]
+        state = next(iter(opt.state_dict()["state"].values()))
+        return path, state["func_evals"], state["n_iter"], set(state) - {"al"}
+
+    start = [torch.zeros(4, dtype=torch.float64), torch.tensor([-1.2, 1.0, 0.5], dtype=torch.float64)]
+    ours = run(pydist, from_torch(a), [from_torch(v) for v in start])
+    theirs = run(torch, a, [v.clone() for v in start])
+    assert ours[0] == pytest.approx(theirs[0], rel=1e-9, abs=1e-9)
+    assert ours[1:] == theirs[1:]
+
+
+def test_muon_parity(torch):
+    """The orthogonalised step is of bfloat16, so it agrees to its rounding."""
+    g = torch.Generator().manual_seed(0)
+    for shape, options in (((6, 4), {}), ((4, 9), {"nesterov": False, "adjust_lr_fn": "match_rms_adamw"})):
+        q = torch.nn.Parameter(torch.randn(shape, generator=g))
+        p = nn.Parameter(from_torch(q))
+        theirs, ours = torch.optim.Muon([q], lr=0.1, **options), optim.Muon([p], lr=0.1, **options)
+        for _ in range(3):
+            q.grad = torch.randn(shape, generator=g)
+            p.grad = from_torch(q.grad)
+            theirs.step()
+            ours.step()
+        assert (to_torch(torch, p) - q).abs().max() < 0.02
+        assert set(ours.state[p]) == set(theirs.state[q])
+
+
 # The rules without torch.
+
+
+def test_lion_and_lamb_by_formula():
+    np = pytest.importorskip("numpy")
+    rng = np.random.default_rng(0)
+    start, grads = rng.normal(size=(3, 2)), rng.normal(size=(6, 3, 2))
+    p, q = nn.Parameter(pydist.tensor(start)), nn.Parameter(pydist.tensor(start))
+    lion = optim.Lion([p], lr=0.1, betas=(0.8, 0.9), weight_decay=0.2)
+    lamb = optim.LAMB([q], lr=0.1, betas=(0.8, 0.9), eps=1e-3, weight_decay=0.2)
+    x, m = start.copy(), 0
+    y, mean, square = start.copy(), 0, 0
+    for t, g in enumerate(grads, 1):
+        p.grad = q.grad = pydist.tensor(g)
+        lion.step()
+        lamb.step()
+        x = x * (1 - 0.1 * 0.2) - 0.1 * np.sign(0.8 * m + 0.2 * g)
+        m = 0.9 * m + 0.1 * g
+        mean, square = 0.8 * mean + 0.2 * g, 0.9 * square + 0.1 * g * g
+        d = mean / (1 - 0.8**t) / (np.sqrt(square / (1 - 0.9**t)) + 1e-3) + 0.2 * y
+        y = y - 0.1 * np.linalg.norm(y) / np.linalg.norm(d) * d
+    assert np.abs(p.detach().numpy() - x).max() < 1e-12 and np.abs(q.detach().numpy() - y).max() < 1e-12
+    zero = nn.Parameter(pydist.zeros(2))
+    zero.grad = pydist.ones(2)
+    optim.LAMB([zero], lr=0.5, eps=0.0).step()  # without a norm the ratio is 1
+    assert zero.tolist() == pytest.approx([-0.5, -0.5])
 
 
 def test_sgd_by_hand():
@@ -246,6 +347,17 @@ def test_copies_are_independent():
         (lambda p: optim.RMSprop([p], momentum=-1), "Invalid momentum value: -1"),
         (lambda p: optim.Adagrad([p], lr_decay=-1), "Invalid lr_decay value: -1"),
         (lambda p: optim.Adagrad([p], initial_accumulator_value=-1), "Invalid initial_accumulator_value value: -1"),
+        (lambda p: optim.NAdam([p], momentum_decay=-1), "Invalid momentum_decay value: -1"),
+        (lambda p: optim.RAdam([p], betas=(0.9, 1.0)), "Invalid beta parameter at index 1: 1.0"),
+        (lambda p: optim.Adamax([p], eps=-1), "Invalid epsilon value: -1"),
+        (lambda p: optim.ASGD([p], weight_decay=-1), "Invalid weight_decay value: -1"),
+        (lambda p: optim.Rprop([p], etas=(1.5, 2.0)), "Invalid eta values: 1.5, 2.0"),
+        (lambda p: optim.Lion([p], lr=-1), "Invalid learning rate: -1"),
+        (lambda p: optim.LAMB([p], eps=-1), "Invalid epsilon value: -1"),
+        (lambda p: optim.Muon([p]), "only supports 2D parameters"),
+        (lambda p: optim.Muon([p], adjust_lr_fn="best"), "best is not supported"),
+        (lambda p: optim.LBFGS([{"params": [p]}, {"params": [parameter([1.0])]}]), "per-parameter options"),
+        (lambda p: optim.LBFGS([p], lr=-1), "Invalid learning rate: -1"),
         (lambda p: optim.SGD([]), "empty parameter list"),
         (lambda p: optim.SGD([p * 2]), "non-leaf"),
         (lambda p: optim.SGD([{"params": [p]}, {"params": [p]}]), "more than one parameter group"),
@@ -286,28 +398,86 @@ SCHEDULES = [
     ("CosineAnnealingLR", {"T_max": 10}),
     ("StepLR", {"step_size": 3, "gamma": 0.5}),
     ("LambdaLR", {"lr_lambda": lambda epoch: 0.9**epoch}),
+    ("MultiplicativeLR", {"lr_lambda": lambda epoch: 0.9 + 0.01 * epoch}),
+    ("PolynomialLR", {"total_iters": 7, "power": 1.5}),
+    ("PolynomialLR", {}),
+    ("CosineAnnealingWarmRestarts", {"T_0": 2, "T_mult": 2, "eta_min": 0.01}),
+    ("CosineAnnealingWarmRestarts", {"T_0": 3}),
+    ("CyclicLR", {"base_lr": 0.01, "max_lr": [0.1, 0.2], "step_size_up": 3, "step_size_down": 2}),
+    ("CyclicLR", {"base_lr": 0.01, "max_lr": 0.1, "step_size_up": 2, "mode": "triangular2", "cycle_momentum": False}),
+    ("CyclicLR", {"base_lr": 0.01, "max_lr": 0.1, "step_size_up": 2, "mode": "exp_range", "gamma": 0.9}),
+    ("CyclicLR", {"base_lr": 0.01, "max_lr": 0.1, "step_size_up": 2, "scale_fn": lambda x: 1 / x}),
+    ("OneCycleLR", {"max_lr": [0.1, 0.4], "total_steps": 11}),
+    ("OneCycleLR", {"max_lr": 0.1, "epochs": 4, "steps_per_epoch": 3, "three_phase": True, "pct_start": 0.4}),
+    ("OneCycleLR", {"max_lr": 0.1, "total_steps": 12, "anneal_strategy": "linear", "cycle_momentum": False}),
     ("LambdaLR", {"lr_lambda": [lambda epoch: 1.0, lambda epoch: 1 / (1 + epoch)]}),
 ]
 
 
-def rates(optimizers, schedulers, make, kind, options):
+def follow(lib, make, schedule, kind="SGD", steps=10, epochs=None):
+    """(lr and momentum of both groups after each step, the schedule)"""
     groups = [{"params": [make()], "lr": 0.1}, {"params": [make()], "lr": 0.2}]
-    opt = optimizers(groups, lr=1.0)
-    schedule = getattr(schedulers, kind)(opt, **options)
-    out = [schedule.get_last_lr()]
-    for _ in range(10):
+    opt = getattr(lib.optim, kind)(groups, lr=1.0)
+    made, out = schedule(lib.optim.lr_scheduler, opt), []
+    for i in range(steps):
+        out += [group["lr"] for group in opt.param_groups]
+        out += [group["momentum"] if kind == "SGD" else group["betas"][0] for group in opt.param_groups]
+        assert list(made.get_last_lr()) == [group["lr"] for group in opt.param_groups]
         opt.step()
-        schedule.step()
-        out.append(schedule.get_last_lr())
-        assert [group["lr"] for group in opt.param_groups] == out[-1]
-    return out
+        made.step(*epochs[i : i + 1] if epochs else ())
+    return out, made
+
+
+def both(torch, schedule, **options):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's about the epoch given to step
+        theirs = follow(torch, lambda: torch.zeros(1, requires_grad=True), schedule, **options)
+    ours = follow(pydist, lambda: parameter([1.0]), schedule, **options)
+    assert ours[0] == pytest.approx(theirs[0], rel=1e-12)
+    return ours[1], theirs[1]
 
 
 @pytest.mark.parametrize("kind, options", SCHEDULES)
 def test_schedule_parity(torch, kind, options):
-    ours = rates(optim.SGD, optim.lr_scheduler, lambda: parameter([1.0]), kind, options)
-    theirs = rates(torch.optim.SGD, torch.optim.lr_scheduler, lambda: torch.zeros(1, requires_grad=True), kind, options)
-    assert [rate for rates in ours for rate in rates] == pytest.approx([rate for rates in theirs for rate in rates])
+    """Step by step, and where an epoch is named; the state dictionaries have the same keys."""
+    optimizer = "Adam" if options.get("cycle_momentum") is False or "max_lr" in options else "SGD"
+    ours, theirs = both(torch, lambda module, opt: getattr(module, kind)(opt, **options), kind=optimizer)
+    own = {"_get_lr_called_within_step", "_scale_fn_ref"}  # of PyTorch's checks
+    assert set(ours.state_dict()) == set(theirs.state_dict()) - own
+    if "max_lr" in options and options.get("cycle_momentum", True):
+        both(torch, lambda module, opt: getattr(module, kind)(opt, **options))
+    both(torch, lambda module, opt: getattr(module, kind)(opt, **options), kind=optimizer, epochs=[0, 3, 4, 1, 7] * 2)
+
+
+def test_composed_schedules_parity(torch):
+    def sequence(module, opt):
+        parts = [
+            module.LinearLR(opt, 0.1, total_iters=3),
+            module.StepLR(opt, 2, 0.5),
+            module.CosineAnnealingLR(opt, 5, 0.01),
+            module.ExponentialLR(opt, 0.9),
+        ]
+        return module.SequentialLR(opt, parts, [3, 7, 11])
+
+    def chain(module, opt):
+        return module.ChainedScheduler([module.ConstantLR(opt, 0.1, 4), module.MultiplicativeLR(opt, lambda e: 0.9)])
+
+    def nested(module, opt):
+        return module.SequentialLR(opt, [chain(module, opt), module.MultiStepLR(opt, [0, 2], 0.5)], [4])
+
+    for schedule in (sequence, chain, nested):
+        ours, theirs = both(torch, schedule, steps=15)
+        state = ours.state_dict()
+        assert set(state) == set(theirs.state_dict())
+        assert [set(s) - {"_get_lr_called_within_step"} for s in theirs.state_dict()["_schedulers"]] == [
+            set(s) for s in state["_schedulers"]
+        ]
+        _, other = follow(pydist, lambda: parameter([1.0]), schedule, steps=2)
+        other.load_state_dict(state)
+        other.optimizer.load_state_dict(ours.optimizer.state_dict())
+        ours.step()
+        other.step()
+        assert other.get_last_lr() == ours.get_last_lr()
 
 
 @pytest.mark.parametrize("mode", ["min", "max"])
@@ -344,6 +514,14 @@ def test_plateau_parity(torch, mode, options):
         (lambda o: optim.lr_scheduler.ReduceLROnPlateau(o, "low"), "mode low is unknown"),
         (lambda o: optim.lr_scheduler.ReduceLROnPlateau(o, threshold_mode="x"), "threshold mode x is unknown"),
         (lambda o: optim.lr_scheduler.ReduceLROnPlateau(o, min_lr=[0.1, 0.1]), "expected 1 min_lrs, got 2"),
+        (lambda o: optim.lr_scheduler.SequentialLR(o, [], []), "at least one scheduler"),
+        (lambda o: optim.lr_scheduler.SequentialLR(o, [optim.lr_scheduler.StepLR(o, 2)], [1]), "1 schedulers and 1"),
+        (lambda o: optim.lr_scheduler.ChainedScheduler([optim.lr_scheduler.ReduceLROnPlateau(o)]), "index 0"),
+        (lambda o: optim.lr_scheduler.CyclicLR(o, 0.1, [1.0, 2.0]), "has 2 values, param_groups has 1"),
+        (lambda o: optim.lr_scheduler.CyclicLR(o, 0.1, 1.0, mode="x"), "mode is invalid"),
+        (lambda o: optim.lr_scheduler.OneCycleLR(o, 0.1), "either total_steps"),
+        (lambda o: optim.lr_scheduler.OneCycleLR(o, 0.1, total_steps=0), "positive integer total_steps"),
+        (lambda o: optim.lr_scheduler.CosineAnnealingWarmRestarts(o, 0), "positive integer T_0"),
         (lambda o: optim.lr_scheduler.ReduceLROnPlateau(3), "int is not an Optimizer"),
     ],
 )

@@ -58,13 +58,20 @@ typedef struct pd_block { int64_t outer, n, inner; } pd_block;
 
 /* One piece of an optimizer's state: parallel arrays of n elements of one dtype; m, v, w are NULL where the method does not
    use them. SGD: m momentum. Adam: m mean of g, v of g^2, w the largest v. Adadelta: m mean of the squared steps, v of g^2.
-   RMSprop: m momentum, v mean of g^2, w of g. Adagrad: v sum of g^2. */
+   RMSprop: m momentum, v mean of g^2, w of g. Adagrad: v sum of g^2. Moments (NAdam, RAdam): m mean of g, v of g^2. Adamax: m
+   mean of g, v the largest |g|, fading. ASGD: m mean of p. Rprop: m the last gradient, v the step. Lion: m mean of g. */
 typedef struct pd_segment_step { void *p, *g, *m, *v, *w; int64_t n; } pd_segment_step;
 typedef struct pd_sgd { double lr, momentum, dampening, weight_decay; bool nesterov, maximize, first; } pd_sgd;
 typedef struct pd_adam { double lr, beta1, beta2, eps, weight_decay; int64_t step; bool amsgrad, decoupled, maximize; } pd_adam;
 typedef struct pd_adadelta { double lr, rho, eps, weight_decay; bool maximize; } pd_adadelta;
 typedef struct pd_rmsprop { double lr, alpha, eps, weight_decay, momentum; bool centered, maximize; } pd_rmsprop;
 typedef struct pd_adagrad { double lr, lr_decay, eps, weight_decay; int64_t step; bool maximize; } pd_adagrad;
+/* p = shrink p - (from_grad g + from_mean m) / (root sqrt(v) + eps), or not adaptive: p = shrink p - from_mean m */
+typedef struct pd_moments { double beta1, beta2, eps, weight_decay, shrink, from_grad, from_mean, root; bool adaptive, maximize; } pd_moments;
+typedef struct pd_adamax { double step_size, beta1, beta2, eps, weight_decay; bool maximize; } pd_adamax;
+typedef struct pd_asgd { double eta, lambd, mu, weight_decay; bool maximize; } pd_asgd;
+typedef struct pd_rprop { double eta_minus, eta_plus, step_min, step_max; bool maximize; } pd_rprop;
+typedef struct pd_lion { double lr, beta1, beta2, weight_decay; bool maximize; } pd_lion;
 
 /* Batch normalisation over x[N, C, S] (contiguous) or x[N, S, C] (channels_last). Statistics in float (double for F64). */
 typedef struct pd_batch_norm { int64_t N, C, S; bool channels_last; double eps; } pd_batch_norm;
@@ -192,6 +199,11 @@ typedef struct pd_cpu_table {
     void (*adadelta)(pd_dtype t, const pd_adadelta *c, const pd_segment_step *s, int64_t count);
     void (*rmsprop)(pd_dtype t, const pd_rmsprop *c, const pd_segment_step *s, int64_t count);
     void (*adagrad)(pd_dtype t, const pd_adagrad *c, const pd_segment_step *s, int64_t count);
+    void (*moments)(pd_dtype t, const pd_moments *c, const pd_segment_step *s, int64_t count);
+    void (*adamax)(pd_dtype t, const pd_adamax *c, const pd_segment_step *s, int64_t count);
+    void (*asgd)(pd_dtype t, const pd_asgd *c, const pd_segment_step *s, int64_t count);
+    void (*rprop)(pd_dtype t, const pd_rprop *c, const pd_segment_step *s, int64_t count);
+    void (*lion)(pd_dtype t, const pd_lion *c, const pd_segment_step *s, int64_t count);
     /* sum of squares in double, fixed order; multiply in place. */
     double (*sum_squares)(pd_dtype t, int64_t n, const void *x);
     void (*scale)(pd_dtype t, int64_t n, double by, void *x);

@@ -65,6 +65,11 @@ STEP(adam, 1.5)
 STEP(adadelta, 2.0)
 STEP(rmsprop, 2.0)
 STEP(adagrad, 1.5)
+STEP(moments, 1.5)
+STEP(adamax, 1.5)
+STEP(asgd, 1.0)
+STEP(rprop, 1.5)
+STEP(lion, 1.0)
 
 pd_status pd_sum_squares(pd_tensor *const *tensors, int64_t count, double *out) {
     *out = 0.0;

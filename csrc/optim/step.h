@@ -14,6 +14,11 @@ pd_status pd_step_adam(const pd_step_lists *l, const pd_adam *c);       /* step 
 pd_status pd_step_adadelta(const pd_step_lists *l, const pd_adadelta *c);
 pd_status pd_step_rmsprop(const pd_step_lists *l, const pd_rmsprop *c); /* m where momentum is not 0, w where centered */
 pd_status pd_step_adagrad(const pd_step_lists *l, const pd_adagrad *c);
+pd_status pd_step_moments(const pd_step_lists *l, const pd_moments *c);
+pd_status pd_step_adamax(const pd_step_lists *l, const pd_adamax *c);
+pd_status pd_step_asgd(const pd_step_lists *l, const pd_asgd *c);
+pd_status pd_step_rprop(const pd_step_lists *l, const pd_rprop *c);
+pd_status pd_step_lion(const pd_step_lists *l, const pd_lion *c);
 
 /* The sum of the squares of all elements, in double and in a fixed order; dense floating tensors of any dtypes. */
 pd_status pd_sum_squares(pd_tensor *const *tensors, int64_t count, double *out);

@@ -116,6 +116,77 @@ static PyObject *adagrad_step(PyObject *module, PyObject *args, PyObject *kwargs
     return finish(&l, pd_step_adagrad(&(pd_step_lists){.params = l.t[0], .v = l.t[1], .count = l.n}, &c));
 }
 
+static PyObject *moments_step(PyObject *module, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"params", "exp_avgs", "exp_avg_sqs", "beta1", "beta2", "eps", "weight_decay", "shrink",
+                            "from_grad", "from_mean", "root", "adaptive", "maximize", NULL};
+    PyObject *o[3] = {NULL};
+    pd_moments c = {0};
+    int adaptive = 0, maximize = 0;
+    lists l;
+    (void)module;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO|$ddddddddpp:moments_step", names, &o[0], &o[1], &o[2], &c.beta1, &c.beta2, &c.eps, &c.weight_decay,
+                                     &c.shrink, &c.from_grad, &c.from_mean, &c.root, &adaptive, &maximize) || !read_lists("moments_step", o, 3, &l)) return NULL;
+    c.adaptive = adaptive, c.maximize = maximize;
+    if (!l.t[1] || !l.t[2]) return finish(&l, pd_fail(PD_E_VALUE, "moments_step: a state list is None"));
+    return finish(&l, pd_step_moments(&(pd_step_lists){.params = l.t[0], .m = l.t[1], .v = l.t[2], .count = l.n}, &c));
+}
+
+static PyObject *adamax_step(PyObject *module, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"params", "exp_avgs", "exp_infs", "step_size", "beta1", "beta2", "eps", "weight_decay", "maximize", NULL};
+    PyObject *o[3] = {NULL};
+    pd_adamax c = {0};
+    int maximize = 0;
+    lists l;
+    (void)module;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO|$dddddp:adamax_step", names, &o[0], &o[1], &o[2], &c.step_size, &c.beta1, &c.beta2, &c.eps, &c.weight_decay,
+                                     &maximize) || !read_lists("adamax_step", o, 3, &l)) return NULL;
+    c.maximize = maximize;
+    if (!l.t[1] || !l.t[2]) return finish(&l, pd_fail(PD_E_VALUE, "adamax_step: a state list is None"));
+    return finish(&l, pd_step_adamax(&(pd_step_lists){.params = l.t[0], .m = l.t[1], .v = l.t[2], .count = l.n}, &c));
+}
+
+static PyObject *asgd_step(PyObject *module, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"params", "averages", "eta", "lambd", "mu", "weight_decay", "maximize", NULL};
+    PyObject *o[2] = {NULL};
+    pd_asgd c = {0};
+    int maximize = 0;
+    lists l;
+    (void)module;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|$ddddp:asgd_step", names, &o[0], &o[1], &c.eta, &c.lambd, &c.mu, &c.weight_decay,
+                                     &maximize) || !read_lists("asgd_step", o, 2, &l)) return NULL;
+    c.maximize = maximize;
+    if (!l.t[1]) return finish(&l, pd_fail(PD_E_VALUE, "asgd_step: a state list is None"));
+    return finish(&l, pd_step_asgd(&(pd_step_lists){.params = l.t[0], .m = l.t[1], .count = l.n}, &c));
+}
+
+static PyObject *rprop_step(PyObject *module, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"params", "prevs", "step_sizes", "eta_minus", "eta_plus", "step_min", "step_max", "maximize", NULL};
+    PyObject *o[3] = {NULL};
+    pd_rprop c = {0};
+    int maximize = 0;
+    lists l;
+    (void)module;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO|$ddddp:rprop_step", names, &o[0], &o[1], &o[2], &c.eta_minus, &c.eta_plus, &c.step_min, &c.step_max,
+                                     &maximize) || !read_lists("rprop_step", o, 3, &l)) return NULL;
+    c.maximize = maximize;
+    if (!l.t[1] || !l.t[2]) return finish(&l, pd_fail(PD_E_VALUE, "rprop_step: a state list is None"));
+    return finish(&l, pd_step_rprop(&(pd_step_lists){.params = l.t[0], .m = l.t[1], .v = l.t[2], .count = l.n}, &c));
+}
+
+static PyObject *lion_step(PyObject *module, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"params", "exp_avgs", "lr", "beta1", "beta2", "weight_decay", "maximize", NULL};
+    PyObject *o[2] = {NULL};
+    pd_lion c = {0};
+    int maximize = 0;
+    lists l;
+    (void)module;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|$ddddp:lion_step", names, &o[0], &o[1], &c.lr, &c.beta1, &c.beta2, &c.weight_decay,
+                                     &maximize) || !read_lists("lion_step", o, 2, &l)) return NULL;
+    c.maximize = maximize;
+    if (!l.t[1]) return finish(&l, pd_fail(PD_E_VALUE, "lion_step: a state list is None"));
+    return finish(&l, pd_step_lion(&(pd_step_lists){.params = l.t[0], .m = l.t[1], .count = l.n}, &c));
+}
+
 static PyObject *zero_grads(PyObject *module, PyObject *args) {
     PyObject *o[1];
     int set_to_none = 1;
@@ -142,6 +213,11 @@ static PyMethodDef functions[] = {
     {"adadelta_step", (PyCFunction)(void (*)(void))adadelta_step, METH_VARARGS | METH_KEYWORDS, "adadelta_step(params, square_avgs, acc_deltas, *, lr, ...): one fused step of Adadelta."},
     {"rmsprop_step", (PyCFunction)(void (*)(void))rmsprop_step, METH_VARARGS | METH_KEYWORDS, "rmsprop_step(params, square_avgs, momentum_buffers, grad_avgs, *, lr, ...): one fused step of RMSprop."},
     {"adagrad_step", (PyCFunction)(void (*)(void))adagrad_step, METH_VARARGS | METH_KEYWORDS, "adagrad_step(params, sums, *, lr, ...): one fused step of Adagrad."},
+    {"moments_step", (PyCFunction)(void (*)(void))moments_step, METH_VARARGS | METH_KEYWORDS, "moments_step(params, exp_avgs, exp_avg_sqs, *, beta1, ...): one fused step of NAdam or RAdam."},
+    {"adamax_step", (PyCFunction)(void (*)(void))adamax_step, METH_VARARGS | METH_KEYWORDS, "adamax_step(params, exp_avgs, exp_infs, *, step_size, ...): one fused step of Adamax."},
+    {"asgd_step", (PyCFunction)(void (*)(void))asgd_step, METH_VARARGS | METH_KEYWORDS, "asgd_step(params, averages, *, eta, ...): one fused step of averaged SGD."},
+    {"rprop_step", (PyCFunction)(void (*)(void))rprop_step, METH_VARARGS | METH_KEYWORDS, "rprop_step(params, prevs, step_sizes, *, eta_minus, ...): one fused step of Rprop."},
+    {"lion_step", (PyCFunction)(void (*)(void))lion_step, METH_VARARGS | METH_KEYWORDS, "lion_step(params, exp_avgs, *, lr, ...): one fused step of Lion."},
     {"sum_squares", sum_squares, METH_O, "sum_squares(tensors): the sum of the squares of all elements, in float64."},
     {"zero_grads", zero_grads, METH_VARARGS, "zero_grads(params, set_to_none=True)"},
     {0},

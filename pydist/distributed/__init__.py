@@ -74,7 +74,6 @@ __all__ = [
     "PeerFailed",
     "ProcessGroup",
     "ReduceOp",
-    "Transaction",
     "Work",
     "all_gather",
     "all_gather_coalesced",
@@ -112,7 +111,6 @@ __all__ = [
     "reduce_scatter",
     "reduce_scatter_tensor",
     "scatter",
-    "shrink_group",
     "check_replicas",
     *_DDP,
     "split_group",
@@ -135,8 +133,6 @@ def __getattr__(name):
         return getattr(import_module("pydist.nn.parallel._bucket"), name)
     if name == "shrink_group":
         return import_module("pydist.distributed.shrink").shrink_group
-    if name == "Transaction":
-        return import_module("pydist.distributed.transaction").Transaction
     if name in _STORES:
         return getattr(import_module("pydist.distributed.store"), name)
     if name in _EXCHANGE:

@@ -4,8 +4,32 @@ from pydist.optim import lr_scheduler
 from pydist.optim.adadelta import Adadelta
 from pydist.optim.adagrad import Adagrad
 from pydist.optim.adam import Adam, AdamW
+from pydist.optim.asgd import ASGD
+from pydist.optim.large_batch import LAMB, Lion
+from pydist.optim.lbfgs import LBFGS
+from pydist.optim.moments import Adamax, NAdam, RAdam
+from pydist.optim.muon import Muon
 from pydist.optim.optimizer import Optimizer
 from pydist.optim.rmsprop import RMSprop
+from pydist.optim.rprop import Rprop
 from pydist.optim.sgd import SGD
 
-__all__ = ["SGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Optimizer", "RMSprop", "lr_scheduler"]
+__all__ = [
+    "ASGD",
+    "LAMB",
+    "LBFGS",
+    "SGD",
+    "Adadelta",
+    "Adagrad",
+    "Adam",
+    "AdamW",
+    "Adamax",
+    "Lion",
+    "Muon",
+    "NAdam",
+    "Optimizer",
+    "RAdam",
+    "RMSprop",
+    "Rprop",
+    "lr_scheduler",
+]

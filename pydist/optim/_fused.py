@@ -18,20 +18,31 @@ def check_options(*options):
 
 
 class Batch:
-    """Parameters with gradients and an equal step count, and their state tensors in parallel lists."""
+    """Parameters with gradients and an equal step count, and their state tensors in parallel lists. `scalars`: the plain
+    numbers of their states, which are equal too."""
 
-    __slots__ = ("params", "states", "columns", "count")
+    __slots__ = ("params", "states", "columns", "count", "scalars")
 
-    def __init__(self, count, columns):
+    def __init__(self, count, columns, scalars):
         self.count = count
+        self.scalars = scalars
         self.params, self.states = [], []
         self.columns = [[] for _ in range(columns)]
 
-    def advance(self):
-        """One step more, here and in the states."""
+    def advance(self, *scalars):
+        """One step more, here and in the states; `scalars` are the new plain numbers."""
         self.count += 1
+        new = {"step": self.count, **dict(zip(self.scalars, scalars))}
+        self.scalars.update(zip(self.scalars, scalars))
         for state in self.states:
-            state["step"] = self.count
+            state.update(new)
+
+
+def check_betas(betas):
+    """Raises ValueError for the first beta outside [0, 1)."""
+    for i, beta in enumerate(betas):
+        if not 0.0 <= beta < 1.0:
+            raise ValueError(f"Invalid beta parameter at index {i}: {beta}")
 
 
 class _Plan:
@@ -49,10 +60,28 @@ class _Plan:
         )
 
 
-class FusedOptimizer(Optimizer):
+class SteppedOptimizer(Optimizer):
+    """Subclasses define `_step_group(index, group)`."""
+
+    def step(self, closure=None):
+        """Updates the parameters that have a gradient. `closure` (optional) computes the loss again and returns it."""
+        for hook in self._step_pre_hooks.values():
+            hook(self, (closure,), {})
+        loss = None if closure is None else self._evaluate(closure)
+        for index, group in enumerate(self.param_groups):
+            self._step_group(index, group)
+        for hook in self._step_post_hooks.values():
+            hook(self, (closure,), {})
+        return loss
+
+
+class FusedOptimizer(SteppedOptimizer):
     """Subclasses define `_state_names(group)`, the state tensors that they need, and `_run(group, batch)`, which calls
-    the engine; if need be `_new_state(group, name, param)`, a state tensor before the first step, and `_count(state)`,
-    how many steps a parameter has made."""
+    the engine; if need be `_new_state(group, name, param)`, a state tensor before the first step, `_count(state)`, how
+    many steps a parameter has made, and `_new_scalars(group)`, the plain numbers in its state besides that."""
+
+    def _new_scalars(self, group):
+        return {}
 
     def _new_state(self, group, name, param):
         return _C.zeros_like(param)
@@ -73,17 +102,9 @@ class FusedOptimizer(Optimizer):
         super().load_state_dict(state_dict)
         self._plans.clear()
 
-    def step(self, closure=None):
-        """Updates the parameters that have a gradient. `closure` (optional) computes the loss again and returns it."""
-        for hook in self._step_pre_hooks.values():
-            hook(self, (closure,), {})
-        loss = None if closure is None else self._evaluate(closure)
-        for index, group in enumerate(self.param_groups):
-            for batch in self._batches(index, group):
-                self._run(group, batch)
-        for hook in self._step_post_hooks.values():
-            hook(self, (closure,), {})
-        return loss
+    def _step_group(self, index, group):
+        for batch in self._batches(index, group):
+            self._run(group, batch)
 
     def _batches(self, index, group):
         params, names = group["params"], self._state_names(group)
@@ -94,16 +115,18 @@ class FusedOptimizer(Optimizer):
         return plan.batches
 
     def _plan(self, group, missing, names):
-        params = group["params"]
+        params, first = group["params"], self._new_scalars(group)
         batches = {}
         for param, skip in zip(params, missing):
             if skip:
                 continue
             state = self.state[param] if names else {}
             count = self._count(state)
-            batch = batches.get(count)
+            scalars = {name: float(state.setdefault(name, value)) for name, value in first.items()}
+            key = (count, *scalars.values())
+            batch = batches.get(key)
             if batch is None:
-                batch = batches[count] = Batch(count, len(names))
+                batch = batches[key] = Batch(count, len(names), scalars)
             batch.params.append(param)
             batch.states.append(state)
             for name, column in zip(names, batch.columns):

@@ -1,7 +1,7 @@
 """Adam and AdamW."""
 
 from pydist import _C
-from pydist.optim._fused import FusedOptimizer, check_options
+from pydist.optim._fused import FusedOptimizer, check_betas, check_options
 
 
 class Adam(FusedOptimizer):
@@ -37,9 +37,7 @@ class Adam(FusedOptimizer):
         decoupled_weight_decay=False,
     ):
         check_options(("learning rate", lr), ("epsilon value", eps))
-        for i, beta in enumerate(betas):
-            if not 0.0 <= beta < 1.0:
-                raise ValueError(f"Invalid beta parameter at index {i}: {beta}")
+        check_betas(betas)
         check_options(("weight_decay value", weight_decay))
         defaults = dict(
             lr=lr,

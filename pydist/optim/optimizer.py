@@ -2,11 +2,24 @@
 
 import warnings
 from collections import OrderedDict, defaultdict
+from collections.abc import Iterable
 from copy import deepcopy
+from typing import Any
 
 from pydist import _C
 from pydist._grad_mode import enable_grad
 from pydist.utils.hooks import RemovableHandle
+
+
+ParamsT = Iterable[_C.Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, _C.Tensor]]
+
+
+class _RequiredParameter:
+    def __repr__(self):
+        return "<required parameter>"
+
+
+required = _RequiredParameter()  # the default of an option that each group must give, in older optimizers
 
 
 class Optimizer:
@@ -71,6 +84,8 @@ class Optimizer:
         param_group["params"] = params
         self._check_params(param_group)
         for name, default in self.defaults.items():
+            if default is required and name not in param_group:
+                raise ValueError(f"parameter group didn't specify a value of required optimization parameter {name}")
             param_group.setdefault(name, default)
         self.param_groups.append(param_group)
 

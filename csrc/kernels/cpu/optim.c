@@ -2,7 +2,8 @@
 
    All segments together are one range of elements, cut into some 64 chunks in one parallel loop: a model of a hundred
    small tensors costs one region, and each element is read and written once. Formulas and their order are
-   PyTorch's (torch/optim/sgd.py, adam.py, adadelta.py, rmsprop.py, adagrad.py), the scalars in double. */
+   PyTorch's (torch/optim/sgd.py, adam.py, adadelta.py, rmsprop.py, adagrad.py, nadam.py, radam.py, adamax.py, asgd.py, rprop.py), the scalars in double;
+   Lion's are its paper's (Chen et al., 2023). */
 #include <math.h>
 
 #include "kernels/cpu/real.h"
@@ -56,6 +57,26 @@ PD_CPU_FUNCTION(void, adadelta, pd_dtype t, const pd_adadelta *c, const pd_segme
 
 PD_CPU_FUNCTION(void, rmsprop, pd_dtype t, const pd_rmsprop *c, const pd_segment_step *s, int64_t count) {
     run(t, c, s, count, rmsprop_range_f32, rmsprop_range_f64);
+}
+
+PD_CPU_FUNCTION(void, moments, pd_dtype t, const pd_moments *c, const pd_segment_step *s, int64_t count) {
+    run(t, c, s, count, moments_range_f32, moments_range_f64);
+}
+
+PD_CPU_FUNCTION(void, adamax, pd_dtype t, const pd_adamax *c, const pd_segment_step *s, int64_t count) {
+    run(t, c, s, count, adamax_range_f32, adamax_range_f64);
+}
+
+PD_CPU_FUNCTION(void, asgd, pd_dtype t, const pd_asgd *c, const pd_segment_step *s, int64_t count) {
+    run(t, c, s, count, asgd_range_f32, asgd_range_f64);
+}
+
+PD_CPU_FUNCTION(void, rprop, pd_dtype t, const pd_rprop *c, const pd_segment_step *s, int64_t count) {
+    run(t, c, s, count, rprop_range_f32, rprop_range_f64);
+}
+
+PD_CPU_FUNCTION(void, lion, pd_dtype t, const pd_lion *c, const pd_segment_step *s, int64_t count) {
+    run(t, c, s, count, lion_range_f32, lion_range_f64);
 }
 
 PD_CPU_FUNCTION(void, adagrad, pd_dtype t, const pd_adagrad *c, const pd_segment_step *s, int64_t count) {

@@ -13,7 +13,7 @@
     M(batch_norm_train) M(batch_norm_eval) M(batch_norm_grad)                                                         \
     M(row_norm) M(row_norm_grad) M(row_norm_scratch)                                                                  \
     M(max_pool) M(max_pool_grad) M(max_pool_take) M(max_pool_index) M(avg_pool) M(avg_pool_grad)                      \
-    M(sgd) M(adam) M(adadelta) M(rmsprop) M(adagrad) M(sum_squares) M(scale)                                          \
+    M(sgd) M(adam) M(adadelta) M(rmsprop) M(adagrad) M(moments) M(adamax) M(asgd) M(rprop) M(lion) M(sum_squares) M(scale)                                          \
     M(gemm) M(gemm_scratch)
 ENTRIES(ENTRY)
 

@@ -1,0 +1,68 @@
+"""Lion and LAMB, which PyTorch does not have."""
+
+from pydist import _C
+from pydist._grad_mode import no_grad
+from pydist.optim._fused import FusedOptimizer, SteppedOptimizer, check_betas, check_options
+
+
+class Lion(FusedOptimizer):
+    """p = (1 - lr * weight_decay) * p - lr * sign(beta1 * m + (1 - beta1) * g), then m = beta2 * m + (1 - beta2) * g (Chen
+    et al., 2023). One state tensor per parameter. Tensors are float32 or float64; ValueError for options out of range.
+
+    >>> import pydist
+    >>> p = pydist.ones(2, requires_grad=True)
+    >>> (3 * p).sum().backward()
+    >>> pydist.optim.Lion([p], lr=0.25).step()
+    >>> p.tolist()
+    [0.75, 0.75]
+    """
+
+    def __init__(self, params, lr=1e-4, betas=(0.9, 0.99), weight_decay=0.0, *, maximize=False):
+        check_options(("learning rate", lr), ("weight_decay value", weight_decay))
+        check_betas(betas)
+        super().__init__(params, dict(lr=lr, betas=betas, weight_decay=weight_decay, maximize=maximize))
+
+    def _state_names(self, group):
+        return ("exp_avg",)
+
+    def _run(self, group, batch):
+        beta1, beta2 = group["betas"]
+        _C.lion_step(
+            batch.params,
+            *batch.columns,
+            lr=float(group["lr"]),
+            beta1=beta1,
+            beta2=beta2,
+            weight_decay=group["weight_decay"],
+            maximize=group["maximize"],
+        )
+        batch.advance()
+
+
+class LAMB(SteppedOptimizer):
+    """p -= lr * |p| / |d| * d per tensor, where d = m' / (sqrt(v') + eps) + weight_decay * p and m', v' are Adam's running
+    means of g and g^2 without their bias (You et al., 2020). The ratio is 1 where a norm is 0. Floating tensors;
+    ValueError for options out of range."""
+
+    def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-6, weight_decay=0.0, *, maximize=False):
+        check_options(("learning rate", lr), ("epsilon value", eps), ("weight_decay value", weight_decay))
+        check_betas(betas)
+        super().__init__(params, dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, maximize=maximize))
+
+    @no_grad()
+    def _step_group(self, index, group):
+        beta1, beta2 = group["betas"]
+        for param in group["params"]:
+            if param.grad is None:
+                continue
+            state = self.state[param]
+            if not state:
+                state.update(step=0, exp_avg=_C.zeros_like(param), exp_avg_sq=_C.zeros_like(param))
+            grad = -param.grad if group["maximize"] else param.grad
+            state["step"] += 1
+            mean = state["exp_avg"].mul_(beta1).add_(grad, alpha=1 - beta1)
+            square = state["exp_avg_sq"].mul_(beta2).add_(grad * grad, alpha=1 - beta2)
+            root = (square / (1 - beta2 ** state["step"])).sqrt_().add_(group["eps"])
+            step = (mean / (1 - beta1 ** state["step"])).div_(root).add_(param, alpha=group["weight_decay"])
+            ratio = _C.sum_squares([param]) ** 0.5, _C.sum_squares([step]) ** 0.5
+            param.sub_(step, alpha=float(group["lr"]) * (ratio[0] / ratio[1] if all(ratio) else 1.0))

@@ -1,0 +1,95 @@
+"""What all schedules share."""
+
+from pydist.optim.optimizer import Optimizer
+
+
+class LRScheduler:
+    """Base: subclasses define `get_lr()`, the rates at `self.last_epoch`. The first step is taken at construction.
+
+    `last_epoch` is -1 for a new run; to go on from another epoch the groups must have their `initial_lr`. Subclasses may
+    define `_get_closed_form_lr()`, the rates at `last_epoch` whatever they were before, for `step(epoch)`.
+    """
+
+    _is_initial = False  # while the step at construction is taken
+
+    def __init__(self, optimizer, last_epoch=-1):
+        if not isinstance(optimizer, Optimizer):
+            raise TypeError(f"{type(optimizer).__name__} is not an Optimizer")
+        self.optimizer = optimizer
+        for i, group in enumerate(optimizer.param_groups):
+            if last_epoch == -1:
+                group.setdefault("initial_lr", group["lr"])
+            elif "initial_lr" not in group:
+                raise KeyError(
+                    f"param 'initial_lr' is not specified in param_groups[{i}] when resuming an optimizer"
+                )
+        self.base_lrs = [group["initial_lr"] for group in optimizer.param_groups]
+        self.last_epoch = last_epoch
+        self._initial_step()
+
+    def _initial_step(self):
+        self._step_count = 0
+        self._is_initial = True
+        try:
+            self.step()
+        finally:
+            self._is_initial = False
+
+    def get_lr(self):
+        raise NotImplementedError
+
+    def _scaled(self, factor):
+        """The groups' rates times a factor."""
+        return [group["lr"] * factor for group in self.optimizer.param_groups]
+
+    def get_last_lr(self):
+        """The rates set by the last step, one per group."""
+        return self._last_lr
+
+    def step(self, epoch=None):
+        """Sets the rates of the next epoch, or of the one that is named."""
+        self._step_count += 1
+        self._update_lr(epoch)
+
+    def _update_lr(self, epoch=None):
+        self.last_epoch = self.last_epoch + 1 if epoch is None else epoch
+        closed = None if epoch is None else getattr(self, "_get_closed_form_lr", None)
+        self._set((closed or self.get_lr)())
+
+    def _set(self, rates):
+        for group, lr in zip(self.optimizer.param_groups, rates):
+            group["lr"] = lr
+        self._last_lr = self._scaled(1.0)
+
+    def state_dict(self):
+        return {key: value for key, value in self.__dict__.items() if key != "optimizer"}
+
+    def load_state_dict(self, state_dict):
+        self.__dict__.update(state_dict)
+
+
+_LRScheduler = LRScheduler  # its name before PyTorch 2.0
+
+
+def per_group(name, optimizer, value):
+    """A list of one value per group. Raises ValueError for a list of another length."""
+    groups = len(optimizer.param_groups)
+    if not isinstance(value, (list, tuple)):
+        return [value] * groups
+    if len(value) != groups:
+        raise ValueError(
+            f"{name} must have the same length as optimizer.param_groups. "
+            f"{name} has {len(value)} values, param_groups has {groups}."
+        )
+    return list(value)
+
+
+def function_states(functions):
+    """What a state dictionary says of functions: the attributes of callable objects, None for plain functions."""
+    return [dict(vars(f)) if hasattr(f, "__dict__") and not hasattr(f, "__code__") else None for f in functions]
+
+
+def load_function_states(functions, states):
+    for function, state in zip(functions, states):
+        if state is not None:
+            vars(function).update(state)

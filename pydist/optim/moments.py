@@ -1,0 +1,191 @@
+"""NAdam, RAdam and Adamax: steps of running means of the gradient and of its size."""
+
+from pydist import _C
+from pydist.optim._fused import FusedOptimizer, check_betas, check_options
+
+
+class _Moments(FusedOptimizer):
+    """Options that all have, in the order of their dictionaries."""
+
+    def _check(self, lr, betas, eps, weight_decay):
+        check_options(("learning rate", lr), ("epsilon value", eps))
+        check_betas(betas)
+        check_options(("weight_decay value", weight_decay))
+
+    def _state_names(self, group):
+        return ("exp_avg", "exp_avg_sq")
+
+    def _moments(self, group, batch, **factors):
+        """p = shrink p - (from_grad g + from_mean m) / (root sqrt(v) + eps), m and v brought up to date first."""
+        decoupled, decay = group["decoupled_weight_decay"], group["weight_decay"]
+        _C.moments_step(
+            batch.params,
+            *batch.columns,
+            beta1=group["betas"][0],
+            beta2=group["betas"][1],
+            eps=group["eps"],
+            weight_decay=0.0 if decoupled else decay,
+            shrink=1.0 - float(group["lr"]) * decay if decoupled else 1.0,
+            maximize=group["maximize"],
+            **factors,
+        )
+
+
+class NAdam(_Moments):
+    """Adam with Nesterov's momentum (Dozat, 2016): p -= lr * ((1 - u) / (1 - U) * g + u' / (1 - U u') * m) / (sqrt(v') +
+    eps), where u = beta1 * (1 - 0.96^(t * momentum_decay) / 2), u' is the next u, U the product of all so far, and v' is
+    v / (1 - beta2^t). Weight decay, dtypes, errors and the accepted options are Adam's.
+
+    >>> import pydist
+    >>> p = pydist.ones(1, requires_grad=True)
+    >>> (3 * p).sum().backward()
+    >>> pydist.optim.NAdam([p], lr=0.5).step()
+    >>> round(p.item(), 2)
+    0.47
+    """
+
+    def __init__(
+        self,
+        params,
+        lr=2e-3,
+        betas=(0.9, 0.999),
+        eps=1e-8,
+        weight_decay=0,
+        momentum_decay=4e-3,
+        decoupled_weight_decay=False,
+        *,
+        foreach=None,
+        maximize=False,
+        capturable=False,
+        differentiable=False,
+    ):
+        self._check(lr, betas, eps, weight_decay)
+        check_options(("momentum_decay value", momentum_decay))
+        defaults = dict(
+            lr=lr,
+            betas=betas,
+            eps=eps,
+            weight_decay=weight_decay,
+            momentum_decay=momentum_decay,
+            decoupled_weight_decay=decoupled_weight_decay,
+            maximize=maximize,
+            foreach=foreach,
+            capturable=capturable,
+            differentiable=differentiable,
+        )
+        super().__init__(params, defaults)
+
+    def _new_scalars(self, group):
+        return {"mu_product": 1.0}
+
+    def _run(self, group, batch):
+        lr, (beta1, beta2), count = float(group["lr"]), group["betas"], batch.count + 1
+        now, following = (
+            beta1 * (1.0 - 0.5 * 0.96 ** (t * group["momentum_decay"])) for t in (count, count + 1)
+        )
+        product = batch.scalars["mu_product"] * now
+        self._moments(
+            group,
+            batch,
+            from_grad=lr * (1.0 - now) / (1.0 - product),
+            from_mean=lr * following / (1.0 - product * following),
+            root=(1.0 - beta2**count) ** -0.5,
+            adaptive=True,
+        )
+        batch.advance(product)
+
+
+class RAdam(_Moments):
+    """Adam whose step is rectified while v rests on few gradients (Liu et al., 2020): Adam's times
+    sqrt((r - 4) (r - 2) R / ((R - 4) (R - 2) r)) with R = 2 / (1 - beta2) - 1 and r = R - 2 t beta2^t / (1 - beta2^t), or
+    where r <= 5 the plain lr * m / (1 - beta1^t). Weight decay, dtypes, errors and the accepted options are Adam's.
+    """
+
+    def __init__(
+        self,
+        params,
+        lr=1e-3,
+        betas=(0.9, 0.999),
+        eps=1e-8,
+        weight_decay=0,
+        decoupled_weight_decay=False,
+        *,
+        foreach=None,
+        maximize=False,
+        capturable=False,
+        differentiable=False,
+    ):
+        self._check(lr, betas, eps, weight_decay)
+        defaults = dict(
+            lr=lr,
+            betas=betas,
+            eps=eps,
+            weight_decay=weight_decay,
+            maximize=maximize,
+            foreach=foreach,
+            capturable=capturable,
+            decoupled_weight_decay=decoupled_weight_decay,
+            differentiable=differentiable,
+        )
+        super().__init__(params, defaults)
+
+    def _run(self, group, batch):
+        (beta1, beta2), count = group["betas"], batch.count + 1
+        step = float(group["lr"]) / (1.0 - beta1**count)
+        bias = 1.0 - beta2**count
+        most = 2.0 / (1.0 - beta2) - 1.0
+        length = most - 2.0 * count * beta2**count / bias
+        adaptive = length > 5.0
+        if adaptive:
+            step *= ((length - 4) * (length - 2) * most / ((most - 4) * (most - 2) * length)) ** 0.5 * bias**0.5
+        self._moments(group, batch, from_grad=0.0, from_mean=step, root=1.0, adaptive=adaptive)
+        batch.advance()
+
+
+class Adamax(_Moments):
+    """p -= lr / (1 - beta1^t) * m / u, where m is the running mean of g and u = max(beta2 * u, |g| + eps) (Kingma and Ba,
+    2015). weight_decay adds weight_decay * p to g. Dtypes, errors and the accepted options are Adam's.
+    """
+
+    def __init__(
+        self,
+        params,
+        lr=2e-3,
+        betas=(0.9, 0.999),
+        eps=1e-8,
+        weight_decay=0,
+        foreach=None,
+        *,
+        maximize=False,
+        differentiable=False,
+        capturable=False,
+    ):
+        self._check(lr, betas, eps, weight_decay)
+        defaults = dict(
+            lr=lr,
+            betas=betas,
+            eps=eps,
+            weight_decay=weight_decay,
+            foreach=foreach,
+            maximize=maximize,
+            differentiable=differentiable,
+            capturable=capturable,
+        )
+        super().__init__(params, defaults)
+
+    def _state_names(self, group):
+        return ("exp_avg", "exp_inf")
+
+    def _run(self, group, batch):
+        beta1, beta2 = group["betas"]
+        _C.adamax_step(
+            batch.params,
+            *batch.columns,
+            step_size=float(group["lr"]) / (1.0 - beta1 ** (batch.count + 1)),
+            beta1=beta1,
+            beta2=beta2,
+            eps=group["eps"],
+            weight_decay=group["weight_decay"],
+            maximize=group["maximize"],
+        )
+        batch.advance()

@@ -1,0 +1,59 @@
+"""Resilient backpropagation."""
+
+from pydist import _C
+from pydist.optim._fused import FusedOptimizer, check_options
+
+
+class Rprop(FusedOptimizer):
+    """p -= sign(g) * s, where each element's s grows by etas[1] while g keeps its sign, and shrinks by etas[0] when it
+    changes, a step that the element then leaves out (Riedmiller and Braun, 1993). s starts at lr, within `step_sizes`.
+
+    Tensors are float32 or float64. Raises ValueError for options out of range. `foreach` and `capturable` are accepted
+    and mean nothing here.
+    """
+
+    def __init__(
+        self,
+        params,
+        lr=1e-2,
+        etas=(0.5, 1.2),
+        step_sizes=(1e-6, 50),
+        *,
+        capturable=False,
+        foreach=None,
+        maximize=False,
+        differentiable=False,
+    ):
+        check_options(("learning rate", lr))
+        if not 0.0 < etas[0] < 1.0 < etas[1]:
+            raise ValueError(f"Invalid eta values: {etas[0]}, {etas[1]}")
+        defaults = dict(
+            lr=lr,
+            etas=etas,
+            step_sizes=step_sizes,
+            foreach=foreach,
+            maximize=maximize,
+            differentiable=differentiable,
+            capturable=capturable,
+        )
+        super().__init__(params, defaults)
+
+    def _state_names(self, group):
+        return ("prev", "step_size")
+
+    def _new_state(self, group, name, param):
+        zeros = _C.zeros_like(param)
+        return zeros.fill_(float(group["lr"])) if name == "step_size" else zeros
+
+    def _run(self, group, batch):
+        (minus, plus), (low, high) = group["etas"], group["step_sizes"]
+        _C.rprop_step(
+            batch.params,
+            *batch.columns,
+            eta_minus=minus,
+            eta_plus=plus,
+            step_min=low,
+            step_max=high,
+            maximize=group["maximize"],
+        )
+        batch.advance()
