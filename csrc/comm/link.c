@@ -278,3 +278,11 @@ pd_status pd_link_gone(pd_link *link) {
     pthread_mutex_unlock(&link->lock);
     return bad ? pd_error_restore(&e) : PD_OK;
 }
+
+pd_weight pd_link_left(pd_link *link, int rank) {
+    pthread_mutex_lock(&link->lock);
+    bool why = link->gone == PD_WEIGHT_GONE && link->why.rank == rank; /* who hosted the server is not in the news */
+    pd_weight weight = why ? PD_WEIGHT_GONE : (pd_weight)link->left[rank];
+    pthread_mutex_unlock(&link->lock);
+    return weight;
+}

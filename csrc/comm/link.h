@@ -118,6 +118,7 @@ void pd_link_here(pd_link *link, char *text, size_t size);
 /* For the two kinds of links. */
 void pd_link_hear(pd_link *link, const pd_news *news, const char *text);
 pd_status pd_link_gone(pd_link *link);                /* PD_OK, or the error of who died */
+pd_weight pd_link_left(pd_link *link, int rank);      /* 0: it is there, as far as it is known */
 pd_status pd_link_check(pd_link *link);               /* usable: not closed, not inherited by fork */
 
 #endif

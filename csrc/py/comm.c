@@ -52,6 +52,7 @@ int pd_py_comm_type(PyObject *module, PyType_Spec *spec, PyTypeObject **keep) {
    it is kept until a connection has succeeded. */
 static struct {
     pd_link *link;
+    pd_link *root; /* to the launcher, where survivors have gone on over a link of their own: it hears of every death */
     pd_control_server *server; /* of a rank 0 without a launcher */
     int secret_fd; /* where `secret` was read from; 0: it was not */
     uint8_t secret[PD_SECRET_BYTES];
@@ -59,7 +60,7 @@ static struct {
 } process;
 
 static pd_status process_link(int rank, int world, const char *address, int secret_fd, double timeout) {
-    if (process.link && pd_forked_since(process.link->forks)) process.link = NULL; /* the parent's */
+    if (process.link && pd_forked_since(process.link->forks)) process.link = process.root = NULL; /* the parent's */
     if (strlen(address) >= sizeof process.address)
         return pd_fail(PD_E_VALUE, "comm_init: an address of %zu characters", strlen(address));
     bool same = process.link && !strcmp(process.address, address);
@@ -88,13 +89,16 @@ static pd_status process_link(int rank, int world, const char *address, int secr
 
 static PyObject *comm_init(PyObject *module, PyObject *args, PyObject *keywords) {
     (void)module;
-    static char *names[] = {"rank", "world", "address", "secret_fd", "timeout", "algo", "slot", "transport", NULL};
+    static char *names[] = {"rank", "world", "address", "secret_fd", "timeout", "algo", "slot", "transport", "patience",
+                            NULL};
     int rank, world, secret_fd, slot = 0;
     const char *address, *algo = NULL, *transport = NULL;
-    PyObject *seconds = NULL;
+    PyObject *seconds = NULL, *join = NULL;
+    double patience;
     pd_group_options o = {0};
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "iizi|Oziz:comm_init", names, &rank, &world, &address, &secret_fd,
-                                     &seconds, &algo, &slot, &transport) || !pd_py_seconds(seconds, 0, &o.timeout))
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "iizi|OzizO:comm_init", names, &rank, &world, &address, &secret_fd,
+                                     &seconds, &algo, &slot, &transport, &join) ||
+        !pd_py_seconds(seconds, 0, &o.timeout) || !pd_py_seconds(join, 0, &patience))
         return NULL;
     if (transport && strcmp(transport, "mpi"))
         return PyErr_Format(PyExc_ValueError, "transport %s (expected None or 'mpi')", transport);
@@ -103,7 +107,7 @@ static PyObject *comm_init(PyObject *module, PyObject *args, PyObject *keywords)
     if (!address && world == 1) return pd_py_group_over(NULL, &o);
     o.kind = transport ? &pd_mesh_mpi : NULL;
     if (!address) return PyErr_Format(PyExc_ValueError, "comm_init: %d ranks need the address of a launcher", world);
-    double patience = o.timeout > 0 ? o.timeout : strstr(address, "://") ? 300 : 60; /* people start ranks, or a launcher */
+    if (!(patience > 0)) patience = o.timeout > 0 ? o.timeout : strstr(address, "://") ? 300 : 60; /* people, a launcher */
     pd_status status = process_link(rank, world, address, secret_fd, patience);
     return status ? pd_py_raise(status) : pd_py_group_over(process.link, &o);
 }
@@ -139,21 +143,31 @@ static PyObject *comm_raised(PyObject *module, PyObject *text) {
     Py_RETURN_NONE;
 }
 
+/* Groups that still hold it fail from here on. */
+static void close_link(pd_link **at) {
+    pd_link *link = *at;
+    *at = NULL;
+    if (!link) return;
+    PD_PY_NO_GIL(pd_link_close(link));
+    pd_link_release(link);
+}
+
 static PyObject *comm_leave(PyObject *module, PyObject *args, PyObject *keywords) {
-    static char *names[] = {"timeout", NULL};
+    static char *names[] = {"timeout", "keep", NULL};
     PyObject *seconds = NULL;
     double timeout;
+    int keep = 0;
     (void)module;
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "|O:comm_leave", names, &seconds) ||
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "|Op:comm_leave", names, &seconds, &keep) ||
         !pd_py_seconds(seconds, pd_flags_get()->TIMEOUT, &timeout))
         return NULL;
-    pd_link *link = process.link;
-    process.link = NULL;
-    if (link) {
-        pd_py_listen_usr1(false);
-        PD_PY_NO_GIL(pd_link_close(link)); /* groups that still hold it fail from here on */
-        pd_link_release(link);
+    if (process.link) pd_py_listen_usr1(false);
+    if (process.link && keep && !process.root && !strstr(process.address, "://")) {
+        process.root = process.link;
+        process.link = NULL;
     }
+    close_link(&process.link);
+    if (!keep) close_link(&process.root);
     pd_control_server *server = process.server;
     if (!server) Py_RETURN_NONE;
     pd_status status = pd_control_drain(server, timeout, &pd_py_hooks);
@@ -165,7 +179,8 @@ static PyObject *comm_leave(PyObject *module, PyObject *args, PyObject *keywords
 
 static PyMethodDef functions[] = {
     {"comm_init", (PyCFunction)(void (*)(void))comm_init, METH_VARARGS | METH_KEYWORDS,
-     "comm_init(rank, world, address, secret_fd, timeout=None, algo=None, slot=0) -> Group\n\nJoins the other ranks. "
+     "comm_init(rank, world, address, secret_fd, timeout=None, algo=None, slot=0, transport=None, patience=None) -> "
+     "Group\n\nJoins the other ranks, for which it waits `patience` seconds (None: timeout). "
      "address: a launcher's '@name' or 'host:port', 'tcp://host:port' or 'file://path' without one (rank 0 hosts), "
      "None: a world of one. secret_fd: a launcher's, or -1: PYDIST_SECRET_FILE. Later groups of the process use the "
      "same connection."},
@@ -174,7 +189,8 @@ static PyMethodDef functions[] = {
     {"comm_raised", comm_raised, METH_O,
      "comm_raised(traceback)\n\nTells launcher and ranks that this one ends by an exception."},
     {"comm_leave", (PyCFunction)(void (*)(void))comm_leave, METH_VARARGS | METH_KEYWORDS,
-     "comm_leave(timeout=None)\n\nSays goodbye to launcher and ranks. Rank 0 without a launcher then waits until the "
+     "comm_leave(timeout=None, keep=False)\n\nSays goodbye to launcher and ranks (keep: not to a launcher, which goes on "
+     "telling the groups over its connection who is gone). Rank 0 without a launcher then waits until the "
      "other ranks have left (None: PYDIST_TIMEOUT): it hosts their control server. CommTimeout: call again."},
     {0},
 };

@@ -526,6 +526,19 @@ static PyObject *group_ranks(PyObject *o, void *unused) {
     }
     return list;
 }
+static PyObject *group_gone(PyObject *o, void *unused) {
+    const GroupObject *self = (GroupObject *)o;
+    PyObject *gone = PyDict_New();
+    (void)unused;
+    for (int i = 0; gone && self->link && i < pd_group_size(self->group); i++) {
+        int rank = pd_group_link_rank(self->group, i);
+        pd_weight weight = pd_link_left(self->link, rank);
+        PyObject *key = weight ? PyLong_FromLong(rank) : NULL;
+        if (weight && (!key || PyDict_SetItem(gone, key, weight == PD_WEIGHT_LEFT ? Py_True : Py_False))) Py_CLEAR(gone);
+        Py_XDECREF(key);
+    }
+    return gone;
+}
 static PyObject *group_epoch(PyObject *o, void *unused) {
     (void)unused;
     return PyLong_FromUnsignedLong(pd_group_epoch(((GroupObject *)o)->group));
@@ -589,6 +602,8 @@ static PyGetSetDef group_getset[] = {
     {"rank", group_rank, NULL, "This rank's number.", NULL},
     {"size", group_size, NULL, "The number of ranks.", NULL},
     {"ranks", group_ranks, NULL, "Its ranks' numbers in the job, in order.", NULL},
+    {"gone", group_gone, NULL,
+     "Its ranks that are known to be gone, by their numbers in the job: True for one that left of its own accord.", NULL},
     {"epoch", group_epoch, NULL, "How many groups these ranks had before, plus 1.", NULL},
     {"transport", group_transport, NULL, "shm, inproc or none.", NULL},
     {"store", group_store, NULL, "The store that the ranks share.", NULL},

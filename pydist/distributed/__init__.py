@@ -74,6 +74,7 @@ __all__ = [
     "PeerFailed",
     "ProcessGroup",
     "ReduceOp",
+    "Transaction",
     "Work",
     "all_gather",
     "all_gather_coalesced",
@@ -111,6 +112,7 @@ __all__ = [
     "reduce_scatter",
     "reduce_scatter_tensor",
     "scatter",
+    "shrink_group",
     "check_replicas",
     *_DDP,
     "split_group",
@@ -133,6 +135,8 @@ def __getattr__(name):
         return getattr(import_module("pydist.nn.parallel._bucket"), name)
     if name == "shrink_group":
         return import_module("pydist.distributed.shrink").shrink_group
+    if name == "Transaction":
+        return import_module("pydist.distributed.transaction").Transaction
     if name in _STORES:
         return getattr(import_module("pydist.distributed.store"), name)
     if name in _EXCHANGE:

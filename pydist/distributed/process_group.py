@@ -152,12 +152,13 @@ def current(group=None):
     return group
 
 
-def _join(timeout, place, transport=None):
-    """Makes the process's group; its data go through MPI where transport is "mpi"."""
+def _join(timeout, place, transport=None, patience=None):
+    """Makes the process's group; its data go through MPI where transport is "mpi". `patience`: for the others to come;
+    None: `timeout`."""
     global _default, _joined
     if _joined is not None and _joined != place:
-        _C.comm_leave(timeout)  # the ranks of before have gone their ways
-    _default = _C.comm_init(*place, timeout, transport=transport)
+        leave(timeout)  # the ranks of before have gone their ways
+    _default = _C.comm_init(*place, timeout, transport=transport, patience=patience)
     _joined = place if place.address is not None else None
     _C._rng_shard(place.rank)
     if place.address is not None:
@@ -167,11 +168,18 @@ def _join(timeout, place, transport=None):
     return _default
 
 
-def init_at(place, timeout=None):
+def leave(timeout=None, keep=False):
+    """Ends the connection, which is not a launcher's that is to be kept."""
+    global _joined
+    _C.comm_leave(timeout, keep=keep)
+    _joined = None
+
+
+def init_at(place, timeout=None, patience=None):
     """init_process_group at a Place that is known."""
     global _asked
     with _lock:
-        _join(timeout, place)
+        _join(timeout, place, patience=patience)
         _asked = True
 
 

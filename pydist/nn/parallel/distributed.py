@@ -328,7 +328,7 @@ class DistributedDataParallel(Module, Joinable):
         self._hook_is_free("register_comm_hook")
         if self.process_group.size > 1:
             self.reducer.set_hook(PythonHook(self.reducer, [p for _, p in self._reduced_at_wrap], state, hook))
-        self._comm_hook = (state, hook)
+        self._comm_hook = "register_comm_hook", state, hook
 
     def _hook_is_free(self, op):
         if self._comm_hook is not None:
@@ -348,11 +348,22 @@ class DistributedDataParallel(Module, Joinable):
         self._hook_is_free("register_builtin_comm_hook")
         if name != "allreduce":
             self.reducer.set_builtin_hook(name, ratio)
-        self._comm_hook = (name, ratio)
+        self._comm_hook = "register_builtin_comm_hook", name, ratio
 
     def _register_builtin_comm_hook(self, comm_hook_type):
         """PyTorch's name: BuiltinCommHookType.ALLREDUCE or FP16_COMPRESS."""
         self.register_builtin_comm_hook(comm_hook_type)
+
+    def _join_group(self):
+        """Goes on in the default group of now, which has replaced the one of before: with new buckets and the same hook,
+        whose error feedback in C begins at zero."""
+        hook = self._comm_hook
+        self.reducer = None  # gives the gradients' places back
+        self.process_group = current()
+        self.require_forward_param_sync = True
+        self._make_reducer()
+        if hook is not None:
+            getattr(self, hook[0])(*hook[1:])
 
     def __getstate__(self):
         return {name: value for name, value in self.__dict__.items() if name not in _OF_THE_GROUP}
