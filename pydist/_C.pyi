@@ -151,8 +151,19 @@ def comm_init(
     slot: int = 0,
     transport: str | None = None,
     patience: Any = None,
+    fast: _bool = False,
+    tuning: bytes | None = None,
 ) -> Group: ...
-def comm_init_hub(hub: Hub, rank: int, timeout: Any = None, algo: str | None = None, slot: int = 0) -> Group: ...
+def comm_init_hub(
+    hub: Hub,
+    rank: int,
+    timeout: Any = None,
+    algo: str | None = None,
+    slot: int = 0,
+    fast: _bool = False,
+    tuning: bytes | None = None,
+) -> Group: ...
+def _schedule(name: str, world: int) -> tuple[int, list[list[tuple[int, int, int, _bool]]]]: ...
 
 # Says goodbye. Rank 0 without a launcher then waits until the others have left; CommTimeout: call again.
 def comm_leave(timeout: Any = None, keep: _bool = False) -> None: ...
@@ -192,6 +203,7 @@ class Group:
     rank: int
     size: int
     epoch: int
+    order: str
     transport: str
     store: Store
     def all_reduce(
@@ -224,7 +236,9 @@ class Group:
     def barrier(self, async_op: _bool = False) -> Work | None: ...
     def send(self, tensor, dst: int, tag: int = 0, async_op: _bool = False) -> Work | None: ...
     def recv(self, tensor, src: int | None, tag: int = 0, async_op: _bool = False) -> Work | int: ...
-    def subgroup(self, ranks: Sequence[int], timeout=None, epoch: int = 0) -> Group: ...
+    def subgroup(
+        self, ranks: Sequence[int], timeout=None, epoch: int = 0, fast: _bool = False, tuning: bytes | None = None
+    ) -> Group: ...
     def skip(self) -> None: ...
     @property
     def ranks(self) -> list[int]: ...

@@ -16,6 +16,8 @@
 
 static pd_status choose(pd_group *g, const pd_group_options *o) {
     const char *algo = o && o->algo && *o->algo ? o->algo : pd_flags_get()->ALGO;
+    g->fast = o && o->fast;
+    for (size_t i = 0; o && i < o->tuning_count; i++) PD_TRY(pd_tuning_check(&o->tunings[i]));
     g->kind = o ? o->kind : NULL;
     double timeout = o && o->timeout > 0 ? o->timeout : pd_flags_get()->TIMEOUT;
     g->timeout_ns = timeout > 1e9 ? (int64_t)1e18 : (int64_t)(timeout * 1e9);
@@ -24,10 +26,23 @@ static pd_status choose(pd_group *g, const pd_group_options *o) {
     g->slot = o && o->slot ? (o->slot + 1023) & ~(size_t)1023 : SLOT_BYTES;
     if (g->slot < (size_t)g->size * 64) g->slot = (size_t)g->size * 64; /* at least some elements of every rank's part */
     g->share = (g->slot / (size_t)g->size + 2047) & ~(size_t)1023; /* its largest part: one more block of 64 elements */
-    if (!strcmp(algo, "gather_sum")) g->forced = &pd_algo_gather_sum;
-    else if (!strcmp(algo, "scatter_gather")) g->forced = &pd_algo_scatter_gather;
-    else if (*algo) return pd_fail(PD_E_VALUE, "init: PYDIST_ALGO '%s' (expected gather_sum or scatter_gather)", algo);
-    return PD_OK;
+    return pd_tuning_forced(algo, g->fast, &g->forced);
+}
+
+static pd_tuning tuning_of(const pd_group *g, const pd_group_options *o) {
+    for (size_t i = 0; o && i < o->tuning_count; i++)
+        if (o->tunings[i].world == g->size && (o->tunings[i].mesh != 0) == (g->mesh != NULL)) return o->tunings[i];
+    return pd_tuning_default(g->mesh, g->size);
+}
+
+/* The first collective: everybody is there, and takes rank 0's tuning. */
+static pd_status agree(pd_group *g) {
+    struct { uint64_t epoch; pd_tuning tuning; } mine = {g->epoch, g->tuning}, *all;
+    PD_TRY(pd_malloc((size_t)g->size * sizeof *all, "group", &all));
+    pd_status status = pd_group_exchange(g, PD_COLL_INIT, 1, &mine, all, sizeof mine, 0);
+    if (!status) g->tuning = all[0].tuning;
+    pd_free(all);
+    return status;
 }
 
 static pd_status allocate(pd_group *g) {
@@ -56,7 +71,7 @@ static pd_status connect_mesh(pd_group *g, size_t bytes, bool near) {
     return (g->kind ? g->kind : &pd_mesh_tcp)->make(&plan, &g->mesh);
 }
 
-static pd_status connect_ranks(pd_group *g) {
+static pd_status connect_ranks(pd_group *g, const pd_group_options *o) {
     size_t lanes = (BOARD_BYTES + 2 * (g->slot + g->share) + 4095) & ~(size_t)4095;
     size_t bytes = (lanes + pd_p2p_room(g->size) + 4095) & ~(size_t)4095;
     pd_where where = {0};
@@ -72,11 +87,8 @@ static pd_status connect_ranks(pd_group *g) {
 #endif
     }
     PD_TRY(pd_p2p_new(g->size, lanes, &g->p2p));
-    uint64_t mine = g->epoch, *all;
-    PD_TRY(pd_malloc((size_t)g->size * sizeof *all, "group", &all));
-    status = pd_group_exchange(g, PD_COLL_INIT, 1, &mine, all, sizeof mine, 0);
-    pd_free(all);
-    return status;
+    g->tuning = tuning_of(g, o);
+    return agree(g);
 }
 
 static void free_memory(pd_group *g) {
@@ -184,7 +196,7 @@ pd_status pd_group_new(pd_link *link, const pd_group_options *o, pd_group **out)
         g->listener.ranks = g->ranks;
         g->listener.size = g->size;
         pd_link_listen(link, &g->listener, epoch);
-        PD_TRY_TO(fail, connect_ranks(g));
+        PD_TRY_TO(fail, connect_ranks(g, o));
         pd_parts_forget(g, 0);
         g->transport->seal(&g->parts[g->rank]);
     }
@@ -248,6 +260,7 @@ int pd_group_rank(const pd_group *g) { return g->rank; }
 int pd_group_size(const pd_group *g) { return g->size; }
 int pd_group_link_rank(const pd_group *g, int rank) { return pd_group_name(g, rank); }
 uint32_t pd_group_epoch(const pd_group *g) { return g->epoch; }
+bool pd_group_fast(const pd_group *g) { return g->fast; }
 const char *pd_group_transport(const pd_group *g) { return g->size < 2 ? "none" : g->mesh ? g->mesh->kind->name : g->transport->name; }
 
 pd_status pd_group_check(pd_group *g) {

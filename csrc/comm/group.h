@@ -24,7 +24,10 @@ typedef struct pd_work pd_work;
 
 typedef struct pd_group_options {
     double timeout;   /* seconds a wait for a live peer may take; 0: PYDIST_TIMEOUT */
-    const char *algo; /* NULL or "": by size; "gather_sum", "scatter_gather": this one alone, for tests */
+    const char *algo; /* NULL or "": by size; else this one alone, for tests (tuning.h) */
+    bool fast;        /* order="fast": sums may be in any order, the same on all ranks */
+    const struct pd_tuning *tunings; /* measured ones; those for its transport and size are used, if rank 0 has them */
+    size_t tuning_count;
     size_t slot;      /* bytes of a piece; 0: the measured default */
     const int *ranks; /* NULL: all of the link's, in order; else `size` of them, by rank of the group, ours among them */
     int size;
@@ -47,6 +50,7 @@ int pd_group_rank(const pd_group *g);
 int pd_group_size(const pd_group *g);
 int pd_group_link_rank(const pd_group *g, int rank); /* of a rank of the group */
 uint32_t pd_group_epoch(const pd_group *g);
+bool pd_group_fast(const pd_group *g);
 const char *pd_group_transport(const pd_group *g); /* "shm", "tcp", "inproc", "none" */
 pd_status pd_group_check(pd_group *g);             /* PD_OK, or the error every call would return */
 

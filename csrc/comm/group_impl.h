@@ -6,6 +6,7 @@
 #include "comm/flight.h"
 #include "comm/group.h"
 #include "comm/transport/mesh.h"
+#include "comm/tuning.h"
 
 typedef struct pd_p2p pd_p2p;
 
@@ -22,7 +23,9 @@ struct pd_group {
     int64_t timeout_ns, warn_ns;
     int spins, spins_max; /* looks at a word before anybody else gets the core */
     bool check; /* identities are compared */
+    bool fast;  /* sums may be in any order */
     const pd_algo *forced;
+    pd_tuning tuning; /* rank 0's */
 
     /* The control memory: a board, then slots and shares (algo.h). parts[rank] is our own. */
     size_t slot, share;

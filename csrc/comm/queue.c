@@ -2,12 +2,6 @@
 #include "base/mem.h"
 #include "comm/p2p.h"
 
-/* Up to here everybody sums everything, which saves a gate. Measured (2 cores; us for gather_sum, scatter_gather):
-   2 ranks 8 KiB 2.2, 2.8; 16 KiB 3.8, 3.7; 32 KiB 7.0, 6.6. 4 ranks 8 KiB 6.2, 7.8; 16 KiB 10.2, 11.6; 64 KiB 24, 17.
-   Beyond 4 ranks the bytes that one rank reads stay the same. */
-#define GATHER_BYTES(size) ((64 << 10) / ((size) > 4 ? (size) : 4))
-#define LARGE_BYTES (32 << 10) /* from here on broadcast and reduce_scatter read segments where they lie */
-
 /* ---- entering ---------------------------------------------------------------------------------------------------- */
 
 static uintptr_t self(void) {
@@ -52,15 +46,15 @@ static void plan(const pd_group *g, pd_work *w) {
     bool large = false, parts = false;
     switch (w->id.coll) {
     case PD_COLL_ALL_REDUCE: case PD_COLL_REDUCE:
-        large = bytes > (size_t)GATHER_BYTES(g->size);
-        w->algo = g->forced ? g->forced : large ? &pd_algo_scatter_gather : &pd_algo_gather_sum;
+        large = bytes > (size_t)g->tuning.gather;
+        w->algo = g->forced ? g->forced : pd_tuning_pick(&g->tuning, g->fast, bytes);
         break;
     case PD_COLL_BROADCAST:
-        large = bytes > LARGE_BYTES;
+        large = bytes > (size_t)g->tuning.direct;
         w->algo = &pd_algo_broadcast;
         break;
     case PD_COLL_REDUCE_SCATTER:
-        large = bytes > LARGE_BYTES;
+        large = bytes > (size_t)g->tuning.direct;
         parts = true;
         w->algo = &pd_algo_reduce_scatter;
         break;
@@ -83,19 +77,32 @@ static void plan(const pd_group *g, pd_work *w) {
     j->memory = g->memory;
     j->peers = g->peers;
     j->in = g->in;
-    j->piece = (int64_t)(g->slot / element) / (parts ? g->size : 1);
+    if (w->algo->schedule) element = pd_dtype_size(pd_reduce_partial(j->dtype));
+    j->block = (size_t)g->tuning.block;
+    size_t piece = g->slot < (size_t)g->tuning.piece ? g->slot : (size_t)g->tuning.piece;
+    j->piece = (int64_t)(piece / element) / (parts ? g->size : 1);
     if (j->piece >= 64) j->piece &= ~(int64_t)63; /* whole cache lines */
     w->pieces = (j->count + j->piece - 1) / j->piece;
 }
 
-/* What the peers read of ours, onto the wire; `at` is where they look for it. */
+/* A peer's part of ours onto the wire; `at` is where it looks for it. */
+static void send_span(pd_group *g, int peer, pd_span s, const char *at) {
+    pd_mesh_send(g->mesh, peer, (size_t)(at - (char *)g->boards[g->rank]) + s.at, s.data, s.bytes);
+}
+
 static void send_spans(pd_group *g, pd_span (*span)(const pd_job *, int64_t, int), const pd_job *j, int64_t k,
                        const char *at) {
-    size_t offset = (size_t)(at - (char *)g->boards[g->rank]);
     for (int d = 1; d < g->size; d++) { /* from the right neighbour on: not all to rank 0 at once */
         int r = (g->rank + d) % g->size;
-        pd_span s = span(j, k, r);
-        pd_mesh_send(g->mesh, r, offset + s.at, s.data, s.bytes);
+        send_span(g, r, span(j, k, r), at);
+    }
+}
+
+/* The same of a schedule: what they will take in step s. */
+static void offer(pd_group *g, const pd_work *w, int64_t k, int s) {
+    for (int d = 1; g->mesh && d < g->size; d++) {
+        int r = (g->rank + d) % g->size;
+        send_span(g, r, pd_steps_give(&w->job, w->algo->schedule, k, s, r), pd_job_slot(&w->job, g->rank, k));
     }
 }
 
@@ -104,6 +111,11 @@ static void put(pd_group *g, const pd_work *w, int64_t k) {
     const pd_job *j = &w->job;
     char *slot = pd_job_slot(j, j->rank, k);
     pd_span last = {0};
+    if (w->algo->schedule) {
+        pd_steps_load(j, k);
+        offer(g, w, k, 0);
+        return;
+    }
     if (g->mesh) {
         send_spans(g, w->algo->put, j, k, slot);
         return;
@@ -138,7 +150,7 @@ static pd_status start(pd_group *g, pd_work *w) {
     plan(g, w);
     w->job.first = g->piece;
     g->piece += (uint32_t)w->pieces;
-    if (!w->direct && w->pieces && w->algo->put) put(g, w, 0);
+    if (!w->direct && w->pieces && (w->algo->put || w->algo->schedule)) put(g, w, 0);
     pd_line *l = &g->boards[g->rank]->line[w->seq & 1];
     l->id = w->id;
     l->hash = w->hash = pd_identity_hash(&w->id, g->epoch);
@@ -178,6 +190,22 @@ static pd_status meet(pd_group *g, pd_work *w, bool *again) {
     return PD_OK;
 }
 
+/* A round of a schedule, likewise. */
+static bool step(pd_group *g, pd_work *w) {
+    const pd_schedule *schedule = w->algo->schedule;
+    int steps = schedule->steps(g->size), s = (int)((w->round - 1) % steps);
+    int64_t k = (w->round - 1) / steps;
+    pd_steps_run(&w->job, schedule, k, s);
+    if (s + 1 < steps) {
+        offer(g, w, k, s + 1);
+        return true;
+    }
+    pd_steps_store(&w->job, k);
+    if (k + 1 == w->pieces) return false;
+    put(g, w, k + 1);
+    return true;
+}
+
 /* The moves of a round; false where no gate has to follow them. */
 static bool move(pd_group *g, pd_work *w) {
     const pd_algo *a = w->algo;
@@ -187,6 +215,7 @@ static bool move(pd_group *g, pd_work *w) {
         a->take(j, 0);
         return true;
     }
+    if (a->schedule) return step(g, w);
     if (a->put && k < w->pieces) put(g, w, k);
     if (a->mix && mixed < w->pieces) {
         a->mix(j, mixed);
@@ -310,7 +339,8 @@ static pd_status submit(pd_work *w, pd_work **out) {
     PD_TRY(pd_group_check(g));
     if (g->size == 1) return run_alone(g, w, out);
     size_t bytes = pd_job_bytes(&w->job, w->job.count) * (w->id.coll == PD_COLL_REDUCE_SCATTER ? (size_t)g->size : 1);
-    if (bytes > (size_t)GATHER_BYTES(g->size) && can_be_direct(g, w)) w->segment = pd_segment_of(g, w->job.from, bytes);
+    int32_t least = w->id.coll == PD_COLL_ALL_REDUCE ? g->tuning.gather : g->tuning.direct;
+    if (bytes > (size_t)least && can_be_direct(g, w)) w->segment = pd_segment_of(g, w->job.from, bytes);
     pd_status status = pd_group_enter(g);
     if (status) {
         pd_segment_release(w->segment);

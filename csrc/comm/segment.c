@@ -23,7 +23,8 @@ static void part_key(char *key, size_t size, uint32_t epoch, uint32_t id, int ra
 }
 
 static uint64_t setting_of(const pd_group *g) {
-    return (uint64_t)(g->kind != NULL) << 63 | (uint64_t)g->slot << 2 | (g->forced == &pd_algo_gather_sum ? 1 : g->forced ? 2 : 0);
+    const char *algo = g->forced ? g->forced->name : "";
+    return (uint64_t)(g->kind != NULL) << 63 | (uint64_t)g->fast << 62 | (uint64_t)g->slot << 16 | (uint64_t)(*algo << 8 | (uint8_t)strlen(algo));
 }
 
 static pd_status publish(pd_group *g, uint32_t id, size_t bytes, const pd_region *own) {
@@ -88,7 +89,7 @@ static pd_status attach(pd_group *g, uint32_t id, int rank, size_t bytes, pd_reg
         status = pd_fail(PD_E_DIST, "init: rank %d failed: %.*s", pd_group_name(g, rank), (int)(reply.bytes - sizeof r),
                          (char *)reply.data + sizeof r);
     else if (r.setting != setting_of(g) || r.bytes != bytes)
-        status = pd_fail(PD_E_DIST, "init: rank %d runs with other settings than rank %d (PYDIST_ALGO, slot size)",
+        status = pd_fail(PD_E_DIST, "init: rank %d runs with other settings than rank %d (order, PYDIST_ALGO, slot size)",
                          pd_group_name(g, rank), pd_group_name(g, g->rank));
     else if (r.host != g->link->host)
         where->apart = true;

@@ -6,6 +6,7 @@
 #include "base/flags.h"
 #include "comm/control.h"
 #include "comm/transport/mesh.h"
+#include "comm/tuning.h"
 #include "py/comm_impl.h"
 
 /* ---- objects are counted while users hold them ------------------------------------------------------------------ */
@@ -90,38 +91,39 @@ static pd_status process_link(int rank, int world, const char *address, int secr
 static PyObject *comm_init(PyObject *module, PyObject *args, PyObject *keywords) {
     (void)module;
     static char *names[] = {"rank", "world", "address", "secret_fd", "timeout", "algo", "slot", "transport", "patience",
-                            NULL};
-    int rank, world, secret_fd, slot = 0;
+                            "fast", "tuning", NULL};
+    int rank, world, secret_fd, slot = 0, fast = 0;
     const char *address, *algo = NULL, *transport = NULL;
-    PyObject *seconds = NULL, *join = NULL;
+    PyObject *seconds = NULL, *join = NULL, *tuning = NULL;
     double patience;
     pd_group_options o = {0};
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "iizi|OzizO:comm_init", names, &rank, &world, &address, &secret_fd,
-                                     &seconds, &algo, &slot, &transport, &join) ||
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "iizi|OzizOpO:comm_init", names, &rank, &world, &address, &secret_fd,
+                                     &seconds, &algo, &slot, &transport, &join, &fast, &tuning) ||
         !pd_py_seconds(seconds, 0, &o.timeout) || !pd_py_seconds(join, 0, &patience))
         return NULL;
     if (transport && strcmp(transport, "mpi"))
         return PyErr_Format(PyExc_ValueError, "transport %s (expected None or 'mpi')", transport);
     o.algo = algo;
     o.slot = (size_t)slot;
-    if (!address && world == 1) return pd_py_group_over(NULL, &o);
+    o.fast = fast;
+    if (!address && world == 1) return pd_py_group_over(NULL, &o, tuning);
     o.kind = transport ? &pd_mesh_mpi : NULL;
     if (!address) return PyErr_Format(PyExc_ValueError, "comm_init: %d ranks need the address of a launcher", world);
     if (!(patience > 0)) patience = o.timeout > 0 ? o.timeout : strstr(address, "://") ? 300 : 60; /* people, a launcher */
     pd_status status = process_link(rank, world, address, secret_fd, patience);
-    return status ? pd_py_raise(status) : pd_py_group_over(process.link, &o);
+    return status ? pd_py_raise(status) : pd_py_group_over(process.link, &o, tuning);
 }
 
 static PyObject *comm_init_hub(PyObject *module, PyObject *args, PyObject *keywords) {
     (void)module;
-    static char *names[] = {"hub", "rank", "timeout", "algo", "slot", NULL};
+    static char *names[] = {"hub", "rank", "timeout", "algo", "slot", "fast", "tuning", NULL};
     pd_pyhub *hub;
-    int rank, slot = 0;
+    int rank, slot = 0, fast = 0;
     const char *algo = NULL;
-    PyObject *seconds = NULL;
+    PyObject *seconds = NULL, *tuning = NULL;
     pd_group_options o = {0};
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O!i|Ozi:comm_init_hub", names, pd_py_hub_type, &hub, &rank,
-                                     &seconds, &algo, &slot) || !pd_py_seconds(seconds, 0, &o.timeout))
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O!i|OzipO:comm_init_hub", names, pd_py_hub_type, &hub, &rank,
+                                     &seconds, &algo, &slot, &fast, &tuning) || !pd_py_seconds(seconds, 0, &o.timeout))
         return NULL;
     bool known = rank >= 0 && rank < pd_hub_world(hub->hub);
     if (!known || !hub->links[rank]) {
@@ -132,7 +134,34 @@ static PyObject *comm_init_hub(PyObject *module, PyObject *args, PyObject *keywo
     }
     o.algo = algo;
     o.slot = (size_t)slot;
-    return pd_py_group_over(hub->links[rank], &o);
+    o.fast = fast;
+    return pd_py_group_over(hub->links[rank], &o, tuning);
+}
+
+/* What each rank does in each step: [[(from, lo, hi, add), ...], ...], for tests. */
+static PyObject *comm_schedule(PyObject *module, PyObject *args) {
+    (void)module;
+    const char *name;
+    int world;
+    if (!PyArg_ParseTuple(args, "si:_schedule", &name, &world)) return NULL;
+    const pd_algo *algo;
+    pd_status status = pd_tuning_forced(name, true, &algo);
+    if (status) return pd_py_raise(status);
+    if (!algo || !algo->schedule || world < 2) return PyErr_Format(PyExc_ValueError, "_schedule: %s, %d", name, world);
+    int steps = algo->schedule->steps(world);
+    PyObject *all = PyList_New(steps);
+    for (int s = 0; all && s < steps; s++) {
+        PyObject *row = PyList_New(world);
+        for (int r = 0; row && r < world; r++) {
+            pd_step step = algo->schedule->step(world, r, s);
+            PyObject *one = Py_BuildValue("(iiiO)", step.from, step.lo, step.hi, step.add ? Py_True : Py_False);
+            if (!one) Py_CLEAR(row);
+            else PyList_SET_ITEM(row, r, one);
+        }
+        if (!row) Py_CLEAR(all);
+        else PyList_SET_ITEM(all, s, row);
+    }
+    return all ? Py_BuildValue("(iN)", algo->schedule->parts(world), all) : NULL;
 }
 
 static PyObject *comm_raised(PyObject *module, PyObject *text) {
@@ -185,7 +214,10 @@ static PyMethodDef functions[] = {
      "None: a world of one. secret_fd: a launcher's, or -1: PYDIST_SECRET_FILE. Later groups of the process use the "
      "same connection."},
     {"comm_init_hub", (PyCFunction)(void (*)(void))comm_init_hub, METH_VARARGS | METH_KEYWORDS,
-     "comm_init_hub(hub, rank, timeout=None, algo=None, slot=0) -> Group\n\nJoins the ranks of a hub, a thread each."},
+     "comm_init_hub(hub, rank, timeout=None, algo=None, slot=0, fast=False, tuning=None) -> Group\n\nJoins the ranks of a hub, a thread each."},
+    {"_schedule", comm_schedule, METH_VARARGS,
+     "_schedule(name, world) -> (parts, steps)\n\nThe schedule of an algorithm, ring or halving, in each step by rank: "
+     "(from or -1, first part, end, whether they are combined)."},
     {"comm_raised", comm_raised, METH_O,
      "comm_raised(traceback)\n\nTells launcher and ranks that this one ends by an exception."},
     {"comm_leave", (PyCFunction)(void (*)(void))comm_leave, METH_VARARGS | METH_KEYWORDS,

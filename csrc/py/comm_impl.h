@@ -60,7 +60,8 @@ bool pd_py_work_ended(PyObject *work); /* well or not; does not wait */
 int pd_py_add_work(PyObject *module);
 
 /* ---- group.c ---- */
-PyObject *pd_py_group_over(pd_link *link, const pd_group_options *o); /* new reference */
+/* new reference. tuning: NULL, None or the bytes of pd_tunings, for its subgroups too; the exception is set otherwise */
+PyObject *pd_py_group_over(pd_link *link, pd_group_options *o, PyObject *tuning);
 int pd_py_add_group(PyObject *module);
 
 /* ---- comm.c: objects are counted while users hold them ---- */

@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "base/mem.h"
-#include "comm/algo/reduce.h"
+#include "comm/tuning.h"
 #include "py/comm_impl.h"
 
 #define GIL_BYTES (128 << 10) /* collectives over this take more than 50 us (design 1.12) */
@@ -18,6 +18,7 @@ typedef struct {
     pd_group *group;
     pd_link *link;     /* NULL: a world of one */
     const struct pd_mesh_kind *kind; /* for its subgroups too */
+    PyObject *tuning;                /* likewise: bytes; NULL: defaults */
     PyObject *pending; /* works under way: their buffers must live until they are done */
 } GroupObject;
 
@@ -64,6 +65,7 @@ static int group_clear(PyObject *o) {
     GroupObject *self = (GroupObject *)o;
     if (self->group) PD_PY_NO_GIL(pd_group_destroy(self->group)); /* before the buffers of its works go */
     Py_CLEAR(self->pending);
+    Py_CLEAR(self->tuning);
     return 0;
 }
 
@@ -76,10 +78,17 @@ static void group_dealloc(PyObject *o) {
     pd_py_comm_end(o, PD_PY_GROUP);
 }
 
-PyObject *pd_py_group_over(pd_link *link, const pd_group_options *o) {
+PyObject *pd_py_group_over(pd_link *link, pd_group_options *o, PyObject *tuning) {
+    if (tuning == Py_None) tuning = NULL;
+    if (tuning && (!PyBytes_Check(tuning) || PyBytes_GET_SIZE(tuning) % (Py_ssize_t)sizeof *o->tunings))
+        return PyErr_Format(PyExc_TypeError, "tuning is %s (expected rows of %zu bytes)", Py_TYPE(tuning)->tp_name,
+                            sizeof *o->tunings);
+    o->tunings = tuning ? (const pd_tuning *)(void *)PyBytes_AS_STRING(tuning) : NULL;
+    o->tuning_count = tuning ? (size_t)PyBytes_GET_SIZE(tuning) / sizeof *o->tunings : 0;
     GroupObject *self = (GroupObject *)pd_py_comm_make(group_type, PD_PY_GROUP);
     if (!self) return NULL;
     self->kind = o->kind;
+    self->tuning = Py_XNewRef(tuning);
     if (!(self->pending = PyList_New(0))) {
         Py_DECREF(self);
         return PyErr_NoMemory();
@@ -439,19 +448,20 @@ static PyObject *take_ranks(PyObject *o, int **out) {
 }
 
 static PyObject *group_subgroup(PyObject *o, PyObject *const *args, Py_ssize_t n, PyObject *keywords) {
-    static const pd_py_signature s = {"subgroup", 1, {"ranks", "timeout", "epoch"}};
+    static const pd_py_signature s = {"subgroup", 1, {"ranks", "timeout", "epoch", "fast", "tuning"}};
     GroupObject *self = (GroupObject *)o;
-    PyObject *a[3], *list, *made;
+    PyObject *a[5], *list, *made;
     pd_group_options options = {.kind = self->kind};
     int epoch = 0, *ranks = NULL;
     if (!pd_py_args(&s, args, n, keywords, a) || !pd_py_seconds(a[1], 0, &options.timeout)) return NULL;
     if (a[2] && !pd_py_int_in(a[2], s.name, "epoch", 0, INT32_MAX - (int)PD_EPOCH_APART, &epoch)) return NULL;
+    if (!pd_py_truth(a[3], &options.fast)) return NULL;
     if ((list = take_ranks(a[0], &ranks))) {
         options.ranks = ranks;
         options.size = (int)PySequence_Fast_GET_SIZE(list);
         options.epoch = epoch ? PD_EPOCH_APART + (uint32_t)epoch : 0;
     }
-    made = list ? pd_py_group_over(self->link, &options) : NULL;
+    made = list ? pd_py_group_over(self->link, &options, a[4] ? a[4] : self->tuning) : NULL;
     Py_XDECREF(list);
     pd_free(ranks);
     return made;
@@ -543,6 +553,10 @@ static PyObject *group_epoch(PyObject *o, void *unused) {
     (void)unused;
     return PyLong_FromUnsignedLong(pd_group_epoch(((GroupObject *)o)->group));
 }
+static PyObject *group_order(PyObject *o, void *unused) {
+    (void)unused;
+    return PyUnicode_FromString(pd_group_fast(((GroupObject *)o)->group) ? "fast" : "tree");
+}
 static PyObject *group_transport(PyObject *o, void *unused) {
     (void)unused;
     return PyUnicode_FromString(pd_group_transport(((GroupObject *)o)->group));
@@ -586,7 +600,7 @@ static PyMethodDef group_methods[] = {
     {"segment", group_segment, METH_O,
      "segment(bytes) -> Segment\n\nZeroed memory that all ranks can address: collectives on it copy nothing. Collective."},
     {"subgroup", FAST(group_subgroup),
-     "subgroup(ranks, timeout=None, epoch=0) -> Group\n\nA group of these ranks of the job, this one among them, in this "
+     "subgroup(ranks, timeout=None, epoch=0, fast=False, tuning=None) -> Group\n\nA group of these ranks of the job, this one among them, in this "
      "order. The job's other ranks call skip(), or the members agree on an epoch over 0."},
     {"skip", group_skip, METH_NOARGS, "skip()\n\nOther ranks of the job make a subgroup without this one."},
     {"progress", group_progress, METH_NOARGS, "progress()\n\nCarries asynchronous collectives on without waiting."},
@@ -605,6 +619,7 @@ static PyGetSetDef group_getset[] = {
     {"gone", group_gone, NULL,
      "Its ranks that are known to be gone, by their numbers in the job: True for one that left of its own accord.", NULL},
     {"epoch", group_epoch, NULL, "How many groups these ranks had before, plus 1.", NULL},
+    {"order", group_order, NULL, "tree: sums have design 1.4's order; fast: any, the same on all ranks.", NULL},
     {"transport", group_transport, NULL, "shm, inproc or none.", NULL},
     {"store", group_store, NULL, "The store that the ranks share.", NULL},
     {0},

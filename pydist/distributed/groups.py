@@ -9,7 +9,7 @@ import datetime
 import time
 
 from pydist._C import PeerFailed
-from pydist.distributed.process_group import GroupMember, current, get_process_group_ranks, made_apart
+from pydist.distributed.process_group import GroupMember, current, get_process_group_ranks, is_fast, made_apart
 
 
 def _ranks_of(op, ranks, world):
@@ -68,11 +68,13 @@ def new_group(
     use_local_synchronization=False,
     group_desc=None,
     device_id=None,
+    order=None,
 ):
     """A group of `ranks` (None: all), in increasing order as in PyTorch; GroupMember.NON_GROUP_MEMBER on other ranks.
 
     All ranks of the job call this, also those that are not in it, in the same order; with use_local_synchronization
     only its members do. `timeout`: a timedelta or seconds, after which a wait for a live peer raises CommTimeout.
+    `order`: as init_process_group's, for this group alone.
     backend, pg_options, group_desc and device_id are accepted and mean nothing: a group talks as the job does.
 
     >>> from pydist import distributed as dist
@@ -82,12 +84,12 @@ def new_group(
     """
     world = current()
     ranks = sorted(_ranks_of("new_group", ranks, world.size))
-    member, seconds = world.rank in ranks, _seconds(timeout)
-    if use_local_synchronization and world.size > 1:
-        return world.subgroup(ranks, seconds, _agreed_epoch(world, ranks)) if member else GroupMember.NON_GROUP_MEMBER
+    member, seconds, fast = world.rank in ranks, _seconds(timeout), is_fast("new_group", order)
+    apart = use_local_synchronization and world.size > 1
     if member:
-        return world.subgroup(ranks, seconds)
-    world.skip()
+        return world.subgroup(ranks, seconds, _agreed_epoch(world, ranks) if apart else 0, fast)
+    if not apart:
+        world.skip()
     return GroupMember.NON_GROUP_MEMBER
 
 

@@ -152,13 +152,20 @@ def current(group=None):
     return group
 
 
-def _join(timeout, place, transport=None, patience=None):
+def is_fast(op, order):
+    """Whether sums may be taken in any order."""
+    if order not in (None, "tree", "fast"):
+        raise ValueError(f"{op}: order is {order!r} (expected None, 'tree' or 'fast')")
+    return order == "fast"
+
+
+def _join(timeout, place, transport=None, patience=None, fast=False):
     """Makes the process's group; its data go through MPI where transport is "mpi". `patience`: for the others to come;
     None: `timeout`."""
     global _default, _joined
     if _joined is not None and _joined != place:
         leave(timeout)  # the ranks of before have gone their ways
-    _default = _C.comm_init(*place, timeout, transport=transport, patience=patience)
+    _default = _C.comm_init(*place, timeout, transport=transport, patience=patience, fast=fast)
     _joined = place if place.address is not None else None
     _C._rng_shard(place.rank)
     if place.address is not None:
@@ -193,6 +200,7 @@ def init_process_group(
     group_name="",
     pg_options=None,
     device_id=None,
+    order=None,
 ):
     """Joins the other ranks of the job.
 
@@ -207,12 +215,13 @@ def init_process_group(
     `backend`: None, "native", "gloo" (all the engine's own) or names by device such as "cpu:gloo,cuda:nccl"; "mpi": the
     same algorithms, order and errors over messages of the MPI that pydist was built with, under its mpirun.
     `timeout`: a timedelta or seconds for the ranks to come (300 s), and after which a wait for a live peer raises
-    CommTimeout (30 min). group_name, pg_options and device_id are accepted and mean nothing here. Raises ValueError or
+    CommTimeout (30 min). `order`: "fast" lets sums be taken in any order, the same bits on all ranks but not those of
+    other algorithms, transports and world sizes (ring, halving); None, "tree": in the one order. group_name, pg_options and device_id are accepted and mean nothing here. Raises ValueError or
     TypeError where arguments contradict the environment or each other, RuntimeError where several ranks have nowhere
     to meet, DistError where they do not come or are refused.
     """
     global _asked, _backend
-    backend = checked(backend)
+    backend, fast = checked(backend), is_fast("init_process_group", order)
     if store is not None:
         raise NotImplementedError("init_process_group: store is not there yet (expected None and an init_method)")
     own = getattr(_here, "group", None)
@@ -233,7 +242,7 @@ def init_process_group(
         if _asked:
             raise ValueError("trying to initialize the default process group twice!")
         if _default is None:
-            _join(timeout, place or find_place(init_method, world, rank), transport)
+            _join(timeout, place or find_place(init_method, world, rank), transport, fast=fast)
         elif (rank, world) != (_default.rank, _default.size):  # made on demand by an earlier collective
             raise ValueError(
                 f"init_process_group: rank={rank}, world_size={world}, but the group that exists has rank "

@@ -20,6 +20,7 @@
 #define PD_COMM_ALGO_H
 
 #include "comm/algo/reduce.h"
+#include "comm/algo/schedule.h"
 
 typedef struct pd_job {
     int rank, size;
@@ -33,6 +34,7 @@ typedef struct pd_job {
     int64_t piece;       /* elements of these per piece */
     uint32_t first;
     size_t slot, share;  /* bytes of one of each */
+    size_t block;        /* direct_sum: bytes to sum before they are copied to the others */
     char *const *memory; /* by rank: slot 0, slot 1, share 0, share 1 */
     char *const *peers;  /* by rank: `from` in the symmetric segment (direct algorithms) */
     const char **in;     /* room for `size` pointers */
@@ -50,6 +52,7 @@ typedef struct pd_algo {
     void (*mix)(const pd_job *, int64_t k);
     pd_span (*give)(const pd_job *, int64_t k, int peer); /* of what mix(k) has put into the share */
     void (*take)(const pd_job *, int64_t k);
+    const pd_schedule *schedule; /* not NULL: the rounds of each piece are its steps, by pd_steps_* below */
 } pd_algo;
 
 /* W ranks, n bytes; steps are gates on the critical path, bytes what one rank reads or writes through shared memory.
@@ -57,6 +60,8 @@ typedef struct pd_algo {
    scatter_gather  1 step per piece + 1,  n(W-1)/W + n/W written, 2n(W-1)/W read: the ring's bytes
    direct_sum      2 steps,  n(W-1)/W read and as much written, nothing staged: the data lies in a symmetric segment */
 extern const pd_algo pd_algo_gather_sum, pd_algo_scatter_gather, pd_algo_direct_sum;
+/* For order="fast" alone: schedule.h; 1 step per schedule's, n written, its bytes read. */
+extern const pd_algo pd_algo_ring, pd_algo_halving;
 /* reduce_scatter of n bytes per rank: n(W-1)/W written, as much read; direct: nothing written but the result. */
 extern const pd_algo pd_algo_reduce_scatter, pd_algo_direct_reduce_scatter;
 /* root writes n, the others read n; direct: the others read the root's memory. */
@@ -80,15 +85,24 @@ static inline char *pd_job_slot(const pd_job *j, int rank, int64_t k) {
 static inline char *pd_job_share(const pd_job *j, int rank, int64_t k) {
     return j->memory[rank] + 2 * j->slot + ((j->first + (uint64_t)k) & 1) * j->share;
 }
-/* Rank r owns elements [edge(r), edge(r + 1)) of n: even parts, cut at multiples of 64 elements (whole cache lines). */
-static inline int64_t pd_job_edge(const pd_job *j, int64_t n, int r) {
-    int64_t blocks = (n + 63) / 64, edge = blocks * r / j->size * 64;
+/* Part p of `parts` has elements [edge(p), edge(p + 1)) of n: even parts, cut at multiples of 64 elements (whole cache
+   lines). */
+static inline int64_t pd_part_edge(int64_t n, int parts, int p) {
+    int64_t blocks = (n + 63) / 64, edge = blocks * p / parts * 64;
     return edge < n ? edge : n;
 }
+static inline int64_t pd_job_edge(const pd_job *j, int64_t n, int r) { return pd_part_edge(n, j->size, r); }
 
 static inline bool pd_job_takes(const pd_job *j, int rank) { return j->root < 0 || j->root == rank; }
 /* The put of several algorithms: all of the piece for those who take the result; one part for each peer. */
 pd_span pd_job_put_all(const pd_job *j, int64_t k, int peer);
 pd_span pd_job_put_part(const pd_job *j, int64_t k, int peer);
+
+/* A schedule's piece: own data into the working copy; a step; what `peer` takes of ours in step s, which lies in the slot
+   already; the working copy to its place. */
+void pd_steps_load(const pd_job *j, int64_t k);
+void pd_steps_run(const pd_job *j, const pd_schedule *schedule, int64_t k, int s);
+pd_span pd_steps_give(const pd_job *j, const pd_schedule *schedule, int64_t k, int s, int peer);
+void pd_steps_store(const pd_job *j, int64_t k);
 
 #endif

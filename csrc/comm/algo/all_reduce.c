@@ -2,7 +2,6 @@
 #include "comm/algo/algo.h"
 
 #define TILE 16384  /* bytes that are summed, then copied to one place, while they are in the first-level cache */
-#define BLOCK 65536 /* the same for several places and the second-level cache */
 
 /* ---- gather_sum: everybody puts all, everybody sums all ---------------------------------------------------------- */
 
@@ -62,7 +61,7 @@ const pd_algo pd_algo_scatter_gather = {
 static void sum_in_place(const pd_job *j, int64_t k) {
     (void)k;
     int64_t lo = pd_job_edge(j, j->count, j->rank), hi = pd_job_edge(j, j->count, j->rank + 1);
-    int64_t block = BLOCK / (int64_t)pd_dtype_size(j->dtype);
+    int64_t block = (int64_t)(j->block / pd_dtype_size(j->dtype));
     for (int r = 0; r < j->size; r++) j->in[r] = j->peers[r];
     for (int64_t at = lo; at < hi; at += block) {
         int64_t n = hi - at < block ? hi - at : block;

@@ -123,3 +123,17 @@ void pd_reduce_run(pd_dtype dtype, pd_reduce op, int size, const char *const *in
         if (l->widen || scale != 1) l->last(sum, to, n, scale);
     }
 }
+
+pd_dtype pd_reduce_partial(pd_dtype dtype) { return table_portable[dtype].widen ? PD_F32 : dtype; }
+
+void pd_reduce_widen(pd_dtype dtype, const char *in, char *out, int64_t count) {
+    const loops *l = &tables[pd_cpu_isa()][dtype];
+    if (l->widen) l->widen(in, out, count);
+    else memcpy(out, in, (size_t)count * pd_dtype_size(dtype));
+}
+
+void pd_reduce_round(pd_dtype dtype, const char *in, char *out, int64_t count, double scale) {
+    const loops *l = &tables[pd_cpu_isa()][dtype];
+    if (l->widen || scale != 1) l->last(in, out, count, scale);
+    else memcpy(out, in, (size_t)count * pd_dtype_size(dtype));
+}

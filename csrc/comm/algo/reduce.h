@@ -19,4 +19,9 @@ pd_status pd_reduce_check(const char *name, pd_dtype dtype, pd_reduce op, double
 void pd_reduce_run(pd_dtype dtype, pd_reduce op, int size, const char *const *in, int64_t at, char *out, int64_t count,
                    double scale);
 
+/* What sums are kept in until they are rounded: float32 for the half types, else the dtype itself. */
+pd_dtype pd_reduce_partial(pd_dtype dtype);
+void pd_reduce_widen(pd_dtype dtype, const char *in, char *out, int64_t count);                /* to partial results */
+void pd_reduce_round(pd_dtype dtype, const char *in, char *out, int64_t count, double scale); /* scale * in, back */
+
 #endif
