@@ -136,6 +136,7 @@ TORCH = {
     "kl_div": lambda torch, x, y, reduction="mean", **kw: torch.nn.functional.kl_div(x, y, reduction=reduction, **kw),
     "embedding": lambda torch, w, i, padding_idx=None: torch.nn.functional.embedding(i, w, padding_idx),
     "layer_norm": lambda torch, *a, **kw: torch.nn.functional.layer_norm(*a, **kw),
+    "scaled_dot_product_attention": lambda torch, *a, **kw: torch.nn.functional.scaled_dot_product_attention(*a, **kw),
     "binary_cross_entropy_with_logits": lambda torch, x, y, w=None, p=None, reduction="mean": torch.nn.functional.binary_cross_entropy_with_logits(
         x, y, w, pos_weight=p, reduction=reduction),
     "sort": lambda torch, x, dim=-1, descending=False, stable=False: torch.sort(x, dim=dim, descending=descending, stable=stable),
@@ -160,6 +161,17 @@ def call(lib, name, *args, **kwargs):
 
 
 # References in NumPy, for where torch is not installed; other ops go by NumPy's own function of the same name.
+
+
+def _attention(q, k, v, mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
+    k, v = (np.repeat(x, q.shape[-3] // x.shape[-3], -3) if enable_gqa else x for x in (k, v))
+    s = q @ k.swapaxes(-1, -2) * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)
+    if is_causal:
+        mask = np.tri(*s.shape[-2:], dtype=bool)
+    if mask is not None:
+        s = np.where(mask, s, -np.inf) if mask.dtype == bool else s + mask
+    p = np.exp(s - np.maximum(s.max(-1, keepdims=True), -1e300))
+    return p / np.maximum(p.sum(-1, keepdims=True), 1e-300) @ v
 
 
 def _softmax(x, dim=-1):
@@ -424,6 +436,7 @@ NUMPY = {
     **ACTIVATIONS,
     **{name: _reduced(terms) for name, terms in LOSSES.items()},
     "layer_norm": _layer_norm,
+    "scaled_dot_product_attention": _attention,
     "rms_norm": _rms_norm,
     "group_norm": _group_norm,
     "embedding": lambda weight, index, padding_idx=None: weight[index],
@@ -642,6 +655,12 @@ SAMPLES = {
     "binary_cross_entropy": [*loss((0.05, 0.95), (0.05, 0.95), c=8), S(T((3, 4), 0.1, 0.9), T((3, 4), 0, 1), T((4,), 0.5, 2, grad=False), c=8, dtypes="float")],
     "binary_cross_entropy_with_logits": [*loss((-4, 4), (0.05, 0.95), c=8), S(x34, T((3, 4), 0, 1), T((4,), 0.5, 2, grad=False), c=8, dtypes="float"),
         S(x34, T((3, 4), 0, 1), None, T((4,), 0.5, 2, grad=False), c=8, dtypes="float"), S(x34, T((3, 4), 0, 1), T((3, 1), grad=False), T((4,), 0.5, 2, grad=False), reduction="sum", c=8, dtypes="float")],
+    "scaled_dot_product_attention": [
+        S(*(T(shape, layout=layout) for shape in shapes), *more, c=32, dtypes="float", **kw) for shapes, layout, more, kw in [
+            (((2, 2, 5, 3), (2, 2, 4, 3), (2, 2, 4, 3)), "C", (), {}), (((1, 2, 5, 3), (1, 2, 5, 3), (1, 2, 5, 2)), "T", (), {"is_causal": True}),
+            (((2, 4, 3, 2), (2, 2, 6, 2), (2, 2, 6, 2)), "S", (), {"enable_gqa": True, "scale": 0.3}), (((3, 4), (5, 4), (5, 2)), "C", (B((3, 5)),), {}),
+            (((2, 3, 4), (2, 5, 4), (2, 5, 4)), "C", (T((3, 5)),), {}), (((1, 2, 70, 3), (1, 2, 140, 3), (1, 2, 140, 3)), "C", (), {"is_causal": True}),
+            (((1, 1, 1, 2, 3, 4), (1, 1, 1, 2, 3, 4), (1, 1, 1, 2, 3, 4)), "C", (B((1, 3)),), {}), (((0, 2, 3, 4), (0, 2, 3, 4), (0, 2, 3, 4)), "C", (), {})]],
     "layer_norm": [S(*a, c=16, dtypes="float") for a in [(x34, (4,), T((4,)), T((4,))), (x34, (4,)), (x234, (3, 4), T((3, 4)), T((3, 4))), (t34, (4,), T((4,)), None),
                    (T((5,)), (5,), None, T((5,))), (T((0, 4)), (4,), T((4,)), T((4,))), (T((2, 3), layout="S"), (3,), T((3,), layout="S"), T((3,)), 1e-3)]]
         + [S(T((70, 700), -1, 5), (700,), T((700,)), T((700,)), c=16, grad=False, dtypes="float"), S(T((300, 33)), (33,), T((33,)), T((33,)), c=16, grad=False, dtypes="float")],
@@ -678,7 +697,7 @@ HIDDEN = {
     "pool_max_take": "max_pool2d", "pool_max_index": "max_pool2d_with_indices", "pool_avg": "avg_pool2d", "pool_avg_grad": "avg_pool2d",
     "mse_terms": "mse_loss", "l1_terms": "l1_loss", "smooth_l1_terms": "smooth_l1_loss", "huber_terms": "huber_loss", "bce_terms": "binary_cross_entropy",
     "bce_logits_terms": "binary_cross_entropy_with_logits", "kl_terms": "kl_div", "kl_log_terms": "kl_div", "gelu_erf": "gelu", "gelu_tanh": "gelu",
-    "norm_rows": "layer_norm", "embedding_lookup": "embedding", "embedding_grad": "embedding",
+    "attend": "scaled_dot_product_attention", "norm_rows": "layer_norm", "embedding_lookup": "embedding", "embedding_grad": "embedding",
     "argsort_last": "argsort", "gather_grad": "gather", "running_sum": "cumsum",
 }  # fmt: skip
 
@@ -698,6 +717,7 @@ LARGE = {
     "matmul:ta": S(T((260, 4000), layout="T"), T((4000, 100))),
     "matmul:tb": S(T((300, 500)), T((500, 260), layout="T")),
     "bmm": S(T((6, 90, 110)), T((6, 110, 70))),
+    "scaled_dot_product_attention": S(T((2, 3, 150, 32)), T((2, 3, 150, 32)), T((2, 3, 150, 32)), is_causal=True),
     "linear": S(T((64, 784)), T((128, 784)), T((128,))),
     "softmax": S(T((512, 1000)), -1),
     "log_softmax": S(T((64, 1000, 9)), 1),

@@ -79,6 +79,16 @@ typedef struct pd_batch_norm { int64_t N, C, S; bool channels_last; double eps; 
 /* Rows [rows, n], each by its own mean (rms: 0) and deviation sqrt(var + eps). */
 typedef struct pd_row_norm { int64_t rows, n; double eps; bool rms; } pd_row_norm;
 
+/* Attention over query[B, H, nq, d], key[B, Hkv, nk, d], value[B, Hkv, nk, dv], out and its gradient [B, H, nq, dv]: any strides
+   (batch, head, row; rows dense), Hkv divides H. A mask [B, H, nq, nk], BOOL (which keys may be seen) or floats to be added, of
+   any strides; causal: key j is seen by query i if j <= i. lse[B, H, nq]: float, double for F64. */
+typedef struct pd_attention {
+    pd_dtype t, mask_t;
+    int64_t B, H, Hkv, nq, nk, d, dv, qs[3], ks[3], vs[3], os[3], gs[3], ms[4];
+    double scale;
+    bool causal;
+} pd_attention;
+
 /* Pooling of x[N, C, H, W] to y[N, C, P, Q], each contiguous or (nhwc) channels_last. The window of result p along rows has the
    taps p * stride - padding + r * dilation, r < kernel, of which those inside x count; adaptive: all of
    [floor(p H / P), ceil((p + 1) H / P)), at most kernel of them. A place is the tap r * kernel[1] + s that was largest, as a byte
@@ -183,6 +193,13 @@ typedef struct pd_cpu_table {
     void (*row_norm_grad)(pd_dtype t, const pd_row_norm *c, const void *g, const void *x, const void *w, const void *mean, const void *rstd,
                           void *gx, void *gw, void *gb, void *scratch);
     size_t (*row_norm_scratch)(const pd_row_norm *c);
+
+    /* out = softmax(q k^T scale + mask) v, zeros for a query that sees no key; mask may be NULL. */
+    void (*attention)(const pd_attention *c, const void *q, const void *k, const void *v, const void *mask, void *out, void *lse, void *scratch);
+    /* gq, gk, gv: dense, as [B, rows, heads, width]. */
+    void (*attention_grad)(const pd_attention *c, const void *g, const void *q, const void *k, const void *v, const void *mask, const void *out,
+                           const void *lse, void *gq, void *gk, void *gv, void *scratch);
+    size_t (*attention_scratch)(const pd_attention *c, bool grad);
 
     /* Ties go to the first tap, NaN wins. Any type. */
     void (*max_pool)(const pd_pool *c, const void *x, void *y, void *place);

@@ -1,6 +1,7 @@
 """Functions of nn with PyTorch's signatures, over the engine's operations."""
 
 from pydist.nn.functional.activation import *
+from pydist.nn.functional.attention import *
 from pydist.nn.functional.conv import *
 from pydist.nn.functional.drop import *
 from pydist.nn.functional.loss import *

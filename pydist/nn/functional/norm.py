@@ -18,8 +18,7 @@ def layer_norm(input, normalized_shape, weight=None, bias=None, eps=1e-05):
 def rms_norm(input, normalized_shape, weight=None, eps=None):
     """input / sqrt(mean(input ** 2) + eps) * weight over the last dimensions, of normalized_shape; eps None: the
     machine epsilon."""
-    shape = _sizes(normalized_shape)
-    return _C.rms_norm(input, shape, weight) if eps is None else _C.rms_norm(input, shape, weight, eps)
+    return _C.rms_norm(input, _sizes(normalized_shape), weight, eps)
 
 
 def normalize(input, p=2.0, dim=1, eps=1e-12, out=None):
