@@ -204,6 +204,7 @@ class Group:
     size: int
     epoch: int
     order: str
+    tuning: dict[str, int]
     transport: str
     store: Store
     def all_reduce(

@@ -151,6 +151,7 @@ static pd_status make(pd_link *link, uint32_t epoch, const pd_group_options *o, 
     PD_TRY(pd_calloc(sizeof *g, "group", &g));
     atomic_init(&g->refs, 1);
     g->size = 1;
+    g->tuning = pd_tuning_default(false, 1);
     g->epoch = epoch;
     g->forks = pd_forks;
     g->last = &g->first;
@@ -261,6 +262,7 @@ int pd_group_size(const pd_group *g) { return g->size; }
 int pd_group_link_rank(const pd_group *g, int rank) { return pd_group_name(g, rank); }
 uint32_t pd_group_epoch(const pd_group *g) { return g->epoch; }
 bool pd_group_fast(const pd_group *g) { return g->fast; }
+const pd_tuning *pd_group_tuning(const pd_group *g) { return &g->tuning; }
 const char *pd_group_transport(const pd_group *g) { return g->size < 2 ? "none" : g->mesh ? g->mesh->kind->name : g->transport->name; }
 
 pd_status pd_group_check(pd_group *g) {

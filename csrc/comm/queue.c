@@ -46,7 +46,7 @@ static void plan(const pd_group *g, pd_work *w) {
     bool large = false, parts = false;
     switch (w->id.coll) {
     case PD_COLL_ALL_REDUCE: case PD_COLL_REDUCE:
-        large = bytes > (size_t)g->tuning.gather;
+        large = bytes > (size_t)g->tuning.direct;
         w->algo = g->forced ? g->forced : pd_tuning_pick(&g->tuning, g->fast, bytes);
         break;
     case PD_COLL_BROADCAST:
@@ -339,8 +339,7 @@ static pd_status submit(pd_work *w, pd_work **out) {
     PD_TRY(pd_group_check(g));
     if (g->size == 1) return run_alone(g, w, out);
     size_t bytes = pd_job_bytes(&w->job, w->job.count) * (w->id.coll == PD_COLL_REDUCE_SCATTER ? (size_t)g->size : 1);
-    int32_t least = w->id.coll == PD_COLL_ALL_REDUCE ? g->tuning.gather : g->tuning.direct;
-    if (bytes > (size_t)least && can_be_direct(g, w)) w->segment = pd_segment_of(g, w->job.from, bytes);
+    if (bytes > (size_t)g->tuning.direct && can_be_direct(g, w)) w->segment = pd_segment_of(g, w->job.from, bytes);
     pd_status status = pd_group_enter(g);
     if (status) {
         pd_segment_release(w->segment);

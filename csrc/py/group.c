@@ -557,6 +557,13 @@ static PyObject *group_order(PyObject *o, void *unused) {
     (void)unused;
     return PyUnicode_FromString(pd_group_fast(((GroupObject *)o)->group) ? "fast" : "tree");
 }
+static PyObject *group_tuning(PyObject *o, void *unused) {
+    (void)unused;
+    const pd_tuning *t = pd_group_tuning(((GroupObject *)o)->group);
+    return Py_BuildValue("{s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:i}", "mesh", t->mesh, "world", t->world, "gather", t->gather,
+                         "direct", t->direct, "piece", t->piece, "block", t->block, "fast", t->fast, "fast_from",
+                         t->fast_from);
+}
 static PyObject *group_transport(PyObject *o, void *unused) {
     (void)unused;
     return PyUnicode_FromString(pd_group_transport(((GroupObject *)o)->group));
@@ -620,6 +627,7 @@ static PyGetSetDef group_getset[] = {
      "Its ranks that are known to be gone, by their numbers in the job: True for one that left of its own accord.", NULL},
     {"epoch", group_epoch, NULL, "How many groups these ranks had before, plus 1.", NULL},
     {"order", group_order, NULL, "tree: sums have design 1.4's order; fast: any, the same on all ranks.", NULL},
+    {"tuning", group_tuning, NULL, "Its switch points in bytes, which are rank 0's; see pydist.tune.", NULL},
     {"transport", group_transport, NULL, "shm, inproc or none.", NULL},
     {"store", group_store, NULL, "The store that the ranks share.", NULL},
     {0},

@@ -6,6 +6,7 @@ import warnings
 
 from pydist import _C
 from pydist.distributed.backend import MPI_LIBRARY, Backend, checked, say_what_serves, serves_by_mpi
+from pydist.distributed.tuning import load
 from pydist.distributed.rendezvous import expected, find_mpi_place, find_place, who
 
 _default = None  # the process's group
@@ -165,7 +166,8 @@ def _join(timeout, place, transport=None, patience=None, fast=False):
     global _default, _joined
     if _joined is not None and _joined != place:
         leave(timeout)  # the ranks of before have gone their ways
-    _default = _C.comm_init(*place, timeout, transport=transport, patience=patience, fast=fast)
+    tuning = load(place.rank == 0) if place.world > 1 else None
+    _default = _C.comm_init(*place, timeout, transport=transport, patience=patience, fast=fast, tuning=tuning)
     _joined = place if place.address is not None else None
     _C._rng_shard(place.rank)
     if place.address is not None:
