@@ -9,7 +9,7 @@ launcher. `pydist/_launch` does the work.
 import os
 import sys
 
-from pydist._launch.options import UsageError, help_text, parse, plan_from
+from pydist._launch.options import UsageError, help_text, parse, plan_from, starts_hosts
 
 
 def main(argv=None):
@@ -23,6 +23,10 @@ def main(argv=None):
     except UsageError as error:
         os.write(2, f"pydist.run: {error}; --help lists the options\n".encode("utf-8", "replace"))
         return 2
+    if starts_hosts(options):
+        from pydist._launch.hosts import HostsJob
+
+        return HostsJob(plan, options).run()
     from pydist._launch.job import Job
 
     while True:

@@ -220,6 +220,23 @@ def test_strangers_at_the_ports(tmp_path):
             assert code == 0, text
 
 
+def test_started_from_here(tmp_path):
+    """--hosts, with a program that stands for ssh: each host is another network."""
+    with Hosts(2, tmp_path) as hosts:
+        script = tmp_path / "script.py"
+        script.write_text(HEAD + WORK)
+        words = [
+            "--hosts", "0:2,1:1", "--ssh", f"ip netns exec {hosts.tag}-{{host}} sh -c", "--master-addr",
+            hosts.address(0), script,
+        ]  # fmt: skip
+        env = {**os.environ, "PYTHONPATH": str(TOP), "OUT": str(tmp_path)}
+        command = [sys.executable, "-m", "pydist.run", *map(str, words)]
+        done = subprocess.run(["env", f"OUT={tmp_path}", *command], env=env, capture_output=True, text=True, timeout=60)
+        assert (done.returncode, done.stderr) == (0, "")
+        said = [json.loads((tmp_path / f"rank{r}").read_text()) for r in range(3)]
+        assert [one["transport"] for one in said] == ["tcp"] * 3 and len({one["sum"] for one in said}) == 1
+
+
 def test_another_secret_is_refused(tmp_path):
     with Hosts(2, tmp_path) as hosts:
         other = tmp_path / "other"

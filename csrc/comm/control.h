@@ -25,7 +25,8 @@ typedef struct pd_control_options {
     const char *name;      /* of the unix socket; NULL: random */
     const char *listen;    /* "host:port" of the tcp socket, port 0: any; NULL: none */
     bool in_rank;          /* rank 0 of this job hosts the server, not a launcher */
-} pd_control_options;      /* the secret: that of PYDIST_SECRET_FILE for tcp and in_rank, else random */
+    const uint8_t *secret; /* PD_SECRET_BYTES; NULL: that of PYDIST_SECRET_FILE for tcp and in_rank, else random */
+} pd_control_options;
 
 /* [new] a listening server for ranks 0..world-1 and its thread. NULL o: zeros. Ended by pd_control_server_free, which
    closes every connection: ranks that still live fail. PD_E_DIST: the address is taken (by whom), or tcp beyond

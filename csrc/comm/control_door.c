@@ -117,7 +117,10 @@ const char *pd_door_frame(pd_control_server *s, pd_conn *c, int64_t now) {
 static pd_status open_secret(pd_control_server *s, const pd_control_options *o, bool *common) {
     *common = false;
     PD_TRY(pd_auth_random(s->token, sizeof s->token));
-    if (o->listen || o->in_rank) PD_TRY(pd_control_secret_file(s->secret, common));
+    if (o->secret) {
+        memcpy(s->secret, o->secret, sizeof s->secret);
+        *common = true;
+    } else if (o->listen || o->in_rank) PD_TRY(pd_control_secret_file(s->secret, common));
     bool open = o->in_rank || (o->listen && pd_flags_get()->INSECURE); /* to all of our user, to all */
     if (!*common && !open) PD_TRY(pd_auth_random(s->secret, sizeof s->secret));
     s->secret_fd = memfd_create("pydist-secret", MFD_CLOEXEC | MFD_ALLOW_SEALING);

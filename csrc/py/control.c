@@ -17,10 +17,14 @@ static PyTypeObject *server_type, *store_type;
 /* ---- ControlServer ----------------------------------------------------------------------------------------------- */
 
 static PyObject *server_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
-    static char *names[] = {"world", "listen", NULL};
+    static char *names[] = {"world", "listen", "secret", NULL};
     int world;
+    Py_ssize_t bytes = 0;
     pd_control_options o = {0};
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "i|z:ControlServer", names, &world, &o.listen)) return NULL;
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "i|zz#:ControlServer", names, &world, &o.listen, &o.secret, &bytes))
+        return NULL;
+    if (o.secret && bytes != PD_SECRET_BYTES)
+        return PyErr_Format(PyExc_ValueError, "ControlServer: a secret of %zd bytes (expected %d)", bytes, PD_SECRET_BYTES);
     ServerObject *self = (ServerObject *)pd_py_comm_make(type, PD_PY_SERVER);
     if (!self) return NULL;
     pd_status status;
@@ -260,9 +264,9 @@ PyObject *pd_py_store(pd_link *link) {
 static PyType_Slot server_slots[] = {
     {Py_tp_new, server_new}, {Py_tp_dealloc, server_dealloc}, {Py_tp_traverse, pd_py_comm_visit},
     {Py_tp_methods, server_methods}, {Py_tp_getset, server_getset},
-    {Py_tp_doc, "ControlServer(world, listen=None)\n\nThe launcher's side of the control plane. listen: 'host:port' for "
-                "the workers of other hosts, port 0: any; beyond loopback it needs PYDIST_SECRET_FILE or "
-                "PYDIST_INSECURE=1."}, {0},
+    {Py_tp_doc, "ControlServer(world, listen=None, secret=None)\n\nThe launcher's side of the control plane. listen: 'host:port' for "
+                "the workers of other hosts, port 0: any; beyond loopback it needs PYDIST_SECRET_FILE, "
+                "PYDIST_INSECURE=1 or `secret`, 32 bytes that all ranks read from the descriptor PYDIST_SECRET_FD."}, {0},
 };
 static PyType_Slot hub_slots[] = {
     {Py_tp_new, hub_new}, {Py_tp_dealloc, hub_dealloc}, {Py_tp_traverse, pd_py_comm_visit}, {Py_tp_getset, hub_getset},

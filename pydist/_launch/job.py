@@ -18,9 +18,6 @@ from pydist._launch.sink import Nowhere, Sink
 from pydist._launch.stream import Stream
 from pydist._launch.worker import Worker, worker_argv, worker_env
 
-GRACE = 1.0  # s that survivors of a dead rank have to raise PeerFailed before SIGTERM
-GRACE_SIGNAL = 2.0  # s that workers have after a forwarded SIGINT, SIGTERM or SIGHUP
-GRACE_TERM = 0.5  # s between SIGTERM and SIGKILL
 GRACE_KILL = 5.0  # s after SIGKILL until a process counts as one that cannot be killed
 SILENCE = 1.0  # s between two looks for ranks that the control server hears nothing from
 QUEUE_MAX = 1 << 20  # bytes waiting for a slow reader of ours; beyond, the workers' pipes fill up
@@ -28,9 +25,15 @@ FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Job:
+    report_of = Report
+    grace = 1.0  # s that survivors of a dead rank have to raise PeerFailed before SIGTERM
+    grace_signal = 2.0  # s that workers have after a forwarded SIGINT, SIGTERM or SIGHUP
+    grace_term = 0.5  # s between SIGTERM and SIGKILL
+
     def __init__(self, plan):
         self.plan = plan
-        self.report = Report(plan, self.say)
+        self.report = self.report_of(plan, self.say)
+        self.lifeline = 0 if plan.by_ssh else None  # the descriptor whose end is the job's
         self.workers = self.report.workers
         self.signal = None  # the signal that ends the job
         self.ends = []  # (time, signal for all sessions), in order
@@ -46,6 +49,8 @@ class Job:
 
     def say(self, text):
         if text:
+            if self.plan.by_ssh:
+                text = text.replace("pydist.run: ", f"pydist.run: {self.plan.by_ssh}: ", 1)
             self.err.lines(text.rstrip("\n").encode("utf-8", "replace") + b"\n")
 
     # Starting and ending.
@@ -88,20 +93,22 @@ class Job:
     def serve(self):
         """(where the control server is, descriptors with its secret): host 0's is here, behind a unix socket."""
         plan = self.plan
-        where = f"[{plan.address}]:{plan.port}" if ":" in plan.address else f"{plan.address}:{plan.port}"
+        where = at(plan.address, plan.port)
         if plan.insecure:
             os.environ["PYDIST_INSECURE"] = "1"  # for our server and for the workers
+        secret = secret_from(self.lifeline) if plan.by_ssh else None
         if plan.host > 0:
-            return where, ()
-        self.server = self.report.server = _C.ControlServer(plan.world, where if plan.hosts > 1 else None)
+            return where, (descriptor_with(secret),) if secret else ()
+        listen = at(listening_address(plan.address), plan.port) if plan.hosts > 1 else None
+        self.server = self.report.server = _C.ControlServer(plan.world, listen, secret)
         return self.server.address, (self.server.secret_fd,)
 
     def start_workers(self, control, secrets):
         plan, one = self.plan, self.plan.world == 1
+        stdin = 0 if one and not plan.by_ssh else self.devnull
         argv = worker_argv(plan)
         columns = max(0, self.err.columns() - len(f"[{plan.world - 1}] "))
         env = worker_env(plan, control, secrets[0] if secrets else -1, columns)
-        stdin = 0 if one else self.devnull
         files = plan.tee + plan.redirects
         merged = one and self.out is self.err and not any(files)  # one pipe keeps the order of writes to both
         for local in range(plan.local):
@@ -186,7 +193,7 @@ class Job:
                 sig = self.ends.pop(0)[1]
                 for worker in running:
                     worker.told_to_end = sig
-                _C.session_kill(self.sessions, sig)
+                self.send(sig)
                 if sig == signal.SIGKILL:
                     self.give_up = now + GRACE_KILL
             self.end_silent(running)
@@ -209,13 +216,18 @@ class Job:
             except _C.CommTimeout:
                 self.wait(0.01)
 
+    def send(self, sig):
+        _C.session_kill(self.sessions, sig)
+
     def end_by(self, when):
-        self.ends = [(when, signal.SIGTERM), (when + GRACE_TERM, signal.SIGKILL)]
+        self.ends = [(when, signal.SIGTERM), (when + self.grace_term, signal.SIGKILL)]
 
     def wait(self, at_most):
         """Sleeps until something happens, and handles it."""
         poller = select.poll()
         poller.register(self.wake, select.POLLIN)
+        if self.lifeline is not None:
+            poller.register(self.lifeline, select.POLLIN)
         readable = {}
         if not any(len(sink.queue) > QUEUE_MAX for sink in self.sinks):
             readable = {stream.fd: stream for stream in self.streams if stream.fd is not None}
@@ -235,6 +247,8 @@ class Job:
         for fd, _ in events:
             if fd == self.wake:
                 woken = True
+            elif fd == self.lifeline:
+                self.hear()
             elif fd in readable:
                 readable[fd].read()
         for stream in held:
@@ -248,6 +262,17 @@ class Job:
         for sink in self.sinks:
             sink.flush()
 
+    def hear(self):
+        """--hosts forwards signals as bytes; where it or the way to it is gone, the job ends."""
+        try:
+            heard = os.read(self.lifeline, 64)
+        except OSError:
+            heard = b""
+        if not heard:
+            self.lifeline = None
+        for sig in heard or bytes([signal.SIGHUP]):
+            self.interrupt(sig)
+
     def bury(self, ended):
         """The first bad end is the end of the job."""
         for worker in ended if self.server else ():  # to the server, one that took its leave is not dead
@@ -257,7 +282,7 @@ class Job:
         if not bad or self.signal:
             return
         if not self.report.failed and self.plan.on_failure == "stop":
-            self.end_by(monotonic() + GRACE)
+            self.end_by(monotonic() + self.grace)
         self.report.failed += bad
         self.report.judge()
 
@@ -267,8 +292,8 @@ class Job:
         if self.signal or self.ends:
             self.ends = [(now, signal.SIGKILL)]
         else:
-            self.end_by(now + GRACE_SIGNAL)
-            _C.session_kill(self.sessions, sig)
+            self.end_by(now + self.grace_signal)
+            self.send(sig)
         self.signal = self.signal or sig
 
     def write_out(self):
@@ -287,3 +312,37 @@ class Job:
                 return
             for sink in self.sinks:
                 sink.flush()
+
+
+def at(address, port):
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+
+def listening_address(name):
+    """Where host 0 listens. A name that stands for loopback here (127.0.1.1 in /etc/hosts) stands for another address
+    elsewhere: everywhere."""
+    import _socket  # socket itself costs 4 ms
+
+    try:
+        address = _socket.getaddrinfo(name, None)[0][4][0]
+    except OSError:
+        return name  # the server says what is wrong
+    loopback = address.startswith("127.") or address == "::1"
+    return "0.0.0.0" if loopback and name not in (address, "localhost") else name
+
+
+def secret_from(fd):
+    """The secret in the first line of a descriptor."""
+    line = b""
+    while not line.endswith(b"\n"):
+        data = os.read(fd, 1)
+        if not data or len(line) > 256:
+            raise OSError("no secret came by standard input (only --hosts gives --by-ssh)")
+        line += data
+    return bytes.fromhex(line.decode())
+
+
+def descriptor_with(secret):
+    fd = os.memfd_create("pydist-secret")
+    os.write(fd, secret)
+    return fd

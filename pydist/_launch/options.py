@@ -4,6 +4,7 @@ import os
 from collections import namedtuple
 
 RANKS_MAX = 4096  # PD_GUARD_MAX of csrc/base/spawn.h
+SSH = "ssh -o BatchMode=yes -o ServerAliveInterval=15"
 PORT = 29500  # of several hosts, which have to agree on one; on one host a port is never fixed
 
 # name, argument, default, help; no help: accepted as torchrun takes it, and means nothing here
@@ -22,6 +23,10 @@ OPTIONS = (
     ("module", None, False, "-m: the script is a module's name, as in python -m"),
     ("no-python", None, False, "the script is a program to run as it is"),
     ("on-failure", "WHAT", "stop", "when a rank fails: stop the others, or keep them (the last one's code counts)"),
+    ("hosts", "LIST", "", "a:2,b:2: starts the job from here, by ssh: 2 ranks on host a, 2 on b [--nproc-per-node]"),
+    ("hostfile", "FILE", "", "the same from a file with lines such as `a:2` or `a slots=2`"),
+    ("ssh", "COMMAND", SSH, "how --hosts reaches a host: COMMAND HOST PROGRAM; {host} in it stands for the name"),
+    ("by-ssh", None, False, "how --hosts starts each host's launcher: secret on standard input, whose end is the job's"),
     ("max-restarts", "N", "0", "how often the job starts anew after a failure (one host)"),
     ("log-dir", "DIR", "", "writes DIR/ID/attempt_N/LOCAL_RANK/stdout.log and stderr.log; alone: as with --tee 3"),
     ("tee", "WHAT", "", "-t: into files too: 1 stdout, 2 stderr, 3 both, 0 none; or by local rank: 0:3,1:1"),
@@ -44,23 +49,24 @@ class Plan(
     namedtuple(
         "Plan",
         "command local hosts host address port run_id role insecure module no_python on_failure max_restarts "
-        "restart log_dir tee redirects",
-        defaults=((), 1, 1, 0, "127.0.0.1", 0, "", "default", False, False, False, "stop", 0, 0, "", (), ()),
+        "restart log_dir tee redirects slots by_ssh",
+        defaults=((), 1, 1, 0, "127.0.0.1", 0, "", "default", False, False, False, "stop", 0, 0, "", (), (), (), ""),
     )
 ):
     """What a launcher does: ranks first..first + local - 1 of `world` run the command on this host. address and port
     are host 0's; port 0: a free one. restart: how often it was started before. tee,
-    redirects: for each local rank which of its streams, 1 and 2, go into files under log_dir."""
+    redirects: for each local rank which of its streams, 1 and 2, go into files under log_dir. slots: the ranks of each
+    host, where --hosts says them; by_ssh: this host's name, where --hosts has started this launcher."""
 
     __slots__ = ()
 
     @property
     def world(self):
-        return self.hosts * self.local
+        return sum(self.slots) or self.hosts * self.local
 
     @property
     def first(self):
-        return self.host * self.local
+        return sum(self.slots[: self.host]) or self.host * self.local
 
 
 def help_text():
@@ -71,8 +77,8 @@ def help_text():
         "       python -m pydist.run [options] -m package.module args...\n\n"
         + "".join(f"  {left:26}{text}" + (f" [{default}]\n" if default else "\n") for left, text, default in rows)
         + f"\naccepted and without meaning here: {nothing}\n"
-        + "several hosts: the same command on each, with its --node-rank, and PYDIST_SECRET_FILE in the environment,\n"
-        "naming a file (mode 0600, at least 32 bytes) that is the same on all of them\n"
+        + "several hosts: --hosts, where ssh asks for no password; or the same command on each, with its --node-rank, and\n"
+        "PYDIST_SECRET_FILE in the environment, naming a file (mode 0600, at least 32 bytes) that is the same on all\n"
     )
 
 
@@ -123,9 +129,40 @@ def _hosts(options):
         if options["nnodes"] not in ("1", "1:1"):
             raise UsageError("--standalone and --nnodes exclude each other")
         hosts = 1
-    if hosts > 1 and not options["node-rank"]:
+    if hosts > 1 and not (options["node-rank"] or options["hosts"] or options["hostfile"]):
         raise UsageError(f"--nnodes {options['nnodes']} needs --node-rank, the number of this host (0 to {hosts - 1})")
     return hosts, _number("node-rank", options["node-rank"] or "0", 0, hosts - 1)
+
+
+def host_list(options, local):
+    """(names, ranks on each) from --hosts or --hostfile; `local`: where nothing else is said."""
+    import re  # the launcher of one host starts without it
+
+    if options["hosts"] and options["hostfile"]:
+        raise UsageError("--hosts and --hostfile exclude each other")
+    words = options["hosts"].split(",")
+    if options["hostfile"]:
+        try:
+            with open(options["hostfile"]) as file:
+                words = [line.partition("#")[0].strip() for line in file]
+        except OSError as error:
+            raise UsageError(f"--hostfile {options['hostfile']}: {error.strerror}") from None
+    found = [re.fullmatch(r"([^\s:\[]+|\[[^\]\s]+\])(?:(?::|\s+(?:slots=)?)(\d+))?(?:\s.*)?", word) for word in words if word]
+    if not found or not all(found):
+        wrong = next((word for word, match in zip(filter(None, words), found) if not match), "")
+        raise UsageError(f"--hosts: {wrong!r} (expected names with ranks, such as a:2,b:2)")
+    slots = tuple(_number("hosts", match[2], 1, RANKS_MAX) if match[2] else local for match in found)
+    return tuple(match[1] for match in found), slots
+
+
+def starts_hosts(options):
+    """Whether this launcher starts those of several hosts, and is none of them."""
+    return bool(options["hosts"] or options["hostfile"]) and not options["node-rank"]
+
+
+def bare(name):
+    """The host in user@host, and in [v6]."""
+    return name.rpartition("@")[2].strip("[]")
 
 
 def _endpoint(options, hosts):
@@ -137,14 +174,13 @@ def _endpoint(options, hosts):
     if hosts > 1 and not address:
         raise UsageError("several hosts need --master-addr, the address of host 0")
     default = str(PORT) if hosts > 1 else "0"
-    if address[:1] == "[":
-        address = address.strip("[]")
+    address = address.strip("[]")
     return address or "127.0.0.1", _number("master-port", port or default, 0 if hosts == 1 else 1, 65535)
 
 
 def _check_secret(options, hosts):
-    insecure = options["insecure"] or os.environ.get("PYDIST_INSECURE") == "1"
-    if hosts > 1 and not (insecure or os.environ.get("PYDIST_SECRET_FILE")):
+    insecure = options["insecure"] or options["by-ssh"] or os.environ.get("PYDIST_INSECURE") == "1"
+    if hosts > 1 and not (starts_hosts(options) or insecure or os.environ.get("PYDIST_SECRET_FILE")):
         raise UsageError(
             "several hosts need PYDIST_SECRET_FILE, naming a file (mode 0600, at least 32 bytes) that is the same on "
             "all of them, or --insecure"
@@ -183,9 +219,13 @@ def _files(options, local):
 def plan_from(options, command):
     """The Plan; UsageError for what contradicts itself or cannot be done."""
     _check_fixed(options)
-    local = _local_ranks(options["nproc-per-node"])
+    local, names, slots = _local_ranks(options["nproc-per-node"]), (), ()
+    if options["hosts"] or options["hostfile"]:
+        names, slots = host_list(options, local)
+        options = {**options, "nnodes": str(len(names)), "master-addr": options["master-addr"] or bare(names[0])}
     hosts, host = _hosts(options)
-    if local * hosts > RANKS_MAX:
+    local = slots[host] if slots else local
+    if sum(slots) > RANKS_MAX or local * hosts > RANKS_MAX and not slots:
         raise UsageError(f"{local} ranks on each of {hosts} hosts (expected at most {RANKS_MAX} together)")
     restarts = _number("max-restarts", options["max-restarts"], 0, 1000000)
     if restarts and hosts > 1:
@@ -196,11 +236,14 @@ def plan_from(options, command):
         raise UsageError("no script given")
     if options["module"] and options["no-python"]:
         raise UsageError("--module and --no-python exclude each other")
-    if not (options["module"] or options["no-python"] or os.path.exists(command[0])):
+    starts = starts_hosts(options)
+    if not (options["module"] or options["no-python"] or starts or os.path.exists(command[0])):
         raise UsageError(f"no such script: {command[0]}")
+    if starts and hosts > 1 and not (options["master-port"] or options["rdzv-endpoint"]):
+        port = 20000 + int.from_bytes(os.urandom(2), "little") % 10000
     run_id = options["rdzv-id"] or os.urandom(8).hex()
     return Plan(
         tuple(command), local, hosts, host, address, port, run_id, options["role"], options["insecure"],
         options["module"], options["no-python"], options["on-failure"], restarts, 0,
-        *_files(options, local),
+        *_files(options, local), slots, names[host] if options["by-ssh"] and names else "",
     )  # fmt: skip

@@ -72,7 +72,8 @@ class Report:
     def _write_places(self, by_signal):
         """Four lines at most: where the ranks were."""
         ctrl_c = " (Ctrl-C)" if by_signal == signal.SIGINT else ""
-        self.say(f"pydist.run: ended by {signal_name(by_signal)}{ctrl_c}")
+        if not self.plan.by_ssh:
+            self.say(f"pydist.run: ended by {signal_name(by_signal)}{ctrl_c}")
         places = {}
         for worker in self.workers:
             where = place(worker.trace)

@@ -21,7 +21,8 @@ TRACE_MAX = 1 << 18  # longer tracebacks are not held back
 class Stream:
     """Reads `fd` and gives lines to `sink`; `catches`: holds tracebacks back; `file`: gets the bytes as they are."""
 
-    def __init__(self, rank, fd, sink, prefix, catches, file=None):
+    def __init__(self, rank, fd, sink, prefix, catches, file=None, whole=None):
+        self.whole = bool(prefix) if whole is None else whole  # cut into lines
         self.file = file
         self.rank, self.fd, self.sink, self.prefix = rank, fd, sink, prefix
         self.catches = catches
@@ -89,7 +90,7 @@ class Stream:
         self.emit(data)
 
     def emit(self, data):
-        if not self.prefix:
+        if not self.whole:
             keep = self.catches and data[data.rfind(b"\n") + 1:]
             if keep and MARK.startswith(keep):
                 self.open, data = keep, data[:-len(keep)]
@@ -130,7 +131,7 @@ class Stream:
     def flush(self):
         """The worker has ended: an unfinished line is a line."""
         text, self.open = self.open, b""
-        if not self.prefix:
+        if not self.whole:
             self.sink.put(text)
         elif text.strip():
             self.emit(text + b"\n")
