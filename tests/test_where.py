@@ -1,7 +1,10 @@
 """What a waiting rank says about those that it waits for, the flight record, and long tasks."""
 
+import os
 import re
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
@@ -33,6 +36,30 @@ def test_the_record_has_the_last_collectives_in_order():
         assert all(LINE.search(line) for line in lines[1:-1])
         numbers = [int(re.search(r"#(\d+)", line)[1]) for line in lines[1:]]
         assert numbers == list(range(numbers[0], numbers[0] + 64))
+
+
+def test_messages_have_a_record_of_their_own():
+    def work(rank):
+        x = pydist.ones(4)
+        for _ in range(70):
+            dist.send(x, 1) if rank == 0 else dist.recv(x, 0)
+        dist.barrier()
+        pending = [dist.irecv(x, 0, tag=9) for _ in range(66)] if rank else []  # more than rows
+        dist.barrier()
+        text = dist.flight_record().splitlines()
+        for _ in range(66):
+            if rank == 0:
+                dist.send(x, 1, tag=9)
+        for w in pending:
+            w.wait()
+        return text, dist.flight_record().splitlines()
+
+    for rank, (text, after) in enumerate(dist.threads.run(work, 2)):
+        name = "recv(float32[4], src=0" if rank else "send(float32[4], dst=1"
+        assert sum("barrier()" in line for line in text) == 2 and len(text) == 1 + 3 + 64
+        assert all(name in line and "at test_where.py:" in line for line in text[4:])
+        assert [": waits," in line for line in text[4:]] == [bool(rank)] * 64
+        assert all(name in line and ": done, " in line and "tag=9" in line for line in after[4:])
 
 
 def test_a_world_of_one_has_no_record():
@@ -146,6 +173,110 @@ def test_a_long_task_is_waited_for():
     ended = processes(2, script, prelude=PRELUDE, PYDIST_WARN="0.4")
     assert [out.split() for out in outputs(ended)] == [["4.0", "CommTimeout"]] * 2
     assert "rank 1 (last: #2 all_reduce): long task 'tokenise': it sleeps" in ended[0][2]
+
+
+def test_messages_that_are_late():
+    script = """
+        dist.init_process_group(timeout=0.5)
+        dist.all_reduce(x)
+        if rank == 0:
+            dist.recv(x, 1)
+            time.sleep(0.9)
+        else:
+            with dist.long_task("read", minutes=1):
+                time.sleep(0.7)
+            dist.send(x, 0)
+            try:
+                dist.recv(x, 0)
+            except dist.CommTimeout as e:
+                print(e)
+    """
+    (_, _, late), (_, text, _) = processes(2, script, prelude=PRELUDE, PYDIST_WARN="0.3")
+    line = r"recv\(float32\[4\], src=1, tag=0\) at <string>:11 \(#1\) has waited 0 s for rank 1 \(last: #\d+ \w+\): "
+    assert re.search(line + "long task 'read': it sleeps at <string>:15", late), late
+    assert re.search(r"recv\(.*\) at <string>:18 .*: rank 1 waited .* for rank 0 .*it sleeps at <string>:12", text), text
+
+
+CIRCLES = """
+import time
+import pydist
+from pydist import distributed as dist
+
+def run(work, world, *expected):
+    def caught(rank):
+        groups = [dist.new_group([r, (r + 1) % world]) for r in range(world)] if world > 2 else []
+        dist.barrier()
+        try:
+            work(rank, groups)
+        except dist.CommTimeout as e:
+            return str(e)
+        except dist.PeerFailed:  # of one who was faster
+            return ""
+    begin = time.perf_counter()
+    texts = dist.threads.run(caught, world)
+    took = time.perf_counter() - begin
+    circles = [t for t in texts if t and "wait for each other" in t]
+    assert bool(circles) == bool(expected) and took < 3, (texts, took)
+    for part in expected:
+        assert any(part in text for text in circles), circles
+
+def receive(rank, groups):
+    dist.recv(pydist.ones(2), 1 - rank)
+
+def mixed(rank, groups):
+    dist.recv(pydist.ones(2), 1) if rank == 0 else dist.all_reduce(pydist.ones(4))
+
+def ring(rank, groups):  # everybody begins with the group of itself and the next
+    dist.barrier(groups[rank])
+    dist.barrier(groups[rank - 1])
+
+def busy(rank, groups):  # 0 waits for 1, which waits for 2, which works
+    if rank == 2:
+        time.sleep(0.5)
+    dist.barrier(groups[1]) if rank else None
+    dist.barrier(groups[0]) if rank < 2 else None
+
+def aside(rank, groups):  # 0 waits for 1, and 1 and 2 for each other
+    if rank == 0:
+        dist.barrier(groups[0])
+    else:
+        dist.recv(pydist.ones(1), 3 - rank)
+
+def many(rank, groups):  # 1 and 2 go on and on without 0
+    for _ in range(150 if rank else 0):
+        dist.barrier(groups[1])
+        time.sleep(0.002)
+    dist.barrier()
+
+run(receive, 2, "in recv(float32[2], src=", ": it waits since")
+run(mixed, 2, "recv(float32[2], src=1", "all_reduce(float32[4], SUM)")
+run(ring, 3, "barrier()", ": it waits since")
+run(busy, 3)
+run(aside, 3, "in recv(float32[1], src=")
+run(many, 3)
+"""
+
+
+def test_ranks_that_wait_for_each_other():
+    ended = subprocess.run([sys.executable, "-c", CIRCLES], env={**os.environ, "PYDIST_BLOCKED": "0.2"},
+                           capture_output=True, text=True, timeout=30)  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_a_circle_of_processes():
+    script = """
+        dist.all_reduce(x)
+        try:
+            dist.recv(x, 1) if rank == 0 else dist.all_reduce(x)
+        except dist.CommTimeout as e:
+            print(e)
+        except dist.PeerFailed:
+            pass
+        time.sleep(0.3)
+    """
+    ended = processes(2, script, prelude=PRELUDE, PYDIST_BLOCKED="0.2")
+    texts = [out for out in outputs(ended) if out]
+    assert texts and all("wait for each other" in text and "at <string>:" in text for text in texts)
 
 
 def test_a_long_task_of_a_thread_and_its_end():

@@ -103,8 +103,9 @@ static bool hear_more(client *c, int64_t *heard, int64_t *looked) {
 
 static void answer(client *c, int asker) {
     char text[sizeof c->link.places[0].text];
-    pd_link_here(&c->link, text, sizeof text);
-    tell(&c->link, &(pd_news){.kind = PD_NEWS_HERE, .rank = c->link.rank, .status = asker}, text);
+    int on = pd_link_here(&c->link, text, sizeof text);
+    pd_news news = {.kind = PD_NEWS_HERE, .rank = c->link.rank, .status = asker, .epoch = (uint32_t)(on + 1)};
+    tell(&c->link, &news, text);
 }
 
 /* One text of lines; without the host's lock, so also of a rank that hangs. */

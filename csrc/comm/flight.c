@@ -68,13 +68,21 @@ void pd_flight_post(pd_flight *f, uint32_t seq, const pd_identity *id, uint64_t 
     atomic_store_explicit(&f->last, seq, memory_order_release);
 }
 
+/* NULL: it has ended, or (messages end in any order) a newer one has the row. */
+static pd_flight_row *own_row(pd_flight *f, uint32_t seq) {
+    pd_flight_row *r = f->rows ? &f->rows[seq & f->mask] : NULL;
+    uint64_t posted = (uint64_t)seq << 8 | PD_FLIGHT_POSTED;
+    return r && atomic_load_explicit(&r->word[STATE], memory_order_relaxed) == posted ? r : NULL;
+}
+
 void pd_flight_wait(pd_flight *f, uint32_t seq, int rank) {
-    if (f->rows) put(&f->rows[seq & f->mask], WAITED, (uint64_t)rank + 1);
+    pd_flight_row *r = own_row(f, seq);
+    if (r) put(r, WAITED, (uint64_t)rank + 1);
 }
 
 void pd_flight_end(pd_flight *f, uint32_t seq, pd_flight_state state) {
-    if (!f->rows) return;
-    pd_flight_row *r = &f->rows[seq & f->mask];
+    pd_flight_row *r = own_row(f, seq);
+    if (!r) return;
     put(r, ENDED, (uint64_t)ticks());
     atomic_store_explicit(&r->word[STATE], (uint64_t)seq << 8 | state, memory_order_release);
 }
@@ -130,19 +138,23 @@ size_t pd_flight_text(const pd_flight *f, const pd_hooks *hooks, int rows, char 
     return at;
 }
 
-size_t pd_flight_last(const pd_flight *f, const pd_hooks *hooks, bool *waits, char *text, size_t size) {
+size_t pd_flight_last(const pd_flight *f, const pd_hooks *hooks, char *text, size_t size) {
     uint32_t last = f->rows ? atomic_load_explicit(&f->last, memory_order_acquire) : 0;
     int64_t now = ticks();
     row r;
     char call[400];
-    *waits = false;
     if (size) *text = 0;
     if (!last || !read_row(f, last, &r)) return 0;
-    *waits = r.state == PD_FLIGHT_POSTED;
+    bool going = r.state == PD_FLIGHT_POSTED;
     call_text(&r, hooks, call, sizeof call);
-    int64_t since = *waits ? r.posted : r.ended;
-    double seconds = (double)(now - since) * scale_of(f, now) * 1e-9;
-    int n = *waits ? snprintf(text, size, "waits since %.1f s in %s", seconds, call)
-                   : snprintf(text, size, "ended %s %.1f s ago", call, seconds);
+    double seconds = (double)(now - (going ? r.posted : r.ended)) * scale_of(f, now) * 1e-9;
+    int n = snprintf(text, size, "%s %s %.1f s ago", going ? "began" : "ended", call, seconds);
+    return n < 0 ? 0 : (size_t)n < size ? (size_t)n : size - 1;
+}
+
+size_t pd_flight_call(const pd_flight *f, const pd_hooks *hooks, uint32_t seq, char *text, size_t size) {
+    row r;
+    if (f->rows && read_row(f, seq, &r)) return call_text(&r, hooks, text, size);
+    int n = snprintf(text, size, "#%u", seq);
     return n < 0 ? 0 : (size_t)n < size ? (size_t)n : size - 1;
 }

@@ -1,6 +1,7 @@
-/* The flight record of a group: its last PYDIST_FLIGHT collectives, for the text that explains a failure.
+/* The flight record of a group: its last PYDIST_FLIGHT collectives, and as many messages in a record of their own, for the
+   text that explains a failure.
 
-   One writer (whoever runs the queue), readers on any thread without a lock: a row is eight words, the first of which
+   One writer at a time (whoever runs the queue; whoever holds the messages' lock), readers on any thread without a lock: a row is eight words, the first of which
    is cleared before and stored after the others. Times are the processor's ticks, which cost a third of a clock call. */
 #ifndef PD_COMM_FLIGHT_H
 #define PD_COMM_FLIGHT_H
@@ -27,7 +28,9 @@ void pd_flight_end(pd_flight *f, uint32_t seq, pd_flight_state state);
 
 /* [text] The last `rows` collectives, a line each, oldest first; the length. */
 size_t pd_flight_text(const pd_flight *f, const pd_hooks *hooks, int rows, char *text, size_t size);
-/* [text] "waits since 4.1 s in barrier() at train.py:12 (#17)", "ended ... 3.0 s ago". *waits: the first of the two. */
-size_t pd_flight_last(const pd_flight *f, const pd_hooks *hooks, bool *waits, char *text, size_t size);
+/* [text] on the newest: "began barrier() at train.py:12 (#17) 3.0 s ago", or "ended ..."; "" and 0: there is none. */
+size_t pd_flight_last(const pd_flight *f, const pd_hooks *hooks, char *text, size_t size);
+/* [text] "barrier() at train.py:12 (#17)" */
+size_t pd_flight_call(const pd_flight *f, const pd_hooks *hooks, uint32_t seq, char *text, size_t size);
 
 #endif

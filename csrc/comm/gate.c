@@ -13,11 +13,10 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "base/log.h"
+#include "comm/late.h"
 #include "comm/p2p.h"
 
 #define YIELD_NS 60000          /* a futex wake costs 5-50 us here: shorter waits are not worth a sleep */
-#define ASK_NS 300000000        /* before somebody is told who is missing, the missing are asked where they are */
 #define CLOSED_NS 1000000000    /* a closed connection without an explanation */
 #define MISMATCH_NS 1000000000  /* ranks that differ wait this long for the rest, so that the message names them all */
 
@@ -29,13 +28,13 @@ static inline void pause_cpu(void) {
 #endif
 }
 
-static atomic_uint *word_of(pd_group *g, const pd_work *w, int r) {
+static atomic_uint *word_of(const pd_group *g, const pd_work *w, int r) {
     return w->at_board ? &g->boards[r]->line[w->seq & 1].seq : &g->boards[r]->step;
 }
 
 static int missing_rank(const pd_group *g, const pd_work *w) { return (g->rank + w->arrived) % g->size; }
 
-static bool has_arrived(pd_group *g, const pd_work *w, int r) {
+static bool has_arrived(const pd_group *g, const pd_work *w, int r) {
     return (int32_t)(atomic_load_explicit(word_of(g, w, r), memory_order_acquire) - w->target) >= 0;
 }
 
@@ -97,72 +96,6 @@ int pd_work_text(const pd_group *g, const pd_work *w, char *text, size_t size) {
     return n + snprintf(text + n, size - (size_t)n, "%s%s (#%u)", *site ? " at " : "", site, w->seq);
 }
 
-/* ": it computes at data.py:88; ...", as far as it is known. */
-static size_t where_text(pd_group *g, int rank, char *text, size_t size) {
-    char place[sizeof g->link->places[0].text], task[64];
-    if (!size) return 0;
-    *text = 0;
-    if (!g->link) return 0;
-    bool known = pd_link_place(g->link, pd_group_name(g, rank), place, sizeof place);
-    bool busy = pd_link_task_of(g->link, pd_group_name(g, rank), task, sizeof task) > 0;
-    int n = snprintf(text, size, "%s%s%s%s%s", busy ? ": long task '" : "", busy ? task : "", busy ? "'" : "",
-                     known ? ": " : "", known ? place : "");
-    return n < 0 ? 0 : (size_t)n < size ? (size_t)n : size - 1;
-}
-
-/* "rank 1 (last: #16 broadcast): it computes at data.py:88, rank 3 (nothing yet)" */
-static void missing_text(pd_group *g, const pd_work *w, char *text, size_t size) {
-    size_t n = 0;
-    *text = 0;
-    for (int r = 0; r < g->size && n + 80 < size; r++) {
-        if (r == g->rank || has_arrived(g, w, r)) continue;
-        const pd_line *a = &g->boards[r]->line[0], *b = &g->boards[r]->line[1];
-        uint32_t na = atomic_load(&a->seq), nb = atomic_load(&b->seq);
-        const pd_line *last = (int32_t)(na - nb) > 0 ? a : b;
-        uint32_t seq = last == a ? na : nb;
-        const char *name = last->id.coll < PD_COLL_COUNT ? pd_collective_names[last->id.coll] : "?";
-        n += (size_t)snprintf(text + n, size - n, "%srank %d ", n ? ", " : "", pd_group_name(g, r));
-        if (seq) n += (size_t)snprintf(text + n, size - n, "(last: #%u %s)", seq, name);
-        else n += (size_t)snprintf(text + n, size - n, "(nothing yet)");
-        n += where_text(g, r, text + n, n < size ? size - n : 0);
-    }
-}
-
-static void ask_missing(pd_group *g, const pd_work *w) {
-    int asked = 0;
-    for (int r = 0; g->link && r < g->size && asked < PD_PLACES; r++) {
-        if (r == g->rank || has_arrived(g, w, r)) continue;
-        pd_link_ask(g->link, pd_group_name(g, r));
-        asked++;
-    }
-}
-
-/* A missing rank has said that it will take longer, and that time is not over. */
-static bool is_excused(pd_group *g, const pd_work *w, int64_t now) {
-    char name[64];
-    for (int r = 0; g->link && r < g->size; r++)
-        if (r != g->rank && !has_arrived(g, w, r) &&
-            pd_link_task_of(g->link, pd_group_name(g, r), name, sizeof name) > now)
-            return true;
-    return false;
-}
-
-static void warn(pd_group *g, const pd_work *w, int64_t waited) {
-    char call[400], missing[1500];
-    pd_work_text(g, w, call, sizeof call);
-    missing_text(g, w, missing, sizeof missing);
-    pd_log(PD_LOG_WARN, "rank %d: %s has waited %.0f s for %s", pd_group_name(g, g->rank), call,
-           (double)waited * 1e-9, missing);
-}
-
-static pd_status timed_out(pd_group *g, const pd_work *w, int64_t waited) {
-    char call[400], missing[1500];
-    pd_work_text(g, w, call, sizeof call);
-    missing_text(g, w, missing, sizeof missing);
-    return pd_fail(PD_E_TIMEOUT, "%s: rank %d waited %.1f s for %s", call, pd_group_name(g, g->rank),
-                   (double)waited * 1e-9, missing);
-}
-
 static bool lines_differ(const pd_group *g, const pd_work *w) {
     for (int r = 0; w->at_board && g->check && r < g->size; r++) {
         const pd_line *l = &g->boards[r]->line[w->seq & 1];
@@ -186,51 +119,31 @@ static pd_status look_at_mesh(pd_group *g, const pd_work *w) {
     return PD_OK;
 }
 
+static bool is_missing(const pd_group *g, const pd_work *w, int r) { return !has_arrived(g, w, r); }
+
 /* One look around between two sleeps: PD_OK to go on. */
-static pd_status look(pd_group *g, pd_work *w, int64_t start, int64_t deadline, bool *warned, int64_t *asked,
-                      bool *fatal) {
+static pd_status look(pd_group *g, pd_work *w, pd_late *l, bool *fatal) {
     PD_TRY(pd_group_doom(g, w));
     PD_TRY(pd_hooks_interrupt(g->hooks));
     if (g->mesh) PD_TRY(look_at_mesh(g, w));
     if (g->p2p) PD_TRY(pd_p2p_pump(g));
-    int64_t now = pd_hooks_now(g->hooks), waited = now - start;
-    if (waited > MISMATCH_NS && lines_differ(g, w)) return pd_group_mismatch(g, w);
-    int64_t due = *warned || g->timeout_ns < g->warn_ns ? g->timeout_ns : g->warn_ns;
-    if (deadline - start < due) due = deadline - start;
-    if (*asked != due && waited >= due - ASK_NS) {
-        *asked = due;
-        ask_missing(g, w);
-    }
-    if (waited >= g->timeout_ns && !is_excused(g, w, now)) return timed_out(g, w, waited);
-    if (now >= deadline) {
-        *fatal = false;
-        return timed_out(g, w, waited);
-    }
-    if (waited >= g->warn_ns && !*warned) {
-        *warned = true;
-        warn(g, w, waited);
-    }
-    return PD_OK;
+    if (pd_hooks_now(g->hooks) - l->start > MISMATCH_NS && lines_differ(g, w)) return pd_group_mismatch(g, w);
+    return pd_late_look(l, fatal);
 }
 
-static pd_status wait_slowly(pd_group *g, pd_work *w, int64_t deadline, bool *fatal) {
-    int64_t start = pd_hooks_now(g->hooks);
-    bool warned = g->warn_ns <= 0;
-    int64_t asked = -1;
-    while (pd_hooks_now(g->hooks) - start < YIELD_NS) {
+static pd_status wait_slowly(pd_group *g, pd_work *w, pd_late *l, bool *fatal) {
+    while (pd_hooks_now(g->hooks) - l->start < YIELD_NS) {
         if (pd_gate_open(g, w)) return PD_OK;
         sched_yield();
     }
     while (!pd_gate_open(g, w)) {
-        pd_status status = look(g, w, start, deadline, &warned, &asked, fatal);
+        pd_status status = look(g, w, l, fatal);
         if (status) { /* perhaps it opened while we looked at the news; an interrupt stays an interrupt */
             if (status == PD_E_PYTHON || !*fatal || !pd_gate_open(g, w)) return status;
             return PD_OK;
         }
         if (g->mesh && pd_gate_open(g, w)) return PD_OK; /* the look at messages may have read what we wait for */
-        int64_t left = deadline - pd_hooks_now(g->hooks), rest = start + g->timeout_ns - pd_hooks_now(g->hooks);
-        if (rest < 0) rest = PD_SLICE_NS; /* excused */
-        if (rest < left) left = rest;
+        int64_t left = pd_late_rest(l);
         if (pd_p2p_used(g) && left > 1000000) left = 1000000;
         if (left < 1000000) left = 1000000;
         if (g->mesh) pd_mesh_wait(g->mesh, left);
@@ -250,8 +163,11 @@ pd_status pd_gate_wait(pd_group *g, pd_work *w, int64_t deadline, bool *fatal) {
     }
     if (g->spins > 8) g->spins /= 2;
     pd_flight_wait(&g->flight, w->seq, pd_group_name(g, missing_rank(g, w)));
+    pd_late l = {.g = g, .w = w, .is_missing = is_missing};
     void *token = pd_host_release();
-    pd_status status = wait_slowly(g, w, deadline, fatal);
+    pd_late_begin(&l, deadline);
+    pd_status status = wait_slowly(g, w, &l, fatal);
+    pd_late_end(&l);
     pd_host_acquire(token);
     return status;
 }

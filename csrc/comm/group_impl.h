@@ -10,6 +10,13 @@
 
 typedef struct pd_p2p pd_p2p;
 
+typedef struct pd_standing { /* the wait in which a thread of this rank stands; read by the control plane's thread */
+    _Atomic int64_t since; /* ns; 0: in none */
+    atomic_int on;         /* the first missing rank, by its name; -1: any would do */
+    atomic_uint seq;
+    atomic_bool message;
+} pd_standing;
+
 struct pd_group {
     atomic_int refs;
     int rank, size;
@@ -20,7 +27,8 @@ struct pd_group {
     const pd_transport *transport;
     const pd_mesh_kind *kind; /* NULL: shared memory, and tcp where ranks are on several hosts */
     pd_mesh *mesh; /* not NULL: the peers' parts are mirrors, filled from the wire */
-    int64_t timeout_ns, warn_ns;
+    int64_t timeout_ns, warn_ns, blocked_ns;
+    pd_standing standing;
     int spins, spins_max; /* looks at a word before anybody else gets the core */
     bool check; /* identities are compared */
     bool fast;  /* sums may be in any order */
@@ -106,8 +114,8 @@ int pd_work_text(const pd_group *g, const pd_work *w, char *text, size_t size);
 /* poison.c */
 void pd_group_hear(pd_listener *l, pd_weight weight, const pd_error *e);
 /* The news that end this wait, in this thread's record; PD_OK where there are none (yet). */
-/* What the flight record says, on any thread. *waits: this rank stands in a collective. */
-size_t pd_group_report(pd_listener *l, int rows, bool *waits, char *text, size_t size);
+/* What the flight record says, on any thread. *since: when this rank began to wait for rank *on, 0: it does not. */
+size_t pd_group_report(pd_listener *l, int rows, int64_t *since, int *on, char *text, size_t size);
 pd_status pd_group_doom(pd_group *g, const pd_work *w);
 pd_status pd_group_mismatch(pd_group *g, const pd_work *w);
 /* Poisons the group with the error in this thread's record; `tell`: the others have to be told. Returns that error. */

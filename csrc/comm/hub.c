@@ -61,12 +61,27 @@ void pd_hub_release(pd_hub *hub) {
 
 int pd_hub_world(const pd_hub *hub) { return hub->world; }
 
+/* The asker's own thread looks: all ranks are here. Nothing is known of one that stands in no wait. */
+static void answer(const pd_hub *h, pd_link *asker, int rank) {
+    char text[sizeof asker->places[0].text];
+    int64_t since;
+    if (rank < 0 || rank >= h->world || !h->ranks[rank].seat) return;
+    int on = pd_link_standing(&h->ranks[rank].seat->link, &since, text, sizeof text);
+    pd_news n = {.kind = PD_NEWS_HERE, .rank = rank, .status = asker->rank, .epoch = (uint32_t)(on + 1)};
+    if (since) pd_link_hear(asker, &n, text);
+}
+
 static void tell(pd_link *link, const pd_news *news, const char *text) {
     pd_hub *h = ((seat *)link)->hub;
     pd_news n = *news;
     n.rank = link->rank;
     n.pid = getpid();
     pthread_mutex_lock(&h->lock);
+    if (n.kind == PD_NEWS_WHERE) {
+        answer(h, link, n.status);
+        pthread_mutex_unlock(&h->lock);
+        return;
+    }
     if (!n.epoch && n.kind != PD_NEWS_ABORT && n.kind != PD_NEWS_TASK) h->ranks[n.rank].last = n;
     for (int r = 0; r < h->world; r++)
         if (h->ranks[r].seat && r != n.rank) pd_link_hear(&h->ranks[r].seat->link, &n, text);
@@ -133,7 +148,7 @@ static void free_link(pd_link *link) {
 }
 
 static const pd_link_ops ops = {
-    .transport = &pd_transport_inproc, .call = call, .tell = tell, .close = close_link, .free = free_link,
+    .transport = &pd_transport_inproc, .answers = true, .call = call, .tell = tell, .close = close_link, .free = free_link,
 };
 
 pd_status pd_hub_join(pd_hub *hub, int rank, const pd_hooks *hooks, pd_link **out) {

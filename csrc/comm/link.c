@@ -4,6 +4,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/flags.h"
 #include "base/mem.h"
 
 void pd_link_init(pd_link *link, const pd_link_ops *ops, int rank, int world, const pd_hooks *hooks) {
@@ -117,6 +118,7 @@ void pd_link_ask(pd_link *link, int rank) {
         if (link->places[i].rank == rank) p = &link->places[i];
     if (!p) p = &link->places[link->asked++ % PD_PLACES];
     p->rank = rank;
+    p->on = -1;
     *p->text = 0;
     pthread_mutex_unlock(&link->lock);
     link->ops->tell(link, &(pd_news){.kind = PD_NEWS_WHERE, .rank = link->rank, .status = rank}, "");
@@ -129,6 +131,15 @@ bool pd_link_place(pd_link *link, int rank, char *text, size_t size) {
         if (link->places[i].rank == rank) snprintf(text, size, "%s", link->places[i].text);
     pthread_mutex_unlock(&link->lock);
     return *text != 0;
+}
+
+int pd_link_waits_for(pd_link *link, int rank) {
+    int on = -1;
+    pthread_mutex_lock(&link->lock);
+    for (unsigned i = 0; i < PD_PLACES && i < link->asked; i++)
+        if (link->places[i].rank == rank) on = link->places[i].on;
+    pthread_mutex_unlock(&link->lock);
+    return on;
 }
 
 void pd_link_task(pd_link *link, const char *name, double seconds) {
@@ -151,11 +162,12 @@ int64_t pd_link_task_of(pd_link *link, int rank, char *name, size_t size) {
 
 size_t pd_link_flight(pd_link *link, int rows, char *text, size_t size) {
     size_t n = 0;
-    bool waits;
+    int64_t since;
+    int on;
     if (size) *text = 0;
     pthread_mutex_lock(&link->lock);
     for (pd_listener *l = link->listeners; l; l = l->next)
-        if (l->report) n += l->report(l, rows, &waits, text + n, size - n);
+        if (l->report) n += l->report(l, rows, &since, &on, text + n, size - n);
     pthread_mutex_unlock(&link->lock);
     return n;
 }
@@ -173,28 +185,45 @@ static char thread_state(void) {
     return end && end[1] == ' ' ? end[2] : '?';
 }
 
-void pd_link_here(pd_link *link, char *text, size_t size) {
-    char last[600] = "", line[600], place[300] = "";
-    bool waits = false;
+int pd_link_standing(pd_link *link, int64_t *since, char *text, size_t size) {
+    char line[600];
+    int64_t began;
+    int who, on = -1;
+    if (size) *text = 0;
+    *since = 0;
     pthread_mutex_lock(&link->lock);
-    for (pd_listener *l = link->listeners; l && !waits; l = l->next)
-        if (l->report && l->report(l, 0, &waits, line, sizeof line) && (waits || !*last))
-            snprintf(last, sizeof last, "%s", line);
+    for (pd_listener *l = link->listeners; l && !*since; l = l->next) {
+        if (!l->report || !l->report(l, 0, &began, &who, line, sizeof line)) continue;
+        if (began || !*text) snprintf(text, size, "%s%s", began ? "it " : "", line);
+        *since = began;
+    }
     pthread_mutex_unlock(&link->lock);
-    if (waits) {
-        snprintf(text, size, "it %s", last);
-        return;
+    if (*since && pd_hooks_now(link->hooks) - *since >= (int64_t)(pd_flags_get()->BLOCKED * 1e9)) on = who;
+    return on;
+}
+
+int pd_link_here(pd_link *link, char *text, size_t size) {
+    char last[600], place[300] = "";
+    int64_t since;
+    int on = pd_link_standing(link, &since, last, sizeof last);
+    if (since) {
+        snprintf(text, size, "%s", last);
+        return on;
     }
     char state = thread_state();
     if (link->hooks && link->hooks->where) link->hooks->where(place, sizeof place);
     const char *does = state == 'R' ? "it computes" : state == 'D' ? "it waits for a device" : "it sleeps";
     snprintf(text, size, "%s%s%s%s%s", does, *place ? " at " : "", place, *last ? "; " : "", last);
+    return -1;
 }
 
 /* Under the lock. */
 static void hear_place(pd_link *link, const pd_news *n, const char *text) {
     for (unsigned i = 0; i < PD_PLACES && i < link->asked; i++)
-        if (link->places[i].rank == n->rank) snprintf(link->places[i].text, sizeof link->places[i].text, "%s", text);
+        if (link->places[i].rank == n->rank) {
+            link->places[i].on = (int)n->epoch - 1;
+            snprintf(link->places[i].text, sizeof link->places[i].text, "%s", text);
+        }
 }
 
 /* Under the lock. Without memory the peers' timeouts stay as they are. */

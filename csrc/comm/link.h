@@ -25,7 +25,7 @@ typedef enum pd_news_kind {
     PD_NEWS_RAISED,   /* its program ended by an exception: `text` is the traceback */
     PD_NEWS_DEAD,     /* its process ended without a word: `text` is how */
     PD_NEWS_WHERE,    /* to rank `status`: what are you doing? */
-    PD_NEWS_HERE,     /* the answer, to rank `status` */
+    PD_NEWS_HERE,     /* the answer, to rank `status`; `epoch`: 0, or 1 + the rank for which it has waited too long */
     PD_NEWS_TASK,     /* it does something long, named `text`, for `status` seconds; 0: no more */
     PD_NEWS_LOST,     /* the control connection is gone, with it the server's process */
 } pd_news_kind;
@@ -46,14 +46,15 @@ typedef struct pd_listener {
     const int *ranks; /* whom it listens to: `size` ranks of the link; NULL: everybody */
     int size;
     void (*hear)(struct pd_listener *, pd_weight, const pd_error *);
-    /* [text] the last `rows` collectives; 0: one line on the last alone. *waits: this rank stands in it. */
-    size_t (*report)(struct pd_listener *, int rows, bool *waits, char *text, size_t size);
+    /* [text] the last `rows` collectives; 0: one line on what it waits in, or the last. *since: when it began to wait
+       for rank *on; 0: it does not wait. */
+    size_t (*report)(struct pd_listener *, int rows, int64_t *since, int *on, char *text, size_t size);
     struct pd_listener *next, **at;
 } pd_listener;
 
 #define PD_PLACES 8 /* ranks whose places are remembered */
 typedef struct pd_place {
-    int rank;
+    int rank, on;   /* on: the rank for which it has waited for PYDIST_BLOCKED seconds; -1: for none */
     char text[400]; /* "": it has not answered */
 } pd_place;
 
@@ -107,13 +108,17 @@ void pd_link_unlisten(pd_link *link, pd_listener *l);
 /* Asks a rank what it is doing; pd_link_place has the answer a moment later. False: nobody there can say. */
 void pd_link_ask(pd_link *link, int rank);
 bool pd_link_place(pd_link *link, int rank, char *text, size_t size);
+int pd_link_waits_for(pd_link *link, int rank); /* as it has answered: for whom it has waited too long, -1: nobody */
 /* Tells the others that this rank does something long: their timeouts leave it that time. 0 seconds: it is done. */
 void pd_link_task(pd_link *link, const char *name, double seconds);
 int64_t pd_link_task_of(pd_link *link, int rank, char *name, size_t size); /* until when (ns); 0: it has none */
 /* [text] the flight records of all groups, each after a line that names it; rows as in pd_listener. */
 size_t pd_link_flight(pd_link *link, int rows, char *text, size_t size);
-/* [text] what this rank is doing. On the link's own thread; takes 200 ms at most. */
-void pd_link_here(pd_link *link, char *text, size_t size);
+/* [text] what this rank is doing. On the link's own thread; takes 200 ms at most. For whom it has waited too long, -1:
+   nobody. */
+int pd_link_here(pd_link *link, char *text, size_t size);
+/* The same where it stands in a wait; else *text is what it did last, and *since 0. On any thread. */
+int pd_link_standing(pd_link *link, int64_t *since, char *text, size_t size);
 
 /* For the two kinds of links. */
 void pd_link_hear(pd_link *link, const pd_news *news, const char *text);

@@ -18,7 +18,9 @@
 #include <stdio.h>
 #include <unistd.h>
 
+#include "base/flags.h"
 #include "base/mem.h"
+#include "comm/late.h"
 
 #define SPIN_NS 50000     /* looks without a sleep after something has moved; a sleep takes as long */
 #define NAP_NS 20000      /* first sleep between two looks; each is longer by a half */
@@ -65,6 +67,7 @@ struct pd_p2p {
     atomic_bool used, failed;
     pd_error error;
     uint32_t count;
+    pd_flight flight; /* written under the lock */
     atomic_size_t moved; /* bytes, ever */
     post posts[];
 };
@@ -90,8 +93,10 @@ pd_status pd_p2p_new(int size, size_t at, pd_p2p **out) {
         p->posts[r].last = &p->posts[r].first;
         p->posts[r].parcels_last = &p->posts[r].parcels;
     }
-    *out = p;
-    return PD_OK;
+    pd_status status = pd_flight_init(&p->flight, pd_flags_get()->FLIGHT);
+    if (status) pd_p2p_free(p, size);
+    else *out = p;
+    return status;
 }
 
 static void free_parcels(parcel *x) {
@@ -108,8 +113,14 @@ void pd_p2p_free(pd_p2p *p, int size) {
         free_parcels(p->posts[r].parcels);
         pd_free(p->posts[r].aside);
     }
+    pd_flight_fini(&p->flight);
     pthread_mutex_destroy(&p->lock);
     pd_free(p);
+}
+
+const pd_flight *pd_p2p_flight(const pd_group *g) {
+    static const pd_flight none;
+    return g->p2p ? &g->p2p->flight : &none;
 }
 
 static pd_lane *lane_of(const pd_group *g, int owner, int peer) {
@@ -121,6 +132,7 @@ static size_t place_of(const pd_group *g, const void *x) { return (size_t)((cons
 /* ---- the ends of works ------------------------------------------------------------------------------------------- */
 
 static void end(pd_work *w, int state) {
+    pd_flight_end(&w->group->p2p->flight, w->seq, state == PD_WORK_DONE ? PD_FLIGHT_DONE : PD_FLIGHT_FAILED);
     atomic_store_explicit(&w->state, state, memory_order_release);
     pd_work_release(w);
 }
@@ -440,14 +452,12 @@ gone:
     return status;
 }
 
-static pd_status late(pd_group *g, const pd_work *w, int64_t waited) {
-    char call[400];
-    pd_work_text(g, w, call, sizeof call);
-    return pd_fail(PD_E_TIMEOUT, "%s: rank %d waited %.1f s", call, pd_group_name(g, g->rank), (double)waited * 1e-9);
+static bool is_missing(const pd_group *g, const pd_work *w, int r) {
+    return r != g->rank && (w->peer < 0 ? !atomic_load(&g->p2p->posts[r].left) : r == w->peer);
 }
 
-static pd_status wait_slowly(pd_group *g, pd_work *w, int64_t start, int64_t deadline, bool *fatal) {
-    int64_t nap = NAP_NS, moving = start;
+static pd_status wait_slowly(pd_group *g, pd_work *w, pd_late *l, bool *fatal) {
+    int64_t nap = NAP_NS, moving = l->start;
     for (size_t moved = atomic_load(&g->p2p->moved); !is_done(w);) {
         PD_TRY(carry_on(g, w, nap));
         if (is_done(w)) break;
@@ -458,13 +468,8 @@ static pd_status wait_slowly(pd_group *g, pd_work *w, int64_t start, int64_t dea
         }
         PD_TRY(news(g, w));
         PD_TRY(pd_hooks_interrupt(g->hooks));
-        int64_t now = pd_hooks_now(g->hooks);
-        if (now - start >= g->timeout_ns) return late(g, w, now - start);
-        if (now >= deadline) {
-            *fatal = false;
-            return late(g, w, now - start);
-        }
-        if (now - moving < SPIN_NS) {
+        PD_TRY(pd_late_look(l, fatal));
+        if (pd_hooks_now(g->hooks) - moving < SPIN_NS) {
             if (!g->mesh) sched_yield();
             continue;
         }
@@ -484,8 +489,12 @@ pd_status pd_p2p_wait(pd_work *w, int64_t deadline) {
         if (is_done(w) || pd_hooks_now(g->hooks) > end_spin) break;
     }
     if (!is_done(w) && !status) {
+        pd_late l = {.g = g, .w = w, .is_missing = is_missing, .any = w->peer < 0};
         void *token = pd_host_release();
-        status = wait_slowly(g, w, start, deadline, &fatal);
+        pd_late_begin(&l, deadline);
+        if (w->peer >= 0) pd_flight_wait(&g->p2p->flight, w->seq, pd_group_name(g, w->peer));
+        status = wait_slowly(g, w, &l, &fatal);
+        pd_late_end(&l);
         pd_host_acquire(token);
     }
     if (is_done(w)) return result_of(w);
@@ -536,6 +545,7 @@ static pd_status enlist(pd_group *g, pd_work *w) {
     bool found = false;
     if (atomic_load(&p->failed)) return pd_error_restore(&p->error);
     w->seq = ++p->count;
+    pd_flight_post(&p->flight, w->seq, &w->id, w->site);
     if (w->id.coll == PD_COLL_RECV) PD_TRY(take_parcel(g, w, &found));
     pd_work ***last = w->id.coll == PD_COLL_SEND ? &p->posts[w->peer].last : &p->receives_last;
     if (found) return PD_OK;

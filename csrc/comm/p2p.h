@@ -8,6 +8,7 @@ typedef struct pd_lane pd_lane;
 
 size_t pd_p2p_room(int size); /* bytes of the lanes in every part */
 pd_status pd_p2p_new(int size, size_t at, pd_p2p **out); /* [new] lanes from `at` on in every part */
+const pd_flight *pd_p2p_flight(const pd_group *g); /* [borrowed] of the messages */
 void pd_p2p_free(pd_p2p *p, int size);
 pd_status pd_p2p_error(pd_group *g);          /* why works have failed */
 void pd_p2p_close(pd_group *g);               /* notes that the group was destroyed here */

@@ -27,13 +27,29 @@ void pd_group_hear(pd_listener *l, pd_weight weight, const pd_error *e) {
     if (word) syscall(SYS_futex, word, FUTEX_WAKE, INT32_MAX, NULL, NULL, 0);
 }
 
-size_t pd_group_report(pd_listener *l, int rows, bool *waits, char *text, size_t size) {
+size_t pd_group_report(pd_listener *l, int rows, int64_t *since, int *on, char *text, size_t size) {
     const pd_group *g = (pd_group *)((char *)l - offsetof(pd_group, listener));
-    *waits = false;
-    if (!rows) return pd_flight_last(&g->flight, g->hooks, waits, text, size);
+    const pd_flight *messages = pd_p2p_flight(g);
+    *since = atomic_load_explicit(&g->standing.since, memory_order_acquire);
+    *on = atomic_load_explicit(&g->standing.on, memory_order_relaxed);
+    if (!rows && *since) {
+        const pd_flight *f = atomic_load_explicit(&g->standing.message, memory_order_relaxed) ? messages : &g->flight;
+        uint32_t seq = atomic_load_explicit(&g->standing.seq, memory_order_relaxed);
+        double seconds = (double)(pd_hooks_now(g->hooks) - *since) * 1e-9;
+        char who[40] = "any rank", call[400];
+        if (*on >= 0) snprintf(who, sizeof who, "rank %d", *on);
+        pd_flight_call(f, g->hooks, seq, call, sizeof call);
+        int n = snprintf(text, size, "waits since %.1f s for %s in %s", seconds, who, call);
+        return n < 0 ? 0 : (size_t)n < size ? (size_t)n : size - 1;
+    }
+    if (!rows) {
+        size_t n = pd_flight_last(&g->flight, g->hooks, text, size);
+        return n ? n : pd_flight_last(messages, g->hooks, text, size);
+    }
     int n = snprintf(text, size, "rank %d of %d, group %u:\n", pd_group_name(g, g->rank), g->size, g->epoch);
     if (n < 0 || (size_t)n >= size) return 0;
-    return (size_t)n + pd_flight_text(&g->flight, g->hooks, rows, text + n, size - (size_t)n);
+    size_t at = (size_t)n + pd_flight_text(&g->flight, g->hooks, rows, text + n, size - (size_t)n);
+    return at + pd_flight_text(messages, g->hooks, rows, text + at, size - at);
 }
 
 pd_status pd_group_doom(pd_group *g, const pd_work *w) {
@@ -104,9 +120,12 @@ pd_status pd_group_mismatch(pd_group *g, const pd_work *w) {
 /* Once per rank: short where the reason is time, which only the past explains; else for those who ask for more. */
 static void write_flight(pd_group *g) {
     char text[8000];
-    bool late = g->error.kind == PD_E_TIMEOUT, waits;
+    bool late = g->error.kind == PD_E_TIMEOUT;
+    int64_t since;
+    int on;
     if (!g->flight.rows || (!late && pd_flags_get()->LOG < PD_LOG_INFO)) return;
-    size_t n = pd_group_report(&g->listener, late ? 8 : (int)g->flight.mask + 1, &waits, text, sizeof text);
+    size_t n = pd_group_report(&g->listener, late ? 8 : (int)g->flight.mask + 1, &since, &on, text,
+                               sizeof text);
     if (n) pd_log(late ? PD_LOG_WARN : PD_LOG_INFO, "flight record of %.*s", (int)n - 1, text);
 }
 
