@@ -154,19 +154,19 @@ def test_the_timeout_says_where_the_missing_rank_is():
 
 def test_a_long_task_is_waited_for():
     script = """
-        dist.init_process_group(timeout=0.6)
-        dist.all_reduce(x)
+        group = dist.new_group([0, 1], timeout=0.6)
+        dist.all_reduce(x, group=group)
         if rank == 1:
             with dist.long_task("tokenise", minutes=1):
                 with dist.long_task("inner", minutes=0.5):
                     pass
                 time.sleep(1.2)
-        dist.all_reduce(x)
+        dist.all_reduce(x, group=group)
         print(x[0].item())
         if rank == 1:
             time.sleep(1)
         try:
-            dist.all_reduce(x)
+            dist.all_reduce(x, group=group)
         except (dist.CommTimeout, dist.PeerFailed) as e:
             print(type(e).__name__)
     """
@@ -177,17 +177,17 @@ def test_a_long_task_is_waited_for():
 
 def test_messages_that_are_late():
     script = """
-        dist.init_process_group(timeout=0.5)
-        dist.all_reduce(x)
+        group = dist.new_group([0, 1], timeout=0.5)
+        dist.all_reduce(x, group=group)
         if rank == 0:
-            dist.recv(x, 1)
+            dist.recv(x, 1, group=group)
             time.sleep(0.9)
         else:
             with dist.long_task("read", minutes=1):
                 time.sleep(0.7)
-            dist.send(x, 0)
+            dist.send(x, 0, group=group)
             try:
-                dist.recv(x, 0)
+                dist.recv(x, 0, group=group)
             except dist.CommTimeout as e:
                 print(e)
     """
