@@ -25,15 +25,17 @@ def ranks(name, *args):
 RANK_NEEDS = {"torch gloo": ("torch",), "OpenMPI (mpi4py)": ("mpi4py",)}
 TORCH_STEPS = {f"torch {kind}": program("mlp_step", "torch", kind) for kind in ("fused", "foreach", "default")}
 TORCH_CNN = {f"torch {kind}": program("cnn_step", "torch", kind) for kind in ("foreach", "default")}
-TORCH_ONLY = {peer: ("torch",) for peer in ("torch", *TORCH_STEPS)}
+TORCH_RESNET = {f"torch {kind}": program("resnet_step", "torch", kind, 32) for kind in ("channels_last", "default")}
+TORCH_ONLY = {peer: ("torch",) for peer in ("torch", *TORCH_STEPS, *TORCH_RESNET)}
 
 # Multiplications and additions of a step's products and convolutions: forward, gradients of weights, and gradients of
 # inputs in all layers but the first.
 MLP_FLOPS = 2 * 64 * (2 * 784 * 128 + 3 * 128 * 10)
 CNN_FLOPS = 2 * 64 * (2 * 26 * 26 * 32 * 9 + 3 * (24 * 24 * 64 * 32 * 9 + 9216 * 128 + 128 * 10))
+# Parameters of the blocks' products, times tokens, times six; the halves of the scores that causality leaves are left out.
+GPT_FLOPS = {"nano": 6 * 12 * 4 * 128**2 * 12 * 64, "baby": 6 * 12 * 6 * 384**2 * 8 * 256, "124M": 6 * (12 * 12 + 65.5) * 768**2 * 4 * 64}
 # What a rank of two has to move: its half of both inputs read and the sum written, the other half copied.
 MIB_BYTES = 5 << 19
-
 
 
 def ddp(batch):
@@ -66,6 +68,25 @@ CASES = [
         {"pydist": program("cnn_step", "pydist"), **TORCH_CNN},
         TORCH_ONLY,
         ("flops", CNN_FLOPS),
+    ),
+    Case(
+        "resnet18: training step on 32 x 32 images, batch 32, SGD with momentum",
+        "ms",
+        {"pydist": program("resnet_step", "pydist", "default", 32), **TORCH_RESNET},
+        TORCH_ONLY,
+    ),
+    *(
+        Case(
+            f"gpt-{size}: training step, AdamW",
+            "ms",
+            {
+                "pydist": program("gpt_step", "pydist", size),
+                **{f"torch {kind}": program("gpt_step", "torch", size, kind) for kind in ("fused", "default")},
+            },
+            TORCH_ONLY,
+            ("flops", int(flops)),
+        )
+        for size, flops in GPT_FLOPS.items()
     ),
     Case("op_call: x.add(y) of 4 numbers", "ns", {p: program("op_call", p) for p in ("pydist", "torch")}, TORCH_ONLY),
     Case(

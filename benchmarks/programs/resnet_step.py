@@ -1,4 +1,4 @@
-"""One training step of ResNet-18 in its form for 32 x 32 images (3 x 3 first convolution, no pooling after it), SGD with momentum."""
+"""One training step of ResNet-18 for 32 x 32 images (first convolution 3 x 3, no pooling after it), SGD with momentum."""
 
 import sys
 from importlib import import_module
