@@ -41,38 +41,43 @@ class Call:
         written, read = sizes[name]
         return pydist.full((written,), 3 + rank).to(dtype), pydist.full((read,), 7 + rank).to(dtype)
 
-    def run(self, rank, out, given):
+    def run(self, rank, out, given, group=None):
+        """`rank` and the root count as the group does."""
         op, root = self.given["op"], self.given["root"]
         n = self.given["count"]
+        at = dist.get_global_rank(group or dist.group.WORLD, root)
 
         def parts(tensor):
             return [tensor[i * n : (i + 1) * n] for i in range(WORLD)] if rank == root else None
 
         match self.name:
             case "all_reduce":
-                dist.all_reduce(out, op=op)
+                dist.all_reduce(out, op, group)
             case "reduce":
-                dist.reduce(out, root, op=op)
+                dist.reduce(out, at, op, group)
             case "broadcast":
-                dist.broadcast(out, root)
+                dist.broadcast(out, at, group)
             case "barrier":
-                dist.barrier()
+                dist.barrier(group)
             case "all_gather_into_tensor":
-                dist.all_gather_into_tensor(out, given)
+                dist.all_gather_into_tensor(out, given, group)
             case "all_gather":
-                dist.all_gather([out[i * n : (i + 1) * n] for i in range(WORLD)], given)
+                dist.all_gather([out[i * n : (i + 1) * n] for i in range(WORLD)], given, group)
             case "reduce_scatter_tensor":
-                dist.reduce_scatter_tensor(out, given, op=op)
+                dist.reduce_scatter_tensor(out, given, op, group)
             case "gather":
-                dist.gather(given, parts(out), root)
+                dist.gather(given, parts(out), at, group)
             case "scatter":
-                dist.scatter(out, parts(given), root)
+                dist.scatter(out, parts(given), at, group)
+            case "all_to_all_single":
+                dist.all_to_all_single(out, given, group=group)
 
 
 BASE = {
     name: Call(name)
     for name in (
-        "all_reduce reduce broadcast barrier all_gather_into_tensor all_gather reduce_scatter_tensor gather scatter"
+        "all_reduce reduce broadcast barrier all_gather_into_tensor all_gather reduce_scatter_tensor gather scatter "
+        "all_to_all_single"
     ).split()
 }
 WITH_OP = ("all_reduce", "reduce", "reduce_scatter_tensor")
@@ -122,6 +127,92 @@ def test_a_difference_is_an_error_on_every_rank(kind, usual, odd):
     for text, took, untouched in results:
         assert untouched and took < BOUND
         assert "rank 1" in text and "test_contract.py:" in text
+
+
+OTHERS = {"barrier": "all_reduce"}  # what the odd rank calls where arguments do not differ
+IN_GROUPS = [(call, call.but(count=5) if name not in OTHERS else BASE[OTHERS[name]]) for name, call in BASE.items()]
+IN_GROUPS += [(BASE[name], BASE[name].but(root=1)) for name in WITH_ROOT]
+IN_GROUPS += [(BASE[name], BASE[name].but(op=dist.ReduceOp.MAX)) for name in WITH_OP]
+
+
+@pytest.mark.parametrize("usual, odd", IN_GROUPS, ids=lambda call: f"{call} {call.given['root']} {call.given['op']}")
+def test_a_difference_in_a_subgroup_ends_only_that(usual, odd):
+    members = [0, 2, 3]
+
+    def work(rank):
+        group = dist.new_group(members)
+        if rank in members:
+            call = odd if rank == 2 else usual
+            out, given = call.tensors(rank)
+            before = out.tolist(), given.tolist()
+            with pytest.raises(dist.CommMismatch, match="rank 2: (?s:.*)test_contract.py:"):
+                call.run(members.index(rank), out, given, group)
+            assert before == (out.tolist(), given.tolist())
+        x = pydist.ones(3)
+        dist.all_reduce(x)  # the others are in the world's group only, which goes on
+        return x.tolist()
+
+    assert dist.threads.run(work, 4) == [[4.0] * 3] * 4
+
+
+MESSAGES = [{"dtype": pydist.float64}, {"dtype": pydist.int32}, {"count": 7}, {"count": 0},
+            {"dtype": pydist.float64, "count": 3}]  # fmt: skip
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("odd", MESSAGES, ids=str)
+def test_a_receive_that_does_not_fit_is_an_error_on_every_rank(odd, asynchronous):
+    def work(rank):
+        dist.barrier()
+        usual = pydist.full((6,), 3.0)
+        got = pydist.full((odd.get("count", 6),), 9).to(odd.get("dtype", pydist.float32))
+        before = got.tolist()
+        begin = time.perf_counter()
+        with pytest.raises(dist.CommMismatch, match=r"recv(?s:.*)rank 0 called send\(float32\[6\]") as caught:
+            if rank == 0:
+                dist.isend(usual, 1).wait() if asynchronous else dist.send(usual, 1)
+            elif rank == 1:
+                dist.irecv(got, 0).wait() if asynchronous else dist.recv(got, 0)
+            dist.barrier()  # a send may be done before, and the third rank has no part in it
+        assert time.perf_counter() - begin < BOUND
+        assert "test_contract.py:" in str(caught.value) and got.tolist() == before
+        with pytest.raises(dist.DistError):
+            dist.send(usual, 1 - rank if rank < 2 else 0)
+
+    dist.threads.run(work, WORLD)
+
+
+def test_a_table_of_parts_that_does_not_fit():
+    """Both ends of every pair are compared before anything moves, so the group lives on."""
+
+    def work(rank):
+        given, out = pydist.arange(6).to(pydist.float32) + 10 * rank, pydist.full((9,), -1.0)
+        mine = [1, 2, 3], [1, 2, 3] if rank == 1 else [rank + 1] * 3
+        with pytest.raises(dist.CommMismatch, match="rank 1(?s:.*)test_contract.py:") as caught:
+            dist.all_to_all_single(out[: sum(mine[1])], given, mine[1], mine[0])
+        with pytest.raises(dist.CommMismatch, match="dtypes"):
+            dist.all_to_all([pydist.zeros(2).to(given.dtype if rank else pydist.int32) for _ in range(WORLD)],
+                            [pydist.zeros(2).to(given.dtype if rank else pydist.int32) for _ in range(WORLD)])  # fmt: skip
+        assert out.tolist() == [-1.0] * 9
+        dist.barrier()
+        with pytest.raises(dist.CommMismatch, match="rank 1"):  # with and without a table
+            dist.all_to_all_single(out[:6], given, *(([2, 2, 2], [2, 2, 2]) if rank == 1 else ()))
+        return str(caught.value)
+
+    assert len(set(dist.threads.run(work, WORLD))) == 1
+
+
+def test_a_difference_found_by_a_wait():
+    def work(rank):
+        x = pydist.ones(4 + (rank == 1))
+        works = [dist.all_reduce(pydist.ones(2), async_op=True), dist.all_reduce(x, async_op=True)]
+        works.append(dist.all_reduce(pydist.ones(3), async_op=True) if rank else works[-1])
+        with pytest.raises(dist.CommMismatch, match=r"float32\[5\]"):
+            for w in works[1:]:
+                w.wait()
+        return x.sum().item()
+
+    assert dist.threads.run(work, WORLD) == [4.0, 5.0, 4.0]
 
 
 @pytest.mark.parametrize("name", sorted(BASE))

@@ -1,10 +1,14 @@
 """all_to_all: every rank has a part for every other. Equal parts are one collective; parts of different sizes are a table
 of the sizes, which all ranks compare before any data moves, and messages."""
 
+import os
+import sys
 from array import array
 from zlib import crc32
 
+import pydist
 from pydist._C import CommMismatch
+from pydist.distributed.objects import all_gather_object
 from pydist.distributed.process_group import current, outside
 
 _TAG = -0x616132  # of the messages; users' tags are their own
@@ -25,6 +29,22 @@ class _Works:
         return all(work.is_completed() for work in self._works)
 
 
+def _called_at():
+    """The user's place, as collectives in C name it."""
+    frame, package = sys._getframe(), os.path.dirname(pydist.__file__) + os.sep
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(package):
+        frame = frame.f_back
+    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+
+
+def _mismatch(group, what):
+    """Raised by all ranks, which have all found it in the same table."""
+    places = [None] * group.size
+    all_gather_object(places, _called_at(), group)
+    calls = "".join(f"\n  rank {rank}: at {place}" for rank, place in zip(group.ranks, places))
+    raise CommMismatch(f"all_to_all: {what}{calls}")
+
+
 def _check_table(group, inputs, outputs, dtype):
     """Compares what each rank has for each with what that expects; the same error on all ranks."""
     mine = array("q", [*(t.numel() for t in inputs), *(t.numel() for t in outputs), dtype])
@@ -37,11 +57,9 @@ def _check_table(group, inputs, outputs, dtype):
             gives, wants = rows[src][dst], rows[dst][size + src]
             names = f"rank {group.ranks[src]}", f"rank {group.ranks[dst]}"
             if gives != wants:
-                raise CommMismatch(
-                    f"all_to_all: {names[0]} has {gives} elements for {names[1]}, which expects {wants} of it"
-                )
+                _mismatch(group, f"{names[0]} has {gives} elements for {names[1]}, which expects {wants} of it")
             if rows[src][-1] != rows[dst][-1]:
-                raise CommMismatch(f"all_to_all: {names[0]} and {names[1]} have tensors of different dtypes")
+                _mismatch(group, f"{names[0]} and {names[1]} have tensors of different dtypes")
 
 
 def _exchange(group, outputs, inputs, async_op):
