@@ -46,8 +46,13 @@ static pd_status agree(pd_group *g) {
     return status;
 }
 
+/* Where the lanes of messages begin in a part. */
+static size_t lanes_at(const pd_group *g) { return (BOARD_BYTES + 2 * (g->slot + g->share) + 4095) & ~(size_t)4095; }
+
+/* All that news may look at, so before they are listened to. */
 static pd_status allocate(pd_group *g) {
     size_t n = (size_t)g->size;
+    PD_TRY(pd_p2p_new(g->size, lanes_at(g), &g->p2p));
     PD_TRY(pd_calloc(n * sizeof *g->parts, "group", &g->parts));
     for (int r = 0; r < g->size; r++) g->parts[r].handle = -1;
     PD_TRY(pd_calloc(n * sizeof *g->boards, "group", &g->boards));
@@ -73,7 +78,7 @@ static pd_status connect_mesh(pd_group *g, size_t bytes, bool near) {
 }
 
 static pd_status connect_ranks(pd_group *g, const pd_group_options *o) {
-    size_t lanes = (BOARD_BYTES + 2 * (g->slot + g->share) + 4095) & ~(size_t)4095;
+    size_t lanes = lanes_at(g);
     size_t bytes = (lanes + pd_p2p_room(g->size) + 4095) & ~(size_t)4095;
     pd_where where = {0};
     PD_TRY(g->transport->alloc(bytes, &g->parts[g->rank]));
@@ -87,7 +92,6 @@ static pd_status connect_ranks(pd_group *g, const pd_group_options *o) {
         madvise(g->parts[r].ptr, lanes, MADV_POPULATE_WRITE); /* faults now, not in the first collectives */
 #endif
     }
-    PD_TRY(pd_p2p_new(g->size, lanes, &g->p2p));
     g->tuning = tuning_of(g, o);
     return agree(g);
 }

@@ -127,7 +127,7 @@ __all__ = [
 def __getattr__(name):
     from importlib import import_module
 
-    if name in ("algorithms", "distributed_c10d", "nn", "threads"):
+    if name in ("algorithms", "distributed_c10d", "nn", "symmetric_memory", "threads"):
         return import_module(f"pydist.distributed.{name}")
     if name == "check_replicas":
         return import_module("pydist.nn.parallel._agreement").check_replicas
