@@ -238,7 +238,13 @@ class Group:
     def send(self, tensor, dst: int, tag: int = 0, async_op: _bool = False) -> Work | None: ...
     def recv(self, tensor, src: int | None, tag: int = 0, async_op: _bool = False) -> Work | int: ...
     def subgroup(
-        self, ranks: Sequence[int], timeout=None, epoch: int = 0, fast: _bool = False, tuning: bytes | None = None
+        self,
+        ranks: Sequence[int],
+        timeout=None,
+        epoch: int = 0,
+        fast: _bool = False,
+        tuning: bytes | None = None,
+        check: _bool = True,
     ) -> Group: ...
     def skip(self) -> None: ...
     @property

@@ -220,6 +220,20 @@ def test_coalesced():
     ranks(2, work)
 
 
+def test_groups_without_checks():
+    """What benchmarks compare with: ranks that differ are not found out."""
+
+    def work(rank):
+        world = dist.group.WORLD
+        x, unchecked = pydist.full((3,), rank + 1.0), world.subgroup([0, 1], check=False)
+        unchecked.all_reduce(x, "max" if rank else "sum")
+        with pytest.raises(dist.CommMismatch):
+            world.subgroup([0, 1], check=True).all_reduce(x, "max" if rank else "sum")
+        return x.tolist()
+
+    assert ranks(2, work) == [[3.0] * 3, [2.0] * 3]
+
+
 # Work.
 
 

@@ -23,7 +23,7 @@ static pd_status choose(pd_group *g, const pd_group_options *o) {
     g->timeout_ns = timeout > 1e9 ? (int64_t)1e18 : (int64_t)(timeout * 1e9);
     g->warn_ns = (int64_t)(pd_flags_get()->WARN * 1e9);
     g->blocked_ns = (int64_t)(pd_flags_get()->BLOCKED * 1e9);
-    g->check = pd_flags_get()->CHECK != 0;
+    g->check = pd_flags_get()->CHECK != 0 && !(o && o->unchecked);
     g->slot = o && o->slot ? (o->slot + 1023) & ~(size_t)1023 : SLOT_BYTES;
     if (g->slot < (size_t)g->size * 64) g->slot = (size_t)g->size * 64; /* at least some elements of every rank's part */
     g->share = (g->slot / (size_t)g->size + 2047) & ~(size_t)1023; /* its largest part: one more block of 64 elements */

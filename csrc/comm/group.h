@@ -25,6 +25,7 @@ typedef struct pd_work pd_work;
 typedef struct pd_group_options {
     double timeout;   /* seconds a wait for a live peer may take; 0: PYDIST_TIMEOUT */
     const char *algo; /* NULL or "": by size; else this one alone, for tests (tuning.h) */
+    bool unchecked;   /* identities are not compared, as with PYDIST_CHECK=0 */
     bool fast;        /* order="fast": sums may be in any order, the same on all ranks */
     const struct pd_tuning *tunings; /* measured ones; those for its transport and size are used, if rank 0 has them */
     size_t tuning_count;

@@ -448,14 +448,16 @@ static PyObject *take_ranks(PyObject *o, int **out) {
 }
 
 static PyObject *group_subgroup(PyObject *o, PyObject *const *args, Py_ssize_t n, PyObject *keywords) {
-    static const pd_py_signature s = {"subgroup", 1, {"ranks", "timeout", "epoch", "fast", "tuning"}};
+    static const pd_py_signature s = {"subgroup", 1, {"ranks", "timeout", "epoch", "fast", "tuning", "check"}};
     GroupObject *self = (GroupObject *)o;
-    PyObject *a[5], *list, *made;
+    PyObject *a[6], *list, *made;
+    bool check = true;
     pd_group_options options = {.kind = self->kind};
     int epoch = 0, *ranks = NULL;
     if (!pd_py_args(&s, args, n, keywords, a) || !pd_py_seconds(a[1], 0, &options.timeout)) return NULL;
     if (a[2] && !pd_py_int_in(a[2], s.name, "epoch", 0, INT32_MAX - (int)PD_EPOCH_APART, &epoch)) return NULL;
-    if (!pd_py_truth(a[3], &options.fast)) return NULL;
+    if (!pd_py_truth(a[3], &options.fast) || (a[5] && !pd_py_truth(a[5], &check))) return NULL;
+    options.unchecked = !check;
     if ((list = take_ranks(a[0], &ranks))) {
         options.ranks = ranks;
         options.size = (int)PySequence_Fast_GET_SIZE(list);
@@ -607,7 +609,7 @@ static PyMethodDef group_methods[] = {
     {"segment", group_segment, METH_O,
      "segment(bytes) -> Segment\n\nZeroed memory that all ranks can address: collectives on it copy nothing. Collective."},
     {"subgroup", FAST(group_subgroup),
-     "subgroup(ranks, timeout=None, epoch=0, fast=False, tuning=None) -> Group\n\nA group of these ranks of the job, this one among them, in this "
+     "subgroup(ranks, timeout=None, epoch=0, fast=False, tuning=None, check=True) -> Group\n\nA group of these ranks of the job, this one among them, in this "
      "order. The job's other ranks call skip(), or the members agree on an epoch over 0."},
     {"skip", group_skip, METH_NOARGS, "skip()\n\nOther ranks of the job make a subgroup without this one."},
     {"progress", group_progress, METH_NOARGS, "progress()\n\nCarries asynchronous collectives on without waiting."},
