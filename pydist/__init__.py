@@ -34,7 +34,7 @@ __version__ = "0.1.0"
 newaxis = None
 
 _SUBMODULES = frozenset(
-    "accelerator autograd backends compat compiler cuda distributed jit multiprocessing nn optim safetensors "
+    "accelerator amp autograd backends compat compiler cpu cuda distributed jit multiprocessing nn optim safetensors "
     "serialization utils version vision".split()
 )
 _FROM = {  # name -> the submodule that it comes from, opened at first use
@@ -51,6 +51,15 @@ _FROM = {  # name -> the submodule that it comes from, opened at first use
     ),
     **dict.fromkeys(
         "full_like rand_like randn_like randint_like linspace eye numel is_inference is_nonzero".split(), "_make"
+    ),
+    "autocast": "amp.autocast_mode",
+    **dict.fromkeys(
+        (
+            "clear_autocast_cache get_autocast_cpu_dtype get_autocast_dtype get_autocast_gpu_dtype is_autocast_available "
+            "is_autocast_cache_enabled is_autocast_cpu_enabled is_autocast_enabled set_autocast_cache_enabled "
+            "set_autocast_dtype set_autocast_enabled"
+        ).split(),
+        "amp.autocast_mode",
     ),
     **dict.fromkeys("finfo iinfo can_cast".split(), "_dtypes"),
     "set_printoptions": "_tensor",

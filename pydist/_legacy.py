@@ -32,20 +32,28 @@ class _TypedTensor(type):
     """FloatTensor and its kin: calls make tensors, isinstance asks for the dtype."""
 
     def __call__(cls, *args, device=None):
-        if device is not None:
-            _C.device(device)
-        return _made(cls.dtype, args)
+        device = cls.device if device is None else device
+        return _made(cls.dtype, args) if device is None else _made(cls.dtype, args).to(device)
 
     def __instancecheck__(cls, obj):
-        return isinstance(obj, Tensor) and obj.dtype is cls.dtype
+        return isinstance(obj, Tensor) and obj.dtype is cls.dtype and (cls.device is None or _C.pretended_cuda() > 0)
 
 
 def __getattr__(name):
     if name not in _DTYPES:
         raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
     doc = f"{name}(*sizes) or {name}(data): a tensor of {_DTYPES[name]}. Today: pydist.empty, pydist.tensor."
-    made = globals()[name] = _TypedTensor(name, (), {"dtype": _DTYPES[name], "__doc__": doc, "__module__": "pydist"})
+    made = globals()[name] = _typed(name, doc, "pydist", None)
     return made
+
+
+def _typed(name, doc, module, device):
+    return _TypedTensor(name, (), {"dtype": _DTYPES[name], "device": device, "__doc__": doc, "__module__": module})
+
+
+def on_cuda(name):
+    """cuda.FloatTensor and so on, whose calls raise RuntimeError where there is no device."""
+    return _typed(name, f"cuda.{name}(*sizes) or (data): {name} on the current GPU.", "pydist.cuda", "cuda")
 
 
 class _VariableType(type):
@@ -80,7 +88,7 @@ def _type(self, dtype=None, non_blocking=False):
         return f"torch.{_NAMES[self.dtype]}"
     if isinstance(dtype, str):
         name = dtype.rpartition(".")[2]
-        if name not in _DTYPES or ".cuda." in dtype:
+        if name not in _DTYPES or (".cuda." in dtype and not _C.pretended_cuda()):
             raise ValueError(f"type: {dtype!r} (expected a name such as 'torch.FloatTensor')")
         dtype = _DTYPES[name]
     return self.to(getattr(dtype, "dtype", dtype))
@@ -97,8 +105,21 @@ def new(self, *args):
 
 @_method
 def cuda(self, device=None, non_blocking=False, memory_format=None):
-    """Raises RuntimeError: there is no CUDA device."""
-    raise RuntimeError("cuda: no CUDA device (pydist was built for the CPU)")
+    """The tensor itself where GPUs are pretended (`pydist.cuda`); RuntimeError where there is no device."""
+    if not _C.pretended_cuda():
+        raise RuntimeError("cuda: no CUDA device (pydist was built for the CPU)")
+    return self.to("cuda" if device is None else device)
+
+
+@_method
+def pin_memory(self, device=None):
+    """The tensor itself: all memory here can be read by what runs."""
+    return self
+
+
+@_method
+def is_pinned(self, device=None):
+    return False
 
 
 @_method

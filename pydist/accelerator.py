@@ -1,30 +1,46 @@
-"""The accelerator of this machine, under PyTorch's names: there is none on this build."""
+"""The accelerator of this machine, under PyTorch's names: none, or the GPUs that are pretended (`pydist.cuda`)."""
+
+from pydist import _C, cuda
 
 
 def is_available():
-    return False
+    return cuda.is_available()
 
 
 def device_count():
-    return 0
+    return cuda.device_count()
 
 
 def current_accelerator(check_available=False):
-    """The device of the accelerator, or None: there is none."""
-    return None
+    """The device of the accelerator, or None where there is none."""
+    return _C.device("cuda") if is_available() else None
 
 
-def _none(op):
-    raise RuntimeError(f"accelerator.{op}: no accelerator (pydist was built for the CPU)")
+def _need(op):
+    if not is_available():
+        raise RuntimeError(f"accelerator.{op}: no accelerator (pydist was built for the CPU)")
 
 
 def current_device_index():
-    _none("current_device_index")
+    _need("current_device_index")
+    return cuda.current_device()
+
+
+current_device_idx = current_device_index
 
 
 def set_device_index(device):
-    _none("set_device_index")
+    _need("set_device_index")
+    cuda.set_device(device)
+
+
+set_device_idx = set_device_index
+
+
+def device_index(device):
+    """`with device_index(i):` makes it the current device inside; None changes nothing."""
+    return cuda.device(device)
 
 
 def synchronize(device=None):
-    _none("synchronize")
+    _need("synchronize")

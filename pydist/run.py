@@ -9,7 +9,7 @@ launcher. `pydist/_launch` does the work.
 import os
 import sys
 
-from pydist._launch.options import UsageError, help_text, parse, plan_from, starts_hosts
+from pydist._launch.options import UsageError, environment_from, help_text, parse, plan_from, starts_hosts
 
 
 def main(argv=None):
@@ -20,6 +20,8 @@ def main(argv=None):
             os.write(1, help_text().encode())
             return 0
         plan = plan_from(options, command)
+        if options["compat"] or options["cpu-as-cuda"] != "0":
+            os.environ.update(environment_from(options))
     except UsageError as error:
         os.write(2, f"pydist.run: {error}; --help lists the options\n".encode("utf-8", "replace"))
         return 2

@@ -212,3 +212,44 @@ def test_settings():
     assert pydist.is_floating_point(pydist.ones(1)) and not pydist.is_complex(pydist.ones(1))
     assert pydist.pi > 3 and pydist.inf > pydist.e and pydist.nan != pydist.nan and pydist.newaxis is None
     assert pydist.version.cuda is None and pydist.version.__version__ == pydist.__version__
+
+
+def test_strict_gives_the_lists_of_pytorch(torch, monkeypatch):
+    from pydist.utils.data import DataLoader, DistributedSampler, random_split
+
+    monkeypatch.setenv("PYDIST_COMPAT_STRICT", "1")
+    for size in (1, 2, 5, 10, 103):
+        for options in ({}, {"seed": 7}, {"drop_last": True}, {"shuffle": False}):
+            for rank in range(3):
+                ours = DistributedSampler(range(size), 3, rank, **options)
+                theirs = torch.utils.data.DistributedSampler(range(size), 3, rank, **options)
+                for epoch in (None, None, 3):
+                    if epoch:
+                        ours.set_epoch(epoch)
+                        theirs.set_epoch(epoch)
+                    batches = DataLoader(range(size), 1, sampler=ours)
+                    assert [int(b) for b in batches] == list(theirs), (size, options)
+    for seed in (0, 42, 1 << 40):
+        ours = random_split(range(11), [4, 7], pydist.Generator().manual_seed(seed))
+        theirs = torch.utils.data.random_split(range(11), [4, 7], torch.Generator().manual_seed(seed))
+        assert [part.indices for part in ours] == [part.indices for part in theirs]
+
+
+def test_launcher(tmp_path):
+    """--compat and --cpu-as-cuda; torch.distributed.run as a program."""
+    text = """
+        import os
+        import torch, torch.distributed as dist
+        dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+        x = torch.ones(1)
+        dist.all_reduce(x)
+        if os.environ["RANK"] == "0":
+            print(int(x), torch.cuda.device_count())
+        dist.destroy_process_group()
+        """
+    for module, *options in (("pydist.run", "--compat", "--cpu-as-cuda", "2"), ("torch.distributed.run", "--standalone")):
+        command = [sys.executable, "-m", module, "--nproc-per-node", "2", *options, str(tmp_path / "script.py")]
+        env = pydist.compat.environment({}) if module.startswith("torch") else {}
+        done = run(tmp_path, text, *command, **env)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.split()[-2:] == (["2", "2"] if options[0] == "--compat" else ["2", "0"])

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "autograd/apply.h"
 #include "autograd/nan.h"
 #include "base/mem.h"
 
@@ -424,8 +425,10 @@ static pd_status walk(run *r) {
 pd_status pd_engine_run(const pd_backward *b) {
     run r = {.b = b, .outer = current};
     bool mode = pd_grad_mode, inference = pd_inference_mode;
+    pd_autocast_state autocast = pd_autocast;
     current = &r;
     pd_grad_mode = b->create_graph;
+    pd_autocast.dtype = PD_NO_DTYPE; /* gradients have the dtypes that the forward chose */
     pd_inference_mode = false; /* gradients are normal tensors, wherever backward is called */
     for (int k = 0; k < b->ninputs && b->out; k++) b->out[k] = NULL;
     pd_hooks_running++;
@@ -433,6 +436,7 @@ pd_status pd_engine_run(const pd_backward *b) {
     pd_hooks_running--;
     pd_grad_mode = mode;
     pd_inference_mode = inference;
+    pd_autocast = autocast;
     current = r.outer;
     for (size_t i = 0; i < r.count; i++) {
         entry *e = &r.entries[i];

@@ -40,7 +40,14 @@ typedef enum pd_promote {
     PD_BOOL_OUT,     /* computed in the promoted dtype, returns bool */
 } pd_promote;
 
-typedef enum pd_cast { PD_CAST_KEEP, PD_CAST_LOW, PD_CAST_FP32, PD_CAST_WIDEST } pd_cast; /* under autocast */
+typedef enum pd_cast { /* under autocast (apply.h), for inputs that are floating and not float64 */
+    PD_CAST_KEEP,
+    PD_CAST_LOW,       /* computed in autocast's dtype */
+    PD_CAST_FP32,      /* in float32 */
+    PD_CAST_FP32_CUDA, /* the same by CUDA's list, which is longer; as it is by the CPU's */
+    PD_CAST_BACK,      /* CUDA's list: float32. The CPU's: in float32, returned in the first input's dtype, the others being float32 */
+    PD_CAST_WIDEST,    /* in the widest dtype among the inputs, as promotion does anyway */
+} pd_cast;
 
 enum { /* pd_op.save */
     PD_SAVE_NONE = 0,

@@ -171,7 +171,7 @@ done:
 const pd_op pd_op_matmul = {
     .sig = "matmul(Tensor input, Tensor other)",
     .doc = "a @ b: the matrix product of the last two dims, the others broadcast; a 1-d tensor is a row (left) or a column (right).",
-    .flags = PD_FUNC | PD_METHOD, .compose = matmul_compose,
+    .cast = PD_CAST_LOW, .flags = PD_FUNC | PD_METHOD, .compose = matmul_compose,
 };
 
 /* ---- linear: x @ w.T + b ------------------------------------------------------------------------------------------------ */

@@ -128,7 +128,7 @@ const pd_op pd_op_batch_norm = {
            "bool training=False, float momentum=0.1, float eps=1e-05)",
     .doc = "(input - mean) / sqrt(var + eps) * weight + bias per channel of [N, C, ...]; training uses the batch's statistics (biased "
            "variance) and moves the running ones (unbiased) by momentum.",
-    .nout = 3, .visible = 1, .save = PD_SAVE_IN(X) | PD_SAVE_IN(MEAN) | PD_SAVE_IN(VAR) | PD_SAVE_IN(WEIGHT) | PD_SAVE_OUT(1) | PD_SAVE_OUT(2),
+    .cast = PD_CAST_BACK, .nout = 3, .visible = 1, .save = PD_SAVE_IN(X) | PD_SAVE_IN(MEAN) | PD_SAVE_IN(VAR) | PD_SAVE_IN(WEIGHT) | PD_SAVE_OUT(1) | PD_SAVE_OUT(2),
     .flags = PD_NN | PD_NO_BROADCAST_GRAD, .attrs = sizeof(norm_attrs), .infer = infer, .kernel = kernel, .scratch = scratch,
     .vjp = vjp, .vjp_fast = vjp_fast,
 };

@@ -194,7 +194,7 @@ static pd_status cumsum_compose(pd_call *c) {
 
 const pd_op pd_op_cumsum = {
     .sig = "cumsum(Tensor input, int dim, dtype dtype=None)", .doc = "Along dim, the sum of all elements up to each. Integers and bool give int64.",
-    .promote = PD_GIVEN, .cast = PD_CAST_FP32, .flags = PD_FUNC | PD_METHOD, .attrs = sizeof(cumsum_attrs), .compose = cumsum_compose,
+    .promote = PD_GIVEN, .cast = PD_CAST_FP32_CUDA, .flags = PD_FUNC | PD_METHOD, .attrs = sizeof(cumsum_attrs), .compose = cumsum_compose,
 };
 
 /* ---- flip ------------------------------------------------------------------------------------------------------------------------- */

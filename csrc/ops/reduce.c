@@ -139,10 +139,10 @@ static void extreme_vjp(pd_vjp *v) { /* ties share the gradient evenly */
         .infer = Infer, .kernel = fn##_kernel, .scratch = scratch, __VA_ARGS__                              \
     }
 FOLD(sum, SUM, infer_sum, .doc = "The sum over the dims (all without dim). Integers and bool give int64.", .promote = PD_GIVEN,
-     .cast = PD_CAST_FP32, .vjp = sum_vjp);
+     .cast = PD_CAST_FP32_CUDA, .vjp = sum_vjp);
 FOLD(mean, MEAN, infer_mean, .doc = "The mean over the dims (all without dim), of a floating tensor.", .promote = PD_GIVEN, .vjp = mean_vjp);
 FOLD(prod, PROD, infer_sum, .doc = "The product over the dims (all without dim). Integers and bool give int64.", .promote = PD_GIVEN,
-     .save = PD_SAVE_IN(0) | PD_SAVE_OUT(0), .vjp = prod_vjp);
+     .cast = PD_CAST_FP32, .save = PD_SAVE_IN(0) | PD_SAVE_OUT(0), .vjp = prod_vjp);
 FOLD(amax, MAX, infer_extreme, .doc = "The largest element over the dims; NaN if there is one. Ties share the gradient.",
      .save = PD_SAVE_IN(0) | PD_SAVE_OUT(0), .vjp = extreme_vjp);
 FOLD(amin, MIN, infer_extreme, .doc = "The smallest element over the dims; NaN if there is one. Ties share the gradient.",

@@ -126,7 +126,7 @@ static pd_status layer_compose(pd_call *c) {
 const pd_op pd_op_layer_norm = {
     .sig = "layer_norm(Tensor input, int[] normalized_shape, Tensor? weight=None, Tensor? bias=None, float eps=1e-05)",
     .doc = "(input - mean) / sqrt(var + eps) * weight + bias, mean and (biased) variance taken over the last dims, of normalized_shape.",
-    .cast = PD_CAST_FP32, .flags = PD_FUNC | PD_NN, .attrs = sizeof(layer_attrs), .compose = layer_compose,
+    .cast = PD_CAST_BACK, .flags = PD_FUNC | PD_NN, .attrs = sizeof(layer_attrs), .compose = layer_compose,
 };
 
 typedef struct { pd_ints shape; pd_scalar eps; } rms_attrs;
@@ -142,7 +142,7 @@ static pd_status rms_compose(pd_call *c) {
 const pd_op pd_op_rms_norm = {
     .sig = "rms_norm(Tensor input, int[] normalized_shape, Tensor? weight=None, Scalar eps=None)",
     .doc = "input / sqrt(mean(input ** 2) + eps) * weight over the last dims, of normalized_shape; eps: the dtype's machine epsilon.",
-    .cast = PD_CAST_FP32, .flags = PD_FUNC | PD_NN, .attrs = sizeof(rms_attrs), .compose = rms_compose,
+    .cast = PD_CAST_BACK, .flags = PD_FUNC | PD_NN, .attrs = sizeof(rms_attrs), .compose = rms_compose,
 };
 
 typedef struct { int64_t groups; double eps; } group_attrs;
@@ -169,5 +169,5 @@ static pd_status group_compose(pd_call *c) {
 const pd_op pd_op_group_norm = {
     .sig = "group_norm(Tensor input, int num_groups, Tensor? weight=None, Tensor? bias=None, float eps=1e-05)",
     .doc = "(input - mean) / sqrt(var + eps) * weight + bias of input [N, C, ...], mean and (biased) variance taken over num_groups groups of channels.",
-    .cast = PD_CAST_FP32, .flags = PD_FUNC | PD_NN, .attrs = sizeof(group_attrs), .compose = group_compose,
+    .cast = PD_CAST_BACK, .flags = PD_FUNC | PD_NN, .attrs = sizeof(group_attrs), .compose = group_compose,
 };

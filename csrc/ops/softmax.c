@@ -56,11 +56,11 @@ static void log_softmax_vjp(pd_vjp *v) { /* g - exp(y) * sum(g) */
 
 const pd_op pd_op_softmax = {
     .sig = "softmax(Tensor input, int dim=-1, dtype dtype=None)", .doc = "exp(x) / sum(exp(x)) along dim.", .promote = PD_GIVEN,
-    .cast = PD_CAST_FP32, .save = PD_SAVE_OUT(0), .flags = PD_FUNC | PD_METHOD | PD_NN, .attrs = sizeof(softmax_attrs),
+    .cast = PD_CAST_FP32_CUDA, .save = PD_SAVE_OUT(0), .flags = PD_FUNC | PD_METHOD | PD_NN, .attrs = sizeof(softmax_attrs),
     .infer = infer, .kernel = softmax_kernel, .scratch = pd_packed_bytes, .vjp = softmax_vjp, .vjp_fast = softmax_fast,
 };
 const pd_op pd_op_log_softmax = {
     .sig = "log_softmax(Tensor input, int dim=-1, dtype dtype=None)", .doc = "x - log(sum(exp(x))) along dim.", .promote = PD_GIVEN,
-    .cast = PD_CAST_FP32, .save = PD_SAVE_OUT(0), .flags = PD_FUNC | PD_METHOD | PD_NN, .attrs = sizeof(softmax_attrs),
+    .cast = PD_CAST_FP32_CUDA, .save = PD_SAVE_OUT(0), .flags = PD_FUNC | PD_METHOD | PD_NN, .attrs = sizeof(softmax_attrs),
     .infer = infer, .kernel = log_softmax_kernel, .scratch = pd_packed_bytes, .vjp = log_softmax_vjp, .vjp_fast = log_softmax_fast,
 };

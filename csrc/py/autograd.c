@@ -308,6 +308,23 @@ static PyObject *f_set_grad_enabled(PyObject *module, PyObject *on) {
     pd_grad_mode = want && !pd_inference_mode;
     return PyBool_FromLong(was);
 }
+/* None or (dtype, whether by CUDA's list) */
+static PyObject *f_autocast(PyObject *module, PyObject *unused) {
+    (void)module, (void)unused;
+    if (pd_autocast.dtype == PD_NO_DTYPE) Py_RETURN_NONE;
+    return Py_BuildValue("OO", pd_py.dtypes[pd_autocast.dtype], pd_autocast.cuda ? Py_True : Py_False);
+}
+static PyObject *f_set_autocast(PyObject *module, PyObject *args) {
+    PyObject *dtype;
+    int cuda;
+    int64_t t;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "Op:set_autocast", &dtype, &cuda) || !pd_py_dtype(dtype, "set_autocast", "dtype", &t)) return NULL;
+    if (t != PD_NO_DTYPE && t != PD_BF16 && t != PD_F16)
+        return PyErr_Format(PyExc_RuntimeError, "set_autocast: %R (expected bfloat16, float16 or None)", dtype);
+    pd_autocast = (pd_autocast_state){(pd_dtype)t, cuda};
+    Py_RETURN_NONE;
+}
 static PyObject *f_is_inference(PyObject *module, PyObject *unused) {
     (void)module, (void)unused;
     return PyBool_FromLong(pd_inference_mode);
@@ -368,6 +385,8 @@ static PyMethodDef functions[] = {
     {"is_grad_enabled", f_is_grad_enabled, METH_NOARGS, "is_grad_enabled()\n\nWhether ops are recorded in this thread."},
     {"is_inference_mode_enabled", f_is_inference, METH_NOARGS, "is_inference_mode_enabled()\n\nWhether tensors made now in this thread are inference tensors."},
     {"_set_inference_mode", f_set_inference, METH_O, "_set_inference_mode(mode): returns what it was; see inference_mode."},
+    {"autocast_state", f_autocast, METH_NOARGS, "autocast_state()\n\nNone, or (dtype, whether by CUDA's list) of the autocast in this thread."},
+    {"set_autocast", f_set_autocast, METH_VARARGS, "set_autocast(dtype, cuda)\n\nTurns autocast in this thread on, or (None) off."},
     {"set_grad_enabled", f_set_grad_enabled, METH_O, "set_grad_enabled(mode)\n\nTurns recording on or off in this thread; returns what it was."},
     {0},
 };

@@ -175,7 +175,7 @@ static PyObject *m_to(PyObject *self, PyObject *args, PyObject *kwargs) {
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(args); i++) {
         PyObject *o = PyTuple_GET_ITEM(args, i);
         if (pd_py_is_tensor(o)) dtype = pd_py_tensor(o)->dtype;
-        else if (PyUnicode_Check(o) || o == pd_py.cpu) {
+        else if (PyUnicode_Check(o) || Py_TYPE(o) == (PyTypeObject *)pd_py.device || (PyLong_Check(o) && !PyBool_Check(o))) {
             if (!pd_py_device(o, "to")) return NULL;
         } else if (PyBool_Check(o)) {
             if (i == 3 || (i == 2 && PyTuple_GET_SIZE(args) == 3)) copy = o == Py_True; /* non_blocking, copy */

@@ -1,4 +1,7 @@
 /* Small types: dtype (one object each), device, Size (a tuple that prints its name). */
+#include <stdlib.h>
+
+#include "base/flags.h"
 #include "py/py.h"
 
 PyObject *pd_py_type(PyObject *module, PyType_Spec *spec, PyObject *bases, PyObject **keep) {
@@ -65,51 +68,121 @@ static int add_dtypes(PyObject *module) {
 
 /* ---- device --------------------------------------------------------------------------------------------------------- */
 
+/* Names that scripts make devices of; tensors live on the first. */
+static const char *const device_names[] = {"cpu", "cuda", "mps", "xpu", "meta"};
+enum { DEVICE_CPU, DEVICE_CUDA, DEVICE_KINDS = sizeof device_names / sizeof *device_names };
+typedef struct { PyObject_HEAD int kind, index; /* -1: none */ } device;
+
+static int pretended; /* GPUs that the CPU stands in for */
+
+/* "cuda", "cuda:1", 1 or a device. */
+static bool read_device(PyObject *o, const char *op, int *kind, int *index) {
+    *index = -1;
+    if (Py_TYPE(o) == (PyTypeObject *)pd_py.device) {
+        *kind = ((device *)o)->kind, *index = ((device *)o)->index;
+        return true;
+    }
+    if (PyLong_Check(o) && !PyBool_Check(o)) {
+        long at = PyLong_AsLong(o);
+        *kind = DEVICE_CUDA, *index = (int)at;
+        if (at >= 0 && at < 128) return true;
+        if (!PyErr_Occurred()) PyErr_Format(PyExc_RuntimeError, "%s: device index %R (expected 0 to 127)", op, o);
+        return false;
+    }
+    const char *text = PyUnicode_Check(o) ? PyUnicode_AsUTF8(o) : NULL;
+    for (int k = 0; text && k < DEVICE_KINDS; k++) {
+        size_t n = strlen(device_names[k]);
+        char *end = (char *)(uintptr_t)text + n;
+        if (strncmp(text, device_names[k], n)) continue;
+        *kind = k;
+        if (!text[n]) return true;
+        if (text[n] == ':' && text[n + 1] >= '0' && text[n + 1] <= '9') *index = (int)strtol(text + n + 1, &end, 10);
+        if (*index >= 0 && *index < 128 && !*end) return true;
+    }
+    if (!PyErr_Occurred()) PyErr_Format(PyExc_RuntimeError, "%s: unknown device %R (expected cpu, cuda, mps, xpu or meta, and :index)", op, o);
+    return false;
+}
+
+static PyObject *new_device(int kind, int index) {
+    if (kind == DEVICE_CPU && pd_py.cpu) return Py_NewRef(pd_py.cpu);
+    device *d = (device *)((PyTypeObject *)pd_py.device)->tp_alloc((PyTypeObject *)pd_py.device, 0);
+    if (d) d->kind = kind, d->index = index;
+    return (PyObject *)d;
+}
+
 static PyObject *device_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"type", "index", NULL};
-    PyObject *what, *index = NULL;
+    PyObject *what;
+    int index = -1, kind, own;
     (void)type;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|O:device", names, &what, &index) || !pd_py_device(what, "device")) return NULL;
-    return Py_NewRef(pd_py.cpu);
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|i:device", names, &what, &index) || !read_device(what, "device", &kind, &own)) return NULL;
+    if (index >= 0 && own >= 0) return PyErr_Format(PyExc_RuntimeError, "device: %R has an index already, %d was given too", what, index);
+    return new_device(kind, own < 0 ? index : own);
 }
 
 bool pd_py_device(PyObject *o, const char *op) {
+    int kind, index;
     if (o == NULL || o == Py_None || o == pd_py.cpu) return true;
-    const char *text = PyUnicode_Check(o) ? PyUnicode_AsUTF8(o) : NULL;
-    if (text && (!strcmp(text, "cpu") || !strcmp(text, "cpu:0"))) return true;
-    if (text && !strncmp(text, "cuda", 4))
-        PyErr_Format(PyExc_RuntimeError, "%s: device %R: this build of pydist has no CUDA device (expected 'cpu')", op, o);
-    else if (!PyErr_Occurred()) PyErr_Format(PyExc_RuntimeError, "%s: unknown device %R (expected 'cpu')", op, o);
+    if (!read_device(o, op, &kind, &index)) return false;
+    if (kind == DEVICE_CPU || (kind == DEVICE_CUDA && index < pretended && pretended)) return true;
+    if (kind == DEVICE_CUDA && pretended) PyErr_Format(PyExc_RuntimeError, "%s: device %R: there are %d pretended GPUs", op, o, pretended);
+    else if (kind == DEVICE_CUDA) PyErr_Format(PyExc_RuntimeError, "%s: device %R: this build of pydist has no CUDA device (expected 'cpu')", op, o);
+    else PyErr_Format(PyExc_RuntimeError, "%s: device %R is not there (expected 'cpu')", op, o);
     return false;
 }
 
 static PyObject *device_repr(PyObject *self) {
-    (void)self;
-    return PyUnicode_FromString("device(type='cpu')");
+    const device *d = (const device *)self;
+    if (d->index < 0) return PyUnicode_FromFormat("device(type='%s')", device_names[d->kind]);
+    return PyUnicode_FromFormat("device(type='%s', index=%d)", device_names[d->kind], d->index);
 }
 static PyObject *device_str(PyObject *self) {
-    (void)self;
-    return PyUnicode_FromString("cpu");
+    const device *d = (const device *)self;
+    return d->index < 0 ? PyUnicode_FromString(device_names[d->kind]) : PyUnicode_FromFormat("%s:%d", device_names[d->kind], d->index);
 }
 static PyObject *device_type(PyObject *self, void *unused) {
     (void)unused;
-    return device_str(self);
+    return PyUnicode_FromString(device_names[((device *)self)->kind]);
 }
 static PyObject *device_index(PyObject *self, void *unused) {
-    (void)self, (void)unused;
-    Py_RETURN_NONE;
+    (void)unused;
+    if (((device *)self)->index < 0) Py_RETURN_NONE;
+    return PyLong_FromLong(((device *)self)->index);
 }
 static PyObject *device_reduce(PyObject *self, PyObject *unused) {
     (void)unused;
-    return Py_BuildValue("O(s)", Py_TYPE(self), "cpu");
+    return Py_BuildValue("O(N)", Py_TYPE(self), device_str(self));
+}
+static Py_hash_t device_hash(PyObject *self) { return ((device *)self)->kind * 131 + ((device *)self)->index + 2; }
+static PyObject *device_compare(PyObject *a, PyObject *b, int op) {
+    if (Py_TYPE(b) != Py_TYPE(a) || (op != Py_EQ && op != Py_NE)) Py_RETURN_NOTIMPLEMENTED;
+    bool same = ((device *)a)->kind == ((device *)b)->kind && ((device *)a)->index == ((device *)b)->index;
+    return PyBool_FromLong(same == (op == Py_EQ));
 }
 
-static PyGetSetDef device_getset[] = {{"type", device_type, NULL, "'cpu'", NULL}, {"index", device_index, NULL, "None for the CPU", NULL}, {0}};
+static PyObject *pretend_cuda(PyObject *module, PyObject *count) {
+    long n = PyLong_AsLong(count);
+    (void)module;
+    if (n == -1 && PyErr_Occurred()) return NULL;
+    if (n < 0 || n > 128) return PyErr_Format(PyExc_ValueError, "pretend_cuda: %ld GPUs (expected 0 to 128)", n);
+    pretended = (int)n;
+    Py_RETURN_NONE;
+}
+static PyObject *pretended_cuda(PyObject *module, PyObject *unused) {
+    (void)module, (void)unused;
+    return PyLong_FromLong(pretended);
+}
+static PyMethodDef device_functions[] = {
+    {"pretend_cuda", pretend_cuda, METH_O, "pretend_cuda(count)\n\nDevices cuda:0 to cuda:count-1 mean the CPU from now on; 0: none does."},
+    {"pretended_cuda", pretended_cuda, METH_NOARGS, "pretended_cuda()\n\nHow many GPUs the CPU stands in for."}, {0}};
+
+static PyGetSetDef device_getset[] = {{"type", device_type, NULL, "'cpu', 'cuda', ...", NULL}, {"index", device_index, NULL, "None where none was given", NULL}, {0}};
 static PyMethodDef device_methods[] = {{"__reduce__", device_reduce, METH_NOARGS, NULL}, {0}};
 static PyType_Slot device_slots[] = {{Py_tp_new, device_new}, {Py_tp_repr, device_repr}, {Py_tp_str, device_str}, {Py_tp_getset, device_getset},
-                                     {Py_tp_methods, device_methods}, {Py_tp_dealloc, plain_dealloc},
-                                     {Py_tp_doc, "device(type)\n\nWhere a tensor lives; there is one: device('cpu')."}, {0}};
-static PyType_Spec device_spec = {.name = "pydist._C.device", .basicsize = sizeof(PyObject), .slots = device_slots, .flags = Py_TPFLAGS_DEFAULT};
+                                     {Py_tp_methods, device_methods}, {Py_tp_dealloc, plain_dealloc}, {Py_tp_hash, device_hash},
+                                     {Py_tp_richcompare, device_compare},
+                                     {Py_tp_doc, "device(type, index=None)\n\nA name of where tensors live. They live on device('cpu'); using another raises."}, {0}};
+static PyType_Spec device_spec = {.name = "pydist._C.device", .basicsize = sizeof(device), .slots = device_slots, .flags = Py_TPFLAGS_DEFAULT};
 
 /* ---- memory_format ---------------------------------------------------------------------------------------------------- */
 
@@ -179,8 +252,9 @@ PyObject *pd_py_size(int ndim, const int64_t *size) {
 int pd_py_add_types(PyObject *module) {
     PyObject *bases = PyTuple_Pack(1, &PyTuple_Type);
     bool ok = bases && !add_dtypes(module) && !add_formats(module) && pd_py_type(module, &device_spec, NULL, &pd_py.device) &&
-              (pd_py.cpu = ((PyTypeObject *)pd_py.device)->tp_alloc((PyTypeObject *)pd_py.device, 0)) &&
+              (pd_py.cpu = new_device(DEVICE_CPU, -1)) && !PyModule_AddFunctions(module, device_functions) &&
               pd_py_type(module, &size_spec, bases, &pd_py.Size);
     Py_XDECREF(bases);
+    pretended = pd_flags_get()->CPU_AS_CUDA;
     return ok ? 0 : -1;
 }

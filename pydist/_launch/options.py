@@ -31,6 +31,8 @@ OPTIONS = (
     ("log-dir", "DIR", "", "writes DIR/ID/attempt_N/LOCAL_RANK/stdout.log and stderr.log; alone: as with --tee 3"),
     ("tee", "WHAT", "", "-t: into files too: 1 stdout, 2 stderr, 3 both, 0 none; or by local rank: 0:3,1:1"),
     ("redirects", "WHAT", "", "-r: the same into files alone"),
+    ("compat", None, False, "the script says `import torch`: it gets pydist (python -m pydist.compat)"),
+    ("cpu-as-cuda", "N", "0", "pretend N GPUs on each host: cuda and nccl mean the CPU"),
     ("help", None, False, "-h: this text"),
     ("monitor-interval", "SECONDS", "", ""),
     ("start-method", "NAME", "", ""),
@@ -214,6 +216,14 @@ def _files(options, local):
     if not folder and any(tee + redirects):
         raise UsageError("--tee and --redirects need --log-dir, the folder of the files")
     return folder, tee, redirects
+
+
+def environment_from(options):
+    """What the options add to the environment of the workers."""
+    from pydist.compat import environment
+
+    pretended = _number("cpu-as-cuda", options["cpu-as-cuda"], 0, 128)
+    return {**(environment() if options["compat"] else {}), **({"PYDIST_CPU_AS_CUDA": str(pretended)} if pretended else {})}
 
 
 def plan_from(options, command):

@@ -75,6 +75,10 @@ class _Loader(importlib.abc.Loader):
         self.spec = module.__spec__
         return module
 
+    def get_code(self, name):
+        """For `python -m torch.distributed.run`."""
+        return importlib.util.find_spec(self.ours).loader.get_code(self.ours)
+
     def exec_module(self, module):
         if not isinstance(module, _Root):
             module.__spec__ = self.spec
@@ -89,7 +93,8 @@ class _Finder(importlib.abc.MetaPathFinder):
             parent, _, last = ours.rpartition(".")
             names = dir(importlib.import_module(parent)) if _exists(parent) else ()
             raise ModuleNotFoundError(f"pydist has no module {name}{near(last, names)}", name=name)
-        return importlib.machinery.ModuleSpec(name, _Loader(ours), is_package=True)
+        is_package = importlib.util.find_spec(ours).submodule_search_locations is not None
+        return importlib.machinery.ModuleSpec(name, _Loader(ours), is_package=is_package)
 
 
 _finder = _Finder()

@@ -14,6 +14,7 @@ def main():
         prog="python -m pydist.compat", description="Runs a script that says `import torch` with pydist in its place."
     )
     parser.add_argument("--check", action="store_true", help="list what the script needs that pydist lacks")
+    parser.add_argument("--cpu-as-cuda", type=int, metavar="N", help="pretend N GPUs: cuda and nccl mean the CPU")
     parser.add_argument("-m", dest="module", action="store_true", help="the script is a module's name")
     parser.add_argument("script")
     parser.add_argument("arguments", nargs=argparse.REMAINDER)
@@ -22,6 +23,10 @@ def main():
         sys.exit(report([args.script, *args.arguments]))
     os.environ.update(environment())
     install()
+    if args.cpu_as_cuda:
+        from pydist.cuda import pretend
+
+        pretend(args.cpu_as_cuda)
     sys.argv = [args.script, *args.arguments]
     if args.module:
         sys.path.insert(0, os.getcwd())

@@ -42,7 +42,7 @@ MPI_LIBRARY = os.path.join(os.path.dirname(_C.__file__), "_mpi.so")  # made wher
 def is_backend_available(backend):
     """Whether init_process_group takes this name: "native" and "gloo", and "mpi" where pydist was built with one."""
     name = str(backend).lower()
-    return name in _HERE or name == Backend.MPI and is_mpi_available()
+    return name in _HERE or (name == Backend.MPI and is_mpi_available()) or (name == Backend.NCCL and is_nccl_available())
 
 
 def is_gloo_available():
@@ -51,8 +51,8 @@ def is_gloo_available():
 
 
 def is_nccl_available():
-    """False on this build."""
-    return False
+    """False on this build, unless GPUs are pretended (`pydist.cuda`): the native backend then serves as nccl."""
+    return _C.pretended_cuda() > 0
 
 
 def is_mpi_available():

@@ -436,6 +436,13 @@ class Module:
     def cpu(self):
         return self.to("cpu")
 
+    def cuda(self, device=None):
+        """Raises RuntimeError where there is no CUDA device; pretended ones (`pydist.cuda`) are the CPU."""
+        return self._apply(lambda tensor: tensor.cuda(device))
+
+    def compile(self, *args, **kwargs):
+        """Nothing: modules run as they are. Returns None."""
+
     def to_empty(self, *, device, recurse=True):
         """Gives all parameters and buffers new memory on a device, without copying. Returns self."""
         return self._apply(lambda tensor: _C.empty_like(tensor).to(device), recurse)

@@ -1,6 +1,7 @@
 """DistributedSampler: which rank sees which items."""
 
 from pydist import _C
+from pydist.utils.data._torch_order import is_asked, permutation
 from pydist.utils.data.sampler import Sampler
 
 
@@ -10,6 +11,7 @@ class DistributedSampler(Sampler):
     The order is the permutation of (seed + epoch) (shuffle) or 0, 1, ..., then made divisible by W: repeated from its
     head, or cut (drop_last). With `pad=False` nothing is repeated: ranks may get one item more or less, as an
     evaluation wants it. The epoch goes up by itself whenever a DataLoader starts over; `set_epoch` names it instead.
+    With PYDIST_COMPAT_STRICT=1 in the environment the lists are PyTorch's, and the epoch is set by `set_epoch` alone.
 
     `num_replicas` and `rank` default to the process group's; raises ValueError for a rank outside it.
 
@@ -52,7 +54,9 @@ class DistributedSampler(Sampler):
 
     def __iter__(self):
         size, total = len(self.dataset), self.total_size
-        if self.shuffle:
+        if self.shuffle and is_asked():
+            order = permutation(size, self.seed + self.epoch)
+        elif self.shuffle:
             order = _C.randperm(size, generator=_C.Generator().manual_seed(self.seed + self.epoch)).tolist()
         else:
             order = list(range(size))
@@ -70,6 +74,6 @@ class DistributedSampler(Sampler):
 
     def start_epoch(self):
         """Called by DataLoader before it iterates: goes to the next epoch unless this one has not been used yet."""
-        if not self._epoch_is_fresh:
+        if not self._epoch_is_fresh and not is_asked():
             self.epoch += 1
         self._epoch_is_fresh = False

@@ -1,0 +1,169 @@
+"""Loss scaling for float16."""
+
+import math
+import warnings
+
+from pydist import _C
+from pydist._grad_mode import no_grad
+
+
+def _is_finite(grads):
+    """Whether all elements of all tensors are finite."""
+    small = [g for g in grads if g.dtype is not _C.float64]  # whose squares a double holds
+    return math.isfinite(_C.sum_squares(small)) and all(
+        math.isfinite(g.abs().max().item()) for g in grads if g.dtype is _C.float64 and g.numel()
+    )
+
+
+class GradScaler:
+    """Multiplies the loss, so that small gradients of float16 do not become 0, and divides the gradients before the step;
+    a step whose gradients overflowed is left out, and the scale is reduced (Micikevicius et al., 2018).
+
+    `scale(loss).backward(); step(optimizer); update()`. The scale grows by `growth_factor` after `growth_interval` steps
+    without overflow, and is multiplied by `backoff_factor` after one. `unscale_(optimizer)` divides earlier, to clip.
+    With enabled=False, or for "cuda" without a GPU (a warning says so), it passes everything through.
+
+    >>> import pydist
+    >>> p = pydist.ones(1, requires_grad=True)
+    >>> optimizer = pydist.optim.SGD([p], lr=0.5)
+    >>> scaler = pydist.amp.GradScaler("cpu", init_scale=1024.0)
+    >>> scaler.scale(p.sum()).backward()
+    >>> p.grad.item()
+    1024.0
+    >>> scaler.step(optimizer)
+    >>> scaler.update()
+    >>> p.item()
+    0.5
+    """
+
+    def __init__(
+        self,
+        device="cuda",
+        init_scale=2.0**16,
+        growth_factor=2.0,
+        backoff_factor=0.5,
+        growth_interval=2000,
+        enabled=True,
+    ):
+        self._device = device
+        self._enabled = enabled
+        if enabled and device == "cuda" and not _C.pretended_cuda():
+            warnings.warn("GradScaler is enabled, but there is no CUDA device: disabled", stacklevel=2)
+            self._enabled = False
+        if self._enabled and (growth_factor <= 1.0 or backoff_factor >= 1.0):
+            raise ValueError(
+                f"GradScaler: growth_factor is {growth_factor}, backoff_factor {backoff_factor} (expected above, below 1)"
+            )
+        self._growth_factor, self._backoff_factor = growth_factor, backoff_factor
+        self._growth_interval = growth_interval
+        self._scale, self._growth_tracker = float(init_scale), 0
+        self._found = {}  # optimizer's id -> whether its gradients, unscaled since the last update, are finite
+        self._stepped = set()
+
+    def scale(self, outputs):
+        """The tensor, or the tensors of a list or tuple, times the scale."""
+        if not self._enabled:
+            return outputs
+        if isinstance(outputs, _C.Tensor):
+            return outputs * self._scale
+        if isinstance(outputs, (list, tuple)):
+            return type(outputs)(map(self.scale, outputs))
+        raise ValueError("outputs must be a Tensor or an iterable of Tensors")
+
+    @no_grad()
+    def unscale_(self, optimizer):
+        """Divides the gradients of the optimizer's parameters by the scale. Once between two updates."""
+        if not self._enabled:
+            return
+        if id(optimizer) in self._found:
+            raise RuntimeError("unscale_() has already been called on this optimizer since the last update().")
+        if id(optimizer) in self._stepped:
+            raise RuntimeError("unscale_() is being called after step().")
+        params = (p for group in optimizer.param_groups for p in group["params"])
+        grads = [p.grad for p in params if p.grad is not None]
+        if any(g.dtype is _C.float16 for g in grads):
+            raise ValueError("Attempting to unscale FP16 gradients.")
+        self._found[id(optimizer)] = _is_finite(grads)
+        for grad in grads:
+            grad.mul_(1.0 / self._scale)
+
+    def step(self, optimizer, *args, **kwargs):
+        """optimizer.step(*args, **kwargs), unless a gradient is not finite. Unscales first where that was not done."""
+        if not self._enabled:
+            return optimizer.step(*args, **kwargs)
+        if "closure" in kwargs:
+            raise RuntimeError("Closure use is not currently supported if GradScaler is enabled.")
+        if id(optimizer) in self._stepped:
+            raise RuntimeError("step() has already been called since the last update().")
+        if id(optimizer) not in self._found:
+            self.unscale_(optimizer)
+        self._stepped.add(id(optimizer))
+        return optimizer.step(*args, **kwargs) if self._found[id(optimizer)] else None
+
+    def update(self, new_scale=None):
+        """Moves the scale, at the end of each iteration, or sets it."""
+        if not self._enabled:
+            return
+        if new_scale is not None:
+            self._scale = float(new_scale)
+        elif not self._found:
+            raise RuntimeError("No inf checks were recorded prior to update.")
+        elif not all(self._found.values()):
+            self._scale, self._growth_tracker = self._scale * self._backoff_factor, 0
+        else:
+            self._growth_tracker += 1
+            if self._growth_tracker == self._growth_interval:
+                grown = self._scale * self._growth_factor
+                self._scale = grown if grown < 2.0**128 else self._scale
+                self._growth_tracker = 0
+        self._found.clear()
+        self._stepped.clear()
+
+    def get_scale(self):
+        """The scale; 1.0 where disabled."""
+        return self._scale if self._enabled else 1.0
+
+    def is_enabled(self):
+        return self._enabled
+
+    def get_growth_factor(self):
+        return self._growth_factor
+
+    def set_growth_factor(self, new_factor):
+        self._growth_factor = new_factor
+
+    def get_backoff_factor(self):
+        return self._backoff_factor
+
+    def set_backoff_factor(self, new_factor):
+        self._backoff_factor = new_factor
+
+    def get_growth_interval(self):
+        return self._growth_interval
+
+    def set_growth_interval(self, new_interval):
+        self._growth_interval = new_interval
+
+    def state_dict(self):
+        """{"scale", "growth_factor", "backoff_factor", "growth_interval", "_growth_tracker"}; {} where disabled."""
+        if not self._enabled:
+            return {}
+        return {
+            "scale": self._scale,
+            "growth_factor": self._growth_factor,
+            "backoff_factor": self._backoff_factor,
+            "growth_interval": self._growth_interval,
+            "_growth_tracker": self._growth_tracker,
+        }
+
+    def load_state_dict(self, state_dict):
+        """Raises RuntimeError for the empty dictionary of a disabled scaler."""
+        if not self._enabled:
+            return
+        if not state_dict:
+            raise RuntimeError(
+                "The source state dict is empty, possibly because it was saved from a disabled instance of GradScaler."
+            )
+        self._scale = float(state_dict["scale"])
+        self._growth_factor, self._backoff_factor = state_dict["growth_factor"], state_dict["backoff_factor"]
+        self._growth_interval, self._growth_tracker = state_dict["growth_interval"], state_dict["_growth_tracker"]

@@ -1,0 +1,325 @@
+"""Mixed precision: which ops autocast casts (against torch), the scaler, and devices that are names."""
+
+import copy
+import pickle
+import subprocess
+import sys
+import warnings
+
+import pytest
+
+import pydist
+from pydist import amp, nn
+
+# What each call computes in, of x (float32) and h (x in the low dtype).
+CALLS = {
+    "linear": lambda L, a: L.nn.functional.linear(a["x"], a["w"], a["b"]),
+    "matmul": lambda L, a: a["x"] @ a["x"].t(),
+    "mm": lambda L, a: L.mm(a["x"], a["h"].t()),
+    "bmm": lambda L, a: L.bmm(a["x3"], a["x3"].transpose(1, 2)),
+    "einsum": lambda L, a: L.einsum("ij,kj->ik", a["x"], a["x"]),
+    "float64 stays": lambda L, a: a["x"].double() @ a["x"].double().t(),
+    "conv2d": lambda L, a: L.nn.functional.conv2d(a["im"], a["k"]),
+    "conv1d": lambda L, a: L.nn.functional.conv1d(a["im"][:, :, 0], a["k"][:, :, 0]),
+    "batch_norm": lambda L, a: L.nn.functional.batch_norm(a["imh"], a["z"], a["o"], a["o"], a["z"]),
+    "batch_norm, training": lambda L, a: L.nn.functional.batch_norm(
+        a["imh"], a["z"].clone(), a["o"].clone(), a["o"], a["z"], training=True
+    ),
+    "layer_norm": lambda L, a: L.nn.functional.layer_norm(a["h"], (4,), a["w"][0], a["w"][1]),
+    "layer_norm of float32": lambda L, a: L.nn.functional.layer_norm(a["x"], (4,), a["w"][0], a["w"][1]),
+    "group_norm": lambda L, a: L.nn.functional.group_norm(a["imh"], 1, a["o"], a["z"]),
+    "softmax": lambda L, a: L.softmax(a["h"], -1),
+    "log_softmax": lambda L, a: L.log_softmax(a["h"], -1),
+    "sum": lambda L, a: a["h"].sum(),
+    "mean": lambda L, a: a["h"].mean(),
+    "prod": lambda L, a: a["h"].prod(0),
+    "cumsum": lambda L, a: a["h"].cumsum(0),
+    "exp": lambda L, a: a["h"].exp(),
+    "pow": lambda L, a: a["h"] ** 2,
+    "gelu": lambda L, a: L.nn.functional.gelu(a["h"]),
+    "add": lambda L, a: a["h"] + a["x"],
+    "in place": lambda L, a: a["x"].clone().add_(a["h"]),
+    "cat": lambda L, a: L.cat([a["h"], a["x"]]),
+    "stack": lambda L, a: L.stack([a["h"], a["x"]]),
+    "where": lambda L, a: L.where(a["h"] > 0, a["h"], a["x"]),
+    "mse_loss": lambda L, a: L.nn.functional.mse_loss(a["h"], a["h"] * 2),
+    "l1_loss": lambda L, a: L.nn.functional.l1_loss(a["h"], a["h"] * 2),
+    "smooth_l1_loss": lambda L, a: L.nn.functional.smooth_l1_loss(a["h"], a["h"] * 2),
+    "huber_loss": lambda L, a: L.nn.functional.huber_loss(a["h"], a["h"] * 2),
+    "cross_entropy": lambda L, a: L.nn.functional.cross_entropy(a["h"], a["t"]),
+    "nll_loss": lambda L, a: L.nn.functional.nll_loss(a["h"], a["t"]),
+    "bce with logits": lambda L, a: L.nn.functional.binary_cross_entropy_with_logits(a["h"], a["h"].sigmoid()),
+    "embedding": lambda L, a: L.nn.functional.embedding(a["t"], a["w"]),
+    "max_pool2d": lambda L, a: L.nn.functional.max_pool2d(a["imh"], 2),
+}
+
+
+def arguments(lib, np, low):
+    rng = np.random.default_rng(0)
+    sizes = {"x": (5, 4), "w": (6, 4), "b": (6,), "x3": (2, 3, 4), "im": (2, 3, 6, 6), "k": (4, 3, 3, 3)}
+    made = {name: lib.tensor(rng.normal(size=size).astype("float32")) for name, size in sizes.items()}
+    made.update(z=lib.zeros(3), o=lib.ones(3), t=lib.tensor([0, 1, 2, 3, 0]))
+    return {**made, "h": made["x"].to(low), "imh": made["im"].to(low)}
+
+
+@pytest.mark.parametrize("low", ["bfloat16", "float16"])
+def test_autocast_computes_in_the_dtypes_of_torch(torch, low):
+    np = pytest.importorskip("numpy")
+    for name, call in CALLS.items():
+        results = []
+        for lib in (torch, pydist):
+            given = arguments(lib, np, getattr(lib, low))
+            with lib.autocast("cpu", dtype=getattr(lib, low)):
+                y = call(lib, given)
+            values = np.array(y.to(lib.float64).tolist())
+            results.append((str(y.dtype).rpartition(".")[2], values))
+        (theirs, expected), (ours, values) = results
+        assert ours == theirs, name
+        assert np.abs(values - expected).max() < 0.02 * (1 + np.abs(expected).max()), name
+
+
+def test_training_under_autocast(torch):
+    """Losses near torch's, gradients in float32; nothing is cast outside, in backward or with enabled=False."""
+    np = pytest.importorskip("numpy")
+    rng = np.random.default_rng(0)
+    x, t = rng.normal(size=(32, 8)).astype("float32"), rng.integers(0, 3, 32)
+    weights = [rng.normal(size=size).astype("float32") * 0.4 for size in ((16, 8), (16,), (16,), (16,), (3, 16), (3,))]
+
+    def run(lib):
+        net = lib.nn.Sequential(lib.nn.Linear(8, 16), lib.nn.LayerNorm(16), lib.nn.ReLU(), lib.nn.Linear(16, 3))
+        with lib.no_grad():
+            for p, w in zip(net.parameters(), weights):
+                p.copy_(lib.tensor(w))
+        opt, losses = lib.optim.SGD(net.parameters(), lr=0.1), []
+        for _ in range(10):
+            opt.zero_grad()
+            with lib.amp.autocast("cpu", dtype=lib.bfloat16):
+                out = net(lib.tensor(x))
+                with lib.autocast("cpu", enabled=False):
+                    assert net(lib.tensor(x)).dtype is lib.float32
+                loss = lib.nn.functional.cross_entropy(out, lib.tensor(t))
+            assert out.dtype is lib.bfloat16 and loss.dtype is lib.float32
+            loss.backward()
+            assert all(p.grad.dtype is lib.float32 for p in net.parameters())
+            opt.step()
+            losses.append(loss.item())
+        return losses
+
+    assert run(pydist) == pytest.approx(run(torch), rel=0.02)
+    assert pydist._C.autocast_state() is None
+
+
+def test_state_and_nesting():
+    @pydist.autocast("cpu", dtype=pydist.float16)
+    def inside():
+        return pydist.is_autocast_enabled("cpu"), pydist.get_autocast_dtype("cpu"), (pydist.ones(1, 1) @ x).dtype
+
+    x = pydist.ones(1, 1)
+    assert inside() == (True, pydist.float16, pydist.float16)
+    assert not pydist.is_autocast_enabled("cpu") and pydist.get_autocast_dtype("cpu") is pydist.bfloat16
+    with pytest.raises(KeyError), pydist.cpu.amp.autocast():
+        assert (x @ x).dtype is pydist.bfloat16
+        raise KeyError
+    assert (x @ x).dtype is pydist.float32 and not pydist.is_autocast_cpu_enabled()
+    with pytest.warns(UserWarning, match="no CUDA device: disabled"), pydist.cuda.amp.autocast():
+        assert (x @ x).dtype is pydist.float32
+    with pytest.warns(UserWarning, match="float64 .*: disabled"):
+        pydist.autocast("cpu", dtype=pydist.float64)
+    with pytest.raises(RuntimeError, match="unsupported autocast device_type 'tpu'"):
+        pydist.autocast("tpu")
+    with pytest.raises(ValueError, match="of type `str`"):
+        pydist.autocast(0)
+    assert pydist.is_autocast_available("cpu") and not pydist.is_autocast_available("tpu")
+
+
+def test_custom_functions():
+    seen = []
+
+    class Product(pydist.autograd.Function):
+        @staticmethod
+        @amp.custom_fwd(device_type="cpu")
+        def forward(ctx, a, b):
+            ctx.save_for_backward(a, b)
+            return a @ b
+
+        @staticmethod
+        @amp.custom_bwd(device_type="cpu")
+        def backward(ctx, g):
+            a, b = ctx.saved_tensors
+            seen.append(pydist.is_autocast_enabled("cpu"))
+            return g @ b.t(), a.t() @ g
+
+    class Wide(Product):
+        @staticmethod
+        @amp.custom_fwd(device_type="cpu", cast_inputs=pydist.float32)
+        def forward(ctx, a, b):
+            ctx.save_for_backward(a, b)
+            return a @ b
+
+    a = pydist.ones(2, 2, requires_grad=True)
+    for kind, dtype, on in ((Product, pydist.bfloat16, True), (Wide, pydist.float32, False)):
+        with pydist.autocast("cpu"):
+            y = kind.apply(a, a.detach().bfloat16())
+        assert y.dtype is dtype
+        y.sum().backward()
+        assert seen.pop() is on
+
+
+def scaled(lib, grads, **options):
+    """(parameter, scale, tracker) after each step with these gradients of the unscaled loss."""
+    p = lib.tensor([1.0, 2.0], requires_grad=True)
+    opt, out = lib.optim.SGD([p], lr=0.5), []
+    scaler = lib.amp.GradScaler("cpu", init_scale=4.0, growth_interval=2, **options)
+    for i, g in enumerate(grads):
+        opt.zero_grad()
+        scaler.scale((p * lib.tensor(g)).sum()).backward()
+        if i % 2:
+            scaler.unscale_(opt)
+            assert p.grad.tolist() == pytest.approx(g, nan_ok=True)
+        scaler.step(opt)
+        scaler.update()
+        out += [*p.tolist(), scaler.get_scale(), scaler.state_dict().get("_growth_tracker")]
+    return out, scaler
+
+
+def test_scaler_parity(torch):
+    inf, nan = float("inf"), float("nan")
+    grads = [[1.0, 2.0], [0.5, 0.5], [inf, 1.0], [1.0, 1.0], [nan, 0.0], [1.0, 0.0], [2.0, 0.0], [0.0, 1.0]]
+    for options in ({}, {"backoff_factor": 0.25, "growth_factor": 3.0}, {"enabled": False}):
+        given = grads if options.get("enabled", True) else grads[:2]
+        (ours, scaler), (theirs, other) = (scaled(lib, given, **options) for lib in (pydist, torch))
+        assert ours == pytest.approx(theirs, nan_ok=True)
+        assert scaler.state_dict() == other.state_dict()
+    again = amp.GradScaler("cpu")
+    _, scaler = scaled(pydist, grads[:3])
+    again.load_state_dict(scaler.state_dict())
+    assert again.state_dict() == scaler.state_dict()
+    assert pickle.loads(pickle.dumps(again)).get_scale() == again.get_scale()
+
+
+def test_scaler_says_what_is_wrong():
+    p = nn.Parameter(pydist.ones(1))
+    opt, scaler = pydist.optim.SGD([p]), amp.GradScaler("cpu")
+    with pytest.raises(RuntimeError, match="No inf checks"):
+        scaler.update()
+    p.grad = pydist.ones(1)
+    scaler.unscale_(opt)
+    with pytest.raises(RuntimeError, match="already been called"):
+        scaler.unscale_(opt)
+    scaler.step(opt)
+    with pytest.raises(RuntimeError, match="already been called"):
+        scaler.step(opt)
+    scaler.update(8.0)
+    assert scaler.get_scale() == 8.0
+    with pytest.raises(ValueError, match="outputs must be"):
+        scaler.scale(3)
+    with pytest.raises(ValueError, match="growth_factor is 1.0"):
+        amp.GradScaler("cpu", growth_factor=1.0)
+    with pytest.raises(RuntimeError, match="source state dict is empty"):
+        scaler.load_state_dict({})
+    half = nn.Parameter(pydist.ones(1, dtype=pydist.float16))
+    half.grad = pydist.ones(1, dtype=pydist.float16)
+    with pytest.raises(ValueError, match="FP16 gradients"):
+        scaler.unscale_(pydist.optim.LAMB([half]))
+    with pytest.warns(UserWarning, match="no CUDA device: disabled"):
+        off = pydist.cuda.amp.GradScaler()
+    assert not off.is_enabled() and off.get_scale() == 1.0 and off.scale(3) == 3
+
+
+# Devices.
+
+
+def test_devices_are_names():
+    device = pydist.device
+    cuda = device("cuda", 1)
+    assert (cuda.type, cuda.index, str(cuda), repr(cuda)) == ("cuda", 1, "cuda:1", "device(type='cuda', index=1)")
+    assert device("cuda:1") == cuda == device(1) != device("cuda") and device("cuda") != "cuda"
+    assert len({device("cuda"), device("cuda"), cuda, device("cpu")}) == 3 and device(cuda) == cuda
+    assert pickle.loads(pickle.dumps(cuda)) == cuda == copy.deepcopy(cuda) and device("mps").type == "mps"
+    assert device("cpu") == pydist.ones(1).device
+    for wrong in ("cudax", "cuda:", "cuda:x", "cuda:-1", "", -1, 1 << 40, 1.5, None, "cuda:1000"):
+        with pytest.raises((RuntimeError, OverflowError)):
+            device(wrong)
+    with pytest.raises(RuntimeError, match="index already"):
+        device("cuda:0", 1)
+    x, net = pydist.ones(2), nn.Linear(2, 2)
+    for use in (
+        lambda: x.to(cuda),
+        lambda: x.to(0),
+        lambda: x.cuda(),
+        lambda: net.cuda(),
+        lambda: net.to("cuda"),
+        lambda: pydist.zeros(2, device="cuda"),
+        lambda: pydist.cuda.FloatTensor(2),
+        lambda: pydist.Generator(cuda),
+        lambda: pydist.cuda.get_device_name(),
+    ):
+        with pytest.raises(RuntimeError, match="no CUDA device"):
+            use()
+    with pytest.raises(RuntimeError, match="'mps'.*is not there"):
+        x.to("mps")
+    assert x.pin_memory() is x and not x.is_pinned() and pydist.accelerator.current_accelerator() is None
+
+
+def test_pretended_gpus(tmp_path):
+    """A script for two GPUs, their collectives, and autocast by CUDA's list, in a process of its own."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        """
+import os, socket
+import torch, torch.distributed as dist, torch.multiprocessing as mp
+import torch.nn as nn
+
+def main(rank, world):
+    torch.cuda.set_device(rank)
+    assert torch.cuda.device_count() == world and torch.cuda.current_device() == rank
+    dist.init_process_group("nccl", rank=rank, world_size=world)
+    net = nn.parallel.DistributedDataParallel(nn.Linear(2, 1).to(rank), device_ids=[rank])
+    x = torch.ones(4, 2, device=f"cuda:{rank}") * (rank + 1)
+    scaler = torch.cuda.amp.GradScaler(init_scale=16.0)
+    with torch.autocast("cuda"):
+        y = net(x.cuda(non_blocking=True))
+        soft = y.softmax(0)
+    assert y.dtype is torch.float16 and soft.dtype is torch.float32 and scaler.is_enabled()
+    scaler.scale(y.float().mean()).backward()
+    if rank == 0:
+        print(net.module.weight.grad.div(scaler.get_scale()).tolist(), flush=True)
+    dist.destroy_process_group()
+
+if __name__ == "__main__":
+    assert torch.cuda.is_available() and dist.is_nccl_available()
+    assert torch.cuda.get_device_properties(0).total_memory > 0 and torch.accelerator.device_count() == 2
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record(); end.record(); torch.cuda.synchronize()
+    assert start.elapsed_time(end) >= 0
+    try:
+        torch.zeros(2, device="cuda:2")
+    except RuntimeError as error:
+        print(error)
+    with torch.cuda.device(1):
+        assert torch.cuda.current_device() == 1
+    assert torch.cuda.current_device() == 0
+    model = nn.DataParallel(nn.Linear(2, 2)).cuda()
+    assert model(torch.cuda.FloatTensor(3, 2).zero_()).shape == (3, 2)
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(s.getsockname()[1]))
+    mp.spawn(main, args=(2,), nprocs=2)
+"""
+    )
+    command = [sys.executable, "-m", "pydist.compat", "--cpu-as-cuda", "2", str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    said, grad = done.stdout.splitlines()
+    assert "there are 2 pretended GPUs" in said and grad == "[[1.5, 1.5]]"
+    assert done.stderr.count("2 GPUs are pretended") == 1
+
+
+def test_pretending_is_checked():
+    with pytest.raises(ValueError, match="-1 GPUs"):
+        pydist.cuda.pretend(-1)
+    with pytest.raises(TypeError):
+        pydist.cuda.pretend("two")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert not pydist.cuda.is_available()
