@@ -172,6 +172,7 @@ def _schedule(name: str, world: int) -> tuple[int, list[list[tuple[int, int, int
 # Says goodbye. Rank 0 without a launcher then waits until the others have left; CommTimeout: call again.
 def comm_leave(timeout: Any = None, keep: _bool = False) -> None: ...
 def comm_raised(traceback: str) -> None: ...
+def interfaces() -> list[tuple[str, str]]: ...
 def hmac_sha256(key: bytes, data: bytes) -> bytes: ...
 
 class Store:
@@ -210,6 +211,7 @@ class Group:
     order: str
     tuning: dict[str, int]
     transport: str
+    way: str  # how this rank reaches a control server on another host, and why so; else ""
     store: Store
     def all_reduce(
         self,

@@ -54,16 +54,10 @@ def name_finding(host=None, hosts=1):
 
 
 def own_addresses():
-    """This host's IPv4 addresses, loopback left out."""
-    found = set()
-    for target in ("10.255.255.255", "192.0.2.1"):
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            try:
-                probe.connect((target, 1))  # sends nothing
-                found.add(probe.getsockname()[0])
-            except OSError:
-                pass
-    return sorted(a for a in found if not a.startswith("127."))
+    """This host's addresses, loopback left out."""
+    from pydist import _C
+
+    return [address for _, address in _C.interfaces()]
 
 
 def port_owner(port):
@@ -207,6 +201,7 @@ def examine(script=None):
         "latency": latency,
         "bandwidth": bandwidth,
         "transport": dist.group.WORLD.transport,
+        "way": dist.group.WORLD.way,
         "same": {
             "pydist": _fault("version", rank) or f"{pydist.__version__} ({_hash(_C.__file__)})",
             "Python": platform.python_version(),
@@ -253,6 +248,9 @@ def compare(ranks):
             f"rank {odd['rank']} on {odd['host']} computes {odd['speed'] / usual:.1f} times slower than the others, "
             "who wait for it: look for another program on its cores, or heat",
         )
+    for rank in ranks:
+        if rank.get("way"):
+            yield Finding(OK, "network", f"rank {rank['rank']} on {rank['host']} reaches the launcher at {rank['way']}")
     worst = max(ranks, key=lambda rank: rank["latency"])
     least = min(rank["bandwidth"] for rank in ranks)
     yield Finding(

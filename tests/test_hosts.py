@@ -66,6 +66,20 @@ class Hosts:
         self.inside(host, "ip", "link", "set", "lo", "up")
         self.inside(host, "ip", "route", "add", "default", "via", f"10.213.{host}.1")
 
+    def plug_in_twice(self, host):
+        """A second cable, which this host takes where it can."""
+        cable, end = f"{self.tag}d{host}", f"{self.tag}f{host}"
+        ip("link", "add", cable, "type", "veth", "peer", "name", end)
+        ip("link", "set", cable, "netns", f"{self.tag}-router")
+        ip("link", "set", end, "netns", f"{self.tag}-{host}")
+        for where, device, address in (("router", cable, f"10.214.{host}.1"), (host, end, f"10.214.{host}.2")):
+            self.inside(where, "ip", "address", "add", f"{address}/24", "dev", device)
+            self.inside(where, "ip", "link", "set", device, "up")
+        self.inside(host, "ip", "route", "del", "default")
+        for metric, via in ((10, f"10.214.{host}.1"), (20, f"10.213.{host}.1")):
+            self.inside(host, "ip", "route", "add", "default", "via", via, "metric", str(metric))
+        self.inside(host, "sh", "-c", "for f in /proc/sys/net/ipv4/conf/*/rp_filter; do echo 2 > $f; done")
+
     def __exit__(self, *error):
         for job in self.jobs:
             job.kill()
@@ -83,8 +97,8 @@ class Hosts:
     def inside(self, host, *words):
         return subprocess.run([*self.command(host), *words], check=True, capture_output=True, text=True)
 
-    def cut_cable(self, host):
-        self.inside("router", "ip", "link", "set", f"{self.tag}c{host}", "down")
+    def cut_cable(self, host, which="c"):
+        self.inside("router", "ip", "link", "set", f"{self.tag}{which}{host}", "down")
 
     def launcher(self, host, path, ranks=2):
         words = [
@@ -171,6 +185,29 @@ def test_the_bits_of_one_host(count, tmp_path):
     near = hosts.said()
     assert {one.pop("transport") for one in far} == {"tcp"} and {one.pop("transport") for one in near} == {"shm"}
     assert far == near
+
+
+def test_two_cables_of_which_one_is_dead(tmp_path):
+    """Host 1's routes lead into it: its ranks find the living one, by probing or by its name."""
+    with Hosts(2, tmp_path) as hosts:
+        hosts.plug_in_twice(1)
+        hosts.cut_cable(1, "d")
+        for name in (None, f"{hosts.tag}e"):
+            env = {"PYDIST_LOG": "2", **({"GLOO_SOCKET_IFNAME": name} if name else {})}
+            begin = time.monotonic()
+            hosts.start(HEAD + WORK, ranks=1, **env)
+            (code, first), (code_1, second) = hosts.finish()
+            assert (code, code_1) == (0, 0), first + second
+            assert time.monotonic() - begin < 6
+            why = "named by GLOO_SOCKET_IFNAME" if name else "the way that this host's routes say did not answer"
+            for line in ("control: rank 1 reaches the server at", "tcp: rank 1 reaches rank 0 at"):
+                found = next(text for text in second.splitlines() if line in text)
+                assert f"({hosts.tag}e1): {why}" in found, second
+            hosts.jobs.clear()
+        env = {**os.environ, "PYTHONPATH": str(TOP), "PYDIST_SECRET_FILE": str(hosts.secret), "PYDIST_IFACE": "none"}
+        command = hosts.launcher(1, tmp_path / "script.py", ranks=1)
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+        assert done.returncode and "PYDIST_IFACE=none leaves no interface (expected some of: " in done.stderr
 
 
 LOOP = """

@@ -7,7 +7,7 @@
 #define NUM_MAX 1e9 /* seconds: 30 years, which are still an int64_t of nanoseconds */
 
 static pd_flags flags;
-static const char *rank = "0";
+static const char *rank = "0", *iface, *iface_variable;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 static pd_flag_int read_int(const char *name, pd_flag_int def) {
@@ -36,11 +36,19 @@ static void read_all(void) {
 #undef PD_FLAG
     const char *text = getenv("RANK");
     if (text) rank = text;
+    const char *const names[] = {"PYDIST_IFACE", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"};
+    for (int i = 0; i < 3 && (!iface || !*iface); i++) iface = read_str(iface_variable = names[i], "");
 }
 
 const char *pd_flags_rank(void) {
     pthread_once(&once, read_all);
     return rank;
+}
+
+const char *pd_flags_iface(const char **variable) {
+    pthread_once(&once, read_all);
+    *variable = iface_variable;
+    return iface;
 }
 
 const pd_flags *pd_flags_get(void) {

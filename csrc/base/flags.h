@@ -18,6 +18,8 @@ typedef struct pd_flags {
 #pragma pop_macro("NAN")
 
 const pd_flags *pd_flags_get(void); /* [borrowed from the process] */
+/* PYDIST_IFACE, or what PyTorch's scripts set instead; *variable: which of them. "": none is set. */
+const char *pd_flags_iface(const char **variable);
 const char *pd_flags_rank(void);    /* RANK, as launchers set it, for messages; "0" without */
 
 /* Row i as text, for pydist.info; false past the last. `value` holds at least `size` bytes. */

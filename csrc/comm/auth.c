@@ -15,7 +15,6 @@
 
 #include "base/flags.h"
 
-#define RETRY_MS 20 /* between two knocks at a door that is not there yet */
 #define SECRET_FILE_BYTES 4096
 
 /* ---- addresses --------------------------------------------------------------------------------------------------- */
@@ -162,79 +161,4 @@ pd_status pd_control_secret_read(int fd, uint8_t secret[PD_SECRET_BYTES]) {
     if (n == PD_SECRET_BYTES) return PD_OK;
     return pd_fail(PD_E_DIST, "control: cannot read the secret from descriptor %d: %s", fd,
                    n < 0 ? strerror(error) : "too short");
-}
-
-/* ---- dialling ---------------------------------------------------------------------------------------------------- */
-
-/* Until the connection stands. `error` says why it does not; PD_OK with *error 0. */
-static pd_status await_connect(int fd, int64_t deadline, const pd_hooks *hooks, int *error) {
-    struct pollfd p = {.fd = fd, .events = POLLOUT};
-    socklen_t n = sizeof *error;
-    while (!poll(&p, 1, PD_SLICE_NS / 1000000)) {
-        PD_TRY(pd_hooks_interrupt(hooks));
-        if (pd_hooks_now(hooks) < deadline) continue;
-        *error = ETIMEDOUT;
-        return PD_OK;
-    }
-    if (getsockopt(fd, SOL_SOCKET, SO_ERROR, error, &n)) *error = errno;
-    return PD_OK;
-}
-
-static pd_status dial_one(const struct sockaddr *to, socklen_t n, int64_t deadline, const pd_hooks *hooks, int *out,
-                          int *error) {
-    int on = 1, fd = socket(to->sa_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    pd_status status = PD_OK;
-    *error = 0;
-    if (fd < 0) return pd_fail(PD_E_OS, "control: no socket: %s", strerror(errno));
-    if (to->sa_family != AF_UNIX) setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-    if (connect(fd, to, n)) {
-        *error = errno;
-        if (*error == EINPROGRESS) status = await_connect(fd, deadline, hooks, error);
-    }
-    if (status || *error) close(fd);
-    else *out = fd;
-    return status;
-}
-
-/* A knock at each of the addresses. */
-static pd_status knock(const char *address, int64_t deadline, const pd_hooks *hooks, int *out, int *error) {
-    struct sockaddr_un name;
-    socklen_t n = pd_auth_unix(address, &name);
-    struct addrinfo *all;
-    pd_status status;
-    if (n || *address == '@') {
-        int pid, uid;
-        if (!n) return pd_fail(PD_E_VALUE, "control: '%s' is no address (expected @name or host:port)", address);
-        PD_TRY(dial_one((struct sockaddr *)&name, n, deadline, hooks, out, error));
-        if (*error || pd_auth_same_user(*out, &pid, &uid)) return PD_OK;
-        close(*out);
-        return pd_fail(PD_E_DIST, "control: the server at %s runs under user id %d, not ours", address, uid);
-    }
-    status = pd_auth_resolve(address, &all);
-    if (status) return status;
-    *error = ECONNREFUSED;
-    for (struct addrinfo *a = all; a && !status && *error; a = a->ai_next)
-        status = dial_one(a->ai_addr, a->ai_addrlen, deadline, hooks, out, error);
-    freeaddrinfo(all);
-    return status;
-}
-
-static pd_status dial(const char *address, int64_t deadline, bool patient, const pd_hooks *hooks, int *out) {
-    int error;
-    for (;;) {
-        PD_TRY(knock(address, deadline, hooks, out, &error));
-        if (!error) return PD_OK;
-        if (!patient || pd_hooks_now(hooks) >= deadline) break;
-        poll(NULL, 0, RETRY_MS);
-        PD_TRY(pd_hooks_interrupt(hooks));
-    }
-    return pd_fail(patient ? PD_E_TIMEOUT : PD_E_DIST, "control: cannot reach the %s at %s: %s",
-                   patient ? "server" : "launcher", address, strerror(error));
-}
-
-pd_status pd_auth_dial(const char *address, int64_t deadline, bool patient, const pd_hooks *hooks, int *out) {
-    void *token = pd_host_release();
-    pd_status status = dial(address, deadline, patient, hooks, out);
-    pd_host_acquire(token);
-    return status;
 }

@@ -25,8 +25,4 @@ pd_status pd_auth_random(void *to, size_t n);
 void pd_auth_mac(const uint8_t secret[PD_SECRET_BYTES], const char *purpose, const pd_control_hello *hello,
                  const uint8_t nonce[PD_NONCE_BYTES], uint8_t out[PD_SHA256_BYTES]);
 
-/* [new] a connected, non-blocking descriptor. Waits in slices with the interrupt hook, until the deadline (of the hooks'
-   clock); `patient`: also while nobody listens there. */
-pd_status pd_auth_dial(const char *address, int64_t deadline, bool patient, const pd_hooks *hooks, int *out);
-
 #endif

@@ -7,8 +7,10 @@
 #include <unistd.h>
 
 #include "base/flags.h"
+#include "base/log.h"
 #include "base/mem.h"
 #include "comm/auth.h"
+#include "comm/dial.h"
 
 #define GOODBYE_NS 1000000000 /* longest that leaving waits for a server that does not read */
 
@@ -334,7 +336,8 @@ pd_status pd_control_connect(const char *address, const uint8_t secret[PD_SECRET
     pthread_cond_init(&c->change, &attr);
     pthread_condattr_destroy(&attr);
     PD_TRY_TO(fail, pd_wire_reserve(&c->wire));
-    PD_TRY_TO(fail, pd_auth_dial(address, deadline, patient, hooks, &fd));
+    PD_TRY_TO(fail, pd_dial(address, deadline, patient, hooks, &fd, c->link.way));
+    if (tcp) pd_log(PD_LOG_INFO, "control: rank %d reaches the server at %s", rank, c->link.way);
     c->wire.fd = fd;
     void *token = pd_host_release();
     status = shake_hands(c, secret, deadline);

@@ -5,7 +5,9 @@
 
 #include "base/mem.h"
 #include "base/sha256.h"
+#include "comm/auth.h"
 #include "comm/control.h"
+#include "comm/dial.h"
 #include "py/comm_impl.h"
 
 typedef struct { PyObject_HEAD pd_control_server *server; } ServerObject;
@@ -294,7 +296,28 @@ static PyObject *hmac_sha256(PyObject *module, PyObject *args) {
     return PyBytes_FromStringAndSize((char *)out, sizeof out);
 }
 
+static PyObject *interfaces(PyObject *module, PyObject *unused) {
+    (void)module, (void)unused;
+    pd_face faces[PD_DIAL_FACES];
+    int count;
+    pd_status status = pd_dial_faces(faces, &count);
+    if (status) return pd_py_raise(status);
+    PyObject *list = PyList_New(0);
+    for (int i = 0; list && i < count; i++) {
+        char text[80];
+        pd_auth_text((struct sockaddr *)&faces[i].address, sizeof faces[i].address, text, sizeof text);
+        *strrchr(text, ':') = 0; /* the port */
+        PyObject *pair = Py_BuildValue("ss", faces[i].name, text);
+        if (!pair || PyList_Append(list, pair)) Py_CLEAR(list);
+        Py_XDECREF(pair);
+    }
+    return list;
+}
+
 static PyMethodDef functions[] = {
+    {"interfaces", interfaces, METH_NOARGS,
+     "interfaces() -> [(name, address)]\n\nThe network interfaces that ranks may use: those that are up and not loopback, "
+     "or those of PYDIST_IFACE, GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME. ValueError where these leave none."},
     {"hmac_sha256", hmac_sha256, METH_VARARGS,
      "hmac_sha256(key, data) -> bytes\n\nHow ranks prove that they know the job's secret."},
     {0},

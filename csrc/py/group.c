@@ -571,6 +571,12 @@ static PyObject *group_transport(PyObject *o, void *unused) {
     return PyUnicode_FromString(pd_group_transport(((GroupObject *)o)->group));
 }
 
+static PyObject *group_way(PyObject *o, void *unused) {
+    (void)unused;
+    const pd_link *link = ((GroupObject *)o)->link;
+    return PyUnicode_FromString(link ? link->way : "");
+}
+
 #define FAST(f) (PyCFunction)(void (*)(void))f, METH_FASTCALL | METH_KEYWORDS
 static PyMethodDef group_methods[] = {
     {"all_reduce", FAST(group_all_reduce),
@@ -631,6 +637,7 @@ static PyGetSetDef group_getset[] = {
     {"order", group_order, NULL, "tree: sums have design 1.4's order; fast: any, the same on all ranks.", NULL},
     {"tuning", group_tuning, NULL, "Its switch points in bytes, which are rank 0's; see pydist.tune.", NULL},
     {"transport", group_transport, NULL, "shm, inproc or none.", NULL},
+    {"way", group_way, NULL, "How this rank reaches a control server on another host, and why so; else ''.", NULL},
     {"store", group_store, NULL, "The store that the ranks share.", NULL},
     {0},
 };

@@ -4,8 +4,6 @@
      the one that listens   16 random bytes             32 bytes: its proof
      the one that dials                      greeting */
 #include <errno.h>
-#include <ifaddrs.h>
-#include <net/if.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <stdio.h>
@@ -16,6 +14,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "comm/auth.h"
+#include "comm/dial.h"
 #include "comm/transport/tcp_impl.h"
 
 #define MAGIC 0x314d4450u             /* "PDM1": the last byte is the version */
@@ -113,9 +112,10 @@ static size_t add_address(const struct sockaddr *a, int port, char *text, size_t
 }
 
 /* Where we can be reached, the most promising first: as the control server sees us, our interfaces, loopback. */
-static void list_addresses(const meeting *m, int port, char *text, size_t size) {
+static pd_status list_addresses(const meeting *m, int port, char *text, size_t size) {
     size_t n = 0;
-    struct ifaddrs *all;
+    pd_face faces[PD_DIAL_FACES];
+    int count = 0;
     char *colon;
     *text = 0;
     if (!m->plan->near && *m->plan->link->here) {
@@ -123,17 +123,10 @@ static void list_addresses(const meeting *m, int port, char *text, size_t size) 
         if ((colon = strrchr(text, ':'))) n = (size_t)(colon - text);
         n += (size_t)snprintf(text + n, size - n, ":%d ", port);
     }
-    if (!m->plan->near && !getifaddrs(&all)) {
-        for (const struct ifaddrs *i = all; i; i = i->ifa_next) {
-            const struct sockaddr *a = i->ifa_addr;
-            if (!a || !(i->ifa_flags & IFF_UP) || (a->sa_family != AF_INET && a->sa_family != AF_INET6)) continue;
-            if (pd_auth_is_loopback(a)) continue;
-            if (a->sa_family == AF_INET6 && IN6_IS_ADDR_LINKLOCAL(&((const struct sockaddr_in6 *)a)->sin6_addr)) continue;
-            n = add_address(a, port, text, n, size);
-        }
-        freeifaddrs(all);
-    }
+    if (!m->plan->near) PD_TRY(pd_dial_faces(faces, &count));
+    for (int i = 0; i < count; i++) n = add_address((struct sockaddr *)&faces[i].address, port, text, n, size);
     snprintf(text + n, size - n, "127.0.0.1:%d", port);
+    return PD_OK;
 }
 
 static void where_key(const meeting *m, int rank, char *key, size_t size) {
@@ -143,7 +136,7 @@ static void where_key(const meeting *m, int rank, char *key, size_t size) {
 static pd_status announce(const meeting *m, int port) {
     char key[64], text[ADDRESSES];
     where_key(m, m->mesh->rank, key, sizeof key);
-    list_addresses(m, port, text, sizeof text);
+    PD_TRY(list_addresses(m, port, text, sizeof text));
     return pd_store_set(m->plan->link, key, text, strlen(text));
 }
 
@@ -257,28 +250,37 @@ static pd_status greet(const meeting *m, int peer, int fd, bool *good) {
     return PD_OK;
 }
 
-/* One of the addresses answers with the right proof, or we try them all again. */
-static pd_status reach(meeting *m, int peer, char *addresses) {
-    for (;;) {
-        char text[ADDRESSES], *rest = NULL;
-        snprintf(text, sizeof text, "%s", addresses);
-        for (char *a = strtok_r(text, " ", &rest); a; a = strtok_r(NULL, " ", &rest)) {
-            int fd;
-            bool good = false;
-            int64_t soon = pd_hooks_now(m->plan->link->hooks) + GREET_NS;
-            pd_status status = pd_auth_dial(a, soon, false, m->plan->link->hooks, &fd);
-            if (status == PD_E_PYTHON) return status;
-            if (!status) {
-                status = greet(m, peer, fd, &good);
-                if (!good || status) close(fd);
-                PD_TRY(status);
-            }
-            if (good) {
-                settle(m, peer, fd);
-                return PD_OK;
-            }
-            PD_TRY(pause_ok(m));
-        }
+/* One round of tries. *good: one of the addresses has answered with the right proof. */
+static pd_status try_all(meeting *m, int peer, const char *addresses, bool *good) {
+    char text[ADDRESSES], way[PD_WAY_BYTES], *rest = NULL;
+    const pd_hooks *hooks = m->plan->link->hooks;
+    pd_race race = {0};
+    int fd = -1;
+    pd_status status = PD_OK;
+    *good = false;
+    snprintf(text, sizeof text, "%s", addresses);
+    for (char *a = strtok_r(text, " ", &rest); a && !status; a = strtok_r(NULL, " ", &rest))
+        status = pd_race_add(&race, a);
+    int64_t soon = pd_hooks_now(hooks) + GREET_NS;
+    while (!status && !*good) {
+        status = pd_race_next(&race, soon, hooks, &fd, way);
+        if (status || fd < 0) break;
+        status = greet(m, peer, fd, good);
+        if (!*good || status) close(fd);
+    }
+    pd_race_end(&race);
+    if (status || !*good) return status;
+    settle(m, peer, fd);
+    pd_log(PD_LOG_INFO, "tcp: rank %d reaches rank %d at %s", pd_tcp_name(m->mesh, m->mesh->rank),
+           pd_tcp_name(m->mesh, peer), way);
+    return PD_OK;
+}
+
+static pd_status reach(meeting *m, int peer, const char *addresses) {
+    for (bool good;;) {
+        PD_TRY(try_all(m, peer, addresses, &good));
+        if (good) return PD_OK;
+        PD_TRY(pause_ok(m));
         if (pd_hooks_now(m->plan->link->hooks) > m->deadline)
             return pd_fail(PD_E_TIMEOUT, "init: rank %d cannot reach rank %d at any of %s",
                            pd_tcp_name(m->mesh, m->mesh->rank), pd_tcp_name(m->mesh, peer), addresses);
