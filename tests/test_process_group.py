@@ -76,7 +76,9 @@ def test_init_and_destroy():
         ({}, {"world_size": 2}, ValueError, "RANK is not set"),
         ({}, {"world_size": 2, "rank": 2}, ValueError, "rank 2 \\(expected 0 to 1\\)"),
         ({}, {"world_size": 2, "rank": 0}, RuntimeError, "2 ranks, but no launcher .* --nproc-per-node 2"),
-        ({}, {"store": 1}, NotImplementedError, "store"),
+        ({}, {"store": 1, "rank": 0, "world_size": 2}, TypeError, "store is int"),
+        ({}, {"store": dist.HashStore()}, ValueError, "needs rank and world_size"),
+        ({}, {"store": dist.HashStore(), "init_method": "env://"}, ValueError, "exclude each other"),
         ({}, {"backend": 3}, ValueError, "Backend: 3 \\(expected a name"),
         ({}, {"init_method": "udp://h:1"}, ValueError, "init_method 'udp://h:1' \\(expected env://, tcp:// or file://"),
         ({}, {"init_method": "tcp://h"}, ValueError, "init_method 'tcp://h' \\(expected tcp://host:port"),
@@ -219,7 +221,13 @@ def meet(rank, world, environment, arguments, queue):
         os.environ["RANK"] = str(rank)
     else:
         arguments = {"rank": rank, "world_size": world, **arguments}
-    for _ in range(2):  # once more in the same processes
+    stores = arguments.pop("stores", None)
+    for again in range(2):  # once more in the same processes
+        if stores and again:  # as on several hosts
+            os.environ["PYDIST_HOST"] = f"host{rank}"
+            arguments["store"] = dist.PrefixStore("job", dist.TCPStore("127.0.0.1", stores[1], world, rank == 0))
+        elif stores:
+            arguments["store"] = dist.FileStore(stores[0], world)
         dist.init_process_group("gloo", **arguments)
         x = pydist.tensor([float(rank + 1)])
         dist.all_reduce(x)
@@ -229,7 +237,7 @@ def meet(rank, world, environment, arguments, queue):
     queue.put(everyone)
 
 
-@pytest.mark.parametrize("way", ["tcp", "tcp query", "env", "env alone", "file"])
+@pytest.mark.parametrize("way", ["tcp", "tcp query", "env", "env alone", "file", "stores"])
 def test_ranks_of_spawn_meet(way, tmp_path):
     port, world = free_port(), 3
     master = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
@@ -239,6 +247,7 @@ def test_ranks_of_spawn_meet(way, tmp_path):
         "env": (master, {"init_method": "env://"}),
         "env alone": ({**master, "RANK": "", "WORLD_SIZE": str(world)}, {}),
         "file": ({}, {"init_method": f"file://{tmp_path}/meet"}),
+        "stores": ({}, {"stores": (f"{tmp_path}/store", port)}),
     }[way]
     queue = mp.get_context("spawn").SimpleQueue()
     mp.spawn(meet, (world, environment, arguments, queue), nprocs=world)

@@ -7,7 +7,7 @@ import warnings
 from pydist import _C
 from pydist.distributed.backend import MPI_LIBRARY, Backend, checked, say_what_serves, serves_by_mpi
 from pydist.distributed.tuning import load
-from pydist.distributed.rendezvous import expected, find_mpi_place, find_place, who
+from pydist.distributed.rendezvous import expected, find_mpi_place, find_place, find_store_place, who
 
 _default = None  # the process's group
 _joined = None  # the Place of the connection that it and later groups use
@@ -214,6 +214,9 @@ def init_process_group(
 
     Under mpirun and srun, which say who everybody is, no arguments are needed either.
 
+    `store`: instead of an `init_method`, any store that all ranks share (TCPStore, FileStore, PrefixStore), with `rank`
+    and `world_size`: they find each other through it.
+
     `backend`: None, "native", "gloo" (all the engine's own) or names by device such as "cpu:gloo,cuda:nccl"; "mpi": the
     same algorithms, order and errors over messages of the MPI that pydist was built with, under its mpirun.
     `timeout`: a timedelta or seconds for the ranks to come (300 s), and after which a wait for a live peer raises
@@ -224,8 +227,8 @@ def init_process_group(
     """
     global _asked, _backend
     backend, fast = checked(backend), is_fast("init_process_group", order)
-    if store is not None:
-        raise NotImplementedError("init_process_group: store is not there yet (expected None and an init_method)")
+    if store is not None and init_method is not None:
+        raise ValueError("init_process_group: init_method and store exclude each other")
     own = getattr(_here, "group", None)
     if own is not None:  # a thread that is a rank is in its group already
         if rank not in (-1, None, own.rank) or world_size not in (-1, None, own.size):
@@ -239,6 +242,8 @@ def init_process_group(
         place, _ = find_mpi_place(MPI_LIBRARY, world_size, rank)
         transport, rank, world = "mpi", place.rank, place.world
     else:
+        if store is not None and not _asked:
+            place = find_store_place(store, world_size, rank)
         rank, world = who(init_method, world_size, rank)
     with _lock:
         if _asked:

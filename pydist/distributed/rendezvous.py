@@ -139,6 +139,49 @@ def find_place(init_method=None, world_size=-1, rank=-1):
     return Place(rank, world, url, -1)
 
 
+def find_store_place(store, world_size, rank):
+    """The Place of ranks that share a store and nothing else: they say there on which host they are, and rank 0 where
+    they meet. ValueError without rank and world_size, TypeError for what is no store."""
+    if not all(callable(getattr(store, name, None)) for name in ("get", "set", "check")):
+        raise TypeError(f"init_process_group: store is {type(store).__name__} (expected a Store, such as TCPStore)")
+    rank, world = who(None, world_size, rank)
+    if world_size in _NOT_GIVEN and expected()[1] == 1 and "WORLD_SIZE" not in os.environ:
+        raise ValueError("init_process_group: a store needs rank and world_size")
+    if world == 1 or "PYDIST_CONTROL" in os.environ:
+        return find_place(None, world, rank)
+    key = "pydist/meet"
+    store.set(f"{key}/{rank}", _this_host())
+    if rank == 0 and not store.check([key]):  # a later group meets where the first one did
+        hosts = {bytes(store.get(f"{key}/{r}")) for r in range(world)}
+        store.set(key, f"job://{secrets.token_hex(8)}" if len(hosts) == 1 else f"tcp://{_reachable(store)}")
+    return Place(rank, world, bytes(store.get(key)).decode(), -1)
+
+
+def _this_host():
+    """The same for processes that can share memory."""
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        boot = file.read().strip()
+    return f"{boot} {os.stat('/proc/self/ns/net').st_ino} {os.geteuid()} {os.environ.get('PYDIST_HOST', '')}"
+
+
+def _reachable(store):
+    """Where rank 0 can listen for other hosts: MASTER_ADDR, or from where it talks to the store."""
+    import socket
+
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    connection = getattr(store, "_connection", None)
+    found = [os.environ.get("MASTER_ADDR"), connection and connection.getsockname()[0]]
+    found = [address for address in found if address and not address.startswith("127.") and address != "::1"]
+    found += [address for _, address in _C.interfaces()]
+    if not found:
+        raise RuntimeError("init_process_group: ranks on several hosts, and rank 0 has no address: set MASTER_ADDR")
+    with socket.create_server(("", 0)) as probe:
+        port = probe.getsockname()[1]
+    address = found[0].strip("[]")
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+
 def _tell_local(start):
     """For scripts that read them, and get_node_local_rank."""
     os.environ.setdefault("LOCAL_RANK", str(start.local_rank))
