@@ -34,7 +34,7 @@ __version__ = "0.1.0"
 newaxis = None
 
 _SUBMODULES = frozenset(
-    "accelerator amp autograd backends compat compiler cpu cuda distributed jit multiprocessing nn optim safetensors "
+    "accelerator amp autograd backends compat compiler cpu cuda distributed jit mps multiprocessing nn onnx optim safetensors "
     "serialization utils version vision".split()
 )
 _FROM = {  # name -> the submodule that it comes from, opened at first use

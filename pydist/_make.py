@@ -18,9 +18,11 @@ def randn_like(input, *, dtype=None, requires_grad=False, **options):
     return _C.randn(tuple(input.shape), dtype=dtype or input.dtype, requires_grad=requires_grad, **options)
 
 
-def randint_like(input, low, high=None, *, dtype=None, **options):
+def randint_like(input, low=None, high=None, *, dtype=None, **options):
     """Whole numbers in [low, high), or [0, low), of input's shape and (unless given) dtype."""
-    low, high = (0, low) if high is None else (low, high)
+    if low is None and high is None:
+        raise TypeError("randint_like: no high given (expected randint_like(input, high) or (input, low, high))")
+    low, high = (0, low) if high is None else (low or 0, high)
     return _C.randint(low, high, tuple(input.shape), dtype=dtype or input.dtype, **options)
 
 

@@ -18,6 +18,7 @@ import struct
 import sys
 import zipfile
 from collections import OrderedDict
+from contextlib import contextmanager
 
 from pydist import _C
 
@@ -57,6 +58,18 @@ def clear_safe_globals():
 def get_safe_globals():
     """What `add_safe_globals` was given, as a list."""
     return list(_safe.values())
+
+
+@contextmanager
+def safe_globals(safe_globals):
+    """`add_safe_globals` inside a with statement."""
+    before = dict(_safe)
+    add_safe_globals(safe_globals)
+    try:
+        yield
+    finally:
+        _safe.clear()
+        _safe.update(before)
 
 
 class _Global:
@@ -289,6 +302,10 @@ class _Unpickler(pickle.Unpickler):
 
     def find_class(self, module, name):
         known = self.names.find(module, name)
+        if known is None and self.restricted and module.partition(".")[0] == "numpy":
+            from pydist._numpy_pickle import NAMES
+
+            known = NAMES.get((module, name))
         if known is None:
             known = _safe.get(f"{module}.{name}")
         if known is not None:
@@ -305,7 +322,7 @@ def load(f, map_location=None, pickle_module=None, *, weights_only=True, mmap=No
     """What `save` or PyTorch wrote to `f`, a path or a file opened for reading in binary. Tensors come to the CPU,
     whatever device they were on; those that shared memory do so again.
 
-    `weights_only` True: containers, numbers, text and tensors alone, and nothing in the file is run. `mmap` True (f a
+    `weights_only` True: containers, numbers, text, tensors and NumPy's arrays alone, and nothing in the file is run. `mmap` True (f a
     path): tensors are mapped, not read; writes to them stay in memory. `map_location`: "cpu" or None.
 
     Errors: pickle.UnpicklingError (damaged, or it names something that is not safe), RuntimeError (no .pt file,
@@ -319,7 +336,7 @@ def load(f, map_location=None, pickle_module=None, *, weights_only=True, mmap=No
     if pickle_module not in (None, pickle):
         raise ValueError("load: another pickle_module is not supported")
     if map_location is not None and not callable(map_location) and not isinstance(map_location, dict):
-        _C.device(map_location)  # raises for what there is not
+        _C.empty(0, device=map_location)  # raises for what there is not
     if not hasattr(f, "read"):
         with open(f, "rb") as file:
             return _read(file, os.fspath(f), weights_only, mmap)

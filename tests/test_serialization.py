@@ -365,3 +365,27 @@ def test_safetensors_of_other_writers_need_not_be_aligned():
     )
     now = safetensors.load(data)
     assert now["a"].tolist() == [7] and now["b"].tolist() == [2.5]
+
+
+def test_numpy_arrays_are_read_and_nothing_is_run(tmp_path, torch):
+    """PyTorch's files with arrays and NumPy numbers in them, restricted; arrays of objects are refused."""
+    np = pytest.importorskip("numpy")
+    given = {
+        "f": np.arange(6.0).reshape(2, 3),
+        "t": np.arange(6, dtype=">i4").reshape(2, 3).T,
+        "c": np.array([1 + 2j]),
+        "s": np.float32(1.5),
+        "b": np.array([True, False]),
+    }
+    torch.save(given, tmp_path / "a.pt")
+    got = pydist.load(tmp_path / "a.pt")
+    assert all(np.array_equal(got[k], given[k]) and got[k].dtype == given[k].dtype.newbyteorder("=") for k in given)
+    assert isinstance(got["f"], np.ndarray) and pydist.from_numpy(got["f"]).sum().item() == 15
+    torch.save(np.array([print], dtype=object), tmp_path / "b.pt")
+    with pytest.raises(pickle.UnpicklingError):
+        pydist.load(tmp_path / "b.pt")
+    with pydist.serialization.safe_globals([io.StringIO]):
+        assert pydist.serialization.get_safe_globals() == [io.StringIO]
+    assert pydist.serialization.get_safe_globals() == []
+    with pytest.raises(RuntimeError, match="no CUDA device"):
+        pydist.load(tmp_path / "a.pt", map_location=pydist.device("cuda"))

@@ -1,6 +1,7 @@
 """Initial values. Each function fills its tensor in place, unrecorded, and returns it."""
 
 import math
+import warnings
 
 from pydist import _C
 from pydist._grad_mode import no_grad
@@ -162,3 +163,23 @@ def orthogonal_(tensor, gain=1, generator=None):
     q = q.T if rows < columns else q
     with no_grad():
         return tensor.copy_(_C.from_numpy(np.ascontiguousarray(q)).reshape(tensor.shape) * gain)
+
+
+def _old(name):
+    """The name without "_", as before PyTorch 0.4, with a warning."""
+    new = globals()[name + "_"]
+
+    def call(*args, **kwargs):
+        warnings.warn(
+            f"`nn.init.{name}` is now deprecated in favor of `nn.init.{name}_`.", FutureWarning, stacklevel=2
+        )
+        return new(*args, **kwargs)
+
+    call.__name__ = call.__qualname__ = name
+    call.__doc__ = f"The old name of {name}_."
+    return call
+
+
+uniform, normal, constant, eye, dirac = map(_old, ("uniform", "normal", "constant", "eye", "dirac"))
+xavier_uniform, xavier_normal, orthogonal = map(_old, ("xavier_uniform", "xavier_normal", "orthogonal"))
+kaiming_uniform, kaiming_normal = map(_old, ("kaiming_uniform", "kaiming_normal"))

@@ -6,59 +6,10 @@ from warnings import warn
 
 import numpy as np
 
+from pydist._numpy_pickle import NAMES
 from pydist.vision._pillow import pillow
 from pydist.vision.datasets.utils import check_integrity, download_and_extract_archive
 from pydist.vision.datasets.vision import VisionDataset
-
-
-class _Dtype:
-    """What a pickle says of a NumPy type: its code, such as "u1"."""
-
-    def __init__(self, code, *_):
-        self.code, self.order = code, "|"
-
-    def __setstate__(self, state):
-        self.order = state[1]
-
-    def numpy(self):
-        if not isinstance(self.code, str) or self.code[:1] not in "biuf" or self.order not in ("<", ">", "|", "="):
-            raise pickle.UnpicklingError(f"an array of {self.code!r} (expected numbers)")
-        return np.dtype(self.code).newbyteorder(self.order)
-
-
-class _Array:
-    """What a pickle says of a NumPy array; `numpy()` builds it from checked parts."""
-
-    def __init__(self, *_):
-        self.state = None
-
-    def __setstate__(self, state):
-        self.state = state
-
-    def numpy(self):
-        _, shape, dtype, is_fortran, content = self.state
-        if isinstance(content, str):  # Python 2's str, read as latin1
-            content = content.encode("latin1")
-        return np.frombuffer(content, dtype.numpy()).reshape(shape, order="F" if is_fortran else "C")
-
-
-def _from_buffer(content, dtype, shape, order):
-    array = _Array()
-    array.state = (1, shape, dtype, order == "F", content)
-    return array
-
-
-def _encode(text, encoding="latin1"):
-    return text.encode(encoding)
-
-
-_ALLOWED = {
-    ("numpy", "dtype"): _Dtype,
-    ("numpy", "ndarray"): _Array,
-    ("_codecs", "encode"): _encode,
-    **{(f"numpy.{core}.multiarray", "_reconstruct"): _Array for core in ("core", "_core")},
-    **{(f"numpy.{core}.numeric", "_frombuffer"): _from_buffer for core in ("core", "_core")},
-}
 
 
 class _Unpickler(pickle.Unpickler):
@@ -66,7 +17,7 @@ class _Unpickler(pickle.Unpickler):
 
     def find_class(self, module, name):
         try:
-            return _ALLOWED[module, name]
+            return NAMES[module, name]
         except KeyError:
             raise pickle.UnpicklingError(f"{module}.{name} is not allowed in a data file") from None
 
@@ -78,8 +29,7 @@ def _load(path):
             entry = _Unpickler(file, encoding="latin1").load()
         if not isinstance(entry, dict):
             raise ValueError(f"a {type(entry).__name__}")
-        entry = {key.decode() if isinstance(key, bytes) else key: value for key, value in entry.items()}
-        return {key: value.numpy() if isinstance(value, _Array) else value for key, value in entry.items()}
+        return {key.decode() if isinstance(key, bytes) else key: value for key, value in entry.items()}
     except FileNotFoundError:
         raise
     except Exception as error:  # a damaged pickle raises nearly anything
