@@ -209,6 +209,7 @@ class Group:
     size: int
     epoch: int
     order: str
+    ranks_per_host: int
     tuning: dict[str, int]
     transport: str
     way: str  # how this rank reaches a control server on another host, and why so; else ""

@@ -65,8 +65,35 @@ static void detach_parts(pd_group *g) {
     for (int r = 0; g->parts && g->transport && r < g->size; r++) g->transport->detach(&g->parts[r]);
 }
 
+/* How many consecutive ranks each host has, where that is the same power of two for all of at least two hosts, so that
+   each is a subtree of the order; else 1. */
+static int ranks_per_host(const uint64_t *hosts, int size) {
+    int local = 1;
+    while (local < size && hosts[local] == hosts[0]) local++;
+    if (size / local < 2 || size % local || local & (local - 1)) return 1;
+    for (int r = 0; r < size; r++)
+        if (hosts[r] != hosts[r - r % local]) return 1;
+    return local;
+}
+
+/* The memory that our host's ranks share stays, beside the mesh. */
+static pd_status keep_near(pd_group *g) {
+    size_t n = (size_t)g->size;
+    int first = g->rank - g->rank % g->local;
+    g->near_transport = g->transport;
+    PD_TRY(pd_calloc(n * sizeof *g->near, "group", &g->near));
+    PD_TRY(pd_calloc(n * sizeof *g->near_memory, "group", &g->near_memory));
+    for (int r = first; r < first + g->local; r++) {
+        g->near[r] = g->parts[r];
+        g->near_memory[r] = (char *)g->parts[r].ptr + BOARD_BYTES;
+        g->parts[r] = (pd_region){.handle = -1};
+    }
+    return PD_OK;
+}
+
 /* Ranks of several hosts: private memory for everybody's part, and connections that fill it. */
 static pd_status connect_mesh(pd_group *g, size_t bytes, bool near) {
+    if (g->local > 1) PD_TRY(keep_near(g));
     detach_parts(g);
     g->transport = &pd_transport_inproc;
     g->spins = g->spins_max = near ? MESH_SPINS : 0;
@@ -81,9 +108,13 @@ static pd_status connect_ranks(pd_group *g, const pd_group_options *o) {
     size_t lanes = lanes_at(g);
     size_t bytes = (lanes + pd_p2p_room(g->size) + 4095) & ~(size_t)4095;
     pd_where where = {0};
-    PD_TRY(g->transport->alloc(bytes, &g->parts[g->rank]));
-    pd_status status = pd_parts_exchange(g, 0, bytes, g->parts, &where);
-    if (status) return status;
+    PD_TRY(pd_malloc((size_t)g->size * sizeof *where.hosts, "group", &where.hosts));
+    pd_status status = g->transport->alloc(bytes, &g->parts[g->rank]);
+    if (!status) status = pd_parts_exchange(g, 0, bytes, g->parts, &where);
+    g->local = status ? 1 : ranks_per_host(where.hosts, g->size);
+    pd_free(where.hosts);
+    PD_TRY(status);
+    if (g->local == 1 && g->forced == &pd_algo_hierarchical) g->forced = NULL;
     if (where.apart || g->kind) PD_TRY(connect_mesh(g, bytes, !where.far));
     for (int r = 0; r < g->size; r++) {
         g->boards[r] = g->parts[r].ptr;
@@ -100,6 +131,11 @@ static void free_memory(pd_group *g) {
     pd_mesh_free(g->mesh);
     g->mesh = NULL;
     detach_parts(g);
+    for (int r = 0; g->near && r < g->size; r++) g->near_transport->detach(&g->near[r]);
+    pd_free(g->near);
+    pd_free(g->near_memory);
+    g->near = NULL;
+    g->near_memory = NULL;
     pd_free(g->parts);
     pd_free(g->boards);
     pd_free(g->memory);
@@ -205,6 +241,7 @@ pd_status pd_group_new(pd_link *link, const pd_group_options *o, pd_group **out)
         PD_TRY_TO(fail, connect_ranks(g, o));
         pd_parts_forget(g, 0);
         g->transport->seal(&g->parts[g->rank]);
+        if (g->near) g->near_transport->seal(&g->near[g->rank]);
     }
     *out = g;
     return PD_OK;
@@ -267,6 +304,7 @@ int pd_group_size(const pd_group *g) { return g->size; }
 int pd_group_link_rank(const pd_group *g, int rank) { return pd_group_name(g, rank); }
 uint32_t pd_group_epoch(const pd_group *g) { return g->epoch; }
 bool pd_group_fast(const pd_group *g) { return g->fast; }
+int pd_group_local(const pd_group *g) { return g->near ? g->local : 1; }
 const pd_tuning *pd_group_tuning(const pd_group *g) { return &g->tuning; }
 const char *pd_group_transport(const pd_group *g) { return g->size < 2 ? "none" : g->mesh ? g->mesh->kind->name : g->transport->name; }
 

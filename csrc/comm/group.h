@@ -52,6 +52,7 @@ int pd_group_size(const pd_group *g);
 int pd_group_link_rank(const pd_group *g, int rank); /* of a rank of the group */
 uint32_t pd_group_epoch(const pd_group *g);
 bool pd_group_fast(const pd_group *g);
+int pd_group_local(const pd_group *g); /* over 1: as many ranks of each host share memory, between messages of hosts */
 const struct pd_tuning *pd_group_tuning(const pd_group *g); /* [borrowed from g] */
 const char *pd_group_transport(const pd_group *g); /* "shm", "tcp", "inproc", "none" */
 pd_status pd_group_check(pd_group *g);             /* PD_OK, or the error every call would return */

@@ -40,6 +40,10 @@ struct pd_group {
     pd_region *parts;
     pd_board **boards;
     char **memory;
+    int local;          /* over 1: the ranks of each host, which are a subtree of the order, share memory besides the mesh: */
+    pd_region *near;    /* by rank: of our host's, else zeros; of near_transport */
+    char **near_memory; /* their slots and shares */
+    const pd_transport *near_transport;
     char **peers;    /* room for a job's pointers: one collective runs at a time */
     const char **in;
 
@@ -129,7 +133,8 @@ pd_status pd_group_exchange(pd_group *g, pd_collective coll, double tag, const v
 
 /* segment.c */
 /* Publishes parts[rank] under (epoch, id) and attaches those of ranks on the same host. */
-typedef struct pd_where { bool apart, far; } pd_where; /* some ranks share no memory; some are on another machine */
+/* Some ranks share no memory; some are on another machine; hosts: NULL, or room for each rank's. */
+typedef struct pd_where { bool apart, far; uint64_t *hosts; } pd_where;
 pd_status pd_parts_exchange(pd_group *g, uint32_t id, size_t bytes, pd_region *parts, pd_where *where);
 /* The others wait for our part that will not come: they get this thread's error. */
 void pd_parts_refuse(pd_link *link, uint32_t epoch, uint32_t id, int rank);

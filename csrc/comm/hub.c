@@ -157,7 +157,7 @@ pd_status pd_hub_join(pd_hub *hub, int rank, const pd_hooks *hooks, pd_link **ou
         return pd_fail(PD_E_VALUE, "hub: rank %d is not one of the %d ranks", rank, hub->world);
     PD_TRY(pd_calloc(sizeof *s, "hub seat", &s));
     pd_link_init(&s->link, &ops, rank, hub->world, hooks);
-    s->link.host = (uint64_t)(rank % hub->hosts);
+    s->link.host = (uint64_t)(rank * hub->hosts / hub->world);
     memcpy(s->link.token, hub->token, sizeof s->link.token);
     s->hub = hub;
     pthread_mutex_lock(&hub->lock);

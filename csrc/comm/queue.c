@@ -47,7 +47,7 @@ static void plan(const pd_group *g, pd_work *w) {
     switch (w->id.coll) {
     case PD_COLL_ALL_REDUCE: case PD_COLL_REDUCE:
         large = bytes > (size_t)g->tuning.direct;
-        w->algo = g->forced ? g->forced : pd_tuning_pick(&g->tuning, g->fast, bytes);
+        w->algo = g->forced ? g->forced : pd_tuning_pick(&g->tuning, g->fast, g->local > 1, bytes);
         break;
     case PD_COLL_BROADCAST:
         large = bytes > (size_t)g->tuning.direct;
@@ -77,7 +77,10 @@ static void plan(const pd_group *g, pd_work *w) {
     j->memory = g->memory;
     j->peers = g->peers;
     j->in = g->in;
-    if (w->algo->schedule) element = pd_dtype_size(pd_reduce_partial(j->dtype));
+    j->schedule = w->algo->schedule;
+    j->local = g->local;
+    j->near = g->near_memory;
+    if (w->algo->steps) element = pd_dtype_size(pd_reduce_partial(j->dtype));
     j->block = (size_t)g->tuning.block;
     size_t piece = g->slot < (size_t)g->tuning.piece ? g->slot : (size_t)g->tuning.piece;
     j->piece = (int64_t)(piece / element) / (parts ? g->size : 1);
@@ -98,11 +101,11 @@ static void send_spans(pd_group *g, pd_span (*span)(const pd_job *, int64_t, int
     }
 }
 
-/* The same of a schedule: what they will take in step s. */
+/* The same of an algorithm in steps: what they will take in step s. */
 static void offer(pd_group *g, const pd_work *w, int64_t k, int s) {
     for (int d = 1; g->mesh && d < g->size; d++) {
         int r = (g->rank + d) % g->size;
-        send_span(g, r, pd_steps_give(&w->job, w->algo->schedule, k, s, r), pd_job_slot(&w->job, g->rank, k));
+        send_span(g, r, w->algo->serve(&w->job, k, s, r), pd_job_slot(&w->job, g->rank, k));
     }
 }
 
@@ -111,8 +114,8 @@ static void put(pd_group *g, const pd_work *w, int64_t k) {
     const pd_job *j = &w->job;
     char *slot = pd_job_slot(j, j->rank, k);
     pd_span last = {0};
-    if (w->algo->schedule) {
-        pd_steps_load(j, k);
+    if (w->algo->steps) {
+        w->algo->load(j, k);
         offer(g, w, k, 0);
         return;
     }
@@ -150,7 +153,7 @@ static pd_status start(pd_group *g, pd_work *w) {
     plan(g, w);
     w->job.first = g->piece;
     g->piece += (uint32_t)w->pieces;
-    if (!w->direct && w->pieces && (w->algo->put || w->algo->schedule)) put(g, w, 0);
+    if (!w->direct && w->pieces && (w->algo->put || w->algo->load)) put(g, w, 0);
     pd_line *l = &g->boards[g->rank]->line[w->seq & 1];
     l->id = w->id;
     l->hash = w->hash = pd_identity_hash(&w->id, g->epoch);
@@ -190,17 +193,15 @@ static pd_status meet(pd_group *g, pd_work *w, bool *again) {
     return PD_OK;
 }
 
-/* A round of a schedule, likewise. */
+/* A round of an algorithm in steps, likewise. */
 static bool step(pd_group *g, pd_work *w) {
-    const pd_schedule *schedule = w->algo->schedule;
-    int steps = schedule->steps(g->size), s = (int)((w->round - 1) % steps);
+    int steps = w->algo->steps(&w->job), s = (int)((w->round - 1) % steps);
     int64_t k = (w->round - 1) / steps;
-    pd_steps_run(&w->job, schedule, k, s);
+    w->algo->run(&w->job, k, s);
     if (s + 1 < steps) {
         offer(g, w, k, s + 1);
         return true;
     }
-    pd_steps_store(&w->job, k);
     if (k + 1 == w->pieces) return false;
     put(g, w, k + 1);
     return true;
@@ -215,7 +216,7 @@ static bool move(pd_group *g, pd_work *w) {
         a->take(j, 0);
         return true;
     }
-    if (a->schedule) return step(g, w);
+    if (a->steps) return step(g, w);
     if (a->put && k < w->pieces) put(g, w, k);
     if (a->mix && mixed < w->pieces) {
         a->mix(j, mixed);

@@ -100,6 +100,7 @@ static pd_status attach(pd_group *g, uint32_t id, int rank, size_t bytes, pd_reg
         reply.handle = PD_NO_HANDLE;
     }
     where->far |= r.far != 0;
+    if (where->hosts) where->hosts[rank] = r.host;
     pd_free(reply.data);
     if (reply.handle != PD_NO_HANDLE) { /* a handle of memory we do not want: attach knows how to close it */
         pd_region unwanted = {0};
@@ -112,7 +113,9 @@ static pd_status attach(pd_group *g, uint32_t id, int rank, size_t bytes, pd_reg
 }
 
 pd_status pd_parts_exchange(pd_group *g, uint32_t id, size_t bytes, pd_region *parts, pd_where *where) {
-    *where = (pd_where){.far = *g->link->here != 0};
+    where->apart = false;
+    where->far = *g->link->here != 0;
+    if (where->hosts) where->hosts[g->rank] = g->link->host;
     PD_TRY(publish(g, id, bytes, &parts[g->rank]));
     for (int d = 1; d < g->size; d++) {
         int r = (g->rank + d) % g->size;
@@ -156,7 +159,7 @@ static pd_status make(pd_group *g, size_t bytes, pd_segment *s, int32_t *all) {
     if (status) pd_error_restore(&e);
     PD_TRY(agree(g, bytes, status, all));
     if (g->size == 1 || g->mesh) return PD_OK; /* over tcp it is ours alone */
-    pd_where where;
+    pd_where where = {0};
     status = pd_parts_exchange(g, s->id, s->bytes, s->parts, &where);
     if (status) pd_parts_refuse(g->link, g->epoch, s->id, g->rank);
     mine = (int32_t)(status == PD_E_PYTHON ? PD_E_DIST : status);

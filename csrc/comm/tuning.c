@@ -19,17 +19,19 @@ pd_status pd_tuning_check(const pd_tuning *t) {
 }
 
 pd_status pd_tuning_forced(const char *name, bool fast, const pd_algo **out) {
-    static const pd_algo *const known[] = {&pd_algo_gather_sum, &pd_algo_scatter_gather, &pd_algo_ring, &pd_algo_halving};
+    static const pd_algo *const known[] = {&pd_algo_gather_sum, &pd_algo_scatter_gather, &pd_algo_hierarchical,
+                                           &pd_algo_ring, &pd_algo_halving};
     *out = NULL;
     if (!name || !*name) return PD_OK;
     for (size_t i = 0; i < sizeof known / sizeof *known; i++)
         if (!strcmp(name, known[i]->name) && (fast || !known[i]->schedule)) *out = known[i];
     if (*out) return PD_OK;
-    return pd_fail(PD_E_VALUE, "init: PYDIST_ALGO '%s' (expected gather_sum or scatter_gather; ring or halving with "
+    return pd_fail(PD_E_VALUE, "init: PYDIST_ALGO '%s' (expected gather_sum, scatter_gather or hierarchical; ring or halving with "
                                "order=\"fast\")", name);
 }
 
-const pd_algo *pd_tuning_pick(const pd_tuning *t, bool fast, size_t bytes) {
+const pd_algo *pd_tuning_pick(const pd_tuning *t, bool fast, bool hosts, size_t bytes) {
     if (fast && t->fast && bytes >= (size_t)t->fast_from) return t->fast == 1 ? &pd_algo_ring : &pd_algo_halving;
-    return bytes > (size_t)t->gather ? &pd_algo_scatter_gather : &pd_algo_gather_sum;
+    if (bytes <= (size_t)t->gather) return &pd_algo_gather_sum;
+    return hosts ? &pd_algo_hierarchical : &pd_algo_scatter_gather;
 }

@@ -273,7 +273,7 @@ static PyType_Slot server_slots[] = {
 static PyType_Slot hub_slots[] = {
     {Py_tp_new, hub_new}, {Py_tp_dealloc, hub_dealloc}, {Py_tp_traverse, pd_py_comm_visit}, {Py_tp_getset, hub_getset},
     {Py_tp_doc, "Hub(world, hosts=1)\n\nWhere ranks that are threads of one process meet. hosts: that it pretends to "
-                "have; rank r is on host r % hosts, and tcp runs between them."}, {0},
+                "have; rank r is on host r * hosts // world, and tcp runs between them."}, {0},
 };
 static PyType_Slot store_slots[] = {
     {Py_tp_dealloc, store_dealloc}, {Py_tp_traverse, pd_py_comm_visit}, {Py_tp_methods, store_methods},

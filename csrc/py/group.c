@@ -555,6 +555,10 @@ static PyObject *group_epoch(PyObject *o, void *unused) {
     (void)unused;
     return PyLong_FromUnsignedLong(pd_group_epoch(((GroupObject *)o)->group));
 }
+static PyObject *group_local(PyObject *o, void *unused) {
+    (void)unused;
+    return PyLong_FromLong(pd_group_local(((GroupObject *)o)->group));
+}
 static PyObject *group_order(PyObject *o, void *unused) {
     (void)unused;
     return PyUnicode_FromString(pd_group_fast(((GroupObject *)o)->group) ? "fast" : "tree");
@@ -636,6 +640,7 @@ static PyGetSetDef group_getset[] = {
     {"epoch", group_epoch, NULL, "How many groups these ranks had before, plus 1.", NULL},
     {"order", group_order, NULL, "tree: sums have design 1.4's order; fast: any, the same on all ranks.", NULL},
     {"tuning", group_tuning, NULL, "Its switch points in bytes, which are rank 0's; see pydist.tune.", NULL},
+    {"ranks_per_host", group_local, NULL, "Over 1: all_reduce is hierarchical, with so many ranks on each host.", NULL},
     {"transport", group_transport, NULL, "shm, inproc or none.", NULL},
     {"way", group_way, NULL, "How this rank reaches a control server on another host, and why so; else ''.", NULL},
     {"store", group_store, NULL, "The store that the ranks share.", NULL},

@@ -38,6 +38,9 @@ typedef struct pd_job {
     char *const *memory; /* by rank: slot 0, slot 1, share 0, share 1 */
     char *const *peers;  /* by rank: `from` in the symmetric segment (direct algorithms) */
     const char **in;     /* room for `size` pointers */
+    const pd_schedule *schedule; /* the algorithm's */
+    int local;           /* hierarchical: consecutive ranks of a host; */
+    char *const *near;   /* by rank: the same as `memory`, shared by those of our host */
 } pd_job;
 
 typedef struct pd_span { /* bytes of ours that a peer reads, and where in our slot or share it looks for them */
@@ -52,7 +55,13 @@ typedef struct pd_algo {
     void (*mix)(const pd_job *, int64_t k);
     pd_span (*give)(const pd_job *, int64_t k, int peer); /* of what mix(k) has put into the share */
     void (*take)(const pd_job *, int64_t k);
-    const pd_schedule *schedule; /* not NULL: the rounds of each piece are its steps, by pd_steps_* below */
+    /* Instead of the last four, algorithms in steps: a piece is loaded, then each step follows a gate, and pieces follow
+       each other. serve: what `peer` takes of ours in step s, where the slot has it. */
+    int (*steps)(const pd_job *);
+    void (*load)(const pd_job *, int64_t k);
+    void (*run)(const pd_job *, int64_t k, int s); /* the last one leaves the result in its place */
+    pd_span (*serve)(const pd_job *, int64_t k, int s, int peer);
+    const pd_schedule *schedule; /* not NULL: in another order than the tree's */
 } pd_algo;
 
 /* W ranks, n bytes; steps are gates on the critical path, bytes what one rank reads or writes through shared memory.
@@ -60,6 +69,10 @@ typedef struct pd_algo {
    scatter_gather  1 step per piece + 1,  n(W-1)/W + n/W written, 2n(W-1)/W read: the ring's bytes
    direct_sum      2 steps,  n(W-1)/W read and as much written, nothing staged: the data lies in a symmetric segment */
 extern const pd_algo pd_algo_gather_sum, pd_algo_scatter_gather, pd_algo_direct_sum;
+/* H hosts of L ranks, over messages: 3 steps per piece, n written and n(L-1)/L + n(L-1)/L read in the host's shared memory, n/L sent
+   to and taken from each of the H - 1 other hosts: all_reduce's least per host for two, where scatter_gather sends L
+   times as much. */
+extern const pd_algo pd_algo_hierarchical;
 /* For order="fast" alone: schedule.h; 1 step per schedule's, n written, its bytes read. */
 extern const pd_algo pd_algo_ring, pd_algo_halving;
 /* reduce_scatter of n bytes per rank: n(W-1)/W written, as much read; direct: nothing written but the result. */
@@ -97,12 +110,5 @@ static inline bool pd_job_takes(const pd_job *j, int rank) { return j->root < 0 
 /* The put of several algorithms: all of the piece for those who take the result; one part for each peer. */
 pd_span pd_job_put_all(const pd_job *j, int64_t k, int peer);
 pd_span pd_job_put_part(const pd_job *j, int64_t k, int peer);
-
-/* A schedule's piece: own data into the working copy; a step; what `peer` takes of ours in step s, which lies in the slot
-   already; the working copy to its place. */
-void pd_steps_load(const pd_job *j, int64_t k);
-void pd_steps_run(const pd_job *j, const pd_schedule *schedule, int64_t k, int s);
-pd_span pd_steps_give(const pd_job *j, const pd_schedule *schedule, int64_t k, int s, int peer);
-void pd_steps_store(const pd_job *j, int64_t k);
 
 #endif

@@ -1,37 +1,95 @@
-/* Algorithms that run a schedule: the working copy of a piece lies in the rank's slot, as partial results. */
+/* Algorithms that go over a piece in steps. The working copy lies in the slot, as partial results. */
 #include "comm/algo/algo.h"
 
-const pd_algo pd_algo_ring = {.name = "ring", .depth = 1, .schedule = &pd_schedule_ring};
-const pd_algo pd_algo_halving = {.name = "halving", .depth = 1, .schedule = &pd_schedule_halving};
-
-void pd_steps_load(const pd_job *j, int64_t k) {
-    pd_reduce_widen(j->dtype, j->from + pd_job_at(j, k), pd_job_slot(j, j->rank, k), pd_job_count(j, k));
+static void load_into(const pd_job *j, int64_t k, char *slot) {
+    pd_reduce_widen(j->dtype, j->from + pd_job_at(j, k), slot, pd_job_count(j, k));
 }
 
-void pd_steps_store(const pd_job *j, int64_t k) {
-    if (!pd_job_takes(j, j->rank)) return;
-    pd_reduce_round(j->dtype, pd_job_slot(j, j->rank, k), j->to + pd_job_at(j, k), pd_job_count(j, k), j->scale);
+/* Part `part` of `parts`: its first element in the piece, and its length. */
+typedef struct range { int64_t lo, n; size_t at; } range;
+
+static range range_of(const pd_job *j, int64_t k, int parts, int lo, int hi) {
+    int64_t n = pd_job_count(j, k), from = pd_part_edge(n, parts, lo);
+    return (range){from, pd_part_edge(n, parts, hi) - from, (size_t)from * pd_dtype_size(pd_reduce_partial(j->dtype))};
 }
 
-void pd_steps_run(const pd_job *j, const pd_schedule *schedule, int64_t k, int s) {
-    pd_step step = schedule->step(j->size, j->rank, s);
-    if (step.from < 0) return;
+static void store(const pd_job *j, int64_t k, const char *slot, range r) {
+    char *to = j->to + pd_job_at(j, k) + pd_job_bytes(j, r.lo);
+    if (pd_job_takes(j, j->rank)) pd_reduce_round(j->dtype, slot + r.at, to, r.n, j->scale);
+}
+
+/* ---- ring, halving: a schedule ----------------------------------------------------------------------------------- */
+
+static int schedule_steps(const pd_job *j) { return j->schedule->steps(j->size); }
+
+static void schedule_load(const pd_job *j, int64_t k) { load_into(j, k, pd_job_slot(j, j->rank, k)); }
+
+static range taken(const pd_job *j, int64_t k, pd_step step) {
+    return range_of(j, k, j->schedule->parts(j->size), step.lo, step.hi);
+}
+
+static void schedule_run(const pd_job *j, int64_t k, int s) {
+    pd_step step = j->schedule->step(j->size, j->rank, s);
     pd_dtype partial = pd_reduce_partial(j->dtype);
-    int64_t n = pd_job_count(j, k), lo = pd_part_edge(n, schedule->parts(j->size), step.lo);
-    int64_t count = pd_part_edge(n, schedule->parts(j->size), step.hi) - lo;
-    size_t at = (size_t)lo * pd_dtype_size(partial);
-    char *own = pd_job_slot(j, j->rank, k) + at;
-    const char *in[] = {own, pd_job_slot(j, step.from, k) + at};
-    if (step.add) pd_reduce_run(partial, j->reduce, 2, in, 0, own, count, 1);
-    else memcpy(own, in[1], (size_t)count * pd_dtype_size(partial));
+    char *slot = pd_job_slot(j, j->rank, k);
+    if (step.from >= 0) {
+        range r = taken(j, k, step);
+        const char *in[] = {slot + r.at, pd_job_slot(j, step.from, k) + r.at};
+        if (step.add) pd_reduce_run(partial, j->reduce, 2, in, 0, slot + r.at, r.n, 1);
+        else memcpy(slot + r.at, in[1], (size_t)r.n * pd_dtype_size(partial));
+    }
+    if (s + 1 == schedule_steps(j)) store(j, k, slot, range_of(j, k, 1, 0, 1));
 }
 
-pd_span pd_steps_give(const pd_job *j, const pd_schedule *schedule, int64_t k, int s, int peer) {
-    pd_step step = schedule->step(j->size, peer, s);
+static pd_span schedule_serve(const pd_job *j, int64_t k, int s, int peer) {
+    pd_step step = j->schedule->step(j->size, peer, s);
     if (step.from != j->rank) return (pd_span){0};
-    size_t element = pd_dtype_size(pd_reduce_partial(j->dtype));
-    int64_t n = pd_job_count(j, k), parts = schedule->parts(j->size);
-    size_t at = (size_t)pd_part_edge(n, (int)parts, step.lo) * element;
-    size_t end = (size_t)pd_part_edge(n, (int)parts, step.hi) * element;
-    return (pd_span){pd_job_slot(j, j->rank, k) + at, at, end - at};
+    range r = taken(j, k, step);
+    return (pd_span){pd_job_slot(j, j->rank, k) + r.at, r.at, (size_t)r.n * pd_dtype_size(pd_reduce_partial(j->dtype))};
 }
+
+#define SCHEDULED .depth = 1, .steps = schedule_steps, .load = schedule_load, .run = schedule_run, .serve = schedule_serve
+const pd_algo pd_algo_ring = {.name = "ring", .schedule = &pd_schedule_ring, SCHEDULED};
+const pd_algo pd_algo_halving = {.name = "halving", .schedule = &pd_schedule_halving, SCHEDULED};
+
+/* ---- hierarchical: H hosts of L ranks, which are subtrees of the order -------------------------------------------
+
+   Step 0: rank l of a host sums part l of the host's L slots, which lie in memory that the host's ranks share, and sends
+   it to the ranks l of the other hosts. Step 1: it sums the H sums. Step 2: everybody takes the host's L parts. Each
+   part is written by its owner alone, so all of it happens in the slots. */
+
+static char *near_slot(const pd_job *j, int rank, int64_t k) {
+    return j->near[rank] + ((j->first + (uint64_t)k) & 1) * j->slot;
+}
+
+static int first_near(const pd_job *j) { return j->rank - j->rank % j->local; }
+
+static int near_steps(const pd_job *j) { return (void)j, 3; }
+
+static void near_load(const pd_job *j, int64_t k) { load_into(j, k, near_slot(j, j->rank, k)); }
+
+static void near_run(const pd_job *j, int64_t k, int s) {
+    int own = j->rank % j->local, hosts = j->size / j->local;
+    range r = range_of(j, k, j->local, own, own + 1);
+    char *slot = near_slot(j, j->rank, k);
+    for (int l = 0; s == 0 && l < j->local; l++) j->in[l] = near_slot(j, first_near(j) + l, k) + r.at;
+    for (int h = 0; s == 1 && h < hosts; h++) {
+        int rank = h * j->local + own;
+        j->in[h] = (rank == j->rank ? slot : pd_job_slot(j, rank, k)) + r.at;
+    }
+    if (s < 2)
+        pd_reduce_run(pd_reduce_partial(j->dtype), j->reduce, s ? hosts : j->local, j->in, 0, slot + r.at, r.n, 1);
+    for (int l = 0; s == 2 && l < j->local; l++)
+        store(j, k, near_slot(j, first_near(j) + l, k), range_of(j, k, j->local, l, l + 1));
+}
+
+static pd_span near_serve(const pd_job *j, int64_t k, int s, int peer) {
+    int own = j->rank % j->local;
+    if (s != 1 || peer % j->local != own) return (pd_span){0};
+    range r = range_of(j, k, j->local, own, own + 1);
+    return (pd_span){near_slot(j, j->rank, k) + r.at, r.at, (size_t)r.n * pd_dtype_size(pd_reduce_partial(j->dtype))};
+}
+
+const pd_algo pd_algo_hierarchical = {
+    .name = "hierarchical", .depth = 1, .steps = near_steps, .load = near_load, .run = near_run, .serve = near_serve,
+};
