@@ -4,7 +4,7 @@ import argparse
 import shutil
 import sys
 
-from benchmarks.harness import PROGRAMS, Case, program, run
+from benchmarks.harness import Case, program, run
 
 
 def ranks(name, *args):
@@ -37,22 +37,6 @@ GPT_FLOPS = {"nano": 6 * 12 * 4 * 128**2 * 12 * 64, "baby": 6 * 12 * 6 * 384**2 
 # What a rank of two has to move: its half of both inputs read and the sum written, the other half copied.
 MIB_BYTES = 5 << 19
 
-
-def ddp(batch):
-    """Two ranks of a thread, and one process of two, on the same global batch."""
-    script = [str(PROGRAMS / "ddp_step.py")]
-    two = ["--nproc-per-node", "2", *script]
-    return {
-        "pydist 2 ranks x 1": [sys.executable, "-m", "pydist.run", *two, "pydist", "1", str(batch), "native"],
-        "pydist 1 rank x 2": [sys.executable, *script, "pydist", "2", str(batch)],
-        "torch 2 ranks x 1": [
-            sys.executable, "-m", "torch.distributed.run", "--standalone", *two, "torch", "1", str(batch), "gloo",
-        ],  # fmt: skip
-        "torch 1 rank x 2": [sys.executable, *script, "torch", "2", str(batch)],
-    }
-
-
-DDP_NEEDS = {"torch 2 ranks x 1": ("torch",), "torch 1 rank x 2": ("torch",)}
 
 CASES = [
     Case(
@@ -97,8 +81,6 @@ CASES = [
     ),
     Case("launch: two ranks, command to first all_reduce", "s", ranks("launch"), RANK_NEEDS),
     Case("all_reduce: 4 KiB, two ranks", "us", ranks("all_reduce", 1024, 2000), RANK_NEEDS),
-    Case("ddp: training step of the mnist example's network, global batch 64, SGD", "ms", ddp(64), DDP_NEEDS),
-    Case("ddp: the same, global batch 256", "ms", ddp(256), DDP_NEEDS),
     Case("all_reduce: 1 MiB, two ranks", "us", ranks("all_reduce", 262144, 200), RANK_NEEDS, ("bytes", MIB_BYTES)),
 ]
 

@@ -1,5 +1,6 @@
 """DistributedDataParallel: equal to one process on the joined batch, whatever the world and the buckets."""
 
+import contextlib
 import os
 import re
 import signal
@@ -83,6 +84,30 @@ def test_gradients_are_views_of_buckets():
     results = threads.run(work, 2)
     assert results[0][2] == results[1][2]
     assert all(0 < span < 1 << 16 for _, span, _ in results)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_large_gradients_are_made_in_their_bucket(shared):
+    """Without a copy, also where a weight serves twice, a hook looks at its gradient, or no_sync comes first."""
+
+    def build():
+        pydist.manual_seed(0)
+        first = nn.Linear(6, 6, dtype=pydist.float64)
+        return nn.Sequential(first, nn.Tanh(), first if shared else nn.Linear(6, 6, dtype=pydist.float64))
+
+    def work(rank):
+        net, alone, seen = build(), build(), []
+        model = DistributedDataParallel(net)
+        net[0].weight.register_hook(lambda g: seen.append(g.data_ptr()))
+        for scale in (1, 2):  # the second one adds to what no_sync left
+            x = pydist.ones(3, 6, dtype=pydist.float64) * scale
+            with model.no_sync() if scale == 1 else contextlib.nullcontext():
+                model(x).square().sum().backward()
+            alone(x).square().sum().backward()
+        assert all((p.grad == q.grad).all() for p, q in zip(net.parameters(), alone.parameters()))
+        return seen[0] == net[0].weight.grad.data_ptr(), seen[1] == net[0].weight.grad.data_ptr()
+
+    assert threads.run(work, 2) == [(not shared, False)] * 2
 
 
 def test_no_sync_adds_up():

@@ -162,12 +162,25 @@ static void release_all(pd_tensor **t, int n) {
     }
 }
 
+/* Memory that waits for this output (pd_vjp_home). */
+static bool take_home(pd_tensor *t) {
+    pd_tensor *home = pd_next_home;
+    pd_next_home = NULL;
+    size_t dims = (size_t)t->ndim * sizeof *t->size;
+    if (!home || t->dtype != home->dtype || t->ndim != home->ndim || memcmp(t->size, home->size, dims) ||
+        memcmp(t->stride, home->stride, dims))
+        return false;
+    pd_storage_retain(t->storage = home->storage);
+    t->offset = home->offset;
+    return true;
+}
+
 static pd_status make_outputs(pd_call *c) {
     const pd_op *op = c->def->op;
     for (int i = 0; i < c->nout; i++) PD_TRY(pd_tensor_shell(&c->out[i]));
     PD_TRY(op->infer(c));
     for (int i = 0; i < c->nout; i++)
-        if (!c->out[i]->storage) PD_TRY(pd_tensor_allocate(c->out[i]));
+        if (!c->out[i]->storage && !take_home(c->out[i])) PD_TRY(pd_tensor_allocate(c->out[i]));
     return PD_OK;
 }
 

@@ -234,6 +234,7 @@ static pd_status accumulate(pd_tensor *leaf, pd_tensor *g, bool create_graph) {
     }
     if (m->home) {
         if (g->storage != m->home->storage || g->offset != m->home->offset) PD_TRY(pd_engine.copy_into(m->home, g));
+        else pd_tensor_bump(m->home); /* made there (pd_vjp_home) */
         pd_tensor_retain(m->grad = m->home);
         return PD_OK;
     }
@@ -282,16 +283,29 @@ static pd_status arrive(run *r, const pd_edge *edge) {
     return e->node ? push(r, index) : e->needed ? finish_leaf(r, index) : PD_OK;
 }
 
+_Thread_local pd_tensor *pd_next_home;
+
+/* Only where it will be the first and only gradient: what comes later is added to it. */
+void pd_vjp_home(pd_vjp *v, int i) {
+    const pd_tensor *leaf = v->node->edges[i].leaf;
+    const pd_meta *m = leaf ? leaf->meta : NULL;
+    run *r = v->run;
+    if (!r || v->status || !m || !m->home || m->grad) return;
+    if (r->b->inputs || v->create_graph || find(r, leaf)->one) return;
+    pd_next_home = m->home;
+}
+
 /* The node's own function on the gradients that arrived. */
 static pd_status call_node(run *r, entry *e, pd_tensor **g, pd_tensor **gin) {
     pd_node *n = e->node;
     if (n->freed && n->nsaved)
         return pd_fail(PD_E_RUNTIME, "backward: the graph was freed by an earlier backward, at %s (expected retain_graph=True there)",
                        pd_node_name(n));
-    pd_vjp v = {.node = n, .attrs = n->attrs, .create_graph = r->b->create_graph, .g = g, .gin = gin};
+    pd_vjp v = {.node = n, .attrs = n->attrs, .create_graph = r->b->create_graph, .g = g, .gin = gin, .run = r};
     bool finite = pd_nan_armed;
     for (int i = 0; i < n->nout && finite; i++) finite = pd_nan_finite(g[i]);
     n->kind->run(&v);
+    pd_next_home = NULL;
     for (int i = 0; finite && i < n->nin && !v.status; i++)
         if (!pd_nan_finite(gin[i])) v.status = pd_nan_report("the gradient of input", pd_node_name(n), i, gin[i]);
     for (int i = 0; pd_anomaly.check_nan && i < n->nin && !v.status; i++)

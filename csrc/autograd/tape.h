@@ -142,6 +142,7 @@ typedef struct pd_vjp {
     const void *attrs;
     pd_tensor **g;    /* [borrowed] gradients of the outputs; NULL: zero (never for a single output) */
     pd_tensor **gin;  /* [new] to be set by pd_vjp_set */
+    void *run;        /* the engine's */
     bool create_graph;
     pd_status status; /* first failure: later steps do nothing */
     pd_tensor **temps;
@@ -160,5 +161,9 @@ const pd_tensor *pd_vjp_geometry(pd_vjp *v, int i);
 pd_tensor *pd_vjp_keep(pd_vjp *v, pd_status status, pd_tensor *t);
 /* The gradient of input i; t is borrowed, NULL does nothing. */
 void pd_vjp_set(pd_vjp *v, int i, pd_tensor *t);
+/* The next op that this thread runs makes the gradient of input i: it may be made where it will lie, in the home of the
+   leaf, which saves a copy. To be called right before it, for gradients that are large. */
+void pd_vjp_home(pd_vjp *v, int i);
+extern _Thread_local pd_tensor *pd_next_home; /* [borrowed] apply.c takes it for the next output that it fits */
 
 #endif

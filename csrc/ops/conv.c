@@ -102,6 +102,7 @@ static void conv_vjp(pd_vjp *v) {
     const pd_edge *e = v->node->edges;
     pd_reduce_attrs rest = {.dim = {.n = 3, .v = {0, 2, 3}}, .dtype = PD_NO_DTYPE};
     if (pd_vjp_needs(v, 0)) pd_vjp_set(v, 0, grad_call(v, PD_OP_conv2d_grad_input, g, pd_vjp_in(v, 1), v->attrs, e[0].size));
+    pd_vjp_home(v, 1);
     if (pd_vjp_needs(v, 1)) pd_vjp_set(v, 1, grad_call(v, PD_OP_conv2d_grad_weight, g, pd_vjp_in(v, 0), v->attrs, e[1].size));
     if (pd_vjp_needs(v, 2)) pd_vjp_set(v, 2, pd_x_call1(v, PD_OP_sum, g, &rest));
 }

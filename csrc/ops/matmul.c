@@ -259,8 +259,11 @@ static void linear_vjp(pd_vjp *v) {
     for (int d = 0; d < ex->ndim - 1; d++) rows.shape.v[0] *= ex->size[d];
     pd_tensor *g2 = g->ndim == 2 ? g : pd_x_call1(v, PD_OP_reshape, g, &rows);
     rows.shape.v[1] = w->size[1];
-    if (pd_vjp_needs(v, 1))
-        pd_vjp_set(v, 1, pd_x_call2(v, PD_OP_bmm, turned(v, g2), x->ndim == 2 ? x : pd_x_call1(v, PD_OP_reshape, x, &rows), NULL));
+    if (pd_vjp_needs(v, 1)) {
+        pd_tensor *gt = turned(v, g2), *x2 = x->ndim == 2 ? x : pd_x_call1(v, PD_OP_reshape, x, &rows);
+        pd_vjp_home(v, 1);
+        pd_vjp_set(v, 1, pd_x_call2(v, PD_OP_bmm, gt, x2, NULL));
+    }
     pd_reduce_attrs over = {.dim = {.n = 1, .v = {0}}, .dtype = PD_NO_DTYPE};
     if (pd_vjp_needs(v, 2)) pd_vjp_set(v, 2, pd_x_call1(v, PD_OP_sum, g2, &over));
 }
