@@ -102,3 +102,16 @@ def vector_to_parameters(vec, parameters):
     for p in parameters:
         p.data = vec.detach()[begin : begin + p.numel()].reshape(p.shape)
         begin += p.numel()
+
+
+_FROM = dict.fromkeys(("weight_norm", "remove_weight_norm", "spectral_norm", "remove_spectral_norm"), "norms")
+
+
+def __getattr__(name):
+    from importlib import import_module
+
+    if name in ("parametrize", "parametrizations", "rnn"):
+        return import_module(f"pydist.nn.utils.{name}")
+    if name in _FROM:
+        return getattr(import_module(f"pydist.nn.utils.{_FROM[name]}"), name)
+    raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
