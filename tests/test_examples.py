@@ -157,3 +157,17 @@ def test_readme_program(tmp_path, ranks):
     assert done.returncode == 0, done.stderr
     losses = [float(x) for x in re.findall(r"epoch \d: loss (\d+\.\d+)", done.stdout)]
     assert len(losses) == 5 and losses[-1] < 0.7 * losses[0]
+
+
+def test_gpt_on_one_and_two_ranks(tmp_path):
+    """A text of two lines is learnt; ranks divide the batch and change nothing."""
+    (tmp_path / "text.txt").write_text("to be or not to be\nthat is the question\n" * 60)
+    sizes = ("--layers", 1, "--width", 16, "--block", 16, "--batch", 8, "--steps", 60, "--lr", 0.02, "--eval-every", 30)
+    options = ("-m", "pydist.examples.gpt", "--data", tmp_path / "text.txt", *sizes, "--sample", 12, "--no-progress")
+    runs = [start(*options, ranks=ranks) for ranks in (None, 2)]
+    for done in runs:
+        assert done.returncode == 0, done.stderr
+    losses = [[float(x) for x in re.findall(r"validation loss ([\d.]+)", done.stdout)] for done in runs]
+    assert losses[0] == pytest.approx(losses[1], abs=2e-3) and losses[0][1] < 1.3 < losses[0][0] < 2.9
+    assert len(runs[0].stdout.split("\n", 2)[2].rstrip("\n")) == 12
+    assert "too short" in start(*options, "--block", 4000).stderr

@@ -23,6 +23,7 @@ WARMUP = 100
 BETAS = (0.9, 0.99)
 DECAY = 0.1
 CLIP = 1.0
+EVALUATED = 128  # pieces at a time
 
 
 def characters(path):
@@ -73,12 +74,17 @@ class WithLoss(nn.Module):
 
 @pydist.no_grad()
 def validation(model, tokens, args):
-    """The mean loss of `eval_batches` batches, the same ones on every rank and each time."""
+    """The mean loss of all tokens in pieces of `block`, one after another."""
     model.eval()
-    random = np.random.default_rng(args.seed + 1)
-    losses = [model.loss(*batch(tokens, args.batch, args.block, random)).item() for _ in range(args.eval_batches)]
+    count = (len(tokens) - 1) // args.block
+    inputs, targets = (
+        pydist.from_numpy(tokens[begin : begin + count * args.block].reshape(count, args.block)) for begin in (0, 1)
+    )
+    losses = [
+        model.loss(x, y).item() * len(x) for x, y in zip(inputs.split(EVALUATED), targets.split(EVALUATED))
+    ]
     model.train()
-    return sum(losses) / len(losses)
+    return sum(losses) / count
 
 
 def train(model, data, args, rank, world):
@@ -111,7 +117,6 @@ def options(argv=None):
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--seed", type=int, default=1337)
     parser.add_argument("--eval-every", type=int, default=250, metavar="STEPS")
-    parser.add_argument("--eval-batches", type=int, default=100)
     parser.add_argument("--sample", type=int, default=0, metavar="N", help="write N characters at the end")
     parser.add_argument("--no-progress", action="store_true")
     return parser.parse_args(argv)
