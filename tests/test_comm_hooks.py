@@ -6,6 +6,7 @@ import weakref
 
 import numpy as np
 import pytest
+from test_comm import outputs, processes
 
 import pydist
 from pydist import nn
@@ -393,7 +394,7 @@ def test_post_local_sgd():
 
     def work(rank):
         model = DistributedDataParallel(net())
-        model.register_comm_hook(PostLocalSGDState(None, None, start_localSGD_iter=2), post_localSGD_hook)
+        model.register_comm_hook(PostLocalSGDState(None, None, 2, False), post_localSGD_hook)
         averager = PeriodicModelAverager(period=3, warmup_steps=2)
         sgd = pydist.optim.SGD(model.parameters(), lr=0.1)
         history = []
@@ -444,6 +445,7 @@ REGISTER = {
     "fp16": lambda m: m.register_builtin_comm_hook("fp16"),
     "bf16": lambda m: m.register_builtin_comm_hook("bf16"),
     "topk": lambda m: m.register_builtin_comm_hook("topk", 1.0),
+    "powersgd": lambda m: m.register_builtin_comm_hook("powersgd"),  # plain averages for a thousand steps
     "sign": lambda m: m.register_builtin_comm_hook("sign"),
     "python": lambda m: m.register_comm_hook(None, default_hooks.fp16_compress_hook),
     "powerSGD": lambda m: m.register_comm_hook(PowerSGDState(None, 1, 2, min_compression_rate=0.1), powerSGD_hook),
@@ -493,3 +495,25 @@ def test_post_local_sgd_in_subgroups():
         first = rank // 2 * 2
         for got, a, b in zip(found, own[first], own[first + 1]):
             np.testing.assert_allclose(got, (a + b) / 2, rtol=1e-5, atol=1e-7)
+
+
+def test_post_local_sgd_in_the_ranks_of_a_host():
+    """The default: three ranks on two hosts."""
+    script = """
+        model = nn.parallel.DistributedDataParallel(nn.Linear(1, 1, bias=False))
+        os.environ["PYDIST_HOST"] = "ab"[rank % 2]
+        model.register_comm_hook(PostLocalSGDState(None, None, 1), post_localSGD_hook)
+        for _ in range(3):
+            model.zero_grad()
+            model(pydist.full((1, 1), 2.0 ** rank)).sum().backward()
+            print(f"{model.module.weight.grad.item():.4f}")
+    """
+    prelude = """
+import os
+import pydist
+from pydist import nn
+from pydist.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import PostLocalSGDState, post_localSGD_hook
+rank = int(os.environ["RANK"])
+"""
+    printed = outputs(processes(3, script, prelude=prelude))
+    assert [text.split() for text in printed] == [[f"{7 / 3:.4f}", *[mean] * 2] for mean in ("2.5000", "2.0000", "2.5000")]

@@ -150,14 +150,14 @@ def find_store_place(store, world_size, rank):
     if world == 1 or "PYDIST_CONTROL" in os.environ:
         return find_place(None, world, rank)
     key = "pydist/meet"
-    store.set(f"{key}/{rank}", _this_host())
+    store.set(f"{key}/{rank}", this_host())
     if rank == 0 and not store.check([key]):  # a later group meets where the first one did
         hosts = {bytes(store.get(f"{key}/{r}")) for r in range(world)}
         store.set(key, f"job://{secrets.token_hex(8)}" if len(hosts) == 1 else f"tcp://{_reachable(store)}")
     return Place(rank, world, bytes(store.get(key)).decode(), -1)
 
 
-def _this_host():
+def this_host():
     """The same for processes that can share memory."""
     with open("/proc/sys/kernel/random/boot_id") as file:
         boot = file.read().strip()

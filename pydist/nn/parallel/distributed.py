@@ -337,8 +337,8 @@ class DistributedDataParallel(Module, Joinable):
     def register_builtin_comm_hook(self, name, ratio=0.01):
         """A hook in C: "fp16" or "bf16" (every element rounded, summed in float32), "topk" (the share `ratio` of a
         bucket's elements, the largest ones, with their places), "sign" (one bit an element and the mean size of each
-        parameter's gradient). topk and sign add what they did not send to the next bucket (error feedback). Every rank
-        has to call it. ValueError: another name or ratio. RuntimeError: there is a hook already.
+        parameter's gradient). topk and sign add what they did not send to the next bucket (error feedback). "powersgd":
+        powerSGD_hook with its defaults, which is Python. Every rank has to call it. ValueError: another name or ratio. RuntimeError: there is a hook already.
 
         >>> import pydist
         >>> model = pydist.nn.parallel.DistributedDataParallel(pydist.nn.Linear(2, 1))
@@ -346,6 +346,12 @@ class DistributedDataParallel(Module, Joinable):
         """
         name = _BUILTIN.get(name, name)
         self._hook_is_free("register_builtin_comm_hook")
+        if name == "powersgd":
+            from pydist.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
+
+            group = None if self.process_group is current() else self.process_group
+            self.register_comm_hook(PowerSGDState(group), powerSGD_hook)
+            return
         if name != "allreduce":
             self.reducer.set_builtin_hook(name, ratio)
         self._comm_hook = "register_builtin_comm_hook", name, ratio

@@ -8,6 +8,10 @@ themselves are then averaged now and then (model_averaging).
 """
 
 from pydist.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from pydist.distributed.groups import new_group
+from pydist.distributed.objects import all_gather_object
+from pydist.distributed.process_group import current
+from pydist.distributed.rendezvous import this_host
 from pydist.futures import Future
 
 __all__ = ["PostLocalSGDState", "post_localSGD_hook"]
@@ -15,7 +19,7 @@ __all__ = ["PostLocalSGDState", "post_localSGD_hook"]
 
 class PostLocalSGDState:
     """process_group: the first phase's (None: the default). subgroup: the ranks whose gradients are averaged from step
-    start_localSGD_iter on; None: each rank keeps its own (PyTorch takes the ranks of a host). With
+    start_localSGD_iter on; None: those of process_group on this host, from then on found here. With
     post_local_gradient_allreduce=False gradients stay on their rank in any case."""
 
     def __init__(self, process_group, subgroup, start_localSGD_iter, post_local_gradient_allreduce=True):
@@ -30,13 +34,23 @@ class PostLocalSGDState:
             self.iter += 1
 
 
+def _ranks_of_this_host(group):
+    """A group of them; every rank of `group` asks."""
+    names = [None] * group.size
+    all_gather_object(names, this_host(), group)
+    ranks = [rank for rank, name in zip(group.ranks, names) if name == names[group.rank]]
+    return new_group(ranks, use_local_synchronization=True)
+
+
 def post_localSGD_hook(state, bucket):
     """The mean over all ranks in the first phase, then over the subgroup's or nobody's."""
     first = state.iter < state.start_localSGD_iter
     state.maybe_increase_iter(bucket)
     if first:
         return allreduce_hook(state.process_group, bucket)
-    if state.subgroup is not None and state.post_local_gradient_allreduce:
+    if state.post_local_gradient_allreduce:
+        if state.subgroup is None:
+            state.subgroup = _ranks_of_this_host(current(state.process_group))
         return allreduce_hook(state.subgroup, bucket)
     own = Future()
     own.set_result(bucket.buffer())
