@@ -118,7 +118,8 @@ def test_transformer():
         for to, of in [(layer.linear1, ours.up), (layer.linear2, ours.down), *zip(norms, ours.norms)]:
             copy_linear(torch, to, of)
     table = torch.tensor(model.embedding.weight.detach().numpy())
-    place = np.array([[f(p / 10000 ** (2 * (i // 2) / 8)) for i, f in enumerate([np.sin, np.cos] * 4)] for p in range(9)])
+    waves = list(enumerate([np.sin, np.cos] * 4))
+    place = np.array([[f(p / 10000 ** (2 * (i // 2) / 8)) for i, f in waves] for p in range(9)])
 
     def embedded(ids):
         return table[torch.tensor(ids)] * 8**0.5 + torch.tensor(place[: ids.shape[1]]).float()
@@ -164,7 +165,8 @@ def test_llama():
 
 
 def small_gpt(**sizes):
-    return models.GPT(models.GPTConfig(**{"vocab_size": 7, "block_size": 6, "n_layer": 1, "n_head": 2, "n_embd": 8, **sizes}))
+    sizes = {"vocab_size": 7, "block_size": 6, "n_layer": 1, "n_head": 2, "n_embd": 8, **sizes}
+    return models.GPT(models.GPTConfig(**sizes))
 
 
 def test_generation():

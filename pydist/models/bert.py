@@ -60,8 +60,8 @@ class Layer(nn.Module):
 
 class BERT(nn.Module):
     """model(tokens [N, T], mask=None, types=None) gives (hidden states [N, T, hidden_size], tanh of a linear layer
-    of the first one [N, hidden_size]). mask [N, T]: True, or 1, where there is a token, 0 for padding. types: which sentence a
-    token is of, 0 or 1. T is at most max_position_embeddings (ShapeError).
+    of the first one [N, hidden_size]). mask [N, T]: True, or 1, where there is a token, 0 for padding. types: which
+    sentence a token is of, 0 or 1. T is at most max_position_embeddings (ShapeError).
 
     >>> import pydist
     >>> from pydist.models import BERT, BERTConfig
