@@ -150,7 +150,7 @@ def test_readme_program(tmp_path, ranks):
     """The README's main job runs as it stands there, and learns."""
     readme = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "README.md")
     with open(readme) as file:
-        (program,) = re.findall(r"```python\n(.*?)```", file.read(), re.S)
+        program, *_ = re.findall(r"```python\n(.*?)```", file.read(), re.S)  # the first one is whole
     assert len(program.splitlines()) <= 32
     (tmp_path / "train.py").write_text(program)
     done = start(tmp_path / "train.py", ranks=ranks)
@@ -196,3 +196,26 @@ def test_gpt_on_shakespeare(data_folder):
     done = start("-m", "pydist.examples.gpt", "--data", data_folder("text") / "tinyshakespeare.txt", "--no-progress",
                  ranks=2, timeout=900)  # fmt: skip
     assert float(done.stdout.split("validation loss: ")[1]) <= 1.90
+
+
+def sentiment(*args, ranks=None):
+    small = ("--layers", 1, "--width", 32, "--heads", 2, "--no-progress")
+    return start("-m", "pydist.examples.sentiment", *small, *args, ranks=ranks)
+
+
+def test_sentiment_on_one_and_two_ranks(tmp_path):
+    """The words 'good' and 'bad' among others say it all."""
+    rng = np.random.default_rng(0)
+    for name, count in (("train", 400), ("dev", 50), ("test", 101)):
+        lines = []
+        for _ in range(count):
+            words, label = list(rng.choice(["the", "a", "film", "plot", ",", "."], rng.integers(1, 9))), rng.integers(2)
+            words.insert(rng.integers(len(words) + 1), ("bad", "good")[label])
+            lines.append(f"{label} {' '.join(words)}\n")
+        (tmp_path / f"stsa.binary.{name}").write_text("".join(lines))
+    for ranks in (None, 2):
+        assert accuracy(sentiment("--data", tmp_path, "--lr", 5e-3, "--dropout", 0.0, ranks=ranks)) > 0.9
+    (tmp_path / "stsa.binary.dev").write_text("2 bad label\n")
+    for folder, text in ((tmp_path, "stsa.binary.dev:1"), (tmp_path / "none", "No such file")):
+        done = sentiment("--data", folder)
+        assert done.returncode != 0 and text in done.stderr and "Traceback" not in done.stderr

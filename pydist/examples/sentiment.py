@@ -1,0 +1,128 @@
+"""Trains a BERT from scratch to tell whether a sentence praises, on one or more ranks.
+
+    python -m pydist.examples.sentiment --data DIR
+    python -m pydist.run --nproc-per-node 2 -m pydist.examples.sentiment --data DIR
+
+DIR holds the Stanford Sentiment Treebank as stsa.binary.train, .dev and .test, a line each: a label 0 or 1, a space, and a
+sentence of words between spaces. A word that is rare in training is read as unknown. The batch is global: ranks divide it.
+"""
+
+import argparse
+import collections
+import sys
+from pathlib import Path
+
+import numpy as np
+from tqdm import tqdm
+
+import pydist
+from pydist import distributed as dist
+from pydist import models, nn, optim
+from pydist.nn.parallel import DistributedDataParallel
+
+PADDING, UNKNOWN, FIRST = 0, 1, 2  # FIRST stands before each sentence; its state is what is classified
+
+
+def read(path):
+    """[(label, words)]"""
+    pairs = []
+    for number, line in enumerate(Path(path).read_text("utf-8", errors="replace").splitlines(), 1):
+        label, _, words = line.partition(" ")
+        if label not in ("0", "1"):
+            raise ValueError(f"{path}:{number}: begins with '{label[:20]}' (expected a label 0 or 1)")
+        pairs.append((int(label), words.split()))
+    if not pairs:
+        raise ValueError(f"{path}: no sentences")
+    return pairs
+
+
+def vocabulary(pairs):
+    counts = collections.Counter(word for _, words in pairs for word in words)
+    known = [word for word, count in sorted(counts.items(), key=lambda item: (-item[1], item[0])) if count > 1]
+    return {word: i for i, word in enumerate(known, 3)}
+
+
+def as_batch(pairs, numbers, longest):
+    """(tokens [N, T], mask [N, T], labels [N]), T the longest sentence's."""
+    rows = [[FIRST] + [numbers.get(word, UNKNOWN) for word in words][: longest - 1] for _, words in pairs]
+    tokens = np.full((len(rows), max(map(len, rows))), PADDING)
+    for i, row in enumerate(rows):
+        tokens[i, : len(row)] = row
+    labels = np.array([label for label, _ in pairs])
+    return pydist.from_numpy(tokens), pydist.from_numpy(tokens != PADDING), pydist.from_numpy(labels)
+
+
+@pydist.no_grad()
+def accuracy(model, pairs, numbers, longest, rank, world):
+    model.eval()
+    counts = pydist.zeros(2, dtype=pydist.int64)
+    mine = sorted(pairs, key=lambda pair: len(pair[1]))[rank::world]  # like lengths together
+    for i in range(0, len(mine), 64):
+        tokens, mask, labels = as_batch(mine[i : i + 64], numbers, longest)
+        counts += pydist.tensor([(model(tokens, mask).argmax(1) == labels).sum().item(), len(labels)])
+    dist.all_reduce(counts)
+    model.train()
+    return counts[0].item() / counts[1].item()
+
+
+def arguments():
+    parser = argparse.ArgumentParser(prog="python -m pydist.examples.sentiment", description=__doc__.split("\n")[0])
+    parser.add_argument("--data", metavar="DIR", required=True, help="folder with stsa.binary.train, .dev and .test")
+    for name, value, text in (
+        ("epochs", 4, "over the sentences"), ("batch-size", 32, "of all ranks together"), ("layers", 4, ""),
+        ("heads", 4, ""), ("width", 256, ""), ("longest", 48, "words of a sentence that are read"), ("seed", 0, ""),
+    ):  # fmt: skip
+        parser.add_argument(f"--{name}", type=int, default=value, help=f"{text} (default: %(default)s)")
+    parser.add_argument("--lr", type=float, default=3e-4, help="at the start, falls to 0 (default: %(default)s)")
+    parser.add_argument("--dropout", type=float, default=0.2, help="default: %(default)s")
+    parser.add_argument("--no-progress", action="store_true", help="no progress bar")
+    args = parser.parse_args()
+    if min(args.epochs, args.batch_size, args.longest - 1) < 1:
+        parser.error("--epochs and --batch-size must be at least 1, --longest at least 2")
+    return args
+
+
+def main():
+    args = arguments()
+    try:
+        train, dev, test = (read(Path(args.data) / f"stsa.binary.{name}") for name in ("train", "dev", "test"))
+        numbers = vocabulary(train)
+        pydist.manual_seed(args.seed)
+        sizes = models.BERTConfig(
+            len(numbers) + 3, args.longest, 1, args.layers, args.heads, args.width, dropout=args.dropout
+        )
+        net = models.BERTClassifier(sizes, 2)
+    except (OSError, ValueError) as error:
+        sys.exit(f"sentiment: {error}")
+
+    dist.init_process_group()
+    rank, world = dist.get_rank(), dist.get_world_size()
+    model = DistributedDataParallel(net)
+    optimizer = optim.AdamW(net.parameters(), lr=args.lr, weight_decay=0.01)
+    each = -(-args.batch_size // world)
+    batches = len(train) // (each * world)
+    schedule = optim.lr_scheduler.LambdaLR(optimizer, lambda step: max(0.0, 1 - step / (args.epochs * batches)))
+    loss_of = nn.CrossEntropyLoss()
+    shuffle = np.random.default_rng(args.seed)  # the same order on all ranks, each of which takes its part
+    with tqdm(total=args.epochs * batches, unit="batch", disable=args.no_progress or rank != 0) as bar:
+        for epoch in range(1, args.epochs + 1):
+            order = shuffle.permutation(len(train))[: batches * each * world]
+            for places in order.reshape(batches, -1):
+                tokens, mask, labels = as_batch([train[i] for i in places[rank::world]], numbers, args.longest)
+                optimizer.zero_grad()
+                loss = loss_of(model(tokens, mask), labels)
+                loss.backward()
+                optimizer.step()
+                schedule.step()
+                bar.update()
+            right = accuracy(net, dev, numbers, args.longest, rank, world)
+            if rank == 0:
+                bar.write(f"epoch {epoch}/{args.epochs}  loss {loss.item():.4f}  dev accuracy {right:.4f}")
+    right = accuracy(net, test, numbers, args.longest, rank, world)
+    if rank == 0:
+        print(f"test accuracy: {right:.4f}")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
