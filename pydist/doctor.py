@@ -4,6 +4,11 @@ Looks at this host (its name, a port, shared memory, limits, cores), then starts
 versions, scripts, clocks and speed, and measure latency and bandwidth. Every line says what was found and what to do.
 Exit code 1 where there is a problem. `--json` prints [{"severity", "check", "text"}].
 
+Under the launcher, `python -m pydist.run --hosts a:1,b:1 -m pydist.doctor`, the job's own ranks are those that are
+looked at, on all hosts, and each two of them: latency and bandwidth, or that they cannot reach each other.
+
+`--attach PID|PORT` asks the ranks of a job that hangs, on this host, who waits for whom and where they are.
+
 PYDIST_FAULT=clock:RANK:SECONDS, version:RANK:TEXT or slow:RANK:FACTOR pretends a fault, for tests of this program.
 """
 
@@ -19,6 +24,8 @@ import subprocess
 import sys
 import time
 from collections import Counter, namedtuple
+
+from pydist import _pairs
 
 Finding = namedtuple("Finding", "severity check text")
 PROBLEM, WARNING, OK = "problem", "warning", "ok"
@@ -119,10 +126,20 @@ def limit_finding():
     return Finding(OK, "limits", f"{soft} open files")
 
 
+def quota(path="/sys/fs/cgroup/cpu.max"):
+    """Cores' worth of time that a container may use; None: no limit."""
+    try:
+        with open(path) as file:
+            used, period = file.read().split()[:2]
+        return None if used == "max" else max(1, int(used) // int(period))
+    except (OSError, ValueError):
+        return None
+
+
 def cores_finding(ranks, cores=None):
     from pydist import _C
 
-    cores = cores or len(os.sched_getaffinity(0))
+    cores = cores or min(len(os.sched_getaffinity(0)), quota() or 1 << 20)
     said = os.environ.get("OMP_NUM_THREADS")
     threads = int(said) if said and said.isdigit() else max(1, min(cores, _C.get_num_threads()) // max(ranks, 1))
     if threads * ranks > cores:
@@ -193,8 +210,14 @@ def examine(script=None):
     clock = time.time() + float(_fault("clock", rank) or 0)
     speed = _speed() * float(_fault("slow", rank) or 1)
     latency, bandwidth = _link()
+    hosts = [None] * dist.get_world_size()
+    dist.all_gather_object(hosts, socket.gethostname() + os.environ.get("GROUP_RANK", ""))
+    chosen = _pairs.chosen(hosts)
+    pairs = _pairs.measure(rank, chosen) if rank in chosen else {}
     return {
         "rank": rank,
+        "place": hosts[rank],
+        "pairs": [[other, *value] for (_, other), value in pairs.items()],
         "host": socket.gethostname(),
         "clock": clock,
         "speed": speed,
@@ -261,6 +284,23 @@ def compare(ranks):
     )
 
 
+def pair_findings(ranks):
+    """Findings from what the ranks have measured between each two of them."""
+    pairs = {(rank["rank"], other): (seconds, rate) for rank in ranks for other, seconds, rate in rank.get("pairs", ())}
+    measured = sorted({rank for pair in pairs for rank in pair})
+    if len(measured) < 2:
+        return
+    names = {rank["rank"]: rank["host"] for rank in ranks}
+    for low, high, times, what in _pairs.slow_pairs(pairs, {rank["rank"]: rank["place"] for rank in ranks}):
+        yield Finding(
+            WARNING,
+            "pairs",
+            f"{what} between rank {low} on {names[low]} and rank {high} on {names[high]} is {times:.1f} times worse than "
+            "between the others: look at their cables, switches and routes",
+        )
+    yield Finding(OK, "pairs", _pairs.table(measured, pairs))
+
+
 def ranks_findings(count, script=None, timeout=120):
     """Starts `count` ranks on this host and compares them."""
     command = [sys.executable, "-m", "pydist.run", "--nproc-per-node", str(count), "-m", "pydist.doctor", "--as-rank"]
@@ -271,7 +311,8 @@ def ranks_findings(count, script=None, timeout=120):
         return [Finding(PROBLEM, "ranks", f"{count} ranks did not end within {timeout} s")]
     for line in done.stdout.splitlines():
         if MARK in line:
-            return list(compare(json.loads(line.partition(MARK)[2])))
+            ranks = json.loads(line.partition(MARK)[2])
+            return [*compare(ranks), *pair_findings(ranks)]
     said = (done.stderr or done.stdout).strip().splitlines()
     return [Finding(PROBLEM, "ranks", f"{count} ranks cannot work together: {said[0] if said else 'no word'}")]
 
@@ -287,13 +328,52 @@ def _be_a_rank(script):
     dist.destroy_process_group()
 
 
+def _under_the_launcher(script, patience):
+    """The findings of all hosts, on rank 0; None elsewhere, or this rank's own where the ranks do not come together."""
+    from pydist import distributed as dist
+
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    own = [name_finding(hosts=int(os.environ.get("GROUP_WORLD_SIZE", 1))), *memory_findings(), limit_finding()]
+    own.append(cores_finding(local))
+    host = socket.gethostname()
+    try:
+        dist.init_process_group(timeout=patience)
+        every = [None] * dist.get_world_size()
+        dist.all_gather_object(every, {**examine(script), "own": own})
+    except dist.DistError as error:
+        return [Finding(PROBLEM, "pairs", f"rank {os.environ['RANK']} on {host}: {error}")]
+    rank = dist.get_rank()
+    dist.destroy_process_group()
+    if rank:
+        return None
+    found = [*compare(every), *pair_findings(every)]
+    for place in {one["place"]: one for one in every}.values():
+        found += [Finding(*one[:2], f"{place['host']}: {one[2]}") for one in place["own"]]
+    return found
+
+
+def _worst_first(found):
+    return sorted(found, key=lambda finding: _ORDER.index(finding.severity))
+
+
 def findings(ranks, port=None, script=None, hosts=1):
     """All findings, the worst first."""
     found = [name_finding(hosts=hosts), *memory_findings(), limit_finding(), cores_finding(ranks)]
     if port is not None:
         found.append(port_finding(port))
     found += ranks_findings(ranks, script)
-    return sorted(found, key=lambda finding: _ORDER.index(finding.severity))
+    return _worst_first(found)
+
+
+def _report_attached(parser, target):
+    from pydist import _attach
+
+    try:
+        lines = list(_attach.lines(target))
+    except (ValueError, OSError) as error:
+        parser.error(str(error))
+    print("\n".join(lines))
+    sys.exit(int(lines[0].startswith(PROBLEM)))
 
 
 def main():
@@ -305,15 +385,25 @@ def main():
     parser.add_argument("--master-port", "--master_port", type=int, metavar="PORT", help="a port that a job will use")
     parser.add_argument("--script", metavar="FILE", help="the training script, which has to be the same for all ranks")
     parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--attach", type=int, metavar="PID|PORT", help="a launcher, a rank, or a job's MASTER_PORT")
+    parser.add_argument("--timeout", type=float, default=30, help="seconds for ranks of several hosts to meet (30)")
     parser.add_argument("--as-rank", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.as_rank:
         _be_a_rank(args.script)
         return
+    if args.attach is not None:
+        _report_attached(parser, args.attach)
     if args.script and not os.path.isfile(args.script):
         parser.error(f"--script {args.script}: no such file")
-    port = args.master_port if args.master_port is not None else os.environ.get("MASTER_PORT")
-    found = findings(args.nproc_per_node, int(port) if port else None, args.script, args.nnodes)
+    if "PYDIST_CONTROL" in os.environ:
+        found = _under_the_launcher(args.script, args.timeout)
+        if found is None:
+            return
+        found = _worst_first(found)
+    else:
+        port = args.master_port if args.master_port is not None else os.environ.get("MASTER_PORT")
+        found = findings(args.nproc_per_node, int(port) if port else None, args.script, args.nnodes)
     if args.json:
         print(json.dumps([finding._asdict() for finding in found]))
     else:

@@ -2,14 +2,17 @@
 
 import json
 import os
+import re
 import resource
+import signal
 import socket
 import subprocess
 import sys
 
 import pytest
+from test_run import start
 
-from pydist import doctor
+from pydist import _attach, _pairs, doctor
 
 
 def verdict(*options, preexec=None, **env):
@@ -71,6 +74,35 @@ def test_too_many_threads():
     assert code == 0 and lines[0].startswith(first)
 
 
+PATCHED = """
+import os, socket, sys
+{}
+from pydist import doctor
+doctor.main()
+"""
+
+
+@pytest.mark.parametrize("patch, options, first", [
+    ("socket.getaddrinfo = lambda *_: [(2, 1, 6, '', ('127.0.1.1', 0))]", ["--nnodes", "2"],
+     "warning: name: this host's name "),
+    ("full = list(os.statvfs('/')); full[3:5] = 0, 2; os.statvfs = lambda _: os.statvfs_result(full)", [],
+     "warning: shared memory: /dev/shm has 0 MiB left"),
+    ("from pydist import doctor; doctor.quota = lambda: 1", [], "warning: cores: 2 ranks with 1 threads each"),
+])  # fmt: skip
+def test_faults_of_this_host_come_first(patch, options, first):
+    command = [sys.executable, "-c", PATCHED.format(patch), *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0 and done.stdout.startswith(first), done.stdout + done.stderr
+
+
+def test_quota_of_a_container(tmp_path):
+    path = tmp_path / "cpu.max"
+    for text, want in (("max 100000", None), ("250000 100000", 2), ("1000 100000", 1), ("odd", None)):
+        path.write_text(text)
+        assert doctor.quota(path) == want
+    assert doctor.quota(tmp_path / "none") is None
+
+
 def test_names_that_mean_this_host_only(monkeypatch):
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_: [(2, 1, 6, "", ("127.0.1.1", 0))])
     assert doctor.name_finding("box").severity == "ok"
@@ -104,3 +136,95 @@ def test_wrong_arguments():
     command = [sys.executable, "-m", "pydist.doctor", "--script", "/no/such"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 2 and "no such file" in done.stderr
+
+
+# Between each two ranks.
+
+
+def test_slow_pairs():
+    pairs = {(low, high): (1e-3, 1e9) for low in range(4) for high in range(4) if low != high}
+    hosts = dict(enumerate("abcd"))
+    assert _pairs.slow_pairs(pairs, hosts) == [] and _pairs.chosen([0, 0, 1]) == [0, 1, 2]
+    pairs[1, 3], pairs[0, 2] = (6e-3, 1e9), (1e-3, 1e8)
+    assert _pairs.slow_pairs(pairs, hosts) == [(0, 2, 10.0, "bandwidth"), (1, 3, 6.0, "latency")]
+    lines = _pairs.table(range(4), pairs).splitlines()
+    assert len(lines) == 6 and lines[3].split() == ["1", "1", "-", "1000.0", "6000.0"]
+    ranks = [{"rank": low, "host": f"h{low}", "place": hosts[low],
+              "pairs": [[high, *pairs[low, high]] for high in range(4) if high != low]} for low in range(4)]  # fmt: skip
+    first = next(doctor.pair_findings(ranks))
+    assert first.severity == "warning" and "bandwidth between rank 0 on h0 and rank 2 on h2 is 10.0 times" in first.text
+    assert len(_pairs.chosen([rank // 4 for rank in range(32)])) == 8
+
+
+def test_the_ranks_of_the_launcher():
+    command = [sys.executable, "-m", "pydist.run", "--nproc-per-node", "2", "-m", "pydist.doctor", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.removeprefix("[0] "))
+    assert {"pairs", "link", "limits", "cores"} <= {one["check"] for one in found}
+
+
+# A job that hangs.
+
+
+def attached(target):
+    command = [sys.executable, "-m", "pydist.doctor", "--attach", str(target)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    assert not done.stderr, done.stderr
+    return done.returncode, done.stdout.splitlines()
+
+
+def test_attach(tmp_path):
+    """By the launcher, by a rank, by the port: who waits, for whom, where; then a rank that is stopped."""
+    script = tmp_path / "hang.py"
+    script.write_text("""
+import os, time
+import pydist
+from pydist import distributed as dist
+def load():
+    time.sleep(60)
+dist.barrier()
+print(os.environ["RANK"], os.getpid(), os.environ["MASTER_PORT"], flush=True)
+if os.environ["RANK"] == "1":
+    load()
+dist.all_reduce(pydist.ones(4))
+""")
+    with start("--nproc-per-node=3", script) as job:
+        said = sorted(job.stdout.readline().split()[1:] for _ in range(3))
+        pids, port = [int(line[1]) for line in said], said[0][2]
+        try:
+            for target in (job.pid, pids[2], port):
+                code, lines = attached(target)
+                hang = f"problem: hang: ranks 0, 2 wait for rank 1: rank 1 (pid {pids[1]}): it sleeps at hang.py:6, in load"
+                assert code == 1 and lines[0].startswith(hang), lines
+                assert re.match(rf"rank 0 of 3 \(pid {pids[0]}\): it waits since [\d.]+ s for rank 1 in "
+                                r"all_reduce\(float32\[4\], SUM\) at hang\.py:11 ", lines[1]), lines  # fmt: skip
+                assert sum(line.startswith("flight record of rank") for line in lines) == 3
+            os.kill(pids[1], signal.SIGSTOP)
+            code, lines = attached(job.pid)
+            assert "wait for rank 1: rank 1" in lines[0] and "its process is stopped (SIGSTOP" in lines[0], lines
+        finally:
+            os.kill(pids[1], signal.SIGCONT)
+            job.send_signal(signal.SIGINT)
+            _, err = job.communicate(timeout=20)
+    assert "flight record" not in err  # it went to those who asked
+    command = [sys.executable, "-m", "pydist.doctor", "--attach", str(pids[0])]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2 and "no rank on this host" in done.stderr
+
+
+def test_what_attach_makes_of_answers():
+    def rank(number, on, place="it began x"):
+        return _attach.Rank(10 + number, number, 4, on, place, "record")
+
+    for ranks, severity, text in (
+        ([rank(0, None), rank(1, None)], "ok", "nobody waits"),
+        ([rank(0, 1), rank(1, 2), rank(2, 1)], "problem", "ranks 1-2 wait for each other: rank 1: it began x; rank 2: it"),
+        ([rank(0, 3), rank(1, 3)], "problem", "ranks 0-1 wait for rank 3, not on this host"),
+        ([rank(0, 1), rank(1, None, "A"), rank(2, None, "B")], "problem", "rank 0 waits for rank 1: rank 1 (pid 11): A; nor"),
+        ([rank(0, None)._replace(record="", place="gone")], "problem", "rank 0 (pid 10): gone"),
+    ):
+        got = _attach.verdict(ranks)
+        assert got[0] == severity and got[1].startswith(text), got
+    text = "rank 1 of 4\non -1\nit sleeps\nrank 1 of 4, group 1\n  row\n"
+    assert _attach.understand(5, text) == (5, 1, 4, None, "it sleeps", "rank 1 of 4, group 1\n  row\n")

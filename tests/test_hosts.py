@@ -210,6 +210,22 @@ def test_two_cables_of_which_one_is_dead(tmp_path):
         assert done.returncode and "PYDIST_IFACE=none leaves no interface (expected some of: " in done.stderr
 
 
+def test_two_hosts_that_cannot_reach_each_other(tmp_path):
+    """pydist.doctor names the pair, though both reach host 0."""
+    with Hosts(3, tmp_path) as hosts:
+        hosts.inside(2, "ip", "route", "add", "unreachable", "10.213.1.0/24")
+        words = [
+            "--hosts", "0:1,1:1,2:1", "--ssh", f"ip netns exec {hosts.tag}-{{host}} sh -c", "--master-addr",
+            hosts.address(0), "-m", "pydist.doctor", "--timeout", "2",
+        ]  # fmt: skip
+        command = [sys.executable, "-m", "pydist.run", *words]
+        env = {**os.environ, "PYTHONPATH": str(TOP)}
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+        assert done.returncode
+        firsts = [line for line in done.stdout.splitlines() if ": init: rank 2 cannot reach rank 1 at any of " in line]
+        assert any(line.startswith("[2] problem: pairs: rank 2 on ") for line in firsts), done.stdout + done.stderr
+
+
 LOOP = """
 x = pydist.ones(1000)
 begin = time.monotonic()

@@ -9,6 +9,7 @@
 #include "base/flags.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "comm/asked.h"
 #include "comm/auth.h"
 #include "comm/dial.h"
 
@@ -110,23 +111,6 @@ static void answer(client *c, int asker) {
     tell(&c->link, &news, text);
 }
 
-/* One text of lines; without the host's lock, so also of a rank that hangs. */
-static void write_flight(client *c) {
-    char *text;
-    size_t size = 1 << 20;
-    if (!c->link.hooks || !c->link.hooks->asked || !c->link.hooks->asked()) return;
-    if (pd_malloc(size, "flight record", &text)) return;
-    int n = snprintf(text, size, "pydist: flight record, on SIGUSR1: ");
-    size_t all = (size_t)n + pd_link_flight(&c->link, INT32_MAX, text + n, size - (size_t)n);
-    if (all == (size_t)n) all += (size_t)snprintf(text + n, size - (size_t)n, "no group\n");
-    for (size_t at = 0; at < all;) {
-        ssize_t wrote = write(STDERR_FILENO, text + at, all - at);
-        if (wrote <= 0) break;
-        at += (size_t)wrote;
-    }
-    pd_free(text);
-}
-
 static void *run(void *arg) {
     client *c = arg;
     int64_t heard = pd_hooks_now(NULL), looked = heard;
@@ -134,7 +118,7 @@ static void *run(void *arg) {
         pd_wire_state state = pd_wire_read(&c->wire);
         if (state == PD_WIRE_MORE) {
             bool here = hear_more(c, &heard, &looked);
-            write_flight(c);
+            pd_asked_answer(&c->link);
             if (here) continue;
             on_lost(c, "nothing was heard from it for too long: stopped, or its network is cut");
             return NULL;

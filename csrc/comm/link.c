@@ -202,6 +202,17 @@ int pd_link_standing(pd_link *link, int64_t *since, char *text, size_t size) {
     return on;
 }
 
+int pd_link_waits_now(pd_link *link) {
+    char line[600];
+    int64_t since = 0;
+    int who, on = -1;
+    pthread_mutex_lock(&link->lock);
+    for (pd_listener *l = link->listeners; l && !since; l = l->next)
+        if (l->report && l->report(l, 0, &since, &who, line, sizeof line) && since) on = who;
+    pthread_mutex_unlock(&link->lock);
+    return on;
+}
+
 int pd_link_here(pd_link *link, char *text, size_t size) {
     char last[600], place[300] = "";
     int64_t since;

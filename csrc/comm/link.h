@@ -119,6 +119,8 @@ size_t pd_link_flight(pd_link *link, int rows, char *text, size_t size);
 /* [text] what this rank is doing. On the link's own thread; takes 200 ms at most. For whom it has waited too long, -1:
    nobody. */
 int pd_link_here(pd_link *link, char *text, size_t size);
+/* For whom this rank waits in this moment; -1: for nobody, or for anybody. On any thread. */
+int pd_link_waits_now(pd_link *link);
 /* The same where it stands in a wait; else *text is what it did last, and *since 0. On any thread. */
 int pd_link_standing(pd_link *link, int64_t *since, char *text, size_t size);
 

@@ -105,7 +105,7 @@ void pd_py_sites_package(PyObject *module); /* functions in this module's folder
 
 /* ---- where.c ---- */
 void pd_py_where(char *text, size_t size); /* "train.py:12, in main"; on any thread, within 200 ms */
-bool pd_py_asked(void);                    /* SIGUSR1 has come since the last call */
+int pd_py_asked(void);                     /* who has sent SIGUSR1 since the last call; hooks.h */
 void pd_py_listen_usr1(bool on);           /* where the user does not handle it */
 
 #endif

@@ -88,18 +88,24 @@ void pd_py_where(char *text, size_t size) {
 
 /* ---- SIGUSR1 ----------------------------------------------------------------------------------------------------- */
 
-static atomic_bool asked;
+static atomic_int asker;
 
-static void on_signal(int sig) {
-    (void)sig;
-    atomic_store(&asked, true);
+static void on_signal(int sig, siginfo_t *info, void *context) {
+    (void)sig, (void)context;
+    atomic_store(&asker, info->si_code <= 0 && info->si_pid > 0 ? info->si_pid : -1);
 }
 
-bool pd_py_asked(void) { return atomic_exchange(&asked, false); }
+int pd_py_asked(void) { return atomic_exchange(&asker, 0); }
 
 /* Where nobody handles the signal, which would end the process. */
 void pd_py_listen_usr1(bool on) {
-    struct sigaction now, own = {.sa_handler = on ? on_signal : SIG_DFL, .sa_flags = SA_RESTART};
-    if (sigaction(SIGUSR1, NULL, &now) || (now.sa_flags & SA_SIGINFO)) return;
-    if (now.sa_handler == (on ? SIG_DFL : on_signal)) sigaction(SIGUSR1, &own, NULL);
+    struct sigaction now, own = {.sa_handler = SIG_DFL};
+    if (sigaction(SIGUSR1, NULL, &now)) return;
+    bool ours = (now.sa_flags & SA_SIGINFO) && now.sa_sigaction == on_signal;
+    bool free = !(now.sa_flags & SA_SIGINFO) && now.sa_handler == SIG_DFL;
+    if (on) {
+        own.sa_sigaction = on_signal;
+        own.sa_flags = SA_RESTART | SA_SIGINFO;
+    }
+    if (on ? free : ours) sigaction(SIGUSR1, &own, NULL);
 }

@@ -262,6 +262,7 @@ static pd_status try_all(meeting *m, int peer, const char *addresses, bool *good
     for (char *a = strtok_r(text, " ", &rest); a && !status; a = strtok_r(NULL, " ", &rest))
         status = pd_race_add(&race, a);
     int64_t soon = pd_hooks_now(hooks) + GREET_NS;
+    if (soon > m->deadline) soon = m->deadline;
     while (!status && !*good) {
         status = pd_race_next(&race, soon, hooks, &fd, way);
         if (status || fd < 0) break;
@@ -276,12 +277,14 @@ static pd_status try_all(meeting *m, int peer, const char *addresses, bool *good
     return PD_OK;
 }
 
+/* Gives up before those do who wait for us and can say less. */
 static pd_status reach(meeting *m, int peer, const char *addresses) {
+    int64_t enough = m->deadline - m->plan->timeout_ns / 4;
     for (bool good;;) {
         PD_TRY(try_all(m, peer, addresses, &good));
         if (good) return PD_OK;
         PD_TRY(pause_ok(m));
-        if (pd_hooks_now(m->plan->link->hooks) > m->deadline)
+        if (pd_hooks_now(m->plan->link->hooks) > enough)
             return pd_fail(PD_E_TIMEOUT, "init: rank %d cannot reach rank %d at any of %s",
                            pd_tcp_name(m->mesh, m->mesh->rank), pd_tcp_name(m->mesh, peer), addresses);
         poll(NULL, 0, 50);

@@ -1,0 +1,181 @@
+"""`python -m pydist.doctor --attach PID|port`: what the ranks of a job that hangs are doing, and who waits for whom.
+
+The job is that of a process (its launcher, or any rank), or the one with this MASTER_PORT. Its ranks on this host are
+asked by SIGUSR1, which only processes get that handle it, and answer to a socket that bears our pid
+(csrc/comm/asked.h); a rank that is stopped or dead answers nothing, and the kernel says why.
+"""
+
+import glob
+import os
+import re
+import select
+import signal
+import socket
+import sys
+from collections import namedtuple
+from time import monotonic
+
+PATIENCE = 3.0  # s for an answer: a control thread looks once a second
+
+Rank = namedtuple("Rank", "pid number world on place record")  # on: the rank that it waits for, or None
+
+
+def _read(pid, name):
+    try:
+        with open(f"/proc/{pid}/{name}", "rb") as file:
+            return file.read().decode("utf-8", "replace")
+    except OSError:
+        return ""
+
+
+def _environment(pid):
+    return dict(entry.partition("=")[::2] for entry in _read(pid, "environ").split("\0") if "=" in entry)
+
+
+def _field(pid, name):
+    found = re.search(rf"^{name}:\s*(\S+)", _read(pid, "status"), re.M)
+    return found[1] if found else ""
+
+
+def _answers(pid):
+    """Whether it is a rank of this package: it handles SIGUSR1, which would end others, and has the engine loaded."""
+    handled = int(_field(pid, "SigCgt") or "0", 16) >> (signal.SIGUSR1 - 1) & 1
+    return bool(handled) and "/pydist/_C." in _read(pid, "maps")
+
+
+def _family(pid):
+    """The process and all that it has started."""
+    children = {}
+    for path in glob.glob("/proc/[0-9]*"):
+        child = int(path[6:])
+        children.setdefault(_field(child, "PPid"), []).append(child)
+    found = [pid]
+    for one in found:
+        found += children.get(str(one), [])
+    return found
+
+
+def _job(pid, environment):
+    """What is the same for all ranks of a job; None: nothing says that it is part of one."""
+    if environment.get("PYDIST_CONTROL"):
+        return environment["PYDIST_CONTROL"], environment.get("MASTER_PORT")
+    if "RANK" in environment and "MASTER_PORT" in environment:
+        return environment.get("MASTER_ADDR"), environment["MASTER_PORT"]
+    return None
+
+
+def ranks_of(target):
+    """The pids of the job's ranks here. ValueError where there is no such process or job."""
+    everyone = [int(path[6:]) for path in glob.glob("/proc/[0-9]*")]
+    if target in everyone:
+        job = _job(target, _environment(target))
+        found = {pid for pid in everyone if job and _job(pid, _environment(pid)) == job} | set(_family(target))
+    else:
+        found = {pid for pid in everyone if _environment(pid).get("MASTER_PORT") == str(target)}
+        name = f"@pydist-{os.geteuid()}-{target}"  # ranks without a launcher meet there, at rank 0
+        if any(line.endswith(name) for line in _read("net", "unix").splitlines()):
+            found |= {pid for pid in everyone if _answers(pid)}
+    found = sorted(pid for pid in found if pid != os.getpid() and _answers(pid))
+    if not found:
+        raise ValueError(f"--attach {target}: no rank on this host (expected the pid of a launcher or a rank, or a job's "
+                         "MASTER_PORT)")  # fmt: skip
+    return found
+
+
+def ask(pids, patience=PATIENCE):
+    """{pid: the text of its answer}, of those that answer."""
+    answers, parts = {}, {}
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
+        door.bind(f"\0pydist-doctor-{os.getpid()}")
+        door.listen(len(pids))
+        for pid in pids:
+            os.kill(pid, signal.SIGUSR1)
+        end = monotonic() + patience
+        while len(answers) < len(pids) and monotonic() < end:
+            ready, _, _ = select.select([door, *parts], [], [], max(0.0, end - monotonic()))
+            for connection in ready:
+                if connection is door:
+                    parts[door.accept()[0]] = b""
+                elif data := connection.recv(1 << 16):
+                    parts[connection] += data
+                else:
+                    cred = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+                    answers[int.from_bytes(cred[:4], sys.byteorder)] = parts.pop(connection).decode("utf-8", "replace")
+                    connection.close()
+    for connection in parts:
+        connection.close()
+    return answers
+
+
+def understand(pid, text):
+    """The Rank of an answer, or of its lack."""
+    found = re.match(r"rank (\d+) of (\d+)\non (-?\d+)\n(.*)\n((?s:.*))", text)
+    if found:
+        on = int(found[3])
+        return Rank(pid, int(found[1]), int(found[2]), on if on >= 0 else None, found[4], found[5])
+    state = {"T": "its process is stopped (SIGSTOP, or a debugger)", "t": "a debugger holds it",
+             "Z": "its process has ended", "": "its process has ended"}.get(_field(pid, "State"))  # fmt: skip
+    environment = _environment(pid)
+    number, world = environment.get("RANK", ""), environment.get("WORLD_SIZE", "")
+    return Rank(
+        pid, int(number) if number.isdigit() else -1, int(world) if world.isdigit() else 0, None,
+        state or "it does not answer: its control thread hangs, or the program handles SIGUSR1 itself", "",
+    )  # fmt: skip
+
+
+def _circle(ranks):
+    """Ranks of which each waits for the next and the last for the first; []: there are none."""
+    on = {rank.number: rank.on for rank in ranks}
+    for start in on:
+        path, now = [], start
+        while now is not None and now not in path:
+            path.append(now)
+            now = on.get(now)
+        if now is not None:
+            return path[path.index(now) :]
+    return []
+
+
+def verdict(ranks):
+    """(severity, text): the first line."""
+    from pydist._launch.traces import listed
+
+    waiting = [rank for rank in ranks if rank.on is not None]
+    known = {rank.number: rank for rank in ranks}
+    if not waiting:
+        silent = [rank for rank in ranks if not rank.record]
+        if silent:
+            return "problem", f"rank {silent[0].number} (pid {silent[0].pid}): {silent[0].place}"
+        return "ok", "nobody waits for a rank"
+    if circle := _circle(ranks):
+        steps = "; ".join(f"rank {number}: {known[number].place}" for number in circle)
+        return "problem", f"{listed(sorted(circle))} wait for each other: {steps}"
+    names, verb = listed([rank.number for rank in waiting]), "waits" if len(waiting) == 1 else "wait"
+    wanted = {rank.on for rank in waiting}
+    late = [rank for rank in ranks if rank.on is None and rank.number in wanted]
+    if not late:
+        far = listed(sorted(wanted - set(known)))
+        return "problem", f"{names} {verb} for {far}, not on this host: attach there"
+    text = "; ".join(f"rank {rank.number} (pid {rank.pid}): {rank.place}" for rank in late)
+    others = [rank for rank in ranks if rank.on is None and rank not in late]
+    text += "".join(f"; nor does rank {rank.number} wait: {rank.place}" for rank in others)
+    return "problem", f"{names} {verb} for {listed([rank.number for rank in late])}: {text}"
+
+
+def lines(target):
+    """The report, the verdict first."""
+    pids = ranks_of(target)
+    answers = ask([pid for pid in pids if _field(pid, "State") not in ("T", "t", "Z", "")])
+    ranks = sorted((understand(pid, answers.get(pid, "")) for pid in pids), key=lambda rank: rank.number)
+    severity, text = verdict(ranks)
+    yield f"{severity}: hang: {text}"
+    for rank in ranks:
+        yield f"rank {rank.number} of {rank.world} (pid {rank.pid}): {rank.place}"
+    missing = set(range(max(rank.world for rank in ranks))) - {rank.number for rank in ranks}
+    if missing:
+        from pydist._launch.traces import listed
+
+        yield f"{listed(sorted(missing))}: not on this host"
+    for rank in ranks:
+        if rank.record:
+            yield f"flight record of {rank.record.rstrip()}"
