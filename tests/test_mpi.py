@@ -64,6 +64,41 @@ assert x.tolist() == [world] * 3
 dist.destroy_process_group()
 """
 
+FAST = """
+dist.init_process_group(BACKEND, timeout=60, order="fast")
+rank, world = dist.get_rank(), dist.get_world_size()
+groups = [dist.group.WORLD, dist.new_group(range(world), order="fast"), dist.new_group([0, world - 1], order="fast")]
+for g, group in enumerate(groups):
+    if group.size < 0:
+        continue
+    for name in ("float32", "float64", "bfloat16", "int32", "uint8", "bool"):
+        dtype, ranks = getattr(pydist, name), group.ranks
+        ops = ("SUM", "MAX", "MIN", "PRODUCT") + (("AVG",) if dtype.is_floating_point else ("BAND", "BOR", "BXOR"))
+        for n in (0, 1, 40_000):
+            inputs = [((pydist.arange(n) + 3 * r) % 4).to(dtype) for r in ranks]
+            for op in ops:
+                x, y = inputs[group.rank].clone(), inputs[group.rank].clone()
+                work = dist.all_reduce(x, getattr(dist.ReduceOp, op), group, async_op=True)
+                dist.reduce(y, ranks[-1], getattr(dist.ReduceOp, op), group)
+                work.wait()
+                alike = pydist.stack(inputs).to(pydist.float64)
+                bits = pydist.stack(inputs).to(pydist.int64)
+                want = {
+                    "SUM": lambda: alike.sum(0), "AVG": lambda: alike.mean(0), "PRODUCT": lambda: alike.prod(0),
+                    "MAX": lambda: alike.amax(0), "MIN": lambda: alike.amin(0),
+                    "BAND": lambda: bits[0] & bits[-1] & bits[len(ranks) // 2],
+                    "BOR": lambda: bits[0] | bits[-1] | bits[len(ranks) // 2],
+                    "BXOR": lambda: bits[0] ^ bits[-1] ^ (bits[1] if len(ranks) == 3 else bits[0] * 0),
+                }[op]().to(dtype)
+                near = (x.double() - want.double()).abs().max().item() if n else 0
+                assert near <= (1e-6 if name[0] == "f" else 1e-2 if name[0] == "b" else 0), (name, n, op, near)
+                assert not n or (y == (x if rank == ranks[-1] else inputs[group.rank])).all()
+try:
+    dist.all_reduce(pydist.ones(4 + rank))
+except dist.CommMismatch as error:
+    say(error=str(error))
+"""
+
 TRAINING = """
 dist.init_process_group(BACKEND, timeout=60)
 pydist.manual_seed(0)
@@ -93,8 +128,8 @@ except dist.CommMismatch as error:
 """
 
 
-def lines(command, text, tmp_path, backend=None, env=None):
-    """What the ranks say, by rank."""
+def lines(command, text, tmp_path, backend=None, env=None, keep=None):
+    """What the ranks say, by rank; their standard error joins the list `keep`."""
     script, out = tmp_path / "script.py", tmp_path / f"out{len(os.listdir(tmp_path))}"
     out.mkdir()
     script.write_text(HEAD + text.replace("BACKEND", repr(backend)))
@@ -103,6 +138,8 @@ def lines(command, text, tmp_path, backend=None, env=None):
     command = [*command, sys.executable, str(script)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=full)
     found = said(out)
+    if keep is not None:
+        keep.append(done.stderr)
     assert done.returncode == 0 and found, done.stdout + done.stderr
     return found
 
@@ -146,6 +183,15 @@ def test_the_same_loss_curve_everywhere(mpi, tmp_path):
     assert want[0]["losses"] == want[1]["losses"]
     for backend in (None, "mpi"):
         assert lines([*start, "2"], TRAINING, tmp_path, backend, env) == want
+
+
+def test_fast_groups_use_the_mpis_own_all_reduce(mpi, tmp_path):
+    start, env = mpi
+    found = lines([*start, "3"], FAST, tmp_path, "mpi", {**env, "PYDIST_LOG": "2"}, keep := [])
+    assert len(found) == 3 and all("float32[4]" in line["error"] for line in found)
+    assert keep[0].count("sums by MPI's own all_reduce") == 3 + 3 + 2  # once a group and rank
+    lines([*start, "2"], COLLECTIVES, tmp_path, "mpi", {**env, "PYDIST_LOG": "2"}, keep)
+    assert "own all_reduce" not in keep[1]
 
 
 def test_ranks_that_differ(mpi, tmp_path):

@@ -39,15 +39,23 @@ void pd_group_leave(pd_group *g) {
 
 /* ---- one collective ---------------------------------------------------------------------------------------------- */
 
+/* With order="fast": whether the messages have an all_reduce of their own; then *bytes of it are the most. */
+static bool goes_outside(const pd_group *g, pd_job *j, size_t *bytes) {
+    if (!g->fast || g->forced || !g->mesh || !g->mesh->kind->room) return false;
+    return (j->room = g->mesh->kind->room(g->mesh, j->dtype, j->reduce, bytes)) != NULL;
+}
+
 /* Chooses what depends only on what is equal on all ranks, so that all choose alike. */
 static void plan(const pd_group *g, pd_work *w) {
     pd_job *j = &w->job;
     size_t element = pd_dtype_size(j->dtype), bytes = (size_t)j->count * element;
     bool large = false, parts = false;
+    size_t piece = g->slot < (size_t)g->tuning.piece ? g->slot : (size_t)g->tuning.piece;
     switch (w->id.coll) {
     case PD_COLL_ALL_REDUCE: case PD_COLL_REDUCE:
         large = bytes > (size_t)g->tuning.direct;
         w->algo = g->forced ? g->forced : pd_tuning_pick(&g->tuning, g->fast, g->local > 1, bytes);
+        if (goes_outside(g, j, &piece)) w->algo = &pd_algo_outside;
         break;
     case PD_COLL_BROADCAST:
         large = bytes > (size_t)g->tuning.direct;
@@ -82,7 +90,6 @@ static void plan(const pd_group *g, pd_work *w) {
     j->near = g->near_memory;
     if (w->algo->steps) element = pd_dtype_size(pd_reduce_partial(j->dtype));
     j->block = (size_t)g->tuning.block;
-    size_t piece = g->slot < (size_t)g->tuning.piece ? g->slot : (size_t)g->tuning.piece;
     j->piece = (int64_t)(piece / element) / (parts ? g->size : 1);
     if (j->piece >= 64) j->piece &= ~(int64_t)63; /* whole cache lines */
     w->pieces = (j->count + j->piece - 1) / j->piece;
@@ -198,6 +205,8 @@ static bool step(pd_group *g, pd_work *w) {
     int steps = w->algo->steps(&w->job), s = (int)((w->round - 1) % steps);
     int64_t k = (w->round - 1) / steps;
     w->algo->run(&w->job, k, s);
+    if (w->algo == &pd_algo_outside && s == 0)
+        g->mesh->kind->reduce(g->mesh, pd_job_count(&w->job, k), w->job.dtype, w->job.reduce);
     if (s + 1 < steps) {
         offer(g, w, k, s + 1);
         return true;

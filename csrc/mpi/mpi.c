@@ -10,9 +10,11 @@
 #define EXPORT __attribute__((visibility("default")))
 
 _Static_assert(sizeof(MPI_Request) <= sizeof(pd_mpi_request), "an MPI_Request fits");
+_Static_assert(sizeof(MPI_Comm) <= sizeof(pd_mpi_comm), "an MPI_Comm fits");
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static MPI_Comm comm = MPI_COMM_NULL;
+static MPI_Comm parent = MPI_COMM_NULL; /* of groups: Open MPI makes them by messages whose tags would meet ours */
 static _Thread_local char reason[MPI_MAX_ERROR_STRING + 64];
 
 static const char *text(void) { return reason; }
@@ -53,7 +55,9 @@ static int begin(int *rank, int *size) {
             snprintf(reason, sizeof reason, "this MPI gives only one thread leave to call it");
             return -1;
         }
+        if (checked("MPI_Comm_dup", MPI_Comm_dup(MPI_COMM_WORLD, &parent))) return -1;
         if (checked("MPI_Comm_dup", MPI_Comm_dup(MPI_COMM_WORLD, &comm))) return -1;
+        MPI_Comm_set_errhandler(parent, MPI_ERRORS_RETURN);
         MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN);
     }
     if (checked("MPI_Comm_rank", MPI_Comm_rank(comm, rank))) return -1;
@@ -117,7 +121,43 @@ static void cancel(pd_mpi_request *request) {
     pthread_mutex_unlock(&lock);
 }
 
-EXPORT const pd_mpi_table pd_mpi_table_1 = {
+static int group(const int *ranks, int size, int tag, pd_mpi_comm *out) {
+    MPI_Group all, some;
+    MPI_Comm made;
+    pthread_mutex_lock(&lock);
+    int failed = checked("MPI_Comm_group", MPI_Comm_group(parent, &all));
+    if (!failed) {
+        failed = checked("MPI_Group_incl", MPI_Group_incl(all, size, ranks, &some));
+        if (!failed) {
+            failed = checked("MPI_Comm_create_group", MPI_Comm_create_group(parent, some, tag, &made));
+            MPI_Group_free(&some);
+        }
+        MPI_Group_free(&all);
+    }
+    pthread_mutex_unlock(&lock);
+    *out = (pd_mpi_comm){0};
+    if (!failed) memcpy(out, &made, sizeof made);
+    return failed;
+}
+
+static int all_reduce(const pd_mpi_comm *c, void *data, int count, pd_mpi_type type, pd_mpi_op op, pd_mpi_request *out) {
+    const MPI_Datatype types[] = {[PD_MPI_U8] = MPI_UINT8_T,   [PD_MPI_I8] = MPI_INT8_T,   [PD_MPI_I16] = MPI_INT16_T,
+                                  [PD_MPI_I32] = MPI_INT32_T,  [PD_MPI_I64] = MPI_INT64_T, [PD_MPI_F32] = MPI_FLOAT,
+                                  [PD_MPI_F64] = MPI_DOUBLE};
+    const MPI_Op ops[] = {[PD_MPI_SUM] = MPI_SUM,   [PD_MPI_PRODUCT] = MPI_PROD, [PD_MPI_MIN] = MPI_MIN, [PD_MPI_MAX] = MPI_MAX,
+                          [PD_MPI_BAND] = MPI_BAND, [PD_MPI_BOR] = MPI_BOR,      [PD_MPI_BXOR] = MPI_BXOR};
+    MPI_Request r;
+    MPI_Comm of;
+    memcpy(&of, c, sizeof of);
+    pthread_mutex_lock(&lock);
+    int code = MPI_Iallreduce(MPI_IN_PLACE, data, count, types[type], ops[op], of, &r);
+    int failed = checked("MPI_Iallreduce", code);
+    pthread_mutex_unlock(&lock);
+    if (!failed) keep(out, &r);
+    return failed;
+}
+
+EXPORT const pd_mpi_table pd_mpi_table_2 = {
     .version = PD_MPI_VERSION, .name = name, .text = text, .start = start, .broadcast = broadcast, .send = send,
-    .receive = receive, .test = test, .cancel = cancel,
+    .receive = receive, .test = test, .cancel = cancel, .group = group, .all_reduce = all_reduce,
 };

@@ -8,12 +8,21 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define PD_MPI_VERSION 1
-#define PD_MPI_TABLE "pd_mpi_table_1" /* the library's one symbol */
+#define PD_MPI_VERSION 2
+#define PD_MPI_TABLE "pd_mpi_table_2" /* the library's one symbol */
 
 typedef struct pd_mpi_request {
     uint64_t opaque;
 } pd_mpi_request;
+
+typedef struct pd_mpi_comm {
+    uint64_t opaque; /* 0: none */
+} pd_mpi_comm;
+
+typedef enum pd_mpi_type {
+    PD_MPI_NONE, PD_MPI_U8, PD_MPI_I8, PD_MPI_I16, PD_MPI_I32, PD_MPI_I64, PD_MPI_F32, PD_MPI_F64
+} pd_mpi_type;
+typedef enum pd_mpi_op { PD_MPI_SUM, PD_MPI_PRODUCT, PD_MPI_MIN, PD_MPI_MAX, PD_MPI_BAND, PD_MPI_BOR, PD_MPI_BXOR } pd_mpi_op;
 
 typedef struct pd_mpi_table {
     int version;
@@ -26,6 +35,10 @@ typedef struct pd_mpi_table {
     int (*receive)(int peer, int tag, void *data, size_t bytes, pd_mpi_request *out);
     int (*test)(pd_mpi_request *r, int *done); /* after done the request is gone */
     void (*cancel)(pd_mpi_request *r);         /* of a receive; it is gone */
+    /* A communicator of these ranks, all of which call it; blocks until they do. Kept until MPI ends: freeing one is
+       collective too. */
+    int (*group)(const int *ranks, int size, int tag, pd_mpi_comm *out);
+    int (*all_reduce)(const pd_mpi_comm *c, void *data, int count, pd_mpi_type type, pd_mpi_op op, pd_mpi_request *out);
 } pd_mpi_table;
 
 #endif

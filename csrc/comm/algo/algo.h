@@ -41,6 +41,7 @@ typedef struct pd_job {
     const pd_schedule *schedule; /* the algorithm's */
     int local;           /* hierarchical: consecutive ranks of a host; */
     char *const *near;   /* by rank: the same as `memory`, shared by those of our host */
+    void *room;          /* outside: where the messages' own all_reduce takes and leaves a piece */
 } pd_job;
 
 typedef struct pd_span { /* bytes of ours that a peer reads, and where in our slot or share it looks for them */
@@ -75,6 +76,8 @@ extern const pd_algo pd_algo_gather_sum, pd_algo_scatter_gather, pd_algo_direct_
 extern const pd_algo pd_algo_hierarchical;
 /* For order="fast" alone: schedule.h; 1 step per schedule's, n written, its bytes read. */
 extern const pd_algo pd_algo_ring, pd_algo_halving;
+/* The same, by the messages' own all_reduce (mesh.h), which begins after run(k, 0). */
+extern const pd_algo pd_algo_outside;
 /* reduce_scatter of n bytes per rank: n(W-1)/W written, as much read; direct: nothing written but the result. */
 extern const pd_algo pd_algo_reduce_scatter, pd_algo_direct_reduce_scatter;
 /* root writes n, the others read n; direct: the others read the root's memory. */

@@ -7,6 +7,7 @@
 
 #include "base/dl.h"
 #include "base/fault.h"
+#include "base/log.h"
 #include "base/mem.h"
 #include "comm/transport/mesh.h"
 #include "mpi/mpi_table.h"
@@ -14,6 +15,7 @@
 /* MPI has no wait with a time limit: a wait looks, with short sleeps between, as long as a message takes to come. */
 #define NAP_NS 20000
 #define LEAVE_NAPS 50000 /* about a second */
+#define ROOM_BYTES (256 << 10) /* of a piece that MPI reduces itself */
 #define TAGS 8192 /* four for each epoch, two in use: those of groups whose epoch the store counts are apart */
 
 static const pd_mpi_table *mpi;
@@ -81,6 +83,10 @@ typedef struct mesh {
     int sending; /* peers with something queued */
     pd_error error; /* kind PD_OK: none */
     atomic_bool woken;
+    pd_mpi_comm own; /* made at the first reduction that is MPI's own */
+    pd_mpi_request reduction;
+    bool reducing;   /* the request is open */
+    void *room;
     peer peers[];
 } mesh;
 
@@ -128,8 +134,57 @@ static void flush_peer(mesh *m, int r) {
     p->queued = 0;
 }
 
+/* ---- MPI's own all_reduce: each group has a communicator, since groups have orders of their own ------------------ */
+
+static pd_mpi_type type_of(pd_dtype dtype) {
+    switch (dtype) {
+    case PD_U8: return PD_MPI_U8;
+    case PD_I8: return PD_MPI_I8;
+    case PD_I16: return PD_MPI_I16;
+    case PD_I32: return PD_MPI_I32;
+    case PD_I64: return PD_MPI_I64;
+    case PD_F32: return PD_MPI_F32;
+    case PD_F64: return PD_MPI_F64;
+    default: return PD_MPI_NONE; /* bool, and the halves, which are to be summed in float32 */
+    }
+}
+
+static void *room(const pd_mesh *base, pd_dtype dtype, pd_reduce op, size_t *bytes) {
+    pd_mpi_type type = type_of(dtype);
+    bool floats = type == PD_MPI_F32 || type == PD_MPI_F64, order = op == PD_REDUCE_MIN || op == PD_REDUCE_MAX;
+    if (type == PD_MPI_NONE || (floats && order)) return NULL; /* what MPI makes of NaN is its own affair */
+    *bytes = ROOM_BYTES;
+    return ((const mesh *)base)->room;
+}
+
+static void reduce(pd_mesh *base, int64_t count, pd_dtype dtype, pd_reduce op) {
+    static const pd_mpi_op ops[PD_REDUCE_COUNT] = {
+        [PD_REDUCE_SUM] = PD_MPI_SUM,   [PD_REDUCE_AVG] = PD_MPI_SUM,   [PD_REDUCE_PREMUL_SUM] = PD_MPI_SUM,
+        [PD_REDUCE_MIN] = PD_MPI_MIN,   [PD_REDUCE_MAX] = PD_MPI_MAX,   [PD_REDUCE_PRODUCT] = PD_MPI_PRODUCT,
+        [PD_REDUCE_BAND] = PD_MPI_BAND, [PD_REDUCE_BOR] = PD_MPI_BOR,   [PD_REDUCE_BXOR] = PD_MPI_BXOR,
+    };
+    mesh *m = (mesh *)base;
+    if (!m->own.opaque) {
+        int ranks[PD_WORLD_MAX];
+        for (int r = 0; r < m->size; r++) ranks[r] = name(m, r);
+        if (mpi->group(ranks, m->size, m->tag, &m->own)) give_up(m, m->rank, "make a communicator of", mpi->text());
+        else pd_log(PD_LOG_INFO, "rank %d: sums by MPI's own all_reduce", name(m, m->rank));
+    }
+    if (m->error.kind) return;
+    m->reducing = !mpi->all_reduce(&m->own, m->room, (int)count, type_of(dtype), ops[op], &m->reduction);
+    if (!m->reducing) give_up(m, m->rank, "reduce at", mpi->text());
+}
+
+static bool is_reduced(mesh *m) {
+    int done = 1;
+    if (m->reducing && mpi->test(&m->reduction, &done)) give_up(m, m->rank, "reduce at", mpi->text());
+    else if (done) m->reducing = false;
+    return !m->reducing;
+}
+
 static bool flush(pd_mesh *base) {
     mesh *m = (mesh *)base;
+    if (!is_reduced(m)) return false;
     for (int d = 1; m->sending && d < m->size; d++) flush_peer(m, (m->rank + d) % m->size);
     return !m->sending && !m->error.kind;
 }
@@ -183,11 +238,12 @@ static void wake(pd_mesh *base) { atomic_store(&((mesh *)base)->woken, true); }
 /* What MPI still reads must not go: a little time for it to leave, else it stays where it is. */
 static void free_mesh(pd_mesh *base) {
     mesh *m = (mesh *)base;
-    for (int i = 0; i < LEAVE_NAPS && !flush(base) && m->sending; i++)
+    for (int i = 0; i < LEAVE_NAPS && !flush(base) && (m->sending || m->reducing); i++)
         nanosleep(&(struct timespec){.tv_nsec = NAP_NS}, NULL);
     for (int r = 0; r < m->size; r++)
         if (m->peers[r].listening) mpi->cancel(&m->peers[r].coming);
-    if (!m->sending) pd_free(m);
+    if (!m->reducing) pd_free(m->room);
+    if (!m->sending && !m->reducing) pd_free(m);
 }
 
 static pd_status make(const pd_mesh_plan *plan, pd_mesh **out) {
@@ -199,6 +255,11 @@ static pd_status make(const pd_mesh_plan *plan, pd_mesh **out) {
     if (plan->bytes > INT_MAX)
         return pd_fail(PD_E_VALUE, "mpi: slots of %zu bytes in all (expected less than 2 GiB)", plan->bytes);
     PD_TRY(pd_calloc(sizeof *m + (size_t)plan->size * sizeof *m->peers, "mpi", &m));
+    pd_status status = pd_malloc(ROOM_BYTES, "mpi", &m->room);
+    if (status) {
+        pd_free(m);
+        return status;
+    }
     m->base.kind = &pd_mesh_mpi;
     m->rank = plan->rank;
     m->size = plan->size;
@@ -212,5 +273,5 @@ static pd_status make(const pd_mesh_plan *plan, pd_mesh **out) {
 
 const pd_mesh_kind pd_mesh_mpi = {
     .name = "mpi", .make = make, .free = free_mesh, .queue = queue, .flush = flush, .pump = pump, .wait = wait_for,
-    .wake = wake, .check = check, .lost = lost,
+    .wake = wake, .check = check, .lost = lost, .room = room, .reduce = reduce,
 };
