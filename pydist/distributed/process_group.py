@@ -221,7 +221,8 @@ def init_process_group(
     same algorithms, order and errors over messages of the MPI that pydist was built with, under its mpirun.
     `timeout`: a timedelta or seconds for the ranks to come (300 s), and after which a wait for a live peer raises
     CommTimeout (30 min). `order`: "fast" lets sums be taken in any order, the same bits on all ranks but not those of
-    other algorithms, transports and world sizes (ring, halving, MPI's own all_reduce with backend="mpi"); None, "tree": in the one order. group_name, pg_options and device_id are accepted and mean nothing here. Raises ValueError or
+    other algorithms, transports and world sizes (ring, halving, MPI's own all_reduce with backend="mpi"); None, "tree":
+    in the one order. group_name, pg_options and device_id are accepted and mean nothing here. Raises ValueError or
     TypeError where arguments contradict the environment or each other, RuntimeError where several ranks have nowhere
     to meet, DistError where they do not come or are refused.
     """
