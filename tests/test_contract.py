@@ -368,6 +368,12 @@ for victim in (2, 0):  # by the numbers of each time
     except dist.PeerFailed as failed:
         assert failed.rank == victim, failed
         rank, world = dist.get_rank(), dist.get_world_size()
+        if victim == 2:  # the launcher's store still answers, also for what is there already, and others can form groups
+            dist.group.WORLD.store.set(f"key {rank}", "there")
+            assert dist.group.WORLD.store.get(f"key {rank}", 1) == b"there"
+            x = pydist.ones(2)
+            dist.all_reduce(x, group=dist.new_group([0, 1, 3], use_local_synchronization=True))
+            assert x.tolist() == [3, 3]
         for bad in ([], [world], [rank], ["x"], 3, [-1]):
             try:
                 dist.shrink_group(bad)

@@ -156,7 +156,7 @@ static struct timespec in_a_slice(void) {
 
 /* Under the lock, which is free while this sleeps and while the interrupt hook runs. */
 static pd_status await(client *c, request *r, const pd_store_call *call) {
-    bool waits = call->verb == PD_STORE_GET || call->verb == PD_STORE_WAIT;
+    bool waits = call->verb == PD_STORE_GET || call->verb == PD_STORE_WAIT, late = false;
     while (!r->done) {
         if (c->lost) {
             PD_TRY(pd_link_gone(&c->link)); /* says who hosted the server */
@@ -164,9 +164,10 @@ static pd_status await(client *c, request *r, const pd_store_call *call) {
         }
         if (call->stop && atomic_load_explicit(call->stop, memory_order_acquire))
             return pd_fail(PD_E_DIST, "store: given up");
-        if (waits && !call->stop) PD_TRY(pd_link_gone(&c->link));
+        if (waits && late && !call->stop) PD_TRY(pd_link_gone(&c->link)); /* what is there is answered at once, whoever died */
         struct timespec until = in_a_slice();
         if (pthread_cond_timedwait(&c->change, &c->lock, &until) != ETIMEDOUT) continue;
+        late = true;
         pthread_mutex_unlock(&c->lock);
         pd_status status = pd_hooks_interrupt(c->link.hooks);
         pthread_mutex_lock(&c->lock);
