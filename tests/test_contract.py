@@ -326,8 +326,8 @@ def relatives(mark):
 
 
 def segments():
-    """Names in /dev/shm; semaphores are other programs', which may come and go meanwhile."""
-    return sorted(name for name in os.listdir("/dev/shm") if not name.startswith("sem."))
+    """In /dev/shm; other programs' (semaphores, Open MPI's vader) may come and go meanwhile."""
+    return sorted(name for name in os.listdir("/dev/shm") if not name.startswith(("sem.", "vader_segment", "psm_")))
 
 
 @pytest.mark.parametrize("seed", range(int(os.environ.get("FULL_DEATHS", 10))))
