@@ -66,6 +66,29 @@ def test_compare_set(stores):
     assert other.compare_set("k", "first", "second") == b"second" and one.get("k") == b"second"
 
 
+def test_queues_lists_and_barriers(stores):
+    one, other = stores
+    one.set("k", "v")
+    for value in ("a", b"", "c"):
+        one.queue_push("q", value)
+    assert other.queue_len("q") == 3 and other.check(["q"]) and other.list_keys() == ["k"] and other.num_keys() == 1
+    other.wait(["q", "k"], timedelta(seconds=1))
+    assert [other.queue_pop("q"), one.queue_pop("q"), other.queue_pop("q", False)] == [b"a", b"", b"c"]
+    assert one.queue_len("q") == other.queue_len("x") == 0 and not one.check(["q"])
+    with pytest.raises(dist.QueueEmptyError, match="'q' is empty"):
+        other.queue_pop("q", block=False)
+    thread = threading.Thread(target=lambda: (time.sleep(0.05), one.barrier("b", 2), one.queue_push("q", "late")))
+    thread.start()
+    other.barrier("b", 2, timedelta(seconds=20))
+    assert other.queue_pop("q") == b"late"
+    thread.join()
+    one.set_timeout(timedelta(milliseconds=50))
+    with pytest.raises(dist.CommTimeout, match="q'"):
+        one.queue_pop("q")
+    with pytest.raises(dist.CommTimeout):
+        one.barrier("c", 2)
+
+
 def test_waiting(stores):
     one, other = stores
     thread = threading.Thread(target=lambda: (time.sleep(0.1), other.set("late", "here")))

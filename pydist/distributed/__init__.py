@@ -56,7 +56,7 @@ from pydist.distributed.process_group import (
 
 DistBackendError = DistNetworkError = DistStoreError = DistError  # PyTorch's names for the reasons of a failure
 _DDP = ("BuiltinCommHookType", "GradBucket")
-_STORES = ("FileStore", "HashStore", "PrefixStore", "Store", "TCPStore")
+_STORES = ("FileStore", "HashStore", "PrefixStore", "QueueEmptyError", "Store", "TCPStore")
 _P2P = ("P2POp", "batch_isend_irecv", "irecv", "isend", "recv", "recv_object_list", "send", "send_object_list")
 _EXCHANGE = ("all_to_all", "all_to_all_single")
 _MESH = ("DeviceMesh", "init_device_mesh")
@@ -138,7 +138,7 @@ def __getattr__(name):
     if name == "Transaction":
         return import_module("pydist.distributed.transaction").Transaction
     if name in _STORES:
-        return getattr(import_module("pydist.distributed.store"), name)
+        return getattr(import_module(f"pydist.distributed.{'tcp_' * (name == 'TCPStore')}store"), name)
     if name in _EXCHANGE:
         return getattr(import_module("pydist.distributed.exchange"), name)
     if name in _MESH:

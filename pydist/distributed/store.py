@@ -5,26 +5,23 @@
     TCPStore      processes that reach one address: a table in the process that is_master, served by its threads
     PrefixStore   another store, with a prefix before every name
 
-TCPStore authenticates every connection (HMAC-SHA256 of a fresh number, by the secret in PYDIST_SECRET_FILE); without a
-secret it listens on the loopback interface only. Nothing is unpickled, and lengths are bounded.
+Values, and queues of values under names of their own. TCPStore is in tcp_store.py.
 """
 
 import fcntl
-import hmac
 import os
-import socket
 import struct
 import threading
 import time
 import weakref
+from collections import deque
 from datetime import timedelta
 
 from pydist import _C
 
-_MAGIC = b"pydist store 1\0\0"
-_MOST = 64 << 20  # bytes of a message
-_HANDSHAKE = 5.0  # seconds that a stranger may keep a connection without having shown the secret
-_INIT = "init/"  # the name by which workers are counted, as in PyTorch
+
+class QueueEmptyError(_C.DistError):
+    """queue_pop(key, block=False) of an empty queue."""
 
 
 def _seconds(timeout):
@@ -50,10 +47,10 @@ class _Late(Exception):
 
 
 class _Table:
-    """The names and values, and waiting for them."""
+    """The names and values, the queues, and waiting for them."""
 
     def __init__(self):
-        self.values, self.changed = {}, threading.Condition()
+        self.values, self.queues, self.changed = {}, {}, threading.Condition()
 
     def set(self, key, value):
         with self.changed:
@@ -88,22 +85,46 @@ class _Table:
 
     def check(self, keys):
         with self.changed:
-            return all(key in self.values for key in keys)
+            return not self.missing(keys)
 
-    def count(self):
+    def missing(self, keys):
+        return [key for key in keys if key not in self.values and key not in self.queues]
+
+    def keys(self):
         with self.changed:
-            return len(self.values)
+            return list(self.values)
+
+    def push(self, key, value):
+        with self.changed:
+            self.queues.setdefault(key, deque()).append(value)
+            self.changed.notify_all()
+
+    def pop(self, key, seconds, gone=lambda: False):
+        """The oldest value of a queue, once there is one."""
+        with self.changed:
+            self._wait(lambda: [] if key in self.queues else [key], seconds, gone)
+            value = self.queues[key].popleft()
+            if not self.queues[key]:
+                del self.queues[key]
+            return value
+
+    def length(self, key):
+        with self.changed:
+            return len(self.queues.get(key, ()))
 
     def get(self, keys, seconds, gone=lambda: False):
-        """The values, once all are there. Raises _Late after that many seconds, or when gone() is true."""
-        end = time.monotonic() + seconds
+        """The values, once all are there; b"" of queues. Raises _Late after that many seconds, or when gone() is true."""
         with self.changed:
-            while missing := [key for key in keys if key not in self.values]:
-                left = end - time.monotonic()
-                if left <= 0 or gone():
-                    raise _Late(missing)
-                self.changed.wait(min(left, 0.5))
-            return [self.values[key] for key in keys]
+            self._wait(lambda: self.missing(keys), seconds, gone)
+            return [self.values.get(key, b"") for key in keys]
+
+    def _wait(self, missing, seconds, gone):
+        end = time.monotonic() + seconds
+        while names := missing():
+            left = end - time.monotonic()
+            if left <= 0 or gone():
+                raise _Late(names)
+            self.changed.wait(min(left, 0.5))
 
 
 class Store:
@@ -115,7 +136,7 @@ class Store:
     def __init__(self):
         self._timeout = 300.0
 
-    # What a kind of store gives: _set, _append, _add, _compare_set, _delete, _check, _count, _get.
+    # What a kind of store gives: _set, _append, _add, _compare_set, _delete, _check, _keys, _get, _push, _pop, _length.
 
     def set(self, key, value):
         """key = value."""
@@ -150,8 +171,35 @@ class Store:
         return self._check([_text(key) for key in keys])
 
     def num_keys(self):
-        """How many keys there are."""
-        return self._count()
+        """How many keys there are, queues left out."""
+        return len(self._keys())
+
+    def list_keys(self):
+        """The keys, in no order, queues left out."""
+        return self._keys()
+
+    def queue_push(self, key, value):
+        """Adds a value to the end of the queue of this name, which no value should have."""
+        self._push(_text(key), _raw(value))
+
+    def queue_pop(self, key, block=True):
+        """Takes the oldest value, waiting for one; with block=False an empty queue is QueueEmptyError."""
+        try:
+            return self._late(self._pop, _text(key), self._timeout if block else 0)
+        except _C.CommTimeout:
+            if block:
+                raise
+            raise QueueEmptyError(f"{type(self).__name__}: the queue {key!r} is empty") from None
+
+    def queue_len(self, key):
+        """How many values the queue has; 0: there is none."""
+        return self._length(_text(key))
+
+    def barrier(self, key, world_size, timeout=None):
+        """Returns once `world_size` workers have called it with this key, which serves once."""
+        if self.add(f"{key}/count", 1) >= world_size:
+            self.set(f"{key}/all", "")
+        self.wait([f"{key}/all"], timeout)
 
     def wait(self, keys, timeout=None):
         """Returns once all of these keys are there."""
@@ -179,8 +227,11 @@ class Store:
         return True
 
     def _values(self, keys, seconds):
+        return self._late(self._get, keys, seconds)
+
+    def _late(self, call, what, seconds):
         try:
-            return self._get(keys, seconds)
+            return call(what, seconds)
         except _Late as late:
             missing = ", ".join(map(repr, late.args[0]))
             raise _C.CommTimeout(f"{type(self).__name__}: no {missing} after {seconds:g} s") from None
@@ -201,14 +252,15 @@ class HashStore(Store):
         super().__init__()
         table = _Table()
         self._set, self._append, self._add, self._compare_set = table.set, table.append, table.add, table.compare_set
-        self._delete, self._check, self._count, self._get = table.delete, table.check, table.count, table.get
+        self._delete, self._check, self._keys, self._get = table.delete, table.check, table.keys, table.get
+        self._push, self._pop, self._length = table.push, table.pop, table.length
 
     def clone(self):
         return self
 
 
 class PrefixStore(Store):
-    """`store` with "prefix/" before every key. Counts the other store's keys, all of them, as PyTorch's does."""
+    """`store` with "prefix/" before every key. num_keys counts all keys of the other store, as PyTorch's does."""
 
     def __init__(self, prefix, store):
         super().__init__()
@@ -236,11 +288,26 @@ class PrefixStore(Store):
     def _check(self, keys):
         return self.underlying_store._check([self._of(key) for key in keys])
 
-    def _count(self):
-        return self.underlying_store._count()
+    def num_keys(self):
+        return self.underlying_store.num_keys()
+
+    def _keys(self):
+        return [key[len(self._prefix) :] for key in self.underlying_store._keys() if key.startswith(self._prefix)]
 
     def _get(self, keys, seconds):
         return self.underlying_store._get([self._of(key) for key in keys], seconds)
+
+    def _push(self, key, value):
+        self.underlying_store._push(self._of(key), value)
+
+    def _pop(self, key, seconds):
+        return self.underlying_store._pop(self._of(key), seconds)
+
+    def _length(self, key):
+        return self.underlying_store._length(self._of(key))
+
+    def clone(self):
+        return PrefixStore(self._prefix[:-1], self.underlying_store.clone())
 
 
 # A file
@@ -255,6 +322,7 @@ class FileStore(Store):
     """
 
     _DELETED = 0xFFFFFFFF
+    _QUEUE = "\0queue "  # before the name of a queue, whose value is u32 length, value, ...
 
     def __init__(self, file_name, world_size=-1):
         super().__init__()
@@ -334,25 +402,54 @@ class FileStore(Store):
                 self._write(key, None)
             return there
 
+    def _missing(self, keys):
+        return [key for key in keys if key not in self._table and self._QUEUE + key not in self._table]
+
     def _check(self, keys):
         with self._Locked(self):
-            return all(key in self._table for key in keys)
+            return not self._missing(keys)
 
-    def _count(self):
+    def _keys(self):
         with self._Locked(self):
-            return len(self._table)
+            return [key for key in self._table if not key.startswith(self._QUEUE)]
 
-    def _get(self, keys, seconds):
+    def _wait(self, keys, seconds, take):
+        """take(), under the lock, once all of these are there."""
         end, pause = time.monotonic() + seconds, 0.001
         while True:
             with self._Locked(self):
-                missing = [key for key in keys if key not in self._table]
+                missing = self._missing(keys)
                 if not missing:
-                    return [self._table[key] for key in keys]
+                    return take()
             if time.monotonic() > end:
                 raise _Late(missing)
             time.sleep(pause)
             pause = min(2 * pause, 0.05)
+
+    def _get(self, keys, seconds):
+        return self._wait(keys, seconds, lambda: [self._table.get(key, b"") for key in keys])
+
+    def _push(self, key, value):
+        with self._Locked(self):
+            name = self._QUEUE + key
+            self._write(name, self._table.get(name, b"") + struct.pack("<I", len(value)) + value)
+
+    def _pop(self, key, seconds):
+        def take():
+            value = self._table[self._QUEUE + key]
+            end = 4 + struct.unpack_from("<I", value)[0]
+            self._write(self._QUEUE + key, value[end:] or None)
+            return value[4:end]
+
+        return self._wait([key], seconds, take)
+
+    def _length(self, key):
+        with self._Locked(self):
+            value, at, count = self._table.get(self._QUEUE + key, b""), 0, 0
+        while at < len(value):
+            at += 4 + struct.unpack_from("<I", value, at)[0]
+            count += 1
+        return count
 
     def clone(self):
         return FileStore(self.path)
@@ -364,261 +461,3 @@ def _leave_file(path, world_size):
             os.unlink(path)
     except OSError:  # gone already
         pass
-
-
-# TCP
-
-
-def _secret():
-    """The secret in PYDIST_SECRET_FILE, or None."""
-    path = os.environ.get("PYDIST_SECRET_FILE")
-    if not path:
-        return None
-    with open(path, "rb") as file:
-        if os.fstat(file.fileno()).st_mode & 0o077:
-            raise PermissionError(f"TCPStore: {path} can be read by others (expected mode 0600)")
-        return file.read()
-
-
-def _is_loopback(host):
-    return all(info[4][0].startswith("127.") or info[4][0] == "::1" for info in socket.getaddrinfo(host, None))
-
-
-def _proof(secret, nonce):
-    return hmac.digest(secret or b"loopback", _MAGIC + nonce, "sha256")
-
-
-def _read_exactly(connection, size):
-    parts = []
-    while size:
-        part = connection.recv(min(size, 1 << 20))
-        if not part:
-            raise ConnectionError("closed")
-        parts.append(part)
-        size -= len(part)
-    return b"".join(parts)
-
-
-def _send(connection, *parts):
-    """One message: u32 number of parts, u32 length of each, the parts."""
-    head = struct.pack(f"<{len(parts) + 1}I", len(parts), *map(len, parts))
-    connection.sendall(head + b"".join(parts))
-
-
-def _receive(connection):
-    (count,) = struct.unpack("<I", _read_exactly(connection, 4))
-    if count > 1 << 16:
-        raise ConnectionError("a message out of bounds")
-    sizes = struct.unpack(f"<{count}I", _read_exactly(connection, 4 * count))
-    if sum(sizes) > _MOST:
-        raise ConnectionError("a message out of bounds")
-    data, at, parts = _read_exactly(connection, sum(sizes)), 0, []
-    for size in sizes:
-        parts.append(data[at : at + size])
-        at += size
-    return parts
-
-
-class _Server:
-    """Listens, and answers every connection in a thread of its own."""
-
-    def __init__(self, host, port):
-        self.secret, self.table, self.open = _secret(), _Table(), set()
-        loopback = _is_loopback(host)
-        if not loopback and self.secret is None and os.environ.get("PYDIST_INSECURE") != "1":
-            raise _C.DistError(
-                f"TCPStore: {host} is beyond this machine and there is no secret (expected PYDIST_SECRET_FILE on every "
-                "node, or PYDIST_INSECURE=1)"
-            )
-        self.socket = socket.create_server((host, port), backlog=512)
-        self.port = self.socket.getsockname()[1]
-        threading.Thread(target=self.serve, name="TCPStore", daemon=True).start()
-
-    def serve(self):
-        while True:
-            try:
-                connection, _ = self.socket.accept()
-            except OSError:  # closed
-                return
-            threading.Thread(target=self.answer, args=(connection,), name="TCPStore", daemon=True).start()
-
-    def answer(self, connection):
-        self.open.add(connection)
-        try:
-            connection.settimeout(_HANDSHAKE)
-            nonce = os.urandom(32)
-            connection.sendall(_MAGIC + nonce)
-            if not hmac.compare_digest(_read_exactly(connection, 32), _proof(self.secret, nonce)):
-                return
-            connection.settimeout(None)
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            connection.sendall(b"y")
-            while True:
-                verb, *parts = _receive(connection)
-                try:
-                    _send(connection, b"ok", *self.do(verb.decode(), parts))
-                except _Late as late:
-                    _send(connection, b"late", *(key.encode() for key in late.args[0]))
-                except (ValueError, KeyError, IndexError, struct.error) as error:
-                    _send(connection, b"bad", str(error).encode())
-        except (OSError, ValueError):
-            pass
-        finally:
-            self.open.discard(connection)
-            connection.close()
-
-    def do(self, verb, parts):
-        table = self.table
-        if verb == "get":
-            (seconds,), keys = struct.unpack("<d", parts[0]), [part.decode() for part in parts[1:]]
-            return table.get(keys, seconds, lambda: self.socket.fileno() < 0)
-        if verb == "check":
-            return [b"1" if table.check([part.decode() for part in parts]) else b""]
-        if verb == "count":
-            return [str(table.count()).encode()]
-        key, *values = parts[0].decode(), *parts[1:]
-        if verb == "set":
-            return [table.set(key, values[0]) or b""]
-        if verb == "append":
-            return [table.append(key, values[0]) or b""]
-        if verb == "add":
-            return [str(table.add(key, int(values[0]))).encode()]
-        if verb == "compare_set":
-            return [table.compare_set(key, values[0], values[1])]
-        if verb == "delete":
-            return [b"1" if table.delete(key) else b""]
-        raise ValueError(f"unknown verb {verb}")
-
-    def close(self):
-        for connection in [self.socket, *self.open]:
-            try:
-                connection.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                pass
-            connection.close()
-
-
-def _connect(host, port, seconds):
-    """A connection that both sides have proved themselves on; tried again until the server is there."""
-    end, secret = time.monotonic() + seconds, _secret()
-    while True:
-        try:
-            connection = socket.create_connection((host, port), max(end - time.monotonic(), 0.1))
-            break
-        except ConnectionRefusedError:
-            if time.monotonic() > end:
-                raise _C.CommTimeout(f"TCPStore: nobody listens on {host}:{port} after {seconds:g} s") from None
-            time.sleep(0.02)
-        except OSError as error:
-            raise _C.DistError(f"TCPStore: {host}:{port}: {error}") from None
-    try:
-        connection.settimeout(_HANDSHAKE)
-        hello = _read_exactly(connection, len(_MAGIC) + 32)
-        if hello[: len(_MAGIC)] != _MAGIC:
-            raise ConnectionError("not a pydist store")
-        connection.sendall(_proof(secret, hello[len(_MAGIC) :]))
-        _read_exactly(connection, 1)
-    except OSError as error:
-        connection.close()
-        raise _C.DistError(
-            f"TCPStore: {host}:{port} refused the connection: {error} (expected the same secret)"
-        ) from None
-    connection.settimeout(None)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return connection
-
-
-class TCPStore(Store):
-    """The table lives in the process with is_master=True, as long as its store object does; the others connect, and
-    wait for it at most `timeout`. `port` 0: any free one, see `.port`. `world_size` with `wait_for_workers`: the master
-    waits until so many stores, itself included, are connected.
-
-    Errors: CommTimeout, DistError (no connection, wrong secret, no secret beyond this machine).
-
-    >>> from pydist.distributed import TCPStore
-    >>> master = TCPStore("127.0.0.1", 0, 2, is_master=True, wait_for_workers=False)
-    >>> other = TCPStore("127.0.0.1", master.port, 2, wait_for_workers=False)
-    >>> other.set("a", "1")
-    >>> master.get("a")
-    b'1'
-    """
-
-    def __init__(
-        self,
-        host_name,
-        port=29500,
-        world_size=None,
-        is_master=False,
-        timeout=timedelta(seconds=300),
-        wait_for_workers=True,
-        multi_tenant=False,
-        master_listen_fd=None,
-        use_libuv=True,
-    ):
-        super().__init__()
-        self.host, self._timeout, self._lock = host_name, _seconds(timeout), threading.Lock()
-        self._server = None
-        if is_master:
-            try:
-                self._server = _Server(host_name, port)
-            except OSError as error:
-                raise _C.DistError(f"TCPStore: cannot listen on {host_name}:{port}: {error.strerror}") from None
-            port = self._server.port
-            weakref.finalize(self, self._server.close)
-        self.port = port
-        self._connection = _connect(host_name, port, self._timeout)
-        weakref.finalize(self, self._connection.close)
-        if wait_for_workers and world_size is not None and world_size > 0:
-            self._add(_INIT, 1)
-            end = time.monotonic() + self._timeout
-            while is_master and self._add(_INIT, 0) < world_size:
-                if time.monotonic() > end:
-                    raise _C.CommTimeout(
-                        f"TCPStore: {self._add(_INIT, 0)} of {world_size} workers after {self._timeout:g} s"
-                    )
-                time.sleep(0.005)
-
-    def _ask(self, verb, *parts):
-        with self._lock:
-            try:
-                _send(self._connection, verb.encode(), *parts)
-                status, *answer = _receive(self._connection)
-            except OSError as error:
-                raise _C.DistError(f"TCPStore: {self.host}:{self.port} is gone: {error}") from None
-        if status == b"late":
-            raise _Late([key.decode() for key in answer])
-        if status == b"bad":
-            raise ValueError(answer[0].decode())
-        return answer
-
-    def _set(self, key, value):
-        self._ask("set", key.encode(), value)
-
-    def _append(self, key, value):
-        self._ask("append", key.encode(), value)
-
-    def _add(self, key, amount):
-        return int(self._ask("add", key.encode(), str(amount).encode())[0])
-
-    def _compare_set(self, key, expected, desired):
-        return self._ask("compare_set", key.encode(), expected, desired)[0]
-
-    def _delete(self, key):
-        return self._ask("delete", key.encode())[0] == b"1"
-
-    def _check(self, keys):
-        return self._ask("check", *(key.encode() for key in keys))[0] == b"1"
-
-    def _count(self):
-        return int(self._ask("count")[0])
-
-    def _get(self, keys, seconds):
-        return self._ask("get", struct.pack("<d", seconds), *(key.encode() for key in keys))
-
-    def clone(self):
-        """Another connection to the same table."""
-        return TCPStore(self.host, self.port, None, False, self._timeout, False)
-
-    @property
-    def libuvBackend(self):
-        return False
