@@ -15,14 +15,15 @@ def _identity(fd, dtype):
     return status.st_dev, status.st_ino, dtype
 
 
-def reduce_tensor(tensor):
-    """(function, arguments) that make the tensor in another process. Raises RuntimeError for one with a history."""
+def reduce_tensor(tensor, pass_fd=DupFd):
+    """(function, arguments) that make the tensor in another process; pass_fd makes of the memory's descriptor an object
+    whose detach() there gives one. Raises RuntimeError for one with a history."""
     if tensor.requires_grad and not tensor.is_leaf:
         raise RuntimeError("multiprocessing: the tensor is part of a graph (expected a leaf; use detach())")
     data = tensor.detach().share_memory_()
     whole = _C.storage_bytes(data)
     geometry = data.storage_offset(), tuple(data.shape), tuple(data.stride())
-    shared = DupFd(_C.shared_fd(data)), whole.numel(), data.dtype
+    shared = pass_fd(_C.shared_fd(data)), whole.numel(), data.dtype
     return rebuild_tensor, (type(tensor), *shared, *geometry, tensor.requires_grad, tensor.__dict__ or None)
 
 

@@ -1,15 +1,18 @@
 """DataLoader: batches of a dataset, in the order of a sampler."""
 
-from itertools import islice, repeat
+import os
+from functools import partial
+from itertools import chain, islice, repeat
 
 from pydist import _C
 from pydist.distributed.process_group import get_rank
 from pydist.utils.data.collate import default_collate, default_convert
-from pydist.utils.data.dataset import IterableDataset, row_getter
+from pydist.utils.data.dataset import IterableDataset
+from pydist.utils.data.fetch import END, of_indices, of_stream
 from pydist.utils.data.prefetch import prefetch
 from pydist.utils.data.sampler import BatchSampler, RandomSampler, SequentialSampler
 
-_END = object()
+_CONTEXTS = ("fork", "forkserver", "spawn")
 
 
 class DataLoader:
@@ -19,8 +22,12 @@ class DataLoader:
     With `num_workers` threads `prefetch_factor` (2) batches per thread are made ahead; the order stays, an error in a
     thread is raised here with its own traceback, and no thread outlives the loop. Random numbers drawn for a batch
     depend on the seed, the epoch, the batch's number and the rank, not on the number of threads. A whole batch of a
-    TensorDataset is one index operation per tensor. `pin_memory`, `multiprocessing_context` and `persistent_workers`
-    are accepted and mean nothing here. An IterableDataset is read by one thread at most.
+    TensorDataset is one index operation per tensor. An IterableDataset is read by one thread at most. `pin_memory` is
+    accepted and means nothing here.
+
+    `multiprocessing_context` "spawn" or "fork" (in compat mode fork unless given): the workers are processes, whose
+    tensors come as shared memory and which end with this one; each reads an IterableDataset of its own.
+    `persistent_workers` keeps them between epochs. `state_dict()` and `load_state_dict()` go on within an epoch.
 
     >>> import pydist
     >>> data = pydist.utils.data.TensorDataset(pydist.arange(5))
@@ -55,6 +62,10 @@ class DataLoader:
             raise ValueError("timeout option should be non-negative")
         if prefetch_factor is not None and num_workers == 0:
             raise ValueError("prefetch_factor option could only be specified with num_workers > 0")
+        if persistent_workers and num_workers == 0:
+            raise ValueError("persistent_workers option needs num_workers > 0")
+        if isinstance(multiprocessing_context, str) and multiprocessing_context not in _CONTEXTS:
+            raise ValueError(f"multiprocessing_context is {multiprocessing_context!r} (expected one of {_CONTEXTS})")
         if prefetch_factor is not None and prefetch_factor < 1:
             raise ValueError("prefetch_factor option should be positive")
         self.dataset = dataset
@@ -65,6 +76,11 @@ class DataLoader:
         self.generator = generator
         self.pin_memory = pin_memory
         self.persistent_workers = persistent_workers
+        if multiprocessing_context is None and num_workers and os.environ.get("PYDIST_COMPAT") == "1":
+            multiprocessing_context = "fork"
+        self.multiprocessing_context = multiprocessing_context
+        self._pool = self._resumed = self._begun = None
+        self._batches = 0
         self._is_iterable = isinstance(dataset, IterableDataset)
         self._set_order(batch_size, shuffle, sampler, batch_sampler, drop_last)
         if collate_fn is None:
@@ -108,48 +124,81 @@ class DataLoader:
         return (size + (0 if self.drop_last else self.batch_size - 1)) // self.batch_size
 
     def __iter__(self):
-        for sampler in (self.sampler, getattr(self.batch_sampler, "sampler", None)):
-            if hasattr(sampler, "start_epoch"):
-                sampler.start_epoch()
+        resumed, self._resumed = self._resumed, None
+        self._batches = resumed["batches"] if resumed and not self._is_iterable else 0
+        epoch_of = next(
+            (s for s in (self.sampler, getattr(self.batch_sampler, "sampler", None)) if hasattr(s, "start_epoch")), None
+        )
+        if resumed is None:
+            if epoch_of is not None:
+                epoch_of.start_epoch()
+            self._begun = {
+                "random": _C.get_rng_state(),
+                "generator": None if self.generator is None else self.generator.get_state(),
+                "epoch": getattr(epoch_of, "epoch", None),
+            }
+            self._seed = _C.randint(0, 1 << 62, (), generator=self.generator).item()
+            return self._counted(self._tasks(), 0)
+        return self._go_on(resumed, epoch_of)
+
+    def _go_on(self, state, epoch_of):
+        """The rest of the epoch of a state dictionary: its order is drawn again, what was given out is left out."""
+        before = _C.get_rng_state()
+        self._begun, skipped = dict(state["begun"]), state["batches"]
+        _C.set_rng_state(self._begun["random"])
+        if self.generator is not None:
+            self.generator.set_state(self._begun["generator"])
+        if epoch_of is not None:
+            epoch_of.set_epoch(self._begun["epoch"])
+            epoch_of.start_epoch()
+        self._seed = _C.randint(0, 1 << 62, (), generator=self.generator).item()
+        if self._is_iterable:
+            _C.set_rng_state(before)
+            return islice(self._counted(self._tasks(), 0), skipped, None)
+        tasks = self._tasks()
+        for _ in islice(tasks, skipped):
+            pass
+        first = list(islice(tasks, 1))  # where nothing was left out the order is drawn now
+        _C.set_rng_state(before)
+        return self._counted(chain(first, tasks), skipped)
+
+    def _counted(self, tasks, skipped):
+        for result in self._results(tasks, skipped):
+            if isinstance(result, str) and result == END:
                 break
-        return self._iterate_stream() if self._is_iterable else self._iterate()
-
-    def _iterate(self):
-        tasks = self.sampler if self.batch_sampler is None else self.batch_sampler
-        return self._results(tasks, self._fetch_function(), self.num_workers)
-
-    def _fetch_function(self):
-        dataset, collate = self.dataset, self.collate_fn
-        if self.batch_sampler is None:
-            return lambda index: collate(dataset[index])
-        if collate is default_collate and (rows := row_getter(dataset)):
-            return rows
-        if many := getattr(dataset, "__getitems__", None):
-            return lambda indices: collate(many(indices))
-        return lambda indices: collate([dataset[i] for i in indices])
-
-    def _iterate_stream(self):
-        items = None  # made by the thread that reads it, which then knows its get_worker_info()
-
-        def fetch(_):
-            nonlocal items
-            if items is None:
-                items = iter(self.dataset)
-            if self.batch_size is None:
-                item = next(items, _END)
-                return item if item is _END else self.collate_fn(item)
-            batch = list(islice(items, self.batch_size))
-            if not batch or (self.drop_last and len(batch) < self.batch_size):
-                return _END
-            return self.collate_fn(batch)
-
-        for result in self._results(repeat(None), fetch, min(self.num_workers, 1)):
-            if result is _END:
-                return
+            self._batches += 1
             yield result
+        self._batches = 0
+        self._begun = None
 
-    def _results(self, tasks, fetch, workers):
-        seed, rank = _C.randint(0, 1 << 62, (), generator=self.generator).item(), get_rank()
+    def state_dict(self):
+        """Where the epoch under way stands: {"begun": what its order is drawn from, "batches": how many were given out};
+        {"begun": None} between epochs. The next loop over a loader that loads it goes on with the next batch. Random
+        numbers that the training draws are not part of it."""
+        return {"begun": self._begun and dict(self._begun), "batches": self._batches}
+
+    def load_state_dict(self, state_dict):
+        """Raises KeyError for a dictionary of something else."""
+        begun, batches = state_dict["begun"], state_dict["batches"]
+        self._resumed = None if begun is None else {"begun": begun, "batches": batches}
+
+    def _maker(self):
+        """What makes a new fetch function, here or in another process."""
+        if self._is_iterable:
+            return partial(of_stream, self.dataset, self.collate_fn, self.batch_size, self.drop_last)
+        return partial(of_indices, self.dataset, self.collate_fn, self.batch_sampler is not None)
+
+    def _tasks(self):
+        if self._is_iterable:
+            return repeat(None)
+        return iter(self.sampler if self.batch_sampler is None else self.batch_sampler)
+
+    def _results(self, tasks, skipped):
+        """The batches of the tasks, the first of which has the number `skipped`."""
+        seed, rank = self._seed, get_rank()
+        if self.num_workers and self.multiprocessing_context is not None:
+            return self._from_processes(tasks, seed + skipped, rank)
+        fetch = self._maker()()
 
         def seeded(job):
             number, task = job
@@ -163,12 +212,25 @@ class DataLoader:
             finally:
                 _C.set_rng_state(before)
 
+        workers = min(self.num_workers, 1) if self._is_iterable else self.num_workers
+        jobs = enumerate(tasks, skipped)
         if workers == 0:
-            return map(aside, enumerate(tasks))
+            return map(aside, jobs)
         ahead = workers * self.prefetch_factor
-        return prefetch(
-            enumerate(tasks), seeded, self._start_thread, workers, ahead, self.timeout or None, seed, self.dataset
-        )
+        return prefetch(jobs, seeded, self._start_thread, workers, ahead, self.timeout or None, seed, self.dataset)
+
+    def _from_processes(self, tasks, seed, rank):
+        from pydist.utils.data.processes import Pool, results
+
+        pool, self._pool = self._pool, None
+        if pool is None or not pool.processes:  # none yet, or given up after an error
+            pool = Pool(
+                self.multiprocessing_context, self.num_workers, self.dataset, self._maker(), self.worker_init_fn, rank
+            )
+        if self.persistent_workers:
+            self._pool = pool
+        timeout = self.timeout or None
+        return results(pool, tasks, seed, self.prefetch_factor, timeout, END, self.persistent_workers)
 
     def _start_thread(self, worker):
         _C._rng_own(True)

@@ -72,6 +72,13 @@ class DistributedSampler(Sampler):
         self.epoch = epoch
         self._epoch_is_fresh = True
 
+    def state_dict(self):
+        return {"epoch": self.epoch, "seed": self.seed}
+
+    def load_state_dict(self, state_dict):
+        self.seed = state_dict["seed"]
+        self.set_epoch(state_dict["epoch"])
+
     def start_epoch(self):
         """Called by DataLoader before it iterates: goes to the next epoch unless this one has not been used yet."""
         if not self._epoch_is_fresh and not is_asked():

@@ -1,0 +1,248 @@
+"""The loader's processes, and going on within an epoch."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+
+import pydist
+from pydist.utils.data import (
+    DataLoader, Dataset, DistributedSampler, IterableDataset, RandomSampler, TensorDataset, WeightedRandomSampler,
+    get_worker_info,
+)  # fmt: skip
+
+
+class Items(Dataset):
+    """Item i: (i, random numbers, the process)."""
+
+    def __init__(self, size):
+        self.size = size
+
+    def __len__(self):
+        return self.size
+
+    def __getitem__(self, i):
+        return {"x": pydist.full((2,), float(i)), "noise": pydist.rand(3), "pid": os.getpid(), "text": f"item {i}"}
+
+
+class Failing(Items):
+    def __getitem__(self, i):
+        if i == 5:
+            raise KeyError("item five")
+        if i == 7:
+            os._exit(3)
+        return i
+
+
+class Slow(Items):
+    def __getitem__(self, i):
+        time.sleep(60 if i == 2 else 0)
+        return i
+
+
+class Stream(IterableDataset):
+    def __init__(self, size):
+        self.size = size
+
+    def __iter__(self):
+        info = get_worker_info()
+        worker, count = (info.id, info.num_workers) if info else (0, 1)
+        return iter(range(worker, self.size - worker, count))
+
+
+def mark(worker):
+    assert get_worker_info().id == worker
+    Items.__getitem__ = lambda self, i: (i, worker, get_worker_info().seed)
+
+
+def refuse(worker):
+    raise LookupError(f"worker {worker} refuses")
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_processes_give_what_threads_give(context):
+    data = Items(10)
+    plain = list(DataLoader(data, 3))
+    pydist.manual_seed(5)
+    alone = list(DataLoader(data, 3, shuffle=True))
+    pydist.manual_seed(5)
+    loader = DataLoader(data, 3, shuffle=True, num_workers=2, multiprocessing_context=context)
+    batches = list(loader)
+    for ours, expected in zip(batches, alone):
+        assert ours["x"].tolist() == expected["x"].tolist() and ours["noise"].tolist() == expected["noise"].tolist()
+        assert ours["text"] == expected["text"]
+    assert len(batches) == len(plain) == 4 and batches[0]["x"].is_shared()
+    pids = {pid for batch in batches for pid in batch["pid"].tolist()}
+    assert len(pids) == 2 and os.getpid() not in pids
+    del batches
+    assert not any(alive(pid) for pid in pids)
+
+
+def alive(pid):
+    try:
+        os.kill(pid, 0)
+        return True
+    except ProcessLookupError:
+        return False
+
+
+def test_persistent_workers_and_early_ends():
+    loader = DataLoader(Items(12), 2, num_workers=2, multiprocessing_context="fork", persistent_workers=True)
+    seen = set()
+    for epoch in range(3):
+        for i, batch in enumerate(loader):
+            seen |= set(batch["pid"].tolist())
+            assert batch["x"][0, 0].item() == 2 * i
+            if epoch == 1 and i == 2:
+                break
+    assert len(seen) == 2 and all(map(alive, seen))
+    del loader
+    assert not any(map(alive, seen))
+    with pytest.raises(ValueError, match="persistent_workers"):
+        DataLoader([1], persistent_workers=True)
+    with pytest.raises(ValueError, match="multiprocessing_context is 'threads'"):
+        DataLoader([1], num_workers=1, multiprocessing_context="threads")
+
+
+def test_errors_of_processes():
+    loader = DataLoader(Failing(8), 1, num_workers=1, multiprocessing_context="fork")
+    got = []
+    with pytest.raises(KeyError, match="item five") as caught:
+        got.extend(loader)
+    assert len(got) == 5 and "in __getitem__" in str(caught.value.__cause__) and "test_workers.py" in str(
+        caught.value.__cause__
+    )
+    with pytest.raises(RuntimeError, match=r"worker 0 \(pid \d+\) exited unexpectedly with code 3"):
+        list(DataLoader(Failing(8), 1, sampler=[0, 7], num_workers=1, multiprocessing_context="fork"))
+    with pytest.raises(RuntimeError, match="timed out after 0.2 seconds"):  # the worker sleeps: ended by force
+        iterator = iter(DataLoader(Slow(4), None, num_workers=1, multiprocessing_context="fork", timeout=0.2))
+        assert [next(iterator), next(iterator)] == [0, 1]
+        next(iterator)
+
+
+def test_worker_init_fn_and_seeds():
+    pydist.manual_seed(0)
+    options = {"num_workers": 2, "multiprocessing_context": "fork"}
+    got = list(DataLoader(Items(4), None, worker_init_fn=mark, **options))
+    assert [(i, worker) for i, worker, _ in got] == [(0, 0), (1, 1), (2, 0), (3, 1)]
+    assert got[1][2] == got[0][2] + 1 == got[3][2]
+    with pytest.raises(LookupError, match="worker 0 refuses"):
+        list(DataLoader(Items(4), worker_init_fn=refuse, **options))
+    many = {"shape": pydist.zeros(0), "list": [pydist.ones(1) * i for i in range(300)]}  # more than one message's fds
+    (batch,) = DataLoader([many], None, **options)
+    assert [t.item() for t in batch["list"]] == list(range(300)) and batch["shape"].shape == (0,)
+
+
+def test_streams_in_processes():
+    options = {"num_workers": 2, "multiprocessing_context": "fork", "persistent_workers": True}
+    loader = DataLoader(Stream(9), 2, **options)
+    for _ in range(2):  # worker 0 has 0 2 4 6 8, worker 1 has 1 3 5 7; in turn until one has no more
+        assert [batch.tolist() for batch in loader] == [[0, 2], [1, 3], [4, 6], [5, 7], [8]]
+    assert list(DataLoader(Stream(4), None)) == [0, 1, 2, 3]
+
+
+def test_compat_forks(monkeypatch):
+    monkeypatch.setenv("PYDIST_COMPAT", "1")
+    assert DataLoader([1], num_workers=1).multiprocessing_context == "fork"
+    assert DataLoader([1]).multiprocessing_context is None
+
+
+def test_workers_do_not_outlive_the_parent(tmp_path):
+    """The parent is killed while a worker computes and another waits."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        textwrap.dedent(
+            """
+            import os, time
+            from pydist.utils.data import DataLoader
+
+            class Data:
+                def __len__(self):
+                    return 4
+                def __getitem__(self, i):
+                    print(os.getpid(), flush=True)
+                    if i:
+                        time.sleep(60)
+                    return i
+
+            for _ in DataLoader(Data(), num_workers=2, prefetch_factor=1, multiprocessing_context="fork"):
+                time.sleep(60)
+            """
+        )
+    )
+    parent = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
+    pids = [int(parent.stdout.readline()) for _ in range(2)]
+    os.kill(parent.pid, signal.SIGKILL)
+    parent.wait()
+    end = time.monotonic() + 20
+    while any(map(running, pids)) and time.monotonic() < end:
+        time.sleep(0.02)
+    assert not any(map(running, pids))
+    parent.stdout.close()
+
+
+def running(pid):
+    """Whether there is such a process that is no zombie (nobody may wait for orphans here)."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+# Going on within an epoch.
+
+
+def loaders():
+    data = TensorDataset(pydist.arange(23))
+    weights = pydist.arange(1.0, 24.0)
+    return {
+        "in turn": lambda: DataLoader(data, 4),
+        "shuffled": lambda: DataLoader(data, 4, shuffle=True),
+        "generator": lambda: DataLoader(data, 4, shuffle=True, generator=pydist.Generator().manual_seed(3)),
+        "threads": lambda: DataLoader(data, 4, shuffle=True, num_workers=2),
+        "processes": lambda: DataLoader(data, 4, shuffle=True, num_workers=1, multiprocessing_context="fork"),
+        "replacement": lambda: DataLoader(data, 4, sampler=RandomSampler(data, replacement=True)),
+        "weighted": lambda: DataLoader(data, 4, sampler=WeightedRandomSampler(weights, 23)),
+        "distributed": lambda: DataLoader(data, 4, sampler=DistributedSampler(data, 2, 1)),
+        "single": lambda: DataLoader(Items(9), None, shuffle=True, collate_fn=lambda d: (d["x"], d["noise"])),
+        "stream": lambda: DataLoader(Stream(23), 4),
+    }
+
+
+def listed(batches):
+    return [[t.tolist() for t in (batch if isinstance(batch, (list, tuple)) else [batch])] for batch in batches]
+
+
+@pytest.mark.parametrize("given", [0, 1, 3])
+@pytest.mark.parametrize("name", loaders())
+def test_resuming_gives_the_rest(name, given):
+    """The same batches, with the same random numbers, as without the interruption; and the epochs after it."""
+    loader = loaders()[name]()
+    list(loader)
+    iterator = iter(loader)
+    for _ in range(given):
+        next(iterator)
+    state = loader.state_dict()
+    rest = listed(iterator)
+    random = pydist.get_rng_state()
+    pydist.rand(7)
+    other = loaders()[name]()
+    other.load_state_dict(state)
+    before = pydist.get_rng_state()
+    got = listed(other)
+    if given or name in ("in turn", "stream"):
+        assert got == rest
+    assert pydist.get_rng_state() == before
+    assert other.state_dict() == {"begun": None, "batches": 0} == loader.state_dict()
+    if loader.generator is None:
+        pydist.set_rng_state(random)
+        expected = listed(loader)
+        pydist.set_rng_state(random)
+        assert listed(other) == expected
+    with pytest.raises(KeyError):
+        other.load_state_dict({})
