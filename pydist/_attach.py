@@ -28,6 +28,17 @@ def _read(pid, name):
         return ""
 
 
+def socket_owner(inodes):
+    """The process that has one of these sockets open; None: nobody whose descriptors we may see."""
+    for path in glob.glob("/proc/[0-9]*/fd/*"):
+        try:
+            if os.readlink(path)[len("socket:[") : -1] in inodes:
+                return int(path.split("/")[2])
+        except OSError:
+            continue
+    return None
+
+
 def _environment(pid):
     return dict(entry.partition("=")[::2] for entry in _read(pid, "environ").split("\0") if "=" in entry)
 
@@ -73,8 +84,10 @@ def ranks_of(target):
     else:
         found = {pid for pid in everyone if _environment(pid).get("MASTER_PORT") == str(target)}
         name = f"@pydist-{os.geteuid()}-{target}"  # ranks without a launcher meet there, at rank 0
-        if any(line.endswith(name) for line in _read("net", "unix").splitlines()):
-            found |= {pid for pid in everyone if _answers(pid)}
+        rows = [line.split() for line in _read("net", "unix").splitlines()]
+        owner = socket_owner({row[6] for row in rows if row[-1] == name})
+        if owner:
+            found |= {owner, *(pid for pid in everyone if _field(pid, "PPid") == _field(owner, "PPid"))}
     found = sorted(pid for pid in found if pid != os.getpid() and _answers(pid))
     if not found:
         raise ValueError(f"--attach {target}: no rank on this host (expected the pid of a launcher or a rank, or a job's "

@@ -13,7 +13,6 @@ PYDIST_FAULT=clock:RANK:SECONDS, version:RANK:TEXT or slow:RANK:FACTOR pretends 
 """
 
 import argparse
-import glob
 import hashlib
 import json
 import os
@@ -26,6 +25,7 @@ import time
 from collections import Counter, namedtuple
 
 from pydist import _pairs
+from pydist._attach import socket_owner
 
 Finding = namedtuple("Finding", "severity check text")
 PROBLEM, WARNING, OK = "problem", "warning", "ok"
@@ -64,7 +64,21 @@ def own_addresses():
     """This host's addresses, loopback left out."""
     from pydist import _C
 
-    return [address for _, address in _C.interfaces()]
+    try:
+        return [address for _, address in _C.interfaces()]
+    except ValueError:  # network_finding says it
+        return []
+
+
+def network_finding():
+    """The interfaces that ranks may use."""
+    from pydist import _C
+
+    try:
+        found = ", ".join(f"{name} {address}" for name, address in _C.interfaces())
+    except ValueError as error:
+        return Finding(PROBLEM, "network", str(error).removeprefix("control: "))
+    return Finding(OK, "network", found or "loopback alone: no other host can be reached")
 
 
 def port_owner(port):
@@ -79,15 +93,12 @@ def port_owner(port):
         inodes |= {row[9] for row in rows if row[3] == "0A" and int(row[1].rpartition(":")[2], 16) == port}
     if not inodes:
         return None
-    for path in glob.glob("/proc/[0-9]*/fd/*"):
-        try:
-            if os.readlink(path)[len("socket:[") : -1] in inodes:
-                pid = path.split("/")[2]
-                with open(f"/proc/{pid}/cmdline") as file:
-                    return int(pid), file.read().replace("\0", " ").strip()
-        except OSError:
-            continue
-    return None, None
+    pid = socket_owner(inodes)
+    try:
+        with open(f"/proc/{pid}/cmdline") as file:
+            return pid, file.read().replace("\0", " ").strip()
+    except OSError:
+        return None, None
 
 
 def port_finding(port):
@@ -333,8 +344,8 @@ def _under_the_launcher(script, patience):
     from pydist import distributed as dist
 
     local = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    own = [name_finding(hosts=int(os.environ.get("GROUP_WORLD_SIZE", 1))), *memory_findings(), limit_finding()]
-    own.append(cores_finding(local))
+    own = [name_finding(hosts=int(os.environ.get("GROUP_WORLD_SIZE", 1))), network_finding(), *memory_findings()]
+    own += [limit_finding(), cores_finding(local)]
     host = socket.gethostname()
     try:
         dist.init_process_group(timeout=patience)
@@ -358,7 +369,7 @@ def _worst_first(found):
 
 def findings(ranks, port=None, script=None, hosts=1):
     """All findings, the worst first."""
-    found = [name_finding(hosts=hosts), *memory_findings(), limit_finding(), cores_finding(ranks)]
+    found = [name_finding(hosts=hosts), network_finding(), *memory_findings(), limit_finding(), cores_finding(ranks)]
     if port is not None:
         found.append(port_finding(port))
     found += ranks_findings(ranks, script)

@@ -23,6 +23,13 @@ def _found(what, where):
     return f"{what}: {where or 'not here'}"
 
 
+def _network():
+    try:
+        return ", ".join(f"{name} {address}" for name, address in _C.interfaces()) or "loopback alone"
+    except ValueError as error:
+        return str(error)
+
+
 def lines():
     """The report, line by line."""
     yield f"pydist {__version__}, Python {platform.python_version()}, {platform.platform()}"
@@ -34,7 +41,7 @@ def lines():
     yield f"CUDA: not in this build ({_found('driver', _library('cuda'))}, {_found('nvcc', which('nvcc'))})"
     built = "in this build" if is_mpi_available() else "not in this build"
     yield f"MPI: {built} ({_found('mpirun', which('mpirun'))}, {_found('mpicc', which('mpicc'))})"
-    yield f"network: {', '.join(f'{name} {address}' for name, address in _C.interfaces()) or 'loopback alone'}"
+    yield f"network: {_network()}"
     yield "environment (PYDIST_... variables, their values here, what they mean):"
     for name, value, text in _C.flags():
         yield f"  {name}={value}  {text}"

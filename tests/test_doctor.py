@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 
 import pytest
 from test_run import start
@@ -95,6 +96,11 @@ def test_faults_of_this_host_come_first(patch, options, first):
     assert done.returncode == 0 and done.stdout.startswith(first), done.stdout + done.stderr
 
 
+def test_an_interface_that_is_not_there():
+    code, lines = verdict(PYDIST_IFACE="none")
+    assert code == 1 and lines[0].startswith("problem: network: PYDIST_IFACE=none leaves no interface (expected some of")
+
+
 def test_quota_of_a_container(tmp_path):
     path = tmp_path / "cpu.max"
     for text, want in (("max 100000", None), ("250000 100000", 2), ("1000 100000", 1), ("odd", None)):
@@ -175,7 +181,7 @@ def attached(target):
 
 
 def test_attach(tmp_path):
-    """By the launcher, by a rank, by the port: who waits, for whom, where; then a rank that is stopped."""
+    """By the launcher, by a rank, by a port: who waits, for whom, where; then a rank that is stopped."""
     script = tmp_path / "hang.py"
     script.write_text("""
 import os, time
@@ -193,7 +199,7 @@ dist.all_reduce(pydist.ones(4))
         said = sorted(job.stdout.readline().split()[1:] for _ in range(3))
         pids, port = [int(line[1]) for line in said], said[0][2]
         try:
-            for target in (job.pid, pids[2], port):
+            for target in (job.pid, pids[2]):
                 code, lines = attached(target)
                 hang = f"problem: hang: ranks 0, 2 wait for rank 1: rank 1 (pid {pids[1]}): it sleeps at hang.py:6, in load"
                 assert code == 1 and lines[0].startswith(hang), lines
@@ -208,6 +214,24 @@ dist.all_reduce(pydist.ones(4))
             job.send_signal(signal.SIGINT)
             _, err = job.communicate(timeout=20)
     assert "flight record" not in err  # it went to those who asked
+    script.write_text("""
+import sys
+from pydist import distributed as dist
+dist.init_process_group(init_method=f"tcp://127.0.0.1:{sys.argv[1]}", rank=int(sys.argv[2]), world_size=2)
+print("here", flush=True)
+dist.recv_object_list([None], 1 - dist.get_rank())
+""")
+    jobs = [subprocess.Popen([sys.executable, script, port, str(rank)], stdout=subprocess.PIPE) for rank in range(2)]
+    try:
+        for job in jobs:  # without a launcher: by the port where they meet
+            assert job.stdout.readline() == b"here\n"
+        time.sleep(0.1)
+        code, lines = attached(port)
+        assert code == 1 and lines[0].startswith("problem: hang: ranks 0-1 wait for each other: rank 0: it waits"), lines
+    finally:
+        for job in jobs:
+            job.kill()
+            job.communicate()
     command = [sys.executable, "-m", "pydist.doctor", "--attach", str(pids[0])]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 2 and "no rank on this host" in done.stderr
