@@ -1,9 +1,9 @@
-"""`python -m pydist.tune`: measures on this machine from how many bytes on which algorithm is the faster, and in what pieces,
-and writes it where init reads it (PYDIST_TUNE, by default a file in the user's cache folder).
+"""`python -m pydist.tune`: measures on this machine from how many bytes on which algorithm is the faster, and in what
+pieces, and writes it where init reads it (PYDIST_TUNE, by default a file in the user's cache folder).
 
-Each world size is measured by processes of its own, candidates in turn, in groups that differ only in the one
-figure; then all_reduce is timed before and after. Under a launcher with several ranks, perhaps on several hosts, that job's
-world is measured. Rows for other worlds stay in the file. Bits do not depend on any of it, but with order="fast".
+Each world size is measured by processes of its own, candidates in turn, in groups that differ only in the one figure;
+then all_reduce is timed before and after. Under a launcher with several ranks, perhaps on several hosts, that job's world
+is measured. Rows for other worlds stay in the file. Bits do not depend on any of it, but with order="fast".
 """
 
 import argparse
@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 import warnings
+from functools import partial
 
 KIB, MIB = 1 << 10, 1 << 20
 NEVER = (1 << 31) - 1
@@ -55,7 +56,7 @@ class Bench:
         calls, samples = {}, {name: [] for name in groups}
         for name, group in groups.items():
             x = self.tensor(group, size, shared)
-            calls[name] = (lambda g=group, x=x: g.all_reduce(x)) if op == "all_reduce" else (lambda g=group, x=x: g.broadcast(x))
+            calls[name] = partial(getattr(group, op), x)
         first = next(iter(calls.values()))
         first()
         begin = time.perf_counter()

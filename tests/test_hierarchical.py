@@ -1,5 +1,5 @@
-"""all_reduce over hosts of several ranks: through shared memory within a host, one message a host between them, and the bits
-of every other algorithm."""
+"""all_reduce over hosts of several ranks: through shared memory within a host, one message a host between them, and the
+bits of every other algorithm."""
 
 import hashlib
 import os

@@ -31,7 +31,8 @@ def test_the_program_and_a_job_that_uses_its_file(tmp_path, monkeypatch):
     script = """
         from pydist import distributed as dist
         dist.init_process_group()
-        print(dist.group.WORLD.tuning, dist.new_group().tuning, dist.new_group([rank], use_local_synchronization=True).tuning)
+        own = dist.new_group([rank], use_local_synchronization=True)
+        print(dist.group.WORLD.tuning, dist.new_group().tuning, own.tuning)
         dist.destroy_process_group()
     """
     prelude = "import os\nrank = int(os.environ['RANK'])\n"

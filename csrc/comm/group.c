@@ -99,8 +99,8 @@ static pd_status connect_mesh(pd_group *g, size_t bytes, bool near) {
     g->spins = g->spins_max = near ? MESH_SPINS : 0;
     for (int r = 0; r < g->size; r++) PD_TRY(g->transport->alloc(bytes, &g->parts[r]));
     for (int r = 0; r < g->size; r++) g->peers[r] = g->parts[r].ptr;
-    pd_mesh_plan plan = {.link = g->link, .rank = g->rank, .size = g->size, .ranks = g->ranks, .epoch = g->epoch, .parts = g->peers, .bytes = bytes, .near = near,
-                         .timeout_ns = g->timeout_ns, .stop = &g->abort};
+    pd_mesh_plan plan = {.link = g->link, .rank = g->rank, .size = g->size, .ranks = g->ranks, .epoch = g->epoch,
+                         .parts = g->peers, .bytes = bytes, .near = near, .timeout_ns = g->timeout_ns, .stop = &g->abort};
     return (g->kind ? g->kind : &pd_mesh_tcp)->make(&plan, &g->mesh);
 }
 
@@ -306,13 +306,16 @@ uint32_t pd_group_epoch(const pd_group *g) { return g->epoch; }
 bool pd_group_fast(const pd_group *g) { return g->fast; }
 int pd_group_local(const pd_group *g) { return g->near ? g->local : 1; }
 const pd_tuning *pd_group_tuning(const pd_group *g) { return &g->tuning; }
-const char *pd_group_transport(const pd_group *g) { return g->size < 2 ? "none" : g->mesh ? g->mesh->kind->name : g->transport->name; }
+const char *pd_group_transport(const pd_group *g) {
+    return g->size < 2 ? "none" : g->mesh ? g->mesh->kind->name : g->transport->name;
+}
 
 pd_status pd_group_check(pd_group *g) {
     if (pd_forked_since(g->forks))
         return pd_fail(PD_E_DIST, "comm: this process was forked from rank %d: a forked child has no groups; start "
                                   "workers with spawn, or initialise in the child", pd_group_name(g, g->rank));
     if (atomic_load(&g->failed)) return pd_error_restore(&g->error);
-    if (atomic_load(&g->destroyed)) return pd_fail(PD_E_DIST, "comm: the group was destroyed on rank %d", pd_group_name(g, g->rank));
+    if (atomic_load(&g->destroyed))
+        return pd_fail(PD_E_DIST, "comm: the group was destroyed on rank %d", pd_group_name(g, g->rank));
     return PD_OK;
 }

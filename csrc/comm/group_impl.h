@@ -1,4 +1,4 @@
-/* The inside of a group, for group.c (life), queue.c (collectives), gate.c (waiting), poison.c (failure), segment.c. */
+/* The inside of a group, for group.c (life), collectives.c, queue.c (how they run), gate.c (waiting), poison.c (failure), segment.c. */
 #ifndef PD_COMM_GROUP_IMPL_H
 #define PD_COMM_GROUP_IMPL_H
 
@@ -128,6 +128,9 @@ pd_status pd_group_fail(pd_group *g, bool tell);
 /* queue.c */
 pd_status pd_group_enter(pd_group *g);
 void pd_group_leave(pd_group *g);
+pd_status pd_group_submit(pd_work *w, pd_work **out); /* NULL out: to its end; w is copied where it has to last */
+
+/* collectives.c */
 pd_status pd_group_exchange(pd_group *g, pd_collective coll, double tag, const void *mine, void *all, size_t bytes,
                             uint64_t site);
 

@@ -24,7 +24,8 @@ static void part_key(char *key, size_t size, uint32_t epoch, uint32_t id, int ra
 
 static uint64_t setting_of(const pd_group *g) {
     const char *algo = g->forced ? g->forced->name : "";
-    return (uint64_t)(g->kind != NULL) << 63 | (uint64_t)g->fast << 62 | (uint64_t)g->slot << 16 | (uint64_t)(*algo << 8 | (uint8_t)strlen(algo));
+    return (uint64_t)(g->kind != NULL) << 63 | (uint64_t)g->fast << 62 | (uint64_t)g->slot << 16 |
+           (uint64_t)(*algo << 8 | (uint8_t)strlen(algo));
 }
 
 static pd_status publish(pd_group *g, uint32_t id, size_t bytes, const pd_region *own) {
@@ -89,7 +90,7 @@ static pd_status attach(pd_group *g, uint32_t id, int rank, size_t bytes, pd_reg
         status = pd_fail(PD_E_DIST, "init: rank %d failed: %.*s", pd_group_name(g, rank), (int)(reply.bytes - sizeof r),
                          (char *)reply.data + sizeof r);
     else if (r.setting != setting_of(g) || r.bytes != bytes)
-        status = pd_fail(PD_E_DIST, "init: rank %d runs with other settings than rank %d (order, PYDIST_ALGO, slot size)",
+        status = pd_fail(PD_E_DIST, "init: rank %d runs with other settings than rank %d (order, PYDIST_ALGO, slot)",
                          pd_group_name(g, rank), pd_group_name(g, g->rank));
     else if (r.host != g->link->host)
         where->apart = true;
@@ -144,7 +145,9 @@ static void enlist(pd_group *g, pd_segment *s) {
 static pd_status agree(pd_group *g, size_t bytes, pd_status own, const int32_t *all) {
     if (own) return own;
     for (int r = 0; r < g->size; r++)
-        if (all[r]) return pd_fail((pd_status)all[r], "segment: rank %d could not make its %zu bytes", pd_group_name(g, r), bytes);
+        if (all[r])
+            return pd_fail((pd_status)all[r], "segment: rank %d could not make its %zu bytes", pd_group_name(g, r),
+                           bytes);
     return PD_OK;
 }
 

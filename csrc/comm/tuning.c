@@ -2,7 +2,8 @@
 
 /* Measured (2 cores; us for gather_sum, scatter_gather): 2 ranks 8 KiB 2.2, 2.8; 16 KiB 3.8, 3.7; 32 KiB 7.0, 6.6.
    4 ranks 8 KiB 6.2, 7.8; 16 KiB 10.2, 11.6; 64 KiB 24, 17. Beyond 4 ranks the bytes that one rank reads stay the same.
-   Segments (us staged, direct): all_reduce 16 KiB 2.9, 3.6; 32 KiB 5.8, 4.2; broadcast 16 KiB 2.2, 3.1; 32 KiB 3.3, 1.2.
+   Segments (us staged, direct): all_reduce 16 KiB 2.9, 3.6; 32 KiB 5.8, 4.2; broadcast 16 KiB 2.2, 3.1; 32 KiB 3.3,
+   1.2.
    Ring and halving do not win for sure on one machine. */
 pd_tuning pd_tuning_default(bool mesh, int world) {
     return (pd_tuning){.mesh = mesh, .world = world, .gather = (64 << 10) / (world > 4 ? world : 4), .direct = 16 << 10,
@@ -26,8 +27,8 @@ pd_status pd_tuning_forced(const char *name, bool fast, const pd_algo **out) {
     for (size_t i = 0; i < sizeof known / sizeof *known; i++)
         if (!strcmp(name, known[i]->name) && (fast || !known[i]->schedule)) *out = known[i];
     if (*out) return PD_OK;
-    return pd_fail(PD_E_VALUE, "init: PYDIST_ALGO '%s' (expected gather_sum, scatter_gather or hierarchical; ring or halving with "
-                               "order=\"fast\")", name);
+    return pd_fail(PD_E_VALUE, "init: PYDIST_ALGO '%s' (expected gather_sum, scatter_gather or hierarchical; ring or "
+                               "halving with order=\"fast\")", name);
 }
 
 const pd_algo *pd_tuning_pick(const pd_tuning *t, bool fast, bool hosts, size_t bytes) {

@@ -16,7 +16,8 @@ typedef struct pd_tuning { /* bytes, and what they are for; as Python packs it *
 
 pd_tuning pd_tuning_default(bool mesh, int world);
 pd_status pd_tuning_check(const pd_tuning *t);
-/* "gather_sum", "scatter_gather", "hierarchical", and with order="fast" "ring", "halving". NULL or "": *out = NULL, by size. */
+/* "gather_sum", "scatter_gather", "hierarchical", and with order="fast" "ring", "halving". NULL or "": *out = NULL, by
+   size. */
 pd_status pd_tuning_forced(const char *name, bool fast, const pd_algo **out);
 /* For all_reduce and reduce of so many bytes, where nothing is forced. hosts: it can be hierarchical. */
 const pd_algo *pd_tuning_pick(const pd_tuning *t, bool fast, bool hosts, size_t bytes);

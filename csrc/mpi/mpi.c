@@ -140,12 +140,14 @@ static int group(const int *ranks, int size, int tag, pd_mpi_comm *out) {
     return failed;
 }
 
-static int all_reduce(const pd_mpi_comm *c, void *data, int count, pd_mpi_type type, pd_mpi_op op, pd_mpi_request *out) {
+static int all_reduce(const pd_mpi_comm *c, void *data, int count, pd_mpi_type type, pd_mpi_op op,
+                      pd_mpi_request *out) {
     const MPI_Datatype types[] = {[PD_MPI_U8] = MPI_UINT8_T,   [PD_MPI_I8] = MPI_INT8_T,   [PD_MPI_I16] = MPI_INT16_T,
                                   [PD_MPI_I32] = MPI_INT32_T,  [PD_MPI_I64] = MPI_INT64_T, [PD_MPI_F32] = MPI_FLOAT,
                                   [PD_MPI_F64] = MPI_DOUBLE};
-    const MPI_Op ops[] = {[PD_MPI_SUM] = MPI_SUM,   [PD_MPI_PRODUCT] = MPI_PROD, [PD_MPI_MIN] = MPI_MIN, [PD_MPI_MAX] = MPI_MAX,
-                          [PD_MPI_BAND] = MPI_BAND, [PD_MPI_BOR] = MPI_BOR,      [PD_MPI_BXOR] = MPI_BXOR};
+    const MPI_Op ops[] = {[PD_MPI_SUM] = MPI_SUM, [PD_MPI_PRODUCT] = MPI_PROD, [PD_MPI_MIN] = MPI_MIN,
+                          [PD_MPI_MAX] = MPI_MAX, [PD_MPI_BAND] = MPI_BAND,    [PD_MPI_BOR] = MPI_BOR,
+                          [PD_MPI_BXOR] = MPI_BXOR};
     MPI_Request r;
     MPI_Comm of;
     memcpy(&of, c, sizeof of);

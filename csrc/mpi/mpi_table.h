@@ -22,7 +22,9 @@ typedef struct pd_mpi_comm {
 typedef enum pd_mpi_type {
     PD_MPI_NONE, PD_MPI_U8, PD_MPI_I8, PD_MPI_I16, PD_MPI_I32, PD_MPI_I64, PD_MPI_F32, PD_MPI_F64
 } pd_mpi_type;
-typedef enum pd_mpi_op { PD_MPI_SUM, PD_MPI_PRODUCT, PD_MPI_MIN, PD_MPI_MAX, PD_MPI_BAND, PD_MPI_BOR, PD_MPI_BXOR } pd_mpi_op;
+typedef enum pd_mpi_op {
+    PD_MPI_SUM, PD_MPI_PRODUCT, PD_MPI_MIN, PD_MPI_MAX, PD_MPI_BAND, PD_MPI_BOR, PD_MPI_BXOR
+} pd_mpi_op;
 
 typedef struct pd_mpi_table {
     int version;

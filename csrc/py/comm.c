@@ -214,7 +214,8 @@ static PyMethodDef functions[] = {
      "None: a world of one. secret_fd: a launcher's, or -1: PYDIST_SECRET_FILE. Later groups of the process use the "
      "same connection."},
     {"comm_init_hub", (PyCFunction)(void (*)(void))comm_init_hub, METH_VARARGS | METH_KEYWORDS,
-     "comm_init_hub(hub, rank, timeout=None, algo=None, slot=0, fast=False, tuning=None) -> Group\n\nJoins the ranks of a hub, a thread each."},
+     "comm_init_hub(hub, rank, timeout=None, algo=None, slot=0, fast=False, tuning=None) -> Group\n\nJoins the ranks "
+     "of a hub, a thread each."},
     {"_schedule", comm_schedule, METH_VARARGS,
      "_schedule(name, world) -> (parts, steps)\n\nThe schedule of an algorithm, ring or halving, in each step by rank: "
      "(from or -1, first part, end, whether they are combined)."},

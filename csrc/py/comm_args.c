@@ -105,7 +105,8 @@ bool pd_py_reduce(PyObject *o, const char *name, pd_reduce *out, double *factor)
     if (*out != PD_REDUCE_PREMUL_SUM) return true;
     PyObject *number = PyObject_GetAttrString(o, "factor");
     if (!number) {
-        PyErr_Format(PyExc_ValueError, "%s: op PREMUL_SUM has no factor (expected _make_nccl_premul_sum(factor))", name);
+        PyErr_Format(PyExc_ValueError, "%s: op PREMUL_SUM has no factor (expected _make_nccl_premul_sum(factor))",
+                     name);
         return false;
     }
     *factor = PyFloat_AsDouble(number);

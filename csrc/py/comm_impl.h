@@ -59,10 +59,32 @@ PyObject *pd_py_work_new(PyObject *pending, pd_work *work, const pd_py_buffer *i
 bool pd_py_work_ended(PyObject *work); /* well or not; does not wait */
 int pd_py_add_work(PyObject *module);
 
-/* ---- group.c ---- */
+/* ---- group.c, collectives.c ---- */
+typedef struct pd_pygroup {
+    PyObject_HEAD
+    pd_group *group;
+    pd_link *link;     /* NULL: a world of one */
+    const struct pd_mesh_kind *kind; /* for its subgroups too */
+    PyObject *tuning;                /* likewise: bytes; NULL: defaults */
+    PyObject *pending; /* works under way: their buffers must live until they are done */
+} pd_pygroup;
 /* new reference. tuning: NULL, None or the bytes of pd_tunings, for its subgroups too; the exception is set otherwise */
 PyObject *pd_py_group_over(pd_link *link, pd_group_options *o, PyObject *tuning);
 int pd_py_add_group(PyObject *module);
+/* Its methods that are collectives and messages. */
+#define PD_PY_FAST(f) (PyCFunction)(void (*)(void))f, METH_FASTCALL | METH_KEYWORDS
+#define PD_PY_METHOD(f) PyObject *f(PyObject *o, PyObject *const *args, Py_ssize_t n, PyObject *keywords)
+PD_PY_METHOD(pd_py_group_all_reduce);
+PD_PY_METHOD(pd_py_group_broadcast);
+PD_PY_METHOD(pd_py_group_all_gather);
+PD_PY_METHOD(pd_py_group_reduce_scatter);
+PD_PY_METHOD(pd_py_group_all_to_all);
+PD_PY_METHOD(pd_py_group_reduce);
+PD_PY_METHOD(pd_py_group_gather);
+PD_PY_METHOD(pd_py_group_scatter);
+PD_PY_METHOD(pd_py_group_send);
+PD_PY_METHOD(pd_py_group_recv);
+PD_PY_METHOD(pd_py_group_barrier);
 
 /* ---- comm.c: objects are counted while users hold them ---- */
 typedef enum pd_py_kind {

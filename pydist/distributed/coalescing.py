@@ -45,7 +45,8 @@ def _parts(whole, part, group, names):
     """The ranks' parts of a tensor that has world size times the elements of `part`."""
     if whole.numel() != part.numel() * group.size:
         raise ValueError(
-            f"{names}: a tensor of {whole.numel()} elements with one of {part.numel()} (expected {group.size} times as many)"
+            f"{names}: a tensor of {whole.numel()} elements with one of {part.numel()} "
+            f"(expected {group.size} times as many)"
         )
     return whole.view((group.size, *part.shape)).unbind(0)
 

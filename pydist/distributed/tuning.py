@@ -1,5 +1,5 @@
-"""The file of switch points that `python -m pydist.tune` writes and every init reads: which algorithm from how many bytes
-on, for a world size on shared memory or over messages. A group uses its rank 0's, so ranks always choose alike."""
+"""The file of switch points that `python -m pydist.tune` writes and every init reads: which algorithm from how many
+bytes on, for a world size on shared memory or over messages. A group uses its rank 0's, so ranks always choose alike."""
 
 import os
 import struct

@@ -56,7 +56,7 @@ typedef struct pd_algo {
     void (*mix)(const pd_job *, int64_t k);
     pd_span (*give)(const pd_job *, int64_t k, int peer); /* of what mix(k) has put into the share */
     void (*take)(const pd_job *, int64_t k);
-    /* Instead of the last four, algorithms in steps: a piece is loaded, then each step follows a gate, and pieces follow
+    /* Instead of the last four, algorithms in steps: a piece is loaded, then each step follows a gate; pieces follow
        each other. serve: what `peer` takes of ours in step s, where the slot has it. */
     int (*steps)(const pd_job *);
     void (*load)(const pd_job *, int64_t k);
@@ -70,9 +70,9 @@ typedef struct pd_algo {
    scatter_gather  1 step per piece + 1,  n(W-1)/W + n/W written, 2n(W-1)/W read: the ring's bytes
    direct_sum      2 steps,  n(W-1)/W read and as much written, nothing staged: the data lies in a symmetric segment */
 extern const pd_algo pd_algo_gather_sum, pd_algo_scatter_gather, pd_algo_direct_sum;
-/* H hosts of L ranks, over messages: 3 steps per piece, n written and n(L-1)/L + n(L-1)/L read in the host's shared memory, n/L sent
-   to and taken from each of the H - 1 other hosts: all_reduce's least per host for two, where scatter_gather sends L
-   times as much. */
+/* H hosts of L ranks, over messages: 3 steps per piece; n written and 2n(L-1)/L read in the host's shared memory, n/L
+   sent to and taken from each of the H - 1 other hosts: the least per host for two, where scatter_gather sends L times
+   as much. */
 extern const pd_algo pd_algo_hierarchical;
 /* For order="fast" alone: schedule.h; 1 step per schedule's, n written, its bytes read. */
 extern const pd_algo pd_algo_ring, pd_algo_halving;

@@ -1,14 +1,14 @@
-/* Schedules: which rank takes which parts from whom, step by step, until everybody has the whole sum. Pure numbers, which
-   know neither memory nor waiting; steps.c runs them for groups with order="fast", since the order of their sums is
-   not the tree's.
+/* Schedules: which rank takes which parts from whom, step by step, until everybody has the whole sum. Pure numbers,
+   which know neither memory nor waiting; steps.c runs them for groups with order="fast", since the order of their sums
+   is not the tree's.
 
-   Every rank has a working copy of the data, cut into parts. In step s all ranks at once combine parts of another's copy
-   into their own, or replace theirs by them; a gate follows. No rank takes in a step what its owner changes in
-   it, nor in two steps in a row the same parts of the same rank, since over messages the second may arrive early.
+   Every rank has a working copy of the data, cut into parts. In step s all ranks at once combine parts of another's
+   copy into their own, or replace theirs by them; a gate follows. No rank takes in a step what its owner changes in it,
+   nor in two steps in a row the same parts of the same rank, since over messages the second may arrive early.
 
      ring     2(W - 1) steps of 1/W of the bytes, always from the left neighbour
-     halving  2 log2 W steps of 1/2, 1/4, ... ..., 1/4, 1/2 of the bytes, from ranks that differ in one bit; ranks beyond the
-              largest power of two give all they have before, and take the result after, which is two steps more */
+     halving  2 log2 W steps of 1/2, 1/4, ... ..., 1/4, 1/2 of the bytes, from ranks that differ in one bit; ranks
+              beyond the largest power of two give all they have before, and take the result after: two steps more */
 #ifndef PD_COMM_SCHEDULE_H
 #define PD_COMM_SCHEDULE_H
 

@@ -5,7 +5,7 @@ static void load_into(const pd_job *j, int64_t k, char *slot) {
     pd_reduce_widen(j->dtype, j->from + pd_job_at(j, k), slot, pd_job_count(j, k));
 }
 
-/* Part `part` of `parts`: its first element in the piece, and its length. */
+/* Parts of a piece: their first element, their number, and the byte at which they begin in the working copy. */
 typedef struct range { int64_t lo, n; size_t at; } range;
 
 static range range_of(const pd_job *j, int64_t k, int parts, int lo, int hi) {
@@ -48,14 +48,15 @@ static pd_span schedule_serve(const pd_job *j, int64_t k, int s, int peer) {
     return (pd_span){pd_job_slot(j, j->rank, k) + r.at, r.at, (size_t)r.n * pd_dtype_size(pd_reduce_partial(j->dtype))};
 }
 
-#define SCHEDULED .depth = 1, .steps = schedule_steps, .load = schedule_load, .run = schedule_run, .serve = schedule_serve
+#define SCHEDULED \
+    .depth = 1, .steps = schedule_steps, .load = schedule_load, .run = schedule_run, .serve = schedule_serve
 const pd_algo pd_algo_ring = {.name = "ring", .schedule = &pd_schedule_ring, SCHEDULED};
 const pd_algo pd_algo_halving = {.name = "halving", .schedule = &pd_schedule_halving, SCHEDULED};
 
 /* ---- hierarchical: H hosts of L ranks, which are subtrees of the order -------------------------------------------
 
-   Step 0: rank l of a host sums part l of the host's L slots, which lie in memory that the host's ranks share, and sends
-   it to the ranks l of the other hosts. Step 1: it sums the H sums. Step 2: everybody takes the host's L parts. Each
+   Step 0: rank l of a host sums part l of the host's L slots, which lie in memory that the host's ranks share, and
+   sends it to the ranks l of the other hosts. Step 1: it sums the H sums. Step 2: everybody takes the host's L parts. Each
    part is written by its owner alone, so all of it happens in the slots. */
 
 static char *near_slot(const pd_job *j, int rank, int64_t k) {
@@ -94,7 +95,7 @@ const pd_algo pd_algo_hierarchical = {
     .name = "hierarchical", .depth = 1, .steps = near_steps, .load = near_load, .run = near_run, .serve = near_serve,
 };
 
-/* ---- outside: the messages' own all_reduce, in a place of theirs -------------------------------------------------- */
+/* ---- outside: the messages' own all_reduce, in a place of theirs ------------------------------------------------- */
 
 static int outside_steps(const pd_job *j) { return (void)j, 2; }
 
@@ -111,5 +112,6 @@ static pd_span outside_serve(const pd_job *j, int64_t k, int s, int peer) {
 }
 
 const pd_algo pd_algo_outside = {
-    .name = "outside", .depth = 1, .steps = outside_steps, .load = outside_load, .run = outside_run, .serve = outside_serve,
+    .name = "outside", .depth = 1, .steps = outside_steps, .load = outside_load, .run = outside_run,
+    .serve = outside_serve,
 };

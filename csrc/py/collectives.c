@@ -1,0 +1,314 @@
+/* The collectives of a group in Python.
+
+   Small collectives keep the GIL and give it up only when a wait turns to sleeping (the hooks); large ones give it up
+   for the whole call. An argument that is wrong on this rank raises here and leaves the group as it is. */
+#include "py/py.h"
+
+#include <string.h>
+
+#include "comm/algo/reduce.h"
+#include "py/comm_impl.h"
+
+#define GIL_BYTES (128 << 10) /* collectives over this take more than 50 us (design 1.12) */
+
+/* Works that have ended no longer need their buffers. Looking at one may run Python, which may change the list. */
+static void prune(pd_pygroup *self) {
+    for (Py_ssize_t i = PyList_GET_SIZE(self->pending); i-- > 0;) {
+        if (i >= PyList_GET_SIZE(self->pending)) continue;
+        PyObject *w = Py_NewRef(PyList_GET_ITEM(self->pending, i));
+        bool ended = pd_py_work_ended(w);
+        if (ended && i < PyList_GET_SIZE(self->pending) && PyList_GET_ITEM(self->pending, i) == w)
+            PyList_SetSlice(self->pending, i, i + 1, NULL);
+        Py_DECREF(w);
+    }
+}
+
+/* Which ranks there are, the group says. */
+static bool take_root(PyObject *o, const char *name, int *out) {
+    return pd_py_int_in(o, name, "root", INT32_MIN, INT32_MAX, out);
+}
+
+/* A collective from its arguments to its end: take() the memory, run it, finish(). */
+typedef struct call {
+    pd_pygroup *self;
+    const char *name;
+    bool async;
+    pd_py_buffer in, out; /* of one in place: out */
+    pd_work *work;
+    pd_status status;
+    uint64_t site;
+} call;
+
+static bool begin(call *c, PyObject *o, const char *name, PyObject *async) {
+    *c = (call){.self = (pd_pygroup *)o, .name = name, .site = pd_py_site()};
+    if (PyList_GET_SIZE(c->self->pending)) prune(c->self);
+    return pd_py_truth(async, &c->async);
+}
+
+static bool take(call *c, PyObject *o, PyObject *dtype, const char *arg, int use, pd_py_buffer *b) {
+    return !(c->status = pd_py_buffer_take(o, dtype, c->name, arg, use, b));
+}
+
+/* PREMUL_SUM sums copies of the inputs, which each rank has multiplied by its own factor and rounded to their dtype. */
+static bool take_scaled(call *c, PyObject *o, PyObject *dtype, const char *arg, int use, pd_reduce op, double factor,
+                        pd_py_buffer *b) {
+    bool scaled = op == PD_REDUCE_PREMUL_SUM;
+    if (!take(c, o, dtype, arg, scaled ? use | PD_PY_COPY : use, b)) return false;
+    if (!scaled || (c->status = pd_reduce_check(c->name, b->dtype, op, factor))) return !c->status;
+    const char *in = b->ptr;
+    pd_reduce_run(b->dtype, op, 1, &in, 0, b->ptr, b->count, factor);
+    return true;
+}
+
+static size_t bytes_of(const pd_py_buffer *b) { return (size_t)b->count * pd_dtype_size(b->dtype); }
+
+#define RUN(c, call_)                                                                               \
+    do {                                                                                            \
+        if (bytes_of(&(c)->out) + bytes_of(&(c)->in) > GIL_BYTES) PD_PY_NO_GIL((c)->status = (call_)); \
+        else (c)->status = (call_);                                                                 \
+    } while (0)
+#define WORK(c) ((c)->async ? &(c)->work : NULL)
+
+/* An argument's error names the rank, because those of the others may be right; a closed group's names the call. */
+static pd_status place_error(const call *c, pd_status status) {
+    bool argument = status == PD_E_VALUE || status == PD_E_TYPE || status == PD_E_SHAPE || status == PD_E_DTYPE;
+    int size = pd_group_size(c->self->group);
+    pd_error e;
+    pd_error_save(&e);
+    if (status == PD_E_DIST && !strncmp(e.text, "comm: ", 6)) return pd_fail(status, "%s: %s", c->name, e.text + 6);
+    if (!argument || size == 1) return status;
+    return pd_fail(status, "%s, on rank %d of %d", e.text, pd_group_rank(c->self->group), size);
+}
+
+static void drop(call *c) {
+    pd_py_buffer_drop(&c->in);
+    pd_py_buffer_drop(&c->out);
+}
+
+/* The Work of an asynchronous call, which takes over the buffers; kept by the group until it is done. */
+static PyObject *keep_work(call *c) {
+    PyObject *w = pd_py_work_new(c->self->pending, c->work, &c->in, &c->out);
+    if (w) return w;
+    PD_PY_NO_GIL(pd_work_wait(c->work, -1)); /* no memory for its Python side: the buffers may go once it is done */
+    pd_work_release(c->work);
+    drop(c);
+    return NULL;
+}
+
+static PyObject *finish(call *c) {
+    if (!c->status && c->work) return keep_work(c);
+    if (!c->status) c->status = pd_py_buffer_done(&c->out);
+    PyObject *result = c->status ? pd_py_raise(place_error(c, c->status)) : Py_NewRef(Py_None);
+    drop(c);
+    return result;
+}
+
+PD_PY_METHOD(pd_py_group_all_reduce) {
+    static const pd_py_signature s = {"all_reduce", 1, {"tensor", "op", "async_op", "scale", "dtype"}};
+    PyObject *a[5];
+    pd_reduce op;
+    double scale = 1, factor;
+    call c;
+    if (!pd_py_args(&s, args, n, keywords, a) || !pd_py_reduce(a[1], s.name, &op, &factor)) return NULL;
+    if (!begin(&c, o, s.name, a[2])) return NULL;
+    if (a[3] && (scale = PyFloat_AsDouble(a[3])) == -1 && PyErr_Occurred()) return NULL;
+    if (take_scaled(&c, a[0], a[4], "tensor", PD_PY_IN | PD_PY_OUT, op, factor, &c.out))
+        RUN(&c, pd_group_all_reduce(c.self->group, c.out.ptr, c.out.count, c.out.dtype, op, scale, c.site,
+                                    WORK(&c)));
+    return finish(&c);
+}
+
+PD_PY_METHOD(pd_py_group_broadcast) {
+    static const pd_py_signature s = {"broadcast", 1, {"tensor", "root", "async_op"}};
+    PyObject *a[3];
+    int root = 0;
+    call c;
+    if (!pd_py_args(&s, args, n, keywords, a) || !begin(&c, o, s.name, a[2])) return NULL;
+    if (a[1] && !take_root(a[1], s.name, &root)) return NULL;
+    if (take(&c, a[0], NULL, "tensor", PD_PY_IN | PD_PY_OUT, &c.out))
+        RUN(&c, pd_group_broadcast(c.self->group, c.out.ptr, c.out.count, c.out.dtype, root, c.site, WORK(&c)));
+    return finish(&c);
+}
+
+/* One of the two has `size` times the elements of the other, and is a list of such tensors if it is a list. Coalesced,
+   both are lists: the tensors of rank 0's part, then of rank 1's, ... */
+static pd_status check_parts(const call *c, const pd_py_buffer *whole, const char *name, const pd_py_buffer *part,
+                             const char *part_name, bool coalesced) {
+    int size = pd_group_size(c->self->group);
+    if (part->listed != coalesced || (coalesced && !whole->listed))
+        return pd_fail(PD_E_TYPE, "%s: %s is %s", c->name, part->listed != coalesced ? part_name : name,
+                       coalesced ? "no list (expected one of tensors)" : "a list (expected a tensor)");
+    if (whole->dtype != part->dtype)
+        return pd_fail(PD_E_DTYPE, "%s: %s is of %s (expected %s, as %s)", c->name, name,
+                       pd_dtype_name(whole->dtype), pd_dtype_name(part->dtype), part_name);
+    PD_TRY(pd_py_buffer_like(whole, c->name, name, size, part));
+    if (whole->count != part->count * size)
+        return pd_fail(PD_E_SHAPE, "%s: %s has %lld elements (expected %d times the %lld of %s)", c->name, name,
+                       (long long)whole->count, size, (long long)part->count, part_name);
+    const char *own = (char *)whole->ptr + bytes_of(part) * (size_t)pd_group_rank(c->self->group), *at = part->ptr;
+    bool overlaps = at < (char *)whole->ptr + bytes_of(whole) && at + bytes_of(part) > (char *)whole->ptr;
+    if (overlaps && at != own)
+        return pd_fail(PD_E_VALUE, "%s: %s and %s overlap (expected separate memory, or this rank's part)", c->name,
+                       part_name, name);
+    return PD_OK;
+}
+
+PD_PY_METHOD(pd_py_group_all_gather) {
+    static const pd_py_signature s = {"all_gather", 2, {"output", "input", "async_op", "coalesced"}};
+    PyObject *a[4];
+    bool coalesced;
+    call c;
+    if (!pd_py_args(&s, args, n, keywords, a) || !pd_py_truth(a[3], &coalesced)) return NULL;
+    if (!begin(&c, o, s.name, a[2])) return NULL;
+    if (take(&c, a[1], NULL, "input", PD_PY_IN, &c.in) && take(&c, a[0], NULL, "output", PD_PY_OUT, &c.out) &&
+        !(c.status = check_parts(&c, &c.out, "output", &c.in, "input", coalesced)))
+        RUN(&c, pd_group_all_gather(c.self->group, c.in.ptr, c.out.ptr, c.in.count, c.in.dtype, c.site, WORK(&c)));
+    return finish(&c);
+}
+
+PD_PY_METHOD(pd_py_group_reduce_scatter) {
+    static const pd_py_signature s = {"reduce_scatter", 2, {"output", "input", "op", "async_op", "scale", "coalesced"}};
+    PyObject *a[6];
+    bool coalesced;
+    pd_reduce op;
+    double scale = 1, factor;
+    call c;
+    if (!pd_py_args(&s, args, n, keywords, a) || !pd_py_reduce(a[2], s.name, &op, &factor)) return NULL;
+    if (!pd_py_truth(a[5], &coalesced) || !begin(&c, o, s.name, a[3])) return NULL;
+    if (a[4] && (scale = PyFloat_AsDouble(a[4])) == -1 && PyErr_Occurred()) return NULL;
+    if (take_scaled(&c, a[1], NULL, "input", PD_PY_IN, op, factor, &c.in) &&
+        take(&c, a[0], NULL, "output", PD_PY_OUT, &c.out) &&
+        !(c.status = check_parts(&c, &c.in, "input", &c.out, "output", coalesced)))
+        RUN(&c, pd_group_reduce_scatter(c.self->group, c.in.ptr, c.out.ptr, c.out.count, c.out.dtype, op, scale,
+                                        c.site, WORK(&c)));
+    return finish(&c);
+}
+
+static pd_status check_exchange(const call *c) {
+    const pd_py_buffer *in = &c->in, *out = &c->out;
+    int size = pd_group_size(c->self->group);
+    if (in->listed || out->listed) return pd_fail(PD_E_TYPE, "all_to_all: a list (expected tensors)");
+    if (in->dtype != out->dtype)
+        return pd_fail(PD_E_DTYPE, "all_to_all: output is of %s (expected %s, as input)", pd_dtype_name(out->dtype),
+                       pd_dtype_name(in->dtype));
+    if (in->count != out->count || in->count % size)
+        return pd_fail(PD_E_SHAPE, "all_to_all: input has %lld elements, output %lld (expected the same multiple of %d)",
+                       (long long)in->count, (long long)out->count, size);
+    const char *from = in->ptr, *to = out->ptr;
+    if (from != to && from < to + bytes_of(out) && to < from + bytes_of(in))
+        return pd_fail(PD_E_VALUE, "all_to_all: input and output overlap (expected separate or the same memory)");
+    return PD_OK;
+}
+
+PD_PY_METHOD(pd_py_group_all_to_all) {
+    static const pd_py_signature s = {"all_to_all", 2, {"output", "input", "async_op"}};
+    PyObject *a[3];
+    call c;
+    if (!pd_py_args(&s, args, n, keywords, a) || !begin(&c, o, s.name, a[2])) return NULL;
+    if (take(&c, a[1], NULL, "input", PD_PY_IN, &c.in) && take(&c, a[0], NULL, "output", PD_PY_OUT, &c.out) &&
+        !(c.status = check_exchange(&c)))
+        RUN(&c, pd_group_all_to_all(c.self->group, c.in.ptr, c.out.ptr, c.in.count / pd_group_size(c.self->group),
+                                    c.in.dtype, c.site, WORK(&c)));
+    return finish(&c);
+}
+
+PD_PY_METHOD(pd_py_group_reduce) {
+    static const pd_py_signature s = {"reduce", 2, {"tensor", "root", "op", "async_op"}};
+    PyObject *a[4];
+    pd_reduce op;
+    double factor;
+    int root;
+    call c;
+    if (!pd_py_args(&s, args, n, keywords, a) || !take_root(a[1], s.name, &root)) return NULL;
+    if (!pd_py_reduce(a[2], s.name, &op, &factor) || !begin(&c, o, s.name, a[3])) return NULL;
+    int use = root == pd_group_rank(c.self->group) ? PD_PY_IN | PD_PY_OUT : PD_PY_IN;
+    if (take_scaled(&c, a[0], NULL, "tensor", use, op, factor, &c.out))
+        RUN(&c, pd_group_reduce(c.self->group, c.out.ptr, c.out.count, c.out.dtype, op, root, c.site, WORK(&c)));
+    return finish(&c);
+}
+
+/* gather and scatter: the whole is the root's alone, None elsewhere. */
+static bool take_whole(call *c, PyObject *o, int root, const char *name, int use, pd_py_buffer *b) {
+    bool is_root = root == pd_group_rank(c->self->group), given = o != Py_None;
+    if (is_root && given) return take(c, o, NULL, name, use, b);
+    if (is_root != given)
+        c->status = pd_fail(PD_E_VALUE, "%s: %s is %s (expected %s the root, rank %d)", c->name, name,
+                            given ? "given" : "None", given ? "None but on" : "tensors on", root);
+    return !c->status;
+}
+
+PD_PY_METHOD(pd_py_group_gather) {
+    static const pd_py_signature s = {"gather", 3, {"output", "input", "root", "async_op"}};
+    PyObject *a[4];
+    int root;
+    call c;
+    if (!pd_py_args(&s, args, n, keywords, a) || !take_root(a[2], s.name, &root)) return NULL;
+    if (!begin(&c, o, s.name, a[3])) return NULL;
+    if (take(&c, a[1], NULL, "input", PD_PY_IN, &c.in) && take_whole(&c, a[0], root, "output", PD_PY_OUT, &c.out) &&
+        !(c.status = c.out.use ? check_parts(&c, &c.out, "output", &c.in, "input", false) : PD_OK))
+        RUN(&c, pd_group_gather(c.self->group, c.in.ptr, c.out.ptr, c.in.count, c.in.dtype, root, c.site, WORK(&c)));
+    return finish(&c);
+}
+
+PD_PY_METHOD(pd_py_group_scatter) {
+    static const pd_py_signature s = {"scatter", 3, {"output", "input", "root", "async_op"}};
+    PyObject *a[4];
+    int root;
+    call c;
+    if (!pd_py_args(&s, args, n, keywords, a) || !take_root(a[2], s.name, &root)) return NULL;
+    if (!begin(&c, o, s.name, a[3])) return NULL;
+    if (take_whole(&c, a[1], root, "input", PD_PY_IN, &c.in) && take(&c, a[0], NULL, "output", PD_PY_OUT, &c.out) &&
+        !(c.status = c.in.use ? check_parts(&c, &c.in, "input", &c.out, "output", false) : PD_OK))
+        RUN(&c, pd_group_scatter(c.self->group, c.in.ptr, c.out.ptr, c.out.count, c.out.dtype, root, c.site, WORK(&c)));
+    return finish(&c);
+}
+
+/* The rank in the group, as Python has it: -1 for any (receives only), which the group checks. */
+static bool take_message(PyObject *const *a, const char *name, int *peer, int *tag) {
+    *tag = 0;
+    *peer = -1;
+    if (a[1] != Py_None && !pd_py_int_in(a[1], name, "rank", 0, INT32_MAX, peer)) return false;
+    return !a[2] || pd_py_int_in(a[2], name, "tag", INT32_MIN, INT32_MAX, tag);
+}
+
+PD_PY_METHOD(pd_py_group_send) {
+    static const pd_py_signature s = {"send", 2, {"tensor", "dst", "tag", "async_op"}};
+    PyObject *a[4];
+    int peer, tag;
+    call c;
+    if (!pd_py_args(&s, args, n, keywords, a) || !take_message(a, s.name, &peer, &tag)) return NULL;
+    if (!begin(&c, o, s.name, a[3])) return NULL;
+    if (take(&c, a[0], NULL, "tensor", PD_PY_IN, &c.in))
+        RUN(&c, pd_group_send(c.self->group, c.in.ptr, c.in.count, c.in.dtype, peer, tag, c.site, WORK(&c)));
+    return finish(&c);
+}
+
+/* Its result is who has sent, so it always makes a work. */
+PD_PY_METHOD(pd_py_group_recv) {
+    static const pd_py_signature s = {"recv", 2, {"tensor", "src", "tag", "async_op"}};
+    PyObject *a[4];
+    int peer, tag;
+    call c;
+    if (!pd_py_args(&s, args, n, keywords, a) || !take_message(a, s.name, &peer, &tag)) return NULL;
+    if (!begin(&c, o, s.name, a[3])) return NULL;
+    if (!take(&c, a[0], NULL, "tensor", PD_PY_OUT, &c.out)) return finish(&c);
+    c.status = pd_group_recv(c.self->group, c.out.ptr, c.out.count, c.out.dtype, peer, tag, c.site, &c.work);
+    if (c.status || c.async) return finish(&c);
+    RUN(&c, pd_work_wait(c.work, -1));
+    int source = c.status ? -1 : pd_work_source(c.work);
+    pd_work_release(c.work);
+    c.work = NULL;
+    PyObject *done = finish(&c);
+    if (!done) return NULL;
+    Py_DECREF(done);
+    return PyLong_FromLong(source);
+}
+
+PD_PY_METHOD(pd_py_group_barrier) {
+    static const pd_py_signature s = {"barrier", 0, {"async_op"}};
+    PyObject *a[1];
+    call c;
+    if (!pd_py_args(&s, args, n, keywords, a) || !begin(&c, o, s.name, a[0])) return NULL;
+    RUN(&c, pd_group_barrier(c.self->group, c.site, WORK(&c)));
+    return finish(&c);
+}
