@@ -13,11 +13,12 @@ import pydist
 from pydist import distributed as dist
 
 SCRIPT = """
-import os, signal, sys
+import os, signal, sys, threading
 import pydist
 from pydist import distributed as dist, nn, optim
 
-me, plan = int(os.environ["RANK"]), eval(sys.argv[1])
+me, plan, size = int(os.environ["RANK"]), eval(sys.argv[1]), int(sys.argv[2])
+victim, moment = int(sys.argv[3]), float(sys.argv[4])
 place = None
 
 def die(here):
@@ -27,7 +28,7 @@ def die(here):
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
-        self.a, self.b = (nn.Parameter(pydist.zeros(3, dtype=pydist.float64)) for _ in range(2))
+        self.a, self.b = (nn.Parameter(pydist.zeros(size, dtype=pydist.float64)) for _ in range(2))
         self.register_buffer("seen", pydist.zeros(1, dtype=pydist.float64))
 
     def forward(self, x):
@@ -62,8 +63,20 @@ for number, (victims, where) in enumerate(plan):
                 die("late" if where == "late" else "split")
                 dist.all_reduce(pydist.ones(1))
     log.append((number, dist.get_world_size(), draw))
-state = [optimizer.state[p]["momentum_buffer"].tolist() for p in (net.a, net.b)]
-print(repr((me, step.steps, log, net.a.tolist(), net.b.tolist(), net.seen.item(), state)), flush=True)
+    if me == victim and number == 2:
+        timer = threading.Timer(moment, os.kill, (os.getpid(), signal.SIGKILL))
+        timer.daemon = True
+        timer.start()
+
+def only(tensor):
+    value = tensor.detach()[0].item()
+    assert (tensor == value).all()
+    return value
+
+state = [only(optimizer.state[p]["momentum_buffer"]) for p in (net.a, net.b)]
+print(repr((me, step.steps, log, only(net.a), only(net.b), net.seen.item(), state)), flush=True)
+if me == victim:
+    timer.cancel()
 """
 COUNTS = ("after backward", "after step", "late", "split")  # the step in which it happens is made with the dead rank's part
 UNSEEN = ("after backward", "after step")  # until the next step
@@ -96,8 +109,7 @@ def replay(plan, world):
             seen = dict.fromkeys(members, seen[members[0]])
         members = after
         log.append((number, len(inputs if where in UNSEEN else members), pydist.rand(1).item()))
-    state = [[momentum_a] * 3, [momentum_b] * 3]
-    return {rank: (rank, len(plan), log, [a] * 3, [b] * 3, seen[rank], state) for rank in members}
+    return {rank: (rank, len(plan), log, a, b, seen[rank], [momentum_a, momentum_b]) for rank in members}
 
 
 def random_plan(seed):
@@ -119,16 +131,44 @@ PLANS = [
 ]
 
 
-@pytest.mark.parametrize("plan", PLANS, ids=lambda plan: ", ".join(f"{v} {w}" for v, w in plan if v))
-def test_survivors_have_the_bits_of_whole_steps(tmp_path, plan):
+def run(tmp_path, plan, world, size=3, victim=-1, moment=0.0):
+    """What the survivors print, by rank; and the launcher's words."""
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
     ended = subprocess.run(
-        [sys.executable, "-m", "pydist.run", "--on-failure=keep", "--nproc-per-node=4", script, repr(plan)],
+        [sys.executable, "-m", "pydist.run", "--on-failure=keep", f"--nproc-per-node={world}", script, repr(plan), str(size),
+         str(victim), str(moment)],
         capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     lines = [ast.literal_eval(line.split("] ", 1)[-1]) for line in ended.stdout.splitlines()]
-    assert {line[0]: line for line in lines} == replay(plan, 4), ended.stderr
+    return {line[0]: line for line in lines}, ended.stderr
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=lambda plan: ", ".join(f"{v} {w}" for v, w in plan if v))
+def test_survivors_have_the_bits_of_whole_steps(tmp_path, plan):
+    lines, errors = run(tmp_path, plan, 4)
+    assert lines == replay(plan, 4), errors
+
+
+@pytest.mark.parametrize("seed", range(2 + int(os.environ.get("FULL_DEATHS", 0)) // 2))
+def test_whole_steps_after_a_death_at_any_moment(tmp_path, seed):
+    """In the midst of a bucket's exchange, too: the victim's part counts up to some step, in which its death was seen or
+    just before."""
+    chance, steps, world = random.Random(seed), 30, 2 + seed % 2
+    victim, moment = chance.randrange(world), chance.uniform(0, 0.08)
+    lines, errors = run(tmp_path, [QUIET] * steps, world, 150_000, victim, moment)
+    assert set(range(world)) - {victim} <= set(lines), errors
+
+    def without_sizes(lines):
+        return {rank: (*line[:2], [(row[0], row[2]) for row in line[2]], *line[3:]) for rank, line in lines.items()}
+
+    noticed = [next((n for n, size, _ in line[2] if size < world), steps) for line in lines.values()]
+    assert max(noticed) - min(noticed) <= 1, lines
+    candidates = [
+        replay([*[QUIET] * k, ((victim,), "before"), *[QUIET] * (steps - k - 1)][:steps], world)
+        for k in range(min(noticed), max(noticed) + 2)
+    ]
+    assert without_sizes(lines) in list(map(without_sizes, candidates)), (noticed, errors)
 
 
 def model_and_optimizer():
