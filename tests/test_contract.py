@@ -393,3 +393,62 @@ print("went on", dist.get_rank(), flush=True)
                            capture_output=True, text=True, timeout=60)  # fmt: skip
     assert ended.returncode == 0, ended.stderr
     assert sorted(line[4:] for line in ended.stdout.splitlines()) == ["went on 0", "went on 1"], ended.stderr
+
+
+def test_survivors_without_a_launcher(tmp_path):
+    """Rank 0 keeps the books, and dies last."""
+    script = tmp_path / "alone.py"
+    script.write_text("""
+import os, signal, sys
+import pydist
+from pydist import distributed as dist
+
+me = int(sys.argv[1])
+dist.init_process_group(init_method=f"file://{sys.argv[2]}", rank=me, world_size=4)
+for victim in (3, 1, 0):
+    dist.barrier()
+    if me == victim:
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        while True:
+            dist.barrier()
+    except dist.PeerFailed:
+        dist.shrink_group()
+    x = pydist.ones(3)
+    dist.all_reduce(x)
+    print(x[0].item(), flush=True)
+""")
+    ranks = [subprocess.Popen([sys.executable, script, str(rank), tmp_path / "meet"], text=True, stdout=subprocess.PIPE,
+                              stderr=subprocess.PIPE) for rank in range(4)]  # fmt: skip
+    out, errors = ranks[2].communicate(timeout=30)
+    assert out.split() == ["3.0", "2.0", "1.0"] and ranks[2].returncode == 0, errors
+    assert [rank.communicate(timeout=30)[0].split() for rank in (ranks[0], ranks[1], ranks[3])] == [["3.0", "2.0"], ["3.0"], []]
+
+
+@pytest.mark.skipif("FULL_LONG" not in os.environ, reason="takes long: .ci/full runs it")
+def test_a_rank_that_was_given_up_does_not_come_back(tmp_path):
+    script = tmp_path / "back.py"
+    script.write_text("""
+import os, signal
+import pydist
+from pydist import distributed as dist
+
+dist.init_process_group()
+pids = [None] * 3
+dist.all_gather_object(pids, os.getpid())
+if dist.get_rank() == 1:
+    os.kill(os.getpid(), signal.SIGSTOP)
+try:
+    dist.barrier()
+    dist.barrier()
+except dist.PeerFailed as failed:
+    dist.shrink_group()
+    os.kill(pids[1], signal.SIGCONT)
+    dist.barrier()
+    print("went on", flush=True)
+""")
+    begin = time.monotonic()
+    ended = subprocess.run([sys.executable, "-m", "pydist.run", "--on-failure=keep", "--nproc-per-node=3", script],
+                           env={**os.environ, "PYDIST_SILENT": "3"}, capture_output=True, text=True, timeout=60)  # fmt: skip
+    assert ended.stdout.count("went on") == 2, ended.stderr
+    assert "rank 1" in ended.stderr and time.monotonic() - begin < 12

@@ -10,15 +10,14 @@ from pydist.distributed.rendezvous import Place
 
 _PATIENCE = 300.0  # seconds, as init_process_group's
 _MEET = 10.0  # seconds for ranks that have just agreed to meet
-_root = None  # the group that the launcher knows of, and our ranks' numbers in it
+_root = None  # after a first shrinking: the group over the launcher's connection, and our ranks' numbers in it
 
 
 def _known_to_all(own):
-    """The group whose server says who is gone, the launcher's where there is one, and our ranks' numbers in it."""
-    global _root
-    if _root is None or "://" not in process_group._joined.address:
-        _root = own, list(range(own.size))
-    return _root
+    """The group whose server says who is gone, our ranks' numbers in it, and whether the server is a launcher's."""
+    if "://" not in process_group._joined.address:
+        return own, list(range(own.size)), True
+    return (*_root, True) if _root is not None else (own, list(range(own.size)), False)
 
 
 class _Agreement:
@@ -28,8 +27,8 @@ class _Agreement:
     said the same. Without the server, whose process may be the one that died, what this rank knows has to do.
     """
 
-    def __init__(self, own, group, names):
-        self.own, self.group, self.names = own, group, names
+    def __init__(self, own, group, names, launched):
+        self.own, self.group, self.names, self.launched = own, group, names, launched
         self.key = f"pydist.shrink/{self.names}"
         self.said = None
 
@@ -60,7 +59,9 @@ class _Agreement:
                     raise CommTimeout(f"shrink_group: rank {self.own.rank} waited {seconds:.0f} s for ranks {missing}")
             except CommTimeout:
                 raise
-            except DistError:
+            except DistError as error:
+                if self.launched:
+                    raise DistError(f"shrink_group: rank {self.own.rank} has lost its launcher: {error}") from None
                 return set(self.own.gone), False
             time.sleep(0.001)
 
@@ -79,7 +80,7 @@ def _excluded(ranks, group):
     return excluded
 
 
-def _meet(own, group, names, excluded, before, timeout, patience=None):
+def _meet(own, group, names, launched, excluded, before, timeout, patience=None):
     """The ranks that stay, at a place that only they know; `before`: where they met the last time."""
     global _root
     stay = [rank for rank in range(own.size) if rank not in excluded]
@@ -88,7 +89,7 @@ def _meet(own, group, names, excluded, before, timeout, patience=None):
     process_group.destroy_process_group()
     process_group.leave(timeout, keep=True)
     process_group.init_at(Place(stay.index(own.rank), len(stay), address, -1), timeout, patience)
-    _root = group, [names[rank] for rank in stay]
+    _root = (group, [names[rank] for rank in stay]) if launched else None
     return process_group.current()
 
 
