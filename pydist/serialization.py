@@ -7,7 +7,7 @@
 `load` runs nothing that a file says: its unpickler knows containers, numbers, text and tensors, and refuses other
 names. `weights_only=False` asks for the ordinary unpickler, which is safe only with files that you trust.
 
-Format: torch/serialization.py of PyTorch 2.x, "zipfile" form, version 3.
+Format: torch/serialization.py of PyTorch 2.x, "zipfile" form, version 3; the form before 1.6 is read too.
 """
 
 import io
@@ -345,7 +345,81 @@ def load(f, map_location=None, pickle_module=None, *, weights_only=True, mmap=No
     return _read(f, getattr(f, "name", "file"), weights_only, False)
 
 
+class _OldUnpickler(_Unpickler):
+    """Storages have one entry more: None, or which part of them is meant."""
+
+    def persistent_load(self, saved):
+        *rest, part = saved
+        storage = super().persistent_load(tuple(rest))
+        if part is None:
+            return storage
+        _, offset, size = part
+        item = storage.dtype.itemsize
+        return _Storage(memoryview(storage.data)[offset * item : (offset + size) * item], storage.dtype, size)
+
+
+_MAGIC, _OLD_VERSION = 0x1950A86A20F9469CFC6C, 1001
+
+
+def _read_old(data, restricted):
+    """The object in a file as PyTorch wrote them before 1.6: pickles of a number, the version, sizes of types, the object
+    and the keys of its storages; then of each storage its length (8 bytes) and its bytes."""
+    file, storages = io.BytesIO(data), {}
+
+    def plain():
+        return _Unpickler(file, None, True).load()
+
+    def storage_of(key, dtype, numel):
+        if key not in storages:
+            if not isinstance(numel, int) or not 0 <= numel * dtype.itemsize <= len(data):
+                raise ValueError(f"a storage of {numel} elements in a file of {len(data)} bytes")
+            storages[key] = _Storage(bytearray(numel * dtype.itemsize), dtype, numel)
+        return storages[key]
+
+    if plain() != _MAGIC:
+        raise ValueError("the first number is another one")
+    version, system = plain(), plain()
+    if version != _OLD_VERSION or not isinstance(system, dict) or not system.get("little_endian", True):
+        raise ValueError(f"version {version!r} (expected {_OLD_VERSION}, little-endian)")
+    made = _OldUnpickler(file, storage_of, restricted).load()
+    for key in plain():
+        storage, head = storages[key], file.read(8)
+        if len(head) != 8 or struct.unpack("<q", head)[0] != storage.numel:
+            raise ValueError(f"storage {key}: another length than its tensors say")
+        if file.readinto(storage.data) != len(storage.data):
+            raise ValueError(f"storage {key}: cut off")
+    return made
+
+
+def _is_old(file):
+    """Whether a file begins with a pickle of _MAGIC."""
+    at = file.tell()
+    head = file.read(2 + 2 + 10)
+    file.seek(at)
+    return head[:1] == b"\x80" and head[2:4] == b"\x8a\x0a" and head[4:] == _MAGIC.to_bytes(10, "little")
+
+
+def _guarded(name, restricted, read):
+    """read(), its errors being those of `load`."""
+    try:
+        return read()
+    except pickle.UnpicklingError as error:
+        raise pickle.UnpicklingError(f"load: {name}: {error}") from None
+    except (MemoryError, OSError, KeyboardInterrupt):
+        raise
+    except zipfile.BadZipFile as error:
+        raise RuntimeError(f"load: {name}: damaged: {error}") from None
+    except Exception as error:
+        if not restricted:
+            raise
+        raise pickle.UnpicklingError(f"load: {name}: damaged: {type(error).__name__}: {error}") from error
+
+
 def _read(file, name, restricted, mapped):
+    if _is_old(file):
+        if mapped:
+            raise RuntimeError(f"load: {name}: of PyTorch before 1.6 (expected a newer one, for mmap=True)")
+        return _guarded(name, restricted, lambda: _read_old(file.read(), restricted))
     try:
         archive = zipfile.ZipFile(file)
     except zipfile.BadZipFile as error:
@@ -379,18 +453,10 @@ def _read(file, name, restricted, mapped):
                 storages[key] = _Storage(record(key), dtype, numel)
             return storages[key]
 
-        try:
+        def read():
             order = f"{folder}/byteorder"
             if order in archive.namelist() and archive.read(order).decode() != sys.byteorder:
                 raise ValueError(f"bytes in {archive.read(order).decode()}-endian order (expected {sys.byteorder})")
             return _Unpickler(io.BytesIO(archive.read(pickles[0])), storage_of, restricted).load()
-        except pickle.UnpicklingError as error:
-            raise pickle.UnpicklingError(f"load: {name}: {error}") from None
-        except (MemoryError, OSError, KeyboardInterrupt):
-            raise
-        except zipfile.BadZipFile as error:
-            raise RuntimeError(f"load: {name}: damaged: {error}") from None
-        except Exception as error:
-            if not restricted:
-                raise
-            raise pickle.UnpicklingError(f"load: {name}: damaged: {type(error).__name__}: {error}") from error
+
+        return _guarded(name, restricted, read)

@@ -389,3 +389,54 @@ def test_numpy_arrays_are_read_and_nothing_is_run(tmp_path, torch):
     assert pydist.serialization.get_safe_globals() == []
     with pytest.raises(RuntimeError, match="no CUDA device"):
         pydist.load(tmp_path / "a.pt", map_location=pydist.device("cuda"))
+
+
+def old_file(torch, value):
+    file = io.BytesIO()
+    torch.save(value, file, _use_new_zipfile_serialization=False)
+    return file.getvalue()
+
+
+def test_files_before_1_6_are_read(tmp_path, torch):
+    shared = torch.arange(6.0).reshape(2, 3)
+    net = torch.nn.Linear(2, 3)
+    value = {
+        "a": shared,
+        "t": shared.t(),
+        "i": torch.tensor([1, 2]),
+        "b": torch.ones(2, dtype=torch.bfloat16),
+        "net": net.state_dict(),
+        "epoch": 3,
+        "empty": torch.zeros(0, 2),
+    }
+    data = old_file(torch, value)
+    got = pydist.load(io.BytesIO(data))
+    (tmp_path / "old.pt").write_bytes(data)
+    again = pydist.load(tmp_path / "old.pt")
+    for made in (got, again):
+        assert made["epoch"] == 3 and made["a"].tolist() == shared.tolist() and made["t"].tolist() == shared.t().tolist()
+        assert made["i"].tolist() == [1, 2] and made["b"].dtype is pydist.bfloat16 and made["empty"].shape == (0, 2)
+        assert made["net"]["weight"].tolist() == net.weight.tolist()
+    got["a"][0, 1] = 9.0
+    assert got["t"][1, 0] == 9
+    with pytest.raises(RuntimeError, match="before 1.6"):
+        pydist.load(tmp_path / "old.pt", mmap=True)
+
+
+def test_damaged_and_malicious_old_files(torch):
+    data = old_file(torch, {"a": torch.arange(6.0)})
+    for cut in (14, 20, 60, 150, 250, len(data) - 30, len(data) - 1):
+        with pytest.raises((pickle.UnpicklingError, RuntimeError)):
+            pydist.load(io.BytesIO(data[:cut]))
+    wrong = bytearray(data)
+    at = data.rindex((6).to_bytes(8, "little"))
+    wrong[at] = 7
+    with pytest.raises(pickle.UnpicklingError, match="another length"):
+        pydist.load(io.BytesIO(bytes(wrong)))
+    huge = data.replace(b"K\x06N", b"M\xff\xffN")
+    assert huge != data
+    with pytest.raises(pickle.UnpicklingError, match="65535 elements"):
+        pydist.load(io.BytesIO(huge))
+    evil = old_file(torch, {"a": print})
+    with pytest.raises(pickle.UnpicklingError, match="print, which is not among what is safe"):
+        pydist.load(io.BytesIO(evil))
