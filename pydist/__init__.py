@@ -63,6 +63,15 @@ _FROM = {  # name -> the submodule that it comes from, opened at first use
     ),
     **dict.fromkeys("finfo iinfo can_cast".split(), "_dtypes"),
     "set_printoptions": "_tensor",
+    **dict.fromkeys(
+        (
+            "adaptive_max_pool1d bilinear celu celu_ channel_shuffle conv1d conv3d conv_transpose1d conv_transpose3d "
+            "cosine_embedding_loss cosine_similarity ctc_loss hardshrink hinge_embedding_loss instance_norm "
+            "margin_ranking_loss max_pool1d max_pool2d max_pool3d pairwise_distance pdist pixel_shuffle pixel_unshuffle "
+            "poisson_nll_loss prelu rrelu rrelu_ selu selu_ threshold threshold_ triplet_margin_loss"
+        ).split(),
+        "nn.functional",
+    ),
     **dict.fromkeys(_legacy._DTYPES, "_legacy"),
 }
 

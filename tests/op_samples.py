@@ -126,11 +126,22 @@ SPECIAL = {
     "copy": lambda lib, x, src: x.clone().copy_(src),
     "fill": lambda lib, x, value: x.clone().fill_(value),
 }
+def _resample_by_torch(torch, x, dim, size, mode="linear", align_corners=False, scale=0):
+    rows = x.movedim(dim, -1)
+    flat = rows.reshape(-1, 1, 1, rows.shape[-1])
+    way = {"linear": "bilinear", "cubic": "bicubic", "exact": "nearest-exact"}.get(mode, mode)
+    align = {} if "nearest" in way else {"align_corners": align_corners}
+    size = {"scale_factor": (1.0, 1 / scale), "recompute_scale_factor": False} if scale else {"size": (1, size)}
+    out = torch.nn.functional.interpolate(flat, mode=way, **size, **align)
+    return out.reshape(*rows.shape[:-1], -1).movedim(-1, dim)
+
+
 TORCH = {
     "slice": lambda torch, *a: torch.ops.aten.slice(*a),
     "index_put": lambda torch, x, i, v, *a: torch.index_put(x, [torch.arange(x.shape[0])[:, None] if k is None else k for k in i], v, *a),
-    **{name: lambda torch, x, y, name=name: getattr(torch, name)(torch.as_tensor(x), torch.as_tensor(y)) for name in ("maximum", "minimum", "remainder", "fmod")},
+    **{name: lambda torch, x, y, name=name: getattr(torch, name)(torch.as_tensor(x), torch.as_tensor(y)) for name in ("maximum", "minimum", "remainder", "fmod", "atan2", "logaddexp")},
     "batch_norm": lambda torch, *a, **kw: torch.nn.functional.batch_norm(*a, **kw),
+    "resample": _resample_by_torch,
     "gelu": lambda torch, x, approximate="none": torch.nn.functional.gelu(x, approximate=approximate),
     "elu": lambda torch, *a, **kw: torch.ops.aten.elu(*a, **kw),
     "kl_div": lambda torch, x, y, reduction="mean", **kw: torch.nn.functional.kl_div(x, y, reduction=reduction, **kw),
@@ -215,6 +226,41 @@ def _conv2d(x, w, b=None, stride=1, padding=0, dilation=1, groups=1):
     xs, ws = np.split(windows, groups, 1), np.split(w, groups)
     y = np.concatenate([np.einsum("bchwij,ocij->bohw", x, w) for x, w in zip(xs, ws)], 1)
     return y if b is None else y + b[:, None, None]
+
+
+def _conv_transpose2d(x, w, b=None, stride=1, padding=0, output_padding=0, groups=1, dilation=1):
+    stride, padding, more, dilation = (v if isinstance(v, tuple) else (v, v) for v in (stride, padding, output_padding, dilation))
+    (n, _, *size), (_, k, *kernel) = x.shape, w.shape
+    full = [(s - 1) * t + d * (r - 1) + 1 + m for s, t, d, r, m in zip(size, stride, dilation, kernel, more)]
+    y = np.zeros((n, k * groups, *full))
+    for r, s in np.ndindex(*kernel):
+        at = [slice(i * d, i * d + (length - 1) * t + 1, t) for i, d, t, length in zip((r, s), dilation, stride, size)]
+        parts = [np.einsum("nchw,ck->nkhw", xs, ws) for xs, ws in zip(np.split(x, groups, 1), np.split(w[:, :, r, s], groups))]
+        y[:, :, at[0], at[1]] += np.concatenate(parts, 1)
+    y = y[:, :, padding[0] : full[0] - padding[0], padding[1] : full[1] - padding[1]]
+    return y if b is None else y + b[:, None, None]
+
+
+def _resample(x, dim, size, mode="linear", align_corners=False, scale=0, transposed=False):
+    n, m = (size, x.shape[dim]) if transposed else (x.shape[dim], size)
+    scale = (n - 1) / max(m - 1, 1) if align_corners else scale or n / m
+    half = 0 if mode == "nearest" or align_corners else 0.5
+    matrix = np.zeros((m, n))
+    for j in range(m):
+        at = (j + half) * scale - (half if mode in ("linear", "cubic") else 0)
+        at = max(at, 0) if mode == "linear" else at
+        for i in range(math.floor(at) - 1, math.floor(at) + 3):
+            d = abs(at - i)
+            near = -0.75 * (d**3 - 5 * d**2 + 8 * d - 4) if d > 1 else 1.25 * d**3 - 2.25 * d**2 + 1
+            w = max(0, 1 - d) if mode == "linear" else (near if d <= 2 else 0) if mode == "cubic" else i == math.floor(at)
+            matrix[j, min(max(i, 0), n - 1)] += w
+    return np.moveaxis(np.moveaxis(x, dim, -1) @ (matrix if transposed else matrix.T), -1, dim)
+
+
+def _constant_pad(x, pad, value=0):
+    cut = [slice(max(-pad[i], 0), n - max(-pad[i + 1], 0)) for i, n in zip(range(0, len(pad), 2), x.shape[::-1])][::-1]
+    more = [(max(pad[i], 0), max(pad[i + 1], 0)) for i in range(0, len(pad), 2)][::-1]
+    return np.pad(x[(..., *cut)], [(0, 0)] * (x.ndim - len(more)) + more, constant_values=value)
 
 
 def _batch_norm(x, mean, var, weight=None, bias=None, training=False, momentum=0.1, eps=1e-5):
@@ -386,6 +432,7 @@ def _flatten(x, start=0, end=-1):
 
 
 NUMPY = {
+    **{"a" + name: getattr(np, "arc" + name) for name in ("sin", "cos", "tan", "sinh", "cosh", "tanh", "tan2")},
     "neg": np.negative,
     "relu": lambda x: np.maximum(x, 0),
     "rsqrt": lambda x: 1 / np.sqrt(x),
@@ -432,6 +479,9 @@ NUMPY = {
     "nll_loss": _nll,
     "cross_entropy": _cross_entropy,
     "conv2d": _conv2d,
+    "conv_transpose2d": _conv_transpose2d,
+    "resample": _resample,
+    "constant_pad_nd": _constant_pad,
     "batch_norm": _batch_norm,
     **ACTIVATIONS,
     **{name: _reduced(terms) for name, terms in LOSSES.items()},
@@ -545,6 +595,9 @@ running = (T((4,), -1, 1, grad=False), T((4,), 0.5, 2, grad=False))
 scale = (T((4,), 0.5, 2), T((4,)))
 
 SAMPLES = {
+    **{name: unary(lo, hi, c=8) for name, lo, hi in (("tan", -1.2, 1.2), ("asin", -0.95, 0.95), ("acos", -0.95, 0.95), ("atan", -4, 4), ("sinh", -2, 2), ("cosh", -2, 2),
+                                                     ("asinh", -4, 4), ("acosh", 1.2, 5), ("atanh", -0.9, 0.9))},
+    "atan2": binary(c=64), "logaddexp": binary(c=8),
     **{name: unary() for name in ("neg", "abs", "sign", "square", "relu", "sin", "cos", "tanh", "sigmoid", "erf")},
     "exp": unary(-4, 4),
     "expm1": [*unary(-4, 4), S(T((400,), -1e-3, 1e-3), grad=False)],
@@ -637,6 +690,16 @@ SAMPLES = {
         ((T((0, 2, 4, 4)), T((3, 2, 3, 3)), T((3,))), {})]]
         + [S(T((2, 16, 17, 17)), T((24, 16, 3, 3)), T((24,)), padding=1, linear=True, grad=False, dtypes="float"),
            S(T((3, 8, 16, 15)), T((16, 8, 5, 5)), None, 2, 2, linear=True, grad=False, dtypes="float")],
+    "conv_transpose2d": [S(*a, linear=True, dtypes="float", **kw) for a, kw in [
+        ((image, T((4, 3, 3, 3)), T((3,))), {}), ((image, T((4, 3, 2, 3))), {"stride": 2, "padding": 1, "output_padding": 1}), ((image, T((4, 2, 3, 3)), T((4,))), {"groups": 2}),
+        ((T((1, 2, 3, 3)), T((2, 2, 2, 2))), {"dilation": 2, "padding": (2, 1)}), ((T((2, 4, 4, 4), layout="N"), T((4, 2, 1, 1)), T((2,))), {}), ((T((0, 2, 4, 4)), T((2, 3, 3, 3)), T((3,))), {})]]
+        + [S(T((2, 16, 9, 9)), T((16, 8, 4, 4)), T((8,)), 2, 1, linear=True, grad=False, dtypes="float")],
+    "constant_pad_nd": [S(x34, (1, 2)), S(x234, (1, 0, 0, 2), 1.5), S(t34, (-1, 2, 1, -1)), S(T((2, 3), layout="S"), (0, 0, -1, -1), 3), S(T((0, 3)), (1, 1, 2, 0), 2), S(I((3,)), (2, 1), 7),
+                        S(T((2, 3, 4, 4), layout="N"), (1, 1, 1, 1)), S(x34, ()), S(T((33, 70)), (5, 3, 1, 0), -1, grad=False)],
+    "resample": [S(T(shape), dim, size, mode, align, dtypes="wide", c=200) for mode, aligns in (("nearest", [False]), ("exact", [False]), ("linear", [False, True]), ("cubic", [False, True]))
+                 for align in aligns for shape, dim, size in (((2, 4), 1, 7), ((5, 2), 0, 3), ((2, 3, 2), 1, 6), ((1, 3), 1, 1))]
+        + [S(T((2, 5)), 1, 8, "linear", False, 1 / 1.7, dtypes="wide", c=200), S(T((2, 5)), 1, 8, "nearest", False, 1 / 1.7, dtypes="wide"), S(t34, -1, 6, dtypes="wide", c=200),
+           S(T((2, 7), grad=False), 1, 4, "linear", True, 0, True, dtypes="wide", c=200), S(T((9, 33, 20)), 1, 70, "cubic", grad=False, dtypes="wide", c=200)],
     "batch_norm": [S(*a, c=16, dtypes="wide", writes=(1, 2), **kw) for a, kw in [
         ((T((5, 4)), *running, *scale, True), {}), ((T((5, 4)), *running, *scale), {}), ((image, *running, *scale, True), {"momentum": 0.5, "eps": 1e-3}),
         ((image, *running), {}), ((image, None, None, *scale, True), {}), ((T((2, 4, 3)), *running, *scale, True), {}), ((T((2, 4, 3, 3), layout="N"), *running, *scale, True), {}),
@@ -723,6 +786,9 @@ LARGE = {
     "log_softmax": S(T((64, 1000, 9)), 1),
     "cross_entropy": S(T((4000, 100)), I((4000,), 0, 100)),
     "conv2d": S(_image, T((48, 32, 3, 3)), T((48,)), padding=1),
+    "conv_transpose2d": S(_image, T((32, 16, 4, 4)), T((16,)), 2, 1),
+    "constant_pad_nd": S(_image, (4, 4, 4, 4)),
+    "resample": S(_image, 2, 56),
     "batch_norm": S(_image, None, None, T((32,)), T((32,)), True),
     "dropout": S(_square, 0.5),
     **{name: S(_square) for name in ("gelu", "silu", "softplus", "expm1", "log1p")},

@@ -99,6 +99,16 @@ typedef struct pd_pool {
     bool nhwc, adaptive, include_pad, wide;
 } pd_pool;
 
+/* Along the middle axis of x[outer, from, inner]: y[j] = sum of weight[j][k] x[index[j][k]] over k < taps, for j < to; transposed:
+   y[index[j][k]] += weight[j][k] x[j]. F32 and F64; taps 1 (the weight then is 1) or even. */
+typedef struct pd_resample {
+    pd_dtype t;
+    int64_t outer, from, to, inner, taps;
+    bool transposed;
+    const int64_t *index;
+    const double *weight;
+} pd_resample;
+
 /* Nearest: labels outside [0, C) other than ignore_index are an error the caller finds with pd_cpu()->labels_check. */
 typedef struct pd_xent {
     int64_t rows, C;              /* logits[rows, C], contiguous; class along the last axis */
@@ -210,6 +220,8 @@ typedef struct pd_cpu_table {
     void (*avg_pool)(const pd_pool *c, const void *x, void *y);
     void (*avg_pool_grad)(const pd_pool *c, const void *g, void *gx);
 
+    void (*resample)(const pd_resample *c, const void *x, void *y);
+
     /* Fused optimizer steps over a list of segments, one pass over memory, F32 and F64. */
     void (*sgd)(pd_dtype t, const pd_sgd *c, const pd_segment_step *s, int64_t count);
     void (*adam)(pd_dtype t, const pd_adam *c, const pd_segment_step *s, int64_t count);
@@ -231,6 +243,14 @@ typedef struct pd_cpu_table {
 } pd_cpu_table;
 
 const pd_cpu_table *pd_cpu(void);
+
+/* n contiguous elements of one type as another. */
+static inline void pd_convert(pd_dtype to, pd_dtype from, int64_t n, const void *x, void *out) {
+    pd_loop l = {.ndim = 1, .nop = 2, .numel = n, .size = {n}, .ptr = {out, (char *)(uintptr_t)x}};
+    l.stride[0][0] = (int64_t)pd_dtype_size(to);
+    l.stride[1][0] = (int64_t)pd_dtype_size(from);
+    pd_cpu()->copy(to, from, &l);
+}
 
 size_t pd_gemm_scratch(const pd_gemm *c); /* bytes, 64-byte aligned */
 pd_status pd_gemm_run(const pd_gemm *c, const void *A, const void *B, const void *bias, void *C, void *scratch);

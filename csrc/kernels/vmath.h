@@ -369,6 +369,77 @@ VM float vm_cosf(float x) { return vm_sincosf(x, 1); }
 VM double vm_sin(double x) { return x == 0.0 ? x : vm_sincos(x, 0); }
 VM double vm_cos(double x) { return vm_sincos(x, 1); }
 
+/* ---- the inverse functions by one arctangent, the hyperbolic ones by expm1 and log1p; float goes through double where that is
+   simpler ---- */
+
+/* |x| is brought below tan(pi / 8) by pi / 2 - atan(1 / x) and pi / 4 + atan((x - 1) / (x + 1)); there x + x z P(z) / Q(z), z = x^2
+   (Moshier, Methods and Programs for Mathematical Functions, 1989). */
+VM double vm_atan(double x) {
+    double a = vm_abs(x), big = a > 2.414213562373095 ? 1.0 : 0.0, mid = a > 0.66 ? 1.0 - big : 0.0;
+    double t = a > 2.414213562373095 ? -1.0 / a : a > 0.66 ? (a - 1.0) / (a + 1.0) : a, z = t * t;
+    double p = VM_FMA(-8.750608600031904122785e-1, z, -1.615753718733365076637e1);
+    p = VM_FMA(p, z, -7.500855792314704667340e1);
+    p = VM_FMA(p, z, -1.228866684490136173410e2);
+    p = VM_FMA(p, z, -6.485021904942025371773e1);
+    double q = z + 2.485846490142306297962e1;
+    q = VM_FMA(q, z, 1.650270098316988542046e2);
+    q = VM_FMA(q, z, 4.328810604912902668951e2);
+    q = VM_FMA(q, z, 4.853903996359136964868e2);
+    q = VM_FMA(q, z, 1.945506571482613964425e2);
+    double r = VM_FMA(t, z * p / q, t) + 6.123233995736765886130e-17 * (big + 0.5 * mid);
+    r += big * 1.5707963267948966 + mid * 0.7853981633974483;
+    return vm_signed(a != a ? a : r, x);
+}
+VM double vm_asin(double x) { return 2.0 * vm_atan(x / (1.0 + __builtin_sqrt((1.0 - x) * (1.0 + x)))); }
+VM double vm_acos(double x) { return 2.0 * vm_atan(__builtin_sqrt((1.0 - x) / (1.0 + x))); }
+VM double vm_sinh(double x) {
+    double a = vm_abs(x), e = vm_expm1(a), h = vm_exp(0.5 * a);
+    return vm_signed(a > 30.0 ? 0.5 * h * h : 0.5 * (e + e / (e + 1.0)), x);
+}
+VM double vm_cosh(double x) {
+    double a = vm_abs(x), e = vm_exp(a), h = vm_exp(0.5 * a);
+    return a > 30.0 ? 0.5 * h * h : 0.5 * (e + 1.0 / e);
+}
+VM double vm_asinh(double x) {
+    double a = vm_abs(x), z = a * a;
+    return vm_signed(a > 1e9 ? vm_log(a) + 0.6931471805599453 : vm_log1p(a + z / (1.0 + __builtin_sqrt(1.0 + z))), x);
+}
+VM double vm_acosh(double x) {
+    double t = x - 1.0;
+    double r = x > 1e9 ? vm_log(x) + 0.6931471805599453 : vm_log1p(t + __builtin_sqrt(t * (t + 2.0)));
+    return x < 1.0 ? VM_NAN : r;
+}
+VM double vm_atanh(double x) {
+    double a = vm_abs(x);
+    return vm_signed(0.5 * vm_log1p(2.0 * a / (1.0 - a)), x);
+}
+VM double vm_tan(double x) { return x == 0.0 ? x : vm_sincos(x, 0) / vm_sincos(x, 1); }
+/* The angle of the point (x, y), y first. */
+VM double vm_atan2(double y, double x) {
+    double ax = vm_abs(x), ay = vm_abs(y), r = ax == ay ? 0.7853981633974483 : vm_atan(ay / ax);
+    r = ay == 0.0 ? 0.0 : r;
+    r = vm_bits(x) >> 63 ? 3.141592653589793 - r : r;
+    r = vm_signed(r, y);
+    return x != x ? x : y != y ? y : r;
+}
+/* log(e^x + e^y) */
+VM double vm_logaddexp(double x, double y) {
+    double top = x > y ? x : y, r = top + vm_log1p(vm_exp(-vm_abs(x - y)));
+    return x != x ? x : y != y ? y : vm_abs(top) == VM_INF ? top : r;
+}
+#define VM_BY_DOUBLE(name) VM float vm_##name##f(float x) { return (float)vm_##name((double)x); }
+VM_BY_DOUBLE(atan)
+VM_BY_DOUBLE(asin)
+VM_BY_DOUBLE(acos)
+VM_BY_DOUBLE(sinh)
+VM_BY_DOUBLE(cosh)
+VM_BY_DOUBLE(asinh)
+VM_BY_DOUBLE(acosh)
+VM_BY_DOUBLE(atanh)
+VM_BY_DOUBLE(tan)
+VM float vm_atan2f(float y, float x) { return (float)vm_atan2((double)y, (double)x); }
+VM float vm_logaddexpf(float x, float y) { return (float)vm_logaddexp((double)x, (double)y); }
+
 /* ---- pow: e^(y log|x|), the logarithm in two doubles for double ---- */
 
 /* a * b = result + *e exactly */
@@ -522,6 +593,7 @@ VM int64_t vm_shl(int64_t x, int64_t y, int bits) { return y < 0 || y >= bits ? 
 VM int64_t vm_shr(int64_t x, int64_t y, int bits) { return x >> (y < 0 || y >= bits ? bits - 1 : y); }
 
 #define VM_FLOAT1(fn, x) _Generic((x), float: fn##f, double: fn)(x)
+#define VM_FLOAT2(fn, x, y) _Generic((x), float: fn##f, double: fn)(x, y)
 #define VM_ANY1(fn, x)                                                                                            \
     _Generic((x), float: fn##f, double: fn, uint8_t: fn##_u8, int8_t: fn##_i8, int16_t: fn##_i16,                \
              int32_t: fn##_i32, int64_t: fn##_i64)(x)
@@ -535,6 +607,17 @@ VM int64_t vm_shr(int64_t x, int64_t y, int bits) { return x >> (y < 0 || y >= b
 #define V_ERF(x) VM_FLOAT1(vm_erf, x)
 #define V_SIN(x) VM_FLOAT1(vm_sin, x)
 #define V_COS(x) VM_FLOAT1(vm_cos, x)
+#define V_TAN(x) VM_FLOAT1(vm_tan, x)
+#define V_ASIN(x) VM_FLOAT1(vm_asin, x)
+#define V_ACOS(x) VM_FLOAT1(vm_acos, x)
+#define V_ATAN(x) VM_FLOAT1(vm_atan, x)
+#define V_SINH(x) VM_FLOAT1(vm_sinh, x)
+#define V_COSH(x) VM_FLOAT1(vm_cosh, x)
+#define V_ASINH(x) VM_FLOAT1(vm_asinh, x)
+#define V_ACOSH(x) VM_FLOAT1(vm_acosh, x)
+#define V_ATANH(x) VM_FLOAT1(vm_atanh, x)
+#define V_ATAN2(x, y) VM_FLOAT2(vm_atan2, x, y)
+#define V_LOGADDEXP(x, y) VM_FLOAT2(vm_logaddexp, x, y)
 #define V_EXPM1(x) VM_FLOAT1(vm_expm1, x)
 #define V_LOG1P(x) VM_FLOAT1(vm_log1p, x)
 #define V_LOG2(x) VM_FLOAT1(vm_log2, x)

@@ -192,3 +192,48 @@ const pd_op pd_op_conv2d_grad_weight = {
     .promote = PD_SAME, .cast = PD_CAST_LOW, .save = PD_SAVE_IN(0) | PD_SAVE_IN(1), .flags = PD_NO_BROADCAST_GRAD, .attrs = sizeof(grad_attrs),
     .infer = gw_infer, .kernel = gw_kernel, .scratch = gw_scratch, .work = gw_work, .vjp = gw_vjp,
 };
+
+/* ---- transposed convolution: the gradient of the input, as a function of its own ------------------------------------------ */
+
+typedef struct { int64_t stride[2], padding[2], more[2], groups, dilation[2]; } transpose_attrs;
+
+static pd_status transpose_compose(pd_call *c) {
+    const transpose_attrs *a = c->attrs;
+    pd_tensor *x = c->in[0], *w = c->in[1], *b = c->in[2];
+    PD_TRY(pd_check_float(c, 0));
+    PD_TRY(pd_check_ndim(c, 0, 4));
+    PD_TRY(pd_check_ndim(c, 1, 4));
+    if (a->groups < 1 || x->size[1] != w->size[0] || x->size[1] % a->groups)
+        return pd_fail(PD_E_SHAPE, "conv_transpose2d: input %s with weight %s and groups %" PRId64 " (expected weight [C, K / groups, R, S], C divisible by groups)",
+                       pd_tensor_shape(x), pd_tensor_shape(w), a->groups);
+    grad_attrs ga = {.conv = {.groups = a->groups}, .size = {x->size[0], w->size[1] * a->groups}};
+    for (int i = 0; i < 2; i++) {
+        ga.conv.stride[i] = a->stride[i], ga.conv.padding[i] = a->padding[i], ga.conv.dilation[i] = a->dilation[i];
+        if (a->more[i] < 0 || (a->more[i] >= a->stride[i] && a->more[i] >= a->dilation[i]))
+            return pd_fail(PD_E_VALUE, "conv_transpose2d: output_padding is %s, stride %s, dilation %s (expected output_padding below one of them)",
+                           pd_shape_text(2, a->more), pd_shape_text(2, a->stride), pd_shape_text(2, a->dilation));
+        int64_t span = a->dilation[i] * (w->size[2 + i] - 1) + a->more[i] + 1;
+        if (a->stride[i] > INT32_MAX || a->padding[i] > INT32_MAX || a->dilation[i] > INT32_MAX)
+            return pd_fail(PD_E_VALUE, "conv_transpose2d: stride %s, padding %s, dilation %s are too large", pd_shape_text(2, a->stride),
+                           pd_shape_text(2, a->padding), pd_shape_text(2, a->dilation));
+        ga.size[2 + i] = (x->size[2 + i] - 1) * a->stride[i] - 2 * a->padding[i] + span;
+        if (ga.size[2 + i] < 1)
+            return pd_fail(PD_E_SHAPE, "conv_transpose2d: input %s with kernel %s and padding %s leaves nothing", pd_tensor_shape(x),
+                           pd_shape_text(2, w->size + 2), pd_shape_text(2, a->padding));
+    }
+    if (b && (b->ndim != 1 || b->size[0] != ga.size[1]))
+        return pd_fail(PD_E_SHAPE, "conv_transpose2d: bias has shape %s (expected %s)", pd_tensor_shape(b), pd_shape_text(1, ga.size + 1));
+    pd_vjp v = {0};
+    pd_shape_attrs channel = {.shape = {.n = 3, .v = {ga.size[1], 1, 1}}};
+    pd_tensor *y = pd_x_call2(&v, PD_OP_conv2d_grad_input, x, w, &ga);
+    if (b) y = pd_x2(&v, PD_OP_add, pd_val_of(y), pd_val_of(pd_x_call1(&v, PD_OP_view, b, &channel))).t;
+    return pd_x_end(&v, y, &c->out[0]);
+}
+
+const pd_op pd_op_conv_transpose2d = {
+    .sig = "conv_transpose2d(Tensor input, Tensor weight, Tensor? bias=None, int[2] stride=1, int[2] padding=0, int[2] output_padding=0, int groups=1, "
+           "int[2] dilation=1)",
+    .doc = "The gradient of conv2d with respect to its input, of input [N, C, H, W] and weight [C, K / groups, R, S], plus bias [K]: "
+           "size (H - 1) stride - 2 padding + dilation (R - 1) + output_padding + 1.",
+    .flags = PD_FUNC | PD_NN, .attrs = sizeof(transpose_attrs), .compose = transpose_compose,
+};

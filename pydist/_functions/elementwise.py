@@ -106,6 +106,6 @@ def _alias(name, of):
 
 for _pair in (
     "multiply=mul divide=div subtract=sub true_divide=div absolute=abs negative=neg greater=gt less=lt greater_equal=ge "
-    "less_equal=le not_equal=ne fix=trunc"
+    "less_equal=le not_equal=ne fix=trunc arcsin=asin arccos=acos arctan=atan arcsinh=asinh arccosh=acosh arctanh=atanh arctan2=atan2"
 ).split():
     _alias(*_pair.split("="))

@@ -271,3 +271,16 @@ def tril(input, diagonal=0):
 def triu(input, diagonal=0):
     """The matrices input with zeros below the diagonal that lies `diagonal` above the main one."""
     return _triangle(input, diagonal, True)
+
+
+@method
+def fill_diagonal_(self, fill_value, wrap=False):
+    """fill_value on the diagonal (of more than two dimensions: where all indices are equal); wrap goes on below it."""
+    if self.dim() < 2 or self.dim() > 2 and len({*self.shape}) > 1:
+        raise RuntimeError(f"fill_diagonal_: shape {tuple(self.shape)} (expected a matrix, or equal sizes)")
+    step = sum(self.stride(d) for d in range(self.dim()))
+    rows, columns = self.shape[0], self.shape[-1]
+    self.as_strided((min(self.shape),), (step,), self.storage_offset()).fill_(fill_value)
+    if wrap and self.dim() == 2 and rows > columns + 1:
+        self[columns + 1 :].fill_diagonal_(fill_value, True)
+    return self

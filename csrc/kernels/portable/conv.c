@@ -158,12 +158,6 @@ static int64_t y_count(const pd_conv *c) { return c->N * c->K * c->P * c->Q; }
 static size_t half_bytes(const pd_conv *c) {
     return is_half(c->t) ? up((size_t)x_count(c) * 4) + up((size_t)w_count(c) * 4) + up((size_t)y_count(c) * 4) + up((size_t)c->K * 4) : 0;
 }
-static void convert(pd_dtype to, pd_dtype from, int64_t n, const void *x, void *out) {
-    pd_loop l = {.ndim = 1, .nop = 2, .numel = n, .size = {n}, .ptr = {out, (char *)(uintptr_t)x}};
-    l.stride[0][0] = (int64_t)pd_dtype_size(to);
-    l.stride[1][0] = (int64_t)pd_dtype_size(from);
-    pd_cpu()->copy(to, from, &l);
-}
 typedef struct floats { pd_conv c; char *x, *w, *y, *bias, *rest; } floats;
 static floats floats_at(const pd_conv *c, void *scratch) {
     floats f = {.c = *c, .x = scratch};
@@ -186,11 +180,11 @@ size_t pd_portable_conv_scratch(const pd_conv *c) {
 void pd_portable_conv_forward(const pd_conv *c, const void *x, const void *w, const void *bias, void *y, void *scratch) {
     if (is_half(c->t)) {
         floats f = floats_at(c, scratch);
-        convert(PD_F32, c->t, x_count(c), x, f.x);
-        convert(PD_F32, c->t, w_count(c), w, f.w);
-        if (bias) convert(PD_F32, c->t, c->K, bias, f.bias);
+        pd_convert(PD_F32, c->t, x_count(c), x, f.x);
+        pd_convert(PD_F32, c->t, w_count(c), w, f.w);
+        if (bias) pd_convert(PD_F32, c->t, c->K, bias, f.bias);
         pd_portable_conv_forward(&f.c, f.x, f.w, bias ? f.bias : NULL, f.y, f.rest);
-        convert(c->t, PD_F32, y_count(c), f.y, y);
+        pd_convert(c->t, PD_F32, y_count(c), f.y, y);
         return;
     }
     shape s = shape_of(c);
@@ -223,10 +217,10 @@ void pd_portable_conv_forward(const pd_conv *c, const void *x, const void *w, co
 void pd_portable_conv_grad_input(const pd_conv *c, const void *gy, const void *w, void *gx, void *scratch) {
     if (is_half(c->t)) {
         floats f = floats_at(c, scratch);
-        convert(PD_F32, c->t, y_count(c), gy, f.y);
-        convert(PD_F32, c->t, w_count(c), w, f.w);
+        pd_convert(PD_F32, c->t, y_count(c), gy, f.y);
+        pd_convert(PD_F32, c->t, w_count(c), w, f.w);
         pd_portable_conv_grad_input(&f.c, f.y, f.w, f.x, f.rest);
-        convert(c->t, PD_F32, x_count(c), f.x, gx);
+        pd_convert(c->t, PD_F32, x_count(c), f.x, gx);
         return;
     }
     shape s = shape_of(c);
@@ -247,10 +241,10 @@ void pd_portable_conv_grad_weight(const pd_conv *c, const void *gy, const void *
     if (!gw) return;
     if (is_half(c->t)) {
         floats f = floats_at(c, scratch);
-        convert(PD_F32, c->t, y_count(c), gy, f.y);
-        convert(PD_F32, c->t, x_count(c), x, f.x);
+        pd_convert(PD_F32, c->t, y_count(c), gy, f.y);
+        pd_convert(PD_F32, c->t, x_count(c), x, f.x);
         pd_portable_conv_grad_weight(&f.c, f.y, f.x, f.w, NULL, f.rest);
-        convert(c->t, PD_F32, w_count(c), f.w, gw);
+        pd_convert(c->t, PD_F32, w_count(c), f.w, gw);
         return;
     }
     shape s = shape_of(c);

@@ -115,3 +115,77 @@ def log_softmax(input, dim=None, _stacklevel=3, dtype=None):
     """input - log(sum(exp(input))) along dim, after a cast to dtype if given."""
     input = input if dtype is None else input.to(dtype)
     return _C.log_softmax(input, _default_dim("log_softmax", dim, input.dim()))
+
+
+def glu(input, dim=-1):
+    """a * sigmoid(b), a and b being the halves of input along dim (Dauphin et al., 2017)."""
+    if input.dim() == 0 or input.shape[dim] % 2:
+        shape = tuple(input.shape)
+        raise RuntimeError(f"glu: shape {shape}, dimension {dim} (expected an even size)")
+    a, b = input.chunk(2, dim)
+    return a * b.sigmoid()
+
+
+def _or_written(input, result, inplace):
+    return input.copy_(result) if inplace else result
+
+
+def threshold(input, threshold, value, inplace=False):
+    """input where it is above threshold, else value."""
+    kept = input.clone() if inplace else input
+    return _or_written(input, kept.masked_fill(~(kept > threshold), value), inplace)
+
+
+def threshold_(input, threshold_, value):
+    """threshold, in place."""
+    return threshold(input, threshold_, value, True)
+
+
+def hardshrink(input, lambd=0.5):
+    """input where it is beyond +-lambd, else 0."""
+    return input.masked_fill(input.abs() <= lambd, 0.0)
+
+
+def softshrink(input, lambd=0.5):
+    """input moved towards 0 by lambd, and 0 within +-lambd."""
+    if lambd < 0:
+        raise RuntimeError(f"softshrink: lambd is {lambd} (expected at least 0)")
+    return _C.sign(input) * _C.relu(input.abs() - lambd)
+
+
+def rrelu(input, lower=1.0 / 8, upper=1.0 / 3, training=False, inplace=False):
+    """input where it is positive, else times a slope drawn for each element between lower and upper (not training: their
+    mean) (Xu et al., 2015)."""
+    if lower > upper:
+        raise RuntimeError(f"rrelu: lower {lower} is above upper {upper}")
+    if not training:
+        return leaky_relu(input, (lower + upper) / 2, inplace)
+    kept = input.clone() if inplace else input
+    slopes = _C.empty(*input.shape, dtype=input.dtype).uniform_(lower, upper)
+    return _or_written(input, _C.where(kept > 0, kept, kept * slopes), inplace)
+
+
+def rrelu_(input, lower=1.0 / 8, upper=1.0 / 3, training=False):
+    """rrelu, in place."""
+    return rrelu(input, lower, upper, training, True)
+
+
+def celu_(input, alpha=1.0):
+    """celu, in place."""
+    return celu(input, alpha, True)
+
+
+def selu_(input):
+    """selu, in place."""
+    return selu(input, True)
+
+
+def gumbel_softmax(logits, tau=1, hard=False, eps=1e-10, dim=-1):
+    """softmax((logits + Gumbel noise) / tau) along dim; hard: one-hot, with the gradient of the soft one (Jang et al.,
+    2017)."""
+    noise = -_C.empty(*logits.shape, dtype=logits.dtype).exponential_().log()
+    soft = _C.softmax((logits + noise) / tau, dim)
+    if not hard:
+        return soft
+    one = _C.zeros(*logits.shape, dtype=logits.dtype).scatter_(dim, soft.argmax(dim, keepdim=True), 1.0)
+    return one - soft.detach() + soft

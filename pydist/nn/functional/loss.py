@@ -101,3 +101,8 @@ def binary_cross_entropy_with_logits(
     """binary_cross_entropy of sigmoid(input), computed without overflow; pos_weight is a factor of target's part."""
     reduction = reduction_of(size_average, reduce, reduction)
     return _C.binary_cross_entropy_with_logits(input, target, weight, pos_weight, reduction)
+
+
+def reduced(each, reduction):
+    """Terms of a loss: each, their mean or sum."""
+    return each if reduction == "none" else each.mean() if reduction == "mean" else each.sum()

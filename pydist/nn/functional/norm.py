@@ -1,5 +1,7 @@
 """Normalisation."""
 
+import math
+
 from pydist import _C
 
 batch_norm = _C.batch_norm
@@ -26,3 +28,39 @@ def normalize(input, p=2.0, dim=1, eps=1e-12, out=None):
     size = input.norm(p, dim, keepdim=True)
     result = input / _C.maximum(size, eps)
     return result if out is None else out.copy_(result)
+
+
+def instance_norm(
+    input, running_mean=None, running_var=None, weight=None, bias=None, use_input_stats=True, momentum=0.1, eps=1e-05
+):
+    """batch_norm of each sample of input[N, C, ...] by itself (Ulyanov et al., 2016); the running statistics move by the mean
+    over the samples."""
+    if input.dim() < 3:
+        raise ValueError(f"instance_norm: input has shape {tuple(input.shape)} (expected [N, C, ...])")
+    n, c = input.shape[:2]
+    if use_input_stats and math.prod(input.shape[2:]) == 1:
+        raise ValueError(f"Expected more than 1 spatial element when training, got input size {input.shape}")
+    if not use_input_stats:
+        return batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
+    means, variances = (None if t is None else t.repeat(n) for t in (running_mean, running_var))
+    y = batch_norm(input.reshape(1, n * c, *input.shape[2:]), means, variances, None, None, True, momentum, eps)
+    for running, each in ((running_mean, means), (running_var, variances)):
+        if running is not None:
+            running.copy_(each.reshape(n, c).mean(0))
+    y, shape = y.reshape(input.shape), (c, *[1] * (input.dim() - 2))
+    y = y if weight is None else y * weight.reshape(shape)
+    return y if bias is None else y + bias.reshape(shape)
+
+
+def local_response_norm(input, size, alpha=0.0001, beta=0.75, k=1.0):
+    """input / (k + alpha * the mean of squares over `size` neighbouring channels) ** beta for input[N, C, ...] (Krizhevsky et
+    al., 2012)."""
+    if input.dim() < 3:
+        raise ValueError(f"Expected 3D or higher dimensionality input (got {input.dim()} dimensions)")
+    if not input.numel():
+        return input
+    n, c = input.shape[:2]
+    squares = (input * input).reshape(n, 1, c, -1)
+    squares = _C.constant_pad_nd(squares, (0, 0, size // 2, (size - 1) // 2))
+    means = _C.avg_pool2d(squares, (size, 1), 1).reshape(input.shape)
+    return input / (means * alpha + k) ** beta

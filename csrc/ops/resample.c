@@ -1,0 +1,116 @@
+/* Resizing along one dimension: each result is a weighted sum of a few inputs, by tables made from the attributes. The gradient
+   is the same op, transposed. interpolate (pydist/nn/functional) calls it for each dimension. */
+#include <inttypes.h>
+#include <math.h>
+
+#include "ops/block.h"
+
+enum { NEAREST, EXACT, LINEAR, CUBIC };
+typedef struct { int64_t dim, size, mode, align; double scale; int64_t transposed; } resample_attrs;
+
+static int taps_of(int64_t mode) { return mode == CUBIC ? 4 : mode == LINEAR ? 2 : 1; }
+
+/* Along dim: from elements become `to`; transposed, the other way. */
+static pd_status sizes(const pd_call *c, int *dim, pd_resample *s) {
+    const resample_attrs *a = c->attrs;
+    const pd_tensor *x = c->in[0];
+    PD_TRY(pd_check_float(c, 0));
+    PD_TRY(pd_shape_dim("resample", a->dim, x->ndim, dim));
+    if (a->size < 1 || x->ndim == 0 || x->size[*dim] < 1)
+        return pd_fail(PD_E_SHAPE, "resample: input %s to size %" PRId64 " (expected sizes above 0)", pd_tensor_shape(x), a->size);
+    *s = (pd_resample){.t = x->dtype == PD_F64 ? PD_F64 : PD_F32, .outer = 1, .inner = 1, .from = x->size[*dim], .to = a->size, .taps = taps_of(a->mode), .transposed = a->transposed};
+    if (a->transposed) s->from = a->size, s->to = x->size[*dim];
+    for (int d = 0; d < x->ndim; d++)
+        if (d != *dim) *(d < *dim ? &s->outer : &s->inner) *= x->size[d];
+    return PD_OK;
+}
+
+static pd_status infer(pd_call *c) {
+    const resample_attrs *a = c->attrs;
+    const pd_tensor *x = c->in[0];
+    int64_t size[PD_MAX_DIMS];
+    pd_resample s;
+    int dim;
+    PD_TRY(sizes(c, &dim, &s));
+    for (int d = 0; d < x->ndim; d++) size[d] = d == dim ? a->size : x->size[d];
+    return pd_out_shape(c, 0, (pd_dtype)x->dtype, x->ndim, size);
+}
+
+static size_t table_bytes(const pd_resample *s) { return (size_t)(s->to * s->taps) * 16; }
+
+static size_t scratch(const pd_call *c) {
+    pd_resample s;
+    int dim;
+    if (sizes(c, &dim, &s)) return 0;
+    return table_bytes(&s) + pd_packed_bytes(c) + (pd_dtype_size(s.t) == pd_dtype_size((pd_dtype)c->in[0]->dtype) ? 0 : (size_t)(c->in[0]->numel + c->out[0]->numel) * 4);
+}
+
+/* Weights of four neighbours at distance t behind the second (Keys, 1981, with -0.75 as in PyTorch). */
+static void cubic(double t, double w[4]) {
+    const double A = -0.75;
+    for (int k = 0; k < 4; k++) {
+        double d = fabs(k - 1 - t);
+        w[k] = d <= 1 ? ((A + 2) * d - (A + 3)) * d * d + 1 : ((A * d - 5 * A) * d + 8 * A) * d - 4 * A;
+    }
+}
+
+/* Which inputs make result j. Places of float tensors are computed in float, as in PyTorch: floor() must agree. */
+static void fill_tables(const resample_attrs *a, const pd_resample *s, int64_t *index, double *weight) {
+    bool single = s->t == PD_F32;
+    double scale = a->align ? s->to > 1 ? (double)(s->from - 1) / (double)(s->to - 1) : 0 : a->scale > 0 ? a->scale : (double)s->from / (double)s->to;
+    if (single) scale = (float)scale;
+    for (int64_t j = 0; j < s->to; j++, index += s->taps, weight += s->taps) {
+        double half = a->mode == NEAREST || a->align ? 0 : 0.5, at = ((double)j + half) * scale;
+        if (a->mode >= LINEAR) at -= half;
+        if (single) at = (float)at;
+        if (a->mode == LINEAR && at < 0) at = 0;
+        int64_t first = (int64_t)floor(at), last = s->from - 1;
+        if (a->mode != CUBIC && first > last) first = last;
+        double t = at - (double)first, w[4] = {1, 0, 0, 0};
+        if (a->mode == LINEAR) w[0] = 1 - (t < 1 ? t : 1), w[1] = t < 1 ? t : 1;
+        if (a->mode == CUBIC) cubic(t, w), first--;
+        for (int k = 0; k < s->taps; k++) {
+            int64_t i = first + k;
+            index[k] = i < 0 ? 0 : i > last ? last : i;
+            weight[k] = w[k];
+        }
+    }
+}
+
+static pd_status kernel(const pd_call *c) {
+    pd_resample s;
+    int dim;
+    PD_TRY(sizes(c, &dim, &s));
+    int64_t *index = c->scratch;
+    double *weight = (double *)(index + s.to * s.taps);
+    fill_tables(c->attrs, &s, index, weight);
+    s.index = index, s.weight = weight;
+    pd_tensor *x = c->in[0], *y = c->out[0];
+    pd_dtype t = (pd_dtype)x->dtype;
+    float *wide = (float *)(weight + s.to * s.taps); /* halves: input and result in float */
+    if (t == s.t) {
+        pd_cpu()->resample(&s, pd_packed(x, wide), pd_tensor_data(y));
+        return PD_OK;
+    }
+    pd_convert(PD_F32, t, x->numel, pd_packed(x, wide + x->numel + y->numel), wide);
+    pd_cpu()->resample(&s, wide, wide + x->numel);
+    pd_convert(t, PD_F32, y->numel, wide + x->numel, pd_tensor_data(y));
+    return PD_OK;
+}
+
+static double work(const pd_call *c) { return (double)(c->in[0]->numel + c->out[0]->numel) * 2; }
+
+static void vjp(pd_vjp *v) {
+    resample_attrs back = *(const resample_attrs *)v->attrs;
+    const pd_edge *e = &v->node->edges[0];
+    back.size = e->size[back.dim < 0 ? back.dim + e->ndim : back.dim];
+    back.transposed = !back.transposed;
+    pd_vjp_set(v, 0, pd_x_call1(v, PD_OP_resample, v->g[0], &back));
+}
+
+const pd_op pd_op_resample = {
+    .sig = "resample(Tensor input, int dim, int size, enum(nearest|exact|linear|cubic) mode=linear, bool align_corners=False, float scale=0, bool transposed=False)",
+    .doc = "input resized to `size` along dim, as interpolate does; scale: source elements a result (0: the quotient of the sizes); transposed: the gradient of that.",
+    .flags = PD_NN | PD_NO_BROADCAST_GRAD | PD_CONTIGUOUS, .attrs = sizeof(resample_attrs), .infer = infer, .kernel = kernel, .scratch = scratch, .work = work,
+    .vjp = vjp,
+};

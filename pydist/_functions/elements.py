@@ -1,0 +1,257 @@
+"""More functions of each element."""
+
+import math
+
+from pydist import _C
+from pydist._C import Tensor
+from pydist._functions._register import both, function, in_place
+from pydist._functions.elementwise import isfinite, isinf, isnan
+from pydist._functions.indexing import masked_fill
+
+
+@both
+def hypot(input, other):
+    """sqrt(input ** 2 + other ** 2), without overflow."""
+    a, b = input.abs(), other.abs()
+    top = _C.maximum(a, b).detach()
+    top = masked_fill(top, (top == 0) | isinf(top), 1.0)
+    return ((a / top) ** 2 + (b / top) ** 2).sqrt() * top
+
+
+@both
+def fmax(input, other):
+    """The larger one; a NaN gives the other."""
+    return _C.where((input >= other) | isnan(other), input, other)
+
+
+@both
+def fmin(input, other):
+    """The smaller one; a NaN gives the other."""
+    return _C.where((input <= other) | isnan(other), input, other)
+
+
+@both
+def signbit(input):
+    """True where the sign is negative, also of -0.0."""
+    if not input.is_floating_point():
+        return input < 0
+    return (input < 0) | (input == 0) & (1.0 / input.detach() < 0)
+
+
+@in_place
+@both
+def copysign(input, other):
+    """|input| with the sign of other."""
+    other = other if isinstance(other, Tensor) else _C.tensor(float(other), dtype=input.dtype if input.is_floating_point() else None)
+    size = (input if input.is_floating_point() else input.float()).abs()
+    return _C.where(signbit(other), -size, size)
+
+
+@in_place
+@both
+def nextafter(input, other):
+    """The next number of the dtype from input towards other."""
+    import numpy as np
+
+    if input.dtype is not other.dtype or input.dtype not in (_C.float32, _C.float64):
+        raise RuntimeError(f"nextafter: {input.dtype}, {other.dtype} (expected both float32 or both float64)")
+    target = _C.tensor(np.nextafter(input.detach().numpy(), other.detach().numpy()))
+    return input + (target - input.detach())  # exact: one unit in the last place
+
+
+@in_place
+@both
+def xlogy(input, other):
+    """input * log(other), 0 where input is 0."""
+    input, other = (t if isinstance(t, Tensor) else _C.tensor(float(t)) for t in (input, other))
+    zero = (input == 0) & ~isnan(other)
+    safe = _C.where(zero, _C.ones((), dtype=other.dtype), other)
+    return input * safe.log()
+
+
+@in_place
+@both
+def heaviside(input, values):
+    """0 where input is negative, 1 where it is positive, values where it is 0."""
+    return _C.where(input == 0, values, (input > 0).to(input.dtype))
+
+
+@in_place
+@both
+def float_power(input, exponent):
+    """input ** exponent in float64."""
+    input, exponent = (t.double() if isinstance(t, Tensor) else float(t) for t in (input, exponent))
+    return input**exponent if isinstance(input, Tensor) else _C.pow(input, exponent)
+
+
+@both
+def logaddexp2(input, other):
+    """log2(2 ** input + 2 ** other), without overflow."""
+    return _C.logaddexp(input * math.log(2), other * math.log(2)) / math.log(2)
+
+
+@in_place
+@both
+def ldexp(input, other):
+    """input * 2 ** other."""
+    return input * 2.0**other
+
+
+@in_place
+@both
+def deg2rad(input):
+    """Degrees as radians."""
+    return input * (math.pi / 180)
+
+
+@in_place
+@both
+def rad2deg(input):
+    """Radians as degrees."""
+    return input * (180 / math.pi)
+
+
+@in_place
+@both
+def logit(input, eps=None):
+    """log(x / (1 - x)), x being input kept between eps and 1 - eps."""
+    x = input if input.is_floating_point() else input.float()
+    x = x if eps is None else x.clamp(eps, 1 - eps)
+    return (x / (1 - x)).log()
+
+
+@in_place
+@both
+def sinc(input):
+    """sin(pi x) / (pi x), 1 at 0."""
+    zero = input == 0
+    x = masked_fill(input if input.is_floating_point() else input.float(), zero, 1.0) * math.pi
+    return masked_fill(x.sin() / x, zero, 1.0)
+
+
+@in_place
+@both
+def sgn(input):
+    """sign."""
+    return input.sign()
+
+
+@both
+def positive(input):
+    """input itself."""
+    return input
+
+
+@both
+def isneginf(input):
+    """True where input is -inf."""
+    return input == -math.inf
+
+
+@both
+def isposinf(input):
+    """True where input is inf."""
+    return input == math.inf
+
+
+def _whole(name, *tensors):
+    for t in tensors:
+        if t.is_floating_point():
+            raise RuntimeError(f"{name}: {t.dtype} (expected integers)")
+
+
+@in_place
+@both
+def gcd(input, other):
+    """The greatest common divisor."""
+    _whole("gcd", input, other)
+    a, b = input.abs() + other * 0, other.abs() + input * 0
+    while (b != 0).any().item():
+        a, b = _C.where(b != 0, b, a), _C.where(b != 0, _C.remainder(a, masked_fill(b, b == 0, 1)), b)
+    return a
+
+
+@in_place
+@both
+def lcm(input, other):
+    """The least common multiple."""
+    _whole("lcm", input, other)
+    divisor = gcd(input, other)
+    return (_C.floor_divide(input, masked_fill(divisor, divisor == 0, 1)) * other).abs()
+
+
+@both
+def frexp(input):
+    """(mantissa, exponent): input = mantissa * 2 ** exponent, 0.5 <= |mantissa| < 1."""
+    zero = (input == 0) | ~isfinite(input)
+    size = masked_fill(input.detach().abs(), zero, 1.0)
+    exponent = size.double().log2().floor() + 1
+    exponent = exponent + (size.double() / 2.0**exponent >= 1).to(exponent.dtype) - (size.double() / 2.0**exponent < 0.5).to(exponent.dtype)
+    exponent = masked_fill(exponent, zero, 0.0)
+    return (input / (2.0**exponent).to(input.dtype)).to(input.dtype), exponent.to(_C.int32)
+
+
+# Of real numbers, which are their own conjugates.
+
+
+def _itself(name, doc):
+    def same(input):
+        return input
+
+    same.__name__, same.__doc__ = name, doc
+    both(same)
+
+
+for _name in "conj resolve_conj resolve_neg conj_physical".split():
+    _itself(_name, "input itself: there are no complex dtypes.")
+
+
+@function
+def real(input):
+    """input itself: there are no complex dtypes."""
+    return input
+
+
+Tensor.real = property(real)
+
+
+@both
+def angle(input):
+    """pi where input is negative, else 0; NaN of NaN."""
+    zero = _C.zeros((), dtype=input.dtype if input.is_floating_point() else _C.get_default_dtype())
+    return _C.where(isnan(input), input, _C.where(input < 0, zero + math.pi, zero))
+
+
+@both
+def isreal(input):
+    """True everywhere: there are no complex dtypes."""
+    return _C.ones(*input.shape, dtype=_C.bool)
+
+
+@both
+def is_conj(input):
+    """False: there are no complex dtypes."""
+    return False
+
+
+@both
+def is_neg(input):
+    """False."""
+    return False
+
+
+def _over(name, of):
+    """The method `name`, which writes the result of the function `of` (bool, say) into the tensor."""
+
+    def write(self, *args, **kwargs):
+        return self.copy_(of(self, *args, **kwargs))
+
+    write.__name__, write.__doc__ = name, f"{name[:-1]}, in place."
+    setattr(Tensor, name, write)
+
+
+for _name in (
+    "eq ne lt le gt ge logical_and logical_or logical_xor logical_not bitwise_not not_equal greater greater_equal less less_equal "
+    "cumsum"
+).split():
+    _over(_name + "_", getattr(Tensor, _name))

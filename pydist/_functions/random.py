@@ -1,0 +1,122 @@
+"""Random numbers: methods that fill a tensor, and draws by tensors of parameters. A `generator` draws in its own stream."""
+
+from contextlib import contextmanager
+
+from pydist import _C
+from pydist._C import Tensor
+from pydist._functions._register import both, function, method
+
+
+@contextmanager
+def stream(generator):
+    """Draws go to the generator's stream, if there is one."""
+    if generator is None:
+        yield
+        return
+    before = _C.get_rng_state()
+    _C.set_rng_state(generator.get_state())
+    try:
+        yield
+    finally:
+        generator.set_state(_C.get_rng_state())
+        _C.set_rng_state(before)
+
+
+def _with_generator(fill):
+    """Tensor's own filling method, which takes a generator too."""
+
+    def filled(self, *args, generator=None, **kwargs):
+        if generator is None:
+            return fill(self, *args, **kwargs)
+        with stream(generator):
+            return fill(self, *args, **kwargs)
+
+    filled.__name__ = filled.__qualname__ = fill.__name__
+    filled.__doc__ = fill.__doc__
+    return filled
+
+
+_fill_bernoulli = Tensor.bernoulli_
+for _fill in (Tensor.uniform_, Tensor.normal_):
+    setattr(Tensor, _fill.__name__, _with_generator(_fill))
+
+
+@method
+def bernoulli_(self, p=0.5, *, generator=None):
+    """1 with probability p (a number, or one per element), else 0, in place."""
+    with stream(generator):
+        if isinstance(p, Tensor):
+            return self.copy_(bernoulli(p.expand(self.shape)))
+        return _fill_bernoulli(self, p)
+
+
+def _uniform(input, generator=None):
+    """Of (0, 1], in input's shape: its logarithm is finite."""
+    dtype = input.dtype if input.is_floating_point() else _C.float32
+    return 1 - _C.rand(tuple(input.shape), dtype=dtype, generator=generator)
+
+
+@method
+def exponential_(self, lambd=1, *, generator=None):
+    """Numbers with the density lambd exp(-lambd x), in place."""
+    if lambd <= 0:
+        raise RuntimeError(f"exponential_: lambd is {lambd} (expected above 0)")
+    return self.copy_(_uniform(self, generator).log() / -lambd)
+
+
+@method
+def geometric_(self, p, *, generator=None):
+    """How many trials of probability p it takes to the first success, in place."""
+    if not 0 < p < 1:
+        raise RuntimeError(f"geometric_: p is {p} (expected between 0 and 1)")
+    return self.copy_((_uniform(self, generator).log() / _C.log1p(_C.tensor(-float(p)))).ceil().clamp(1))
+
+
+@method
+def cauchy_(self, median=0, sigma=1, *, generator=None):
+    """Numbers of the Cauchy distribution, in place."""
+    return self.copy_(((_uniform(self, generator) - 0.5) * 3.141592653589793).tan() * sigma + median)
+
+
+@method
+def log_normal_(self, mean=1, std=2, *, generator=None):
+    """exp of numbers of the normal distribution, in place."""
+    return self.copy_((_C.randn(tuple(self.shape), generator=generator) * std + mean).exp())
+
+
+@both
+def bernoulli(input, p=None, *, generator=None):
+    """1 with the probabilities input (or p, for all), else 0."""
+    if p is not None:
+        return _C.empty_like(input).bernoulli_(p, generator=generator)
+    if not input.is_floating_point() or input.numel() and not (input.amin().item() >= 0 and input.amax().item() <= 1):
+        raise RuntimeError("bernoulli: input must hold floating numbers from 0 to 1")
+    return (_C.rand(tuple(input.shape), dtype=_C.float32, generator=generator) < input.detach()).to(input.dtype)
+
+
+@function
+def normal(mean=0.0, std=1.0, size=None, *, generator=None, dtype=None, out=None, requires_grad=False):
+    """Numbers of the normal distribution: mean and std are tensors of a common shape, or numbers of which `size` are drawn."""
+    if size is None:
+        like = [t for t in (mean, std) if isinstance(t, Tensor)]
+        if not like:
+            raise TypeError("normal: mean and std are numbers (expected a size)")
+        size, dtype = (like[0] + like[-1]).shape, like[0].dtype
+    drawn = _C.randn(tuple(size), dtype=dtype, generator=generator) * std + mean
+    if out is not None:
+        return out.copy_(drawn)
+    return drawn.detach().requires_grad_(requires_grad)
+
+
+def host_generator(generator=None):
+    """NumPy's generator, seeded by a draw of ours."""
+    import numpy as np
+
+    return np.random.default_rng(_C.randint(0, 2**62, (2,), dtype=_C.int64, generator=generator).tolist())
+
+
+@function
+def poisson(input, generator=None):
+    """Numbers of the Poisson distribution with the rates input."""
+    drawn = host_generator(generator).poisson(input.detach().double().numpy())
+    return _C.tensor(drawn).to(input.dtype)

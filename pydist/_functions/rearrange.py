@@ -1,0 +1,292 @@
+"""More ways to join, cut, view and resize tensors."""
+
+import math
+
+from pydist import _C
+from pydist._C import Tensor
+from pydist._functions._register import as_tuple, axis_of, both, broadcast_shape, function, method, varargs
+from pydist._functions.shape import (
+    chunk, diag, diagonal, meshgrid, movedim, split, swapaxes, swapdims, tensor_split, vstack,
+)  # fmt: skip
+
+
+# Joining and cutting.
+
+
+def _at_least(n):
+    def grown(*tensors):
+        tensors = varargs(tensors)
+
+        def one(t):
+            if t.dim() == 0:
+                return t.reshape((1,) * n)
+            if n == 2 and t.dim() == 1:
+                return t.unsqueeze(0)
+            if n == 3 and t.dim() < 3:
+                return t.reshape(1, -1, 1) if t.dim() == 1 else t.unsqueeze(-1)
+            return t
+
+        return one(tensors[0]) if len(tensors) == 1 else tuple(map(one, tensors))
+
+    grown.__name__ = f"atleast_{n}d"
+    grown.__doc__ = f"The tensor, or each of several, with at least {n} dimensions."
+    return function(grown)
+
+
+atleast_1d, atleast_2d, atleast_3d = map(_at_least, (1, 2, 3))
+
+
+@function
+def dstack(tensors):
+    """The tensors joined along a third dimension."""
+    return _C.cat([atleast_3d(t) for t in tensors], 2)
+
+
+@function
+def column_stack(tensors):
+    """The tensors, vectors being columns, joined along dimension 1."""
+    return _C.cat([t.reshape(-1, 1) if t.dim() < 2 else t for t in tensors], 1)
+
+
+@function
+def row_stack(tensors):
+    """vstack."""
+    return vstack(tensors)
+
+
+def _cut(name, input, indices_or_sections, dim, least):
+    if input.dim() < least:
+        raise RuntimeError(f"{name}: shape {tuple(input.shape)} (expected at least {least} dimensions)")
+    if isinstance(indices_or_sections, int) and input.shape[dim] % max(indices_or_sections, 1):
+        raise RuntimeError(f"{name}: {indices_or_sections} sections of size {input.shape[dim]} (expected a divisor)")
+    return tensor_split(input, indices_or_sections, dim)
+
+
+@both
+def hsplit(input, indices_or_sections):
+    """tensor_split along dimension 1 (of a vector: 0)."""
+    return _cut("hsplit", input, indices_or_sections, 0 if input.dim() == 1 else 1, 1)
+
+
+@both
+def vsplit(input, indices_or_sections):
+    """tensor_split along dimension 0."""
+    return _cut("vsplit", input, indices_or_sections, 0, 2)
+
+
+@both
+def dsplit(input, indices_or_sections):
+    """tensor_split along dimension 2."""
+    return _cut("dsplit", input, indices_or_sections, 2, 3)
+
+
+@both
+def split_with_sizes(input, split_sizes, dim=0):
+    """split into pieces of the sizes given."""
+    return split(input, list(split_sizes), dim)
+
+
+@both
+def unsafe_chunk(input, chunks, dim=0):
+    """chunk."""
+    return chunk(input, chunks, dim)
+
+
+@both
+def unsafe_split(tensor, split_size, dim=0):
+    """split."""
+    return split(tensor, split_size, dim)
+
+
+@function
+def block_diag(*tensors):
+    """The matrix with the matrices along its diagonal and zeros beside them."""
+    parts = [atleast_2d(t) for t in tensors]
+    width, at, rows = sum(t.shape[1] for t in parts), 0, []
+    for t in parts:
+        rows.append(_C.constant_pad_nd(t, (at, width - at - t.shape[1])))
+        at += t.shape[1]
+    return _C.cat(rows) if rows else _C.zeros(1, 0)
+
+
+@function
+def cartesian_prod(*tensors):
+    """All choices of one element of each vector, as rows."""
+    tensors = varargs(tensors)
+    if len(tensors) == 1:
+        return tensors[0]
+    return _C.stack([t.reshape(-1) for t in meshgrid(*tensors)], 1)
+
+
+@function
+def broadcast_shapes(*shapes):
+    """What shapes (tuples or ints) broadcast to."""
+    return _C.Size(broadcast_shape("broadcast_shapes", [as_tuple(shape) for shape in shapes]))
+
+
+# Views.
+
+
+@both
+def t(input):
+    """The transpose of a matrix; vectors stay."""
+    if input.dim() > 2:
+        raise RuntimeError(f"t: shape {tuple(input.shape)} (expected at most 2 dimensions)")
+    return input.transpose(0, 1) if input.dim() == 2 else input
+
+
+@both
+def adjoint(input):
+    """The transpose of the last two dimensions."""
+    return input.transpose(-2, -1)
+
+
+@method
+def unfold(self, dimension, size, step):
+    """The view of all slices of `size` elements along dimension, `step` apart, as a last dimension more."""
+    dim = axis_of("unfold", dimension, self.dim())
+    shape, strides = list(self.shape) or [1], list(self.stride()) or [1]
+    if size > shape[dim] or size < 0 or step < 1:
+        raise RuntimeError(f"unfold: size {size}, step {step} for dimension {dim} of shape {tuple(self.shape)}")
+    along = strides[dim]
+    shape[dim], strides[dim] = (shape[dim] - size) // step + 1, along * step
+    if self.dim() == 0:
+        return self.as_strided((size,), (1,), self.storage_offset())
+    return self.as_strided([*shape, size], [*strides, along], self.storage_offset())
+
+
+def _geometry(name, view, doc):
+    """The method that turns the tensor itself into its view."""
+
+    def change(self, *args):
+        if self.requires_grad:
+            raise RuntimeError(f"{name}: not for a tensor that requires grad (expected {name[:-1]})")
+        self.data = view(self.data, *args)
+        return self
+
+    change.__name__, change.__doc__ = name, doc
+    return method(change)
+
+
+for _name, _view in (
+    ("t_", t), ("transpose_", Tensor.transpose), ("swapaxes_", swapaxes), ("swapdims_", swapdims),
+    ("squeeze_", Tensor.squeeze), ("unsqueeze_", Tensor.unsqueeze), ("as_strided_", Tensor.as_strided),
+):  # fmt: skip
+    _geometry(_name, _view, f"{_name[:-1]}, of the tensor itself.")
+
+
+@method
+def resize_(self, *sizes, memory_format=None):
+    """The tensor itself with other sizes: its first elements in their order, and, where they do not reach, undefined ones."""
+    sizes = varargs(sizes)
+    if self.requires_grad:
+        raise RuntimeError("resize_: not for a tensor that requires grad")
+    count = math.prod(sizes)
+    if count <= self.numel() and self.is_contiguous():
+        self.data = self.data.reshape(-1)[:count].view(sizes)
+        return self
+    larger = _C.empty(sizes, dtype=self.dtype)
+    kept = min(count, self.numel())
+    larger.view(-1)[:kept].copy_(self.data.reshape(-1)[:kept])
+    self.data = larger
+    return self
+
+
+@method
+def resize_as_(self, other, memory_format=None):
+    """resize_ to other's sizes."""
+    return self.resize_(tuple(other.shape))
+
+
+@method
+def resize(self, *sizes):
+    """resize_ of a copy."""
+    return self.clone().resize_(*sizes)
+
+
+@method
+def set_(self, source=None):
+    """The tensor itself over source's memory, with its sizes (without source: empty)."""
+    self.data = _C.empty(0, dtype=self.dtype) if source is None else source.detach()
+    return self
+
+
+@method
+def sum_to_size(self, *size):
+    """The sums over what broadcasting from `size` to the shape repeats."""
+    size = varargs(size)
+    lead = self.dim() - len(size)
+    want = (1,) * lead + tuple(size)
+    if lead < 0 or any(n not in (1, m) for n, m in zip(want, self.shape)):
+        raise RuntimeError(f"sum_to_size: {tuple(size)} does not broadcast to {tuple(self.shape)}")
+    dims = [d for d, (n, m) in enumerate(zip(want, self.shape)) if n == 1 and (m != 1 or d < lead)]
+    return (self.sum(dims, keepdim=True) if dims else self).reshape(size)
+
+
+@both
+def rot90(input, k=1, dims=(0, 1)):
+    """input turned by k quarters of a turn in the plane of dims, the first towards the second."""
+    a, b = dims
+    k %= 4
+    if k == 2:
+        return input.flip((a, b))
+    if k == 0:
+        return input.clone()
+    return input.transpose(a, b).flip((a,)) if k == 1 else input.flip((a,)).transpose(a, b)
+
+
+@both
+def diag_embed(input, offset=0, dim1=-2, dim2=-1):
+    """Zeros with input's last dimension on the diagonals, `offset` above the main ones, of dimensions dim1 and dim2."""
+    n = input.dim() + 1
+    a, b = axis_of("diag_embed", dim1, n), axis_of("diag_embed", dim2, n)
+    if a == b:
+        raise RuntimeError(f"diag_embed: dimensions {dim1} and {dim2} (expected two)")
+    size = input.shape[-1] + abs(offset)
+    rows = _C.arange(size).unsqueeze(1)
+    wide = _C.constant_pad_nd(input, (max(offset, 0), max(-offset, 0)))  # column j of row j - offset
+    full = _C.where(_C.arange(size) - rows == offset, wide.unsqueeze(-2), _C.zeros((), dtype=input.dtype))
+    return movedim(full, (-2, -1), (a, b))
+
+
+@both
+def diagflat(input, offset=0):
+    """The matrix with input's elements on its diagonal."""
+    return diag(input.reshape(-1), offset)
+
+
+# Copies with a part replaced.
+
+
+def _replaced(name, input, part, src):
+    out = input.clone()
+    view = part(out)
+    if tuple(view.shape) != tuple(src.shape):
+        raise RuntimeError(f"{name}: src has shape {tuple(src.shape)} (expected {tuple(view.shape)})")
+    view.copy_(src)
+    return out
+
+
+@both
+def select_scatter(input, src, dim, index):
+    """A copy of input with src at `index` of dim."""
+    return _replaced("select_scatter", input, lambda x: x.select(dim, index), src)
+
+
+@both
+def slice_scatter(input, src, dim=0, start=None, end=None, step=1):
+    """A copy of input with src at start:end:step of dim."""
+    start, end = 0 if start is None else start, input.shape[dim] if end is None else end
+    return _replaced("slice_scatter", input, lambda x: _C.slice(x, dim, start, end, step), src)
+
+
+@both
+def diagonal_scatter(input, src, offset=0, dim1=0, dim2=1):
+    """A copy of input with src on a diagonal."""
+    return _replaced("diagonal_scatter", input, lambda x: diagonal(x, offset, dim1, dim2), src)
+
+
+@both
+def as_strided_scatter(input, src, size, stride, storage_offset=0):
+    """A copy of input with src at the places of as_strided."""
+    return _replaced("as_strided_scatter", input, lambda x: x.as_strided(size, stride, storage_offset or 0), src)

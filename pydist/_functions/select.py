@@ -1,0 +1,327 @@
+"""More ways to choose, place, count and order elements."""
+
+import math
+
+from pydist import _C
+from pydist._C import Tensor
+from pydist._functions._register import axis_of, both, function, in_place, method
+from pydist._functions.indexing import _along, _check_scatter, bincount, nonzero, scatter_add
+from pydist._functions.shape import broadcast_tensors
+
+
+@both
+def take(input, index):
+    """The elements at index, counted in the flattened input."""
+    return input.reshape(-1)[index]
+
+
+@method
+def put_(self, index, source, accumulate=False):
+    """The flattened tensor's elements at index = source's (+=)."""
+    if index.numel() != source.numel():
+        raise IndexError(f"put_: {index.numel()} indices for {source.numel()} elements (expected as many)")
+    flat = self.view(-1) if self.is_contiguous() else self.reshape(-1)
+    flat.index_put_([index.reshape(-1)], source.reshape(-1), accumulate)
+    return self if self.is_contiguous() else self.copy_(flat.view(self.shape))
+
+
+@both
+def put(input, index, source, accumulate=False):
+    """put_ on a copy."""
+    return put_(input.clone(), index, source, accumulate)
+
+
+@method
+def where(self, condition, other):
+    """self where condition is True, else other."""
+    return _C.where(condition, self, other)
+
+
+@in_place
+@both
+def masked_scatter(input, mask, source):
+    """input with source's elements, in their order, where mask (bool, broadcast) is True."""
+    if mask.dtype is not _C.bool:
+        raise RuntimeError(f"masked_scatter: mask is {mask.dtype} (expected bool)")
+    if source.dtype is not input.dtype:
+        raise RuntimeError(f"masked_scatter: source is {source.dtype}, input {input.dtype} (expected the same)")
+    input, mask = broadcast_tensors(input, mask)
+    rank = mask.reshape(-1).cumsum(0) - 1
+    count = rank[-1].item() + 1 if rank.numel() else 0
+    if count > source.numel():
+        raise RuntimeError(f"masked_scatter: {count} places for {source.numel()} elements")
+    if not count:
+        return input.clone()
+    chosen = source.reshape(-1)[rank.clamp(0)].reshape(mask.shape)
+    return _C.where(mask, chosen, input)
+
+
+_FIRST = {"sum": 0, "mean": 0, "prod": 1, "amax": -math.inf, "amin": math.inf}
+
+
+def _extreme_along(input, dim, index, src, reduce, include_self):
+    """amax or amin of src's elements for each place, by sorting: the last of each run of equal indices is the extreme."""
+    n = input.shape[dim]
+    rows, places = src.movedim(dim, -1).reshape(-1, src.shape[dim]), index.movedim(dim, -1).reshape(-1, src.shape[dim])
+    order = (rows.detach() if reduce == "amax" else -rows.detach()).argsort(-1, stable=True)
+    places, rows = places.gather(1, order), rows.gather(1, order)
+    best = _C.zeros(rows.shape[0], n, dtype=_C.int64) - 1
+    steps = _C.arange(rows.shape[1]).expand(rows.shape)
+    base = _C.arange(rows.shape[0]).unsqueeze(1).expand(rows.shape)
+    for k in range(rows.shape[1]):  # later ones are more extreme
+        best = _C.index_put(best, [base[:, k], places[:, k]], steps[:, k])
+    found = rows.gather(1, best.clamp(0))
+    seen = best >= 0
+    shape = [*index.movedim(dim, -1).shape[:-1], n]
+    found, seen = found.reshape(shape).movedim(-1, dim), seen.reshape(shape).movedim(-1, dim)
+    own = input
+    if any(a != b for a, b in zip(found.shape, input.shape)):
+        pads = [v for a, b in zip(reversed(found.shape), reversed(input.shape)) for v in (0, b - a)]
+        found, seen = _C.constant_pad_nd(found, pads), _C.constant_pad_nd(seen, pads, False)
+    if include_self:
+        pick = _C.maximum if reduce == "amax" else _C.minimum
+        return _C.where(seen, pick(own, found), own)
+    return _C.where(seen, found, own)
+
+
+@both
+def scatter_reduce(input, dim, index, src, reduce, *, include_self=True):
+    """A copy of input in which the elements of src with index[i][j] (for dim 0, and so on) are reduced to one: "sum", "prod",
+    "mean", "amax" or "amin", with input's own element unless include_self is False."""
+    if reduce not in _FIRST:
+        raise RuntimeError(f"scatter_reduce: reduce is {reduce!r} (expected one of {', '.join(_FIRST)})")
+    dim = _check_scatter("scatter_reduce", input, dim, index, src)
+    if index.numel() == 0:
+        return input.clone()
+    src = src[tuple(slice(0, n) for n in index.shape)]
+    if input.dim() == 0:
+        return scatter_reduce(input.reshape(1), 0, index.reshape(1), src.reshape(1), reduce, include_self=include_self).reshape(())
+    if reduce in ("amax", "amin"):
+        return _extreme_along(input, dim, index, src, reduce, include_self)
+    hits = _C.zeros(input.shape, dtype=_C.int64).scatter_add(dim, index, _C.ones(index.shape, dtype=_C.int64))
+    if reduce == "prod":
+        start = input if include_self else _C.where(hits > 0, _C.ones((), dtype=input.dtype), input)
+        return _products_along(start, dim, index, src)
+    start = input if include_self else _C.where(hits > 0, _C.zeros((), dtype=input.dtype), input)
+    total = scatter_add(start, dim, index, src)
+    if reduce == "sum":
+        return total
+    count = (hits + 1 if include_self else hits).clamp(1)
+    return total / count if input.is_floating_point() else _C.floor_divide(total, count)
+
+
+def _products_along(start, dim, index, src):
+    """start with the products of src's elements by index, one slice of dim after the other."""
+    out = start
+    for k in range(index.shape[dim]):
+        at, factor = index.narrow(dim, k, 1), src.narrow(dim, k, 1)
+        ones = _C.ones(start.shape, dtype=start.dtype).scatter(dim, at, factor)
+        out = out * ones
+    return out
+
+
+@method
+def scatter_reduce_(self, dim, index, src, reduce, *, include_self=True):
+    """scatter_reduce, in place."""
+    kept = self.clone() if self.requires_grad else self
+    return self.copy_(scatter_reduce(kept, dim, index, src, reduce, include_self=include_self))
+
+
+@both
+def index_reduce(input, dim, index, source, reduce, *, include_self=True):
+    """scatter_reduce of whole slices: those of source with index[i] along dim are reduced to one."""
+    dim, index = _along("index_reduce", input, dim, index)
+    wide = index.reshape([-1 if d == dim else 1 for d in range(max(input.dim(), 1))]).expand(source.shape)
+    return scatter_reduce(input, dim, wide, source, reduce, include_self=include_self)
+
+
+@function
+def index_put_(input, indices, values, accumulate=False):
+    """input[indices] = values (+=), in place."""
+    return input.index_put_(indices, values, accumulate)
+
+
+# Positions.
+
+
+@both
+def argwhere(input):
+    """nonzero."""
+    return nonzero(input)
+
+
+@function
+def tril_indices(row, col, offset=0, *, dtype=None, device=None, layout=None):
+    """The positions [2, how many] of a matrix's lower triangle."""
+    at = nonzero(_C.ones(row, col, dtype=_C.bool).tril(offset)).T.contiguous()
+    return at if dtype is None else at.to(dtype)
+
+
+@function
+def triu_indices(row, col, offset=0, *, dtype=None, device=None, layout=None):
+    """The positions [2, how many] of a matrix's upper triangle."""
+    at = nonzero(_C.ones(row, col, dtype=_C.bool).triu(offset)).T.contiguous()
+    return at if dtype is None else at.to(dtype)
+
+
+@function
+def unravel_index(indices, shape):
+    """The positions, one tensor a dimension, of elements counted in the flattened shape."""
+    parts = []
+    for size in reversed(tuple(shape) if not isinstance(shape, int) else (shape,)):
+        parts.append(_C.remainder(indices, size))
+        indices = _C.floor_divide(indices, size)
+    return tuple(reversed(parts))
+
+
+@function
+def combinations(input, r=2, with_replacement=False):
+    """All choices of r elements of a vector, as rows."""
+    from itertools import combinations as plain
+    from itertools import combinations_with_replacement
+
+    choose = combinations_with_replacement if with_replacement else plain
+    rows = list(choose(range(input.numel()), r))
+    return input[_C.tensor(rows, dtype=_C.int64).reshape(-1, r)] if rows else input.new_empty(0, r)
+
+
+# Sorted sequences.
+
+
+@function
+def searchsorted(sorted_sequence, input, *, out_int32=False, right=False, side=None, sorter=None):
+    """For each element of input the first place in the last dimension of sorted_sequence where it could stand (right: the
+    last)."""
+    if side not in (None, "left", "right") or side == "left" and right:
+        raise RuntimeError(f"searchsorted: side is {side!r}, right is {right}")
+    scalar = not isinstance(input, Tensor)
+    values = _C.tensor(input) if scalar else input
+    edges = sorted_sequence if sorter is None else sorted_sequence.gather(-1, sorter)
+    if edges.dim() != 1 and tuple(edges.shape[:-1]) != tuple(values.shape[:-1]) or edges.dim() == 0:
+        shapes = f"{tuple(edges.shape)}, {tuple(values.shape)}"
+        raise RuntimeError(f"searchsorted: shapes {shapes} (expected a vector, or equal leading dimensions)")
+    high, strict = side == "right" or right, edges.shape[-1]
+    low, top = _C.zeros(values.shape, dtype=_C.int64), _C.full(tuple(values.shape), strict, dtype=_C.int64)
+    rows = edges if edges.dim() == 1 else edges.contiguous()
+    for _ in range(strict.bit_length()):  # by halves
+        middle = _C.floor_divide(low + top, 2)
+        at = middle.clamp(max=max(strict - 1, 0))
+        pivot = rows[at] if rows.dim() == 1 else rows.gather(-1, at)
+        after = (middle < top) & ((pivot <= values) if high else (pivot < values))
+        if values.is_floating_point():
+            after = after | (middle < top) & (values != values) & ((pivot == pivot) | high)
+        low, top = _C.where(after, middle + 1, low), _C.where(after, top, middle)
+    return low.to(_C.int32) if out_int32 else low
+
+
+@function
+def bucketize(input, boundaries, *, out_int32=False, right=False):
+    """searchsorted of input in the vector boundaries."""
+    return searchsorted(boundaries, input, out_int32=out_int32, right=right)
+
+
+@both
+def msort(input):
+    """input sorted along dimension 0."""
+    return input.sort(0).values
+
+
+@both
+def kthvalue(input, k, dim=-1, keepdim=False):
+    """(values, indices) of the k-th smallest elements along dim."""
+    values, order = input.sort(dim, stable=True)
+    if input.dim() and not 1 <= k <= input.shape[dim]:
+        raise RuntimeError(f"kthvalue: k is {k} for size {input.shape[dim]}")
+    if input.dim() == 0:
+        return values, order
+    pair = values.narrow(dim, k - 1, 1), order.narrow(dim, k - 1, 1)
+    return pair if keepdim else tuple(t.squeeze(dim) for t in pair)
+
+
+@both
+def mode(input, dim=-1, keepdim=False):
+    """(values, indices) of the most frequent elements along dim (of several, the smallest), and their last positions."""
+    if input.dim() == 0:
+        return input.clone(), _C.zeros((), dtype=_C.int64)
+    dim = axis_of("mode", dim, input.dim())
+    rows = input.movedim(dim, -1)
+    values, order = rows.sort(-1, stable=True)
+    same = values.unsqueeze(-1) == values.unsqueeze(-2)
+    best = same.sum(-1).argmax(-1, keepdim=True)
+    value = values.gather(-1, best)
+    last = (rows == value).to(_C.int64) * _C.arange(1, rows.shape[-1] + 1)
+    index = last.argmax(-1, keepdim=True)
+    pair = value.movedim(-1, dim), index.movedim(-1, dim)
+    return pair if keepdim else tuple(t.squeeze(dim) for t in pair)
+
+
+@both
+def unique_consecutive(input, return_inverse=False, return_counts=False, dim=None):
+    """input without elements (slices of dim) that equal the one before; where asked for, which of the kept ones each is, and
+    how many each stands for."""
+    rows = input.reshape(-1) if dim is None else input.movedim(dim, 0)
+    n = rows.shape[0]
+    first = _C.ones(n, dtype=_C.bool)
+    if n > 1:
+        differ = rows[1:] != rows[:-1]
+        first[1:] = differ if differ.dim() == 1 else differ.flatten(1).any(1)
+    kept = rows[first]
+    result = [kept if dim is None else kept.movedim(0, dim)]
+    if return_inverse:
+        inverse = first.cumsum(0) - 1
+        result.append(inverse.reshape(input.shape) if dim is None else inverse)
+    if return_counts:
+        starts = _C.cat([_C.arange(n)[first], _C.tensor([n], dtype=_C.int64)])
+        result.append(starts[1:] - starts[:-1])
+    return result[0] if len(result) == 1 else tuple(result)
+
+
+@function
+def isin(elements, test_elements, *, assume_unique=False, invert=False):
+    """True where an element of `elements` is one of test_elements."""
+    elements, tests = (t if isinstance(t, Tensor) else _C.tensor(t) for t in (elements, test_elements))
+    tests = tests.reshape(-1).sort().values
+    if not tests.numel():
+        found = _C.zeros(elements.shape, dtype=_C.bool)
+    else:
+        at = searchsorted(tests, elements).clamp(max=tests.numel() - 1)
+        found = tests[at] == elements
+    return ~found if invert else found
+
+
+# Counts.
+
+
+@both
+def histc(input, bins=100, min=0, max=0):
+    """How many elements lie in each of `bins` equal parts of [min, max] (both 0: from the smallest to the largest)."""
+    if bins < 1 or max < min:
+        raise RuntimeError(f"histc: {bins} bins from {min} to {max}")
+    flat = input.detach().reshape(-1)
+    low, high = (flat.min().item(), flat.max().item()) if min == max == 0 and flat.numel() else (min, max)
+    if low == high:
+        low, high = low - 1, high + 1
+    inside = flat[(flat >= low) & (flat <= high)]
+    at = ((inside.double() - low) * (bins / (high - low))).floor().long().clamp(0, bins - 1)
+    return bincount(at, minlength=bins).to(input.dtype)
+
+
+@both
+def histogram(input, bins, *, range=None, weight=None, density=False):
+    """(counts, edges) of elements in `bins` equal parts of range, or between the edges that bins gives."""
+    flat = input.detach().reshape(-1)
+    if isinstance(bins, Tensor):
+        edges = bins
+    else:
+        low, high = (flat.min().item(), flat.max().item()) if range is None else range
+        if low == high:
+            low, high = low - 0.5, high + 0.5
+        edges = (_C.arange(bins + 1, dtype=_C.float64) * ((high - low) / bins) + low).to(input.dtype)
+        edges[-1] = high
+    count = edges.numel() - 1
+    at = searchsorted(edges, flat, right=True) - 1
+    at = _C.where(flat == edges[-1], count - 1, at)
+    inside = (at >= 0) & (at < count)
+    weights = _C.ones(flat.shape, dtype=input.dtype) if weight is None else weight.reshape(-1)
+    sums = _C.zeros(count, dtype=input.dtype).index_add_(0, at[inside], weights[inside])
+    return (sums / (sums.sum() * (edges[1:] - edges[:-1])) if density else sums), edges
