@@ -24,7 +24,7 @@ finally:
     if _spins:
         del _os.environ["GOMP_SPINCOUNT"]
 
-from pydist import _legacy
+from pydist import _functions, _legacy
 from pydist._functions import *
 from pydist._grad_mode import enable_grad, inference_mode, no_grad, set_grad_enabled
 from pydist._onednn import candidates as _onednn_candidates
@@ -63,6 +63,7 @@ _FROM = {  # name -> the submodule that it comes from, opened at first use
     ),
     **dict.fromkeys("finfo iinfo can_cast".split(), "_dtypes"),
     "set_printoptions": "_tensor",
+    **dict.fromkeys(_functions.LATER, "_functions"),
     **dict.fromkeys(
         (
             "adaptive_max_pool1d bilinear celu celu_ channel_shuffle conv1d conv3d conv_transpose1d conv_transpose3d "

@@ -1,5 +1,6 @@
 """Functions made of other ops (pydist/_functions), as functions and as methods: values, dtypes and gradients as PyTorch's."""
 
+import importlib
 import itertools
 
 import numpy as np
@@ -265,6 +266,14 @@ def test_functions_of_nn(case):
     for g, w in zip([*got, *grads], [*want, *wanted], strict=True):
         if g is not None or w is not None and w.any():
             same(g, w)
+
+
+@pytest.mark.parametrize("file", pydist._functions._LATER)
+def test_names_of_files_imported_later(file):
+    both, functions, methods = (names.split() for names in pydist._functions._LATER[file])
+    importlib.import_module(f"pydist._functions.{file}")
+    stand_ins = {n for n in both + methods if "which the first call imports" in getattr(pydist.Tensor, n).__doc__}
+    assert not stand_ins and {*both, *functions} == {n for n, f in pydist._functions.NAMES.items() if f.__module__ == f"pydist._functions.{file}"}
 
 
 def test_attention_of_groups():

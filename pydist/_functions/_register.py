@@ -3,6 +3,7 @@
 from pydist._C import Tensor
 
 NAMES = {}  # the functions of pydist
+FILLS = {name: getattr(Tensor, name) for name in ("bernoulli_", "normal_", "uniform_")}  # the engine's, without a generator
 
 
 def function(f):

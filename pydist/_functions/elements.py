@@ -4,7 +4,7 @@ import math
 
 from pydist import _C
 from pydist._C import Tensor
-from pydist._functions._register import both, function, in_place
+from pydist._functions._register import both, in_place
 from pydist._functions.elementwise import isfinite, isinf, isnan
 from pydist._functions.indexing import masked_fill
 
@@ -204,15 +204,6 @@ def _itself(name, doc):
 
 for _name in "conj resolve_conj resolve_neg conj_physical".split():
     _itself(_name, "input itself: there are no complex dtypes.")
-
-
-@function
-def real(input):
-    """input itself: there are no complex dtypes."""
-    return input
-
-
-Tensor.real = property(real)
 
 
 @both

@@ -4,7 +4,7 @@ import math
 
 from pydist import _C
 from pydist._C import Tensor
-from pydist._functions._register import NAMES, both, in_place
+from pydist._functions._register import NAMES, both, function, in_place
 from pydist._functions.indexing import masked_fill
 
 
@@ -94,6 +94,15 @@ def rsub(input, other, alpha=1):
 def exp2(input):
     """2 ** input."""
     return 2.0**input
+
+
+@function
+def real(input):
+    """input itself: there are no complex dtypes."""
+    return input
+
+
+Tensor.real = property(real)
 
 
 def _alias(name, of):

@@ -4,7 +4,7 @@ from contextlib import contextmanager
 
 from pydist import _C
 from pydist._C import Tensor
-from pydist._functions._register import both, function, method
+from pydist._functions._register import FILLS, both, function, method
 
 
 @contextmanager
@@ -36,9 +36,8 @@ def _with_generator(fill):
     return filled
 
 
-_fill_bernoulli = Tensor.bernoulli_
-for _fill in (Tensor.uniform_, Tensor.normal_):
-    setattr(Tensor, _fill.__name__, _with_generator(_fill))
+for _name in ("normal_", "uniform_"):
+    setattr(Tensor, _name, _with_generator(FILLS[_name]))
 
 
 @method
@@ -47,7 +46,7 @@ def bernoulli_(self, p=0.5, *, generator=None):
     with stream(generator):
         if isinstance(p, Tensor):
             return self.copy_(bernoulli(p.expand(self.shape)))
-        return _fill_bernoulli(self, p)
+        return FILLS["bernoulli_"](self, p)
 
 
 def _uniform(input, generator=None):

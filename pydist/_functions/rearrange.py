@@ -127,7 +127,7 @@ def broadcast_shapes(*shapes):
 # Views.
 
 
-@both
+@function
 def t(input):
     """The transpose of a matrix; vectors stay."""
     if input.dim() > 2:
