@@ -115,10 +115,10 @@ def multi_head_attention_forward(
     source = k.shape[2]
     mask = _as_scores(attn_mask, q.dtype)
     if mask is not None:
-        if mask.dim() == 3:
-            mask = mask.reshape(count, num_heads, *mask.shape[1:])
-        if tuple(mask.shape[-2:]) != (length, source - more):
-            raise RuntimeError(f"multi_head_attention: attn_mask is {tuple(attn_mask.shape)} (expected {(length, source - more)})")
+        want = (length, source - more)
+        if tuple(mask.shape) not in (want, (count * num_heads, *want)):
+            raise RuntimeError(f"multi_head_attention: attn_mask is {tuple(mask.shape)} (expected {want} or {(count * num_heads, *want)})")
+        mask = mask.reshape(count, num_heads, *want) if mask.dim() == 3 else mask
         mask = _C.constant_pad_nd(mask, (0, more)) if more else mask
     padding = _as_scores(key_padding_mask, q.dtype)
     if padding is not None:

@@ -44,43 +44,35 @@ class ReLU(_InPlace):
         return _C.relu_(input) if self.inplace else _C.relu(input)
 
 
-class ReLU6(_InPlace):
-    """y = min(max(x, 0), 6), elementwise."""
-
-    _function = staticmethod(F.relu6)
-
-
-class SELU(_InPlace):
-    """y = scale * (max(x, 0) + min(0, alpha * (exp(x) - 1))), with scale and alpha that keep mean 0 and variance 1
-    (Klambauer et al., 2017)."""
-
-    _function = staticmethod(F.selu)
+def _kind(name, base, function, doc, **more):
+    """A class that has no parameters but those of its base."""
+    return type(name, (base,), {"__doc__": doc, "__module__": __name__, "_function": staticmethod(function), **more})
 
 
-class SiLU(_InPlace):
-    """y = x * sigmoid(x), elementwise."""
-
-    _function = staticmethod(F.silu)
-
-
-class Mish(_InPlace):
-    """y = x * tanh(softplus(x)), elementwise (Misra, 2019)."""
-
-    _function = staticmethod(F.mish)
-
-
-class Hardsigmoid(_InPlace):
-    """y = min(max(x + 3, 0), 6) / 6, elementwise."""
-
-    _function = staticmethod(F.hardsigmoid)
-    extra_repr = Module.extra_repr  # as in PyTorch
-
-
-class Hardswish(_InPlace):
-    """y = x * min(max(x + 3, 0), 6) / 6, elementwise."""
-
-    _function = staticmethod(F.hardswish)
-    extra_repr = Module.extra_repr  # as in PyTorch
+# PyTorch's Hardsigmoid and Hardswish do not show that they are in place.
+ReLU6 = _kind("ReLU6", _InPlace, F.relu6, "y = min(max(x, 0), 6), elementwise.")
+SELU = _kind(
+    "SELU", _InPlace, F.selu,
+    "y = scale * (max(x, 0) + min(0, alpha * (exp(x) - 1))), with scale and alpha that keep mean 0 and "
+    "variance 1 (Klambauer et al., 2017).",
+)  # fmt: skip
+SiLU = _kind("SiLU", _InPlace, F.silu, "y = x * sigmoid(x), elementwise.")
+Mish = _kind("Mish", _InPlace, F.mish, "y = x * tanh(softplus(x)), elementwise (Misra, 2019).")
+Hardsigmoid = _kind(
+    "Hardsigmoid", _InPlace, F.hardsigmoid,
+    "y = min(max(x + 3, 0), 6) / 6, elementwise.",
+    extra_repr=Module.extra_repr,
+)  # fmt: skip
+Hardswish = _kind(
+    "Hardswish", _InPlace, F.hardswish,
+    "y = x * min(max(x + 3, 0), 6) / 6, elementwise.",
+    extra_repr=Module.extra_repr,
+)  # fmt: skip
+Sigmoid = _kind("Sigmoid", _Elementwise, _C.sigmoid, "y = 1 / (1 + exp(-x)), elementwise.")
+Tanh = _kind("Tanh", _Elementwise, _C.tanh, "y = tanh(x), elementwise.")
+LogSigmoid = _kind("LogSigmoid", _Elementwise, F.logsigmoid, "y = -log(1 + exp(-x)), elementwise.")
+Softsign = _kind("Softsign", _Elementwise, F.softsign, "y = x / (1 + |x|), elementwise.")
+Tanhshrink = _kind("Tanhshrink", _Elementwise, F.tanhshrink, "y = x - tanh(x), elementwise.")
 
 
 class LeakyReLU(_InPlace):
@@ -124,36 +116,6 @@ class Hardtanh(_InPlace):
             raise ValueError("max_val must be larger than min_val")
         self.min_val = min_val
         self.max_val = max_val
-
-
-class Sigmoid(_Elementwise):
-    """y = 1 / (1 + exp(-x)), elementwise."""
-
-    _function = staticmethod(_C.sigmoid)
-
-
-class Tanh(_Elementwise):
-    """y = tanh(x), elementwise."""
-
-    _function = staticmethod(_C.tanh)
-
-
-class LogSigmoid(_Elementwise):
-    """y = -log(1 + exp(-x)), elementwise."""
-
-    _function = staticmethod(F.logsigmoid)
-
-
-class Softsign(_Elementwise):
-    """y = x / (1 + |x|), elementwise."""
-
-    _function = staticmethod(F.softsign)
-
-
-class Tanhshrink(_Elementwise):
-    """y = x - tanh(x), elementwise."""
-
-    _function = staticmethod(F.tanhshrink)
 
 
 class GELU(_Elementwise):
@@ -229,3 +191,62 @@ class LogSoftmax(_AlongDim):
     """y = x - log(sum(exp(x))) along `dim`."""
 
     _function = staticmethod(F.log_softmax)
+
+
+class Softmax2d(Module):
+    """softmax over the channels of x[N, C, H, W] or x[C, H, W]."""
+
+    def forward(self, input):
+        if input.dim() not in (3, 4):
+            raise ValueError(f"Softmax2d: expected input to be 3D or 4D, got {input.dim()}D instead")
+        return F.softmax(input, -3)
+
+
+class Threshold(_InPlace):
+    """y = x where it is above `threshold`, else `value`."""
+
+    _function, _options = staticmethod(F.threshold), ("threshold", "value")
+
+    def __init__(self, threshold, value, inplace=False):
+        super().__init__(inplace)
+        self.threshold = threshold
+        self.value = value
+
+
+class RReLU(_InPlace):
+    """y = x where it is positive, else a * x, a drawn between lower and upper (in eval mode: their mean) (Xu et al., 2015)."""
+
+    _options = ("lower", "upper")
+
+    def __init__(self, lower=1.0 / 8, upper=1.0 / 3, inplace=False):
+        super().__init__(inplace)
+        self.lower = lower
+        self.upper = upper
+
+    def forward(self, input):
+        return F.rrelu(input, self.lower, self.upper, self.training, self.inplace)
+
+
+class GLU(_Elementwise):
+    """y = a * sigmoid(b), a and b being the halves of x along `dim` (Dauphin et al., 2017)."""
+
+    _function, _options = staticmethod(F.glu), ("dim",)
+
+    def __init__(self, dim=-1):
+        super().__init__()
+        self.dim = dim
+
+
+class _Shrink(_Elementwise):
+    _options = ("lambd",)
+
+    def __init__(self, lambd=0.5):
+        super().__init__()
+        self.lambd = lambd
+
+    def extra_repr(self):
+        return f"{self.lambd}"
+
+
+Hardshrink = _kind("Hardshrink", _Shrink, F.hardshrink, "y = x where it is beyond +-lambd, else 0.")
+Softshrink = _kind("Softshrink", _Shrink, F.softshrink, "y = x moved towards 0 by lambd, and 0 within +-lambd.")

@@ -104,3 +104,8 @@ class BatchNorm1d(_BatchNorm):
 class BatchNorm2d(_BatchNorm):
     __doc__ = f"Over x[N, C, H, W]. {_BatchNorm.__doc__}"
     _dims = (4,)
+
+
+class BatchNorm3d(_BatchNorm):
+    __doc__ = f"Over x[N, C, D, H, W]. {_BatchNorm.__doc__}"
+    _dims = (5,)

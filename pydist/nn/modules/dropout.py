@@ -1,6 +1,5 @@
 """Dropout."""
 
-from pydist import _C
 from pydist.nn import functional as F
 from pydist.nn.modules.module import Module
 
@@ -27,27 +26,17 @@ class Dropout(_Dropout):
         return F.dropout(input, self.p, self.training, self.inplace)
 
 
-class _ChannelDropout(_Dropout):
-    """y = x * keep / (1 - p), keep drawn Bernoulli(1 - p) per channel of each sample; in eval mode y = x (Tompson et
-    al., 2015)."""
-
+def _kind(name, function, doc):
     def forward(self, input):
-        if input.dim() not in (self._dims, self._dims + 1):
-            wanted = f"{self._dims + 1}, or {self._dims} without a batch"
-            raise ValueError(f"{type(self).__name__}: input has {input.dim()} dims (expected {wanted})")
-        if not self.training or self.p == 0:
-            return input
-        lead = input.dim() - self._dims + 1
-        keep = _C.ones(*input.shape[:lead], *[1] * (self._dims - 1), dtype=input.dtype, device=input.device)
-        keep = F.dropout(keep, self.p)
-        return input.mul_(keep) if self.inplace else input * keep
+        return function(input, self.p, self.training, self.inplace)
+
+    return type(name, (_Dropout,), {"__doc__": doc, "__module__": __name__, "forward": forward})
 
 
-class Dropout1d(_ChannelDropout):
-    __doc__ = f"Over x[N, C, L] or x[C, L]. {_ChannelDropout.__doc__}"
-    _dims = 2
-
-
-class Dropout2d(_ChannelDropout):
-    __doc__ = f"Over x[N, C, H, W] or x[C, H, W]. {_ChannelDropout.__doc__}"
-    _dims = 3
+_CHANNELS = """Over {}. y = x * keep / (1 - p), keep drawn Bernoulli(1 - p) per channel of each sample; in eval mode y = x
+(Tompson et al., 2015)."""
+Dropout1d = _kind("Dropout1d", F.dropout1d, _CHANNELS.format("x[N, C, L] or x[C, L]"))
+Dropout2d = _kind("Dropout2d", F.dropout2d, _CHANNELS.format("x[N, C, H, W] or x[C, H, W]"))
+Dropout3d = _kind("Dropout3d", F.dropout3d, _CHANNELS.format("x[N, C, D, H, W] or x[C, D, H, W]"))
+AlphaDropout = _kind("AlphaDropout", F.alpha_dropout, "Dropout that keeps mean 0 and variance 1 (Klambauer et al., 2017).")
+FeatureAlphaDropout = _kind("FeatureAlphaDropout", F.feature_alpha_dropout, "AlphaDropout of whole channels.")

@@ -7,7 +7,22 @@ from pydist.nn.modules.module import Module
 from pydist.nn.parameter import Parameter
 
 
-class LayerNorm(Module):
+class _Affine(Module):
+    """With a weight that starts at 1 and a bias that starts at 0, each of `shape` or None."""
+
+    def _make(self, shape, weight, bias, device, dtype):
+        for name, wanted in (("weight", weight), ("bias", bias)):
+            self.register_parameter(name, Parameter(_C.empty(shape, device=device, dtype=dtype)) if wanted else None)
+        self.reset_parameters()
+
+    def reset_parameters(self):
+        if self.weight is not None:
+            init.ones_(self.weight)
+        if self.bias is not None:
+            init.zeros_(self.bias)
+
+
+class LayerNorm(_Affine):
     """y = (x - mean) / sqrt(var + eps) * weight + bias, mean and (biased) variance over the last dims, of
     `normalized_shape` (Ba et al., 2016).
 
@@ -19,19 +34,7 @@ class LayerNorm(Module):
         self.normalized_shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
         self.eps = eps
         self.elementwise_affine = elementwise_affine
-
-        def make():
-            return Parameter(_C.empty(self.normalized_shape, device=device, dtype=dtype))
-
-        self.register_parameter("weight", make() if elementwise_affine else None)
-        self.register_parameter("bias", make() if elementwise_affine and bias else None)
-        self.reset_parameters()
-
-    def reset_parameters(self):
-        if self.weight is not None:
-            init.ones_(self.weight)
-        if self.bias is not None:
-            init.zeros_(self.bias)
+        self._make(self.normalized_shape, elementwise_affine, elementwise_affine and bias, device, dtype)
 
     def forward(self, input):
         return F.layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
@@ -66,7 +69,7 @@ class RMSNorm(Module):
         return f"{self.normalized_shape}, eps={self.eps}, elementwise_affine={self.elementwise_affine}"
 
 
-class GroupNorm(Module):
+class GroupNorm(_Affine):
     """y = (x - mean) / sqrt(var + eps) * weight + bias for x[N, C, ...], mean and (biased) variance over each of
     `num_groups` groups of channels of a sample (Wu and He, 2018).
 
@@ -82,19 +85,7 @@ class GroupNorm(Module):
         self.num_channels = num_channels
         self.eps = eps
         self.affine = affine
-
-        def make():
-            return Parameter(_C.empty(num_channels, device=device, dtype=dtype))
-
-        self.register_parameter("weight", make() if affine else None)
-        self.register_parameter("bias", make() if affine and bias else None)
-        self.reset_parameters()
-
-    def reset_parameters(self):
-        if self.weight is not None:
-            init.ones_(self.weight)
-        if self.bias is not None:
-            init.zeros_(self.bias)
+        self._make(num_channels, affine, affine and bias, device, dtype)
 
     def forward(self, input):
         return F.group_norm(input, self.num_groups, self.weight, self.bias, self.eps)
@@ -104,3 +95,21 @@ class GroupNorm(Module):
             f"{self.num_groups}, {self.num_channels}, eps={self.eps}, affine={self.affine}, "
             f"bias={self.bias is not None}"
         )
+
+
+class LocalResponseNorm(Module):
+    """y = x / (k + alpha * the mean of squares over `size` neighbouring channels) ** beta for x[N, C, ...] (Krizhevsky et
+    al., 2012)."""
+
+    def __init__(self, size, alpha=1e-4, beta=0.75, k=1.0):
+        super().__init__()
+        self.size = size
+        self.alpha = alpha
+        self.beta = beta
+        self.k = k
+
+    def forward(self, input):
+        return F.local_response_norm(input, self.size, self.alpha, self.beta, self.k)
+
+    def extra_repr(self):
+        return f"{self.size}, alpha={self.alpha}, beta={self.beta}, k={self.k}"

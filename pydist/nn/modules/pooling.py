@@ -33,16 +33,6 @@ class _MaxPool(Module):
         )
 
 
-class MaxPool1d(_MaxPool):
-    __doc__ = f"Over x[N, C, L] or x[C, L]. {_MaxPool.__doc__}"
-    _pool = staticmethod(F.max_pool1d)
-
-
-class MaxPool2d(_MaxPool):
-    __doc__ = f"Over x[N, C, H, W] or x[C, H, W]; sizes are ints or pairs. {_MaxPool.__doc__}"
-    _pool = staticmethod(F.max_pool2d)
-
-
 def _single(value):
     return (value,) if isinstance(value, int) else tuple(value)
 
@@ -75,6 +65,8 @@ class AvgPool2d(Module):
     """The mean of each window of x[N, C, H, W] or x[C, H, W]; as AvgPool1d, sizes being ints or pairs.
     `divisor_override` divides the sums instead of the window's size."""
 
+    _pool = staticmethod(F.avg_pool2d)
+
     def __init__(
         self, kernel_size, stride=None, padding=0, ceil_mode=False, count_include_pad=True, divisor_override=None
     ):
@@ -87,7 +79,7 @@ class AvgPool2d(Module):
         self.divisor_override = divisor_override
 
     def forward(self, input):
-        return F.avg_pool2d(
+        return self._pool(
             input,
             self.kernel_size,
             self.stride,
@@ -99,6 +91,12 @@ class AvgPool2d(Module):
 
     def extra_repr(self):
         return f"kernel_size={self.kernel_size}, stride={self.stride}, padding={self.padding}"
+
+
+class AvgPool3d(AvgPool2d):
+    """The mean of each window of x[N, C, D, H, W] or x[C, D, H, W]; as AvgPool2d, sizes being ints or triples."""
+
+    _pool = staticmethod(F.avg_pool3d)
 
 
 class _AdaptiveAvgPool(Module):
@@ -115,37 +113,75 @@ class _AdaptiveAvgPool(Module):
         return f"output_size={self.output_size}"
 
 
-class AdaptiveAvgPool1d(_AdaptiveAvgPool):
-    __doc__ = f"Over x[N, C, L] or x[C, L]. {_AdaptiveAvgPool.__doc__}"
-    _pool = staticmethod(F.adaptive_avg_pool1d)
-
-
-class AdaptiveAvgPool2d(_AdaptiveAvgPool):
-    __doc__ = f"Over x[N, C, H, W] or x[C, H, W]. {_AdaptiveAvgPool.__doc__}"
-    _pool = staticmethod(F.adaptive_avg_pool2d)
-
-
-class _AdaptiveMaxPool(Module):
+class _AdaptiveMaxPool(_AdaptiveAvgPool):
     """The maximum of window [floor(i n / m), ceil((i + 1) n / m)) for every i below output_size m (None: n); with
     `return_indices` also its position in its plane (int64)."""
 
     def __init__(self, output_size, return_indices=False):
-        super().__init__()
-        self.output_size = output_size
+        super().__init__(output_size)
         self.return_indices = return_indices
 
     def forward(self, input):
         return self._pool(input, self.output_size, self.return_indices)
 
+
+def _kind(name, base, pool, over):
+    doc = f"Over {over}. {base.__doc__}"
+    return type(name, (base,), {"__doc__": doc, "__module__": __name__, "_pool": staticmethod(pool)})
+
+
+_ROWS, _PLANES, _BLOCKS = "x[N, C, L] or x[C, L]", "x[N, C, H, W] or x[C, H, W]", "x[N, C, D, H, W] or x[C, D, H, W]"
+AdaptiveAvgPool1d = _kind("AdaptiveAvgPool1d", _AdaptiveAvgPool, F.adaptive_avg_pool1d, _ROWS)
+AdaptiveAvgPool2d = _kind("AdaptiveAvgPool2d", _AdaptiveAvgPool, F.adaptive_avg_pool2d, _PLANES)
+AdaptiveAvgPool3d = _kind("AdaptiveAvgPool3d", _AdaptiveAvgPool, F.adaptive_avg_pool3d, _BLOCKS)
+AdaptiveMaxPool1d = _kind("AdaptiveMaxPool1d", _AdaptiveMaxPool, F.adaptive_max_pool1d, _ROWS)
+AdaptiveMaxPool2d = _kind("AdaptiveMaxPool2d", _AdaptiveMaxPool, F.adaptive_max_pool2d, _PLANES)
+AdaptiveMaxPool3d = _kind("AdaptiveMaxPool3d", _AdaptiveMaxPool, F.adaptive_max_pool3d, _BLOCKS)
+MaxPool1d = _kind("MaxPool1d", _MaxPool, F.max_pool1d, _ROWS)
+MaxPool2d = _kind("MaxPool2d", _MaxPool, F.max_pool2d, f"{_PLANES}; sizes are ints or pairs")
+MaxPool3d = _kind("MaxPool3d", _MaxPool, F.max_pool3d, f"{_BLOCKS}; sizes are ints or triples")
+
+
+class _MaxUnpool(Module):
+    """y: zeros with x's elements at their `indices`, as MaxPool with return_indices gave them; forward's output_size chooses
+    among the sizes that pooling makes equal."""
+
+    def __init__(self, kernel_size, stride=None, padding=0):
+        super().__init__()
+        self.kernel_size = kernel_size
+        self.stride = kernel_size if stride is None else stride
+        self.padding = padding
+
+    def forward(self, input, indices, output_size=None):
+        return self._pool(input, indices, self.kernel_size, self.stride, self.padding, output_size)
+
     def extra_repr(self):
-        return f"output_size={self.output_size}"
+        return f"kernel_size={self.kernel_size}, stride={self.stride}, padding={self.padding}"
 
 
-class AdaptiveMaxPool1d(_AdaptiveMaxPool):
-    __doc__ = f"Over x[N, C, L] or x[C, L]. {_AdaptiveMaxPool.__doc__}"
-    _pool = staticmethod(F.adaptive_max_pool1d)
+MaxUnpool1d = _kind("MaxUnpool1d", _MaxUnpool, F.max_unpool1d, _ROWS)
+MaxUnpool2d = _kind("MaxUnpool2d", _MaxUnpool, F.max_unpool2d, _PLANES)
+MaxUnpool3d = _kind("MaxUnpool3d", _MaxUnpool, F.max_unpool3d, _BLOCKS)
 
 
-class AdaptiveMaxPool2d(_AdaptiveMaxPool):
-    __doc__ = f"Over x[N, C, H, W] or x[C, H, W]. {_AdaptiveMaxPool.__doc__}"
-    _pool = staticmethod(F.adaptive_max_pool2d)
+class _LPPool(Module):
+    """y[...] = (sum of x ** p) ** (1 / p) over each window, p being norm_type."""
+
+    def __init__(self, norm_type, kernel_size, stride=None, ceil_mode=False):
+        super().__init__()
+        self.norm_type = norm_type
+        self.kernel_size = kernel_size
+        self.stride = stride
+        self.ceil_mode = ceil_mode
+
+    def forward(self, input):
+        return self._pool(input, float(self.norm_type), self.kernel_size, self.stride, self.ceil_mode)
+
+    def extra_repr(self):
+        return (
+            f"norm_type={self.norm_type}, kernel_size={self.kernel_size}, stride={self.stride}, ceil_mode={self.ceil_mode}"
+        )
+
+
+LPPool1d = _kind("LPPool1d", _LPPool, F.lp_pool1d, _ROWS)
+LPPool2d = _kind("LPPool2d", _LPPool, F.lp_pool2d, _PLANES)

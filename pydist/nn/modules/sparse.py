@@ -100,3 +100,78 @@ class Embedding(Module):
             if (value := getattr(self, name)) != default:
                 text += f", {name}={value}"
         return text
+
+
+class EmbeddingBag(Module):
+    """y[bags, embedding_dim]: the mean, "sum" or "max" of the rows of weight[num_embeddings, embedding_dim] whose numbers stand
+    in a bag: a row of x[bags, n], or what lies between two offsets in the vector x.
+
+    weight starts as N(0, 1), row `padding_idx`, which does not count, as zeros.
+
+    >>> import pydist
+    >>> bags = pydist.nn.EmbeddingBag(10, 3, mode="sum")
+    >>> bags(pydist.tensor([1, 2, 4, 5]), pydist.tensor([0, 3])).shape
+    pydist.Size([2, 3])
+    """
+
+    def __init__(
+        self,
+        num_embeddings,
+        embedding_dim,
+        max_norm=None,
+        norm_type=2.0,
+        scale_grad_by_freq=False,
+        mode="mean",
+        sparse=False,
+        _weight=None,
+        include_last_offset=False,
+        padding_idx=None,
+        device=None,
+        dtype=None,
+    ):
+        super().__init__()
+        rows = Embedding(num_embeddings, embedding_dim, padding_idx, _weight=_weight, device=device, dtype=dtype)
+        self.num_embeddings = num_embeddings
+        self.embedding_dim = embedding_dim
+        self.max_norm = max_norm
+        self.norm_type = norm_type
+        self.scale_grad_by_freq = scale_grad_by_freq
+        self.mode = mode
+        self.sparse = sparse
+        self.include_last_offset = include_last_offset
+        self.padding_idx = rows.padding_idx
+        self.weight = rows.weight
+
+    reset_parameters = Embedding.reset_parameters
+
+    @classmethod
+    def from_pretrained(cls, embeddings, freeze=True, **options):
+        """An EmbeddingBag over the tensor `embeddings` [rows, columns], which does not train unless freeze is False."""
+        if embeddings.dim() != 2:
+            raise ValueError("Embeddings parameter is expected to be 2-dimensional")
+        bag = cls(*embeddings.shape, _weight=embeddings, **options)
+        bag.weight.requires_grad_(not freeze)
+        return bag
+
+    def forward(self, input, offsets=None, per_sample_weights=None):
+        return F.embedding_bag(
+            input,
+            self.weight,
+            offsets,
+            self.max_norm,
+            self.norm_type,
+            self.scale_grad_by_freq,
+            self.mode,
+            self.sparse,
+            per_sample_weights,
+            self.include_last_offset,
+            self.padding_idx,
+        )
+
+    def extra_repr(self):
+        text = f"{self.num_embeddings}, {self.embedding_dim}"
+        text += "" if self.max_norm is None else f", max_norm={self.max_norm}"
+        text += "" if self.norm_type == 2 else f", norm_type={self.norm_type}"
+        text += ", scale_grad_by_freq=True" if self.scale_grad_by_freq else ""
+        text += f", mode={self.mode!r}"
+        return text if self.padding_idx is None else f"{text}, padding_idx={self.padding_idx}"

@@ -1,0 +1,192 @@
+"""Pads, transposed and 3-D convolutions, instance norms, attention, Transformers, embedding bags, ranking losses: values, gradients,
+state dictionaries and text as torch's."""
+
+import numpy as np
+import pytest
+
+import pydist
+from pydist import nn
+
+torch = pytest.importorskip("torch", reason="needs torch")
+
+LAYERS = [
+    *((f"{kind}Pad{d}d({2 * d}{', 1.5' if kind == 'Constant' else ''})", (1, 2, *[9, 8, 7][:d])) for kind in ("Constant", "Zero", "Reflection", "Replication", "Circular") for d in (1, 2, 3)),
+    ("ReflectionPad2d((1, 2, 0, 1))", (2, 4, 5)), ("ConstantPad2d((1, -1, 0, 2), 3.5)", (1, 2, 4, 5)), ("Upsample(scale_factor=2)", (1, 2, 3, 4)), ("Upsample((5, 6), mode='bilinear', align_corners=True)", (1, 2, 3, 4)),
+    ("Upsample(scale_factor=(2, 1.5), mode='bicubic')", (1, 2, 3, 4)), ("UpsamplingNearest2d(scale_factor=2)", (1, 2, 3, 4)), ("UpsamplingBilinear2d(size=(5, 5))", (1, 2, 3, 4)), ("PixelShuffle(2)", (1, 8, 2, 3)), ("PixelUnshuffle(2)", (1, 2, 4, 6)),
+    ("ChannelShuffle(2)", (1, 4, 2, 2)), ("Unfold(2, padding=1)", (1, 2, 4, 5)), ("Fold((4, 5), (2, 2))", (2, 8, 12)), ("Conv3d(2, 4, 3, padding=1)", (1, 2, 4, 5, 4)), ("Conv3d(4, 2, (1, 2, 2), 2, groups=2, bias=False)", (1, 4, 4, 5, 4)),
+    ("Conv2d(2, 3, 3, padding=2, padding_mode='reflect')", (1, 2, 5, 6)), ("Conv1d(2, 3, 4, padding='same', padding_mode='circular')", (1, 2, 9)), ("ConvTranspose1d(3, 2, 4, 2, 1)", (2, 3, 5)),
+    ("ConvTranspose2d(4, 6, 3, stride=2, padding=1, output_padding=1, groups=2, dilation=2)", (2, 4, 3, 4)), ("ConvTranspose2d(3, 2, 4, bias=False)", (3, 3, 4)), ("ConvTranspose3d(2, 3, 2, 2)", (1, 2, 2, 3, 2)), ("BatchNorm3d(3)", (2, 3, 2, 2, 3)),
+    ("InstanceNorm1d(3)", (2, 3, 5)), ("InstanceNorm2d(3, affine=True)", (2, 3, 4, 5)), ("InstanceNorm2d(3, track_running_stats=True)", (2, 3, 4, 5)), ("InstanceNorm3d(2)", (2, 2, 2, 3, 2)), ("InstanceNorm1d(3)", (3, 5)), ("LocalResponseNorm(3)", (2, 5, 4)),
+    ("MaxPool3d(2)", (1, 2, 4, 5, 6)), ("AvgPool3d(2, 1, 1)", (1, 2, 4, 5, 6)), ("AdaptiveAvgPool3d((2, None, 3))", (1, 2, 4, 5, 6)), ("AdaptiveMaxPool3d(2)", (1, 2, 4, 5, 6)), ("LPPool2d(3, 2)", (1, 2, 4, 4)), ("LPPool1d(2, 3, stride=2)", (1, 2, 7)),
+    ("GLU()", (3, 4)), ("Hardshrink(0.3)", (3, 4)), ("Softshrink()", (3, 4)), ("Threshold(0.1, 2.0)", (3, 4)), ("Softmax2d()", (1, 3, 2, 2)), ("CosineSimilarity(1)", (3, 4)), ("PairwiseDistance(1.0)", (3, 4)),
+    ("TransformerEncoderLayer(8, 2, 16, 0.0)", (5, 2, 8)), ("TransformerEncoderLayer(8, 2, 16, 0.0, 'gelu', batch_first=True, norm_first=True, bias=False)", (2, 5, 8)), ("TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, 0.0), 2, nn.LayerNorm(8))", (5, 2, 8)),
+    ("Bilinear(4, 4, 3)", (5, 4)),
+]  # fmt: skip
+TWO = ("CosineSimilarity", "PairwiseDistance", "Bilinear")
+
+
+def pair(text):
+    torch.manual_seed(0)
+    made = [eval(f"nn.{text}", {"nn": lib.nn}) for lib in (pydist, torch)]
+    return [m.double() for m in made]
+
+
+def same(a, b, what=""):
+    if b is None:
+        assert a is None or not a.numpy().any(), what
+        return
+    assert tuple(a.shape) == tuple(b.shape), what
+    np.testing.assert_allclose(a.detach().numpy(), b.detach().numpy(), rtol=1e-9, atol=1e-10, err_msg=str(what))
+
+
+def numbers(*shape, seed=0):
+    return np.random.default_rng(seed).normal(size=shape)
+
+
+def compare(ours, theirs, args, kwargs=({}, {}), inputs=()):
+    """Results and gradients; args are arrays (floating ones with gradients) or other values."""
+    ours.load_state_dict({k: pydist.tensor(v.numpy()) for k, v in theirs.state_dict().items()})
+    assert [(k, tuple(v.shape)) for k, v in ours.state_dict().items()] == [(k, tuple(v.shape)) for k, v in theirs.state_dict().items()]
+    found = []
+    for lib, layer, more in ((pydist, ours, kwargs[0]), (torch, theirs, kwargs[1])):
+        given = [lib.tensor(a) if isinstance(a, np.ndarray) else a for a in args]
+        leaves = [t.requires_grad_() for t in given if isinstance(t, lib.Tensor) and t.is_floating_point()]
+        out = layer(*given, **more)
+        out = [o for o in (out if isinstance(out, tuple) else (out,)) if o is not None]
+        sum((o * lib.tensor(np.random.default_rng(5).uniform(0.5, 1.5, tuple(o.shape)))).sum() for o in out).backward()
+        found.append([*out, *(t.grad for t in leaves), *(p.grad for p in layer.parameters()), *layer.buffers()])
+    for k, (a, b) in enumerate(zip(*found, strict=True)):
+        same(a, b, k)
+
+
+@pytest.mark.parametrize("text, shape", LAYERS)
+def test_layers_as_torch(text, shape):
+    for train in (True, False):
+        ours, theirs = (m.train(train) for m in pair(text))
+        assert repr(ours) == repr(theirs)
+        args = [numbers(*shape)] + ([numbers(*shape, seed=1)] if text.startswith(TWO) else [])
+        compare(ours, theirs, args)
+
+
+def test_transposed_convolution_of_a_size():
+    ours, theirs = pair("ConvTranspose2d(2, 3, 3, 2, 1)")
+    for size in ((5, 7), (6, 8)):
+        compare(ours, theirs, [numbers(1, 2, 3, 4)], [{"output_size": size}] * 2)
+    with pytest.raises(ValueError, match="output size"):
+        ours(pydist.zeros(1, 2, 3, 4).double(), output_size=(9, 9))
+
+
+def test_unpooling_as_torch():
+    x = numbers(1, 2, 6, 6)
+    results = []
+    for lib in (pydist, torch):
+        y, where = lib.nn.MaxPool2d(2, return_indices=True)(lib.tensor(x))
+        results.append([lib.nn.MaxUnpool2d(2)(y, where), lib.nn.MaxUnpool2d(2)(y, where, output_size=(7, 7))])
+    for a, b in zip(*results):
+        same(a, b)
+
+
+ATTENTIONS = ["8, 2", "8, 4, bias=False, batch_first=True", "8, 2, kdim=5, vdim=6", "8, 2, add_bias_kv=True, add_zero_attn=True"]
+
+
+@pytest.mark.parametrize("text", ATTENTIONS)
+def test_attention_as_torch(text):
+    ours, theirs = pair(f"MultiheadAttention({text})")
+    first = "batch_first" in text
+    kd, vd = (5, 6) if "kdim" in text else (8, 8)
+    q, k, v = (numbers(*((3, n) if first else (n, 3)), d, seed=s) for s, (n, d) in enumerate(((4, 8), (5, kd), (5, vd))))
+    mask, hidden = np.random.default_rng(9).normal(size=(4, 5)), np.zeros((3, 5), bool)
+    hidden[1, 3:] = True
+
+    def given(**more):
+        return [{k: lib.tensor(v) if isinstance(v, np.ndarray) else v for k, v in more.items()} for lib in (pydist, torch)]
+
+    for more in ({}, {"need_weights": False}, {"attn_mask": mask}, {"attn_mask": mask > 1.5, "average_attn_weights": False}, {"attn_mask": np.repeat(mask[None], 3 * ours.num_heads, 0)}):
+        compare(ours, theirs, [q, k, v], given(**more))
+    as_float = np.where(hidden, -np.inf, 0.0)
+    for need in (True, False):
+        compare(ours, theirs, [q, k, v], given(key_padding_mask=hidden, need_weights=need))
+        compare(ours, theirs, [q, k, v], given(key_padding_mask=as_float, attn_mask=mask, need_weights=need))
+    if "kdim" not in text:
+        compare(ours, theirs, [q[0], q[1], q[1]] if first else [q[:, 0], k[:, 0], v[:, 0]])
+
+
+@pytest.mark.parametrize("options", ["batch_first=True", "norm_first=True, activation='gelu'"])
+def test_transformer_as_torch(options):
+    ours, theirs = pair(f"Transformer(8, 2, 2, 1, 16, 0.0, {options})")
+    assert repr(ours) == repr(theirs)
+    first = "batch_first" in options
+    src, tgt = (numbers(*((3, n) if first else (n, 3)), 8, seed=n) for n in (5, 4))
+    hidden = np.zeros((3, 5), bool)
+    hidden[0, 3:] = True
+    for lib in (pydist, torch):
+        assert lib.nn.Transformer.generate_square_subsequent_mask(3).tolist() == [[0, -np.inf, -np.inf], [0, 0, -np.inf], [0, 0, 0]]
+    more = []
+    for lib in (pydist, torch):
+        causal, h = lib.nn.Transformer.generate_square_subsequent_mask(4).double(), lib.zeros(3, 5).double().masked_fill(lib.tensor(hidden), -np.inf)
+        more.append({"tgt_mask": causal, "tgt_is_causal": True, "src_key_padding_mask": h, "memory_key_padding_mask": h})
+    compare(ours, theirs, [src, tgt], more)
+
+
+def test_embedding_bags_as_torch():
+    indices, offsets = np.array([1, 2, 4, 5, 4, 3, 2, 9]), np.array([0, 3, 3, 7])
+    for text in ("mode='sum'", "mode='mean'", "mode='max'", "mode='mean', padding_idx=4", "mode='sum', include_last_offset=True"):
+        ours, theirs = pair(f"EmbeddingBag(10, 3, {text})")
+        assert repr(ours) == repr(theirs)
+        compare(ours, theirs, [indices, np.append(offsets, 8) if "last" in text else offsets])
+        if "last" not in text:
+            compare(*pair(f"EmbeddingBag(10, 3, {text})"), [indices.reshape(2, 4)])
+    ours, theirs = pair("EmbeddingBag(10, 3, mode='sum')")
+    weights = [{"per_sample_weights": lib.tensor(numbers(8))} for lib in (pydist, torch)]
+    compare(ours, theirs, [indices, offsets], weights)
+    for text in ("max_norm=1.0", "scale_grad_by_freq=True", "max_norm=0.5, norm_type=1.0"):
+        compare(*pair(f"Embedding(10, 3, {text})"), [indices])
+    with pytest.raises(ValueError, match="mode"):
+        nn.functional.embedding_bag(pydist.tensor([[1]]), pydist.zeros(2, 2), mode="min")
+
+
+LOSSES = [("CosineEmbeddingLoss(0.1)", "nds"), ("MarginRankingLoss(0.3)", "vvs"), ("HingeEmbeddingLoss()", "vs"), ("SoftMarginLoss()", "vs"), ("MultiLabelSoftMarginLoss()", "dp"), ("MultiMarginLoss(2, 0.5)", "dc"), ("MultiLabelMarginLoss()", "dm"),
+          ("TripletMarginLoss(swap=True)", "ndd"), ("TripletMarginWithDistanceLoss()", "ndd"), ("PoissonNLLLoss(full=True)", "dp"), ("GaussianNLLLoss()", "dnp")]  # fmt: skip
+
+
+@pytest.mark.parametrize("text, kinds", LOSSES)
+def test_losses_as_torch(text, kinds):
+    rng = np.random.default_rng(1)
+    make = {"n": lambda: rng.normal(size=(4, 5)), "d": lambda: rng.normal(size=(4, 5)), "v": lambda: rng.normal(size=4), "s": lambda: rng.choice([-1, 1], 4), "p": lambda: rng.uniform(0.1, 0.9, (4, 5)), "c": lambda: rng.integers(0, 5, 4),
+            "m": lambda: rng.integers(-1, 5, (4, 5))}  # fmt: skip
+    args = [make[k]() for k in kinds]
+    for reduction in ("mean", "sum", "none"):
+        full = text.replace("()", f"(reduction='{reduction}')") if "()" in text else text.replace(")", f", reduction='{reduction}')")
+        ours, theirs = pair(full)
+        compare(ours, theirs, args)
+
+
+def test_dropout_that_keeps_mean_and_variance():
+    pydist.manual_seed(0)
+    x = pydist.randn(40000)
+    y = nn.AlphaDropout(0.3)(x)
+    assert abs(y.mean().item()) < 0.05 and abs(y.std().item() - 1) < 0.05 and nn.AlphaDropout(0.3).eval()(x) is x
+    whole = nn.FeatureAlphaDropout(0.5)(pydist.ones(50, 4, 3))
+    assert (whole == whole[..., :1]).all().item() and nn.Dropout3d(1.0)(pydist.ones(2, 3, 2, 2, 2)).sum().item() == 0
+    hard = nn.functional.gumbel_softmax(pydist.randn(6, 4), hard=True)
+    assert pydist.allclose(hard.sum(-1), pydist.ones(6)) and ((hard - hard.round()).abs() < 1e-6).all().item()
+    slopes = nn.RReLU(0.2, 0.4)(-pydist.ones(1000))
+    assert -0.4 <= slopes.min().item() < slopes.max().item() <= -0.2 and nn.RReLU(0.2, 0.4).eval()(-pydist.ones(1)).item() == pytest.approx(-0.3)
+
+
+WRONG = [
+    (lambda: nn.functional.pad(pydist.zeros(2, 3, 3), (3, 0), "reflect"), RuntimeError, "pad.*at most 2"), (lambda: nn.functional.pad(pydist.zeros(3), (1, 0, 2, 1)), RuntimeError, "constant_pad_nd"), (lambda: nn.functional.pad(pydist.zeros(2, 3), (-4, 0)), RuntimeError, "leaves nothing"),
+    (lambda: nn.functional.pad(pydist.zeros(2, 3), (1, 0), "mirror"), ValueError, "mode.*mirror"), (lambda: nn.functional.interpolate(pydist.zeros(1, 1, 4), mode="bilinear", size=3), NotImplementedError, "bilinear"),
+    (lambda: nn.functional.interpolate(pydist.zeros(1, 1, 4)), ValueError, "size or scale_factor"), (lambda: nn.functional.interpolate(pydist.zeros(1, 1, 4), size=0), RuntimeError, "above 0"), (lambda: nn.functional.pixel_shuffle(pydist.zeros(3, 2, 2), 2), RuntimeError, "pixel_shuffle"),
+    (lambda: nn.MultiheadAttention(8, 3), AssertionError, "divisible"), (lambda: nn.MultiheadAttention(8, 2)(*[pydist.zeros(4, 3, 8)] * 3, attn_mask=pydist.zeros(2, 2)), RuntimeError, "attn_mask"), (lambda: nn.ConvTranspose2d(2, 2, 3)(pydist.zeros(1, 3, 4, 4)), RuntimeError, "conv_transpose2d"),
+    (lambda: nn.ConvTranspose2d(2, 2, 3, output_padding=1)(pydist.zeros(1, 2, 4, 4)), ValueError, "output_padding"), (lambda: nn.Conv3d(2, 2, 5)(pydist.zeros(1, 2, 4, 4, 4)), RuntimeError, "conv3d"), (lambda: nn.functional.unfold(pydist.zeros(1, 1, 2, 2), 3), RuntimeError, "unfold"),
+    (lambda: nn.InstanceNorm2d(3)(pydist.zeros(2, 3)), ValueError, "expected"), (lambda: nn.functional.grid_sample(pydist.zeros(1, 1, 2, 2), pydist.zeros(1, 2, 2, 3), align_corners=False), RuntimeError, "grid_sample"), (lambda: nn.ConstantPad2d((1, 2), 0.0), ValueError, "ConstantPad2d"),
+    (lambda: nn.functional.conv_transpose2d(pydist.zeros(1, 1, 2, 2), pydist.zeros(1, 1, 2, 2), stride=2**40), (ValueError, RuntimeError), "stride|large"), (lambda: nn.TripletMarginLoss(margin=-1), ValueError, "margin"), (lambda: nn.functional.glu(pydist.zeros(3)), RuntimeError, "glu"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WRONG, ids=range(len(WRONG)))
+def test_errors(case):
+    call, kind, text = case
+    with pytest.raises(kind, match=text):
+        call()
