@@ -44,3 +44,16 @@ def test_what_is_not_there_says_so():
         onnx.export
     with pytest.raises(RuntimeError, match="no MPS device"):
         pydist.mps.synchronize()
+
+
+def test_memory_formats_of_new_tensors():
+    x = pydist.rand(2, 3, 4, 5).contiguous(memory_format=pydist.channels_last)
+    for make in (pydist.zeros_like, pydist.ones_like, pydist.empty_like):
+        assert make(x).stride() == make(x, memory_format=pydist.preserve_format).stride() == x.stride()
+        assert make(x, memory_format=pydist.contiguous_format).is_contiguous()
+        assert make(x.contiguous(), memory_format=pydist.channels_last).stride() == x.stride()
+    assert pydist.rand_like(x, memory_format=pydist.preserve_format).shape == x.shape
+    with pytest.raises(RuntimeError, match="needs 4 dimensions, got 1"):
+        pydist.zeros_like(pydist.ones(2), memory_format=pydist.channels_last)
+    with pytest.raises(TypeError, match="memory_format is int"):
+        pydist.zeros_like(x, memory_format=3)

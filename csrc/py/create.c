@@ -136,13 +136,13 @@ pd_tensor *pd_py_from_data(PyObject *data, int64_t dtype, bool copy) {
 
 /* ---- keyword arguments that all have ---------------------------------------------------------------------------------------- */
 
-typedef struct { PyObject *dtype, *device, *requires_grad, *generator, *pin, *layout, *out, *size; } options;
+typedef struct { PyObject *dtype, *device, *requires_grad, *generator, *pin, *layout, *out, *size, *format; } options;
 typedef struct { int64_t dtype; bool requires_grad; pd_rng_key key; } chosen;
 
 /* Takes the common keywords out; leaves an unknown one as an error. */
 static bool read_options(const char *op, PyObject *kwargs, options *o, chosen *c, int64_t dtype) {
-    static const char *const names[] = {"dtype", "device", "requires_grad", "generator", "pin_memory", "layout", "out", "size"};
-    PyObject **to[] = {&o->dtype, &o->device, &o->requires_grad, &o->generator, &o->pin, &o->layout, &o->out, &o->size}, *key, *value;
+    static const char *const names[] = {"dtype", "device", "requires_grad", "generator", "pin_memory", "layout", "out", "size", "memory_format"};
+    PyObject **to[] = {&o->dtype, &o->device, &o->requires_grad, &o->generator, &o->pin, &o->layout, &o->out, &o->size, &o->format}, *key, *value;
     *o = (options){0};
     for (Py_ssize_t at = 0; kwargs && PyDict_Next(kwargs, &at, &key, &value);) {
         size_t i = 0;
@@ -157,6 +157,8 @@ static bool read_options(const char *op, PyObject *kwargs, options *o, chosen *c
         PyErr_Format(PyExc_NotImplementedError, "%s: out= is not supported", op);
         return false;
     }
+    if (o->format == Py_None) o->format = NULL;
+    if (o->format && !pd_py_format(o->format, op)) return false;
     c->dtype = dtype;
     c->requires_grad = false;
     if (o->dtype && o->dtype != Py_None && !pd_py_dtype(o->dtype, op, "dtype", &c->dtype)) return false;
@@ -317,7 +319,15 @@ static PyObject *like(const char *op, PyObject *args, PyObject *kwargs, const do
     if (!x) return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_TypeError, "%s: argument 'input' is missing", op);
     if (!read_options(op, kwargs, &o, &c, x->dtype)) return NULL;
     PD_PY_TRY(pd_tensor_new(op, (pd_dtype)c.dtype, x->ndim, x->size, &t));
-    if (pd_shape_is_dense(x->ndim, x->size, x->stride)) memcpy(t->stride, x->stride, sizeof(int64_t) * (size_t)x->ndim);
+    bool keep = !o.format || o.format == pd_py.preserve_format;
+    if (o.format == pd_py.channels_last) {
+        if (x->ndim != 4) {
+            pd_tensor_release(t);
+            return PyErr_Format(PyExc_RuntimeError, "%s: channels_last needs 4 dimensions, got %d", op, x->ndim);
+        }
+        pd_shape_channels_last(x->size, t->stride);
+    }
+    if (keep && pd_shape_is_dense(x->ndim, x->size, x->stride)) memcpy(t->stride, x->stride, sizeof(int64_t) * (size_t)x->ndim);
     if (value) fill(t, &(pd_scalar){.d = *value, .i = (int64_t)*value, .cat = PD_CAT_INT});
     return finish(t, &c);
 }
