@@ -34,8 +34,8 @@ __version__ = "0.1.0"
 newaxis = None
 
 _SUBMODULES = frozenset(
-    "accelerator amp autograd backends compat compiler cpu cuda distributed jit mps multiprocessing nn onnx optim safetensors "
-    "serialization utils version vision".split()
+    "accelerator amp autograd backends compat compiler cpu cuda distributed distributions jit linalg mps multiprocessing nn onnx "
+    "optim safetensors serialization sparse special utils version vision".split()
 )
 _FROM = {  # name -> the submodule that it comes from, opened at first use
     "compile": "compiler",
@@ -63,6 +63,8 @@ _FROM = {  # name -> the submodule that it comes from, opened at first use
     ),
     **dict.fromkeys("finfo iinfo can_cast".split(), "_dtypes"),
     "set_printoptions": "_tensor",
+    "sparse_coo_tensor": "sparse",
+    "spmm": "sparse",
     **dict.fromkeys(_functions.LATER, "_functions"),
     **dict.fromkeys(
         (
@@ -82,6 +84,8 @@ def __getattr__(name):
 
     if name in _SUBMODULES:
         return import_module(f"pydist.{name}")
+    if name.startswith("_foreach_"):
+        return getattr(import_module("pydist._foreach"), name)
     if name in _FROM:
         return getattr(import_module(f"pydist.{_FROM[name]}"), name)
     raise AttributeError(f"module 'pydist' has no attribute '{name}'")

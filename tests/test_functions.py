@@ -382,3 +382,18 @@ def test_errors(case):
     call, kind, text = case
     with pytest.raises(kind, match=text):
         call(pydist.ones(2, 3))
+
+
+def test_lists_of_tensors():
+    for lib in (pydist, torch):
+        xs, ys = [lib.tensor([1.0, 4.0]), lib.tensor([9.0])], [lib.tensor([1.0, 2.0]), lib.tensor([3.0])]
+        assert [t.tolist() for t in lib._foreach_add(xs, ys, alpha=2)] == [[3, 8], [15]] and [t.tolist() for t in lib._foreach_div(xs, [2.0, 3.0])] == [[0.5, 2], [3]]
+        assert [t.tolist() for t in lib._foreach_sqrt(xs)] == [[1, 2], [3]] and [t.tolist() for t in lib._foreach_maximum(xs, 4.0)] == [[4, 4], [9]] and lib._foreach_norm(ys)[1].item() == 3
+        lib._foreach_mul_(xs, 2.0), lib._foreach_addcmul_(xs, ys, ys, value=0.5), lib._foreach_lerp_(xs, ys, 0.5), lib._foreach_sub_(xs, 1.0)
+        assert [t.tolist() for t in xs] == [[0.75, 5.0], [11.75]]
+        lib._foreach_zero_(xs), lib._foreach_copy_(xs, ys)
+        assert [t.tolist() for t in xs] == [[1, 2], [3]]
+    with pytest.raises(AttributeError, match="_foreach_nothing"):
+        pydist._foreach_nothing
+    with pytest.raises(RuntimeError, match="3 operands"):
+        pydist._foreach_add(xs, [1, 2, 3])

@@ -26,6 +26,16 @@ _LATER = {  # file: functions that are methods too, functions, methods
             "logit_ lt_ ne_ nextafter_ not_equal_ rad2deg_ sgn_ sinc_ xlogy_"
         ),
     ),
+    "decompositions": (
+        "cholesky cholesky_inverse cholesky_solve det inverse logdet matrix_exp pinverse qr slogdet svd",
+        "",
+        "",
+    ),
+    "special": (
+        "digamma erfc erfinv i0 lgamma mvlgamma",
+        "polygamma",
+        "digamma_ erfc_ erfinv_ i0_ lgamma_ polygamma",
+    ),
     "matrices": (
         "addbmm cross kron matrix_power vdot",
         "cdist chain_matmul vander",

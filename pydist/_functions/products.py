@@ -3,8 +3,16 @@
 import math
 
 from pydist import _C
-from pydist._functions._register import as_tuple, axis_of, both, function, in_place, varargs
+from pydist._C import Tensor
+from pydist._functions._register import as_tuple, axis_of, both, function, in_place, method, varargs
 from pydist._functions.shape import diagonal
+
+
+class LinAlgError(RuntimeError):
+    """A matrix that has no inverse, or not the factors that were asked for."""
+
+
+_C._LinAlgError = LinAlgError  # where PyTorch has it
 
 
 def _want(name, tensor, ndim):
@@ -14,9 +22,27 @@ def _want(name, tensor, ndim):
 
 @both
 def mm(input, mat2):
-    """The product of two matrices."""
+    """The product of two matrices, of which the first or the second may be sparse."""
+    if not (isinstance(input, Tensor) and isinstance(mat2, Tensor)):
+        return input @ mat2
     _want("mm", input, 2), _want("mm", mat2, 2)
     return _C.matmul(input, mat2)
+
+
+@method
+def to_sparse(self, sparse_dim=None):
+    """The elements that are not 0, with their places: a sparse.SparseTensor."""
+    from pydist import sparse
+
+    return sparse.to_sparse(self, sparse_dim)
+
+
+@method
+def sparse_mask(self, mask):
+    """The elements where the sparse.SparseTensor mask has places, as one of these."""
+    from pydist import sparse
+
+    return sparse.sparse_mask(self, mask)
 
 
 @both

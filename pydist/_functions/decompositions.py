@@ -1,0 +1,62 @@
+"""The older names of pydist.linalg's functions, as functions and methods."""
+
+from collections import namedtuple
+
+from pydist import _C, linalg
+from pydist._functions._register import both
+
+
+def _of_linalg(name, theirs):
+    function = getattr(linalg, theirs)
+
+    def call(input, *args, **kwargs):
+        return function(input, *args, **kwargs)
+
+    call.__name__ = call.__qualname__ = name
+    call.__doc__ = f"linalg.{theirs}: {function.__doc__}"
+    return both(call)
+
+
+for _name, _theirs in (("inverse", "inv"), ("det", "det"), ("slogdet", "slogdet"), ("pinverse", "pinv"), ("matrix_exp", "matrix_exp")):
+    _of_linalg(_name, _theirs)
+
+
+@both
+def logdet(input):
+    """The logarithm of the determinants of square matrices; NaN where they are negative."""
+    sign, size = linalg.slogdet(input)
+    return size.masked_fill(sign < 0, float("nan"))
+
+
+@both
+def cholesky(input, upper=False):
+    """linalg.cholesky."""
+    return linalg.cholesky(input, upper=upper)
+
+
+@both
+def cholesky_solve(input, L, upper=False):
+    """X with L L^T X = input (upper: L^T L X = input)."""
+    first = linalg.solve_triangular(L.mT if upper else L, input, upper=False)
+    return linalg.solve_triangular(L if upper else L.mT, first, upper=True)
+
+
+@both
+def cholesky_inverse(L, upper=False):
+    """The inverse of L L^T (upper: L^T L)."""
+    return linalg.inv(L.mT @ L if upper else L @ L.mT)
+
+
+@both
+def qr(input, some=True):
+    """linalg.qr; some=False: mode "complete"."""
+    return linalg.qr(input, "reduced" if some else "complete")
+
+
+@both
+def svd(input, some=True, compute_uv=True):
+    """(U, S, V): input = U diag(S) V^T; some=False: U and V square."""
+    u, s, vh = linalg.svd(input, full_matrices=not some)
+    if not compute_uv:
+        u, vh = _C.zeros(u.shape, dtype=u.dtype), _C.zeros(vh.shape, dtype=vh.dtype)
+    return namedtuple("svd", "U S V")(u, s, vh.mT)

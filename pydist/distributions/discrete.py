@@ -1,0 +1,176 @@
+"""Distributions of counts."""
+
+import math
+
+from pydist import _C
+from pydist._functions.random import host_generator, poisson
+from pydist.distributions.distribution import Distribution, broadcast_all, clamp_probs
+from pydist.nn.functional import binary_cross_entropy_with_logits
+
+
+class _Odds(Distribution):
+    """By probs, or logits with probs = sigmoid(logits)."""
+
+    arg_constraints = {"probs": "probability", "logits": "real"}
+
+    def _by(self, probs, logits, *more):
+        if (probs is None) == (logits is None):
+            raise ValueError("Either `probs` or `logits` must be specified, but not both.")
+        if logits is None:
+            self.probs, *more = broadcast_all(probs, *more)
+        else:
+            self.logits, *more = broadcast_all(logits, *more)
+        return more
+
+    def __getattr__(self, name):
+        if name == "logits" and "probs" in self.__dict__:
+            p = clamp_probs(self.probs)
+            self.logits = p.log() - (-p).log1p()
+        elif name == "probs" and "logits" in self.__dict__:
+            self.probs = self.logits.sigmoid()
+        else:
+            raise AttributeError(f"'{type(self).__name__}' has no attribute '{name}'")
+        return self.__dict__[name]
+
+    @property
+    def param_shape(self):
+        return self.__dict__.get("probs", self.__dict__.get("logits")).shape
+
+
+class Bernoulli(_Odds):
+    """1 with probability probs, else 0."""
+
+    _value = "boolean"
+
+    def __init__(self, probs=None, logits=None, validate_args=None):
+        self._by(probs, logits)
+        super().__init__(self.param_shape, validate_args=validate_args)
+
+    @property
+    def mean(self):
+        return self.probs
+
+    @property
+    def variance(self):
+        return self.probs * (1 - self.probs)
+
+    @property
+    def mode(self):
+        return (self.probs >= 0.5).to(self.probs.dtype).masked_fill(self.probs == 0.5, math.nan)
+
+    def sample(self, sample_shape=()):
+        probs = self.probs.detach()
+        return (_C.rand(self._shape(sample_shape), dtype=probs.dtype) < probs).to(probs.dtype)
+
+    def log_prob(self, value):
+        value = self._check(value).to(self.logits.dtype)
+        logits, value = broadcast_all(self.logits, value)
+        return -binary_cross_entropy_with_logits(logits, value, reduction="none")
+
+    def entropy(self):
+        return binary_cross_entropy_with_logits(self.logits, self.probs, reduction="none")
+
+    def enumerate_support(self, expand=True):
+        """0 and 1, in front of the batch."""
+        values = _C.arange(2, dtype=self.probs.dtype).reshape([-1] + [1] * len(self._batch_shape))
+        return values.expand((-1, *self._batch_shape)) if expand else values
+
+
+class Geometric(_Odds):
+    """How many failures stand before the first success: (1 - probs)^k probs."""
+
+    _value = "count"
+
+    def __init__(self, probs=None, logits=None, validate_args=None):
+        self._by(probs, logits)
+        super().__init__(self.param_shape, validate_args=validate_args)
+
+    @property
+    def mean(self):
+        return 1 / self.probs - 1
+
+    @property
+    def mode(self):
+        return self.probs * 0
+
+    @property
+    def variance(self):
+        return (1 / self.probs - 1) / self.probs
+
+    def sample(self, sample_shape=()):
+        probs = self.probs.detach()
+        u = 1 - _C.rand(self._shape(sample_shape), dtype=probs.dtype)
+        return (u.log() / (-probs).log1p()).floor()
+
+    def log_prob(self, value):
+        self._check(value)
+        return value * (-self.probs).log1p().masked_fill((self.probs == 1) & (value == 0), 0.0) + self.probs.log()
+
+    def entropy(self):
+        return binary_cross_entropy_with_logits(self.logits, self.probs, reduction="none") / self.probs
+
+
+class Binomial(_Odds):
+    """How many of total_count trials succeed."""
+
+    _value = "count"
+
+    def __init__(self, total_count=1, probs=None, logits=None, validate_args=None):
+        (self.total_count,) = self._by(probs, logits, total_count)
+        super().__init__(self.param_shape, validate_args=validate_args)
+
+    @property
+    def mean(self):
+        return self.total_count * self.probs
+
+    @property
+    def variance(self):
+        return self.total_count * self.probs * (1 - self.probs)
+
+    def sample(self, sample_shape=()):
+        shape, probs = self._shape(sample_shape), self.probs.detach()
+        drawn = host_generator().binomial(self.total_count.long().numpy(), probs.double().numpy(), shape)
+        return _C.tensor(drawn, dtype=probs.dtype)
+
+    def log_prob(self, value):
+        self._check(value)
+        n = self.total_count
+        ways = (n + 1).lgamma() - (value + 1).lgamma() - (n - value + 1).lgamma()
+        return ways + value * self.logits - n * self.logits.logaddexp(0.0)
+
+    def entropy(self):
+        most = int(self.total_count.amax().item()) if self.total_count.numel() else 0
+        if (self.total_count != most).any().item():
+            raise NotImplementedError("Inhomogeneous total count not supported by `entropy`.")
+        counts = _C.arange(most + 1, dtype=self.logits.dtype).reshape([-1] + [1] * len(self._batch_shape))
+        each = self.log_prob(counts.expand((most + 1, *self._batch_shape)))
+        return -(each.exp() * each).sum(0)
+
+
+class Poisson(Distribution):
+    """rate^k exp(-rate) / k!."""
+
+    arg_constraints = {"rate": "nonnegative"}
+    _value = "count"
+
+    def __init__(self, rate, validate_args=None):
+        (self.rate,) = broadcast_all(rate)
+        super().__init__(self.rate.shape, validate_args=validate_args)
+
+    @property
+    def mean(self):
+        return self.rate
+
+    @property
+    def mode(self):
+        return self.rate.floor()
+
+    @property
+    def variance(self):
+        return self.rate
+
+    def sample(self, sample_shape=()):
+        return poisson(self.rate.detach().expand(self._shape(sample_shape)))
+
+    def log_prob(self, value):
+        return self._check(value).xlogy(self.rate) - self.rate - (value + 1).lgamma()

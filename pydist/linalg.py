@@ -1,0 +1,541 @@
+"""Linear algebra with PyTorch's names (torch.linalg): values by NumPy's LAPACK, gradients by formulas over the same functions, so
+that they can be differentiated again. Matrices are the last two dimensions; float32 and float64.
+
+>>> import pydist
+>>> a = pydist.tensor([[2.0, 0.0], [0.0, 4.0]], requires_grad=True)
+>>> pydist.linalg.inv(a).sum().backward()
+>>> a.grad.tolist()
+[[-0.25, -0.125], [-0.125, -0.0625]]
+"""
+
+import math
+from collections import namedtuple
+
+from pydist import _C
+from pydist._functions._register import as_tuple, axis_of
+from pydist._functions.matrices import cross as _cross
+from pydist._functions.matrices import matrix_power, vander
+from pydist._functions.products import LinAlgError, mm
+from pydist._functions.reduce import norm as _plain_norm
+from pydist._functions.shape import broadcast_shape, diagonal as _diagonal
+from pydist.autograd import Function
+
+__all__ = (
+    "LinAlgError cholesky cholesky_ex cond cross det diagonal eig eigh eigvals eigvalsh inv inv_ex lstsq matmul matrix_exp "
+    "matrix_norm matrix_power matrix_rank multi_dot norm pinv qr slogdet solve solve_triangular svd svdvals vander vecdot "
+    "vector_norm"
+).split()
+
+
+def _host(name, function, *tensors):
+    """The results of a function of NumPy, as tensors of the first one's dtype."""
+    import numpy as np
+
+    try:
+        results = function(np.linalg, *(t.detach().numpy() for t in tensors))
+    except np.linalg.LinAlgError as error:
+        raise LinAlgError(f"linalg.{name}: {error}") from None
+    results = results if isinstance(results, tuple) else (results,)
+    return tuple(_C.tensor(np.ascontiguousarray(r)).to(tensors[0].dtype) for r in results)
+
+
+def _check(name, *tensors, square=False, ndim=2):
+    for t in tensors:
+        if t.dtype not in (_C.float32, _C.float64):
+            raise RuntimeError(f"linalg.{name}: {t.dtype} (expected float32 or float64)")
+        if t.dtype is not tensors[0].dtype:
+            raise RuntimeError(f"linalg.{name}: {tensors[0].dtype} and {t.dtype} (expected the same)")
+    a = tensors[0]
+    if a.dim() < ndim or square and a.shape[-1] != a.shape[-2]:
+        want = "square matrices" if square else f"at least {ndim} dimensions"
+        raise RuntimeError(f"linalg.{name}: shape {tuple(a.shape)} (expected {want})")
+
+
+def _t(a):
+    return a.transpose(-2, -1)
+
+
+def _diag(v):
+    return v.diag_embed()
+
+
+def _eye(like, n):
+    return _C.zeros(n, n, dtype=like.dtype).fill_diagonal_(1)
+
+
+# Inverses and systems.
+
+
+class _Inverse(Function):
+    @staticmethod
+    def forward(ctx, a):
+        ctx.save_for_backward(a)
+        return _host("inv", lambda np, a: np.inv(a), a)[0]
+
+    @staticmethod
+    def backward(ctx, g):
+        b = _t(_Inverse.apply(ctx.saved_tensors[0]))
+        return -(b @ g @ b)
+
+
+def inv(A):
+    """The inverses of square matrices; LinAlgError where there is none."""
+    _check("inv", A, square=True)
+    return _Inverse.apply(A)
+
+
+class _Solve(Function):
+    @staticmethod
+    def forward(ctx, a, b):
+        ctx.save_for_backward(a, b)
+        return _host("solve", lambda np, a, b: np.solve(a, b), a, b)[0]
+
+    @staticmethod
+    def backward(ctx, g):
+        a, b = ctx.saved_tensors
+        gb = _Solve.apply(_t(a), g)
+        return -(gb @ _t(_Solve.apply(a, b))), gb
+
+
+def _batched(name, a, b):
+    """Both with their common leading dimensions."""
+    lead = broadcast_shape(f"linalg.{name}", [a.shape[:-2], b.shape[:-2]])
+    return a.expand((*lead, *a.shape[-2:])), b.expand((*lead, *b.shape[-2:]))
+
+
+def solve(A, B, *, left=True):
+    """X with A X = B (left=False: X A = B), for vectors or matrices B; LinAlgError where A is singular."""
+    _check("solve", A, B, square=True)
+    vector = B.dim() == 1 or A.dim() - 1 == B.dim() and tuple(B.shape) == tuple(A.shape[:-1])
+    if vector:
+        return solve(A, B.unsqueeze(-1), left=left).squeeze(-1)
+    if not left:
+        return _t(solve(_t(A), _t(B)))
+    if A.shape[-1] != B.shape[-2]:
+        raise RuntimeError(f"linalg.solve: shapes {tuple(A.shape)}, {tuple(B.shape)} (expected as many rows)")
+    return _Solve.apply(*_batched("solve", A, B))
+
+
+class _Triangular(Function):
+    @staticmethod
+    def forward(ctx, a, b, upper):
+        ctx.save_for_backward(a, b)
+        ctx.upper = upper
+        return _host("solve_triangular", lambda np, a, b: np.solve(a, b), a, b)[0]
+
+    @staticmethod
+    def backward(ctx, g):
+        a, b = ctx.saved_tensors
+        gb = _Triangular.apply(_t(a), g, not ctx.upper)
+        ga = -(gb @ _t(_Triangular.apply(a, b, ctx.upper)))
+        return (ga.triu() if ctx.upper else ga.tril()), gb, None
+
+
+def solve_triangular(A, B, *, upper, left=True, unitriangular=False):
+    """solve for triangular matrices A: of the other triangle nothing is read (unitriangular: nor of the diagonal, which is 1)."""
+    _check("solve_triangular", A, B, square=True)
+    if not left:
+        return _t(solve_triangular(_t(A), _t(B), upper=not upper, unitriangular=unitriangular))
+    half = A.triu(int(unitriangular)) if upper else A.tril(-int(unitriangular))
+    half = half + _eye(A, A.shape[-1]) if unitriangular else half
+    return _Triangular.apply(*_batched("solve_triangular", half, B), upper)
+
+
+def inv_ex(A, *, check_errors=False):
+    """(inverse, info): info is 0, as a singular matrix raises."""
+    return namedtuple("inv_ex", "inverse info")(inv(A), _C.zeros(tuple(A.shape[:-2]), dtype=_C.int32))
+
+
+# Factors.
+
+
+class _Cholesky(Function):
+    @staticmethod
+    def forward(ctx, a):
+        ctx.save_for_backward(a)
+        return _host("cholesky", lambda np, a: np.cholesky(a), a)[0]
+
+    @staticmethod
+    def backward(ctx, g):
+        l = _Cholesky.apply(ctx.saved_tensors[0])
+        p = (_t(l) @ g).tril()
+        p = p - 0.5 * _diag(_diagonal(p, 0, -2, -1))
+        s = _Solve.apply(_t(l), _t(_Solve.apply(_t(l), _t(p))))
+        return 0.5 * (s + _t(s))
+
+
+def cholesky(A, *, upper=False):
+    """L, lower triangular, with A = L L^T for symmetric positive definite A (upper: L^T); LinAlgError for others."""
+    _check("cholesky", A, square=True)
+    l = _Cholesky.apply(A)
+    return _t(l) if upper else l
+
+
+def cholesky_ex(A, *, upper=False, check_errors=False):
+    """(L, info): info is 0, or 1 where A is not positive definite, and L then NaN."""
+    made = namedtuple("cholesky_ex", "L info")
+    lead = tuple(A.shape[:-2])
+    try:
+        return made(cholesky(A, upper=upper), _C.zeros(lead, dtype=_C.int32))
+    except LinAlgError:
+        if check_errors:
+            raise
+        return made(A * math.nan, _C.ones(lead, dtype=_C.int32))
+
+
+class _QR(Function):
+    @staticmethod
+    def forward(ctx, a):
+        q, r = _host("qr", lambda np, a: tuple(np.qr(a)), a)
+        ctx.save_for_backward(a)
+        return q, r
+
+    @staticmethod
+    def backward(ctx, gq, gr):
+        q, r = _QR.apply(ctx.saved_tensors[0])
+        if r.shape[-2] != r.shape[-1]:
+            raise RuntimeError("linalg.qr: no gradient for matrices with more columns than rows")
+        m = (0 if gr is None else r @ _t(gr)) - (0 if gq is None else _t(gq) @ q)
+        lower = m.tril(-1)
+        m = lower + _t(lower) + _diag(_diagonal(m, 0, -2, -1))
+        inner = q @ m if gq is None else gq + q @ m
+        return _t(_Solve.apply(r, _t(inner)))
+
+
+def qr(A, mode="reduced"):
+    """(Q, R): A = Q R, Q with orthonormal columns, R upper triangular; mode "complete": Q square; "r": R only."""
+    _check("qr", A)
+    made = namedtuple("qr", "Q R")
+    if mode == "reduced":
+        return made(*_QR.apply(A))
+    if mode == "r":
+        return made(_C.empty(0, dtype=A.dtype), _QR.apply(A)[1])
+    if mode != "complete":
+        raise RuntimeError(f"linalg.qr: mode is {mode!r} (expected reduced, complete or r)")
+    if A.requires_grad:
+        raise RuntimeError("linalg.qr: no gradient in mode 'complete'")
+    return made(*_host("qr", lambda np, a: tuple(np.qr(a, mode="complete")), A))
+
+
+class _Symmetric(Function):
+    @staticmethod
+    def forward(ctx, a):
+        ctx.save_for_backward(a)
+        return _host("eigh", lambda np, a: tuple(np.eigh(a)), a)
+
+    @staticmethod
+    def backward(ctx, gl, gv):
+        values, v = _Symmetric.apply(ctx.saved_tensors[0])
+        inner = _C.zeros(v.shape, dtype=v.dtype) if gl is None else _diag(gl)
+        if gv is not None:
+            gaps = values.unsqueeze(-2) - values.unsqueeze(-1)
+            same = _eye(v, v.shape[-1]).bool()
+            inner = inner + ((_t(v) @ gv) / gaps.masked_fill(same, 1.0)).masked_fill(same, 0.0)
+        return v @ inner @ _t(v)
+
+
+def eigh(A, UPLO="L"):
+    """(eigenvalues ascending, eigenvectors as columns) of symmetric matrices, of which one triangle is read."""
+    _check("eigh", A, square=True)
+    if UPLO not in ("L", "U", "l", "u"):
+        raise RuntimeError(f"linalg.eigh: UPLO is {UPLO!r} (expected 'L' or 'U')")
+    half = A.detach().tril(-1) if UPLO in "Ll" else A.detach().triu(1)
+    even = 0.5 * (A + _t(A))  # the gradient is that of a symmetric matrix, as in PyTorch
+    whole = even + (half + _t(half) + _diag(_diagonal(A.detach(), 0, -2, -1)) - even.detach())
+    return namedtuple("eigh", "eigenvalues eigenvectors")(*_Symmetric.apply(whole))
+
+
+def eigvalsh(A, UPLO="L"):
+    """The eigenvalues, ascending, of symmetric matrices."""
+    return eigh(A, UPLO).eigenvalues
+
+
+def eig(A):
+    """(eigenvalues, eigenvectors) of square matrices where all are real; NotImplementedError else: there are no complex
+    dtypes. No gradient."""
+    import numpy as np
+
+    _check("eig", A, square=True)
+    if A.requires_grad:
+        raise NotImplementedError("linalg.eig: no gradient (expected symmetric matrices, and eigh)")
+    values, vectors = np.linalg.eig(A.numpy())
+    if np.iscomplexobj(values) and np.abs(values.imag).max(initial=0) > 0:
+        raise NotImplementedError("linalg.eig: the eigenvalues are complex, and there are no complex dtypes")
+    made = (_C.tensor(np.ascontiguousarray(t.real)).to(A.dtype) for t in (values, vectors))
+    return namedtuple("eig", "eigenvalues eigenvectors")(*made)
+
+
+def eigvals(A):
+    """The eigenvalues of eig."""
+    return eig(A).eigenvalues
+
+
+class _SVD(Function):
+    @staticmethod
+    def forward(ctx, a):
+        ctx.save_for_backward(a)
+        return _host("svd", lambda np, a: tuple(np.svd(a, full_matrices=False)), a)
+
+    @staticmethod
+    def backward(ctx, gu, gs, gvh):
+        u, s, vh = _SVD.apply(ctx.saved_tensors[0])
+        v, k = _t(vh), s.shape[-1]
+        inner = _C.zeros((*s.shape, k), dtype=s.dtype) if gs is None else _diag(gs)
+        same = _eye(s, k).bool()
+        squares = s * s
+        gaps = (squares.unsqueeze(-2) - squares.unsqueeze(-1)).masked_fill(same, math.inf)
+        out = 0
+        if gu is not None:
+            m = (_t(u) @ gu) / gaps
+            inner = inner + (m + _t(m)) * s.unsqueeze(-2)
+            if u.shape[-2] > k:
+                out = out + ((gu - u @ (_t(u) @ gu)) / s.unsqueeze(-2)) @ vh
+        if gvh is not None:
+            gv = _t(gvh)
+            m = (vh @ gv) / gaps
+            inner = inner + s.unsqueeze(-1) * (m + _t(m))
+            if v.shape[-2] > k:
+                out = out + (u / s.unsqueeze(-2)) @ _t(gv - v @ (vh @ gv))
+        return u @ inner @ vh + out
+
+
+def svd(A, full_matrices=True, *, driver=None):
+    """(U, S, Vh): A = U diag(S) Vh, S descending. full_matrices: U and Vh square (no gradient through what that adds)."""
+    _check("svd", A)
+    made = namedtuple("svd", "U S Vh")
+    u, s, vh = _SVD.apply(A)
+    if not full_matrices or A.shape[-1] == A.shape[-2]:
+        return made(u, s, vh)
+    whole_u, _, whole_vh = _host("svd", lambda np, a: tuple(np.svd(a)), A)
+    k = s.shape[-1]
+    return made(_C.cat([u, whole_u[..., k:]], -1), s, _C.cat([vh, whole_vh[..., k:, :]], -2))
+
+
+def svdvals(A, *, driver=None):
+    """The singular values, descending."""
+    return svd(A, full_matrices=False).S
+
+
+# Numbers of a matrix.
+
+
+def _cofactors(a):
+    """The transposed adjugate, also of singular matrices; by the singular value decomposition, as constants."""
+
+    import numpy
+
+    def by_parts(np, a):
+        u, s, vh = np.svd(a)
+        k = s.shape[-1]
+        rest = [s[..., [j for j in range(k) if j != i]].prod(-1) for i in range(k)]
+        rest = numpy.stack(rest, -1)
+        return np.det(u)[..., None, None] * np.det(vh)[..., None, None] * ((u * rest[..., None, :]) @ vh)
+
+    return _host("det", by_parts, a)[0]
+
+
+class _Det(Function):
+    @staticmethod
+    def forward(ctx, a):
+        ctx.save_for_backward(a)
+        return _host("det", lambda np, a: np.det(a), a)[0].reshape(a.shape[:-2])
+
+    @staticmethod
+    def backward(ctx, g):
+        (a,) = ctx.saved_tensors
+        g = g.unsqueeze(-1).unsqueeze(-1)
+        det = _Det.apply(a)
+        if (det == 0).any().item():
+            return g * _cofactors(a)
+        return g * det.unsqueeze(-1).unsqueeze(-1) * _t(_Inverse.apply(a))
+
+
+def det(A):
+    """The determinants of square matrices."""
+    _check("det", A, square=True)
+    return _Det.apply(A)
+
+
+class _LogDet(Function):
+    @staticmethod
+    def forward(ctx, a):
+        ctx.save_for_backward(a)
+        sign, size = (t.reshape(a.shape[:-2]) for t in _host("slogdet", lambda np, a: tuple(np.slogdet(a)), a))
+        ctx.mark_non_differentiable(sign)
+        return sign, size
+
+    @staticmethod
+    def backward(ctx, _, g):
+        return g.unsqueeze(-1).unsqueeze(-1) * _t(_Inverse.apply(ctx.saved_tensors[0]))
+
+
+def slogdet(A):
+    """(sign, log of the absolute value) of the determinants of square matrices."""
+    _check("slogdet", A, square=True)
+    return namedtuple("slogdet", "sign logabsdet")(*_LogDet.apply(A))
+
+
+def matrix_rank(A, *, atol=None, rtol=None, hermitian=False, tol=None):
+    """How many singular values are above max(atol, rtol * the largest)."""
+    s = svdvals(A.detach())
+    eps = 2.0**-52 if A.dtype is _C.float64 else 2.0**-23
+    atol = tol if tol is not None else 0.0 if atol is None else atol
+    rtol = (eps * max(A.shape[-2:]) if not atol else 0.0) if rtol is None else rtol
+    least = _C.maximum(s.amax(-1, keepdim=True) * rtol, atol)
+    return (s > least).sum(-1)
+
+
+def cond(A, p=None):
+    """norm(A, p) * norm(inv(A), p); p None: the quotient of the largest and smallest singular value."""
+    if p in (None, 2, -2):
+        s = svdvals(A)
+        return s[..., 0] / s[..., -1] if p != -2 else s[..., -1] / s[..., 0]
+    return matrix_norm(A, p) * matrix_norm(inv(A), p)
+
+
+# Norms.
+
+
+def vector_norm(x, ord=2, dim=None, keepdim=False, *, dtype=None, out=None):
+    """(the sum of |x| ** ord) ** (1 / ord) over dim, or all; ord inf, -inf: the largest, smallest |x|; 0: how many are not 0."""
+    if not isinstance(ord, (int, float)):
+        raise RuntimeError(f"linalg.vector_norm: ord is {ord!r} (expected a number)")
+    return _plain_norm(x, float(ord), dim, keepdim, dtype)
+
+
+def matrix_norm(A, ord="fro", dim=(-2, -1), keepdim=False, *, dtype=None):
+    """Of matrices: "fro": the root of the sum of squares, "nuc": the sum of singular values, 2, -2: the largest, smallest one; 1, -1
+    (inf, -inf): the largest, smallest sum of a column (row)."""
+    A = A if dtype is None else A.to(dtype)
+    rows, columns = (axis_of("linalg.matrix_norm", d, A.dim()) for d in dim)
+    if rows == columns or A.dim() < 2:
+        raise RuntimeError(f"linalg.matrix_norm: dimensions {tuple(dim)} of shape {tuple(A.shape)} (expected two)")
+    if ord == "fro":
+        return _plain_norm(A, 2, (rows, columns), keepdim)
+    if ord in ("nuc", 2, -2):
+        s = svdvals(A.movedim((rows, columns), (-2, -1)))
+        value = s.sum(-1) if ord == "nuc" else s[..., 0] if ord == 2 else s[..., -1]
+    elif ord in (1, -1, math.inf, -math.inf):
+        along, rest = (rows, columns) if abs(ord) == 1 else (columns, rows)
+        sums = A.abs().sum(along, keepdim=True)
+        value = (sums.amax(rest, keepdim=True) if ord > 0 else sums.amin(rest, keepdim=True))
+        return value if keepdim else value.squeeze(max(rows, columns)).squeeze(min(rows, columns))
+    else:
+        raise RuntimeError(f"linalg.matrix_norm: ord is {ord!r}")
+    if keepdim:
+        for d in sorted((rows, columns)):
+            value = value.unsqueeze(d)
+    return value
+
+
+def norm(A, ord=None, dim=None, keepdim=False, *, out=None, dtype=None):
+    """vector_norm of all or of one dimension, matrix_norm of two; ord None: the root of the sum of squares.
+
+    >>> import pydist
+    >>> pydist.linalg.norm(pydist.tensor([3.0, 4.0])).item()
+    5.0
+    """
+    if ord is None:
+        value = vector_norm(A, 2, dim, keepdim, dtype=dtype)
+    elif dim is None and A.dim() > 2:
+        raise RuntimeError(f"linalg.norm: ord {ord!r} for shape {tuple(A.shape)} (expected dim, or at most 2 dimensions)")
+    elif isinstance(ord, str) or len(as_tuple(dim) if dim is not None else A.shape) == 2:
+        value = matrix_norm(A, ord, (-2, -1) if dim is None else as_tuple(dim), keepdim, dtype=dtype)
+    else:
+        value = vector_norm(A, ord, dim, keepdim, dtype=dtype)
+    return value if out is None else out.copy_(value)
+
+
+# Products.
+
+
+def vecdot(x, y, *, dim=-1, out=None):
+    """The sums of products along dim."""
+    value = (x * y).sum(dim)
+    return value if out is None else out.copy_(value)
+
+
+def cross(input, other, *, dim=-1):
+    """The cross product of vectors of three elements along dim."""
+    return _cross(input, other, dim)
+
+
+def matmul(input, other):
+    """input @ other."""
+    return _C.matmul(input, other)
+
+
+def multi_dot(tensors):
+    """The product of all matrices (the first and last may be vectors), in an order that takes few multiplications."""
+    tensors = list(tensors)
+    if len(tensors) < 2:
+        raise RuntimeError(f"linalg.multi_dot: {len(tensors)} tensors (expected at least 2)")
+    first, last = tensors[0].dim() == 1, tensors[-1].dim() == 1
+    tensors[0] = tensors[0].unsqueeze(0) if first else tensors[0]
+    tensors[-1] = tensors[-1].unsqueeze(1) if last else tensors[-1]
+    sizes = [t.shape[0] for t in tensors] + [tensors[-1].shape[1]]
+    best = {(i, i): (0, i) for i in range(len(tensors))}
+    for width in range(1, len(tensors)):
+        for i in range(len(tensors) - width):
+            j = i + width
+            costs = ((best[i, k][0] + best[k + 1, j][0] + sizes[i] * sizes[k + 1] * sizes[j + 1], k) for k in range(i, j))
+            best[i, j] = min(costs)
+
+    def product(i, j):
+        k = best[i, j][1]
+        return tensors[i] if i == j else mm(product(i, k), product(k + 1, j))
+
+    out = product(0, len(tensors) - 1)
+    out = out.squeeze(0) if first else out
+    return out.squeeze(-1) if last else out
+
+
+def diagonal(A, *, offset=0, dim1=-2, dim2=-1):
+    """The diagonals of matrices."""
+    return _diagonal(A, offset, dim1, dim2)
+
+
+def matrix_exp(A):
+    """The sum of A^k / k! over all k: Taylor's series of A / 2^s, squared s times."""
+    _check("matrix_exp", A, square=True)
+    size = A.detach().abs().sum(-1).amax().item() if A.numel() else 0.0
+    halvings = max(0, math.ceil(math.log2(size)) + 3) if size > 0 and math.isfinite(size) else 0
+    small = A / 2.0**halvings
+    term = total = _eye(A, A.shape[-1]).expand(A.shape)
+    for k in range(1, 17):
+        term = term @ small / k
+        total = total + term
+    for _ in range(halvings):
+        total = total @ total
+    return total
+
+
+# Least squares.
+
+
+def pinv(A, *, atol=None, rtol=None, hermitian=False, rcond=None):
+    """The pseudo-inverse: V diag(1 / s) U^T over the singular values above max(atol, rtol * the largest)."""
+    _check("pinv", A)
+    u, s, vh = svd(A, full_matrices=False)
+    eps = 2.0**-52 if A.dtype is _C.float64 else 2.0**-23
+    rtol = rcond if rtol is None else rtol
+    atol = 0.0 if atol is None else atol
+    rtol = (eps * max(A.shape[-2:]) if not atol else 0.0) if rtol is None else rtol
+    if not s.shape[-1]:
+        return _C.zeros((*A.shape[:-2], A.shape[-1], A.shape[-2]), dtype=A.dtype)
+    least = _C.maximum(s.detach().amax(-1, keepdim=True) * rtol, atol)
+    kept = s > least
+    inverse = (1 / s.masked_fill(~kept, 1.0)).masked_fill(~kept, 0.0)
+    return (_t(vh) * inverse.unsqueeze(-2)) @ _t(u)
+
+
+def lstsq(A, B, rcond=None, *, driver=None):
+    """(solution, residuals, rank, singular_values): X with the least |A X - B|."""
+    _check("lstsq", A, B)
+    vector = B.dim() == A.dim() - 1
+    b = B.unsqueeze(-1) if vector else B
+    x = pinv(A, rtol=rcond) @ b
+    full = A.shape[-2] > A.shape[-1]
+    residuals = ((A @ x - b) ** 2).sum(-2) if full else _C.empty(0, dtype=A.dtype)
+    made = namedtuple("lstsq", "solution residuals rank singular_values")
+    return made(x.squeeze(-1) if vector else x, residuals, matrix_rank(A), svdvals(A.detach()))

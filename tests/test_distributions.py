@@ -1,0 +1,149 @@
+"""pydist.distributions next to torch's: log_prob, entropy, cdf, moments and their gradients; samples by their moments; divergences."""
+
+import numpy as np
+import pytest
+
+import pydist
+from pydist import distributions as D
+
+torch = pytest.importorskip("torch", reason="needs torch")
+POS, REAL, PROB = [0.5, 1.5, 3.0], [-1.0, 0.2, 2.0], [0.2, 0.5, 0.7]
+TABLE = [[0.1, 0.2, 0.7], [0.3, 0.3, 0.4]]
+ALL = {
+    "Normal": ((REAL, POS), {}, [-2.0, 0.3, 4.0]), "LogNormal": ((REAL, POS), {}, [0.1, 1.0, 3.0]), "Laplace": ((REAL, POS), {}, [-2.0, 0.3, 4.0]), "Cauchy": ((REAL, POS), {}, [-2.0, 0.3, 4.0]),
+    "Gumbel": ((REAL, POS), {}, [-2.0, 0.3, 4.0]), "HalfNormal": ((POS,), {}, [0.1, 1.0, 3.0]), "HalfCauchy": ((POS,), {}, [0.1, 1.0, 3.0]), "Uniform": ((REAL, [0.0, 3.0, 4.0]), {}, [-0.5, 1.0, 3.0]),
+    "Exponential": ((POS,), {}, [0.1, 1.0, 3.0]), "Weibull": ((POS, POS), {}, [0.1, 1.0, 3.0]), "Pareto": ((POS, POS), {}, [1.0, 2.0, 4.0]), "Gamma": ((POS, POS), {}, [0.1, 1.0, 3.0]),
+    "InverseGamma": ((POS, POS), {}, [0.1, 1.0, 3.0]), "Chi2": ((POS,), {}, [0.1, 1.0, 3.0]), "StudentT": (([1.5, 3.0, 5.0], REAL, POS), {}, [-2.0, 0.3, 4.0]), "Beta": ((POS, POS), {}, [0.1, 0.4, 0.9]),
+    "Dirichlet": (([POS, [2.0, 2.0, 2.0]],), {}, TABLE), "Bernoulli": ((PROB,), {}, [0.0, 1.0, 1.0]), "Bernoulli:logits": ((), {"logits": REAL}, [0.0, 1.0, 1.0]), "Geometric": ((PROB,), {}, [0.0, 1.0, 5.0]),
+    "Binomial": ((7, PROB), {}, [0.0, 3.0, 7.0]), "Poisson": ((POS,), {}, [0.0, 1.0, 5.0]), "Categorical": ((TABLE,), {}, [2, 0]), "Categorical:logits": ((), {"logits": [[0.1, 0.2, -0.4], [1.0, 0.3, 0.0]]}, [1, 1]),
+    "OneHotCategorical": ((TABLE,), {}, [[0.0, 0, 1], [1, 0, 0]]), "Multinomial": ((4, TABLE), {}, [[1.0, 1, 2], [0, 0, 4]]), "MultivariateNormal": (([0.5, -1.0], [[2.0, 0.3], [0.3, 1.0]]), {}, [[0.1, 0.2], [1.0, -2.0]]),
+    "RelaxedBernoulli": ((0.7, PROB), {}, [0.1, 0.4, 0.9]),
+}  # fmt: skip
+
+
+def make(lib, name):
+    args, kwargs, _ = ALL[name]
+
+    def tensor(v):
+        return lib.tensor(v, dtype=lib.float64).requires_grad_() if isinstance(v, (list, float)) else v
+
+    args, kwargs = [tensor(a) for a in args], {k: tensor(v) for k, v in kwargs.items()}
+    return getattr(lib.distributions, name.split(":")[0])(*args, **kwargs), [t for t in (*args, *kwargs.values()) if isinstance(t, lib.Tensor)]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_as_torch(name):
+    found = []
+    for lib in (pydist, torch):
+        d, inputs = make(lib, name)
+        value = ALL[name][2]
+        value = lib.tensor(value) if name.startswith("Categorical") else lib.tensor(value, dtype=lib.float64)
+        results = {"log_prob": d.log_prob(value)}
+        for what in ("entropy", "cdf", "mean", "variance", "stddev", "mode"):
+            try:
+                x = getattr(d, what)
+                results[what] = (x(value) if what == "cdf" else x()) if callable(x) else x
+            except (NotImplementedError, AttributeError):
+                continue
+        for t in inputs:
+            t.grad = None
+        sum((r * r).nan_to_num(0, 0, 0).sum() for k, r in results.items() if k == "log_prob" or k == "entropy" and (not found or "entropy" in found[0][0])).backward()
+        found.append((results, [t.grad for t in inputs], d.batch_shape, d.event_shape))
+    ours, theirs = found
+    assert tuple(ours[2]) == tuple(theirs[2]) and tuple(ours[3]) == tuple(theirs[3])
+    for what, value in ours[0].items():
+        if what in theirs[0]:
+            np.testing.assert_allclose(value.detach().numpy(), theirs[0][what].detach().numpy(), rtol=1e-7, atol=1e-9, err_msg=what)
+    for a, b in zip(ours[1], theirs[1]):
+        np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", [n for n in ALL if n not in ("Cauchy", "HalfCauchy", "LogNormal", "StudentT", "Pareto", "InverseGamma", "RelaxedBernoulli") and "Categorical" not in n])
+def test_samples(name):
+    pydist.manual_seed(1)
+    d, _ = make(pydist, name)
+    x = d.sample((4000,))
+    assert tuple(x.shape) == (4000, *d.batch_shape, *d.event_shape) and not x.requires_grad
+    spread = d.stddev.detach()
+    assert ((x.mean(0) - d.mean.detach()).abs() < 6 * spread / 4000**0.5).all().item(), name
+    assert ((x.std(0) - spread).abs() < 0.35 * spread).all().item(), name
+
+
+def test_classes_are_drawn_in_proportion():
+    pydist.manual_seed(2)
+    for d in (make(pydist, "Categorical")[0], D.Categorical(pydist.tensor(TABLE[0])), D.Categorical(logits=pydist.tensor(TABLE[0]).log())):
+        x = d.sample((8000,))
+        assert x.dtype is pydist.int64 and tuple(x.shape) == (8000, *d.batch_shape)
+        for k in range(3):
+            assert ((x == k).float().mean(0) - d.probs.detach()[..., k].float()).abs().max().item() < 0.03
+    hot = make(pydist, "OneHotCategorical")[0].sample((5,))
+    assert tuple(hot.shape) == (5, 2, 3) and (hot.sum(-1) == 1).all().item()
+
+
+@pytest.mark.parametrize("name", ["Normal", "Gamma", "Beta", "Dirichlet", "Laplace", "Uniform", "Exponential", "MultivariateNormal", "StudentT"])
+def test_gradients_of_samples(name):
+    """The gradient of the mean of many samples is that of the mean."""
+    pydist.manual_seed(3)
+    d, inputs = make(pydist, name)
+    assert d.has_rsample
+    weights = pydist.tensor(np.arange(1.0, 1 + d.mean.numel())).reshape(d.mean.shape)
+    if name == "StudentT":
+        d, inputs = D.StudentT(pydist.tensor(9.0, dtype=pydist.float64, requires_grad=True), *inputs[1:]), inputs[1:]
+    (d.rsample((20000,)).mean(0) * weights).sum().backward()
+    got = [t.grad.clone() for t in inputs]
+    for t in inputs:
+        t.grad = None
+    (d.mean * weights).sum().backward()
+    for g, t in zip(got, inputs):
+        want = np.zeros(tuple(t.shape)) if t.grad is None else t.grad.numpy()
+        assert np.abs(g.numpy() - want).max() < 0.12 * max(1, np.abs(want).max())
+
+
+PAIRS = [n for n in ("Normal", "LogNormal", "Laplace", "Cauchy", "HalfNormal", "Exponential", "Gamma", "Beta", "Dirichlet", "Bernoulli", "Geometric", "Binomial", "Poisson", "Categorical", "OneHotCategorical", "Uniform")]
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_divergences_as_torch(name):
+    found = []
+    for lib in (pydist, torch):
+        p, inputs = make(lib, name)
+        args = [[[v * 0.9 + 0.03 for v in row] if isinstance(row, list) else row * 0.9 + 0.03 for row in a] if isinstance(a, list) else a for a in ALL[name][0]]
+        q = getattr(lib.distributions, name)(*[lib.tensor(a, dtype=lib.float64) if isinstance(a, list) else a for a in args])
+        value = lib.distributions.kl_divergence(p, q)
+        value.nan_to_num(0, 0, 0).sum().backward()
+        found.append([value, *(t.grad for t in inputs)])
+    for ours, theirs in zip(*found):
+        if ours is not None and theirs is not None:
+            np.testing.assert_allclose(ours.detach().numpy(), theirs.detach().numpy(), rtol=1e-8, atol=1e-10)
+
+
+def test_combined():
+    found = []
+    for lib in (pydist, torch):
+        dd = lib.distributions
+        base = dd.Normal(lib.tensor([REAL, POS]), lib.tensor(POS))
+        one, other = dd.Independent(base, 1), dd.Independent(dd.Normal(lib.zeros(2, 3), lib.ones(3)), 1)
+        mixture = dd.MixtureSameFamily(dd.Categorical(lib.tensor(PROB)), dd.Normal(lib.tensor(REAL), lib.tensor(POS)))
+        full = [dd.MultivariateNormal(lib.tensor(m), lib.tensor([[2.0, 0.3], [0.3, 1.0]])) for m in ([0.0, 1.0], [1.0, 1.0])]
+        wide = dd.Normal(lib.tensor(0.0), lib.tensor(2.0)).expand((2, 3))
+        assert tuple(one.batch_shape) == (2,) and tuple(one.event_shape) == (3,) and tuple(one.rsample((4,)).shape) == (4, 2, 3) and tuple(mixture.sample((4,)).shape) == (4,) and tuple(wide.sample().shape) == (2, 3)
+        found.append([one.log_prob(lib.ones(2, 3)), one.entropy(), dd.kl_divergence(one, other), mixture.log_prob(lib.tensor([0.1, 2.0])), mixture.mean, mixture.variance, dd.kl_divergence(*full), full[0].covariance_matrix,
+                      wide.log_prob(lib.ones(2, 3)), dd.OneHotCategoricalStraightThrough(lib.tensor(PROB)).rsample().sum(), dd.Categorical(lib.tensor(PROB)).enumerate_support()])  # fmt: skip
+    for ours, theirs in zip(*found):
+        np.testing.assert_allclose(ours.numpy(), theirs.numpy(), rtol=1e-5, atol=1e-6)
+
+
+WRONG = [
+    (lambda: D.Normal(0.0, -1.0), ValueError, "scale"), (lambda: D.Bernoulli(1.5), ValueError, "probs"), (lambda: D.Bernoulli(), ValueError, "Either"), (lambda: D.Categorical(pydist.tensor([-1.0, 2.0])), ValueError, "probs"),
+    (lambda: D.Uniform(1.0, 0.0), ValueError, "low"), (lambda: D.Categorical(pydist.tensor([0.5, 0.5])).log_prob(pydist.tensor(2)), ValueError, "support"), (lambda: D.Normal(0.0, 1.0).log_prob(1.0), ValueError, "Tensor"),
+    (lambda: D.Exponential(1.0).log_prob(pydist.tensor(-1.0)), ValueError, "support"), (lambda: D.Normal(float("nan"), 1.0), ValueError, "loc"), (lambda: D.Bernoulli(0.5).rsample(), NotImplementedError, "rsample"),
+    (lambda: D.kl_divergence(D.Normal(0.0, 1.0), D.Uniform(0.0, 1.0)), NotImplementedError, "KL"), (lambda: D.MultivariateNormal(pydist.zeros(2)), ValueError, "Exactly one"), (lambda: D.Normal(pydist.zeros(2), pydist.ones(3)), RuntimeError, "broadcast"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WRONG, ids=range(len(WRONG)))
+def test_errors(case):
+    call, kind, text = case
+    with pytest.raises(kind, match=text):
+        call()
+    assert repr(D.Normal(0.0, 1.0)) == "Normal(loc: 0.0, scale: 1.0)"
