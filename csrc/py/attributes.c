@@ -159,6 +159,8 @@ PyGetSetDef pd_py_tensor_getset[] = {
     {"retains_grad", get_retains_grad, NULL, "Whether retain_grad() was called on a tensor that is no leaf.", NULL},
     {"is_cpu", get_true, NULL, "Whether the memory is the CPU's.", NULL},
     {"is_cuda", get_false, NULL, "Whether the memory is a CUDA device's.", NULL},
+    {"is_xpu", get_false, NULL, "Whether the memory is an Intel GPU's.", NULL},
+    {"is_mps", get_false, NULL, "Whether the memory is an Apple GPU's.", NULL},
     {"is_sparse", get_false, NULL, "False: all tensors are dense.", NULL},
     {"is_quantized", get_false, NULL, "False: there are no quantized dtypes.", NULL},
     {"is_meta", get_false, NULL, "False: all tensors have memory.", NULL},

@@ -632,46 +632,46 @@ class RandomEqualize(_Sometimes):
     _change = staticmethod(F.equalize)
 
 
-class RandomPosterize(_Sometimes):
+class _SometimesBy(_Sometimes):
+    """A function of the image and one option, whose name is the first parameter of the subclass."""
+
+    def __init__(self, name, value, p):
+        super().__init__(p)
+        self._option = name
+        setattr(self, name, value)
+
+    def _change(self, img):
+        return self._function(img, getattr(self, self._option))
+
+    def __repr__(self):
+        return _repr(self, self._option, "p")
+
+
+class RandomPosterize(_SometimesBy):
     """functional.posterize to `bits` with probability p."""
 
+    _function = staticmethod(F.posterize)
+
     def __init__(self, bits, p=0.5):
-        super().__init__(p)
-        self.bits = bits
-
-    def _change(self, img):
-        return F.posterize(img, self.bits)
-
-    def __repr__(self):
-        return _repr(self, "bits", "p")
+        super().__init__("bits", bits, p)
 
 
-class RandomSolarize(_Sometimes):
+class RandomSolarize(_SometimesBy):
     """functional.solarize at `threshold` with probability p."""
 
+    _function = staticmethod(F.solarize)
+
     def __init__(self, threshold, p=0.5):
-        super().__init__(p)
-        self.threshold = threshold
-
-    def _change(self, img):
-        return F.solarize(img, self.threshold)
-
-    def __repr__(self):
-        return _repr(self, "threshold", "p")
+        super().__init__("threshold", threshold, p)
 
 
-class RandomAdjustSharpness(_Sometimes):
+class RandomAdjustSharpness(_SometimesBy):
     """functional.adjust_sharpness by `sharpness_factor` with probability p."""
 
+    _function = staticmethod(F.adjust_sharpness)
+
     def __init__(self, sharpness_factor, p=0.5):
-        super().__init__(p)
-        self.sharpness_factor = sharpness_factor
-
-    def _change(self, img):
-        return F.adjust_sharpness(img, self.sharpness_factor)
-
-    def __repr__(self):
-        return _repr(self, "sharpness_factor", "p")
+        super().__init__("sharpness_factor", sharpness_factor, p)
 
 
 class RandomGrayscale(_Sometimes):
