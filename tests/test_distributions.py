@@ -117,6 +117,13 @@ def test_divergences_as_torch(name):
             np.testing.assert_allclose(ours.detach().numpy(), theirs.detach().numpy(), rtol=1e-8, atol=1e-10)
 
 
+def test_files_as_torch_names_them():
+    from pydist.distributions.bernoulli import Bernoulli
+    from pydist.distributions.multivariate_normal import MultivariateNormal
+
+    assert Bernoulli is D.Bernoulli and MultivariateNormal is D.MultivariateNormal and set(D.__all__) <= set(dir(D))
+
+
 def test_combined():
     found = []
     for lib in (pydist, torch):

@@ -183,8 +183,12 @@ def test_gradient_of_a_product_with_zeros(zeros, dim):
         x = lib.tensor(values).requires_grad_()
         y = x.prod() if dim is None else x.prod(dim)
         (y * y + y).sum().backward()
-        grads.append(x.grad)
-    same(*grads)
+        y = x.prod() if dim is None else x.prod(dim)
+        (first,) = (lib if lib is pydist else lib.autograd).grad(y.sum(), x, create_graph=True)
+        (second,) = (lib if lib is pydist else lib.autograd).grad((first * first + first).sum(), x)
+        grads.append([x.grad, first, second])
+    for ours, theirs in zip(*grads):
+        same(ours, theirs)
 
 
 def test_multinomial():
@@ -254,7 +258,8 @@ NN = [  # functions of nn.functional without an op of their own
     ("gaussian_nll_loss", f(3, 4), f(3, 4), f(3, 4, lo=0.1), True), ("gaussian_nll_loss", f(3, 4), f(3, 4), f(3, lo=0.1)), ("triplet_margin_loss", f(3, 4), f(3, 4), f(3, 4)), ("triplet_margin_loss", f(3, 4), f(3, 4), f(3, 4), 2.0, 1, 1e-6, True),
     ("margin_ranking_loss", f(5), f(5), f(5)), ("scaled_dot_product_attention", f(2, 3, 4, 5), f(2, 3, 6, 5), f(2, 3, 6, 2)), ("scaled_dot_product_attention", f(2, 4, 5), f(2, 6, 5), f(2, 6, 2), b(4, 6)),
     ("scaled_dot_product_attention", f(4, 5), f(4, 5), f(4, 2), None, 0.0, True), ("scaled_dot_product_attention", f(2, 4, 5), f(2, 6, 5), f(2, 6, 2), f(4, 6)),
-    ("one_hot", i(3, 4)), ("one_hot", i(3), 6), ("normalize", f(3, 4)), ("normalize", f(3, 4), 3.0, 0), ("embedding", i(3, 4), f(4, 2), 1), ("max_pool1d", f(2, 3, 9), 2),
+    *[("cross_entropy", f(4, 5, *more), f(4, 5, *more, lo=0.0, hi=1.0), w, None, -100, None, how, smooth) for more, w, how, smooth in (((), None, "mean", 0.0), ((2, 3), f(5, lo=0.1), "mean", 0.1), ((), None, "none", 0.2), ((), f(5, lo=0.1), "sum", 0.0))],
+    ("cross_entropy", f(5), f(5, lo=0.0)), ("one_hot", i(3, 4)), ("one_hot", i(3), 6), ("normalize", f(3, 4)), ("normalize", f(3, 4), 3.0, 0), ("embedding", i(3, 4), f(4, 2), 1), ("max_pool1d", f(2, 3, 9), 2),
     ("adaptive_max_pool1d", f(2, 3, 9), 2), ("adaptive_avg_pool2d", f(2, 3, 9, 8), (None, 2)), ("rms_norm", f(3, 4), (4,), f(4)), ("leaky_relu", f(9), 0.2), ("hardtanh", f(9), -0.5, 1.0),
 ]  # fmt: skip
 

@@ -169,37 +169,20 @@ static pd_status bce_logits_compose(pd_call *c) {
 }
 
 #define REDUCTION "enum(none|mean|sum) reduction=mean"
-#define LOSS .cast = PD_CAST_FP32, .flags = PD_NN
-const pd_op pd_op_mse_loss = {
-    .sig = "mse_loss(Tensor input, Tensor target, " REDUCTION ")", .doc = "(input - target) ** 2: each, their mean or sum.", LOSS,
-    .attrs = sizeof(int64_t), .compose = mse_compose,
-};
-const pd_op pd_op_l1_loss = {
-    .sig = "l1_loss(Tensor input, Tensor target, " REDUCTION ")", .doc = "|input - target|: each, their mean or sum.", LOSS,
-    .attrs = sizeof(int64_t), .compose = l1_compose,
-};
-const pd_op pd_op_smooth_l1_loss = {
-    .sig = "smooth_l1_loss(Tensor input, Tensor target, " REDUCTION ", float beta=1)",
-    .doc = "d ** 2 / (2 beta) where d = |input - target| < beta, else d - beta / 2: each, their mean or sum.", LOSS,
-    .attrs = sizeof(sized_attrs), .compose = smooth_compose,
-};
-const pd_op pd_op_huber_loss = {
-    .sig = "huber_loss(Tensor input, Tensor target, " REDUCTION ", float delta=1)",
-    .doc = "d ** 2 / 2 where d = |input - target| <= delta, else delta (d - delta / 2): each, their mean or sum.", LOSS,
-    .attrs = sizeof(sized_attrs), .compose = huber_compose,
-};
-const pd_op pd_op_kl_div = {
-    .sig = "kl_div(Tensor input, Tensor target, " REDUCTION ", bool log_target=False)",
-    .doc = "target (log(target) - input) for log-probabilities input: each, their mean or sum; log_target: target is a logarithm too.", LOSS,
-    .attrs = sizeof(kl_attrs), .compose = kl_compose,
-};
-const pd_op pd_op_binary_cross_entropy = {
-    .sig = "binary_cross_entropy(Tensor input, Tensor target, Tensor? weight=None, " REDUCTION ")",
-    .doc = "-weight (target log(input) + (1 - target) log(1 - input)), the logarithms at least -100: each, their mean or sum.", LOSS,
-    .attrs = sizeof(int64_t), .compose = bce_compose,
-};
-const pd_op pd_op_binary_cross_entropy_with_logits = {
-    .sig = "binary_cross_entropy_with_logits(Tensor input, Tensor target, Tensor? weight=None, Tensor? pos_weight=None, " REDUCTION ")",
-    .doc = "binary_cross_entropy of sigmoid(input), computed without overflow; pos_weight is a factor of target's part.", LOSS,
-    .attrs = sizeof(int64_t), .compose = bce_logits_compose,
-};
+#define LOSS(fn, tensors, more, Attrs, Compose, text)                                                           \
+    const pd_op pd_op_##fn = {                                                                                  \
+        .sig = #fn "(Tensor input, Tensor target" tensors ", " REDUCTION more ")", .doc = text,                 \
+        .cast = PD_CAST_FP32, .flags = PD_NN, .attrs = sizeof(Attrs), .compose = Compose,                       \
+    };
+LOSS(mse_loss, "", "", int64_t, mse_compose, "(input - target) ** 2: each, their mean or sum.")
+LOSS(l1_loss, "", "", int64_t, l1_compose, "|input - target|: each, their mean or sum.")
+LOSS(smooth_l1_loss, "", ", float beta=1", sized_attrs, smooth_compose,
+     "d ** 2 / (2 beta) where d = |input - target| < beta, else d - beta / 2: each, their mean or sum.")
+LOSS(huber_loss, "", ", float delta=1", sized_attrs, huber_compose,
+     "d ** 2 / 2 where d = |input - target| <= delta, else delta (d - delta / 2): each, their mean or sum.")
+LOSS(kl_div, "", ", bool log_target=False", kl_attrs, kl_compose,
+     "target (log(target) - input) for log-probabilities input: each, their mean or sum; log_target: target is a logarithm too.")
+LOSS(binary_cross_entropy, ", Tensor? weight=None", "", int64_t, bce_compose,
+     "-weight (target log(input) + (1 - target) log(1 - input)), the logarithms at least -100: each, their mean or sum.")
+LOSS(binary_cross_entropy_with_logits, ", Tensor? weight=None, Tensor? pos_weight=None", "", int64_t, bce_logits_compose,
+     "binary_cross_entropy of sigmoid(input), computed without overflow; pos_weight is a factor of target's part.")

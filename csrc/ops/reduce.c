@@ -99,8 +99,36 @@ static pd_tensor *over_same(pd_vjp *v, pd_op_id op, pd_tensor *x) {
     return pd_x_call1(v, op, x, &a);
 }
 
-/* g * y / x; where there are zeros, the product of the others for the only one, and 0 for the rest. */
-static void prod_vjp(pd_vjp *v) {
+/* For each element the product of the others: of [rows, n, n] with ones on the diagonals. */
+static pd_tensor *products_of_others(pd_vjp *v, pd_tensor *x) {
+    const pd_reduce_attrs *a = v->attrs;
+    pd_reduce_attrs last = {.dim = {.n = 1, .v = {2}}, .dtype = PD_NO_DTYPE};
+    pd_ints order = {.n = x->ndim}, back = {.n = x->ndim};
+    pd_shape_attrs moved = {.shape = {.n = x->ndim}};
+    unsigned bits;
+    int64_t n = 1;
+    if (pd_dims_of("prod", &a->dim, x->ndim, &bits)) return NULL;
+    for (unsigned pass = 0, at = 0; pass < 2; pass++) /* the dims of the product become the last */
+        for (int d = 0; d < x->ndim; d++)
+            if ((bits >> d & 1) == pass) {
+                if (pass) n *= x->size[d];
+                order.v[at] = d, back.v[d] = at, moved.shape.v[at++] = x->size[d];
+            }
+    pd_shape_attrs row = {.shape = {.n = 3, .v = {x->numel / n, 1, n}}};
+    pd_ints square = {.n = 3, .v = {x->numel / n, n, n}};
+    pd_tensor *eye = pd_x_new(v, PD_BOOL, 2, (int64_t[]){n, n});
+    if (!eye) return NULL;
+    char *e = pd_tensor_data(eye);
+    memset(e, 0, (size_t)(n * n));
+    for (int64_t i = 0; i < n; i++) e[i * n + i] = 1;
+    pd_tensor *wide = pd_x_call1(v, PD_OP_expand, pd_x_call1(v, PD_OP_reshape, pd_x_call1(v, PD_OP_permute, x, &order), &row), &square);
+    pd_tensor *others = pd_x_call1(v, PD_OP_prod, pd_x_where(v, PD_OP_gt, pd_val_of(eye), pd_const(0), pd_const(1), pd_val_of(wide)).t, &last);
+    return pd_x_call1(v, PD_OP_permute, pd_x_call1(v, PD_OP_reshape, others, &moved), &back);
+}
+
+/* g * y / x; where there are zeros, the product of the others for the only one, and 0 for the rest: which holds at this point
+   only, so what is to be differentiated again is made of the products themselves. */
+static void prod_gradient(pd_vjp *v, bool again) {
     pd_tensor *x = pd_vjp_in(v, 0), *y = pd_vjp_out(v, 0);
     pd_val g = pd_val_of(keep_dims(v, v->g[0])), one = pd_const(1), zero = pd_const(0);
     pd_reduce_attrs all = {.dim = {.n = -1}, .dtype = PD_NO_DTYPE};
@@ -112,12 +140,19 @@ static void prod_vjp(pd_vjp *v) {
         pd_vjp_set(v, 0, pd_x2(v, PD_OP_div, pd_x2(v, PD_OP_mul, g, pd_val_of(keep_dims(v, y))), pd_val_of(x)).t);
         return;
     }
+    if (again) {
+        pd_vjp_set(v, 0, pd_x2(v, PD_OP_mul, g, pd_val_of(products_of_others(v, x))).t);
+        return;
+    }
     pd_val is_zero = pd_x2(v, PD_OP_eq, pd_val_of(x), zero), rest = pd_x_where(v, PD_OP_ne, pd_val_of(x), zero, pd_val_of(x), one);
     pd_val others = pd_val_of(over_same(v, PD_OP_prod, rest.t)), count = pd_val_of(over_same(v, PD_OP_sum, is_zero.t));
     pd_val g_others = pd_x2(v, PD_OP_mul, g, others), spread_out = pd_x2(v, PD_OP_add, g_others, pd_x2(v, PD_OP_mul, rest, zero));
     pd_val single = pd_x_if(v, PD_OP_eq, pd_val_of(x), zero, pd_x_if(v, PD_OP_eq, count, one, spread_out));
     pd_vjp_set(v, 0, pd_x_where(v, PD_OP_eq, count, zero, pd_x2(v, PD_OP_div, g_others, rest), single).t);
 }
+
+static void prod_vjp(pd_vjp *v) { prod_gradient(v, true); }
+static void prod_fast(pd_vjp *v) { prod_gradient(v, false); }
 
 static void extreme_vjp(pd_vjp *v) { /* ties share the gradient evenly */
     pd_tensor *x = pd_vjp_in(v, 0), *y = keep_dims(v, pd_vjp_out(v, 0)), *g = keep_dims(v, v->g[0]);
@@ -142,7 +177,7 @@ FOLD(sum, SUM, infer_sum, .doc = "The sum over the dims (all without dim). Integ
      .cast = PD_CAST_FP32_CUDA, .vjp = sum_vjp);
 FOLD(mean, MEAN, infer_mean, .doc = "The mean over the dims (all without dim), of a floating tensor.", .promote = PD_GIVEN, .vjp = mean_vjp);
 FOLD(prod, PROD, infer_sum, .doc = "The product over the dims (all without dim). Integers and bool give int64.", .promote = PD_GIVEN,
-     .cast = PD_CAST_FP32, .save = PD_SAVE_IN(0) | PD_SAVE_OUT(0), .vjp = prod_vjp);
+     .cast = PD_CAST_FP32, .save = PD_SAVE_IN(0) | PD_SAVE_OUT(0), .vjp = prod_vjp, .vjp_fast = prod_fast);
 FOLD(amax, MAX, infer_extreme, .doc = "The largest element over the dims; NaN if there is one. Ties share the gradient.",
      .save = PD_SAVE_IN(0) | PD_SAVE_OUT(0), .vjp = extreme_vjp);
 FOLD(amin, MIN, infer_extreme, .doc = "The smallest element over the dims; NaN if there is one. Ties share the gradient.",

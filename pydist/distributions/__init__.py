@@ -10,7 +10,9 @@ kl_divergence between two of them.
 0.5
 """
 
-from pydist.distributions import categorical, continuous, discrete, gamma, multivariate
+import sys
+
+from pydist.distributions import categorical, combined, continuous, discrete, gamma, multivariate
 from pydist.distributions.categorical import Categorical, Multinomial, OneHotCategorical, OneHotCategoricalStraightThrough
 from pydist.distributions.combined import Independent, MixtureSameFamily
 from pydist.distributions.continuous import (
@@ -32,5 +34,17 @@ from pydist.distributions.distribution import Distribution
 from pydist.distributions.gamma import Beta, Chi2, Dirichlet, Gamma, InverseGamma, StudentT
 from pydist.distributions.kl import kl_divergence, register_kl
 from pydist.distributions.multivariate import MultivariateNormal
+
+_FILES = {  # PyTorch's file of a class -> ours
+    categorical: "multinomial one_hot_categorical",
+    continuous: "cauchy exponential gumbel half_cauchy half_normal laplace log_normal normal pareto relaxed_bernoulli uniform weibull",
+    discrete: "bernoulli binomial geometric poisson",
+    gamma: "beta chi2 dirichlet inverse_gamma studentT",
+    multivariate: "multivariate_normal",
+    combined: "independent mixture_same_family",
+}
+for _file, _names in _FILES.items():
+    for _name in _names.split():
+        globals()[_name] = sys.modules[f"{__name__}.{_name}"] = _file
 
 __all__ = [name for name in dir() if name[0].isupper()] + ["kl_divergence", "register_kl"]

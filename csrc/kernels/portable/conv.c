@@ -97,6 +97,13 @@ static int64_t y_at(const shape *s, int64_t n, int64_t g) {
 }
 static int64_t w_at(const shape *s, int64_t g) { return g * s->Kg * s->red * s->size; }
 
+/* The block that begins at image n, of one group: how many images, and where they and their filters begin, in bytes. */
+typedef struct piece { int64_t images, x, w, y; } piece;
+static piece piece_of(const shape *s, int64_t n, int64_t g) {
+    const int64_t left = s->c->N - n;
+    return (piece){left < s->block ? left : s->block, x_at(s, n, g), w_at(s, g), y_at(s, n, g)};
+}
+
 /* ---- between an image and col ---- */
 
 /* [begin, end) of the output positions q whose input, q * stride + offset, lies in [0, n). */
@@ -191,19 +198,19 @@ void pd_portable_conv_forward(const pd_conv *c, const void *x, const void *w, co
     char *col = (char *)scratch + gemm_bytes(&s);
     for (int64_t n = 0; n < c->N; n += s.block)
         for (int64_t g = 0; g < c->groups; g++) {
-            const int64_t images = c->N - n < s.block ? c->N - n : s.block;
-            const char *from = (const char *)x + x_at(&s, n, g), *filter = (const char *)w + w_at(&s, g);
+            const piece p = piece_of(&s, n, g);
+            const char *from = (const char *)x + p.x, *filter = (const char *)w + p.w;
             const char *b = bias ? (const char *)bias + g * s.Kg * s.size : NULL;
-            char *to = (char *)y + y_at(&s, n, g);
-            pd_gemm gemm = gemm_of(&s, FORWARD, images);
-            if (!s.plain) im2col(&s, from, images, col);
+            char *to = (char *)y + p.y;
+            pd_gemm gemm = gemm_of(&s, FORWARD, p.images);
+            if (!s.plain) im2col(&s, from, p.images, col);
             const char *windows = s.plain ? from : col;
             if (c->y_nhwc) {
                 pd_cpu()->gemm(&gemm, windows, filter, b, to, scratch);
                 continue;
             }
             if (b) { /* one per row: laid down first */
-                pd_loop l = {.ndim = 3, .nop = 2, .numel = images * s.Kg * s.places, .size = {images, s.Kg, s.places},
+                pd_loop l = {.ndim = 3, .nop = 2, .numel = p.images * s.Kg * s.places, .size = {p.images, s.Kg, s.places},
                              .ptr = {to, (char *)(uintptr_t)b}};
                 l.stride[0][0] = s.y_image * s.size, l.stride[0][1] = s.places * s.size, l.stride[0][2] = s.size;
                 l.stride[1][1] = s.size;
@@ -227,12 +234,12 @@ void pd_portable_conv_grad_input(const pd_conv *c, const void *gy, const void *w
     char *col = (char *)scratch + gemm_bytes(&s);
     for (int64_t n = 0; n < c->N; n += s.block)
         for (int64_t g = 0; g < c->groups; g++) {
-            const int64_t images = c->N - n < s.block ? c->N - n : s.block;
-            const char *from = (const char *)gy + y_at(&s, n, g), *filter = (const char *)w + w_at(&s, g);
-            char *image = (char *)gx + x_at(&s, n, g), *to = s.plain ? image : col;
-            pd_gemm gemm = gemm_of(&s, INPUT, images);
+            const piece p = piece_of(&s, n, g);
+            const char *from = (const char *)gy + p.y, *filter = (const char *)w + p.w;
+            char *image = (char *)gx + p.x, *to = s.plain ? image : col;
+            pd_gemm gemm = gemm_of(&s, INPUT, p.images);
             pd_cpu()->gemm(&gemm, c->x_nhwc ? from : filter, c->x_nhwc ? filter : from, NULL, to, scratch);
-            if (!s.plain) col2im(&s, col, images, image);
+            if (!s.plain) col2im(&s, col, p.images, image);
         }
 }
 
@@ -252,15 +259,15 @@ void pd_portable_conv_grad_weight(const pd_conv *c, const void *gy, const void *
     if (c->N == 0) memset(gw, 0, (size_t)(w_count(c) * s.size));
     for (int64_t n = 0; n < c->N; n += s.block)
         for (int64_t g = 0; g < c->groups; g++) {
-            const int64_t images = c->N - n < s.block ? c->N - n : s.block;
-            const char *from = (const char *)x + x_at(&s, n, g), *gradient = (const char *)gy + y_at(&s, n, g);
-            char *to = (char *)gw + w_at(&s, g);
-            pd_gemm gemm = gemm_of(&s, WEIGHT, images);
-            if (!s.plain) im2col(&s, from, images, col);
+            const piece p = piece_of(&s, n, g);
+            const char *from = (const char *)x + p.x, *gradient = (const char *)gy + p.y;
+            char *to = (char *)gw + p.w;
+            pd_gemm gemm = gemm_of(&s, WEIGHT, p.images);
+            if (!s.plain) im2col(&s, from, p.images, col);
             gemm.beta = s.block == 1 && n > 0;
             pd_cpu()->gemm(&gemm, gradient, s.plain ? from : col, NULL, s.block == 1 ? to : partials, scratch);
-            add_job j = {&s, partials, to, images, n == 0};
-            if (s.block > 1) over(s.Kg * s.red, images, s.t == PD_F64 ? add_double : add_float, &j);
+            add_job j = {&s, partials, to, p.images, n == 0};
+            if (s.block > 1) over(s.Kg * s.red, p.images, s.t == PD_F64 ? add_double : add_float, &j);
         }
 }
 

@@ -29,9 +29,29 @@ def cross_entropy(
     reduction="mean",
     label_smoothing=0.0,
 ):
-    """nll_loss(log_softmax(input, 1), target), in one pass; see nn.CrossEntropyLoss."""
+    """nll_loss(log_softmax(input, 1), target), in one pass; see nn.CrossEntropyLoss. A floating target of input's shape holds
+    the probability of each class."""
     reduction = reduction_of(size_average, reduce, reduction)
+    if target.is_floating_point():
+        return _cross_entropy_of_probabilities(input, target, weight, ignore_index, reduction, label_smoothing)
     return _C.cross_entropy(input, target, weight, ignore_index, reduction, label_smoothing)
+
+
+def _cross_entropy_of_probabilities(input, target, weight, ignore_index, reduction, label_smoothing):
+    if input.shape != target.shape or input.dim() < 1:
+        shapes = f"input {tuple(input.shape)}, target {tuple(target.shape)}"
+        raise _C.ShapeError(f"cross_entropy: {shapes} (expected equal shapes, or labels in int64)")
+    if ignore_index >= 0:
+        raise RuntimeError("ignore_index is not supported for floating point target")
+    dim = 0 if input.dim() == 1 else 1
+    count = input.shape[dim]
+    if label_smoothing:
+        target = target * (1 - label_smoothing) + label_smoothing / count
+    each = _C.log_softmax(input, dim) * target
+    if weight is not None:
+        each = each * weight.reshape([-1 if d == dim else 1 for d in range(input.dim())])
+    each = -each.sum(dim)
+    return each.sum() / (input.numel() // max(count, 1)) if reduction == "mean" else reduced(each, reduction)
 
 
 def _pairwise(name, input, target):

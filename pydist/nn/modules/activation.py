@@ -2,6 +2,7 @@
 
 from pydist import _C
 from pydist.nn import functional as F
+from pydist.nn.modules.attention import MultiheadAttention as MultiheadAttention  # PyTorch has it here
 from pydist.nn.modules.module import Module
 from pydist.nn.parameter import Parameter
 
