@@ -35,7 +35,7 @@ newaxis = None
 
 _SUBMODULES = frozenset(
     "accelerator amp autograd backends compat compiler cpu cuda distributed distributions jit linalg mps multiprocessing nn onnx "
-    "optim safetensors serialization sparse special utils version vision".split()
+    "optim safetensors serialization sparse special testing utils version vision xpu".split()
 )
 _FROM = {  # name -> the submodule that it comes from, opened at first use
     "compile": "compiler",
@@ -62,6 +62,7 @@ _FROM = {  # name -> the submodule that it comes from, opened at first use
         "amp.autocast_mode",
     ),
     **dict.fromkeys("finfo iinfo can_cast".split(), "_dtypes"),
+    "set_default_tensor_type": "_legacy",
     "set_printoptions": "_tensor",
     "sparse_coo_tensor": "sparse",
     "spmm": "sparse",

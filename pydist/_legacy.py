@@ -56,6 +56,18 @@ def on_cuda(name):
     return _typed(name, f"cuda.{name}(*sizes) or (data): {name} on the current GPU.", "pydist.cuda", "cuda")
 
 
+def set_default_tensor_type(t):
+    """set_default_dtype, given as "torch.DoubleTensor" or pydist.DoubleTensor. Raises TypeError for types of integers,
+    RuntimeError for those of a GPU that is not there."""
+    name = t if isinstance(t, str) else f"{t.__module__}.{t.__name__}"
+    dtype = _DTYPES.get(name.rpartition(".")[2])
+    if dtype is None or not dtype.is_floating_point:
+        raise TypeError(f"set_default_tensor_type: {name} (expected a type of floating tensors, such as FloatTensor)")
+    if ".cuda." in name:
+        _C.empty(0, device="cuda")
+    _C.set_default_dtype(dtype)
+
+
 class _VariableType(type):
     def __call__(cls, data, requires_grad=False, volatile=False):
         if not isinstance(data, Tensor):
