@@ -215,6 +215,9 @@ def test_only_the_default_group_can_be_made_anew():
         model = pydist.nn.parallel.DistributedDataParallel(pydist.nn.Linear(2, 1), process_group=group)
         with pytest.raises(NotImplementedError, match="default group"):
             dist.Transaction(model)
+        step = dist.Transaction(model := pydist.nn.parallel.DistributedDataParallel(pydist.nn.Linear(2, 1)))
+        with pytest.raises(NotImplementedError, match="join"), model.join(), step:
+            pass
 
     dist.threads.run(work, 2)
 

@@ -109,6 +109,8 @@ class Transaction:
     def __enter__(self):
         if self._running:
             raise RuntimeError("Transaction: an attempt within another one (expected one at a time)")
+        if any(replica._join_config.enable for replica in self._replicas):
+            raise NotImplementedError("Transaction: within join, whose ranks do not all make the same steps")
         self._entered = True
         self._journal.begin()
         self._versions = [p._version for p in self._params]
