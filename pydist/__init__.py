@@ -64,6 +64,7 @@ _FROM = {  # name -> the submodule that it comes from, opened at first use
     **dict.fromkeys("finfo iinfo can_cast".split(), "_dtypes"),
     "set_default_tensor_type": "_legacy",
     "set_printoptions": "_tensor",
+    **dict.fromkeys("complex polar view_as_complex view_as_real".split(), "_complex"),
     "sparse_coo_tensor": "sparse",
     "spmm": "sparse",
     **dict.fromkeys(_functions.LATER, "_functions"),

@@ -26,6 +26,8 @@ _clone = _C.clone
 
 @both
 def clone(input, *, memory_format=None):
-    """A copy of input with memory of its own, laid out like input, or in a memory_format."""
+    """clone(input, *, memory_format=None)
+
+    A copy of input with memory of its own, laid out like input, or in a memory_format."""
     copy = _clone(input)
     return copy if memory_format in (None, _C.preserve_format) else copy.contiguous(memory_format=memory_format)
