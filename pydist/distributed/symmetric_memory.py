@@ -19,8 +19,7 @@ def empty(*size, dtype=None, device=None, group=None):
     >>> x.shape
     pydist.Size([2, 3])
     """
-    if device is not None:
-        _C.device(device)
+    _C.empty(0, device=device)  # raises where there is no such device
     shape = _C.Size(size if len(size) != 1 or isinstance(size[0], int) else size[0])
     dtype = dtype or _C.get_default_dtype()
     count = shape.numel()
