@@ -12,65 +12,11 @@
 
    Whoever waits, for a message or a collective, carries all lanes on. State is under p2p->lock, which is never held
    while waiting; a mesh is touched only under the group's lock as well. */
-#include "comm/p2p.h"
-
-#include <sched.h>
 #include <stdio.h>
-#include <unistd.h>
 
 #include "base/flags.h"
 #include "base/mem.h"
-#include "comm/late.h"
-
-#define SPIN_NS 50000     /* looks without a sleep after something has moved; a sleep takes as long */
-#define NAP_NS 20000      /* first sleep between two looks; each is longer by a half */
-#define NAP_MOST_NS 500000
-
-typedef struct letter {
-    int64_t count;
-    int32_t tag;
-    uint32_t dtype;
-} letter;
-
-typedef struct parcel { /* a message that came before its receive */
-    struct parcel *next;
-    letter letter;
-    pd_work *taker; /* who waits for the rest of it */
-    size_t got;
-    char data[];
-} parcel;
-
-struct pd_lane {
-    _Alignas(128) atomic_uint head;
-    _Alignas(128) atomic_uint ack;
-    _Alignas(128) char ring[];
-};
-
-typedef struct post { /* what this rank knows of one peer */
-    pd_work *first, **last; /* sends */
-    letter out;
-    uint32_t written;
-    uint32_t taken, acked;
-    letter in;
-    size_t in_got; /* bytes of the letter, then of its data */
-    bool in_body;
-    pd_work *into;  /* either takes the data */
-    parcel *aside;
-    parcel *parcels, **parcels_last;
-    _Atomic int64_t left; /* when it left the group; 0: it is there */
-} post;
-
-struct pd_p2p {
-    pthread_mutex_t lock;
-    size_t ring, at; /* bytes of one; where the lanes are in a part */
-    pd_work *receives, **receives_last;
-    atomic_bool used, failed;
-    pd_error error;
-    uint32_t count;
-    pd_flight flight; /* written under the lock */
-    atomic_size_t moved; /* bytes, ever */
-    post posts[];
-};
+#include "comm/p2p_impl.h"
 
 size_t pd_p2p_bytes(int size) {
     size_t ring = 64 << 10;
@@ -99,9 +45,9 @@ pd_status pd_p2p_new(int size, size_t at, pd_p2p **out) {
     return status;
 }
 
-static void free_parcels(parcel *x) {
+static void free_parcels(pd_parcel *x) {
     while (x) {
-        parcel *next = x->next;
+        pd_parcel *next = x->next;
         pd_free(x);
         x = next;
     }
@@ -154,11 +100,11 @@ void pd_p2p_end(pd_group *g) {
     atomic_store(&p->failed, true);
     if (!p->error.kind) p->error = g->error;
     for (int r = 0; r < g->size; r++) {
-        post *b = &p->posts[r];
+        pd_post *b = &p->posts[r];
         drop_list(&b->first, &b->last);
         if (b->into) end(b->into, PD_WORK_FAILED);
         b->into = NULL;
-        for (parcel *x = b->parcels; x; x = x->next) {
+        for (pd_parcel *x = b->parcels; x; x = x->next) {
             if (x->taker) end(x->taker, PD_WORK_FAILED);
             x->taker = NULL;
         }
@@ -189,7 +135,7 @@ void pd_p2p_left(pd_group *g, int link_rank) {
 /* As many of these bytes as the ring has room for; returns how many. */
 static size_t put(pd_group *g, int r, const char *data, size_t bytes) {
     pd_p2p *p = g->p2p;
-    post *b = &p->posts[r];
+    pd_post *b = &p->posts[r];
     pd_lane *lane = lane_of(g, g->rank, r);
     uint32_t ack = atomic_load_explicit(&lane_of(g, r, g->rank)->ack, memory_order_acquire);
     size_t room = p->ring - (b->written - ack), done = 0;
@@ -224,12 +170,12 @@ static void announce(pd_group *g, int r, uint32_t from) {
 
 /* `clear`: what was queued on the mesh has gone. */
 static void carry_sends(pd_group *g, int r, bool clear) {
-    post *b = &g->p2p->posts[r];
+    pd_post *b = &g->p2p->posts[r];
     uint32_t from = b->written;
     while (b->first && clear) {
         pd_work *w = b->first;
         size_t bytes = pd_job_bytes(&w->job, w->job.count), whole = sizeof b->out + bytes;
-        if (!w->sent) b->out = (letter){w->job.count, w->tag, (uint32_t)w->job.dtype};
+        if (!w->sent) b->out = (pd_letter){w->job.count, w->tag, (uint32_t)w->job.dtype};
         if (w->sent < sizeof b->out) w->sent += put(g, r, (char *)&b->out + w->sent, sizeof b->out - w->sent);
         if (w->sent >= sizeof b->out)
             w->sent += put(g, r, w->job.from + (w->sent - sizeof b->out), whole - w->sent);
@@ -243,10 +189,10 @@ static void carry_sends(pd_group *g, int r, bool clear) {
 
 /* ---- receiving --------------------------------------------------------------------------------------------------- */
 
-static bool wants(const pd_work *w, int r, const letter *l) { return (w->peer < 0 || w->peer == r) && w->tag == l->tag; }
+static bool wants(const pd_work *w, int r, const pd_letter *l) { return (w->peer < 0 || w->peer == r) && w->tag == l->tag; }
 
 /* A letter and the receive that it belongs to. */
-static pd_status check(pd_group *g, pd_work *w, int r, const letter *l) {
+static pd_status check(pd_group *g, pd_work *w, int r, const pd_letter *l) {
     char call[400];
     if (l->dtype == (uint32_t)w->job.dtype && l->count == w->job.count) return PD_OK;
     pd_identity id = {.coll = PD_COLL_SEND, .dtype = (uint8_t)l->dtype, .count = l->count, .scale = l->tag,
@@ -258,7 +204,7 @@ static pd_status check(pd_group *g, pd_work *w, int r, const letter *l) {
                    pd_group_name(g, g->rank), pd_group_name(g, r), sent);
 }
 
-static pd_work *take_receive(pd_p2p *p, int r, const letter *l) {
+static pd_work *take_receive(pd_p2p *p, int r, const pd_letter *l) {
     for (pd_work **at = &p->receives; *at; at = &(*at)->next) {
         pd_work *w = *at;
         if (!wants(w, r, l)) continue;
@@ -272,7 +218,7 @@ static pd_work *take_receive(pd_p2p *p, int r, const letter *l) {
 }
 
 /* Everything of a parcel is there. */
-static void hand_over(parcel *x, pd_work *w) {
+static void hand_over(pd_parcel *x, pd_work *w) {
     memcpy(w->job.to, x->data, x->got);
     pd_free(x);
     end(w, PD_WORK_DONE);
@@ -280,7 +226,7 @@ static void hand_over(parcel *x, pd_work *w) {
 
 /* The letter is there: who takes its data. *stays: there is no memory to put it aside. */
 static pd_status open_letter(pd_group *g, int r, bool *stays) {
-    post *b = &g->p2p->posts[r];
+    pd_post *b = &g->p2p->posts[r];
     *stays = false;
     if (b->in.dtype >= PD_DTYPE_COUNT || b->in.count < 0 || b->in.count > INT64_MAX / 16)
         return pd_fail(PD_E_DIST, "recv: garbage from rank %d", pd_group_name(g, r));
@@ -306,8 +252,8 @@ static pd_status open_letter(pd_group *g, int r, bool *stays) {
     return PD_OK;
 }
 
-static void close_letter(post *b) {
-    parcel *x = b->aside;
+static void close_letter(pd_post *b) {
+    pd_parcel *x = b->aside;
     if (x && x->taker) hand_over(x, x->taker);
     else if (x) {
         *b->parcels_last = x;
@@ -323,7 +269,7 @@ static void close_letter(post *b) {
 
 static size_t get(pd_group *g, int r, char *to, size_t bytes) {
     pd_p2p *p = g->p2p;
-    post *b = &p->posts[r];
+    pd_post *b = &p->posts[r];
     pd_lane *lane = lane_of(g, r, g->rank);
     size_t there = atomic_load_explicit(&lane->head, memory_order_acquire) - b->taken, done = 0;
     if (there > p->ring) there = p->ring;
@@ -340,7 +286,7 @@ static size_t get(pd_group *g, int r, char *to, size_t bytes) {
 }
 
 static pd_status carry_receives(pd_group *g, int r) {
-    post *b = &g->p2p->posts[r];
+    pd_post *b = &g->p2p->posts[r];
     for (;;) {
         if (!b->in_body) {
             b->in_got += get(g, r, (char *)&b->in + b->in_got, sizeof b->in - b->in_got);
@@ -358,7 +304,7 @@ static pd_status carry_receives(pd_group *g, int r) {
 }
 
 static void acknowledge(pd_group *g, int r, bool clear) {
-    post *b = &g->p2p->posts[r];
+    pd_post *b = &g->p2p->posts[r];
     atomic_uint *ack = &lane_of(g, g->rank, r)->ack;
     if (b->acked == b->taken || !clear) return;
     b->acked = b->taken;
@@ -392,125 +338,6 @@ pd_status pd_p2p_pump(pd_group *g) {
 
 bool pd_p2p_used(const pd_group *g) { return g->p2p && atomic_load_explicit(&g->p2p->used, memory_order_relaxed); }
 
-/* The group ends with the error in this thread's record; who holds its lock finds it when he looks. */
-static pd_status lose(pd_group *g) {
-    pd_p2p *p = g->p2p;
-    pd_error e;
-    pd_error_save(&e);
-    pthread_mutex_lock(&p->lock);
-    if (!p->error.kind) p->error = e;
-    pthread_mutex_unlock(&p->lock);
-    if (!pthread_mutex_trylock(&g->lock)) {
-        pd_group_fail(g, !atomic_load(&g->abort));
-        pthread_mutex_unlock(&g->lock);
-    } else {
-        pd_p2p_end(g);
-    }
-    return pd_error_restore(&e);
-}
-
-static bool is_done(const pd_work *w) { return atomic_load_explicit(&w->state, memory_order_acquire) >= PD_WORK_DONE; }
-
-/* Under the group's lock where there is a mesh; if somebody has it, he does this in his wait. May wait `ns` for `w`. */
-static pd_status carry_on(pd_group *g, const pd_work *w, int64_t ns) {
-    if (!g->mesh) return pd_p2p_pump(g);
-    if (pthread_mutex_trylock(&g->lock)) return PD_OK;
-    pd_status status = pd_group_check(g);
-    if (!status) status = pd_mesh_check(g->mesh);
-    if (!status) status = pd_p2p_pump(g);
-    if (!status && ns && !is_done(w)) pd_mesh_wait(g->mesh, ns);
-    pthread_mutex_unlock(&g->lock);
-    return status;
-}
-
-static pd_status result_of(const pd_work *w) {
-    if (atomic_load_explicit(&w->state, memory_order_acquire) == PD_WORK_DONE) return PD_OK;
-    return pd_p2p_error(w->group);
-}
-
-/* A peer that left is missed only by those who wait for it; all other ends concern everybody. */
-static pd_status news(pd_group *g, const pd_work *w) {
-    int64_t now = pd_hooks_now(g->hooks);
-    char call[400];
-    bool somebody = w->peer >= 0;
-    if (atomic_load(&g->abort) >= PD_WEIGHT_GONE) return pd_group_doom(g, w);
-    if (g->mesh) { /* a closed connection, and nobody says why */
-        int64_t lost = somebody ? pd_mesh_lost(g->mesh, w->peer, true) : 0;
-        if (lost && now - lost > INT64_C(1000000000)) goto gone;
-    }
-    for (int r = 0; r < g->size; r++) {
-        int64_t left = atomic_load(&g->p2p->posts[r].left);
-        bool matters = r != g->rank && (!somebody || r == w->peer);
-        if (matters && (!left || now - left < PD_LEFT_GRACE_NS)) return PD_OK; /* somebody may still answer */
-    }
-gone:
-    pd_work_text(g, w, call, sizeof call);
-    int rank = somebody ? pd_group_name(g, w->peer) : -1;
-    pd_status status = somebody ? pd_fail(PD_E_PEER, "%s: rank %d left the group", call, rank)
-                                : pd_fail(PD_E_PEER, "%s: all other ranks left the group", call);
-    pd_error_set_rank(rank);
-    return status;
-}
-
-static bool is_missing(const pd_group *g, const pd_work *w, int r) {
-    return r != g->rank && (w->peer < 0 ? !atomic_load(&g->p2p->posts[r].left) : r == w->peer);
-}
-
-static pd_status wait_slowly(pd_group *g, pd_work *w, pd_late *l, bool *fatal) {
-    int64_t nap = NAP_NS, moving = l->start;
-    for (size_t moved = atomic_load(&g->p2p->moved); !is_done(w);) {
-        PD_TRY(carry_on(g, w, nap));
-        if (is_done(w)) break;
-        if (moved != atomic_load(&g->p2p->moved)) {
-            moved = atomic_load(&g->p2p->moved);
-            moving = pd_hooks_now(g->hooks);
-            nap = NAP_NS;
-        }
-        PD_TRY(news(g, w));
-        PD_TRY(pd_hooks_interrupt(g->hooks));
-        PD_TRY(pd_late_look(l, fatal));
-        if (pd_hooks_now(g->hooks) - moving < SPIN_NS) {
-            if (!g->mesh) sched_yield();
-            continue;
-        }
-        if (!g->mesh) nanosleep(&(struct timespec){.tv_nsec = nap}, NULL);
-        nap = nap * 3 / 2 < NAP_MOST_NS ? nap * 3 / 2 : NAP_MOST_NS;
-    }
-    return PD_OK;
-}
-
-pd_status pd_p2p_wait(pd_work *w, int64_t deadline) {
-    pd_group *g = w->group;
-    bool fatal = true;
-    int64_t start = pd_hooks_now(g->hooks), end_spin = start + (g->spins_max ? SPIN_NS : 0);
-    pd_status status = PD_OK;
-    while (!is_done(w) && !status) {
-        status = carry_on(g, w, 0);
-        if (is_done(w) || pd_hooks_now(g->hooks) > end_spin) break;
-    }
-    if (!is_done(w) && !status) {
-        pd_late l = {.g = g, .w = w, .is_missing = is_missing, .any = w->peer < 0};
-        void *token = pd_host_release();
-        pd_late_begin(&l, deadline);
-        if (w->peer >= 0) pd_flight_wait(&g->p2p->flight, w->seq, pd_group_name(g, w->peer));
-        status = wait_slowly(g, w, &l, &fatal);
-        pd_late_end(&l);
-        pd_host_acquire(token);
-    }
-    if (is_done(w)) return result_of(w);
-    return fatal ? lose(g) : status;
-}
-
-pd_status pd_p2p_test(pd_work *w, bool *done) {
-    pd_group *g = w->group;
-    if (!is_done(w) && carry_on(g, w, 0)) lose(g);
-    if (!is_done(w) && news(g, w)) lose(g);
-    *done = is_done(w);
-    return *done ? result_of(w) : PD_OK;
-}
-
-int pd_work_source(const pd_work *w) { return w->peer; }
-
 /* ---- starting ---------------------------------------------------------------------------------------------------- */
 
 /* Takes the oldest message that has come already; false: there is none. */
@@ -518,9 +345,9 @@ static pd_status take_parcel(pd_group *g, pd_work *w, bool *found) {
     *found = true;
     for (int d = 1; d < g->size; d++) {
         int r = (g->rank + d) % g->size;
-        post *b = &g->p2p->posts[r];
-        for (parcel **at = &b->parcels; *at; at = &(*at)->next) {
-            parcel *x = *at;
+        pd_post *b = &g->p2p->posts[r];
+        for (pd_parcel **at = &b->parcels; *at; at = &(*at)->next) {
+            pd_parcel *x = *at;
             if (!wants(w, r, &x->letter)) continue;
             w->peer = r;
             PD_TRY(check(g, w, r, &x->letter));
@@ -568,9 +395,9 @@ pd_status pd_p2p_start(const pd_work *like, pd_work **out) {
     pthread_mutex_unlock(&g->p2p->lock);
     if (status) {
         atomic_store(&w->refs, 1);
-        lose(g);
-    } else if (carry_on(g, w, 0)) {
-        status = lose(g);
+        pd_p2p_lose(g);
+    } else if (pd_p2p_carry_on(g, w, 0)) {
+        status = pd_p2p_lose(g);
     } else if (!out) {
         status = pd_p2p_wait(w, INT64_MAX);
     }
