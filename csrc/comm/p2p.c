@@ -189,7 +189,9 @@ static void carry_sends(pd_group *g, int r, bool clear) {
 
 /* ---- receiving --------------------------------------------------------------------------------------------------- */
 
-static bool wants(const pd_work *w, int r, const pd_letter *l) { return (w->peer < 0 || w->peer == r) && w->tag == l->tag; }
+static bool wants(const pd_work *w, int r, const pd_letter *l) {
+    return (w->peer < 0 || w->peer == r) && w->tag == l->tag;
+}
 
 /* A letter and the receive that it belongs to. */
 static pd_status check(pd_group *g, pd_work *w, int r, const pd_letter *l) {

@@ -1,4 +1,4 @@
-/* Waiting for messages: whoever waits carries all lanes on, looks without sleeping while bytes move, and then in naps. */
+/* Waiting for messages: whoever waits carries all lanes on, looks without sleeping while bytes move, then in naps. */
 #include <sched.h>
 
 #include "comm/late.h"
