@@ -323,3 +323,12 @@ def test_pretending_is_checked():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert not pydist.cuda.is_available()
+
+
+def test_default_backends():
+    from pydist import distributed as dist
+
+    assert dist.get_default_backend_for_device(pydist.device("cuda:1")) == "nccl"
+    assert dist.is_backend_available("gloo") and not dist.is_backend_available("nccl")
+    with pytest.raises(ValueError, match="not registered for device : mps"):
+        dist.get_default_backend_for_device("mps")

@@ -15,6 +15,7 @@ from pydist.distributed.backend import (
     is_backend_available,
     is_gloo_available,
     is_mpi_available,
+    get_default_backend_for_device,
     is_nccl_available,
 )
 from pydist.distributed.coalescing import _coalescing_manager, all_gather_coalesced
@@ -100,6 +101,7 @@ __all__ = [
     "is_gloo_available",
     "is_initialized",
     "is_mpi_available",
+    "get_default_backend_for_device",
     "is_nccl_available",
     "is_torchelastic_launched",
     "long_task",

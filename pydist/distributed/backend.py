@@ -55,6 +55,19 @@ def is_nccl_available():
     return _C.pretended_cuda() > 0
 
 
+def get_default_backend_for_device(device):
+    """PyTorch's name of the backend for a device: "gloo" for CPUs, "nccl" for CUDA. ValueError for others.
+
+    >>> import pydist
+    >>> pydist.distributed.get_default_backend_for_device("cpu")
+    'gloo'
+    """
+    kind = _C.device(device).type
+    if kind not in ("cpu", "cuda"):
+        raise ValueError(f"Default backend not registered for device : {device}")
+    return Backend.GLOO if kind == "cpu" else Backend.NCCL
+
+
 def is_mpi_available():
     """Whether pydist was built with an MPI."""
     return os.path.exists(MPI_LIBRARY)
