@@ -24,6 +24,8 @@ def _target(input, size, scale_factor, recompute):
         if recompute:
             raise ValueError("recompute_scale_factor is not meaningful with an explicit size")
         return tuple(int(n) for n in given), (0.0,) * dims
+    if not all(0 < float(f) < math.inf for f in given):
+        raise _C.ShapeError(f"interpolate: scale_factor is {scale_factor} (expected above 0)")
     sizes = tuple(math.floor(n * float(f)) for n, f in zip(input.shape[2:], given))
     return sizes, (0.0,) * dims if recompute else tuple(1.0 / float(f) for f in given)
 
