@@ -3,10 +3,14 @@ bits of every other algorithm."""
 
 import hashlib
 import os
+import subprocess
+import sys
+import textwrap
 
 import numpy as np
 import pytest
 from test_comm import PRELUDE, Ranks, expected, good, hash_of, outputs, reduce_everything, run, sample
+from test_control import finish
 
 from pydist import _C
 
@@ -84,6 +88,35 @@ def test_processes_of_two_hosts():
         for n, dtype in ((300_000, "float32"), (70_000, "float16"))
     )
     assert set(found) == {f"2 {hashlib.sha256(want).hexdigest()}\n"}
+
+
+@pytest.mark.parametrize("reach", [True, False])
+def test_ranks_that_come_over_tcp(reach):
+    """No descriptors travel: each finds its neighbours' memory through the kernel, or all do without."""
+    script = """
+        x = np.random.default_rng(rank).standard_normal(100_000).astype(np.float32)
+        group.all_reduce(x)
+        print(group.ranks_per_host, group.transport, hashlib.sha256(x.tobytes()).hexdigest())
+        leave()
+    """
+    hidden = "import ctypes\nctypes.CDLL(None).prctl(4, int(rank != 1))  # PR_SET_DUMPABLE: nobody may look at rank 1\n"
+    if os.getuid() == 0:  # root may look at everybody
+        hidden = "os.setgid(65534), os.setuid(65534)\n" + hidden
+    hidden = "" if reach else hidden
+    server = _C.ControlServer(4, listen="127.0.0.1:0")
+    prelude = "import hashlib, numpy.random\n" + TWO_HOSTS.replace("group = init()", hidden + "group = init()")
+    ranks = []
+    for rank in range(4):
+        env = dict(os.environ, RANK=str(rank), WORLD_SIZE="4", PYDIST_CONTROL=server.tcp_address, OMP_NUM_THREADS="1",
+                   PYDIST_SECRET_FD=str(server.secret_fd))
+        command = [sys.executable, "-c", prelude + textwrap.dedent(script)]
+        ranks.append(subprocess.Popen(command, env=env, pass_fds=[server.secret_fd], text=True, stdout=subprocess.PIPE,
+                                      stderr=subprocess.PIPE))
+    ended = finish(ranks)
+    server.close()
+    inputs = [np.random.default_rng(r).standard_normal(100_000).astype(np.float32) for r in range(4)]
+    digest = hashlib.sha256(expected(inputs, "float32", "sum").tobytes()).hexdigest()
+    assert set(outputs(ended)) == {f"{2 if reach else 1} tcp {digest}\n"}
 
 
 def test_a_rank_that_dies():

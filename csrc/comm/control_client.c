@@ -229,11 +229,8 @@ static void free_link(pd_link *link) {
     pd_free(c);
 }
 
-static const pd_link_ops unix_ops = {
+static const pd_link_ops ops = {
     .transport = &pd_transport_shm, .answers = true, .call = call, .tell = tell, .close = close_link, .free = free_link,
-};
-static const pd_link_ops tcp_ops = {
-    .answers = true, .call = call, .tell = tell, .close = close_link, .free = free_link,
 };
 
 /* The next frame of the handshake, which has to be of this kind. */
@@ -278,7 +275,24 @@ static pd_status shake_hands(client *c, const uint8_t secret[PD_SECRET_BYTES], i
     return PD_OK;
 }
 
-/* Where this rank runs. One that came over tcp cannot pass descriptors on, so it shares memory with nobody. */
+/* The names under which the kernel knows this machine and what this process sees of it. */
+static size_t machine_text(char *text, size_t size) {
+    static const char *const spaces[] = {"/proc/self/ns/net", "/proc/self/ns/pid", "/proc/self/ns/user"};
+    size_t used = (size_t)snprintf(text, size, "user %u ", (unsigned)geteuid());
+    int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
+    ssize_t more = fd < 0 ? -1 : read(fd, text + used, 64);
+    if (fd >= 0) close(fd);
+    if (more <= 0) return 0;
+    used += (size_t)more;
+    for (size_t i = 0; i < sizeof spaces / sizeof *spaces; i++) {
+        if ((more = readlink(spaces[i], text + used, 48)) <= 0) return 0;
+        used += (size_t)more;
+    }
+    return used;
+}
+
+/* Where this rank runs. One that came over tcp cannot pass descriptors on: those of its machine may find its memory in
+   another way (transport.h). */
 static void locate(client *c) {
     struct sockaddr_storage own = {0};
     socklen_t n = sizeof own;
@@ -288,7 +302,10 @@ static void locate(client *c) {
     if (!c->wire.handles) {
         if (!getsockname(c->wire.fd, (struct sockaddr *)&own, &n))
             pd_auth_text((struct sockaddr *)&own, n, c->link.here, sizeof c->link.here);
-        length = (size_t)snprintf(text, sizeof text, "rank %d at %s", c->link.rank, c->link.here);
+        char machine[512];
+        size_t known = machine_text(machine, sizeof machine);
+        length = known ? (size_t)snprintf(text, sizeof text, "%s at %.*s", given, (int)known, machine)
+                       : (size_t)snprintf(text, sizeof text, "rank %d at %s", c->link.rank, c->link.here);
     }
     uint8_t digest[PD_SHA256_BYTES];
     pd_hmac(c->link.token, PD_TOKEN_BYTES, text, length < sizeof text ? length : sizeof text - 1, digest);
@@ -312,7 +329,7 @@ pd_status pd_control_connect(const char *address, const uint8_t secret[PD_SECRET
     int64_t deadline = pd_hooks_now(hooks) + (int64_t)(timeout * 1e9);
     bool tcp = *address != '@';
     PD_TRY(pd_calloc(sizeof *c, "control connection", &c));
-    pd_link_init(&c->link, tcp ? &tcp_ops : &unix_ops, rank, world, hooks);
+    pd_link_init(&c->link, &ops, rank, world, hooks);
     pd_wire_init(&c->wire, -1, PD_CONTROL_PAYLOAD);
     pthread_mutex_init(&c->lock, NULL);
     pthread_condattr_t attr;

@@ -36,12 +36,26 @@ static pd_tuning tuning_of(const pd_group *g, const pd_group_options *o) {
     return pd_tuning_default(g->mesh, g->size);
 }
 
+static bool has_near(const pd_group *g) {
+    int first = g->rank - g->rank % g->local;
+    for (int r = first; r < first + g->local; r++)
+        if (!g->near || !g->near[r].ptr) return false;
+    return true;
+}
+
 /* The first collective: everybody is there, and takes rank 0's tuning. */
 static pd_status agree(pd_group *g) {
-    struct { uint64_t epoch; pd_tuning tuning; } mine = {g->epoch, g->tuning}, *all;
+    struct {
+        uint64_t epoch;
+        pd_tuning tuning;
+        uint64_t near;
+    } mine = {g->epoch, g->tuning, has_near(g)}, *all;
     PD_TRY(pd_malloc((size_t)g->size * sizeof *all, "group", &all));
     pd_status status = pd_group_exchange(g, PD_COLL_INIT, 1, &mine, all, sizeof mine, 0);
     if (!status) g->tuning = all[0].tuning;
+    for (int r = 0; !status && r < g->size; r++)
+        if (!all[r].near) g->local = 1; /* some rank cannot reach the memory of those beside it */
+    if (g->local == 1 && g->forced == &pd_algo_hierarchical) g->forced = NULL;
     pd_free(all);
     return status;
 }
@@ -85,7 +99,7 @@ static pd_status keep_near(pd_group *g) {
     PD_TRY(pd_calloc(n * sizeof *g->near_memory, "group", &g->near_memory));
     for (int r = first; r < first + g->local; r++) {
         g->near[r] = g->parts[r];
-        g->near_memory[r] = (char *)g->parts[r].ptr + BOARD_BYTES;
+        if (g->near[r].ptr) g->near_memory[r] = (char *)g->near[r].ptr + BOARD_BYTES;
         g->parts[r] = (pd_region){.handle = -1};
     }
     return PD_OK;
@@ -114,7 +128,6 @@ static pd_status connect_ranks(pd_group *g, const pd_group_options *o) {
     g->local = status ? 1 : ranks_per_host(where.hosts, g->size);
     pd_free(where.hosts);
     PD_TRY(status);
-    if (g->local == 1 && g->forced == &pd_algo_hierarchical) g->forced = NULL;
     if (where.apart || g->kind) PD_TRY(connect_mesh(g, bytes, !where.far));
     for (int r = 0; r < g->size; r++) {
         g->boards[r] = g->parts[r].ptr;

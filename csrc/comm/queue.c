@@ -116,6 +116,17 @@ static void offer(pd_group *g, const pd_work *w, int64_t k, int s) {
     }
 }
 
+/* Words travel by message, also to the ranks of our host: what they announce in shared memory is released and acquired
+   by another word, there. */
+static void near_release(pd_group *g) {
+    if (g->near) atomic_fetch_add_explicit(&((pd_board *)g->near[g->rank].ptr)->step, 1, memory_order_release);
+}
+
+static void near_acquire(pd_group *g) {
+    for (int r = 0; g->near && r < g->size; r++)
+        if (g->near[r].ptr) atomic_load_explicit(&((pd_board *)g->near[r].ptr)->step, memory_order_acquire);
+}
+
 /* Own data to where the peers read it: one copy of what is the same for all of them. */
 static void put(pd_group *g, const pd_work *w, int64_t k) {
     const pd_job *j = &w->job;
@@ -123,6 +134,7 @@ static void put(pd_group *g, const pd_work *w, int64_t k) {
     pd_span last = {0};
     if (w->algo->steps) {
         w->algo->load(j, k);
+        near_release(g);
         offer(g, w, k, 0);
         return;
     }
@@ -204,7 +216,9 @@ static pd_status meet(pd_group *g, pd_work *w, bool *again) {
 static bool step(pd_group *g, pd_work *w) {
     int steps = w->algo->steps(&w->job), s = (int)((w->round - 1) % steps);
     int64_t k = (w->round - 1) / steps;
+    near_acquire(g);
     w->algo->run(&w->job, k, s);
+    near_release(g);
     if (w->algo == &pd_algo_outside && s == 0)
         g->mesh->kind->reduce(g->mesh, pd_job_count(&w->job, k), w->job.dtype, w->job.reduce);
     if (s + 1 < steps) {

@@ -16,6 +16,7 @@ typedef struct record {
     uint64_t host;
     uint64_t setting; /* of the group: has to be equal */
     uint64_t bytes;
+    pd_spot spot;
 } record;
 
 static void part_key(char *key, size_t size, uint32_t epoch, uint32_t id, int rank) {
@@ -32,6 +33,7 @@ static pd_status publish(pd_group *g, uint32_t id, size_t bytes, const pd_region
     char key[64];
     record r = {.far = *g->link->here != 0, .host = g->link->host, .setting = setting_of(g), .bytes = bytes};
     pd_store_reply reply;
+    if (g->transport->spot) g->transport->spot(own, &r.spot);
     part_key(key, sizeof key, g->epoch, id, g->rank);
     pd_store_call call = {.verb = PD_STORE_SET, .key = key, .key_bytes = strlen(key), .data = &r, .bytes = sizeof r,
                           .handle = own->handle};
@@ -94,6 +96,10 @@ static pd_status attach(pd_group *g, uint32_t id, int rank, size_t bytes, pd_reg
                          pd_group_name(g, rank), pd_group_name(g, g->rank));
     else if (r.host != g->link->host)
         where->apart = true;
+    else if (r.far) { /* no handle comes over tcp: messages, and perhaps shared memory besides (group.c) */
+        where->apart = true;
+        if (!id && g->transport->open) (void)g->transport->open(&r.spot, bytes, part);
+    }
     else if (reply.handle == PD_NO_HANDLE)
         status = pd_fail(PD_E_DIST, "init: rank %d published no memory", pd_group_name(g, rank));
     else {

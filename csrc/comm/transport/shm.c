@@ -1,5 +1,8 @@
+#include <fcntl.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/log.h"
@@ -29,6 +32,24 @@ static pd_status attach(intptr_t handle, size_t bytes, pd_region *out) {
     return status;
 }
 
+static void spot(const pd_region *own, pd_spot *out) {
+    struct stat s = {0};
+    fstat((int)own->handle, &s);
+    *out = (pd_spot){.pid = getpid(), .number = (int32_t)own->handle, .device = s.st_dev, .inode = s.st_ino};
+}
+
+/* The kernel opens it for processes of the same user that see each other; the inode says whether it is what is meant. */
+static bool open_spot(const pd_spot *p, size_t bytes, pd_region *out) {
+    char path[64];
+    struct stat s;
+    snprintf(path, sizeof path, "/proc/%d/fd/%d", (int)p->pid, (int)p->number);
+    int fd = open(path, O_RDWR | O_CLOEXEC);
+    if (fd < 0) return false;
+    if (!fstat(fd, &s) && s.st_dev == p->device && s.st_ino == p->inode) return !attach(fd, bytes, out);
+    close(fd);
+    return false;
+}
+
 static void seal(pd_region *own) {
     if (own->handle >= 0) close((int)own->handle);
     own->handle = -1;
@@ -46,5 +67,6 @@ static void privatise(pd_region *own) {
 }
 
 const pd_transport pd_transport_shm = {
-    .name = "shm", .alloc = alloc, .attach = attach, .seal = seal, .detach = detach, .privatise = privatise,
+    .name = "shm", .spot = spot, .open = open_spot, .alloc = alloc, .attach = attach, .seal = seal, .detach = detach,
+    .privatise = privatise,
 };

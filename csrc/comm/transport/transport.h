@@ -7,6 +7,8 @@
 #ifndef PD_COMM_TRANSPORT_H
 #define PD_COMM_TRANSPORT_H
 
+#include <stdbool.h>
+
 #include "base/status.h"
 
 typedef struct pd_region {
@@ -15,8 +17,16 @@ typedef struct pd_region {
     intptr_t handle; /* what the store passes on: a memfd (shm), a block (inproc) */
 } pd_region;
 
+typedef struct pd_spot { /* of a region, for ranks of its machine that no handle reaches */
+    int32_t pid, number;
+    uint64_t device, inode;
+} pd_spot;
+
 typedef struct pd_transport {
     const char *name;
+    /* NULL: it has no spots. spot: before `seal`. open: [new], false where the spot is not there for us. */
+    void (*spot)(const pd_region *own, pd_spot *out);
+    bool (*open)(const pd_spot *p, size_t bytes, pd_region *out);
     /* [new] zeroed, page-aligned memory of this rank. No room: PD_E_MEMORY now, never a signal later. */
     pd_status (*alloc)(size_t bytes, pd_region *out);
     /* [new] a peer's memory; takes the handle, also on failure. */
