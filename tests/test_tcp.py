@@ -168,8 +168,8 @@ def test_strangers_at_the_data_port():
                 pass
             return answer[2][16:]
 
-        status, _, _, setting, size = struct.unpack("<iIQQQ", ask(GET, b"pd:1.0.0"))
-        ask(SET, b"pd:1.0.1", struct.pack("<iIQQQ", status, 0, 12345, setting, size))  # another host
+        status, _, _, setting, size, *spot = struct.unpack("<iIQQQiiQQ", ask(GET, b"pd:1.0.0"))
+        ask(SET, b"pd:1.0.1", struct.pack("<iIQQQiiQQ", status, 0, 12345, setting, size, *spot))  # another host
         host, port = ask(GET, b"pd:1.tcp.0").decode().split()[0].rsplit(":", 1)
 
         def dial():
