@@ -1,5 +1,7 @@
-"""Pairs of a real and an imaginary tensor, as rotary embeddings use complex numbers: polar, complex, view_as_complex, products,
-view_as_real. There are no complex dtypes: a Complex is no Tensor and no parameter, and other functions do not take one."""
+"""Pairs of a real and an imaginary tensor, as rotary embeddings use complex numbers: polar, complex, view_as_complex,
+products,
+view_as_real. There are no complex dtypes: a Complex is no Tensor and no parameter, and other functions do not take one.
+"""
 
 from pydist import _C
 from pydist._C import Tensor
@@ -128,7 +130,9 @@ def polar(abs, angle):
 def view_as_complex(input):
     """input[..., 2] as complex numbers [...]."""
     if input.dim() < 1 or input.shape[-1] != 2 or not input.is_floating_point():
-        raise RuntimeError(f"view_as_complex: {input.dtype} of shape {tuple(input.shape)} (expected floating numbers [..., 2])")
+        raise RuntimeError(
+            f"view_as_complex: {input.dtype} of shape {tuple(input.shape)} (expected floating numbers [..., 2])"
+        )
     return Complex(*input.unbind(-1))
 
 

@@ -31,7 +31,9 @@ def _make(name):
             pairs = zip(self, _each(other, len(self)))
             if base in ("maximum", "minimum", "clamp_min", "clamp_max"):
                 pick = _C.maximum if base in ("maximum", "clamp_min") else _C.minimum
-                made = [pick(t, o) if isinstance(o, Tensor) else getattr(t, method.removesuffix("_"))(o) for t, o in pairs]
+                made = [
+                    pick(t, o) if isinstance(o, Tensor) else getattr(t, method.removesuffix("_"))(o) for t, o in pairs
+                ]
                 return [t.copy_(m) for t, m in zip(self, made)] if word.endswith("_") else made
             return [getattr(t, method)(o, **kwargs) for t, o in pairs]
 
@@ -45,7 +47,9 @@ def _make(name):
 
         return ternary
     if base == "lerp":
-        return lambda self, tensors1, weight: [getattr(t, word)(e, w) for t, e, w in zip(self, tensors1, _each(weight, len(self)))]
+        return lambda self, tensors1, weight: [
+            getattr(t, word)(e, w) for t, e, w in zip(self, tensors1, _each(weight, len(self)))
+        ]
     if word in ("zero_", "copy_"):
 
         def write(self, *sources, **kwargs):

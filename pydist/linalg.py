@@ -1,4 +1,5 @@
-"""Linear algebra with PyTorch's names (torch.linalg): values by NumPy's LAPACK, gradients by formulas over the same functions, so
+"""Linear algebra with PyTorch's names (torch.linalg): values by NumPy's LAPACK, gradients by formulas over the same
+functions, so
 that they can be differentiated again. Matrices are the last two dimensions; float32 and float64.
 
 >>> import pydist
@@ -132,7 +133,8 @@ class _Triangular(Function):
 
 
 def solve_triangular(A, B, *, upper, left=True, unitriangular=False):
-    """solve for triangular matrices A: of the other triangle nothing is read (unitriangular: nor of the diagonal, which is 1)."""
+    """solve for triangular matrices A: of the other triangle nothing is read (unitriangular: nor of the diagonal,
+    which is 1)."""
     _check("solve_triangular", A, B, square=True)
     if not left:
         return _t(solve_triangular(_t(A), _t(B), upper=not upper, unitriangular=unitriangular))
@@ -300,7 +302,8 @@ class _SVD(Function):
 
 
 def svd(A, full_matrices=True, *, driver=None):
-    """(U, S, Vh): A = U diag(S) Vh, S descending. full_matrices: U and Vh square (no gradient through what that adds)."""
+    """(U, S, Vh): A = U diag(S) Vh, S descending. full_matrices: U and Vh square (no gradient through what that
+    adds)."""
     _check("svd", A)
     made = namedtuple("svd", "U S Vh")
     u, s, vh = _SVD.apply(A)
@@ -397,14 +400,16 @@ def cond(A, p=None):
 
 
 def vector_norm(x, ord=2, dim=None, keepdim=False, *, dtype=None, out=None):
-    """(the sum of |x| ** ord) ** (1 / ord) over dim, or all; ord inf, -inf: the largest, smallest |x|; 0: how many are not 0."""
+    """(the sum of |x| ** ord) ** (1 / ord) over dim, or all; ord inf, -inf: the largest, smallest |x|; 0: how many are
+    not 0."""
     if not isinstance(ord, (int, float)):
         raise RuntimeError(f"linalg.vector_norm: ord is {ord!r} (expected a number)")
     return _plain_norm(x, float(ord), dim, keepdim, dtype)
 
 
 def matrix_norm(A, ord="fro", dim=(-2, -1), keepdim=False, *, dtype=None):
-    """Of matrices: "fro": the root of the sum of squares, "nuc": the sum of singular values, 2, -2: the largest, smallest one; 1, -1
+    """Of matrices: "fro": the root of the sum of squares, "nuc": the sum of singular values, 2, -2: the largest,
+    smallest one; 1, -1
     (inf, -inf): the largest, smallest sum of a column (row)."""
     A = A if dtype is None else A.to(dtype)
     rows, columns = (axis_of("linalg.matrix_norm", d, A.dim()) for d in dim)
@@ -418,7 +423,7 @@ def matrix_norm(A, ord="fro", dim=(-2, -1), keepdim=False, *, dtype=None):
     elif ord in (1, -1, math.inf, -math.inf):
         along, rest = (rows, columns) if abs(ord) == 1 else (columns, rows)
         sums = A.abs().sum(along, keepdim=True)
-        value = (sums.amax(rest, keepdim=True) if ord > 0 else sums.amin(rest, keepdim=True))
+        value = sums.amax(rest, keepdim=True) if ord > 0 else sums.amin(rest, keepdim=True)
         return value if keepdim else value.squeeze(max(rows, columns)).squeeze(min(rows, columns))
     else:
         raise RuntimeError(f"linalg.matrix_norm: ord is {ord!r}")
@@ -438,7 +443,9 @@ def norm(A, ord=None, dim=None, keepdim=False, *, out=None, dtype=None):
     if ord is None:
         value = vector_norm(A, 2, dim, keepdim, dtype=dtype)
     elif dim is None and A.dim() > 2:
-        raise RuntimeError(f"linalg.norm: ord {ord!r} for shape {tuple(A.shape)} (expected dim, or at most 2 dimensions)")
+        raise RuntimeError(
+            f"linalg.norm: ord {ord!r} for shape {tuple(A.shape)} (expected dim, or at most 2 dimensions)"
+        )
     elif isinstance(ord, str) or len(as_tuple(dim) if dim is not None else A.shape) == 2:
         value = matrix_norm(A, ord, (-2, -1) if dim is None else as_tuple(dim), keepdim, dtype=dtype)
     else:
@@ -478,7 +485,9 @@ def multi_dot(tensors):
     for width in range(1, len(tensors)):
         for i in range(len(tensors) - width):
             j = i + width
-            costs = ((best[i, k][0] + best[k + 1, j][0] + sizes[i] * sizes[k + 1] * sizes[j + 1], k) for k in range(i, j))
+            costs = (
+                (best[i, k][0] + best[k + 1, j][0] + sizes[i] * sizes[k + 1] * sizes[j + 1], k) for k in range(i, j)
+            )
             best[i, j] = min(costs)
 
     def product(i, j):

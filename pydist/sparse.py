@@ -1,5 +1,7 @@
-"""Sparse matrices in coordinates, as graph scripts use them: torch.sparse. A SparseTensor is no Tensor: it has indices[dims, n],
-values[n, ...] and a shape, products with dense matrices, and what follows; gradients flow to its values and to the matrices.
+"""Sparse matrices in coordinates, as graph scripts use them: torch.sparse. A SparseTensor is no Tensor: it has
+indices[dims, n],
+values[n, ...] and a shape, products with dense matrices, and what follows; gradients flow to its values and to the
+matrices.
 
 >>> import pydist
 >>> a = pydist.sparse_coo_tensor([[0, 1], [1, 0]], [2.0, 3.0], (2, 2))
@@ -191,9 +193,18 @@ def _unravel(flat, shape):
 
 
 def sparse_coo_tensor(
-    indices, values=None, size=None, *, dtype=None, device=None, requires_grad=False, check_invariants=None, is_coalesced=None
+    indices,
+    values=None,
+    size=None,
+    *,
+    dtype=None,
+    device=None,
+    requires_grad=False,
+    check_invariants=None,
+    is_coalesced=None,
 ):
-    """A SparseTensor of values[n, ...] at indices[dims, n]; without a size the smallest that holds them. sparse_coo_tensor(size):
+    """A SparseTensor of values[n, ...] at indices[dims, n]; without a size the smallest that holds them.
+    sparse_coo_tensor(size):
     an empty one. Raises RuntimeError for indices outside, or shapes that do not fit."""
     if values is None and size is None:
         shape = tuple(indices)
@@ -202,13 +213,19 @@ def sparse_coo_tensor(
     values = values if isinstance(values, Tensor) else _C.tensor(values)
     values = values if dtype is None else values.to(dtype)
     if indices.dim() != 2 or values.dim() < 1 or indices.shape[1] != values.shape[0]:
-        raise RuntimeError(f"sparse_coo_tensor: indices {tuple(indices.shape)}, values {tuple(values.shape)} (expected [dims, n] and [n, ...])")
+        raise RuntimeError(
+            f"sparse_coo_tensor: indices {tuple(indices.shape)}, values {tuple(values.shape)} (expected [dims, n] and [n, ...])"
+        )
     least = [n + 1 for n in indices.amax(1).tolist()] if indices.shape[1] else [0] * indices.shape[0]
     size = (*least, *values.shape[1:]) if size is None else tuple(size)
     if len(size) != indices.shape[0] + values.dim() - 1 or tuple(size[indices.shape[0] :]) != tuple(values.shape[1:]):
-        raise RuntimeError(f"sparse_coo_tensor: size {size} for indices {tuple(indices.shape)} and values {tuple(values.shape)}")
+        raise RuntimeError(
+            f"sparse_coo_tensor: size {size} for indices {tuple(indices.shape)} and values {tuple(values.shape)}"
+        )
     if indices.numel() and (indices.amin().item() < 0 or any(n > m for n, m in zip(least, size))):
-        raise RuntimeError(f"sparse_coo_tensor: size {size} is too small for the indices, which reach {[n - 1 for n in least]}")
+        raise RuntimeError(
+            f"sparse_coo_tensor: size {size} is too small for the indices, which reach {[n - 1 for n in least]}"
+        )
     made = SparseTensor(indices, values.detach() if requires_grad else values, size, bool(is_coalesced))
     return made.requires_grad_() if requires_grad else made
 
@@ -234,7 +251,9 @@ def mm(sparse, dense):
             return _C.matmul(sparse, dense)
         return mm(dense.t(), sparse.transpose(-2, -1)).transpose(-2, -1)
     if sparse.dim() != 2 or sparse.shape[1] != dense.shape[0]:
-        raise RuntimeError(f"sparse.mm: shapes {tuple(sparse.shape)}, {tuple(dense.shape)} (expected equal inner sizes)")
+        raise RuntimeError(
+            f"sparse.mm: shapes {tuple(sparse.shape)}, {tuple(dense.shape)} (expected equal inner sizes)"
+        )
     if isinstance(dense, SparseTensor):
         return to_sparse(mm(sparse, dense.to_dense()))
     rows, columns = sparse._index

@@ -17,7 +17,13 @@ def _of_linalg(name, theirs):
     return both(call)
 
 
-for _name, _theirs in (("inverse", "inv"), ("det", "det"), ("slogdet", "slogdet"), ("pinverse", "pinv"), ("matrix_exp", "matrix_exp")):
+for _name, _theirs in (
+    ("inverse", "inv"),
+    ("det", "det"),
+    ("slogdet", "slogdet"),
+    ("pinverse", "pinv"),
+    ("matrix_exp", "matrix_exp"),
+):
     _of_linalg(_name, _theirs)
 
 

@@ -42,7 +42,11 @@ def signbit(input):
 @both
 def copysign(input, other):
     """|input| with the sign of other."""
-    other = other if isinstance(other, Tensor) else _C.tensor(float(other), dtype=input.dtype if input.is_floating_point() else None)
+    other = (
+        other
+        if isinstance(other, Tensor)
+        else _C.tensor(float(other), dtype=input.dtype if input.is_floating_point() else None)
+    )
     size = (input if input.is_floating_point() else input.float()).abs()
     return _C.where(signbit(other), -size, size)
 
@@ -81,7 +85,7 @@ def heaviside(input, values):
 def float_power(input, exponent):
     """input ** exponent in float64."""
     input, exponent = (t.double() if isinstance(t, Tensor) else float(t) for t in (input, exponent))
-    return input**exponent if isinstance(input, Tensor) else _C.pow(input, exponent)
+    return input ** exponent if isinstance(input, Tensor) else _C.pow(input, exponent)
 
 
 @both
@@ -186,7 +190,11 @@ def frexp(input):
     zero = (input == 0) | ~isfinite(input)
     size = masked_fill(input.detach().abs(), zero, 1.0)
     exponent = size.double().log2().floor() + 1
-    exponent = exponent + (size.double() / 2.0**exponent >= 1).to(exponent.dtype) - (size.double() / 2.0**exponent < 0.5).to(exponent.dtype)
+    exponent = (
+        exponent
+        + (size.double() / 2.0**exponent >= 1).to(exponent.dtype)
+        - (size.double() / 2.0**exponent < 0.5).to(exponent.dtype)
+    )
     exponent = masked_fill(exponent, zero, 0.0)
     return (input / (2.0**exponent).to(input.dtype)).to(input.dtype), exponent.to(_C.int32)
 

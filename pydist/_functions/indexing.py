@@ -112,7 +112,8 @@ def scatter_(self, dim, index, src=None, *, value=None, reduce=None):
 
 @both
 def scatter(input, dim, index, src=None, *, value=None, reduce=None):
-    """scatter_ on a copy: out[index[i][j]][j] = src[i][j] for dim 0, and so on; src may be a number. reduce "add": +=."""
+    """scatter_ on a copy: out[index[i][j]][j] = src[i][j] for dim 0, and so on; src may be a number. reduce "add":
+    +=."""
     return scatter_(input.clone(), dim, index, src, value=value, reduce=reduce)
 
 

@@ -1,4 +1,5 @@
-"""Random numbers: methods that fill a tensor, and draws by tensors of parameters. A `generator` draws in its own stream."""
+"""Random numbers: methods that fill a tensor, and draws by tensors of parameters. A `generator` draws in its own
+stream."""
 
 from contextlib import contextmanager
 
@@ -95,7 +96,8 @@ def bernoulli(input, p=None, *, generator=None):
 
 @function
 def normal(mean=0.0, std=1.0, size=None, *, generator=None, dtype=None, out=None, requires_grad=False):
-    """Numbers of the normal distribution: mean and std are tensors of a common shape, or numbers of which `size` are drawn."""
+    """Numbers of the normal distribution: mean and std are tensors of a common shape, or numbers of which `size` are
+    drawn."""
     if size is None:
         like = [t for t in (mean, std) if isinstance(t, Tensor)]
         if not like:

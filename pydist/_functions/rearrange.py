@@ -177,7 +177,8 @@ for _name, _view in (
 
 @method
 def resize_(self, *sizes, memory_format=None):
-    """The tensor itself with other sizes: its first elements in their order, and, where they do not reach, undefined ones."""
+    """The tensor itself with other sizes: its first elements in their order, and, where they do not reach, undefined
+    ones."""
     sizes = varargs(sizes)
     if self.requires_grad:
         raise RuntimeError("resize_: not for a tensor that requires grad")

@@ -60,7 +60,8 @@ _FIRST = {"sum": 0, "mean": 0, "prod": 1, "amax": -math.inf, "amin": math.inf}
 
 
 def _extreme_along(input, dim, index, src, reduce, include_self):
-    """amax or amin of src's elements for each place, by sorting: the last of each run of equal indices is the extreme."""
+    """amax or amin of src's elements for each place, by sorting: the last of each run of equal indices is the
+    extreme."""
     n = input.shape[dim]
     rows, places = src.movedim(dim, -1).reshape(-1, src.shape[dim]), index.movedim(dim, -1).reshape(-1, src.shape[dim])
     order = (rows.detach() if reduce == "amax" else -rows.detach()).argsort(-1, stable=True)
@@ -86,7 +87,8 @@ def _extreme_along(input, dim, index, src, reduce, include_self):
 
 @both
 def scatter_reduce(input, dim, index, src, reduce, *, include_self=True):
-    """A copy of input in which the elements of src with index[i][j] (for dim 0, and so on) are reduced to one: "sum", "prod",
+    """A copy of input in which the elements of src with index[i][j] (for dim 0, and so on) are reduced to one: "sum",
+    "prod",
     "mean", "amax" or "amin", with input's own element unless include_self is False."""
     if reduce not in _FIRST:
         raise RuntimeError(f"scatter_reduce: reduce is {reduce!r} (expected one of {', '.join(_FIRST)})")
@@ -95,7 +97,9 @@ def scatter_reduce(input, dim, index, src, reduce, *, include_self=True):
         return input.clone()
     src = src[tuple(slice(0, n) for n in index.shape)]
     if input.dim() == 0:
-        return scatter_reduce(input.reshape(1), 0, index.reshape(1), src.reshape(1), reduce, include_self=include_self).reshape(())
+        return scatter_reduce(
+            input.reshape(1), 0, index.reshape(1), src.reshape(1), reduce, include_self=include_self
+        ).reshape(())
     if reduce in ("amax", "amin"):
         return _extreme_along(input, dim, index, src, reduce, include_self)
     hits = _C.zeros(input.shape, dtype=_C.int64).scatter_add(dim, index, _C.ones(index.shape, dtype=_C.int64))
@@ -190,7 +194,8 @@ def combinations(input, r=2, with_replacement=False):
 
 @function
 def searchsorted(sorted_sequence, input, *, out_int32=False, right=False, side=None, sorter=None):
-    """For each element of input the first place in the last dimension of sorted_sequence where it could stand (right: the
+    """For each element of input the first place in the last dimension of sorted_sequence where it could stand (right:
+    the
     last)."""
     if side not in (None, "left", "right") or side == "left" and right:
         raise RuntimeError(f"searchsorted: side is {side!r}, right is {right}")
@@ -240,7 +245,8 @@ def kthvalue(input, k, dim=-1, keepdim=False):
 
 @both
 def mode(input, dim=-1, keepdim=False):
-    """(values, indices) of the most frequent elements along dim (of several, the smallest), and their last positions."""
+    """(values, indices) of the most frequent elements along dim (of several, the smallest), and their last
+    positions."""
     if input.dim() == 0:
         return input.clone(), _C.zeros((), dtype=_C.int64)
     dim = axis_of("mode", dim, input.dim())
@@ -257,7 +263,8 @@ def mode(input, dim=-1, keepdim=False):
 
 @both
 def unique_consecutive(input, return_inverse=False, return_counts=False, dim=None):
-    """input without elements (slices of dim) that equal the one before; where asked for, which of the kept ones each is, and
+    """input without elements (slices of dim) that equal the one before; where asked for, which of the kept ones each
+    is, and
     how many each stands for."""
     rows = input.reshape(-1) if dim is None else input.movedim(dim, 0)
     n = rows.shape[0]

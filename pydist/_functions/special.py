@@ -50,7 +50,9 @@ def lgamma(input):
     x = _C.where(mirrored, 1 - input, input)
     huge = x > 1e8
     value = _C.where(huge, _stirling(masked_fill(x, ~huge, 1e8)), _of_positive(masked_fill(x, huge, 1.0)))
-    sine = masked_fill((masked_fill(input, ~mirrored, 0.25) * math.pi).sin().abs(), (input == input.floor()) & mirrored, 0.0)
+    sine = masked_fill(
+        (masked_fill(input, ~mirrored, 0.25) * math.pi).sin().abs(), (input == input.floor()) & mirrored, 0.0
+    )
     return _C.where(mirrored, math.log(math.pi) - sine.log() - value, value)
 
 
@@ -101,7 +103,9 @@ def polygamma(n, input):
     if n == 0:
         return digamma(input)
     sign = 1 if n % 2 else -1
-    return (sign * math.factorial(n) * _hurwitz(n + 1, input.double())).to(input.dtype if input.is_floating_point() else _C.float32)
+    return (sign * math.factorial(n) * _hurwitz(n + 1, input.double())).to(
+        input.dtype if input.is_floating_point() else _C.float32
+    )
 
 
 @both

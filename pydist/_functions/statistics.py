@@ -42,7 +42,9 @@ def _quantile(name, input, q, dim, keepdim, interpolation, skip_nan):
     if interpolation not in ("linear", "lower", "higher", "midpoint", "nearest"):
         raise RuntimeError(f"{name}: interpolation is {interpolation!r}")
     if not input.is_floating_point() or not input.numel():
-        raise RuntimeError(f"{name}: input is {input.dtype} of shape {tuple(input.shape)} (expected floating numbers, not empty)")
+        raise RuntimeError(
+            f"{name}: input is {input.dtype} of shape {tuple(input.shape)} (expected floating numbers, not empty)"
+        )
     single = not isinstance(q, Tensor) or q.dim() == 0
     q = (q if isinstance(q, Tensor) else _C.tensor(q, dtype=input.dtype)).reshape(-1)
     if not ((q >= 0) & (q <= 1)).all().item():

@@ -1,4 +1,5 @@
-"""Probability distributions with PyTorch's names: sample, rsample (through which gradients flow), log_prob, entropy, and
+"""Probability distributions with PyTorch's names: sample, rsample (through which gradients flow), log_prob, entropy,
+and
 kl_divergence between two of them.
 
 >>> import pydist
@@ -13,7 +14,12 @@ kl_divergence between two of them.
 import sys
 
 from pydist.distributions import categorical, combined, continuous, discrete, gamma, multivariate
-from pydist.distributions.categorical import Categorical, Multinomial, OneHotCategorical, OneHotCategoricalStraightThrough
+from pydist.distributions.categorical import (
+    Categorical,
+    Multinomial,
+    OneHotCategorical,
+    OneHotCategoricalStraightThrough,
+)
 from pydist.distributions.combined import Independent, MixtureSameFamily
 from pydist.distributions.continuous import (
     Cauchy,

@@ -50,7 +50,9 @@ class Categorical(Distribution):
     def _check(self, value):
         super()._check(value)
         if self._validate_args and value.numel() and value.max().item() >= self._num_events:
-            raise ValueError(f"Expected value argument to be within the support (below {self._num_events}), but found invalid values:\n{value}")
+            raise ValueError(
+                f"Expected value argument to be within the support (below {self._num_events}), but found invalid values:\n{value}"
+            )
         return value
 
     def sample(self, sample_shape=()):
@@ -61,7 +63,12 @@ class Categorical(Distribution):
 
     def log_prob(self, value):
         value = self._check(value).long().unsqueeze(-1)
-        shape = _C.Size([max(a, b) for a, b in zip(_ones(value.shape[:-1], self._batch_shape), _ones(self._batch_shape, value.shape[:-1]))])
+        shape = _C.Size(
+            [
+                max(a, b)
+                for a, b in zip(_ones(value.shape[:-1], self._batch_shape), _ones(self._batch_shape, value.shape[:-1]))
+            ]
+        )
         logits = self.logits.expand((*shape, self._num_events))
         return logits.gather(-1, value.expand((*shape, 1))).squeeze(-1)
 

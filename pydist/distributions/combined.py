@@ -14,7 +14,9 @@ class Independent(Distribution):
     def __init__(self, base_distribution, reinterpreted_batch_ndims, validate_args=None):
         n, batch = reinterpreted_batch_ndims, tuple(base_distribution.batch_shape)
         if n > len(batch):
-            raise ValueError(f"Expected reinterpreted_batch_ndims <= len(base_distribution.batch_shape), actual {n} vs {len(batch)}")
+            raise ValueError(
+                f"Expected reinterpreted_batch_ndims <= len(base_distribution.batch_shape), actual {n} vs {len(batch)}"
+            )
         self.base_dist, self.reinterpreted_batch_ndims = base_distribution, n
         cut = len(batch) - n
         super().__init__(batch[:cut], batch[cut:] + tuple(base_distribution.event_shape), validate_args=validate_args)
@@ -80,7 +82,9 @@ class MixtureSameFamily(Distribution):
         return within + (self._weights() * away**2).sum(self._dim)
 
     def sample(self, sample_shape=()):
-        chosen, values = self.mixture_distribution.sample(sample_shape), self.component_distribution.sample(sample_shape)
+        chosen, values = self.mixture_distribution.sample(sample_shape), self.component_distribution.sample(
+            sample_shape
+        )
         index = chosen.reshape(*chosen.shape, *[1] * (1 + len(self._event_shape)))
         shape = list(values.shape)
         shape[self._dim] = 1

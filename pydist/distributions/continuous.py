@@ -265,7 +265,9 @@ class Uniform(_Formula):
     def _check(self, value):
         super()._check(value)
         if self._validate_args and not ((value >= self.low) & (value <= self.high)).all().item():
-            raise ValueError(f"Expected value argument (Tensor of shape {tuple(value.shape)}) to be within the support of the distribution Uniform, but found invalid values:\n{value}")
+            raise ValueError(
+                f"Expected value argument (Tensor of shape {tuple(value.shape)}) to be within the support of the distribution Uniform, but found invalid values:\n{value}"
+            )
         return value
 
     def rsample(self, sample_shape=()):

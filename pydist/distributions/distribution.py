@@ -12,7 +12,14 @@ def broadcast_all(*values):
     """Numbers and tensors as tensors of one shape and floating dtype."""
     given = [v.dtype for v in values if isinstance(v, Tensor) and v.is_floating_point()]
     dtype = given[0] if given else _C.get_default_dtype()
-    made = [v if isinstance(v, Tensor) and v.is_floating_point() else _C.tensor(v.tolist() if isinstance(v, Tensor) else v, dtype=dtype) for v in values]
+    made = [
+        (
+            v
+            if isinstance(v, Tensor) and v.is_floating_point()
+            else _C.tensor(v.tolist() if isinstance(v, Tensor) else v, dtype=dtype)
+        )
+        for v in values
+    ]
     return broadcast_tensors(*made)
 
 
@@ -82,7 +89,9 @@ class Distribution:
             return value
         n = len(self._event_shape)
         if tuple(value.shape[len(value.shape) - n :]) != tuple(self._event_shape):
-            raise ValueError(f"The right-most size of value must match event_shape: {tuple(value.shape)} vs {tuple(self._event_shape)}.")
+            raise ValueError(
+                f"The right-most size of value must match event_shape: {tuple(value.shape)} vs {tuple(self._event_shape)}."
+            )
         broadcast_tensors(value, _C.empty(self._shape()))
         if not _CHECKS[self._value](value.detach()).all().item():
             raise ValueError(

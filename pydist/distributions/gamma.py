@@ -1,4 +1,5 @@
-"""The gamma distribution and those made of it. Samples come from NumPy; gradients of them are implicit ones (Figurnov et al.,
+"""The gamma distribution and those made of it. Samples come from NumPy; gradients of them are implicit ones (Figurnov
+et al.,
 2018): dx/da = -(dF/da) / density, F being the distribution function."""
 
 import math
@@ -11,7 +12,8 @@ from pydist.distributions.distribution import Distribution, broadcast_all
 
 
 def _lower_gamma(a, x):
-    """The distribution function of Gamma(a, 1) at x, NumPy arrays: by series below a + 1, by Lentz's continued fraction above."""
+    """The distribution function of Gamma(a, 1) at x, NumPy arrays: by series below a + 1, by Lentz's continued
+    fraction above."""
     import numpy as np
 
     lgamma = np.vectorize(math.lgamma, otypes=[float])(a)

@@ -35,7 +35,9 @@ def kl_divergence(p, q):
         for kind_q in type(q).__mro__:
             if (kind_p, kind_q) in _REGISTERED:
                 return _REGISTERED[kind_p, kind_q](p, q)
-    raise NotImplementedError(f"No KL(p || q) is implemented for p type {type(p).__name__} and q type {type(q).__name__}")
+    raise NotImplementedError(
+        f"No KL(p || q) is implemented for p type {type(p).__name__} and q type {type(q).__name__}"
+    )
 
 
 @register_kl(Normal, Normal)
@@ -50,7 +52,9 @@ register_kl(LogNormal, LogNormal)(_normal)
 @register_kl(Normal, LogNormal)
 @register_kl(LogNormal, Normal)
 def _none(p, q):
-    raise NotImplementedError(f"No KL(p || q) is implemented for p type {type(p).__name__} and q type {type(q).__name__}")
+    raise NotImplementedError(
+        f"No KL(p || q) is implemented for p type {type(p).__name__} and q type {type(q).__name__}"
+    )
 
 
 @register_kl(HalfNormal, HalfNormal)
@@ -124,7 +128,9 @@ def _uniform(p, q):
 @register_kl(Gamma, Gamma)
 def _gamma(p, q):
     a, b = p.concentration, q.concentration
-    return b * (p.rate / q.rate).log() + b.lgamma() - a.lgamma() + (a - b) * a.digamma() + (q.rate - p.rate) * (a / p.rate)
+    return (
+        b * (p.rate / q.rate).log() + b.lgamma() - a.lgamma() + (a - b) * a.digamma() + (q.rate - p.rate) * (a / p.rate)
+    )
 
 
 @register_kl(Dirichlet, Dirichlet)
@@ -143,13 +149,17 @@ def _beta(p, q):
 @register_kl(MultivariateNormal, MultivariateNormal)
 def _multivariate(p, q):
     if p.event_shape != q.event_shape:
-        raise ValueError("KL-divergence between two Multivariate Normals with different event shapes cannot be computed")
+        raise ValueError(
+            "KL-divergence between two Multivariate Normals with different event shapes cannot be computed"
+        )
     batch = (p.loc - q.loc).shape[:-1]
     k = p.event_shape[0]
     p_tril, q_tril = (t.expand((*batch, k, k)) for t in (p._tril, q._tril))
     ratio = linalg.solve_triangular(q_tril, p_tril, upper=False)
     away = linalg.solve_triangular(q_tril, (q.loc - p.loc).unsqueeze(-1), upper=False)
-    return q._half_log_det() - p._half_log_det() + 0.5 * ((ratio * ratio).sum((-2, -1)) + (away * away).sum((-2, -1)) - k)
+    return (
+        q._half_log_det() - p._half_log_det() + 0.5 * ((ratio * ratio).sum((-2, -1)) + (away * away).sum((-2, -1)) - k)
+    )
 
 
 @register_kl(Independent, Independent)

@@ -12,13 +12,16 @@ __all__ = ["multi_head_attention_forward", "scaled_dot_product_attention"]
 def scaled_dot_product_attention(
     query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, enable_gqa=False
 ):
-    """softmax(query @ keyᵀ · scale + attn_mask) @ value, without the scores of all pairs in memory where dropout_p is 0.
+    """softmax(query @ keyᵀ · scale + attn_mask) @ value, without the scores of all pairs in memory where dropout_p is
+    0.
 
-    query [..., H, T, E], key [..., H, S, E], value [..., H, S, Ev], of one floating dtype; returns [..., H, T, Ev], laid
+    query [..., H, T, E], key [..., H, S, E], value [..., H, S, Ev], of one floating dtype; returns [..., H, T, Ev],
+    laid
     out so that `y.transpose(1, 2)` is contiguous. attn_mask: broadcast to [..., H, T, S]; bool (True: the key may be
     seen; a query that may see none gets zeros) or of query's dtype, added to the scores. is_causal: query i sees keys
     j <= i, in place of a mask. dropout_p: of the probabilities, as they are used, whether in training or not. scale:
-    1 / sqrt(E) by default. enable_gqa: key and value may have fewer heads, each serving H / Hkv neighbouring query heads.
+    1 / sqrt(E) by default. enable_gqa: key and value may have fewer heads, each serving H / Hkv neighbouring query
+    heads.
     DTypeError, ShapeError, ValueError for what does not fit. Dao et al., arXiv 2205.14135.
 
     >>> import pydist
@@ -72,10 +75,13 @@ def multi_head_attention_forward(
     average_attn_weights=True,
     is_causal=False,
 ):
-    """Attention of `num_heads` heads over query[L, N, E], key[S, N, E], value[S, N, E] (or all without N): (result, weights
+    """Attention of `num_heads` heads over query[L, N, E], key[S, N, E], value[S, N, E] (or all without N): (result,
+    weights
     or None); see nn.MultiheadAttention."""
     if query.dim() not in (2, 3) or key.dim() != query.dim() or value.dim() != query.dim():
-        raise RuntimeError(f"multi_head_attention: {query.dim()}, {key.dim()}, {value.dim()} dimensions (expected all 2 or all 3)")
+        raise RuntimeError(
+            f"multi_head_attention: {query.dim()}, {key.dim()}, {value.dim()} dimensions (expected all 2 or all 3)"
+        )
     batched = query.dim() == 3
     if not batched:
         same = key is query and value is query
@@ -84,9 +90,13 @@ def multi_head_attention_forward(
         key_padding_mask = None if key_padding_mask is None else key_padding_mask.unsqueeze(0)
     length, count, width = query.shape
     if width != embed_dim_to_check or width % num_heads:
-        raise RuntimeError(f"multi_head_attention: query is {width} wide (expected {embed_dim_to_check}, divisible by {num_heads} heads)")
+        raise RuntimeError(
+            f"multi_head_attention: query is {width} wide (expected {embed_dim_to_check}, divisible by {num_heads} heads)"
+        )
     if key.shape[:2] != value.shape[:2]:
-        raise RuntimeError(f"multi_head_attention: key {tuple(key.shape)}, value {tuple(value.shape)} (expected as many)")
+        raise RuntimeError(
+            f"multi_head_attention: key {tuple(key.shape)}, value {tuple(value.shape)} (expected as many)"
+        )
     if is_causal and attn_mask is None:
         raise RuntimeError("Need attn_mask if specifying the is_causal hint.")
     if use_separate_proj_weight:
@@ -117,7 +127,9 @@ def multi_head_attention_forward(
     if mask is not None:
         want = (length, source - more)
         if tuple(mask.shape) not in (want, (count * num_heads, *want)):
-            raise RuntimeError(f"multi_head_attention: attn_mask is {tuple(mask.shape)} (expected {want} or {(count * num_heads, *want)})")
+            raise RuntimeError(
+                f"multi_head_attention: attn_mask is {tuple(mask.shape)} (expected {want} or {(count * num_heads, *want)})"
+            )
         mask = mask.reshape(count, num_heads, *want) if mask.dim() == 3 else mask
         mask = _C.constant_pad_nd(mask, (0, more)) if more else mask
     padding = _as_scores(key_padding_mask, q.dtype)

@@ -58,7 +58,9 @@ def _batched(name, input, weight, dims):
     """(input with a batch dimension, whether it had one)."""
     if input.dim() not in (dims + 1, dims + 2) or weight.dim() != dims + 2:
         shapes = f"{tuple(input.shape)}, {tuple(weight.shape)}"
-        raise _C.ShapeError(f"{name}: shapes {shapes} (expected [N, C, {dims} sizes] or without N, and {dims + 2} dimensions)")
+        raise _C.ShapeError(
+            f"{name}: shapes {shapes} (expected [N, C, {dims} sizes] or without N, and {dims + 2} dimensions)"
+        )
     return (input, True) if input.dim() == dims + 2 else (input.unsqueeze(0), False)
 
 
@@ -68,7 +70,9 @@ def conv3d(input, weight, bias=None, stride=1, padding=0, dilation=1, groups=1):
     padding, cut = conv_padding(padding, weight.shape[2:], stride, dilation)
     stride, dilation = sizes_of("stride", stride, 3), sizes_of("dilation", dilation, 3)
     if min(stride) < 1 or min(dilation) < 1 or min(padding) < 0:
-        raise ValueError(f"conv3d: stride {stride}, padding {padding}, dilation {dilation} (expected above 0, padding at least 0)")
+        raise ValueError(
+            f"conv3d: stride {stride}, padding {padding}, dilation {dilation} (expected above 0, padding at least 0)"
+        )
     x = _C.constant_pad_nd(x, (0, 0, 0, 0, padding[0], padding[0])) if padding[0] else x
     taps = weight.shape[2]
     depth = (x.shape[2] - dilation[0] * (taps - 1) - 1) // stride[0] + 1
@@ -89,12 +93,18 @@ def conv3d(input, weight, bias=None, stride=1, padding=0, dilation=1, groups=1):
 
 
 def conv_transpose1d(input, weight, bias=None, stride=1, padding=0, output_padding=0, groups=1, dilation=1):
-    """The gradient of conv1d with respect to its input, as a function of input[N, C, L] or [C, L] and weight[C, K / groups,
+    """The gradient of conv1d with respect to its input, as a function of input[N, C, L] or [C, L] and weight[C, K /
+    groups,
     R]; see nn.ConvTranspose1d."""
     x, batched = _batched("conv_transpose1d", input, weight, 1)
     stride, padding, more, dilation = (
         sizes_of(name, value, 1)
-        for name, value in (("stride", stride), ("padding", padding), ("output_padding", output_padding), ("dilation", dilation))
+        for name, value in (
+            ("stride", stride),
+            ("padding", padding),
+            ("output_padding", output_padding),
+            ("dilation", dilation),
+        )
     )
     y = _C.conv_transpose2d(
         x.unsqueeze(2), weight.unsqueeze(2), bias, (1, *stride), (0, *padding), (0, *more), groups, (1, *dilation)
@@ -103,7 +113,8 @@ def conv_transpose1d(input, weight, bias=None, stride=1, padding=0, output_paddi
 
 
 def conv_transpose2d(input, weight, bias=None, stride=1, padding=0, output_padding=0, groups=1, dilation=1):
-    """The gradient of conv2d with respect to its input, as a function of input[N, C, H, W] or [C, H, W] and weight[C, K /
+    """The gradient of conv2d with respect to its input, as a function of input[N, C, H, W] or [C, H, W] and weight[C,
+    K /
     groups, R, S]; see nn.ConvTranspose2d."""
     x, batched = _batched("conv_transpose2d", input, weight, 2)
     y = _C.conv_transpose2d(x, weight, bias, stride, padding, output_padding, groups, dilation)
@@ -111,15 +122,28 @@ def conv_transpose2d(input, weight, bias=None, stride=1, padding=0, output_paddi
 
 
 def conv_transpose3d(input, weight, bias=None, stride=1, padding=0, output_padding=0, groups=1, dilation=1):
-    """The gradient of conv3d with respect to its input, as a function of input[N, C, D, H, W] or [C, D, H, W] and weight[C,
+    """The gradient of conv3d with respect to its input, as a function of input[N, C, D, H, W] or [C, D, H, W] and
+    weight[C,
     K / groups, T, R, S]; see nn.ConvTranspose3d."""
     x, batched = _batched("conv_transpose3d", input, weight, 3)
     stride, padding, more, dilation = (
         sizes_of(name, value, 3)
-        for name, value in (("stride", stride), ("padding", padding), ("output_padding", output_padding), ("dilation", dilation))
+        for name, value in (
+            ("stride", stride),
+            ("padding", padding),
+            ("output_padding", output_padding),
+            ("dilation", dilation),
+        )
     )
-    if min(stride) < 1 or min(dilation) < 1 or min(padding) < 0 or any(m < 0 or m >= max(s, d) for m, s, d in zip(more, stride, dilation)):
-        raise ValueError(f"conv_transpose3d: stride {stride}, padding {padding}, output_padding {more}, dilation {dilation}")
+    if (
+        min(stride) < 1
+        or min(dilation) < 1
+        or min(padding) < 0
+        or any(m < 0 or m >= max(s, d) for m, s, d in zip(more, stride, dilation))
+    ):
+        raise ValueError(
+            f"conv_transpose3d: stride {stride}, padding {padding}, output_padding {more}, dilation {dilation}"
+        )
     n, depth, taps = x.shape[0], x.shape[2], weight.shape[2]
     full = (depth - 1) * stride[0] + dilation[0] * (taps - 1) + more[0] + 1
     if full - 2 * padding[0] < 1:
@@ -128,9 +152,13 @@ def conv_transpose3d(input, weight, bias=None, stride=1, padding=0, output_paddi
     for t in range(taps):
         part = _C.conv_transpose2d(flat, weight[:, :, t], None, stride[1:], padding[1:], more[1:], groups, dilation[1:])
         part = part.reshape(n, depth, *part.shape[1:]).unsqueeze(2)
-        spread = _C.constant_pad_nd(part, (0, 0, 0, 0, 0, 0, 0, stride[0] - 1)).flatten(1, 2)  # planes at a distance of stride
+        spread = _C.constant_pad_nd(part, (0, 0, 0, 0, 0, 0, 0, stride[0] - 1)).flatten(
+            1, 2
+        )  # planes at a distance of stride
         start = t * dilation[0]
-        spread = _C.constant_pad_nd(spread, (0, 0, 0, 0, 0, 0, start - padding[0], full - padding[0] - start - spread.shape[1]))
+        spread = _C.constant_pad_nd(
+            spread, (0, 0, 0, 0, 0, 0, start - padding[0], full - padding[0] - start - spread.shape[1])
+        )
         y = spread if y is None else y + spread
     y = y.transpose(1, 2)
     if bias is not None:

@@ -9,20 +9,26 @@ _NEVER = -1e30  # stands for log(0): -inf has no gradient
 
 
 def ctc_loss(log_probs, targets, input_lengths, target_lengths, blank=0, reduction="mean", zero_infinity=False):
-    """-log of the probability of targets under all alignments with log_probs[T, N, C] (or [T, C]), `blank` being the class
-    between labels (Graves et al., 2006). targets: [N, S], or all of them in one row; the mean divides by target_lengths.
+    """-log of the probability of targets under all alignments with log_probs[T, N, C] (or [T, C]), `blank` being the
+    class
+    between labels (Graves et al., 2006). targets: [N, S], or all of them in one row; the mean divides by
+    target_lengths.
     An impossible target has an infinite loss (zero_infinity: 0)."""
     reduction = reduction_of(None, None, reduction)
     single = log_probs.dim() == 2
     if single:
         log_probs, targets = log_probs.unsqueeze(1), targets.reshape(1, -1)
     if log_probs.dim() != 3 or not 0 <= blank < log_probs.shape[2]:
-        raise RuntimeError(f"ctc_loss: log_probs has shape {tuple(log_probs.shape)}, blank is {blank} (expected [T, N, C], a class)")
+        raise RuntimeError(
+            f"ctc_loss: log_probs has shape {tuple(log_probs.shape)}, blank is {blank} (expected [T, N, C], a class)"
+        )
     times, count, _ = log_probs.shape
     lengths = (t if isinstance(t, _C.Tensor) else _C.tensor(t) for t in (input_lengths, target_lengths))
     steps, sizes = (t.reshape(-1).tolist() for t in lengths)
     if len(steps) != count or len(sizes) != count or max(steps, default=0) > times:
-        raise RuntimeError(f"ctc_loss: {len(steps)} input_lengths up to {max(steps, default=0)}, {len(sizes)} target_lengths for {count} rows of {times}")
+        raise RuntimeError(
+            f"ctc_loss: {len(steps)} input_lengths up to {max(steps, default=0)}, {len(sizes)} target_lengths for {count} rows of {times}"
+        )
     longest = max(sizes, default=0)
     flat, at, rows = targets.tolist(), 0, []
     for n, size in enumerate(sizes):

@@ -27,9 +27,7 @@ def pdist(input, p=2.0):
     return (input[first] - input[second]).norm(p, -1)
 
 
-def cosine_embedding_loss(
-    input1, input2, target, margin=0, size_average=None, reduce=None, reduction="mean"
-):
+def cosine_embedding_loss(input1, input2, target, margin=0, size_average=None, reduce=None, reduction="mean"):
     """1 - cosine where target is 1, max(cosine - margin, 0) where it is -1."""
     if input1.dim() != target.dim() + 1 or input2.dim() != target.dim() + 1:
         shapes = ", ".join(str(tuple(t.shape)) for t in (input1, input2, target))
@@ -97,9 +95,7 @@ def multilabel_soft_margin_loss(input, target, weight=None, size_average=None, r
     return reduced(each.sum(-1) / input.shape[-1], reduction_of(size_average, reduce, reduction))
 
 
-def multi_margin_loss(
-    input, target, p=1, margin=1.0, weight=None, size_average=None, reduce=None, reduction="mean"
-):
+def multi_margin_loss(input, target, p=1, margin=1.0, weight=None, size_average=None, reduce=None, reduction="mean"):
     """The mean over the classes i but the target t of max(margin - input[t] + input[i], 0) ** p, times weight[t]."""
     if p not in (1, 2):
         raise ValueError("only p == 1 and p == 2 supported")
@@ -114,7 +110,9 @@ def multilabel_margin_loss(input, target, size_average=None, reduce=None, reduct
     """The mean over pairs of a target t (those of target[..., C] before the first -1) and a class i that is none of
     max(1 - (input[t] - input[i]), 0)."""
     if input.shape != target.shape or input.dim() not in (1, 2):
-        raise RuntimeError(f"multilabel_margin_loss: shapes {tuple(input.shape)}, {tuple(target.shape)} (expected equal, [C] or [N, C])")
+        raise RuntimeError(
+            f"multilabel_margin_loss: shapes {tuple(input.shape)}, {tuple(target.shape)} (expected equal, [C] or [N, C])"
+        )
     scores, labels = input.reshape(-1, input.shape[-1]), target.reshape(-1, input.shape[-1])
     given = (labels < 0).long().cumsum(1) == 0
     places = labels.clamp(0)
@@ -128,7 +126,8 @@ def multilabel_margin_loss(input, target, size_average=None, reduce=None, reduct
 def poisson_nll_loss(
     input, target, log_input=True, full=False, size_average=None, eps=1e-8, reduce=None, reduction="mean"
 ):
-    """exp(input) - target * input (not log_input: input - target * log(input + eps)); full adds Stirling's approximation of
+    """exp(input) - target * input (not log_input: input - target * log(input + eps)); full adds Stirling's
+    approximation of
     log(target!) where target > 1."""
     reduction = reduction_of(size_average, reduce, reduction)
     each = input.exp() - target * input if log_input else input - target * (input + eps).log()
@@ -151,6 +150,10 @@ def gaussian_nll_loss(input, target, var, full=False, eps=1e-6, reduction="mean"
             raise ValueError("var is of incorrect size")
     if var.numel() and (var < 0).any().item():
         raise ValueError("var has negative entry/entries")
-    var = _C.where(var.detach() < eps, eps, var) if not var.requires_grad else var + (var.detach().clamp(eps) - var.detach())
+    var = (
+        _C.where(var.detach() < eps, eps, var)
+        if not var.requires_grad
+        else var + (var.detach().clamp(eps) - var.detach())
+    )
     each = 0.5 * (var.log() + (input - target) ** 2 / var)
     return reduced(each + 0.5 * math.log(2 * math.pi) if full else each, reduction)

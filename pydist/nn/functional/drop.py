@@ -45,7 +45,8 @@ def dropout3d(input, p=0.5, training=True, inplace=False):
 
 
 def _alpha(input, p, training, inplace, shape):
-    """What is dropped becomes selu's limit, and all is scaled so that mean 0 and variance 1 stay (Klambauer et al., 2017)."""
+    """What is dropped becomes selu's limit, and all is scaled so that mean 0 and variance 1 stay (Klambauer et al.,
+    2017)."""
     _check(p)
     if not training or p == 0:
         return input

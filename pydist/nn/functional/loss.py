@@ -29,7 +29,8 @@ def cross_entropy(
     reduction="mean",
     label_smoothing=0.0,
 ):
-    """nll_loss(log_softmax(input, 1), target), in one pass; see nn.CrossEntropyLoss. A floating target of input's shape holds
+    """nll_loss(log_softmax(input, 1), target), in one pass; see nn.CrossEntropyLoss. A floating target of input's
+    shape holds
     the probability of each class."""
     reduction = reduction_of(size_average, reduce, reduction)
     if target.is_floating_point():

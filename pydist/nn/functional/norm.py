@@ -33,7 +33,8 @@ def normalize(input, p=2.0, dim=1, eps=1e-12, out=None):
 def instance_norm(
     input, running_mean=None, running_var=None, weight=None, bias=None, use_input_stats=True, momentum=0.1, eps=1e-05
 ):
-    """batch_norm of each sample of input[N, C, ...] by itself (Ulyanov et al., 2016); the running statistics move by the mean
+    """batch_norm of each sample of input[N, C, ...] by itself (Ulyanov et al., 2016); the running statistics move by
+    the mean
     over the samples."""
     if input.dim() < 3:
         raise ValueError(f"instance_norm: input has shape {tuple(input.shape)} (expected [N, C, ...])")
@@ -53,7 +54,8 @@ def instance_norm(
 
 
 def local_response_norm(input, size, alpha=0.0001, beta=0.75, k=1.0):
-    """input / (k + alpha * the mean of squares over `size` neighbouring channels) ** beta for input[N, C, ...] (Krizhevsky et
+    """input / (k + alpha * the mean of squares over `size` neighbouring channels) ** beta for input[N, C, ...]
+    (Krizhevsky et
     al., 2012)."""
     if input.dim() < 3:
         raise ValueError(f"Expected 3D or higher dimensionality input (got {input.dim()} dimensions)")

@@ -5,11 +5,14 @@ from pydist.nn.functional.conv import conv_transpose2d, sizes_of
 
 
 def pad(input, pad, mode="constant", value=None):
-    """input with pad[0] elements before and pad[1] after it along the last dimension, pad[2], pad[3] along the one before,
+    """input with pad[0] elements before and pad[1] after it along the last dimension, pad[2], pad[3] along the one
+    before,
     and so on; a negative number takes elements away.
 
-    mode "constant": all of them `value` (0); "reflect": mirrored at the border element; "replicate": copies of the border
-    element; "circular": from the other end. Raises ValueError for another mode, NotImplementedError for a pad that has not
+    mode "constant": all of them `value` (0); "reflect": mirrored at the border element; "replicate": copies of the
+    border
+    element; "circular": from the other end. Raises ValueError for another mode, NotImplementedError for a pad that has
+    not
     two numbers for all but the leading one or two dimensions, RuntimeError where input is too short to be mirrored.
 
     >>> import pydist
@@ -25,7 +28,9 @@ def pad(input, pad, mode="constant", value=None):
         raise ValueError(f"pad: value is {value} (expected none for mode {mode!r})")
     if len(pad) % 2 or len(pad) > 6 or not 1 <= input.dim() - len(pad) // 2 <= 2:
         shape = tuple(input.shape)
-        raise NotImplementedError(f"pad: {len(pad)} numbers for shape {shape} in mode {mode!r} (expected two a dimension)")
+        raise NotImplementedError(
+            f"pad: {len(pad)} numbers for shape {shape} in mode {mode!r} (expected two a dimension)"
+        )
     for k in range(0, len(pad), 2):
         dim = input.dim() - 1 - k // 2
         input = _continued(input, dim, max(pad[k], 0), max(pad[k + 1], 0), mode)
@@ -58,7 +63,9 @@ def pixel_shuffle(input, upscale_factor):
     r = upscale_factor
     if input.dim() < 3 or r < 1 or input.shape[-3] % (r * r):
         shape = tuple(input.shape)
-        raise RuntimeError(f"pixel_shuffle: shape {shape}, factor {r} (expected [..., C, H, W], C divisible by its square)")
+        raise RuntimeError(
+            f"pixel_shuffle: shape {shape}, factor {r} (expected [..., C, H, W], C divisible by its square)"
+        )
     *lead, c, h, w = input.shape
     parts = input.reshape(*lead, c // (r * r), r, r, h, w)
     n = len(lead)
@@ -71,7 +78,9 @@ def pixel_unshuffle(input, downscale_factor):
     r = downscale_factor
     if input.dim() < 3 or r < 1 or input.shape[-1] % r or input.shape[-2] % r:
         shape = tuple(input.shape)
-        raise RuntimeError(f"pixel_unshuffle: shape {shape}, factor {r} (expected [..., C, H, W], H and W divisible by it)")
+        raise RuntimeError(
+            f"pixel_unshuffle: shape {shape}, factor {r} (expected [..., C, H, W], H and W divisible by it)"
+        )
     *lead, c, h, w = input.shape
     parts = input.reshape(*lead, c, h // r, r, w // r, r)
     n = len(lead)
@@ -83,7 +92,9 @@ def channel_shuffle(input, groups):
     """The channels (dimension 1) of [N, C, ...] in `groups` rows, read by columns (Zhang et al., 2018)."""
     if input.dim() < 3 or groups < 1 or input.shape[1] % groups:
         shape = tuple(input.shape)
-        raise RuntimeError(f"channel_shuffle: shape {shape}, groups {groups} (expected [N, C, ...], C divisible by groups)")
+        raise RuntimeError(
+            f"channel_shuffle: shape {shape}, groups {groups} (expected [N, C, ...], C divisible by groups)"
+        )
     parts = input.reshape(input.shape[0], groups, input.shape[1] // groups, *input.shape[2:])
     return parts.transpose(1, 2).reshape(input.shape)
 
@@ -91,7 +102,9 @@ def channel_shuffle(input, groups):
 def _window_counts(name, size, kernel, dilation, padding, stride):
     counts = [(n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, d, p, s in zip(size, kernel, dilation, padding, stride)]
     if min(counts) < 1 or min(kernel) < 1:
-        raise RuntimeError(f"{name}: windows {kernel} (dilation {dilation}) do not fit into {tuple(size)} with padding {padding}")
+        raise RuntimeError(
+            f"{name}: windows {kernel} (dilation {dilation}) do not fit into {tuple(size)} with padding {padding}"
+        )
     return counts
 
 
@@ -142,7 +155,9 @@ def fold(input, output_size, kernel_size, dilation=1, padding=0, stride=1):
         raise RuntimeError(f"fold: input has shape {tuple(input.shape)} (expected {want})")
     channels = rows // taps
     # every window adds its own elements: a transposed convolution by the unit windows
-    units = _C.zeros(taps, taps, dtype=input.dtype).fill_diagonal_(1).reshape(taps, 1, *kernel).repeat(channels, 1, 1, 1)
+    units = (
+        _C.zeros(taps, taps, dtype=input.dtype).fill_diagonal_(1).reshape(taps, 1, *kernel).repeat(channels, 1, 1, 1)
+    )
     more = [
         full - ((count - 1) * s - 2 * p + d * (k - 1) + 1)
         for full, count, s, p, d, k in zip(size, counts, stride, padding, dilation, kernel)

@@ -53,7 +53,8 @@ def adaptive_max_pool1d_with_indices(input, output_size, return_indices=False):
 
 
 def adaptive_max_pool1d(input, output_size, return_indices=False):
-    """The largest element of input's window [floor(i n / m), ceil((i + 1) n / m)) for every i of output_size m along the
+    """The largest element of input's window [floor(i n / m), ceil((i + 1) n / m)) for every i of output_size m along
+    the
     last of the n elements of input[N, C, L] or [C, L], and its position if return_indices."""
     values, indices = _C.adaptive_max_pool1d(input, output_size)
     return (values, indices) if return_indices else values
@@ -76,7 +77,9 @@ def _planes_then_depth(input, name, planes, depth):
 def max_pool3d(input, kernel_size, stride=None, padding=0, dilation=1, ceil_mode=False, return_indices=False):
     """The largest element of each window of input[N, C, D, H, W] or [C, D, H, W], and their positions in the D * H * W
     block if return_indices; see nn.MaxPool3d."""
-    k, d, p = (sizes_of(n, v, 3) for n, v in (("kernel_size", kernel_size), ("dilation", dilation), ("padding", padding)))
+    k, d, p = (
+        sizes_of(n, v, 3) for n, v in (("kernel_size", kernel_size), ("dilation", dilation), ("padding", padding))
+    )
     s = k if stride is None else sizes_of("stride", stride, 3)
     if not return_indices:
         return _planes_then_depth(
@@ -95,7 +98,9 @@ def max_pool3d(input, kernel_size, stride=None, padding=0, dilation=1, ceil_mode
     return z.transpose(1, 2).reshape(shape), index.transpose(1, 2).reshape(shape)
 
 
-def max_pool3d_with_indices(input, kernel_size, stride=None, padding=0, dilation=1, ceil_mode=False, return_indices=False):
+def max_pool3d_with_indices(
+    input, kernel_size, stride=None, padding=0, dilation=1, ceil_mode=False, return_indices=False
+):
     """max_pool3d, and the positions."""
     return max_pool3d(input, kernel_size, stride, padding, dilation, ceil_mode, True)
 
@@ -111,7 +116,9 @@ def avg_pool3d(
         input,
         "avg_pool3d",
         lambda x: _C.avg_pool2d(x, k[1:], s[1:], p[1:], ceil_mode, count_include_pad, by),
-        lambda x: _C.avg_pool2d(x.unsqueeze(-1), (k[0], 1), (s[0], 1), (p[0], 0), ceil_mode, count_include_pad, by).squeeze(-1),
+        lambda x: _C.avg_pool2d(
+            x.unsqueeze(-1), (k[0], 1), (s[0], 1), (p[0], 0), ceil_mode, count_include_pad, by
+        ).squeeze(-1),
     )
     return means if by is None else means / divisor_override
 
@@ -151,7 +158,9 @@ def _unpooled(name, input, indices, kernel_size, stride, padding, output_size, d
     kernel, padding = sizes_of("kernel_size", kernel_size, dims), sizes_of("padding", padding, dims)
     stride = kernel if stride is None else sizes_of("stride", stride, dims)
     if indices.shape != input.shape or indices.dtype is not _C.int64 or input.dim() not in (dims + 1, dims + 2):
-        raise _C.ShapeError(f"{name}: input {tuple(input.shape)}, indices {indices.dtype} {tuple(indices.shape)} (expected alike, int64)")
+        raise _C.ShapeError(
+            f"{name}: input {tuple(input.shape)}, indices {indices.dtype} {tuple(indices.shape)} (expected alike, int64)"
+        )
     usual = [(n - 1) * s - 2 * p + k for n, s, p, k in zip(input.shape[-dims:], stride, padding, kernel)]
     size = usual if output_size is None else list(output_size)[-dims:]
     if len(size) != dims or any(not n - s < m < n + s for m, n, s in zip(size, usual, stride)):

@@ -20,11 +20,10 @@ def _by_frequency(found, indices, rows):
     return found.detach() + (found - found.detach()) / counts
 
 
-def embedding(
-    input, weight, padding_idx=None, max_norm=None, norm_type=2.0, scale_grad_by_freq=False, sparse=False
-):
+def embedding(input, weight, padding_idx=None, max_norm=None, norm_type=2.0, scale_grad_by_freq=False, sparse=False):
     """The rows of weight[rows, columns] at the indices input (int64 or int32, any shape); the row padding_idx gets no
-    gradient. max_norm: rows whose norm is above it are scaled down first, in weight itself; scale_grad_by_freq: gradients are
+    gradient. max_norm: rows whose norm is above it are scaled down first, in weight itself; scale_grad_by_freq:
+    gradients are
     divided by how often their row stands in input. Gradients are dense, also where `sparse` asks for another kind."""
     if max_norm is not None:
         _limit_rows(weight, input, max_norm, norm_type)
@@ -45,15 +44,20 @@ def embedding_bag(
     include_last_offset=False,
     padding_idx=None,
 ):
-    """The mean, "sum" or "max" of the rows of weight in each bag of indices: a row of input[bags, n], or what lies between two
+    """The mean, "sum" or "max" of the rows of weight in each bag of indices: a row of input[bags, n], or what lies
+    between two
     offsets in the vector input. Empty bags give zeros; padding_idx does not count; see nn.EmbeddingBag."""
     if mode not in ("mean", "sum", "max"):
         raise ValueError("mode has to be one of sum, mean or max")
     if per_sample_weights is not None and mode != "sum":
-        raise NotImplementedError(f"embedding_bag: per_sample_weights was not None. per_sample_weights is only supported for mode='sum' (got mode='{mode}').")
+        raise NotImplementedError(
+            f"embedding_bag: per_sample_weights was not None. per_sample_weights is only supported for mode='sum' (got mode='{mode}')."
+        )
     if input.dim() == 2:
         if offsets is not None:
-            raise ValueError("if input is 2D, then offsets has to be None, as input is treated is a mini-batch of fixed length sequences.")
+            raise ValueError(
+                "if input is 2D, then offsets has to be None, as input is treated is a mini-batch of fixed length sequences."
+            )
         bags, each = input.shape
         offsets = _C.arange(0, bags * each, each) if each else _C.zeros(bags, dtype=_C.int64)
     elif input.dim() != 1 or offsets is None or offsets.dim() != 1:
@@ -61,9 +65,13 @@ def embedding_bag(
     else:
         offsets = offsets[:-1] if include_last_offset else offsets
         if offsets.numel() and (offsets[0].item() != 0 or offsets[-1].item() > input.numel()):
-            raise ValueError("offsets[0] has to be 0, i.e., the first sequence in the mini-batch has to start from position 0.")
+            raise ValueError(
+                "offsets[0] has to be 0, i.e., the first sequence in the mini-batch has to start from position 0."
+            )
     if per_sample_weights is not None and per_sample_weights.shape != input.shape:
-        raise ValueError(f"embedding_bag: per_sample_weights has shape {tuple(per_sample_weights.shape)} (expected {tuple(input.shape)})")
+        raise ValueError(
+            f"embedding_bag: per_sample_weights has shape {tuple(per_sample_weights.shape)} (expected {tuple(input.shape)})"
+        )
     indices, count = input.reshape(-1), offsets.numel()
     if max_norm is not None:
         _limit_rows(weight, indices, max_norm, norm_type)

@@ -14,12 +14,18 @@ def _target(input, size, scale_factor, recompute):
     """(sizes, source elements a result by each axis or 0)."""
     dims = input.dim() - 2
     if (size is None) == (scale_factor is None):
-        which = "either size or scale_factor should be defined" if size is None else "only one of size or scale_factor should be defined"
+        which = (
+            "either size or scale_factor should be defined"
+            if size is None
+            else "only one of size or scale_factor should be defined"
+        )
         raise ValueError(which)
     given = size if scale_factor is None else scale_factor
     given = tuple(given) if isinstance(given, (tuple, list)) else (given,) * dims
     if len(given) != dims:
-        raise ValueError(f"interpolate: {len(given)} numbers in {'size' if scale_factor is None else 'scale_factor'} for {dims} dimensions")
+        raise ValueError(
+            f"interpolate: {len(given)} numbers in {'size' if scale_factor is None else 'scale_factor'} for {dims} dimensions"
+        )
     if scale_factor is None:
         if recompute:
             raise ValueError("recompute_scale_factor is not meaningful with an explicit size")
@@ -31,13 +37,21 @@ def _target(input, size, scale_factor, recompute):
 
 
 def interpolate(
-    input, size=None, scale_factor=None, mode="nearest", align_corners=None, recompute_scale_factor=None, antialias=False
+    input,
+    size=None,
+    scale_factor=None,
+    mode="nearest",
+    align_corners=None,
+    recompute_scale_factor=None,
+    antialias=False,
 ):
     """input[N, C, ...] resized to `size`, or by `scale_factor`, along its one, two or three last dimensions.
 
-    mode "nearest", "nearest-exact", "area" for all, "linear", "bilinear", "bicubic", "trilinear" for 1, 2, 2, 3 of them.
+    mode "nearest", "nearest-exact", "area" for all, "linear", "bilinear", "bicubic", "trilinear" for 1, 2, 2, 3 of
+    them.
     align_corners: the centres of the corner elements stay where they are, instead of the corners themselves. Raises
-    ValueError where size and scale_factor are both given or missing, or do not fit; NotImplementedError for a mode that is
+    ValueError where size and scale_factor are both given or missing, or do not fit; NotImplementedError for a mode
+    that is
     not for so many dimensions, and for antialias.
 
     >>> import pydist
@@ -46,14 +60,22 @@ def interpolate(
     """
     if mode in ("nearest", "area", "nearest-exact"):
         if align_corners is not None:
-            raise ValueError("align_corners option can only be set with the interpolating modes: linear | bilinear | bicubic | trilinear")
+            raise ValueError(
+                "align_corners option can only be set with the interpolating modes: linear | bilinear | bicubic | trilinear"
+            )
         align_corners = False
     sizes, scales = _target(input, size, scale_factor, recompute_scale_factor)
     dims = len(sizes)
     if antialias:
         raise NotImplementedError("interpolate: antialias is not supported")
-    if dims not in (1, 2, 3) or _AXES.get(mode, dims) != dims or mode not in (*_AXES, "nearest", "nearest-exact", "area"):
-        raise NotImplementedError(f"interpolate: mode {mode!r} for {input.dim()} dimensions (expected [N, C, ...] and a mode for it)")
+    if (
+        dims not in (1, 2, 3)
+        or _AXES.get(mode, dims) != dims
+        or mode not in (*_AXES, "nearest", "nearest-exact", "area")
+    ):
+        raise NotImplementedError(
+            f"interpolate: mode {mode!r} for {input.dim()} dimensions (expected [N, C, ...] and a mode for it)"
+        )
     if mode == "area":
         return (adaptive_avg_pool1d, adaptive_avg_pool2d, adaptive_avg_pool3d)[dims - 1](input, sizes)
     if min(sizes) < 1 or min(input.shape[2:]) < 1:
@@ -85,14 +107,19 @@ def upsample_bilinear(input, size=None, scale_factor=None):
 
 
 def affine_grid(theta, size, align_corners=None):
-    """The places [N, H, W, 2] (or [N, D, H, W, 3]) that the affine maps theta[N, 2, 3] ([N, 3, 4]) send the elements of an
+    """The places [N, H, W, 2] (or [N, D, H, W, 3]) that the affine maps theta[N, 2, 3] ([N, 3, 4]) send the elements
+    of an
     image of `size` to, in [-1, 1]; for grid_sample."""
     dims = len(size) - 2
     if not theta.is_floating_point() or dims not in (2, 3) or tuple(theta.shape) != (size[0], dims, dims + 1):
-        raise ValueError(f"affine_grid: theta has shape {tuple(theta.shape)}, size is {tuple(size)} (expected [N, 2, 3] or [N, 3, 4])")
+        raise ValueError(
+            f"affine_grid: theta has shape {tuple(theta.shape)}, size is {tuple(size)} (expected [N, 2, 3] or [N, 3, 4])"
+        )
     axes = []
     for n in size[2:]:
-        steps = (_C.arange(n, dtype=theta.dtype) * 2 + (0 if align_corners else 1)) / (max(n - 1, 1) if align_corners else n) - 1
+        steps = (_C.arange(n, dtype=theta.dtype) * 2 + (0 if align_corners else 1)) / (
+            max(n - 1, 1) if align_corners else n
+        ) - 1
         axes.append(steps * 0 if n == 1 else steps)
     shape = tuple(size[2:])
     parts = [axis.reshape([-1 if d == k else 1 for d in range(dims)]).expand(shape) for k, axis in enumerate(axes)]
@@ -129,13 +156,23 @@ def _at(input, index, keep):
 
 
 def grid_sample(input, grid, mode="bilinear", padding_mode="zeros", align_corners=None):
-    """input[N, C, H, W] at the places grid[N, P, Q, 2] (x, y in [-1, 1]), or input[N, C, D, H, W] at grid[N, O, P, Q, 3];
-    mode "bilinear", "nearest" or "bicubic" (images only). What lies outside: zeros, the "border", or its "reflection"."""
+    """input[N, C, H, W] at the places grid[N, P, Q, 2] (x, y in [-1, 1]), or input[N, C, D, H, W] at grid[N, O, P, Q,
+    3];
+    mode "bilinear", "nearest" or "bicubic" (images only). What lies outside: zeros, the "border", or its "reflection".
+    """
     if mode not in ("bilinear", "nearest", "bicubic") or padding_mode not in ("zeros", "border", "reflection"):
         raise ValueError(f"grid_sample: mode {mode!r}, padding_mode {padding_mode!r}")
     dims = input.dim() - 2
-    if dims not in (2, 3) or grid.dim() != input.dim() or grid.shape[-1] != dims or grid.shape[0] != input.shape[0] or 0 in input.shape[2:]:
-        raise RuntimeError(f"grid_sample: shapes {tuple(input.shape)} and {tuple(grid.shape)} (expected [N, C, H, W] and [N, P, Q, 2])")
+    if (
+        dims not in (2, 3)
+        or grid.dim() != input.dim()
+        or grid.shape[-1] != dims
+        or grid.shape[0] != input.shape[0]
+        or 0 in input.shape[2:]
+    ):
+        raise RuntimeError(
+            f"grid_sample: shapes {tuple(input.shape)} and {tuple(grid.shape)} (expected [N, C, H, W] and [N, P, Q, 2])"
+        )
     if mode == "bicubic" and dims != 2:
         raise RuntimeError("grid_sample: bicubic is for images only")
     if align_corners is None:

@@ -215,7 +215,8 @@ class Threshold(_InPlace):
 
 
 class RReLU(_InPlace):
-    """y = x where it is positive, else a * x, a drawn between lower and upper (in eval mode: their mean) (Xu et al., 2015)."""
+    """y = x where it is positive, else a * x, a drawn between lower and upper (in eval mode: their mean) (Xu et al.,
+    2015)."""
 
     _options = ("lower", "upper")
 

@@ -11,11 +11,15 @@ from pydist.nn.parameter import Parameter
 class MultiheadAttention(Module):
     """(y, weights) = attention of `num_heads` heads of embed_dim / num_heads numbers each.
 
-    query[L, N, E], key[S, N, kdim], value[S, N, vdim] (batch_first: N first; or all without N). in_proj_weight, or where
-    kdim or vdim differ from embed_dim q_proj_weight, k_proj_weight and v_proj_weight, make the heads; out_proj joins them.
-    forward: key_padding_mask[N, S] and attn_mask[L, S] or [N * heads, L, S] hide what is True, or are added to the scores.
+    query[L, N, E], key[S, N, kdim], value[S, N, vdim] (batch_first: N first; or all without N). in_proj_weight, or
+    where
+    kdim or vdim differ from embed_dim q_proj_weight, k_proj_weight and v_proj_weight, make the heads; out_proj joins
+    them.
+    forward: key_padding_mask[N, S] and attn_mask[L, S] or [N * heads, L, S] hide what is True, or are added to the
+    scores.
     need_weights (True) also returns the weights, of all heads or their mean; without them the scores of all pairs are
-    never in memory. Raises ValueError for sizes that are not above 0, AssertionError for heads that do not divide embed_dim.
+    never in memory. Raises ValueError for sizes that are not above 0, AssertionError for heads that do not divide
+    embed_dim.
     """
 
     def __init__(
@@ -34,7 +38,9 @@ class MultiheadAttention(Module):
     ):
         super().__init__()
         if embed_dim <= 0 or num_heads <= 0:
-            raise ValueError(f"embed_dim and num_heads must be greater than 0, got embed_dim={embed_dim} and num_heads={num_heads} instead")
+            raise ValueError(
+                f"embed_dim and num_heads must be greater than 0, got embed_dim={embed_dim} and num_heads={num_heads} instead"
+            )
         assert embed_dim % num_heads == 0, "embed_dim must be divisible by num_heads"
         self.embed_dim = embed_dim
         self.kdim = embed_dim if kdim is None else kdim

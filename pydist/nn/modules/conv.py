@@ -39,7 +39,9 @@ class _Conv(Module):
         if out_channels % groups != 0:
             raise ValueError("out_channels must be divisible by groups")
         if padding_mode not in ("zeros", "reflect", "replicate", "circular"):
-            raise ValueError(f"padding_mode must be zeros, reflect, replicate or circular, but got padding_mode='{padding_mode}'")
+            raise ValueError(
+                f"padding_mode must be zeros, reflect, replicate or circular, but got padding_mode='{padding_mode}'"
+            )
         self.in_channels = in_channels
         self.out_channels = out_channels
         self.kernel_size = self._sizes(kernel_size)
@@ -110,7 +112,8 @@ class Conv3d(_Conv):
 
 
 class _ConvTranspose(_Conv):
-    """y: the gradient that a convolution with weight w[C, K / groups, *kernel_size] gives its input, as a function of x, plus
+    """y: the gradient that a convolution with weight w[C, K / groups, *kernel_size] gives its input, as a function of
+    x, plus
     b[k]: of size (n - 1) * stride - 2 * padding + dilation * (kernel_size - 1) + output_padding + 1.
 
     forward's output_size chooses among the sizes that a convolution makes equal, instead of output_padding.

@@ -5,13 +5,23 @@ from pydist.nn.modules.batchnorm import _BatchNorm
 
 
 class _InstanceNorm(_BatchNorm):
-    """y = (x - mean) / sqrt(var + eps) * weight + bias, mean and (biased) variance being those of each channel of each sample.
+    """y = (x - mean) / sqrt(var + eps) * weight + bias, mean and (biased) variance being those of each channel of each
+    sample.
 
     By default there are no weight and bias, and no running statistics; with these, eval mode uses them.
     """
 
     def __init__(
-        self, num_features, eps=1e-5, momentum=0.1, affine=False, track_running_stats=False, device=None, dtype=None, *, bias=True
+        self,
+        num_features,
+        eps=1e-5,
+        momentum=0.1,
+        affine=False,
+        track_running_stats=False,
+        device=None,
+        dtype=None,
+        *,
+        bias=True,
     ):
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype, bias=bias)
 
@@ -20,7 +30,9 @@ class _InstanceNorm(_BatchNorm):
         single = input.dim() == self._dims[0]
         x = input.unsqueeze(0) if single else input
         if x.shape[1] != self.num_features and self.affine:
-            raise ValueError(f"expected input's size at dim=1 to match num_features ({self.num_features}), but got: {x.shape[1]}.")
+            raise ValueError(
+                f"expected input's size at dim=1 to match num_features ({self.num_features}), but got: {x.shape[1]}."
+            )
         y = F.instance_norm(
             x,
             self.running_mean,

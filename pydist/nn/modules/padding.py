@@ -5,7 +5,8 @@ from pydist.nn.modules.module import Module
 
 
 class _Pad(Module):
-    """y: x with `padding` elements (an int, or before and after of the last dimension, of the one before, ...) more along the
+    """y: x with `padding` elements (an int, or before and after of the last dimension, of the one before, ...) more
+    along the
     {dims} last dimensions, {what}. Negative numbers take elements away."""
 
     def __init__(self, padding):
@@ -48,9 +49,17 @@ def _kind(name, dims, base, mode, what):
 
 
 _VALUE, _ZERO = "all of them `value`", "all of them 0"
-ConstantPad1d, ConstantPad2d, ConstantPad3d = (_kind(f"ConstantPad{d}d", d, _ConstantPad, "constant", _VALUE) for d in (1, 2, 3))
+ConstantPad1d, ConstantPad2d, ConstantPad3d = (
+    _kind(f"ConstantPad{d}d", d, _ConstantPad, "constant", _VALUE) for d in (1, 2, 3)
+)
 ZeroPad1d, ZeroPad2d, ZeroPad3d = (_kind(f"ZeroPad{d}d", d, _ZeroPad, "constant", _ZERO) for d in (1, 2, 3))
 _MIRROR, _COPY, _ROUND = "mirrored at the border element", "copies of the border element", "from the other end"
-ReflectionPad1d, ReflectionPad2d, ReflectionPad3d = (_kind(f"ReflectionPad{d}d", d, _Pad, "reflect", _MIRROR) for d in (1, 2, 3))
-ReplicationPad1d, ReplicationPad2d, ReplicationPad3d = (_kind(f"ReplicationPad{d}d", d, _Pad, "replicate", _COPY) for d in (1, 2, 3))
-CircularPad1d, CircularPad2d, CircularPad3d = (_kind(f"CircularPad{d}d", d, _Pad, "circular", _ROUND) for d in (1, 2, 3))
+ReflectionPad1d, ReflectionPad2d, ReflectionPad3d = (
+    _kind(f"ReflectionPad{d}d", d, _Pad, "reflect", _MIRROR) for d in (1, 2, 3)
+)
+ReplicationPad1d, ReplicationPad2d, ReplicationPad3d = (
+    _kind(f"ReplicationPad{d}d", d, _Pad, "replicate", _COPY) for d in (1, 2, 3)
+)
+CircularPad1d, CircularPad2d, CircularPad3d = (
+    _kind(f"CircularPad{d}d", d, _Pad, "circular", _ROUND) for d in (1, 2, 3)
+)

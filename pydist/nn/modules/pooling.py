@@ -53,9 +53,7 @@ class AvgPool1d(Module):
         self.count_include_pad = count_include_pad
 
     def forward(self, input):
-        return F.avg_pool1d(
-            input, self.kernel_size, self.stride, self.padding, self.ceil_mode, self.count_include_pad
-        )
+        return F.avg_pool1d(input, self.kernel_size, self.stride, self.padding, self.ceil_mode, self.count_include_pad)
 
     def extra_repr(self):
         return f"kernel_size={self.kernel_size}, stride={self.stride}, padding={self.padding}"
@@ -143,7 +141,8 @@ MaxPool3d = _kind("MaxPool3d", _MaxPool, F.max_pool3d, f"{_BLOCKS}; sizes are in
 
 
 class _MaxUnpool(Module):
-    """y: zeros with x's elements at their `indices`, as MaxPool with return_indices gave them; forward's output_size chooses
+    """y: zeros with x's elements at their `indices`, as MaxPool with return_indices gave them; forward's output_size
+    chooses
     among the sizes that pooling makes equal."""
 
     def __init__(self, kernel_size, stride=None, padding=0):
@@ -178,9 +177,7 @@ class _LPPool(Module):
         return self._pool(input, float(self.norm_type), self.kernel_size, self.stride, self.ceil_mode)
 
     def extra_repr(self):
-        return (
-            f"norm_type={self.norm_type}, kernel_size={self.kernel_size}, stride={self.stride}, ceil_mode={self.ceil_mode}"
-        )
+        return f"norm_type={self.norm_type}, kernel_size={self.kernel_size}, stride={self.stride}, ceil_mode={self.ceil_mode}"
 
 
 LPPool1d = _kind("LPPool1d", _LPPool, F.lp_pool1d, _ROWS)

@@ -27,15 +27,32 @@ def _activation(which):
 
 
 class _Layer(Module):
-    """What encoder and decoder layers have in common: attentions, a feed-forward block, and a norm and dropout for each."""
+    """What encoder and decoder layers have in common: attentions, a feed-forward block, and a norm and dropout for
+    each."""
 
     def __init__(
-        self, attentions, d_model, nhead, dim_feedforward, dropout, activation, layer_norm_eps, batch_first, norm_first, bias, device, dtype
+        self,
+        attentions,
+        d_model,
+        nhead,
+        dim_feedforward,
+        dropout,
+        activation,
+        layer_norm_eps,
+        batch_first,
+        norm_first,
+        bias,
+        device,
+        dtype,
     ):
         super().__init__()
         made = {"device": device, "dtype": dtype}
         for name in attentions:
-            setattr(self, name, MultiheadAttention(d_model, nhead, dropout=dropout, bias=bias, batch_first=batch_first, **made))
+            setattr(
+                self,
+                name,
+                MultiheadAttention(d_model, nhead, dropout=dropout, bias=bias, batch_first=batch_first, **made),
+            )
         self.linear1 = Linear(d_model, dim_feedforward, bias=bias, **made)
         self.dropout = Dropout(dropout)
         self.linear2 = Linear(dim_feedforward, d_model, bias=bias, **made)
@@ -76,13 +93,30 @@ class TransformerEncoderLayer(_Layer):
         dtype=None,
     ):
         super().__init__(
-            ("self_attn",), d_model, nhead, dim_feedforward, dropout, activation, layer_norm_eps, batch_first, norm_first, bias, device, dtype
+            ("self_attn",),
+            d_model,
+            nhead,
+            dim_feedforward,
+            dropout,
+            activation,
+            layer_norm_eps,
+            batch_first,
+            norm_first,
+            bias,
+            device,
+            dtype,
         )
 
     def forward(self, src, src_mask=None, src_key_padding_mask=None, is_causal=False):
         def attend(x):
             return self.self_attn(
-                x, x, x, attn_mask=src_mask, key_padding_mask=src_key_padding_mask, need_weights=False, is_causal=is_causal
+                x,
+                x,
+                x,
+                attn_mask=src_mask,
+                key_padding_mask=src_key_padding_mask,
+                need_weights=False,
+                is_causal=is_causal,
             )[0]
 
         return self._added(self._added(src, 1, attend), 2, self._feed_forward)
@@ -123,7 +157,13 @@ class TransformerDecoderLayer(_Layer):
     ):
         def attend(x):
             return self.self_attn(
-                x, x, x, attn_mask=tgt_mask, key_padding_mask=tgt_key_padding_mask, is_causal=tgt_is_causal, need_weights=False
+                x,
+                x,
+                x,
+                attn_mask=tgt_mask,
+                key_padding_mask=tgt_key_padding_mask,
+                is_causal=tgt_is_causal,
+                need_weights=False,
             )[0]
 
         def look(x):
@@ -152,7 +192,8 @@ class _Stack(Module):
 
 
 class TransformerEncoder(_Stack):
-    """`num_layers` copies of encoder_layer, one after the other, and `norm`, if given. enable_nested_tensor and mask_check
+    """`num_layers` copies of encoder_layer, one after the other, and `norm`, if given. enable_nested_tensor and
+    mask_check
     are accepted and change nothing."""
 
     def __init__(self, encoder_layer, num_layers, norm=None, enable_nested_tensor=True, mask_check=True):
@@ -162,7 +203,12 @@ class TransformerEncoder(_Stack):
 
     def forward(self, src, mask=None, src_key_padding_mask=None, is_causal=None):
         for layer in self.layers:
-            src = layer(src, src_mask=mask, src_key_padding_mask=src_key_padding_mask, is_causal=bool(is_causal and mask is not None))
+            src = layer(
+                src,
+                src_mask=mask,
+                src_key_padding_mask=src_key_padding_mask,
+                is_causal=bool(is_causal and mask is not None),
+            )
         return self._finished(src)
 
 
