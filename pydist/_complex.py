@@ -1,6 +1,6 @@
 """Pairs of a real and an imaginary tensor, as rotary embeddings use complex numbers: polar, complex, view_as_complex,
-products,
-view_as_real. There are no complex dtypes: a Complex is no Tensor and no parameter, and other functions do not take one.
+products, view_as_real. There are no complex dtypes: a Complex is no Tensor and no parameter, and other functions do not
+take one.
 """
 
 from pydist import _C

@@ -1,6 +1,5 @@
 """Linear algebra with PyTorch's names (torch.linalg): values by NumPy's LAPACK, gradients by formulas over the same
-functions, so
-that they can be differentiated again. Matrices are the last two dimensions; float32 and float64.
+functions, so that they can be differentiated again. Matrices are the last two dimensions; float32 and float64.
 
 >>> import pydist
 >>> a = pydist.tensor([[2.0, 0.0], [0.0, 4.0]], requires_grad=True)
@@ -409,8 +408,7 @@ def vector_norm(x, ord=2, dim=None, keepdim=False, *, dtype=None, out=None):
 
 def matrix_norm(A, ord="fro", dim=(-2, -1), keepdim=False, *, dtype=None):
     """Of matrices: "fro": the root of the sum of squares, "nuc": the sum of singular values, 2, -2: the largest,
-    smallest one; 1, -1
-    (inf, -inf): the largest, smallest sum of a column (row)."""
+    smallest one; 1, -1 (inf, -inf): the largest, smallest sum of a column (row)."""
     A = A if dtype is None else A.to(dtype)
     rows, columns = (axis_of("linalg.matrix_norm", d, A.dim()) for d in dim)
     if rows == columns or A.dim() < 2:

@@ -1,7 +1,6 @@
 """Sparse matrices in coordinates, as graph scripts use them: torch.sparse. A SparseTensor is no Tensor: it has
-indices[dims, n],
-values[n, ...] and a shape, products with dense matrices, and what follows; gradients flow to its values and to the
-matrices.
+indices[dims, n], values[n, ...] and a shape, products with dense matrices, and what follows; gradients flow to its
+values and to the matrices.
 
 >>> import pydist
 >>> a = pydist.sparse_coo_tensor([[0, 1], [1, 0]], [2.0, 3.0], (2, 2))
@@ -204,8 +203,7 @@ def sparse_coo_tensor(
     is_coalesced=None,
 ):
     """A SparseTensor of values[n, ...] at indices[dims, n]; without a size the smallest that holds them.
-    sparse_coo_tensor(size):
-    an empty one. Raises RuntimeError for indices outside, or shapes that do not fit."""
+    sparse_coo_tensor(size): an empty one. Raises RuntimeError for indices outside, or shapes that do not fit."""
     if values is None and size is None:
         shape = tuple(indices)
         return SparseTensor(_C.zeros(len(shape), 0, dtype=_C.int64), _C.zeros(0, dtype=dtype), shape, True)

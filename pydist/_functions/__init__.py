@@ -1,6 +1,5 @@
 """Functions of tensors that are made of other ops, and the names under which PyTorch has them: as functions of pydist,
-as
-methods of Tensor, or both. What they are made of gives the gradients.
+as methods of Tensor, or both. What they are made of gives the gradients.
 
 The files of _LATER are imported when one of their names is first used: until then a method is a stand-in."""
 

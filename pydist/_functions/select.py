@@ -88,8 +88,7 @@ def _extreme_along(input, dim, index, src, reduce, include_self):
 @both
 def scatter_reduce(input, dim, index, src, reduce, *, include_self=True):
     """A copy of input in which the elements of src with index[i][j] (for dim 0, and so on) are reduced to one: "sum",
-    "prod",
-    "mean", "amax" or "amin", with input's own element unless include_self is False."""
+    "prod", "mean", "amax" or "amin", with input's own element unless include_self is False."""
     if reduce not in _FIRST:
         raise RuntimeError(f"scatter_reduce: reduce is {reduce!r} (expected one of {', '.join(_FIRST)})")
     dim = _check_scatter("scatter_reduce", input, dim, index, src)
@@ -195,8 +194,7 @@ def combinations(input, r=2, with_replacement=False):
 @function
 def searchsorted(sorted_sequence, input, *, out_int32=False, right=False, side=None, sorter=None):
     """For each element of input the first place in the last dimension of sorted_sequence where it could stand (right:
-    the
-    last)."""
+    the last)."""
     if side not in (None, "left", "right") or side == "left" and right:
         raise RuntimeError(f"searchsorted: side is {side!r}, right is {right}")
     scalar = not isinstance(input, Tensor)
@@ -264,8 +262,7 @@ def mode(input, dim=-1, keepdim=False):
 @both
 def unique_consecutive(input, return_inverse=False, return_counts=False, dim=None):
     """input without elements (slices of dim) that equal the one before; where asked for, which of the kept ones each
-    is, and
-    how many each stands for."""
+    is, and how many each stands for."""
     rows = input.reshape(-1) if dim is None else input.movedim(dim, 0)
     n = rows.shape[0]
     first = _C.ones(n, dtype=_C.bool)

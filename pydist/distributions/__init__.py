@@ -1,6 +1,5 @@
 """Probability distributions with PyTorch's names: sample, rsample (through which gradients flow), log_prob, entropy,
-and
-kl_divergence between two of them.
+and kl_divergence between two of them.
 
 >>> import pydist
 >>> from pydist.distributions import Normal, kl_divergence

@@ -1,6 +1,5 @@
 """The gamma distribution and those made of it. Samples come from NumPy; gradients of them are implicit ones (Figurnov
-et al.,
-2018): dx/da = -(dF/da) / density, F being the distribution function."""
+et al., 2018): dx/da = -(dF/da) / density, F being the distribution function."""
 
 import math
 

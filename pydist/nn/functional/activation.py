@@ -155,8 +155,7 @@ def softshrink(input, lambd=0.5):
 
 def rrelu(input, lower=1.0 / 8, upper=1.0 / 3, training=False, inplace=False):
     """input where it is positive, else times a slope drawn for each element between lower and upper (not training:
-    their
-    mean) (Xu et al., 2015)."""
+    their mean) (Xu et al., 2015)."""
     if lower > upper:
         raise RuntimeError(f"rrelu: lower {lower} is above upper {upper}")
     if not training:

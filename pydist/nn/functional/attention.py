@@ -16,13 +16,11 @@ def scaled_dot_product_attention(
     0.
 
     query [..., H, T, E], key [..., H, S, E], value [..., H, S, Ev], of one floating dtype; returns [..., H, T, Ev],
-    laid
-    out so that `y.transpose(1, 2)` is contiguous. attn_mask: broadcast to [..., H, T, S]; bool (True: the key may be
-    seen; a query that may see none gets zeros) or of query's dtype, added to the scores. is_causal: query i sees keys
-    j <= i, in place of a mask. dropout_p: of the probabilities, as they are used, whether in training or not. scale:
-    1 / sqrt(E) by default. enable_gqa: key and value may have fewer heads, each serving H / Hkv neighbouring query
-    heads.
-    DTypeError, ShapeError, ValueError for what does not fit. Dao et al., arXiv 2205.14135.
+    laid out so that `y.transpose(1, 2)` is contiguous. attn_mask: broadcast to [..., H, T, S]; bool (True: the key may
+    be seen; a query that may see none gets zeros) or of query's dtype, added to the scores. is_causal: query i sees
+    keys j <= i, in place of a mask. dropout_p: of the probabilities, as they are used, whether in training or not.
+    scale: 1 / sqrt(E) by default. enable_gqa: key and value may have fewer heads, each serving H / Hkv neighbouring
+    query heads. DTypeError, ShapeError, ValueError for what does not fit. Dao et al., arXiv 2205.14135.
 
     >>> import pydist
     >>> q = pydist.eye(4).reshape(1, 1, 4, 4)
@@ -76,8 +74,7 @@ def multi_head_attention_forward(
     is_causal=False,
 ):
     """Attention of `num_heads` heads over query[L, N, E], key[S, N, E], value[S, N, E] (or all without N): (result,
-    weights
-    or None); see nn.MultiheadAttention."""
+    weights or None); see nn.MultiheadAttention."""
     if query.dim() not in (2, 3) or key.dim() != query.dim() or value.dim() != query.dim():
         raise RuntimeError(
             f"multi_head_attention: {query.dim()}, {key.dim()}, {value.dim()} dimensions (expected all 2 or all 3)"

@@ -94,8 +94,7 @@ def conv3d(input, weight, bias=None, stride=1, padding=0, dilation=1, groups=1):
 
 def conv_transpose1d(input, weight, bias=None, stride=1, padding=0, output_padding=0, groups=1, dilation=1):
     """The gradient of conv1d with respect to its input, as a function of input[N, C, L] or [C, L] and weight[C, K /
-    groups,
-    R]; see nn.ConvTranspose1d."""
+    groups, R]; see nn.ConvTranspose1d."""
     x, batched = _batched("conv_transpose1d", input, weight, 1)
     stride, padding, more, dilation = (
         sizes_of(name, value, 1)
@@ -114,8 +113,7 @@ def conv_transpose1d(input, weight, bias=None, stride=1, padding=0, output_paddi
 
 def conv_transpose2d(input, weight, bias=None, stride=1, padding=0, output_padding=0, groups=1, dilation=1):
     """The gradient of conv2d with respect to its input, as a function of input[N, C, H, W] or [C, H, W] and weight[C,
-    K /
-    groups, R, S]; see nn.ConvTranspose2d."""
+    K / groups, R, S]; see nn.ConvTranspose2d."""
     x, batched = _batched("conv_transpose2d", input, weight, 2)
     y = _C.conv_transpose2d(x, weight, bias, stride, padding, output_padding, groups, dilation)
     return y if batched else y.squeeze(0)
@@ -123,8 +121,7 @@ def conv_transpose2d(input, weight, bias=None, stride=1, padding=0, output_paddi
 
 def conv_transpose3d(input, weight, bias=None, stride=1, padding=0, output_padding=0, groups=1, dilation=1):
     """The gradient of conv3d with respect to its input, as a function of input[N, C, D, H, W] or [C, D, H, W] and
-    weight[C,
-    K / groups, T, R, S]; see nn.ConvTranspose3d."""
+    weight[C, K / groups, T, R, S]; see nn.ConvTranspose3d."""
     x, batched = _batched("conv_transpose3d", input, weight, 3)
     stride, padding, more, dilation = (
         sizes_of(name, value, 3)

@@ -127,8 +127,7 @@ def poisson_nll_loss(
     input, target, log_input=True, full=False, size_average=None, eps=1e-8, reduce=None, reduction="mean"
 ):
     """exp(input) - target * input (not log_input: input - target * log(input + eps)); full adds Stirling's
-    approximation of
-    log(target!) where target > 1."""
+    approximation of log(target!) where target > 1."""
     reduction = reduction_of(size_average, reduce, reduction)
     each = input.exp() - target * input if log_input else input - target * (input + eps).log()
     if full:

@@ -30,8 +30,7 @@ def cross_entropy(
     label_smoothing=0.0,
 ):
     """nll_loss(log_softmax(input, 1), target), in one pass; see nn.CrossEntropyLoss. A floating target of input's
-    shape holds
-    the probability of each class."""
+    shape holds the probability of each class."""
     reduction = reduction_of(size_average, reduce, reduction)
     if target.is_floating_point():
         return _cross_entropy_of_probabilities(input, target, weight, ignore_index, reduction, label_smoothing)

@@ -34,8 +34,7 @@ def instance_norm(
     input, running_mean=None, running_var=None, weight=None, bias=None, use_input_stats=True, momentum=0.1, eps=1e-05
 ):
     """batch_norm of each sample of input[N, C, ...] by itself (Ulyanov et al., 2016); the running statistics move by
-    the mean
-    over the samples."""
+    the mean over the samples."""
     if input.dim() < 3:
         raise ValueError(f"instance_norm: input has shape {tuple(input.shape)} (expected [N, C, ...])")
     n, c = input.shape[:2]
@@ -55,8 +54,7 @@ def instance_norm(
 
 def local_response_norm(input, size, alpha=0.0001, beta=0.75, k=1.0):
     """input / (k + alpha * the mean of squares over `size` neighbouring channels) ** beta for input[N, C, ...]
-    (Krizhevsky et
-    al., 2012)."""
+    (Krizhevsky et al., 2012)."""
     if input.dim() < 3:
         raise ValueError(f"Expected 3D or higher dimensionality input (got {input.dim()} dimensions)")
     if not input.numel():

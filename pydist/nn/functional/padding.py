@@ -6,14 +6,12 @@ from pydist.nn.functional.conv import conv_transpose2d, sizes_of
 
 def pad(input, pad, mode="constant", value=None):
     """input with pad[0] elements before and pad[1] after it along the last dimension, pad[2], pad[3] along the one
-    before,
-    and so on; a negative number takes elements away.
+    before, and so on; a negative number takes elements away.
 
     mode "constant": all of them `value` (0); "reflect": mirrored at the border element; "replicate": copies of the
-    border
-    element; "circular": from the other end. Raises ValueError for another mode, NotImplementedError for a pad that has
-    not
-    two numbers for all but the leading one or two dimensions, RuntimeError where input is too short to be mirrored.
+    border element; "circular": from the other end. Raises ValueError for another mode, NotImplementedError for a pad
+    that has not two numbers for all but the leading one or two dimensions, RuntimeError where input is too short to be
+    mirrored.
 
     >>> import pydist
     >>> pydist.nn.functional.pad(pydist.tensor([[1.0, 2.0, 3.0]]), (1, 2), "reflect").tolist()

@@ -54,8 +54,7 @@ def adaptive_max_pool1d_with_indices(input, output_size, return_indices=False):
 
 def adaptive_max_pool1d(input, output_size, return_indices=False):
     """The largest element of input's window [floor(i n / m), ceil((i + 1) n / m)) for every i of output_size m along
-    the
-    last of the n elements of input[N, C, L] or [C, L], and its position if return_indices."""
+    the last of the n elements of input[N, C, L] or [C, L], and its position if return_indices."""
     values, indices = _C.adaptive_max_pool1d(input, output_size)
     return (values, indices) if return_indices else values
 

@@ -23,8 +23,8 @@ def _by_frequency(found, indices, rows):
 def embedding(input, weight, padding_idx=None, max_norm=None, norm_type=2.0, scale_grad_by_freq=False, sparse=False):
     """The rows of weight[rows, columns] at the indices input (int64 or int32, any shape); the row padding_idx gets no
     gradient. max_norm: rows whose norm is above it are scaled down first, in weight itself; scale_grad_by_freq:
-    gradients are
-    divided by how often their row stands in input. Gradients are dense, also where `sparse` asks for another kind."""
+    gradients are divided by how often their row stands in input. Gradients are dense, also where `sparse` asks for
+    another kind."""
     if max_norm is not None:
         _limit_rows(weight, input, max_norm, norm_type)
     found = _C.embedding(weight, input, padding_idx)
@@ -45,8 +45,7 @@ def embedding_bag(
     padding_idx=None,
 ):
     """The mean, "sum" or "max" of the rows of weight in each bag of indices: a row of input[bags, n], or what lies
-    between two
-    offsets in the vector input. Empty bags give zeros; padding_idx does not count; see nn.EmbeddingBag."""
+    between two offsets in the vector input. Empty bags give zeros; padding_idx does not count; see nn.EmbeddingBag."""
     if mode not in ("mean", "sum", "max"):
         raise ValueError("mode has to be one of sum, mean or max")
     if per_sample_weights is not None and mode != "sum":

@@ -48,11 +48,9 @@ def interpolate(
     """input[N, C, ...] resized to `size`, or by `scale_factor`, along its one, two or three last dimensions.
 
     mode "nearest", "nearest-exact", "area" for all, "linear", "bilinear", "bicubic", "trilinear" for 1, 2, 2, 3 of
-    them.
-    align_corners: the centres of the corner elements stay where they are, instead of the corners themselves. Raises
-    ValueError where size and scale_factor are both given or missing, or do not fit; NotImplementedError for a mode
-    that is
-    not for so many dimensions, and for antialias.
+    them. align_corners: the centres of the corner elements stay where they are, instead of the corners themselves.
+    Raises ValueError where size and scale_factor are both given or missing, or do not fit; NotImplementedError for a
+    mode that is not for so many dimensions, and for antialias.
 
     >>> import pydist
     >>> pydist.nn.functional.interpolate(pydist.tensor([[[1.0, 2.0]]]), scale_factor=2).tolist()
@@ -108,8 +106,7 @@ def upsample_bilinear(input, size=None, scale_factor=None):
 
 def affine_grid(theta, size, align_corners=None):
     """The places [N, H, W, 2] (or [N, D, H, W, 3]) that the affine maps theta[N, 2, 3] ([N, 3, 4]) send the elements
-    of an
-    image of `size` to, in [-1, 1]; for grid_sample."""
+    of an image of `size` to, in [-1, 1]; for grid_sample."""
     dims = len(size) - 2
     if not theta.is_floating_point() or dims not in (2, 3) or tuple(theta.shape) != (size[0], dims, dims + 1):
         raise ValueError(
@@ -157,8 +154,8 @@ def _at(input, index, keep):
 
 def grid_sample(input, grid, mode="bilinear", padding_mode="zeros", align_corners=None):
     """input[N, C, H, W] at the places grid[N, P, Q, 2] (x, y in [-1, 1]), or input[N, C, D, H, W] at grid[N, O, P, Q,
-    3];
-    mode "bilinear", "nearest" or "bicubic" (images only). What lies outside: zeros, the "border", or its "reflection".
+    3]; mode "bilinear", "nearest" or "bicubic" (images only). What lies outside: zeros, the "border", or its
+    "reflection".
     """
     if mode not in ("bilinear", "nearest", "bicubic") or padding_mode not in ("zeros", "border", "reflection"):
         raise ValueError(f"grid_sample: mode {mode!r}, padding_mode {padding_mode!r}")

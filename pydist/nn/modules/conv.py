@@ -113,8 +113,7 @@ class Conv3d(_Conv):
 
 class _ConvTranspose(_Conv):
     """y: the gradient that a convolution with weight w[C, K / groups, *kernel_size] gives its input, as a function of
-    x, plus
-    b[k]: of size (n - 1) * stride - 2 * padding + dilation * (kernel_size - 1) + output_padding + 1.
+    x, plus b[k]: of size (n - 1) * stride - 2 * padding + dilation * (kernel_size - 1) + output_padding + 1.
 
     forward's output_size chooses among the sizes that a convolution makes equal, instead of output_padding.
     """

@@ -34,8 +34,7 @@ def _kind(name, function, doc):
 
 
 _CHANNELS = """Over {}. y = x * keep / (1 - p), keep drawn Bernoulli(1 - p) per channel of each sample; in eval mode y
-= x
-(Tompson et al., 2015)."""
+= x (Tompson et al., 2015)."""
 Dropout1d = _kind("Dropout1d", F.dropout1d, _CHANNELS.format("x[N, C, L] or x[C, L]"))
 Dropout2d = _kind("Dropout2d", F.dropout2d, _CHANNELS.format("x[N, C, H, W] or x[C, H, W]"))
 Dropout3d = _kind("Dropout3d", F.dropout3d, _CHANNELS.format("x[N, C, D, H, W] or x[C, D, H, W]"))

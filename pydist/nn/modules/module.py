@@ -141,8 +141,7 @@ class Module:
 
     def register_full_backward_hook(self, hook, prepend=False):
         """`hook(module, grad_input, grad_output)` runs when the gradients of the inputs are there (tuples, None for
-        what
-        is no tensor or needs none) and may return other gradients of the inputs. Returns a handle with `remove()`.
+        what is no tensor or needs none) and may return other gradients of the inputs. Returns a handle with `remove()`.
 
         Inputs and outputs pass through a view, so the module may not change them in place."""
         return RemovableHandle(self._backward_hooks, hook, prepend=prepend)

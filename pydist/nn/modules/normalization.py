@@ -99,8 +99,7 @@ class GroupNorm(_Affine):
 
 class LocalResponseNorm(Module):
     """y = x / (k + alpha * the mean of squares over `size` neighbouring channels) ** beta for x[N, C, ...] (Krizhevsky
-    et
-    al., 2012)."""
+    et al., 2012)."""
 
     def __init__(self, size, alpha=1e-4, beta=0.75, k=1.0):
         super().__init__()

@@ -6,8 +6,7 @@ from pydist.nn.modules.module import Module
 
 class _Pad(Module):
     """y: x with `padding` elements (an int, or before and after of the last dimension, of the one before, ...) more
-    along the
-    {dims} last dimensions, {what}. Negative numbers take elements away."""
+    along the {dims} last dimensions, {what}. Negative numbers take elements away."""
 
     def __init__(self, padding):
         super().__init__()

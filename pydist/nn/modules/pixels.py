@@ -67,8 +67,7 @@ class Unfold(_Windows):
 
 class Fold(_Windows):
     """y[N, C, *output_size]: the sums of the elements that windows x[N, C * elements of the kernel, windows] have for
-    each
-    place."""
+    each place."""
 
     def __init__(self, output_size, kernel_size, dilation=1, padding=0, stride=1):
         super().__init__(kernel_size, dilation, padding, stride)

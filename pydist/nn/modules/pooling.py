@@ -142,8 +142,7 @@ MaxPool3d = _kind("MaxPool3d", _MaxPool, F.max_pool3d, f"{_BLOCKS}; sizes are in
 
 class _MaxUnpool(Module):
     """y: zeros with x's elements at their `indices`, as MaxPool with return_indices gave them; forward's output_size
-    chooses
-    among the sizes that pooling makes equal."""
+    chooses among the sizes that pooling makes equal."""
 
     def __init__(self, kernel_size, stride=None, padding=0):
         super().__init__()

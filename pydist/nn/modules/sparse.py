@@ -104,8 +104,7 @@ class Embedding(Module):
 
 class EmbeddingBag(Module):
     """y[bags, embedding_dim]: the mean, "sum" or "max" of the rows of weight[num_embeddings, embedding_dim] whose
-    numbers stand
-    in a bag: a row of x[bags, n], or what lies between two offsets in the vector x.
+    numbers stand in a bag: a row of x[bags, n], or what lies between two offsets in the vector x.
 
     weight starts as N(0, 1), row `padding_idx`, which does not count, as zeros.
 

@@ -193,8 +193,7 @@ class _Stack(Module):
 
 class TransformerEncoder(_Stack):
     """`num_layers` copies of encoder_layer, one after the other, and `norm`, if given. enable_nested_tensor and
-    mask_check
-    are accepted and change nothing."""
+    mask_check are accepted and change nothing."""
 
     def __init__(self, encoder_layer, num_layers, norm=None, enable_nested_tensor=True, mask_check=True):
         super().__init__(encoder_layer, num_layers, norm)
