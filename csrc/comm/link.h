@@ -16,7 +16,7 @@
 #include "comm/transport/transport.h"
 
 #define PD_TOKEN_BYTES 32
-#define PD_WAY_BYTES 240 /* of text: which way a connection goes, and why */
+#define PD_WAY_BYTES 320 /* of text: which way a connection goes, and why */
 #define PD_EPOCH_APART 0x40000000u /* epochs from here on come from the store: not all ranks of the link count them */
 #define PD_WORLD_MAX 4096 /* reduce.c's scratch, a server's descriptors: RANKS_MAX of pydist/_launch/options.py */
 
