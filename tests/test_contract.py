@@ -330,7 +330,7 @@ def segments():
     return sorted(name for name in os.listdir("/dev/shm") if not name.startswith(("sem.", "vader_segment", "psm_")))
 
 
-@pytest.mark.parametrize("seed", range(int(os.environ.get("FULL_DEATHS", 10))))
+@pytest.mark.parametrize("seed", range(int(os.environ.get("FULL_DEATHS", 6))))
 def test_deaths_at_random_moments(tmp_path, seed):
     script, clock, mark = tmp_path / "deaths.py", tmp_path / "clock", f"mark-{os.getpid()}-{seed}-{time.monotonic_ns()}"
     script.write_text(DEATH)

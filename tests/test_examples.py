@@ -49,7 +49,10 @@ def test_fashion_mnist(data_folder):
     assert one >= 0.87 and two >= 0.87 and abs(one - two) <= 0.01
 
 
-@pytest.mark.parametrize("model, ranks", [("mlp", None), ("cnn", 2)])
+LONG = "FULL_LONG" in os.environ
+
+
+@pytest.mark.parametrize("model, ranks", [("mlp", None)] * LONG + [("cnn", 2)])
 def test_resume_goes_on_as_if_nothing_had_happened(tmp_path, model, ranks):
     """The same lines and the same bits of weights and optimizer state as without the interruption."""
     pytest.importorskip("sklearn")
@@ -191,7 +194,7 @@ def test_gpt_says_what_is_wrong(options, text):
     assert done.returncode != 0 and text in done.stderr and "Traceback" not in done.stderr
 
 
-@pytest.mark.skipif("FULL_LONG" not in os.environ, reason="takes long: .ci/full runs it")
+@pytest.mark.skipif(not LONG, reason="takes long: .ci/full runs it")
 def test_gpt_on_shakespeare(data_folder):
     done = start("-m", "pydist.examples.gpt", "--data", data_folder("text") / "tinyshakespeare.txt", "--no-progress",
                  ranks=2, timeout=900)  # fmt: skip
