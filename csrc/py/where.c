@@ -2,6 +2,7 @@
 #include "py/py.h"
 
 #include <errno.h>
+#include <frameobject.h> /* PyFrame_GetBack, before 3.11 */
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
