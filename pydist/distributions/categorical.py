@@ -1,6 +1,7 @@
 """Distributions over classes."""
 
 from pydist import _C
+from pydist._functions.rearrange import broadcast_shapes
 from pydist.distributions.distribution import Distribution, clamp_probs
 
 
@@ -63,12 +64,7 @@ class Categorical(Distribution):
 
     def log_prob(self, value):
         value = self._check(value).long().unsqueeze(-1)
-        shape = _C.Size(
-            [
-                max(a, b)
-                for a, b in zip(_ones(value.shape[:-1], self._batch_shape), _ones(self._batch_shape, value.shape[:-1]))
-            ]
-        )
+        shape = broadcast_shapes(value.shape[:-1], self._batch_shape)
         logits = self.logits.expand((*shape, self._num_events))
         return logits.gather(-1, value.expand((*shape, 1))).squeeze(-1)
 
@@ -82,15 +78,10 @@ class Categorical(Distribution):
         return values.expand((-1, *self._batch_shape)) if expand else values
 
 
-def _ones(shape, other):
-    return (1,) * max(len(other) - len(shape), 0) + tuple(shape)
-
-
-class OneHotCategorical(Distribution):
-    """Categorical, with samples that are 1 at their class and 0 elsewhere."""
+class _OverClasses(Distribution):
+    """Of events with a number for each class."""
 
     arg_constraints = {}
-    _value = "boolean"
 
     def __init__(self, probs=None, logits=None, validate_args=None):
         self._classes = Categorical(probs, logits, validate_args)
@@ -105,6 +96,12 @@ class OneHotCategorical(Distribution):
     def logits(self):
         return self._classes.logits
 
+
+class OneHotCategorical(_OverClasses):
+    """Categorical, with samples that are 1 at their class and 0 elsewhere."""
+
+    _value = "boolean"
+
     @property
     def mean(self):
         return self.probs
@@ -118,8 +115,7 @@ class OneHotCategorical(Distribution):
         return self._hot(self.probs.argmax(-1))
 
     def _hot(self, index):
-        size = self._event_shape[-1]
-        return (index.unsqueeze(-1) == _C.arange(size)).to(self.probs.dtype)
+        return (index.unsqueeze(-1) == _C.arange(self._event_shape[-1])).to(self.probs.dtype)
 
     def sample(self, sample_shape=()):
         return self._hot(self._classes.sample(sample_shape))
@@ -140,27 +136,16 @@ class OneHotCategoricalStraightThrough(OneHotCategorical):
         return self.sample(sample_shape) + (self.probs - self.probs.detach())
 
 
-class Multinomial(Distribution):
+class Multinomial(_OverClasses):
     """How often each class is drawn in total_count draws."""
 
-    arg_constraints = {}
     _value = "count"
 
     def __init__(self, total_count=1, probs=None, logits=None, validate_args=None):
         if not isinstance(total_count, int):
             raise NotImplementedError("inhomogeneous total_count is not supported")
         self.total_count = total_count
-        self._classes = Categorical(probs, logits, validate_args)
-        shape = self._classes.param_shape
-        super().__init__(shape[:-1], shape[-1:], validate_args=validate_args)
-
-    @property
-    def probs(self):
-        return self._classes.probs
-
-    @property
-    def logits(self):
-        return self._classes.logits
+        super().__init__(probs, logits, validate_args)
 
     @property
     def mean(self):

@@ -45,6 +45,13 @@ def check_betas(betas):
             raise ValueError(f"Invalid beta parameter at index {i}: {beta}")
 
 
+def check_adam_options(lr, betas, eps, weight_decay):
+    """Raises ValueError for the first of the options that Adam and its kin share that is out of range."""
+    check_options(("learning rate", lr), ("epsilon value", eps))
+    check_betas(betas)
+    check_options(("weight_decay value", weight_decay))
+
+
 class _Plan:
     """The batches of one group and what they were made from."""
 

@@ -1,7 +1,7 @@
 """Adam and AdamW."""
 
 from pydist import _C
-from pydist.optim._fused import FusedOptimizer, check_betas, check_options
+from pydist.optim._fused import FusedOptimizer, check_adam_options
 
 
 class Adam(FusedOptimizer):
@@ -36,9 +36,7 @@ class Adam(FusedOptimizer):
         fused=None,
         decoupled_weight_decay=False,
     ):
-        check_options(("learning rate", lr), ("epsilon value", eps))
-        check_betas(betas)
-        check_options(("weight_decay value", weight_decay))
+        check_adam_options(lr, betas, eps, weight_decay)
         defaults = dict(
             lr=lr,
             betas=betas,

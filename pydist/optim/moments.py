@@ -1,16 +1,11 @@
 """NAdam, RAdam and Adamax: steps of running means of the gradient and of its size."""
 
 from pydist import _C
-from pydist.optim._fused import FusedOptimizer, check_betas, check_options
+from pydist.optim._fused import FusedOptimizer, check_adam_options, check_options
 
 
 class _Moments(FusedOptimizer):
-    """Options that all have, in the order of their dictionaries."""
-
-    def _check(self, lr, betas, eps, weight_decay):
-        check_options(("learning rate", lr), ("epsilon value", eps))
-        check_betas(betas)
-        check_options(("weight_decay value", weight_decay))
+    """What the steps of the three have in common."""
 
     def _state_names(self, group):
         return ("exp_avg", "exp_avg_sq")
@@ -59,7 +54,7 @@ class NAdam(_Moments):
         capturable=False,
         differentiable=False,
     ):
-        self._check(lr, betas, eps, weight_decay)
+        check_adam_options(lr, betas, eps, weight_decay)
         check_options(("momentum_decay value", momentum_decay))
         defaults = dict(
             lr=lr,
@@ -115,7 +110,7 @@ class RAdam(_Moments):
         capturable=False,
         differentiable=False,
     ):
-        self._check(lr, betas, eps, weight_decay)
+        check_adam_options(lr, betas, eps, weight_decay)
         defaults = dict(
             lr=lr,
             betas=betas,
@@ -160,7 +155,7 @@ class Adamax(_Moments):
         differentiable=False,
         capturable=False,
     ):
-        self._check(lr, betas, eps, weight_decay)
+        check_adam_options(lr, betas, eps, weight_decay)
         defaults = dict(
             lr=lr,
             betas=betas,

@@ -27,27 +27,26 @@ def _activation(which):
 
 
 class _Layer(Module):
-    """What encoder and decoder layers have in common: attentions, a feed-forward block, and a norm and dropout for
-    each."""
+    """What encoder and decoder layers have in common: `_attentions` by name, a feed-forward block, and a norm and dropout
+    for each."""
 
     def __init__(
         self,
-        attentions,
         d_model,
         nhead,
-        dim_feedforward,
-        dropout,
-        activation,
-        layer_norm_eps,
-        batch_first,
-        norm_first,
-        bias,
-        device,
-        dtype,
+        dim_feedforward=2048,
+        dropout=0.1,
+        activation=F.relu,
+        layer_norm_eps=1e-5,
+        batch_first=False,
+        norm_first=False,
+        bias=True,
+        device=None,
+        dtype=None,
     ):
         super().__init__()
         made = {"device": device, "dtype": dtype}
-        for name in attentions:
+        for name in self._attentions:
             setattr(
                 self,
                 name,
@@ -57,9 +56,9 @@ class _Layer(Module):
         self.dropout = Dropout(dropout)
         self.linear2 = Linear(dim_feedforward, d_model, bias=bias, **made)
         self.norm_first = norm_first
-        for k in range(1, len(attentions) + 2):
+        for k in range(1, len(self._attentions) + 2):
             setattr(self, f"norm{k}", LayerNorm(d_model, eps=layer_norm_eps, bias=bias, **made))
-        for k in range(1, len(attentions) + 2):
+        for k in range(1, len(self._attentions) + 2):
             setattr(self, f"dropout{k}", Dropout(dropout))
         self.activation = _activation(activation)
 
@@ -78,34 +77,7 @@ class TransformerEncoderLayer(_Layer):
     """y = norm2(z + ff(z)), z = norm1(x + attention(x)), ff = linear2(activation(linear1)); norm_first: the norms stand
     before the blocks. x[L, N, d_model] (batch_first: N first)."""
 
-    def __init__(
-        self,
-        d_model,
-        nhead,
-        dim_feedforward=2048,
-        dropout=0.1,
-        activation=F.relu,
-        layer_norm_eps=1e-5,
-        batch_first=False,
-        norm_first=False,
-        bias=True,
-        device=None,
-        dtype=None,
-    ):
-        super().__init__(
-            ("self_attn",),
-            d_model,
-            nhead,
-            dim_feedforward,
-            dropout,
-            activation,
-            layer_norm_eps,
-            batch_first,
-            norm_first,
-            bias,
-            device,
-            dtype,
-        )
+    _attentions = ("self_attn",)
 
     def forward(self, src, src_mask=None, src_key_padding_mask=None, is_causal=False):
         def attend(x):
@@ -125,24 +97,7 @@ class TransformerEncoderLayer(_Layer):
 class TransformerDecoderLayer(_Layer):
     """As an encoder layer, with attention to the encoder's result `memory` between its two blocks."""
 
-    def __init__(
-        self,
-        d_model,
-        nhead,
-        dim_feedforward=2048,
-        dropout=0.1,
-        activation=F.relu,
-        layer_norm_eps=1e-5,
-        batch_first=False,
-        norm_first=False,
-        bias=True,
-        device=None,
-        dtype=None,
-    ):
-        super().__init__(
-            ("self_attn", "multihead_attn"), d_model, nhead, dim_feedforward, dropout, activation, layer_norm_eps, batch_first, norm_first,
-            bias, device, dtype,
-        )  # fmt: skip
+    _attentions = ("self_attn", "multihead_attn")
 
     def forward(
         self,
