@@ -26,18 +26,19 @@ def text(size):
     return f"{size >> 20} MiB" if size >= 1 << 20 else f"{size >> 10} KiB"
 
 
-def commands(ranks, sizes):
+def commands(ranks, sizes, rewritten):
     program = str(PROGRAMS / "comm_sizes.py")
-    listed = ",".join(map(str, sizes))
+    what = [",".join(map(str, sizes)), *["rewritten"] * rewritten]
     start = ["--nproc-per-node", str(ranks), program]
-    peers = {"pydist": [sys.executable, "-m", "pydist.run", *start, "pydist", listed]}
-    if find_spec("pydist.distributed.symmetric_memory"):
-        peers["pydist symmetric"] = [sys.executable, "-m", "pydist.run", *start, "symmetric", listed]
+    peers = {
+        "pydist": [sys.executable, "-m", "pydist.run", *start, "pydist", *what],
+        "pydist symmetric": [sys.executable, "-m", "pydist.run", *start, "symmetric", *what],
+    }
     if find_spec("torch"):
-        peers["gloo"] = [sys.executable, "-m", "torch.distributed.run", "--standalone", *start, "torch", listed]
+        peers["gloo"] = [sys.executable, "-m", "torch.distributed.run", "--standalone", *start, "torch", *what]
     if find_spec("mpi4py") and shutil.which("mpirun"):
         mpirun = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", str(ranks)]
-        peers["OpenMPI"] = [*mpirun, sys.executable, program, "mpi4py", listed]
+        peers["OpenMPI"] = [*mpirun, sys.executable, program, "mpi4py", *what]
     return peers
 
 
@@ -62,15 +63,16 @@ def bandwidth():
         return None if done.returncode else float(subprocess.run([program], capture_output=True, check=True).stdout)
 
 
-def run(ranks, sizes, repeats):
-    peers = commands(ranks, sizes)
+def run(ranks, sizes, repeats, rewritten):
+    peers = commands(ranks, sizes, rewritten)
     samples, limits = {peer: [] for peer in peers}, []
     for _ in range(repeats):
         limits.append(bandwidth())
         for peer, command in peers.items():
             samples[peer].append(measured(command))
     limit = statistics.median(limits) if all(limits) else None
-    print(f"all_reduce on {ranks} ranks, {repeats} repeats" + (f"; triad {limit:.1f} GB/s" if limit else ""))
+    what = "all_reduce of tensors just written" if rewritten else "all_reduce"
+    print(f"{what} on {ranks} ranks, {repeats} repeats" + (f"; triad {limit:.1f} GB/s" if limit else ""))
     for case in samples["pydist"][0]:
         dtype, size = case.split()
         seconds = {peer: statistics.median(s[case] for s in got) for peer, got in samples.items() if case in got[0]}
@@ -96,9 +98,10 @@ def main():
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, metavar="BYTES")
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--rewritten", action="store_true", help="each rank writes its tensor before each call")
     args = parser.parse_args()
     for ranks in args.ranks:
-        run(ranks, args.sizes, args.repeats)
+        run(ranks, args.sizes, args.repeats, args.rewritten)
     identity_checks(min(args.ranks))
 
 

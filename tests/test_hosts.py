@@ -1,5 +1,6 @@
 """Several hosts: network namespaces on one machine, each with a cable to a common router. Needs root and `ip`."""
 
+import ast
 import json
 import os
 import shutil
@@ -10,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from test_transaction import QUIET, SCRIPT, replay
 
 TOP = Path(__file__).parent.parent
 
@@ -35,7 +37,8 @@ def ip(*words):
 class Hosts:
     """Namespaces pd<pid>-0, -1, ... with addresses 10.213.0.2, 10.213.1.2, ..., and a router between them."""
 
-    def __init__(self, count, folder):
+    def __init__(self, count, folder, on_failure="stop"):
+        self.on_failure = on_failure
         self.tag, self.count, self.folder, self.jobs = f"pd{os.getpid() % 100000}", count, folder, []
         self.secret = folder / "secret"
         self.secret.write_bytes(os.urandom(32))
@@ -100,21 +103,21 @@ class Hosts:
     def cut_cable(self, host, which="c"):
         self.inside("router", "ip", "link", "set", f"{self.tag}{which}{host}", "down")
 
-    def launcher(self, host, path, ranks=2):
+    def launcher(self, host, path, ranks=2, args=()):
         words = [
             sys.executable, "-m", "pydist.run", "--nnodes", self.count, "--node-rank", host, "--nproc-per-node", ranks,
-            "--master-addr", self.address(0), "--master-port", self.port, path,
+            "--master-addr", self.address(0), "--master-port", self.port, "--on-failure", self.on_failure, path, *args,
         ]  # fmt: skip
         return [*self.command(host), *map(str, words)]
 
-    def start(self, script, ranks=2, **env):
+    def start(self, script, ranks=2, args=(), **env):
         """A launcher on every host, host 0's last."""
         path = self.folder / "script.py"
         path.write_text(script)
         shared = {"PYTHONPATH": str(TOP), "PYDIST_SECRET_FILE": str(self.secret), "OUT": str(self.folder)}
         env = {**os.environ, **shared, **env}
         for host in reversed(range(self.count)):
-            command = self.launcher(host, path, ranks)
+            command = self.launcher(host, path, ranks, args)
             job = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
             self.jobs.insert(0, job)
 
@@ -254,6 +257,16 @@ def test_a_cut_cable(tmp_path):
         for one in hosts.said():
             assert one["waited"] < 15 and one["kind"] in ("PeerFailed", "DistError"), one
         assert any(one["kind"] == "PeerFailed" for one in hosts.said())
+
+
+def test_survivors_have_the_bits_of_whole_steps(tmp_path):
+    """All of host 0's ranks die at once, so that the others meet on host 1, and then another one."""
+    plan = [QUIET, ((0, 1), "bucket"), QUIET, ((3,), "split"), QUIET]
+    with Hosts(2, tmp_path, "keep") as hosts:
+        hosts.start(SCRIPT, args=(repr(plan), "3", "-1", "0"))
+        said = "".join(text for _, text in hosts.finish())
+    lines = [ast.literal_eval(line.split("] ", 1)[-1]) for line in said.splitlines() if line.startswith("[2] (")]
+    assert {line[0]: line for line in lines} == replay(plan, 4), said
 
 
 def test_strangers_at_the_ports(tmp_path):

@@ -1,5 +1,7 @@
-"""all_reduce over sizes and dtypes on every rank: comm_sizes.py library bytes,bytes,... Rank 0 prints one JSON object,
-{"float32 4096": seconds, ...}, medians of batches of calls, each batch begun together."""
+"""all_reduce over sizes and dtypes on every rank: comm_sizes.py library bytes,bytes,... [rewritten]. Rank 0 prints one
+JSON object, {"float32 4096": seconds, ...}, medians of batches of calls, each batch begun together. rewritten: each rank
+writes its tensor before each call, as a backward pass does, and the time that the writing takes alone is subtracted.
+Without that, what a rank reads in a call may be what it wrote itself in the one before, and still lie in its cache."""
 
 import json
 import os
@@ -29,7 +31,7 @@ def pydist(symmetric=False):
         x = symmetric_memory.empty(count, dtype=dtype) if symmetric else pydist.empty(count, dtype=dtype)
         x.fill_(1)  # its pages exist
         x.zero_()  # sums stay finite
-        return lambda: dist.all_reduce(x)
+        return lambda: dist.all_reduce(x), x.zero_
 
     return dist.get_rank(), case, dist.barrier, ("float32", "bfloat16"), dist.destroy_process_group
 
@@ -42,7 +44,7 @@ def torch():
 
     def case(dtype, count):
         x = torch.ones(count, dtype=getattr(torch, dtype)).zero_()
-        return lambda: dist.all_reduce(x)
+        return lambda: dist.all_reduce(x), x.zero_
 
     return dist.get_rank(), case, dist.barrier, ("float32", "bfloat16"), dist.destroy_process_group
 
@@ -56,7 +58,7 @@ def mpi4py():
     def case(dtype, count):
         x = numpy.ones(count, dtype)
         x[:] = 0
-        return lambda: comm.Allreduce(MPI.IN_PLACE, x)
+        return lambda: comm.Allreduce(MPI.IN_PLACE, x), lambda: x.fill(0)
 
     return comm.rank, case, comm.Barrier, ("float32",), lambda: None  # MPI has no bfloat16
 
@@ -75,15 +77,25 @@ def measure(call, barrier, size):
     return statistics.median(seconds)
 
 
+def measure_rewritten(call, write, barrier, size):
+    def both():
+        write()
+        call()
+
+    return measure(both, barrier, size) - measure(write, barrier, size)
+
+
 def main():
-    library, sizes = sys.argv[1], [int(size) for size in sys.argv[2].split(",")]
+    library, sizes, rewritten = sys.argv[1], [int(size) for size in sys.argv[2].split(",")], sys.argv[3:] == ["rewritten"]
     start = {"pydist": pydist, "symmetric": lambda: pydist(symmetric=True), "torch": torch, "mpi4py": mpi4py}
     rank, case, barrier, dtypes, end = start[library]()
     pin(rank)
     found = {}
     for dtype in dtypes:
         for size in sizes:
-            found[f"{dtype} {size}"] = measure(case(dtype, size // (4 if dtype == "float32" else 2)), barrier, size)
+            call, write = case(dtype, size // (4 if dtype == "float32" else 2))
+            key = f"{dtype} {size}"
+            found[key] = measure_rewritten(call, write, barrier, size) if rewritten else measure(call, barrier, size)
     if rank == 0:
         print(json.dumps(found))
     end()

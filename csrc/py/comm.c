@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/flags.h"
+#include "base/sha256.h"
 #include "comm/control.h"
 #include "comm/transport/mesh.h"
 #include "comm/tuning.h"
@@ -72,7 +73,12 @@ static pd_status process_link(int rank, int world, const char *address, int secr
     if (strstr(address, "://")) {
         if (process.server)
             return pd_fail(PD_E_DIST, "comm_init: ranks of an earlier job of this process are still there");
-        PD_TRY(pd_control_join(address, rank, world, timeout, &pd_py_hooks, &process.link, &process.server));
+        uint8_t secret[PD_SHA256_BYTES]; /* survivors of a launcher's job share one that only they can compute */
+        if (process.root) pd_hmac(process.root->token, PD_TOKEN_BYTES, address, strlen(address), secret);
+        pd_status status = pd_control_join(address, process.root ? secret : NULL, rank, world, timeout, &pd_py_hooks,
+                                           &process.link, &process.server);
+        explicit_bzero(secret, sizeof secret);
+        PD_TRY(status);
         pd_py_listen_usr1(true);
         snprintf(process.address, sizeof process.address, "%s", address);
         return PD_OK;

@@ -206,11 +206,14 @@ class Job:
                 worker.silent = True
                 _C.session_kill([worker.pid], signal.SIGKILL)
 
+    def ending(self):
+        return self.signal or (self.report.failed and self.plan.on_failure == "stop")
+
     def wait_for_other_hosts(self):
         """Their ranks need our server until they have left; a failure or a signal ends that."""
         if self.plan.hosts == 1 or not self.server:
             return
-        while not (self.report.failed or self.signal):
+        while not self.ending():
             try:
                 return self.server.drain(0.1)
             except _C.CommTimeout:
@@ -236,8 +239,7 @@ class Job:
         for sink in self.sinks:
             if sink.queue:
                 poller.register(sink.fd, select.POLLOUT)
-        ending = self.ends or self.signal or (self.report.failed and self.plan.on_failure == "stop")
-        held = [] if ending else [worker.err for worker in self.workers if worker.err.held]
+        held = [] if self.ends or self.ending() else [worker.err for worker in self.workers if worker.err.held]
         times = [stream.due for stream in held] + [when for when, _ in self.ends[:1]]
         times += [self.give_up] if self.give_up else []
         now = monotonic()

@@ -153,7 +153,7 @@ def find_store_place(store, world_size, rank):
     store.set(f"{key}/{rank}", this_host())
     if rank == 0 and not store.check([key]):  # a later group meets where the first one did
         hosts = {bytes(store.get(f"{key}/{r}")) for r in range(world)}
-        store.set(key, f"job://{secrets.token_hex(8)}" if len(hosts) == 1 else f"tcp://{_reachable(store)}")
+        store.set(key, f"job://{secrets.token_hex(8)}" if len(hosts) == 1 else listening_place(store))
     return Place(rank, world, bytes(store.get(key)).decode(), -1)
 
 
@@ -164,22 +164,36 @@ def this_host():
     return f"{boot} {os.stat('/proc/self/ns/net').st_ino} {os.geteuid()} {os.environ.get('PYDIST_HOST', '')}"
 
 
-def _reachable(store):
-    """Where rank 0 can listen for other hosts: MASTER_ADDR, or from where it talks to the store."""
+def _address_towards(host):
+    """This host's address on the way to `host`; None where there is no way."""
+    import socket
+
+    try:
+        family, _, _, _, place = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(place)  # sends nothing
+            return probe.getsockname()[0]
+    except OSError:
+        return None
+
+
+def listening_place(store=None):
+    """The URL where this process can listen for other hosts: at the address from which it reaches MASTER_ADDR or talks
+    to the store, else at any."""
     import socket
 
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
     connection = getattr(store, "_connection", None)
-    found = [os.environ.get("MASTER_ADDR"), connection and connection.getsockname()[0]]
+    master = os.environ.get("MASTER_ADDR")
+    found = [master and _address_towards(master), connection and connection.getsockname()[0]]
     found = [address for address in found if address and not address.startswith("127.") and address != "::1"]
     found += [address for _, address in _C.interfaces()]
     if not found:
-        raise RuntimeError("init_process_group: ranks on several hosts, and rank 0 has no address: set MASTER_ADDR")
+        raise RuntimeError("ranks on several hosts, and the first one has no address: set MASTER_ADDR")
     with socket.create_server(("", 0)) as probe:
         port = probe.getsockname()[1]
-    address = found[0].strip("[]")
-    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+    return f"tcp://[{found[0]}]:{port}" if ":" in found[0] else f"tcp://{found[0]}:{port}"
 
 
 def _tell_local(start):

@@ -6,7 +6,7 @@ from hashlib import blake2b
 
 from pydist._C import CommTimeout, DistError
 from pydist.distributed import process_group
-from pydist.distributed.rendezvous import Place
+from pydist.distributed.rendezvous import Place, listening_place
 
 _PATIENCE = 300.0  # seconds, as init_process_group's
 _MEET = 10.0  # seconds for ranks that have just agreed to meet
@@ -80,12 +80,22 @@ def _excluded(ranks, group):
     return excluded
 
 
+def _over_hosts(first, store, name, patience):
+    """Where ranks of several hosts meet: the first of them says it in the store that all of them reach."""
+    key = f"pydist.shrink/{name}"
+    if first:
+        store.set(key, listening_place())
+    return bytes(store.get(key, patience)).decode()
+
+
 def _meet(own, group, names, launched, excluded, before, timeout, patience=None):
     """The ranks that stay, at a place that only they know; `before`: where they met the last time."""
     global _root
     stay = [rank for rank in range(own.size) if rank not in excluded]
     name = blake2b(repr((before, stay)).encode(), digest_size=12).hexdigest()
     address = f"job://{name}" if len(stay) > 1 else None
+    if address and own.transport == "tcp":
+        address = _over_hosts(own.rank == stay[0], group.store, name, _PATIENCE if patience is None else patience)
     process_group.destroy_process_group()
     process_group.leave(timeout, keep=True)
     process_group.init_at(Place(stay.index(own.rank), len(stay), address, -1), timeout, patience)
@@ -107,7 +117,7 @@ def shrink_group(ranks_to_exclude=None, group=None, shrink_flags=0, pg_options=N
 
     Raises TypeError or ValueError, and leaves the group as it is, where ranks_to_exclude is no list of some of the
     group's ranks or has this one, or where it is None and nobody is gone; NotImplementedError for other than the
-    default group of processes on one host; DistError or CommTimeout where a rank that stays does not come.
+    default group of processes; DistError or CommTimeout where a rank that stays does not come.
 
         try:
             train(model)
@@ -119,8 +129,6 @@ def shrink_group(ranks_to_exclude=None, group=None, shrink_flags=0, pg_options=N
     own = process_group._existing()
     if own is None or own is getattr(process_group._here, "group", None) or group not in (None, own):
         raise NotImplementedError("shrink_group: not the default group of a process (expected group=None after init)")
-    if own.transport == "tcp":
-        raise NotImplementedError("shrink_group: ranks on several hosts (expected one host)")
     excluded = None if ranks_to_exclude is None else _excluded(ranks_to_exclude, own)
     if excluded is None and not own.gone:
         raise ValueError("shrink_group: all ranks are there (expected some that are gone, or ranks_to_exclude)")
