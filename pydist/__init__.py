@@ -35,7 +35,7 @@ newaxis = None
 
 _SUBMODULES = frozenset(
     "accelerator amp autograd backends compat compiler cpu cuda distributed distributions jit linalg mps multiprocessing nn onnx "
-    "optim safetensors serialization sparse special testing utils version vision xpu".split()
+    "optim profiler safetensors serialization sparse special testing utils version vision xpu".split()
 )
 _FROM = {  # name -> the submodule that it comes from, opened at first use
     "compile": "compiler",

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "autograd/nan.h"
+#include "autograd/laps.h"
 #include "base/mem.h"
 
 pd_dtype pd_default_dtype = PD_F32;
@@ -283,14 +284,21 @@ static pd_status autocast(const pd_def *def, pd_tensor *const *in, int nin, cons
     return status;
 }
 
-pd_status pd_apply(const pd_def *def, pd_tensor *const *in, int nin, const void *attrs, pd_tensor **out, int *nout) {
+static pd_status apply(const pd_def *def, pd_tensor *const *in, int nin, const void *attrs, pd_tensor **out, int *nout) {
     pd_dtype t;
-    if (!attrs) attrs = def->defaults;
     if (pd_autocast.dtype != PD_NO_DTYPE && (t = autocast_dtype(def->op, in, nin)) != PD_NO_DTYPE)
         return autocast(def, in, nin, attrs, out, nout, t);
     PD_TRY(compute_dtype(def, in, nin, attrs, &t));
     if (t == PD_NO_DTYPE || all_of(in, nin, t)) return run(def, (pd_tensor **)(uintptr_t)in, nin, attrs, out, nout);
     return call(def, in, nin, attrs, out, nout, t);
+}
+
+pd_status pd_apply(const pd_def *def, pd_tensor *const *in, int nin, const void *attrs, pd_tensor **out, int *nout) {
+    int count;
+    pd_lap lap = pd_lap_begin();
+    pd_status status = apply(def, in, nin, attrs ? attrs : def->defaults, out, nout ? nout : &count);
+    if (pd_lap_is_on(&lap) && !status) pd_lap_end_op(&lap, PD_LAP_OP, def, in, nin, out, nout ? *nout : count);
+    return status;
 }
 
 /* ---- results into a given tensor --------------------------------------------------------------------------------- */
@@ -358,10 +366,9 @@ done:
     return status;
 }
 
-pd_status pd_apply_into(const pd_def *def, pd_tensor *const *in, int nin, const void *attrs, pd_tensor *into) {
+static pd_status apply_into(const pd_def *def, pd_tensor *const *in, int nin, const void *attrs, pd_tensor *into) {
     pd_dtype t;
     bool inplace = nin > 0 && in[0] == into;
-    if (!attrs) attrs = def->defaults;
     PD_TRY(pd_check_writable(def->name, into));
     if (!inplace && wants_record(def, in, nin))
         return pd_fail(PD_E_RUNTIME, "%s: out= does not support gradients (expected pydist.no_grad(), or no out=)", def->name);
@@ -390,5 +397,12 @@ pd_status pd_apply_into(const pd_def *def, pd_tensor *const *in, int nin, const 
     }
     if (!status) status = run_into(def, cast, nin, attrs, into);
     release_all(own, nin);
+    return status;
+}
+
+pd_status pd_apply_into(const pd_def *def, pd_tensor *const *in, int nin, const void *attrs, pd_tensor *into) {
+    pd_lap lap = pd_lap_begin();
+    pd_status status = apply_into(def, in, nin, attrs ? attrs : def->defaults, into);
+    if (pd_lap_is_on(&lap) && !status) pd_lap_end_op(&lap, PD_LAP_INPLACE, def, in, nin, &into, 1);
     return status;
 }

@@ -6,6 +6,7 @@
 
 #include "autograd/apply.h"
 #include "autograd/nan.h"
+#include "autograd/laps.h"
 #include "base/mem.h"
 
 /* One entry per node or leaf of the run. */
@@ -34,13 +35,20 @@ typedef struct run {
     pd_closure *at_end;
     size_t nat_end, cap_at_end;
     struct run *outer;
+    uint64_t id;
     double work;
 } run;
 
 static _Thread_local run *current;
+static atomic_uint_fast64_t next_id = 1;
 static pthread_mutex_t leaf_lock = PTHREAD_MUTEX_INITIALIZER;
 
 bool pd_engine_is_running(void) { return current != NULL; }
+
+uint64_t pd_engine_current(bool *some) {
+    *some = current && current->b->inputs;
+    return current ? current->id : 0;
+}
 
 pd_status pd_engine_at_end(pd_closure c) {
     if (!current) return pd_fail(PD_E_RUNTIME, "no backward is running in this thread");
@@ -304,7 +312,9 @@ static pd_status call_node(run *r, entry *e, pd_tensor **g, pd_tensor **gin) {
     pd_vjp v = {.node = n, .attrs = n->attrs, .create_graph = r->b->create_graph, .g = g, .gin = gin, .run = r};
     bool finite = pd_nan_armed;
     for (int i = 0; i < n->nout && finite; i++) finite = pd_nan_finite(g[i]);
+    pd_lap lap = pd_lap_begin();
     n->kind->run(&v);
+    if (pd_lap_is_on(&lap) && !v.status) pd_lap_end_node(&lap, &v);
     pd_next_home = NULL;
     for (int i = 0; finite && i < n->nin && !v.status; i++)
         if (!pd_nan_finite(gin[i])) v.status = pd_nan_report("the gradient of input", pd_node_name(n), i, gin[i]);
@@ -318,8 +328,7 @@ static pd_status call_node(run *r, entry *e, pd_tensor **g, pd_tensor **gin) {
         n->trace.call(n->trace.ctx, (void *)(uintptr_t)pd_node_name(n));
         v.status = pd_error_restore(&error);
     }
-    for (size_t i = 0; i < v.ntemps; i++) pd_tensor_release(v.temps[i]);
-    pd_free(v.temps);
+    pd_vjp_end(&v);
     return v.status;
 }
 
@@ -437,7 +446,7 @@ static pd_status walk(run *r) {
 }
 
 pd_status pd_engine_run(const pd_backward *b) {
-    run r = {.b = b, .outer = current};
+    run r = {.b = b, .outer = current, .id = atomic_fetch_add_explicit(&next_id, 1, memory_order_relaxed)};
     bool mode = pd_grad_mode, inference = pd_inference_mode;
     pd_autocast_state autocast = pd_autocast;
     current = &r;
@@ -446,7 +455,9 @@ pd_status pd_engine_run(const pd_backward *b) {
     pd_inference_mode = false; /* gradients are normal tensors, wherever backward is called */
     for (int k = 0; k < b->ninputs && b->out; k++) b->out[k] = NULL;
     pd_hooks_running++;
+    pd_lap lap = pd_lap_begin();
     pd_status status = walk(&r);
+    pd_lap_end(&lap, PD_LAP_CALL, "backward", 0);
     pd_hooks_running--;
     pd_grad_mode = mode;
     pd_inference_mode = inference;

@@ -24,6 +24,8 @@ pd_status pd_engine_run(const pd_backward *b);
 /* Called at the end of the backward that runs in this thread now (in order, on success only). */
 pd_status pd_engine_at_end(pd_closure c);
 bool pd_engine_is_running(void);
+/* The number of the backward that runs in this thread, innermost; 0: none. *some: it gives or fills the gradients of some inputs only. */
+uint64_t pd_engine_current(bool *some);
 
 /* Adds g to the leaf's .grad (a gradient bucket's view where the leaf has a home). may_steal: g is the caller's own. */
 pd_status pd_leaf_accumulate(pd_tensor *leaf, pd_tensor *g, bool create_graph);

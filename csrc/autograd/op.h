@@ -63,6 +63,7 @@ enum { /* pd_op.flags */
     PD_VIEW = 16,    /* output 0 is a view of input 0 */
     PD_NO_BROADCAST_GRAD = 32, /* vjps already return the inputs' shapes */
     PD_CONTIGUOUS = 64,        /* the kernel writes contiguous outputs only */
+    PD_SAVES_GEOMETRY = 128,   /* what it saves is read by pd_vjp_geometry alone: no business of saved-tensor hooks */
 };
 
 struct pd_vjp;

@@ -5,6 +5,8 @@
 #include "base/mem.h"
 
 _Thread_local bool pd_grad_mode = true;
+_Thread_local pd_status (*pd_saved_pack)(pd_tensor *t, pd_closure *out);
+atomic_bool pd_saved_hooked;
 pd_anomaly_mode pd_anomaly;
 pd_engine_ops pd_engine;
 static atomic_uint_fast64_t next_seq, next_hook = 1;
@@ -184,6 +186,28 @@ pd_status pd_node_new(const pd_node_kind *kind, const pd_def *def, const void *a
     return PD_OK;
 }
 
+/* [new] a shell of t's dtype and geometry. */
+static pd_status shell_of(const pd_tensor *t, pd_tensor **out) {
+    PD_TRY(pd_tensor_shell(out));
+    (*out)->dtype = t->dtype;
+    (*out)->ndim = t->ndim;
+    (*out)->numel = t->numel;
+    memcpy((*out)->size, t->size, sizeof *t->size * (size_t)t->ndim);
+    memcpy((*out)->stride, t->stride, sizeof *t->stride * (size_t)t->ndim);
+    return PD_OK;
+}
+
+/* What the hook made of t takes its place; dtype and geometry stay. */
+static pd_status pack(pd_saved *s, pd_tensor *t, bool is_out) {
+    pd_tensor *given = NULL;
+    PD_TRY(shell_of(t, &s->t));
+    PD_TRY(pd_calloc(sizeof *s->packed, "tape", &s->packed));
+    if (is_out) PD_TRY(pd_tensor_alias(t, false, &given)); /* the node's own output would make a cycle */
+    pd_status status = pd_saved_pack(given ? given : t, s->packed);
+    pd_tensor_release(given);
+    return status;
+}
+
 pd_status pd_node_save(pd_node *n, int slot, pd_tensor *t, bool is_out, int index) {
     pd_saved *s = &n->saved[slot];
     s->index = (int16_t)index;
@@ -192,6 +216,7 @@ pd_status pd_node_save(pd_node *n, int slot, pd_tensor *t, bool is_out, int inde
     if (t->storage->inference)
         return pd_fail(PD_E_RUNTIME, "%s: %s %d, of shape %s, is an inference tensor, which cannot be saved for the gradient (expected clone(), "
                        "or no_grad)", pd_node_name(n), is_out ? "output" : "input", index, pd_tensor_shape(t));
+    if (__builtin_expect(pd_saved_hooked, 0) && pd_saved_pack && !(n->def && n->def->op->flags & PD_SAVES_GEOMETRY)) return pack(s, t, is_out);
     s->version = pd_tensor_version(t);
     if (index < 0 || (!is_out && n->edges[index].leaf)) pd_tensor_retain(s->t = t);
     else PD_TRY(pd_tensor_alias(t, false, &s->t));
@@ -200,8 +225,13 @@ pd_status pd_node_save(pd_node *n, int slot, pd_tensor *t, bool is_out, int inde
 
 void pd_node_free_saved(pd_node *n) {
     for (int i = 0; i < n->nsaved; i++) {
-        pd_tensor_release(n->saved[i].t);
-        n->saved[i].t = NULL;
+        pd_saved *s = &n->saved[i];
+        pd_tensor_release(s->t);
+        s->t = NULL;
+        if (!s->packed) continue;
+        pd_closure_drop(s->packed);
+        pd_free(s->packed);
+        s->packed = NULL;
     }
     n->freed = true;
 }
@@ -274,8 +304,7 @@ static void run_inner(pd_vjp *v, pd_node *inner, pd_tensor *g, pd_tensor **gin) 
     pd_vjp w = {.node = inner, .attrs = inner->attrs, .g = &g, .gin = gin, .create_graph = v->create_graph};
     inner->kind->run(&w);
     v->status = w.status;
-    for (size_t i = 0; i < w.ntemps; i++) pd_tensor_release(w.temps[i]);
-    pd_free(w.temps);
+    pd_vjp_end(&w);
 }
 
 static void slices_run(pd_vjp *v) {
@@ -353,6 +382,12 @@ pd_status pd_node_rebase(pd_node *n, pd_tensor *t, int written, int index) {
 
 /* ---- what a vjp sees --------------------------------------------------------------------------------------------- */
 
+void pd_vjp_end(pd_vjp *v) {
+    for (size_t i = 0; i < v->ntemps; i++) pd_tensor_release(v->temps[i]);
+    pd_free(v->temps);
+    pd_free(v->unpacked);
+}
+
 pd_tensor *pd_vjp_keep(pd_vjp *v, pd_status status, pd_tensor *t) {
     if (!v->status) v->status = status;
     if (status) return NULL;
@@ -393,14 +428,43 @@ static pd_status check_version(const pd_node *n, const pd_saved *s) {
                    version, s->version);
 }
 
+/* [new] t's values, laid out like `as`. */
+static pd_status laid_out(pd_tensor *t, const pd_tensor *as, pd_tensor **out) {
+    PD_TRY(shell_of(as, out));
+    pd_status status = pd_tensor_allocate(*out);
+    if (!status) status = pd_engine.copy_into(*out, t);
+    if (status) pd_tensor_release(*out);
+    return status;
+}
+
+/* [new] what the hooks give back for a packed tensor: as it was, and laid out so where that is dense. */
+static pd_status call_unpack(const pd_node *n, const pd_saved *s, pd_tensor **out) {
+    pd_tensor *t = NULL, *copy = NULL;
+    PD_TRY(s->packed->call(s->packed->ctx, &t));
+    pd_status status = PD_OK;
+    if (!pd_tensor_same_shape(t, s->t) || t->dtype != s->t->dtype)
+        status = pd_fail(PD_E_SHAPE, "%s: the hook for saved tensors gave back %s of shape %s (expected %s of shape %s)", pd_node_name(n),
+                         pd_dtype_name((pd_dtype)t->dtype), pd_tensor_shape(t), pd_dtype_name((pd_dtype)s->t->dtype), pd_tensor_shape(s->t));
+    else if (memcmp(t->stride, s->t->stride, sizeof *t->stride * (size_t)t->ndim) && pd_shape_is_dense(t->ndim, t->size, s->t->stride))
+        status = laid_out(t, s->t, &copy);
+    else if (s->index >= 0) status = pd_tensor_alias(t, false, &copy); /* its history is the node's to give */
+    else pd_tensor_retain(copy = t);
+    pd_tensor_release(t);
+    *out = copy;
+    return status;
+}
+
 /* [new] s->t with its history: of an output this node, of an input where the edge leads. */
 static pd_status restore(pd_node *n, const pd_saved *s, pd_tensor **out) {
     pd_edge e = s->is_out ? (pd_edge){.fn = n, .index = s->index} : s->index < 0 ? (pd_edge){0} : n->edges[s->index];
-    if (s->t->requires_grad || !e.fn) {
-        pd_tensor_retain(*out = e.leaf ? e.leaf : s->t);
+    if (e.leaf && (s->packed || s->t->requires_grad)) {
+        pd_tensor_retain(*out = e.leaf);
         return PD_OK;
     }
-    PD_TRY(pd_tensor_alias(s->t, false, out));
+    if (s->packed) PD_TRY(call_unpack(n, s, out));
+    else if (s->t->requires_grad || !e.fn) pd_tensor_retain(*out = s->t);
+    else PD_TRY(pd_tensor_alias(s->t, false, out));
+    if (!e.fn || (*out)->requires_grad) return PD_OK;
     pd_status status = pd_node_own(e.fn, e.index, *out);
     if (status) pd_tensor_release(*out);
     return status;
@@ -411,13 +475,26 @@ pd_status pd_node_unpack(pd_node *n, int slot, pd_tensor **out) {
     if (n->freed)
         return pd_fail(PD_E_RUNTIME, "%s: the saved tensors were freed by an earlier backward (expected retain_graph=True there)", pd_node_name(n));
     if (!n->saved[slot].t) return PD_OK;
-    PD_TRY(check_version(n, &n->saved[slot]));
+    if (!n->saved[slot].packed) PD_TRY(check_version(n, &n->saved[slot]));
+    else if (!pd_grad_mode) return call_unpack(n, &n->saved[slot], out);
     return restore(n, &n->saved[slot], out);
+}
+
+static pd_tensor *find(const pd_vjp *v, const pd_saved *s) { return v->unpacked ? v->unpacked[s - v->node->saved] : NULL; }
+
+/* The same for each vjp that asks: hooks are called once for a slot. */
+static pd_tensor *unpack_once(pd_vjp *v, const pd_saved *s) {
+    pd_tensor *t = find(v, s);
+    if (t) return t;
+    if (!v->unpacked && (v->status = pd_calloc((size_t)v->node->nsaved * sizeof *v->unpacked, "tape", &v->unpacked))) return NULL;
+    pd_status status = v->create_graph ? restore(v->node, s, &t) : call_unpack(v->node, s, &t);
+    return v->unpacked[s - v->node->saved] = pd_vjp_keep(v, status, t);
 }
 
 static pd_tensor *unpack(pd_vjp *v, bool is_out, int index) {
     pd_saved *s = v->status ? NULL : find_saved(v->node, is_out, index);
     if (!s || !s->t) return NULL;
+    if (s->packed) return unpack_once(v, s);
     if ((v->status = check_version(v->node, s))) return NULL;
     if (!v->create_graph || s->t->requires_grad) return s->t;
     pd_tensor *t = NULL;

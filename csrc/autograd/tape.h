@@ -19,7 +19,8 @@ typedef struct pd_edge {
 } pd_edge;
 
 typedef struct pd_saved {
-    pd_tensor *t; /* [strong] an alias without autograd, or a leaf itself */
+    pd_tensor *t;       /* [strong] an alias without autograd, or a leaf itself; with `packed` a shell: dtype, sizes and strides */
+    pd_closure *packed; /* [owned] NULL, or what a hook made of it: call(ctx, pd_tensor **) gives [new] the tensor back */
     unsigned version;
     int16_t index; /* of the input or output; -1: neither, t is kept itself */
     bool is_out;
@@ -86,6 +87,11 @@ typedef struct pd_anomaly_mode {
 } pd_anomaly_mode;
 extern pd_anomaly_mode pd_anomaly;
 
+/* What the host's saved-tensor hooks of this thread make of a tensor that is about to be saved (an output: an alias of it without
+   autograd); NULL: it is kept as it is. What a hook gives back is checked for dtype and shape, its in-place writes are not. */
+extern _Thread_local pd_status (*pd_saved_pack)(pd_tensor *t, pd_closure *out);
+extern atomic_bool pd_saved_hooked; /* some thread has had hooks: false spares all others the look at pd_saved_pack */
+
 pd_status pd_meta_get(pd_tensor *t, pd_meta **out); /* [borrowed from t] made if there is none */
 /* Current history of t, made anew for a view whose base was written: grad_fn [borrowed], NULL for a leaf. */
 pd_status pd_tensor_history(pd_tensor *t, pd_node **fn, int *index);
@@ -147,6 +153,7 @@ typedef struct pd_vjp {
     pd_status status; /* first failure: later steps do nothing */
     pd_tensor **temps;
     size_t ntemps, cap_temps;
+    pd_tensor **unpacked; /* NULL, or by slot what hooks gave back, kept among temps */
 } pd_vjp;
 
 static inline bool pd_vjp_needs(const pd_vjp *v, int i) {
@@ -157,6 +164,8 @@ pd_tensor *pd_vjp_in(pd_vjp *v, int i);
 pd_tensor *pd_vjp_out(pd_vjp *v, int i);
 /* [borrowed from v] saved input i for its sizes and strides only: its values may have changed since. */
 const pd_tensor *pd_vjp_geometry(pd_vjp *v, int i);
+/* Releases what v keeps; gin stays. */
+void pd_vjp_end(pd_vjp *v);
 /* Takes a [new] tensor into v's keeping (and the status of the call that made it); returns it, NULL on failure. */
 pd_tensor *pd_vjp_keep(pd_vjp *v, pd_status status, pd_tensor *t);
 /* The gradient of input i; t is borrowed, NULL does nothing. */

@@ -2,6 +2,7 @@
 #ifndef PD_COMM_GROUP_IMPL_H
 #define PD_COMM_GROUP_IMPL_H
 
+#include "base/profile.h"
 #include "comm/algo/algo.h"
 #include "comm/flight.h"
 #include "comm/group.h"
@@ -83,6 +84,7 @@ struct pd_work {
     uint64_t site, hash;
     uint32_t seq;
     int64_t pieces, round;
+    pd_lap lap;       /* the profiler's: since it began to run */
     /* The gate that ends this round: opens when every rank's word has reached the target. */
     bool at_board;    /* the word: line[seq & 1].seq, else step */
     uint32_t target;

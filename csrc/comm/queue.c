@@ -166,6 +166,7 @@ static void post_step(pd_group *g, pd_work *w) {
 
 /* Fails at once where a rank gave up before we began: its line may be there, but it will not complete this one. */
 static pd_status start(pd_group *g, pd_work *w) {
+    w->lap = pd_lap_begin();
     w->seq = ++g->seq;
     pd_flight_post(&g->flight, w->seq, &w->id, w->site);
     PD_TRY(pd_group_doom(g, w));
@@ -269,6 +270,12 @@ static pd_status run(pd_group *g, pd_work *w, bool *done) {
     return PD_OK;
 }
 
+static void finish(pd_group *g, pd_work *w) {
+    pd_flight_end(&g->flight, w->seq, PD_FLIGHT_DONE);
+    pd_lap_end_in(&w->lap, PD_LAP_COMM, pd_collective_names[w->id.coll], (int64_t)pd_job_bytes(&w->job, w->job.count),
+                   g->epoch);
+}
+
 /* ---- the queue --------------------------------------------------------------------------------------------------- */
 
 /* News from elsewhere are known to the others; our own reasons are not. */
@@ -282,7 +289,7 @@ static pd_status carry_on(pd_group *g) {
         if (!done) return PD_OK;
         g->first = w->next;
         if (!g->first) g->last = &g->first;
-        pd_flight_end(&g->flight, w->seq, PD_FLIGHT_DONE);
+        finish(g, w);
         atomic_store_explicit(&w->state, PD_WORK_DONE, memory_order_release);
         pd_work_release(w);
     }
@@ -311,7 +318,7 @@ static pd_status run_here(pd_group *g, pd_work *w) {
     for (;;) {
         if (run(g, w, &done)) return lose(g);
         if (done) {
-            pd_flight_end(&g->flight, w->seq, PD_FLIGHT_DONE);
+            finish(g, w);
             return PD_OK;
         }
         PD_TRY(await(g, w, INT64_MAX));
@@ -360,6 +367,7 @@ static bool can_be_direct(const pd_group *g, const pd_work *w) {
 
 pd_status pd_group_submit(pd_work *w, pd_work **out) {
     pd_group *g = w->group;
+    pd_lap lap = pd_lap_begin();
     PD_TRY(pd_group_check(g));
     if (g->size == 1) return run_alone(g, w, out);
     size_t bytes = pd_job_bytes(&w->job, w->job.count) * (w->id.coll == PD_COLL_REDUCE_SCATTER ? (size_t)g->size : 1);
@@ -373,6 +381,7 @@ pd_status pd_group_submit(pd_work *w, pd_work **out) {
     if (!status) status = out || g->first ? run_queued(g, w, out) : run_here(g, w);
     pd_group_leave(g);
     pd_segment_release(w->segment);
+    pd_lap_end(&lap, PD_LAP_CALL, pd_collective_names[w->id.coll], 0);
     return status;
 }
 
@@ -406,10 +415,12 @@ pd_status pd_work_wait(pd_work *w, double timeout) {
     PD_TRY(pd_group_check(g));
     int64_t deadline = timeout < 0 || timeout > 1e9 ? INT64_MAX : pd_hooks_now(g->hooks) + (int64_t)(timeout * 1e9);
     if (is_message(w)) return pd_p2p_wait(w, deadline);
+    pd_lap lap = pd_lap_begin();
     PD_TRY(pd_group_enter(g));
     pd_status status = state_of(w, &done); /* another thread may have done it */
     if (!status && !done) status = drive(g, w, deadline);
     pd_group_leave(g);
+    pd_lap_end(&lap, PD_LAP_CALL, "wait", 0);
     return status;
 }
 

@@ -203,8 +203,7 @@ pd_val pd_x_if(pd_vjp *v, pd_op_id compare, pd_val p, pd_val q, pd_val then) { r
 
 pd_status pd_x_end(pd_vjp *v, pd_tensor *result, pd_tensor **out) {
     if (!v->status && result) pd_tensor_retain(*out = result);
-    for (size_t i = 0; i < v->ntemps; i++) pd_tensor_release(v->temps[i]);
-    pd_free(v->temps);
+    pd_vjp_end(v);
     return v->status;
 }
 

@@ -255,7 +255,7 @@ static void strided_vjp(pd_vjp *v) {
 const pd_op pd_op_as_strided = {
     .sig = "as_strided(Tensor input, int[] size, int[] stride, int? storage_offset=None)",
     .doc = "A view of x's storage with the given sizes, strides and offset (in elements).",
-    .save = PD_SAVE_IN(0), .flags = VIEW, .attrs = sizeof(pd_strided_attrs), .infer = strided_infer, .vjp = strided_vjp,
+    .save = PD_SAVE_IN(0), .flags = VIEW | PD_SAVES_GEOMETRY, .attrs = sizeof(pd_strided_attrs), .infer = strided_infer, .vjp = strided_vjp,
 };
 
 static pd_status scatter_infer(pd_call *c) {

@@ -5,6 +5,7 @@
 
 #include "base/host.h"
 #include "base/mem.h"
+#include "base/profile.h"
 
 /* The state must match its parameter; strides too, since the kernel walks them side by side. */
 static pd_status check_like(const char *op, int64_t i, const char *what, const pd_tensor *t, const pd_tensor *p) {
@@ -47,6 +48,12 @@ static pd_status segments(const char *op, const pd_step_lists *l, pd_segment_ste
     return PD_OK;
 }
 
+/* Bytes, for the profiler: parameters and states are read and written, gradients read. */
+static int64_t moved(const pd_step_lists *l, int64_t total) {
+    int streams = 3 + 2 * ((l->m != NULL) + (l->v != NULL) + (l->w != NULL));
+    return total * streams * (int64_t)pd_dtype_size((pd_dtype)l->params[0]->dtype);
+}
+
 /* ns: what the kernel takes for an element; the GIL is given up for what takes long. */
 #define STEP(name, ns)                                                                                  \
     pd_status pd_step_##name(const pd_step_lists *l, const pd_##name *c) {                              \
@@ -54,9 +61,11 @@ static pd_status segments(const char *op, const pd_step_lists *l, pd_segment_ste
         int64_t total;                                                                                  \
         if (!l->count) return PD_OK;                                                                    \
         PD_TRY(segments(#name, l, &s, &total));                                                         \
+        pd_lap lap = pd_lap_begin();                                                                 \
         void *token = (double)total * (ns) > PD_RELEASE_NS ? pd_host_release() : NULL;                  \
         pd_cpu()->name((pd_dtype)l->params[0]->dtype, c, s, l->count);                                  \
         pd_host_acquire(token);                                                                         \
+        pd_lap_end(&lap, PD_LAP_CALL, #name "_step", moved(l, total));                               \
         for (int64_t i = 0; i < l->count; i++) pd_tensor_bump(l->params[i]);                            \
         return PD_OK;                                                                                   \
     }

@@ -94,7 +94,10 @@ static int finish(walk *w) {
             meet_node(w, n->edges[i].fn);
             meet_tensor(w, n->edges[i].leaf);
         }
-        for (int i = 0; i < n->nsaved; i++) meet_tensor(w, n->saved[i].t);
+        for (int i = 0; i < n->nsaved; i++) {
+            meet_tensor(w, n->saved[i].t);
+            show_closure(w, n->saved[i].packed);
+        }
     }
     return w->result;
 }

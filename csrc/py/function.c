@@ -172,8 +172,10 @@ static bool run_backward(pyctx *c, pd_vjp *v) {
 static pd_status call_function(void *ctx, void *vjp) {
     PyGILState_STATE gil = PyGILState_Ensure();
     bool mode = pd_grad_mode;
+    pd_autocast_state autocast = pd_autocast; /* off here; an autocast context that ends in the function would turn it on again */
     bool ok = run_backward(ctx, vjp);
     pd_grad_mode = mode;
+    pd_autocast = autocast;
     pd_status status = ok ? ((pd_vjp *)vjp)->status : pd_py_caught();
     PyGILState_Release(gil);
     return status;

@@ -32,6 +32,7 @@ static PyObject *cached(PyObject *module, PyObject *unused) {
 
 static PyObject *trim(PyObject *module, PyObject *unused) {
     (void)module, (void)unused;
+    pd_py_drain(); /* may free tensors */
     pd_onednn_trim();
     pd_device_cpu_trim();
     pd_py_comm_trim();

@@ -151,6 +151,8 @@ int pd_py_add_numpy(PyObject *module);
 int pd_py_add_dlpack(PyObject *module);
 int pd_py_add_storage(PyObject *module);
 int pd_py_add_info(PyObject *module);
+int pd_py_add_profile(PyObject *module);
+int pd_py_add_saved(PyObject *module);
 int pd_py_add_launch(PyObject *module);
 int pd_py_add_comm(PyObject *module);
 int pd_py_add_reducer(PyObject *module);

@@ -25,6 +25,14 @@ __all__ = [
 ]
 
 
+def __getattr__(name):
+    if name in ("graph", "profiler"):
+        from importlib import import_module
+
+        return import_module(f"pydist.autograd.{name}")
+    raise AttributeError(f"module 'pydist.autograd' has no attribute '{name}'")
+
+
 def _tensors(value):
     return [value] if isinstance(value, _C.Tensor) else list(value)
 

@@ -1,8 +1,9 @@
-"""Utilities: `pydist.utils.data` (datasets, samplers, loader), `tensorboard` (event files) and `hooks`."""
+"""Utilities: `pydist.utils.data` (datasets, samplers, loader), `checkpoint` (activations computed anew in backward),
+`tensorboard` (event files) and `hooks`."""
 
 
 def __getattr__(name):
-    if name in ("data", "hooks", "tensorboard"):
+    if name in ("checkpoint", "data", "hooks", "tensorboard"):
         from importlib import import_module
 
         return import_module(f"pydist.utils.{name}")

@@ -1,0 +1,140 @@
+#include "base/profile.h"
+
+#include <pthread.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/mem.h"
+
+const char *const pd_lap_kind_names[PD_LAP_KINDS] = {"op", "in place", "backward", "call", "user", "communication"};
+
+#define NAMES 8192 /* different names that a run keeps; the rest are one */
+static const char *const other = "(other names)";
+
+atomic_uint pd_profile_run;
+
+static struct {
+    pthread_mutex_t lock; /* of all below */
+    pd_profile how;
+    unsigned runs;
+    pd_event *events;
+    size_t count, cap;
+    uint64_t dropped;
+    int64_t *dims;
+    size_t ndims, cap_dims;
+    char *names[NAMES];   /* open addressing by the text's hash */
+    size_t nnames;
+} p = {.lock = PTHREAD_MUTEX_INITIALIZER};
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static _Thread_local int64_t thread;
+
+/* A forked child goes on without the profiler: the lock may belong to a thread that it does not have. */
+static void in_child(void) {
+    atomic_store(&pd_profile_run, 0);
+    pthread_mutex_init(&p.lock, NULL);
+    thread = 0;
+}
+static void at_start(void) { pthread_atfork(NULL, NULL, in_child); }
+
+static int64_t now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+/* ---- spans ------------------------------------------------------------------------------------------------------- */
+
+pd_lap pd_lap_open(unsigned run) { return (pd_lap){.held = p.how.held ? p.how.held() : 0, .run = run, .begin = now()}; }
+
+/* The run's own copy of a text. */
+static const char *keep(const char *text) {
+    uint64_t h = 0xCBF29CE484222325u;
+    for (const char *c = text; *c; c++) h = (h ^ (unsigned char)*c) * 0x100000001B3u;
+    size_t at = (h ^ h >> 32) & (NAMES - 1), bytes = strlen(text) + 1;
+    for (; p.names[at]; at = (at + 1) & (NAMES - 1))
+        if (!strcmp(p.names[at], text)) return p.names[at];
+    if (p.nnames >= NAMES / 2 || pd_malloc(bytes, "profiler", &p.names[at])) return other;
+    p.nnames++;
+    return memcpy(p.names[at], text, bytes);
+}
+
+static int64_t keep_dims(const int64_t *dims, size_t n) {
+    if (!n || pd_grow(&p.dims, &p.cap_dims, p.ndims + n + 1, sizeof *dims, "profiler")) return 0;
+    memcpy(p.dims + p.ndims, dims, n * sizeof *dims);
+    p.ndims += n + 1;
+    p.dims[p.ndims - 1] = -2;
+    return (int64_t)(p.ndims - n);
+}
+
+void pd_lap_close(const pd_lap *s, pd_lap_kind kind, const char *name, int64_t bytes, const int64_t *dims, size_t ndims, const int64_t *lane) {
+    if (atomic_load_explicit(&pd_profile_run, memory_order_relaxed) != s->run) return;
+    pd_event e = {.begin = s->begin, .end = now(), .bytes = bytes, .kind = kind};
+    if (p.how.held) e.held = p.how.held() - s->held;
+    if (p.how.stack && !lane) e.stack = p.how.stack();
+    if (!thread) thread = syscall(SYS_gettid);
+    e.lane = lane ? *lane : thread;
+    pthread_mutex_lock(&p.lock);
+    if (atomic_load_explicit(&pd_profile_run, memory_order_relaxed) == s->run) {
+        if (p.count == p.how.most || pd_grow(&p.events, &p.cap, p.count + 1, sizeof e, "profiler")) {
+            p.dropped++;
+        } else {
+            e.name = keep(name);
+            e.dims = keep_dims(dims, ndims);
+            p.events[p.count++] = e;
+        }
+    }
+    pthread_mutex_unlock(&p.lock);
+}
+
+/* ---- runs -------------------------------------------------------------------------------------------------------- */
+
+static void clear(void) {
+    for (size_t i = 0; i < NAMES; i++) {
+        pd_free(p.names[i]);
+        p.names[i] = NULL;
+    }
+    pd_free(p.events);
+    pd_free(p.dims);
+    p.events = NULL;
+    p.dims = NULL;
+    p.count = p.cap = p.ndims = p.cap_dims = p.nnames = 0;
+    p.dropped = 0;
+}
+
+pd_status pd_profile_start(const pd_profile *how) {
+    pthread_once(&once, at_start);
+    pthread_mutex_lock(&p.lock);
+    bool on = atomic_load(&pd_profile_run);
+    if (!on) {
+        clear();
+        p.how = *how;
+        if (!++p.runs) p.runs = 1;
+        atomic_store(&pd_profile_run, p.runs);
+    }
+    pthread_mutex_unlock(&p.lock);
+    return on ? pd_fail(PD_E_RUNTIME, "profiler: one is running already (expected to stop it first)") : PD_OK;
+}
+
+void pd_profile_stop(void) {
+    pthread_mutex_lock(&p.lock);
+    atomic_store(&pd_profile_run, 0);
+    pthread_mutex_unlock(&p.lock);
+}
+
+bool pd_profile_shapes(void) { return p.how.shapes; }
+
+const pd_event *pd_profile_events(size_t *count, uint64_t *dropped) {
+    *count = p.count;
+    *dropped = p.dropped;
+    return p.events;
+}
+
+const int64_t *pd_profile_dims(const pd_event *e) { return p.dims + e->dims - 1; }
+
+void pd_profile_clear(void) {
+    pthread_mutex_lock(&p.lock);
+    if (!atomic_load(&pd_profile_run)) clear();
+    pthread_mutex_unlock(&p.lock);
+}

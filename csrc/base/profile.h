@@ -1,0 +1,77 @@
+/* What ran when: laps, spans of time with a name, in one bounded buffer of the process, for pydist.profiler.
+
+   While it is off, beginning a lap is one load and ending it one compare. While it is on, a lap costs two looks at the
+   clock and a short lock when it ends (some 0.2 us). Laps of a thread nest: a reader finds parents and children by their times.
+   What began before the last start or stop is not recorded. */
+#ifndef PD_BASE_PROFILE_H
+#define PD_BASE_PROFILE_H
+
+#include <stdatomic.h>
+
+#include "base/status.h"
+
+typedef enum pd_lap_kind {
+    PD_LAP_OP, PD_LAP_INPLACE, /* an op, called; the same in place or with out= */
+    PD_LAP_BACKWARD,            /* a node's gradient */
+    PD_LAP_CALL,                /* work of the engine that is no op: a backward, an optimizer's step, a collective's call */
+    PD_LAP_USER,                /* record_function */
+    PD_LAP_COMM,                /* a collective under way: its lane is a group, not a thread */
+    PD_LAP_KINDS
+} pd_lap_kind;
+
+extern const char *const pd_lap_kind_names[PD_LAP_KINDS];
+
+typedef struct pd_lap {
+    int64_t begin, held;
+    unsigned run; /* 0: the profiler was off */
+} pd_lap;
+
+typedef struct pd_event {
+    const char *name;   /* [borrowed] until the next start */
+    int64_t begin, end; /* ns, monotonic */
+    int64_t bytes;      /* read and written */
+    int64_t held;       /* by how much the memory that tensors hold has grown, over all threads */
+    int64_t lane;       /* the thread's number in the system, or what pd_lap_end_in says */
+    int64_t dims;       /* 0, or 1 + where pd_profile_dims has its shapes */
+    int32_t stack;      /* 0, or what `stack` gave when it ended */
+    pd_lap_kind kind;
+} pd_event;
+
+typedef struct pd_profile {
+    size_t most;            /* events that are kept; later ones are counted only */
+    bool shapes;            /* callers say shapes */
+    int64_t (*held)(void);  /* NULL: not asked for */
+    int32_t (*stack)(void); /* NULL: not asked for; where the host's program stands, any thread, no lock of ours held */
+} pd_profile;
+
+/* Drops what there was. PD_E_RUNTIME: it is on already. */
+pd_status pd_profile_start(const pd_profile *how);
+void pd_profile_stop(void); /* fine when it is off */
+bool pd_profile_shapes(void);
+/* Of a stopped profiler: [borrowed until the next start] its events in the order of their ends, and how many were not kept. */
+const pd_event *pd_profile_events(size_t *count, uint64_t *dropped);
+/* [borrowed likewise] of an event with dims: how many results it has, then for each of them and of its inputs the number of
+   dimensions (-1: no tensor) and the sizes; -2 ends it. */
+const int64_t *pd_profile_dims(const pd_event *e);
+void pd_profile_clear(void); /* gives the memory of a stopped profiler back */
+
+extern atomic_uint pd_profile_run; /* 0: off, else which run it is */
+
+/* For the inline functions below. */
+pd_lap pd_lap_open(unsigned run);
+void pd_lap_close(const pd_lap *s, pd_lap_kind kind, const char *name, int64_t bytes, const int64_t *dims, size_t ndims, const int64_t *lane);
+
+static inline pd_lap pd_lap_begin(void) {
+    unsigned run = atomic_load_explicit(&pd_profile_run, memory_order_acquire);
+    return __builtin_expect(run != 0, 0) ? pd_lap_open(run) : (pd_lap){0};
+}
+static inline bool pd_lap_is_on(const pd_lap *s) { return __builtin_expect(s->run != 0, 0); }
+static inline void pd_lap_end(const pd_lap *s, pd_lap_kind kind, const char *name, int64_t bytes) {
+    if (pd_lap_is_on(s)) pd_lap_close(s, kind, name, bytes, NULL, 0, NULL);
+}
+/* The same in a lane that is no thread; any thread may end it. */
+static inline void pd_lap_end_in(const pd_lap *s, pd_lap_kind kind, const char *name, int64_t bytes, int64_t lane) {
+    if (pd_lap_is_on(s)) pd_lap_close(s, kind, name, bytes, NULL, 0, &lane);
+}
+
+#endif

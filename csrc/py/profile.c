@@ -1,0 +1,155 @@
+/* The profiler's buffer, for pydist/profiler: start, stop, take, and spans that Python names. */
+#include "base/profile.h"
+#include "device/device.h"
+#include "py/py.h"
+
+#if PY_VERSION_HEX < 0x030B0000
+#include <frameobject.h> /* where 3.10 declares what a frame offers */
+#endif
+
+#define FRAMES 64
+
+/* Stacks that were met, each (code, instruction offset, code, ...) from the innermost frame on, and their numbers, from 1. */
+static PyObject *stacks;
+
+static PyObject *frames(void) {
+    PyObject *list = PyList_New(0);
+    PyFrameObject *frame = PyEval_GetFrame();
+    Py_XINCREF(frame);
+    for (int i = 0; list && frame && i < FRAMES; i++) {
+#if PY_VERSION_HEX >= 0x030B0000
+        int offset = PyFrame_GetLasti(frame);
+#else
+        int offset = frame->f_lasti * 2;
+#endif
+        PyObject *code = (PyObject *)PyFrame_GetCode(frame), *at = PyLong_FromLong(offset);
+        if (!at || PyList_Append(list, code) || PyList_Append(list, at)) Py_CLEAR(list);
+        Py_DECREF(code);
+        Py_XDECREF(at);
+        PyFrameObject *back = PyFrame_GetBack(frame);
+        Py_DECREF(frame);
+        frame = back;
+    }
+    Py_XDECREF(frame);
+    PyObject *tuple = list ? PyList_AsTuple(list) : NULL;
+    Py_XDECREF(list);
+    return tuple;
+}
+
+static int32_t stack(void) {
+    PyGILState_STATE gil = PyGILState_Ensure();
+    PyObject *type, *value, *trace, *key, *fresh = NULL, *number = NULL;
+    PyErr_Fetch(&type, &value, &trace); /* the op's caller may have one already */
+    if (stacks && (key = frames())) {
+        if ((fresh = PyLong_FromSsize_t(PyDict_Size(stacks) + 1))) number = PyDict_SetDefault(stacks, key, fresh);
+        Py_DECREF(key);
+    }
+    int32_t result = number ? (int32_t)PyLong_AsLong(number) : 0;
+    Py_XDECREF(fresh);
+    PyErr_Restore(type, value, trace);
+    PyGILState_Release(gil);
+    return result;
+}
+
+static PyObject *start(PyObject *module, PyObject *args) {
+    Py_ssize_t most;
+    int shapes, memory, want_stack;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "nppp:_profile_start", &most, &shapes, &memory, &want_stack)) return NULL;
+    if (most < 1) return PyErr_Format(PyExc_ValueError, "profiler: max_events is %zd (expected at least 1)", most);
+    const pd_profile how = {.most = (size_t)most, .shapes = shapes, .held = memory ? pd_device_cpu_bytes : NULL,
+                            .stack = want_stack ? stack : NULL};
+    PyObject *fresh = want_stack ? PyDict_New() : NULL;
+    if (want_stack && !fresh) return NULL;
+    pd_status status = pd_profile_start(&how);
+    if (status) Py_XDECREF(fresh);
+    else Py_XSETREF(stacks, fresh);
+    if (status) return pd_py_raise(status);
+    Py_RETURN_NONE;
+}
+
+static PyObject *stop(PyObject *module, PyObject *unused) {
+    (void)module, (void)unused;
+    pd_profile_stop();
+    Py_RETURN_NONE;
+}
+
+/* (results, shapes): how many of the shapes are results'. */
+static PyObject *shapes_of(const pd_event *e) {
+    if (!e->dims) Py_RETURN_NONE;
+    const int64_t *d = pd_profile_dims(e);
+    long results = (long)*d++;
+    PyObject *list = PyList_New(0);
+    while (list && *d != -2) {
+        int64_t ndim = *d++;
+        PyObject *shape = PyList_New(ndim > 0 ? ndim : 0);
+        for (int64_t i = 0; shape && i < ndim; i++) {
+            PyObject *n = PyLong_FromLongLong(*d++);
+            if (!n) Py_CLEAR(shape);
+            else PyList_SET_ITEM(shape, i, n);
+        }
+        if (!shape || PyList_Append(list, shape)) Py_CLEAR(list);
+        Py_XDECREF(shape);
+    }
+    return list ? Py_BuildValue("(lN)", results, list) : NULL;
+}
+
+static PyObject *row(const pd_event *e) {
+    PyObject *shapes = shapes_of(e);
+    return !shapes ? NULL : Py_BuildValue("(ssLLLLLiN)", e->name, pd_lap_kind_names[e->kind], (long long)e->lane, (long long)e->begin,
+                                          (long long)e->end, (long long)e->bytes, (long long)e->held, (int)e->stack, shapes);
+}
+
+static PyObject *take(PyObject *module, PyObject *unused) {
+    size_t count;
+    uint64_t dropped;
+    (void)module, (void)unused;
+    if (pd_profile_run) return PyErr_Format(PyExc_RuntimeError, "profiler: it is running (expected to stop it first)");
+    const pd_event *events = pd_profile_events(&count, &dropped);
+    PyObject *list = PyList_New((Py_ssize_t)count), *known = stacks ? Py_NewRef(stacks) : PyDict_New();
+    for (size_t i = 0; list && i < count; i++) {
+        PyObject *tuple = row(&events[i]);
+        if (!tuple) Py_CLEAR(list);
+        else PyList_SET_ITEM(list, (Py_ssize_t)i, tuple);
+    }
+    if (!list || !known) {
+        Py_XDECREF(list);
+        Py_XDECREF(known);
+        return NULL;
+    }
+    pd_profile_clear();
+    Py_CLEAR(stacks);
+    return Py_BuildValue("(NKN)", list, (unsigned long long)dropped, known);
+}
+
+static PyObject *span_begin(PyObject *module, PyObject *unused) {
+    pd_lap lap = pd_lap_begin();
+    (void)module, (void)unused;
+    if (!lap.run) Py_RETURN_NONE;
+    return PyBytes_FromStringAndSize((const char *)&lap, sizeof lap);
+}
+
+static PyObject *span_end(PyObject *module, PyObject *args) {
+    const char *bytes, *name;
+    Py_ssize_t size;
+    pd_lap lap;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "y#s:_span_end", &bytes, &size, &name)) return NULL;
+    if (size != sizeof lap) return PyErr_Format(PyExc_ValueError, "_span_end: %zd bytes (expected what _span_begin gave)", size);
+    memcpy(&lap, bytes, sizeof lap);
+    pd_lap_end(&lap, PD_LAP_USER, name, 0);
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef functions[] = {
+    {"_profile_start", start, METH_VARARGS, "_profile_start(max_events, shapes, memory, stack): begins to record; see pydist.profiler."},
+    {"_profile_stop", stop, METH_NOARGS, "_profile_stop(): ends it; fine when it is off."},
+    {"_profile_take", take, METH_NOARGS,
+     "_profile_take() -> (events, dropped, stacks)\n\nWhat was recorded, given away: (name, kind, lane, begin, end, bytes, held, "
+     "stack, None or (results, shapes)) of each, times in monotonic ns; how many events were dropped; numbers by stack."},
+    {"_span_begin", span_begin, METH_NOARGS, "_span_begin() -> bytes | None\n\nA span of the profiler; None while it is off."},
+    {"_span_end", span_end, METH_VARARGS, "_span_end(span, name): ends what _span_begin gave."},
+    {0},
+};
+
+int pd_py_add_profile(PyObject *module) { return PyModule_AddFunctions(module, functions); }

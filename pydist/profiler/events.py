@@ -1,0 +1,262 @@
+"""What was recorded, as a list of events and as averages over events of one name."""
+
+from collections import defaultdict
+from enum import Enum
+
+from pydist.profiler import flops as _flops
+from pydist.profiler.table import build_table, time_text
+
+
+class DeviceType(Enum):
+    CPU = 0
+    CUDA = 1
+
+
+class Interval:
+    """From `start` to `end`, in microseconds since the profiler began."""
+
+    __slots__ = ("start", "end")
+
+    def __init__(self, start, end):
+        self.start, self.end = start, end
+
+    def elapsed_us(self):
+        return self.end - self.start
+
+    def __repr__(self):
+        return f"Interval({self.start:.3f}, {self.end:.3f})"
+
+
+class _Times:
+    """What events and averages have in common: means, texts, and zeros for devices that there are not."""
+
+    node_id = -1
+    device_type = DeviceType.CPU
+    device_time_total = self_device_time_total = device_time = 0.0
+    cuda_time_total = self_cuda_time_total = cuda_time = 0.0
+    device_memory_usage = self_device_memory_usage = cuda_memory_usage = self_cuda_memory_usage = 0
+
+    @property
+    def cpu_time(self):
+        return self.cpu_time_total / self.count if self.count else 0.0
+
+    @property
+    def cpu_time_str(self):
+        return time_text(self.cpu_time)
+
+    @property
+    def cpu_time_total_str(self):
+        return time_text(self.cpu_time_total)
+
+    @property
+    def self_cpu_time_total_str(self):
+        return time_text(self.self_cpu_time_total)
+
+
+class FunctionEvent(_Times):
+    """One span: `name`, `thread` (the system's number, or a group's lane), `time_range`, `input_shapes`, `stack` (innermost
+    line first), `flops`, `bytes` (read and written by its own kernel), memory that tensors gained, parent and children."""
+
+    __slots__ = ("id", "name", "kind", "thread", "time_range", "input_shapes", "stack", "flops", "bytes", "cpu_memory_usage",
+                 "cpu_children", "cpu_parent")  # fmt: skip
+    count = 1
+
+    def __init__(self, id, name, kind, thread, start, end, *, shapes=None, stack=(), flops=0, bytes=0, memory=0):
+        self.id, self.name, self.kind, self.thread = id, name, kind, thread
+        self.time_range = Interval(start, end)
+        self.input_shapes, self.stack, self.flops, self.bytes = shapes, stack, flops, bytes
+        self.cpu_memory_usage = memory
+        self.cpu_children, self.cpu_parent = [], None
+
+    key = property(lambda self: self.name)
+    scope = property(lambda self: self.kind)
+
+    @property
+    def is_async(self):
+        """A collective under way: it costs no thread its time."""
+        return self.kind == "communication"
+
+    @property
+    def is_user_annotation(self):
+        return self.kind == "user"
+
+    @property
+    def cpu_time_total(self):
+        return self.time_range.elapsed_us()
+
+    @property
+    def self_cpu_time_total(self):
+        return 0.0 if self.is_async else self.cpu_time_total - sum(e.cpu_time_total for e in self.cpu_children)
+
+    @property
+    def self_cpu_memory_usage(self):
+        return self.cpu_memory_usage - sum(e.cpu_memory_usage for e in self.cpu_children)
+
+    def __repr__(self):
+        return (
+            f"<FunctionEvent id={self.id} name={self.name} cpu_time={self.cpu_time_str} thread={self.thread} "
+            f"input_shapes={self.input_shapes}>"
+        )
+
+
+class FunctionEventAvg(_Times):
+    """The sums over events of one key: `count`, times in microseconds, memory and bytes, FLOPs."""
+
+    def __init__(self):
+        self.key, self.kind, self.count, self.cpu_parent = None, None, 0, None
+        self.cpu_time_total = self.self_cpu_time_total = 0.0
+        self.cpu_memory_usage = self.self_cpu_memory_usage = self.bytes = self.flops = 0
+        self.input_shapes, self.stack, self.is_async = None, (), False
+
+    def add(self, other):
+        """Counts an event, or an average of the same key, in; returns self."""
+        if self.key is None:
+            self.key, self.kind, self.is_async = other.key, other.kind, other.is_async
+            self.input_shapes, self.stack = other.input_shapes, other.stack
+        self.count += other.count
+        for name in ("cpu_time_total", "self_cpu_time_total", "cpu_memory_usage", "self_cpu_memory_usage", "bytes", "flops"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        return self
+
+    __iadd__ = add
+
+    def __repr__(self):
+        return (
+            f"<FunctionEventAvg key={self.key} self_cpu_time={self.self_cpu_time_total_str} cpu_time={self.cpu_time_str} "
+            f"count={self.count} input_shapes={self.input_shapes}>"
+        )
+
+
+class EventList(list):
+    """Events or averages, with PyTorch's methods; `dropped` events did not fit the profiler's buffer."""
+
+    def __init__(self, events=(), *, dropped=0, profile_memory=False, with_flops=False):
+        super().__init__(events)
+        self.dropped, self._options = dropped, {"profile_memory": profile_memory, "with_flops": with_flops}
+
+    @property
+    def self_cpu_time_total(self):
+        """The time of all threads inside events, in microseconds."""
+        return sum(e.self_cpu_time_total for e in self)
+
+    def table(
+        self,
+        sort_by=None,
+        row_limit=100,
+        max_src_column_width=75,
+        max_name_column_width=55,
+        max_shapes_column_width=80,
+        header=None,
+        top_level_events_only=False,
+        time_unit=None,
+    ):
+        """The events as text, the `row_limit` (-1: all) that have most of `sort_by`: count, cpu_time, cpu_time_total,
+        self_cpu_time_total, cpu_memory_usage, self_cpu_memory_usage, flops, bytes, or the same names with cuda or device."""
+        return build_table(
+            self,
+            sort_by=sort_by,
+            row_limit=row_limit,
+            widths=(max_name_column_width, max_shapes_column_width, max_src_column_width),
+            header=header,
+            top_level_events_only=top_level_events_only,
+            time_unit=time_unit,
+            **self._options,
+        )
+
+    def __str__(self):
+        return self.table()
+
+    def key_averages(self, group_by_input_shapes=False, group_by_stack_n=0):
+        """One FunctionEventAvg for each name, and input shapes or the innermost n lines where asked for."""
+        found = defaultdict(FunctionEventAvg)
+        for e in self:
+            shapes = str(e.input_shapes) if group_by_input_shapes else ""
+            found[e.key, e.kind, shapes, tuple(e.stack[:group_by_stack_n])].add(e)
+        for average in found.values():
+            average.stack = average.stack[:group_by_stack_n]
+            if not group_by_input_shapes:
+                average.input_shapes = None
+        return EventList(found.values(), dropped=self.dropped, **self._options)
+
+    def total_average(self):
+        """The sum of all, as one FunctionEventAvg with the key "Total"."""
+        total = FunctionEventAvg()
+        for e in self:
+            total.add(e)
+        total.key = "Total"
+        return total
+
+    def export_chrome_trace(self, path):
+        """Writes the events for chrome://tracing or Perfetto."""
+        from pydist.profiler.trace import write
+
+        write(path, self)
+
+    def export_stacks(self, path, metric="self_cpu_time_total"):
+        """Writes "outer;...;inner microseconds" lines, for flame graphs; needs with_stack=True."""
+        if metric not in ("self_cpu_time_total", "self_cuda_time_total", "self_xpu_time_total"):
+            raise ValueError(f"export_stacks: metric is {metric!r} (expected 'self_cpu_time_total')")
+        with open(path, "w") as file:
+            for e in self:
+                amount = getattr(e, metric.replace("xpu", "cuda"))
+                if e.stack and int(amount) > 0:
+                    file.write(";".join(line.replace(" ", "_") for line in reversed(e.stack)) + f" {int(amount)}\n")
+
+
+_TITLES = {"in place": "{}_", "backward": "{}.backward", "communication": "comm:{}"}
+
+
+def _nest(events):
+    """Sets parents and children: spans of a thread are one within the other, or apart."""
+    lanes = defaultdict(list)
+    for e in events:
+        if not e.is_async:
+            lanes[e.thread].append(e)
+    for lane in lanes.values():
+        lane.sort(key=lambda e: (e.time_range.start, -e.time_range.end, -e.id))
+        open_events = []
+        for e in lane:
+            while open_events and open_events[-1].time_range.end < e.time_range.end:
+                open_events.pop()
+            if open_events:
+                e.cpu_parent = open_events[-1]
+                e.cpu_parent.cpu_children.append(e)
+            open_events.append(e)
+
+
+def _lines(stacks):
+    """By number, the lines of each stack, those of this package left out."""
+    from pydist.profiler import __file__ as here
+
+    own = here.rpartition("profiler")[0]
+
+    def line(code, offset):
+        number = next((n for begin, end, n in code.co_lines() if begin <= offset < end), None)
+        return f"{code.co_filename}({number or code.co_firstlineno}): {code.co_name}"
+
+    return {
+        number: [line(code, at) for code, at in zip(stack[::2], stack[1::2]) if not code.co_filename.startswith(own)]
+        for stack, number in stacks.items()
+    }
+
+
+def from_rows(rows, dropped, stacks, start, options):
+    """The events of `_C._profile_take()`; `start`: the monotonic ns from which times count. Options: record_shapes,
+    profile_memory, with_flops."""
+    lines, events = _lines(stacks), []
+    for i, (name, kind, lane, begin, end, moved, held, stack, shapes) in enumerate(rows):
+        count, results = 0, 0
+        if shapes is not None:
+            results, shapes = shapes
+            count = _flops.count(name, kind, shapes[:results], shapes[results:])
+        title = name if name.endswith("Backward") else _TITLES.get(kind, "{}").format(name)
+        events.append(
+            FunctionEvent(
+                i, title, kind, lane, (begin - start) / 1e3, (end - start) / 1e3,
+                shapes=shapes[results:] if shapes is not None and options["record_shapes"] else None,
+                stack=lines.get(stack, ()), flops=count, bytes=moved, memory=held,
+            )
+        )  # fmt: skip
+    _nest(events)
+    events.sort(key=lambda e: (e.time_range.start, -e.time_range.end, -e.id))
+    return EventList(events, dropped=dropped, profile_memory=options["profile_memory"], with_flops=options["with_flops"])

@@ -1,0 +1,261 @@
+"""One profiling session: when it records, and what becomes of what it has recorded."""
+
+import json
+import time
+import warnings
+from enum import Enum
+from functools import wraps
+
+from pydist import _C
+from pydist.profiler.events import EventList, from_rows
+from pydist.profiler.trace import write
+
+
+class ProfilerActivity(Enum):
+    CPU = 0
+    CUDA = 1
+    XPU = 2
+
+
+class ProfilerAction(Enum):
+    """What a step of the schedule is for."""
+
+    NONE = 0
+    WARMUP = 1
+    RECORD = 2
+    RECORD_AND_SAVE = 3
+
+
+_RECORDING = (ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE)
+
+
+def supported_activities():
+    """The activities that can be recorded."""
+    return {ProfilerActivity.CPU}
+
+
+def schedule(*, wait, warmup, active, repeat=0, skip_first=0, skip_first_wait=0):
+    """A function from a step's number to a ProfilerAction: after `skip_first` steps, cycles of `wait` steps without
+    profiling, `warmup` steps and `active` recorded ones, the last of which ends with on_trace_ready; `repeat` cycles, 0:
+    without end. With skip_first_wait the first cycle has no `wait`. ValueError: a negative number, or no active step.
+
+    >>> from pydist.profiler import schedule
+    >>> [schedule(wait=1, warmup=1, active=2)(step).name for step in range(5)]
+    ['NONE', 'WARMUP', 'RECORD', 'RECORD_AND_SAVE', 'NONE']
+    """
+    if min(wait, warmup, repeat, skip_first) < 0 or active < 1:
+        raise ValueError(
+            f"schedule: wait={wait}, warmup={warmup}, active={active}, repeat={repeat}, skip_first={skip_first} "
+            "(expected none below 0, and active at least 1)"
+        )
+    cycle = wait + warmup + active
+
+    def action(step):
+        if step < 0:
+            raise ValueError(f"schedule: step is {step} (expected at least 0)")
+        if step < skip_first:
+            return ProfilerAction.NONE
+        step += (wait if skip_first_wait else 0) - skip_first
+        at = step % cycle
+        if (repeat and step >= repeat * cycle) or at < wait:
+            return ProfilerAction.NONE
+        if at < wait + warmup:
+            return ProfilerAction.WARMUP
+        return ProfilerAction.RECORD_AND_SAVE if at == cycle - 1 else ProfilerAction.RECORD
+
+    return action
+
+
+class record_function:
+    """A span of one's own, as a context manager or a decorator: `with record_function("forward"): ...`.
+
+    >>> from pydist.profiler import record_function
+    >>> @record_function("twice")
+    ... def twice(x):
+    ...     return 2 * x
+    >>> twice(21)
+    42
+    """
+
+    def __init__(self, name, args=None):
+        if not isinstance(name, str):
+            raise TypeError(f"record_function: name is {type(name).__name__} (expected str)")
+        self.name, self.args, self._spans = name, args, []
+
+    def __enter__(self):
+        self._spans.append(_C._span_begin())
+        return self
+
+    def __exit__(self, *error):
+        span = self._spans.pop()
+        if span is not None:
+            _C._span_end(span, self.name)
+
+    def __call__(self, function):
+        @wraps(function)
+        def run(*args, **kwargs):
+            with record_function(self.name):
+                return function(*args, **kwargs)
+
+        return run
+
+
+class Recording:
+    """Starts and stops the engine's recording, and keeps what the last one gave: `events`, and `began`, ns of the epoch."""
+
+    def __init__(self, *, record_shapes, profile_memory, with_stack, with_flops, max_events):
+        self._options = {"record_shapes": record_shapes, "profile_memory": profile_memory, "with_flops": with_flops}
+        self._start = (max_events, bool(record_shapes or with_flops), bool(profile_memory), bool(with_stack))
+        self.running, self.events, self._raw = False, None, None
+
+    def start(self):
+        _C._profile_start(*self._start)
+        self.running, self.events = True, None
+        self.monotonic, self.began = time.monotonic_ns(), time.time_ns()
+
+    def stop(self):
+        _C._profile_stop()
+        self.running, self._raw = False, _C._profile_take()
+
+    def take(self, op):
+        """The events, made from the rows when they are first asked for."""
+        if self.running:
+            raise RuntimeError(f"{op}: the profiler is running (expected to leave its context, or stop(), before)")
+        if self._raw is not None:
+            self.events, self._raw = from_rows(*self._raw, self.monotonic, self._options), None
+        if self.events is None:
+            raise RuntimeError(f"{op}: nothing was recorded yet (expected start(), or steps up to the schedule's active ones)")
+        return self.events
+
+
+class profile:
+    """Records what runs between start() and stop(), or within the context.
+
+    `schedule` says for each step() whether to record; at the end of each recorded cycle on_trace_ready(self) is called.
+    `record_shapes` keeps the shapes of inputs, `profile_memory` by how much the memory of tensors grew, `with_stack` the
+    Python lines (slow), `with_flops` FLOPs of products and the bytes that kernels moved. At most `max_events` spans are
+    kept (64 bytes each, and their shapes); the table says how many were dropped. Activities but the CPU are left out with
+    a warning. RuntimeError: another profiler is running.
+
+    >>> import pydist
+    >>> with pydist.profiler.profile(with_flops=True) as prof:
+    ...     y = pydist.ones(8, 16) @ pydist.ones(16, 4)
+    >>> sum(e.flops for e in prof.events())
+    1024
+    """
+
+    def __init__(
+        self,
+        *,
+        activities=None,
+        schedule=None,
+        on_trace_ready=None,
+        record_shapes=False,
+        profile_memory=False,
+        with_stack=False,
+        with_flops=False,
+        with_modules=False,
+        experimental_config=None,
+        execution_trace_observer=None,
+        acc_events=False,
+        use_cuda=None,
+        custom_trace_id_callback=None,
+        max_events=1_000_000,
+    ):
+        self.activities = set(supported_activities() if activities is None else activities)
+        for activity in self.activities:
+            if not isinstance(activity, ProfilerActivity):
+                raise TypeError(f"profile: activities has {activity!r} (expected ProfilerActivity.CPU)")
+        if use_cuda or self.activities - supported_activities():
+            warnings.warn("profile: there is no GPU to profile (only ProfilerActivity.CPU is recorded)", stacklevel=2)
+        if schedule is not None and not callable(schedule):
+            raise TypeError(f"profile: schedule is {type(schedule).__name__} (expected a function, as schedule() gives it)")
+        self.schedule, self.on_trace_ready = schedule, on_trace_ready
+        self.record_shapes, self.profile_memory, self.with_stack, self.with_flops = record_shapes, profile_memory, with_stack, with_flops
+        self._recording = Recording(record_shapes=record_shapes, profile_memory=profile_memory, with_stack=with_stack,
+                                    with_flops=with_flops, max_events=max_events)  # fmt: skip
+        self.step_num = 0
+        self.current_action = self._action()
+        self._span = None
+        self._metadata = {}
+
+    def _action(self):
+        return self.schedule(self.step_num) if self.schedule else ProfilerAction.RECORD
+
+    def __enter__(self):
+        self.start()
+        return self
+
+    def __exit__(self, *error):
+        self.stop()
+
+    def start(self):
+        self._turn(ProfilerAction.NONE, self.current_action)
+        self._begin_step()
+
+    def stop(self):
+        self._end_step()
+        self._turn(ProfilerAction.RECORD_AND_SAVE if self._recording.running else ProfilerAction.NONE, ProfilerAction.NONE)
+
+    def step(self):
+        """The next step of the schedule begins."""
+        self._end_step()
+        before, self.step_num = self.current_action, self.step_num + 1
+        self.current_action = self._action()
+        self._turn(before, self.current_action)
+        self._begin_step()
+
+    def _turn(self, before, now):
+        running = self._recording.running
+        if running and (before == ProfilerAction.RECORD_AND_SAVE or now not in _RECORDING):
+            if before == ProfilerAction.RECORD:
+                warnings.warn("profile: the schedule stops recording without RECORD_AND_SAVE", stacklevel=3)
+            self._recording.stop()
+            if before == ProfilerAction.RECORD_AND_SAVE and self.on_trace_ready:
+                self.on_trace_ready(self)
+        if now in _RECORDING and not self._recording.running:
+            self._recording.start()
+
+    def _begin_step(self):
+        if self.schedule:
+            self._span = record_function(f"ProfilerStep#{self.step_num}").__enter__()
+
+    def _end_step(self):
+        if self._span:
+            self._span.__exit__()
+            self._span = None
+
+    def events(self):
+        """All events of the last recorded cycle, an EventList."""
+        return self._recording.take("events")
+
+    def key_averages(self, group_by_input_shape=False, group_by_stack_n=0, group_by_overload_name=False):
+        """Sums over the events of one name (and of the same input shapes, or innermost lines): an EventList."""
+        return self._recording.take("key_averages").key_averages(group_by_input_shape, group_by_stack_n)
+
+    def export_chrome_trace(self, path, use_python_export=False):
+        """Writes the last recorded cycle for chrome://tracing or Perfetto; compressed where `path` ends in .gz. The process
+        is the rank: `merge_chrome_traces` makes one file of those of all ranks."""
+        write(path, self._recording.take("export_chrome_trace"), self._recording.began, self._metadata)
+
+    def export_stacks(self, path, metric="self_cpu_time_total"):
+        """See EventList.export_stacks."""
+        if not self.with_stack:
+            raise RuntimeError("export_stacks: no stacks were recorded (expected with_stack=True)")
+        self._recording.take("export_stacks").export_stacks(path, metric)
+
+    def add_metadata(self, key, value):
+        """Adds a text to the trace."""
+        self._metadata[key] = str(value)
+
+    def add_metadata_json(self, key, value):
+        """Adds a value, given as JSON, to the trace."""
+        self._metadata[key] = json.loads(value)
+
+    preset_metadata_json = add_metadata_json
+
+    def toggle_collection_dynamic(self, enable, activities):
+        raise NotImplementedError("toggle_collection_dynamic is not supported (expected a schedule, or stop() and start())")
+
+
+__all__ = ["EventList", "ProfilerAction", "ProfilerActivity", "Recording", "profile", "record_function", "schedule", "supported_activities"]

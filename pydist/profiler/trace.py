@@ -1,0 +1,109 @@
+"""Traces for chrome://tracing, Perfetto and TensorBoard: one process a rank, one line a thread, one a group's collectives."""
+
+import gzip
+import json
+import os
+import socket
+import sys
+import time
+
+# Times are microseconds since a multiple of this: the same for all ranks, and small enough for a double.
+_WEEK = 7 * 86400 * 10**9
+_CATEGORIES = {"user": "user_annotation", "communication": "communication"}
+_GROUPS = 10_000_000  # line of group 0: no thread's number
+
+
+def _rank():
+    dist = sys.modules.get("pydist.distributed")
+    if dist and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size(), dist.get_backend()
+    return int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1)), None
+
+
+def _args(e):
+    args = {"External id": e.id}
+    if e.input_shapes is not None:
+        args["Input Dims"] = e.input_shapes
+    for name, value in (("bytes", e.bytes), ("flops", e.flops), ("memory", e.cpu_memory_usage)):
+        if value:
+            args[name] = value
+    if e.stack:
+        args["Call stack"] = ";".join(reversed(e.stack))
+    return args
+
+
+def _line(e):
+    return _GROUPS + e.thread if e.is_async else e.thread
+
+
+def _open(path, mode):
+    return gzip.open(path, mode + "t") if os.fspath(path).endswith(".gz") else open(path, mode)
+
+
+def write(path, events, start=None, metadata=None):
+    """Writes the events; `start`: the epoch's ns at their time 0 (default: now), `metadata`: more top-level entries."""
+    start = time.time_ns() if start is None else start
+    base = start - start % _WEEK
+    rank, world, backend = _rank()
+
+    def about(kind, line, **args):
+        return {"ph": "M", "name": kind, "pid": rank, "tid": line, "args": args}
+
+    found = [about("process_name", 0, name=f"rank {rank}"), about("process_labels", 0, labels=f"{socket.gethostname()}:{os.getpid()}"),
+             about("process_sort_index", 0, sort_index=rank)]  # fmt: skip
+    for line, is_group in dict.fromkeys((_line(e), e.is_async) for e in events):
+        name = f"communication of group {line - _GROUPS}" if is_group else f"thread {line}"
+        found.append(about("thread_name", line, name=name))
+    for e in events:
+        found.append({
+            "ph": "X", "cat": _CATEGORIES.get(e.kind, "cpu_op"), "name": e.name, "pid": rank, "tid": _line(e),
+            "ts": (start - base) / 1e3 + e.time_range.start, "dur": e.time_range.elapsed_us(), "args": _args(e),
+        })  # fmt: skip
+    document = {
+        "schemaVersion": 1,
+        "deviceProperties": [],
+        "distributedInfo": {"backend": backend, "rank": rank, "world_size": world},
+        "displayTimeUnit": "ms",
+        "baseTimeNanoseconds": base,
+        "droppedEvents": events.dropped,
+        **(metadata or {}),
+        "traceEvents": found,
+    }
+    with _open(path, "w") as file:
+        json.dump(document, file)
+
+
+def merge_chrome_traces(path, *traces):
+    """Writes to `path` one trace of those that ranks exported: each rank is a process of it, on one time line as far as the
+    hosts' clocks agree. Files that end in .gz are compressed."""
+    if not traces:
+        raise ValueError("merge_chrome_traces: no traces (expected the files that ranks exported)")
+    whole = None
+    for trace in traces:
+        with _open(trace, "r") as file:
+            part = json.load(file)
+        if whole is None:
+            whole = part
+            continue
+        shift = (part["baseTimeNanoseconds"] - whole["baseTimeNanoseconds"]) / 1e3
+        for event in part["traceEvents"]:
+            if "ts" in event:
+                event["ts"] += shift
+        whole["traceEvents"] += part["traceEvents"]
+        whole["droppedEvents"] += part["droppedEvents"]
+    with _open(path, "w") as file:
+        json.dump(whole, file)
+
+
+def tensorboard_trace_handler(dir_name, worker_name=None, use_gzip=False, use_python_export=False):
+    """For profile's on_trace_ready: writes each trace to dir_name/<worker_name>.<ns>.pt.trace.json[.gz]; the worker's name is
+    by default that of the host and the process."""
+    os.fspath(dir_name)
+
+    def handle(prof):
+        os.makedirs(dir_name, exist_ok=True)
+        worker = worker_name or f"{socket.gethostname()}_{os.getpid()}"
+        name = f"{worker}.{time.time_ns()}.pt.trace.json{'.gz' if use_gzip else ''}"
+        prof.export_chrome_trace(os.path.join(dir_name, name))
+
+    return handle
