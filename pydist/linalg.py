@@ -12,6 +12,7 @@ import math
 from collections import namedtuple
 
 from pydist import _C
+from pydist._autocast import in_float32, in_low
 from pydist._functions._register import as_tuple, axis_of
 from pydist._functions.matrices import cross as _cross
 from pydist._functions.matrices import matrix_power, vander
@@ -78,6 +79,7 @@ class _Inverse(Function):
         return -(b @ g @ b)
 
 
+@in_float32
 def inv(A):
     """The inverses of square matrices; LinAlgError where there is none."""
     _check("inv", A, square=True)
@@ -103,6 +105,7 @@ def _batched(name, a, b):
     return a.expand((*lead, *a.shape[-2:])), b.expand((*lead, *b.shape[-2:]))
 
 
+@in_float32
 def solve(A, B, *, left=True):
     """X with A X = B (left=False: X A = B), for vectors or matrices B; LinAlgError where A is singular."""
     _check("solve", A, B, square=True)
@@ -165,6 +168,7 @@ class _Cholesky(Function):
         return 0.5 * (s + _t(s))
 
 
+@in_float32
 def cholesky(A, *, upper=False):
     """L, lower triangular, with A = L L^T for symmetric positive definite A (upper: L^T); LinAlgError for others."""
     _check("cholesky", A, square=True)
@@ -203,6 +207,7 @@ class _QR(Function):
         return _t(_Solve.apply(r, _t(inner)))
 
 
+@in_float32
 def qr(A, mode="reduced"):
     """(Q, R): A = Q R, Q with orthonormal columns, R upper triangular; mode "complete": Q square; "r": R only."""
     _check("qr", A)
@@ -235,6 +240,7 @@ class _Symmetric(Function):
         return v @ inner @ _t(v)
 
 
+@in_float32
 def eigh(A, UPLO="L"):
     """(eigenvalues ascending, eigenvectors as columns) of symmetric matrices, of which one triangle is read."""
     _check("eigh", A, square=True)
@@ -300,6 +306,7 @@ class _SVD(Function):
         return u @ inner @ vh + out
 
 
+@in_float32
 def svd(A, full_matrices=True, *, driver=None):
     """(U, S, Vh): A = U diag(S) Vh, S descending. full_matrices: U and Vh square (no gradient through what that
     adds)."""
@@ -371,6 +378,7 @@ class _LogDet(Function):
         return g.unsqueeze(-1).unsqueeze(-1) * _t(_Inverse.apply(ctx.saved_tensors[0]))
 
 
+@in_float32
 def slogdet(A):
     """(sign, log of the absolute value) of the determinants of square matrices."""
     _check("slogdet", A, square=True)
@@ -454,6 +462,7 @@ def norm(A, ord=None, dim=None, keepdim=False, *, out=None, dtype=None):
 # Products.
 
 
+@in_low
 def vecdot(x, y, *, dim=-1, out=None):
     """The sums of products along dim."""
     value = (x * y).sum(dim)
@@ -520,6 +529,7 @@ def matrix_exp(A):
 # Least squares.
 
 
+@in_float32
 def pinv(A, *, atol=None, rtol=None, hermitian=False, rcond=None):
     """The pseudo-inverse: V diag(1 / s) U^T over the singular values above max(atol, rtol * the largest)."""
     _check("pinv", A)

@@ -478,6 +478,7 @@ NUMPY = {
     "log_softmax": _log_softmax,
     "nll_loss": _nll,
     "cross_entropy": _cross_entropy,
+    "linear_cross_entropy": lambda x, w, *args, **kwargs: _cross_entropy(x @ w.T, *args, **kwargs),
     "conv2d": _conv2d,
     "conv_transpose2d": _conv_transpose2d,
     "resample": _resample,
@@ -743,6 +744,8 @@ SAMPLES = {
     **{name: [S(T((2, 3, 7)), 3, dtypes="float"), S(T((3, 8)), 2, dtypes="float"), S(T((0, 2, 5)), 2, dtypes="float"), S(T((1, 2, 3)), 5, dtypes="float")]
        for name in ("adaptive_avg_pool1d", "adaptive_max_pool1d")},
 }  # fmt: skip
+SAMPLES["linear_cross_entropy"] = [S(T((6, 4)), T((5, 4)), I((6,), 0, 5), c=16, dtypes="float", **kw)
+                                   for kw in ({}, {"reduction": "sum", "ignore_index": 2}, {"label_smoothing": 0.2})]
 SAMPLES["cross_entropy"] += [S(rows, I((4,)), label_smoothing=0.1, dtypes="float"), S(rows, I((4,)), T((5,), 0.2, 2, grad=False), ignore_index=2, label_smoothing=0.2, dtypes="float")]
 
 # Random ops: arguments, mean and standard deviation of what they draw.

@@ -50,6 +50,24 @@ CALLS = {
     "nll_loss": lambda L, a: L.nn.functional.nll_loss(a["h"], a["t"]),
     "bce with logits": lambda L, a: L.nn.functional.binary_cross_entropy_with_logits(a["h"], a["h"].sigmoid()),
     "embedding": lambda L, a: L.nn.functional.embedding(a["t"], a["w"]),
+    "addmm": lambda L, a: L.addmm(a["b"], a["x"], a["w"].t()),
+    "baddbmm": lambda L, a: L.baddbmm(a["x3"][:, :, :3], a["x3"], a["x3"].transpose(1, 2)),
+    "addbmm": lambda L, a: L.addbmm(a["x"][:3, :3], a["x3"], a["x3"].transpose(1, 2)),
+    "mv": lambda L, a: L.mv(a["x"], a["w"][0]),
+    "mv of low": lambda L, a: L.mv(a["h"], a["h"][0]),
+    "dot": lambda L, a: L.dot(a["b"], a["b"]),
+    "vecdot": lambda L, a: L.linalg.vecdot(a["x"], a["x"]),
+    "prelu": lambda L, a: L.nn.functional.prelu(a["im"], a["o"]),
+    "trace": lambda L, a: a["h"].trace(),
+    "cdist": lambda L, a: L.cdist(a["h"], a["h"] * 2),
+    "quantile": lambda L, a: L.quantile(a["h"], 0.5),
+    "inv": lambda L, a: L.linalg.inv((a["h"][:3, :3] + 5 * L.eye(3)).to(a["h"].dtype)),
+    "cosine_embedding_loss": lambda L, a: L.nn.functional.cosine_embedding_loss(a["h"], a["h"] * 2, L.ones(5)),
+    "margin_ranking_loss": lambda L, a: L.nn.functional.margin_ranking_loss(a["h"], a["h"] * 2, a["h"].sign()),
+    "poisson_nll_loss": lambda L, a: L.nn.functional.poisson_nll_loss(a["h"], a["h"].abs()),
+    "reflect": lambda L, a: L.nn.functional.pad(a["imh"], (1, 1, 1, 1), mode="reflect"),
+    "circular": lambda L, a: L.nn.functional.pad(a["imh"], (1, 1, 1, 1), mode="circular"),
+    "fold": lambda L, a: L.nn.functional.fold(L.nn.functional.unfold(a["imh"], 3), (6, 6), 3),
     "max_pool2d": lambda L, a: L.nn.functional.max_pool2d(a["imh"], 2),
 }
 
@@ -224,6 +242,118 @@ def test_scaler_says_what_is_wrong():
     with pytest.warns(UserWarning, match="no CUDA device: disabled"):
         off = pydist.cuda.amp.GradScaler()
     assert not off.is_enabled() and off.get_scale() == 1.0 and off.scale(3) == 3
+
+
+def casts(y):
+    """The nodes that made the inputs of the op that made y, where they are casts."""
+    nodes = [node for node, _ in y.grad_fn.next_functions]
+    return [node for node in nodes if isinstance(node, type(y.grad_fn)) and node.name() in ("cast", "cast_kept")]
+
+
+def test_parameters_are_cast_once_in_a_region():
+    net, x = nn.Linear(3, 3), pydist.ones(2, 3)
+    w = net.weight
+    with pydist.autocast("cpu"):
+        with pydist.no_grad():
+            assert not (x @ w).requires_grad
+        first, second = nn.functional.linear(x, w), nn.functional.linear(2 * x, w)
+        assert casts(first)[0] == casts(second)[0]
+        with pydist.no_grad():
+            w.add_(1)
+        third = nn.functional.linear(x, w)
+        assert casts(third)[0] != casts(first)[0] and (third - first).mean().item() == pytest.approx(3, rel=0.02)
+        with pydist.autocast("cpu", cache_enabled=False):
+            assert not pydist.is_autocast_cache_enabled()
+            assert casts(nn.functional.linear(x, w))[0] != casts(nn.functional.linear(x, w))[0]
+        fourth = nn.functional.linear(x, w)
+        assert casts(fourth)[0] == casts(third)[0]
+        pydist.clear_autocast_cache()
+        assert casts(nn.functional.linear(x, w))[0] != casts(fourth)[0]
+    with pydist.autocast("cpu"):
+        assert casts(nn.functional.linear(x, w))[0] != casts(fourth)[0]
+    (first.sum() + second.sum()).backward()
+    assert w.grad.dtype is pydist.float32 and w.grad.tolist() == [[6.0] * 3] * 3
+
+
+@pytest.mark.parametrize("low", ["bfloat16", "float16"])
+def test_copies_that_the_step_writes(low):
+    """Training with them has the bits of training that casts in every region, whoever else writes the parameters."""
+    low = getattr(pydist, low)
+
+    def train(keep, kind, **options):
+        pydist.manual_seed(0)
+        net = nn.Sequential(nn.Linear(70, 90), nn.Tanh(), nn.Linear(90, 5))
+        opt = getattr(pydist.optim, kind)(net.parameters(), lr=0.01, **options)
+        x, outs = pydist.randn(8, 70), []
+        for i in range(9):
+            with pydist.autocast("cpu", dtype=low, cache_enabled=keep):
+                y = net(x)
+                loss = (y.float() ** 2).mean() + y.float().sum() * 0.1
+                if i == 3:  # a step inside of a region
+                    loss.backward()
+                    opt.step()
+                    outs.append(net(x).tolist())
+            if i != 3:
+                opt.zero_grad()
+                loss.backward(retain_graph=i == 6)
+                opt.step()
+            if i == 6:  # what the graph saved is as it was
+                loss.backward()
+            if i == 4:
+                net[0].weight.data.mul_(0.5)
+            if i == 5:
+                net.load_state_dict({k: v * 0.9 for k, v in net.state_dict().items()})
+            if i == 7:
+                memoryview(net[2].bias.detach())[0] = 2.0
+            if i == 8:
+                net[2].weight.data = pydist.ones(5, 90)
+            outs.append(net[2].bias.tolist())
+        with pydist.autocast("cpu", dtype=low, cache_enabled=keep), pydist.no_grad():
+            return outs + [net(x).tolist()]
+
+    for kind, options in (("SGD", {"momentum": 0.9}), ("AdamW", {})):
+        assert train(True, kind, **options) == train(False, kind, **options)
+
+
+def test_unscale_and_clip():
+    grads, results = [3.0, 4.0, 0.0], []
+    for fused in (True, False):
+        p = nn.Parameter(pydist.zeros(3))
+        opt, scaler = pydist.optim.SGD([p], lr=1.0), amp.GradScaler("cpu", init_scale=8.0)
+        for grad in (grads, [1.0, float("inf"), 0.0], [0.1, 0.0, 0.0]):
+            p.grad = pydist.tensor(grad) * scaler.get_scale()
+            if fused:
+                norm = scaler.unscale_and_clip_(opt, 1.0)
+            else:
+                scaler.unscale_(opt)
+                norm = nn.utils.clip_grad_norm_([p], 1.0)
+            results.append((norm.item(), p.grad[0].item()))
+            scaler.step(opt)
+            scaler.update()
+        results.append((p.tolist()[0], scaler.get_scale()))
+        off = amp.GradScaler("cpu", enabled=False)
+        p.grad = pydist.tensor(grads)
+        assert off.unscale_and_clip_(opt, 1.0).item() == 5.0 and p.grad[0].item() == pytest.approx(0.6)
+    assert results[:1] == [(5.0, pytest.approx(0.6, rel=1e-5))]
+    for ours, theirs in zip(results[:4], results[4:]):
+        assert ours == pytest.approx(theirs, nan_ok=True, rel=1e-5)
+
+
+def test_ranks_agree_on_overflow():
+    from pydist import distributed as dist
+
+    def work(rank):
+        p = nn.Parameter(pydist.zeros(1))
+        opt, out = pydist.optim.SGD([p], lr=1.0), []
+        scaler = amp.GradScaler("cpu", init_scale=4.0, process_group=dist.group.WORLD)
+        for grad in ([1.0, float("nan")], [1.0, 1.0]):
+            p.grad = pydist.tensor([grad[rank] * scaler.get_scale()])
+            scaler.step(opt)
+            scaler.update()
+            out.append((p.item(), scaler.get_scale()))
+        return out
+
+    assert dist.threads.run(work, 2) == [[(0.0, 2.0), (-1.0, 2.0)]] * 2
 
 
 # Devices.

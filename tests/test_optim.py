@@ -1,6 +1,7 @@
 """Optimizers: the update rules against torch where it is installed, groups, state and schedules."""
 
 import copy
+import math
 import warnings
 
 import pytest
@@ -45,6 +46,8 @@ VARIANTS = [
     ("Adamax", {"weight_decay": 0.1, "betas": (0.7, 0.8), "eps": 1e-3, "maximize": True}),
     ("ASGD", {}),
     ("ASGD", {"lambd": 0.1, "alpha": 0.5, "t0": 3, "weight_decay": 0.1, "maximize": True}),
+    ("Adafactor", {}),
+    ("Adafactor", {"weight_decay": 0.1, "d": 1.5, "beta2_decay": -0.5, "eps": (1e-4, 1e-2), "maximize": True}),
     ("Rprop", {}),
     ("Rprop", {"etas": (0.3, 1.5), "step_sizes": (1e-3, 0.05), "maximize": True}),
 ]
@@ -192,6 +195,97 @@ def test_muon_parity(torch):
             ours.step()
         assert (to_torch(torch, p) - q).abs().max() < 0.02
         assert set(ours.state[p]) == set(theirs.state[q])
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+def test_sparse_adam_parity(torch):
+    """Rows without a gradient rest; torch is given the same gradients as sparse ones."""
+    g = torch.Generator().manual_seed(0)
+    q = torch.nn.Parameter(torch.randn(6, 3, generator=g, dtype=torch.float64))
+    p = nn.Parameter(from_torch(q))
+    options = {"lr": 0.1, "betas": (0.8, 0.95), "maximize": True}
+    theirs, ours = torch.optim.SparseAdam([q], **options), optim.SparseAdam([p], **options)
+    for rows in ([0, 3], [3], [], [1, 3, 5]):
+        grad = torch.zeros(6, 3, dtype=torch.float64)
+        grad[rows] = torch.randn(len(rows), 3, generator=g, dtype=torch.float64)
+        place, values = torch.tensor([rows], dtype=torch.int64), grad[rows]
+        q.grad, p.grad = torch.sparse_coo_tensor(place, values, (6, 3)), from_torch(grad)
+        theirs.step()
+        ours.step()
+        assert (to_torch(torch, p) - q).abs().max() < 1e-12
+    for name in ("exp_avg", "exp_avg_sq"):
+        assert (to_torch(torch, ours.state[p][name]) - theirs.state[q][name]).abs().max() < 1e-12
+    assert ours.state[p]["step"] == theirs.state[q]["step"] == 4
+
+
+@pytest.mark.parametrize("kind, options", [(k, o) for k, o in VARIANTS if k != "Adafactor"])
+def test_infinite_parameters_stay_as_in_torch(torch, kind, options):
+    """Without weight decay an infinite parameter does not become NaN by a factor of 0."""
+    values, outs = [1.0, math.inf, -math.inf, math.nan], []
+    for lib in (torch, pydist):
+        p = lib.nn.Parameter(lib.tensor(values))
+        opt = getattr(lib.optim, kind)([p], lr=0.1, **options)
+        for _ in range(2):
+            p.grad = lib.ones(4)
+            opt.step()
+        outs.append(p.tolist())
+    assert outs[1] == pytest.approx(outs[0], nan_ok=True, rel=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_parameters(torch, dtype):
+    """Computed in float, as torch's fused steps are, rounded once; beside parameters of other dtypes."""
+    g = torch.Generator().manual_seed(0)
+    start, grads = torch.randn(1000, generator=g), [torch.randn(1000, generator=g) for _ in range(3)]
+    for kind, options in (("SGD", {"momentum": 0.9}), ("AdamW", {"weight_decay": 0.1}), ("Adam", {"amsgrad": True})):
+        outs = []
+        for lib in (torch, pydist):
+            low = getattr(lib, dtype)
+            given = torch.clone if lib is torch else from_torch
+            p, wide = (lib.nn.Parameter(given(start).to(t)) for t in (low, lib.float32))
+            fused = None if kind == "SGD" else True  # torch 2.13's fused SGD leaves 16-bit parameters as they are
+            opt = getattr(lib.optim, kind)([p, wide], lr=0.1, fused=fused, **options)
+            for grad in grads:
+                p.grad, wide.grad = given(grad).to(low), given(grad)
+                opt.step()
+            assert opt.state[p]["momentum_buffer" if kind == "SGD" else "exp_avg"].dtype is low
+            outs.append([torch.tensor(t.float().tolist()) for t in (p.detach(), wide.detach())])
+        eps = 2.0**-7 if dtype == "bfloat16" else 2.0**-10
+        assert (outs[0][0] - outs[1][0]).abs().max() <= 8 * eps and (outs[0][1] - outs[1][1]).abs().max() < 1e-5
+
+
+def test_stochastic_rounding():
+    """Steps far below bfloat16's precision add up on average; the draw depends on seed, step and place alone."""
+
+    def train(opt, steps=20, rounding=True, threads=1, n=40_000, **options):
+        p = nn.Parameter(pydist.ones(n, dtype=pydist.bfloat16))
+        o = opt([p], stochastic_rounding=rounding, **options)
+        before = pydist.get_num_threads()
+        pydist.set_num_threads(threads)
+        for _ in range(steps):
+            p.grad = pydist.ones(n, dtype=pydist.bfloat16)
+            o.step()
+        pydist.set_num_threads(before)
+        return p.detach().float(), o
+
+    plain, _ = train(optim.SGD, rounding=False, lr=1e-4)
+    assert plain.min().item() == plain.max().item() == 1.0  # every step was lost
+    for opt, options in ((optim.SGD, {}), (optim.SGD, {"momentum": 0.5}), (optim.AdamW, {"weight_decay": 0.0})):
+        p, o = train(opt, lr=1e-4, **options)
+        expected = 1 - (20 * 1e-4 if not options.get("momentum") else 1e-4 * sum(2 - 0.5**k for k in range(20)))
+        assert p.mean().item() == pytest.approx(expected, abs=3e-4), (opt, options)
+        assert p.unique().numel() > 1
+        again, _ = train(opt, lr=1e-4, threads=2, **options)
+        other, _ = train(opt, lr=1e-4, rounding=7, **options)
+        assert again.equal(p) and not other.equal(p)
+    assert o.param_groups[0]["stochastic_rounding"] is True
+    with pytest.raises(ValueError, match="stochastic_rounding: -1"):
+        optim.SGD([nn.Parameter(pydist.ones(1))], stochastic_rounding=-1)
+    special = pydist.tensor([float("inf"), float("-inf"), float("nan"), 0.0]).bfloat16()
+    p = nn.Parameter(special)
+    p.grad = pydist.zeros(4, dtype=pydist.bfloat16)
+    optim.SGD([p], lr=1.0, stochastic_rounding=True).step()
+    assert str(p.tolist()) == str([float("inf"), float("-inf"), float("nan"), 0.0])
 
 
 # The rules without torch.

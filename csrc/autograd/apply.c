@@ -2,12 +2,12 @@
 
 #include <string.h>
 
-#include "autograd/nan.h"
+#include "autograd/autocast.h"
 #include "autograd/laps.h"
+#include "autograd/nan.h"
 #include "base/mem.h"
 
 pd_dtype pd_default_dtype = PD_F32;
-_Thread_local pd_autocast_state pd_autocast = {PD_NO_DTYPE, false};
 
 /* ---- promotion --------------------------------------------------------------------------------------------------- */
 
@@ -189,7 +189,7 @@ static pd_status make_outputs(pd_call *c) {
 static pd_status run(const pd_def *def, pd_tensor **in, int nin, const void *attrs, pd_tensor **out, int *nout) {
     const pd_op *op = def->op;
     pd_call c = {.def = def, .attrs = attrs, .in = in, .nin = nin, .nout = op->nout ? op->nout : 1};
-    bool wants = wants_record(def, in, nin);
+    bool wants = c.wants = wants_record(def, in, nin);
     pd_status status;
     if (op->compose) {
         bool mode = pd_grad_mode;
@@ -243,51 +243,10 @@ static pd_status call(const pd_def *def, pd_tensor *const *in, int nin, const vo
     return status;
 }
 
-static bool may_cast(const pd_tensor *t) { return t && t->dtype != PD_F64 && pd_dtype_category((pd_dtype)t->dtype) == PD_CAT_FLOAT; }
-
-/* The dtype that the op computes in under autocast; PD_NO_DTYPE: as it is. */
-static pd_dtype autocast_dtype(const pd_op *op, pd_tensor *const *in, int nin) {
-    pd_dtype t = PD_NO_DTYPE;
-    if (op->cast == PD_CAST_LOW) t = pd_autocast.dtype;
-    if (op->cast == PD_CAST_FP32 || op->cast == PD_CAST_BACK || (op->cast == PD_CAST_FP32_CUDA && pd_autocast.cuda)) t = PD_F32;
-    for (int i = 0; i < nin && t != PD_NO_DTYPE; i++)
-        if (may_cast(in[i]) && in[i]->dtype != (int)t) return t;
-    return PD_NO_DTYPE;
-}
-
-static pd_status autocast(const pd_def *def, pd_tensor *const *in, int nin, const void *attrs, pd_tensor **out, int *nout, pd_dtype t) {
-    pd_tensor *few[2 * PD_MAX_PARAMS], **cast = few;
-    pd_autocast_state was = pd_autocast;
-    int back = def->op->cast == PD_CAST_BACK && !was.cuda && may_cast(in[0]) ? in[0]->dtype : PD_NO_DTYPE, count = 0;
-    if (nin > PD_MAX_PARAMS) PD_TRY(pd_malloc(sizeof *cast * 2 * (size_t)nin, def->name, &cast));
-    pd_tensor **own = cast + nin;
-    pd_status status = PD_OK;
-    for (int i = 0; i < nin; i++) own[i] = NULL;
-    for (int i = 0; i < nin && !status; i++) {
-        cast[i] = in[i];
-        if (!may_cast(in[i]) || in[i]->dtype == (int)t) continue;
-        status = pd_engine.cast(in[i], t, &own[i]);
-        cast[i] = own[i];
-    }
-    pd_autocast.dtype = PD_NO_DTYPE;
-    if (!status) status = pd_apply(def, cast, nin, attrs, out, &count);
-    if (!status && back != PD_NO_DTYPE && out[0]->dtype != back) {
-        pd_tensor *wide = out[0];
-        status = pd_engine.cast(wide, (pd_dtype)back, &out[0]);
-        pd_tensor_release(wide);
-        if (status) release_all(out + 1, count - 1);
-    }
-    pd_autocast = was;
-    if (nout) *nout = count;
-    release_all(own, nin);
-    if (cast != few) pd_free(cast);
-    return status;
-}
-
 static pd_status apply(const pd_def *def, pd_tensor *const *in, int nin, const void *attrs, pd_tensor **out, int *nout) {
     pd_dtype t;
-    if (pd_autocast.dtype != PD_NO_DTYPE && (t = autocast_dtype(def->op, in, nin)) != PD_NO_DTYPE)
-        return autocast(def, in, nin, attrs, out, nout, t);
+    if (pd_autocast.dtype != PD_NO_DTYPE && (t = pd_autocast_dtype(def->op, in, nin)) != PD_NO_DTYPE)
+        return pd_autocast_apply(def, in, nin, attrs, out, nout, t);
     PD_TRY(compute_dtype(def, in, nin, attrs, &t));
     if (t == PD_NO_DTYPE || all_of(in, nin, t)) return run(def, (pd_tensor **)(uintptr_t)in, nin, attrs, out, nout);
     return call(def, in, nin, attrs, out, nout, t);

@@ -17,11 +17,6 @@ pd_status pd_check_writable(const char *op, const pd_tensor *t);
 /* The promoted dtype of tensors and scalars (PyTorch's rule: dimensioned tensors, then 0-d tensors, then numbers). */
 pd_dtype pd_result_type(pd_tensor *const *in, int nin, const pd_scalar *const *scalars, int nscalars);
 
-/* PyTorch's autocast in this thread: dtype PD_NO_DTYPE where it is off, and whose list of ops holds (pd_cast in op.h). It is off
-   inside the ops that it casts for and in backward. */
-typedef struct pd_autocast_state { pd_dtype dtype; bool cuda; } pd_autocast_state;
-extern _Thread_local pd_autocast_state pd_autocast;
-
 extern pd_dtype pd_default_dtype; /* of new floating tensors: F32 */
 
 #endif

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "autograd/apply.h"
+#include "autograd/autocast.h"
 #include "autograd/nan.h"
 #include "autograd/laps.h"
 #include "base/mem.h"

@@ -30,6 +30,7 @@ static void drop_meta(pd_meta *m) {
     pd_node_release(m->grad_fn);
     pd_tensor_release(m->grad);
     pd_tensor_release(m->home);
+    pd_tensor_release(m->low.copy);
     hooks_free(m->hooks);
     pd_free(m);
 }

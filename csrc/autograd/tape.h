@@ -66,6 +66,16 @@ typedef struct pd_node {
     pd_seen seen;
 } pd_node;
 
+/* The 16-bit copy of a parameter (autocast.h). */
+typedef struct pd_low {
+    pd_tensor *copy;      /* [strong] laid out like the parameter, or NULL */
+    const pd_storage *of; /* whose value it is (only compared), as of so many writes; NULL: nobody's */
+    unsigned writes;
+    int8_t t;             /* the dtype that autocast wanted, if it asked since the last step */
+    bool asked;
+    size_t slot;          /* of the parameter's cast in the region */
+} pd_low;
+
 typedef struct pd_meta {
     pd_node *grad_fn;        /* [strong] NULL for a leaf */
     int index;
@@ -75,6 +85,7 @@ typedef struct pd_meta {
     uint32_t rebased;        /* of a base: how often an in-place op on a view gave it a new grad_fn */
     uint32_t base_rebased;   /* of a view: the base's count when grad_fn was last made */
     bool sealed;             /* shares memory in a way that the tape does not know: in-place ops raise (pd_node_foreign) */
+    pd_low low;
     uint64_t retained;       /* the hook on grad_fn that keeps .grad of a tensor that is no leaf; 0: none */
 } pd_meta;
 

@@ -59,8 +59,10 @@ typedef struct pd_block { int64_t outer, n, inner; } pd_block;
 /* One piece of an optimizer's state: parallel arrays of n elements of one dtype; m, v, w are NULL where the method does not
    use them. SGD: m momentum. Adam: m mean of g, v of g^2, w the largest v. Adadelta: m mean of the squared steps, v of g^2.
    RMSprop: m momentum, v mean of g^2, w of g. Adagrad: v sum of g^2. Moments (NAdam, RAdam): m mean of g, v of g^2. Adamax: m
-   mean of g, v the largest |g|, fading. ASGD: m mean of p. Rprop: m the last gradient, v the step. Lion: m mean of g. */
-typedef struct pd_segment_step { void *p, *g, *m, *v, *w; int64_t n; } pd_segment_step;
+   mean of g, v the largest |g|, fading. ASGD: m mean of p. Rprop: m the last gradient, v the step. Lion: m mean of g.
+   low (or NULL): where p is written as F16 or BF16 too. chance (or 0): BF16 results are rounded up or down by chance, drawn by it
+   and by the element's index in the list; else to the nearest. */
+typedef struct pd_segment_step { void *p, *g, *m, *v, *w; int64_t n; void *low; pd_dtype low_t; uint64_t chance; } pd_segment_step;
 typedef struct pd_sgd { double lr, momentum, dampening, weight_decay; bool nesterov, maximize, first; } pd_sgd;
 typedef struct pd_adam { double lr, beta1, beta2, eps, weight_decay; int64_t step; bool amsgrad, decoupled, maximize; } pd_adam;
 typedef struct pd_adadelta { double lr, rho, eps, weight_decay; bool maximize; } pd_adadelta;
@@ -121,14 +123,15 @@ typedef struct pd_xent {
 /* C[b] = A[b] @ B[b] + bias (a row of N, or NULL), for b < batch; relu clamps at 0 afterwards. Strides in elements; a matrix
    must have one unit stride (transposed or not), or size 1 there. beta 1 adds to C, 0 overwrites it. Batch stride 0 broadcasts.
    F32, F64, F16, BF16 (fp32 accumulators). K = 0 gives bias or zeros. `deterministic` results: the same bits for any number of
-   threads, also where K is long and M, N short. */
+   threads, also where K is long and M, N short. wide: C is F32 though A and B are F16 or BF16 (no bias then). */
 typedef struct pd_gemm {
     pd_dtype t;
     int64_t batch, M, N, K;
     int64_t a_batch, a_row, a_col, b_batch, b_row, b_col, c_batch, c_row; /* C's columns are unit stride */
-    bool relu;
+    bool relu, wide;
     int beta;
 } pd_gemm;
+static inline pd_dtype pd_gemm_result(const pd_gemm *c) { return c->wide ? PD_F32 : c->t; }
 
 typedef struct pd_cpu_table {
     /* Elementwise. `a` is the scalar of binary.def (1 where there is none). */
@@ -222,7 +225,7 @@ typedef struct pd_cpu_table {
 
     void (*resample)(const pd_resample *c, const void *x, void *y);
 
-    /* Fused optimizer steps over a list of segments, one pass over memory, F32 and F64. */
+    /* Fused optimizer steps over a list of segments, one pass over memory; F16 and BF16 are computed in float. */
     void (*sgd)(pd_dtype t, const pd_sgd *c, const pd_segment_step *s, int64_t count);
     void (*adam)(pd_dtype t, const pd_adam *c, const pd_segment_step *s, int64_t count);
     void (*adadelta)(pd_dtype t, const pd_adadelta *c, const pd_segment_step *s, int64_t count);
@@ -235,7 +238,7 @@ typedef struct pd_cpu_table {
     void (*lion)(pd_dtype t, const pd_lion *c, const pd_segment_step *s, int64_t count);
     /* sum of squares in double, fixed order; multiply in place. */
     double (*sum_squares)(pd_dtype t, int64_t n, const void *x);
-    void (*scale)(pd_dtype t, int64_t n, double by, void *x);
+    bool (*scale)(pd_dtype t, int64_t n, double by, void *x); /* whether all were finite */
 
     /* The portable product, of which pd_gemm_run makes use; any batch, M, N, K. */
     size_t (*gemm_scratch)(const pd_gemm *c);

@@ -1,4 +1,5 @@
 /* Copies: to another dtype, to memory of one's own, into a given tensor. */
+#include "autograd/autocast.h"
 #include "kernels/kernels.h"
 #include "ops/ops.h"
 
@@ -13,13 +14,13 @@ static pd_status copy_kernel_of(pd_tensor *to, pd_tensor *from) {
 static pd_status out_from_in(const pd_call *c) { return copy_kernel_of(c->out[0], c->in[0]); }
 
 static pd_status cast_infer(pd_call *c) { return pd_infer_elementwise(c, (pd_dtype)((const pd_cast_attrs *)c->attrs)->dtype); }
-static void pass(pd_vjp *v) { pd_vjp_set(v, 0, v->g[0]); } /* the engine casts it back */
 
 const pd_op pd_op_cast = {
     .sig = "cast(Tensor input, dtype dtype)", .doc = "x in another dtype.", .attrs = sizeof(pd_cast_attrs),
-    .infer = cast_infer, .kernel = out_from_in, .vjp = pass,
+    .infer = cast_infer, .kernel = out_from_in, .vjp = pd_cast_vjp,
 };
 
+static void pass(pd_vjp *v) { pd_vjp_set(v, 0, v->g[0]); }
 static pd_status clone_infer(pd_call *c) {
     if (c->attrs && *(const int64_t *)c->attrs) return pd_out_like(c, 0, (pd_dtype)c->in[0]->dtype, c->in[0]);
     return pd_infer_elementwise(c, (pd_dtype)c->in[0]->dtype);

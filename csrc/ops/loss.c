@@ -3,16 +3,26 @@
 #include <inttypes.h>
 #include <string.h>
 
-#include "ops/block.h"
+#include "ops/loss.h"
 
-typedef struct { int64_t ignore_index, reduction; double smoothing; } loss_attrs;
-enum { NONE, MEAN, SUM };
+typedef pd_loss_attrs loss_attrs;
+enum { NONE = PD_LOSS_NONE, MEAN = PD_LOSS_MEAN, SUM = PD_LOSS_SUM };
 
 /* ---- on rows ------------------------------------------------------------------------------------------------------- */
 
-static pd_xent rows_of(const pd_tensor *x, const pd_tensor *target, const pd_tensor *weight, const loss_attrs *a) {
-    return (pd_xent){.rows = x->size[0], .C = x->size[1], .target = pd_tensor_data(target), .weight = weight ? pd_tensor_data(weight) : NULL,
+pd_xent pd_loss_rows(int64_t rows, int64_t C, const pd_tensor *target, const pd_tensor *weight, const loss_attrs *a) {
+    return (pd_xent){.rows = rows, .C = C, .target = pd_tensor_data(target), .weight = weight ? pd_tensor_data(weight) : NULL,
                      .ignore_index = a->ignore_index, .smoothing = a->smoothing};
+}
+static pd_xent rows_of(const pd_tensor *x, const pd_tensor *target, const pd_tensor *weight, const loss_attrs *a) {
+    return pd_loss_rows(x->size[0], x->size[1], target, weight, a);
+}
+
+pd_status pd_loss_check_labels(const char *op, const pd_xent *s) {
+    int64_t bad = pd_cpu()->labels_check(s->target, s->rows, s->C, s->ignore_index);
+    if (bad < 0) return PD_OK;
+    return pd_fail(PD_E_INDEX, "%s: target %" PRId64 " at row %" PRId64 " is out of range (expected 0 to %" PRId64 ", or ignore_index %" PRId64 ")",
+                   op, s->target[bad], bad, s->C - 1, s->ignore_index);
 }
 
 static pd_status rows_infer(pd_call *c) {
@@ -29,10 +39,7 @@ static pd_status rows_run(const pd_call *c, bool logits) {
     pd_tensor *x = c->in[0], *loss = c->out[0];
     pd_dtype t = (pd_dtype)x->dtype;
     pd_xent s = rows_of(x, c->in[1], c->in[2], a);
-    int64_t bad = pd_cpu()->labels_check(s.target, s.rows, s.C, s.ignore_index);
-    if (bad >= 0)
-        return pd_fail(PD_E_INDEX, "%s: target %" PRId64 " at row %" PRId64 " is out of range (expected 0 to %" PRId64 ", or ignore_index %" PRId64 ")",
-                       logits ? "cross_entropy" : "nll_loss", s.target[bad], bad, s.C - 1, s.ignore_index);
+    PD_TRY(pd_loss_check_labels(logits ? "cross_entropy" : "nll_loss", &s));
     double sum = 0, total;
     void *losses = a->reduction == NONE ? pd_tensor_data(loss) : NULL;
     if (logits) total = pd_cpu()->xent(t, &s, pd_tensor_data(x), pd_tensor_data(c->out[2]), losses, &sum);
@@ -67,9 +74,8 @@ static void rows_fast(pd_vjp *v, bool logits) {
 }
 
 /* Q[r, c]: the weight of -log p(c) in row r's loss; the loss is -sum(Q * logp). A constant of the targets. */
-static pd_tensor *target_weights(pd_vjp *v, pd_tensor *x) {
-    const loss_attrs *a = v->attrs;
-    pd_tensor *target = pd_vjp_in(v, 1), *weight = pd_vjp_in(v, 2), *q = v->status ? NULL : pd_x_new(v, (pd_dtype)x->dtype, 2, x->size);
+static pd_tensor *target_weights(pd_vjp *v, const loss_attrs *a, pd_tensor *x, pd_tensor *target, pd_tensor *weight) {
+    pd_tensor *q = v->status ? NULL : pd_x_new(v, (pd_dtype)x->dtype, 2, x->size);
     if (!q) return NULL;
     pd_xent s = rows_of(x, target, weight, a);
     pd_cpu()->nll_grad((pd_dtype)x->dtype, &s, NULL, a->smoothing - 1, pd_tensor_data(q));
@@ -100,17 +106,22 @@ static pd_val row_factor(pd_vjp *v) {
 }
 
 static void nll_vjp(pd_vjp *v) { /* -Q * g */
-    pd_tensor *x = pd_vjp_in(v, 0), *q = x ? target_weights(v, x) : NULL;
+    pd_tensor *x = pd_vjp_in(v, 0), *target = pd_vjp_in(v, 1), *weight = pd_vjp_in(v, 2), *q = x ? target_weights(v, v->attrs, x, target, weight) : NULL;
     pd_vjp_set(v, 0, pd_x2(v, PD_OP_mul, row_factor(v), pd_x1(v, PD_OP_neg, pd_val_of(q))).t);
 }
 
-static void xent_vjp(pd_vjp *v) { /* (softmax(x) * sum(Q) - Q) * g */
-    pd_tensor *x = pd_vjp_in(v, 0), *q = x ? target_weights(v, x) : NULL;
+pd_tensor *pd_loss_logits_grad(pd_vjp *v, const loss_attrs *a, pd_tensor *x, pd_tensor *target, pd_tensor *weight, pd_val factor) {
+    pd_tensor *q = x ? target_weights(v, a, x, target, weight) : NULL;
     pd_reduce_attrs along = {.dim = {.n = 1, .v = {1}}, .keepdim = 1, .dtype = PD_NO_DTYPE};
     struct { int64_t dim, dtype; } last = {-1, PD_NO_DTYPE};
     pd_val p = pd_val_of(pd_x_call1(v, PD_OP_softmax, x, &last)), row = pd_val_of(pd_x_call1(v, PD_OP_sum, q, &along));
     pd_val diff = pd_x2(v, PD_OP_sub, pd_x2(v, PD_OP_mul, p, row), pd_val_of(q));
-    pd_vjp_set(v, 0, pd_x2(v, PD_OP_mul, diff, row_factor(v)).t);
+    return pd_x2(v, PD_OP_mul, diff, factor).t;
+}
+
+static void xent_vjp(pd_vjp *v) {
+    pd_tensor *x = pd_vjp_in(v, 0), *target = pd_vjp_in(v, 1), *weight = pd_vjp_in(v, 2);
+    pd_vjp_set(v, 0, pd_loss_logits_grad(v, v->attrs, x, target, weight, row_factor(v)));
 }
 
 static void nll_fast(pd_vjp *v) { rows_fast(v, false); }

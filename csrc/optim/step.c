@@ -3,6 +3,7 @@
 #include <inttypes.h>
 #include <string.h>
 
+#include "autograd/autocast.h"
 #include "base/host.h"
 #include "base/mem.h"
 #include "base/profile.h"
@@ -19,15 +20,15 @@ static pd_status check_like(const char *op, int64_t i, const char *what, const p
 static pd_status segment(const char *op, const pd_step_lists *l, int64_t i, pd_segment_step *s) {
     pd_tensor *p = l->params[i], *g = p->meta ? p->meta->grad : NULL;
     if (!g) return pd_fail(PD_E_VALUE, "%s: parameter %" PRId64 " has no gradient", op, i);
-    if (p->dtype != PD_F32 && p->dtype != PD_F64)
-        return pd_fail(PD_E_DTYPE, "%s: parameter %" PRId64 " is %s (expected float32 or float64)", op, i, pd_dtype_name((pd_dtype)p->dtype));
+    if (!pd_dtype_is_float((pd_dtype)p->dtype))
+        return pd_fail(PD_E_DTYPE, "%s: parameter %" PRId64 " is %s (expected a floating dtype)", op, i, pd_dtype_name((pd_dtype)p->dtype));
     if (p->dtype != l->params[0]->dtype)
         return pd_fail(PD_E_DTYPE, "%s: parameter %" PRId64 " is %s, parameter 0 %s (expected one dtype a call)", op, i,
                        pd_dtype_name((pd_dtype)p->dtype), pd_dtype_name((pd_dtype)l->params[0]->dtype));
     if (!pd_shape_is_dense(p->ndim, p->size, p->stride) || p->storage->read_only)
         return pd_fail(PD_E_VALUE, "%s: parameter %" PRId64 " of shape %s is a read-only or not dense view (expected contiguous())", op, i, pd_tensor_shape(p));
     PD_TRY(check_like(op, i, "the gradient", g, p));
-    *s = (pd_segment_step){.p = pd_tensor_data(p), .g = pd_tensor_data(g), .n = p->numel};
+    *s = (pd_segment_step){.p = pd_tensor_data(p), .g = pd_tensor_data(g), .n = p->numel, .chance = l->chance};
     pd_tensor *const *lists[] = {l->m, l->v, l->w};
     void **to[] = {&s->m, &s->v, &s->w};
     for (int k = 0; k < 3; k++) {
@@ -45,6 +46,7 @@ static pd_status segments(const char *op, const pd_step_lists *l, pd_segment_ste
         PD_TRY(segment(op, l, i, &(*out)[i]));
         *total += (*out)[i].n;
     }
+    for (int64_t i = 0; i < l->count; i++) PD_TRY(pd_autocast_copy_begin(l->params[i], &(*out)[i].low, &(*out)[i].low_t));
     return PD_OK;
 }
 
@@ -66,7 +68,10 @@ static int64_t moved(const pd_step_lists *l, int64_t total) {
         pd_cpu()->name((pd_dtype)l->params[0]->dtype, c, s, l->count);                                  \
         pd_host_acquire(token);                                                                         \
         pd_lap_end(&lap, PD_LAP_CALL, #name "_step", moved(l, total));                               \
-        for (int64_t i = 0; i < l->count; i++) pd_tensor_bump(l->params[i]);                            \
+        for (int64_t i = 0; i < l->count; i++) {                                                        \
+            pd_tensor_bump(l->params[i]);                                                               \
+            if (s[i].low) pd_autocast_copy_end(l->params[i]);                                           \
+        }                                                                                               \
         return PD_OK;                                                                                   \
     }
 STEP(sgd, 1.0)
@@ -92,6 +97,27 @@ pd_status pd_sum_squares(pd_tensor *const *tensors, int64_t count, double *out) 
         *out += pd_cpu()->sum_squares((pd_dtype)t->dtype, t->numel, pd_tensor_data(t));
         pd_host_acquire(token);
     }
+    return PD_OK;
+}
+
+pd_status pd_scale_tensors(pd_tensor *const *tensors, int64_t count, double by, bool *finite) {
+    *finite = true;
+    for (int pass = 0; pass < 2; pass++) /* nothing is written where a check fails */
+        for (int64_t i = 0; i < count; i++) {
+            pd_tensor *t = tensors[i];
+            if (pass) {
+                void *token = (double)t->numel > PD_RELEASE_NS ? pd_host_release() : NULL;
+                *finite &= pd_cpu()->scale((pd_dtype)t->dtype, t->numel, by, pd_tensor_data(t));
+                pd_host_acquire(token);
+                pd_tensor_bump(t);
+                continue;
+            }
+            PD_TRY(pd_check_writable("scale_tensors", t));
+            if (!pd_dtype_is_float((pd_dtype)t->dtype))
+                return pd_fail(PD_E_DTYPE, "scale_tensors: tensor %" PRId64 " is %s (expected a floating dtype)", i, pd_dtype_name((pd_dtype)t->dtype));
+            if (!pd_shape_is_dense(t->ndim, t->size, t->stride))
+                return pd_fail(PD_E_VALUE, "scale_tensors: tensor %" PRId64 " of shape %s is not dense (expected contiguous())", i, pd_tensor_shape(t));
+        }
     return PD_OK;
 }
 

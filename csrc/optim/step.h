@@ -6,8 +6,9 @@
 #include "kernels/kernels.h"
 
 /* Parallel lists of count tensors, all of one dtype and, by entry, of one shape. grads come from the parameters. Lists that
-   the method does not use are NULL. Nothing is written where a check fails. */
-typedef struct pd_step_lists { pd_tensor *const *params, *const *m, *const *v, *const *w; int64_t count; } pd_step_lists;
+   the method does not use are NULL. Nothing is written where a check fails. chance: pd_segment_step's. What autocast casts is
+   written in 16 bits as well (autocast.h). */
+typedef struct pd_step_lists { pd_tensor *const *params, *const *m, *const *v, *const *w; int64_t count; uint64_t chance; } pd_step_lists;
 
 pd_status pd_step_sgd(const pd_step_lists *l, const pd_sgd *c);
 pd_status pd_step_adam(const pd_step_lists *l, const pd_adam *c);       /* step counts from 1, here and in Adagrad */
@@ -22,6 +23,9 @@ pd_status pd_step_lion(const pd_step_lists *l, const pd_lion *c);
 
 /* The sum of the squares of all elements, in double and in a fixed order; dense floating tensors of any dtypes. */
 pd_status pd_sum_squares(pd_tensor *const *tensors, int64_t count, double *out);
+
+/* Multiplies dense floating tensors in place, one pass over memory; *finite: whether all elements were. */
+pd_status pd_scale_tensors(pd_tensor *const *tensors, int64_t count, double by, bool *finite);
 
 /* .grad of each is dropped (set_to_none) or filled with zeros. */
 pd_status pd_zero_grads(pd_tensor *const *params, int64_t count, bool set_to_none);

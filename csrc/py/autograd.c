@@ -1,4 +1,5 @@
 /* backward and grad, hooks, nodes, grad mode. */
+#include "autograd/autocast.h"
 #include "base/mem.h"
 #include "py/py.h"
 
@@ -316,13 +317,18 @@ static PyObject *f_autocast(PyObject *module, PyObject *unused) {
 }
 static PyObject *f_set_autocast(PyObject *module, PyObject *args) {
     PyObject *dtype;
-    int cuda;
+    int cuda, keep = 1;
     int64_t t;
     (void)module;
-    if (!PyArg_ParseTuple(args, "Op:set_autocast", &dtype, &cuda) || !pd_py_dtype(dtype, "set_autocast", "dtype", &t)) return NULL;
+    if (!PyArg_ParseTuple(args, "Op|p:set_autocast", &dtype, &cuda, &keep) || !pd_py_dtype(dtype, "set_autocast", "dtype", &t)) return NULL;
     if (t != PD_NO_DTYPE && t != PD_BF16 && t != PD_F16)
         return PyErr_Format(PyExc_RuntimeError, "set_autocast: %R (expected bfloat16, float16 or None)", dtype);
-    pd_autocast = (pd_autocast_state){(pd_dtype)t, cuda};
+    pd_autocast = (pd_autocast_state){(pd_dtype)t, cuda, keep};
+    Py_RETURN_NONE;
+}
+static PyObject *f_clear_autocast_cache(PyObject *module, PyObject *unused) {
+    (void)module, (void)unused;
+    pd_autocast_clear();
     Py_RETURN_NONE;
 }
 static PyObject *f_is_inference(PyObject *module, PyObject *unused) {
@@ -386,7 +392,8 @@ static PyMethodDef functions[] = {
     {"is_inference_mode_enabled", f_is_inference, METH_NOARGS, "is_inference_mode_enabled()\n\nWhether tensors made now in this thread are inference tensors."},
     {"_set_inference_mode", f_set_inference, METH_O, "_set_inference_mode(mode): returns what it was; see inference_mode."},
     {"autocast_state", f_autocast, METH_NOARGS, "autocast_state()\n\nNone, or (dtype, whether by CUDA's list) of the autocast in this thread."},
-    {"set_autocast", f_set_autocast, METH_VARARGS, "set_autocast(dtype, cuda)\n\nTurns autocast in this thread on, or (None) off."},
+    {"set_autocast", f_set_autocast, METH_VARARGS, "set_autocast(dtype, cuda, keep=True)\n\nTurns autocast in this thread on, or (None) off; keep: whether casts of parameters are kept."},
+    {"clear_autocast_cache", f_clear_autocast_cache, METH_NOARGS, "clear_autocast_cache()\n\nForgets the casts that this thread's autocast has kept."},
     {"set_grad_enabled", f_set_grad_enabled, METH_O, "set_grad_enabled(mode)\n\nTurns recording on or off in this thread; returns what it was."},
     {0},
 };

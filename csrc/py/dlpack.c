@@ -71,6 +71,7 @@ static PyObject *lend(pd_tensor *t, bool versioned, bool copied) {
     l->new = (dl_versioned){.major = 1, .ctx = l, .deleter = delete_new, .t = d,
                             .flags = (t->storage->read_only ? DL_READ_ONLY : 0) | (copied ? DL_COPIED : 0)};
     pd_tensor_retain(l->t = t);
+    t->storage->lent = true;
     PyObject *capsule = versioned ? PyCapsule_New(&l->new, "dltensor_versioned", drop_capsule) : PyCapsule_New(&l->old, "dltensor", drop_capsule);
     if (!capsule) give_back(l);
     return capsule;

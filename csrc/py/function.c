@@ -2,6 +2,7 @@
 
    The node keeps the ctx; the ctx knows the node without a reference, so the two make no cycle. What save_for_backward was given lies in
    the node's own slots, so a saved output makes none either. What users hang on the ctx is seen by the cycle collector (collect.c). */
+#include "autograd/autocast.h"
 #include "base/mem.h"
 #include "py/py.h"
 

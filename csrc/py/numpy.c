@@ -34,6 +34,7 @@ int pd_py_getbuffer(PyObject *self, Py_buffer *view, int flags) {
         e->strides[d] = (Py_ssize_t)t->stride[d] * size;
     }
     pd_tensor_retain(e->t = t);
+    t->storage->lent = true;
     *view = (Py_buffer){.buf = pd_tensor_data(t), .obj = Py_NewRef(self), .len = (Py_ssize_t)pd_tensor_bytes(t), .itemsize = size,
                         .readonly = t->storage->read_only, .ndim = t->ndim, .internal = e};
     if (flags & PyBUF_FORMAT) view->format = (char *)(uintptr_t)formats[t->dtype];

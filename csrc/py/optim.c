@@ -43,33 +43,35 @@ static PyObject *finish(lists *l, pd_status status) {
 }
 
 static PyObject *sgd_step(PyObject *module, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"params", "momentum_buffers", "lr", "momentum", "dampening", "weight_decay", "nesterov", "maximize", "first", NULL};
+    static char *names[] = {"params", "momentum_buffers", "lr", "momentum", "dampening", "weight_decay", "nesterov", "maximize", "first", "chance", NULL};
     PyObject *o[2] = {NULL, NULL};
     pd_sgd c = {0};
     int nesterov = 0, maximize = 0, first = 0;
+    unsigned long long chance = 0;
     lists l;
     (void)module;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|$ddddppp:sgd_step", names, &o[0], &o[1], &c.lr, &c.momentum, &c.dampening, &c.weight_decay, &nesterov,
-                                     &maximize, &first) || !read_lists("sgd_step", o, 2, &l)) return NULL;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|$ddddpppK:sgd_step", names, &o[0], &o[1], &c.lr, &c.momentum, &c.dampening, &c.weight_decay, &nesterov,
+                                     &maximize, &first, &chance) || !read_lists("sgd_step", o, 2, &l)) return NULL;
     c.nesterov = nesterov, c.maximize = maximize, c.first = first;
     if (c.momentum != 0 && !l.t[1]) return finish(&l, pd_fail(PD_E_VALUE, "sgd_step: momentum %g without momentum buffers", c.momentum));
-    return finish(&l, pd_step_sgd(&(pd_step_lists){.params = l.t[0], .m = l.t[1], .count = l.n}, &c));
+    return finish(&l, pd_step_sgd(&(pd_step_lists){.params = l.t[0], .m = l.t[1], .count = l.n, .chance = chance}, &c));
 }
 
 static PyObject *adam_step(PyObject *module, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"params", "exp_avgs", "exp_avg_sqs", "max_exp_avg_sqs", "lr", "beta1", "beta2", "eps", "weight_decay", "step", "amsgrad", "decoupled", "maximize", NULL};
+    static char *names[] = {"params", "exp_avgs", "exp_avg_sqs", "max_exp_avg_sqs", "lr", "beta1", "beta2", "eps", "weight_decay", "step", "amsgrad", "decoupled", "maximize", "chance", NULL};
     PyObject *o[4] = {NULL};
     pd_adam c = {0};
     int amsgrad = 0, decoupled = 0, maximize = 0;
     long long step = 0;
+    unsigned long long chance = 0;
     lists l;
     (void)module;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOO|$dddddLppp:adam_step", names, &o[0], &o[1], &o[2], &o[3], &c.lr, &c.beta1, &c.beta2, &c.eps,
-                                     &c.weight_decay, &step, &amsgrad, &decoupled, &maximize) || !read_lists("adam_step", o, 4, &l)) return NULL;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOO|$dddddLpppK:adam_step", names, &o[0], &o[1], &o[2], &o[3], &c.lr, &c.beta1, &c.beta2, &c.eps,
+                                     &c.weight_decay, &step, &amsgrad, &decoupled, &maximize, &chance) || !read_lists("adam_step", o, 4, &l)) return NULL;
     c.step = step, c.amsgrad = amsgrad, c.decoupled = decoupled, c.maximize = maximize;
     if (!l.t[1] || !l.t[2] || (amsgrad && !l.t[3])) return finish(&l, pd_fail(PD_E_VALUE, "adam_step: a state list is None"));
     if (step < 1) return finish(&l, pd_fail(PD_E_VALUE, "adam_step: step is %lld (expected at least 1)", step));
-    return finish(&l, pd_step_adam(&(pd_step_lists){.params = l.t[0], .m = l.t[1], .v = l.t[2], .w = l.t[3], .count = l.n}, &c));
+    return finish(&l, pd_step_adam(&(pd_step_lists){.params = l.t[0], .m = l.t[1], .v = l.t[2], .w = l.t[3], .count = l.n, .chance = chance}, &c));
 }
 
 static PyObject *adadelta_step(PyObject *module, PyObject *args, PyObject *kwargs) {
@@ -207,6 +209,19 @@ static PyObject *sum_squares(PyObject *module, PyObject *tensors) {
     return none ? PyFloat_FromDouble(sum) : NULL;
 }
 
+static PyObject *scale_tensors(PyObject *module, PyObject *args) {
+    PyObject *o;
+    double by;
+    bool finite = false;
+    lists l;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "Od:scale_tensors", &o, &by) || !read_lists("scale_tensors", &o, 1, &l)) return NULL;
+    pd_status status = pd_scale_tensors(l.t[0], l.n, by, &finite);
+    PyObject *none = finish(&l, status);
+    Py_XDECREF(none);
+    return none ? PyBool_FromLong(finite) : NULL;
+}
+
 static PyMethodDef functions[] = {
     {"sgd_step", (PyCFunction)(void (*)(void))sgd_step, METH_VARARGS | METH_KEYWORDS, "sgd_step(params, momentum_buffers, *, lr, ...): one fused step of SGD."},
     {"adam_step", (PyCFunction)(void (*)(void))adam_step, METH_VARARGS | METH_KEYWORDS, "adam_step(params, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, *, lr, ...): one fused step of Adam."},
@@ -219,6 +234,7 @@ static PyMethodDef functions[] = {
     {"rprop_step", (PyCFunction)(void (*)(void))rprop_step, METH_VARARGS | METH_KEYWORDS, "rprop_step(params, prevs, step_sizes, *, eta_minus, ...): one fused step of Rprop."},
     {"lion_step", (PyCFunction)(void (*)(void))lion_step, METH_VARARGS | METH_KEYWORDS, "lion_step(params, exp_avgs, *, lr, ...): one fused step of Lion."},
     {"sum_squares", sum_squares, METH_O, "sum_squares(tensors): the sum of the squares of all elements, in float64."},
+    {"scale_tensors", scale_tensors, METH_VARARGS, "scale_tensors(tensors, by): multiplies all elements, in place; whether all were finite."},
     {"zero_grads", zero_grads, METH_VARARGS, "zero_grads(params, set_to_none=True)"},
     {0},
 };

@@ -1,4 +1,5 @@
 /* Saved-tensor hooks: a pair of Python functions for each thread, (pack, unpack). */
+#include "autograd/autocast.h"
 #include "py/py.h"
 
 static _Thread_local PyObject *hooks; /* [strong] the pair, or NULL */

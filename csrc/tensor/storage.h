@@ -11,7 +11,9 @@ typedef struct pd_storage {
     void *data;
     size_t bytes;
     const pd_device *device;
-    atomic_uint version;       /* writes so far, bumped by in-place ops */
+    atomic_uint version;       /* bumped by in-place ops, but for those on `.data` */
+    atomic_uint writes;        /* bumped by all of them */
+    bool lent;                 /* a buffer or DLPack capsule was given out: others may write unseen */
     bool inference;            /* made in inference mode: no version is kept of it, so no gradient can need it */
     bool read_only;            /* memory of somebody who lent it for reading: in-place ops raise */
     void (*drop)(void *ctx);   /* foreign memory: called instead of freeing data */

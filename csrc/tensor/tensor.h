@@ -57,6 +57,7 @@ static inline unsigned pd_tensor_version(const pd_tensor *t) {
 }
 static inline void pd_tensor_bump(pd_tensor *t) {
     atomic_fetch_add_explicit(t->version ? &t->version->count : &t->storage->version, 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(&t->storage->writes, 1, memory_order_relaxed);
 }
 static inline bool pd_tensor_is_contiguous(const pd_tensor *t) {
     return pd_shape_is_contiguous(t->ndim, t->size, t->stride);

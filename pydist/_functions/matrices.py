@@ -1,6 +1,7 @@
 """More products of vectors and matrices."""
 
 from pydist import _C
+from pydist._autocast import as_given, in_float32, in_low
 from pydist._C import Tensor
 from pydist._functions._register import both, function, in_place, varargs
 from pydist._functions.products import _scaled, dot, mm
@@ -9,6 +10,7 @@ from pydist._functions.shape import broadcast_tensors
 
 
 @function
+@as_given
 def vdot(input, other):
     """dot."""
     return dot(input, other)
@@ -29,6 +31,7 @@ def chain_matmul(*matrices):
 
 @in_place
 @both
+@in_low
 def addbmm(input, batch1, batch2, *, beta=1, alpha=1):
     """beta * input + alpha * the sum of the products of a batch."""
     return _scaled(input, _C.bmm(batch1, batch2).sum(0), beta, alpha)
@@ -56,6 +59,7 @@ def cross(input, other, dim=None):
 
 
 @function
+@in_float32
 def cdist(x1, x2, p=2.0, compute_mode=None):
     """The p-norms of the differences of all rows of x1[..., P, M] and x2[..., R, M]: [..., P, R]."""
     if min(x1.dim(), x2.dim()) < 2 or x1.shape[-1] != x2.shape[-1]:

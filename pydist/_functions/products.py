@@ -3,6 +3,7 @@
 import math
 
 from pydist import _C
+from pydist._autocast import as_given, in_low, in_low_of_cuda
 from pydist._C import Tensor
 from pydist._functions._register import as_tuple, axis_of, both, function, in_place, method, varargs
 from pydist._functions.shape import diagonal
@@ -46,6 +47,7 @@ def sparse_mask(self, mask):
 
 
 @both
+@in_low_of_cuda
 def mv(input, vec):
     """The product of a matrix and a vector."""
     _want("mv", input, 2), _want("mv", vec, 1)
@@ -53,6 +55,7 @@ def mv(input, vec):
 
 
 @both
+@as_given
 def dot(input, tensor):
     """The sum of products of two vectors."""
     _want("dot", input, 1), _want("dot", tensor, 1)
@@ -79,6 +82,7 @@ def _scaled(input, product, beta, alpha):
 
 @in_place
 @both
+@in_low
 def addmm(input, mat1, mat2, *, beta=1, alpha=1):
     """beta * input + alpha * mat1 @ mat2."""
     return _scaled(input, mm(mat1, mat2), beta, alpha)
@@ -86,6 +90,7 @@ def addmm(input, mat1, mat2, *, beta=1, alpha=1):
 
 @in_place
 @both
+@in_low_of_cuda
 def addmv(input, mat, vec, *, beta=1, alpha=1):
     """beta * input + alpha * mat @ vec."""
     return _scaled(input, mv(mat, vec), beta, alpha)
@@ -93,6 +98,7 @@ def addmv(input, mat, vec, *, beta=1, alpha=1):
 
 @in_place
 @both
+@in_low_of_cuda
 def addr(input, vec1, vec2, *, beta=1, alpha=1):
     """beta * input + alpha * outer(vec1, vec2)."""
     return _scaled(input, outer(vec1, vec2), beta, alpha)
@@ -100,6 +106,7 @@ def addr(input, vec1, vec2, *, beta=1, alpha=1):
 
 @in_place
 @both
+@in_low
 def baddbmm(input, batch1, batch2, *, beta=1, alpha=1):
     """beta * input + alpha * bmm(batch1, batch2)."""
     return _scaled(input, _C.bmm(batch1, batch2), beta, alpha)

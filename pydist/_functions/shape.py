@@ -4,6 +4,7 @@ import math
 from itertools import accumulate
 
 from pydist import _C
+from pydist._autocast import in_float32
 from pydist._C import Tensor
 from pydist._functions._register import as_tuple, axis_of, both, broadcast_shape, function, in_place, method, varargs
 
@@ -243,6 +244,7 @@ def diag(input, diagonal=0):
 
 
 @both
+@in_float32
 def trace(input):
     """The sum of a matrix's diagonal."""
     if input.dim() != 2:

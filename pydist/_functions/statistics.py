@@ -3,6 +3,7 @@
 import math
 
 from pydist import _C
+from pydist._autocast import in_float32
 from pydist._C import Tensor
 from pydist._functions._register import axis_of, both, function, in_place
 from pydist._functions.elementwise import isnan
@@ -74,12 +75,14 @@ def _quantile(name, input, q, dim, keepdim, interpolation, skip_nan):
 
 
 @both
+@in_float32
 def quantile(input, q, dim=None, keepdim=False, *, interpolation="linear"):
     """The numbers below which the parts q of the elements lie, along dim or of all."""
     return _quantile("quantile", input, q, dim, keepdim, interpolation, False)
 
 
 @both
+@in_float32
 def nanquantile(input, q, dim=None, keepdim=False, *, interpolation="linear"):
     """quantile of what is not NaN."""
     return _quantile("nanquantile", input, q, dim, keepdim, interpolation, True)

@@ -5,6 +5,7 @@ import warnings
 from functools import wraps
 
 from pydist import _C
+from pydist._autocast import cast
 
 _DEFAULTS = {"cpu": _C.bfloat16, "cuda": _C.float16}
 _LOW = (_C.bfloat16, _C.float16)
@@ -17,6 +18,7 @@ class _State(threading.local):
         self.enabled = dict.fromkeys(_DEFAULTS, False)
         self.dtype = dict(_DEFAULTS)
         self.cache = True
+        self.depth = 0  # regions entered and not left
 
 
 _state = _State()
@@ -26,7 +28,7 @@ def _apply():
     """Tells the engine. Its tensors are the CPU's; where GPUs are pretended they are CUDA's too."""
     for kind in ("cuda", "cpu") if _C.pretended_cuda() else ("cpu",):
         if _state.enabled[kind]:
-            _C.set_autocast(_state.dtype[kind], kind == "cuda")
+            _C.set_autocast(_state.dtype[kind], kind == "cuda", _state.cache)
             return
     _C.set_autocast(None, False)
 
@@ -80,16 +82,18 @@ def get_autocast_gpu_dtype():
 
 
 def is_autocast_cache_enabled():
-    """What was set; casts are not kept between calls here."""
+    """Whether the cast of a parameter serves all its uses in a region."""
     return _state.cache
 
 
 def set_autocast_cache_enabled(enabled):
     _state.cache = bool(enabled)
+    _apply()
 
 
 def clear_autocast_cache():
-    """Nothing: casts are not kept."""
+    """Forgets the casts of parameters that were kept in this thread, as leaving the outermost region does."""
+    _C.clear_autocast_cache()
 
 
 class autocast:
@@ -99,6 +103,9 @@ class autocast:
 
     dtype: bfloat16 (default for "cpu") or float16 (default for "cuda"). For "cuda" without a GPU, and for other dtypes,
     it warns and is off. backward() belongs outside; it computes in the dtypes that forward chose.
+
+    A parameter is cast once in a region, unless cache_enabled is False. The fused steps of pydist.optim write what
+    was cast in 16 bits as well, beside the float32 that they compute, so that the next region casts nothing.
 
     >>> import pydist
     >>> net, x = pydist.nn.Linear(4, 2), pydist.ones(3, 4)
@@ -130,11 +137,15 @@ class autocast:
         kind = self.device
         self._before.append((_state.enabled[kind], _state.dtype[kind], _state.cache))
         _state.enabled[kind], _state.dtype[kind], _state.cache = self._enabled, self.fast_dtype, self._cache_enabled
+        _state.depth += 1
         _apply()
         return self
 
     def __exit__(self, *error):
         _state.enabled[self.device], _state.dtype[self.device], _state.cache = self._before.pop()
+        _state.depth -= 1
+        if _state.depth == 0:
+            _C.clear_autocast_cache()
         _apply()
         return False
 
@@ -145,16 +156,6 @@ class autocast:
                 return function(*args, **kwargs)
 
         return run
-
-
-def _cast(value, dtype):
-    if isinstance(value, _C.Tensor):
-        return value.to(dtype) if value.is_floating_point() and value.dtype is not _C.float64 else value
-    if isinstance(value, dict):
-        return {_cast(k, dtype): _cast(v, dtype) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(_cast(v, dtype) for v in value)
-    return value
 
 
 def custom_fwd(fwd=None, *, device_type, cast_inputs=None):
@@ -172,7 +173,7 @@ def custom_fwd(fwd=None, *, device_type, cast_inputs=None):
             return fwd(*args, **kwargs)
         args[0]._fwd_used_autocast = False
         with autocast(device_type, enabled=False):
-            return fwd(*_cast(args, cast_inputs), **_cast(kwargs, cast_inputs))
+            return fwd(*cast(args, cast_inputs), **cast(kwargs, cast_inputs))
 
     return run
 

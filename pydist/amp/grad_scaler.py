@@ -5,14 +5,7 @@ import warnings
 
 from pydist import _C
 from pydist._grad_mode import no_grad
-
-
-def _is_finite(grads):
-    """Whether all elements of all tensors are finite."""
-    small = [g for g in grads if g.dtype is not _C.float64]  # whose squares a double holds
-    return math.isfinite(_C.sum_squares(small)) and all(
-        math.isfinite(g.abs().max().item()) for g in grads if g.dtype is _C.float64 and g.numel()
-    )
+from pydist.nn.utils import clip_grad_norm_
 
 
 class GradScaler:
@@ -22,6 +15,9 @@ class GradScaler:
     `scale(loss).backward(); step(optimizer); update()`. The scale grows by `growth_factor` after `growth_interval` steps
     without overflow, and is multiplied by `backoff_factor` after one. `unscale_(optimizer)` divides earlier, to clip.
     With enabled=False, or for "cuda" without a GPU (a warning says so), it passes everything through.
+
+    All ranks leave out the same steps where their gradients are equal, as those of DistributedDataParallel are. Where
+    each rank has gradients of its own, process_group names the ranks that agree: a step is left out on all of them.
 
     >>> import pydist
     >>> p = pydist.ones(1, requires_grad=True)
@@ -44,7 +40,10 @@ class GradScaler:
         backoff_factor=0.5,
         growth_interval=2000,
         enabled=True,
+        *,
+        process_group=None,
     ):
+        self._process_group = process_group
         self._device = device
         self._enabled = enabled
         if enabled and device == "cuda" and not _C.pretended_cuda():
@@ -70,11 +69,8 @@ class GradScaler:
             return type(outputs)(map(self.scale, outputs))
         raise ValueError("outputs must be a Tensor or an iterable of Tensors")
 
-    @no_grad()
-    def unscale_(self, optimizer):
-        """Divides the gradients of the optimizer's parameters by the scale. Once between two updates."""
-        if not self._enabled:
-            return
+    def _grads(self, optimizer):
+        """The gradients that are to be divided, once between two updates."""
         if id(optimizer) in self._found:
             raise RuntimeError("unscale_() has already been called on this optimizer since the last update().")
         if id(optimizer) in self._stepped:
@@ -83,9 +79,38 @@ class GradScaler:
         grads = [p.grad for p in params if p.grad is not None]
         if any(g.dtype is _C.float16 for g in grads):
             raise ValueError("Attempting to unscale FP16 gradients.")
-        self._found[id(optimizer)] = _is_finite(grads)
-        for grad in grads:
-            grad.mul_(1.0 / self._scale)
+        return grads
+
+    def _agree(self, finite):
+        """Whether the gradients are finite on all ranks of the group."""
+        if self._process_group is None:
+            return finite
+        from pydist import distributed as dist
+
+        broken = _C.tensor(0.0 if finite else 1.0)
+        dist.all_reduce(broken, dist.ReduceOp.MAX, group=self._process_group)
+        return broken.item() == 0.0
+
+    @no_grad()
+    def unscale_(self, optimizer):
+        """Divides the gradients of the optimizer's parameters by the scale. Once between two updates."""
+        if self._enabled:
+            finite = _C.scale_tensors(self._grads(optimizer), 1.0 / self._scale)
+            self._found[id(optimizer)] = self._agree(finite)
+
+    @no_grad()
+    def unscale_and_clip_(self, optimizer, max_norm):
+        """unscale_(optimizer) and nn.utils.clip_grad_norm_ of its parameters, reading the gradients twice instead of
+        three times. Returns the norm that the unscaled gradients had (not that of all ranks)."""
+        if not self._enabled:
+            params = [p for group in optimizer.param_groups for p in group["params"]]
+            return clip_grad_norm_(params, max_norm)
+        grads = self._grads(optimizer)
+        norm = math.sqrt(_C.sum_squares(grads)) / self._scale
+        factor = min(1.0, float(max_norm) / (norm + 1e-6))
+        _C.scale_tensors(grads, factor / self._scale)
+        self._found[id(optimizer)] = self._agree(math.isfinite(norm))
+        return _C.tensor(norm)
 
     def step(self, optimizer, *args, **kwargs):
         """optimizer.step(*args, **kwargs), unless a gradient is not finite. Unscales first where that was not done."""

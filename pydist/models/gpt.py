@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pydist
 from pydist import nn
-from pydist.models._parts import check_sizes, check_tokens, from_heads, generate, next_token_loss, to_heads
+from pydist.models._parts import check_sizes, check_tokens, from_heads, generate, to_heads
 from pydist.nn import functional as F
 
 
@@ -105,16 +105,21 @@ class GPT(nn.Module):
                 adds = name.endswith("c_proj.weight")
                 nn.init.normal_(p, 0.0, 0.02 / math.sqrt(2 * config.n_layer) if adds else 0.02)
 
-    def forward(self, tokens):
+    def _hidden(self, tokens):
         check_tokens("GPT", tokens, self.config.block_size)
         parts = self.transformer
         x = parts["drop"](parts["wte"](tokens) + parts["wpe"](pydist.arange(tokens.shape[1])))
         for block in parts["h"]:
             x = block(x)
-        return self.lm_head(parts["ln_f"](x))
+        return parts["ln_f"](x)
+
+    def forward(self, tokens):
+        return self.lm_head(self._hidden(tokens))
 
     def loss(self, tokens, targets):
-        return next_token_loss(self(tokens), targets)
+        """The mean cross entropy of targets [N, T] (-1: left out), without all logits at once."""
+        x, weight = self._hidden(tokens).flatten(0, 1), self.lm_head.weight
+        return F.linear_cross_entropy(x, weight, targets.flatten(), ignore_index=-1)
 
     def generate(self, tokens, count, temperature=1.0, top_k=None):
         return generate(self, tokens, count, self.config.block_size, temperature, top_k)

@@ -2,6 +2,7 @@
 
 from pydist.optim import lr_scheduler
 from pydist.optim.adadelta import Adadelta
+from pydist.optim.adafactor import Adafactor
 from pydist.optim.adagrad import Adagrad
 from pydist.optim.adam import Adam, AdamW
 from pydist.optim.asgd import ASGD
@@ -13,6 +14,7 @@ from pydist.optim.optimizer import Optimizer
 from pydist.optim.rmsprop import RMSprop
 from pydist.optim.rprop import Rprop
 from pydist.optim.sgd import SGD
+from pydist.optim.sparse_adam import SparseAdam
 
 __all__ = [
     "ASGD",
@@ -20,6 +22,7 @@ __all__ = [
     "LBFGS",
     "SGD",
     "Adadelta",
+    "Adafactor",
     "Adagrad",
     "Adam",
     "AdamW",
@@ -31,5 +34,6 @@ __all__ = [
     "RAdam",
     "RMSprop",
     "Rprop",
+    "SparseAdam",
     "lr_scheduler",
 ]

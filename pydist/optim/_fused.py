@@ -17,8 +17,21 @@ def check_options(*options):
             raise ValueError(f"Invalid {name}: {value}")
 
 
+def rounding_options(stochastic_rounding):
+    """The option for a group, none where it is off: dictionaries of options are PyTorch's then."""
+    if isinstance(stochastic_rounding, int) and stochastic_rounding >= 0:
+        return {"stochastic_rounding": stochastic_rounding} if stochastic_rounding else {}
+    raise ValueError(f"Invalid stochastic_rounding: {stochastic_rounding!r} (expected True, False or a seed above 0)")
+
+
+def chance(group, count):
+    """What the engine draws by in step `count`; 0: it rounds to nearest."""
+    seed = int(group.get("stochastic_rounding", 0))
+    return seed and ((seed * 0x9E3779B97F4A7C15 + count * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF or 1)
+
+
 class Batch:
-    """Parameters with gradients and an equal step count, and their state tensors in parallel lists. `scalars`: the plain
+    """Parameters of one dtype with gradients and an equal step count, and their state tensors in parallel lists. `scalars`: the plain
     numbers of their states, which are equal too."""
 
     __slots__ = ("params", "states", "columns", "count", "scalars")
@@ -130,7 +143,7 @@ class FusedOptimizer(SteppedOptimizer):
             state = self.state[param] if names else {}
             count = self._count(state)
             scalars = {name: float(state.setdefault(name, value)) for name, value in first.items()}
-            key = (count, *scalars.values())
+            key = (param.dtype, count, *scalars.values())
             batch = batches.get(key)
             if batch is None:
                 batch = batches[key] = Batch(count, len(names), scalars)

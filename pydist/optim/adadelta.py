@@ -8,7 +8,7 @@ class Adadelta(FusedOptimizer):
     """p -= lr * d, d = sqrt(u + eps) / sqrt(v + eps) * g, where v and u are running means (factor rho) of g^2 and of
     d^2 (Zeiler, 2012). weight_decay adds weight_decay * p to g.
 
-    Tensors are float32 or float64. Raises ValueError for options out of range. `foreach` and `capturable` are accepted
+    Tensors are of any floating dtype. Raises ValueError for options out of range. `foreach` and `capturable` are accepted
     and mean nothing here: every step is one fused call.
 
     >>> import pydist

@@ -8,7 +8,7 @@ class Adagrad(FusedOptimizer):
     """p -= lr / (1 + (t - 1) * lr_decay) * g / (sqrt(s) + eps), where s is initial_accumulator_value plus the sum of
     g^2 (Duchi et al., 2011). weight_decay adds weight_decay * p to g.
 
-    Tensors are float32 or float64. Raises ValueError for options out of range. `foreach` and `fused` are accepted and
+    Tensors are of any floating dtype. Raises ValueError for options out of range. `foreach` and `fused` are accepted and
     mean nothing here: every step is one fused call.
 
     >>> import pydist

@@ -1,7 +1,7 @@
 """Adam and AdamW."""
 
 from pydist import _C
-from pydist.optim._fused import FusedOptimizer, check_adam_options
+from pydist.optim._fused import FusedOptimizer, chance, check_adam_options, rounding_options
 
 
 class Adam(FusedOptimizer):
@@ -9,7 +9,11 @@ class Adam(FusedOptimizer):
     (Kingma and Ba, 2015). weight_decay adds weight_decay * p to g; amsgrad takes the largest v so far (Reddi et al.,
     2018).
 
-    Tensors are float32 or float64. Raises ValueError for options out of range. `foreach`, `fused` and `capturable` are
+    Tensors of float16 and bfloat16 are computed in float32, and rounded to nearest. With stochastic_rounding (True, or a
+    seed above 0) bfloat16 is rounded up or down by chance, so that steps below its precision are not lost: the draw
+    depends on the seed, the step and the place of the element alone, not on threads or ranks.
+
+    Raises ValueError for options out of range. `foreach`, `fused` and `capturable` are
     accepted and mean nothing here: every step is one fused call.
 
     >>> import pydist
@@ -35,6 +39,7 @@ class Adam(FusedOptimizer):
         differentiable=False,
         fused=None,
         decoupled_weight_decay=False,
+        stochastic_rounding=False,
     ):
         check_adam_options(lr, betas, eps, weight_decay)
         defaults = dict(
@@ -49,6 +54,7 @@ class Adam(FusedOptimizer):
             differentiable=differentiable,
             fused=fused,
             decoupled_weight_decay=decoupled_weight_decay,
+            **rounding_options(stochastic_rounding),
         )
         super().__init__(params, defaults)
 
@@ -72,6 +78,7 @@ class Adam(FusedOptimizer):
             amsgrad=group["amsgrad"],
             decoupled=group["decoupled_weight_decay"],
             maximize=group["maximize"],
+            chance=chance(group, batch.count + 1),
         )
         batch.advance()
 
@@ -93,6 +100,7 @@ class AdamW(Adam):
         capturable=False,
         differentiable=False,
         fused=None,
+        stochastic_rounding=False,
     ):
         super().__init__(
             params,
@@ -107,4 +115,5 @@ class AdamW(Adam):
             differentiable=differentiable,
             fused=fused,
             decoupled_weight_decay=True,
+            stochastic_rounding=stochastic_rounding,
         )

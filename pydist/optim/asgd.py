@@ -8,7 +8,7 @@ class ASGD(FusedOptimizer):
     """p = (1 - lambd * eta) * p - eta * g, where eta = lr / (1 + lambd * lr * t)^alpha; state "ax" is p's mean since step t0
     (Polyak and Juditsky, 1992). weight_decay adds weight_decay * p to g.
 
-    Tensors are float32 or float64. Raises ValueError for options out of range. `foreach` and `capturable` are accepted
+    Tensors are of any floating dtype. Raises ValueError for options out of range. `foreach` and `capturable` are accepted
     and mean nothing here.
 
     >>> import pydist

@@ -7,7 +7,7 @@ from pydist.optim._fused import FusedOptimizer, SteppedOptimizer, check_betas, c
 
 class Lion(FusedOptimizer):
     """p = (1 - lr * weight_decay) * p - lr * sign(beta1 * m + (1 - beta1) * g), then m = beta2 * m + (1 - beta2) * g (Chen
-    et al., 2023). One state tensor per parameter. Tensors are float32 or float64; ValueError for options out of range.
+    et al., 2023). One state tensor per parameter. Tensors are of any floating dtype; ValueError for options out of range.
 
     >>> import pydist
     >>> p = pydist.ones(2, requires_grad=True)

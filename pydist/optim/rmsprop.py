@@ -8,7 +8,7 @@ class RMSprop(FusedOptimizer):
     """p -= lr * d, d = g / (sqrt(v) + eps), where v is a running mean (factor alpha) of g^2 (Hinton, 2012).
 
     centered: v less the square of g's running mean (Graves, 2013). momentum: b = momentum * b + d is the step.
-    weight_decay adds weight_decay * p to g. Tensors are float32 or float64. Raises ValueError for options out of range.
+    weight_decay adds weight_decay * p to g. Tensors are of any floating dtype. Raises ValueError for options out of range.
     `foreach` and `capturable` are accepted and mean nothing here: every step is one fused call.
 
     >>> import pydist

@@ -8,7 +8,7 @@ class Rprop(FusedOptimizer):
     """p -= sign(g) * s, where each element's s grows by etas[1] while g keeps its sign, and shrinks by etas[0] when it
     changes, a step that the element then leaves out (Riedmiller and Braun, 1993). s starts at lr, within `step_sizes`.
 
-    Tensors are float32 or float64. Raises ValueError for options out of range. `foreach` and `capturable` are accepted
+    Tensors are of any floating dtype. Raises ValueError for options out of range. `foreach` and `capturable` are accepted
     and mean nothing here.
     """
 

@@ -1,14 +1,18 @@
 """Stochastic gradient descent."""
 
 from pydist import _C
-from pydist.optim._fused import FusedOptimizer, check_options
+from pydist.optim._fused import FusedOptimizer, chance, check_options, rounding_options
 
 
 class SGD(FusedOptimizer):
     """p -= lr * d, where d = g + weight_decay * p; with momentum b = momentum * b + (1 - dampening) * d (first step:
     b = d) and d = b, or d + momentum * b with nesterov (Sutskever et al., 2013).
 
-    Tensors are float32 or float64. Raises ValueError for options out of range. `foreach` and `fused` are accepted and
+    Tensors of float16 and bfloat16 are computed in float32, and rounded to nearest. With stochastic_rounding (True, or a
+    seed above 0) bfloat16 is rounded up or down by chance, so that steps below its precision are not lost: the draw
+    depends on the seed, the step and the place of the element alone, not on threads or ranks.
+
+    Raises ValueError for options out of range. `foreach` and `fused` are accepted and
     mean nothing here: every step is one fused call.
 
     >>> import pydist
@@ -32,6 +36,7 @@ class SGD(FusedOptimizer):
         foreach=None,
         differentiable=False,
         fused=None,
+        stochastic_rounding=False,
     ):
         check_options(("learning rate", lr), ("momentum value", momentum), ("weight_decay value", weight_decay))
         if nesterov and (momentum <= 0 or dampening != 0):
@@ -46,6 +51,7 @@ class SGD(FusedOptimizer):
             foreach=foreach,
             differentiable=differentiable,
             fused=fused,
+            **rounding_options(stochastic_rounding),
         )
         super().__init__(params, defaults)
 
@@ -54,6 +60,11 @@ class SGD(FusedOptimizer):
 
     def _count(self, state):
         return 0 if state.get("momentum_buffer") is None else 1
+
+    def _step_group(self, index, group):
+        super()._step_group(index, group)
+        if "stochastic_rounding" in group:  # no state of the parameters counts the steps
+            group["rounding_step"] = group.get("rounding_step", 0) + 1
 
     def _run(self, group, batch):
         momentum = group["momentum"]
@@ -67,6 +78,7 @@ class SGD(FusedOptimizer):
             nesterov=group["nesterov"],
             maximize=group["maximize"],
             first=batch.count == 0,
+            chance=chance(group, group.get("rounding_step", 0)),
         )
         if momentum and batch.count == 0:
             self._plans.clear()  # from now on these go with those that have their buffers

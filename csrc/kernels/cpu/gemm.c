@@ -119,7 +119,7 @@ static void run_tasks(void *ctx, int64_t begin, int64_t end) {
     const gemm_job *j = ctx;
     const pd_gemm *c = j->c;
     const grid *g = &j->g;
-    int64_t size = (int64_t)pd_dtype_size(c->t), wide = c->t == PD_F64 ? 8 : 4;
+    int64_t size = (int64_t)pd_dtype_size(c->t), wide = c->t == PD_F64 ? 8 : 4, result = (int64_t)pd_dtype_size(pd_gemm_result(c));
     char *slot = j->scratch + begin / j->per_slot * j->slot, *partials = j->scratch + g->slots * j->slot;
     for (int64_t k = begin; k < end; k++) {
         int64_t s = k % g->split, tn = k / g->split % g->tn, tm = k / g->split / g->tn % g->tm, b = k / g->split / g->tn / g->tm;
@@ -132,14 +132,14 @@ static void run_tasks(void *ctx, int64_t begin, int64_t end) {
             t.C = partials + s * up(c->M * c->N * wide, 64);
             t.c_row = c->N;
         } else {
-            t.C = j->C + (b * c->c_batch + m0 * c->c_row + n0) * size;
+            t.C = j->C + (b * c->c_batch + m0 * c->c_row + n0) * result;
             t.bias = j->bias ? j->bias + n0 * size : NULL;
             t.relu = c->relu;
             t.add = c->beta != 0;
         }
         if (t.M <= 0 || t.N <= 0) continue;
         if (c->t == PD_F64) run_f64(&t);
-        else if (is_half(c->t) && g->split == 1) run_half_f32(&t);
+        else if (is_half(c->t) && g->split == 1 && !c->wide) run_half_f32(&t);
         else run_f32(&t);
     }
 }
@@ -148,7 +148,7 @@ static void run_tasks(void *ctx, int64_t begin, int64_t end) {
 static void join_rows(void *ctx, int64_t begin, int64_t end) {
     const gemm_job *j = ctx;
     const pd_gemm *c = j->c;
-    int64_t wide = c->t == PD_F64 ? 8 : 4, size = (int64_t)pd_dtype_size(c->t);
+    int64_t wide = c->t == PD_F64 ? 8 : 4, size = (int64_t)pd_dtype_size(pd_gemm_result(c));
     char *partials = j->scratch + j->g.slots * j->slot;
     int64_t stride = up(c->M * c->N * wide, 64);
     for (int64_t i = begin; i < end; i++) {
@@ -159,8 +159,8 @@ static void join_rows(void *ctx, int64_t begin, int64_t end) {
                 else add_row_f32((float *)to, (const float *)from, c->N);
             }
         char *sum = partials + i * c->N * wide, *to = j->C + i * c->c_row * size;
-        if (c->t == PD_F64) finish_row_f64(c->t, (double *)sum, c->N, j->bias, c->relu, c->beta != 0, to);
-        else finish_row_f32(c->t, (float *)sum, c->N, j->bias, c->relu, c->beta != 0, to);
+        if (c->t == PD_F64) finish_row_f64(PD_F64, (double *)sum, c->N, j->bias, c->relu, c->beta != 0, to);
+        else finish_row_f32(pd_gemm_result(c), (float *)sum, c->N, j->bias, c->relu, c->beta != 0, to);
     }
 }
 

@@ -5,11 +5,55 @@
    PyTorch's (torch/optim/sgd.py, adam.py, adadelta.py, rmsprop.py, adagrad.py, nadam.py, radam.py, adamax.py, asgd.py, rprop.py), the scalars in double;
    Lion's are its paper's (Chen et al., 2023). */
 #include <math.h>
+#include <stdatomic.h>
 
 #include "kernels/cpu/real.h"
 
 typedef struct steps { pd_dtype t; const void *c; const pd_segment_step *s; int64_t count; } steps;
 typedef void (*step_fn)(const void *c, const pd_segment_step *part);
+
+#define LOW_BLOCK 4096 /* elements of a parameter that are still near when their 16-bit copy is written */
+
+/* 32 random bits of an index (lowbias32 of hash-prospector), so that they depend on nothing else. */
+PD_INLINE uint32_t drawn(uint32_t index, uint32_t key) {
+    uint32_t h = index * 0x9e3779b1u + key;
+    h = (h ^ (h >> 16)) * 0x7feb352du;
+    h = (h ^ (h >> 15)) * 0x846ca68bu;
+    return h ^ (h >> 16);
+}
+typedef uint32_t __attribute__((may_alias)) bits32; /* a float's */
+
+/* Up or down with the probability of being nearer to that: the expected result is x. */
+static void put_by_chance(pd_bf16 *out, const float *x, int64_t n, uint64_t index, uint32_t key) {
+    uint16_t *d = (uint16_t *)out;
+    const bits32 *s = (const bits32 *)x;
+    key += (uint32_t)(index >> 32) * 0x85ebca6bu;
+    PD_VECTORIZE for (int64_t i = 0; i < n; i++) {
+        uint32_t u = s[i], h = drawn((uint32_t)index + (uint32_t)i, key), r = (u + (h >> 16)) >> 16;
+        bool finite = (u & 0x7f800000u) != 0x7f800000u;
+        d[i] = (uint16_t)(finite ? r : (u & 0x7fffffffu) > 0x7f800000u ? (u >> 16) | 0x40u : u >> 16);
+    }
+}
+
+/* A piece of 16-bit parameters, gradients and states, in float a tile at a time; it begins at `index` of the concatenation. */
+static void halves(const steps *k, step_fn fn, const pd_segment_step *s, int64_t index) {
+    enum { ARRAYS = 5, GRADIENT = 1 };
+    float tile[ARRAYS][PD_TILE];
+    for (int64_t i = 0; i < s->n; i += PD_TILE) {
+        void *const from[ARRAYS] = {s->p, s->g, s->m, s->v, s->w};
+        float *at[ARRAYS] = {NULL};
+        int64_t n = s->n - i < PD_TILE ? s->n - i : PD_TILE;
+        for (int a = 0; a < ARRAYS; a++)
+            if (from[a]) at[a] = (float *)(uintptr_t)load_f32(k->t, from[a], i, n, tile[a]);
+        fn(k->c, &(pd_segment_step){at[0], at[1], at[2], at[3], at[4], n, NULL, PD_F32, 0});
+        for (int a = 0; a < ARRAYS; a++) {
+            if (!from[a] || a == GRADIENT) continue;
+            uint32_t key = (uint32_t)(s->chance ^ (s->chance >> 32)) + (uint32_t)a * 0xc2b2ae35u;
+            if (s->chance && k->t == PD_BF16) put_by_chance((pd_bf16 *)from[a] + i, at[a], n, (uint64_t)(index + i), key);
+            else put_f32(k->t, from[a], i, n, at[a]);
+        }
+    }
+}
 
 /* Calls fn on the pieces of segments in [begin, end) of the concatenation. */
 static void walk(const steps *k, step_fn fn, int64_t begin, int64_t end) {
@@ -18,11 +62,16 @@ static void walk(const steps *k, step_fn fn, int64_t begin, int64_t end) {
     for (int64_t i = 0; i < k->count && base < end; base += k->s[i++].n) {
         const pd_segment_step *s = &k->s[i];
         int64_t from = begin > base ? begin - base : 0, to = end - base < s->n ? end - base : s->n;
-        if (from >= to) continue;
-        size_t at = (size_t)from * size;
+        int64_t block = s->low && to - from > LOW_BLOCK ? LOW_BLOCK : to - from;
+        for (; from < to; from += block) {
+            size_t at = (size_t)from * size;
+            int64_t n = to - from < block ? to - from : block;
 #define AT(p) ((p) ? (char *)(p) + at : NULL)
-        pd_segment_step part = {AT(s->p), AT(s->g), AT(s->m), AT(s->v), AT(s->w), to - from};
-        fn(k->c, &part);
+            pd_segment_step part = {AT(s->p), AT(s->g), AT(s->m), AT(s->v), AT(s->w), n, NULL, PD_F32, s->chance};
+            if (size == 2) halves(k, fn, &part, base + from);
+            else fn(k->c, &part);
+            if (s->low) PD_CASTS[s->low_t][k->t](n, 1.0, (char *const[]){(char *)s->low + from * 2, part.p});
+        }
     }
 }
 static int64_t elements(const pd_segment_step *s, int64_t count) {
@@ -113,23 +162,31 @@ PD_CPU_FUNCTION(double, sum_squares, pd_dtype t, int64_t n, const void *x) {
     return pd_tree_sum(partial, (n + j.length - 1) / j.length);
 }
 
-typedef struct scale_job { pd_dtype t; double by; void *x; } scale_job;
-static void scale_part(void *ctx, int64_t begin, int64_t end) {
-    const scale_job *j = ctx;
-    if (j->t == PD_F64) {
-        double *x = (double *)j->x;
-        for (int64_t i = begin; i < end; i++) x[i] *= j->by;
-        return;
+typedef struct scale_job { pd_dtype t; double by; void *x; atomic_int broken; } scale_job;
+#define SCALE(T, n, x, by, bad)                                                                                              \
+    PD_VECTORIZE for (int64_t k = 0; k < (n); k++) {                                                                         \
+        T v = (x)[k];                                                                                                        \
+        bad |= !(v - v == 0); /* of inf and NaN it is NaN */                                                                 \
+        (x)[k] = v * (by);                                                                                                   \
     }
+static void scale_part(void *ctx, int64_t begin, int64_t end) {
+    scale_job *j = ctx;
+    int bad = 0;
     float buf[PD_TILE], by = (float)j->by;
-    for (int64_t i = begin; i < end; i += PD_TILE) {
+    if (j->t == PD_F64) {
+        double *x = (double *)j->x + begin;
+        SCALE(double, end - begin, x, j->by, bad)
+    }
+    for (int64_t i = begin; i < end && j->t != PD_F64; i += PD_TILE) {
         int64_t n = end - i < PD_TILE ? end - i : PD_TILE;
         float *x = (float *)(uintptr_t)load_f32(j->t, j->x, i, n, buf);
-        for (int64_t k = 0; k < n; k++) x[k] *= by;
+        SCALE(float, n, x, by, bad)
         put_f32(j->t, j->x, i, n, x);
     }
+    if (bad) atomic_store_explicit(&j->broken, 1, memory_order_relaxed);
 }
-PD_CPU_FUNCTION(void, scale, pd_dtype t, int64_t n, double by, void *x) {
-    scale_job j = {t, by, x};
+PD_CPU_FUNCTION(bool, scale, pd_dtype t, int64_t n, double by, void *x) {
+    scale_job j = {.t = t, .by = by, .x = x};
     pd_parallel(n, PD_GRAIN, scale_part, &j);
+    return !j.broken;
 }

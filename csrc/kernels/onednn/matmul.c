@@ -79,7 +79,7 @@ static dnnl_status_t build(const void *what, int threads, pd_dnn_plan *p) {
     (void)threads;
     PD_DNN_DO(describe(t, c->batch, c->M, c->K, c->a_batch, c->a_row, c->a_col, &a));
     PD_DNN_DO(describe(t, c->batch, c->K, c->N, c->b_batch, c->b_row, c->b_col, &b));
-    PD_DNN_DO(describe(m->partial ? dnnl_f32 : t, c->batch, c->M, c->N, c->c_batch, c->c_row, 1, &d));
+    PD_DNN_DO(describe(m->partial ? dnnl_f32 : pd_dnn_type(pd_gemm_result(c)), c->batch, c->M, c->N, c->c_batch, c->c_row, 1, &d));
     if (m->bias) PD_DNN_DO(describe(t, 1, 1, c->N, c->N, c->N, 1, &bias));
     PD_DNN_DO(pd_dnn_attr(&attr, c->beta != 0, c->relu));
     PD_DNN_DO(pd_dnn.matmul_primitive_desc_create(&pd, pd_dnn_engine, a, b, bias, d, attr));
@@ -101,7 +101,7 @@ static pd_dnn_plan *plan_of(const pd_gemm *c, const grid *g, bool bias, int64_t 
     if (w.partial) w.c.relu = false, w.c.beta = 0, w.c.c_row = c->N;
     const pd_gemm *d = &w.c;
     pd_dnn_key key = {{1, g->threads, d->t, w.bias, d->relu, d->beta, b, m, n, k, d->a_batch, d->a_row, d->a_col, d->b_batch, d->b_row, d->b_col,
-                       d->c_batch, d->c_row, w.partial}};
+                       d->c_batch, d->c_row, w.partial, d->wide}};
     return pd_dnn_plan_get(&key, build, &w, g->threads);
 }
 
@@ -162,13 +162,13 @@ static void run_tasks(void *ctx, int64_t begin, int64_t end) {
     job *j = ctx;
     const pd_gemm *c = j->c;
     const grid *g = &j->g;
-    int64_t size = (int64_t)pd_dtype_size(c->t);
+    int64_t size = (int64_t)pd_dtype_size(c->t), result = (int64_t)pd_dtype_size(pd_gemm_result(c));
     char *scratch = j->scratch + (size_t)(begin / j->per_slot) * j->one;
     for (int64_t t = begin; t < end; t++) {
         int64_t k0 = t % g->tk * g->k, n0 = t / g->tk % g->tn * g->n, m0 = t / g->tk / g->tn % g->tm * g->m, b0 = t / g->tk / g->tn / g->tm * g->b;
         int64_t k = c->K - k0 < g->k ? c->K - k0 : g->k, n = c->N - n0 < g->n ? c->N - n0 : g->n;
         int64_t m = c->M - m0 < g->m ? c->M - m0 : g->m, b = c->batch - b0 < g->b ? c->batch - b0 : g->b;
-        char *to = j->C + (b0 * c->c_batch + m0 * c->c_row + n0) * size;
+        char *to = j->C + (b0 * c->c_batch + m0 * c->c_row + n0) * result;
         if (g->tk > 1) to = j->partial + (size_t)(t % g->tk) * up((size_t)(c->M * c->N * 4)) + (m0 * c->N + n0) * 4;
         void *user[PD_DNN_USER] = {(char *)(uintptr_t)j->A + (b0 * c->a_batch + m0 * c->a_row + k0 * c->a_col) * size,
                                    (char *)(uintptr_t)j->B + (b0 * c->b_batch + n0 * c->b_col + k0 * c->b_row) * size,
@@ -196,14 +196,15 @@ static void join_rows(void *ctx, int64_t begin, int64_t end) {
                 for (int64_t n = 0; n < c->N; n++) to[n] += from[n];
             }
         const float *sum = (const float *)(const void *)j->partial + i * c->N;
-        char *to = j->C + i * c->c_row * (int64_t)pd_dtype_size(c->t);
+        pd_dtype t = pd_gemm_result(c);
+        char *to = j->C + i * c->c_row * (int64_t)pd_dtype_size(t);
         for (int64_t n = 0; n < c->N; n++) {
             float v = sum[n];
-            if (c->beta) v += get(c->t, to, n);
+            if (c->beta) v += get(t, to, n);
             if (j->bias) v += get(c->t, j->bias, n);
             if (c->relu) v = v <= 0.0f ? 0.0f : v;
-            if (c->t == PD_F32) ((float *)(void *)to)[n] = v;
-            else if (c->t == PD_BF16) ((pd_bf16 *)(void *)to)[n] = pd_f32_to_bf16(v);
+            if (t == PD_F32) ((float *)(void *)to)[n] = v;
+            else if (t == PD_BF16) ((pd_bf16 *)(void *)to)[n] = pd_f32_to_bf16(v);
             else ((pd_f16 *)(void *)to)[n] = pd_f32_to_f16(v);
         }
     }

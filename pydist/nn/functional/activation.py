@@ -3,6 +3,7 @@
 from warnings import warn
 
 from pydist import _C
+from pydist._autocast import in_low
 
 gelu = _C.gelu
 softplus = _C.softplus
@@ -82,6 +83,7 @@ def tanhshrink(input):
     return input - input.tanh()
 
 
+@in_low
 def prelu(input, weight):
     """input where it is positive, else weight * input; weight has one element, or one per channel (dimension 1)."""
     if weight.numel() != 1:

@@ -3,11 +3,13 @@
 import math
 
 from pydist import _C
+from pydist._autocast import in_float32
 from pydist.nn.functional.loss import reduction_of
 
 _NEVER = -1e30  # stands for log(0): -inf has no gradient
 
 
+@in_float32
 def ctc_loss(log_probs, targets, input_lengths, target_lengths, blank=0, reduction="mean", zero_infinity=False):
     """-log of the probability of targets under all alignments with log_probs[T, N, C] (or [T, C]), `blank` being the
     class between labels (Graves et al., 2006). targets: [N, S], or all of them in one row; the mean divides by

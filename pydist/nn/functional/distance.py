@@ -3,6 +3,7 @@
 import math
 
 from pydist import _C
+from pydist._autocast import in_float32
 from pydist.nn.functional.loss import reduced, reduction_of
 
 
@@ -27,6 +28,7 @@ def pdist(input, p=2.0):
     return (input[first] - input[second]).norm(p, -1)
 
 
+@in_float32
 def cosine_embedding_loss(input1, input2, target, margin=0, size_average=None, reduce=None, reduction="mean"):
     """1 - cosine where target is 1, max(cosine - margin, 0) where it is -1."""
     if input1.dim() != target.dim() + 1 or input2.dim() != target.dim() + 1:
@@ -39,12 +41,14 @@ def cosine_embedding_loss(input1, input2, target, margin=0, size_average=None, r
     return reduced(each, reduction_of(size_average, reduce, reduction))
 
 
+@in_float32
 def hinge_embedding_loss(input, target, margin=1.0, size_average=None, reduce=None, reduction="mean"):
     """input where target is 1, max(margin - input, 0) where it is -1."""
     each = _C.where(target == -1, _C.relu(margin - input), 0.0) + _C.where(target == 1, input, 0.0)
     return reduced(each, reduction_of(size_average, reduce, reduction))
 
 
+@in_float32
 def margin_ranking_loss(input1, input2, target, margin=0, size_average=None, reduce=None, reduction="mean"):
     """max(-target * (input1 - input2) + margin, 0)."""
     if not input1.dim() == input2.dim() == target.dim():
@@ -54,6 +58,7 @@ def margin_ranking_loss(input1, input2, target, margin=0, size_average=None, red
     return reduced(each, reduction_of(size_average, reduce, reduction))
 
 
+@in_float32
 def triplet_margin_loss(
     anchor, positive, negative, margin=1.0, p=2, eps=1e-6, swap=False, size_average=None, reduce=None, reduction="mean"
 ):
@@ -83,6 +88,7 @@ def triplet_margin_with_distance_loss(
     return reduced(_C.relu(near - far + margin), reduction)
 
 
+@in_float32
 def soft_margin_loss(input, target, size_average=None, reduce=None, reduction="mean"):
     """log(1 + exp(-target * input)) for targets +-1."""
     return reduced(_C.softplus(-target * input, 1.0, math.inf), reduction_of(size_average, reduce, reduction))
@@ -95,6 +101,7 @@ def multilabel_soft_margin_loss(input, target, weight=None, size_average=None, r
     return reduced(each.sum(-1) / input.shape[-1], reduction_of(size_average, reduce, reduction))
 
 
+@in_float32
 def multi_margin_loss(input, target, p=1, margin=1.0, weight=None, size_average=None, reduce=None, reduction="mean"):
     """The mean over the classes i but the target t of max(margin - input[t] + input[i], 0) ** p, times weight[t]."""
     if p not in (1, 2):
@@ -106,6 +113,7 @@ def multi_margin_loss(input, target, p=1, margin=1.0, weight=None, size_average=
     return reduced(each.reshape(target.shape), reduction_of(size_average, reduce, reduction))
 
 
+@in_float32
 def multilabel_margin_loss(input, target, size_average=None, reduce=None, reduction="mean"):
     """The mean over pairs of a target t (those of target[..., C] before the first -1) and a class i that is none of
     max(1 - (input[t] - input[i]), 0)."""
@@ -123,6 +131,7 @@ def multilabel_margin_loss(input, target, size_average=None, reduce=None, reduct
     return reduced(each.reshape(input.shape[:-1]), reduction_of(size_average, reduce, reduction))
 
 
+@in_float32
 def poisson_nll_loss(
     input, target, log_input=True, full=False, size_average=None, eps=1e-8, reduce=None, reduction="mean"
 ):

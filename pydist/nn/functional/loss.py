@@ -37,6 +37,54 @@ def cross_entropy(
     return _C.cross_entropy(input, target, weight, ignore_index, reduction, label_smoothing)
 
 
+def linear_cross_entropy(
+    input,
+    linear_weight,
+    target,
+    *,
+    linear_bias=None,
+    weight=None,
+    reduction="mean",
+    ignore_index=None,
+    label_smoothing=0.0,
+    options=None,
+):
+    """cross_entropy(linear(input, linear_weight, linear_bias), target, weight, ...) for input [N, D], linear_weight [C, D]
+    and classes target [N], without all N x C logits at once.
+
+    Rows go through in chunks, each of which makes its part of all gradients, in the place of its logits; so the time is
+    that of the two functions, and the memory that of one chunk (at most 64 MiB, or options.batch_chunk_size rows).
+    reduction="none", probabilities as target and linear_weight of more dimensions take the two functions. Under autocast
+    the products are made in its dtype, the loss and the gradient of a float32 linear_weight in float32.
+
+    >>> import pydist
+    >>> x, w, t = pydist.eye(2), pydist.tensor([[2.0, 0.0], [0.0, 2.0]], requires_grad=True), pydist.tensor([0, 1])
+    >>> loss = pydist.nn.functional.linear_cross_entropy(x, w, t)
+    >>> loss.backward()
+    >>> round(loss.item(), 4), [round(v, 4) for v in w.grad[0].tolist()]
+    (0.1269, [-0.0596, 0.0596])
+    """
+    classes, out_features = linear_weight.shape[0] if linear_weight.dim() else 0, tuple(linear_weight.shape[1:-1])
+    if input.dim() not in (1, 2) or linear_weight.dim() < 2 or (out_features and input.dim() == 1):
+        got = f"input {tuple(input.shape)}, linear_weight {tuple(linear_weight.shape)}"
+        raise _C.ShapeError(f"linear_cross_entropy: {got} (expected [N, D] and [C, ..., D])")
+    of_classes = target.shape != (*input.shape[:-1], classes, *out_features)
+    if not of_classes and ignore_index is not None:
+        raise RuntimeError("ignore_index cannot be specified when target contains probabilities")
+    ignored = -100 if ignore_index is None else ignore_index
+    if of_classes and not out_features and input.dim() == 2 and reduction != "none":
+        chunk = getattr(options, "batch_chunk_size", None) or 0
+        autocast = _C.autocast_state()
+        dtype = autocast[0] if autocast else None
+        return _C.linear_cross_entropy(
+            input, linear_weight, target, linear_bias, weight, ignored, reduction, label_smoothing, chunk, dtype
+        )
+    bias = None if linear_bias is None else linear_bias.flatten()
+    logits = _C.linear(input, linear_weight.flatten(0, -2), bias)
+    logits = logits.reshape(*input.shape[:-1], classes, *out_features)
+    return cross_entropy(logits, target, weight, None, ignored, None, reduction, label_smoothing)
+
+
 def _cross_entropy_of_probabilities(input, target, weight, ignore_index, reduction, label_smoothing):
     if input.shape != target.shape or input.dim() < 1:
         shapes = f"input {tuple(input.shape)}, target {tuple(target.shape)}"

@@ -1,6 +1,7 @@
 """Padding, and rearrangements of pixels and windows."""
 
 from pydist import _C
+from pydist._autocast import as_given, in_float32
 from pydist.nn.functional.conv import conv_transpose2d, sizes_of
 
 
@@ -29,6 +30,11 @@ def pad(input, pad, mode="constant", value=None):
         raise NotImplementedError(
             f"pad: {len(pad)} numbers for shape {shape} in mode {mode!r} (expected two a dimension)"
         )
+    extend = _extended if mode == "circular" else in_float32(_extended)
+    return extend(input, pad, mode)
+
+
+def _extended(input, pad, mode):
     for k in range(0, len(pad), 2):
         dim = input.dim() - 1 - k // 2
         input = _continued(input, dim, max(pad[k], 0), max(pad[k + 1], 0), mode)
@@ -135,6 +141,7 @@ def unfold(input, kernel_size, dilation=1, padding=0, stride=1):
     return _C.stack(taps, 2).reshape(n, c * len(taps), rows * columns)
 
 
+@as_given
 def fold(input, output_size, kernel_size, dilation=1, padding=0, stride=1):
     """The image [N, C, *output_size] whose elements are the sums of what stands for them in the windows input[N, C *
     elements of the kernel, windows] (or without N): the transpose of unfold."""

@@ -1,6 +1,7 @@
 """Pooling."""
 
 from pydist import _C
+from pydist._autocast import in_float32
 from pydist.nn.functional.conv import sizes_of
 
 max_pool1d_with_indices = _C.max_pool1d_with_indices
@@ -73,6 +74,7 @@ def _planes_then_depth(input, name, planes, depth):
     return z.reshape(*input.shape[:-3], z.shape[1], *y.shape[2:])
 
 
+@in_float32
 def max_pool3d(input, kernel_size, stride=None, padding=0, dilation=1, ceil_mode=False, return_indices=False):
     """The largest element of each window of input[N, C, D, H, W] or [C, D, H, W], and their positions in the D * H * W
     block if return_indices; see nn.MaxPool3d."""
@@ -104,6 +106,7 @@ def max_pool3d_with_indices(
     return max_pool3d(input, kernel_size, stride, padding, dilation, ceil_mode, True)
 
 
+@in_float32
 def avg_pool3d(
     input, kernel_size, stride=None, padding=0, ceil_mode=False, count_include_pad=True, divisor_override=None
 ):
@@ -122,6 +125,7 @@ def avg_pool3d(
     return means if by is None else means / divisor_override
 
 
+@in_float32
 def adaptive_avg_pool3d(input, output_size):
     """adaptive_avg_pool2d for three dimensions."""
     size = _output_size(input, output_size, 3)
@@ -176,11 +180,13 @@ def max_unpool1d(input, indices, kernel_size, stride=None, padding=0, output_siz
     return _unpooled("max_unpool1d", input, indices, kernel_size, stride, padding, output_size, 1)
 
 
+@in_float32
 def max_unpool2d(input, indices, kernel_size, stride=None, padding=0, output_size=None):
     """Zeros with input's elements where max_pool2d found them."""
     return _unpooled("max_unpool2d", input, indices, kernel_size, stride, padding, output_size, 2)
 
 
+@in_float32
 def max_unpool3d(input, indices, kernel_size, stride=None, padding=0, output_size=None):
     """Zeros with input's elements where max_pool3d found them."""
     return _unpooled("max_unpool3d", input, indices, kernel_size, stride, padding, output_size, 3)

@@ -54,8 +54,11 @@ def clip_grads_with_norm_(parameters, max_norm, total_norm, foreach=None):
     factor = float(max_norm) / (float(total_norm) + 1e-6)
     if factor >= 1.0:  # NaN is not
         return
-    for grad in _grads(parameters):
-        grad.mul_(factor)
+    grads = _grads(parameters)
+    _C.scale_tensors([g for g in grads if g.is_contiguous()], factor)
+    for grad in grads:
+        if not grad.is_contiguous():
+            grad.mul_(factor)
 
 
 def clip_grad_norm_(parameters, max_norm, norm_type=2.0, error_if_nonfinite=False, foreach=None):

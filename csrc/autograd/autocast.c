@@ -1,0 +1,187 @@
+#include "autograd/autocast.h"
+
+#include "base/mem.h"
+
+_Thread_local pd_autocast_state pd_autocast = {PD_NO_DTYPE, false, true};
+
+/* ---- casts of this thread's region --------------------------------------------------------------------------------------- */
+
+typedef struct kept {
+    pd_tensor *x, *cast; /* [strong] */
+    unsigned writes;     /* of x's storage when it was cast */
+    bool recorded;
+} kept;
+
+static _Thread_local struct { kept *at; size_t count, room; } region;
+
+void pd_autocast_clear(void) {
+    for (size_t i = 0; i < region.count; i++) {
+        pd_tensor_release(region.at[i].cast);
+        pd_tensor_release(region.at[i].x);
+    }
+    pd_free(region.at);
+    region.at = NULL;
+    region.count = region.room = 0;
+}
+
+static bool is_parameter(const pd_tensor *x) {
+    return x->requires_grad && x->dtype == PD_F32 && !x->base && !(x->meta && x->meta->grad_fn);
+}
+/* Nobody writes there without our knowing. */
+static bool is_ours(const pd_storage *s) { return !s->lent && !s->drop && s->shared < 0; }
+
+/* The place of x's cast in the region: its meta says which; NULL: there is none. */
+static kept *find(const pd_tensor *x) {
+    size_t slot = x->meta ? x->meta->low.slot : 0;
+    return slot < region.count && region.at[slot].x == x ? &region.at[slot] : NULL;
+}
+
+static pd_status remember(pd_tensor *x, pd_tensor *cast) {
+    kept *k = find(x);
+    if (k) pd_tensor_release(k->cast);
+    else {
+        PD_TRY(pd_grow(&region.at, &region.room, region.count + 1, sizeof *region.at, "autocast"));
+        x->meta->low.slot = region.count;
+        k = &region.at[region.count++];
+        pd_tensor_retain(k->x = x);
+    }
+    pd_tensor_retain(k->cast = cast);
+    k->writes = x->storage->writes;
+    k->recorded = pd_grad_mode;
+    return PD_OK;
+}
+
+/* ---- 16-bit copies that a step writes ------------------------------------------------------------------------------------ */
+
+static bool same_geometry(const pd_tensor *a, const pd_tensor *b) {
+    bool same = pd_tensor_same_shape(a, b);
+    for (int d = 0; d < a->ndim && same; d++) same = a->stride[d] == b->stride[d];
+    return same;
+}
+
+static bool holds(const pd_low *l, const pd_tensor *x, pd_dtype t) {
+    return l->copy && l->copy->dtype == (int)t && l->of == x->storage && l->writes == x->storage->writes && is_ours(x->storage) && same_geometry(l->copy, x);
+}
+
+void pd_cast_vjp(pd_vjp *v) {
+    pd_tensor *g = NULL;
+    pd_vjp_home(v, 0);
+    pd_status status = pd_engine.cast(v->g[0], (pd_dtype)v->node->edges[0].dtype, &g);
+    pd_vjp_set(v, 0, pd_vjp_keep(v, status, g));
+}
+static const pd_node_kind kind = {.name = "cast_kept", .run = pd_cast_vjp};
+
+/* x's copy as the result of a cast. */
+static pd_status take_copy(pd_tensor *x, pd_tensor **out) {
+    pd_tensor *t;
+    pd_node *n;
+    PD_TRY(pd_tensor_alias(x->meta->low.copy, false, &t));
+    pd_status status = PD_OK;
+    if (pd_grad_mode) {
+        status = pd_node_new(&kind, NULL, NULL, 0, &x, 1, 1, 0, &n);
+        if (!status) {
+            status = pd_node_own(n, 0, t);
+            pd_node_release(n);
+        }
+    }
+    if (status) pd_tensor_release(t);
+    else *out = t;
+    return status;
+}
+
+pd_status pd_autocast_cast(pd_tensor *x, pd_dtype t, pd_tensor **out) {
+    if (!pd_autocast.keep || !is_parameter(x) || (t != PD_BF16 && t != PD_F16)) return pd_engine.cast(x, t, out);
+    pd_meta *m;
+    PD_TRY(pd_meta_get(x, &m));
+    kept *k = find(x);
+    if (k && k->cast->dtype == (int)t && k->writes == x->storage->writes && k->recorded == pd_grad_mode) {
+        pd_tensor_retain(*out = k->cast);
+        return PD_OK;
+    }
+    m->low.asked = true, m->low.t = (int8_t)t;
+    PD_TRY(holds(&m->low, x, t) ? take_copy(x, out) : pd_engine.cast(x, t, out));
+    pd_status status = remember(x, *out);
+    if (status) pd_tensor_release(*out);
+    return status;
+}
+
+pd_status pd_autocast_copy_begin(pd_tensor *p, void **to, pd_dtype *t) {
+    pd_low *l = p->meta ? &p->meta->low : NULL;
+    *to = NULL;
+    if (!l) return PD_OK;
+    l->of = NULL; /* the step writes p: what is kept holds no more */
+    bool again = l->asked && is_parameter(p) && is_ours(p->storage), serves = again && l->copy && l->copy->dtype == l->t && same_geometry(l->copy, p) &&
+                                                       l->copy->storage->refs == 1; /* else some graph still reads it */
+    l->asked = false;
+    if (!serves) {
+        pd_tensor_release(l->copy);
+        l->copy = NULL;
+    }
+    if (!again) return PD_OK;
+    if (!serves) {
+        pd_tensor *c;
+        PD_TRY(pd_tensor_shell(&c));
+        c->dtype = l->t, c->ndim = p->ndim, c->numel = p->numel;
+        for (int d = 0; d < p->ndim; d++) c->size[d] = p->size[d], c->stride[d] = p->stride[d];
+        pd_status status = pd_tensor_allocate(c);
+        if (status) {
+            pd_tensor_release(c);
+            return pd_trail(__FILE__, __LINE__, status);
+        }
+        l->copy = c;
+    }
+    *to = pd_tensor_data(l->copy);
+    *t = (pd_dtype)l->t;
+    return PD_OK;
+}
+
+void pd_autocast_copy_end(pd_tensor *p) {
+    p->meta->low.of = p->storage;
+    p->meta->low.writes = p->storage->writes;
+}
+
+/* ---- ops ------------------------------------------------------------------------------------------------------------------ */
+
+static void release_all(pd_tensor **t, int n) {
+    for (int i = 0; i < n; i++) pd_tensor_release(t[i]);
+}
+
+static bool may_cast(const pd_tensor *t) { return t && t->dtype != PD_F64 && pd_dtype_category((pd_dtype)t->dtype) == PD_CAT_FLOAT; }
+
+pd_dtype pd_autocast_dtype(const pd_op *op, pd_tensor *const *in, int nin) {
+    pd_dtype t = PD_NO_DTYPE;
+    if (op->cast == PD_CAST_LOW) t = pd_autocast.dtype;
+    if (op->cast == PD_CAST_FP32 || op->cast == PD_CAST_BACK || (op->cast == PD_CAST_FP32_CUDA && pd_autocast.cuda)) t = PD_F32;
+    for (int i = 0; i < nin && t != PD_NO_DTYPE; i++)
+        if (may_cast(in[i]) && in[i]->dtype != (int)t) return t;
+    return PD_NO_DTYPE;
+}
+
+pd_status pd_autocast_apply(const pd_def *def, pd_tensor *const *in, int nin, const void *attrs, pd_tensor **out, int *nout, pd_dtype t) {
+    pd_tensor *few[2 * PD_MAX_PARAMS], **cast = few;
+    pd_autocast_state was = pd_autocast;
+    int back = def->op->cast == PD_CAST_BACK && !was.cuda && may_cast(in[0]) ? in[0]->dtype : PD_NO_DTYPE, count = 0;
+    if (nin > PD_MAX_PARAMS) PD_TRY(pd_malloc(sizeof *cast * 2 * (size_t)nin, def->name, &cast));
+    pd_tensor **own = cast + nin;
+    pd_status status = PD_OK;
+    for (int i = 0; i < nin; i++) own[i] = NULL;
+    for (int i = 0; i < nin && !status; i++) {
+        cast[i] = in[i];
+        if (!may_cast(in[i]) || in[i]->dtype == (int)t) continue;
+        status = pd_autocast_cast(in[i], t, &own[i]);
+        cast[i] = own[i];
+    }
+    pd_autocast.dtype = PD_NO_DTYPE;
+    if (!status) status = pd_apply(def, cast, nin, attrs, out, &count);
+    if (!status && back != PD_NO_DTYPE && out[0]->dtype != back) {
+        pd_tensor *wide = out[0];
+        status = pd_engine.cast(wide, (pd_dtype)back, &out[0]);
+        pd_tensor_release(wide);
+        if (status) release_all(out + 1, count - 1);
+    }
+    pd_autocast = was;
+    if (nout) *nout = count;
+    release_all(own, nin);
+    if (cast != few) pd_free(cast);
+    return status;
+}

@@ -1,0 +1,243 @@
+/* The cross entropy of logits that a linear layer makes, without all logits at once: rows go through layer, loss and both
+   gradients in chunks, and the gradient of the logits takes their place.
+
+       logits[m, C] = x[m, D] W^T + b  ->  lse, loss  ->  G in the place of logits  ->  gx[m, D] = G W,  gW += G^T x,  gb += sum G
+
+   So the forward pass makes the gradients (of the loss itself; backward multiplies them by what arrives), and nothing is computed
+   twice. Where float16 would lose the small numbers of a mean's G, its factor 1 / total is left to backward. */
+#include <string.h>
+
+#include "autograd/autocast.h"
+#include "base/host.h"
+#include "base/mem.h"
+#include "ops/loss.h"
+
+enum { X, W, TARGET, BIAS, WEIGHT, INPUTS };
+enum { LOSS, GX, GW, GB };
+
+typedef struct { pd_loss_attrs loss; int64_t chunk, dtype; } fused_attrs;
+
+#define CHUNK_BYTES (64 << 20) /* of logits: each further chunk reads and writes all of gW once more */
+#define CHUNK_ROWS 64          /* at least: fewer make the products slow */
+
+typedef struct job {
+    pd_dtype t;
+    pd_xent all;     /* rows, classes, labels */
+    int64_t D, rows; /* rows in a chunk */
+    pd_tensor *in[INPUTS], *out[4], *logits, *lse, *sums; /* sums: a row of G's sums */
+    double scale, loss, total;
+} job;
+
+static char *at(const pd_tensor *t, int64_t row, int64_t width) {
+    return t ? (char *)pd_tensor_data(t) + row * width * (int64_t)pd_dtype_size((pd_dtype)t->dtype) : NULL;
+}
+
+static pd_status product(pd_gemm s, const void *A, const void *B, const void *bias, void *C) {
+    void *scratch;
+    PD_TRY(pd_scratch(pd_gemm_scratch(&s), "linear_cross_entropy", &scratch));
+    return pd_gemm_run(&s, A, B, bias, C, scratch);
+}
+
+static pd_status run_chunk(job *j, int64_t row, int64_t m) {
+    const int64_t C = j->all.C, D = j->D;
+    const void *w = pd_tensor_data(j->in[W]), *x = at(j->in[X], row, D);
+    void *g = pd_tensor_data(j->logits), *lse = pd_tensor_data(j->lse);
+    pd_tensor *gx = j->out[GX], *gw = j->out[GW], *gb = j->out[GB];
+    pd_xent s = j->all;
+    double sum;
+    s.rows = m;
+    s.target += row;
+    PD_TRY(product((pd_gemm){.t = j->t, .batch = 1, .M = m, .N = C, .K = D, .a_row = D, .a_col = 1, .b_row = 1, .b_col = D, .c_row = C},
+                   x, w, at(j->in[BIAS], 0, 0), g));
+    j->total += pd_cpu()->xent(j->t, &s, g, lse, NULL, &sum);
+    j->loss += sum;
+    if (!gx && !gw && !gb) return PD_OK;
+    pd_cpu()->xent_grad(j->t, &s, g, lse, NULL, j->scale, g);
+    if (gx)
+        PD_TRY(product((pd_gemm){.t = j->t, .batch = 1, .M = m, .N = D, .K = C, .a_row = C, .a_col = 1, .b_row = D, .b_col = 1, .c_row = D,
+                                 .wide = gx->dtype != (int)j->t}, g, w, NULL, at(gx, row, D)));
+    if (gw)
+        PD_TRY(product((pd_gemm){.t = j->t, .batch = 1, .M = C, .N = D, .K = m, .a_row = 1, .a_col = C, .b_row = D, .b_col = 1, .c_row = D,
+                                 .beta = row > 0, .wide = gw->dtype != (int)j->t}, g, x, NULL, pd_tensor_data(gw)));
+    if (gb) {
+        pd_cpu()->fold(PD_FOLD_SUM, j->t, j->t, &(pd_block){1, m, C}, g, pd_tensor_data(j->sums));
+        pd_tensor *pair[3] = {gb, gb, j->sums};
+        pd_loop l;
+        if (row == 0) pd_convert((pd_dtype)gb->dtype, j->t, C, pd_tensor_data(j->sums), pd_tensor_data(gb));
+        else if (gb->dtype == (int)j->t) {
+            pd_loop_build(&l, 3, pair);
+            pd_cpu()->binary(PD_BINARY_add, j->t, 1, &l);
+        } else {
+            float *to = pd_tensor_data(gb), wide;
+            for (int64_t c = 0; c < C; c++) {
+                pd_convert(PD_F32, j->t, 1, at(j->sums, c, 1), &wide);
+                to[c] += wide;
+            }
+        }
+    }
+    return PD_OK;
+}
+
+/* The weights of the labels that count, added up. */
+static double total_of(const pd_xent *s, pd_dtype t) {
+    double sum = 0;
+    for (int64_t r = 0; r < s->rows; r++) {
+        if (s->target[r] == s->ignore_index) continue;
+        double w = 1;
+        if (s->weight) pd_convert(PD_F64, t, 1, (const char *)s->weight + s->target[r] * (int64_t)pd_dtype_size(t), &w);
+        sum += w;
+    }
+    return sum;
+}
+
+static pd_status check(const pd_call *c, const fused_attrs *a) {
+    const char *op = c->def->name;
+    pd_tensor *x = c->in[X], *w = c->in[W], *target = c->in[TARGET], *b = c->in[BIAS], *weight = c->in[WEIGHT];
+    PD_TRY(pd_check_float(c, X));
+    PD_TRY(pd_check_ndim(c, X, 2));
+    PD_TRY(pd_check_ndim(c, W, 2));
+    if (x->size[1] != w->size[1])
+        return pd_fail(PD_E_SHAPE, "%s: inner sizes differ: input %s, linear_weight %s", op, pd_tensor_shape(x), pd_tensor_shape(w));
+    if (target->dtype != PD_I64 || target->ndim != 1 || target->size[0] != x->size[0])
+        return pd_fail(PD_E_SHAPE, "%s: target is %s of shape %s (expected int64 class indices, one for each row of the input %s)", op,
+                       pd_dtype_name((pd_dtype)target->dtype), pd_tensor_shape(target), pd_tensor_shape(x));
+    for (int i = BIAS; i <= WEIGHT; i++) {
+        const pd_tensor *t = c->in[i];
+        if (t && (t->ndim != 1 || t->size[0] != w->size[0]))
+            return pd_fail(PD_E_SHAPE, "%s: %s has shape %s (expected %s)", op, i == BIAS ? "linear_bias" : "weight", pd_tensor_shape(t),
+                           pd_shape_text(1, w->size));
+    }
+    if (a->dtype == PD_NO_DTYPE && (w->dtype != x->dtype || (b && b->dtype != x->dtype) || (weight && weight->dtype != x->dtype)))
+        return pd_fail(PD_E_DTYPE, "%s: tensors differ in dtype: input %s, linear_weight %s (expected one dtype)", op,
+                       pd_dtype_name((pd_dtype)x->dtype), pd_dtype_name((pd_dtype)w->dtype));
+    if (!(a->loss.smoothing >= 0 && a->loss.smoothing <= 1))
+        return pd_fail(PD_E_VALUE, "%s: label_smoothing is %g (expected 0 to 1)", op, a->loss.smoothing);
+    if (a->loss.reduction == PD_LOSS_NONE || a->chunk < 0)
+        return pd_fail(PD_E_VALUE, "%s: reduction %s, chunks of %lld rows (expected mean or sum, 0 or more rows)", op,
+                       a->loss.reduction == PD_LOSS_NONE ? "none" : "mean or sum", (long long)a->chunk);
+    return PD_OK;
+}
+
+/* x in dtype t and contiguous; [new]. */
+static pd_status take(pd_tensor *x, pd_dtype t, pd_tensor **out) {
+    pd_tensor *cast = NULL;
+    if (!x) return PD_OK;
+    if (x->dtype == (int)t) pd_tensor_retain(cast = x);
+    else PD_TRY(pd_autocast_cast(x, t, &cast));
+    pd_status status = pd_contiguous(cast, out);
+    pd_tensor_release(cast);
+    return status;
+}
+
+static int64_t chunk_rows(const fused_attrs *a, int64_t rows, int64_t row_bytes) {
+    int64_t most = a->chunk > 0 ? a->chunk : row_bytes > 0 ? CHUNK_BYTES / row_bytes : rows;
+    if (a->chunk <= 0 && most < CHUNK_ROWS) most = CHUNK_ROWS;
+    if (most >= rows) return rows > 0 ? rows : 1;
+    int64_t count = (rows + most - 1) / most, even = (rows + count - 1) / count, round = (even + 15) / 16 * 16;
+    return a->chunk > 0 || round > most ? even : round;
+}
+
+static pd_status make_gradients(job *j, const pd_call *c) {
+    const int of[] = {[GX] = X, [GW] = W, [GB] = BIAS};
+    for (int k = GX; k <= GB; k++) {
+        pd_tensor *t = c->in[of[k]];
+        if (!c->wants || !t || !pd_tensor_wants_grad(t)) continue;
+        bool added = k != GX && j->rows < j->all.rows && pd_dtype_size(j->t) == 2; /* over chunks: in float */
+        PD_TRY(pd_tensor_new(c->def->name, added ? PD_F32 : (pd_dtype)t->dtype, t->ndim, t->size, &j->out[k]));
+        if (!j->all.rows && t->numel) memset(pd_tensor_data(j->out[k]), 0, pd_tensor_bytes(j->out[k]));
+    }
+    return j->out[GB] ? pd_tensor_new(c->def->name, j->t, 1, &j->all.C, &j->sums) : PD_OK;
+}
+
+static pd_status fused_compose(pd_call *c) {
+    const fused_attrs *a = c->attrs;
+    PD_TRY(check(c, a));
+    bool mixed = a->dtype != PD_NO_DTYPE && c->in[X]->dtype != PD_F64;
+    pd_status status = PD_OK;
+    job j = {.t = mixed ? (pd_dtype)a->dtype : (pd_dtype)c->in[X]->dtype, .D = c->in[X]->size[1], .scale = 1};
+    for (int i = 0; i < INPUTS; i++) PD_TRY_TO(done, take(c->in[i], i == TARGET ? PD_I64 : j.t, &j.in[i]));
+    j.all = pd_loss_rows(j.in[X]->size[0], j.in[W]->size[0], j.in[TARGET], j.in[WEIGHT], &a->loss);
+    PD_TRY_TO(done, pd_loss_check_labels(c->def->name, &j.all));
+    j.rows = chunk_rows(a, j.all.rows, j.all.C * (int64_t)pd_dtype_size(j.t));
+    PD_TRY_TO(done, pd_tensor_new(c->def->name, mixed ? PD_F32 : j.t, 0, NULL, &j.out[LOSS]));
+    PD_TRY_TO(done, make_gradients(&j, c));
+    PD_TRY_TO(done, pd_tensor_new(c->def->name, j.t, 2, (int64_t[]){j.rows, j.all.C}, &j.logits));
+    PD_TRY_TO(done, pd_tensor_new(c->def->name, j.t == PD_F64 ? PD_F64 : PD_F32, 1, &j.rows, &j.lse));
+    if (a->loss.reduction == PD_LOSS_MEAN && j.t != PD_F16) j.scale = 1 / total_of(&j.all, j.t);
+    void *token = 6.0 * (double)j.all.rows * (double)j.all.C * (double)j.D / 100 > PD_RELEASE_NS ? pd_host_release() : NULL;
+    for (int64_t r = 0; r < j.all.rows && !status; r += j.rows) status = run_chunk(&j, r, j.all.rows - r < j.rows ? j.all.rows - r : j.rows);
+    pd_host_acquire(token);
+    if (status) goto done;
+    pd_scalar value = pd_number(a->loss.reduction == PD_LOSS_MEAN ? j.loss / j.total : j.loss);
+    pd_scalar_store(&value, (pd_dtype)j.out[LOSS]->dtype, pd_tensor_data(j.out[LOSS]));
+    c->nout = c->wants ? 4 : 1;
+    for (int k = 0; k < c->nout; k++) {
+        if (!j.out[k]) PD_TRY_TO(done, pd_tensor_new(c->def->name, PD_F32, 1, (int64_t[]){0}, &j.out[k])); /* nobody asks for it */
+        c->out[k] = j.out[k];
+        j.out[k] = NULL;
+    }
+done:
+    for (int i = 0; i < INPUTS; i++) pd_tensor_release(j.in[i]);
+    for (int k = 0; k < 4; k++) pd_tensor_release(j.out[k]);
+    pd_tensor_release(j.logits);
+    pd_tensor_release(j.lse);
+    pd_tensor_release(j.sums);
+    return status;
+}
+
+static void fused_fast(pd_vjp *v) {
+    const fused_attrs *a = v->attrs;
+    const int of[] = {[GX] = X, [GW] = W, [GB] = BIAS};
+    pd_tensor *x = pd_vjp_in(v, X), *target = pd_vjp_in(v, TARGET), *weight = pd_vjp_in(v, WEIGHT), *w = pd_vjp_in(v, W);
+    pd_scalar factor;
+    if (v->status) return;
+    pd_item(v->g[0], &factor);
+    bool half = a->dtype != PD_NO_DTYPE && x->dtype != PD_F64 ? a->dtype == PD_F16 : x->dtype == PD_F16;
+    if (half && a->loss.reduction == PD_LOSS_MEAN) {
+        target = pd_x_contiguous(v, target);
+        weight = weight ? pd_x_contiguous(v, weight) : NULL;
+        if (!target) return;
+        pd_xent s = pd_loss_rows(x->size[0], w->size[0], target, weight, &a->loss);
+        factor.d /= total_of(&s, weight ? (pd_dtype)weight->dtype : PD_F32);
+    }
+    for (int k = GX; k <= GB; k++) {
+        if (!pd_vjp_needs(v, of[k])) continue;
+        pd_tensor *g = pd_vjp_out(v, k);
+        pd_vjp_home(v, of[k]);
+        if (g) pd_vjp_set(v, of[k], pd_x_scale(v, g, factor.d));
+    }
+}
+
+static void fused_vjp(pd_vjp *v) { /* by ops, to be differentiated again: the logits are made as a whole */
+    const fused_attrs *a = v->attrs;
+    pd_tensor *in[INPUTS];
+    for (int i = 0; i < INPUTS; i++) in[i] = pd_vjp_in(v, i);
+    if (v->status) return;
+    pd_dtype t = a->dtype != PD_NO_DTYPE && in[X]->dtype != PD_F64 ? (pd_dtype)a->dtype : (pd_dtype)in[X]->dtype;
+    for (int i = 0; i < INPUTS; i++)
+        if (in[i] && i != TARGET && in[i]->dtype != (int)t) in[i] = pd_x_call1(v, PD_OP_cast, in[i], &(pd_cast_attrs){t});
+    in[TARGET] = pd_x_contiguous(v, in[TARGET]);
+    if (in[WEIGHT]) in[WEIGHT] = pd_x_contiguous(v, in[WEIGHT]);
+    pd_tensor *logits = pd_x(v, PD_OP_linear, NULL, 3, (pd_tensor *[]){in[X], in[W], in[BIAS]});
+    if (v->status) return;
+    pd_val factor = pd_val_of(v->g[0]);
+    if (a->loss.reduction == PD_LOSS_MEAN) {
+        pd_xent s = pd_loss_rows(in[X]->size[0], in[W]->size[0], in[TARGET], in[WEIGHT], &a->loss);
+        factor = pd_x2(v, PD_OP_div, factor, pd_const(total_of(&s, t)));
+    }
+    pd_tensor *g = pd_loss_logits_grad(v, &a->loss, logits, in[TARGET], in[WEIGHT], factor);
+    pd_tensor *turned = pd_x_call1(v, PD_OP_transpose, g, &(pd_dims2_attrs){0, 1});
+    pd_reduce_attrs rows = {.dim = {.n = 1, .v = {0}}, .dtype = PD_NO_DTYPE};
+    if (pd_vjp_needs(v, X)) pd_vjp_set(v, X, pd_x_call2(v, PD_OP_matmul, g, in[W], NULL));
+    if (pd_vjp_needs(v, W)) pd_vjp_set(v, W, pd_x_call2(v, PD_OP_matmul, turned, in[X], NULL));
+    if (pd_vjp_needs(v, BIAS)) pd_vjp_set(v, BIAS, pd_x_call1(v, PD_OP_sum, g, &rows));
+}
+
+const pd_op pd_op_linear_cross_entropy = {
+    .sig = "linear_cross_entropy(Tensor input, Tensor linear_weight, Tensor target, Tensor? linear_bias=None, Tensor? weight=None, "
+           "int ignore_index=-100, enum(none|mean|sum) reduction=mean, float label_smoothing=0, int chunk=0, dtype dtype=None)",
+    .doc = "cross_entropy(linear(input, linear_weight, linear_bias), target, weight) of input [N, D], linear_weight [C, D] and target [N] (int64), "
+           "in chunks of rows.",
+    .save = PD_SAVE_IN(X) | PD_SAVE_IN(W) | PD_SAVE_IN(TARGET) | PD_SAVE_IN(BIAS) | PD_SAVE_IN(WEIGHT) | PD_SAVE_OUT(GX) | PD_SAVE_OUT(GW) | PD_SAVE_OUT(GB),
+    .flags = PD_NN | PD_NO_BROADCAST_GRAD, .attrs = sizeof(fused_attrs), .nout = 4, .visible = 1, .compose = fused_compose, .vjp = fused_vjp, .vjp_fast = fused_fast,
+};
