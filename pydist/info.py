@@ -2,6 +2,9 @@
 
 import os
 import platform
+import subprocess
+import sys
+from pathlib import Path
 from shutil import which
 
 from pydist import _C, __version__
@@ -30,9 +33,25 @@ def _network():
         return str(error)
 
 
+def _sizes():
+    """The package's files and, among them, the engine's, in MB."""
+    files = [path for path in Path(_C.__file__).parent.rglob("*") if path.is_file() and path.parent.name != "__pycache__"]
+    sizes = [sum(path.stat().st_size for path in some) / 1e6 for some in (files, [Path(_C.__file__)])]
+    return "{:.1f} MB installed, {:.1f} MB of them the engine".format(*sizes)
+
+
+def _import_ms(times=3):
+    """Processor time of `import pydist`, the least of a few."""
+    code = "import time; t = time.process_time(); import pydist; print(time.process_time() - t)"
+    command, above = [sys.executable, "-c", code], Path(_C.__file__).parents[1]
+    taken = [subprocess.run(command, capture_output=True, text=True, check=True, cwd=above).stdout for _ in range(times)]
+    return 1000 * min(map(float, taken))
+
+
 def lines():
     """The report, line by line."""
     yield f"pydist {__version__}, Python {platform.python_version()}, {platform.platform()}"
+    yield f"size: {_sizes()}; import: {_import_ms():.0f} ms"
     yield f"compiler: {_C.compiler()}"
     yield f"instruction set: {_C.isa()} of {', '.join(_instruction_sets())} on {platform.machine()}"
     yield f"threads: {_C.get_num_threads()} of {len(os.sched_getaffinity(0))} cores"

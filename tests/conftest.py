@@ -6,6 +6,7 @@ import importlib
 import os
 import pkgutil
 import signal
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,14 @@ def data_folder():
 @pytest.fixture
 def torch():
     return pytest.importorskip("torch")
+
+
+COMPARED = Counter()  # what tests have compared with torch, said at the end
+
+
+def pytest_terminal_summary(terminalreporter):
+    for what, count in COMPARED.items():
+        terminalreporter.write_line(f"{what}: {count:,}")
 
 
 @pytest.hookimpl(wrapper=True)

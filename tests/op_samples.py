@@ -140,6 +140,7 @@ TORCH = {
     "slice": lambda torch, *a: torch.ops.aten.slice(*a),
     "index_put": lambda torch, x, i, v, *a: torch.index_put(x, [torch.arange(x.shape[0])[:, None] if k is None else k for k in i], v, *a),
     **{name: lambda torch, x, y, name=name: getattr(torch, name)(torch.as_tensor(x), torch.as_tensor(y)) for name in ("maximum", "minimum", "remainder", "fmod", "atan2", "logaddexp")},
+    "pad_around": lambda torch, *a: torch.nn.functional.pad(*a),
     "batch_norm": lambda torch, *a, **kw: torch.nn.functional.batch_norm(*a, **kw),
     "resample": _resample_by_torch,
     "gelu": lambda torch, x, approximate="none": torch.nn.functional.gelu(x, approximate=approximate),
@@ -261,6 +262,11 @@ def _constant_pad(x, pad, value=0):
     cut = [slice(max(-pad[i], 0), n - max(-pad[i + 1], 0)) for i, n in zip(range(0, len(pad), 2), x.shape[::-1])][::-1]
     more = [(max(pad[i], 0), max(pad[i + 1], 0)) for i in range(0, len(pad), 2)][::-1]
     return np.pad(x[(..., *cut)], [(0, 0)] * (x.ndim - len(more)) + more, constant_values=value)
+
+
+def _pad_around(x, pad, mode):
+    widths = [(0, 0)] * (x.ndim - len(pad) // 2) + [(pad[k], pad[k + 1]) for k in range(len(pad) - 2, -1, -2)]
+    return np.pad(x, widths, {"replicate": "edge", "circular": "wrap"}.get(mode, mode))
 
 
 def _batch_norm(x, mean, var, weight=None, bias=None, training=False, momentum=0.1, eps=1e-5):
@@ -483,6 +489,7 @@ NUMPY = {
     "conv_transpose2d": _conv_transpose2d,
     "resample": _resample,
     "constant_pad_nd": _constant_pad,
+    "pad_around": _pad_around,
     "batch_norm": _batch_norm,
     **ACTIVATIONS,
     **{name: _reduced(terms) for name, terms in LOSSES.items()},
@@ -701,6 +708,8 @@ SAMPLES = {
                  for align in aligns for shape, dim, size in (((2, 4), 1, 7), ((5, 2), 0, 3), ((2, 3, 2), 1, 6), ((1, 3), 1, 1))]
         + [S(T((2, 5)), 1, 8, "linear", False, 1 / 1.7, dtypes="wide", c=200), S(T((2, 5)), 1, 8, "nearest", False, 1 / 1.7, dtypes="wide"), S(t34, -1, 6, dtypes="wide", c=200),
            S(T((2, 7), grad=False), 1, 4, "linear", True, 0, True, dtypes="wide", c=200), S(T((9, 33, 20)), 1, 70, "cubic", grad=False, dtypes="wide", c=200)],
+    "pad_around": [S(T(shape, layout=layout), pad, mode, dtypes="float") for mode in ("reflect", "replicate", "circular") for shape, pad, layout in (
+        ((2, 3, 4), (1, 2), "C"), ((1, 2, 3, 4), (2, 3, 1, 0), "T"), ((2, 4), (3, 0), "S"), ((1, 3, 4, 5), (0, 1, 2, 1), "N"), ((2, 1, 3, 2, 3), (1, 0, 0, 1, 2, 1), "C"))],
     "batch_norm": [S(*a, c=16, dtypes="wide", writes=(1, 2), **kw) for a, kw in [
         ((T((5, 4)), *running, *scale, True), {}), ((T((5, 4)), *running, *scale), {}), ((image, *running, *scale, True), {"momentum": 0.5, "eps": 1e-3}),
         ((image, *running), {}), ((image, None, None, *scale, True), {}), ((T((2, 4, 3)), *running, *scale, True), {}), ((T((2, 4, 3, 3), layout="N"), *running, *scale, True), {}),
@@ -791,6 +800,7 @@ LARGE = {
     "conv2d": S(_image, T((48, 32, 3, 3)), T((48,)), padding=1),
     "conv_transpose2d": S(_image, T((32, 16, 4, 4)), T((16,)), 2, 1),
     "constant_pad_nd": S(_image, (4, 4, 4, 4)),
+    "pad_around": S(_image, (4, 4, 4, 4), "reflect"),
     "resample": S(_image, 2, 56),
     "batch_norm": S(_image, None, None, T((32,)), T((32,)), True),
     "dropout": S(_square, 0.5),

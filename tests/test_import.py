@@ -66,7 +66,7 @@ def test_all_modules_import():
 def test_info_names_the_build():
     text = run("import runpy; runpy.run_module('pydist.info', run_name='__main__')")
     assert text.startswith(f"pydist {pydist.__version__}, Python {platform.python_version()}")
-    for name in ("compiler", "instruction set", "threads", "oneDNN", "CUDA", "MPI"):
+    for name in ("size", "compiler", "instruction set", "threads", "oneDNN", "CUDA", "MPI"):
         assert re.search(rf"^{name}: \S", text, re.M), name
     assert _C.compiler() in text and f"instruction set: {_C.isa()} " in text
     flags = _C.flags()

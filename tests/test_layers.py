@@ -1,6 +1,8 @@
 """Pads, transposed and 3-D convolutions, instance norms, attention, Transformers, embedding bags, ranking losses: values, gradients,
 state dictionaries and text as torch's."""
 
+import copy
+
 import numpy as np
 import pytest
 
@@ -172,6 +174,50 @@ def test_dropout_that_keeps_mean_and_variance():
     assert pydist.allclose(hard.sum(-1), pydist.ones(6)) and ((hard - hard.round()).abs() < 1e-6).all().item()
     slopes = nn.RReLU(0.2, 0.4)(-pydist.ones(1000))
     assert -0.4 <= slopes.min().item() < slopes.max().item() <= -0.2 and nn.RReLU(0.2, 0.4).eval()(-pydist.ones(1)).item() == pytest.approx(-0.3)
+
+
+LAZY = [
+    ("LazyLinear(3, bias=False)", (2, 5)), ("LazyConv1d(4, 3)", (2, 3, 7)), ("LazyConv2d(4, 3, 2, 1, groups=2)", (2, 6, 5, 5)), ("LazyConv3d(2, 2)", (3, 4, 4, 4)), ("LazyConvTranspose1d(4, 3)", (2, 3, 7)),
+    ("LazyConvTranspose2d(4, 3, groups=2)", (1, 2, 4, 4)), ("LazyConvTranspose3d(2, 2)", (1, 3, 2, 2, 2)), ("LazyBatchNorm1d()", (4, 3)), ("LazyBatchNorm2d(affine=False)", (4, 3, 2, 2)), ("LazyBatchNorm3d(1e-3)", (2, 3, 2, 2, 2)),
+    ("LazyInstanceNorm1d(affine=False)", (2, 3, 5)), ("LazyInstanceNorm2d(track_running_stats=True)", (2, 3, 4, 4)), ("LazyInstanceNorm3d(1e-3, None)", (2, 3, 2, 2, 3)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text, shape", LAZY)
+def test_lazy_modules(text, shape):
+    ours, theirs = pair(text)
+    again, before = pair(text)[0], list(ours.parameters())
+    x = np.random.default_rng(0).normal(size=shape)
+    theirs(torch.tensor(x))
+    ours(pydist.tensor(x))
+    name = text.removeprefix("Lazy").split("(")[0]
+    assert type(ours) is getattr(nn, name) and repr(ours) == repr(theirs) and all(a is b for a, b in zip(before, ours.parameters(), strict=True))
+    assert [(k, tuple(v.shape), str(v.dtype)[7:]) for k, v in ours.state_dict().items()] == [(k, tuple(v.shape), str(v.dtype)[6:]) for k, v in theirs.state_dict().items()]
+    ours.load_state_dict({k: pydist.from_numpy(v.detach().numpy().copy()) for k, v in theirs.state_dict().items()})
+    if ours.state_dict():
+        again.load_state_dict(ours.state_dict())  # before its first call
+    for module in (ours, again):
+        theirs.zero_grad()
+        compare(module, theirs, [x])
+
+
+def test_lazy_modules_before_their_first_call():
+    layer = nn.Sequential(nn.LazyLinear(3), nn.LazyLinear(2))
+    assert layer[0].has_uninitialized_params() and "Uninitialized" in repr(layer[0].weight)
+    with pytest.raises(RuntimeError, match="no shape yet"):
+        layer[0].weight.shape
+    optimizer = pydist.optim.SGD(layer.parameters(), lr=1.0)
+    other = copy.deepcopy(layer)
+    other.load_state_dict(layer.state_dict())
+    assert isinstance(other[0], nn.LazyLinear)
+    layer(pydist.ones(4, 5)).sum().backward()
+    old = layer[0].bias.detach().clone()
+    optimizer.step()
+    assert not pydist.equal(layer[0].bias, old) and layer[0].weight.shape == (3, 5)
+    with pytest.raises(RuntimeError, match="Missing key"):
+        other.load_state_dict({})
+    with pytest.raises(RuntimeError, match="LazyConv2d.*expected 3 or 4 dimensions"):
+        nn.LazyConv2d(2, 3)(pydist.ones(2))
 
 
 WRONG = [

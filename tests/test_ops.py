@@ -12,6 +12,7 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
+from conftest import COMPARED
 from op_samples import (
     HIDDEN, LARGE, RANDOM, SAMPLES, SPECIAL, T, arguments, arrays, build, call, cases, is_tensor, reference, specs_of,
 )  # fmt: skip
@@ -28,7 +29,7 @@ except ImportError:
 needs_torch = pytest.mark.skipif(not torch, reason="needs torch")
 
 FUNC, METHOD, NN, INPLACE, VIEW = 1, 2, 4, 8, 16
-TABLE = {name: (signature, flags, differentiable) for name, signature, _, flags, differentiable in _C.op_table()}
+TABLE = {name: (signature, flags, differentiable) for name, signature, _, flags, differentiable, _ in _C.op_table()}
 SAMPLED = [name for name, samples in SAMPLES.items() if samples]
 SMOOTH = [name for name in SAMPLED if TABLE[name][2]]
 EPS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
@@ -164,6 +165,7 @@ def test_forward_as_torch(name, dtype):
             if TABLE[name][1] & VIEW:
                 assert g._base is not None and g.storage_offset() == w.storage_offset(), what
                 assert not g.numel() or all(a == b for a, b, n in zip(g.stride(), w.stride(), g.shape) if n > 1), what
+            COMPARED[f"op table next to torch, results in {dtype}"] += 1
             if not g.is_floating_point():
                 assert np.array_equal(numbers(g), numbers(w)), (what, g, w)
             elif dtype == "float64" and name not in ("cast", "dropout"):
@@ -310,13 +312,17 @@ def test_second_gradients(name):
 
 
 @needs_torch
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
 @each_smooth_op
 def test_gradients_as_torch(name, dtype):
-    """All samples, also those too large for differences."""
+    """All samples, also those too large for differences; torch computes in fp64."""
     for what, sample, values in samples_of(name):
         if name == "dropout" or (name, dtype) == ("hardsigmoid", "float64"):  # torch's 1/6 is a float32
             continue
+        if dtype == "bfloat16":
+            if sample.dtypes == "wide":
+                continue
+            values = [v if v.dtype != float else numbers(pydist.tensor(v).bfloat16()) for v in values]
         found = []
         for lib, kind in ((pydist, dtype), (torch, "float64")):
             tensors, wanted = leaves(sample, values, kind, lib)
@@ -328,6 +334,7 @@ def test_gradients_as_torch(name, dtype):
             inputs = [tensors[i] for i, _ in wanted]
             found.append(grad(out, inputs, [lib.tensor(w).to(o.dtype) for w, o in zip(weights, out)], allow_unused=True))
         for ours, theirs, (i, _) in zip(*found, wanted) if len(found) == 2 else ():
+            COMPARED[f"op table next to torch, gradients in {dtype}"] += 1
             if theirs is None or ours is None:
                 assert ours is None or not numbers(ours).any(), what
                 assert theirs is None or not numbers(theirs).any(), what

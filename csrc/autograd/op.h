@@ -4,10 +4,11 @@
      name(Type param=default, ...)
    Types of inputs      Tensor, Tensor?, Tensor[] (one list an op), Tensor?[], Operand (a Tensor or a number)
    Types of attributes  Scalar, int, int? (None: PD_NONE_INT), int[n] (a number is repeated), int[] , int[]? (None: n = -1), float,
-                        bool, dtype (None: PD_NO_DTYPE), enum(a|b|c) (its position), rng (hidden: drawn anew for each call)
+                        bool, dtype (None: PD_NO_DTYPE), enum(a|b|c) (its position),
+                        format (a pd_format, None: PD_FORMAT_KEEP), rng (hidden: drawn anew for each call)
    Inputs fill pd_call.in in the order of the signature (an Operand that is a number leaves NULL); attributes fill the op's
    attrs struct in that order, each a multiple of 8 bytes: pd_scalar (also for each Operand), int64_t, int64_t[n], pd_ints, double,
-   int64_t (bool, dtype, enum), pd_rng_key. The struct is plain data, copied into the tape's node, hence replayable. */
+   int64_t (bool, dtype, enum, format), pd_rng_key. The struct is plain data, copied into the tape's node, hence replayable. */
 #ifndef PD_AUTOGRAD_OP_H
 #define PD_AUTOGRAD_OP_H
 
@@ -30,6 +31,8 @@ typedef struct pd_ints {
     int64_t n; /* -1: None */
     int64_t v[PD_MAX_DIMS];
 } pd_ints;
+
+typedef enum pd_format { PD_FORMAT_KEEP, PD_FORMAT_CONTIGUOUS, PD_FORMAT_CHANNELS_LAST } pd_format;
 
 typedef enum pd_promote {
     PD_NONE,         /* inputs are taken as they are; infer checks dtypes */
@@ -88,6 +91,7 @@ typedef struct pd_op {
     int nout;          /* 0 means 1; a compose may give fewer or more */
     int visible;       /* outputs that a caller sees, the rest serve the gradient; 0 means all */
     const char *names; /* of several visible outputs, for the named tuple: "values indices" */
+    const struct pd_op *elementwise; /* what a call is whose second argument is a tensor: max(x, y) is maximum(x, y) */
     /* Sets dtype, size and strides of out[] (pd_out_*), checks the inputs. A view op also sets storage by pd_tensor_view_of. */
     pd_status (*infer)(pd_call *c);
     /* Exactly one of these two, except for views, which have neither. Kernels never allocate: scratch says what they need. */
@@ -104,7 +108,7 @@ typedef struct pd_op {
 
 typedef enum pd_type {
     PD_T_TENSOR, PD_T_TENSOR_OPT, PD_T_TENSORS, PD_T_TENSORS_OPT, PD_T_OPERAND,
-    PD_T_SCALAR, PD_T_INT, PD_T_INT_OPT, PD_T_INT_N, PD_T_INTS, PD_T_INTS_OPT, PD_T_FLOAT, PD_T_BOOL, PD_T_DTYPE, PD_T_ENUM, PD_T_RNG,
+    PD_T_SCALAR, PD_T_INT, PD_T_INT_OPT, PD_T_INT_N, PD_T_INTS, PD_T_INTS_OPT, PD_T_FLOAT, PD_T_BOOL, PD_T_DTYPE, PD_T_ENUM, PD_T_FORMAT, PD_T_RNG,
 } pd_type;
 
 typedef struct pd_param {

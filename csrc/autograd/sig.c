@@ -10,7 +10,8 @@
 static const struct { const char *text; pd_type type; } types[] = {
     {"Tensor?[]", PD_T_TENSORS_OPT}, {"Tensor[]", PD_T_TENSORS}, {"Tensor?", PD_T_TENSOR_OPT}, {"Tensor", PD_T_TENSOR},
     {"Operand", PD_T_OPERAND}, {"Scalar", PD_T_SCALAR}, {"int[]?", PD_T_INTS_OPT}, {"int[]", PD_T_INTS},
-    {"int?", PD_T_INT_OPT}, {"int", PD_T_INT}, {"float", PD_T_FLOAT}, {"bool", PD_T_BOOL}, {"dtype", PD_T_DTYPE}, {"rng", PD_T_RNG},
+    {"int?", PD_T_INT_OPT}, {"int", PD_T_INT}, {"float", PD_T_FLOAT}, {"bool", PD_T_BOOL}, {"dtype", PD_T_DTYPE},
+    {"format", PD_T_FORMAT}, {"rng", PD_T_RNG},
 };
 
 static bool is_input(pd_type t) { return t <= PD_T_OPERAND; }
@@ -67,6 +68,7 @@ static bool parse_default(const char *text, pd_param *p, void *at) {
     case PD_T_FLOAT: *(double *)at = d; return true;
     case PD_T_BOOL: *(int64_t *)at = !strcmp(text, "True"); return true;
     case PD_T_DTYPE: *(int64_t *)at = PD_NO_DTYPE; return none;
+    case PD_T_FORMAT: *(int64_t *)at = PD_FORMAT_KEEP; return none;
     case PD_T_ENUM: *(int64_t *)at = choice(p->choices, text); return *(int64_t *)at >= 0;
     default: return false;
     }

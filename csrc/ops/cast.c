@@ -22,12 +22,18 @@ const pd_op pd_op_cast = {
 
 static void pass(pd_vjp *v) { pd_vjp_set(v, 0, v->g[0]); }
 static pd_status clone_infer(pd_call *c) {
-    if (c->attrs && *(const int64_t *)c->attrs) return pd_out_like(c, 0, (pd_dtype)c->in[0]->dtype, c->in[0]);
-    return pd_infer_elementwise(c, (pd_dtype)c->in[0]->dtype);
+    const pd_tensor *x = c->in[0];
+    int64_t layout = c->attrs ? *(const int64_t *)c->attrs : PD_FORMAT_KEEP;
+    if (layout == PD_FORMAT_KEEP) return pd_infer_elementwise(c, (pd_dtype)x->dtype);
+    PD_TRY(pd_out_like(c, 0, (pd_dtype)x->dtype, x));
+    if (layout == PD_FORMAT_CONTIGUOUS) return PD_OK;
+    PD_TRY(pd_check_ndim(c, 0, 4));
+    pd_shape_channels_last(c->out[0]->size, c->out[0]->stride);
+    return PD_OK;
 }
 
 const pd_op pd_op_clone = {
-    .sig = "clone(Tensor input, bool contiguous=False)", .doc = "A copy of x with memory of its own, laid out like x, or contiguous.",
+    .sig = "clone(Tensor input, format memory_format=None)", .doc = "A copy of input with memory of its own, laid out like input (preserve_format), or in a memory_format.",
     .flags = PD_FUNC | PD_METHOD, .attrs = sizeof(int64_t), .infer = clone_infer, .kernel = out_from_in, .vjp = pass,
 };
 

@@ -72,7 +72,7 @@ pd_status pd_contiguous(pd_tensor *t, pd_tensor **out) {
     if (!pd_tensor_is_contiguous(t)) {
         pd_shape_attrs a = {.shape = {.n = t->ndim}};
         memcpy(a.shape.v, t->size, sizeof(int64_t) * (size_t)t->ndim);
-        return pd_call1(PD_OP_clone, t, &(int64_t){1}, out);
+        return pd_call1(PD_OP_clone, t, &(int64_t){PD_FORMAT_CONTIGUOUS}, out);
     }
     pd_tensor_retain(*out = t);
     return PD_OK;

@@ -1,4 +1,4 @@
-/* Padding with a number. Its gradient is padding again, by the negative amounts. */
+/* Padding with a number, whose gradient is padding again, by the negative amounts, and with the input's own elements. */
 #include <inttypes.h>
 
 #include "ops/block.h"
@@ -63,4 +63,128 @@ const pd_op pd_op_constant_pad_nd = {
     .doc = "input with pad[0] elements of `value` before and pad[1] after it along the last dimension, pad[2], pad[3] along the one before, and so on; "
            "negative: without as many.",
     .flags = PD_FUNC | PD_NO_BROADCAST_GRAD, .attrs = sizeof(pad_attrs), .infer = infer, .kernel = kernel, .vjp = vjp,
+};
+
+/* ---- with the input's own elements ------------------------------------------------------------------------------------------
+
+   One dimension after the other, the last first: the strips before and after what is there already are copies of strips within
+   it, backwards (reflect), of one row (replicate) or of the other end (circular). The gradient, transposed, adds each strip to
+   where it came from, in the opposite order. */
+
+enum { REFLECT, REPLICATE, CIRCULAR };
+typedef struct { pd_ints pad; int64_t mode, transposed; } around_attrs;
+
+static pd_status around_infer(pd_call *c) {
+    const around_attrs *a = c->attrs;
+    const pd_tensor *x = c->in[0];
+    int64_t size[PD_MAX_DIMS] = {0};
+    if (a->pad.n % 2 || a->pad.n > 2 * x->ndim)
+        return pd_fail(PD_E_SHAPE, "pad_around: pad %s for input %s (expected two numbers for each of at most %d dimensions)",
+                       pd_shape_text((int)a->pad.n, a->pad.v), pd_tensor_shape(x), x->ndim);
+    for (int d = 0, k; d < x->ndim; d++) {
+        k = 2 * (x->ndim - 1 - d);
+        int64_t before = k < a->pad.n ? a->pad.v[k] : 0, after = k < a->pad.n ? a->pad.v[k + 1] : 0, n = x->size[d], most;
+        bool bad = before < 0 || after < 0 || __builtin_add_overflow(before, after, &size[d]);
+        bad = bad || (a->transposed ? __builtin_sub_overflow(n, size[d], &size[d]) : __builtin_add_overflow(n, size[d], &size[d]));
+        if (!bad && a->transposed) n = size[d];
+        most = a->mode == REFLECT ? n - 1 : a->mode == CIRCULAR ? n : n > 0 ? INT64_MAX : 0;
+        if (bad || ((before || after) && (before > most || after > most)))
+            return pd_fail(PD_E_SHAPE, "pad_around: %" PRId64 " before and %" PRId64 " after dimension %d of input %s (expected at most %" PRId64 ", none negative)", before, after,
+                           d, pd_tensor_shape(x), most > 0 ? most : 0);
+    }
+    return pd_out_shape(c, 0, (pd_dtype)x->dtype, x->ndim, size);
+}
+
+static size_t around_scratch(const pd_call *c) { return ((const around_attrs *)c->attrs)->transposed ? pd_tensor_bytes(c->in[0]) : 0; }
+
+/* Elements at, at + step, ... of dimension d, n of them. */
+static pd_tensor strip(pd_tensor t, int d, int64_t at, int64_t step, int64_t n) {
+    t.offset += at * t.stride[d];
+    t.stride[d] *= step;
+    t.size[d] = n;
+    t.numel = 1;
+    for (int i = 0; i < t.ndim; i++) t.numel *= t.size[i];
+    return t;
+}
+
+/* to = from, or to += from, which lie in the tensor that begins at `base`. */
+static void move_strip(char *base, bool add, pd_tensor *to, pd_tensor *from) {
+    pd_tensor *all[3] = {to, add ? to : from, from};
+    int64_t size = (int64_t)pd_dtype_size((pd_dtype)to->dtype);
+    int n = add ? 3 : 2;
+    pd_loop l;
+    if (!to->numel) return;
+    pd_loop_build(&l, n, all);
+    for (int k = 0; k < n; k++) l.ptr[k] = base + all[k]->offset * size;
+    if (add) pd_cpu()->binary(PD_BINARY_add, (pd_dtype)to->dtype, 1, &l);
+    else pd_cpu()->copy((pd_dtype)to->dtype, (pd_dtype)to->dtype, &l);
+}
+
+/* n results from `at` on along dimension d are the elements from, from + step, ... */
+static void continue_strip(char *base, bool transposed, const pd_tensor *face, int d, int64_t at, int64_t n, int64_t from, int64_t step) {
+    pd_tensor edge, source;
+    if (!transposed) {
+        edge = strip(*face, d, at, 1, n), source = strip(*face, d, from, step, n);
+        move_strip(base, false, &edge, &source);
+        return;
+    }
+    for (int64_t j = 0, rows = step ? n : 1; j < n; j += rows) { /* a row that gets several: one after the other */
+        edge = strip(*face, d, step < 0 ? at + n - 1 : at + j, step ? step : 1, rows);
+        source = strip(*face, d, step < 0 ? from - (n - 1) : from, 1, rows);
+        move_strip(base, true, &source, &edge);
+    }
+}
+
+static pd_status around_kernel(const pd_call *c) {
+    const around_attrs *a = c->attrs;
+    bool back = a->transposed;
+    const pd_tensor *small = back ? c->out[0] : c->in[0], *large = back ? c->in[0] : c->out[0];
+    char *base = back ? c->scratch : pd_tensor_data(c->out[0]);
+    pd_tensor whole = *large, middle;
+    int64_t before[PD_MAX_DIMS] = {0}, size = (int64_t)pd_dtype_size((pd_dtype)whole.dtype);
+    int pairs = (int)a->pad.n / 2;
+    pd_loop l;
+    if (back) pd_block_pack(c->in[0], 0, base);
+    whole.offset = 0;
+    pd_shape_contiguous(whole.ndim, whole.size, whole.stride);
+    middle = whole;
+    for (int k = 0; k < pairs; k++) {
+        int d = whole.ndim - 1 - k;
+        before[d] = a->pad.v[2 * k];
+        middle = strip(middle, d, before[d], 1, small->size[d]);
+    }
+    if (!middle.numel) return PD_OK; /* nothing to continue, so nothing to pad */
+    if (!back) {
+        pd_loop_build(&l, 2, (pd_tensor *[]){&middle, c->in[0]});
+        l.ptr[0] = base + middle.offset * size;
+        pd_cpu()->copy((pd_dtype)whole.dtype, (pd_dtype)whole.dtype, &l);
+    }
+    for (int i = 0; i < pairs; i++) {
+        int k = back ? pairs - 1 - i : i, d = whole.ndim - 1 - k;
+        int64_t n = small->size[d], b = before[d], after = a->pad.v[2 * k + 1], step = a->mode == REFLECT ? -1 : a->mode == CIRCULAR;
+        pd_tensor face = whole;
+        for (int e = 0; e < d; e++) face = strip(face, e, before[e], 1, small->size[e]);
+        continue_strip(base, back, &face, d, 0, b, a->mode == REFLECT ? 2 * b : a->mode == CIRCULAR ? n : b, step);
+        continue_strip(base, back, &face, d, b + n, after, a->mode == REFLECT ? b + n - 2 : a->mode == CIRCULAR ? b : b + n - 1, step);
+    }
+    if (back) {
+        pd_loop_build(&l, 2, (pd_tensor *[]){c->out[0], &middle});
+        l.ptr[1] = base + middle.offset * size;
+        pd_cpu()->copy((pd_dtype)whole.dtype, (pd_dtype)whole.dtype, &l);
+    }
+    return PD_OK;
+}
+
+static void around_vjp(pd_vjp *v) {
+    around_attrs back = *(const around_attrs *)v->attrs;
+    back.transposed = !back.transposed;
+    pd_vjp_set(v, 0, pd_x_call1(v, PD_OP_pad_around, v->g[0], &back));
+}
+
+const pd_op pd_op_pad_around = {
+    .sig = "pad_around(Tensor input, int[] pad, enum(reflect|replicate|circular) mode, bool transposed=False)",
+    .doc = "input continued by pad[0] elements before and pad[1] after it along the last dimension, and so on: mirrored at the border element, copies of it, or from "
+           "the other end; transposed: the gradient of that.",
+    .flags = PD_NN | PD_NO_BROADCAST_GRAD | PD_CONTIGUOUS, .attrs = sizeof(around_attrs), .infer = around_infer, .kernel = around_kernel, .scratch = around_scratch,
+    .vjp = around_vjp,
 };

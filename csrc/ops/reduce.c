@@ -314,15 +314,17 @@ static pd_status extreme_compose(pd_call *c, bool largest) {
 static pd_status max_compose(pd_call *c) { return extreme_compose(c, true); }
 static pd_status min_compose(pd_call *c) { return extreme_compose(c, false); }
 
+extern const pd_op pd_op_maximum, pd_op_minimum;
+
 const pd_op pd_op_max = {
     .sig = "max(Tensor input, int? dim=None, bool keepdim=False)",
-    .doc = "The largest element; with dim, (values, indices) along it: the first largest one.", .names = "values indices",
-    .flags = PD_FUNC | PD_METHOD, .attrs = sizeof(arg_attrs), .compose = max_compose,
+    .doc = "The largest element; with dim, (values, indices) along it: the first largest one; with a second tensor, maximum of both.",
+    .names = "values indices", .elementwise = &pd_op_maximum, .flags = PD_FUNC | PD_METHOD, .attrs = sizeof(arg_attrs), .compose = max_compose,
 };
 const pd_op pd_op_min = {
     .sig = "min(Tensor input, int? dim=None, bool keepdim=False)",
-    .doc = "The smallest element; with dim, (values, indices) along it: the first smallest one.", .names = "values indices",
-    .flags = PD_FUNC | PD_METHOD, .attrs = sizeof(arg_attrs), .compose = min_compose,
+    .doc = "The smallest element; with dim, (values, indices) along it: the first smallest one; with a second tensor, minimum of both.",
+    .names = "values indices", .elementwise = &pd_op_minimum, .flags = PD_FUNC | PD_METHOD, .attrs = sizeof(arg_attrs), .compose = min_compose,
 };
 
 /* ---- topk ------------------------------------------------------------------------------------------------------------ */

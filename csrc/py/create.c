@@ -126,7 +126,7 @@ pd_tensor *pd_py_from_data(PyObject *data, int64_t dtype, bool copy) {
     pd_grad_mode = false;
     pd_status status = PD_OK;
     if (dtype != PD_NO_DTYPE && t->dtype != dtype) status = pd_engine.cast(t, (pd_dtype)dtype, &out);
-    else if (copy) status = pd_call1(PD_OP_clone, t, &(int64_t){1}, &out);
+    else if (copy) status = pd_call1(PD_OP_clone, t, &(int64_t){PD_FORMAT_CONTIGUOUS}, &out);
     else pd_tensor_retain(out = t);
     pd_grad_mode = mode;
     pd_tensor_release(t);

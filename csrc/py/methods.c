@@ -110,7 +110,7 @@ static PyObject *in_format(PyObject *self, PyObject *f, const char *op) {
     if (t->ndim != 4) return PyErr_Format(pd_py.E_SHAPE, "%s: channels_last of shape %s (expected 4 dimensions)", op, pd_tensor_shape(t));
     if (pd_shape_is_channels_last(4, t->size, t->stride)) return Py_NewRef(self);
     PD_PY_TRY(pd_call1(PD_OP_permute, t, &(pd_ints){4, {0, 2, 3, 1}}, &turned));
-    pd_status status = pd_call1(PD_OP_clone, turned, &(int64_t){1}, &out);
+    pd_status status = pd_call1(PD_OP_clone, turned, &(int64_t){PD_FORMAT_CONTIGUOUS}, &out);
     pd_tensor_release(turned);
     PD_PY_TRY(status);
     status = pd_call1(PD_OP_permute, out, &(pd_ints){4, {0, 3, 1, 2}}, &turned);

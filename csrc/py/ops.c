@@ -14,6 +14,7 @@ typedef struct op_function {
     int mode;
     PyObject *names[PD_MAX_PARAMS]; /* interned */
     PyObject *result;               /* named tuple type for several outputs, or NULL */
+    PyObject *elementwise;          /* the function of two tensors, or NULL */
 } op_function;
 
 /* ---- one call's arguments ------------------------------------------------------------------------------------------- */
@@ -44,7 +45,7 @@ static bool set_enum(const pd_def *def, const pd_param *p, PyObject *o, int64_t 
             return true;
         }
     }
-    if (!PyErr_Occurred()) PyErr_Format(PyExc_ValueError, "%s: %s is %R (expected one of %s)", def->name, p->name, o, p->choices);
+    if (!PyErr_Occurred()) PyErr_Format(pd_py.E_VALUE, "%s: %s is %R (expected one of %s)", def->name, p->name, o, p->choices);
     return false;
 }
 
@@ -80,7 +81,7 @@ static bool set(const pd_def *def, const pd_param *p, PyObject *o, parsed *a) {
         pd_ints v;
         if (!pd_py_ints(o, def->name, p->name, &v)) return false;
         if (v.n != 1 && v.n != p->n) {
-            PyErr_Format(PyExc_ValueError, "%s: %s has %lld entries (expected %d)", def->name, p->name, (long long)v.n, p->n);
+            PyErr_Format(pd_py.E_VALUE, "%s: %s has %lld entries (expected %d)", def->name, p->name, (long long)v.n, p->n);
             return false;
         }
         for (int i = 0; i < p->n; i++) ((int64_t *)at)[i] = v.v[v.n == 1 ? 0 : i];
@@ -100,6 +101,10 @@ static bool set(const pd_def *def, const pd_param *p, PyObject *o, parsed *a) {
     }
     case PD_T_DTYPE: return pd_py_dtype(o, def->name, p->name, (int64_t *)at);
     case PD_T_ENUM: return set_enum(def, p, o, (int64_t *)at);
+    case PD_T_FORMAT:
+        if (o == Py_None || o == pd_py.preserve_format) return true;
+        *(int64_t *)at = o == pd_py.channels_last ? PD_FORMAT_CHANNELS_LAST : PD_FORMAT_CONTIGUOUS;
+        return pd_py_format(o, def->name);
     case PD_T_RNG: break;
     }
     return true;
@@ -233,10 +238,19 @@ static PyObject *run(const op_function *f, parsed *a) {
     return wrap_results(f, out, n);
 }
 
+/* The second argument, or `other`, is a tensor. */
+static bool is_of_two(PyObject *const *args, Py_ssize_t n, PyObject *kwnames) {
+    if (n > 1) return pd_py_is_tensor(args[1]);
+    for (Py_ssize_t k = 0; kwnames && k < PyTuple_GET_SIZE(kwnames); k++)
+        if (!PyUnicode_CompareWithASCIIString(PyTuple_GET_ITEM(kwnames, k), "other")) return pd_py_is_tensor(args[n + k]);
+    return false;
+}
+
 static PyObject *op_vectorcall(PyObject *self, PyObject *const *args, size_t nargsf, PyObject *kwnames) {
     const op_function *f = (op_function *)self;
     parsed a;
     PyObject *result = NULL;
+    if (f->elementwise && is_of_two(args, PyVectorcall_NARGS(nargsf), kwnames)) return op_vectorcall(f->elementwise, args, nargsf, kwnames);
     pd_py_drain();
     if (parse(f, args, PyVectorcall_NARGS(nargsf), kwnames, &a) && (f->def->list < 0 || put_list(f->def, &a))) result = run(f, &a);
     if (f->def->list >= 0) {
@@ -351,6 +365,7 @@ static void op_dealloc(PyObject *self) {
     PyTypeObject *type = Py_TYPE(self);
     for (int i = 0; i < PD_MAX_PARAMS; i++) Py_XDECREF(f->names[i]);
     Py_XDECREF(f->result);
+    Py_XDECREF(f->elementwise);
     type->tp_free(self);
     Py_DECREF(type);
 }
@@ -390,6 +405,8 @@ static PyObject *op_new(const pd_def *def, int mode) {
     for (int i = 0; i < def->nparams; i++)
         if (def->params[i].type != PD_T_RNG && !(f->names[i] = PyUnicode_InternFromString(def->params[i].name))) goto fail;
     if (def->op->names && mode == PLAIN && !(f->result = named_tuple(def))) goto fail;
+    for (int i = 0; i < PD_OP_COUNT && def->op->elementwise; i++)
+        if (pd_defs[i].op == def->op->elementwise && !(f->elementwise = op_new(&pd_defs[i], mode))) goto fail;
     return (PyObject *)f;
 fail:
     Py_DECREF(f);
@@ -410,19 +427,20 @@ static int publish(PyObject *module, const pd_def *def, int mode) {
 }
 
 static PyObject *op_table(PyObject *module, PyObject *unused) {
-    /* [(name, signature, doc, flags, has gradient)]: for tests, stubs and docs, which loop over the table. */
+    /* [(name, signature, doc, flags, has gradient, names of several results)]: for tests, stubs and docs, which loop over the table. */
     (void)module, (void)unused;
     PyObject *list = PyList_New(0);
     for (int i = 0; list && i < PD_OP_COUNT; i++) {
         const pd_def *d = &pd_defs[i];
-        PyObject *row = Py_BuildValue("(sssIi)", d->name, d->op->sig, d->op->doc, d->op->flags, d->op->vjp || d->op->vjp_fast || d->op->compose);
+        PyObject *row = Py_BuildValue("(sssIis)", d->name, d->op->sig, d->op->doc, d->op->flags, d->op->vjp || d->op->vjp_fast || d->op->compose,
+                                      d->op->names ? d->op->names : "");
         if (!row || PyList_Append(list, row)) Py_CLEAR(list);
         Py_XDECREF(row);
     }
     return list;
 }
 
-static PyMethodDef functions[] = {{"op_table", op_table, METH_NOARGS, "op_table()\n\n[(name, signature, doc, flags, differentiable)] of every op."}, {0}};
+static PyMethodDef functions[] = {{"op_table", op_table, METH_NOARGS, "op_table()\n\n[(name, signature, doc, flags, differentiable, names of several results)] of every op."}, {0}};
 
 int pd_py_add_ops(PyObject *module) {
     if (!pd_py_type(NULL, &op_spec, NULL, &pd_py.Op)) return -1;

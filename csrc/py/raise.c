@@ -60,18 +60,18 @@ static PyObject *new_class(PyObject *module, const char *name, PyObject *base, P
 
 int pd_py_add_raise(PyObject *module) {
 #define KNOWN(kind, cls) pd_py.E_##kind = Py_NewRef(cls)
-    KNOWN(VALUE, PyExc_ValueError);
     KNOWN(TYPE, PyExc_TypeError);
-    KNOWN(INDEX, PyExc_IndexError);
     KNOWN(RUNTIME, PyExc_RuntimeError);
     KNOWN(NOTIMPL, PyExc_NotImplementedError);
     KNOWN(OS, PyExc_OSError);
     KNOWN(BUFFER, PyExc_BufferError);
     KNOWN(INTERRUPT, PyExc_KeyboardInterrupt);
     KNOWN(PYTHON, PyExc_RuntimeError);
-    bool ok = (pd_py.E_SHAPE = new_class(module, "ShapeError", PyExc_RuntimeError, PyExc_ValueError, "Shapes do not fit.")) &&
+    bool ok = (pd_py.E_VALUE = new_class(module, "ArgumentError", PyExc_ValueError, PyExc_RuntimeError, "A number or a word is none that is allowed.")) &&
+              (pd_py.E_INDEX = new_class(module, "PositionError", PyExc_IndexError, PyExc_RuntimeError, "A position is out of range.")) &&
+              (pd_py.E_SHAPE = new_class(module, "ShapeError", PyExc_RuntimeError, PyExc_ValueError, "Shapes do not fit.")) &&
               (pd_py.E_DTYPE = new_class(module, "DTypeError", PyExc_RuntimeError, PyExc_TypeError, "Dtypes do not fit.")) &&
-              (pd_py.E_DIM = new_class(module, "DimError", PyExc_IndexError, NULL, "A dimension is out of range.")) &&
+              (pd_py.E_DIM = new_class(module, "DimError", PyExc_IndexError, PyExc_RuntimeError, "A dimension is out of range.")) &&
               (pd_py.E_MEMORY = new_class(module, "OutOfMemoryError", PyExc_MemoryError, PyExc_RuntimeError, "No memory is left.")) &&
               (pd_py.E_DIST = new_class(module, "DistError", PyExc_RuntimeError, NULL, "Communication between ranks failed.")) &&
               (pd_py.E_MISMATCH = new_class(module, "CommMismatch", pd_py.E_DIST, NULL, "Ranks called different collectives.")) &&

@@ -6,7 +6,7 @@ The files of _LATER are imported when one of their names is first used: until th
 from importlib import import_module
 
 from pydist._C import Tensor
-from pydist._functions import elementwise, forms, indexing, products, reduce, shape
+from pydist._functions import elementwise, indexing, products, reduce, shape
 from pydist._functions._register import NAMES
 
 globals().update(NAMES)

@@ -3,9 +3,9 @@
 from pydist.nn import functional, init
 from pydist.nn.modules import *
 from pydist.nn.modules import __all__ as _modules
-from pydist.nn.parameter import Parameter
+from pydist.nn.parameter import Parameter, UninitializedParameter
 
-__all__ = [*_modules, "DataParallel", "Parameter", "functional", "init", "parallel", "utils"]
+__all__ = [*_modules, "DataParallel", "Parameter", "UninitializedParameter", "functional", "init", "parallel", "utils"]
 
 
 def __getattr__(name):

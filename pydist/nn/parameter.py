@@ -29,3 +29,36 @@ class Parameter(_C.Tensor):
 
     def __repr__(self):
         return "Parameter containing:\n" + super().__repr__()
+
+
+class UninitializedParameter(Parameter):
+    """A parameter of a lazy module, without a shape until `materialize(shape)` makes it a Parameter of that shape, whose
+    elements are not set. Asking for its shape raises RuntimeError."""
+
+    def __new__(cls, requires_grad=True, device=None, dtype=None):
+        return super().__new__(cls, _C.empty(0, device=device, dtype=dtype), requires_grad)
+
+    def materialize(self, shape, device=None, dtype=None):
+        self.data = _C.empty(shape, device=device, dtype=dtype or self.dtype)
+        self.__class__ = Parameter
+
+    @property
+    def shape(self):
+        raise RuntimeError(
+            "UninitializedParameter: it has no shape yet (expected a first call of its lazy module, or load_state_dict)"
+        )
+
+    def __deepcopy__(self, memo):
+        new = memo[id(self)] = type(self)(self.requires_grad, self.device, self.dtype)
+        return new
+
+    def __reduce_ex__(self, protocol):
+        return type(self), (self.requires_grad, self.device, self.dtype)
+
+    def __repr__(self):
+        return "<UninitializedParameter>"
+
+
+def is_lazy(param):
+    """Whether it is an UninitializedParameter."""
+    return isinstance(param, UninitializedParameter)

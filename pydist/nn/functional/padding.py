@@ -2,6 +2,7 @@
 
 from pydist import _C
 from pydist._autocast import as_given, in_float32
+from pydist._C import pad_around
 from pydist.nn.functional.conv import conv_transpose2d, sizes_of
 
 
@@ -35,31 +36,9 @@ def pad(input, pad, mode="constant", value=None):
 
 
 def _extended(input, pad, mode):
-    for k in range(0, len(pad), 2):
-        dim = input.dim() - 1 - k // 2
-        input = _continued(input, dim, max(pad[k], 0), max(pad[k + 1], 0), mode)
+    more = [max(p, 0) for p in pad]
+    input = pad_around(input, more, mode) if any(more) else input
     return _C.constant_pad_nd(input, [min(p, 0) for p in pad]) if min(pad, default=0) < 0 else input
-
-
-def _continued(input, dim, before, after, mode):
-    n = input.shape[dim]
-    if not before and not after:
-        return input
-    most = {"reflect": n - 1, "replicate": max(before, after) if n else -1, "circular": n}[mode]
-    if max(before, after) > most:
-        text = f"pad: {before} before and {after} after dimension {dim} of shape {tuple(input.shape)}"
-        raise RuntimeError(f"{text} (expected at most {max(most, 0)} in mode {mode!r})")
-    if mode == "reflect":
-        front, back = input.narrow(dim, 1, before).flip(dim), input.narrow(dim, n - 1 - after, after).flip(dim)
-    elif mode == "circular":
-        front, back = input.narrow(dim, n - before, before), input.narrow(dim, 0, after)
-    else:
-        sizes = [-1] * input.dim()
-        front, back = (
-            input.narrow(dim, at, 1).expand(*sizes[:dim], count, *sizes[dim + 1 :])
-            for at, count in ((0, before), (n - 1, after))
-        )
-    return _C.cat([front, input, back], dim)
 
 
 def pixel_shuffle(input, upscale_factor):
