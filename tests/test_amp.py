@@ -315,6 +315,27 @@ def test_copies_that_the_step_writes(low):
         assert train(True, kind, **options) == train(False, kind, **options)
 
 
+@pytest.mark.parametrize("low", ["bfloat16", "float16"])
+def test_products_in_low_precision(low):
+    """Near those in float32, and with the same bits for 1 and 2 threads, whichever way they are cut: by rows, by columns,
+    along K, B laid out anew, a small K, added to what is there."""
+    low, before = getattr(pydist, low), pydist.get_num_threads()
+    pydist.manual_seed(0)
+    for m, n, k in ((300, 60, 800), (60, 900, 800), (70, 784, 64), (1030, 50, 260), (64, 48, 4200), (33, 17, 129)):
+        for turned in (False, True):
+            a = pydist.randn(k, m).t() if turned else pydist.randn(m, k)
+            b = pydist.randn(k, n) if turned else pydist.randn(n, k).t()
+            al, bl = a.to(low), b.to(low)
+            expected, results = al.float() @ bl.float(), []
+            for threads in (1, 2):
+                pydist.set_num_threads(threads)
+                results.append(al @ bl)
+            assert results[0].equal(results[1]), (m, n, k, turned)
+            error = (results[0].float() - expected).abs().max().item()
+            assert error <= 2.0**-7 * expected.abs().max().item(), (m, n, k, turned)
+    pydist.set_num_threads(before)
+
+
 def test_unscale_and_clip():
     grads, results = [3.0, 4.0, 0.0], []
     for fused in (True, False):

@@ -2,9 +2,13 @@
 /* float: one primitive on all threads, where A's rows are unit stride and K is not long: there the library does not divide K
    among threads (measured: the same bits for 1, 2, 3, 4, 8, 16 threads on 60 shapes). Elsewhere the portable product is as fast.
 
-   bf16, f16: rectangles of C fixed by the shape, one single-thread primitive each (design.md 3, Determinism), because the
-   library's own division changes the order of sums (18 of 84 shapes differed). Where C is small and K long, K is cut as well;
-   the products of the pieces are made in float and added as a tree. */
+   bf16, f16: the same where K is short. Elsewhere the library divides K among threads, which changes the order of sums (28 of 339
+   shapes differed, all with K of 768 or more): C is cut along its longer side into pieces fixed by the shape, one
+   single-thread primitive each, so that what every piece copies anew is the smaller operand. Where C is small and K long, K is cut
+   as well; the products of the pieces are made in float and added as a tree. A piece of columns is written to scratch and copied
+   home: the library is half as fast where rows of C are apart (2048 x 1152 x 384 in two: 4.7 ms, whole 2.4). */
+#include <string.h>
+
 #include "base/mem.h"
 #include "base/threads.h"
 #include "kernels/onednn/lib.h"
@@ -12,9 +16,14 @@
 
 enum { A_, B_, BIAS, C_ };
 
-#define TILE 256         /* at most so many rows and columns */
-#define TILES 8          /* rectangles wanted, so that threads have work */
-#define TILE_FLOPS 16e6  /* but none smaller: 15 us with AMX */
+#define SHORT_K 768      /* below it one primitive does */
+#define THIN_K 128       /* below it the library leaves AMX aside for more than THIN_N columns (128 x 784 x 64: 116 us, in four 50) */
+#define THIN_N 256
+#define PACKED_M 1024    /* rows for which B is laid out anew first: 2048 x 1536 x 384 1.9 ms against 2.4 */
+#define PACKED_K 256
+#define PIECES 16        /* of C at most */
+#define SIDE 512         /* of a piece, so that copies of the other operand are a small part; half of it, or less, to have two */
+#define PIECE_FLOPS 16e6 /* of a batch: 15 us with AMX */
 #define CHUNK 2048       /* elements of K in a piece, at least */
 #define CHUNKS_MAX 16
 
@@ -32,23 +41,21 @@ static int64_t pieces(int64_t n, int64_t size) { return (n + size - 1) / size; }
 static grid grid_of(const pd_gemm *c) {
     double flops = 2.0 * (double)c->batch * (double)c->M * (double)c->N * (double)c->K;
     grid g = {.b = c->batch, .m = c->M, .n = c->N, .k = c->K, .tb = 1, .tm = 1, .tn = 1, .tk = 1, .threads = 1, .tasks = 1};
-    if (c->t == PD_F32) {
+    if (c->t == PD_F32 || (c->batch == 1 && c->K < SHORT_K && !(c->K < THIN_K && c->N > THIN_N))) {
         g.threads = pd_threads_get();
         return g;
     }
-    g.tm = pieces(c->M, TILE), g.tn = pieces(c->N, TILE);
     if (c->batch > 1) {
-        g.tb = c->batch < 4 * TILES ? c->batch : 4 * TILES;
-        if (g.tb > flops / TILE_FLOPS) g.tb = flops / TILE_FLOPS < 1 ? 1 : (int64_t)(flops / TILE_FLOPS);
-    }
-    while (g.tb * g.tm * g.tn < TILES && flops / (double)(g.tb * g.tm * g.tn) >= 2 * TILE_FLOPS) {
-        if (c->M / g.tm < 64 && c->N / g.tn < 64) break;
-        if (c->M / g.tm >= c->N / g.tn) g.tm *= 2;
-        else g.tn *= 2;
-    }
-    if (c->batch == 1 && g.tm * g.tn < TILES && c->K >= 2 * CHUNK) {
-        g.tk = TILES * 2 / (g.tm * g.tn) < c->K / CHUNK ? TILES * 2 / (g.tm * g.tn) : c->K / CHUNK;
-        if (g.tk > CHUNKS_MAX) g.tk = CHUNKS_MAX;
+        g.tb = c->batch < 32 ? c->batch : 32;
+        if (g.tb > flops / PIECE_FLOPS) g.tb = flops / PIECE_FLOPS < 1 ? 1 : (int64_t)(flops / PIECE_FLOPS);
+    } else if (c->K < THIN_K) {
+        g.tn = c->beta ? 1 : pieces(c->N, THIN_N);
+    } else if (c->K >= 2 * CHUNK && c->M * c->N < 2 * SIDE * SIDE) {
+        g.tk = c->K / CHUNK < CHUNKS_MAX ? c->K / CHUNK : CHUNKS_MAX;
+    } else {
+        int64_t side = c->M > c->N ? c->M : c->N, count = side / SIDE < PIECES ? side / SIDE : PIECES;
+        if (count < 2 && side >= SIDE / 4) count = 2;
+        *(c->M >= c->N || c->beta ? &g.tm : &g.tn) = count > 1 ? count : 1;
     }
     g.b = pieces(c->batch, g.tb), g.tb = pieces(c->batch, g.b);
     g.m = (pieces(c->M, g.tm) + 15) / 16 * 16, g.tm = pieces(c->M, g.m);
@@ -72,7 +79,7 @@ static dnnl_status_t build(const void *what, int threads, pd_dnn_plan *p) {
     const matmul *m = what;
     const pd_gemm *c = &m->c;
     dnnl_status_t status = dnnl_success;
-    dnnl_memory_desc_t a = NULL, b = NULL, d = NULL, bias = NULL;
+    dnnl_memory_desc_t a = NULL, b = NULL, d = NULL, bias = NULL, any = NULL;
     dnnl_primitive_attr_t attr = NULL;
     dnnl_primitive_desc_t pd = NULL;
     dnnl_data_type_t t = pd_dnn_type(c->t);
@@ -82,10 +89,22 @@ static dnnl_status_t build(const void *what, int threads, pd_dnn_plan *p) {
     PD_DNN_DO(describe(m->partial ? dnnl_f32 : pd_dnn_type(pd_gemm_result(c)), c->batch, c->M, c->N, c->c_batch, c->c_row, 1, &d));
     if (m->bias) PD_DNN_DO(describe(t, 1, 1, c->N, c->N, c->N, 1, &bias));
     PD_DNN_DO(pd_dnn_attr(&attr, c->beta != 0, c->relu));
-    PD_DNN_DO(pd_dnn.matmul_primitive_desc_create(&pd, pd_dnn_engine, a, b, bias, d, attr));
-    PD_DNN_DO(pd_dnn_add(p, pd, m->bias ? 4 : 3, (int[]){DNNL_ARG_SRC, DNNL_ARG_WEIGHTS, DNNL_ARG_DST, DNNL_ARG_BIAS},
-                         (int[]){A_, B_, C_, BIAS}));
+    if (c->t != PD_F32 && c->batch == 1 && c->K < SHORT_K && c->K >= PACKED_K && c->M >= PACKED_M)
+        PD_DNN_DO(pd_dnn.memory_desc_create_with_tag(&any, 3, (dnnl_dims_t){1, c->K, c->N}, t, dnnl_format_tag_any));
+    PD_DNN_DO(pd_dnn.matmul_primitive_desc_create(&pd, pd_dnn_engine, a, any ? any : b, bias, d, attr));
+    const_dnnl_memory_desc_t packed = pd_dnn.primitive_desc_query_md(pd, dnnl_query_exec_arg_md, DNNL_ARG_WEIGHTS);
+    int where = pd_dnn.memory_desc_equal(b, packed) ? B_ : PD_DNN_USER;
+    if (where != B_) {
+        p->temp[where] = pd_dnn.memory_desc_get_size(packed);
+        PD_DNN_DO(pd_dnn_add_reorder(p, b, B_, packed, where));
+    }
+    dnnl_primitive_desc_t main = pd;
+    pd = NULL;
+    PD_DNN_DO(pd_dnn_add(p, main, m->bias ? 4 : 3, (int[]){DNNL_ARG_SRC, DNNL_ARG_WEIGHTS, DNNL_ARG_DST, DNNL_ARG_BIAS},
+                         (int[]){A_, where, C_, BIAS}));
 done:
+    if (pd) pd_dnn.primitive_desc_destroy(pd);
+    if (any) pd_dnn.memory_desc_destroy(any);
     if (a) pd_dnn.memory_desc_destroy(a);
     if (b) pd_dnn.memory_desc_destroy(b);
     if (d) pd_dnn.memory_desc_destroy(d);
@@ -98,7 +117,8 @@ done:
 static pd_dnn_plan *plan_of(const pd_gemm *c, const grid *g, bool bias, int64_t b, int64_t m, int64_t n, int64_t k) {
     matmul w = {.c = *c, .bias = bias && g->tk == 1, .partial = g->tk > 1};
     w.c.batch = b, w.c.M = m, w.c.N = n, w.c.K = k;
-    if (w.partial) w.c.relu = false, w.c.beta = 0, w.c.c_row = c->N;
+    if (w.partial) w.c.relu = false, w.c.beta = 0;
+    if (w.partial || g->tn > 1) w.c.c_row = w.partial ? c->N : n;
     const pd_gemm *d = &w.c;
     pd_dnn_key key = {{1, g->threads, d->t, w.bias, d->relu, d->beta, b, m, n, k, d->a_batch, d->a_row, d->a_col, d->b_batch, d->b_row, d->b_col,
                        d->c_batch, d->c_row, w.partial, d->wide}};
@@ -138,13 +158,18 @@ static int64_t slots_of(const grid *g) {
     return threads < g->tasks ? threads : g->tasks;
 }
 
-/* [slots of the primitives' scratch | partial products, where K is cut] */
+/* Of a piece of columns, which is written apart. */
+static size_t piece_bytes(const pd_gemm *c, const grid *g) {
+    return g->tn > 1 && g->tk == 1 ? up((size_t)(g->m * g->n) * pd_dtype_size(pd_gemm_result(c))) : 0;
+}
+
+/* [slots of the primitives' scratch and of a piece of columns | partial products, where K is cut] */
 size_t pd_onednn_gemm_scratch(const pd_gemm *c) {
     grid g = grid_of(c);
     size_t one = 0;
     look(c, &g, false, &one);
     look(c, &g, true, &one);
-    return (size_t)slots_of(&g) * up(one) + (g.tk > 1 ? (size_t)g.tk * up((size_t)(c->M * c->N * 4)) : 0);
+    return (size_t)slots_of(&g) * (up(one) + piece_bytes(c, &g)) + (g.tk > 1 ? (size_t)g.tk * up((size_t)(c->M * c->N * 4)) : 0);
 }
 
 typedef struct job {
@@ -152,7 +177,7 @@ typedef struct job {
     grid g;
     const char *A, *B, *bias;
     char *C, *scratch, *partial;
-    size_t one;
+    size_t one, piece; /* bytes of a slot's parts */
     int64_t per_slot;
     int failed; /* the first failure is kept, for the calling thread */
     pd_error error;
@@ -163,7 +188,7 @@ static void run_tasks(void *ctx, int64_t begin, int64_t end) {
     const pd_gemm *c = j->c;
     const grid *g = &j->g;
     int64_t size = (int64_t)pd_dtype_size(c->t), result = (int64_t)pd_dtype_size(pd_gemm_result(c));
-    char *scratch = j->scratch + (size_t)(begin / j->per_slot) * j->one;
+    char *scratch = j->scratch + (size_t)(begin / j->per_slot) * (j->one + j->piece), *piece = j->piece ? scratch + j->one : NULL;
     for (int64_t t = begin; t < end; t++) {
         int64_t k0 = t % g->tk * g->k, n0 = t / g->tk % g->tn * g->n, m0 = t / g->tk / g->tn % g->tm * g->m, b0 = t / g->tk / g->tn / g->tm * g->b;
         int64_t k = c->K - k0 < g->k ? c->K - k0 : g->k, n = c->N - n0 < g->n ? c->N - n0 : g->n;
@@ -172,10 +197,11 @@ static void run_tasks(void *ctx, int64_t begin, int64_t end) {
         if (g->tk > 1) to = j->partial + (size_t)(t % g->tk) * up((size_t)(c->M * c->N * 4)) + (m0 * c->N + n0) * 4;
         void *user[PD_DNN_USER] = {(char *)(uintptr_t)j->A + (b0 * c->a_batch + m0 * c->a_row + k0 * c->a_col) * size,
                                    (char *)(uintptr_t)j->B + (b0 * c->b_batch + n0 * c->b_col + k0 * c->b_row) * size,
-                                   j->bias ? (char *)(uintptr_t)j->bias + n0 * size : NULL, to};
+                                   j->bias ? (char *)(uintptr_t)j->bias + n0 * size : NULL, piece ? piece : to};
         pd_dnn_plan *p = plan_of(c, g, j->bias != NULL, b, m, n, k);
         pd_status status = !p ? PD_E_MEMORY : p->nsteps ? pd_dnn_plan_run(p, user, scratch, g->threads) : pd_fail(PD_E_RUNTIME, "oneDNN: no such matmul");
         pd_dnn_plan_release(p);
+        for (int64_t i = 0; piece && i < m; i++) memcpy(to + i * c->c_row * result, piece + i * n * result, (size_t)(n * result));
         if (status != PD_OK && !__atomic_exchange_n(&j->failed, 1, __ATOMIC_RELAXED)) pd_error_save(&j->error);
     }
 }
@@ -214,10 +240,10 @@ pd_status pd_onednn_gemm(const pd_gemm *c, const void *A, const void *B, const v
     job j = {.c = c, .g = grid_of(c), .A = A, .B = B, .bias = bias, .C = C, .scratch = scratch};
     look(c, &j.g, false, &j.one); /* as the scratch was measured */
     look(c, &j.g, true, &j.one);
-    j.one = up(j.one);
+    j.one = up(j.one), j.piece = piece_bytes(c, &j.g);
     int64_t slots = slots_of(&j.g);
     j.per_slot = (j.g.tasks + slots - 1) / slots;
-    j.partial = j.scratch + (size_t)slots * j.one;
+    j.partial = j.scratch + (size_t)slots * (j.one + j.piece);
     pd_parallel(j.g.tasks, j.per_slot, run_tasks, &j);
     if (j.failed) return pd_error_restore(&j.error);
     if (j.g.tk > 1) pd_parallel(c->M, 1 + PD_GRAIN / (c->N * j.g.tk), join_rows, &j);
