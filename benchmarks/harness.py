@@ -22,7 +22,7 @@ def program(name, *args):
 
 class Case:
     """`peers` maps names to commands, pydist's first; `needs` maps a peer to modules without which it is left out; `work`
-    is the least that any program has to do, ("flops", n) or ("bytes", n), for the share of the machine's limit."""
+    is the least that any program has to do, ("bytes", n), for the share of the machine's limit."""
 
     def __init__(self, name, unit, peers, needs=None, work=None):
         self.name, self.unit, self.work = name, unit, work

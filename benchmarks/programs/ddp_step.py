@@ -8,7 +8,7 @@ import time
 from importlib import import_module
 from statistics import median
 
-from gpt import SIZES, gpt
+from benchmarks.workloads.gpt import SIZES, gpt
 
 name, lib, threads, batch = sys.argv[1], import_module(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
 nn, optim, dist = (import_module(f"{lib.__name__}.{part}") for part in ("nn", "optim", "distributed"))

@@ -1,14 +1,15 @@
-"""A GPT for either library: pre-norm blocks, tied embeddings."""
+"""A GPT: pre-norm blocks, tied embeddings, AdamW."""
 
-from importlib import import_module
+from functools import partial
 
+BEST = {"torch": {"fused": True}}
 # layers, heads, width, tokens of a text, texts, vocabulary; as nanoGPT names its sizes
 SIZES = {"nano": (4, 4, 128, 64, 12, 65), "baby": (6, 6, 384, 256, 8, 65), "124M": (12, 12, 768, 64, 4, 50304)}
 
 
 def gpt(lib, size):
     """A module: tokens and next tokens, both (texts, tokens), to the loss."""
-    nn = import_module(f"{lib.__name__}.nn")
+    nn = lib.nn
     F = nn.functional
     layers, heads, width, tokens, _, vocabulary = SIZES[size]
 
@@ -42,3 +43,9 @@ def gpt(lib, size):
             return F.cross_entropy(self.head(self.norm(h)).view(-1, vocabulary), t.view(-1))
 
     return GPT()
+
+
+def make(lib, best, size):
+    _, _, _, tokens, texts, vocabulary = SIZES[size]
+    batch = tuple(lib.randint(0, vocabulary, (texts, tokens)) for _ in range(2))
+    return gpt(lib, size), batch, partial(lib.optim.AdamW, lr=3e-4, **best)
