@@ -633,8 +633,8 @@ VM int64_t vm_shr(int64_t x, int64_t y, int bits) { return x >> (y < 0 || y >= b
 #define V_RELU(x) VM_ANY1(vm_relu, x)
 #define V_POW(x, y) VM_ANY2(vm_pow, x, y)
 #define V_MAX(x, y) VM_ANY2(vm_max, x, y)
-/* NaN of any. */
-#define V_CLAMP(x, y, z) V_MIN(V_MAX(x, y), z)
+/* NaN of any; selects only, so that loops over it are vectorised. */
+#define V_CLAMP(x, y, z) ((y) != (y) ? (y) : (z) != (z) ? (z) : ((x) < (y) ? (y) : (x)) > (z) ? (z) : (x) < (y) ? (y) : (x))
 #define V_MOD(x, y) VM_ANY2(vm_mod, x, y)
 #define V_FMOD(x, y) VM_ANY2(vm_fmod, x, y)
 #define V_FLOORDIV(x, y) VM_ANY2(vm_floordiv, x, y)

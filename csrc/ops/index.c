@@ -86,6 +86,15 @@ static size_t offsets_bytes(const places *p) { return (size_t)(p->count * (p->wh
 /* Byte offset of every block (or element, where x's block is not in one piece) from x's data; checks the range. */
 static pd_status fill_offsets(const char *op, const pd_tensor *x, pd_tensor *const *idx, const places *p, int64_t order, int64_t *out) {
     int64_t size = (int64_t)pd_dtype_size((pd_dtype)x->dtype), at[PD_MAX_DIMS] = {0}, k = 0;
+    int64_t *within = p->whole || !p->count ? NULL : out + (p->count - 1) * p->block; /* of the block's elements; the last block's own place */
+    for (int64_t b = 0; within && b < p->block; b++) {
+        int64_t rest = b, inner = 0;
+        for (int d = x->ndim - 1; d >= p->nidx; d--) {
+            inner += rest % x->size[d] * x->stride[d];
+            rest /= x->size[d];
+        }
+        within[b] = inner * size;
+    }
     for (int64_t i = 0; i < p->count; i++) {
         int64_t offset = 0;
         for (int j = 0; j < p->nidx; j++) {
@@ -100,15 +109,7 @@ static pd_status fill_offsets(const char *op, const pd_tensor *x, pd_tensor *con
             offset += (value < 0 ? value + n : value) * x->stride[j];
         }
         if (p->whole) out[k++] = offset * size;
-        else
-            for (int64_t b = 0; b < p->block; b++) {
-                int64_t rest = b, inner = offset;
-                for (int d = x->ndim - 1; d >= p->nidx; d--) {
-                    inner += rest % x->size[d] * x->stride[d];
-                    rest /= x->size[d];
-                }
-                out[k++] = inner * size;
-            }
+        else for (int64_t b = 0; b < p->block; b++) out[k++] = within[b] + offset * size;
         for (int d = p->ndim - 1; d >= 0 && ++at[d] == p->size[d]; d--) at[d] = 0;
     }
     return PD_OK;

@@ -162,11 +162,12 @@ def roll(input, shifts, dims=None):
     shifts, dims = as_tuple(shifts), as_tuple(dims)
     if len(shifts) != len(dims):
         raise RuntimeError(f"roll: {len(shifts)} shifts for {len(dims)} dims")
+    out = input
     for shift, dim in zip(shifts, dims):
-        n = input.shape[axis_of("roll", dim, input.dim())]
+        n = out.shape[axis_of("roll", dim, out.dim())]
         if n and shift % n:
-            input = _C.cat([narrow(input, dim, n - shift % n, shift % n), narrow(input, dim, 0, n - shift % n)], dim)
-    return input.clone()
+            out = _C.cat([narrow(out, dim, n - shift % n, shift % n), narrow(out, dim, 0, n - shift % n)], dim)
+    return input.clone() if out is input else out
 
 
 @both

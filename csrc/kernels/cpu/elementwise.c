@@ -3,6 +3,7 @@
    A row is one vectorised loop over contiguous memory (rows.h brings every loop to that form). f16 and bf16 have no rows
    of their own: they run the float ones on converted tiles. Integer arithmetic wraps (built with -fwrapv). */
 #include "kernels/cpu/express.h"
+#include "kernels/cpu/real.h"
 #include "kernels/cpu/rows.h"
 
 #define UNARY_ROW(name, E, TYPE, expr)                                        \
@@ -51,6 +52,7 @@
         const T *px = (const T *)p[1], *py = (const T *)p[2];                  \
         PD_VECTORIZE for (int64_t i = 0; i < n; i++) {                         \
             T x = px[i], y = py[i];                                            \
+            (void)y;                                                           \
             out[i] = (T)(expr);                                                \
         }                                                                      \
     }
@@ -78,6 +80,15 @@
     BINARY_GRAD_ROW(name, y, F32, float, gy) BINARY_GRAD_ROW(name, y, F64, double, gy)
 #include "kernels/binary.def"
 #undef PD_BINARY
+
+/* x ** 2 and x ** 3, and the gradients of these. */
+#define POWER_ROWS(E, TYPE)                                                                                                   \
+    BINARY_ROW(square, E, TYPE, x * x)                                                                                        \
+    BINARY_ROW(cube, E, TYPE, x * x * x)                                                                                      \
+    BINARY_GRAD_ROW(square, x, E, TYPE, g * 2 * x)                                                                            \
+    BINARY_GRAD_ROW(cube, x, E, TYPE, g * 3 * (x * x))
+POWER_ROWS(F32, float)
+POWER_ROWS(F64, double)
 
 #define COMPARE_ROW(name, E, TYPE, expr)                                        \
     static void compare_##name##_##E(int64_t n, double scalar, char *const *p) { \
@@ -175,14 +186,30 @@ PD_CPU_FUNCTION(void, unary, pd_unary fn, pd_dtype t, const pd_loop *l) {
 PD_CPU_FUNCTION(void, unary_grad, pd_unary fn, pd_dtype t, const pd_loop *l) {
     run(unary_grad_rows[fn][computed_in(t)], t, 1.0, l, 0, unary_grain(fn));
 }
+/* The exponent of x ** y where it is one number, 2 or 3; else 0. */
+static int power(pd_binary fn, pd_dtype t, const pd_loop *l, int y) {
+    if (fn != PD_BINARY_pow || !pd_dtype_is_float(t)) return 0;
+    for (int d = 0; d < l->ndim; d++)
+        if (l->stride[y][d] != 0 && l->size[d] != 1) return 0;
+    double v;
+    PD_CASTS[PD_F64][t](1, 1.0, (char *const[]){(char *)&v, l->ptr[y]});
+    return v == 2 ? 2 : v == 3 ? 3 : 0;
+}
+
 PD_CPU_FUNCTION(void, binary, pd_binary fn, pd_dtype t, double a, const pd_loop *l) {
     pd_row row = binary_rows[fn][computed_in(t)];
     if (t == PD_BOOL && (fn == PD_BINARY_add || fn == PD_BINARY_maximum)) row = a != 0.0 ? bool_or : PD_CASTS[PD_BOOL][PD_BOOL];
     if (t == PD_BOOL && (fn == PD_BINARY_mul || fn == PD_BINARY_minimum)) row = bool_and;
-    run(row, t, a, l, 0, fn == PD_BINARY_pow ? PD_GRAIN / 4 : PD_GRAIN);
+    int whole = l->numel > 0 ? power(fn, t, l, 2) : 0;
+    if (whole) row = t == PD_F64 ? (whole == 2 ? binary_square_F64 : binary_cube_F64) : whole == 2 ? binary_square_F32 : binary_cube_F32;
+    run(row, t, a, l, 0, fn == PD_BINARY_pow && !whole ? PD_GRAIN / 4 : PD_GRAIN);
 }
 PD_CPU_FUNCTION(void, binary_grad, pd_binary fn, int which, pd_dtype t, double a, const pd_loop *l) {
-    run(binary_grad_rows[which][fn][computed_in(t)], t, a, l, 0, fn == PD_BINARY_pow ? PD_GRAIN / 4 : PD_GRAIN);
+    pd_row row = binary_grad_rows[which][fn][computed_in(t)];
+    int whole = l->numel > 0 && which == 0 ? power(fn, t, l, 3) : 0;
+    if (whole)
+        row = t == PD_F64 ? (whole == 2 ? binary_grad_square_x_F64 : binary_grad_cube_x_F64) : whole == 2 ? binary_grad_square_x_F32 : binary_grad_cube_x_F32;
+    run(row, t, a, l, 0, fn == PD_BINARY_pow && !whole ? PD_GRAIN / 4 : PD_GRAIN);
 }
 PD_CPU_FUNCTION(void, compare, pd_compare fn, pd_dtype t, const pd_loop *l) {
     run(compare_rows[fn][computed_in(t)], t, 1.0, l, 1u, PD_GRAIN);
@@ -215,39 +242,104 @@ PD_CPU_FUNCTION(void, where, size_t size, const pd_loop *l) {
     PD_SUFFIXED(pd_rows_run)(&r);
 }
 
-/* out[i][j] = in[j][i] in squares of SQUARE elements a side, so that lines of both stay in the first-level cache. */
+/* Copies without conversion whose input is unit stride along another dimension than the output's innermost: in squares of SQUARE
+   elements a side, so that lines of both stay in the first-level cache. The other dimensions go round outside. */
 #define SQUARE 32
-typedef struct turn_job { const pd_loop *l; int size; } turn_job;
+typedef struct turn_job { const pd_loop *l; int64_t bands; int dim, size; } turn_job;
 #define TURN(T)                                                                                                  \
     for (int64_t i = i0; i < i1; i++)                                                                            \
         for (int64_t j = j0; j < j1; j++)                                                                        \
-            ((T *)(void *)(l->ptr[0] + i * l->stride[0][0]))[j] = ((const T *)(const void *)(l->ptr[1] + j * l->stride[1][1]))[i];
+            ((T *)(void *)(to + i * l->stride[0][t->dim]))[j] = ((const T *)(const void *)(from + j * l->stride[1][last]))[i];
 static void turn_part(void *ctx, int64_t begin, int64_t end) {
     const turn_job *t = ctx;
     const pd_loop *l = t->l;
-    for (int64_t b = begin; b < end; b++)
-        for (int64_t j0 = 0; j0 < l->size[1]; j0 += SQUARE) {
-            int64_t i0 = b * SQUARE, i1 = l->size[0] - i0 < SQUARE ? l->size[0] : i0 + SQUARE;
-            int64_t j1 = l->size[1] - j0 < SQUARE ? l->size[1] : j0 + SQUARE;
+    const int last = l->ndim - 1;
+    for (int64_t b = begin; b < end; b++) {
+        char *to = l->ptr[0], *from = l->ptr[1];
+        int64_t rest = b / t->bands, i0 = b % t->bands * SQUARE, i1 = l->size[t->dim] - i0 < SQUARE ? l->size[t->dim] : i0 + SQUARE;
+        for (int d = last - 1; d >= 0; d--) {
+            if (d == t->dim) continue;
+            to += rest % l->size[d] * l->stride[0][d];
+            from += rest % l->size[d] * l->stride[1][d];
+            rest /= l->size[d];
+        }
+        for (int64_t j0 = 0; j0 < l->size[last]; j0 += SQUARE) {
+            int64_t j1 = l->size[last] - j0 < SQUARE ? l->size[last] : j0 + SQUARE;
+#if PD_LANES_F > 4
+            if (t->size == 4 && i1 - i0 == SQUARE && j1 - j0 == SQUARE) {
+                for (int64_t i = i0; i < i1; i += PD_LANES_F)
+                    for (int64_t j = j0; j < j1; j += PD_LANES_F)
+                        transpose_f32((const float *)(const void *)(from + j * l->stride[1][last]) + i, l->stride[1][last] / 4,
+                                      (float *)(void *)(to + i * l->stride[0][t->dim]) + j, l->stride[0][t->dim] / 4);
+                continue;
+            }
+#endif
             if (t->size == 1) TURN(uint8_t)
             else if (t->size == 2) TURN(uint16_t)
             else if (t->size == 4) TURN(uint32_t)
             else TURN(uint64_t)
         }
+    }
+}
+
+/* The dimension along which the input is unit stride, where that is not the output's; -1: none. */
+static int turned(const pd_loop *l, int64_t size) {
+    int last = l->ndim - 1;
+    if (size > 8 || last < 1 || l->stride[0][last] != size || l->stride[1][last] <= 4 * size || l->stride[1][last] % size) return -1;
+    for (int d = 0; d < last; d++)
+        if (l->stride[1][d] == size && l->size[d] >= 8 && l->stride[0][d] % size == 0) return d;
+    return -1;
+}
+
+/* Copies without conversion of rows that are dense, or turned round, on the input's side, and dense on the output's. */
+typedef struct move_job { const pd_loop *l; int size; } move_job;
+#define REVERSE(T) for (int64_t k = 0; k < n; k++) ((T *)(void *)to)[k] = ((const T *)(const void *)from)[-k];
+static void move_rows(void *ctx, int64_t begin, int64_t end) {
+    const move_job *m = ctx;
+    const pd_loop *l = m->l;
+    const int last = l->ndim - 1;
+    const int64_t n = l->size[last], step0 = last ? l->stride[0][last - 1] : 0, step1 = last ? l->stride[1][last - 1] : 0;
+    for (int64_t r = begin; r < end;) { /* rows that follow each other along the second innermost dimension */
+        char *to = l->ptr[0], *from = l->ptr[1];
+        int64_t rest = r, run = last ? l->size[last - 1] - r % l->size[last - 1] : 1;
+        for (int d = last - 1; d >= 0; d--) {
+            to += rest % l->size[d] * l->stride[0][d];
+            from += rest % l->size[d] * l->stride[1][d];
+            rest /= l->size[d];
+        }
+        if (run > end - r) run = end - r;
+        r += run;
+        for (; run > 0; run--, to += step0, from += step1) {
+            if (l->stride[1][last] == m->size) memcpy(to, from, (size_t)(n * m->size));
+            else if (m->size == 4) REVERSE(uint32_t)
+            else if (m->size == 8) REVERSE(uint64_t)
+            else if (m->size == 2) REVERSE(uint16_t)
+            else REVERSE(uint8_t)
+        }
+    }
 }
 
 PD_CPU_FUNCTION(void, copy, pd_dtype to, pd_dtype from, const pd_loop *l) {
     int64_t size = (int64_t)pd_dtype_size(to);
-    if (to == from && l->ndim == 2 && l->stride[0][1] == size && l->stride[1][0] == size && l->stride[1][1] > 4 * size && size <= 8) {
-        turn_job t = {l, (int)size};
-        int64_t bands = (l->size[0] + SQUARE - 1) / SQUARE, grain = PD_GRAIN / (SQUARE * (l->size[1] > 0 ? l->size[1] : 1));
-        if (l->numel > 0) pd_parallel(bands, grain > 0 ? grain : 1, turn_part, &t);
+    int dim = to == from && l->numel > 0 ? turned(l, size) : -1;
+    if (dim >= 0) {
+        turn_job t = {l, (l->size[dim] + SQUARE - 1) / SQUARE, dim, (int)size};
+        int64_t others = l->numel / l->size[dim] / l->size[l->ndim - 1], grain = PD_GRAIN / (SQUARE * l->size[l->ndim - 1]);
+        pd_parallel(t.bands * others, grain > 0 ? grain : 1, turn_part, &t);
+        return;
+    }
+    int last = l->ndim - 1;
+    if (to == from && last > 0 && l->numel > 0 && l->size[last] >= 16 && size <= 8 && l->stride[0][last] == size &&
+        (l->stride[1][last] == size || l->stride[1][last] == -size)) {
+        move_job m = {l, (int)size};
+        int64_t grain = PD_GRAIN / l->size[last];
+        pd_parallel(l->numel / l->size[last], grain > 0 ? grain : 1, move_rows, &m);
         return;
     }
     uint8_t d = (uint8_t)pd_dtype_size(to), s = (uint8_t)pd_dtype_size(from);
     pd_row row = PD_CASTS[to][from];
     if (to == from) row = d == 1 ? move_uint8_t : d == 2 ? move_uint16_t : d == 4 ? move_uint32_t : move_uint64_t;
-    pd_rows r = {.loop = l, .row = row, .size = {d, s}, .wide = {d, s}};
+    pd_rows r = {.loop = l, .row = row, .size = {d, s}, .wide = {d, s}, .moves = to == from};
     PD_SUFFIXED(pd_rows_run)(&r);
 }
 

@@ -139,6 +139,11 @@ static void run_range(void *ctx, int64_t begin, int64_t end) {
                 at[0] = r->load[0] ? wide : raw[0];
                 continue;
             }
+            if (r->moves && !direct && !repeat && raw[0] != tiles[0]) {
+                move(l, k, c, raw[0], n, r->size[k], false);
+                at[k] = raw[0];
+                continue;
+            }
             int64_t many = repeat && p->scalar[k] ? (l->numel < PD_TILE ? l->numel : PD_TILE) : n;
             if (direct) raw[k] = here;
             else {

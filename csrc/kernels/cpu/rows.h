@@ -26,6 +26,7 @@ typedef struct pd_rows {
     pd_row_with with;
     const double *params;
     double a;
+    bool moves;                       /* the row only copies: an input without unit stride goes straight to its place */
     int64_t grain;                    /* elements under which it stays serial; 0: PD_GRAIN */
     uint8_t size[PD_MAX_OPERANDS];    /* bytes of an element in memory */
     uint8_t wide[PD_MAX_OPERANDS];    /* and in the row function */
