@@ -141,8 +141,11 @@ static pd_status connect_ranks(pd_group *g, const pd_group_options *o) {
 }
 
 static void free_memory(pd_group *g) {
-    pd_mesh_free(g->mesh);
+    pthread_mutex_lock(&g->doom_lock);
+    pd_mesh *mesh = g->mesh;
     g->mesh = NULL;
+    pthread_mutex_unlock(&g->doom_lock);
+    pd_mesh_free(mesh);
     detach_parts(g);
     for (int r = 0; g->near && r < g->size; r++) g->near_transport->detach(&g->near[r]);
     pd_free(g->near);

@@ -22,7 +22,9 @@ void pd_group_hear(pd_listener *l, pd_weight weight, const pd_error *e) {
     }
     pthread_mutex_unlock(&g->doom_lock);
     if (weight == PD_WEIGHT_LEFT) pd_p2p_left(g, e->rank);
+    pthread_mutex_lock(&g->doom_lock); /* under it another thread that destroys the group takes the mesh away */
     if (g->mesh) pd_mesh_wake(g->mesh);
+    pthread_mutex_unlock(&g->doom_lock);
     atomic_uint *word = atomic_load(&g->sleeping);
     if (word) syscall(SYS_futex, word, FUTEX_WAKE, INT32_MAX, NULL, NULL, 0);
 }
