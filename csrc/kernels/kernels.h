@@ -81,6 +81,21 @@ typedef struct pd_batch_norm { int64_t N, C, S; bool channels_last; double eps; 
 /* Rows [rows, n], each by its own mean (rms: 0) and deviation sqrt(var + eps). */
 typedef struct pd_row_norm { int64_t rows, n; double eps; bool rms; } pd_row_norm;
 
+/* One step of a recurrent layer over B rows of H, all dense, F32 or F64. x and u: the gates' parts from input and state,
+   in PyTorch's order [B, gates, H]; gates: what the gradient needs of them, LSTM's i, f, g, o after their functions, GRU's
+   r, z, n and the third of u. gh, gc: gradients of the new state, which become those of the old one, but for what passes
+   through gu; g: a part of h1's still to be added, or NULL. LSTM and RNN have gu = gx. */
+typedef enum pd_cell_kind { PD_RNN_TANH, PD_RNN_RELU, PD_LSTM, PD_GRU } pd_cell_kind;
+typedef struct pd_cell {
+    pd_dtype t;
+    pd_cell_kind kind;
+    int64_t B, H;
+} pd_cell;
+typedef struct pd_cell_step {
+    const void *x, *u, *h0, *c0, *g;
+    void *h1, *c1, *gates, *gh, *gc, *gx, *gu;
+} pd_cell_step;
+
 /* Attention over query[B, H, nq, d], key[B, Hkv, nk, d], value[B, Hkv, nk, dv], out and its gradient [B, H, nq, dv]: any strides
    (batch, head, row; rows dense), Hkv divides H. A mask [B, H, nq, nk], BOOL (which keys may be seen) or floats to be added, of
    any strides; causal: key j is seen by query i if j <= i. lse[B, H, nq]: float, double for F64. */
@@ -213,6 +228,9 @@ typedef struct pd_cpu_table {
     void (*attention_grad)(const pd_attention *c, const void *g, const void *q, const void *k, const void *v, const void *mask, const void *out,
                            const void *lse, void *gq, void *gk, void *gv, void *scratch);
     size_t (*attention_scratch)(const pd_attention *c, bool grad);
+
+    void (*cell)(const pd_cell *c, const pd_cell_step *s);
+    void (*cell_grad)(const pd_cell *c, const pd_cell_step *s);
 
     /* Ties go to the first tap, NaN wins. Any type. */
     void (*max_pool)(const pd_pool *c, const void *x, void *y, void *place);

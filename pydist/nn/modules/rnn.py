@@ -45,9 +45,24 @@ _STEPS = {
 _GATES = {"RNN_TANH": 1, "RNN_RELU": 1, "LSTM": 4, "GRU": 3}
 
 
-def _direction(step, x, sizes, state, weights, reverse):
+def _fits_kernel(sizes, tensors):
+    """Whether the op recurrent serves: sequences of one length, in one dtype that it knows."""
+    dtype = tensors[0].dtype
+    same = all(t is None or t.dtype == dtype for t in tensors)
+    return same and dtype in (_C.float32, _C.float64) and sizes[0] == sizes[-1]
+
+
+def _direction(mode, x, sizes, state, weights, reverse):
     """One layer in one direction. x [sum of sizes, G H]: the input's part of the gates, step after step, of which step t
     has sizes[t] rows; state: tensors [B, .]. Returns (outputs [sum of sizes, .], the last state of every row)."""
+    step = _STEPS[mode]
+    if len(weights) == 2 and _fits_kernel(sizes, [x, *state, *weights]):
+        w_hh, b_hh = weights
+        h, c = [s.contiguous() for s in state] if mode == "LSTM" else (state[0].contiguous(), None)
+        x = x.reshape(len(sizes), sizes[0], x.shape[1])
+        out, c = _C.recurrent(x, h, c, w_hh.contiguous(), b_hh, mode.lower(), reverse)
+        last = out[0 if reverse else -1]
+        return out.reshape(len(sizes) * sizes[0], out.shape[2]), (last, c) if mode == "LSTM" else (last,)
     begins = [0]
     for size in sizes:
         begins.append(begins[-1] + size)
@@ -145,7 +160,7 @@ class RNNBase(Module):
 
     def _run(self, x, sizes, states):
         """x [sum of sizes, I] -> (output, last states [layers * directions, B, .])."""
-        step, directions = _STEPS[self.mode], 2 if self.bidirectional else 1
+        directions = 2 if self.bidirectional else 1
         last = []
         for layer in range(self.num_layers):
             outputs = []
@@ -156,7 +171,7 @@ class RNNBase(Module):
                 gates = F.linear(x, weights["weight_ih"], weights.get("bias_ih"))
                 hidden = [weights["weight_hh"], weights.get("bias_hh")]
                 hidden += [weights["weight_hr"]] if self.proj_size else []
-                out, end = _direction(step, gates, sizes, tuple(s[k] for s in states), hidden, d == 1)
+                out, end = _direction(self.mode, gates, sizes, tuple(s[k] for s in states), hidden, d == 1)
                 outputs.append(out)
                 last.append(end)
             x = _C.cat(outputs, 1) if directions == 2 else outputs[0]
