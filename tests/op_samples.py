@@ -136,7 +136,18 @@ def _resample_by_torch(torch, x, dim, size, mode="linear", align_corners=False, 
     return out.reshape(*rows.shape[:-1], -1).movedim(-1, dim)
 
 
+def _recurrent_by_torch(torch, x, h, c, w, b, kind, reverse=False):
+    """Its input weight is the unit matrix."""
+    turn = (lambda t: t.flip(0)) if reverse else lambda t: t
+    none = x.new_zeros(x.shape[2])
+    weights = [torch.eye(x.shape[2], dtype=x.dtype), w, none, none if b is None else b]
+    states = (h[None], c[None]) if kind == "lstm" else h[None]
+    out, *last = getattr(torch, kind)(turn(x), states, weights, True, 1, 0.0, False, False, False)
+    return turn(out), last[1][0] if kind == "lstm" else h[:0]
+
+
 TORCH = {
+    "recurrent": _recurrent_by_torch,
     "slice": lambda torch, *a: torch.ops.aten.slice(*a),
     "index_put": lambda torch, x, i, v, *a: torch.index_put(x, [torch.arange(x.shape[0])[:, None] if k is None else k for k in i], v, *a),
     **{name: lambda torch, x, y, name=name: getattr(torch, name)(torch.as_tensor(x), torch.as_tensor(y)) for name in ("maximum", "minimum", "remainder", "fmod", "atan2", "logaddexp")},
@@ -412,6 +423,27 @@ def _topk(x, k, dim=-1, largest=True, sorted=True):
     return (np.take_along_axis(x, index, dim) if x.ndim else x), index
 
 
+def _recurrent(x, h, c, w, b, kind, reverse=False):
+    def sigmoid(a):
+        return 1 / (1 + np.exp(-a))
+
+    out = np.empty((*x.shape[:2], w.shape[1]))
+    for t in reversed(range(len(x))) if reverse else range(len(x)):
+        u, n = h @ w.T + (0 if b is None else b), w.shape[1]
+        gx, gu = (np.split(a, a.shape[1] // n, 1) for a in (x[t], u))
+        if kind == "lstm":
+            i, f, g, o = (p + q for p, q in zip(gx, gu))
+            c = sigmoid(f) * c + sigmoid(i) * np.tanh(g)
+            h = sigmoid(o) * np.tanh(c)
+        elif kind == "gru":
+            r, z = (sigmoid(p + q) for p, q in zip(gx[:2], gu))
+            h = (1 - z) * np.tanh(gx[2] + r * gu[2]) + z * h
+        else:
+            h = np.tanh(x[t] + u) if kind == "rnn_tanh" else np.maximum(x[t] + u, 0)
+        out[t] = h
+    return out, c if kind == "lstm" else np.empty((0, w.shape[1]))
+
+
 def _extreme(name):
     def both(x, dim=None, keepdim=False):
         if dim is None:
@@ -491,6 +523,7 @@ NUMPY = {
     "constant_pad_nd": _constant_pad,
     "pad_around": _pad_around,
     "batch_norm": _batch_norm,
+    "recurrent": _recurrent,
     **ACTIVATIONS,
     **{name: _reduced(terms) for name, terms in LOSSES.items()},
     "layer_norm": _layer_norm,
@@ -755,6 +788,10 @@ SAMPLES = {
 }  # fmt: skip
 SAMPLES["linear_cross_entropy"] = [S(T((6, 4)), T((5, 4)), I((6,), 0, 5), c=16, dtypes="float", **kw)
                                    for kw in ({}, {"reduction": "sum", "ignore_index": 2}, {"label_smoothing": 0.2})]
+SAMPLES["recurrent"] = [
+    S(T((3, 2, gates * 4)), T((2, 4)), T((2, 4)) if kind == "lstm" else None, T((gates * 4, 4)), bias, kind, reverse, c=64, dtypes="wide")
+    for kind, gates in (("lstm", 4), ("gru", 3), ("rnn_tanh", 1), ("rnn_relu", 1)) for reverse, bias in ((False, T((gates * 4,))), (True, None))
+] + [S(T((1, 0, 12)), T((0, 3)), T((0, 3)), T((12, 3)), None, "lstm", dtypes="wide")]
 SAMPLES["cross_entropy"] += [S(rows, I((4,)), label_smoothing=0.1, dtypes="float"), S(rows, I((4,)), T((5,), 0.2, 2, grad=False), ignore_index=2, label_smoothing=0.2, dtypes="float")]
 
 # Random ops: arguments, mean and standard deviation of what they draw.
@@ -803,6 +840,7 @@ LARGE = {
     "pad_around": S(_image, (4, 4, 4, 4), "reflect"),
     "resample": S(_image, 2, 56),
     "batch_norm": S(_image, None, None, T((32,)), T((32,)), True),
+    "recurrent": S(T((20, 40, 400), -1, 1), T((40, 100), -1, 1), T((40, 100), -1, 1), T((400, 100), -0.1, 0.1), T((400,), -1, 1), "lstm"),
     "dropout": S(_square, 0.5),
     **{name: S(_square) for name in ("gelu", "silu", "softplus", "expm1", "log1p")},
     **{name: S(_square, T((512,), 0.1, 2)) for name in ("remainder", "floor_divide")},
