@@ -10,5 +10,6 @@ from pydist.nn.functional.loss import *
 from pydist.nn.functional.norm import *
 from pydist.nn.functional.padding import *
 from pydist.nn.functional.pooling import *
+from pydist.nn.functional.recurrent import *
 from pydist.nn.functional.sparse import *
 from pydist.nn.functional.vision import *

@@ -46,7 +46,7 @@ _GATES = {"RNN_TANH": 1, "RNN_RELU": 1, "LSTM": 4, "GRU": 3}
 
 
 def _fits_kernel(sizes, tensors):
-    """Whether the op recurrent serves: sequences of one length, in one dtype that it knows."""
+    """Whether F.recurrent serves: sequences of one length, in one dtype that it knows."""
     dtype = tensors[0].dtype
     same = all(t is None or t.dtype == dtype for t in tensors)
     return same and dtype in (_C.float32, _C.float64) and sizes[0] == sizes[-1]
@@ -60,7 +60,7 @@ def _direction(mode, x, sizes, state, weights, reverse):
         w_hh, b_hh = weights
         h, c = [s.contiguous() for s in state] if mode == "LSTM" else (state[0].contiguous(), None)
         x = x.reshape(len(sizes), sizes[0], x.shape[1])
-        out, c = _C.recurrent(x, h, c, w_hh.contiguous(), b_hh, mode.lower(), reverse)
+        out, c = F.recurrent(x, h, c, w_hh.contiguous(), b_hh, mode.lower(), reverse)
         last = out[0 if reverse else -1]
         return out.reshape(len(sizes) * sizes[0], out.shape[2]), (last, c) if mode == "LSTM" else (last,)
     begins = [0]

@@ -1,0 +1,7 @@
+"""What recurrent layers run."""
+
+from pydist import _C
+
+__all__ = ["recurrent"]
+
+recurrent = _C.recurrent
