@@ -497,7 +497,7 @@ NUMPY = {
     "expand": lambda x, size: np.broadcast_to(x, [n if s == -1 else s for s, n in zip(size, (1,) * (len(size) - x.ndim) + x.shape)]),
     "select": lambda x, dim, i: np.take(x, i, dim),
     "slice": lambda x, dim, a, b, step=1: np.moveaxis(np.moveaxis(x, dim, 0)[a:b:step], 0, dim),
-    "squeeze": lambda x, dim=None: x if dim is not None and x.shape[dim] != 1 else np.squeeze(x, dim),
+    "squeeze": lambda x, dim=None: np.squeeze(x, dim if dim is None else tuple(d for d in np.atleast_1d(dim).astype(int) if x.shape[d] == 1)),
     "unsqueeze": np.expand_dims,
     "flatten": _flatten,
     "as_strided": lambda x, size, stride, offset=0: np.lib.stride_tricks.as_strided(x.reshape(-1)[offset:], size, [8 * s for s in stride]),
@@ -685,7 +685,7 @@ SAMPLES = {
     "expand": [S(T((3, 1)), (3, 4)), S(T((3,)), (2, -1)), S(T(()), (2, 2)), S(T((1, 3)), (0, 3)), S(x34, (2, -1, 4))],
     "select": [S(x234, 1, 2), S(t34, 0, -1), S(T((3,)), 0, 1)],
     "slice": [S(x234, 1, 1, 3), S(x34, 0, -2, 99), S(t34, 1, 0, 4, 2), S(x34, 0, 2, 1), S(x34, -1, 1, -1)],
-    "squeeze": [S(T((1, 3, 1))), S(T((1, 3, 1)), 0), S(T((1, 3, 1)), -1), S(T((1, 3)), 1), S(T((1, 1)))],
+    "squeeze": [S(T((1, 3, 1))), S(T((1, 3, 1)), 0), S(T((1, 3, 1)), -1), S(T((1, 3)), 1), S(T((1, 1))), S(T((1, 3, 1, 1)), (0, -1)), S(T((1, 3)), ())],
     "unsqueeze": [S(x34, 0), S(t34, 1), S(x34, -1), S(T(()), 0)],
     "flatten": [S(x234), S(x234, 1), S(T((2, 3, 4), layout="T"), 0, 1), S(T(())), S(T((2, 0, 3)), 1)],
     "as_strided": [S(T((12,)), (3, 2), (4, 1)), S(T((12,)), (4, 3), (2, 1), 1), S(T((5,)), (3,), (0,), 2)],
@@ -711,7 +711,8 @@ SAMPLES = {
         (T((4,)), T((2, 4, 3))), (T((0, 4)), T((4, 3))), (T((3, 0)), T((0, 2))), (T((2, 0, 3)), T((3, 4)))]]
         + [S(T((129, 257)), T((257, 65)), linear=True, grad=False, dtypes="float"), S(T((65, 70), layout="T"), T((70, 33), layout="T"), linear=True, grad=False, dtypes="float"),
            S(T((3, 40, 50)), T((3, 50, 20)), linear=True, grad=False, dtypes="float")],
-    "bmm": [S(a, b, linear=True, dtypes="float") for a, b in [(T((2, 3, 4)), T((2, 4, 2))), (T((2, 3, 4), layout="T"), T((2, 4, 2), layout="S")), (T((0, 3, 4)), T((0, 4, 2))), (T((2, 3, 0)), T((2, 0, 2)))]],
+    "bmm": [S(a, b, linear=True, dtypes="float") for a, b in [(T((2, 3, 4)), T((2, 4, 2))), (T((2, 3, 4), layout="T"), T((2, 4, 2), layout="S")), (T((0, 3, 4)), T((0, 4, 2))), (T((2, 3, 0)), T((2, 0, 2))), (T((3, 3, 1)), T((3, 1, 3), layout="T"))]]
+        + [S(I((2, 3, 4), -9, 9), I((2, 4, 2), -9, 9)), S(I((70, 33), 0, 99), I((33, 50), 0, 99))],
     "linear": [S(*a, linear=True, dtypes="float") for a in [
         (x34, T((5, 4)), T((5,))), (x34, T((5, 4))), (T((4,)), T((2, 4)), T((2,))), (x234, T((2, 4)), T((2,))), (t34, T((2, 4), layout="T"), T((2,))),
         (T((0, 4)), T((5, 4)), T((5,))), (T((3, 0)), T((2, 0)), T((2,)))]] + [S(T((65, 130)), T((70, 130)), T((70,)), linear=True, grad=False, dtypes="float")],
@@ -733,7 +734,7 @@ SAMPLES = {
            S(T((3, 8, 16, 15)), T((16, 8, 5, 5)), None, 2, 2, linear=True, grad=False, dtypes="float")],
     "conv_transpose2d": [S(*a, linear=True, dtypes="float", **kw) for a, kw in [
         ((image, T((4, 3, 3, 3)), T((3,))), {}), ((image, T((4, 3, 2, 3))), {"stride": 2, "padding": 1, "output_padding": 1}), ((image, T((4, 2, 3, 3)), T((4,))), {"groups": 2}),
-        ((T((1, 2, 3, 3)), T((2, 2, 2, 2))), {"dilation": 2, "padding": (2, 1)}), ((T((2, 4, 4, 4), layout="N"), T((4, 2, 1, 1)), T((2,))), {}), ((T((0, 2, 4, 4)), T((2, 3, 3, 3)), T((3,))), {})]]
+        ((T((1, 2, 3, 3)), T((2, 2, 2, 2))), {"dilation": 2, "padding": (2, 1)}), ((T((1, 2, 3, 4)), T((2, 1, 2, 2))), {"dilation": 2, "output_padding": 1}), ((T((2, 4, 4, 4), layout="N"), T((4, 2, 1, 1)), T((2,))), {}), ((T((0, 2, 4, 4)), T((2, 3, 3, 3)), T((3,))), {})]]
         + [S(T((2, 16, 9, 9)), T((16, 8, 4, 4)), T((8,)), 2, 1, linear=True, grad=False, dtypes="float")],
     "constant_pad_nd": [S(x34, (1, 2)), S(x234, (1, 0, 0, 2), 1.5), S(t34, (-1, 2, 1, -1)), S(T((2, 3), layout="S"), (0, 0, -1, -1), 3), S(T((0, 3)), (1, 1, 2, 0), 2), S(I((3,)), (2, 1), 7),
                         S(T((2, 3, 4, 4), layout="N"), (1, 1, 1, 1)), S(x34, ()), S(T((33, 70)), (5, 3, 1, 0), -1, grad=False)],

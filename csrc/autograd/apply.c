@@ -71,7 +71,7 @@ static pd_status compute_dtype(const pd_def *def, pd_tensor *const *in, int nin,
     int first = -1;
     for (int i = 0; i < nin && first < 0; i++)
         if (in[i]) first = i;
-    if (first < 0) return pd_fail(PD_E_TYPE, "%s: no tensor among the arguments", def->name);
+    if (first < 0) return pd_fail(def->list < 0 ? PD_E_TYPE : PD_E_VALUE, "%s: no tensor among the arguments", def->name);
     pd_dtype t = (pd_dtype)in[first]->dtype;
     if (!all_of(in, nin, t) || category > (int)pd_dtype_category(t)) t = pd_result_type(in, nin, scalars, count);
     if (promote == PD_INT_TO_FLOAT && pd_dtype_category(t) < PD_CAT_FLOAT) t = pd_default_dtype;
@@ -313,7 +313,7 @@ static pd_status run_into(const pd_def *def, pd_tensor **in, int nin, const void
     PD_TRY_TO(done, run_kernel(&c, &work));
     if (!direct) PD_TRY_TO(done, pd_engine.copy_into(into, shell));
     pd_tensor_bump(into);
-    if (wants_record(def, in, nin)) {
+    if (pd_dtype_is_float((pd_dtype)into->dtype) && wants_record(def, in, nin)) {
         c.out[0] = into;
         PD_TRY_TO(done, record(&c, saved_in, work, &node));
         PD_TRY_TO(done, pd_node_rebase(node, into, 0, 0));

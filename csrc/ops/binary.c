@@ -13,6 +13,23 @@ static pd_status infer_number(pd_call *c) {
     if (computed(c) == PD_BOOL) return pd_fail(PD_E_DTYPE, "%s: both operands are bool (expected numbers; logical: !=)", c->def->name);
     return infer(c);
 }
+/* add and sub: alpha, unless 1.0, is no number of a higher kind than the result. */
+static pd_status infer_scaled(pd_call *c) {
+    const pd_scalar *alpha = &((const scaled *)c->attrs)->alpha;
+    int64_t cat = alpha->cat == PD_CAT_FLOAT && alpha->d == 1 ? -1 : alpha->cat, most = pd_dtype_category(computed(c));
+    if (cat == PD_CAT_FLOAT && most < PD_CAT_FLOAT)
+        return pd_fail(PD_E_VALUE, "%s: alpha is a broken number, the operands are %s (expected a whole one)", c->def->name, pd_dtype_name(computed(c)));
+    if (cat == PD_CAT_BOOL && most != PD_CAT_BOOL)
+        return pd_fail(PD_E_VALUE, "%s: alpha is bool, the operands are %s (expected a number)", c->def->name, pd_dtype_name(computed(c)));
+    return c->def == PD_DEF(sub) ? infer_number(c) : infer(c);
+}
+/* pow: an integer has no whole inverse. */
+static pd_status infer_power(pd_call *c) {
+    const pd_scalar *y = &((const operands *)c->attrs)->y;
+    if (!c->in[1] && pd_dtype_category(computed(c)) < PD_CAT_FLOAT && y->i < 0)
+        return pd_fail(PD_E_VALUE, "pow: integers to the power %lld (expected at least 0)", (long long)y->i);
+    return infer(c);
+}
 static pd_status infer_int(pd_call *c) {
     if (pd_dtype_category(computed(c)) > PD_CAT_INT)
         return pd_fail(PD_E_DTYPE, "%s: the operands are %s (expected integers or bool)", c->def->name, pd_dtype_name(computed(c)));
@@ -95,7 +112,7 @@ static pd_val log_or_zero(pd_vjp *v, pd_val x) {
 #define FAST_NONE(fn) NULL
 #define FAST_XY(fn) fn##_vjp_fast
 #define IS(fn, other) (PD_BINARY_##fn == PD_BINARY_##other)
-#define INFER_ANY(fn) (IS(fn, sub) ? infer_number : IS(fn, remainder) || IS(fn, fmod) || IS(fn, floor_divide) ? infer_divisor : infer)
+#define INFER_ANY(fn) (IS(fn, add) || IS(fn, sub) ? infer_scaled : IS(fn, pow) ? infer_power : IS(fn, remainder) || IS(fn, fmod) || IS(fn, floor_divide) ? infer_divisor : infer)
 #define INFER_FLOAT(fn) infer
 #define INFER_INT(fn) infer_int
 #define PROMOTE_INT PD_ARITH
@@ -171,6 +188,14 @@ const pd_op pd_op_where_same = {
 
 static pd_status where_compose(pd_call *c) {
     const operands *a = c->attrs;
+    if (c->in[0]->dtype == PD_U8) { /* PyTorch's old masks */
+        pd_tensor *mask, *in[3] = {NULL, c->in[1], c->in[2]};
+        PD_TRY(pd_engine.cast(c->in[0], PD_BOOL, &mask));
+        in[0] = mask;
+        pd_status done = pd_apply(c->def, in, 3, a, c->out, NULL);
+        pd_tensor_release(mask);
+        return done;
+    }
     const pd_scalar *numbers[2] = {&a->x, &a->y};
     pd_tensor *in[3] = {c->in[0], NULL, NULL}, *own[2] = {0};
     pd_dtype t = pd_result_type(c->in + 1, 2, numbers, 2);

@@ -64,7 +64,10 @@ const pd_op pd_op_copy = {
     .kernel = copy_kernel, .vjp = copy_vjp,
 };
 
-static pd_status fill_infer(pd_call *c) { return pd_out_like(c, 0, (pd_dtype)c->in[0]->dtype, c->in[0]); }
+static pd_status fill_infer(pd_call *c) {
+    PD_TRY(pd_scalar_fits("fill_", c->attrs, (pd_dtype)c->in[0]->dtype));
+    return pd_out_like(c, 0, (pd_dtype)c->in[0]->dtype, c->in[0]);
+}
 
 static pd_status fill_kernel(const pd_call *c) {
     char cell[16];

@@ -197,6 +197,9 @@ const pd_op pd_op_conv2d_grad_weight = {
 
 typedef struct { int64_t stride[2], padding[2], more[2], groups, dilation[2]; } transpose_attrs;
 
+/* Of more rows than a stride makes, some lie behind another row of x, of zeros. */
+static int64_t whole_steps(const transpose_attrs *a, int i) { return a->stride[i] > 0 ? a->more[i] / a->stride[i] : 0; }
+
 static pd_status transpose_compose(pd_call *c) {
     const transpose_attrs *a = c->attrs;
     pd_tensor *x = c->in[0], *w = c->in[1], *b = c->in[2];
@@ -225,6 +228,8 @@ static pd_status transpose_compose(pd_call *c) {
         return pd_fail(PD_E_SHAPE, "conv_transpose2d: bias has shape %s (expected %s)", pd_tensor_shape(b), pd_shape_text(1, ga.size + 1));
     pd_vjp v = {0};
     pd_shape_attrs channel = {.shape = {.n = 3, .v = {ga.size[1], 1, 1}}};
+    struct { pd_ints pad; pd_scalar value; } zeros = {{4, {0, whole_steps(a, 1), 0, whole_steps(a, 0)}}, pd_number(0)};
+    if (zeros.pad.v[1] || zeros.pad.v[3]) x = pd_x_call1(&v, PD_OP_constant_pad_nd, x, &zeros);
     pd_tensor *y = pd_x_call2(&v, PD_OP_conv2d_grad_input, x, w, &ga);
     if (b) y = pd_x2(&v, PD_OP_add, pd_val_of(y), pd_val_of(pd_x_call1(&v, PD_OP_view, b, &channel))).t;
     return pd_x_end(&v, y, &c->out[0]);

@@ -1,6 +1,7 @@
 /* Matrix products: linear, bmm (2-D and 3-D), matmul with PyTorch's broadcasting on top. */
 #include <string.h>
 
+#include "kernels/portable/portable.h"
 #include "ops/block.h"
 
 static double gemm_ns(double m, double n, double k) { return m * n * k * 2 / 100; } /* at 100 GFLOP/s */
@@ -14,9 +15,21 @@ static size_t packed_bytes(const pd_tensor *t) { return fits(t) ? 0 : (pd_tensor
 
 typedef struct { const void *data; int64_t batch, row, col; } matrix;
 
+/* The strides of a matrix that fits, one of them 1: that of a dimension of size 1 is free. */
+static void read_strides(const pd_tensor *t, int64_t *row, int64_t *col) {
+    int r = t->ndim - 2, c = t->ndim - 1;
+    bool free_row = t->stride[r] != 1 && t->stride[c] != 1 && t->size[r] <= 1, free_col = t->stride[r] != 1 && t->stride[c] != 1 && !free_row;
+    *row = free_row ? 1 : t->stride[r];
+    *col = free_col ? 1 : t->stride[c];
+}
+
 static matrix read_matrix(pd_tensor *t, void **scratch) {
     int r = t->ndim - 2, c = t->ndim - 1;
-    if (fits(t)) return (matrix){pd_tensor_data(t), t->ndim > 2 && t->size[0] > 1 ? t->stride[0] : 0, t->stride[r], t->stride[c]};
+    if (fits(t)) {
+        matrix own = {.data = pd_tensor_data(t), .batch = t->ndim > 2 && t->size[0] > 1 ? t->stride[0] : 0};
+        read_strides(t, &own.row, &own.col);
+        return own;
+    }
     matrix m = {*scratch, t->ndim > 2 ? t->size[r] * t->size[c] : 0, t->size[c], 1};
     pd_block_pack(t, 0, *scratch);
     *scratch = (char *)*scratch + packed_bytes(t);
@@ -28,7 +41,7 @@ static matrix read_matrix(pd_tensor *t, void **scratch) {
 static pd_status bmm_infer(pd_call *c) {
     pd_tensor *a = c->in[0], *b = c->in[1];
     int n = a->ndim;
-    PD_TRY(pd_check_float(c, 0));
+    if (a->dtype == PD_BOOL) return pd_fail(PD_E_DTYPE, "%s: the inputs are bool (expected numbers)", c->def->name);
     if ((n != 2 && n != 3) || b->ndim != n || a->size[n - 1] != b->size[n - 2] || (n == 3 && a->size[0] != b->size[0]))
         return pd_fail(PD_E_SHAPE, "%s: shapes %s and %s do not fit (expected [B, M, K] and [B, K, N])", c->def->name, pd_tensor_shape(a), pd_tensor_shape(b));
     int64_t size[3] = {a->size[0], a->size[n - 2], b->size[n - 1]};
@@ -42,14 +55,15 @@ static pd_gemm bmm_shape(const pd_call *c) {
     s.c_batch = n == 3 ? o->stride[0] : 0;
     s.c_row = o->stride[n - 2];
     s.a_batch = s.b_batch = s.c_batch;
-    s.a_row = fits(a) ? a->stride[n - 2] : s.K, s.a_col = fits(a) ? a->stride[n - 1] : 1;
-    s.b_row = fits(b) ? b->stride[n - 2] : s.N, s.b_col = fits(b) ? b->stride[n - 1] : 1;
+    s.a_row = s.K, s.b_row = s.N, s.a_col = s.b_col = 1;
+    if (fits(a)) read_strides(a, &s.a_row, &s.a_col);
+    if (fits(b)) read_strides(b, &s.b_row, &s.b_col);
     return s;
 }
 
 static size_t bmm_scratch(const pd_call *c) {
     pd_gemm s = bmm_shape(c);
-    return packed_bytes(c->in[0]) + packed_bytes(c->in[1]) + pd_gemm_scratch(&s);
+    return packed_bytes(c->in[0]) + packed_bytes(c->in[1]) + (pd_dtype_is_float(s.t) ? pd_gemm_scratch(&s) : 0);
 }
 
 static pd_status bmm_kernel(const pd_call *c) {
@@ -58,6 +72,10 @@ static pd_status bmm_kernel(const pd_call *c) {
     matrix a = read_matrix(c->in[0], &scratch), b = read_matrix(c->in[1], &scratch);
     s.a_batch = a.batch, s.a_row = a.row, s.a_col = a.col;
     s.b_batch = b.batch, s.b_row = b.row, s.b_col = b.col;
+    if (!pd_dtype_is_float(s.t)) {
+        pd_portable_gemm_whole(&s, a.data, b.data, pd_tensor_data(c->out[0]));
+        return PD_OK;
+    }
     return pd_gemm_run(&s, a.data, b.data, NULL, pd_tensor_data(c->out[0]), scratch);
 }
 
@@ -155,7 +173,7 @@ static pd_status matmul_compose(pd_call *c) {
         if ((side ? a : b)->ndim != 1) continue;
         int64_t dim = side ? out->ndim - (b->ndim == 1 ? 1 : 2) : out->ndim - 1;
         pd_tensor *less;
-        PD_TRY_TO(done, pd_call1(PD_OP_squeeze, out, &dim, &less));
+        PD_TRY_TO(done, pd_call1(PD_OP_squeeze, out, &(pd_ints){1, {dim}}, &less));
         pd_tensor_release(out);
         out = less;
     }
@@ -211,8 +229,8 @@ static pd_gemm linear_shape(const pd_call *c) {
     pd_tensor *x = c->in[0], *w = c->in[1];
     pd_gemm s = {.t = (pd_dtype)x->dtype, .batch = 1, .M = rows_of(x), .N = w->size[0], .K = w->size[1], .a_col = 1};
     row_stride(x, &s.a_row);
-    s.b_row = fits(w) ? w->stride[1] : 1; /* B is w transposed */
-    s.b_col = fits(w) ? w->stride[0] : s.K;
+    s.b_row = 1, s.b_col = s.K; /* B is w transposed */
+    if (fits(w)) read_strides(w, &s.b_col, &s.b_row);
     s.c_row = s.N;
     return s;
 }

@@ -31,6 +31,8 @@ pd_status pd_sum_to(pd_tensor *t, int ndim, const int64_t *size, pd_tensor **out
 /* One number of the tensor as double or exact integer; numel must be 1. */
 void pd_item(const pd_tensor *t, pd_scalar *out);
 void pd_scalar_store(const pd_scalar *s, pd_dtype t, void *to);
+/* Whether an integer dtype can hold s (unsigned ones: or -s); others can. */
+pd_status pd_scalar_fits(const char *op, const pd_scalar *s, pd_dtype t);
 static inline pd_scalar pd_number(double d) { return (pd_scalar){.d = d, .i = (int64_t)d, .cat = PD_CAT_FLOAT}; }
 
 /* Attributes that more than one file fills in. */

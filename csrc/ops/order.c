@@ -73,7 +73,7 @@ typedef struct { pd_ints size; int64_t dim; } spread_attrs;
 
 static pd_status check_gather(const char *op, int ndim, const int64_t *size, const pd_tensor *index, int64_t dim, int *d) {
     PD_TRY(pd_shape_dim(op, dim, ndim, d));
-    if (index->dtype != PD_I64) return pd_fail(PD_E_DTYPE, "%s: index is %s (expected int64)", op, pd_dtype_name((pd_dtype)index->dtype));
+    if (index->dtype != PD_I64 && index->dtype != PD_I32) return pd_fail(PD_E_DTYPE, "%s: index is %s (expected int64)", op, pd_dtype_name((pd_dtype)index->dtype));
     bool fits = index->ndim == ndim || (index->ndim <= 1 && ndim <= 1);
     for (int i = 0; i < ndim && fits && index->numel; i++) fits = i == *d || (index->ndim ? index->size[i] : 1) <= size[i];
     if (!fits)
@@ -85,14 +85,14 @@ static pd_status check_gather(const char *op, int ndim, const int64_t *size, con
 /* Byte offset, within a tensor of these sizes and strides, of the element that each index chooses. */
 static pd_status choose(const char *op, int ndim, const int64_t *size, const int64_t *stride, int64_t bytes, const pd_tensor *index, int d, int64_t *out) {
     int64_t at[PD_MAX_DIMS] = {0}, n = ndim ? size[d] : 1;
-    const int64_t *data = pd_tensor_data(index);
+    const void *data = pd_tensor_data(index);
     for (int64_t i = 0; i < index->numel; i++) {
         int64_t where = 0, from = 0;
         for (int k = 0; k < index->ndim; k++) {
             from += at[k] * index->stride[k];
             if (k != d && ndim) where += at[k] * stride[k];
         }
-        int64_t value = data[from];
+        int64_t value = index->dtype == PD_I32 ? ((const int32_t *)data)[from] : ((const int64_t *)data)[from];
         if (value < 0 || value >= n) return pd_fail(PD_E_INDEX, "%s: index %lld is out of range for dimension %d of size %lld", op, (long long)value, d, (long long)n);
         out[i] = (where + (ndim ? value * stride[d] : 0)) * bytes;
         for (int k = index->ndim - 1; k >= 0 && ++at[k] == index->size[k]; k--) at[k] = 0;
@@ -186,10 +186,19 @@ const pd_op pd_op_running_sum = {
 };
 
 static pd_status cumsum_compose(pd_call *c) {
-    running_attrs a = {((const cumsum_attrs *)c->attrs)->dim, 0};
+    const cumsum_attrs *given = c->attrs;
+    running_attrs a = {given->dim, 0};
+    pd_tensor *sums;
     int dim;
     PD_TRY(pd_shape_dim("cumsum", a.dim, c->in[0]->ndim, &dim));
-    return pd_call1(PD_OP_running_sum, c->in[0], &a, &c->out[0]);
+    PD_TRY(pd_call1(PD_OP_running_sum, c->in[0], &a, &sums));
+    if (given->dtype == PD_NO_DTYPE || given->dtype == sums->dtype) {
+        c->out[0] = sums;
+        return PD_OK;
+    }
+    pd_status status = pd_call1(PD_OP_cast, sums, &(pd_cast_attrs){given->dtype}, &c->out[0]); /* summed in int64 */
+    pd_tensor_release(sums);
+    return status;
 }
 
 const pd_op pd_op_cumsum = {

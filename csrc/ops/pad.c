@@ -17,9 +17,14 @@ static pd_status infer(pd_call *c) {
     if (a->pad.n % 2 || a->pad.n > 2 * x->ndim)
         return pd_fail(PD_E_SHAPE, "constant_pad_nd: pad %s for input %s (expected two numbers for each of at most %d dimensions)",
                        pd_shape_text((int)a->pad.n, a->pad.v), pd_tensor_shape(x), x->ndim);
-    for (int d = 0; d < x->ndim; d++)
-        if (__builtin_add_overflow(x->size[d], amount(a, x->ndim, d, 0), &size[d]) || __builtin_add_overflow(size[d], amount(a, x->ndim, d, 1), &size[d]) || size[d] < 0)
+    for (int i = 0; i < a->pad.n; i++)
+        if (a->pad.v[i] > 0) PD_TRY(pd_scalar_fits("constant_pad_nd", &a->value, (pd_dtype)x->dtype));
+    for (int d = 0; d < x->ndim; d++) {
+        int64_t before = amount(a, x->ndim, d, 0), after = amount(a, x->ndim, d, 1);
+        bool less = (before < 0 ? (double)before : 0) + (after < 0 ? (double)after : 0) < -(double)x->size[d];
+        if (__builtin_add_overflow(x->size[d], before, &size[d]) || __builtin_add_overflow(size[d], after, &size[d]) || size[d] < 0 || less)
             return pd_fail(PD_E_SHAPE, "constant_pad_nd: pad %s leaves nothing of dimension %d of input %s", pd_shape_text((int)a->pad.n, a->pad.v), d, pd_tensor_shape(x));
+    }
     PD_TRY(pd_out_shape(c, 0, (pd_dtype)x->dtype, x->ndim, size));
     if (pd_is_nhwc(x)) pd_shape_channels_last(c->out[0]->size, c->out[0]->stride);
     return PD_OK;

@@ -135,19 +135,23 @@ static pd_status weighted(pd_call *c, pd_op_id terms) {
     return pd_x_end(&v, each, &c->out[0]);
 }
 
-static pd_status bce_compose(pd_call *c) {
+/* Is every probability one? NaN is not. */
+static pd_status check_probabilities(const char *what, pd_tensor *x) {
     pd_reduce_attrs all = {.dim = {.n = -1}, .dtype = PD_NO_DTYPE};
     pd_vjp v = {0};
-    pd_tensor *x = c->in[0];
+    pd_scalar hi = {0}, lo = {0};
+    if (!x->numel) return PD_OK;
+    pd_tensor *most = pd_x_call1(&v, PD_OP_amax, x, &all), *least = pd_x_call1(&v, PD_OP_amin, x, &all), *none;
+    if (most && least) pd_item(most, &hi), pd_item(least, &lo);
+    PD_TRY(pd_x_end(&v, NULL, &none));
+    if (pd_dtype_category((pd_dtype)x->dtype) < PD_CAT_FLOAT) lo.d = (double)lo.i, hi.d = (double)hi.i;
+    if (lo.d >= 0 && hi.d <= 1) return PD_OK;
+    return pd_fail(PD_E_VALUE, "binary_cross_entropy: %s reaches from %g to %g (expected 0 to 1)", what, lo.d, hi.d);
+}
+static pd_status bce_compose(pd_call *c) {
     PD_TRY(pd_check_float(c, 0));
-    if (x->numel) { /* is every probability one? NaN is not */
-        pd_tensor *most = pd_x_call1(&v, PD_OP_amax, x, &all), *least = pd_x_call1(&v, PD_OP_amin, x, &all), *none;
-        pd_scalar hi = {0}, lo = {0};
-        if (most && least) pd_item(most, &hi), pd_item(least, &lo);
-        PD_TRY(pd_x_end(&v, NULL, &none));
-        if (!(lo.d >= 0 && hi.d <= 1))
-            return pd_fail(PD_E_VALUE, "binary_cross_entropy: input reaches from %g to %g (expected 0 to 1)", lo.d, hi.d);
-    }
+    PD_TRY(check_probabilities("input", c->in[0]));
+    PD_TRY(check_probabilities("target", c->in[1]));
     return weighted(c, PD_OP_bce_terms);
 }
 /* (1 - y) x - (1 + (w - 1) y) logsigmoid(x) for a pos_weight w. */

@@ -214,12 +214,12 @@ static pd_status to_images(pd_tensor *x, int dims, pd_tensor **out) {
 }
 static pd_status from_images(pd_tensor *y, const pd_tensor *x, int dims, pd_tensor **out) {
     pd_tensor *flat;
-    PD_TRY(dims == 2 ? (pd_tensor_retain(flat = y), PD_OK) : pd_call1(PD_OP_squeeze, y, &(int64_t){-2}, &flat));
+    PD_TRY(dims == 2 ? (pd_tensor_retain(flat = y), PD_OK) : pd_call1(PD_OP_squeeze, y, &(pd_ints){1, {-2}}, &flat));
     if (flat->ndim == x->ndim) {
         *out = flat;
         return PD_OK;
     }
-    pd_status status = pd_call1(PD_OP_squeeze, flat, &(int64_t){0}, out);
+    pd_status status = pd_call1(PD_OP_squeeze, flat, &(pd_ints){1, {0}}, out);
     pd_tensor_release(flat);
     return status;
 }

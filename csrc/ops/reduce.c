@@ -29,16 +29,23 @@ static pd_status infer_sum(pd_call *c) {
     bool given = ((const pd_reduce_attrs *)c->attrs)->dtype != PD_NO_DTYPE;
     return infer_as(c, !given && pd_dtype_category(t) < PD_CAT_FLOAT ? PD_I64 : t);
 }
-static pd_status infer_bool(pd_call *c) { return infer_as(c, PD_BOOL); }
+static pd_status infer_bool(pd_call *c) { return infer_as(c, c->in[0]->dtype == PD_U8 ? PD_U8 : PD_BOOL); } /* as in PyTorch */
 static pd_status infer_mean(pd_call *c) {
     PD_TRY(pd_check_float(c, 0));
     return infer(c);
 }
-static pd_status infer_extreme(pd_call *c) {
-    PD_TRY(infer(c));
-    if (c->in[0]->numel == 0 && c->out[0]->numel != 0)
-        return pd_fail(PD_E_SHAPE, "%s: shape %s has no element along the reduced dimensions", c->def->name, pd_tensor_shape(c->in[0]));
+/* What has no identity needs an element along every dim in `bits`. */
+static pd_status want_elements(const pd_call *c, unsigned bits) {
+    for (int d = 0; d < c->in[0]->ndim; d++)
+        if ((bits >> d & 1) && !c->in[0]->size[d])
+            return pd_fail(PD_E_INDEX, "%s: shape %s has no element along dimension %d", c->def->name, pd_tensor_shape(c->in[0]), d);
     return PD_OK;
+}
+static pd_status infer_extreme(pd_call *c) {
+    unsigned bits;
+    PD_TRY(infer(c));
+    PD_TRY(pd_dims_of(c->def->name, c->attrs, c->in[0]->ndim, &bits));
+    return want_elements(c, bits);
 }
 
 static size_t scratch(const pd_call *c) {
@@ -205,9 +212,7 @@ static pd_status arg_shape(pd_call *c, int k, pd_dtype dtype) {
     PD_TRY(arg_bits(c, &bits));
     reduced_shape(c->in[0], bits, ((const arg_attrs *)c->attrs)->keepdim, &shape);
     PD_TRY(pd_out_shape(c, k, dtype, (int)shape.n, shape.v));
-    if (c->in[0]->numel == 0 && c->out[k]->numel != 0)
-        return pd_fail(PD_E_SHAPE, "%s: shape %s has no element along the dimension", c->def->name, pd_tensor_shape(c->in[0]));
-    return PD_OK;
+    return want_elements(c, bits);
 }
 
 static pd_status arg_infer(pd_call *c) { return arg_shape(c, 0, PD_I64); }

@@ -155,6 +155,8 @@ static pd_status group_compose(pd_call *c) {
         return pd_fail(PD_E_SHAPE, "group_norm: input has shape %s, num_groups is %" PRId64 " (expected [N, C, ...], C divisible by it)", pd_tensor_shape(x), a->groups);
     int64_t C_ = x->size[1], shape[PD_MAX_DIMS], rows = x->size[0] * a->groups, n = 1;
     for (int d = 1; d < x->ndim; d++) n *= x->size[d];
+    if (x->size[0] * n == a->groups)
+        return pd_fail(PD_E_VALUE, "group_norm: input %s has one value for each group (expected more)", pd_tensor_shape(x));
     for (int d = 0; d < x->ndim; d++) shape[d] = d == 1 ? C_ : 1;
     for (int i = 1; i < 3; i++)
         if (c->in[i] && (c->in[i]->ndim != 1 || c->in[i]->size[0] != C_ || c->in[i]->dtype != x->dtype))

@@ -181,19 +181,19 @@ const pd_op pd_op_expand = {
 };
 
 static pd_status squeeze_infer(pd_call *c) {
-    int64_t dim = *(const int64_t *)c->attrs;
-    int d = -1;
-    if (dim != PD_NONE_INT) PD_TRY(pd_shape_dim("squeeze", dim, c->in[0]->ndim, &d));
+    const pd_ints *dim = c->attrs;
+    unsigned bits = dim->n < 0 ? ~0u : 0;
+    if (dim->n > 0) PD_TRY(pd_dims_of("squeeze", dim, c->in[0]->ndim, &bits));
     start(c);
     pd_tensor *o = c->out[0];
     for (int i = o->ndim - 1; i >= 0; i--)
-        if (o->size[i] == 1 && (d < 0 || i == d)) drop_dim(o, i);
+        if (o->size[i] == 1 && (bits >> i & 1)) drop_dim(o, i);
     return PD_OK;
 }
 
 const pd_op pd_op_squeeze = {
-    .sig = "squeeze(Tensor input, int? dim=None)", .doc = "x without dimension dim if its size is 1; without dim, all such.",
-    .flags = VIEW, .attrs = sizeof(int64_t), .infer = squeeze_infer, .vjp = reshape_back,
+    .sig = "squeeze(Tensor input, int[]? dim=None)", .doc = "x without dimension dim (or dimensions) if its size is 1; without dim, all such.",
+    .flags = VIEW, .attrs = sizeof(pd_ints), .infer = squeeze_infer, .vjp = reshape_back,
 };
 
 static pd_status unsqueeze_infer(pd_call *c) {
@@ -265,20 +265,36 @@ static pd_status scatter_infer(pd_call *c) {
     return PD_OK;
 }
 
-/* Byte offsets of g's elements within the result, then g packed where it is not contiguous. */
-static size_t scatter_scratch(const pd_call *c) { return (size_t)c->in[1]->numel * 8 + (pd_tensor_is_contiguous(c->in[1]) ? 0 : pd_tensor_bytes(c->in[1])); }
+static bool is_dense(const pd_tensor *x) { return pd_shape_is_dense(x->ndim, x->size, x->stride); }
+
+/* Elements from the first to the last of x in memory. */
+static int64_t span_of(const pd_tensor *x) {
+    int64_t last = 0;
+    for (int d = 0; d < x->ndim; d++) last += (x->size[d] - 1) * x->stride[d];
+    return x->numel ? last + 1 : 0;
+}
+
+/* Byte offsets of g's elements within the result, then g packed where it is not contiguous; of an input with gaps, then the
+   gradient as its memory lies. */
+static size_t scatter_scratch(const pd_call *c) {
+    size_t packed = pd_tensor_is_contiguous(c->in[1]) ? 0 : (pd_tensor_bytes(c->in[1]) + 15) & ~(size_t)15;
+    size_t gaps = is_dense(c->in[0]) ? 0 : (size_t)span_of(c->in[0]) * pd_dtype_size((pd_dtype)c->out[0]->dtype);
+    return (size_t)c->in[1]->numel * 8 + 8 + packed + gaps;
+}
 
 static pd_status scatter_kernel(const pd_call *c) {
     const pd_strided_attrs *a = c->attrs;
-    pd_tensor *o = c->out[0], *g = c->in[1];
+    pd_tensor *o = c->out[0], *g = c->in[1], x = *c->in[0];
+    bool dense = is_dense(&x);
     int64_t size = (int64_t)pd_dtype_size((pd_dtype)o->dtype), *offset = c->scratch, at[PD_MAX_DIMS] = {0};
     int64_t place = (a->offset == PD_NONE_INT ? c->in[0]->offset : a->offset) - c->in[0]->offset;
-    char cell[16] = {0};
+    int64_t last = place, span = span_of(&x), copies = 1;
+    size_t packed = pd_tensor_is_contiguous(g) ? 0 : (pd_tensor_bytes(g) + 15) & ~(size_t)15;
+    char *memory = dense ? pd_tensor_data(o) : (char *)(offset + (g->numel + 1) / 2 * 2) + packed;
     pd_loop l;
-    if (place < 0 || check_span("as_strided", o, &(pd_strided_attrs){.size = a->size, .stride = a->stride, .offset = o->offset + place}))
-        return pd_fail(PD_E_NOTIMPL, "as_strided: gradient of a view that reaches outside its input");
-    pd_loop_build(&l, 1, c->out);
-    pd_cpu()->fill((size_t)size, cell, &l);
+    for (int d = 0; d < g->ndim; d++) last += (g->size[d] - 1) * a->stride.v[d];
+    if (g->numel && (place < 0 || last >= span)) return pd_fail(PD_E_NOTIMPL, "as_strided: gradient of a view that reaches outside its input");
+    memset(memory, 0, (size_t)(span * size));
     for (int64_t i = 0; i < g->numel; i++) {
         offset[i] = place * size;
         for (int d = g->ndim - 1; d >= 0; d--) {
@@ -291,7 +307,22 @@ static pd_status scatter_kernel(const pd_call *c) {
         }
     }
     /* One element after the other: several may go to one place. */
-    pd_cpu()->put_add((pd_dtype)o->dtype, g->numel, 1, offset, pd_packed(g, offset + g->numel), size, pd_tensor_data(o));
+    pd_cpu()->put_add((pd_dtype)o->dtype, g->numel, 1, offset, pd_packed(g, offset + (g->numel + 1) / 2 * 2), size, memory);
+    if (dense) return PD_OK;
+    x.dtype = o->dtype;
+    pd_loop_build(&l, 2, (pd_tensor *[]){o, &x});
+    l.ptr[1] = memory;
+    pd_cpu()->copy((pd_dtype)o->dtype, (pd_dtype)o->dtype, &l);
+    for (int d = 0; d < x.ndim; d++)
+        if (!x.stride[d]) copies *= x.size[d];
+    if (copies > 1) { /* elements that are one in memory share its gradient */
+        pd_scalar n = pd_number((double)copies);
+        char cell[16];
+        pd_scalar_store(&n, (pd_dtype)o->dtype, cell);
+        pd_loop_build(&l, 3, (pd_tensor *[]){o, o, NULL});
+        pd_loop_cell(&l, 2, cell);
+        pd_cpu()->binary(PD_BINARY_div, (pd_dtype)o->dtype, 1, &l);
+    }
     return PD_OK;
 }
 

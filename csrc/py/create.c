@@ -78,6 +78,11 @@ static bool fill_nested(PyObject *o, pd_dtype t, char **to) {
             if (!PyErr_Occurred()) PyErr_SetString(PyExc_RuntimeError, "tensor: the data changed while it was read");
             return false;
         }
+        pd_status status = pd_scalar_fits("tensor", &s, t);
+        if (status) {
+            pd_py_raise(status);
+            return false;
+        }
         pd_scalar_store(&s, t, *to);
         *to += pd_dtype_size(t);
         return true;

@@ -222,6 +222,7 @@ int pd_py_setitem(PyObject *self, PyObject *key, PyObject *value) {
         }
     } else if (x.advanced) {
         status = pd_tensor_new("setitem", (pd_dtype)x.view->dtype, 0, NULL, &v);
+        if (!status) status = pd_scalar_fits("setitem", &number, (pd_dtype)x.view->dtype);
         if (!status) pd_scalar_store(&number, (pd_dtype)x.view->dtype, pd_tensor_data(v));
     }
     if (!status && x.advanced) status = pd_index_put(x.view, x.tensors, x.n, v, false);

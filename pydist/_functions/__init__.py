@@ -22,7 +22,7 @@ _LATER = {  # file: functions that are methods too, functions, methods
         "",
         (
             "bitwise_not_ copysign_ cumsum_ deg2rad_ eq_ float_power_ gcd_ ge_ greater_ greater_equal_ gt_ "
-            "heaviside_ lcm_ ldexp_ le_ less_ less_equal_ logical_and_ logical_not_ logical_or_ logical_xor_ "
+            "heaviside_ hypot_ lcm_ ldexp_ le_ less_ less_equal_ logical_and_ logical_not_ logical_or_ logical_xor_ "
             "logit_ lt_ ne_ nextafter_ not_equal_ rad2deg_ sgn_ sinc_ xlogy_"
         ),
     ),
@@ -66,7 +66,7 @@ _LATER = {  # file: functions that are methods too, functions, methods
             "unique_consecutive"
         ),
         "bucketize combinations index_put_ isin searchsorted tril_indices triu_indices unravel_index",
-        "masked_scatter_ put_ scatter_reduce_ where",
+        "index_reduce_ masked_scatter_ put_ scatter_reduce_ where",
     ),
     "statistics": (
         (
@@ -74,7 +74,7 @@ _LATER = {  # file: functions that are methods too, functions, methods
             "quantile renorm trapezoid"
         ),
         "cumulative_trapezoid trapz",
-        "cumprod_",
+        "cumprod_ renorm_",
     ),
 }
 LATER = {name: file for file, (both, functions, _) in _LATER.items() for name in f"{both} {functions}".split()}

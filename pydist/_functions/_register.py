@@ -1,5 +1,6 @@
 """How a function of this package becomes one of pydist, a method of Tensor, or both; and arguments that many take."""
 
+from pydist import _C
 from pydist._C import Tensor
 
 NAMES = {}  # the functions of pydist
@@ -25,7 +26,10 @@ def in_place(f):
 
     def write(self, *args, **kwargs):
         kept = self.clone() if self.requires_grad else self  # what the gradient may read
-        return self.copy_(f(kept, *args, **kwargs))
+        result = f(kept, *args, **kwargs)
+        if result.is_floating_point() and not self.is_floating_point() or self.dtype is _C.bool and result.dtype is not _C.bool:
+            raise _C.DTypeError(f"{write.__name__}: the result is {result.dtype}, the tensor written {self.dtype}")
+        return self.copy_(result)
 
     write.__name__ = write.__qualname__ = f.__name__ + "_"
     write.__doc__ = f"{f.__name__}, in place."
@@ -36,8 +40,28 @@ def in_place(f):
 def axis_of(name, dim, ndim):
     """dim counted from the front."""
     if not -max(ndim, 1) <= dim < max(ndim, 1):
-        raise IndexError(f"{name}: dimension {dim} is out of range (expected {-max(ndim, 1)} to {max(ndim, 1) - 1})")
+        raise _C.DimError(f"{name}: dimension {dim} is out of range (expected {-max(ndim, 1)} to {max(ndim, 1) - 1})")
     return dim % max(ndim, 1)
+
+
+def size_along(name, input, dim):
+    """input's size along dim; a 0-d tensor has none."""
+    if input.dim() == 0:
+        raise _C.PositionError(f"{name}: a 0-d tensor has no dimension {dim}")
+    return input.shape[axis_of(name, dim, input.dim())]
+
+
+def want_tensors(name, *args):
+    for a in args:
+        if not isinstance(a, Tensor):
+            raise TypeError(f"{name}: got {type(a).__name__} (expected Tensor)")
+
+
+def as_floats(*operands):
+    """The two, tensors or numbers, as tensors of the floating dtype in which arithmetic computes them."""
+    dtype = _C.result_type(*operands)
+    dtype = dtype if dtype.is_floating_point else _C.get_default_dtype()
+    return [t.to(dtype) if isinstance(t, Tensor) else _C.tensor(t, dtype=dtype) for t in operands]
 
 
 def as_tuple(v):

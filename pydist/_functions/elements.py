@@ -4,14 +4,16 @@ import math
 
 from pydist import _C
 from pydist._C import Tensor
-from pydist._functions._register import both, in_place
+from pydist._functions._register import as_floats, both, in_place, want_tensors
 from pydist._functions.elementwise import isfinite, isinf, isnan
 from pydist._functions.indexing import masked_fill
 
 
+@in_place
 @both
 def hypot(input, other):
     """sqrt(input ** 2 + other ** 2), without overflow."""
+    want_tensors("hypot", input, other)
     a, b = input.abs(), other.abs()
     top = _C.maximum(a, b).detach()
     top = masked_fill(top, (top == 0) | isinf(top), 1.0)
@@ -42,12 +44,8 @@ def signbit(input):
 @both
 def copysign(input, other):
     """|input| with the sign of other."""
-    other = (
-        other
-        if isinstance(other, Tensor)
-        else _C.tensor(float(other), dtype=input.dtype if input.is_floating_point() else None)
-    )
-    size = (input if input.is_floating_point() else input.float()).abs()
+    input, other = as_floats(input, other)
+    size = input.abs()
     return _C.where(signbit(other), -size, size)
 
 
@@ -57,18 +55,21 @@ def nextafter(input, other):
     """The next number of the dtype from input towards other."""
     import numpy as np
 
+    want_tensors("nextafter", input, other)
     if input.dtype is not other.dtype or input.dtype not in (_C.float32, _C.float64):
         raise RuntimeError(f"nextafter: {input.dtype}, {other.dtype} (expected both float32 or both float64)")
     target = _C.tensor(np.nextafter(input.detach().numpy(), other.detach().numpy()))
-    return input + (target - input.detach())  # exact: one unit in the last place
+    if not input.requires_grad:
+        return target
+    return target + masked_fill(input - input.detach(), ~isfinite(input), 0.0)
 
 
 @in_place
 @both
 def xlogy(input, other):
     """input * log(other), 0 where input is 0."""
-    input, other = (t if isinstance(t, Tensor) else _C.tensor(float(t)) for t in (input, other))
-    zero = (input == 0) & ~isnan(other)
+    input, other = as_floats(input, other)
+    zero = (input == 0) & ((other <= 0) | (other == math.inf))
     safe = _C.where(zero, _C.ones((), dtype=other.dtype), other)
     return input * safe.log()
 
@@ -91,6 +92,7 @@ def float_power(input, exponent):
 @both
 def logaddexp2(input, other):
     """log2(2 ** input + 2 ** other), without overflow."""
+    input, other = as_floats(input, other)
     return _C.logaddexp(input * math.log(2), other * math.log(2)) / math.log(2)
 
 
@@ -159,16 +161,19 @@ def isposinf(input):
 
 
 def _whole(name, *tensors):
+    want_tensors(name, *tensors)
     for t in tensors:
         if t.is_floating_point():
             raise RuntimeError(f"{name}: {t.dtype} (expected integers)")
+    dtype = _C.result_type(*tensors)
+    return [t.to(dtype) for t in tensors]
 
 
 @in_place
 @both
 def gcd(input, other):
     """The greatest common divisor."""
-    _whole("gcd", input, other)
+    input, other = _whole("gcd", input, other)
     a, b = input.abs() + other * 0, other.abs() + input * 0
     while (b != 0).any().item():
         a, b = _C.where(b != 0, b, a), _C.where(b != 0, _C.remainder(a, masked_fill(b, b == 0, 1)), b)
@@ -179,7 +184,7 @@ def gcd(input, other):
 @both
 def lcm(input, other):
     """The least common multiple."""
-    _whole("lcm", input, other)
+    input, other = _whole("lcm", input, other)
     divisor = gcd(input, other)
     return (_C.floor_divide(input, masked_fill(divisor, divisor == 0, 1)) * other).abs()
 

@@ -50,6 +50,8 @@ def isfinite(input):
 @both
 def isclose(input, other, rtol=1e-05, atol=1e-08, equal_nan=False):
     """True where |input - other| <= atol + rtol * |other|."""
+    if _C.result_type(input, other) is _C.bool:
+        return input == other
     near = (input == other) | (((input - other).abs() <= atol + rtol * other.abs()) & isfinite(other))
     return near | (isnan(input) & isnan(other)) if equal_nan else near
 
@@ -66,6 +68,7 @@ def equal(input, other):
     return tuple(input.shape) == tuple(other.shape) and (input == other).all().item()
 
 
+@in_place
 @both
 def nan_to_num(input, nan=0.0, posinf=None, neginf=None):
     """input with numbers for NaN and the infinities (the largest finite ones)."""
@@ -78,6 +81,7 @@ def nan_to_num(input, nan=0.0, posinf=None, neginf=None):
     return masked_fill(input, input == -math.inf, -most if neginf is None else neginf)
 
 
+@in_place
 @both
 def frac(input):
     """input without its whole part."""
@@ -90,6 +94,7 @@ def rsub(input, other, alpha=1):
     return other - alpha * input
 
 
+@in_place
 @both
 def exp2(input):
     """2 ** input."""

@@ -4,7 +4,7 @@ import math
 
 from pydist import _C
 from pydist._C import Tensor
-from pydist._functions._register import axis_of, both, broadcast_shape, in_place, method
+from pydist._functions._register import axis_of, both, broadcast_shape, in_place, method, size_along
 from pydist._functions.shape import broadcast_tensors
 
 
@@ -20,11 +20,12 @@ def _grid(index, dim):
 def _along(name, input, dim, index):
     dim = axis_of(name, dim, input.dim())
     if index.dtype not in (_C.int64, _C.int32):
-        raise TypeError(f"{name}: index is {index.dtype} (expected int64)")
+        raise _C.PositionError(f"{name}: index is {index.dtype} (expected int64)")
+    size = input.shape[dim] if input.dim() else 1
     if index.dim() != 1 and index.dim() != 0:
-        raise IndexError(f"{name}: index has shape {tuple(index.shape)} (expected 1 dimension)")
-    if index.numel() and not (0 <= index.min().item() and index.max().item() < input.shape[dim]):
-        raise IndexError(f"{name}: an index is out of range for dimension {dim} of size {input.shape[dim]}")
+        raise _C.PositionError(f"{name}: index has shape {tuple(index.shape)} (expected 1 dimension)")
+    if index.numel() and not (0 <= index.min().item() and index.max().item() < size):
+        raise _C.PositionError(f"{name}: an index is out of range for dimension {dim} of size {size}")
     return dim, index.reshape(-1)
 
 
@@ -57,10 +58,28 @@ def take_along_dim(input, indices, dim=None):
     """gather; without dim, of the flattened tensors."""
     if dim is None:
         return input.reshape(-1).gather(0, indices.reshape(-1))
+    dim = axis_of("take_along_dim", dim, input.dim())
+    if input.dim() != indices.dim():
+        shapes = f"{tuple(input.shape)}, {tuple(indices.shape)}"
+        raise RuntimeError(f"take_along_dim: shapes {shapes} (expected as many dimensions)")
+    indices = _C.where(indices < 0, indices + input.shape[dim], indices) if input.dim() else indices
     others = [[*t.shape[:dim], 1, *t.shape[dim:][1:]] for t in (input, indices)]
     shape = broadcast_shape("take_along_dim", others)
     both = [[*shape[:dim], t.shape[dim], *shape[dim:][1:]] for t in (input, indices)]
     return input.expand(both[0]).gather(dim, indices.expand(both[1]))
+
+
+def _put_slices(name, self, dim, index, source, accumulate):
+    """self's slices at index along dim = (+=) source's, or one number; of a 0-d tensor, the tensor."""
+    dim, index = _along(name, self, dim, index)
+    target = self.view(1) if self.dim() == 0 else self
+    want = [*target.shape[:dim], index.numel(), *target.shape[dim + 1 :]]
+    if name != "index_fill" and list(source.shape) != want and not (self.dim() == 0 and index.numel() == source.numel() == 1):
+        raise _C.PositionError(f"{name}: source has shape {tuple(source.shape)} (expected {tuple(want)})")
+    if self.dim() == 0 and isinstance(source, Tensor):
+        source = source.reshape(-1)
+    target.index_put_([None] * dim + [index], source, accumulate)
+    return self
 
 
 def _source(name, input, index, value):
@@ -74,14 +93,14 @@ def _source(name, input, index, value):
 
 def _check_scatter(name, input, dim, index, src):
     dim = axis_of(name, dim, input.dim())
-    if index.dtype is not _C.int64:
+    if index.dtype not in (_C.int64, _C.int32):
         raise RuntimeError(f"{name}: index is {index.dtype} (expected int64)")
     if index.numel() == 0:
         return dim
     pairs = enumerate(zip(index.shape, input.shape))
     fits = index.dim() == input.dim() and all(d == dim or n <= m for d, (n, m) in pairs)
-    if isinstance(src, Tensor) and src.dim():
-        fits = fits and src.dim() == index.dim() and all(n <= m for n, m in zip(index.shape, src.shape))
+    if isinstance(src, Tensor):
+        fits = fits and max(src.dim(), 1) == max(index.dim(), 1) and all(n <= m for n, m in zip(index.shape, src.shape or (1,)))
     if not fits:
         other = f", src {tuple(src.shape)}" if isinstance(src, Tensor) else ""
         shapes = f"input has shape {tuple(input.shape)}, index {tuple(index.shape)}{other}"
@@ -96,8 +115,7 @@ def _scatter(name, self, dim, index, value, accumulate):
     if index.numel() == 0:
         return self
     target = self.view(1) if self.dim() == 0 else self
-    if self.dim() == 0:
-        index = index.reshape(1)
+    index = index.reshape(1).long() if self.dim() == 0 else index.long()
     target.index_put_(_grid(index, dim), _source(name, self, index, value), accumulate)
     return self
 
@@ -107,7 +125,8 @@ def scatter_(self, dim, index, src=None, *, value=None, reduce=None):
     """self[index[i][j]][j] = src[i][j] for dim 0, and so on; src may be a number. reduce "add": +=."""
     if reduce not in (None, "add"):
         raise NotImplementedError(f"scatter_: reduce={reduce!r} is not supported")
-    return _scatter("scatter", self, dim, index, value if src is None else src, reduce == "add")
+    src = src if value is None else value.item() if isinstance(value, Tensor) else value
+    return _scatter("scatter", self, dim, index, src, reduce == "add")
 
 
 @both
@@ -132,9 +151,7 @@ def scatter_add(input, dim, index, src):
 @method
 def index_add_(self, dim, index, source, *, alpha=1):
     """self's slice index[i] along dim += alpha * source's slice i."""
-    dim, index = _along("index_add", self, dim, index)
-    self.index_put_([None] * dim + [index], source if alpha == 1 else source * alpha, True)
-    return self
+    return _put_slices("index_add", self, dim, index, source if alpha == 1 else source * alpha, True)
 
 
 @both
@@ -146,9 +163,7 @@ def index_add(input, dim, index, source, *, alpha=1):
 @method
 def index_copy_(self, dim, index, source):
     """self's slice index[i] along dim = source's slice i."""
-    dim, index = _along("index_copy", self, dim, index)
-    self.index_put_([None] * dim + [index], source)
-    return self
+    return _put_slices("index_copy", self, dim, index, source, False)
 
 
 @both
@@ -160,9 +175,7 @@ def index_copy(input, dim, index, source):
 @method
 def index_fill_(self, dim, index, value):
     """self's slices at index along dim = value."""
-    dim, index = _along("index_fill", self, dim, index)
-    self.index_put_([None] * dim + [index], _source("index_fill", self, index, value))
-    return self
+    return _put_slices("index_fill", self, dim, index, _source("index_fill", self, index, value), False)
 
 
 @both
@@ -186,6 +199,8 @@ def masked_fill(input, mask, value):
 @both
 def masked_select(input, mask):
     """The elements where mask (bool, broadcast) is True, as one row."""
+    if mask.dtype is not _C.bool:
+        raise RuntimeError(f"masked_select: mask is {mask.dtype} (expected bool)")
     input, mask = broadcast_tensors(input, mask)
     return input.reshape(-1)[mask.reshape(-1)]
 
@@ -242,6 +257,15 @@ def unique(input, sorted=True, return_inverse=False, return_counts=False, dim=No
     return result[0] if len(result) == 1 else tuple(result)
 
 
+def shared_by_equals(input, value):
+    """value, an element of input, whose gradient all elements that equal it share."""
+    if not (input.requires_grad and _C.is_grad_enabled()):
+        return value
+    x, value = input.detach(), value.detach()
+    equal = (x == value) | (x != x) & (value != value)
+    return value + (_C.where(equal & (x.abs() < math.inf), input - x, 0) / equal.sum()).sum()
+
+
 @both
 def median(input, dim=None, keepdim=False):
     """The element in the middle (of an even number, the lower one); along dim: (values, indices)."""
@@ -250,14 +274,18 @@ def median(input, dim=None, keepdim=False):
         if not flat.numel():
             return _C.full((), math.nan, dtype=input.dtype)
         nans = (flat != flat).any().item()
-        return flat.sort().values.select(0, flat.numel() - 1 if nans else (flat.numel() - 1) // 2)
+        value = flat.sort().values.select(0, flat.numel() - 1 if nans else (flat.numel() - 1) // 2)
+        return shared_by_equals(flat, value)
     values, order = input.sort(dim)
-    if input.dim():
-        middle = _C.tensor([(input.shape[dim] - 1) // 2], dtype=_C.int64)
-        values, order = values.index_select(dim, middle), order.index_select(dim, middle)
-        if not keepdim:
-            values, order = values.squeeze(dim), order.squeeze(dim)
-    return values, order
+    if not input.dim():
+        return values, order
+    n = size_along("median", input, dim)
+    if not n:
+        raise _C.PositionError(f"median: shape {tuple(input.shape)} has no element along dimension {dim}")
+    nans = (values != values).any(dim, keepdim=True)
+    middle = _C.where(nans, n - 1, (n - 1) // 2)  # NaN stands last
+    values, order = values.gather(dim, middle), order.gather(dim, middle)
+    return (values, order) if keepdim else (values.squeeze(dim), order.squeeze(dim))
 
 
 @both

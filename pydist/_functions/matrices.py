@@ -70,6 +70,8 @@ def cdist(x1, x2, p=2.0, compute_mode=None):
 @function
 def vander(x, N=None, increasing=False):
     """The powers of a vector's elements as columns, N of them (as many as elements), falling unless increasing."""
+    if N is not None and N < 0:
+        raise RuntimeError(f"vander: N is {N} (expected at least 0)")
     powers = _C.arange(x.numel() if N is None else N)
     return x.unsqueeze(1) ** (powers if increasing else powers.flip((0,)))
 

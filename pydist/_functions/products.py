@@ -5,7 +5,7 @@ import math
 from pydist import _C
 from pydist._autocast import as_given, in_low, in_low_of_cuda
 from pydist._C import Tensor
-from pydist._functions._register import as_tuple, axis_of, both, function, in_place, method, varargs
+from pydist._functions._register import as_tuple, axis_of, both, broadcast_shape, function, in_place, method, varargs
 from pydist._functions.shape import diagonal
 
 
@@ -76,6 +76,10 @@ def ger(input, vec2):
 
 
 def _scaled(input, product, beta, alpha):
+    if not product.is_floating_point():
+        beta, alpha = int(beta), int(alpha)
+    if broadcast_shape("the sum", [input.shape, product.shape]) != list(product.shape):
+        raise RuntimeError(f"input has shape {tuple(input.shape)}, the product {tuple(product.shape)}")
     product = product if alpha == 1 else product * alpha
     return product.clone() if beta == 0 else (input if beta == 1 else input * beta) + product
 
@@ -122,6 +126,8 @@ def inner(input, other):
 def tensordot(a, b, dims=2):
     """The sums of products over a's last and b's first `dims` dimensions, or over the two lists of dimensions given."""
     if isinstance(dims, int):
+        if not 0 <= dims <= min(a.dim(), b.dim()):
+            raise RuntimeError(f"tensordot: dims is {dims} for {a.dim()} and {b.dim()} dimensions")
         dims = (range(a.dim() - dims, a.dim()), range(dims))
     dims = [list(ds) if isinstance(ds, range) else as_tuple(ds) for ds in dims]
     da, db = ([axis_of("tensordot", d, t.dim()) for d in ds] for ds, t in zip(dims, (a, b)))

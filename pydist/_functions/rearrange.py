@@ -227,7 +227,11 @@ def sum_to_size(self, *size):
 @both
 def rot90(input, k=1, dims=(0, 1)):
     """input turned by k quarters of a turn in the plane of dims, the first towards the second."""
-    a, b = dims
+    if len(dims) != 2 or input.dim() < 2:
+        raise RuntimeError(f"rot90: dims {tuple(dims)} of shape {tuple(input.shape)} (expected two)")
+    a, b = (axis_of("rot90", d, input.dim()) for d in dims)
+    if a == b:
+        raise RuntimeError(f"rot90: dims {tuple(dims)} are the same dimension")
     k %= 4
     if k == 2:
         return input.flip((a, b))

@@ -2,6 +2,7 @@
 
 import math
 
+from pydist import _C
 from pydist._functions._register import as_tuple, axis_of, both
 from pydist._functions.elementwise import isinf
 from pydist._functions.indexing import masked_fill
@@ -27,7 +28,7 @@ def var(input, dim=None, unbiased=None, keepdim=False, *, correction=None):
     dim, correction = _correction(dim, unbiased, correction)
     away = input - input.mean(dim, keepdim=True)
     n = _count(input, dim) - correction
-    return (away * away).sum(dim, keepdim=keepdim) / (n if n > 0 else math.nan)
+    return (away * away).sum(dim, keepdim=keepdim) / float(max(n, 0))
 
 
 def _root(square):
@@ -76,12 +77,15 @@ def norm(input, p="fro", dim=None, keepdim=False, dtype=None):
         return size.amax(dim, keepdim=keepdim) if p > 0 else size.amin(dim, keepdim=keepdim)
     if p == 0:
         return (input != 0).to(input.dtype).sum(dim, keepdim=keepdim)
-    return (size**p).sum(dim, keepdim=keepdim) ** (1.0 / p)
+    total = (size**p).sum(dim, keepdim=keepdim)
+    zero = total == 0  # where the root has no gradient
+    return masked_fill(masked_fill(total, zero, 1.0) ** (1.0 / p), zero, 0.0 if p > 0 else math.inf)
 
 
 @both
 def logsumexp(input, dim, keepdim=False):
     """log(sum(exp(input))) over dim, without overflow."""
+    input = input if input.is_floating_point() else input.to(_C.get_default_dtype())
     top = input.detach().amax(dim, keepdim=True) if input.numel() else input.detach().sum(dim, keepdim=True)
     top = masked_fill(top, isinf(top), 0.0)
     total = (input - top).exp().sum(dim, keepdim=keepdim).log()

@@ -130,6 +130,7 @@ def scatter_reduce_(self, dim, index, src, reduce, *, include_self=True):
     return self.copy_(scatter_reduce(kept, dim, index, src, reduce, include_self=include_self))
 
 
+@in_place
 @both
 def index_reduce(input, dim, index, source, reduce, *, include_self=True):
     """scatter_reduce of whole slices: those of source with index[i] along dim are reduced to one."""
@@ -170,7 +171,7 @@ def triu_indices(row, col, offset=0, *, dtype=None, device=None, layout=None):
 @function
 def unravel_index(indices, shape):
     """The positions, one tensor a dimension, of elements counted in the flattened shape."""
-    parts = []
+    parts, indices = [], indices.long()
     for size in reversed(tuple(shape) if not isinstance(shape, int) else (shape,)):
         parts.append(_C.remainder(indices, size))
         indices = _C.floor_divide(indices, size)
@@ -183,9 +184,13 @@ def combinations(input, r=2, with_replacement=False):
     from itertools import combinations as plain
     from itertools import combinations_with_replacement
 
+    if input.dim() != 1 or r < 0:
+        raise RuntimeError(f"combinations: shape {tuple(input.shape)}, r {r} (expected a vector, r at least 0)")
     choose = combinations_with_replacement if with_replacement else plain
     rows = list(choose(range(input.numel()), r))
-    return input[_C.tensor(rows, dtype=_C.int64).reshape(-1, r)] if rows else input.new_empty(0, r)
+    if not rows or not r:
+        return input.new_empty(0, r) if r else input.new_empty(0)
+    return input[_C.tensor(rows, dtype=_C.int64).reshape(-1, r)]
 
 
 # Sorted sequences.
@@ -233,8 +238,9 @@ def msort(input):
 def kthvalue(input, k, dim=-1, keepdim=False):
     """(values, indices) of the k-th smallest elements along dim."""
     values, order = input.sort(dim, stable=True)
-    if input.dim() and not 1 <= k <= input.shape[dim]:
-        raise RuntimeError(f"kthvalue: k is {k} for size {input.shape[dim]}")
+    size = input.shape[dim] if input.dim() else 1
+    if not 1 <= k <= size:
+        raise _C.PositionError(f"kthvalue: k is {k} for size {size}")
     if input.dim() == 0:
         return values, order
     pair = values.narrow(dim, k - 1, 1), order.narrow(dim, k - 1, 1)
@@ -303,6 +309,8 @@ def histc(input, bins=100, min=0, max=0):
         raise RuntimeError(f"histc: {bins} bins from {min} to {max}")
     flat = input.detach().reshape(-1)
     low, high = (flat.min().item(), flat.max().item()) if min == max == 0 and flat.numel() else (min, max)
+    if not (math.isfinite(low) and math.isfinite(high)):
+        raise RuntimeError(f"histc: the range [{low}, {high}] is not finite")
     if low == high:
         low, high = low - 1, high + 1
     inside = flat[(flat >= low) & (flat <= high)]

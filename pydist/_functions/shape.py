@@ -6,24 +6,25 @@ from itertools import accumulate
 from pydist import _C
 from pydist._autocast import in_float32
 from pydist._C import Tensor
-from pydist._functions._register import as_tuple, axis_of, both, broadcast_shape, function, in_place, method, varargs
+from pydist._functions._register import (
+    as_tuple, axis_of, both, broadcast_shape, function, in_place, method, size_along, varargs,
+)  # fmt: skip
 
 
 @both
 def narrow(input, dim, start, length):
     """The view of input's elements start to start + length along dim."""
-    size = input.shape[axis_of("narrow", dim, input.dim())]
+    size = size_along("narrow", input, dim)
     start = int(start) + (size if start < 0 else 0)
     if length < 0 or start < 0 or start + length > size:
-        raise IndexError(f"narrow: start {start} and length {length} go beyond the size {size} of dimension {dim}")
+        raise _C.PositionError(f"narrow: start {start} and length {length} go beyond the size {size} of dimension {dim}")
     return _C.slice(input, dim, start, start + length)
 
 
 @both
 def split(tensor, split_size_or_sections, dim=0):
     """Views of pieces along dim: of one size, the last smaller if need be, or of the sizes given."""
-    dim = axis_of("split", dim, tensor.dim())
-    size, sizes = tensor.shape[dim], split_size_or_sections
+    size, sizes = size_along("split", tensor, dim), split_size_or_sections
     if not isinstance(sizes, (tuple, list)):
         if sizes < 0 or (sizes == 0 and size):
             raise RuntimeError(f"split: split_size is {sizes} (expected above 0)")
@@ -38,14 +39,14 @@ def chunk(input, chunks, dim=0):
     """At most `chunks` views of equal size along dim, the last smaller if need be."""
     if chunks < 1:
         raise RuntimeError(f"chunk: chunks is {chunks} (expected above 0)")
-    size = input.shape[axis_of("chunk", dim, input.dim())]
+    size = size_along("chunk", input, dim)
     return split(input, -(-size // chunks), dim) if size else (input,) * chunks
 
 
 @both
 def tensor_split(input, indices_or_sections, dim=0):
     """Views along dim: as many as given, differing by at most one in size, or cut before each index."""
-    size = input.shape[axis_of("tensor_split", dim, input.dim())]
+    size = size_along("tensor_split", input, dim)
     if isinstance(indices_or_sections, int):
         if indices_or_sections < 1:
             raise RuntimeError(f"tensor_split: sections is {indices_or_sections} (expected above 0)")
@@ -58,9 +59,7 @@ def tensor_split(input, indices_or_sections, dim=0):
 @both
 def unbind(input, dim=0):
     """Views at every index of dim, which goes away."""
-    if input.dim() == 0:
-        raise RuntimeError("unbind: a 0-d tensor has no dimension")
-    return tuple(input.select(dim, i) for i in range(input.shape[axis_of("unbind", dim, input.dim())]))
+    return tuple(input.select(dim, i) for i in range(size_along("unbind", input, dim)))
 
 
 @function
@@ -121,8 +120,10 @@ def swapdims(input, dim0, dim1):
 @both
 def unflatten(input, dim, sizes):
     """Dimension dim split into `sizes`, one of which may be -1."""
-    dim = axis_of("unflatten", dim, input.dim())
-    sizes = list(sizes)
+    size_along("unflatten", input, dim)
+    dim, sizes = axis_of("unflatten", dim, input.dim()), list(sizes)
+    if not sizes:
+        raise RuntimeError("unflatten: no sizes")
     if -1 in sizes:
         known = -math.prod(sizes)
         sizes[sizes.index(-1)] = input.shape[dim] // known if known else -1
@@ -157,7 +158,7 @@ def tile(input, *dims):
 def roll(input, shifts, dims=None):
     """The elements moved on by shifts along dims, those that leave coming back in front; without dims, of the flattened
     tensor."""
-    if dims is None:
+    if dims is None or dims == ():
         return roll(input.reshape(-1), shifts, 0).reshape(input.shape)
     shifts, dims = as_tuple(shifts), as_tuple(dims)
     if len(shifts) != len(dims):
@@ -173,12 +174,15 @@ def roll(input, shifts, dims=None):
 @both
 def fliplr(input):
     """flip along dimension 1."""
+    if input.dim() < 2:
+        raise RuntimeError(f"fliplr: shape {tuple(input.shape)} (expected at least 2 dimensions)")
     return input.flip((1,))
 
 
 @both
 def flipud(input):
     """flip along dimension 0."""
+    size_along("flipud", input, 0)
     return input.flip((0,))
 
 
@@ -208,6 +212,8 @@ def meshgrid(*tensors, indexing="ij"):
     tensors = varargs(tensors)
     if indexing not in ("ij", "xy"):
         raise RuntimeError(f"meshgrid: indexing is {indexing!r} (expected 'ij' or 'xy')")
+    if not tensors or any(t.dim() > 1 for t in tensors):
+        raise RuntimeError(f"meshgrid: shapes {[tuple(t.shape) for t in tensors]} (expected vectors or numbers)")
     n = len(tensors)
     swap = indexing == "xy" and n > 1
     places = [1, 0, *range(2, n)] if swap else range(n)

@@ -7,7 +7,7 @@ from pydist._autocast import in_float32
 from pydist._C import Tensor
 from pydist._functions._register import axis_of, both, function, in_place
 from pydist._functions.elementwise import isnan
-from pydist._functions.indexing import masked_fill
+from pydist._functions.indexing import masked_fill, shared_by_equals
 from pydist._functions.reduce import norm
 
 
@@ -92,12 +92,16 @@ def nanquantile(input, q, dim=None, keepdim=False, *, interpolation="linear"):
 def nanmedian(input, dim=None, keepdim=False):
     """median of what is not NaN."""
     flat = input.reshape(-1) if dim is None else input
+    if dim is None and not flat.numel():
+        return _C.full((), math.nan, dtype=input.dtype)
     values, order = flat.sort(-1 if dim is None else dim)
     along = 0 if dim is None else axis_of("nanmedian", dim, input.dim())
+    if dim is not None and 0 in input.shape[along : along + 1]:
+        raise _C.PositionError(f"nanmedian: shape {tuple(input.shape)} has no element along dimension {dim}")
     middle = ((~isnan(values)).sum(along, keepdim=True) - 1).clamp(0) // 2
     value, index = values.gather(along, middle), order.gather(along, middle)
     if dim is None:
-        return value.reshape(())
+        return shared_by_equals(flat, value.reshape(()))
     return (value, index) if keepdim else (value.squeeze(along), index.squeeze(along))
 
 
@@ -168,8 +172,8 @@ def logcumsumexp(input, dim):
 def diff(input, n=1, dim=-1, prepend=None, append=None):
     """The differences of neighbours along dim, n times over."""
     along = axis_of("diff", dim, input.dim())
-    if input.dim() == 0:
-        raise RuntimeError("diff: a 0-d tensor has no neighbours")
+    if input.dim() == 0 or n < 0:
+        raise RuntimeError(f"diff: shape {tuple(input.shape)}, n {n} (expected at least 1 dimension, n at least 0)")
     parts = [t for t in (prepend, input, append) if t is not None]
     x = _C.cat(parts, along) if len(parts) > 1 else input
     for _ in range(n):
@@ -182,7 +186,7 @@ def diff(input, n=1, dim=-1, prepend=None, append=None):
 def _strips(name, y, x, dx, dim):
     along = axis_of(name, dim, y.dim())
     n = y.shape[along]
-    sums = y.narrow(along, 1, max(n - 1, 0)) + y.narrow(along, 0, max(n - 1, 0))
+    sums = y.narrow(along, min(n, 1), max(n - 1, 0)) + y.narrow(along, 0, max(n - 1, 0))
     if x is None:
         return sums * (dx / 2), along
     if x.dim() == 1 and y.dim() > 1:
@@ -220,10 +224,14 @@ def dist(input, other, p=2):
     return norm(input - other, p)
 
 
+@in_place
 @both
 def renorm(input, p, dim, maxnorm):
     """input with each slice along dim whose p-norm is above maxnorm scaled down to it."""
     along = axis_of("renorm", dim, input.dim())
+    if input.dim() < 2 or p <= 0 or maxnorm < 0:
+        got = f"shape {tuple(input.shape)}, p {p}, maxnorm {maxnorm}"
+        raise RuntimeError(f"renorm: {got} (expected at least 2 dimensions, p above 0, maxnorm at least 0)")
     rest = tuple(d for d in range(input.dim()) if d != along)
     size = norm(input, p, rest, keepdim=True)
     return input * _C.where(size > maxnorm, maxnorm / (size + 1e-7), 1.0)
@@ -244,7 +252,7 @@ def cov(input, *, correction=1, fweights=None, aweights=None):
     else:
         less = count - correction * (w * aweights).sum() / count
     c = (away if w is None else away * w) @ away.T / less
-    return c.reshape(()) if input.dim() < 2 else c
+    return c.reshape(()) if c.numel() == 1 else c
 
 
 @both

@@ -14,4 +14,7 @@ void pd_portable_conv_grad_weight(const pd_conv *c, const void *gy, const void *
 size_t pd_conv_bias_scratch(const pd_conv *c);
 void pd_conv_grad_bias(const pd_conv *c, const void *gy, void *gbias, void *scratch);
 
+/* C = A @ B of integers, which wrap around; without bias, relu and beta. */
+void pd_portable_gemm_whole(const pd_gemm *s, const void *a, const void *b, void *c);
+
 #endif

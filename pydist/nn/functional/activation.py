@@ -33,6 +33,8 @@ def elu(input, alpha=1.0, inplace=False):
 
 def celu(input, alpha=1.0, inplace=False):
     """input where it is positive, else alpha * (exp(input / alpha) - 1)."""
+    if alpha == 0:
+        raise RuntimeError("celu: alpha is 0 (expected another number)")
     return (_C.elu_ if inplace else _C.elu)(input, alpha, 1.0, 1.0 / alpha)
 
 
@@ -55,6 +57,8 @@ def hardtanh(input, min_val=-1.0, max_val=1.0, inplace=False):
     """input, at least min_val and at most max_val."""
     if min_val > max_val:
         raise ValueError(f"hardtanh: min_val {min_val} is above max_val {max_val}")
+    if not input.is_floating_point():
+        return input.clamp_(int(min_val), int(max_val)) if inplace else input.clamp(int(min_val), int(max_val))
     return _C.hardtanh_(input, min_val, max_val) if inplace else _C.hardtanh(input, min_val, max_val)
 
 
@@ -135,7 +139,7 @@ def _or_written(input, result, inplace):
 def threshold(input, threshold, value, inplace=False):
     """input where it is above threshold, else value."""
     kept = input.clone() if inplace else input
-    return _or_written(input, kept.masked_fill(~(kept > threshold), value), inplace)
+    return _or_written(input, kept.masked_fill(kept <= threshold, value), inplace)
 
 
 def threshold_(input, threshold_, value):

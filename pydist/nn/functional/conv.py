@@ -28,7 +28,7 @@ def sizes_of(name, value, count):
     if len(value) == 1:
         value *= count
     if len(value) != count:
-        raise ValueError(f"{name} has {len(value)} values (expected {count})")
+        raise _C.ArgumentError(f"{name} has {len(value)} values (expected {count})")
     return value
 
 

@@ -4,11 +4,14 @@ import math
 
 from pydist import _C
 from pydist._autocast import in_float32
+from pydist._functions._register import as_floats
+from pydist._functions.shape import broadcast_tensors
 from pydist.nn.functional.loss import reduced, reduction_of
 
 
 def cosine_similarity(x1, x2, dim=1, eps=1e-8):
     """The sum of products over dim, divided by max(norm of x1, eps) * max(norm of x2, eps)."""
+    x1, x2 = broadcast_tensors(*as_floats(x1, x2))
     sizes = [_C.maximum(x.norm(2, dim, keepdim=True), eps) for x in (x1, x2)]
     return ((x1 / sizes[0]) * (x2 / sizes[1])).sum(dim)
 

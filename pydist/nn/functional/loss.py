@@ -10,7 +10,7 @@ def reduction_of(size_average, reduce, reduction):
     if size_average is not None or reduce is not None:
         reduction = "none" if reduce is False else "sum" if size_average is False else "mean"
     if reduction not in ("none", "mean", "sum"):
-        raise ValueError(f"{reduction} is not a valid value for reduction")
+        raise _C.ArgumentError(f"{reduction} is not a valid value for reduction")
     return reduction
 
 

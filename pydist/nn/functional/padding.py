@@ -31,14 +31,19 @@ def pad(input, pad, mode="constant", value=None):
         raise NotImplementedError(
             f"pad: {len(pad)} numbers for shape {shape} in mode {mode!r} (expected two a dimension)"
         )
+    sizes = [n + b + a for n, b, a in zip(reversed(input.shape), pad[::2], pad[1::2])]
+    if min(sizes) < 1:
+        raise RuntimeError(f"pad: {pad} leaves nothing of shape {tuple(input.shape)}")
     extend = _extended if mode == "circular" else in_float32(_extended)
     return extend(input, pad, mode)
 
 
 def _extended(input, pad, mode):
-    more = [max(p, 0) for p in pad]
+    more, less = [max(p, 0) for p in pad], [min(p, 0) for p in pad]
+    if mode == "circular" and any(less):  # around what is left; the others continue the whole input
+        input, less = _C.constant_pad_nd(input, less), []
     input = pad_around(input, more, mode) if any(more) else input
-    return _C.constant_pad_nd(input, [min(p, 0) for p in pad]) if min(pad, default=0) < 0 else input
+    return _C.constant_pad_nd(input, less) if any(less) else input
 
 
 def pixel_shuffle(input, upscale_factor):

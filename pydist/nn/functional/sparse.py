@@ -93,13 +93,13 @@ def embedding_bag(
 def one_hot(tensor, num_classes=-1):
     """int64 zeros [..., num_classes] with a 1 at each index of tensor [...]; -1: one more than the largest index."""
     if tensor.dtype != _C.int64:
-        raise TypeError(f"one_hot: tensor is {tensor.dtype} (expected int64)")
+        raise _C.DTypeError(f"one_hot: tensor is {tensor.dtype} (expected int64)")
     if tensor.numel() and tensor.min().item() < 0:
-        raise ValueError(f"one_hot: index {tensor.min().item()} is negative")
+        raise _C.ArgumentError(f"one_hot: index {tensor.min().item()} is negative")
     if num_classes < 0:
         if not tensor.numel():
-            raise ValueError("one_hot: num_classes of an empty tensor is not known")
+            raise _C.ArgumentError("one_hot: num_classes of an empty tensor is not known")
         num_classes = tensor.max().item() + 1
     elif tensor.numel() and tensor.max().item() >= num_classes:
-        raise ValueError(f"one_hot: index {tensor.max().item()} is out of range (expected 0 to {num_classes - 1})")
+        raise _C.ArgumentError(f"one_hot: index {tensor.max().item()} is out of range (expected 0 to {num_classes - 1})")
     return (tensor.unsqueeze(-1) == _C.arange(num_classes)).long()
