@@ -110,6 +110,8 @@ def tensor_repr(tensor):
         width = max((len(text_of(v)) for v in measured), default=0) if tensor.dim() else 0
         body = _lay_out(nested, text_of, width, indent, tensor.dim())
         usual = (_C.float32, _C.int64, _C.bool)
+    if tensor.is_cuda:
+        notes.append(f"device='{tensor.device}'")
     if tensor.dtype not in usual:
         notes.append(f"dtype={tensor.dtype}")
     if tensor.grad_fn is not None:
@@ -160,7 +162,7 @@ class Storage:
         return new
 
     def __reduce__(self):
-        return _load_storage, (memoryview(self.bytes).tobytes() if self.bytes.numel() else b"",)
+        return _load_storage, (memoryview(self.bytes.cpu()).tobytes() if self.bytes.numel() else b"",)
 
 
 _storages = WeakValueDictionary()  # by address

@@ -10,7 +10,7 @@ from pydist import _C
 
 TOP = Path(__file__).resolve().parents[1]
 # A folder includes only headers of folders listed before it.
-ROOMS = ["base", "device", "kernels", "tensor", "autograd", "ops", "optim", "mpi", "comm", "parallel", "io", "py"]
+ROOMS = ["base", "device", "kernels", "cuda", "tensor", "autograd", "ops", "optim", "mpi", "comm", "parallel", "io", "py"]
 TENSORS = {"tensor", "autograd", "ops", "optim"}  # what comm must not know
 
 

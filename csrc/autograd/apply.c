@@ -142,9 +142,20 @@ static pd_status record(const pd_call *c, pd_tensor *const *saved_in, double wor
     return PD_OK;
 }
 
+/* A device's kernels are launched only: no work for this thread, and nothing to be read when they return. */
+static pd_status launch(pd_call *c) {
+    const pd_op *op = c->def->op;
+    const pd_device *d = pd_device_here;
+    if (!c->def->on_cuda) return pd_fail(PD_E_NOTIMPL, "%s: there is no CUDA kernel yet (the tensors are on %s)", c->def->name, d->name);
+    PD_TRY(d->scratch(d, op->scratch ? op->scratch(c) : 0, c->def->name, &c->scratch));
+    PD_TRY(op->kernel(c));
+    return d->check(d, c->def->name);
+}
+
 static pd_status run_kernel(pd_call *c, double *work) {
     const pd_op *op = c->def->op;
     if (!op->kernel) return PD_OK;
+    if (pd_device_here->kernels) return launch(c);
     PD_TRY(pd_scratch(op->scratch ? op->scratch(c) : 0, c->def->name, &c->scratch));
     bool finite = pd_nan_armed && pd_nan_inputs_finite(c);
     *work = work_of(c);
@@ -168,7 +179,7 @@ static bool take_home(pd_tensor *t) {
     pd_tensor *home = pd_next_home;
     pd_next_home = NULL;
     size_t dims = (size_t)t->ndim * sizeof *t->size;
-    if (!home || t->dtype != home->dtype || t->ndim != home->ndim || memcmp(t->size, home->size, dims) ||
+    if (!home || home->storage->device != pd_device_here || t->dtype != home->dtype || t->ndim != home->ndim || memcmp(t->size, home->size, dims) ||
         memcmp(t->stride, home->stride, dims))
         return false;
     pd_storage_retain(t->storage = home->storage);
@@ -185,8 +196,63 @@ static pd_status make_outputs(pd_call *c) {
     return PD_OK;
 }
 
+/* ---- devices ----------------------------------------------------------------------------------------------------- */
+
+/* Where the op runs: where its tensors lie, `into` too if there is one. A 0-d tensor on the CPU is as a number: *moves says that some
+   have to follow the others. */
+static pd_status place_of(const pd_def *def, pd_tensor *const *in, int nin, const pd_tensor *into, const pd_device **out, bool *moves) {
+    const pd_device *d = into ? into->storage->device : NULL;
+    bool numbers = false;
+    for (int i = 0; i < nin; i++) {
+        const pd_device *own = in[i] ? in[i]->storage->device : NULL;
+        if (!own || own == d) continue;
+        if (own == &pd_device_cpu && in[i]->ndim == 0) numbers = true;
+        else if (!d) d = own;
+        else
+            return pd_fail(PD_E_RUNTIME, "%s: tensors on different devices: %s and, input %d, %s (expected one device)", def->name, d->name, i, own->name);
+    }
+    *moves = numbers && d && d != &pd_device_cpu;
+    *out = d ? d : numbers ? &pd_device_cpu : pd_device_here;
+    return PD_OK;
+}
+
+/* moved[] gets the inputs, all of them on d; own[]: those made here. */
+static pd_status move_inputs(pd_tensor *const *in, int nin, const pd_device *d, pd_tensor **moved, pd_tensor **own) {
+    for (int i = 0; i < nin; i++) own[i] = NULL;
+    for (int i = 0; i < nin; i++) {
+        moved[i] = in[i];
+        if (!in[i] || in[i]->storage->device == d) continue;
+        PD_TRY(pd_engine.move(in[i], d, false, &own[i]));
+        moved[i] = own[i];
+    }
+    return PD_OK;
+}
+
+static pd_status run_here(const pd_def *def, pd_tensor **in, int nin, const void *attrs, pd_tensor **out, int *nout);
+
+static pd_status run_moved(const pd_def *def, pd_tensor **in, int nin, const void *attrs, pd_tensor **out, int *nout, const pd_device *d) {
+    pd_tensor *few[2 * PD_MAX_PARAMS], **moved = few;
+    if (nin > PD_MAX_PARAMS) PD_TRY(pd_malloc(sizeof *moved * 2 * (size_t)nin, def->name, &moved));
+    pd_status status = move_inputs(in, nin, d, moved, moved + nin);
+    if (!status) status = run_here(def, moved, nin, attrs, out, nout);
+    release_all(moved + nin, nin);
+    if (moved != few) pd_free(moved);
+    return status;
+}
+
 /* The op on inputs of their final dtypes. */
 static pd_status run(const pd_def *def, pd_tensor **in, int nin, const void *attrs, pd_tensor **out, int *nout) {
+    const pd_device *d = pd_device_here, *was;
+    bool moves = false;
+    if (!(def->op->flags & PD_ANY_DEVICE)) PD_TRY(place_of(def, in, nin, NULL, &d, &moves));
+    if (d == pd_device_here && !moves) return run_here(def, in, nin, attrs, out, nout);
+    pd_status status = pd_device_enter(d, &was);
+    if (!status) status = moves ? run_moved(def, in, nin, attrs, out, nout, d) : run_here(def, in, nin, attrs, out, nout);
+    pd_device_here = was;
+    return status;
+}
+
+static pd_status run_here(const pd_def *def, pd_tensor **in, int nin, const void *attrs, pd_tensor **out, int *nout) {
     const pd_op *op = def->op;
     pd_call c = {.def = def, .attrs = attrs, .in = in, .nin = nin, .nout = op->nout ? op->nout : 1};
     bool wants = c.wants = wants_record(def, in, nin);
@@ -286,7 +352,7 @@ static bool partly_overlaps(pd_tensor *const *in, int nin, const pd_tensor *into
     return false;
 }
 
-static pd_status run_into(const pd_def *def, pd_tensor **in, int nin, const void *attrs, pd_tensor *into) {
+static pd_status run_into_here(const pd_def *def, pd_tensor **in, int nin, const void *attrs, pd_tensor *into) {
     const pd_op *op = def->op;
     bool inplace = nin > 0 && in[0] == into;
     pd_call c = {.def = def, .attrs = attrs, .in = in, .nin = nin, .nout = 1};
@@ -322,6 +388,21 @@ done:
     pd_node_release(node);
     pd_tensor_release(copy);
     pd_tensor_release(shell);
+    return status;
+}
+
+static pd_status run_into(const pd_def *def, pd_tensor **in, int nin, const void *attrs, pd_tensor *into) {
+    const pd_device *d, *was;
+    pd_tensor *moved[2 * PD_MAX_PARAMS];
+    bool moves;
+    PD_TRY(place_of(def, in, nin, into, &d, &moves));
+    if (d == pd_device_here && !moves) return run_into_here(def, in, nin, attrs, into);
+    for (int i = 0; i < 2 * nin && moves; i++) moved[i] = NULL;
+    pd_status status = pd_device_enter(d, &was);
+    if (!status && moves) status = move_inputs(in, nin, d, moved, moved + nin);
+    if (!status) status = run_into_here(def, moves ? moved : in, nin, attrs, into);
+    if (moves) release_all(moved + nin, nin);
+    pd_device_here = was;
     return status;
 }
 

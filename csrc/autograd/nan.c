@@ -36,7 +36,7 @@ static bool any_from(const pd_tensor *t, int dim, const char *p, bool nan_only) 
 }
 
 static bool any(const pd_tensor *t, bool nan_only) {
-    if (!t || !pd_dtype_is_float((pd_dtype)t->dtype) || !t->numel) return false;
+    if (!t || !pd_dtype_is_float((pd_dtype)t->dtype) || !t->numel || t->storage->device->kernels) return false;
     if (!pd_tensor_is_contiguous(t)) return any_from(t, 0, pd_tensor_data(t), nan_only);
     return row_is((pd_dtype)t->dtype, pd_tensor_data(t), t->numel, (int64_t)pd_dtype_size((pd_dtype)t->dtype), nan_only);
 }

@@ -8,6 +8,7 @@
 extern bool pd_nan_armed;
 void pd_nan_init(void); /* reads the flag */
 
+/* Of tensors on the CPU; those on other devices count as finite. */
 bool pd_nan_has(const pd_tensor *t);    /* a NaN, infinities left aside */
 bool pd_nan_finite(const pd_tensor *t); /* also where t is NULL or not floating */
 bool pd_nan_inputs_finite(const pd_call *c);

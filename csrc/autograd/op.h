@@ -67,6 +67,7 @@ enum { /* pd_op.flags */
     PD_NO_BROADCAST_GRAD = 32, /* vjps already return the inputs' shapes */
     PD_CONTIGUOUS = 64,        /* the kernel writes contiguous outputs only */
     PD_SAVES_GEOMETRY = 128,   /* what it saves is read by pd_vjp_geometry alone: no business of saved-tensor hooks */
+    PD_ANY_DEVICE = 256,       /* inputs may lie where they will; infer says where the outputs do */
 };
 
 struct pd_vjp;
@@ -126,6 +127,7 @@ typedef struct pd_def {
     const pd_op *op;
     char name[40];
     int nparams, ninputs; /* a list counts as one input here; pd_call.nin counts its tensors */
+    bool on_cuda;         /* the kernel and its gradients touch elements by pd_here() alone (ops/cuda.def) */
     int list;             /* index of the list param's first tensor in in[], or -1 */
     pd_param params[PD_MAX_PARAMS];
     uint64_t defaults[PD_MAX_ATTRS / 8]; /* attrs with every default filled in */

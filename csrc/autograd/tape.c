@@ -506,10 +506,21 @@ static pd_tensor *unpack(pd_vjp *v, bool is_out, int index) {
 pd_tensor *pd_vjp_in(pd_vjp *v, int i) { return unpack(v, false, i); }
 pd_tensor *pd_vjp_out(pd_vjp *v, int i) { return unpack(v, true, i); }
 
+static const pd_device *device_of(const pd_vjp *v) {
+    for (int i = 0; i < v->node->nout; i++)
+        if (v->g[i]) return v->g[i]->storage->device;
+    return pd_device_here;
+}
+
 static void run_op(pd_vjp *v) {
     const pd_op *op = v->node->def->op;
-    if (op->vjp_fast && !v->create_graph) op->vjp_fast(v);
-    else if (op->vjp) op->vjp(v);
-    else v->status = pd_fail(PD_E_NOTIMPL, "%s: its gradient cannot be differentiated again (create_graph)", v->node->def->name);
+    const pd_device *d = device_of(v), *was;
+    v->status = pd_device_enter(d, &was);
+    if (!v->status && op->vjp_fast && !v->create_graph) op->vjp_fast(v);
+    else if (!v->status && op->vjp) op->vjp(v);
+    else if (!v->status)
+        v->status = pd_fail(PD_E_NOTIMPL, "%s: its gradient cannot be differentiated again (create_graph)", v->node->def->name);
+    if (!v->status) v->status = pd_device_check(d, v->node->def->name);
+    pd_device_here = was;
 }
 const pd_node_kind pd_node_of_op = {.run = run_op};

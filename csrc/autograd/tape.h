@@ -147,6 +147,7 @@ typedef struct pd_engine_ops {
     pd_status (*clone)(pd_tensor *t, pd_tensor **out);                     /* keeps dense strides */
     pd_status (*ones_like)(pd_tensor *t, pd_tensor **out);
     pd_status (*zeros_like)(pd_tensor *t, pd_tensor **out);
+    pd_status (*move)(pd_tensor *t, const pd_device *to, bool wait, pd_tensor **out); /* to another device, dense strides kept: recordable */
     /* view of t's storage with the geometry of `like`: recordable */
     pd_status (*as_strided)(pd_tensor *t, const pd_tensor *like, pd_tensor **out);
 } pd_engine_ops;

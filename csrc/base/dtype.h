@@ -7,6 +7,8 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "base/both.h"
+
 typedef struct { uint16_t bits; } pd_f16;
 typedef struct { uint16_t bits; } pd_bf16;
 typedef struct { float re, im; } pd_c64;
@@ -34,20 +36,21 @@ const char *pd_dtype_name(pd_dtype t); /* "float32" */
 pd_dtype pd_dtype_promote(pd_dtype a, pd_dtype b);
 
 /* Scalar conversions, round to nearest even, NaN kept. */
-static inline float pd_bf16_to_f32(pd_bf16 h) {
+PD_BOTH float pd_bf16_to_f32(pd_bf16 h) {
     uint32_t u = (uint32_t)h.bits << 16;
     float f;
     memcpy(&f, &u, 4);
     return f;
 }
-static inline pd_bf16 pd_f32_to_bf16(float f) {
+PD_BOTH pd_bf16 pd_f32_to_bf16(float f) {
     uint32_t u;
     memcpy(&u, &f, 4);
     uint32_t nan = (u & 0x7fffffffu) > 0x7f800000u;
     uint32_t r = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
-    return (pd_bf16){(uint16_t)(nan ? ((u >> 16) | 0x40u) : r)};
+    pd_bf16 h = {(uint16_t)(nan ? ((u >> 16) | 0x40u) : r)};
+    return h;
 }
-static inline float pd_f16_to_f32(pd_f16 h) {
+PD_BOTH float pd_f16_to_f32(pd_f16 h) {
     /* Shift the exponent and mantissa in place, then rescale: subnormals come out right by the multiplication. */
     uint32_t sign = (uint32_t)(h.bits & 0x8000u) << 16, rest = (uint32_t)(h.bits & 0x7fffu) << 13;
     float f;
@@ -63,7 +66,7 @@ static inline float pd_f16_to_f32(pd_f16 h) {
     memcpy(&f, &rest, 4);
     return f;
 }
-static inline pd_f16 pd_f32_to_f16(float f) {
+PD_BOTH pd_f16 pd_f32_to_f16(float f) {
     uint32_t u;
     memcpy(&u, &f, 4);
     uint32_t sign = (u >> 16) & 0x8000u, a = u & 0x7fffffffu, r;
@@ -78,7 +81,8 @@ static inline pd_f16 pd_f32_to_f16(float f) {
         memcpy(&b, &x, 4);
         r = b - 0x3f000000u;
     }
-    return (pd_f16){(uint16_t)(sign | r)};
+    pd_f16 h = {(uint16_t)(sign | r)};
+    return h;
 }
 
 #endif

@@ -11,9 +11,11 @@
 
 #include <stdint.h>
 
+#include "base/both.h"
+
 typedef struct pd_philox { uint32_t v[4]; } pd_philox;
 
-static inline pd_philox pd_philox_at(uint64_t seed, uint32_t stream, uint64_t call, uint32_t block) {
+PD_BOTH pd_philox pd_philox_at(uint64_t seed, uint32_t stream, uint64_t call, uint32_t block) {
     uint32_t c0 = block, c1 = stream, c2 = (uint32_t)call, c3 = (uint32_t)(call >> 32);
     uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
     for (int round = 0; round < 10; round++) {
@@ -26,12 +28,13 @@ static inline pd_philox pd_philox_at(uint64_t seed, uint32_t stream, uint64_t ca
         k0 += 0x9E3779B9u;
         k1 += 0xBB67AE85u;
     }
-    return (pd_philox){{c0, c1, c2, c3}};
+    pd_philox drawn = {{c0, c1, c2, c3}};
+    return drawn;
 }
 
 /* [0, 1) with 24 and 53 bits. */
-static inline float pd_u32_to_f32(uint32_t u) { return (float)(u >> 8) * 0x1p-24f; }
-static inline double pd_u64_to_f64(uint64_t u) { return (double)(u >> 11) * 0x1p-53; }
+PD_BOTH float pd_u32_to_f32(uint32_t u) { return (float)(u >> 8) * 0x1p-24f; }
+PD_BOTH double pd_u64_to_f64(uint64_t u) { return (double)(u >> 11) * 0x1p-53; }
 
 /* The key of one random op call: copied into the op's attributes so that replay and checkpointing give the same draw. */
 typedef struct pd_rng_key {

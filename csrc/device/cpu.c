@@ -129,4 +129,6 @@ static void cpu_free(const pd_device *d, void *p, size_t bytes) {
 const pd_device pd_device_cpu = {
     .kind = PD_DEVICE_CPU, .index = -1, .name = "cpu", .alloc = cpu_alloc, .free = cpu_free};
 
+_Thread_local const pd_device *pd_device_here = &pd_device_cpu;
+
 int64_t pd_device_cpu_bytes(void) { return held; }

@@ -1,7 +1,9 @@
 /* Numeric kernels on raw pointers, sizes and strides. No tensors, no allocation: scratch is the caller's.
 
-   pd_cpu() gives the table of the best instruction set that the processor and PYDIST_ISA allow; kernels/cpu is compiled
-   once per set. matmul and conv choose between kernels/onednn and kernels/portable at run time. Every kernel may use
+   pd_here() gives the table of the device that the op runs on (device/device.h): on the CPU pd_cpu(), that of the best
+   instruction set that the processor and PYDIST_ISA allow (kernels/cpu is compiled once per set); on CUDA csrc/cuda's, whose
+   pointers are to the device's memory, but for loop.h's cells, and whose functions launch: what they return or write to the
+   host they wait for. matmul and conv choose between kernels/onednn and kernels/portable at run time. Every kernel may use
    pd_parallel; results do not depend on the number of threads. Types: unless said otherwise F32, F64, F16, BF16 (the last
    two compute in float) and, where "any" is said, the integers and BOOL too. Calls with a type that a kernel does not have
    are the caller's bug: ops/ checks dtypes first. */
@@ -11,6 +13,9 @@
 #include "base/dtype.h"
 #include "base/rng.h"
 #include "base/status.h"
+#ifndef __cplusplus
+#include "device/device.h"
+#endif
 #include "kernels/loop.h"
 
 typedef enum pd_unary {
@@ -126,7 +131,7 @@ typedef struct pd_resample {
     const double *weight;
 } pd_resample;
 
-/* Nearest: labels outside [0, C) other than ignore_index are an error the caller finds with pd_cpu()->labels_check. */
+/* Nearest: labels outside [0, C) other than ignore_index are an error the caller finds with pd_here()->labels_check. */
 typedef struct pd_xent {
     int64_t rows, C;              /* logits[rows, C], contiguous; class along the last axis */
     const int64_t *target;        /* [rows] */
@@ -148,7 +153,7 @@ typedef struct pd_gemm {
 } pd_gemm;
 static inline pd_dtype pd_gemm_result(const pd_gemm *c) { return c->wide ? PD_F32 : c->t; }
 
-typedef struct pd_cpu_table {
+typedef struct pd_kernels {
     /* Elementwise. `a` is the scalar of binary.def (1 where there is none). */
     void (*unary)(pd_unary fn, pd_dtype t, const pd_loop *l);                /* out, x: any per domain */
     void (*unary_grad)(pd_unary fn, pd_dtype t, const pd_loop *l);           /* gx, g, x or y (the row's saved one) */
@@ -261,17 +266,25 @@ typedef struct pd_cpu_table {
     /* The portable product, of which pd_gemm_run makes use; any batch, M, N, K. */
     size_t (*gemm_scratch)(const pd_gemm *c);
     void (*gemm)(const pd_gemm *c, const void *A, const void *B, const void *bias, void *C, void *scratch);
-} pd_cpu_table;
+} pd_kernels;
 
-const pd_cpu_table *pd_cpu(void);
+/* Differs between tables that a caller could confuse: of other members, or other functions behind the numbers. */
+#define PD_KERNELS_LAYOUT                                                                                                        \
+    (sizeof(pd_kernels) + UINT64_C(1000) * PD_UNARY_COUNT + UINT64_C(100000) * PD_BINARY_COUNT + UINT64_C(10000000) * PD_POINTWISE_COUNT + \
+     UINT64_C(1000000000) * PD_COMPARE_COUNT + UINT64_C(100000000000) * PD_TERNARY_COUNT)
+
+#ifndef __cplusplus /* csrc/cuda, which fills a table and calls none */
+const pd_kernels *pd_cpu(void);
+static inline const pd_kernels *pd_here(void) { return pd_device_here->kernels ? pd_device_here->kernels : pd_cpu(); }
 
 /* n contiguous elements of one type as another. */
 static inline void pd_convert(pd_dtype to, pd_dtype from, int64_t n, const void *x, void *out) {
     pd_loop l = {.ndim = 1, .nop = 2, .numel = n, .size = {n}, .ptr = {out, (char *)(uintptr_t)x}};
     l.stride[0][0] = (int64_t)pd_dtype_size(to);
     l.stride[1][0] = (int64_t)pd_dtype_size(from);
-    pd_cpu()->copy(to, from, &l);
+    pd_here()->copy(to, from, &l);
 }
+#endif
 
 size_t pd_gemm_scratch(const pd_gemm *c); /* bytes, 64-byte aligned */
 pd_status pd_gemm_run(const pd_gemm *c, const void *A, const void *B, const void *bias, void *C, void *scratch);

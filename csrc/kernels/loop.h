@@ -2,7 +2,8 @@
 
    Built by tensor/iter from tensors (broadcast dims get stride 0, dims are sorted and merged where strides allow, so a
    contiguous call has ndim 1), read by the kernels. Operand 0 is written. Strides are in bytes. dims[0] is outermost,
-   the last one innermost. ndim 0 is one element. */
+   the last one innermost. ndim 0 is one element. An operand that is a
+   cell is one value in the host's memory, whatever the device; its strides are 0. */
 #ifndef PD_KERNELS_LOOP_H
 #define PD_KERNELS_LOOP_H
 
@@ -13,6 +14,7 @@
 
 typedef struct pd_loop {
     int ndim, nop;
+    unsigned cells; /* bit k: operand k is one */
     int64_t numel;
     int64_t size[PD_MAX_DIMS];
     int64_t stride[PD_MAX_OPERANDS][PD_MAX_DIMS];

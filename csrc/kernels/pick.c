@@ -4,7 +4,7 @@
 #include "kernels/onednn/onednn.h"
 #include "kernels/portable/portable.h"
 
-const pd_cpu_table *pd_cpu(void) {
+const pd_kernels *pd_cpu(void) {
 #if defined(__x86_64__)
     switch (pd_cpu_isa()) {
         case PD_ISA_AVX512: return &pd_cpu_table_avx512;

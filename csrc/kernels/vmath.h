@@ -20,9 +20,17 @@
 #include <stdint.h>
 #include <string.h>
 
+#ifdef __CUDACC__
+#define VM static __host__ __device__ __forceinline__
+#else
 #define VM static inline __attribute__((always_inline, unused))
+#endif
 
-#if defined(__FMA__) || defined(__aarch64__)
+#ifdef __CUDA_ARCH__
+#define VM_HAS_FMA 1
+#define VM_FMAF(a, b, c) fmaf(a, b, c)
+#define VM_FMA(a, b, c) fma(a, b, c)
+#elif defined(__FMA__) || defined(__aarch64__)
 #define VM_HAS_FMA 1
 #define VM_FMAF(a, b, c) __builtin_fmaf(a, b, c)
 #define VM_FMA(a, b, c) __builtin_fma(a, b, c)
@@ -32,6 +40,13 @@
 #define VM_FMA(a, b, c) ((a) * (b) + (c))
 #endif
 
+#ifdef __CUDA_ARCH__
+#define VM_SQRTF sqrtf
+#define VM_SQRT sqrt
+#else
+#define VM_SQRTF __builtin_sqrtf
+#define VM_SQRT __builtin_sqrt
+#endif
 #define VM_INFF __builtin_inff()
 #define VM_INF __builtin_inf()
 #define VM_NANF __builtin_nanf("")
@@ -390,8 +405,8 @@ VM double vm_atan(double x) {
     r += big * 1.5707963267948966 + mid * 0.7853981633974483;
     return vm_signed(a != a ? a : r, x);
 }
-VM double vm_asin(double x) { return 2.0 * vm_atan(x / (1.0 + __builtin_sqrt((1.0 - x) * (1.0 + x)))); }
-VM double vm_acos(double x) { return 2.0 * vm_atan(__builtin_sqrt((1.0 - x) / (1.0 + x))); }
+VM double vm_asin(double x) { return 2.0 * vm_atan(x / (1.0 + VM_SQRT((1.0 - x) * (1.0 + x)))); }
+VM double vm_acos(double x) { return 2.0 * vm_atan(VM_SQRT((1.0 - x) / (1.0 + x))); }
 VM double vm_sinh(double x) {
     double a = vm_abs(x), e = vm_expm1(a), h = vm_exp(0.5 * a);
     return vm_signed(a > 30.0 ? 0.5 * h * h : 0.5 * (e + e / (e + 1.0)), x);
@@ -402,11 +417,11 @@ VM double vm_cosh(double x) {
 }
 VM double vm_asinh(double x) {
     double a = vm_abs(x), z = a * a;
-    return vm_signed(a > 1e9 ? vm_log(a) + 0.6931471805599453 : vm_log1p(a + z / (1.0 + __builtin_sqrt(1.0 + z))), x);
+    return vm_signed(a > 1e9 ? vm_log(a) + 0.6931471805599453 : vm_log1p(a + z / (1.0 + VM_SQRT(1.0 + z))), x);
 }
 VM double vm_acosh(double x) {
     double t = x - 1.0;
-    double r = x > 1e9 ? vm_log(x) + 0.6931471805599453 : vm_log1p(t + __builtin_sqrt(t * (t + 2.0)));
+    double r = x > 1e9 ? vm_log(x) + 0.6931471805599453 : vm_log1p(t + VM_SQRT(t * (t + 2.0)));
     return x < 1.0 ? VM_NAN : r;
 }
 VM double vm_atanh(double x) {
@@ -592,6 +607,44 @@ VM int64_t vm_floordiv_int(int64_t x, int64_t y) {
 VM int64_t vm_shl(int64_t x, int64_t y, int bits) { return y < 0 || y >= bits ? 0 : (int64_t)((uint64_t)x << y); }
 VM int64_t vm_shr(int64_t x, int64_t y, int bits) { return x >> (y < 0 || y >= bits ? bits - 1 : y); }
 
+#ifdef __cplusplus /* CUDA's: overloads where C has _Generic */
+#define VM_OVERLOAD1(fn)                        \
+    VM float fn##_of(float x) { return fn##f(x); } \
+    VM double fn##_of(double x) { return fn(x); }
+#define VM_OVERLOAD2(fn)                                          \
+    VM float fn##_of(float x, float y) { return fn##f(x, y); }    \
+    VM double fn##_of(double x, double y) { return fn(x, y); }
+#define VM_OVERLOAD_INTS1(fn)                             \
+    VM uint8_t fn##_of(uint8_t x) { return fn##_u8(x); }  \
+    VM int8_t fn##_of(int8_t x) { return fn##_i8(x); }    \
+    VM int16_t fn##_of(int16_t x) { return fn##_i16(x); } \
+    VM int32_t fn##_of(int32_t x) { return fn##_i32(x); } \
+    VM int64_t fn##_of(int64_t x) { return fn##_i64(x); }
+#define VM_OVERLOAD_INTS2(fn)                                                \
+    template <class I, class J> VM int64_t fn##_of(I x, J y) {               \
+        static_assert((I)0.5 == 0 && (J)0.5 == 0, "floats of one type have overloads of their own"); \
+        return fn##_int(x, y);                                               \
+    }
+#define VM_OVERLOAD_WHOLE(fn) \
+    template <class I> VM int64_t fn##_of(I x) { return vm_whole(x); }
+VM_OVERLOAD1(vm_exp) VM_OVERLOAD1(vm_log) VM_OVERLOAD1(vm_tanh) VM_OVERLOAD1(vm_sigmoid) VM_OVERLOAD1(vm_erf) VM_OVERLOAD1(vm_sin)
+VM_OVERLOAD1(vm_cos) VM_OVERLOAD1(vm_tan) VM_OVERLOAD1(vm_asin) VM_OVERLOAD1(vm_acos) VM_OVERLOAD1(vm_atan) VM_OVERLOAD1(vm_sinh)
+VM_OVERLOAD1(vm_cosh) VM_OVERLOAD1(vm_asinh) VM_OVERLOAD1(vm_acosh) VM_OVERLOAD1(vm_atanh) VM_OVERLOAD1(vm_expm1) VM_OVERLOAD1(vm_log1p)
+VM_OVERLOAD1(vm_log2) VM_OVERLOAD1(vm_log10) VM_OVERLOAD1(vm_tanh_softplus) VM_OVERLOAD2(vm_atan2) VM_OVERLOAD2(vm_logaddexp)
+VM_OVERLOAD1(vm_floor) VM_OVERLOAD_WHOLE(vm_floor) VM_OVERLOAD1(vm_ceil) VM_OVERLOAD_WHOLE(vm_ceil)
+VM_OVERLOAD1(vm_trunc) VM_OVERLOAD_WHOLE(vm_trunc) VM_OVERLOAD1(vm_round) VM_OVERLOAD_WHOLE(vm_round)
+VM_OVERLOAD1(vm_abs) VM_OVERLOAD_INTS1(vm_abs) VM_OVERLOAD1(vm_sign) VM_OVERLOAD_INTS1(vm_sign) VM_OVERLOAD1(vm_relu) VM_OVERLOAD_INTS1(vm_relu)
+VM_OVERLOAD2(vm_pow) VM_OVERLOAD_INTS2(vm_pow) VM_OVERLOAD2(vm_max) VM_OVERLOAD_INTS2(vm_max) VM_OVERLOAD2(vm_min) VM_OVERLOAD_INTS2(vm_min)
+VM_OVERLOAD2(vm_mod) VM_OVERLOAD_INTS2(vm_mod) VM_OVERLOAD2(vm_fmod) VM_OVERLOAD_INTS2(vm_fmod) VM_OVERLOAD2(vm_floordiv) VM_OVERLOAD_INTS2(vm_floordiv)
+VM float vm_sqrt_of(float x) { return VM_SQRTF(x); }
+VM double vm_sqrt_of(double x) { return VM_SQRT(x); }
+#define VM_FLOAT1(fn, x) fn##_of(x)
+#define VM_FLOAT2(fn, x, y) fn##_of(x, y)
+#define VM_ANY1(fn, x) fn##_of(x)
+#define VM_WHOLE(fn, x) fn##_of(x)
+#define VM_ANY2(fn, x, y) fn##_of(x, y)
+#define V_SQRT(x) vm_sqrt_of(x)
+#else
 #define VM_FLOAT1(fn, x) _Generic((x), float: fn##f, double: fn)(x)
 #define VM_FLOAT2(fn, x, y) _Generic((x), float: fn##f, double: fn)(x, y)
 #define VM_ANY1(fn, x)                                                                                            \
@@ -599,6 +652,8 @@ VM int64_t vm_shr(int64_t x, int64_t y, int bits) { return x >> (y < 0 || y >= b
              int32_t: fn##_i32, int64_t: fn##_i64)(x)
 #define VM_WHOLE(fn, x) _Generic((x), float: fn##f, double: fn, default: vm_whole)(x)
 #define VM_ANY2(fn, x, y) _Generic((x), float: fn##f, double: fn, default: fn##_int)(x, y)
+#define V_SQRT(x) _Generic((x), float: VM_SQRTF, double: VM_SQRT)(x)
+#endif
 
 #define V_EXP(x) VM_FLOAT1(vm_exp, x)
 #define V_LOG(x) VM_FLOAT1(vm_log, x)
@@ -627,7 +682,6 @@ VM int64_t vm_shr(int64_t x, int64_t y, int bits) { return x >> (y < 0 || y >= b
 #define V_CEIL(x) VM_WHOLE(vm_ceil, x)
 #define V_TRUNC(x) VM_WHOLE(vm_trunc, x)
 #define V_ROUND(x) VM_WHOLE(vm_round, x)
-#define V_SQRT(x) _Generic((x), float: __builtin_sqrtf, double: __builtin_sqrt)(x)
 #define V_ABS(x) VM_ANY1(vm_abs, x)
 #define V_SIGN(x) VM_ANY1(vm_sign, x)
 #define V_RELU(x) VM_ANY1(vm_relu, x)

@@ -98,11 +98,11 @@ static pd_status attend_infer(pd_call *c) {
 }
 static size_t attend_scratch(const pd_call *c) {
     pd_attention s = shape_of(c->attrs, c->in, c->out[0]);
-    return pd_cpu()->attention_scratch(&s, false);
+    return pd_here()->attention_scratch(&s, false);
 }
 static pd_status attend_kernel(const pd_call *c) {
     pd_attention s = shape_of(c->attrs, c->in, c->out[0]);
-    pd_cpu()->attention(&s, pd_tensor_data(c->in[Q]), pd_tensor_data(c->in[K]), pd_tensor_data(c->in[V]), c->in[MASK] ? pd_tensor_data(c->in[MASK]) : NULL,
+    pd_here()->attention(&s, pd_tensor_data(c->in[Q]), pd_tensor_data(c->in[K]), pd_tensor_data(c->in[V]), c->in[MASK] ? pd_tensor_data(c->in[MASK]) : NULL,
                         pd_tensor_data(c->out[0]), pd_tensor_data(c->out[1]), c->scratch);
     return PD_OK;
 }
@@ -132,10 +132,10 @@ static void attend_fast(pd_vjp *v) {
     if (v->status) return;
     pd_attention c = shape_of(v->attrs, in, out);
     strides_of(g, c.gs);
-    int64_t bytes = (int64_t)pd_cpu()->attention_scratch(&c, true);
+    int64_t bytes = (int64_t)pd_here()->attention_scratch(&c, true);
     pd_tensor *scratch = pd_x_new(v, PD_U8, 1, &bytes);
     if (v->status) return;
-    pd_cpu()->attention_grad(&c, pd_tensor_data(g), pd_tensor_data(in[Q]), pd_tensor_data(in[K]), pd_tensor_data(in[V]), in[MASK] ? pd_tensor_data(in[MASK]) : NULL,
+    pd_here()->attention_grad(&c, pd_tensor_data(g), pd_tensor_data(in[Q]), pd_tensor_data(in[K]), pd_tensor_data(in[V]), in[MASK] ? pd_tensor_data(in[MASK]) : NULL,
                              pd_tensor_data(out), pd_tensor_data(lse), pd_tensor_data(flat[Q]), pd_tensor_data(flat[K]), pd_tensor_data(flat[V]), pd_tensor_data(scratch));
     for (int i = 0; i < 3; i++)
         if (pd_vjp_needs(v, i)) pd_vjp_set(v, i, made[i]);

@@ -45,8 +45,9 @@ static pd_status infer_divisor(pd_call *c) {
     if (pd_dtype_is_float(computed(c)) || c->out[0]->numel == 0) return PD_OK;
     if (y) {
         PD_TRY(pd_call1(PD_OP_all, y, &over, &all));
-        pd_item(all, &nonzero);
+        pd_status status = pd_item(all, &nonzero);
         pd_tensor_release(all);
+        PD_TRY(status);
     }
     return nonzero.i ? PD_OK : pd_fail(PD_E_RUNTIME, "%s: an integer divisor is 0", c->def->name);
 }
@@ -67,7 +68,7 @@ static pd_status run(pd_binary fn, const pd_call *c) {
     pd_loop l;
     cells cell;
     build(&l, &cell, t, 3, c->attrs, computed(c));
-    pd_cpu()->binary(fn, computed(c), factor(c), &l);
+    pd_here()->binary(fn, computed(c), factor(c), &l);
     return PD_OK;
 }
 
@@ -76,7 +77,7 @@ static pd_status run_compare(pd_compare fn, const pd_call *c) {
     pd_loop l;
     cells cell;
     build(&l, &cell, t, 3, c->attrs, computed(c));
-    pd_cpu()->compare(fn, computed(c), &l);
+    pd_here()->compare(fn, computed(c), &l);
     return PD_OK;
 }
 
@@ -90,7 +91,7 @@ static void fused(pd_vjp *v, pd_binary fn, int which) {
     pd_loop l;
     cells cell;
     build(&l, &cell, t, 4, v->attrs, (pd_dtype)g->dtype);
-    pd_cpu()->binary_grad(fn, which, (pd_dtype)g->dtype, 1, &l);
+    pd_here()->binary_grad(fn, which, (pd_dtype)g->dtype, 1, &l);
     pd_vjp_set(v, which, gx);
 }
 
@@ -168,7 +169,7 @@ static pd_status where_kernel(const pd_call *c) {
     pd_tensor *t[4] = {c->out[0], c->in[0], c->in[1], c->in[2]};
     pd_loop l;
     pd_loop_build(&l, 4, t);
-    pd_cpu()->where(pd_dtype_size((pd_dtype)c->out[0]->dtype), &l);
+    pd_here()->where(pd_dtype_size((pd_dtype)c->out[0]->dtype), &l);
     return PD_OK;
 }
 
@@ -206,8 +207,7 @@ static pd_status where_compose(pd_call *c) {
             in[1 + i] = x;
             continue;
         }
-        status = x ? pd_engine.cast(x, t, &own[i]) : pd_tensor_new("where", t, 0, NULL, &own[i]);
-        if (!status && !x) pd_scalar_store(numbers[i], t, pd_tensor_data(own[i]));
+        status = x ? pd_engine.cast(x, t, &own[i]) : pd_scalar_tensor(numbers[i], t, &own[i]);
         in[1 + i] = own[i];
     }
     if (!status) status = pd_apply(PD_DEF(where_same), in, 3, NULL, c->out, NULL);

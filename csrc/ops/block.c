@@ -49,7 +49,7 @@ static void copy_to(pd_tensor *x, const int64_t *stride, void *to) {
     memcpy(t.stride, stride, sizeof(int64_t) * (size_t)x->ndim);
     pd_loop l;
     pd_loop_build(&l, 2, pair);
-    pd_cpu()->copy((pd_dtype)x->dtype, (pd_dtype)x->dtype, &l);
+    pd_here()->copy((pd_dtype)x->dtype, (pd_dtype)x->dtype, &l);
 }
 
 void pd_block_pack(pd_tensor *x, unsigned bits, void *to) {

@@ -7,7 +7,7 @@ static pd_status copy_kernel_of(pd_tensor *to, pd_tensor *from) {
     pd_tensor *t[2] = {to, from};
     pd_loop l;
     pd_loop_build(&l, 2, t);
-    pd_cpu()->copy((pd_dtype)to->dtype, (pd_dtype)from->dtype, &l);
+    pd_here()->copy((pd_dtype)to->dtype, (pd_dtype)from->dtype, &l);
     return PD_OK;
 }
 
@@ -74,7 +74,7 @@ static pd_status fill_kernel(const pd_call *c) {
     pd_loop l;
     pd_scalar_store(c->attrs, (pd_dtype)c->out[0]->dtype, cell);
     pd_loop_build(&l, 1, c->out);
-    pd_cpu()->fill(pd_dtype_size((pd_dtype)c->out[0]->dtype), cell, &l);
+    pd_here()->fill(pd_dtype_size((pd_dtype)c->out[0]->dtype), cell, &l);
     return PD_OK;
 }
 

@@ -48,7 +48,7 @@ static pd_status cat_kernel(const pd_call *c) {
         pd_tensor *t[2] = {&part, x};
         pd_loop l;
         pd_loop_build(&l, 2, t);
-        pd_cpu()->copy((pd_dtype)part.dtype, (pd_dtype)x->dtype, &l);
+        pd_here()->copy((pd_dtype)part.dtype, (pd_dtype)x->dtype, &l);
         part.offset += x->size[dim] * part.stride[dim];
     }
     return PD_OK;

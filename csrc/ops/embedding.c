@@ -19,7 +19,7 @@ static pd_status offsets_of(const char *op, const pd_tensor *index, int64_t rows
     flat.dtype = PD_I64;
     pd_shape_contiguous(flat.ndim, flat.size, flat.stride);
     pd_loop_build(&l, 2, pair);
-    pd_cpu()->copy(PD_I64, (pd_dtype)index->dtype, &l);
+    pd_here()->copy(PD_I64, (pd_dtype)index->dtype, &l);
     for (int64_t i = 0; i < index->numel; i++) {
         if (out[i] < 0 || out[i] >= rows)
             return pd_fail(PD_E_INDEX, "%s: index %" PRId64 " is out of range (expected 0 to %" PRId64 ")", op, out[i], rows - 1);
@@ -43,7 +43,7 @@ static pd_status lookup_kernel(const pd_call *c) {
     pd_tensor *w = c->in[0], *o = c->out[0];
     int64_t n = c->in[1]->numel, bytes = w->size[1] * (int64_t)pd_dtype_size((pd_dtype)w->dtype), *offset = c->scratch;
     PD_TRY(offsets_of("embedding", c->in[1], w->size[0], bytes, offset));
-    pd_cpu()->take(n, (size_t)bytes, offset, pd_packed(w, offset + n), pd_tensor_data(o));
+    pd_here()->take(n, (size_t)bytes, offset, pd_packed(w, offset + n), pd_tensor_data(o));
     for (int64_t i = 0; i < n && a->hidden; i++)
         if (offset[i] == a->padding * bytes) memset((char *)pd_tensor_data(o) + i * bytes, 0, (size_t)bytes);
     return PD_OK;
@@ -71,10 +71,10 @@ static pd_status grad_kernel(const pd_call *c) {
     int64_t n = c->in[1]->numel, columns = o->size[1], bytes = columns * (int64_t)pd_dtype_size((pd_dtype)o->dtype), *offset = c->scratch, done = 0;
     PD_TRY(offsets_of("embedding_grad", c->in[1], a->rows, bytes, offset));
     const char *from = pd_packed(g, offset + n);
-    memset(pd_tensor_data(o), 0, pd_tensor_bytes(o));
+    pd_fill(o, &(pd_scalar){.cat = PD_CAT_INT});
     for (int64_t i = 0; i <= n; i++) /* runs without padding */
         if (i == n || (a->padding >= 0 && offset[i] == a->padding * bytes)) {
-            pd_cpu()->put_add((pd_dtype)o->dtype, i - done, columns, offset + done, from + done * bytes, bytes, pd_tensor_data(o));
+            pd_here()->put_add((pd_dtype)o->dtype, i - done, columns, offset + done, from + done * bytes, bytes, pd_tensor_data(o));
             done = i + 1;
         }
     return PD_OK;

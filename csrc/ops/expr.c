@@ -43,9 +43,15 @@ pd_status pd_scalar_fits(const char *op, const pd_scalar *s, pd_dtype t) {
     return pd_fail(PD_E_VALUE, "%s: %g does not fit into %s", op, d, pd_dtype_name(t));
 }
 
-void pd_item(const pd_tensor *t, pd_scalar *out) {
+pd_status pd_item(const pd_tensor *t, pd_scalar *out) {
+    const pd_device *d = t->storage->device;
     const void *p = pd_tensor_data(t);
+    char near[16];
     *out = (pd_scalar){.cat = pd_dtype_category((pd_dtype)t->dtype)};
+    if (d->copy) {
+        PD_TRY(d->copy(d, PD_TO_HOST, near, p, pd_dtype_size((pd_dtype)t->dtype), true));
+        p = near;
+    }
     switch ((pd_dtype)t->dtype) {
     case PD_BOOL: out->i = *(const uint8_t *)p != 0; break;
     case PD_U8: out->i = *(const uint8_t *)p; break;
@@ -53,27 +59,43 @@ void pd_item(const pd_tensor *t, pd_scalar *out) {
     case PD_I16: out->i = *(const int16_t *)p; break;
     case PD_I32: out->i = *(const int32_t *)p; break;
     case PD_I64: out->i = *(const int64_t *)p; break;
-    case PD_F16: out->d = pd_f16_to_f32(*(const pd_f16 *)p); return;
-    case PD_BF16: out->d = pd_bf16_to_f32(*(const pd_bf16 *)p); return;
-    case PD_F32: out->d = *(const float *)p; return;
-    case PD_F64: out->d = *(const double *)p; return;
-    default: return;
+    case PD_F16: out->d = pd_f16_to_f32(*(const pd_f16 *)p); return PD_OK;
+    case PD_BF16: out->d = pd_bf16_to_f32(*(const pd_bf16 *)p); return PD_OK;
+    case PD_F32: out->d = *(const float *)p; return PD_OK;
+    case PD_F64: out->d = *(const double *)p; return PD_OK;
+    default: return PD_OK;
     }
     out->d = (double)out->i;
+    return PD_OK;
 }
 
 pd_status pd_full_like(const pd_tensor *like, double value, pd_tensor **out) {
-    pd_tensor *t;
-    PD_TRY(pd_tensor_new("full_like", (pd_dtype)like->dtype, like->ndim, like->size, &t));
-    if (pd_shape_is_dense(like->ndim, like->size, like->stride))
-        for (int i = 0; i < like->ndim; i++) t->stride[i] = like->stride[i];
     pd_scalar s = pd_number(value);
+    pd_tensor *t;
+    const pd_device *was;
+    pd_status status = pd_device_enter(like->storage->device, &was);
+    if (!status) status = pd_tensor_new("full_like", (pd_dtype)like->dtype, like->ndim, like->size, &t);
+    if (!status) {
+        if (pd_shape_is_dense(like->ndim, like->size, like->stride))
+            for (int i = 0; i < like->ndim; i++) t->stride[i] = like->stride[i];
+        pd_fill(t, &s);
+        *out = t;
+    }
+    pd_device_here = was;
+    return status;
+}
+
+void pd_fill(pd_tensor *t, const pd_scalar *s) {
     char cell[16];
     pd_loop l;
-    pd_scalar_store(&s, (pd_dtype)t->dtype, cell);
+    pd_scalar_store(s, (pd_dtype)t->dtype, cell);
     pd_loop_build(&l, 1, &t);
-    pd_cpu()->fill(pd_dtype_size((pd_dtype)t->dtype), cell, &l);
-    *out = t;
+    pd_here()->fill(pd_dtype_size((pd_dtype)t->dtype), cell, &l);
+}
+
+pd_status pd_scalar_tensor(const pd_scalar *s, pd_dtype t, pd_tensor **out) {
+    PD_TRY(pd_tensor_new("scalar", t, 0, NULL, out));
+    pd_fill(*out, s);
     return PD_OK;
 }
 

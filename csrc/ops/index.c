@@ -139,7 +139,7 @@ static pd_status front_kernel(const pd_call *c) {
     size_t size = pd_dtype_size((pd_dtype)x->dtype);
     PD_TRY(places_of("index", x, c->in + 1, c->nin - 1, &p));
     PD_TRY(fill_offsets("index", x, c->in + 1, &p, *(const int64_t *)c->attrs, c->scratch));
-    pd_cpu()->take(p.whole ? p.count : p.count * p.block, p.whole ? size * (size_t)p.block : size, c->scratch, pd_tensor_data(x), pd_tensor_data(c->out[0]));
+    pd_here()->take(p.whole ? p.count : p.count * p.block, p.whole ? size * (size_t)p.block : size, c->scratch, pd_tensor_data(x), pd_tensor_data(c->out[0]));
     return PD_OK;
 }
 
@@ -149,7 +149,7 @@ static void front_vjp(pd_vjp *v) {
     pd_tensor *in[2 + PD_MAX_DIMS] = {pd_x_new(v, (pd_dtype)e->dtype, e->ndim, e->size), v->g[0]};
     for (int i = 0; i < n; i++) in[2 + i] = pd_vjp_in(v, 1 + i);
     if (v->status) return;
-    memset(pd_tensor_data(in[0]), 0, pd_tensor_bytes(in[0]));
+    pd_fill(in[0], &(pd_scalar){.cat = PD_CAT_INT});
     pd_vjp_set(v, 0, pd_x(v, PD_OP_index_put_front, &(pd_put_attrs){*(const int64_t *)v->attrs, 1}, 2 + n, in));
 }
 
@@ -190,12 +190,12 @@ static pd_status put_kernel(const pd_call *c) {
         pd_tensor *pair[2] = {o, c->in[0]};
         pd_loop l;
         pd_loop_build(&l, 2, pair);
-        pd_cpu()->copy((pd_dtype)o->dtype, (pd_dtype)o->dtype, &l);
+        pd_here()->copy((pd_dtype)o->dtype, (pd_dtype)o->dtype, &l);
     }
     int64_t count = p.whole ? p.count : p.count * p.block, block = p.whole ? p.block : 1;
     const void *from = pd_packed(values, (char *)c->scratch + offsets_bytes(&p));
-    if (a->accumulate) pd_cpu()->put_add((pd_dtype)o->dtype, count, block, c->scratch, from, block * size, pd_tensor_data(o));
-    else pd_cpu()->put(count, (size_t)(block * size), c->scratch, from, block * size, pd_tensor_data(o));
+    if (a->accumulate) pd_here()->put_add((pd_dtype)o->dtype, count, block, c->scratch, from, block * size, pd_tensor_data(o));
+    else pd_here()->put(count, (size_t)(block * size), c->scratch, from, block * size, pd_tensor_data(o));
     return PD_OK;
 }
 
@@ -217,7 +217,7 @@ static void put_vjp(pd_vjp *v) {
     in[0] = g;
     in[1] = pd_x_new(v, (pd_dtype)e->dtype, e->ndim, e->size);
     if (!in[1]) return;
-    memset(pd_tensor_data(in[1]), 0, pd_tensor_bytes(in[1]));
+    pd_fill(in[1], &(pd_scalar){.cat = PD_CAT_INT});
     pd_vjp_set(v, 0, pd_x(v, PD_OP_index_put_front, v->attrs, 2 + n, in));
 }
 

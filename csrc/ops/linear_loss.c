@@ -49,10 +49,10 @@ static pd_status run_chunk(job *j, int64_t row, int64_t m) {
     s.target += row;
     PD_TRY(product((pd_gemm){.t = j->t, .batch = 1, .M = m, .N = C, .K = D, .a_row = D, .a_col = 1, .b_row = 1, .b_col = D, .c_row = C},
                    x, w, at(j->in[BIAS], 0, 0), g));
-    j->total += pd_cpu()->xent(j->t, &s, g, lse, NULL, &sum);
+    j->total += pd_here()->xent(j->t, &s, g, lse, NULL, &sum);
     j->loss += sum;
     if (!gx && !gw && !gb) return PD_OK;
-    pd_cpu()->xent_grad(j->t, &s, g, lse, NULL, j->scale, g);
+    pd_here()->xent_grad(j->t, &s, g, lse, NULL, j->scale, g);
     if (gx)
         PD_TRY(product((pd_gemm){.t = j->t, .batch = 1, .M = m, .N = D, .K = C, .a_row = C, .a_col = 1, .b_row = D, .b_col = 1, .c_row = D,
                                  .wide = gx->dtype != (int)j->t}, g, w, NULL, at(gx, row, D)));
@@ -60,13 +60,13 @@ static pd_status run_chunk(job *j, int64_t row, int64_t m) {
         PD_TRY(product((pd_gemm){.t = j->t, .batch = 1, .M = C, .N = D, .K = m, .a_row = 1, .a_col = C, .b_row = D, .b_col = 1, .c_row = D,
                                  .beta = row > 0, .wide = gw->dtype != (int)j->t}, g, x, NULL, pd_tensor_data(gw)));
     if (gb) {
-        pd_cpu()->fold(PD_FOLD_SUM, j->t, j->t, &(pd_block){1, m, C}, g, pd_tensor_data(j->sums));
+        pd_here()->fold(PD_FOLD_SUM, j->t, j->t, &(pd_block){1, m, C}, g, pd_tensor_data(j->sums));
         pd_tensor *pair[3] = {gb, gb, j->sums};
         pd_loop l;
         if (row == 0) pd_convert((pd_dtype)gb->dtype, j->t, C, pd_tensor_data(j->sums), pd_tensor_data(gb));
         else if (gb->dtype == (int)j->t) {
             pd_loop_build(&l, 3, pair);
-            pd_cpu()->binary(PD_BINARY_add, j->t, 1, &l);
+            pd_here()->binary(PD_BINARY_add, j->t, 1, &l);
         } else {
             float *to = pd_tensor_data(gb), wide;
             for (int64_t c = 0; c < C; c++) {
@@ -190,8 +190,7 @@ static void fused_fast(pd_vjp *v) {
     const int of[] = {[GX] = X, [GW] = W, [GB] = BIAS};
     pd_tensor *x = pd_vjp_in(v, X), *target = pd_vjp_in(v, TARGET), *weight = pd_vjp_in(v, WEIGHT), *w = pd_vjp_in(v, W);
     pd_scalar factor;
-    if (v->status) return;
-    pd_item(v->g[0], &factor);
+    if (v->status || (v->status = pd_item(v->g[0], &factor))) return;
     bool half = a->dtype != PD_NO_DTYPE && x->dtype != PD_F64 ? a->dtype == PD_F16 : x->dtype == PD_F16;
     if (half && a->loss.reduction == PD_LOSS_MEAN) {
         target = pd_x_contiguous(v, target);

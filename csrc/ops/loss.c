@@ -19,7 +19,7 @@ static pd_xent rows_of(const pd_tensor *x, const pd_tensor *target, const pd_ten
 }
 
 pd_status pd_loss_check_labels(const char *op, const pd_xent *s) {
-    int64_t bad = pd_cpu()->labels_check(s->target, s->rows, s->C, s->ignore_index);
+    int64_t bad = pd_here()->labels_check(s->target, s->rows, s->C, s->ignore_index);
     if (bad < 0) return PD_OK;
     return pd_fail(PD_E_INDEX, "%s: target %" PRId64 " at row %" PRId64 " is out of range (expected 0 to %" PRId64 ", or ignore_index %" PRId64 ")",
                    op, s->target[bad], bad, s->C - 1, s->ignore_index);
@@ -42,8 +42,8 @@ static pd_status rows_run(const pd_call *c, bool logits) {
     PD_TRY(pd_loss_check_labels(logits ? "cross_entropy" : "nll_loss", &s));
     double sum = 0, total;
     void *losses = a->reduction == NONE ? pd_tensor_data(loss) : NULL;
-    if (logits) total = pd_cpu()->xent(t, &s, pd_tensor_data(x), pd_tensor_data(c->out[2]), losses, &sum);
-    else total = pd_cpu()->nll(t, &s, pd_tensor_data(x), losses, &sum);
+    if (logits) total = pd_here()->xent(t, &s, pd_tensor_data(x), pd_tensor_data(c->out[2]), losses, &sum);
+    else total = pd_here()->nll(t, &s, pd_tensor_data(x), losses, &sum);
     pd_scalar value = pd_number(a->reduction == MEAN ? sum / total : sum), weight = pd_number(total);
     if (!losses) pd_scalar_store(&value, t, pd_tensor_data(loss));
     pd_scalar_store(&weight, (pd_dtype)c->out[1]->dtype, pd_tensor_data(c->out[1]));
@@ -65,11 +65,12 @@ static void rows_fast(pd_vjp *v, bool logits) {
     pd_xent s = rows_of(x, target, weight, a);
     pd_scalar factor = {.d = 1}, all;
     const void *each = a->reduction == NONE ? pd_tensor_data(g) : NULL;
-    if (!each) pd_item(g, &factor);
-    pd_item(total, &all);
+    if (!each) v->status = pd_item(g, &factor);
+    if (!v->status) v->status = pd_item(total, &all);
+    if (v->status) return;
     double scale = a->reduction == MEAN ? factor.d / all.d : factor.d;
-    if (logits) pd_cpu()->xent_grad((pd_dtype)x->dtype, &s, pd_tensor_data(x), pd_tensor_data(lse), each, scale, pd_tensor_data(gx));
-    else pd_cpu()->nll_grad((pd_dtype)x->dtype, &s, each, scale, pd_tensor_data(gx));
+    if (logits) pd_here()->xent_grad((pd_dtype)x->dtype, &s, pd_tensor_data(x), pd_tensor_data(lse), each, scale, pd_tensor_data(gx));
+    else pd_here()->nll_grad((pd_dtype)x->dtype, &s, each, scale, pd_tensor_data(gx));
     pd_vjp_set(v, 0, gx);
 }
 
@@ -78,7 +79,7 @@ static pd_tensor *target_weights(pd_vjp *v, const loss_attrs *a, pd_tensor *x, p
     pd_tensor *q = v->status ? NULL : pd_x_new(v, (pd_dtype)x->dtype, 2, x->size);
     if (!q) return NULL;
     pd_xent s = rows_of(x, target, weight, a);
-    pd_cpu()->nll_grad((pd_dtype)x->dtype, &s, NULL, a->smoothing - 1, pd_tensor_data(q));
+    pd_here()->nll_grad((pd_dtype)x->dtype, &s, NULL, a->smoothing - 1, pd_tensor_data(q));
     if (a->smoothing == 0) return q;
     pd_tensor *even = pd_x_new(v, (pd_dtype)x->dtype, 2, x->size); /* smoothing / C of every class's weight, in rows that count */
     for (int64_t r = 0; even && r < s.rows; r++)

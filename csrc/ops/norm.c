@@ -49,10 +49,10 @@ static pd_status kernel(const pd_call *c) {
     const void *data = s.channels_last ? pd_tensor_data(x) : pd_packed(x, c->scratch), *w = data_or_null(c->in[WEIGHT]), *b = data_or_null(c->in[BIAS]);
     void *mean = (void *)(uintptr_t)data_or_null(c->in[MEAN]), *var = (void *)(uintptr_t)data_or_null(c->in[VAR]);
     if (!a->training) {
-        pd_cpu()->batch_norm_eval(t, &s, data, w, b, mean, var, pd_tensor_data(c->out[0]));
+        pd_here()->batch_norm_eval(t, &s, data, w, b, mean, var, pd_tensor_data(c->out[0]));
         return PD_OK;
     }
-    pd_cpu()->batch_norm_train(t, &s, data, w, b, a->momentum, mean, var, pd_tensor_data(c->out[0]), pd_tensor_data(c->out[1]), pd_tensor_data(c->out[2]));
+    pd_here()->batch_norm_train(t, &s, data, w, b, a->momentum, mean, var, pd_tensor_data(c->out[0]), pd_tensor_data(c->out[1]), pd_tensor_data(c->out[2]));
     if (mean) pd_tensor_bump(c->in[MEAN]);
     if (var) pd_tensor_bump(c->in[VAR]);
     return PD_OK;
@@ -116,7 +116,7 @@ static void vjp_fast(pd_vjp *v) {
     if (pd_vjp_needs(v, WEIGHT)) gw = pd_x_new(v, (pd_dtype)x->dtype, 1, &s.C);
     if (pd_vjp_needs(v, BIAS)) gb = pd_x_new(v, (pd_dtype)x->dtype, 1, &s.C);
     if (v->status) return;
-    pd_cpu()->batch_norm_grad((pd_dtype)x->dtype, &s, true, pd_tensor_data(g), pd_tensor_data(x), data_or_null(w), pd_tensor_data(mean),
+    pd_here()->batch_norm_grad((pd_dtype)x->dtype, &s, true, pd_tensor_data(g), pd_tensor_data(x), data_or_null(w), pd_tensor_data(mean),
                               pd_tensor_data(rstd), gx ? pd_tensor_data(gx) : NULL, gw ? pd_tensor_data(gw) : NULL, gb ? pd_tensor_data(gb) : NULL);
     pd_vjp_set(v, X, gx);
     pd_vjp_set(v, WEIGHT, gw);

@@ -1,6 +1,8 @@
 /* The register: descriptors in the order of ops.def, parsed once, and the ops that the engine asks for. */
 #include <string.h>
 
+#include "device/cuda.h"
+#include "kernels/kernels.h"
 #include "ops/ops.h"
 
 #define PD_OP(name) extern const pd_op pd_op_##name;
@@ -11,6 +13,12 @@ static const pd_op *const table[PD_OP_COUNT] = {
 #define PD_OP(name) [PD_OP_##name] = &pd_op_##name,
 #include "ops/ops.def"
 #undef PD_OP
+};
+
+static const bool on_cuda[PD_OP_COUNT] = {
+#define PD_ON_CUDA(name) [PD_OP_##name] = true,
+#include "ops/cuda.def"
+#undef PD_ON_CUDA
 };
 
 pd_def pd_defs[PD_OP_COUNT];
@@ -31,8 +39,14 @@ static pd_status add_into(pd_tensor *a, pd_tensor *b) {
 }
 
 static pd_status write_to(pd_tensor *to, pd_tensor *from) {
-    pd_tensor *in[2] = {to, from};
-    return pd_apply_into(PD_DEF(copy), in, 2, NULL, to);
+    pd_tensor *near = NULL, *in[2] = {to, from};
+    if (from->storage->device != to->storage->device) {
+        PD_TRY(pd_move(from, to->storage->device, true, &near));
+        in[1] = near;
+    }
+    pd_status status = pd_apply_into(PD_DEF(copy), in, 2, NULL, to);
+    pd_tensor_release(near);
+    return status;
 }
 
 static pd_status copy_into(pd_tensor *to, pd_tensor *from) {
@@ -60,9 +74,13 @@ static pd_status as_strided(pd_tensor *t, const pd_tensor *like, pd_tensor **out
 }
 
 pd_status pd_ops_init(void) {
-    for (int i = 0; i < PD_OP_COUNT; i++) PD_TRY(pd_def_init(&pd_defs[i], table[i]));
+    for (int i = 0; i < PD_OP_COUNT; i++) {
+        PD_TRY(pd_def_init(&pd_defs[i], table[i]));
+        pd_defs[i].on_cuda = on_cuda[i];
+    }
+    pd_cuda_expect(PD_KERNELS_LAYOUT, sizeof(pd_kernels));
     pd_engine = (pd_engine_ops){.add = add, .add_into = add_into, .sum_to = pd_sum_to, .cast = cast, .copy_into = copy_into,
                                 .write = write_to, .clone = clone, .ones_like = ones_like, .zeros_like = zeros_like,
-                                .as_strided = as_strided};
+                                .as_strided = as_strided, .move = pd_move};
     return PD_OK;
 }

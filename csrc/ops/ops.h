@@ -28,8 +28,14 @@ pd_status pd_call2(pd_op_id op, pd_tensor *x, pd_tensor *y, const void *attrs, p
 pd_status pd_full_like(const pd_tensor *like, double value, pd_tensor **out); /* dense strides kept */
 pd_status pd_contiguous(pd_tensor *t, pd_tensor **out); /* t itself, retained, where it is contiguous */
 pd_status pd_sum_to(pd_tensor *t, int ndim, const int64_t *size, pd_tensor **out);
-/* One number of the tensor as double or exact integer; numel must be 1. */
-void pd_item(const pd_tensor *t, pd_scalar *out);
+/* On another device; t itself, retained, where it is there. wait: until the bytes have arrived (or left, where t lies on the host). */
+pd_status pd_move(pd_tensor *t, const pd_device *to, bool wait, pd_tensor **out);
+/* One number of the tensor as double or exact integer; numel must be 1. Waits for a device. */
+pd_status pd_item(const pd_tensor *t, pd_scalar *out);
+/* Every element of t, which lies where the op runs. */
+void pd_fill(pd_tensor *t, const pd_scalar *s);
+/* A 0-d tensor of that value, where the op runs. */
+pd_status pd_scalar_tensor(const pd_scalar *s, pd_dtype t, pd_tensor **out);
 void pd_scalar_store(const pd_scalar *s, pd_dtype t, void *to);
 /* Whether an integer dtype can hold s (unsigned ones: or -s); others can. */
 pd_status pd_scalar_fits(const char *op, const pd_scalar *s, pd_dtype t);

@@ -16,12 +16,12 @@ static pd_block rows_of(const pd_tensor *x) {
 static size_t packed_end(const pd_call *c) { return (pd_packed_bytes(c) + 63) & ~(size_t)63; }
 static size_t sort_scratch(const pd_call *c) {
     pd_block b = rows_of(c->in[0]);
-    return packed_end(c) + pd_cpu()->sort_scratch(&b);
+    return packed_end(c) + pd_here()->sort_scratch(&b);
 }
 static pd_status sort_infer(pd_call *c) { return pd_out_like(c, 0, PD_I64, c->in[0]); }
 static pd_status sort_kernel(const pd_call *c) {
     pd_block b = rows_of(c->in[0]);
-    pd_cpu()->sort(((const sort_attrs *)c->attrs)->descending, (pd_dtype)c->in[0]->dtype, &b, pd_packed(c->in[0], c->scratch), pd_tensor_data(c->out[0]),
+    pd_here()->sort(((const sort_attrs *)c->attrs)->descending, (pd_dtype)c->in[0]->dtype, &b, pd_packed(c->in[0], c->scratch), pd_tensor_data(c->out[0]),
                    (char *)c->scratch + packed_end(c));
     return PD_OK;
 }
@@ -112,7 +112,7 @@ static pd_status gather_kernel(const pd_call *c) {
     int d;
     PD_TRY(pd_shape_dim("gather", *(const int64_t *)c->attrs, x->ndim, &d));
     PD_TRY(choose("gather", x->ndim, x->size, x->stride, bytes, c->in[1], d, c->scratch));
-    pd_cpu()->take(c->in[1]->numel, (size_t)bytes, c->scratch, pd_tensor_data(x), pd_tensor_data(c->out[0]));
+    pd_here()->take(c->in[1]->numel, (size_t)bytes, c->scratch, pd_tensor_data(x), pd_tensor_data(c->out[0]));
     return PD_OK;
 }
 static void gather_vjp(pd_vjp *v) {
@@ -139,8 +139,8 @@ static pd_status spread_kernel(const pd_call *c) {
     int d;
     PD_TRY(pd_shape_dim("gather_grad", a->dim, o->ndim, &d));
     PD_TRY(choose("gather_grad", o->ndim, o->size, o->stride, bytes, c->in[1], d, offset));
-    memset(pd_tensor_data(o), 0, pd_tensor_bytes(o));
-    pd_cpu()->put_add((pd_dtype)o->dtype, g->numel, 1, offset, pd_packed(g, offset + g->numel), bytes, pd_tensor_data(o));
+    pd_fill(o, &(pd_scalar){.cat = PD_CAT_INT});
+    pd_here()->put_add((pd_dtype)o->dtype, g->numel, 1, offset, pd_packed(g, offset + g->numel), bytes, pd_tensor_data(o));
     return PD_OK;
 }
 static void spread_vjp(pd_vjp *v) {
@@ -170,7 +170,7 @@ static pd_status running_kernel(const pd_call *c) {
     int dim;
     PD_TRY(pd_shape_dim("cumsum", a->dim, x->ndim, &dim));
     for (int d = 0; d < x->ndim; d++) *(d < dim ? &b.outer : d == dim ? &b.n : &b.inner) *= x->size[d];
-    pd_cpu()->cumsum(a->reverse, (pd_dtype)x->dtype, (pd_dtype)c->out[0]->dtype, &b, pd_packed(x, c->scratch), pd_tensor_data(c->out[0]));
+    pd_here()->cumsum(a->reverse, (pd_dtype)x->dtype, (pd_dtype)c->out[0]->dtype, &b, pd_packed(x, c->scratch), pd_tensor_data(c->out[0]));
     return PD_OK;
 }
 static void running_vjp(pd_vjp *v) {
@@ -226,7 +226,7 @@ static pd_status flip_kernel(const pd_call *c) {
             from.stride[d] = -from.stride[d];
         }
     pd_loop_build(&l, 2, pair);
-    pd_cpu()->copy((pd_dtype)from.dtype, (pd_dtype)from.dtype, &l);
+    pd_here()->copy((pd_dtype)from.dtype, (pd_dtype)from.dtype, &l);
     return PD_OK;
 }
 static void flip_vjp(pd_vjp *v) { pd_vjp_set(v, 0, pd_x_call1(v, PD_OP_flip, v->g[0], v->attrs)); }

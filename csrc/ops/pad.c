@@ -47,12 +47,12 @@ static pd_status kernel(const pd_call *c) {
     if (from.numel < whole->numel) {
         pd_scalar_store(&a->value, (pd_dtype)to.dtype, value);
         pd_loop_build(&l, 1, &whole);
-        pd_cpu()->fill(size, value, &l);
+        pd_here()->fill(size, value, &l);
     }
     to.numel = from.numel;
     if (!to.numel) return PD_OK;
     pd_loop_build(&l, 2, pair);
-    pd_cpu()->copy((pd_dtype)to.dtype, (pd_dtype)to.dtype, &l);
+    pd_here()->copy((pd_dtype)to.dtype, (pd_dtype)to.dtype, &l);
     return PD_OK;
 }
 

@@ -14,7 +14,7 @@ static void run(pd_pointwise fn, int which, pd_dtype t, const void *attrs, size_
     pd_loop l;
     memcpy(params, attrs, bytes);
     pd_loop_build(&l, nop, operands);
-    pd_cpu()->pointwise(fn, which, t, params, &l);
+    pd_here()->pointwise(fn, which, t, params, &l);
 }
 
 static pd_status forward(pd_pointwise fn, const pd_call *c) {
@@ -142,7 +142,8 @@ static pd_status check_probabilities(const char *what, pd_tensor *x) {
     pd_scalar hi = {0}, lo = {0};
     if (!x->numel) return PD_OK;
     pd_tensor *most = pd_x_call1(&v, PD_OP_amax, x, &all), *least = pd_x_call1(&v, PD_OP_amin, x, &all), *none;
-    if (most && least) pd_item(most, &hi), pd_item(least, &lo);
+    if (most && least) v.status = pd_item(most, &hi);
+    if (most && least && !v.status) v.status = pd_item(least, &lo);
     PD_TRY(pd_x_end(&v, NULL, &none));
     if (pd_dtype_category((pd_dtype)x->dtype) < PD_CAT_FLOAT) lo.d = (double)lo.i, hi.d = (double)hi.i;
     if (lo.d >= 0 && hi.d <= 1) return PD_OK;

@@ -52,7 +52,7 @@ static pd_status max_kernel(const pd_call *c) {
     const pool_attrs *a = c->attrs;
     void *room = c->scratch;
     pd_pool s = shape_of(c->in[0], a, (pd_dtype)c->in[0]->dtype);
-    pd_cpu()->max_pool(&s, pd_laid_out(c->in[0], a->nhwc, &room), pd_tensor_data(c->out[0]), pd_tensor_data(c->out[1]));
+    pd_here()->max_pool(&s, pd_laid_out(c->in[0], a->nhwc, &room), pd_tensor_data(c->out[0]), pd_tensor_data(c->out[1]));
     return PD_OK;
 }
 static pd_status grad_kernel(const pd_call *c) {
@@ -60,7 +60,7 @@ static pd_status grad_kernel(const pd_call *c) {
     void *room = c->scratch;
     pd_pool s = shape_of(c->in[0], a, (pd_dtype)c->in[0]->dtype);
     const void *g = pd_laid_out(c->in[0], a->nhwc, &room);
-    pd_cpu()->max_pool_grad(&s, g, pd_laid_out(c->in[1], a->nhwc, &room), pd_tensor_data(c->out[0]));
+    pd_here()->max_pool_grad(&s, g, pd_laid_out(c->in[1], a->nhwc, &room), pd_tensor_data(c->out[0]));
     return PD_OK;
 }
 static pd_status take_kernel(const pd_call *c) {
@@ -68,28 +68,28 @@ static pd_status take_kernel(const pd_call *c) {
     void *room = c->scratch;
     pd_pool s = shape_of(c->in[0], a, (pd_dtype)c->in[0]->dtype);
     const void *x = pd_laid_out(c->in[0], a->nhwc, &room);
-    pd_cpu()->max_pool_take(&s, x, pd_laid_out(c->in[1], a->nhwc, &room), pd_tensor_data(c->out[0]));
+    pd_here()->max_pool_take(&s, x, pd_laid_out(c->in[1], a->nhwc, &room), pd_tensor_data(c->out[0]));
     return PD_OK;
 }
 static pd_status index_kernel(const pd_call *c) {
     const pool_attrs *a = c->attrs;
     void *room = c->scratch;
     pd_pool s = shape_of(c->in[0], a, PD_I64);
-    pd_cpu()->max_pool_index(&s, pd_laid_out(c->in[0], a->nhwc, &room), pd_tensor_data(c->out[0]));
+    pd_here()->max_pool_index(&s, pd_laid_out(c->in[0], a->nhwc, &room), pd_tensor_data(c->out[0]));
     return PD_OK;
 }
 static pd_status avg_kernel(const pd_call *c) {
     const pool_attrs *a = c->attrs;
     void *room = c->scratch;
     pd_pool s = shape_of(c->in[0], a, (pd_dtype)c->in[0]->dtype);
-    pd_cpu()->avg_pool(&s, pd_laid_out(c->in[0], a->nhwc, &room), pd_tensor_data(c->out[0]));
+    pd_here()->avg_pool(&s, pd_laid_out(c->in[0], a->nhwc, &room), pd_tensor_data(c->out[0]));
     return PD_OK;
 }
 static pd_status avg_grad_kernel(const pd_call *c) {
     const pool_attrs *a = c->attrs;
     void *room = c->scratch;
     pd_pool s = shape_of(c->in[0], a, (pd_dtype)c->in[0]->dtype);
-    pd_cpu()->avg_pool_grad(&s, pd_laid_out(c->in[0], a->nhwc, &room), pd_tensor_data(c->out[0]));
+    pd_here()->avg_pool_grad(&s, pd_laid_out(c->in[0], a->nhwc, &room), pd_tensor_data(c->out[0]));
     return PD_OK;
 }
 

@@ -11,7 +11,7 @@ static pd_status mask_infer(pd_call *c) {
 static pd_status mask_kernel(const pd_call *c) {
     const mask_attrs *a = c->attrs;
     pd_tensor *x = c->in[0];
-    pd_cpu()->dropout((pd_dtype)x->dtype, x->numel, a->p, a->key, pd_packed(x, c->scratch), pd_tensor_data(c->out[0]));
+    pd_here()->dropout((pd_dtype)x->dtype, x->numel, a->p, a->key, pd_packed(x, c->scratch), pd_tensor_data(c->out[0]));
     return PD_OK;
 }
 
@@ -54,14 +54,14 @@ static pd_status draw_infer(pd_call *c) {
 static pd_status uniform_kernel(const pd_call *c) {
     const draw_attrs *a = c->attrs;
     if (!(a->a <= a->b)) return pd_fail(PD_E_VALUE, "uniform_: from is %g, to is %g (expected from <= to)", a->a, a->b);
-    pd_cpu()->uniform((pd_dtype)c->out[0]->dtype, c->out[0]->numel, a->a, a->b, a->key, pd_tensor_data(c->out[0]));
+    pd_here()->uniform((pd_dtype)c->out[0]->dtype, c->out[0]->numel, a->a, a->b, a->key, pd_tensor_data(c->out[0]));
     return PD_OK;
 }
 
 static pd_status normal_kernel(const pd_call *c) {
     const draw_attrs *a = c->attrs;
     if (!(a->b >= 0)) return pd_fail(PD_E_VALUE, "normal_: std is %g (expected at least 0)", a->b);
-    pd_cpu()->normal((pd_dtype)c->out[0]->dtype, c->out[0]->numel, a->a, a->b, a->key, pd_tensor_data(c->out[0]));
+    pd_here()->normal((pd_dtype)c->out[0]->dtype, c->out[0]->numel, a->a, a->b, a->key, pd_tensor_data(c->out[0]));
     return PD_OK;
 }
 
@@ -81,7 +81,7 @@ static pd_status bernoulli_infer(pd_call *c) { return pd_out_like(c, 0, (pd_dtyp
 static pd_status bernoulli_kernel(const pd_call *c) {
     const mask_attrs *a = c->attrs;
     if (!(a->p >= 0 && a->p <= 1)) return pd_fail(PD_E_VALUE, "bernoulli_: p is %g (expected 0 to 1)", a->p);
-    pd_cpu()->bernoulli((pd_dtype)c->out[0]->dtype, c->out[0]->numel, a->p, a->key, pd_tensor_data(c->out[0]));
+    pd_here()->bernoulli((pd_dtype)c->out[0]->dtype, c->out[0]->numel, a->p, a->key, pd_tensor_data(c->out[0]));
     return PD_OK;
 }
 

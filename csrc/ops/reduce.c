@@ -64,7 +64,7 @@ static pd_status fold(pd_fold f, const pd_call *c) {
         pd_block_pack(x, bits, c->scratch);
         data = c->scratch;
     }
-    pd_cpu()->fold(f, (pd_dtype)x->dtype, (pd_dtype)c->out[0]->dtype, &b, data, pd_tensor_data(c->out[0]));
+    pd_here()->fold(f, (pd_dtype)x->dtype, (pd_dtype)c->out[0]->dtype, &b, data, pd_tensor_data(c->out[0]));
     return PD_OK;
 }
 
@@ -123,11 +123,10 @@ static pd_tensor *products_of_others(pd_vjp *v, pd_tensor *x) {
             }
     pd_shape_attrs row = {.shape = {.n = 3, .v = {x->numel / n, 1, n}}};
     pd_ints square = {.n = 3, .v = {x->numel / n, n, n}};
-    pd_tensor *eye = pd_x_new(v, PD_BOOL, 2, (int64_t[]){n, n});
-    if (!eye) return NULL;
-    char *e = pd_tensor_data(eye);
-    memset(e, 0, (size_t)(n * n));
-    for (int64_t i = 0; i < n; i++) e[i * n + i] = 1;
+    pd_tensor *i = pd_x_new(v, PD_I64, 2, (int64_t[]){n, 1});
+    if (!i) return NULL;
+    pd_here()->range(PD_I64, pd_tensor_data(i), n, 0, 1);
+    pd_tensor *eye = pd_x2(v, PD_OP_eq, pd_val_of(i), pd_val_of(pd_x_call1(v, PD_OP_transpose, i, &(pd_dims2_attrs){0, 1}))).t;
     pd_tensor *wide = pd_x_call1(v, PD_OP_expand, pd_x_call1(v, PD_OP_reshape, pd_x_call1(v, PD_OP_permute, x, &order), &row), &square);
     pd_tensor *others = pd_x_call1(v, PD_OP_prod, pd_x_where(v, PD_OP_gt, pd_val_of(eye), pd_const(0), pd_const(1), pd_val_of(wide)).t, &last);
     return pd_x_call1(v, PD_OP_permute, pd_x_call1(v, PD_OP_reshape, others, &moved), &back);
@@ -142,7 +141,7 @@ static void prod_gradient(pd_vjp *v, bool again) {
     pd_scalar nonzero = {0};
     pd_tensor *any = pd_x_call1(v, PD_OP_all, x, &all);
     if (!any) return;
-    pd_item(any, &nonzero);
+    if ((v->status = pd_item(any, &nonzero))) return;
     if (nonzero.i) {
         pd_vjp_set(v, 0, pd_x2(v, PD_OP_div, pd_x2(v, PD_OP_mul, g, pd_val_of(keep_dims(v, y))), pd_val_of(x)).t);
         return;
@@ -224,7 +223,7 @@ static pd_status arg_run(const pd_call *c, bool largest, void *values, pd_tensor
     PD_TRY(arg_bits(c, &bits));
     pd_shape_contiguous(packed.ndim, packed.size, packed.stride); /* as pd_packed leaves it */
     pd_block_of(&packed, bits, &b);
-    pd_cpu()->arg(largest, (pd_dtype)packed.dtype, &b, pd_packed(c->in[0], c->scratch), values, pd_tensor_data(index));
+    pd_here()->arg(largest, (pd_dtype)packed.dtype, &b, pd_packed(c->in[0], c->scratch), values, pd_tensor_data(index));
     return PD_OK;
 }
 
@@ -249,7 +248,7 @@ static void put_along(pd_vjp *v, int dim, pd_tensor *g, pd_tensor *index) {
     const pd_edge *e = &v->node->edges[0];
     pd_tensor *in[2 + PD_MAX_DIMS], *zeros = pd_x_new(v, (pd_dtype)e->dtype, e->ndim, e->size);
     if (!zeros || !g || !index) return;
-    memset(pd_tensor_data(zeros), 0, pd_tensor_bytes(zeros));
+    pd_fill(zeros, &(pd_scalar){.cat = PD_CAT_INT});
     in[0] = zeros;
     in[1] = g;
     for (int d = 0; d < e->ndim; d++) {
@@ -261,7 +260,7 @@ static void put_along(pd_vjp *v, int dim, pd_tensor *g, pd_tensor *index) {
         for (int k = 0; k < e->ndim; k++) shape[k] = k == d ? e->size[d] : 1;
         in[2 + d] = pd_x_new(v, PD_I64, e->ndim, shape);
         if (!in[2 + d]) return;
-        pd_cpu()->range(PD_I64, pd_tensor_data(in[2 + d]), e->size[d], 0, 1);
+        pd_here()->range(PD_I64, pd_tensor_data(in[2 + d]), e->size[d], 0, 1);
     }
     pd_vjp_set(v, 0, pd_x(v, PD_OP_index_put_front, &(pd_put_attrs){.order = PD_INDEX_ORDER}, 2 + e->ndim, in));
 }
@@ -357,13 +356,13 @@ static size_t packed_end(const pd_call *c) { return (pd_packed_bytes(c) + 63) & 
 
 static size_t topk_bytes(const pd_call *c) {
     pd_block b = last_axis(c->in[0]);
-    return packed_end(c) + pd_cpu()->topk_scratch(&b);
+    return packed_end(c) + pd_here()->topk_scratch(&b);
 }
 
 static pd_status topk_kernel(const pd_call *c) {
     const topk_attrs *a = c->attrs;
     pd_block b = last_axis(c->in[0]);
-    pd_cpu()->topk(a->largest, (pd_dtype)c->in[0]->dtype, &b, a->k, pd_packed(c->in[0], c->scratch), pd_tensor_data(c->out[0]),
+    pd_here()->topk(a->largest, (pd_dtype)c->in[0]->dtype, &b, a->k, pd_packed(c->in[0], c->scratch), pd_tensor_data(c->out[0]),
                    pd_tensor_data(c->out[1]), (char *)c->scratch + packed_end(c));
     return PD_OK;
 }

@@ -89,11 +89,11 @@ static pd_status kernel(const pd_call *c) {
     pd_dtype t = (pd_dtype)x->dtype;
     float *wide = (float *)(weight + s.to * s.taps); /* halves: input and result in float */
     if (t == s.t) {
-        pd_cpu()->resample(&s, pd_packed(x, wide), pd_tensor_data(y));
+        pd_here()->resample(&s, pd_packed(x, wide), pd_tensor_data(y));
         return PD_OK;
     }
     pd_convert(PD_F32, t, x->numel, pd_packed(x, wide + x->numel + y->numel), wide);
-    pd_cpu()->resample(&s, wide, wide + x->numel);
+    pd_here()->resample(&s, wide, wide + x->numel);
     pd_convert(t, PD_F32, y->numel, wide + x->numel, pd_tensor_data(y));
     return PD_OK;
 }

@@ -23,7 +23,7 @@ static pd_status rows_infer(pd_call *c) {
 static pd_status rows_kernel(const pd_call *c) {
     pd_tensor *x = c->in[X];
     pd_row_norm s = shape_of(x, c->attrs);
-    pd_cpu()->row_norm((pd_dtype)x->dtype, &s, pd_tensor_data(x), data_or_null(c->in[WEIGHT]), data_or_null(c->in[BIAS]), pd_tensor_data(c->out[0]),
+    pd_here()->row_norm((pd_dtype)x->dtype, &s, pd_tensor_data(x), data_or_null(c->in[WEIGHT]), data_or_null(c->in[BIAS]), pd_tensor_data(c->out[0]),
                        pd_tensor_data(c->out[1]), pd_tensor_data(c->out[2]));
     return PD_OK;
 }
@@ -53,14 +53,14 @@ static void rows_fast(pd_vjp *v) {
     pd_tensor *gx = NULL, *gw = NULL, *gb = NULL, *room = NULL;
     if (v->status || !g) return;
     pd_row_norm s = shape_of(x, v->attrs);
-    int64_t bytes = (int64_t)pd_cpu()->row_norm_scratch(&s);
+    int64_t bytes = (int64_t)pd_here()->row_norm_scratch(&s);
     pd_dtype t = (pd_dtype)x->dtype;
     if (pd_vjp_needs(v, X)) gx = pd_x_new(v, t, 2, x->size);
     if (pd_vjp_needs(v, WEIGHT)) gw = pd_x_new(v, t, 1, &s.n);
     if (pd_vjp_needs(v, BIAS)) gb = pd_x_new(v, t, 1, &s.n);
     if (gw || gb) room = pd_x_new(v, PD_U8, 1, &bytes);
     if (v->status) return;
-    pd_cpu()->row_norm_grad(t, &s, pd_tensor_data(g), pd_tensor_data(x), data_or_null(w), pd_tensor_data(mean), pd_tensor_data(rstd),
+    pd_here()->row_norm_grad(t, &s, pd_tensor_data(g), pd_tensor_data(x), data_or_null(w), pd_tensor_data(mean), pd_tensor_data(rstd),
                             (void *)(uintptr_t)data_or_null(gx), (void *)(uintptr_t)data_or_null(gw), (void *)(uintptr_t)data_or_null(gb),
                             (void *)(uintptr_t)data_or_null(room));
     pd_vjp_set(v, X, gx);

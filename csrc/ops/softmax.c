@@ -20,7 +20,7 @@ static pd_block block_of(int ndim, const int64_t *size, int64_t dim) {
 static pd_status run(bool log, const pd_call *c) {
     pd_tensor *x = c->in[0];
     pd_block b = block_of(x->ndim, x->size, ((const softmax_attrs *)c->attrs)->dim);
-    pd_cpu()->softmax(log, (pd_dtype)x->dtype, &b, pd_packed(x, c->scratch), pd_tensor_data(c->out[0]));
+    pd_here()->softmax(log, (pd_dtype)x->dtype, &b, pd_packed(x, c->scratch), pd_tensor_data(c->out[0]));
     return PD_OK;
 }
 
@@ -29,7 +29,7 @@ static void fused(pd_vjp *v, bool log) {
     pd_tensor *gx = y && g ? pd_x_new(v, (pd_dtype)y->dtype, y->ndim, y->size) : NULL;
     if (!gx) return;
     pd_block b = block_of(y->ndim, y->size, ((const softmax_attrs *)v->attrs)->dim);
-    pd_cpu()->softmax_grad(log, (pd_dtype)y->dtype, &b, pd_tensor_data(g), pd_tensor_data(y), pd_tensor_data(gx));
+    pd_here()->softmax_grad(log, (pd_dtype)y->dtype, &b, pd_tensor_data(g), pd_tensor_data(y), pd_tensor_data(gx));
     pd_vjp_set(v, 0, gx);
 }
 

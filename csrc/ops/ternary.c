@@ -43,7 +43,7 @@ static pd_status run(pd_ternary fn, const pd_call *c) {
         else pd_scalar_store(numbers[i], t, cells[i]);
         pd_loop_cell(&l, 2 + i, cells[i]);
     }
-    pd_cpu()->ternary(fn, t, c->def->op->attrs == sizeof(scaled) ? ((const scaled *)a)->value.d : 1, &l);
+    pd_here()->ternary(fn, t, c->def->op->attrs == sizeof(scaled) ? ((const scaled *)a)->value.d : 1, &l);
     return PD_OK;
 }
 

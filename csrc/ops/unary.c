@@ -13,7 +13,7 @@ static pd_status run(pd_unary fn, const pd_call *c) {
     pd_tensor *t[2] = {c->out[0], c->in[0]};
     pd_loop l;
     pd_loop_build(&l, 2, t);
-    pd_cpu()->unary(fn, (pd_dtype)c->out[0]->dtype, &l);
+    pd_here()->unary(fn, (pd_dtype)c->out[0]->dtype, &l);
     return PD_OK;
 }
 
@@ -26,7 +26,7 @@ static void fused(pd_vjp *v, pd_unary fn, pd_tensor *saved) {
     pd_tensor *t[3] = {gx, g, saved};
     pd_loop l;
     pd_loop_build(&l, 3, t);
-    pd_cpu()->unary_grad(fn, (pd_dtype)saved->dtype, &l);
+    pd_here()->unary_grad(fn, (pd_dtype)saved->dtype, &l);
     pd_vjp_set(v, 0, gx);
 }
 

@@ -358,7 +358,7 @@ static pd_status select_infer(pd_call *c) {
 static pd_tensor *zeros_of_input(pd_vjp *v) {
     const pd_edge *e = &v->node->edges[0];
     pd_tensor *z = pd_x_new(v, (pd_dtype)e->dtype, e->ndim, e->size);
-    if (z) memset(pd_tensor_data(z), 0, pd_tensor_bytes(z));
+    if (z) pd_fill(z, &(pd_scalar){.cat = PD_CAT_INT});
     return z;
 }
 

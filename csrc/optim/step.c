@@ -1,16 +1,19 @@
 #include "optim/step.h"
 
 #include <inttypes.h>
-#include <string.h>
 
 #include "autograd/autocast.h"
 #include "base/host.h"
 #include "base/mem.h"
 #include "base/profile.h"
+#include "ops/ops.h"
 
 /* The state must match its parameter; strides too, since the kernel walks them side by side. */
 static pd_status check_like(const char *op, int64_t i, const char *what, const pd_tensor *t, const pd_tensor *p) {
     bool same = pd_tensor_same_shape(t, p) && t->dtype == p->dtype;
+    if (t->storage->device != p->storage->device)
+        return pd_fail(PD_E_RUNTIME, "%s: %s of parameter %" PRId64 " is on %s (expected %s, as the parameter)", op, what, i, t->storage->device->name,
+                       p->storage->device->name);
     for (int d = 0; d < p->ndim && same; d++) same = p->size[d] < 2 || t->stride[d] == p->stride[d];
     if (same) return PD_OK;
     return pd_fail(PD_E_SHAPE, "%s: %s of parameter %" PRId64 " is %s of shape %s (expected %s of shape %s, with the same strides)", op, what, i,
@@ -22,6 +25,9 @@ static pd_status segment(const char *op, const pd_step_lists *l, int64_t i, pd_s
     if (!g) return pd_fail(PD_E_VALUE, "%s: parameter %" PRId64 " has no gradient", op, i);
     if (!pd_dtype_is_float((pd_dtype)p->dtype))
         return pd_fail(PD_E_DTYPE, "%s: parameter %" PRId64 " is %s (expected a floating dtype)", op, i, pd_dtype_name((pd_dtype)p->dtype));
+    if (p->storage->device != l->params[0]->storage->device)
+        return pd_fail(PD_E_RUNTIME, "%s: parameter %" PRId64 " is on %s, parameter 0 on %s (expected one device a call)", op, i, p->storage->device->name,
+                       l->params[0]->storage->device->name);
     if (p->dtype != l->params[0]->dtype)
         return pd_fail(PD_E_DTYPE, "%s: parameter %" PRId64 " is %s, parameter 0 %s (expected one dtype a call)", op, i,
                        pd_dtype_name((pd_dtype)p->dtype), pd_dtype_name((pd_dtype)l->params[0]->dtype));
@@ -63,11 +69,16 @@ static int64_t moved(const pd_step_lists *l, int64_t total) {
         int64_t total;                                                                                  \
         if (!l->count) return PD_OK;                                                                    \
         PD_TRY(segments(#name, l, &s, &total));                                                         \
-        pd_lap lap = pd_lap_begin();                                                                 \
-        void *token = (double)total * (ns) > PD_RELEASE_NS ? pd_host_release() : NULL;                  \
-        pd_cpu()->name((pd_dtype)l->params[0]->dtype, c, s, l->count);                                  \
+        pd_lap lap = pd_lap_begin();                                                                    \
+        const pd_device *d = l->params[0]->storage->device, *was;                                       \
+        void *token = !d->kernels && (double)total * (ns) > PD_RELEASE_NS ? pd_host_release() : NULL;   \
+        pd_status status = pd_device_enter(d, &was);                                                    \
+        if (!status) pd_here()->name((pd_dtype)l->params[0]->dtype, c, s, l->count);                    \
+        if (!status) status = pd_device_check(d, #name);                                                \
+        pd_device_here = was;                                                                           \
         pd_host_acquire(token);                                                                         \
-        pd_lap_end(&lap, PD_LAP_CALL, #name "_step", moved(l, total));                               \
+        PD_TRY(status);                                                                                 \
+        pd_lap_end(&lap, PD_LAP_CALL, #name "_step", moved(l, total));                                  \
         for (int64_t i = 0; i < l->count; i++) {                                                        \
             pd_tensor_bump(l->params[i]);                                                               \
             if (s[i].low) pd_autocast_copy_end(l->params[i]);                                           \
@@ -85,17 +96,30 @@ STEP(asgd, 1.0)
 STEP(rprop, 1.5)
 STEP(lion, 1.0)
 
+/* One dense tensor, where it lies: its sum of squares, or (sum NULL) multiplied by `by`, *finite saying whether all were finite. */
+static pd_status over(pd_tensor *t, const char *op, double *sum, double by, bool *finite) {
+    const pd_device *d = t->storage->device, *was;
+    void *token = !d->kernels && (double)t->numel > PD_RELEASE_NS ? pd_host_release() : NULL;
+    pd_status status = pd_device_enter(d, &was);
+    if (!status && sum) *sum = pd_here()->sum_squares((pd_dtype)t->dtype, t->numel, pd_tensor_data(t));
+    else if (!status) *finite = pd_here()->scale((pd_dtype)t->dtype, t->numel, by, pd_tensor_data(t));
+    if (!status) status = pd_device_check(d, op);
+    pd_device_here = was;
+    pd_host_acquire(token);
+    return status;
+}
+
 pd_status pd_sum_squares(pd_tensor *const *tensors, int64_t count, double *out) {
     *out = 0.0;
     for (int64_t i = 0; i < count; i++) {
-        const pd_tensor *t = tensors[i];
+        pd_tensor *t = tensors[i];
         if (!pd_dtype_is_float((pd_dtype)t->dtype))
             return pd_fail(PD_E_DTYPE, "sum_squares: tensor %" PRId64 " is %s (expected a floating dtype)", i, pd_dtype_name((pd_dtype)t->dtype));
         if (!pd_shape_is_dense(t->ndim, t->size, t->stride))
             return pd_fail(PD_E_VALUE, "sum_squares: tensor %" PRId64 " of shape %s is not dense (expected contiguous())", i, pd_tensor_shape(t));
-        void *token = (double)t->numel > PD_RELEASE_NS ? pd_host_release() : NULL;
-        *out += pd_cpu()->sum_squares((pd_dtype)t->dtype, t->numel, pd_tensor_data(t));
-        pd_host_acquire(token);
+        double sum = 0;
+        PD_TRY(over(t, "sum_squares", &sum, 0, NULL));
+        *out += sum;
     }
     return PD_OK;
 }
@@ -106,9 +130,9 @@ pd_status pd_scale_tensors(pd_tensor *const *tensors, int64_t count, double by, 
         for (int64_t i = 0; i < count; i++) {
             pd_tensor *t = tensors[i];
             if (pass) {
-                void *token = (double)t->numel > PD_RELEASE_NS ? pd_host_release() : NULL;
-                *finite &= pd_cpu()->scale((pd_dtype)t->dtype, t->numel, by, pd_tensor_data(t));
-                pd_host_acquire(token);
+                bool all = true;
+                PD_TRY(over(t, "scale_tensors", NULL, by, &all));
+                *finite &= all;
                 pd_tensor_bump(t);
                 continue;
             }
@@ -137,8 +161,12 @@ pd_status pd_zero_grads(pd_tensor *const *params, int64_t count, bool set_to_non
             m->grad = plain;
             continue;
         }
-        if (pd_shape_is_dense(m->grad->ndim, m->grad->size, m->grad->stride)) memset(pd_tensor_data(m->grad), 0, pd_tensor_bytes(m->grad));
-        else return pd_fail(PD_E_VALUE, "zero_grad: a gradient of shape %s is not dense", pd_tensor_shape(m->grad));
+        if (!pd_shape_is_dense(m->grad->ndim, m->grad->size, m->grad->stride))
+            return pd_fail(PD_E_VALUE, "zero_grad: a gradient of shape %s is not dense", pd_tensor_shape(m->grad));
+        const pd_device *was;
+        PD_TRY(pd_device_enter(m->grad->storage->device, &was));
+        pd_fill(m->grad, &(pd_scalar){.cat = PD_CAT_INT});
+        pd_device_here = was;
         pd_tensor_bump(m->grad);
     }
     return PD_OK;

@@ -57,8 +57,9 @@ bool pd_py_int(PyObject *o, const char *op, const char *arg, int64_t *out) {
 
 bool pd_py_double(PyObject *o, const char *op, const char *arg, double *out) {
     pd_scalar s;
-    if (pd_py_is_tensor(o) && pd_py_tensor(o)->numel == 1) pd_item(pd_py_tensor(o), &s);
-    else if (!pd_py_number(o, &s)) return wrong(o, op, arg, "float");
+    if (pd_py_is_tensor(o) && pd_py_tensor(o)->numel == 1) {
+        if (!pd_py_scalar(pd_py_tensor(o), &s)) return false;
+    } else if (!pd_py_number(o, &s)) return wrong(o, op, arg, "float");
     *out = s.cat == PD_CAT_FLOAT ? s.d : (double)s.i;
     return true;
 }

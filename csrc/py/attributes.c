@@ -6,7 +6,8 @@
 
 GETTER(shape) { (void)unused; T; return pd_py_size(t->ndim, t->size); }
 GETTER(dtype) { (void)unused; T; return Py_NewRef(pd_py.dtypes[t->dtype]); }
-GETTER(device) { (void)self, (void)unused; return Py_NewRef(pd_py.cpu); }
+GETTER(device) { (void)unused; return pd_py_device_of(pd_py_tensor(self)); }
+GETTER(is_cuda) { (void)unused; return PyBool_FromLong(pd_py_tensor(self)->storage->device->kind == PD_DEVICE_CUDA); }
 GETTER(ndim) { (void)unused; T; return PyLong_FromLong(t->ndim); }
 GETTER(version) {
     (void)unused;
@@ -158,7 +159,7 @@ PyGetSetDef pd_py_tensor_getset[] = {
     {"itemsize", get_itemsize, NULL, "Bytes of one element.", NULL},
     {"retains_grad", get_retains_grad, NULL, "Whether retain_grad() was called on a tensor that is no leaf.", NULL},
     {"is_cpu", get_true, NULL, "Whether the memory is the CPU's.", NULL},
-    {"is_cuda", get_false, NULL, "Whether the memory is a CUDA device's.", NULL},
+    {"is_cuda", get_is_cuda, NULL, "Whether the memory is a CUDA device's.", NULL},
     {"is_xpu", get_false, NULL, "Whether the memory is an Intel GPU's.", NULL},
     {"is_mps", get_false, NULL, "Whether the memory is an Apple GPU's.", NULL},
     {"is_sparse", get_false, NULL, "False: all tensors are dense.", NULL},

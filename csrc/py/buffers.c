@@ -72,6 +72,9 @@ static pd_status take_tensors(const char *op, const char *arg, pd_py_buffer *b) 
             return pd_fail(PD_E_TYPE, "%s: %s is %s (expected a tensor)", op, name_of(b, arg, i, name, sizeof name),
                            Py_TYPE(items[i])->tp_name);
         pd_tensor *t = pd_py_tensor(items[i]);
+        if (t->storage->device != &pd_device_cpu)
+            return pd_fail(PD_E_NOTIMPL, "%s: %s is on %s: there is no NCCL backend yet (expected the CPU)", op, name_of(b, arg, i, name, sizeof name),
+                           t->storage->device->name);
         if (i && (pd_dtype)t->dtype != b->dtype)
             return pd_fail(PD_E_DTYPE, "%s: %s is of %s (expected %s, as the first)", op,
                            name_of(b, arg, i, name, sizeof name), pd_dtype_name((pd_dtype)t->dtype),

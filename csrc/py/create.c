@@ -19,7 +19,7 @@ static bool is_leaf(PyObject *o) {
 /* A number and the dtype that it brings: NumPy's scalars have one of their own. */
 static bool read_leaf(PyObject *o, pd_scalar *s, pd_dtype *dtype) {
     if (pd_py_is_tensor(o)) {
-        pd_item(pd_py_tensor(o), s);
+        if (!pd_py_scalar(pd_py_tensor(o), s)) return false;
         *dtype = (pd_dtype)pd_py_tensor(o)->dtype;
         return true;
     }
@@ -73,8 +73,9 @@ static bool measure(PyObject *o, int depth, nest *n, bool first) {
 static bool fill_nested(PyObject *o, pd_dtype t, char **to) {
     if (is_leaf(o)) {
         pd_scalar s;
-        if (pd_py_is_tensor(o)) pd_item(pd_py_tensor(o), &s);
-        else if (!pd_py_number(o, &s)) { /* changed since it was measured */
+        if (pd_py_is_tensor(o)) {
+            if (!pd_py_scalar(pd_py_tensor(o), &s)) return false;
+        } else if (!pd_py_number(o, &s)) { /* changed since it was measured */
             if (!PyErr_Occurred()) PyErr_SetString(PyExc_RuntimeError, "tensor: the data changed while it was read");
             return false;
         }
@@ -142,7 +143,7 @@ pd_tensor *pd_py_from_data(PyObject *data, int64_t dtype, bool copy) {
 /* ---- keyword arguments that all have ---------------------------------------------------------------------------------------- */
 
 typedef struct { PyObject *dtype, *device, *requires_grad, *generator, *pin, *layout, *out, *size, *format; } options;
-typedef struct { int64_t dtype; bool requires_grad; pd_rng_key key; } chosen;
+typedef struct { int64_t dtype; bool requires_grad; pd_rng_key key; const pd_device *device; } chosen; /* device NULL: not given */
 
 /* Takes the common keywords out; leaves an unknown one as an error. */
 static bool read_options(const char *op, PyObject *kwargs, options *o, chosen *c, int64_t dtype) {
@@ -166,8 +167,9 @@ static bool read_options(const char *op, PyObject *kwargs, options *o, chosen *c
     if (o->format && !pd_py_format(o->format, op)) return false;
     c->dtype = dtype;
     c->requires_grad = false;
+    c->device = NULL;
     if (o->dtype && o->dtype != Py_None && !pd_py_dtype(o->dtype, op, "dtype", &c->dtype)) return false;
-    if (o->device && !pd_py_device(o->device, op)) return false;
+    if (o->device && o->device != Py_None && !(c->device = pd_py_device(o->device, op))) return false;
     if (o->requires_grad) {
         int want = PyObject_IsTrue(o->requires_grad);
         if (want < 0) return false;
@@ -182,8 +184,31 @@ static PyObject *finish(pd_tensor *t, const chosen *c) {
         pd_tensor_release(t);
         return NULL;
     }
+    if (c->device && c->device != t->storage->device) {
+        pd_tensor *there;
+        pd_status status = pd_move(t, c->device, true, &there);
+        pd_tensor_release(t);
+        PD_PY_TRY(status);
+        t = there;
+    }
     t->requires_grad = c->requires_grad;
     return pd_py_wrap_new(t);
+}
+
+/* A new tensor on the device that was asked for, filled there, unless value is NULL. */
+static bool made_there(const char *op, const chosen *c, int ndim, const int64_t *size, const int64_t *stride, const pd_scalar *value, pd_tensor **out) {
+    const pd_device *was;
+    if (!pd_py_at(c->device ? c->device : &pd_device_cpu, &was)) return false;
+    pd_status status = pd_tensor_new(op, (pd_dtype)c->dtype, ndim, size, out);
+    if (!status) {
+        if (stride) memcpy((*out)->stride, stride, sizeof *stride * (size_t)ndim);
+        if (value) pd_fill(*out, value);
+        status = pd_device_check(pd_device_here, op);
+        if (status) pd_tensor_release(*out);
+    }
+    pd_device_here = was;
+    if (status) pd_py_raise(status);
+    return !status;
 }
 
 /* Sizes as f(2, 3), f((2, 3)) or f(size=(2, 3)); from `first` on. */
@@ -278,23 +303,14 @@ static bool draw_key(const char *op, const options *o, pd_rng_key *key) {
 
 #define F(name) static PyObject *f_##name(PyObject *module, PyObject *args, PyObject *kwargs)
 
-static void fill(pd_tensor *t, const pd_scalar *value) {
-    char cell[16];
-    pd_loop l;
-    pd_scalar_store(value, (pd_dtype)t->dtype, cell);
-    pd_loop_build(&l, 1, &t);
-    pd_cpu()->fill(pd_dtype_size((pd_dtype)t->dtype), cell, &l);
-}
-
 PyObject *pd_py_filled(const char *op, PyObject *args, PyObject *kwargs, int64_t dtype, const double *value) {
     options o;
     chosen c;
     pd_ints size;
     pd_tensor *t;
     if (!read_options(op, kwargs, &o, &c, dtype) || !read_size(op, args, 0, &o, &size)) return NULL;
-    PD_PY_TRY(pd_tensor_new(op, (pd_dtype)c.dtype, (int)size.n, size.v, &t));
-    if (value) fill(t, &(pd_scalar){.d = *value, .i = (int64_t)*value, .cat = PD_CAT_INT});
-    return finish(t, &c);
+    pd_scalar number = {.d = value ? *value : 0, .i = value ? (int64_t)*value : 0, .cat = PD_CAT_INT};
+    return made_there(op, &c, (int)size.n, size.v, NULL, value ? &number : NULL, &t) ? finish(t, &c) : NULL;
 }
 F(empty) { (void)module; return pd_py_filled("empty", args, kwargs, pd_default_dtype, NULL); }
 F(zeros) { (void)module; return pd_py_filled("zeros", args, kwargs, pd_default_dtype, &(double){0}); }
@@ -311,9 +327,7 @@ PyObject *pd_py_full(const char *op, PyObject *args, PyObject *kwargs, int64_t d
     if (!pd_py_number(v, &value)) return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_TypeError, "%s: fill_value is %.100s (expected a number)", op, Py_TYPE(v)->tp_name);
     if (dtype == PD_NO_DTYPE) dtype = value.cat == PD_CAT_BOOL ? PD_BOOL : value.cat == PD_CAT_INT ? PD_I64 : pd_default_dtype;
     if (!read_options(op, kwargs, &o, &c, dtype) || !pd_py_ints(PyTuple_GET_ITEM(args, 0), op, "size", &size)) return NULL;
-    PD_PY_TRY(pd_tensor_new(op, (pd_dtype)c.dtype, (int)size.n, size.v, &t));
-    fill(t, &value);
-    return finish(t, &c);
+    return made_there(op, &c, (int)size.n, size.v, NULL, &value, &t) ? finish(t, &c) : NULL;
 }
 F(full) { (void)module; return pd_py_full("full", args, kwargs, PD_NO_DTYPE); }
 
@@ -323,18 +337,17 @@ static PyObject *like(const char *op, PyObject *args, PyObject *kwargs, const do
     pd_tensor *t, *x = PyTuple_GET_SIZE(args) >= 1 ? pd_py_expect_tensor(PyTuple_GET_ITEM(args, 0), op, "input") : NULL;
     if (!x) return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_TypeError, "%s: argument 'input' is missing", op);
     if (!read_options(op, kwargs, &o, &c, x->dtype)) return NULL;
-    PD_PY_TRY(pd_tensor_new(op, (pd_dtype)c.dtype, x->ndim, x->size, &t));
     bool keep = !o.format || o.format == pd_py.preserve_format;
+    int64_t last[4];
+    const int64_t *stride = keep && pd_shape_is_dense(x->ndim, x->size, x->stride) ? x->stride : NULL;
     if (o.format == pd_py.channels_last) {
-        if (x->ndim != 4) {
-            pd_tensor_release(t);
-            return PyErr_Format(PyExc_RuntimeError, "%s: channels_last needs 4 dimensions, got %d", op, x->ndim);
-        }
-        pd_shape_channels_last(x->size, t->stride);
+        if (x->ndim != 4) return PyErr_Format(PyExc_RuntimeError, "%s: channels_last needs 4 dimensions, got %d", op, x->ndim);
+        pd_shape_channels_last(x->size, last);
+        stride = last;
     }
-    if (keep && pd_shape_is_dense(x->ndim, x->size, x->stride)) memcpy(t->stride, x->stride, sizeof(int64_t) * (size_t)x->ndim);
-    if (value) fill(t, &(pd_scalar){.d = *value, .i = (int64_t)*value, .cat = PD_CAT_INT});
-    return finish(t, &c);
+    if (!c.device) c.device = x->storage->device;
+    pd_scalar number = {.d = value ? *value : 0, .i = value ? (int64_t)*value : 0, .cat = PD_CAT_INT};
+    return made_there(op, &c, x->ndim, x->size, stride, value ? &number : NULL, &t) ? finish(t, &c) : NULL;
 }
 F(empty_like) { (void)module; return like("empty_like", args, kwargs, NULL); }
 F(zeros_like) { (void)module; return like("zeros_like", args, kwargs, &(double){0}); }
@@ -357,7 +370,8 @@ F(as_tensor) {
     if (PyTuple_GET_SIZE(args) != 1) return PyErr_Format(PyExc_TypeError, "as_tensor: expected one argument, data");
     PyObject *data = PyTuple_GET_ITEM(args, 0);
     if (!read_options("as_tensor", kwargs, &o, &c, PD_NO_DTYPE)) return NULL;
-    if (pd_py_is_tensor(data) && (c.dtype == PD_NO_DTYPE || c.dtype == pd_py_tensor(data)->dtype)) return Py_NewRef(data);
+    if (pd_py_is_tensor(data) && (c.dtype == PD_NO_DTYPE || c.dtype == pd_py_tensor(data)->dtype) && (!c.device || c.device == pd_py_tensor(data)->storage->device))
+        return Py_NewRef(data);
     pd_tensor *t = pd_py_from_data(data, c.dtype, false);
     return t ? finish(t, &c) : NULL;
 }

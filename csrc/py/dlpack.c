@@ -4,7 +4,7 @@
 
 /* ---- the protocol's own layout ------------------------------------------------------------------------------------- */
 
-enum { DL_CPU = 1, DL_CUDA_HOST = 3 };
+enum { DL_CPU = 1, DL_CUDA = 2, DL_CUDA_HOST = 3 };
 enum { DL_INT, DL_UINT, DL_FLOAT, DL_BFLOAT = 4, DL_BOOL = 6 };
 enum { DL_READ_ONLY = 1, DL_COPIED = 2 };
 
@@ -92,6 +92,7 @@ PyObject *pd_py_dlpack(PyObject *self, PyObject *args, PyObject *kwargs) {
     long major = 0, minor = 0, type = DL_CPU, index = 0;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$OOOO:__dlpack__", names, &stream, &version, &device, &copy)) return NULL;
     if (!pair(version, "max_version", &major, &minor) || !pair(device, "dl_device", &type, &index)) return NULL;
+    if (!pd_py_on_host(t, "__dlpack__")) return NULL;
     int want_copy = copy == Py_None ? 0 : PyObject_IsTrue(copy);
     if (want_copy < 0) return NULL;
     if (stream != Py_None) return PyErr_Format(PyExc_ValueError, "__dlpack__: stream is %R (expected None on the CPU)", stream);
@@ -106,8 +107,9 @@ PyObject *pd_py_dlpack(PyObject *self, PyObject *args, PyObject *kwargs) {
 }
 
 PyObject *pd_py_dlpack_device(PyObject *self, PyObject *unused) {
-    (void)self, (void)unused;
-    return Py_BuildValue("(ii)", DL_CPU, 0);
+    (void)unused;
+    const pd_device *d = pd_py_tensor(self)->storage->device;
+    return d->kind == PD_DEVICE_CPU ? Py_BuildValue("(ii)", DL_CPU, 0) : Py_BuildValue("(ii)", DL_CUDA, d->index);
 }
 
 /* ---- in ------------------------------------------------------------------------------------------------------------- */

@@ -110,7 +110,7 @@ static PyObject *gradient_of(const pyctx *c, const pd_vjp *v, int i) {
     if (v->g[i]) return pd_py_wrap(v->g[i]);
     if (!c->materialize || !o->known) Py_RETURN_NONE;
     PD_PY_TRY(pd_tensor_new(pd_node_name(v->node), (pd_dtype)o->dtype, o->ndim, o->size, &zero));
-    memset(pd_tensor_data(zero), 0, pd_tensor_bytes(zero));
+    pd_fill(zero, &(pd_scalar){.cat = PD_CAT_INT});
     return pd_py_wrap_new(zero);
 }
 

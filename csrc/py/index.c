@@ -74,8 +74,10 @@ static bool add_tensor(indexed *x, PyObject *o, int *dim) {
     }
     int64_t covers = t->dtype == PD_BOOL ? t->ndim : 1;
     if (covers == 0) { /* a 0-d mask: as x[True] */
-        bool on = *(uint8_t *)pd_tensor_data(t);
+        pd_scalar at;
+        bool read = pd_py_scalar(t, &at), on = read && at.i;
         pd_tensor_release(t);
+        if (!read) return false;
         return add_tensor(x, on ? Py_True : Py_False, dim);
     }
     while (x->n < *dim) x->tensors[x->n++] = NULL;

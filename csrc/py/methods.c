@@ -51,7 +51,7 @@ static PyObject *m_is_contiguous(PyObject *self, PyObject *args, PyObject *kwarg
 }
 METHOD(is_complex) { (void)self, (void)args; Py_RETURN_FALSE; }
 METHOD(is_signed) { (void)args; T; return PyBool_FromLong(t->dtype != PD_BOOL && t->dtype != PD_U8); }
-METHOD(get_device) { (void)self, (void)args; return PyLong_FromLong(-1); }
+METHOD(get_device) { (void)args; T; return PyLong_FromLong(t->storage->device->index); }
 METHOD(is_view) { (void)args; T; return PyBool_FromLong(t->base != NULL); }
 METHOD(is_same_size) {
     T;
@@ -69,7 +69,7 @@ METHOD(is_floating_point) { (void)args; T; return PyBool_FromLong(pd_dtype_is_fl
 
 PyObject *pd_py_item(const pd_tensor *t) {
     pd_scalar s;
-    pd_item(t, &s);
+    if (!pd_py_scalar(t, &s)) return NULL;
     if (s.cat == PD_CAT_BOOL) return PyBool_FromLong(s.i != 0);
     return s.cat == PD_CAT_INT ? PyLong_FromLongLong(s.i) : PyFloat_FromDouble(s.d);
 }
@@ -96,7 +96,15 @@ static PyObject *to_list(const pd_tensor *t, int dim, int64_t offset) {
     return list;
 }
 
-METHOD(tolist) { (void)args; T; return to_list(t, 0, t->offset); }
+METHOD(tolist) {
+    (void)args;
+    T;
+    pd_tensor *near;
+    PD_PY_TRY(pd_move(t, &pd_device_cpu, true, &near));
+    PyObject *list = to_list(near, 0, near->offset);
+    pd_tensor_release(near);
+    return list;
+}
 
 /* self in a memory format, itself where it is already. */
 static PyObject *in_format(PyObject *self, PyObject *f, const char *op) {
@@ -165,20 +173,30 @@ static PyObject *m_boolean(PyObject *self, PyObject *args) {
     (void)args;
     return cast_to(self, PD_BOOL, false);
 }
-METHOD(cpu) { (void)args; return Py_NewRef(self); }
+/* On device d, itself where it is there. */
+static PyObject *moved(PyObject *self, const pd_device *d, bool wait) {
+    T;
+    pd_tensor *out;
+    if (t->storage->device == d) return Py_NewRef(self);
+    PD_PY_TRY(pd_move(t, d, wait, &out));
+    return pd_py_wrap_new(out);
+}
+METHOD(cpu) { (void)args; return moved(self, &pd_device_cpu, true); }
 
 static PyObject *m_to(PyObject *self, PyObject *args, PyObject *kwargs) {
     T;
     int64_t dtype = t->dtype;
-    bool copy = false;
+    bool copy = false, wait = true;
+    const pd_device *device = t->storage->device;
     PyObject *f = NULL;
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(args); i++) {
         PyObject *o = PyTuple_GET_ITEM(args, i);
-        if (pd_py_is_tensor(o)) dtype = pd_py_tensor(o)->dtype;
+        if (pd_py_is_tensor(o)) dtype = pd_py_tensor(o)->dtype, device = pd_py_tensor(o)->storage->device;
         else if (PyUnicode_Check(o) || Py_TYPE(o) == (PyTypeObject *)pd_py.device || (PyLong_Check(o) && !PyBool_Check(o))) {
-            if (!pd_py_device(o, "to")) return NULL;
+            if (!(device = pd_py_device(o, "to"))) return NULL;
         } else if (PyBool_Check(o)) {
             if (i == 3 || (i == 2 && PyTuple_GET_SIZE(args) == 3)) copy = o == Py_True; /* non_blocking, copy */
+            else wait = o == Py_False;
         } else if (o != Py_None && !pd_py_dtype(o, "to", "dtype", &dtype)) return NULL;
     }
     PyObject *key, *value;
@@ -186,7 +204,7 @@ static PyObject *m_to(PyObject *self, PyObject *args, PyObject *kwargs) {
         if (!PyUnicode_CompareWithASCIIString(key, "dtype")) {
             if (value != Py_None && !pd_py_dtype(value, "to", "dtype", &dtype)) return NULL;
         } else if (!PyUnicode_CompareWithASCIIString(key, "device")) {
-            if (!pd_py_device(value, "to")) return NULL;
+            if (value != Py_None && !(device = pd_py_device(value, "to"))) return NULL;
         } else if (!PyUnicode_CompareWithASCIIString(key, "copy")) copy = PyObject_IsTrue(value) == 1;
         else if (!PyUnicode_CompareWithASCIIString(key, "memory_format")) {
             if (!pd_py_format(f = value, "to")) return NULL;
@@ -194,10 +212,14 @@ static PyObject *m_to(PyObject *self, PyObject *args, PyObject *kwargs) {
             pd_tensor *other = pd_py_expect_tensor(value, "to", "other");
             if (!other) return NULL;
             dtype = other->dtype;
-        } else if (PyUnicode_CompareWithASCIIString(key, "non_blocking"))
-            return PyErr_Format(PyExc_TypeError, "to: unexpected keyword argument %R", key);
+            device = other->storage->device;
+        } else if (!PyUnicode_CompareWithASCIIString(key, "non_blocking")) wait = PyObject_IsTrue(value) == 0;
+        else return PyErr_Format(PyExc_TypeError, "to: unexpected keyword argument %R", key);
     }
-    PyObject *cast = cast_to(self, (pd_dtype)dtype, copy), *result = cast && f ? in_format(cast, f, "to") : cast;
+    bool away = device != t->storage->device;
+    PyObject *there = moved(self, device, wait), *cast = there ? cast_to(there, (pd_dtype)dtype, copy && !away) : NULL;
+    PyObject *result = cast && f ? in_format(cast, f, "to") : cast;
+    Py_XDECREF(there);
     if (result != cast) Py_DECREF(cast);
     else if (f) Py_XDECREF(cast); /* in_format gave the same object once more */
     return result;
@@ -352,7 +374,7 @@ PyMethodDef pd_py_tensor_methods[] = {
     {"is_contiguous", KW(is_contiguous), "is_contiguous(memory_format=pydist.contiguous_format)\n\nTrue where the elements lie in C order (or channels last) without gaps."},
     {"is_complex", m_is_complex, METH_NOARGS, "is_complex()\n\nFalse: there are no complex dtypes yet."},
     {"is_signed", m_is_signed, METH_NOARGS, "is_signed()\n\nWhether the dtype has negative numbers."},
-    {"get_device", m_get_device, METH_NOARGS, "get_device()\n\n-1: the CPU."},
+    {"get_device", m_get_device, METH_NOARGS, "get_device()\n\nThe index of the CUDA device that it is on; -1: the CPU."},
     {"_is_view", m_is_view, METH_NOARGS, "_is_view()\n\nWhether this is a view of another tensor, _base."},
     {"is_same_size", m_is_same_size, METH_VARARGS, "is_same_size(other)\n\nWhether the shapes are equal."},
     {"is_nonzero", m_is_nonzero, METH_NOARGS, "is_nonzero()\n\nThe truth of the one element."},

@@ -11,6 +11,7 @@ typedef struct { Py_ssize_t shape[PD_MAX_DIMS], strides[PD_MAX_DIMS]; pd_tensor 
 int pd_py_getbuffer(PyObject *self, Py_buffer *view, int flags) {
     pd_tensor *t = pd_py_tensor(self);
     exported *e;
+    if (!pd_py_on_host(t, "numpy")) return -1;
     if (!formats[t->dtype]) {
         PyErr_Format(PyExc_BufferError, "a %s tensor has no buffer format (expected float())", pd_dtype_name((pd_dtype)t->dtype));
         return -1;
@@ -53,6 +54,7 @@ void pd_py_releasebuffer(PyObject *self, Py_buffer *view) {
 PyObject *pd_py_numpy(PyObject *self, PyObject *args) {
     pd_tensor *t = pd_py_tensor(self);
     (void)args;
+    if (!pd_py_on_host(t, "numpy")) return NULL;
     if (pd_tensor_wants_grad(t)) return PyErr_Format(PyExc_RuntimeError, "numpy: the tensor requires grad (expected detach().numpy())");
     if (t->dtype == PD_BF16) return PyErr_Format(PyExc_TypeError, "numpy: NumPy has no bfloat16 (expected float().numpy())");
     PyObject *module = PyImport_ImportModule("numpy"), *view = module ? PyMemoryView_FromObject(self) : NULL;

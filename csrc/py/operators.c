@@ -43,7 +43,7 @@ static int nb_bool(PyObject *self) {
         PyErr_Format(PyExc_RuntimeError, "the truth of a tensor of shape %s is ambiguous (expected one element, or any(), all())", pd_tensor_shape(t));
         return -1;
     }
-    pd_item(t, &s);
+    if (!pd_py_scalar(t, &s)) return -1;
     return s.cat == PD_CAT_FLOAT ? s.d != 0 : s.i != 0;
 }
 
@@ -103,8 +103,9 @@ static int contains(PyObject *self, PyObject *value) { /* value == self, anywher
         pd_py_raise(status);
         return -1;
     }
-    pd_item(any, &found);
+    bool read = pd_py_scalar(any, &found);
     pd_tensor_release(any);
+    if (!read) return -1;
     return found.i != 0;
 }
 

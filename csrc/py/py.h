@@ -87,7 +87,11 @@ bool pd_py_double(PyObject *o, const char *op, const char *arg, double *out);
 bool pd_py_ints(PyObject *o, const char *op, const char *arg, pd_ints *out); /* an int or a sequence of ints */
 bool pd_py_dtype(PyObject *o, const char *op, const char *arg, int64_t *out); /* also float, int, bool; None: PD_NO_DTYPE */
 bool pd_py_format(PyObject *o, const char *op); /* a memory_format */
-bool pd_py_device(PyObject *o, const char *op); /* accepts what means the CPU */
+const pd_device *pd_py_device(PyObject *o, const char *op); /* [borrowed] None and pretended GPUs: the CPU; NULL with the exception set */
+bool pd_py_scalar(const pd_tensor *t, pd_scalar *out);      /* its one element; false with the exception set */
+bool pd_py_on_host(const pd_tensor *t, const char *op);     /* its memory can be read here; false with the exception set */
+PyObject *pd_py_device_of(const pd_tensor *t);              /* [new] its device */
+bool pd_py_at(const pd_device *d, const pd_device **was);   /* pd_device_enter; false with the exception set */
 /* Borrowed list of tensors from a list or tuple; *seq is a new reference that keeps them. */
 bool pd_py_tensors(PyObject *o, const char *op, const char *arg, PyObject **seq, pd_tensor ***out, Py_ssize_t *n);
 
@@ -153,6 +157,7 @@ int pd_py_add_storage(PyObject *module);
 int pd_py_add_info(PyObject *module);
 int pd_py_add_profile(PyObject *module);
 int pd_py_add_saved(PyObject *module);
+int pd_py_add_cuda(PyObject *module);
 int pd_py_add_launch(PyObject *module);
 int pd_py_add_comm(PyObject *module);
 int pd_py_add_reducer(PyObject *module);

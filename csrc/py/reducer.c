@@ -226,6 +226,10 @@ static PyObject *hash_tensors(PyObject *unused, PyObject *arg) {
             Py_CLEAR(out);
             break;
         }
+        if (!pd_py_on_host(list[i], "hash_tensors")) {
+            Py_CLEAR(out);
+            break;
+        }
         uint64_t h = pd_hash64(pd_tensor_data(list[i]), pd_tensor_bytes(list[i]));
         PyObject *number = PyLong_FromUnsignedLongLong(h);
         if (!number) Py_CLEAR(out);

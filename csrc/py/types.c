@@ -1,4 +1,5 @@
 /* Small types: dtype (one object each), device, Size (a tuple that prints its name). */
+#include "device/cuda.h"
 #include <stdlib.h>
 
 #include "base/flags.h"
@@ -68,7 +69,7 @@ static int add_dtypes(PyObject *module) {
 
 /* ---- device --------------------------------------------------------------------------------------------------------- */
 
-/* Names that scripts make devices of; tensors live on the first. */
+/* Names that scripts make devices of; tensors live on the first two. */
 static const char *const device_names[] = {"cpu", "cuda", "mps", "xpu", "meta"};
 enum { DEVICE_CPU, DEVICE_CUDA, DEVICE_KINDS = sizeof device_names / sizeof *device_names };
 typedef struct { PyObject_HEAD int kind, index; /* -1: none */ } device;
@@ -120,14 +121,42 @@ static PyObject *device_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     return new_device(kind, own < 0 ? index : own);
 }
 
-bool pd_py_device(PyObject *o, const char *op) {
+const pd_device *pd_py_device(PyObject *o, const char *op) {
     int kind, index;
-    if (o == NULL || o == Py_None || o == pd_py.cpu) return true;
-    if (!read_device(o, op, &kind, &index)) return false;
-    if (kind == DEVICE_CPU || (kind == DEVICE_CUDA && index < pretended && pretended)) return true;
-    if (kind == DEVICE_CUDA && pretended) PyErr_Format(PyExc_RuntimeError, "%s: device %R: there are %d pretended GPUs", op, o, pretended);
-    else if (kind == DEVICE_CUDA) PyErr_Format(PyExc_RuntimeError, "%s: device %R: this build of pydist has no CUDA device (expected 'cpu')", op, o);
-    else PyErr_Format(PyExc_RuntimeError, "%s: device %R is not there (expected 'cpu')", op, o);
+    const pd_device *d;
+    if (o == NULL || o == Py_None || o == pd_py.cpu) return &pd_device_cpu;
+    if (!read_device(o, op, &kind, &index)) return NULL;
+    if (kind == DEVICE_CPU || (kind == DEVICE_CUDA && index < pretended && pretended)) return &pd_device_cpu;
+    if (kind == DEVICE_CUDA && !pretended) {
+        pd_status status = pd_cuda_device(op, index, &d);
+        if (!status) return d;
+        pd_py_raise(status);
+    } else if (kind == DEVICE_CUDA) PyErr_Format(PyExc_RuntimeError, "%s: device %R: there are %d pretended GPUs", op, o, pretended);
+    else PyErr_Format(PyExc_RuntimeError, "%s: device %R is not there (expected 'cpu' or 'cuda')", op, o);
+    return NULL;
+}
+
+PyObject *pd_py_device_of(const pd_tensor *t) {
+    const pd_device *d = t->storage->device;
+    return d->kind == PD_DEVICE_CPU ? Py_NewRef(pd_py.cpu) : new_device(DEVICE_CUDA, d->index);
+}
+
+bool pd_py_scalar(const pd_tensor *t, pd_scalar *out) {
+    pd_status status = pd_item(t, out);
+    if (status) pd_py_raise(status);
+    return !status;
+}
+
+bool pd_py_on_host(const pd_tensor *t, const char *op) {
+    if (t->storage->device->kind == PD_DEVICE_CPU) return true;
+    PyErr_Format(PyExc_TypeError, "%s: the tensor is on %s (expected the CPU: call cpu() first)", op, t->storage->device->name);
+    return false;
+}
+
+bool pd_py_at(const pd_device *d, const pd_device **was) {
+    pd_status status = pd_device_enter(d, was);
+    if (!status) return true;
+    pd_py_raise(status);
     return false;
 }
 
@@ -181,7 +210,7 @@ static PyMethodDef device_methods[] = {{"__reduce__", device_reduce, METH_NOARGS
 static PyType_Slot device_slots[] = {{Py_tp_new, device_new}, {Py_tp_repr, device_repr}, {Py_tp_str, device_str}, {Py_tp_getset, device_getset},
                                      {Py_tp_methods, device_methods}, {Py_tp_dealloc, plain_dealloc}, {Py_tp_hash, device_hash},
                                      {Py_tp_richcompare, device_compare},
-                                     {Py_tp_doc, "device(type, index=None)\n\nA name of where tensors live. They live on device('cpu'); using another raises."}, {0}};
+                                     {Py_tp_doc, "device(type, index=None)\n\nA name of where tensors live: device('cpu'), device('cuda:0'). Using one that is not there raises."}, {0}};
 static PyType_Spec device_spec = {.name = "pydist._C.device", .basicsize = sizeof(device), .slots = device_slots, .flags = Py_TPFLAGS_DEFAULT};
 
 /* ---- memory_format ---------------------------------------------------------------------------------------------------- */

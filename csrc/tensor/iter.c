@@ -14,6 +14,7 @@ static bool all_contiguous(int nop, pd_tensor *const *t) {
 void pd_loop_build(pd_loop *l, int nop, pd_tensor *const *t) {
     int n = t[0]->ndim;
     l->nop = nop;
+    l->cells = 0;
     l->numel = t[0]->numel;
     for (int k = 0; k < nop; k++) l->ptr[k] = t[k] ? pd_tensor_data(t[k]) : NULL;
     if (all_contiguous(nop, t)) { /* the usual case: one dim, no sorting */

@@ -9,6 +9,9 @@
    sorted by t[0]'s strides and merged where all operands allow. */
 void pd_loop_build(pd_loop *l, int nop, pd_tensor *const *t);
 /* Operand k reads the one value at `cell` instead of a tensor (t[k] was NULL at build). */
-static inline void pd_loop_cell(pd_loop *l, int k, void *cell) { l->ptr[k] = (char *)cell; }
+static inline void pd_loop_cell(pd_loop *l, int k, void *cell) {
+    l->ptr[k] = (char *)cell;
+    l->cells |= 1u << k;
+}
 
 #endif

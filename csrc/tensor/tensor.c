@@ -29,7 +29,7 @@ pd_status pd_tensor_shell(pd_tensor **out) {
 }
 
 pd_status pd_tensor_allocate(pd_tensor *t) {
-    PD_TRY(pd_storage_new(&pd_device_cpu, pd_tensor_bytes(t), &t->storage));
+    PD_TRY(pd_storage_new(pd_device_here, pd_tensor_bytes(t), &t->storage));
     return PD_OK;
 }
 

@@ -37,7 +37,7 @@ typedef struct pd_tensor {
 
 /* An empty shell without storage, sizes unset; [new]. */
 pd_status pd_tensor_shell(pd_tensor **out);
-/* Contiguous, uninitialised, on the CPU. */
+/* Contiguous, uninitialised, on pd_device_here. */
 pd_status pd_tensor_new(const char *op, pd_dtype dtype, int ndim, const int64_t *size, pd_tensor **out);
 /* [new] the same storage and geometry without autograd: detach(). own_version true: .data */
 pd_status pd_tensor_alias(const pd_tensor *t, bool own_version, pd_tensor **out);

@@ -9,8 +9,8 @@
 #define BQ 64  /* queries and keys of a block: its scores stay in the second-level cache */
 #define BK 128
 
-extern __typeof__(*((pd_cpu_table *)0)->gemm) PD_SUFFIXED(pd_cpu_gemm);
-extern __typeof__(*((pd_cpu_table *)0)->gemm_scratch) PD_SUFFIXED(pd_cpu_gemm_scratch);
+extern __typeof__(*((pd_kernels *)0)->gemm) PD_SUFFIXED(pd_cpu_gemm);
+extern __typeof__(*((pd_kernels *)0)->gemm_scratch) PD_SUFFIXED(pd_cpu_gemm_scratch);
 
 static int64_t up64(int64_t n) { return (n + 63) / 64 * 64; }
 

@@ -4,7 +4,7 @@
 #include "kernels/cpu/isa.h"
 
 /* Declarations of the same signature as the table's members. */
-#define ENTRY(name) extern __typeof__(*((pd_cpu_table *)0)->name) PD_SUFFIXED(pd_cpu_##name);
+#define ENTRY(name) extern __typeof__(*((pd_kernels *)0)->name) PD_SUFFIXED(pd_cpu_##name);
 #define ENTRIES(M)                                                                                                    \
     M(unary) M(unary_grad) M(binary) M(binary_grad) M(compare) M(ternary) M(pointwise) M(where) M(copy) M(fill)       \
     M(range) M(fold) M(arg) M(sort) M(sort_scratch) M(cumsum)                                                         \
@@ -19,4 +19,4 @@
 ENTRIES(ENTRY)
 
 #define SET(name) .name = PD_SUFFIXED(pd_cpu_##name),
-const pd_cpu_table PD_SUFFIXED(pd_cpu_table) = {ENTRIES(SET)};
+const pd_kernels PD_SUFFIXED(pd_cpu_table) = {ENTRIES(SET)};

@@ -4,9 +4,9 @@
 
 #include "kernels/kernels.h"
 
-extern const pd_cpu_table pd_cpu_table_portable;
+extern const pd_kernels pd_cpu_table_portable;
 #if defined(__x86_64__)
-extern const pd_cpu_table pd_cpu_table_avx2, pd_cpu_table_avx512;
+extern const pd_kernels pd_cpu_table_avx2, pd_cpu_table_avx512;
 #endif
 
 #endif

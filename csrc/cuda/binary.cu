@@ -1,0 +1,161 @@
+/* The rows of binary.def, compare.def and ternary.def; where. */
+#include "cuda/each.h"
+#include "cuda/table.h"
+#include "kernels/cpu/express.h"
+
+#define EACH(expr) \
+    for (int i = 0; i < V; i++) { T x = px[i], y = py[i]; out[i] = (T)(expr); }
+#define ROW_ANY(expr) EACH(expr)
+#define ROW_FLOAT(expr) if constexpr (is_real<T>::value) EACH(expr)
+#define ROW_INT(expr) if constexpr (!is_real<T>::value) EACH(expr)
+
+template <class E> struct binary_map {
+    typedef E element;
+    typedef wide<E> T;
+    pd_binary fn;
+    T a;
+    template <int V> __device__ void run(const spot &s) const {
+        T px[V], py[V], out[V] = {};
+        s.get<E>(1, px);
+        s.get<E>(2, py);
+        switch (fn) {
+#define PD_BINARY(name, domain, fwd, needs, gx, gy, doc) case PD_BINARY_##name: ROW_##domain(fwd) break;
+#include "kernels/binary.def"
+#undef PD_BINARY
+        default: return;
+        }
+        s.put<E>(out);
+    }
+};
+
+template <class E, bool OF_Y> struct binary_grad_map {
+    typedef E element;
+    typedef wide<E> T;
+    pd_binary fn;
+    T a;
+    template <int V> __device__ void run(const spot &s) const {
+        T pg[V], px[V], py[V], out[V] = {};
+        s.get<E>(1, pg);
+        s.get<E>(2, px);
+        s.get<E>(3, py);
+        switch (fn) {
+#define PD_BINARY(name, domain, fwd, needs, gx, gy, doc)                      \
+    case PD_BINARY_##name:                                                    \
+        for (int i = 0; i < V; i++) {                                         \
+            T g = pg[i], x = px[i], y = py[i];                                \
+            (void)x, (void)y;                                                 \
+            if constexpr (OF_Y) out[i] = (T)(gy);                             \
+            else out[i] = (T)(gx);                                            \
+        }                                                                     \
+        break;
+#include "kernels/binary.def"
+#undef PD_BINARY
+        default: return;
+        }
+        s.put<E>(out);
+    }
+};
+
+template <class E> struct compare_map {
+    typedef E element;
+    typedef wide<E> T;
+    pd_compare fn;
+    template <int V> __device__ void run(const spot &s) const {
+        T px[V], py[V];
+        uint8_t out[V] = {};
+        s.get<E>(1, px);
+        s.get<E>(2, py);
+        switch (fn) {
+#define PD_COMPARE(name, expr, doc)                                           \
+    case PD_COMPARE_##name:                                                   \
+        for (int i = 0; i < V; i++) { T x = px[i], y = py[i]; out[i] = (uint8_t)(expr); } \
+        break;
+#include "kernels/compare.def"
+#undef PD_COMPARE
+        default: return;
+        }
+        s.put<uint8_t>(out);
+    }
+};
+
+template <class E> struct ternary_map {
+    typedef E element;
+    typedef wide<E> T;
+    pd_ternary fn;
+    T a;
+    template <int V> __device__ void run(const spot &s) const {
+        T px[V], py[V], pz[V], out[V] = {};
+        s.get<E>(1, px);
+        s.get<E>(2, py);
+        s.get<E>(3, pz);
+        switch (fn) {
+#undef EACH
+#define EACH(expr) \
+    for (int i = 0; i < V; i++) { T x = px[i], y = py[i], z = pz[i]; out[i] = (T)(expr); }
+#define PD_TERNARY(name, domain, params, fwd, ...) case PD_TERNARY_##name: ROW_##domain(fwd) break;
+#include "kernels/ternary.def"
+#undef PD_TERNARY
+        default: return;
+        }
+        s.put<E>(out);
+    }
+};
+
+template <class E> struct where_map {
+    typedef E element;
+    template <int V> __device__ void run(const spot &s) const {
+        uint8_t c[V];
+        E x[V], y[V];
+        s.get<uint8_t>(1, c);
+        s.get<E>(2, x);
+        s.get<E>(3, y);
+        for (int i = 0; i < V; i++) x[i] = c[i] ? x[i] : y[i];
+        s.put<E>(x);
+    }
+};
+
+void pd_cuda_binary(pd_binary fn, pd_dtype t, double a, const pd_loop *l) {
+    if (t == PD_BOOL && (fn == PD_BINARY_add || fn == PD_BINARY_maximum)) { /* logic, where it differs from U8's arithmetic */
+        if (a == 0) {
+            pd_loop first = *l;
+            first.nop = 2;
+            return pd_cuda_copy(t, t, &first);
+        }
+        fn = PD_BINARY_bitwise_or;
+    }
+    if (t == PD_BOOL && (fn == PD_BINARY_mul || fn == PD_BINARY_minimum)) fn = PD_BINARY_bitwise_and;
+    by_type(t, [&](auto e) {
+        typedef typename decltype(e)::type E;
+        const size_t size[] = {sizeof(E), sizeof(E), sizeof(E)};
+        each(binary_map<E>{fn, (wide<E>)a}, l, size);
+    });
+}
+void pd_cuda_binary_grad(pd_binary fn, int which, pd_dtype t, double a, const pd_loop *l) {
+    by_float(t, [&](auto e) {
+        typedef typename decltype(e)::type E;
+        const size_t size[] = {sizeof(E), sizeof(E), sizeof(E), sizeof(E)};
+        if (which) each(binary_grad_map<E, true>{fn, (wide<E>)a}, l, size);
+        else each(binary_grad_map<E, false>{fn, (wide<E>)a}, l, size);
+    });
+}
+void pd_cuda_compare(pd_compare fn, pd_dtype t, const pd_loop *l) {
+    by_type(t, [&](auto e) {
+        typedef typename decltype(e)::type E;
+        const size_t size[] = {1, sizeof(E), sizeof(E)};
+        each(compare_map<E>{fn}, l, size);
+    });
+}
+void pd_cuda_ternary(pd_ternary fn, pd_dtype t, double a, const pd_loop *l) {
+    by_type(t, [&](auto e) {
+        typedef typename decltype(e)::type E;
+        const size_t size[] = {sizeof(E), sizeof(E), sizeof(E), sizeof(E)};
+        each(ternary_map<E>{fn, (wide<E>)a}, l, size);
+    });
+}
+void pd_cuda_where(size_t bytes, const pd_loop *l) {
+    by_size(bytes, [&](auto e) {
+        typedef typename decltype(e)::type E;
+        const size_t size[] = {sizeof(E), 1, sizeof(E), sizeof(E)};
+        each(where_map<E>{}, l, size);
+    });
+}

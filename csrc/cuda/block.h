@@ -1,0 +1,53 @@
+/* What the threads of a block make together. Results do not depend on the grid: the order of each sum is fixed by shapes. */
+#ifndef PD_CUDA_BLOCK_H
+#define PD_CUDA_BLOCK_H
+
+#include "cuda/cuda.h"
+#include "kernels/vmath.h"
+
+enum { WARP = 32, THREADS = 256, WARPS = THREADS / WARP };
+
+/* Operations: the neutral element, and two values made one. */
+template <class T> struct plus {
+    static __device__ T none() { return 0; }
+    static __device__ T of(T a, T b) { return a + b; }
+};
+template <class T> struct times {
+    static __device__ T none() { return 1; }
+    static __device__ T of(T a, T b) { return a * b; }
+};
+template <class T> struct limits;
+template <> struct limits<float> {
+    static __device__ float low() { return -VM_INFF; }
+    static __device__ float high() { return VM_INFF; }
+};
+template <> struct limits<double> {
+    static __device__ double low() { return -VM_INF; }
+    static __device__ double high() { return VM_INF; }
+};
+template <> struct limits<int64_t> {
+    static __device__ int64_t low() { return INT64_MIN; }
+    static __device__ int64_t high() { return INT64_MAX; }
+};
+template <class T> struct larger { /* NaN of either */
+    static __device__ T none() { return limits<T>::low(); }
+    static __device__ T of(T a, T b) { return a != a ? a : a > b ? a : b; }
+};
+template <class T> struct smaller {
+    static __device__ T none() { return limits<T>::high(); }
+    static __device__ T of(T a, T b) { return a != a ? a : a < b ? a : b; }
+};
+
+/* One value of all THREADS threads' values, in all of them. To be called by the whole block. */
+template <template <class> class Op, class T> static __device__ T block_all(T v) {
+    __shared__ T warps[WARPS];
+    for (int d = WARP / 2; d; d /= 2) v = Op<T>::of(v, __shfl_xor_sync(0xffffffffu, v, d));
+    __syncthreads(); /* warps[] of the call before has been read */
+    if (threadIdx.x % WARP == 0) warps[threadIdx.x / WARP] = v;
+    __syncthreads();
+    v = warps[0];
+    for (int w = 1; w < WARPS; w++) v = Op<T>::of(v, warps[w]);
+    return v;
+}
+
+#endif

@@ -1,0 +1,95 @@
+/* What all kernels of the library share: launches, element types, vector loads, and how the host is asked.
+
+   Compiled by nvcc with -fmad=false, so that elementwise functions give the bits of the CPU's; and, for tests, as plain C++ over
+   tests/emulator/cuda_runtime.h. A kernel that uses __syncthreads or shuffles does so in all threads of the block alike. */
+#ifndef PD_CUDA_CUDA_H
+#define PD_CUDA_CUDA_H
+
+#include <cuda_runtime.h>
+
+#include "device/cuda_library.h"
+#include "kernels/kernels.h"
+
+/* ---- the host's side ------------------------------------------------------------------------------------------------- */
+
+extern __thread cudaStream_t pd_cuda_stream_now; /* of this thread's launches */
+extern const pd_cuda_host *pd_cuda_lent;
+
+template <class... P, class... A> static void launch(void (*kernel)(P...), int64_t blocks, int threads, A... args) {
+    if (blocks <= 0) return;
+#ifdef __CUDACC__
+    kernel<<<(unsigned)blocks, threads, 0, pd_cuda_stream_now>>>(static_cast<P>(args)...);
+#else
+    pd_emulate((unsigned)blocks, (unsigned)threads, [&] { kernel(static_cast<P>(args)...); });
+#endif
+}
+
+/* Enough blocks of `threads` for n elements, `each` a thread; kernels go on in steps of the grid. */
+static inline int64_t blocks_for(int64_t n, int threads, int each) {
+    int64_t blocks = (n + (int64_t)threads * each - 1) / ((int64_t)threads * each);
+    return blocks < (1 << 20) ? blocks : 1 << 20;
+}
+
+static inline void no_kernel_for(pd_dtype) { pd_cuda_lent->refuse(PD_E_NOTIMPL, "there is no CUDA kernel for this dtype yet"); }
+
+template <class T> struct tag { typedef T type; };
+/* f(tag<C type>()) for the element type t. */
+template <class F> static void by_float(pd_dtype t, F f) {
+    switch (t) {
+    case PD_F32: return f(tag<float>());
+    case PD_F64: return f(tag<double>());
+    case PD_F16: return f(tag<pd_f16>());
+    case PD_BF16: return f(tag<pd_bf16>());
+    default: return no_kernel_for(t);
+    }
+}
+template <class F> static void by_type(pd_dtype t, F f) {
+    switch (t) {
+    case PD_BOOL: case PD_U8: return f(tag<uint8_t>());
+    case PD_I8: return f(tag<int8_t>());
+    case PD_I16: return f(tag<int16_t>());
+    case PD_I32: return f(tag<int32_t>());
+    case PD_I64: return f(tag<int64_t>());
+    default: return by_float(t, f);
+    }
+}
+template <class F> static void by_size(size_t size, F f) {
+    switch (size) {
+    case 1: return f(tag<uint8_t>());
+    case 2: return f(tag<uint16_t>());
+    case 4: return f(tag<uint32_t>());
+    default: return f(tag<uint64_t>());
+    }
+}
+
+/* ---- element types ----------------------------------------------------------------------------------------------------- */
+
+/* What elements of type E are computed in. */
+template <class E> struct wide_of { typedef E type; };
+template <> struct wide_of<pd_f16> { typedef float type; };
+template <> struct wide_of<pd_bf16> { typedef float type; };
+template <class E> using wide = typename wide_of<E>::type;
+
+template <class T> struct is_real { static constexpr bool value = false; };
+template <> struct is_real<float> { static constexpr bool value = true; };
+template <> struct is_real<double> { static constexpr bool value = true; };
+
+template <class E> struct convert {
+    static __host__ __device__ E up(E e) { return e; }
+    static __host__ __device__ E down(E w) { return w; }
+};
+template <> struct convert<pd_f16> {
+    static __host__ __device__ float up(pd_f16 e) { return pd_f16_to_f32(e); }
+    static __host__ __device__ pd_f16 down(float w) { return pd_f32_to_f16(w); }
+};
+template <> struct convert<pd_bf16> {
+    static __host__ __device__ float up(pd_bf16 e) { return pd_bf16_to_f32(e); }
+    static __host__ __device__ pd_bf16 down(float w) { return pd_f32_to_bf16(w); }
+};
+template <class E> static inline __host__ __device__ wide<E> widen(E e) { return convert<E>::up(e); }
+template <class E> static inline __host__ __device__ E narrow(wide<E> w) { return convert<E>::down(w); }
+
+/* V elements, loaded and stored at once: up to 16 bytes aligned as a whole. */
+template <class E, int V> struct alignas(sizeof(E) * V < 16 ? sizeof(E) * V : 16) pack { E e[V]; };
+
+#endif

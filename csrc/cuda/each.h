@@ -1,0 +1,156 @@
+/* Elementwise launches: from a pd_loop to threads. A map is a struct with
+
+     typedef ... element          the largest operand's type: how many elements make 16 bytes
+     template <int V> run(spot)   loads V elements of each operand by spot.get, stores by spot.put
+
+   A loop whose operands are dense or one value each runs flat, in vectors; any other by its strides, an element at a time. */
+#ifndef PD_CUDA_EACH_H
+#define PD_CUDA_EACH_H
+
+#include <string.h>
+
+#include "cuda/cuda.h"
+
+/* n / d for n < 2^31 by a multiplication (Granlund and Montgomery, PLDI 1994). */
+struct divisor {
+    uint32_t d, by, shift;
+    __host__ __device__ uint32_t of(uint32_t n) const { return (uint32_t)((((uint64_t)n * by >> 32) + n) >> shift); }
+};
+static inline divisor divisor_for(uint32_t d) {
+    divisor r = {d, 0, 0};
+    while (((uint64_t)1 << r.shift) < d) r.shift++;
+    r.by = (uint32_t)((((uint64_t)1 << 32) * (((uint64_t)1 << r.shift) - d)) / d + 1);
+    return r;
+}
+
+struct operands {
+    char *p[PD_MAX_OPERANDS];
+    int64_t step[PD_MAX_OPERANDS]; /* flat: bytes from element to element */
+    int64_t n;
+    unsigned one, cells;           /* bit k: operand k is one value; and stands in cell[k] */
+    unsigned char cell[PD_MAX_OPERANDS][8];
+};
+struct strided {
+    int ndim;
+    divisor size[PD_MAX_DIMS];
+    int64_t stride[PD_MAX_OPERANDS][PD_MAX_DIMS];
+};
+
+/* Where V elements of each operand are. */
+struct spot {
+    const operands *o;
+    char *at[PD_MAX_OPERANDS];
+    template <int V, class E> __device__ void raw(int k, E (&x)[V]) const {
+        if (o->one >> k & 1) {
+            E e;
+            if (o->cells >> k & 1) memcpy(&e, o->cell[k], sizeof e);
+            else e = *(const E *)at[k];
+            for (int i = 0; i < V; i++) x[i] = e;
+        } else {
+            pack<E, V> v = *(const pack<E, V> *)at[k];
+            for (int i = 0; i < V; i++) x[i] = v.e[i];
+        }
+    }
+    template <class E, int V> __device__ void get(int k, wide<E> (&x)[V]) const {
+        E e[V];
+        raw<V, E>(k, e);
+        for (int i = 0; i < V; i++) x[i] = widen(e[i]);
+    }
+    template <class E, int V> __device__ void put(const wide<E> (&y)[V]) const {
+        pack<E, V> v;
+        for (int i = 0; i < V; i++) v.e[i] = narrow<E>(y[i]);
+        *(pack<E, V> *)at[0] = v;
+    }
+};
+
+template <class M, int V> __global__ void each_flat(M map, const __grid_constant__ operands o) {
+    int64_t step = (int64_t)gridDim.x * blockDim.x * V;
+    spot s;
+    s.o = &o;
+    for (int64_t i = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * V; i < o.n; i += step) {
+        for (int k = 0; k < PD_MAX_OPERANDS; k++) s.at[k] = o.p[k] + i * o.step[k];
+        if (i + V <= o.n) {
+            map.template run<V>(s);
+            continue;
+        }
+        for (int64_t left = o.n - i; left > 0; left--) {
+            map.template run<1>(s);
+            for (int k = 0; k < PD_MAX_OPERANDS; k++) s.at[k] += o.step[k];
+        }
+    }
+}
+
+template <class M> __global__ void each_strided(M map, const __grid_constant__ operands o, const __grid_constant__ strided d) {
+    uint32_t step = gridDim.x * blockDim.x;
+    spot s;
+    s.o = &o;
+    for (uint32_t i = blockIdx.x * blockDim.x + threadIdx.x; i < (uint32_t)o.n; i += step) {
+        uint32_t rest = i;
+        for (int k = 0; k < PD_MAX_OPERANDS; k++) s.at[k] = o.p[k];
+        for (int a = d.ndim - 1; a >= 0; a--) {
+            uint32_t q = d.size[a].of(rest), r = rest - q * d.size[a].d;
+            for (int k = 0; k < PD_MAX_OPERANDS; k++) s.at[k] += r * d.stride[k][a];
+            rest = q;
+        }
+        map.template run<1>(s);
+    }
+}
+
+/* By strides, over 2^30 elements at most at a time: the largest dimension is halved. */
+template <class M> static void each_large(const M &map, const pd_loop *l, const operands &o) {
+    int64_t most = (int64_t)1 << 30;
+    if (l->numel > most) {
+        int d = 0;
+        for (int k = 1; k < l->ndim; k++)
+            if (l->size[k] > l->size[d]) d = k;
+        for (int half = 0; half < 2; half++) {
+            pd_loop part = *l;
+            int64_t first = l->size[d] / 2;
+            part.size[d] = half ? l->size[d] - first : first;
+            part.numel = l->numel / l->size[d] * part.size[d];
+            operands at = o;
+            for (int k = 0; k < l->nop && half; k++) at.p[k] += first * l->stride[k][d];
+            each_large(map, &part, at);
+        }
+        return;
+    }
+    strided s = {l->ndim, {}, {}};
+    operands part = o;
+    part.n = l->numel;
+    for (int d = 0; d < l->ndim; d++) s.size[d] = divisor_for((uint32_t)l->size[d]);
+    for (int k = 0; k < l->nop; k++)
+        for (int d = 0; d < l->ndim; d++) s.stride[k][d] = l->stride[k][d];
+    launch(each_strided<M>, blocks_for(part.n, 256, 1), 256, map, part, s);
+}
+
+/* size[k]: bytes of an element of operand k. */
+template <class M> static void each(const M &map, const pd_loop *l, const size_t *size) {
+    constexpr int V = sizeof(typename M::element) >= 4 ? 16 / sizeof(typename M::element) : 8;
+    operands o = {};
+    bool flat = true, aligned = true;
+    if (l->numel <= 0) return;
+    o.n = l->numel;
+    for (int k = 0; k < l->nop; k++) {
+        bool moves = false, dense = l->ndim <= 1;
+        for (int d = 0; d < l->ndim; d++) moves = moves || l->stride[k][d] != 0;
+        o.p[k] = l->ptr[k];
+        if (l->cells >> k & 1) {
+            o.cells |= 1u << k;
+            memcpy(o.cell[k], l->ptr[k], size[k]);
+        }
+        if (!moves && k) {
+            o.one |= 1u << k;
+            continue;
+        }
+        o.step[k] = (int64_t)size[k];
+        if (l->ndim == 1) dense = l->stride[k][0] == (int64_t)size[k];
+        flat = flat && dense;
+        size_t whole = size[k] * V < 16 ? size[k] * V : 16;
+        aligned = aligned && (uintptr_t)l->ptr[k] % whole == 0;
+    }
+    if (!flat) each_large(map, l, o);
+    else if (aligned) launch(each_flat<M, V>, blocks_for(o.n, 256, V), 256, map, o);
+    else launch(each_flat<M, 1>, blocks_for(o.n, 256, 1), 256, map, o);
+}
+
+#endif

@@ -1,0 +1,75 @@
+/* What the library exports: its table of kernels and CUDA's runtime, linked in, behind plain functions. */
+#include "cuda/table.h"
+
+__thread cudaStream_t pd_cuda_stream_now;
+const pd_cuda_host *pd_cuda_lent;
+
+/* Members that are not named are kernels that are not there yet. */
+static pd_kernels kernels() {
+    pd_kernels k = {};
+#define SET(name) k.name = pd_cuda_##name;
+    PD_CUDA_ENTRIES(SET)
+#undef SET
+    return k;
+}
+static const pd_kernels table = kernels();
+
+static void start(const pd_cuda_host *host) { pd_cuda_lent = host; }
+static const char *text(int error) { return cudaGetErrorString((cudaError_t)error); }
+static int count(int *devices) { return cudaGetDeviceCount(devices); }
+
+static int properties(int device, pd_cuda_properties *out) {
+    cudaDeviceProp p;
+    cudaError_t error = cudaGetDeviceProperties(&p, device);
+    if (error) return error;
+    *out = pd_cuda_properties{};
+    for (int i = 0; p.name[i] && i < (int)sizeof out->name - 1; i++) out->name[i] = p.name[i];
+    out->major = p.major;
+    out->minor = p.minor;
+    out->processors = p.multiProcessorCount;
+    out->memory = p.totalGlobalMem;
+    return 0;
+}
+
+static int use(int device, void *stream) {
+    pd_cuda_stream_now = (cudaStream_t)stream;
+    return cudaSetDevice(device);
+}
+static int failed(void) { return cudaGetLastError(); }
+static int wait(void) { return cudaDeviceSynchronize(); }
+static int memory(size_t *left, size_t *total) { return cudaMemGetInfo(left, total); }
+static int take(void **out, size_t bytes) { return cudaMalloc(out, bytes); }
+static int give(void *p) { return cudaFree(p); }
+static int pin(void **out, size_t bytes) { return cudaMallocHost(out, bytes); }
+static int unpin(void *p) { return cudaFreeHost(p); }
+static int copy(void *to, const void *from, size_t bytes, void *stream) {
+    return cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, (cudaStream_t)stream);
+}
+
+/* Whether what `error` speaks of is done; not yet is no error. */
+static int done(cudaError_t error, bool *out) {
+    *out = error == cudaSuccess;
+    return error == cudaErrorNotReady ? 0 : error;
+}
+static int stream_new(void **out, int priority) { return cudaStreamCreateWithPriority((cudaStream_t *)out, cudaStreamNonBlocking, priority); }
+static int stream_free(void *s) { return cudaStreamDestroy((cudaStream_t)s); }
+static int stream_wait(void *s) { return cudaStreamSynchronize((cudaStream_t)s); }
+static int stream_done(void *s, bool *out) { return done(cudaStreamQuery((cudaStream_t)s), out); }
+static int stream_after(void *s, void *event) { return cudaStreamWaitEvent((cudaStream_t)s, (cudaEvent_t)event, 0); }
+static int event_new(void **out, bool timing) {
+    return cudaEventCreateWithFlags((cudaEvent_t *)out, timing ? cudaEventDefault : cudaEventDisableTiming);
+}
+static int event_free(void *e) { return cudaEventDestroy((cudaEvent_t)e); }
+static int event_record(void *e, void *s) { return cudaEventRecord((cudaEvent_t)e, (cudaStream_t)s); }
+static int event_wait(void *e) { return cudaEventSynchronize((cudaEvent_t)e); }
+static int event_done(void *e, bool *out) { return done(cudaEventQuery((cudaEvent_t)e), out); }
+static int event_between(void *from, void *to, float *ms) { return cudaEventElapsedTime(ms, (cudaEvent_t)from, (cudaEvent_t)to); }
+
+#ifndef PD_CUDA_BUILT
+#define PD_CUDA_BUILT "CUDA"
+#endif
+extern "C" __attribute__((visibility("default"))) const pd_cuda_library pd_cuda_library_of_pydist;
+const pd_cuda_library pd_cuda_library_of_pydist = {
+    PD_KERNELS_LAYOUT, PD_CUDA_BUILT, &table, start, text, count, properties, use, failed, wait, memory, take, give, pin, unpin, copy,
+    stream_new, stream_free, stream_wait, stream_done, stream_after, event_new, event_free, event_record, event_wait, event_done, event_between,
+};

@@ -1,0 +1,111 @@
+/* Random fills: the same numbers as on the CPU (kernels/cpu/random.c says which draw is whose). A thread has a block of Philox: four
+   elements, two of float64. */
+#include "cuda/cuda.h"
+#include "cuda/table.h"
+#include "kernels/vmath.h"
+
+struct draws { uint32_t u[4]; };
+
+/* Block number `block`, past 2^32 going on in the upper half of the call counter. */
+static __device__ draws draw(pd_rng_key key, uint64_t block) {
+    pd_philox p = pd_philox_at(key.seed, key.stream, key.call ^ (block >> 32 << 32), (uint32_t)block);
+    draws d = {{p.v[0], p.v[1], p.v[2], p.v[3]}};
+    return d;
+}
+static __device__ uint64_t second(const draws &d, int i) { return d.u[2 * i] | (uint64_t)d.u[2 * i + 1] << 32; }
+
+/* fill(first element of the block, its draws, elements left) for each block. */
+template <int EACH, class F> static __device__ void each_block(pd_rng_key key, int64_t n, F fill) {
+    int64_t step = (int64_t)gridDim.x * blockDim.x, blocks = (n + EACH - 1) / EACH;
+    for (int64_t b = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; b < blocks; b += step) {
+        int64_t left = n - b * EACH;
+        fill(b * EACH, draw(key, (uint64_t)b), (int)(left < EACH ? left : EACH));
+    }
+}
+
+template <class E> static __global__ void uniform_kernel(E *out, int64_t n, double lo, double hi, pd_rng_key key) {
+    if constexpr (sizeof(wide<E>) == 8)
+        each_block<2>(key, n, [=](int64_t i, const draws &d, int m) {
+            for (int k = 0; k < m; k++) {
+                double v = lo + pd_u64_to_f64(second(d, k)) * (hi - lo);
+                out[i + k] = v < hi ? v : lo; /* rounding may reach the open end */
+            }
+        });
+    else
+        each_block<4>(key, n, [=](int64_t i, const draws &d, int m) {
+            float low = (float)lo, high = (float)hi, span = high - low;
+            for (int k = 0; k < m; k++) {
+                float v = low + pd_u32_to_f32(d.u[k]) * span;
+                out[i + k] = narrow<E>(v < high ? v : low);
+            }
+        });
+}
+
+template <class E> static __global__ void normal_kernel(E *out, int64_t n, double mean, double std, pd_rng_key key) {
+    if constexpr (sizeof(wide<E>) == 8)
+        each_block<2>(key, n, [=](int64_t i, const draws &d, int m) {
+            double r = V_SQRT(-2.0 * vm_log(1.0 - pd_u64_to_f64(second(d, 0)))), turn = pd_u64_to_f64(second(d, 1)) * 6.283185307179586;
+            out[i] = mean + std * (r * vm_cos(turn));
+            if (m > 1) out[i + 1] = mean + std * (r * vm_sin(turn));
+        });
+    else
+        each_block<4>(key, n, [=](int64_t i, const draws &d, int m) {
+            float by = (float)std, add = (float)mean;
+            for (int k = 0; k < m; k += 2) { /* (u + 1/2) / 2^32, at most 1: the tail ends at 6.8 */
+                float r = V_SQRT(-2.0f * vm_logf(((float)d.u[k] + 0.5f) * 0x1p-32f));
+                float turn = (float)(int32_t)(d.u[k + 1] >> 8) * (0x1p-24f * 6.2831853f);
+                out[i + k] = narrow<E>(add + by * (r * vm_cosf(turn)));
+                if (k + 1 < m) out[i + k + 1] = narrow<E>(add + by * (r * vm_sinf(turn)));
+            }
+        });
+}
+
+template <class E> static __global__ void dropout_kernel(const E *x, E *y, int64_t n, double by, uint32_t below, bool all, pd_rng_key key) {
+    typedef wide<E> T;
+    each_block<4>(key, n, [=](int64_t i, const draws &d, int m) {
+        for (int k = 0; k < m; k++) {
+            T v = widen(x[i + k]) * (T)by;
+            y[i + k] = narrow<E>(all || d.u[k] < below ? v : (T)0);
+        }
+    });
+}
+template <class E> static __global__ void bernoulli_kernel(E *out, int64_t n, uint32_t below, bool all, pd_rng_key key) {
+    each_block<4>(key, n, [=](int64_t i, const draws &d, int m) {
+        for (int k = 0; k < m; k++) out[i + k] = narrow<E>((wide<E>)(all || d.u[k] < below));
+    });
+}
+
+/* p as a bound on 32 bits; 1 has none. */
+static uint32_t bound(double p, bool *all) {
+    *all = p >= 1.0;
+    return p <= 0.0 || p >= 1.0 ? 0 : (uint32_t)(p * 0x1p32);
+}
+
+void pd_cuda_uniform(pd_dtype t, int64_t n, double lo, double hi, pd_rng_key key, void *out) {
+    by_float(t, [&](auto e) {
+        typedef typename decltype(e)::type E;
+        launch(uniform_kernel<E>, blocks_for(n, 256, 4), 256, (E *)out, n, lo, hi, key);
+    });
+}
+void pd_cuda_normal(pd_dtype t, int64_t n, double mean, double std, pd_rng_key key, void *out) {
+    by_float(t, [&](auto e) {
+        typedef typename decltype(e)::type E;
+        launch(normal_kernel<E>, blocks_for(n, 256, 4), 256, (E *)out, n, mean, std, key);
+    });
+}
+void pd_cuda_dropout(pd_dtype t, int64_t n, double p, pd_rng_key key, const void *x, void *y) {
+    bool all;
+    uint32_t below = bound(1.0 - p, &all);
+    by_float(t, [&](auto e) {
+        typedef typename decltype(e)::type E;
+        launch(dropout_kernel<E>, blocks_for(n, 256, 4), 256, (const E *)x, (E *)y, n, p >= 1.0 ? 0.0 : 1.0 / (1.0 - p), below, all, key);
+    });
+}
+void pd_cuda_bernoulli(pd_dtype t, int64_t n, double p, pd_rng_key key, void *out) {
+    bool all;
+    uint32_t below = bound(p, &all);
+    by_type(t, [&](auto e) {
+        typedef typename decltype(e)::type E;
+        launch(bernoulli_kernel<E>, blocks_for(n, 256, 4), 256, (E *)out, n, below, all, key);
+    });
+}

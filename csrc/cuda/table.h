@@ -1,0 +1,17 @@
+/* The library's functions for the table, in the files that are named after them. */
+#ifndef PD_CUDA_TABLE_H
+#define PD_CUDA_TABLE_H
+
+#include "cuda/cuda.h"
+
+#define PD_CUDA_ENTRIES(M)                                                                                              \
+    M(unary) M(unary_grad) M(binary) M(binary_grad) M(compare) M(ternary) M(pointwise) M(where) M(copy) M(fill) M(range) \
+    M(fold) M(softmax) M(softmax_grad) M(row_norm) M(row_norm_grad) M(row_norm_scratch)                                  \
+    M(dropout) M(uniform) M(normal) M(bernoulli) M(sum_squares) M(scale)
+
+template <class F> struct pointed_to;
+template <class F> struct pointed_to<F *> { typedef F type; };
+#define PD_CUDA_DECLARE(name) extern pointed_to<decltype(pd_kernels::name)>::type pd_cuda_##name;
+PD_CUDA_ENTRIES(PD_CUDA_DECLARE)
+
+#endif

@@ -1,0 +1,238 @@
+/* Two-level bins of free blocks, four for each power of two, and a bit for each bin that has some: a block is found, cut, freed and
+   joined with its neighbours in constant time. Requests up to 1 MiB share segments of 2 MiB, those up to 10 MiB segments of 20 MiB,
+   larger ones have one of their own size (PyTorch's numbers). */
+#include "device/cache.h"
+
+#include <pthread.h>
+
+#include "base/mem.h"
+
+#define MIB ((size_t)1 << 20)
+#define GRAIN ((size_t)512)
+enum { BINS = 4 * 48, BUCKETS = 4096, LOOK = 16 /* blocks of a bin that may be too small, before a larger bin is taken */ };
+
+/* A part of a segment; the blocks of one segment are a list by address. */
+typedef struct block {
+    struct block *before, *after;        /* in memory; NULL: the segment's end */
+    struct block *last, *next;           /* in the bin; next alone: in the bucket of used ones */
+    struct arena *arena;
+    char *p;
+    size_t bytes;
+    bool used;
+} block;
+
+/* The free blocks of a stream, small and large apart: small tensors that live long should not cut up large segments. */
+typedef struct arena {
+    void *stream;
+    bool small;
+    struct arena *next;
+    block *bins[BINS];
+    uint64_t filled[BINS / 64];
+} arena;
+
+struct pd_cache {
+    pthread_mutex_t lock;
+    const pd_cuda_library *lib;
+    const char *device;
+    arena *arenas;
+    block *used[BUCKETS];
+    pd_cache_stats stats;
+};
+
+static int bin_of(size_t bytes) { /* whose blocks have at least this lower bound: floor */
+    int e = 63 - __builtin_clzll(bytes);
+    return 4 * e + (int)(bytes >> (e - 2) & 3);
+}
+static block **bucket_of(pd_cache *c, const void *p) { return &c->used[((uintptr_t)p / GRAIN * 0x9E3779B97F4A7C15u) >> 52]; }
+
+static void put_free(block *b) {
+    arena *a = b->arena;
+    int k = bin_of(b->bytes);
+    b->used = false;
+    b->last = NULL;
+    if ((b->next = a->bins[k])) b->next->last = b;
+    a->bins[k] = b;
+    a->filled[k / 64] |= UINT64_C(1) << k % 64;
+}
+
+static void take_free(block *b) {
+    arena *a = b->arena;
+    int k = bin_of(b->bytes);
+    if (b->last) b->last->next = b->next;
+    else if (!(a->bins[k] = b->next)) a->filled[k / 64] &= ~(UINT64_C(1) << k % 64);
+    if (b->next) b->next->last = b->last;
+}
+
+static block *find(arena *a, size_t bytes) {
+    int k = bin_of(bytes), tries = LOOK;
+    for (block *b = a->bins[k]; b && tries--; b = b->next)
+        if (b->bytes >= bytes) return b;
+    for (int word = ++k / 64; word < BINS / 64; word++) {
+        uint64_t bits = a->filled[word] & (word == k / 64 ? ~UINT64_C(0) << k % 64 : ~UINT64_C(0));
+        if (bits) return a->bins[64 * word + __builtin_ctzll(bits)];
+    }
+    return NULL;
+}
+
+/* Joins `b`, free and in no bin, with what follows it. */
+static void join_next(block *b) {
+    block *n = b->after;
+    b->bytes += n->bytes;
+    if ((b->after = n->after)) n->after->before = b;
+    pd_free(n);
+}
+
+static pd_status arena_of(pd_cache *c, void *stream, bool small, arena **out) {
+    for (*out = c->arenas; *out; *out = (*out)->next)
+        if ((*out)->stream == stream && (*out)->small == small) return PD_OK;
+    PD_TRY(pd_calloc(sizeof **out, "tensor", out));
+    (*out)->stream = stream;
+    (*out)->small = small;
+    (*out)->next = c->arenas;
+    c->arenas = *out;
+    return PD_OK;
+}
+
+static void give_back(pd_cache *c) {
+    for (arena *a = c->arenas; a; a = a->next)
+        for (int k = 0; k < BINS; k++)
+            for (block *b = a->bins[k], *next; b; b = next) {
+                next = b->next;
+                if (b->before || b->after) continue; /* some of its segment is used */
+                take_free(b);
+                c->lib->give(b->p);
+                c->stats.reserved -= (int64_t)b->bytes;
+                c->stats.segments--;
+                pd_free(b);
+            }
+}
+
+static size_t segment_of(size_t bytes) {
+    return bytes <= MIB ? 2 * MIB : bytes < 10 * MIB ? 20 * MIB : (bytes + 2 * MIB - 1) / (2 * MIB) * (2 * MIB);
+}
+
+static pd_status out_of_memory(pd_cache *c, size_t bytes) {
+    size_t left = 0, total = 0;
+    c->stats.failures++;
+    c->lib->memory(&left, &total);
+    return pd_fail(PD_E_MEMORY, "tensor: out of memory on %s: tried to allocate %zu bytes; tensors hold %lld, the cache %lld more, and %zu of the "
+                   "device's %zu are free", c->device, bytes, (long long)c->stats.allocated, (long long)(c->stats.reserved - c->stats.allocated), left, total);
+}
+
+static pd_status grow(pd_cache *c, arena *a, size_t bytes, block **out) {
+    size_t size = segment_of(bytes);
+    block *b;
+    void *p = NULL;
+    PD_TRY(pd_calloc(sizeof *b, "tensor", &b));
+    int error = pd_fault_hit() ? 2 : c->lib->take(&p, size);
+    if (error && !pd_fault_armed(PD_FAULT_MALLOC)) {
+        c->lib->failed(); /* or the next launch would be blamed */
+        c->lib->wait();
+        give_back(c);
+        c->stats.retries++;
+        error = c->lib->take(&p, size);
+    }
+    if (error) {
+        c->lib->failed();
+        pd_free(b);
+        return out_of_memory(c, bytes);
+    }
+    *b = (block){.arena = a, .p = p, .bytes = size};
+    c->stats.segments++;
+    c->stats.reserved += (int64_t)size;
+    if (c->stats.reserved > c->stats.most_reserved) c->stats.most_reserved = c->stats.reserved;
+    put_free(b);
+    *out = b;
+    return PD_OK;
+}
+
+static pd_status cut(block *b, size_t bytes) {
+    size_t rest = b->bytes - bytes;
+    block *r;
+    if (rest < (b->arena->small ? GRAIN : MIB)) return PD_OK;
+    PD_TRY(pd_calloc(sizeof *r, "tensor", &r));
+    *r = (block){.arena = b->arena, .p = b->p + bytes, .bytes = rest, .before = b, .after = b->after};
+    if (b->after) b->after->before = r;
+    b->after = r;
+    b->bytes = bytes;
+    put_free(r);
+    return PD_OK;
+}
+
+static pd_status alloc(pd_cache *c, void *stream, size_t bytes, void **out) {
+    arena *a;
+    PD_TRY(arena_of(c, stream, bytes <= MIB, &a));
+    block *b = find(a, bytes);
+    if (!b) PD_TRY(grow(c, a, bytes, &b));
+    take_free(b);
+    pd_status status = cut(b, bytes);
+    if (status) {
+        put_free(b);
+        return status;
+    }
+    b->used = true;
+    block **bucket = bucket_of(c, b->p);
+    b->next = *bucket;
+    *bucket = b;
+    c->stats.allocated += (int64_t)b->bytes;
+    if (c->stats.allocated > c->stats.most_allocated) c->stats.most_allocated = c->stats.allocated;
+    *out = b->p;
+    return PD_OK;
+}
+
+pd_status pd_cache_alloc(pd_cache *c, void *stream, size_t bytes, void **out) {
+    size_t size = bytes ? (bytes + GRAIN - 1) / GRAIN * GRAIN : GRAIN;
+    pthread_mutex_lock(&c->lock);
+    pd_status status = alloc(c, stream, size, out);
+    pthread_mutex_unlock(&c->lock);
+    return status;
+}
+
+void pd_cache_free(pd_cache *c, void *p) {
+    pthread_mutex_lock(&c->lock);
+    block **at = bucket_of(c, p), *b;
+    while ((*at)->p != p) at = &(*at)->next;
+    b = *at;
+    *at = b->next;
+    c->stats.allocated -= (int64_t)b->bytes;
+    if (b->after && !b->after->used) {
+        take_free(b->after);
+        join_next(b);
+    }
+    if (b->before && !b->before->used) {
+        b = b->before;
+        take_free(b);
+        join_next(b);
+    }
+    put_free(b);
+    pthread_mutex_unlock(&c->lock);
+}
+
+void pd_cache_trim(pd_cache *c) {
+    pthread_mutex_lock(&c->lock);
+    c->lib->wait();
+    give_back(c);
+    pthread_mutex_unlock(&c->lock);
+}
+
+pd_cache_stats pd_cache_read(pd_cache *c) {
+    pthread_mutex_lock(&c->lock);
+    pd_cache_stats s = c->stats;
+    pthread_mutex_unlock(&c->lock);
+    return s;
+}
+
+void pd_cache_reset_most(pd_cache *c) {
+    pthread_mutex_lock(&c->lock);
+    c->stats.most_allocated = c->stats.allocated;
+    c->stats.most_reserved = c->stats.reserved;
+    pthread_mutex_unlock(&c->lock);
+}
+
+pd_status pd_cache_new(const pd_cuda_library *lib, const char *device, pd_cache **out) {
+    PD_TRY(pd_calloc(sizeof **out, "tensor", out));
+    pthread_mutex_init(&(*out)->lock, NULL);
+    (*out)->lib = lib;
+    (*out)->device = device;
+    return PD_OK;
+}

@@ -1,0 +1,239 @@
+#include "device/cuda.h"
+
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/flags.h"
+#include "base/mem.h"
+
+enum { HELD = 16 };
+
+/* ---- the library ------------------------------------------------------------------------------------------------------- */
+
+typedef size_t (*entry)(void); /* any of the table: size_t, so that one that says how much scratch it needs says none */
+
+static struct {
+    const pd_cuda_library *lib;
+    entry *kernels;
+    int count;
+    uint64_t layout;
+    size_t bytes;
+    char why[512];
+    bool forked;
+    pd_device devices[PD_CUDA_DEVICES];
+    char names[PD_CUDA_DEVICES][20];
+    pd_cache *caches[PD_CUDA_DEVICES];
+} cuda = {.why = "not asked yet"};
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+/* What this thread's launches go to, and what its current op has got so far. */
+static _Thread_local struct {
+    int current, used; /* used: 1 + the device that the runtime was told */
+    void *streams[PD_CUDA_DEVICES], *used_stream;
+    void *held[HELD];
+    int nheld;
+    pd_status refused;
+    char text[PD_ERROR_TEXT];
+} here;
+
+static void refuse(pd_status kind, const char *text) {
+    if (here.refused) return;
+    here.refused = kind;
+    snprintf(here.text, sizeof here.text, "%s", text);
+}
+
+static size_t missing(void) {
+    refuse(PD_E_NOTIMPL, "a kernel that it needs is not there yet on CUDA");
+    return 0;
+}
+
+static pd_status hold(const pd_device *d, size_t bytes, void **out) {
+    if (here.nheld == HELD) return pd_fail(PD_E_RUNTIME, "scratch: asked for more than %d times in one op", HELD);
+    PD_TRY(pd_cache_alloc(cuda.caches[d->index], here.streams[d->index], bytes, out));
+    here.held[here.nheld++] = *out;
+    return PD_OK;
+}
+
+static void *room(size_t bytes) {
+    void *p = NULL;
+    pd_status status = hold(pd_device_here, bytes, &p);
+    if (status) refuse(status, pd_error_get()->text);
+    return p;
+}
+
+static void after_fork(void) {
+    cuda.forked = true;
+    here.used = 0;
+}
+
+static bool usable(const pd_cuda_library *lib) {
+    if (!lib) snprintf(cuda.why, sizeof cuda.why, "%s", dlerror());
+    else if (lib->layout != cuda.layout) snprintf(cuda.why, sizeof cuda.why, "pydist/_cuda.so is of another build (expected to be built with this pydist)");
+    return lib && lib->layout == cuda.layout;
+}
+
+/* _cuda.so beside the file that this code was loaded from. */
+static void library_path(char *to, size_t size) {
+    Dl_info info;
+    const char *given = pd_flags_get()->CUDA_LIBRARY;
+    int folder = !*given && dladdr(&cuda, &info) && strrchr(info.dli_fname, '/') ? (int)(strrchr(info.dli_fname, '/') - info.dli_fname + 1) : 0;
+    snprintf(to, size, "%.*s%s", folder, folder ? info.dli_fname : "", *given ? given : "_cuda.so");
+}
+
+static void open_library(void) {
+    static const pd_cuda_host host = {room, refuse};
+    char path[4096];
+    library_path(path, sizeof path);
+    snprintf(cuda.why, sizeof cuda.why, "this build of pydist has no CUDA (PYDIST_CUDA=1 builds it)");
+    if (access(path, R_OK)) return;
+    void *handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    const pd_cuda_library *lib = handle ? dlsym(handle, PD_CUDA_SYMBOL) : NULL;
+    if (!usable(lib)) return;
+    cuda.lib = lib;
+    int error = lib->count(&cuda.count);
+    if (error) {
+        cuda.count = 0;
+        snprintf(cuda.why, sizeof cuda.why, "CUDA: %s", lib->text(error));
+    } else if (!cuda.count) snprintf(cuda.why, sizeof cuda.why, "CUDA: no device");
+    if (!cuda.count) return;
+    if (pd_malloc(cuda.bytes, "cuda", &cuda.kernels)) {
+        cuda.count = 0;
+        snprintf(cuda.why, sizeof cuda.why, "out of memory");
+        return;
+    }
+    memcpy(cuda.kernels, lib->kernels, cuda.bytes);
+    for (size_t i = 0; i < cuda.bytes / sizeof *cuda.kernels; i++)
+        if (!cuda.kernels[i]) cuda.kernels[i] = missing;
+    if (cuda.count > PD_CUDA_DEVICES) cuda.count = PD_CUDA_DEVICES;
+    *cuda.why = 0;
+    lib->start(&host);
+    pthread_atfork(NULL, NULL, after_fork);
+}
+
+const pd_cuda_library *pd_cuda_open(void) {
+    pthread_once(&once, open_library);
+    return cuda.lib;
+}
+void pd_cuda_expect(uint64_t layout, size_t kernels_bytes) {
+    cuda.layout = layout;
+    cuda.bytes = kernels_bytes;
+}
+int pd_cuda_count(void) {
+    pd_cuda_open();
+    return cuda.count;
+}
+const char *pd_cuda_why(void) {
+    pd_cuda_open();
+    return cuda.why;
+}
+const char *pd_cuda_built(void) { return pd_cuda_open() ? cuda.lib->built : ""; }
+
+pd_status pd_cuda_result(const char *op, int error) {
+    return error ? pd_fail(PD_E_RUNTIME, "%s: CUDA: %s (error %d)", op, cuda.lib->text(error), error) : PD_OK;
+}
+
+/* ---- a device ---------------------------------------------------------------------------------------------------------- */
+
+static pd_status enter(const pd_device *d) {
+    void *stream = here.streams[d->index];
+    if (here.used == d->index + 1 && here.used_stream == stream) return PD_OK;
+    if (cuda.forked) return pd_fail(PD_E_RUNTIME, "%s: CUDA cannot be used in a forked process (expected the start method 'spawn')", d->name);
+    PD_TRY(pd_cuda_result(d->name, cuda.lib->use(d->index, stream)));
+    here.used = d->index + 1;
+    here.used_stream = stream;
+    return PD_OK;
+}
+
+static pd_status alloc(const pd_device *d, size_t bytes, void **out) {
+    PD_TRY(enter(d));
+    return pd_cache_alloc(cuda.caches[d->index], here.streams[d->index], bytes, out);
+}
+
+static void release(const pd_device *d, void *p, size_t bytes) {
+    (void)bytes;
+    pd_cache_free(cuda.caches[d->index], p);
+}
+
+/* Freed while the launches that use them are still under way: the next user comes after those, on the same stream. */
+static void let_go(const pd_device *d) {
+    while (here.nheld) pd_cache_free(cuda.caches[d->index], here.held[--here.nheld]);
+}
+
+static pd_status scratch(const pd_device *d, size_t bytes, const char *op, void **out) {
+    (void)op;
+    let_go(d);
+    *out = NULL;
+    return bytes ? hold(d, bytes, out) : PD_OK;
+}
+
+static pd_status check(const pd_device *d, const char *op) {
+    let_go(d);
+    pd_status refused = here.refused;
+    here.refused = PD_OK;
+    if (refused) return pd_fail(refused, "%s: %s (the tensors are on %s)", op, here.text, d->name);
+    int error = cuda.lib->failed();
+    if (!error && pd_flags_get()->SYNC) error = cuda.lib->wait();
+    return pd_cuda_result(op, error);
+}
+
+static pd_status copy(const pd_device *d, pd_transfer way, void *to, const void *from, size_t bytes, bool wait) {
+    static const char *const names[] = {"copy to the device", "copy to the host", "copy on the device"};
+    PD_TRY(enter(d));
+    void *stream = here.streams[d->index];
+    int error = bytes ? cuda.lib->copy(to, from, bytes, stream) : 0;
+    if (!error && wait) error = cuda.lib->stream_wait(stream);
+    return pd_cuda_result(names[way], error);
+}
+
+pd_status pd_cuda_device(const char *op, int index, const pd_device **out) {
+    int count = pd_cuda_count();
+    if (!count) return pd_fail(PD_E_RUNTIME, "%s: there is no CUDA device: %s (expected 'cpu')", op, cuda.why);
+    if (index < 0) index = here.current;
+    if (index >= count) return pd_fail(PD_E_RUNTIME, "%s: invalid device ordinal %d (expected 0 to %d)", op, index, count - 1);
+    pd_device *d = &cuda.devices[index];
+    pd_status status = PD_OK;
+    pthread_mutex_lock(&lock);
+    if (!cuda.caches[index]) {
+        snprintf(cuda.names[index], sizeof cuda.names[index], "cuda:%d", index);
+        *d = (pd_device){.kind = PD_DEVICE_CUDA, .index = index, .name = cuda.names[index], .alloc = alloc, .free = release,
+                         .kernels = cuda.kernels, .enter = enter, .check = check, .scratch = scratch, .copy = copy};
+        status = pd_cache_new(cuda.lib, d->name, &cuda.caches[index]);
+    }
+    pthread_mutex_unlock(&lock);
+    PD_TRY(status);
+    *out = d;
+    return PD_OK;
+}
+
+int pd_cuda_current(void) { return here.current; }
+pd_status pd_cuda_set_current(int index) {
+    const pd_device *d;
+    PD_TRY(pd_cuda_device("set_device", index, &d));
+    here.current = index;
+    return enter(d);
+}
+
+pd_status pd_cuda_wait(const pd_device *d, const char *op) {
+    PD_TRY(enter(d));
+    return pd_cuda_result(op, cuda.lib->wait());
+}
+void *pd_cuda_stream(const pd_device *d) { return here.streams[d->index]; }
+void pd_cuda_set_stream(const pd_device *d, void *stream) { here.streams[d->index] = stream; }
+pd_cache *pd_cuda_cache(const pd_device *d) { return cuda.caches[d->index]; }
+
+void pd_cuda_trim(void) {
+    for (int i = 0; i < cuda.count; i++)
+        if (cuda.caches[i] && !enter(&cuda.devices[i])) pd_cache_trim(cuda.caches[i]);
+}
+int64_t pd_cuda_cached(void) {
+    int64_t bytes = 0;
+    for (int i = 0; i < cuda.count; i++) {
+        pd_cache_stats s = cuda.caches[i] ? pd_cache_read(cuda.caches[i]) : (pd_cache_stats){0};
+        bytes += s.reserved - s.allocated;
+    }
+    return bytes;
+}

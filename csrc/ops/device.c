@@ -1,0 +1,58 @@
+/* Between devices: tensor.to, cuda, cpu. The bytes move as they lie, so the copy has the strides of what was copied. */
+#include <string.h>
+
+#include "device/cuda.h"
+#include "ops/ops.h"
+
+typedef struct { int64_t from, to, wait; } move_attrs; /* indices; -1: the CPU */
+
+static pd_status device_at(int64_t index, const pd_device **out) {
+    *out = &pd_device_cpu;
+    return index < 0 ? PD_OK : pd_cuda_device("to", (int)index, out);
+}
+
+static pd_status infer(pd_call *c) {
+    const pd_tensor *x = c->in[0];
+    const pd_device *d;
+    PD_TRY(device_at(((const move_attrs *)c->attrs)->to, &d));
+    PD_TRY(pd_out_like(c, 0, (pd_dtype)x->dtype, x));
+    memcpy(c->out[0]->stride, x->stride, sizeof *x->stride * (size_t)x->ndim);
+    return pd_storage_new(d, pd_tensor_bytes(x), &c->out[0]->storage);
+}
+
+static pd_status kernel(const pd_call *c) {
+    const pd_tensor *x = c->in[0], *o = c->out[0];
+    const pd_device *from = x->storage->device, *to = o->storage->device;
+    bool wait = ((const move_attrs *)c->attrs)->wait || !to->copy || from->copy; /* what the host reads next, or another device */
+    const pd_device *d = from->copy ? from : to;
+    pd_status status = d->copy(d, !from->copy ? PD_TO_DEVICE : !to->copy ? PD_TO_HOST : PD_WITHIN, pd_tensor_data(o), pd_tensor_data(x), pd_tensor_bytes(x), wait);
+    return status || !pd_device_here->enter ? status : pd_device_here->enter(pd_device_here);
+}
+
+static void vjp(pd_vjp *v) {
+    const move_attrs *a = v->attrs;
+    const pd_device *d;
+    pd_tensor *back = NULL;
+    pd_status status = device_at(a->from, &d);
+    if (!status) status = pd_move(v->g[0], d, true, &back);
+    pd_vjp_set(v, 0, pd_vjp_keep(v, status, back));
+}
+
+const pd_op pd_op_to_device = {
+    .sig = "to_device(Tensor input, int from, int to, bool wait)", .doc = "A dense tensor's copy on another device (-1: the CPU).",
+    .flags = PD_ANY_DEVICE, .attrs = sizeof(move_attrs), .infer = infer, .kernel = kernel, .vjp = vjp,
+};
+
+pd_status pd_move(pd_tensor *t, const pd_device *to, bool wait, pd_tensor **out) {
+    const pd_device *from = t->storage->device;
+    move_attrs a = {from->index, to->index, wait};
+    pd_tensor *dense = t;
+    if (from == to) {
+        pd_tensor_retain(*out = t);
+        return PD_OK;
+    }
+    if (!pd_shape_is_dense(t->ndim, t->size, t->stride)) PD_TRY(pd_call1(PD_OP_clone, t, &(int64_t){1}, &dense));
+    pd_status status = pd_call1(PD_OP_to_device, dense, &a, out);
+    if (dense != t) pd_tensor_release(dense);
+    return status;
+}

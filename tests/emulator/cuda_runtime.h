@@ -1,0 +1,78 @@
+/* For tests: what csrc/cuda needs of CUDA's runtime, on the CPU. A launch runs its blocks one after the other; the threads of a block
+   take turns, each going on until it comes to a barrier or a shuffle. The device's memory can be touched during launches and copies
+   only, so that code of the host that reads it dies, as it would with a GPU. Everything is done when the call returns. */
+#ifndef PD_EMULATOR_CUDA_RUNTIME_H
+#define PD_EMULATOR_CUDA_RUNTIME_H
+
+#include <setjmp.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <ucontext.h>
+
+#define __host__
+#define __device__
+#define __global__
+#define __shared__ static
+#define __grid_constant__
+#define __forceinline__ inline
+
+struct dim3 { unsigned x, y, z; };
+extern dim3 threadIdx, blockIdx, blockDim, gridDim;
+
+typedef enum cudaError_t {
+    cudaSuccess = 0, cudaErrorMemoryAllocation = 2, cudaErrorInvalidDevice = 101, cudaErrorNotReady = 600, cudaErrorUnknown = 999,
+} cudaError_t;
+typedef struct emulated_stream *cudaStream_t;
+typedef struct emulated_event { double ms; } *cudaEvent_t;
+enum { cudaMemcpyDefault = 4, cudaMemcpyHostToDevice = 1, cudaMemcpyDeviceToHost = 2, cudaStreamNonBlocking = 1, cudaEventDefault = 0, cudaEventDisableTiming = 2 };
+struct cudaDeviceProp {
+    char name[256];
+    int major, minor, multiProcessorCount;
+    size_t totalGlobalMem;
+};
+
+const char *cudaGetErrorString(cudaError_t error);
+cudaError_t cudaGetDeviceCount(int *count);
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp *out, int device);
+cudaError_t cudaSetDevice(int device);
+cudaError_t cudaGetLastError();
+cudaError_t cudaDeviceSynchronize();
+cudaError_t cudaMemGetInfo(size_t *left, size_t *total);
+cudaError_t cudaMalloc(void **out, size_t bytes);
+cudaError_t cudaFree(void *p);
+cudaError_t cudaMallocHost(void **out, size_t bytes);
+cudaError_t cudaFreeHost(void *p);
+cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, int kind, cudaStream_t stream);
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t *out, unsigned flags, int priority);
+cudaError_t cudaStreamDestroy(cudaStream_t stream);
+cudaError_t cudaStreamSynchronize(cudaStream_t stream);
+cudaError_t cudaStreamQuery(cudaStream_t stream);
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags);
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t *out, unsigned flags);
+cudaError_t cudaEventDestroy(cudaEvent_t event);
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream);
+cudaError_t cudaEventSynchronize(cudaEvent_t event);
+cudaError_t cudaEventQuery(cudaEvent_t event);
+cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t from, cudaEvent_t to);
+
+/* Runs thread(ctx) for each thread of each block. */
+void pd_emulate_run(unsigned blocks, unsigned threads, void (*thread)(void *ctx), void *ctx);
+template <class F> static void pd_emulate(unsigned blocks, unsigned threads, F f) {
+    pd_emulate_run(blocks, threads, [](void *ctx) { (*(F *)ctx)(); }, &f);
+}
+
+void __syncthreads();
+extern char pd_emulated_lanes[1024][16]; /* what each thread shows in a shuffle */
+template <class T> static T __shfl_xor_sync(unsigned, T v, int d) {
+    unsigned me = threadIdx.x;
+    memcpy(pd_emulated_lanes[me], &v, sizeof v);
+    __syncthreads();
+    memcpy(&v, pd_emulated_lanes[me ^ (unsigned)d], sizeof v);
+    __syncthreads();
+    return v;
+}
+
+#endif
