@@ -1,7 +1,8 @@
 """Builds pydist._C: every C file under csrc, csrc/kernels/cpu once per instruction set.
 
 Environment: PYDIST_WERROR=1 (warnings are errors), PYDIST_BUILD=debug, PYDIST_SANITIZE=address|undefined|thread,
-ONEDNN_ROOT (its include/ has oneDNN's headers). Files are compiled in parallel, and again only when their command,
+ONEDNN_ROOT (its include/ has oneDNN's headers), PYDIST_CUDA=1|0 (pydist/_cuda.so is made or not; else where nvcc and a
+driver are both there), CUDA_ARCH (the GPUs that it is for, such as 90a or 80,90a; else all of CUDA_ARCHS). Files are compiled in parallel, and again only when their command,
 their source or a header that they include has changed: a rebuild in a checkout costs what changed.
 """
 
@@ -133,6 +134,50 @@ def compile_one(job):
     return ""
 
 
+CUDA_ARCHS = ["80", "90a", "100a", "120"]  # the last as PTX too, for what comes after
+CUDA_FLAGS = "-std=c++17 -O3 -fmad=false -Werror all-warnings -Xptxas -warn-spills -Icsrc".split()
+CUDA_HOST = "-fPIC,-fvisibility=hidden,-fno-exceptions,-fno-rtti,-fno-threadsafe-statics,-Wall,-Wextra"
+
+
+def cuda_compiler():
+    """nvcc's path where pydist/_cuda.so is wanted, else None."""
+    wanted, nvcc = os.environ.get("PYDIST_CUDA", ""), shutil.which(os.environ.get("NVCC", "nvcc"))
+    if wanted == "1" and not nvcc:
+        sys.exit("PYDIST_CUDA=1, but there is no nvcc (set NVCC)")
+    if wanted == "0" or SANITIZE or not nvcc:
+        return None
+    return nvcc if wanted == "1" or os.path.exists("/proc/driver/nvidia/version") else None
+
+
+def cuda_jobs(nvcc, temp):
+    """(command, source, object) of each of the library's objects."""
+    if not nvcc:
+        return
+    given = os.environ.get("CUDA_ARCH", "").replace(",", " ").split()
+    archs = given or CUDA_ARCHS
+    version = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=True).stdout.rpartition("release ")[2]
+    codes = [f"-gencode=arch=compute_{a},code=sm_{a}" for a in archs]
+    if not given:
+        codes.append(f"-gencode=arch=compute_{archs[-1]},code=compute_{archs[-1]}")
+    built = f"CUDA {version.partition(',')[0]}, {' '.join('sm_' + a for a in archs)}"
+    command = [nvcc, *CUDA_FLAGS, "-Xcompiler", CUDA_HOST, f'-DPD_CUDA_BUILT="{built}"', *codes]
+    for source in sorted(Path("csrc/cuda").glob("*.cu")):
+        yield command, source, Path(temp, "cuda", source.name).with_suffix(".o")
+
+
+def link_cuda(nvcc, linker, jobs, temp):
+    """The library from its objects, the runtime linked in: it needs no file of CUDA's to be opened."""
+    root = Path(os.environ.get("CUDA_HOME") or Path(nvcc).resolve().parents[1])
+    places = [root / "lib64", root / "lib", *root.glob("targets/*/lib"), Path("/usr/local/cuda/lib64")]
+    runtime = next((p / "libcudart_static.a" for p in places if (p / "libcudart_static.a").is_file()), None)
+    if not runtime:
+        sys.exit(f"pydist._cuda: no libcudart_static.a in {', '.join(map(str, places))}")
+    built = Path(temp, "_cuda.so")
+    objects = [str(obj) for *_, obj in jobs]
+    subprocess.run([*linker, *objects, str(runtime), "-Wl,--exclude-libs,ALL", "-ldl", "-lpthread", "-lrt", "-o", str(built)], check=True)
+    return built
+
+
 def build_mpi(temp):
     """pydist/_mpi.so, the engine's way to an MPI: made by MPICC (default: mpicc) where there is one. PYDIST_MPI=0: not
     made; 1: an error where it cannot be."""
@@ -167,22 +212,23 @@ class BuildExt(build_ext):
         with open(temp / "lock", "w") as lock:  # several builds may run in one checkout
             fcntl.flock(lock, fcntl.LOCK_EX)
             compiling, linking = mode_flags(has_openmp(self.compiler.compiler_so))
-            jobs = list(compile_jobs(self.compiler.compiler_so, compiling, temp))
-            with ThreadPoolExecutor(os.cpu_count()) as pool:
-                failed = [text for text in pool.map(compile_one, jobs) if text]
+            jobs, nvcc = list(compile_jobs(self.compiler.compiler_so, compiling, temp)), cuda_compiler()
+            kernels = list(cuda_jobs(nvcc, temp))
+            with ThreadPoolExecutor(os.cpu_count()) as pool:  # the longest first
+                failed = [text for text in pool.map(compile_one, kernels + jobs) if text]
             if failed:
-                sys.exit("\n".join(failed) + f"\npydist._C: {len(failed)} of {len(jobs)} files do not compile")
+                sys.exit("\n".join(failed) + f"\npydist._C: {len(failed)} of {len(kernels + jobs)} files do not compile")
             objects = [str(obj) for *_, obj in jobs]
             built = temp / out.name
             subprocess.run([*self.compiler.linker_so, *objects, *linking, "-lm", "-ldl", "-o", str(built)], check=True)
-            mpi = build_mpi(temp)
+            extras = [build_mpi(temp), nvcc and link_cuda(nvcc, self.compiler.linker_so, kernels, temp)]
             targets = [out.parent]
             if not self.inplace:  # `python -m` in the checkout finds this folder's package before the installed one
                 targets.append(Path("pydist"))
             for folder in targets:
                 put(built, folder / out.name)
-                if mpi:
-                    put(mpi, folder / mpi.name)
+                for extra in filter(None, extras):
+                    put(extra, folder / extra.name)
 
 
 setup(ext_modules=[Extension("pydist._C", sources=[])], cmdclass={"build_ext": BuildExt})

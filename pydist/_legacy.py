@@ -117,10 +117,8 @@ def new(self, *args):
 
 @_method
 def cuda(self, device=None, non_blocking=False, memory_format=None):
-    """The tensor itself where GPUs are pretended (`pydist.cuda`); RuntimeError where there is no device."""
-    if not _C.pretended_cuda():
-        raise RuntimeError("cuda: no CUDA device (pydist was built for the CPU)")
-    return self.to("cuda" if device is None else device)
+    """On a CUDA device, the current one; RuntimeError where there is none. Pretended GPUs (`pydist.cuda`) are the CPU."""
+    return self.to("cuda" if device is None else device, non_blocking=non_blocking)
 
 
 @_method
@@ -145,9 +143,3 @@ def random_(self, low=0, high=None, *, generator=None):
         high = min(high, (1 << 63) - 1)
     drawn = _C.randint(low, high, tuple(self.shape), generator=generator)
     return self.copy_(drawn)
-
-
-@_method
-def get_device(self):
-    """-1: the CPU."""
-    return -1

@@ -57,7 +57,8 @@ def lines():
     yield f"threads: {_C.get_num_threads()} of {len(os.sched_getaffinity(0))} cores"
     version = _C.onednn_version()
     yield f"oneDNN: {version or 'not there (portable kernels); looked for ' + ', '.join(candidates())}"
-    yield f"CUDA: not in this build ({_found('driver', _library('cuda'))}, {_found('nvcc', which('nvcc'))})"
+    cuda = f"{_C.cuda_built()}, {_C.cuda_count()} devices {_C.cuda_why()}" if _C.cuda_built() else "not in this build"
+    yield f"CUDA: {cuda} ({_found('driver', _library('cuda'))}, {_found('nvcc', which('nvcc'))})"
     built = "in this build" if is_mpi_available() else "not in this build"
     yield f"MPI: {built} ({_found('mpirun', which('mpirun'))}, {_found('mpicc', which('mpicc'))})"
     yield f"network: {_network()}"

@@ -804,7 +804,7 @@ RANDOM = {
 
 # Ops that users reach through another one only: their samples are that one's.
 HIDDEN = {
-    "where_same": "where", "as_strided_scatter_add": "as_strided", "index_front": "index", "index_put_front": "index_put", "extreme": "max",
+    "where_same": "where", "to_device": "clone", "as_strided_scatter_add": "as_strided", "index_front": "index", "index_put_front": "index_put", "extreme": "max",
     "topk_last": "topk", "nll_rows": "nll_loss", "cross_entropy_rows": "cross_entropy", "dropout_mask": "dropout",
     "conv2d_grad_input": "conv2d", "conv2d_grad_weight": "conv2d", "pool_max": "max_pool2d", "pool_max_grad": "max_pool2d",
     "pool_max_take": "max_pool2d", "pool_max_index": "max_pool2d_with_indices", "pool_avg": "avg_pool2d", "pool_avg_grad": "avg_pool2d",

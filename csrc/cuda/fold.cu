@@ -1,11 +1,12 @@
 /* Sums, products and extremes along the middle axis of [outer, n, inner], sums of squares.
 
    The axis is cut into chunks whose length depends on shapes alone; what is left of each is folded again until one is left, so the
-   bits are the same in every run and on every device. Rows (inner 1): a block folds a chunk. Columns: a thread does. */
+   bits are the same in every run and on every device. Rows (inner 1): a block folds a chunk. Columns, and rows of one short chunk: a thread does. */
 #include "cuda/block.h"
 #include "cuda/table.h"
 
 enum { ROW_CHUNK = 4096, COLUMN_CHUNK = 64 };
+static bool by_rows(const pd_block &b) { return b.inner == 1 && b.n > COLUMN_CHUNK; }
 
 template <class T> struct fold_of { typedef int64_t type; }; /* what values are folded in */
 template <> struct fold_of<float> { typedef float type; };
@@ -41,21 +42,24 @@ static __global__ void fold_columns(const E *x, A *out, int64_t count, int64_t n
 }
 
 /* Folds of `count` elements become the elements of type E. */
-template <class A, class E> static __global__ void finish(const A *x, E *out, int64_t count, A divide) {
+template <class A, class E> static __global__ void finish(const A *x, E *out, int64_t count, A divide, bool truth) {
     int64_t step = (int64_t)gridDim.x * blockDim.x;
-    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < count; i += step) out[i] = narrow<E>((wide<E>)(divide == 1 ? x[i] : x[i] / divide));
+    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < count; i += step) {
+        A v = divide == 1 ? x[i] : x[i] / divide;
+        out[i] = narrow<E>((wide<E>)(truth ? (A)(v != 0) : v));
+    }
 }
 
 template <template <class> class Op, class E, class A> static void stage(const E *x, const pd_block &b, A *out, int64_t chunk, entry how) {
     int64_t parts = b.n ? (b.n + chunk - 1) / chunk : 1, count = b.outer * parts * b.inner;
-    if (b.inner == 1) launch(fold_rows<Op, E, A>, count, THREADS, x, out, b.n, parts, chunk, how);
+    if (by_rows(b)) launch(fold_rows<Op, E, A>, count, THREADS, x, out, b.n, parts, chunk, how);
     else launch(fold_columns<Op, E, A>, blocks_for(count, THREADS, 1), THREADS, x, out, count, b.n, b.inner, parts, chunk, how);
 }
 
 /* out: [outer, inner] of type A, or NULL where there is no room. */
 template <template <class> class Op, class E, class A> static A *fold_all(const E *x, pd_block b, entry how) {
-    int64_t chunk = b.inner == 1 ? ROW_CHUNK : COLUMN_CHUNK;
-    if (b.inner == 1 && b.n > ROW_CHUNK * (int64_t)ROW_CHUNK) chunk = (b.n + ROW_CHUNK - 1) / ROW_CHUNK;
+    int64_t chunk = by_rows(b) ? ROW_CHUNK : COLUMN_CHUNK;
+    if (by_rows(b) && b.n > ROW_CHUNK * (int64_t)ROW_CHUNK) chunk = (b.n + ROW_CHUNK - 1) / ROW_CHUNK;
     const A *from = nullptr;
     for (;;) {
         int64_t parts = b.n ? (b.n + chunk - 1) / chunk : 1;
@@ -77,7 +81,7 @@ template <template <class> class Op, class E> static void fold_to(const E *x, co
     if (!folded) return;
     by_type(out_t, [&](auto e) {
         typedef typename decltype(e)::type O;
-        launch(finish<A, O>, blocks_for(count, THREADS, 1), THREADS, (const A *)folded, (O *)out, count, mean ? (A)b->n : (A)1);
+        launch(finish<A, O>, blocks_for(count, THREADS, 1), THREADS, (const A *)folded, (O *)out, count, mean ? (A)b->n : (A)1, out_t == PD_BOOL);
     });
 }
 
@@ -86,12 +90,12 @@ void pd_cuda_fold(pd_fold f, pd_dtype t, pd_dtype out_t, const pd_block *b, cons
         typedef typename decltype(e)::type E;
         const E *from = (const E *)x;
         switch (f) {
-        case PD_FOLD_SUM: case PD_FOLD_MEAN: return fold_to<plus, E>(from, b, out_t, out, t == PD_BOOL ? IS_NONZERO : AS_IT_IS, f == PD_FOLD_MEAN);
+        case PD_FOLD_SUM: case PD_FOLD_MEAN: return fold_to<plus, E>(from, b, out_t, out, AS_IT_IS, f == PD_FOLD_MEAN);
         case PD_FOLD_PROD: return fold_to<times, E>(from, b, out_t, out, AS_IT_IS, false);
         case PD_FOLD_MAX: return fold_to<larger, E>(from, b, out_t, out, AS_IT_IS, false);
         case PD_FOLD_MIN: return fold_to<smaller, E>(from, b, out_t, out, AS_IT_IS, false);
-        case PD_FOLD_ANY: return fold_to<larger, E>(from, b, out_t, out, IS_NONZERO, false);
-        case PD_FOLD_ALL: return fold_to<smaller, E>(from, b, out_t, out, IS_NONZERO, false);
+        case PD_FOLD_ANY: return fold_to<plus, E>(from, b, out_t, out, IS_NONZERO, false);
+        case PD_FOLD_ALL: return fold_to<times, E>(from, b, out_t, out, IS_NONZERO, false);
         }
     });
 }

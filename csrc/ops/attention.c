@@ -24,11 +24,11 @@ static pd_val turned(pd_vjp *v, pd_val t) { return pd_val_of(pd_x_call1(v, PD_OP
 
 /* Which keys a query may see: [T, S], true up to the diagonal. */
 static pd_val lower_triangle(pd_vjp *v, int64_t T, int64_t S) {
-    pd_tensor *t = pd_x_new(v, PD_BOOL, 2, (int64_t[]){T, S});
-    bool *at = t ? pd_tensor_data(t) : NULL;
-    for (int64_t i = 0; t && i < T; i++)
-        for (int64_t j = 0; j < S; j++) *at++ = j <= i;
-    return pd_val_of(t);
+    pd_tensor *i = pd_x_new(v, PD_I64, 2, (int64_t[]){T, 1}), *j = pd_x_new(v, PD_I64, 2, (int64_t[]){1, S});
+    if (!i || !j) return pd_val_of(NULL);
+    pd_here()->range(PD_I64, pd_tensor_data(i), T, 0, 1);
+    pd_here()->range(PD_I64, pd_tensor_data(j), S, 0, 1);
+    return pd_x2(v, PD_OP_le, pd_val_of(j), pd_val_of(i));
 }
 
 /* Query heads that share a key head stand beside it: [B, Hkv, H / Hkv, T, d], keys [B, Hkv, 1, S, d]. */

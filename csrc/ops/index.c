@@ -12,11 +12,16 @@ static pd_status nonzero(const char *op, const pd_tensor *x, int at, pd_tensor *
     for (int d = 0; d < mask->ndim; d++)
         if (at + d >= x->ndim || mask->size[d] != x->size[at + d])
             return pd_fail(PD_E_INDEX, "%s: a mask of shape %s at dimension %d does not match %s", op, pd_tensor_shape(mask), at, pd_tensor_shape(x));
-    pd_tensor *m;
+    const pd_device *there = pd_device_here;
+    pd_tensor *m, *near;
     PD_TRY(pd_contiguous(mask, &m));
+    pd_status status = pd_move(m, &pd_device_cpu, true, &near); /* how many there are is to be known here, whatever the device */
+    pd_tensor_release(m);
+    PD_TRY(status);
+    m = near;
     const uint8_t *p = pd_tensor_data(m);
     int64_t count = 0;
-    pd_status status = PD_OK;
+    pd_device_here = &pd_device_cpu;
     for (int64_t i = 0; i < m->numel; i++) count += p[i] != 0;
     for (int d = 0; d < mask->ndim && !status; d++) status = pd_tensor_new(op, PD_I64, 1, &count, &out[d]);
     for (int64_t i = 0, k = 0; i < m->numel && !status; i++) {
@@ -27,6 +32,13 @@ static pd_status nonzero(const char *op, const pd_tensor *x, int at, pd_tensor *
             rest /= mask->size[d];
         }
         k++;
+    }
+    pd_device_here = there;
+    for (int d = 0; d < mask->ndim && !status && there != &pd_device_cpu; d++) {
+        near = out[d];
+        out[d] = NULL;
+        status = pd_move(near, there, true, &out[d]);
+        pd_tensor_release(near);
     }
     pd_tensor_release(m);
     return status;

@@ -19,6 +19,7 @@ static pd_xent rows_of(const pd_tensor *x, const pd_tensor *target, const pd_ten
 }
 
 pd_status pd_loss_check_labels(const char *op, const pd_xent *s) {
+    if (pd_device_here->kernels) return pd_fail(PD_E_NOTIMPL, "%s: there is no CUDA kernel yet (the tensors are on %s)", op, pd_device_here->name);
     int64_t bad = pd_here()->labels_check(s->target, s->rows, s->C, s->ignore_index);
     if (bad < 0) return PD_OK;
     return pd_fail(PD_E_INDEX, "%s: target %" PRId64 " at row %" PRId64 " is out of range (expected 0 to %" PRId64 ", or ignore_index %" PRId64 ")",

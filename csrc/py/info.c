@@ -4,6 +4,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/threads.h"
+#include "device/cuda.h"
 #include "kernels/kernels.h"
 #include "py/comm.h"
 #include "py/py.h"
@@ -35,6 +36,7 @@ static PyObject *trim(PyObject *module, PyObject *unused) {
     pd_py_drain(); /* may free tensors */
     pd_onednn_trim();
     pd_device_cpu_trim();
+    pd_cuda_trim();
     pd_py_comm_trim();
     Py_RETURN_NONE;
 }

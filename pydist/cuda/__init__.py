@@ -1,4 +1,5 @@
-"""What there is of CUDA: no device on this build, said honestly, so scripts that ask first run on the CPU.
+"""CUDA's devices, their memory, streams and events, under PyTorch's names. Nothing is opened before the first question; where
+there is no driver, no device or no `pydist/_cuda.so` in this build, the answer is that there are none.
 
 `python -m pydist.compat --cpu-as-cuda N` pretends N GPUs (`pretend`): their names mean the CPU, whose tensors stay what
 they are, so that a script for several GPUs can be tried on a laptop.
@@ -12,6 +13,7 @@ import os
 import time
 import warnings
 from collections import namedtuple
+from contextlib import nullcontext
 from threading import local
 
 from pydist import _C
@@ -30,13 +32,16 @@ def pretend(count):
         warnings.warn(f"{count} GPUs are pretended: what runs on cuda and nccl runs on the CPU", stacklevel=2)
 
 
+OutOfMemoryError = _C.OutOfMemoryError
+
+
 def device_count():
-    """How many GPUs are pretended; there are no others."""
-    return _C.pretended_cuda()
+    """How many GPUs there are, or are pretended."""
+    return _C.pretended_cuda() or _C.cuda_count()
 
 
 def is_available():
-    """Whether there is a device: False, unless some are pretended."""
+    """Whether there is a device, or one is pretended."""
     return device_count() > 0
 
 
@@ -45,21 +50,30 @@ def is_initialized():
 
 
 def is_bf16_supported(including_emulation=True):
-    """Whether a device takes bfloat16: pretended ones do."""
+    """Whether a device takes bfloat16: all that pydist's kernels run on, and pretended ones, do."""
     return is_available()
+
+
+def _real():
+    """Whether the devices are GPUs, not pretended ones."""
+    return not _C.pretended_cuda() and _C.cuda_count() > 0
+
+
+def _current():
+    return _C.cuda_current() if _real() else getattr(_here, "index", 0)
 
 
 def _index(op, device=None):
     """The index of a device of CUDA's, or of the current one. Raises RuntimeError where it is not there."""
     if not is_available():
-        raise RuntimeError(f"cuda.{op}: no CUDA device (pydist was built for the CPU)")
+        raise RuntimeError(f"cuda.{op}: no CUDA device ({_C.cuda_why()})")
     if device is None:
-        return getattr(_here, "index", 0)
+        return _current()
     device = _C.device(device)
     if device.type != "cuda":
         raise ValueError(f"cuda.{op}: device {device} (expected a CUDA device)")
     if device.index is None:
-        return getattr(_here, "index", 0)
+        return _current()
     if device.index >= device_count():
         raise RuntimeError(f"cuda.{op}: invalid device ordinal {device.index} (expected 0 to {device_count() - 1})")
     return device.index
@@ -72,29 +86,37 @@ def current_device():
 
 def set_device(device):
     """Makes it this thread's current device. Raises RuntimeError where it is not there."""
-    _here.index = _index("set_device", device)
+    index = _index("set_device", device)
+    if _real():
+        _C.cuda_set_current(index)
+    else:
+        _here.index = index
 
 
 def get_device_name(device=None):
-    _index("get_device_name", device)
-    return _NAME
+    return get_device_properties(device).name
 
 
 def get_device_properties(device=None):
     """(name, major, minor, total_memory, multi_processor_count)"""
-    _index("get_device_properties", device)
+    index = _index("get_device_properties", device)
+    if _real():
+        return _Properties(*_C.cuda_properties(index))
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return _Properties(_NAME, 0, 0, memory, os.cpu_count() or 1)
 
 
 def get_device_capability(device=None):
-    """(0, 0): features that scripts switch on by it are not there."""
-    _index("get_device_capability", device)
-    return 0, 0
+    """(major, minor); (0, 0) where it is pretended: features that scripts switch on by it are not there."""
+    properties = get_device_properties(device)
+    return properties.major, properties.minor
 
 
 def synchronize(device=None):
-    _index("synchronize", device)
+    """Waits until all work that the device was given is done."""
+    index = _index("synchronize", device)
+    if _real():
+        _C.cuda_synchronize(index)
 
 
 def init():
@@ -120,16 +142,48 @@ def ipc_collect():
     pass
 
 
+def memory_stats(device=None):
+    """What tensors and the cache of freed memory hold: a dict of allocated, most_allocated, reserved, most_reserved (bytes),
+    segments (pieces taken from the driver), retries (after giving cached memory back) and failures."""
+    if _real():
+        return _C.cuda_memory(_index("memory_stats", device))
+    held = _C.memory_allocated() if is_available() else 0
+    return {name: held if "ed" in name else 0 for name in ("allocated", "most_allocated", "reserved", "most_reserved", "segments", "retries", "failures")}
+
+
 def memory_allocated(device=None):
-    """Bytes of all tensors where GPUs are pretended, else 0."""
-    return _C.memory_allocated() if is_available() else 0
+    """Bytes of the tensors on the device, each rounded up to 512; of all tensors where GPUs are pretended."""
+    return memory_stats(device)["allocated"]
 
 
-max_memory_allocated = memory_reserved = max_memory_reserved = memory_cached = max_memory_cached = memory_allocated
+def max_memory_allocated(device=None):
+    """The largest memory_allocated() since the start, or reset_peak_memory_stats()."""
+    return memory_stats(device)["most_allocated"]
+
+
+def memory_reserved(device=None):
+    """Bytes taken from the driver, for tensors and for the cache."""
+    return memory_stats(device)["reserved"]
+
+
+def max_memory_reserved(device=None):
+    return memory_stats(device)["most_reserved"]
+
+
+memory_cached, max_memory_cached = memory_reserved, max_memory_reserved
+
+
+def mem_get_info(device=None):
+    """(free, total) bytes of the device, by its driver."""
+    index = _index("mem_get_info", device)
+    if _real():
+        return _C.cuda_free_memory(index)
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES"), get_device_properties(device).total_memory
 
 
 def reset_peak_memory_stats(device=None):
-    pass
+    if _real():
+        _C.cuda_reset_most(_index("reset_peak_memory_stats", device))
 
 
 reset_max_memory_allocated = reset_max_memory_cached = reset_peak_memory_stats
@@ -152,22 +206,55 @@ class device:
 
 
 class Stream:
-    """A queue of device work; on pretended devices work is done when its call returns. RuntimeError without a device."""
+    """A queue of device work, beside the default one; on pretended devices work is done when its call returns. Memory belongs
+    to the stream that it was allocated in: a tensor used in another one must live until that use is done. RuntimeError
+    without a device."""
+
+    cuda_stream = 0  # CUDA's own number: 0 is the default stream
 
     def __init__(self, device=None, priority=0, **kwargs):
         self.device_index = _index(type(self).__name__, device)
+        self._own = _real()
+        if self._own:
+            self.cuda_stream = _C.cuda_stream_new(self.device_index, priority)
+
+    @classmethod
+    def _of(cls, index, number):
+        stream = cls.__new__(cls)
+        stream.device_index, stream.cuda_stream, stream._own = index, number, False
+        return stream
+
+    @property
+    def device(self):
+        return _C.device("cuda", self.device_index)
 
     def synchronize(self):
-        pass
+        """Waits for its work."""
+        if _real():
+            _C.cuda_stream_wait(self.cuda_stream)
 
     def query(self):
-        return True
+        """Whether its work is done."""
+        return _C.cuda_stream_done(self.cuda_stream) if _real() else True
 
     def wait_stream(self, stream):
-        pass
+        """Later work here comes after what `stream` has been given so far."""
+        self.wait_event(stream.record_event())
 
     def wait_event(self, event):
-        pass
+        """Later work here comes after the event."""
+        if _real():
+            _C.cuda_stream_after(self.cuda_stream, event._number())
+
+    def __eq__(self, other):
+        return isinstance(other, Stream) and (self.device_index, self.cuda_stream) == (other.device_index, other.cuda_stream)
+
+    def __hash__(self):
+        return hash((self.device_index, self.cuda_stream))
+
+    def __del__(self):
+        if getattr(self, "_own", False):
+            _C.cuda_stream_free(self.cuda_stream)  # CUDA lets its work finish first
 
     def record_event(self, event=None):
         event = Event() if event is None else event
@@ -175,48 +262,75 @@ class Stream:
         return event
 
     def __enter__(self):
+        if _real():
+            self._before = getattr(self, "_before", []) + [_C.cuda_stream(self.device_index)]
+            _C.cuda_set_stream(self.device_index, self.cuda_stream)
         return self
 
     def __exit__(self, *error):
-        pass
+        if _real():
+            _C.cuda_set_stream(self.device_index, self._before.pop())
 
 
 class Event:
     """A point in time of a stream. RuntimeError without a device, and for the time between events not recorded."""
 
+    _made = None
+
     def __init__(self, enable_timing=False, blocking=False, interprocess=False):
         _index("Event")
-        self._time = None
+        self._time, self._timing = None, enable_timing
+
+    def _number(self):
+        if self._made is None:
+            self._made = _C.cuda_event_new(_index("Event"), self._timing)
+        return self._made
 
     def record(self, stream=None):
+        """It happens when all that the stream (the current one) has been given so far is done."""
         self._time = time.perf_counter()
+        if _real():
+            _C.cuda_event_record(self._number(), (stream or current_stream()).cuda_stream)
+
+    def __del__(self):
+        if self._made is not None:
+            _C.cuda_event_free(self._made)
 
     def elapsed_time(self, end_event):
         """Milliseconds from this event to another one."""
         if self._time is None or end_event._time is None:
             raise RuntimeError("Event.elapsed_time: both events must be recorded before")
+        if _real():
+            return _C.cuda_event_between(self._number(), end_event._number())
         return (end_event._time - self._time) * 1e3
 
     def synchronize(self):
-        pass
+        """Waits for it."""
+        if self._made is not None:
+            _C.cuda_event_wait(self._made)
 
     def query(self):
-        return True
+        """Whether it has happened."""
+        return self._made is None or _C.cuda_event_done(self._made)
 
     def wait(self, stream=None):
-        pass
+        """Later work of the stream (the current one) comes after it."""
+        (stream or current_stream()).wait_event(self)
 
 
 def stream(stream):
     """A context in which work goes to the stream."""
-    return Stream() if stream is None else stream
+    return nullcontext() if stream is None else stream
 
 
 def current_stream(device=None):
-    return Stream(device)
+    """The stream that this thread's work on the device goes to."""
+    index = _index("current_stream", device)
+    return Stream._of(index, _C.cuda_stream(index) if _real() else 0)
 
 
-default_stream = current_stream
+def default_stream(device=None):
+    return Stream._of(_index("default_stream", device), 0)
 
 
 def __getattr__(name):

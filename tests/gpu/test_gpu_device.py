@@ -1,0 +1,156 @@
+"""Tensors on CUDA's devices: moving, mixing, memory, errors, streams and events."""
+
+import gc
+
+import pytest
+
+import pydist
+from pydist import _C, cuda
+
+if not pydist.cuda.is_available() or _C.pretended_cuda():
+    pytest.skip("no CUDA device", allow_module_level=True)
+
+
+def test_there_and_back():
+    x = pydist.arange(24, dtype=pydist.float32).reshape(2, 3, 4)
+    for layout in (x, x.permute(2, 0, 1), x[:, :, ::2], x[:1].expand(5, 3, 4), x[0, 0, 0]):
+        there = layout.cuda()
+        assert there.is_cuda and str(there.device) == "cuda:0" and there.get_device() == 0
+        assert there.cpu().tolist() == layout.tolist() == there.tolist()
+        assert there.to("cuda:0") is there
+    assert x.to("cuda", pydist.float64).dtype is pydist.float64
+    assert x.cpu() is x
+    assert x.to(there).is_cuda
+    assert "device='cuda:0'" in repr(there)
+
+
+def test_creation_on_the_device():
+    for made in (pydist.zeros(2, 3, device="cuda"), pydist.full((2, 3), 0.0, device="cuda"), pydist.tensor([[0.0] * 3] * 2, device="cuda")):
+        assert made.is_cuda and made.cpu().tolist() == [[0.0] * 3] * 2
+    like = pydist.ones_like(made)
+    assert like.is_cuda and like.sum().item() == 6
+    assert pydist.arange(5, device="cuda").tolist() == [0, 1, 2, 3, 4]
+    pydist.manual_seed(1)
+    on_cpu = pydist.randn(7)
+    pydist.manual_seed(1)
+    assert pydist.randn(7, device="cuda").tolist() == on_cpu.tolist()
+
+
+def test_gradients_cross_devices():
+    x = pydist.randn(3, 4, requires_grad=True)
+    y = (x.cuda() * 2).tanh()
+    y.sum().backward()
+    assert not x.grad.is_cuda
+    again = x.detach().requires_grad_()
+    (again * 2).tanh().sum().backward()
+    assert (x.grad - again.grad).abs().max().item() < 1e-6
+
+
+def test_numbers_on_the_cpu_follow():
+    x = pydist.ones(3, device="cuda")
+    assert (x + pydist.tensor(2.0)).tolist() == [3.0] * 3
+    assert (pydist.tensor(2.0) - x).is_cuda
+    x += pydist.tensor(1.0)
+    x.copy_(pydist.tensor([4.0, 5.0, 6.0]))
+    assert x.tolist() == [4.0, 5.0, 6.0]
+    near = pydist.zeros(3)
+    near.copy_(x)
+    assert near.tolist() == [4.0, 5.0, 6.0]
+
+
+def test_mixed_devices_are_refused():
+    x, y = pydist.ones(3, device="cuda"), pydist.ones(3)
+    for bad in (lambda: x + y, lambda: y + x, lambda: y.add_(x), lambda: x.add_(y), lambda: pydist.where(y > 0, x, x)):
+        with pytest.raises(RuntimeError, match="different devices: c.*expected one device"):
+            bad()
+    with pytest.raises(RuntimeError, match="invalid device ordinal 100"):
+        pydist.ones(3, device="cuda:100")
+    for bad in (x.numpy, lambda: memoryview(x)):
+        with pytest.raises(TypeError, match="numpy: the tensor is on cuda:0 .expected the CPU"):
+            bad()
+    with pytest.raises(NotImplementedError, match="running_sum: there is no CUDA kernel yet .the tensors are on cuda:0"):
+        x.cumsum(0)
+    assert (x + 1).tolist() == [2.0] * 3  # and all goes on
+
+
+def test_memory_is_counted_and_reused():
+    gc.collect()
+    cuda.empty_cache()
+    before = cuda.memory_allocated()
+    cuda.reset_peak_memory_stats()
+    x = pydist.empty(1 << 18, device="cuda")
+    at = x.data_ptr()
+    assert cuda.memory_allocated() - before == 1 << 20
+    del x
+    assert cuda.memory_allocated() == before and cuda.max_memory_allocated() - before == 1 << 20
+    assert cuda.memory_reserved() >= 2 << 20
+    assert pydist.empty(1 << 18, device="cuda").data_ptr() == at
+    cuda.empty_cache()
+    assert cuda.memory_reserved() - cuda.memory_allocated() < 2 << 20
+
+
+def test_blocks_do_not_overlap():
+    """Tensors of many sizes that come and go keep what was written to them."""
+    import random
+
+    draw, held = random.Random(5), []
+    for i in range(300):
+        if held and draw.random() < 0.45:
+            x, value = held.pop(draw.randrange(len(held)))
+            assert x.amin().item() == x.amax().item() == value
+        else:
+            held.append((pydist.full((draw.choice([1, 3, 100, 513, 4096, 70000, 300001, 700000]),), i, dtype=pydist.float32, device="cuda"), i))
+    for x, value in held:
+        assert x.amin().item() == x.amax().item() == value
+
+
+def test_out_of_memory_can_be_caught():
+    free, total = cuda.mem_get_info()
+    failures = cuda.memory_stats()["failures"]
+    with pytest.raises(cuda.OutOfMemoryError, match="out of memory on cuda:0: tried to allocate .* bytes; tensors hold"):
+        pydist.empty(total, dtype=pydist.float64, device="cuda")
+    assert cuda.memory_stats()["failures"] == failures + 1
+    held = []
+    with pytest.raises(MemoryError):
+        while True:
+            held.append(pydist.empty(total // 8, dtype=pydist.uint8, device="cuda"))
+    assert len(held) >= 5
+    del held
+    assert pydist.ones(4, device="cuda").sum().item() == 4
+    assert pydist.empty(total // 8 * 5, dtype=pydist.uint8, device="cuda").numel()  # the cache gives way
+
+
+def test_streams_and_events():
+    side = cuda.Stream()
+    start, end = cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)
+    assert cuda.current_stream() == cuda.default_stream() != side
+    with cuda.stream(side):
+        assert cuda.current_stream() == side
+        start.record()
+        x = pydist.ones(1000, device="cuda") * 3
+        end.record()
+    assert cuda.current_stream() == cuda.default_stream()
+    cuda.current_stream().wait_stream(side)
+    assert x.sum().item() == 3000
+    end.synchronize()
+    assert end.query() and side.query() and start.elapsed_time(end) >= 0
+    cuda.synchronize()
+
+
+def test_the_current_device():
+    assert cuda.current_device() == 0
+    if cuda.device_count() < 2:
+        return
+    with cuda.device(1):
+        assert cuda.current_device() == 1
+        x = pydist.ones(2, device="cuda")
+    assert str(x.device) == "cuda:1" and cuda.current_device() == 0
+    assert x.to("cuda:0").tolist() == [1.0, 1.0]
+    with pytest.raises(RuntimeError, match="different devices"):
+        x + x.to("cuda:0")
+
+
+def test_properties():
+    p = cuda.get_device_properties()
+    assert p.name and p.total_memory > 1 << 20 and p.multi_processor_count >= 1
+    assert cuda.get_device_capability() == (p.major, p.minor)
