@@ -121,8 +121,8 @@ static void move_strip(char *base, bool add, pd_tensor *to, pd_tensor *from) {
     if (!to->numel) return;
     pd_loop_build(&l, n, all);
     for (int k = 0; k < n; k++) l.ptr[k] = base + all[k]->offset * size;
-    if (add) pd_cpu()->binary(PD_BINARY_add, (pd_dtype)to->dtype, 1, &l);
-    else pd_cpu()->copy((pd_dtype)to->dtype, (pd_dtype)to->dtype, &l);
+    if (add) pd_here()->binary(PD_BINARY_add, (pd_dtype)to->dtype, 1, &l);
+    else pd_here()->copy((pd_dtype)to->dtype, (pd_dtype)to->dtype, &l);
 }
 
 /* n results from `at` on along dimension d are the elements from, from + step, ... */
@@ -162,7 +162,7 @@ static pd_status around_kernel(const pd_call *c) {
     if (!back) {
         pd_loop_build(&l, 2, (pd_tensor *[]){&middle, c->in[0]});
         l.ptr[0] = base + middle.offset * size;
-        pd_cpu()->copy((pd_dtype)whole.dtype, (pd_dtype)whole.dtype, &l);
+        pd_here()->copy((pd_dtype)whole.dtype, (pd_dtype)whole.dtype, &l);
     }
     for (int i = 0; i < pairs; i++) {
         int k = back ? pairs - 1 - i : i, d = whole.ndim - 1 - k;
@@ -175,7 +175,7 @@ static pd_status around_kernel(const pd_call *c) {
     if (back) {
         pd_loop_build(&l, 2, (pd_tensor *[]){c->out[0], &middle});
         l.ptr[1] = base + middle.offset * size;
-        pd_cpu()->copy((pd_dtype)whole.dtype, (pd_dtype)whole.dtype, &l);
+        pd_here()->copy((pd_dtype)whole.dtype, (pd_dtype)whole.dtype, &l);
     }
     return PD_OK;
 }

@@ -92,7 +92,7 @@ static pd_status recurrent_kernel(const pd_call *c) {
         PD_TRY(pd_gemm_run(&s, h, pd_tensor_data(c->in[W]), bias, u, rest));
         pd_cell_step one = {.x = (char *)pd_tensor_data(c->in[X]) + t * wide, .u = u, .h0 = h, .c0 = state, .h1 = y + t * row,
                             .c1 = state ? cells + t * row : NULL, .gates = gated ? gates + t * 4 * row : NULL};
-        pd_cpu()->cell(&l.cell, &one);
+        pd_here()->cell(&l.cell, &one);
         h = one.h1;
         state = one.c1;
     }
@@ -167,7 +167,7 @@ static void recurrent_fast(pd_vjp *v) {
             one.c1 = cells + t * row;
             one.gc = pd_tensor_data(gc);
         }
-        pd_cpu()->cell_grad(&l.cell, &one);
+        pd_here()->cell_grad(&l.cell, &one);
         v->status = pd_gemm_run(&back, one.gu, pd_tensor_data(in[W]), NULL, one.gh, pd_tensor_data(scratch));
         if (v->status) return;
     }
