@@ -307,12 +307,12 @@ static pd_status scatter_kernel(const pd_call *c) {
         }
     }
     /* One element after the other: several may go to one place. */
-    pd_cpu()->put_add((pd_dtype)o->dtype, g->numel, 1, offset, pd_packed(g, offset + (g->numel + 1) / 2 * 2), size, memory);
+    pd_here()->put_add((pd_dtype)o->dtype, g->numel, 1, offset, pd_packed(g, offset + (g->numel + 1) / 2 * 2), size, memory);
     if (dense) return PD_OK;
     x.dtype = o->dtype;
     pd_loop_build(&l, 2, (pd_tensor *[]){o, &x});
     l.ptr[1] = memory;
-    pd_cpu()->copy((pd_dtype)o->dtype, (pd_dtype)o->dtype, &l);
+    pd_here()->copy((pd_dtype)o->dtype, (pd_dtype)o->dtype, &l);
     for (int d = 0; d < x.ndim; d++)
         if (!x.stride[d]) copies *= x.size[d];
     if (copies > 1) { /* elements that are one in memory share its gradient */
@@ -321,7 +321,7 @@ static pd_status scatter_kernel(const pd_call *c) {
         pd_scalar_store(&n, (pd_dtype)o->dtype, cell);
         pd_loop_build(&l, 3, (pd_tensor *[]){o, o, NULL});
         pd_loop_cell(&l, 2, cell);
-        pd_cpu()->binary(PD_BINARY_div, (pd_dtype)o->dtype, 1, &l);
+        pd_here()->binary(PD_BINARY_div, (pd_dtype)o->dtype, 1, &l);
     }
     return PD_OK;
 }
