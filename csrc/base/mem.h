@@ -14,6 +14,16 @@ pd_status pd_malloc_aligned(size_t bytes, const char *what, void *out);
 pd_status pd_grow(void *ptr, size_t *cap, size_t want, size_t size, const char *what);
 void pd_free(void *p);
 
+/* How often the engine has asked the system for memory so far, in all threads: what was freed is used again first. */
+int64_t pd_mem_asked(void);
+void pd_mem_trim(void); /* gives back what the calling thread has freed */
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define PD_KEEPS_FREED 0 /* a freed block must stay free, to be seen */
+#else
+#define PD_KEEPS_FREED 1
+#endif
+
 /* [borrowed from this thread] at least `bytes`, 64-byte aligned, valid until the next call: kept between calls, so that a
    steady step allocates none; freed when the thread ends. One user at a time: kernels, which call no ops. */
 pd_status pd_scratch(size_t bytes, const char *what, void **out);

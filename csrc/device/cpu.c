@@ -11,12 +11,6 @@
 #include "base/mem.h"
 #include "device/device.h"
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define KEEPS false /* a freed block must stay free, to be seen */
-#else
-#define KEEPS true
-#endif
-
 typedef struct block { struct block *next; } block;
 
 enum { CLASSES = 4 * 48 };
@@ -30,7 +24,7 @@ static void lock_cache(void) { pthread_mutex_lock(&cache.lock); }
 static void unlock_cache(void) { pthread_mutex_unlock(&cache.lock); }
 static void start(void) {
     int mib = pd_flags_get()->CACHE;
-    limit = KEEPS && mib > 0 ? (size_t)mib << 20 : 0;
+    limit = PD_KEEPS_FREED && mib > 0 ? (size_t)mib << 20 : 0;
     pthread_atfork(lock_cache, unlock_cache, unlock_cache); /* the child must not find it locked by a thread it does not have */
 }
 

@@ -38,6 +38,7 @@ static PyObject *trim(PyObject *module, PyObject *unused) {
     pd_device_cpu_trim();
     pd_cuda_trim();
     pd_py_comm_trim();
+    pd_mem_trim();
     Py_RETURN_NONE;
 }
 
@@ -121,6 +122,16 @@ static PyObject *memory_allocated(PyObject *module, PyObject *unused) {
     return PyLong_FromLongLong(pd_device_cpu_bytes());
 }
 
+static PyObject *memory_asked(PyObject *module, PyObject *unused) {
+    (void)module, (void)unused;
+    return PyLong_FromLongLong(pd_mem_asked());
+}
+
+static PyObject *memory_kept(PyObject *module, PyObject *unused) {
+    (void)module, (void)unused;
+    return PyBool_FromLong(PD_KEEPS_FREED);
+}
+
 static PyObject *onednn_paths(PyObject *module, PyObject *list) {
     PyObject *seq = PySequence_Fast(list, "onednn_paths: expected a list of paths");
     const char *paths[64];
@@ -156,6 +167,8 @@ static PyMethodDef functions[] = {
     {"set_num_threads", set_num_threads, METH_O, "set_num_threads(n)\n\nThreads that a kernel may use, in every thread that did not set its own."},
     {"_thread_num_threads", thread_num_threads, METH_O, "_thread_num_threads(n): for the calling thread only; 0 returns to the default."},
     {"memory_allocated", memory_allocated, METH_NOARGS, "memory_allocated()\n\nBytes that tensors hold."},
+    {"_memory_asked", memory_asked, METH_NOARGS, "_memory_asked() -> int\n\nHow often the engine has asked the system for memory; a steady step does not."},
+    {"_memory_kept", memory_kept, METH_NOARGS, "_memory_kept() -> bool\n\nWhether freed memory is kept for later; not in a sanitizer's build."},
     {"onednn_paths", onednn_paths, METH_O, "onednn_paths(paths)\n\nWhere oneDNN may lie, tried in order when it is first needed."},
     {"onednn_version", onednn_version, METH_NOARGS, "onednn_version()\n\nVersion of oneDNN, opened now if need be; None where the portable kernels serve."},
     {0},

@@ -156,7 +156,7 @@ static pd_dnn_set *set_new(const pd_dnn_plan *p) {
 }
 
 static void plan_free(pd_dnn_plan *p) {
-    set_free(p->spare);
+    for (int i = 0; i < PD_DNN_SPARES; i++) set_free(p->spare[i]);
     for (int i = 0; i < PD_DNN_STEPS; i++)
         if (p->steps[i].primitive) pd_dnn.primitive_destroy(p->steps[i].primitive);
     pd_free(p);
@@ -256,6 +256,21 @@ void pd_onednn_trim(void) {
     pthread_mutex_unlock(&lock);
 }
 
+static pd_dnn_set *take_spare(pd_dnn_plan *p) {
+    for (int i = 0; i < PD_DNN_SPARES; i++) {
+        pd_dnn_set *s = __atomic_load_n(&p->spare[i], __ATOMIC_RELAXED) ? __atomic_exchange_n(&p->spare[i], NULL, __ATOMIC_ACQ_REL) : NULL;
+        if (s) return s;
+    }
+    return NULL;
+}
+static void give_spare(pd_dnn_plan *p, pd_dnn_set *s) {
+    for (int i = 0; i < PD_DNN_SPARES; i++) {
+        pd_dnn_set *none = NULL;
+        if (__atomic_compare_exchange_n(&p->spare[i], &none, s, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED)) return;
+    }
+    set_free(s);
+}
+
 pd_status pd_dnn_plan_run(pd_dnn_plan *p, void *const *user, void *scratch, int threads) {
     void *at[PD_DNN_BUFFERS];
     char *next = scratch;
@@ -263,7 +278,7 @@ pd_status pd_dnn_plan_run(pd_dnn_plan *p, void *const *user, void *scratch, int 
         at[i] = i < PD_DNN_USER ? user[i] : next;
         if (i >= PD_DNN_USER) next += (p->temp[i] + 63) & ~(size_t)63;
     }
-    pd_dnn_set *s = __atomic_exchange_n(&p->spare, NULL, __ATOMIC_ACQ_REL);
+    pd_dnn_set *s = take_spare(p);
     if (!s && !(s = set_new(p))) return pd_trail(__FILE__, __LINE__, PD_E_MEMORY);
     int was = threads_push(threads);
     dnnl_status_t did = dnnl_success;
@@ -273,8 +288,7 @@ pd_status pd_dnn_plan_run(pd_dnn_plan *p, void *const *user, void *scratch, int 
         did = pd_dnn.primitive_execute(step->primitive, s->stream, step->nargs, s->args[i]);
     }
     threads_pop(was, threads);
-    pd_dnn_set *none = NULL;
-    if (!__atomic_compare_exchange_n(&p->spare, &none, s, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED)) set_free(s);
+    give_spare(p, s);
     return did == dnnl_success ? PD_OK : pd_fail(PD_E_RUNTIME, "oneDNN: a primitive failed with status %d", (int)did);
 }
 

@@ -3,7 +3,7 @@
    A plan is what one call of a kernel does: up to four steps (a primitive each: reorders and the main one), over buffers
    that are the caller's pointers or pieces of the caller's scratch. Plans are kept in a bounded table under a key of
    integers that says everything about the call, the thread count included. A plan is shared by all threads; what a running
-   call needs for itself (stream, memory objects) is a `set`, of which each plan keeps a spare one. */
+   call needs for itself (stream, memory objects) is a `set`, of which each plan keeps some: threads that run it at the same time need one each. */
 #ifndef PD_KERNELS_ONEDNN_LIB_H
 #define PD_KERNELS_ONEDNN_LIB_H
 
@@ -36,6 +36,7 @@ bool pd_dnn_serves(pd_dtype t);        /* this type natively on this processor *
 dnnl_data_type_t pd_dnn_type(pd_dtype t);
 
 #define PD_DNN_STEPS 4
+#define PD_DNN_SPARES 16
 #define PD_DNN_ARGS 6
 #define PD_DNN_BUFFERS 10
 #define PD_DNN_USER 5 /* buffers below: the caller's pointers; from here on: pieces of scratch */
@@ -63,7 +64,7 @@ typedef struct pd_dnn_plan {
     size_t temp[PD_DNN_BUFFERS]; /* bytes of the pieces of scratch */
     size_t scratch;              /* all of them */
     size_t result;               /* bytes of the result in the library's own layout (weight gradients) */
-    pd_dnn_set *spare;
+    pd_dnn_set *spare[PD_DNN_SPARES];
 } pd_dnn_plan;
 
 /* Fills nsteps, steps, temp of a zeroed plan. A dnnl_status_t other than success means that the library cannot. */
