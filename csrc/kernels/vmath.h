@@ -98,6 +98,11 @@ VM float vm_expf(float x) {
     float p = vm_exp_restf(x, n) + 1.0f;
     return vm_scalef(x < -104.0f ? 0.0f : p, n);
 }
+/* The same bits for |x| < 87, where 2^n is normal. */
+VM float vm_exp_boundedf(float x) {
+    float t = VM_FMAF(x, 0x1.715476p+0f, VM_MAGICF + 127.0f);
+    return (vm_exp_restf(x, t - (VM_MAGICF + 127.0f)) + 1.0f) * vm_floatf(vm_bitsf(t) << 23);
+}
 
 /* e^x - 1 = 2 (2^(n-1) (e^r - 1) + 2^(n-1) - 1/2): 2^n alone would be too large for the largest x. */
 VM float vm_expm1f(float x) {
@@ -234,7 +239,7 @@ VM float vm_tanhf(float x) {
     p = VM_FMAF(p, z, 0x1.110768p-3f);
     p = VM_FMAF(p, z, -0x1.555534p-2f);
     p = VM_FMAF(p * z, a, a);
-    float q = 1.0f - 2.0f / (vm_expf(a + a) + 1.0f);
+    float q = 1.0f - 2.0f / (vm_exp_boundedf(a > 40.0f ? 80.0f : a + a) + 1.0f);
     return vm_signedf(a < 0.625f ? p : q, x);
 }
 VM double vm_tanh(double x) {
@@ -292,7 +297,7 @@ VM float vm_erff(float x) {
     q = VM_FMAF(q, t, 0x1.4647bap-1f);
     q = VM_FMAF(q, t, 0x1.20ac2ep+0f);
     q = VM_FMAF(q, t, 0x1.b22da6p-13f);
-    return vm_signedf(a < 0.95f ? p : 1.0f - vm_expf(-q), x);
+    return vm_signedf(a < 0.95f ? p : 1.0f - vm_exp_boundedf(-q), x);
 }
 VM double vm_erf(double x) {
     double a = vm_abs(x), z = x * x, t = a > 6.0 ? 6.0 : a;
