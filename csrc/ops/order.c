@@ -86,16 +86,22 @@ static pd_status check_gather(const char *op, int ndim, const int64_t *size, con
 static pd_status choose(const char *op, int ndim, const int64_t *size, const int64_t *stride, int64_t bytes, const pd_tensor *index, int d, int64_t *out) {
     int64_t at[PD_MAX_DIMS] = {0}, n = ndim ? size[d] : 1;
     const void *data = pd_tensor_data(index);
-    for (int64_t i = 0; i < index->numel; i++) {
+    const int last = index->ndim - 1;
+    const int64_t row = last < 0 ? 1 : index->size[last], step = last < 0 ? 0 : index->stride[last];
+    const int64_t along = ndim ? stride[d] * bytes : 0, beside = last < 0 || last == d || !ndim ? 0 : stride[last] * bytes;
+    for (int64_t i = 0; i < index->numel; i += row) { /* a row of index at a time */
         int64_t where = 0, from = 0;
-        for (int k = 0; k < index->ndim; k++) {
+        for (int k = 0; k < last; k++) {
             from += at[k] * index->stride[k];
             if (k != d && ndim) where += at[k] * stride[k];
         }
-        int64_t value = index->dtype == PD_I32 ? ((const int32_t *)data)[from] : ((const int64_t *)data)[from];
-        if (value < 0 || value >= n) return pd_fail(PD_E_INDEX, "%s: index %lld is out of range for dimension %d of size %lld", op, (long long)value, d, (long long)n);
-        out[i] = (where + (ndim ? value * stride[d] : 0)) * bytes;
-        for (int k = index->ndim - 1; k >= 0 && ++at[k] == index->size[k]; k--) at[k] = 0;
+        for (int64_t r = 0; r < row; r++) {
+            int64_t value = index->dtype == PD_I32 ? ((const int32_t *)data)[from + r * step] : ((const int64_t *)data)[from + r * step];
+            if (value < 0 || value >= n)
+                return pd_fail(PD_E_INDEX, "%s: index %lld is out of range for dimension %d of size %lld", op, (long long)value, d, (long long)n);
+            out[i + r] = where * bytes + r * beside + value * along;
+        }
+        for (int k = last - 1; k >= 0 && ++at[k] == index->size[k]; k--) at[k] = 0;
     }
     return PD_OK;
 }

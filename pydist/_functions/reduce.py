@@ -68,6 +68,9 @@ def norm(input, p="fro", dim=None, keepdim=False, dtype=None):
     input = input if dtype is None else input.to(dtype)
     if not input.is_floating_point():
         raise RuntimeError(f"norm: input is {input.dtype} (expected a floating dtype)")
+    recorded = input.requires_grad and _C.is_grad_enabled()
+    if p == 2 and dim is None and not keepdim and not recorded and input.is_contiguous():
+        return _C.tensor(math.sqrt(_C.sum_squares([input])), dtype=input.dtype)
     if p == 2:
         return _root((input * input).sum(dim, keepdim=keepdim))
     size = input.abs()

@@ -39,6 +39,9 @@ PD_CPU_FUNCTION(void, put, int64_t count, size_t bytes, const int64_t *offset, c
 }
 
 #define ADD_PART(TYPE)                                                                   \
+    for (int64_t i = 0; end - begin == 1 && i < j->count; i++)                           \
+        ((TYPE *)(void *)(j->dst + j->offset[i]))[begin] = (TYPE)(((TYPE *)(void *)(j->dst + j->offset[i]))[begin] + ((const TYPE *)(const void *)(j->src + i * j->src_stride))[begin]); \
+    if (end - begin == 1) break;                                                         \
     for (int64_t i = 0; i < j->count; i++) {                                             \
         TYPE *d = (TYPE *)(void *)(j->dst + j->offset[i]);                               \
         const TYPE *s = (const TYPE *)(const void *)(j->src + i * j->src_stride);        \
