@@ -1,24 +1,32 @@
 """`python benchmarks/scripts.py REPOS DATA [--list public.json]`: real scripts under torch and under pydist.
 
 REPOS holds checked-out repositories as <owner>+<name>, DATA the data folder. Each script runs in a fresh copy of its
-repository, once for each peer and with the same limit of time; nothing is fetched. The table says whether it ran to the
-end or to the limit, the last loss, accuracy or score that it printed, how many times faster pydist was (with ~: by lines
-printed until the limit) and, where it failed, what was missing first.
+repository, once for each peer and with the same limit of time, its standard input a terminal; nothing is fetched. The
+table says whether it ran to the end or to the limit, the loss, accuracy or score that it printed on the last line that
+both peers reached, how many times faster pydist was (with ~: by lines printed until the limit) and, where it failed,
+what was missing first. `!` marks numbers that are a quarter or more apart over the lines before: look there. The last
+lines count what ran and give the reason for each script that did not.
 """
 
 import argparse
+import fcntl
 import gzip
 import json
+import math
 import os
 import pickle
+import pty
 import re
 import shlex
 import shutil
 import signal
+import statistics
+import struct
 import subprocess
 import sys
 import tarfile
 import tempfile
+import termios
 import time
 from importlib.util import find_spec
 from pathlib import Path
@@ -37,6 +45,24 @@ METRIC = re.compile(
 )
 MISSING = re.compile(r"(?:pydist has no (?:module )?|no attribute |cannot import name )'?([\w.]+)")
 PRETENDED = 2  # GPUs
+CIFAR10, CIFAR100 = {"data": [["data", "@torchvision"]]}, {"data": [["data", "@cifar100"]]}
+RENTAINHE = "{py} distributed.py --ip 127.0.0.1 --local_rank"
+# What the list leaves out and scripts ask for: arguments and ranks as their READMEs have them, data where they would
+# download it.
+COMPLETED = {
+    "pytorch/examples/distributed/ddp/example.py": {"nproc": 2},
+    "pytorch/examples/distributed/ddp-tutorial-series/single_gpu.py": {"args": "3 2"},
+    "pytorch/examples/distributed/ddp-tutorial-series/multigpu.py": {"args": "3 2"},
+    "pytorch/examples/distributed/tensor_parallelism/tensor_parallel_example.py": {"nproc": 2},
+    "The-AI-Summer/pytorch-ddp/train_1gpu.py": CIFAR10,
+    "The-AI-Summer/pytorch-ddp/train_dp.py": CIFAR10,
+    "kuangliu/pytorch-cifar/main.py": CIFAR10,
+    "y0ast/pytorch-snippets/minimal_cifar/train_cifar.py": {"data": [["data/CIFAR10", "@torchvision"]]},
+    "rentainhe/pytorch-distributed-training/dataparallel.py": CIFAR100,
+    "rentainhe/pytorch-distributed-training/distributed.py": {
+        **CIFAR100, "cmd": f'sh -c "{RENTAINHE} 0 & {RENTAINHE} 1; wait"',
+    },  # fmt: skip
+}
 
 
 class Sources:
@@ -60,12 +86,21 @@ class Sources:
             for path in (self.data / ours).glob("*.gz"):
                 shutil.copy(path, folder / name / "raw")
                 (folder / name / "raw" / path.stem).write_bytes(gzip.decompress(path.read_bytes()))
-        batches = folder / "cifar-10-batches-py"
-        batches.mkdir()
+        self.batches(folder / "cifar-10-batches-py", "labels", lambda name: name)
+
+    def batches(self, folder, labels, renamed):
+        folder.mkdir()
         for path in (self.data / "cifar-10").glob("*.bin.gz"):
             rows = np.frombuffer(gzip.decompress(path.read_bytes()), np.uint8).reshape(-1, 3073)
-            entry = {"data": rows[:, 1:], "labels": rows[:, 0].tolist()}
-            (batches / path.name.partition(".")[0]).write_bytes(pickle.dumps(entry))
+            entry = {"data": rows[:, 1:], labels: rows[:, 0].tolist()}
+            (folder / renamed(path.name.partition(".")[0])).write_bytes(pickle.dumps(entry))
+
+    def cifar100(self, folder):
+        """CIFAR-10's images and ten classes in the files of CIFAR-100, which the data folder lacks."""
+        batches = folder / "cifar-100-python"
+        self.batches(batches, "fine_labels", lambda name: "test" if name.startswith("test") else "train")
+        names = [f"class {i}" for i in range(100)]
+        (batches / "meta").write_bytes(pickle.dumps({"fine_label_names": names}))
 
     def wikitext(self, folder):
         text = self.data / "text"
@@ -94,8 +129,12 @@ def prepare(script, repository, sources, work):
             shutil.copytree(source, to, dirs_exist_ok=True, copy_function=shutil.copyfile)
 
 
+def pretends(script):
+    return "--cpu-as-cuda" in script.get("note", "")
+
+
 def command(script, peer, work):
-    """(command line for sh, cwd, whether it is compat that runs it)."""
+    """The command line for sh."""
     python, entry = shlex.quote(sys.executable), shlex.quote(str(work / script.get("entry", "")))
     if "cmd" in script:
         return script["cmd"].format(py=python)
@@ -104,17 +143,25 @@ def command(script, peer, work):
         start += f" --nproc-per-node {script['nproc']}"
     else:
         start = "-m pydist.compat" if peer == "pydist" else ""
-        if peer == "pydist" and "--cpu-as-cuda" in script.get("note", ""):
-            start += f" --cpu-as-cuda {PRETENDED}"
+    if peer == "pydist" and pretends(script):
+        start += f" --cpu-as-cuda {PRETENDED}"
     return f"{python} {start} {entry} {script.get('args', '')}"
 
 
 def run(line, cwd, env, limit):
     """(exit status or None at the limit, seconds, output). All that it started is ended."""
-    with tempfile.TemporaryFile() as out:
+    ours, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
+    with tempfile.TemporaryFile() as out, open(ours), open(terminal):
         begin = time.perf_counter()
         child = subprocess.Popen(
-            ["sh", "-c", line], cwd=cwd, env=env, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+            ["sh", "-c", line],
+            cwd=cwd,
+            env=env,
+            stdin=terminal,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
         try:
             status = child.wait(limit)
@@ -130,12 +177,22 @@ def run(line, cwd, env, limit):
         return status, seconds, out.read().decode("utf-8", "replace")
 
 
-def metric(text):
-    """The last "loss 0.12" of a text, or ""."""
-    found = None
-    for found in METRIC.finditer(text):
-        pass
-    return f"{found['name'].strip()[-16:]} {found['value']}" if found else ""
+def metrics(text):
+    """[(name, value)] of what looks like "loss 0.12" in a text."""
+    return [(found["name"].strip(" .-/")[-16:], float(found["value"])) for found in METRIC.finditer(text)]
+
+
+def compared(results):
+    """{peer: "name value" of the last line that all peers reached, "" without one}, and whether the means over the last
+    quarter of the lines that they share are a quarter or more apart."""
+    lists = [result["metrics"] for result in results.values()]
+    shared = min((len(one) for one in lists if one), default=0)
+    last = {peer: "%s %g" % one[shared - 1] if one else "" for peer, one in zip(results, lists)}
+    if len(lists) < 2 or not all(lists):
+        return last, False
+    name, tail = lists[0][shared - 1][0], slice(shared - 1 - shared // 4, shared)
+    ours, theirs = (statistics.fmean([v for n, v in one[tail] if n == name] or [math.nan]) for one in lists)
+    return last, abs(ours - theirs) > 0.25 * max(abs(ours), abs(theirs))
 
 
 def reason(text):
@@ -148,41 +205,43 @@ def reason(text):
 
 
 def attempt(script, peer, folder, sources, limit, keep):
-    """{"how": "end", "limit" or "failed", seconds, metric, lines, reason}."""
+    """{"how": "end", "limit" or "failed", seconds, metrics, reason}."""
     with tempfile.TemporaryDirectory() as temporary:
         work = Path(temporary) / "repository"
         prepare(script, folder / script["repo"].replace("/", "+"), sources, work)
         env = {**os.environ, "PYTHONUNBUFFERED": "1", "MPLBACKEND": "Agg", "TQDM_DISABLE": "1", **script.get("env", {})}
-        env = environment(env) if peer == "pydist" else env
+        if peer == "pydist":
+            env = environment({**env, **({"PYDIST_CPU_AS_CUDA": str(PRETENDED)} if pretends(script) else {})})
         cwd = work / script.get("cwd", "")
         for line in script.get("pre", ()):
             status, _, text = run(line.format(py=shlex.quote(sys.executable)), cwd, env, limit)
             if status:
-                return {"how": "failed", "seconds": 0.0, "metric": "", "lines": 0, "reason": f"before: {reason(text)}"}
+                return {"how": "failed", "seconds": 0.0, "metrics": [], "reason": f"before: {reason(text)}"}
         status, seconds, text = run(command(script, peer, work), cwd, env, limit)
     if keep:
         Path(keep).mkdir(parents=True, exist_ok=True)
         (Path(keep) / f"{script['id'].replace('/', '+')}.{peer}.txt").write_text(text)
     broken = "Traceback (most recent call last)" in text
     how = ("failed" if broken else "limit") if status is None else "failed" if status else "end"
-    lines = len(METRIC.findall(text))
-    return {"how": how, "seconds": seconds, "metric": metric(text), "lines": lines, "reason": reason(text)}
+    return {"how": how, "seconds": seconds, "metrics": metrics(text), "reason": reason(text)}
 
 
 def ratio(ours, theirs):
     """How many times faster pydist was, as text."""
     if ours["how"] == theirs["how"] == "end":
         return f"{theirs['seconds'] / ours['seconds']:.2f}"
-    if "failed" not in (ours["how"], theirs["how"]) and min(ours["lines"], theirs["lines"]) > 2:
-        return f"~{ours['lines'] / ours['seconds'] / (theirs['lines'] / theirs['seconds']):.2f}"
+    lines = [len(ours["metrics"]), len(theirs["metrics"])]
+    if "failed" not in (ours["how"], theirs["how"]) and min(lines) > 2:
+        return f"~{lines[0] / ours['seconds'] / (lines[1] / theirs['seconds']):.2f}"
     return "-"
 
 
 def row(script, results):
     """A line of the table."""
-    cells = [f"{script['id'][-52:]:52}"]
-    for result in results.values():
-        cells.append(f"{result['how']:6} {result['seconds']:6.1f}s {result['metric'][:26]:26}")
+    last, apart = compared(results)
+    cells = [f"{script['id'][-52:]:52}{'!' if apart else ' '}"]
+    for peer, result in results.items():
+        cells.append(f"{result['how']:6} {result['seconds']:6.1f}s {last[peer][:26]:26}")
     cells.append(f"{ratio(*results.values()):>6}" if len(results) == 2 else "")
     ours = results.get("pydist")
     return "  ".join([*cells, ours["reason"] if ours and ours["how"] == "failed" else ""]).rstrip()
@@ -207,22 +266,29 @@ def main():
     if "torch" in peers and not find_spec("torch"):
         peers.remove("torch")
     listed = json.loads((args.list or args.data.resolve().parent / "scripts/public.json").read_text())
-    good = tried = 0
+    ran, reasons = 0, {}
     with tempfile.TemporaryDirectory() as made:
         sources = Sources(args.data, made)
         for script in (script for script in listed if args.only in script["id"]):
+            script = {**script, **COMPLETED.get(script["id"], {})}
             entry = args.repositories / script["repo"].replace("/", "+") / script["entry"]
             lacking = needs(script)
             if lacking or not entry.exists():
-                print(f"{script['id'][-52:]:52}  not tried: {'no ' + ', '.join(lacking) if lacking else 'not there'}")
+                reasons[script["id"]] = f"not tried: {'no ' + ', '.join(lacking) if lacking else f'no {entry}'}"
+                print(f"{script['id'][-52:]:52}  {reasons[script['id']]}")
                 continue
             results = {}
             for peer in peers:
                 results[peer] = attempt(script, peer, args.repositories, sources, args.limit, args.keep)
             print(row(script, results), flush=True)
-            tried += 1
-            good += results[peers[0]]["how"] != "failed"
-    print(f"{len(listed)} listed, {tried} tried, {good} ran to the end or to the limit under {peers[0]}")
+            ours = results[peers[0]]
+            if ours["how"] == "failed":
+                reasons[script["id"]] = ours["reason"]
+            else:
+                ran += 1
+    print(f"{ran} of {ran + len(reasons)} ran to the end or to the limit under {peers[0]}")
+    for name, why in reasons.items():
+        print(f"  {name}: {why}")
 
 
 if __name__ == "__main__":

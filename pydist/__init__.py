@@ -34,11 +34,13 @@ __version__ = "0.1.0"
 newaxis = None
 
 _SUBMODULES = frozenset(
-    "accelerator amp autograd backends compat compiler cpu cuda distributed distributions jit linalg mps multiprocessing nn onnx "
-    "optim profiler safetensors serialization sparse special testing utils version vision xpu".split()
+    "accelerator amp autograd backends compat compiler cpu cuda distributed distributions hub jit linalg models mps "
+    "multiprocessing nn onnx optim profiler random safetensors serialization sparse special testing utils version vision "
+    "xpu".split()
 )
 _FROM = {  # name -> the submodule that it comes from, opened at first use
     "compile": "compiler",
+    "seed": "random",
     "load": "serialization",
     "save": "serialization",
     **dict.fromkeys(

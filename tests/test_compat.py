@@ -137,6 +137,10 @@ def test_check_reads_and_does_not_run(tmp_path):
         nn.functional.reluu(x)
         torch.nonsense.more(x)
         torch.zeros.whatever
+        def f(nn):
+            return nn.anything
+        for F in ():
+            F.anything
         """,
         sys.executable, "-m", "pydist.compat", "--check", str(tmp_path / "script.py"),
     )  # fmt: skip
@@ -190,6 +194,40 @@ def test_there_is_no_gpu_and_it_is_said():
             call()
 
 
+def test_random_states_are_tensors_of_bytes():
+    state, generator = pydist.get_rng_state(), pydist.Generator().manual_seed(3)
+    assert state.dtype is pydist.uint8 and generator.get_state().dtype is pydist.uint8 and generator.device.type == "cpu"
+    with pydist.random.fork_rng():
+        drawn = pydist.rand(3)
+    assert pydist.equal(pydist.get_rng_state(), state) and pydist.equal(pydist.rand(3), drawn)
+    generator.set_state(state.clone())
+    assert pydist.equal(pydist.rand(3, generator=generator), drawn)
+    pydist.random.set_rng_state(state)
+    assert pydist.equal(pydist.rand(3), drawn)
+    assert pydist.seed() == pydist.initial_seed() != pydist.random.seed()
+    for wrong in (state[:3], state.float(), state.repeat(2)[::2], pydist.zeros(2, 10, dtype=pydist.uint8), (1, 2), None):
+        with pytest.raises(TypeError, match="get_rng_state|argument"):
+            pydist.set_rng_state(wrong)
+
+
+def test_hub_reads_files_by_their_url(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    (tmp_path / "source").mkdir()
+    pydist.save({"a": pydist.ones(2)}, tmp_path / "source" / "m-00.pt")
+    url = (tmp_path / "source" / "m-00.pt").as_uri()
+    for _ in range(2):
+        assert pydist.hub.load_state_dict_from_url(url)["a"].tolist() == [1, 1]
+        (tmp_path / "source" / "m-00.pt").unlink(missing_ok=True)  # the second time it is there
+    assert (tmp_path / "hub" / "checkpoints" / "m-00.pt").is_file()
+    with pytest.raises(RuntimeError, match="failed"):
+        pydist.hub.load_state_dict_from_url(url, tmp_path / "other")
+    pydist.save({}, tmp_path / "source" / "m-00.pt")
+    with pytest.raises(RuntimeError, match="invalid hash"):
+        pydist.hub.load_state_dict_from_url(url, tmp_path / "other", check_hash=True)
+    with pytest.raises(RuntimeError, match="no code"):
+        pydist.hub.load("owner/name", "model")
+
+
 def test_compilers_return_what_they_are_given():
     def f(x):
         return x
@@ -233,6 +271,33 @@ def test_strict_gives_the_lists_of_pytorch(torch, monkeypatch):
         ours = random_split(range(11), [4, 7], pydist.Generator().manual_seed(seed))
         theirs = torch.utils.data.random_split(range(11), [4, 7], torch.Generator().manual_seed(seed))
         assert [part.indices for part in ours] == [part.indices for part in theirs]
+
+
+def test_strict_samplers_and_loaders_give_the_lists_of_pytorch(torch, monkeypatch):
+    """From a generator, from the default one, through a loader; several epochs of each."""
+    monkeypatch.setenv("PYDIST_COMPAT_STRICT", "1")
+
+    def lists(lib, seed, size):
+        data, generator = lib.utils.data, lib.Generator().manual_seed(seed)
+        weights = [float(i % 5) for i in range(2, size + 2)]
+        lib.manual_seed(seed)
+        several = [
+            data.RandomSampler(range(size)),
+            data.RandomSampler(range(size), generator=generator),
+            data.RandomSampler(range(size), num_samples=size + 3, generator=generator),
+            data.RandomSampler(range(size), replacement=True, num_samples=70),
+            data.RandomSampler(range(size), replacement=True, generator=generator),
+            data.SubsetRandomSampler(list(range(10, 10 + size)), generator=generator),
+            data.WeightedRandomSampler(weights, 40, generator=generator),
+            data.DataLoader(range(size), 4, shuffle=True),
+            data.DataLoader(range(size), 3, shuffle=True, generator=generator, drop_last=True),
+            data.DataLoader(range(size), 2, sampler=data.SubsetRandomSampler(range(size))),
+        ]
+        epochs = [[lib.as_tensor(x).tolist() for x in one] for one in several for epoch in range(3)]
+        return epochs + [list(part.indices) for part in data.random_split(range(size), [size - 2, 2])]
+
+    for seed, size in ((0, 6), (1234, 40), (-5, 101)):
+        assert lists(pydist, seed, size) == lists(torch, seed, size), (seed, size)
 
 
 def test_launcher(tmp_path):

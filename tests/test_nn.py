@@ -897,6 +897,10 @@ def test_eye_and_dirac(torch):
         nn.init.dirac_(pydist.empty(3, 3))
     with pytest.raises(ValueError, match="divisible by groups"):
         nn.init.dirac_(pydist.empty(3, 3, 3), 2)
+    drawn = nn.init.sparse_(pydist.empty(7, 5), 0.3, std=2.0)
+    assert (drawn == 0).sum(0).tolist() == [3] * 5 and 0.5 < drawn[drawn != 0].std() < 4
+    with pytest.raises(ValueError, match="2 dimensions"):
+        nn.init.sparse_(pydist.empty(3), 0.3)
 
 
 def test_constants_and_fans():

@@ -256,9 +256,34 @@ static PyObject *generator_initial(PyObject *self, PyObject *unused) {
     return PyLong_FromUnsignedLongLong(((generator *)self)->key.seed);
 }
 static PyObject *key_as_tuple(const pd_rng_key *k) { return Py_BuildValue("(KKk)", (unsigned long long)k->seed, (unsigned long long)k->call, (unsigned long)k->stream); }
-static bool key_from_tuple(PyObject *o, pd_rng_key *k) {
+
+/* A state is a tensor of bytes, as in PyTorch, so that scripts can move and save it; the same as three numbers costs less. */
+enum { STATE_BYTES = 8 + 8 + 4 };
+
+static PyObject *key_as_state(const pd_rng_key *k) {
+    pd_tensor *t;
+    PD_PY_TRY(pd_tensor_new("get_rng_state", PD_U8, 1, &(int64_t){STATE_BYTES}, &t));
+    char *bytes = pd_tensor_data(t);
+    memcpy(bytes, &k->seed, 8);
+    memcpy(bytes + 8, &k->call, 8);
+    memcpy(bytes + 16, &k->stream, 4);
+    return pd_py_wrap_new(t);
+}
+static bool key_from(PyObject *o, pd_rng_key *k) {
     unsigned long long seed, call;
     unsigned long stream;
+    if (pd_py_is_tensor(o)) {
+        pd_tensor *t = pd_py_tensor(o);
+        if (t->dtype != PD_U8 || t->ndim != 1 || t->numel != STATE_BYTES || t->stride[0] != 1) {
+            PyErr_Format(PyExc_TypeError, "set_rng_state: expected the %d bytes that get_rng_state gave", STATE_BYTES);
+            return false;
+        }
+        const char *bytes = pd_tensor_data(t);
+        memcpy(&k->seed, bytes, 8);
+        memcpy(&k->call, bytes + 8, 8);
+        memcpy(&k->stream, bytes + 16, 4);
+        return true;
+    }
     if (!PyTuple_Check(o) || !PyArg_ParseTuple(o, "KKk:set_rng_state", &seed, &call, &stream)) {
         if (!PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "set_rng_state: expected what get_rng_state gave");
         return false;
@@ -268,9 +293,17 @@ static bool key_from_tuple(PyObject *o, pd_rng_key *k) {
 }
 static PyObject *generator_get(PyObject *self, PyObject *unused) {
     (void)unused;
+    return key_as_state(&((generator *)self)->key);
+}
+static PyObject *generator_key(PyObject *self, PyObject *unused) {
+    (void)unused;
     return key_as_tuple(&((generator *)self)->key);
 }
-static PyObject *generator_set(PyObject *self, PyObject *state) { return key_from_tuple(state, &((generator *)self)->key) ? Py_NewRef(self) : NULL; }
+static PyObject *generator_set(PyObject *self, PyObject *state) { return key_from(state, &((generator *)self)->key) ? Py_NewRef(self) : NULL; }
+static PyObject *generator_device(PyObject *self, void *unused) {
+    (void)self, (void)unused;
+    return Py_NewRef(pd_py.cpu);
+}
 static void generator_dealloc(PyObject *self) {
     PyTypeObject *type = Py_TYPE(self);
     type->tp_free(self);
@@ -279,9 +312,11 @@ static void generator_dealloc(PyObject *self) {
 
 static PyMethodDef generator_methods[] = {{"manual_seed", generator_seed, METH_O, "manual_seed(seed)\n\nStarts the stream of `seed` anew."},
                                           {"initial_seed", generator_initial, METH_NOARGS, "initial_seed()\n\nThe seed."},
-                                          {"get_state", generator_get, METH_NOARGS, "get_state()\n\n(seed, next call, stream)."},
+                                          {"get_state", generator_get, METH_NOARGS, "get_state()\n\nA tensor of bytes: seed, next call, stream."},
+                                          {"_key", generator_key, METH_NOARGS, "_key(): (seed, next call, stream), which set_state takes too."},
                                           {"set_state", generator_set, METH_O, "set_state(state)\n\nAs get_state gave it."}, {0}};
-static PyType_Slot generator_slots[] = {{Py_tp_new, generator_new}, {Py_tp_dealloc, generator_dealloc}, {Py_tp_methods, generator_methods},
+static PyGetSetDef generator_getset[] = {{"device", generator_device, NULL, "The CPU.", NULL}, {0}};
+static PyType_Slot generator_slots[] = {{Py_tp_new, generator_new}, {Py_tp_getset, generator_getset}, {Py_tp_dealloc, generator_dealloc}, {Py_tp_methods, generator_methods},
                                         {Py_tp_doc, "Generator(device='cpu')\n\nA stream of random numbers of its own: counter-based, keyed by the seed."}, {0}};
 static PyType_Spec generator_spec = {.name = "pydist._C.Generator", .basicsize = sizeof(generator), .slots = generator_slots, .flags = Py_TPFLAGS_DEFAULT};
 
@@ -503,12 +538,18 @@ static PyObject *f_get_rng_state(PyObject *module, PyObject *unused) {
     pd_rng_key key;
     (void)module, (void)unused;
     pd_rng_get(&key);
+    return key_as_state(&key);
+}
+static PyObject *f_rng_key(PyObject *module, PyObject *unused) {
+    pd_rng_key key;
+    (void)module, (void)unused;
+    pd_rng_get(&key);
     return key_as_tuple(&key);
 }
 static PyObject *f_set_rng_state(PyObject *module, PyObject *state) {
     pd_rng_key key;
     (void)module;
-    if (!key_from_tuple(state, &key)) return NULL;
+    if (!key_from(state, &key)) return NULL;
     pd_rng_set(&key);
     Py_RETURN_NONE;
 }
@@ -547,7 +588,8 @@ static PyMethodDef functions[] = {
     {"result_type", f_result_type, METH_VARARGS, "result_type(tensor1, tensor2)\n\nThe dtype of arithmetic on two tensors or numbers: dimensioned tensors decide before 0-d ones, these before numbers."},
     {"manual_seed", f_manual_seed, METH_O, "manual_seed(seed)\n\nStarts the default random stream anew."},
     {"initial_seed", f_initial_seed, METH_NOARGS, "initial_seed()\n\nThe seed of the default stream."},
-    {"get_rng_state", f_get_rng_state, METH_NOARGS, "get_rng_state()\n\n(seed, next call, stream) of the default stream."},
+    {"get_rng_state", f_get_rng_state, METH_NOARGS, "get_rng_state()\n\nA tensor of bytes: seed, next call, stream of the default stream."},
+    {"_rng_key", f_rng_key, METH_NOARGS, "_rng_key(): (seed, next call, stream) of the default stream, which set_rng_state takes too."},
     {"set_rng_state", f_set_rng_state, METH_O, "set_rng_state(state)\n\nAs get_rng_state gave it."},
     {"_rng_own", f_rng_own, METH_VARARGS, "_rng_own(own): a generator of this thread's own, or not."},
     {"_rng_shard", f_rng_shard, METH_VARARGS, "_rng_shard(n): what dropout draws here differs from other shards."},

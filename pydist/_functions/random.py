@@ -14,12 +14,12 @@ def stream(generator):
     if generator is None:
         yield
         return
-    before = _C.get_rng_state()
-    _C.set_rng_state(generator.get_state())
+    before = _C._rng_key()
+    _C.set_rng_state(generator._key())
     try:
         yield
     finally:
-        generator.set_state(_C.get_rng_state())
+        generator.set_state(_C._rng_key())
         _C.set_rng_state(before)
 
 

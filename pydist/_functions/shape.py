@@ -200,10 +200,10 @@ def broadcast_to(input, size):
 
 @function
 def broadcast_tensors(*tensors):
-    """The tensors expanded to their common shape."""
+    """The tensors expanded to their common shape; those that have it are returned themselves."""
     tensors = varargs(tensors)
     shape = broadcast_shape("broadcast_tensors", [t.shape for t in tensors])
-    return tuple(t.expand(shape) for t in tensors)
+    return tuple(t if tuple(t.shape) == tuple(shape) else t.expand(shape) for t in tensors)
 
 
 @function

@@ -33,6 +33,20 @@ class _Uses(ast.NodeVisitor):
                 self.use(f"{node.module}.{alias.name}", node.lineno)
                 self.aliases[alias.asname or alias.name] = f"{node.module}.{alias.name}"
 
+    def visit_FunctionDef(self, node):
+        """Within it, what it binds is not what was imported by that name."""
+        bound = {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+        bound |= {n.arg for n in ast.walk(node.args) if isinstance(n, ast.arg)}
+        hidden = {name: self.aliases.pop(name) for name in bound if name in self.aliases}
+        self.generic_visit(node)
+        self.aliases.update(hidden)
+
+    visit_AsyncFunctionDef = visit_FunctionDef
+
+    def visit_Name(self, node):
+        if isinstance(node.ctx, ast.Store):
+            self.aliases.pop(node.id, None)
+
     def dotted(self, node):
         if isinstance(node, ast.Name):
             return self.aliases.get(node.id)

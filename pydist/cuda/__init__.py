@@ -132,6 +132,44 @@ def manual_seed(seed):
 manual_seed_all = manual_seed
 
 
+def initial_seed():
+    """The seed of the current device's generator, which is the CPU's where GPUs are pretended."""
+    _index("initial_seed")
+    return _C.initial_seed()
+
+
+def seed():
+    """A seed from the system for the current device: nothing where there is none."""
+    if is_available():
+        from pydist.random import seed
+
+        seed()
+
+
+seed_all = seed
+
+
+def get_rng_state(device="cuda"):
+    """The state of the device's generator. Raises RuntimeError where there is no device."""
+    _index("get_rng_state", device)
+    return _C.get_rng_state()
+
+
+def set_rng_state(new_state, device="cuda"):
+    _index("set_rng_state", device)
+    _C.set_rng_state(new_state)
+
+
+def get_rng_state_all():
+    """One state for each device."""
+    return [get_rng_state(i) for i in range(device_count())]
+
+
+def set_rng_state_all(new_states):
+    for i, state in enumerate(new_states):
+        set_rng_state(state, i)
+
+
 def empty_cache():
     """Gives cached memory back to the system."""
     if is_available():
@@ -179,6 +217,36 @@ def mem_get_info(device=None):
     if _real():
         return _C.cuda_free_memory(index)
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES"), get_device_properties(device).total_memory
+
+
+def mem_get_info(device=None):
+    """(free, total) bytes."""
+    total = get_device_properties(device).total_memory
+    return total - _C.memory_allocated(), total
+
+
+def memory_stats(device=None):
+    """{"allocated_bytes.all.current": bytes of all tensors}"""
+    return {"allocated_bytes.all.current": memory_allocated(device)}
+
+
+def memory_summary(device=None, abbreviated=False):
+    """A line of text."""
+    return f"{memory_allocated(device)} bytes allocated"
+
+
+def get_arch_list():
+    """[]: kernels were built for no GPU."""
+    return []
+
+
+def is_current_stream_capturing():
+    return False
+
+
+def can_device_access_peer(device, peer_device):
+    """True for two pretended devices: they are the same memory."""
+    return _index("can_device_access_peer", device) != _index("can_device_access_peer", peer_device)
 
 
 def reset_peak_memory_stats(device=None):

@@ -19,7 +19,7 @@ class _Journal:
 
     @no_grad()
     def begin(self):
-        self.random = _C.get_rng_state()
+        self.random = _C._rng_key()
         for place, (register, name) in self.places.items():
             buffer = register.get(name)
             kept, copy = self.kept.get(place, (None, None))
@@ -41,7 +41,7 @@ class _Journal:
 def set_random(state):
     """Seed and counter of `state`, in this rank's own stream."""
     seed, counter, _ = state
-    _C.set_rng_state((seed, counter, _C.get_rng_state()[2]))
+    _C.set_rng_state((seed, counter, _C._rng_key()[2]))
 
 
 class Transaction:
@@ -148,7 +148,7 @@ class Transaction:
         all_gather_object(rows, self.steps)
         newest = max(rows)
         if min(rows) < newest:
-            state = [[item.state_dict() for item in self._objects], _C.get_rng_state()]
+            state = [[item.state_dict() for item in self._objects], _C._rng_key()]
             broadcast_object_list(state, group_src=rows.index(newest))
             if self.steps < newest:
                 for item, values in zip(self._objects, state[0]):

@@ -118,8 +118,8 @@ def resume(path, parts):
     saved = pydist.load(path)
     for name, part in parts.items():
         part.load_state_dict(saved[name])
-    seed, counter, _ = saved["random"]
-    pydist.set_rng_state((seed, counter, pydist.get_rng_state()[2]))  # the ranks' streams differ in the third number
+    random, own = saved["random"], pydist.get_rng_state()
+    pydist.set_rng_state(pydist.cat([random[:16], own[16:]]))  # the ranks' streams differ in the last bytes
     return saved["epoch"]
 
 

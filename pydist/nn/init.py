@@ -165,6 +165,20 @@ def orthogonal_(tensor, gain=1, generator=None):
         return tensor.copy_(_C.from_numpy(np.ascontiguousarray(q)).reshape(tensor.shape) * gain)
 
 
+def sparse_(tensor, sparsity, std=0.01, generator=None):
+    """N(0, std^2) [rows, columns], of which the share `sparsity` of each column, rounded up, is 0 (Martens, 2010). Raises
+    ValueError for other than 2 dims."""
+    if tensor.dim() != 2:
+        raise ValueError("Only tensors with 2 dimensions are supported")
+    rows, columns = tensor.shape
+    zeros = math.ceil(sparsity * rows)
+    with no_grad():
+        normal_(tensor, 0, std, generator=generator)
+        for column in range(columns):
+            tensor[_C.randperm(rows, generator=generator)[:zeros], column] = 0
+    return tensor
+
+
 def _old(name):
     """The name without "_", as before PyTorch 0.4, with a warning."""
     new = globals()[name + "_"]
@@ -180,6 +194,8 @@ def _old(name):
     return call
 
 
-uniform, normal, constant, eye, dirac = map(_old, ("uniform", "normal", "constant", "eye", "dirac"))
+uniform, normal, constant, eye, dirac, sparse = map(
+    _old, ("uniform", "normal", "constant", "eye", "dirac", "sparse")
+)
 xavier_uniform, xavier_normal, orthogonal = map(_old, ("xavier_uniform", "xavier_normal", "orthogonal"))
 kaiming_uniform, kaiming_normal = map(_old, ("kaiming_uniform", "kaiming_normal"))

@@ -30,7 +30,7 @@ def default_convert(data):
 
 def default_collate(batch):
     """Stacks equal-shaped tensors and arrays, makes tensors of numbers (int64, float64, bool) and works through
-    mappings and sequences; text stays a list.
+    mappings and sequences; text stays as it is.
 
     Raises TypeError for other types, RuntimeError where sequences have different lengths.
 
@@ -59,7 +59,7 @@ def default_collate(batch):
     if isinstance(first, Sequence):
         if any(len(item) != len(first) for item in batch):
             raise RuntimeError("each element in list of batch should be of equal size")
-        return _rebuild(first, (default_collate(list(column)) for column in zip(*batch)))
+        return _rebuild(first, map(default_collate, zip(*batch)))
     raise TypeError(
         f"default_collate: batch must contain tensors, numpy arrays, numbers, dicts or lists; found {type(first)}"
     )

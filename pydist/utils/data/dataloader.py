@@ -6,6 +6,7 @@ from itertools import chain, islice, repeat
 
 from pydist import _C
 from pydist.distributed.process_group import get_rank
+from pydist.utils.data import _order
 from pydist.utils.data.collate import default_collate, default_convert
 from pydist.utils.data.dataset import IterableDataset
 from pydist.utils.data.fetch import END, of_indices, of_stream
@@ -133,17 +134,17 @@ class DataLoader:
             if epoch_of is not None:
                 epoch_of.start_epoch()
             self._begun = {
-                "random": _C.get_rng_state(),
-                "generator": None if self.generator is None else self.generator.get_state(),
+                "random": _C._rng_key(),
+                "generator": None if self.generator is None else self.generator._key(),
                 "epoch": getattr(epoch_of, "epoch", None),
             }
-            self._seed = _C.randint(0, 1 << 62, (), generator=self.generator).item()
+            self._seed = _order.seed(self.generator)
             return self._counted(self._tasks(), 0)
         return self._go_on(resumed, epoch_of)
 
     def _go_on(self, state, epoch_of):
         """The rest of the epoch of a state dictionary: its order is drawn again, what was given out is left out."""
-        before = _C.get_rng_state()
+        before = _C._rng_key()
         self._begun, skipped = dict(state["begun"]), state["batches"]
         _C.set_rng_state(self._begun["random"])
         if self.generator is not None:
@@ -151,7 +152,7 @@ class DataLoader:
         if epoch_of is not None:
             epoch_of.set_epoch(self._begun["epoch"])
             epoch_of.start_epoch()
-        self._seed = _C.randint(0, 1 << 62, (), generator=self.generator).item()
+        self._seed = _order.seed(self.generator)
         if self._is_iterable:
             _C.set_rng_state(before)
             return islice(self._counted(self._tasks(), 0), skipped, None)
@@ -206,7 +207,7 @@ class DataLoader:
             return fetch(task)
 
         def aside(job):  # in the consumer's thread, whose random numbers go on as if there were no loader
-            before = _C.get_rng_state()
+            before = _C._rng_key()
             try:
                 return seeded(job)
             finally:

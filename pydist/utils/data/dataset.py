@@ -5,7 +5,7 @@ from bisect import bisect_right
 from itertools import accumulate
 
 from pydist import _C
-from pydist.utils.data._torch_order import is_asked, permutation
+from pydist.utils.data._order import permutation
 
 
 class Dataset:
@@ -167,7 +167,7 @@ def _lengths_of(fractions, size):
 
 def random_split(dataset, lengths, generator=None):
     """Subsets of `dataset` of the given lengths (or fractions that add up to 1), drawn without replacement. With
-    PYDIST_COMPAT_STRICT=1 in the environment a newly seeded `generator` gives PyTorch's.
+    PYDIST_COMPAT_STRICT=1 in the environment the parts of a seed are PyTorch's.
 
     >>> import pydist
     >>> data = pydist.utils.data.TensorDataset(pydist.arange(10))
@@ -180,10 +180,7 @@ def random_split(dataset, lengths, generator=None):
         lengths = _lengths_of(lengths, len(dataset))
     if sum(lengths) != len(dataset):
         raise ValueError("Sum of input lengths does not equal the length of the input dataset!")
-    if generator is not None and is_asked():
-        order = permutation(sum(lengths), generator.initial_seed())
-    else:
-        order = _C.randperm(sum(lengths), generator=generator).tolist()
+    order = permutation(sum(lengths), generator)
     parts, begin = [], 0
     for length in lengths:
         parts.append(Subset(dataset, order[begin : begin + length]))

@@ -1,7 +1,7 @@
 """DistributedSampler: which rank sees which items."""
 
 from pydist import _C
-from pydist.utils.data._torch_order import is_asked, permutation
+from pydist.utils.data._order import is_asked, permutation
 from pydist.utils.data.sampler import Sampler
 
 
@@ -54,10 +54,8 @@ class DistributedSampler(Sampler):
 
     def __iter__(self):
         size, total = len(self.dataset), self.total_size
-        if self.shuffle and is_asked():
-            order = permutation(size, self.seed + self.epoch)
-        elif self.shuffle:
-            order = _C.randperm(size, generator=_C.Generator().manual_seed(self.seed + self.epoch)).tolist()
+        if self.shuffle:
+            order = permutation(size, _C.Generator().manual_seed(self.seed + self.epoch))
         else:
             order = list(range(size))
         if total > size > 0:

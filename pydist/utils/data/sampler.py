@@ -5,6 +5,7 @@ from bisect import bisect_left, bisect_right
 from itertools import accumulate, islice
 
 from pydist import _C
+from pydist.utils.data import _order
 
 
 class Sampler:
@@ -35,7 +36,7 @@ class SequentialSampler(Sampler):
 
 class RandomSampler(Sampler):
     """Permutations of all indices, one after another, up to `num_samples` (default: one permutation); or independent
-    draws with `replacement`."""
+    draws with `replacement`. With PYDIST_COMPAT_STRICT=1 in the environment the lists of a seed are PyTorch's."""
 
     def __init__(self, data_source, replacement=False, num_samples=None, generator=None):
         if not isinstance(replacement, bool):
@@ -52,13 +53,18 @@ class RandomSampler(Sampler):
         return len(self.data_source) if self._num_samples is None else self._num_samples
 
     def __iter__(self):
-        size, left = len(self.data_source), self.num_samples
+        size, left, generator = len(self.data_source), self.num_samples, self.generator
+        strict = _order.is_asked()
+        if generator is None and strict:
+            generator = _C.Generator().manual_seed(_order.seed())
         if self.replacement:
-            yield from _C.randint(0, size, (left,), generator=self.generator).tolist()
+            yield from _order.integers(size, left, generator)
             return
         while left > 0:
-            yield from _C.randperm(size, generator=self.generator).tolist()[:left]
+            yield from _order.permutation(size, generator)[:left]
             left -= size
+        if strict and left == 0:
+            _order.permutation(size, generator)  # PyTorch draws one more, and the next epoch goes on from there
 
     def __len__(self):
         return self.num_samples
@@ -72,7 +78,7 @@ class SubsetRandomSampler(Sampler):
         self.generator = generator
 
     def __iter__(self):
-        for i in _C.randperm(len(self.indices), generator=self.generator).tolist():
+        for i in _order.permutation(len(self.indices), self.generator):
             yield self.indices[i]
 
     def __len__(self):
@@ -108,7 +114,7 @@ class WeightedRandomSampler(Sampler):
     def __iter__(self):
         weights = self.weights.tolist()
         count = self.num_samples if self.replacement else len(weights)
-        drawn = _C.rand(count, dtype=_C.float64, generator=self.generator).tolist()
+        drawn = _order.uniform(count, self.generator)
         if self.replacement:
             sums = list(accumulate(weights))
             top = bisect_left(sums, sums[-1])  # where a draw that rounding carries to the very end belongs

@@ -1,7 +1,6 @@
 """Networks by name, and where their published weights lie."""
 
 import fnmatch
-import os
 import sys
 from dataclasses import dataclass, field
 from enum import Enum
@@ -9,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import pydist
+from pydist import hub
 
 _SITE = "https://download.pytorch.org/models/"
 _CLASSES = 1000  # ImageNet's: all the weights below are for it
@@ -42,9 +42,7 @@ class WeightsEnum(Enum):
     @property
     def path(self):
         """Where the file is looked for: torch.hub's folder of checkpoints."""
-        cache = os.environ.get("XDG_CACHE_HOME", "~/.cache")
-        home = os.environ.get("TORCH_HOME", os.path.join(cache, "torch"))
-        return Path(home, "hub", "checkpoints", self.url.rpartition("/")[2]).expanduser()
+        return Path(hub.get_dir(), "checkpoints", self.url.rpartition("/")[2])
 
     def get_state_dict(self, *args, **kwargs):
         """The weights in the file. Raises FileNotFoundError that says where to put it: nothing is downloaded."""

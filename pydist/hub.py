@@ -1,0 +1,59 @@
+"""Files of weights by their URL, in the folder where PyTorch's `torch.hub` keeps them. Repositories are not loaded."""
+
+import os
+from pathlib import Path
+
+_folder = None
+
+
+def get_dir():
+    """The folder: what `set_dir` said, else $TORCH_HOME/hub, else ~/.cache/torch/hub."""
+    if _folder is not None:
+        return _folder
+    home = os.environ.get("TORCH_HOME", os.path.join(os.environ.get("XDG_CACHE_HOME", "~/.cache"), "torch"))
+    return os.path.join(os.path.expanduser(home), "hub")
+
+
+def set_dir(d):
+    global _folder
+    _folder = os.path.expanduser(d)
+
+
+def download_url_to_file(url, dst, hash_prefix=None, progress=True):
+    """Fetches `url` into the file `dst`. Raises RuntimeError naming the URL, also where the SHA-256 of what came does not
+    begin with `hash_prefix`."""
+    from pydist.vision.datasets.utils import download_url
+
+    target = Path(dst)
+    download_url(url, target.parent, target.name)
+    if hash_prefix is not None:
+        import hashlib
+
+        got = hashlib.sha256(target.read_bytes()).hexdigest()
+        if not got.startswith(hash_prefix):
+            target.unlink()
+            raise RuntimeError(f'invalid hash value (expected "{hash_prefix}", got "{got}")')
+
+
+def load_state_dict_from_url(
+    url, model_dir=None, map_location=None, progress=True, check_hash=False, file_name=None, weights_only=True
+):
+    """The object in the file of this URL, downloaded into `model_dir` (default: get_dir()/checkpoints) unless it is there.
+
+    check_hash: a name such as model-5c106cde.pth says what the SHA-256 begins with.
+    """
+    from pydist.serialization import load
+
+    name = file_name or url.rpartition("/")[2].partition("?")[0]
+    path = Path(model_dir or os.path.join(get_dir(), "checkpoints"), name).expanduser()
+    if not path.is_file():
+        ending = path.stem.rpartition("-")[2] if check_hash and "-" in path.stem else None
+        download_url_to_file(url, path, ending)
+    return load(path, map_location=map_location, weights_only=weights_only)
+
+
+def load(repo_or_dir, model, *args, **kwargs):
+    """RuntimeError: code from repositories is not run."""
+    raise RuntimeError(
+        f"hub.load: {repo_or_dir}: {model}: no code from repositories is run (build the model, then load_state_dict)"
+    )

@@ -1,0 +1,34 @@
+"""The default random stream, under PyTorch's names.
+
+>>> import pydist
+>>> state = pydist.random.get_rng_state()
+>>> a = pydist.rand(3)
+>>> pydist.random.set_rng_state(state)
+>>> bool((pydist.rand(3) == a).all())
+True
+"""
+
+import os
+from contextlib import contextmanager
+
+from pydist._C import get_rng_state, initial_seed, manual_seed, set_rng_state
+
+__all__ = ["fork_rng", "get_rng_state", "initial_seed", "manual_seed", "seed", "set_rng_state"]
+
+
+def seed():
+    """Starts the default stream at a seed from the system, which is returned."""
+    value = int.from_bytes(os.urandom(8), "little")
+    manual_seed(value)
+    return value
+
+
+@contextmanager
+def fork_rng(devices=None, enabled=True, device_type="cuda"):
+    """The default stream goes on after the block as if nothing had been drawn in it."""
+    state = get_rng_state()
+    try:
+        yield
+    finally:
+        if enabled:
+            set_rng_state(state)
