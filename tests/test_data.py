@@ -261,7 +261,7 @@ def test_bad_ranks():
 def test_collate():
     Pair = namedtuple("Pair", "x y")
     batch = default_collate([Pair(1, "a"), Pair(2, "b")])
-    assert type(batch) is Pair and batch.x.tolist() == [1, 2] and batch.y == ["a", "b"]
+    assert type(batch) is Pair and batch.x.tolist() == [1, 2] and batch.y == ("a", "b")
     assert batch.x.dtype == pydist.int64
     kept = default_collate([OrderedDict(b=1, a=2.0), OrderedDict(b=3, a=4.0)])
     assert type(kept) is OrderedDict and list(kept) == ["b", "a"] and kept["b"].tolist() == [1, 3]
