@@ -406,10 +406,11 @@ def test_prefetch_is_bounded():
 
 
 def test_timeout():
+    before = threading.active_count()
     loader = DataLoader(Squares(4, slow=1), batch_size=1, num_workers=1, timeout=0.1)
     with pytest.raises(RuntimeError, match="DataLoader timed out after 0.1 seconds"):
         list(loader)
-    while threading.active_count() > 1:
+    while threading.active_count() > before:
         time.sleep(0.05)
 
 
