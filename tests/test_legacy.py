@@ -63,3 +63,59 @@ def test_no_cuda():
     with pytest.raises(RuntimeError, match="no CUDA device"):
         pydist.ones(2).cuda()
     assert pydist.ones(2).get_device() == -1 and not pydist.ones(2).is_cuda
+
+
+def test_numbers_before_the_tensors_that_they_scale(torch):
+    """add(x, alpha, other), addcmul(x, value, t1, t2), addmm(beta, x, alpha, m1, m2): PyTorch's older order."""
+    import warnings
+
+    def results(lib):
+        x, g, v = lib.ones(2, 2), lib.full((2, 2), 2.0), lib.arange(1.0, 3.0)
+        return [
+            x.clone().add_(-0.1, g), lib.add(x, 3, g), x.sub(2, g), x.clone().sub_(0.5, g), x.addcmul(0.5, g, g + 1),
+            lib.addcdiv(x, 0.5, g, g), x.clone().addcmul_(0.5, g, g), x.clone().addcdiv_(-1, g, g), x.addmm(0.5, g, g),
+            lib.addmm(0.5, x, 2, g, g), lib.addmm(0.5, x, g, g), x.clone().addmm_(0.5, 3, g, g), v.addmv(2, g, v),
+            x.addr(2, v, v), lib.addbmm(0.5, x, 2, g[None], g[None]), lib.baddbmm(3, x[None], g[None], g[None]),
+            x.add(g, alpha=lib.tensor(2.0)), x.add(2, lib.tensor(3.0)),
+        ]  # fmt: skip
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        expected = [r.tolist() for r in results(torch)]
+    for got, want in zip(results(pydist), expected, strict=True):
+        pydist.testing.assert_close(got, pydist.tensor(want))
+    for wrong in (
+        lambda x: x.add("a", x), lambda x: x.addmm(1, 2, 3, x, x), lambda x: x.addmm(1, x), lambda x: x.add(1, 2, x),
+    ):  # fmt: skip
+        with pytest.raises(TypeError):
+            wrong(pydist.ones(2, 2))
+
+
+def test_pairs_have_names(torch):
+    def results(lib):
+        x = lib.as_tensor([[1.0, 3.0, 3.0], [2.0, 0.0, 5.0]])
+        pairs = [x.mode(1), x.median(1), x.kthvalue(2), x.cummax(1), x.cummin(0), x.nanmedian(0), x.mode(1, True)]
+        return [(pair.values.tolist(), pair.indices.tolist(), len(pair)) for pair in pairs]
+
+    assert results(pydist) == results(torch) and pydist.ones(3).median().item() == 1
+
+
+def test_ranges_and_tuples_as_indices(torch):
+    def results(lib):
+        x = lib.arange(12).reshape(3, 4)
+        y = x.clone()
+        y[range(2)] = 7
+        found = x[range(2)], x[:, range(1, 3)], x[range(2), range(2)], x[(0, 2), :], x[[0, 1], (1, 2)], y
+        return [t.tolist() for t in found]
+
+    assert results(pydist) == results(torch)
+    with pytest.raises(IndexError):
+        pydist.ones(3)[range(5)]
+
+
+def test_dropout2d_of_two_dimensions():
+    with pytest.warns(UserWarning, match="dropout2d: input has 2 dims"):
+        y = pydist.nn.functional.dropout2d(pydist.ones(40, 40), 0.5)
+    assert set(y.flatten().tolist()) == {0.0, 2.0}
+    with pytest.raises(ValueError, match="dropout1d"):
+        pydist.nn.functional.dropout1d(pydist.ones(2, 2, 2, 2))

@@ -33,7 +33,7 @@ static bool step(indexed *x, pd_op_id op, const void *attrs) {
 
 static bool is_tensor_like(PyObject *o) { /* NumPy's scalars and 0-d arrays count as integers */
     if (pd_py_is_tensor(o)) return pd_py_tensor(o)->ndim || pd_py_tensor(o)->dtype == PD_BOOL;
-    if (PyList_Check(o) || PyBool_Check(o)) return true;
+    if (PyList_Check(o) || PyBool_Check(o) || PyTuple_Check(o) || PyRange_Check(o)) return true;
     if (!PyObject_CheckBuffer(o) || !PySequence_Check(o) || PyBytes_Check(o)) return false;
     bool sized = PyObject_Size(o) >= 0;
     PyErr_Clear();
@@ -147,7 +147,7 @@ static bool add_entry(indexed *x, PyObject *o, int *dim, Py_ssize_t skip) {
     if (PySlice_Check(o)) return add_slice(x, o, dim);
     if (is_tensor_like(o)) return add_tensor(x, o, dim);
     if (!PyIndex_Check(o)) {
-        PyErr_Format(PyExc_TypeError, "index: %.100s is no index (expected int, slice, None, Ellipsis, Tensor or list)", Py_TYPE(o)->tp_name);
+        PyErr_Format(PyExc_TypeError, "index: %.100s is no index (expected int, slice, None, Ellipsis, Tensor, list or range)", Py_TYPE(o)->tp_name);
         return false;
     }
     return add_int(x, o, *dim);

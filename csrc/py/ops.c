@@ -246,12 +246,26 @@ static bool is_of_two(PyObject *const *args, Py_ssize_t n, PyObject *kwnames) {
     return false;
 }
 
+/* PyTorch's older order, add(x, alpha, other) and addcmul(x, value, tensor1, tensor2), in which old optimizers are written:
+   the number moves behind the tensors. */
+enum { OLD_ARGS = 4 };
+static PyObject *const *in_new_order(const pd_def *def, PyObject *const *args, Py_ssize_t n, PyObject **room) {
+    if (n < 3 || n > OLD_ARGS || n != def->nparams || def->params[n - 1].type != PD_T_SCALAR) return args;
+    if (pd_py_is_tensor(args[1]) || !pd_py_is_tensor(args[n - 1])) return args;
+    room[0] = args[0];
+    for (Py_ssize_t i = 2; i < n; i++) room[i - 1] = args[i];
+    room[n - 1] = args[1];
+    return room;
+}
+
 static PyObject *op_vectorcall(PyObject *self, PyObject *const *args, size_t nargsf, PyObject *kwnames) {
     const op_function *f = (op_function *)self;
     parsed a;
     PyObject *result = NULL;
     if (f->elementwise && is_of_two(args, PyVectorcall_NARGS(nargsf), kwnames)) return op_vectorcall(f->elementwise, args, nargsf, kwnames);
     pd_py_drain();
+    PyObject *room[OLD_ARGS];
+    if (!kwnames) args = in_new_order(f->def, args, PyVectorcall_NARGS(nargsf), room);
     if (parse(f, args, PyVectorcall_NARGS(nargsf), kwnames, &a) && (f->def->list < 0 || put_list(f->def, &a))) result = run(f, &a);
     if (f->def->list >= 0) {
         if (a.in != a.few) pd_free(a.in);

@@ -1,5 +1,8 @@
 """How a function of this package becomes one of pydist, a method of Tensor, or both; and arguments that many take."""
 
+from collections import namedtuple
+from functools import wraps
+
 from pydist import _C
 from pydist._C import Tensor
 
@@ -35,6 +38,18 @@ def in_place(f):
     write.__doc__ = f"{f.__name__}, in place."
     setattr(Tensor, write.__name__, write)
     return f
+
+
+def values_indices(f):
+    """f, whose pair of tensors becomes a named tuple (values, indices)."""
+    kind = namedtuple(f.__name__, "values indices")
+
+    @wraps(f)
+    def call(*args, **kwargs):
+        result = f(*args, **kwargs)
+        return kind(*result) if isinstance(result, tuple) else result
+
+    return call
 
 
 def axis_of(name, dim, ndim):

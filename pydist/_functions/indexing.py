@@ -4,7 +4,7 @@ import math
 
 from pydist import _C
 from pydist._C import Tensor
-from pydist._functions._register import axis_of, both, broadcast_shape, in_place, method, size_along
+from pydist._functions._register import axis_of, both, broadcast_shape, in_place, method, size_along, values_indices
 from pydist._functions.shape import broadcast_tensors
 
 
@@ -267,6 +267,7 @@ def shared_by_equals(input, value):
 
 
 @both
+@values_indices
 def median(input, dim=None, keepdim=False):
     """The element in the middle (of an even number, the lower one); along dim: (values, indices)."""
     if dim is None:

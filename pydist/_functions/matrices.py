@@ -4,7 +4,7 @@ from pydist import _C
 from pydist._autocast import as_given, in_float32, in_low
 from pydist._C import Tensor
 from pydist._functions._register import both, function, in_place, varargs
-from pydist._functions.products import _scaled, dot, mm
+from pydist._functions.products import _scaled, dot, mm, older_order
 from pydist._functions.reduce import norm
 from pydist._functions.shape import broadcast_tensors
 
@@ -31,6 +31,7 @@ def chain_matmul(*matrices):
 
 @in_place
 @both
+@older_order
 @in_low
 def addbmm(input, batch1, batch2, *, beta=1, alpha=1):
     """beta * input + alpha * the sum of the products of a batch."""

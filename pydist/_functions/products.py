@@ -1,6 +1,7 @@
 """Products of matrices and tensors."""
 
 import math
+from functools import wraps
 
 from pydist import _C
 from pydist._autocast import as_given, in_low, in_low_of_cuda
@@ -84,8 +85,26 @@ def _scaled(input, product, beta, alpha):
     return product.clone() if beta == 0 else (input if beta == 1 else input * beta) + product
 
 
+def older_order(fn):
+    """`fn` also with its numbers among the tensors, as PyTorch once had them: addmm(beta, input, alpha, mat1, mat2), or
+    beta alone."""
+
+    @wraps(fn)
+    def call(*args, **kwargs):
+        if len(args) > 3:
+            beta, alpha, *more = [*(a for a in args if not isinstance(a, Tensor)), 1]
+            args = [a for a in args if isinstance(a, Tensor)]
+            if len(args) != 3 or more not in ([], [1]):
+                raise TypeError(f"{fn.__name__}: expected three tensors, and before them beta and alpha")
+            return fn(*args, beta=beta, alpha=alpha)
+        return fn(*args, **kwargs)
+
+    return call
+
+
 @in_place
 @both
+@older_order
 @in_low
 def addmm(input, mat1, mat2, *, beta=1, alpha=1):
     """beta * input + alpha * mat1 @ mat2."""
@@ -94,6 +113,7 @@ def addmm(input, mat1, mat2, *, beta=1, alpha=1):
 
 @in_place
 @both
+@older_order
 @in_low_of_cuda
 def addmv(input, mat, vec, *, beta=1, alpha=1):
     """beta * input + alpha * mat @ vec."""
@@ -102,6 +122,7 @@ def addmv(input, mat, vec, *, beta=1, alpha=1):
 
 @in_place
 @both
+@older_order
 @in_low_of_cuda
 def addr(input, vec1, vec2, *, beta=1, alpha=1):
     """beta * input + alpha * outer(vec1, vec2)."""
@@ -110,6 +131,7 @@ def addr(input, vec1, vec2, *, beta=1, alpha=1):
 
 @in_place
 @both
+@older_order
 @in_low
 def baddbmm(input, batch1, batch2, *, beta=1, alpha=1):
     """beta * input + alpha * bmm(batch1, batch2)."""

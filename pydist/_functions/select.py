@@ -4,7 +4,7 @@ import math
 
 from pydist import _C
 from pydist._C import Tensor
-from pydist._functions._register import axis_of, both, function, in_place, method
+from pydist._functions._register import axis_of, both, function, in_place, method, values_indices
 from pydist._functions.indexing import _along, _check_scatter, bincount, nonzero, scatter_add
 from pydist._functions.shape import broadcast_tensors
 
@@ -235,6 +235,7 @@ def msort(input):
 
 
 @both
+@values_indices
 def kthvalue(input, k, dim=-1, keepdim=False):
     """(values, indices) of the k-th smallest elements along dim."""
     values, order = input.sort(dim, stable=True)
@@ -248,6 +249,7 @@ def kthvalue(input, k, dim=-1, keepdim=False):
 
 
 @both
+@values_indices
 def mode(input, dim=-1, keepdim=False):
     """(values, indices) of the most frequent elements along dim (of several, the smallest), and their last
     positions."""

@@ -5,7 +5,7 @@ import math
 from pydist import _C
 from pydist._autocast import in_float32
 from pydist._C import Tensor
-from pydist._functions._register import axis_of, both, function, in_place
+from pydist._functions._register import axis_of, both, function, in_place, values_indices
 from pydist._functions.elementwise import isnan
 from pydist._functions.indexing import masked_fill, shared_by_equals
 from pydist._functions.reduce import norm
@@ -89,6 +89,7 @@ def nanquantile(input, q, dim=None, keepdim=False, *, interpolation="linear"):
 
 
 @both
+@values_indices
 def nanmedian(input, dim=None, keepdim=False):
     """median of what is not NaN."""
     flat = input.reshape(-1) if dim is None else input
@@ -143,12 +144,14 @@ def _running_extreme(input, dim, largest):
 
 
 @both
+@values_indices
 def cummax(input, dim):
     """(values, indices): along dim, the largest of all elements up to each, and where it stands."""
     return _running_extreme(input, dim, True)
 
 
 @both
+@values_indices
 def cummin(input, dim):
     """(values, indices): along dim, the smallest of all elements up to each, and where it stands."""
     return _running_extreme(input, dim, False)

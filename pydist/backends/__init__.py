@@ -1,5 +1,5 @@
 """Settings and state of what computes, under PyTorch's names."""
 
-from pydist.backends import cuda, cudnn, mkldnn, mps, openmp
+from pydist.backends import cuda, cudnn, mkl, mkldnn, mps, openmp
 
-__all__ = ["cuda", "cudnn", "mkldnn", "mps", "openmp"]
+__all__ = ["cuda", "cudnn", "mkl", "mkldnn", "mps", "openmp"]

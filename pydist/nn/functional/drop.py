@@ -1,5 +1,7 @@
 """Dropout."""
 
+from warnings import warn
+
 from pydist import _C
 
 
@@ -21,11 +23,13 @@ def _by_channel(name, input, p, training, inplace, dims):
     _check(p)
     if input.dim() not in (dims, dims + 1):
         wanted = f"{dims + 1}, or {dims} without a batch"
-        raise ValueError(f"{name}: input has {input.dim()} dims (expected {wanted})")
+        if name == "dropout1d" or input.dim() < 2:
+            raise ValueError(f"{name}: input has {input.dim()} dims (expected {wanted})")
+        warn(f"{name}: input has {input.dim()} dims (expected {wanted}); taken as [N, C, ...]", stacklevel=3)
     if not training or p == 0:
         return input
-    lead = input.dim() - dims + 1
-    keep = dropout(_C.ones(*input.shape[:lead], *[1] * (dims - 1), dtype=input.dtype, device=input.device), p)
+    lead = 1 if input.dim() == dims else 2
+    keep = dropout(_C.ones(*input.shape[:lead], *[1] * (input.dim() - lead), dtype=input.dtype, device=input.device), p)
     return input.mul_(keep) if inplace else input * keep
 
 

@@ -1,0 +1,5 @@
+"""MKL: not used. oneDNN does what it would."""
+
+
+def is_available():
+    return False
