@@ -219,17 +219,6 @@ def mem_get_info(device=None):
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES"), get_device_properties(device).total_memory
 
 
-def mem_get_info(device=None):
-    """(free, total) bytes."""
-    total = get_device_properties(device).total_memory
-    return total - _C.memory_allocated(), total
-
-
-def memory_stats(device=None):
-    """{"allocated_bytes.all.current": bytes of all tensors}"""
-    return {"allocated_bytes.all.current": memory_allocated(device)}
-
-
 def memory_summary(device=None, abbreviated=False):
     """A line of text."""
     return f"{memory_allocated(device)} bytes allocated"
