@@ -3,6 +3,7 @@
 from pydist import _C
 
 _matmul_precision = "highest"
+_default_device = _C.device("cpu")
 
 
 def set_float32_matmul_precision(precision):
@@ -29,6 +30,42 @@ def are_deterministic_algorithms_enabled():
 
 def is_deterministic_algorithms_warn_only_enabled():
     return False
+
+
+def set_default_device(device):
+    """The device of tensors that are made without one: the CPU, None (the CPU), or a pretended GPU, which is the CPU.
+    RuntimeError for one that is not there."""
+    global _default_device
+    _C.empty(0, device=device)
+    _default_device = _C.device("cpu" if device is None else device)
+
+
+def get_default_device():
+    """The device of tensors that are made without one."""
+    return _default_device
+
+
+def set_num_interop_threads(threads):
+    """Accepted: ops run one after another, each on `get_num_threads()` threads."""
+    if not isinstance(threads, int) or threads < 1:
+        raise RuntimeError(f"set_num_interop_threads: {threads!r} (expected a positive number)")
+
+
+def get_num_interop_threads():
+    return 1
+
+
+def set_flush_denormal(mode):
+    """False: denormal numbers are kept."""
+    return False
+
+
+def typename(obj):
+    """The name of the type: "torch.FloatTensor" and the like for tensors, module and class for others."""
+    if isinstance(obj, _C.Tensor):
+        return obj.type()
+    kind = obj if isinstance(obj, type) else type(obj)
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
 def is_tensor(obj):

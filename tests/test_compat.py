@@ -318,3 +318,58 @@ def test_launcher(tmp_path):
         done = run(tmp_path, text, *command, **env)
         assert done.returncode == 0, done.stderr
         assert done.stdout.split()[-2:] == (["2", "2"] if options[0] == "--compat" else ["2", "0"])
+
+
+def test_more_settings(torch):
+    with pytest.raises(RuntimeError):
+        pydist.set_default_device("cuda")
+    pydist.set_default_device("cpu")
+    assert pydist.get_default_device() == pydist.device("cpu") and pydist.get_num_interop_threads() == 1
+    with pytest.raises(RuntimeError, match="positive"):
+        pydist.set_num_interop_threads(0)
+    for value in (3, "a", int):
+        assert pydist.typename(value) == torch.typename(value)
+    assert pydist.typename(pydist.ones(1)) == "torch.FloatTensor" and pydist.set_flush_denormal(True) is False
+    cuda = pydist.backends.cuda
+    with cuda.sdp_kernel(enable_flash=False):
+        assert not cuda.flash_sdp_enabled() and cuda.math_sdp_enabled()
+    assert cuda.flash_sdp_enabled()
+    from pydist.nn.attention import SDPBackend, sdpa_kernel
+
+    with sdpa_kernel([SDPBackend.MATH, SDPBackend.FLASH_ATTENTION]), sdpa_kernel(SDPBackend.MATH):
+        pass
+    with pytest.raises(TypeError, match="SDPBackend"), sdpa_kernel("math"):
+        pass
+
+
+def test_flat_tensors(torch):
+    from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
+
+    from pydist import _utils as ours
+
+    parts = [[[1.0, 2.0]], [3.0], [[4.0], [5.0]]]
+    flat = ours._flatten_dense_tensors([pydist.tensor(p) for p in parts])
+    assert flat.tolist() == _flatten_dense_tensors([torch.tensor(p) for p in parts]).tolist()
+    views = ours._unflatten_dense_tensors(flat, [pydist.tensor(p) for p in parts])
+    assert [v.tolist() for v in views] == parts == [
+        v.tolist() for v in _unflatten_dense_tensors(torch.arange(1.0, 6.0), [torch.tensor(p) for p in parts])
+    ]
+    assert list(ours._accumulate([1, 2, 3])) == [1, 3, 6]
+
+
+def test_compilers_settings(tmp_path):
+    done = run(
+        tmp_path,
+        """
+        import torch
+        import torch._inductor.config as config
+        import torch._dynamo
+
+        config.coordinate_descent_tuning = True
+        torch._dynamo.config.suppress_errors = True
+        torch._inductor.config.fx_graph_cache = True
+        torch._dynamo.reset()
+        print(torch._inductor.config.coordinate_descent_tuning, torch._dynamo.is_compiling())
+        """,
+    )
+    assert done.stdout == "True False\n", done.stderr

@@ -1,8 +1,42 @@
 """CUDA matrix products: settings that mean nothing on the CPU."""
 
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 matmul = SimpleNamespace(allow_tf32=False, allow_fp16_reduced_precision_reduction=True)
+
+
+_attention = {"flash": True, "mem_efficient": True, "math": True, "cudnn": True}
+
+
+def _switches(kind):
+    def enable(enabled):
+        """Remembered: there is one attention, which needs no memory for the scores."""
+        _attention[kind] = bool(enabled)
+
+    def is_enabled():
+        return _attention[kind]
+
+    return enable, is_enabled
+
+
+enable_flash_sdp, flash_sdp_enabled = _switches("flash")
+enable_mem_efficient_sdp, mem_efficient_sdp_enabled = _switches("mem_efficient")
+enable_math_sdp, math_sdp_enabled = _switches("math")
+enable_cudnn_sdp, cudnn_sdp_enabled = _switches("cudnn")
+
+
+@contextmanager
+def sdp_kernel(enable_flash=True, enable_math=True, enable_mem_efficient=True, enable_cudnn=True):
+    """The switches, within a block."""
+    before = dict(_attention)
+    _attention.update(
+        flash=enable_flash, math=enable_math, mem_efficient=enable_mem_efficient, cudnn=enable_cudnn
+    )
+    try:
+        yield
+    finally:
+        _attention.update(before)
 
 
 def is_built():

@@ -1,0 +1,1 @@
+"""Settings that scripts write, and that nothing reads."""

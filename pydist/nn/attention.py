@@ -1,0 +1,25 @@
+"""Which attention is computed: there is one, so choices are accepted and change nothing."""
+
+from contextlib import contextmanager
+from enum import Enum
+
+
+class SDPBackend(Enum):
+    """PyTorch's kinds of attention."""
+
+    ERROR = -1
+    MATH = 0
+    FLASH_ATTENTION = 1
+    EFFICIENT_ATTENTION = 2
+    CUDNN_ATTENTION = 3
+    OVERRIDEABLE = 4
+
+
+@contextmanager
+def sdpa_kernel(backends, set_priority=False):
+    """A block in which `scaled_dot_product_attention` is of these kinds (an SDPBackend, or a list). TypeError for
+    others."""
+    for backend in [backends] if isinstance(backends, SDPBackend) else backends:
+        if not isinstance(backend, SDPBackend):
+            raise TypeError(f"sdpa_kernel: {backend!r} (expected SDPBackend)")
+    yield
