@@ -106,6 +106,7 @@ static int set_data(PyObject *self, PyObject *value, void *unused) {
     }
     pd_tensor *copy; /* takes the geometry and memory of `from`; keeps its own history */
     PD_PY_TRY_INT(pd_tensor_alias(from, true, &copy));
+    if (t->meta) t->meta->low.of = NULL; /* other memory may come to lie where this was */
     pd_storage *storage = t->storage;
     pd_version *version = t->version;
     t->storage = copy->storage, copy->storage = storage;
