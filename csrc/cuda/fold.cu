@@ -81,7 +81,7 @@ template <template <class> class Op, class E> static void fold_to(const E *x, co
     if (!folded) return;
     by_type(out_t, [&](auto e) {
         typedef typename decltype(e)::type O;
-        launch(finish<A, O>, blocks_for(count, THREADS, 1), THREADS, (const A *)folded, (O *)out, count, mean ? (A)b->n : (A)1, out_t == PD_BOOL);
+        launch(finish<A, O>, blocks_for(count, THREADS, 1), THREADS, (const A *)folded, (O *)out, count, mean ? (A)b->n : (A)1, how == IS_NONZERO || out_t == PD_BOOL);
     });
 }
 

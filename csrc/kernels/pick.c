@@ -17,10 +17,15 @@ const pd_kernels *pd_cpu(void) {
 
 /* Room for either: whether oneDNN has the product may depend on the bias, which is not known here. */
 size_t pd_gemm_scratch(const pd_gemm *c) {
+    if (pd_device_here->kernels) return pd_here()->gemm_scratch(c);
     size_t ours = pd_cpu()->gemm_scratch(c), theirs = pd_onednn_takes_gemm(c, false) || pd_onednn_takes_gemm(c, true) ? pd_onednn_gemm_scratch(c) : 0;
     return ours > theirs ? ours : theirs;
 }
 pd_status pd_gemm_run(const pd_gemm *c, const void *A, const void *B, const void *bias, void *C, void *scratch) {
+    if (pd_device_here->kernels) {
+        pd_here()->gemm(c, A, B, bias, C, scratch);
+        return PD_OK;
+    }
     bool takes = pd_onednn_takes_gemm(c, bias != NULL);
     PD_TRY(pd_onednn_check_memory());
     if (takes) return pd_onednn_gemm(c, A, B, bias, C, scratch);

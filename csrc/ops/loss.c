@@ -19,11 +19,13 @@ static pd_xent rows_of(const pd_tensor *x, const pd_tensor *target, const pd_ten
 }
 
 pd_status pd_loss_check_labels(const char *op, const pd_xent *s) {
-    if (pd_device_here->kernels) return pd_fail(PD_E_NOTIMPL, "%s: there is no CUDA kernel yet (the tensors are on %s)", op, pd_device_here->name);
-    int64_t bad = pd_here()->labels_check(s->target, s->rows, s->C, s->ignore_index);
+    const pd_device *d = pd_device_here;
+    int64_t label, bad = pd_here()->labels_check(s->target, s->rows, s->C, s->ignore_index);
     if (bad < 0) return PD_OK;
+    if (d->copy) PD_TRY(d->copy(d, PD_TO_HOST, &label, s->target + bad, sizeof label, true));
+    else label = s->target[bad];
     return pd_fail(PD_E_INDEX, "%s: target %" PRId64 " at row %" PRId64 " is out of range (expected 0 to %" PRId64 ", or ignore_index %" PRId64 ")",
-                   op, s->target[bad], bad, s->C - 1, s->ignore_index);
+                   op, label, bad, s->C - 1, s->ignore_index);
 }
 
 static pd_status rows_infer(pd_call *c) {
@@ -46,8 +48,8 @@ static pd_status rows_run(const pd_call *c, bool logits) {
     if (logits) total = pd_here()->xent(t, &s, pd_tensor_data(x), pd_tensor_data(c->out[2]), losses, &sum);
     else total = pd_here()->nll(t, &s, pd_tensor_data(x), losses, &sum);
     pd_scalar value = pd_number(a->reduction == MEAN ? sum / total : sum), weight = pd_number(total);
-    if (!losses) pd_scalar_store(&value, t, pd_tensor_data(loss));
-    pd_scalar_store(&weight, (pd_dtype)c->out[1]->dtype, pd_tensor_data(c->out[1]));
+    if (!losses) pd_fill(loss, &value);
+    pd_fill(c->out[1], &weight);
     return PD_OK;
 }
 
@@ -82,20 +84,11 @@ static pd_tensor *target_weights(pd_vjp *v, const loss_attrs *a, pd_tensor *x, p
     pd_xent s = rows_of(x, target, weight, a);
     pd_here()->nll_grad((pd_dtype)x->dtype, &s, NULL, a->smoothing - 1, pd_tensor_data(q));
     if (a->smoothing == 0) return q;
-    pd_tensor *even = pd_x_new(v, (pd_dtype)x->dtype, 2, x->size); /* smoothing / C of every class's weight, in rows that count */
-    for (int64_t r = 0; even && r < s.rows; r++)
-        for (int64_t k = 0; k < s.C; k++) {
-            pd_scalar w = pd_number(1);
-            char *to = (char *)pd_tensor_data(even) + (r * s.C + k) * (int64_t)pd_dtype_size((pd_dtype)x->dtype);
-            if (weight) {
-                pd_tensor one = *weight;
-                one.offset += k;
-                pd_item(&one, &w);
-            }
-            w = pd_number(s.target[r] == s.ignore_index ? 0 : w.d * a->smoothing / (double)s.C);
-            pd_scalar_store(&w, (pd_dtype)x->dtype, to);
-        }
-    return pd_x2(v, PD_OP_add, pd_val_of(q), pd_val_of(even)).t;
+    /* smoothing / C of every class's weight, in rows that count */
+    pd_val counts = pd_x2(v, PD_OP_ne, pd_val_of(target), pd_const((double)a->ignore_index)), share = pd_const(a->smoothing / (double)s.C);
+    pd_tensor *on = pd_x_call1(v, PD_OP_unsqueeze, pd_x_call1(v, PD_OP_cast, counts.t, &(pd_cast_attrs){x->dtype}), &(int64_t){-1});
+    if (weight) share = pd_x2(v, PD_OP_mul, pd_val_of(weight), share);
+    return pd_x2(v, PD_OP_add, pd_val_of(q), pd_x2(v, PD_OP_mul, pd_val_of(on), share)).t;
 }
 
 /* g as a column [R, 1], divided by the total for a mean. */

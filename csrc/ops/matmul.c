@@ -72,7 +72,7 @@ static pd_status bmm_kernel(const pd_call *c) {
     matrix a = read_matrix(c->in[0], &scratch), b = read_matrix(c->in[1], &scratch);
     s.a_batch = a.batch, s.a_row = a.row, s.a_col = a.col;
     s.b_batch = b.batch, s.b_row = b.row, s.b_col = b.col;
-    if (!pd_dtype_is_float(s.t)) {
+    if (!pd_dtype_is_float(s.t) && !pd_device_here->kernels) {
         pd_portable_gemm_whole(&s, a.data, b.data, pd_tensor_data(c->out[0]));
         return PD_OK;
     }

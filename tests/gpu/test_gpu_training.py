@@ -1,0 +1,59 @@
+"""Training on CUDA next to the CPU: the same losses and parameters, whatever the optimizer."""
+
+import pytest
+
+import pydist
+from pydist import nn
+from pydist.nn import functional as F
+
+if not pydist.cuda.is_available() or pydist._C.pretended_cuda():
+    pytest.skip("no CUDA device", allow_module_level=True)
+
+OPTIMIZERS = {
+    "SGD": {"lr": 0.05, "momentum": 0.9, "nesterov": True}, "Adam": {"lr": 1e-2, "amsgrad": True}, "AdamW": {"lr": 1e-2}, "Adadelta": {},
+    "RMSprop": {"lr": 1e-3, "momentum": 0.5, "centered": True}, "Adagrad": {}, "NAdam": {}, "RAdam": {}, "Adamax": {}, "ASGD": {}, "Rprop": {},
+    "Lion": {"lr": 1e-3},
+}  # fmt: skip
+
+
+def train(device, optimizer, dtype, steps=6):
+    pydist.manual_seed(0)
+    model = nn.Sequential(nn.Linear(20, 33), nn.GELU(), nn.LayerNorm(33), nn.Dropout(0.1), nn.Linear(33, 5)).to(dtype).to(device)
+    steps_of = getattr(pydist.optim, optimizer)(model.parameters(), **OPTIMIZERS[optimizer])
+    x, y = pydist.randn(16, 20, dtype=dtype).to(device), pydist.randint(0, 5, (16,)).to(device)
+    losses = []
+    for _ in range(steps):
+        steps_of.zero_grad()
+        loss = F.cross_entropy(model(x), y, label_smoothing=0.1)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        steps_of.step()
+        losses.append(loss.item())
+    return losses, [p.detach().cpu() for p in model.parameters()]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_steps_are_the_cpus(optimizer, dtype):
+    near = 2e-3 if dtype == "float32" else 1e-9
+    want, got = (train(device, optimizer, getattr(pydist, dtype)) for device in ("cpu", "cuda"))
+    assert len(set(want[0])) == len(want[0])
+    assert max(abs(a - b) for a, b in zip(got[0], want[0])) <= near
+    if optimizer not in ("Lion", "Rprop") or dtype == "float64":  # these step by the sign of what may be 0
+        assert max((a - b).abs().max().item() for a, b in zip(got[1], want[1])) <= near
+
+
+def test_bad_labels_are_named():
+    x, y = pydist.randn(4, 3, device="cuda"), pydist.tensor([0, 2, 7, 1], device="cuda")
+    with pytest.raises(IndexError, match="cross_entropy: target 7 at row 2 is out of range .expected 0 to 2"):
+        F.cross_entropy(x, y)
+
+
+@pytest.mark.parametrize("sizes", [(1, 1, 1), (64, 64, 16), (65, 63, 17), (3, 200, 5), (130, 7, 70), (5, 4, 0)])
+def test_products(sizes):
+    M, N, K = sizes
+    for dtype in (pydist.float32, pydist.float64, pydist.bfloat16, pydist.float16):
+        a, b = pydist.randn(M, K).to(dtype), pydist.randn(N, K).to(dtype)
+        want = a.double() @ b.double().T
+        for got in (a.cuda() @ b.cuda().T, a.T.contiguous().cuda().T @ b.cuda().T, F.linear(a.cuda(), b.cuda())):
+            assert ((got.cpu().double() - want).abs() <= 0.02 * max(K, 1) ** 0.5 if dtype.itemsize == 2 else 1e-4).all().item()
