@@ -37,7 +37,7 @@ def bits(name, dtype, threads, ranks, again):
         peer = Peer("pydist", count, ranks)
         try:
             peer.ask("workload", name, dtype)
-            found[label] = peer.ask("after", STEPS)[0]
+            found[label] = peer.ask("after", STEPS)[0][0]
         finally:
             peer.close()
     return found
@@ -51,8 +51,8 @@ def workload(name, dtype, threads, ranks, args, limits):
             if can(framework, name, dtype, ranks):
                 peers.append(Peer(framework, threads, ranks))
                 peers[-1].ask("workload", name, dtype)
-        hashes = [peer.ask("after", STEPS)[0] for peer in peers]
-        peaks = [max(peer.ask("peak")) for peer in peers]
+        after = [peer.ask("after", STEPS) for peer in peers]
+        hashes, peaks = [found[0][0] for found in after], [max(peak for _, peak in found) for found in after]
         flops = max(max(peer.ask("flops")) for peer in peers) * ranks
         seconds, discarded = paired(peers, args.repeats, args.probe)
     finally:

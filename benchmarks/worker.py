@@ -63,10 +63,12 @@ class Peer:
         return self.subject.bytes if self.subject.step else None
 
     def after(self, steps):
-        """The parameters' hash after so many steps."""
+        """After so many steps: the parameters' hash, and the peak of resident memory over the level after import and
+        construction, in bytes."""
         for _ in range(steps):
             self.subject.step()
-        return self.subject.hash()
+        peak = max(_status("VmHWM") - self.level, 0)  # before the hash, which imports NumPy
+        return self.subject.hash(), peak
 
     def flops(self):
         return self.subject.flops()
@@ -77,10 +79,6 @@ class Peer:
         for _ in range(calls):
             step()
         return (time.perf_counter() - begin) / calls
-
-    def peak(self):
-        """Bytes over the level after import and construction."""
-        return max(_status("VmHWM") - self.level, 0)
 
     def limit(self, kind, dtype):
         """The best rate of this library: FLOP/s of a product of 2048 x 2048, bytes/s of y.copy_(x) past the cache."""
