@@ -28,6 +28,7 @@ import tarfile
 import tempfile
 import termios
 import time
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -167,12 +168,11 @@ def run(line, cwd, env, limit):
             status = child.wait(limit)
         except subprocess.TimeoutExpired:
             status = None
-        seconds = time.perf_counter() - begin
-        try:
-            os.killpg(child.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-        child.wait()
+        finally:  # also where this program is ended meanwhile
+            seconds = time.perf_counter() - begin
+            with suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
         out.seek(0)
         return status, seconds, out.read().decode("utf-8", "replace")
 
@@ -266,6 +266,7 @@ def main():
     if "torch" in peers and not find_spec("torch"):
         peers.remove("torch")
     listed = json.loads((args.list or args.data.resolve().parent / "scripts/public.json").read_text())
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     ran, reasons = 0, {}
     with tempfile.TemporaryDirectory() as made:
         sources = Sources(args.data, made)

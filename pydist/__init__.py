@@ -53,8 +53,9 @@ _FROM = {  # name -> the submodule that it comes from, opened at first use
         "_settings",
     ),
     **dict.fromkeys(
-        "full_like rand_like randn_like randint_like linspace eye numel is_inference is_nonzero".split(), "_make"
+        "full_like rand_like randn_like randint_like linspace logspace eye numel is_inference is_nonzero".split(), "_make"
     ),
+    **dict.fromkeys("layout sparse_coo strided".split(), "_layout"),
     "autocast": "amp.autocast_mode",
     **dict.fromkeys(
         (

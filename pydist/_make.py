@@ -43,6 +43,17 @@ def linspace(start, end, steps, *, dtype=None, requires_grad=False, device=None)
     return values.to(dtype or _C.get_default_dtype()).requires_grad_(requires_grad)
 
 
+def logspace(start, end, steps, base=10.0, *, dtype=None, requires_grad=False, device=None):
+    """`steps` numbers from base**start to base**end, both included, whose exponents are evenly spaced.
+
+    >>> import pydist
+    >>> pydist.logspace(0, 2, 3)
+    tensor([  1.,  10., 100.])
+    """
+    exponents = linspace(start, end, steps, dtype=_C.float64, device=device)
+    return (float(base) ** exponents).to(dtype or _C.get_default_dtype()).requires_grad_(requires_grad)
+
+
 def eye(n, m=None, *, dtype=None, requires_grad=False, device=None):
     """The identity: n x m, ones on the diagonal.
 

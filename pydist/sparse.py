@@ -12,6 +12,7 @@ import math
 
 from pydist import _C
 from pydist._C import Tensor
+from pydist._layout import sparse_coo
 
 __all__ = ["SparseTensor", "addmm", "mm", "softmax", "sparse_coo_tensor", "spmm", "sum", "to_sparse"]
 
@@ -19,7 +20,7 @@ __all__ = ["SparseTensor", "addmm", "mm", "softmax", "sparse_coo_tensor", "spmm"
 class SparseTensor:
     """Elements values[k] at indices[:, k]; those at the same place add up."""
 
-    is_sparse, layout = True, "sparse_coo"
+    is_sparse, layout = True, sparse_coo
 
     def __init__(self, indices, values, size, coalesced=False):
         self._index, self._value, self.shape, self._coalesced = indices, values, _C.Size(size), coalesced

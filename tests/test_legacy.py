@@ -119,3 +119,19 @@ def test_dropout2d_of_two_dimensions():
     assert set(y.flatten().tolist()) == {0.0, 2.0}
     with pytest.raises(ValueError, match="dropout1d"):
         pydist.nn.functional.dropout1d(pydist.ones(2, 2, 2, 2))
+
+
+def test_layouts():
+    import pickle
+
+    x = pydist.ones(2, 2)
+    assert x.layout is pydist.strided and x.to_sparse().layout is pydist.sparse_coo
+    assert isinstance(x.layout, pydist.layout) and repr(x.layout) == "pydist.strided"
+    assert pickle.loads(pickle.dumps(x.layout)) is pydist.strided
+    assert x.aminmax().min.item() == 1 and pydist.aminmax(x, dim=0).max.tolist() == [1, 1]
+
+
+def test_logspace(torch):
+    for args in ((0, 2, 5), (-1, 1, 4, 2.0), (1, 1, 1), (0, 1, 0)):
+        pydist.testing.assert_close(pydist.logspace(*args), pydist.from_numpy(torch.logspace(*args).numpy()))
+    assert pydist.logspace(0, 3, 4, base=2, dtype=pydist.int64).tolist() == [1, 2, 4, 8]

@@ -1,6 +1,7 @@
 """Functions of all elements along dimensions."""
 
 import math
+from collections import namedtuple
 
 from pydist import _C
 from pydist._functions._register import as_tuple, axis_of, both
@@ -95,7 +96,10 @@ def logsumexp(input, dim, keepdim=False):
     return total + (top if keepdim else top.reshape(total.shape))
 
 
+_Extremes = namedtuple("aminmax", "min max")
+
+
 @both
 def aminmax(input, *, dim=None, keepdim=False):
-    """(amin, amax)."""
-    return input.amin(dim, keepdim=keepdim), input.amax(dim, keepdim=keepdim)
+    """(min, max): amin and amax."""
+    return _Extremes(input.amin(dim, keepdim=keepdim), input.amax(dim, keepdim=keepdim))

@@ -11,6 +11,16 @@ from pydist._functions._register import (
 )  # fmt: skip
 
 
+def _layout(self):
+    """How the elements lie: pydist.strided."""
+    from pydist._layout import strided
+
+    return strided
+
+
+Tensor.layout = property(_layout)
+
+
 @both
 def narrow(input, dim, start, length):
     """The view of input's elements start to start + length along dim."""

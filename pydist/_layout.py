@@ -1,0 +1,17 @@
+"""How the elements of a tensor lie in memory, under PyTorch's names."""
+
+
+class layout:
+    """`strided`, or `sparse_coo` for tensors that hold only their elements other than 0."""
+
+    def __init__(self, name):
+        self._name = name
+
+    def __repr__(self):
+        return f"pydist.{self._name}"
+
+    def __reduce__(self):
+        return self._name
+
+
+strided, sparse_coo = layout("strided"), layout("sparse_coo")
