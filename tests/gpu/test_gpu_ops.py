@@ -1,6 +1,6 @@
 """CUDA against the CPU: every op's samples (op_samples.py), forward and gradients; and that what has no kernel yet says so.
 
-Needs a device: a GPU (tests/gpu/run.sh), or the emulator (test_cuda.py runs these files on it)."""
+Needs a device: a GPU (tests/gpu/run.sh), or the emulator (tests/emulator/build.py; .ci/run runs these files on it)."""
 
 import numpy as np
 import pytest

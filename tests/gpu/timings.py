@@ -1,0 +1,66 @@
+"""Bandwidth of the kernels that memory bounds, and of products, by events: the best of several runs. With torch beside it where it
+is installed. `python tests/gpu/timings.py [millions of elements]`."""
+
+import sys
+
+import pydist
+
+try:
+    import torch
+except ImportError:
+    torch = None
+
+
+def seconds(lib, call, repeat=10):
+    call()
+    best = float("inf")
+    for _ in range(repeat):
+        start, end = lib.cuda.Event(enable_timing=True), lib.cuda.Event(enable_timing=True)
+        start.record()
+        call()
+        end.record()
+        end.synchronize()
+        best = min(best, start.elapsed_time(end) / 1e3)
+    return best
+
+
+def cases(lib, n):
+    """(name, bytes moved, floating operations, call)"""
+    rows = max(n // 1024, 1)
+    x, g = (lib.ones(rows, 1024, device="cuda") for _ in range(2))
+    half, weight = x.to(lib.bfloat16), lib.ones(1024, device="cuda")
+    size = rows * 1024
+    yield "copy float32", 8 * size, 0, x.clone
+    yield "add float32", 12 * size, 0, lambda: x + g
+    yield "gelu bfloat16", 4 * size, 0, lambda: lib.nn.functional.gelu(half)
+    yield "to bfloat16", 6 * size, 0, lambda: x.to(lib.bfloat16)
+    yield "transposed copy", 8 * size, 0, lambda: x.t().contiguous()
+    yield "sum of rows", 4 * size, 0, lambda: x.sum(1)
+    yield "sum of columns", 4 * size, 0, lambda: x.sum(0)
+    yield "softmax", 8 * size, 0, lambda: x.softmax(1)
+    yield "layer_norm", 8 * size, 0, lambda: lib.nn.functional.layer_norm(x, (1024,), weight, weight)
+    p = lib.nn.Parameter(lib.ones(size, device="cuda"))
+    p.grad = lib.ones(size, device="cuda")
+    yield "AdamW", 28 * size, 0, lib.optim.AdamW([p], **({"fused": True} if lib is torch else {})).step
+    for m in (1024, 4096):
+        for dtype in (lib.float32, lib.bfloat16):
+            a = lib.ones(m, m, device="cuda").to(dtype)
+            yield f"matmul {m} {str(dtype).split('.')[-1]}", 0, 2 * m**3, lambda a=a: a @ a
+
+
+def measured(lib, n):
+    for name, moved, flops, call in cases(lib, n):
+        took = seconds(lib, call)
+        yield name, f"{moved / took / 1e9:8.0f} GB/s" if moved else f"{flops / took / 1e12:8.1f} TFLOP/s"
+
+
+def main():
+    n = int(float(sys.argv[1]) * 1e6) if len(sys.argv) > 1 else 64_000_000
+    print(pydist.cuda.get_device_name(), pydist._C.cuda_built())
+    theirs = dict(measured(torch, n)) if torch and torch.cuda.is_available() else {}
+    for name, value in measured(pydist, n):
+        print(f"{name:22} pydist {value}   torch {theirs.get(name, '-')}")
+
+
+if __name__ == "__main__":
+    main()
