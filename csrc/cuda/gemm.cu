@@ -45,7 +45,7 @@ template <class E, class O> static __global__ void gemm_kernel(const E *a, const
             if (r >= p.M || q >= p.N) continue;
             T v = (T)(sum[i][j] + (bias ? widen(bias[q]) : (T)0));
             if (p.adds) v = (T)(v + (T)widen(c[r * p.c_row + q]));
-            c[r * p.c_row + q] = narrow<O>((wide<O>)(p.relu && v < 0 ? (T)0 : v));
+            c[r * p.c_row + q] = narrow<O>((wide<O>)(p.relu && !(v > 0) && v == v ? (T)0 : v));
         }
 }
 
