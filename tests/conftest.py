@@ -88,7 +88,7 @@ def nothing_leaks(request):
 def modules():
     """All modules of the package."""
     found = pkgutil.walk_packages(pydist.__path__, "pydist.")
-    return [name for _, name, _ in found if name not in ("pydist._C", "pydist._mpi")]
+    return [name for _, name, _ in found if name not in ("pydist._C", "pydist._mpi", "pydist._cuda")]
 
 
 def doctests():
