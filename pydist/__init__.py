@@ -34,9 +34,9 @@ __version__ = "0.1.0"
 newaxis = None
 
 _SUBMODULES = frozenset(
-    "_dynamo _inductor accelerator amp autograd backends compat compiler cpu cuda distributed distributions hub jit linalg models mps "
-    "multiprocessing nn onnx optim profiler random safetensors serialization sparse special testing utils version vision "
-    "xpu".split()
+    "_dynamo _inductor accelerator amp autograd backends compat compiler cpu cuda distributed distributions hub jit "
+    "linalg models mps multiprocessing nn onnx optim profiler random safetensors serialization sparse special "
+    "testing utils version vision xpu".split()
 )
 _FROM = {  # name -> the submodule that it comes from, opened at first use
     "compile": "compiler",
@@ -53,7 +53,8 @@ _FROM = {  # name -> the submodule that it comes from, opened at first use
         "_settings",
     ),
     **dict.fromkeys(
-        "full_like rand_like randn_like randint_like linspace logspace eye numel is_inference is_nonzero".split(), "_make"
+        "full_like rand_like randn_like randint_like linspace logspace eye numel is_inference is_nonzero".split(),
+        "_make",
     ),
     **dict.fromkeys("layout sparse_coo strided".split(), "_layout"),
     "autocast": "amp.autocast_mode",

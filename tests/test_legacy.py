@@ -135,3 +135,23 @@ def test_logspace(torch):
     for args in ((0, 2, 5), (-1, 1, 4, 2.0), (1, 1, 1), (0, 1, 0)):
         pydist.testing.assert_close(pydist.logspace(*args), pydist.from_numpy(torch.logspace(*args).numpy()))
     assert pydist.logspace(0, 3, 4, base=2, dtype=pydist.int64).tolist() == [1, 2, 4, 8]
+
+
+@pytest.mark.parametrize("mode", [None, "floor", "trunc"])
+def test_division_with_rounding(torch, mode):
+    def results(lib):
+        found = []
+        for dtype in (lib.float32, lib.int64):
+            x, y = (lib.as_tensor(v).to(dtype) for v in ([7.0, -7.0, 6.0, -5.0], [2.0, 2.0, -4.0, -5.0]))
+            quotients = [lib.div(x, y, rounding_mode=mode), x.div(2, rounding_mode=mode)]
+            quotients += [x.divide(-2, rounding_mode=mode), lib.divide(x, 1.5, rounding_mode=mode)]
+            quotients.append(x.float().div_(y, rounding_mode=mode))
+            found += [(str(q.dtype).split(".")[1], q.tolist()) for q in quotients]
+        return found
+
+    assert results(pydist) == results(torch)
+
+
+def test_division_with_wrong_rounding():
+    with pytest.raises(RuntimeError, match="rounding_mode is 'up'"):
+        pydist.ones(1).div(2, rounding_mode="up")

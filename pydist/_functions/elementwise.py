@@ -123,3 +123,31 @@ for _pair in (
     "less_equal=le not_equal=ne fix=trunc arcsin=asin arccos=acos arctan=atan arcsinh=asinh arccosh=acosh arctanh=atanh arctan2=atan2"
 ).split():
     _alias(*_pair.split("="))
+
+
+def _quotient(input, other, mode):
+    if mode == "floor":
+        return _C.floor_divide(input, other)
+    if mode != "trunc":
+        raise RuntimeError(f"div: rounding_mode is {mode!r} (expected None, 'trunc' or 'floor')")
+    if _C.result_type(input, other).is_floating_point:
+        return _C.trunc(_C.div(input, other))
+    sign = other.sign() if isinstance(other, Tensor) else (other > 0) - (other < 0)
+    return input.sign() * sign * _C.floor_divide(input.abs(), abs(other))
+
+
+def _with_rounding(divide, in_place):
+    def div(input, other, *, rounding_mode=None, **out):
+        if rounding_mode is None:
+            return divide(input, other, **out)
+        result = _quotient(input, other, rounding_mode)
+        to = input if in_place else out.get("out")
+        return result if to is None else to.copy_(result)
+
+    div.__name__ = div.__qualname__ = "div_" if in_place else "div"
+    div.__doc__ = """input / other; rounding_mode "floor" rounds down, "trunc" towards 0, in the dtype of both."""
+    return div
+
+
+NAMES["div"] = NAMES["divide"] = Tensor.div = Tensor.divide = _with_rounding(_C.div, False)
+Tensor.div_ = Tensor.divide_ = _with_rounding(Tensor.div_, True)
