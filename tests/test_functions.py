@@ -100,6 +100,13 @@ def run(home, place, name, args, lib=None):
     return out, grads
 
 
+def test_median_of_rows_with_nan():
+    x = np.array([[1.0, np.nan, 3.0], [4.0, 6.0, 5.0]])
+    for dim in (0, 1):
+        for name in ("median", "nanmedian"):
+            same(*(getattr(lib.tensor(x), name)(dim).values if lib is torch else getattr(lib.tensor(x), name)(dim)[0] for lib in (pydist, torch)))
+
+
 def same(got, want):
     assert tuple(got.shape) == tuple(want.shape) and str(got.dtype).split(".")[-1] == str(want.dtype).split(".")[-1]
     np.testing.assert_allclose(got.detach().numpy(), want.detach().numpy(), rtol=1e-12, atol=1e-13)

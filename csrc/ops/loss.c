@@ -147,6 +147,7 @@ static pd_status check_inputs(const pd_call *c) {
     if (!fits)
         return pd_fail(PD_E_SHAPE, "%s: input has shape %s, target %s (expected [N, C, ...] and [N, ...])", op, pd_tensor_shape(x), pd_tensor_shape(target));
     int64_t C = x->size[x->ndim > 1];
+    if (!C && target->numel) return pd_fail(PD_E_INDEX, "%s: input %s has no classes", op, pd_tensor_shape(x));
     if (weight && (weight->ndim != 1 || weight->size[0] != C || weight->dtype != x->dtype))
         return pd_fail(PD_E_SHAPE, "%s: weight is %s of shape %s (expected %s of shape [%" PRId64 "])", op, pd_dtype_name((pd_dtype)weight->dtype),
                        pd_tensor_shape(weight), pd_dtype_name((pd_dtype)x->dtype), C);

@@ -62,7 +62,6 @@ def take_along_dim(input, indices, dim=None):
     if input.dim() != indices.dim():
         shapes = f"{tuple(input.shape)}, {tuple(indices.shape)}"
         raise RuntimeError(f"take_along_dim: shapes {shapes} (expected as many dimensions)")
-    indices = _C.where(indices < 0, indices + input.shape[dim], indices) if input.dim() else indices
     others = [[*t.shape[:dim], 1, *t.shape[dim:][1:]] for t in (input, indices)]
     shape = broadcast_shape("take_along_dim", others)
     both = [[*shape[:dim], t.shape[dim], *shape[dim:][1:]] for t in (input, indices)]

@@ -60,6 +60,8 @@ def mv(input, vec):
 def dot(input, tensor):
     """The sum of products of two vectors."""
     _want("dot", input, 1), _want("dot", tensor, 1)
+    if input.shape != tensor.shape:
+        raise RuntimeError(f"dot: shapes {tuple(input.shape)} and {tuple(tensor.shape)} (expected the same)")
     return _C.matmul(input, tensor) if input.is_floating_point() else (input * tensor).sum()
 
 
@@ -153,6 +155,11 @@ def tensordot(a, b, dims=2):
         dims = (range(a.dim() - dims, a.dim()), range(dims))
     dims = [list(ds) if isinstance(ds, range) else as_tuple(ds) for ds in dims]
     da, db = ([axis_of("tensordot", d, t.dim()) for d in ds] for ds, t in zip(dims, (a, b)))
+    for i, j in zip(da, db):  # one element against several: their sum
+        if a.shape[i] == 1 != b.shape[j]:
+            b = b.sum(j, keepdim=True)
+        elif b.shape[j] == 1 != a.shape[i]:
+            a = a.sum(i, keepdim=True)
     if len(da) != len(db) or any(a.shape[i] != b.shape[j] for i, j in zip(da, db)):
         got = f"dims {da} of {tuple(a.shape)} and {db} of {tuple(b.shape)}"
         raise RuntimeError(f"tensordot: {got} (expected equal sizes)")
@@ -225,6 +232,8 @@ def einsum(equation, *operands):
         while len({*letters}) < len(letters):  # a repeated subscript is a diagonal
             c = next(c for c in letters if letters.count(c) > 1)
             i, j = letters.index(c), letters.rindex(c)
+            if operands[k].shape[i] != operands[k].shape[j]:
+                raise RuntimeError(f"einsum: {c!r} stands twice in {parts[k]!r}, for shape {tuple(operands[k].shape)}")
             operands[k] = diagonal(operands[k], 0, i, j)
             letters = "".join(x for n, x in enumerate(letters) if n not in (i, j)) + c
         parts[k] = letters

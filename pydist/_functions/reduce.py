@@ -41,7 +41,7 @@ def _root(square):
 @both
 def std(input, dim=None, unbiased=None, keepdim=False, *, correction=None):
     """The square root of var."""
-    return var(input, dim, unbiased, keepdim, correction=correction).sqrt()
+    return _root(var(input, dim, unbiased, keepdim, correction=correction))
 
 
 @both
@@ -80,8 +80,14 @@ def norm(input, p="fro", dim=None, keepdim=False, dtype=None):
     if math.isinf(p):
         return size.amax(dim, keepdim=keepdim) if p > 0 else size.amin(dim, keepdim=keepdim)
     if p == 0:
-        return (input != 0).to(input.dtype).sum(dim, keepdim=keepdim)
-    total = (size**p).sum(dim, keepdim=keepdim)
+        nonzero = input != 0
+        return masked_fill(masked_fill(input, nonzero, 1.0), ~nonzero, 0.0).sum(dim, keepdim=keepdim)  # its gradient is 0
+    if 0 < p < 1:  # the power has no gradient at 0
+        zero = size == 0
+        powers = masked_fill(masked_fill(size, zero, 1.0) ** p, zero, 0.0)
+    else:
+        powers = size**p
+    total = powers.sum(dim, keepdim=keepdim)
     zero = total == 0  # where the root has no gradient
     return masked_fill(masked_fill(total, zero, 1.0) ** (1.0 / p), zero, 0.0 if p > 0 else math.inf)
 

@@ -110,7 +110,7 @@ def scatter_reduce(input, dim, index, src, reduce, *, include_self=True):
     if reduce == "sum":
         return total
     count = (hits + 1 if include_self else hits).clamp(1)
-    return total / count if input.is_floating_point() else _C.floor_divide(total, count)
+    return (total / count if input.is_floating_point() else _C.floor_divide(total, count)).to(input.dtype)
 
 
 def _products_along(start, dim, index, src):
@@ -135,6 +135,9 @@ def scatter_reduce_(self, dim, index, src, reduce, *, include_self=True):
 def index_reduce(input, dim, index, source, reduce, *, include_self=True):
     """scatter_reduce of whole slices: those of source with index[i] along dim are reduced to one."""
     dim, index = _along("index_reduce", input, dim, index)
+    if input.dim() == 0:
+        row = index_reduce(input.reshape(1), 0, index, source.reshape(1), reduce, include_self=include_self)
+        return row.reshape(())
     wide = index.reshape([-1 if d == dim else 1 for d in range(max(input.dim(), 1))]).expand(source.shape)
     return scatter_reduce(input, dim, wide, source, reduce, include_self=include_self)
 

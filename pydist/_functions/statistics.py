@@ -202,7 +202,7 @@ def _strips(name, y, x, dx, dim):
 def trapezoid(y, x=None, *, dx=1, dim=-1):
     """The integral of y along dim by the trapezoidal rule, at the places x or dx apart."""
     strips, along = _strips("trapezoid", y, x, dx, dim)
-    return strips.sum(along)
+    return strips.sum(along) if y.shape[along] else _C.zeros(strips.sum(along).shape, dtype=y.dtype)
 
 
 @function
@@ -254,6 +254,7 @@ def cov(input, *, correction=1, fweights=None, aweights=None):
         less = count - correction
     else:
         less = count - correction * (w * aweights).sum() / count
+    less = less.clamp(0) if isinstance(less, Tensor) else max(less, 0)
     c = (away if w is None else away * w) @ away.T / less
     return c.reshape(()) if c.numel() == 1 else c
 

@@ -40,14 +40,14 @@ def cosine_embedding_loss(input1, input2, target, margin=0, size_average=None, r
     eps = 1e-12
     products = (input1 * input2).sum(-1)
     cosine = products / (((input1 * input1).sum(-1) + eps) * ((input2 * input2).sum(-1) + eps)).sqrt()
-    each = _C.where(target == 1, 1 - cosine, _C.where(target == -1, _C.relu(cosine - margin), 0.0))
+    each = _C.where(target == 1, 1 - cosine, _C.where(target == -1, (cosine - margin).clamp(0), 0.0))
     return reduced(each, reduction_of(size_average, reduce, reduction))
 
 
 @in_float32
 def hinge_embedding_loss(input, target, margin=1.0, size_average=None, reduce=None, reduction="mean"):
     """input where target is 1, max(margin - input, 0) where it is -1."""
-    each = _C.where(target == -1, _C.relu(margin - input), 0.0) + _C.where(target == 1, input, 0.0)
+    each = _C.where(target == -1, (margin - input).clamp(0), 0.0) + _C.where(target == 1, input, 0.0)
     return reduced(each, reduction_of(size_average, reduce, reduction))
 
 
@@ -57,7 +57,7 @@ def margin_ranking_loss(input1, input2, target, margin=0, size_average=None, red
     if not input1.dim() == input2.dim() == target.dim():
         shapes = ", ".join(str(tuple(t.shape)) for t in (input1, input2, target))
         raise RuntimeError(f"margin_ranking_loss: shapes {shapes} (expected as many dimensions)")
-    each = _C.relu(-target * (input1 - input2) + margin)
+    each = (-target * (input1 - input2) + margin).clamp(0)
     return reduced(each, reduction_of(size_average, reduce, reduction))
 
 
@@ -88,7 +88,7 @@ def triplet_margin_with_distance_loss(
     near, far = distance(anchor, positive), distance(anchor, negative)
     if swap:
         far = _C.minimum(far, distance(positive, negative))
-    return reduced(_C.relu(near - far + margin), reduction)
+    return reduced((near - far + margin).clamp(0), reduction)
 
 
 @in_float32

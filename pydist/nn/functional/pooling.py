@@ -113,6 +113,8 @@ def avg_pool3d(
     """The mean of each window of input[N, C, D, H, W] or [C, D, H, W]; see nn.AvgPool3d."""
     k, p = sizes_of("kernel_size", kernel_size, 3), sizes_of("padding", padding, 3)
     s = k if stride is None else sizes_of("stride", stride, 3)
+    if any(n < size for n, size in zip(input.shape[-3:], k)):
+        raise _C.ShapeError(f"avg_pool3d: a window of {k} does not fit into the input {tuple(input.shape)}")
     by = None if divisor_override is None else 1
     means = _planes_then_depth(
         input,
