@@ -386,6 +386,7 @@ flip: x dims
 bitwise_not logical_not isfinite isinf isnan isneginf isposinf isreal signbit sgn sinc deg2rad rad2deg erfc exp2 frac fix positive negative absolute i0 angle: x
 arccos arccosh arcsin arcsinh arctan arctanh F.relu6 F.selu F.softsign F.tanhshrink nan_to_num aminmax trace ravel real: x
 digamma lgamma: positive_x
+unique: plain sorted=yes return_inverse=bool return_counts=bool dim=dim
 nonzero argwhere unique unique_consecutive count_nonzero msort t fliplr flipud is_floating_point numel: x
 rsub true_divide multiply subtract divide copysign fmax fmin gcd lcm hypot heaviside xlogy float_power logaddexp2 greater less_equal not_equal arctan2: x y
 nextafter: wide twin

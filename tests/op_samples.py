@@ -129,10 +129,11 @@ SPECIAL = {
 def _resample_by_torch(torch, x, dim, size, mode="linear", align_corners=False, scale=0):
     rows = x.movedim(dim, -1)
     flat = rows.reshape(-1, 1, 1, rows.shape[-1])
+    mode, smooth = mode.removesuffix("_aa"), mode.endswith("_aa")
     way = {"linear": "bilinear", "cubic": "bicubic", "exact": "nearest-exact"}.get(mode, mode)
     align = {} if "nearest" in way else {"align_corners": align_corners}
     size = {"scale_factor": (1.0, 1 / scale), "recompute_scale_factor": False} if scale else {"size": (1, size)}
-    out = torch.nn.functional.interpolate(flat, mode=way, **size, **align)
+    out = torch.nn.functional.interpolate(flat, mode=way, antialias=smooth, **size, **align)
     return out.reshape(*rows.shape[:-1], -1).movedim(-1, dim)
 
 
@@ -258,7 +259,12 @@ def _resample(x, dim, size, mode="linear", align_corners=False, scale=0, transpo
     scale = (n - 1) / max(m - 1, 1) if align_corners else scale or n / m
     half = 0 if mode == "nearest" or align_corners else 0.5
     matrix = np.zeros((m, n))
-    for j in range(m):
+    if mode.endswith("_aa"):
+        d = np.abs(np.arange(n) + 0.5 - (np.arange(m)[:, None] + 0.5) * scale) / max(scale, 1)
+        cubic = np.where(d < 1, 1.5 * d**3 - 2.5 * d**2 + 1, np.where(d < 2, -0.5 * d**3 + 2.5 * d**2 - 4 * d + 2, 0))
+        matrix = np.maximum(1 - d, 0) if mode == "linear_aa" else cubic
+        matrix /= matrix.sum(1, keepdims=True)
+    for j in range(0 if mode.endswith("_aa") else m):
         at = (j + half) * scale - (half if mode in ("linear", "cubic") else 0)
         at = max(at, 0) if mode == "linear" else at
         for i in range(math.floor(at) - 1, math.floor(at) + 3):
@@ -738,8 +744,8 @@ SAMPLES = {
         + [S(T((2, 16, 9, 9)), T((16, 8, 4, 4)), T((8,)), 2, 1, linear=True, grad=False, dtypes="float")],
     "constant_pad_nd": [S(x34, (1, 2)), S(x234, (1, 0, 0, 2), 1.5), S(t34, (-1, 2, 1, -1)), S(T((2, 3), layout="S"), (0, 0, -1, -1), 3), S(T((0, 3)), (1, 1, 2, 0), 2), S(I((3,)), (2, 1), 7),
                         S(T((2, 3, 4, 4), layout="N"), (1, 1, 1, 1)), S(x34, ()), S(T((33, 70)), (5, 3, 1, 0), -1, grad=False)],
-    "resample": [S(T(shape), dim, size, mode, align, dtypes="wide", c=200) for mode, aligns in (("nearest", [False]), ("exact", [False]), ("linear", [False, True]), ("cubic", [False, True]))
-                 for align in aligns for shape, dim, size in (((2, 4), 1, 7), ((5, 2), 0, 3), ((2, 3, 2), 1, 6), ((1, 3), 1, 1))]
+    "resample": [S(T(shape), dim, size, mode, align, dtypes="wide", c=200) for mode, aligns in (("nearest", [False]), ("exact", [False]), ("linear", [False, True]), ("cubic", [False, True]), ("linear_aa", [False]), ("cubic_aa", [False]))
+                 for align in aligns for shape, dim, size in (((2, 4), 1, 7), ((5, 2), 0, 3), ((1, 9), 1, 2), ((2, 3, 2), 1, 6), ((1, 3), 1, 1))]
         + [S(T((2, 5)), 1, 8, "linear", False, 1 / 1.7, dtypes="wide", c=200), S(T((2, 5)), 1, 8, "nearest", False, 1 / 1.7, dtypes="wide"), S(t34, -1, 6, dtypes="wide", c=200),
            S(T((2, 7), grad=False), 1, 4, "linear", True, 0, True, dtypes="wide", c=200), S(T((9, 33, 20)), 1, 70, "cubic", grad=False, dtypes="wide", c=200)],
     "pad_around": [S(T(shape, layout=layout), pad, mode, dtypes="float") for mode in ("reflect", "replicate", "circular") for shape, pad, layout in (

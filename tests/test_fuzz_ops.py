@@ -26,7 +26,7 @@ RAISES = (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError, 
 # torch has no kernel for the dtype, or no such gradient: pydist may have one.
 LACKS = re.compile(
     r"not (yet )?implemented|not (yet |currently )?support|unsupported|does(n't| not) support|no longer supported|"
-    r"not differentiable|view size is not compatible|invalid gradient|INTERNAL ASSERT", re.I)  # fmt: skip
+    r"not differentiable|view size is not compatible|invalid gradient|does not have a device|INTERNAL ASSERT", re.I)  # fmt: skip
 # It wants a tensor where pydist takes a number too, and the same dtype where pydist promotes.
 NARROW = re.compile(
     r"Expected a long tensor|must be (Tensor|tuple of ints), not|positional argument|dtype|did not match|scalar type|"

@@ -17,6 +17,7 @@
 #define IFPOS(c, p) pd_x_if(v, PD_OP_gt, c, pd_const(0), p)
 #define IFGT(p, q, w) pd_x_if(v, PD_OP_gt, p, q, w)
 #define IFEQ(p, q, w) pd_x_if(v, PD_OP_eq, p, q, w)
+#define UNLESS0(p, a) ((p).t ? pd_x_if(v, PD_OP_ne, p, pd_const(0), a) : (p).c != 0 ? (a) : MULC(g, 0))
 #define WHEREGT(p, q, a, b) pd_x_where(v, PD_OP_gt, p, q, a, b)
 #define POW(p, q) pd_x2(v, PD_OP_pow, p, q)
 #define SIGN(p) pd_x1(v, PD_OP_sign, p)

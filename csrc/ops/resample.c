@@ -5,10 +5,20 @@
 
 #include "ops/block.h"
 
-enum { NEAREST, EXACT, LINEAR, CUBIC };
+enum { NEAREST, EXACT, LINEAR, CUBIC, LINEAR_AA, CUBIC_AA };
 typedef struct { int64_t dim, size, mode, align; double scale; int64_t transposed; } resample_attrs;
 
-static int taps_of(int64_t mode) { return mode == CUBIC ? 4 : mode == LINEAR ? 2 : 1; }
+static double scale_of(const resample_attrs *a, int64_t from, int64_t to) {
+    return a->align ? to > 1 ? (double)(from - 1) / (double)(to - 1) : 0 : a->scale > 0 ? a->scale : (double)from / (double)to;
+}
+
+/* Antialiased: how far a result reaches, as wide as a filter over results where they are fewer than inputs. */
+static double reach_of(const resample_attrs *a, double scale) { return (a->mode == CUBIC_AA ? 2 : 1) * (scale > 1 ? scale : 1); }
+
+static int64_t taps_of(const resample_attrs *a, int64_t from, int64_t to) {
+    if (a->mode < LINEAR_AA) return a->mode == CUBIC ? 4 : a->mode == LINEAR ? 2 : 1;
+    return 2 * (int64_t)ceil(reach_of(a, scale_of(a, from, to))) + 2;
+}
 
 /* Along dim: from elements become `to`; transposed, the other way. */
 static pd_status sizes(const pd_call *c, int *dim, pd_resample *s) {
@@ -18,8 +28,10 @@ static pd_status sizes(const pd_call *c, int *dim, pd_resample *s) {
     PD_TRY(pd_shape_dim("resample", a->dim, x->ndim, dim));
     if (a->size < 1 || x->ndim == 0 || x->size[*dim] < 1)
         return pd_fail(PD_E_SHAPE, "resample: input %s to size %" PRId64 " (expected sizes above 0)", pd_tensor_shape(x), a->size);
-    *s = (pd_resample){.t = x->dtype == PD_F64 ? PD_F64 : PD_F32, .outer = 1, .inner = 1, .from = x->size[*dim], .to = a->size, .taps = taps_of(a->mode), .transposed = a->transposed};
+    *s = (pd_resample){.t = x->dtype == PD_F64 ? PD_F64 : PD_F32, .outer = 1, .inner = 1, .from = x->size[*dim], .to = a->size, .transposed = a->transposed};
     if (a->transposed) s->from = a->size, s->to = x->size[*dim];
+    s->taps = taps_of(a, s->from, s->to);
+    if (s->taps > INT32_MAX) return pd_fail(PD_E_VALUE, "resample: scale %g is too large", a->scale);
     for (int d = 0; d < x->ndim; d++)
         if (d != *dim) *(d < *dim ? &s->outer : &s->inner) *= x->size[d];
     return PD_OK;
@@ -54,11 +66,34 @@ static void cubic(double t, double w[4]) {
     }
 }
 
+/* Weights of the inputs that a result reaches, by Pillow's filters (cubic: -0.5); their sum is 1. */
+static void fill_smooth(const resample_attrs *a, const pd_resample *s, double scale, int64_t *index, double *weight) {
+    double reach = reach_of(a, scale), wide = scale > 1 ? scale : 1;
+    for (int64_t j = 0; j < s->to; j++, index += s->taps, weight += s->taps) {
+        double centre = ((double)j + 0.5) * scale, sum = 0;
+        int64_t first = (int64_t)(centre - reach + 0.5), end = (int64_t)(centre + reach + 0.5);
+        first = first < 0 ? 0 : first;
+        end = end > s->from ? s->from : end;
+        for (int64_t k = 0; k < s->taps; k++) {
+            double d = fabs(((double)(first + k) - centre + 0.5) / wide), w = 0;
+            if (first + k < end && a->mode == LINEAR_AA) w = d < 1 ? 1 - d : 0;
+            else if (first + k < end) w = d < 1 ? (1.5 * d - 2.5) * d * d + 1 : d < 2 ? ((-0.5 * d + 2.5) * d - 4) * d + 2 : 0;
+            index[k] = first + k < s->from ? first + k : s->from - 1;
+            sum += weight[k] = w;
+        }
+        for (int64_t k = 0; k < s->taps; k++) weight[k] /= sum;
+    }
+}
+
 /* Which inputs make result j. Places of float tensors are computed in float, as in PyTorch: floor() must agree. */
 static void fill_tables(const resample_attrs *a, const pd_resample *s, int64_t *index, double *weight) {
     bool single = s->t == PD_F32;
-    double scale = a->align ? s->to > 1 ? (double)(s->from - 1) / (double)(s->to - 1) : 0 : a->scale > 0 ? a->scale : (double)s->from / (double)s->to;
+    double scale = scale_of(a, s->from, s->to);
     if (single) scale = (float)scale;
+    if (a->mode >= LINEAR_AA) {
+        fill_smooth(a, s, scale, index, weight);
+        return;
+    }
     for (int64_t j = 0; j < s->to; j++, index += s->taps, weight += s->taps) {
         double half = a->mode == NEAREST || a->align ? 0 : 0.5, at = ((double)j + half) * scale;
         if (a->mode >= LINEAR) at -= half;
@@ -109,8 +144,8 @@ static void vjp(pd_vjp *v) {
 }
 
 const pd_op pd_op_resample = {
-    .sig = "resample(Tensor input, int dim, int size, enum(nearest|exact|linear|cubic) mode=linear, bool align_corners=False, float scale=0, bool transposed=False)",
-    .doc = "input resized to `size` along dim, as interpolate does; scale: source elements a result (0: the quotient of the sizes); transposed: the gradient of that.",
+    .sig = "resample(Tensor input, int dim, int size, enum(nearest|exact|linear|cubic|linear_aa|cubic_aa) mode=linear, bool align_corners=False, float scale=0, bool transposed=False)",
+    .doc = "input resized to `size` along dim, as interpolate does; scale: source elements a result (0: the quotient of the sizes); _aa: antialiased; transposed: the gradient of that.",
     .flags = PD_NN | PD_NO_BROADCAST_GRAD | PD_CONTIGUOUS, .attrs = sizeof(resample_attrs), .infer = infer, .kernel = kernel, .scratch = scratch, .work = work,
     .vjp = vjp,
 };

@@ -17,7 +17,8 @@ def hypot(input, other):
     a, b = input.abs(), other.abs()
     top = _C.maximum(a, b).detach()
     top = masked_fill(top, (top == 0) | isinf(top), 1.0)
-    return ((a / top) ** 2 + (b / top) ** 2).sqrt() * top
+    size = ((a / top) ** 2 + (b / top) ** 2).sqrt() * top
+    return masked_fill(size, isinf(a) | isinf(b), math.inf)
 
 
 @both

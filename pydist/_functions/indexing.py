@@ -236,12 +236,32 @@ def bincount(input, weights=None, minlength=0):
     return _C.zeros(size, dtype=weights.dtype).index_put_([input.long()], weights, True)
 
 
+def _unique_slices(input, dim, return_inverse, return_counts):
+    along = axis_of("unique", dim, input.dim())
+    slices = input.reshape(1) if input.dim() == 0 else input.movedim(along, 0)
+    rows = slices.reshape(slices.shape[0], -1) if slices.numel() else slices.new_zeros(slices.shape[0], 1)
+    order = _C.arange(rows.shape[0])
+    for k in range(rows.shape[1] - 1, -1, -1):  # the first element decides, so it is sorted by last
+        order = order[rows[order, k].argsort(stable=True)]
+    rows, n = rows[order], rows.shape[0]
+    first = _C.ones(n, dtype=_C.bool)
+    if n > 1:
+        first[1:] = (rows[1:] != rows[:-1]).any(1)
+    result = [slices[order[first]].movedim(0, along) if input.dim() else slices]
+    if return_inverse:
+        result.append(_C.index_put(_C.zeros(n, dtype=_C.int64), [order], first.cumsum(0) - 1))
+    if return_counts:
+        starts = _C.cat([_C.arange(n)[first], _C.tensor([n], dtype=_C.int64)])
+        result.append(starts[1:] - starts[:-1])
+    return result[0] if len(result) == 1 else tuple(result)
+
+
 @both
 def unique(input, sorted=True, return_inverse=False, return_counts=False, dim=None):
-    """The different elements in ascending order; where asked for, which of them each element is, and how often each
-    stands."""
+    """The different elements (slices of dim) in ascending order; where asked for, which of them each element is, and how
+    often each stands."""
     if dim is not None:
-        raise NotImplementedError("unique: dim is not supported")
+        return _unique_slices(input, dim, return_inverse, return_counts)
     values, order = input.reshape(-1).sort(stable=True)
     first = _C.ones(values.numel(), dtype=_C.bool)
     if values.numel() > 1:

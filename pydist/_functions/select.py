@@ -136,6 +136,8 @@ def index_reduce(input, dim, index, source, reduce, *, include_self=True):
     """scatter_reduce of whole slices: those of source with index[i] along dim are reduced to one."""
     dim, index = _along("index_reduce", input, dim, index)
     if input.dim() == 0:
+        if index.numel() != 1:
+            raise _C.PositionError(f"index_reduce: {index.numel()} indices for a 0-d tensor (expected 1)")
         row = index_reduce(input.reshape(1), 0, index, source.reshape(1), reduce, include_self=include_self)
         return row.reshape(())
     wide = index.reshape([-1 if d == dim else 1 for d in range(max(input.dim(), 1))]).expand(source.shape)

@@ -18,6 +18,7 @@
 #define IFPOS(c, p) ((c) > 0 ? (p) : 0)
 #define IFGT(p, q, v) ((p) > (q) ? (v) : 0)
 #define IFEQ(p, q, v) ((p) == (q) ? (v) : 0)
+#define UNLESS0(p, v) ((p) != 0 ? (v) : 0)
 #define WHEREGT(p, q, v, w) ((p) > (q) ? (v) : (w))
 #define POW(p, q) V_POW(p, q)
 #define LOGOR0(p) ((p) > 0 ? V_LOG(p) : 0)

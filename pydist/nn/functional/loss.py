@@ -129,6 +129,8 @@ def l1_loss(input, target, size_average=None, reduce=None, reduction="mean", wei
     """|input - target|: each, their mean or sum."""
     reduction = reduction_of(size_average, reduce, reduction)
     _pairwise("l1_loss", input, target)
+    if not (input.is_floating_point() or target.is_floating_point()):
+        return reduced((input - target).abs(), reduction)
     if weight is not None:
         return _weighted(_C.l1_loss(input, target, "none"), weight, reduction)
     return _C.l1_loss(input, target, reduction)

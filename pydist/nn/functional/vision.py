@@ -50,7 +50,7 @@ def interpolate(
     mode "nearest", "nearest-exact", "area" for all, "linear", "bilinear", "bicubic", "trilinear" for 1, 2, 2, 3 of
     them. align_corners: the centres of the corner elements stay where they are, instead of the corners themselves.
     Raises ValueError where size and scale_factor are both given or missing, or do not fit; NotImplementedError for a
-    mode that is not for so many dimensions, and for antialias.
+    mode that is not for so many dimensions. antialias (bilinear, bicubic): where it becomes smaller, filtered as by Pillow.
 
     >>> import pydist
     >>> pydist.nn.functional.interpolate(pydist.tensor([[[1.0, 2.0]]]), scale_factor=2).tolist()
@@ -64,8 +64,8 @@ def interpolate(
         align_corners = False
     sizes, scales = _target(input, size, scale_factor, recompute_scale_factor)
     dims = len(sizes)
-    if antialias:
-        raise NotImplementedError("interpolate: antialias is not supported")
+    if antialias and not (mode in ("bilinear", "bicubic") and input.dim() == 4):
+        raise ValueError("interpolate: antialias is for bilinear and bicubic modes and [N, C, H, W] alone")
     if (
         dims not in (1, 2, 3)
         or _AXES.get(mode, dims) != dims
@@ -83,7 +83,8 @@ def interpolate(
     for dim in range(input.dim() - 1, 1, -1):
         n, scale = sizes[dim - 2], scales[dim - 2]
         if n != out.shape[dim] or scale not in (0.0, 1.0) and not align_corners:
-            out = _C.resample(out, dim, n, _ENGINE.get(mode, "linear"), bool(align_corners), scale)
+            way = _ENGINE.get(mode, "linear") + ("_aa" if antialias else "")
+            out = _C.resample(out, dim, n, way, bool(align_corners), scale)
     if out is input:
         return input.clone()
     return out if out.dtype is input.dtype else (out if exact else out.round().clamp(0, 255)).to(input.dtype)
