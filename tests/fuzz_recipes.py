@@ -117,7 +117,7 @@ class Several(Arguments):
 
     def classes(self):
         """(scores [N, C, ...], target [N, ...], weight, ignore_index, reduction)."""
-        x = self.of_rank(2, 1, 3, 4, dtypes=FLOATS * 4 + ("int64",), kind="any")
+        x = self.filled(2, 1, 3, 4, dtypes=FLOATS * 4 + ("int64",))
         c = x.shape[min(1, len(x.shape) - 1)] if x.shape else 1
         shape = [x.shape[0], *x.shape[2:]] if len(x.shape) > 1 else []
         low, high = (0, max(c, 1)) if self.mostly() else (-1, c + 1)
