@@ -8,6 +8,7 @@ import sys
 import pytest
 
 import pydist
+from pydist import info
 
 ASK = """
 import time
@@ -56,4 +57,4 @@ def test_questions_have_answers_here():
         pydist.cuda.current_device()
     assert pydist.cuda.memory_allocated() == 0 and not pydist.cuda.is_initialized()
     assert not pydist.zeros(1).is_cuda and pydist.zeros(1).get_device() == -1
-    assert any(line.startswith("CUDA: ") for line in pydist.info.lines())
+    assert any(line.startswith("CUDA: ") for line in info.lines())

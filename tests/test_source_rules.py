@@ -104,6 +104,13 @@ def test_headers_begin_with_their_contract():
     assert not [str(path) for _, path, text in csrc(".h", ".def") if not re.match(r"/\*.{20,}?\*/", text, re.S)]
 
 
+def test_lines_fit():
+    """In C; tables (.def) and kernels for the GPU have rows that are easier to read as one line."""
+    long = [f"{path}:{n}" for _, path, text in csrc(".c", ".h", ".inc")
+            for n, line in enumerate(text.split("\n"), 1) if len(line) > 120]  # fmt: skip
+    assert not long, "over 120 columns (clang-format --lines=N:N wraps them by .clang-format)"
+
+
 def test_every_op_has_a_row():
     """A descriptor without a row in ops.def would be dead code."""
     table = {name for name, *_ in _C.op_table()}

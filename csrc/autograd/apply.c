@@ -30,7 +30,9 @@ pd_dtype pd_result_type(pd_tensor *const *in, int nin, const pd_scalar *const *s
         }
     for (int i = 0; i < nscalars; i++)
         if (scalars[i]->cat >= 0)
-            number = join(number, scalars[i]->cat == PD_CAT_BOOL ? PD_BOOL : scalars[i]->cat == PD_CAT_INT ? PD_I64 : pd_default_dtype);
+            number = join(number, scalars[i]->cat == PD_CAT_BOOL  ? PD_BOOL
+                                  : scalars[i]->cat == PD_CAT_INT ? PD_I64
+                                                                  : pd_default_dtype);
     return (pd_dtype)combine(dims, combine(zero, number));
 }
 
@@ -53,13 +55,16 @@ static pd_status compute_dtype(const pd_def *def, pd_tensor *const *in, int nin,
             if (in[i] && first < 0) first = i;
         for (int i = 0; i < nin; i++)
             if (in[i] && in[i]->dtype != in[first]->dtype)
-                return pd_fail(PD_E_DTYPE, "%s: tensors differ in dtype: input %d is %s, input %d is %s (expected one dtype)", def->name,
-                               first, pd_dtype_name((pd_dtype)in[first]->dtype), i, pd_dtype_name((pd_dtype)in[i]->dtype));
+                return pd_fail(PD_E_DTYPE,
+                               "%s: tensors differ in dtype: input %d is %s, input %d is %s (expected one dtype)",
+                               def->name, first, pd_dtype_name((pd_dtype)in[first]->dtype), i,
+                               pd_dtype_name((pd_dtype)in[i]->dtype));
         return PD_OK;
     }
     if (promote == PD_GIVEN) {
         for (int p = 0; p < def->nparams; p++)
-            if (def->params[p].type == PD_T_DTYPE) *out = (pd_dtype)*(const int64_t *)((const char *)attrs + def->params[p].attr);
+            if (def->params[p].type == PD_T_DTYPE)
+                *out = (pd_dtype) * (const int64_t *)((const char *)attrs + def->params[p].attr);
         return PD_OK;
     }
     for (int p = 0; p < def->nparams; p++)
@@ -71,7 +76,8 @@ static pd_status compute_dtype(const pd_def *def, pd_tensor *const *in, int nin,
     int first = -1;
     for (int i = 0; i < nin && first < 0; i++)
         if (in[i]) first = i;
-    if (first < 0) return pd_fail(def->list < 0 ? PD_E_TYPE : PD_E_VALUE, "%s: no tensor among the arguments", def->name);
+    if (first < 0)
+        return pd_fail(def->list < 0 ? PD_E_TYPE : PD_E_VALUE, "%s: no tensor among the arguments", def->name);
     pd_dtype t = (pd_dtype)in[first]->dtype;
     if (!all_of(in, nin, t) || category > (int)pd_dtype_category(t)) t = pd_result_type(in, nin, scalars, count);
     if (promote == PD_INT_TO_FLOAT && pd_dtype_category(t) < PD_CAT_FLOAT) t = pd_default_dtype;
@@ -83,24 +89,36 @@ static pd_status compute_dtype(const pd_def *def, pd_tensor *const *in, int nin,
 
 pd_status pd_check_writable(const char *op, const pd_tensor *t) {
     if (t->storage->read_only)
-        return pd_fail(PD_E_RUNTIME, "%s: the tensor is read-only memory of another library (expected a copy: clone())", op);
+        return pd_fail(PD_E_RUNTIME, "%s: the tensor is read-only memory of another library (expected a copy: clone())",
+                       op);
     if (pd_tensor_overlaps_itself(t))
-        return pd_fail(PD_E_RUNTIME, "%s: the tensor written, of shape %s, has elements that share memory (expected clone() first)",
+        return pd_fail(PD_E_RUNTIME,
+                       "%s: the tensor written, of shape %s, has elements that share memory (expected clone() first)",
                        op, pd_tensor_shape(t));
     if (t->storage->inference && !pd_inference_mode)
-        return pd_fail(PD_E_RUNTIME, "%s: an inference tensor is written outside inference mode (expected clone() first)", op);
+        return pd_fail(PD_E_RUNTIME,
+                       "%s: an inference tensor is written outside inference mode (expected clone() first)", op);
     if (!pd_grad_mode) return PD_OK;
     if ((t->meta && t->meta->sealed) || (t->base && t->base->meta && t->base->meta->sealed))
-        return pd_fail(PD_E_RUNTIME, "%s: the tensor written came out of a custom Function as a view, or as an input that was returned as it "
-                       "is (expected clone() in forward, or mark_dirty for an input that forward writes)", op);
+        return pd_fail(
+            PD_E_RUNTIME,
+            "%s: the tensor written came out of a custom Function as a view, or as an input that was returned as it "
+            "is (expected clone() in forward, or mark_dirty for an input that forward writes)",
+            op);
     if (t->requires_grad && (!t->meta || !t->meta->grad_fn) && !t->base)
-        return pd_fail(PD_E_RUNTIME, "%s: a leaf that requires grad is written in place (expected pydist.no_grad())", op);
+        return pd_fail(PD_E_RUNTIME, "%s: a leaf that requires grad is written in place (expected pydist.no_grad())",
+                       op);
     if (t->base && t->base->requires_grad && (!t->base->meta || !t->base->meta->grad_fn))
-        return pd_fail(PD_E_RUNTIME, "%s: a view of a leaf that requires grad is written in place (expected pydist.no_grad())", op);
+        return pd_fail(PD_E_RUNTIME,
+                       "%s: a view of a leaf that requires grad is written in place (expected pydist.no_grad())", op);
     const pd_meta *bm = t->base ? t->base->meta : NULL;
-    if (t->base && t->base->requires_grad && !t->requires_grad && (bm ? bm->rebased : 0) == (t->meta ? t->meta->base_rebased : 0))
-        return pd_fail(PD_E_RUNTIME, "%s: a view that was made under no_grad of a tensor that requires grad is written in place (expected "
-                       "pydist.no_grad(), or the view made anew)", op);
+    if (t->base && t->base->requires_grad && !t->requires_grad &&
+        (bm ? bm->rebased : 0) == (t->meta ? t->meta->base_rebased : 0))
+        return pd_fail(
+            PD_E_RUNTIME,
+            "%s: a view that was made under no_grad of a tensor that requires grad is written in place (expected "
+            "pydist.no_grad(), or the view made anew)",
+            op);
     return PD_OK;
 }
 
@@ -125,7 +143,8 @@ static bool wants_record(const pd_def *def, pd_tensor *const *in, int nin) {
 static pd_status record(const pd_call *c, pd_tensor *const *saved_in, double work, pd_node **out) {
     const pd_op *op = c->def->op;
     pd_node *n;
-    PD_TRY(pd_node_new(&pd_node_of_op, c->def, c->attrs, op->attrs, c->in, c->nin, c->nout, __builtin_popcount(op->save), &n));
+    PD_TRY(pd_node_new(&pd_node_of_op, c->def, c->attrs, op->attrs, c->in, c->nin, c->nout,
+                       __builtin_popcount(op->save), &n));
     n->work = work;
     int slot = 0;
     for (uint32_t bits = op->save; bits; bits &= bits - 1) {
@@ -185,8 +204,8 @@ static bool take_home(pd_tensor *t) {
     pd_tensor *home = pd_next_home;
     pd_next_home = NULL;
     size_t dims = (size_t)t->ndim * sizeof *t->size;
-    if (!home || home->storage->device != pd_device_here || t->dtype != home->dtype || t->ndim != home->ndim || memcmp(t->size, home->size, dims) ||
-        memcmp(t->stride, home->stride, dims))
+    if (!home || home->storage->device != pd_device_here || t->dtype != home->dtype || t->ndim != home->ndim ||
+        memcmp(t->size, home->size, dims) || memcmp(t->stride, home->stride, dims))
         return false;
     pd_storage_retain(t->storage = home->storage);
     t->offset = home->offset;
@@ -204,9 +223,10 @@ static pd_status make_outputs(pd_call *c) {
 
 /* ---- devices ----------------------------------------------------------------------------------------------------- */
 
-/* Where the op runs: where its tensors lie, `into` too if there is one. A 0-d tensor on the CPU is as a number: *moves says that some
-   have to follow the others. */
-static pd_status place_of(const pd_def *def, pd_tensor *const *in, int nin, const pd_tensor *into, const pd_device **out, bool *moves) {
+/* Where the op runs: where its tensors lie, `into` too if there is one. A 0-d tensor on the CPU is as a number: *moves
+   says that some have to follow the others. */
+static pd_status place_of(const pd_def *def, pd_tensor *const *in, int nin, const pd_tensor *into,
+                          const pd_device **out, bool *moves) {
     const pd_device *d = into ? into->storage->device : NULL;
     bool numbers = false;
     for (int i = 0; i < nin; i++) {
@@ -215,7 +235,8 @@ static pd_status place_of(const pd_def *def, pd_tensor *const *in, int nin, cons
         if (own == &pd_device_cpu && in[i]->ndim == 0) numbers = true;
         else if (!d) d = own;
         else
-            return pd_fail(PD_E_RUNTIME, "%s: tensors on different devices: %s and, input %d, %s (expected one device)", def->name, d->name, i, own->name);
+            return pd_fail(PD_E_RUNTIME, "%s: tensors on different devices: %s and, input %d, %s (expected one device)",
+                           def->name, d->name, i, own->name);
     }
     *moves = numbers && d && d != &pd_device_cpu;
     *out = d ? d : numbers ? &pd_device_cpu : pd_device_here;
@@ -236,7 +257,8 @@ static pd_status move_inputs(pd_tensor *const *in, int nin, const pd_device *d, 
 
 static pd_status run_here(const pd_def *def, pd_tensor **in, int nin, const void *attrs, pd_tensor **out, int *nout);
 
-static pd_status run_moved(const pd_def *def, pd_tensor **in, int nin, const void *attrs, pd_tensor **out, int *nout, const pd_device *d) {
+static pd_status run_moved(const pd_def *def, pd_tensor **in, int nin, const void *attrs, pd_tensor **out, int *nout,
+                           const pd_device *d) {
     pd_tensor *few[2 * PD_MAX_PARAMS], **moved = few;
     if (nin > PD_MAX_PARAMS) PD_TRY(pd_malloc(sizeof *moved * 2 * (size_t)nin, def->name, &moved));
     pd_status status = move_inputs(in, nin, d, moved, moved + nin);
@@ -253,7 +275,8 @@ static pd_status run(const pd_def *def, pd_tensor **in, int nin, const void *att
     if (!(def->op->flags & PD_ANY_DEVICE)) PD_TRY(place_of(def, in, nin, NULL, &d, &moves));
     if (d == pd_device_here && !moves) return run_here(def, in, nin, attrs, out, nout);
     pd_status status = pd_device_enter(d, &was);
-    if (!status) status = moves ? run_moved(def, in, nin, attrs, out, nout, d) : run_here(def, in, nin, attrs, out, nout);
+    if (!status)
+        status = moves ? run_moved(def, in, nin, attrs, out, nout, d) : run_here(def, in, nin, attrs, out, nout);
     pd_device_here = was;
     return status;
 }
@@ -303,7 +326,8 @@ static pd_status cast_inputs(pd_tensor *const *in, int nin, pd_dtype t, pd_tenso
     return PD_OK;
 }
 
-static pd_status call(const pd_def *def, pd_tensor *const *in, int nin, const void *attrs, pd_tensor **out, int *nout, pd_dtype t) {
+static pd_status call(const pd_def *def, pd_tensor *const *in, int nin, const void *attrs, pd_tensor **out, int *nout,
+                      pd_dtype t) {
     /* Only lists are long: they get memory of their own. */
     pd_tensor *few[2 * PD_MAX_PARAMS], **cast = few;
     if (nin > PD_MAX_PARAMS) PD_TRY(pd_malloc(sizeof *cast * 2 * (size_t)nin, def->name, &cast));
@@ -315,7 +339,8 @@ static pd_status call(const pd_def *def, pd_tensor *const *in, int nin, const vo
     return status;
 }
 
-static pd_status apply(const pd_def *def, pd_tensor *const *in, int nin, const void *attrs, pd_tensor **out, int *nout) {
+static pd_status apply(const pd_def *def, pd_tensor *const *in, int nin, const void *attrs, pd_tensor **out,
+                       int *nout) {
     pd_dtype t;
     if (pd_autocast.dtype != PD_NO_DTYPE && (t = pd_autocast_dtype(def->op, in, nin)) != PD_NO_DTYPE)
         return pd_autocast_apply(def, in, nin, attrs, out, nout, t);
@@ -337,12 +362,13 @@ pd_status pd_apply(const pd_def *def, pd_tensor *const *in, int nin, const void 
 static pd_status check_into(const pd_call *c, const pd_tensor *into, bool inplace) {
     const pd_tensor *o = c->out[0];
     if (!pd_tensor_same_shape(o, into))
-        return pd_fail(PD_E_SHAPE, "%s%s: the result has shape %s, the tensor written %s", c->def->name, inplace ? "_" : " (out=)",
-                       pd_tensor_shape(o), pd_tensor_shape(into));
+        return pd_fail(PD_E_SHAPE, "%s%s: the result has shape %s, the tensor written %s", c->def->name,
+                       inplace ? "_" : " (out=)", pd_tensor_shape(o), pd_tensor_shape(into));
     pd_category from = pd_dtype_category((pd_dtype)o->dtype), to = pd_dtype_category((pd_dtype)into->dtype);
     if (from > to)
         return pd_fail(PD_E_DTYPE, "%s%s: the result is %s, which the tensor written, %s, cannot hold", c->def->name,
-                       inplace ? "_" : " (out=)", pd_dtype_name((pd_dtype)o->dtype), pd_dtype_name((pd_dtype)into->dtype));
+                       inplace ? "_" : " (out=)", pd_dtype_name((pd_dtype)o->dtype),
+                       pd_dtype_name((pd_dtype)into->dtype));
     return PD_OK;
 }
 
@@ -417,7 +443,8 @@ static pd_status apply_into(const pd_def *def, pd_tensor *const *in, int nin, co
     bool inplace = nin > 0 && in[0] == into;
     PD_TRY(pd_check_writable(def->name, into));
     if (!inplace && wants_record(def, in, nin))
-        return pd_fail(PD_E_RUNTIME, "%s: out= does not support gradients (expected pydist.no_grad(), or no out=)", def->name);
+        return pd_fail(PD_E_RUNTIME, "%s: out= does not support gradients (expected pydist.no_grad(), or no out=)",
+                       def->name);
     if (nin > PD_MAX_PARAMS) return pd_fail(PD_E_VALUE, "%s: too many tensors for out=", def->name);
     PD_TRY(compute_dtype(def, in, nin, attrs, &t));
     pd_tensor *cast[PD_MAX_PARAMS], *own[PD_MAX_PARAMS];
@@ -428,13 +455,15 @@ static pd_status apply_into(const pd_def *def, pd_tensor *const *in, int nin, co
         if (inplace && in[0]->dtype != (int)t) { /* computed apart, in t, then written: recorded as that */
             pd_tensor *result;
             PD_TRY(pd_apply(def, in, nin, attrs, &result, NULL));
-            pd_category from = pd_dtype_category((pd_dtype)result->dtype), to = pd_dtype_category((pd_dtype)into->dtype);
+            pd_category from = pd_dtype_category((pd_dtype)result->dtype),
+                        to = pd_dtype_category((pd_dtype)into->dtype);
             if (from > to)
-                status = pd_fail(PD_E_DTYPE, "%s_: the result is %s, which the tensor written, %s, cannot hold", def->name,
-                                 pd_dtype_name((pd_dtype)result->dtype), pd_dtype_name((pd_dtype)into->dtype));
+                status =
+                    pd_fail(PD_E_DTYPE, "%s_: the result is %s, which the tensor written, %s, cannot hold", def->name,
+                            pd_dtype_name((pd_dtype)result->dtype), pd_dtype_name((pd_dtype)into->dtype));
             else if (!pd_tensor_same_shape(result, into))
-                status = pd_fail(PD_E_SHAPE, "%s_: the result has shape %s, the tensor written %s", def->name, pd_tensor_shape(result),
-                                 pd_tensor_shape(into));
+                status = pd_fail(PD_E_SHAPE, "%s_: the result has shape %s, the tensor written %s", def->name,
+                                 pd_tensor_shape(result), pd_tensor_shape(into));
             else status = pd_engine.write(into, result);
             pd_tensor_release(result);
             return status;

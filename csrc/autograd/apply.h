@@ -4,17 +4,20 @@
 
 #include "autograd/tape.h"
 
-/* in: nin borrowed tensors by the signature (NULL for a missing optional or an Operand that is a number); attrs: the op's
-   struct, NULL for the defaults. out: [new] tensors, *nout of them (NULL where the caller knows). */
+/* in: nin borrowed tensors by the signature (NULL for a missing optional or an Operand that is a number); attrs: the
+   op's struct, NULL for the defaults. out: [new] tensors, *nout of them (NULL where the caller knows). */
 pd_status pd_apply(const pd_def *def, pd_tensor *const *in, int nin, const void *attrs, pd_tensor **out, int *nout);
 
-/* The result is written into `into`: in[0] itself (in place) or another tensor (out=). The dtype must be able to hold it. */
+/* The result is written into `into`: in[0] itself (in place) or another tensor (out=). The dtype must be able to hold
+ * it. */
 pd_status pd_apply_into(const pd_def *def, pd_tensor *const *in, int nin, const void *attrs, pd_tensor *into);
 
-/* For a compose that reads or writes elements itself: PD_E_NOTIMPL where the op has no kernel on the device that it runs on. */
+/* For a compose that reads or writes elements itself: PD_E_NOTIMPL where the op has no kernel on the device that it
+ * runs on. */
 pd_status pd_check_kernel(const pd_call *c);
 
-/* Raises unless t may be written: expanded, a leaf that requires grad (in grad mode), a view of one, read-only memory. */
+/* Raises unless t may be written: expanded, a leaf that requires grad (in grad mode), a view of one, read-only
+   memory. */
 pd_status pd_check_writable(const char *op, const pd_tensor *t);
 
 /* The promoted dtype of tensors and scalars (PyTorch's rule: dimensioned tensors, then 0-d tensors, then numbers). */

@@ -4,7 +4,7 @@
 
 _Thread_local pd_autocast_state pd_autocast = {PD_NO_DTYPE, false, true};
 
-/* ---- casts of this thread's region --------------------------------------------------------------------------------------- */
+/* ---- casts of this thread's region ------------------------------------------------------------------------------- */
 
 typedef struct kept {
     pd_tensor *x, *cast; /* [strong] */
@@ -51,7 +51,7 @@ static pd_status remember(pd_tensor *x, pd_tensor *cast) {
     return PD_OK;
 }
 
-/* ---- 16-bit copies that a step writes ------------------------------------------------------------------------------------ */
+/* ---- 16-bit copies that a step writes ---------------------------------------------------------------------------- */
 
 static bool same_geometry(const pd_tensor *a, const pd_tensor *b) {
     bool same = pd_tensor_same_shape(a, b);
@@ -60,7 +60,8 @@ static bool same_geometry(const pd_tensor *a, const pd_tensor *b) {
 }
 
 static bool holds(const pd_low *l, const pd_tensor *x, pd_dtype t) {
-    return l->copy && l->copy->dtype == (int)t && l->of == x->storage && l->writes == x->storage->writes && is_ours(x->storage) && same_geometry(l->copy, x);
+    return l->copy && l->copy->dtype == (int)t && l->of == x->storage && l->writes == x->storage->writes &&
+           is_ours(x->storage) && same_geometry(l->copy, x);
 }
 
 void pd_cast_vjp(pd_vjp *v) {
@@ -110,8 +111,9 @@ pd_status pd_autocast_copy_begin(pd_tensor *p, void **to, pd_dtype *t) {
     *to = NULL;
     if (!l) return PD_OK;
     l->of = NULL; /* the step writes p: what is kept holds no more */
-    bool again = l->asked && is_parameter(p) && is_ours(p->storage), serves = again && l->copy && l->copy->dtype == l->t && same_geometry(l->copy, p) &&
-                                                       l->copy->storage->refs == 1; /* else some graph still reads it */
+    bool again = l->asked && is_parameter(p) && is_ours(p->storage),
+         serves = again && l->copy && l->copy->dtype == l->t && same_geometry(l->copy, p) &&
+                  l->copy->storage->refs == 1; /* else some graph still reads it */
     l->asked = false;
     if (!serves) {
         pd_tensor_release(l->copy);
@@ -140,24 +142,28 @@ void pd_autocast_copy_end(pd_tensor *p) {
     p->meta->low.writes = p->storage->writes;
 }
 
-/* ---- ops ------------------------------------------------------------------------------------------------------------------ */
+/* ---- ops --------------------------------------------------------------------------------------------------------- */
 
 static void release_all(pd_tensor **t, int n) {
     for (int i = 0; i < n; i++) pd_tensor_release(t[i]);
 }
 
-static bool may_cast(const pd_tensor *t) { return t && t->dtype != PD_F64 && pd_dtype_category((pd_dtype)t->dtype) == PD_CAT_FLOAT; }
+static bool may_cast(const pd_tensor *t) {
+    return t && t->dtype != PD_F64 && pd_dtype_category((pd_dtype)t->dtype) == PD_CAT_FLOAT;
+}
 
 pd_dtype pd_autocast_dtype(const pd_op *op, pd_tensor *const *in, int nin) {
     pd_dtype t = PD_NO_DTYPE;
     if (op->cast == PD_CAST_LOW) t = pd_autocast.dtype;
-    if (op->cast == PD_CAST_FP32 || op->cast == PD_CAST_BACK || (op->cast == PD_CAST_FP32_CUDA && pd_autocast.cuda)) t = PD_F32;
+    if (op->cast == PD_CAST_FP32 || op->cast == PD_CAST_BACK || (op->cast == PD_CAST_FP32_CUDA && pd_autocast.cuda))
+        t = PD_F32;
     for (int i = 0; i < nin && t != PD_NO_DTYPE; i++)
         if (may_cast(in[i]) && in[i]->dtype != (int)t) return t;
     return PD_NO_DTYPE;
 }
 
-pd_status pd_autocast_apply(const pd_def *def, pd_tensor *const *in, int nin, const void *attrs, pd_tensor **out, int *nout, pd_dtype t) {
+pd_status pd_autocast_apply(const pd_def *def, pd_tensor *const *in, int nin, const void *attrs, pd_tensor **out,
+                            int *nout, pd_dtype t) {
     pd_tensor *few[2 * PD_MAX_PARAMS], **cast = few;
     pd_autocast_state was = pd_autocast;
     int back = def->op->cast == PD_CAST_BACK && !was.cuda && may_cast(in[0]) ? in[0]->dtype : PD_NO_DTYPE, count = 0;

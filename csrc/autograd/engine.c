@@ -199,8 +199,8 @@ static pd_status fit(const pd_node *n, int i, pd_tensor **g) {
     pd_tensor *t;
     if (!pd_shape_equal((*g)->ndim, (*g)->size, e->ndim, e->size)) {
         if (n->def && (n->def->op->flags & PD_NO_BROADCAST_GRAD))
-            return pd_fail(PD_E_RUNTIME, "%s: the gradient of input %d has shape %s (expected %s): a bug of this op", pd_node_name(n), i,
-                           pd_tensor_shape(*g), pd_shape_text(e->ndim, e->size));
+            return pd_fail(PD_E_RUNTIME, "%s: the gradient of input %d has shape %s (expected %s): a bug of this op",
+                           pd_node_name(n), i, pd_tensor_shape(*g), pd_shape_text(e->ndim, e->size));
         PD_TRY(pd_engine.sum_to(*g, e->ndim, e->size, &t));
         pd_tensor_release(*g);
         *g = t;
@@ -307,7 +307,8 @@ void pd_vjp_home(pd_vjp *v, int i) {
 static pd_status call_node(run *r, entry *e, pd_tensor **g, pd_tensor **gin) {
     pd_node *n = e->node;
     if (n->freed && n->nsaved)
-        return pd_fail(PD_E_RUNTIME, "backward: the graph was freed by an earlier backward, at %s (expected retain_graph=True there)",
+        return pd_fail(PD_E_RUNTIME,
+                       "backward: the graph was freed by an earlier backward, at %s (expected retain_graph=True there)",
                        pd_node_name(n));
     pd_vjp v = {.node = n, .attrs = n->attrs, .create_graph = r->b->create_graph, .g = g, .gin = gin, .run = r};
     bool finite = pd_nan_armed;
@@ -320,8 +321,9 @@ static pd_status call_node(run *r, entry *e, pd_tensor **g, pd_tensor **gin) {
         if (!pd_nan_finite(gin[i])) v.status = pd_nan_report("the gradient of input", pd_node_name(n), i, gin[i]);
     for (int i = 0; pd_anomaly.check_nan && i < n->nin && !v.status; i++)
         if (pd_nan_has(gin[i]))
-            v.status = pd_fail(PD_E_RUNTIME, "%s: its gradient has NaN values for input %d, %s of shape %s (anomaly mode)", pd_node_name(n), i,
-                               pd_dtype_name((pd_dtype)gin[i]->dtype), pd_tensor_shape(gin[i]));
+            v.status =
+                pd_fail(PD_E_RUNTIME, "%s: its gradient has NaN values for input %d, %s of shape %s (anomaly mode)",
+                        pd_node_name(n), i, pd_dtype_name((pd_dtype)gin[i]->dtype), pd_tensor_shape(gin[i]));
     if (v.status && n->trace.call) {
         pd_error error;
         pd_error_save(&error);
@@ -377,12 +379,14 @@ static pd_status seed(run *r, int i, uint32_t *index) {
     int out;
     bool added;
     if (!pd_tensor_wants_grad(root))
-        return pd_fail(PD_E_RUNTIME, "backward: root %d, %s of shape %s, does not require grad", i, pd_dtype_name((pd_dtype)root->dtype),
-                       pd_tensor_shape(root));
+        return pd_fail(PD_E_RUNTIME, "backward: root %d, %s of shape %s, does not require grad", i,
+                       pd_dtype_name((pd_dtype)root->dtype), pd_tensor_shape(root));
     if (!g && root->numel != 1)
-        return pd_fail(PD_E_RUNTIME, "backward: root %d has shape %s (expected one element, or a gradient argument)", i, pd_tensor_shape(root));
+        return pd_fail(PD_E_RUNTIME, "backward: root %d has shape %s (expected one element, or a gradient argument)", i,
+                       pd_tensor_shape(root));
     if (g && !pd_tensor_same_shape(g, root))
-        return pd_fail(PD_E_SHAPE, "backward: the gradient has shape %s, root %d %s", pd_tensor_shape(g), i, pd_tensor_shape(root));
+        return pd_fail(PD_E_SHAPE, "backward: the gradient has shape %s, root %d %s", pd_tensor_shape(g), i,
+                       pd_tensor_shape(root));
     if (!g) {
         PD_TRY(pd_engine.ones_like(root, &ones));
         g = ones;
@@ -410,7 +414,8 @@ static pd_status add_captures(run *r) {
         uint32_t index;
         bool added;
         if (!pd_tensor_wants_grad(b->inputs[k]))
-            return pd_fail(PD_E_RUNTIME, "grad: input %d, of shape %s, does not require grad", k, pd_tensor_shape(b->inputs[k]));
+            return pd_fail(PD_E_RUNTIME, "grad: input %d, of shape %s, does not require grad", k,
+                           pd_tensor_shape(b->inputs[k]));
         PD_TRY(pd_tensor_history(b->inputs[k], &fn, &out));
         if (fn && b->accumulate)
             return pd_fail(PD_E_RUNTIME, "backward: input %d is not a leaf", k);

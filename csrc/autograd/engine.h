@@ -1,8 +1,8 @@
 /* Backward: from roots to leaves, in C, without recursion.
 
-   A run counts, for every node reachable from the roots, the edges that lead to it, then runs nodes whose count is zero, the
-   latest first. Gradients of several uses are added in that order, so the result is the same in every run. A run keeps all its
-   state to itself: reentrant, and two threads may run at once (leaves are written under one lock). */
+   A run counts, for every node reachable from the roots, the edges that lead to it, then runs nodes whose count is
+   zero, the latest first. Gradients of several uses are added in that order, so the result is the same in every run. A
+   run keeps all its state to itself: reentrant, and two threads may run at once (leaves are written under one lock). */
 #ifndef PD_AUTOGRAD_ENGINE_H
 #define PD_AUTOGRAD_ENGINE_H
 
@@ -24,7 +24,8 @@ pd_status pd_engine_run(const pd_backward *b);
 /* Called at the end of the backward that runs in this thread now (in order, on success only). */
 pd_status pd_engine_at_end(pd_closure c);
 bool pd_engine_is_running(void);
-/* The number of the backward that runs in this thread, innermost; 0: none. *some: it gives or fills the gradients of some inputs only. */
+/* The number of the backward that runs in this thread, innermost; 0: none. *some: it gives or fills the gradients of
+ * some inputs only. */
 uint64_t pd_engine_current(bool *some);
 
 /* Adds g to the leaf's .grad (a gradient bucket's view where the leaf has a home). may_steal: g is the caller's own. */

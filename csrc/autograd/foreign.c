@@ -24,7 +24,8 @@ static const char *name_of(const pd_node *n) { return ((const foreign *)n->extra
 
 static const pd_node_kind kind = {.name_of = name_of, .run = run, .drop = drop};
 
-pd_status pd_node_foreign(const char *name, pd_closure c, pd_tensor *const *in, int nin, int nout, int nsaved, pd_node **out) {
+pd_status pd_node_foreign(const char *name, pd_closure c, pd_tensor *const *in, int nin, int nout, int nsaved,
+                          pd_node **out) {
     foreign *f;
     pd_status status = pd_malloc(sizeof *f, "tape", &f);
     if (!status && (status = pd_node_new(&kind, NULL, NULL, 0, in, nin, nout, nsaved, out))) pd_free(f);
@@ -38,4 +39,6 @@ pd_status pd_node_foreign(const char *name, pd_closure c, pd_tensor *const *in, 
     return PD_OK;
 }
 
-const pd_closure *pd_node_closure(const pd_node *n) { return n->kind == &kind ? &((const foreign *)n->extra)->closure : NULL; }
+const pd_closure *pd_node_closure(const pd_node *n) {
+    return n->kind == &kind ? &((const foreign *)n->extra)->closure : NULL;
+}

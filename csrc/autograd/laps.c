@@ -22,7 +22,8 @@ static int64_t bytes_of(pd_tensor *const *t, int n) {
 }
 
 /* The results, one or more, come first, then the inputs. */
-static void end(const pd_lap *s, pd_lap_kind kind, const char *name, int64_t bytes, pd_tensor *const *out, int nout, pd_tensor *const *in, int nin) {
+static void end(const pd_lap *s, pd_lap_kind kind, const char *name, int64_t bytes, pd_tensor *const *out, int nout,
+                pd_tensor *const *in, int nin) {
     dims d;
     d.n = 0;
     if (pd_profile_shapes()) {
@@ -34,7 +35,8 @@ static void end(const pd_lap *s, pd_lap_kind kind, const char *name, int64_t byt
 }
 
 /* What other ops do counts there. */
-void pd_lap_end_op(const pd_lap *s, pd_lap_kind kind, const pd_def *def, pd_tensor *const *in, int nin, pd_tensor *const *out, int nout) {
+void pd_lap_end_op(const pd_lap *s, pd_lap_kind kind, const pd_def *def, pd_tensor *const *in, int nin,
+                   pd_tensor *const *out, int nout) {
     int64_t bytes = def->op->kernel ? bytes_of(in, nin) + bytes_of(out, nout) : 0;
     end(s, kind, def->name, bytes, out, nout, in, nin);
 }

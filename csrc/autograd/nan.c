@@ -38,7 +38,8 @@ static bool any_from(const pd_tensor *t, int dim, const char *p, bool nan_only) 
 static bool any(const pd_tensor *t, bool nan_only) {
     if (!t || !pd_dtype_is_float((pd_dtype)t->dtype) || !t->numel || t->storage->device->kernels) return false;
     if (!pd_tensor_is_contiguous(t)) return any_from(t, 0, pd_tensor_data(t), nan_only);
-    return row_is((pd_dtype)t->dtype, pd_tensor_data(t), t->numel, (int64_t)pd_dtype_size((pd_dtype)t->dtype), nan_only);
+    return row_is((pd_dtype)t->dtype, pd_tensor_data(t), t->numel, (int64_t)pd_dtype_size((pd_dtype)t->dtype),
+                  nan_only);
 }
 
 bool pd_nan_has(const pd_tensor *t) { return any(t, true); }
@@ -52,16 +53,19 @@ bool pd_nan_inputs_finite(const pd_call *c) {
     for (int p = 0; p < c->def->nparams; p++) {
         const pd_param *param = &c->def->params[p];
         bool number = param->type == PD_T_SCALAR || param->type == PD_T_OPERAND;
-        if (number && c->attrs && !number_finite((const pd_scalar *)((const char *)c->attrs + param->attr))) return false;
+        if (number && c->attrs && !number_finite((const pd_scalar *)((const char *)c->attrs + param->attr)))
+            return false;
     }
     return true;
 }
 
 pd_status pd_nan_report(const char *what, const char *op, int index, const pd_tensor *t) {
     if (pd_flags_get()->NAN > 1)
-        return pd_fail(PD_E_RUNTIME, "%s: %s %d, %s of shape %s on rank %s, has a NaN or an infinity (expected none: all that it was made of is finite)",
+        return pd_fail(PD_E_RUNTIME,
+                       "%s: %s %d, %s of shape %s on rank %s, has a NaN or an infinity (expected none: all that it was "
+                       "made of is finite)",
                        op, what, index, pd_dtype_name((pd_dtype)t->dtype), pd_tensor_shape(t), pd_flags_rank());
-    pd_log_once(said, PD_LOG_WARN, "rank %s: the first NaN or infinity comes from %s: %s %d, %s of shape %s", pd_flags_rank(), op, what, index,
-                pd_dtype_name((pd_dtype)t->dtype), pd_tensor_shape(t));
+    pd_log_once(said, PD_LOG_WARN, "rank %s: the first NaN or infinity comes from %s: %s %d, %s of shape %s",
+                pd_flags_rank(), op, what, index, pd_dtype_name((pd_dtype)t->dtype), pd_tensor_shape(t));
     return PD_OK;
 }

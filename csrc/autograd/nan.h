@@ -1,5 +1,5 @@
-/* PYDIST_NAN: which op, forward or backward, was the first to make a NaN or an infinity of finite numbers. For bug hunting: every
-   tensor is read once more, before and after each op. 1 writes one line, 2 makes the op fail. */
+/* PYDIST_NAN: which op, forward or backward, was the first to make a NaN or an infinity of finite numbers. For bug
+   hunting: every tensor is read once more, before and after each op. 1 writes one line, 2 makes the op fail. */
 #ifndef PD_AUTOGRAD_NAN_H
 #define PD_AUTOGRAD_NAN_H
 

@@ -3,12 +3,12 @@
    The signature is one string, parsed once (sig.h):
      name(Type param=default, ...)
    Types of inputs      Tensor, Tensor?, Tensor[] (one list an op), Tensor?[], Operand (a Tensor or a number)
-   Types of attributes  Scalar, int, int? (None: PD_NONE_INT), int[n] (a number is repeated), int[] , int[]? (None: n = -1), float,
-                        bool, dtype (None: PD_NO_DTYPE), enum(a|b|c) (its position),
-                        format (a pd_format, None: PD_FORMAT_KEEP), rng (hidden: drawn anew for each call)
-   Inputs fill pd_call.in in the order of the signature (an Operand that is a number leaves NULL); attributes fill the op's
-   attrs struct in that order, each a multiple of 8 bytes: pd_scalar (also for each Operand), int64_t, int64_t[n], pd_ints, double,
-   int64_t (bool, dtype, enum, format), pd_rng_key. The struct is plain data, copied into the tape's node, hence replayable. */
+   Types of attributes  Scalar, int, int? (None: PD_NONE_INT), int[n] (a number is repeated), int[] , int[]? (None: n =
+   -1), float, bool, dtype (None: PD_NO_DTYPE), enum(a|b|c) (its position), format (a pd_format, None: PD_FORMAT_KEEP),
+   rng (hidden: drawn anew for each call) Inputs fill pd_call.in in the order of the signature (an Operand that is a
+   number leaves NULL); attributes fill the op's attrs struct in that order, each a multiple of 8 bytes: pd_scalar (also
+   for each Operand), int64_t, int64_t[n], pd_ints, double, int64_t (bool, dtype, enum, format), pd_rng_key. The struct
+   is plain data, copied into the tape's node, hence replayable. */
 #ifndef PD_AUTOGRAD_OP_H
 #define PD_AUTOGRAD_OP_H
 
@@ -35,21 +35,22 @@ typedef struct pd_ints {
 typedef enum pd_format { PD_FORMAT_KEEP, PD_FORMAT_CONTIGUOUS, PD_FORMAT_CHANNELS_LAST } pd_format;
 
 typedef enum pd_promote {
-    PD_NONE,         /* inputs are taken as they are; infer checks dtypes */
-    PD_GIVEN,        /* computed in the dtype attribute where it is given; infer decides the rest (sum: integers give int64) */
-    PD_SAME,         /* all tensors have one dtype (floating where the op has a gradient), else DTypeError */
-    PD_ARITH,        /* computed and returned in the promoted dtype */
+    PD_NONE,  /* inputs are taken as they are; infer checks dtypes */
+    PD_GIVEN, /* computed in the dtype attribute where it is given; infer decides the rest (sum: integers give int64) */
+    PD_SAME,  /* all tensors have one dtype (floating where the op has a gradient), else DTypeError */
+    PD_ARITH, /* computed and returned in the promoted dtype */
     PD_INT_TO_FLOAT, /* the same, integers and bool becoming the default float dtype */
     PD_BOOL_OUT,     /* computed in the promoted dtype, returns bool */
 } pd_promote;
 
 typedef enum pd_cast { /* under autocast (apply.h), for inputs that are floating and not float64 */
-    PD_CAST_KEEP,
-    PD_CAST_LOW,       /* computed in autocast's dtype */
-    PD_CAST_FP32,      /* in float32 */
-    PD_CAST_FP32_CUDA, /* the same by CUDA's list, which is longer; as it is by the CPU's */
-    PD_CAST_BACK,      /* CUDA's list: float32. The CPU's: in float32, returned in the first input's dtype, the others being float32 */
-    PD_CAST_WIDEST,    /* in the widest dtype among the inputs, as promotion does anyway */
+                       PD_CAST_KEEP,
+                       PD_CAST_LOW,       /* computed in autocast's dtype */
+                       PD_CAST_FP32,      /* in float32 */
+                       PD_CAST_FP32_CUDA, /* the same by CUDA's list, which is longer; as it is by the CPU's */
+                       PD_CAST_BACK,      /* CUDA's list: float32. The CPU's: in float32, returned in the first input's
+                                             dtype, the others being float32 */
+                       PD_CAST_WIDEST,    /* in the widest dtype among the inputs, as promotion does anyway */
 } pd_cast;
 
 enum { /* pd_op.save */
@@ -93,23 +94,40 @@ typedef struct pd_op {
     int visible;       /* outputs that a caller sees, the rest serve the gradient; 0 means all */
     const char *names; /* of several visible outputs, for the named tuple: "values indices" */
     const struct pd_op *elementwise; /* what a call is whose second argument is a tensor: max(x, y) is maximum(x, y) */
-    /* Sets dtype, size and strides of out[] (pd_out_*), checks the inputs. A view op also sets storage by pd_tensor_view_of. */
+    /* Sets dtype, size and strides of out[] (pd_out_*), checks the inputs. A view op also sets storage by
+     * pd_tensor_view_of. */
     pd_status (*infer)(pd_call *c);
-    /* Exactly one of these two, except for views, which have neither. Kernels never allocate: scratch says what they need. */
+    /* Exactly one of these two, except for views, which have neither. Kernels never allocate: scratch says what they
+     * need. */
     pd_status (*kernel)(const pd_call *c);
     pd_status (*compose)(pd_call *c);
     size_t (*scratch)(const pd_call *c);
     /* Nanoseconds of work on one core, where it is not about numel: decides on giving up the GIL. */
     double (*work)(const pd_call *c);
-    /* From the gradients of the outputs to those of the inputs. vjp uses only ops, so that it can be differentiated again;
-       vjp_fast may call kernels and runs when create_graph is false. */
+    /* From the gradients of the outputs to those of the inputs. vjp uses only ops, so that it can be differentiated
+       again; vjp_fast may call kernels and runs when create_graph is false. */
     void (*vjp)(struct pd_vjp *v);
     void (*vjp_fast)(struct pd_vjp *v);
 } pd_op;
 
 typedef enum pd_type {
-    PD_T_TENSOR, PD_T_TENSOR_OPT, PD_T_TENSORS, PD_T_TENSORS_OPT, PD_T_OPERAND,
-    PD_T_SCALAR, PD_T_INT, PD_T_INT_OPT, PD_T_INT_N, PD_T_INTS, PD_T_INTS_OPT, PD_T_FLOAT, PD_T_BOOL, PD_T_DTYPE, PD_T_ENUM, PD_T_FORMAT, PD_T_RNG,
+    PD_T_TENSOR,
+    PD_T_TENSOR_OPT,
+    PD_T_TENSORS,
+    PD_T_TENSORS_OPT,
+    PD_T_OPERAND,
+    PD_T_SCALAR,
+    PD_T_INT,
+    PD_T_INT_OPT,
+    PD_T_INT_N,
+    PD_T_INTS,
+    PD_T_INTS_OPT,
+    PD_T_FLOAT,
+    PD_T_BOOL,
+    PD_T_DTYPE,
+    PD_T_ENUM,
+    PD_T_FORMAT,
+    PD_T_RNG,
 } pd_type;
 
 typedef struct pd_param {

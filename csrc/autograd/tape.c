@@ -51,7 +51,9 @@ pd_status pd_meta_get(pd_tensor *t, pd_meta **out) {
     return PD_OK;
 }
 
-bool pd_tensor_wants_grad(const pd_tensor *t) { return t->requires_grad || (t->base && t->base->requires_grad && t->base->meta && t->base->meta->rebased); }
+bool pd_tensor_wants_grad(const pd_tensor *t) {
+    return t->requires_grad || (t->base && t->base->requires_grad && t->base->meta && t->base->meta->rebased);
+}
 
 pd_status pd_tensor_history(pd_tensor *t, pd_node **fn, int *index) {
     pd_meta *m = t->meta;
@@ -141,8 +143,8 @@ pd_status pd_tensor_retain_grad(pd_tensor *t) {
 
 /* ---- nodes ------------------------------------------------------------------------------------------------------- */
 
-pd_status pd_node_new(const pd_node_kind *kind, const pd_def *def, const void *attrs, size_t attr_bytes, pd_tensor *const *in,
-                      int nin, int nout, int nsaved, pd_node **out) {
+pd_status pd_node_new(const pd_node_kind *kind, const pd_def *def, const void *attrs, size_t attr_bytes,
+                      pd_tensor *const *in, int nin, int nout, int nsaved, pd_node **out) {
     /* One block: node | edges | saved | attrs | sizes of the inputs. */
     size_t dims = 0;
     for (int i = 0; i < nin; i++) dims += in[i] ? (size_t)in[i]->ndim : 0;
@@ -215,9 +217,13 @@ pd_status pd_node_save(pd_node *n, int slot, pd_tensor *t, bool is_out, int inde
     s->is_out = is_out;
     if (!t) return PD_OK;
     if (t->storage->inference)
-        return pd_fail(PD_E_RUNTIME, "%s: %s %d, of shape %s, is an inference tensor, which cannot be saved for the gradient (expected clone(), "
-                       "or no_grad)", pd_node_name(n), is_out ? "output" : "input", index, pd_tensor_shape(t));
-    if (__builtin_expect(pd_saved_hooked, 0) && pd_saved_pack && !(n->def && n->def->op->flags & PD_SAVES_GEOMETRY)) return pack(s, t, is_out);
+        return pd_fail(
+            PD_E_RUNTIME,
+            "%s: %s %d, of shape %s, is an inference tensor, which cannot be saved for the gradient (expected clone(), "
+            "or no_grad)",
+            pd_node_name(n), is_out ? "output" : "input", index, pd_tensor_shape(t));
+    if (__builtin_expect(pd_saved_hooked, 0) && pd_saved_pack && !(n->def && n->def->op->flags & PD_SAVES_GEOMETRY))
+        return pack(s, t, is_out);
     s->version = pd_tensor_version(t);
     if (index < 0 || (!is_out && n->edges[index].leaf)) pd_tensor_retain(s->t = t);
     else PD_TRY(pd_tensor_alias(t, false, &s->t));
@@ -282,8 +288,8 @@ pd_status pd_node_own(pd_node *n, int index, pd_tensor *t) {
 
 /* ---- in-place on a view ------------------------------------------------------------------------------------------ */
 
-/* The base after `inner` wrote one of its views: grad of the old base = grad with the view's part replaced by what inner
-   passes back. The inputs are inner's, with the old base in the place of the view. */
+/* The base after `inner` wrote one of its views: grad of the old base = grad with the view's part replaced by what
+   inner passes back. The inputs are inner's, with the old base in the place of the view. */
 typedef struct slices {
     int written;         /* which input */
     pd_node *inner;      /* [strong] */
@@ -311,7 +317,8 @@ static void run_inner(pd_vjp *v, pd_node *inner, pd_tensor *g, pd_tensor **gin) 
 static void slices_run(pd_vjp *v) {
     slices *s = v->node->extra;
     pd_tensor *t = NULL, *gin[PD_MAX_PARAMS] = {0}; /* in-place ops have fixed inputs */
-    /* A copy of g in the base's own layout, so that the view's strides address it. Ops throughout: recorded if need be. */
+    /* A copy of g in the base's own layout, so that the view's strides address it. Ops throughout: recorded if need be.
+     */
     pd_status status = pd_engine.zeros_like(s->base, &t);
     pd_tensor *whole = pd_vjp_keep(v, status, t), *part, *g, *back;
     if (!whole || (v->status = pd_engine.write(whole, v->g[0]))) return;
@@ -333,7 +340,8 @@ static void slices_run(pd_vjp *v) {
 
 static pd_node *slices_inner(const pd_node *n) { return n->extra ? ((const slices *)n->extra)->inner : NULL; }
 
-static const pd_node_kind copy_slices = {.name = "copy_slices", .run = slices_run, .drop = slices_drop, .inner = slices_inner};
+static const pd_node_kind copy_slices = {
+    .name = "copy_slices", .run = slices_run, .drop = slices_drop, .inner = slices_inner};
 
 static pd_status rebase_view(pd_node *n, pd_tensor *t, int written) {
     pd_tensor *base = t->base, *in[PD_MAX_PARAMS];
@@ -341,8 +349,10 @@ static pd_status rebase_view(pd_node *n, pd_tensor *t, int written) {
     pd_node *cs;
     slices *s;
     if (n->nin > PD_MAX_PARAMS || n->nout > 1)
-        return pd_fail(PD_E_NOTIMPL, "%s: a view is written in place beside %d inputs and %d outputs (expected at most %d and 1; clone it)",
-                       pd_node_name(n), n->nin, n->nout, PD_MAX_PARAMS);
+        return pd_fail(
+            PD_E_NOTIMPL,
+            "%s: a view is written in place beside %d inputs and %d outputs (expected at most %d and 1; clone it)",
+            pd_node_name(n), n->nin, n->nout, PD_MAX_PARAMS);
     PD_TRY(pd_meta_get(base, &bm));
     for (int i = 0; i < n->nin; i++) in[i] = i == written ? base : NULL;
     PD_TRY(pd_node_new(&copy_slices, NULL, NULL, 0, in, n->nin, 1, 0, &cs));
@@ -424,9 +434,13 @@ static pd_status check_version(const pd_node *n, const pd_saved *s) {
     if (version == s->version) return PD_OK;
     return pd_fail(PD_E_RUNTIME,
                    "%s: %s %d, %s of shape %s, is needed for the gradient but was modified by an in-place op: it is at "
-                   "version %u (expected %u)", pd_node_name(n), s->is_out ? "output" : s->index < 0 ? "saved tensor" : "input",
-                   s->index < 0 ? (int)(s - n->saved) : s->index, pd_dtype_name((pd_dtype)s->t->dtype), pd_tensor_shape(s->t),
-                   version, s->version);
+                   "version %u (expected %u)",
+                   pd_node_name(n),
+                   s->is_out      ? "output"
+                   : s->index < 0 ? "saved tensor"
+                                  : "input",
+                   s->index < 0 ? (int)(s - n->saved) : s->index, pd_dtype_name((pd_dtype)s->t->dtype),
+                   pd_tensor_shape(s->t), version, s->version);
 }
 
 /* [new] t's values, laid out like `as`. */
@@ -444,9 +458,12 @@ static pd_status call_unpack(const pd_node *n, const pd_saved *s, pd_tensor **ou
     PD_TRY(s->packed->call(s->packed->ctx, &t));
     pd_status status = PD_OK;
     if (!pd_tensor_same_shape(t, s->t) || t->dtype != s->t->dtype)
-        status = pd_fail(PD_E_SHAPE, "%s: the hook for saved tensors gave back %s of shape %s (expected %s of shape %s)", pd_node_name(n),
-                         pd_dtype_name((pd_dtype)t->dtype), pd_tensor_shape(t), pd_dtype_name((pd_dtype)s->t->dtype), pd_tensor_shape(s->t));
-    else if (memcmp(t->stride, s->t->stride, sizeof *t->stride * (size_t)t->ndim) && pd_shape_is_dense(t->ndim, t->size, s->t->stride))
+        status =
+            pd_fail(PD_E_SHAPE, "%s: the hook for saved tensors gave back %s of shape %s (expected %s of shape %s)",
+                    pd_node_name(n), pd_dtype_name((pd_dtype)t->dtype), pd_tensor_shape(t),
+                    pd_dtype_name((pd_dtype)s->t->dtype), pd_tensor_shape(s->t));
+    else if (memcmp(t->stride, s->t->stride, sizeof *t->stride * (size_t)t->ndim) &&
+             pd_shape_is_dense(t->ndim, t->size, s->t->stride))
         status = laid_out(t, s->t, &copy);
     else if (s->index >= 0) status = pd_tensor_alias(t, false, &copy); /* its history is the node's to give */
     else pd_tensor_retain(copy = t);
@@ -474,20 +491,25 @@ static pd_status restore(pd_node *n, const pd_saved *s, pd_tensor **out) {
 pd_status pd_node_unpack(pd_node *n, int slot, pd_tensor **out) {
     *out = NULL;
     if (n->freed)
-        return pd_fail(PD_E_RUNTIME, "%s: the saved tensors were freed by an earlier backward (expected retain_graph=True there)", pd_node_name(n));
+        return pd_fail(PD_E_RUNTIME,
+                       "%s: the saved tensors were freed by an earlier backward (expected retain_graph=True there)",
+                       pd_node_name(n));
     if (!n->saved[slot].t) return PD_OK;
     if (!n->saved[slot].packed) PD_TRY(check_version(n, &n->saved[slot]));
     else if (!pd_grad_mode) return call_unpack(n, &n->saved[slot], out);
     return restore(n, &n->saved[slot], out);
 }
 
-static pd_tensor *find(const pd_vjp *v, const pd_saved *s) { return v->unpacked ? v->unpacked[s - v->node->saved] : NULL; }
+static pd_tensor *find(const pd_vjp *v, const pd_saved *s) {
+    return v->unpacked ? v->unpacked[s - v->node->saved] : NULL;
+}
 
 /* The same for each vjp that asks: hooks are called once for a slot. */
 static pd_tensor *unpack_once(pd_vjp *v, const pd_saved *s) {
     pd_tensor *t = find(v, s);
     if (t) return t;
-    if (!v->unpacked && (v->status = pd_calloc((size_t)v->node->nsaved * sizeof *v->unpacked, "tape", &v->unpacked))) return NULL;
+    if (!v->unpacked && (v->status = pd_calloc((size_t)v->node->nsaved * sizeof *v->unpacked, "tape", &v->unpacked)))
+        return NULL;
     pd_status status = v->create_graph ? restore(v->node, s, &t) : call_unpack(v->node, s, &t);
     return v->unpacked[s - v->node->saved] = pd_vjp_keep(v, status, t);
 }
@@ -519,7 +541,8 @@ static void run_op(pd_vjp *v) {
     if (!v->status && op->vjp_fast && !v->create_graph) op->vjp_fast(v);
     else if (!v->status && op->vjp) op->vjp(v);
     else if (!v->status)
-        v->status = pd_fail(PD_E_NOTIMPL, "%s: its gradient cannot be differentiated again (create_graph)", v->node->def->name);
+        v->status =
+            pd_fail(PD_E_NOTIMPL, "%s: its gradient cannot be differentiated again (create_graph)", v->node->def->name);
     if (!v->status) v->status = pd_device_check(d, v->node->def->name);
     pd_device_here = was;
 }

@@ -2,8 +2,8 @@
 
    Edges point from an op's node to where its inputs came from: the node that made them, or the leaf itself. Hence
      output.meta -> node -> edge -> node -> ... -> edge -> leaf        (strong, in this direction only)
-   and nothing points back: a node saves its inputs and outputs as aliases without autograd, so there is no cycle through a
-   saved output; unpacking restores the history from the edges. Freed by a loop, never by recursion. */
+   and nothing points back: a node saves its inputs and outputs as aliases without autograd, so there is no cycle
+   through a saved output; unpacking restores the history from the edges. Freed by a loop, never by recursion. */
 #ifndef PD_AUTOGRAD_TAPE_H
 #define PD_AUTOGRAD_TAPE_H
 
@@ -15,12 +15,15 @@ typedef struct pd_edge {
     pd_tensor *leaf;      /* [strong] the leaf, or NULL; neither: no gradient wanted */
     int index;            /* which output of fn */
     int8_t dtype, ndim;
-    const int64_t *size;  /* dtype and shape of the input, known also where no gradient is wanted; in the node's memory */
+    const int64_t
+        *size; /* dtype and shape of the input, known also where no gradient is wanted; in the node's memory */
 } pd_edge;
 
 typedef struct pd_saved {
-    pd_tensor *t;       /* [strong] an alias without autograd, or a leaf itself; with `packed` a shell: dtype, sizes and strides */
-    pd_closure *packed; /* [owned] NULL, or what a hook made of it: call(ctx, pd_tensor **) gives [new] the tensor back */
+    pd_tensor
+        *t; /* [strong] an alias without autograd, or a leaf itself; with `packed` a shell: dtype, sizes and strides */
+    pd_closure
+        *packed; /* [owned] NULL, or what a hook made of it: call(ctx, pd_tensor **) gives [new] the tensor back */
     unsigned version;
     int16_t index; /* of the input or output; -1: neither, t is kept itself */
     bool is_out;
@@ -61,8 +64,10 @@ typedef struct pd_node {
     pd_saved *saved;
     void *attrs;
     pd_hook *hooks;      /* [owned] PD_HOOK_GRAD, on outputs */
-    pd_closure trace;    /* of anomaly mode: says where forward made the node, called with its name when its backward fails */
-    struct pd_node *next; /* in a list that some walk keeps: of dying nodes, of those that the host's collector goes through */
+    pd_closure
+        trace; /* of anomaly mode: says where forward made the node, called with its name when its backward fails */
+    struct pd_node
+        *next; /* in a list that some walk keeps: of dying nodes, of those that the host's collector goes through */
     pd_seen seen;
 } pd_node;
 
@@ -84,22 +89,24 @@ typedef struct pd_meta {
     pd_hook *hooks;          /* [owned] of a leaf */
     uint32_t rebased;        /* of a base: how often an in-place op on a view gave it a new grad_fn */
     uint32_t base_rebased;   /* of a view: the base's count when grad_fn was last made */
-    bool sealed;             /* shares memory in a way that the tape does not know: in-place ops raise (pd_node_foreign) */
+    bool sealed; /* shares memory in a way that the tape does not know: in-place ops raise (pd_node_foreign) */
     pd_low low;
     uint64_t retained;       /* the hook on grad_fn that keeps .grad of a tensor that is no leaf; 0: none */
 } pd_meta;
 
 extern _Thread_local bool pd_grad_mode; /* starts true */
 
-/* Anomaly mode, of the process: nodes remember where they were made; with check_nan a NaN in a gradient is a failure. */
+/* Anomaly mode, of the process: nodes remember where they were made; with check_nan a NaN in a gradient is a
+   failure. */
 typedef struct pd_anomaly_mode {
     bool on, check_nan;
     pd_status (*trace)(pd_closure *out); /* set by the host */
 } pd_anomaly_mode;
 extern pd_anomaly_mode pd_anomaly;
 
-/* What the host's saved-tensor hooks of this thread make of a tensor that is about to be saved (an output: an alias of it without
-   autograd); NULL: it is kept as it is. What a hook gives back is checked for dtype and shape, its in-place writes are not. */
+/* What the host's saved-tensor hooks of this thread make of a tensor that is about to be saved (an output: an alias of
+   it without autograd); NULL: it is kept as it is. What a hook gives back is checked for dtype and shape, its in-place
+   writes are not. */
 extern _Thread_local pd_status (*pd_saved_pack)(pd_tensor *t, pd_closure *out);
 extern atomic_bool pd_saved_hooked; /* some thread has had hooks: false spares all others the look at pd_saved_pack */
 
@@ -111,13 +118,16 @@ void pd_tensor_forget(pd_tensor *t);           /* history, gradient and hooks */
 bool pd_tensor_wants_grad(const pd_tensor *t); /* requires_grad, a view's through its base too */
 
 /* [new] a node with edges to the histories of the inputs; nin edges, attrs copied. */
-pd_status pd_node_new(const pd_node_kind *kind, const pd_def *def, const void *attrs, size_t attr_bytes, pd_tensor *const *in,
-                      int nin, int nout, int nsaved, pd_node **out);
+pd_status pd_node_new(const pd_node_kind *kind, const pd_def *def, const void *attrs, size_t attr_bytes,
+                      pd_tensor *const *in, int nin, int nout, int nsaved, pd_node **out);
 pd_status pd_node_save(pd_node *n, int slot, pd_tensor *t, bool is_out, int index);
-/* [new] what a slot keeps, with its history; NULL for an empty one. PD_E_RUNTIME where it was written in place since, or freed. */
+/* [new] what a slot keeps, with its history; NULL for an empty one. PD_E_RUNTIME where it was written in place since,
+ * or freed. */
 pd_status pd_node_unpack(pd_node *n, int slot, pd_tensor **out);
-/* [new] a node whose gradient a function of the host gives: c.call(c.ctx, pd_vjp *). `name` is copied. Takes c over, also on failure. */
-pd_status pd_node_foreign(const char *name, pd_closure c, pd_tensor *const *in, int nin, int nout, int nsaved, pd_node **out);
+/* [new] a node whose gradient a function of the host gives: c.call(c.ctx, pd_vjp *). `name` is copied. Takes c over,
+ * also on failure. */
+pd_status pd_node_foreign(const char *name, pd_closure c, pd_tensor *const *in, int nin, int nout, int nsaved,
+                          pd_node **out);
 const pd_closure *pd_node_closure(const pd_node *n); /* [borrowed from n] NULL where n is no foreign node */
 void pd_node_free_saved(pd_node *n);
 static inline void pd_node_retain(pd_node *n) { atomic_fetch_add_explicit(&n->refs, 1, memory_order_relaxed); }
@@ -125,11 +135,12 @@ void pd_node_release(pd_node *n);
 const char *pd_node_name(const pd_node *n);
 /* Makes t the index-th output of n. */
 pd_status pd_node_own(pd_node *n, int index, pd_tensor *t);
-/* t was written in place by the call that n records (t is its input `written` and output `index`): t's history, and that of its
-   base, move on. n has one output where t is a view. */
+/* t was written in place by the call that n records (t is its input `written` and output `index`): t's history, and
+   that of its base, move on. n has one output where t is a view. */
 pd_status pd_node_rebase(pd_node *n, pd_tensor *t, int written, int index);
 
-uint64_t pd_hook_add(pd_hook **list, pd_hook_kind kind, int index, pd_closure c, pd_status *status); /* id; 0 on failure */
+uint64_t pd_hook_add(pd_hook **list, pd_hook_kind kind, int index, pd_closure c,
+                     pd_status *status); /* id; 0 on failure */
 void pd_hook_remove(pd_hook **list, uint64_t id);
 extern atomic_int pd_hooks_running; /* backwards under way in the process: lists keep their links meanwhile */
 int64_t pd_node_live(void);
@@ -147,13 +158,15 @@ typedef struct pd_engine_ops {
     pd_status (*clone)(pd_tensor *t, pd_tensor **out);                     /* keeps dense strides */
     pd_status (*ones_like)(pd_tensor *t, pd_tensor **out);
     pd_status (*zeros_like)(pd_tensor *t, pd_tensor **out);
-    pd_status (*move)(pd_tensor *t, const pd_device *to, bool wait, pd_tensor **out); /* to another device, dense strides kept: recordable */
+    pd_status (*move)(pd_tensor *t, const pd_device *to, bool wait,
+                      pd_tensor **out); /* to another device, dense strides kept: recordable */
     /* view of t's storage with the geometry of `like`: recordable */
     pd_status (*as_strided)(pd_tensor *t, const pd_tensor *like, pd_tensor **out);
 } pd_engine_ops;
 extern pd_engine_ops pd_engine;
 
-/* --- what a vjp sees ------------------------------------------------------------------------------------------------ */
+/* --- what a vjp sees
+   ------------------------------------------------------------------------------------------------ */
 
 typedef struct pd_vjp {
     pd_node *node;

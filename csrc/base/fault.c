@@ -16,7 +16,8 @@ static pthread_once_t once = PTHREAD_ONCE_INIT;
 static void read_flag(void) {
     const char *text = pd_flags_get()->FAULT, *colon = strchr(text, ':');
     for (int k = 0; colon && k < PD_FAULTS; k++)
-        if (strlen(pd_fault_names[k]) == (size_t)(colon - text) && !strncmp(text, pd_fault_names[k], (size_t)(colon - text)))
+        if (strlen(pd_fault_names[k]) == (size_t)(colon - text) &&
+            !strncmp(text, pd_fault_names[k], (size_t)(colon - text)))
             faults[k].at = strtoll(colon + 1, NULL, 10);
 }
 

@@ -6,11 +6,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define out_of_memory(bytes, what) pd_fail(PD_E_MEMORY, "%s: out of memory: tried to allocate %zu bytes", what, (size_t)(bytes))
+#define out_of_memory(bytes, what) \
+    pd_fail(PD_E_MEMORY, "%s: out of memory: tried to allocate %zu bytes", what, (size_t)(bytes))
 
-/* Freed blocks wait for the next request of their size, by thread and class: classes of 16 bytes each up to 1 KiB, then four for each
-   power of two. So what a step allocates is what the one before has freed, in any number (the C library keeps seven of a size), and
-   a steady step asks the system for nothing. */
+/* Freed blocks wait for the next request of their size, by thread and class: classes of 16 bytes each up to 1 KiB, then
+   four for each power of two. So what a step allocates is what the one before has freed, in any number (the C library
+   keeps seven of a size), and a steady step asks the system for nothing. */
 enum { FINE = 64, CLASSES = FINE + 4 * 7 }; /* up to 128 KiB */
 #define MOST ((size_t)2 << 20)              /* bytes that wait in a thread */
 
@@ -65,7 +66,8 @@ void pd_mem_trim(void) {
 static void *take(size_t bytes) {
     int c = class_for(bytes);
     pool *p = mine;
-    for (int from = c; p && from <= c + 1 && from < CLASSES; from++) { /* the system's blocks may be 16 bytes larger than asked for */
+    for (int from = c; p && from <= c + 1 && from < CLASSES;
+         from++) { /* the system's blocks may be 16 bytes larger than asked for */
         block *b = p->free[from];
         if (!b) continue;
         p->free[from] = b->next;

@@ -24,8 +24,8 @@ void pd_mem_trim(void); /* gives back what the calling thread has freed */
 #define PD_KEEPS_FREED 1
 #endif
 
-/* [borrowed from this thread] at least `bytes`, 64-byte aligned, valid until the next call: kept between calls, so that a
-   steady step allocates none; freed when the thread ends. One user at a time: kernels, which call no ops. */
+/* [borrowed from this thread] at least `bytes`, 64-byte aligned, valid until the next call: kept between calls, so that
+   a steady step allocates none; freed when the thread ends. One user at a time: kernels, which call no ops. */
 pd_status pd_scratch(size_t bytes, const char *what, void **out);
 
 /* For allocations made elsewhere (mmap, thread creation) too: true where this one has to fail. */

@@ -68,7 +68,8 @@ static int64_t keep_dims(const int64_t *dims, size_t n) {
     return (int64_t)(p.ndims - n);
 }
 
-void pd_lap_close(const pd_lap *s, pd_lap_kind kind, const char *name, int64_t bytes, const int64_t *dims, size_t ndims, const int64_t *lane) {
+void pd_lap_close(const pd_lap *s, pd_lap_kind kind, const char *name, int64_t bytes, const int64_t *dims, size_t ndims,
+                  const int64_t *lane) {
     if (atomic_load_explicit(&pd_profile_run, memory_order_relaxed) != s->run) return;
     pd_event e = {.begin = s->begin, .end = now(), .bytes = bytes, .kind = kind};
     if (p.how.held) e.held = p.how.held() - s->held;

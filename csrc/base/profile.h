@@ -1,8 +1,8 @@
 /* What ran when: laps, spans of time with a name, in one bounded buffer of the process, for pydist.profiler.
 
    While it is off, beginning a lap is one load and ending it one compare. While it is on, a lap costs two looks at the
-   clock and a short lock when it ends (some 0.2 us). Laps of a thread nest: a reader finds parents and children by their times.
-   What began before the last start or stop is not recorded. */
+   clock and a short lock when it ends (some 0.2 us). Laps of a thread nest: a reader finds parents and children by
+   their times. What began before the last start or stop is not recorded. */
 #ifndef PD_BASE_PROFILE_H
 #define PD_BASE_PROFILE_H
 
@@ -11,11 +11,12 @@
 #include "base/status.h"
 
 typedef enum pd_lap_kind {
-    PD_LAP_OP, PD_LAP_INPLACE, /* an op, called; the same in place or with out= */
-    PD_LAP_BACKWARD,            /* a node's gradient */
-    PD_LAP_CALL,                /* work of the engine that is no op: a backward, an optimizer's step, a collective's call */
-    PD_LAP_USER,                /* record_function */
-    PD_LAP_COMM,                /* a collective under way: its lane is a group, not a thread */
+    PD_LAP_OP,
+    PD_LAP_INPLACE,  /* an op, called; the same in place or with out= */
+    PD_LAP_BACKWARD, /* a node's gradient */
+    PD_LAP_CALL,     /* work of the engine that is no op: a backward, an optimizer's step, a collective's call */
+    PD_LAP_USER,     /* record_function */
+    PD_LAP_COMM,     /* a collective under way: its lane is a group, not a thread */
     PD_LAP_KINDS
 } pd_lap_kind;
 
@@ -48,10 +49,11 @@ typedef struct pd_profile {
 pd_status pd_profile_start(const pd_profile *how);
 void pd_profile_stop(void); /* fine when it is off */
 bool pd_profile_shapes(void);
-/* Of a stopped profiler: [borrowed until the next start] its events in the order of their ends, and how many were not kept. */
+/* Of a stopped profiler: [borrowed until the next start] its events in the order of their ends, and how many were not
+ * kept. */
 const pd_event *pd_profile_events(size_t *count, uint64_t *dropped);
-/* [borrowed likewise] of an event with dims: how many results it has, then for each of them and of its inputs the number of
-   dimensions (-1: no tensor) and the sizes; -2 ends it. */
+/* [borrowed likewise] of an event with dims: how many results it has, then for each of them and of its inputs the
+   number of dimensions (-1: no tensor) and the sizes; -2 ends it. */
 const int64_t *pd_profile_dims(const pd_event *e);
 void pd_profile_clear(void); /* gives the memory of a stopped profiler back */
 
@@ -59,7 +61,8 @@ extern atomic_uint pd_profile_run; /* 0: off, else which run it is */
 
 /* For the inline functions below. */
 pd_lap pd_lap_open(unsigned run);
-void pd_lap_close(const pd_lap *s, pd_lap_kind kind, const char *name, int64_t bytes, const int64_t *dims, size_t ndims, const int64_t *lane);
+void pd_lap_close(const pd_lap *s, pd_lap_kind kind, const char *name, int64_t bytes, const int64_t *dims, size_t ndims,
+                  const int64_t *lane);
 
 static inline pd_lap pd_lap_begin(void) {
     unsigned run = atomic_load_explicit(&pd_profile_run, memory_order_acquire);

@@ -36,7 +36,8 @@ PD_BOTH pd_philox pd_philox_at(uint64_t seed, uint32_t stream, uint64_t call, ui
 PD_BOTH float pd_u32_to_f32(uint32_t u) { return (float)(u >> 8) * 0x1p-24f; }
 PD_BOTH double pd_u64_to_f64(uint64_t u) { return (double)(u >> 11) * 0x1p-53; }
 
-/* The key of one random op call: copied into the op's attributes so that replay and checkpointing give the same draw. */
+/* The key of one random op call: copied into the op's attributes so that replay and checkpointing give the same
+   draw. */
 typedef struct pd_rng_key {
     uint64_t seed, call;
     uint32_t stream;
@@ -50,6 +51,6 @@ pd_rng_key pd_rng_next_of_shard(void);    /* the same, in the shard's own stream
 void pd_rng_set_shard(uint32_t shard);    /* 0: as in one process */
 void pd_rng_get(pd_rng_key *state);       /* {seed, next call, stream} */
 void pd_rng_set(const pd_rng_key *state);
-void pd_rng_own(int own);                 /* 1: this thread gets a generator and shard of its own, copies of the default */
+void pd_rng_own(int own); /* 1: this thread gets a generator and shard of its own, copies of the default */
 
 #endif

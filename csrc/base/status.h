@@ -29,7 +29,8 @@ typedef struct pd_error {
 } pd_error;
 
 /* Records kind and text for this thread. Text longer than the record is cut. */
-void pd_fail_at(const char *file, int line, pd_status kind, const char *fmt, ...) __attribute__((format(printf, 4, 5), cold));
+void pd_fail_at(const char *file, int line, pd_status kind, const char *fmt, ...)
+    __attribute__((format(printf, 4, 5), cold));
 void pd_trail_at(const char *file, int line) __attribute__((cold));
 void pd_error_set_rank(int rank);
 const pd_error *pd_error_get(void); /* [borrowed from the thread] the last failure */

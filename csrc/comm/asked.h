@@ -1,6 +1,6 @@
-/* What a rank tells who asks its process by SIGUSR1: its flight record, to stderr; or to a listener "@pydist-doctor-PID"
-   of the process that sent the signal (python -m pydist.doctor --attach), with where it is and for whom it waits before
-   the record:
+/* What a rank tells who asks its process by SIGUSR1: its flight record, to stderr; or to a listener
+   "@pydist-doctor-PID" of the process that sent the signal (python -m pydist.doctor --attach), with where it is and for
+   whom it waits before the record:
 
        rank 1 of 4
        on 2                                       its wait is for this rank; -1: it waits for nobody, or for anybody

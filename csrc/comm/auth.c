@@ -127,8 +127,8 @@ pd_status pd_control_secret_file(uint8_t secret[PD_SECRET_BYTES], bool *found) {
         return pd_fail(PD_E_DIST, "control: others may read PYDIST_SECRET_FILE %s: mode %03o (expected 600)", path,
                        (unsigned)st.st_mode & 0777);
     if (n < PD_SECRET_BYTES)
-        return pd_fail(PD_E_DIST, "control: PYDIST_SECRET_FILE %s has %zd bytes (expected at least %d random ones)", path,
-                       n, PD_SECRET_BYTES);
+        return pd_fail(PD_E_DIST, "control: PYDIST_SECRET_FILE %s has %zd bytes (expected at least %d random ones)",
+                       path, n, PD_SECRET_BYTES);
     while (n && (text[n - 1] == '\n' || text[n - 1] == '\r')) n--; /* editors disagree about the last line's end */
     pd_sha256 s;
     pd_sha256_init(&s);

@@ -1,14 +1,14 @@
 /* The control plane: one supervisor connection per rank, apart from the data (design 1.2).
 
-   The SERVER is one C thread in the launcher, or in rank 0 where there is none. It keeps the store, and tells every rank
-   what happened to the others: left, raised, died, fell silent. It listens on an abstract unix socket, so nothing lies
-   in a file system, and on request on a tcp socket for the ranks of other hosts. It never blocks on a connection: a
-   stranger, garbage or a silent peer costs one descriptor until the handshake deadline. The CLIENT is one C thread per
-   rank process; it never takes the GIL, so a rank that computes is not a silent one.
+   The SERVER is one C thread in the launcher, or in rank 0 where there is none. It keeps the store, and tells every
+   rank what happened to the others: left, raised, died, fell silent. It listens on an abstract unix socket, so nothing
+   lies in a file system, and on request on a tcp socket for the ranks of other hosts. It never blocks on a connection:
+   a stranger, garbage or a silent peer costs one descriptor until the handshake deadline. The CLIENT is one C thread
+   per rank process; it never takes the GIL, so a rank that computes is not a silent one.
 
-   Who may come in: on the unix socket both sides see through SO_PEERCRED that the other has our user id. On both sockets
-   each proves that it knows the job's secret (HMAC over fresh random numbers of both sides: the secret itself never
-   travels). A connection that closes without goodbye is a dead rank. This authenticates connections, not traffic.
+   Who may come in: on the unix socket both sides see through SO_PEERCRED that the other has our user id. On both
+   sockets each proves that it knows the job's secret (HMAC over fresh random numbers of both sides: the secret itself
+   never travels). A connection that closes without goodbye is a dead rank. This authenticates connections, not traffic.
 
    Addresses: "@name" (unix) and "host:port" or "[v6]:port" (tcp). */
 #ifndef PD_COMM_CONTROL_H
@@ -57,13 +57,12 @@ pd_status pd_control_secret_file(uint8_t secret[PD_SECRET_BYTES], bool *found);
 pd_status pd_control_connect(const char *address, const uint8_t secret[PD_SECRET_BYTES], int rank, int world,
                              double timeout, bool patient, const pd_hooks *hooks, pd_link **out);
 
-/* [new] this rank's link without a launcher; in rank 0 also the [new] server (NULL elsewhere), which must live until the
-   others have left (pd_control_drain).
-     tcp://host:port   rank 0's host. Where that is this host: a unix socket named by user id and port, and besides, for
-                       other hosts, tcp at that address if there is a secret, or PYDIST_INSECURE is set.
-     file://path       a file that all ranks see, on one host; made where it is missing
-     job://name        the ranks of one host that were told this name.
-   secret: PD_SECRET_BYTES that all of them know already; NULL: PYDIST_SECRET_FILE's. */
+/* [new] this rank's link without a launcher; in rank 0 also the [new] server (NULL elsewhere), which must live until
+   the others have left (pd_control_drain). tcp://host:port   rank 0's host. Where that is this host: a unix socket
+   named by user id and port, and besides, for other hosts, tcp at that address if there is a secret, or PYDIST_INSECURE
+   is set. file://path       a file that all ranks see, on one host; made where it is missing job://name        the
+   ranks of one host that were told this name. secret: PD_SECRET_BYTES that all of them know already; NULL:
+   PYDIST_SECRET_FILE's. */
 pd_status pd_control_join(const char *url, const uint8_t *secret, int rank, int world, double timeout,
                           const pd_hooks *hooks, pd_link **out, pd_control_server **server);
 

@@ -93,8 +93,8 @@ static void on_lost(client *c, const char *why) {
     pthread_mutex_unlock(&c->lock);
 }
 
-/* Waits for more. False: the server, which asks every second whether we are there, has been silent for too long (and not
-   we who were stopped meanwhile). */
+/* Waits for more. False: the server, which asks every second whether we are there, has been silent for too long (and
+   not we who were stopped meanwhile). */
 static bool hear_more(client *c, int64_t *heard, int64_t *looked) {
     int64_t silent = (int64_t)(pd_flags_get()->SILENT * 1e9), now;
     int n = poll(&(struct pollfd){.fd = c->wire.fd, .events = POLLIN}, 1, PD_HEARTBEAT_NS / 1000000);
@@ -164,7 +164,8 @@ static pd_status await(client *c, request *r, const pd_store_call *call) {
         }
         if (call->stop && atomic_load_explicit(call->stop, memory_order_acquire))
             return pd_fail(PD_E_DIST, "store: given up");
-        if (waits && late && !call->stop) PD_TRY(pd_link_gone(&c->link)); /* what is there is answered at once, whoever died */
+        if (waits && late && !call->stop)
+            PD_TRY(pd_link_gone(&c->link)); /* what is there is answered at once, whoever died */
         struct timespec until = in_a_slice();
         if (pthread_cond_timedwait(&c->change, &c->lock, &until) != ETIMEDOUT) continue;
         late = true;

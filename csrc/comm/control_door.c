@@ -162,9 +162,11 @@ static pd_status open_tcp(pd_control_server *s, const char *address, bool common
     PD_TRY(pd_auth_resolve(address, &all));
     if (!pd_auth_is_loopback(all->ai_addr) && !common && !pd_flags_get()->INSECURE) {
         freeaddrinfo(all);
-        return pd_fail(PD_E_DIST, "control: refusing to listen on %s, beyond this host, without a secret: give every "
-                                  "host the same file of random bytes (head -c 32 /dev/urandom, mode 0600) and its path "
-                                  "in PYDIST_SECRET_FILE, or set PYDIST_INSECURE=1 on a network that you trust", address);
+        return pd_fail(PD_E_DIST,
+                       "control: refusing to listen on %s, beyond this host, without a secret: give every "
+                       "host the same file of random bytes (head -c 32 /dev/urandom, mode 0600) and its path "
+                       "in PYDIST_SECRET_FILE, or set PYDIST_INSECURE=1 on a network that you trust",
+                       address);
     }
     int fd = s->listening[PD_LISTEN_TCP] = socket(all->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd >= 0) setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);

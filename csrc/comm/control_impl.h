@@ -1,5 +1,6 @@
-/* The inside of the control server, for control_server.c (life, loop), control_door.c (who may come in), control_peers.c
-   (who is here, and how they end), control_store.c. All of it runs on the server's thread, or under its lock. */
+/* The inside of the control server, for control_server.c (life, loop), control_door.c (who may come in),
+   control_peers.c (who is here, and how they end), control_store.c. All of it runs on the server's thread, or under its
+   lock. */
 #ifndef PD_COMM_CONTROL_IMPL_H
 #define PD_COMM_CONTROL_IMPL_H
 

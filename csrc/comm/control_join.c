@@ -18,7 +18,8 @@ typedef struct meeting {
 
 static pd_status at_file(const char *path, meeting *m) {
     struct stat st;
-    int fd = open(path, O_RDONLY | O_CREAT | O_CLOEXEC, 0600); /* whoever comes first makes it: only its number counts */
+    int fd =
+        open(path, O_RDONLY | O_CREAT | O_CLOEXEC, 0600); /* whoever comes first makes it: only its number counts */
     bool good = fd >= 0 && !fstat(fd, &st);
     int error = errno;
     if (fd >= 0) close(fd);
@@ -65,7 +66,8 @@ static pd_status host_server(const meeting *m, const uint8_t *secret, int world,
     if (!m->here)
         return pd_fail(PD_E_VALUE, "init: rank 0 has to run on the host of the address, and %s is none of this host's: "
                                    "is MASTER_ADDR right?", m->address);
-    pd_control_options o = {.name = m->name, .listen = *m->listen ? m->listen : NULL, .secret = secret, .in_rank = true};
+    pd_control_options o = {
+        .name = m->name, .listen = *m->listen ? m->listen : NULL, .secret = secret, .in_rank = true};
     return pd_control_server_new(world, &o, out);
 }
 
@@ -85,14 +87,16 @@ pd_status pd_control_join(const char *url, const uint8_t *given, int rank, int w
     } else
         return pd_fail(PD_E_VALUE, "init: '%s' (expected tcp://host:port, file://path or job://name)", url);
     if (!m.here && !found && !pd_flags_get()->INSECURE)
-        return pd_fail(PD_E_DIST, "init: rank %d cannot join %s, on another host, without a secret: set PYDIST_SECRET_FILE "
-                                  "on every host, or PYDIST_INSECURE=1 on a network that you trust", rank, m.address);
+        return pd_fail(PD_E_DIST,
+                       "init: rank %d cannot join %s, on another host, without a secret: set PYDIST_SECRET_FILE "
+                       "on every host, or PYDIST_INSECURE=1 on a network that you trust",
+                       rank, m.address);
     if (rank == 0) PD_TRY(host_server(&m, given, world, server));
     pd_status status = pd_control_connect(m.here ? m.name : m.address, secret, rank, world, timeout, true, hooks, out);
     explicit_bzero(secret, sizeof secret);
     if (status == PD_E_TIMEOUT && rank > 0)
-        status = pd_fail(PD_E_TIMEOUT, "init: rank %d found no rank 0 at %s within %.1f s: is it running, and on %s?", rank,
-                         url, timeout, m.here ? "this host, as the same user" : "the host of that address");
+        status = pd_fail(PD_E_TIMEOUT, "init: rank %d found no rank 0 at %s within %.1f s: is it running, and on %s?",
+                         rank, url, timeout, m.here ? "this host, as the same user" : "the host of that address");
     if (status) pd_control_server_free(*server);
     if (status) *server = NULL;
     return status;

@@ -55,7 +55,8 @@ bool pd_control_serve(pd_control_server *s, pd_conn *c, int64_t now) {
             else if (c->wire.head.kind != PD_CONTROL_PONG) bad = "a message of an unknown kind";
             if (!bad) continue;
         } else {
-            bad = c->greeted && c->rank < 0 ? "it did not accept our proof: another secret, or another job" : c->wire.why;
+            bad =
+                c->greeted && c->rank < 0 ? "it did not accept our proof: another secret, or another job" : c->wire.why;
         }
         if (c->rank < 0 && !c->doomed) pd_door_refused(s, c, bad);
         else if (state != PD_WIRE_CLOSED) pd_log(PD_LOG_WARN, "control: dropping rank %d: %s", c->rank, bad);
@@ -241,7 +242,8 @@ void pd_control_dead(pd_control_server *s, int rank, const char *how) {
     if (rank < 0 || rank >= s->world || pd_forked_since(s->forks)) return;
     pthread_mutex_lock(&s->lock);
     pd_peer *p = &s->peers[rank];
-    if (p->conn) pd_control_serve(s, p->conn, pd_hooks_now(NULL)); /* a goodbye or traceback still in the socket counts first */
+    if (p->conn)
+        pd_control_serve(s, p->conn, pd_hooks_now(NULL)); /* a goodbye or traceback still in the socket counts first */
     pd_peer_bury(s, rank, how);
     pthread_mutex_unlock(&s->lock);
     wake(s);

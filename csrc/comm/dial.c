@@ -110,7 +110,8 @@ static void fail_try(pd_race *r, pd_try *t, int error) {
 static void start_try(pd_race *r, pd_try *t) {
     const char *variable;
     int on = 1;
-    if (t->face >= 0 && family_faces(r, t->to.ss_family) < 2 && !*pd_flags_iface(&variable)) { /* the routes have no other one */
+    if (t->face >= 0 && family_faces(r, t->to.ss_family) < 2 &&
+        !*pd_flags_iface(&variable)) { /* the routes have no other one */
         fail_try(r, t, 0);
         return;
     }

@@ -1,10 +1,10 @@
 /* Reaching another process: a race between all ways to it.
 
-   A host may have several addresses and this one several interfaces, of which some are dead: an address there then takes
-   minutes to fail. So a try starts a moment after the one before it (at once, where that has failed), and the first that
-   answers wins: each address by the way that this host's routes say, then each through every other interface. The
-   interfaces of PYDIST_IFACE (or GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME) are the only ones, where it is set: names or
-   their beginnings, "eth1,ib"; "^docker,lo": all but these. Addresses of this host are free from it. */
+   A host may have several addresses and this one several interfaces, of which some are dead: an address there then
+   takes minutes to fail. So a try starts a moment after the one before it (at once, where that has failed), and the
+   first that answers wins: each address by the way that this host's routes say, then each through every other
+   interface. The interfaces of PYDIST_IFACE (or GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME) are the only ones, where it is
+   set: names or their beginnings, "eth1,ib"; "^docker,lo": all but these. Addresses of this host are free from it. */
 #ifndef PD_COMM_DIAL_H
 #define PD_COMM_DIAL_H
 
@@ -39,8 +39,9 @@ typedef struct pd_race {
 pd_status pd_dial_faces(pd_face *faces, int *count);
 /* To "host:port" or "[v6]:port". Adds to a race that is zeros or has others. PD_E_DIST: no such host. */
 pd_status pd_race_add(pd_race *r, const char *address);
-/* The next connection that stands: *fd [new], non-blocking, and in way, PD_WAY_BYTES bytes, the address, the interface and
-   why this one. *fd -1: nobody has answered, r->error says why; at the latest at the deadline (of the hooks' clock). */
+/* The next connection that stands: *fd [new], non-blocking, and in way, PD_WAY_BYTES bytes, the address, the interface
+   and why this one. *fd -1: nobody has answered, r->error says why; at the latest at the deadline (of the hooks'
+   clock). */
 pd_status pd_race_next(pd_race *r, int64_t deadline, const pd_hooks *hooks, int *fd, char *way);
 void pd_race_end(pd_race *r);
 

@@ -7,7 +7,14 @@
 
 #define ROWS_MAX (1 << 20)
 
-enum { STATE, IDENTITY, SITE = IDENTITY + 3, POSTED, ENDED, WAITED }; /* STATE: sequence number, then the state's byte */
+enum {
+    STATE,
+    IDENTITY,
+    SITE = IDENTITY + 3,
+    POSTED,
+    ENDED,
+    WAITED
+}; /* STATE: sequence number, then the state's byte */
 _Static_assert(sizeof(pd_identity) == 24 && WAITED < 8, "a row is one cache line");
 
 typedef struct row { /* as read */

@@ -1,8 +1,9 @@
-/* The flight record of a group: its last PYDIST_FLIGHT collectives, and as many messages in a record of their own, for the
-   text that explains a failure.
+/* The flight record of a group: its last PYDIST_FLIGHT collectives, and as many messages in a record of their own, for
+   the text that explains a failure.
 
-   One writer at a time (whoever runs the queue; whoever holds the messages' lock), readers on any thread without a lock: a row is eight words, the first of which
-   is cleared before and stored after the others. Times are the processor's ticks, which cost a third of a clock call. */
+   One writer at a time (whoever runs the queue; whoever holds the messages' lock), readers on any thread without a
+   lock: a row is eight words, the first of which is cleared before and stored after the others. Times are the
+   processor's ticks, which cost a third of a clock call. */
 #ifndef PD_COMM_FLIGHT_H
 #define PD_COMM_FLIGHT_H
 

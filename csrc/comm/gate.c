@@ -49,7 +49,9 @@ bool pd_gate_open(pd_group *g, pd_work *w) {
     return !g->mesh || pd_mesh_flush(g->mesh); /* what is on its way may be overwritten after the gate */
 }
 
-static size_t place_of(const pd_group *g, const void *p) { return (size_t)((const char *)p - (char *)g->boards[g->rank]); }
+static size_t place_of(const pd_group *g, const void *p) {
+    return (size_t)((const char *)p - (char *)g->boards[g->rank]);
+}
 
 void pd_gate_send_line(pd_group *g, const pd_line *line) {
     const char *rest = (const char *)line + sizeof line->seq;

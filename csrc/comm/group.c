@@ -25,7 +25,8 @@ static pd_status choose(pd_group *g, const pd_group_options *o) {
     g->blocked_ns = (int64_t)(pd_flags_get()->BLOCKED * 1e9);
     g->check = pd_flags_get()->CHECK != 0 && !(o && o->unchecked);
     g->slot = o && o->slot ? (o->slot + 1023) & ~(size_t)1023 : SLOT_BYTES;
-    if (g->slot < (size_t)g->size * 64) g->slot = (size_t)g->size * 64; /* at least some elements of every rank's part */
+    if (g->slot < (size_t)g->size * 64)
+        g->slot = (size_t)g->size * 64;                            /* at least some elements of every rank's part */
     g->share = (g->slot / (size_t)g->size + 2047) & ~(size_t)1023; /* its largest part: one more block of 64 elements */
     return pd_tuning_forced(algo, g->fast, &g->forced);
 }
@@ -113,8 +114,16 @@ static pd_status connect_mesh(pd_group *g, size_t bytes, bool near) {
     g->spins = g->spins_max = near ? MESH_SPINS : 0;
     for (int r = 0; r < g->size; r++) PD_TRY(g->transport->alloc(bytes, &g->parts[r]));
     for (int r = 0; r < g->size; r++) g->peers[r] = g->parts[r].ptr;
-    pd_mesh_plan plan = {.link = g->link, .rank = g->rank, .size = g->size, .ranks = g->ranks, .epoch = g->epoch,
-                         .parts = g->peers, .bytes = bytes, .near = near, .timeout_ns = g->timeout_ns, .stop = &g->abort};
+    pd_mesh_plan plan = {.link = g->link,
+                         .rank = g->rank,
+                         .size = g->size,
+                         .ranks = g->ranks,
+                         .epoch = g->epoch,
+                         .parts = g->peers,
+                         .bytes = bytes,
+                         .near = near,
+                         .timeout_ns = g->timeout_ns,
+                         .stop = &g->abort};
     return (g->kind ? g->kind : &pd_mesh_tcp)->make(&plan, &g->mesh);
 }
 

@@ -30,7 +30,8 @@ typedef struct pd_group_options {
     const struct pd_tuning *tunings; /* measured ones; those for its transport and size are used, if rank 0 has them */
     size_t tuning_count;
     size_t slot;      /* bytes of a piece; 0: the measured default */
-    const int *ranks; /* NULL: all of the link's, in order; else `size` of them, by rank of the group, ours among them */
+    const int
+        *ranks; /* NULL: all of the link's, in order; else `size` of them, by rank of the group, ours among them */
     int size;
     uint32_t epoch;   /* 0: the link's next, which all ranks of the link count; else one that these ranks agreed on */
     const struct pd_mesh_kind *kind; /* NULL: by where the ranks are; else messages of this kind (transport/mesh.h) */
@@ -88,9 +89,9 @@ pd_status pd_group_barrier(pd_group *g, uint64_t site, pd_work **work);
 /* all[r * bytes ...] = rank r's `mine`: for ranks to agree on a layout, a hash, a status. */
 pd_status pd_group_agree(pd_group *g, const void *mine, void *all, size_t bytes, uint64_t site);
 
-/* A message of `count` elements to or from another rank, beside the collectives: in order for each pair and tag, taken by
-   a receive of the same tag, count and dtype (else PD_E_MISMATCH on both, and the group ends). src -1: from whoever has
-   sent first. A send is done once `buf` may be used again. `work` as above, pd_work_source(): who has sent. */
+/* A message of `count` elements to or from another rank, beside the collectives: in order for each pair and tag, taken
+   by a receive of the same tag, count and dtype (else PD_E_MISMATCH on both, and the group ends). src -1: from whoever
+   has sent first. A send is done once `buf` may be used again. `work` as above, pd_work_source(): who has sent. */
 pd_status pd_group_send(pd_group *g, const void *buf, int64_t count, pd_dtype dtype, int dst, int tag, uint64_t site,
                         pd_work **work);
 pd_status pd_group_recv(pd_group *g, void *buf, int64_t count, pd_dtype dtype, int src, int tag, uint64_t site,

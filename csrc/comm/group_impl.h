@@ -1,4 +1,5 @@
-/* The inside of a group, for group.c (life), collectives.c, queue.c (how they run), gate.c (waiting), poison.c (failure), segment.c. */
+/* The inside of a group, for group.c (life), collectives.c, queue.c (how they run), gate.c (waiting), poison.c
+ * (failure), segment.c. */
 #ifndef PD_COMM_GROUP_IMPL_H
 #define PD_COMM_GROUP_IMPL_H
 
@@ -41,7 +42,7 @@ struct pd_group {
     pd_region *parts;
     pd_board **boards;
     char **memory;
-    int local;          /* over 1: the ranks of each host, which are a subtree of the order, share memory besides the mesh: */
+    int local; /* over 1: the ranks of each host, which are a subtree of the order, share memory besides the mesh: */
     pd_region *near;    /* by rank: of our host's, else zeros; of near_transport */
     char **near_memory; /* their slots and shares */
     const pd_transport *near_transport;

@@ -148,7 +148,12 @@ static void free_link(pd_link *link) {
 }
 
 static const pd_link_ops ops = {
-    .transport = &pd_transport_inproc, .answers = true, .call = call, .tell = tell, .close = close_link, .free = free_link,
+    .transport = &pd_transport_inproc,
+    .answers = true,
+    .call = call,
+    .tell = tell,
+    .close = close_link,
+    .free = free_link,
 };
 
 pd_status pd_hub_join(pd_hub *hub, int rank, const pd_hooks *hooks, pd_link **out) {

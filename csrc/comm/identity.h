@@ -17,10 +17,20 @@
 #include "base/status.h"
 
 typedef enum pd_collective {
-    PD_COLL_ALL_REDUCE, PD_COLL_BROADCAST, PD_COLL_BARRIER, PD_COLL_ALL_GATHER, PD_COLL_REDUCE_SCATTER, PD_COLL_REDUCE,
-    PD_COLL_GATHER, PD_COLL_SCATTER, PD_COLL_ALL_TO_ALL,
-    PD_COLL_INIT, PD_COLL_SEGMENT, PD_COLL_AGREE, /* all_gather under a name of its own: made by the engine itself */
-    PD_COLL_SEND, PD_COLL_RECV,                   /* between two ranks, not on the board: root is the peer, scale the tag */
+    PD_COLL_ALL_REDUCE,
+    PD_COLL_BROADCAST,
+    PD_COLL_BARRIER,
+    PD_COLL_ALL_GATHER,
+    PD_COLL_REDUCE_SCATTER,
+    PD_COLL_REDUCE,
+    PD_COLL_GATHER,
+    PD_COLL_SCATTER,
+    PD_COLL_ALL_TO_ALL,
+    PD_COLL_INIT,
+    PD_COLL_SEGMENT,
+    PD_COLL_AGREE, /* all_gather under a name of its own: made by the engine itself */
+    PD_COLL_SEND,
+    PD_COLL_RECV, /* between two ranks, not on the board: root is the peer, scale the tag */
     PD_COLL_COUNT
 } pd_collective;
 

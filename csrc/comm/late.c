@@ -33,7 +33,8 @@ void pd_late_begin(pd_late *l, int64_t deadline) {
     l->next = l->start + l->g->blocked_ns;
     show(l);
     atomic_store_explicit(&s->seq, l->w->seq, memory_order_relaxed);
-    atomic_store_explicit(&s->message, l->w->id.coll == PD_COLL_SEND || l->w->id.coll == PD_COLL_RECV, memory_order_relaxed);
+    atomic_store_explicit(&s->message, l->w->id.coll == PD_COLL_SEND || l->w->id.coll == PD_COLL_RECV,
+                          memory_order_relaxed);
     atomic_store_explicit(&s->since, l->start, memory_order_release);
 }
 

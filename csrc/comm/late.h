@@ -2,8 +2,8 @@
    warning, and ends with PD_E_TIMEOUT where it has lasted too long or can never end.
 
    It can never end where a rank that is missing waits itself for one that ... waits for us. A rank says, asked where it
-   is, for whom it has waited for PYDIST_BLOCKED seconds; the chain of such ranks is followed, one question at a time. It
-   ends at a rank that computes (nothing is wrong), comes back here, or is longer than there are ranks, and so is a
+   is, for whom it has waited for PYDIST_BLOCKED seconds; the chain of such ranks is followed, one question at a time.
+   It ends at a rank that computes (nothing is wrong), comes back here, or is longer than there are ranks, and so is a
    circle. A rank that goes from one wait to the next is not blocked. */
 #ifndef PD_COMM_LATE_H
 #define PD_COMM_LATE_H
@@ -16,7 +16,8 @@ typedef struct pd_late {
     bool (*is_missing)(const pd_group *, const pd_work *, int rank);
     bool any; /* it waits for whoever comes first */
     int64_t start, deadline, asked;
-    int64_t from; /* the timeout counts from here: from the start, or from when a long task of a missing rank was known */
+    int64_t
+        from; /* the timeout counts from here: from the start, or from when a long task of a missing rank was known */
     bool warned;
     int64_t next; /* the next look at the chain */
     int chain[PD_PLACES], hops, last; /* its first ranks, how many there are, the newest */

@@ -108,7 +108,7 @@ static pd_weight describe(const pd_link *link, const pd_news *n, const char *tex
     return weight;
 }
 
-/* ---- where everybody is ------------------------------------------------------------------------------------------- */
+/* ---- where everybody is ------------------------------------------------------------------------------------------ */
 
 void pd_link_ask(pd_link *link, int rank) {
     if (!link->ops->answers) return;

@@ -1,14 +1,14 @@
 /* Messages between two ranks of a group, beside the queue of its collectives.
 
-   Every rank's part of the control memory ends with a lane per peer. Lane d of rank r is the ring in which r writes to d,
-   the bytes ever written to it (head), and the bytes that r has taken from d's ring for it (ack):
+   Every rank's part of the control memory ends with a lane per peer. Lane d of rank r is the ring in which r writes to
+   d, the bytes ever written to it (head), and the bytes that r has taken from d's ring for it (ack):
 
      part of r:  board, slots, shares | lane 0 | lane 1 | ...       lane = head | ack | ring
 
-   Every word has one writer, so the lanes work over mirrored memory as they do over shared memory. A message is a letter
-   (what it holds) and its bytes, cut as the ring has room. Messages of a pair arrive in the order of sending; a receive
-   takes the oldest one of its tag. What nobody has asked for yet is put aside in private memory, so two ranks that send
-   to each other both get done; where there is no memory for that, it waits in the ring.
+   Every word has one writer, so the lanes work over mirrored memory as they do over shared memory. A message is a
+   letter (what it holds) and its bytes, cut as the ring has room. Messages of a pair arrive in the order of sending; a
+   receive takes the oldest one of its tag. What nobody has asked for yet is put aside in private memory, so two ranks
+   that send to each other both get done; where there is no memory for that, it waits in the ring.
 
    Whoever waits, for a message or a collective, carries all lanes on. State is under p2p->lock, which is never held
    while waiting; a mesh is touched only under the group's lock as well. */
@@ -73,7 +73,9 @@ static pd_lane *lane_of(const pd_group *g, int owner, int peer) {
     return (pd_lane *)(void *)((char *)g->boards[owner] + g->p2p->at + (size_t)peer * stride(g->p2p));
 }
 
-static size_t place_of(const pd_group *g, const void *x) { return (size_t)((const char *)x - (char *)g->boards[g->rank]); }
+static size_t place_of(const pd_group *g, const void *x) {
+    return (size_t)((const char *)x - (char *)g->boards[g->rank]);
+}
 
 /* ---- the ends of works ------------------------------------------------------------------------------------------- */
 

@@ -77,8 +77,8 @@ static pd_status fetch(pd_group *g, uint32_t id, int rank, pd_store_reply *reply
         status = g->link->ops->call(g->link, &call, reply);
     }
     if (status == PD_E_TIMEOUT)
-        return pd_fail(PD_E_TIMEOUT, "init: rank %d waited %.1f s for rank %d to join group %u", pd_group_name(g, g->rank),
-                       (double)g->timeout_ns * 1e-9, pd_group_name(g, rank), g->epoch);
+        return pd_fail(PD_E_TIMEOUT, "init: rank %d waited %.1f s for rank %d to join group %u",
+                       pd_group_name(g, g->rank), (double)g->timeout_ns * 1e-9, pd_group_name(g, rank), g->epoch);
     return status;
 }
 

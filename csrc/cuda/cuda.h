@@ -1,7 +1,8 @@
 /* What all kernels of the library share: launches, element types, vector loads, and how the host is asked.
 
-   Compiled by nvcc with -fmad=false, so that elementwise functions give the bits of the CPU's; and, for tests, as plain C++ over
-   tests/emulator/cuda_runtime.h. A kernel that uses __syncthreads or shuffles does so in all threads of the block alike. */
+   Compiled by nvcc with -fmad=false, so that elementwise functions give the bits of the CPU's; and, for tests, as plain
+   C++ over tests/emulator/cuda_runtime.h. A kernel that uses __syncthreads or shuffles does so in all threads of the
+   block alike. */
 #ifndef PD_CUDA_CUDA_H
 #define PD_CUDA_CUDA_H
 
@@ -10,7 +11,7 @@
 #include "device/cuda_library.h"
 #include "kernels/kernels.h"
 
-/* ---- the host's side ------------------------------------------------------------------------------------------------- */
+/* ---- the host's side --------------------------------------------------------------------------------------------- */
 
 extern __thread cudaStream_t pd_cuda_stream_now; /* of this thread's launches */
 extern const pd_cuda_host *pd_cuda_lent;
@@ -30,7 +31,9 @@ static inline int64_t blocks_for(int64_t n, int threads, int each) {
     return blocks < (1 << 20) ? blocks : 1 << 20;
 }
 
-static inline void no_kernel_for(pd_dtype) { pd_cuda_lent->refuse(PD_E_NOTIMPL, "there is no CUDA kernel for this dtype yet"); }
+static inline void no_kernel_for(pd_dtype) {
+    pd_cuda_lent->refuse(PD_E_NOTIMPL, "there is no CUDA kernel for this dtype yet");
+}
 
 template <class T> struct tag { typedef T type; };
 /* f(tag<C type>()) for the element type t. */
@@ -62,7 +65,7 @@ template <class F> static void by_size(size_t size, F f) {
     }
 }
 
-/* ---- element types ----------------------------------------------------------------------------------------------------- */
+/* ---- element types ----------------------------------------------------------------------------------------------- */
 
 /* What elements of type E are computed in. */
 template <class E> struct wide_of { typedef E type; };

@@ -3,7 +3,8 @@
      typedef ... element          the largest operand's type: how many elements make 16 bytes
      template <int V> run(spot)   loads V elements of each operand by spot.get, stores by spot.put
 
-   A loop whose operands are dense or one value each runs flat, in vectors; any other by its strides, an element at a time. */
+   A loop whose operands are dense or one value each runs flat, in vectors; any other by its strides, an element at a
+   time. */
 #ifndef PD_CUDA_EACH_H
 #define PD_CUDA_EACH_H
 
@@ -80,7 +81,8 @@ template <class M, int V> __global__ void each_flat(M map, const __grid_constant
     }
 }
 
-template <class M> __global__ void each_strided(M map, const __grid_constant__ operands o, const __grid_constant__ strided d) {
+template <class M>
+__global__ void each_strided(M map, const __grid_constant__ operands o, const __grid_constant__ strided d) {
     uint32_t step = gridDim.x * blockDim.x;
     spot s;
     s.o = &o;

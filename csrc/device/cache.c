@@ -1,6 +1,6 @@
-/* Two-level bins of free blocks, four for each power of two, and a bit for each bin that has some: a block is found, cut, freed and
-   joined with its neighbours in constant time. Requests up to 1 MiB share segments of 2 MiB, those up to 10 MiB segments of 20 MiB,
-   larger ones have one of their own size (PyTorch's numbers). */
+/* Two-level bins of free blocks, four for each power of two, and a bit for each bin that has some: a block is found,
+   cut, freed and joined with its neighbours in constant time. Requests up to 1 MiB share segments of 2 MiB, those up to
+   10 MiB segments of 20 MiB, larger ones have one of their own size (PyTorch's numbers). */
 #include "device/cache.h"
 
 #include <pthread.h>
@@ -9,7 +9,11 @@
 
 #define MIB ((size_t)1 << 20)
 #define GRAIN ((size_t)512)
-enum { BINS = 4 * 48, BUCKETS = 4096, LOOK = 16 /* blocks of a bin that may be too small, before a larger bin is taken */ };
+enum {
+    BINS = 4 * 48,
+    BUCKETS = 4096,
+    LOOK = 16 /* blocks of a bin that may be too small, before a larger bin is taken */
+};
 
 /* A part of a segment; the blocks of one segment are a list by address. */
 typedef struct block {
@@ -43,7 +47,9 @@ static int bin_of(size_t bytes) { /* whose blocks have at least this lower bound
     int e = 63 - __builtin_clzll(bytes);
     return 4 * e + (int)(bytes >> (e - 2) & 3);
 }
-static block **bucket_of(pd_cache *c, const void *p) { return &c->used[((uintptr_t)p / GRAIN * 0x9E3779B97F4A7C15u) >> 52]; }
+static block **bucket_of(pd_cache *c, const void *p) {
+    return &c->used[((uintptr_t)p / GRAIN * 0x9E3779B97F4A7C15u) >> 52];
+}
 
 static void put_free(block *b) {
     arena *a = b->arena;
@@ -115,8 +121,12 @@ static pd_status out_of_memory(pd_cache *c, size_t bytes) {
     size_t left = 0, total = 0;
     c->stats.failures++;
     c->lib->memory(&left, &total);
-    return pd_fail(PD_E_MEMORY, "tensor: out of memory on %s: tried to allocate %zu bytes; tensors hold %lld, the cache %lld more, and %zu of the "
-                   "device's %zu are free", c->device, bytes, (long long)c->stats.allocated, (long long)(c->stats.reserved - c->stats.allocated), left, total);
+    return pd_fail(PD_E_MEMORY,
+                   "tensor: out of memory on %s: tried to allocate %zu bytes; tensors hold %lld, the cache %lld more, "
+                   "and %zu of the "
+                   "device's %zu are free",
+                   c->device, bytes, (long long)c->stats.allocated, (long long)(c->stats.reserved - c->stats.allocated),
+                   left, total);
 }
 
 static pd_status grow(pd_cache *c, arena *a, size_t bytes, block **out) {

@@ -1,8 +1,9 @@
-/* A device's memory: large pieces taken from the driver, cut up and joined again, because taking and giving back stops the device.
+/* A device's memory: large pieces taken from the driver, cut up and joined again, because taking and giving back stops
+   the device.
 
-   Stream-ordered: a block that is freed goes to the next tensor of the stream that it was made in, whose work comes after all that
-   used it there. The pieces (segments) stay until memory runs out or pd_cache_trim. Knows CUDA by pd_cuda_library alone. Any thread;
-   the device must be the calling thread's current one. */
+   Stream-ordered: a block that is freed goes to the next tensor of the stream that it was made in, whose work comes
+   after all that used it there. The pieces (segments) stay until memory runs out or pd_cache_trim. Knows CUDA by
+   pd_cuda_library alone. Any thread; the device must be the calling thread's current one. */
 #ifndef PD_DEVICE_CACHE_H
 #define PD_DEVICE_CACHE_H
 

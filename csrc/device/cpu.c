@@ -1,9 +1,11 @@
-/* The CPU's memory: freed blocks are kept for the next tensor of about their size, since pages that the system has to map and clear
-   anew cost more than most kernels. Measured, four tensors made, computed and dropped: of 64 MiB, 70 ms without and 23 ms with the cache;
-   of 4 KiB, 1.33 and 1.07 us; the C library's own reuse is as good between 1 and 16 MiB only.
+/* The CPU's memory: freed blocks are kept for the next tensor of about their size, since pages that the system has to
+   map and clear anew cost more than most kernels. Measured, four tensors made, computed and dropped: of 64 MiB, 70 ms
+   without and 23 ms with the cache; of 4 KiB, 1.33 and 1.07 us; the C library's own reuse is as good between 1 and 16
+   MiB only.
 
-   Sizes are rounded up to classes, four for each power of two; what a class adds at the end of a large block is never touched. Free blocks
-   of a class are a list through their first words. When the cache would exceed PYDIST_CACHE, it is emptied first. */
+   Sizes are rounded up to classes, four for each power of two; what a class adds at the end of a large block is never
+   touched. Free blocks of a class are a list through their first words. When the cache would exceed PYDIST_CACHE, it is
+   emptied first. */
 #include <pthread.h>
 #include <stdatomic.h>
 
@@ -25,7 +27,8 @@ static void unlock_cache(void) { pthread_mutex_unlock(&cache.lock); }
 static void start(void) {
     int mib = pd_flags_get()->CACHE;
     limit = PD_KEEPS_FREED && mib > 0 ? (size_t)mib << 20 : 0;
-    pthread_atfork(lock_cache, unlock_cache, unlock_cache); /* the child must not find it locked by a thread it does not have */
+    pthread_atfork(lock_cache, unlock_cache,
+                   unlock_cache); /* the child must not find it locked by a thread it does not have */
 }
 
 /* The class of `bytes`, and how many bytes its blocks have. */

@@ -11,7 +11,7 @@
 
 enum { HELD = 16 };
 
-/* ---- the library ------------------------------------------------------------------------------------------------------- */
+/* ---- the library ------------------------------------------------------------------------------------------------- */
 
 typedef size_t (*entry)(void); /* any of the table: size_t, so that one that says how much scratch it needs says none */
 
@@ -72,7 +72,9 @@ static void after_fork(void) {
 
 static bool usable(const pd_cuda_library *lib) {
     if (!lib) snprintf(cuda.why, sizeof cuda.why, "%s", dlerror());
-    else if (lib->layout != cuda.layout) snprintf(cuda.why, sizeof cuda.why, "pydist/_cuda.so is of another build (expected to be built with this pydist)");
+    else if (lib->layout != cuda.layout)
+        snprintf(cuda.why, sizeof cuda.why,
+                 "pydist/_cuda.so is of another build (expected to be built with this pydist)");
     return lib && lib->layout == cuda.layout;
 }
 
@@ -80,7 +82,9 @@ static bool usable(const pd_cuda_library *lib) {
 static void library_path(char *to, size_t size) {
     Dl_info info;
     const char *given = pd_flags_get()->CUDA_LIBRARY;
-    int folder = !*given && dladdr(&cuda, &info) && strrchr(info.dli_fname, '/') ? (int)(strrchr(info.dli_fname, '/') - info.dli_fname + 1) : 0;
+    int folder = !*given && dladdr(&cuda, &info) && strrchr(info.dli_fname, '/')
+                     ? (int)(strrchr(info.dli_fname, '/') - info.dli_fname + 1)
+                     : 0;
     snprintf(to, size, "%.*s%s", folder, folder ? info.dli_fname : "", *given ? given : "_cuda.so");
 }
 
@@ -136,12 +140,14 @@ pd_status pd_cuda_result(const char *op, int error) {
     return error ? pd_fail(PD_E_RUNTIME, "%s: CUDA: %s (error %d)", op, cuda.lib->text(error), error) : PD_OK;
 }
 
-/* ---- a device ---------------------------------------------------------------------------------------------------------- */
+/* ---- a device ---------------------------------------------------------------------------------------------------- */
 
 static pd_status enter(const pd_device *d) {
     void *stream = here.streams[d->index];
     if (here.used == d->index + 1 && here.used_stream == stream) return PD_OK;
-    if (cuda.forked) return pd_fail(PD_E_RUNTIME, "%s: CUDA cannot be used in a forked process (expected the start method 'spawn')", d->name);
+    if (cuda.forked)
+        return pd_fail(PD_E_RUNTIME, "%s: CUDA cannot be used in a forked process (expected the start method 'spawn')",
+                       d->name);
     PD_TRY(pd_cuda_result(d->name, cuda.lib->use(d->index, stream)));
     here.used = d->index + 1;
     here.used_stream = stream;
@@ -193,14 +199,23 @@ pd_status pd_cuda_device(const char *op, int index, const pd_device **out) {
     int count = pd_cuda_count();
     if (!count) return pd_fail(PD_E_RUNTIME, "%s: there is no CUDA device: %s (expected 'cpu')", op, cuda.why);
     if (index < 0) index = here.current;
-    if (index >= count) return pd_fail(PD_E_RUNTIME, "%s: invalid device ordinal %d (expected 0 to %d)", op, index, count - 1);
+    if (index >= count)
+        return pd_fail(PD_E_RUNTIME, "%s: invalid device ordinal %d (expected 0 to %d)", op, index, count - 1);
     pd_device *d = &cuda.devices[index];
     pd_status status = PD_OK;
     pthread_mutex_lock(&lock);
     if (!cuda.caches[index]) {
         snprintf(cuda.names[index], sizeof cuda.names[index], "cuda:%d", index);
-        *d = (pd_device){.kind = PD_DEVICE_CUDA, .index = index, .name = cuda.names[index], .alloc = alloc, .free = release,
-                         .kernels = cuda.kernels, .enter = enter, .check = check, .scratch = scratch, .copy = copy};
+        *d = (pd_device){.kind = PD_DEVICE_CUDA,
+                         .index = index,
+                         .name = cuda.names[index],
+                         .alloc = alloc,
+                         .free = release,
+                         .kernels = cuda.kernels,
+                         .enter = enter,
+                         .check = check,
+                         .scratch = scratch,
+                         .copy = copy};
         status = pd_cache_new(cuda.lib, d->name, &cuda.caches[index]);
     }
     pthread_mutex_unlock(&lock);

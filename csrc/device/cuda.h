@@ -1,8 +1,9 @@
-/* CUDA's devices. Nothing is opened before the first question; on a machine without driver or without pydist/_cuda.so the answer is
-   that there are none, and why.
+/* CUDA's devices. Nothing is opened before the first question; on a machine without driver or without pydist/_cuda.so
+   the answer is that there are none, and why.
 
-   A thread has a current device, and on each device a current stream (NULL: CUDA's default one): allocations and launches of the
-   thread belong to it. After a fork the child has none of this (CUDA does not survive it): its calls fail. */
+   A thread has a current device, and on each device a current stream (NULL: CUDA's default one): allocations and
+   launches of the thread belong to it. After a fork the child has none of this (CUDA does not survive it): its calls
+   fail. */
 #ifndef PD_DEVICE_CUDA_H
 #define PD_DEVICE_CUDA_H
 
@@ -17,7 +18,8 @@ void pd_cuda_expect(uint64_t layout, size_t kernels_bytes);
 int pd_cuda_count(void);
 const char *pd_cuda_why(void);   /* why there is no device; "" where there are some */
 const char *pd_cuda_built(void); /* "CUDA 13.0, sm_80 sm_90a"; "" where there is no library */
-/* [borrowed] device `index`, -1: the thread's current one. PD_E_RUNTIME where it is not there, naming what is missing. */
+/* [borrowed] device `index`, -1: the thread's current one. PD_E_RUNTIME where it is not there, naming what is
+   missing. */
 pd_status pd_cuda_device(const char *op, int index, const pd_device **out);
 int pd_cuda_current(void);
 pd_status pd_cuda_set_current(int index);

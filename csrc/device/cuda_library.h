@@ -1,6 +1,7 @@
-/* What pydist._C and pydist/_cuda.so know of each other. The library holds what CUDA's compiler made, the kernels, and the runtime
-   (linked into it); _C opens it when the first device is asked for (cuda.c) and keeps everything else: memory, errors, devices.
-   tests/emulator builds the same sources for the CPU. Functions that return int give CUDA's error, 0 for none. */
+/* What pydist._C and pydist/_cuda.so know of each other. The library holds what CUDA's compiler made, the kernels, and
+   the runtime (linked into it); _C opens it when the first device is asked for (cuda.c) and keeps everything else:
+   memory, errors, devices. tests/emulator builds the same sources for the CPU. Functions that return int give CUDA's
+   error, 0 for none. */
 #ifndef PD_DEVICE_CUDA_LIBRARY_H
 #define PD_DEVICE_CUDA_LIBRARY_H
 
@@ -14,7 +15,8 @@ typedef struct pd_cuda_properties {
 
 /* What _C lends to the library: for kernels, which return nothing. */
 typedef struct pd_cuda_host {
-    /* Memory for the launches that follow in this op, 256-byte aligned, beside the op's own scratch; NULL: refused already. */
+    /* Memory for the launches that follow in this op, 256-byte aligned, beside the op's own scratch; NULL: refused
+     * already. */
     void *(*room)(size_t bytes);
     void (*refuse)(pd_status kind, const char *text); /* the op that runs fails with "<op>: text" */
 } pd_cuda_host;

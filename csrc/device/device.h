@@ -1,7 +1,7 @@
 /* Where memory lives: one table per device. The CPU is the embedded default.
 
-   An op runs where its inputs lie: pd_device_here is that device while it runs (autograd/apply.c, tape.c), and what is made
-   meanwhile, outputs, scratch, temporaries of a gradient, is made there, by that device's kernels (pd_here() in
+   An op runs where its inputs lie: pd_device_here is that device while it runs (autograd/apply.c, tape.c), and what is
+   made meanwhile, outputs, scratch, temporaries of a gradient, is made there, by that device's kernels (pd_here() in
    kernels/kernels.h). Outside of ops it is the CPU. */
 #ifndef PD_DEVICE_DEVICE_H
 #define PD_DEVICE_DEVICE_H
@@ -20,8 +20,10 @@ typedef struct pd_device {
     /* The rest is NULL on the CPU, whose work is done when the call that asks for it returns. */
     const void *kernels;       /* pd_kernels; NULL: the CPU's, by instruction set */
     pd_status (*enter)(const struct pd_device *d);                 /* this thread's launches go to d from now on */
-    pd_status (*check)(const struct pd_device *d, const char *op); /* what went wrong in the launches since, as far as is known */
-    pd_status (*scratch)(const struct pd_device *d, size_t bytes, const char *op, void **out); /* as pd_scratch, for the launches that follow */
+    pd_status (*check)(const struct pd_device *d,
+                       const char *op); /* what went wrong in the launches since, as far as is known */
+    pd_status (*scratch)(const struct pd_device *d, size_t bytes, const char *op,
+                         void **out); /* as pd_scratch, for the launches that follow */
     /* Bytes between d and the host or within d, in the order of the launches; `wait`: until they are there. */
     pd_status (*copy)(const struct pd_device *d, pd_transfer way, void *to, const void *from, size_t bytes, bool wait);
 } pd_device;
@@ -40,6 +42,8 @@ static inline pd_status pd_device_enter(const pd_device *d, const pd_device **wa
     pd_device_here = d;
     return PD_OK;
 }
-static inline pd_status pd_device_check(const pd_device *d, const char *op) { return d->check ? d->check(d, op) : PD_OK; }
+static inline pd_status pd_device_check(const pd_device *d, const char *op) {
+    return d->check ? d->check(d, op) : PD_OK;
+}
 
 #endif

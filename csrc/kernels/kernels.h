@@ -1,12 +1,12 @@
 /* Numeric kernels on raw pointers, sizes and strides. No tensors, no allocation: scratch is the caller's.
 
    pd_here() gives the table of the device that the op runs on (device/device.h): on the CPU pd_cpu(), that of the best
-   instruction set that the processor and PYDIST_ISA allow (kernels/cpu is compiled once per set); on CUDA csrc/cuda's, whose
-   pointers are to the device's memory, but for loop.h's cells, and whose functions launch: what they return or write to the
-   host they wait for. matmul and conv choose between kernels/onednn and kernels/portable at run time. Every kernel may use
-   pd_parallel; results do not depend on the number of threads. Types: unless said otherwise F32, F64, F16, BF16 (the last
-   two compute in float) and, where "any" is said, the integers and BOOL too. Calls with a type that a kernel does not have
-   are the caller's bug: ops/ checks dtypes first. */
+   instruction set that the processor and PYDIST_ISA allow (kernels/cpu is compiled once per set); on CUDA csrc/cuda's,
+   whose pointers are to the device's memory, but for loop.h's cells, and whose functions launch: what they return or
+   write to the host they wait for. matmul and conv choose between kernels/onednn and kernels/portable at run time.
+   Every kernel may use pd_parallel; results do not depend on the number of threads. Types: unless said otherwise F32,
+   F64, F16, BF16 (the last two compute in float) and, where "any" is said, the integers and BOOL too. Calls with a type
+   that a kernel does not have are the caller's bug: ops/ checks dtypes first. */
 #ifndef PD_KERNELS_KERNELS_H
 #define PD_KERNELS_KERNELS_H
 
@@ -56,40 +56,62 @@ typedef enum pd_pointwise {
     PD_POINTWISE_COUNT
 } pd_pointwise;
 
-typedef enum pd_fold { PD_FOLD_SUM, PD_FOLD_MEAN, PD_FOLD_PROD, PD_FOLD_MAX, PD_FOLD_MIN, PD_FOLD_ANY, PD_FOLD_ALL } pd_fold;
+typedef enum pd_fold {
+    PD_FOLD_SUM,
+    PD_FOLD_MEAN,
+    PD_FOLD_PROD,
+    PD_FOLD_MAX,
+    PD_FOLD_MIN,
+    PD_FOLD_ANY,
+    PD_FOLD_ALL
+} pd_fold;
 
 /* A contiguous block seen as [outer, n, inner]; the kernel works along n. */
 typedef struct pd_block { int64_t outer, n, inner; } pd_block;
 
-/* One piece of an optimizer's state: parallel arrays of n elements of one dtype; m, v, w are NULL where the method does not
-   use them. SGD: m momentum. Adam: m mean of g, v of g^2, w the largest v. Adadelta: m mean of the squared steps, v of g^2.
-   RMSprop: m momentum, v mean of g^2, w of g. Adagrad: v sum of g^2. Moments (NAdam, RAdam): m mean of g, v of g^2. Adamax: m
-   mean of g, v the largest |g|, fading. ASGD: m mean of p. Rprop: m the last gradient, v the step. Lion: m mean of g.
-   low (or NULL): where p is written as F16 or BF16 too. chance (or 0): BF16 results are rounded up or down by chance, drawn by it
-   and by the element's index in the list; else to the nearest. */
-typedef struct pd_segment_step { void *p, *g, *m, *v, *w; int64_t n; void *low; pd_dtype low_t; uint64_t chance; } pd_segment_step;
+/* One piece of an optimizer's state: parallel arrays of n elements of one dtype; m, v, w are NULL where the method does
+   not use them. SGD: m momentum. Adam: m mean of g, v of g^2, w the largest v. Adadelta: m mean of the squared steps, v
+   of g^2. RMSprop: m momentum, v mean of g^2, w of g. Adagrad: v sum of g^2. Moments (NAdam, RAdam): m mean of g, v of
+   g^2. Adamax: m mean of g, v the largest |g|, fading. ASGD: m mean of p. Rprop: m the last gradient, v the step. Lion:
+   m mean of g. low (or NULL): where p is written as F16 or BF16 too. chance (or 0): BF16 results are rounded up or down
+   by chance, drawn by it and by the element's index in the list; else to the nearest. */
+typedef struct pd_segment_step {
+    void *p, *g, *m, *v, *w;
+    int64_t n;
+    void *low;
+    pd_dtype low_t;
+    uint64_t chance;
+} pd_segment_step;
 typedef struct pd_sgd { double lr, momentum, dampening, weight_decay; bool nesterov, maximize, first; } pd_sgd;
-typedef struct pd_adam { double lr, beta1, beta2, eps, weight_decay; int64_t step; bool amsgrad, decoupled, maximize; } pd_adam;
+typedef struct pd_adam {
+    double lr, beta1, beta2, eps, weight_decay;
+    int64_t step;
+    bool amsgrad, decoupled, maximize;
+} pd_adam;
 typedef struct pd_adadelta { double lr, rho, eps, weight_decay; bool maximize; } pd_adadelta;
 typedef struct pd_rmsprop { double lr, alpha, eps, weight_decay, momentum; bool centered, maximize; } pd_rmsprop;
 typedef struct pd_adagrad { double lr, lr_decay, eps, weight_decay; int64_t step; bool maximize; } pd_adagrad;
 /* p = shrink p - (from_grad g + from_mean m) / (root sqrt(v) + eps), or not adaptive: p = shrink p - from_mean m */
-typedef struct pd_moments { double beta1, beta2, eps, weight_decay, shrink, from_grad, from_mean, root; bool adaptive, maximize; } pd_moments;
+typedef struct pd_moments {
+    double beta1, beta2, eps, weight_decay, shrink, from_grad, from_mean, root;
+    bool adaptive, maximize;
+} pd_moments;
 typedef struct pd_adamax { double step_size, beta1, beta2, eps, weight_decay; bool maximize; } pd_adamax;
 typedef struct pd_asgd { double eta, lambd, mu, weight_decay; bool maximize; } pd_asgd;
 typedef struct pd_rprop { double eta_minus, eta_plus, step_min, step_max; bool maximize; } pd_rprop;
 typedef struct pd_lion { double lr, beta1, beta2, weight_decay; bool maximize; } pd_lion;
 
-/* Batch normalisation over x[N, C, S] (contiguous) or x[N, S, C] (channels_last). Statistics in float (double for F64). */
+/* Batch normalisation over x[N, C, S] (contiguous) or x[N, S, C] (channels_last). Statistics in float (double for
+   F64). */
 typedef struct pd_batch_norm { int64_t N, C, S; bool channels_last; double eps; } pd_batch_norm;
 
 /* Rows [rows, n], each by its own mean (rms: 0) and deviation sqrt(var + eps). */
 typedef struct pd_row_norm { int64_t rows, n; double eps; bool rms; } pd_row_norm;
 
-/* One step of a recurrent layer over B rows of H, all dense, F32 or F64. x and u: the gates' parts from input and state,
-   in PyTorch's order [B, gates, H]; gates: what the gradient needs of them, LSTM's i, f, g, o after their functions, GRU's
-   r, z, n and the third of u. gh, gc: gradients of the new state, which become those of the old one, but for what passes
-   through gu; g: a part of h1's still to be added, or NULL. LSTM and RNN have gu = gx. */
+/* One step of a recurrent layer over B rows of H, all dense, F32 or F64. x and u: the gates' parts from input and
+   state, in PyTorch's order [B, gates, H]; gates: what the gradient needs of them, LSTM's i, f, g, o after their
+   functions, GRU's r, z, n and the third of u. gh, gc: gradients of the new state, which become those of the old one,
+   but for what passes through gu; g: a part of h1's still to be added, or NULL. LSTM and RNN have gu = gx. */
 typedef enum pd_cell_kind { PD_RNN_TANH, PD_RNN_RELU, PD_LSTM, PD_GRU } pd_cell_kind;
 typedef struct pd_cell {
     pd_dtype t;
@@ -101,9 +123,10 @@ typedef struct pd_cell_step {
     void *h1, *c1, *gates, *gh, *gc, *gx, *gu;
 } pd_cell_step;
 
-/* Attention over query[B, H, nq, d], key[B, Hkv, nk, d], value[B, Hkv, nk, dv], out and its gradient [B, H, nq, dv]: any strides
-   (batch, head, row; rows dense), Hkv divides H. A mask [B, H, nq, nk], BOOL (which keys may be seen) or floats to be added, of
-   any strides; causal: key j is seen by query i if j <= i. lse[B, H, nq]: float, double for F64. */
+/* Attention over query[B, H, nq, d], key[B, Hkv, nk, d], value[B, Hkv, nk, dv], out and its gradient [B, H, nq, dv]:
+   any strides (batch, head, row; rows dense), Hkv divides H. A mask [B, H, nq, nk], BOOL (which keys may be seen) or
+   floats to be added, of any strides; causal: key j is seen by query i if j <= i. lse[B, H, nq]: float, double for
+   F64. */
 typedef struct pd_attention {
     pd_dtype t, mask_t;
     int64_t B, H, Hkv, nq, nk, d, dv, qs[3], ks[3], vs[3], os[3], gs[3], ms[4];
@@ -111,18 +134,19 @@ typedef struct pd_attention {
     bool causal;
 } pd_attention;
 
-/* Pooling of x[N, C, H, W] to y[N, C, P, Q], each contiguous or (nhwc) channels_last. The window of result p along rows has the
-   taps p * stride - padding + r * dilation, r < kernel, of which those inside x count; adaptive: all of
-   [floor(p H / P), ceil((p + 1) H / P)), at most kernel of them. A place is the tap r * kernel[1] + s that was largest, as a byte
-   (fewer than 255 taps, else `wide`: int32), -1 for a window that lies outside altogether. divisor 0: the window's size. */
+/* Pooling of x[N, C, H, W] to y[N, C, P, Q], each contiguous or (nhwc) channels_last. The window of result p along rows
+   has the taps p * stride - padding + r * dilation, r < kernel, of which those inside x count; adaptive: all of
+   [floor(p H / P), ceil((p + 1) H / P)), at most kernel of them. A place is the tap r * kernel[1] + s that was largest,
+   as a byte (fewer than 255 taps, else `wide`: int32), -1 for a window that lies outside altogether. divisor 0: the
+   window's size. */
 typedef struct pd_pool {
     pd_dtype t;
     int64_t N, C, H, W, P, Q, kernel[2], stride[2], padding[2], dilation[2], divisor;
     bool nhwc, adaptive, include_pad, wide;
 } pd_pool;
 
-/* Along the middle axis of x[outer, from, inner]: y[j] = sum of weight[j][k] x[index[j][k]] over k < taps, for j < to; transposed:
-   y[index[j][k]] += weight[j][k] x[j]. F32 and F64; taps 1 (the weight then is 1) or even. */
+/* Along the middle axis of x[outer, from, inner]: y[j] = sum of weight[j][k] x[index[j][k]] over k < taps, for j < to;
+   transposed: y[index[j][k]] += weight[j][k] x[j]. F32 and F64; taps 1 (the weight then is 1) or even. */
 typedef struct pd_resample {
     pd_dtype t;
     int64_t outer, from, to, inner, taps;
@@ -140,10 +164,11 @@ typedef struct pd_xent {
     double smoothing;             /* label smoothing, 0 for none */
 } pd_xent;
 
-/* C[b] = A[b] @ B[b] + bias (a row of N, or NULL), for b < batch; relu clamps at 0 afterwards. Strides in elements; a matrix
-   must have one unit stride (transposed or not), or size 1 there. beta 1 adds to C, 0 overwrites it. Batch stride 0 broadcasts.
-   F32, F64, F16, BF16 (fp32 accumulators). K = 0 gives bias or zeros. `deterministic` results: the same bits for any number of
-   threads, also where K is long and M, N short. wide: C is F32 though A and B are F16 or BF16 (no bias then). */
+/* C[b] = A[b] @ B[b] + bias (a row of N, or NULL), for b < batch; relu clamps at 0 afterwards. Strides in elements; a
+   matrix must have one unit stride (transposed or not), or size 1 there. beta 1 adds to C, 0 overwrites it. Batch
+   stride 0 broadcasts. F32, F64, F16, BF16 (fp32 accumulators). K = 0 gives bias or zeros. `deterministic` results: the
+   same bits for any number of threads, also where K is long and M, N short. wide: C is F32 though A and B are F16 or
+   BF16 (no bias then). */
 typedef struct pd_gemm {
     pd_dtype t;
     int64_t batch, M, N, K;
@@ -157,31 +182,39 @@ typedef struct pd_kernels {
     /* Elementwise. `a` is the scalar of binary.def (1 where there is none). */
     void (*unary)(pd_unary fn, pd_dtype t, const pd_loop *l);                /* out, x: any per domain */
     void (*unary_grad)(pd_unary fn, pd_dtype t, const pd_loop *l);           /* gx, g, x or y (the row's saved one) */
-    void (*binary)(pd_binary fn, pd_dtype t, double a, const pd_loop *l);    /* out, x, y: any per domain; BOOL: add is or, mul is and */
-    void (*binary_grad)(pd_binary fn, int which, pd_dtype t, double a, const pd_loop *l); /* gx or gy (which 0, 1), g, x, y */
+    void (*binary)(pd_binary fn, pd_dtype t, double a,
+                   const pd_loop *l); /* out, x, y: any per domain; BOOL: add is or, mul is and */
+    void (*binary_grad)(pd_binary fn, int which, pd_dtype t, double a,
+                        const pd_loop *l);                                   /* gx or gy (which 0, 1), g, x, y */
     void (*compare)(pd_compare fn, pd_dtype t, const pd_loop *l);            /* out BOOL, x, y: any */
-    void (*ternary)(pd_ternary fn, pd_dtype t, double a, const pd_loop *l);  /* out, x, y, z: any per domain, but BOOL */
+    void (*ternary)(pd_ternary fn, pd_dtype t, double a, const pd_loop *l); /* out, x, y, z: any per domain, but BOOL */
     /* which 0: out, x (, y); 1, 2: gx or gy, g, x (, y). params: PD_POINTWISE_PARAMS numbers. */
     void (*pointwise)(pd_pointwise fn, int which, pd_dtype t, const double *params, const pd_loop *l);
-    void (*where)(size_t size, const pd_loop *l);                            /* out, cond BOOL, x, y: elements of `size` bytes */
-    void (*copy)(pd_dtype to, pd_dtype from, const pd_loop *l);              /* any to any, C casts, float to bool is != 0 */
+    void (*where)(size_t size, const pd_loop *l);               /* out, cond BOOL, x, y: elements of `size` bytes */
+    void (*copy)(pd_dtype to, pd_dtype from, const pd_loop *l); /* any to any, C casts, float to bool is != 0 */
     void (*fill)(size_t size, const void *value, const pd_loop *l);          /* out: elements of `size` bytes */
     void (*range)(pd_dtype t, void *out, int64_t n, double start, double step); /* start + i * step; any */
 
-    /* Along the middle axis of a contiguous block. SUM and PROD of integers and BOOL give I64 (out dtype is the caller's
-       choice: I64 or the input's float type); MEAN floats only; ANY and ALL give BOOL. Sums of F32 accumulate pairwise in float
-       with vector lanes or in double, error at most a few eps * log2(n). MAX and MIN propagate NaN. */
+    /* Along the middle axis of a contiguous block. SUM and PROD of integers and BOOL give I64 (out dtype is the
+       caller's choice: I64 or the input's float type); MEAN floats only; ANY and ALL give BOOL. Sums of F32 accumulate
+       pairwise in float with vector lanes or in double, error at most a few eps * log2(n). MAX and MIN propagate NaN.
+     */
     void (*fold)(pd_fold f, pd_dtype t, pd_dtype out_t, const pd_block *b, const void *x, void *out);
-    /* Index (and, where values is not NULL, value) of the largest or smallest; the first one on ties, NaN wins. Any type. */
+    /* Index (and, where values is not NULL, value) of the largest or smallest; the first one on ties, NaN wins. Any
+     * type. */
     void (*arg)(bool largest, pd_dtype t, const pd_block *b, const void *x, void *values, int64_t *index);
-    /* The k largest or smallest along the last axis (inner 1), descending (ascending), ties by lower index; NaN counts as largest. */
-    void (*topk)(bool largest, pd_dtype t, const pd_block *b, int64_t k, const void *x, void *values, int64_t *index, void *scratch);
+    /* The k largest or smallest along the last axis (inner 1), descending (ascending), ties by lower index; NaN counts
+     * as largest. */
+    void (*topk)(bool largest, pd_dtype t, const pd_block *b, int64_t k, const void *x, void *values, int64_t *index,
+                 void *scratch);
     size_t (*topk_scratch)(const pd_block *b);
 
-    /* All of the last axis (inner 1) in order, ties by index, NaN last (first, descending); values gathered by the caller. Any. */
+    /* All of the last axis (inner 1) in order, ties by index, NaN last (first, descending); values gathered by the
+     * caller. Any. */
     void (*sort)(bool descending, pd_dtype t, const pd_block *b, const void *x, int64_t *index, void *scratch);
     size_t (*sort_scratch)(const pd_block *b);
-    /* Sums of the first (reverse: last) elements along the middle axis; integers and BOOL wrap in I64. out_t: the floats' own, or I64. */
+    /* Sums of the first (reverse: last) elements along the middle axis; integers and BOOL wrap in I64. out_t: the
+     * floats' own, or I64. */
     void (*cumsum)(bool reverse, pd_dtype t, pd_dtype out_t, const pd_block *b, const void *x, void *out);
 
     void (*softmax)(bool log, pd_dtype t, const pd_block *b, const void *x, void *y);
@@ -189,49 +222,59 @@ typedef struct pd_kernels {
 
     /* Row of the first label that is neither ignore_index nor in [0, C), or -1. */
     int64_t (*labels_check)(const int64_t *target, int64_t rows, int64_t C, int64_t ignore_index);
-    /* Negative log likelihood of log-probabilities: losses[r] = -weight[t] * x[r][t] (0 where ignored); returns the sum of the
-       weights of the rows that count, rows' losses summed in a fixed order into *sum. losses may be NULL. */
+    /* Negative log likelihood of log-probabilities: losses[r] = -weight[t] * x[r][t] (0 where ignored); returns the sum
+       of the weights of the rows that count, rows' losses summed in a fixed order into *sum. losses may be NULL. */
     double (*nll)(pd_dtype t, const pd_xent *c, const void *logp, void *losses, double *sum);
     /* gx = 0 everywhere, -weight[t] * scale * (g ? g[r] : 1) at the targets. */
     void (*nll_grad)(pd_dtype t, const pd_xent *c, const void *g, double scale, void *gx);
-    /* The same on logits, in one pass; lse[rows] (float, double for F64) is kept for the gradient. Smoothing as PyTorch's. */
+    /* The same on logits, in one pass; lse[rows] (float, double for F64) is kept for the gradient. Smoothing as
+     * PyTorch's. */
     double (*xent)(pd_dtype t, const pd_xent *c, const void *x, void *lse, void *losses, double *sum);
-    void (*xent_grad)(pd_dtype t, const pd_xent *c, const void *x, const void *lse, const void *g, double scale, void *gx);
+    void (*xent_grad)(pd_dtype t, const pd_xent *c, const void *x, const void *lse, const void *g, double scale,
+                      void *gx);
 
-    /* y = x * keep / (1 - p), keep drawn by (key, element index): the gradient is the same call on g. p = 1 gives zeros. */
+    /* y = x * keep / (1 - p), keep drawn by (key, element index): the gradient is the same call on g. p = 1 gives
+     * zeros. */
     void (*dropout)(pd_dtype t, int64_t n, double p, pd_rng_key key, const void *x, void *y);
     void (*uniform)(pd_dtype t, int64_t n, double lo, double hi, pd_rng_key key, void *out);
-    void (*normal)(pd_dtype t, int64_t n, double mean, double std, pd_rng_key key, void *out); /* Box-Muller on vmath's log, sqrt, cos, sin */
-    void (*randint)(pd_dtype t, int64_t n, int64_t lo, int64_t hi, pd_rng_key key, void *out); /* [lo, hi), unbiased to 2^-64; any */
+    void (*normal)(pd_dtype t, int64_t n, double mean, double std, pd_rng_key key,
+                   void *out); /* Box-Muller on vmath's log, sqrt, cos, sin */
+    void (*randint)(pd_dtype t, int64_t n, int64_t lo, int64_t hi, pd_rng_key key,
+                    void *out); /* [lo, hi), unbiased to 2^-64; any */
     void (*bernoulli)(pd_dtype t, int64_t n, double p, pd_rng_key key, void *out);             /* any */
     void (*randperm)(int64_t n, pd_rng_key key, int64_t *out);                                 /* serial Fisher-Yates */
 
-    /* Copies blocks of `bytes` bytes: dst[i] = src + offset[i]; and dst + offset[i] = src[i] (later i win), both serial per block. */
+    /* Copies blocks of `bytes` bytes: dst[i] = src + offset[i]; and dst + offset[i] = src[i] (later i win), both serial
+     * per block. */
     void (*take)(int64_t count, size_t bytes, const int64_t *offset, const char *src, char *dst);
     void (*put)(int64_t count, size_t bytes, const int64_t *offset, const char *src, int64_t src_stride, char *dst);
     /* dst + offset[i] += src[i], blocks of n elements, in order of i (deterministic); src_stride in bytes. Any. */
-    void (*put_add)(pd_dtype t, int64_t count, int64_t n, const int64_t *offset, const char *src, int64_t src_stride, char *dst);
+    void (*put_add)(pd_dtype t, int64_t count, int64_t n, const int64_t *offset, const char *src, int64_t src_stride,
+                    char *dst);
 
     /* Training: y, saved mean[C] and rstd[C]; running_* (may be NULL) updated with `momentum` (unbiased variance). */
-    void (*batch_norm_train)(pd_dtype t, const pd_batch_norm *c, const void *x, const void *w, const void *b, double momentum,
-                             void *running_mean, void *running_var, void *y, void *mean, void *rstd);
-    void (*batch_norm_eval)(pd_dtype t, const pd_batch_norm *c, const void *x, const void *w, const void *b, const void *mean,
-                            const void *var, void *y);
+    void (*batch_norm_train)(pd_dtype t, const pd_batch_norm *c, const void *x, const void *w, const void *b,
+                             double momentum, void *running_mean, void *running_var, void *y, void *mean, void *rstd);
+    void (*batch_norm_eval)(pd_dtype t, const pd_batch_norm *c, const void *x, const void *w, const void *b,
+                            const void *mean, const void *var, void *y);
     /* gx, gw, gb may each be NULL. training: through the statistics too; else mean and rstd are constants. */
-    void (*batch_norm_grad)(pd_dtype t, const pd_batch_norm *c, bool training, const void *g, const void *x, const void *w,
-                            const void *mean, const void *rstd, void *gx, void *gw, void *gb);
+    void (*batch_norm_grad)(pd_dtype t, const pd_batch_norm *c, bool training, const void *g, const void *x,
+                            const void *w, const void *mean, const void *rstd, void *gx, void *gw, void *gb);
 
     /* w, b: [n] or NULL; mean[rows], rstd[rows]: float, double for F64. gx, gw, gb may each be NULL. */
-    void (*row_norm)(pd_dtype t, const pd_row_norm *c, const void *x, const void *w, const void *b, void *y, void *mean, void *rstd);
-    void (*row_norm_grad)(pd_dtype t, const pd_row_norm *c, const void *g, const void *x, const void *w, const void *mean, const void *rstd,
-                          void *gx, void *gw, void *gb, void *scratch);
+    void (*row_norm)(pd_dtype t, const pd_row_norm *c, const void *x, const void *w, const void *b, void *y, void *mean,
+                     void *rstd);
+    void (*row_norm_grad)(pd_dtype t, const pd_row_norm *c, const void *g, const void *x, const void *w,
+                          const void *mean, const void *rstd, void *gx, void *gw, void *gb, void *scratch);
     size_t (*row_norm_scratch)(const pd_row_norm *c);
 
     /* out = softmax(q k^T scale + mask) v, zeros for a query that sees no key; mask may be NULL. */
-    void (*attention)(const pd_attention *c, const void *q, const void *k, const void *v, const void *mask, void *out, void *lse, void *scratch);
+    void (*attention)(const pd_attention *c, const void *q, const void *k, const void *v, const void *mask, void *out,
+                      void *lse, void *scratch);
     /* gq, gk, gv: dense, as [B, rows, heads, width]. */
-    void (*attention_grad)(const pd_attention *c, const void *g, const void *q, const void *k, const void *v, const void *mask, const void *out,
-                           const void *lse, void *gq, void *gk, void *gv, void *scratch);
+    void (*attention_grad)(const pd_attention *c, const void *g, const void *q, const void *k, const void *v,
+                           const void *mask, const void *out, const void *lse, void *gq, void *gk, void *gv,
+                           void *scratch);
     size_t (*attention_scratch)(const pd_attention *c, bool grad);
 
     void (*cell)(const pd_cell *c, const pd_cell_step *s);
@@ -269,9 +312,10 @@ typedef struct pd_kernels {
 } pd_kernels;
 
 /* Differs between tables that a caller could confuse: of other members, or other functions behind the numbers. */
-#define PD_KERNELS_LAYOUT                                                                                                        \
-    (sizeof(pd_kernels) + UINT64_C(1000) * PD_UNARY_COUNT + UINT64_C(100000) * PD_BINARY_COUNT + UINT64_C(10000000) * PD_POINTWISE_COUNT + \
-     UINT64_C(1000000000) * PD_COMPARE_COUNT + UINT64_C(100000000000) * PD_TERNARY_COUNT)
+#define PD_KERNELS_LAYOUT                                                                        \
+    (sizeof(pd_kernels) + UINT64_C(1000) * PD_UNARY_COUNT + UINT64_C(100000) * PD_BINARY_COUNT + \
+     UINT64_C(10000000) * PD_POINTWISE_COUNT + UINT64_C(1000000000) * PD_COMPARE_COUNT +         \
+     UINT64_C(100000000000) * PD_TERNARY_COUNT)
 
 #ifndef __cplusplus /* csrc/cuda, which fills a table and calls none */
 const pd_kernels *pd_cpu(void);
@@ -289,7 +333,8 @@ static inline void pd_convert(pd_dtype to, pd_dtype from, int64_t n, const void 
 size_t pd_gemm_scratch(const pd_gemm *c); /* bytes, 64-byte aligned */
 pd_status pd_gemm_run(const pd_gemm *c, const void *A, const void *B, const void *bias, void *C, void *scratch);
 
-/* 2-D convolution, x[N, C, H, W], w[K, C / groups, R, S], y[N, K, P, Q]; each image contiguous or channels_last (nhwc). */
+/* 2-D convolution, x[N, C, H, W], w[K, C / groups, R, S], y[N, K, P, Q]; each image contiguous or channels_last
+   (nhwc). */
 typedef struct pd_conv {
     pd_dtype t;
     int64_t N, C, H, W, K, R, S, P, Q, groups, stride[2], padding[2], dilation[2];

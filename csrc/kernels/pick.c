@@ -18,7 +18,8 @@ const pd_kernels *pd_cpu(void) {
 /* Room for either: whether oneDNN has the product may depend on the bias, which is not known here. */
 size_t pd_gemm_scratch(const pd_gemm *c) {
     if (pd_device_here->kernels) return pd_here()->gemm_scratch(c);
-    size_t ours = pd_cpu()->gemm_scratch(c), theirs = pd_onednn_takes_gemm(c, false) || pd_onednn_takes_gemm(c, true) ? pd_onednn_gemm_scratch(c) : 0;
+    size_t ours = pd_cpu()->gemm_scratch(c),
+           theirs = pd_onednn_takes_gemm(c, false) || pd_onednn_takes_gemm(c, true) ? pd_onednn_gemm_scratch(c) : 0;
     return ours > theirs ? ours : theirs;
 }
 pd_status pd_gemm_run(const pd_gemm *c, const void *A, const void *B, const void *bias, void *C, void *scratch) {

@@ -65,10 +65,11 @@ VM double vm_signed(double x, double s) { return vm_float(vm_bits(x) | (vm_bits(
 #define VM_MAGICF 0x1.8p23f
 #define VM_MAGIC 0x1.8p52
 
-/* p * 2^n in two steps, since n may leave the normal range: the second multiplication overflows or rounds to a subnormal.
-   With the exponent's bias added to the magic number the low bits of the sum are the biased exponent. */
+/* p * 2^n in two steps, since n may leave the normal range: the second multiplication overflows or rounds to a
+   subnormal. With the exponent's bias added to the magic number the low bits of the sum are the biased exponent. */
 VM float vm_scalef(float p, float n) {
-    float half = VM_FMAF(n, 0.5f, VM_MAGICF + 127.0f), rest = (n - (half - (VM_MAGICF + 127.0f))) + (VM_MAGICF + 127.0f);
+    float half = VM_FMAF(n, 0.5f, VM_MAGICF + 127.0f),
+          rest = (n - (half - (VM_MAGICF + 127.0f))) + (VM_MAGICF + 127.0f);
     return p * vm_floatf(vm_bitsf(half) << 23) * vm_floatf(vm_bitsf(rest) << 23);
 }
 VM double vm_scale(double p, double n) {
@@ -78,7 +79,8 @@ VM double vm_scale(double p, double n) {
 
 /* ---- exp: e^x = 2^n e^r, |r| <= log(2) / 2 ----
    n is clamped as the integer that stands in the sum's bits: one instruction where gcc makes four of a float's `?:`.
-   Above, r grows with x and the result is infinite; below, p is made zero (a product that underflows costs 150 cycles). */
+   Above, r grows with x and the result is infinite; below, p is made zero (a product that underflows costs 150
+   cycles). */
 
 /* e^r - 1 for r = x - n log(2) */
 VM float vm_exp_restf(float x, float n) {
@@ -389,11 +391,11 @@ VM float vm_cosf(float x) { return vm_sincosf(x, 1); }
 VM double vm_sin(double x) { return x == 0.0 ? x : vm_sincos(x, 0); }
 VM double vm_cos(double x) { return vm_sincos(x, 1); }
 
-/* ---- the inverse functions by one arctangent, the hyperbolic ones by expm1 and log1p; float goes through double where that is
-   simpler ---- */
+/* ---- the inverse functions by one arctangent, the hyperbolic ones by expm1 and log1p; float goes through double where
+   that is simpler ---- */
 
-/* |x| is brought below tan(pi / 8) by pi / 2 - atan(1 / x) and pi / 4 + atan((x - 1) / (x + 1)); there x + x z P(z) / Q(z), z = x^2
-   (Moshier, Methods and Programs for Mathematical Functions, 1989). */
+/* |x| is brought below tan(pi / 8) by pi / 2 - atan(1 / x) and pi / 4 + atan((x - 1) / (x + 1)); there x + x z P(z) /
+   Q(z), z = x^2 (Moshier, Methods and Programs for Mathematical Functions, 1989). */
 VM double vm_atan(double x) {
     double a = vm_abs(x), big = a > 2.414213562373095 ? 1.0 : 0.0, mid = a > 0.66 ? 1.0 - big : 0.0;
     double t = a > 2.414213562373095 ? -1.0 / a : a > 0.66 ? (a - 1.0) / (a + 1.0) : a, z = t * t;
@@ -564,7 +566,8 @@ VM uint8_t vm_sign_u8(uint8_t x) { return x != 0; }
 VM uint8_t vm_relu_u8(uint8_t x) { return x; }
 VM int64_t vm_max_int(int64_t x, int64_t y) { return x > y ? x : y; }
 VM int64_t vm_min_int(int64_t x, int64_t y) { return x < y ? x : y; }
-/* By squaring, modulo 2^64. A negative exponent gives 0, or +-1 for those bases: the rounded-down quotient, as PyTorch. */
+/* By squaring, modulo 2^64. A negative exponent gives 0, or +-1 for those bases: the rounded-down quotient, as
+   PyTorch. */
 VM int64_t vm_pow_int(int64_t x, int64_t y) {
     if (y < 0) return x == 1 ? 1 : x == -1 ? (y & 1 ? -1 : 1) : 0;
     uint64_t r = 1, b = (uint64_t)x;
@@ -572,8 +575,8 @@ VM int64_t vm_pow_int(int64_t x, int64_t y) {
     return (int64_t)r;
 }
 
-/* Remainders: x - q y in one rounding, q whole; exact while q is below 2^53 (float: always computed in double), 0 beyond. A zero
-   has the sign of x. */
+/* Remainders: x - q y in one rounding, q whole; exact while q is below 2^53 (float: always computed in double), 0
+   beyond. A zero has the sign of x. */
 VM double vm_fmod(double x, double y) {
     double t = x / y, r = VM_FMA(-vm_trunc(t), y, x), ax = vm_abs(x), ay = vm_abs(y);
     r = vm_abs(r) >= ay ? r - vm_signed(ay, r) : r; /* the quotient was rounded to the next whole number */
@@ -632,16 +635,23 @@ VM int64_t vm_shr(int64_t x, int64_t y, int bits) { return x >> (y < 0 || y >= b
     }
 #define VM_OVERLOAD_WHOLE(fn) \
     template <class I> VM int64_t fn##_of(I x) { return vm_whole(x); }
-VM_OVERLOAD1(vm_exp) VM_OVERLOAD1(vm_log) VM_OVERLOAD1(vm_tanh) VM_OVERLOAD1(vm_sigmoid) VM_OVERLOAD1(vm_erf) VM_OVERLOAD1(vm_sin)
-VM_OVERLOAD1(vm_cos) VM_OVERLOAD1(vm_tan) VM_OVERLOAD1(vm_asin) VM_OVERLOAD1(vm_acos) VM_OVERLOAD1(vm_atan) VM_OVERLOAD1(vm_sinh)
-VM_OVERLOAD1(vm_cosh) VM_OVERLOAD1(vm_asinh) VM_OVERLOAD1(vm_acosh) VM_OVERLOAD1(vm_atanh) VM_OVERLOAD1(vm_expm1) VM_OVERLOAD1(vm_log1p)
-VM_OVERLOAD1(vm_log2) VM_OVERLOAD1(vm_log10) VM_OVERLOAD1(vm_tanh_softplus) VM_OVERLOAD2(vm_atan2) VM_OVERLOAD2(vm_logaddexp)
-VM_OVERLOAD1(vm_floor) VM_OVERLOAD_WHOLE(vm_floor) VM_OVERLOAD1(vm_ceil) VM_OVERLOAD_WHOLE(vm_ceil)
-VM_OVERLOAD1(vm_trunc) VM_OVERLOAD_WHOLE(vm_trunc) VM_OVERLOAD1(vm_round) VM_OVERLOAD_WHOLE(vm_round)
-VM_OVERLOAD1(vm_abs) VM_OVERLOAD_INTS1(vm_abs) VM_OVERLOAD1(vm_sign) VM_OVERLOAD_INTS1(vm_sign) VM_OVERLOAD1(vm_relu) VM_OVERLOAD_INTS1(vm_relu)
-VM_OVERLOAD2(vm_pow) VM_OVERLOAD_INTS2(vm_pow) VM_OVERLOAD2(vm_max) VM_OVERLOAD_INTS2(vm_max) VM_OVERLOAD2(vm_min) VM_OVERLOAD_INTS2(vm_min)
-VM_OVERLOAD2(vm_mod) VM_OVERLOAD_INTS2(vm_mod) VM_OVERLOAD2(vm_fmod) VM_OVERLOAD_INTS2(vm_fmod) VM_OVERLOAD2(vm_floordiv) VM_OVERLOAD_INTS2(vm_floordiv)
-VM float vm_sqrt_of(float x) { return VM_SQRTF(x); }
+VM_OVERLOAD1(vm_exp)
+VM_OVERLOAD1(vm_log) VM_OVERLOAD1(vm_tanh) VM_OVERLOAD1(vm_sigmoid) VM_OVERLOAD1(vm_erf) VM_OVERLOAD1(vm_sin)
+    VM_OVERLOAD1(vm_cos) VM_OVERLOAD1(vm_tan) VM_OVERLOAD1(vm_asin) VM_OVERLOAD1(vm_acos) VM_OVERLOAD1(vm_atan)
+        VM_OVERLOAD1(vm_sinh) VM_OVERLOAD1(vm_cosh) VM_OVERLOAD1(vm_asinh) VM_OVERLOAD1(vm_acosh) VM_OVERLOAD1(vm_atanh)
+            VM_OVERLOAD1(vm_expm1) VM_OVERLOAD1(vm_log1p) VM_OVERLOAD1(vm_log2) VM_OVERLOAD1(vm_log10)
+                VM_OVERLOAD1(vm_tanh_softplus) VM_OVERLOAD2(vm_atan2) VM_OVERLOAD2(vm_logaddexp) VM_OVERLOAD1(vm_floor)
+                    VM_OVERLOAD_WHOLE(vm_floor) VM_OVERLOAD1(vm_ceil) VM_OVERLOAD_WHOLE(vm_ceil) VM_OVERLOAD1(vm_trunc)
+                        VM_OVERLOAD_WHOLE(vm_trunc) VM_OVERLOAD1(vm_round) VM_OVERLOAD_WHOLE(vm_round)
+                            VM_OVERLOAD1(vm_abs) VM_OVERLOAD_INTS1(vm_abs) VM_OVERLOAD1(vm_sign)
+                                VM_OVERLOAD_INTS1(vm_sign) VM_OVERLOAD1(vm_relu) VM_OVERLOAD_INTS1(vm_relu)
+                                    VM_OVERLOAD2(vm_pow) VM_OVERLOAD_INTS2(vm_pow) VM_OVERLOAD2(vm_max)
+                                        VM_OVERLOAD_INTS2(vm_max) VM_OVERLOAD2(vm_min) VM_OVERLOAD_INTS2(vm_min)
+                                            VM_OVERLOAD2(vm_mod) VM_OVERLOAD_INTS2(vm_mod) VM_OVERLOAD2(vm_fmod)
+                                                VM_OVERLOAD_INTS2(vm_fmod) VM_OVERLOAD2(vm_floordiv)
+                                                    VM_OVERLOAD_INTS2(vm_floordiv) VM float vm_sqrt_of(float x) {
+    return VM_SQRTF(x);
+}
 VM double vm_sqrt_of(double x) { return VM_SQRT(x); }
 #define VM_FLOAT1(fn, x) fn##_of(x)
 #define VM_FLOAT2(fn, x, y) fn##_of(x, y)
@@ -693,7 +703,8 @@ VM double vm_sqrt_of(double x) { return VM_SQRT(x); }
 #define V_POW(x, y) VM_ANY2(vm_pow, x, y)
 #define V_MAX(x, y) VM_ANY2(vm_max, x, y)
 /* NaN of any; selects only, so that loops over it are vectorised. */
-#define V_CLAMP(x, y, z) ((y) != (y) ? (y) : (z) != (z) ? (z) : ((x) < (y) ? (y) : (x)) > (z) ? (z) : (x) < (y) ? (y) : (x))
+#define V_CLAMP(x, y, z) \
+    ((y) != (y) ? (y) : (z) != (z) ? (z) : ((x) < (y) ? (y) : (x)) > (z) ? (z) : (x) < (y) ? (y) : (x))
 #define V_MOD(x, y) VM_ANY2(vm_mod, x, y)
 #define V_FMOD(x, y) VM_ANY2(vm_fmod, x, y)
 #define V_FLOORDIV(x, y) VM_ANY2(vm_floordiv, x, y)

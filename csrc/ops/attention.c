@@ -1,5 +1,6 @@
-/* Attention: softmax(query key^T scale + mask) value. A fused kernel that never holds the scores of all pairs serves forward and
-   first gradients; dropout, gradients of the mask and second gradients go through the ops that it is made of. */
+/* Attention: softmax(query key^T scale + mask) value. A fused kernel that never holds the scores of all pairs serves
+   forward and first gradients; dropout, gradients of the mask and second gradients go through the ops that it is made
+   of. */
 #include <math.h>
 #include <string.h>
 
@@ -12,7 +13,7 @@ typedef struct { int64_t causal; double scale; } attend_attrs;
 
 static pd_dtype wide(pd_dtype t) { return t == PD_F64 ? PD_F64 : PD_F32; }
 
-/* ---- in ops ---------------------------------------------------------------------------------------------------------- */
+/* ---- in ops ------------------------------------------------------------------------------------------------------ */
 
 static pd_val shaped(pd_vjp *v, pd_tensor *t, int n, const int64_t *size) {
     pd_shape_attrs a = {.shape = {.n = n}};
@@ -20,7 +21,9 @@ static pd_val shaped(pd_vjp *v, pd_tensor *t, int n, const int64_t *size) {
     return pd_val_of(pd_x_call1(v, PD_OP_reshape, t, &a));
 }
 static pd_val product(pd_vjp *v, pd_val a, pd_val b) { return pd_val_of(pd_x_call2(v, PD_OP_matmul, a.t, b.t, NULL)); }
-static pd_val turned(pd_vjp *v, pd_val t) { return pd_val_of(pd_x_call1(v, PD_OP_transpose, t.t, &(pd_dims2_attrs){-2, -1})); }
+static pd_val turned(pd_vjp *v, pd_val t) {
+    return pd_val_of(pd_x_call1(v, PD_OP_transpose, t.t, &(pd_dims2_attrs){-2, -1}));
+}
 
 /* Which keys a query may see: [T, S], true up to the diagonal. */
 static pd_val lower_triangle(pd_vjp *v, int64_t T, int64_t S) {
@@ -38,7 +41,8 @@ static attended attend_in_ops(pd_vjp *v, const attend_attrs *a, pd_tensor *const
     const pd_tensor *q = in[Q], *k = in[K];
     attended x = {0};
     if (v->status) return x;
-    int64_t group = q->size[1] / (k->size[1] ? k->size[1] : 1), B = q->size[0], H = k->size[1], T = q->size[2], S = k->size[2];
+    int64_t group = q->size[1] / (k->size[1] ? k->size[1] : 1), B = q->size[0], H = k->size[1], T = q->size[2],
+            S = k->size[2];
     x.q = shaped(v, in[Q], 5, (int64_t[]){B, H, group, T, q->size[3]});
     x.k = shaped(v, in[K], 5, (int64_t[]){B, H, 1, S, k->size[3]});
     x.v = shaped(v, in[V], 5, (int64_t[]){B, H, 1, S, in[V]->size[3]});
@@ -75,14 +79,22 @@ static void attend_vjp(pd_vjp *v) {
     if (in[MASK] && pd_vjp_needs(v, MASK)) pd_vjp_set(v, MASK, shaped(v, gs.t, 4, in[MASK]->size).t);
 }
 
-/* ---- fused ------------------------------------------------------------------------------------------------------------ */
+/* ---- fused ------------------------------------------------------------------------------------------------------- */
 
 static void strides_of(const pd_tensor *t, int64_t *to) { memcpy(to, t->stride, sizeof(int64_t) * 3); }
 
 static pd_attention shape_of(const attend_attrs *a, pd_tensor *const *in, const pd_tensor *out) {
     const pd_tensor *q = in[Q], *k = in[K], *v = in[V];
-    pd_attention c = {.t = (pd_dtype)q->dtype, .B = q->size[0], .H = q->size[1], .Hkv = k->size[1], .nq = q->size[2], .nk = k->size[2],
-                      .d = q->size[3], .dv = v->size[3], .scale = a->scale, .causal = a->causal};
+    pd_attention c = {.t = (pd_dtype)q->dtype,
+                      .B = q->size[0],
+                      .H = q->size[1],
+                      .Hkv = k->size[1],
+                      .nq = q->size[2],
+                      .nk = k->size[2],
+                      .d = q->size[3],
+                      .dv = v->size[3],
+                      .scale = a->scale,
+                      .causal = a->causal};
     strides_of(q, c.qs), strides_of(k, c.ks), strides_of(v, c.vs), strides_of(out, c.os);
     if (in[MASK]) c.mask_t = (pd_dtype)in[MASK]->dtype, memcpy(c.ms, in[MASK]->stride, sizeof c.ms);
     return c;
@@ -93,7 +105,8 @@ static pd_status attend_infer(pd_call *c) {
     const pd_tensor *q = c->in[Q], *v = c->in[V];
     PD_TRY(pd_out_shape(c, 0, (pd_dtype)q->dtype, 4, (int64_t[]){q->size[0], q->size[1], q->size[2], v->size[3]}));
     pd_tensor *o = c->out[0];
-    o->stride[0] = o->size[2] * o->size[1] * o->size[3], o->stride[1] = o->size[3], o->stride[2] = o->size[1] * o->size[3];
+    o->stride[0] = o->size[2] * o->size[1] * o->size[3], o->stride[1] = o->size[3],
+    o->stride[2] = o->size[1] * o->size[3];
     return pd_out_shape(c, 1, wide((pd_dtype)q->dtype), 3, q->size);
 }
 static size_t attend_scratch(const pd_call *c) {
@@ -102,8 +115,9 @@ static size_t attend_scratch(const pd_call *c) {
 }
 static pd_status attend_kernel(const pd_call *c) {
     pd_attention s = shape_of(c->attrs, c->in, c->out[0]);
-    pd_here()->attention(&s, pd_tensor_data(c->in[Q]), pd_tensor_data(c->in[K]), pd_tensor_data(c->in[V]), c->in[MASK] ? pd_tensor_data(c->in[MASK]) : NULL,
-                        pd_tensor_data(c->out[0]), pd_tensor_data(c->out[1]), c->scratch);
+    pd_here()->attention(&s, pd_tensor_data(c->in[Q]), pd_tensor_data(c->in[K]), pd_tensor_data(c->in[V]),
+                         c->in[MASK] ? pd_tensor_data(c->in[MASK]) : NULL, pd_tensor_data(c->out[0]),
+                         pd_tensor_data(c->out[1]), c->scratch);
     return PD_OK;
 }
 static double attend_work(const pd_call *c) {
@@ -114,7 +128,8 @@ static bool fits(const pd_tensor *t) { return t->stride[3] == 1 || t->size[3] <=
 
 /* [B, H, n, width] that lies as [B, n, H, width], as the kernel writes it. */
 static pd_tensor *room_for(pd_vjp *v, const pd_tensor *like, pd_tensor **flat) {
-    *flat = pd_x_new(v, (pd_dtype)like->dtype, 4, (int64_t[]){like->size[0], like->size[2], like->size[1], like->size[3]});
+    *flat =
+        pd_x_new(v, (pd_dtype)like->dtype, 4, (int64_t[]){like->size[0], like->size[2], like->size[1], like->size[3]});
     return pd_x_call1(v, PD_OP_transpose, *flat, &(pd_dims2_attrs){1, 2});
 }
 
@@ -135,21 +150,33 @@ static void attend_fast(pd_vjp *v) {
     int64_t bytes = (int64_t)pd_here()->attention_scratch(&c, true);
     pd_tensor *scratch = pd_x_new(v, PD_U8, 1, &bytes);
     if (v->status) return;
-    pd_here()->attention_grad(&c, pd_tensor_data(g), pd_tensor_data(in[Q]), pd_tensor_data(in[K]), pd_tensor_data(in[V]), in[MASK] ? pd_tensor_data(in[MASK]) : NULL,
-                             pd_tensor_data(out), pd_tensor_data(lse), pd_tensor_data(flat[Q]), pd_tensor_data(flat[K]), pd_tensor_data(flat[V]), pd_tensor_data(scratch));
+    pd_here()->attention_grad(&c, pd_tensor_data(g), pd_tensor_data(in[Q]), pd_tensor_data(in[K]),
+                              pd_tensor_data(in[V]), in[MASK] ? pd_tensor_data(in[MASK]) : NULL, pd_tensor_data(out),
+                              pd_tensor_data(lse), pd_tensor_data(flat[Q]), pd_tensor_data(flat[K]),
+                              pd_tensor_data(flat[V]), pd_tensor_data(scratch));
     for (int i = 0; i < 3; i++)
         if (pd_vjp_needs(v, i)) pd_vjp_set(v, i, made[i]);
 }
 
 const pd_op pd_op_attend = {
     .sig = "attend(Tensor query, Tensor key, Tensor value, Tensor? mask, bool causal, float scale)",
-    .doc = "scaled_dot_product_attention of [B, H, T, d], [B, Hkv, S, d], [B, Hkv, S, dv], the last dimension dense, and a mask [B, H, T, S].",
-    .nout = 2, .visible = 1, .save = PD_SAVE_IN(Q) | PD_SAVE_IN(K) | PD_SAVE_IN(V) | PD_SAVE_IN(MASK) | PD_SAVE_OUT(0) | PD_SAVE_OUT(1),
-    .flags = PD_NO_BROADCAST_GRAD, .attrs = sizeof(attend_attrs), .infer = attend_infer, .kernel = attend_kernel, .scratch = attend_scratch,
-    .work = attend_work, .vjp = attend_vjp, .vjp_fast = attend_fast,
+    .doc =
+        "scaled_dot_product_attention of [B, H, T, d], [B, Hkv, S, d], [B, Hkv, S, dv], the last dimension dense, and "
+        "a mask [B, H, T, S].",
+    .nout = 2,
+    .visible = 1,
+    .save = PD_SAVE_IN(Q) | PD_SAVE_IN(K) | PD_SAVE_IN(V) | PD_SAVE_IN(MASK) | PD_SAVE_OUT(0) | PD_SAVE_OUT(1),
+    .flags = PD_NO_BROADCAST_GRAD,
+    .attrs = sizeof(attend_attrs),
+    .infer = attend_infer,
+    .kernel = attend_kernel,
+    .scratch = attend_scratch,
+    .work = attend_work,
+    .vjp = attend_vjp,
+    .vjp_fast = attend_fast,
 };
 
-/* ---- as it is called ----------------------------------------------------------------------------------------------------- */
+/* ---- as it is called --------------------------------------------------------------------------------------------- */
 
 typedef struct { double dropout; int64_t causal; pd_scalar scale; int64_t gqa; } sdpa_attrs;
 
@@ -168,20 +195,27 @@ static pd_status check_shapes(const pd_call *c, const sdpa_attrs *a) {
     int n = q->ndim;
     PD_TRY(pd_check_float(c, Q));
     if (k->dtype != q->dtype || v->dtype != q->dtype)
-        return pd_fail(PD_E_DTYPE, "%s: query is %s, key %s, value %s (expected one dtype)", op, pd_dtype_name((pd_dtype)q->dtype),
-                       pd_dtype_name((pd_dtype)k->dtype), pd_dtype_name((pd_dtype)v->dtype));
-    bool good = n >= 2 && k->ndim == n && v->ndim == n && q->size[n - 1] == k->size[n - 1] && k->size[n - 2] == v->size[n - 2];
+        return pd_fail(PD_E_DTYPE, "%s: query is %s, key %s, value %s (expected one dtype)", op,
+                       pd_dtype_name((pd_dtype)q->dtype), pd_dtype_name((pd_dtype)k->dtype),
+                       pd_dtype_name((pd_dtype)v->dtype));
+    bool good =
+        n >= 2 && k->ndim == n && v->ndim == n && q->size[n - 1] == k->size[n - 1] && k->size[n - 2] == v->size[n - 2];
     for (int d = 0; good && d < n - 2; d++) {
         bool grouped = a->gqa && d == n - 3 && k->size[d] > 0 && q->size[d] % k->size[d] == 0;
         good = k->size[d] == v->size[d] && (k->size[d] == q->size[d] || grouped);
     }
     if (!good)
-        return pd_fail(PD_E_SHAPE, "%s: query %s, key %s, value %s (expected [..., H, T, E], [..., H, S, E], [..., H, S, Ev]%s)", op,
-                       pd_tensor_shape(q), pd_tensor_shape(k), pd_tensor_shape(v), a->gqa ? ", H of the query a multiple" : "");
-    if (m && a->causal) return pd_fail(PD_E_VALUE, "%s: attn_mask is given and is_causal is True (expected one of them)", op);
+        return pd_fail(PD_E_SHAPE,
+                       "%s: query %s, key %s, value %s (expected [..., H, T, E], [..., H, S, E], [..., H, S, Ev]%s)",
+                       op, pd_tensor_shape(q), pd_tensor_shape(k), pd_tensor_shape(v),
+                       a->gqa ? ", H of the query a multiple" : "");
+    if (m && a->causal)
+        return pd_fail(PD_E_VALUE, "%s: attn_mask is given and is_causal is True (expected one of them)", op);
     if (m && m->dtype != PD_BOOL && m->dtype != q->dtype)
-        return pd_fail(PD_E_DTYPE, "%s: attn_mask is %s (expected bool or %s, as query)", op, pd_dtype_name((pd_dtype)m->dtype), pd_dtype_name((pd_dtype)q->dtype));
-    if (!(a->dropout >= 0 && a->dropout <= 1)) return pd_fail(PD_E_VALUE, "%s: dropout_p is %g (expected 0 to 1)", op, a->dropout);
+        return pd_fail(PD_E_DTYPE, "%s: attn_mask is %s (expected bool or %s, as query)", op,
+                       pd_dtype_name((pd_dtype)m->dtype), pd_dtype_name((pd_dtype)q->dtype));
+    if (!(a->dropout >= 0 && a->dropout <= 1))
+        return pd_fail(PD_E_VALUE, "%s: dropout_p is %g (expected 0 to 1)", op, a->dropout);
     return PD_OK;
 }
 
@@ -217,10 +251,19 @@ static pd_status sdpa_compose(pd_call *c) {
 }
 
 const pd_op pd_op_scaled_dot_product_attention = {
-    .sig = "scaled_dot_product_attention(Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None, float dropout_p=0.0, bool is_causal=False, "
-           "Scalar scale=None, bool enable_gqa=False)",
-    .doc = "softmax(query @ key^T * scale + attn_mask) @ value of query [..., H, T, E], key [..., H, S, E], value [..., H, S, Ev]; scale: 1 / sqrt(E). A bool "
-           "mask, broadcast to [..., H, T, S], says which keys a query may see (one that may see none gets zeros); is_causal: keys up to its own place. "
-           "enable_gqa: key and value may have fewer heads. The scores of all pairs are never held in memory, unless dropout_p > 0.",
-    .cast = PD_CAST_LOW, .flags = PD_NN, .attrs = sizeof(sdpa_attrs), .compose = sdpa_compose,
+    .sig =
+        "scaled_dot_product_attention(Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None, float "
+        "dropout_p=0.0, bool is_causal=False, "
+        "Scalar scale=None, bool enable_gqa=False)",
+    .doc =
+        "softmax(query @ key^T * scale + attn_mask) @ value of query [..., H, T, E], key [..., H, S, E], value [..., "
+        "H, S, Ev]; scale: 1 / sqrt(E). A bool "
+        "mask, broadcast to [..., H, T, S], says which keys a query may see (one that may see none gets zeros); "
+        "is_causal: keys up to its own place. "
+        "enable_gqa: key and value may have fewer heads. The scores of all pairs are never held in memory, unless "
+        "dropout_p > 0.",
+    .cast = PD_CAST_LOW,
+    .flags = PD_NN,
+    .attrs = sizeof(sdpa_attrs),
+    .compose = sdpa_compose,
 };

@@ -7,10 +7,12 @@ typedef struct { pd_scalar x, y, alpha; } scaled;
 
 static pd_dtype computed(const pd_call *c) { return (pd_dtype)(c->in[0] ? c->in[0] : c->in[1])->dtype; }
 
-/* The dtype that both are computed in when one is a number of a higher category is decided by apply, which casts the tensor. */
+/* The dtype that both are computed in when one is a number of a higher category is decided by apply, which casts the
+ * tensor. */
 static pd_status infer(pd_call *c) { return pd_infer_elementwise(c, computed(c)); }
 static pd_status infer_number(pd_call *c) {
-    if (computed(c) == PD_BOOL) return pd_fail(PD_E_DTYPE, "%s: both operands are bool (expected numbers; logical: !=)", c->def->name);
+    if (computed(c) == PD_BOOL)
+        return pd_fail(PD_E_DTYPE, "%s: both operands are bool (expected numbers; logical: !=)", c->def->name);
     return infer(c);
 }
 /* add and sub: alpha, unless 1.0, is no number of a higher kind than the result. */
@@ -18,9 +20,11 @@ static pd_status infer_scaled(pd_call *c) {
     const pd_scalar *alpha = &((const scaled *)c->attrs)->alpha;
     int64_t cat = alpha->cat == PD_CAT_FLOAT && alpha->d == 1 ? -1 : alpha->cat, most = pd_dtype_category(computed(c));
     if (cat == PD_CAT_FLOAT && most < PD_CAT_FLOAT)
-        return pd_fail(PD_E_VALUE, "%s: alpha is a broken number, the operands are %s (expected a whole one)", c->def->name, pd_dtype_name(computed(c)));
+        return pd_fail(PD_E_VALUE, "%s: alpha is a broken number, the operands are %s (expected a whole one)",
+                       c->def->name, pd_dtype_name(computed(c)));
     if (cat == PD_CAT_BOOL && most != PD_CAT_BOOL)
-        return pd_fail(PD_E_VALUE, "%s: alpha is bool, the operands are %s (expected a number)", c->def->name, pd_dtype_name(computed(c)));
+        return pd_fail(PD_E_VALUE, "%s: alpha is bool, the operands are %s (expected a number)", c->def->name,
+                       pd_dtype_name(computed(c)));
     return c->def == PD_DEF(sub) ? infer_number(c) : infer(c);
 }
 /* pow: an integer has no whole inverse. */
@@ -32,7 +36,8 @@ static pd_status infer_power(pd_call *c) {
 }
 static pd_status infer_int(pd_call *c) {
     if (pd_dtype_category(computed(c)) > PD_CAT_INT)
-        return pd_fail(PD_E_DTYPE, "%s: the operands are %s (expected integers or bool)", c->def->name, pd_dtype_name(computed(c)));
+        return pd_fail(PD_E_DTYPE, "%s: the operands are %s (expected integers or bool)", c->def->name,
+                       pd_dtype_name(computed(c)));
     return infer(c);
 }
 /* Integers have no quotient by 0. */
@@ -61,7 +66,9 @@ static void build(pd_loop *l, cells *cell, pd_tensor **t, int n, const operands 
     if (!t[n - 1]) pd_scalar_store(&a->y, dtype, cell->y), pd_loop_cell(l, n - 1, cell->y);
 }
 
-static double factor(const pd_call *c) { return c->def->op->attrs == sizeof(scaled) ? ((const scaled *)c->attrs)->alpha.d : 1; }
+static double factor(const pd_call *c) {
+    return c->def->op->attrs == sizeof(scaled) ? ((const scaled *)c->attrs)->alpha.d : 1;
+}
 
 static pd_status run(pd_binary fn, const pd_call *c) {
     pd_tensor *t[3] = {c->out[0], c->in[0], c->in[1]};
@@ -113,34 +120,47 @@ static pd_val log_or_zero(pd_vjp *v, pd_val x) {
 #define FAST_NONE(fn) NULL
 #define FAST_XY(fn) fn##_vjp_fast
 #define IS(fn, other) (PD_BINARY_##fn == PD_BINARY_##other)
-#define INFER_ANY(fn) (IS(fn, add) || IS(fn, sub) ? infer_scaled : IS(fn, pow) ? infer_power : IS(fn, remainder) || IS(fn, fmod) || IS(fn, floor_divide) ? infer_divisor : infer)
+#define INFER_ANY(fn)                                                            \
+    (IS(fn, add) || IS(fn, sub)                                  ? infer_scaled  \
+     : IS(fn, pow)                                               ? infer_power   \
+     : IS(fn, remainder) || IS(fn, fmod) || IS(fn, floor_divide) ? infer_divisor \
+                                                                 : infer)
 #define INFER_FLOAT(fn) infer
 #define INFER_INT(fn) infer_int
 #define PROMOTE_INT PD_ARITH
 #define PROMOTE_ANY PD_ARITH
 #define PROMOTE_FLOAT PD_INT_TO_FLOAT
-#define ATTRS(fn) ((PD_BINARY_##fn == PD_BINARY_add || PD_BINARY_##fn == PD_BINARY_sub) ? sizeof(scaled) : sizeof(operands))
+#define ATTRS(fn) \
+    ((PD_BINARY_##fn == PD_BINARY_add || PD_BINARY_##fn == PD_BINARY_sub) ? sizeof(scaled) : sizeof(operands))
 #define SIG(fn) ((PD_BINARY_##fn == PD_BINARY_add || PD_BINARY_##fn == PD_BINARY_sub) \
                      ? #fn "(Operand input, Operand other, Scalar alpha=1)" : #fn "(Operand input, Operand other)")
 
-#define PD_BINARY(fn, domain, fwd, needs, grad_x, grad_y, text)                                             \
-    static pd_status fn##_kernel(const pd_call *c) { return run(PD_BINARY_##fn, c); }                       \
-    static void fn##_vjp(pd_vjp *v) {                                                                       \
-        const operands *a = v->attrs;                                                                       \
-        pd_val g = pd_val_of(v->g[0]), x = {0}, y = {0};                                                    \
-        if (SAVE_##needs) x = pd_val_in(v, 0, &a->x), y = pd_val_in(v, 1, &a->y);                           \
-        (void)x, (void)y;                                                                                   \
-        if (pd_vjp_needs(v, 0)) pd_vjp_set(v, 0, (grad_x).t);                                               \
-        if (pd_vjp_needs(v, 1)) pd_vjp_set(v, 1, (grad_y).t);                                               \
-    }                                                                                                       \
-    static void __attribute__((unused)) fn##_vjp_fast(pd_vjp *v) {                                          \
-        fused(v, PD_BINARY_##fn, 0);                                                                        \
-        fused(v, PD_BINARY_##fn, 1);                                                                        \
-    }                                                                                                       \
-    const pd_op pd_op_##fn = {                                                                              \
-        .sig = SIG(fn), .doc = text ", elementwise; shapes are broadcast.", .promote = PROMOTE_##domain,    \
-        .cast = PD_CAST_WIDEST, .save = SAVE_##needs, .flags = PD_FUNC | PD_METHOD | PD_INPLACE,            \
-        .attrs = ATTRS(fn), .infer = INFER_##domain(fn), .kernel = fn##_kernel, .vjp = fn##_vjp, .vjp_fast = FAST_##needs(fn), \
+#define PD_BINARY(fn, domain, fwd, needs, grad_x, grad_y, text)                       \
+    static pd_status fn##_kernel(const pd_call *c) { return run(PD_BINARY_##fn, c); } \
+    static void fn##_vjp(pd_vjp *v) {                                                 \
+        const operands *a = v->attrs;                                                 \
+        pd_val g = pd_val_of(v->g[0]), x = {0}, y = {0};                              \
+        if (SAVE_##needs) x = pd_val_in(v, 0, &a->x), y = pd_val_in(v, 1, &a->y);     \
+        (void)x, (void)y;                                                             \
+        if (pd_vjp_needs(v, 0)) pd_vjp_set(v, 0, (grad_x).t);                         \
+        if (pd_vjp_needs(v, 1)) pd_vjp_set(v, 1, (grad_y).t);                         \
+    }                                                                                 \
+    static void __attribute__((unused)) fn##_vjp_fast(pd_vjp *v) {                    \
+        fused(v, PD_BINARY_##fn, 0);                                                  \
+        fused(v, PD_BINARY_##fn, 1);                                                  \
+    }                                                                                 \
+    const pd_op pd_op_##fn = {                                                        \
+        .sig = SIG(fn),                                                               \
+        .doc = text ", elementwise; shapes are broadcast.",                           \
+        .promote = PROMOTE_##domain,                                                  \
+        .cast = PD_CAST_WIDEST,                                                       \
+        .save = SAVE_##needs,                                                         \
+        .flags = PD_FUNC | PD_METHOD | PD_INPLACE,                                    \
+        .attrs = ATTRS(fn),                                                           \
+        .infer = INFER_##domain(fn),                                                  \
+        .kernel = fn##_kernel,                                                        \
+        .vjp = fn##_vjp,                                                              \
+        .vjp_fast = FAST_##needs(fn),                                                 \
     };
 #include "kernels/binary.def"
 #undef PD_BINARY
@@ -155,13 +175,15 @@ static pd_val log_or_zero(pd_vjp *v, pd_val x) {
 #include "kernels/compare.def"
 #undef PD_COMPARE
 
-/* ---- where -------------------------------------------------------------------------------------------------------- */
+/* ---- where ------------------------------------------------------------------------------------------------------- */
 
 static pd_status where_infer(pd_call *c) {
     if (c->in[0]->dtype != PD_BOOL)
-        return pd_fail(PD_E_DTYPE, "where: the condition is %s (expected bool)", pd_dtype_name((pd_dtype)c->in[0]->dtype));
+        return pd_fail(PD_E_DTYPE, "where: the condition is %s (expected bool)",
+                       pd_dtype_name((pd_dtype)c->in[0]->dtype));
     if (c->in[1]->dtype != c->in[2]->dtype)
-        return pd_fail(PD_E_DTYPE, "where: x is %s, y is %s", pd_dtype_name((pd_dtype)c->in[1]->dtype), pd_dtype_name((pd_dtype)c->in[2]->dtype));
+        return pd_fail(PD_E_DTYPE, "where: x is %s, y is %s", pd_dtype_name((pd_dtype)c->in[1]->dtype),
+                       pd_dtype_name((pd_dtype)c->in[2]->dtype));
     return pd_infer_elementwise(c, (pd_dtype)c->in[1]->dtype);
 }
 
@@ -183,8 +205,12 @@ static void where_vjp(pd_vjp *v) {
 }
 
 const pd_op pd_op_where_same = {
-    .sig = "where_same(Tensor cond, Tensor x, Tensor y)", .doc = "where on tensors of one dtype.", .save = PD_SAVE_IN(0),
-    .infer = where_infer, .kernel = where_kernel, .vjp = where_vjp,
+    .sig = "where_same(Tensor cond, Tensor x, Tensor y)",
+    .doc = "where on tensors of one dtype.",
+    .save = PD_SAVE_IN(0),
+    .infer = where_infer,
+    .kernel = where_kernel,
+    .vjp = where_vjp,
 };
 
 static pd_status where_compose(pd_call *c) {

@@ -12,7 +12,9 @@ pd_status pd_dims_of(const char *op, const pd_ints *dim, int ndim, unsigned *bit
     for (int i = 0; i < dim->n; i++) {
         int d;
         PD_TRY(pd_shape_dim(op, dim->v[i], ndim, &d));
-        if (*bits >> d & 1) return pd_fail(PD_E_DIM, "%s: dimension %d is named twice in %s", op, d, pd_shape_text((int)dim->n, dim->v));
+        if (*bits >> d & 1)
+            return pd_fail(PD_E_DIM, "%s: dimension %d is named twice in %s", op, d,
+                           pd_shape_text((int)dim->n, dim->v));
         *bits |= 1u << d;
     }
     if (ndim == 0) *bits = 0;
@@ -79,7 +81,9 @@ static bool is_laid_out(const pd_tensor *t, bool nhwc) {
     return nhwc ? pd_shape_is_channels_last(t->ndim, t->size, t->stride) : pd_tensor_is_contiguous(t);
 }
 
-size_t pd_laid_out_bytes(const pd_tensor *t, bool nhwc) { return is_laid_out(t, nhwc) ? 0 : (pd_tensor_bytes(t) + 63) & ~(size_t)63; }
+size_t pd_laid_out_bytes(const pd_tensor *t, bool nhwc) {
+    return is_laid_out(t, nhwc) ? 0 : (pd_tensor_bytes(t) + 63) & ~(size_t)63;
+}
 
 const void *pd_laid_out(pd_tensor *t, bool nhwc, void **scratch) {
     int64_t stride[PD_MAX_DIMS];

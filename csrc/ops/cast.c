@@ -13,7 +13,9 @@ static pd_status copy_kernel_of(pd_tensor *to, pd_tensor *from) {
 
 static pd_status out_from_in(const pd_call *c) { return copy_kernel_of(c->out[0], c->in[0]); }
 
-static pd_status cast_infer(pd_call *c) { return pd_infer_elementwise(c, (pd_dtype)((const pd_cast_attrs *)c->attrs)->dtype); }
+static pd_status cast_infer(pd_call *c) {
+    return pd_infer_elementwise(c, (pd_dtype)((const pd_cast_attrs *)c->attrs)->dtype);
+}
 
 const pd_op pd_op_cast = {
     .sig = "cast(Tensor input, dtype dtype)", .doc = "x in another dtype.", .attrs = sizeof(pd_cast_attrs),
@@ -33,8 +35,13 @@ static pd_status clone_infer(pd_call *c) {
 }
 
 const pd_op pd_op_clone = {
-    .sig = "clone(Tensor input, format memory_format=None)", .doc = "A copy of input with memory of its own, laid out like input (preserve_format), or in a memory_format.",
-    .flags = PD_FUNC | PD_METHOD, .attrs = sizeof(int64_t), .infer = clone_infer, .kernel = out_from_in, .vjp = pass,
+    .sig = "clone(Tensor input, format memory_format=None)",
+    .doc = "A copy of input with memory of its own, laid out like input (preserve_format), or in a memory_format.",
+    .flags = PD_FUNC | PD_METHOD,
+    .attrs = sizeof(int64_t),
+    .infer = clone_infer,
+    .kernel = out_from_in,
+    .vjp = pass,
 };
 
 static pd_status copy_infer(pd_call *c) {
@@ -43,7 +50,8 @@ static pd_status copy_infer(pd_call *c) {
     for (int d = 0; d < n; d++) size[d] = c->in[0]->size[d];
     PD_TRY(pd_shape_broadcast("copy_", &n, size, c->in[1]->ndim, c->in[1]->size));
     if (!pd_shape_equal(n, size, c->in[0]->ndim, c->in[0]->size))
-        return pd_fail(PD_E_SHAPE, "copy_: shape %s does not broadcast to %s", pd_tensor_shape(c->in[1]), pd_tensor_shape(c->in[0]));
+        return pd_fail(PD_E_SHAPE, "copy_: shape %s does not broadcast to %s", pd_tensor_shape(c->in[1]),
+                       pd_tensor_shape(c->in[0]));
     return pd_out_like(c, 0, (pd_dtype)c->in[0]->dtype, c->in[0]);
 }
 
@@ -79,6 +87,11 @@ static pd_status fill_kernel(const pd_call *c) {
 }
 
 const pd_op pd_op_fill = {
-    .sig = "fill(Tensor input, Scalar value)", .doc = "fill_: every element becomes value.", .flags = PD_METHOD | PD_INPLACE,
-    .attrs = sizeof(pd_scalar), .infer = fill_infer, .kernel = fill_kernel, .vjp = overwritten,
+    .sig = "fill(Tensor input, Scalar value)",
+    .doc = "fill_: every element becomes value.",
+    .flags = PD_METHOD | PD_INPLACE,
+    .attrs = sizeof(pd_scalar),
+    .infer = fill_infer,
+    .kernel = fill_kernel,
+    .vjp = overwritten,
 };

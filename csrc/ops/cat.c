@@ -6,7 +6,9 @@
 typedef struct { int64_t dim; } dim_attrs;
 typedef struct { int64_t dim, start, end, step; } slice_attrs;
 
-static bool is_skipped(const pd_tensor *t) { return t->ndim == 1 && t->size[0] == 0; } /* PyTorch's legacy empty tensor */
+static bool is_skipped(const pd_tensor *t) {
+    return t->ndim == 1 && t->size[0] == 0;
+} /* PyTorch's legacy empty tensor */
 
 static pd_status cat_dim(pd_call *c, int *dim, int *first) {
     *first = 0;
@@ -28,8 +30,8 @@ static pd_status cat_infer(pd_call *c) {
         bool fits = t->ndim == x->ndim;
         for (int d = 0; d < x->ndim && fits; d++) fits = d == dim || t->size[d] == x->size[d];
         if (!fits)
-            return pd_fail(PD_E_SHAPE, "cat: tensor %d has shape %s (expected as tensor %d, %s, but for dimension %d)", i, pd_tensor_shape(t),
-                           first, pd_tensor_shape(x), dim);
+            return pd_fail(PD_E_SHAPE, "cat: tensor %d has shape %s (expected as tensor %d, %s, but for dimension %d)",
+                           i, pd_tensor_shape(t), first, pd_tensor_shape(x), dim);
         size[dim] += t->size[dim];
     }
     if (is_skipped(x)) size[0] = 0;
@@ -81,7 +83,8 @@ static pd_status stack_compose(pd_call *c) {
     PD_TRY(pd_shape_dim("stack", ((const dim_attrs *)c->attrs)->dim, c->in[0]->ndim + 1, &dim));
     for (int i = 1; i < c->nin; i++)
         if (!pd_tensor_same_shape(c->in[i], c->in[0]))
-            return pd_fail(PD_E_SHAPE, "stack: tensor %d has shape %s, tensor 0 %s", i, pd_tensor_shape(c->in[i]), pd_tensor_shape(c->in[0]));
+            return pd_fail(PD_E_SHAPE, "stack: tensor %d has shape %s, tensor 0 %s", i, pd_tensor_shape(c->in[i]),
+                           pd_tensor_shape(c->in[0]));
     PD_TRY(pd_calloc(sizeof *rows * (size_t)c->nin, "stack", &rows));
     dim_attrs a = {dim};
     pd_status status = PD_OK;

@@ -23,9 +23,14 @@ static pd_status infer(pd_call *c) {
 static pd_status kernel(const pd_call *c) {
     const pd_tensor *x = c->in[0], *o = c->out[0];
     const pd_device *from = x->storage->device, *to = o->storage->device;
-    bool wait = ((const move_attrs *)c->attrs)->wait || !to->copy || from->copy; /* what the host reads next, or another device */
+    bool wait = ((const move_attrs *)c->attrs)->wait || !to->copy ||
+                from->copy; /* what the host reads next, or another device */
     const pd_device *d = from->copy ? from : to;
-    pd_status status = d->copy(d, !from->copy ? PD_TO_DEVICE : !to->copy ? PD_TO_HOST : PD_WITHIN, pd_tensor_data(o), pd_tensor_data(x), pd_tensor_bytes(x), wait);
+    pd_status status = d->copy(d,
+                               !from->copy ? PD_TO_DEVICE
+                               : !to->copy ? PD_TO_HOST
+                                           : PD_WITHIN,
+                               pd_tensor_data(o), pd_tensor_data(x), pd_tensor_bytes(x), wait);
     return status || !pd_device_here->enter ? status : pd_device_here->enter(pd_device_here);
 }
 
@@ -39,8 +44,13 @@ static void vjp(pd_vjp *v) {
 }
 
 const pd_op pd_op_to_device = {
-    .sig = "to_device(Tensor input, int from, int to, bool wait)", .doc = "A dense tensor's copy on another device (-1: the CPU).",
-    .flags = PD_ANY_DEVICE, .attrs = sizeof(move_attrs), .infer = infer, .kernel = kernel, .vjp = vjp,
+    .sig = "to_device(Tensor input, int from, int to, bool wait)",
+    .doc = "A dense tensor's copy on another device (-1: the CPU).",
+    .flags = PD_ANY_DEVICE,
+    .attrs = sizeof(move_attrs),
+    .infer = infer,
+    .kernel = kernel,
+    .vjp = vjp,
 };
 
 pd_status pd_move(pd_tensor *t, const pd_device *to, bool wait, pd_tensor **out) {

@@ -129,7 +129,7 @@ pd_status pd_sum_to(pd_tensor *t, int ndim, const int64_t *size, pd_tensor **out
     return status;
 }
 
-/* ---- infer helpers --------------------------------------------------------------------------------------------------- */
+/* ---- infer helpers ----------------------------------------------------------------------------------------------- */
 
 pd_status pd_infer_elementwise(pd_call *c, pd_dtype dtype) {
     pd_tensor *o = c->out[0], *first = NULL;
@@ -146,7 +146,8 @@ pd_status pd_infer_elementwise(pd_call *c, pd_dtype dtype) {
     if (!same) {
         int n = first->ndim;
         for (int i = 0; i < c->nin; i++)
-            if (c->in[i] && c->in[i] != first) PD_TRY(pd_shape_broadcast(c->def->name, &n, o->size, c->in[i]->ndim, c->in[i]->size));
+            if (c->in[i] && c->in[i] != first)
+                PD_TRY(pd_shape_broadcast(c->def->name, &n, o->size, c->in[i]->ndim, c->in[i]->size));
         o->ndim = (int8_t)n;
         PD_TRY(pd_shape_numel(c->def->name, n, o->size, &o->numel));
     }
@@ -163,15 +164,17 @@ pd_status pd_infer_elementwise(pd_call *c, pd_dtype dtype) {
 
 pd_status pd_check_float(const pd_call *c, int i) {
     if (pd_dtype_is_float((pd_dtype)c->in[i]->dtype)) return PD_OK;
-    return pd_fail(PD_E_DTYPE, "%s: input %d is %s (expected a floating dtype)", c->def->name, i, pd_dtype_name((pd_dtype)c->in[i]->dtype));
+    return pd_fail(PD_E_DTYPE, "%s: input %d is %s (expected a floating dtype)", c->def->name, i,
+                   pd_dtype_name((pd_dtype)c->in[i]->dtype));
 }
 
 pd_status pd_check_ndim(const pd_call *c, int i, int ndim) {
     if (c->in[i]->ndim == ndim) return PD_OK;
-    return pd_fail(PD_E_SHAPE, "%s: input %d has shape %s (expected %d dimensions)", c->def->name, i, pd_tensor_shape(c->in[i]), ndim);
+    return pd_fail(PD_E_SHAPE, "%s: input %d has shape %s (expected %d dimensions)", c->def->name, i,
+                   pd_tensor_shape(c->in[i]), ndim);
 }
 
-/* ---- expressions ------------------------------------------------------------------------------------------------------ */
+/* ---- expressions ------------------------------------------------------------------------------------------------- */
 
 pd_val pd_val_in(pd_vjp *v, int i, const pd_scalar *number) {
     if (number->cat >= 0) return pd_const(number->cat == PD_CAT_FLOAT ? number->d : (double)number->i);
@@ -230,7 +233,9 @@ pd_val pd_x_where(pd_vjp *v, pd_op_id compare, pd_val p, pd_val q, pd_val then, 
     return pd_val_of(pd_vjp_keep(v, status, out));
 }
 
-pd_val pd_x_if(pd_vjp *v, pd_op_id compare, pd_val p, pd_val q, pd_val then) { return pd_x_where(v, compare, p, q, then, pd_const(0)); }
+pd_val pd_x_if(pd_vjp *v, pd_op_id compare, pd_val p, pd_val q, pd_val then) {
+    return pd_x_where(v, compare, p, q, then, pd_const(0));
+}
 
 pd_status pd_x_end(pd_vjp *v, pd_tensor *result, pd_tensor **out) {
     if (!v->status && result) pd_tensor_retain(*out = result);
@@ -246,7 +251,9 @@ pd_tensor *pd_x(pd_vjp *v, pd_op_id op, const void *attrs, int nin, pd_tensor *c
     return pd_vjp_keep(v, status, out[0]);
 }
 
-pd_tensor *pd_x_call1(pd_vjp *v, pd_op_id op, pd_tensor *x, const void *attrs) { return x ? pd_x(v, op, attrs, 1, &x) : NULL; }
+pd_tensor *pd_x_call1(pd_vjp *v, pd_op_id op, pd_tensor *x, const void *attrs) {
+    return x ? pd_x(v, op, attrs, 1, &x) : NULL;
+}
 
 pd_tensor *pd_x_call2(pd_vjp *v, pd_op_id op, pd_tensor *x, pd_tensor *y, const void *attrs) {
     pd_tensor *in[2] = {x, y};

@@ -6,16 +6,18 @@
 #include "base/mem.h"
 #include "ops/block.h"
 
-/* ---- masks -------------------------------------------------------------------------------------------------------------- */
+/* ---- masks ------------------------------------------------------------------------------------------------------- */
 
 static pd_status nonzero(const char *op, const pd_tensor *x, int at, pd_tensor *mask, pd_tensor **out) {
     for (int d = 0; d < mask->ndim; d++)
         if (at + d >= x->ndim || mask->size[d] != x->size[at + d])
-            return pd_fail(PD_E_INDEX, "%s: a mask of shape %s at dimension %d does not match %s", op, pd_tensor_shape(mask), at, pd_tensor_shape(x));
+            return pd_fail(PD_E_INDEX, "%s: a mask of shape %s at dimension %d does not match %s", op,
+                           pd_tensor_shape(mask), at, pd_tensor_shape(x));
     const pd_device *there = pd_device_here;
     pd_tensor *m, *near;
     PD_TRY(pd_contiguous(mask, &m));
-    pd_status status = pd_move(m, &pd_device_cpu, true, &near); /* how many there are is to be known here, whatever the device */
+    pd_status status =
+        pd_move(m, &pd_device_cpu, true, &near); /* how many there are is to be known here, whatever the device */
     pd_tensor_release(m);
     PD_TRY(status);
     m = near;
@@ -44,7 +46,8 @@ static pd_status nonzero(const char *op, const pd_tensor *x, int at, pd_tensor *
     return status;
 }
 
-pd_status pd_index_expand(const char *op, const pd_tensor *x, pd_tensor *const *indices, int n, pd_tensor **out, int *count) {
+pd_status pd_index_expand(const char *op, const pd_tensor *x, pd_tensor *const *indices, int n, pd_tensor **out,
+                          int *count) {
     pd_status status = PD_OK;
     *count = 0;
     for (int i = 0; i < PD_MAX_DIMS; i++) out[i] = NULL; /* so that a failure releases what there is */
@@ -57,7 +60,8 @@ pd_status pd_index_expand(const char *op, const pd_tensor *x, pd_tensor *const *
         }
         if (t && t->dtype == PD_BOOL) status = nonzero(op, x, *count, t, out + *count);
         else if (t && pd_dtype_category((pd_dtype)t->dtype) != PD_CAT_INT)
-            status = pd_fail(PD_E_INDEX, "%s: index %d is %s (expected int64 or bool)", op, i, pd_dtype_name((pd_dtype)t->dtype));
+            status = pd_fail(PD_E_INDEX, "%s: index %d is %s (expected int64 or bool)", op, i,
+                             pd_dtype_name((pd_dtype)t->dtype));
         else if (t) status = pd_engine.cast(t, PD_I64, &out[*count]);
         *count += takes;
     }
@@ -68,7 +72,7 @@ pd_status pd_index_expand(const char *op, const pd_tensor *x, pd_tensor *const *
     return status;
 }
 
-/* ---- places ------------------------------------------------------------------------------------------------------------- */
+/* ---- places ------------------------------------------------------------------------------------------------------ */
 
 /* x[idx...]: broadcast shape of the indices, elements they address, and the block that each takes. */
 typedef struct { int nidx, ndim; int64_t size[PD_MAX_DIMS], count, block; bool whole; } places;
@@ -77,11 +81,13 @@ static pd_status places_of(const char *op, const pd_tensor *x, pd_tensor *const 
     *p = (places){.nidx = n, .block = 1, .whole = true};
     if (n > x->ndim) return pd_fail(PD_E_INDEX, "%s: %d indices for shape %s", op, n, pd_tensor_shape(x));
     for (int i = 0; i < n; i++) {
-        if (idx[i]->dtype != PD_I64) return pd_fail(PD_E_INDEX, "%s: index %d is %s (expected int64)", op, i, pd_dtype_name((pd_dtype)idx[i]->dtype));
+        if (idx[i]->dtype != PD_I64)
+            return pd_fail(PD_E_INDEX, "%s: index %d is %s (expected int64)", op, i,
+                           pd_dtype_name((pd_dtype)idx[i]->dtype));
         int ndim = p->ndim;
         if (pd_shape_broadcast(op, &p->ndim, p->size, idx[i]->ndim, idx[i]->size))
-            return pd_fail(PD_E_INDEX, "%s: index tensors of shapes %s and %s cannot be broadcast together", op, pd_shape_text(ndim, p->size),
-                           pd_tensor_shape(idx[i]));
+            return pd_fail(PD_E_INDEX, "%s: index tensors of shapes %s and %s cannot be broadcast together", op,
+                           pd_shape_text(ndim, p->size), pd_tensor_shape(idx[i]));
     }
     PD_TRY(pd_shape_numel(op, p->ndim, p->size, &p->count));
     int64_t want = 1;
@@ -96,9 +102,12 @@ static pd_status places_of(const char *op, const pd_tensor *x, pd_tensor *const 
 static size_t offsets_bytes(const places *p) { return (size_t)(p->count * (p->whole ? 1 : p->block)) * 8 + 64; }
 
 /* Byte offset of every block (or element, where x's block is not in one piece) from x's data; checks the range. */
-static pd_status fill_offsets(const char *op, const pd_tensor *x, pd_tensor *const *idx, const places *p, int64_t order, int64_t *out) {
+static pd_status fill_offsets(const char *op, const pd_tensor *x, pd_tensor *const *idx, const places *p, int64_t order,
+                              int64_t *out) {
     int64_t size = (int64_t)pd_dtype_size((pd_dtype)x->dtype), at[PD_MAX_DIMS] = {0}, k = 0;
-    int64_t *within = p->whole || !p->count ? NULL : out + (p->count - 1) * p->block; /* of the block's elements; the last block's own place */
+    int64_t *within = p->whole || !p->count
+                          ? NULL
+                          : out + (p->count - 1) * p->block; /* of the block's elements; the last block's own place */
     for (int64_t b = 0; within && b < p->block; b++) {
         int64_t rest = b, inner = 0;
         for (int d = x->ndim - 1; d >= p->nidx; d--) {
@@ -116,8 +125,8 @@ static pd_status fill_offsets(const char *op, const pd_tensor *x, pd_tensor *con
                 if (t->size[d] > 1) where += at[p->ndim - t->ndim + d] * t->stride[d];
             int64_t value = ((const int64_t *)pd_tensor_data(t))[where], n = x->size[j];
             if (value < -n || value >= n)
-                return pd_fail(PD_E_INDEX, "%s: index %" PRId64 " is out of range for dimension %d of size %" PRId64, op, value,
-                               (int)((uint64_t)order >> 4 * j & 15), n);
+                return pd_fail(PD_E_INDEX, "%s: index %" PRId64 " is out of range for dimension %d of size %" PRId64,
+                               op, value, (int)((uint64_t)order >> 4 * j & 15), n);
             offset += (value < 0 ? value + n : value) * x->stride[j];
         }
         if (p->whole) out[k++] = offset * size;
@@ -127,7 +136,7 @@ static pd_status fill_offsets(const char *op, const pd_tensor *x, pd_tensor *con
     return PD_OK;
 }
 
-/* ---- the two kernels ------------------------------------------------------------------------------------------------------ */
+/* ---- the two kernels --------------------------------------------------------------------------------------------- */
 
 static pd_status front_infer(pd_call *c) {
     places p;
@@ -151,7 +160,8 @@ static pd_status front_kernel(const pd_call *c) {
     size_t size = pd_dtype_size((pd_dtype)x->dtype);
     PD_TRY(places_of("index", x, c->in + 1, c->nin - 1, &p));
     PD_TRY(fill_offsets("index", x, c->in + 1, &p, *(const int64_t *)c->attrs, c->scratch));
-    pd_here()->take(p.whole ? p.count : p.count * p.block, p.whole ? size * (size_t)p.block : size, c->scratch, pd_tensor_data(x), pd_tensor_data(c->out[0]));
+    pd_here()->take(p.whole ? p.count : p.count * p.block, p.whole ? size * (size_t)p.block : size, c->scratch,
+                    pd_tensor_data(x), pd_tensor_data(c->out[0]));
     return PD_OK;
 }
 
@@ -166,8 +176,15 @@ static void front_vjp(pd_vjp *v) {
 }
 
 const pd_op pd_op_index_front = {
-    .sig = "index_front(Tensor input, Tensor[] indices, int order=-81985529216486896)", .doc = "x[i0, i1, ...], int64 indices of the first dims.",
-    .save = 0xfffe, .flags = PD_NO_BROADCAST_GRAD, .attrs = sizeof(int64_t), .infer = front_infer, .kernel = front_kernel, .scratch = front_scratch, .vjp = front_vjp,
+    .sig = "index_front(Tensor input, Tensor[] indices, int order=-81985529216486896)",
+    .doc = "x[i0, i1, ...], int64 indices of the first dims.",
+    .save = 0xfffe,
+    .flags = PD_NO_BROADCAST_GRAD,
+    .attrs = sizeof(int64_t),
+    .infer = front_infer,
+    .kernel = front_kernel,
+    .scratch = front_scratch,
+    .vjp = front_vjp,
 };
 
 static pd_status put_infer(pd_call *c) {
@@ -180,8 +197,9 @@ static pd_status put_infer(pd_call *c) {
     for (int d = n; d < x->ndim; d++) size[p.ndim + d - n] = x->size[d];
     ndim = p.ndim + x->ndim - n;
     if (!pd_shape_equal(ndim, size, values->ndim, values->size) || values->dtype != x->dtype)
-        return pd_fail(PD_E_SHAPE, "index_put: values are %s of shape %s (expected %s of shape %s)", pd_dtype_name((pd_dtype)values->dtype),
-                       pd_tensor_shape(values), pd_dtype_name((pd_dtype)x->dtype), pd_shape_text(ndim, size));
+        return pd_fail(PD_E_SHAPE, "index_put: values are %s of shape %s (expected %s of shape %s)",
+                       pd_dtype_name((pd_dtype)values->dtype), pd_tensor_shape(values),
+                       pd_dtype_name((pd_dtype)x->dtype), pd_shape_text(ndim, size));
     return pd_out_like(c, 0, (pd_dtype)x->dtype, x);
 }
 
@@ -206,7 +224,8 @@ static pd_status put_kernel(const pd_call *c) {
     }
     int64_t count = p.whole ? p.count : p.count * p.block, block = p.whole ? p.block : 1;
     const void *from = pd_packed(values, (char *)c->scratch + offsets_bytes(&p));
-    if (a->accumulate) pd_here()->put_add((pd_dtype)o->dtype, count, block, c->scratch, from, block * size, pd_tensor_data(o));
+    if (a->accumulate)
+        pd_here()->put_add((pd_dtype)o->dtype, count, block, c->scratch, from, block * size, pd_tensor_data(o));
     else pd_here()->put(count, (size_t)(block * size), c->scratch, from, block * size, pd_tensor_data(o));
     return PD_OK;
 }
@@ -235,14 +254,22 @@ static void put_vjp(pd_vjp *v) {
 
 const pd_op pd_op_index_put_front = {
     .sig = "index_put_front(Tensor input, Tensor values, Tensor[] indices, int order, bool accumulate)",
-    .doc = "x with x[i0, i1, ...] = values (or +=), int64 indices of the first dims.", .save = 0xfffc, .flags = PD_NO_BROADCAST_GRAD,
-    .attrs = sizeof(pd_put_attrs), .infer = put_infer, .kernel = put_kernel, .scratch = put_scratch, .vjp = put_vjp,
+    .doc = "x with x[i0, i1, ...] = values (or +=), int64 indices of the first dims.",
+    .save = 0xfffc,
+    .flags = PD_NO_BROADCAST_GRAD,
+    .attrs = sizeof(pd_put_attrs),
+    .infer = put_infer,
+    .kernel = put_kernel,
+    .scratch = put_scratch,
+    .vjp = put_vjp,
 };
 
-/* ---- any dimensions --------------------------------------------------------------------------------------------------------- */
+/* ---- any dimensions ---------------------------------------------------------------------------------------------- */
 
-/* Indices by dimension (NULL: all of it) -> the order that brings the indexed dims to the front, and the list without NULLs. */
-static int to_front(const pd_tensor *x, pd_tensor *const *idx, int n, pd_ints *order, pd_tensor **list, int *first, bool *together) {
+/* Indices by dimension (NULL: all of it) -> the order that brings the indexed dims to the front, and the list without
+ * NULLs. */
+static int to_front(const pd_tensor *x, pd_tensor *const *idx, int n, pd_ints *order, pd_tensor **list, int *first,
+                    bool *together) {
     int count = 0, last = -1;
     order->n = 0;
     *first = 0;
@@ -278,7 +305,8 @@ static int64_t packed_order(const pd_ints *order, int n) {
     return packed;
 }
 
-/* The result's dims: NumPy's rule puts the index dims where the indexed ones stood if those stood together, else in front. */
+/* The result's dims: NumPy's rule puts the index dims where the indexed ones stood if those stood together, else in
+ * front. */
 static void result_order(int nb, int rest, int first, bool together, pd_ints *order) {
     int lead = together ? first : 0;
     order->n = nb + rest;
@@ -311,7 +339,9 @@ done:
 
 const pd_op pd_op_index = {
     .sig = "index(Tensor input, Tensor?[] indices)",
-    .doc = "x[indices]: one int64 or bool tensor per dimension (None: all of it), broadcast against each other, as NumPy does.",
+    .doc =
+        "x[indices]: one int64 or bool tensor per dimension (None: all of it), broadcast against each other, as NumPy "
+        "does.",
     .compose = index_compose,
 };
 
@@ -354,7 +384,8 @@ pd_status pd_index_put(pd_tensor *x, pd_tensor *const *indices, int nindices, pd
     }
     PD_TRY_TO(done, pd_call1(PD_OP_expand, values, &seen, &wide));
     PD_TRY_TO(done, permuted(wide, &undo, &in[1]));
-    PD_TRY_TO(done, pd_apply_into(PD_DEF(index_put_front), in, 2 + count, &(pd_put_attrs){packed_order(&order, count), accumulate}, in[0]));
+    PD_TRY_TO(done, pd_apply_into(PD_DEF(index_put_front), in, 2 + count,
+                                  &(pd_put_attrs){packed_order(&order, count), accumulate}, in[0]));
 done:
     pd_tensor_release(in[0]);
     pd_tensor_release(in[1]);
@@ -366,6 +397,9 @@ done:
 
 const pd_op pd_op_index_put = {
     .sig = "index_put(Tensor input, Tensor?[] indices, Tensor values, bool accumulate=False)",
-    .doc = "A copy of x with x[indices] = values (+= with accumulate, repeated indices adding up); values are broadcast.",
-    .flags = PD_FUNC | PD_METHOD, .attrs = sizeof(int64_t), .compose = put_compose,
+    .doc =
+        "A copy of x with x[indices] = values (+= with accumulate, repeated indices adding up); values are broadcast.",
+    .flags = PD_FUNC | PD_METHOD,
+    .attrs = sizeof(int64_t),
+    .compose = put_compose,
 };

@@ -1,10 +1,12 @@
-/* The cross entropy of logits that a linear layer makes, without all logits at once: rows go through layer, loss and both
-   gradients in chunks, and the gradient of the logits takes their place.
+/* The cross entropy of logits that a linear layer makes, without all logits at once: rows go through layer, loss and
+   both gradients in chunks, and the gradient of the logits takes their place.
 
-       logits[m, C] = x[m, D] W^T + b  ->  lse, loss  ->  G in the place of logits  ->  gx[m, D] = G W,  gW += G^T x,  gb += sum G
+       logits[m, C] = x[m, D] W^T + b  ->  lse, loss  ->  G in the place of logits  ->  gx[m, D] = G W,  gW += G^T x, gb
+   += sum G
 
-   So the forward pass makes the gradients (of the loss itself; backward multiplies them by what arrives), and nothing is computed
-   twice. Where float16 would lose the small numbers of a mean's G, its factor 1 / total is left to backward. */
+   So the forward pass makes the gradients (of the loss itself; backward multiplies them by what arrives), and nothing
+   is computed twice. Where float16 would lose the small numbers of a mean's G, its factor 1 / total is left to
+   backward. */
 #include <string.h>
 
 #include "autograd/autocast.h"
@@ -47,18 +49,41 @@ static pd_status run_chunk(job *j, int64_t row, int64_t m) {
     double sum;
     s.rows = m;
     s.target += row;
-    PD_TRY(product((pd_gemm){.t = j->t, .batch = 1, .M = m, .N = C, .K = D, .a_row = D, .a_col = 1, .b_row = 1, .b_col = D, .c_row = C},
-                   x, w, at(j->in[BIAS], 0, 0), g));
+    PD_TRY(product(
+        (pd_gemm){
+            .t = j->t, .batch = 1, .M = m, .N = C, .K = D, .a_row = D, .a_col = 1, .b_row = 1, .b_col = D, .c_row = C},
+        x, w, at(j->in[BIAS], 0, 0), g));
     j->total += pd_here()->xent(j->t, &s, g, lse, NULL, &sum);
     j->loss += sum;
     if (!gx && !gw && !gb) return PD_OK;
     pd_here()->xent_grad(j->t, &s, g, lse, NULL, j->scale, g);
     if (gx)
-        PD_TRY(product((pd_gemm){.t = j->t, .batch = 1, .M = m, .N = D, .K = C, .a_row = C, .a_col = 1, .b_row = D, .b_col = 1, .c_row = D,
-                                 .wide = gx->dtype != (int)j->t}, g, w, NULL, at(gx, row, D)));
+        PD_TRY(product((pd_gemm){.t = j->t,
+                                 .batch = 1,
+                                 .M = m,
+                                 .N = D,
+                                 .K = C,
+                                 .a_row = C,
+                                 .a_col = 1,
+                                 .b_row = D,
+                                 .b_col = 1,
+                                 .c_row = D,
+                                 .wide = gx->dtype != (int)j->t},
+                       g, w, NULL, at(gx, row, D)));
     if (gw)
-        PD_TRY(product((pd_gemm){.t = j->t, .batch = 1, .M = C, .N = D, .K = m, .a_row = 1, .a_col = C, .b_row = D, .b_col = 1, .c_row = D,
-                                 .beta = row > 0, .wide = gw->dtype != (int)j->t}, g, x, NULL, pd_tensor_data(gw)));
+        PD_TRY(product((pd_gemm){.t = j->t,
+                                 .batch = 1,
+                                 .M = C,
+                                 .N = D,
+                                 .K = m,
+                                 .a_row = 1,
+                                 .a_col = C,
+                                 .b_row = D,
+                                 .b_col = 1,
+                                 .c_row = D,
+                                 .beta = row > 0,
+                                 .wide = gw->dtype != (int)j->t},
+                       g, x, NULL, pd_tensor_data(gw)));
     if (gb) {
         pd_here()->fold(PD_FOLD_SUM, j->t, j->t, &(pd_block){1, m, C}, g, pd_tensor_data(j->sums));
         pd_tensor *pair[3] = {gb, gb, j->sums};
@@ -97,17 +122,20 @@ static pd_status check(const pd_call *c, const fused_attrs *a) {
     PD_TRY(pd_check_ndim(c, X, 2));
     PD_TRY(pd_check_ndim(c, W, 2));
     if (x->size[1] != w->size[1])
-        return pd_fail(PD_E_SHAPE, "%s: inner sizes differ: input %s, linear_weight %s", op, pd_tensor_shape(x), pd_tensor_shape(w));
+        return pd_fail(PD_E_SHAPE, "%s: inner sizes differ: input %s, linear_weight %s", op, pd_tensor_shape(x),
+                       pd_tensor_shape(w));
     if (target->dtype != PD_I64 || target->ndim != 1 || target->size[0] != x->size[0])
-        return pd_fail(PD_E_SHAPE, "%s: target is %s of shape %s (expected int64 class indices, one for each row of the input %s)", op,
-                       pd_dtype_name((pd_dtype)target->dtype), pd_tensor_shape(target), pd_tensor_shape(x));
+        return pd_fail(PD_E_SHAPE,
+                       "%s: target is %s of shape %s (expected int64 class indices, one for each row of the input %s)",
+                       op, pd_dtype_name((pd_dtype)target->dtype), pd_tensor_shape(target), pd_tensor_shape(x));
     for (int i = BIAS; i <= WEIGHT; i++) {
         const pd_tensor *t = c->in[i];
         if (t && (t->ndim != 1 || t->size[0] != w->size[0]))
-            return pd_fail(PD_E_SHAPE, "%s: %s has shape %s (expected %s)", op, i == BIAS ? "linear_bias" : "weight", pd_tensor_shape(t),
-                           pd_shape_text(1, w->size));
+            return pd_fail(PD_E_SHAPE, "%s: %s has shape %s (expected %s)", op, i == BIAS ? "linear_bias" : "weight",
+                           pd_tensor_shape(t), pd_shape_text(1, w->size));
     }
-    if (a->dtype == PD_NO_DTYPE && (w->dtype != x->dtype || (b && b->dtype != x->dtype) || (weight && weight->dtype != x->dtype)))
+    if (a->dtype == PD_NO_DTYPE &&
+        (w->dtype != x->dtype || (b && b->dtype != x->dtype) || (weight && weight->dtype != x->dtype)))
         return pd_fail(PD_E_DTYPE, "%s: tensors differ in dtype: input %s, linear_weight %s (expected one dtype)", op,
                        pd_dtype_name((pd_dtype)x->dtype), pd_dtype_name((pd_dtype)w->dtype));
     if (!(a->loss.smoothing >= 0 && a->loss.smoothing <= 1))
@@ -165,15 +193,18 @@ static pd_status fused_compose(pd_call *c) {
     PD_TRY_TO(done, pd_tensor_new(c->def->name, j.t, 2, (int64_t[]){j.rows, j.all.C}, &j.logits));
     PD_TRY_TO(done, pd_tensor_new(c->def->name, j.t == PD_F64 ? PD_F64 : PD_F32, 1, &j.rows, &j.lse));
     if (a->loss.reduction == PD_LOSS_MEAN && j.t != PD_F16) j.scale = 1 / total_of(&j.all, j.t);
-    void *token = 6.0 * (double)j.all.rows * (double)j.all.C * (double)j.D / 100 > PD_RELEASE_NS ? pd_host_release() : NULL;
-    for (int64_t r = 0; r < j.all.rows && !status; r += j.rows) status = run_chunk(&j, r, j.all.rows - r < j.rows ? j.all.rows - r : j.rows);
+    void *token =
+        6.0 * (double)j.all.rows * (double)j.all.C * (double)j.D / 100 > PD_RELEASE_NS ? pd_host_release() : NULL;
+    for (int64_t r = 0; r < j.all.rows && !status; r += j.rows)
+        status = run_chunk(&j, r, j.all.rows - r < j.rows ? j.all.rows - r : j.rows);
     pd_host_acquire(token);
     if (status) goto done;
     pd_scalar value = pd_number(a->loss.reduction == PD_LOSS_MEAN ? j.loss / j.total : j.loss);
     pd_scalar_store(&value, (pd_dtype)j.out[LOSS]->dtype, pd_tensor_data(j.out[LOSS]));
     c->nout = c->wants ? 4 : 1;
     for (int k = 0; k < c->nout; k++) {
-        if (!j.out[k]) PD_TRY_TO(done, pd_tensor_new(c->def->name, PD_F32, 1, (int64_t[]){0}, &j.out[k])); /* nobody asks for it */
+        if (!j.out[k])
+            PD_TRY_TO(done, pd_tensor_new(c->def->name, PD_F32, 1, (int64_t[]){0}, &j.out[k])); /* nobody asks for it */
         c->out[k] = j.out[k];
         j.out[k] = NULL;
     }
@@ -189,7 +220,8 @@ done:
 static void fused_fast(pd_vjp *v) {
     const fused_attrs *a = v->attrs;
     const int of[] = {[GX] = X, [GW] = W, [GB] = BIAS};
-    pd_tensor *x = pd_vjp_in(v, X), *target = pd_vjp_in(v, TARGET), *weight = pd_vjp_in(v, WEIGHT), *w = pd_vjp_in(v, W);
+    pd_tensor *x = pd_vjp_in(v, X), *target = pd_vjp_in(v, TARGET), *weight = pd_vjp_in(v, WEIGHT),
+              *w = pd_vjp_in(v, W);
     pd_scalar factor;
     if (v->status || (v->status = pd_item(v->g[0], &factor))) return;
     bool half = a->dtype != PD_NO_DTYPE && x->dtype != PD_F64 ? a->dtype == PD_F16 : x->dtype == PD_F16;
@@ -215,7 +247,8 @@ static void fused_vjp(pd_vjp *v) { /* by ops, to be differentiated again: the lo
     if (v->status) return;
     pd_dtype t = a->dtype != PD_NO_DTYPE && in[X]->dtype != PD_F64 ? (pd_dtype)a->dtype : (pd_dtype)in[X]->dtype;
     for (int i = 0; i < INPUTS; i++)
-        if (in[i] && i != TARGET && in[i]->dtype != (int)t) in[i] = pd_x_call1(v, PD_OP_cast, in[i], &(pd_cast_attrs){t});
+        if (in[i] && i != TARGET && in[i]->dtype != (int)t)
+            in[i] = pd_x_call1(v, PD_OP_cast, in[i], &(pd_cast_attrs){t});
     in[TARGET] = pd_x_contiguous(v, in[TARGET]);
     if (in[WEIGHT]) in[WEIGHT] = pd_x_contiguous(v, in[WEIGHT]);
     pd_tensor *logits = pd_x(v, PD_OP_linear, NULL, 3, (pd_tensor *[]){in[X], in[W], in[BIAS]});
@@ -234,10 +267,22 @@ static void fused_vjp(pd_vjp *v) { /* by ops, to be differentiated again: the lo
 }
 
 const pd_op pd_op_linear_cross_entropy = {
-    .sig = "linear_cross_entropy(Tensor input, Tensor linear_weight, Tensor target, Tensor? linear_bias=None, Tensor? weight=None, "
-           "int ignore_index=-100, enum(none|mean|sum) reduction=mean, float label_smoothing=0, int chunk=0, dtype dtype=None)",
-    .doc = "cross_entropy(linear(input, linear_weight, linear_bias), target, weight) of input [N, D], linear_weight [C, D] and target [N] (int64), "
-           "in chunks of rows.",
-    .save = PD_SAVE_IN(X) | PD_SAVE_IN(W) | PD_SAVE_IN(TARGET) | PD_SAVE_IN(BIAS) | PD_SAVE_IN(WEIGHT) | PD_SAVE_OUT(GX) | PD_SAVE_OUT(GW) | PD_SAVE_OUT(GB),
-    .flags = PD_NN | PD_NO_BROADCAST_GRAD, .attrs = sizeof(fused_attrs), .nout = 4, .visible = 1, .compose = fused_compose, .vjp = fused_vjp, .vjp_fast = fused_fast,
+    .sig =
+        "linear_cross_entropy(Tensor input, Tensor linear_weight, Tensor target, Tensor? linear_bias=None, Tensor? "
+        "weight=None, "
+        "int ignore_index=-100, enum(none|mean|sum) reduction=mean, float label_smoothing=0, int chunk=0, dtype "
+        "dtype=None)",
+    .doc =
+        "cross_entropy(linear(input, linear_weight, linear_bias), target, weight) of input [N, D], linear_weight [C, "
+        "D] and target [N] (int64), "
+        "in chunks of rows.",
+    .save = PD_SAVE_IN(X) | PD_SAVE_IN(W) | PD_SAVE_IN(TARGET) | PD_SAVE_IN(BIAS) | PD_SAVE_IN(WEIGHT) |
+            PD_SAVE_OUT(GX) | PD_SAVE_OUT(GW) | PD_SAVE_OUT(GB),
+    .flags = PD_NN | PD_NO_BROADCAST_GRAD,
+    .attrs = sizeof(fused_attrs),
+    .nout = 4,
+    .visible = 1,
+    .compose = fused_compose,
+    .vjp = fused_vjp,
+    .vjp_fast = fused_fast,
 };

@@ -1,5 +1,6 @@
-/* Losses over classes. nll_loss and cross_entropy bring [C], [N, C] and [N, C, d1, ...] to rows [R, C]; one kernel each does
-   the rows and leaves what the gradient needs: the log-sum-exp of each row and the total weight that a mean divides by. */
+/* Losses over classes. nll_loss and cross_entropy bring [C], [N, C] and [N, C, d1, ...] to rows [R, C]; one kernel each
+   does the rows and leaves what the gradient needs: the log-sum-exp of each row and the total weight that a mean
+   divides by. */
 #include <inttypes.h>
 #include <string.h>
 
@@ -8,11 +9,15 @@
 typedef pd_loss_attrs loss_attrs;
 enum { NONE = PD_LOSS_NONE, MEAN = PD_LOSS_MEAN, SUM = PD_LOSS_SUM };
 
-/* ---- on rows ------------------------------------------------------------------------------------------------------- */
+/* ---- on rows ----------------------------------------------------------------------------------------------------- */
 
 pd_xent pd_loss_rows(int64_t rows, int64_t C, const pd_tensor *target, const pd_tensor *weight, const loss_attrs *a) {
-    return (pd_xent){.rows = rows, .C = C, .target = pd_tensor_data(target), .weight = weight ? pd_tensor_data(weight) : NULL,
-                     .ignore_index = a->ignore_index, .smoothing = a->smoothing};
+    return (pd_xent){.rows = rows,
+                     .C = C,
+                     .target = pd_tensor_data(target),
+                     .weight = weight ? pd_tensor_data(weight) : NULL,
+                     .ignore_index = a->ignore_index,
+                     .smoothing = a->smoothing};
 }
 static pd_xent rows_of(const pd_tensor *x, const pd_tensor *target, const pd_tensor *weight, const loss_attrs *a) {
     return pd_loss_rows(x->size[0], x->size[1], target, weight, a);
@@ -24,7 +29,9 @@ pd_status pd_loss_check_labels(const char *op, const pd_xent *s) {
     if (bad < 0) return PD_OK;
     if (d->copy) PD_TRY(d->copy(d, PD_TO_HOST, &label, s->target + bad, sizeof label, true));
     else label = s->target[bad];
-    return pd_fail(PD_E_INDEX, "%s: target %" PRId64 " at row %" PRId64 " is out of range (expected 0 to %" PRId64 ", or ignore_index %" PRId64 ")",
+    return pd_fail(PD_E_INDEX,
+                   "%s: target %" PRId64 " at row %" PRId64 " is out of range (expected 0 to %" PRId64
+                   ", or ignore_index %" PRId64 ")",
                    op, label, bad, s->C - 1, s->ignore_index);
 }
 
@@ -72,7 +79,9 @@ static void rows_fast(pd_vjp *v, bool logits) {
     if (!v->status) v->status = pd_item(total, &all);
     if (v->status) return;
     double scale = a->reduction == MEAN ? factor.d / all.d : factor.d;
-    if (logits) pd_here()->xent_grad((pd_dtype)x->dtype, &s, pd_tensor_data(x), pd_tensor_data(lse), each, scale, pd_tensor_data(gx));
+    if (logits)
+        pd_here()->xent_grad((pd_dtype)x->dtype, &s, pd_tensor_data(x), pd_tensor_data(lse), each, scale,
+                             pd_tensor_data(gx));
     else pd_here()->nll_grad((pd_dtype)x->dtype, &s, each, scale, pd_tensor_data(gx));
     pd_vjp_set(v, 0, gx);
 }
@@ -85,8 +94,10 @@ static pd_tensor *target_weights(pd_vjp *v, const loss_attrs *a, pd_tensor *x, p
     pd_here()->nll_grad((pd_dtype)x->dtype, &s, NULL, a->smoothing - 1, pd_tensor_data(q));
     if (a->smoothing == 0) return q;
     /* smoothing / C of every class's weight, in rows that count */
-    pd_val counts = pd_x2(v, PD_OP_ne, pd_val_of(target), pd_const((double)a->ignore_index)), share = pd_const(a->smoothing / (double)s.C);
-    pd_tensor *on = pd_x_call1(v, PD_OP_unsqueeze, pd_x_call1(v, PD_OP_cast, counts.t, &(pd_cast_attrs){x->dtype}), &(int64_t){-1});
+    pd_val counts = pd_x2(v, PD_OP_ne, pd_val_of(target), pd_const((double)a->ignore_index)),
+           share = pd_const(a->smoothing / (double)s.C);
+    pd_tensor *on =
+        pd_x_call1(v, PD_OP_unsqueeze, pd_x_call1(v, PD_OP_cast, counts.t, &(pd_cast_attrs){x->dtype}), &(int64_t){-1});
     if (weight) share = pd_x2(v, PD_OP_mul, pd_val_of(weight), share);
     return pd_x2(v, PD_OP_add, pd_val_of(q), pd_x2(v, PD_OP_mul, pd_val_of(on), share)).t;
 }
@@ -101,11 +112,13 @@ static pd_val row_factor(pd_vjp *v) {
 }
 
 static void nll_vjp(pd_vjp *v) { /* -Q * g */
-    pd_tensor *x = pd_vjp_in(v, 0), *target = pd_vjp_in(v, 1), *weight = pd_vjp_in(v, 2), *q = x ? target_weights(v, v->attrs, x, target, weight) : NULL;
+    pd_tensor *x = pd_vjp_in(v, 0), *target = pd_vjp_in(v, 1), *weight = pd_vjp_in(v, 2),
+              *q = x ? target_weights(v, v->attrs, x, target, weight) : NULL;
     pd_vjp_set(v, 0, pd_x2(v, PD_OP_mul, row_factor(v), pd_x1(v, PD_OP_neg, pd_val_of(q))).t);
 }
 
-pd_tensor *pd_loss_logits_grad(pd_vjp *v, const loss_attrs *a, pd_tensor *x, pd_tensor *target, pd_tensor *weight, pd_val factor) {
+pd_tensor *pd_loss_logits_grad(pd_vjp *v, const loss_attrs *a, pd_tensor *x, pd_tensor *target, pd_tensor *weight,
+                               pd_val factor) {
     pd_tensor *q = x ? target_weights(v, a, x, target, weight) : NULL;
     pd_reduce_attrs along = {.dim = {.n = 1, .v = {1}}, .keepdim = 1, .dtype = PD_NO_DTYPE};
     struct { int64_t dim, dtype; } last = {-1, PD_NO_DTYPE};
@@ -122,35 +135,55 @@ static void xent_vjp(pd_vjp *v) {
 static void nll_fast(pd_vjp *v) { rows_fast(v, false); }
 static void xent_fast(pd_vjp *v) { rows_fast(v, true); }
 
-#define ROWS "(Tensor input, Tensor target, Tensor? weight, int ignore_index, enum(none|mean|sum) reduction, float smoothing)"
+#define ROWS \
+    "(Tensor input, Tensor target, Tensor? weight, int ignore_index, enum(none|mean|sum) reduction, float smoothing)"
 const pd_op pd_op_nll_rows = {
-    .sig = "nll_rows" ROWS, .doc = "nll_loss on contiguous rows.", .nout = 3, .flags = PD_NO_BROADCAST_GRAD, .attrs = sizeof(loss_attrs),
+    .sig = "nll_rows" ROWS,
+    .doc = "nll_loss on contiguous rows.",
+    .nout = 3,
+    .flags = PD_NO_BROADCAST_GRAD,
+    .attrs = sizeof(loss_attrs),
     .save = PD_SAVE_IN(0) | PD_SAVE_IN(1) | PD_SAVE_IN(2) | PD_SAVE_OUT(1) | PD_SAVE_OUT(2),
-    .infer = rows_infer, .kernel = nll_kernel, .work = work, .vjp = nll_vjp, .vjp_fast = nll_fast,
+    .infer = rows_infer,
+    .kernel = nll_kernel,
+    .work = work,
+    .vjp = nll_vjp,
+    .vjp_fast = nll_fast,
 };
 const pd_op pd_op_cross_entropy_rows = {
-    .sig = "cross_entropy_rows" ROWS, .doc = "cross_entropy on contiguous rows.", .nout = 3, .flags = PD_NO_BROADCAST_GRAD,
-    .attrs = sizeof(loss_attrs), .save = PD_SAVE_IN(0) | PD_SAVE_IN(1) | PD_SAVE_IN(2) | PD_SAVE_OUT(1) | PD_SAVE_OUT(2),
-    .infer = rows_infer, .kernel = xent_kernel, .work = work, .vjp = xent_vjp, .vjp_fast = xent_fast,
+    .sig = "cross_entropy_rows" ROWS,
+    .doc = "cross_entropy on contiguous rows.",
+    .nout = 3,
+    .flags = PD_NO_BROADCAST_GRAD,
+    .attrs = sizeof(loss_attrs),
+    .save = PD_SAVE_IN(0) | PD_SAVE_IN(1) | PD_SAVE_IN(2) | PD_SAVE_OUT(1) | PD_SAVE_OUT(2),
+    .infer = rows_infer,
+    .kernel = xent_kernel,
+    .work = work,
+    .vjp = xent_vjp,
+    .vjp_fast = xent_fast,
 };
 
-/* ---- any shape -------------------------------------------------------------------------------------------------------- */
+/* ---- any shape --------------------------------------------------------------------------------------------------- */
 
 static pd_status check_inputs(const pd_call *c) {
     pd_tensor *x = c->in[0], *target = c->in[1], *weight = c->in[2];
     const char *op = c->def->name;
     PD_TRY(pd_check_float(c, 0));
     if (target->dtype != PD_I64)
-        return pd_fail(PD_E_DTYPE, "%s: target is %s (expected int64 class indices)", op, pd_dtype_name((pd_dtype)target->dtype));
+        return pd_fail(PD_E_DTYPE, "%s: target is %s (expected int64 class indices)", op,
+                       pd_dtype_name((pd_dtype)target->dtype));
     bool fits = x->ndim >= 1 && target->ndim == x->ndim - 1 && (x->ndim < 2 || target->size[0] == x->size[0]);
     for (int d = 2; d < x->ndim && fits; d++) fits = target->size[d - 1] == x->size[d];
     if (!fits)
-        return pd_fail(PD_E_SHAPE, "%s: input has shape %s, target %s (expected [N, C, ...] and [N, ...])", op, pd_tensor_shape(x), pd_tensor_shape(target));
+        return pd_fail(PD_E_SHAPE, "%s: input has shape %s, target %s (expected [N, C, ...] and [N, ...])", op,
+                       pd_tensor_shape(x), pd_tensor_shape(target));
     int64_t C = x->size[x->ndim > 1];
     if (!C && target->numel) return pd_fail(PD_E_INDEX, "%s: input %s has no classes", op, pd_tensor_shape(x));
     if (weight && (weight->ndim != 1 || weight->size[0] != C || weight->dtype != x->dtype))
-        return pd_fail(PD_E_SHAPE, "%s: weight is %s of shape %s (expected %s of shape [%" PRId64 "])", op, pd_dtype_name((pd_dtype)weight->dtype),
-                       pd_tensor_shape(weight), pd_dtype_name((pd_dtype)x->dtype), C);
+        return pd_fail(PD_E_SHAPE, "%s: weight is %s of shape %s (expected %s of shape [%" PRId64 "])", op,
+                       pd_dtype_name((pd_dtype)weight->dtype), pd_tensor_shape(weight),
+                       pd_dtype_name((pd_dtype)x->dtype), C);
     return PD_OK;
 }
 
@@ -206,14 +239,26 @@ static pd_status nll_compose(pd_call *c) { return compose(c, PD_OP_nll_rows); }
 static pd_status xent_compose(pd_call *c) { return compose(c, PD_OP_cross_entropy_rows); }
 
 const pd_op pd_op_nll_loss = {
-    .sig = "nll_loss(Tensor input, Tensor target, Tensor? weight=None, int ignore_index=-100, enum(none|mean|sum) reduction=mean, "
-           "float label_smoothing=0)",
-    .doc = "-input[target] * weight[target] of log-probabilities [N, C, ...] and classes [N, ...] (int64); a mean is weighted.",
-    .cast = PD_CAST_FP32, .flags = PD_NN, .attrs = sizeof(loss_attrs), .compose = nll_compose,
+    .sig =
+        "nll_loss(Tensor input, Tensor target, Tensor? weight=None, int ignore_index=-100, enum(none|mean|sum) "
+        "reduction=mean, "
+        "float label_smoothing=0)",
+    .doc =
+        "-input[target] * weight[target] of log-probabilities [N, C, ...] and classes [N, ...] (int64); a mean is "
+        "weighted.",
+    .cast = PD_CAST_FP32,
+    .flags = PD_NN,
+    .attrs = sizeof(loss_attrs),
+    .compose = nll_compose,
 };
 const pd_op pd_op_cross_entropy = {
-    .sig = "cross_entropy(Tensor input, Tensor target, Tensor? weight=None, int ignore_index=-100, enum(none|mean|sum) reduction=mean, "
-           "float label_smoothing=0)",
+    .sig =
+        "cross_entropy(Tensor input, Tensor target, Tensor? weight=None, int ignore_index=-100, enum(none|mean|sum) "
+        "reduction=mean, "
+        "float label_smoothing=0)",
     .doc = "nll_loss(log_softmax(input, 1), target) in one pass: logits [N, C, ...], classes [N, ...] (int64).",
-    .cast = PD_CAST_FP32, .flags = PD_NN, .attrs = sizeof(loss_attrs), .compose = xent_compose,
+    .cast = PD_CAST_FP32,
+    .flags = PD_NN,
+    .attrs = sizeof(loss_attrs),
+    .compose = xent_compose,
 };

@@ -18,7 +18,8 @@ typedef struct { const void *data; int64_t batch, row, col; } matrix;
 /* The strides of a matrix that fits, one of them 1: that of a dimension of size 1 is free. */
 static void read_strides(const pd_tensor *t, int64_t *row, int64_t *col) {
     int r = t->ndim - 2, c = t->ndim - 1;
-    bool free_row = t->stride[r] != 1 && t->stride[c] != 1 && t->size[r] <= 1, free_col = t->stride[r] != 1 && t->stride[c] != 1 && !free_row;
+    bool free_row = t->stride[r] != 1 && t->stride[c] != 1 && t->size[r] <= 1,
+         free_col = t->stride[r] != 1 && t->stride[c] != 1 && !free_row;
     *row = free_row ? 1 : t->stride[r];
     *col = free_col ? 1 : t->stride[c];
 }
@@ -36,14 +37,15 @@ static matrix read_matrix(pd_tensor *t, void **scratch) {
     return m;
 }
 
-/* ---- bmm ------------------------------------------------------------------------------------------------------------ */
+/* ---- bmm --------------------------------------------------------------------------------------------------------- */
 
 static pd_status bmm_infer(pd_call *c) {
     pd_tensor *a = c->in[0], *b = c->in[1];
     int n = a->ndim;
     if (a->dtype == PD_BOOL) return pd_fail(PD_E_DTYPE, "%s: the inputs are bool (expected numbers)", c->def->name);
     if ((n != 2 && n != 3) || b->ndim != n || a->size[n - 1] != b->size[n - 2] || (n == 3 && a->size[0] != b->size[0]))
-        return pd_fail(PD_E_SHAPE, "%s: shapes %s and %s do not fit (expected [B, M, K] and [B, K, N])", c->def->name, pd_tensor_shape(a), pd_tensor_shape(b));
+        return pd_fail(PD_E_SHAPE, "%s: shapes %s and %s do not fit (expected [B, M, K] and [B, K, N])", c->def->name,
+                       pd_tensor_shape(a), pd_tensor_shape(b));
     int64_t size[3] = {a->size[0], a->size[n - 2], b->size[n - 1]};
     return pd_out_shape(c, 0, (pd_dtype)a->dtype, n, n == 3 ? size : size + 1);
 }
@@ -51,7 +53,11 @@ static pd_status bmm_infer(pd_call *c) {
 static pd_gemm bmm_shape(const pd_call *c) {
     pd_tensor *a = c->in[0], *b = c->in[1], *o = c->out[0];
     int n = a->ndim;
-    pd_gemm s = {.t = (pd_dtype)a->dtype, .batch = n == 3 ? a->size[0] : 1, .M = a->size[n - 2], .N = b->size[n - 1], .K = a->size[n - 1]};
+    pd_gemm s = {.t = (pd_dtype)a->dtype,
+                 .batch = n == 3 ? a->size[0] : 1,
+                 .M = a->size[n - 2],
+                 .N = b->size[n - 1],
+                 .K = a->size[n - 1]};
     s.c_batch = n == 3 ? o->stride[0] : 0;
     s.c_row = o->stride[n - 2];
     s.a_batch = s.b_batch = s.c_batch;
@@ -84,7 +90,9 @@ static double bmm_work(const pd_call *c) {
     return gemm_ns((double)a->numel, (double)c->in[1]->size[a->ndim - 1], 1);
 }
 
-static pd_tensor *turned(pd_vjp *v, pd_tensor *t) { return pd_x_call1(v, PD_OP_transpose, t, &(pd_dims2_attrs){-2, -1}); }
+static pd_tensor *turned(pd_vjp *v, pd_tensor *t) {
+    return pd_x_call1(v, PD_OP_transpose, t, &(pd_dims2_attrs){-2, -1});
+}
 
 static void bmm_vjp(pd_vjp *v) {
     pd_tensor *g = v->g[0];
@@ -93,12 +101,20 @@ static void bmm_vjp(pd_vjp *v) {
 }
 
 const pd_op pd_op_bmm = {
-    .sig = "bmm(Tensor input, Tensor mat2)", .doc = "a @ b of [M, K] and [K, N], or of [B, M, K] and [B, K, N].", .promote = PD_SAME,
-    .cast = PD_CAST_LOW, .save = PD_SAVE_IN(0) | PD_SAVE_IN(1), .flags = PD_FUNC | PD_METHOD | PD_NO_BROADCAST_GRAD,
-    .infer = bmm_infer, .kernel = bmm_kernel, .scratch = bmm_scratch, .work = bmm_work, .vjp = bmm_vjp,
+    .sig = "bmm(Tensor input, Tensor mat2)",
+    .doc = "a @ b of [M, K] and [K, N], or of [B, M, K] and [B, K, N].",
+    .promote = PD_SAME,
+    .cast = PD_CAST_LOW,
+    .save = PD_SAVE_IN(0) | PD_SAVE_IN(1),
+    .flags = PD_FUNC | PD_METHOD | PD_NO_BROADCAST_GRAD,
+    .infer = bmm_infer,
+    .kernel = bmm_kernel,
+    .scratch = bmm_scratch,
+    .work = bmm_work,
+    .vjp = bmm_vjp,
 };
 
-/* ---- matmul ----------------------------------------------------------------------------------------------------------- */
+/* ---- matmul ------------------------------------------------------------------------------------------------------ */
 
 /* x as [batch, rows, cols] of the broadcast batch; [new]. */
 static pd_status to_batch(pd_tensor *x, const pd_ints *batch, pd_tensor **out) {
@@ -122,7 +138,8 @@ static pd_status matmul_nd(pd_tensor *a, pd_tensor *b, pd_tensor **out) {
     pd_tensor *fa = NULL, *fb = NULL, *flat = NULL;
     pd_status status;
     if (b->ndim == 2) { /* the batch is rows */
-        pd_shape_attrs rows = {.shape = {.n = 2, .v = {a->size[a->ndim - 1] ? a->numel / a->size[a->ndim - 1] : 0, a->size[a->ndim - 1]}}};
+        pd_shape_attrs rows = {
+            .shape = {.n = 2, .v = {a->size[a->ndim - 1] ? a->numel / a->size[a->ndim - 1] : 0, a->size[a->ndim - 1]}}};
         if (!a->size[a->ndim - 1]) {
             rows.shape.v[0] = 1;
             for (int i = 0; i < a->ndim - 1; i++) rows.shape.v[0] *= a->size[i];
@@ -157,9 +174,11 @@ static pd_status matmul_compose(pd_call *c) {
     int64_t row = 0, col = 1;
     pd_status status;
     if (a->ndim == 0 || b->ndim == 0)
-        return pd_fail(PD_E_SHAPE, "matmul: %s @ %s: 0-d tensors have no inner size", pd_tensor_shape(a), pd_tensor_shape(b));
+        return pd_fail(PD_E_SHAPE, "matmul: %s @ %s: 0-d tensors have no inner size", pd_tensor_shape(a),
+                       pd_tensor_shape(b));
     if (a->dtype != b->dtype)
-        return pd_fail(PD_E_DTYPE, "matmul: %s @ %s (expected one dtype)", pd_dtype_name((pd_dtype)a->dtype), pd_dtype_name((pd_dtype)b->dtype));
+        return pd_fail(PD_E_DTYPE, "matmul: %s @ %s (expected one dtype)", pd_dtype_name((pd_dtype)a->dtype),
+                       pd_dtype_name((pd_dtype)b->dtype));
     if (a->ndim > 1 && b->ndim > 1) return matmul_nd(a, b, &c->out[0]);
     /* A vector is a row on the left, a column on the right, and its dimension goes away again. */
     if (a->ndim == 1) {
@@ -188,11 +207,15 @@ done:
 
 const pd_op pd_op_matmul = {
     .sig = "matmul(Tensor input, Tensor other)",
-    .doc = "a @ b: the matrix product of the last two dims, the others broadcast; a 1-d tensor is a row (left) or a column (right).",
-    .cast = PD_CAST_LOW, .flags = PD_FUNC | PD_METHOD, .compose = matmul_compose,
+    .doc =
+        "a @ b: the matrix product of the last two dims, the others broadcast; a 1-d tensor is a row (left) or a "
+        "column (right).",
+    .cast = PD_CAST_LOW,
+    .flags = PD_FUNC | PD_METHOD,
+    .compose = matmul_compose,
 };
 
-/* ---- linear: x @ w.T + b ------------------------------------------------------------------------------------------------ */
+/* ---- linear: x @ w.T + b ----------------------------------------------------------------------------------------- */
 
 static pd_status linear_infer(pd_call *c) {
     pd_tensor *x = c->in[0], *w = c->in[1], *b = c->in[2];
@@ -200,9 +223,11 @@ static pd_status linear_infer(pd_call *c) {
     PD_TRY(pd_check_float(c, 0));
     PD_TRY(pd_check_ndim(c, 1, 2));
     if (x->ndim == 0 || x->size[x->ndim - 1] != w->size[1])
-        return pd_fail(PD_E_SHAPE, "linear: inner sizes differ: input %s, weight %s", pd_tensor_shape(x), pd_tensor_shape(w));
+        return pd_fail(PD_E_SHAPE, "linear: inner sizes differ: input %s, weight %s", pd_tensor_shape(x),
+                       pd_tensor_shape(w));
     if (b && (b->ndim != 1 || b->size[0] != w->size[0]))
-        return pd_fail(PD_E_SHAPE, "linear: bias has shape %s (expected %s)", pd_tensor_shape(b), pd_shape_text(1, w->size));
+        return pd_fail(PD_E_SHAPE, "linear: bias has shape %s (expected %s)", pd_tensor_shape(b),
+                       pd_shape_text(1, w->size));
     memcpy(size, x->size, sizeof(int64_t) * (size_t)x->ndim);
     size[x->ndim - 1] = w->size[0];
     return pd_out_shape(c, 0, (pd_dtype)x->dtype, x->ndim, size);
@@ -239,7 +264,8 @@ static size_t linear_scratch(const pd_call *c) {
     pd_gemm s = linear_shape(c);
     int64_t stride;
     size_t bytes = row_stride(c->in[0], &stride) ? 0 : (pd_tensor_bytes(c->in[0]) + 63) & ~(size_t)63;
-    return bytes + packed_bytes(c->in[1]) + (c->in[2] && c->in[2]->stride[0] != 1 ? (pd_tensor_bytes(c->in[2]) + 63) & ~(size_t)63 : 0) +
+    return bytes + packed_bytes(c->in[1]) +
+           (c->in[2] && c->in[2]->stride[0] != 1 ? (pd_tensor_bytes(c->in[2]) + 63) & ~(size_t)63 : 0) +
            pd_gemm_scratch(&s);
 }
 
@@ -288,7 +314,14 @@ static void linear_vjp(pd_vjp *v) {
 
 const pd_op pd_op_linear = {
     .sig = "linear(Tensor input, Tensor weight, Tensor? bias=None)",
-    .doc = "input @ weight.T + bias: input [..., K], weight [N, K], bias [N], result [..., N].", .promote = PD_SAME, .cast = PD_CAST_LOW,
-    .save = PD_SAVE_IN(0) | PD_SAVE_IN(1), .flags = PD_NN | PD_NO_BROADCAST_GRAD, .infer = linear_infer, .kernel = linear_kernel,
-    .scratch = linear_scratch, .work = linear_work, .vjp = linear_vjp,
+    .doc = "input @ weight.T + bias: input [..., K], weight [N, K], bias [N], result [..., N].",
+    .promote = PD_SAME,
+    .cast = PD_CAST_LOW,
+    .save = PD_SAVE_IN(0) | PD_SAVE_IN(1),
+    .flags = PD_NN | PD_NO_BROADCAST_GRAD,
+    .infer = linear_infer,
+    .kernel = linear_kernel,
+    .scratch = linear_scratch,
+    .work = linear_work,
+    .vjp = linear_vjp,
 };

@@ -20,18 +20,23 @@ static pd_status infer(pd_call *c) {
     const norm_attrs *a = c->attrs;
     pd_tensor *x = c->in[X];
     PD_TRY(pd_check_float(c, X));
-    if (x->ndim < 2) return pd_fail(PD_E_SHAPE, "batch_norm: input has shape %s (expected [N, C, ...])", pd_tensor_shape(x));
+    if (x->ndim < 2)
+        return pd_fail(PD_E_SHAPE, "batch_norm: input has shape %s (expected [N, C, ...])", pd_tensor_shape(x));
     for (int i = MEAN; i <= BIAS; i++) {
         pd_tensor *t = c->in[i];
         if (t && (t->ndim != 1 || t->size[0] != x->size[1] || !pd_tensor_is_contiguous(t) || t->dtype != x->dtype))
-            return pd_fail(PD_E_SHAPE, "batch_norm: %s is %s of shape %s (expected contiguous %s of shape [%" PRId64 "])", names[i],
-                           pd_dtype_name((pd_dtype)t->dtype), pd_tensor_shape(t), pd_dtype_name((pd_dtype)x->dtype), x->size[1]);
+            return pd_fail(PD_E_SHAPE,
+                           "batch_norm: %s is %s of shape %s (expected contiguous %s of shape [%" PRId64 "])", names[i],
+                           pd_dtype_name((pd_dtype)t->dtype), pd_tensor_shape(t), pd_dtype_name((pd_dtype)x->dtype),
+                           x->size[1]);
     }
     if (!a->training && (!c->in[MEAN] || !c->in[VAR]))
         return pd_fail(PD_E_VALUE, "batch_norm: running_mean and running_var are needed when not training");
     pd_batch_norm s = shape_of(x, a->eps);
     if (a->training && s.N * s.S < 2)
-        return pd_fail(PD_E_VALUE, "batch_norm: %" PRId64 " value per channel in training, input %s (expected more than 1)", s.N * s.S, pd_tensor_shape(x));
+        return pd_fail(PD_E_VALUE,
+                       "batch_norm: %" PRId64 " value per channel in training, input %s (expected more than 1)",
+                       s.N * s.S, pd_tensor_shape(x));
     PD_TRY(pd_out_like(c, 0, (pd_dtype)x->dtype, x));
     if (s.channels_last) pd_shape_channels_last(x->size, c->out[0]->stride);
     PD_TRY(pd_out_shape(c, 1, wide((pd_dtype)x->dtype), 1, &s.C));
@@ -46,19 +51,21 @@ static pd_status kernel(const pd_call *c) {
     pd_tensor *x = c->in[X];
     pd_batch_norm s = shape_of(x, a->eps);
     pd_dtype t = (pd_dtype)x->dtype;
-    const void *data = s.channels_last ? pd_tensor_data(x) : pd_packed(x, c->scratch), *w = data_or_null(c->in[WEIGHT]), *b = data_or_null(c->in[BIAS]);
+    const void *data = s.channels_last ? pd_tensor_data(x) : pd_packed(x, c->scratch), *w = data_or_null(c->in[WEIGHT]),
+               *b = data_or_null(c->in[BIAS]);
     void *mean = (void *)(uintptr_t)data_or_null(c->in[MEAN]), *var = (void *)(uintptr_t)data_or_null(c->in[VAR]);
     if (!a->training) {
         pd_here()->batch_norm_eval(t, &s, data, w, b, mean, var, pd_tensor_data(c->out[0]));
         return PD_OK;
     }
-    pd_here()->batch_norm_train(t, &s, data, w, b, a->momentum, mean, var, pd_tensor_data(c->out[0]), pd_tensor_data(c->out[1]), pd_tensor_data(c->out[2]));
+    pd_here()->batch_norm_train(t, &s, data, w, b, a->momentum, mean, var, pd_tensor_data(c->out[0]),
+                                pd_tensor_data(c->out[1]), pd_tensor_data(c->out[2]));
     if (mean) pd_tensor_bump(c->in[MEAN]);
     if (var) pd_tensor_bump(c->in[VAR]);
     return PD_OK;
 }
 
-/* ---- gradients: written over x, mean and rstd as ops, fused where that will do ------------------------------------------- */
+/* ---- gradients: written over x, mean and rstd as ops, fused where that will do ----------------------------------- */
 
 static pd_tensor *per_channel(pd_vjp *v, pd_tensor *t) { /* [C] as [1, C, 1, ...] */
     int n = v->node->edges[X].ndim;
@@ -90,7 +97,8 @@ static void vjp(pd_vjp *v) {
     }
     pd_val rstd = pd_x1(v, PD_OP_rsqrt, pd_x2(v, PD_OP_add, val(var), pd_const(a->eps)));
     pd_val hat = pd_x2(v, PD_OP_mul, val(centred), rstd), gh = val(g);
-    if (pd_vjp_needs(v, WEIGHT)) pd_vjp_set(v, WEIGHT, over_rest(v, PD_OP_sum, pd_x2(v, PD_OP_mul, val(g), hat).t, false));
+    if (pd_vjp_needs(v, WEIGHT))
+        pd_vjp_set(v, WEIGHT, over_rest(v, PD_OP_sum, pd_x2(v, PD_OP_mul, val(g), hat).t, false));
     if (pd_vjp_needs(v, BIAS)) pd_vjp_set(v, BIAS, over_rest(v, PD_OP_sum, g, false));
     if (!pd_vjp_needs(v, X)) return;
     if (w) gh = pd_x2(v, PD_OP_mul, gh, val(per_channel(v, w)));
@@ -103,7 +111,8 @@ static void vjp(pd_vjp *v) {
 
 static void vjp_fast(pd_vjp *v) {
     const norm_attrs *a = v->attrs;
-    pd_tensor *x = pd_vjp_in(v, X), *w = pd_vjp_in(v, WEIGHT), *mean = pd_vjp_out(v, 1), *rstd = pd_vjp_out(v, 2), *g = v->g[0];
+    pd_tensor *x = pd_vjp_in(v, X), *w = pd_vjp_in(v, WEIGHT), *mean = pd_vjp_out(v, 1), *rstd = pd_vjp_out(v, 2),
+              *g = v->g[0];
     if (v->status || !g) return;
     pd_batch_norm s = shape_of(x, a->eps);
     if (!a->training || (!s.channels_last && !pd_tensor_is_contiguous(x)) || s.channels_last != pd_is_nhwc(g)) {
@@ -112,23 +121,36 @@ static void vjp_fast(pd_vjp *v) {
     }
     if (!s.channels_last) g = pd_x_contiguous(v, g);
     pd_tensor *gx = NULL, *gw = NULL, *gb = NULL;
-    if (pd_vjp_needs(v, X) && (gx = pd_x_new(v, (pd_dtype)x->dtype, x->ndim, x->size)) && s.channels_last) pd_shape_channels_last(x->size, gx->stride);
+    if (pd_vjp_needs(v, X) && (gx = pd_x_new(v, (pd_dtype)x->dtype, x->ndim, x->size)) && s.channels_last)
+        pd_shape_channels_last(x->size, gx->stride);
     if (pd_vjp_needs(v, WEIGHT)) gw = pd_x_new(v, (pd_dtype)x->dtype, 1, &s.C);
     if (pd_vjp_needs(v, BIAS)) gb = pd_x_new(v, (pd_dtype)x->dtype, 1, &s.C);
     if (v->status) return;
-    pd_here()->batch_norm_grad((pd_dtype)x->dtype, &s, true, pd_tensor_data(g), pd_tensor_data(x), data_or_null(w), pd_tensor_data(mean),
-                              pd_tensor_data(rstd), gx ? pd_tensor_data(gx) : NULL, gw ? pd_tensor_data(gw) : NULL, gb ? pd_tensor_data(gb) : NULL);
+    pd_here()->batch_norm_grad((pd_dtype)x->dtype, &s, true, pd_tensor_data(g), pd_tensor_data(x), data_or_null(w),
+                               pd_tensor_data(mean), pd_tensor_data(rstd), gx ? pd_tensor_data(gx) : NULL,
+                               gw ? pd_tensor_data(gw) : NULL, gb ? pd_tensor_data(gb) : NULL);
     pd_vjp_set(v, X, gx);
     pd_vjp_set(v, WEIGHT, gw);
     pd_vjp_set(v, BIAS, gb);
 }
 
 const pd_op pd_op_batch_norm = {
-    .sig = "batch_norm(Tensor input, Tensor? running_mean, Tensor? running_var, Tensor? weight=None, Tensor? bias=None, "
-           "bool training=False, float momentum=0.1, float eps=1e-05)",
-    .doc = "(input - mean) / sqrt(var + eps) * weight + bias per channel of [N, C, ...]; training uses the batch's statistics (biased "
-           "variance) and moves the running ones (unbiased) by momentum.",
-    .cast = PD_CAST_BACK, .nout = 3, .visible = 1, .save = PD_SAVE_IN(X) | PD_SAVE_IN(MEAN) | PD_SAVE_IN(VAR) | PD_SAVE_IN(WEIGHT) | PD_SAVE_OUT(1) | PD_SAVE_OUT(2),
-    .flags = PD_NN | PD_NO_BROADCAST_GRAD, .attrs = sizeof(norm_attrs), .infer = infer, .kernel = kernel, .scratch = scratch,
-    .vjp = vjp, .vjp_fast = vjp_fast,
+    .sig =
+        "batch_norm(Tensor input, Tensor? running_mean, Tensor? running_var, Tensor? weight=None, Tensor? bias=None, "
+        "bool training=False, float momentum=0.1, float eps=1e-05)",
+    .doc =
+        "(input - mean) / sqrt(var + eps) * weight + bias per channel of [N, C, ...]; training uses the batch's "
+        "statistics (biased "
+        "variance) and moves the running ones (unbiased) by momentum.",
+    .cast = PD_CAST_BACK,
+    .nout = 3,
+    .visible = 1,
+    .save = PD_SAVE_IN(X) | PD_SAVE_IN(MEAN) | PD_SAVE_IN(VAR) | PD_SAVE_IN(WEIGHT) | PD_SAVE_OUT(1) | PD_SAVE_OUT(2),
+    .flags = PD_NN | PD_NO_BROADCAST_GRAD,
+    .attrs = sizeof(norm_attrs),
+    .infer = infer,
+    .kernel = kernel,
+    .scratch = scratch,
+    .vjp = vjp,
+    .vjp_fast = vjp_fast,
 };

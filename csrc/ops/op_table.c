@@ -79,8 +79,16 @@ pd_status pd_ops_init(void) {
         pd_defs[i].on_cuda = on_cuda[i];
     }
     pd_cuda_expect(PD_KERNELS_LAYOUT, sizeof(pd_kernels));
-    pd_engine = (pd_engine_ops){.add = add, .add_into = add_into, .sum_to = pd_sum_to, .cast = cast, .copy_into = copy_into,
-                                .write = write_to, .clone = clone, .ones_like = ones_like, .zeros_like = zeros_like,
-                                .as_strided = as_strided, .move = pd_move};
+    pd_engine = (pd_engine_ops){.add = add,
+                                .add_into = add_into,
+                                .sum_to = pd_sum_to,
+                                .cast = cast,
+                                .copy_into = copy_into,
+                                .write = write_to,
+                                .clone = clone,
+                                .ones_like = ones_like,
+                                .zeros_like = zeros_like,
+                                .as_strided = as_strided,
+                                .move = pd_move};
     return PD_OK;
 }

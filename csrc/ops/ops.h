@@ -1,7 +1,7 @@
 /* The op table, and ops as C functions for each other.
 
-   Inside a vjp an expression is written over pd_val, a tensor or a constant; the first failure sticks to v and later steps
-   do nothing, so a gradient reads like its formula. */
+   Inside a vjp an expression is written over pd_val, a tensor or a constant; the first failure sticks to v and later
+   steps do nothing, so a gradient reads like its formula. */
 #ifndef PD_OPS_OPS_H
 #define PD_OPS_OPS_H
 
@@ -21,14 +21,15 @@ extern pd_def pd_defs[PD_OP_COUNT];
 /* Parses the table and registers what tape and engine need. Once; PD_E_VALUE names a row that is wrong. */
 pd_status pd_ops_init(void);
 
-/* ---- calls from C: every result is [new] ----------------------------------------------------------------------------- */
+/* ---- calls from C: every result is [new] ------------------------------------------------------------------------- */
 
 pd_status pd_call1(pd_op_id op, pd_tensor *x, const void *attrs, pd_tensor **out);
 pd_status pd_call2(pd_op_id op, pd_tensor *x, pd_tensor *y, const void *attrs, pd_tensor **out);
 pd_status pd_full_like(const pd_tensor *like, double value, pd_tensor **out); /* dense strides kept */
 pd_status pd_contiguous(pd_tensor *t, pd_tensor **out); /* t itself, retained, where it is contiguous */
 pd_status pd_sum_to(pd_tensor *t, int ndim, const int64_t *size, pd_tensor **out);
-/* On another device; t itself, retained, where it is there. wait: until the bytes have arrived (or left, where t lies on the host). */
+/* On another device; t itself, retained, where it is there. wait: until the bytes have arrived (or left, where t lies
+ * on the host). */
 pd_status pd_move(pd_tensor *t, const pd_device *to, bool wait, pd_tensor **out);
 /* One number of the tensor as double or exact integer; numel must be 1. Waits for a device. */
 pd_status pd_item(const pd_tensor *t, pd_scalar *out);
@@ -48,23 +49,26 @@ typedef struct pd_strided_attrs { pd_ints size, stride; int64_t offset; } pd_str
 typedef struct pd_cast_attrs { int64_t dtype; } pd_cast_attrs;
 typedef struct pd_dims2_attrs { int64_t dim0, dim1; } pd_dims2_attrs;
 
-/* Attributes of index_front and (both) index_put_front. order: four bits for each index, its dimension in what the user indexed, for errors. */
+/* Attributes of index_front and (both) index_put_front. order: four bits for each index, its dimension in what the user
+ * indexed, for errors. */
 #define PD_INDEX_ORDER INT64_C(-81985529216486896) /* 0xFEDCBA9876543210: index j stands for dimension j */
 typedef struct pd_put_attrs { int64_t order, accumulate; } pd_put_attrs;
 
 /* x[indices] = values (+=), in place; indices and values as the op index_put. */
 pd_status pd_index_put(pd_tensor *x, pd_tensor *const *indices, int nindices, pd_tensor *values, bool accumulate);
-/* Boolean masks among the indices become int64 tensors of positions; out: count tensors [new], NULL for a full slice. */
-pd_status pd_index_expand(const char *op, const pd_tensor *x, pd_tensor *const *indices, int n, pd_tensor **out, int *count);
+/* Boolean masks among the indices become int64 tensors of positions; out: count tensors [new], NULL for a full
+   slice. */
+pd_status pd_index_expand(const char *op, const pd_tensor *x, pd_tensor *const *indices, int n, pd_tensor **out,
+                          int *count);
 
-/* ---- infer helpers --------------------------------------------------------------------------------------------------- */
+/* ---- infer helpers ----------------------------------------------------------------------------------------------- */
 
 /* out 0: the broadcast of all inputs, in `dtype`, laid out like the first input of that shape if that is dense. */
 pd_status pd_infer_elementwise(pd_call *c, pd_dtype dtype);
 pd_status pd_check_float(const pd_call *c, int input);
 pd_status pd_check_ndim(const pd_call *c, int input, int ndim);
 
-/* ---- expressions in vjps --------------------------------------------------------------------------------------------- */
+/* ---- expressions in vjps ----------------------------------------------------------------------------------------- */
 
 typedef struct pd_val {
     pd_tensor *t; /* [borrowed from v]; NULL: the constant c, unless !ok */
@@ -80,7 +84,8 @@ pd_val pd_val_in(pd_vjp *v, int i, const pd_scalar *number);
 pd_val pd_x1(pd_vjp *v, pd_op_id op, pd_val x);
 pd_val pd_x2(pd_vjp *v, pd_op_id op, pd_val x, pd_val y);
 pd_val pd_x_if(pd_vjp *v, pd_op_id compare, pd_val p, pd_val q, pd_val then); /* then where p ? q, else 0 */
-pd_val pd_x_where(pd_vjp *v, pd_op_id compare, pd_val p, pd_val q, pd_val then, pd_val other); /* then and other not both numbers */
+pd_val pd_x_where(pd_vjp *v, pd_op_id compare, pd_val p, pd_val q, pd_val then,
+                  pd_val other); /* then and other not both numbers */
 /* Any op on tensors; NULL where v has failed or a required input is NULL. */
 pd_tensor *pd_x(pd_vjp *v, pd_op_id op, const void *attrs, int nin, pd_tensor *const *in);
 pd_tensor *pd_x_call1(pd_vjp *v, pd_op_id op, pd_tensor *x, const void *attrs);

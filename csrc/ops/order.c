@@ -5,7 +5,7 @@
 
 static int last_of(const pd_tensor *x) { return x->ndim ? x->ndim - 1 : 0; }
 
-/* ---- sort: indices first, values by them ------------------------------------------------------------------------------- */
+/* ---- sort: indices first, values by them ------------------------------------------------------------------------- */
 
 typedef struct { int64_t dim, descending; } sort_attrs;
 
@@ -21,15 +21,21 @@ static size_t sort_scratch(const pd_call *c) {
 static pd_status sort_infer(pd_call *c) { return pd_out_like(c, 0, PD_I64, c->in[0]); }
 static pd_status sort_kernel(const pd_call *c) {
     pd_block b = rows_of(c->in[0]);
-    pd_here()->sort(((const sort_attrs *)c->attrs)->descending, (pd_dtype)c->in[0]->dtype, &b, pd_packed(c->in[0], c->scratch), pd_tensor_data(c->out[0]),
-                   (char *)c->scratch + packed_end(c));
+    pd_here()->sort(((const sort_attrs *)c->attrs)->descending, (pd_dtype)c->in[0]->dtype, &b,
+                    pd_packed(c->in[0], c->scratch), pd_tensor_data(c->out[0]), (char *)c->scratch + packed_end(c));
     return PD_OK;
 }
 static double sort_work(const pd_call *c) { return (double)c->in[0]->numel * 20; }
 
 const pd_op pd_op_argsort_last = {
-    .sig = "argsort_last(Tensor input, int dim, bool descending)", .doc = "argsort along the last dimension.", .flags = PD_CONTIGUOUS,
-    .attrs = sizeof(sort_attrs), .infer = sort_infer, .kernel = sort_kernel, .scratch = sort_scratch, .work = sort_work,
+    .sig = "argsort_last(Tensor input, int dim, bool descending)",
+    .doc = "argsort along the last dimension.",
+    .flags = PD_CONTIGUOUS,
+    .attrs = sizeof(sort_attrs),
+    .infer = sort_infer,
+    .kernel = sort_kernel,
+    .scratch = sort_scratch,
+    .work = sort_work,
 };
 
 static pd_status argsort(const char *op, pd_tensor *x, const sort_attrs *a, pd_tensor **out) {
@@ -63,32 +69,43 @@ const pd_op pd_op_argsort = {
 };
 const pd_op pd_op_sort = {
     .sig = "sort(Tensor input, int dim=-1, bool descending=False, bool stable=False)",
-    .doc = "input sorted along dim, and where each element stood (int64); equals keep their order, NaN counts as largest.",
-    .names = "values indices", .flags = PD_FUNC | PD_METHOD, .attrs = sizeof(stable_attrs), .compose = sort_compose,
+    .doc =
+        "input sorted along dim, and where each element stood (int64); equals keep their order, NaN counts as largest.",
+    .names = "values indices",
+    .flags = PD_FUNC | PD_METHOD,
+    .attrs = sizeof(stable_attrs),
+    .compose = sort_compose,
 };
 
-/* ---- gather and its gradient: index has input's dims, and chooses along one --------------------------------------------------- */
+/* ---- gather and its gradient: index has input's dims, and chooses along one -------------------------------------- */
 
 typedef struct { pd_ints size; int64_t dim; } spread_attrs;
 
-static pd_status check_gather(const char *op, int ndim, const int64_t *size, const pd_tensor *index, int64_t dim, int *d) {
+static pd_status check_gather(const char *op, int ndim, const int64_t *size, const pd_tensor *index, int64_t dim,
+                              int *d) {
     PD_TRY(pd_shape_dim(op, dim, ndim, d));
-    if (index->dtype != PD_I64 && index->dtype != PD_I32) return pd_fail(PD_E_DTYPE, "%s: index is %s (expected int64)", op, pd_dtype_name((pd_dtype)index->dtype));
+    if (index->dtype != PD_I64 && index->dtype != PD_I32)
+        return pd_fail(PD_E_DTYPE, "%s: index is %s (expected int64)", op, pd_dtype_name((pd_dtype)index->dtype));
     bool fits = index->ndim == ndim || (index->ndim <= 1 && ndim <= 1);
-    for (int i = 0; i < ndim && fits && index->numel; i++) fits = i == *d || (index->ndim ? index->size[i] : 1) <= size[i];
+    for (int i = 0; i < ndim && fits && index->numel; i++)
+        fits = i == *d || (index->ndim ? index->size[i] : 1) <= size[i];
     if (!fits)
-        return pd_fail(PD_E_SHAPE, "%s: input has shape %s, index %s (expected as many dims, and sizes not above input's but at dimension %d)", op,
-                       pd_shape_text(ndim, size), pd_tensor_shape(index), *d);
+        return pd_fail(
+            PD_E_SHAPE,
+            "%s: input has shape %s, index %s (expected as many dims, and sizes not above input's but at dimension %d)",
+            op, pd_shape_text(ndim, size), pd_tensor_shape(index), *d);
     return PD_OK;
 }
 
 /* Byte offset, within a tensor of these sizes and strides, of the element that each index chooses. */
-static pd_status choose(const char *op, int ndim, const int64_t *size, const int64_t *stride, int64_t bytes, const pd_tensor *index, int d, int64_t *out) {
+static pd_status choose(const char *op, int ndim, const int64_t *size, const int64_t *stride, int64_t bytes,
+                        const pd_tensor *index, int d, int64_t *out) {
     int64_t at[PD_MAX_DIMS] = {0}, n = ndim ? size[d] : 1;
     const void *data = pd_tensor_data(index);
     const int last = index->ndim - 1;
     const int64_t row = last < 0 ? 1 : index->size[last], step = last < 0 ? 0 : index->stride[last];
-    const int64_t along = ndim ? stride[d] * bytes : 0, beside = last < 0 || last == d || !ndim ? 0 : stride[last] * bytes;
+    const int64_t along = ndim ? stride[d] * bytes : 0,
+                  beside = last < 0 || last == d || !ndim ? 0 : stride[last] * bytes;
     for (int64_t i = 0; i < index->numel; i += row) { /* a row of index at a time */
         int64_t where = 0, from = 0;
         for (int k = 0; k < last; k++) {
@@ -96,9 +113,11 @@ static pd_status choose(const char *op, int ndim, const int64_t *size, const int
             if (k != d && ndim) where += at[k] * stride[k];
         }
         for (int64_t r = 0; r < row; r++) {
-            int64_t value = index->dtype == PD_I32 ? ((const int32_t *)data)[from + r * step] : ((const int64_t *)data)[from + r * step];
+            int64_t value = index->dtype == PD_I32 ? ((const int32_t *)data)[from + r * step]
+                                                   : ((const int64_t *)data)[from + r * step];
             if (value < 0 || value >= n)
-                return pd_fail(PD_E_INDEX, "%s: index %lld is out of range for dimension %d of size %lld", op, (long long)value, d, (long long)n);
+                return pd_fail(PD_E_INDEX, "%s: index %lld is out of range for dimension %d of size %lld", op,
+                               (long long)value, d, (long long)n);
             out[i + r] = where * bytes + r * beside + value * along;
         }
         for (int k = last - 1; k >= 0 && ++at[k] == index->size[k]; k--) at[k] = 0;
@@ -129,9 +148,15 @@ static void gather_vjp(pd_vjp *v) {
 }
 
 const pd_op pd_op_gather = {
-    .sig = "gather(Tensor input, int dim, Tensor index)", .doc = "out[i][j] = input[index[i][j]][j] for dim 0, and so on: input's elements at index (int64) along dim.",
-    .save = PD_SAVE_IN(1), .flags = PD_FUNC | PD_METHOD | PD_NO_BROADCAST_GRAD | PD_CONTIGUOUS, .attrs = sizeof(int64_t), .infer = gather_infer, .kernel = gather_kernel,
-    .scratch = gather_scratch, .vjp = gather_vjp,
+    .sig = "gather(Tensor input, int dim, Tensor index)",
+    .doc = "out[i][j] = input[index[i][j]][j] for dim 0, and so on: input's elements at index (int64) along dim.",
+    .save = PD_SAVE_IN(1),
+    .flags = PD_FUNC | PD_METHOD | PD_NO_BROADCAST_GRAD | PD_CONTIGUOUS,
+    .attrs = sizeof(int64_t),
+    .infer = gather_infer,
+    .kernel = gather_kernel,
+    .scratch = gather_scratch,
+    .vjp = gather_vjp,
 };
 
 static pd_status spread_infer(pd_call *c) {
@@ -146,7 +171,8 @@ static pd_status spread_kernel(const pd_call *c) {
     PD_TRY(pd_shape_dim("gather_grad", a->dim, o->ndim, &d));
     PD_TRY(choose("gather_grad", o->ndim, o->size, o->stride, bytes, c->in[1], d, offset));
     pd_fill(o, &(pd_scalar){.cat = PD_CAT_INT});
-    pd_here()->put_add((pd_dtype)o->dtype, g->numel, 1, offset, pd_packed(g, offset + g->numel), bytes, pd_tensor_data(o));
+    pd_here()->put_add((pd_dtype)o->dtype, g->numel, 1, offset, pd_packed(g, offset + g->numel), bytes,
+                       pd_tensor_data(o));
     return PD_OK;
 }
 static void spread_vjp(pd_vjp *v) {
@@ -155,12 +181,18 @@ static void spread_vjp(pd_vjp *v) {
 }
 
 const pd_op pd_op_gather_grad = {
-    .sig = "gather_grad(Tensor g, Tensor index, int[] size, int dim)", .doc = "Zeros of `size` with g added at index along dim: the gradient of gather.",
-    .save = PD_SAVE_IN(1), .flags = PD_NO_BROADCAST_GRAD | PD_CONTIGUOUS, .attrs = sizeof(spread_attrs), .infer = spread_infer, .kernel = spread_kernel,
-    .scratch = gather_scratch, .vjp = spread_vjp,
+    .sig = "gather_grad(Tensor g, Tensor index, int[] size, int dim)",
+    .doc = "Zeros of `size` with g added at index along dim: the gradient of gather.",
+    .save = PD_SAVE_IN(1),
+    .flags = PD_NO_BROADCAST_GRAD | PD_CONTIGUOUS,
+    .attrs = sizeof(spread_attrs),
+    .infer = spread_infer,
+    .kernel = spread_kernel,
+    .scratch = gather_scratch,
+    .vjp = spread_vjp,
 };
 
-/* ---- running sums ---------------------------------------------------------------------------------------------------------------- */
+/* ---- running sums ------------------------------------------------------------------------------------------------ */
 
 typedef struct { int64_t dim, dtype; } cumsum_attrs;
 typedef struct { int64_t dim, reverse; } running_attrs;
@@ -176,7 +208,8 @@ static pd_status running_kernel(const pd_call *c) {
     int dim;
     PD_TRY(pd_shape_dim("cumsum", a->dim, x->ndim, &dim));
     for (int d = 0; d < x->ndim; d++) *(d < dim ? &b.outer : d == dim ? &b.n : &b.inner) *= x->size[d];
-    pd_here()->cumsum(a->reverse, (pd_dtype)x->dtype, (pd_dtype)c->out[0]->dtype, &b, pd_packed(x, c->scratch), pd_tensor_data(c->out[0]));
+    pd_here()->cumsum(a->reverse, (pd_dtype)x->dtype, (pd_dtype)c->out[0]->dtype, &b, pd_packed(x, c->scratch),
+                      pd_tensor_data(c->out[0]));
     return PD_OK;
 }
 static void running_vjp(pd_vjp *v) {
@@ -186,9 +219,14 @@ static void running_vjp(pd_vjp *v) {
 }
 
 const pd_op pd_op_running_sum = {
-    .sig = "running_sum(Tensor input, int dim, bool reverse)", .doc = "Sums of the first (reverse: last) elements along dim.",
-    .flags = PD_NO_BROADCAST_GRAD | PD_CONTIGUOUS, .attrs = sizeof(running_attrs), .infer = running_infer, .kernel = running_kernel,
-    .scratch = pd_packed_bytes, .vjp = running_vjp,
+    .sig = "running_sum(Tensor input, int dim, bool reverse)",
+    .doc = "Sums of the first (reverse: last) elements along dim.",
+    .flags = PD_NO_BROADCAST_GRAD | PD_CONTIGUOUS,
+    .attrs = sizeof(running_attrs),
+    .infer = running_infer,
+    .kernel = running_kernel,
+    .scratch = pd_packed_bytes,
+    .vjp = running_vjp,
 };
 
 static pd_status cumsum_compose(pd_call *c) {
@@ -208,11 +246,16 @@ static pd_status cumsum_compose(pd_call *c) {
 }
 
 const pd_op pd_op_cumsum = {
-    .sig = "cumsum(Tensor input, int dim, dtype dtype=None)", .doc = "Along dim, the sum of all elements up to each. Integers and bool give int64.",
-    .promote = PD_GIVEN, .cast = PD_CAST_FP32_CUDA, .flags = PD_FUNC | PD_METHOD, .attrs = sizeof(cumsum_attrs), .compose = cumsum_compose,
+    .sig = "cumsum(Tensor input, int dim, dtype dtype=None)",
+    .doc = "Along dim, the sum of all elements up to each. Integers and bool give int64.",
+    .promote = PD_GIVEN,
+    .cast = PD_CAST_FP32_CUDA,
+    .flags = PD_FUNC | PD_METHOD,
+    .attrs = sizeof(cumsum_attrs),
+    .compose = cumsum_compose,
 };
 
-/* ---- flip ------------------------------------------------------------------------------------------------------------------------- */
+/* ---- flip -------------------------------------------------------------------------------------------------------- */
 
 static pd_status flip_infer(pd_call *c) {
     unsigned bits;
@@ -238,23 +281,34 @@ static pd_status flip_kernel(const pd_call *c) {
 static void flip_vjp(pd_vjp *v) { pd_vjp_set(v, 0, pd_x_call1(v, PD_OP_flip, v->g[0], v->attrs)); }
 
 const pd_op pd_op_flip = {
-    .sig = "flip(Tensor input, int[] dims)", .doc = "A copy of input with the order along dims reversed.", .flags = PD_FUNC | PD_METHOD | PD_NO_BROADCAST_GRAD,
-    .attrs = sizeof(pd_ints), .infer = flip_infer, .kernel = flip_kernel, .vjp = flip_vjp,
+    .sig = "flip(Tensor input, int[] dims)",
+    .doc = "A copy of input with the order along dims reversed.",
+    .flags = PD_FUNC | PD_METHOD | PD_NO_BROADCAST_GRAD,
+    .attrs = sizeof(pd_ints),
+    .infer = flip_infer,
+    .kernel = flip_kernel,
+    .vjp = flip_vjp,
 };
 
-/* ---- bits -------------------------------------------------------------------------------------------------------------------------- */
+/* ---- bits -------------------------------------------------------------------------------------------------------- */
 
 static pd_status not_compose(pd_call *c) {
-    struct { pd_scalar x, y; } ones = {{.cat = -1}, {.d = -1, .i = -1, .cat = PD_CAT_INT}}, no = {{.cat = -1}, {.cat = PD_CAT_BOOL}};
+    struct {
+        pd_scalar x, y;
+    } ones = {{.cat = -1}, {.d = -1, .i = -1, .cat = PD_CAT_INT}}, no = {{.cat = -1}, {.cat = PD_CAT_BOOL}};
     pd_tensor *in[2] = {c->in[0], NULL};
     if (pd_dtype_is_float((pd_dtype)in[0]->dtype))
-        return pd_fail(PD_E_DTYPE, "bitwise_not: the input is %s (expected integers or bool)", pd_dtype_name((pd_dtype)in[0]->dtype));
+        return pd_fail(PD_E_DTYPE, "bitwise_not: the input is %s (expected integers or bool)",
+                       pd_dtype_name((pd_dtype)in[0]->dtype));
     bool is_bool = in[0]->dtype == PD_BOOL;
     return pd_apply(is_bool ? PD_DEF(eq) : PD_DEF(bitwise_xor), in, 2, is_bool ? &no : &ones, &c->out[0], NULL);
 }
 
 const pd_op pd_op_bitwise_not = {
-    .sig = "bitwise_not(Tensor input)", .doc = "Every bit of integers turned round; not, of bool.", .flags = PD_FUNC | PD_METHOD, .compose = not_compose,
+    .sig = "bitwise_not(Tensor input)",
+    .doc = "Every bit of integers turned round; not, of bool.",
+    .flags = PD_FUNC | PD_METHOD,
+    .compose = not_compose,
 };
 static pd_status logical_not_compose(pd_call *c) {
     struct { pd_scalar x, y; } no = {{.cat = -1}, {.cat = PD_CAT_BOOL}};
@@ -262,5 +316,8 @@ static pd_status logical_not_compose(pd_call *c) {
     return pd_apply(PD_DEF(eq), in, 2, &no, &c->out[0], NULL);
 }
 const pd_op pd_op_logical_not = {
-    .sig = "logical_not(Tensor input)", .doc = "True where input is 0.", .flags = PD_FUNC | PD_METHOD, .compose = logical_not_compose,
+    .sig = "logical_not(Tensor input)",
+    .doc = "True where input is 0.",
+    .flags = PD_FUNC | PD_METHOD,
+    .compose = logical_not_compose,
 };

@@ -1,4 +1,5 @@
-/* Padding with a number, whose gradient is padding again, by the negative amounts, and with the input's own elements. */
+/* Padding with a number, whose gradient is padding again, by the negative amounts, and with the input's own
+   elements. */
 #include <inttypes.h>
 
 #include "ops/block.h"
@@ -15,15 +16,18 @@ static pd_status infer(pd_call *c) {
     const pd_tensor *x = c->in[0];
     int64_t size[PD_MAX_DIMS] = {0};
     if (a->pad.n % 2 || a->pad.n > 2 * x->ndim)
-        return pd_fail(PD_E_SHAPE, "constant_pad_nd: pad %s for input %s (expected two numbers for each of at most %d dimensions)",
+        return pd_fail(PD_E_SHAPE,
+                       "constant_pad_nd: pad %s for input %s (expected two numbers for each of at most %d dimensions)",
                        pd_shape_text((int)a->pad.n, a->pad.v), pd_tensor_shape(x), x->ndim);
     for (int i = 0; i < a->pad.n; i++)
         if (a->pad.v[i] > 0) PD_TRY(pd_scalar_fits("constant_pad_nd", &a->value, (pd_dtype)x->dtype));
     for (int d = 0; d < x->ndim; d++) {
         int64_t before = amount(a, x->ndim, d, 0), after = amount(a, x->ndim, d, 1);
         bool less = (before < 0 ? (double)before : 0) + (after < 0 ? (double)after : 0) < -(double)x->size[d];
-        if (__builtin_add_overflow(x->size[d], before, &size[d]) || __builtin_add_overflow(size[d], after, &size[d]) || size[d] < 0 || less)
-            return pd_fail(PD_E_SHAPE, "constant_pad_nd: pad %s leaves nothing of dimension %d of input %s", pd_shape_text((int)a->pad.n, a->pad.v), d, pd_tensor_shape(x));
+        if (__builtin_add_overflow(x->size[d], before, &size[d]) || __builtin_add_overflow(size[d], after, &size[d]) ||
+            size[d] < 0 || less)
+            return pd_fail(PD_E_SHAPE, "constant_pad_nd: pad %s leaves nothing of dimension %d of input %s",
+                           pd_shape_text((int)a->pad.n, a->pad.v), d, pd_tensor_shape(x));
     }
     PD_TRY(pd_out_shape(c, 0, (pd_dtype)x->dtype, x->ndim, size));
     if (pd_is_nhwc(x)) pd_shape_channels_last(c->out[0]->size, c->out[0]->stride);
@@ -65,16 +69,23 @@ static void vjp(pd_vjp *v) {
 
 const pd_op pd_op_constant_pad_nd = {
     .sig = "constant_pad_nd(Tensor input, int[] pad, Scalar value=0)",
-    .doc = "input with pad[0] elements of `value` before and pad[1] after it along the last dimension, pad[2], pad[3] along the one before, and so on; "
-           "negative: without as many.",
-    .flags = PD_FUNC | PD_NO_BROADCAST_GRAD, .attrs = sizeof(pad_attrs), .infer = infer, .kernel = kernel, .vjp = vjp,
+    .doc =
+        "input with pad[0] elements of `value` before and pad[1] after it along the last dimension, pad[2], pad[3] "
+        "along the one before, and so on; "
+        "negative: without as many.",
+    .flags = PD_FUNC | PD_NO_BROADCAST_GRAD,
+    .attrs = sizeof(pad_attrs),
+    .infer = infer,
+    .kernel = kernel,
+    .vjp = vjp,
 };
 
-/* ---- with the input's own elements ------------------------------------------------------------------------------------------
+/* ---- with the input's own elements
+   ------------------------------------------------------------------------------------------
 
-   One dimension after the other, the last first: the strips before and after what is there already are copies of strips within
-   it, backwards (reflect), of one row (replicate) or of the other end (circular). The gradient, transposed, adds each strip to
-   where it came from, in the opposite order. */
+   One dimension after the other, the last first: the strips before and after what is there already are copies of strips
+   within it, backwards (reflect), of one row (replicate) or of the other end (circular). The gradient, transposed, adds
+   each strip to where it came from, in the opposite order. */
 
 enum { REFLECT, REPLICATE, CIRCULAR };
 typedef struct { pd_ints pad; int64_t mode, transposed; } around_attrs;
@@ -84,23 +95,30 @@ static pd_status around_infer(pd_call *c) {
     const pd_tensor *x = c->in[0];
     int64_t size[PD_MAX_DIMS] = {0};
     if (a->pad.n % 2 || a->pad.n > 2 * x->ndim)
-        return pd_fail(PD_E_SHAPE, "pad_around: pad %s for input %s (expected two numbers for each of at most %d dimensions)",
+        return pd_fail(PD_E_SHAPE,
+                       "pad_around: pad %s for input %s (expected two numbers for each of at most %d dimensions)",
                        pd_shape_text((int)a->pad.n, a->pad.v), pd_tensor_shape(x), x->ndim);
     for (int d = 0, k; d < x->ndim; d++) {
         k = 2 * (x->ndim - 1 - d);
-        int64_t before = k < a->pad.n ? a->pad.v[k] : 0, after = k < a->pad.n ? a->pad.v[k + 1] : 0, n = x->size[d], most;
+        int64_t before = k < a->pad.n ? a->pad.v[k] : 0, after = k < a->pad.n ? a->pad.v[k + 1] : 0, n = x->size[d],
+                most;
         bool bad = before < 0 || after < 0 || __builtin_add_overflow(before, after, &size[d]);
-        bad = bad || (a->transposed ? __builtin_sub_overflow(n, size[d], &size[d]) : __builtin_add_overflow(n, size[d], &size[d]));
+        bad = bad || (a->transposed ? __builtin_sub_overflow(n, size[d], &size[d])
+                                    : __builtin_add_overflow(n, size[d], &size[d]));
         if (!bad && a->transposed) n = size[d];
         most = a->mode == REFLECT ? n - 1 : a->mode == CIRCULAR ? n : n > 0 ? INT64_MAX : 0;
         if (bad || ((before || after) && (before > most || after > most)))
-            return pd_fail(PD_E_SHAPE, "pad_around: %" PRId64 " before and %" PRId64 " after dimension %d of input %s (expected at most %" PRId64 ", none negative)", before, after,
-                           d, pd_tensor_shape(x), most > 0 ? most : 0);
+            return pd_fail(PD_E_SHAPE,
+                           "pad_around: %" PRId64 " before and %" PRId64
+                           " after dimension %d of input %s (expected at most %" PRId64 ", none negative)",
+                           before, after, d, pd_tensor_shape(x), most > 0 ? most : 0);
     }
     return pd_out_shape(c, 0, (pd_dtype)x->dtype, x->ndim, size);
 }
 
-static size_t around_scratch(const pd_call *c) { return ((const around_attrs *)c->attrs)->transposed ? pd_tensor_bytes(c->in[0]) : 0; }
+static size_t around_scratch(const pd_call *c) {
+    return ((const around_attrs *)c->attrs)->transposed ? pd_tensor_bytes(c->in[0]) : 0;
+}
 
 /* Elements at, at + step, ... of dimension d, n of them. */
 static pd_tensor strip(pd_tensor t, int d, int64_t at, int64_t step, int64_t n) {
@@ -126,7 +144,8 @@ static void move_strip(char *base, bool add, pd_tensor *to, pd_tensor *from) {
 }
 
 /* n results from `at` on along dimension d are the elements from, from + step, ... */
-static void continue_strip(char *base, bool transposed, const pd_tensor *face, int d, int64_t at, int64_t n, int64_t from, int64_t step) {
+static void continue_strip(char *base, bool transposed, const pd_tensor *face, int d, int64_t at, int64_t n,
+                           int64_t from, int64_t step) {
     pd_tensor edge, source;
     if (!transposed) {
         edge = strip(*face, d, at, 1, n), source = strip(*face, d, from, step, n);
@@ -166,11 +185,16 @@ static pd_status around_kernel(const pd_call *c) {
     }
     for (int i = 0; i < pairs; i++) {
         int k = back ? pairs - 1 - i : i, d = whole.ndim - 1 - k;
-        int64_t n = small->size[d], b = before[d], after = a->pad.v[2 * k + 1], step = a->mode == REFLECT ? -1 : a->mode == CIRCULAR;
+        int64_t n = small->size[d], b = before[d], after = a->pad.v[2 * k + 1],
+                step = a->mode == REFLECT ? -1 : a->mode == CIRCULAR;
         pd_tensor face = whole;
         for (int e = 0; e < d; e++) face = strip(face, e, before[e], 1, small->size[e]);
         continue_strip(base, back, &face, d, 0, b, a->mode == REFLECT ? 2 * b : a->mode == CIRCULAR ? n : b, step);
-        continue_strip(base, back, &face, d, b + n, after, a->mode == REFLECT ? b + n - 2 : a->mode == CIRCULAR ? b : b + n - 1, step);
+        continue_strip(base, back, &face, d, b + n, after,
+                       a->mode == REFLECT    ? b + n - 2
+                       : a->mode == CIRCULAR ? b
+                                             : b + n - 1,
+                       step);
     }
     if (back) {
         pd_loop_build(&l, 2, (pd_tensor *[]){c->out[0], &middle});
@@ -188,8 +212,14 @@ static void around_vjp(pd_vjp *v) {
 
 const pd_op pd_op_pad_around = {
     .sig = "pad_around(Tensor input, int[] pad, enum(reflect|replicate|circular) mode, bool transposed=False)",
-    .doc = "input continued by pad[0] elements before and pad[1] after it along the last dimension, and so on: mirrored at the border element, copies of it, or from "
-           "the other end; transposed: the gradient of that.",
-    .flags = PD_NN | PD_NO_BROADCAST_GRAD | PD_CONTIGUOUS, .attrs = sizeof(around_attrs), .infer = around_infer, .kernel = around_kernel, .scratch = around_scratch,
+    .doc =
+        "input continued by pad[0] elements before and pad[1] after it along the last dimension, and so on: mirrored "
+        "at the border element, copies of it, or from "
+        "the other end; transposed: the gradient of that.",
+    .flags = PD_NN | PD_NO_BROADCAST_GRAD | PD_CONTIGUOUS,
+    .attrs = sizeof(around_attrs),
+    .infer = around_infer,
+    .kernel = around_kernel,
+    .scratch = around_scratch,
     .vjp = around_vjp,
 };

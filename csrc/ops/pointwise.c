@@ -1,4 +1,5 @@
-/* Elementwise functions with parameters: descriptors expanded from kernels/pointwise.def, and the losses made of their terms. */
+/* Elementwise functions with parameters: descriptors expanded from kernels/pointwise.def, and the losses made of their
+ * terms. */
 #include <string.h>
 
 #include "kernels/kernels.h"
@@ -9,7 +10,8 @@ static pd_status infer(pd_call *c) {
     return pd_infer_elementwise(c, (pd_dtype)c->in[0]->dtype);
 }
 
-static void run(pd_pointwise fn, int which, pd_dtype t, const void *attrs, size_t bytes, int nop, pd_tensor **operands) {
+static void run(pd_pointwise fn, int which, pd_dtype t, const void *attrs, size_t bytes, int nop,
+                pd_tensor **operands) {
     double params[PD_POINTWISE_PARAMS] = {0};
     pd_loop l;
     memcpy(params, attrs, bytes);
@@ -74,7 +76,7 @@ static void fused(pd_vjp *v, pd_pointwise fn, int which, int nin) {
 #undef PD_POINTWISE1
 #undef PD_POINTWISE2
 
-/* ---- gelu: which formula ----------------------------------------------------------------------------------------------- */
+/* ---- gelu: which formula ----------------------------------------------------------------------------------------- */
 
 static pd_status gelu_compose(pd_call *c) {
     return pd_call1(*(const int64_t *)c->attrs ? PD_OP_gelu_tanh : PD_OP_gelu_erf, c->in[0], NULL, &c->out[0]);
@@ -82,11 +84,15 @@ static pd_status gelu_compose(pd_call *c) {
 
 const pd_op pd_op_gelu = {
     .sig = "gelu(Tensor input, enum(none|tanh) approximate=none)",
-    .doc = "input * Phi(input), Phi being the normal distribution function; 'tanh': 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x ** 3))).",
-    .flags = PD_NN, .attrs = sizeof(int64_t), .compose = gelu_compose,
+    .doc =
+        "input * Phi(input), Phi being the normal distribution function; 'tanh': 0.5 x (1 + tanh(sqrt(2 / pi) (x + "
+        "0.044715 x ** 3))).",
+    .flags = PD_NN,
+    .attrs = sizeof(int64_t),
+    .compose = gelu_compose,
 };
 
-/* ---- losses: the terms, and what is left of them ------------------------------------------------------------------------ */
+/* ---- losses: the terms, and what is left of them ----------------------------------------------------------------- */
 
 enum { NONE, MEAN, SUM };
 
@@ -128,7 +134,8 @@ static pd_status weighted(pd_call *c, pd_op_id terms) {
     pd_reduce_attrs all = {.dim = {.n = -1}, .dtype = PD_NO_DTYPE};
     pd_vjp v = {0};
     if (!same_shape(c))
-        return pd_fail(PD_E_SHAPE, "%s: input has shape %s, target %s (expected the same)", c->def->name, pd_tensor_shape(c->in[0]), pd_tensor_shape(c->in[1]));
+        return pd_fail(PD_E_SHAPE, "%s: input has shape %s, target %s (expected the same)", c->def->name,
+                       pd_tensor_shape(c->in[0]), pd_tensor_shape(c->in[1]));
     pd_tensor *each = pd_x_call2(&v, terms, c->in[0], c->in[1], NULL);
     if (c->in[2]) each = each ? pd_x_mul(&v, each, c->in[2]) : NULL;
     if (reduction != NONE) each = pd_x_call1(&v, reduction == MEAN ? PD_OP_mean : PD_OP_sum, each, &all);
@@ -164,7 +171,8 @@ static pd_status bce_logits_compose(pd_call *c) {
     pd_val x = pd_val_of(c->in[0]), y = pd_val_of(c->in[1]), w = pd_val_of(c->in[3]);
     PD_TRY(pd_check_float(c, 0));
     if (!same_shape(c))
-        return pd_fail(PD_E_SHAPE, "%s: input has shape %s, target %s (expected the same)", c->def->name, pd_tensor_shape(c->in[0]), pd_tensor_shape(c->in[1]));
+        return pd_fail(PD_E_SHAPE, "%s: input has shape %s, target %s (expected the same)", c->def->name,
+                       pd_tensor_shape(c->in[0]), pd_tensor_shape(c->in[1]));
     pd_val factor = ADDC(MUL(ADDC(w, -1), y), 1);
     pd_val terms = SUB(MUL(RSUBC(1, y), x), MUL(factor, pd_x1(v, PD_OP_logsigmoid, x)));
     if (c->in[2]) terms = MUL(terms, pd_val_of(c->in[2]));
@@ -186,8 +194,11 @@ LOSS(smooth_l1_loss, "", ", float beta=1", sized_attrs, smooth_compose,
 LOSS(huber_loss, "", ", float delta=1", sized_attrs, huber_compose,
      "d ** 2 / 2 where d = |input - target| <= delta, else delta (d - delta / 2): each, their mean or sum.")
 LOSS(kl_div, "", ", bool log_target=False", kl_attrs, kl_compose,
-     "target (log(target) - input) for log-probabilities input: each, their mean or sum; log_target: target is a logarithm too.")
-LOSS(binary_cross_entropy, ", Tensor? weight=None", "", int64_t, bce_compose,
-     "-weight (target log(input) + (1 - target) log(1 - input)), the logarithms at least -100: each, their mean or sum.")
-LOSS(binary_cross_entropy_with_logits, ", Tensor? weight=None, Tensor? pos_weight=None", "", int64_t, bce_logits_compose,
+     "target (log(target) - input) for log-probabilities input: each, their mean or sum; log_target: target is a "
+     "logarithm too.")
+LOSS(
+    binary_cross_entropy, ", Tensor? weight=None", "", int64_t, bce_compose,
+    "-weight (target log(input) + (1 - target) log(1 - input)), the logarithms at least -100: each, their mean or sum.")
+LOSS(binary_cross_entropy_with_logits, ", Tensor? weight=None, Tensor? pos_weight=None", "", int64_t,
+     bce_logits_compose,
      "binary_cross_entropy of sigmoid(input), computed without overflow; pos_weight is a factor of target's part.")

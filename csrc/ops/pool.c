@@ -1,25 +1,39 @@
-/* Pooling: max, mean, adaptive ones. The public ops bring [C, L], [N, C, L] and [C, H, W] to [N, C, H, W], work out the windows and
-   call a hidden op on them, whose gradients are ops too: max_pool_grad puts g at the places that max_pool found, max_pool_take
-   reads there, and each is the other's gradient; the mean's gradient and the mean likewise. */
+/* Pooling: max, mean, adaptive ones. The public ops bring [C, L], [N, C, L] and [C, H, W] to [N, C, H, W], work out the
+   windows and call a hidden op on them, whose gradients are ops too: max_pool_grad puts g at the places that max_pool
+   found, max_pool_take reads there, and each is the other's gradient; the mean's gradient and the mean likewise. */
 #include <inttypes.h>
 #include <string.h>
 
 #include "ops/block.h"
 
 /* The windows, worked out. size: H, W; out: P, Q. */
-typedef struct { int64_t kernel[2], stride[2], padding[2], dilation[2], size[2], out[2], adaptive, include_pad, divisor, nhwc; } pool_attrs;
-#define POOL_ATTRS \
-    "int[2] kernel, int[2] stride, int[2] padding, int[2] dilation, int[2] size, int[2] out, bool adaptive, bool include_pad, int divisor, bool nhwc"
+typedef struct {
+    int64_t kernel[2], stride[2], padding[2], dilation[2], size[2], out[2], adaptive, include_pad, divisor, nhwc;
+} pool_attrs;
+#define POOL_ATTRS                                                                                                 \
+    "int[2] kernel, int[2] stride, int[2] padding, int[2] dilation, int[2] size, int[2] out, bool adaptive, bool " \
+    "include_pad, int divisor, bool nhwc"
 
-/* ---- windows worked out: hidden ops -------------------------------------------------------------------------------- */
+/* ---- windows worked out: hidden ops ------------------------------------------------------------------------------ */
 
 static bool is_wide(const pool_attrs *a) { return a->kernel[0] * a->kernel[1] >= 255; }
 
 static pd_pool shape_of(const pd_tensor *t, const pool_attrs *a, pd_dtype dtype) {
-    pd_pool s = {.t = dtype, .N = t->size[0], .C = t->size[1], .H = a->size[0], .W = a->size[1], .P = a->out[0], .Q = a->out[1], .divisor = a->divisor,
-                 .nhwc = a->nhwc, .adaptive = a->adaptive, .include_pad = a->include_pad, .wide = is_wide(a)};
+    pd_pool s = {.t = dtype,
+                 .N = t->size[0],
+                 .C = t->size[1],
+                 .H = a->size[0],
+                 .W = a->size[1],
+                 .P = a->out[0],
+                 .Q = a->out[1],
+                 .divisor = a->divisor,
+                 .nhwc = a->nhwc,
+                 .adaptive = a->adaptive,
+                 .include_pad = a->include_pad,
+                 .wide = is_wide(a)};
     for (int i = 0; i < 2; i++)
-        s.kernel[i] = a->kernel[i], s.stride[i] = a->stride[i], s.padding[i] = a->padding[i], s.dilation[i] = a->dilation[i];
+        s.kernel[i] = a->kernel[i], s.stride[i] = a->stride[i], s.padding[i] = a->padding[i],
+        s.dilation[i] = a->dilation[i];
     return s;
 }
 
@@ -30,8 +44,12 @@ static pd_status infer_image(pd_call *c, int k, pd_dtype dtype, const int64_t *i
     if (a->nhwc) pd_shape_channels_last(size, c->out[k]->stride);
     return PD_OK;
 }
-static pd_status small_infer(pd_call *c) { return infer_image(c, 0, (pd_dtype)c->in[0]->dtype, ((const pool_attrs *)c->attrs)->out); }
-static pd_status large_infer(pd_call *c) { return infer_image(c, 0, (pd_dtype)c->in[0]->dtype, ((const pool_attrs *)c->attrs)->size); }
+static pd_status small_infer(pd_call *c) {
+    return infer_image(c, 0, (pd_dtype)c->in[0]->dtype, ((const pool_attrs *)c->attrs)->out);
+}
+static pd_status large_infer(pd_call *c) {
+    return infer_image(c, 0, (pd_dtype)c->in[0]->dtype, ((const pool_attrs *)c->attrs)->size);
+}
 static pd_status index_infer(pd_call *c) { return infer_image(c, 0, PD_I64, ((const pool_attrs *)c->attrs)->out); }
 static pd_status max_infer(pd_call *c) {
     PD_TRY(small_infer(c));
@@ -45,14 +63,16 @@ static size_t scratch(const pd_call *c) {
 }
 static double work(const pd_call *c) {
     const pool_attrs *a = c->attrs;
-    return (double)c->in[0]->numel * 0.5 + (double)(c->in[0]->size[0] * c->in[0]->size[1] * a->out[0] * a->out[1]) * (double)(a->kernel[0] * a->kernel[1]) * 0.2;
+    return (double)c->in[0]->numel * 0.5 + (double)(c->in[0]->size[0] * c->in[0]->size[1] * a->out[0] * a->out[1]) *
+                                               (double)(a->kernel[0] * a->kernel[1]) * 0.2;
 }
 
 static pd_status max_kernel(const pd_call *c) {
     const pool_attrs *a = c->attrs;
     void *room = c->scratch;
     pd_pool s = shape_of(c->in[0], a, (pd_dtype)c->in[0]->dtype);
-    pd_here()->max_pool(&s, pd_laid_out(c->in[0], a->nhwc, &room), pd_tensor_data(c->out[0]), pd_tensor_data(c->out[1]));
+    pd_here()->max_pool(&s, pd_laid_out(c->in[0], a->nhwc, &room), pd_tensor_data(c->out[0]),
+                        pd_tensor_data(c->out[1]));
     return PD_OK;
 }
 static pd_status grad_kernel(const pd_call *c) {
@@ -93,49 +113,97 @@ static pd_status avg_grad_kernel(const pd_call *c) {
     return PD_OK;
 }
 
-static void max_vjp(pd_vjp *v) { pd_vjp_set(v, 0, pd_x_call2(v, PD_OP_pool_max_grad, v->g[0], pd_vjp_out(v, 1), v->attrs)); }
-static void grad_vjp(pd_vjp *v) { pd_vjp_set(v, 0, pd_x_call2(v, PD_OP_pool_max_take, v->g[0], pd_vjp_in(v, 1), v->attrs)); }
-static void take_vjp(pd_vjp *v) { pd_vjp_set(v, 0, pd_x_call2(v, PD_OP_pool_max_grad, v->g[0], pd_vjp_in(v, 1), v->attrs)); }
+static void max_vjp(pd_vjp *v) {
+    pd_vjp_set(v, 0, pd_x_call2(v, PD_OP_pool_max_grad, v->g[0], pd_vjp_out(v, 1), v->attrs));
+}
+static void grad_vjp(pd_vjp *v) {
+    pd_vjp_set(v, 0, pd_x_call2(v, PD_OP_pool_max_take, v->g[0], pd_vjp_in(v, 1), v->attrs));
+}
+static void take_vjp(pd_vjp *v) {
+    pd_vjp_set(v, 0, pd_x_call2(v, PD_OP_pool_max_grad, v->g[0], pd_vjp_in(v, 1), v->attrs));
+}
 static void avg_vjp(pd_vjp *v) { pd_vjp_set(v, 0, pd_x_call1(v, PD_OP_pool_avg_grad, v->g[0], v->attrs)); }
 static void avg_grad_vjp(pd_vjp *v) { pd_vjp_set(v, 0, pd_x_call1(v, PD_OP_pool_avg, v->g[0], v->attrs)); }
 
 const pd_op pd_op_pool_max = {
-    .sig = "pool_max(Tensor input, " POOL_ATTRS ")", .doc = "The largest element of each window, and the places where it stands.", .nout = 2,
-    .save = PD_SAVE_OUT(1), .flags = PD_NO_BROADCAST_GRAD, .attrs = sizeof(pool_attrs), .infer = max_infer, .kernel = max_kernel,
-    .scratch = scratch, .work = work, .vjp = max_vjp,
+    .sig = "pool_max(Tensor input, " POOL_ATTRS ")",
+    .doc = "The largest element of each window, and the places where it stands.",
+    .nout = 2,
+    .save = PD_SAVE_OUT(1),
+    .flags = PD_NO_BROADCAST_GRAD,
+    .attrs = sizeof(pool_attrs),
+    .infer = max_infer,
+    .kernel = max_kernel,
+    .scratch = scratch,
+    .work = work,
+    .vjp = max_vjp,
 };
 const pd_op pd_op_pool_max_grad = {
-    .sig = "pool_max_grad(Tensor g, Tensor place, " POOL_ATTRS ")", .doc = "Zeros with g added at the places: the gradient of pool_max.",
-    .save = PD_SAVE_IN(1), .flags = PD_NO_BROADCAST_GRAD, .attrs = sizeof(pool_attrs), .infer = large_infer, .kernel = grad_kernel,
-    .scratch = scratch, .work = work, .vjp = grad_vjp,
+    .sig = "pool_max_grad(Tensor g, Tensor place, " POOL_ATTRS ")",
+    .doc = "Zeros with g added at the places: the gradient of pool_max.",
+    .save = PD_SAVE_IN(1),
+    .flags = PD_NO_BROADCAST_GRAD,
+    .attrs = sizeof(pool_attrs),
+    .infer = large_infer,
+    .kernel = grad_kernel,
+    .scratch = scratch,
+    .work = work,
+    .vjp = grad_vjp,
 };
 const pd_op pd_op_pool_max_take = {
-    .sig = "pool_max_take(Tensor input, Tensor place, " POOL_ATTRS ")", .doc = "The elements at the places: the gradient of pool_max_grad.",
-    .save = PD_SAVE_IN(1), .flags = PD_NO_BROADCAST_GRAD, .attrs = sizeof(pool_attrs), .infer = small_infer, .kernel = take_kernel,
-    .scratch = scratch, .work = work, .vjp = take_vjp,
+    .sig = "pool_max_take(Tensor input, Tensor place, " POOL_ATTRS ")",
+    .doc = "The elements at the places: the gradient of pool_max_grad.",
+    .save = PD_SAVE_IN(1),
+    .flags = PD_NO_BROADCAST_GRAD,
+    .attrs = sizeof(pool_attrs),
+    .infer = small_infer,
+    .kernel = take_kernel,
+    .scratch = scratch,
+    .work = work,
+    .vjp = take_vjp,
 };
 const pd_op pd_op_pool_max_index = {
-    .sig = "pool_max_index(Tensor place, " POOL_ATTRS ")", .doc = "The places as positions in their planes, int64.",
-    .flags = PD_NO_BROADCAST_GRAD, .attrs = sizeof(pool_attrs), .infer = index_infer, .kernel = index_kernel, .scratch = scratch, .work = work,
+    .sig = "pool_max_index(Tensor place, " POOL_ATTRS ")",
+    .doc = "The places as positions in their planes, int64.",
+    .flags = PD_NO_BROADCAST_GRAD,
+    .attrs = sizeof(pool_attrs),
+    .infer = index_infer,
+    .kernel = index_kernel,
+    .scratch = scratch,
+    .work = work,
 };
 const pd_op pd_op_pool_avg = {
-    .sig = "pool_avg(Tensor input, " POOL_ATTRS ")", .doc = "The mean of each window.", .flags = PD_NO_BROADCAST_GRAD,
-    .attrs = sizeof(pool_attrs), .infer = small_infer, .kernel = avg_kernel, .scratch = scratch, .work = work, .vjp = avg_vjp,
+    .sig = "pool_avg(Tensor input, " POOL_ATTRS ")",
+    .doc = "The mean of each window.",
+    .flags = PD_NO_BROADCAST_GRAD,
+    .attrs = sizeof(pool_attrs),
+    .infer = small_infer,
+    .kernel = avg_kernel,
+    .scratch = scratch,
+    .work = work,
+    .vjp = avg_vjp,
 };
 const pd_op pd_op_pool_avg_grad = {
-    .sig = "pool_avg_grad(Tensor g, " POOL_ATTRS ")", .doc = "The gradient of pool_avg.", .flags = PD_NO_BROADCAST_GRAD,
-    .attrs = sizeof(pool_attrs), .infer = large_infer, .kernel = avg_grad_kernel, .scratch = scratch, .work = work, .vjp = avg_grad_vjp,
+    .sig = "pool_avg_grad(Tensor g, " POOL_ATTRS ")",
+    .doc = "The gradient of pool_avg.",
+    .flags = PD_NO_BROADCAST_GRAD,
+    .attrs = sizeof(pool_attrs),
+    .infer = large_infer,
+    .kernel = avg_grad_kernel,
+    .scratch = scratch,
+    .work = work,
+    .vjp = avg_grad_vjp,
 };
 
-/* ---- from the user's arguments to windows --------------------------------------------------------------------------- */
+/* ---- from the user's arguments to windows ------------------------------------------------------------------------ */
 
 /* Sizes of x's last `dims` dimensions (1 or 2), the first axis being 1 for one dimension; checks x. */
 static pd_status image_of(const char *op, const pd_tensor *x, int dims, pool_attrs *a) {
     bool fits = x->ndim == dims + 1 || x->ndim == dims + 2;
     for (int d = x->ndim == dims + 2; d < x->ndim && fits; d++) fits = x->size[d] > 0;
     if (!fits)
-        return pd_fail(PD_E_SHAPE, "%s: input has shape %s (expected %s or [N, ...], sizes but N's above 0)", op, pd_tensor_shape(x),
-                       dims == 1 ? "[C, L]" : "[C, H, W]");
+        return pd_fail(PD_E_SHAPE, "%s: input has shape %s (expected %s or [N, ...], sizes but N's above 0)", op,
+                       pd_tensor_shape(x), dims == 1 ? "[C, L]" : "[C, H, W]");
     if (x->dtype == PD_BOOL) return pd_fail(PD_E_DTYPE, "%s: the input is bool (expected numbers)", op);
     a->size[0] = dims == 1 ? 1 : x->size[x->ndim - 2];
     a->size[1] = x->size[x->ndim - 1];
@@ -143,7 +211,12 @@ static pd_status image_of(const char *op, const pd_tensor *x, int dims, pool_att
 }
 
 /* What the user gave, per dimension. */
-typedef struct { const int64_t *kernel; const pd_ints *stride; const int64_t *padding, *dilation; int64_t ceil_mode; } given;
+typedef struct {
+    const int64_t *kernel;
+    const pd_ints *stride;
+    const int64_t *padding, *dilation;
+    int64_t ceil_mode;
+} given;
 
 static pd_status windows_of(const char *op, const pd_tensor *x, int dims, const given *g, pool_attrs *a) {
     PD_TRY(image_of(op, x, dims, a));
@@ -159,20 +232,26 @@ static pd_status windows_of(const char *op, const pd_tensor *x, int dims, const 
         a->padding[i] = g->padding[k];
         a->dilation[i] = g->dilation ? g->dilation[k] : 1;
         int64_t high = a->kernel[i] > a->stride[i] ? a->kernel[i] : a->stride[i];
-        if (a->kernel[i] < 1 || a->stride[i] < 1 || a->dilation[i] < 1 || a->padding[i] < 0 || high > INT32_MAX || a->dilation[i] > INT32_MAX)
-            return pd_fail(PD_E_VALUE, "%s: kernel_size %" PRId64 ", stride %" PRId64 ", padding %" PRId64 ", dilation %" PRId64
-                           " (expected padding at least 0, the others at least 1)", op, a->kernel[i], a->stride[i], a->padding[i], a->dilation[i]);
+        if (a->kernel[i] < 1 || a->stride[i] < 1 || a->dilation[i] < 1 || a->padding[i] < 0 || high > INT32_MAX ||
+            a->dilation[i] > INT32_MAX)
+            return pd_fail(PD_E_VALUE,
+                           "%s: kernel_size %" PRId64 ", stride %" PRId64 ", padding %" PRId64 ", dilation %" PRId64
+                           " (expected padding at least 0, the others at least 1)",
+                           op, a->kernel[i], a->stride[i], a->padding[i], a->dilation[i]);
         int64_t reach = a->dilation[i] * (a->kernel[i] - 1) + 1;
         if (a->padding[i] > reach / 2)
-            return pd_fail(PD_E_VALUE, "%s: padding %" PRId64 " is more than half of the window's %" PRId64, op, a->padding[i], reach);
+            return pd_fail(PD_E_VALUE, "%s: padding %" PRId64 " is more than half of the window's %" PRId64, op,
+                           a->padding[i], reach);
         int64_t room = a->size[i] + 2 * a->padding[i] - reach + (g->ceil_mode ? a->stride[i] - 1 : 0);
         a->out[i] = room < 0 ? 0 : room / a->stride[i] + 1;
         if (g->ceil_mode && (a->out[i] - 1) * a->stride[i] >= a->size[i] + a->padding[i]) a->out[i]--;
         if (a->out[i] < 1)
-            return pd_fail(PD_E_SHAPE, "%s: a window of %" PRId64 " does not fit into input %s with padding %" PRId64, op, reach, pd_tensor_shape(x), a->padding[i]);
+            return pd_fail(PD_E_SHAPE, "%s: a window of %" PRId64 " does not fit into input %s with padding %" PRId64,
+                           op, reach, pd_tensor_shape(x), a->padding[i]);
     }
     if (a->kernel[0] * a->kernel[1] > INT32_MAX)
-        return pd_fail(PD_E_VALUE, "%s: kernel_size %s has too many elements (expected at most 2^31 - 1)", op, pd_shape_text(2, a->kernel));
+        return pd_fail(PD_E_VALUE, "%s: kernel_size %s has too many elements (expected at most 2^31 - 1)", op,
+                       pd_shape_text(2, a->kernel));
     return PD_OK;
 }
 
@@ -184,7 +263,8 @@ static pd_status adaptive_of(const char *op, const pd_tensor *x, int dims, const
     for (int i = 0; i < 2; i++) {
         int k = i - (2 - dims);
         a->out[i] = k < 0 ? 1 : out[k];
-        if (a->out[i] < 0) return pd_fail(PD_E_VALUE, "%s: output_size %" PRId64 " (expected at least 0)", op, a->out[i]);
+        if (a->out[i] < 0)
+            return pd_fail(PD_E_VALUE, "%s: output_size %" PRId64 " (expected at least 0)", op, a->out[i]);
         a->stride[i] = a->dilation[i] = 1;
         a->padding[i] = 0;
         even = even && a->out[i] && a->size[i] % a->out[i] == 0;
@@ -196,7 +276,8 @@ static pd_status adaptive_of(const char *op, const pd_tensor *x, int dims, const
     }
     a->adaptive = !even;
     PD_TRY(pd_shape_numel(op, 2, a->out, &total));
-    if (a->kernel[0] * a->kernel[1] > INT32_MAX) return pd_fail(PD_E_VALUE, "%s: windows of %s elements are too large", op, pd_shape_text(2, a->kernel));
+    if (a->kernel[0] * a->kernel[1] > INT32_MAX)
+        return pd_fail(PD_E_VALUE, "%s: windows of %s elements are too large", op, pd_shape_text(2, a->kernel));
     return PD_OK;
 }
 
@@ -244,7 +325,7 @@ done:
     return status;
 }
 
-/* ---- the public ops --------------------------------------------------------------------------------------------------- */
+/* ---- the public ops ---------------------------------------------------------------------------------------------- */
 
 typedef struct { int64_t kernel[2]; pd_ints stride; int64_t padding[2], dilation[2], ceil_mode; } max2_attrs;
 typedef struct { int64_t kernel; pd_ints stride; int64_t padding, dilation, ceil_mode; } max1_attrs;
@@ -254,20 +335,23 @@ typedef struct { int64_t kernel; pd_ints stride; int64_t padding, ceil_mode, inc
 static pd_status max2(pd_call *c, bool indices) {
     const max2_attrs *u = c->attrs;
     pool_attrs a = {0};
-    PD_TRY(windows_of(c->def->name, c->in[0], 2, &(given){u->kernel, &u->stride, u->padding, u->dilation, u->ceil_mode}, &a));
+    PD_TRY(windows_of(c->def->name, c->in[0], 2, &(given){u->kernel, &u->stride, u->padding, u->dilation, u->ceil_mode},
+                      &a));
     return run(c, 2, &a, PD_OP_pool_max, indices);
 }
 static pd_status max1(pd_call *c, bool indices) {
     const max1_attrs *u = c->attrs;
     pool_attrs a = {0};
-    PD_TRY(windows_of(c->def->name, c->in[0], 1, &(given){&u->kernel, &u->stride, &u->padding, &u->dilation, u->ceil_mode}, &a));
+    PD_TRY(windows_of(c->def->name, c->in[0], 1,
+                      &(given){&u->kernel, &u->stride, &u->padding, &u->dilation, u->ceil_mode}, &a));
     return run(c, 1, &a, PD_OP_pool_max, indices);
 }
 static pd_status avg2_compose(pd_call *c) {
     const avg2_attrs *u = c->attrs;
     pool_attrs a = {.include_pad = u->include_pad, .divisor = u->divisor == PD_NONE_INT ? 0 : u->divisor};
     PD_TRY(pd_check_float(c, 0));
-    if (u->divisor == 0) return pd_fail(PD_E_VALUE, "avg_pool2d: divisor_override is 0 (expected another number or None)");
+    if (u->divisor == 0)
+        return pd_fail(PD_E_VALUE, "avg_pool2d: divisor_override is 0 (expected another number or None)");
     PD_TRY(windows_of("avg_pool2d", c->in[0], 2, &(given){u->kernel, &u->stride, u->padding, NULL, u->ceil_mode}, &a));
     return run(c, 2, &a, PD_OP_pool_avg, false);
 }
@@ -275,7 +359,8 @@ static pd_status avg1_compose(pd_call *c) {
     const avg1_attrs *u = c->attrs;
     pool_attrs a = {.include_pad = u->include_pad};
     PD_TRY(pd_check_float(c, 0));
-    PD_TRY(windows_of("avg_pool1d", c->in[0], 1, &(given){&u->kernel, &u->stride, &u->padding, NULL, u->ceil_mode}, &a));
+    PD_TRY(
+        windows_of("avg_pool1d", c->in[0], 1, &(given){&u->kernel, &u->stride, &u->padding, NULL, u->ceil_mode}, &a));
     return run(c, 1, &a, PD_OP_pool_avg, false);
 }
 static pd_status adaptive_max(pd_call *c, int dims, bool indices) {
@@ -304,57 +389,101 @@ static pd_status adaptive_max1_compose(pd_call *c) { return adaptive_max(c, 1, t
 static pd_status adaptive_avg2_compose(pd_call *c) { return adaptive_avg(c, 2); }
 static pd_status adaptive_avg1_compose(pd_call *c) { return adaptive_avg(c, 1); }
 
-#define MAX2 "(Tensor input, int[2] kernel_size, int[]? stride=None, int[2] padding=0, int[2] dilation=1, bool ceil_mode=False)"
-#define MAX1 "(Tensor input, int[1] kernel_size, int[]? stride=None, int[1] padding=0, int[1] dilation=1, bool ceil_mode=False)"
-#define WINDOWS " kernel_size elements dilation apart, a new window every stride (kernel_size) elements, with padding that never counts; ceil_mode " \
-                "keeps the last window where it starts inside."
+#define MAX2                                                                                            \
+    "(Tensor input, int[2] kernel_size, int[]? stride=None, int[2] padding=0, int[2] dilation=1, bool " \
+    "ceil_mode=False)"
+#define MAX1                                                                                            \
+    "(Tensor input, int[1] kernel_size, int[]? stride=None, int[1] padding=0, int[1] dilation=1, bool " \
+    "ceil_mode=False)"
+#define WINDOWS                                                                                                        \
+    " kernel_size elements dilation apart, a new window every stride (kernel_size) elements, with padding that never " \
+    "counts; ceil_mode "                                                                                               \
+    "keeps the last window where it starts inside."
 const pd_op pd_op_max_pool2d = {
     .sig = "max_pool2d" MAX2, .doc = "The largest element of each window of input [N, C, H, W] or [C, H, W]:" WINDOWS,
     .flags = PD_FUNC | PD_NN, .attrs = sizeof(max2_attrs), .compose = max2_compose,
 };
 const pd_op pd_op_max_pool2d_with_indices = {
-    .sig = "max_pool2d_with_indices" MAX2, .doc = "max_pool2d, and the position (int64) of each result in its H * W plane.",
-    .names = "values indices", .flags = PD_NN, .attrs = sizeof(max2_attrs), .compose = max2_both_compose,
+    .sig = "max_pool2d_with_indices" MAX2,
+    .doc = "max_pool2d, and the position (int64) of each result in its H * W plane.",
+    .names = "values indices",
+    .flags = PD_NN,
+    .attrs = sizeof(max2_attrs),
+    .compose = max2_both_compose,
 };
 const pd_op pd_op_max_pool1d = {
     .sig = "max_pool1d" MAX1, .doc = "The largest element of each window of input [N, C, L] or [C, L]:" WINDOWS,
     .flags = PD_FUNC | PD_NN, .attrs = sizeof(max1_attrs), .compose = max1_compose,
 };
 const pd_op pd_op_max_pool1d_with_indices = {
-    .sig = "max_pool1d_with_indices" MAX1, .doc = "max_pool1d, and the position (int64) of each result along L.", .names = "values indices",
-    .flags = PD_FUNC | PD_NN, .attrs = sizeof(max1_attrs), .compose = max1_both_compose,
+    .sig = "max_pool1d_with_indices" MAX1,
+    .doc = "max_pool1d, and the position (int64) of each result along L.",
+    .names = "values indices",
+    .flags = PD_FUNC | PD_NN,
+    .attrs = sizeof(max1_attrs),
+    .compose = max1_both_compose,
 };
 const pd_op pd_op_avg_pool2d = {
-    .sig = "avg_pool2d(Tensor input, int[2] kernel_size, int[]? stride=None, int[2] padding=0, bool ceil_mode=False, bool count_include_pad=True, "
-           "int? divisor_override=None)",
-    .doc = "The mean of each window of input [N, C, H, W] or [C, H, W]; padding counts as zeros, or not at all without count_include_pad; "
-           "divisor_override divides the sum instead.",
-    .flags = PD_NN, .attrs = sizeof(avg2_attrs), .compose = avg2_compose,
+    .sig =
+        "avg_pool2d(Tensor input, int[2] kernel_size, int[]? stride=None, int[2] padding=0, bool ceil_mode=False, bool "
+        "count_include_pad=True, "
+        "int? divisor_override=None)",
+    .doc =
+        "The mean of each window of input [N, C, H, W] or [C, H, W]; padding counts as zeros, or not at all without "
+        "count_include_pad; "
+        "divisor_override divides the sum instead.",
+    .flags = PD_NN,
+    .attrs = sizeof(avg2_attrs),
+    .compose = avg2_compose,
 };
 const pd_op pd_op_avg_pool1d = {
-    .sig = "avg_pool1d(Tensor input, int[1] kernel_size, int[]? stride=None, int[1] padding=0, bool ceil_mode=False, bool count_include_pad=True)",
-    .doc = "The mean of each window of input [N, C, L] or [C, L]; padding counts as zeros, or not at all without count_include_pad.",
-    .flags = PD_FUNC | PD_NN, .attrs = sizeof(avg1_attrs), .compose = avg1_compose,
+    .sig =
+        "avg_pool1d(Tensor input, int[1] kernel_size, int[]? stride=None, int[1] padding=0, bool ceil_mode=False, bool "
+        "count_include_pad=True)",
+    .doc =
+        "The mean of each window of input [N, C, L] or [C, L]; padding counts as zeros, or not at all without "
+        "count_include_pad.",
+    .flags = PD_FUNC | PD_NN,
+    .attrs = sizeof(avg1_attrs),
+    .compose = avg1_compose,
 };
-#define ADAPTIVE " of input's window [floor(i n / m), ceil((i + 1) n / m)) for every i of output_size m, n being the size of input."
+#define ADAPTIVE                                                                                                  \
+    " of input's window [floor(i n / m), ceil((i + 1) n / m)) for every i of output_size m, n being the size of " \
+    "input."
 const pd_op pd_op_adaptive_avg_pool2d = {
-    .sig = "adaptive_avg_pool2d(Tensor input, int[2] output_size)", .doc = "The mean" ADAPTIVE, .flags = PD_NN, .attrs = 16,
+    .sig = "adaptive_avg_pool2d(Tensor input, int[2] output_size)",
+    .doc = "The mean" ADAPTIVE,
+    .flags = PD_NN,
+    .attrs = 16,
     .compose = adaptive_avg2_compose,
 };
 const pd_op pd_op_adaptive_avg_pool1d = {
-    .sig = "adaptive_avg_pool1d(Tensor input, int[1] output_size)", .doc = "The mean" ADAPTIVE, .flags = PD_FUNC | PD_NN, .attrs = 8,
+    .sig = "adaptive_avg_pool1d(Tensor input, int[1] output_size)",
+    .doc = "The mean" ADAPTIVE,
+    .flags = PD_FUNC | PD_NN,
+    .attrs = 8,
     .compose = adaptive_avg1_compose,
 };
 const pd_op pd_op_adaptive_max_pool2d = {
-    .sig = "adaptive_max_pool2d(Tensor input, int[2] output_size)", .doc = "The largest element" ADAPTIVE, .flags = PD_NN, .attrs = 16,
+    .sig = "adaptive_max_pool2d(Tensor input, int[2] output_size)",
+    .doc = "The largest element" ADAPTIVE,
+    .flags = PD_NN,
+    .attrs = 16,
     .compose = adaptive_max2_compose,
 };
 const pd_op pd_op_adaptive_max_pool2d_with_indices = {
     .sig = "adaptive_max_pool2d_with_indices(Tensor input, int[2] output_size)",
-    .doc = "adaptive_max_pool2d, and the position (int64) of each result in its H * W plane.", .names = "values indices", .flags = PD_NN, .attrs = 16,
+    .doc = "adaptive_max_pool2d, and the position (int64) of each result in its H * W plane.",
+    .names = "values indices",
+    .flags = PD_NN,
+    .attrs = 16,
     .compose = adaptive_max2_both_compose,
 };
 const pd_op pd_op_adaptive_max_pool1d = {
-    .sig = "adaptive_max_pool1d(Tensor input, int[1] output_size)", .doc = "The largest element, and its position along L (int64)," ADAPTIVE,
-    .names = "values indices", .flags = PD_FUNC | PD_NN, .attrs = 8, .compose = adaptive_max1_compose,
+    .sig = "adaptive_max_pool1d(Tensor input, int[1] output_size)",
+    .doc = "The largest element, and its position along L (int64)," ADAPTIVE,
+    .names = "values indices",
+    .flags = PD_FUNC | PD_NN,
+    .attrs = 8,
+    .compose = adaptive_max1_compose,
 };

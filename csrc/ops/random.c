@@ -18,9 +18,14 @@ static pd_status mask_kernel(const pd_call *c) {
 static void mask_vjp(pd_vjp *v) { pd_vjp_set(v, 0, pd_x_call1(v, PD_OP_dropout_mask, v->g[0], v->attrs)); }
 
 const pd_op pd_op_dropout_mask = {
-    .sig = "dropout_mask(Tensor input, float p, rng key)", .doc = "input * keep / (1 - p), keep drawn by key.",
-    .flags = PD_NO_BROADCAST_GRAD | PD_CONTIGUOUS, .attrs = sizeof(mask_attrs), .infer = mask_infer, .kernel = mask_kernel,
-    .scratch = pd_packed_bytes, .vjp = mask_vjp,
+    .sig = "dropout_mask(Tensor input, float p, rng key)",
+    .doc = "input * keep / (1 - p), keep drawn by key.",
+    .flags = PD_NO_BROADCAST_GRAD | PD_CONTIGUOUS,
+    .attrs = sizeof(mask_attrs),
+    .infer = mask_infer,
+    .kernel = mask_kernel,
+    .scratch = pd_packed_bytes,
+    .vjp = mask_vjp,
 };
 
 typedef struct { double p; int64_t training; } dropout_attrs;
@@ -38,11 +43,14 @@ static pd_status dropout_compose(pd_call *c) {
 
 const pd_op pd_op_dropout = {
     .sig = "dropout(Tensor input, float p=0.5, bool training=True)",
-    .doc = "In training each element is zeroed with probability p and the rest divided by 1 - p; else the input itself.",
-    .flags = PD_FUNC | PD_NN, .attrs = sizeof(dropout_attrs), .compose = dropout_compose,
+    .doc =
+        "In training each element is zeroed with probability p and the rest divided by 1 - p; else the input itself.",
+    .flags = PD_FUNC | PD_NN,
+    .attrs = sizeof(dropout_attrs),
+    .compose = dropout_compose,
 };
 
-/* ---- filling in place -------------------------------------------------------------------------------------------------- */
+/* ---- filling in place -------------------------------------------------------------------------------------------- */
 
 typedef struct { double a, b; pd_rng_key key; } draw_attrs;
 
@@ -68,12 +76,22 @@ static pd_status normal_kernel(const pd_call *c) {
 static void nothing(pd_vjp *v) { (void)v; }
 
 const pd_op pd_op_uniform = {
-    .sig = "uniform(Tensor input, float from=0, float to=1, rng key)", .doc = "uniform_: numbers from [from, to).",
-    .flags = PD_METHOD | PD_INPLACE | PD_CONTIGUOUS, .attrs = sizeof(draw_attrs), .infer = draw_infer, .kernel = uniform_kernel, .vjp = nothing,
+    .sig = "uniform(Tensor input, float from=0, float to=1, rng key)",
+    .doc = "uniform_: numbers from [from, to).",
+    .flags = PD_METHOD | PD_INPLACE | PD_CONTIGUOUS,
+    .attrs = sizeof(draw_attrs),
+    .infer = draw_infer,
+    .kernel = uniform_kernel,
+    .vjp = nothing,
 };
 const pd_op pd_op_normal = {
-    .sig = "normal(Tensor input, float mean=0, float std=1, rng key)", .doc = "normal_: numbers of the normal distribution.",
-    .flags = PD_METHOD | PD_INPLACE | PD_CONTIGUOUS, .attrs = sizeof(draw_attrs), .infer = draw_infer, .kernel = normal_kernel, .vjp = nothing,
+    .sig = "normal(Tensor input, float mean=0, float std=1, rng key)",
+    .doc = "normal_: numbers of the normal distribution.",
+    .flags = PD_METHOD | PD_INPLACE | PD_CONTIGUOUS,
+    .attrs = sizeof(draw_attrs),
+    .infer = draw_infer,
+    .kernel = normal_kernel,
+    .vjp = nothing,
 };
 
 static pd_status bernoulli_infer(pd_call *c) { return pd_out_like(c, 0, (pd_dtype)c->in[0]->dtype, c->in[0]); }
@@ -86,6 +104,11 @@ static pd_status bernoulli_kernel(const pd_call *c) {
 }
 
 const pd_op pd_op_bernoulli = {
-    .sig = "bernoulli(Tensor input, float p=0.5, rng key)", .doc = "bernoulli_: 1 with probability p, else 0.",
-    .flags = PD_METHOD | PD_INPLACE | PD_CONTIGUOUS, .attrs = sizeof(mask_attrs), .infer = bernoulli_infer, .kernel = bernoulli_kernel, .vjp = nothing,
+    .sig = "bernoulli(Tensor input, float p=0.5, rng key)",
+    .doc = "bernoulli_: 1 with probability p, else 0.",
+    .flags = PD_METHOD | PD_INPLACE | PD_CONTIGUOUS,
+    .attrs = sizeof(mask_attrs),
+    .infer = bernoulli_infer,
+    .kernel = bernoulli_kernel,
+    .vjp = nothing,
 };

@@ -1,5 +1,5 @@
-/* A recurrent layer in one direction: a loop of one product and one cell per step. The gradient of its weight is one product
-   over all steps. Second gradients go through the ops that a step is made of. */
+/* A recurrent layer in one direction: a loop of one product and one cell per step. The gradient of its weight is one
+   product over all steps. Second gradients go through the ops that a step is made of. */
 #include <string.h>
 
 #include "base/mem.h"
@@ -28,12 +28,13 @@ static layer layer_of(const recurrent_attrs *a, pd_tensor *const *in) {
 }
 static int64_t step_at(const layer *l, int64_t i) { return l->reverse ? l->T - 1 - i : i; }
 
-/* ---- forward ---------------------------------------------------------------------------------------------------------- */
+/* ---- forward ----------------------------------------------------------------------------------------------------- */
 
 static pd_status check(const pd_call *c, int i, int ndim, const int64_t *size) {
     static const char *const names[] = {"x", "h", "c", "weight", "bias"};
     const pd_tensor *t = c->in[i];
-    if (t && t->dtype == c->in[X]->dtype && pd_tensor_is_contiguous(t) && pd_shape_equal(t->ndim, t->size, ndim, size)) return PD_OK;
+    if (t && t->dtype == c->in[X]->dtype && pd_tensor_is_contiguous(t) && pd_shape_equal(t->ndim, t->size, ndim, size))
+        return PD_OK;
     if (!t) return pd_fail(PD_E_VALUE, "recurrent: no %s (expected %s)", names[i], pd_shape_text(ndim, size));
     return pd_fail(PD_E_SHAPE, "recurrent: %s is %s of shape %s (expected contiguous %s of shape %s)", names[i],
                    pd_dtype_name((pd_dtype)t->dtype), pd_tensor_shape(t), pd_dtype_name((pd_dtype)c->in[X]->dtype),
@@ -47,8 +48,8 @@ static pd_status recurrent_infer(pd_call *c) {
     if (t != PD_F32 && t != PD_F64)
         return pd_fail(PD_E_DTYPE, "recurrent: x is %s (expected float32 or float64)", pd_dtype_name(t));
     if (x->ndim != 3 || w->ndim != 2)
-        return pd_fail(PD_E_SHAPE, "recurrent: x %s, weight %s (expected [T, B, gates H] and [gates H, H])", pd_tensor_shape(x),
-                       pd_tensor_shape(w));
+        return pd_fail(PD_E_SHAPE, "recurrent: x %s, weight %s (expected [T, B, gates H] and [gates H, H])",
+                       pd_tensor_shape(x), pd_tensor_shape(w));
     if (!x->size[0]) return pd_fail(PD_E_SHAPE, "recurrent: x is %s (expected one step at least)", pd_tensor_shape(x));
     layer l = layer_of(a, c->in);
     const int64_t B = l.cell.B, H = l.cell.H, T = l.T;
@@ -67,8 +68,16 @@ static pd_status recurrent_infer(pd_call *c) {
 
 /* u = h W^T + bias */
 static pd_gemm product_of(const layer *l) {
-    return (pd_gemm){.t = l->cell.t, .batch = 1, .M = l->cell.B, .N = l->width, .K = l->cell.H, .a_row = l->cell.H, .a_col = 1,
-                     .b_row = 1, .b_col = l->cell.H, .c_row = l->width};
+    return (pd_gemm){.t = l->cell.t,
+                     .batch = 1,
+                     .M = l->cell.B,
+                     .N = l->width,
+                     .K = l->cell.H,
+                     .a_row = l->cell.H,
+                     .a_col = 1,
+                     .b_row = 1,
+                     .b_col = l->cell.H,
+                     .c_row = l->width};
 }
 static size_t rounded(size_t bytes) { return (bytes + 63) & ~(size_t)63; }
 
@@ -90,8 +99,13 @@ static pd_status recurrent_kernel(const pd_call *c) {
     for (int64_t i = 0; i < l.T; i++) {
         const size_t t = (size_t)step_at(&l, i);
         PD_TRY(pd_gemm_run(&s, h, pd_tensor_data(c->in[W]), bias, u, rest));
-        pd_cell_step one = {.x = (char *)pd_tensor_data(c->in[X]) + t * wide, .u = u, .h0 = h, .c0 = state, .h1 = y + t * row,
-                            .c1 = state ? cells + t * row : NULL, .gates = gated ? gates + t * 4 * row : NULL};
+        pd_cell_step one = {.x = (char *)pd_tensor_data(c->in[X]) + t * wide,
+                            .u = u,
+                            .h0 = h,
+                            .c0 = state,
+                            .h1 = y + t * row,
+                            .c1 = state ? cells + t * row : NULL,
+                            .gates = gated ? gates + t * 4 * row : NULL};
         pd_here()->cell(&l.cell, &one);
         h = one.h1;
         state = one.c1;
@@ -104,14 +118,23 @@ static double recurrent_work(const pd_call *c) {
     return (double)c->in[X]->numel * (double)c->in[W]->size[1] * 2 / 50; /* at 50 GFLOP/s */
 }
 
-/* ---- gradient --------------------------------------------------------------------------------------------------------- */
+/* ---- gradient ---------------------------------------------------------------------------------------------------- */
 
-/* gw = sum over steps of gu^T times the state before: one product over the steps that follow another, one for the first. */
+/* gw = sum over steps of gu^T times the state before: one product over the steps that follow another, one for the
+ * first. */
 static pd_status weight_grad(const layer *l, const char *gu, const char *y, const char *h0, char *gw, void *scratch) {
     const int64_t B = l->cell.B, H = l->cell.H;
     const size_t row = (size_t)(B * H) * l->item, wide = (size_t)(B * l->width) * l->item, last = (size_t)(l->T - 1);
-    pd_gemm s = {.t = l->cell.t, .batch = 1, .M = l->width, .N = H, .K = (l->T - 1) * B, .a_row = 1, .a_col = l->width, .b_row = H,
-                 .b_col = 1, .c_row = H};
+    pd_gemm s = {.t = l->cell.t,
+                 .batch = 1,
+                 .M = l->width,
+                 .N = H,
+                 .K = (l->T - 1) * B,
+                 .a_row = 1,
+                 .a_col = l->width,
+                 .b_row = H,
+                 .b_col = 1,
+                 .c_row = H};
     PD_TRY(pd_gemm_run(&s, l->reverse ? gu : gu + wide, l->reverse ? y + row : y, NULL, gw, scratch));
     s.K = B;
     s.beta = 1;
@@ -120,8 +143,17 @@ static pd_status weight_grad(const layer *l, const char *gu, const char *y, cons
 static size_t weight_grad_scratch(const layer *l) {
     size_t most = 0;
     for (int k = 0; k < 2; k++) {
-        pd_gemm s = {.t = l->cell.t, .batch = 1, .M = l->width, .N = l->cell.H, .K = k ? l->cell.B : (l->T - 1) * l->cell.B,
-                     .a_row = 1, .a_col = l->width, .b_row = l->cell.H, .b_col = 1, .c_row = l->cell.H, .beta = k};
+        pd_gemm s = {.t = l->cell.t,
+                     .batch = 1,
+                     .M = l->width,
+                     .N = l->cell.H,
+                     .K = k ? l->cell.B : (l->T - 1) * l->cell.B,
+                     .a_row = 1,
+                     .a_col = l->width,
+                     .b_row = l->cell.H,
+                     .b_col = 1,
+                     .c_row = l->cell.H,
+                     .beta = k};
         size_t n = pd_gemm_scratch(&s);
         most = n > most ? n : most;
     }
@@ -146,7 +178,8 @@ static void recurrent_fast(pd_vjp *v) {
     layer l = layer_of(a, in);
     bool lstm = a->kind == PD_LSTM, gru = a->kind == PD_GRU;
     const size_t row = (size_t)(l.cell.B * l.cell.H) * l.item, wide = (size_t)(l.cell.B * l.width) * l.item;
-    pd_tensor *g = v->g[Y] ? pd_x_contiguous(v, v->g[Y]) : NULL, *gc_in = v->g[LAST_C] ? pd_x_contiguous(v, v->g[LAST_C]) : NULL;
+    pd_tensor *g = v->g[Y] ? pd_x_contiguous(v, v->g[Y]) : NULL,
+              *gc_in = v->g[LAST_C] ? pd_x_contiguous(v, v->g[LAST_C]) : NULL;
     pd_tensor *gx = pd_x_new(v, l.cell.t, 3, in[X]->size), *gu = gru ? pd_x_new(v, l.cell.t, 3, in[X]->size) : gx;
     pd_tensor *gh = start_grad(v, in[H0], NULL), *gc = lstm ? start_grad(v, in[C0], gc_in) : NULL;
     pd_gemm back = {.t = l.cell.t, .batch = 1, .M = l.cell.B, .N = l.cell.H, .K = l.width, .a_row = l.width, .a_col = 1,
@@ -159,9 +192,13 @@ static void recurrent_fast(pd_vjp *v) {
     char *gates = pd_tensor_data(out[GATES]), *cells = pd_tensor_data(out[CELLS]);
     for (int64_t i = l.T - 1; i >= 0; i--) {
         const size_t t = (size_t)step_at(&l, i), before = i ? (size_t)step_at(&l, i - 1) : 0;
-        pd_cell_step one = {.h0 = i ? y + before * row : h0, .h1 = (void *)(uintptr_t)(y + t * row), .gh = pd_tensor_data(gh),
-                            .g = g ? (char *)pd_tensor_data(g) + t * row : NULL, .gx = (char *)pd_tensor_data(gx) + t * wide,
-                            .gu = (char *)pd_tensor_data(gu) + t * wide, .gates = lstm || gru ? gates + t * 4 * row : NULL};
+        pd_cell_step one = {.h0 = i ? y + before * row : h0,
+                            .h1 = (void *)(uintptr_t)(y + t * row),
+                            .gh = pd_tensor_data(gh),
+                            .g = g ? (char *)pd_tensor_data(g) + t * row : NULL,
+                            .gx = (char *)pd_tensor_data(gx) + t * wide,
+                            .gu = (char *)pd_tensor_data(gu) + t * wide,
+                            .gates = lstm || gru ? gates + t * 4 * row : NULL};
         if (lstm) {
             one.c0 = i ? cells + before * row : (char *)pd_tensor_data(in[C0]);
             one.c1 = cells + t * row;
@@ -183,7 +220,7 @@ static void recurrent_fast(pd_vjp *v) {
     if (pd_vjp_needs(v, BIAS)) pd_vjp_set(v, BIAS, pd_x_call1(v, PD_OP_sum, gu, &over));
 }
 
-/* ---- in ops ------------------------------------------------------------------------------------------------------------ */
+/* ---- in ops ------------------------------------------------------------------------------------------------------ */
 
 static pd_val nth(pd_vjp *v, pd_tensor *t, int64_t dim, int64_t i) {
     struct { int64_t dim, index; } at = {dim, i};
@@ -221,15 +258,16 @@ static step_vals forward_step(pd_vjp *v, const layer *l, pd_val x, pd_val u, pd_
 }
 
 /* From gh to the gates' gradients gx, gu; gh becomes the part that reaches h0 past them (a constant 0: none). */
-static void backward_step(pd_vjp *v, const layer *l, const step_vals *s, pd_val *gh, pd_val *gc, pd_val *gx, pd_val *gu) {
+static void backward_step(pd_vjp *v, const layer *l, const step_vals *s, pd_val *gh, pd_val *gc, pd_val *gx,
+                          pd_val *gu) {
     pd_tensor *room[4];
     const pd_val *g = s->g;
 #define SLOPE(p) MUL(p, RSUBC(1, p))       /* of the sigmoid p */
 #define ROUND(p) RSUBC(1, MUL(p, p))       /* of the tanh p */
     if (l->cell.kind == PD_LSTM) {
         pd_val dc = ADD(*gc, MUL(MUL(*gh, g[3]), ROUND(s->tanh_c)));
-        pd_val parts[4] = {MUL(MUL(dc, g[2]), SLOPE(g[0])), MUL(MUL(dc, s->c0), SLOPE(g[1])), MUL(MUL(dc, g[0]), ROUND(g[2])),
-                           MUL(MUL(*gh, s->tanh_c), SLOPE(g[3]))};
+        pd_val parts[4] = {MUL(MUL(dc, g[2]), SLOPE(g[0])), MUL(MUL(dc, s->c0), SLOPE(g[1])),
+                           MUL(MUL(dc, g[0]), ROUND(g[2])), MUL(MUL(*gh, s->tanh_c), SLOPE(g[3]))};
         *gx = *gu = joined(v, PD_OP_cat, 1, 4, parts, room);
         *gc = MUL(dc, g[1]);
         *gh = C(0);
@@ -289,13 +327,24 @@ static void recurrent_vjp(pd_vjp *v) {
 }
 
 const pd_op pd_op_recurrent = {
-    .sig = "recurrent(Tensor x, Tensor h, Tensor? c, Tensor weight, Tensor? bias, enum(rnn_tanh|rnn_relu|lstm|gru) kind, "
-           "bool reverse=False)",
-    .doc = "A recurrent layer in one direction: the states [T, B, H] after each step and, for lstm, the last c [B, H]. x [T, B, gates "
-           "H]: the input's part of the gates; weight [gates H, H] and bias: the state's. What nn.RNN, LSTM and GRU run.",
-    .nout = 4, .visible = 2, .names = "output c",
-    .save = PD_SAVE_IN(X) | PD_SAVE_IN(H0) | PD_SAVE_IN(C0) | PD_SAVE_IN(W) | PD_SAVE_IN(BIAS) | PD_SAVE_OUT(Y) | PD_SAVE_OUT(GATES) |
-            PD_SAVE_OUT(CELLS),
-    .flags = PD_NN | PD_NO_BROADCAST_GRAD, .attrs = sizeof(recurrent_attrs), .infer = recurrent_infer, .kernel = recurrent_kernel,
-    .scratch = recurrent_scratch, .work = recurrent_work, .vjp = recurrent_vjp, .vjp_fast = recurrent_fast,
+    .sig =
+        "recurrent(Tensor x, Tensor h, Tensor? c, Tensor weight, Tensor? bias, enum(rnn_tanh|rnn_relu|lstm|gru) kind, "
+        "bool reverse=False)",
+    .doc =
+        "A recurrent layer in one direction: the states [T, B, H] after each step and, for lstm, the last c [B, H]. x "
+        "[T, B, gates "
+        "H]: the input's part of the gates; weight [gates H, H] and bias: the state's. What nn.RNN, LSTM and GRU run.",
+    .nout = 4,
+    .visible = 2,
+    .names = "output c",
+    .save = PD_SAVE_IN(X) | PD_SAVE_IN(H0) | PD_SAVE_IN(C0) | PD_SAVE_IN(W) | PD_SAVE_IN(BIAS) | PD_SAVE_OUT(Y) |
+            PD_SAVE_OUT(GATES) | PD_SAVE_OUT(CELLS),
+    .flags = PD_NN | PD_NO_BROADCAST_GRAD,
+    .attrs = sizeof(recurrent_attrs),
+    .infer = recurrent_infer,
+    .kernel = recurrent_kernel,
+    .scratch = recurrent_scratch,
+    .work = recurrent_work,
+    .vjp = recurrent_vjp,
+    .vjp_fast = recurrent_fast,
 };

@@ -4,7 +4,7 @@
 
 #include "ops/block.h"
 
-/* ---- folds --------------------------------------------------------------------------------------------------------- */
+/* ---- folds ------------------------------------------------------------------------------------------------------- */
 
 static void reduced_shape(const pd_tensor *x, unsigned bits, bool keepdim, pd_ints *out) {
     out->n = 0;
@@ -29,7 +29,9 @@ static pd_status infer_sum(pd_call *c) {
     bool given = ((const pd_reduce_attrs *)c->attrs)->dtype != PD_NO_DTYPE;
     return infer_as(c, !given && pd_dtype_category(t) < PD_CAT_FLOAT ? PD_I64 : t);
 }
-static pd_status infer_bool(pd_call *c) { return infer_as(c, c->in[0]->dtype == PD_U8 ? PD_U8 : PD_BOOL); } /* as in PyTorch */
+static pd_status infer_bool(pd_call *c) {
+    return infer_as(c, c->in[0]->dtype == PD_U8 ? PD_U8 : PD_BOOL);
+} /* as in PyTorch */
 static pd_status infer_mean(pd_call *c) {
     PD_TRY(pd_check_float(c, 0));
     return infer(c);
@@ -38,7 +40,8 @@ static pd_status infer_mean(pd_call *c) {
 static pd_status want_elements(const pd_call *c, unsigned bits) {
     for (int d = 0; d < c->in[0]->ndim; d++)
         if ((bits >> d & 1) && !c->in[0]->size[d])
-            return pd_fail(PD_E_INDEX, "%s: shape %s has no element along dimension %d", c->def->name, pd_tensor_shape(c->in[0]), d);
+            return pd_fail(PD_E_INDEX, "%s: shape %s has no element along dimension %d", c->def->name,
+                           pd_tensor_shape(c->in[0]), d);
     return PD_OK;
 }
 static pd_status infer_extreme(pd_call *c) {
@@ -51,7 +54,9 @@ static pd_status infer_extreme(pd_call *c) {
 static size_t scratch(const pd_call *c) {
     unsigned bits;
     pd_block b;
-    return pd_dims_of(c->def->name, c->attrs, c->in[0]->ndim, &bits) || pd_block_of(c->in[0], bits, &b) ? 0 : pd_tensor_bytes(c->in[0]);
+    return pd_dims_of(c->def->name, c->attrs, c->in[0]->ndim, &bits) || pd_block_of(c->in[0], bits, &b)
+               ? 0
+               : pd_tensor_bytes(c->in[0]);
 }
 
 static pd_status fold(pd_fold f, const pd_call *c) {
@@ -126,14 +131,17 @@ static pd_tensor *products_of_others(pd_vjp *v, pd_tensor *x) {
     pd_tensor *i = pd_x_new(v, PD_I64, 2, (int64_t[]){n, 1});
     if (!i) return NULL;
     pd_here()->range(PD_I64, pd_tensor_data(i), n, 0, 1);
-    pd_tensor *eye = pd_x2(v, PD_OP_eq, pd_val_of(i), pd_val_of(pd_x_call1(v, PD_OP_transpose, i, &(pd_dims2_attrs){0, 1}))).t;
-    pd_tensor *wide = pd_x_call1(v, PD_OP_expand, pd_x_call1(v, PD_OP_reshape, pd_x_call1(v, PD_OP_permute, x, &order), &row), &square);
-    pd_tensor *others = pd_x_call1(v, PD_OP_prod, pd_x_where(v, PD_OP_gt, pd_val_of(eye), pd_const(0), pd_const(1), pd_val_of(wide)).t, &last);
+    pd_tensor *eye =
+        pd_x2(v, PD_OP_eq, pd_val_of(i), pd_val_of(pd_x_call1(v, PD_OP_transpose, i, &(pd_dims2_attrs){0, 1}))).t;
+    pd_tensor *wide = pd_x_call1(v, PD_OP_expand,
+                                 pd_x_call1(v, PD_OP_reshape, pd_x_call1(v, PD_OP_permute, x, &order), &row), &square);
+    pd_tensor *others = pd_x_call1(
+        v, PD_OP_prod, pd_x_where(v, PD_OP_gt, pd_val_of(eye), pd_const(0), pd_const(1), pd_val_of(wide)).t, &last);
     return pd_x_call1(v, PD_OP_permute, pd_x_call1(v, PD_OP_reshape, others, &moved), &back);
 }
 
-/* g * y / x; where there are zeros, the product of the others for the only one, and 0 for the rest: which holds at this point
-   only, so what is to be differentiated again is made of the products themselves. */
+/* g * y / x; where there are zeros, the product of the others for the only one, and 0 for the rest: which holds at this
+   point only, so what is to be differentiated again is made of the products themselves. */
 static void prod_gradient(pd_vjp *v, bool again) {
     pd_tensor *x = pd_vjp_in(v, 0), *y = pd_vjp_out(v, 0);
     pd_val g = pd_val_of(keep_dims(v, v->g[0])), one = pd_const(1), zero = pd_const(0);
@@ -150,9 +158,11 @@ static void prod_gradient(pd_vjp *v, bool again) {
         pd_vjp_set(v, 0, pd_x2(v, PD_OP_mul, g, pd_val_of(products_of_others(v, x))).t);
         return;
     }
-    pd_val is_zero = pd_x2(v, PD_OP_eq, pd_val_of(x), zero), rest = pd_x_where(v, PD_OP_ne, pd_val_of(x), zero, pd_val_of(x), one);
+    pd_val is_zero = pd_x2(v, PD_OP_eq, pd_val_of(x), zero),
+           rest = pd_x_where(v, PD_OP_ne, pd_val_of(x), zero, pd_val_of(x), one);
     pd_val others = pd_val_of(over_same(v, PD_OP_prod, rest.t)), count = pd_val_of(over_same(v, PD_OP_sum, is_zero.t));
-    pd_val g_others = pd_x2(v, PD_OP_mul, g, others), spread_out = pd_x2(v, PD_OP_add, g_others, pd_x2(v, PD_OP_mul, rest, zero));
+    pd_val g_others = pd_x2(v, PD_OP_mul, g, others),
+           spread_out = pd_x2(v, PD_OP_add, g_others, pd_x2(v, PD_OP_mul, rest, zero));
     pd_val single = pd_x_if(v, PD_OP_eq, pd_val_of(x), zero, pd_x_if(v, PD_OP_eq, count, one, spread_out));
     pd_vjp_set(v, 0, pd_x_where(v, PD_OP_eq, count, zero, pd_x2(v, PD_OP_div, g_others, rest), single).t);
 }
@@ -179,19 +189,23 @@ static void extreme_vjp(pd_vjp *v) { /* ties share the gradient evenly */
         .flags = PD_FUNC | PD_METHOD | PD_NO_BROADCAST_GRAD, .attrs = sizeof(pd_reduce_attrs),              \
         .infer = Infer, .kernel = fn##_kernel, .scratch = scratch, __VA_ARGS__                              \
     }
-FOLD(sum, SUM, infer_sum, .doc = "The sum over the dims (all without dim). Integers and bool give int64.", .promote = PD_GIVEN,
-     .cast = PD_CAST_FP32_CUDA, .vjp = sum_vjp);
-FOLD(mean, MEAN, infer_mean, .doc = "The mean over the dims (all without dim), of a floating tensor.", .promote = PD_GIVEN, .vjp = mean_vjp);
-FOLD(prod, PROD, infer_sum, .doc = "The product over the dims (all without dim). Integers and bool give int64.", .promote = PD_GIVEN,
-     .cast = PD_CAST_FP32, .save = PD_SAVE_IN(0) | PD_SAVE_OUT(0), .vjp = prod_vjp, .vjp_fast = prod_fast);
-FOLD(amax, MAX, infer_extreme, .doc = "The largest element over the dims; NaN if there is one. Ties share the gradient.",
+FOLD(sum, SUM, infer_sum, .doc = "The sum over the dims (all without dim). Integers and bool give int64.",
+     .promote = PD_GIVEN, .cast = PD_CAST_FP32_CUDA, .vjp = sum_vjp);
+FOLD(mean, MEAN, infer_mean, .doc = "The mean over the dims (all without dim), of a floating tensor.",
+     .promote = PD_GIVEN, .vjp = mean_vjp);
+FOLD(prod, PROD, infer_sum, .doc = "The product over the dims (all without dim). Integers and bool give int64.",
+     .promote = PD_GIVEN, .cast = PD_CAST_FP32, .save = PD_SAVE_IN(0) | PD_SAVE_OUT(0), .vjp = prod_vjp,
+     .vjp_fast = prod_fast);
+FOLD(amax, MAX, infer_extreme,
+     .doc = "The largest element over the dims; NaN if there is one. Ties share the gradient.",
      .save = PD_SAVE_IN(0) | PD_SAVE_OUT(0), .vjp = extreme_vjp);
-FOLD(amin, MIN, infer_extreme, .doc = "The smallest element over the dims; NaN if there is one. Ties share the gradient.",
+FOLD(amin, MIN, infer_extreme,
+     .doc = "The smallest element over the dims; NaN if there is one. Ties share the gradient.",
      .save = PD_SAVE_IN(0) | PD_SAVE_OUT(0), .vjp = extreme_vjp);
 FOLD(any, ANY, infer_bool, .doc = "True where any element over the dims is nonzero.");
 FOLD(all, ALL, infer_bool, .doc = "True where all elements over the dims are nonzero.");
 
-/* ---- argmax, argmin ------------------------------------------------------------------------------------------------- */
+/* ---- argmax, argmin ---------------------------------------------------------------------------------------------- */
 
 typedef struct { int64_t dim, keepdim; } arg_attrs;
 
@@ -232,16 +246,28 @@ static pd_status argmin_kernel(const pd_call *c) { return arg_run(c, false, NULL
 
 const pd_op pd_op_argmax = {
     .sig = "argmax(Tensor input, int? dim=None, bool keepdim=False)",
-    .doc = "Index (int64) of the first largest element along dim; of the flattened tensor without dim. NaN counts as largest.",
-    .flags = PD_FUNC | PD_METHOD, .attrs = sizeof(arg_attrs), .infer = arg_infer, .kernel = argmax_kernel, .scratch = pd_packed_bytes,
+    .doc =
+        "Index (int64) of the first largest element along dim; of the flattened tensor without dim. NaN counts as "
+        "largest.",
+    .flags = PD_FUNC | PD_METHOD,
+    .attrs = sizeof(arg_attrs),
+    .infer = arg_infer,
+    .kernel = argmax_kernel,
+    .scratch = pd_packed_bytes,
 };
 const pd_op pd_op_argmin = {
     .sig = "argmin(Tensor input, int? dim=None, bool keepdim=False)",
-    .doc = "Index (int64) of the first smallest element along dim; of the flattened tensor without dim. NaN counts as smallest.",
-    .flags = PD_FUNC | PD_METHOD, .attrs = sizeof(arg_attrs), .infer = arg_infer, .kernel = argmin_kernel, .scratch = pd_packed_bytes,
+    .doc =
+        "Index (int64) of the first smallest element along dim; of the flattened tensor without dim. NaN counts as "
+        "smallest.",
+    .flags = PD_FUNC | PD_METHOD,
+    .attrs = sizeof(arg_attrs),
+    .infer = arg_infer,
+    .kernel = argmin_kernel,
+    .scratch = pd_packed_bytes,
 };
 
-/* ---- values and indices along one dimension --------------------------------------------------------------------------- */
+/* ---- values and indices along one dimension ---------------------------------------------------------------------- */
 
 /* The gradient of picking `index` along dim: zeros with g put at those places. g and index have the input's dims. */
 static void put_along(pd_vjp *v, int dim, pd_tensor *g, pd_tensor *index) {
@@ -298,9 +324,16 @@ static void pick_vjp(pd_vjp *v) {
 }
 
 const pd_op pd_op_extreme = {
-    .sig = "extreme(Tensor input, int dim, bool keepdim, bool largest)", .doc = "max or min along dim, with indices.", .nout = 2,
-    .save = PD_SAVE_OUT(1), .flags = PD_NO_BROADCAST_GRAD, .attrs = sizeof(extreme_attrs), .infer = pick_infer,
-    .kernel = pick_kernel, .scratch = pd_packed_bytes, .vjp = pick_vjp,
+    .sig = "extreme(Tensor input, int dim, bool keepdim, bool largest)",
+    .doc = "max or min along dim, with indices.",
+    .nout = 2,
+    .save = PD_SAVE_OUT(1),
+    .flags = PD_NO_BROADCAST_GRAD,
+    .attrs = sizeof(extreme_attrs),
+    .infer = pick_infer,
+    .kernel = pick_kernel,
+    .scratch = pd_packed_bytes,
+    .vjp = pick_vjp,
 };
 
 static pd_status extreme_compose(pd_call *c, bool largest) {
@@ -322,16 +355,28 @@ extern const pd_op pd_op_maximum, pd_op_minimum;
 
 const pd_op pd_op_max = {
     .sig = "max(Tensor input, int? dim=None, bool keepdim=False)",
-    .doc = "The largest element; with dim, (values, indices) along it: the first largest one; with a second tensor, maximum of both.",
-    .names = "values indices", .elementwise = &pd_op_maximum, .flags = PD_FUNC | PD_METHOD, .attrs = sizeof(arg_attrs), .compose = max_compose,
+    .doc =
+        "The largest element; with dim, (values, indices) along it: the first largest one; with a second tensor, "
+        "maximum of both.",
+    .names = "values indices",
+    .elementwise = &pd_op_maximum,
+    .flags = PD_FUNC | PD_METHOD,
+    .attrs = sizeof(arg_attrs),
+    .compose = max_compose,
 };
 const pd_op pd_op_min = {
     .sig = "min(Tensor input, int? dim=None, bool keepdim=False)",
-    .doc = "The smallest element; with dim, (values, indices) along it: the first smallest one; with a second tensor, minimum of both.",
-    .names = "values indices", .elementwise = &pd_op_minimum, .flags = PD_FUNC | PD_METHOD, .attrs = sizeof(arg_attrs), .compose = min_compose,
+    .doc =
+        "The smallest element; with dim, (values, indices) along it: the first smallest one; with a second tensor, "
+        "minimum of both.",
+    .names = "values indices",
+    .elementwise = &pd_op_minimum,
+    .flags = PD_FUNC | PD_METHOD,
+    .attrs = sizeof(arg_attrs),
+    .compose = min_compose,
 };
 
-/* ---- topk ------------------------------------------------------------------------------------------------------------ */
+/* ---- topk -------------------------------------------------------------------------------------------------------- */
 
 typedef struct { int64_t k, dim, largest, sorted; } topk_attrs;
 
@@ -340,7 +385,9 @@ static pd_status topk_infer(pd_call *c) {
     pd_tensor *x = c->in[0];
     int64_t size[PD_MAX_DIMS], n = x->ndim ? x->size[x->ndim - 1] : 1;
     if (a->k < 0 || a->k > n)
-        return pd_fail(PD_E_INDEX, "topk: k = %" PRId64 " is out of range (expected 0 to %" PRId64 ", the size of the dimension)", a->k, n);
+        return pd_fail(PD_E_INDEX,
+                       "topk: k = %" PRId64 " is out of range (expected 0 to %" PRId64 ", the size of the dimension)",
+                       a->k, n);
     memcpy(size, x->size, sizeof(int64_t) * (size_t)x->ndim);
     if (x->ndim) size[x->ndim - 1] = a->k;
     PD_TRY(pd_out_shape(c, 0, (pd_dtype)x->dtype, x->ndim, size));
@@ -362,8 +409,8 @@ static size_t topk_bytes(const pd_call *c) {
 static pd_status topk_kernel(const pd_call *c) {
     const topk_attrs *a = c->attrs;
     pd_block b = last_axis(c->in[0]);
-    pd_here()->topk(a->largest, (pd_dtype)c->in[0]->dtype, &b, a->k, pd_packed(c->in[0], c->scratch), pd_tensor_data(c->out[0]),
-                   pd_tensor_data(c->out[1]), (char *)c->scratch + packed_end(c));
+    pd_here()->topk(a->largest, (pd_dtype)c->in[0]->dtype, &b, a->k, pd_packed(c->in[0], c->scratch),
+                    pd_tensor_data(c->out[0]), pd_tensor_data(c->out[1]), (char *)c->scratch + packed_end(c));
     return PD_OK;
 }
 
@@ -374,9 +421,16 @@ static void topk_vjp(pd_vjp *v) {
 }
 
 const pd_op pd_op_topk_last = {
-    .sig = "topk_last(Tensor input, int k, int dim, bool largest, bool sorted)", .doc = "topk along the last dimension.", .nout = 2,
-    .save = PD_SAVE_OUT(1), .flags = PD_NO_BROADCAST_GRAD, .attrs = sizeof(topk_attrs), .infer = topk_infer, .kernel = topk_kernel,
-    .scratch = topk_bytes, .vjp = topk_vjp,
+    .sig = "topk_last(Tensor input, int k, int dim, bool largest, bool sorted)",
+    .doc = "topk along the last dimension.",
+    .nout = 2,
+    .save = PD_SAVE_OUT(1),
+    .flags = PD_NO_BROADCAST_GRAD,
+    .attrs = sizeof(topk_attrs),
+    .infer = topk_infer,
+    .kernel = topk_kernel,
+    .scratch = topk_bytes,
+    .vjp = topk_vjp,
 };
 
 static pd_status topk_compose(pd_call *c) {

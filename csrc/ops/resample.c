@@ -1,5 +1,5 @@
-/* Resizing along one dimension: each result is a weighted sum of a few inputs, by tables made from the attributes. The gradient
-   is the same op, transposed. interpolate (pydist/nn/functional) calls it for each dimension. */
+/* Resizing along one dimension: each result is a weighted sum of a few inputs, by tables made from the attributes. The
+   gradient is the same op, transposed. interpolate (pydist/nn/functional) calls it for each dimension. */
 #include <inttypes.h>
 #include <math.h>
 
@@ -9,11 +9,15 @@ enum { NEAREST, EXACT, LINEAR, CUBIC, LINEAR_AA, CUBIC_AA };
 typedef struct { int64_t dim, size, mode, align; double scale; int64_t transposed; } resample_attrs;
 
 static double scale_of(const resample_attrs *a, int64_t from, int64_t to) {
-    return a->align ? to > 1 ? (double)(from - 1) / (double)(to - 1) : 0 : a->scale > 0 ? a->scale : (double)from / (double)to;
+    return a->align       ? to > 1 ? (double)(from - 1) / (double)(to - 1) : 0
+           : a->scale > 0 ? a->scale
+                          : (double)from / (double)to;
 }
 
 /* Antialiased: how far a result reaches, as wide as a filter over results where they are fewer than inputs. */
-static double reach_of(const resample_attrs *a, double scale) { return (a->mode == CUBIC_AA ? 2 : 1) * (scale > 1 ? scale : 1); }
+static double reach_of(const resample_attrs *a, double scale) {
+    return (a->mode == CUBIC_AA ? 2 : 1) * (scale > 1 ? scale : 1);
+}
 
 static int64_t taps_of(const resample_attrs *a, int64_t from, int64_t to) {
     if (a->mode < LINEAR_AA) return a->mode == CUBIC ? 4 : a->mode == LINEAR ? 2 : 1;
@@ -27,8 +31,14 @@ static pd_status sizes(const pd_call *c, int *dim, pd_resample *s) {
     PD_TRY(pd_check_float(c, 0));
     PD_TRY(pd_shape_dim("resample", a->dim, x->ndim, dim));
     if (a->size < 1 || x->ndim == 0 || x->size[*dim] < 1)
-        return pd_fail(PD_E_SHAPE, "resample: input %s to size %" PRId64 " (expected sizes above 0)", pd_tensor_shape(x), a->size);
-    *s = (pd_resample){.t = x->dtype == PD_F64 ? PD_F64 : PD_F32, .outer = 1, .inner = 1, .from = x->size[*dim], .to = a->size, .transposed = a->transposed};
+        return pd_fail(PD_E_SHAPE, "resample: input %s to size %" PRId64 " (expected sizes above 0)",
+                       pd_tensor_shape(x), a->size);
+    *s = (pd_resample){.t = x->dtype == PD_F64 ? PD_F64 : PD_F32,
+                       .outer = 1,
+                       .inner = 1,
+                       .from = x->size[*dim],
+                       .to = a->size,
+                       .transposed = a->transposed};
     if (a->transposed) s->from = a->size, s->to = x->size[*dim];
     s->taps = taps_of(a, s->from, s->to);
     if (s->taps > INT32_MAX) return pd_fail(PD_E_VALUE, "resample: scale %g is too large", a->scale);
@@ -54,7 +64,10 @@ static size_t scratch(const pd_call *c) {
     pd_resample s;
     int dim;
     if (sizes(c, &dim, &s)) return 0;
-    return table_bytes(&s) + pd_packed_bytes(c) + (pd_dtype_size(s.t) == pd_dtype_size((pd_dtype)c->in[0]->dtype) ? 0 : (size_t)(c->in[0]->numel + c->out[0]->numel) * 4);
+    return table_bytes(&s) + pd_packed_bytes(c) +
+           (pd_dtype_size(s.t) == pd_dtype_size((pd_dtype)c->in[0]->dtype)
+                ? 0
+                : (size_t)(c->in[0]->numel + c->out[0]->numel) * 4);
 }
 
 /* Weights of four neighbours at distance t behind the second (Keys, 1981, with -0.75 as in PyTorch). */
@@ -77,7 +90,8 @@ static void fill_smooth(const resample_attrs *a, const pd_resample *s, double sc
         for (int64_t k = 0; k < s->taps; k++) {
             double d = fabs(((double)(first + k) - centre + 0.5) / wide), w = 0;
             if (first + k < end && a->mode == LINEAR_AA) w = d < 1 ? 1 - d : 0;
-            else if (first + k < end) w = d < 1 ? (1.5 * d - 2.5) * d * d + 1 : d < 2 ? ((-0.5 * d + 2.5) * d - 4) * d + 2 : 0;
+            else if (first + k < end)
+                w = d < 1 ? (1.5 * d - 2.5) * d * d + 1 : d < 2 ? ((-0.5 * d + 2.5) * d - 4) * d + 2 : 0;
             index[k] = first + k < s->from ? first + k : s->from - 1;
             sum += weight[k] = w;
         }
@@ -144,8 +158,17 @@ static void vjp(pd_vjp *v) {
 }
 
 const pd_op pd_op_resample = {
-    .sig = "resample(Tensor input, int dim, int size, enum(nearest|exact|linear|cubic|linear_aa|cubic_aa) mode=linear, bool align_corners=False, float scale=0, bool transposed=False)",
-    .doc = "input resized to `size` along dim, as interpolate does; scale: source elements a result (0: the quotient of the sizes); _aa: antialiased; transposed: the gradient of that.",
-    .flags = PD_NN | PD_NO_BROADCAST_GRAD | PD_CONTIGUOUS, .attrs = sizeof(resample_attrs), .infer = infer, .kernel = kernel, .scratch = scratch, .work = work,
+    .sig =
+        "resample(Tensor input, int dim, int size, enum(nearest|exact|linear|cubic|linear_aa|cubic_aa) mode=linear, "
+        "bool align_corners=False, float scale=0, bool transposed=False)",
+    .doc =
+        "input resized to `size` along dim, as interpolate does; scale: source elements a result (0: the quotient of "
+        "the sizes); _aa: antialiased; transposed: the gradient of that.",
+    .flags = PD_NN | PD_NO_BROADCAST_GRAD | PD_CONTIGUOUS,
+    .attrs = sizeof(resample_attrs),
+    .infer = infer,
+    .kernel = kernel,
+    .scratch = scratch,
+    .work = work,
     .vjp = vjp,
 };

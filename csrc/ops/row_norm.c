@@ -10,9 +10,11 @@ enum { X, WEIGHT, BIAS };
 
 static pd_dtype wide(pd_dtype t) { return t == PD_F64 ? PD_F64 : PD_F32; }
 static const void *data_or_null(const pd_tensor *t) { return t ? pd_tensor_data(t) : NULL; }
-static pd_row_norm shape_of(const pd_tensor *x, const rows_attrs *a) { return (pd_row_norm){x->size[0], x->size[1], a->eps, a->rms}; }
+static pd_row_norm shape_of(const pd_tensor *x, const rows_attrs *a) {
+    return (pd_row_norm){x->size[0], x->size[1], a->eps, a->rms};
+}
 
-/* ---- on contiguous rows ---------------------------------------------------------------------------------------------- */
+/* ---- on contiguous rows ------------------------------------------------------------------------------------------ */
 
 static pd_status rows_infer(pd_call *c) {
     pd_tensor *x = c->in[X];
@@ -23,8 +25,9 @@ static pd_status rows_infer(pd_call *c) {
 static pd_status rows_kernel(const pd_call *c) {
     pd_tensor *x = c->in[X];
     pd_row_norm s = shape_of(x, c->attrs);
-    pd_here()->row_norm((pd_dtype)x->dtype, &s, pd_tensor_data(x), data_or_null(c->in[WEIGHT]), data_or_null(c->in[BIAS]), pd_tensor_data(c->out[0]),
-                       pd_tensor_data(c->out[1]), pd_tensor_data(c->out[2]));
+    pd_here()->row_norm((pd_dtype)x->dtype, &s, pd_tensor_data(x), data_or_null(c->in[WEIGHT]),
+                        data_or_null(c->in[BIAS]), pd_tensor_data(c->out[0]), pd_tensor_data(c->out[1]),
+                        pd_tensor_data(c->out[2]));
     return PD_OK;
 }
 static double rows_work(const pd_call *c) { return (double)c->in[X]->numel * 0.8; }
@@ -39,7 +42,8 @@ static void rows_vjp(pd_vjp *v) {
     pd_tensor *w = pd_vjp_in(v, WEIGHT);
     if (v->status || !g.t) return;
     pd_val centred = a->rms ? x : SUB(x, over(v, PD_OP_mean, x, 1, true));
-    pd_val rstd = pd_x1(v, PD_OP_rsqrt, ADDC(over(v, PD_OP_mean, pd_x1(v, PD_OP_square, centred), 1, true), a->eps)), hat = MUL(centred, rstd);
+    pd_val rstd = pd_x1(v, PD_OP_rsqrt, ADDC(over(v, PD_OP_mean, pd_x1(v, PD_OP_square, centred), 1, true), a->eps)),
+           hat = MUL(centred, rstd);
     if (pd_vjp_needs(v, WEIGHT)) pd_vjp_set(v, WEIGHT, over(v, PD_OP_sum, MUL(g, hat), 0, false).t);
     if (pd_vjp_needs(v, BIAS)) pd_vjp_set(v, BIAS, over(v, PD_OP_sum, g, 0, false).t);
     if (!pd_vjp_needs(v, X)) return;
@@ -49,7 +53,8 @@ static void rows_vjp(pd_vjp *v) {
     pd_vjp_set(v, X, MUL(inner, rstd).t);
 }
 static void rows_fast(pd_vjp *v) {
-    pd_tensor *x = pd_vjp_in(v, X), *w = pd_vjp_in(v, WEIGHT), *mean = pd_vjp_out(v, 1), *rstd = pd_vjp_out(v, 2), *g = pd_x_contiguous(v, v->g[0]);
+    pd_tensor *x = pd_vjp_in(v, X), *w = pd_vjp_in(v, WEIGHT), *mean = pd_vjp_out(v, 1), *rstd = pd_vjp_out(v, 2),
+              *g = pd_x_contiguous(v, v->g[0]);
     pd_tensor *gx = NULL, *gw = NULL, *gb = NULL, *room = NULL;
     if (v->status || !g) return;
     pd_row_norm s = shape_of(x, v->attrs);
@@ -60,21 +65,30 @@ static void rows_fast(pd_vjp *v) {
     if (pd_vjp_needs(v, BIAS)) gb = pd_x_new(v, t, 1, &s.n);
     if (gw || gb) room = pd_x_new(v, PD_U8, 1, &bytes);
     if (v->status) return;
-    pd_here()->row_norm_grad(t, &s, pd_tensor_data(g), pd_tensor_data(x), data_or_null(w), pd_tensor_data(mean), pd_tensor_data(rstd),
-                            (void *)(uintptr_t)data_or_null(gx), (void *)(uintptr_t)data_or_null(gw), (void *)(uintptr_t)data_or_null(gb),
-                            (void *)(uintptr_t)data_or_null(room));
+    pd_here()->row_norm_grad(t, &s, pd_tensor_data(g), pd_tensor_data(x), data_or_null(w), pd_tensor_data(mean),
+                             pd_tensor_data(rstd), (void *)(uintptr_t)data_or_null(gx),
+                             (void *)(uintptr_t)data_or_null(gw), (void *)(uintptr_t)data_or_null(gb),
+                             (void *)(uintptr_t)data_or_null(room));
     pd_vjp_set(v, X, gx);
     pd_vjp_set(v, WEIGHT, gw);
     pd_vjp_set(v, BIAS, gb);
 }
 
 const pd_op pd_op_norm_rows = {
-    .sig = "norm_rows(Tensor input, Tensor? weight, Tensor? bias, float eps, bool rms)", .doc = "layer_norm (rms_norm) of contiguous rows [R, n].",
-    .nout = 3, .save = PD_SAVE_IN(X) | PD_SAVE_IN(WEIGHT) | PD_SAVE_OUT(1) | PD_SAVE_OUT(2), .flags = PD_NO_BROADCAST_GRAD, .attrs = sizeof(rows_attrs),
-    .infer = rows_infer, .kernel = rows_kernel, .work = rows_work, .vjp = rows_vjp, .vjp_fast = rows_fast,
+    .sig = "norm_rows(Tensor input, Tensor? weight, Tensor? bias, float eps, bool rms)",
+    .doc = "layer_norm (rms_norm) of contiguous rows [R, n].",
+    .nout = 3,
+    .save = PD_SAVE_IN(X) | PD_SAVE_IN(WEIGHT) | PD_SAVE_OUT(1) | PD_SAVE_OUT(2),
+    .flags = PD_NO_BROADCAST_GRAD,
+    .attrs = sizeof(rows_attrs),
+    .infer = rows_infer,
+    .kernel = rows_kernel,
+    .work = rows_work,
+    .vjp = rows_vjp,
+    .vjp_fast = rows_fast,
 };
 
-/* ---- any shape ---------------------------------------------------------------------------------------------------------- */
+/* ---- any shape --------------------------------------------------------------------------------------------------- */
 
 static pd_tensor *shaped(pd_vjp *v, pd_tensor *t, int ndim, const int64_t *size) {
     pd_shape_attrs a = {.shape = {.n = ndim}};
@@ -82,7 +96,8 @@ static pd_tensor *shaped(pd_vjp *v, pd_tensor *t, int ndim, const int64_t *size)
     memcpy(a.shape.v, size, sizeof(int64_t) * (size_t)ndim);
     return pd_x_call1(v, PD_OP_reshape, t, &a);
 }
-static pd_tensor *normed(pd_vjp *v, pd_tensor *x, int64_t rows, int64_t n, pd_tensor *w, pd_tensor *b, double eps, bool rms) {
+static pd_tensor *normed(pd_vjp *v, pd_tensor *x, int64_t rows, int64_t n, pd_tensor *w, pd_tensor *b, double eps,
+                         bool rms) {
     rows_attrs a = {eps, rms};
     pd_tensor *in[3] = {pd_x_contiguous(v, shaped(v, x, 2, (int64_t[]){rows, n})), NULL, NULL};
     if (w) in[1] = pd_x_contiguous(v, shaped(v, w, 1, &n));
@@ -98,11 +113,14 @@ static pd_status last_dims(const pd_call *c, const pd_ints *shape, int64_t *n) {
     int lead = x->ndim - (int)shape->n;
     PD_TRY(pd_check_float(c, X));
     if (shape->n < 1 || lead < 0 || !pd_shape_equal((int)shape->n, shape->v, (int)shape->n, x->size + lead))
-        return pd_fail(PD_E_SHAPE, "%s: input has shape %s (expected it to end with normalized_shape %s)", op, pd_tensor_shape(x), pd_shape_text((int)shape->n, shape->v));
+        return pd_fail(PD_E_SHAPE, "%s: input has shape %s (expected it to end with normalized_shape %s)", op,
+                       pd_tensor_shape(x), pd_shape_text((int)shape->n, shape->v));
     for (int i = 1; i < c->nin; i++)
-        if (c->in[i] && (!pd_shape_equal((int)shape->n, shape->v, c->in[i]->ndim, c->in[i]->size) || c->in[i]->dtype != x->dtype))
-            return pd_fail(PD_E_SHAPE, "%s: %s is %s of shape %s (expected %s of shape %s)", op, names[i - 1], pd_dtype_name((pd_dtype)c->in[i]->dtype),
-                           pd_tensor_shape(c->in[i]), pd_dtype_name((pd_dtype)x->dtype), pd_shape_text((int)shape->n, shape->v));
+        if (c->in[i] &&
+            (!pd_shape_equal((int)shape->n, shape->v, c->in[i]->ndim, c->in[i]->size) || c->in[i]->dtype != x->dtype))
+            return pd_fail(PD_E_SHAPE, "%s: %s is %s of shape %s (expected %s of shape %s)", op, names[i - 1],
+                           pd_dtype_name((pd_dtype)c->in[i]->dtype), pd_tensor_shape(c->in[i]),
+                           pd_dtype_name((pd_dtype)x->dtype), pd_shape_text((int)shape->n, shape->v));
     *n = 1;
     for (int i = 0; i < shape->n; i++) *n *= shape->v[i];
     return PD_OK;
@@ -120,13 +138,21 @@ static pd_status layer_compose(pd_call *c) {
     pd_vjp v = {0};
     int64_t n;
     PD_TRY(last_dims(c, &a->shape, &n));
-    return pd_x_end(&v, normed(&v, c->in[X], rows_in(c->in[X], c->in[X]->ndim - (int)a->shape.n), n, c->in[1], c->in[2], a->eps, false), &c->out[0]);
+    return pd_x_end(
+        &v,
+        normed(&v, c->in[X], rows_in(c->in[X], c->in[X]->ndim - (int)a->shape.n), n, c->in[1], c->in[2], a->eps, false),
+        &c->out[0]);
 }
 
 const pd_op pd_op_layer_norm = {
     .sig = "layer_norm(Tensor input, int[] normalized_shape, Tensor? weight=None, Tensor? bias=None, float eps=1e-05)",
-    .doc = "(input - mean) / sqrt(var + eps) * weight + bias, mean and (biased) variance taken over the last dims, of normalized_shape.",
-    .cast = PD_CAST_BACK, .flags = PD_FUNC | PD_NN, .attrs = sizeof(layer_attrs), .compose = layer_compose,
+    .doc =
+        "(input - mean) / sqrt(var + eps) * weight + bias, mean and (biased) variance taken over the last dims, of "
+        "normalized_shape.",
+    .cast = PD_CAST_BACK,
+    .flags = PD_FUNC | PD_NN,
+    .attrs = sizeof(layer_attrs),
+    .compose = layer_compose,
 };
 
 typedef struct { pd_ints shape; pd_scalar eps; } rms_attrs;
@@ -136,13 +162,21 @@ static pd_status rms_compose(pd_call *c) {
     int64_t n;
     PD_TRY(last_dims(c, &a->shape, &n));
     double least = c->in[X]->dtype == PD_F64 ? 0x1p-52 : 0x1p-23; /* halves compute in float */
-    return pd_x_end(&v, normed(&v, c->in[X], rows_in(c->in[X], c->in[X]->ndim - (int)a->shape.n), n, c->in[1], NULL, a->eps.cat < 0 ? least : a->eps.d, true), &c->out[0]);
+    return pd_x_end(&v,
+                    normed(&v, c->in[X], rows_in(c->in[X], c->in[X]->ndim - (int)a->shape.n), n, c->in[1], NULL,
+                           a->eps.cat < 0 ? least : a->eps.d, true),
+                    &c->out[0]);
 }
 
 const pd_op pd_op_rms_norm = {
     .sig = "rms_norm(Tensor input, int[] normalized_shape, Tensor? weight=None, Scalar eps=None)",
-    .doc = "input / sqrt(mean(input ** 2) + eps) * weight over the last dims, of normalized_shape; eps: the dtype's machine epsilon.",
-    .cast = PD_CAST_BACK, .flags = PD_FUNC | PD_NN, .attrs = sizeof(rms_attrs), .compose = rms_compose,
+    .doc =
+        "input / sqrt(mean(input ** 2) + eps) * weight over the last dims, of normalized_shape; eps: the dtype's "
+        "machine epsilon.",
+    .cast = PD_CAST_BACK,
+    .flags = PD_FUNC | PD_NN,
+    .attrs = sizeof(rms_attrs),
+    .compose = rms_compose,
 };
 
 typedef struct { int64_t groups; double eps; } group_attrs;
@@ -152,16 +186,21 @@ static pd_status group_compose(pd_call *c) {
     pd_vjp scope = {0}, *v = &scope;
     PD_TRY(pd_check_float(c, X));
     if (x->ndim < 2 || a->groups < 1 || x->size[1] % a->groups)
-        return pd_fail(PD_E_SHAPE, "group_norm: input has shape %s, num_groups is %" PRId64 " (expected [N, C, ...], C divisible by it)", pd_tensor_shape(x), a->groups);
+        return pd_fail(PD_E_SHAPE,
+                       "group_norm: input has shape %s, num_groups is %" PRId64
+                       " (expected [N, C, ...], C divisible by it)",
+                       pd_tensor_shape(x), a->groups);
     int64_t C_ = x->size[1], shape[PD_MAX_DIMS], rows = x->size[0] * a->groups, n = 1;
     for (int d = 1; d < x->ndim; d++) n *= x->size[d];
     if (x->size[0] * n == a->groups)
-        return pd_fail(PD_E_VALUE, "group_norm: input %s has one value for each group (expected more)", pd_tensor_shape(x));
+        return pd_fail(PD_E_VALUE, "group_norm: input %s has one value for each group (expected more)",
+                       pd_tensor_shape(x));
     for (int d = 0; d < x->ndim; d++) shape[d] = d == 1 ? C_ : 1;
     for (int i = 1; i < 3; i++)
         if (c->in[i] && (c->in[i]->ndim != 1 || c->in[i]->size[0] != C_ || c->in[i]->dtype != x->dtype))
-            return pd_fail(PD_E_SHAPE, "group_norm: %s is %s of shape %s (expected %s of shape [%" PRId64 "])", i == 1 ? "weight" : "bias",
-                           pd_dtype_name((pd_dtype)c->in[i]->dtype), pd_tensor_shape(c->in[i]), pd_dtype_name((pd_dtype)x->dtype), C_);
+            return pd_fail(PD_E_SHAPE, "group_norm: %s is %s of shape %s (expected %s of shape [%" PRId64 "])",
+                           i == 1 ? "weight" : "bias", pd_dtype_name((pd_dtype)c->in[i]->dtype),
+                           pd_tensor_shape(c->in[i]), pd_dtype_name((pd_dtype)x->dtype), C_);
     pd_val y = pd_val_of(normed(v, x, rows, n / a->groups, NULL, NULL, a->eps, false));
     if (c->in[1]) y = MUL(y, pd_val_of(shaped(v, c->in[1], x->ndim, shape)));
     if (c->in[2]) y = ADD(y, pd_val_of(shaped(v, c->in[2], x->ndim, shape)));
@@ -170,6 +209,11 @@ static pd_status group_compose(pd_call *c) {
 
 const pd_op pd_op_group_norm = {
     .sig = "group_norm(Tensor input, int num_groups, Tensor? weight=None, Tensor? bias=None, float eps=1e-05)",
-    .doc = "(input - mean) / sqrt(var + eps) * weight + bias of input [N, C, ...], mean and (biased) variance taken over num_groups groups of channels.",
-    .cast = PD_CAST_BACK, .flags = PD_FUNC | PD_NN, .attrs = sizeof(group_attrs), .compose = group_compose,
+    .doc =
+        "(input - mean) / sqrt(var + eps) * weight + bias of input [N, C, ...], mean and (biased) variance taken over "
+        "num_groups groups of channels.",
+    .cast = PD_CAST_BACK,
+    .flags = PD_FUNC | PD_NN,
+    .attrs = sizeof(group_attrs),
+    .compose = group_compose,
 };

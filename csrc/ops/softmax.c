@@ -34,7 +34,8 @@ static void fused(pd_vjp *v, bool log) {
 }
 
 static pd_tensor *sum_along(pd_vjp *v, pd_tensor *t) {
-    pd_reduce_attrs a = {.dim = {.n = 1, .v = {((const softmax_attrs *)v->attrs)->dim}}, .keepdim = 1, .dtype = PD_NO_DTYPE};
+    pd_reduce_attrs a = {
+        .dim = {.n = 1, .v = {((const softmax_attrs *)v->attrs)->dim}}, .keepdim = 1, .dtype = PD_NO_DTYPE};
     return pd_x_call1(v, PD_OP_sum, t, &a);
 }
 
@@ -55,12 +56,30 @@ static void log_softmax_vjp(pd_vjp *v) { /* g - exp(y) * sum(g) */
 }
 
 const pd_op pd_op_softmax = {
-    .sig = "softmax(Tensor input, int dim=-1, dtype dtype=None)", .doc = "exp(x) / sum(exp(x)) along dim.", .promote = PD_GIVEN,
-    .cast = PD_CAST_FP32_CUDA, .save = PD_SAVE_OUT(0), .flags = PD_FUNC | PD_METHOD | PD_NN, .attrs = sizeof(softmax_attrs),
-    .infer = infer, .kernel = softmax_kernel, .scratch = pd_packed_bytes, .vjp = softmax_vjp, .vjp_fast = softmax_fast,
+    .sig = "softmax(Tensor input, int dim=-1, dtype dtype=None)",
+    .doc = "exp(x) / sum(exp(x)) along dim.",
+    .promote = PD_GIVEN,
+    .cast = PD_CAST_FP32_CUDA,
+    .save = PD_SAVE_OUT(0),
+    .flags = PD_FUNC | PD_METHOD | PD_NN,
+    .attrs = sizeof(softmax_attrs),
+    .infer = infer,
+    .kernel = softmax_kernel,
+    .scratch = pd_packed_bytes,
+    .vjp = softmax_vjp,
+    .vjp_fast = softmax_fast,
 };
 const pd_op pd_op_log_softmax = {
-    .sig = "log_softmax(Tensor input, int dim=-1, dtype dtype=None)", .doc = "x - log(sum(exp(x))) along dim.", .promote = PD_GIVEN,
-    .cast = PD_CAST_FP32_CUDA, .save = PD_SAVE_OUT(0), .flags = PD_FUNC | PD_METHOD | PD_NN, .attrs = sizeof(softmax_attrs),
-    .infer = infer, .kernel = log_softmax_kernel, .scratch = pd_packed_bytes, .vjp = log_softmax_vjp, .vjp_fast = log_softmax_fast,
+    .sig = "log_softmax(Tensor input, int dim=-1, dtype dtype=None)",
+    .doc = "x - log(sum(exp(x))) along dim.",
+    .promote = PD_GIVEN,
+    .cast = PD_CAST_FP32_CUDA,
+    .save = PD_SAVE_OUT(0),
+    .flags = PD_FUNC | PD_METHOD | PD_NN,
+    .attrs = sizeof(softmax_attrs),
+    .infer = infer,
+    .kernel = log_softmax_kernel,
+    .scratch = pd_packed_bytes,
+    .vjp = log_softmax_vjp,
+    .vjp_fast = log_softmax_fast,
 };

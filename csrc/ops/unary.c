@@ -5,7 +5,8 @@
 static pd_status infer(pd_call *c) { return pd_infer_elementwise(c, (pd_dtype)c->in[0]->dtype); }
 
 static pd_status infer_number(pd_call *c) {
-    if (c->in[0]->dtype == PD_BOOL) return pd_fail(PD_E_DTYPE, "%s: the input is bool (expected numbers; logical: ~)", c->def->name);
+    if (c->in[0]->dtype == PD_BOOL)
+        return pd_fail(PD_E_DTYPE, "%s: the input is bool (expected numbers; logical: ~)", c->def->name);
     return infer(c);
 }
 
@@ -37,20 +38,24 @@ static void fused(pd_vjp *v, pd_unary fn, pd_tensor *saved) {
 #define PROMOTE_ANY PD_ARITH
 #define PROMOTE_FLOAT PD_INT_TO_FLOAT
 
-#define PD_UNARY(fn, domain, fwd, saved, grad, text)                                               \
-    static pd_status fn##_kernel(const pd_call *c) { return run(PD_UNARY_##fn, c); }               \
-    static void fn##_vjp(pd_vjp *v) {                                                              \
-        pd_val g = pd_val_of(v->g[0]), x = pd_val_of(LOAD_##saved), y = x;                         \
-        (void)x, (void)y, (void)g;                                                                 \
-        pd_vjp_set(v, 0, (grad).t);                                                                \
-    }                                                                                              \
-    static void fn##_vjp_fast(pd_vjp *v) { fused(v, PD_UNARY_##fn, LOAD_##saved); }                \
-    const pd_op pd_op_##fn = {                                                                     \
-        .sig = #fn "(Tensor input)", .doc = text ", elementwise.",                                     \
-        .promote = PROMOTE_##domain, .save = SAVE_##saved,                                         \
-        .flags = PD_FUNC | PD_METHOD | PD_NN | PD_INPLACE, .infer = PD_UNARY_##fn == PD_UNARY_neg ? infer_number : infer, \
-        .kernel = fn##_kernel,                                                                     \
-        .vjp = fn##_vjp, .vjp_fast = fn##_vjp_fast,                                                \
+#define PD_UNARY(fn, domain, fwd, saved, grad, text)                                 \
+    static pd_status fn##_kernel(const pd_call *c) { return run(PD_UNARY_##fn, c); } \
+    static void fn##_vjp(pd_vjp *v) {                                                \
+        pd_val g = pd_val_of(v->g[0]), x = pd_val_of(LOAD_##saved), y = x;           \
+        (void)x, (void)y, (void)g;                                                   \
+        pd_vjp_set(v, 0, (grad).t);                                                  \
+    }                                                                                \
+    static void fn##_vjp_fast(pd_vjp *v) { fused(v, PD_UNARY_##fn, LOAD_##saved); }  \
+    const pd_op pd_op_##fn = {                                                       \
+        .sig = #fn "(Tensor input)",                                                 \
+        .doc = text ", elementwise.",                                                \
+        .promote = PROMOTE_##domain,                                                 \
+        .save = SAVE_##saved,                                                        \
+        .flags = PD_FUNC | PD_METHOD | PD_NN | PD_INPLACE,                           \
+        .infer = PD_UNARY_##fn == PD_UNARY_neg ? infer_number : infer,               \
+        .kernel = fn##_kernel,                                                       \
+        .vjp = fn##_vjp,                                                             \
+        .vjp_fast = fn##_vjp_fast,                                                   \
     };
 #include "kernels/unary.def"
 #undef PD_UNARY

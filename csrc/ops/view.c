@@ -34,7 +34,7 @@ static void reshape_back(pd_vjp *v) {
     pd_vjp_set(v, 0, pd_x_call1(v, PD_OP_reshape, v->g[0], &a));
 }
 
-/* ---- view, reshape, flatten ---------------------------------------------------------------------------------------- */
+/* ---- view, reshape, flatten -------------------------------------------------------------------------------------- */
 
 static pd_status view_infer(pd_call *c) {
     pd_ints s = ((const pd_shape_attrs *)c->attrs)->shape;
@@ -42,7 +42,8 @@ static pd_status view_infer(pd_call *c) {
     int64_t stride[PD_MAX_DIMS];
     PD_TRY(pd_shape_infer(c->def->name, x->numel, (int)s.n, s.v));
     if (!pd_shape_view(x->ndim, x->size, x->stride, (int)s.n, s.v, stride))
-        return pd_fail(PD_E_SHAPE, "view: shape %s with these strides cannot be seen as %s without a copy (expected reshape)",
+        return pd_fail(PD_E_SHAPE,
+                       "view: shape %s with these strides cannot be seen as %s without a copy (expected reshape)",
                        pd_tensor_shape(x), pd_shape_text((int)s.n, s.v));
     start(c);
     o->ndim = (int8_t)s.n;
@@ -52,8 +53,12 @@ static pd_status view_infer(pd_call *c) {
 }
 
 const pd_op pd_op_view = {
-    .sig = "view(Tensor input, int[] shape)", .doc = "x's elements in another shape, over the same memory; one size may be -1.",
-    .flags = VIEW, .attrs = sizeof(pd_shape_attrs), .infer = view_infer, .vjp = reshape_back,
+    .sig = "view(Tensor input, int[] shape)",
+    .doc = "x's elements in another shape, over the same memory; one size may be -1.",
+    .flags = VIEW,
+    .attrs = sizeof(pd_shape_attrs),
+    .infer = view_infer,
+    .vjp = reshape_back,
 };
 
 static pd_status reshape_compose(pd_call *c) {
@@ -70,8 +75,11 @@ static pd_status reshape_compose(pd_call *c) {
 }
 
 const pd_op pd_op_reshape = {
-    .sig = "reshape(Tensor input, int[] shape)", .doc = "x's elements in another shape: a view where the strides allow, else a copy.",
-    .flags = PD_FUNC | PD_METHOD, .attrs = sizeof(pd_shape_attrs), .compose = reshape_compose,
+    .sig = "reshape(Tensor input, int[] shape)",
+    .doc = "x's elements in another shape: a view where the strides allow, else a copy.",
+    .flags = PD_FUNC | PD_METHOD,
+    .attrs = sizeof(pd_shape_attrs),
+    .compose = reshape_compose,
 };
 
 static pd_status flatten_compose(pd_call *c) {
@@ -91,11 +99,14 @@ static pd_status flatten_compose(pd_call *c) {
 }
 
 const pd_op pd_op_flatten = {
-    .sig = "flatten(Tensor input, int start_dim=0, int end_dim=-1)", .doc = "Dims start_dim to end_dim merged into one.",
-    .flags = PD_FUNC | PD_METHOD, .attrs = sizeof(pd_dims2_attrs), .compose = flatten_compose,
+    .sig = "flatten(Tensor input, int start_dim=0, int end_dim=-1)",
+    .doc = "Dims start_dim to end_dim merged into one.",
+    .flags = PD_FUNC | PD_METHOD,
+    .attrs = sizeof(pd_dims2_attrs),
+    .compose = flatten_compose,
 };
 
-/* ---- permute, transpose -------------------------------------------------------------------------------------------- */
+/* ---- permute, transpose ------------------------------------------------------------------------------------------ */
 
 static pd_status permute_infer(pd_call *c) {
     const pd_ints *dims = c->attrs;
@@ -107,7 +118,9 @@ static pd_status permute_infer(pd_call *c) {
     for (int i = 0; i < x->ndim; i++) {
         int d;
         PD_TRY(pd_shape_dim("permute", dims->v[i], x->ndim, &d));
-        if (seen >> d & 1) return pd_fail(PD_E_DIM, "permute: dimension %d is named twice in %s", d, pd_shape_text((int)dims->n, dims->v));
+        if (seen >> d & 1)
+            return pd_fail(PD_E_DIM, "permute: dimension %d is named twice in %s", d,
+                           pd_shape_text((int)dims->n, dims->v));
         seen |= 1u << d;
         o->size[i] = x->size[d];
         o->stride[i] = x->stride[d];
@@ -147,20 +160,23 @@ const pd_op pd_op_transpose = {
     .flags = VIEW, .attrs = sizeof(pd_dims2_attrs), .infer = transpose_infer, .vjp = transpose_vjp,
 };
 
-/* ---- expand, squeeze, unsqueeze ------------------------------------------------------------------------------------- */
+/* ---- expand, squeeze, unsqueeze ---------------------------------------------------------------------------------- */
 
 static pd_status expand_infer(pd_call *c) {
     const pd_ints *s = c->attrs;
     pd_tensor *x = c->in[0], *o = c->out[0];
     int n = (int)s->n, lead = n - x->ndim;
     int64_t size[PD_MAX_DIMS], stride[PD_MAX_DIMS];
-    if (lead < 0) return pd_fail(PD_E_SHAPE, "expand: %d sizes for shape %s (expected at least %d)", n, pd_tensor_shape(x), x->ndim);
+    if (lead < 0)
+        return pd_fail(PD_E_SHAPE, "expand: %d sizes for shape %s (expected at least %d)", n, pd_tensor_shape(x),
+                       x->ndim);
     for (int i = 0; i < n; i++) {
         int64_t have = i < lead ? 1 : x->size[i - lead];
         size[i] = s->v[i] == -1 && i >= lead ? have : s->v[i];
         stride[i] = i < lead || (have == 1 && size[i] != 1) ? 0 : x->stride[i - lead];
         if (have != 1 && have != size[i])
-            return pd_fail(PD_E_SHAPE, "expand: shape %s cannot become %s: size %" PRId64 " at dimension %d (expected %" PRId64 ")",
+            return pd_fail(PD_E_SHAPE,
+                           "expand: shape %s cannot become %s: size %" PRId64 " at dimension %d (expected %" PRId64 ")",
                            pd_tensor_shape(x), pd_shape_text(n, s->v), size[i], i, have);
     }
     int64_t numel;
@@ -192,15 +208,20 @@ static pd_status squeeze_infer(pd_call *c) {
 }
 
 const pd_op pd_op_squeeze = {
-    .sig = "squeeze(Tensor input, int[]? dim=None)", .doc = "x without dimension dim (or dimensions) if its size is 1; without dim, all such.",
-    .flags = VIEW, .attrs = sizeof(pd_ints), .infer = squeeze_infer, .vjp = reshape_back,
+    .sig = "squeeze(Tensor input, int[]? dim=None)",
+    .doc = "x without dimension dim (or dimensions) if its size is 1; without dim, all such.",
+    .flags = VIEW,
+    .attrs = sizeof(pd_ints),
+    .infer = squeeze_infer,
+    .vjp = reshape_back,
 };
 
 static pd_status unsqueeze_infer(pd_call *c) {
     pd_tensor *x = c->in[0], *o = c->out[0];
     int d;
     PD_TRY(pd_shape_dim("unsqueeze", *(const int64_t *)c->attrs, x->ndim + 1, &d));
-    if (x->ndim == PD_MAX_DIMS) return pd_fail(PD_E_SHAPE, "unsqueeze: too many dimensions (expected at most %d)", PD_MAX_DIMS);
+    if (x->ndim == PD_MAX_DIMS)
+        return pd_fail(PD_E_SHAPE, "unsqueeze: too many dimensions (expected at most %d)", PD_MAX_DIMS);
     start(c);
     for (int i = o->ndim++; i > d; i--) o->size[i] = o->size[i - 1], o->stride[i] = o->stride[i - 1];
     o->size[d] = 1;
@@ -213,23 +234,28 @@ const pd_op pd_op_unsqueeze = {
     .flags = VIEW, .attrs = sizeof(int64_t), .infer = unsqueeze_infer, .vjp = reshape_back,
 };
 
-/* ---- as_strided: any geometry ---------------------------------------------------------------------------------------- */
+/* ---- as_strided: any geometry ------------------------------------------------------------------------------------ */
 
 static pd_status check_span(const char *op, const pd_tensor *x, const pd_strided_attrs *a) {
     int64_t last = a->offset, numel;
-    if (a->size.n != a->stride.n) return pd_fail(PD_E_SHAPE, "%s: %" PRId64 " sizes, %" PRId64 " strides", op, a->size.n, a->stride.n);
+    if (a->size.n != a->stride.n)
+        return pd_fail(PD_E_SHAPE, "%s: %" PRId64 " sizes, %" PRId64 " strides", op, a->size.n, a->stride.n);
     PD_TRY(pd_shape_numel(op, (int)a->size.n, a->size.v, &numel));
     if (a->offset < 0) return pd_fail(PD_E_VALUE, "%s: negative offset %" PRId64, op, a->offset);
     for (int i = 0; i < a->size.n && numel; i++) {
         int64_t reach;
         if (a->stride.v[i] < 0) return pd_fail(PD_E_VALUE, "%s: negative stride %" PRId64, op, a->stride.v[i]);
-        if (__builtin_mul_overflow(a->size.v[i] - 1, a->stride.v[i], &reach) || __builtin_add_overflow(last, reach, &last))
+        if (__builtin_mul_overflow(a->size.v[i] - 1, a->stride.v[i], &reach) ||
+            __builtin_add_overflow(last, reach, &last))
             return pd_fail(PD_E_SHAPE, "%s: sizes and strides overflow", op);
     }
     int64_t have = (int64_t)(x->storage->bytes / pd_dtype_size((pd_dtype)x->dtype));
     if (numel && last >= have)
-        return pd_fail(PD_E_SHAPE, "%s: shape %s with strides %s at offset %" PRId64 " needs %" PRId64 " elements, the storage has %" PRId64,
-                       op, pd_shape_text((int)a->size.n, a->size.v), pd_shape_text((int)a->stride.n, a->stride.v), a->offset, last + 1, have);
+        return pd_fail(PD_E_SHAPE,
+                       "%s: shape %s with strides %s at offset %" PRId64 " needs %" PRId64
+                       " elements, the storage has %" PRId64,
+                       op, pd_shape_text((int)a->size.n, a->size.v), pd_shape_text((int)a->stride.n, a->stride.v),
+                       a->offset, last + 1, have);
     return PD_OK;
 }
 
@@ -255,7 +281,11 @@ static void strided_vjp(pd_vjp *v) {
 const pd_op pd_op_as_strided = {
     .sig = "as_strided(Tensor input, int[] size, int[] stride, int? storage_offset=None)",
     .doc = "A view of x's storage with the given sizes, strides and offset (in elements).",
-    .save = PD_SAVE_IN(0), .flags = VIEW | PD_SAVES_GEOMETRY, .attrs = sizeof(pd_strided_attrs), .infer = strided_infer, .vjp = strided_vjp,
+    .save = PD_SAVE_IN(0),
+    .flags = VIEW | PD_SAVES_GEOMETRY,
+    .attrs = sizeof(pd_strided_attrs),
+    .infer = strided_infer,
+    .vjp = strided_vjp,
 };
 
 static pd_status scatter_infer(pd_call *c) {
@@ -274,8 +304,8 @@ static int64_t span_of(const pd_tensor *x) {
     return x->numel ? last + 1 : 0;
 }
 
-/* Byte offsets of g's elements within the result, then g packed where it is not contiguous; of an input with gaps, then the
-   gradient as its memory lies. */
+/* Byte offsets of g's elements within the result, then g packed where it is not contiguous; of an input with gaps, then
+   the gradient as its memory lies. */
 static size_t scatter_scratch(const pd_call *c) {
     size_t packed = pd_tensor_is_contiguous(c->in[1]) ? 0 : (pd_tensor_bytes(c->in[1]) + 15) & ~(size_t)15;
     size_t gaps = is_dense(c->in[0]) ? 0 : (size_t)span_of(c->in[0]) * pd_dtype_size((pd_dtype)c->out[0]->dtype);
@@ -293,7 +323,8 @@ static pd_status scatter_kernel(const pd_call *c) {
     char *memory = dense ? pd_tensor_data(o) : (char *)(offset + (g->numel + 1) / 2 * 2) + packed;
     pd_loop l;
     for (int d = 0; d < g->ndim; d++) last += (g->size[d] - 1) * a->stride.v[d];
-    if (g->numel && (place < 0 || last >= span)) return pd_fail(PD_E_NOTIMPL, "as_strided: gradient of a view that reaches outside its input");
+    if (g->numel && (place < 0 || last >= span))
+        return pd_fail(PD_E_NOTIMPL, "as_strided: gradient of a view that reaches outside its input");
     memset(memory, 0, (size_t)(span * size));
     for (int64_t i = 0; i < g->numel; i++) {
         offset[i] = place * size;
@@ -307,7 +338,8 @@ static pd_status scatter_kernel(const pd_call *c) {
         }
     }
     /* One element after the other: several may go to one place. */
-    pd_here()->put_add((pd_dtype)o->dtype, g->numel, 1, offset, pd_packed(g, offset + (g->numel + 1) / 2 * 2), size, memory);
+    pd_here()->put_add((pd_dtype)o->dtype, g->numel, 1, offset, pd_packed(g, offset + (g->numel + 1) / 2 * 2), size,
+                       memory);
     if (dense) return PD_OK;
     x.dtype = o->dtype;
     pd_loop_build(&l, 2, (pd_tensor *[]){o, &x});
@@ -331,10 +363,14 @@ static void scatter_vjp(pd_vjp *v) { pd_vjp_set(v, 1, pd_x_call1(v, PD_OP_as_str
 const pd_op pd_op_as_strided_scatter_add = {
     .sig = "as_strided_scatter_add(Tensor like, Tensor g, int[] size, int[] stride, int? storage_offset=None)",
     .doc = "Zeros like `like` with g added at the places of as_strided: its gradient.",
-    .attrs = sizeof(pd_strided_attrs), .infer = scatter_infer, .kernel = scatter_kernel, .scratch = scatter_scratch, .vjp = scatter_vjp,
+    .attrs = sizeof(pd_strided_attrs),
+    .infer = scatter_infer,
+    .kernel = scatter_kernel,
+    .scratch = scatter_scratch,
+    .vjp = scatter_vjp,
 };
 
-/* ---- select and slice: one index, a range ---------------------------------------------------------------------------- */
+/* ---- select and slice: one index, a range ------------------------------------------------------------------------ */
 
 typedef struct { int64_t dim, index; } select_attrs;
 typedef struct { int64_t dim, start, end, step; } slice_attrs;
@@ -347,7 +383,8 @@ static pd_status select_infer(pd_call *c) {
     PD_TRY(pd_shape_dim("select", a->dim, x->ndim, &d));
     int64_t n = x->size[d], i = a->index < 0 ? a->index + n : a->index;
     if (i < 0 || i >= n)
-        return pd_fail(PD_E_INDEX, "index %" PRId64 " is out of range for dimension %d of size %" PRId64, a->index, d, n);
+        return pd_fail(PD_E_INDEX, "index %" PRId64 " is out of range for dimension %d of size %" PRId64, a->index, d,
+                       n);
     start(c);
     o->offset += i * x->stride[d];
     if (n) o->numel = x->numel / n;
@@ -362,7 +399,8 @@ static pd_tensor *zeros_of_input(pd_vjp *v) {
     return z;
 }
 
-/* Zeros of the input's shape with g written into the same view of them; as ops, so that it can be differentiated again. */
+/* Zeros of the input's shape with g written into the same view of them; as ops, so that it can be differentiated
+   again. */
 static void place(pd_vjp *v, pd_op_id op) {
     if (!pd_vjp_needs(v, 0)) return;
     pd_tensor *z = zeros_of_input(v), *part = pd_x_call1(v, op, z, v->attrs);
@@ -398,6 +436,10 @@ static pd_status slice_infer(pd_call *c) {
 static void slice_vjp(pd_vjp *v) { place(v, PD_OP_slice); }
 
 const pd_op pd_op_slice = {
-    .sig = "slice(Tensor input, int dim, int start, int end, int step=1)", .doc = "x[start:end:step] along dimension dim.",
-    .flags = VIEW, .attrs = sizeof(slice_attrs), .infer = slice_infer, .vjp = slice_vjp,
+    .sig = "slice(Tensor input, int dim, int start, int end, int step=1)",
+    .doc = "x[start:end:step] along dimension dim.",
+    .flags = VIEW,
+    .attrs = sizeof(slice_attrs),
+    .infer = slice_infer,
+    .vjp = slice_vjp,
 };

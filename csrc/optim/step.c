@@ -12,27 +12,33 @@
 static pd_status check_like(const char *op, int64_t i, const char *what, const pd_tensor *t, const pd_tensor *p) {
     bool same = pd_tensor_same_shape(t, p) && t->dtype == p->dtype;
     if (t->storage->device != p->storage->device)
-        return pd_fail(PD_E_RUNTIME, "%s: %s of parameter %" PRId64 " is on %s (expected %s, as the parameter)", op, what, i, t->storage->device->name,
-                       p->storage->device->name);
+        return pd_fail(PD_E_RUNTIME, "%s: %s of parameter %" PRId64 " is on %s (expected %s, as the parameter)", op,
+                       what, i, t->storage->device->name, p->storage->device->name);
     for (int d = 0; d < p->ndim && same; d++) same = p->size[d] < 2 || t->stride[d] == p->stride[d];
     if (same) return PD_OK;
-    return pd_fail(PD_E_SHAPE, "%s: %s of parameter %" PRId64 " is %s of shape %s (expected %s of shape %s, with the same strides)", op, what, i,
-                   pd_dtype_name((pd_dtype)t->dtype), pd_tensor_shape(t), pd_dtype_name((pd_dtype)p->dtype), pd_tensor_shape(p));
+    return pd_fail(PD_E_SHAPE,
+                   "%s: %s of parameter %" PRId64 " is %s of shape %s (expected %s of shape %s, with the same strides)",
+                   op, what, i, pd_dtype_name((pd_dtype)t->dtype), pd_tensor_shape(t),
+                   pd_dtype_name((pd_dtype)p->dtype), pd_tensor_shape(p));
 }
 
 static pd_status segment(const char *op, const pd_step_lists *l, int64_t i, pd_segment_step *s) {
     pd_tensor *p = l->params[i], *g = p->meta ? p->meta->grad : NULL;
     if (!g) return pd_fail(PD_E_VALUE, "%s: parameter %" PRId64 " has no gradient", op, i);
     if (!pd_dtype_is_float((pd_dtype)p->dtype))
-        return pd_fail(PD_E_DTYPE, "%s: parameter %" PRId64 " is %s (expected a floating dtype)", op, i, pd_dtype_name((pd_dtype)p->dtype));
+        return pd_fail(PD_E_DTYPE, "%s: parameter %" PRId64 " is %s (expected a floating dtype)", op, i,
+                       pd_dtype_name((pd_dtype)p->dtype));
     if (p->storage->device != l->params[0]->storage->device)
-        return pd_fail(PD_E_RUNTIME, "%s: parameter %" PRId64 " is on %s, parameter 0 on %s (expected one device a call)", op, i, p->storage->device->name,
-                       l->params[0]->storage->device->name);
+        return pd_fail(PD_E_RUNTIME,
+                       "%s: parameter %" PRId64 " is on %s, parameter 0 on %s (expected one device a call)", op, i,
+                       p->storage->device->name, l->params[0]->storage->device->name);
     if (p->dtype != l->params[0]->dtype)
         return pd_fail(PD_E_DTYPE, "%s: parameter %" PRId64 " is %s, parameter 0 %s (expected one dtype a call)", op, i,
                        pd_dtype_name((pd_dtype)p->dtype), pd_dtype_name((pd_dtype)l->params[0]->dtype));
     if (!pd_shape_is_dense(p->ndim, p->size, p->stride) || p->storage->read_only)
-        return pd_fail(PD_E_VALUE, "%s: parameter %" PRId64 " of shape %s is a read-only or not dense view (expected contiguous())", op, i, pd_tensor_shape(p));
+        return pd_fail(PD_E_VALUE,
+                       "%s: parameter %" PRId64 " of shape %s is a read-only or not dense view (expected contiguous())",
+                       op, i, pd_tensor_shape(p));
     PD_TRY(check_like(op, i, "the gradient", g, p));
     *s = (pd_segment_step){.p = pd_tensor_data(p), .g = pd_tensor_data(g), .n = p->numel, .chance = l->chance};
     pd_tensor *const *lists[] = {l->m, l->v, l->w};
@@ -52,7 +58,8 @@ static pd_status segments(const char *op, const pd_step_lists *l, pd_segment_ste
         PD_TRY(segment(op, l, i, &(*out)[i]));
         *total += (*out)[i].n;
     }
-    for (int64_t i = 0; i < l->count; i++) PD_TRY(pd_autocast_copy_begin(l->params[i], &(*out)[i].low, &(*out)[i].low_t));
+    for (int64_t i = 0; i < l->count; i++)
+        PD_TRY(pd_autocast_copy_begin(l->params[i], &(*out)[i].low, &(*out)[i].low_t));
     return PD_OK;
 }
 
@@ -96,7 +103,8 @@ STEP(asgd, 1.0)
 STEP(rprop, 1.5)
 STEP(lion, 1.0)
 
-/* One dense tensor, where it lies: its sum of squares, or (sum NULL) multiplied by `by`, *finite saying whether all were finite. */
+/* One dense tensor, where it lies: its sum of squares, or (sum NULL) multiplied by `by`, *finite saying whether all
+ * were finite. */
 static pd_status over(pd_tensor *t, const char *op, double *sum, double by, bool *finite) {
     const pd_device *d = t->storage->device, *was;
     void *token = !d->kernels && (double)t->numel > PD_RELEASE_NS ? pd_host_release() : NULL;
@@ -114,9 +122,12 @@ pd_status pd_sum_squares(pd_tensor *const *tensors, int64_t count, double *out) 
     for (int64_t i = 0; i < count; i++) {
         pd_tensor *t = tensors[i];
         if (!pd_dtype_is_float((pd_dtype)t->dtype))
-            return pd_fail(PD_E_DTYPE, "sum_squares: tensor %" PRId64 " is %s (expected a floating dtype)", i, pd_dtype_name((pd_dtype)t->dtype));
+            return pd_fail(PD_E_DTYPE, "sum_squares: tensor %" PRId64 " is %s (expected a floating dtype)", i,
+                           pd_dtype_name((pd_dtype)t->dtype));
         if (!pd_shape_is_dense(t->ndim, t->size, t->stride))
-            return pd_fail(PD_E_VALUE, "sum_squares: tensor %" PRId64 " of shape %s is not dense (expected contiguous())", i, pd_tensor_shape(t));
+            return pd_fail(PD_E_VALUE,
+                           "sum_squares: tensor %" PRId64 " of shape %s is not dense (expected contiguous())", i,
+                           pd_tensor_shape(t));
         double sum = 0;
         PD_TRY(over(t, "sum_squares", &sum, 0, NULL));
         *out += sum;
@@ -138,9 +149,12 @@ pd_status pd_scale_tensors(pd_tensor *const *tensors, int64_t count, double by, 
             }
             PD_TRY(pd_check_writable("scale_tensors", t));
             if (!pd_dtype_is_float((pd_dtype)t->dtype))
-                return pd_fail(PD_E_DTYPE, "scale_tensors: tensor %" PRId64 " is %s (expected a floating dtype)", i, pd_dtype_name((pd_dtype)t->dtype));
+                return pd_fail(PD_E_DTYPE, "scale_tensors: tensor %" PRId64 " is %s (expected a floating dtype)", i,
+                               pd_dtype_name((pd_dtype)t->dtype));
             if (!pd_shape_is_dense(t->ndim, t->size, t->stride))
-                return pd_fail(PD_E_VALUE, "scale_tensors: tensor %" PRId64 " of shape %s is not dense (expected contiguous())", i, pd_tensor_shape(t));
+                return pd_fail(PD_E_VALUE,
+                               "scale_tensors: tensor %" PRId64 " of shape %s is not dense (expected contiguous())", i,
+                               pd_tensor_shape(t));
         }
     return PD_OK;
 }

@@ -5,15 +5,20 @@
 #include "autograd/tape.h"
 #include "kernels/kernels.h"
 
-/* Parallel lists of count tensors, all of one dtype and, by entry, of one shape. grads come from the parameters. Lists that
-   the method does not use are NULL. Nothing is written where a check fails. chance: pd_segment_step's. What autocast casts is
-   written in 16 bits as well (autocast.h). */
-typedef struct pd_step_lists { pd_tensor *const *params, *const *m, *const *v, *const *w; int64_t count; uint64_t chance; } pd_step_lists;
+/* Parallel lists of count tensors, all of one dtype and, by entry, of one shape. grads come from the parameters. Lists
+   that the method does not use are NULL. Nothing is written where a check fails. chance: pd_segment_step's. What
+   autocast casts is written in 16 bits as well (autocast.h). */
+typedef struct pd_step_lists {
+    pd_tensor *const *params, *const *m, *const *v, *const *w;
+    int64_t count;
+    uint64_t chance;
+} pd_step_lists;
 
 pd_status pd_step_sgd(const pd_step_lists *l, const pd_sgd *c);
 pd_status pd_step_adam(const pd_step_lists *l, const pd_adam *c);       /* step counts from 1, here and in Adagrad */
 pd_status pd_step_adadelta(const pd_step_lists *l, const pd_adadelta *c);
-pd_status pd_step_rmsprop(const pd_step_lists *l, const pd_rmsprop *c); /* m where momentum is not 0, w where centered */
+pd_status pd_step_rmsprop(const pd_step_lists *l,
+                          const pd_rmsprop *c); /* m where momentum is not 0, w where centered */
 pd_status pd_step_adagrad(const pd_step_lists *l, const pd_adagrad *c);
 pd_status pd_step_moments(const pd_step_lists *l, const pd_moments *c);
 pd_status pd_step_adamax(const pd_step_lists *l, const pd_adamax *c);

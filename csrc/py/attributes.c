@@ -12,7 +12,8 @@ GETTER(ndim) { (void)unused; T; return PyLong_FromLong(t->ndim); }
 GETTER(version) {
     (void)unused;
     T;
-    if (t->storage->inference) return PyErr_Format(PyExc_RuntimeError, "_version: an inference tensor keeps no version");
+    if (t->storage->inference)
+        return PyErr_Format(PyExc_RuntimeError, "_version: an inference tensor keeps no version");
     return PyLong_FromUnsignedLong(pd_tensor_version(t));
 }
 GETTER(requires_grad) { (void)unused; T; return PyBool_FromLong(pd_tensor_wants_grad(t)); }
@@ -46,8 +47,9 @@ static int set_grad(PyObject *self, PyObject *value, void *unused) {
     if (value && value != Py_None) {
         if (!(g = pd_py_expect_tensor(value, "grad", "the gradient"))) return -1;
         if (!pd_tensor_same_shape(g, t) || g->dtype != t->dtype || g == t) {
-            PyErr_Format(PyExc_RuntimeError, "grad: got %s of shape %s (expected another tensor, %s of shape %s)", pd_dtype_name((pd_dtype)g->dtype),
-                         pd_tensor_shape(g), pd_dtype_name((pd_dtype)t->dtype), pd_tensor_shape(t));
+            PyErr_Format(PyExc_RuntimeError, "grad: got %s of shape %s (expected another tensor, %s of shape %s)",
+                         pd_dtype_name((pd_dtype)g->dtype), pd_tensor_shape(g), pd_dtype_name((pd_dtype)t->dtype),
+                         pd_tensor_shape(t));
             return -1;
         }
         pd_tensor_retain(g);
@@ -68,11 +70,14 @@ int pd_py_set_requires_grad(PyObject *self, PyObject *value) {
         return -1;
     }
     if (want && !pd_dtype_is_float((pd_dtype)t->dtype)) {
-        PyErr_Format(PyExc_RuntimeError, "only floating tensors can require gradients, got %s", pd_dtype_name((pd_dtype)t->dtype));
+        PyErr_Format(PyExc_RuntimeError, "only floating tensors can require gradients, got %s",
+                     pd_dtype_name((pd_dtype)t->dtype));
         return -1;
     }
     if (want && t->storage->inference && !pd_inference_mode) {
-        PyErr_SetString(PyExc_RuntimeError, "requires_grad: an inference tensor cannot require grad outside inference mode (expected clone() first)");
+        PyErr_SetString(
+            PyExc_RuntimeError,
+            "requires_grad: an inference tensor cannot require grad outside inference mode (expected clone() first)");
         return -1;
     }
     if (!(t->meta && t->meta->grad_fn)) t->requires_grad = want;
@@ -101,7 +106,8 @@ static int set_data(PyObject *self, PyObject *value, void *unused) {
         return -1;
     }
     if (from->dtype != t->dtype && t->meta && (t->meta->grad || t->meta->home)) {
-        PyErr_Format(PyExc_RuntimeError, "data: %s cannot become %s while there is a gradient", pd_dtype_name((pd_dtype)t->dtype), pd_dtype_name((pd_dtype)from->dtype));
+        PyErr_Format(PyExc_RuntimeError, "data: %s cannot become %s while there is a gradient",
+                     pd_dtype_name((pd_dtype)t->dtype), pd_dtype_name((pd_dtype)from->dtype));
         return -1;
     }
     pd_tensor *copy; /* takes the geometry and memory of `from`; keeps its own history */
@@ -132,7 +138,8 @@ GETTER(mT) {
     T;
     pd_tensor *out;
     (void)unused;
-    if (t->ndim < 2) return PyErr_Format(pd_py.E_SHAPE, "mT: shape %s (expected at least 2 dimensions)", pd_tensor_shape(t));
+    if (t->ndim < 2)
+        return PyErr_Format(pd_py.E_SHAPE, "mT: shape %s (expected at least 2 dimensions)", pd_tensor_shape(t));
     PD_PY_TRY(pd_call1(PD_OP_transpose, t, &(pd_dims2_attrs){-2, -1}, &out));
     return pd_py_wrap_new(out);
 }

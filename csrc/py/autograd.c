@@ -3,7 +3,7 @@
 #include "base/mem.h"
 #include "py/py.h"
 
-/* ---- closures -------------------------------------------------------------------------------------------------------- */
+/* ---- closures ---------------------------------------------------------------------------------------------------- */
 
 pd_closure pd_py_closure(PyObject *fn, pd_status (*call)(void *, void *)) {
     return (pd_closure){.call = call, .drop = pd_py_drop, .ctx = Py_NewRef(fn)};
@@ -21,10 +21,12 @@ static pd_status call_grad_hook(void *fn, void *arg) {
     if (!result) status = pd_py_caught();
     else if (result != Py_None) {
         if (!pd_py_is_tensor(result)) {
-            PyErr_Format(PyExc_TypeError, "a gradient hook returned %.100s (expected Tensor or None)", Py_TYPE(result)->tp_name);
+            PyErr_Format(PyExc_TypeError, "a gradient hook returned %.100s (expected Tensor or None)",
+                         Py_TYPE(result)->tp_name);
             status = pd_py_caught();
         } else if (!pd_tensor_same_shape(pd_py_tensor(result), *grad)) {
-            status = pd_fail(PD_E_SHAPE, "a gradient hook returned shape %s (expected %s)", pd_tensor_shape(pd_py_tensor(result)), pd_tensor_shape(*grad));
+            status = pd_fail(PD_E_SHAPE, "a gradient hook returned shape %s (expected %s)",
+                             pd_tensor_shape(pd_py_tensor(result)), pd_tensor_shape(*grad));
         } else {
             pd_tensor_retain(pd_py_tensor(result));
             pd_tensor_release(*grad);
@@ -82,10 +84,16 @@ static void handle_dealloc(PyObject *self) {
     type->tp_free(self);
     Py_DECREF(type);
 }
-static PyMethodDef handle_methods[] = {{"remove", handle_remove, METH_NOARGS, "remove()\n\nThe hook is called no more."}, {0}};
-static PyType_Slot handle_slots[] = {{Py_tp_dealloc, handle_dealloc}, {Py_tp_traverse, handle_traverse}, {Py_tp_clear, handle_clear},
-                                     {Py_tp_methods, handle_methods}, {0}};
-static PyType_Spec handle_spec = {.name = "pydist._C.HookHandle", .basicsize = sizeof(hook_handle), .slots = handle_slots,
+static PyMethodDef handle_methods[] = {
+    {"remove", handle_remove, METH_NOARGS, "remove()\n\nThe hook is called no more."}, {0}};
+static PyType_Slot handle_slots[] = {{Py_tp_dealloc, handle_dealloc},
+                                     {Py_tp_traverse, handle_traverse},
+                                     {Py_tp_clear, handle_clear},
+                                     {Py_tp_methods, handle_methods},
+                                     {0}};
+static PyType_Spec handle_spec = {.name = "pydist._C.HookHandle",
+                                  .basicsize = sizeof(hook_handle),
+                                  .slots = handle_slots,
                                   .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION};
 
 static PyObject *add_hook(PyObject *self, PyObject *fn, pd_hook_kind kind) {
@@ -94,11 +102,13 @@ static PyObject *add_hook(PyObject *self, PyObject *fn, pd_hook_kind kind) {
     int index;
     pd_meta *m = NULL;
     pd_status status;
-    if (!PyCallable_Check(fn)) return PyErr_Format(PyExc_TypeError, "a hook is %.100s (expected a function)", Py_TYPE(fn)->tp_name);
+    if (!PyCallable_Check(fn))
+        return PyErr_Format(PyExc_TypeError, "a hook is %.100s (expected a function)", Py_TYPE(fn)->tp_name);
     if (!pd_tensor_wants_grad(t)) return PyErr_Format(PyExc_RuntimeError, "a hook needs a tensor that requires grad");
     PD_PY_TRY(pd_tensor_history(t, &node, &index));
     PD_PY_TRY(pd_meta_get(t, &m));
-    if (kind == PD_HOOK_POST && node) return PyErr_Format(PyExc_RuntimeError, "register_post_accumulate_grad_hook: the tensor is not a leaf");
+    if (kind == PD_HOOK_POST && node)
+        return PyErr_Format(PyExc_RuntimeError, "register_post_accumulate_grad_hook: the tensor is not a leaf");
     hook_handle *h = (hook_handle *)((PyTypeObject *)pd_py.HookHandle)->tp_alloc((PyTypeObject *)pd_py.HookHandle, 0);
     if (!h) return NULL;
     pd_closure c = pd_py_closure(fn, kind == PD_HOOK_GRAD ? call_grad_hook : call_leaf_hook);
@@ -116,7 +126,7 @@ static PyObject *add_hook(PyObject *self, PyObject *fn, pd_hook_kind kind) {
 PyObject *pd_py_register_hook(PyObject *self, PyObject *fn) { return add_hook(self, fn, PD_HOOK_GRAD); }
 PyObject *pd_py_register_post_hook(PyObject *self, PyObject *fn) { return add_hook(self, fn, PD_HOOK_POST); }
 
-/* ---- nodes -------------------------------------------------------------------------------------------------------------- */
+/* ---- nodes ------------------------------------------------------------------------------------------------------- */
 
 typedef struct { PyObject_HEAD pd_node *n; uint32_t pass; } pynode;
 
@@ -143,14 +153,17 @@ static PyObject *node_name(PyObject *self, PyObject *unused) {
     (void)unused;
     return PyUnicode_FromString(pd_node_name(((pynode *)self)->n));
 }
-static PyObject *node_repr(PyObject *self) { return PyUnicode_FromFormat("<backward of %s>", pd_node_name(((pynode *)self)->n)); }
+static PyObject *node_repr(PyObject *self) {
+    return PyUnicode_FromFormat("<backward of %s>", pd_node_name(((pynode *)self)->n));
+}
 static PyObject *node_next(PyObject *self, void *unused) {
     const pd_node *n = ((pynode *)self)->n;
     PyObject *tuple = PyTuple_New(n->nin);
     (void)unused;
     for (int i = 0; tuple && i < n->nin; i++) {
         const pd_edge *e = &n->edges[i];
-        PyObject *pair = e->leaf ? Py_BuildValue("(Ni)", pd_py_wrap(e->leaf), 0) : Py_BuildValue("(Ni)", pd_py_node(e->fn), e->index);
+        PyObject *pair = e->leaf ? Py_BuildValue("(Ni)", pd_py_wrap(e->leaf), 0)
+                                 : Py_BuildValue("(Ni)", pd_py_node(e->fn), e->index);
         if (!pair) Py_CLEAR(tuple);
         else PyTuple_SET_ITEM(tuple, i, pair);
     }
@@ -162,14 +175,16 @@ static PyObject *node_compare(PyObject *a, PyObject *b, int op) {
     return PyBool_FromLong((((pynode *)a)->n == ((pynode *)b)->n) == (op == Py_EQ));
 }
 static PyMethodDef node_methods[] = {{"name", node_name, METH_NOARGS, "name()\n\nThe op that was recorded."}, {0}};
-static PyGetSetDef node_getset[] = {{"next_functions", node_next, NULL, "((node or leaf, output), ...): where the inputs came from.", NULL}, {0}};
-static PyType_Slot node_slots[] = {{Py_tp_dealloc, node_dealloc}, {Py_tp_traverse, node_traverse}, {Py_tp_methods, node_methods},
-                                   {Py_tp_getset, node_getset}, {Py_tp_repr, node_repr},
-                                   {Py_tp_hash, node_hash}, {Py_tp_richcompare, node_compare}, {0}};
+static PyGetSetDef node_getset[] = {
+    {"next_functions", node_next, NULL, "((node or leaf, output), ...): where the inputs came from.", NULL}, {0}};
+static PyType_Slot node_slots[] = {{Py_tp_dealloc, node_dealloc},     {Py_tp_traverse, node_traverse},
+                                   {Py_tp_methods, node_methods},     {Py_tp_getset, node_getset},
+                                   {Py_tp_repr, node_repr},           {Py_tp_hash, node_hash},
+                                   {Py_tp_richcompare, node_compare}, {0}};
 static PyType_Spec node_spec = {.name = "pydist._C.Node", .basicsize = sizeof(pynode), .slots = node_slots,
                                 .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION};
 
-/* ---- backward ------------------------------------------------------------------------------------------------------------- */
+/* ---- backward ---------------------------------------------------------------------------------------------------- */
 
 static bool truth(PyObject *o, bool if_none, bool *out) {
     int v = !o || o == Py_None ? if_none : PyObject_IsTrue(o);
@@ -191,7 +206,9 @@ static PyObject *run_backward(pd_backward *b, PyObject *inputs) {
             if (!list[i]) n = 0;
     }
     pd_status status = PD_OK;
-    if (seq && n == 0) PyErr_SetString(PyExc_RuntimeError, "backward: inputs is empty or has a None (expected tensors, or None for all leaves)");
+    if (seq && n == 0)
+        PyErr_SetString(PyExc_RuntimeError,
+                        "backward: inputs is empty or has a None (expected tensors, or None for all leaves)");
     else status = pd_engine_run(b);
     pd_free(list);
     Py_XDECREF(seq);
@@ -205,7 +222,8 @@ PyObject *pd_py_tensor_backward(PyObject *self, PyObject *args, PyObject *kwargs
     pd_tensor *root = pd_py_tensor(self), *g = NULL;
     pd_backward b = {.roots = &root, .nroots = 1};
     pd_py_drain();
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|OOOO:backward", names, &gradient, &retain, &create, &inputs)) return NULL;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|OOOO:backward", names, &gradient, &retain, &create, &inputs))
+        return NULL;
     if (gradient && gradient != Py_None) {
         if (!(g = pd_py_expect_tensor(gradient, "backward", "gradient"))) return NULL;
         b.grads = &g;
@@ -249,8 +267,12 @@ static PyObject *f_backward(PyObject *module, PyObject *args, PyObject *kwargs) 
     roots r;
     pd_backward b = {0};
     (void)module;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|OOOO:backward", names, &tensors, &grads, &retain, &create, &inputs)) return NULL;
-    if (!truth(create, false, &b.create_graph) || !truth(retain, b.create_graph, &b.retain_graph) || !read_roots("backward", tensors, grads, &r)) return NULL;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|OOOO:backward", names, &tensors, &grads, &retain, &create,
+                                     &inputs))
+        return NULL;
+    if (!truth(create, false, &b.create_graph) || !truth(retain, b.create_graph, &b.retain_graph) ||
+        !read_roots("backward", tensors, grads, &r))
+        return NULL;
     b.roots = r.roots, b.grads = r.grads, b.nroots = (int)r.n;
     PyObject *result = run_backward(&b, inputs);
     free_roots(&r);
@@ -266,8 +288,12 @@ static PyObject *f_grad(PyObject *module, PyObject *args, PyObject *kwargs) {
     bool allow;
     pd_backward b = {0};
     (void)module;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|OOOO:grad", names, &outputs, &inputs, &grads, &retain, &create, &unused)) return NULL;
-    if (!truth(create, false, &b.create_graph) || !truth(retain, b.create_graph, &b.retain_graph) || !truth(unused, false, &allow)) return NULL;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|OOOO:grad", names, &outputs, &inputs, &grads, &retain, &create,
+                                     &unused))
+        return NULL;
+    if (!truth(create, false, &b.create_graph) || !truth(retain, b.create_graph, &b.retain_graph) ||
+        !truth(unused, false, &allow))
+        return NULL;
     if (!read_roots("grad", outputs, grads, &r)) return NULL;
     if (!pd_py_tensors(inputs, "grad", "inputs", &seq, &list, &n)) {
         free_roots(&r);
@@ -281,7 +307,9 @@ static PyObject *f_grad(PyObject *module, PyObject *args, PyObject *kwargs) {
     if (!status) status = pd_engine_run(&b);
     for (Py_ssize_t i = 0; i < n && !status && !allow; i++)
         if (!out[i])
-            status = pd_fail(PD_E_RUNTIME, "grad: input %zd, of shape %s, is not used by the outputs (expected allow_unused=True)", i, pd_tensor_shape(list[i]));
+            status = pd_fail(PD_E_RUNTIME,
+                             "grad: input %zd, of shape %s, is not used by the outputs (expected allow_unused=True)", i,
+                             pd_tensor_shape(list[i]));
     if (status) pd_py_raise(status);
     else result = PyTuple_New(n);
     for (Py_ssize_t i = 0; i < n && out; i++) {
@@ -295,7 +323,7 @@ static PyObject *f_grad(PyObject *module, PyObject *args, PyObject *kwargs) {
     return result;
 }
 
-/* ---- grad mode ---------------------------------------------------------------------------------------------------------------- */
+/* ---- grad mode --------------------------------------------------------------------------------------------------- */
 
 static PyObject *f_is_grad_enabled(PyObject *module, PyObject *unused) {
     (void)module, (void)unused;
@@ -320,7 +348,9 @@ static PyObject *f_set_autocast(PyObject *module, PyObject *args) {
     int cuda, keep = 1;
     int64_t t;
     (void)module;
-    if (!PyArg_ParseTuple(args, "Op|p:set_autocast", &dtype, &cuda, &keep) || !pd_py_dtype(dtype, "set_autocast", "dtype", &t)) return NULL;
+    if (!PyArg_ParseTuple(args, "Op|p:set_autocast", &dtype, &cuda, &keep) ||
+        !pd_py_dtype(dtype, "set_autocast", "dtype", &t))
+        return NULL;
     if (t != PD_NO_DTYPE && t != PD_BF16 && t != PD_F16)
         return PyErr_Format(PyExc_RuntimeError, "set_autocast: %R (expected bfloat16, float16 or None)", dtype);
     pd_autocast = (pd_autocast_state){(pd_dtype)t, cuda, keep};
@@ -344,13 +374,15 @@ static PyObject *f_set_inference(PyObject *module, PyObject *on) {
     return PyBool_FromLong(was);
 }
 
-/* ---- anomaly mode --------------------------------------------------------------------------------------------------------------- */
+/* ---- anomaly mode ------------------------------------------------------------------------------------------------ */
 
 /* The Python stack as text: ctx is the str. */
 static pd_status say_trace(void *text, void *name) {
     PyGILState_STATE gil = PyGILState_Ensure();
-    int bad = PyErr_WarnFormat(PyExc_UserWarning, 1, "Error detected in the gradient of %s. Forward was called here (most recent call last):\n%U",
-                               (const char *)name, (PyObject *)text);
+    int bad =
+        PyErr_WarnFormat(PyExc_UserWarning, 1,
+                         "Error detected in the gradient of %s. Forward was called here (most recent call last):\n%U",
+                         (const char *)name, (PyObject *)text);
     if (bad) PyErr_Clear(); /* warnings are errors: the backward's own goes first */
     PyGILState_Release(gil);
     return PD_OK;
@@ -358,7 +390,8 @@ static pd_status say_trace(void *text, void *name) {
 
 static pd_status take_trace(pd_closure *out) {
     PyGILState_STATE gil = PyGILState_Ensure();
-    PyObject *module = PyImport_ImportModule("traceback"), *list = module ? PyObject_CallMethod(module, "format_stack", NULL) : NULL;
+    PyObject *module = PyImport_ImportModule("traceback"),
+             *list = module ? PyObject_CallMethod(module, "format_stack", NULL) : NULL;
     PyObject *empty = list ? PyUnicode_FromString("") : NULL, *text = empty ? PyUnicode_Join(empty, list) : NULL;
     pd_status status = text ? PD_OK : pd_py_caught();
     if (text) *out = (pd_closure){.call = say_trace, .drop = pd_py_drop, .ctx = text};
@@ -384,21 +417,36 @@ static PyObject *f_is_anomaly(PyObject *module, PyObject *unused) {
 
 #define KW(name, doc) {#name, (PyCFunction)(void (*)(void))f_##name, METH_VARARGS | METH_KEYWORDS, doc}
 static PyMethodDef functions[] = {
-    KW(backward, "backward(tensors, grad_tensors=None, retain_graph=None, create_graph=False, inputs=None)\n\nAdds the gradients of the tensors to the .grad of the leaves."),
-    KW(grad, "grad(outputs, inputs, grad_outputs=None, retain_graph=None, create_graph=False, allow_unused=False)\n\nThe gradients of the outputs with respect to the inputs, as a tuple."),
-    {"_set_anomaly", f_set_anomaly, METH_VARARGS, "_set_anomaly(on, check_nan): returns both as they were; see autograd.detect_anomaly."},
-    {"is_anomaly_enabled", f_is_anomaly, METH_NOARGS, "is_anomaly_enabled()\n\nWhether nodes remember where they were made; see autograd.detect_anomaly."},
-    {"is_grad_enabled", f_is_grad_enabled, METH_NOARGS, "is_grad_enabled()\n\nWhether ops are recorded in this thread."},
-    {"is_inference_mode_enabled", f_is_inference, METH_NOARGS, "is_inference_mode_enabled()\n\nWhether tensors made now in this thread are inference tensors."},
-    {"_set_inference_mode", f_set_inference, METH_O, "_set_inference_mode(mode): returns what it was; see inference_mode."},
-    {"autocast_state", f_autocast, METH_NOARGS, "autocast_state()\n\nNone, or (dtype, whether by CUDA's list) of the autocast in this thread."},
-    {"set_autocast", f_set_autocast, METH_VARARGS, "set_autocast(dtype, cuda, keep=True)\n\nTurns autocast in this thread on, or (None) off; keep: whether casts of parameters are kept."},
-    {"clear_autocast_cache", f_clear_autocast_cache, METH_NOARGS, "clear_autocast_cache()\n\nForgets the casts that this thread's autocast has kept."},
-    {"set_grad_enabled", f_set_grad_enabled, METH_O, "set_grad_enabled(mode)\n\nTurns recording on or off in this thread; returns what it was."},
+    KW(backward,
+       "backward(tensors, grad_tensors=None, retain_graph=None, create_graph=False, inputs=None)\n\nAdds the gradients "
+       "of the tensors to the .grad of the leaves."),
+    KW(grad,
+       "grad(outputs, inputs, grad_outputs=None, retain_graph=None, create_graph=False, allow_unused=False)\n\nThe "
+       "gradients of the outputs with respect to the inputs, as a tuple."),
+    {"_set_anomaly", f_set_anomaly, METH_VARARGS,
+     "_set_anomaly(on, check_nan): returns both as they were; see autograd.detect_anomaly."},
+    {"is_anomaly_enabled", f_is_anomaly, METH_NOARGS,
+     "is_anomaly_enabled()\n\nWhether nodes remember where they were made; see autograd.detect_anomaly."},
+    {"is_grad_enabled", f_is_grad_enabled, METH_NOARGS,
+     "is_grad_enabled()\n\nWhether ops are recorded in this thread."},
+    {"is_inference_mode_enabled", f_is_inference, METH_NOARGS,
+     "is_inference_mode_enabled()\n\nWhether tensors made now in this thread are inference tensors."},
+    {"_set_inference_mode", f_set_inference, METH_O,
+     "_set_inference_mode(mode): returns what it was; see inference_mode."},
+    {"autocast_state", f_autocast, METH_NOARGS,
+     "autocast_state()\n\nNone, or (dtype, whether by CUDA's list) of the autocast in this thread."},
+    {"set_autocast", f_set_autocast, METH_VARARGS,
+     "set_autocast(dtype, cuda, keep=True)\n\nTurns autocast in this thread on, or (None) off; keep: whether casts of "
+     "parameters are kept."},
+    {"clear_autocast_cache", f_clear_autocast_cache, METH_NOARGS,
+     "clear_autocast_cache()\n\nForgets the casts that this thread's autocast has kept."},
+    {"set_grad_enabled", f_set_grad_enabled, METH_O,
+     "set_grad_enabled(mode)\n\nTurns recording on or off in this thread; returns what it was."},
     {0},
 };
 
 int pd_py_add_autograd(PyObject *module) {
-    bool ok = pd_py_type(NULL, &handle_spec, NULL, &pd_py.HookHandle) && pd_py_type(module, &node_spec, NULL, &pd_py.Node);
+    bool ok =
+        pd_py_type(NULL, &handle_spec, NULL, &pd_py.HookHandle) && pd_py_type(module, &node_spec, NULL, &pd_py.Node);
     return ok ? PyModule_AddFunctions(module, functions) : -1;
 }

@@ -73,8 +73,8 @@ static pd_status take_tensors(const char *op, const char *arg, pd_py_buffer *b) 
                            Py_TYPE(items[i])->tp_name);
         pd_tensor *t = pd_py_tensor(items[i]);
         if (t->storage->device != &pd_device_cpu)
-            return pd_fail(PD_E_NOTIMPL, "%s: %s is on %s: there is no NCCL backend yet (expected the CPU)", op, name_of(b, arg, i, name, sizeof name),
-                           t->storage->device->name);
+            return pd_fail(PD_E_NOTIMPL, "%s: %s is on %s: there is no NCCL backend yet (expected the CPU)", op,
+                           name_of(b, arg, i, name, sizeof name), t->storage->device->name);
         if (i && (pd_dtype)t->dtype != b->dtype)
             return pd_fail(PD_E_DTYPE, "%s: %s is of %s (expected %s, as the first)", op,
                            name_of(b, arg, i, name, sizeof name), pd_dtype_name((pd_dtype)t->dtype),
@@ -102,7 +102,8 @@ pd_status pd_py_buffer_like(const pd_py_buffer *b, const char *op, const char *a
     if (!b->listed) return PD_OK;
     int have = items_of(b, &items), each = like->keep ? items_of(like, &wants) : 1;
     if (have != n * each)
-        return pd_fail(PD_E_VALUE, "%s: %s has %d tensors (expected %d, as many for each rank)", op, arg, have, n * each);
+        return pd_fail(PD_E_VALUE, "%s: %s has %d tensors (expected %d, as many for each rank)", op, arg, have,
+                       n * each);
     for (int i = 0; i < have && wants; i++) {
         pd_tensor *t = pd_py_tensor(items[i]), *want = pd_py_tensor(wants[i % each]);
         if (!pd_tensor_same_shape(t, want))

@@ -1,17 +1,19 @@
 /* What Python's cycle collector sees of tensors and nodes.
 
-   The collector first takes away, from the count of every object that it looks at, the references that visits of these objects show:
-   what keeps a count is alive. Then it visits again, from there, and what is not reached is garbage. Tensors and nodes are no Python
-   objects, but lie between them:
+   The collector first takes away, from the count of every object that it looks at, the references that visits of these
+   objects show: what keeps a count is alive. Then it visits again, from there, and what is not reached is garbage.
+   Tensors and nodes are no Python objects, but lie between them:
 
        wrapper -> tensor -> node -> node -> hook or ctx -> (Python) -> wrapper
 
-   so a visit of a wrapper goes on through C. In the first step (COUNT) it counts the references that it meets at each tensor and node. One
-   whose count is complete is held by visited objects alone: only then, hence once, its Python references are shown, and its own followed.
-   In the second step (FOLLOW) the walk goes through those again, and each shows its references to whoever is reached.
+   so a visit of a wrapper goes on through C. In the first step (COUNT) it counts the references that it meets at each
+   tensor and node. One whose count is complete is held by visited objects alone: only then, hence once, its Python
+   references are shown, and its own followed. In the second step (FOLLOW) the walk goes through those again, and each
+   shows its references to whoever is reached.
 
-   Which step it is, is read off the visit function: the first that a collection calls is that of the first step. While a backward
-   runs (maybe in another thread, without the GIL) nothing is shown: all stays alive until the next collection. */
+   Which step it is, is read off the visit function: the first that a collection calls is that of the first step. While
+   a backward runs (maybe in another thread, without the GIL) nothing is shown: all stays alive until the next
+   collection. */
 #include "py/py.h"
 
 typedef enum step { BLIND, COUNT, FOLLOW } step;
@@ -46,7 +48,8 @@ static step begin(uint32_t *own, visitproc visit) {
 static bool meet(const walk *w, pd_seen *s, int64_t refs) {
     if (w->result) return false;
     bool fresh = s->pass != pass, complete = s->pass == counted && s->met == COMPLETE;
-    if (w->step == FOLLOW && collecting && !complete) return false; /* it showed nothing in step one, nor did what it alone holds */
+    if (w->step == FOLLOW && collecting && !complete)
+        return false; /* it showed nothing in step one, nor did what it alone holds */
     s->pass = pass;
     if (w->step == FOLLOW) return fresh;
     s->met = fresh ? 1 : s->met + 1;
@@ -105,7 +108,8 @@ static int finish(walk *w) {
 int pd_py_visit_wrapper(pd_pytensor *self, visitproc visit, void *arg) {
     walk w = {.visit = visit, .arg = arg, .step = begin(&self->pass, visit)};
     if (w.step == BLIND) return 0;
-    if (!self->t || self->t->wrapper_owned) show(&w, self->dict); /* else the tensor's to show: it may outlive the wrapper's other references */
+    if (!self->t || self->t->wrapper_owned)
+        show(&w, self->dict); /* else the tensor's to show: it may outlive the wrapper's other references */
     else meet_tensor(&w, self->t);
     return finish(&w);
 }

@@ -192,7 +192,8 @@ static pd_status check_exchange(const call *c) {
         return pd_fail(PD_E_DTYPE, "all_to_all: output is of %s (expected %s, as input)", pd_dtype_name(out->dtype),
                        pd_dtype_name(in->dtype));
     if (in->count != out->count || in->count % size)
-        return pd_fail(PD_E_SHAPE, "all_to_all: input has %lld elements, output %lld (expected the same multiple of %d)",
+        return pd_fail(PD_E_SHAPE,
+                       "all_to_all: input has %lld elements, output %lld (expected the same multiple of %d)",
                        (long long)in->count, (long long)out->count, size);
     const char *from = in->ptr, *to = out->ptr;
     if (from != to && from < to + bytes_of(out) && to < from + bytes_of(in))

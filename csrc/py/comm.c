@@ -103,8 +103,8 @@ static PyObject *comm_init(PyObject *module, PyObject *args, PyObject *keywords)
     PyObject *seconds = NULL, *join = NULL, *tuning = NULL;
     double patience;
     pd_group_options o = {0};
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "iizi|OzizOpO:comm_init", names, &rank, &world, &address, &secret_fd,
-                                     &seconds, &algo, &slot, &transport, &join, &fast, &tuning) ||
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "iizi|OzizOpO:comm_init", names, &rank, &world, &address,
+                                     &secret_fd, &seconds, &algo, &slot, &transport, &join, &fast, &tuning) ||
         !pd_py_seconds(seconds, 0, &o.timeout) || !pd_py_seconds(join, 0, &patience))
         return NULL;
     if (transport && strcmp(transport, "mpi"))
@@ -115,7 +115,8 @@ static PyObject *comm_init(PyObject *module, PyObject *args, PyObject *keywords)
     if (!address && world == 1) return pd_py_group_over(NULL, &o, tuning);
     o.kind = transport ? &pd_mesh_mpi : NULL;
     if (!address) return PyErr_Format(PyExc_ValueError, "comm_init: %d ranks need the address of a launcher", world);
-    if (!(patience > 0)) patience = o.timeout > 0 ? o.timeout : strstr(address, "://") ? 300 : 60; /* people, a launcher */
+    if (!(patience > 0))
+        patience = o.timeout > 0 ? o.timeout : strstr(address, "://") ? 300 : 60; /* people, a launcher */
     pd_status status = process_link(rank, world, address, secret_fd, patience);
     return status ? pd_py_raise(status) : pd_py_group_over(process.link, &o, tuning);
 }
@@ -228,7 +229,8 @@ static PyMethodDef functions[] = {
     {"comm_raised", comm_raised, METH_O,
      "comm_raised(traceback)\n\nTells launcher and ranks that this one ends by an exception."},
     {"comm_leave", (PyCFunction)(void (*)(void))comm_leave, METH_VARARGS | METH_KEYWORDS,
-     "comm_leave(timeout=None, keep=False)\n\nSays goodbye to launcher and ranks (keep: not to a launcher, which goes on "
+     "comm_leave(timeout=None, keep=False)\n\nSays goodbye to launcher and ranks (keep: not to a launcher, which goes "
+     "on "
      "telling the groups over its connection who is gone). Rank 0 without a launcher then waits until the "
      "other ranks have left (None: PYDIST_TIMEOUT): it hosts their control server. CommTimeout: call again."},
     {0},

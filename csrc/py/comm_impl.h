@@ -20,7 +20,8 @@ bool pd_py_int_in(PyObject *o, const char *name, const char *arg, long low, long
 bool pd_py_truth(PyObject *o, bool *out); /* NULL: false */
 /* None: `none`. A number, or whatever has total_seconds(). */
 bool pd_py_seconds(PyObject *o, double none, double *out);
-/* "sum", "SUM", "prod" or "product", ... or the number; NULL: sum. *factor: PREMUL_SUM's attribute of that name, else 1. */
+/* "sum", "SUM", "prod" or "product", ... or the number; NULL: sum. *factor: PREMUL_SUM's attribute of that name,
+ * else 1. */
 bool pd_py_reduce(PyObject *o, const char *name, pd_reduce *out, double *factor);
 
 /* ---- buffers.c: memory that a collective reads (IN) and writes (OUT) ---- */
@@ -68,7 +69,8 @@ typedef struct pd_pygroup {
     PyObject *tuning;                /* likewise: bytes; NULL: defaults */
     PyObject *pending; /* works under way: their buffers must live until they are done */
 } pd_pygroup;
-/* new reference. tuning: NULL, None or the bytes of pd_tunings, for its subgroups too; the exception is set otherwise */
+/* new reference. tuning: NULL, None or the bytes of pd_tunings, for its subgroups too; the exception is set
+   otherwise */
 PyObject *pd_py_group_over(pd_link *link, pd_group_options *o, PyObject *tuning);
 int pd_py_add_group(PyObject *module);
 /* Its methods that are collectives and messages. */

@@ -23,10 +23,12 @@ static PyObject *server_new(PyTypeObject *type, PyObject *args, PyObject *keywor
     int world;
     Py_ssize_t bytes = 0;
     pd_control_options o = {0};
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "i|zz#:ControlServer", names, &world, &o.listen, &o.secret, &bytes))
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "i|zz#:ControlServer", names, &world, &o.listen, &o.secret,
+                                     &bytes))
         return NULL;
     if (o.secret && bytes != PD_SECRET_BYTES)
-        return PyErr_Format(PyExc_ValueError, "ControlServer: a secret of %zd bytes (expected %d)", bytes, PD_SECRET_BYTES);
+        return PyErr_Format(PyExc_ValueError, "ControlServer: a secret of %zd bytes (expected %d)", bytes,
+                            PD_SECRET_BYTES);
     ServerObject *self = (ServerObject *)pd_py_comm_make(type, PD_PY_SERVER);
     if (!self) return NULL;
     pd_status status;
@@ -124,7 +126,8 @@ static PyMethodDef server_methods[] = {
     {"drain", server_drain, METH_VARARGS,
      "drain(timeout)\n\nWaits until every rank that came has left or died; CommTimeout."},
     {"silent", server_silent, METH_O,
-     "silent(rank) -> bool\n\nNothing was heard from this rank for PYDIST_SILENT seconds: it counts as dead, although its "
+     "silent(rank) -> bool\n\nNothing was heard from this rank for PYDIST_SILENT seconds: it counts as dead, although "
+     "its "
      "process may be there."},
     {"first_raised", server_first_raised, METH_NOARGS,
      "first_raised() -> (rank, traceback) | None\n\nThe first rank that reported an exception."},
@@ -264,11 +267,17 @@ PyObject *pd_py_store(pd_link *link) {
 /* ---- types ------------------------------------------------------------------------------------------------------- */
 
 static PyType_Slot server_slots[] = {
-    {Py_tp_new, server_new}, {Py_tp_dealloc, server_dealloc}, {Py_tp_traverse, pd_py_comm_visit},
-    {Py_tp_methods, server_methods}, {Py_tp_getset, server_getset},
-    {Py_tp_doc, "ControlServer(world, listen=None, secret=None)\n\nThe launcher's side of the control plane. listen: 'host:port' for "
-                "the workers of other hosts, port 0: any; beyond loopback it needs PYDIST_SECRET_FILE, "
-                "PYDIST_INSECURE=1 or `secret`, 32 bytes that all ranks read from the descriptor PYDIST_SECRET_FD."}, {0},
+    {Py_tp_new, server_new},
+    {Py_tp_dealloc, server_dealloc},
+    {Py_tp_traverse, pd_py_comm_visit},
+    {Py_tp_methods, server_methods},
+    {Py_tp_getset, server_getset},
+    {Py_tp_doc,
+     "ControlServer(world, listen=None, secret=None)\n\nThe launcher's side of the control plane. listen: 'host:port' "
+     "for "
+     "the workers of other hosts, port 0: any; beyond loopback it needs PYDIST_SECRET_FILE, "
+     "PYDIST_INSECURE=1 or `secret`, 32 bytes that all ranks read from the descriptor PYDIST_SECRET_FD."},
+    {0},
 };
 static PyType_Slot hub_slots[] = {
     {Py_tp_new, hub_new}, {Py_tp_dealloc, hub_dealloc}, {Py_tp_traverse, pd_py_comm_visit}, {Py_tp_getset, hub_getset},
@@ -316,7 +325,8 @@ static PyObject *interfaces(PyObject *module, PyObject *unused) {
 
 static PyMethodDef functions[] = {
     {"interfaces", interfaces, METH_NOARGS,
-     "interfaces() -> [(name, address)]\n\nThe network interfaces that ranks may use: those that are up and not loopback, "
+     "interfaces() -> [(name, address)]\n\nThe network interfaces that ranks may use: those that are up and not "
+     "loopback, "
      "or those of PYDIST_IFACE, GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME. ValueError where these leave none."},
     {"hmac_sha256", hmac_sha256, METH_VARARGS,
      "hmac_sha256(key, data) -> bytes\n\nHow ranks prove that they know the job's secret."},

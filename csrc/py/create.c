@@ -3,7 +3,7 @@
 #include "kernels/kernels.h"
 #include "py/py.h"
 
-/* ---- from nested sequences ------------------------------------------------------------------------------------------------ */
+/* ---- from nested sequences --------------------------------------------------------------------------------------- */
 
 typedef struct { int ndim; int64_t size[PD_MAX_DIMS]; int dtype; } nest;
 
@@ -24,7 +24,8 @@ static bool read_leaf(PyObject *o, pd_scalar *s, pd_dtype *dtype) {
         return true;
     }
     if (!pd_py_number(o, s)) {
-        if (!PyErr_Occurred()) PyErr_Format(PyExc_TypeError, "tensor: an element is %.100s (expected a number)", Py_TYPE(o)->tp_name);
+        if (!PyErr_Occurred())
+            PyErr_Format(PyExc_TypeError, "tensor: an element is %.100s (expected a number)", Py_TYPE(o)->tp_name);
         return false;
     }
     *dtype = s->cat == PD_CAT_BOOL ? PD_BOOL : s->cat == PD_CAT_INT ? PD_I64 : pd_default_dtype;
@@ -43,7 +44,8 @@ static bool measure(PyObject *o, int depth, nest *n, bool first) {
         if (!read_leaf(o, &s, &dtype)) return false;
         if (first && depth > n->ndim) n->ndim = depth;
         if (depth != n->ndim) {
-            PyErr_Format(PyExc_ValueError, "tensor: nesting differs: a number at depth %d (expected depth %d)", depth, n->ndim);
+            PyErr_Format(PyExc_ValueError, "tensor: nesting differs: a number at depth %d (expected depth %d)", depth,
+                         n->ndim);
             return false;
         }
         n->dtype = n->dtype == PD_NO_DTYPE ? (int)dtype : (int)pd_dtype_promote((pd_dtype)n->dtype, dtype);
@@ -58,7 +60,8 @@ static bool measure(PyObject *o, int depth, nest *n, bool first) {
     if (first) n->size[depth] = len;
     if (first && depth + 1 > n->ndim) n->ndim = depth + 1;
     if (depth >= n->ndim || n->size[depth] != len) {
-        PyErr_Format(PyExc_ValueError, "tensor: sequences at depth %d have lengths %lld and %zd (expected equal)", depth, depth < n->ndim ? (long long)n->size[depth] : 0LL, len);
+        PyErr_Format(PyExc_ValueError, "tensor: sequences at depth %d have lengths %lld and %zd (expected equal)",
+                     depth, depth < n->ndim ? (long long)n->size[depth] : 0LL, len);
         return false;
     }
     for (Py_ssize_t i = 0; i < len; i++) {
@@ -140,15 +143,23 @@ pd_tensor *pd_py_from_data(PyObject *data, int64_t dtype, bool copy) {
     return status ? NULL : out;
 }
 
-/* ---- keyword arguments that all have ---------------------------------------------------------------------------------------- */
+/* ---- keyword arguments that all have ----------------------------------------------------------------------------- */
 
 typedef struct { PyObject *dtype, *device, *requires_grad, *generator, *pin, *layout, *out, *size, *format; } options;
-typedef struct { int64_t dtype; bool requires_grad; pd_rng_key key; const pd_device *device; } chosen; /* device NULL: not given */
+typedef struct {
+    int64_t dtype;
+    bool requires_grad;
+    pd_rng_key key;
+    const pd_device *device;
+} chosen; /* device NULL: not given */
 
 /* Takes the common keywords out; leaves an unknown one as an error. */
 static bool read_options(const char *op, PyObject *kwargs, options *o, chosen *c, int64_t dtype) {
-    static const char *const names[] = {"dtype", "device", "requires_grad", "generator", "pin_memory", "layout", "out", "size", "memory_format"};
-    PyObject **to[] = {&o->dtype, &o->device, &o->requires_grad, &o->generator, &o->pin, &o->layout, &o->out, &o->size, &o->format}, *key, *value;
+    static const char *const names[] = {"dtype",  "device", "requires_grad", "generator",    "pin_memory",
+                                        "layout", "out",    "size",          "memory_format"};
+    PyObject **to[] = {&o->dtype,  &o->device, &o->requires_grad, &o->generator, &o->pin,
+                       &o->layout, &o->out,    &o->size,          &o->format},
+             *key, *value;
     *o = (options){0};
     for (Py_ssize_t at = 0; kwargs && PyDict_Next(kwargs, &at, &key, &value);) {
         size_t i = 0;
@@ -180,7 +191,8 @@ static bool read_options(const char *op, PyObject *kwargs, options *o, chosen *c
 
 static PyObject *finish(pd_tensor *t, const chosen *c) {
     if (c->requires_grad && !pd_dtype_is_float((pd_dtype)t->dtype)) {
-        PyErr_Format(PyExc_RuntimeError, "only floating tensors can require gradients, got %s", pd_dtype_name((pd_dtype)t->dtype));
+        PyErr_Format(PyExc_RuntimeError, "only floating tensors can require gradients, got %s",
+                     pd_dtype_name((pd_dtype)t->dtype));
         pd_tensor_release(t);
         return NULL;
     }
@@ -196,7 +208,8 @@ static PyObject *finish(pd_tensor *t, const chosen *c) {
 }
 
 /* A new tensor on the device that was asked for, filled there, unless value is NULL. */
-static bool made_there(const char *op, const chosen *c, int ndim, const int64_t *size, const int64_t *stride, const pd_scalar *value, pd_tensor **out) {
+static bool made_there(const char *op, const chosen *c, int ndim, const int64_t *size, const int64_t *stride,
+                       const pd_scalar *value, pd_tensor **out) {
     const pd_device *was;
     if (!pd_py_at(c->device ? c->device : &pd_device_cpu, &was)) return false;
     pd_status status = pd_tensor_new(op, (pd_dtype)c->dtype, ndim, size, out);
@@ -223,7 +236,7 @@ static bool read_size(const char *op, PyObject *args, Py_ssize_t first, const op
     return ok;
 }
 
-/* ---- Generator: a key of its own ------------------------------------------------------------------------------------------------ */
+/* ---- Generator: a key of its own --------------------------------------------------------------------------------- */
 
 typedef struct { PyObject_HEAD pd_rng_key key; } generator;
 static PyObject *generator_type;
@@ -231,7 +244,9 @@ static PyObject *generator_type;
 static PyObject *generator_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"device", NULL};
     PyObject *device = NULL;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|O:Generator", names, &device) || !pd_py_device(device, "Generator")) return NULL;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|O:Generator", names, &device) ||
+        !pd_py_device(device, "Generator"))
+        return NULL;
     generator *g = (generator *)type->tp_alloc(type, 0);
     if (g) g->key.seed = 67280421310721u;
     return (PyObject *)g;
@@ -255,9 +270,12 @@ static PyObject *generator_initial(PyObject *self, PyObject *unused) {
     (void)unused;
     return PyLong_FromUnsignedLongLong(((generator *)self)->key.seed);
 }
-static PyObject *key_as_tuple(const pd_rng_key *k) { return Py_BuildValue("(KKk)", (unsigned long long)k->seed, (unsigned long long)k->call, (unsigned long)k->stream); }
+static PyObject *key_as_tuple(const pd_rng_key *k) {
+    return Py_BuildValue("(KKk)", (unsigned long long)k->seed, (unsigned long long)k->call, (unsigned long)k->stream);
+}
 
-/* A state is a tensor of bytes, as in PyTorch, so that scripts can move and save it; the same as three numbers costs less. */
+/* A state is a tensor of bytes, as in PyTorch, so that scripts can move and save it; the same as three numbers costs
+ * less. */
 enum { STATE_BYTES = 8 + 8 + 4 };
 
 static PyObject *key_as_state(const pd_rng_key *k) {
@@ -299,7 +317,9 @@ static PyObject *generator_key(PyObject *self, PyObject *unused) {
     (void)unused;
     return key_as_tuple(&((generator *)self)->key);
 }
-static PyObject *generator_set(PyObject *self, PyObject *state) { return key_from(state, &((generator *)self)->key) ? Py_NewRef(self) : NULL; }
+static PyObject *generator_set(PyObject *self, PyObject *state) {
+    return key_from(state, &((generator *)self)->key) ? Py_NewRef(self) : NULL;
+}
 static PyObject *generator_device(PyObject *self, void *unused) {
     (void)self, (void)unused;
     return Py_NewRef(pd_py.cpu);
@@ -310,15 +330,25 @@ static void generator_dealloc(PyObject *self) {
     Py_DECREF(type);
 }
 
-static PyMethodDef generator_methods[] = {{"manual_seed", generator_seed, METH_O, "manual_seed(seed)\n\nStarts the stream of `seed` anew."},
-                                          {"initial_seed", generator_initial, METH_NOARGS, "initial_seed()\n\nThe seed."},
-                                          {"get_state", generator_get, METH_NOARGS, "get_state()\n\nA tensor of bytes: seed, next call, stream."},
-                                          {"_key", generator_key, METH_NOARGS, "_key(): (seed, next call, stream), which set_state takes too."},
-                                          {"set_state", generator_set, METH_O, "set_state(state)\n\nAs get_state gave it."}, {0}};
+static PyMethodDef generator_methods[] = {
+    {"manual_seed", generator_seed, METH_O, "manual_seed(seed)\n\nStarts the stream of `seed` anew."},
+    {"initial_seed", generator_initial, METH_NOARGS, "initial_seed()\n\nThe seed."},
+    {"get_state", generator_get, METH_NOARGS, "get_state()\n\nA tensor of bytes: seed, next call, stream."},
+    {"_key", generator_key, METH_NOARGS, "_key(): (seed, next call, stream), which set_state takes too."},
+    {"set_state", generator_set, METH_O, "set_state(state)\n\nAs get_state gave it."},
+    {0}};
 static PyGetSetDef generator_getset[] = {{"device", generator_device, NULL, "The CPU.", NULL}, {0}};
-static PyType_Slot generator_slots[] = {{Py_tp_new, generator_new}, {Py_tp_getset, generator_getset}, {Py_tp_dealloc, generator_dealloc}, {Py_tp_methods, generator_methods},
-                                        {Py_tp_doc, "Generator(device='cpu')\n\nA stream of random numbers of its own: counter-based, keyed by the seed."}, {0}};
-static PyType_Spec generator_spec = {.name = "pydist._C.Generator", .basicsize = sizeof(generator), .slots = generator_slots, .flags = Py_TPFLAGS_DEFAULT};
+static PyType_Slot generator_slots[] = {
+    {Py_tp_new, generator_new},
+    {Py_tp_getset, generator_getset},
+    {Py_tp_dealloc, generator_dealloc},
+    {Py_tp_methods, generator_methods},
+    {Py_tp_doc, "Generator(device='cpu')\n\nA stream of random numbers of its own: counter-based, keyed by the seed."},
+    {0}};
+static PyType_Spec generator_spec = {.name = "pydist._C.Generator",
+                                     .basicsize = sizeof(generator),
+                                     .slots = generator_slots,
+                                     .flags = Py_TPFLAGS_DEFAULT};
 
 static bool draw_key(const char *op, const options *o, pd_rng_key *key) {
     if (!o->generator || o->generator == Py_None) {
@@ -326,7 +356,8 @@ static bool draw_key(const char *op, const options *o, pd_rng_key *key) {
         return true;
     }
     if (Py_TYPE(o->generator) != (PyTypeObject *)generator_type) {
-        PyErr_Format(PyExc_TypeError, "%s: generator is %.100s (expected Generator)", op, Py_TYPE(o->generator)->tp_name);
+        PyErr_Format(PyExc_TypeError, "%s: generator is %.100s (expected Generator)", op,
+                     Py_TYPE(o->generator)->tp_name);
         return false;
     }
     *key = ((generator *)o->generator)->key;
@@ -334,7 +365,7 @@ static bool draw_key(const char *op, const options *o, pd_rng_key *key) {
     return true;
 }
 
-/* ---- the functions ------------------------------------------------------------------------------------------------------------ */
+/* ---- the functions ----------------------------------------------------------------------------------------------- */
 
 #define F(name) static PyObject *f_##name(PyObject *module, PyObject *args, PyObject *kwargs)
 
@@ -359,9 +390,14 @@ PyObject *pd_py_full(const char *op, PyObject *args, PyObject *kwargs, int64_t d
     pd_tensor *t;
     if (PyTuple_GET_SIZE(args) != 2) return PyErr_Format(PyExc_TypeError, "%s: expected size and fill_value", op);
     PyObject *v = PyTuple_GET_ITEM(args, 1);
-    if (!pd_py_number(v, &value)) return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_TypeError, "%s: fill_value is %.100s (expected a number)", op, Py_TYPE(v)->tp_name);
-    if (dtype == PD_NO_DTYPE) dtype = value.cat == PD_CAT_BOOL ? PD_BOOL : value.cat == PD_CAT_INT ? PD_I64 : pd_default_dtype;
-    if (!read_options(op, kwargs, &o, &c, dtype) || !pd_py_ints(PyTuple_GET_ITEM(args, 0), op, "size", &size)) return NULL;
+    if (!pd_py_number(v, &value))
+        return PyErr_Occurred() ? NULL
+                                : PyErr_Format(PyExc_TypeError, "%s: fill_value is %.100s (expected a number)", op,
+                                               Py_TYPE(v)->tp_name);
+    if (dtype == PD_NO_DTYPE)
+        dtype = value.cat == PD_CAT_BOOL ? PD_BOOL : value.cat == PD_CAT_INT ? PD_I64 : pd_default_dtype;
+    if (!read_options(op, kwargs, &o, &c, dtype) || !pd_py_ints(PyTuple_GET_ITEM(args, 0), op, "size", &size))
+        return NULL;
     return made_there(op, &c, (int)size.n, size.v, NULL, &value, &t) ? finish(t, &c) : NULL;
 }
 F(full) { (void)module; return pd_py_full("full", args, kwargs, PD_NO_DTYPE); }
@@ -376,7 +412,8 @@ static PyObject *like(const char *op, PyObject *args, PyObject *kwargs, const do
     int64_t last[4];
     const int64_t *stride = keep && pd_shape_is_dense(x->ndim, x->size, x->stride) ? x->stride : NULL;
     if (o.format == pd_py.channels_last) {
-        if (x->ndim != 4) return PyErr_Format(PyExc_RuntimeError, "%s: channels_last needs 4 dimensions, got %d", op, x->ndim);
+        if (x->ndim != 4)
+            return PyErr_Format(PyExc_RuntimeError, "%s: channels_last needs 4 dimensions, got %d", op, x->ndim);
         pd_shape_channels_last(x->size, last);
         stride = last;
     }
@@ -405,7 +442,8 @@ F(as_tensor) {
     if (PyTuple_GET_SIZE(args) != 1) return PyErr_Format(PyExc_TypeError, "as_tensor: expected one argument, data");
     PyObject *data = PyTuple_GET_ITEM(args, 0);
     if (!read_options("as_tensor", kwargs, &o, &c, PD_NO_DTYPE)) return NULL;
-    if (pd_py_is_tensor(data) && (c.dtype == PD_NO_DTYPE || c.dtype == pd_py_tensor(data)->dtype) && (!c.device || c.device == pd_py_tensor(data)->storage->device))
+    if (pd_py_is_tensor(data) && (c.dtype == PD_NO_DTYPE || c.dtype == pd_py_tensor(data)->dtype) &&
+        (!c.device || c.device == pd_py_tensor(data)->storage->device))
         return Py_NewRef(data);
     pd_tensor *t = pd_py_from_data(data, c.dtype, false);
     return t ? finish(t, &c) : NULL;
@@ -418,17 +456,22 @@ F(arange) {
     Py_ssize_t n = PyTuple_GET_SIZE(args);
     int category = PD_CAT_INT;
     (void)module;
-    if (n < 1 || n > 3) return PyErr_Format(PyExc_TypeError, "arange: %zd arguments (expected end; or start, end; or start, end, step)", n);
+    if (n < 1 || n > 3)
+        return PyErr_Format(PyExc_TypeError, "arange: %zd arguments (expected end; or start, end; or start, end, step)",
+                            n);
     for (Py_ssize_t i = 0; i < n; i++) {
         pd_scalar *to = &v[n == 1 ? 1 : i];
-        if (!pd_py_number(PyTuple_GET_ITEM(args, i), to)) return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_TypeError, "arange: expected numbers");
+        if (!pd_py_number(PyTuple_GET_ITEM(args, i), to))
+            return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_TypeError, "arange: expected numbers");
         if (to->cat > category) category = (int)to->cat;
     }
     if (!read_options("arange", kwargs, &o, &c, category == PD_CAT_INT ? PD_I64 : pd_default_dtype)) return NULL;
-    double start = v[0].cat == PD_CAT_FLOAT ? v[0].d : (double)v[0].i, end = v[1].cat == PD_CAT_FLOAT ? v[1].d : (double)v[1].i;
+    double start = v[0].cat == PD_CAT_FLOAT ? v[0].d : (double)v[0].i,
+           end = v[1].cat == PD_CAT_FLOAT ? v[1].d : (double)v[1].i;
     double by = v[2].cat == PD_CAT_FLOAT ? v[2].d : (double)v[2].i, count = (end - start) / by;
     if (!(by != 0) || !(count >= 0) || !(count < 1e15))
-        return PyErr_Format(PyExc_ValueError, "arange: start, end and step do not fit together (expected step nonzero and towards end)");
+        return PyErr_Format(PyExc_ValueError,
+                            "arange: start, end and step do not fit together (expected step nonzero and towards end)");
     int64_t size = (int64_t)count + (count > (double)(int64_t)count);
     pd_tensor *t;
     PD_PY_TRY(pd_tensor_new("arange", (pd_dtype)c.dtype, 1, &size, &t));
@@ -442,7 +485,8 @@ static PyObject *drawn(const char *op, PyObject *args, PyObject *kwargs, bool no
     pd_ints size;
     pd_tensor *t;
     if (!read_options(op, kwargs, &o, &c, pd_default_dtype) || !read_size(op, args, 0, &o, &size)) return NULL;
-    if (!pd_dtype_is_float((pd_dtype)c.dtype)) return PyErr_Format(pd_py.E_DTYPE, "%s: %s (expected a floating dtype)", op, pd_dtype_name((pd_dtype)c.dtype));
+    if (!pd_dtype_is_float((pd_dtype)c.dtype))
+        return PyErr_Format(pd_py.E_DTYPE, "%s: %s (expected a floating dtype)", op, pd_dtype_name((pd_dtype)c.dtype));
     if (!draw_key(op, &o, &c.key)) return NULL;
     PD_PY_TRY(pd_tensor_new(op, (pd_dtype)c.dtype, (int)size.n, size.v, &t));
     if (normal) pd_cpu()->normal((pd_dtype)c.dtype, t->numel, 0, 1, c.key, pd_tensor_data(t));
@@ -459,12 +503,17 @@ F(randint) {
     int64_t low = 0, high;
     pd_tensor *t;
     (void)module;
-    Py_ssize_t n = PyTuple_GET_SIZE(args), at = n == 3 || (n == 2 && kwargs && PyDict_GetItemString(kwargs, "size")) ? 1 : 0;
+    Py_ssize_t n = PyTuple_GET_SIZE(args),
+               at = n == 3 || (n == 2 && kwargs && PyDict_GetItemString(kwargs, "size")) ? 1 : 0;
     if (n < 1 || n > 3) return PyErr_Format(PyExc_TypeError, "randint: expected (high, size) or (low, high, size)");
     if (!read_options("randint", kwargs, &o, &c, PD_I64)) return NULL;
     if (at && !pd_py_int(PyTuple_GET_ITEM(args, 0), "randint", "low", &low)) return NULL;
-    if (!pd_py_int(PyTuple_GET_ITEM(args, at), "randint", "high", &high) || !read_size("randint", args, at + 1, &o, &size)) return NULL;
-    if (low >= high) return PyErr_Format(PyExc_ValueError, "randint: low %lld, high %lld (expected low < high)", (long long)low, (long long)high);
+    if (!pd_py_int(PyTuple_GET_ITEM(args, at), "randint", "high", &high) ||
+        !read_size("randint", args, at + 1, &o, &size))
+        return NULL;
+    if (low >= high)
+        return PyErr_Format(PyExc_ValueError, "randint: low %lld, high %lld (expected low < high)", (long long)low,
+                            (long long)high);
     if (!draw_key("randint", &o, &c.key)) return NULL;
     PD_PY_TRY(pd_tensor_new("randint", (pd_dtype)c.dtype, (int)size.n, size.v, &t));
     pd_cpu()->randint((pd_dtype)c.dtype, t->numel, low, high, c.key, pd_tensor_data(t));
@@ -480,7 +529,8 @@ F(randperm) {
     if (PyTuple_GET_SIZE(args) != 1 || !pd_py_int(PyTuple_GET_ITEM(args, 0), "randperm", "n", &n))
         return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_TypeError, "randperm: expected one argument, n");
     if (!read_options("randperm", kwargs, &o, &c, PD_I64)) return NULL;
-    if (c.dtype != PD_I64) return PyErr_Format(pd_py.E_DTYPE, "randperm: %s (expected int64)", pd_dtype_name((pd_dtype)c.dtype));
+    if (c.dtype != PD_I64)
+        return PyErr_Format(pd_py.E_DTYPE, "randperm: %s (expected int64)", pd_dtype_name((pd_dtype)c.dtype));
     if (n < 0) return PyErr_Format(PyExc_ValueError, "randperm: n is %lld (expected at least 0)", (long long)n);
     if (!draw_key("randperm", &o, &c.key)) return NULL;
     PD_PY_TRY(pd_tensor_new("randperm", PD_I64, 1, &n, &t));
@@ -492,7 +542,8 @@ static PyObject *f_set_default_dtype(PyObject *module, PyObject *o) {
     int64_t dtype;
     (void)module;
     if (!pd_py_dtype(o, "set_default_dtype", "d", &dtype)) return NULL;
-    if (dtype == PD_NO_DTYPE || !pd_dtype_is_float((pd_dtype)dtype)) return PyErr_Format(PyExc_TypeError, "set_default_dtype: %R (expected a floating dtype)", o);
+    if (dtype == PD_NO_DTYPE || !pd_dtype_is_float((pd_dtype)dtype))
+        return PyErr_Format(PyExc_TypeError, "set_default_dtype: %R (expected a floating dtype)", o);
     pd_default_dtype = (pd_dtype)dtype;
     Py_RETURN_NONE;
 }
@@ -504,8 +555,11 @@ static PyObject *f_promote_types(PyObject *module, PyObject *args) {
     int64_t a, b;
     (void)module;
     if (PyTuple_GET_SIZE(args) != 2) return PyErr_Format(PyExc_TypeError, "promote_types: expected two dtypes");
-    if (!pd_py_dtype(PyTuple_GET_ITEM(args, 0), "promote_types", "type1", &a) || !pd_py_dtype(PyTuple_GET_ITEM(args, 1), "promote_types", "type2", &b)) return NULL;
-    if (a == PD_NO_DTYPE || b == PD_NO_DTYPE) return PyErr_Format(PyExc_TypeError, "promote_types: expected two dtypes");
+    if (!pd_py_dtype(PyTuple_GET_ITEM(args, 0), "promote_types", "type1", &a) ||
+        !pd_py_dtype(PyTuple_GET_ITEM(args, 1), "promote_types", "type2", &b))
+        return NULL;
+    if (a == PD_NO_DTYPE || b == PD_NO_DTYPE)
+        return PyErr_Format(PyExc_TypeError, "promote_types: expected two dtypes");
     return Py_NewRef(pd_py.dtypes[pd_dtype_promote((pd_dtype)a, (pd_dtype)b)]);
 }
 static PyObject *f_result_type(PyObject *module, PyObject *args) {
@@ -513,12 +567,15 @@ static PyObject *f_result_type(PyObject *module, PyObject *args) {
     pd_scalar numbers[2] = {{.cat = -1}, {.cat = -1}};
     const pd_scalar *scalars[2] = {&numbers[0], &numbers[1]};
     (void)module;
-    if (PyTuple_GET_SIZE(args) != 2) return PyErr_Format(PyExc_TypeError, "result_type: expected two tensors or numbers");
+    if (PyTuple_GET_SIZE(args) != 2)
+        return PyErr_Format(PyExc_TypeError, "result_type: expected two tensors or numbers");
     for (int i = 0; i < 2; i++) {
         PyObject *o = PyTuple_GET_ITEM(args, i);
         if (pd_py_is_tensor(o)) in[i] = pd_py_tensor(o);
         else if (!pd_py_number(o, &numbers[i]))
-            return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_TypeError, "result_type: %.100s (expected Tensor or a number)", Py_TYPE(o)->tp_name);
+            return PyErr_Occurred() ? NULL
+                                    : PyErr_Format(PyExc_TypeError, "result_type: %.100s (expected Tensor or a number)",
+                                                   Py_TYPE(o)->tp_name);
     }
     return Py_NewRef(pd_py.dtypes[pd_result_type(in, 2, scalars, 2)]);
 }
@@ -571,25 +628,37 @@ static PyObject *f_rng_shard(PyObject *module, PyObject *args) {
 #define KW(name, doc) {#name, (PyCFunction)(void (*)(void))f_##name, METH_VARARGS | METH_KEYWORDS, doc}
 #define COMMON "\n\nKeywords: dtype, device, requires_grad."
 static PyMethodDef functions[] = {
-    KW(tensor, "tensor(data, *, dtype=None, device=None, requires_grad=False)\n\nA copy of numbers, nested sequences, arrays or a tensor."),
+    KW(tensor,
+       "tensor(data, *, dtype=None, device=None, requires_grad=False)\n\nA copy of numbers, nested sequences, arrays "
+       "or a tensor."),
     KW(as_tensor, "as_tensor(data, *, dtype=None, device=None)\n\nThe same, sharing memory where it can."),
-    KW(empty, "empty(*size)\n\nUninitialised." COMMON), KW(zeros, "zeros(*size)\n\nFilled with 0." COMMON), KW(ones, "ones(*size)\n\nFilled with 1." COMMON),
+    KW(empty, "empty(*size)\n\nUninitialised." COMMON),
+    KW(zeros, "zeros(*size)\n\nFilled with 0." COMMON),
+    KW(ones, "ones(*size)\n\nFilled with 1." COMMON),
     KW(full, "full(size, fill_value)\n\nFilled with a number." COMMON),
     KW(empty_like, "empty_like(input)\n\nUninitialised, of input's shape and dtype." COMMON),
     KW(zeros_like, "zeros_like(input)\n\nZeros of input's shape and dtype." COMMON),
     KW(ones_like, "ones_like(input)\n\nOnes of input's shape and dtype." COMMON),
     KW(arange, "arange([start,] end[, step])\n\nstart, start + step, ... below end." COMMON),
-    KW(rand, "rand(*size, generator=None)\n\nUniform in [0, 1)." COMMON), KW(randn, "randn(*size, generator=None)\n\nNormal, mean 0, variance 1." COMMON),
+    KW(rand, "rand(*size, generator=None)\n\nUniform in [0, 1)." COMMON),
+    KW(randn, "randn(*size, generator=None)\n\nNormal, mean 0, variance 1." COMMON),
     KW(randint, "randint([low,] high, size, generator=None)\n\nWhole numbers in [low, high)." COMMON),
     KW(randperm, "randperm(n, generator=None)\n\nA random order of 0 ... n - 1."),
-    {"set_default_dtype", f_set_default_dtype, METH_O, "set_default_dtype(d)\n\nThe dtype of floating tensors that are made without one; at first float32."},
-    {"get_default_dtype", f_get_default_dtype, METH_NOARGS, "get_default_dtype()\n\nThe dtype of floating tensors that are made without one."},
-    {"promote_types", f_promote_types, METH_VARARGS, "promote_types(type1, type2)\n\nThe smallest dtype that both fit into."},
-    {"result_type", f_result_type, METH_VARARGS, "result_type(tensor1, tensor2)\n\nThe dtype of arithmetic on two tensors or numbers: dimensioned tensors decide before 0-d ones, these before numbers."},
+    {"set_default_dtype", f_set_default_dtype, METH_O,
+     "set_default_dtype(d)\n\nThe dtype of floating tensors that are made without one; at first float32."},
+    {"get_default_dtype", f_get_default_dtype, METH_NOARGS,
+     "get_default_dtype()\n\nThe dtype of floating tensors that are made without one."},
+    {"promote_types", f_promote_types, METH_VARARGS,
+     "promote_types(type1, type2)\n\nThe smallest dtype that both fit into."},
+    {"result_type", f_result_type, METH_VARARGS,
+     "result_type(tensor1, tensor2)\n\nThe dtype of arithmetic on two tensors or numbers: dimensioned tensors decide "
+     "before 0-d ones, these before numbers."},
     {"manual_seed", f_manual_seed, METH_O, "manual_seed(seed)\n\nStarts the default random stream anew."},
     {"initial_seed", f_initial_seed, METH_NOARGS, "initial_seed()\n\nThe seed of the default stream."},
-    {"get_rng_state", f_get_rng_state, METH_NOARGS, "get_rng_state()\n\nA tensor of bytes: seed, next call, stream of the default stream."},
-    {"_rng_key", f_rng_key, METH_NOARGS, "_rng_key(): (seed, next call, stream) of the default stream, which set_rng_state takes too."},
+    {"get_rng_state", f_get_rng_state, METH_NOARGS,
+     "get_rng_state()\n\nA tensor of bytes: seed, next call, stream of the default stream."},
+    {"_rng_key", f_rng_key, METH_NOARGS,
+     "_rng_key(): (seed, next call, stream) of the default stream, which set_rng_state takes too."},
     {"set_rng_state", f_set_rng_state, METH_O, "set_rng_state(state)\n\nAs get_rng_state gave it."},
     {"_rng_own", f_rng_own, METH_VARARGS, "_rng_own(own): a generator of this thread's own, or not."},
     {"_rng_shard", f_rng_shard, METH_VARARGS, "_rng_shard(n): what dropout draws here differs from other shards."},

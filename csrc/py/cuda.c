@@ -1,4 +1,5 @@
-/* What pydist.cuda asks of CUDA's devices: memory, streams and events. Streams and events are numbers here: 0 is the default stream. */
+/* What pydist.cuda asks of CUDA's devices: memory, streams and events. Streams and events are numbers here: 0 is the
+ * default stream. */
 #include "device/cuda.h"
 #include "py/py.h"
 
@@ -39,14 +40,15 @@ F(cuda_synchronize) {
     Py_RETURN_NONE;
 }
 
-/* ---- memory ------------------------------------------------------------------------------------------------------------ */
+/* ---- memory ------------------------------------------------------------------------------------------------------ */
 
 F(cuda_memory) {
     INDEX("memory_stats");
     pd_cache_stats s = pd_cache_read(pd_cuda_cache(d));
-    return Py_BuildValue("{sLsLsLsLsLsLsL}", "allocated", (long long)s.allocated, "most_allocated", (long long)s.most_allocated, "reserved",
-                         (long long)s.reserved, "most_reserved", (long long)s.most_reserved, "segments", (long long)s.segments, "retries",
-                         (long long)s.retries, "failures", (long long)s.failures);
+    return Py_BuildValue("{sLsLsLsLsLsLsL}", "allocated", (long long)s.allocated, "most_allocated",
+                         (long long)s.most_allocated, "reserved", (long long)s.reserved, "most_reserved",
+                         (long long)s.most_reserved, "segments", (long long)s.segments, "retries", (long long)s.retries,
+                         "failures", (long long)s.failures);
 }
 F(cuda_reset_most) {
     INDEX("reset_peak_memory_stats");
@@ -63,7 +65,7 @@ F(cuda_free_memory) {
     return Py_BuildValue("(nn)", (Py_ssize_t)left, (Py_ssize_t)total);
 }
 
-/* ---- streams and events ------------------------------------------------------------------------------------------------ */
+/* ---- streams and events ------------------------------------------------------------------------------------------ */
 
 static void *pointer(unsigned long long number) { return (void *)(uintptr_t)number; }
 static PyObject *number(const void *p) { return PyLong_FromVoidPtr((void *)(uintptr_t)p); }

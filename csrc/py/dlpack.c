@@ -2,7 +2,7 @@
 #include "base/mem.h"
 #include "py/py.h"
 
-/* ---- the protocol's own layout ------------------------------------------------------------------------------------- */
+/* ---- the protocol's own layout ----------------------------------------------------------------------------------- */
 
 enum { DL_CPU = 1, DL_CUDA = 2, DL_CUDA_HOST = 3 };
 enum { DL_INT, DL_UINT, DL_FLOAT, DL_BFLOAT = 4, DL_BOOL = 6 };
@@ -31,12 +31,14 @@ typedef struct dl_versioned {
     dl_tensor t;
 } dl_versioned;
 
-static const struct { uint8_t code, bits; } types[PD_DTYPE_COUNT] = {
-    [PD_BOOL] = {DL_BOOL, 8}, [PD_U8] = {DL_UINT, 8}, [PD_I8] = {DL_INT, 8}, [PD_I16] = {DL_INT, 16}, [PD_I32] = {DL_INT, 32}, [PD_I64] = {DL_INT, 64},
-    [PD_F16] = {DL_FLOAT, 16}, [PD_BF16] = {DL_BFLOAT, 16}, [PD_F32] = {DL_FLOAT, 32}, [PD_F64] = {DL_FLOAT, 64},
+static const struct { uint8_t code, bits;
+} types[PD_DTYPE_COUNT] = {
+    [PD_BOOL] = {DL_BOOL, 8},  [PD_U8] = {DL_UINT, 8},    [PD_I8] = {DL_INT, 8},     [PD_I16] = {DL_INT, 16},
+    [PD_I32] = {DL_INT, 32},   [PD_I64] = {DL_INT, 64},   [PD_F16] = {DL_FLOAT, 16}, [PD_BF16] = {DL_BFLOAT, 16},
+    [PD_F32] = {DL_FLOAT, 32}, [PD_F64] = {DL_FLOAT, 64},
 };
 
-/* ---- out ------------------------------------------------------------------------------------------------------------ */
+/* ---- out --------------------------------------------------------------------------------------------------------- */
 
 typedef struct lent { /* one of the two heads, and the sizes that they point to */
     dl_managed old;
@@ -55,7 +57,8 @@ static void delete_new(dl_versioned *m) { give_back(m->ctx); }
 /* A capsule that nobody took over: its name is still the first. */
 static void drop_capsule(PyObject *capsule) {
     dl_managed *old = PyCapsule_IsValid(capsule, "dltensor") ? PyCapsule_GetPointer(capsule, "dltensor") : NULL;
-    dl_versioned *new = PyCapsule_IsValid(capsule, "dltensor_versioned") ? PyCapsule_GetPointer(capsule, "dltensor_versioned") : NULL;
+    dl_versioned *new =
+        PyCapsule_IsValid(capsule, "dltensor_versioned") ? PyCapsule_GetPointer(capsule, "dltensor_versioned") : NULL;
     if (old && old->deleter) old->deleter(old);
     if (new && new->deleter) new->deleter(new);
 }
@@ -65,14 +68,21 @@ static PyObject *lend(pd_tensor *t, bool versioned, bool copied) {
     PD_PY_TRY(pd_malloc(sizeof *l, "__dlpack__", &l));
     memcpy(l->shape, t->size, sizeof *t->size * (size_t)t->ndim);
     memcpy(l->strides, t->stride, sizeof *t->stride * (size_t)t->ndim);
-    dl_tensor d = {.data = pd_tensor_data(t), .device_type = DL_CPU, .ndim = t->ndim, .code = types[t->dtype].code, .bits = types[t->dtype].bits,
-                   .lanes = 1, .shape = l->shape, .strides = l->strides};
+    dl_tensor d = {.data = pd_tensor_data(t),
+                   .device_type = DL_CPU,
+                   .ndim = t->ndim,
+                   .code = types[t->dtype].code,
+                   .bits = types[t->dtype].bits,
+                   .lanes = 1,
+                   .shape = l->shape,
+                   .strides = l->strides};
     l->old = (dl_managed){.t = d, .ctx = l, .deleter = delete_old};
     l->new = (dl_versioned){.major = 1, .ctx = l, .deleter = delete_new, .t = d,
                             .flags = (t->storage->read_only ? DL_READ_ONLY : 0) | (copied ? DL_COPIED : 0)};
     pd_tensor_retain(l->t = t);
     t->storage->lent = true;
-    PyObject *capsule = versioned ? PyCapsule_New(&l->new, "dltensor_versioned", drop_capsule) : PyCapsule_New(&l->old, "dltensor", drop_capsule);
+    PyObject *capsule = versioned ? PyCapsule_New(&l->new, "dltensor_versioned", drop_capsule)
+                                  : PyCapsule_New(&l->old, "dltensor", drop_capsule);
     if (!capsule) give_back(l);
     return capsule;
 }
@@ -90,17 +100,24 @@ PyObject *pd_py_dlpack(PyObject *self, PyObject *args, PyObject *kwargs) {
     PyObject *stream = Py_None, *version = Py_None, *device = Py_None, *copy = Py_None;
     pd_tensor *t = pd_py_tensor(self), *own = NULL;
     long major = 0, minor = 0, type = DL_CPU, index = 0;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$OOOO:__dlpack__", names, &stream, &version, &device, &copy)) return NULL;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$OOOO:__dlpack__", names, &stream, &version, &device, &copy))
+        return NULL;
     if (!pair(version, "max_version", &major, &minor) || !pair(device, "dl_device", &type, &index)) return NULL;
     if (!pd_py_on_host(t, "__dlpack__")) return NULL;
     int want_copy = copy == Py_None ? 0 : PyObject_IsTrue(copy);
     if (want_copy < 0) return NULL;
-    if (stream != Py_None) return PyErr_Format(PyExc_ValueError, "__dlpack__: stream is %R (expected None on the CPU)", stream);
-    if (type != DL_CPU || index) return PyErr_Format(PyExc_BufferError, "__dlpack__: device (%ld, %ld) (expected (%d, 0), the CPU)", type, index, DL_CPU);
-    if (pd_tensor_wants_grad(t)) return PyErr_Format(PyExc_BufferError, "__dlpack__: the tensor requires grad (expected detach())");
+    if (stream != Py_None)
+        return PyErr_Format(PyExc_ValueError, "__dlpack__: stream is %R (expected None on the CPU)", stream);
+    if (type != DL_CPU || index)
+        return PyErr_Format(PyExc_BufferError, "__dlpack__: device (%ld, %ld) (expected (%d, 0), the CPU)", type, index,
+                            DL_CPU);
+    if (pd_tensor_wants_grad(t))
+        return PyErr_Format(PyExc_BufferError, "__dlpack__: the tensor requires grad (expected detach())");
     if (want_copy) PD_PY_TRY(pd_call1(PD_OP_clone, t, NULL, &own));
     else if (major < 1 && t->storage->read_only)
-        return PyErr_Format(PyExc_BufferError, "__dlpack__: the tensor is read-only, which version 0 cannot say (expected max_version=(1, 0), or a copy)");
+        return PyErr_Format(
+            PyExc_BufferError,
+            "__dlpack__: the tensor is read-only, which version 0 cannot say (expected max_version=(1, 0), or a copy)");
     PyObject *capsule = lend(own ? own : t, major >= 1, own);
     pd_tensor_release(own);
     return capsule;
@@ -112,7 +129,7 @@ PyObject *pd_py_dlpack_device(PyObject *self, PyObject *unused) {
     return d->kind == PD_DEVICE_CPU ? Py_BuildValue("(ii)", DL_CPU, 0) : Py_BuildValue("(ii)", DL_CUDA, d->index);
 }
 
-/* ---- in ------------------------------------------------------------------------------------------------------------- */
+/* ---- in ---------------------------------------------------------------------------------------------------------- */
 
 static void return_old(void *ctx) {
     dl_managed *m = ctx;
@@ -133,12 +150,16 @@ static pd_status borrow(const dl_tensor *d, bool read_only, void (*drop)(void *)
     int dtype = dtype_of(d);
     int64_t stride[PD_MAX_DIMS];
     if (d->device_type != DL_CPU && d->device_type != DL_CUDA_HOST)
-        return pd_fail(PD_E_BUFFER, "from_dlpack: memory of device type %d (expected %d, the CPU)", d->device_type, DL_CPU);
+        return pd_fail(PD_E_BUFFER, "from_dlpack: memory of device type %d (expected %d, the CPU)", d->device_type,
+                       DL_CPU);
     if (dtype == PD_NO_DTYPE)
-        return pd_fail(PD_E_DTYPE, "from_dlpack: element type code %d of %d bits, %d lanes, has no dtype here", d->code, d->bits, d->lanes);
-    if (d->ndim < 0 || d->ndim > PD_MAX_DIMS) return pd_fail(PD_E_SHAPE, "from_dlpack: %d dimensions (expected at most %d)", d->ndim, PD_MAX_DIMS);
+        return pd_fail(PD_E_DTYPE, "from_dlpack: element type code %d of %d bits, %d lanes, has no dtype here", d->code,
+                       d->bits, d->lanes);
+    if (d->ndim < 0 || d->ndim > PD_MAX_DIMS)
+        return pd_fail(PD_E_SHAPE, "from_dlpack: %d dimensions (expected at most %d)", d->ndim, PD_MAX_DIMS);
     if (!d->strides) pd_shape_contiguous(d->ndim, d->shape, stride);
-    return pd_py_borrow("from_dlpack", (char *)d->data + d->byte_offset, (pd_dtype)dtype, d->ndim, d->shape, d->strides ? d->strides : stride, read_only, drop, ctx, out);
+    return pd_py_borrow("from_dlpack", (char *)d->data + d->byte_offset, (pd_dtype)dtype, d->ndim, d->shape,
+                        d->strides ? d->strides : stride, read_only, drop, ctx, out);
 }
 
 /* The capsule's memory as a tensor; the capsule is used up. NULL with the exception set. */
@@ -148,7 +169,9 @@ static pd_tensor *take(PyObject *capsule) {
     pd_status status;
     if (name && !strcmp(name, "dltensor_versioned")) {
         dl_versioned *m = PyCapsule_GetPointer(capsule, name);
-        if (m->major != 1) status = pd_fail(PD_E_BUFFER, "from_dlpack: version %u.%u of the protocol (expected 1)", m->major, m->minor);
+        if (m->major != 1)
+            status =
+                pd_fail(PD_E_BUFFER, "from_dlpack: version %u.%u of the protocol (expected 1)", m->major, m->minor);
         else status = borrow(&m->t, m->flags & DL_READ_ONLY, return_new, m, &t);
         if (!status) PyCapsule_SetName(capsule, "used_dltensor_versioned");
     } else if (name && !strcmp(name, "dltensor")) {
@@ -156,7 +179,10 @@ static pd_tensor *take(PyObject *capsule) {
         status = borrow(&m->t, false, return_old, m, &t);
         if (!status) PyCapsule_SetName(capsule, "used_dltensor");
     } else {
-        PyErr_Format(PyExc_ValueError, "from_dlpack: the capsule is named '%s' (expected 'dltensor' or 'dltensor_versioned'; one can be used only once)", name ? name : "");
+        PyErr_Format(PyExc_ValueError,
+                     "from_dlpack: the capsule is named '%s' (expected 'dltensor' or 'dltensor_versioned'; one can be "
+                     "used only once)",
+                     name ? name : "");
         return NULL;
     }
     if (status) pd_py_raise(status);
@@ -176,7 +202,8 @@ static PyObject *ask(PyObject *source) {
     Py_XDECREF(none);
     Py_XDECREF(method);
     if (capsule && !PyCapsule_CheckExact(capsule)) {
-        PyErr_Format(PyExc_TypeError, "from_dlpack: __dlpack__ gave %.100s (expected a capsule)", Py_TYPE(capsule)->tp_name);
+        PyErr_Format(PyExc_TypeError, "from_dlpack: __dlpack__ gave %.100s (expected a capsule)",
+                     Py_TYPE(capsule)->tp_name);
         Py_CLEAR(capsule);
     }
     return capsule;
@@ -187,11 +214,14 @@ static PyObject *from_dlpack(PyObject *module, PyObject *args, PyObject *kwargs)
     PyObject *source, *device = NULL, *copy = Py_None;
     (void)module;
     pd_py_drain();
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|$OO:from_dlpack", names, &source, &device, &copy) || !pd_py_device(device, "from_dlpack")) return NULL;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|$OO:from_dlpack", names, &source, &device, &copy) ||
+        !pd_py_device(device, "from_dlpack"))
+        return NULL;
     int want_copy = copy == Py_None ? 0 : PyObject_IsTrue(copy);
     if (want_copy < 0) return NULL;
     if (!PyCapsule_CheckExact(source) && !PyObject_HasAttrString(source, "__dlpack__"))
-        return PyErr_Format(PyExc_TypeError, "from_dlpack: %.100s (expected a capsule or an object with __dlpack__)", Py_TYPE(source)->tp_name);
+        return PyErr_Format(PyExc_TypeError, "from_dlpack: %.100s (expected a capsule or an object with __dlpack__)",
+                            Py_TYPE(source)->tp_name);
     PyObject *capsule = PyCapsule_CheckExact(source) ? Py_NewRef(source) : ask(source);
     pd_tensor *t = capsule ? take(capsule) : NULL, *own = t;
     Py_XDECREF(capsule);
@@ -214,10 +244,14 @@ static PyObject *to_dlpack(PyObject *module, PyObject *tensor) {
 
 static PyMethodDef functions[] = {
     {"from_dlpack", (PyCFunction)(void (*)(void))from_dlpack, METH_VARARGS | METH_KEYWORDS,
-     "from_dlpack(ext_tensor, *, device=None, copy=None)\n\nA tensor over the memory of a DLPack capsule, or of an object with __dlpack__ (NumPy's arrays, other libraries'\n"
-     "tensors); of its own with copy=True. Memory that is lent for reading gives tensors that in-place ops refuse. Errors: BufferError for other\n"
-     "devices, DTypeError for other element types, ValueError for negative strides and for a capsule that was used before."},
-    {"to_dlpack", to_dlpack, METH_O, "to_dlpack(tensor)\n\nA DLPack capsule (version 0) over the tensor's memory, to be used once."},
+     "from_dlpack(ext_tensor, *, device=None, copy=None)\n\nA tensor over the memory of a DLPack capsule, or of an "
+     "object with __dlpack__ (NumPy's arrays, other libraries'\n"
+     "tensors); of its own with copy=True. Memory that is lent for reading gives tensors that in-place ops refuse. "
+     "Errors: BufferError for other\n"
+     "devices, DTypeError for other element types, ValueError for negative strides and for a capsule that was used "
+     "before."},
+    {"to_dlpack", to_dlpack, METH_O,
+     "to_dlpack(tensor)\n\nA DLPack capsule (version 0) over the tensor's memory, to be used once."},
     {0},
 };
 

@@ -1,14 +1,20 @@
-/* autograd.Function: nodes whose gradient is written in Python. pydist/autograd/function.py holds the class that users derive from.
+/* autograd.Function: nodes whose gradient is written in Python. pydist/autograd/function.py holds the class that users
+   derive from.
 
-   The node keeps the ctx; the ctx knows the node without a reference, so the two make no cycle. What save_for_backward was given lies in
-   the node's own slots, so a saved output makes none either. What users hang on the ctx is seen by the cycle collector (collect.c). */
+   The node keeps the ctx; the ctx knows the node without a reference, so the two make no cycle. What save_for_backward
+   was given lies in the node's own slots, so a saved output makes none either. What users hang on the ctx is seen by
+   the cycle collector (collect.c). */
 #include "autograd/autocast.h"
 #include "base/mem.h"
 #include "py/py.h"
 
 #include <structmember.h>
 
-typedef struct output { bool known; int8_t dtype, ndim; int64_t size[PD_MAX_DIMS]; } output; /* of a tensor, for its zero gradient */
+typedef struct output {
+    bool known;
+    int8_t dtype, ndim;
+    int64_t size[PD_MAX_DIMS];
+} output; /* of a tensor, for its zero gradient */
 
 typedef struct pyctx {
     PyObject_HEAD
@@ -22,7 +28,7 @@ typedef struct pyctx {
     int nout;
 } pyctx;
 
-/* ---- the ctx --------------------------------------------------------------------------------------------------------- */
+/* ---- the ctx ----------------------------------------------------------------------------------------------------- */
 
 static PyObject *keep_tensors(PyObject **to, PyObject *args, const char *op, bool none) {
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(args); i++) {
@@ -33,9 +39,15 @@ static PyObject *keep_tensors(PyObject **to, PyObject *args, const char *op, boo
     Py_RETURN_NONE;
 }
 
-static PyObject *save_for_backward(PyObject *self, PyObject *args) { return keep_tensors(&((pyctx *)self)->to_save, args, "save_for_backward", true); }
-static PyObject *mark_dirty(PyObject *self, PyObject *args) { return keep_tensors(&((pyctx *)self)->dirty, args, "mark_dirty", false); }
-static PyObject *mark_fixed(PyObject *self, PyObject *args) { return keep_tensors(&((pyctx *)self)->fixed, args, "mark_non_differentiable", false); }
+static PyObject *save_for_backward(PyObject *self, PyObject *args) {
+    return keep_tensors(&((pyctx *)self)->to_save, args, "save_for_backward", true);
+}
+static PyObject *mark_dirty(PyObject *self, PyObject *args) {
+    return keep_tensors(&((pyctx *)self)->dirty, args, "mark_dirty", false);
+}
+static PyObject *mark_fixed(PyObject *self, PyObject *args) {
+    return keep_tensors(&((pyctx *)self)->fixed, args, "mark_non_differentiable", false);
+}
 
 static PyObject *set_materialize(PyObject *self, PyObject *on) {
     int want = PyObject_IsTrue(on);
@@ -102,7 +114,7 @@ void pd_py_drop_function(void *ctx) {
     pd_py_drop(ctx);
 }
 
-/* ---- backward -------------------------------------------------------------------------------------------------------- */
+/* ---- backward ---------------------------------------------------------------------------------------------------- */
 
 static PyObject *gradient_of(const pyctx *c, const pd_vjp *v, int i) {
     const output *o = &c->outs[i];
@@ -120,21 +132,26 @@ static bool accept_gradient(pd_vjp *v, Py_ssize_t i, PyObject *g) {
     const pd_edge *e = i < v->node->nin ? &v->node->edges[i] : NULL;
     if (g == Py_None) return true;
     if (!e || !e->size) {
-        PyErr_Format(PyExc_RuntimeError, "%s: gradient %zd is %.100s, but that argument of forward was no tensor (expected None)", name, i, Py_TYPE(g)->tp_name);
+        PyErr_Format(PyExc_RuntimeError,
+                     "%s: gradient %zd is %.100s, but that argument of forward was no tensor (expected None)", name, i,
+                     Py_TYPE(g)->tp_name);
         return false;
     }
     if (!pd_py_is_tensor(g)) {
-        PyErr_Format(PyExc_TypeError, "%s: gradient %zd is %.100s (expected Tensor or None)", name, i, Py_TYPE(g)->tp_name);
+        PyErr_Format(PyExc_TypeError, "%s: gradient %zd is %.100s (expected Tensor or None)", name, i,
+                     Py_TYPE(g)->tp_name);
         return false;
     }
     const pd_tensor *t = pd_py_tensor(g);
     int64_t size[PD_MAX_DIMS];
     int ndim = e->ndim;
     memcpy(size, e->size, sizeof *size * (size_t)ndim);
-    if (pd_dtype_category((pd_dtype)t->dtype) < PD_CAT_FLOAT || pd_shape_broadcast(name, &ndim, size, t->ndim, t->size) ||
-        !pd_shape_equal(ndim, size, t->ndim, t->size)) {
-        PyErr_Format(pd_py.E_SHAPE, "%s: gradient %zd is %s of shape %s (expected a floating tensor of shape %s, or what broadcasts from it)", name, i,
-                     pd_dtype_name((pd_dtype)t->dtype), pd_tensor_shape(t), pd_shape_text(e->ndim, e->size));
+    if (pd_dtype_category((pd_dtype)t->dtype) < PD_CAT_FLOAT ||
+        pd_shape_broadcast(name, &ndim, size, t->ndim, t->size) || !pd_shape_equal(ndim, size, t->ndim, t->size)) {
+        PyErr_Format(
+            pd_py.E_SHAPE,
+            "%s: gradient %zd is %s of shape %s (expected a floating tensor of shape %s, or what broadcasts from it)",
+            name, i, pd_dtype_name((pd_dtype)t->dtype), pd_tensor_shape(t), pd_shape_text(e->ndim, e->size));
         return false;
     }
     pd_vjp_set(v, (int)i, pd_py_tensor(g));
@@ -142,7 +159,8 @@ static bool accept_gradient(pd_vjp *v, Py_ssize_t i, PyObject *g) {
 }
 
 static bool run_backward(pyctx *c, pd_vjp *v) {
-    PyObject *args = PyTuple_New(c->nout + 1), *fn = args ? PyObject_GetAttrString(c->cls, "backward") : NULL, *result = NULL;
+    PyObject *args = PyTuple_New(c->nout + 1), *fn = args ? PyObject_GetAttrString(c->cls, "backward") : NULL,
+             *result = NULL;
     bool ok = fn;
     if (args) PyTuple_SET_ITEM(args, 0, Py_NewRef(c));
     for (int i = 0; ok && i < c->nout; i++) {
@@ -162,7 +180,9 @@ static bool run_backward(pyctx *c, pd_vjp *v) {
     Py_ssize_t n = result ? PyTuple_GET_SIZE(result) : 0;
     ok = result;
     if (ok && n < v->node->nin) {
-        PyErr_Format(PyExc_RuntimeError, "%s: backward returned %zd gradients (expected %d: one for each argument of forward)", pd_node_name(v->node), n, v->node->nin);
+        PyErr_Format(PyExc_RuntimeError,
+                     "%s: backward returned %zd gradients (expected %d: one for each argument of forward)",
+                     pd_node_name(v->node), n, v->node->nin);
         ok = false;
     }
     for (Py_ssize_t i = 0; ok && i < n; i++) ok = accept_gradient(v, i, PyTuple_GET_ITEM(result, i));
@@ -173,7 +193,8 @@ static bool run_backward(pyctx *c, pd_vjp *v) {
 static pd_status call_function(void *ctx, void *vjp) {
     PyGILState_STATE gil = PyGILState_Ensure();
     bool mode = pd_grad_mode;
-    pd_autocast_state autocast = pd_autocast; /* off here; an autocast context that ends in the function would turn it on again */
+    pd_autocast_state autocast =
+        pd_autocast; /* off here; an autocast context that ends in the function would turn it on again */
     bool ok = run_backward(ctx, vjp);
     pd_grad_mode = mode;
     pd_autocast = autocast;
@@ -182,7 +203,7 @@ static pd_status call_function(void *ctx, void *vjp) {
     return status;
 }
 
-/* ---- forward --------------------------------------------------------------------------------------------------------- */
+/* ---- forward ----------------------------------------------------------------------------------------------------- */
 
 static bool holds(PyObject *tuple, const pd_tensor *t) {
     for (Py_ssize_t i = 0; tuple && i < PyTuple_GET_SIZE(tuple); i++)
@@ -219,9 +240,12 @@ static PyObject *run_forward(pyctx *c, PyObject *inputs, bool split) {
 static bool check_dirty(const pyctx *c, PyObject *inputs, PyObject *outputs, const char *name) {
     for (Py_ssize_t i = 0; c->dirty && i < PyTuple_GET_SIZE(c->dirty); i++) {
         pd_tensor *t = pd_py_tensor(PyTuple_GET_ITEM(c->dirty, i));
-        const char *what = !holds(inputs, t) ? "an argument of forward" : !holds(outputs, t) ? "among the results of forward" : NULL;
+        const char *what = !holds(inputs, t)    ? "an argument of forward"
+                           : !holds(outputs, t) ? "among the results of forward"
+                                                : NULL;
         if (what) {
-            PyErr_Format(PyExc_RuntimeError, "%s: mark_dirty: tensor %zd, of shape %s, is not %s", name, i, pd_tensor_shape(t), what);
+            PyErr_Format(PyExc_RuntimeError, "%s: mark_dirty: tensor %zd, of shape %s, is not %s", name, i,
+                         pd_tensor_shape(t), what);
             return false;
         }
         pd_status status = pd_check_writable(name, t);
@@ -240,7 +264,8 @@ static pd_status own_output(const pyctx *c, pd_node *n, PyObject *inputs, int i,
     if (wanted && written && is_input) return pd_node_rebase(n, t, place(inputs, t), i);
     if (!wanted && (written || !(is_input || t->requires_grad))) return PD_OK;
     if (wanted && !is_input && !t->base && !t->requires_grad) return pd_node_own(n, i, t);
-    /* Memory that others see, with a history of their own: handed out as a tensor of its own, to be written by nobody. */
+    /* Memory that others see, with a history of their own: handed out as a tensor of its own, to be written by nobody.
+     */
     pd_tensor *alias;
     pd_meta *m = NULL;
     PD_TRY(pd_tensor_alias(t, false, &alias));
@@ -266,9 +291,11 @@ static pd_status save_all(pyctx *c, pd_node *n, PyObject *inputs, PyObject *raw,
 }
 
 static pd_status record(pyctx *c, const char *name, PyObject *inputs, PyObject *outputs, pd_node **out) {
-    Py_ssize_t nin = PyTuple_GET_SIZE(inputs), nout = PyTuple_GET_SIZE(outputs), nsaved = c->to_save ? PyTuple_GET_SIZE(c->to_save) : 0;
+    Py_ssize_t nin = PyTuple_GET_SIZE(inputs), nout = PyTuple_GET_SIZE(outputs),
+               nsaved = c->to_save ? PyTuple_GET_SIZE(c->to_save) : 0;
     pd_tensor **in;
-    if (nin > INT16_MAX || nout > INT16_MAX || nsaved > INT16_MAX) return pd_fail(PD_E_VALUE, "%s: more than %d tensors", name, INT16_MAX);
+    if (nin > INT16_MAX || nout > INT16_MAX || nsaved > INT16_MAX)
+        return pd_fail(PD_E_VALUE, "%s: more than %d tensors", name, INT16_MAX);
     PD_TRY(pd_calloc(sizeof *c->outs * (size_t)nout, name, &c->outs));
     c->nout = (int)nout;
     for (Py_ssize_t i = 0; i < nout; i++) {
@@ -305,7 +332,8 @@ static bool finish(pyctx *c, PyObject *inputs, PyObject *raw, PyObject *outputs,
     if (wanted) status = record(c, name, inputs, outputs, &n);
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(outputs) && !status; i++) {
         PyObject *o = PyTuple_GET_ITEM(outputs, i);
-        if (pd_py_is_tensor(o)) status = own_output(c, n, inputs, (int)i, pd_py_tensor(o), &PyTuple_GET_ITEM(outputs, i));
+        if (pd_py_is_tensor(o))
+            status = own_output(c, n, inputs, (int)i, pd_py_tensor(o), &PyTuple_GET_ITEM(outputs, i));
     }
     if (!status && n) status = save_all(c, n, inputs, raw, outputs);
     pd_node_release(n);
@@ -337,7 +365,8 @@ static PyObject *function_apply(PyObject *module, PyObject *args) {
     bool single = out && !PyTuple_Check(out);
     if (out) raw = single ? PyTuple_Pack(1, out) : Py_NewRef(out);
     if (raw) outputs = PyTuple_New(PyTuple_GET_SIZE(raw));
-    for (Py_ssize_t i = 0; outputs && i < PyTuple_GET_SIZE(raw); i++) PyTuple_SET_ITEM(outputs, i, Py_NewRef(PyTuple_GET_ITEM(raw, i)));
+    for (Py_ssize_t i = 0; outputs && i < PyTuple_GET_SIZE(raw); i++)
+        PyTuple_SET_ITEM(outputs, i, Py_NewRef(PyTuple_GET_ITEM(raw, i)));
     if (outputs && !finish(c, inputs, raw, outputs, wanted && pd_grad_mode)) Py_CLEAR(outputs);
     Py_XDECREF(out);
     Py_XDECREF(raw);
@@ -353,24 +382,40 @@ static PyObject *function_apply(PyObject *module, PyObject *args) {
 
 static PyMethodDef ctx_methods[] = {
     {"save_for_backward", save_for_backward, METH_VARARGS,
-     "save_for_backward(*tensors)\n\nKeeps tensors (or None) for backward, as saved_tensors; one that is written in place meanwhile raises there."},
-    {"mark_dirty", mark_dirty, METH_VARARGS, "mark_dirty(*tensors)\n\nArguments that forward writes in place; each must also be returned."},
-    {"mark_non_differentiable", mark_fixed, METH_VARARGS, "mark_non_differentiable(*tensors)\n\nResults without a gradient."},
+     "save_for_backward(*tensors)\n\nKeeps tensors (or None) for backward, as saved_tensors; one that is written in "
+     "place meanwhile raises there."},
+    {"mark_dirty", mark_dirty, METH_VARARGS,
+     "mark_dirty(*tensors)\n\nArguments that forward writes in place; each must also be returned."},
+    {"mark_non_differentiable", mark_fixed, METH_VARARGS,
+     "mark_non_differentiable(*tensors)\n\nResults without a gradient."},
     {"set_materialize_grads", set_materialize, METH_O,
-     "set_materialize_grads(value)\n\nWhether backward gets zeros (True, the default) or None for results that nothing was computed from."},
+     "set_materialize_grads(value)\n\nWhether backward gets zeros (True, the default) or None for results that nothing "
+     "was computed from."},
     {0}};
-static PyGetSetDef ctx_getset[] = {{"saved_tensors", get_saved, NULL, "What save_for_backward was given, with history.", NULL},
-                                   {"__dict__", PyObject_GenericGetDict, PyObject_GenericSetDict, NULL, NULL}, {0}};
-static PyMemberDef ctx_members[] = {{"needs_input_grad", T_OBJECT_EX, offsetof(pyctx, needs), READONLY, "Which arguments of forward need a gradient."},
-                                    {"__weaklistoffset__", T_PYSSIZET, offsetof(pyctx, weakrefs), READONLY, NULL},
-                                    {"__dictoffset__", T_PYSSIZET, offsetof(pyctx, dict), READONLY, NULL}, {0}};
-static PyType_Slot ctx_slots[] = {{Py_tp_dealloc, ctx_dealloc}, {Py_tp_traverse, ctx_traverse}, {Py_tp_clear, ctx_clear}, {Py_tp_methods, ctx_methods},
-                                  {Py_tp_getset, ctx_getset}, {Py_tp_members, ctx_members},
-                                  {Py_tp_doc, "What forward of a Function hands to backward."}, {0}};
+static PyGetSetDef ctx_getset[] = {
+    {"saved_tensors", get_saved, NULL, "What save_for_backward was given, with history.", NULL},
+    {"__dict__", PyObject_GenericGetDict, PyObject_GenericSetDict, NULL, NULL},
+    {0}};
+static PyMemberDef ctx_members[] = {
+    {"needs_input_grad", T_OBJECT_EX, offsetof(pyctx, needs), READONLY, "Which arguments of forward need a gradient."},
+    {"__weaklistoffset__", T_PYSSIZET, offsetof(pyctx, weakrefs), READONLY, NULL},
+    {"__dictoffset__", T_PYSSIZET, offsetof(pyctx, dict), READONLY, NULL},
+    {0}};
+static PyType_Slot ctx_slots[] = {{Py_tp_dealloc, ctx_dealloc},
+                                  {Py_tp_traverse, ctx_traverse},
+                                  {Py_tp_clear, ctx_clear},
+                                  {Py_tp_methods, ctx_methods},
+                                  {Py_tp_getset, ctx_getset},
+                                  {Py_tp_members, ctx_members},
+                                  {Py_tp_doc, "What forward of a Function hands to backward."},
+                                  {0}};
 static PyType_Spec ctx_spec = {.name = "pydist._C.FunctionCtx", .basicsize = sizeof(pyctx), .slots = ctx_slots,
                                .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION};
 
-static PyMethodDef functions[] = {{"_function_apply", function_apply, METH_VARARGS, "_function_apply(cls, split, inputs): the Function on inputs; split: it has setup_context."}, {0}};
+static PyMethodDef functions[] = {
+    {"_function_apply", function_apply, METH_VARARGS,
+     "_function_apply(cls, split, inputs): the Function on inputs; split: it has setup_context."},
+    {0}};
 
 int pd_py_add_function(PyObject *module) {
     return pd_py_type(module, &ctx_spec, NULL, &pd_py.FunctionCtx) ? PyModule_AddFunctions(module, functions) : -1;

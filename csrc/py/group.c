@@ -229,7 +229,8 @@ static PyObject *group_gone(PyObject *o, void *unused) {
         int rank = pd_group_link_rank(self->group, i);
         pd_weight weight = pd_link_left(self->link, rank);
         PyObject *key = weight ? PyLong_FromLong(rank) : NULL;
-        if (weight && (!key || PyDict_SetItem(gone, key, weight == PD_WEIGHT_LEFT ? Py_True : Py_False))) Py_CLEAR(gone);
+        if (weight && (!key || PyDict_SetItem(gone, key, weight == PD_WEIGHT_LEFT ? Py_True : Py_False)))
+            Py_CLEAR(gone);
         Py_XDECREF(key);
     }
     return gone;
@@ -272,8 +273,10 @@ static PyMethodDef group_methods[] = {
      "broadcast(tensor, root=0, async_op=False) -> None | Work\n\ntensor, or each of a list of tensors "
      "of one dtype, = the root's, in place."},
     {"all_gather", PD_PY_FAST(pd_py_group_all_gather),
-     "all_gather(output, input, async_op=False, coalesced=False) -> None | Work\n\noutput = the ranks' inputs one after "
-     "the other: a tensor, or a list of a tensor for each rank. Coalesced: input is a list, output as many for each rank."},
+     "all_gather(output, input, async_op=False, coalesced=False) -> None | Work\n\noutput = the ranks' inputs one "
+     "after "
+     "the other: a tensor, or a list of a tensor for each rank. Coalesced: input is a list, output as many for each "
+     "rank."},
     {"reduce_scatter", PD_PY_FAST(pd_py_group_reduce_scatter),
      "reduce_scatter(output, input, op='sum', async_op=False, scale=1.0, coalesced=False) -> None | Work\n\noutput = "
      "this rank's part of scale * op over the ranks' inputs; input: a tensor, or a list of a tensor for each rank. "
@@ -290,23 +293,28 @@ static PyMethodDef group_methods[] = {
      "scatter(output, input, root, async_op=False) -> None | Work\n\noutput = this rank's part of the root's input; "
      "elsewhere input is None."},
     {"send", PD_PY_FAST(pd_py_group_send),
-     "send(tensor, dst, tag=0, async_op=False) -> None | Work\n\nA message to a rank of the group, for its recv of the same "
+     "send(tensor, dst, tag=0, async_op=False) -> None | Work\n\nA message to a rank of the group, for its recv of the "
+     "same "
      "tag, dtype and number of elements."},
     {"recv", PD_PY_FAST(pd_py_group_recv),
-     "recv(tensor, src, tag=0, async_op=False) -> int | Work\n\ntensor = the oldest message from src (None: any rank) with "
+     "recv(tensor, src, tag=0, async_op=False) -> int | Work\n\ntensor = the oldest message from src (None: any rank) "
+     "with "
      "this tag. The rank in the group that sent it."},
     {"barrier", PD_PY_FAST(pd_py_group_barrier),
      "barrier(async_op=False) -> None | Work\n\nReturns when all ranks have called it."},
     {"destroy", group_destroy, METH_NOARGS, "destroy()\n\nLeaves the group. Segments stay valid."},
     {"segment", group_segment, METH_O,
-     "segment(bytes) -> Segment\n\nZeroed memory that all ranks can address: collectives on it copy nothing. Collective."},
+     "segment(bytes) -> Segment\n\nZeroed memory that all ranks can address: collectives on it copy nothing. "
+     "Collective."},
     {"subgroup", PD_PY_FAST(group_subgroup),
-     "subgroup(ranks, timeout=None, epoch=0, fast=False, tuning=None, check=True) -> Group\n\nA group of these ranks of the job, this one among them, in this "
+     "subgroup(ranks, timeout=None, epoch=0, fast=False, tuning=None, check=True) -> Group\n\nA group of these ranks "
+     "of the job, this one among them, in this "
      "order. The job's other ranks call skip(), or the members agree on an epoch over 0."},
     {"skip", group_skip, METH_NOARGS, "skip()\n\nOther ranks of the job make a subgroup without this one."},
     {"progress", group_progress, METH_NOARGS, "progress()\n\nCarries asynchronous collectives on without waiting."},
     {"task", group_task, METH_VARARGS,
-     "task(name, seconds)\n\nTells the other ranks that this one does something long: for that time they do not give up "
+     "task(name, seconds)\n\nTells the other ranks that this one does something long: for that time they do not give "
+     "up "
      "waiting for it. 0 seconds: it is done."},
     {"flight", group_flight, METH_NOARGS,
      "flight() -> str\n\nThe last PYDIST_FLIGHT collectives of this rank's groups, a line each."},
@@ -318,7 +326,8 @@ static PyGetSetDef group_getset[] = {
     {"size", group_size, NULL, "The number of ranks.", NULL},
     {"ranks", group_ranks, NULL, "Its ranks' numbers in the job, in order.", NULL},
     {"gone", group_gone, NULL,
-     "Its ranks that are known to be gone, by their numbers in the job: True for one that left of its own accord.", NULL},
+     "Its ranks that are known to be gone, by their numbers in the job: True for one that left of its own accord.",
+     NULL},
     {"epoch", group_epoch, NULL, "How many groups these ranks had before, plus 1.", NULL},
     {"order", group_order, NULL, "tree: sums have design 1.4's order; fast: any, the same on all ranks.", NULL},
     {"tuning", group_tuning, NULL, "Its switch points in bytes, which are rank 0's; see pydist.tune.", NULL},

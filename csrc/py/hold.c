@@ -16,7 +16,8 @@ void pd_py_drop(void *object) {
         return;
     }
     pthread_mutex_lock(&lock);
-    if (!pd_grow(&list, &cap, count + 1, sizeof *list, "drop list")) list[count++] = object; /* else it leaks: nothing else can be done here */
+    if (!pd_grow(&list, &cap, count + 1, sizeof *list, "drop list"))
+        list[count++] = object; /* else it leaks: nothing else can be done here */
     pthread_mutex_unlock(&lock);
     pd_py_dropped = 1;
 }

@@ -88,7 +88,8 @@ static bool add_tensor(indexed *x, PyObject *o, int *dim) {
     /* A mask stands for its first dimension here; those it also covers follow without an entry of their own. */
     if (covers > 1) {
         if (*dim > x->view->ndim) {
-            PyErr_Format(PyExc_IndexError, "index: a mask of shape %s does not match shape %s", pd_tensor_shape(t), pd_tensor_shape(x->view));
+            PyErr_Format(PyExc_IndexError, "index: a mask of shape %s does not match shape %s", pd_tensor_shape(t),
+                         pd_tensor_shape(x->view));
             return false;
         }
     }
@@ -126,7 +127,8 @@ static bool add_int(indexed *x, PyObject *o, int dim) {
     }
     int64_t size = x->view->size[dim];
     if (i < -size || i >= size) {
-        PyErr_Format(PyExc_IndexError, "index %lld is out of range for dimension %d of size %lld", (long long)i, x->source, (long long)size);
+        PyErr_Format(PyExc_IndexError, "index %lld is out of range for dimension %d of size %lld", (long long)i,
+                     x->source, (long long)size);
         return false;
     }
     x->source++;
@@ -147,7 +149,9 @@ static bool add_entry(indexed *x, PyObject *o, int *dim, Py_ssize_t skip) {
     if (PySlice_Check(o)) return add_slice(x, o, dim);
     if (is_tensor_like(o)) return add_tensor(x, o, dim);
     if (!PyIndex_Check(o)) {
-        PyErr_Format(PyExc_TypeError, "index: %.100s is no index (expected int, slice, None, Ellipsis, Tensor, list or range)", Py_TYPE(o)->tp_name);
+        PyErr_Format(PyExc_TypeError,
+                     "index: %.100s is no index (expected int, slice, None, Ellipsis, Tensor, list or range)",
+                     Py_TYPE(o)->tp_name);
         return false;
     }
     return add_int(x, o, *dim);
@@ -170,7 +174,8 @@ static bool apply_key(PyObject *self, PyObject *key, indexed *x) {
     Py_ssize_t skip = x->view->ndim - used;
     bool ok = true;
     if (skip < 0 || dots > 1) {
-        PyErr_Format(PyExc_IndexError, dots > 1 ? "index: more than one Ellipsis" : "too many indices for shape %s", pd_tensor_shape(x->view));
+        PyErr_Format(PyExc_IndexError, dots > 1 ? "index: more than one Ellipsis" : "too many indices for shape %s",
+                     pd_tensor_shape(x->view));
         ok = false;
     }
     for (Py_ssize_t i = 0; i < n && ok; i++) ok = x->n + 1 < PD_MAX_DIMS && add_entry(x, entries[i], &dim, skip);

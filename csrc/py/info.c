@@ -12,8 +12,10 @@
 /* The engine's counts, and the bindings' own, in one dict each. */
 static PyObject *counts(bool want_cached) {
     pd_py_drain();
-    PyObject *held = Py_BuildValue("{sLsLsL}", "tensors", (long long)pd_tensor_live(), "storages", (long long)pd_storage_live(), "nodes", (long long)pd_node_live());
-    PyObject *cached = Py_BuildValue("{sLsL}", "onednn", (long long)pd_onednn_cached(), "memory", (long long)pd_device_cpu_cached());
+    PyObject *held = Py_BuildValue("{sLsLsL}", "tensors", (long long)pd_tensor_live(), "storages",
+                                   (long long)pd_storage_live(), "nodes", (long long)pd_node_live());
+    PyObject *cached =
+        Py_BuildValue("{sLsL}", "onednn", (long long)pd_onednn_cached(), "memory", (long long)pd_device_cpu_cached());
     bool ok = held && cached && !pd_py_comm_counts(held, cached);
     PyObject *result = !ok ? NULL : Py_NewRef(want_cached ? cached : held);
     Py_XDECREF(held);
@@ -103,7 +105,8 @@ static PyObject *set_num_threads(PyObject *module, PyObject *n) {
     (void)module;
     long count = PyLong_AsLong(n);
     if (PyErr_Occurred()) return NULL;
-    if (count < 1 || count > 4096) return PyErr_Format(PyExc_ValueError, "set_num_threads: %ld (expected 1 to 4096)", count);
+    if (count < 1 || count > 4096)
+        return PyErr_Format(PyExc_ValueError, "set_num_threads: %ld (expected 1 to 4096)", count);
     pd_threads_set_default((int)count);
     pd_threads_set(0);
     Py_RETURN_NONE;
@@ -156,21 +159,30 @@ static PyMethodDef functions[] = {
     {"cached", cached, METH_NOARGS, "cached()\n\nWhat caches hold: plans of oneDNN, bytes of freed tensors' memory."},
     {"trim", trim, METH_NOARGS, "trim()\n\nEmpties the caches."},
     {"fault", fault, METH_VARARGS,
-     "fault(kind, n) -> int\n\nThe n-th 'malloc', 'send' or 'recv' from now fails (0: none). Returns how many were counted "
+     "fault(kind, n) -> int\n\nThe n-th 'malloc', 'send' or 'recv' from now fails (0: none). Returns how many were "
+     "counted "
      "since the last call."},
-    {"fault_malloc", fault_malloc, METH_O, "fault_malloc(n)\n\nThe n-th allocation from now fails (0: none). Returns how many were counted since the last call."},
+    {"fault_malloc", fault_malloc, METH_O,
+     "fault_malloc(n)\n\nThe n-th allocation from now fails (0: none). Returns how many were counted since the last "
+     "call."},
     {"_log", log_line, METH_VARARGS, "_log(level, text): a line of PYDIST_LOG, 1 warnings, 2 information."},
     {"flags", flags, METH_NOARGS, "flags()\n\n[(name, value, help)] of every environment variable."},
     {"isa", isa, METH_NOARGS, "isa()\n\nThe instruction set in use: portable, avx2 or avx512."},
     {"compiler", compiler, METH_NOARGS, "compiler()\n\nThe compiler that built the extension."},
     {"get_num_threads", get_num_threads, METH_NOARGS, "get_num_threads()\n\nThreads that a kernel may use."},
-    {"set_num_threads", set_num_threads, METH_O, "set_num_threads(n)\n\nThreads that a kernel may use, in every thread that did not set its own."},
-    {"_thread_num_threads", thread_num_threads, METH_O, "_thread_num_threads(n): for the calling thread only; 0 returns to the default."},
+    {"set_num_threads", set_num_threads, METH_O,
+     "set_num_threads(n)\n\nThreads that a kernel may use, in every thread that did not set its own."},
+    {"_thread_num_threads", thread_num_threads, METH_O,
+     "_thread_num_threads(n): for the calling thread only; 0 returns to the default."},
     {"memory_allocated", memory_allocated, METH_NOARGS, "memory_allocated()\n\nBytes that tensors hold."},
-    {"_memory_asked", memory_asked, METH_NOARGS, "_memory_asked() -> int\n\nHow often the engine has asked the system for memory; a steady step does not."},
-    {"_memory_kept", memory_kept, METH_NOARGS, "_memory_kept() -> bool\n\nWhether freed memory is kept for later; not in a sanitizer's build."},
-    {"onednn_paths", onednn_paths, METH_O, "onednn_paths(paths)\n\nWhere oneDNN may lie, tried in order when it is first needed."},
-    {"onednn_version", onednn_version, METH_NOARGS, "onednn_version()\n\nVersion of oneDNN, opened now if need be; None where the portable kernels serve."},
+    {"_memory_asked", memory_asked, METH_NOARGS,
+     "_memory_asked() -> int\n\nHow often the engine has asked the system for memory; a steady step does not."},
+    {"_memory_kept", memory_kept, METH_NOARGS,
+     "_memory_kept() -> bool\n\nWhether freed memory is kept for later; not in a sanitizer's build."},
+    {"onednn_paths", onednn_paths, METH_O,
+     "onednn_paths(paths)\n\nWhere oneDNN may lie, tried in order when it is first needed."},
+    {"onednn_version", onednn_version, METH_NOARGS,
+     "onednn_version()\n\nVersion of oneDNN, opened now if need be; None where the portable kernels serve."},
     {0},
 };
 

@@ -47,7 +47,8 @@ static PyObject *m_is_contiguous(PyObject *self, PyObject *args, PyObject *kwarg
     T;
     PyObject *f;
     if (!read_format("is_contiguous", args, kwargs, &f)) return NULL;
-    return PyBool_FromLong(f == pd_py.channels_last ? pd_shape_is_channels_last(t->ndim, t->size, t->stride) : pd_tensor_is_contiguous(t));
+    return PyBool_FromLong(f == pd_py.channels_last ? pd_shape_is_channels_last(t->ndim, t->size, t->stride)
+                                                    : pd_tensor_is_contiguous(t));
 }
 METHOD(is_complex) { (void)self, (void)args; Py_RETURN_FALSE; }
 METHOD(is_signed) { (void)args; T; return PyBool_FromLong(t->dtype != PD_BOOL && t->dtype != PD_U8); }
@@ -55,7 +56,8 @@ METHOD(get_device) { (void)args; T; return PyLong_FromLong(t->storage->device->i
 METHOD(is_view) { (void)args; T; return PyBool_FromLong(t->base != NULL); }
 METHOD(is_same_size) {
     T;
-    pd_tensor *other = PyTuple_GET_SIZE(args) == 1 ? pd_py_expect_tensor(PyTuple_GET_ITEM(args, 0), "is_same_size", "other") : NULL;
+    pd_tensor *other =
+        PyTuple_GET_SIZE(args) == 1 ? pd_py_expect_tensor(PyTuple_GET_ITEM(args, 0), "is_same_size", "other") : NULL;
     if (!other) return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_TypeError, "is_same_size: expected one tensor");
     return PyBool_FromLong(pd_tensor_same_shape(t, other));
 }
@@ -77,7 +79,9 @@ PyObject *pd_py_item(const pd_tensor *t) {
 METHOD(item) {
     (void)args;
     T;
-    if (t->numel != 1) return PyErr_Format(PyExc_RuntimeError, "item: a tensor of shape %s has %lld elements (expected 1)", pd_tensor_shape(t), (long long)t->numel);
+    if (t->numel != 1)
+        return PyErr_Format(PyExc_RuntimeError, "item: a tensor of shape %s has %lld elements (expected 1)",
+                            pd_tensor_shape(t), (long long)t->numel);
     return pd_py_item(t);
 }
 
@@ -115,7 +119,9 @@ static PyObject *in_format(PyObject *self, PyObject *f, const char *op) {
         PD_PY_TRY(pd_contiguous(t, &out));
         return pd_py_wrap_new(out);
     }
-    if (t->ndim != 4) return PyErr_Format(pd_py.E_SHAPE, "%s: channels_last of shape %s (expected 4 dimensions)", op, pd_tensor_shape(t));
+    if (t->ndim != 4)
+        return PyErr_Format(pd_py.E_SHAPE, "%s: channels_last of shape %s (expected 4 dimensions)", op,
+                            pd_tensor_shape(t));
     if (pd_shape_is_channels_last(4, t->size, t->stride)) return Py_NewRef(self);
     PD_PY_TRY(pd_call1(PD_OP_permute, t, &(pd_ints){4, {0, 2, 3, 1}}, &turned));
     pd_status status = pd_call1(PD_OP_clone, turned, &(int64_t){PD_FORMAT_CONTIGUOUS}, &out);
@@ -168,8 +174,9 @@ static PyObject *cast_to(PyObject *self, pd_dtype dtype, bool copy) {
 }
 
 #define CAST(name, dt) METHOD(name) { (void)args; return cast_to(self, dt, false); }
-CAST(float, PD_F32) CAST(double, PD_F64) CAST(half, PD_F16) CAST(bfloat16, PD_BF16) CAST(short, PD_I16) CAST(char, PD_I8) CAST(byte, PD_U8) CAST(long, PD_I64) CAST(int, PD_I32)
-static PyObject *m_boolean(PyObject *self, PyObject *args) {
+CAST(float, PD_F32)
+CAST(double, PD_F64) CAST(half, PD_F16) CAST(bfloat16, PD_BF16) CAST(short, PD_I16) CAST(char, PD_I8) CAST(byte, PD_U8)
+    CAST(long, PD_I64) CAST(int, PD_I32) static PyObject *m_boolean(PyObject *self, PyObject *args) {
     (void)args;
     return cast_to(self, PD_BOOL, false);
 }
@@ -192,12 +199,14 @@ static PyObject *m_to(PyObject *self, PyObject *args, PyObject *kwargs) {
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(args); i++) {
         PyObject *o = PyTuple_GET_ITEM(args, i);
         if (pd_py_is_tensor(o)) dtype = pd_py_tensor(o)->dtype, device = pd_py_tensor(o)->storage->device;
-        else if (PyUnicode_Check(o) || Py_TYPE(o) == (PyTypeObject *)pd_py.device || (PyLong_Check(o) && !PyBool_Check(o))) {
+        else if (PyUnicode_Check(o) || Py_TYPE(o) == (PyTypeObject *)pd_py.device ||
+                 (PyLong_Check(o) && !PyBool_Check(o))) {
             if (!(device = pd_py_device(o, "to"))) return NULL;
         } else if (PyBool_Check(o)) {
             if (i == 3 || (i == 2 && PyTuple_GET_SIZE(args) == 3)) copy = o == Py_True; /* non_blocking, copy */
             else wait = o == Py_False;
-        } else if (o != Py_None && !pd_py_dtype(o, "to", "dtype", &dtype)) return NULL;
+        } else if (o != Py_None && !pd_py_dtype(o, "to", "dtype", &dtype))
+            return NULL;
     }
     PyObject *key, *value;
     for (Py_ssize_t at = 0; kwargs && PyDict_Next(kwargs, &at, &key, &value);) {
@@ -226,7 +235,8 @@ static PyObject *m_to(PyObject *self, PyObject *args, PyObject *kwargs) {
 }
 
 METHOD(type_as) {
-    pd_tensor *other = PyTuple_GET_SIZE(args) == 1 ? pd_py_expect_tensor(PyTuple_GET_ITEM(args, 0), "type_as", "other") : NULL;
+    pd_tensor *other =
+        PyTuple_GET_SIZE(args) == 1 ? pd_py_expect_tensor(PyTuple_GET_ITEM(args, 0), "type_as", "other") : NULL;
     if (!other) return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_TypeError, "type_as: expected one tensor");
     return cast_to(self, (pd_dtype)other->dtype, false);
 }
@@ -251,13 +261,17 @@ METHOD(zero_) {
 METHOD(t) {
     (void)args;
     T;
-    if (t->ndim > 2) return PyErr_Format(pd_py.E_SHAPE, "t: shape %s (expected at most 2 dimensions)", pd_tensor_shape(t));
+    if (t->ndim > 2)
+        return PyErr_Format(pd_py.E_SHAPE, "t: shape %s (expected at most 2 dimensions)", pd_tensor_shape(t));
     return PyObject_GetAttrString(self, "T");
 }
 
 METHOD(expand_as) {
     T;
-    pd_tensor *other = PyTuple_GET_SIZE(args) == 1 ? pd_py_expect_tensor(PyTuple_GET_ITEM(args, 0), "expand_as", "other") : NULL, *out;
+    pd_tensor *other = PyTuple_GET_SIZE(args) == 1
+                           ? pd_py_expect_tensor(PyTuple_GET_ITEM(args, 0), "expand_as", "other")
+                           : NULL,
+              *out;
     if (!other) return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_TypeError, "expand_as: expected one tensor");
     pd_ints size = {.n = other->ndim};
     memcpy(size.v, other->size, sizeof(int64_t) * (size_t)other->ndim);
@@ -267,7 +281,9 @@ METHOD(expand_as) {
 
 /* self.op(*other.shape): view_as, reshape_as */
 static PyObject *with_shape_of(PyObject *self, PyObject *args, pd_op_id op, const char *name) {
-    pd_tensor *other = PyTuple_GET_SIZE(args) == 1 ? pd_py_expect_tensor(PyTuple_GET_ITEM(args, 0), name, "other") : NULL, *out;
+    pd_tensor *other =
+                  PyTuple_GET_SIZE(args) == 1 ? pd_py_expect_tensor(PyTuple_GET_ITEM(args, 0), name, "other") : NULL,
+              *out;
     if (!other) return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_TypeError, "%s: expected one tensor", name);
     pd_shape_attrs a = {.shape = {.n = other->ndim}};
     memcpy(a.shape.v, other->size, sizeof(int64_t) * (size_t)other->ndim);
@@ -277,7 +293,11 @@ static PyObject *with_shape_of(PyObject *self, PyObject *args, pd_op_id op, cons
 METHOD(view_as) { return with_shape_of(self, args, PD_OP_view, "view_as"); }
 METHOD(reshape_as) { return with_shape_of(self, args, PD_OP_reshape, "reshape_as"); }
 
-#define NEW(name, call) static PyObject *m_new_##name(PyObject *self, PyObject *args, PyObject *kwargs) { T; return call; }
+#define NEW(name, call)                                                               \
+    static PyObject *m_new_##name(PyObject *self, PyObject *args, PyObject *kwargs) { \
+        T;                                                                            \
+        return call;                                                                  \
+    }
 NEW(empty, pd_py_filled("new_empty", args, kwargs, t->dtype, NULL))
 NEW(zeros, pd_py_filled("new_zeros", args, kwargs, t->dtype, &(double){0}))
 NEW(ones, pd_py_filled("new_ones", args, kwargs, t->dtype, &(double){1}))
@@ -296,7 +316,9 @@ static PyObject *m_array(PyObject *self, PyObject *args, PyObject *kwargs) {
     Py_DECREF(none);
     if (array && (dtype != Py_None || copy == Py_True)) {
         if (dtype == Py_None) result = PyObject_CallMethod(array, "copy", NULL);
-        else result = PyObject_CallMethod(array, "astype", "OssOO", dtype, "K", "unsafe", Py_False, copy == Py_True ? Py_True : Py_False);
+        else
+            result = PyObject_CallMethod(array, "astype", "OssOO", dtype, "K", "unsafe", Py_False,
+                                         copy == Py_True ? Py_True : Py_False);
         Py_DECREF(array);
     }
     return result;
@@ -326,19 +348,28 @@ static PyObject *call_helper(const char *name, PyObject *self) { /* pydist._tens
 PyObject *pd_py_tensor_repr(PyObject *self) { return call_helper("tensor_repr", self); }
 METHOD(reduce_ex) { (void)args; return call_helper("reduce", self); }
 METHOD(deepcopy) {
-    PyObject *module = PyImport_ImportModule("pydist._tensor"), *memo = PyTuple_GET_SIZE(args) ? PyTuple_GET_ITEM(args, 0) : Py_None;
+    PyObject *module = PyImport_ImportModule("pydist._tensor"),
+             *memo = PyTuple_GET_SIZE(args) ? PyTuple_GET_ITEM(args, 0) : Py_None;
     PyObject *result = module ? PyObject_CallMethod(module, "deepcopy", "OO", self, memo) : NULL;
     Py_XDECREF(module);
     return result;
 }
 
-METHOD(register_hook) { return PyTuple_GET_SIZE(args) == 1 ? pd_py_register_hook(self, PyTuple_GET_ITEM(args, 0)) : PyErr_Format(PyExc_TypeError, "register_hook: expected one function"); }
-METHOD(register_post) { return PyTuple_GET_SIZE(args) == 1 ? pd_py_register_post_hook(self, PyTuple_GET_ITEM(args, 0)) : PyErr_Format(PyExc_TypeError, "register_post_accumulate_grad_hook: expected one function"); }
+METHOD(register_hook) {
+    return PyTuple_GET_SIZE(args) == 1 ? pd_py_register_hook(self, PyTuple_GET_ITEM(args, 0))
+                                       : PyErr_Format(PyExc_TypeError, "register_hook: expected one function");
+}
+METHOD(register_post) {
+    return PyTuple_GET_SIZE(args) == 1
+               ? pd_py_register_post_hook(self, PyTuple_GET_ITEM(args, 0))
+               : PyErr_Format(PyExc_TypeError, "register_post_accumulate_grad_hook: expected one function");
+}
 
 METHOD(retain_grad) {
     T;
     (void)args;
-    if (!pd_tensor_wants_grad(t)) return PyErr_Format(PyExc_RuntimeError, "retain_grad: the tensor does not require grad");
+    if (!pd_tensor_wants_grad(t))
+        return PyErr_Format(PyExc_RuntimeError, "retain_grad: the tensor does not require grad");
     PD_PY_TRY(pd_tensor_retain_grad(t));
     Py_RETURN_NONE;
 }
@@ -358,7 +389,8 @@ METHOD(copy) { (void)args; return call_helper("shallow_copy", self); }
 
 #define KW(name) (PyCFunction)(void (*)(void))m_##name, METH_VARARGS | METH_KEYWORDS
 PyMethodDef pd_py_tensor_methods[] = {
-    {"_make_subclass", pd_py_make_subclass, METH_VARARGS | METH_STATIC, "_make_subclass(cls, data, requires_grad=False): data's memory as an instance of cls."},
+    {"_make_subclass", pd_py_make_subclass, METH_VARARGS | METH_STATIC,
+     "_make_subclass(cls, data, requires_grad=False): data's memory as an instance of cls."},
     {"size", m_size, METH_VARARGS, "size(dim=None)\n\nThe sizes, or one of them."},
     {"stride", m_stride, METH_VARARGS, "stride(dim=None)\n\nThe strides in elements, or one of them."},
     {"dim", m_dim, METH_NOARGS, "dim()\n\nHow many dimensions."},
@@ -367,14 +399,18 @@ PyMethodDef pd_py_tensor_methods[] = {
     {"element_size", m_element_size, METH_NOARGS, "element_size()\n\nBytes of one element."},
     {"storage_offset", m_storage_offset, METH_NOARGS, "storage_offset()\n\nElements before this view's first one."},
     {"share_memory_", pd_py_share_memory, METH_NOARGS,
-     "share_memory_()\n\nMoves the tensor, and all that are views of the same memory, to where other processes can map it. Arrays made\n"
+     "share_memory_()\n\nMoves the tensor, and all that are views of the same memory, to where other processes can map "
+     "it. Arrays made\n"
      "from them before keep the old memory, as it was."},
     {"is_shared", pd_py_is_shared, METH_NOARGS, "is_shared()\n\nWhether other processes can map the tensor's memory."},
     {"data_ptr", m_data_ptr, METH_NOARGS, "data_ptr()\n\nAddress of the first element."},
-    {"is_contiguous", KW(is_contiguous), "is_contiguous(memory_format=pydist.contiguous_format)\n\nTrue where the elements lie in C order (or channels last) without gaps."},
+    {"is_contiguous", KW(is_contiguous),
+     "is_contiguous(memory_format=pydist.contiguous_format)\n\nTrue where the elements lie in C order (or channels "
+     "last) without gaps."},
     {"is_complex", m_is_complex, METH_NOARGS, "is_complex()\n\nFalse: there are no complex dtypes yet."},
     {"is_signed", m_is_signed, METH_NOARGS, "is_signed()\n\nWhether the dtype has negative numbers."},
-    {"get_device", m_get_device, METH_NOARGS, "get_device()\n\nThe index of the CUDA device that it is on; -1: the CPU."},
+    {"get_device", m_get_device, METH_NOARGS,
+     "get_device()\n\nThe index of the CUDA device that it is on; -1: the CPU."},
     {"_is_view", m_is_view, METH_NOARGS, "_is_view()\n\nWhether this is a view of another tensor, _base."},
     {"is_same_size", m_is_same_size, METH_VARARGS, "is_same_size(other)\n\nWhether the shapes are equal."},
     {"is_nonzero", m_is_nonzero, METH_NOARGS, "is_nonzero()\n\nThe truth of the one element."},
@@ -384,7 +420,8 @@ PyMethodDef pd_py_tensor_methods[] = {
     {"new_empty", KW(new_empty), "new_empty(*size, dtype=None)\n\nUninitialised, of this tensor's dtype."},
     {"new_zeros", KW(new_zeros), "new_zeros(*size, dtype=None)\n\nZeros of this tensor's dtype."},
     {"new_ones", KW(new_ones), "new_ones(*size, dtype=None)\n\nOnes of this tensor's dtype."},
-    {"new_full", KW(new_full), "new_full(size, fill_value, dtype=None)\n\nFilled with a number, of this tensor's dtype."},
+    {"new_full", KW(new_full),
+     "new_full(size, fill_value, dtype=None)\n\nFilled with a number, of this tensor's dtype."},
     {"new_tensor", KW(new_tensor), "new_tensor(data, dtype=None)\n\nA copy of data, of this tensor's dtype."},
     {"short", m_short, METH_NOARGS, "short()\n\nAs int16."},
     {"char", m_char, METH_NOARGS, "char()\n\nAs int8."},
@@ -394,7 +431,8 @@ PyMethodDef pd_py_tensor_methods[] = {
     {"is_inference", m_is_inference, METH_NOARGS, "is_inference()\n\nWhether the memory was made in inference mode."},
     {"item", m_item, METH_NOARGS, "item()\n\nThe one element as a Python number."},
     {"tolist", m_tolist, METH_NOARGS, "tolist()\n\nNested lists of Python numbers."},
-    {"contiguous", KW(contiguous), "contiguous(memory_format=pydist.contiguous_format)\n\nThis tensor, or a contiguous (or channels_last) copy."},
+    {"contiguous", KW(contiguous),
+     "contiguous(memory_format=pydist.contiguous_format)\n\nThis tensor, or a contiguous (or channels_last) copy."},
     {"detach", m_detach, METH_NOARGS, "detach()\n\nThe same memory without history."},
     {"detach_", m_detach_, METH_NOARGS, "detach_()\n\nForgets the history of this tensor."},
     {"requires_grad_", m_requires_grad_, METH_VARARGS, "requires_grad_(requires_grad=True)\n\nAsks for gradients."},
@@ -406,21 +444,28 @@ PyMethodDef pd_py_tensor_methods[] = {
     {"int", m_int, METH_NOARGS, "int()\n\nAs int32."},
     {"bool", m_boolean, METH_NOARGS, "bool()\n\nAs bool: nonzero is True."},
     {"cpu", m_cpu, METH_NOARGS, "cpu()\n\nOn the CPU."},
-    {"to", (PyCFunction)(void (*)(void))m_to, METH_VARARGS | METH_KEYWORDS, "to(dtype | device | other, ...)\n\nIn another dtype or on another device."},
+    {"to", (PyCFunction)(void (*)(void))m_to, METH_VARARGS | METH_KEYWORDS,
+     "to(dtype | device | other, ...)\n\nIn another dtype or on another device."},
     {"type_as", m_type_as, METH_VARARGS, "type_as(other)\n\nIn other's dtype."},
-    {"copy_", m_copy_, METH_VARARGS, "copy_(src, non_blocking=False)\n\nWrites src, broadcast and converted, into this tensor."},
+    {"copy_", m_copy_, METH_VARARGS,
+     "copy_(src, non_blocking=False)\n\nWrites src, broadcast and converted, into this tensor."},
     {"zero_", m_zero_, METH_NOARGS, "zero_()\n\nWrites zeros."},
     {"t", m_t, METH_NOARGS, "t()\n\nThe transpose of a matrix."},
     {"expand_as", m_expand_as, METH_VARARGS, "expand_as(other)\n\nBroadcast to other's shape."},
-    {"index_put_", m_index_put_, METH_VARARGS, "index_put_(indices, values, accumulate=False)\n\nself[indices] = values (+=), in place."},
+    {"index_put_", m_index_put_, METH_VARARGS,
+     "index_put_(indices, values, accumulate=False)\n\nself[indices] = values (+=), in place."},
     {"numpy", pd_py_numpy, METH_VARARGS, "numpy()\n\nA NumPy array over the same memory."},
     {"backward", (PyCFunction)(void (*)(void))pd_py_tensor_backward, METH_VARARGS | METH_KEYWORDS,
-     "backward(gradient=None, retain_graph=None, create_graph=False, inputs=None)\n\nAdds the gradients of this tensor to the .grad of the leaves."},
-    {"register_hook", m_register_hook, METH_VARARGS, "register_hook(hook)\n\nhook(grad) -> Tensor or None, called when this tensor's gradient is known."},
-    {"register_post_accumulate_grad_hook", m_register_post, METH_VARARGS, "register_post_accumulate_grad_hook(hook)\n\nhook(leaf), called after .grad is written."},
+     "backward(gradient=None, retain_graph=None, create_graph=False, inputs=None)\n\nAdds the gradients of this tensor "
+     "to the .grad of the leaves."},
+    {"register_hook", m_register_hook, METH_VARARGS,
+     "register_hook(hook)\n\nhook(grad) -> Tensor or None, called when this tensor's gradient is known."},
+    {"register_post_accumulate_grad_hook", m_register_post, METH_VARARGS,
+     "register_post_accumulate_grad_hook(hook)\n\nhook(leaf), called after .grad is written."},
     {"retain_grad", m_retain_grad, METH_NOARGS, "retain_grad()\n\nKeeps .grad of a tensor that is not a leaf."},
     {"__dlpack__", (PyCFunction)(void (*)(void))pd_py_dlpack, METH_VARARGS | METH_KEYWORDS,
-     "__dlpack__(*, stream=None, max_version=None, dl_device=None, copy=None)\n\nA DLPack capsule over the memory; versioned where max_version is at least (1, 0)."},
+     "__dlpack__(*, stream=None, max_version=None, dl_device=None, copy=None)\n\nA DLPack capsule over the memory; "
+     "versioned where max_version is at least (1, 0)."},
     {"__dlpack_device__", pd_py_dlpack_device, METH_NOARGS, "__dlpack_device__()\n\n(1, 0): the CPU."},
     {"__reduce_ex__", m_reduce_ex, METH_VARARGS, NULL},
     {"__deepcopy__", m_deepcopy, METH_VARARGS, NULL},

@@ -11,9 +11,10 @@ static void acquire_gil(void *token) {
 
 static int exec(PyObject *module) {
     static int (*const parts[])(PyObject *) = {
-        pd_py_add_raise, pd_py_add_types, pd_py_add_tensor, pd_py_add_ops, pd_py_add_create, pd_py_add_autograd,
-        pd_py_add_function, pd_py_add_collect, pd_py_add_optim, pd_py_add_numpy, pd_py_add_dlpack, pd_py_add_storage, pd_py_add_info, pd_py_add_cuda,
-        pd_py_add_profile, pd_py_add_saved, pd_py_add_launch, pd_py_add_comm, pd_py_add_reducer, pd_py_add_mpi,
+        pd_py_add_raise,    pd_py_add_types,    pd_py_add_tensor,  pd_py_add_ops,     pd_py_add_create,
+        pd_py_add_autograd, pd_py_add_function, pd_py_add_collect, pd_py_add_optim,   pd_py_add_numpy,
+        pd_py_add_dlpack,   pd_py_add_storage,  pd_py_add_info,    pd_py_add_cuda,    pd_py_add_profile,
+        pd_py_add_saved,    pd_py_add_launch,   pd_py_add_comm,    pd_py_add_reducer, pd_py_add_mpi,
     };
     static bool done;
     if (done) { /* the state is the process's: see csrc/README.md */
@@ -39,6 +40,7 @@ static PyModuleDef_Slot slots[] = {{Py_mod_exec, exec},
                                    {Py_mod_multiple_interpreters, Py_MOD_MULTIPLE_INTERPRETERS_NOT_SUPPORTED},
 #endif
                                    {0, NULL}};
-static struct PyModuleDef definition = {.m_base = PyModuleDef_HEAD_INIT, .m_name = "pydist._C", .m_doc = "The C engine of pydist.", .m_slots = slots};
+static struct PyModuleDef definition = {
+    .m_base = PyModuleDef_HEAD_INIT, .m_name = "pydist._C", .m_doc = "The C engine of pydist.", .m_slots = slots};
 
 PyMODINIT_FUNC PyInit__C(void) { return PyModuleDef_Init(&definition); }

@@ -3,8 +3,9 @@
 #include "py/py.h"
 
 /* PEP 3118 letters; bfloat16 has none. */
-static const char *const formats[PD_DTYPE_COUNT] = {[PD_BOOL] = "?", [PD_U8] = "B", [PD_I8] = "b", [PD_I16] = "h", [PD_I32] = "i",
-                                                    [PD_I64] = "l", [PD_F16] = "e", [PD_F32] = "f", [PD_F64] = "d"};
+static const char *const formats[PD_DTYPE_COUNT] = {[PD_BOOL] = "?", [PD_U8] = "B",  [PD_I8] = "b",
+                                                    [PD_I16] = "h",  [PD_I32] = "i", [PD_I64] = "l",
+                                                    [PD_F16] = "e",  [PD_F32] = "f", [PD_F64] = "d"};
 
 typedef struct { Py_ssize_t shape[PD_MAX_DIMS], strides[PD_MAX_DIMS]; pd_tensor *t; } exported;
 
@@ -13,11 +14,13 @@ int pd_py_getbuffer(PyObject *self, Py_buffer *view, int flags) {
     exported *e;
     if (!pd_py_on_host(t, "numpy")) return -1;
     if (!formats[t->dtype]) {
-        PyErr_Format(PyExc_BufferError, "a %s tensor has no buffer format (expected float())", pd_dtype_name((pd_dtype)t->dtype));
+        PyErr_Format(PyExc_BufferError, "a %s tensor has no buffer format (expected float())",
+                     pd_dtype_name((pd_dtype)t->dtype));
         return -1;
     }
     if (pd_tensor_wants_grad(t)) {
-        PyErr_SetString(PyExc_RuntimeError, "the memory of a tensor that requires grad cannot be lent (expected detach())");
+        PyErr_SetString(PyExc_RuntimeError,
+                        "the memory of a tensor that requires grad cannot be lent (expected detach())");
         return -1;
     }
     if ((flags & PyBUF_STRIDES) != PyBUF_STRIDES && !pd_tensor_is_contiguous(t)) {
@@ -36,8 +39,13 @@ int pd_py_getbuffer(PyObject *self, Py_buffer *view, int flags) {
     }
     pd_tensor_retain(e->t = t);
     t->storage->lent = true;
-    *view = (Py_buffer){.buf = pd_tensor_data(t), .obj = Py_NewRef(self), .len = (Py_ssize_t)pd_tensor_bytes(t), .itemsize = size,
-                        .readonly = t->storage->read_only, .ndim = t->ndim, .internal = e};
+    *view = (Py_buffer){.buf = pd_tensor_data(t),
+                        .obj = Py_NewRef(self),
+                        .len = (Py_ssize_t)pd_tensor_bytes(t),
+                        .itemsize = size,
+                        .readonly = t->storage->read_only,
+                        .ndim = t->ndim,
+                        .internal = e};
     if (flags & PyBUF_FORMAT) view->format = (char *)(uintptr_t)formats[t->dtype];
     if (flags & PyBUF_ND) view->shape = e->shape;
     if ((flags & PyBUF_STRIDES) == PyBUF_STRIDES) view->strides = e->strides;
@@ -55,8 +63,10 @@ PyObject *pd_py_numpy(PyObject *self, PyObject *args) {
     pd_tensor *t = pd_py_tensor(self);
     (void)args;
     if (!pd_py_on_host(t, "numpy")) return NULL;
-    if (pd_tensor_wants_grad(t)) return PyErr_Format(PyExc_RuntimeError, "numpy: the tensor requires grad (expected detach().numpy())");
-    if (t->dtype == PD_BF16) return PyErr_Format(PyExc_TypeError, "numpy: NumPy has no bfloat16 (expected float().numpy())");
+    if (pd_tensor_wants_grad(t))
+        return PyErr_Format(PyExc_RuntimeError, "numpy: the tensor requires grad (expected detach().numpy())");
+    if (t->dtype == PD_BF16)
+        return PyErr_Format(PyExc_TypeError, "numpy: NumPy has no bfloat16 (expected float().numpy())");
     PyObject *module = PyImport_ImportModule("numpy"), *view = module ? PyMemoryView_FromObject(self) : NULL;
     PyObject *array = view ? PyObject_CallMethod(module, "asarray", "O", view) : NULL;
     Py_XDECREF(view);
@@ -64,7 +74,7 @@ PyObject *pd_py_numpy(PyObject *self, PyObject *args) {
     return array;
 }
 
-/* ---- in ------------------------------------------------------------------------------------------------------------------ */
+/* ---- in ---------------------------------------------------------------------------------------------------------- */
 
 static void give_back(void *ctx) {
     Py_buffer *view = ctx;
@@ -95,8 +105,8 @@ static int dtype_of(const Py_buffer *view) {
     }
 }
 
-pd_status pd_py_borrow(const char *op, void *data, pd_dtype dtype, int ndim, const int64_t *size, const int64_t *stride, bool read_only,
-                       void (*drop)(void *), void *ctx, pd_tensor **out) {
+pd_status pd_py_borrow(const char *op, void *data, pd_dtype dtype, int ndim, const int64_t *size, const int64_t *stride,
+                       bool read_only, void (*drop)(void *), void *ctx, pd_tensor **out) {
     int64_t bytes = (int64_t)pd_dtype_size(dtype), numel, reach = 1;
     PD_TRY(pd_shape_numel(op, ndim, size, &numel));
     pd_tensor *t;
@@ -109,13 +119,19 @@ pd_status pd_py_borrow(const char *op, void *data, pd_dtype dtype, int ndim, con
         int64_t last;
         t->size[d] = size[d];
         t->stride[d] = size[d] > 1 ? stride[d] : 1;
-        if (t->stride[d] < 0) status = pd_fail(PD_E_VALUE, "%s: stride %lld of dimension %d is negative (expected a copy)", op, (long long)stride[d], d);
-        else if (numel && (__builtin_mul_overflow(size[d] - 1, t->stride[d], &last) || __builtin_add_overflow(reach, last, &reach)))
+        if (t->stride[d] < 0)
+            status = pd_fail(PD_E_VALUE, "%s: stride %lld of dimension %d is negative (expected a copy)", op,
+                             (long long)stride[d], d);
+        else if (numel && (__builtin_mul_overflow(size[d] - 1, t->stride[d], &last) ||
+                           __builtin_add_overflow(reach, last, &reach)))
             status = pd_fail(PD_E_VALUE, "%s: strides over more than 2^63 elements", op);
     }
     if (!status && numel && (!data || (uintptr_t)data % (uintptr_t)bytes))
-        status = pd_fail(PD_E_VALUE, "%s: the memory is not aligned to elements of %lld bytes (expected a copy)", op, (long long)bytes);
-    if (!status) status = pd_storage_foreign(&pd_device_cpu, data, numel ? (size_t)reach * (size_t)bytes : 0, drop, ctx, &t->storage);
+        status = pd_fail(PD_E_VALUE, "%s: the memory is not aligned to elements of %lld bytes (expected a copy)", op,
+                         (long long)bytes);
+    if (!status)
+        status =
+            pd_storage_foreign(&pd_device_cpu, data, numel ? (size_t)reach * (size_t)bytes : 0, drop, ctx, &t->storage);
     if (status) {
         pd_tensor_release(t);
         return status;
@@ -129,15 +145,22 @@ static pd_status from_view(Py_buffer *view, pd_tensor **out) {
     int dtype = dtype_of(view);
     int64_t size[PD_MAX_DIMS], stride[PD_MAX_DIMS];
     if (dtype == PD_NO_DTYPE)
-        return pd_fail(PD_E_DTYPE, "from_numpy: element type '%s' has no dtype here (expected a native bool, int, uint8 or float type)", view->format);
-    if (view->ndim > PD_MAX_DIMS) return pd_fail(PD_E_SHAPE, "from_numpy: %d dimensions (expected at most %d)", view->ndim, PD_MAX_DIMS);
+        return pd_fail(
+            PD_E_DTYPE,
+            "from_numpy: element type '%s' has no dtype here (expected a native bool, int, uint8 or float type)",
+            view->format);
+    if (view->ndim > PD_MAX_DIMS)
+        return pd_fail(PD_E_SHAPE, "from_numpy: %d dimensions (expected at most %d)", view->ndim, PD_MAX_DIMS);
     for (int d = 0; d < view->ndim; d++) {
         size[d] = view->shape[d];
         stride[d] = view->strides[d] / view->itemsize;
         if (size[d] > 1 && view->strides[d] % view->itemsize)
-            return pd_fail(PD_E_VALUE, "from_numpy: stride %zd of dimension %d (expected a multiple of %zd; use copy())", view->strides[d], d, view->itemsize);
+            return pd_fail(PD_E_VALUE,
+                           "from_numpy: stride %zd of dimension %d (expected a multiple of %zd; use copy())",
+                           view->strides[d], d, view->itemsize);
     }
-    return pd_py_borrow("from_numpy", view->buf, (pd_dtype)dtype, view->ndim, size, stride, view->readonly, give_back, view, out);
+    return pd_py_borrow("from_numpy", view->buf, (pd_dtype)dtype, view->ndim, size, stride, view->readonly, give_back,
+                        view, out);
 }
 
 pd_tensor *pd_py_from_buffer(PyObject *o, bool writable_only) {
@@ -163,7 +186,8 @@ pd_tensor *pd_py_from_buffer(PyObject *o, bool writable_only) {
 
 static PyObject *from_numpy(PyObject *module, PyObject *array) {
     (void)module;
-    if (!PyObject_CheckBuffer(array)) return PyErr_Format(PyExc_TypeError, "from_numpy: %.100s (expected a NumPy array)", Py_TYPE(array)->tp_name);
+    if (!PyObject_CheckBuffer(array))
+        return PyErr_Format(PyExc_TypeError, "from_numpy: %.100s (expected a NumPy array)", Py_TYPE(array)->tp_name);
     pd_tensor *t = pd_py_from_buffer(array, false);
     return t ? pd_py_wrap_new(t) : NULL;
 }
@@ -176,7 +200,8 @@ static PyObject *frombuffer(PyObject *module, PyObject *args, PyObject *kwargs) 
     Py_buffer *view;
     pd_tensor *t = NULL;
     (void)module;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|$OLL:frombuffer", names, &buffer, &type, &count, &offset) || !pd_py_dtype(type, "frombuffer", "dtype", &dtype))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|$OLL:frombuffer", names, &buffer, &type, &count, &offset) ||
+        !pd_py_dtype(type, "frombuffer", "dtype", &dtype))
         return NULL;
     if (dtype == PD_NO_DTYPE) return PyErr_Format(PyExc_TypeError, "frombuffer: dtype is missing");
     PD_PY_TRY(pd_malloc(sizeof *view, "frombuffer", &view));
@@ -188,10 +213,14 @@ static PyObject *frombuffer(PyObject *module, PyObject *args, PyObject *kwargs) 
     pd_status status = PD_OK;
     if (count < 0) count = left;
     if (offset < 0 || offset > view->len || count > left || (count == left && (view->len - offset) % size))
-        status = pd_fail(PD_E_VALUE, "frombuffer: %zd bytes, offset %lld, count %lld of %s (expected whole elements within the buffer)", view->len, offset, count,
-                         pd_dtype_name((pd_dtype)dtype));
+        status =
+            pd_fail(PD_E_VALUE,
+                    "frombuffer: %zd bytes, offset %lld, count %lld of %s (expected whole elements within the buffer)",
+                    view->len, offset, count, pd_dtype_name((pd_dtype)dtype));
     int64_t length = count, one = 1;
-    if (!status) status = pd_py_borrow("frombuffer", (char *)view->buf + offset, (pd_dtype)dtype, 1, &length, &one, view->readonly, give_back, view, &t);
+    if (!status)
+        status = pd_py_borrow("frombuffer", (char *)view->buf + offset, (pd_dtype)dtype, 1, &length, &one,
+                              view->readonly, give_back, view, &t);
     if (status) {
         PyBuffer_Release(view);
         pd_free(view);
@@ -200,12 +229,16 @@ static PyObject *frombuffer(PyObject *module, PyObject *args, PyObject *kwargs) 
     return pd_py_wrap_new(t);
 }
 
-static PyMethodDef functions[] = {{"frombuffer", (PyCFunction)(void (*)(void))frombuffer, METH_VARARGS | METH_KEYWORDS,
-                                   "frombuffer(buffer, *, dtype, count=-1, offset=0)\n\nA 1-d tensor over the bytes of an object with the buffer protocol; count elements from byte\n"
-                                   "offset on. Errors: ValueError where the bytes are not whole, aligned elements."},
-                                  {"from_numpy", from_numpy, METH_O,
-                                   "from_numpy(array)\n\nA tensor over the array's memory (any object with the buffer protocol). Read-only arrays give\n"
-                                   "tensors that in-place ops refuse. Errors: DTypeError for other element types, ValueError for\n"
-                                   "negative strides."}, {0}};
+static PyMethodDef functions[] = {
+    {"frombuffer", (PyCFunction)(void (*)(void))frombuffer, METH_VARARGS | METH_KEYWORDS,
+     "frombuffer(buffer, *, dtype, count=-1, offset=0)\n\nA 1-d tensor over the bytes of an object with the buffer "
+     "protocol; count elements from byte\n"
+     "offset on. Errors: ValueError where the bytes are not whole, aligned elements."},
+    {"from_numpy", from_numpy, METH_O,
+     "from_numpy(array)\n\nA tensor over the array's memory (any object with the buffer protocol). Read-only arrays "
+     "give\n"
+     "tensors that in-place ops refuse. Errors: DTypeError for other element types, ValueError for\n"
+     "negative strides."},
+    {0}};
 
 int pd_py_add_numpy(PyObject *module) { return PyModule_AddFunctions(module, functions); }

@@ -33,14 +33,17 @@ static PyObject *nb_matmul(PyObject *a, PyObject *b) {
 static PyObject *only_item(PyObject *self) {
     T;
     if (t->numel == 1) return pd_py_item(t);
-    return PyErr_Format(PyExc_RuntimeError, "item: a tensor of shape %s has %lld elements (expected 1)", pd_tensor_shape(t), (long long)t->numel);
+    return PyErr_Format(PyExc_RuntimeError, "item: a tensor of shape %s has %lld elements (expected 1)",
+                        pd_tensor_shape(t), (long long)t->numel);
 }
 
 static int nb_bool(PyObject *self) {
     T;
     pd_scalar s;
     if (t->numel != 1) {
-        PyErr_Format(PyExc_RuntimeError, "the truth of a tensor of shape %s is ambiguous (expected one element, or any(), all())", pd_tensor_shape(t));
+        PyErr_Format(PyExc_RuntimeError,
+                     "the truth of a tensor of shape %s is ambiguous (expected one element, or any(), all())",
+                     pd_tensor_shape(t));
         return -1;
     }
     if (!pd_py_scalar(t, &s)) return -1;
@@ -60,12 +63,14 @@ static PyObject *nb_float(PyObject *self) {
 static PyObject *nb_index(PyObject *self) {
     T;
     if (pd_dtype_category((pd_dtype)t->dtype) > PD_CAT_INT || t->numel != 1)
-        return PyErr_Format(PyExc_TypeError, "only integer tensors of one element can be an index, got %s of shape %s", pd_dtype_name((pd_dtype)t->dtype), pd_tensor_shape(t));
+        return PyErr_Format(PyExc_TypeError, "only integer tensors of one element can be an index, got %s of shape %s",
+                            pd_dtype_name((pd_dtype)t->dtype), pd_tensor_shape(t));
     return only_item(self);
 }
 
 static PyObject *richcompare(PyObject *a, PyObject *b, int op) {
-    static const pd_op_id ops[] = {[Py_LT] = PD_OP_lt, [Py_LE] = PD_OP_le, [Py_EQ] = PD_OP_eq, [Py_NE] = PD_OP_ne, [Py_GT] = PD_OP_gt, [Py_GE] = PD_OP_ge};
+    static const pd_op_id ops[] = {[Py_LT] = PD_OP_lt, [Py_LE] = PD_OP_le, [Py_EQ] = PD_OP_eq,
+                                   [Py_NE] = PD_OP_ne, [Py_GT] = PD_OP_gt, [Py_GE] = PD_OP_ge};
     return pd_py_binary(ops[op], a, b);
 }
 
@@ -81,7 +86,8 @@ static Py_ssize_t length(PyObject *self) {
 static PyObject *sequence_item(PyObject *self, Py_ssize_t i) {
     T;
     pd_tensor *out;
-    if (t->ndim && i >= t->size[0]) return PyErr_Format(PyExc_IndexError, "index %zd is out of range", i); /* ends iteration */
+    if (t->ndim && i >= t->size[0])
+        return PyErr_Format(PyExc_IndexError, "index %zd is out of range", i); /* ends iteration */
     struct { int64_t dim, index; } attrs = {0, i};
     PD_PY_TRY(pd_call1(PD_OP_select, t, &attrs, &out));
     return pd_py_wrap_new(out);

@@ -17,7 +17,7 @@ typedef struct op_function {
     PyObject *elementwise;          /* the function of two tensors, or NULL */
 } op_function;
 
-/* ---- one call's arguments ------------------------------------------------------------------------------------------- */
+/* ---- one call's arguments ---------------------------------------------------------------------------------------- */
 
 typedef struct parsed {
     pd_tensor *few[PD_MAX_PARAMS], **in;
@@ -45,7 +45,8 @@ static bool set_enum(const pd_def *def, const pd_param *p, PyObject *o, int64_t 
             return true;
         }
     }
-    if (!PyErr_Occurred()) PyErr_Format(pd_py.E_VALUE, "%s: %s is %R (expected one of %s)", def->name, p->name, o, p->choices);
+    if (!PyErr_Occurred())
+        PyErr_Format(pd_py.E_VALUE, "%s: %s is %R (expected one of %s)", def->name, p->name, o, p->choices);
     return false;
 }
 
@@ -81,7 +82,8 @@ static bool set(const pd_def *def, const pd_param *p, PyObject *o, parsed *a) {
         pd_ints v;
         if (!pd_py_ints(o, def->name, p->name, &v)) return false;
         if (v.n != 1 && v.n != p->n) {
-            PyErr_Format(pd_py.E_VALUE, "%s: %s has %lld entries (expected %d)", def->name, p->name, (long long)v.n, p->n);
+            PyErr_Format(pd_py.E_VALUE, "%s: %s has %lld entries (expected %d)", def->name, p->name, (long long)v.n,
+                         p->n);
             return false;
         }
         for (int i = 0; i < p->n; i++) ((int64_t *)at)[i] = v.v[v.n == 1 ? 0 : i];
@@ -155,7 +157,9 @@ static bool parse(const op_function *f, PyObject *const *args, Py_ssize_t n, PyO
             continue;
         }
         if (q < 0 || (given >> q & 1)) {
-            PyErr_Format(PyExc_TypeError, q < 0 ? "%s: unexpected keyword argument %R" : "%s: argument %R is given twice", def->name, name);
+            PyErr_Format(PyExc_TypeError,
+                         q < 0 ? "%s: unexpected keyword argument %R" : "%s: argument %R is given twice", def->name,
+                         name);
             return false;
         }
         given |= 1u << q;
@@ -199,7 +203,7 @@ static bool put_list(const pd_def *def, parsed *a) {
     return true;
 }
 
-/* ---- the call ---------------------------------------------------------------------------------------------------------- */
+/* ---- the call ---------------------------------------------------------------------------------------------------- */
 
 static PyObject *wrap_results(const op_function *f, pd_tensor **out, int n) {
     int visible = f->def->op->visible ? f->def->op->visible : n;
@@ -224,7 +228,8 @@ static PyObject *run(const op_function *f, parsed *a) {
     pd_tensor *out[PD_MAX_OUTS];
     int n;
     if (f->mode == INPLACE) {
-        if (!a->in[0]) return PyErr_Format(PyExc_TypeError, "%s_: the first argument is a number (expected Tensor)", def->name);
+        if (!a->in[0])
+            return PyErr_Format(PyExc_TypeError, "%s_: the first argument is a number (expected Tensor)", def->name);
         PD_PY_TRY(pd_apply_into(def, a->in, a->nin, a->attrs, a->in[0]));
         return pd_py_wrap(a->in[0]);
     }
@@ -242,12 +247,13 @@ static PyObject *run(const op_function *f, parsed *a) {
 static bool is_of_two(PyObject *const *args, Py_ssize_t n, PyObject *kwnames) {
     if (n > 1) return pd_py_is_tensor(args[1]);
     for (Py_ssize_t k = 0; kwnames && k < PyTuple_GET_SIZE(kwnames); k++)
-        if (!PyUnicode_CompareWithASCIIString(PyTuple_GET_ITEM(kwnames, k), "other")) return pd_py_is_tensor(args[n + k]);
+        if (!PyUnicode_CompareWithASCIIString(PyTuple_GET_ITEM(kwnames, k), "other"))
+            return pd_py_is_tensor(args[n + k]);
     return false;
 }
 
-/* PyTorch's older order, add(x, alpha, other) and addcmul(x, value, tensor1, tensor2), in which old optimizers are written:
-   the number moves behind the tensors. */
+/* PyTorch's older order, add(x, alpha, other) and addcmul(x, value, tensor1, tensor2), in which old optimizers are
+   written: the number moves behind the tensors. */
 enum { OLD_ARGS = 4 };
 static PyObject *const *in_new_order(const pd_def *def, PyObject *const *args, Py_ssize_t n, PyObject **room) {
     if (n < 3 || n > OLD_ARGS || n != def->nparams || def->params[n - 1].type != PD_T_SCALAR) return args;
@@ -262,11 +268,13 @@ static PyObject *op_vectorcall(PyObject *self, PyObject *const *args, size_t nar
     const op_function *f = (op_function *)self;
     parsed a;
     PyObject *result = NULL;
-    if (f->elementwise && is_of_two(args, PyVectorcall_NARGS(nargsf), kwnames)) return op_vectorcall(f->elementwise, args, nargsf, kwnames);
+    if (f->elementwise && is_of_two(args, PyVectorcall_NARGS(nargsf), kwnames))
+        return op_vectorcall(f->elementwise, args, nargsf, kwnames);
     pd_py_drain();
     PyObject *room[OLD_ARGS];
     if (!kwnames) args = in_new_order(f->def, args, PyVectorcall_NARGS(nargsf), room);
-    if (parse(f, args, PyVectorcall_NARGS(nargsf), kwnames, &a) && (f->def->list < 0 || put_list(f->def, &a))) result = run(f, &a);
+    if (parse(f, args, PyVectorcall_NARGS(nargsf), kwnames, &a) && (f->def->list < 0 || put_list(f->def, &a)))
+        result = run(f, &a);
     if (f->def->list >= 0) {
         if (a.in != a.few) pd_free(a.in);
         pd_free(a.list);
@@ -275,7 +283,7 @@ static PyObject *op_vectorcall(PyObject *self, PyObject *const *args, size_t nar
     return result;
 }
 
-/* ---- operators --------------------------------------------------------------------------------------------------------- */
+/* ---- operators --------------------------------------------------------------------------------------------------- */
 
 /* 1: a tensor or number in its place, 0: neither, -1: an exception. */
 static int operand(PyObject *o, pd_tensor **t, pd_scalar *s) {
@@ -322,7 +330,7 @@ PyObject *pd_py_unary(pd_op_id op, PyObject *a) {
     return pd_py_wrap_new(out);
 }
 
-/* ---- the type ------------------------------------------------------------------------------------------------------------ */
+/* ---- the type ---------------------------------------------------------------------------------------------------- */
 
 static PyObject *op_get(PyObject *self, PyObject *instance, PyObject *type) {
     (void)type;
@@ -352,7 +360,9 @@ static PyObject *op_signature(PyObject *self, void *unused) {
 static PyObject *op_doc(PyObject *self, void *unused) {
     const op_function *f = (op_function *)self;
     PyObject *name = op_name(self, unused), *sig = op_signature(self, unused);
-    PyObject *doc = name && sig ? PyUnicode_FromFormat("%U%U\n\n%s%s", name, sig, f->def->op->doc, f->mode == INPLACE ? "\n\nIn place." : "") : NULL;
+    PyObject *doc = name && sig ? PyUnicode_FromFormat("%U%U\n\n%s%s", name, sig, f->def->op->doc,
+                                                       f->mode == INPLACE ? "\n\nIn place." : "")
+                                : NULL;
     Py_XDECREF(name);
     Py_XDECREF(sig);
     return doc;
@@ -384,16 +394,22 @@ static void op_dealloc(PyObject *self) {
     Py_DECREF(type);
 }
 
-static PyGetSetDef op_getset[] = {{"__name__", op_name, NULL, NULL, NULL}, {"__qualname__", op_name, NULL, NULL, NULL},
-                                  {"__doc__", op_doc, NULL, NULL, NULL}, {"__text_signature__", op_signature, NULL, NULL, NULL},
-                                  {"__module__", op_module, NULL, NULL, NULL}, {0}};
+static PyGetSetDef op_getset[] = {
+    {"__name__", op_name, NULL, NULL, NULL},     {"__qualname__", op_name, NULL, NULL, NULL},
+    {"__doc__", op_doc, NULL, NULL, NULL},       {"__text_signature__", op_signature, NULL, NULL, NULL},
+    {"__module__", op_module, NULL, NULL, NULL}, {0}};
 static PyMethodDef op_methods[] = {{"__reduce__", op_reduce, METH_NOARGS, NULL}, {0}};
-static PyMemberDef op_members[] = {{"__vectorcalloffset__", T_PYSSIZET, offsetof(op_function, vectorcall), READONLY, NULL}, {0}};
-static PyType_Slot op_slots[] = {{Py_tp_dealloc, op_dealloc}, {Py_tp_call, PyVectorcall_Call}, {Py_tp_descr_get, op_get},
-                                 {Py_tp_getset, op_getset}, {Py_tp_methods, op_methods}, {Py_tp_members, op_members}, {Py_tp_repr, op_repr}, {0}};
+static PyMemberDef op_members[] = {
+    {"__vectorcalloffset__", T_PYSSIZET, offsetof(op_function, vectorcall), READONLY, NULL}, {0}};
+static PyType_Slot op_slots[] = {
+    {Py_tp_dealloc, op_dealloc}, {Py_tp_call, PyVectorcall_Call}, {Py_tp_descr_get, op_get}, {Py_tp_getset, op_getset},
+    {Py_tp_methods, op_methods}, {Py_tp_members, op_members},     {Py_tp_repr, op_repr},     {0}};
 static PyType_Spec op_spec = {
-    .name = "pydist._C.Op", .basicsize = sizeof(op_function), .slots = op_slots,
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_METHOD_DESCRIPTOR | Py_TPFLAGS_DISALLOW_INSTANTIATION | Py_TPFLAGS_IMMUTABLETYPE,
+    .name = "pydist._C.Op",
+    .basicsize = sizeof(op_function),
+    .slots = op_slots,
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_METHOD_DESCRIPTOR |
+             Py_TPFLAGS_DISALLOW_INSTANTIATION | Py_TPFLAGS_IMMUTABLETYPE,
 };
 
 /* "values indices" -> a named tuple type pydist.return_types.<op>. */
@@ -404,7 +420,8 @@ static PyObject *named_tuple(const pd_def *def) {
     char *full = strdup(name);
     if (!names || !fields || !full) return PyErr_NoMemory();
     int n = 0;
-    for (char *save = NULL, *word = strtok_r(names, " ", &save); word; word = strtok_r(NULL, " ", &save)) fields[n++].name = word;
+    for (char *save = NULL, *word = strtok_r(names, " ", &save); word; word = strtok_r(NULL, " ", &save))
+        fields[n++].name = word;
     PyStructSequence_Desc desc = {.name = full, .doc = def->op->doc, .fields = fields, .n_in_sequence = n};
     return (PyObject *)PyStructSequence_NewType(&desc);
 }
@@ -417,7 +434,8 @@ static PyObject *op_new(const pd_def *def, int mode) {
     f->def = def;
     f->mode = mode;
     for (int i = 0; i < def->nparams; i++)
-        if (def->params[i].type != PD_T_RNG && !(f->names[i] = PyUnicode_InternFromString(def->params[i].name))) goto fail;
+        if (def->params[i].type != PD_T_RNG && !(f->names[i] = PyUnicode_InternFromString(def->params[i].name)))
+            goto fail;
     if (def->op->names && mode == PLAIN && !(f->result = named_tuple(def))) goto fail;
     for (int i = 0; i < PD_OP_COUNT && def->op->elementwise; i++)
         if (pd_defs[i].op == def->op->elementwise && !(f->elementwise = op_new(&pd_defs[i], mode))) goto fail;
@@ -441,26 +459,33 @@ static int publish(PyObject *module, const pd_def *def, int mode) {
 }
 
 static PyObject *op_table(PyObject *module, PyObject *unused) {
-    /* [(name, signature, doc, flags, has gradient, names of several results)]: for tests, stubs and docs, which loop over the table. */
+    /* [(name, signature, doc, flags, has gradient, names of several results)]: for tests, stubs and docs, which loop
+     * over the table. */
     (void)module, (void)unused;
     PyObject *list = PyList_New(0);
     for (int i = 0; list && i < PD_OP_COUNT; i++) {
         const pd_def *d = &pd_defs[i];
-        PyObject *row = Py_BuildValue("(sssIis)", d->name, d->op->sig, d->op->doc, d->op->flags, d->op->vjp || d->op->vjp_fast || d->op->compose,
-                                      d->op->names ? d->op->names : "");
+        PyObject *row =
+            Py_BuildValue("(sssIis)", d->name, d->op->sig, d->op->doc, d->op->flags,
+                          d->op->vjp || d->op->vjp_fast || d->op->compose, d->op->names ? d->op->names : "");
         if (!row || PyList_Append(list, row)) Py_CLEAR(list);
         Py_XDECREF(row);
     }
     return list;
 }
 
-static PyMethodDef functions[] = {{"op_table", op_table, METH_NOARGS, "op_table()\n\n[(name, signature, doc, flags, differentiable, names of several results)] of every op."}, {0}};
+static PyMethodDef functions[] = {
+    {"op_table", op_table, METH_NOARGS,
+     "op_table()\n\n[(name, signature, doc, flags, differentiable, names of several results)] of every op."},
+    {0}};
 
 int pd_py_add_ops(PyObject *module) {
     if (!pd_py_type(NULL, &op_spec, NULL, &pd_py.Op)) return -1;
     for (int i = 0; i < PD_OP_COUNT; i++) {
         const pd_def *def = &pd_defs[i];
-        if ((def->op->flags & (PD_FUNC | PD_METHOD | PD_NN)) && (def->op->flags & PD_INPLACE ? publish(module, def, INPLACE) : 0)) return -1;
+        if ((def->op->flags & (PD_FUNC | PD_METHOD | PD_NN)) &&
+            (def->op->flags & PD_INPLACE ? publish(module, def, INPLACE) : 0))
+            return -1;
         bool only_inplace = (def->op->flags & PD_INPLACE) && !(def->op->flags & (PD_FUNC | PD_NN));
         if ((def->op->flags & (PD_FUNC | PD_METHOD | PD_NN)) && !only_inplace && publish(module, def, PLAIN)) return -1;
     }

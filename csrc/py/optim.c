@@ -43,22 +43,28 @@ static PyObject *finish(lists *l, pd_status status) {
 }
 
 static PyObject *sgd_step(PyObject *module, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"params", "momentum_buffers", "lr", "momentum", "dampening", "weight_decay", "nesterov", "maximize", "first", "chance", NULL};
+    static char *names[] = {"params",   "momentum_buffers", "lr",    "momentum", "dampening", "weight_decay",
+                            "nesterov", "maximize",         "first", "chance",   NULL};
     PyObject *o[2] = {NULL, NULL};
     pd_sgd c = {0};
     int nesterov = 0, maximize = 0, first = 0;
     unsigned long long chance = 0;
     lists l;
     (void)module;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|$ddddpppK:sgd_step", names, &o[0], &o[1], &c.lr, &c.momentum, &c.dampening, &c.weight_decay, &nesterov,
-                                     &maximize, &first, &chance) || !read_lists("sgd_step", o, 2, &l)) return NULL;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|$ddddpppK:sgd_step", names, &o[0], &o[1], &c.lr, &c.momentum,
+                                     &c.dampening, &c.weight_decay, &nesterov, &maximize, &first, &chance) ||
+        !read_lists("sgd_step", o, 2, &l))
+        return NULL;
     c.nesterov = nesterov, c.maximize = maximize, c.first = first;
-    if (c.momentum != 0 && !l.t[1]) return finish(&l, pd_fail(PD_E_VALUE, "sgd_step: momentum %g without momentum buffers", c.momentum));
+    if (c.momentum != 0 && !l.t[1])
+        return finish(&l, pd_fail(PD_E_VALUE, "sgd_step: momentum %g without momentum buffers", c.momentum));
     return finish(&l, pd_step_sgd(&(pd_step_lists){.params = l.t[0], .m = l.t[1], .count = l.n, .chance = chance}, &c));
 }
 
 static PyObject *adam_step(PyObject *module, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"params", "exp_avgs", "exp_avg_sqs", "max_exp_avg_sqs", "lr", "beta1", "beta2", "eps", "weight_decay", "step", "amsgrad", "decoupled", "maximize", "chance", NULL};
+    static char *names[] = {"params",  "exp_avgs",  "exp_avg_sqs", "max_exp_avg_sqs", "lr",
+                            "beta1",   "beta2",     "eps",         "weight_decay",    "step",
+                            "amsgrad", "decoupled", "maximize",    "chance",          NULL};
     PyObject *o[4] = {NULL};
     pd_adam c = {0};
     int amsgrad = 0, decoupled = 0, maximize = 0;
@@ -66,40 +72,55 @@ static PyObject *adam_step(PyObject *module, PyObject *args, PyObject *kwargs) {
     unsigned long long chance = 0;
     lists l;
     (void)module;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOO|$dddddLpppK:adam_step", names, &o[0], &o[1], &o[2], &o[3], &c.lr, &c.beta1, &c.beta2, &c.eps,
-                                     &c.weight_decay, &step, &amsgrad, &decoupled, &maximize, &chance) || !read_lists("adam_step", o, 4, &l)) return NULL;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOO|$dddddLpppK:adam_step", names, &o[0], &o[1], &o[2], &o[3],
+                                     &c.lr, &c.beta1, &c.beta2, &c.eps, &c.weight_decay, &step, &amsgrad, &decoupled,
+                                     &maximize, &chance) ||
+        !read_lists("adam_step", o, 4, &l))
+        return NULL;
     c.step = step, c.amsgrad = amsgrad, c.decoupled = decoupled, c.maximize = maximize;
-    if (!l.t[1] || !l.t[2] || (amsgrad && !l.t[3])) return finish(&l, pd_fail(PD_E_VALUE, "adam_step: a state list is None"));
+    if (!l.t[1] || !l.t[2] || (amsgrad && !l.t[3]))
+        return finish(&l, pd_fail(PD_E_VALUE, "adam_step: a state list is None"));
     if (step < 1) return finish(&l, pd_fail(PD_E_VALUE, "adam_step: step is %lld (expected at least 1)", step));
-    return finish(&l, pd_step_adam(&(pd_step_lists){.params = l.t[0], .m = l.t[1], .v = l.t[2], .w = l.t[3], .count = l.n, .chance = chance}, &c));
+    return finish(&l, pd_step_adam(
+                          &(pd_step_lists){
+                              .params = l.t[0], .m = l.t[1], .v = l.t[2], .w = l.t[3], .count = l.n, .chance = chance},
+                          &c));
 }
 
 static PyObject *adadelta_step(PyObject *module, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"params", "square_avgs", "acc_deltas", "lr", "rho", "eps", "weight_decay", "maximize", NULL};
+    static char *names[] = {"params", "square_avgs",  "acc_deltas", "lr", "rho",
+                            "eps",    "weight_decay", "maximize",   NULL};
     PyObject *o[3] = {NULL};
     pd_adadelta c = {0};
     int maximize = 0;
     lists l;
     (void)module;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO|$ddddp:adadelta_step", names, &o[0], &o[1], &o[2], &c.lr, &c.rho, &c.eps, &c.weight_decay,
-                                     &maximize) || !read_lists("adadelta_step", o, 3, &l)) return NULL;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO|$ddddp:adadelta_step", names, &o[0], &o[1], &o[2], &c.lr,
+                                     &c.rho, &c.eps, &c.weight_decay, &maximize) ||
+        !read_lists("adadelta_step", o, 3, &l))
+        return NULL;
     c.maximize = maximize;
     if (!l.t[1] || !l.t[2]) return finish(&l, pd_fail(PD_E_VALUE, "adadelta_step: a state list is None"));
     return finish(&l, pd_step_adadelta(&(pd_step_lists){.params = l.t[0], .v = l.t[1], .m = l.t[2], .count = l.n}, &c));
 }
 
 static PyObject *rmsprop_step(PyObject *module, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"params", "square_avgs", "momentum_buffers", "grad_avgs", "lr", "alpha", "eps", "weight_decay", "momentum", "centered", "maximize", NULL};
+    static char *names[] = {"params", "square_avgs",  "momentum_buffers", "grad_avgs", "lr",       "alpha",
+                            "eps",    "weight_decay", "momentum",         "centered",  "maximize", NULL};
     PyObject *o[4] = {NULL};
     pd_rmsprop c = {0};
     int centered = 0, maximize = 0;
     lists l;
     (void)module;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOO|$dddddpp:rmsprop_step", names, &o[0], &o[1], &o[2], &o[3], &c.lr, &c.alpha, &c.eps, &c.weight_decay,
-                                     &c.momentum, &centered, &maximize) || !read_lists("rmsprop_step", o, 4, &l)) return NULL;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOO|$dddddpp:rmsprop_step", names, &o[0], &o[1], &o[2], &o[3],
+                                     &c.lr, &c.alpha, &c.eps, &c.weight_decay, &c.momentum, &centered, &maximize) ||
+        !read_lists("rmsprop_step", o, 4, &l))
+        return NULL;
     c.centered = centered, c.maximize = maximize;
-    if (!l.t[1] || (c.momentum != 0 && !l.t[2]) || (centered && !l.t[3])) return finish(&l, pd_fail(PD_E_VALUE, "rmsprop_step: a state list is None"));
-    return finish(&l, pd_step_rmsprop(&(pd_step_lists){.params = l.t[0], .v = l.t[1], .m = l.t[2], .w = l.t[3], .count = l.n}, &c));
+    if (!l.t[1] || (c.momentum != 0 && !l.t[2]) || (centered && !l.t[3]))
+        return finish(&l, pd_fail(PD_E_VALUE, "rmsprop_step: a state list is None"));
+    return finish(&l, pd_step_rmsprop(
+                          &(pd_step_lists){.params = l.t[0], .v = l.t[1], .m = l.t[2], .w = l.t[3], .count = l.n}, &c));
 }
 
 static PyObject *adagrad_step(PyObject *module, PyObject *args, PyObject *kwargs) {
@@ -110,8 +131,10 @@ static PyObject *adagrad_step(PyObject *module, PyObject *args, PyObject *kwargs
     long long step = 0;
     lists l;
     (void)module;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|$ddddLp:adagrad_step", names, &o[0], &o[1], &c.lr, &c.lr_decay, &c.eps, &c.weight_decay, &step,
-                                     &maximize) || !read_lists("adagrad_step", o, 2, &l)) return NULL;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|$ddddLp:adagrad_step", names, &o[0], &o[1], &c.lr, &c.lr_decay,
+                                     &c.eps, &c.weight_decay, &step, &maximize) ||
+        !read_lists("adagrad_step", o, 2, &l))
+        return NULL;
     c.step = step, c.maximize = maximize;
     if (!l.t[1]) return finish(&l, pd_fail(PD_E_VALUE, "adagrad_step: a state list is None"));
     if (step < 1) return finish(&l, pd_fail(PD_E_VALUE, "adagrad_step: step is %lld (expected at least 1)", step));
@@ -126,22 +149,28 @@ static PyObject *moments_step(PyObject *module, PyObject *args, PyObject *kwargs
     int adaptive = 0, maximize = 0;
     lists l;
     (void)module;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO|$ddddddddpp:moments_step", names, &o[0], &o[1], &o[2], &c.beta1, &c.beta2, &c.eps, &c.weight_decay,
-                                     &c.shrink, &c.from_grad, &c.from_mean, &c.root, &adaptive, &maximize) || !read_lists("moments_step", o, 3, &l)) return NULL;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO|$ddddddddpp:moments_step", names, &o[0], &o[1], &o[2], &c.beta1,
+                                     &c.beta2, &c.eps, &c.weight_decay, &c.shrink, &c.from_grad, &c.from_mean, &c.root,
+                                     &adaptive, &maximize) ||
+        !read_lists("moments_step", o, 3, &l))
+        return NULL;
     c.adaptive = adaptive, c.maximize = maximize;
     if (!l.t[1] || !l.t[2]) return finish(&l, pd_fail(PD_E_VALUE, "moments_step: a state list is None"));
     return finish(&l, pd_step_moments(&(pd_step_lists){.params = l.t[0], .m = l.t[1], .v = l.t[2], .count = l.n}, &c));
 }
 
 static PyObject *adamax_step(PyObject *module, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"params", "exp_avgs", "exp_infs", "step_size", "beta1", "beta2", "eps", "weight_decay", "maximize", NULL};
+    static char *names[] = {"params", "exp_avgs", "exp_infs",     "step_size", "beta1",
+                            "beta2",  "eps",      "weight_decay", "maximize",  NULL};
     PyObject *o[3] = {NULL};
     pd_adamax c = {0};
     int maximize = 0;
     lists l;
     (void)module;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO|$dddddp:adamax_step", names, &o[0], &o[1], &o[2], &c.step_size, &c.beta1, &c.beta2, &c.eps, &c.weight_decay,
-                                     &maximize) || !read_lists("adamax_step", o, 3, &l)) return NULL;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO|$dddddp:adamax_step", names, &o[0], &o[1], &o[2], &c.step_size,
+                                     &c.beta1, &c.beta2, &c.eps, &c.weight_decay, &maximize) ||
+        !read_lists("adamax_step", o, 3, &l))
+        return NULL;
     c.maximize = maximize;
     if (!l.t[1] || !l.t[2]) return finish(&l, pd_fail(PD_E_VALUE, "adamax_step: a state list is None"));
     return finish(&l, pd_step_adamax(&(pd_step_lists){.params = l.t[0], .m = l.t[1], .v = l.t[2], .count = l.n}, &c));
@@ -154,22 +183,27 @@ static PyObject *asgd_step(PyObject *module, PyObject *args, PyObject *kwargs) {
     int maximize = 0;
     lists l;
     (void)module;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|$ddddp:asgd_step", names, &o[0], &o[1], &c.eta, &c.lambd, &c.mu, &c.weight_decay,
-                                     &maximize) || !read_lists("asgd_step", o, 2, &l)) return NULL;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|$ddddp:asgd_step", names, &o[0], &o[1], &c.eta, &c.lambd, &c.mu,
+                                     &c.weight_decay, &maximize) ||
+        !read_lists("asgd_step", o, 2, &l))
+        return NULL;
     c.maximize = maximize;
     if (!l.t[1]) return finish(&l, pd_fail(PD_E_VALUE, "asgd_step: a state list is None"));
     return finish(&l, pd_step_asgd(&(pd_step_lists){.params = l.t[0], .m = l.t[1], .count = l.n}, &c));
 }
 
 static PyObject *rprop_step(PyObject *module, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"params", "prevs", "step_sizes", "eta_minus", "eta_plus", "step_min", "step_max", "maximize", NULL};
+    static char *names[] = {"params",   "prevs",    "step_sizes", "eta_minus", "eta_plus",
+                            "step_min", "step_max", "maximize",   NULL};
     PyObject *o[3] = {NULL};
     pd_rprop c = {0};
     int maximize = 0;
     lists l;
     (void)module;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO|$ddddp:rprop_step", names, &o[0], &o[1], &o[2], &c.eta_minus, &c.eta_plus, &c.step_min, &c.step_max,
-                                     &maximize) || !read_lists("rprop_step", o, 3, &l)) return NULL;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO|$ddddp:rprop_step", names, &o[0], &o[1], &o[2], &c.eta_minus,
+                                     &c.eta_plus, &c.step_min, &c.step_max, &maximize) ||
+        !read_lists("rprop_step", o, 3, &l))
+        return NULL;
     c.maximize = maximize;
     if (!l.t[1] || !l.t[2]) return finish(&l, pd_fail(PD_E_VALUE, "rprop_step: a state list is None"));
     return finish(&l, pd_step_rprop(&(pd_step_lists){.params = l.t[0], .m = l.t[1], .v = l.t[2], .count = l.n}, &c));
@@ -182,8 +216,10 @@ static PyObject *lion_step(PyObject *module, PyObject *args, PyObject *kwargs) {
     int maximize = 0;
     lists l;
     (void)module;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|$ddddp:lion_step", names, &o[0], &o[1], &c.lr, &c.beta1, &c.beta2, &c.weight_decay,
-                                     &maximize) || !read_lists("lion_step", o, 2, &l)) return NULL;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|$ddddp:lion_step", names, &o[0], &o[1], &c.lr, &c.beta1,
+                                     &c.beta2, &c.weight_decay, &maximize) ||
+        !read_lists("lion_step", o, 2, &l))
+        return NULL;
     c.maximize = maximize;
     if (!l.t[1]) return finish(&l, pd_fail(PD_E_VALUE, "lion_step: a state list is None"));
     return finish(&l, pd_step_lion(&(pd_step_lists){.params = l.t[0], .m = l.t[1], .count = l.n}, &c));
@@ -194,7 +230,8 @@ static PyObject *zero_grads(PyObject *module, PyObject *args) {
     int set_to_none = 1;
     lists l;
     (void)module;
-    if (!PyArg_ParseTuple(args, "O|p:zero_grads", &o[0], &set_to_none) || !read_lists("zero_grads", o, 1, &l)) return NULL;
+    if (!PyArg_ParseTuple(args, "O|p:zero_grads", &o[0], &set_to_none) || !read_lists("zero_grads", o, 1, &l))
+        return NULL;
     return finish(&l, pd_zero_grads(l.t[0], l.n, set_to_none));
 }
 
@@ -223,18 +260,29 @@ static PyObject *scale_tensors(PyObject *module, PyObject *args) {
 }
 
 static PyMethodDef functions[] = {
-    {"sgd_step", (PyCFunction)(void (*)(void))sgd_step, METH_VARARGS | METH_KEYWORDS, "sgd_step(params, momentum_buffers, *, lr, ...): one fused step of SGD."},
-    {"adam_step", (PyCFunction)(void (*)(void))adam_step, METH_VARARGS | METH_KEYWORDS, "adam_step(params, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, *, lr, ...): one fused step of Adam."},
-    {"adadelta_step", (PyCFunction)(void (*)(void))adadelta_step, METH_VARARGS | METH_KEYWORDS, "adadelta_step(params, square_avgs, acc_deltas, *, lr, ...): one fused step of Adadelta."},
-    {"rmsprop_step", (PyCFunction)(void (*)(void))rmsprop_step, METH_VARARGS | METH_KEYWORDS, "rmsprop_step(params, square_avgs, momentum_buffers, grad_avgs, *, lr, ...): one fused step of RMSprop."},
-    {"adagrad_step", (PyCFunction)(void (*)(void))adagrad_step, METH_VARARGS | METH_KEYWORDS, "adagrad_step(params, sums, *, lr, ...): one fused step of Adagrad."},
-    {"moments_step", (PyCFunction)(void (*)(void))moments_step, METH_VARARGS | METH_KEYWORDS, "moments_step(params, exp_avgs, exp_avg_sqs, *, beta1, ...): one fused step of NAdam or RAdam."},
-    {"adamax_step", (PyCFunction)(void (*)(void))adamax_step, METH_VARARGS | METH_KEYWORDS, "adamax_step(params, exp_avgs, exp_infs, *, step_size, ...): one fused step of Adamax."},
-    {"asgd_step", (PyCFunction)(void (*)(void))asgd_step, METH_VARARGS | METH_KEYWORDS, "asgd_step(params, averages, *, eta, ...): one fused step of averaged SGD."},
-    {"rprop_step", (PyCFunction)(void (*)(void))rprop_step, METH_VARARGS | METH_KEYWORDS, "rprop_step(params, prevs, step_sizes, *, eta_minus, ...): one fused step of Rprop."},
-    {"lion_step", (PyCFunction)(void (*)(void))lion_step, METH_VARARGS | METH_KEYWORDS, "lion_step(params, exp_avgs, *, lr, ...): one fused step of Lion."},
+    {"sgd_step", (PyCFunction)(void (*)(void))sgd_step, METH_VARARGS | METH_KEYWORDS,
+     "sgd_step(params, momentum_buffers, *, lr, ...): one fused step of SGD."},
+    {"adam_step", (PyCFunction)(void (*)(void))adam_step, METH_VARARGS | METH_KEYWORDS,
+     "adam_step(params, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, *, lr, ...): one fused step of Adam."},
+    {"adadelta_step", (PyCFunction)(void (*)(void))adadelta_step, METH_VARARGS | METH_KEYWORDS,
+     "adadelta_step(params, square_avgs, acc_deltas, *, lr, ...): one fused step of Adadelta."},
+    {"rmsprop_step", (PyCFunction)(void (*)(void))rmsprop_step, METH_VARARGS | METH_KEYWORDS,
+     "rmsprop_step(params, square_avgs, momentum_buffers, grad_avgs, *, lr, ...): one fused step of RMSprop."},
+    {"adagrad_step", (PyCFunction)(void (*)(void))adagrad_step, METH_VARARGS | METH_KEYWORDS,
+     "adagrad_step(params, sums, *, lr, ...): one fused step of Adagrad."},
+    {"moments_step", (PyCFunction)(void (*)(void))moments_step, METH_VARARGS | METH_KEYWORDS,
+     "moments_step(params, exp_avgs, exp_avg_sqs, *, beta1, ...): one fused step of NAdam or RAdam."},
+    {"adamax_step", (PyCFunction)(void (*)(void))adamax_step, METH_VARARGS | METH_KEYWORDS,
+     "adamax_step(params, exp_avgs, exp_infs, *, step_size, ...): one fused step of Adamax."},
+    {"asgd_step", (PyCFunction)(void (*)(void))asgd_step, METH_VARARGS | METH_KEYWORDS,
+     "asgd_step(params, averages, *, eta, ...): one fused step of averaged SGD."},
+    {"rprop_step", (PyCFunction)(void (*)(void))rprop_step, METH_VARARGS | METH_KEYWORDS,
+     "rprop_step(params, prevs, step_sizes, *, eta_minus, ...): one fused step of Rprop."},
+    {"lion_step", (PyCFunction)(void (*)(void))lion_step, METH_VARARGS | METH_KEYWORDS,
+     "lion_step(params, exp_avgs, *, lr, ...): one fused step of Lion."},
     {"sum_squares", sum_squares, METH_O, "sum_squares(tensors): the sum of the squares of all elements, in float64."},
-    {"scale_tensors", scale_tensors, METH_VARARGS, "scale_tensors(tensors, by): multiplies all elements, in place; whether all were finite."},
+    {"scale_tensors", scale_tensors, METH_VARARGS,
+     "scale_tensors(tensors, by): multiplies all elements, in place; whether all were finite."},
     {"zero_grads", zero_grads, METH_VARARGS, "zero_grads(params, set_to_none=True)"},
     {0},
 };

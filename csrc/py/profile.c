@@ -9,7 +9,8 @@
 
 #define FRAMES 64
 
-/* Stacks that were met, each (code, instruction offset, code, ...) from the innermost frame on, and their numbers, from 1. */
+/* Stacks that were met, each (code, instruction offset, code, ...) from the innermost frame on, and their numbers,
+ * from 1. */
 static PyObject *stacks;
 
 static PyObject *frames(void) {
@@ -96,8 +97,10 @@ static PyObject *shapes_of(const pd_event *e) {
 
 static PyObject *row(const pd_event *e) {
     PyObject *shapes = shapes_of(e);
-    return !shapes ? NULL : Py_BuildValue("(ssLLLLLiN)", e->name, pd_lap_kind_names[e->kind], (long long)e->lane, (long long)e->begin,
-                                          (long long)e->end, (long long)e->bytes, (long long)e->held, (int)e->stack, shapes);
+    return !shapes ? NULL
+                   : Py_BuildValue("(ssLLLLLiN)", e->name, pd_lap_kind_names[e->kind], (long long)e->lane,
+                                   (long long)e->begin, (long long)e->end, (long long)e->bytes, (long long)e->held,
+                                   (int)e->stack, shapes);
 }
 
 static PyObject *take(PyObject *module, PyObject *unused) {
@@ -135,19 +138,24 @@ static PyObject *span_end(PyObject *module, PyObject *args) {
     pd_lap lap;
     (void)module;
     if (!PyArg_ParseTuple(args, "y#s:_span_end", &bytes, &size, &name)) return NULL;
-    if (size != sizeof lap) return PyErr_Format(PyExc_ValueError, "_span_end: %zd bytes (expected what _span_begin gave)", size);
+    if (size != sizeof lap)
+        return PyErr_Format(PyExc_ValueError, "_span_end: %zd bytes (expected what _span_begin gave)", size);
     memcpy(&lap, bytes, sizeof lap);
     pd_lap_end(&lap, PD_LAP_USER, name, 0);
     Py_RETURN_NONE;
 }
 
 static PyMethodDef functions[] = {
-    {"_profile_start", start, METH_VARARGS, "_profile_start(max_events, shapes, memory, stack): begins to record; see pydist.profiler."},
+    {"_profile_start", start, METH_VARARGS,
+     "_profile_start(max_events, shapes, memory, stack): begins to record; see pydist.profiler."},
     {"_profile_stop", stop, METH_NOARGS, "_profile_stop(): ends it; fine when it is off."},
     {"_profile_take", take, METH_NOARGS,
-     "_profile_take() -> (events, dropped, stacks)\n\nWhat was recorded, given away: (name, kind, lane, begin, end, bytes, held, "
-     "stack, None or (results, shapes)) of each, times in monotonic ns; how many events were dropped; numbers by stack."},
-    {"_span_begin", span_begin, METH_NOARGS, "_span_begin() -> bytes | None\n\nA span of the profiler; None while it is off."},
+     "_profile_take() -> (events, dropped, stacks)\n\nWhat was recorded, given away: (name, kind, lane, begin, end, "
+     "bytes, held, "
+     "stack, None or (results, shapes)) of each, times in monotonic ns; how many events were dropped; numbers by "
+     "stack."},
+    {"_span_begin", span_begin, METH_NOARGS,
+     "_span_begin() -> bytes | None\n\nA span of the profiler; None while it is off."},
     {"_span_end", span_end, METH_VARARGS, "_span_end(span, name): ends what _span_begin gave."},
     {0},
 };

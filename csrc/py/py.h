@@ -20,9 +20,11 @@ typedef struct pd_py_state {
 extern pd_py_state pd_py;
 
 /* ---- raise.c ---- */
-/* Sets the Python exception from this thread's error record; returns NULL, so that `return pd_py_raise(s)` reads well. */
+/* Sets the Python exception from this thread's error record; returns NULL, so that `return pd_py_raise(s)` reads
+   well. */
 PyObject *pd_py_raise(pd_status status);
-/* For a callback that failed in Python: keeps the exception for the pd_py_raise that will follow, returns PD_E_PYTHON. */
+/* For a callback that failed in Python: keeps the exception for the pd_py_raise that will follow, returns
+   PD_E_PYTHON. */
 pd_status pd_py_caught(void);
 #define PD_PY_TRY(call)                                                  \
     do {                                                                 \
@@ -85,18 +87,21 @@ bool pd_py_number(PyObject *o, pd_scalar *out);   /* false without an exception 
 bool pd_py_int(PyObject *o, const char *op, const char *arg, int64_t *out);
 bool pd_py_double(PyObject *o, const char *op, const char *arg, double *out);
 bool pd_py_ints(PyObject *o, const char *op, const char *arg, pd_ints *out); /* an int or a sequence of ints */
-bool pd_py_dtype(PyObject *o, const char *op, const char *arg, int64_t *out); /* also float, int, bool; None: PD_NO_DTYPE */
+bool pd_py_dtype(PyObject *o, const char *op, const char *arg,
+                 int64_t *out);                 /* also float, int, bool; None: PD_NO_DTYPE */
 bool pd_py_format(PyObject *o, const char *op); /* a memory_format */
-const pd_device *pd_py_device(PyObject *o, const char *op); /* [borrowed] None and pretended GPUs: the CPU; NULL with the exception set */
+const pd_device *pd_py_device(
+    PyObject *o, const char *op); /* [borrowed] None and pretended GPUs: the CPU; NULL with the exception set */
 bool pd_py_scalar(const pd_tensor *t, pd_scalar *out);      /* its one element; false with the exception set */
-bool pd_py_on_host(const pd_tensor *t, const char *op);     /* its memory can be read here; false with the exception set */
+bool pd_py_on_host(const pd_tensor *t, const char *op); /* its memory can be read here; false with the exception set */
 PyObject *pd_py_device_of(const pd_tensor *t);              /* [new] its device */
 bool pd_py_at(const pd_device *d, const pd_device **was);   /* pd_device_enter; false with the exception set */
 /* Borrowed list of tensors from a list or tuple; *seq is a new reference that keeps them. */
 bool pd_py_tensors(PyObject *o, const char *op, const char *arg, PyObject **seq, pd_tensor ***out, Py_ssize_t *n);
 
 /* ---- ops.c ---- */
-PyObject *pd_py_binary(pd_op_id op, PyObject *a, PyObject *b);  /* NotImplemented where an operand is neither tensor nor number */
+PyObject *pd_py_binary(pd_op_id op, PyObject *a,
+                       PyObject *b); /* NotImplemented where an operand is neither tensor nor number */
 PyObject *pd_py_inplace(pd_op_id op, PyObject *a, PyObject *b);
 PyObject *pd_py_unary(pd_op_id op, PyObject *a);
 
@@ -105,9 +110,11 @@ PyObject *pd_py_getitem(PyObject *self, PyObject *key);
 int pd_py_setitem(PyObject *self, PyObject *key, PyObject *value);
 
 /* ---- create.c ---- */
-/* A tensor from numbers, nested sequences, arrays, tensors. dtype PD_NO_DTYPE: inferred. copy: never shares memory. [new] */
+/* A tensor from numbers, nested sequences, arrays, tensors. dtype PD_NO_DTYPE: inferred. copy: never shares memory.
+ * [new] */
 pd_tensor *pd_py_from_data(PyObject *data, int64_t dtype, bool copy);
-/* zeros(*size, ...) and the like: filled with *value, or (NULL) left as it is; of `dtype` unless a keyword says otherwise. */
+/* zeros(*size, ...) and the like: filled with *value, or (NULL) left as it is; of `dtype` unless a keyword says
+ * otherwise. */
 PyObject *pd_py_filled(const char *op, PyObject *args, PyObject *kwargs, int64_t dtype, const double *value);
 PyObject *pd_py_full(const char *op, PyObject *args, PyObject *kwargs, int64_t dtype); /* PD_NO_DTYPE: the value's */
 PyObject *pd_py_new_tensor(const char *op, PyObject *args, PyObject *kwargs, int64_t dtype); /* tensor(data, ...) */
@@ -127,9 +134,10 @@ void pd_py_drop_function(void *ctx); /* of a node that Python's Function made */
 int pd_py_getbuffer(PyObject *self, Py_buffer *view, int flags);
 void pd_py_releasebuffer(PyObject *self, Py_buffer *view);
 PyObject *pd_py_numpy(PyObject *self, PyObject *args);
-/* [new] a tensor over memory that drop(ctx) gives back; strides in elements. On failure the memory stays the caller's. */
-pd_status pd_py_borrow(const char *op, void *data, pd_dtype dtype, int ndim, const int64_t *size, const int64_t *stride, bool read_only,
-                       void (*drop)(void *), void *ctx, pd_tensor **out);
+/* [new] a tensor over memory that drop(ctx) gives back; strides in elements. On failure the memory stays the
+   caller's. */
+pd_status pd_py_borrow(const char *op, void *data, pd_dtype dtype, int ndim, const int64_t *size, const int64_t *stride,
+                       bool read_only, void (*drop)(void *), void *ctx, pd_tensor **out);
 /* Shares the memory of an object with the buffer protocol: [new] tensor, NULL with the exception set. */
 pd_tensor *pd_py_from_buffer(PyObject *o, bool writable_only);
 

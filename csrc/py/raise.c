@@ -67,15 +67,24 @@ int pd_py_add_raise(PyObject *module) {
     KNOWN(BUFFER, PyExc_BufferError);
     KNOWN(INTERRUPT, PyExc_KeyboardInterrupt);
     KNOWN(PYTHON, PyExc_RuntimeError);
-    bool ok = (pd_py.E_VALUE = new_class(module, "ArgumentError", PyExc_ValueError, PyExc_RuntimeError, "A number or a word is none that is allowed.")) &&
-              (pd_py.E_INDEX = new_class(module, "PositionError", PyExc_IndexError, PyExc_RuntimeError, "A position is out of range.")) &&
-              (pd_py.E_SHAPE = new_class(module, "ShapeError", PyExc_RuntimeError, PyExc_ValueError, "Shapes do not fit.")) &&
-              (pd_py.E_DTYPE = new_class(module, "DTypeError", PyExc_RuntimeError, PyExc_TypeError, "Dtypes do not fit.")) &&
-              (pd_py.E_DIM = new_class(module, "DimError", PyExc_IndexError, PyExc_RuntimeError, "A dimension is out of range.")) &&
-              (pd_py.E_MEMORY = new_class(module, "OutOfMemoryError", PyExc_MemoryError, PyExc_RuntimeError, "No memory is left.")) &&
-              (pd_py.E_DIST = new_class(module, "DistError", PyExc_RuntimeError, NULL, "Communication between ranks failed.")) &&
-              (pd_py.E_MISMATCH = new_class(module, "CommMismatch", pd_py.E_DIST, NULL, "Ranks called different collectives.")) &&
-              (pd_py.E_TIMEOUT = new_class(module, "CommTimeout", pd_py.E_DIST, PyExc_TimeoutError, "A rank did not arrive in time.")) &&
-              (pd_py.E_PEER = new_class(module, "PeerFailed", pd_py.E_DIST, NULL, "Another rank died or left; .rank says which."));
+    bool ok =
+        (pd_py.E_VALUE = new_class(module, "ArgumentError", PyExc_ValueError, PyExc_RuntimeError,
+                                   "A number or a word is none that is allowed.")) &&
+        (pd_py.E_INDEX =
+             new_class(module, "PositionError", PyExc_IndexError, PyExc_RuntimeError, "A position is out of range.")) &&
+        (pd_py.E_SHAPE = new_class(module, "ShapeError", PyExc_RuntimeError, PyExc_ValueError, "Shapes do not fit.")) &&
+        (pd_py.E_DTYPE = new_class(module, "DTypeError", PyExc_RuntimeError, PyExc_TypeError, "Dtypes do not fit.")) &&
+        (pd_py.E_DIM =
+             new_class(module, "DimError", PyExc_IndexError, PyExc_RuntimeError, "A dimension is out of range.")) &&
+        (pd_py.E_MEMORY =
+             new_class(module, "OutOfMemoryError", PyExc_MemoryError, PyExc_RuntimeError, "No memory is left.")) &&
+        (pd_py.E_DIST =
+             new_class(module, "DistError", PyExc_RuntimeError, NULL, "Communication between ranks failed.")) &&
+        (pd_py.E_MISMATCH =
+             new_class(module, "CommMismatch", pd_py.E_DIST, NULL, "Ranks called different collectives.")) &&
+        (pd_py.E_TIMEOUT =
+             new_class(module, "CommTimeout", pd_py.E_DIST, PyExc_TimeoutError, "A rank did not arrive in time.")) &&
+        (pd_py.E_PEER =
+             new_class(module, "PeerFailed", pd_py.E_DIST, NULL, "Another rank died or left; .rank says which."));
     return ok ? 0 : -1;
 }

@@ -15,7 +15,8 @@ static pd_status call_unpack(void *ctx, void *out) {
     pd_grad_mode = mode;
     pd_autocast = autocast;
     if (t && !pd_py_is_tensor(t)) {
-        PyErr_Format(PyExc_TypeError, "saved_tensors_hooks: the unpack hook returned %.100s (expected Tensor)", Py_TYPE(t)->tp_name);
+        PyErr_Format(PyExc_TypeError, "saved_tensors_hooks: the unpack hook returned %.100s (expected Tensor)",
+                     Py_TYPE(t)->tp_name);
         Py_CLEAR(t);
     }
     if (t) pd_tensor_retain(*(pd_tensor **)out = pd_py_tensor(t));
@@ -74,10 +75,12 @@ static PyObject *backward_now(PyObject *module, PyObject *unused) {
 }
 
 static PyMethodDef functions[] = {
-    {"_saved_hooks", current, METH_NOARGS, "_saved_hooks() -> (pack, unpack) | None, of this thread; see autograd.graph.saved_tensors_hooks."},
+    {"_saved_hooks", current, METH_NOARGS,
+     "_saved_hooks() -> (pack, unpack) | None, of this thread; see autograd.graph.saved_tensors_hooks."},
     {"_set_saved_hooks", set_hooks, METH_O, "_set_saved_hooks(pair): (pack, unpack) or None; returns what there was."},
     {"_backward_now", backward_now, METH_NOARGS,
-     "_backward_now() -> (number, some)\n\nThe backward that runs in this thread, 0: none, and whether it is for some inputs only."},
+     "_backward_now() -> (number, some)\n\nThe backward that runs in this thread, 0: none, and whether it is for some "
+     "inputs only."},
     {0},
 };
 

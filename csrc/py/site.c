@@ -84,8 +84,8 @@ void pd_py_sites_trim(void) {
     }
 }
 
-/* "train.py:12". Any thread, and without the GIL, which a rank that hangs may hold: code objects here are kept alive, and
-   neither reading their name nor their line table makes or changes an object. */
+/* "train.py:12". Any thread, and without the GIL, which a rank that hangs may hold: code objects here are kept alive,
+   and neither reading their name nor their line table makes or changes an object. */
 void pd_py_site_text(uint64_t site, char *text, size_t size) {
     int n = (int)(site >> 32) - 1;
     if (size) *text = 0;

@@ -17,7 +17,8 @@ static PyObject *storage_bytes(PyObject *module, PyObject *object) {
     return pd_py_wrap_new(out);
 }
 
-/* storage_view(tensor, dtype, size, stride, offset): any view of the tensor's storage; what pickles and deep copies are put together by. */
+/* storage_view(tensor, dtype, size, stride, offset): any view of the tensor's storage; what pickles and deep copies are
+ * put together by. */
 static PyObject *storage_view(PyObject *module, PyObject *args) {
     PyObject *object, *type, *sizes, *strides;
     long long offset;
@@ -26,17 +27,21 @@ static PyObject *storage_view(PyObject *module, PyObject *args) {
     pd_tensor *t, *out;
     (void)module;
     if (!PyArg_ParseTuple(args, "OOOOL:storage_view", &object, &type, &sizes, &strides, &offset)) return NULL;
-    if (!(t = pd_py_expect_tensor(object, "storage_view", "tensor")) || !pd_py_dtype(type, "storage_view", "dtype", &dtype) ||
-        !pd_py_ints(sizes, "storage_view", "size", &size) || !pd_py_ints(strides, "storage_view", "stride", &stride)) return NULL;
+    if (!(t = pd_py_expect_tensor(object, "storage_view", "tensor")) ||
+        !pd_py_dtype(type, "storage_view", "dtype", &dtype) || !pd_py_ints(sizes, "storage_view", "size", &size) ||
+        !pd_py_ints(strides, "storage_view", "stride", &stride))
+        return NULL;
     PD_PY_TRY(pd_shape_numel("storage_view", (int)size.n, size.v, &numel));
     bool fits = dtype != PD_NO_DTYPE && size.n == stride.n && offset >= 0;
     int64_t bytes = fits ? (int64_t)pd_dtype_size((pd_dtype)dtype) : 1, count = (int64_t)t->storage->bytes / bytes;
     last = offset;
     for (int d = 0; fits && d < size.n && numel; d++)
-        fits = stride.v[d] >= 0 && !__builtin_mul_overflow(size.v[d] - 1, stride.v[d], &step) && !__builtin_add_overflow(last, step, &last);
+        fits = stride.v[d] >= 0 && !__builtin_mul_overflow(size.v[d] - 1, stride.v[d], &step) &&
+               !__builtin_add_overflow(last, step, &last);
     if (!fits || (numel && last >= count) || (uintptr_t)t->storage->data % (uintptr_t)bytes)
-        return PyErr_Format(PyExc_ValueError, "storage_view: size %R, stride %R and offset %lld do not fit into %zu bytes of %R", sizes, strides, offset,
-                            t->storage->bytes, type);
+        return PyErr_Format(PyExc_ValueError,
+                            "storage_view: size %R, stride %R and offset %lld do not fit into %zu bytes of %R", sizes,
+                            strides, offset, t->storage->bytes, type);
     PD_PY_TRY(pd_tensor_alias(t, false, &out));
     out->dtype = (int8_t)dtype;
     out->ndim = (int8_t)size.n;
@@ -93,7 +98,8 @@ static PyObject *shared_open(PyObject *module, PyObject *args) {
 
 static PyMethodDef functions[] = {
     {"storage_view", storage_view, METH_VARARGS,
-     "storage_view(tensor, dtype, size, stride, offset)\n\nA tensor of that dtype and geometry (in elements) over the tensor's storage. Errors: ValueError where it\n"
+     "storage_view(tensor, dtype, size, stride, offset)\n\nA tensor of that dtype and geometry (in elements) over the "
+     "tensor's storage. Errors: ValueError where it\n"
      "does not fit into it."},
     {"storage_bytes", storage_bytes, METH_O,
      "storage_bytes(tensor)\n\nThe storage that the tensor is a view of: a 1-d uint8 tensor over the same memory."},

@@ -1,15 +1,16 @@
-/* The Tensor type: lifetime of the wrapper. Attributes, methods and operators have files of their own; ops come from the table (ops.c).
+/* The Tensor type: lifetime of the wrapper. Attributes, methods and operators have files of their own; ops come from
+   the table (ops.c).
 
-   Who owns whom: normally the wrapper holds a reference to its pd_tensor. When the last Python reference goes while C still
-   uses the tensor and the wrapper carries something of the user's (attributes, a subclass, weak references), ownership flips:
-   the tensor keeps the wrapper until C lets go, so identity and attributes survive. */
+   Who owns whom: normally the wrapper holds a reference to its pd_tensor. When the last Python reference goes while C
+   still uses the tensor and the wrapper carries something of the user's (attributes, a subclass, weak references),
+   ownership flips: the tensor keeps the wrapper until C lets go, so identity and attributes survive. */
 #include "py/py.h"
 
 #include <structmember.h>
 
 #include "base/mem.h"
 
-/* ---- wrapper and tensor ---------------------------------------------------------------------------------------------- */
+/* ---- wrapper and tensor ------------------------------------------------------------------------------------------ */
 
 static PyObject *new_wrapper(PyTypeObject *type, pd_tensor *t) {
     pd_pytensor *self = (pd_pytensor *)type->tp_alloc(type, 0);
@@ -37,7 +38,8 @@ PyObject *pd_py_wrap_new(pd_tensor *t) {
 }
 
 static bool worth_keeping(pd_pytensor *self) {
-    return self->weakrefs || (self->dict && PyDict_GET_SIZE(self->dict)) || Py_TYPE(self) != (PyTypeObject *)pd_py.Tensor;
+    return self->weakrefs || (self->dict && PyDict_GET_SIZE(self->dict)) ||
+           Py_TYPE(self) != (PyTypeObject *)pd_py.Tensor;
 }
 
 static bool flip(pd_pytensor *self) {
@@ -106,11 +108,12 @@ static int meta_init(PyObject *cls, PyObject *args, PyObject *kwargs) {
     return 0;
 }
 
-/* ---- construction ------------------------------------------------------------------------------------------------------ */
+/* ---- construction ------------------------------------------------------------------------------------------------ */
 
 static PyObject *tensor_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     PyObject *data = NULL;
-    if (type != (PyTypeObject *)pd_py.Tensor) { /* a subclass makes itself by _make_subclass; its own __init__ sees the arguments */
+    if (type != (PyTypeObject *)
+                    pd_py.Tensor) { /* a subclass makes itself by _make_subclass; its own __init__ sees the arguments */
         pd_tensor *t;
         int64_t zero = 0;
         PD_PY_TRY(pd_tensor_new("Tensor", pd_default_dtype, 1, &zero, &t));
@@ -118,7 +121,8 @@ static PyObject *tensor_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
         pd_tensor_release(t);
         return self;
     }
-    if (kwargs && PyDict_GET_SIZE(kwargs)) return PyErr_Format(PyExc_TypeError, "Tensor() takes no keyword arguments (expected pydist.tensor)");
+    if (kwargs && PyDict_GET_SIZE(kwargs))
+        return PyErr_Format(PyExc_TypeError, "Tensor() takes no keyword arguments (expected pydist.tensor)");
     Py_ssize_t n = PyTuple_GET_SIZE(args);
     if (n == 1) data = PyTuple_GET_ITEM(args, 0);
     pd_tensor *t;
@@ -137,12 +141,14 @@ PyObject *pd_py_make_subclass(PyObject *unused, PyObject *args) {
     PyObject *cls, *data;
     int requires_grad = 0;
     (void)unused;
-    if (!PyArg_ParseTuple(args, "O!O!|p:_make_subclass", &PyType_Type, &cls, pd_py.Tensor, &data, &requires_grad)) return NULL;
+    if (!PyArg_ParseTuple(args, "O!O!|p:_make_subclass", &PyType_Type, &cls, pd_py.Tensor, &data, &requires_grad))
+        return NULL;
     if (!PyType_IsSubtype((PyTypeObject *)cls, (PyTypeObject *)pd_py.Tensor))
         return PyErr_Format(PyExc_TypeError, "_make_subclass: %R is not a subclass of Tensor", cls);
     pd_tensor *t;
     if (requires_grad && !pd_dtype_is_float((pd_dtype)pd_py_tensor(data)->dtype))
-        return PyErr_Format(PyExc_RuntimeError, "only floating tensors can require gradients, got %s", pd_dtype_name((pd_dtype)pd_py_tensor(data)->dtype));
+        return PyErr_Format(PyExc_RuntimeError, "only floating tensors can require gradients, got %s",
+                            pd_dtype_name((pd_dtype)pd_py_tensor(data)->dtype));
     PD_PY_TRY(pd_tensor_alias(pd_py_tensor(data), false, &t));
     t->requires_grad = requires_grad;
     PyObject *self = new_wrapper((PyTypeObject *)cls, t);
@@ -150,14 +156,21 @@ PyObject *pd_py_make_subclass(PyObject *unused, PyObject *args) {
     return self;
 }
 
-/* ---- the type --------------------------------------------------------------------------------------------------------- */
+/* ---- the type ---------------------------------------------------------------------------------------------------- */
 
 static PyMemberDef members[] = {{"__weaklistoffset__", T_PYSSIZET, offsetof(pd_pytensor, weakrefs), READONLY, NULL},
                                 {"__dictoffset__", T_PYSSIZET, offsetof(pd_pytensor, dict), READONLY, NULL}, {0}};
 static const PyType_Slot core[] = {
-    {Py_tp_new, tensor_new}, {Py_tp_dealloc, tensor_dealloc}, {Py_tp_traverse, tensor_traverse},
-    {Py_tp_clear, tensor_clear}, {Py_tp_getset, pd_py_tensor_getset}, {Py_tp_methods, pd_py_tensor_methods}, {Py_tp_members, members},
-    {Py_tp_repr, pd_py_tensor_repr}, {Py_bf_getbuffer, pd_py_getbuffer}, {Py_bf_releasebuffer, pd_py_releasebuffer},
+    {Py_tp_new, tensor_new},
+    {Py_tp_dealloc, tensor_dealloc},
+    {Py_tp_traverse, tensor_traverse},
+    {Py_tp_clear, tensor_clear},
+    {Py_tp_getset, pd_py_tensor_getset},
+    {Py_tp_methods, pd_py_tensor_methods},
+    {Py_tp_members, members},
+    {Py_tp_repr, pd_py_tensor_repr},
+    {Py_bf_getbuffer, pd_py_getbuffer},
+    {Py_bf_releasebuffer, pd_py_releasebuffer},
     {Py_tp_doc, "A dense array with a dtype, strides and, where requires_grad is set, a history for backward()."},
 };
 static PyType_Slot slots[64]; /* core, then the operators */
@@ -165,14 +178,16 @@ static PyType_Spec spec = {.name = "pydist.Tensor", .basicsize = sizeof(pd_pyten
                            .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC};
 
 static PyType_Slot meta_slots[] = {{Py_tp_init, meta_init}, {0}};
-static PyType_Spec meta_spec = {.name = "pydist._C.TensorMeta", .slots = meta_slots, .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE};
+static PyType_Spec meta_spec = {
+    .name = "pydist._C.TensorMeta", .slots = meta_slots, .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE};
 
 int pd_py_add_tensor(PyObject *module) {
     size_t n = sizeof core / sizeof *core;
     memcpy(slots, core, sizeof core);
     for (const PyType_Slot *s = pd_py_tensor_operators; s->slot; s++) slots[n++] = *s;
     PyObject *bases = PyTuple_Pack(1, &PyType_Type);
-    bool ok = bases && pd_py_type(module, &meta_spec, bases, &pd_py.TensorMeta) && pd_py_type(module, &spec, NULL, &pd_py.Tensor);
+    bool ok = bases && pd_py_type(module, &meta_spec, bases, &pd_py.TensorMeta) &&
+              pd_py_type(module, &spec, NULL, &pd_py.Tensor);
     Py_XDECREF(bases);
     if (!ok) return -1;
     /* PyType_FromMetaclass is 3.12's; a heap type may change its class to one of the same layout. */

@@ -13,11 +13,13 @@ PyObject *pd_py_type(PyObject *module, PyType_Spec *spec, PyObject *bases, PyObj
     return type;
 }
 
-/* ---- dtype ---------------------------------------------------------------------------------------------------------- */
+/* ---- dtype ------------------------------------------------------------------------------------------------------- */
 
 typedef struct { PyObject_HEAD pd_dtype value; } pydtype;
 
-static PyObject *dtype_repr(PyObject *self) { return PyUnicode_FromFormat("pydist.%s", pd_dtype_name(((pydtype *)self)->value)); }
+static PyObject *dtype_repr(PyObject *self) {
+    return PyUnicode_FromFormat("pydist.%s", pd_dtype_name(((pydtype *)self)->value));
+}
 static PyObject *dtype_float(PyObject *self, void *unused) {
     (void)unused;
     return PyBool_FromLong(pd_dtype_category(((pydtype *)self)->value) == PD_CAT_FLOAT);
@@ -40,16 +42,23 @@ static void plain_dealloc(PyObject *self) {
     Py_DECREF(type);
 }
 
-static PyGetSetDef dtype_getset[] = {{"is_floating_point", dtype_float, NULL, "True for float16, bfloat16, float32, float64.", NULL},
-                                     {"itemsize", dtype_size, NULL, "Bytes of one element.", NULL}, {"__module__", dtype_module, NULL, NULL, NULL}, {0}};
+static PyGetSetDef dtype_getset[] = {
+    {"is_floating_point", dtype_float, NULL, "True for float16, bfloat16, float32, float64.", NULL},
+    {"itemsize", dtype_size, NULL, "Bytes of one element.", NULL},
+    {"__module__", dtype_module, NULL, NULL, NULL},
+    {0}};
 static PyMethodDef dtype_methods[] = {{"__reduce__", dtype_reduce, METH_NOARGS, NULL}, {0}};
-static PyType_Slot dtype_slots[] = {{Py_tp_repr, dtype_repr}, {Py_tp_getset, dtype_getset}, {Py_tp_methods, dtype_methods}, {Py_tp_dealloc, plain_dealloc}, {0}};
+static PyType_Slot dtype_slots[] = {{Py_tp_repr, dtype_repr},
+                                    {Py_tp_getset, dtype_getset},
+                                    {Py_tp_methods, dtype_methods},
+                                    {Py_tp_dealloc, plain_dealloc},
+                                    {0}};
 static PyType_Spec dtype_spec = {.name = "pydist._C.dtype", .basicsize = sizeof(pydtype), .slots = dtype_slots,
                                  .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION};
 
 static int add_dtypes(PyObject *module) {
-    static const char *const aliases[][2] = {{"float", "float32"}, {"double", "float64"}, {"half", "float16"}, {"long", "int64"},
-                                             {"int", "int32"}, {"short", "int16"}};
+    static const char *const aliases[][2] = {{"float", "float32"}, {"double", "float64"}, {"half", "float16"},
+                                             {"long", "int64"},    {"int", "int32"},      {"short", "int16"}};
     if (!pd_py_type(module, &dtype_spec, NULL, &pd_py.dtype)) return -1;
     for (int t = 0; t < PD_DTYPE_COUNT; t++) {
         pydtype *o = (pydtype *)((PyTypeObject *)pd_py.dtype)->tp_alloc((PyTypeObject *)pd_py.dtype, 0);
@@ -57,7 +66,9 @@ static int add_dtypes(PyObject *module) {
         o->value = (pd_dtype)t;
         pd_py.dtypes[t] = (PyObject *)o;
         /* complex is reserved: no kernels yet, so no name either */
-        if (pd_dtype_category((pd_dtype)t) != PD_CAT_COMPLEX && PyModule_AddObjectRef(module, pd_dtype_name((pd_dtype)t), (PyObject *)o)) return -1;
+        if (pd_dtype_category((pd_dtype)t) != PD_CAT_COMPLEX &&
+            PyModule_AddObjectRef(module, pd_dtype_name((pd_dtype)t), (PyObject *)o))
+            return -1;
     }
     for (size_t i = 0; i < sizeof aliases / sizeof *aliases; i++) {
         PyObject *o = PyObject_GetAttrString(module, aliases[i][1]);
@@ -67,7 +78,7 @@ static int add_dtypes(PyObject *module) {
     return 0;
 }
 
-/* ---- device --------------------------------------------------------------------------------------------------------- */
+/* ---- device ------------------------------------------------------------------------------------------------------ */
 
 /* Names that scripts make devices of; tensors live on the first two. */
 static const char *const device_names[] = {"cpu", "cuda", "mps", "xpu", "meta"};
@@ -100,7 +111,9 @@ static bool read_device(PyObject *o, const char *op, int *kind, int *index) {
         if (text[n] == ':' && text[n + 1] >= '0' && text[n + 1] <= '9') *index = (int)strtol(text + n + 1, &end, 10);
         if (*index >= 0 && *index < 128 && !*end) return true;
     }
-    if (!PyErr_Occurred()) PyErr_Format(PyExc_RuntimeError, "%s: unknown device %R (expected cpu, cuda, mps, xpu or meta, and :index)", op, o);
+    if (!PyErr_Occurred())
+        PyErr_Format(PyExc_RuntimeError, "%s: unknown device %R (expected cpu, cuda, mps, xpu or meta, and :index)", op,
+                     o);
     return false;
 }
 
@@ -116,8 +129,11 @@ static PyObject *device_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     PyObject *what;
     int index = -1, kind, own;
     (void)type;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|i:device", names, &what, &index) || !read_device(what, "device", &kind, &own)) return NULL;
-    if (index >= 0 && own >= 0) return PyErr_Format(PyExc_RuntimeError, "device: %R has an index already, %d was given too", what, index);
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|i:device", names, &what, &index) ||
+        !read_device(what, "device", &kind, &own))
+        return NULL;
+    if (index >= 0 && own >= 0)
+        return PyErr_Format(PyExc_RuntimeError, "device: %R has an index already, %d was given too", what, index);
     return new_device(kind, own < 0 ? index : own);
 }
 
@@ -131,7 +147,8 @@ const pd_device *pd_py_device(PyObject *o, const char *op) {
         pd_status status = pd_cuda_device(op, index, &d);
         if (!status) return d;
         pd_py_raise(status);
-    } else if (kind == DEVICE_CUDA) PyErr_Format(PyExc_RuntimeError, "%s: device %R: there are %d pretended GPUs", op, o, pretended);
+    } else if (kind == DEVICE_CUDA)
+        PyErr_Format(PyExc_RuntimeError, "%s: device %R: there are %d pretended GPUs", op, o, pretended);
     else PyErr_Format(PyExc_RuntimeError, "%s: device %R is not there (expected 'cpu' or 'cuda')", op, o);
     return NULL;
 }
@@ -149,7 +166,8 @@ bool pd_py_scalar(const pd_tensor *t, pd_scalar *out) {
 
 bool pd_py_on_host(const pd_tensor *t, const char *op) {
     if (t->storage->device->kind == PD_DEVICE_CPU) return true;
-    PyErr_Format(PyExc_TypeError, "%s: the tensor is on %s (expected the CPU: call cpu() first)", op, t->storage->device->name);
+    PyErr_Format(PyExc_TypeError, "%s: the tensor is on %s (expected the CPU: call cpu() first)", op,
+                 t->storage->device->name);
     return false;
 }
 
@@ -167,7 +185,8 @@ static PyObject *device_repr(PyObject *self) {
 }
 static PyObject *device_str(PyObject *self) {
     const device *d = (const device *)self;
-    return d->index < 0 ? PyUnicode_FromString(device_names[d->kind]) : PyUnicode_FromFormat("%s:%d", device_names[d->kind], d->index);
+    return d->index < 0 ? PyUnicode_FromString(device_names[d->kind])
+                        : PyUnicode_FromFormat("%s:%d", device_names[d->kind], d->index);
 }
 static PyObject *device_type(PyObject *self, void *unused) {
     (void)unused;
@@ -202,18 +221,31 @@ static PyObject *pretended_cuda(PyObject *module, PyObject *unused) {
     return PyLong_FromLong(pretended);
 }
 static PyMethodDef device_functions[] = {
-    {"pretend_cuda", pretend_cuda, METH_O, "pretend_cuda(count)\n\nDevices cuda:0 to cuda:count-1 mean the CPU from now on; 0: none does."},
-    {"pretended_cuda", pretended_cuda, METH_NOARGS, "pretended_cuda()\n\nHow many GPUs the CPU stands in for."}, {0}};
+    {"pretend_cuda", pretend_cuda, METH_O,
+     "pretend_cuda(count)\n\nDevices cuda:0 to cuda:count-1 mean the CPU from now on; 0: none does."},
+    {"pretended_cuda", pretended_cuda, METH_NOARGS, "pretended_cuda()\n\nHow many GPUs the CPU stands in for."},
+    {0}};
 
-static PyGetSetDef device_getset[] = {{"type", device_type, NULL, "'cpu', 'cuda', ...", NULL}, {"index", device_index, NULL, "None where none was given", NULL}, {0}};
+static PyGetSetDef device_getset[] = {{"type", device_type, NULL, "'cpu', 'cuda', ...", NULL},
+                                      {"index", device_index, NULL, "None where none was given", NULL},
+                                      {0}};
 static PyMethodDef device_methods[] = {{"__reduce__", device_reduce, METH_NOARGS, NULL}, {0}};
-static PyType_Slot device_slots[] = {{Py_tp_new, device_new}, {Py_tp_repr, device_repr}, {Py_tp_str, device_str}, {Py_tp_getset, device_getset},
-                                     {Py_tp_methods, device_methods}, {Py_tp_dealloc, plain_dealloc}, {Py_tp_hash, device_hash},
+static PyType_Slot device_slots[] = {{Py_tp_new, device_new},
+                                     {Py_tp_repr, device_repr},
+                                     {Py_tp_str, device_str},
+                                     {Py_tp_getset, device_getset},
+                                     {Py_tp_methods, device_methods},
+                                     {Py_tp_dealloc, plain_dealloc},
+                                     {Py_tp_hash, device_hash},
                                      {Py_tp_richcompare, device_compare},
-                                     {Py_tp_doc, "device(type, index=None)\n\nA name of where tensors live: device('cpu'), device('cuda:0'). Using one that is not there raises."}, {0}};
-static PyType_Spec device_spec = {.name = "pydist._C.device", .basicsize = sizeof(device), .slots = device_slots, .flags = Py_TPFLAGS_DEFAULT};
+                                     {Py_tp_doc,
+                                      "device(type, index=None)\n\nA name of where tensors live: device('cpu'), "
+                                      "device('cuda:0'). Using one that is not there raises."},
+                                     {0}};
+static PyType_Spec device_spec = {
+    .name = "pydist._C.device", .basicsize = sizeof(device), .slots = device_slots, .flags = Py_TPFLAGS_DEFAULT};
 
-/* ---- memory_format ---------------------------------------------------------------------------------------------------- */
+/* ---- memory_format ----------------------------------------------------------------------------------------------- */
 
 typedef struct { PyObject_HEAD const char *name; } format;
 
@@ -224,14 +256,21 @@ static PyObject *format_reduce(PyObject *self, PyObject *unused) {
 }
 static PyMethodDef format_methods[] = {{"__reduce__", format_reduce, METH_NOARGS, NULL}, {0}};
 static PyGetSetDef format_getset[] = {{"__module__", dtype_module, NULL, NULL, NULL}, {0}};
-static PyType_Slot format_slots[] = {{Py_tp_repr, format_repr}, {Py_tp_methods, format_methods}, {Py_tp_getset, format_getset}, {Py_tp_dealloc, plain_dealloc},
-                                     {Py_tp_doc, "An order of the elements in memory: contiguous_format, channels_last, preserve_format."}, {0}};
+static PyType_Slot format_slots[] = {
+    {Py_tp_repr, format_repr},
+    {Py_tp_methods, format_methods},
+    {Py_tp_getset, format_getset},
+    {Py_tp_dealloc, plain_dealloc},
+    {Py_tp_doc, "An order of the elements in memory: contiguous_format, channels_last, preserve_format."},
+    {0}};
 static PyType_Spec format_spec = {.name = "pydist._C.memory_format", .basicsize = sizeof(format), .slots = format_slots,
                                   .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION};
 
 static int add_formats(PyObject *module) {
-    const struct { const char *name; PyObject **keep; } all[] = {
-        {"contiguous_format", &pd_py.contiguous_format}, {"preserve_format", &pd_py.preserve_format}, {"channels_last", &pd_py.channels_last}};
+    const struct { const char *name; PyObject **keep;
+    } all[] = {{"contiguous_format", &pd_py.contiguous_format},
+               {"preserve_format", &pd_py.preserve_format},
+               {"channels_last", &pd_py.channels_last}};
     if (!pd_py_type(module, &format_spec, NULL, &pd_py.memory_format)) return -1;
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
         PyTypeObject *type = (PyTypeObject *)pd_py.memory_format;
@@ -244,11 +283,13 @@ static int add_formats(PyObject *module) {
 
 bool pd_py_format(PyObject *o, const char *op) {
     if (o && Py_TYPE(o) == (PyTypeObject *)pd_py.memory_format) return true;
-    PyErr_Format(PyExc_TypeError, "%s: memory_format is %.100s (expected pydist.channels_last or pydist.contiguous_format)", op, o ? Py_TYPE(o)->tp_name : "missing");
+    PyErr_Format(PyExc_TypeError,
+                 "%s: memory_format is %.100s (expected pydist.channels_last or pydist.contiguous_format)", op,
+                 o ? Py_TYPE(o)->tp_name : "missing");
     return false;
 }
 
-/* ---- Size ------------------------------------------------------------------------------------------------------------- */
+/* ---- Size -------------------------------------------------------------------------------------------------------- */
 
 static PyObject *size_repr(PyObject *self) {
     PyObject *list = PySequence_List(self), *repr = list ? PyUnicode_FromFormat("pydist.Size(%R)", list) : NULL;
@@ -280,9 +321,9 @@ PyObject *pd_py_size(int ndim, const int64_t *size) {
 
 int pd_py_add_types(PyObject *module) {
     PyObject *bases = PyTuple_Pack(1, &PyTuple_Type);
-    bool ok = bases && !add_dtypes(module) && !add_formats(module) && pd_py_type(module, &device_spec, NULL, &pd_py.device) &&
-              (pd_py.cpu = new_device(DEVICE_CPU, -1)) && !PyModule_AddFunctions(module, device_functions) &&
-              pd_py_type(module, &size_spec, bases, &pd_py.Size);
+    bool ok = bases && !add_dtypes(module) && !add_formats(module) &&
+              pd_py_type(module, &device_spec, NULL, &pd_py.device) && (pd_py.cpu = new_device(DEVICE_CPU, -1)) &&
+              !PyModule_AddFunctions(module, device_functions) && pd_py_type(module, &size_spec, bases, &pd_py.Size);
     Py_XDECREF(bases);
     pretended = pd_flags_get()->CPU_AS_CUDA;
     return ok ? 0 : -1;

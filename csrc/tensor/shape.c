@@ -21,7 +21,8 @@ pd_status pd_shape_numel(const char *op, int ndim, const int64_t *size, int64_t 
         return pd_fail(PD_E_SHAPE, "%s: too many dimensions: %d (expected at most %d)", op, ndim, PD_MAX_DIMS);
     for (int i = 0; i < ndim; i++) {
         if (size[i] < 0)
-            return pd_fail(PD_E_SHAPE, "%s: negative size %" PRId64 " in shape %s", op, size[i], pd_shape_text(ndim, size));
+            return pd_fail(PD_E_SHAPE, "%s: negative size %" PRId64 " in shape %s", op, size[i],
+                           pd_shape_text(ndim, size));
         empty |= size[i] == 0;
         over |= __builtin_mul_overflow(n, size[i] ? size[i] : 1, &n);
     }
@@ -60,7 +61,8 @@ bool pd_shape_is_dense(int ndim, const int64_t *size, const int64_t *stride) {
     for (int k = 0; k < ndim; k++) {
         int best = -1;
         for (int i = 0; i < ndim; i++)
-            if (!(done >> i & 1) && (best < 0 || (size[i] > 1 ? stride[i] : 0) < (size[best] > 1 ? stride[best] : 0))) best = i;
+            if (!(done >> i & 1) && (best < 0 || (size[i] > 1 ? stride[i] : 0) < (size[best] > 1 ? stride[best] : 0)))
+                best = i;
         done |= 1u << best;
         if (size[best] == 0) return true;
         if (size[best] > 1) {
@@ -106,7 +108,8 @@ pd_status pd_shape_broadcast(const char *op, int *an, int64_t *a, int bn, const 
 pd_status pd_shape_dim(const char *op, int64_t dim, int ndim, int *out) {
     int range = ndim ? ndim : 1;
     if (dim < -range || dim >= range)
-        return pd_fail(PD_E_DIM, "%s: dimension %" PRId64 " out of range (expected [%d, %d])", op, dim, -range, range - 1);
+        return pd_fail(PD_E_DIM, "%s: dimension %" PRId64 " out of range (expected [%d, %d])", op, dim, -range,
+                       range - 1);
     *out = (int)(dim < 0 ? dim + range : dim);
     return PD_OK;
 }
@@ -125,12 +128,14 @@ pd_status pd_shape_infer(const char *op, int64_t numel, int ndim, int64_t *size)
             return pd_fail(PD_E_SHAPE, "%s: shape %s has too many elements", op, pd_shape_text(ndim, size));
     }
     if (unknown >= 0 ? known == 0 || numel % known : known != numel)
-        return pd_fail(PD_E_SHAPE, "%s: shape %s is invalid for %" PRId64 " elements", op, pd_shape_text(ndim, size), numel);
+        return pd_fail(PD_E_SHAPE, "%s: shape %s is invalid for %" PRId64 " elements", op, pd_shape_text(ndim, size),
+                       numel);
     if (unknown >= 0) size[unknown] = numel / known;
     return PD_OK;
 }
 
-bool pd_shape_view(int ndim, const int64_t *size, const int64_t *stride, int want_ndim, const int64_t *want, int64_t *out) {
+bool pd_shape_view(int ndim, const int64_t *size, const int64_t *stride, int want_ndim, const int64_t *want,
+                   int64_t *out) {
     for (int i = 0; i < ndim; i++)
         if (size[i] == 0) {
             pd_shape_contiguous(want_ndim, want, out);

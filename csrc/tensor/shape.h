@@ -29,6 +29,7 @@ pd_status pd_shape_dim(const char *op, int64_t dim, int ndim, int *out);
 /* Fills in the one size that is -1. */
 pd_status pd_shape_infer(const char *op, int64_t numel, int ndim, int64_t *size);
 /* Strides of `want` over the same memory, false where that takes a copy. */
-bool pd_shape_view(int ndim, const int64_t *size, const int64_t *stride, int want_ndim, const int64_t *want, int64_t *out);
+bool pd_shape_view(int ndim, const int64_t *size, const int64_t *stride, int want_ndim, const int64_t *want,
+                   int64_t *out);
 
 #endif

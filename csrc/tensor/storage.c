@@ -76,7 +76,8 @@ static void put(pd_storage *s, mapping *m) {
 pd_status pd_storage_share(pd_storage *s) {
     mapping *m;
     if (s->shared >= 0) return PD_OK;
-    if (s->device != &pd_device_cpu) return pd_fail(PD_E_NOTIMPL, "share_memory_: the tensor is on %s (expected the CPU)", s->device->name);
+    if (s->device != &pd_device_cpu)
+        return pd_fail(PD_E_NOTIMPL, "share_memory_: the tensor is on %s (expected the CPU)", s->device->name);
     PD_TRY(pd_malloc(sizeof *m, "share_memory_", &m));
     *m = (mapping){.bytes = s->bytes ? s->bytes : 1};
     pd_status status = pd_shared_new(m->bytes, &m->ptr, &m->fd);

@@ -41,7 +41,8 @@ pd_status pd_tensor_shell(pd_tensor **out);
 pd_status pd_tensor_new(const char *op, pd_dtype dtype, int ndim, const int64_t *size, pd_tensor **out);
 /* [new] the same storage and geometry without autograd: detach(). own_version true: .data */
 pd_status pd_tensor_alias(const pd_tensor *t, bool own_version, pd_tensor **out);
-/* Gives shell `out` storage: fresh memory for its dtype, numel and strides (dense); or that of `of`, as a view of it. */
+/* Gives shell `out` storage: fresh memory for its dtype, numel and strides (dense); or that of `of`, as a view of
+   it. */
 pd_status pd_tensor_allocate(pd_tensor *out);
 void pd_tensor_view_of(pd_tensor *out, pd_tensor *of);
 
@@ -51,7 +52,9 @@ void pd_tensor_release(pd_tensor *t); /* NULL is fine */
 static inline void *pd_tensor_data(const pd_tensor *t) {
     return (char *)t->storage->data + t->offset * (int64_t)pd_dtype_size((pd_dtype)t->dtype);
 }
-static inline size_t pd_tensor_bytes(const pd_tensor *t) { return (size_t)t->numel * pd_dtype_size((pd_dtype)t->dtype); }
+static inline size_t pd_tensor_bytes(const pd_tensor *t) {
+    return (size_t)t->numel * pd_dtype_size((pd_dtype)t->dtype);
+}
 static inline unsigned pd_tensor_version(const pd_tensor *t) {
     return t->version ? t->version->count : t->storage->version;
 }

@@ -82,8 +82,8 @@ extern const pd_algo pd_algo_outside;
 extern const pd_algo pd_algo_reduce_scatter, pd_algo_direct_reduce_scatter;
 /* root writes n, the others read n; direct: the others read the root's memory. */
 extern const pd_algo pd_algo_broadcast, pd_algo_direct_broadcast;
-/* all_gather, gather: n written, n(W-1) read by who takes. scatter: n(W-1)/W written by the root, n/W read by the others.
-   all_to_all: n(W-1)/W written and read. Barrier: no pieces. */
+/* all_gather, gather: n written, n(W-1) read by who takes. scatter: n(W-1)/W written by the root, n/W read by the
+   others. all_to_all: n(W-1)/W written and read. Barrier: no pieces. */
 extern const pd_algo pd_algo_all_gather, pd_algo_scatter, pd_algo_all_to_all, pd_algo_barrier;
 
 static inline int64_t pd_job_begin(const pd_job *j, int64_t k) { return k * j->piece; }

@@ -56,8 +56,8 @@ const pd_algo pd_algo_halving = {.name = "halving", .schedule = &pd_schedule_hal
 /* ---- hierarchical: H hosts of L ranks, which are subtrees of the order -------------------------------------------
 
    Step 0: rank l of a host sums part l of the host's L slots, which lie in memory that the host's ranks share, and
-   sends it to the ranks l of the other hosts. Step 1: it sums the H sums. Step 2: everybody takes the host's L parts. Each
-   part is written by its owner alone, so all of it happens in the slots. */
+   sends it to the ranks l of the other hosts. Step 1: it sums the H sums. Step 2: everybody takes the host's L parts.
+   Each part is written by its owner alone, so all of it happens in the slots. */
 
 static char *near_slot(const pd_job *j, int rank, int64_t k) {
     return j->near[rank] + ((j->first + (uint64_t)k) & 1) * j->slot;

@@ -36,7 +36,8 @@ typedef struct pd_mesh_frame {
     uint32_t at, bytes, value, zero;
 } pd_mesh_frame;
 
-#define PD_MESH_QUEUE 16 /* a round sends a piece, a share and a word, a start besides a line; p2p 3 frames and a word */
+#define PD_MESH_QUEUE \
+    16 /* a round sends a piece, a share and a word, a start besides a line; p2p 3 frames and a word */
 
 typedef struct pd_mesh_kind {
     const char *name;
@@ -52,8 +53,9 @@ typedef struct pd_mesh_kind {
     pd_status (*check)(const pd_mesh *m);  /* the error that ended it: a failed call, garbage from a peer */
     /* When its connection was lost (ns, monotonic), if we wait for it or it did not get all that we queued; else 0. */
     int64_t (*lost)(const pd_mesh *m, int peer, bool we_wait);
-    /* NULL, or the messages' own all_reduce, for order="fast". room: where the data are to lie, *bytes at most; NULL where
-       it does not know this dtype and op (the same on all ranks). reduce: in place; flush says when it is done. */
+    /* NULL, or the messages' own all_reduce, for order="fast". room: where the data are to lie, *bytes at most; NULL
+       where it does not know this dtype and op (the same on all ranks). reduce: in place; flush says when it is done.
+     */
     void *(*room)(const pd_mesh *m, pd_dtype dtype, pd_reduce op, size_t *bytes);
     void (*reduce)(pd_mesh *m, int64_t count, pd_dtype dtype, pd_reduce op);
 } pd_mesh_kind;

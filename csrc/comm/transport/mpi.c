@@ -193,7 +193,8 @@ static void listen_to(mesh *m, int r) {
     peer *p = &m->peers[r];
     void *to = p->in_data ? m->parts[r] + p->head.at : (void *)&p->head;
     size_t bytes = p->in_data ? p->head.bytes : sizeof p->head;
-    if (mpi->receive(name(m, r), m->tag + p->in_data, to, bytes, &p->coming)) give_up(m, r, "receive from", mpi->text());
+    if (mpi->receive(name(m, r), m->tag + p->in_data, to, bytes, &p->coming))
+        give_up(m, r, "receive from", mpi->text());
     else p->listening = true;
 }
 

@@ -38,7 +38,8 @@ static void spot(const pd_region *own, pd_spot *out) {
     *out = (pd_spot){.pid = getpid(), .number = (int32_t)own->handle, .device = s.st_dev, .inode = s.st_ino};
 }
 
-/* The kernel opens it for processes of the same user that see each other; the inode says whether it is what is meant. */
+/* The kernel opens it for processes of the same user that see each other; the inode says whether it is what is
+   meant. */
 static bool open_spot(const pd_spot *p, size_t bytes, pd_region *out) {
     char path[64];
     struct stat s;

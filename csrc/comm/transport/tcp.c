@@ -13,7 +13,8 @@
 /* The first error stays. */
 static void fail(pd_tcp *m, int peer, const char *what, const char *why) {
     if (m->error.kind) return;
-    (void)pd_fail(PD_E_DIST, "tcp: rank %d cannot %s rank %d: %s", pd_tcp_name(m, m->rank), what, pd_tcp_name(m, peer), why);
+    (void)pd_fail(PD_E_DIST, "tcp: rank %d cannot %s rank %d: %s", pd_tcp_name(m, m->rank), what, pd_tcp_name(m, peer),
+                  why);
     pd_error_save(&m->error);
 }
 

@@ -1,5 +1,5 @@
-/* How the ranks of a group connect: each listens, says in the store where, dials the lower ranks and lets the higher ones
-   in. Strangers at that port cost a descriptor each until they have failed to answer.
+/* How the ranks of a group connect: each listens, says in the store where, dials the lower ranks and lets the higher
+   ones in. Strangers at that port cost a descriptor each until they have failed to answer.
 
      the one that listens   16 random bytes             32 bytes: its proof
      the one that dials                      greeting */

@@ -1,9 +1,9 @@
 /* Attention without its T x S matrix, forwards and back (Dao et al., arXiv 2205.14135; Rabe and Staats, 2112.05682).
 
    A block of queries meets the keys block by block: scores, exp by the largest score so far, and what was summed before
-   shrinks where a larger one appears. lse = log of the sum of exp(scores) of each query is all that the gradient needs to make
-   the probabilities again. Its tasks are key heads, so every sum has one owner and one order: the same bits for any number of
-   threads. f16 and bf16 are converted block by block and computed in float. */
+   shrinks where a larger one appears. lse = log of the sum of exp(scores) of each query is all that the gradient needs
+   to make the probabilities again. Its tasks are key heads, so every sum has one owner and one order: the same bits for
+   any number of threads. f16 and bf16 are converted block by block and computed in float. */
 #include "kernels/cpu/real.h"
 
 #define BQ 64  /* queries and keys of a block: its scores stay in the second-level cache */
@@ -19,14 +19,17 @@ static int64_t gemm_bytes(const pd_attention *c, pd_dtype t) {
     int64_t w = c->d > c->dv ? c->d : c->dv, most = 0;
     const int64_t shapes[][3] = {{BQ, BK, w}, {BQ, w, BK}, {BK, w, BQ}};
     for (int i = 0; i < 3; i++) {
-        pd_gemm g = {.t = t, .batch = 1, .M = shapes[i][0], .N = shapes[i][1], .K = shapes[i][2], .a_col = 1, .b_col = 1};
+        pd_gemm g = {
+            .t = t, .batch = 1, .M = shapes[i][0], .N = shapes[i][1], .K = shapes[i][2], .a_col = 1, .b_col = 1};
         int64_t bytes = (int64_t)PD_SUFFIXED(pd_cpu_gemm_scratch)(&g);
         most = bytes > most ? bytes : most;
     }
     return most;
 }
 
-static int64_t attention_tasks(const pd_attention *c, bool grad) { return grad ? c->B * c->Hkv : c->B * c->H * ((c->nq + BQ - 1) / BQ); }
+static int64_t attention_tasks(const pd_attention *c, bool grad) {
+    return grad ? c->B * c->Hkv : c->B * c->H * ((c->nq + BQ - 1) / BQ);
+}
 
 static int64_t attention_slots(const pd_attention *c, bool grad) {
     int64_t tasks = attention_tasks(c, grad), threads = pd_threads_get();
@@ -40,28 +43,53 @@ static int64_t attention_slots(const pd_attention *c, bool grad) {
 #include "kernels/cpu/each_type.h"
 
 PD_CPU_FUNCTION(size_t, attention_scratch, const pd_attention *c, bool grad) {
-    return (size_t)(attention_slots(c, grad) * (c->t == PD_F64 ? attention_slot_f64(c, grad) : attention_slot_f32(c, grad)));
+    return (size_t)(attention_slots(c, grad) *
+                    (c->t == PD_F64 ? attention_slot_f64(c, grad) : attention_slot_f32(c, grad)));
 }
 
-PD_CPU_FUNCTION(void, attention, const pd_attention *c, const void *q, const void *k, const void *v, const void *mask, void *out, void *lse,
-                void *scratch) {
+PD_CPU_FUNCTION(void, attention, const pd_attention *c, const void *q, const void *k, const void *v, const void *mask,
+                void *out, void *lse, void *scratch) {
     if (c->t == PD_F64) {
-        attention_job_f64 j = {.c = c, .q = q, .k = k, .v = v, .mask = mask, .out = out, .lse = lse, .scratch = scratch};
+        attention_job_f64 j = {
+            .c = c, .q = q, .k = k, .v = v, .mask = mask, .out = out, .lse = lse, .scratch = scratch};
         attention_run_f64(&j, false);
     } else {
-        attention_job_f32 j = {.c = c, .q = q, .k = k, .v = v, .mask = mask, .out = out, .lse = lse, .scratch = scratch};
+        attention_job_f32 j = {
+            .c = c, .q = q, .k = k, .v = v, .mask = mask, .out = out, .lse = lse, .scratch = scratch};
         attention_run_f32(&j, false);
     }
 }
 
-PD_CPU_FUNCTION(void, attention_grad, const pd_attention *c, const void *g, const void *q, const void *k, const void *v, const void *mask,
-                const void *out, const void *lse, void *gq, void *gk, void *gv, void *scratch) {
+PD_CPU_FUNCTION(void, attention_grad, const pd_attention *c, const void *g, const void *q, const void *k, const void *v,
+                const void *mask, const void *out, const void *lse, void *gq, void *gk, void *gv, void *scratch) {
     void *o = (void *)(uintptr_t)out, *l = (void *)(uintptr_t)lse;
     if (c->t == PD_F64) {
-        attention_job_f64 j = {.c = c, .q = q, .k = k, .v = v, .mask = mask, .g = g, .out = o, .lse = l, .gq = gq, .gk = gk, .gv = gv, .scratch = scratch};
+        attention_job_f64 j = {.c = c,
+                               .q = q,
+                               .k = k,
+                               .v = v,
+                               .mask = mask,
+                               .g = g,
+                               .out = o,
+                               .lse = l,
+                               .gq = gq,
+                               .gk = gk,
+                               .gv = gv,
+                               .scratch = scratch};
         attention_run_f64(&j, true);
     } else {
-        attention_job_f32 j = {.c = c, .q = q, .k = k, .v = v, .mask = mask, .g = g, .out = o, .lse = l, .gq = gq, .gk = gk, .gv = gv, .scratch = scratch};
+        attention_job_f32 j = {.c = c,
+                               .q = q,
+                               .k = k,
+                               .v = v,
+                               .mask = mask,
+                               .g = g,
+                               .out = o,
+                               .lse = l,
+                               .gq = gq,
+                               .gk = gk,
+                               .gv = gv,
+                               .scratch = scratch};
         attention_run_f32(&j, true);
     }
 }

@@ -3,7 +3,9 @@
 
 #define NATIVE(M, to)                                                                              \
     M(to, BOOL) M(to, U8) M(to, I8) M(to, I16) M(to, I32) M(to, I64) M(to, F32) M(to, F64)
-#define ALL_NATIVE(M) NATIVE(M, BOOL) NATIVE(M, U8) NATIVE(M, I8) NATIVE(M, I16) NATIVE(M, I32) NATIVE(M, I64) NATIVE(M, F32) NATIVE(M, F64)
+#define ALL_NATIVE(M) \
+    NATIVE(M, BOOL)   \
+    NATIVE(M, U8) NATIVE(M, I8) NATIVE(M, I16) NATIVE(M, I32) NATIVE(M, I64) NATIVE(M, F32) NATIVE(M, F64)
 
 typedef uint8_t t_BOOL, t_U8;
 typedef int8_t t_I8;
@@ -54,10 +56,12 @@ static void F32_to_F16(int64_t n, double a, char *const *p) {
     int64_t i = 0;
 #if defined(__AVX512F__)
     for (; i + 16 <= n; i += 16)
-        _mm256_storeu_si256((__m256i *)(d + i), _mm512_cvtps_ph(_mm512_loadu_ps(s + i), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+        _mm256_storeu_si256((__m256i *)(d + i),
+                            _mm512_cvtps_ph(_mm512_loadu_ps(s + i), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 #elif defined(__F16C__)
     for (; i + 8 <= n; i += 8)
-        _mm_storeu_si128((__m128i *)(d + i), _mm256_cvtps_ph(_mm256_loadu_ps(s + i), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+        _mm_storeu_si128((__m128i *)(d + i),
+                         _mm256_cvtps_ph(_mm256_loadu_ps(s + i), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 #endif
     for (; i < n; i++) d[i] = pd_f32_to_f16(s[i]);
 }

@@ -1,7 +1,7 @@
 /* The rows of unary.def, binary.def and compare.def for each type, and the calls that run them.
 
-   A row is one vectorised loop over contiguous memory (rows.h brings every loop to that form). f16 and bf16 have no rows
-   of their own: they run the float ones on converted tiles. Integer arithmetic wraps (built with -fwrapv). */
+   A row is one vectorised loop over contiguous memory (rows.h brings every loop to that form). f16 and bf16 have no
+   rows of their own: they run the float ones on converted tiles. Integer arithmetic wraps (built with -fwrapv). */
 #include "kernels/cpu/express.h"
 #include "kernels/cpu/real.h"
 #include "kernels/cpu/rows.h"
@@ -39,7 +39,9 @@
 #define SAVED_Y y
 #define SAVED_NONE x
 
-#define PD_UNARY(name, domain, fwd, saved, grad, doc) UNARY_##domain(name, fwd) UNARY_GRAD_ROW(name, F32, float, saved, grad) UNARY_GRAD_ROW(name, F64, double, saved, grad)
+#define PD_UNARY(name, domain, fwd, saved, grad, doc)                       \
+    UNARY_##domain(name, fwd) UNARY_GRAD_ROW(name, F32, float, saved, grad) \
+        UNARY_GRAD_ROW(name, F64, double, saved, grad)
 #include "kernels/unary.def"
 #undef PD_UNARY
 
@@ -82,10 +84,10 @@
 #undef PD_BINARY
 
 /* x ** 2 and x ** 3, and the gradients of these. */
-#define POWER_ROWS(E, TYPE)                                                                                                   \
-    BINARY_ROW(square, E, TYPE, x * x)                                                                                        \
-    BINARY_ROW(cube, E, TYPE, x * x * x)                                                                                      \
-    BINARY_GRAD_ROW(square, x, E, TYPE, g * 2 * x)                                                                            \
+#define POWER_ROWS(E, TYPE)                        \
+    BINARY_ROW(square, E, TYPE, x *x)              \
+    BINARY_ROW(cube, E, TYPE, x * x * x)           \
+    BINARY_GRAD_ROW(square, x, E, TYPE, g * 2 * x) \
     BINARY_GRAD_ROW(cube, x, E, TYPE, g * 3 * (x * x))
 POWER_ROWS(F32, float)
 POWER_ROWS(F64, double)
@@ -174,8 +176,18 @@ static void run(pd_row row, pd_dtype t, double a, const pd_loop *l, unsigned boo
 /* Functions that cost a polynomial per element gain from threads four times sooner. */
 static int64_t unary_grain(pd_unary fn) {
     switch (fn) {
-        case PD_UNARY_exp: case PD_UNARY_log: case PD_UNARY_sin: case PD_UNARY_cos: case PD_UNARY_expm1: case PD_UNARY_log1p:
-        case PD_UNARY_log2: case PD_UNARY_log10: case PD_UNARY_tanh: case PD_UNARY_sigmoid: case PD_UNARY_erf: return PD_GRAIN / 2;
+        case PD_UNARY_exp:
+        case PD_UNARY_log:
+        case PD_UNARY_sin:
+        case PD_UNARY_cos:
+        case PD_UNARY_expm1:
+        case PD_UNARY_log1p:
+        case PD_UNARY_log2:
+        case PD_UNARY_log10:
+        case PD_UNARY_tanh:
+        case PD_UNARY_sigmoid:
+        case PD_UNARY_erf:
+            return PD_GRAIN / 2;
         default: return PD_GRAIN;
     }
 }
@@ -198,17 +210,23 @@ static int power(pd_binary fn, pd_dtype t, const pd_loop *l, int y) {
 
 PD_CPU_FUNCTION(void, binary, pd_binary fn, pd_dtype t, double a, const pd_loop *l) {
     pd_row row = binary_rows[fn][computed_in(t)];
-    if (t == PD_BOOL && (fn == PD_BINARY_add || fn == PD_BINARY_maximum)) row = a != 0.0 ? bool_or : PD_CASTS[PD_BOOL][PD_BOOL];
+    if (t == PD_BOOL && (fn == PD_BINARY_add || fn == PD_BINARY_maximum))
+        row = a != 0.0 ? bool_or : PD_CASTS[PD_BOOL][PD_BOOL];
     if (t == PD_BOOL && (fn == PD_BINARY_mul || fn == PD_BINARY_minimum)) row = bool_and;
     int whole = l->numel > 0 ? power(fn, t, l, 2) : 0;
-    if (whole) row = t == PD_F64 ? (whole == 2 ? binary_square_F64 : binary_cube_F64) : whole == 2 ? binary_square_F32 : binary_cube_F32;
+    if (whole)
+        row = t == PD_F64  ? (whole == 2 ? binary_square_F64 : binary_cube_F64)
+              : whole == 2 ? binary_square_F32
+                           : binary_cube_F32;
     run(row, t, a, l, 0, fn == PD_BINARY_pow && !whole ? PD_GRAIN / 4 : PD_GRAIN);
 }
 PD_CPU_FUNCTION(void, binary_grad, pd_binary fn, int which, pd_dtype t, double a, const pd_loop *l) {
     pd_row row = binary_grad_rows[which][fn][computed_in(t)];
     int whole = l->numel > 0 && which == 0 ? power(fn, t, l, 3) : 0;
     if (whole)
-        row = t == PD_F64 ? (whole == 2 ? binary_grad_square_x_F64 : binary_grad_cube_x_F64) : whole == 2 ? binary_grad_square_x_F32 : binary_grad_cube_x_F32;
+        row = t == PD_F64  ? (whole == 2 ? binary_grad_square_x_F64 : binary_grad_cube_x_F64)
+              : whole == 2 ? binary_grad_square_x_F32
+                           : binary_grad_cube_x_F32;
     run(row, t, a, l, 0, fn == PD_BINARY_pow && !whole ? PD_GRAIN / 4 : PD_GRAIN);
 }
 PD_CPU_FUNCTION(void, compare, pd_compare fn, pd_dtype t, const pd_loop *l) {
@@ -242,21 +260,24 @@ PD_CPU_FUNCTION(void, where, size_t size, const pd_loop *l) {
     PD_SUFFIXED(pd_rows_run)(&r);
 }
 
-/* Copies without conversion whose input is unit stride along another dimension than the output's innermost: in squares of SQUARE
-   elements a side, so that lines of both stay in the first-level cache. The other dimensions go round outside. */
+/* Copies without conversion whose input is unit stride along another dimension than the output's innermost: in squares
+   of SQUARE elements a side, so that lines of both stay in the first-level cache. The other dimensions go round
+   outside. */
 #define SQUARE 32
 typedef struct turn_job { const pd_loop *l; int64_t bands; int dim, size; } turn_job;
-#define TURN(T)                                                                                                  \
-    for (int64_t i = i0; i < i1; i++)                                                                            \
-        for (int64_t j = j0; j < j1; j++)                                                                        \
-            ((T *)(void *)(to + i * l->stride[0][t->dim]))[j] = ((const T *)(const void *)(from + j * l->stride[1][last]))[i];
+#define TURN(T)                                                 \
+    for (int64_t i = i0; i < i1; i++)                           \
+        for (int64_t j = j0; j < j1; j++)                       \
+            ((T *)(void *)(to + i * l->stride[0][t->dim]))[j] = \
+                ((const T *)(const void *)(from + j * l->stride[1][last]))[i];
 static void turn_part(void *ctx, int64_t begin, int64_t end) {
     const turn_job *t = ctx;
     const pd_loop *l = t->l;
     const int last = l->ndim - 1;
     for (int64_t b = begin; b < end; b++) {
         char *to = l->ptr[0], *from = l->ptr[1];
-        int64_t rest = b / t->bands, i0 = b % t->bands * SQUARE, i1 = l->size[t->dim] - i0 < SQUARE ? l->size[t->dim] : i0 + SQUARE;
+        int64_t rest = b / t->bands, i0 = b % t->bands * SQUARE,
+                i1 = l->size[t->dim] - i0 < SQUARE ? l->size[t->dim] : i0 + SQUARE;
         for (int d = last - 1; d >= 0; d--) {
             if (d == t->dim) continue;
             to += rest % l->size[d] * l->stride[0][d];
@@ -269,8 +290,9 @@ static void turn_part(void *ctx, int64_t begin, int64_t end) {
             if (t->size == 4 && i1 - i0 == SQUARE && j1 - j0 == SQUARE) {
                 for (int64_t i = i0; i < i1; i += PD_LANES_F)
                     for (int64_t j = j0; j < j1; j += PD_LANES_F)
-                        transpose_f32((const float *)(const void *)(from + j * l->stride[1][last]) + i, l->stride[1][last] / 4,
-                                      (float *)(void *)(to + i * l->stride[0][t->dim]) + j, l->stride[0][t->dim] / 4);
+                        transpose_f32((const float *)(const void *)(from + j * l->stride[1][last]) + i,
+                                      l->stride[1][last] / 4, (float *)(void *)(to + i * l->stride[0][t->dim]) + j,
+                                      l->stride[0][t->dim] / 4);
                 continue;
             }
 #endif
@@ -285,7 +307,9 @@ static void turn_part(void *ctx, int64_t begin, int64_t end) {
 /* The dimension along which the input is unit stride, where that is not the output's; -1: none. */
 static int turned(const pd_loop *l, int64_t size) {
     int last = l->ndim - 1;
-    if (size > 8 || last < 1 || l->stride[0][last] != size || l->stride[1][last] <= 4 * size || l->stride[1][last] % size) return -1;
+    if (size > 8 || last < 1 || l->stride[0][last] != size || l->stride[1][last] <= 4 * size ||
+        l->stride[1][last] % size)
+        return -1;
     for (int d = 0; d < last; d++)
         if (l->stride[1][d] == size && l->size[d] >= 8 && l->stride[0][d] % size == 0) return d;
     return -1;
@@ -298,7 +322,8 @@ static void move_rows(void *ctx, int64_t begin, int64_t end) {
     const move_job *m = ctx;
     const pd_loop *l = m->l;
     const int last = l->ndim - 1;
-    const int64_t n = l->size[last], step0 = last ? l->stride[0][last - 1] : 0, step1 = last ? l->stride[1][last - 1] : 0;
+    const int64_t n = l->size[last], step0 = last ? l->stride[0][last - 1] : 0,
+                  step1 = last ? l->stride[1][last - 1] : 0;
     for (int64_t r = begin; r < end;) { /* rows that follow each other along the second innermost dimension */
         char *to = l->ptr[0], *from = l->ptr[1];
         int64_t rest = r, run = last ? l->size[last - 1] - r % l->size[last - 1] : 1;
@@ -324,7 +349,8 @@ PD_CPU_FUNCTION(void, copy, pd_dtype to, pd_dtype from, const pd_loop *l) {
     int dim = to == from && l->numel > 0 ? turned(l, size) : -1;
     if (dim >= 0) {
         turn_job t = {l, (l->size[dim] + SQUARE - 1) / SQUARE, dim, (int)size};
-        int64_t others = l->numel / l->size[dim] / l->size[l->ndim - 1], grain = PD_GRAIN / (SQUARE * l->size[l->ndim - 1]);
+        int64_t others = l->numel / l->size[dim] / l->size[l->ndim - 1],
+                grain = PD_GRAIN / (SQUARE * l->size[l->ndim - 1]);
         pd_parallel(t.bands * others, grain > 0 ? grain : 1, turn_part, &t);
         return;
     }

@@ -1,7 +1,7 @@
 /* fold and arg: reductions along the middle axis of [outer, n, inner].
 
-   Work is cut by shape alone: along rows (inner 1) into parts of at least PD_GRAIN elements, across columns into tiles of
-   COLS columns and, where those are few, parts of n. Parts are combined as a tree, so bits do not depend on threads.
+   Work is cut by shape alone: along rows (inner 1) into parts of at least PD_GRAIN elements, across columns into tiles
+   of COLS columns and, where those are few, parts of n. Parts are combined as a tree, so bits do not depend on threads.
    Float sums run in vector lanes over at most PD_TILE elements, then in double. */
 #include "kernels/cpu/real.h"
 

@@ -12,9 +12,9 @@
    A is read where it lies if it is small, else copied row by row (or column by column): broadcasts need no transposing.
    B is copied, transposed where its columns are not unit stride, unless few rows of A make that a waste.
 
-   Threads get rectangles of C (a rectangle's result does not depend on where it was cut). Where C is small and K long, K is
-   cut into chunks that depend on the shape alone; their products are added as a tree. f16 and bf16 are converted as they
-   are copied and summed in float, C being kept in scratch till the end. */
+   Threads get rectangles of C (a rectangle's result does not depend on where it was cut). Where C is small and K long,
+   K is cut into chunks that depend on the shape alone; their products are added as a tree. f16 and bf16 are converted
+   as they are copied and summed in float, C being kept in scratch till the end. */
 #include "kernels/cpu/real.h"
 
 #if PD_VB == 64
@@ -42,7 +42,9 @@ typedef struct task {
     char *scratch;
 } task;
 
-typedef struct grid { int64_t tm, tn, split, chunk, slots; } grid; /* pieces of M, of N, of K (chunk long); scratch slots */
+typedef struct grid {
+    int64_t tm, tn, split, chunk, slots;
+} grid; /* pieces of M, of N, of K (chunk long); scratch slots */
 
 #define PD_FLOATS_ONLY
 #define PD_INCLUDED "kernels/cpu/gemm.inc"
@@ -64,7 +66,8 @@ static grid plan(const pd_gemm *c) {
     int threads = pd_threads_get();
     double flops = 2.0 * (double)c->M * (double)c->N * (double)c->K;
     if (threads > 1 && flops * (double)c->batch >= 400e3) { /* a region costs 2 us, about 400 kflop */
-        int64_t want = flops * (double)c->batch / 200e3 < threads ? (int64_t)(flops * (double)c->batch / 200e3) : threads;
+        int64_t want =
+            flops * (double)c->batch / 200e3 < threads ? (int64_t)(flops * (double)c->batch / 200e3) : threads;
         if (g.split > 1 || c->batch >= 4 * want) g.slots = want;
         else { /* the cut with the most even load, then the one that copies least */
             double best = -1;
@@ -85,11 +88,13 @@ static grid plan(const pd_gemm *c) {
 
 /* Bytes of one slot: a block of A, one of B, and for halves a rectangle of C in float. */
 static int64_t slot_bytes(const pd_gemm *c, const grid *g) {
-    int64_t size = c->t == PD_F64 ? 8 : 4, n = c->N < NC_BYTES / size ? up(c->N, nr(c->t)) : up(NC_BYTES / size, nr(c->t));
+    int64_t size = c->t == PD_F64 ? 8 : 4,
+            n = c->N < NC_BYTES / size ? up(c->N, nr(c->t)) : up(NC_BYTES / size, nr(c->t));
     int64_t k = c->K < KC ? c->K : KC, m = c->M < MC ? c->M : MC;
     int64_t bytes = up(m * (k + 16) * size, 64) + up(n * k * size, 64);
     if (is_half(c->t) && g->split == 1) {
-        int64_t units_m = ((c->M + MR - 1) / MR + g->tm - 1) / g->tm, units_n = ((c->N + nr(c->t) - 1) / nr(c->t) + g->tn - 1) / g->tn;
+        int64_t units_m = ((c->M + MR - 1) / MR + g->tm - 1) / g->tm,
+                units_n = ((c->N + nr(c->t) - 1) / nr(c->t) + g->tn - 1) / g->tn;
         bytes += up(units_m * MR * units_n * nr(c->t) * 4, 64);
     }
     return bytes;
@@ -119,13 +124,20 @@ static void run_tasks(void *ctx, int64_t begin, int64_t end) {
     const gemm_job *j = ctx;
     const pd_gemm *c = j->c;
     const grid *g = &j->g;
-    int64_t size = (int64_t)pd_dtype_size(c->t), wide = c->t == PD_F64 ? 8 : 4, result = (int64_t)pd_dtype_size(pd_gemm_result(c));
+    int64_t size = (int64_t)pd_dtype_size(c->t), wide = c->t == PD_F64 ? 8 : 4,
+            result = (int64_t)pd_dtype_size(pd_gemm_result(c));
     char *slot = j->scratch + begin / j->per_slot * j->slot, *partials = j->scratch + g->slots * j->slot;
     for (int64_t k = begin; k < end; k++) {
-        int64_t s = k % g->split, tn = k / g->split % g->tn, tm = k / g->split / g->tn % g->tm, b = k / g->split / g->tn / g->tm;
+        int64_t s = k % g->split, tn = k / g->split % g->tn, tm = k / g->split / g->tn % g->tm,
+                b = k / g->split / g->tn / g->tm;
         int64_t m0 = cut(c->M, g->tm, tm, MR), m1 = cut(c->M, g->tm, tm + 1, MR);
         int64_t n0 = cut(c->N, g->tn, tn, nr(c->t)), n1 = cut(c->N, g->tn, tn + 1, nr(c->t)), k0 = s * g->chunk;
-        task t = {.c = c, .M = m1 - m0, .N = n1 - n0, .K = c->K - k0 < g->chunk ? c->K - k0 : g->chunk, .c_row = c->c_row, .scratch = slot};
+        task t = {.c = c,
+                  .M = m1 - m0,
+                  .N = n1 - n0,
+                  .K = c->K - k0 < g->chunk ? c->K - k0 : g->chunk,
+                  .c_row = c->c_row,
+                  .scratch = slot};
         t.A = j->A + (b * c->a_batch + m0 * c->a_row + k0 * c->a_col) * size;
         t.B = j->B + (b * c->b_batch + n0 * c->b_col + k0 * c->b_row) * size;
         if (g->split > 1) {

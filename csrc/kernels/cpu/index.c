@@ -31,22 +31,25 @@ static void put_part(void *ctx, int64_t begin, int64_t end) {
     for (int64_t i = 0; i < j->count; i++)
         memcpy(j->dst + j->offset[i] + begin, j->src + i * j->src_stride + begin, (size_t)(end - begin));
 }
-PD_CPU_FUNCTION(void, put, int64_t count, size_t bytes, const int64_t *offset, const char *src, int64_t src_stride, char *dst) {
+PD_CPU_FUNCTION(void, put, int64_t count, size_t bytes, const int64_t *offset, const char *src, int64_t src_stride,
+                char *dst) {
     index_job j = {.count = count, .offset = offset, .src = src, .src_stride = src_stride, .dst = dst};
     if (count <= 0) return;
     int64_t grain = 4 * PD_GRAIN / count;
     pd_parallel((int64_t)bytes, grain < 4096 ? 4096 : grain, put_part, &j);
 }
 
-#define ADD_PART(TYPE)                                                                   \
-    for (int64_t i = 0; end - begin == 1 && i < j->count; i++)                           \
-        ((TYPE *)(void *)(j->dst + j->offset[i]))[begin] = (TYPE)(((TYPE *)(void *)(j->dst + j->offset[i]))[begin] + ((const TYPE *)(const void *)(j->src + i * j->src_stride))[begin]); \
-    if (end - begin == 1) break;                                                         \
-    for (int64_t i = 0; i < j->count; i++) {                                             \
-        TYPE *d = (TYPE *)(void *)(j->dst + j->offset[i]);                               \
-        const TYPE *s = (const TYPE *)(const void *)(j->src + i * j->src_stride);        \
-        PD_VECTORIZE for (int64_t k = begin; k < end; k++) d[k] = (TYPE)(d[k] + s[k]);   \
-    }                                                                                    \
+#define ADD_PART(TYPE)                                                                 \
+    for (int64_t i = 0; end - begin == 1 && i < j->count; i++)                         \
+        ((TYPE *)(void *)(j->dst + j->offset[i]))[begin] =                             \
+            (TYPE)(((TYPE *)(void *)(j->dst + j->offset[i]))[begin] +                  \
+                   ((const TYPE *)(const void *)(j->src + i * j->src_stride))[begin]); \
+    if (end - begin == 1) break;                                                       \
+    for (int64_t i = 0; i < j->count; i++) {                                           \
+        TYPE *d = (TYPE *)(void *)(j->dst + j->offset[i]);                             \
+        const TYPE *s = (const TYPE *)(const void *)(j->src + i * j->src_stride);      \
+        PD_VECTORIZE for (int64_t k = begin; k < end; k++) d[k] = (TYPE)(d[k] + s[k]); \
+    }                                                                                  \
     break;
 
 static void put_add_part(void *ctx, int64_t begin, int64_t end) {
@@ -75,7 +78,8 @@ static void put_add_part(void *ctx, int64_t begin, int64_t end) {
                 }
     }
 }
-PD_CPU_FUNCTION(void, put_add, pd_dtype t, int64_t count, int64_t n, const int64_t *offset, const char *src, int64_t src_stride, char *dst) {
+PD_CPU_FUNCTION(void, put_add, pd_dtype t, int64_t count, int64_t n, const int64_t *offset, const char *src,
+                int64_t src_stride, char *dst) {
     index_job j = {.t = t, .count = count, .offset = offset, .src = src, .src_stride = src_stride, .dst = dst};
     if (count <= 0) return;
     int64_t grain = PD_GRAIN / count;
@@ -95,11 +99,14 @@ static int64_t topk_slots(const pd_block *b) {
 #define PD_INCLUDED "kernels/cpu/topk.inc"
 #include "kernels/cpu/each_type.h"
 
-PD_CPU_FUNCTION(void, topk, bool largest, pd_dtype t, const pd_block *b, int64_t k, const void *x, void *values, int64_t *index, void *scratch) {
+PD_CPU_FUNCTION(void, topk, bool largest, pd_dtype t, const pd_block *b, int64_t k, const void *x, void *values,
+                int64_t *index, void *scratch) {
     switch (pd_compute_of(t)) {
         case PD_IN_F32: topk_f32(largest, t, b, k, x, values, index, scratch); break;
         case PD_IN_F64: topk_f64(largest, t, b, k, x, values, index, scratch); break;
         case PD_IN_I64: topk_i64(largest, t, b, k, x, values, index, scratch); break;
     }
 }
-PD_CPU_FUNCTION(size_t, topk_scratch, const pd_block *b) { return (size_t)(topk_slots(b) * (b->n > 0 ? b->n : 1) * 16); }
+PD_CPU_FUNCTION(size_t, topk_scratch, const pd_block *b) {
+    return (size_t)(topk_slots(b) * (b->n > 0 ? b->n : 1) * 16);
+}

@@ -1,7 +1,8 @@
 /* What every file of kernels/cpu starts with: it is compiled once per instruction set, PD_ISA naming which.
 
    Nothing but suffixed names leaves a file, so that the copies can be linked together: PD_SUFFIXED(pd_unary_run) is
-   pd_unary_run_avx512. Vectors are the compiler's own (vector_size); intrinsics stand only where C has no expression. */
+   pd_unary_run_avx512. Vectors are the compiler's own (vector_size); intrinsics stand only where C has no
+   expression. */
 #ifndef PD_KERNELS_CPU_ISA_H
 #define PD_KERNELS_CPU_ISA_H
 
@@ -58,12 +59,16 @@ PD_INLINE pd_vd pd_vd_set(double x) { return x - (pd_vd){0}; }
 /* a * b + c in one rounding where the processor can; x > y ? x : y (y where either is NaN). */
 #if defined(__AVX512F__)
 PD_INLINE pd_vf pd_vf_fma(pd_vf a, pd_vf b, pd_vf c) { return (pd_vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c); }
-PD_INLINE pd_vd pd_vd_fma(pd_vd a, pd_vd b, pd_vd c) { return (pd_vd)_mm512_fmadd_pd((__m512d)a, (__m512d)b, (__m512d)c); }
+PD_INLINE pd_vd pd_vd_fma(pd_vd a, pd_vd b, pd_vd c) {
+    return (pd_vd)_mm512_fmadd_pd((__m512d)a, (__m512d)b, (__m512d)c);
+}
 PD_INLINE pd_vf pd_vf_max(pd_vf a, pd_vf b) { return (pd_vf)_mm512_max_ps((__m512)a, (__m512)b); }
 PD_INLINE pd_vd pd_vd_max(pd_vd a, pd_vd b) { return (pd_vd)_mm512_max_pd((__m512d)a, (__m512d)b); }
 #elif defined(__AVX2__)
 PD_INLINE pd_vf pd_vf_fma(pd_vf a, pd_vf b, pd_vf c) { return (pd_vf)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c); }
-PD_INLINE pd_vd pd_vd_fma(pd_vd a, pd_vd b, pd_vd c) { return (pd_vd)_mm256_fmadd_pd((__m256d)a, (__m256d)b, (__m256d)c); }
+PD_INLINE pd_vd pd_vd_fma(pd_vd a, pd_vd b, pd_vd c) {
+    return (pd_vd)_mm256_fmadd_pd((__m256d)a, (__m256d)b, (__m256d)c);
+}
 PD_INLINE pd_vf pd_vf_max(pd_vf a, pd_vf b) { return (pd_vf)_mm256_max_ps((__m256)a, (__m256)b); }
 PD_INLINE pd_vd pd_vd_max(pd_vd a, pd_vd b) { return (pd_vd)_mm256_max_pd((__m256d)a, (__m256d)b); }
 #else

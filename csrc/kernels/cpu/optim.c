@@ -2,8 +2,8 @@
 
    All segments together are one range of elements, cut into some 64 chunks in one parallel loop: a model of a hundred
    small tensors costs one region, and each element is read and written once. Formulas and their order are
-   PyTorch's (torch/optim/sgd.py, adam.py, adadelta.py, rmsprop.py, adagrad.py, nadam.py, radam.py, adamax.py, asgd.py, rprop.py), the scalars in double;
-   Lion's are its paper's (Chen et al., 2023). */
+   PyTorch's (torch/optim/sgd.py, adam.py, adadelta.py, rmsprop.py, adagrad.py, nadam.py, radam.py, adamax.py, asgd.py,
+   rprop.py), the scalars in double; Lion's are its paper's (Chen et al., 2023). */
 #include <math.h>
 #include <stdatomic.h>
 
@@ -35,7 +35,8 @@ static void put_by_chance(pd_bf16 *out, const float *x, int64_t n, uint64_t inde
     }
 }
 
-/* A piece of 16-bit parameters, gradients and states, in float a tile at a time; it begins at `index` of the concatenation. */
+/* A piece of 16-bit parameters, gradients and states, in float a tile at a time; it begins at `index` of the
+ * concatenation. */
 static void halves(const steps *k, step_fn fn, const pd_segment_step *s, int64_t index) {
     enum { ARRAYS = 5, GRADIENT = 1 };
     float tile[ARRAYS][PD_TILE];
@@ -49,7 +50,8 @@ static void halves(const steps *k, step_fn fn, const pd_segment_step *s, int64_t
         for (int a = 0; a < ARRAYS; a++) {
             if (!from[a] || a == GRADIENT) continue;
             uint32_t key = (uint32_t)(s->chance ^ (s->chance >> 32)) + (uint32_t)a * 0xc2b2ae35u;
-            if (s->chance && k->t == PD_BF16) put_by_chance((pd_bf16 *)from[a] + i, at[a], n, (uint64_t)(index + i), key);
+            if (s->chance && k->t == PD_BF16)
+                put_by_chance((pd_bf16 *)from[a] + i, at[a], n, (uint64_t)(index + i), key);
             else put_f32(k->t, from[a], i, n, at[a]);
         }
     }
@@ -163,11 +165,11 @@ PD_CPU_FUNCTION(double, sum_squares, pd_dtype t, int64_t n, const void *x) {
 }
 
 typedef struct scale_job { pd_dtype t; double by; void *x; atomic_int broken; } scale_job;
-#define SCALE(T, n, x, by, bad)                                                                                              \
-    PD_VECTORIZE for (int64_t k = 0; k < (n); k++) {                                                                         \
-        T v = (x)[k];                                                                                                        \
-        bad |= !(v - v == 0); /* of inf and NaN it is NaN */                                                                 \
-        (x)[k] = v * (by);                                                                                                   \
+#define SCALE(T, n, x, by, bad)                              \
+    PD_VECTORIZE for (int64_t k = 0; k < (n); k++) {         \
+        T v = (x)[k];                                        \
+        bad |= !(v - v == 0); /* of inf and NaN it is NaN */ \
+        (x)[k] = v * (by);                                   \
     }
 static void scale_part(void *ctx, int64_t begin, int64_t end) {
     scale_job *j = ctx;

@@ -47,8 +47,10 @@
     GRAD2(name##_x, E, TYPE, gx)                                                        \
     GRAD2(name##_y, E, TYPE, gy)
 
-#define PD_POINTWISE1(name, who, count, parameters, fwd, grad, doc) ROW1(name, F32, float, fwd, grad) ROW1(name, F64, double, fwd, grad)
-#define PD_POINTWISE2(name, count, parameters, fwd, gx, gy, doc) ROW2(name, F32, float, fwd, gx, gy) ROW2(name, F64, double, fwd, gx, gy)
+#define PD_POINTWISE1(name, who, count, parameters, fwd, grad, doc) \
+    ROW1(name, F32, float, fwd, grad) ROW1(name, F64, double, fwd, grad)
+#define PD_POINTWISE2(name, count, parameters, fwd, gx, gy, doc) \
+    ROW2(name, F32, float, fwd, gx, gy) ROW2(name, F64, double, fwd, gx, gy)
 #include "kernels/pointwise.def"
 #undef PD_POINTWISE1
 #undef PD_POINTWISE2

@@ -2,9 +2,9 @@
 
        [N, C, H, W]   forward: a row of results at a time, tap by tap, so that the innermost loop runs along the row
                       (short rows and adaptive windows: window by window)
-                      gradient: each row of the input gathers from the windows over it. With stride s the row is held as s
-                      phases, acc[w % s][w / s], so that a tap adds contiguous numbers; small planes are scattered to instead
-       [N, H, W, C]   both ways pixel by pixel, the innermost loop running along C
+                      gradient: each row of the input gathers from the windows over it. With stride s the row is held as
+   s phases, acc[w % s][w / s], so that a tap adds contiguous numbers; small planes are scattered to instead [N, H, W,
+   C]   both ways pixel by pixel, the innermost loop running along C
 
    Whoever writes an element is the only one to do so, in one order: the same bits for any number of threads. */
 #include "kernels/cpu/real.h"
@@ -95,7 +95,8 @@ static int64_t place_of(const pd_pool *c, const void *place, int64_t i) {
 static int64_t position(const pd_pool *c, int64_t tap, int64_t p, int64_t q) {
     if (tap < 0) return -1;
     int64_t r = tap / c->kernel[1], s = tap % c->kernel[1];
-    return (span_of(c, 0, p).start + r * (c->adaptive ? 1 : c->dilation[0])) * c->W + span_of(c, 1, q).start + s * (c->adaptive ? 1 : c->dilation[1]);
+    return (span_of(c, 0, p).start + r * (c->adaptive ? 1 : c->dilation[0])) * c->W + span_of(c, 1, q).start +
+           s * (c->adaptive ? 1 : c->dilation[1]);
 }
 
 /* Units of work on a thread, of `each` elements. */
@@ -138,7 +139,8 @@ static void places_part(void *ctx, int64_t begin, int64_t end) {
     const pd_pool *c = j->c;
     int64_t size = (int64_t)pd_dtype_size(c->t);
     for (int64_t i = begin; i < end; i++) {
-        int64_t k = c->nhwc ? i % c->C : 0, rest = c->nhwc ? i / c->C : i, q = rest % c->Q, p = rest / c->Q % c->P, plane = rest / c->Q / c->P;
+        int64_t k = c->nhwc ? i % c->C : 0, rest = c->nhwc ? i / c->C : i, q = rest % c->Q, p = rest / c->Q % c->P,
+                plane = rest / c->Q / c->P;
         int64_t at = position(c, place_of(c, j->from, i), p, q);
         if (!j->x) {
             ((int64_t *)j->y)[i] = at < 0 ? 0 : at;

@@ -3,8 +3,8 @@
        32-bit draws   word i % 4 of block i / 4                  uniform, normal (but F64), dropout, bernoulli
        64-bit draws   words 2 (i % 2), 2 (i % 2) + 1 of block i / 2    uniform and normal of F64, randint, randperm
 
-   Box-Muller takes draws in pairs: elements i and i + 1, i even, are r cos and r sin of one pair. A block number past 2^32
-   goes on in the upper half of the call counter. */
+   Box-Muller takes draws in pairs: elements i and i + 1, i even, are r cos and r sin of one pair. A block number past
+   2^32 goes on in the upper half of the call counter. */
 #include "kernels/cpu/real.h"
 
 #define BLOCKS (PD_TILE / 4)
@@ -55,7 +55,9 @@ typedef struct fill_job {
 #define EACH_TILE(i, n) \
     for (int64_t i = begin, n; n = end - i < PD_TILE ? end - i : PD_TILE, i < end; i += PD_TILE)
 
-static void draw32(const fill_job *j, int64_t i, int64_t n, uint32_t *u) { draw(j->key, (uint64_t)i / 4, (n + 3) / 4, u); }
+static void draw32(const fill_job *j, int64_t i, int64_t n, uint32_t *u) {
+    draw(j->key, (uint64_t)i / 4, (n + 3) / 4, u);
+}
 static void draw64(const fill_job *j, int64_t i, int64_t n, uint64_t *u) {
     uint32_t w[2 * PD_TILE];
     for (int64_t h = 0; h < n; h += PD_TILE / 2) {

@@ -10,5 +10,6 @@ typedef struct resample_job { const pd_resample *c; const void *x; void *y; } re
 PD_CPU_FUNCTION(void, resample, const pd_resample *c, const void *x, void *y) {
     int64_t each = c->inner * (c->to + c->from);
     resample_job job = {c, x, y};
-    pd_parallel(c->outer, PD_GRAIN / (each > 0 ? each : 1) + 1, c->t == PD_F64 ? resample_part_f64 : resample_part_f32, &job);
+    pd_parallel(c->outer, PD_GRAIN / (each > 0 ? each : 1) + 1, c->t == PD_F64 ? resample_part_f64 : resample_part_f32,
+                &job);
 }

@@ -1,8 +1,8 @@
 /* Stable sorting of rows by index, and running sums.
 
-   A key is mapped to an unsigned integer whose order is that of the values (-0 equal to 0, NaN above all; inverted for descending
-   order, so that equals keep their order) and sorted by its bytes, lowest first; a byte that all keys share costs nothing but its count.
-   Short rows are inserted one by one. */
+   A key is mapped to an unsigned integer whose order is that of the values (-0 equal to 0, NaN above all; inverted for
+   descending order, so that equals keep their order) and sorted by its bytes, lowest first; a byte that all keys share
+   costs nothing but its count. Short rows are inserted one by one. */
 #include "kernels/cpu/real.h"
 
 typedef struct pair { uint64_t key; int64_t i; } pair;
@@ -37,11 +37,13 @@ static uint64_t key_of_float(float v) {
 }
 static int load_keys(pd_dtype t, const char *x, int64_t n, pair *to, bool descending) { /* bytes of a key */
     int bytes = t == PD_F64 || t == PD_I64 ? 8 : pd_dtype_is_float(t) ? 4 : (int)pd_dtype_size(t);
-    uint64_t flip = descending ? (bytes == 8 ? ~0ull : (1ull << 8 * bytes) - 1) : 0, sign = t == PD_U8 || t == PD_BOOL ? 0 : 1ull << (8 * bytes - 1);
+    uint64_t flip = descending ? (bytes == 8 ? ~0ull : (1ull << 8 * bytes) - 1) : 0,
+             sign = t == PD_U8 || t == PD_BOOL ? 0 : 1ull << (8 * bytes - 1);
     uint64_t mask = bytes == 8 ? ~0ull : (1ull << 8 * bytes) - 1;
     for (int64_t i = 0; i < n; i++) {
-        uint64_t key = t == PD_F64 ? key_of_double(((const double *)(const void *)x)[i]) : pd_dtype_is_float(t) ? key_of_float(get_f32(t, x, i))
-                                   : (((uint64_t)get_i64(t, x, i) & mask) ^ sign);
+        uint64_t key = t == PD_F64            ? key_of_double(((const double *)(const void *)x)[i])
+                       : pd_dtype_is_float(t) ? key_of_float(get_f32(t, x, i))
+                                              : (((uint64_t)get_i64(t, x, i) & mask) ^ sign);
         to[i] = (pair){key ^ flip, i};
     }
     return bytes;
@@ -84,8 +86,11 @@ static void sort_rows(void *ctx, int64_t begin, int64_t end) {
         for (int64_t i = 0; i < n; i++) j->index[r * n + i] = sorted[i].i;
     }
 }
-PD_CPU_FUNCTION(size_t, sort_scratch, const pd_block *b) { return (size_t)(sort_slots(b) * 2 * (b->n > 0 ? b->n : 1)) * sizeof(pair); }
-PD_CPU_FUNCTION(void, sort, bool descending, pd_dtype t, const pd_block *b, const void *x, int64_t *index, void *scratch) {
+PD_CPU_FUNCTION(size_t, sort_scratch, const pd_block *b) {
+    return (size_t)(sort_slots(b) * 2 * (b->n > 0 ? b->n : 1)) * sizeof(pair);
+}
+PD_CPU_FUNCTION(void, sort, bool descending, pd_dtype t, const pd_block *b, const void *x, int64_t *index,
+                void *scratch) {
     int64_t slots = sort_slots(b);
     sort_job j = {descending, t, b, (b->outer + slots - 1) / slots, x, index, scratch};
     if (b->outer > 0 && b->n > 0) pd_parallel(b->outer, j.rows, sort_rows, &j);

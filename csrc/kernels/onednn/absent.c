@@ -12,13 +12,15 @@ pd_status pd_onednn_gemm(const pd_gemm *c, const void *A, const void *B, const v
 }
 bool pd_onednn_takes_conv(const pd_conv *c) { return (void)c, false; }
 size_t pd_onednn_conv_scratch(const pd_conv *c) { return (void)c, 0; }
-pd_status pd_onednn_conv_forward(const pd_conv *c, const void *x, const void *w, const void *bias, void *y, void *scratch) {
+pd_status pd_onednn_conv_forward(const pd_conv *c, const void *x, const void *w, const void *bias, void *y,
+                                 void *scratch) {
     return (void)c, (void)x, (void)w, (void)bias, (void)y, (void)scratch, absent();
 }
 pd_status pd_onednn_conv_grad_input(const pd_conv *c, const void *gy, const void *w, void *gx, void *scratch) {
     return (void)c, (void)gy, (void)w, (void)gx, (void)scratch, absent();
 }
-pd_status pd_onednn_conv_grad_weight(const pd_conv *c, const void *gy, const void *x, void *gw, void *gbias, void *scratch) {
+pd_status pd_onednn_conv_grad_weight(const pd_conv *c, const void *gy, const void *x, void *gw, void *gbias,
+                                     void *scratch) {
     return (void)c, (void)gy, (void)x, (void)gw, (void)gbias, (void)scratch, absent();
 }
 void pd_onednn_paths(const char *const *paths, int count) { (void)paths, (void)count; }

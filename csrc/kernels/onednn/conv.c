@@ -14,10 +14,19 @@
                      gy -> Y'  x -> X'            main -> W'
                      W' of the parts added as a tree, then W' -> w (FINISH)
 
-   Parts are fixed by the shape: the library's own division among threads changes the order of sums (stride 2 gradients of
-   inputs, all gradients of weights). Forward has no such sums: one primitive on all threads. */
+   Parts are fixed by the shape: the library's own division among threads changes the order of sums (stride 2 gradients
+   of inputs, all gradients of weights). Forward has no such sums: one primitive on all threads. */
 typedef enum conv_kind { FORWARD, INPUT, READY, PREPARE, WEIGHT, FINISH } conv_kind;
-enum { X, W, BIAS, Y, WANTED, X2, W2, Y2 }; /* buffers; WANTED: weights or their gradient as the library lays them out */
+enum {
+    X,
+    W,
+    BIAS,
+    Y,
+    WANTED,
+    X2,
+    W2,
+    Y2
+}; /* buffers; WANTED: weights or their gradient as the library lays them out */
 
 typedef struct conv {
     const pd_conv *c;
@@ -26,7 +35,9 @@ typedef struct conv {
     int64_t N; /* images: all, or of one part */
 } conv;
 
-typedef struct descs { dnnl_memory_desc_t x, w, y, bias, x_any, w_any, y_any, sum_any; } descs; /* sum_any: a weight gradient, float */
+typedef struct descs {
+    dnnl_memory_desc_t x, w, y, bias, x_any, w_any, y_any, sum_any;
+} descs; /* sum_any: a weight gradient, float */
 
 static dnnl_status_t image(pd_dtype t, int64_t N, int64_t C, int64_t H, int64_t W_, bool nhwc, dnnl_memory_desc_t *md) {
     dnnl_dims_t dims = {N, C, H, W_}, plain = {C * H * W_, H * W_, W_, 1}, last = {C * H * W_, 1, W_ * C, C};
@@ -57,7 +68,8 @@ static dnnl_status_t describe(const conv *v, descs *d) {
     PD_DNN_DO(filter(c, dnnl_f32, true, &d->sum_any));
     if (!c->x_nhwc) PD_DNN_DO(any_image(c->t, v->N, c->C, c->H, c->W, &d->x_any));
     if (!c->y_nhwc) PD_DNN_DO(any_image(c->t, v->N, c->K, c->P, c->Q, &d->y_any));
-    if (v->bias) PD_DNN_DO(pd_dnn.memory_desc_create_with_tag(&d->bias, 1, (dnnl_dims_t){c->K}, pd_dnn_type(c->t), dnnl_x));
+    if (v->bias)
+        PD_DNN_DO(pd_dnn.memory_desc_create_with_tag(&d->bias, 1, (dnnl_dims_t){c->K}, pd_dnn_type(c->t), dnnl_x));
 done:
     return status;
 }
@@ -72,7 +84,8 @@ static dnnl_status_t create(const conv *v, const descs *d, dnnl_primitive_attr_t
     dnnl_status_t status = dnnl_success;
     dnnl_primitive_desc_t hint = NULL;
     const_dnnl_memory_desc_t x = d->x_any ? d->x_any : d->x, y = d->y_any ? d->y_any : d->y;
-    dnnl_dims_t strides = {c->stride[0], c->stride[1]}, dilates = {c->dilation[0] - 1, c->dilation[1] - 1}, left = {c->padding[0], c->padding[1]};
+    dnnl_dims_t strides = {c->stride[0], c->stride[1]}, dilates = {c->dilation[0] - 1, c->dilation[1] - 1},
+                left = {c->padding[0], c->padding[1]};
     /* what the last window reaches past the image; less than padding[] where rows are left over */
     dnnl_dims_t right = {(c->P - 1) * c->stride[0] + (c->R - 1) * c->dilation[0] + 1 - c->H - c->padding[0],
                          (c->Q - 1) * c->stride[1] + (c->S - 1) * c->dilation[1] + 1 - c->W - c->padding[1]};
@@ -80,18 +93,21 @@ static dnnl_status_t create(const conv *v, const descs *d, dnnl_primitive_attr_t
         v->kind == FORWARD ? dnnl_forward_inference : dnnl_forward_training, dnnl_convolution_direct, x, d->w_any,
         d->bias, y, strides, dilates, left, right, attr));
     if (v->kind == INPUT || v->kind == READY || v->kind == PREPARE)
-        PD_DNN_DO(pd_dnn.convolution_backward_data_primitive_desc_create(pd, pd_dnn_engine, dnnl_convolution_direct, x, d->w_any, y,
-            strides, dilates, left, right, hint, attr));
+        PD_DNN_DO(pd_dnn.convolution_backward_data_primitive_desc_create(
+            pd, pd_dnn_engine, dnnl_convolution_direct, x, d->w_any, y, strides, dilates, left, right, hint, attr));
     if (v->kind == WEIGHT || v->kind == FINISH)
-        PD_DNN_DO(pd_dnn.convolution_backward_weights_primitive_desc_create(pd, pd_dnn_engine, dnnl_convolution_direct, x, d->sum_any, NULL, y,
-            strides, dilates, left, right, hint, attr));
+        PD_DNN_DO(pd_dnn.convolution_backward_weights_primitive_desc_create(pd, pd_dnn_engine, dnnl_convolution_direct,
+                                                                            x, d->sum_any, NULL, y, strides, dilates,
+                                                                            left, right, hint, attr));
 done:
     if (hint) pd_dnn.primitive_desc_destroy(hint);
     return status;
 }
 
-/* The buffer that holds an operand in the library's layout: the caller's own where the two agree, else a piece of scratch. */
-static int buffer_for(pd_dnn_plan *p, const_dnnl_memory_desc_t users, const_dnnl_memory_desc_t wanted, int user, int piece) {
+/* The buffer that holds an operand in the library's layout: the caller's own where the two agree, else a piece of
+ * scratch. */
+static int buffer_for(pd_dnn_plan *p, const_dnnl_memory_desc_t users, const_dnnl_memory_desc_t wanted, int user,
+                      int piece) {
     if (pd_dnn.memory_desc_equal(users, wanted)) return user;
     p->temp[piece] = pd_dnn.memory_desc_get_size(wanted);
     return piece;
@@ -107,11 +123,13 @@ static dnnl_status_t build(const void *what, int threads, pd_dnn_plan *p) {
     PD_DNN_DO(describe(v, &d));
     PD_DNN_DO(pd_dnn_attr(&attr, false, false));
     PD_DNN_DO(create(v, &d, attr, &pd));
-    bool input = v->kind == INPUT || v->kind == READY || v->kind == PREPARE, weight = v->kind == WEIGHT || v->kind == FINISH;
+    bool input = v->kind == INPUT || v->kind == READY || v->kind == PREPARE,
+         weight = v->kind == WEIGHT || v->kind == FINISH;
     dnnl_query_t qx = input ? dnnl_query_diff_src_md : dnnl_query_src_md;
     dnnl_query_t qw = weight ? dnnl_query_diff_weights_md : dnnl_query_weights_md;
     dnnl_query_t qy = v->kind == FORWARD ? dnnl_query_dst_md : dnnl_query_diff_dst_md;
-    const_dnnl_memory_desc_t mx = pd_dnn.primitive_desc_query_md(pd, qx, 0), mw = pd_dnn.primitive_desc_query_md(pd, qw, 0),
+    const_dnnl_memory_desc_t mx = pd_dnn.primitive_desc_query_md(pd, qx, 0),
+                             mw = pd_dnn.primitive_desc_query_md(pd, qw, 0),
                              my = pd_dnn.primitive_desc_query_md(pd, qy, 0);
     p->result = pd_dnn.memory_desc_get_size(mw);
     if (v->kind == FINISH || v->kind == PREPARE) {
@@ -127,11 +145,15 @@ static dnnl_status_t build(const void *what, int threads, pd_dnn_plan *p) {
     dnnl_primitive_desc_t main = pd;
     pd = NULL;
     if (v->kind == FORWARD)
-        status = pd_dnn_add(p, main, v->bias ? 4 : 3, (int[]){DNNL_ARG_SRC, DNNL_ARG_WEIGHTS, DNNL_ARG_DST, DNNL_ARG_BIAS}, (int[]){x, w, y, BIAS});
+        status =
+            pd_dnn_add(p, main, v->bias ? 4 : 3, (int[]){DNNL_ARG_SRC, DNNL_ARG_WEIGHTS, DNNL_ARG_DST, DNNL_ARG_BIAS},
+                       (int[]){x, w, y, BIAS});
     else if (input)
-        status = pd_dnn_add(p, main, 3, (int[]){DNNL_ARG_DIFF_DST, DNNL_ARG_WEIGHTS, DNNL_ARG_DIFF_SRC}, (int[]){y, w, x});
+        status =
+            pd_dnn_add(p, main, 3, (int[]){DNNL_ARG_DIFF_DST, DNNL_ARG_WEIGHTS, DNNL_ARG_DIFF_SRC}, (int[]){y, w, x});
     else
-        status = pd_dnn_add(p, main, 3, (int[]){DNNL_ARG_DIFF_DST, DNNL_ARG_SRC, DNNL_ARG_DIFF_WEIGHTS}, (int[]){y, x, w});
+        status =
+            pd_dnn_add(p, main, 3, (int[]){DNNL_ARG_DIFF_DST, DNNL_ARG_SRC, DNNL_ARG_DIFF_WEIGHTS}, (int[]){y, x, w});
     if (status != dnnl_success) goto done;
     const pd_dnn_step *last = &p->steps[p->nsteps - 1]; /* pd is gone; its descriptions live on in the primitive */
     if (v->kind == FORWARD && y != Y) PD_DNN_DO(pd_dnn_add_reorder(p, last->md[2], Y2, d.y, Y));
@@ -145,8 +167,27 @@ done:
 
 static pd_dnn_plan *plan_of(const pd_conv *c, conv_kind kind, bool bias, int64_t N, int threads) {
     conv v = {c, kind, bias, N};
-    pd_dnn_key key = {{2 + kind, threads, c->t, bias, N, c->C, c->H, c->W, c->K, c->R, c->S, c->P, c->Q, c->groups, c->stride[0], c->stride[1],
-                       c->padding[0], c->padding[1], c->dilation[0], c->dilation[1], c->x_nhwc | c->y_nhwc << 1 | c->w_nhwc << 2}};
+    pd_dnn_key key = {{2 + kind,
+                       threads,
+                       c->t,
+                       bias,
+                       N,
+                       c->C,
+                       c->H,
+                       c->W,
+                       c->K,
+                       c->R,
+                       c->S,
+                       c->P,
+                       c->Q,
+                       c->groups,
+                       c->stride[0],
+                       c->stride[1],
+                       c->padding[0],
+                       c->padding[1],
+                       c->dilation[0],
+                       c->dilation[1],
+                       c->x_nhwc | c->y_nhwc << 1 | c->w_nhwc << 2}};
     return pd_dnn_plan_get(&key, build, &v, threads);
 }
 
@@ -154,7 +195,8 @@ static pd_dnn_plan *plan_of(const pd_conv *c, conv_kind kind, bool bias, int64_t
 
 #define PARTS_MAX 16
 #define PARTS_MIN 4
-#define PARTS_BYTES (24 << 20) /* of the weight gradients of more than PARTS_MIN parts: more than that costs time to add */
+#define PARTS_BYTES \
+    (24 << 20) /* of the weight gradients of more than PARTS_MIN parts: more than that costs time to add */
 
 typedef struct parts { int64_t count, images, rest; } parts; /* count parts of `images`, the last one of `rest` */
 
@@ -176,9 +218,11 @@ static bool plans_get(const pd_conv *c, conv_kind kind, plans *w) {
     w->part = plan_of(c, kind == WEIGHT ? WEIGHT : READY, false, p.images, 1);
     w->rest = p.rest == p.images ? NULL : plan_of(c, kind, false, p.rest, 1);
     w->once = plan_of(c, kind == WEIGHT ? FINISH : PREPARE, false, p.images, 1);
-    bool good = w->part && w->part->nsteps && w->once && w->once->nsteps && (p.rest == p.images || (w->rest && w->rest->nsteps));
+    bool good = w->part && w->part->nsteps && w->once && w->once->nsteps &&
+                (p.rest == p.images || (w->rest && w->rest->nsteps));
     if (!good || w->once->result != w->part->result) return false;
-    if (kind == WEIGHT && w->rest && w->rest->result != w->part->result) return false; /* the parts are added as they lie */
+    if (kind == WEIGHT && w->rest && w->rest->result != w->part->result)
+        return false; /* the parts are added as they lie */
     w->layout = (w->part->result + 63) & ~(size_t)63;
     w->each = w->part->scratch;
     if (w->rest && w->rest->scratch > w->each) w->each = w->rest->scratch;
@@ -214,9 +258,11 @@ static void grad_part(void *ctx, int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; i++) {
         pd_dnn_plan *plan = i == j->p.count - 1 && j->w.rest ? j->w.rest : j->w.part;
         int64_t n = i * j->p.images;
-        void *user[PD_DNN_USER] = {j->x + (size_t)(n * c->C * c->H * c->W) * size, j->weights, NULL, j->gy + (size_t)(n * c->K * c->P * c->Q) * size,
+        void *user[PD_DNN_USER] = {j->x + (size_t)(n * c->C * c->H * c->W) * size, j->weights, NULL,
+                                   j->gy + (size_t)(n * c->K * c->P * c->Q) * size,
                                    j->layouts + (j->kind == WEIGHT ? (size_t)i * j->w.layout : 0)};
-        if (pd_dnn_plan_run(plan, user, j->scratch + (size_t)i * j->w.each, 1) != PD_OK && !__atomic_exchange_n(&j->failed, 1, __ATOMIC_RELAXED))
+        if (pd_dnn_plan_run(plan, user, j->scratch + (size_t)i * j->w.each, 1) != PD_OK &&
+            !__atomic_exchange_n(&j->failed, 1, __ATOMIC_RELAXED))
             pd_error_save(&j->error);
     }
 }
@@ -232,7 +278,8 @@ static void weight_join(void *ctx, int64_t begin, int64_t end) {
         }
 }
 
-static pd_status gradient(const pd_conv *c, conv_kind kind, const void *gy, const void *x, const void *weights, void *scratch) {
+static pd_status gradient(const pd_conv *c, conv_kind kind, const void *gy, const void *x, const void *weights,
+                          void *scratch) {
     grad_job j = {.c = c, .kind = kind, .p = cut(c, kind), .gy = (char *)(uintptr_t)gy, .x = (char *)(uintptr_t)x,
                   .weights = (char *)(uintptr_t)weights, .layouts = scratch};
     pd_status status = PD_OK;
@@ -255,7 +302,8 @@ static pd_status gradient(const pd_conv *c, conv_kind kind, const void *gy, cons
 pd_status pd_onednn_conv_grad_input(const pd_conv *c, const void *gy, const void *w, void *gx, void *scratch) {
     return gradient(c, INPUT, gy, gx, w, scratch);
 }
-pd_status pd_onednn_conv_grad_weight(const pd_conv *c, const void *gy, const void *x, void *gw, void *gbias, void *scratch) {
+pd_status pd_onednn_conv_grad_weight(const pd_conv *c, const void *gy, const void *x, void *gw, void *gbias,
+                                     void *scratch) {
     if (gbias) pd_conv_grad_bias(c, gy, gbias, scratch);
     return gw ? gradient(c, WEIGHT, gy, x, gw, scratch) : PD_OK;
 }
@@ -284,7 +332,8 @@ static bool look(const pd_conv *c, size_t *scratch) {
 }
 
 bool pd_onednn_takes_conv(const pd_conv *c) {
-    if (c->t == PD_F64 || c->N <= 0 || c->C <= 0 || c->K <= 0 || c->P <= 0 || c->Q <= 0 || c->R <= 0 || c->S <= 0) return false;
+    if (c->t == PD_F64 || c->N <= 0 || c->C <= 0 || c->K <= 0 || c->P <= 0 || c->Q <= 0 || c->R <= 0 || c->S <= 0)
+        return false;
     size_t scratch = 0;
     return pd_dnn_serves(c->t) && look(c, &scratch);
 }
@@ -295,7 +344,8 @@ size_t pd_onednn_conv_scratch(const pd_conv *c) {
     return scratch;
 }
 
-pd_status pd_onednn_conv_forward(const pd_conv *c, const void *x, const void *w, const void *bias, void *y, void *scratch) {
+pd_status pd_onednn_conv_forward(const pd_conv *c, const void *x, const void *w, const void *bias, void *y,
+                                 void *scratch) {
     int threads = pd_threads_get();
     void *user[PD_DNN_USER] = {(void *)(uintptr_t)x, (void *)(uintptr_t)w, (void *)(uintptr_t)bias, y};
     pd_dnn_plan *p = plan_of(c, FORWARD, bias != NULL, c->N, threads);

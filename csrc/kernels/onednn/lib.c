@@ -43,7 +43,9 @@ void pd_onednn_paths(const char *const *paths, int count) {
     pthread_mutex_unlock(&lock);
 }
 
-static const char *runtime_name(unsigned r) { return r == DNNL_RUNTIME_OMP ? "OMP" : r == DNNL_RUNTIME_SEQ ? "SEQ" : "other"; }
+static const char *runtime_name(unsigned r) {
+    return r == DNNL_RUNTIME_OMP ? "OMP" : r == DNNL_RUNTIME_SEQ ? "SEQ" : "other";
+}
 
 static int try_open(void) {
     if (!pd_flags_get()->ONEDNN) return -1;
@@ -59,7 +61,9 @@ static int try_open(void) {
     }
     const dnnl_version_t *v = pd_dnn.version();
     if (v->major != DNNL_VERSION_MAJOR || (v->cpu_runtime != DNNL_RUNTIME_OMP && v->cpu_runtime != DNNL_RUNTIME_SEQ)) {
-        pd_log(PD_LOG_WARN, "oneDNN %d.%d.%d with CPU runtime %u is of no use (expected version %d, runtime OMP or SEQ): the portable kernels serve",
+        pd_log(PD_LOG_WARN,
+               "oneDNN %d.%d.%d with CPU runtime %u is of no use (expected version %d, runtime OMP or SEQ): the "
+               "portable kernels serve",
                v->major, v->minor, v->patch, v->cpu_runtime, DNNL_VERSION_MAJOR);
         pd_dl_close(handle);
         return -1;
@@ -70,7 +74,8 @@ static int try_open(void) {
         return -1;
     }
     pd_dnn.set_primitive_cache_capacity(0); /* ours below is enough, and does not keep what we have dropped */
-    snprintf(version_text, sizeof version_text, "%d.%d.%d (%s)", v->major, v->minor, v->patch, runtime_name(v->cpu_runtime));
+    snprintf(version_text, sizeof version_text, "%d.%d.%d (%s)", v->major, v->minor, v->patch,
+             runtime_name(v->cpu_runtime));
     return 1;
 }
 
@@ -147,7 +152,8 @@ static pd_dnn_set *set_new(const pd_dnn_plan *p) {
     for (int i = 0; i < p->nsteps && good; i++)
         for (int a = 0; a < p->steps[i].nargs && good; a++) {
             s->args[i][a].arg = p->steps[i].arg[a];
-            good = pd_dnn.memory_create(&s->args[i][a].memory, p->steps[i].md[a], pd_dnn_engine, DNNL_MEMORY_NONE) == dnnl_success;
+            good = pd_dnn.memory_create(&s->args[i][a].memory, p->steps[i].md[a], pd_dnn_engine, DNNL_MEMORY_NONE) ==
+                   dnnl_success;
         }
     if (good) return s;
     set_free(s);
@@ -179,14 +185,16 @@ static uint64_t hash_of(const pd_dnn_key *k) {
 /* Where the key is, or the free place where it belongs. */
 static size_t find(const pd_dnn_key *key, uint64_t hash) {
     size_t at = hash & (TABLE - 1);
-    while (table[at] && !(table[at]->hash == hash && !memcmp(&table[at]->key, key, sizeof *key))) at = (at + 1) & (TABLE - 1);
+    while (table[at] && !(table[at]->hash == hash && !memcmp(&table[at]->key, key, sizeof *key)))
+        at = (at + 1) & (TABLE - 1);
     return at;
 }
 static void take_out(size_t at) {
     pd_dnn_plan *gone = table[at];
     table[at] = NULL;
     count--;
-    for (size_t i = (at + 1) & (TABLE - 1); table[i]; i = (i + 1) & (TABLE - 1)) { /* what was pushed past it moves up */
+    for (size_t i = (at + 1) & (TABLE - 1); table[i];
+         i = (i + 1) & (TABLE - 1)) { /* what was pushed past it moves up */
         pd_dnn_plan *p = table[i];
         table[i] = NULL;
         table[find(&p->key, p->hash)] = p;
@@ -258,7 +266,9 @@ void pd_onednn_trim(void) {
 
 static pd_dnn_set *take_spare(pd_dnn_plan *p) {
     for (int i = 0; i < PD_DNN_SPARES; i++) {
-        pd_dnn_set *s = __atomic_load_n(&p->spare[i], __ATOMIC_RELAXED) ? __atomic_exchange_n(&p->spare[i], NULL, __ATOMIC_ACQ_REL) : NULL;
+        pd_dnn_set *s = __atomic_load_n(&p->spare[i], __ATOMIC_RELAXED)
+                            ? __atomic_exchange_n(&p->spare[i], NULL, __ATOMIC_ACQ_REL)
+                            : NULL;
         if (s) return s;
     }
     return NULL;
@@ -346,7 +356,8 @@ done:
     return status;
 }
 
-dnnl_status_t pd_dnn_add_reorder(pd_dnn_plan *p, const_dnnl_memory_desc_t a, int from, const_dnnl_memory_desc_t b, int to) {
+dnnl_status_t pd_dnn_add_reorder(pd_dnn_plan *p, const_dnnl_memory_desc_t a, int from, const_dnnl_memory_desc_t b,
+                                 int to) {
     dnnl_status_t status = dnnl_success;
     dnnl_primitive_attr_t attr = NULL;
     dnnl_primitive_desc_t pd = NULL;

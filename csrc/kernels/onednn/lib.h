@@ -1,9 +1,10 @@
 /* The library itself: opened at run time, its functions in one table; and the cache of primitives.
 
-   A plan is what one call of a kernel does: up to four steps (a primitive each: reorders and the main one), over buffers
-   that are the caller's pointers or pieces of the caller's scratch. Plans are kept in a bounded table under a key of
-   integers that says everything about the call, the thread count included. A plan is shared by all threads; what a running
-   call needs for itself (stream, memory objects) is a `set`, of which each plan keeps some: threads that run it at the same time need one each. */
+   A plan is what one call of a kernel does: up to four steps (a primitive each: reorders and the main one), over
+   buffers that are the caller's pointers or pieces of the caller's scratch. Plans are kept in a bounded table under a
+   key of integers that says everything about the call, the thread count included. A plan is shared by all threads; what
+   a running call needs for itself (stream, memory objects) is a `set`, of which each plan keeps some: threads that run
+   it at the same time need one each. */
 #ifndef PD_KERNELS_ONEDNN_LIB_H
 #define PD_KERNELS_ONEDNN_LIB_H
 
@@ -12,16 +13,19 @@
 #include "base/status.h"
 #include "kernels/kernels.h"
 
-#define PD_DNN_FUNCTIONS(M)                                                                                           \
-    M(version) M(get_effective_cpu_isa) M(set_primitive_cache_capacity) M(engine_create) M(stream_create)             \
-    M(stream_destroy) M(memory_create) M(memory_destroy) M(memory_set_data_handle) M(memory_desc_create_with_strides) \
-    M(memory_desc_create_with_tag) M(memory_desc_destroy) M(memory_desc_equal) M(memory_desc_get_size)                \
-    M(primitive_attr_create) M(primitive_attr_destroy) M(primitive_attr_set_scratchpad_mode)                          \
-    M(primitive_attr_set_post_ops) M(post_ops_create) M(post_ops_destroy) M(post_ops_append_sum)                      \
-    M(post_ops_append_eltwise) M(primitive_desc_destroy) M(primitive_desc_query_md) M(primitive_desc_query) M(primitive_create)              \
-    M(primitive_destroy) M(primitive_execute) M(primitive_get_primitive_desc) M(reorder_primitive_desc_create)        \
-    M(matmul_primitive_desc_create) M(convolution_forward_primitive_desc_create)                                      \
-    M(convolution_backward_data_primitive_desc_create) M(convolution_backward_weights_primitive_desc_create)
+#define PD_DNN_FUNCTIONS(M)                                                                                       \
+    M(version)                                                                                                    \
+    M(get_effective_cpu_isa) M(set_primitive_cache_capacity) M(engine_create) M(stream_create) M(stream_destroy)  \
+        M(memory_create) M(memory_destroy) M(memory_set_data_handle) M(memory_desc_create_with_strides)           \
+            M(memory_desc_create_with_tag) M(memory_desc_destroy) M(memory_desc_equal) M(memory_desc_get_size)    \
+                M(primitive_attr_create) M(primitive_attr_destroy) M(primitive_attr_set_scratchpad_mode)          \
+                    M(primitive_attr_set_post_ops) M(post_ops_create) M(post_ops_destroy) M(post_ops_append_sum)  \
+                        M(post_ops_append_eltwise) M(primitive_desc_destroy) M(primitive_desc_query_md)           \
+                            M(primitive_desc_query) M(primitive_create) M(primitive_destroy) M(primitive_execute) \
+                                M(primitive_get_primitive_desc) M(reorder_primitive_desc_create)                  \
+                                    M(matmul_primitive_desc_create) M(convolution_forward_primitive_desc_create)  \
+                                        M(convolution_backward_data_primitive_desc_create)                        \
+                                            M(convolution_backward_weights_primitive_desc_create)
 
 typedef struct pd_dnn_table {
 #define FUNCTION(name) __typeof__(dnnl_##name) *name;
@@ -76,11 +80,12 @@ void pd_dnn_plan_release(pd_dnn_plan *p);
 /* Runs the steps: user[i] stands for buffer i, scratch for the rest. */
 pd_status pd_dnn_plan_run(pd_dnn_plan *p, void *const *user, void *scratch, int threads);
 
-/* For builds: appends a step, its arguments' descriptions asked from the primitive; a scratchpad is added by itself. Takes pd.
-   Refuses the library's reference implementations: they are a hundred times slower than ours. */
+/* For builds: appends a step, its arguments' descriptions asked from the primitive; a scratchpad is added by itself.
+   Takes pd. Refuses the library's reference implementations: they are a hundred times slower than ours. */
 dnnl_status_t pd_dnn_add(pd_dnn_plan *p, dnnl_primitive_desc_t pd, int nargs, const int *arg, const int *buffer);
 /* Appends a reorder from buffer `from` (laid out as a) to buffer `to` (as b). */
-dnnl_status_t pd_dnn_add_reorder(pd_dnn_plan *p, const_dnnl_memory_desc_t a, int from, const_dnnl_memory_desc_t b, int to);
+dnnl_status_t pd_dnn_add_reorder(pd_dnn_plan *p, const_dnnl_memory_desc_t a, int from, const_dnnl_memory_desc_t b,
+                                 int to);
 dnnl_status_t pd_dnn_attr(dnnl_primitive_attr_t *attr, bool add, bool relu); /* [new] user scratchpad, post-ops */
 
 #define PD_DNN_DO(call)                                      \

@@ -1,12 +1,14 @@
 #if defined(PD_HAVE_ONEDNN) && PD_HAVE_ONEDNN
-/* float: one primitive on all threads, where A's rows are unit stride and K is not long: there the library does not divide K
-   among threads (measured: the same bits for 1, 2, 3, 4, 8, 16 threads on 60 shapes). Elsewhere the portable product is as fast.
+/* float: one primitive on all threads, where A's rows are unit stride and K is not long: there the library does not
+   divide K among threads (measured: the same bits for 1, 2, 3, 4, 8, 16 threads on 60 shapes). Elsewhere the portable
+   product is as fast.
 
-   bf16, f16: the same where K is short. Elsewhere the library divides K among threads, which changes the order of sums (28 of 339
-   shapes differed, all with K of 768 or more): C is cut along its longer side into pieces fixed by the shape, one
-   single-thread primitive each, so that what every piece copies anew is the smaller operand. Where C is small and K long, K is cut
-   as well; the products of the pieces are made in float and added as a tree. A piece of columns is written to scratch and copied
-   home: the library is half as fast where rows of C are apart (2048 x 1152 x 384 in two: 4.7 ms, whole 2.4). */
+   bf16, f16: the same where K is short. Elsewhere the library divides K among threads, which changes the order of sums
+   (28 of 339 shapes differed, all with K of 768 or more): C is cut along its longer side into pieces fixed by the
+   shape, one single-thread primitive each, so that what every piece copies anew is the smaller operand. Where C is
+   small and K long, K is cut as well; the products of the pieces are made in float and added as a tree. A piece of
+   columns is written to scratch and copied home: the library is half as fast where rows of C are apart (2048 x 1152 x
+   384 in two: 4.7 ms, whole 2.4). */
 #include <string.h>
 
 #include "base/mem.h"
@@ -17,12 +19,14 @@
 enum { A_, B_, BIAS, C_ };
 
 #define SHORT_K 768      /* below it one primitive does */
-#define THIN_K 128       /* below it the library leaves AMX aside for more than THIN_N columns (128 x 784 x 64: 116 us, in four 50) */
+#define THIN_K \
+    128 /* below it the library leaves AMX aside for more than THIN_N columns (128 x 784 x 64: 116 us, in four 50) */
 #define THIN_N 256
 #define PACKED_M 1024    /* rows for which B is laid out anew first: 2048 x 1536 x 384 1.9 ms against 2.4 */
 #define PACKED_K 256
 #define PIECES 16        /* of C at most */
-#define SIDE 512         /* of a piece, so that copies of the other operand are a small part; half of it, or less, to have two */
+#define SIDE \
+    512 /* of a piece, so that copies of the other operand are a small part; half of it, or less, to have two */
 #define PIECE_FLOPS 16e6 /* of a batch: 15 us with AMX */
 #define CHUNK 2048       /* elements of K in a piece, at least */
 #define CHUNKS_MAX 16
@@ -31,7 +35,10 @@ enum { A_, B_, BIAS, C_ };
 #define FLOPS_F32 20e6
 #define FLOPS_BF16 100e3
 
-typedef struct grid { int64_t b, m, n, k, tb, tm, tn, tk, tasks; int threads; } grid; /* sizes of a piece; numbers of pieces; threads of one */
+typedef struct grid {
+    int64_t b, m, n, k, tb, tm, tn, tk, tasks;
+    int threads;
+} grid; /* sizes of a piece; numbers of pieces; threads of one */
 
 /* Strides of all are c's; M, N, K, batch are the piece's. */
 typedef struct matmul { pd_gemm c; bool bias, partial; } matmul;
@@ -40,7 +47,8 @@ static int64_t pieces(int64_t n, int64_t size) { return (n + size - 1) / size; }
 
 static grid grid_of(const pd_gemm *c) {
     double flops = 2.0 * (double)c->batch * (double)c->M * (double)c->N * (double)c->K;
-    grid g = {.b = c->batch, .m = c->M, .n = c->N, .k = c->K, .tb = 1, .tm = 1, .tn = 1, .tk = 1, .threads = 1, .tasks = 1};
+    grid g = {
+        .b = c->batch, .m = c->M, .n = c->N, .k = c->K, .tb = 1, .tm = 1, .tn = 1, .tk = 1, .threads = 1, .tasks = 1};
     if (c->t == PD_F32 || (c->batch == 1 && c->K < SHORT_K && !(c->K < THIN_K && c->N > THIN_N))) {
         g.threads = pd_threads_get();
         return g;
@@ -66,7 +74,8 @@ static grid grid_of(const pd_gemm *c) {
 }
 
 /* A matrix (or a batch of them) of rows x cols; a stride of a size 1 says nothing and is made regular. */
-static dnnl_status_t describe(dnnl_data_type_t t, int64_t batch, int64_t rows, int64_t cols, int64_t b, int64_t r, int64_t c, dnnl_memory_desc_t *md) {
+static dnnl_status_t describe(dnnl_data_type_t t, int64_t batch, int64_t rows, int64_t cols, int64_t b, int64_t r,
+                              int64_t c, dnnl_memory_desc_t *md) {
     if (rows == 1) r = c == 1 ? cols : 1;
     if (cols == 1) c = r == 1 ? rows : 1;
     if (batch > 1 && b == 0) batch = 1;
@@ -86,7 +95,8 @@ static dnnl_status_t build(const void *what, int threads, pd_dnn_plan *p) {
     (void)threads;
     PD_DNN_DO(describe(t, c->batch, c->M, c->K, c->a_batch, c->a_row, c->a_col, &a));
     PD_DNN_DO(describe(t, c->batch, c->K, c->N, c->b_batch, c->b_row, c->b_col, &b));
-    PD_DNN_DO(describe(m->partial ? dnnl_f32 : pd_dnn_type(pd_gemm_result(c)), c->batch, c->M, c->N, c->c_batch, c->c_row, 1, &d));
+    PD_DNN_DO(describe(m->partial ? dnnl_f32 : pd_dnn_type(pd_gemm_result(c)), c->batch, c->M, c->N, c->c_batch,
+                       c->c_row, 1, &d));
     if (m->bias) PD_DNN_DO(describe(t, 1, 1, c->N, c->N, c->N, 1, &bias));
     PD_DNN_DO(pd_dnn_attr(&attr, c->beta != 0, c->relu));
     if (c->t != PD_F32 && c->batch == 1 && c->K < SHORT_K && c->K >= PACKED_K && c->M >= PACKED_M)
@@ -120,8 +130,9 @@ static pd_dnn_plan *plan_of(const pd_gemm *c, const grid *g, bool bias, int64_t 
     if (w.partial) w.c.relu = false, w.c.beta = 0;
     if (w.partial || g->tn > 1) w.c.c_row = w.partial ? c->N : n;
     const pd_gemm *d = &w.c;
-    pd_dnn_key key = {{1, g->threads, d->t, w.bias, d->relu, d->beta, b, m, n, k, d->a_batch, d->a_row, d->a_col, d->b_batch, d->b_row, d->b_col,
-                       d->c_batch, d->c_row, w.partial, d->wide}};
+    pd_dnn_key key = {{1,        g->threads, d->t,       w.bias,     d->relu,   d->beta,  b,
+                       m,        n,          k,          d->a_batch, d->a_row,  d->a_col, d->b_batch,
+                       d->b_row, d->b_col,   d->c_batch, d->c_row,   w.partial, d->wide}};
     return pd_dnn_plan_get(&key, build, &w, g->threads);
 }
 
@@ -131,7 +142,8 @@ static bool look(const pd_gemm *c, const grid *g, bool bias, size_t *scratch) {
         bool rb = rest & 1, rm = rest & 2, rn = rest & 4, rk = rest & 8;
         int64_t b = rb ? c->batch % g->b : g->b, m = rm ? c->M % g->m : c->M < g->m ? c->M : g->m;
         int64_t n = rn ? c->N % g->n : c->N < g->n ? c->N : g->n, k = rk ? c->K % g->k : c->K < g->k ? c->K : g->k;
-        if ((rb && !b) || (rm && (!m || c->M < g->m)) || (rn && (!n || c->N < g->n)) || (rk && (!k || c->K < g->k))) continue;
+        if ((rb && !b) || (rm && (!m || c->M < g->m)) || (rn && (!n || c->N < g->n)) || (rk && (!k || c->K < g->k)))
+            continue;
         pd_dnn_plan *p = plan_of(c, g, bias, b, m, n, k);
         bool can = p && p->nsteps > 0;
         if (can && p->scratch > *scratch) *scratch = p->scratch;
@@ -169,7 +181,8 @@ size_t pd_onednn_gemm_scratch(const pd_gemm *c) {
     size_t one = 0;
     look(c, &g, false, &one);
     look(c, &g, true, &one);
-    return (size_t)slots_of(&g) * (up(one) + piece_bytes(c, &g)) + (g.tk > 1 ? (size_t)g.tk * up((size_t)(c->M * c->N * 4)) : 0);
+    return (size_t)slots_of(&g) * (up(one) + piece_bytes(c, &g)) +
+           (g.tk > 1 ? (size_t)g.tk * up((size_t)(c->M * c->N * 4)) : 0);
 }
 
 typedef struct job {
@@ -188,9 +201,11 @@ static void run_tasks(void *ctx, int64_t begin, int64_t end) {
     const pd_gemm *c = j->c;
     const grid *g = &j->g;
     int64_t size = (int64_t)pd_dtype_size(c->t), result = (int64_t)pd_dtype_size(pd_gemm_result(c));
-    char *scratch = j->scratch + (size_t)(begin / j->per_slot) * (j->one + j->piece), *piece = j->piece ? scratch + j->one : NULL;
+    char *scratch = j->scratch + (size_t)(begin / j->per_slot) * (j->one + j->piece),
+         *piece = j->piece ? scratch + j->one : NULL;
     for (int64_t t = begin; t < end; t++) {
-        int64_t k0 = t % g->tk * g->k, n0 = t / g->tk % g->tn * g->n, m0 = t / g->tk / g->tn % g->tm * g->m, b0 = t / g->tk / g->tn / g->tm * g->b;
+        int64_t k0 = t % g->tk * g->k, n0 = t / g->tk % g->tn * g->n, m0 = t / g->tk / g->tn % g->tm * g->m,
+                b0 = t / g->tk / g->tn / g->tm * g->b;
         int64_t k = c->K - k0 < g->k ? c->K - k0 : g->k, n = c->N - n0 < g->n ? c->N - n0 : g->n;
         int64_t m = c->M - m0 < g->m ? c->M - m0 : g->m, b = c->batch - b0 < g->b ? c->batch - b0 : g->b;
         char *to = j->C + (b0 * c->c_batch + m0 * c->c_row + n0) * result;
@@ -199,15 +214,20 @@ static void run_tasks(void *ctx, int64_t begin, int64_t end) {
                                    (char *)(uintptr_t)j->B + (b0 * c->b_batch + n0 * c->b_col + k0 * c->b_row) * size,
                                    j->bias ? (char *)(uintptr_t)j->bias + n0 * size : NULL, piece ? piece : to};
         pd_dnn_plan *p = plan_of(c, g, j->bias != NULL, b, m, n, k);
-        pd_status status = !p ? PD_E_MEMORY : p->nsteps ? pd_dnn_plan_run(p, user, scratch, g->threads) : pd_fail(PD_E_RUNTIME, "oneDNN: no such matmul");
+        pd_status status = !p          ? PD_E_MEMORY
+                           : p->nsteps ? pd_dnn_plan_run(p, user, scratch, g->threads)
+                                       : pd_fail(PD_E_RUNTIME, "oneDNN: no such matmul");
         pd_dnn_plan_release(p);
-        for (int64_t i = 0; piece && i < m; i++) memcpy(to + i * c->c_row * result, piece + i * n * result, (size_t)(n * result));
+        for (int64_t i = 0; piece && i < m; i++)
+            memcpy(to + i * c->c_row * result, piece + i * n * result, (size_t)(n * result));
         if (status != PD_OK && !__atomic_exchange_n(&j->failed, 1, __ATOMIC_RELAXED)) pd_error_save(&j->error);
     }
 }
 
 static float get(pd_dtype t, const char *p, int64_t i) {
-    return t == PD_F32 ? ((const float *)(const void *)p)[i] : t == PD_BF16 ? pd_bf16_to_f32(((const pd_bf16 *)(const void *)p)[i]) : pd_f16_to_f32(((const pd_f16 *)(const void *)p)[i]);
+    return t == PD_F32    ? ((const float *)(const void *)p)[i]
+           : t == PD_BF16 ? pd_bf16_to_f32(((const pd_bf16 *)(const void *)p)[i])
+                          : pd_f16_to_f32(((const pd_f16 *)(const void *)p)[i]);
 }
 
 static void join_rows(void *ctx, int64_t begin, int64_t end) {

@@ -14,8 +14,8 @@
        grad_input    col' = gy w, then each number of the image adds up the places of col' that were read from it
        grad_weight   a partial gw = gy^T col for each image, added in the order of the images
 
-   A 1 x 1 convolution of stride 1 without padding needs no col: it is x (or gx). How many images make a block depends on
-   the shape alone. */
+   A 1 x 1 convolution of stride 1 without padding needs no col: it is x (or gx). How many images make a block depends
+   on the shape alone. */
 #define BLOCK_BYTES (4 << 20) /* of col, or of partial gradients: about a second-level cache */
 #define BLOCK_IMAGES 16       /* enough to keep threads busy with whole images */
 
@@ -114,7 +114,10 @@ static void inside(int64_t Q, int64_t n, int64_t stride, int64_t offset, int64_t
     *end = last < *begin ? *begin : last < Q ? last : Q;
 }
 
-typedef struct col_job { const shape *s; char *image, *col; } col_job; /* image: the group's part of the block's first */
+typedef struct col_job {
+    const shape *s;
+    char *image, *col;
+} col_job; /* image: the group's part of the block's first */
 typedef struct add_job { const shape *s; char *partials, *to; int64_t images; bool first; } add_job;
 
 #define T float
@@ -139,7 +142,8 @@ static void im2col(const shape *s, const char *x, int64_t images, char *col) {
 }
 static void col2im(const shape *s, char *col, int64_t images, char *gx) {
     col_job j = {s, gx, col};
-    if (s->c->x_nhwc) over(images * s->c->H * s->c->W, s->red, s->t == PD_F64 ? windows_to_double : windows_to_float, &j);
+    if (s->c->x_nhwc)
+        over(images * s->c->H * s->c->W, s->red, s->t == PD_F64 ? windows_to_double : windows_to_float, &j);
     else over(images * s->Cg, s->places * s->c->R * s->c->S, s->t == PD_F64 ? rows_to_double : rows_to_float, &j);
 }
 
@@ -155,7 +159,9 @@ static size_t gemm_bytes(const shape *s) {
     return up(most);
 }
 static size_t col_bytes(const shape *s) { return s->plain ? 0 : up((size_t)(s->block * s->places * s->red * s->size)); }
-static size_t partial_bytes(const shape *s) { return s->block > 1 ? up((size_t)(s->block * s->Kg * s->red * s->size)) : 0; }
+static size_t partial_bytes(const shape *s) {
+    return s->block > 1 ? up((size_t)(s->block * s->Kg * s->red * s->size)) : 0;
+}
 
 /* ---- halves: everything converted to float ---- */
 
@@ -163,7 +169,9 @@ static int64_t x_count(const pd_conv *c) { return c->N * c->C * c->H * c->W; }
 static int64_t w_count(const pd_conv *c) { return c->K * (c->C / c->groups) * c->R * c->S; }
 static int64_t y_count(const pd_conv *c) { return c->N * c->K * c->P * c->Q; }
 static size_t half_bytes(const pd_conv *c) {
-    return is_half(c->t) ? up((size_t)x_count(c) * 4) + up((size_t)w_count(c) * 4) + up((size_t)y_count(c) * 4) + up((size_t)c->K * 4) : 0;
+    return is_half(c->t) ? up((size_t)x_count(c) * 4) + up((size_t)w_count(c) * 4) + up((size_t)y_count(c) * 4) +
+                               up((size_t)c->K * 4)
+                         : 0;
 }
 typedef struct floats { pd_conv c; char *x, *w, *y, *bias, *rest; } floats;
 static floats floats_at(const pd_conv *c, void *scratch) {
@@ -184,7 +192,8 @@ size_t pd_portable_conv_scratch(const pd_conv *c) {
     return half_bytes(c) + (work > bias ? work : bias);
 }
 
-void pd_portable_conv_forward(const pd_conv *c, const void *x, const void *w, const void *bias, void *y, void *scratch) {
+void pd_portable_conv_forward(const pd_conv *c, const void *x, const void *w, const void *bias, void *y,
+                              void *scratch) {
     if (is_half(c->t)) {
         floats f = floats_at(c, scratch);
         pd_convert(PD_F32, c->t, x_count(c), x, f.x);
@@ -210,7 +219,10 @@ void pd_portable_conv_forward(const pd_conv *c, const void *x, const void *w, co
                 continue;
             }
             if (b) { /* one per row: laid down first */
-                pd_loop l = {.ndim = 3, .nop = 2, .numel = p.images * s.Kg * s.places, .size = {p.images, s.Kg, s.places},
+                pd_loop l = {.ndim = 3,
+                             .nop = 2,
+                             .numel = p.images * s.Kg * s.places,
+                             .size = {p.images, s.Kg, s.places},
                              .ptr = {to, (char *)(uintptr_t)b}};
                 l.stride[0][0] = s.y_image * s.size, l.stride[0][1] = s.places * s.size, l.stride[0][2] = s.size;
                 l.stride[1][1] = s.size;
@@ -243,7 +255,8 @@ void pd_portable_conv_grad_input(const pd_conv *c, const void *gy, const void *w
         }
 }
 
-void pd_portable_conv_grad_weight(const pd_conv *c, const void *gy, const void *x, void *gw, void *gbias, void *scratch) {
+void pd_portable_conv_grad_weight(const pd_conv *c, const void *gy, const void *x, void *gw, void *gbias,
+                                  void *scratch) {
     if (gbias) pd_conv_grad_bias(c, gy, gbias, (char *)scratch + half_bytes(c));
     if (!gw) return;
     if (is_half(c->t)) {

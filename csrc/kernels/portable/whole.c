@@ -30,5 +30,10 @@ void pd_portable_gemm_whole(const pd_gemm *s, const void *a, const void *b, void
     whole_job job = {s, a, b, c};
     int64_t work = s->K * s->N;
     size_t size = pd_dtype_size(s->t);
-    pd_parallel(s->batch * s->M, (1 << 15) / (work > 0 ? work : 1) + 1, size == 1 ? rows_uint8_t : size == 2 ? rows_uint16_t : size == 4 ? rows_uint32_t : rows_uint64_t, &job);
+    pd_parallel(s->batch * s->M, (1 << 15) / (work > 0 ? work : 1) + 1,
+                size == 1   ? rows_uint8_t
+                : size == 2 ? rows_uint16_t
+                : size == 4 ? rows_uint32_t
+                            : rows_uint64_t,
+                &job);
 }
