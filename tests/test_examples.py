@@ -12,6 +12,7 @@ import pytest
 import pydist
 
 np = pytest.importorskip("numpy")
+LONG = "FULL_LONG" in os.environ  # .ci/full
 
 
 def start(*command, ranks=None, timeout=120):
@@ -38,6 +39,7 @@ def test_digits_on_one_and_two_ranks():
     assert "batch" not in mnist("--epochs", 1, "--no-progress").stderr
 
 
+@pytest.mark.skipif(not LONG, reason="takes long: .ci/full runs it")
 def test_digits_with_convolutions():
     pytest.importorskip("sklearn")
     assert accuracy(mnist("--model", "cnn", "--epochs", 10, "--no-progress", ranks=2)) >= 0.96
@@ -47,9 +49,6 @@ def test_fashion_mnist(data_folder):
     folder = data_folder("fashion-mnist")
     one, two = (accuracy(mnist("--data", folder, "--epochs", 5, "--no-progress", ranks=ranks)) for ranks in (None, 2))
     assert one >= 0.87 and two >= 0.87 and abs(one - two) <= 0.01
-
-
-LONG = "FULL_LONG" in os.environ
 
 
 @pytest.mark.parametrize("model, ranks", [("mlp", None)] * LONG + [("cnn", 2)])

@@ -1,6 +1,5 @@
 """Every op of the table by its samples (op_samples.py): an fp64 reference, finite differences of first and second order,
-in-place and out= forms, integers, special values, the same bits for 1 and 2 threads. GPU kernels come with their issue:
-there is nothing to compare with the CPU yet."""
+in-place and out= forms, integers, special values, the same bits for 1 and 2 threads. tests/gpu compares a GPU's kernels with the CPU's by the same samples."""
 
 import itertools
 import math
@@ -34,6 +33,7 @@ SAMPLED = [name for name, samples in SAMPLES.items() if samples]
 SMOOTH = [name for name in SAMPLED if TABLE[name][2]]
 EPS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 FLOATS = tuple(EPS)
+LONG = "FULL_LONG" in os.environ  # .ci/full
 each_op = pytest.mark.parametrize("name", SAMPLED)
 each_smooth_op = pytest.mark.parametrize("name", SMOOTH)
 
@@ -514,8 +514,8 @@ def threads(n):
         pydist.set_num_threads(before)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_same_bits_for_any_number_of_threads(dtype, counts=(1, 2, 3) if "FULL_LONG" in os.environ else (1, 3)):
+@pytest.mark.parametrize("dtype", ["float32"] + ["float64"] * LONG)
+def test_same_bits_for_any_number_of_threads(dtype, counts=(1, 2, 3) if LONG else (1, 3)):
     def bits(t):
         return numbers(t).tobytes()
 
@@ -536,6 +536,7 @@ def test_same_bits_for_any_number_of_threads(dtype, counts=(1, 2, 3) if "FULL_LO
     assert not differ and len(results[0]) > 1.5 * len(LARGE)
 
 
+@pytest.mark.skipif(not LONG, reason="takes long: .ci/full runs it")
 def test_same_bits_without_onednn():
     """The same with the portable kernels, which float64 has anyway: PYDIST_ONEDNN is read once, so in a process of its
     own."""

@@ -242,6 +242,7 @@ def test_cifar100(pil, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:CIFAR10.*published")
+@pytest.mark.skipif("FULL_LONG" not in os.environ, reason="takes long: .ci/full runs it")
 def test_real_cifar10(pil, data_folder, tmp_path):
     """The binary version, written as the Python version."""
     base = tmp_path / "cifar-10-batches-py"
