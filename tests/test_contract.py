@@ -205,10 +205,11 @@ def test_a_table_of_parts_that_does_not_fit():
 def test_a_difference_found_by_a_wait():
     def work(rank):
         x = pydist.ones(4 + (rank == 1))
-        works = [dist.all_reduce(pydist.ones(2), async_op=True), dist.all_reduce(x, async_op=True)]
-        with pytest.raises(dist.CommMismatch, match=r"float32\[5\]"):
+        works = [dist.all_reduce(pydist.ones(2), async_op=True)]
+        with pytest.raises(dist.CommMismatch, match=r"float32\[5\]"):  # by a call already, where the others came first
+            works.append(dist.all_reduce(x, async_op=True))
             if rank:
-                works.append(dist.all_reduce(pydist.ones(3), async_op=True))  # the next call may find it already
+                works.append(dist.all_reduce(pydist.ones(3), async_op=True))
             for w in works[1:]:
                 w.wait()
         return x.sum().item()
