@@ -5,6 +5,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #define out_of_memory(bytes, what) \
     pd_fail(PD_E_MEMORY, "%s: out of memory: tried to allocate %zu bytes", what, (size_t)(bytes))
@@ -111,10 +112,19 @@ pd_status pd_calloc(size_t bytes, const char *what, void *out) {
     return PD_OK;
 }
 
+#define HUGE ((uintptr_t)2 << 20)
+#define LARGE ((size_t)8 << 20) /* bytes from which whole pages of 2 MiB are asked for */
+
 pd_status pd_malloc_aligned(size_t bytes, const char *what, void *out) {
     if (bytes > SIZE_MAX - 64) return out_of_memory(bytes, what);
     atomic_fetch_add_explicit(&asked, 1, memory_order_relaxed);
     void *p = pd_fault_hit() ? NULL : aligned_alloc(64, bytes ? (bytes + 63) & ~(size_t)63 : 64);
+#ifdef MADV_HUGEPAGE
+    if (p && bytes >= LARGE) { /* fewer to look up and to clear */
+        uintptr_t from = ((uintptr_t)p + HUGE - 1) & ~(HUGE - 1), to = ((uintptr_t)p + bytes) & ~(HUGE - 1);
+        if (to > from) madvise((void *)from, to - from, MADV_HUGEPAGE);
+    }
+#endif
     if (!p) return out_of_memory(bytes, what);
     *(void **)out = p;
     return PD_OK;
