@@ -28,7 +28,7 @@ void pd_cast_vjp(pd_vjp *v);
 void pd_autocast_clear(void);
 
 /* For a step that writes p: where it may put p's 16-bit copy, and its dtype; *to NULL: nobody has asked since the last
- * step. */
+   step. */
 pd_status pd_autocast_copy_begin(pd_tensor *p, void **to, pd_dtype *t);
 /* The copy is p's value now. */
 void pd_autocast_copy_end(pd_tensor *p);

@@ -25,7 +25,7 @@ pd_status pd_engine_run(const pd_backward *b);
 pd_status pd_engine_at_end(pd_closure c);
 bool pd_engine_is_running(void);
 /* The number of the backward that runs in this thread, innermost; 0: none. *some: it gives or fills the gradients of
- * some inputs only. */
+   some inputs only. */
 uint64_t pd_engine_current(bool *some);
 
 /* Adds g to the leaf's .grad (a gradient bucket's view where the leaf has a home). may_steal: g is the caller's own. */

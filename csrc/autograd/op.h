@@ -95,10 +95,10 @@ typedef struct pd_op {
     const char *names; /* of several visible outputs, for the named tuple: "values indices" */
     const struct pd_op *elementwise; /* what a call is whose second argument is a tensor: max(x, y) is maximum(x, y) */
     /* Sets dtype, size and strides of out[] (pd_out_*), checks the inputs. A view op also sets storage by
-     * pd_tensor_view_of. */
+       pd_tensor_view_of. */
     pd_status (*infer)(pd_call *c);
     /* Exactly one of these two, except for views, which have neither. Kernels never allocate: scratch says what they
-     * need. */
+       need. */
     pd_status (*kernel)(const pd_call *c);
     pd_status (*compose)(pd_call *c);
     size_t (*scratch)(const pd_call *c);

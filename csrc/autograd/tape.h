@@ -122,10 +122,10 @@ pd_status pd_node_new(const pd_node_kind *kind, const pd_def *def, const void *a
                       pd_tensor *const *in, int nin, int nout, int nsaved, pd_node **out);
 pd_status pd_node_save(pd_node *n, int slot, pd_tensor *t, bool is_out, int index);
 /* [new] what a slot keeps, with its history; NULL for an empty one. PD_E_RUNTIME where it was written in place since,
- * or freed. */
+   or freed. */
 pd_status pd_node_unpack(pd_node *n, int slot, pd_tensor **out);
 /* [new] a node whose gradient a function of the host gives: c.call(c.ctx, pd_vjp *). `name` is copied. Takes c over,
- * also on failure. */
+   also on failure. */
 pd_status pd_node_foreign(const char *name, pd_closure c, pd_tensor *const *in, int nin, int nout, int nsaved,
                           pd_node **out);
 const pd_closure *pd_node_closure(const pd_node *n); /* [borrowed from n] NULL where n is no foreign node */

@@ -1,5 +1,5 @@
 /* Functions that kernels of the CPU and of the GPU share: compiled for both by CUDA's compiler, inline as any other
- * elsewhere. */
+   elsewhere. */
 #ifndef PD_BASE_BOTH_H
 #define PD_BASE_BOTH_H
 

@@ -5,7 +5,7 @@
 #include "base/status.h"
 
 /* Work under this runs with the lock held: a 5 us op that releases it takes 0.14-2.5 ms beside a computing Python
- * thread. */
+   thread. */
 #define PD_RELEASE_NS 50e3
 
 /* release() gives a token, NULL where this thread does not hold the lock; acquire(NULL) does nothing. Set by py/. */
@@ -13,7 +13,7 @@ extern void *(*pd_host_release)(void);
 extern void (*pd_host_acquire)(void *token);
 
 /* A function of the host with its context. call may be made from any thread; its failure is PD_E_PYTHON, carried
- * unchanged. */
+   unchanged. */
 typedef struct pd_closure {
     pd_status (*call)(void *ctx, void *arg);
     void (*drop)(void *ctx); /* gives the context back; NULL: nothing to do */

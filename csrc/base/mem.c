@@ -67,8 +67,8 @@ void pd_mem_trim(void) {
 static void *take(size_t bytes) {
     int c = class_for(bytes);
     pool *p = mine;
-    for (int from = c; p && from <= c + 1 && from < CLASSES;
-         from++) { /* the system's blocks may be 16 bytes larger than asked for */
+    /* the system's blocks may be 16 bytes larger than asked for: one class up, too */
+    for (int from = c; p && from <= c + 1 && from < CLASSES; from++) {
         block *b = p->free[from];
         if (!b) continue;
         p->free[from] = b->next;
@@ -112,20 +112,20 @@ pd_status pd_calloc(size_t bytes, const char *what, void *out) {
     return PD_OK;
 }
 
-#define HUGE ((uintptr_t)2 << 20)
-#define LARGE ((size_t)8 << 20) /* bytes from which whole pages of 2 MiB are asked for */
+#define HUGE ((uintptr_t)2 << 20) /* bytes of a huge page */
+#define LARGE ((size_t)8 << 20)   /* bytes from which blocks ask for them: fewer pages to look up and to clear */
 
 pd_status pd_malloc_aligned(size_t bytes, const char *what, void *out) {
     if (bytes > SIZE_MAX - 64) return out_of_memory(bytes, what);
     atomic_fetch_add_explicit(&asked, 1, memory_order_relaxed);
     void *p = pd_fault_hit() ? NULL : aligned_alloc(64, bytes ? (bytes + 63) & ~(size_t)63 : 64);
+    if (!p) return out_of_memory(bytes, what);
 #ifdef MADV_HUGEPAGE
-    if (p && bytes >= LARGE) { /* fewer to look up and to clear */
+    if (bytes >= LARGE) {
         uintptr_t from = ((uintptr_t)p + HUGE - 1) & ~(HUGE - 1), to = ((uintptr_t)p + bytes) & ~(HUGE - 1);
-        if (to > from) madvise((void *)from, to - from, MADV_HUGEPAGE);
+        madvise((void *)from, to - from, MADV_HUGEPAGE);
     }
 #endif
-    if (!p) return out_of_memory(bytes, what);
     *(void **)out = p;
     return PD_OK;
 }

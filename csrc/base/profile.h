@@ -50,7 +50,7 @@ pd_status pd_profile_start(const pd_profile *how);
 void pd_profile_stop(void); /* fine when it is off */
 bool pd_profile_shapes(void);
 /* Of a stopped profiler: [borrowed until the next start] its events in the order of their ends, and how many were not
- * kept. */
+   kept. */
 const pd_event *pd_profile_events(size_t *count, uint64_t *dropped);
 /* [borrowed likewise] of an event with dims: how many results it has, then for each of them and of its inputs the
    number of dimensions (-1: no tensor) and the sizes; -2 ends it. */

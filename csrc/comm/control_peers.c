@@ -180,7 +180,7 @@ void pd_peers_deaths(pd_control_server *s, const struct pollfd *polls, int64_t n
 }
 
 /* Its control thread answers whatever the rank itself does, so silence is a stopped process, a dead host or a cut
- * cable. */
+   cable. */
 static void check_silence(pd_control_server *s, int rank, int64_t now) {
     pd_peer *p = &s->peers[rank];
     int64_t silent = now - p->heard, warn = (int64_t)(pd_flags_get()->WARN * 1e9);

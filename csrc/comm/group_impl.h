@@ -1,5 +1,5 @@
 /* The inside of a group, for group.c (life), collectives.c, queue.c (how they run), gate.c (waiting), poison.c
- * (failure), segment.c. */
+   (failure), segment.c. */
 #ifndef PD_COMM_GROUP_IMPL_H
 #define PD_COMM_GROUP_IMPL_H
 

@@ -1,5 +1,5 @@
 /* What the threads of a block make together. Results do not depend on the grid: the order of each sum is fixed by
- * shapes. */
+   shapes. */
 #ifndef PD_CUDA_BLOCK_H
 #define PD_CUDA_BLOCK_H
 

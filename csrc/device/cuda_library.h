@@ -16,7 +16,7 @@ typedef struct pd_cuda_properties {
 /* What _C lends to the library: for kernels, which return nothing. */
 typedef struct pd_cuda_host {
     /* Memory for the launches that follow in this op, 256-byte aligned, beside the op's own scratch; NULL: refused
-     * already. */
+       already. */
     void *(*room)(size_t bytes);
     void (*refuse)(pd_status kind, const char *text); /* the op that runs fails with "<op>: text" */
 } pd_cuda_host;

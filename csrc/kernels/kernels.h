@@ -176,6 +176,11 @@ typedef struct pd_gemm {
     bool relu, wide;
     int beta;
 } pd_gemm;
+/* Of dense matrices: A [M, K], or [K, M] where turned; B [K, N], or [N, K] where turned; C [M, N]. */
+static inline pd_gemm pd_gemm_dense(pd_dtype t, int64_t M, int64_t N, int64_t K, bool a_turned, bool b_turned) {
+    return (pd_gemm){.t = t, .batch = 1, .M = M, .N = N, .K = K, .a_row = a_turned ? 1 : K, .a_col = a_turned ? M : 1,
+                     .b_row = b_turned ? 1 : N, .b_col = b_turned ? K : 1, .c_row = N};
+}
 static inline pd_dtype pd_gemm_result(const pd_gemm *c) { return c->wide ? PD_F32 : c->t; }
 
 typedef struct pd_kernels {
@@ -201,20 +206,20 @@ typedef struct pd_kernels {
      */
     void (*fold)(pd_fold f, pd_dtype t, pd_dtype out_t, const pd_block *b, const void *x, void *out);
     /* Index (and, where values is not NULL, value) of the largest or smallest; the first one on ties, NaN wins. Any
-     * type. */
+       type. */
     void (*arg)(bool largest, pd_dtype t, const pd_block *b, const void *x, void *values, int64_t *index);
     /* The k largest or smallest along the last axis (inner 1), descending (ascending), ties by lower index; NaN counts
-     * as largest. */
+       as largest. */
     void (*topk)(bool largest, pd_dtype t, const pd_block *b, int64_t k, const void *x, void *values, int64_t *index,
                  void *scratch);
     size_t (*topk_scratch)(const pd_block *b);
 
     /* All of the last axis (inner 1) in order, ties by index, NaN last (first, descending); values gathered by the
-     * caller. Any. */
+       caller. Any. */
     void (*sort)(bool descending, pd_dtype t, const pd_block *b, const void *x, int64_t *index, void *scratch);
     size_t (*sort_scratch)(const pd_block *b);
     /* Sums of the first (reverse: last) elements along the middle axis; integers and BOOL wrap in I64. out_t: the
-     * floats' own, or I64. */
+       floats' own, or I64. */
     void (*cumsum)(bool reverse, pd_dtype t, pd_dtype out_t, const pd_block *b, const void *x, void *out);
 
     void (*softmax)(bool log, pd_dtype t, const pd_block *b, const void *x, void *y);
@@ -228,13 +233,13 @@ typedef struct pd_kernels {
     /* gx = 0 everywhere, -weight[t] * scale * (g ? g[r] : 1) at the targets. */
     void (*nll_grad)(pd_dtype t, const pd_xent *c, const void *g, double scale, void *gx);
     /* The same on logits, in one pass; lse[rows] (float, double for F64) is kept for the gradient. Smoothing as
-     * PyTorch's. */
+       PyTorch's. */
     double (*xent)(pd_dtype t, const pd_xent *c, const void *x, void *lse, void *losses, double *sum);
     void (*xent_grad)(pd_dtype t, const pd_xent *c, const void *x, const void *lse, const void *g, double scale,
                       void *gx);
 
     /* y = x * keep / (1 - p), keep drawn by (key, element index): the gradient is the same call on g. p = 1 gives
-     * zeros. */
+       zeros. */
     void (*dropout)(pd_dtype t, int64_t n, double p, pd_rng_key key, const void *x, void *y);
     void (*uniform)(pd_dtype t, int64_t n, double lo, double hi, pd_rng_key key, void *out);
     void (*normal)(pd_dtype t, int64_t n, double mean, double std, pd_rng_key key,
@@ -245,7 +250,7 @@ typedef struct pd_kernels {
     void (*randperm)(int64_t n, pd_rng_key key, int64_t *out);                                 /* serial Fisher-Yates */
 
     /* Copies blocks of `bytes` bytes: dst[i] = src + offset[i]; and dst + offset[i] = src[i] (later i win), both serial
-     * per block. */
+       per block. */
     void (*take)(int64_t count, size_t bytes, const int64_t *offset, const char *src, char *dst);
     void (*put)(int64_t count, size_t bytes, const int64_t *offset, const char *src, int64_t src_stride, char *dst);
     /* dst + offset[i] += src[i], blocks of n elements, in order of i (deterministic); src_stride in bytes. Any. */

@@ -39,6 +39,11 @@
 #define VM_FMAF(a, b, c) ((a) * (b) + (c))
 #define VM_FMA(a, b, c) ((a) * (b) + (c))
 #endif
+#if VM_HAS_FMA /* in one rounding, anywhere */
+#define VM_FMA_ONCE VM_FMA
+#else
+#define VM_FMA_ONCE __builtin_fma
+#endif
 
 #ifdef __CUDA_ARCH__
 #define VM_SQRTF sqrtf
@@ -578,7 +583,7 @@ VM int64_t vm_pow_int(int64_t x, int64_t y) {
 /* Remainders: x - q y in one rounding, q whole; exact while q is below 2^53 (float: always computed in double), 0
    beyond. A zero has the sign of x. */
 VM double vm_fmod(double x, double y) {
-    double t = x / y, r = VM_FMA(-vm_trunc(t), y, x), ax = vm_abs(x), ay = vm_abs(y);
+    double t = x / y, r = VM_FMA_ONCE(-vm_trunc(t), y, x), ax = vm_abs(x), ay = vm_abs(y);
     r = vm_abs(r) >= ay ? r - vm_signed(ay, r) : r; /* the quotient was rounded to the next whole number */
     r = r * x < 0.0 ? r + vm_signed(ay, x) : r;
     r = vm_abs(t) < 0x1p53 ? r : 0.0;

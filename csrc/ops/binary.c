@@ -8,7 +8,7 @@ typedef struct { pd_scalar x, y, alpha; } scaled;
 static pd_dtype computed(const pd_call *c) { return (pd_dtype)(c->in[0] ? c->in[0] : c->in[1])->dtype; }
 
 /* The dtype that both are computed in when one is a number of a higher category is decided by apply, which casts the
- * tensor. */
+   tensor. */
 static pd_status infer(pd_call *c) { return pd_infer_elementwise(c, computed(c)); }
 static pd_status infer_number(pd_call *c) {
     if (computed(c) == PD_BOOL)

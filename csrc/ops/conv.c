@@ -192,7 +192,7 @@ static size_t gw_scratch(const pd_call *c) { return grad_scratch(c, false); }
 static double gw_work(const pd_call *c) { return grad_work(c, false); }
 
 /* gx = G(gy, w) is linear in both: its transpose in gy is the convolution, in w the weight gradient; gw = W(gy, x)
- * likewise. */
+   likewise. */
 static void gi_vjp(pd_vjp *v) {
     const grad_attrs *a = v->attrs;
     pd_tensor *g = v->g[0], *in[3] = {g, pd_vjp_in(v, 1), NULL};

@@ -267,7 +267,7 @@ const pd_op pd_op_index_put_front = {
 /* ---- any dimensions ---------------------------------------------------------------------------------------------- */
 
 /* Indices by dimension (NULL: all of it) -> the order that brings the indexed dims to the front, and the list without
- * NULLs. */
+   NULLs. */
 static int to_front(const pd_tensor *x, pd_tensor *const *idx, int n, pd_ints *order, pd_tensor **list, int *first,
                     bool *together) {
     int count = 0, last = -1;
@@ -306,7 +306,7 @@ static int64_t packed_order(const pd_ints *order, int n) {
 }
 
 /* The result's dims: NumPy's rule puts the index dims where the indexed ones stood if those stood together, else in
- * front. */
+   front. */
 static void result_order(int nb, int rest, int first, bool together, pd_ints *order) {
     int lead = together ? first : 0;
     order->n = nb + rest;

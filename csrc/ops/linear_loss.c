@@ -49,41 +49,22 @@ static pd_status run_chunk(job *j, int64_t row, int64_t m) {
     double sum;
     s.rows = m;
     s.target += row;
-    PD_TRY(product(
-        (pd_gemm){
-            .t = j->t, .batch = 1, .M = m, .N = C, .K = D, .a_row = D, .a_col = 1, .b_row = 1, .b_col = D, .c_row = C},
-        x, w, at(j->in[BIAS], 0, 0), g));
+    PD_TRY(product(pd_gemm_dense(j->t, m, C, D, false, true), x, w, at(j->in[BIAS], 0, 0), g));
     j->total += pd_here()->xent(j->t, &s, g, lse, NULL, &sum);
     j->loss += sum;
     if (!gx && !gw && !gb) return PD_OK;
     pd_here()->xent_grad(j->t, &s, g, lse, NULL, j->scale, g);
-    if (gx)
-        PD_TRY(product((pd_gemm){.t = j->t,
-                                 .batch = 1,
-                                 .M = m,
-                                 .N = D,
-                                 .K = C,
-                                 .a_row = C,
-                                 .a_col = 1,
-                                 .b_row = D,
-                                 .b_col = 1,
-                                 .c_row = D,
-                                 .wide = gx->dtype != (int)j->t},
-                       g, w, NULL, at(gx, row, D)));
-    if (gw)
-        PD_TRY(product((pd_gemm){.t = j->t,
-                                 .batch = 1,
-                                 .M = C,
-                                 .N = D,
-                                 .K = m,
-                                 .a_row = 1,
-                                 .a_col = C,
-                                 .b_row = D,
-                                 .b_col = 1,
-                                 .c_row = D,
-                                 .beta = row > 0,
-                                 .wide = gw->dtype != (int)j->t},
-                       g, x, NULL, pd_tensor_data(gw)));
+    if (gx) {
+        pd_gemm of_x = pd_gemm_dense(j->t, m, D, C, false, false);
+        of_x.wide = gx->dtype != (int)j->t;
+        PD_TRY(product(of_x, g, w, NULL, at(gx, row, D)));
+    }
+    if (gw) {
+        pd_gemm of_w = pd_gemm_dense(j->t, C, D, m, true, false);
+        of_w.beta = row > 0;
+        of_w.wide = gw->dtype != (int)j->t;
+        PD_TRY(product(of_w, g, x, NULL, pd_tensor_data(gw)));
+    }
     if (gb) {
         pd_here()->fold(PD_FOLD_SUM, j->t, j->t, &(pd_block){1, m, C}, g, pd_tensor_data(j->sums));
         pd_tensor *pair[3] = {gb, gb, j->sums};

@@ -12,7 +12,7 @@ pd_xent pd_loss_rows(int64_t rows, int64_t C, const pd_tensor *target, const pd_
 /* PD_E_INDEX for the first label out of range. */
 pd_status pd_loss_check_labels(const char *op, const pd_xent *s);
 /* The gradient of logits x [R, C], by ops: (softmax(x) * sum(Q) - Q) * factor, Q being the weights of -log p in the
- * loss. */
+   loss. */
 pd_tensor *pd_loss_logits_grad(pd_vjp *v, const pd_loss_attrs *a, pd_tensor *x, pd_tensor *target, pd_tensor *weight,
                                pd_val factor);
 

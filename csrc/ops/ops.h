@@ -29,7 +29,7 @@ pd_status pd_full_like(const pd_tensor *like, double value, pd_tensor **out); /*
 pd_status pd_contiguous(pd_tensor *t, pd_tensor **out); /* t itself, retained, where it is contiguous */
 pd_status pd_sum_to(pd_tensor *t, int ndim, const int64_t *size, pd_tensor **out);
 /* On another device; t itself, retained, where it is there. wait: until the bytes have arrived (or left, where t lies
- * on the host). */
+   on the host). */
 pd_status pd_move(pd_tensor *t, const pd_device *to, bool wait, pd_tensor **out);
 /* One number of the tensor as double or exact integer; numel must be 1. Waits for a device. */
 pd_status pd_item(const pd_tensor *t, pd_scalar *out);
@@ -50,7 +50,7 @@ typedef struct pd_cast_attrs { int64_t dtype; } pd_cast_attrs;
 typedef struct pd_dims2_attrs { int64_t dim0, dim1; } pd_dims2_attrs;
 
 /* Attributes of index_front and (both) index_put_front. order: four bits for each index, its dimension in what the user
- * indexed, for errors. */
+   indexed, for errors. */
 #define PD_INDEX_ORDER INT64_C(-81985529216486896) /* 0xFEDCBA9876543210: index j stands for dimension j */
 typedef struct pd_put_attrs { int64_t order, accumulate; } pd_put_attrs;
 

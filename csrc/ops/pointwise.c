@@ -1,5 +1,5 @@
 /* Elementwise functions with parameters: descriptors expanded from kernels/pointwise.def, and the losses made of their
- * terms. */
+   terms. */
 #include <string.h>
 
 #include "kernels/kernels.h"

@@ -68,16 +68,7 @@ static pd_status recurrent_infer(pd_call *c) {
 
 /* u = h W^T + bias */
 static pd_gemm product_of(const layer *l) {
-    return (pd_gemm){.t = l->cell.t,
-                     .batch = 1,
-                     .M = l->cell.B,
-                     .N = l->width,
-                     .K = l->cell.H,
-                     .a_row = l->cell.H,
-                     .a_col = 1,
-                     .b_row = 1,
-                     .b_col = l->cell.H,
-                     .c_row = l->width};
+    return pd_gemm_dense(l->cell.t, l->cell.B, l->width, l->cell.H, false, true);
 }
 static size_t rounded(size_t bytes) { return (bytes + 63) & ~(size_t)63; }
 
@@ -120,44 +111,25 @@ static double recurrent_work(const pd_call *c) {
 
 /* ---- gradient ---------------------------------------------------------------------------------------------------- */
 
-/* gw = sum over steps of gu^T times the state before: one product over the steps that follow another, one for the
- * first. */
+/* gw (+)= gu^T times the state before, over so many steps. */
+static pd_gemm weight_product(const layer *l, int64_t steps, int beta) {
+    pd_gemm s = pd_gemm_dense(l->cell.t, l->width, l->cell.H, steps * l->cell.B, true, false);
+    s.beta = beta;
+    return s;
+}
+
+/* One product over the steps that follow another, one for the first. */
 static pd_status weight_grad(const layer *l, const char *gu, const char *y, const char *h0, char *gw, void *scratch) {
     const int64_t B = l->cell.B, H = l->cell.H;
     const size_t row = (size_t)(B * H) * l->item, wide = (size_t)(B * l->width) * l->item, last = (size_t)(l->T - 1);
-    pd_gemm s = {.t = l->cell.t,
-                 .batch = 1,
-                 .M = l->width,
-                 .N = H,
-                 .K = (l->T - 1) * B,
-                 .a_row = 1,
-                 .a_col = l->width,
-                 .b_row = H,
-                 .b_col = 1,
-                 .c_row = H};
-    PD_TRY(pd_gemm_run(&s, l->reverse ? gu : gu + wide, l->reverse ? y + row : y, NULL, gw, scratch));
-    s.K = B;
-    s.beta = 1;
-    return pd_gemm_run(&s, l->reverse ? gu + last * wide : gu, h0, NULL, gw, scratch);
+    pd_gemm others = weight_product(l, l->T - 1, 0), first = weight_product(l, 1, 1);
+    PD_TRY(pd_gemm_run(&others, l->reverse ? gu : gu + wide, l->reverse ? y + row : y, NULL, gw, scratch));
+    return pd_gemm_run(&first, l->reverse ? gu + last * wide : gu, h0, NULL, gw, scratch);
 }
 static size_t weight_grad_scratch(const layer *l) {
-    size_t most = 0;
-    for (int k = 0; k < 2; k++) {
-        pd_gemm s = {.t = l->cell.t,
-                     .batch = 1,
-                     .M = l->width,
-                     .N = l->cell.H,
-                     .K = k ? l->cell.B : (l->T - 1) * l->cell.B,
-                     .a_row = 1,
-                     .a_col = l->width,
-                     .b_row = l->cell.H,
-                     .b_col = 1,
-                     .c_row = l->cell.H,
-                     .beta = k};
-        size_t n = pd_gemm_scratch(&s);
-        most = n > most ? n : most;
-    }
-    return most;
+    pd_gemm others = weight_product(l, l->T - 1, 0), first = weight_product(l, 1, 1);
+    size_t a = pd_gemm_scratch(&others), b = pd_gemm_scratch(&first);
+    return a > b ? a : b;
 }
 
 static pd_tensor *start_grad(pd_vjp *v, const pd_tensor *like, const pd_tensor *from) {
@@ -182,8 +154,8 @@ static void recurrent_fast(pd_vjp *v) {
               *gc_in = v->g[LAST_C] ? pd_x_contiguous(v, v->g[LAST_C]) : NULL;
     pd_tensor *gx = pd_x_new(v, l.cell.t, 3, in[X]->size), *gu = gru ? pd_x_new(v, l.cell.t, 3, in[X]->size) : gx;
     pd_tensor *gh = start_grad(v, in[H0], NULL), *gc = lstm ? start_grad(v, in[C0], gc_in) : NULL;
-    pd_gemm back = {.t = l.cell.t, .batch = 1, .M = l.cell.B, .N = l.cell.H, .K = l.width, .a_row = l.width, .a_col = 1,
-                    .b_row = l.cell.H, .b_col = 1, .c_row = l.cell.H, .beta = gru};
+    pd_gemm back = pd_gemm_dense(l.cell.t, l.cell.B, l.cell.H, l.width, false, false);
+    back.beta = gru;
     size_t most = pd_gemm_scratch(&back), other = weight_grad_scratch(&l);
     int64_t bytes = (int64_t)(most > other ? most : other);
     pd_tensor *scratch = pd_x_new(v, PD_U8, 1, &bytes);

@@ -104,7 +104,7 @@ STEP(rprop, 1.5)
 STEP(lion, 1.0)
 
 /* One dense tensor, where it lies: its sum of squares, or (sum NULL) multiplied by `by`, *finite saying whether all
- * were finite. */
+   were finite. */
 static pd_status over(pd_tensor *t, const char *op, double *sum, double by, bool *finite) {
     const pd_device *d = t->storage->device, *was;
     void *token = !d->kernels && (double)t->numel > PD_RELEASE_NS ? pd_host_release() : NULL;
@@ -117,17 +117,20 @@ static pd_status over(pd_tensor *t, const char *op, double *sum, double by, bool
     return status;
 }
 
+static pd_status check_dense_float(const char *op, int64_t i, const pd_tensor *t) {
+    if (!pd_dtype_is_float((pd_dtype)t->dtype))
+        return pd_fail(PD_E_DTYPE, "%s: tensor %" PRId64 " is %s (expected a floating dtype)", op, i,
+                       pd_dtype_name((pd_dtype)t->dtype));
+    if (pd_shape_is_dense(t->ndim, t->size, t->stride)) return PD_OK;
+    return pd_fail(PD_E_VALUE, "%s: tensor %" PRId64 " of shape %s is not dense (expected contiguous())", op, i,
+                   pd_tensor_shape(t));
+}
+
 pd_status pd_sum_squares(pd_tensor *const *tensors, int64_t count, double *out) {
     *out = 0.0;
     for (int64_t i = 0; i < count; i++) {
         pd_tensor *t = tensors[i];
-        if (!pd_dtype_is_float((pd_dtype)t->dtype))
-            return pd_fail(PD_E_DTYPE, "sum_squares: tensor %" PRId64 " is %s (expected a floating dtype)", i,
-                           pd_dtype_name((pd_dtype)t->dtype));
-        if (!pd_shape_is_dense(t->ndim, t->size, t->stride))
-            return pd_fail(PD_E_VALUE,
-                           "sum_squares: tensor %" PRId64 " of shape %s is not dense (expected contiguous())", i,
-                           pd_tensor_shape(t));
+        PD_TRY(check_dense_float("sum_squares", i, t));
         double sum = 0;
         PD_TRY(over(t, "sum_squares", &sum, 0, NULL));
         *out += sum;
@@ -148,13 +151,7 @@ pd_status pd_scale_tensors(pd_tensor *const *tensors, int64_t count, double by, 
                 continue;
             }
             PD_TRY(pd_check_writable("scale_tensors", t));
-            if (!pd_dtype_is_float((pd_dtype)t->dtype))
-                return pd_fail(PD_E_DTYPE, "scale_tensors: tensor %" PRId64 " is %s (expected a floating dtype)", i,
-                               pd_dtype_name((pd_dtype)t->dtype));
-            if (!pd_shape_is_dense(t->ndim, t->size, t->stride))
-                return pd_fail(PD_E_VALUE,
-                               "scale_tensors: tensor %" PRId64 " of shape %s is not dense (expected contiguous())", i,
-                               pd_tensor_shape(t));
+            PD_TRY(check_dense_float("scale_tensors", i, t));
         }
     return PD_OK;
 }

@@ -21,7 +21,7 @@ bool pd_py_truth(PyObject *o, bool *out); /* NULL: false */
 /* None: `none`. A number, or whatever has total_seconds(). */
 bool pd_py_seconds(PyObject *o, double none, double *out);
 /* "sum", "SUM", "prod" or "product", ... or the number; NULL: sum. *factor: PREMUL_SUM's attribute of that name,
- * else 1. */
+   else 1. */
 bool pd_py_reduce(PyObject *o, const char *name, pd_reduce *out, double *factor);
 
 /* ---- buffers.c: memory that a collective reads (IN) and writes (OUT) ---- */

@@ -275,7 +275,7 @@ static PyObject *key_as_tuple(const pd_rng_key *k) {
 }
 
 /* A state is a tensor of bytes, as in PyTorch, so that scripts can move and save it; the same as three numbers costs
- * less. */
+   less. */
 enum { STATE_BYTES = 8 + 8 + 4 };
 
 static PyObject *key_as_state(const pd_rng_key *k) {

@@ -1,5 +1,5 @@
 /* What pydist.cuda asks of CUDA's devices: memory, streams and events. Streams and events are numbers here: 0 is the
- * default stream. */
+   default stream. */
 #include "device/cuda.h"
 #include "py/py.h"
 

@@ -460,7 +460,7 @@ static int publish(PyObject *module, const pd_def *def, int mode) {
 
 static PyObject *op_table(PyObject *module, PyObject *unused) {
     /* [(name, signature, doc, flags, has gradient, names of several results)]: for tests, stubs and docs, which loop
-     * over the table. */
+       over the table. */
     (void)module, (void)unused;
     PyObject *list = PyList_New(0);
     for (int i = 0; list && i < PD_OP_COUNT; i++) {

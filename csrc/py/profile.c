@@ -10,7 +10,7 @@
 #define FRAMES 64
 
 /* Stacks that were met, each (code, instruction offset, code, ...) from the innermost frame on, and their numbers,
- * from 1. */
+   from 1. */
 static PyObject *stacks;
 
 static PyObject *frames(void) {

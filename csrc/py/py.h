@@ -111,10 +111,10 @@ int pd_py_setitem(PyObject *self, PyObject *key, PyObject *value);
 
 /* ---- create.c ---- */
 /* A tensor from numbers, nested sequences, arrays, tensors. dtype PD_NO_DTYPE: inferred. copy: never shares memory.
- * [new] */
+   [new] */
 pd_tensor *pd_py_from_data(PyObject *data, int64_t dtype, bool copy);
 /* zeros(*size, ...) and the like: filled with *value, or (NULL) left as it is; of `dtype` unless a keyword says
- * otherwise. */
+   otherwise. */
 PyObject *pd_py_filled(const char *op, PyObject *args, PyObject *kwargs, int64_t dtype, const double *value);
 PyObject *pd_py_full(const char *op, PyObject *args, PyObject *kwargs, int64_t dtype); /* PD_NO_DTYPE: the value's */
 PyObject *pd_py_new_tensor(const char *op, PyObject *args, PyObject *kwargs, int64_t dtype); /* tensor(data, ...) */

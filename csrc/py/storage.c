@@ -18,7 +18,7 @@ static PyObject *storage_bytes(PyObject *module, PyObject *object) {
 }
 
 /* storage_view(tensor, dtype, size, stride, offset): any view of the tensor's storage; what pickles and deep copies are
- * put together by. */
+   put together by. */
 static PyObject *storage_view(PyObject *module, PyObject *args) {
     PyObject *object, *type, *sizes, *strides;
     long long offset;

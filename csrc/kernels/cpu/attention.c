@@ -49,47 +49,13 @@ PD_CPU_FUNCTION(size_t, attention_scratch, const pd_attention *c, bool grad) {
 
 PD_CPU_FUNCTION(void, attention, const pd_attention *c, const void *q, const void *k, const void *v, const void *mask,
                 void *out, void *lse, void *scratch) {
-    if (c->t == PD_F64) {
-        attention_job_f64 j = {
-            .c = c, .q = q, .k = k, .v = v, .mask = mask, .out = out, .lse = lse, .scratch = scratch};
-        attention_run_f64(&j, false);
-    } else {
-        attention_job_f32 j = {
-            .c = c, .q = q, .k = k, .v = v, .mask = mask, .out = out, .lse = lse, .scratch = scratch};
-        attention_run_f32(&j, false);
-    }
+    PD_FLOAT_JOB(c->t, attention_run, attention, .c = c, .q = q, .k = k, .v = v, .mask = mask, .out = out, .lse = lse,
+                 .scratch = scratch);
 }
 
 PD_CPU_FUNCTION(void, attention_grad, const pd_attention *c, const void *g, const void *q, const void *k, const void *v,
                 const void *mask, const void *out, const void *lse, void *gq, void *gk, void *gv, void *scratch) {
-    void *o = (void *)(uintptr_t)out, *l = (void *)(uintptr_t)lse;
-    if (c->t == PD_F64) {
-        attention_job_f64 j = {.c = c,
-                               .q = q,
-                               .k = k,
-                               .v = v,
-                               .mask = mask,
-                               .g = g,
-                               .out = o,
-                               .lse = l,
-                               .gq = gq,
-                               .gk = gk,
-                               .gv = gv,
-                               .scratch = scratch};
-        attention_run_f64(&j, true);
-    } else {
-        attention_job_f32 j = {.c = c,
-                               .q = q,
-                               .k = k,
-                               .v = v,
-                               .mask = mask,
-                               .g = g,
-                               .out = o,
-                               .lse = l,
-                               .gq = gq,
-                               .gk = gk,
-                               .gv = gv,
-                               .scratch = scratch};
-        attention_run_f32(&j, true);
-    }
+    PD_FLOAT_JOB(c->t, attention_run, attention, .c = c, .grad = true, .q = q, .k = k, .v = v, .mask = mask, .g = g,
+                 .out = (void *)(uintptr_t)out, .lse = (void *)(uintptr_t)lse, .gq = gq, .gk = gk, .gv = gv,
+                 .scratch = scratch);
 }

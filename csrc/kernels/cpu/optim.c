@@ -36,7 +36,7 @@ static void put_by_chance(pd_bf16 *out, const float *x, int64_t n, uint64_t inde
 }
 
 /* A piece of 16-bit parameters, gradients and states, in float a tile at a time; it begins at `index` of the
- * concatenation. */
+   concatenation. */
 static void halves(const steps *k, step_fn fn, const pd_segment_step *s, int64_t index) {
     enum { ARRAYS = 5, GRADIENT = 1 };
     float tile[ARRAYS][PD_TILE];

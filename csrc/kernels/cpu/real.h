@@ -20,6 +20,13 @@ static inline pd_compute pd_compute_of(pd_dtype t) {
     return t == PD_F64 ? PD_IN_F64 : t == PD_F32 || t == PD_F16 || t == PD_BF16 ? PD_IN_F32 : PD_IN_I64;
 }
 
+/* fn_f64 or fn_f32, as computes for t, with a job of its type, that of `family`, made of the fields given. */
+#define PD_FLOAT_JOB(t, fn, family, ...)                                       \
+    do {                                                                       \
+        if ((t) == PD_F64) fn##_f64(&(family##_job_f64){__VA_ARGS__});         \
+        else fn##_f32(&(family##_job_f32){__VA_ARGS__});                       \
+    } while (0)
+
 #define PD_INCLUDED "kernels/cpu/real.inc"
 #include "kernels/cpu/each_type.h"
 

@@ -21,34 +21,12 @@ static int64_t row_norm_part(const pd_row_norm *c) {
 
 PD_CPU_FUNCTION(void, row_norm, pd_dtype t, const pd_row_norm *c, const void *x, const void *w, const void *b, void *y,
                 void *mean, void *rstd) {
-    if (t == PD_F64)
-        row_norm_f64(&(row_norm_job_f64){.t = t, .c = c, .x = x, .w = w, .b = b, .y = y, .mean = mean, .rstd = rstd});
-    else row_norm_f32(&(row_norm_job_f32){.t = t, .c = c, .x = x, .w = w, .b = b, .y = y, .mean = mean, .rstd = rstd});
+    PD_FLOAT_JOB(t, row_norm, row_norm, .t = t, .c = c, .x = x, .w = w, .b = b, .y = y, .mean = mean, .rstd = rstd);
 }
 PD_CPU_FUNCTION(size_t, row_norm_scratch, const pd_row_norm *c) { return (size_t)(ROW_PARTS * 2 * c->n) * 8; }
 PD_CPU_FUNCTION(void, row_norm_grad, pd_dtype t, const pd_row_norm *c, const void *g, const void *x, const void *w,
                 const void *mean, const void *rstd, void *gx, void *gw, void *gb, void *scratch) {
     void *partial = gw || gb ? scratch : NULL;
-    if (t == PD_F64)
-        row_norm_grad_f64(&(row_norm_job_f64){.t = t,
-                                              .c = c,
-                                              .x = x,
-                                              .g = g,
-                                              .w = w,
-                                              .y = gx,
-                                              .mean = (double *)(uintptr_t)mean,
-                                              .rstd = (double *)(uintptr_t)rstd,
-                                              .partial = partial},
-                          gw, gb);
-    else
-        row_norm_grad_f32(&(row_norm_job_f32){.t = t,
-                                              .c = c,
-                                              .x = x,
-                                              .g = g,
-                                              .w = w,
-                                              .y = gx,
-                                              .mean = (float *)(uintptr_t)mean,
-                                              .rstd = (float *)(uintptr_t)rstd,
-                                              .partial = partial},
-                          gw, gb);
+    PD_FLOAT_JOB(t, row_norm_grad, row_norm, .t = t, .c = c, .x = x, .g = g, .w = w, .y = gx, .gw = gw, .gb = gb,
+                 .mean = (void *)(uintptr_t)mean, .rstd = (void *)(uintptr_t)rstd, .partial = partial);
 }

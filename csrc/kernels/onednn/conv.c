@@ -105,7 +105,7 @@ done:
 }
 
 /* The buffer that holds an operand in the library's layout: the caller's own where the two agree, else a piece of
- * scratch. */
+   scratch. */
 static int buffer_for(pd_dnn_plan *p, const_dnnl_memory_desc_t users, const_dnnl_memory_desc_t wanted, int user,
                       int piece) {
     if (pd_dnn.memory_desc_equal(users, wanted)) return user;
