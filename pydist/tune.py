@@ -126,7 +126,7 @@ def fast(bench, sizes):
 def measure(bench):
     """The row for this world."""
     row = dict(bench.default)
-    small = [2 * KIB << i for i in range(8)]
+    small = [512 << i for i in range(10)]
     row["gather"] = switch(bench, "gather", small)
     row["piece"] = value(bench, "piece", (64 * KIB, 128 * KIB, 256 * KIB), (MIB, 8 * MIB))
     if not row["mesh"]:  # symmetric memory

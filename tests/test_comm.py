@@ -207,7 +207,7 @@ def hash_of(dtype, op, n, rank):
     return [(FLOATS + INTS).index(dtype), OPS.index(op), n, rank]
 
 
-@pytest.mark.parametrize("algo", ["gather_sum", "scatter_gather"])
+@pytest.mark.parametrize("algo", ["gather_sum", "scatter_gather", "slot_sum"])
 @pytest.mark.parametrize("world", [1, 2, 3, 4, 5])
 def test_every_dtype_and_op_has_the_trees_bits(world, algo):
     results = good(run(world, reduce_everything, algo=algo, slot=1024))  # many pieces

@@ -101,7 +101,7 @@ def test_every_world_up_to_64():
             expected([sample(dtype, n, r) for r in range(world)], dtype, "sum").tobytes()
             for dtype, n in (("float32", 700), ("bfloat16", 100))
         )
-        for algo in ("gather_sum", "scatter_gather"):
+        for algo in ("gather_sum", "scatter_gather", "slot_sum"):
             assert set(good(run(world, fn, algo=algo, slot=1024))) == {want}, (world, algo)
 
 

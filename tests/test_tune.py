@@ -68,7 +68,7 @@ def test_ranks_use_the_first_ones():
     assert found[0] == found[1]
     assert found[0][0] == ROW and found[0][1] == {**ROW, "gather": 3001}  # whose rank 0 is the other
     default = good(run(2, fn))
-    assert default[0][0]["gather"] == 16384 and default[0][2] == found[0][2]
+    assert default[0][0]["gather"] == 1024 and default[0][2] == found[0][2]
 
 
 def test_a_file_that_is_damaged(tmp_path, monkeypatch):

@@ -57,6 +57,7 @@ static pd_status agree(pd_group *g) {
     for (int r = 0; !status && r < g->size; r++)
         if (!all[r].near) g->local = 1; /* some rank cannot reach the memory of those beside it */
     if (g->local == 1 && g->forced == &pd_algo_hierarchical) g->forced = NULL;
+    if (g->mesh && g->forced == &pd_algo_slot_sum) g->forced = NULL; /* slots are mirrored one way */
     pd_free(all);
     return status;
 }

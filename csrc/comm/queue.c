@@ -49,20 +49,17 @@ static bool goes_outside(const pd_group *g, pd_job *j, size_t *bytes) {
 static void plan(const pd_group *g, pd_work *w) {
     pd_job *j = &w->job;
     size_t element = pd_dtype_size(j->dtype), bytes = (size_t)j->count * element;
-    bool large = false, parts = false;
+    bool parts = false;
     size_t piece = g->slot < (size_t)g->tuning.piece ? g->slot : (size_t)g->tuning.piece;
     switch (w->id.coll) {
     case PD_COLL_ALL_REDUCE: case PD_COLL_REDUCE:
-        large = bytes > (size_t)g->tuning.direct;
         w->algo = g->forced ? g->forced : pd_tuning_pick(&g->tuning, g->fast, g->local > 1, bytes);
         if (goes_outside(g, j, &piece)) w->algo = &pd_algo_outside;
         break;
     case PD_COLL_BROADCAST:
-        large = bytes > (size_t)g->tuning.direct;
         w->algo = &pd_algo_broadcast;
         break;
     case PD_COLL_REDUCE_SCATTER:
-        large = bytes > (size_t)g->tuning.direct;
         parts = true;
         w->algo = &pd_algo_reduce_scatter;
         break;
@@ -77,7 +74,7 @@ static void plan(const pd_group *g, pd_work *w) {
     case PD_COLL_BARRIER: w->algo = &pd_algo_barrier; break;
     default: w->algo = &pd_algo_all_gather;
     }
-    w->direct = large && !g->forced && w->segment && !g->mesh;
+    w->direct = w->segment != NULL;
     j->rank = g->rank;
     j->size = g->size;
     j->slot = g->slot;
@@ -241,12 +238,12 @@ static bool move(pd_group *g, pd_work *w) {
         return true;
     }
     if (a->steps) return step(g, w);
+    if (taken >= 0) a->take(j, taken);
     if (a->put && k < w->pieces) put(g, w, k);
     if (a->mix && mixed < w->pieces) {
         a->mix(j, mixed);
         if (g->mesh) send_spans(g, a->give, j, mixed, pd_job_share(j, j->rank, mixed));
     }
-    if (taken >= 0) a->take(j, taken);
     return taken < w->pieces - 1;
 }
 
@@ -360,9 +357,12 @@ static pd_status run_alone(pd_group *g, const pd_work *like, pd_work **out) {
     return PD_OK;
 }
 
-static bool can_be_direct(const pd_group *g, const pd_work *w) {
+/* Whether a segment that the data lies in is used where it lies. */
+static bool can_be_direct(const pd_group *g, const pd_work *w, size_t bytes) {
     uint8_t c = w->id.coll;
-    return (c == PD_COLL_ALL_REDUCE || c == PD_COLL_BROADCAST || c == PD_COLL_REDUCE_SCATTER) && !g->mesh && !g->forced;
+    if (g->mesh || g->forced) return false;
+    if (c == PD_COLL_ALL_REDUCE) return bytes > (size_t)g->tuning.gather;
+    return (c == PD_COLL_BROADCAST || c == PD_COLL_REDUCE_SCATTER) && bytes > (size_t)g->tuning.direct;
 }
 
 pd_status pd_group_submit(pd_work *w, pd_work **out) {
@@ -371,7 +371,7 @@ pd_status pd_group_submit(pd_work *w, pd_work **out) {
     PD_TRY(pd_group_check(g));
     if (g->size == 1) return run_alone(g, w, out);
     size_t bytes = pd_job_bytes(&w->job, w->job.count) * (w->id.coll == PD_COLL_REDUCE_SCATTER ? (size_t)g->size : 1);
-    if (bytes > (size_t)g->tuning.direct && can_be_direct(g, w)) w->segment = pd_segment_of(g, w->job.from, bytes);
+    if (can_be_direct(g, w, bytes)) w->segment = pd_segment_of(g, w->job.from, bytes);
     pd_status status = pd_group_enter(g);
     if (status) {
         pd_segment_release(w->segment);

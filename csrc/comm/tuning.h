@@ -7,8 +7,9 @@
 
 typedef struct pd_tuning { /* bytes, and what they are for; as Python packs it */
     int32_t mesh, world;    /* 0 shared memory, 1 messages; ranks in the group */
-    int32_t gather;         /* all_reduce: up to here everybody sums everything, which saves a gate */
-    int32_t direct;         /* all_reduce, broadcast, reduce_scatter: beyond that segments are read where they lie */
+    int32_t gather;         /* all_reduce: up to here everybody sums everything, which saves a gate; beyond, segments are
+                               summed where they lie */
+    int32_t direct;         /* broadcast, reduce_scatter: beyond that segments are read where they lie */
     int32_t piece;          /* of the pipeline; a slot is the most */
     int32_t block;          /* of direct_sum: summed, then copied to the others */
     int32_t fast, fast_from; /* order="fast": 1 ring, 2 halving, from here on; 0: none */
@@ -16,8 +17,8 @@ typedef struct pd_tuning { /* bytes, and what they are for; as Python packs it *
 
 pd_tuning pd_tuning_default(bool mesh, int world);
 pd_status pd_tuning_check(const pd_tuning *t);
-/* "gather_sum", "scatter_gather", "hierarchical", and with order="fast" "ring", "halving". NULL or "": *out = NULL, by
-   size. */
+/* "gather_sum", "scatter_gather", "slot_sum", "hierarchical", and with order="fast" "ring", "halving". NULL or "":
+   *out = NULL, by size. */
 pd_status pd_tuning_forced(const char *name, bool fast, const pd_algo **out);
 /* For all_reduce and reduce of so many bytes, where nothing is forced. hosts: it can be hierarchical. */
 const pd_algo *pd_tuning_pick(const pd_tuning *t, bool fast, bool hosts, size_t bytes);

@@ -3,17 +3,16 @@
    The data is cut into pieces. Every rank has two slots and two shares; piece k uses slot (first + k) & 1. One round of
    the pipeline does, for three pieces at once,
 
-     round k:   put(k)            own data of piece k               -> own slot
-                mix(k - 1)        the others' slots, own data       -> own share     (depth 2 only)
-                take(k - depth)   the others' slots or all shares   -> own memory
+     round k:   take(k - depth)   slots or shares                   -> own memory
+                put(k)            own data of piece k               -> own slot
+                mix(k - 1)        the others' slots, own data       -> own share, or the slots (depth 2 only)
 
-   put and give only say what a peer will read: the pipeline (queue.c) copies it to where the peer reads it. Nobody
-   reads its own slot.
+   put and give only say what a peer will read: the pipeline (queue.c) copies it to where the peer reads it.
 
    and ends at a gate that opens when all ranks have ended it (group.c). Within a round the moves of all ranks touch
-   different halves, so one gate per round is enough; after the last round none is needed, because the next collective
-   begins in the other slot and its own first gate closes this one. Small data is the case of one piece: put, gate,
-   take.
+   different halves (take(k - 2) and put(k) the same one, in this order), so one gate per round is enough; after the
+   last round none is needed, because the next collective begins in the other slot and its own first gate closes this
+   one. Small data is the case of one piece: put, gate, take.
 
    `first` runs on over the life of the group: the last slot of one collective is never the first of the next. */
 #ifndef PD_COMM_ALGO_H
@@ -68,8 +67,9 @@ typedef struct pd_algo {
 /* W ranks, n bytes; steps are gates on the critical path, bytes what one rank reads or writes through shared memory.
    gather_sum      1 step per piece,  n written, n(W-1) read: for small n
    scatter_gather  1 step per piece + 1,  n(W-1)/W + n/W written, 2n(W-1)/W read: the ring's bytes
+   slot_sum        the same bytes, but each cache line is fetched once each way: in memory that all ranks share
    direct_sum      2 steps,  n(W-1)/W read and as much written, nothing staged: the data lies in a symmetric segment */
-extern const pd_algo pd_algo_gather_sum, pd_algo_scatter_gather, pd_algo_direct_sum;
+extern const pd_algo pd_algo_gather_sum, pd_algo_scatter_gather, pd_algo_slot_sum, pd_algo_direct_sum;
 /* H hosts of L ranks, over messages: 3 steps per piece; n written and 2n(L-1)/L read in the host's shared memory, n/L
    sent to and taken from each of the H - 1 other hosts: the least per host for two, where scatter_gather sends L times
    as much. */

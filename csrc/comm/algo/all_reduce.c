@@ -56,6 +56,39 @@ const pd_algo pd_algo_scatter_gather = {
     .name = "scatter_gather", .depth = 2, .put = put_owners, .mix = sum_own, .give = give_share, .take = take_shares,
 };
 
+/* ---- slot_sum: the owner of a part sums it from the slots back into the slots, then everybody copies its own slot ---
+
+   Each cache line of a slot travels to the owner of its part and back, and nobody else has a copy that would have to be
+   told: half the traffic between the cores of scatter_gather, whose lines are read there and written anew here. */
+
+static void sum_back(const pd_job *j, int64_t k) {
+    int64_t all = pd_job_count(j, k), lo = pd_job_edge(j, all, j->rank), hi = pd_job_edge(j, all, j->rank + 1);
+    int64_t tile = TILE / (int64_t)pd_dtype_size(j->dtype);
+    char *own = j->to + pd_job_at(j, k);
+    for (int r = 0; r < j->size; r++) j->in[r] = r == j->rank ? j->from + pd_job_at(j, k) : pd_job_slot(j, r, k);
+    for (int64_t at = lo; at < hi; at += tile) {
+        int64_t n = hi - at < tile ? hi - at : tile;
+        size_t begin = pd_job_bytes(j, at), bytes = pd_job_bytes(j, n);
+        char *sum = (pd_job_takes(j, j->rank) ? own : pd_job_slot(j, j->root, k)) + begin;
+        pd_reduce_run(j->dtype, j->reduce, j->size, j->in, at, sum, n, j->scale);
+        for (int r = 0; j->root < 0 && r < j->size; r++)
+            if (r != j->rank) memcpy(pd_job_slot(j, r, k) + begin, sum, bytes);
+    }
+}
+
+static void take_back(const pd_job *j, int64_t k) {
+    if (!pd_job_takes(j, j->rank)) return;
+    int64_t n = pd_job_count(j, k);
+    size_t lo = pd_job_bytes(j, pd_job_edge(j, n, j->rank)), hi = pd_job_bytes(j, pd_job_edge(j, n, j->rank + 1));
+    char *to = j->to + pd_job_at(j, k), *slot = pd_job_slot(j, j->rank, k);
+    memcpy(to, slot, lo);
+    memcpy(to + hi, slot + hi, pd_job_bytes(j, n) - hi);
+}
+
+const pd_algo pd_algo_slot_sum = {
+    .name = "slot_sum", .depth = 2, .put = put_owners, .mix = sum_back, .take = take_back,
+};
+
 /* ---- direct_sum: the owner of a part sums it where it lies and writes it to everybody ---------------------------- */
 
 static void sum_in_place(const pd_job *j, int64_t k) {
