@@ -29,8 +29,8 @@ pd_status pd_tuning_forced(const char *name, bool fast, const pd_algo **out) {
     for (size_t i = 0; i < sizeof known / sizeof *known; i++)
         if (!strcmp(name, known[i]->name) && (fast || !known[i]->schedule)) *out = known[i];
     if (*out) return PD_OK;
-    return pd_fail(PD_E_VALUE, "init: PYDIST_ALGO '%s' (expected gather_sum, scatter_gather, slot_sum or hierarchical; ring "
-                               "or halving with order=\"fast\")", name);
+    return pd_fail(PD_E_VALUE, "init: PYDIST_ALGO '%s' (expected gather_sum, scatter_gather, slot_sum or hierarchical; "
+                               "ring or halving with order=\"fast\")", name);
 }
 
 const pd_algo *pd_tuning_pick(const pd_tuning *t, bool fast, bool hosts, size_t bytes) {

@@ -7,8 +7,8 @@
 
 typedef struct pd_tuning { /* bytes, and what they are for; as Python packs it */
     int32_t mesh, world;    /* 0 shared memory, 1 messages; ranks in the group */
-    int32_t gather;         /* all_reduce: up to here everybody sums everything, which saves a gate; beyond, segments are
-                               summed where they lie */
+    int32_t gather;         /* all_reduce: up to here everybody sums everything, which saves a gate; beyond it segments
+                               are summed where they lie */
     int32_t direct;         /* broadcast, reduce_scatter: beyond that segments are read where they lie */
     int32_t piece;          /* of the pipeline; a slot is the most */
     int32_t block;          /* of direct_sum: summed, then copied to the others */
