@@ -42,6 +42,18 @@ def torch():
     return pytest.importorskip("torch")
 
 
+def pytest_addoption(parser):
+    parser.addoption("--passed", type=Path, help="what an earlier run printed with -rp: what passed is not run again")
+
+
+def pytest_collection_modifyitems(config, items):
+    if path := config.getoption("--passed"):
+        lines = path.read_text("utf-8").splitlines()
+        passed = {line.removeprefix("PASSED ") for line in lines if line.startswith("PASSED ")}
+        config.hook.pytest_deselected(items=[item for item in items if item.nodeid in passed])
+        items[:] = [item for item in items if item.nodeid not in passed]
+
+
 COMPARED = Counter()  # what tests have compared with torch, said at the end
 
 
