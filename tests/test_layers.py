@@ -19,7 +19,7 @@ LAYERS = [
     ("Conv2d(2, 3, 3, padding=2, padding_mode='reflect')", (1, 2, 5, 6)), ("Conv1d(2, 3, 4, padding='same', padding_mode='circular')", (1, 2, 9)), ("ConvTranspose1d(3, 2, 4, 2, 1)", (2, 3, 5)),
     ("ConvTranspose2d(4, 6, 3, stride=2, padding=1, output_padding=1, groups=2, dilation=2)", (2, 4, 3, 4)), ("ConvTranspose2d(3, 2, 4, bias=False)", (3, 3, 4)), ("ConvTranspose3d(2, 3, 2, 2)", (1, 2, 2, 3, 2)), ("BatchNorm3d(3)", (2, 3, 2, 2, 3)),
     ("InstanceNorm1d(3)", (2, 3, 5)), ("InstanceNorm2d(3, affine=True)", (2, 3, 4, 5)), ("InstanceNorm2d(3, track_running_stats=True)", (2, 3, 4, 5)), ("InstanceNorm3d(2)", (2, 2, 2, 3, 2)), ("InstanceNorm1d(3)", (3, 5)), ("LocalResponseNorm(3)", (2, 5, 4)),
-    ("MaxPool3d(2)", (1, 2, 4, 5, 6)), ("AvgPool3d(2, 1, 1)", (1, 2, 4, 5, 6)), ("AdaptiveAvgPool3d((2, None, 3))", (1, 2, 4, 5, 6)), ("AdaptiveMaxPool3d(2)", (1, 2, 4, 5, 6)), ("LPPool2d(3, 2)", (1, 2, 4, 4)), ("LPPool1d(2, 3, stride=2)", (1, 2, 7)),
+    ("MaxPool3d(2)", (1, 2, 4, 5, 6)), ("AvgPool3d(2, 1, 1)", (1, 2, 4, 5, 6)), ("AdaptiveAvgPool3d((2, None, 3))", (1, 2, 4, 5, 6)), ("AdaptiveMaxPool3d(2)", (1, 2, 4, 5, 6)), ("LPPool2d(3, 2)", (1, 2, 4, 4)), ("LPPool3d(2, 2)", (1, 2, 4, 4, 5)), ("LPPool1d(2, 3, stride=2)", (1, 2, 7)),
     ("GLU()", (3, 4)), ("Hardshrink(0.3)", (3, 4)), ("Softshrink()", (3, 4)), ("Threshold(0.1, 2.0)", (3, 4)), ("Softmax2d()", (1, 3, 2, 2)), ("CosineSimilarity(1)", (3, 4)), ("PairwiseDistance(1.0)", (3, 4)),
     ("TransformerEncoderLayer(8, 2, 16, 0.0)", (5, 2, 8)), ("TransformerEncoderLayer(8, 2, 16, 0.0, 'gelu', batch_first=True, norm_first=True, bias=False)", (2, 5, 8)), ("TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, 0.0), 2, nn.LayerNorm(8))", (5, 2, 8)),
     ("Bilinear(4, 4, 3)", (5, 4)),
@@ -86,6 +86,55 @@ def test_unpooling_as_torch():
         results.append([lib.nn.MaxUnpool2d(2)(y, where), lib.nn.MaxUnpool2d(2)(y, where, output_size=(7, 7))])
     for a, b in zip(*results):
         same(a, b)
+
+
+@pytest.mark.parametrize("dims, shape, options", [
+    (2, (2, 3, 7, 9), {"output_size": (3, 4)}), (2, (3, 8, 6), {"output_ratio": 0.5}), (2, (1, 2, 5, 5), {"output_size": 1}),
+    (3, (2, 2, 5, 6, 7), {"output_size": (2, 3, 3)}), (3, (2, 6, 5, 8), {"output_ratio": (0.5, 0.6, 0.5)}),
+])  # fmt: skip
+def test_fractional_pooling_as_torch(dims, shape, options):
+    x = numbers(*shape)
+    samples = np.random.default_rng(1).random((*(shape[:2] if len(shape) == dims + 2 else (1, shape[0])), dims))
+    found = []
+    for lib in (pydist, torch):
+        layer = getattr(lib.nn, f"FractionalMaxPool{dims}d")(2, **options, return_indices=True, _random_samples=lib.tensor(samples))
+        leaf = lib.tensor(x).requires_grad_()
+        values, indices = layer(leaf)
+        (values * values).sum().backward()
+        found.append((values, indices, leaf.grad))
+    for a, b in zip(*found, strict=True):
+        same(a, b)
+    one = getattr(pydist.nn, f"FractionalMaxPool{dims}d")(2, **options)(pydist.tensor(x))
+    assert one.shape == found[0][0].shape and set(one.flatten().tolist()) <= set(x.flatten().tolist())
+
+
+def test_adaptive_softmax_as_torch():
+    ours, theirs = pair("AdaptiveLogSoftmaxWithLoss(8, 20, [3, 9, 14], div_value=2.0, head_bias=True)")
+    x, target = numbers(6, 8), np.array([0, 2, 5, 13, 13, 1])  # none of the last cluster
+    compare(ours, theirs, (x, target))
+    same(ours.log_prob(pydist.tensor(x)), theirs.log_prob(torch.tensor(x)))
+    assert ours.predict(pydist.tensor(x)).tolist() == theirs.predict(torch.tensor(x)).tolist()
+    same(ours(pydist.tensor(x[0]), pydist.tensor(19)).output, theirs(torch.tensor(x[0]), torch.tensor(19)).output)
+    for bad in (np.array([20]), np.array([-1])):
+        with pytest.raises(RuntimeError, match=r"in \[0, 19\]"):
+            ours(pydist.tensor(x[:1]), pydist.tensor(bad))
+    for lib in (pydist, torch):
+        with pytest.raises(RuntimeError):
+            lib.nn.AdaptiveLogSoftmaxWithLoss(8, 20, [3])(lib.zeros(2, 8), lib.zeros(3, dtype=lib.int64))
+        for cutoffs in ([3, 3], [5, 2], [20], [0], []):
+            with pytest.raises(ValueError):
+                lib.nn.AdaptiveLogSoftmaxWithLoss(8, 20, cutoffs)
+
+
+def test_buffers():
+    for lib in (pydist, torch):
+        module = lib.nn.Module()
+        module.a, module.b = lib.nn.Buffer(lib.zeros(2)), lib.nn.Buffer(lib.ones(1), persistent=False)
+        assert list(module.state_dict()) == ["a"] and [name for name, _ in module.named_buffers()] == ["a", "b"]
+        module.a = lib.ones(3)
+        assert module.state_dict()["a"].shape == (3,) and module.double().b.dtype == lib.float64
+        with pytest.raises(AttributeError):
+            type("M", (lib.nn.Module,), {"__init__": lambda self: setattr(self, "x", lib.nn.Buffer())})()
 
 
 ATTENTIONS = ["8, 2", "8, 4, bias=False, batch_first=True", "8, 2, kdim=5, vdim=6", "8, 2, add_bias_kv=True, add_zero_attn=True"]

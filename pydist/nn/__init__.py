@@ -3,9 +3,10 @@
 from pydist.nn import functional, init
 from pydist.nn.modules import *
 from pydist.nn.modules import __all__ as _modules
-from pydist.nn.parameter import Parameter, UninitializedParameter
+from pydist.nn.parameter import Buffer, Parameter, UninitializedParameter
 
-__all__ = [*_modules, "DataParallel", "Parameter", "UninitializedParameter", "functional", "init", "parallel", "utils"]
+__all__ = [*_modules, "Buffer", "DataParallel", "Parameter", "UninitializedParameter"]
+__all__ += ["functional", "init", "parallel", "utils"]
 
 
 def __getattr__(name):

@@ -31,6 +31,28 @@ class Parameter(_C.Tensor):
         return "Parameter containing:\n" + super().__repr__()
 
 
+class Buffer(_C.Tensor):
+    """A tensor that a Module registers as a buffer when it is assigned to an attribute: `register_buffer` in one word.
+
+    `data` (Tensor), `persistent` (bool): whether state_dict has it. Raises TypeError where data is not a tensor.
+
+    >>> import pydist
+    >>> m = pydist.nn.Module()
+    >>> m.mean = pydist.nn.Buffer(pydist.zeros(2))
+    >>> list(m.state_dict())
+    ['mean']
+    """
+
+    def __new__(cls, data=None, *, persistent=True):
+        if data is None:
+            data = _C.empty(0)
+        elif not isinstance(data, _C.Tensor):
+            raise TypeError(f"Buffer: data must be a Tensor: {type(data).__name__}")
+        made = _C.Tensor._make_subclass(cls, data.detach(), data.requires_grad)
+        made.persistent = persistent
+        return made
+
+
 class UninitializedParameter(Parameter):
     """A parameter of a lazy module, without a shape until `materialize(shape)` makes it a Parameter of that shape, whose
     elements are not set. Asking for its shape raises RuntimeError."""

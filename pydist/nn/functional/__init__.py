@@ -6,6 +6,7 @@ from pydist.nn.functional.conv import *
 from pydist.nn.functional.ctc import *
 from pydist.nn.functional.distance import *
 from pydist.nn.functional.drop import *
+from pydist.nn.functional.fractional import *
 from pydist.nn.functional.loss import *
 from pydist.nn.functional.norm import *
 from pydist.nn.functional.padding import *

@@ -213,3 +213,9 @@ def lp_pool2d(input, norm_type, kernel_size, stride=None, ceil_mode=False):
     """(sum of x ** p) ** (1 / p) over each window of input[N, C, H, W] or [C, H, W]."""
     k = sizes_of("kernel_size", kernel_size, 2)
     return _power_pool(input, norm_type, k, lambda x: avg_pool2d(x, kernel_size, stride, 0, ceil_mode))
+
+
+def lp_pool3d(input, norm_type, kernel_size, stride=None, ceil_mode=False):
+    """(sum of x ** p) ** (1 / p) over each window of input[N, C, D, H, W] or [C, D, H, W]."""
+    k = sizes_of("kernel_size", kernel_size, 3)
+    return _power_pool(input, norm_type, k, lambda x: avg_pool3d(x, kernel_size, stride, 0, ceil_mode))

@@ -28,6 +28,7 @@ from pydist.nn.modules.activation import (
     Tanhshrink,
     Threshold,
 )
+from pydist.nn.modules.adaptive import AdaptiveLogSoftmaxWithLoss
 from pydist.nn.modules.attention import MultiheadAttention
 from pydist.nn.modules.batchnorm import BatchNorm1d, BatchNorm2d, BatchNorm3d
 from pydist.nn.modules.container import ModuleDict, ModuleList, ParameterDict, ParameterList, Sequential
@@ -108,8 +109,11 @@ from pydist.nn.modules.pooling import (
     AvgPool1d,
     AvgPool2d,
     AvgPool3d,
+    FractionalMaxPool2d,
+    FractionalMaxPool3d,
     LPPool1d,
     LPPool2d,
+    LPPool3d,
     MaxPool1d,
     MaxPool2d,
     MaxPool3d,
@@ -117,7 +121,7 @@ from pydist.nn.modules.pooling import (
     MaxUnpool2d,
     MaxUnpool3d,
 )
-from pydist.nn.modules.rnn import GRU, GRUCell, LSTM, LSTMCell, RNN, RNNBase, RNNCell
+from pydist.nn.modules.rnn import GRU, GRUCell, LSTM, LSTMCell, RNN, RNNBase, RNNCell, RNNCellBase
 from pydist.nn.modules.sparse import Embedding, EmbeddingBag
 from pydist.nn.modules.sync_batchnorm import SyncBatchNorm
 from pydist.nn.modules.transformer import (
@@ -133,6 +137,7 @@ __all__ = [
     "AdaptiveAvgPool1d",
     "AdaptiveAvgPool2d",
     "AdaptiveAvgPool3d",
+    "AdaptiveLogSoftmaxWithLoss",
     "AdaptiveMaxPool1d",
     "AdaptiveMaxPool2d",
     "AdaptiveMaxPool3d",
@@ -174,6 +179,8 @@ __all__ = [
     "FeatureAlphaDropout",
     "Flatten",
     "Fold",
+    "FractionalMaxPool2d",
+    "FractionalMaxPool3d",
     "GELU",
     "GLU",
     "GRU",
@@ -194,6 +201,7 @@ __all__ = [
     "L1Loss",
     "LPPool1d",
     "LPPool2d",
+    "LPPool3d",
     "LSTM",
     "LSTMCell",
     "LayerNorm",
@@ -243,6 +251,7 @@ __all__ = [
     "RNN",
     "RNNBase",
     "RNNCell",
+    "RNNCellBase",
     "RReLU",
     "ReLU",
     "ReLU6",

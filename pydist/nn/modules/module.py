@@ -7,7 +7,7 @@ from warnings import warn
 from pydist import _C
 from pydist._grad_mode import no_grad
 from pydist.nn.modules._backward import BackwardHooks
-from pydist.nn.parameter import Parameter
+from pydist.nn.parameter import Buffer, Parameter
 from pydist.utils.hooks import RemovableHandle
 
 
@@ -220,6 +220,11 @@ class Module:
                 raise AttributeError("cannot assign module before Module.__init__() call")
             self._forget(name, own, self._parameters, self._buffers)
             self.add_module(name, value)
+        elif isinstance(value, Buffer):
+            if "_buffers" not in own:
+                raise AttributeError("cannot assign buffer before Module.__init__() call")
+            self._forget(name, own, self._parameters, self._modules)
+            self.register_buffer(name, value, value.persistent)
         else:
             for register, kind in (("_parameters", "parameter"), ("_modules", "child module"), ("_buffers", "buffer")):
                 if name in own.get(register, ()):

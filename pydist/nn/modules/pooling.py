@@ -181,3 +181,31 @@ class _LPPool(Module):
 
 LPPool1d = _kind("LPPool1d", _LPPool, F.lp_pool1d, _ROWS)
 LPPool2d = _kind("LPPool2d", _LPPool, F.lp_pool2d, _PLANES)
+LPPool3d = _kind("LPPool3d", _LPPool, F.lp_pool3d, _BLOCKS)
+
+
+class _FractionalMaxPool(Module):
+    """The maxima of windows that begin at pseudo-random places, so that each size is divided by about 1 / output_ratio:
+    see functional.fractional_max_pool2d. One of output_size and output_ratio is given."""
+
+    def __init__(self, kernel_size, output_size=None, output_ratio=None, return_indices=False, _random_samples=None):
+        super().__init__()
+        if (output_size is None) == (output_ratio is None):
+            raise ValueError(
+                f"{type(self).__name__} requires specifying either an output size, or a pooling ratio "
+                f"(got output_size={output_size}, output_ratio={output_ratio})"
+            )
+        self.kernel_size = kernel_size
+        self.output_size = output_size
+        self.output_ratio = output_ratio
+        self.return_indices = return_indices
+        self.register_buffer("_random_samples", _random_samples)
+
+    def forward(self, input):
+        return self._pool(
+            input, self.kernel_size, self.output_size, self.output_ratio, self.return_indices, self._random_samples
+        )
+
+
+FractionalMaxPool2d = _kind("FractionalMaxPool2d", _FractionalMaxPool, F.fractional_max_pool2d, _PLANES)
+FractionalMaxPool3d = _kind("FractionalMaxPool3d", _FractionalMaxPool, F.fractional_max_pool3d, _BLOCKS)
