@@ -285,3 +285,29 @@ def test_errors(case):
     call, kind, text = case
     with pytest.raises(kind, match=text):
         call()
+
+
+@pytest.mark.parametrize("text, norm, shape, transpose", [
+    ("Conv2d(3, 4, 3, bias=False)", "BatchNorm2d(4)", (2, 3, 5, 6), False), ("Conv1d(3, 4, 2)", "BatchNorm1d(4, affine=False)", (2, 3, 5), False),
+    ("ConvTranspose2d(3, 4, 3)", "BatchNorm2d(4)", (2, 3, 4, 4), True), ("Linear(5, 4, bias=False)", "BatchNorm1d(4)", (3, 5), None),
+])  # fmt: skip
+def test_batch_norms_folded_as_torch(text, norm, shape, transpose):
+    found = []
+    for lib in (pydist, torch):
+        lib.manual_seed(0)
+        layer, bn = (eval(f"nn.{t}", {"nn": lib.nn}).double() for t in (text, norm))
+        with lib.no_grad():
+            for i, t in enumerate([*layer.state_dict().values(), *bn.state_dict().values()]):
+                if t.is_floating_point():
+                    t.copy_(lib.tensor(abs(numbers(*t.shape, seed=i)) + 0.1))
+        if transpose is None:
+            fuse, more = lib.nn.utils.fusion.fuse_linear_bn_eval, ()
+        else:
+            fuse, more = lib.nn.utils.fusion.fuse_conv_bn_eval, (transpose,)
+        with pytest.raises(AssertionError):
+            fuse(layer, bn, *more)
+        fused, x = fuse(layer.eval(), bn.eval(), *more), lib.tensor(numbers(*shape))
+        found.append([fused.weight, fused.bias, fused(x)])
+        same(fused(x), bn(layer(x)) if lib is torch else torch.tensor(bn(layer(x)).detach().numpy()))
+    for a, b in zip(*found):
+        same(a, b)

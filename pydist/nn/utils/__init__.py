@@ -115,10 +115,13 @@ def vector_to_parameters(vec, parameters):
 _FROM = dict.fromkeys(("weight_norm", "remove_weight_norm", "spectral_norm", "remove_spectral_norm"), "norms")
 
 
+_FROM |= dict.fromkeys(("fuse_conv_bn_eval", "fuse_conv_bn_weights", "fuse_linear_bn_eval", "fuse_linear_bn_weights"), "fusion")
+
+
 def __getattr__(name):
     from importlib import import_module
 
-    if name in ("parametrize", "parametrizations", "rnn"):
+    if name in ("fusion", "parametrize", "parametrizations", "rnn"):
         return import_module(f"pydist.nn.utils.{name}")
     if name in _FROM:
         return getattr(import_module(f"pydist.nn.utils.{_FROM[name]}"), name)
