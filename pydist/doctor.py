@@ -1,6 +1,6 @@
 """`python -m pydist.doctor`: what is wrong with communication here, as verdicts. The first line is the worst one.
 
-Looks at this host (its name, a port, shared memory, limits, cores), then starts `--nproc-per-node` ranks that compare
+Looks at this host (its name, a port, shared memory, limits, cores, GPUs), then starts `--nproc-per-node` ranks that compare
 versions, scripts, clocks and speed, and measure latency and bandwidth. Every line says what was found and what to do.
 Exit code 1 where there is a problem. `--json` prints [{"severity", "check", "text"}].
 
@@ -345,7 +345,7 @@ def _under_the_launcher(script, patience):
 
     local = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     own = [name_finding(hosts=int(os.environ.get("GROUP_WORLD_SIZE", 1))), network_finding(), *memory_findings()]
-    own += [limit_finding(), cores_finding(local)]
+    own += [limit_finding(), cores_finding(local), *gpu_findings()]
     host = socket.gethostname()
     try:
         dist.init_process_group(timeout=patience)
@@ -363,6 +363,13 @@ def _under_the_launcher(script, patience):
     return found
 
 
+def gpu_findings():
+    from pydist import _gpus, distributed
+
+    distributed.is_nccl_available()  # says where its library may be
+    return [Finding(*one) for one in _gpus.findings()]
+
+
 def _worst_first(found):
     return sorted(found, key=lambda finding: _ORDER.index(finding.severity))
 
@@ -370,6 +377,7 @@ def _worst_first(found):
 def findings(ranks, port=None, script=None, hosts=1):
     """All findings, the worst first."""
     found = [name_finding(hosts=hosts), network_finding(), *memory_findings(), limit_finding(), cores_finding(ranks)]
+    found += gpu_findings()
     if port is not None:
         found.append(port_finding(port))
     found += ranks_findings(ranks, script)

@@ -8,6 +8,7 @@ from pathlib import Path
 from shutil import which
 
 from pydist import _C, __version__
+from pydist import _nccl
 from pydist._onednn import candidates
 from pydist.distributed import is_mpi_available
 
@@ -59,6 +60,8 @@ def lines():
     yield f"oneDNN: {version or 'not there (portable kernels); looked for ' + ', '.join(candidates())}"
     cuda = f"{_C.cuda_built()}, {_C.cuda_count()} devices {_C.cuda_why()}" if _C.cuda_built() else "not in this build"
     yield f"CUDA: {cuda} ({_found('driver', _library('cuda'))}, {_found('nvcc', which('nvcc'))})"
+    version = _C.nccl_version()
+    yield "NCCL: " + (f"{_nccl.version_text(version)} ({_C.nccl_where()})" if version else f"not here (pip install {_nccl.WHEEL})")
     built = "in this build" if is_mpi_available() else "not in this build"
     yield f"MPI: {built} ({_found('mpirun', which('mpirun'))}, {_found('mpicc', which('mpicc'))})"
     yield f"network: {_network()}"

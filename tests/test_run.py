@@ -158,7 +158,7 @@ def test_nproc_auto(script):
     (["--on-failure", "x", "x.py"], "--on-failure: 'x' (expected stop or keep)"),
     (["-x", "x.py"], "unknown option -x"),
     (["--nproc-per-node", "0", "x.py"], "--nproc-per-node: '0' (expected"),
-    (["--nproc-per-node", "gpu", __file__], "--nproc-per-node: 'gpu' needs a GPU build (expected a number"),
+    (["--nproc-per-node", "gpu", __file__], "--nproc-per-node: 'gpu', but there is none: "),
     (["--nproc-per-node"], "--nproc-per-node needs a value"),
     (["--master-port=0x50", __file__], "--master-port: '0x50' (expected a number"),
     (["--standalone=yes", __file__], "--standalone takes no value"),

@@ -9,6 +9,13 @@ static pd_work work_of(pd_group *g, pd_collective coll, pd_dtype dtype, int64_t 
     };
 }
 
+/* The data are where the caller's op would run (device/device.h). */
+static void with_device(pd_work *w) {
+    if (pd_device_here->kind == PD_DEVICE_CPU) return;
+    w->device = pd_device_here;
+    w->id.device = (uint8_t)pd_device_here->kind;
+}
+
 static void with_reduce(pd_work *w, pd_reduce op, double scale) {
     w->id.reduce = (uint8_t)op;
     w->id.scale = scale;
@@ -36,6 +43,7 @@ static pd_status reduction(pd_group *g, pd_collective coll, const void *in, void
     PD_TRY(check_data(pd_collective_names[coll], count, dtype));
     PD_TRY(pd_reduce_check(pd_collective_names[coll], dtype, op, scale));
     pd_work w = work_of(g, coll, dtype, count, in, out, site);
+    with_device(&w);
     with_reduce(&w, op, scale);
     if (coll == PD_COLL_REDUCE) PD_TRY(with_root(&w, root));
     return pd_group_submit(&w, work);
@@ -61,6 +69,7 @@ static pd_status movement(pd_group *g, pd_collective coll, const void *in, void 
                           const int *root, uint64_t site, pd_work **work) {
     PD_TRY(check_data(pd_collective_names[coll], count, dtype));
     pd_work w = work_of(g, coll, dtype, count, in, out, site);
+    with_device(&w);
     if (root) PD_TRY(with_root(&w, *root));
     return pd_group_submit(&w, work);
 }

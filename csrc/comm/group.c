@@ -7,6 +7,7 @@
 #include "base/flags.h"
 #include "base/mem.h"
 #include "base/threads.h"
+#include "comm/nccl.h"
 #include "comm/p2p.h"
 
 #define BOARD_BYTES 4096
@@ -299,6 +300,7 @@ void pd_group_release(pd_group *g) {
 
 pd_status pd_group_destroy(pd_group *g) {
     if (pd_forked_since(g->forks) || atomic_load(&g->destroyed)) return PD_OK;
+    PD_TRY(pd_nccl_drain(g));
     if (g->link) { /* ends a wait of another thread in this group */
         pd_error e = {.kind = PD_E_DIST, .rank = -1};
         snprintf(e.text, sizeof e.text, "the group was destroyed on this rank");
@@ -316,6 +318,7 @@ pd_status pd_group_destroy(pd_group *g) {
         pd_link_unlisten(g->link, &g->listener);
     }
     if (first) {
+        pd_nccl_end(g);
         if (g->p2p && !g->error.kind) pd_p2p_close(g);
         pd_p2p_end(g);
         pd_segments_detach(g);

@@ -9,6 +9,9 @@
    other ranks are told. Segments of a poisoned group become private memory at the same address. A new group can be made
    over the same link as long as no rank is gone.
 
+   Data may lie on a GPU: where pd_device_here is one (device/device.h), pointers are to its memory, and NCCL moves them
+   (nccl.h): the call then returns when the GPU has been told. Messages, agree and barrier are the host's.
+
    Errors of every collective: PD_E_MISMATCH, PD_E_PEER (pd_error's rank: who is gone), PD_E_TIMEOUT, PD_E_DIST,
    PD_E_PYTHON (interrupted), and PD_E_VALUE, PD_E_DTYPE for bad arguments, which leave the group as it is. Any thread
    may call; calls of one group exclude each other. Buffers are borrowed until the work is done. */

@@ -9,8 +9,11 @@
 #include "comm/group.h"
 #include "comm/transport/mesh.h"
 #include "comm/tuning.h"
+#include "device/device.h"
 
 typedef struct pd_p2p pd_p2p;
+typedef struct pd_nccl pd_nccl;
+typedef struct pd_launch pd_launch;
 
 typedef struct pd_standing { /* the wait in which a thread of this rank stands; read by the control plane's thread */
     _Atomic int64_t since; /* ns; 0: in none */
@@ -55,6 +58,7 @@ struct pd_group {
     uint32_t seq, step, piece; /* equal on all ranks: collectives posted, rounds gated, pieces moved */
     pd_flight flight;
     pd_p2p *p2p; /* messages between two ranks; NULL in a group of one */
+    pd_nccl *nccl; /* NULL: no collective has been on a GPU yet */
 
     atomic_bool failed, destroyed;
     pd_error error; /* set once, before `failed` */
@@ -90,6 +94,12 @@ struct pd_work {
     bool at_board;    /* the word: line[seq & 1].seq, else step */
     uint32_t target;
     int arrived;      /* ranks seen there so far, counted from our right neighbour */
+    /* Of one on a GPU, by NCCL (nccl.h): */
+    const pd_device *device; /* NULL: the data are in the host's memory */
+    void *stream;            /* the caller's, */
+    bool waits;              /* which goes on after it: a synchronous one */
+    struct pd_mark *ready;   /* when what it reads will have been written */
+    pd_launch *launch;       /* [strong] once it has been launched */
     /* Of a send or a receive: */
     int peer, tag;    /* peer -1: the first that has sent */
     size_t sent;
@@ -125,6 +135,7 @@ void pd_group_hear(pd_listener *l, pd_weight weight, const pd_error *e);
 size_t pd_group_report(pd_listener *l, int rows, int64_t *since, int *on, char *text, size_t size);
 pd_status pd_group_doom(pd_group *g, const pd_work *w);
 pd_status pd_group_mismatch(pd_group *g, const pd_work *w);
+void pd_group_tell(pd_group *g, const pd_error *e); /* the other ranks, that this one has ended the group so */
 /* Poisons the group with the error in this thread's record; `tell`: the others have to be told. Returns that error. */
 pd_status pd_group_fail(pd_group *g, bool tell);
 

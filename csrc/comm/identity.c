@@ -52,5 +52,5 @@ int pd_identity_text(const pd_identity *id, char *text, size_t size) {
         break;
     default: break;
     }
-    return snprintf(text, size, "%s(%s[%lld]%s)", name, dtype, count, more);
+    return snprintf(text, size, "%s(%s[%lld]%s%s)", name, dtype, count, id->device ? " on cuda" : "", more);
 }

@@ -45,7 +45,7 @@ extern const char *const pd_collective_names[PD_COLL_COUNT];
 extern const char *const pd_reduce_names[PD_REDUCE_COUNT];
 
 typedef struct pd_identity { /* what has to be equal on all ranks */
-    uint8_t coll, dtype, reduce, pad;
+    uint8_t coll, dtype, reduce, device; /* device: pd_device_kind */
     int32_t root;   /* 0 where there is none */
     int64_t count;  /* elements */
     double scale;   /* 1: none */

@@ -131,6 +131,12 @@ static void write_flight(pd_group *g) {
     if (n) pd_log(late ? PD_LOG_WARN : PD_LOG_INFO, "flight record of %.*s", (int)n - 1, text);
 }
 
+void pd_group_tell(pd_group *g, const pd_error *e) {
+    pd_status kind = e->kind == PD_E_MISMATCH || e->kind == PD_E_TIMEOUT ? e->kind : PD_E_PEER;
+    pd_news news = {.kind = PD_NEWS_ABORT, .rank = g->link->rank, .epoch = g->epoch, .status = (int32_t)kind};
+    g->link->ops->tell(g->link, &news, e->text);
+}
+
 pd_status pd_group_fail(pd_group *g, bool tell) {
     pd_error e;
     pd_error_save(&e);
@@ -153,11 +159,7 @@ pd_status pd_group_fail(pd_group *g, bool tell) {
         pd_work_release(w);
     }
     g->last = &g->first;
-    if (tell && g->link) {
-        pd_status kind = g->error.kind == PD_E_MISMATCH || g->error.kind == PD_E_TIMEOUT ? g->error.kind : PD_E_PEER;
-        pd_news news = {.kind = PD_NEWS_ABORT, .rank = g->link->rank, .epoch = g->epoch, .status = (int32_t)kind};
-        g->link->ops->tell(g->link, &news, g->error.text);
-    }
+    if (tell && g->link) pd_group_tell(g, &g->error);
     pd_error_restore(&e);
     return e.kind;
 }

@@ -1,5 +1,6 @@
 /* How collectives run: planning, the pipeline of rounds and gates (algo.h), and the queue. */
 #include "base/mem.h"
+#include "comm/nccl.h"
 #include "comm/p2p.h"
 
 /* ---- entering ---------------------------------------------------------------------------------------------------- */
@@ -74,6 +75,7 @@ static void plan(const pd_group *g, pd_work *w) {
     case PD_COLL_BARRIER: w->algo = &pd_algo_barrier; break;
     default: w->algo = &pd_algo_all_gather;
     }
+    if (w->device) return; /* the board alone is for NCCL's, which have no pieces */
     w->direct = w->segment != NULL;
     j->rank = g->rank;
     j->size = g->size;
@@ -261,14 +263,14 @@ static pd_status run(pd_group *g, pd_work *w, bool *done) {
         }
         w->round++;
         *done = !w->pieces || (!w->algo->depth && w->round > 1) || !move(g, w);
-        if (*done) return PD_OK;
+        if (*done) return w->device ? pd_nccl_launch(g, w) : PD_OK;
         post_step(g, w);
     }
     return PD_OK;
 }
 
 static void finish(pd_group *g, pd_work *w) {
-    pd_flight_end(&g->flight, w->seq, PD_FLIGHT_DONE);
+    if (!w->device) pd_flight_end(&g->flight, w->seq, PD_FLIGHT_DONE); /* else it goes on */
     pd_lap_end_in(&w->lap, PD_LAP_COMM, pd_collective_names[w->id.coll], (int64_t)pd_job_bytes(&w->job, w->job.count),
                    g->epoch);
 }
@@ -316,6 +318,7 @@ static pd_status run_here(pd_group *g, pd_work *w) {
         if (run(g, w, &done)) return lose(g);
         if (done) {
             finish(g, w);
+            pd_launch_release(w->launch);
             return PD_OK;
         }
         PD_TRY(await(g, w, INT64_MAX));
@@ -342,8 +345,10 @@ static pd_status run_alone(pd_group *g, const pd_work *like, pd_work **out) {
     const pd_job *j = &like->job;
     const char *in = j->from;
     pd_work *w = NULL;
+    pd_status status;
     if (out) PD_TRY(pd_malloc(sizeof *w, "work", &w));
-    if (j->scale != 1)
+    if (like->device) PD_TRY_TO(fail, pd_nccl_alone(like));
+    else if (j->scale != 1)
         pd_reduce_run(j->dtype, j->reduce, 1, &in, 0, j->to, j->count, j->scale);
     else if (j->from != j->to)
         memmove(j->to, j->from, pd_job_bytes(j, j->count));
@@ -355,12 +360,15 @@ static pd_status run_alone(pd_group *g, const pd_work *like, pd_work **out) {
     pd_group_retain(g);
     *out = w;
     return PD_OK;
+fail:
+    pd_free(w);
+    return status;
 }
 
 /* Whether a segment that the data lies in is used where it lies. */
 static bool can_be_direct(const pd_group *g, const pd_work *w, size_t bytes) {
     uint8_t c = w->id.coll;
-    if (g->mesh || g->forced) return false;
+    if (g->mesh || g->forced || w->device) return false;
     if (c == PD_COLL_ALL_REDUCE) return bytes > (size_t)g->tuning.gather;
     return (c == PD_COLL_BROADCAST || c == PD_COLL_REDUCE_SCATTER) && bytes > (size_t)g->tuning.direct;
 }
@@ -378,6 +386,8 @@ pd_status pd_group_submit(pd_work *w, pd_work **out) {
         return pd_trail(__FILE__, __LINE__, status);
     }
     status = pd_group_check(g); /* it may have ended while we waited */
+    w->waits = !out;
+    if (!status && w->device) status = pd_nccl_begin(g, w);
     if (!status) status = out || g->first ? run_queued(g, w, out) : run_here(g, w);
     pd_group_leave(g);
     pd_segment_release(w->segment);
@@ -411,7 +421,7 @@ pd_status pd_work_wait(pd_work *w, double timeout) {
     pd_group *g = w->group;
     bool done;
     PD_TRY(state_of(w, &done));
-    if (done) return PD_OK;
+    if (done) return w->launch ? pd_launch_wait(w->launch, timeout) : PD_OK;
     PD_TRY(pd_group_check(g));
     int64_t deadline = timeout < 0 || timeout > 1e9 ? INT64_MAX : pd_hooks_now(g->hooks) + (int64_t)(timeout * 1e9);
     if (is_message(w)) return pd_p2p_wait(w, deadline);
@@ -421,21 +431,22 @@ pd_status pd_work_wait(pd_work *w, double timeout) {
     if (!status && !done) status = drive(g, w, deadline);
     pd_group_leave(g);
     pd_lap_end(&lap, PD_LAP_CALL, "wait", 0);
-    return status;
+    return status || !w->launch ? status : pd_launch_wait(w->launch, timeout);
 }
 
 pd_status pd_work_test(pd_work *w, bool *done) {
     PD_TRY(state_of(w, done));
-    if (*done) return PD_OK;
-    if (is_message(w)) return pd_p2p_test(w, done);
-    PD_TRY(pd_group_progress(w->group));
-    return state_of(w, done);
+    if (is_message(w)) return *done ? PD_OK : pd_p2p_test(w, done);
+    if (!*done) PD_TRY(pd_group_progress(w->group));
+    if (!*done) PD_TRY(state_of(w, done));
+    return *done && w->launch ? pd_launch_test(w->launch, done) : PD_OK;
 }
 
 void pd_work_release(pd_work *w) {
     if (!w || atomic_fetch_sub_explicit(&w->refs, 1, memory_order_acq_rel) > 1) return;
     pd_group *g = w->group;
     pd_segment_release(w->segment);
+    pd_launch_release(w->launch);
     pd_free(w);
     pd_group_release(g);
 }

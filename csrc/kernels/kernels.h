@@ -176,11 +176,13 @@ typedef struct pd_gemm {
     bool relu, wide;
     int beta;
 } pd_gemm;
+#ifndef __cplusplus
 /* Of dense matrices: A [M, K], or [K, M] where turned; B [K, N], or [N, K] where turned; C [M, N]. */
 static inline pd_gemm pd_gemm_dense(pd_dtype t, int64_t M, int64_t N, int64_t K, bool a_turned, bool b_turned) {
     return (pd_gemm){.t = t, .batch = 1, .M = M, .N = N, .K = K, .a_row = a_turned ? 1 : K, .a_col = a_turned ? M : 1,
                      .b_row = b_turned ? 1 : N, .b_col = b_turned ? K : 1, .c_row = N};
 }
+#endif
 static inline pd_dtype pd_gemm_result(const pd_gemm *c) { return c->wide ? PD_F32 : c->t; }
 
 typedef struct pd_kernels {

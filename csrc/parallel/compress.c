@@ -242,6 +242,9 @@ static pd_status fill_box(compressor *c, box *x, double ratio) {
 pd_status pd_compress_set(pd_reducer *r, pd_compress kind, double ratio) {
     if (kind == PD_COMPRESS_TOPK && !(ratio > 0 && ratio <= 1))
         return pd_fail(PD_E_VALUE, "topk: ratio is %g (expected over 0 and at most 1)", ratio);
+    if (pd_reducer_device(r)->kind != PD_DEVICE_CPU)
+        return pd_fail(PD_E_NOTIMPL, "register_comm_hook: this hook is not there yet on %s (expected one in Python)",
+                       pd_reducer_device(r)->name);
     const pd_layout *l = pd_reducer_layout(r);
     compressor *c;
     PD_TRY(pd_calloc(sizeof *c, "compressor", &c));

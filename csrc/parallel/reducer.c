@@ -6,6 +6,7 @@
 
 #include "base/log.h"
 #include "base/mem.h"
+#include "kernels/kernels.h"
 #include "ops/ops.h"
 
 typedef struct slot { /* a parameter */
@@ -19,9 +20,10 @@ typedef struct slot { /* a parameter */
 } slot;
 
 typedef struct bucket {
-    pd_segment *segment;
+    pd_segment *segment;  /* NULL on a GPU, where the memory is the storage's own */
+    char *data;
     int waiting;          /* parameters that have not fired yet, frozen ones left out */
-    pd_storage *storage;  /* the segment as its views' memory */
+    pd_storage *storage;  /* its views' memory */
     pd_work *work;        /* NULL: not started */
     void *pending;        /* the hook's, between start and finish */
     bool started;         /* with the hook */
@@ -30,12 +32,14 @@ typedef struct bucket {
 struct pd_reducer {
     atomic_int_fast64_t refs; /* the owner's, and one while a backward has it called at its end */
     pd_group *group;
+    const pd_device *device; /* the parameters' */
     pd_layout layout;
     int n;
     slot *slots;          /* by parameter */
     bucket *buckets;
     int next;             /* the bucket that starts next */
     int64_t flags_at;     /* elements: where the used flags lie in the last bucket */
+    char *flags;          /* these, or what the host has of a GPU's */
     bool sync, running, warned;
     double divisor;
     uint64_t site;
@@ -58,7 +62,7 @@ pd_status pd_reducer_bucket_at(const pd_reducer *r, int b, pd_reducer_bucket *ou
     int n = pd_group_size(r->group) == 1 ? 0 : r->layout.nbuckets;
     if (b < 0 || b >= n) return pd_fail(PD_E_INDEX, "bucket: %d (expected 0 to %d)", b, n - 1);
     const bucket *k = &r->buckets[b];
-    *out = (pd_reducer_bucket){.data = pd_segment_ptr(k->segment), .numel = r->layout.buckets[b].numel,
+    *out = (pd_reducer_bucket){.data = k->data, .numel = r->layout.buckets[b].numel,
                                .dtype = r->layout.buckets[b].dtype, .storage = k->storage};
     return PD_OK;
 }
@@ -82,25 +86,64 @@ static void forget_backward(pd_reducer *r) {
     r->running = false;
 }
 
+const pd_device *pd_reducer_device(const pd_reducer *r) { return r->device; }
+
+static bool on_host(const pd_reducer *r) { return r->device->kind == PD_DEVICE_CPU; }
+
+static pd_status clear(const pd_reducer *r, void *data, int64_t n, pd_dtype t) {
+    static const char zero[16];
+    const pd_device *was;
+    if (on_host(r)) memset(data, 0, (size_t)n * pd_dtype_size(t));
+    if (on_host(r) || !n) return PD_OK;
+    pd_loop l = {.ndim = 1, .nop = 1, .numel = n, .size = {n}, .ptr = {data}};
+    l.stride[0][0] = (int64_t)pd_dtype_size(t);
+    pd_status status = pd_device_enter(r->device, &was);
+    if (!status) pd_here()->fill(pd_dtype_size(t), zero, &l);
+    pd_device_here = was;
+    return status ? status : pd_device_check(r->device, "DistributedDataParallel");
+}
+
+/* Sums over the ranks, where the parameters are. */
+static pd_status all_reduce(pd_reducer *r, void *data, int64_t count, pd_dtype t, double scale, pd_work **work) {
+    const pd_device *was;
+    pd_status status = pd_device_enter(r->device, &was);
+    if (!status) status = pd_group_all_reduce(r->group, data, count, t, PD_REDUCE_SUM, scale, r->site, work);
+    pd_device_here = was;
+    return status;
+}
+
 /* ---- the flags: one element a parameter, 1/W-scaled like the rest ------------------------------------------------ */
 
-static char *flag_at(pd_reducer *r, int param) {
-    int last = r->layout.nbuckets - 1;
-    size_t size = pd_dtype_size(r->layout.buckets[last].dtype);
-    return (char *)pd_segment_ptr(r->buckets[last].segment) + (size_t)(r->flags_at + param) * size;
+static pd_dtype flag_type(const pd_reducer *r) { return r->layout.buckets[r->layout.nbuckets - 1].dtype; }
+static size_t flag_bytes(const pd_reducer *r) { return (size_t)r->n * pd_dtype_size(flag_type(r)); }
+
+static char *flags_in_bucket(const pd_reducer *r) {
+    return r->buckets[r->layout.nbuckets - 1].data + (size_t)r->flags_at * pd_dtype_size(flag_type(r));
 }
 
-static void write_flags(pd_reducer *r) {
-    pd_dtype t = r->layout.buckets[r->layout.nbuckets - 1].dtype;
+static pd_status write_flags(pd_reducer *r) {
+    pd_dtype t = flag_type(r);
     for (int i = 0; i < r->n; i++) {
         pd_scalar v = pd_number(r->slots[i].fired);
-        pd_scalar_store(&v, t, flag_at(r, i));
+        pd_scalar_store(&v, t, r->flags + (size_t)i * pd_dtype_size(t));
     }
+    if (on_host(r)) return PD_OK;
+    return r->device->copy(r->device, PD_TO_DEVICE, flags_in_bucket(r), r->flags, flag_bytes(r), false);
 }
 
-static bool used_somewhere(pd_reducer *r, int param) {
+/* Those of all ranks. A GPU is waited for only where this rank's own do not say already that all were used. */
+static pd_status read_flags(pd_reducer *r) {
+    int fired = 0;
+    if (on_host(r)) return PD_OK;
+    for (int i = 0; i < r->n; i++) fired += r->slots[i].fired;
+    if (fired == r->n) return PD_OK;
+    return r->device->copy(r->device, PD_TO_HOST, r->flags, flags_in_bucket(r), flag_bytes(r), true);
+}
+
+static bool used_somewhere(const pd_reducer *r, int param) {
     static const char zero[16];
-    return memcmp(flag_at(r, param), zero, pd_dtype_size(r->layout.buckets[r->layout.nbuckets - 1].dtype)) != 0;
+    size_t size = pd_dtype_size(flag_type(r));
+    return memcmp(r->flags + (size_t)param * size, zero, size) != 0;
 }
 
 /* ---- during backward --------------------------------------------------------------------------------------------- */
@@ -119,20 +162,20 @@ static pd_status bring_home(slot *s) {
 /* A parameter without a gradient in this backward counts as zero, or as what an earlier one left in .grad. */
 static pd_status fill_in(slot *s) {
     if (s->param->meta->grad) return bring_home(s);
-    memset(pd_tensor_data(s->home), 0, pd_tensor_bytes(s->home));
-    return PD_OK;
+    return clear(s->r, pd_tensor_data(s->home), s->home->numel, (pd_dtype)s->home->dtype);
 }
 
 /* Alignment leaves them; a hook may have written there. */
-static void clear_gaps(pd_reducer *r, int b) {
+static pd_status clear_gaps(pd_reducer *r, int b) {
     const pd_bucket_span *span = &r->layout.buckets[b];
     size_t size = pd_dtype_size(span->dtype);
-    char *data = pd_segment_ptr(r->buckets[b].segment);
+    char *data = r->buckets[b].data;
     for (int k = span->first; k < span->first + span->count; k++) {
         const pd_piece *p = &r->layout.pieces[k];
         int64_t end = p->offset + p->numel, next = k + 1 < span->first + span->count ? p[1].offset : span->numel;
-        memset(data + (size_t)end * size, 0, (size_t)(next - end) * size);
+        PD_TRY(clear(r, data + (size_t)end * size, next - end, span->dtype));
     }
+    return PD_OK;
 }
 
 static pd_status start_bucket(pd_reducer *r, int b) {
@@ -144,15 +187,14 @@ static pd_status start_bucket(pd_reducer *r, int b) {
         slot *s = &r->slots[r->layout.pieces[k].param];
         if (!s->fired) PD_TRY(fill_in(s));
     }
-    if (last) write_flags(r);
+    if (last) PD_TRY(write_flags(r));
     if (r->hook.start) {
-        clear_gaps(r, b);
+        PD_TRY(clear_gaps(r, b));
         PD_TRY(r->hook.start(r->hook.ctx, b, &own->pending));
         own->started = true;
         return PD_OK;
     }
-    return pd_group_all_reduce(r->group, pd_segment_ptr(own->segment), count, span->dtype, PD_REDUCE_SUM,
-                               1.0 / r->divisor, r->site, &own->work);
+    return all_reduce(r, own->data, count, span->dtype, 1.0 / r->divisor, &own->work);
 }
 
 static pd_status finish_bucket(pd_reducer *r, int b) {
@@ -169,8 +211,7 @@ static pd_status finish_buckets(pd_reducer *r) {
     for (; r->next <= last; r->next++) PD_TRY(start_bucket(r, r->next));
     for (int b = 0; b <= last; b++) PD_TRY(finish_bucket(r, b));
     if (!r->hook.start) return PD_OK;
-    return pd_group_all_reduce(r->group, flag_at(r, 0), r->n, r->layout.buckets[last].dtype, PD_REDUCE_SUM, 1, r->site,
-                               NULL);
+    return all_reduce(r, flags_in_bucket(r), r->n, flag_type(r), 1, NULL);
 }
 
 /* The last bucket carries the flags, so it starts at the end of backward unless everything has fired. */
@@ -200,6 +241,7 @@ static void warn_unused(pd_reducer *r) {
 static pd_status finish(pd_reducer *r) {
     warn_unused(r);
     PD_TRY(finish_buckets(r));
+    PD_TRY(read_flags(r));
     for (int i = 0; i < r->n; i++) {
         slot *s = &r->slots[i];
         pd_meta *m = s->param->meta;
@@ -326,17 +368,26 @@ pd_status pd_reducer_set_divisor(pd_reducer *r, double divisor) {
 
 static void drop_segment(void *segment) { pd_segment_release(segment); }
 
-/* The bucket's memory as storage that its views share. */
+/* The bucket's memory as storage that its views share; zeros. */
+static pd_status make_memory(pd_reducer *r, bucket *own, int64_t numel, pd_dtype t) {
+    size_t bytes = (size_t)numel * pd_dtype_size(t);
+    if (!on_host(r)) {
+        PD_TRY(pd_storage_new(r->device, bytes, &own->storage));
+        own->data = own->storage->data;
+        return clear(r, own->data, numel, t);
+    }
+    PD_TRY(pd_group_segment_new(r->group, bytes, &own->segment));
+    own->data = pd_segment_ptr(own->segment);
+    PD_TRY(pd_storage_foreign(&pd_device_cpu, own->data, bytes, drop_segment, own->segment, &own->storage));
+    pd_segment_retain(own->segment); /* the storage's */
+    return PD_OK;
+}
+
 static pd_status make_bucket(pd_reducer *r, int b) {
     const pd_bucket_span *span = &r->layout.buckets[b];
-    size_t size = pd_dtype_size(span->dtype), extra = b == r->layout.nbuckets - 1 ? (size_t)r->n : 0;
-    size_t bytes = ((size_t)span->numel + extra) * size;
-    pd_storage *storage;
-    PD_TRY(pd_group_segment_new(r->group, bytes, &r->buckets[b].segment));
-    PD_TRY(pd_storage_foreign(&pd_device_cpu, pd_segment_ptr(r->buckets[b].segment), bytes, drop_segment,
-                              r->buckets[b].segment, &storage));
-    pd_segment_retain(r->buckets[b].segment); /* the storage's */
-    r->buckets[b].storage = storage;
+    int64_t extra = b == r->layout.nbuckets - 1 ? r->n : 0;
+    PD_TRY(make_memory(r, &r->buckets[b], span->numel + extra, span->dtype));
+    pd_storage *storage = r->buckets[b].storage;
     pd_status status = PD_OK;
     for (int k = span->first; k < span->first + span->count && !status; k++) {
         const pd_piece *piece = &r->layout.pieces[k];
@@ -375,6 +426,9 @@ static pd_status fill_slots(pd_reducer *r, pd_tensor *const *params, const char 
         PD_TRY(pd_malloc(strlen(names[i]) + 1, "reducer", &s->name));
         strcpy(s->name, names[i]);
         const pd_tensor *p = params[i];
+        if (p->storage->device != r->device)
+            return pd_fail(PD_E_VALUE, "DistributedDataParallel: parameter %s is on %s (expected %s, as the first)",
+                           names[i], p->storage->device->name, r->device->name);
         if (!p->requires_grad || (p->meta && p->meta->grad_fn) || !pd_dtype_is_float((pd_dtype)p->dtype))
             return pd_fail(PD_E_VALUE, "DistributedDataParallel: parameter %s is of %s and %s (expected a floating "
                                        "leaf that requires grad)", names[i], pd_dtype_name((pd_dtype)p->dtype),
@@ -405,6 +459,8 @@ static pd_status build(pd_reducer *r, size_t first, size_t cap) {
         PD_TRY(make_bucket(r, b));
         r->times.bytes += r->layout.buckets[b].numel * (int64_t)pd_dtype_size(r->layout.buckets[b].dtype);
     }
+    r->flags = flags_in_bucket(r);
+    if (!on_host(r)) PD_TRY(pd_calloc(flag_bytes(r), "reducer", &r->flags));
     for (int i = 0; i < r->n; i++) PD_TRY(attach(&r->slots[i]));
     forget_backward(r);
     return PD_OK;
@@ -419,6 +475,7 @@ pd_status pd_reducer_new(pd_tensor *const *params, const char *const *names, int
     r->refs = 1;
     r->sync = true;
     r->divisor = pd_group_size(group);
+    r->device = params[0]->storage->device;
     pd_status status = pd_calloc(sizeof *r->slots * (size_t)n, "reducer", &r->slots);
     if (!status) {
         r->n = n;
@@ -444,6 +501,7 @@ static void destroy(pd_reducer *r) {
         if (r->buckets[b].storage) pd_storage_release(r->buckets[b].storage);
         if (r->buckets[b].segment) pd_segment_release(r->buckets[b].segment);
     }
+    if (!on_host(r)) pd_free(r->flags);
     pd_layout_fini(&r->layout);
     pd_group_release(r->group);
     pd_free(r->slots);

@@ -7,6 +7,9 @@
    the all-reduce). Which parameters fired anywhere travels as flags at the end of the last bucket: one that no rank
    used keeps its .grad as it was (None, usually). A world of one does nothing at all.
 
+   Parameters on a GPU have their buckets there; the collectives are NCCL's (comm/nccl.h), on a stream of their own
+   beside backward's, which goes on after the last of them. The host waits only for flags that it needs.
+
    A communication hook stands in for the all-reduce of the buckets; the flags then travel in a message of their own.
    The calls start(0), start(1), ..., finish(0), finish(1), ... have the same order on every rank. */
 #ifndef PD_PARALLEL_REDUCER_H
@@ -58,6 +61,7 @@ bool pd_reducer_get_sync(const pd_reducer *r);
 const pd_layout *pd_reducer_layout(const pd_reducer *r);
 const char *pd_reducer_name(const pd_reducer *r, int param);
 pd_group *pd_reducer_group(const pd_reducer *r); /* [borrowed] */
+const pd_device *pd_reducer_device(const pd_reducer *r); /* of the parameters */
 pd_tensor *pd_reducer_home(const pd_reducer *r, int param); /* [borrowed] NULL in a world of one */
 /* PD_E_INDEX: no such bucket, and in a world of one there is none. */
 pd_status pd_reducer_bucket_at(const pd_reducer *r, int b, pd_reducer_bucket *out);

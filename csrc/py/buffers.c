@@ -72,9 +72,10 @@ static pd_status take_tensors(const char *op, const char *arg, pd_py_buffer *b) 
             return pd_fail(PD_E_TYPE, "%s: %s is %s (expected a tensor)", op, name_of(b, arg, i, name, sizeof name),
                            Py_TYPE(items[i])->tp_name);
         pd_tensor *t = pd_py_tensor(items[i]);
-        if (t->storage->device != &pd_device_cpu)
-            return pd_fail(PD_E_NOTIMPL, "%s: %s is on %s: there is no NCCL backend yet (expected the CPU)", op,
-                           name_of(b, arg, i, name, sizeof name), t->storage->device->name);
+        if (!i) b->device = t->storage->device;
+        if (t->storage->device != b->device)
+            return pd_fail(PD_E_VALUE, "%s: %s is on %s (expected %s, as the first)", op,
+                           name_of(b, arg, i, name, sizeof name), t->storage->device->name, b->device->name);
         if (i && (pd_dtype)t->dtype != b->dtype)
             return pd_fail(PD_E_DTYPE, "%s: %s is of %s (expected %s, as the first)", op,
                            name_of(b, arg, i, name, sizeof name), pd_dtype_name((pd_dtype)t->dtype),
@@ -86,12 +87,18 @@ static pd_status take_tensors(const char *op, const char *arg, pd_py_buffer *b) 
         b->dtype = (pd_dtype)t->dtype;
         b->count += t->numel;
     }
-    if (!(b->use & PD_PY_COPY) && lies_end_to_end(items, n)) {
+    bool leaves = b->use & PD_PY_HOST && b->device != &pd_device_cpu;
+    if (!(b->use & PD_PY_COPY) && !leaves && lies_end_to_end(items, n)) {
         b->ptr = pd_tensor_data(pd_py_tensor(items[0]));
         for (int i = 0; (b->use & PD_PY_OUT) && i < n; i++) pd_tensor_bump(pd_py_tensor(items[i]));
         return PD_OK;
     }
-    PD_TRY(pd_tensor_new(op, b->dtype, 1, &b->count, &b->staged));
+    const pd_device *was;
+    if (leaves) b->device = &pd_device_cpu;
+    pd_status status = pd_device_enter(b->device, &was);
+    if (!status) status = pd_tensor_new(op, b->dtype, 1, &b->count, &b->staged);
+    pd_device_here = was;
+    PD_TRY(status);
     b->ptr = pd_tensor_data(b->staged);
     return b->use & PD_PY_IN ? copy_parts(b, false) : PD_OK;
 }
@@ -158,7 +165,7 @@ static pd_status take_foreign(PyObject *o, PyObject *dtype, const char *op, cons
 /* ---- both -------------------------------------------------------------------------------------------------------- */
 
 pd_status pd_py_buffer_take(PyObject *o, PyObject *dtype, const char *op, const char *arg, int use, pd_py_buffer *b) {
-    *b = (pd_py_buffer){.use = use};
+    *b = (pd_py_buffer){.use = use, .device = &pd_device_cpu};
     pd_status status;
     if (dtype == Py_None) dtype = NULL;
     b->listed = PyList_Check(o) || PyTuple_Check(o);

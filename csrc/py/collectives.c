@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "comm/algo/reduce.h"
+#include "comm/nccl.h"
 #include "py/comm_impl.h"
 
 #define GIL_BYTES (128 << 10) /* collectives over this take more than 50 us (design 1.12) */
@@ -34,6 +35,7 @@ typedef struct call {
     const char *name;
     bool async;
     pd_py_buffer in, out; /* of one in place: out */
+    const pd_device *device; /* theirs; NULL: no memory yet */
     pd_work *work;
     pd_status status;
     uint64_t site;
@@ -46,7 +48,12 @@ static bool begin(call *c, PyObject *o, const char *name, PyObject *async) {
 }
 
 static bool take(call *c, PyObject *o, PyObject *dtype, const char *arg, int use, pd_py_buffer *b) {
-    return !(c->status = pd_py_buffer_take(o, dtype, c->name, arg, use, b));
+    if ((c->status = pd_py_buffer_take(o, dtype, c->name, arg, use, b))) return false;
+    if (c->device && c->device != b->device)
+        c->status = pd_fail(PD_E_VALUE, "%s: %s is on %s (expected %s, as the other)", c->name, arg, b->device->name,
+                            c->device->name);
+    c->device = b->device;
+    return !c->status;
 }
 
 /* PREMUL_SUM sums copies of the inputs, which each rank has multiplied by its own factor and rounded to their dtype. */
@@ -56,16 +63,21 @@ static bool take_scaled(call *c, PyObject *o, PyObject *dtype, const char *arg, 
     if (!take(c, o, dtype, arg, scaled ? use | PD_PY_COPY : use, b)) return false;
     if (!scaled || (c->status = pd_reduce_check(c->name, b->dtype, op, factor))) return !c->status;
     const char *in = b->ptr;
-    pd_reduce_run(b->dtype, op, 1, &in, 0, b->ptr, b->count, factor);
-    return true;
+    if (b->device == &pd_device_cpu) pd_reduce_run(b->dtype, op, 1, &in, 0, b->ptr, b->count, factor);
+    else c->status = pd_nccl_scale(b->device, c->name, b->dtype, factor, b->ptr, b->count);
+    return !c->status;
 }
 
 static size_t bytes_of(const pd_py_buffer *b) { return (size_t)b->count * pd_dtype_size(b->dtype); }
 
 #define RUN(c, call_)                                                                               \
     do {                                                                                            \
-        if (bytes_of(&(c)->out) + bytes_of(&(c)->in) > GIL_BYTES) PD_PY_NO_GIL((c)->status = (call_)); \
+        const pd_device *was_;                                                                      \
+        (c)->status = pd_device_enter((c)->device ? (c)->device : &pd_device_cpu, &was_);            \
+        if ((c)->status) {}                                                                         \
+        else if (bytes_of(&(c)->out) + bytes_of(&(c)->in) > GIL_BYTES) PD_PY_NO_GIL((c)->status = (call_)); \
         else (c)->status = (call_);                                                                 \
+        pd_device_here = was_;                                                                      \
     } while (0)
 #define WORK(c) ((c)->async ? &(c)->work : NULL)
 
@@ -279,7 +291,7 @@ PD_PY_METHOD(pd_py_group_send) {
     call c;
     if (!pd_py_args(&s, args, n, keywords, a) || !take_message(a, s.name, &peer, &tag)) return NULL;
     if (!begin(&c, o, s.name, a[3])) return NULL;
-    if (take(&c, a[0], NULL, "tensor", PD_PY_IN, &c.in))
+    if (take(&c, a[0], NULL, "tensor", PD_PY_IN | PD_PY_HOST, &c.in))
         RUN(&c, pd_group_send(c.self->group, c.in.ptr, c.in.count, c.in.dtype, peer, tag, c.site, WORK(&c)));
     return finish(&c);
 }
@@ -292,7 +304,7 @@ PD_PY_METHOD(pd_py_group_recv) {
     call c;
     if (!pd_py_args(&s, args, n, keywords, a) || !take_message(a, s.name, &peer, &tag)) return NULL;
     if (!begin(&c, o, s.name, a[3])) return NULL;
-    if (!take(&c, a[0], NULL, "tensor", PD_PY_OUT, &c.out)) return finish(&c);
+    if (!take(&c, a[0], NULL, "tensor", PD_PY_OUT | PD_PY_HOST, &c.out)) return finish(&c);
     c.status = pd_group_recv(c.self->group, c.out.ptr, c.out.count, c.out.dtype, peer, tag, c.site, &c.work);
     if (c.status || c.async) return finish(&c);
     RUN(&c, pd_work_wait(c.work, -1));

@@ -25,11 +25,16 @@ bool pd_py_seconds(PyObject *o, double none, double *out);
 bool pd_py_reduce(PyObject *o, const char *name, pd_reduce *out, double *factor);
 
 /* ---- buffers.c: memory that a collective reads (IN) and writes (OUT) ---- */
-enum { PD_PY_IN = 1, PD_PY_OUT = 2, PD_PY_COPY = 4 /* staged in any case; tensors only */ };
+enum {
+    PD_PY_IN = 1, PD_PY_OUT = 2,
+    PD_PY_COPY = 4, /* staged in any case; tensors only */
+    PD_PY_HOST = 8, /* staged where it does not lie in the host's memory */
+};
 typedef struct pd_py_buffer {
     void *ptr;
     int64_t count;
     pd_dtype dtype;
+    const pd_device *device; /* where ptr lies */
     int use;
     bool listed;       /* keep is a tuple of tensors, end to end */
     PyObject *keep;    /* the tensor or tensors; NULL: other memory, held by view */

@@ -166,6 +166,7 @@ int pd_py_add_info(PyObject *module);
 int pd_py_add_profile(PyObject *module);
 int pd_py_add_saved(PyObject *module);
 int pd_py_add_cuda(PyObject *module);
+int pd_py_add_nccl(PyObject *module);
 int pd_py_add_launch(PyObject *module);
 int pd_py_add_comm(PyObject *module);
 int pd_py_add_reducer(PyObject *module);

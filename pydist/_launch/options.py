@@ -9,7 +9,7 @@ PORT = 29500  # of several hosts, which have to agree on one; on one host a port
 
 # name, argument, default, help; no help: accepted as torchrun takes it, and means nothing here
 OPTIONS = (
-    ("nproc-per-node", "N", "1", "ranks on each host; auto or cpu: one per core"),
+    ("nproc-per-node", "N", "1", "ranks on each host; auto or cpu: one per core; gpu: one per GPU"),
     ("nnodes", "N", "1", "hosts; MIN:MAX means MAX, sizes do not change during a job"),
     ("node-rank", "N", "", "number of this host, 0 the one that the others connect to [0 on one host]"),
     ("master-addr", "ADDR", "", "address of host 0 [127.0.0.1]"),
@@ -114,11 +114,20 @@ def _number(name, text, low, high):
     return int(text)
 
 
-def _local_ranks(text):
+def _pretended(options):
+    return _number("cpu-as-cuda", options["cpu-as-cuda"], 0, 128)
+
+
+def _local_ranks(options):
+    text = options["nproc-per-node"]
     if text in ("auto", "cpu"):
         return len(os.sched_getaffinity(0))
     if text == "gpu":
-        raise UsageError("--nproc-per-node: 'gpu' needs a GPU build (expected a number, auto or cpu)")
+        from pydist import _C, cuda
+
+        if count := _pretended(options) or cuda.device_count():
+            return count
+        raise UsageError(f"--nproc-per-node: 'gpu', but there is none: {_C.cuda_why()} (expected a number, auto or cpu)")
     return _number("nproc-per-node", text, 1, RANKS_MAX)
 
 
@@ -222,14 +231,14 @@ def environment_from(options):
     """What the options add to the environment of the workers."""
     from pydist.compat import environment
 
-    pretended = _number("cpu-as-cuda", options["cpu-as-cuda"], 0, 128)
+    pretended = _pretended(options)
     return {**(environment() if options["compat"] else {}), **({"PYDIST_CPU_AS_CUDA": str(pretended)} if pretended else {})}
 
 
 def plan_from(options, command):
     """The Plan; UsageError for what contradicts itself or cannot be done."""
     _check_fixed(options)
-    local, names, slots = _local_ranks(options["nproc-per-node"]), (), ()
+    local, names, slots = _local_ranks(options), (), ()
     if options["hosts"] or options["hostfile"]:
         names, slots = host_list(options, local)
         options = {**options, "nnodes": str(len(names)), "master-addr": options["master-addr"] or bare(names[0])}

@@ -3,12 +3,16 @@
 import os
 
 from pydist import _C
+from pydist._nccl import candidates
+
+_C.nccl_paths(candidates())
 
 
 class Backend(str):
     """A backend's name in lower case; the constants are the names that PyTorch knows, and NATIVE.
 
-    NATIVE is the engine's own. GLOO is accepted and means it too, for CPU tensors in PyTorch's scripts.
+    NATIVE is the engine's own. GLOO is accepted and means it too, for CPU tensors in PyTorch's scripts. Whatever the name,
+    tensors on a GPU go through NCCL, which their first collective opens.
 
     >>> from pydist.distributed import Backend
     >>> Backend("GLOO") == Backend.GLOO == "gloo"
@@ -33,14 +37,13 @@ class Backend(str):
 
 _HERE = (Backend.NATIVE, Backend.GLOO)
 _REASONS = {
-    Backend.NCCL: "needs a GPU build",
     Backend.MPI: "needs a build with an MPI: there was no mpicc; under mpirun the native backend serves too",
 }
 MPI_LIBRARY = os.path.join(os.path.dirname(_C.__file__), "_mpi.so")  # made where there was an mpicc
 
 
 def is_backend_available(backend):
-    """Whether init_process_group takes this name: "native" and "gloo", and "mpi" where pydist was built with one."""
+    """Whether it is there: "native" and "gloo", "mpi" where pydist was built with one, "nccl" where its library is."""
     name = str(backend).lower()
     return name in _HERE or (name == Backend.MPI and is_mpi_available()) or (name == Backend.NCCL and is_nccl_available())
 
@@ -51,8 +54,18 @@ def is_gloo_available():
 
 
 def is_nccl_available():
-    """False on this build, unless GPUs are pretended (`pydist.cuda`): the native backend then serves as nccl."""
-    return _C.pretended_cuda() > 0
+    """Whether NCCL's library, 2.27 or newer, is here (pip install nvidia-nccl-cu13); opens it. True where GPUs are
+    pretended (`pydist.cuda`): the native backend then serves as nccl."""
+    return _C.pretended_cuda() > 0 or _C.nccl_version() > 0
+
+
+def _need_nccl(op):
+    """Raises RuntimeError where no tensor could go through NCCL."""
+    if _C.pretended_cuda():
+        return
+    if not _C.cuda_count():
+        raise RuntimeError(f"{op}: there is no CUDA device: {_C.cuda_why()} (expected 'gloo' or None for CPUs)")
+    _C.nccl_check(op)
 
 
 def get_default_backend_for_device(device):
@@ -86,14 +99,16 @@ def checked(backend):
     asked = Backend(Backend.NATIVE if backend is None else backend)
     for part in asked.split(","):
         device, _, name = part.strip().rpartition(":")
-        if device in ("", "cpu") and is_backend_available(name):
+        if name == Backend.NCCL and not device:
+            _need_nccl(f"init_process_group: backend {backend!r}")
+        if name == Backend.NCCL and device in ("", "cuda"):  # with CPUs beside it, a GPU may come later or never
             continue
-        if name == Backend.NCCL and device == "cuda":  # for tensors that this build cannot make
-            continue
-        if name == Backend.NCCL and device:
+        if name == Backend.NCCL:
             raise ValueError(f"init_process_group: backend {backend!r}: nccl is for cuda, not for {device}")
         if device not in ("", "cpu"):
             raise ValueError(f"init_process_group: backend {backend!r}: device {device!r} (expected cpu, or cuda:nccl)")
+        if is_backend_available(name):
+            continue
         if name in _REASONS:
             raise RuntimeError(
                 f"init_process_group: backend {name!r} {_REASONS[name]} (expected 'native', 'gloo' or None for CPUs)"

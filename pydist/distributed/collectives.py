@@ -6,6 +6,10 @@ operation, the dtype, the number of elements, the reduce operation or the root r
 any data is touched; the death of a rank raises PeerFailed on the others; an argument that is wrong by itself raises
 TypeError, ValueError or RuntimeError on its own rank (ShapeError, DTypeError are both) and leaves the group usable.
 
+Tensors on a GPU go through NCCL: a call returns when the GPU has been told, the caller's stream goes on after it, and
+wait() makes the current stream wait, not the host; an error of the GPU's part is raised by the group's next call.
+float16 and bfloat16 are summed in float32 there too, unless the group was made with order="fast".
+
 Tensors may have any layout: what is not contiguous goes through a copy. Lists whose tensors are the consecutive parts
 of one contiguous tensor are used where they lie. Nothing here is recorded by autograd.
 """

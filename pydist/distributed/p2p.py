@@ -3,7 +3,7 @@
 Messages of a pair of ranks with the same tag arrive in the order in which they were sent. The receiver's tensor has the
 dtype and the number of elements of the sender's: a difference raises CommMismatch on both and ends the group. The death
 of the other rank raises PeerFailed. Ranks may send to each other at the same time, any size: what comes before its
-receive is put aside.
+receive is put aside. Tensors on a GPU travel through the host's memory.
 """
 
 import pickle

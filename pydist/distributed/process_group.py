@@ -192,6 +192,21 @@ def init_at(place, timeout=None, patience=None):
         _asked = True
 
 
+def _choose_gpu(backend, device_id):
+    """This rank's GPU becomes its thread's current one: device_id, or with nccl that of LOCAL_RANK where the script has
+    chosen none. Ranks that all use cuda:0 are what NCCL refuses."""
+    if device_id is None and (Backend.NCCL not in backend or "LOCAL_RANK" not in os.environ):
+        return
+    if _C.pretended_cuda() or not _C.cuda_count():
+        return
+    if device_id is not None:
+        index = device_id if isinstance(device_id, int) else _C.device(device_id).index
+        if index is not None:
+            _C.cuda_set_current(index)
+    elif _C.cuda_current() == 0 and int(os.environ["LOCAL_RANK"]) < _C.cuda_count():
+        _C.cuda_set_current(int(os.environ["LOCAL_RANK"]))
+
+
 def init_process_group(
     backend=None,
     init_method=None,
@@ -217,14 +232,17 @@ def init_process_group(
     `store`: instead of an `init_method`, any store that all ranks share (TCPStore, FileStore, PrefixStore), with `rank`
     and `world_size`: they find each other through it.
 
-    `backend`: None, "native", "gloo" (all the engine's own) or names by device such as "cpu:gloo,cuda:nccl"; "mpi": the
-    same algorithms, order and errors over messages of the MPI that pydist was built with, under its mpirun.
+    `backend`: None, "native", "gloo" (all the engine's own), "nccl" or names by device such as "cpu:gloo,cuda:nccl"; "mpi":
+    the same algorithms, order and errors over messages of the MPI that pydist was built with, under its mpirun. Whatever
+    the name, tensors on a GPU go through NCCL, in its own order (the same bits for the same configuration), and those on
+    CPUs through the engine's own collectives; "nccl" asks now for a GPU and for NCCL's library, and makes the GPU of
+    LOCAL_RANK the current one where the script has chosen none. `device_id`: the GPU of this rank, made the current one.
     `timeout`: a timedelta or seconds for the ranks to come (300 s), and after which a wait for a live peer raises
     CommTimeout (30 min). `order`: "fast" lets sums be taken in any order, the same bits on all ranks but not those of
     other algorithms, transports and world sizes (ring, halving, MPI's own all_reduce with backend="mpi"); None, "tree":
-    in the one order. group_name, pg_options and device_id are accepted and mean nothing here. Raises ValueError or
-    TypeError where arguments contradict the environment or each other, RuntimeError where several ranks have nowhere
-    to meet, DistError where they do not come or are refused.
+    in the one order. group_name and pg_options are accepted and mean nothing here. Raises ValueError or TypeError
+    where arguments contradict the environment or each other, RuntimeError where several ranks have nowhere to meet or
+    there is no GPU or NCCL for "nccl", DistError where they do not come or are refused.
     """
     global _asked, _backend
     backend, fast = checked(backend), is_fast("init_process_group", order)
@@ -257,6 +275,7 @@ def init_process_group(
                 f"{_default.rank} of {_default.size}"
             )
         _asked, _backend = True, backend
+        _choose_gpu(backend, device_id)
         say_what_serves(backend, _default.rank)
 
 

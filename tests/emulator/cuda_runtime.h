@@ -26,7 +26,7 @@ typedef enum cudaError_t {
     cudaSuccess = 0, cudaErrorMemoryAllocation = 2, cudaErrorInvalidDevice = 101, cudaErrorNotReady = 600, cudaErrorUnknown = 999,
 } cudaError_t;
 typedef struct emulated_stream *cudaStream_t;
-typedef struct emulated_event { double ms; } *cudaEvent_t;
+typedef struct emulated_event { double ms; cudaStream_t stream; } *cudaEvent_t;
 enum { cudaMemcpyDefault = 4, cudaMemcpyHostToDevice = 1, cudaMemcpyDeviceToHost = 2, cudaStreamNonBlocking = 1, cudaEventDefault = 0, cudaEventDisableTiming = 2 };
 struct cudaDeviceProp {
     char name[256];

@@ -107,11 +107,11 @@ static double now() {
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
 }
-cudaError_t cudaStreamCreateWithPriority(cudaStream_t *out, unsigned, int) { return (*out = (cudaStream_t)malloc(1)) ? cudaSuccess : is(cudaErrorMemoryAllocation); }
-cudaError_t cudaStreamDestroy(cudaStream_t s) {
-    free(s);
-    return cudaSuccess;
-}
+/* A stream is one byte, which tests/fakes/nccl.c sets while a kernel of its own hangs there: events after it do not happen. Streams
+   stay, since events point at them. */
+static bool hangs(cudaStream_t s) { return s && *(volatile char *)s; }
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t *out, unsigned, int) { return (*out = (cudaStream_t)calloc(1, 1)) ? cudaSuccess : is(cudaErrorMemoryAllocation); }
+cudaError_t cudaStreamDestroy(cudaStream_t) { return cudaSuccess; }
 cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
 cudaError_t cudaStreamQuery(cudaStream_t) { return cudaSuccess; }
 cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) { return cudaSuccess; }
@@ -120,12 +120,13 @@ cudaError_t cudaEventDestroy(cudaEvent_t e) {
     free(e);
     return cudaSuccess;
 }
-cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t) {
+cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s) {
     e->ms = now();
+    e->stream = s;
     return cudaSuccess;
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t) { return cudaSuccess; }
-cudaError_t cudaEventQuery(cudaEvent_t) { return cudaSuccess; }
+cudaError_t cudaEventQuery(cudaEvent_t e) { return hangs(e->stream) ? is(cudaErrorNotReady) : cudaSuccess; }
 cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t from, cudaEvent_t to) {
     *ms = (float)(to->ms - from->ms);
     return cudaSuccess;

@@ -34,6 +34,7 @@ step "build for sm_$CUDA_ARCH" 300 $python setup.py -q build_ext --inplace
 step "devices, memory, streams" 60 $python -m pytest -q tests/gpu/test_gpu_device.py
 step "ops, CUDA against CPU" 180 $python -m pytest -q tests/gpu/test_gpu_ops.py
 step "training, CUDA against CPU" 90 $python -m pytest -q tests/gpu/test_gpu_training.py
+step "NCCL on 2 and 3 ranks" 150 $python -m pytest -q tests/gpu/test_gpu_nccl.py
 if command -v compute-sanitizer >/dev/null; then
     step "compute-sanitizer" 90 compute-sanitizer --error-exitcode 3 $python -m pytest -q tests/gpu/test_gpu_training.py -k "AdamW or products"
 else

@@ -44,6 +44,6 @@ def check_replicas(model, group=None):
     >>> pydist.distributed.check_replicas(pydist.nn.Linear(2, 1))
     """
     named = model if isinstance(model, dict) else model.state_dict(keep_vars=True)
-    tensors = [t.detach() if t.is_contiguous() else t.detach().contiguous() for t in named.values()]
+    tensors = [t.detach().cpu().contiguous() for t in named.values()]
     lines = [f"{name} with hash {bits:016x}" for name, bits in zip(named, _C.hash_tensors(tensors))]
     check_agreement("check_replicas: tensor", lines, current(group))

@@ -1,0 +1,39 @@
+/* Collectives on the memory of a GPU, by NCCL, in the queue of the group like all others: ranks compare identities on
+   the board first, before any data is touched, and learn there and from the control plane who is late or gone. What
+   follows the board differs: the work is launched on a stream of the communicator, and the host goes on.
+
+     the caller's stream   ... kernels | ready                       | waits for done ...
+     the communicator's                      waits for ready | NCCL | done
+
+   A synchronous collective makes the caller's stream wait, an asynchronous one the stream that is current in wait();
+   the host waits for nothing. A communicator is made by the first such collective of its group, with an identifier
+   that travels through the store. It is non-blocking, so that every wait for NCCL looks at the news, and a thread of
+   its own (nccl_watch.c) looks at what is under way: it never waits for the device. Where NCCL reports an error, a rank
+   is gone or time is up, it takes the reason down, tells the others and aborts the communicator, so that kernels that
+   wait for a peer end; the reason is raised by the group's next call. What the launched kernels were to write is lost.
+
+   Order and precision are NCCL's: the same bits for the same configuration only. float16 and bfloat16 are summed in
+   float32 and rounded once, by way of a copy; with order="fast" by NCCL itself, which rounds each partial sum. */
+#ifndef PD_COMM_NCCL_H
+#define PD_COMM_NCCL_H
+
+#include "comm/group_impl.h"
+
+/* At submission, by the caller's thread and under the group's lock: whether NCCL can do it, and what it has to wait
+   for. A failure leaves the group as it is. */
+pd_status pd_nccl_begin(pd_group *g, pd_work *w);
+/* All identities are equal: the collective goes to the device. */
+pd_status pd_nccl_launch(pd_group *g, pd_work *w);
+/* The same in a world of one, by the device's own kernels, on the caller's stream. */
+pd_status pd_nccl_alone(const pd_work *w);
+/* data[i] *= factor, likewise; a floating dtype, or factor 1. */
+pd_status pd_nccl_scale(const pd_device *d, const char *op, pd_dtype t, double factor, void *data, int64_t count);
+/* The calling thread's current stream goes on after it; seconds >= 0: the host waits that long for its end instead. */
+pd_status pd_launch_wait(pd_launch *l, double seconds);
+pd_status pd_launch_test(pd_launch *l, bool *done);
+void pd_launch_release(pd_launch *l);
+
+pd_status pd_nccl_drain(pd_group *g); /* waits until nothing is under way, or it has failed */
+void pd_nccl_end(pd_group *g); /* ends the communicator; where the group has failed, by an abort */
+
+#endif

@@ -1,0 +1,70 @@
+/* The inside of a communicator, for nccl.c (its life, launches in order), nccl_calls.c (what NCCL is asked) and
+   nccl_watch.c (looking at what is under way, and the end). */
+#ifndef PD_COMM_NCCL_IMPL_H
+#define PD_COMM_NCCL_IMPL_H
+
+#include "comm/nccl.h"
+#include "device/cuda.h"
+#include "device/nccl.h"
+
+/* cudaEventDestroy may wait for the device, so events are used again. */
+typedef struct pd_mark {
+    void *event;
+    struct pd_mark *next, *made; /* idle ones; all of them */
+} pd_mark;
+
+enum { PD_LAUNCH_UNDER_WAY, PD_LAUNCH_DONE, PD_LAUNCH_FAILED };
+struct pd_launch {
+    atomic_int refs, state;
+    pd_nccl *c;        /* retained */
+    pd_mark *done;
+    pd_launch *next;   /* in the stream's order */
+    pd_identity id;    /* for texts: */
+    uint64_t site;
+    uint32_t seq;
+};
+
+struct pd_nccl {
+    atomic_int refs;
+    pd_group *g;           /* borrowed, until pd_nccl_end */
+    const pd_nccl_library *lib;
+    const pd_cuda_library *cuda;
+    const pd_device *device;
+    void *stream;
+    pthread_mutex_t use;   /* of comm: taken for each call of NCCL, none of which blocks */
+    void *comm;            /* NULL: not there yet, or ended */
+    pthread_mutex_t lock;  /* of the rest */
+    pthread_cond_t news;
+    pd_launch *first, **last;
+    int64_t since;         /* when `first` became the first */
+    pd_mark *idle, *made;
+    pd_error error;        /* set before `failed` */
+    atomic_bool failed;
+    bool connected;        /* of the group's queue, under its lock */
+    bool stop, watched;
+    bool closing, ended;   /* the communicator's end has begun; is over */
+    pthread_t watcher;
+};
+
+/* nccl.c */
+void pd_nccl_release(pd_nccl *c);
+pd_status pd_nccl_on_device(const pd_nccl *c); /* the calling thread's CUDA calls go to the communicator's device */
+
+/* nccl_calls.c */
+/* Whether NCCL has the operation and the dtype. */
+pd_status pd_nccl_fits(const pd_work *w);
+/* Makes the communicator, with all other ranks of the group. */
+pd_status pd_nccl_connect(pd_nccl *c, const pd_work *w);
+/* Puts the collective on c->stream. */
+pd_status pd_nccl_issue(pd_nccl *c, const pd_work *w);
+void pd_nccl_scalar(pd_dtype t, double value, char *out); /* of a floating dtype; out: room for 8 bytes */
+
+/* nccl_watch.c */
+/* What NCCL's result means, in the words of the control plane where that knows better. */
+pd_status pd_nccl_explain(pd_nccl *c, const pd_work *w, int result);
+pd_status pd_nccl_start_watch(pd_nccl *c);          /* the thread; once */
+void pd_nccl_watch(pd_nccl *c, pd_launch *l);       /* from now on; retains l */
+void pd_nccl_fail(pd_nccl *c);                      /* by the error in this thread's record; the thread aborts */
+void pd_nccl_finish(pd_nccl *c, bool gently);       /* ends the thread, and the communicator where that is left to do */
+
+#endif

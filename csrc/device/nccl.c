@@ -1,0 +1,109 @@
+#include "device/nccl.h"
+
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/dl.h"
+#include "base/flags.h"
+
+#define SONAME "libnccl.so.2"
+#define PATHS 16
+#define PROBE_MS 30000
+
+static struct {
+    pthread_mutex_t lock;
+    int version; /* 0: not open */
+    bool tried;
+    char why[PD_ERROR_TEXT], where[4096];
+    char *given[PATHS];
+    int ngiven;
+    pd_nccl_library table;
+} nccl = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+static const pd_dl_symbol symbols[] = {
+#define ROW(result, name, args) {"nccl" #name, (void **)&nccl.table.name},
+    PD_NCCL_FUNCTIONS(ROW)
+#undef ROW
+    {NULL, NULL}};
+
+void pd_nccl_paths(const char *const *paths, int count) {
+    pthread_mutex_lock(&nccl.lock);
+    while (nccl.ngiven) free(nccl.given[--nccl.ngiven]);
+    for (int i = 0; i < count && nccl.ngiven < PATHS; i++)
+        if ((nccl.given[nccl.ngiven] = strdup(paths[i]))) nccl.ngiven++;
+    if (!nccl.version) nccl.tried = false;
+    pthread_mutex_unlock(&nccl.lock);
+}
+
+static pd_status open_library(void) {
+    const char *paths[PATHS + 4], *given = pd_flags_get()->NCCL;
+    void *loaded = *given ? NULL : dlopen(SONAME, RTLD_NOLOAD | RTLD_LAZY), *handle = NULL;
+    int n = 0, version = 0;
+    if (*given) paths[n++] = given;
+    if (loaded) paths[n++] = SONAME; /* the loader answers with the copy that is there */
+    for (int i = 0; !*given && i < nccl.ngiven; i++) paths[n++] = nccl.given[i];
+    if (!*given && !loaded) paths[n++] = SONAME;
+    if (!*given) paths[n++] = "/usr/local/cuda/lib64/" SONAME;
+    paths[n] = NULL;
+    PD_TRY(pd_dl_open(paths, symbols, &handle));
+    if (loaded) dlclose(loaded); /* one reference is kept: handle */
+    Dl_info info;
+    if (dladdr((void *)(uintptr_t)nccl.table.GetVersion, &info)) /* which of the paths it was */
+        snprintf(nccl.where, sizeof nccl.where, "%s", info.dli_fname);
+    int result = nccl.table.GetVersion(&version);
+    if (result || version < PD_NCCL_OLDEST)
+        return pd_fail(PD_E_RUNTIME, "%s is version %d.%d.%d (expected %d.%d or newer)", nccl.where, version / 10000,
+                       version / 100 % 100, version % 100, PD_NCCL_OLDEST / 10000, PD_NCCL_OLDEST / 100 % 100);
+    nccl.version = version;
+    return PD_OK;
+}
+
+pd_status pd_nccl_open(const char *op, const pd_nccl_library **out) {
+    pthread_mutex_lock(&nccl.lock);
+    if (!nccl.tried && open_library()) snprintf(nccl.why, sizeof nccl.why, "%s", pd_error_get()->text);
+    nccl.tried = true;
+    pthread_mutex_unlock(&nccl.lock);
+    *out = &nccl.table;
+    if (nccl.version) return PD_OK;
+    return pd_fail(PD_E_RUNTIME, "%s: NCCL is not here: %s (expected: pip install nvidia-nccl-cu13, or PYDIST_NCCL)",
+                   op, nccl.why);
+}
+
+int pd_nccl_version(void) {
+    const pd_nccl_library *lib;
+    return pd_nccl_open("nccl", &lib) ? 0 : nccl.version;
+}
+const char *pd_nccl_where(void) { return pd_nccl_version() ? nccl.where : ""; }
+
+pd_status pd_nccl_result(const char *op, int result, void *comm) {
+    if (result == PD_NCCL_OK || result == PD_NCCL_IN_PROGRESS) return PD_OK;
+    const char *words = nccl.table.GetLastError(comm);
+    bool some = words && *words;
+    return pd_fail(PD_E_DIST, "%s: NCCL: %s%s%s%s", op, nccl.table.GetErrorString(result), some ? " (" : "",
+                   some ? words : "", some ? ")" : "");
+}
+
+pd_status pd_nccl_probe(const char *op) {
+    const pd_nccl_library *lib;
+    pd_nccl_id id;
+    pd_nccl_config config = PD_NCCL_NONBLOCKING;
+    void *comm = NULL;
+    PD_TRY(pd_nccl_open(op, &lib));
+    PD_TRY(pd_nccl_result(op, lib->GetUniqueId(&id), NULL));
+    int result = lib->CommInitRankConfig(&comm, 1, id, 0, &config), waited = 0;
+    while (comm && (result == PD_NCCL_OK || result == PD_NCCL_IN_PROGRESS)) {
+        int failed = lib->CommGetAsyncError(comm, &result);
+        if (failed) result = failed;
+        if (result != PD_NCCL_IN_PROGRESS || waited++ == PROBE_MS) break;
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+    }
+    pd_status status = pd_nccl_result(op, result, comm);
+    if (!status && result == PD_NCCL_IN_PROGRESS)
+        return pd_fail(PD_E_DIST, "%s: NCCL: a communicator of one rank is not there after %d s", op, PROBE_MS / 1000);
+    if (comm) lib->CommAbort(comm);
+    return status;
+}

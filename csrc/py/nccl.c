@@ -1,0 +1,71 @@
+/* What pydist asks of NCCL's library itself; collectives reach it through the groups (comm/nccl.h). */
+#include "device/cuda.h"
+#include "device/nccl.h"
+#include "py/py.h"
+
+#define PATHS 16
+
+static PyObject *nccl_paths(PyObject *module, PyObject *list) {
+    PyObject *seq = PySequence_Fast(list, "nccl_paths: expected a list of paths");
+    const char *paths[PATHS];
+    int n = 0;
+    (void)module;
+    for (Py_ssize_t i = 0; seq && i < PySequence_Fast_GET_SIZE(seq) && n < PATHS; i++)
+        if (!(paths[n++] = PyUnicode_AsUTF8(PySequence_Fast_ITEMS(seq)[i]))) Py_CLEAR(seq);
+    if (!seq) return NULL;
+    pd_nccl_paths(paths, n);
+    Py_DECREF(seq);
+    Py_RETURN_NONE;
+}
+
+static PyObject *nccl_version(PyObject *module, PyObject *unused) {
+    (void)module, (void)unused;
+    return PyLong_FromLong(pd_nccl_version());
+}
+static PyObject *nccl_where(PyObject *module, PyObject *unused) {
+    (void)module, (void)unused;
+    return PyUnicode_DecodeFSDefault(pd_nccl_where());
+}
+
+static PyObject *nccl_check(PyObject *module, PyObject *op) {
+    const pd_nccl_library *lib;
+    const char *name = PyUnicode_AsUTF8(op);
+    (void)module;
+    if (!name) return NULL;
+    PD_PY_TRY(pd_nccl_open(name, &lib));
+    Py_RETURN_NONE;
+}
+
+static PyObject *nccl_unique_id(PyObject *module, PyObject *unused) {
+    const pd_nccl_library *lib;
+    pd_nccl_id id;
+    (void)module, (void)unused;
+    PD_PY_TRY(pd_nccl_open("nccl_unique_id", &lib));
+    PD_PY_TRY(pd_nccl_result("nccl_unique_id", lib->GetUniqueId(&id), NULL));
+    return PyBytes_FromStringAndSize(id.bytes, sizeof id.bytes);
+}
+
+static PyObject *nccl_probe(PyObject *module, PyObject *unused) {
+    (void)module, (void)unused;
+    void *token = pd_host_release();
+    pd_status status = pd_nccl_probe("nccl_probe");
+    pd_host_acquire(token);
+    PD_PY_TRY(status);
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef functions[] = {
+    {"nccl_paths", nccl_paths, METH_O, "nccl_paths(paths)\n\nWhere NCCL may lie, tried in order when it is needed."},
+    {"nccl_version", nccl_version, METH_NOARGS,
+     "nccl_version() -> int\n\nOf NCCL's library, opened now if need be: 22809 for 2.28.9; 0: it is not here."},
+    {"nccl_where", nccl_where, METH_NOARGS, "nccl_where() -> str\n\nThe file that it came from, or ''."},
+    {"nccl_check", nccl_check, METH_O,
+     "nccl_check(op)\n\nRaises RuntimeError in the name of `op` where NCCL is not here, with what was tried."},
+    {"nccl_unique_id", nccl_unique_id, METH_NOARGS,
+     "nccl_unique_id() -> bytes\n\nWhat ranks need to find each other: 128 bytes. Needs no device."},
+    {"nccl_probe", nccl_probe, METH_NOARGS,
+     "nccl_probe()\n\nMakes a communicator of one rank on the current device; raises with NCCL's words."},
+    {0},
+};
+
+int pd_py_add_nccl(PyObject *module) { return PyModule_AddFunctions(module, functions); }

@@ -1,0 +1,191 @@
+"""A rank of test_gpu_nccl.py: `nccl_rank.py SCENARIO ...`. Its last line says what happened, as JSON."""
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+
+if "FAKE_NCCL_FOLDER" not in os.environ:  # several ranks on one GPU: each says that it is another host
+    os.environ.update(
+        NCCL_HOSTID=f"pydist-host{os.environ['RANK']}", NCCL_IB_DISABLE="1", NCCL_SOCKET_IFNAME="lo", NCCL_P2P_DISABLE="1", NCCL_SHM_DISABLE="1",
+        NCCL_NVLS_ENABLE="0", NCCL_MIN_NCHANNELS="1", NCCL_MAX_NCHANNELS="2", NCCL_ALGO="Ring", NCCL_PROTO="Simple", NCCL_MNNVL_ENABLE="0",
+        NCCL_NET="Socket", NCCL_NET_GDR_LEVEL="LOC", NCCL_RAS_ENABLE="0", CUDA_MODULE_LOADING="EAGER",
+    )  # fmt: skip
+
+import pydist
+from pydist import distributed as dist
+from pydist import nn
+
+FLOATS = ("float32", "float64", "float16", "bfloat16")
+BY_DTYPE = {**{name: ("SUM", "AVG", "PRODUCT", "MIN", "MAX") for name in FLOATS}, "int32": ("SUM", "MIN", "MAX", "PRODUCT"), "int64": ("SUM", "MAX"),
+            "uint8": ("SUM", "MAX"), "bool": ("SUM", "BAND")}  # fmt: skip
+INEXACT = {"float32": 1e-6, "float64": 1e-14, "float16": 2e-3, "bfloat16": 2e-2}
+
+
+def made(n, dtype, salt=0):
+    """Numbers that differ by rank and are small enough for products."""
+    x = (pydist.arange(n) * (3 + dist.get_rank()) + salt) % 5
+    return (x > 1) if dtype == "bool" else ((x - 2) * 0.37).to(getattr(pydist, dtype)) if dtype in FLOATS else x.to(getattr(pydist, dtype))
+
+
+def same(on_gpu, on_cpu, what):
+    """The engine's own collective on the CPU is the reference."""
+    assert on_gpu.is_cuda and not on_cpu.is_cuda
+    got, near = on_gpu.cpu(), INEXACT.get(str(on_cpu.dtype).split(".")[1], 0)
+    assert got.dtype == on_cpu.dtype and got.shape == on_cpu.shape, what
+    apart = (got.to(pydist.float64) - on_cpu.to(pydist.float64)).abs().max().item() if got.numel() else 0
+    assert apart <= near * 4, (what, apart, got.tolist()[:8], on_cpu.tolist()[:8])
+
+
+def both(run, *shapes, dtype="float32"):
+    """run(tensors...) on the CPU and on the GPU; the tensors afterwards."""
+    tensors = [made(n, dtype, salt) for salt, n in enumerate(shapes)]
+    on_gpu = [t.cuda() for t in tensors]
+    run(*tensors)
+    run(*on_gpu)
+    for i, (a, b) in enumerate(zip(on_gpu, tensors)):
+        same(a, b, (getattr(run, "__name__", "?"), i, dtype, shapes))
+
+
+def collectives():
+    rank, size = dist.get_rank(), dist.get_world_size()
+    for dtype, ops in BY_DTYPE.items():
+        for op in ops:
+            op = getattr(dist.ReduceOp, op)
+            for n in (0, 1, 7, 3000):
+                both(lambda x: dist.all_reduce(x, op), n, dtype=dtype)
+            both(lambda x: dist.reduce(x, 1, op) if rank == 1 else dist.reduce(x.clone(), 1, op), 33, dtype=dtype)
+            both(lambda y, x: dist.reduce_scatter_tensor(y, x, op), 9, 9 * size, dtype=dtype)
+        both(lambda x: dist.broadcast(x, size - 1), 50, dtype=dtype)
+        both(lambda y, x: dist.all_gather_into_tensor(y, x), 11 * size, 11, dtype=dtype)
+        both(lambda y, x: dist.all_to_all_single(y, x), 5 * size, 5 * size, dtype=dtype)
+        both(lambda x: dist.all_to_all_single(x, x), 5 * size, dtype=dtype)
+        both(lambda y, x: dist.gather(x, list(y.view(size, -1).unbind(0)) if rank == 1 else None, 1), 4 * size, 4, dtype=dtype)
+        both(lambda y, x: dist.scatter(y, list(x.view(size, -1).unbind(0)) if rank == 0 else None, 0), 4, 4 * size, dtype=dtype)
+    both(lambda x: dist.all_reduce(x, dist._make_nccl_premul_sum(0.5 + rank)), 40)
+    both(lambda x: dist.all_reduce(x.view(20, 2).t()), 40)  # not contiguous
+    both(lambda x, y: dist.all_reduce_coalesced([x, y]), 6, 70)
+    both(lambda x: [dist.all_reduce(x[i : i + 8], async_op=True).wait() for i in range(0, 64, 8)], 64)
+    both(lambda x: [work.wait() for work in [dist.all_reduce(x[i : i + 8], async_op=True) for i in range(0, 64, 8)]], 64)
+    both(lambda x: dist.send(x, 1) if rank == 0 else dist.recv(x, 0) if rank == 1 else None, 30)
+    pair = dist.new_group([0, 1])
+    if rank < 2:
+        other = 1 - rank
+        both(lambda y, x: [w.wait() for w in dist.batch_isend_irecv([dist.P2POp(dist.isend, x, other), dist.P2POp(dist.irecv, y, other)])], 16, 16)
+        both(lambda x: dist.all_reduce(x, group=pair), 21)
+    fast = dist.new_group(order="fast")
+    both(lambda x: dist.all_reduce(x, group=fast), 64, dtype="bfloat16")
+    work = dist.all_reduce(pydist.ones(4, device="cuda"), async_op=True)
+    assert work.wait() and work.result()[0].tolist() == [float(size)] * 4 and work.wait(timeout=5)
+    assert work.is_completed() and work.exception() is None
+    for wrong, error in ((lambda x: dist.all_reduce(x.to(pydist.int16)), "NCCL has no int16"),
+                         (lambda x: dist.all_reduce(x.to(pydist.int32), dist.ReduceOp.BXOR), "NCCL has no BXOR of int32"),
+                         (lambda x: dist.all_gather_into_tensor(pydist.zeros(size), x[:1]), "expected cuda")):  # fmt: skip
+        try:
+            wrong(made(4, "float32").cuda())
+        except (RuntimeError, ValueError, TypeError) as caught:
+            assert error in str(caught) or "is on" in str(caught), caught
+        else:
+            raise AssertionError(error)
+    dist.barrier()
+    record = dist.flight_record()
+    assert "all_reduce(float32[4] on cuda, SUM) at nccl_rank.py:" in record, record
+    return "same"
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Sequential(nn.Linear(12, 40), nn.GELU(), nn.LayerNorm(40), nn.Linear(40, 40), nn.ReLU(), nn.Linear(40, 3))
+        self.last = nn.Linear(3, 3)
+
+    def forward(self, x, whole):
+        x = self.first(x)
+        return self.last(x) if whole else x
+
+
+def ddp():
+    """Steps of DistributedDataParallel on the GPU next to one process over the whole batch on the CPU. In one step no rank uses the last
+    layer, in another only rank 0 does."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    pydist.manual_seed(5)
+    alone = Net()
+    inner = Net().cuda()
+    inner.load_state_dict(alone.state_dict())
+    wrapped = nn.parallel.DistributedDataParallel(inner, bucket_cap_mb=0.004)
+    optimizers = [pydist.optim.AdamW(m.parameters(), lr=1e-2) for m in (alone, wrapped)]
+    x, y = pydist.randn(5, 6 * size, 12), pydist.randn(5, 6 * size, 3)
+    mine = slice(6 * rank, 6 * rank + 6)
+    for step in range(5):
+        whole = [step != 2 and (step != 3 or r == 0) for r in range(size)]
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        losses = [(alone(x[step, 6 * r : 6 * r + 6], whole[r]) - y[step, 6 * r : 6 * r + 6]).square().mean() for r in range(size)]
+        (sum(losses) / size).backward()
+        (wrapped(x[step, mine].cuda(), whole[rank]) - y[step, mine].cuda()).square().mean().backward()
+        for (name, a), b in zip(alone.named_parameters(), inner.parameters()):
+            assert (a.grad is None) == (b.grad is None), (step, name)
+            if a.grad is not None:
+                pydist.testing.assert_close(b.grad.cpu(), a.grad, rtol=1e-3, atol=1e-5, msg=lambda text: f"step {step}, {name}: {text}")
+        for optimizer in optimizers:
+            optimizer.step()
+    for (name, a), b in zip(alone.named_parameters(), inner.parameters()):
+        pydist.testing.assert_close(b.detach().cpu(), a.detach(), rtol=1e-3, atol=1e-4, msg=lambda text: f"{name}: {text}")
+    dist.check_replicas(wrapped)
+    assert len(wrapped.reducer.bucket_layout()) > 2
+    return "same"
+
+
+def repeated():
+    """One collective again and again, until it raises."""
+    x, group = pydist.ones(1000, device="cuda"), dist.new_group(timeout=float(sys.argv[2]))
+    until = time.monotonic() + 10
+    while time.monotonic() < until:
+        dist.all_reduce(x, group=group)
+        time.sleep(0.01)
+    return "no error"
+
+
+def mismatch():
+    dist.all_reduce(pydist.ones(4, device="cuda"))
+    dist.all_reduce(pydist.ones(4 + dist.get_rank(), device="cuda"))
+    return "no error"
+
+
+def places_differ():
+    dist.all_reduce(pydist.ones(4, device="cuda" if dist.get_rank() else "cpu"))
+    return "no error"
+
+
+def killed():
+    """The last rank dies in the middle of everything."""
+    if dist.get_rank() == dist.get_world_size() - 1:
+        threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGKILL)).start()
+    started, x = time.monotonic(), pydist.ones(1000, device="cuda")
+    try:
+        for _ in range(100000):
+            dist.all_reduce(x)
+            pydist.cuda.synchronize()
+            time.sleep(0.01)
+    finally:
+        print(f"took {time.monotonic() - started:.2f}")
+    return "no error"
+
+
+def main():
+    scenario = globals()[sys.argv[1]]
+    dist.init_process_group("nccl")
+    started = time.monotonic()
+    try:
+        said = scenario()
+    except Exception as error:
+        said = f"{type(error).__name__}: {error}"
+    said = {"rank": dist.get_rank(), "said": said, "seconds": time.monotonic() - started}
+    dist.destroy_process_group()
+    print("SAID " + json.dumps(said), flush=True)
+
+
+if __name__ == "__main__":
+    main()

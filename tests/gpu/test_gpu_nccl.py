@@ -1,0 +1,108 @@
+"""Collectives and DistributedDataParallel on GPUs, two and three ranks: with NCCL where there is a GPU, all of them on it if it is the
+only one, and on the emulator with tests/fakes/nccl.c, which shows what happens around NCCL and nothing about NCCL itself."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+import pydist
+
+if not pydist.cuda.is_available() or pydist._C.pretended_cuda():
+    pytest.skip("no CUDA device", allow_module_level=True)
+
+TOP = Path(__file__).resolve().parents[2]
+EMULATED = pydist.cuda.get_device_name() == "emulated"
+RANK = Path(__file__).with_name("nccl_rank.py")
+LIMIT = 60 if EMULATED else 150  # seconds; NCCL takes about 10 ms a collective where ranks share a GPU
+
+
+@pytest.fixture(scope="module")
+def fake(tmp_path_factory):
+    """The environment with the fake, where the device is emulated."""
+    if not EMULATED:
+        if not pydist.distributed.is_nccl_available():
+            pytest.skip("no NCCL (pip install nvidia-nccl-cu13): NOT tested")
+        return {}
+    folder = tmp_path_factory.mktemp("nccl")
+    command = [*sysconfig.get_config_var("CC").split(), "-std=gnu11", "-O1", "-shared", "-fPIC", "-fvisibility=hidden", f"-I{TOP / 'csrc'}",
+               "-Wall", "-Wextra", "-Werror", str(TOP / "tests/fakes/nccl.c"), "-o", str(folder / "libnccl.so")]  # fmt: skip
+    subprocess.run(command, check=True)
+    return {"PYDIST_NCCL": str(folder / "libnccl.so"), "FAKE_NCCL_FOLDER": str(folder)}
+
+
+def ranks(fake, scenario, world=2, fault="", expect=None, **env):
+    """What the ranks say, by rank, and all output."""
+    command = [sys.executable, "-m", "pydist.run", "--nproc-per-node", str(world), "--on-failure", "keep", str(RANK), *scenario.split()]
+    env = {**os.environ, **fake, "FAKE_NCCL": fault, "OMP_NUM_THREADS": "1", **env}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=LIMIT)
+    said = [json.loads(line.partition("SAID ")[2]) for line in done.stdout.splitlines() if "SAID " in line]
+    assert len(said) == (world if expect is None else expect), done.stdout + done.stderr
+    return {one["rank"]: one for one in said}, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_collectives_give_what_the_cpus_do(fake, world):
+    said, _ = ranks(fake, "collectives", world)
+    assert [one["said"] for one in said.values()] == ["same"] * world
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_training_is_that_of_one_process(fake, world):
+    said, _ = ranks(fake, "ddp", world)
+    assert [one["said"] for one in said.values()] == ["same"] * world
+
+
+@pytest.mark.parametrize("scenario, texts", [
+    ("mismatch", ["rank 0: all_reduce(float32[4] on cuda, SUM) at nccl_rank.py:", "rank 1: all_reduce(float32[5] on cuda, SUM) at nccl_rank.py:"]),
+    ("places_differ", ["rank 0: all_reduce(float32[4], SUM) at nccl_rank.py:", "rank 1: all_reduce(float32[4] on cuda, SUM) at nccl_rank.py:"]),
+])  # fmt: skip
+def test_what_differs_is_named_before_data_are_touched(fake, scenario, texts):
+    said, _ = ranks(fake, scenario)
+    for one in said.values():
+        assert one["said"].startswith("CommMismatch: ") and all(text in one["said"] for text in texts), one
+
+
+def test_the_death_of_a_rank_ends_the_others_within_5_s(fake):
+    said, output = ranks(fake, "killed", 3, expect=2)
+    for one in said.values():
+        assert one["said"].startswith("PeerFailed: all_reduce(float32[1000] on cuda, SUM) at nccl_rank.py:") and "rank 2" in one["said"], one
+        assert one["seconds"] < 5.2 + (0 if EMULATED else 5), output
+
+
+with_fake = pytest.mark.skipif(not EMULATED, reason="faults of NCCL are the fake's")
+CALL = r"all_reduce\(float32\[1000\] on cuda, SUM\) at nccl_rank.py:\d+ \(#\d+\)"
+
+
+@with_fake
+def test_operations_in_progress_are_waited_for(fake):
+    said, _ = ranks(fake, "ddp", fault="1 slow 300")
+    assert [one["said"] for one in said.values()] == ["same"] * 2
+
+
+@with_fake
+@pytest.mark.parametrize("fault, timeout, kind, why", [
+    ("1 refuse 3", 20, "PeerFailed|DistError", r"NCCL: invalid argument \(fake.cc:1 the fake refuses operation 3\)"),
+    ("0 error 3", 20, "PeerFailed|DistError", r"NCCL: remote process exited or there was a network error \(fake.cc:2"),
+    ("1 hang 3", 1, "CommTimeout", r"not done on cuda:\d 1.0 s after all ranks began it"),
+    ("0 stuck 2", 1, "CommTimeout", r"not done on cuda:\d 1.0 s after all ranks began it"),
+])  # fmt: skip
+def test_faults_end_all_ranks_with_their_reason(fake, fault, timeout, kind, why):
+    said, output = ranks(fake, f"repeated {timeout}", fault=fault, PYDIST_ABORT="0.3")
+    for one in said.values():
+        assert re.match(f"({kind}): {CALL}: ", one["said"]) and re.search(why, one["said"]), output
+        assert one["seconds"] < 5, output
+    assert ("NCCL has not aborted the communicator of group" in output) == ("stuck" in fault), output
+
+
+@with_fake
+def test_an_older_nccl_is_refused(fake):
+    code = "import pydist; pydist.distributed.init_process_group('nccl')"
+    env = {**os.environ, **fake, "FAKE_NCCL": "0 version 22603"}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=LIMIT)
+    assert "backend 'nccl': NCCL is not here: " in done.stderr and "is version 2.26.3 (expected 2.27 or newer)" in done.stderr, done.stderr

@@ -1,0 +1,98 @@
+"""NCCL's library without a GPU: how it is found, what is said where it is not, and, where its wheel is installed (200 MB, so in
+.ci/full alone), what the real one does without a driver. Collectives are in tests/gpu."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+import pydist
+from pydist import _C, _gpus, _nccl, info
+from pydist import distributed as dist
+
+ASK = """
+import json
+from pydist import _C, distributed
+distributed.is_nccl_available()
+def said(call):
+    try:
+        return call()
+    except RuntimeError as error:
+        return str(error)
+ids = [said(_C.nccl_unique_id) for _ in range(2)]
+print(json.dumps([_C.nccl_version(), _C.nccl_where(), [len(i) for i in ids], ids[0] == ids[1], said(_C.nccl_probe)]))
+"""
+
+
+def ask(library):
+    env = {**os.environ, "PYDIST_NCCL": str(library)}
+    done = subprocess.run([sys.executable, "-c", ASK], env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("what, why", [("nothing", "cannot open shared object file"), ("other", "no symbol ncclGetVersion")])
+def test_a_missing_library_is_named_with_its_wheel(tmp_path, what, why):
+    library = tmp_path / "libnccl.so.2" if what == "nothing" else _C.__file__
+    version, where, _, _, said = ask(library)
+    assert (version, where) == (0, "")
+    assert said.startswith("nccl_probe: NCCL is not here: ") and str(library) in said and why in said
+    assert "pip install nvidia-nccl-cu13" in said
+
+
+def test_the_wheels_file_is_found(tmp_path, monkeypatch):
+    file = tmp_path / "nvidia/nccl/lib/libnccl.so.2"
+    file.parent.mkdir(parents=True)
+    file.touch()
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    assert _nccl.candidates()[0] == str(file) and _nccl.version_text(22809) == "2.28.9"
+
+
+def test_the_real_library_without_a_driver():
+    if not _nccl.candidates():
+        pytest.skip("no NCCL wheel here (nvidia-nccl-cu13, 200 MB): the real library is NOT tested")
+    if _gpus.driver():
+        pytest.skip("there is a driver: tests/gpu tests more")
+    version, where, sizes, equal, said = ask("")
+    assert version >= 22700 and where == _nccl.candidates()[0]
+    assert sizes == [128, 128] and not equal  # which needs no driver
+    assert said.startswith("nccl_probe: NCCL: unhandled cuda error (")
+
+
+def test_without_a_device_the_backend_says_so():
+    if pydist.cuda.is_available():
+        pytest.skip("there is a device")
+    with pytest.raises(RuntimeError, match="backend 'nccl': there is no CUDA device: .*expected 'gloo'"):
+        dist.init_process_group("nccl")
+    dist.init_process_group("cpu:gloo,cuda:nccl")
+    x = pydist.ones(2)
+    dist.all_reduce(x)
+    assert x.tolist() == [1.0, 1.0]
+
+
+def test_reports_name_gpus_and_nccl():
+    assert any(line.startswith("NCCL: ") for line in info.lines())
+    found = list(_gpus.findings())
+    assert found[0][1] == "GPU driver" and all(severity in ("ok", "warning", "problem") for severity, _, _ in found)
+    if not _C.cuda_count() and not _gpus.driver():
+        assert found == [("ok", "GPU driver", "no NVIDIA driver: computes on the CPU")]
+
+
+def test_the_drivers_version(tmp_path):
+    file = tmp_path / "version"
+    file.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  Sun Jul 27\nGCC version: 12\n")
+    assert _gpus.driver(str(file)) == "580.65.06" and _gpus.driver(str(tmp_path / "no")) is None
+
+
+LINKS = "\tGPU0\tGPU1\tGPU2\tNIC0\tCPU Affinity\nGPU0\t X \tNV18\tSYS\tPIX\t0-47\nGPU1\tNV18\t X \tSYS\tSYS\t0-47\nGPU2\tSYS\tSYS\t X \tSYS\t0-47\nNIC0\tPIX\tSYS\tSYS\t X \t\n"
+READS = " \tGPU0\tGPU1\tGPU2\n GPU0\tX\tOK\tCNS\n GPU1\tOK\tX\tCNS\n GPU2\tCNS\tCNS\tX\n\nLegend:\n"
+
+
+def test_how_gpus_reach_each_other():
+    assert _gpus.pairs(LINKS) == {(0, 1): "NV18", (0, 2): "SYS", (1, 2): "SYS"}
+    said = list(_gpus.reach_findings(_gpus.pairs(LINKS), _gpus.pairs(READS)))
+    assert [severity for severity, _, _ in said] == ["ok", "warning"]
+    assert "2 by SYS, 1 by NV18" in said[0][2] and "GPUs 0 and 2, 1 and 2 cannot read each other's memory (CNS)" in said[1][2]
+    assert list(_gpus.reach_findings({}, {})) == []
