@@ -1,5 +1,6 @@
 #include "parallel/reducer.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
@@ -40,7 +41,7 @@ struct pd_reducer {
     int next;             /* the bucket that starts next */
     int64_t flags_at;     /* elements: where the used flags lie in the last bucket */
     char *flags;          /* these, or what the host has of a GPU's */
-    bool sync, running, warned;
+    bool sync, running, warned, waits;
     double divisor;
     uint64_t site;
     pd_comm_hook hook;    /* start NULL: the all-reduce of group.h */
@@ -52,6 +53,8 @@ struct pd_reducer {
 const pd_layout *pd_reducer_layout(const pd_reducer *r) { return &r->layout; }
 void pd_reducer_set_sync(pd_reducer *r, bool sync) { r->sync = sync; }
 bool pd_reducer_get_sync(const pd_reducer *r) { return r->sync; }
+void pd_reducer_set_waits(pd_reducer *r, bool waits) { r->waits = waits; }
+bool pd_reducer_get_waits(const pd_reducer *r) { return r->waits; }
 
 const char *pd_reducer_name(const pd_reducer *r, int param) { return r->slots[param].name; }
 pd_group *pd_reducer_group(const pd_reducer *r) { return r->group; }
@@ -199,7 +202,7 @@ static pd_status start_bucket(pd_reducer *r, int b) {
 
 static pd_status finish_bucket(pd_reducer *r, int b) {
     bucket *own = &r->buckets[b];
-    if (own->work) return pd_work_wait(own->work, -1);
+    if (own->work) return pd_work_wait(own->work, r->waits ? INFINITY : -1);
     if (!own->started) return PD_OK;
     own->started = false;
     return r->hook.finish(r->hook.ctx, b, own->pending);

@@ -58,6 +58,10 @@ pd_status pd_reducer_prepare(pd_reducer *r, uint64_t site);
 /* false: backwards only add up on their own rank (no_sync). */
 void pd_reducer_set_sync(pd_reducer *r, bool sync);
 bool pd_reducer_get_sync(const pd_reducer *r);
+/* Whether the end of backward waits until the gradients are there, so that what goes wrong on a GPU is raised before
+   the step; else it only has the stream wait. */
+void pd_reducer_set_waits(pd_reducer *r, bool waits);
+bool pd_reducer_get_waits(const pd_reducer *r);
 const pd_layout *pd_reducer_layout(const pd_reducer *r);
 const char *pd_reducer_name(const pd_reducer *r, int param);
 pd_group *pd_reducer_group(const pd_reducer *r); /* [borrowed] */

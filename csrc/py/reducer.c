@@ -244,15 +244,26 @@ static PyObject *get_sync(PyObject *self, void *unused) {
     (void)unused;
     return PyBool_FromLong(pd_reducer_get_sync(((pyreducer *)self)->r));
 }
-static int set_sync(PyObject *self, PyObject *value, void *unused) {
-    int on = value ? PyObject_IsTrue(value) : -1;
+static PyObject *get_waits(PyObject *self, void *unused) {
     (void)unused;
+    return PyBool_FromLong(pd_reducer_get_waits(((pyreducer *)self)->r));
+}
+static int set_truth(PyObject *self, PyObject *value, void (*set)(pd_reducer *, bool)) {
+    int on = value ? PyObject_IsTrue(value) : -1;
     if (on < 0) {
-        if (!PyErr_Occurred()) PyErr_SetString(PyExc_AttributeError, "sync cannot be deleted");
+        if (!PyErr_Occurred()) PyErr_SetString(PyExc_AttributeError, "sync and waits cannot be deleted");
         return -1;
     }
-    pd_reducer_set_sync(((pyreducer *)self)->r, on);
+    set(((pyreducer *)self)->r, on);
     return 0;
+}
+static int set_sync(PyObject *self, PyObject *value, void *unused) {
+    (void)unused;
+    return set_truth(self, value, pd_reducer_set_sync);
+}
+static int set_waits(PyObject *self, PyObject *value, void *unused) {
+    (void)unused;
+    return set_truth(self, value, pd_reducer_set_waits);
 }
 
 static PyMethodDef methods[] = {
@@ -272,7 +283,11 @@ static PyMethodDef methods[] = {
     {0},
 };
 static PyGetSetDef getset[] = {
-    {"sync", get_sync, set_sync, "False: backwards add up on their own rank only.", NULL}, {0},
+    {"sync", get_sync, set_sync, "False: backwards add up on their own rank only.", NULL},
+    {"waits", get_waits, set_waits,
+     "True: the end of backward waits for a GPU's gradients, so that what goes wrong there is raised before the step.",
+     NULL},
+    {0},
 };
 static PyType_Slot slots[] = {
     {Py_tp_new, reducer_new}, {Py_tp_dealloc, reducer_dealloc}, {Py_tp_traverse, reducer_traverse},

@@ -65,7 +65,7 @@ class Transaction:
     Only PeerFailed is caught. Survivors keep their batches; what the dead rank had of this epoch is not made up for, and
     samplers know the new number of ranks once they are made anew. A step counts as made on a rank once a parameter has
     changed: with several optimizers, give each its own loop. In an attempt that nobody fails in, it costs a copy of the
-    buffers. Start with `pydist.run --on-failure=keep`: the launcher otherwise ends the survivors.
+    buffers and, where parameters are on a GPU, that backward returns once their gradients are there. Start with `pydist.run --on-failure=keep`: the launcher otherwise ends the survivors.
 
     `steps`: how many were made. Raises TypeError for objects without state_dict; NotImplementedError where the group
     cannot be made anew (see shrink_group), or where a DistributedDataParallel uses other than the default group.
@@ -115,10 +115,17 @@ class Transaction:
         self._journal.begin()
         self._versions = [p._version for p in self._params]
         self._running = True
+        self._wait(True)
         return self
+
+    def _wait(self, on):
+        """Whether a GPU's gradients are there when backward returns: only then may the step begin."""
+        for replica in self._replicas:
+            replica.reducer.waits = on
 
     def __exit__(self, kind, error, trace):
         self._running = False
+        self._wait(False)
         if kind is None:
             self.steps += 1
         elif issubclass(kind, _C.PeerFailed):

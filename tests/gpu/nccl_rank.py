@@ -138,6 +138,38 @@ def ddp():
     return "same"
 
 
+def survive():
+    """Five steps of a Transaction; the last rank dies in the backward of the third. The survivors have what ranks that are computed here one
+    after the other have."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    pydist.manual_seed(3)
+    alone, inner = nn.Linear(30, 20), nn.Linear(30, 20).cuda()
+    inner.load_state_dict(alone.state_dict())
+    model = nn.parallel.DistributedDataParallel(inner, bucket_cap_mb=0.0001)
+    optimizers = [pydist.optim.SGD(m.parameters(), lr=0.1, momentum=0.5) for m in (alone, model)]
+    step, number, x = dist.Transaction(model, optimizers[1]), 0, pydist.randn(5, size, 8, 30)
+
+    def die(grad):
+        if number == 2 and rank == size - 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    inner.weight.register_hook(die)
+    for number in range(5):
+        for attempt in step:
+            with attempt:
+                optimizers[1].zero_grad()
+                model(x[number, rank].cuda()).square().mean().backward()
+                optimizers[1].step()
+        optimizers[0].zero_grad()
+        members = size if number < 2 else size - 1
+        (sum(alone(x[number, r]).square().mean() for r in range(members)) / members).backward()
+        optimizers[0].step()
+    for a, b in zip(alone.parameters(), inner.parameters()):
+        pydist.testing.assert_close(b.detach().cpu(), a.detach(), rtol=1e-4, atol=1e-5)
+    assert step.steps == 5 and dist.get_world_size() == size - 1
+    return "same"
+
+
 def repeated():
     """One collective again and again, until it raises."""
     x, group = pydist.ones(1000, device="cuda"), dist.new_group(timeout=float(sys.argv[2]))

@@ -75,6 +75,11 @@ def test_the_death_of_a_rank_ends_the_others_within_5_s(fake):
         assert one["seconds"] < 5.2 + (0 if EMULATED else 5), output
 
 
+def test_survivors_go_on_with_the_step(fake):
+    said, output = ranks(fake, "survive", 3, expect=2)
+    assert [one["said"] for one in said.values()] == ["same"] * 2, output
+
+
 with_fake = pytest.mark.skipif(not EMULATED, reason="faults of NCCL are the fake's")
 CALL = r"all_reduce\(float32\[1000\] on cuda, SUM\) at nccl_rank.py:\d+ \(#\d+\)"
 
