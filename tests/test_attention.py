@@ -77,13 +77,34 @@ def test_heads_join_without_a_copy():
     assert x.grad.isfinite().all()
 
 
-def test_the_same_bits_for_one_and_two_threads():
+@pytest.mark.parametrize("nq, nk, heads_of_keys, d, dv", [(64, 64, 2, 32, 32), (100, 77, 2, 40, 24), (130, 150, 1, 5, 100), (17, 300, 2, 64, 33)])
+@pytest.mark.parametrize("way", ["plain", "causal", "bool", "float"])
+def test_bfloat16_next_to_float64(nq, nk, heads_of_keys, d, dv, way):
+    """Where there are AMX tiles they serve: blocks that fill them and blocks that do not, keys shared by heads, masks."""
+    rng, exact, low = np.random.default_rng(0), pydist.float64, pydist.bfloat16
+    x = [rng.standard_normal(s) for s in ((2, 2, nq, d), (2, heads_of_keys, nk, d), (2, heads_of_keys, nk, dv), (2, 2, nq, dv))]
+    x = [pydist.tensor(t).to(low) for t in x]
+    mask = {"bool": pydist.tensor(rng.random((2, 1, nq, nk)) < 0.7), "float": pydist.tensor(rng.standard_normal((nq, nk))).to(low)}.get(way)
+    results = []
+    for dtype in (exact, low):
+        q, k, v, g = (t.to(dtype) for t in x)
+        leaves = [t.detach().requires_grad_() for t in (q, k, v)]
+        m = mask.to(dtype) if way == "float" else mask
+        y = attention(*leaves, m, is_causal=way == "causal", enable_gqa=True)
+        y.backward(g)
+        results.append([y.detach().to(exact), *(t.grad.to(exact) for t in leaves)])
+    for want, got in zip(*results):
+        assert (got - want).abs().max().item() < 0.015 * want.abs().max().item()
+
+
+@pytest.mark.parametrize("dtype", [pydist.float32, pydist.bfloat16])
+def test_the_same_bits_for_one_and_two_threads(dtype):
     def run(threads):
         pydist.set_num_threads(threads)
-        tensors = heads(*[(3, 2, 300, 16)] * 3, dtype=pydist.float32)
+        tensors = heads(*[(3, 2, 300, 16)] * 3, dtype=dtype)
         y = attention(*tensors, is_causal=True)
         y.backward(pydist.cos(y.detach() * 9))
-        return [y.detach().numpy().tobytes(), *(t.grad.numpy().tobytes() for t in tensors)]
+        return [t.detach().float().numpy().tobytes() for t in (y, *(t.grad for t in tensors))]
 
     before = pydist.get_num_threads()
     try:

@@ -1,9 +1,12 @@
 #include "base/cpu.h"
 
-#include <stdbool.h>
 #include <string.h>
 #if defined(__x86_64__)
 #include <cpuid.h>
+#endif
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
 #endif
 
 #include "base/flags.h"
@@ -41,6 +44,24 @@ pd_isa pd_cpu_isa(void) {
     static _Atomic int isa = -1; /* detect() gives the same answer in every thread */
     if (isa < 0) isa = (int)detect();
     return (pd_isa)isa;
+}
+
+/* The tiles' 8 KiB of a thread's state are the system's to give: Linux wants to be asked, once a process. */
+static bool ask_for_tiles(void) {
+#if defined(__x86_64__) && defined(__linux__)
+    enum { REQ_XCOMP_PERM = 0x1023, XTILEDATA = 18 };
+    unsigned a, b, c, d, bf16 = 1u << 22, tile = 1u << 24;
+    return pd_cpu_isa() == PD_ISA_AVX512 && __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & bf16) && (d & tile) &&
+           syscall(SYS_arch_prctl, REQ_XCOMP_PERM, XTILEDATA) == 0;
+#else
+    return false;
+#endif
+}
+
+bool pd_cpu_has_tiles(void) {
+    static _Atomic int has = -1;
+    if (has < 0) has = ask_for_tiles();
+    return has > 0;
 }
 
 const char *pd_isa_name(pd_isa isa) { return names[isa]; }

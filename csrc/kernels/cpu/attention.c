@@ -3,8 +3,9 @@
    A block of queries meets the keys block by block: scores, exp by the largest score so far, and what was summed before
    shrinks where a larger one appears. lse = log of the sum of exp(scores) of each query is all that the gradient needs
    to make the probabilities again. Its tasks are key heads, so every sum has one owner and one order: the same bits for
-   any number of threads. f16 and bf16 are converted block by block and computed in float. */
+   any number of threads. f16 and bf16 are converted block by block and computed in float, but for bf16 in AMX tiles. */
 #include "kernels/cpu/real.h"
+#include "kernels/cpu/tiles.h"
 
 #define BQ 64  /* queries and keys of a block: its scores stay in the second-level cache */
 #define BK 128
@@ -38,13 +39,34 @@ static int64_t attention_slots(const pd_attention *c, bool grad) {
     return flops < 400e3 || threads < 1 ? 1 : threads; /* a region costs 2 us */
 }
 
+static int64_t slot_bytes(const pd_attention *c, bool grad);
+static pd_range_fn tasks_of(const pd_attention *c, bool grad);
+
 #define PD_FLOATS_ONLY
 #define PD_INCLUDED "kernels/cpu/attention.inc"
 #include "kernels/cpu/each_type.h"
 
+#ifdef PD_HAVE_TILES
+#include "kernels/cpu/attention_tiles.inc"
+#endif
+
+static int64_t slot_bytes(const pd_attention *c, bool grad) {
+#ifdef PD_HAVE_TILES
+    if (tiles_serve(c)) return tile_lay(c, grad, NULL, &(tile_room){0});
+#endif
+    return c->t == PD_F64 ? attention_lay_f64(c, grad, NULL, &(attention_room_f64){0})
+                          : attention_lay_f32(c, grad, NULL, &(attention_room_f32){0});
+}
+static pd_range_fn tasks_of(const pd_attention *c, bool grad) {
+#ifdef PD_HAVE_TILES
+    if (tiles_serve(c)) return grad ? tile_attend_grad_tasks : tile_attend_tasks;
+#endif
+    if (c->t == PD_F64) return grad ? attend_grad_tasks_f64 : attend_tasks_f64;
+    return grad ? attend_grad_tasks_f32 : attend_tasks_f32;
+}
+
 PD_CPU_FUNCTION(size_t, attention_scratch, const pd_attention *c, bool grad) {
-    return (size_t)(attention_slots(c, grad) *
-                    (c->t == PD_F64 ? attention_slot_f64(c, grad) : attention_slot_f32(c, grad)));
+    return (size_t)(attention_slots(c, grad) * slot_bytes(c, grad));
 }
 
 PD_CPU_FUNCTION(void, attention, const pd_attention *c, const void *q, const void *k, const void *v, const void *mask,
