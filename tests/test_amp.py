@@ -315,6 +315,27 @@ def test_copies_that_the_step_writes(low):
         assert train(True, kind, **options) == train(False, kind, **options)
 
 
+def test_gradients_of_linear_are_not_rounded_to_bfloat16():
+    """Those of weights and of inputs that were cast from float32: products of 16-bit numbers, in float32."""
+    pydist.manual_seed(0)
+    w, x, g = pydist.randn(40, 70), pydist.randn(3, 8, 70), pydist.randn(3, 8, 40).bfloat16()
+    w, x = w.requires_grad_(), x.requires_grad_()
+    with pydist.autocast("cpu"):
+        y = nn.functional.linear(x, w)
+    y.backward(g)
+    low = [t.detach().bfloat16().double() for t in (w, x, g)]
+    for got, want in ((x.grad, low[2] @ low[0]), (w.grad, low[2].reshape(24, 40).t() @ low[1].reshape(24, 70))):
+        assert (got.double() - want).abs().max().item() < 1e-4
+    leaf = pydist.randn(4, 4, requires_grad=True)  # what somebody sees has the dtype of its tensor
+    cast, seen = leaf.bfloat16(), []
+    cast.register_hook(lambda grad: seen.append(grad.dtype))
+    nn.functional.linear(pydist.ones(2, 4).bfloat16(), cast).sum().backward()
+    assert seen == [pydist.bfloat16] and leaf.grad.dtype is pydist.float32
+    cast = leaf.bfloat16()
+    (grad,) = pydist.autograd.grad(nn.functional.linear(pydist.ones(2, 4).bfloat16(), cast).sum(), [cast])
+    assert grad.dtype is pydist.bfloat16
+
+
 @pytest.mark.parametrize("low", ["bfloat16", "float16"])
 def test_products_in_low_precision(low):
     """Near those in float32, and with the same bits for 1 and 2 threads, whichever way they are cut: by rows, by columns,

@@ -72,6 +72,10 @@ void pd_cast_vjp(pd_vjp *v) {
 }
 static const pd_node_kind kind = {.name = "cast_kept", .run = pd_cast_vjp};
 
+bool pd_autocast_is_cast(const pd_node *n) {
+    return n && (n->kind->run == pd_cast_vjp || (n->def && n->def->op->vjp == pd_cast_vjp));
+}
+
 /* x's copy as the result of a cast. */
 static pd_status take_copy(pd_tensor *x, pd_tensor **out) {
     pd_tensor *t;

@@ -24,6 +24,7 @@ pd_status pd_autocast_apply(const pd_def *def, pd_tensor *const *in, int nin, co
 pd_status pd_autocast_cast(pd_tensor *x, pd_dtype t, pd_tensor **out);
 /* The gradient of a cast: in the input's dtype, made where DDP wants it. */
 void pd_cast_vjp(pd_vjp *v);
+bool pd_autocast_is_cast(const pd_node *n); /* one with that gradient, which takes a gradient of any dtype */
 /* Forgets this thread's casts: a region has ended. */
 void pd_autocast_clear(void);
 

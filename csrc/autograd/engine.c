@@ -193,8 +193,13 @@ static pd_status add_grad(run *r, entry *e, int index, pd_tensor *g) {
     return PD_OK;
 }
 
+/* Whether nobody but a cast sees the gradient of e's tensor: it may have another dtype then, the cast's input's. */
+static bool is_passed(const run *r, const pd_edge *e) {
+    return pd_autocast_is_cast(e->fn) && !e->fn->hooks && !r->b->inputs && !r->b->create_graph;
+}
+
 /* The shape and dtype of the input again: undoes broadcasting and promotion. g is [new] and replaced. */
-static pd_status fit(const pd_node *n, int i, pd_tensor **g) {
+static pd_status fit(const run *r, const pd_node *n, int i, pd_tensor **g) {
     const pd_edge *e = &n->edges[i];
     pd_tensor *t;
     if (!pd_shape_equal((*g)->ndim, (*g)->size, e->ndim, e->size)) {
@@ -205,7 +210,7 @@ static pd_status fit(const pd_node *n, int i, pd_tensor **g) {
         pd_tensor_release(*g);
         *g = t;
     }
-    if ((*g)->dtype != e->dtype) {
+    if ((*g)->dtype != e->dtype && !is_passed(r, e)) {
         PD_TRY(pd_engine.cast(*g, (pd_dtype)e->dtype, &t));
         pd_tensor_release(*g);
         *g = t;
@@ -295,12 +300,20 @@ _Thread_local pd_tensor *pd_next_home;
 
 /* Only where it will be the first and only gradient: what comes later is added to it. */
 void pd_vjp_home(pd_vjp *v, int i) {
-    const pd_tensor *leaf = v->node->edges[i].leaf;
-    const pd_meta *m = leaf ? leaf->meta : NULL;
+    const pd_edge *e = &v->node->edges[i];
     run *r = v->run;
-    if (!r || v->status || !m || !m->home || m->grad) return;
-    if (r->b->inputs || v->create_graph || find(r, leaf)->one) return;
-    pd_next_home = m->home;
+    if (!r || v->status || r->b->inputs || v->create_graph) return;
+    if (is_passed(r, e)) { /* made in the leaf's dtype, it is the leaf's */
+        if (find(r, e->fn)->one) return;
+        e = &e->fn->edges[0];
+    }
+    const pd_meta *m = e->leaf ? e->leaf->meta : NULL;
+    if (m && m->home && !m->grad && !find(r, e->leaf)->one) pd_next_home = m->home;
+}
+
+bool pd_vjp_may_widen(const pd_vjp *v, int i) {
+    const pd_edge *e = &v->node->edges[i];
+    return v->run && is_passed(v->run, e) && e->fn->edges[0].dtype == PD_F32;
 }
 
 /* The node's own function on the gradients that arrived. */
@@ -358,7 +371,7 @@ static pd_status run_node(run *r, uint32_t index) {
     if (!r->b->retain_graph && !r->b->create_graph) pd_node_free_saved(n);
     for (int i = 0; i < n->nin; i++) {
         const pd_edge *edge = &n->edges[i];
-        if (gin[i] && !status) status = fit(n, i, &gin[i]);
+        if (gin[i] && !status) status = fit(r, n, i, &gin[i]);
         if (gin[i] && !status) {
             entry *to = find(r, edge->fn ? (const void *)edge->fn : edge->leaf);
             if (to->needed) status = add_grad(r, to, edge->leaf ? 0 : edge->index, gin[i]);

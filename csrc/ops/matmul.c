@@ -39,7 +39,7 @@ static matrix read_matrix(pd_tensor *t, void **scratch) {
 
 /* ---- bmm --------------------------------------------------------------------------------------------------------- */
 
-static pd_status bmm_infer(pd_call *c) {
+static pd_status infer_as(pd_call *c, pd_dtype t) {
     pd_tensor *a = c->in[0], *b = c->in[1];
     int n = a->ndim;
     if (a->dtype == PD_BOOL) return pd_fail(PD_E_DTYPE, "%s: the inputs are bool (expected numbers)", c->def->name);
@@ -47,8 +47,9 @@ static pd_status bmm_infer(pd_call *c) {
         return pd_fail(PD_E_SHAPE, "%s: shapes %s and %s do not fit (expected [B, M, K] and [B, K, N])", c->def->name,
                        pd_tensor_shape(a), pd_tensor_shape(b));
     int64_t size[3] = {a->size[0], a->size[n - 2], b->size[n - 1]};
-    return pd_out_shape(c, 0, (pd_dtype)a->dtype, n, n == 3 ? size : size + 1);
+    return pd_out_shape(c, 0, t, n, n == 3 ? size : size + 1);
 }
+static pd_status bmm_infer(pd_call *c) { return infer_as(c, (pd_dtype)c->in[0]->dtype); }
 
 static pd_gemm bmm_shape(const pd_call *c) {
     pd_tensor *a = c->in[0], *b = c->in[1], *o = c->out[0];
@@ -57,7 +58,8 @@ static pd_gemm bmm_shape(const pd_call *c) {
                  .batch = n == 3 ? a->size[0] : 1,
                  .M = a->size[n - 2],
                  .N = b->size[n - 1],
-                 .K = a->size[n - 1]};
+                 .K = a->size[n - 1],
+                 .wide = o->dtype != a->dtype};
     s.c_batch = n == 3 ? o->stride[0] : 0;
     s.c_row = o->stride[n - 2];
     s.a_batch = s.b_batch = s.c_batch;
@@ -112,6 +114,23 @@ const pd_op pd_op_bmm = {
     .scratch = bmm_scratch,
     .work = bmm_work,
     .vjp = bmm_vjp,
+};
+
+static pd_status wide_infer(pd_call *c) {
+    if (c->in[0]->dtype != PD_BF16 && c->in[0]->dtype != PD_F16)
+        return pd_fail(PD_E_DTYPE, "%s: the inputs are %s (expected bfloat16 or float16)", c->def->name,
+                       pd_dtype_name((pd_dtype)c->in[0]->dtype));
+    return infer_as(c, PD_F32);
+}
+
+const pd_op pd_op_bmm_wide = {
+    .sig = "bmm_wide(Tensor input, Tensor mat2)",
+    .doc = "bmm of 16-bit matrices, in float32: gradients of parameters under autocast.",
+    .promote = PD_SAME,
+    .infer = wide_infer,
+    .kernel = bmm_kernel,
+    .scratch = bmm_scratch,
+    .work = bmm_work,
 };
 
 /* ---- matmul ------------------------------------------------------------------------------------------------------ */
@@ -293,20 +312,29 @@ static double linear_work(const pd_call *c) {
     return gemm_ns((double)c->in[0]->numel, (double)c->in[1]->size[0], 1);
 }
 
+/* a @ b, matrices, as the gradient of input i: of autocast's in float32 at once. */
+static pd_tensor *grad_product(pd_vjp *v, int i, pd_tensor *a, pd_tensor *b) {
+    bool wide = a && a->dtype == PD_BF16 && pd_vjp_may_widen(v, i);
+    return pd_x_call2(v, wide ? PD_OP_bmm_wide : PD_OP_bmm, a, b, NULL);
+}
+
 static void linear_vjp(pd_vjp *v) {
     pd_tensor *g = v->g[0], *w = pd_vjp_in(v, 1), *x = pd_vjp_in(v, 0);
     const pd_edge *ex = &v->node->edges[0];
     if (v->status) return;
-    if (pd_vjp_needs(v, 0)) pd_vjp_set(v, 0, pd_x_call2(v, PD_OP_matmul, g, w, NULL));
-    if (!pd_vjp_needs(v, 1) && !pd_vjp_needs(v, 2)) return;
-    pd_shape_attrs rows = {.shape = {.n = 2, .v = {1, w->size[0]}}};
+    pd_shape_attrs rows = {.shape = {.n = 2, .v = {1, w->size[0]}}}, whole = {.shape = {.n = ex->ndim}};
+    memcpy(whole.shape.v, ex->size, sizeof(int64_t) * (size_t)ex->ndim);
     for (int d = 0; d < ex->ndim - 1; d++) rows.shape.v[0] *= ex->size[d];
     pd_tensor *g2 = g->ndim == 2 ? g : pd_x_call1(v, PD_OP_reshape, g, &rows);
     rows.shape.v[1] = w->size[1];
+    if (pd_vjp_needs(v, 0)) {
+        pd_tensor *gx = grad_product(v, 0, g2, w);
+        pd_vjp_set(v, 0, ex->ndim == 2 ? gx : pd_x_call1(v, PD_OP_reshape, gx, &whole));
+    }
     if (pd_vjp_needs(v, 1)) {
         pd_tensor *gt = turned(v, g2), *x2 = x->ndim == 2 ? x : pd_x_call1(v, PD_OP_reshape, x, &rows);
         pd_vjp_home(v, 1);
-        pd_vjp_set(v, 1, pd_x_call2(v, PD_OP_bmm, gt, x2, NULL));
+        pd_vjp_set(v, 1, grad_product(v, 1, gt, x2));
     }
     pd_reduce_attrs over = {.dim = {.n = 1, .v = {0}}, .dtype = PD_NO_DTYPE};
     if (pd_vjp_needs(v, 2)) pd_vjp_set(v, 2, pd_x_call1(v, PD_OP_sum, g2, &over));
