@@ -1,5 +1,7 @@
 """Recurrent layers and packed sequences next to torch's, in float64, values and gradients."""
 
+from contextlib import nullcontext
+
 import pytest
 
 import pydist
@@ -139,6 +141,30 @@ def test_training_and_dropout():
     assert net(x)[0].tolist() != net(x)[0].tolist()
     net.eval()
     assert net(x)[0].tolist() == net(x)[0].tolist()
+
+
+@pytest.mark.parametrize("kind", ["RNN", "LSTM", "GRU"])
+def test_sixteen_bits_run_in_the_kernel(kind):
+    """Under autocast and with 16-bit parameters: near float32, gradients too, in one op for each layer."""
+    pydist.manual_seed(0)
+    layer, x = getattr(nn, kind)(6, 5, num_layers=2), pydist.randn(7, 3, 6)
+    results = []
+    for context, cast in ((nullcontext(), False), (pydist.autocast("cpu"), False), (nullcontext(), True)):
+        layer.zero_grad()
+        given = layer.bfloat16() if cast else layer
+        with context:
+            y, _ = given(x.bfloat16() if cast else x)
+        names, nodes = set(), [y.grad_fn]
+        while nodes:
+            node = nodes.pop()
+            names.add(node.name())
+            nodes += [n for n, _ in node.next_functions if hasattr(n, "next_functions")]
+        assert "recurrent" in names and "tanh" not in names
+        y.float().sum().backward()
+        results.append([y.detach().float(), *(p.grad.float() for p in layer.parameters())])
+    for other in results[1:]:
+        for want, got in zip(results[0], other):
+            assert (want - got).abs().max().item() < 0.03 * max(want.abs().max().item(), 1)
 
 
 def test_wrong_arguments():

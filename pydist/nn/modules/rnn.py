@@ -45,22 +45,26 @@ _STEPS = {
 _GATES = {"RNN_TANH": 1, "RNN_RELU": 1, "LSTM": 4, "GRU": 3}
 
 
-def _fits_kernel(sizes, tensors):
-    """Whether F.recurrent serves: sequences of one length, in one dtype that it knows."""
-    dtype = tensors[0].dtype
-    same = all(t is None or t.dtype == dtype for t in tensors)
-    return same and dtype in (_C.float32, _C.float64) and sizes[0] == sizes[-1]
+def _kernel_dtype(sizes, tensors):
+    """The dtype in which F.recurrent serves, None where it does not: sequences of one length; 16 bits, alone or of
+    autocast, compute in float32."""
+    wide = {_C.float64 if t.dtype is _C.float64 else _C.float32 for t in tensors if t is not None}
+    return wide.pop() if len(wide) == 1 and sizes[0] == sizes[-1] else None
 
 
 def _direction(mode, x, sizes, state, weights, reverse):
     """One layer in one direction. x [sum of sizes, G H]: the input's part of the gates, step after step, of which step t
     has sizes[t] rows; state: tensors [B, .]. Returns (outputs [sum of sizes, .], the last state of every row)."""
     step = _STEPS[mode]
-    if len(weights) == 2 and _fits_kernel(sizes, [x, *state, *weights]):
-        w_hh, b_hh = weights
-        h, c = [s.contiguous() for s in state] if mode == "LSTM" else (state[0].contiguous(), None)
+    dtype = _kernel_dtype(sizes, [x, *state, *weights]) if len(weights) == 2 else None
+    if dtype:
+        own = state[0].dtype
+        x, *given = [t if t is None else t.to(dtype).contiguous() for t in (x, *state, *weights)]
+        *given, w_hh, b_hh = given
+        h, c = given if mode == "LSTM" else (given[0], None)
         x = x.reshape(len(sizes), sizes[0], x.shape[1])
-        out, c = F.recurrent(x, h, c, w_hh.contiguous(), b_hh, mode.lower(), reverse)
+        out, c = F.recurrent(x, h, c, w_hh, b_hh, mode.lower(), reverse)
+        out, c = out.to(own), c.to(own)
         last = out[0 if reverse else -1]
         return out.reshape(len(sizes) * sizes[0], out.shape[2]), (last, c) if mode == "LSTM" else (last,)
     begins = [0]
