@@ -158,6 +158,8 @@ TORCH = {
     "gelu": lambda torch, x, approximate="none": torch.nn.functional.gelu(x, approximate=approximate),
     "elu": lambda torch, *a, **kw: torch.ops.aten.elu(*a, **kw),
     "kl_div": lambda torch, x, y, reduction="mean", **kw: torch.nn.functional.kl_div(x, y, reduction=reduction, **kw),
+    "positions": lambda torch, mask: mask.nonzero(),
+    "square_sum": lambda torch, x, *a, **kw: (x * x).sum(*a, **kw),
     "embedding": lambda torch, w, i, padding_idx=None: torch.nn.functional.embedding(i, w, padding_idx),
     "layer_norm": lambda torch, *a, **kw: torch.nn.functional.layer_norm(*a, **kw),
     "scaled_dot_product_attention": lambda torch, *a, **kw: torch.nn.functional.scaled_dot_product_attention(*a, **kw),
@@ -429,6 +431,14 @@ def _topk(x, k, dim=-1, largest=True, sorted=True):
     return (np.take_along_axis(x, index, dim) if x.ndim else x), index
 
 
+def _scatter_add(x, dim, index, src):
+    at = [np.arange(n).reshape([-1 if d == k else 1 for k in range(index.ndim)]) for d, n in enumerate(index.shape)]
+    at[dim] = index
+    out = x.copy()
+    np.add.at(out, tuple(at), src[tuple(slice(0, n) for n in index.shape)])
+    return out
+
+
 def _recurrent(x, h, c, w, b, kind, reverse=False):
     def sigmoid(a):
         return 1 / (1 + np.exp(-a))
@@ -511,6 +521,7 @@ NUMPY = {
     "stack": lambda xs, dim=0: np.stack(xs, dim),
     "index": lambda x, *key: x[tuple(slice(None) if k is None else k for k in key)],
     "index_put": _index_put,
+    "square_sum": _fold(lambda x, *a, **k: np.sum(x * x, *a, **k)),
     **{name: _fold(getattr(np, name)) for name in ("sum", "mean", "prod", "amax", "amin", "any", "all")},
     **{name: lambda x, dim=None, keepdim=False, f=getattr(np, name): f(x, dim, keepdims=keepdim) for name in ("argmax", "argmin")},
     "max": _extreme("max"),
@@ -537,6 +548,9 @@ NUMPY = {
     "rms_norm": _rms_norm,
     "group_norm": _group_norm,
     "embedding": lambda weight, index, padding_idx=None: weight[index],
+    "index_select": lambda x, dim, index: np.take(x, index, dim) if x.ndim else x,
+    "positions": np.argwhere,
+    "scatter_add": _scatter_add,
     "round": np.round,
     "clamp": lambda x, lo=None, hi=None: np.minimum(np.maximum(x, -np.inf if lo is None else lo), np.inf if hi is None else hi),
     "lerp": lambda x, y, w: x + w * (y - x),
@@ -703,6 +717,7 @@ SAMPLES = {
     "index_put": [S(x34, [I((5,), 0, 3)], T((5, 4)), True), S(x34, [I((2, 1), 0, 3), I((3,), 0, 4)], T(()), True), S(t34, [None, I((6,))], T((3, 1)), True),
                   S(T((9, 4)), [I((1,), 0, 9)], T((4,))), S(x34, [B((3, 4))], T(())), S(x34, [B((3,))], T((4,))), S(x34, [I((0,))], T((0, 4)))],
     "sum": fold(linear=True),
+    "square_sum": fold(empty=False, dtypes="float"),
     "mean": fold(empty=False, linear=True, dtypes="float"),
     "prod": fold(0.7, 1.35, dims=False, c=64, dtypes="float"),
     "amax": fold(empty=False),
@@ -780,6 +795,9 @@ SAMPLES = {
     "rms_norm": [S(*a, c=16, dtypes="float", **kw) for a, kw in [((x34, (4,), T((4,))), {"eps": 1e-5}), ((x34, (4,)), {"eps": 1e-3}), ((x234, (3, 4), T((3, 4))), {"eps": 1e-6}),
                  ((T((0, 4)), (4,), T((4,))), {}), ((t34, (4,)), {"eps": 1e-5})]] + [S(T((70, 700), 1, 5), (700,), T((700,)), c=16, grad=False, eps=1e-5, dtypes="float")],
     "group_norm": [S(*a, c=16, dtypes="float") for a in [(image, 2, *scale), (image, 1), (image, 4, *scale, 1e-3), (T((3, 8)), 2, T((8,)), T((8,))), (T((2, 4, 3, 3), layout="N"), 2, *scale)]],
+    "index_select": [S(x34, 1, I((5,), 0, 4)), S(x234, 1, I((4,), 0, 3)), S(x234, 0, I((3,), 0, 2)), S(t34, -1, I((2,), 0, 4)), S(T((5,)), 0, I((9,), 0, 5)), S(x34, 1, I((0,))), S(T(()), 0, I((1,), 0, 1))],
+    "positions": [S(B((3, 4))), S(B((2, 3, 4), layout="T")), S(B((9,))), S(B(())), S(B((0, 3)))],
+    "scatter_add": [S(x34, 1, I((3, 2), 0, 4), T((3, 2))), S(x34, 0, I((5, 4), 0, 3), T((5, 4))), S(x234, 1, I((2, 5, 3), 0, 3), T((2, 5, 3))), S(t34, -1, I((2, 6), 0, 4), T((2, 6), layout="T")), S(T((5,)), 0, I((9,), 0, 5), T((9,))), S(x34, 0, I((0, 4)), T((0, 4)))],
     "embedding": [S(T((5, 3)), I((4,), 0, 5)), S(T((5, 3)), I((2, 3), 0, 5), 2, grad=False), S(T((5, 3)), I((6,), 0, 5), -1, grad=False), S(T((5, 3), layout="T"), I((), 0, 5)), S(T((5, 3)), I((0, 2))),
                   S(T((40, 70)), I((300,), 0, 40), 7, grad=False)],
     **{name: [*pool2d(), S(T((1, 2, 7, 8)), 2, 1, 0, 2), S(T((1, 2, 9, 30)), 3, 2, 1, (2, 3)), S(T((1, 1, 20, 20)), 16, 4), S(I((2, 3, 6, 6), -9, 9), 2)]
@@ -817,7 +835,7 @@ HIDDEN = {
     "mse_terms": "mse_loss", "l1_terms": "l1_loss", "smooth_l1_terms": "smooth_l1_loss", "huber_terms": "huber_loss", "bce_terms": "binary_cross_entropy",
     "bce_logits_terms": "binary_cross_entropy_with_logits", "kl_terms": "kl_div", "kl_log_terms": "kl_div", "gelu_erf": "gelu", "gelu_tanh": "gelu",
     "attend": "scaled_dot_product_attention", "norm_rows": "layer_norm", "embedding_lookup": "embedding", "embedding_grad": "embedding",
-    "argsort_last": "argsort", "gather_grad": "gather", "running_sum": "cumsum",
+    "argsort_last": "argsort", "gather_grad": "gather", "index_spread": "index_select", "bmm_wide": "linear", "running_sum": "cumsum",
 }  # fmt: skip
 
 # Calls of a useful size: benchmarks time them, test_ops.py compares their bits for 1 and 2 threads.
@@ -858,6 +876,8 @@ LARGE = {
     "addcdiv": S(_square, T((512,)), T((512, 1), 0.5, 2)),
     "sort": S(T((512, 300))),
     "gather": S(_square, 1, I((512, 200), 0, 512)),
+    "index_select": S(_square, 1, I((300,), 0, 512)),
+    "scatter_add": S(_square, 1, I((512, 200), 0, 512), T((512, 200))),
     "cumsum": S(_square, 0),
     "flip": S(_square, (0, 1)),
     "layer_norm": S(T((512, 768)), (768,), T((768,)), T((768,))),

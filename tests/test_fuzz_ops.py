@@ -205,7 +205,7 @@ def compare(call):
 OTHERWISE = {
     "fill": "fill_", "slice": "getitem", "index_put": "setitem", "resample": "interpolate", "constant_pad_nd": "pad", "pad_around": "pad",
     **{f"{pool}_with_indices": pool for pool in ("max_pool1d", "max_pool2d", "adaptive_max_pool2d")},
-    "uniform": "uniform_", "normal": "normal_", "linear_cross_entropy": "test_linear_cross_entropy.py", "recurrent": "test_ops.py",
+    "uniform": "uniform_", "normal": "normal_", "linear_cross_entropy": "test_linear_cross_entropy.py", "recurrent": "test_ops.py", "positions": "nonzero", "square_sum": "norm",
 }  # fmt: skip
 
 

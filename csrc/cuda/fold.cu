@@ -91,6 +91,7 @@ void pd_cuda_fold(pd_fold f, pd_dtype t, pd_dtype out_t, const pd_block *b, cons
         const E *from = (const E *)x;
         switch (f) {
         case PD_FOLD_SUM: case PD_FOLD_MEAN: return fold_to<plus, E>(from, b, out_t, out, AS_IT_IS, f == PD_FOLD_MEAN);
+        case PD_FOLD_SQUARES: return fold_to<plus, E>(from, b, out_t, out, SQUARED, false);
         case PD_FOLD_PROD: return fold_to<times, E>(from, b, out_t, out, AS_IT_IS, false);
         case PD_FOLD_MAX: return fold_to<larger, E>(from, b, out_t, out, AS_IT_IS, false);
         case PD_FOLD_MIN: return fold_to<smaller, E>(from, b, out_t, out, AS_IT_IS, false);

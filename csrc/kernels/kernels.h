@@ -59,6 +59,7 @@ typedef enum pd_pointwise {
 typedef enum pd_fold {
     PD_FOLD_SUM,
     PD_FOLD_MEAN,
+    PD_FOLD_SQUARES, /* their sum; floats only */
     PD_FOLD_PROD,
     PD_FOLD_MAX,
     PD_FOLD_MIN,

@@ -111,6 +111,12 @@ VM float vm_exp_boundedf(float x) {
     return (vm_exp_restf(x, t - (VM_MAGICF + 127.0f)) + 1.0f) * vm_floatf(vm_bitsf(t) << 23);
 }
 
+/* For x <= 0 (or a little above), as a softmax has: two thirds of the work. The same bits down to -87, 0 below. */
+VM float vm_exp_fallingf(float x) {
+    float r = vm_exp_boundedf(x < -87.0f ? -87.0f : x);
+    return x < -87.0f ? 0.0f : r;
+}
+
 /* e^x - 1 = 2 (2^(n-1) (e^r - 1) + 2^(n-1) - 1/2): 2^n alone would be too large for the largest x. */
 VM float vm_expm1f(float x) {
     int32_t i = (int32_t)vm_bitsf(VM_FMAF(x, 0x1.715476p+0f, VM_MAGICF));
@@ -148,6 +154,7 @@ VM double vm_exp2parts(double x, double low) {
     return vm_scale(x < -746.0 ? 0.0 : p, n);
 }
 VM double vm_exp(double x) { return vm_exp2parts(x, 0.0); }
+VM double vm_exp_falling(double x) { return vm_exp(x); }
 
 VM double vm_expm1(double x) {
     int64_t i = (int64_t)vm_bits(VM_FMA(x, 0x1.71547652b82fep+0, VM_MAGIC));
@@ -349,12 +356,8 @@ VM double vm_clamp_quadrant(double r) {
     return r < -0.8 ? -0.8 : r;
 }
 
-/* turn: 0 for sin, 1 for cos. The reduction is in double: three parts of pi/2 in float would serve only to 1e3. */
-VM float vm_sincosf(float x, uint32_t turn) {
-    double d = (double)x, t = d * 0x1.45f306dc9c883p-1 + VM_MAGIC, n = t - VM_MAGIC;
-    double rd = (d - n * 0x1.921fb54400000p+0) - n * 0x1.0b4611a626331p-34;
-    float r = (float)vm_clamp_quadrant(rd), z = r * r;
-    uint32_t q = (uint32_t)vm_bits(t) + turn;
+VM float vm_quadrantf(float r, uint32_t q) {
+    float z = r * r;
     float s = VM_FMAF(0x1.6cd738p-19f, z, -0x1.a00f98p-13f);
     s = VM_FMAF(s, z, 0x1.111108p-7f);
     s = VM_FMAF(s, z, -0x1.555556p-3f);
@@ -365,6 +368,22 @@ VM float vm_sincosf(float x, uint32_t turn) {
     c = VM_FMAF(c, z * z, VM_FMAF(z, -0.5f, 1.0f));
     float v = q & 1u ? c : s;
     return vm_floatf(vm_bitsf(v) ^ ((q & 2u) << 30));
+}
+/* turn: 0 for sin, 1 for cos. The reduction is in double. */
+VM float vm_sincosf(float x, uint32_t turn) {
+    double d = (double)x, t = d * 0x1.45f306dc9c883p-1 + VM_MAGIC, n = t - VM_MAGIC;
+    double rd = (d - n * 0x1.921fb54400000p+0) - n * 0x1.0b4611a626331p-34;
+    return vm_quadrantf((float)vm_clamp_quadrant(rd), (uint32_t)vm_bits(t) + turn);
+}
+/* For |x| < VM_NEARF, in float, half the work: with FMA the first part is taken off exactly, since n has 15 bits. */
+#define VM_NEARF 32768.0f
+VM float vm_sincos_nearf(float x, uint32_t turn) {
+    float t = VM_FMAF(x, 0x1.45f306p-1f, VM_MAGICF), n = t - VM_MAGICF;
+    float r = VM_FMAF(n, -0x1.921fb6p+0f, x);
+    r = VM_FMAF(n, 0x1.777a5cp-25f, r);
+    r = VM_FMAF(n, 0x1.ee59dap-50f, r);
+    r = vm_quadrantf(r, vm_bitsf(t) + turn);
+    return x == 0.0f && !turn ? x : r;
 }
 VM double vm_sincos(double x, uint64_t turn) {
     double t = x * 0x1.45f306dc9c883p-1 + VM_MAGIC, n = t - VM_MAGIC;

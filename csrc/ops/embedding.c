@@ -1,8 +1,9 @@
-/* Rows of a table by index. The gradient adds up in the order of the indices, columns being divided among threads: the
-   same bits for any number of them. */
+/* Rows of a table by index, and slices of a tensor. The gradient adds up in the order of the indices, columns (and what
+   stands outside the slices) being divided among threads: the same bits for any number of them. */
 #include <inttypes.h>
 #include <string.h>
 
+#include "base/threads.h"
 #include "ops/block.h"
 
 /* padding: a row that gets no gradient, -1 for none; hidden: it gives zeros as well. */
@@ -108,6 +109,8 @@ const pd_op pd_op_embedding_grad = {
     .vjp = grad_vjp,
 };
 
+/* ---- embedding, as it is called ---------------------------------------------------------------------------------- */
+
 static pd_status compose(pd_call *c) {
     pd_tensor *w = c->in[0], *index = c->in[1];
     lookup_attrs a = {*(const int64_t *)c->attrs, 0};
@@ -133,4 +136,118 @@ const pd_op pd_op_embedding = {
     .flags = PD_FUNC | PD_NN,
     .attrs = sizeof(int64_t),
     .compose = compose,
+};
+
+/* ---- slices along any dimension ---------------------------------------------------------------------------------- */
+
+typedef struct { int64_t dim; } select_attrs;
+typedef struct { int64_t dim, size; } spread_attrs;
+
+/* x as [outer, n, inner] around dim; a 0-d tensor is one slice. */
+static pd_block block_around(const pd_tensor *x, int dim) {
+    pd_block b = {1, 1, 1};
+    for (int d = 0; d < x->ndim; d++) *(d < dim ? &b.outer : d == dim ? &b.n : &b.inner) *= x->size[d];
+    return b;
+}
+
+static pd_status slices_infer(pd_call *c, int64_t given, int64_t size) {
+    const pd_tensor *x = c->in[0], *index = c->in[1];
+    int64_t shape[PD_MAX_DIMS];
+    int dim;
+    PD_TRY(pd_shape_dim(c->def->name, given, x->ndim, &dim));
+    if (index->dtype != PD_I64 && index->dtype != PD_I32)
+        return pd_fail(PD_E_INDEX, "%s: index is %s (expected int64)", c->def->name,
+                       pd_dtype_name((pd_dtype)index->dtype));
+    if (index->ndim > 1 || (x->ndim == 0 && index->numel != 1))
+        return pd_fail(PD_E_INDEX, "%s: index has shape %s (expected 1 dimension%s)", c->def->name,
+                       pd_tensor_shape(index), x->ndim ? "" : ", and 1 element for a 0-d tensor");
+    for (int d = 0; d < x->ndim; d++) shape[d] = d == dim ? size : x->size[d];
+    return pd_out_shape(c, 0, (pd_dtype)x->dtype, x->ndim, shape);
+}
+
+/* Slices of x [outer, n, inner] at offsets go to y, or are added there from x, a thread per outer index. */
+typedef struct slices_job {
+    pd_dtype t;
+    pd_block b; /* of the tensor that the index points into */
+    int64_t count, bytes;
+    const int64_t *offset;
+    const char *x;
+    char *y;
+    bool add;
+} slices_job;
+static void slices_part(void *ctx, int64_t begin, int64_t end) {
+    const slices_job *j = ctx;
+    const int64_t whole = j->b.n * j->bytes, chosen = j->count * j->bytes;
+    for (int64_t o = begin; o < end; o++) {
+        if (!j->add) pd_here()->take(j->count, (size_t)j->bytes, j->offset, j->x + o * whole, j->y + o * chosen);
+        else
+            pd_here()->put_add(j->t, j->count, j->b.inner, j->offset, j->x + o * chosen, j->bytes, j->y + o * whole);
+    }
+}
+static pd_status slices_run(const pd_call *c, int dim, const pd_tensor *indexed, bool add) {
+    pd_tensor *x = c->in[0], *index = c->in[1];
+    slices_job j = {.t = (pd_dtype)x->dtype, .b = block_around(indexed, dim), .count = index->numel,
+                    .offset = c->scratch, .y = pd_tensor_data(c->out[0]), .add = add};
+    j.bytes = j.b.inner * (int64_t)pd_dtype_size(j.t);
+    PD_TRY(offsets_of(c->def->name, index, j.b.n, j.bytes, c->scratch));
+    j.x = pd_packed(x, (int64_t *)c->scratch + j.count);
+    if (add) pd_fill(c->out[0], &(pd_scalar){.cat = PD_CAT_INT});
+    int64_t each = j.count * (j.b.inner + 1);
+    if (j.bytes) pd_parallel(j.b.outer, 1 + PD_GRAIN / (each > 0 ? each : 1), slices_part, &j);
+    return PD_OK;
+}
+
+static pd_status index_select_infer(pd_call *c) {
+    return slices_infer(c, ((const select_attrs *)c->attrs)->dim, c->in[1]->numel);
+}
+static pd_status index_select_kernel(const pd_call *c) {
+    int dim;
+    PD_TRY(pd_shape_dim(c->def->name, ((const select_attrs *)c->attrs)->dim, c->in[0]->ndim, &dim));
+    return slices_run(c, dim, c->in[0], false);
+}
+static void index_select_vjp(pd_vjp *v) {
+    const pd_edge *e = &v->node->edges[0];
+    spread_attrs to = {((const select_attrs *)v->attrs)->dim, 1};
+    if (e->ndim) to.size = e->size[to.dim < 0 ? to.dim + e->ndim : to.dim];
+    pd_vjp_set(v, 0, pd_x_call2(v, PD_OP_index_spread, v->g[0], pd_vjp_in(v, 1), &to));
+}
+
+const pd_op pd_op_index_select = {
+    .sig = "index_select(Tensor input, int dim, Tensor index)",
+    .doc = "input's slices at index (int64, one dimension) along dim.",
+    .save = PD_SAVE_IN(1),
+    .flags = PD_FUNC | PD_METHOD | PD_NO_BROADCAST_GRAD | PD_CONTIGUOUS,
+    .attrs = sizeof(select_attrs),
+    .infer = index_select_infer,
+    .kernel = index_select_kernel,
+    .scratch = scratch,
+    .work = work,
+    .vjp = index_select_vjp,
+};
+
+static pd_status index_spread_infer(pd_call *c) {
+    const spread_attrs *a = c->attrs;
+    return slices_infer(c, a->dim, a->size);
+}
+static pd_status index_spread_kernel(const pd_call *c) {
+    int dim;
+    PD_TRY(pd_shape_dim(c->def->name, ((const spread_attrs *)c->attrs)->dim, c->in[0]->ndim, &dim));
+    return slices_run(c, dim, c->out[0], true);
+}
+static void index_spread_vjp(pd_vjp *v) {
+    select_attrs at = {((const spread_attrs *)v->attrs)->dim};
+    pd_vjp_set(v, 0, pd_x_call2(v, PD_OP_index_select, v->g[0], pd_vjp_in(v, 1), &at));
+}
+
+const pd_op pd_op_index_spread = {
+    .sig = "index_spread(Tensor g, Tensor index, int dim, int size)",
+    .doc = "Zeros, of `size` along dim, with g's slices added at index: the gradient of index_select.",
+    .save = PD_SAVE_IN(1),
+    .flags = PD_NO_BROADCAST_GRAD | PD_CONTIGUOUS,
+    .attrs = sizeof(spread_attrs),
+    .infer = index_spread_infer,
+    .kernel = index_spread_kernel,
+    .scratch = scratch,
+    .work = work,
+    .vjp = index_spread_vjp,
 };

@@ -8,11 +8,9 @@
 
 /* ---- masks ------------------------------------------------------------------------------------------------------- */
 
-static pd_status nonzero(const char *op, const pd_tensor *x, int at, pd_tensor *mask, pd_tensor **out) {
-    for (int d = 0; d < mask->ndim; d++)
-        if (at + d >= x->ndim || mask->size[d] != x->size[at + d])
-            return pd_fail(PD_E_INDEX, "%s: a mask of shape %s at dimension %d does not match %s", op,
-                           pd_tensor_shape(mask), at, pd_tensor_shape(x));
+/* Runs f on the mask where its bytes can be read, dense, and brings what it makes to the mask's device. */
+typedef pd_status (*mask_fn)(const char *op, const pd_tensor *mask, pd_tensor **out);
+static pd_status read_mask(const char *op, pd_tensor *mask, mask_fn f, int nout, pd_tensor **out) {
     const pd_device *there = pd_device_here;
     pd_tensor *m, *near;
     PD_TRY(pd_contiguous(mask, &m));
@@ -20,30 +18,83 @@ static pd_status nonzero(const char *op, const pd_tensor *x, int at, pd_tensor *
         pd_move(m, &pd_device_cpu, true, &near); /* how many there are is to be known here, whatever the device */
     pd_tensor_release(m);
     PD_TRY(status);
-    m = near;
-    const uint8_t *p = pd_tensor_data(m);
-    int64_t count = 0;
     pd_device_here = &pd_device_cpu;
-    for (int64_t i = 0; i < m->numel; i++) count += p[i] != 0;
-    for (int d = 0; d < mask->ndim && !status; d++) status = pd_tensor_new(op, PD_I64, 1, &count, &out[d]);
-    for (int64_t i = 0, k = 0; i < m->numel && !status; i++) {
-        if (!p[i]) continue;
-        int64_t rest = i;
-        for (int d = mask->ndim - 1; d >= 0; d--) {
-            ((int64_t *)pd_tensor_data(out[d]))[k] = rest % mask->size[d];
-            rest /= mask->size[d];
-        }
-        k++;
-    }
+    status = f(op, near, out);
     pd_device_here = there;
-    for (int d = 0; d < mask->ndim && !status && there != &pd_device_cpu; d++) {
+    pd_tensor_release(near);
+    for (int d = 0; d < nout && !status && there != &pd_device_cpu; d++) {
         near = out[d];
         out[d] = NULL;
         status = pd_move(near, there, true, &out[d]);
         pd_tensor_release(near);
     }
-    pd_tensor_release(m);
     return status;
+}
+
+static int64_t count_true(const uint8_t *p, int64_t n) {
+    int64_t count = 0;
+    for (int64_t i = 0; i < n; i += 128) { /* what a byte can count */
+        uint8_t few = 0;
+        for (int64_t k = i; k < i + 128 && k < n; k++) few = (uint8_t)(few + (p[k] != 0));
+        count += few;
+    }
+    return count;
+}
+
+/* Position k of `count` in dimension d goes to to[d][k * step]. Written for every element, to be overwritten where it
+   is not true: a branch that chance takes costs more. */
+static void write_positions(const pd_tensor *mask, int64_t count, int64_t step, int64_t *const *to) {
+    const uint8_t *p = pd_tensor_data((pd_tensor *)(uintptr_t)mask);
+    const int last = mask->ndim - 1;
+    int64_t at[PD_MAX_DIMS] = {0}, k = 0;
+    while (k < count * step) {
+        for (int64_t i = 0; i < mask->size[last] && k < count * step; i++) {
+            for (int d = 0; d < last; d++) to[d][k] = at[d];
+            to[last][k] = i;
+            k += *p++ != 0 ? step : 0;
+        }
+        for (int d = last - 1; d >= 0 && ++at[d] == mask->size[d]; d--) at[d] = 0;
+    }
+}
+
+static pd_status positions_apart(const char *op, const pd_tensor *mask, pd_tensor **out) {
+    int64_t count = count_true(pd_tensor_data((pd_tensor *)(uintptr_t)mask), mask->numel), *to[PD_MAX_DIMS];
+    for (int d = 0; d < mask->ndim; d++) {
+        PD_TRY(pd_tensor_new(op, PD_I64, 1, &count, &out[d]));
+        to[d] = pd_tensor_data(out[d]);
+    }
+    if (mask->ndim) write_positions(mask, count, 1, to);
+    return PD_OK;
+}
+static pd_status positions_together(const char *op, const pd_tensor *mask, pd_tensor **out) {
+    int64_t size[2] = {count_true(pd_tensor_data((pd_tensor *)(uintptr_t)mask), mask->numel), mask->ndim},
+            *to[PD_MAX_DIMS];
+    PD_TRY(pd_tensor_new(op, PD_I64, 2, size, out));
+    for (int d = 0; d < mask->ndim; d++) to[d] = (int64_t *)pd_tensor_data(out[0]) + d;
+    if (mask->ndim) write_positions(mask, size[0], mask->ndim, to);
+    return PD_OK;
+}
+
+static pd_status positions_compose(pd_call *c) {
+    if (c->in[0]->dtype != PD_BOOL)
+        return pd_fail(PD_E_DTYPE, "positions: the mask is %s (expected bool)",
+                       pd_dtype_name((pd_dtype)c->in[0]->dtype));
+    return read_mask("positions", c->in[0], positions_together, 1, c->out);
+}
+
+const pd_op pd_op_positions = {
+    .sig = "positions(Tensor mask)",
+    .doc = "Where a bool tensor is True: [how many, dims] (int64), in order.",
+    .flags = PD_METHOD,
+    .compose = positions_compose,
+};
+
+static pd_status nonzero(const char *op, const pd_tensor *x, int at, pd_tensor *mask, pd_tensor **out) {
+    for (int d = 0; d < mask->ndim; d++)
+        if (at + d >= x->ndim || mask->size[d] != x->size[at + d])
+            return pd_fail(PD_E_INDEX, "%s: a mask of shape %s at dimension %d does not match %s", op,
+                           pd_tensor_shape(mask), at, pd_tensor_shape(x));
+    return read_mask(op, mask, positions_apart, mask->ndim, out);
 }
 
 pd_status pd_index_expand(const char *op, const pd_tensor *x, pd_tensor *const *indices, int n, pd_tensor **out,

@@ -97,16 +97,22 @@ static pd_status check_gather(const char *op, int ndim, const int64_t *size, con
     return PD_OK;
 }
 
-/* Byte offset, within a tensor of these sizes and strides, of the element that each index chooses. */
+static int64_t row_of(const pd_tensor *index) { return index->ndim ? index->size[index->ndim - 1] : 1; }
+
+/* Byte offset, within a tensor of these sizes and strides, of the element that each index of some rows chooses. */
 static pd_status choose(const char *op, int ndim, const int64_t *size, const int64_t *stride, int64_t bytes,
-                        const pd_tensor *index, int d, int64_t *out) {
+                        const pd_tensor *index, int d, int64_t first, int64_t rows, int64_t *out) {
     int64_t at[PD_MAX_DIMS] = {0}, n = ndim ? size[d] : 1;
     const void *data = pd_tensor_data(index);
     const int last = index->ndim - 1;
-    const int64_t row = last < 0 ? 1 : index->size[last], step = last < 0 ? 0 : index->stride[last];
+    const int64_t row = row_of(index), step = last < 0 ? 0 : index->stride[last];
     const int64_t along = ndim ? stride[d] * bytes : 0,
                   beside = last < 0 || last == d || !ndim ? 0 : stride[last] * bytes;
-    for (int64_t i = 0; i < index->numel; i += row) { /* a row of index at a time */
+    for (int k = last - 1; k >= 0 && rows > 0; k--) {
+        at[k] = first % index->size[k];
+        first /= index->size[k];
+    }
+    for (; rows > 0; rows--, out += row) {
         int64_t where = 0, from = 0;
         for (int k = 0; k < last; k++) {
             from += at[k] * index->stride[k];
@@ -118,12 +124,13 @@ static pd_status choose(const char *op, int ndim, const int64_t *size, const int
             if (value < 0 || value >= n)
                 return pd_fail(PD_E_INDEX, "%s: index %lld is out of range for dimension %d of size %lld", op,
                                (long long)value, d, (long long)n);
-            out[i + r] = where * bytes + r * beside + value * along;
+            out[r] = where * bytes + r * beside + value * along;
         }
         for (int k = last - 1; k >= 0 && ++at[k] == index->size[k]; k--) at[k] = 0;
     }
     return PD_OK;
 }
+static int64_t rows_in(const pd_tensor *index) { return index->numel ? index->numel / row_of(index) : 0; }
 
 static pd_status gather_infer(pd_call *c) {
     int d;
@@ -136,7 +143,7 @@ static pd_status gather_kernel(const pd_call *c) {
     int64_t bytes = (int64_t)pd_dtype_size((pd_dtype)x->dtype);
     int d;
     PD_TRY(pd_shape_dim("gather", *(const int64_t *)c->attrs, x->ndim, &d));
-    PD_TRY(choose("gather", x->ndim, x->size, x->stride, bytes, c->in[1], d, c->scratch));
+    PD_TRY(choose("gather", x->ndim, x->size, x->stride, bytes, c->in[1], d, 0, rows_in(c->in[1]), c->scratch));
     pd_here()->take(c->in[1]->numel, (size_t)bytes, c->scratch, pd_tensor_data(x), pd_tensor_data(c->out[0]));
     return PD_OK;
 }
@@ -163,16 +170,26 @@ static pd_status spread_infer(pd_call *c) {
     const spread_attrs *a = c->attrs;
     return pd_out_shape(c, 0, (pd_dtype)c->in[0]->dtype, (int)a->size.n, a->size.v);
 }
+/* Rows of the index whose offsets are held at a time. */
+static int64_t rows_at_once(const pd_tensor *index) { return 1 + 4096 / (row_of(index) > 0 ? row_of(index) : 1); }
+static size_t spread_scratch(const pd_call *c) {
+    return (size_t)(rows_at_once(c->in[1]) * row_of(c->in[1])) * 8 + pd_packed_bytes(c);
+}
 static pd_status spread_kernel(const pd_call *c) {
     const spread_attrs *a = c->attrs;
-    pd_tensor *g = c->in[0], *o = c->out[0];
-    int64_t bytes = (int64_t)pd_dtype_size((pd_dtype)o->dtype), *offset = c->scratch;
+    pd_tensor *g = c->in[0], *o = c->out[0], *index = c->in[1];
+    const int64_t bytes = (int64_t)pd_dtype_size((pd_dtype)o->dtype), row = row_of(index), rows = rows_in(index),
+                  many = rows_at_once(index);
+    int64_t *offset = c->scratch;
+    const char *from = pd_packed(g, offset + many * row);
     int d;
     PD_TRY(pd_shape_dim("gather_grad", a->dim, o->ndim, &d));
-    PD_TRY(choose("gather_grad", o->ndim, o->size, o->stride, bytes, c->in[1], d, offset));
     pd_fill(o, &(pd_scalar){.cat = PD_CAT_INT});
-    pd_here()->put_add((pd_dtype)o->dtype, g->numel, 1, offset, pd_packed(g, offset + g->numel), bytes,
-                       pd_tensor_data(o));
+    for (int64_t r = 0; r < rows; r += many) {
+        const int64_t n = rows - r < many ? rows - r : many;
+        PD_TRY(choose("gather_grad", o->ndim, o->size, o->stride, bytes, index, d, r, n, offset));
+        pd_here()->put_add((pd_dtype)o->dtype, n * row, 1, offset, from + r * row * bytes, bytes, pd_tensor_data(o));
+    }
     return PD_OK;
 }
 static void spread_vjp(pd_vjp *v) {
@@ -188,8 +205,44 @@ const pd_op pd_op_gather_grad = {
     .attrs = sizeof(spread_attrs),
     .infer = spread_infer,
     .kernel = spread_kernel,
-    .scratch = gather_scratch,
+    .scratch = spread_scratch,
     .vjp = spread_vjp,
+};
+
+static pd_status scatter_add_compose(pd_call *c) {
+    pd_tensor *x = c->in[0], *index = c->in[1], *src = c->in[2];
+    spread_attrs a = {.size = {.n = x->ndim}, .dim = *(const int64_t *)c->attrs};
+    pd_vjp scope = {0}, *v = &scope;
+    int d;
+    if (src->dtype != x->dtype)
+        return pd_fail(PD_E_DTYPE, "scatter_add: src is %s, input %s (expected the same)",
+                       pd_dtype_name((pd_dtype)src->dtype), pd_dtype_name((pd_dtype)x->dtype));
+    PD_TRY(check_gather("scatter_add", x->ndim, x->size, index, a.dim, &d));
+    if (!index->numel) return pd_call1(PD_OP_clone, x, NULL, &c->out[0]);
+    bool fits = (src->ndim ? src->ndim : 1) == (index->ndim ? index->ndim : 1);
+    for (int k = 0; k < index->ndim && fits; k++) fits = index->size[k] <= (src->ndim ? src->size[k] : 1);
+    if (!fits)
+        return pd_fail(PD_E_SHAPE, "scatter_add: index has shape %s, src %s (expected index to fit into src)",
+                       pd_tensor_shape(index), pd_tensor_shape(src));
+    for (int k = 0; k < src->ndim; k++) {
+        struct { int64_t dim, start, end, step; } part = {k, 0, index->ndim ? index->size[k] : 1, 1};
+        if (part.end < src->size[k]) src = pd_x_call1(v, PD_OP_slice, src, &part);
+        if (!src) break;
+    }
+    pd_shape_attrs same = {.shape = {.n = index->ndim}}; /* of one element and none, or one, dimensions */
+    memcpy(same.shape.v, index->size, sizeof(int64_t) * (size_t)index->ndim);
+    if (src && src->ndim != index->ndim) src = pd_x_call1(v, PD_OP_reshape, src, &same);
+    memcpy(a.size.v, x->size, sizeof(int64_t) * (size_t)x->ndim);
+    pd_tensor *sums = pd_x_call2(v, PD_OP_gather_grad, src, index, &a);
+    return pd_x_end(v, pd_x2(v, PD_OP_add, pd_val_of(x), pd_val_of(sums)).t, &c->out[0]);
+}
+
+const pd_op pd_op_scatter_add = {
+    .sig = "scatter_add(Tensor input, int dim, Tensor index, Tensor src)",
+    .doc = "A copy of input with out[index[i][j]][j] += src[i][j] for dim 0, and so on.",
+    .flags = PD_FUNC | PD_METHOD,
+    .attrs = sizeof(int64_t),
+    .compose = scatter_add_compose,
 };
 
 /* ---- running sums ------------------------------------------------------------------------------------------------ */

@@ -182,17 +182,25 @@ static void extreme_vjp(pd_vjp *v) { /* ties share the gradient evenly */
     pd_vjp_set(v, 0, m && share ? pd_x_mul(v, m, share) : NULL);
 }
 
-#define FOLD(fn, F, Infer, ...)                                                                             \
+#define FOLD_AS(Flags, fn, F, Infer, ...)                                                                   \
     static pd_status fn##_kernel(const pd_call *c) { return fold(PD_FOLD_##F, c); }                         \
     const pd_op pd_op_##fn = {                                                                              \
         .sig = #fn "(Tensor input, int[]? dim=None, bool keepdim=False, dtype dtype=None)",                     \
-        .flags = PD_FUNC | PD_METHOD | PD_NO_BROADCAST_GRAD, .attrs = sizeof(pd_reduce_attrs),              \
+        .flags = (Flags) | PD_NO_BROADCAST_GRAD, .attrs = sizeof(pd_reduce_attrs),                          \
         .infer = Infer, .kernel = fn##_kernel, .scratch = scratch, __VA_ARGS__                              \
     }
+#define FOLD(...) FOLD_AS(PD_FUNC | PD_METHOD, __VA_ARGS__)
 FOLD(sum, SUM, infer_sum, .doc = "The sum over the dims (all without dim). Integers and bool give int64.",
      .promote = PD_GIVEN, .cast = PD_CAST_FP32_CUDA, .vjp = sum_vjp);
 FOLD(mean, MEAN, infer_mean, .doc = "The mean over the dims (all without dim), of a floating tensor.",
      .promote = PD_GIVEN, .vjp = mean_vjp);
+static void square_sum_vjp(pd_vjp *v) {
+    pd_val g = pd_val_of(spread(v, v->g[0])), twice = pd_x2(v, PD_OP_mul, pd_val_of(pd_vjp_in(v, 0)), pd_const(2));
+    pd_vjp_set(v, 0, pd_x2(v, PD_OP_mul, g, twice).t);
+}
+FOLD_AS(PD_METHOD, square_sum, SQUARES, infer_mean,
+        .doc = "The sum of squares over the dims (all without dim), of a floating tensor.", .promote = PD_GIVEN,
+        .save = PD_SAVE_IN(0), .vjp = square_sum_vjp);
 FOLD(prod, PROD, infer_sum, .doc = "The product over the dims (all without dim). Integers and bool give int64.",
      .promote = PD_GIVEN, .cast = PD_CAST_FP32, .save = PD_SAVE_IN(0) | PD_SAVE_OUT(0), .vjp = prod_vjp,
      .vjp_fast = prod_fast);

@@ -24,6 +24,9 @@ static int64_t taps_of(const resample_attrs *a, int64_t from, int64_t to) {
     return 2 * (int64_t)ceil(reach_of(a, scale_of(a, from, to))) + 2;
 }
 
+/* Where dimension d stands among the others in memory. */
+static int place_in_memory(bool nhwc, int d) { return nhwc && d == 1 ? PD_MAX_DIMS : d; }
+
 /* Along dim: from elements become `to`; transposed, the other way. */
 static pd_status sizes(const pd_call *c, int *dim, pd_resample *s) {
     const resample_attrs *a = c->attrs;
@@ -42,8 +45,9 @@ static pd_status sizes(const pd_call *c, int *dim, pd_resample *s) {
     if (a->transposed) s->from = a->size, s->to = x->size[*dim];
     s->taps = taps_of(a, s->from, s->to);
     if (s->taps > INT32_MAX) return pd_fail(PD_E_VALUE, "resample: scale %g is too large", a->scale);
+    const bool nhwc = pd_is_nhwc(x);
     for (int d = 0; d < x->ndim; d++)
-        if (d != *dim) *(d < *dim ? &s->outer : &s->inner) *= x->size[d];
+        if (d != *dim) *(place_in_memory(nhwc, d) < place_in_memory(nhwc, *dim) ? &s->outer : &s->inner) *= x->size[d];
     return PD_OK;
 }
 
@@ -55,7 +59,9 @@ static pd_status infer(pd_call *c) {
     int dim;
     PD_TRY(sizes(c, &dim, &s));
     for (int d = 0; d < x->ndim; d++) size[d] = d == dim ? a->size : x->size[d];
-    return pd_out_shape(c, 0, (pd_dtype)x->dtype, x->ndim, size);
+    PD_TRY(pd_out_shape(c, 0, (pd_dtype)x->dtype, x->ndim, size));
+    if (pd_is_nhwc(x)) pd_shape_channels_last(size, c->out[0]->stride);
+    return PD_OK;
 }
 
 static size_t table_bytes(const pd_resample *s) { return (size_t)(s->to * s->taps) * 16; }
@@ -64,7 +70,7 @@ static size_t scratch(const pd_call *c) {
     pd_resample s;
     int dim;
     if (sizes(c, &dim, &s)) return 0;
-    return table_bytes(&s) + pd_packed_bytes(c) +
+    return table_bytes(&s) + pd_laid_out_bytes(c->in[0], pd_is_nhwc(c->in[0])) +
            (pd_dtype_size(s.t) == pd_dtype_size((pd_dtype)c->in[0]->dtype)
                 ? 0
                 : (size_t)(c->in[0]->numel + c->out[0]->numel) * 4);
@@ -137,11 +143,13 @@ static pd_status kernel(const pd_call *c) {
     pd_tensor *x = c->in[0], *y = c->out[0];
     pd_dtype t = (pd_dtype)x->dtype;
     float *wide = (float *)(weight + s.to * s.taps); /* halves: input and result in float */
+    void *room = t == s.t ? wide : wide + x->numel + y->numel;
+    const void *from = pd_laid_out(x, pd_is_nhwc(x), &room);
     if (t == s.t) {
-        pd_here()->resample(&s, pd_packed(x, wide), pd_tensor_data(y));
+        pd_here()->resample(&s, from, pd_tensor_data(y));
         return PD_OK;
     }
-    pd_convert(PD_F32, t, x->numel, pd_packed(x, wide + x->numel + y->numel), wide);
+    pd_convert(PD_F32, t, x->numel, from, wide);
     pd_here()->resample(&s, wide, wide + x->numel);
     pd_convert(t, PD_F32, y->numel, wide + x->numel, pd_tensor_data(y));
     return PD_OK;
@@ -164,7 +172,7 @@ const pd_op pd_op_resample = {
     .doc =
         "input resized to `size` along dim, as interpolate does; scale: source elements a result (0: the quotient of "
         "the sizes); _aa: antialiased; transposed: the gradient of that.",
-    .flags = PD_NN | PD_NO_BROADCAST_GRAD | PD_CONTIGUOUS,
+    .flags = PD_NN | PD_NO_BROADCAST_GRAD,
     .attrs = sizeof(resample_attrs),
     .infer = infer,
     .kernel = kernel,

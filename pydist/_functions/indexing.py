@@ -30,15 +30,6 @@ def _along(name, input, dim, index):
 
 
 @both
-def index_select(input, dim, index):
-    """input's slices at index (int64, one dimension) along dim."""
-    if input.dim() == 0:
-        return input.reshape(1)[index].reshape(())
-    dim, index = _along("index_select", input, dim, index)
-    return input[(slice(None),) * dim + (index,)]
-
-
-@both
 def repeat_interleave(input, repeats, dim=None, *, output_size=None):
     """Every element repeated `repeats` times (a number, or one per element of dim) beside itself; without dim, of the
     flattened tensor."""
@@ -50,7 +41,7 @@ def repeat_interleave(input, repeats, dim=None, *, output_size=None):
     if len(counts) != n or min(counts, default=0) < 0:
         got = f"{len(counts)} repeats for {n} elements"
         raise RuntimeError(f"repeat_interleave: {got} (expected one each, none negative)")
-    return index_select(input, dim, _C.tensor([i for i, k in enumerate(counts) for _ in range(k)], dtype=_C.int64))
+    return _C.index_select(input, dim, _C.tensor([i for i, k in enumerate(counts) for _ in range(k)], dtype=_C.int64))
 
 
 @both
@@ -135,16 +126,7 @@ def scatter(input, dim, index, src=None, *, value=None, reduce=None):
     return scatter_(input.clone(), dim, index, src, value=value, reduce=reduce)
 
 
-@method
-def scatter_add_(self, dim, index, src):
-    """self[index[i][j]][j] += src[i][j] for dim 0, and so on."""
-    return _scatter("scatter_add", self, dim, index, src, True)
-
-
-@both
-def scatter_add(input, dim, index, src):
-    """A copy of input with out[index[i][j]][j] += src[i][j] for dim 0, and so on."""
-    return scatter_add_(input.clone(), dim, index, src)
+in_place(_C.scatter_add)
 
 
 @method
@@ -207,14 +189,9 @@ def masked_select(input, mask):
 @both
 def nonzero(input, *, as_tuple=False):
     """The positions of nonzero elements [how many, dims] (int64), in order; as_tuple: a row per dimension."""
-    flat = _C.arange(input.numel())[(input != 0).reshape(-1)]
-    places, step = [], input.numel()
-    for size in input.shape:
-        step = step // size if size else 1
-        places.append(_C.remainder(_C.floor_divide(flat, max(step, 1)), max(size, 1)))
     if as_tuple:
-        return tuple(places) or (flat,)
-    return _C.stack(places, 1) if places else _C.zeros(flat.numel(), 0, dtype=_C.int64)
+        return nonzero(input if input.dim() else input.reshape(1)).unbind(1)
+    return (input != 0).positions()
 
 
 @both

@@ -29,11 +29,13 @@ def var(input, dim=None, unbiased=None, keepdim=False, *, correction=None):
     dim, correction = _correction(dim, unbiased, correction)
     away = input - input.mean(dim, keepdim=True)
     n = _count(input, dim) - correction
-    return (away * away).sum(dim, keepdim=keepdim) / float(max(n, 0))
+    return away.square_sum(dim, keepdim) / float(max(n, 0))
 
 
 def _root(square):
     """The square root, whose gradient at 0 is 0."""
+    if not (square.requires_grad and _C.is_grad_enabled()):
+        return square.sqrt()
     zero = square == 0
     return masked_fill(masked_fill(square, zero, 1.0).sqrt(), zero, 0.0)
 
@@ -73,7 +75,7 @@ def norm(input, p="fro", dim=None, keepdim=False, dtype=None):
     if p == 2 and dim is None and not keepdim and not recorded and input.is_contiguous():
         return _C.tensor(math.sqrt(_C.sum_squares([input])), dtype=input.dtype)
     if p == 2:
-        return _root((input * input).sum(dim, keepdim=keepdim))
+        return _root(input.square_sum(dim, keepdim))
     size = input.abs()
     if p == 1:
         return size.sum(dim, keepdim=keepdim)

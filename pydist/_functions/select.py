@@ -5,7 +5,7 @@ import math
 from pydist import _C
 from pydist._C import Tensor
 from pydist._functions._register import axis_of, both, function, in_place, method, values_indices
-from pydist._functions.indexing import _along, _check_scatter, bincount, nonzero, scatter_add
+from pydist._functions.indexing import _along, _check_scatter, bincount, nonzero
 from pydist._functions.shape import broadcast_tensors
 
 
@@ -106,7 +106,7 @@ def scatter_reduce(input, dim, index, src, reduce, *, include_self=True):
         start = input if include_self else _C.where(hits > 0, _C.ones((), dtype=input.dtype), input)
         return _products_along(start, dim, index, src)
     start = input if include_self else _C.where(hits > 0, _C.zeros((), dtype=input.dtype), input)
-    total = scatter_add(start, dim, index, src)
+    total = start.scatter_add(dim, index, src)
     if reduce == "sum":
         return total
     count = (hits + 1 if include_self else hits).clamp(1)

@@ -273,8 +273,8 @@ def _triangle(input, k, upper):
     if input.dim() < 2:
         name, shape = "triu" if upper else "tril", tuple(input.shape)
         raise RuntimeError(f"{name}: input has shape {shape} (expected at least 2 dimensions)")
-    above = _C.arange(input.shape[-1]) - _C.arange(input.shape[-2]).unsqueeze(1)
-    keep = above >= k if upper else above <= k
+    columns, rows = _C.arange(input.shape[-1]), _C.arange(k, input.shape[-2] + k).unsqueeze(1)
+    keep = columns >= rows if upper else columns <= rows
     return _C.where(keep, input, False) if input.dtype is _C.bool else _C.where(keep, input, 0)
 
 

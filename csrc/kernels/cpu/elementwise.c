@@ -83,6 +83,28 @@
 #include "kernels/binary.def"
 #undef PD_BINARY
 
+#if VM_HAS_FMA
+/* sin and cos, tile by tile: in float where no element is large. */
+static void sincos_row(int64_t n, uint32_t turn, char *const *p) {
+    typedef uint32_t __attribute__((may_alias)) bits;
+    float *out = (float *)p[0];
+    const float *in = (const float *)p[1];
+    for (int64_t i = 0; i < n; i += PD_TILE, in += PD_TILE, out += PD_TILE) {
+        const int64_t m = n - i < PD_TILE ? n - i : PD_TILE;
+        uint32_t far = 0;
+        for (int64_t k = 0; k < m; k++) far |= (((const bits *)in)[k] & 0x7fffffffu) >= vm_bitsf(VM_NEARF);
+        if (far && turn) unary_cos_F32(m, 1, (char *const[]){(char *)out, (char *)(uintptr_t)in});
+        else if (far) unary_sin_F32(m, 1, (char *const[]){(char *)out, (char *)(uintptr_t)in});
+        else PD_VECTORIZE for (int64_t k = 0; k < m; k++) out[k] = vm_sincos_nearf(in[k], turn);
+    }
+}
+static void sin_row(int64_t n, double a, char *const *p) { (void)a, sincos_row(n, 0, p); }
+static void cos_row(int64_t n, double a, char *const *p) { (void)a, sincos_row(n, 1, p); }
+#else
+#define sin_row unary_sin_F32
+#define cos_row unary_cos_F32
+#endif
+
 /* x ** 2 and x ** 3, and the gradients of these. */
 #define POWER_ROWS(E, TYPE)                        \
     BINARY_ROW(square, E, TYPE, x *x)              \
@@ -193,7 +215,10 @@ static int64_t unary_grain(pd_unary fn) {
 }
 
 PD_CPU_FUNCTION(void, unary, pd_unary fn, pd_dtype t, const pd_loop *l) {
-    run(unary_rows[fn][computed_in(t)], t, 1.0, l, 0, unary_grain(fn));
+    pd_row row = unary_rows[fn][computed_in(t)];
+    if (row == unary_sin_F32) row = sin_row;
+    if (row == unary_cos_F32) row = cos_row;
+    run(row, t, 1.0, l, 0, unary_grain(fn));
 }
 PD_CPU_FUNCTION(void, unary_grad, pd_unary fn, pd_dtype t, const pd_loop *l) {
     run(unary_grad_rows[fn][computed_in(t)], t, 1.0, l, 0, unary_grain(fn));
