@@ -15,8 +15,9 @@ static int combine(int higher, int lower) { /* PD_NO_DTYPE: nothing there */
     if (higher == PD_NO_DTYPE) return lower;
     if (lower == PD_NO_DTYPE) return higher;
     pd_category h = pd_dtype_category((pd_dtype)higher), l = pd_dtype_category((pd_dtype)lower);
-    if (h >= PD_CAT_FLOAT) return higher;
-    return l > h ? (int)pd_dtype_promote((pd_dtype)higher, (pd_dtype)lower) : higher;
+    if (l <= h) return higher;
+    return h == PD_CAT_FLOAT ? (int)pd_dtype_with_parts((pd_dtype)higher)
+                             : (int)pd_dtype_promote((pd_dtype)higher, (pd_dtype)lower);
 }
 
 static int join(int a, pd_dtype b) { return a == PD_NO_DTYPE ? (int)b : (int)pd_dtype_promote((pd_dtype)a, b); }
@@ -32,7 +33,9 @@ pd_dtype pd_result_type(pd_tensor *const *in, int nin, const pd_scalar *const *s
         if (scalars[i]->cat >= 0)
             number = join(number, scalars[i]->cat == PD_CAT_BOOL  ? PD_BOOL
                                   : scalars[i]->cat == PD_CAT_INT ? PD_I64
-                                                                  : pd_default_dtype);
+                                  : scalars[i]->cat == PD_CAT_FLOAT
+                                      ? pd_default_dtype
+                                      : pd_dtype_with_parts(pd_default_dtype));
     return (pd_dtype)combine(dims, combine(zero, number));
 }
 
@@ -133,6 +136,14 @@ static double work_of(const pd_call *c) {
     return (double)n * 0.25; /* 4-byte elements at 16 GB/s */
 }
 
+static pd_status check_complex(const pd_def *def, pd_tensor *const *in, int nin) {
+    for (int i = 0; i < nin && !def->on_complex; i++)
+        if (in[i] && pd_dtype_is_complex((pd_dtype)in[i]->dtype))
+            return pd_fail(PD_E_DTYPE, "%s: input %d is %s (expected real numbers)", def->name, i,
+                           pd_dtype_name((pd_dtype)in[i]->dtype));
+    return PD_OK;
+}
+
 static bool wants_record(const pd_def *def, pd_tensor *const *in, int nin) {
     if (!pd_grad_mode || !(def->op->vjp || def->op->vjp_fast)) return false;
     for (int i = 0; i < nin; i++)
@@ -163,7 +174,12 @@ static pd_status record(const pd_call *c, pd_tensor *const *saved_in, double wor
 
 pd_status pd_check_kernel(const pd_call *c) {
     const pd_device *d = pd_device_here;
-    if (!d->kernels || c->def->on_cuda) return PD_OK;
+    if (!d->kernels) return PD_OK;
+    for (int i = 0; i < c->nin; i++)
+        if (c->in[i] && pd_dtype_is_complex((pd_dtype)c->in[i]->dtype))
+            return pd_fail(PD_E_NOTIMPL, "%s: there are no CUDA kernels for complex numbers yet (input %d is on %s)",
+                           c->def->name, i, d->name);
+    if (c->def->on_cuda) return PD_OK;
     return pd_fail(PD_E_NOTIMPL, "%s: there is no CUDA kernel yet (the tensors are on %s)", c->def->name, d->name);
 }
 
@@ -286,6 +302,7 @@ static pd_status run_here(const pd_def *def, pd_tensor **in, int nin, const void
     pd_call c = {.def = def, .attrs = attrs, .in = in, .nin = nin, .nout = op->nout ? op->nout : 1};
     bool wants = c.wants = wants_record(def, in, nin);
     pd_status status;
+    PD_TRY(check_complex(def, in, nin));
     if (op->compose) {
         bool mode = pd_grad_mode;
         pd_grad_mode = mode && !(op->vjp || op->vjp_fast); /* its own gradient replaces that of its parts */
@@ -391,6 +408,7 @@ static pd_status run_into_here(const pd_def *def, pd_tensor **in, int nin, const
     pd_tensor *shell, *copy = NULL, *const *saved_in = in;
     pd_tensor *saved[PD_MAX_PARAMS];
     pd_node *node = NULL;
+    PD_TRY(check_complex(def, in, nin));
     PD_TRY(pd_tensor_shell(&shell));
     c.out[0] = shell;
     pd_status status = op->infer(&c);
@@ -411,7 +429,7 @@ static pd_status run_into_here(const pd_def *def, pd_tensor **in, int nin, const
     PD_TRY_TO(done, run_kernel(&c, &work));
     if (!direct) PD_TRY_TO(done, pd_engine.copy_into(into, shell));
     pd_tensor_bump(into);
-    if (pd_dtype_is_float((pd_dtype)into->dtype) && wants_record(def, in, nin)) {
+    if (pd_dtype_category((pd_dtype)into->dtype) >= PD_CAT_FLOAT && wants_record(def, in, nin)) {
         c.out[0] = into;
         PD_TRY_TO(done, record(&c, saved_in, work, &node));
         PD_TRY_TO(done, pd_node_rebase(node, into, 0, 0));

@@ -394,6 +394,9 @@ static pd_status seed(run *r, int i, uint32_t *index) {
     if (!pd_tensor_wants_grad(root))
         return pd_fail(PD_E_RUNTIME, "backward: root %d, %s of shape %s, does not require grad", i,
                        pd_dtype_name((pd_dtype)root->dtype), pd_tensor_shape(root));
+    if (!g && pd_dtype_is_complex((pd_dtype)root->dtype))
+        return pd_fail(PD_E_RUNTIME, "backward: root %d is %s (expected a real number, or a gradient argument)", i,
+                       pd_dtype_name((pd_dtype)root->dtype));
     if (!g && root->numel != 1)
         return pd_fail(PD_E_RUNTIME, "backward: root %d has shape %s (expected one element, or a gradient argument)", i,
                        pd_tensor_shape(root));

@@ -25,6 +25,7 @@ typedef struct pd_scalar {
     double d;
     int64_t i; /* exact, where cat is PD_CAT_INT or PD_CAT_BOOL */
     int64_t cat;
+    double im; /* where cat is PD_CAT_COMPLEX */
 } pd_scalar;
 
 typedef struct pd_ints {
@@ -146,6 +147,7 @@ typedef struct pd_def {
     char name[40];
     int nparams, ninputs; /* a list counts as one input here; pd_call.nin counts its tensors */
     bool on_cuda;         /* the kernel and its gradients touch elements by pd_here() alone (ops/cuda.def) */
+    bool on_complex;      /* it takes complex tensors (ops/complex.def) */
     int list;             /* index of the list param's first tensor in in[], or -1 */
     pd_param params[PD_MAX_PARAMS];
     uint64_t defaults[PD_MAX_ATTRS / 8]; /* attrs with every default filled in */

@@ -60,7 +60,8 @@ static bool parse_default(const char *text, pd_param *p, void *at) {
     switch (p->type) {
     case PD_T_TENSOR_OPT: case PD_T_OPERAND: return none;
     case PD_T_SCALAR:
-        *(pd_scalar *)at = (pd_scalar){d, i, none ? -1 : strpbrk(text, ".e") ? PD_CAT_FLOAT : PD_CAT_INT};
+        *(pd_scalar *)at = (pd_scalar){.d = d, .i = i, .cat = strpbrk(text, ".e") ? PD_CAT_FLOAT : PD_CAT_INT};
+        if (none) ((pd_scalar *)at)->cat = -1;
         return true;
     case PD_T_INT: *(int64_t *)at = i; return true;
     case PD_T_INT_OPT: *(int64_t *)at = none ? PD_NONE_INT : i; return true;

@@ -30,6 +30,10 @@ extern const uint8_t pd_dtype_categories[PD_DTYPE_COUNT];
 static inline size_t pd_dtype_size(pd_dtype t) { return pd_dtype_sizes[t]; }
 static inline pd_category pd_dtype_category(pd_dtype t) { return (pd_category)pd_dtype_categories[t]; }
 static inline bool pd_dtype_is_float(pd_dtype t) { return pd_dtype_categories[t] == PD_CAT_FLOAT; }
+static inline bool pd_dtype_is_complex(pd_dtype t) { return t >= PD_C64; } /* the last rows */
+/* Of the parts of a complex dtype, and of what has such parts: float32 and complex64, float64 and complex128. */
+static inline pd_dtype pd_dtype_part(pd_dtype t) { return t == PD_C64 ? PD_F32 : t == PD_C128 ? PD_F64 : t; }
+static inline pd_dtype pd_dtype_with_parts(pd_dtype t) { return t == PD_F64 || t == PD_C128 ? PD_C128 : PD_C64; }
 const char *pd_dtype_name(pd_dtype t); /* "float32" */
 
 /* The dtype that holds both, by PyTorch's table (uint8 with int8: int16; float16 with bfloat16: float32). */

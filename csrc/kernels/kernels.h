@@ -56,6 +56,9 @@ typedef enum pd_pointwise {
     PD_POINTWISE_COUNT
 } pd_pointwise;
 
+/* Parts of complex numbers: |x|, its angle; and x with the other imaginary part. */
+typedef enum pd_complex_part { PD_COMPLEX_ABS, PD_COMPLEX_ANGLE, PD_COMPLEX_CONJ } pd_complex_part;
+
 typedef enum pd_fold {
     PD_FOLD_SUM,
     PD_FOLD_MEAN,
@@ -198,8 +201,11 @@ typedef struct pd_kernels {
     void (*ternary)(pd_ternary fn, pd_dtype t, double a, const pd_loop *l); /* out, x, y, z: any per domain, but BOOL */
     /* which 0: out, x (, y); 1, 2: gx or gy, g, x (, y). params: PD_POINTWISE_PARAMS numbers. */
     void (*pointwise)(pd_pointwise fn, int which, pd_dtype t, const double *params, const pd_loop *l);
+    /* unary, binary and compare take C64 and C128 where complex.def has a row. out, x of C64 or C128 (t); out of their
+       part's type, but for CONJ. */
+    void (*complex_part)(pd_complex_part part, pd_dtype t, const pd_loop *l);
     void (*where)(size_t size, const pd_loop *l);               /* out, cond BOOL, x, y: elements of `size` bytes */
-    void (*copy)(pd_dtype to, pd_dtype from, const pd_loop *l); /* any to any, C casts, float to bool is != 0 */
+    void (*copy)(pd_dtype to, pd_dtype from, const pd_loop *l); /* any, C64 and C128 to any, C casts, to bool is != 0 */
     void (*fill)(size_t size, const void *value, const pd_loop *l);          /* out: elements of `size` bytes */
     void (*range)(pd_dtype t, void *out, int64_t n, double start, double step); /* start + i * step; any */
 

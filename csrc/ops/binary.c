@@ -22,6 +22,8 @@ static pd_status infer_scaled(pd_call *c) {
     if (cat == PD_CAT_FLOAT && most < PD_CAT_FLOAT)
         return pd_fail(PD_E_VALUE, "%s: alpha is a broken number, the operands are %s (expected a whole one)",
                        c->def->name, pd_dtype_name(computed(c)));
+    if (cat == PD_CAT_COMPLEX)
+        return pd_fail(PD_E_VALUE, "%s: alpha is complex (expected a real number; multiply first)", c->def->name);
     if (cat == PD_CAT_BOOL && most != PD_CAT_BOOL)
         return pd_fail(PD_E_VALUE, "%s: alpha is bool, the operands are %s (expected a number)", c->def->name,
                        pd_dtype_name(computed(c)));
@@ -109,6 +111,7 @@ static pd_val scale_by_alpha(pd_vjp *v, pd_val g) {
 
 static pd_val log_or_zero(pd_vjp *v, pd_val x) {
     if (!x.t) return pd_const(x.c > 0 ? pd_x1(v, PD_OP_log, x).c : 0);
+    if (pd_dtype_is_complex((pd_dtype)x.t->dtype)) return pd_x_if(v, PD_OP_ne, x, pd_const(0), pd_x1(v, PD_OP_log, x));
     return pd_x_if(v, PD_OP_gt, x, pd_const(0), pd_x1(v, PD_OP_log, x));
 }
 
@@ -139,13 +142,17 @@ static pd_val log_or_zero(pd_vjp *v, pd_val x) {
     static pd_status fn##_kernel(const pd_call *c) { return run(PD_BINARY_##fn, c); } \
     static void fn##_vjp(pd_vjp *v) {                                                 \
         const operands *a = v->attrs;                                                 \
-        pd_val g = pd_val_of(v->g[0]), x = {0}, y = {0};                              \
+        pd_val g = pd_val_of(pd_x_conj(v, v->g[0])), x = {0}, y = {0};                \
         if (SAVE_##needs) x = pd_val_in(v, 0, &a->x), y = pd_val_in(v, 1, &a->y);     \
         (void)x, (void)y;                                                             \
-        if (pd_vjp_needs(v, 0)) pd_vjp_set(v, 0, (grad_x).t);                         \
-        if (pd_vjp_needs(v, 1)) pd_vjp_set(v, 1, (grad_y).t);                         \
+        if (pd_vjp_needs(v, 0)) pd_vjp_set(v, 0, pd_x_conj(v, (grad_x).t));           \
+        if (pd_vjp_needs(v, 1)) pd_vjp_set(v, 1, pd_x_conj(v, (grad_y).t));           \
     }                                                                                 \
     static void __attribute__((unused)) fn##_vjp_fast(pd_vjp *v) {                    \
+        if (pd_dtype_is_complex((pd_dtype)v->g[0]->dtype)) {                          \
+            fn##_vjp(v);                                                              \
+            return;                                                                   \
+        }                                                                             \
         fused(v, PD_BINARY_##fn, 0);                                                  \
         fused(v, PD_BINARY_##fn, 1);                                                  \
     }                                                                                 \

@@ -30,11 +30,15 @@ void pd_scalar_store(const pd_scalar *s, pd_dtype t, void *to) {
     case PD_BF16: *(pd_bf16 *)to = pd_f32_to_bf16((float)d); return;
     case PD_F32: *(float *)to = (float)d; return;
     case PD_F64: *(double *)to = d; return;
-    default: memset(to, 0, pd_dtype_size(t)); return;
+    case PD_C64: *(pd_c64 *)to = (pd_c64){(float)d, (float)s->im}; return;
+    case PD_C128: *(pd_c128 *)to = (pd_c128){d, s->im}; return;
+    default: return;
     }
 }
 
 pd_status pd_scalar_fits(const char *op, const pd_scalar *s, pd_dtype t) {
+    if (s->cat == PD_CAT_COMPLEX && !pd_dtype_is_complex(t))
+        return pd_fail(PD_E_DTYPE, "%s: a complex number does not fit into %s", op, pd_dtype_name(t));
     if (pd_dtype_category(t) != PD_CAT_INT) return PD_OK;
     bool whole = s->cat == PD_CAT_INT || s->cat == PD_CAT_BOOL;
     double most = t == PD_U8 ? 256 : ldexp(1, 8 * (int)pd_dtype_size(t) - 1), d = whole ? (double)s->i : trunc(s->d);
@@ -63,6 +67,8 @@ pd_status pd_item(const pd_tensor *t, pd_scalar *out) {
     case PD_BF16: out->d = pd_bf16_to_f32(*(const pd_bf16 *)p); return PD_OK;
     case PD_F32: out->d = *(const float *)p; return PD_OK;
     case PD_F64: out->d = *(const double *)p; return PD_OK;
+    case PD_C64: out->d = ((const pd_c64 *)p)->re, out->im = ((const pd_c64 *)p)->im; return PD_OK;
+    case PD_C128: out->d = ((const pd_c128 *)p)->re, out->im = ((const pd_c128 *)p)->im; return PD_OK;
     default: return PD_OK;
     }
     out->d = (double)out->i;
@@ -176,7 +182,20 @@ pd_status pd_check_ndim(const pd_call *c, int i, int ndim) {
 
 /* ---- expressions ------------------------------------------------------------------------------------------------- */
 
+pd_val pd_x_number(pd_vjp *v, double re, double im) {
+    pd_scalar s = {.d = re, .im = im, .cat = PD_CAT_COMPLEX};
+    pd_tensor *t = NULL;
+    if (v->status) return (pd_val){0};
+    pd_status status = pd_scalar_tensor(&s, PD_C128, &t);
+    return pd_val_of(pd_vjp_keep(v, status, t));
+}
+
+pd_tensor *pd_x_conj(pd_vjp *v, pd_tensor *t) {
+    return t && pd_dtype_is_complex((pd_dtype)t->dtype) ? pd_x_call1(v, PD_OP_conjugate, t, NULL) : t;
+}
+
 pd_val pd_val_in(pd_vjp *v, int i, const pd_scalar *number) {
+    if (number->cat == PD_CAT_COMPLEX) return pd_x_number(v, number->d, number->im);
     if (number->cat >= 0) return pd_const(number->cat == PD_CAT_FLOAT ? number->d : (double)number->i);
     return pd_val_of(pd_vjp_in(v, i));
 }

@@ -69,12 +69,50 @@ static pd_gemm bmm_shape(const pd_call *c) {
     return s;
 }
 
+/* Of complex matrices as one real product: A's rows are [re im re im ...] as they lie, so each row [re im ...] of B
+   stands over the row of i B, [-im re ...], and the product's rows are complex again. */
+static pd_gemm complex_shape(const pd_call *c) {
+    pd_gemm s = bmm_shape(c);
+    s.t = pd_dtype_part(s.t);
+    s.N *= 2, s.K *= 2, s.c_row *= 2, s.c_batch *= 2;
+    s.a_row = s.K, s.a_col = 1, s.a_batch = s.M * s.K;
+    s.b_row = s.N, s.b_col = 1, s.b_batch = s.K * s.N;
+    return s;
+}
+static size_t rounded(size_t bytes) { return (bytes + 63) & ~(size_t)63; }
+static size_t complex_scratch(const pd_call *c) {
+    pd_gemm s = complex_shape(c);
+    return rounded(pd_packed_bytes(c)) + rounded(pd_tensor_bytes(c->in[1])) + rounded(2 * pd_tensor_bytes(c->in[1])) +
+           pd_gemm_scratch(&s);
+}
+#define FILL_PAIRS(T)                                        \
+    for (int64_t r = 0; r < rows; r++) {                     \
+        const T *from = (const T *)x + r * n;                \
+        T *to = (T *)out + 2 * r * n, *turned = to + n;      \
+        memcpy(to, from, (size_t)n * sizeof(T));             \
+        for (int64_t k = 0; k < n; k += 2) turned[k] = -from[k + 1], turned[k + 1] = from[k]; \
+    }
+static pd_status complex_bmm(const pd_call *c) {
+    pd_gemm s = complex_shape(c);
+    char *scratch = c->scratch;
+    const void *a = pd_packed(c->in[0], scratch);
+    scratch += rounded(pd_packed_bytes(c));
+    const void *x = pd_packed(c->in[1], scratch);
+    void *out = scratch += rounded(pd_tensor_bytes(c->in[1]));
+    int64_t n = s.N, rows = n ? c->in[1]->numel * 2 / n : 0;
+    if (s.t == PD_F32) FILL_PAIRS(float) else FILL_PAIRS(double)
+    scratch += rounded(2 * pd_tensor_bytes(c->in[1]));
+    return pd_gemm_run(&s, a, out, NULL, pd_tensor_data(c->out[0]), scratch);
+}
+
 static size_t bmm_scratch(const pd_call *c) {
     pd_gemm s = bmm_shape(c);
+    if (pd_dtype_is_complex(s.t)) return complex_scratch(c);
     return packed_bytes(c->in[0]) + packed_bytes(c->in[1]) + (pd_dtype_is_float(s.t) ? pd_gemm_scratch(&s) : 0);
 }
 
 static pd_status bmm_kernel(const pd_call *c) {
+    if (pd_dtype_is_complex((pd_dtype)c->in[0]->dtype)) return complex_bmm(c);
     pd_gemm s = bmm_shape(c);
     void *scratch = c->scratch;
     matrix a = read_matrix(c->in[0], &scratch), b = read_matrix(c->in[1], &scratch);
@@ -92,8 +130,9 @@ static double bmm_work(const pd_call *c) {
     return gemm_ns((double)a->numel, (double)c->in[1]->size[a->ndim - 1], 1);
 }
 
+/* The conjugate transpose. */
 static pd_tensor *turned(pd_vjp *v, pd_tensor *t) {
-    return pd_x_call1(v, PD_OP_transpose, t, &(pd_dims2_attrs){-2, -1});
+    return pd_x_call1(v, PD_OP_transpose, pd_x_conj(v, t), &(pd_dims2_attrs){-2, -1});
 }
 
 static void bmm_vjp(pd_vjp *v) {

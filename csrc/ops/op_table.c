@@ -4,6 +4,7 @@
 #include "device/cuda.h"
 #include "kernels/kernels.h"
 #include "ops/ops.h"
+#include "ops/parts.h"
 
 #define PD_OP(name) extern const pd_op pd_op_##name;
 #include "ops/ops.def"
@@ -19,6 +20,12 @@ static const bool on_cuda[PD_OP_COUNT] = {
 #define PD_ON_CUDA(name) [PD_OP_##name] = true,
 #include "ops/cuda.def"
 #undef PD_ON_CUDA
+};
+
+static const bool on_complex[PD_OP_COUNT] = {
+#define PD_ON_COMPLEX(name) [PD_OP_##name] = true,
+#include "ops/complex.def"
+#undef PD_ON_COMPLEX
 };
 
 pd_def pd_defs[PD_OP_COUNT];
@@ -66,7 +73,10 @@ static pd_status clone(pd_tensor *t, pd_tensor **out) { return pd_call1(PD_OP_cl
 static pd_status ones_like(pd_tensor *t, pd_tensor **out) { return pd_full_like(t, 1, out); }
 static pd_status zeros_like(pd_tensor *t, pd_tensor **out) { return pd_full_like(t, 0, out); }
 
+/* A view of t with the geometry of `like`, a view of the same memory: of the same dtype, or as complex numbers and
+   their parts. */
 static pd_status as_strided(pd_tensor *t, const pd_tensor *like, pd_tensor **out) {
+    if (t->dtype != like->dtype) return pd_parts_strided(t, like, out);
     pd_strided_attrs a = {.size = {.n = like->ndim}, .stride = {.n = like->ndim}, .offset = like->offset};
     memcpy(a.size.v, like->size, sizeof(int64_t) * (size_t)like->ndim);
     memcpy(a.stride.v, like->stride, sizeof(int64_t) * (size_t)like->ndim);
@@ -77,6 +87,7 @@ pd_status pd_ops_init(void) {
     for (int i = 0; i < PD_OP_COUNT; i++) {
         PD_TRY(pd_def_init(&pd_defs[i], table[i]));
         pd_defs[i].on_cuda = on_cuda[i];
+        pd_defs[i].on_complex = on_complex[i];
     }
     pd_cuda_expect(PD_KERNELS_LAYOUT, sizeof(pd_kernels));
     pd_engine = (pd_engine_ops){.add = add,

@@ -81,6 +81,11 @@ static inline pd_val pd_const(double c) { return (pd_val){.c = c, .ok = true}; }
 /* Input i as the expression sees it: the saved tensor, or the number that was given for the Operand. */
 pd_val pd_val_in(pd_vjp *v, int i, const pd_scalar *number);
 
+/* re + i im, a 0-d tensor. */
+pd_val pd_x_number(pd_vjp *v, double re, double im);
+/* The conjugate; a real tensor itself. The gradient of a holomorphic f is g times the conjugate of f'(x), hence the
+   conjugate of what f's formula for real numbers makes of g's conjugate. */
+pd_tensor *pd_x_conj(pd_vjp *v, pd_tensor *t);
 pd_val pd_x1(pd_vjp *v, pd_op_id op, pd_val x);
 pd_val pd_x2(pd_vjp *v, pd_op_id op, pd_val x, pd_val y);
 pd_val pd_x_if(pd_vjp *v, pd_op_id compare, pd_val p, pd_val q, pd_val then); /* then where p ? q, else 0 */

@@ -252,7 +252,7 @@ typedef struct { int64_t dim, reverse; } running_attrs;
 
 static pd_status running_infer(pd_call *c) {
     pd_dtype t = (pd_dtype)c->in[0]->dtype;
-    return pd_out_like(c, 0, pd_dtype_is_float(t) ? t : PD_I64, c->in[0]);
+    return pd_out_like(c, 0, pd_dtype_category(t) >= PD_CAT_FLOAT ? t : PD_I64, c->in[0]);
 }
 static pd_status running_kernel(const pd_call *c) {
     const running_attrs *a = c->attrs;
@@ -261,8 +261,9 @@ static pd_status running_kernel(const pd_call *c) {
     int dim;
     PD_TRY(pd_shape_dim("cumsum", a->dim, x->ndim, &dim));
     for (int d = 0; d < x->ndim; d++) *(d < dim ? &b.outer : d == dim ? &b.n : &b.inner) *= x->size[d];
-    pd_here()->cumsum(a->reverse, (pd_dtype)x->dtype, (pd_dtype)c->out[0]->dtype, &b, pd_packed(x, c->scratch),
-                      pd_tensor_data(c->out[0]));
+    pd_dtype t = (pd_dtype)x->dtype, out = (pd_dtype)c->out[0]->dtype;
+    if (pd_dtype_is_complex(t)) t = out = pd_dtype_part(t), b.inner *= 2;
+    pd_here()->cumsum(a->reverse, t, out, &b, pd_packed(x, c->scratch), pd_tensor_data(c->out[0]));
     return PD_OK;
 }
 static void running_vjp(pd_vjp *v) {

@@ -33,7 +33,7 @@ static pd_status infer_bool(pd_call *c) {
     return infer_as(c, c->in[0]->dtype == PD_U8 ? PD_U8 : PD_BOOL);
 } /* as in PyTorch */
 static pd_status infer_mean(pd_call *c) {
-    PD_TRY(pd_check_float(c, 0));
+    if (!pd_dtype_is_complex((pd_dtype)c->in[0]->dtype)) PD_TRY(pd_check_float(c, 0));
     return infer(c);
 }
 /* What has no identity needs an element along every dim in `bits`. */
@@ -69,7 +69,9 @@ static pd_status fold(pd_fold f, const pd_call *c) {
         pd_block_pack(x, bits, c->scratch);
         data = c->scratch;
     }
-    pd_here()->fold(f, (pd_dtype)x->dtype, (pd_dtype)c->out[0]->dtype, &b, data, pd_tensor_data(c->out[0]));
+    pd_dtype t = (pd_dtype)x->dtype, out = (pd_dtype)c->out[0]->dtype;
+    if (pd_dtype_is_complex(t)) t = out = pd_dtype_part(t), b.inner *= 2; /* a sum's parts are sums of parts */
+    pd_here()->fold(f, t, out, &b, data, pd_tensor_data(c->out[0]));
     return PD_OK;
 }
 

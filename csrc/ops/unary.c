@@ -2,7 +2,10 @@
 #include "kernels/kernels.h"
 #include "ops/express.h"
 
+static bool is_complex(const pd_tensor *t) { return t && pd_dtype_is_complex((pd_dtype)t->dtype); }
+
 static pd_status infer(pd_call *c) { return pd_infer_elementwise(c, (pd_dtype)c->in[0]->dtype); }
+static pd_status infer_abs(pd_call *c) { return pd_infer_elementwise(c, pd_dtype_part((pd_dtype)c->in[0]->dtype)); }
 
 static pd_status infer_number(pd_call *c) {
     if (c->in[0]->dtype == PD_BOOL)
@@ -14,7 +17,8 @@ static pd_status run(pd_unary fn, const pd_call *c) {
     pd_tensor *t[2] = {c->out[0], c->in[0]};
     pd_loop l;
     pd_loop_build(&l, 2, t);
-    pd_here()->unary(fn, (pd_dtype)c->out[0]->dtype, &l);
+    if (fn == PD_UNARY_abs && is_complex(t[1])) pd_here()->complex_part(PD_COMPLEX_ABS, (pd_dtype)t[1]->dtype, &l);
+    else pd_here()->unary(fn, (pd_dtype)c->out[0]->dtype, &l);
     return PD_OK;
 }
 
@@ -31,6 +35,12 @@ static void fused(pd_vjp *v, pd_unary fn, pd_tensor *saved) {
     pd_vjp_set(v, 0, gx);
 }
 
+/* |x|, which is not holomorphic: g, real, times x / |x|. */
+static pd_val abs_of_complex(pd_vjp *v, pd_val g, pd_val x) {
+    pd_val size = ABS(x);
+    return MUL(g, DIV(x, pd_x_where(v, PD_OP_eq, size, C(0), C(1), size)));
+}
+
 #define SAVE_X PD_SAVE_IN(0)
 #define SAVE_Y PD_SAVE_OUT(0)
 #define LOAD_X pd_vjp_in(v, 0)
@@ -41,18 +51,29 @@ static void fused(pd_vjp *v, pd_unary fn, pd_tensor *saved) {
 #define PD_UNARY(fn, domain, fwd, saved, grad, text)                                 \
     static pd_status fn##_kernel(const pd_call *c) { return run(PD_UNARY_##fn, c); } \
     static void fn##_vjp(pd_vjp *v) {                                                \
-        pd_val g = pd_val_of(v->g[0]), x = pd_val_of(LOAD_##saved), y = x;           \
-        (void)x, (void)y, (void)g;                                                   \
-        pd_vjp_set(v, 0, (grad).t);                                                  \
+        pd_val x = pd_val_of(LOAD_##saved), y = x, g = pd_val_of(v->g[0]);           \
+        (void)y;                                                                     \
+        if (PD_UNARY_##fn == PD_UNARY_abs && is_complex(x.t)) {                      \
+            pd_vjp_set(v, 0, abs_of_complex(v, g, x).t);                             \
+            return;                                                                  \
+        }                                                                            \
+        g = pd_val_of(pd_x_conj(v, g.t));                                            \
+        pd_vjp_set(v, 0, pd_x_conj(v, (grad).t));                                    \
     }                                                                                \
-    static void fn##_vjp_fast(pd_vjp *v) { fused(v, PD_UNARY_##fn, LOAD_##saved); }  \
+    static void fn##_vjp_fast(pd_vjp *v) {                                           \
+        pd_tensor *t = LOAD_##saved;                                                 \
+        if (is_complex(t)) fn##_vjp(v);                                              \
+        else fused(v, PD_UNARY_##fn, t);                                             \
+    }                                                                                \
     const pd_op pd_op_##fn = {                                                       \
         .sig = #fn "(Tensor input)",                                                 \
         .doc = text ", elementwise.",                                                \
         .promote = PROMOTE_##domain,                                                 \
         .save = SAVE_##saved,                                                        \
         .flags = PD_FUNC | PD_METHOD | PD_NN | PD_INPLACE,                           \
-        .infer = PD_UNARY_##fn == PD_UNARY_neg ? infer_number : infer,               \
+        .infer = PD_UNARY_##fn == PD_UNARY_neg   ? infer_number                      \
+                 : PD_UNARY_##fn == PD_UNARY_abs ? infer_abs                         \
+                                                 : infer,                            \
         .kernel = fn##_kernel,                                                       \
         .vjp = fn##_vjp,                                                             \
         .vjp_fast = fn##_vjp_fast,                                                   \

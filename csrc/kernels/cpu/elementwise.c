@@ -2,6 +2,7 @@
 
    A row is one vectorised loop over contiguous memory (rows.h brings every loop to that form). f16 and bf16 have no
    rows of their own: they run the float ones on converted tiles. Integer arithmetic wraps (built with -fwrapv). */
+#include "kernels/cpu/complex.h"
 #include "kernels/cpu/express.h"
 #include "kernels/cpu/real.h"
 #include "kernels/cpu/rows.h"
@@ -214,8 +215,12 @@ static int64_t unary_grain(pd_unary fn) {
     }
 }
 
+/* Of a table of complex.h. */
+#define ROW_OF(rows, complex_rows, fn, t) \
+    (pd_dtype_is_complex(t) ? PD_SUFFIXED(complex_rows)[fn][t == PD_C128] : rows[fn][computed_in(t)])
+
 PD_CPU_FUNCTION(void, unary, pd_unary fn, pd_dtype t, const pd_loop *l) {
-    pd_row row = unary_rows[fn][computed_in(t)];
+    pd_row row = ROW_OF(unary_rows, pd_complex_unary, fn, t);
     if (row == unary_sin_F32) row = sin_row;
     if (row == unary_cos_F32) row = cos_row;
     run(row, t, 1.0, l, 0, unary_grain(fn));
@@ -234,7 +239,7 @@ static int power(pd_binary fn, pd_dtype t, const pd_loop *l, int y) {
 }
 
 PD_CPU_FUNCTION(void, binary, pd_binary fn, pd_dtype t, double a, const pd_loop *l) {
-    pd_row row = binary_rows[fn][computed_in(t)];
+    pd_row row = ROW_OF(binary_rows, pd_complex_binary, fn, t);
     if (t == PD_BOOL && (fn == PD_BINARY_add || fn == PD_BINARY_maximum))
         row = a != 0.0 ? bool_or : PD_CASTS[PD_BOOL][PD_BOOL];
     if (t == PD_BOOL && (fn == PD_BINARY_mul || fn == PD_BINARY_minimum)) row = bool_and;
@@ -255,7 +260,7 @@ PD_CPU_FUNCTION(void, binary_grad, pd_binary fn, int which, pd_dtype t, double a
     run(row, t, a, l, 0, fn == PD_BINARY_pow && !whole ? PD_GRAIN / 4 : PD_GRAIN);
 }
 PD_CPU_FUNCTION(void, compare, pd_compare fn, pd_dtype t, const pd_loop *l) {
-    run(compare_rows[fn][computed_in(t)], t, 1.0, l, 1u, PD_GRAIN);
+    run(ROW_OF(compare_rows, pd_complex_compare, fn, t), t, 1.0, l, 1u, PD_GRAIN);
 }
 
 #define WHERE_ROW(T)                                                          \
@@ -277,11 +282,18 @@ WHERE_ROW(uint8_t)
 WHERE_ROW(uint16_t)
 WHERE_ROW(uint32_t)
 WHERE_ROW(uint64_t)
+WHERE_ROW(pd_c128)
+
+#define BY_SIZE(kind, size) \
+    (size == 1   ? kind##_uint8_t \
+     : size == 2 ? kind##_uint16_t \
+     : size == 4 ? kind##_uint32_t \
+     : size == 8 ? kind##_uint64_t \
+                 : kind##_pd_c128)
 
 PD_CPU_FUNCTION(void, where, size_t size, const pd_loop *l) {
-    pd_row row = size == 1 ? where_uint8_t : size == 2 ? where_uint16_t : size == 4 ? where_uint32_t : where_uint64_t;
     uint8_t s = (uint8_t)size;
-    pd_rows r = {.loop = l, .row = row, .size = {s, 1, s, s}, .wide = {s, 1, s, s}};
+    pd_rows r = {.loop = l, .row = BY_SIZE(where, size), .size = {s, 1, s, s}, .wide = {s, 1, s, s}};
     PD_SUFFIXED(pd_rows_run)(&r);
 }
 
@@ -388,20 +400,20 @@ PD_CPU_FUNCTION(void, copy, pd_dtype to, pd_dtype from, const pd_loop *l) {
         return;
     }
     uint8_t d = (uint8_t)pd_dtype_size(to), s = (uint8_t)pd_dtype_size(from);
-    pd_row row = PD_CASTS[to][from];
-    if (to == from) row = d == 1 ? move_uint8_t : d == 2 ? move_uint16_t : d == 4 ? move_uint32_t : move_uint64_t;
+    pd_row row = to == from ? BY_SIZE(move, d)
+                 : pd_dtype_is_complex(to) || pd_dtype_is_complex(from) ? PD_SUFFIXED(pd_complex_cast)(to, from)
+                                                                        : PD_CASTS[to][from];
     pd_rows r = {.loop = l, .row = row, .size = {d, s}, .wide = {d, s}, .moves = to == from};
     PD_SUFFIXED(pd_rows_run)(&r);
 }
 
 PD_CPU_FUNCTION(void, fill, size_t size, const void *value, const pd_loop *l) {
     uint8_t s = (uint8_t)size;
-    pd_row row = s == 1 ? move_uint8_t : s == 2 ? move_uint16_t : s == 4 ? move_uint32_t : move_uint64_t;
     pd_loop with = *l;
     with.nop = 2;
     with.ptr[1] = (char *)(uintptr_t)value;
     memset(with.stride[1], 0, sizeof with.stride[1]);
-    pd_rows r = {.loop = &with, .row = row, .size = {s, s}, .wide = {s, s}};
+    pd_rows r = {.loop = &with, .row = BY_SIZE(move, s), .size = {s, s}, .wide = {s, s}};
     PD_SUFFIXED(pd_rows_run)(&r);
 }
 

@@ -80,6 +80,7 @@ static void put_add_part(void *ctx, int64_t begin, int64_t end) {
 }
 PD_CPU_FUNCTION(void, put_add, pd_dtype t, int64_t count, int64_t n, const int64_t *offset, const char *src,
                 int64_t src_stride, char *dst) {
+    if (pd_dtype_is_complex(t)) t = pd_dtype_part(t), n *= 2;
     index_job j = {.t = t, .count = count, .offset = offset, .src = src, .src_stride = src_stride, .dst = dst};
     if (count <= 0) return;
     int64_t grain = PD_GRAIN / count;

@@ -95,7 +95,7 @@ PD_INLINE pd_vd pd_vd_max(pd_vd a, pd_vd b) {
 /* One contiguous row of n elements: p[0] is written, p[1..] are read; a is binary.def's scalar. */
 typedef void (*pd_row)(int64_t n, double a, char *const *p);
 
-/* casts[to][from]: p[0] gets p[1] converted; the same dtype copies. NULL for the reserved complex ones. */
+/* casts[to][from]: p[0] gets p[1] converted; the same dtype copies. NULL for complex ones (complex.h). */
 extern const pd_row PD_SUFFIXED(pd_casts)[PD_DTYPE_COUNT][PD_DTYPE_COUNT];
 #define PD_CASTS PD_SUFFIXED(pd_casts)
 

@@ -7,7 +7,8 @@
 #define ENTRY(name) extern __typeof__(*((pd_kernels *)0)->name) PD_SUFFIXED(pd_cpu_##name);
 #define ENTRIES(M)                                                                                                     \
     M(unary)                                                                                                           \
-    M(unary_grad) M(binary) M(binary_grad) M(compare) M(ternary) M(pointwise) M(where) M(copy) M(fill) M(range)        \
+    M(unary_grad)                                                                                                      \
+    M(binary) M(binary_grad) M(compare) M(ternary) M(pointwise) M(complex_part) M(where) M(copy) M(fill) M(range)      \
         M(fold) M(arg) M(sort) M(sort_scratch) M(cumsum) M(topk) M(topk_scratch) M(softmax) M(softmax_grad)            \
             M(labels_check) M(nll) M(nll_grad) M(xent) M(xent_grad) M(dropout) M(uniform) M(normal) M(randint)         \
                 M(bernoulli) M(randperm) M(take) M(put) M(put_add) M(batch_norm_train) M(batch_norm_eval)              \

@@ -1,0 +1,13 @@
+/* Views in another dtype: complex numbers as pairs of their parts, and back. */
+#ifndef PD_OPS_PARTS_H
+#define PD_OPS_PARTS_H
+
+#include "ops/ops.h"
+
+/* A view of t with the geometry of `like`, of the same memory in another dtype; PD_E_NOTIMPL unless one is complex and
+   the other its parts. */
+pd_status pd_parts_strided(pd_tensor *t, const pd_tensor *like, pd_tensor **out);
+/* Part 0 (real) or 1 (imaginary) of complex t, a view; NULL where v has failed. */
+pd_tensor *pd_x_part(pd_vjp *v, pd_tensor *t, int64_t part);
+
+#endif
