@@ -2,6 +2,15 @@
 #include "base/mem.h"
 #include "py/py.h"
 
+/* NumPy's complex64, whose float() would drop the imaginary part. */
+static bool complex_scalar(PyObject *o, pd_scalar *out) {
+    pd_tensor *t = pd_py_from_buffer(o, false);
+    bool found = t && t->numel == 1 && pd_dtype_is_complex((pd_dtype)t->dtype) && pd_py_scalar(t, out);
+    pd_tensor_release(t);
+    PyErr_Clear();
+    return found;
+}
+
 bool pd_py_number(PyObject *o, pd_scalar *out) {
     if (PyFloat_Check(o)) {
         *out = (pd_scalar){.d = PyFloat_AS_DOUBLE(o), .cat = PD_CAT_FLOAT};
@@ -21,9 +30,14 @@ bool pd_py_number(PyObject *o, pd_scalar *out) {
         *out = (pd_scalar){.d = (double)i, .i = i, .cat = PD_CAT_INT};
         return true;
     }
+    if (PyComplex_Check(o)) {
+        *out = (pd_scalar){.d = PyComplex_RealAsDouble(o), .im = PyComplex_ImagAsDouble(o), .cat = PD_CAT_COMPLEX};
+        return true;
+    }
     if (pd_py_is_tensor(o)) return false;
     PyNumberMethods *n = Py_TYPE(o)->tp_as_number; /* NumPy's scalars */
     if (PySequence_Check(o) || !n || !(n->nb_index || n->nb_float)) return false;
+    if (!n->nb_index && PyObject_CheckBuffer(o) && complex_scalar(o, out)) return true;
     PyObject *plain = n->nb_index ? PyNumber_Index(o) : PyNumber_Float(o);
     if (!plain) {
         PyErr_Clear();
@@ -60,6 +74,10 @@ bool pd_py_double(PyObject *o, const char *op, const char *arg, double *out) {
     if (pd_py_is_tensor(o) && pd_py_tensor(o)->numel == 1) {
         if (!pd_py_scalar(pd_py_tensor(o), &s)) return false;
     } else if (!pd_py_number(o, &s)) return wrong(o, op, arg, "float");
+    if (s.cat == PD_CAT_COMPLEX) {
+        PyErr_Format(PyExc_TypeError, "%s: %s is complex (expected a real number)", op, arg);
+        return false;
+    }
     *out = s.cat == PD_CAT_FLOAT ? s.d : (double)s.i;
     return true;
 }
@@ -85,6 +103,7 @@ bool pd_py_dtype(PyObject *o, const char *op, const char *arg, int64_t *out) {
     if (o == Py_None) *out = PD_NO_DTYPE;
     else if (o == (PyObject *)&PyFloat_Type) *out = pd_default_dtype;
     else if (o == (PyObject *)&PyLong_Type) *out = PD_I64;
+    else if (o == (PyObject *)&PyComplex_Type) *out = pd_dtype_with_parts(pd_default_dtype);
     else if (o == (PyObject *)&PyBool_Type) *out = PD_BOOL;
     else {
         for (int t = 0; t < PD_DTYPE_COUNT; t++)
@@ -121,4 +140,59 @@ bool pd_py_tensors(PyObject *o, const char *op, const char *arg, PyObject **seq,
         }
     }
     return true;
+}
+
+/* [new] the arguments at their places; *rest (new) keeps the other keywords. */
+static PyObject *in_places(PyObject *args, PyObject *kwargs, const char *const *names, PyObject **rest) {
+    PyObject *all = PySequence_List(args), *left = PyDict_Copy(kwargs);
+    for (Py_ssize_t i = 0; all && left && names[i]; i++) {
+        if (i < PyList_GET_SIZE(all)) continue;
+        PyObject *value = PyDict_GetItemString(left, names[i]);
+        if (!value) break;
+        if (PyList_Append(all, value) || PyDict_DelItemString(left, names[i])) Py_CLEAR(all);
+    }
+    PyObject *tuple = all && left ? PyList_AsTuple(all) : NULL;
+    Py_XDECREF(all);
+    if (!tuple) Py_CLEAR(left);
+    *rest = left;
+    return tuple;
+}
+
+PyObject *pd_py_with_names(PyCFunctionWithKeywords f, bool bare, const char *op, PyObject *self, PyObject *args,
+                           PyObject *kwargs, const char *const *names) {
+    if (!kwargs || !PyDict_GET_SIZE(kwargs)) return f(self, args, bare ? NULL : kwargs);
+    PyObject *rest, *result = NULL, *all = in_places(args, kwargs, names, &rest), *key, *value;
+    Py_ssize_t at = 0;
+    if (!all) return NULL;
+    if (bare && PyDict_Next(rest, &at, &key, &value))
+        PyErr_Format(PyExc_TypeError, "%s: unexpected keyword argument %R", op, key);
+    else result = f(self, all, rest);
+    Py_DECREF(all);
+    Py_DECREF(rest);
+    return result;
+}
+
+bool pd_py_write_out(const char *op, PyObject *out, pd_tensor *result) {
+    pd_tensor *into = pd_py_expect_tensor(out, op, "out");
+    if (!into) return false;
+    if (!pd_tensor_same_shape(into, result) && !into->numel) {
+        PyObject *size = pd_py_size(result->ndim, result->size),
+                 *done = size ? PyObject_CallMethod(out, "resize_", "(O)", size) : NULL;
+        Py_XDECREF(size);
+        Py_XDECREF(done);
+        if (!done) return false;
+    }
+    pd_status status = PD_OK;
+    if (!pd_tensor_same_shape(into, result))
+        status = pd_fail(PD_E_SHAPE, "%s: out has shape %s (expected %s)", op, pd_tensor_shape(into),
+                         pd_tensor_shape(result));
+    else if (pd_grad_mode && (pd_tensor_wants_grad(result) || pd_tensor_wants_grad(into)))
+        status =
+            pd_fail(PD_E_RUNTIME, "%s: out= does not support gradients (expected pydist.no_grad(), or no out=)", op);
+    else if (pd_dtype_category((pd_dtype)result->dtype) > pd_dtype_category((pd_dtype)into->dtype))
+        status = pd_fail(PD_E_DTYPE, "%s: out is %s, which cannot hold %s", op, pd_dtype_name((pd_dtype)into->dtype),
+                         pd_dtype_name((pd_dtype)result->dtype));
+    if (!status) status = pd_engine.write(into, result);
+    if (status) pd_py_raise(status);
+    return !status;
 }

@@ -69,8 +69,8 @@ int pd_py_set_requires_grad(PyObject *self, PyObject *value) {
         PyErr_SetString(PyExc_RuntimeError, "requires_grad can be changed on leaf tensors only (expected detach())");
         return -1;
     }
-    if (want && !pd_dtype_is_float((pd_dtype)t->dtype)) {
-        PyErr_Format(PyExc_RuntimeError, "only floating tensors can require gradients, got %s",
+    if (want && pd_dtype_category((pd_dtype)t->dtype) < PD_CAT_FLOAT) {
+        PyErr_Format(PyExc_RuntimeError, "only floating and complex tensors can require gradients, got %s",
                      pd_dtype_name((pd_dtype)t->dtype));
         return -1;
     }
@@ -124,6 +124,47 @@ static int set_data(PyObject *self, PyObject *value, void *unused) {
     return 0;
 }
 
+/* Part 0, real, or 1, imaginary, of a complex tensor: a view. [new] */
+static pd_status part_of(pd_tensor *t, int64_t part, pd_tensor **out) {
+    struct { int64_t dim, index; } at = {-1, part};
+    pd_tensor *parts;
+    PD_TRY(pd_call1(PD_OP_view_as_real, t, NULL, &parts));
+    pd_status status = pd_call1(PD_OP_select, parts, &at, out);
+    pd_tensor_release(parts);
+    return status;
+}
+
+static PyObject *get_part(PyObject *self, void *which) {
+    T;
+    pd_tensor *out;
+    bool imaginary = which != NULL;
+    if (!pd_dtype_is_complex((pd_dtype)t->dtype))
+        return imaginary ? PyErr_Format(PyExc_RuntimeError, "imag: the tensor is %s (expected complex numbers)",
+                                        pd_dtype_name((pd_dtype)t->dtype))
+                         : Py_NewRef(self);
+    PD_PY_TRY(part_of(t, imaginary, &out));
+    return pd_py_wrap_new(out);
+}
+
+static int set_part(PyObject *self, PyObject *value, void *which) {
+    T;
+    pd_tensor *part = NULL, *from;
+    if (!value) {
+        PyErr_SetString(PyExc_AttributeError, "the parts of a tensor cannot be deleted");
+        return -1;
+    }
+    if (!(from = pd_py_from_data(value, PD_NO_DTYPE, false))) return -1;
+    pd_status status = PD_OK;
+    if (pd_dtype_is_complex((pd_dtype)t->dtype)) status = part_of(t, which != NULL, &part);
+    else if (which) status = pd_fail(PD_E_RUNTIME, "imag: the tensor is %s (expected complex numbers)",
+                                     pd_dtype_name((pd_dtype)t->dtype));
+    if (!status) status = pd_engine.write(part ? part : t, from);
+    pd_tensor_release(part);
+    pd_tensor_release(from);
+    if (status) pd_py_raise(status);
+    return status ? -1 : 0;
+}
+
 GETTER(T) {
     T;
     pd_tensor *out;
@@ -144,6 +185,17 @@ GETTER(mT) {
     return pd_py_wrap_new(out);
 }
 
+GETTER(mH) {
+    PyObject *turned = get_mT(self, unused), *out = turned ? pd_py_unary(PD_OP_conj, turned) : NULL;
+    Py_XDECREF(turned);
+    return out;
+}
+GETTER(H) {
+    T;
+    if (t->ndim == 2) return get_mH(self, unused);
+    if (t->ndim == 0) return pd_py_unary(PD_OP_conj, self);
+    return PyErr_Format(pd_py.E_SHAPE, "H: shape %s (expected 2 dimensions)", pd_tensor_shape(t));
+}
 GETTER(nbytes) { (void)unused; T; return PyLong_FromSize_t(pd_tensor_bytes(t)); }
 GETTER(itemsize) { (void)unused; T; return PyLong_FromSize_t(pd_dtype_size((pd_dtype)t->dtype)); }
 GETTER(retains_grad) { (void)unused; T; return PyBool_FromLong(t->meta && t->meta->retained); }
@@ -163,6 +215,10 @@ PyGetSetDef pd_py_tensor_getset[] = {
     {"grad", get_grad, set_grad, "The gradient that backward accumulated, or None.", NULL},
     {"data", get_data, set_data, "The same memory without history, with a version counter of its own.", NULL},
     {"mT", get_mT, NULL, "The last two dimensions swapped.", NULL},
+    {"mH", get_mH, NULL, "The last two dimensions swapped, of the conjugate.", NULL},
+    {"H", get_H, NULL, "A matrix transposed, of the conjugate.", NULL},
+    {"real", get_part, set_part, "The real parts, a view; a real tensor itself.", NULL},
+    {"imag", get_part, set_part, "The imaginary parts of complex numbers, a view.", (void *)1},
     {"nbytes", get_nbytes, NULL, "Bytes of all elements.", NULL},
     {"itemsize", get_itemsize, NULL, "Bytes of one element.", NULL},
     {"retains_grad", get_retains_grad, NULL, "Whether retain_grad() was called on a tensor that is no leaf.", NULL},

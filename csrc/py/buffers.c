@@ -76,6 +76,9 @@ static pd_status take_tensors(const char *op, const char *arg, pd_py_buffer *b) 
         if (t->storage->device != b->device)
             return pd_fail(PD_E_VALUE, "%s: %s is on %s (expected %s, as the first)", op,
                            name_of(b, arg, i, name, sizeof name), t->storage->device->name, b->device->name);
+        if (pd_dtype_is_complex((pd_dtype)t->dtype))
+            return pd_fail(PD_E_DTYPE, "%s: %s is %s (expected real numbers: view_as_real of it)", op,
+                           name_of(b, arg, i, name, sizeof name), pd_dtype_name((pd_dtype)t->dtype));
         if (i && (pd_dtype)t->dtype != b->dtype)
             return pd_fail(PD_E_DTYPE, "%s: %s is of %s (expected %s, as the first)", op,
                            name_of(b, arg, i, name, sizeof name), pd_dtype_name((pd_dtype)t->dtype),

@@ -1,147 +1,9 @@
-/* Making tensors: from data, filled, counted, drawn at random. */
+/* Making tensors: filled, counted, drawn at random. */
+#include <math.h>
+
 #include "base/mem.h"
 #include "kernels/kernels.h"
 #include "py/py.h"
-
-/* ---- from nested sequences --------------------------------------------------------------------------------------- */
-
-typedef struct { int ndim; int64_t size[PD_MAX_DIMS]; int dtype; } nest;
-
-static bool is_leaf(PyObject *o) {
-    if (PyList_Check(o) || PyTuple_Check(o)) return false;
-    if (pd_py_is_tensor(o)) return pd_py_tensor(o)->ndim == 0;
-    if (!PySequence_Check(o) || PyUnicode_Check(o) || PyBytes_Check(o)) return true;
-    bool sized = PyObject_Size(o) >= 0; /* a 0-d array has none */
-    PyErr_Clear();
-    return !sized;
-}
-
-/* A number and the dtype that it brings: NumPy's scalars have one of their own. */
-static bool read_leaf(PyObject *o, pd_scalar *s, pd_dtype *dtype) {
-    if (pd_py_is_tensor(o)) {
-        if (!pd_py_scalar(pd_py_tensor(o), s)) return false;
-        *dtype = (pd_dtype)pd_py_tensor(o)->dtype;
-        return true;
-    }
-    if (!pd_py_number(o, s)) {
-        if (!PyErr_Occurred())
-            PyErr_Format(PyExc_TypeError, "tensor: an element is %.100s (expected a number)", Py_TYPE(o)->tp_name);
-        return false;
-    }
-    *dtype = s->cat == PD_CAT_BOOL ? PD_BOOL : s->cat == PD_CAT_INT ? PD_I64 : pd_default_dtype;
-    if (PyFloat_CheckExact(o) || PyLong_CheckExact(o) || PyBool_Check(o) || !PyObject_CheckBuffer(o)) return true;
-    pd_tensor *t = pd_py_from_buffer(o, false);
-    if (t) *dtype = (pd_dtype)t->dtype;
-    pd_tensor_release(t);
-    return t != NULL;
-}
-
-/* Finds shape and dtype; every branch must have the same shape. */
-static bool measure(PyObject *o, int depth, nest *n, bool first) {
-    if (is_leaf(o)) {
-        pd_scalar s;
-        pd_dtype dtype;
-        if (!read_leaf(o, &s, &dtype)) return false;
-        if (first && depth > n->ndim) n->ndim = depth;
-        if (depth != n->ndim) {
-            PyErr_Format(PyExc_ValueError, "tensor: nesting differs: a number at depth %d (expected depth %d)", depth,
-                         n->ndim);
-            return false;
-        }
-        n->dtype = n->dtype == PD_NO_DTYPE ? (int)dtype : (int)pd_dtype_promote((pd_dtype)n->dtype, dtype);
-        return true;
-    }
-    Py_ssize_t len = PyObject_Length(o);
-    if (len < 0) return false;
-    if (depth >= PD_MAX_DIMS) {
-        PyErr_Format(PyExc_ValueError, "tensor: nested deeper than %d", PD_MAX_DIMS);
-        return false;
-    }
-    if (first) n->size[depth] = len;
-    if (first && depth + 1 > n->ndim) n->ndim = depth + 1;
-    if (depth >= n->ndim || n->size[depth] != len) {
-        PyErr_Format(PyExc_ValueError, "tensor: sequences at depth %d have lengths %lld and %zd (expected equal)",
-                     depth, depth < n->ndim ? (long long)n->size[depth] : 0LL, len);
-        return false;
-    }
-    for (Py_ssize_t i = 0; i < len; i++) {
-        PyObject *item = PySequence_GetItem(o, i);
-        bool ok = item && measure(item, depth + 1, n, first && i == 0);
-        Py_XDECREF(item);
-        if (!ok) return false;
-    }
-    return true;
-}
-
-static bool fill_nested(PyObject *o, pd_dtype t, char **to) {
-    if (is_leaf(o)) {
-        pd_scalar s;
-        if (pd_py_is_tensor(o)) {
-            if (!pd_py_scalar(pd_py_tensor(o), &s)) return false;
-        } else if (!pd_py_number(o, &s)) { /* changed since it was measured */
-            if (!PyErr_Occurred()) PyErr_SetString(PyExc_RuntimeError, "tensor: the data changed while it was read");
-            return false;
-        }
-        pd_status status = pd_scalar_fits("tensor", &s, t);
-        if (status) {
-            pd_py_raise(status);
-            return false;
-        }
-        pd_scalar_store(&s, t, *to);
-        *to += pd_dtype_size(t);
-        return true;
-    }
-    Py_ssize_t len = PyObject_Length(o);
-    for (Py_ssize_t i = 0; i < len; i++) {
-        PyObject *item = PySequence_GetItem(o, i);
-        bool ok = item && fill_nested(item, t, to);
-        Py_XDECREF(item);
-        if (!ok) return false;
-    }
-    return len >= 0;
-}
-
-static pd_tensor *from_nested(PyObject *data, int64_t dtype) {
-    nest n = {.dtype = PD_NO_DTYPE};
-    pd_tensor *t;
-    if (!measure(data, 0, &n, true)) return NULL;
-    if (dtype == PD_NO_DTYPE) dtype = n.dtype == PD_NO_DTYPE ? (int64_t)pd_default_dtype : n.dtype;
-    pd_status status = pd_tensor_new("tensor", (pd_dtype)dtype, n.ndim, n.size, &t);
-    if (status) {
-        pd_py_raise(status);
-        return NULL;
-    }
-    char *to = pd_tensor_data(t);
-    if (!fill_nested(data, (pd_dtype)dtype, &to)) {
-        pd_tensor_release(t);
-        return NULL;
-    }
-    return t;
-}
-
-pd_tensor *pd_py_from_data(PyObject *data, int64_t dtype, bool copy) {
-    pd_tensor *t = NULL, *out = NULL;
-    if (pd_py_is_tensor(data)) {
-        pd_status status = pd_tensor_alias(pd_py_tensor(data), false, &t);
-        if (status) pd_py_raise(status);
-    } else if (PyObject_CheckBuffer(data) && !PyBytes_Check(data) && !PyByteArray_Check(data)) {
-        t = pd_py_from_buffer(data, false); /* NumPy's scalars too, which keep their dtype so */
-    } else {
-        t = from_nested(data, dtype);
-        copy = false;
-    }
-    if (!t) return NULL;
-    bool mode = pd_grad_mode;
-    pd_grad_mode = false;
-    pd_status status = PD_OK;
-    if (dtype != PD_NO_DTYPE && t->dtype != dtype) status = pd_engine.cast(t, (pd_dtype)dtype, &out);
-    else if (copy) status = pd_call1(PD_OP_clone, t, &(int64_t){PD_FORMAT_CONTIGUOUS}, &out);
-    else pd_tensor_retain(out = t);
-    pd_grad_mode = mode;
-    pd_tensor_release(t);
-    if (status) pd_py_raise(status);
-    return status ? NULL : out;
-}
 
 /* ---- keyword arguments that all have ----------------------------------------------------------------------------- */
 
@@ -151,7 +13,9 @@ typedef struct {
     bool requires_grad;
     pd_rng_key key;
     const pd_device *device;
-} chosen; /* device NULL: not given */
+    PyObject *out;
+    const char *op;
+} chosen; /* device, out NULL: not given */
 
 /* Takes the common keywords out; leaves an unknown one as an error. */
 static bool read_options(const char *op, PyObject *kwargs, options *o, chosen *c, int64_t dtype) {
@@ -170,12 +34,10 @@ static bool read_options(const char *op, PyObject *kwargs, options *o, chosen *c
         }
         *to[i] = value;
     }
-    if (o->out && o->out != Py_None) {
-        PyErr_Format(PyExc_NotImplementedError, "%s: out= is not supported", op);
-        return false;
-    }
     if (o->format == Py_None) o->format = NULL;
     if (o->format && !pd_py_format(o->format, op)) return false;
+    c->out = o->out == Py_None ? NULL : o->out;
+    c->op = op;
     c->dtype = dtype;
     c->requires_grad = false;
     c->device = NULL;
@@ -190,8 +52,8 @@ static bool read_options(const char *op, PyObject *kwargs, options *o, chosen *c
 }
 
 static PyObject *finish(pd_tensor *t, const chosen *c) {
-    if (c->requires_grad && !pd_dtype_is_float((pd_dtype)t->dtype)) {
-        PyErr_Format(PyExc_RuntimeError, "only floating tensors can require gradients, got %s",
+    if (c->requires_grad && pd_dtype_category((pd_dtype)t->dtype) < PD_CAT_FLOAT) {
+        PyErr_Format(PyExc_RuntimeError, "only floating and complex tensors can require gradients, got %s",
                      pd_dtype_name((pd_dtype)t->dtype));
         pd_tensor_release(t);
         return NULL;
@@ -202,6 +64,11 @@ static PyObject *finish(pd_tensor *t, const chosen *c) {
         pd_tensor_release(t);
         PD_PY_TRY(status);
         t = there;
+    }
+    if (c->out) {
+        bool done = pd_py_write_out(c->op, c->out, t);
+        pd_tensor_release(t);
+        return done ? Py_NewRef(c->out) : NULL;
     }
     t->requires_grad = c->requires_grad;
     return pd_py_wrap_new(t);
@@ -236,135 +103,6 @@ static bool read_size(const char *op, PyObject *args, Py_ssize_t first, const op
     return ok;
 }
 
-/* ---- Generator: a key of its own --------------------------------------------------------------------------------- */
-
-typedef struct { PyObject_HEAD pd_rng_key key; } generator;
-static PyObject *generator_type;
-
-static PyObject *generator_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"device", NULL};
-    PyObject *device = NULL;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|O:Generator", names, &device) ||
-        !pd_py_device(device, "Generator"))
-        return NULL;
-    generator *g = (generator *)type->tp_alloc(type, 0);
-    if (g) g->key.seed = 67280421310721u;
-    return (PyObject *)g;
-}
-
-static bool seed_of(PyObject *o, const char *op, uint64_t *seed) {
-    PyObject *i = PyNumber_Index(o);
-    *seed = i ? PyLong_AsUnsignedLongLongMask(i) : 0; /* negative seeds wrap, as in PyTorch */
-    (void)op;
-    Py_XDECREF(i);
-    return !PyErr_Occurred();
-}
-
-static PyObject *generator_seed(PyObject *self, PyObject *seed) {
-    generator *g = (generator *)self;
-    if (!seed_of(seed, "manual_seed", &g->key.seed)) return NULL;
-    g->key.call = 0;
-    return Py_NewRef(self);
-}
-static PyObject *generator_initial(PyObject *self, PyObject *unused) {
-    (void)unused;
-    return PyLong_FromUnsignedLongLong(((generator *)self)->key.seed);
-}
-static PyObject *key_as_tuple(const pd_rng_key *k) {
-    return Py_BuildValue("(KKk)", (unsigned long long)k->seed, (unsigned long long)k->call, (unsigned long)k->stream);
-}
-
-/* A state is a tensor of bytes, as in PyTorch, so that scripts can move and save it; the same as three numbers costs
-   less. */
-enum { STATE_BYTES = 8 + 8 + 4 };
-
-static PyObject *key_as_state(const pd_rng_key *k) {
-    pd_tensor *t;
-    PD_PY_TRY(pd_tensor_new("get_rng_state", PD_U8, 1, &(int64_t){STATE_BYTES}, &t));
-    char *bytes = pd_tensor_data(t);
-    memcpy(bytes, &k->seed, 8);
-    memcpy(bytes + 8, &k->call, 8);
-    memcpy(bytes + 16, &k->stream, 4);
-    return pd_py_wrap_new(t);
-}
-static bool key_from(PyObject *o, pd_rng_key *k) {
-    unsigned long long seed, call;
-    unsigned long stream;
-    if (pd_py_is_tensor(o)) {
-        pd_tensor *t = pd_py_tensor(o);
-        if (t->dtype != PD_U8 || t->ndim != 1 || t->numel != STATE_BYTES || t->stride[0] != 1) {
-            PyErr_Format(PyExc_TypeError, "set_rng_state: expected the %d bytes that get_rng_state gave", STATE_BYTES);
-            return false;
-        }
-        const char *bytes = pd_tensor_data(t);
-        memcpy(&k->seed, bytes, 8);
-        memcpy(&k->call, bytes + 8, 8);
-        memcpy(&k->stream, bytes + 16, 4);
-        return true;
-    }
-    if (!PyTuple_Check(o) || !PyArg_ParseTuple(o, "KKk:set_rng_state", &seed, &call, &stream)) {
-        if (!PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "set_rng_state: expected what get_rng_state gave");
-        return false;
-    }
-    *k = (pd_rng_key){.seed = seed, .call = call, .stream = (uint32_t)stream};
-    return true;
-}
-static PyObject *generator_get(PyObject *self, PyObject *unused) {
-    (void)unused;
-    return key_as_state(&((generator *)self)->key);
-}
-static PyObject *generator_key(PyObject *self, PyObject *unused) {
-    (void)unused;
-    return key_as_tuple(&((generator *)self)->key);
-}
-static PyObject *generator_set(PyObject *self, PyObject *state) {
-    return key_from(state, &((generator *)self)->key) ? Py_NewRef(self) : NULL;
-}
-static PyObject *generator_device(PyObject *self, void *unused) {
-    (void)self, (void)unused;
-    return Py_NewRef(pd_py.cpu);
-}
-static void generator_dealloc(PyObject *self) {
-    PyTypeObject *type = Py_TYPE(self);
-    type->tp_free(self);
-    Py_DECREF(type);
-}
-
-static PyMethodDef generator_methods[] = {
-    {"manual_seed", generator_seed, METH_O, "manual_seed(seed)\n\nStarts the stream of `seed` anew."},
-    {"initial_seed", generator_initial, METH_NOARGS, "initial_seed()\n\nThe seed."},
-    {"get_state", generator_get, METH_NOARGS, "get_state()\n\nA tensor of bytes: seed, next call, stream."},
-    {"_key", generator_key, METH_NOARGS, "_key(): (seed, next call, stream), which set_state takes too."},
-    {"set_state", generator_set, METH_O, "set_state(state)\n\nAs get_state gave it."},
-    {0}};
-static PyGetSetDef generator_getset[] = {{"device", generator_device, NULL, "The CPU.", NULL}, {0}};
-static PyType_Slot generator_slots[] = {
-    {Py_tp_new, generator_new},
-    {Py_tp_getset, generator_getset},
-    {Py_tp_dealloc, generator_dealloc},
-    {Py_tp_methods, generator_methods},
-    {Py_tp_doc, "Generator(device='cpu')\n\nA stream of random numbers of its own: counter-based, keyed by the seed."},
-    {0}};
-static PyType_Spec generator_spec = {.name = "pydist._C.Generator",
-                                     .basicsize = sizeof(generator),
-                                     .slots = generator_slots,
-                                     .flags = Py_TPFLAGS_DEFAULT};
-
-static bool draw_key(const char *op, const options *o, pd_rng_key *key) {
-    if (!o->generator || o->generator == Py_None) {
-        *key = pd_rng_next();
-        return true;
-    }
-    if (Py_TYPE(o->generator) != (PyTypeObject *)generator_type) {
-        PyErr_Format(PyExc_TypeError, "%s: generator is %.100s (expected Generator)", op,
-                     Py_TYPE(o->generator)->tp_name);
-        return false;
-    }
-    *key = ((generator *)o->generator)->key;
-    ((generator *)o->generator)->key.call++;
-    return true;
-}
-
 /* ---- the functions ----------------------------------------------------------------------------------------------- */
 
 #define F(name) static PyObject *f_##name(PyObject *module, PyObject *args, PyObject *kwargs)
@@ -394,10 +132,10 @@ PyObject *pd_py_full(const char *op, PyObject *args, PyObject *kwargs, int64_t d
         return PyErr_Occurred() ? NULL
                                 : PyErr_Format(PyExc_TypeError, "%s: fill_value is %.100s (expected a number)", op,
                                                Py_TYPE(v)->tp_name);
-    if (dtype == PD_NO_DTYPE)
-        dtype = value.cat == PD_CAT_BOOL ? PD_BOOL : value.cat == PD_CAT_INT ? PD_I64 : pd_default_dtype;
+    if (dtype == PD_NO_DTYPE) dtype = pd_py_number_dtype(&value);
     if (!read_options(op, kwargs, &o, &c, dtype) || !pd_py_ints(PyTuple_GET_ITEM(args, 0), op, "size", &size))
         return NULL;
+    PD_PY_TRY(pd_scalar_fits(op, &value, (pd_dtype)c.dtype));
     return made_there(op, &c, (int)size.n, size.v, NULL, &value, &t) ? finish(t, &c) : NULL;
 }
 F(full) { (void)module; return pd_py_full("full", args, kwargs, PD_NO_DTYPE); }
@@ -463,6 +201,8 @@ F(arange) {
         pd_scalar *to = &v[n == 1 ? 1 : i];
         if (!pd_py_number(PyTuple_GET_ITEM(args, i), to))
             return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_TypeError, "arange: expected numbers");
+        if (to->cat == PD_CAT_COMPLEX)
+            return PyErr_Format(PyExc_TypeError, "arange: a complex number (expected real ones)");
         if (to->cat > category) category = (int)to->cat;
     }
     if (!read_options("arange", kwargs, &o, &c, category == PD_CAT_INT ? PD_I64 : pd_default_dtype)) return NULL;
@@ -475,6 +215,10 @@ F(arange) {
     int64_t size = (int64_t)count + (count > (double)(int64_t)count);
     pd_tensor *t;
     PD_PY_TRY(pd_tensor_new("arange", (pd_dtype)c.dtype, 1, &size, &t));
+    if (pd_dtype_is_complex((pd_dtype)c.dtype)) {
+        pd_tensor_release(t);
+        return PyErr_Format(pd_py.E_DTYPE, "arange: %s (expected a real dtype)", pd_dtype_name((pd_dtype)c.dtype));
+    }
     pd_cpu()->range((pd_dtype)c.dtype, pd_tensor_data(t), size, start, by);
     return finish(t, &c);
 }
@@ -485,12 +229,16 @@ static PyObject *drawn(const char *op, PyObject *args, PyObject *kwargs, bool no
     pd_ints size;
     pd_tensor *t;
     if (!read_options(op, kwargs, &o, &c, pd_default_dtype) || !read_size(op, args, 0, &o, &size)) return NULL;
-    if (!pd_dtype_is_float((pd_dtype)c.dtype))
-        return PyErr_Format(pd_py.E_DTYPE, "%s: %s (expected a floating dtype)", op, pd_dtype_name((pd_dtype)c.dtype));
-    if (!draw_key(op, &o, &c.key)) return NULL;
+    if (pd_dtype_category((pd_dtype)c.dtype) < PD_CAT_FLOAT)
+        return PyErr_Format(pd_py.E_DTYPE, "%s: %s (expected a floating or complex dtype)", op,
+                            pd_dtype_name((pd_dtype)c.dtype));
+    if (!pd_py_rng_key(o.generator, op, &c.key)) return NULL;
     PD_PY_TRY(pd_tensor_new(op, (pd_dtype)c.dtype, (int)size.n, size.v, &t));
-    if (normal) pd_cpu()->normal((pd_dtype)c.dtype, t->numel, 0, 1, c.key, pd_tensor_data(t));
-    else pd_cpu()->uniform((pd_dtype)c.dtype, t->numel, 0, 1, c.key, pd_tensor_data(t));
+    bool pairs = pd_dtype_is_complex((pd_dtype)c.dtype); /* of variance 1 together */
+    pd_dtype part = pd_dtype_part((pd_dtype)c.dtype);
+    int64_t n = pairs ? 2 * t->numel : t->numel;
+    if (normal) pd_cpu()->normal(part, n, 0, pairs ? sqrt(0.5) : 1, c.key, pd_tensor_data(t));
+    else pd_cpu()->uniform(part, n, 0, 1, c.key, pd_tensor_data(t));
     return finish(t, &c);
 }
 F(rand) { (void)module; return drawn("rand", args, kwargs, false); }
@@ -511,10 +259,12 @@ F(randint) {
     if (!pd_py_int(PyTuple_GET_ITEM(args, at), "randint", "high", &high) ||
         !read_size("randint", args, at + 1, &o, &size))
         return NULL;
+    if (pd_dtype_is_complex((pd_dtype)c.dtype))
+        return PyErr_Format(pd_py.E_DTYPE, "randint: %s (expected a real dtype)", pd_dtype_name((pd_dtype)c.dtype));
     if (low >= high)
         return PyErr_Format(PyExc_ValueError, "randint: low %lld, high %lld (expected low < high)", (long long)low,
                             (long long)high);
-    if (!draw_key("randint", &o, &c.key)) return NULL;
+    if (!pd_py_rng_key(o.generator, "randint", &c.key)) return NULL;
     PD_PY_TRY(pd_tensor_new("randint", (pd_dtype)c.dtype, (int)size.n, size.v, &t));
     pd_cpu()->randint((pd_dtype)c.dtype, t->numel, low, high, c.key, pd_tensor_data(t));
     return finish(t, &c);
@@ -532,15 +282,18 @@ F(randperm) {
     if (c.dtype != PD_I64)
         return PyErr_Format(pd_py.E_DTYPE, "randperm: %s (expected int64)", pd_dtype_name((pd_dtype)c.dtype));
     if (n < 0) return PyErr_Format(PyExc_ValueError, "randperm: n is %lld (expected at least 0)", (long long)n);
-    if (!draw_key("randperm", &o, &c.key)) return NULL;
+    if (!pd_py_rng_key(o.generator, "randperm", &c.key)) return NULL;
     PD_PY_TRY(pd_tensor_new("randperm", PD_I64, 1, &n, &t));
     pd_cpu()->randperm(n, c.key, pd_tensor_data(t));
     return finish(t, &c);
 }
 
-static PyObject *f_set_default_dtype(PyObject *module, PyObject *o) {
+static PyObject *f_set_default_dtype(PyObject *module, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"d", NULL};
     int64_t dtype;
+    PyObject *o;
     (void)module;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O:set_default_dtype", names, &o)) return NULL;
     if (!pd_py_dtype(o, "set_default_dtype", "d", &dtype)) return NULL;
     if (dtype == PD_NO_DTYPE || !pd_dtype_is_float((pd_dtype)dtype))
         return PyErr_Format(PyExc_TypeError, "set_default_dtype: %R (expected a floating dtype)", o);
@@ -580,72 +333,59 @@ static PyObject *f_result_type(PyObject *module, PyObject *args) {
     return Py_NewRef(pd_py.dtypes[pd_result_type(in, 2, scalars, 2)]);
 }
 
-static PyObject *f_manual_seed(PyObject *module, PyObject *o) {
-    uint64_t seed;
-    (void)module;
-    if (!seed_of(o, "manual_seed", &seed)) return NULL;
-    pd_rng_seed(seed);
-    Py_RETURN_NONE;
+/* The same functions, whose positional arguments may be named. */
+#define NAMED(name, ...)                                                                     \
+    static PyObject *n_##name(PyObject *module, PyObject *args, PyObject *kwargs) {          \
+        static const char *const names[] = {__VA_ARGS__, NULL};                              \
+        return pd_py_with_names(f_##name, false, #name, module, args, kwargs, names);        \
+    }
+NAMED(tensor, "data")
+NAMED(as_tensor, "data")
+NAMED(full, "size", "fill_value")
+NAMED(empty_like, "input")
+NAMED(zeros_like, "input")
+NAMED(ones_like, "input")
+NAMED(randperm, "n")
+
+/* arange(end=5) has no start, randint(high=5, size=...) no low. */
+static PyObject *n_arange(PyObject *module, PyObject *args, PyObject *kwargs) {
+    static const char *const names[] = {"start", "end", "step", NULL};
+    bool start = PyTuple_GET_SIZE(args) || (kwargs && PyDict_GetItemString(kwargs, "start"));
+    if (start || !kwargs || !PyDict_GetItemString(kwargs, "end"))
+        return pd_py_with_names(f_arange, false, "arange", module, args, kwargs, names);
+    PyObject *zero = Py_BuildValue("(i)", 0),
+             *out = zero ? pd_py_with_names(f_arange, false, "arange", module, zero, kwargs, names) : NULL;
+    Py_XDECREF(zero);
+    return out;
 }
-static PyObject *f_initial_seed(PyObject *module, PyObject *unused) {
-    (void)module, (void)unused;
-    return PyLong_FromUnsignedLongLong(pd_rng_initial_seed());
-}
-static PyObject *f_get_rng_state(PyObject *module, PyObject *unused) {
-    pd_rng_key key;
-    (void)module, (void)unused;
-    pd_rng_get(&key);
-    return key_as_state(&key);
-}
-static PyObject *f_rng_key(PyObject *module, PyObject *unused) {
-    pd_rng_key key;
-    (void)module, (void)unused;
-    pd_rng_get(&key);
-    return key_as_tuple(&key);
-}
-static PyObject *f_set_rng_state(PyObject *module, PyObject *state) {
-    pd_rng_key key;
-    (void)module;
-    if (!key_from(state, &key)) return NULL;
-    pd_rng_set(&key);
-    Py_RETURN_NONE;
-}
-static PyObject *f_rng_own(PyObject *module, PyObject *args) {
-    int own;
-    (void)module;
-    if (!PyArg_ParseTuple(args, "p:_rng_own", &own)) return NULL;
-    pd_rng_own(own);
-    Py_RETURN_NONE;
-}
-static PyObject *f_rng_shard(PyObject *module, PyObject *args) {
-    int shard;
-    (void)module;
-    if (!PyArg_ParseTuple(args, "i:_rng_shard", &shard)) return NULL;
-    pd_rng_set_shard((uint32_t)shard);
-    Py_RETURN_NONE;
+static PyObject *n_randint(PyObject *module, PyObject *args, PyObject *kwargs) {
+    static const char *const names[] = {"low", "high", NULL};
+    bool low = PyTuple_GET_SIZE(args) || (kwargs && PyDict_GetItemString(kwargs, "low"));
+    return pd_py_with_names(f_randint, false, "randint", module, args, kwargs, low ? names : names + 1);
 }
 
 #define KW(name, doc) {#name, (PyCFunction)(void (*)(void))f_##name, METH_VARARGS | METH_KEYWORDS, doc}
+#define KWN(name, doc) {#name, (PyCFunction)(void (*)(void))n_##name, METH_VARARGS | METH_KEYWORDS, doc}
 #define COMMON "\n\nKeywords: dtype, device, requires_grad."
 static PyMethodDef functions[] = {
-    KW(tensor,
-       "tensor(data, *, dtype=None, device=None, requires_grad=False)\n\nA copy of numbers, nested sequences, arrays "
-       "or a tensor."),
-    KW(as_tensor, "as_tensor(data, *, dtype=None, device=None)\n\nThe same, sharing memory where it can."),
+    KWN(tensor,
+        "tensor(data, *, dtype=None, device=None, requires_grad=False)\n\nA copy of numbers, nested sequences, arrays "
+        "or a tensor."),
+    KWN(as_tensor, "as_tensor(data, *, dtype=None, device=None)\n\nThe same, sharing memory where it can."),
     KW(empty, "empty(*size)\n\nUninitialised." COMMON),
     KW(zeros, "zeros(*size)\n\nFilled with 0." COMMON),
     KW(ones, "ones(*size)\n\nFilled with 1." COMMON),
-    KW(full, "full(size, fill_value)\n\nFilled with a number." COMMON),
-    KW(empty_like, "empty_like(input)\n\nUninitialised, of input's shape and dtype." COMMON),
-    KW(zeros_like, "zeros_like(input)\n\nZeros of input's shape and dtype." COMMON),
-    KW(ones_like, "ones_like(input)\n\nOnes of input's shape and dtype." COMMON),
-    KW(arange, "arange([start,] end[, step])\n\nstart, start + step, ... below end." COMMON),
+    KWN(full, "full(size, fill_value)\n\nFilled with a number." COMMON),
+    KWN(empty_like, "empty_like(input)\n\nUninitialised, of input's shape and dtype." COMMON),
+    KWN(zeros_like, "zeros_like(input)\n\nZeros of input's shape and dtype." COMMON),
+    KWN(ones_like, "ones_like(input)\n\nOnes of input's shape and dtype." COMMON),
+    KWN(arange, "arange([start,] end[, step])\n\nstart, start + step, ... below end." COMMON),
     KW(rand, "rand(*size, generator=None)\n\nUniform in [0, 1)." COMMON),
     KW(randn, "randn(*size, generator=None)\n\nNormal, mean 0, variance 1." COMMON),
-    KW(randint, "randint([low,] high, size, generator=None)\n\nWhole numbers in [low, high)." COMMON),
-    KW(randperm, "randperm(n, generator=None)\n\nA random order of 0 ... n - 1."),
-    {"set_default_dtype", f_set_default_dtype, METH_O,
-     "set_default_dtype(d)\n\nThe dtype of floating tensors that are made without one; at first float32."},
+    KWN(randint, "randint([low,] high, size, generator=None)\n\nWhole numbers in [low, high)." COMMON),
+    KWN(randperm, "randperm(n, generator=None)\n\nA random order of 0 ... n - 1."),
+    KW(set_default_dtype,
+       "set_default_dtype(d)\n\nThe dtype of floating tensors that are made without one; at first float32."),
     {"get_default_dtype", f_get_default_dtype, METH_NOARGS,
      "get_default_dtype()\n\nThe dtype of floating tensors that are made without one."},
     {"promote_types", f_promote_types, METH_VARARGS,
@@ -653,18 +393,9 @@ static PyMethodDef functions[] = {
     {"result_type", f_result_type, METH_VARARGS,
      "result_type(tensor1, tensor2)\n\nThe dtype of arithmetic on two tensors or numbers: dimensioned tensors decide "
      "before 0-d ones, these before numbers."},
-    {"manual_seed", f_manual_seed, METH_O, "manual_seed(seed)\n\nStarts the default random stream anew."},
-    {"initial_seed", f_initial_seed, METH_NOARGS, "initial_seed()\n\nThe seed of the default stream."},
-    {"get_rng_state", f_get_rng_state, METH_NOARGS,
-     "get_rng_state()\n\nA tensor of bytes: seed, next call, stream of the default stream."},
-    {"_rng_key", f_rng_key, METH_NOARGS,
-     "_rng_key(): (seed, next call, stream) of the default stream, which set_rng_state takes too."},
-    {"set_rng_state", f_set_rng_state, METH_O, "set_rng_state(state)\n\nAs get_rng_state gave it."},
-    {"_rng_own", f_rng_own, METH_VARARGS, "_rng_own(own): a generator of this thread's own, or not."},
-    {"_rng_shard", f_rng_shard, METH_VARARGS, "_rng_shard(n): what dropout draws here differs from other shards."},
     {0},
 };
 
 int pd_py_add_create(PyObject *module) {
-    return pd_py_type(module, &generator_spec, NULL, &generator_type) ? PyModule_AddFunctions(module, functions) : -1;
+    return PyModule_AddFunctions(module, functions);
 }

@@ -5,7 +5,7 @@
 /* ---- the protocol's own layout ----------------------------------------------------------------------------------- */
 
 enum { DL_CPU = 1, DL_CUDA = 2, DL_CUDA_HOST = 3 };
-enum { DL_INT, DL_UINT, DL_FLOAT, DL_BFLOAT = 4, DL_BOOL = 6 };
+enum { DL_INT, DL_UINT, DL_FLOAT, DL_BFLOAT = 4, DL_COMPLEX, DL_BOOL };
 enum { DL_READ_ONLY = 1, DL_COPIED = 2 };
 
 typedef struct dl_tensor {
@@ -35,7 +35,7 @@ static const struct { uint8_t code, bits;
 } types[PD_DTYPE_COUNT] = {
     [PD_BOOL] = {DL_BOOL, 8},  [PD_U8] = {DL_UINT, 8},    [PD_I8] = {DL_INT, 8},     [PD_I16] = {DL_INT, 16},
     [PD_I32] = {DL_INT, 32},   [PD_I64] = {DL_INT, 64},   [PD_F16] = {DL_FLOAT, 16}, [PD_BF16] = {DL_BFLOAT, 16},
-    [PD_F32] = {DL_FLOAT, 32}, [PD_F64] = {DL_FLOAT, 64},
+    [PD_F32] = {DL_FLOAT, 32}, [PD_F64] = {DL_FLOAT, 64}, [PD_C64] = {DL_COMPLEX, 64}, [PD_C128] = {DL_COMPLEX, 128},
 };
 
 /* ---- out --------------------------------------------------------------------------------------------------------- */

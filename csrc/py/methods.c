@@ -50,7 +50,7 @@ static PyObject *m_is_contiguous(PyObject *self, PyObject *args, PyObject *kwarg
     return PyBool_FromLong(f == pd_py.channels_last ? pd_shape_is_channels_last(t->ndim, t->size, t->stride)
                                                     : pd_tensor_is_contiguous(t));
 }
-METHOD(is_complex) { (void)self, (void)args; Py_RETURN_FALSE; }
+METHOD(is_complex) { (void)args; T; return PyBool_FromLong(pd_dtype_is_complex((pd_dtype)t->dtype)); }
 METHOD(is_signed) { (void)args; T; return PyBool_FromLong(t->dtype != PD_BOOL && t->dtype != PD_U8); }
 METHOD(get_device) { (void)args; T; return PyLong_FromLong(t->storage->device->index); }
 METHOD(is_view) { (void)args; T; return PyBool_FromLong(t->base != NULL); }
@@ -73,6 +73,7 @@ PyObject *pd_py_item(const pd_tensor *t) {
     pd_scalar s;
     if (!pd_py_scalar(t, &s)) return NULL;
     if (s.cat == PD_CAT_BOOL) return PyBool_FromLong(s.i != 0);
+    if (s.cat == PD_CAT_COMPLEX) return PyComplex_FromDoubles(s.d, s.im);
     return s.cat == PD_CAT_INT ? PyLong_FromLongLong(s.i) : PyFloat_FromDouble(s.d);
 }
 
@@ -83,6 +84,12 @@ METHOD(item) {
         return PyErr_Format(PyExc_RuntimeError, "item: a tensor of shape %s has %lld elements (expected 1)",
                             pd_tensor_shape(t), (long long)t->numel);
     return pd_py_item(t);
+}
+
+METHOD(complex) {
+    PyObject *item = m_item(self, args), *result = item ? PyObject_CallOneArg((PyObject *)&PyComplex_Type, item) : NULL;
+    Py_XDECREF(item);
+    return result;
 }
 
 static PyObject *to_list(const pd_tensor *t, int dim, int64_t offset) {
@@ -174,6 +181,8 @@ static PyObject *cast_to(PyObject *self, pd_dtype dtype, bool copy) {
 }
 
 #define CAST(name, dt) METHOD(name) { (void)args; return cast_to(self, dt, false); }
+CAST(cfloat, PD_C64)
+CAST(cdouble, PD_C128)
 CAST(float, PD_F32)
 CAST(double, PD_F64) CAST(half, PD_F16) CAST(bfloat16, PD_BF16) CAST(short, PD_I16) CAST(char, PD_I8) CAST(byte, PD_U8)
     CAST(long, PD_I64) CAST(int, PD_I32) static PyObject *m_boolean(PyObject *self, PyObject *args) {
@@ -303,6 +312,14 @@ NEW(zeros, pd_py_filled("new_zeros", args, kwargs, t->dtype, &(double){0}))
 NEW(ones, pd_py_filled("new_ones", args, kwargs, t->dtype, &(double){1}))
 NEW(full, pd_py_full("new_full", args, kwargs, t->dtype))
 NEW(tensor, pd_py_new_tensor("new_tensor", args, kwargs, t->dtype))
+static PyObject *n_new_full(PyObject *self, PyObject *args, PyObject *kwargs) {
+    static const char *const names[] = {"size", "fill_value", NULL};
+    return pd_py_with_names(m_new_full, false, "new_full", self, args, kwargs, names);
+}
+static PyObject *n_new_tensor(PyObject *self, PyObject *args, PyObject *kwargs) {
+    static const char *const names[] = {"data", NULL};
+    return pd_py_with_names(m_new_tensor, false, "new_tensor", self, args, kwargs, names);
+}
 
 /* NumPy's own wish for an array: np.asarray(t), np.sin(t). */
 static PyObject *m_array(PyObject *self, PyObject *args, PyObject *kwargs) {
@@ -387,12 +404,31 @@ METHOD(format) {
 
 METHOD(copy) { (void)args; return call_helper("shallow_copy", self); }
 
+/* Methods without keywords of their own, whose arguments may be named. */
+#define NAMED(name, ...)                                                                                          \
+    static PyObject *n_##name(PyObject *self, PyObject *args, PyObject *kwargs) {                                 \
+        static const char *const names[] = {__VA_ARGS__, NULL};                                                   \
+        return pd_py_with_names((PyCFunctionWithKeywords)(void (*)(void))m_##name, true, #name, self, args, kwargs, \
+                                names);                                                                           \
+    }
+NAMED(size, "dim")
+NAMED(stride, "dim")
+NAMED(view_as, "other")
+NAMED(reshape_as, "other")
+NAMED(expand_as, "other")
+NAMED(type_as, "other")
+NAMED(requires_grad_, "requires_grad")
+NAMED(copy_, "src", "non_blocking")
+NAMED(index_put_, "indices", "values", "accumulate")
+NAMED(register_hook, "hook")
+#define KWN(name) (PyCFunction)(void (*)(void))n_##name, METH_VARARGS | METH_KEYWORDS
+
 #define KW(name) (PyCFunction)(void (*)(void))m_##name, METH_VARARGS | METH_KEYWORDS
 PyMethodDef pd_py_tensor_methods[] = {
     {"_make_subclass", pd_py_make_subclass, METH_VARARGS | METH_STATIC,
      "_make_subclass(cls, data, requires_grad=False): data's memory as an instance of cls."},
-    {"size", m_size, METH_VARARGS, "size(dim=None)\n\nThe sizes, or one of them."},
-    {"stride", m_stride, METH_VARARGS, "stride(dim=None)\n\nThe strides in elements, or one of them."},
+    {"size", KWN(size), "size(dim=None)\n\nThe sizes, or one of them."},
+    {"stride", KWN(stride), "stride(dim=None)\n\nThe strides in elements, or one of them."},
     {"dim", m_dim, METH_NOARGS, "dim()\n\nHow many dimensions."},
     {"numel", m_numel, METH_NOARGS, "numel()\n\nHow many elements."},
     {"nelement", m_numel, METH_NOARGS, "nelement()\n\nHow many elements."},
@@ -407,7 +443,7 @@ PyMethodDef pd_py_tensor_methods[] = {
     {"is_contiguous", KW(is_contiguous),
      "is_contiguous(memory_format=pydist.contiguous_format)\n\nTrue where the elements lie in C order (or channels "
      "last) without gaps."},
-    {"is_complex", m_is_complex, METH_NOARGS, "is_complex()\n\nFalse: there are no complex dtypes yet."},
+    {"is_complex", m_is_complex, METH_NOARGS, "is_complex()\n\nTrue for complex dtypes."},
     {"is_signed", m_is_signed, METH_NOARGS, "is_signed()\n\nWhether the dtype has negative numbers."},
     {"get_device", m_get_device, METH_NOARGS,
      "get_device()\n\nThe index of the CUDA device that it is on; -1: the CPU."},
@@ -415,14 +451,14 @@ PyMethodDef pd_py_tensor_methods[] = {
     {"is_same_size", m_is_same_size, METH_VARARGS, "is_same_size(other)\n\nWhether the shapes are equal."},
     {"is_nonzero", m_is_nonzero, METH_NOARGS, "is_nonzero()\n\nThe truth of the one element."},
     {"ndimension", m_dim, METH_NOARGS, "ndimension()\n\nHow many dimensions."},
-    {"view_as", m_view_as, METH_VARARGS, "view_as(other)\n\nA view of other's shape."},
-    {"reshape_as", m_reshape_as, METH_VARARGS, "reshape_as(other)\n\nreshape to other's shape."},
+    {"view_as", KWN(view_as), "view_as(other)\n\nA view of other's shape."},
+    {"reshape_as", KWN(reshape_as), "reshape_as(other)\n\nreshape to other's shape."},
     {"new_empty", KW(new_empty), "new_empty(*size, dtype=None)\n\nUninitialised, of this tensor's dtype."},
     {"new_zeros", KW(new_zeros), "new_zeros(*size, dtype=None)\n\nZeros of this tensor's dtype."},
     {"new_ones", KW(new_ones), "new_ones(*size, dtype=None)\n\nOnes of this tensor's dtype."},
-    {"new_full", KW(new_full),
+    {"new_full", KWN(new_full),
      "new_full(size, fill_value, dtype=None)\n\nFilled with a number, of this tensor's dtype."},
-    {"new_tensor", KW(new_tensor), "new_tensor(data, dtype=None)\n\nA copy of data, of this tensor's dtype."},
+    {"new_tensor", KWN(new_tensor), "new_tensor(data, dtype=None)\n\nA copy of data, of this tensor's dtype."},
     {"short", m_short, METH_NOARGS, "short()\n\nAs int16."},
     {"char", m_char, METH_NOARGS, "char()\n\nAs int8."},
     {"byte", m_byte, METH_NOARGS, "byte()\n\nAs uint8."},
@@ -435,7 +471,7 @@ PyMethodDef pd_py_tensor_methods[] = {
      "contiguous(memory_format=pydist.contiguous_format)\n\nThis tensor, or a contiguous (or channels_last) copy."},
     {"detach", m_detach, METH_NOARGS, "detach()\n\nThe same memory without history."},
     {"detach_", m_detach_, METH_NOARGS, "detach_()\n\nForgets the history of this tensor."},
-    {"requires_grad_", m_requires_grad_, METH_VARARGS, "requires_grad_(requires_grad=True)\n\nAsks for gradients."},
+    {"requires_grad_", KWN(requires_grad_), "requires_grad_(requires_grad=True)\n\nAsks for gradients."},
     {"float", m_float, METH_NOARGS, "float()\n\nAs float32."},
     {"double", m_double, METH_NOARGS, "double()\n\nAs float64."},
     {"half", m_half, METH_NOARGS, "half()\n\nAs float16."},
@@ -443,22 +479,24 @@ PyMethodDef pd_py_tensor_methods[] = {
     {"long", m_long, METH_NOARGS, "long()\n\nAs int64."},
     {"int", m_int, METH_NOARGS, "int()\n\nAs int32."},
     {"bool", m_boolean, METH_NOARGS, "bool()\n\nAs bool: nonzero is True."},
+    {"cfloat", m_cfloat, METH_NOARGS, "cfloat()\n\nAs complex64."},
+    {"cdouble", m_cdouble, METH_NOARGS, "cdouble()\n\nAs complex128."},
     {"cpu", m_cpu, METH_NOARGS, "cpu()\n\nOn the CPU."},
     {"to", (PyCFunction)(void (*)(void))m_to, METH_VARARGS | METH_KEYWORDS,
      "to(dtype | device | other, ...)\n\nIn another dtype or on another device."},
-    {"type_as", m_type_as, METH_VARARGS, "type_as(other)\n\nIn other's dtype."},
-    {"copy_", m_copy_, METH_VARARGS,
+    {"type_as", KWN(type_as), "type_as(other)\n\nIn other's dtype."},
+    {"copy_", KWN(copy_),
      "copy_(src, non_blocking=False)\n\nWrites src, broadcast and converted, into this tensor."},
     {"zero_", m_zero_, METH_NOARGS, "zero_()\n\nWrites zeros."},
     {"t", m_t, METH_NOARGS, "t()\n\nThe transpose of a matrix."},
-    {"expand_as", m_expand_as, METH_VARARGS, "expand_as(other)\n\nBroadcast to other's shape."},
-    {"index_put_", m_index_put_, METH_VARARGS,
+    {"expand_as", KWN(expand_as), "expand_as(other)\n\nBroadcast to other's shape."},
+    {"index_put_", KWN(index_put_),
      "index_put_(indices, values, accumulate=False)\n\nself[indices] = values (+=), in place."},
     {"numpy", pd_py_numpy, METH_VARARGS, "numpy()\n\nA NumPy array over the same memory."},
     {"backward", (PyCFunction)(void (*)(void))pd_py_tensor_backward, METH_VARARGS | METH_KEYWORDS,
      "backward(gradient=None, retain_graph=None, create_graph=False, inputs=None)\n\nAdds the gradients of this tensor "
      "to the .grad of the leaves."},
-    {"register_hook", m_register_hook, METH_VARARGS,
+    {"register_hook", KWN(register_hook),
      "register_hook(hook)\n\nhook(grad) -> Tensor or None, called when this tensor's gradient is known."},
     {"register_post_accumulate_grad_hook", m_register_post, METH_VARARGS,
      "register_post_accumulate_grad_hook(hook)\n\nhook(leaf), called after .grad is written."},
@@ -471,5 +509,6 @@ PyMethodDef pd_py_tensor_methods[] = {
     {"__deepcopy__", m_deepcopy, METH_VARARGS, NULL},
     {"__copy__", m_copy, METH_NOARGS, NULL},
     {"__format__", m_format, METH_VARARGS, NULL},
+    {"__complex__", m_complex, METH_NOARGS, NULL},
     {0},
 };

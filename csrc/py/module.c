@@ -11,11 +11,11 @@ static void acquire_gil(void *token) {
 
 static int exec(PyObject *module) {
     static int (*const parts[])(PyObject *) = {
-        pd_py_add_raise,    pd_py_add_types,    pd_py_add_tensor,  pd_py_add_ops,     pd_py_add_create,
-        pd_py_add_autograd, pd_py_add_function, pd_py_add_collect, pd_py_add_optim,   pd_py_add_numpy,
-        pd_py_add_dlpack,   pd_py_add_storage,  pd_py_add_info,    pd_py_add_cuda,    pd_py_add_profile,
-        pd_py_add_saved,    pd_py_add_launch,   pd_py_add_comm,    pd_py_add_reducer, pd_py_add_mpi,
-        pd_py_add_nccl,
+        pd_py_add_raise,   pd_py_add_types,    pd_py_add_tensor,   pd_py_add_ops,     pd_py_add_create,
+        pd_py_add_rng,     pd_py_add_autograd, pd_py_add_function, pd_py_add_collect, pd_py_add_optim,
+        pd_py_add_numpy,   pd_py_add_dlpack,   pd_py_add_storage,  pd_py_add_info,    pd_py_add_cuda,
+        pd_py_add_profile, pd_py_add_saved,    pd_py_add_launch,   pd_py_add_comm,    pd_py_add_reducer,
+        pd_py_add_mpi,     pd_py_add_nccl,
     };
     static bool done;
     if (done) { /* the state is the process's: see csrc/README.md */

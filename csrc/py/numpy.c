@@ -5,7 +5,8 @@
 /* PEP 3118 letters; bfloat16 has none. */
 static const char *const formats[PD_DTYPE_COUNT] = {[PD_BOOL] = "?", [PD_U8] = "B",  [PD_I8] = "b",
                                                     [PD_I16] = "h",  [PD_I32] = "i", [PD_I64] = "l",
-                                                    [PD_F16] = "e",  [PD_F32] = "f", [PD_F64] = "d"};
+                                                    [PD_F16] = "e",  [PD_F32] = "f", [PD_F64] = "d",
+                                                    [PD_C64] = "Zf", [PD_C128] = "Zd"};
 
 typedef struct { Py_ssize_t shape[PD_MAX_DIMS], strides[PD_MAX_DIMS]; pd_tensor *t; } exported;
 
@@ -92,6 +93,7 @@ static void give_back(void *ctx) {
 static int dtype_of(const Py_buffer *view) {
     const char *f = view->format ? view->format : "B";
     if (strchr("@=<|", *f) && *f) f++;
+    if (*f == 'Z') return !strcmp(f, "Zf") ? PD_C64 : !strcmp(f, "Zd") ? PD_C128 : PD_NO_DTYPE;
     if (*f && f[1]) return PD_NO_DTYPE;
     switch (*f) {
     case '?': return PD_BOOL;
@@ -126,9 +128,10 @@ pd_status pd_py_borrow(const char *op, void *data, pd_dtype dtype, int ndim, con
                            __builtin_add_overflow(reach, last, &reach)))
             status = pd_fail(PD_E_VALUE, "%s: strides over more than 2^63 elements", op);
     }
-    if (!status && numel && (!data || (uintptr_t)data % (uintptr_t)bytes))
-        status = pd_fail(PD_E_VALUE, "%s: the memory is not aligned to elements of %lld bytes (expected a copy)", op,
-                         (long long)bytes);
+    int64_t aligned = (int64_t)pd_dtype_size(pd_dtype_part(dtype));
+    if (!status && numel && (!data || (uintptr_t)data % (uintptr_t)aligned))
+        status = pd_fail(PD_E_VALUE, "%s: the memory is not aligned to %lld bytes (expected a copy)", op,
+                         (long long)aligned);
     if (!status)
         status =
             pd_storage_foreign(&pd_device_cpu, data, numel ? (size_t)reach * (size_t)bytes : 0, drop, ctx, &t->storage);
@@ -147,7 +150,7 @@ static pd_status from_view(Py_buffer *view, pd_tensor **out) {
     if (dtype == PD_NO_DTYPE)
         return pd_fail(
             PD_E_DTYPE,
-            "from_numpy: element type '%s' has no dtype here (expected a native bool, int, uint8 or float type)",
+            "from_numpy: element type '%s' has no dtype here (expected a native bool, int, uint8, float or complex)",
             view->format);
     if (view->ndim > PD_MAX_DIMS)
         return pd_fail(PD_E_SHAPE, "from_numpy: %d dimensions (expected at most %d)", view->ndim, PD_MAX_DIMS);

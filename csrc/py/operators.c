@@ -47,7 +47,7 @@ static int nb_bool(PyObject *self) {
         return -1;
     }
     if (!pd_py_scalar(t, &s)) return -1;
-    return s.cat == PD_CAT_FLOAT ? s.d != 0 : s.i != 0;
+    return s.cat >= PD_CAT_FLOAT ? s.d != 0 || s.im != 0 : s.i != 0;
 }
 
 static PyObject *nb_int(PyObject *self) {

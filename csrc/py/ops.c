@@ -152,7 +152,7 @@ static bool parse(const op_function *f, PyObject *const *args, Py_ssize_t n, PyO
     for (Py_ssize_t k = 0; kwnames && k < PyTuple_GET_SIZE(kwnames); k++) {
         PyObject *name = PyTuple_GET_ITEM(kwnames, k), *value = args[n + k];
         int q = find_param(f, name);
-        if (q < 0 && PyUnicode_CompareWithASCIIString(name, "out") == 0 && (def->op->flags & PD_INPLACE)) {
+        if (q < 0 && PyUnicode_CompareWithASCIIString(name, "out") == 0 && f->mode == PLAIN) {
             a->out = value == Py_None ? NULL : value;
             continue;
         }
@@ -223,6 +223,24 @@ static PyObject *wrap_results(const op_function *f, pd_tensor **out, int n) {
     return tuple;
 }
 
+/* out= of an op that cannot write into it: its results are copied there. A tuple for several. */
+static PyObject *run_out(const op_function *f, parsed *a) {
+    pd_tensor *out[PD_MAX_OUTS];
+    int n;
+    PD_PY_TRY(pd_apply(f->def, a->in, a->nin, a->attrs, out, &n));
+    int visible = f->def->op->visible ? f->def->op->visible : n;
+    bool tuple = PyTuple_Check(a->out) || PyList_Check(a->out), ok = (tuple ? PySequence_Size(a->out) : 1) == visible;
+    if (!ok) PyErr_Format(PyExc_TypeError, "%s: out is %.100s (expected %d tensors)", f->def->name,
+                          Py_TYPE(a->out)->tp_name, visible);
+    for (int i = 0; i < n; i++) {
+        PyObject *to = i < visible && ok ? tuple ? PySequence_GetItem(a->out, i) : Py_NewRef(a->out) : NULL;
+        ok = ok && (i >= visible || (to && pd_py_write_out(f->def->name, to, out[i])));
+        Py_XDECREF(to);
+        pd_tensor_release(out[i]);
+    }
+    return ok ? Py_NewRef(a->out) : NULL;
+}
+
 static PyObject *run(const op_function *f, parsed *a) {
     const pd_def *def = f->def;
     pd_tensor *out[PD_MAX_OUTS];
@@ -233,6 +251,7 @@ static PyObject *run(const op_function *f, parsed *a) {
         PD_PY_TRY(pd_apply_into(def, a->in, a->nin, a->attrs, a->in[0]));
         return pd_py_wrap(a->in[0]);
     }
+    if (a->out && !(def->op->flags & PD_INPLACE)) return run_out(f, a);
     if (a->out) {
         pd_tensor *into = pd_py_expect_tensor(a->out, def->name, "out");
         if (!into) return NULL;
@@ -264,6 +283,27 @@ static PyObject *const *in_new_order(const pd_def *def, PyObject *const *args, P
     return room;
 }
 
+/* Calls that PyTorch spells like an op: x.view(dtype), where(condition). NULL without an exception where it is none. */
+static PyObject *other_form(const pd_def *def, PyObject *const *args, Py_ssize_t n, PyObject *kwnames) {
+    Py_ssize_t named = kwnames ? PyTuple_GET_SIZE(kwnames) : 0;
+    if (def == PD_DEF(view) && n + named == 2 && Py_TYPE(args[1]) == (PyTypeObject *)pd_py.dtype &&
+        pd_py_is_tensor(args[0])) {
+        pd_cast_attrs to = {PD_NO_DTYPE};
+        pd_tensor *out;
+        if (!pd_py_dtype(args[1], "view", "dtype", &to.dtype)) return NULL;
+        PD_PY_TRY(pd_call1(PD_OP_view_dtype, pd_py_tensor(args[0]), &to, &out));
+        return pd_py_wrap_new(out);
+    }
+    if (def != PD_DEF(where) || n + named != 1 || !pd_py_is_tensor(args[0])) return NULL;
+    PyObject *f = PyObject_GetAttrString(args[0], "nonzero"), *none = PyTuple_New(0),
+             *rows = Py_BuildValue("{s:O}", "as_tuple", Py_True),
+             *result = f && none && rows ? PyObject_Call(f, none, rows) : NULL;
+    Py_XDECREF(f);
+    Py_XDECREF(none);
+    Py_XDECREF(rows);
+    return result;
+}
+
 static PyObject *op_vectorcall(PyObject *self, PyObject *const *args, size_t nargsf, PyObject *kwnames) {
     const op_function *f = (op_function *)self;
     parsed a;
@@ -271,6 +311,10 @@ static PyObject *op_vectorcall(PyObject *self, PyObject *const *args, size_t nar
     if (f->elementwise && is_of_two(args, PyVectorcall_NARGS(nargsf), kwnames))
         return op_vectorcall(f->elementwise, args, nargsf, kwnames);
     pd_py_drain();
+    if (f->def == PD_DEF(view) || f->def == PD_DEF(where)) {
+        result = other_form(f->def, args, PyVectorcall_NARGS(nargsf), kwnames);
+        if (result || PyErr_Occurred()) return result;
+    }
     PyObject *room[OLD_ARGS];
     if (!kwnames) args = in_new_order(f->def, args, PyVectorcall_NARGS(nargsf), room);
     if (parse(f, args, PyVectorcall_NARGS(nargsf), kwnames, &a) && (f->def->list < 0 || put_list(f->def, &a)))

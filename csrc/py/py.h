@@ -96,6 +96,12 @@ bool pd_py_scalar(const pd_tensor *t, pd_scalar *out);      /* its one element; 
 bool pd_py_on_host(const pd_tensor *t, const char *op); /* its memory can be read here; false with the exception set */
 PyObject *pd_py_device_of(const pd_tensor *t);              /* [new] its device */
 bool pd_py_at(const pd_device *d, const pd_device **was);   /* pd_device_enter; false with the exception set */
+/* Calls f with the arguments that have names among the positional ones: size(dim=0), full(size=(2,), fill_value=1).
+   names ends in NULL. With `bare`, f takes no keywords and others are errors. */
+PyObject *pd_py_with_names(PyCFunctionWithKeywords f, bool bare, const char *op, PyObject *self, PyObject *args,
+                           PyObject *kwargs, const char *const *names);
+/* out=: writes a result into a tensor, which is resized where it is empty. */
+bool pd_py_write_out(const char *op, PyObject *out, pd_tensor *result);
 /* Borrowed list of tensors from a list or tuple; *seq is a new reference that keeps them. */
 bool pd_py_tensors(PyObject *o, const char *op, const char *arg, PyObject **seq, pd_tensor ***out, Py_ssize_t *n);
 
@@ -109,10 +115,17 @@ PyObject *pd_py_unary(pd_op_id op, PyObject *a);
 PyObject *pd_py_getitem(PyObject *self, PyObject *key);
 int pd_py_setitem(PyObject *self, PyObject *key, PyObject *value);
 
-/* ---- create.c ---- */
+/* ---- data.c ---- */
 /* A tensor from numbers, nested sequences, arrays, tensors. dtype PD_NO_DTYPE: inferred. copy: never shares memory.
    [new] */
 pd_tensor *pd_py_from_data(PyObject *data, int64_t dtype, bool copy);
+pd_dtype pd_py_number_dtype(const pd_scalar *s); /* of a tensor made of that number alone */
+
+/* ---- rng.c ---- */
+/* A key of the Generator o, of the default stream for None or NULL; false with the exception set. */
+bool pd_py_rng_key(PyObject *o, const char *op, pd_rng_key *key);
+
+/* ---- create.c ---- */
 /* zeros(*size, ...) and the like: filled with *value, or (NULL) left as it is; of `dtype` unless a keyword says
    otherwise. */
 PyObject *pd_py_filled(const char *op, PyObject *args, PyObject *kwargs, int64_t dtype, const double *value);
@@ -155,6 +168,7 @@ int pd_py_add_types(PyObject *module);   /* dtype, device, Size */
 int pd_py_add_tensor(PyObject *module);
 int pd_py_add_ops(PyObject *module);
 int pd_py_add_create(PyObject *module);
+int pd_py_add_rng(PyObject *module);
 int pd_py_add_autograd(PyObject *module);
 int pd_py_add_function(PyObject *module);
 int pd_py_add_collect(PyObject *module);

@@ -146,7 +146,7 @@ PyObject *pd_py_make_subclass(PyObject *unused, PyObject *args) {
     if (!PyType_IsSubtype((PyTypeObject *)cls, (PyTypeObject *)pd_py.Tensor))
         return PyErr_Format(PyExc_TypeError, "_make_subclass: %R is not a subclass of Tensor", cls);
     pd_tensor *t;
-    if (requires_grad && !pd_dtype_is_float((pd_dtype)pd_py_tensor(data)->dtype))
+    if (requires_grad && pd_dtype_category((pd_dtype)pd_py_tensor(data)->dtype) < PD_CAT_FLOAT)
         return PyErr_Format(PyExc_RuntimeError, "only floating tensors can require gradients, got %s",
                             pd_dtype_name((pd_dtype)pd_py_tensor(data)->dtype));
     PD_PY_TRY(pd_tensor_alias(pd_py_tensor(data), false, &t));

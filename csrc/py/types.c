@@ -24,6 +24,18 @@ static PyObject *dtype_float(PyObject *self, void *unused) {
     (void)unused;
     return PyBool_FromLong(pd_dtype_category(((pydtype *)self)->value) == PD_CAT_FLOAT);
 }
+static PyObject *dtype_complex(PyObject *self, void *unused) {
+    (void)unused;
+    return PyBool_FromLong(pd_dtype_is_complex(((pydtype *)self)->value));
+}
+static PyObject *dtype_to_real(PyObject *self, PyObject *unused) {
+    (void)unused;
+    return Py_NewRef(pd_py.dtypes[pd_dtype_part(((pydtype *)self)->value)]);
+}
+static PyObject *dtype_to_complex(PyObject *self, PyObject *unused) {
+    (void)unused;
+    return Py_NewRef(pd_py.dtypes[pd_dtype_with_parts(((pydtype *)self)->value)]);
+}
 static PyObject *dtype_size(PyObject *self, void *unused) {
     (void)unused;
     return PyLong_FromSize_t(pd_dtype_size(((pydtype *)self)->value));
@@ -44,10 +56,15 @@ static void plain_dealloc(PyObject *self) {
 
 static PyGetSetDef dtype_getset[] = {
     {"is_floating_point", dtype_float, NULL, "True for float16, bfloat16, float32, float64.", NULL},
+    {"is_complex", dtype_complex, NULL, "True for complex64, complex128.", NULL},
     {"itemsize", dtype_size, NULL, "Bytes of one element.", NULL},
     {"__module__", dtype_module, NULL, NULL, NULL},
     {0}};
-static PyMethodDef dtype_methods[] = {{"__reduce__", dtype_reduce, METH_NOARGS, NULL}, {0}};
+static PyMethodDef dtype_methods[] = {
+    {"__reduce__", dtype_reduce, METH_NOARGS, NULL},
+    {"to_real", dtype_to_real, METH_NOARGS, "to_real()\n\nThe dtype of the parts of a complex one; others themselves."},
+    {"to_complex", dtype_to_complex, METH_NOARGS, "to_complex()\n\ncomplex128 of float64 and itself, else complex64."},
+    {0}};
 static PyType_Slot dtype_slots[] = {{Py_tp_repr, dtype_repr},
                                     {Py_tp_getset, dtype_getset},
                                     {Py_tp_methods, dtype_methods},
@@ -58,17 +75,15 @@ static PyType_Spec dtype_spec = {.name = "pydist._C.dtype", .basicsize = sizeof(
 
 static int add_dtypes(PyObject *module) {
     static const char *const aliases[][2] = {{"float", "float32"}, {"double", "float64"}, {"half", "float16"},
-                                             {"long", "int64"},    {"int", "int32"},      {"short", "int16"}};
+                                             {"long", "int64"},    {"int", "int32"},      {"short", "int16"},
+                                             {"cfloat", "complex64"}, {"cdouble", "complex128"}};
     if (!pd_py_type(module, &dtype_spec, NULL, &pd_py.dtype)) return -1;
     for (int t = 0; t < PD_DTYPE_COUNT; t++) {
         pydtype *o = (pydtype *)((PyTypeObject *)pd_py.dtype)->tp_alloc((PyTypeObject *)pd_py.dtype, 0);
         if (!o) return -1;
         o->value = (pd_dtype)t;
         pd_py.dtypes[t] = (PyObject *)o;
-        /* complex is reserved: no kernels yet, so no name either */
-        if (pd_dtype_category((pd_dtype)t) != PD_CAT_COMPLEX &&
-            PyModule_AddObjectRef(module, pd_dtype_name((pd_dtype)t), (PyObject *)o))
-            return -1;
+        if (PyModule_AddObjectRef(module, pd_dtype_name((pd_dtype)t), (PyObject *)o)) return -1;
     }
     for (size_t i = 0; i < sizeof aliases / sizeof *aliases; i++) {
         PyObject *o = PyObject_GetAttrString(module, aliases[i][1]);

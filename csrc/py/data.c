@@ -1,0 +1,148 @@
+/* Tensors from Python's data: numbers, nested sequences, arrays. */
+#include "py/py.h"
+
+typedef struct { int ndim; int64_t size[PD_MAX_DIMS]; int dtype; } nest;
+
+static bool is_leaf(PyObject *o) {
+    if (PyList_Check(o) || PyTuple_Check(o)) return false;
+    if (pd_py_is_tensor(o)) return pd_py_tensor(o)->ndim == 0;
+    if (!PySequence_Check(o) || PyUnicode_Check(o) || PyBytes_Check(o)) return true;
+    bool sized = PyObject_Size(o) >= 0; /* a 0-d array has none */
+    PyErr_Clear();
+    return !sized;
+}
+
+pd_dtype pd_py_number_dtype(const pd_scalar *s) {
+    const pd_dtype kinds[] = {[PD_CAT_BOOL] = PD_BOOL, [PD_CAT_INT] = PD_I64, [PD_CAT_FLOAT] = pd_default_dtype,
+                              [PD_CAT_COMPLEX] = pd_dtype_with_parts(pd_default_dtype)};
+    return kinds[s->cat];
+}
+
+/* A number and the dtype that it brings: NumPy's scalars have one of their own. */
+static bool read_leaf(PyObject *o, pd_scalar *s, pd_dtype *dtype) {
+    if (pd_py_is_tensor(o)) {
+        if (!pd_py_scalar(pd_py_tensor(o), s)) return false;
+        *dtype = (pd_dtype)pd_py_tensor(o)->dtype;
+        return true;
+    }
+    if (!pd_py_number(o, s)) {
+        if (!PyErr_Occurred())
+            PyErr_Format(PyExc_TypeError, "tensor: an element is %.100s (expected a number)", Py_TYPE(o)->tp_name);
+        return false;
+    }
+    *dtype = pd_py_number_dtype(s);
+    if (PyFloat_CheckExact(o) || PyLong_CheckExact(o) || PyComplex_CheckExact(o) || PyBool_Check(o) ||
+        !PyObject_CheckBuffer(o))
+        return true;
+    pd_tensor *t = pd_py_from_buffer(o, false);
+    if (t) *dtype = (pd_dtype)t->dtype;
+    pd_tensor_release(t);
+    return t != NULL;
+}
+
+/* Finds shape and dtype; every branch must have the same shape. */
+static bool measure(PyObject *o, int depth, nest *n, bool first) {
+    if (is_leaf(o)) {
+        pd_scalar s;
+        pd_dtype dtype;
+        if (!read_leaf(o, &s, &dtype)) return false;
+        if (first && depth > n->ndim) n->ndim = depth;
+        if (depth != n->ndim) {
+            PyErr_Format(PyExc_ValueError, "tensor: nesting differs: a number at depth %d (expected depth %d)", depth,
+                         n->ndim);
+            return false;
+        }
+        n->dtype = n->dtype == PD_NO_DTYPE ? (int)dtype : (int)pd_dtype_promote((pd_dtype)n->dtype, dtype);
+        return true;
+    }
+    Py_ssize_t len = PyObject_Length(o);
+    if (len < 0) return false;
+    if (depth >= PD_MAX_DIMS) {
+        PyErr_Format(PyExc_ValueError, "tensor: nested deeper than %d", PD_MAX_DIMS);
+        return false;
+    }
+    if (first) n->size[depth] = len;
+    if (first && depth + 1 > n->ndim) n->ndim = depth + 1;
+    if (depth >= n->ndim || n->size[depth] != len) {
+        PyErr_Format(PyExc_ValueError, "tensor: sequences at depth %d have lengths %lld and %zd (expected equal)",
+                     depth, depth < n->ndim ? (long long)n->size[depth] : 0LL, len);
+        return false;
+    }
+    for (Py_ssize_t i = 0; i < len; i++) {
+        PyObject *item = PySequence_GetItem(o, i);
+        bool ok = item && measure(item, depth + 1, n, first && i == 0);
+        Py_XDECREF(item);
+        if (!ok) return false;
+    }
+    return true;
+}
+
+static bool fill_nested(PyObject *o, pd_dtype t, char **to) {
+    if (is_leaf(o)) {
+        pd_scalar s;
+        if (pd_py_is_tensor(o)) {
+            if (!pd_py_scalar(pd_py_tensor(o), &s)) return false;
+        } else if (!pd_py_number(o, &s)) { /* changed since it was measured */
+            if (!PyErr_Occurred()) PyErr_SetString(PyExc_RuntimeError, "tensor: the data changed while it was read");
+            return false;
+        }
+        pd_status status = pd_scalar_fits("tensor", &s, t);
+        if (status) {
+            pd_py_raise(status);
+            return false;
+        }
+        pd_scalar_store(&s, t, *to);
+        *to += pd_dtype_size(t);
+        return true;
+    }
+    Py_ssize_t len = PyObject_Length(o);
+    for (Py_ssize_t i = 0; i < len; i++) {
+        PyObject *item = PySequence_GetItem(o, i);
+        bool ok = item && fill_nested(item, t, to);
+        Py_XDECREF(item);
+        if (!ok) return false;
+    }
+    return len >= 0;
+}
+
+static pd_tensor *from_nested(PyObject *data, int64_t dtype) {
+    nest n = {.dtype = PD_NO_DTYPE};
+    pd_tensor *t;
+    if (!measure(data, 0, &n, true)) return NULL;
+    if (dtype == PD_NO_DTYPE) dtype = n.dtype == PD_NO_DTYPE ? (int64_t)pd_default_dtype : n.dtype;
+    pd_status status = pd_tensor_new("tensor", (pd_dtype)dtype, n.ndim, n.size, &t);
+    if (status) {
+        pd_py_raise(status);
+        return NULL;
+    }
+    char *to = pd_tensor_data(t);
+    if (!fill_nested(data, (pd_dtype)dtype, &to)) {
+        pd_tensor_release(t);
+        return NULL;
+    }
+    return t;
+}
+
+pd_tensor *pd_py_from_data(PyObject *data, int64_t dtype, bool copy) {
+    pd_tensor *t = NULL, *out = NULL;
+    if (pd_py_is_tensor(data)) {
+        pd_status status = pd_tensor_alias(pd_py_tensor(data), false, &t);
+        if (status) pd_py_raise(status);
+    } else if (PyObject_CheckBuffer(data) && !PyBytes_Check(data) && !PyByteArray_Check(data)) {
+        t = pd_py_from_buffer(data, false); /* NumPy's scalars too, which keep their dtype so */
+    } else {
+        t = from_nested(data, dtype);
+        copy = false;
+    }
+    if (!t) return NULL;
+    bool mode = pd_grad_mode;
+    pd_grad_mode = false;
+    pd_status status = PD_OK;
+    if (dtype != PD_NO_DTYPE && t->dtype != dtype) status = pd_engine.cast(t, (pd_dtype)dtype, &out);
+    else if (copy) status = pd_call1(PD_OP_clone, t, &(int64_t){PD_FORMAT_CONTIGUOUS}, &out);
+    else pd_tensor_retain(out = t);
+    pd_grad_mode = mode;
+    pd_tensor_release(t);
+    if (status) pd_py_raise(status);
+    return status ? NULL : out;
+}
