@@ -34,7 +34,7 @@ __version__ = "0.1.0"
 newaxis = None
 
 _SUBMODULES = frozenset(
-    "_dynamo _inductor accelerator amp autograd backends compat compiler cpu cuda distributed distributions hub jit "
+    "_dynamo _inductor accelerator amp autograd backends compat compiler cpu cuda distributed distributions fft func hub jit "
     "linalg models mps multiprocessing nn onnx optim profiler random safetensors serialization sparse special "
     "testing utils version vision xpu".split()
 )
@@ -53,7 +53,10 @@ _FROM = {  # name -> the submodule that it comes from, opened at first use
         "_settings",
     ),
     **dict.fromkeys(
-        "full_like rand_like randn_like randint_like linspace logspace eye numel is_inference is_nonzero".split(),
+        (
+            "full_like rand_like randn_like randint_like linspace logspace eye numel is_inference is_nonzero scalar_tensor "
+            "asarray empty_strided range hann_window hamming_window blackman_window"
+        ).split(),
         "_make",
     ),
     **dict.fromkeys("layout sparse_coo strided".split(), "_layout"),
@@ -69,7 +72,6 @@ _FROM = {  # name -> the submodule that it comes from, opened at first use
     **dict.fromkeys("finfo iinfo can_cast".split(), "_dtypes"),
     "set_default_tensor_type": "_legacy",
     "set_printoptions": "_tensor",
-    **dict.fromkeys("complex polar view_as_complex view_as_real".split(), "_complex"),
     "sparse_coo_tensor": "sparse",
     "spmm": "sparse",
     **dict.fromkeys(_functions.LATER, "_functions"),

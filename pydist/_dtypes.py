@@ -4,6 +4,7 @@ from pydist import _C
 
 # bits, (mantissa bits, largest exponent)
 _FLOATS = {_C.float16: (16, 10, 15), _C.bfloat16: (16, 7, 127), _C.float32: (32, 23, 127), _C.float64: (64, 52, 1023)}
+_FLOATS.update({dtype: _FLOATS[dtype.to_real()] for dtype in (_C.complex64, _C.complex128)})  # of the parts
 _INTS = {_C.uint8: 8, _C.int8: 8, _C.int16: 16, _C.int32: 32, _C.int64: 64}
 
 
@@ -20,7 +21,7 @@ class finfo:
         if type not in _FLOATS:
             raise TypeError(f"finfo: {type} (expected a floating dtype)")
         self.bits, mantissa, exponent = _FLOATS[type]
-        self.dtype = str(type).split(".")[1]
+        self.dtype = str(type.to_real()).split(".")[1]
         self.eps = 2.0**-mantissa
         self.max = (2.0 - self.eps) * 2.0**exponent
         self.min = -self.max
@@ -53,7 +54,7 @@ class iinfo:
 
 
 def can_cast(from_, to):
-    """Whether the kind of dtype `to` can hold that of `from_`: bool, then integers, then floats, whatever their sizes.
+    """Whether the kind of dtype `to` can hold that of `from_`: bool, integers, floats, complex numbers, whatever their sizes.
 
     >>> import pydist
     >>> pydist.can_cast(pydist.float64, pydist.float32), pydist.can_cast(pydist.float32, pydist.int64)
@@ -61,6 +62,6 @@ def can_cast(from_, to):
     """
 
     def kind(dtype):
-        return 2 if dtype in _FLOATS else 1 if dtype in _INTS else 0
+        return 3 if dtype.is_complex else 2 if dtype in _FLOATS else 1 if dtype in _INTS else 0
 
     return kind(from_) <= kind(to)

@@ -1,5 +1,7 @@
 """Tensors made from others, and counted ones: thin functions over the engine's."""
 
+import math
+
 from pydist import _C
 
 
@@ -54,7 +56,7 @@ def logspace(start, end, steps, base=10.0, *, dtype=None, requires_grad=False, d
     return (float(base) ** exponents).to(dtype or _C.get_default_dtype()).requires_grad_(requires_grad)
 
 
-def eye(n, m=None, *, dtype=None, requires_grad=False, device=None):
+def eye(n, m=None, *, out=None, dtype=None, requires_grad=False, device=None, layout=None, pin_memory=False):
     """The identity: n x m, ones on the diagonal.
 
     >>> import pydist
@@ -65,9 +67,75 @@ def eye(n, m=None, *, dtype=None, requires_grad=False, device=None):
     m = n if m is None else m
     if n < 0 or m < 0:
         raise RuntimeError(f"eye: sizes {n} and {m} (expected at least 0)")
-    out = _C.zeros(n, m, dtype=dtype, device=device)
-    out.as_strided((min(n, m),), (m + 1,)).fill_(1)
+    out = _C.zeros(n, m, dtype=dtype, device=device, out=out)
+    diagonal = out.as_strided((min(n, m),), (sum(out.stride()),), out.storage_offset())
+    diagonal.fill_(1)
     return out.requires_grad_(requires_grad)
+
+
+def scalar_tensor(s, *, dtype=None, requires_grad=False, device=None):
+    """The number as a 0-d tensor of the default dtype.
+
+    >>> import pydist
+    >>> pydist.scalar_tensor(2)
+    tensor(2.)
+    """
+    return _C.tensor(s, dtype=dtype or _C.get_default_dtype(), device=device, requires_grad=requires_grad)
+
+
+def asarray(obj, *, dtype=None, device=None, copy=None, requires_grad=False):
+    """obj as a tensor, sharing its memory where it can; copy True: never, False: ValueError where it cannot."""
+    made = _C.as_tensor(obj, dtype=dtype, device=device)
+    shares = isinstance(obj, _C.Tensor) and made.data_ptr() == obj.data_ptr() or hasattr(obj, "__array_interface__")
+    if copy is False and not shares:
+        raise ValueError(f"asarray: {type(obj).__name__} takes a copy (expected copy=None)")
+    return (made.clone() if copy else made).detach().requires_grad_(requires_grad) if copy or requires_grad else made
+
+
+def empty_strided(size, stride, *, dtype=None, device=None, requires_grad=False):
+    """Uninitialised, with these strides (in elements)."""
+    span = 1 + sum((n - 1) * step for n, step in zip(size, stride)) if min(size, default=1) else 0
+    made = _C.empty(span, dtype=dtype, device=device).as_strided(tuple(size), tuple(stride))
+    return made.detach().requires_grad_(requires_grad)
+
+
+def range(start=0, end=None, step=1, *, dtype=None, device=None, requires_grad=False):  # noqa: A001
+    """start, start + step, ... up to end, which is included; of the default dtype.
+
+    >>> import pydist
+    >>> pydist.range(0, 2)
+    tensor([0., 1., 2.])
+    """
+    start, end = (0, start) if end is None else (start, end)
+    if not step or (end - start) / step < 0:
+        raise RuntimeError(f"range: {start} to {end} by {step} (expected step nonzero and towards end)")
+    counts = _C.arange(int((end - start) / step) + 1, dtype=_C.float64, device=device)
+    return (counts * step + start).to(dtype or _C.get_default_dtype()).requires_grad_(requires_grad)
+
+
+def _window(name, n, periodic, weights, dtype, device, requires_grad):
+    """sum_k weights[k] cos(2 pi k i / m), m being n, or n - 1 unless periodic."""
+    if n < 0:
+        raise RuntimeError(f"{name}: window_length is {n} (expected at least 0)")
+    steps = max(n if periodic else n - 1, 1)
+    angle = _C.arange(n, dtype=_C.float64, device=device) * (2 * math.pi / steps)
+    values = sum((angle * k).cos() * w for k, w in enumerate(weights)) if n != 1 else _C.ones(1, dtype=_C.float64)
+    return values.to(dtype or _C.get_default_dtype()).requires_grad_(requires_grad)
+
+
+def hann_window(window_length, periodic=True, *, dtype=None, device=None, requires_grad=False):
+    """0.5 - 0.5 cos(2 pi i / n)."""
+    return _window("hann_window", window_length, periodic, (0.5, -0.5), dtype, device, requires_grad)
+
+
+def hamming_window(window_length, periodic=True, alpha=0.54, beta=0.46, *, dtype=None, device=None, requires_grad=False):
+    """alpha - beta cos(2 pi i / n)."""
+    return _window("hamming_window", window_length, periodic, (alpha, -beta), dtype, device, requires_grad)
+
+
+def blackman_window(window_length, periodic=True, *, dtype=None, device=None, requires_grad=False):
+    """0.42 - 0.5 cos(2 pi i / n) + 0.08 cos(4 pi i / n)."""
+    return _window("blackman_window", window_length, periodic, (0.42, -0.5, 0.08), dtype, device, requires_grad)
 
 
 def numel(input):

@@ -65,6 +65,8 @@ def _flat(nested):
 
 def _number_style(values):
     """A function from a number to its text, the same style for all of them."""
+    if any(isinstance(value, complex) for value in values):
+        return _complex_style(values)
     if not any(isinstance(value, float) for value in values):
         return str
     sizes = [abs(value) for value in values if math.isfinite(value) and value != 0]
@@ -81,12 +83,31 @@ def _number_style(values):
     return f"{{:.{precision}f}}".format
 
 
+def _width(values, text_of):
+    """Of the longest text; PyTorch measures what is finite and not 0."""
+    return max((len(text_of(v)) for v in values if not isinstance(v, float) or (math.isfinite(v) and v != 0)), default=0)
+
+
+def _complex_style(values):
+    """`1.0000+2.0000j`, the parts each in a style and width of their own."""
+    real, imag = [v.real for v in values], [v.imag for v in values]
+    real_text, imag_text = _number_style(real), _number_style(imag)
+    width = _width(real, real_text)
+
+    def text_of(value):
+        parts = real_text(value.real).rjust(width), imag_text(value.imag)
+        return f"{parts[0]}{'' if parts[1][0] == '-' else '+'}{parts[1]}j"
+
+    text_of.room = width + _width(imag, imag_text) + 3
+    return text_of
+
+
 def _lay_out(nested, text_of, width, indent, depth):
     if depth == 0:
         return text_of(nested).rjust(width)
     if depth == 1:
         items = [" ..." if item is None else text_of(item).rjust(width) for item in nested]
-        each = max(1, (_options["linewidth"] - indent) // (width + 2))
+        each = max(1, (_options["linewidth"] - indent) // getattr(text_of, "room", width + 2))
         lines = [", ".join(items[i : i + each]) for i in range(0, len(items), each)]
         return "[" + (",\n" + " " * (indent + 1)).join(lines) + "]"
     parts = ["..." if p is None else _lay_out(p, text_of, width, indent + 1, depth - 1) for p in nested]
@@ -105,11 +126,9 @@ def tensor_repr(tensor):
         nested = _edges(data, data.shape)
         values = list(_flat(nested))
         text_of = _number_style(values)
-        # PyTorch measures what is finite and not 0
-        measured = [v for v in values if not isinstance(v, float) or (math.isfinite(v) and v != 0)]
-        width = max((len(text_of(v)) for v in measured), default=0) if tensor.dim() else 0
+        width = _width(values, text_of) if tensor.dim() and not data.is_complex() else 0
         body = _lay_out(nested, text_of, width, indent, tensor.dim())
-        usual = (_C.float32, _C.int64, _C.bool)
+        usual = (_C.float32, _C.complex64, _C.int64, _C.bool)
     if tensor.is_cuda:
         notes.append(f"device='{tensor.device}'")
     if tensor.dtype not in usual:

@@ -258,17 +258,14 @@ def eigvalsh(A, UPLO="L"):
 
 
 def eig(A):
-    """(eigenvalues, eigenvectors) of square matrices where all are real; NotImplementedError else: there are no complex
-    dtypes. No gradient."""
+    """(eigenvalues, eigenvectors), complex, of square matrices. No gradient."""
     import numpy as np
 
     _check("eig", A, square=True)
     if A.requires_grad:
         raise NotImplementedError("linalg.eig: no gradient (expected symmetric matrices, and eigh)")
     values, vectors = np.linalg.eig(A.numpy())
-    if np.iscomplexobj(values) and np.abs(values.imag).max(initial=0) > 0:
-        raise NotImplementedError("linalg.eig: the eigenvalues are complex, and there are no complex dtypes")
-    made = (_C.tensor(np.ascontiguousarray(t.real)).to(A.dtype) for t in (values, vectors))
+    made = (_C.tensor(np.ascontiguousarray(t)).to(A.dtype.to_complex()) for t in (values, vectors))
     return namedtuple("eig", "eigenvalues eigenvectors")(*made)
 
 

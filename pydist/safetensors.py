@@ -17,6 +17,7 @@ from pydist import _C
 
 _DTYPES = {
     "F64": _C.float64,
+    "C64": _C.complex64,
     "F32": _C.float32,
     "F16": _C.float16,
     "BF16": _C.bfloat16,

@@ -28,6 +28,8 @@ _PROTOCOL = 2  # what PyTorch reads with weights_only=True
 _STORAGES = {
     "FloatStorage": _C.float32,
     "DoubleStorage": _C.float64,
+    "ComplexFloatStorage": _C.complex64,
+    "ComplexDoubleStorage": _C.complex128,
     "HalfStorage": _C.float16,
     "BFloat16Storage": _C.bfloat16,
     "LongStorage": _C.int64,

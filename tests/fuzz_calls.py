@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from op_samples import lay_out
 
 FLOATS, INTS = ("float64", "float32", "bfloat16", "float16"), ("int64", "int32", "uint8", "int8", "int16")
+COMPLEX = ("complex128", "complex64")
 DTYPES = (*FLOATS, *INTS, "bool")
 
 
@@ -33,6 +34,8 @@ class Array(NamedTuple):
             v = rng.integers(1 if self.kind == "positive" else -16, 17, self.shape) / 4
             if self.kind == "special":
                 v = np.where(rng.random(self.shape) < 0.3, rng.choice([math.nan, math.inf, -math.inf, -0.0], self.shape), v)
+            if self.dtype in COMPLEX:  # never 0, nor on the real axis, where angles jump
+                v = v + 1j * (rng.integers(-6, 6, self.shape) / 4 + 0.125)
         v = abs(v) / 4 if self.kind == "fraction" else np.where(v > 0, 1, -1) if self.kind == "signs" else v
         v = np.sort(v, -1) if self.kind == "sorted" else np.asarray(v)
         return v[..., :1].repeat(v.shape[-1], -1) if self.layout == "E" and v.ndim and v.shape[-1] else v
@@ -41,7 +44,7 @@ class Array(NamedTuple):
         v = self.values()
         v = v.astype("float32") if self.dtype in ("bfloat16", "float16") else v.astype(self.dtype)
         t = lay_out(lib, v, self.layout if v.ndim and v.size else "C").to(getattr(lib, self.dtype)).detach()
-        return t.requires_grad_() if grad and self.dtype in ("float64", "float32") else t
+        return t.requires_grad_() if grad and self.dtype in ("float64", "float32", *COMPLEX) else t
 
 
 class Name(str):
@@ -102,6 +105,22 @@ class Arguments:
     def f(self):
         return self.of_rank(2, 1, 3, 0, 4, dtypes=FLOATS * 3 + ("int64", "bool"))
 
+    def z(self):
+        return self.of_rank(2, 1, 3, 0, dtypes=COMPLEX, kind="plain")
+
+    def zt(self):
+        """Complex or real."""
+        return self.array(self.near(), (*COMPLEX, "float64", "float32", "int64"), "plain")
+
+    def zy(self):
+        return self.zt() if self.mostly() else self.pick(1j, 2.0, 1 - 2j, 3)
+
+    def z2(self):
+        return self.array(self.near(), COMPLEX, "plain") if self.mostly() else self.pick(1j, 2.0, 1 - 2j)
+
+    def znum(self):
+        return self.pick(1j, 1 + 0.5j, 2.0, -3)
+
     def positive_x(self):
         return self.of_rank(2, 1, 0, kind="positive")
 
@@ -110,6 +129,9 @@ class Arguments:
 
     def plain(self):
         return self.of_rank(2, 1, 3, 0, dtypes=FLOATS, kind="plain")
+
+    def wide_positive(self):
+        return self.of_rank(2, 1, 0, dtypes=("float64", "float32"), kind="positive")
 
     def wide(self):
         """For what is made for float32 and float64 alone."""

@@ -27,6 +27,13 @@ class Several(Arguments):
         right = [k] if self.pick(False, False, True) else [*(self.near() if batch else []), k if self.mostly() else n, n]
         return [self.array(left, dtypes, "plain"), self.array(right, dtypes if self.mostly() else DTYPES, "plain")]
 
+    def matmul_complex(self):
+        return [a._replace(dtype="complex128") for a in self.matmul()]
+
+    def masked_complex(self):
+        """(complex, a mask of its shape or so, number)."""
+        return [self.z(), self.mask(), self.znum()]
+
     def products(self):
         """(input, x[m, k], y[k, n]) for addmm."""
         m, k, n = self.size(), self.size(), self.size()
@@ -476,6 +483,33 @@ F.threshold: f real real
 F.rrelu: f
 F.logsigmoid F.hardsigmoid F.hardswish F.mish F.silu F.tanhshrink: f
 matrix_power: square
+add sub mul eq ne: z zy
+add sub: z z2 alpha=real
+div pow: z z2
+neg square exp log sqrt rsqrt reciprocal sin cos sinh cosh tanh sigmoid abs angle conj conj_physical sgn: z
+isfinite isinf isnan isreal real imag view_as_real positive clone t ravel lt relu erf: z
+complex: wide twin
+polar: wide_positive twin
+sum mean: z dim? keepdim=bool
+cumsum: z dim
+var std: z axes? keepdim=bool
+matmul: matmul_complex
+masked_fill: masked_complex
+to: z dtype_
+permute: z order
+view reshape: z shape_of
+expand: z wider
+squeeze: z dims?
+unbind: z dim?
+select: z dim at
+flip: z dims
+getitem: z key
+index_select: z dim places
+gather: z dim index
+roll: z ints dims?
+copy_: z zt
+fill_: z znum
+equal isclose allclose: z same
 """
 
 

@@ -120,6 +120,7 @@ def arguments(sample, tensors):
 
 
 # Ops that are no function of the same name in both libraries.
+COMPLEX = "complex polar view_as_complex view_as_real view_dtype".split()  # public ops that test_complex.py compares
 SPECIAL = {
     "index": lambda lib, x, *key: x[tuple(slice(None) if k is None else k for k in key)],
     "cast": lambda lib, x, dtype: x.to(getattr(lib, dtype)),
@@ -488,6 +489,9 @@ def _flatten(x, start=0, end=-1):
 NUMPY = {
     **{"a" + name: getattr(np, "arc" + name) for name in ("sin", "cos", "tan", "sinh", "cosh", "tanh", "tan2")},
     "neg": np.negative,
+    "angle": np.angle,
+    "conj": np.conj,
+    "conj_physical": np.conj,
     "relu": lambda x: np.maximum(x, 0),
     "rsqrt": lambda x: 1 / np.sqrt(x),
     "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
@@ -659,7 +663,7 @@ SAMPLES = {
     **{name: unary(lo, hi, c=8) for name, lo, hi in (("tan", -1.2, 1.2), ("asin", -0.95, 0.95), ("acos", -0.95, 0.95), ("atan", -4, 4), ("sinh", -2, 2), ("cosh", -2, 2),
                                                      ("asinh", -4, 4), ("acosh", 1.2, 5), ("atanh", -0.9, 0.9))},
     "atan2": binary(c=64), "logaddexp": binary(c=8),
-    **{name: unary() for name in ("neg", "abs", "sign", "square", "relu", "sin", "cos", "tanh", "sigmoid", "erf")},
+    **{name: unary() for name in ("neg", "abs", "sign", "square", "relu", "angle", "conj", "conj_physical", "sin", "cos", "tanh", "sigmoid", "erf")},
     "exp": unary(-4, 4),
     "expm1": [*unary(-4, 4), S(T((400,), -1e-3, 1e-3), grad=False)],
     "log1p": [*unary(-0.9, 4), S(T((400,), -1e-3, 1e-3), grad=False)],
@@ -828,6 +832,7 @@ RANDOM = {
 
 # Ops that users reach through another one only: their samples are that one's.
 HIDDEN = {
+    "conjugate": "conj", "complex_angle": "angle",
     "where_same": "where", "to_device": "clone", "as_strided_scatter_add": "as_strided", "index_front": "index", "index_put_front": "index_put", "extreme": "max",
     "topk_last": "topk", "nll_rows": "nll_loss", "cross_entropy_rows": "cross_entropy", "dropout_mask": "dropout",
     "conv2d_grad_input": "conv2d", "conv2d_grad_weight": "conv2d", "pool_max": "max_pool2d", "pool_max_grad": "max_pool2d",

@@ -132,7 +132,7 @@ def test_what_cannot_be():
     assert pydist.from_dlpack(Odd(old_style)).tolist() == [1, 1], "a library that knows no max_version"
     for broken, error in [
         (lambda: pydist.from_dlpack(5), "__dlpack__"), (lambda: pydist.from_dlpack(Odd(lambda **k: 5)), "capsule"), (lambda: pydist.from_dlpack(Odd(lambda **k: 1 / 0)), "zero"),
-        (lambda: pydist.from_dlpack(np.arange(3)[::-1]), "negative"), (lambda: pydist.from_dlpack(np.ones(2, complex)), "code 5"), (lambda: pydist.from_dlpack(np.ones(2, np.uint16)), "16 bits"),
+        (lambda: pydist.from_dlpack(np.arange(3)[::-1]), "negative"), (lambda: pydist.from_dlpack(np.ones(2, np.uint16)), "16 bits"),
         (lambda: x.requires_grad_().__dlpack__(), "requires grad"), (lambda: x.detach().__dlpack__(dl_device=(2, 0)), r"\(2, 0\)"), (lambda: x.detach().__dlpack__(stream=1), "stream"),
         (lambda: dlpack.to_dlpack(5), "Tensor"), (lambda: pydist.from_dlpack(x.detach(), device="cuda"), "CUDA"), (lambda: x.detach().__dlpack__(max_version=5), "max_version is int"),
         (lambda: pydist.from_dlpack(np.ones([1] * 20)), "20 dimensions"), (lambda: pydist.from_dlpack(np.frombuffer(b"123456789", np.float32, 2, 1)), "aligned"),

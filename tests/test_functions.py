@@ -409,23 +409,3 @@ def test_lists_of_tensors():
         pydist._foreach_nothing
     with pytest.raises(RuntimeError, match="3 operands"):
         pydist._foreach_add(xs, [1, 2, 3])
-
-
-def test_pairs_as_complex_numbers():
-    """Rotary embeddings as LLaMA's code has them, and the arithmetic."""
-    found = []
-    for lib in (pydist, torch):
-        x = lib.tensor(np.random.default_rng(0).normal(size=(2, 3, 4, 6))).requires_grad_()
-        angles = lib.outer(lib.arange(3).double(), lib.tensor([1.0, 0.1, 0.01]).double())
-        turn = lib.polar(lib.ones_like(angles), angles)
-        z = lib.view_as_complex(x.reshape(*x.shape[:-1], -1, 2))
-        y = lib.view_as_real(z * turn.view(1, 3, 1, 3)).flatten(3)
-        (y * y * y).sum().backward()
-        w = (z + 2 * turn[0] - z.conj()) / (z * turn.view(1, 3, 1, 3) + 3.0)
-        found.append([y, x.grad, lib.view_as_real(w), w.abs(), w.angle(), w.real, lib.view_as_real(lib.complex(angles, angles).exp())])
-    for ours, theirs in zip(*found):
-        np.testing.assert_allclose(ours.detach().numpy(), theirs.detach().numpy(), rtol=1e-10, atol=1e-12)
-    assert pydist.complex(pydist.tensor([1.0]), pydist.tensor([2.0])).tolist() == [1 + 2j]
-    for wrong in (lambda: pydist.view_as_complex(pydist.zeros(3)), lambda: pydist.view_as_real(pydist.zeros(2)), lambda: pydist.polar(pydist.zeros(2), pydist.zeros(2).double())):
-        with pytest.raises(RuntimeError, match="expected"):
-            wrong()

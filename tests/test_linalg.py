@@ -76,6 +76,9 @@ def test_what_has_free_signs():
     linalg.det(singular).backward()
     assert np.allclose(singular.grad.numpy(), [[4, -2], [-2, 1]], atol=1e-5)
     assert np.allclose(linalg.eigvals(pydist.tensor([[2.0, 1.0], [0.0, 3.0]])).numpy(), [2, 3])
+    values, vectors = linalg.eig(turn := pydist.tensor([[0.0, 1.0], [-1.0, 0.0]]))
+    assert values.dtype is pydist.complex64 and np.allclose(sorted(values.numpy(), key=lambda v: v.imag), [-1j, 1j])
+    assert np.allclose((turn.cfloat() @ vectors).numpy(), (vectors * values).numpy(), atol=1e-6)
     u, s, v = pydist.svd(pydist.tensor(TALL))
     assert np.allclose((u @ s.diag_embed() @ v.mT).numpy(), TALL) and np.allclose(pydist.inverse(pydist.tensor(SQUARE)).numpy(), np.linalg.inv(SQUARE))
     assert np.allclose(pydist.tensor(POSITIVE).logdet().numpy(), np.linalg.slogdet(POSITIVE)[1])
@@ -84,7 +87,7 @@ def test_what_has_free_signs():
 WRONG = [
     (lambda: linalg.inv(pydist.zeros(2, 2)), linalg.LinAlgError, "inv.*ingular"), (lambda: linalg.cholesky(-pydist.eye(2)), linalg.LinAlgError, "cholesky"), (lambda: linalg.inv(pydist.zeros(2, 3)), RuntimeError, "square"),
     (lambda: linalg.solve(pydist.eye(2), pydist.zeros(3, 1)), RuntimeError, "rows"), (lambda: linalg.det(pydist.eye(2).long()), RuntimeError, "int64"), (lambda: linalg.inv(pydist.zeros(2)), RuntimeError, "square"),
-    (lambda: linalg.eig(pydist.tensor([[0.0, 1.0], [-1.0, 0.0]])), NotImplementedError, "complex"), (lambda: linalg.norm(pydist.zeros(2, 2, 2), 2), RuntimeError, "norm"), (lambda: linalg.multi_dot([pydist.eye(2)]), RuntimeError, "multi_dot"),
+    (lambda: linalg.norm(pydist.zeros(2, 2, 2), 2), RuntimeError, "norm"), (lambda: linalg.multi_dot([pydist.eye(2)]), RuntimeError, "multi_dot"),
     (lambda: linalg.solve(pydist.eye(2), pydist.eye(2).double()), RuntimeError, "float64"), (lambda: linalg.inv(pydist.full((2, 2), math.nan).fill_(0)), pydist._C._LinAlgError, "inv"),
 ]  # fmt: skip
 

@@ -115,7 +115,7 @@ def test_data_that_cannot_be():
     for broken in ([[1], [2, 3]], [[1], 2], [1, [2]], [[1, 2], []]):
         with pytest.raises(ValueError, match="tensor"):
             pydist.tensor(broken)
-    for broken in ("ab", [None], object(), [object()], {1: 2}, [1j]):
+    for broken in ("ab", [None], object(), [object()], {1: 2}):
         with pytest.raises((TypeError, ValueError)):
             pydist.tensor(broken)
     with pytest.raises((OverflowError, RuntimeError, ValueError)):
@@ -398,7 +398,7 @@ def test_read_only_arrays():
 
 def test_arrays_that_cannot_be_shared():
     odd = np.frombuffer(bytearray(17), "uint8")[1:].view("float64")
-    for array in (np.arange(4)[::-1], np.array(["a"]), np.array([None]), np.zeros(2, complex), np.zeros(2, ">f8"), np.zeros(2, "M8[s]"), np.zeros(2, [("a", int)]), odd, np.zeros(2, np.uint32),
+    for array in (np.arange(4)[::-1], np.array(["a"]), np.array([None]), np.zeros(2, np.clongdouble), np.zeros(2, ">f8"), np.zeros(2, "M8[s]"), np.zeros(2, [("a", int)]), odd, np.zeros(2, np.uint32),
                   np.zeros(2, np.longdouble), np.zeros(2, "V8")):  # fmt: skip
         with pytest.raises((TypeError, ValueError)):
             pydist.from_numpy(array)

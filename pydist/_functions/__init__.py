@@ -15,13 +15,13 @@ __all__ = list(NAMES)
 _LATER = {  # file: functions that are methods too, functions, methods
     "elements": (
         (
-            "angle conj conj_physical copysign deg2rad float_power fmax fmin frexp gcd heaviside hypot is_conj "
+            "copysign deg2rad float_power fmax fmin frexp gcd heaviside hypot is_conj "
             "is_neg isneginf isposinf isreal lcm ldexp logaddexp2 logit nextafter positive rad2deg "
             "resolve_conj resolve_neg sgn signbit sinc xlogy"
         ),
         "",
         (
-            "bitwise_not_ copysign_ cumsum_ deg2rad_ eq_ float_power_ gcd_ ge_ greater_ greater_equal_ gt_ "
+            "bitwise_not_ conj_physical_ copysign_ cumsum_ deg2rad_ eq_ float_power_ gcd_ ge_ greater_ greater_equal_ gt_ "
             "heaviside_ hypot_ lcm_ ldexp_ le_ less_ less_equal_ logical_and_ logical_not_ logical_or_ logical_xor_ "
             "logit_ lt_ ne_ nextafter_ not_equal_ rad2deg_ sgn_ sinc_ xlogy_"
         ),

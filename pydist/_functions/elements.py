@@ -139,8 +139,11 @@ def sinc(input):
 @in_place
 @both
 def sgn(input):
-    """sign."""
-    return input.sign()
+    """sign; of complex numbers x / |x|, 0 at 0."""
+    if not input.is_complex():
+        return input.sign()
+    size = input.abs()
+    return input / masked_fill(size, size == 0, 1.0)
 
 
 @both
@@ -205,37 +208,30 @@ def frexp(input):
     return (input / (2.0**exponent).to(input.dtype)).to(input.dtype), exponent.to(_C.int32)
 
 
-# Of real numbers, which are their own conjugates.
-
-
-def _itself(name, doc):
-    def same(input):
-        return input
-
-    same.__name__, same.__doc__ = name, doc
-    both(same)
-
-
-for _name in "conj resolve_conj resolve_neg conj_physical".split():
-    _itself(_name, "input itself: there are no complex dtypes.")
+# Conjugates have memory of their own: no tensor is a conjugate, or a negative, that waits to be computed.
 
 
 @both
-def angle(input):
-    """pi where input is negative, else 0; NaN of NaN."""
-    zero = _C.zeros((), dtype=input.dtype if input.is_floating_point() else _C.get_default_dtype())
-    return _C.where(isnan(input), input, _C.where(input < 0, zero + math.pi, zero))
+def resolve_conj(input):
+    """input itself."""
+    return input
+
+
+@both
+def resolve_neg(input):
+    """input itself."""
+    return input
 
 
 @both
 def isreal(input):
-    """True everywhere: there are no complex dtypes."""
-    return _C.ones(*input.shape, dtype=_C.bool)
+    """True where the imaginary part is 0."""
+    return input.imag == 0 if input.is_complex() else _C.ones(*input.shape, dtype=_C.bool)
 
 
 @both
 def is_conj(input):
-    """False: there are no complex dtypes."""
+    """False."""
     return False
 
 
@@ -257,6 +253,6 @@ def _over(name, of):
 
 for _name in (
     "eq ne lt le gt ge logical_and logical_or logical_xor logical_not bitwise_not not_equal greater greater_equal less less_equal "
-    "cumsum"
+    "cumsum conj_physical"
 ).split():
     _over(_name + "_", getattr(Tensor, _name))

@@ -38,12 +38,16 @@ def isnan(input):
 @both
 def isinf(input):
     """True where input is infinite."""
+    if input.is_complex():
+        return isinf(input.real) | isinf(input.imag)
     return input.abs() == math.inf if input.is_floating_point() else _C.zeros(*input.shape, dtype=_C.bool)
 
 
 @both
 def isfinite(input):
     """True where input is neither infinite nor NaN."""
+    if input.is_complex():
+        return isfinite(input.real) & isfinite(input.imag)
     return input.abs() < math.inf if input.is_floating_point() else _C.ones(*input.shape, dtype=_C.bool)
 
 
@@ -103,11 +107,14 @@ def exp2(input):
 
 @function
 def real(input):
-    """input itself: there are no complex dtypes."""
-    return input
+    """The real parts, a view; a real tensor itself."""
+    return input.real
 
 
-Tensor.real = property(real)
+@function
+def imag(input):
+    """The imaginary parts of complex numbers, a view."""
+    return input.imag
 
 
 def _alias(name, of):

@@ -12,8 +12,8 @@ from pydist._functions.shape import broadcast_tensors
 @function
 @as_given
 def vdot(input, other):
-    """dot."""
-    return dot(input, other)
+    """dot, of the conjugate of input."""
+    return dot(input.conj(), other)
 
 
 Tensor.vdot = vdot

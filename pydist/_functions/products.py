@@ -55,6 +55,10 @@ def mv(input, vec):
     return _C.matmul(input, vec)
 
 
+def _is_whole(t):
+    return not (t.is_floating_point() or t.is_complex())
+
+
 @both
 @as_given
 def dot(input, tensor):
@@ -62,7 +66,7 @@ def dot(input, tensor):
     _want("dot", input, 1), _want("dot", tensor, 1)
     if input.shape != tensor.shape:
         raise RuntimeError(f"dot: shapes {tuple(input.shape)} and {tuple(tensor.shape)} (expected the same)")
-    return _C.matmul(input, tensor) if input.is_floating_point() else (input * tensor).sum()
+    return (input * tensor).sum() if _is_whole(input) else _C.matmul(input, tensor)
 
 
 @both
@@ -79,7 +83,7 @@ def ger(input, vec2):
 
 
 def _scaled(input, product, beta, alpha):
-    if not product.is_floating_point():
+    if _is_whole(product):
         beta, alpha = int(beta), int(alpha)
     if broadcast_shape("the sum", [input.shape, product.shape]) != list(product.shape):
         raise RuntimeError(f"input has shape {tuple(input.shape)}, the product {tuple(product.shape)}")
@@ -212,7 +216,7 @@ def _contract(a, la, b, lb, keep):
     a = a.permute([la.index(c) for c in batch + left + inside]).reshape(count[0], count[1], count[2])
     b = b.permute([lb.index(c) for c in batch + inside + right]).reshape(count[0], count[2], count[3])
     letters = "".join(batch + left + right)
-    product = _C.bmm(a, b) if a.is_floating_point() else (a.unsqueeze(3) * b.unsqueeze(1)).sum(2)
+    product = (a.unsqueeze(3) * b.unsqueeze(1)).sum(2) if _is_whole(a) else _C.bmm(a, b)
     return product.reshape([size[c] for c in letters]), letters
 
 

@@ -137,8 +137,8 @@ def t(input):
 
 @both
 def adjoint(input):
-    """The transpose of the last two dimensions."""
-    return input.transpose(-2, -1)
+    """The conjugate transpose of the last two dimensions."""
+    return input.mH
 
 
 @method

@@ -29,6 +29,7 @@ def var(input, dim=None, unbiased=None, keepdim=False, *, correction=None):
     dim, correction = _correction(dim, unbiased, correction)
     away = input - input.mean(dim, keepdim=True)
     n = _count(input, dim) - correction
+    away = away.abs() if input.is_complex() else away
     return away.square_sum(dim, keepdim) / float(max(n, 0))
 
 
@@ -69,6 +70,7 @@ def norm(input, p="fro", dim=None, keepdim=False, dtype=None):
     if not isinstance(p, (int, float)):
         raise RuntimeError(f"norm: p is {p!r} (expected a number or 'fro')")
     input = input if dtype is None else input.to(dtype)
+    input = input.abs() if input.is_complex() else input
     if not input.is_floating_point():
         raise RuntimeError(f"norm: input is {input.dtype} (expected a floating dtype)")
     recorded = input.requires_grad and _C.is_grad_enabled()

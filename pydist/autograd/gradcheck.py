@@ -105,12 +105,27 @@ def _refuse(op, options):
             raise NotImplementedError(f"{op}: {name}={value} (expected {known[name]})")
 
 
+def _in_parts(func, inputs):
+    """(func, inputs) over the real and imaginary parts of what is complex."""
+    if not any(isinstance(x, _C.Tensor) and x.is_complex() for x in inputs):
+        return func, inputs
+    paired = [isinstance(x, _C.Tensor) and x.is_complex() for x in inputs]
+
+    def over_parts(*args):
+        results = func(*(_C.view_as_complex(x) if pair else x for x, pair in zip(args, paired)))
+        return tuple(_C.view_as_real(y) if y.is_complex() else y for y in _as_tuple(results))
+
+    parts = [_C.view_as_real(x.detach()).clone().requires_grad_(x.requires_grad) if pair else x for x, pair in zip(inputs, paired)]
+    return over_parts, tuple(parts)
+
+
 def gradcheck(
     func, inputs, *, eps=1e-6, atol=1e-5, rtol=1e-3, raise_exception=True, nondet_tol=0.0, **options
 ):
     """Compares the gradients of func(*inputs) by backward with central differences (f(x + eps) - f(x - eps)) / (2 eps).
 
-    `inputs`: a Tensor or a tuple; those that require grad should be float64. Every floating output is checked with respect
+    `inputs`: a Tensor or a tuple; those that require grad should be float64, or
+    complex128 (both parts are checked). Every floating output is checked with respect
     to every input, |analytical - numerical| <= atol + rtol |numerical|, and backward twice within nondet_tol. Returns True;
     where they differ raises GradcheckError (a RuntimeError) that shows both Jacobians, rows by input, columns by output,
     or returns False (raise_exception=False). Raises ValueError where no input requires grad.
@@ -122,7 +137,7 @@ def gradcheck(
     """
     _refuse("gradcheck", options)
     try:
-        _check(func, _as_tuple(inputs), eps, atol, rtol, nondet_tol)
+        _check(*_in_parts(func, _as_tuple(inputs)), eps, atol, rtol, nondet_tol)
     except GradcheckError:
         if raise_exception:
             raise
@@ -153,7 +168,7 @@ def gradgradcheck(
     True
     """
     _refuse("gradgradcheck", options)
-    inputs = _as_tuple(inputs)
+    func, inputs = _in_parts(func, _as_tuple(inputs))
     if grad_outputs is None:
         outputs = [y for y in _floats(_as_tuple(func(*inputs))) if y.requires_grad]
         grads = tuple(_C.randn(y.shape, dtype=y.dtype) for y in outputs)
