@@ -154,3 +154,53 @@ def test_errors(case):
     with pytest.raises(kind, match=text):
         call()
     assert repr(D.Normal(0.0, 1.0)) == "Normal(loc: 0.0, scale: 1.0)"
+
+
+TRANSFORMS = {
+    "ExpTransform": (), "SigmoidTransform": (), "SoftplusTransform": (), "TanhTransform": (), "AffineTransform": (0.5, -2.0), "PowerTransform": (2.0,),
+    "SoftmaxTransform": (), "StickBreakingTransform": (), "AbsTransform": (), "ReshapeTransform": ((4,), (2, 2)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_transforms_as_torch(name):
+    found = []
+    for lib in (pydist, torch):
+        of = lib.distributions.transforms
+        x = lib.tensor([[0.3, 1.2, 0.7, 0.1], [1.0, 2.0, 0.5, 0.4]], dtype=lib.float64).requires_grad_()
+        f = getattr(of, name)(*TRANSFORMS[name], cache_size=1)
+        y = f(x)
+        assert f.inv(y) is x and (f == getattr(of, name)(*TRANSFORMS[name]) or name == "ReshapeTransform")
+        dims = (f.domain_dim, f.codomain_dim) if lib is pydist else (f.domain.event_dim, f.codomain.event_dim)
+        results = [y, f._inverse(y), lib.tensor([*dims, f.bijective])]
+        if f.bijective:
+            both = of.ComposeTransform([f, of.AffineTransform(1.0, 3.0)])
+            results += [f.log_abs_det_jacobian(x, y), f.inv.log_abs_det_jacobian(y, x), both(x), both.log_abs_det_jacobian(x, both(x)), both.inv(both(x))]
+        results.append(lib.autograd.grad(sum((r * r).sum() for r in results if r.requires_grad), x)[0])
+        assert tuple(f.forward_shape(x.shape)) == tuple(y.shape) and tuple(f.inverse_shape(y.shape)) == tuple(x.shape)
+        found.append(results)
+    for a, b in zip(*found, strict=True):
+        np.testing.assert_allclose(a.detach().numpy(), b.detach().numpy(), rtol=1e-9, atol=1e-12)
+
+
+def test_transformed_distributions_as_torch():
+    found = []
+    for lib in (pydist, torch):
+        d, t = lib.distributions, lib.distributions.transforms
+        loc, scale = lib.tensor([0.1, -0.3], dtype=lib.float64).requires_grad_(), lib.tensor([0.5, 2.0], dtype=lib.float64).requires_grad_()
+        squashed = d.TransformedDistribution(d.Normal(loc, scale), [t.TanhTransform(), t.AffineTransform(loc=1.0, scale=2.0)])
+        shifted = d.TransformedDistribution(d.Uniform(lib.zeros(2).double(), lib.ones(2).double()), t.AffineTransform(0.0, lib.tensor([[-1.0], [2.0]]).double()))
+        whole = d.TransformedDistribution(d.Normal(loc, scale), [t.StickBreakingTransform()])
+        value = lib.tensor([0.2, 2.5], dtype=lib.float64)
+        results = [squashed.log_prob(value), squashed.cdf(value), squashed.icdf(value / 4), shifted.log_prob(lib.tensor([[-0.5], [1.0]]).double()), shifted.cdf(lib.tensor([[-0.5], [1.0]]).double()), whole.log_prob(lib.tensor([0.2, 0.3, 0.5]).double())]
+        results.append(lib.autograd.grad(results[0].sum() + results[-1].sum(), [loc, scale])[0])
+        results.append(lib.tensor([*squashed.batch_shape, 9, *shifted.batch_shape, 9, *whole.batch_shape, 9, *whole.event_shape]))
+        results.append(d.Independent(squashed, 1).log_prob(value))
+        sample = squashed.rsample((5,))
+        assert sample.requires_grad and not squashed.sample().requires_grad and tuple(sample.shape) == (5, 2) and tuple(whole.sample((4,)).shape) == (4, 3)
+        assert ((sample > -1) & (sample < 3)).all() and squashed.has_rsample
+        found.append(results)
+    for a, b in zip(*found, strict=True):
+        np.testing.assert_allclose(a.detach().numpy(), b.detach().numpy(), rtol=1e-8, atol=1e-12)
+    with pytest.raises(ValueError, match="Transform"):
+        D.TransformedDistribution(D.Normal(0.0, 1.0), [abs])

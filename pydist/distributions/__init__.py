@@ -12,7 +12,7 @@ and kl_divergence between two of them.
 
 import sys
 
-from pydist.distributions import categorical, combined, continuous, discrete, gamma, multivariate
+from pydist.distributions import categorical, combined, continuous, discrete, gamma, multivariate, transforms
 from pydist.distributions.categorical import (
     Categorical,
     Multinomial,
@@ -39,6 +39,7 @@ from pydist.distributions.distribution import Distribution
 from pydist.distributions.gamma import Beta, Chi2, Dirichlet, Gamma, InverseGamma, StudentT
 from pydist.distributions.kl import kl_divergence, register_kl
 from pydist.distributions.multivariate import MultivariateNormal
+from pydist.distributions.transforms import *
 
 _FILES = {  # PyTorch's file of a class -> ours
     categorical: "multinomial one_hot_categorical",
@@ -47,9 +48,10 @@ _FILES = {  # PyTorch's file of a class -> ours
     gamma: "beta chi2 dirichlet inverse_gamma studentT",
     multivariate: "multivariate_normal",
     combined: "independent mixture_same_family",
+    transforms: "transformed_distribution",
 }
 for _file, _names in _FILES.items():
     for _name in _names.split():
         globals()[_name] = sys.modules[f"{__name__}.{_name}"] = _file
 
-__all__ = [name for name in dir() if name[0].isupper()] + ["kl_divergence", "register_kl"]
+__all__ = [name for name in dir() if name[0].isupper()] + ["identity_transform", "kl_divergence", "register_kl"]

@@ -36,6 +36,7 @@ __all__ = [
     "start_processes",
 ]
 
+_supports_context = True  # of Python 2's time: old loaders ask
 init_reductions()
 
 

@@ -1,3 +1,6 @@
+import sys as _sys
+
+from pydist.nn.modules import pixels as _pixels, utils
 from pydist.nn.modules.activation import (
     CELU,
     ELU,
@@ -132,6 +135,9 @@ from pydist.nn.modules.transformer import (
     TransformerEncoderLayer,
 )
 from pydist.nn.modules.upsampling import Upsample, UpsamplingBilinear2d, UpsamplingNearest2d
+
+for _name in ("channelshuffle", "fold", "pixelshuffle"):  # PyTorch's files of what stands in pixels.py
+    globals()[_name] = _sys.modules[f"{__name__}.{_name}"] = _pixels
 
 __all__ = [
     "AdaptiveAvgPool1d",
