@@ -62,7 +62,7 @@ CALLS = {
     "diagonal": lambda lib, z, w, m, x: lib.diagonal(m), "as_strided": lambda lib, z, w, m, x: m.as_strided((2, 2), (3, 1), 1), "pad": lambda lib, z, w, m, x: lib.nn.functional.pad(z, (1, 0), value=1), "repeat": lambda lib, z, w, m, x: z.repeat(2, 1),
     "to complex": lambda lib, z, w, m, x: x.to(z.dtype) * z, "to real": lambda lib, z, w, m, x: z.real.to(lib.float32), "norm": lambda lib, z, w, m, x: z.norm(), "var": lambda lib, z, w, m, x: z.var(), "roll": lambda lib, z, w, m, x: lib.roll(z, 1, 1),
     "tril": lambda lib, z, w, m, x: m.tril(), "eq": lambda lib, z, w, m, x: [z == z, z == w, z != 1j, z == x, x == z.real], "isclose": lambda lib, z, w, m, x: lib.isclose(z, z + 1e-9), "isnan": lambda lib, z, w, m, x: [lib.isnan(z), lib.isfinite(z), lib.isinf(z), lib.isreal(z)],
-    "zeros_like": lambda lib, z, w, m, x: [lib.zeros_like(z), lib.ones_like(z), lib.full_like(z, 1 + 2j), z.new_full((2,), 3j)], "unbind": lambda lib, z, w, m, x: z.unbind(1)[1] * z.split(1, 1)[0][:, 0], "index_select": lambda lib, z, w, m, x: z.index_select(1, lib.tensor([2, 2])),
+    "zeros_like": lambda lib, z, w, m, x: [lib.zeros_like(z), lib.ones_like(z), lib.full_like(z, 1 + 2j), z.new_full((2,), 3j)], "unbind": lambda lib, z, w, m, x: z.unbind(1)[1] * z.split(1, 1)[0][:, 0], "index_select": lambda lib, z, w, m, x: z.index_select(1, lib.tensor([2, 2])), "scatter_add": lambda lib, z, w, m, x: z.scatter_add(1, lib.tensor([[0, 0], [2, 1]]), w),
     "clone": lambda lib, z, w, m, x: z.T.contiguous() + z.T.clone(), "nonzero": lambda lib, z, w, m, x: z.nonzero(), "bool": lambda lib, z, w, m, x: z.to(lib.bool), "logical": lambda lib, z, w, m, x: z.detach().bool().any(),
 }  # fmt: skip
 
