@@ -24,7 +24,7 @@ def _computed(input, dtype, run):
     """What the NumPy function `run` makes of input's array, as a tensor of dtype."""
     import numpy as np
 
-    return _C.tensor(np.ascontiguousarray(run(np.fft, input.detach().cpu().numpy()))).to(dtype)
+    return _C.from_numpy(np.ascontiguousarray(run(np.fft, input.detach().cpu().numpy()))).to(dtype)
 
 
 class _Complex(Function):

@@ -204,3 +204,25 @@ def test_transformed_distributions_as_torch():
         np.testing.assert_allclose(a.detach().numpy(), b.detach().numpy(), rtol=1e-8, atol=1e-12)
     with pytest.raises(ValueError, match="Transform"):
         D.TransformedDistribution(D.Normal(0.0, 1.0), [abs])
+
+
+def test_constraints_as_torch():
+    values = [[0.2, 0.8], [1.0, 3.0], [-1.0, 0.5], [0.0, 1.0]]
+    names = "real positive nonnegative unit_interval boolean nonnegative_integer simplex real_vector positive_integer".split()
+    for name in names:
+        ours, theirs = (getattr(lib.distributions.constraints, name) for lib in (pydist, torch))
+        assert ours.check(pydist.tensor(values)).tolist() == theirs.check(torch.tensor(values)).tolist(), name
+        assert ours.event_dim == theirs.event_dim
+    for make in (lambda c: c.interval(0.0, 1.0), lambda c: c.greater_than(0.5), lambda c: c.less_than(1.0), lambda c: c.independent(c.positive, 1), lambda c: c.half_open_interval(0.0, 1.0), lambda c: c.integer_interval(0, 1)):
+        assert make(D.constraints).check(pydist.tensor(values)).tolist() == make(torch.distributions.constraints).check(torch.tensor(values)).tolist()
+
+    class Half(D.Distribution):
+        arg_constraints = {"p": D.constraints.less_than(0.5)}
+
+        def __init__(self, p):
+            self.p = p
+            super().__init__(p.shape)
+
+    assert Half(pydist.tensor([0.2])).p.item() > 0
+    with pytest.raises(ValueError, match="less_than"):
+        Half(pydist.tensor([0.7]))

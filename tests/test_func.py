@@ -97,3 +97,32 @@ def test_errors(case):
     call, kind, text = case
     with pytest.raises(kind, match=text):
         call()
+
+
+def test_arguments_by_name():
+    """Of the functions and methods that do not parse their arguments by a signature."""
+    calls = [
+        lambda lib: lib.arange(start=1, end=7, step=2), lambda lib: lib.arange(end=3), lambda lib: lib.arange(1, end=4), lambda lib: lib.full(size=(2,), fill_value=1.5), lambda lib: lib.full((2,), fill_value=3),
+        lambda lib: lib.randint(low=3, high=4, size=(2,)), lambda lib: lib.randint(high=1, size=(2,)), lambda lib: lib.randint(2, high=3, size=(1,)), lambda lib: lib.randperm(n=1), lambda lib: lib.tensor(data=[1.0]), lambda lib: lib.as_tensor(data=[2]),
+        lambda lib: lib.ones_like(input=lib.zeros(2)), lambda lib: lib.zeros(2).new_full(size=(1,), fill_value=2), lambda lib: lib.zeros(2).new_tensor(data=[1]), lambda lib: lib.tensor(lib.zeros(2, 3).size(dim=1) + lib.zeros(2, 3).stride(dim=0)),
+        lambda lib: lib.zeros(2).copy_(other=lib.ones(2), non_blocking=True), lambda lib: lib.zeros(4).view_as(other=lib.zeros(2, 2)), lambda lib: lib.ones(1).expand_as(other=lib.zeros(3)), lambda lib: lib.zeros(2).type_as(other=lib.zeros(1).double()),
+        lambda lib: lib.zeros(2).index_put_(indices=(lib.tensor([0]),), values=lib.tensor(3.0)), lambda lib: lib.zeros(2).requires_grad_(requires_grad=False), lambda lib: lib.where(lib.tensor([[False, True], [True, False]])), lambda lib: lib.scalar_tensor(3), lambda lib: lib.asarray([1.0, 2.0]),
+        lambda lib: lib.range(1, 2, 0.5), lambda lib: lib.hann_window(5), lambda lib: lib.hamming_window(4, periodic=False), lambda lib: lib.blackman_window(1), lambda lib: lib.empty_strided((2, 3), (1, 2)).fill_(1),
+    ]  # fmt: skip
+    for k, call in enumerate(calls):
+        ours, theirs = flat(call(pydist)), flat(call(torch))
+        for a, b in zip(ours, theirs, strict=True):
+            assert a.dtype == b.dtype and a.shape == b.shape, k
+            np.testing.assert_allclose(a, b, atol=1e-6, err_msg=str(k))
+    assert pydist.empty_strided((2, 3), (1, 2)).stride() == (1, 2) and pydist.manual_seed(seed=3) is None and pydist.Generator().manual_seed(seed=2).initial_seed() == 2
+    for wrong in (lambda: pydist.zeros(2).size(0, dim=1), lambda: pydist.arange(), lambda: pydist.zeros(2).copy_(source=1), lambda: pydist.full((2,), size=(3,))):
+        with pytest.raises(TypeError):
+            wrong()
+
+
+def test_files_have_pytorchs_names():
+    from importlib import import_module
+
+    for name, has in {"nn.modules.pixelshuffle": "PixelShuffle", "nn.modules.fold": "Fold", "nn.modules.utils": "_pair", "optim.adamw": "AdamW", "optim.nadam": "NAdam", "nn.utils.clip_grad": "clip_grad_norm_", "autograd.variable": "Variable", "autograd.grad_mode": "no_grad", "distributions.utils": "broadcast_all", "distributions.transformed_distribution": "TransformedDistribution"}.items():
+        assert hasattr(import_module(f"pydist.{name}"), has), name
+    assert pydist.nn.modules.utils._pair(3) == (3, 3) and pydist.nn.modules.utils._triple((1, 2, 3)) == (1, 2, 3) and pydist.nn.modules.utils._reverse_repeat_tuple((1, 2), 2) == (2, 2, 1, 1)

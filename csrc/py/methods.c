@@ -418,7 +418,7 @@ NAMED(reshape_as, "other")
 NAMED(expand_as, "other")
 NAMED(type_as, "other")
 NAMED(requires_grad_, "requires_grad")
-NAMED(copy_, "src", "non_blocking")
+NAMED(copy_, "other", "non_blocking")
 NAMED(index_put_, "indices", "values", "accumulate")
 NAMED(register_hook, "hook")
 #define KWN(name) (PyCFunction)(void (*)(void))n_##name, METH_VARARGS | METH_KEYWORDS
@@ -486,7 +486,7 @@ PyMethodDef pd_py_tensor_methods[] = {
      "to(dtype | device | other, ...)\n\nIn another dtype or on another device."},
     {"type_as", KWN(type_as), "type_as(other)\n\nIn other's dtype."},
     {"copy_", KWN(copy_),
-     "copy_(src, non_blocking=False)\n\nWrites src, broadcast and converted, into this tensor."},
+     "copy_(other, non_blocking=False)\n\nWrites other, broadcast and converted, into this tensor."},
     {"zero_", m_zero_, METH_NOARGS, "zero_()\n\nWrites zeros."},
     {"t", m_t, METH_NOARGS, "t()\n\nThe transpose of a matrix."},
     {"expand_as", KWN(expand_as), "expand_as(other)\n\nBroadcast to other's shape."},

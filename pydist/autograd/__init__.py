@@ -2,11 +2,14 @@
 
 from pydist import _C
 from pydist._legacy import Variable
+from pydist._names import also_named
 from pydist._grad_mode import enable_grad, inference_mode, no_grad, set_grad_enabled
 from pydist.autograd import functional
 from pydist.autograd.anomaly_mode import detect_anomaly, set_detect_anomaly
 from pydist.autograd.function import Function
 from pydist.autograd.gradcheck import gradcheck, gradgradcheck
+
+also_named(__name__, grad_mode="pydist._grad_mode", variable="pydist._legacy")
 
 __all__ = [
     "Function",

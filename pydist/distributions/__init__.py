@@ -12,7 +12,8 @@ and kl_divergence between two of them.
 
 import sys
 
-from pydist.distributions import categorical, combined, continuous, discrete, gamma, multivariate, transforms
+from pydist._names import also_named
+from pydist.distributions import categorical, combined, constraints, continuous, discrete, gamma, multivariate, transforms
 from pydist.distributions.categorical import (
     Categorical,
     Multinomial,
@@ -53,5 +54,7 @@ _FILES = {  # PyTorch's file of a class -> ours
 for _file, _names in _FILES.items():
     for _name in _names.split():
         globals()[_name] = sys.modules[f"{__name__}.{_name}"] = _file
+
+also_named(__name__, utils="distribution")
 
 __all__ = [name for name in dir() if name[0].isupper()] + ["identity_transform", "kl_divergence", "register_kl"]

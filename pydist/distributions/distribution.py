@@ -40,6 +40,11 @@ _CHECKS = {
 }
 
 
+def _check_of(kind):
+    """Of a key of _CHECKS, or one of pydist.distributions.constraints."""
+    return getattr(kind, "check", None) or _CHECKS[kind]
+
+
 class Distribution:
     """Parameters of shape batch_shape, samples of shape sample_shape + batch_shape + event_shape.
 
@@ -47,7 +52,7 @@ class Distribution:
     """
 
     has_rsample = False
-    arg_constraints = {}  # parameter: a key of _CHECKS
+    arg_constraints = {}  # parameter: a key of _CHECKS, or a constraint
     _value = "real"  # what values must be
     _validate_args = True
 
@@ -58,7 +63,7 @@ class Distribution:
         if self._validate_args:
             for name, kind in self.arg_constraints.items():
                 value = self.__dict__.get(name)
-                if value is not None and not _CHECKS[kind](value.detach()).all().item():
+                if value is not None and not _check_of(kind)(value.detach()).all().item():
                     raise ValueError(
                         f"Expected parameter {name} (Tensor of shape {tuple(value.shape)}) of distribution {type(self).__name__} to "
                         f"satisfy the constraint {kind}, but found invalid values:\n{value}"
@@ -93,7 +98,7 @@ class Distribution:
                 f"The right-most size of value must match event_shape: {tuple(value.shape)} vs {tuple(self._event_shape)}."
             )
         broadcast_tensors(value, _C.empty(self._shape()))
-        if not _CHECKS[self._value](value.detach()).all().item():
+        if not _check_of(self._value)(value.detach()).all().item():
             raise ValueError(
                 f"Expected value argument (Tensor of shape {tuple(value.shape)}) to be within the support ({self._value}) of the "
                 f"distribution {type(self).__name__}, but found invalid values:\n{value}"

@@ -1,5 +1,6 @@
 """Optimizers and learning-rate schedules with PyTorch's arguments and state dictionaries."""
 
+from pydist._names import also_named
 from pydist.optim import lr_scheduler
 from pydist.optim.adadelta import Adadelta
 from pydist.optim.adafactor import Adafactor
@@ -15,6 +16,8 @@ from pydist.optim.rmsprop import RMSprop
 from pydist.optim.rprop import Rprop
 from pydist.optim.sgd import SGD
 from pydist.optim.sparse_adam import SparseAdam
+
+also_named(__name__, adamw="adam", adamax="moments", nadam="moments", radam="moments")
 
 __all__ = [
     "ASGD",

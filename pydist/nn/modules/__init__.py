@@ -1,6 +1,5 @@
-import sys as _sys
-
-from pydist.nn.modules import pixels as _pixels, utils
+from pydist._names import also_named
+from pydist.nn.modules import utils
 from pydist.nn.modules.activation import (
     CELU,
     ELU,
@@ -136,8 +135,7 @@ from pydist.nn.modules.transformer import (
 )
 from pydist.nn.modules.upsampling import Upsample, UpsamplingBilinear2d, UpsamplingNearest2d
 
-for _name in ("channelshuffle", "fold", "pixelshuffle"):  # PyTorch's files of what stands in pixels.py
-    globals()[_name] = _sys.modules[f"{__name__}.{_name}"] = _pixels
+also_named(__name__, channelshuffle="pixels", fold="pixels", pixelshuffle="pixels")
 
 __all__ = [
     "AdaptiveAvgPool1d",

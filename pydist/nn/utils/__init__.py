@@ -4,6 +4,9 @@ import math
 
 from pydist import _C
 from pydist._grad_mode import no_grad
+from pydist._names import also_named
+
+also_named(__name__, clip_grad="", convert_parameters="")
 
 
 def _listed(tensors):
