@@ -8,7 +8,7 @@ import argparse
 import os
 import sys
 
-from benchmarks import report
+from benchmarks import cuda, report
 from benchmarks.harness import run
 from benchmarks.paired import FRAMEWORKS, MachineBusy, Peer, installed, paired, spread
 from benchmarks.programs import CASES
@@ -119,6 +119,7 @@ def parse():
     parser.add_argument("--frameworks", type=words, default=list(FRAMEWORKS), help=f"of {','.join(FRAMEWORKS)}; those that are installed")
     parser.add_argument("--dtypes", type=words, default=["float32"], help="float32,bfloat16 (autocast)")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="of a process; ranks share them (all cores)")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: gpt2-124M and resnet50 in bfloat16, next to torch's")
     parser.add_argument("--ranks", type=lambda text: [int(n) for n in text.split(",")], default=[1], help="1,2: with DistributedDataParallel")
     parser.add_argument("--backward", action="store_true", help="ops with their gradients")
     parser.add_argument("--no-bits", dest="bits", action="store_false", help="no other runs of pydist to compare the parameters' bits")
@@ -140,6 +141,8 @@ def parse():
 
 def main():
     args = parse()
+    if args.device == "cuda":
+        sys.exit(not cuda.run(args.cases, args.frameworks))
 
     def chosen(name):
         return not args.cases or any(name.startswith(case) for case in args.cases)

@@ -19,6 +19,9 @@ WORKLOADS = {
     "bert-mini": ("bert", {"batch": 32}),
 }
 
+# On a GPU (benchmarks/cuda.py), in bfloat16.
+ON_CUDA = {"gpt2-124M": ("gpt", {"size": "124M-1024"}), "resnet50": ("resnet50", {"batch": 256})}
+
 
 def load(name):
     """The workload's module and sizes."""

@@ -4,7 +4,8 @@ from functools import partial
 
 BEST = {"torch": {"fused": True}}
 # layers, heads, width, tokens of a text, texts, vocabulary; as nanoGPT names its sizes
-SIZES = {"nano": (4, 4, 128, 64, 12, 65), "baby": (6, 6, 384, 256, 8, 65), "124M": (12, 12, 768, 64, 4, 50304)}
+SIZES = {"nano": (4, 4, 128, 64, 12, 65), "baby": (6, 6, 384, 256, 8, 65), "124M": (12, 12, 768, 64, 4, 50304),
+         "124M-1024": (12, 12, 768, 1024, 32, 50304)}  # fmt: skip
 
 
 def gpt(lib, size):
@@ -37,7 +38,7 @@ def gpt(lib, size):
             self.tokens.weight = self.head.weight
 
         def forward(self, x, t):
-            h = self.tokens(x) + self.places(lib.arange(x.shape[1]))
+            h = self.tokens(x) + self.places(lib.arange(x.shape[1], device=x.device))
             for block in self.blocks:
                 h = block(h)
             return F.cross_entropy(self.head(self.norm(h)).view(-1, vocabulary), t.view(-1))

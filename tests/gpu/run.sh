@@ -33,6 +33,8 @@ fi
 step "build for sm_$CUDA_ARCH" 300 $python setup.py -q build_ext --inplace
 step "devices, memory, streams" 60 $python -m pytest -q tests/gpu/test_gpu_device.py
 step "ops, CUDA against CPU" 180 $python -m pytest -q tests/gpu/test_gpu_ops.py
+step "cuBLASLt and cuDNN, CUDA against CPU" 60 $python -m pytest -q tests/gpu/test_gpu_libraries.py
+step "graphs, pinned memory, mixed precision" 60 $python -m pytest -q tests/gpu/test_gpu_graphs.py
 step "training, CUDA against CPU" 90 $python -m pytest -q tests/gpu/test_gpu_training.py
 step "NCCL on 2 and 3 ranks" 150 $python -m pytest -q tests/gpu/test_gpu_nccl.py
 if command -v compute-sanitizer >/dev/null; then
@@ -40,6 +42,11 @@ if command -v compute-sanitizer >/dev/null; then
 else
     echo "no compute-sanitizer here: memory is not checked"
 fi
+step "what is used" 20 bash -c "$python -m pydist.info | grep -E '^(CUDA|cuBLASLt|cuDNN)'"
 step "timings" 60 $python tests/gpu/timings.py
+left=$((530 - (SECONDS - start)))
+if [ $left -gt 20 ]; then
+    step "GPT-2 124M and ResNet-50 in bfloat16, next to torch" $left $python -m benchmarks --device cuda
+fi
 printf '\n== %s after %d s\n' "$([ $failed = 0 ] && echo "all passed" || echo "SOMETHING FAILED")" $((SECONDS - start))
 exit $failed
