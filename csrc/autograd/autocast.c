@@ -2,7 +2,7 @@
 
 #include "base/mem.h"
 
-_Thread_local pd_autocast_state pd_autocast = {PD_NO_DTYPE, false, true};
+_Thread_local pd_autocast_state pd_autocast = {PD_NO_DTYPE, false, true, -1};
 
 /* ---- casts of this thread's region ------------------------------------------------------------------------------- */
 
@@ -129,7 +129,10 @@ pd_status pd_autocast_copy_begin(pd_tensor *p, void **to, pd_dtype *t) {
         PD_TRY(pd_tensor_shell(&c));
         c->dtype = l->t, c->ndim = p->ndim, c->numel = p->numel;
         for (int d = 0; d < p->ndim; d++) c->size[d] = p->size[d], c->stride[d] = p->stride[d];
-        pd_status status = pd_tensor_allocate(c);
+        const pd_device *was;
+        pd_status status = pd_device_enter(p->storage->device, &was);
+        if (!status) status = pd_tensor_allocate(c);
+        pd_device_here = was;
         if (status) {
             pd_tensor_release(c);
             return pd_trail(__FILE__, __LINE__, status);
@@ -161,6 +164,8 @@ pd_dtype pd_autocast_dtype(const pd_op *op, pd_tensor *const *in, int nin) {
     if (op->cast == PD_CAST_LOW) t = pd_autocast.dtype;
     if (op->cast == PD_CAST_FP32 || op->cast == PD_CAST_BACK || (op->cast == PD_CAST_FP32_CUDA && pd_autocast.cuda))
         t = PD_F32;
+    for (int i = 0; i < nin && pd_autocast.kind >= 0; i++)
+        if (in[i] && in[i]->ndim && (int)in[i]->storage->device->kind != pd_autocast.kind) return PD_NO_DTYPE;
     for (int i = 0; i < nin && t != PD_NO_DTYPE; i++)
         if (may_cast(in[i]) && in[i]->dtype != (int)t) return t;
     return PD_NO_DTYPE;

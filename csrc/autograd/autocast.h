@@ -10,9 +10,10 @@
 
 #include "autograd/apply.h"
 
-/* dtype PD_NO_DTYPE where it is off; whose list of ops holds (pd_cast in op.h); whether casts of parameters are kept.
-   It is off inside the ops that it casts for and in backward. */
-typedef struct pd_autocast_state { pd_dtype dtype; bool cuda, keep; } pd_autocast_state;
+/* dtype PD_NO_DTYPE where it is off; whose list of ops holds (pd_cast in op.h); whether casts of parameters are kept;
+   on which kind of device (pd_device_kind), -1: wherever tensors lie. It is off inside the ops that it casts for and in
+   backward. */
+typedef struct pd_autocast_state { pd_dtype dtype; bool cuda, keep; int kind; } pd_autocast_state;
 extern _Thread_local pd_autocast_state pd_autocast;
 
 /* The dtype that the op computes in under autocast; PD_NO_DTYPE: as it is. */

@@ -29,7 +29,7 @@ template <class T, class R> static __global__ void step_kernel(R rule, const __g
     int64_t begin = (blockIdx.x - l.first[low]) * CHUNK, end = s.n - begin < CHUNK ? s.n : begin + CHUNK;
     for (int64_t i = begin + threadIdx.x; i < end; i += BLOCK) {
         element<T> e = {(T *)s.p + i, s.m ? (T *)s.m + i : nullptr, s.v ? (T *)s.v + i : nullptr, s.w ? (T *)s.w + i : nullptr, (const T *)s.g + i};
-        rule(e);
+        if (!s.skip || *s.skip == 0) rule(e);
         if (!s.low) continue;
         if (s.low_t == PD_BF16) ((pd_bf16 *)s.low)[i] = pd_f32_to_bf16((float)*e.p);
         else ((pd_f16 *)s.low)[i] = pd_f32_to_f16((float)*e.p);

@@ -8,6 +8,8 @@
 #include "base/profile.h"
 #include "ops/ops.h"
 
+static _Thread_local const pd_tensor *unless; /* pd_step_unless */
+
 /* The state must match its parameter; strides too, since the kernel walks them side by side. */
 static pd_status check_like(const char *op, int64_t i, const char *what, const pd_tensor *t, const pd_tensor *p) {
     bool same = pd_tensor_same_shape(t, p) && t->dtype == p->dtype;
@@ -41,6 +43,11 @@ static pd_status segment(const char *op, const pd_step_lists *l, int64_t i, pd_s
                        op, i, pd_tensor_shape(p));
     PD_TRY(check_like(op, i, "the gradient", g, p));
     *s = (pd_segment_step){.p = pd_tensor_data(p), .g = pd_tensor_data(g), .n = p->numel, .chance = l->chance};
+    if (unless && unless->storage->device == p->storage->device) s->skip = pd_tensor_data(unless);
+    else if (unless)
+        return pd_fail(PD_E_RUNTIME,
+                       "%s: parameter %" PRId64 " is on %s (expected %s, where the scaler found infinities)", op, i,
+                       p->storage->device->name, unless->storage->device->name);
     pd_tensor *const *lists[] = {l->m, l->v, l->w};
     void **to[] = {&s->m, &s->v, &s->w};
     for (int k = 0; k < 3; k++) {
@@ -154,6 +161,42 @@ pd_status pd_scale_tensors(pd_tensor *const *tensors, int64_t count, double by, 
             PD_TRY(check_dense_float("scale_tensors", i, t));
         }
     return PD_OK;
+}
+
+static pd_status check_number(const char *op, const pd_tensor *t) {
+    if (t->dtype == PD_F32 && t->numel == 1 && t->storage->device->kernels) return PD_OK;
+    return pd_fail(PD_E_VALUE, "%s: %s of shape %s on %s (expected one float32 on a GPU)", op,
+                   pd_dtype_name((pd_dtype)t->dtype), pd_tensor_shape(t), t->storage->device->name);
+}
+
+pd_status pd_step_unless(pd_tensor *t) {
+    if (t) PD_TRY(check_number("step_unless", t));
+    unless = t;
+    return PD_OK;
+}
+
+pd_status pd_unscale(pd_tensor *const *tensors, int64_t count, pd_tensor *by, pd_tensor *found) {
+    const pd_device *d = by->storage->device, *was;
+    PD_TRY(check_number("unscale", by));
+    PD_TRY(check_number("unscale", found));
+    for (int64_t i = -1; i < count; i++) {
+        pd_tensor *t = i < 0 ? found : tensors[i];
+        if (t->storage->device != d)
+            return pd_fail(PD_E_RUNTIME, "unscale: tensors on %s and %s (expected one device)", d->name,
+                           t->storage->device->name);
+        PD_TRY(pd_check_writable("unscale", t));
+        PD_TRY(check_dense_float("unscale", i, t));
+    }
+    pd_status status = pd_device_enter(d, &was);
+    for (int64_t i = 0; i < count && !status; i++) {
+        pd_here()->unscale((pd_dtype)tensors[i]->dtype, tensors[i]->numel, pd_tensor_data(by), pd_tensor_data(found),
+                           pd_tensor_data(tensors[i]));
+        pd_tensor_bump(tensors[i]);
+    }
+    pd_tensor_bump(found);
+    if (!status) status = pd_device_check(d, "unscale");
+    pd_device_here = was;
+    return status ? pd_trail(__FILE__, __LINE__, status) : PD_OK;
 }
 
 pd_status pd_zero_grads(pd_tensor *const *params, int64_t count, bool set_to_none) {

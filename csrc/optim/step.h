@@ -32,6 +32,13 @@ pd_status pd_sum_squares(pd_tensor *const *tensors, int64_t count, double *out);
 /* Multiplies dense floating tensors in place, one pass over memory; *finite: whether all elements were. */
 pd_status pd_scale_tensors(pd_tensor *const *tensors, int64_t count, double by, bool *finite);
 
+/* Dense floating tensors of a GPU times by's one element; found's becomes 1 where an element was not finite. Both F32,
+   of the tensors' device. Nothing is waited for. */
+pd_status pd_unscale(pd_tensor *const *tensors, int64_t count, pd_tensor *by, pd_tensor *found);
+/* This thread's steps on a GPU change nothing where t's one element (F32, there) is not 0; NULL: they do. The caller
+   keeps t. */
+pd_status pd_step_unless(pd_tensor *t);
+
 /* .grad of each is dropped (set_to_none) or filled with zeros. */
 pd_status pd_zero_grads(pd_tensor *const *params, int64_t count, bool set_to_none);
 

@@ -353,7 +353,8 @@ static PyObject *f_set_autocast(PyObject *module, PyObject *args) {
         return NULL;
     if (t != PD_NO_DTYPE && t != PD_BF16 && t != PD_F16)
         return PyErr_Format(PyExc_RuntimeError, "set_autocast: %R (expected bfloat16, float16 or None)", dtype);
-    pd_autocast = (pd_autocast_state){(pd_dtype)t, cuda, keep};
+    int kind = pd_py_pretended_cuda() ? -1 : cuda ? PD_DEVICE_CUDA : PD_DEVICE_CPU;
+    pd_autocast = (pd_autocast_state){(pd_dtype)t, cuda, keep, kind};
     Py_RETURN_NONE;
 }
 static PyObject *f_clear_autocast_cache(PyObject *module, PyObject *unused) {

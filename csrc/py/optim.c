@@ -259,6 +259,25 @@ static PyObject *scale_tensors(PyObject *module, PyObject *args) {
     return none ? PyBool_FromLong(finite) : NULL;
 }
 
+static PyObject *unscale(PyObject *module, PyObject *args) {
+    PyObject *o, *by, *found;
+    pd_tensor *tb, *tf;
+    lists l;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "OOO:unscale", &o, &by, &found) || !(tb = pd_py_expect_tensor(by, "unscale", "by")) ||
+        !(tf = pd_py_expect_tensor(found, "unscale", "found")) || !read_lists("unscale", &o, 1, &l))
+        return NULL;
+    return finish(&l, pd_unscale(l.t[0], l.n, tb, tf));
+}
+
+static PyObject *step_unless(PyObject *module, PyObject *o) {
+    pd_tensor *t = NULL;
+    (void)module;
+    if (o != Py_None && !(t = pd_py_expect_tensor(o, "step_unless", "found"))) return NULL;
+    PD_PY_TRY(pd_step_unless(t));
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef functions[] = {
     {"sgd_step", (PyCFunction)(void (*)(void))sgd_step, METH_VARARGS | METH_KEYWORDS,
      "sgd_step(params, momentum_buffers, *, lr, ...): one fused step of SGD."},
@@ -283,6 +302,10 @@ static PyMethodDef functions[] = {
     {"sum_squares", sum_squares, METH_O, "sum_squares(tensors): the sum of the squares of all elements, in float64."},
     {"scale_tensors", scale_tensors, METH_VARARGS,
      "scale_tensors(tensors, by): multiplies all elements, in place; whether all were finite."},
+    {"unscale", unscale, METH_VARARGS,
+     "unscale(tensors, by, found): a GPU's tensors times by's element, found's is 1 where one was not finite."},
+    {"step_unless", step_unless, METH_O,
+     "step_unless(found): this thread's steps on a GPU change nothing where found's element is not 0; None: they do."},
     {"zero_grads", zero_grads, METH_VARARGS, "zero_grads(params, set_to_none=True)"},
     {0},
 };

@@ -92,6 +92,7 @@ bool pd_py_dtype(PyObject *o, const char *op, const char *arg,
 bool pd_py_format(PyObject *o, const char *op); /* a memory_format */
 const pd_device *pd_py_device(
     PyObject *o, const char *op); /* [borrowed] None and pretended GPUs: the CPU; NULL with the exception set */
+int pd_py_pretended_cuda(void); /* how many GPUs the CPU stands in for */
 bool pd_py_scalar(const pd_tensor *t, pd_scalar *out);      /* its one element; false with the exception set */
 bool pd_py_on_host(const pd_tensor *t, const char *op); /* its memory can be read here; false with the exception set */
 PyObject *pd_py_device_of(const pd_tensor *t);              /* [new] its device */

@@ -101,6 +101,7 @@ enum { DEVICE_CPU, DEVICE_CUDA, DEVICE_KINDS = sizeof device_names / sizeof *dev
 typedef struct { PyObject_HEAD int kind, index; /* -1: none */ } device;
 
 static int pretended; /* GPUs that the CPU stands in for */
+int pd_py_pretended_cuda(void) { return pretended; }
 
 /* "cuda", "cuda:1", 1 or a device. */
 static bool read_device(PyObject *o, const char *op, int *kind, int *index) {

@@ -4,7 +4,7 @@ import threading
 import warnings
 from functools import wraps
 
-from pydist import _C
+from pydist import _C, cuda
 from pydist._autocast import cast
 
 _DEFAULTS = {"cpu": _C.bfloat16, "cuda": _C.float16}
@@ -25,8 +25,8 @@ _state = _State()
 
 
 def _apply():
-    """Tells the engine. Its tensors are the CPU's; where GPUs are pretended they are CUDA's too."""
-    for kind in ("cuda", "cpu") if _C.pretended_cuda() else ("cpu",):
+    """Tells the engine, which knows one kind of device at a time: CUDA's, where both are on."""
+    for kind in ("cuda", "cpu"):
         if _state.enabled[kind]:
             _C.set_autocast(_state.dtype[kind], kind == "cuda", _state.cache)
             return
@@ -123,7 +123,7 @@ class autocast:
         self.fast_dtype = get_autocast_dtype(device_type) if dtype is None else dtype
         self._cache_enabled = _state.cache if cache_enabled is None else cache_enabled
         self._enabled = bool(enabled)
-        if self._enabled and device_type == "cuda" and not _C.pretended_cuda():
+        if self._enabled and device_type == "cuda" and not cuda.is_available():
             warnings.warn("autocast: device_type 'cuda', but there is no CUDA device: disabled", stacklevel=2)
             self._enabled = False
         if self._enabled and self.fast_dtype not in _LOW:

@@ -3,8 +3,9 @@
 import math
 import warnings
 
-from pydist import _C
+from pydist import _C, cuda
 from pydist._grad_mode import no_grad
+from pydist.amp import _on_device
 from pydist.nn.utils import clip_grad_norm_
 
 
@@ -14,6 +15,8 @@ class GradScaler:
 
     `scale(loss).backward(); step(optimizer); update()`. The scale grows by `growth_factor` after `growth_interval` steps
     without overflow, and is multiplied by `backoff_factor` after one. `unscale_(optimizer)` divides earlier, to clip.
+    On a GPU the scale and whether gradients overflowed stay there, and the host waits for neither (with the fused optimizers but
+    NAdam; others are asked first).
     With enabled=False, or for "cuda" without a GPU (a warning says so), it passes everything through.
 
     All ranks leave out the same steps where their gradients are equal, as those of DistributedDataParallel are. Where
@@ -46,7 +49,7 @@ class GradScaler:
         self._process_group = process_group
         self._device = device
         self._enabled = enabled
-        if enabled and device == "cuda" and not _C.pretended_cuda():
+        if enabled and device == "cuda" and not cuda.is_available():
             warnings.warn("GradScaler is enabled, but there is no CUDA device: disabled", stacklevel=2)
             self._enabled = False
         if self._enabled and (growth_factor <= 1.0 or backoff_factor >= 1.0):
@@ -56,7 +59,8 @@ class GradScaler:
         self._growth_factor, self._backoff_factor = growth_factor, backoff_factor
         self._growth_interval = growth_interval
         self._scale, self._growth_tracker = float(init_scale), 0
-        self._found = {}  # optimizer's id -> whether its gradients, unscaled since the last update, are finite
+        self._found = {}  # optimizer's id -> whether its gradients, unscaled since the last update, are finite; or _on_device's
+        self._steps = _on_device.Steps()
         self._stepped = set()
 
     def scale(self, outputs):
@@ -64,7 +68,8 @@ class GradScaler:
         if not self._enabled:
             return outputs
         if isinstance(outputs, _C.Tensor):
-            return outputs * self._scale
+            scale = self._scale
+            return outputs * (scale.reshape(()).to(outputs.device) if isinstance(scale, _C.Tensor) else scale)
         if isinstance(outputs, (list, tuple)):
             return type(outputs)(map(self.scale, outputs))
         raise ValueError("outputs must be a Tensor or an iterable of Tensors")
@@ -94,9 +99,18 @@ class GradScaler:
     @no_grad()
     def unscale_(self, optimizer):
         """Divides the gradients of the optimizer's parameters by the scale. Once between two updates."""
-        if self._enabled:
-            finite = _C.scale_tensors(self._grads(optimizer), 1.0 / self._scale)
-            self._found[id(optimizer)] = self._agree(finite)
+        if not self._enabled:
+            return
+        grads = self._grads(optimizer)
+        if _on_device.belongs(grads):
+            found = _on_device.unscale(grads, self._scale)
+            if self._process_group is not None:
+                from pydist import distributed as dist
+
+                dist.all_reduce(found, dist.ReduceOp.MAX, group=self._process_group)
+            self._found[id(optimizer)] = found
+        else:
+            self._found[id(optimizer)] = self._agree(_C.scale_tensors(grads, 1.0 / self.get_scale()))
 
     @no_grad()
     def unscale_and_clip_(self, optimizer, max_norm):
@@ -106,6 +120,9 @@ class GradScaler:
             params = [p for group in optimizer.param_groups for p in group["params"]]
             return clip_grad_norm_(params, max_norm)
         grads = self._grads(optimizer)
+        if _on_device.belongs(grads):
+            self.unscale_(optimizer)
+            return clip_grad_norm_([p for group in optimizer.param_groups for p in group["params"]], max_norm)
         norm = math.sqrt(_C.sum_squares(grads)) / self._scale
         factor = min(1.0, float(max_norm) / (norm + 1e-6))
         _C.scale_tensors(grads, factor / self._scale)
@@ -123,7 +140,12 @@ class GradScaler:
         if id(optimizer) not in self._found:
             self.unscale_(optimizer)
         self._stepped.add(id(optimizer))
-        return optimizer.step(*args, **kwargs) if self._found[id(optimizer)] else None
+        found = self._found[id(optimizer)]
+        if isinstance(found, _C.Tensor):
+            if _on_device.can_skip(optimizer):
+                return self._steps.make(optimizer, found, args, kwargs)
+            found = found.item() == 0.0
+        return optimizer.step(*args, **kwargs) if found else None
 
     def update(self, new_scale=None):
         """Moves the scale, at the end of each iteration, or sets it."""
@@ -133,6 +155,8 @@ class GradScaler:
             self._scale = float(new_scale)
         elif not self._found:
             raise RuntimeError("No inf checks were recorded prior to update.")
+        elif any(isinstance(found, _C.Tensor) for found in self._found.values()):
+            self._update_on_device()
         elif not all(self._found.values()):
             self._scale, self._growth_tracker = self._scale * self._backoff_factor, 0
         else:
@@ -144,9 +168,23 @@ class GradScaler:
         self._found.clear()
         self._stepped.clear()
 
+    def _update_on_device(self):
+        found = [f if isinstance(f, _C.Tensor) else _C.full((1,), 0.0 if f else 1.0) for f in self._found.values()]
+        device = next(f.device for f in found if f.is_cuda)
+        broken = sum(f.to(device) for f in found)
+        if not isinstance(self._scale, _C.Tensor):
+            self._scale = _C.full((1,), self._scale, device=device)
+            self._growth_tracker = _C.full((1,), float(self._growth_tracker), device=device)
+        self._scale, self._growth_tracker = _on_device.updated(
+            self._scale, self._growth_tracker, broken, self._growth_factor, self._backoff_factor, self._growth_interval
+        )
+
+    def _on_host(self, number, kind):
+        return kind(number.item()) if isinstance(number, _C.Tensor) else number
+
     def get_scale(self):
-        """The scale; 1.0 where disabled."""
-        return self._scale if self._enabled else 1.0
+        """The scale; 1.0 where disabled. Waits for a GPU's."""
+        return self._on_host(self._scale, float) if self._enabled else 1.0
 
     def is_enabled(self):
         return self._enabled
@@ -173,12 +211,13 @@ class GradScaler:
         """{"scale", "growth_factor", "backoff_factor", "growth_interval", "_growth_tracker"}; {} where disabled."""
         if not self._enabled:
             return {}
+        self._steps.settle()
         return {
-            "scale": self._scale,
+            "scale": self.get_scale(),
             "growth_factor": self._growth_factor,
             "backoff_factor": self._backoff_factor,
             "growth_interval": self._growth_interval,
-            "_growth_tracker": self._growth_tracker,
+            "_growth_tracker": self._on_host(self._growth_tracker, int),
         }
 
     def load_state_dict(self, state_dict):

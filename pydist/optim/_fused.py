@@ -42,9 +42,9 @@ class Batch:
         self.params, self.states = [], []
         self.columns = [[] for _ in range(columns)]
 
-    def advance(self, *scalars):
+    def advance(self, *scalars, by=1):
         """One step more, here and in the states; `scalars` are the new plain numbers."""
-        self.count += 1
+        self.count += by
         new = {"step": self.count, **dict(zip(self.scalars, scalars))}
         self.scalars.update(zip(self.scalars, scalars))
         for state in self.states:
@@ -121,6 +121,12 @@ class FusedOptimizer(SteppedOptimizer):
     def load_state_dict(self, state_dict):
         super().load_state_dict(state_dict)
         self._plans.clear()
+
+    def _take_back(self):
+        """The last step was none: one less is counted."""
+        for plan in self._plans.values():
+            for batch in plan.batches:
+                batch.advance(by=-1)
 
     def _step_group(self, index, group):
         for batch in self._batches(index, group):

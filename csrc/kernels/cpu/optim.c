@@ -46,7 +46,7 @@ static void halves(const steps *k, step_fn fn, const pd_segment_step *s, int64_t
         int64_t n = s->n - i < PD_TILE ? s->n - i : PD_TILE;
         for (int a = 0; a < ARRAYS; a++)
             if (from[a]) at[a] = (float *)(uintptr_t)load_f32(k->t, from[a], i, n, tile[a]);
-        fn(k->c, &(pd_segment_step){at[0], at[1], at[2], at[3], at[4], n, NULL, PD_F32, 0});
+        fn(k->c, &(pd_segment_step){at[0], at[1], at[2], at[3], at[4], n, NULL, PD_F32, 0, NULL});
         for (int a = 0; a < ARRAYS; a++) {
             if (!from[a] || a == GRADIENT) continue;
             uint32_t key = (uint32_t)(s->chance ^ (s->chance >> 32)) + (uint32_t)a * 0xc2b2ae35u;
@@ -69,7 +69,7 @@ static void walk(const steps *k, step_fn fn, int64_t begin, int64_t end) {
             size_t at = (size_t)from * size;
             int64_t n = to - from < block ? to - from : block;
 #define AT(p) ((p) ? (char *)(p) + at : NULL)
-            pd_segment_step part = {AT(s->p), AT(s->g), AT(s->m), AT(s->v), AT(s->w), n, NULL, PD_F32, s->chance};
+            pd_segment_step part = {AT(s->p), AT(s->g), AT(s->m), AT(s->v), AT(s->w), n, NULL, PD_F32, s->chance, NULL};
             if (size == 2) halves(k, fn, &part, base + from);
             else fn(k->c, &part);
             if (s->low) PD_CASTS[s->low_t][k->t](n, 1.0, (char *const[]){(char *)s->low + from * 2, part.p});
