@@ -27,6 +27,7 @@ finally:
 from pydist import _functions, _legacy
 from pydist._functions import *
 from pydist._grad_mode import enable_grad, inference_mode, no_grad, set_grad_enabled
+from pydist._nvidia import folders as _nvidia_folders
 from pydist._onednn import candidates as _onednn_candidates
 
 __version__ = "0.1.0"
@@ -105,3 +106,4 @@ def __dir__():
 
 
 _C.onednn_paths(_onednn_candidates())
+_C.nvidia_paths(_nvidia_folders())

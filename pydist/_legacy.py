@@ -123,13 +123,24 @@ def cuda(self, device=None, non_blocking=False, memory_format=None):
 
 @_method
 def pin_memory(self, device=None):
-    """The tensor itself: all memory here can be read by what runs."""
-    return self
+    """A copy in memory of the host that GPUs read by themselves, so that `to("cuda", non_blocking=True)` need not wait; the
+    tensor itself where it lies there, and where there is no GPU."""
+    from pydist import cuda
+
+    return _C.cuda_pin(self) if cuda._real() else self
 
 
 @_method
 def is_pinned(self, device=None):
-    return False
+    """Whether it lies in memory that pin_memory() made."""
+    return _C.cuda_is_pinned(self)
+
+
+@_method
+def record_stream(self, stream):
+    """Says that work of another stream uses the tensor: once the tensor is gone, its memory waits for what that stream has
+    been given by then."""
+    _C.cuda_record(self, stream.cuda_stream)
 
 
 @_method

@@ -7,11 +7,13 @@ _default_device = _C.device("cpu")
 
 
 def set_float32_matmul_precision(precision):
-    """"highest", "high" or "medium". float32 products are computed in float32 here whatever is said."""
+    """"highest": float32 products in float32. "high", "medium": on a GPU by tensor cores with TF32, as
+    backends.cuda.matmul.allow_tf32; on the CPU nothing changes."""
     global _matmul_precision
     if precision not in ("highest", "high", "medium"):
         raise RuntimeError(f"set_float32_matmul_precision: {precision!r} (expected 'highest', 'high' or 'medium')")
     _matmul_precision = precision
+    _C.gpu_settings(precision != "highest", *_C.gpu_settings()[1:])
 
 
 def get_float32_matmul_precision():

@@ -62,6 +62,9 @@ def lines():
     yield f"CUDA: {cuda} ({_found('driver', _library('cuda'))}, {_found('nvcc', which('nvcc'))})"
     version = _C.nccl_version()
     yield "NCCL: " + (f"{_nccl.version_text(version)} ({_C.nccl_where()})" if version else f"not here (pip install {_nccl.WHEEL})")
+    libraries = {"cuBLASLt": _C.cublaslt_version(), "cuDNN": _C.cudnn_version()} if _C.cuda_built() else {}
+    for name, (version, why) in libraries.items():
+        yield f"{name}: {version or why}"
     built = "in this build" if is_mpi_available() else "not in this build"
     yield f"MPI: {built} ({_found('mpirun', which('mpirun'))}, {_found('mpicc', which('mpicc'))})"
     yield f"network: {_network()}"

@@ -21,7 +21,7 @@ template <class... P, class... A> static void launch(void (*kernel)(P...), int64
 #ifdef __CUDACC__
     kernel<<<(unsigned)blocks, threads, 0, pd_cuda_stream_now>>>(static_cast<P>(args)...);
 #else
-    pd_emulate((unsigned)blocks, (unsigned)threads, [&] { kernel(static_cast<P>(args)...); });
+    pd_emulate((unsigned)blocks, (unsigned)threads, pd_cuda_stream_now, [=] { kernel(static_cast<P>(args)...); });
 #endif
 }
 

@@ -1,6 +1,10 @@
 /* What the library exports: its table of kernels and CUDA's runtime, linked in, behind plain functions. */
 #include "cuda/table.h"
 
+#ifdef __CUDACC__
+#include <nvtx3/nvToolsExt.h> /* header-only; a profiler that is there fills it */
+#endif
+
 __thread cudaStream_t pd_cuda_stream_now;
 const pd_cuda_host *pd_cuda_lent;
 
@@ -65,6 +69,34 @@ static int event_wait(void *e) { return cudaEventSynchronize((cudaEvent_t)e); }
 static int event_done(void *e, bool *out) { return done(cudaEventQuery((cudaEvent_t)e), out); }
 static int event_between(void *from, void *to, float *ms) { return cudaEventElapsedTime(ms, (cudaEvent_t)from, (cudaEvent_t)to); }
 
+/* Relaxed: the cache may take memory from the driver meanwhile. */
+static int capture_begin(void *s) { return cudaStreamBeginCapture((cudaStream_t)s, cudaStreamCaptureModeRelaxed); }
+static int capture_end(void *s, void **out) {
+    cudaGraph_t graph = nullptr;
+    cudaError_t error = cudaStreamEndCapture((cudaStream_t)s, &graph);
+    if (!error) error = cudaGraphInstantiate((cudaGraphExec_t *)out, graph, 0);
+    if (graph) cudaGraphDestroy(graph);
+    return error;
+}
+static int capturing(void *s, bool *out) {
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    cudaError_t error = cudaStreamIsCapturing((cudaStream_t)s, &status);
+    *out = status != cudaStreamCaptureStatusNone;
+    return error;
+}
+static int graph_launch(void *graph, void *s) { return cudaGraphLaunch((cudaGraphExec_t)graph, (cudaStream_t)s); }
+static int graph_free(void *graph) { return cudaGraphExecDestroy((cudaGraphExec_t)graph); }
+
+#ifdef __CUDACC__
+static void range_push(const char *name) { nvtxRangePushA(name); }
+static void range_pop() { nvtxRangePop(); }
+static void mark(const char *name) { nvtxMarkA(name); }
+#else
+static void range_push(const char *) {}
+static void range_pop() {}
+static void mark(const char *) {}
+#endif
+
 #ifndef PD_CUDA_BUILT
 #define PD_CUDA_BUILT "CUDA"
 #endif
@@ -72,4 +104,5 @@ extern "C" __attribute__((visibility("default"))) const pd_cuda_library pd_cuda_
 const pd_cuda_library pd_cuda_library_of_pydist = {
     PD_KERNELS_LAYOUT, PD_CUDA_BUILT, &table, start, text, count, properties, use, failed, wait, memory, take, give, pin, unpin, copy,
     stream_new, stream_free, stream_wait, stream_done, stream_after, event_new, event_free, event_record, event_wait, event_done, event_between,
+    capture_begin, capture_end, capturing, graph_launch, graph_free, range_push, range_pop, mark,
 };

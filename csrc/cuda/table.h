@@ -6,10 +6,11 @@
 
 #define PD_CUDA_ENTRIES(M)                                                                                             \
     M(unary)                                                                                                           \
-    M(unary_grad) M(binary) M(binary_grad) M(compare) M(ternary) M(pointwise) M(where) M(copy) M(fill) M(range)        \
-        M(fold) M(softmax) M(softmax_grad) M(row_norm) M(row_norm_grad) M(row_norm_scratch) M(dropout) M(uniform)      \
-            M(normal) M(bernoulli) M(sum_squares) M(scale) M(sgd) M(adam) M(adadelta) M(rmsprop) M(adagrad) M(moments) \
-                M(adamax) M(asgd) M(rprop) M(lion) M(gemm) M(gemm_scratch) M(labels_check) M(nll) M(nll_grad) M(xent)  \
+    M(unary_grad)                                                                                                      \
+    M(binary) M(binary_grad) M(compare) M(ternary) M(pointwise) M(where) M(copy) M(fill) M(range) M(fold) M(softmax)   \
+        M(softmax_grad) M(row_norm) M(row_norm_grad) M(row_norm_scratch) M(dropout) M(uniform) M(normal) M(bernoulli)  \
+            M(sum_squares) M(scale) M(sgd) M(adam) M(adadelta) M(rmsprop) M(adagrad) M(moments) M(adamax) M(asgd)      \
+                M(rprop) M(lion) M(gemm) M(gemm_scratch) M(conv) M(unscale) M(labels_check) M(nll) M(nll_grad) M(xent) \
                     M(xent_grad)
 
 template <class F> struct pointed_to;

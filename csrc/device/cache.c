@@ -15,6 +15,12 @@ enum {
     LOOK = 16 /* blocks of a bin that may be too small, before a larger bin is taken */
 };
 
+/* A stream that uses a block beside its own; once the block is freed, the event after which it does not. */
+typedef struct use {
+    void *stream, *event;
+    struct use *next;
+} use;
+
 /* A part of a segment; the blocks of one segment are a list by address. */
 typedef struct block {
     struct block *before, *after;        /* in memory; NULL: the segment's end */
@@ -23,12 +29,14 @@ typedef struct block {
     char *p;
     size_t bytes;
     bool used;
+    use *uses;
 } block;
 
 /* The free blocks of a stream, small and large apart: small tensors that live long should not cut up large segments. */
 typedef struct arena {
     void *stream;
     bool small;
+    int64_t pool; /* 0: none */
     struct arena *next;
     block *bins[BINS];
     uint64_t filled[BINS / 64];
@@ -40,6 +48,9 @@ struct pd_cache {
     const char *device;
     arena *arenas;
     block *used[BUCKETS];
+    block *waiting; /* freed, and still used by other streams */
+    int64_t pools, pool; /* how many there have been; the open one */
+    void *pool_stream;
     pd_cache_stats stats;
 };
 
@@ -88,20 +99,58 @@ static void join_next(block *b) {
     pd_free(n);
 }
 
-static pd_status arena_of(pd_cache *c, void *stream, bool small, arena **out) {
+static pd_status arena_of(pd_cache *c, void *stream, bool small, int64_t pool, arena **out) {
     for (*out = c->arenas; *out; *out = (*out)->next)
-        if ((*out)->stream == stream && (*out)->small == small) return PD_OK;
+        if ((*out)->stream == stream && (*out)->small == small && (*out)->pool == pool) return PD_OK;
     PD_TRY(pd_calloc(sizeof **out, "tensor", out));
     (*out)->stream = stream;
     (*out)->small = small;
+    (*out)->pool = pool;
     (*out)->next = c->arenas;
     c->arenas = *out;
     return PD_OK;
 }
 
+/* Makes a block free that no stream uses any more. */
+static void let_go(block *b) {
+    if (b->after && !b->after->used) {
+        take_free(b->after);
+        join_next(b);
+    }
+    if (b->before && !b->before->used) {
+        b = b->before;
+        take_free(b);
+        join_next(b);
+    }
+    put_free(b);
+}
+
+/* Whether all streams that used a freed block are through. */
+static bool is_idle(pd_cache *c, block *b) {
+    for (bool done = true; b->uses && done;) {
+        use *u = b->uses;
+        if (u->event && (c->lib->event_done(u->event, &done) || !done)) return false;
+        if (u->event) c->lib->event_free(u->event);
+        b->uses = u->next;
+        pd_free(u);
+    }
+    return true;
+}
+
+static void reap(pd_cache *c) {
+    for (block **at = &c->waiting, *b; (b = *at);) {
+        if (!is_idle(c, b)) at = &b->next;
+        else {
+            *at = b->next;
+            let_go(b);
+        }
+    }
+}
+
 static void give_back(pd_cache *c) {
+    reap(c);
     for (arena *a = c->arenas; a; a = a->next)
-        for (int k = 0; k < BINS; k++)
+        for (int k = 0; k < BINS && !a->pool; k++)
             for (block *b = a->bins[k], *next; b; b = next) {
                 next = b->next;
                 if (b->before || b->after) continue; /* some of its segment is used */
@@ -171,7 +220,8 @@ static pd_status cut(block *b, size_t bytes) {
 
 static pd_status alloc(pd_cache *c, void *stream, size_t bytes, void **out) {
     arena *a;
-    PD_TRY(arena_of(c, stream, bytes <= MIB, &a));
+    PD_TRY(arena_of(c, stream, bytes <= MIB, c->pool && stream == c->pool_stream ? c->pool : 0, &a));
+    if (c->waiting) reap(c);
     block *b = find(a, bytes);
     if (!b) PD_TRY(grow(c, a, bytes, &b));
     take_free(b);
@@ -198,23 +248,94 @@ pd_status pd_cache_alloc(pd_cache *c, void *stream, size_t bytes, void **out) {
     return status;
 }
 
+static block **find_used(pd_cache *c, const void *p) {
+    block **at = bucket_of(c, p);
+    while (*at && (*at)->p != p) at = &(*at)->next;
+    return at;
+}
+
 void pd_cache_free(pd_cache *c, void *p) {
     pthread_mutex_lock(&c->lock);
-    block **at = bucket_of(c, p), *b;
-    while ((*at)->p != p) at = &(*at)->next;
-    b = *at;
+    block **at = find_used(c, p), *b = *at;
     *at = b->next;
     c->stats.allocated -= (int64_t)b->bytes;
-    if (b->after && !b->after->used) {
-        take_free(b->after);
-        join_next(b);
+    for (use *u = b->uses; u; u = u->next)
+        if (c->lib->event_new(&u->event, false) || c->lib->event_record(u->event, u->stream)) {
+            c->lib->failed();
+            c->lib->wait(); /* the hard way */
+        }
+    if (is_idle(c, b)) let_go(b);
+    else {
+        b->next = c->waiting;
+        c->waiting = b;
     }
-    if (b->before && !b->before->used) {
-        b = b->before;
-        take_free(b);
-        join_next(b);
+    pthread_mutex_unlock(&c->lock);
+}
+
+pd_status pd_cache_record(pd_cache *c, const void *p, void *stream) {
+    pd_status status = PD_OK;
+    use *u = NULL;
+    pthread_mutex_lock(&c->lock);
+    block *b = *find_used(c, p);
+    bool known = !b || b->arena->stream == stream;
+    for (use *k = b ? b->uses : NULL; k; k = k->next) known = known || k->stream == stream;
+    if (!known && !(status = pd_calloc(sizeof *u, "record_stream", &u))) {
+        *u = (use){.stream = stream, .next = b->uses};
+        b->uses = u;
     }
-    put_free(b);
+    pthread_mutex_unlock(&c->lock);
+    return status ? pd_trail(__FILE__, __LINE__, status) : PD_OK;
+}
+
+/* ---- pools ------------------------------------------------------------------------------------------------------- */
+
+pd_status pd_cache_pool_begin(pd_cache *c, void *stream, int64_t *pool) {
+    pthread_mutex_lock(&c->lock);
+    bool open = c->pool != 0;
+    if (!open) {
+        if (!*pool) *pool = ++c->pools;
+        c->pool = *pool;
+        c->pool_stream = stream;
+    }
+    pthread_mutex_unlock(&c->lock);
+    return open
+               ? pd_fail(PD_E_RUNTIME, "CUDAGraph: another graph is captured on %s (expected one at a time)", c->device)
+               : PD_OK;
+}
+
+void pd_cache_pool_end(pd_cache *c) {
+    pthread_mutex_lock(&c->lock);
+    c->pool = 0;
+    pthread_mutex_unlock(&c->lock);
+}
+
+/* Every block of a becomes one of b. */
+static void move_blocks(pd_cache *c, arena *a, arena *b) {
+    for (int k = 0; k < BINS; k++)
+        for (block *x; (x = a->bins[k]);) {
+            take_free(x);
+            x->arena = b;
+            put_free(x);
+        }
+    for (int k = 0; k < BUCKETS; k++)
+        for (block *x = c->used[k]; x; x = x->next)
+            if (x->arena == a) x->arena = b;
+    for (block *x = c->waiting; x; x = x->next)
+        if (x->arena == a) x->arena = b;
+}
+
+void pd_cache_pool_free(pd_cache *c, int64_t pool) {
+    pthread_mutex_lock(&c->lock);
+    for (arena **at = &c->arenas, *a, *b; (a = *at);) {
+        if (a->pool != pool || arena_of(c, a->stream, a->small, 0, &b)) {
+            at = &a->next;
+            continue;
+        }
+        move_blocks(c, a, b);
+        for (at = &c->arenas; *at != a;) at = &(*at)->next; /* a new one may stand in front */
+        *at = a->next;
+        pd_free(a);
+    }
     pthread_mutex_unlock(&c->lock);
 }
 

@@ -21,6 +21,16 @@ pd_status pd_cache_new(const pd_cuda_library *lib, const char *device, pd_cache 
 /* PD_E_MEMORY says what was tried, and what is held by whom. */
 pd_status pd_cache_alloc(pd_cache *c, void *stream, size_t bytes, void **out);
 void pd_cache_free(pd_cache *c, void *p);
+/* Work that `stream` has been given by the time p is freed uses p, too: its memory waits for it. */
+pd_status pd_cache_record(pd_cache *c, const void *p, void *stream);
+
+/* Memory of a graph: from begin to end, what `stream` asks for comes from a pool of its own, to which it goes back, and
+   which nobody else uses while the pool lives: the graph writes there whenever it is launched. *pool 0: a new one.
+   PD_E_RUNTIME where one is open. */
+pd_status pd_cache_pool_begin(pd_cache *c, void *stream, int64_t *pool);
+void pd_cache_pool_end(pd_cache *c);
+void pd_cache_pool_free(pd_cache *c, int64_t pool); /* its free memory is everybody's */
+
 void pd_cache_trim(pd_cache *c); /* gives back segments of which nothing is used */
 pd_cache_stats pd_cache_read(pd_cache *c);
 void pd_cache_reset_most(pd_cache *c);

@@ -137,7 +137,9 @@ const char *pd_cuda_why(void) {
 const char *pd_cuda_built(void) { return pd_cuda_open() ? cuda.lib->built : ""; }
 
 pd_status pd_cuda_result(const char *op, int error) {
-    return error ? pd_fail(PD_E_RUNTIME, "%s: CUDA: %s (error %d)", op, cuda.lib->text(error), error) : PD_OK;
+    if (!error) return PD_OK;
+    cuda.lib->failed(); /* told here, not once more by the next op */
+    return pd_fail(PD_E_RUNTIME, "%s: CUDA: %s (error %d)", op, cuda.lib->text(error), error);
 }
 
 /* ---- a device ---------------------------------------------------------------------------------------------------- */
@@ -182,7 +184,7 @@ static pd_status check(const pd_device *d, const char *op) {
     here.refused = PD_OK;
     if (refused) return pd_fail(refused, "%s: %s (the tensors are on %s)", op, here.text, d->name);
     int error = cuda.lib->failed();
-    if (!error && pd_flags_get()->SYNC) error = cuda.lib->wait();
+    if (!error && pd_flags_get()->SYNC && !pd_cuda_capturing(d)) error = cuda.lib->wait();
     return pd_cuda_result(op, error);
 }
 
@@ -238,6 +240,10 @@ pd_status pd_cuda_wait(const pd_device *d, const char *op) {
 }
 void *pd_cuda_stream(const pd_device *d) { return here.streams[d->index]; }
 void pd_cuda_set_stream(const pd_device *d, void *stream) { here.streams[d->index] = stream; }
+bool pd_cuda_capturing(const pd_device *d) {
+    bool yes = false;
+    return here.streams[d->index] && !cuda.lib->capturing(here.streams[d->index], &yes) && yes;
+}
 pd_cache *pd_cuda_cache(const pd_device *d) { return cuda.caches[d->index]; }
 
 void pd_cuda_trim(void) {

@@ -31,6 +31,7 @@ pd_status pd_cuda_wait(const pd_device *d, const char *op);
 void *pd_cuda_stream(const pd_device *d);
 void pd_cuda_set_stream(const pd_device *d, void *stream); /* for this thread */
 pd_cache *pd_cuda_cache(const pd_device *d);
+bool pd_cuda_capturing(const pd_device *d); /* whether work of this thread's stream is written down, not done */
 void pd_cuda_trim(void);           /* of all devices that have been used */
 int64_t pd_cuda_cached(void);      /* bytes that no tensor uses */
 

@@ -49,6 +49,15 @@ typedef struct pd_cuda_library {
     int (*event_wait)(void *event);
     int (*event_done)(void *event, bool *out);
     int (*event_between)(void *from, void *to, float *milliseconds);
+    /* From begin to end the stream's work is written down and not done; the graph does it, any number of times. */
+    int (*capture_begin)(void *stream);
+    int (*capture_end)(void *stream, void **graph);
+    int (*capturing)(void *stream, bool *out);
+    int (*graph_launch)(void *graph, void *stream);
+    int (*graph_free)(void *graph);
+    void (*range_push)(const char *name); /* NVTX, for profilers */
+    void (*range_pop)(void);
+    void (*mark)(const char *name);
 } pd_cuda_library;
 
 /* The one symbol that the library exports. */

@@ -85,6 +85,7 @@ typedef struct pd_segment_step {
     void *low;
     pd_dtype low_t;
     uint64_t chance;
+    const float *skip; /* of a GPU: where it is not 0, nothing changes; NULL: always */
 } pd_segment_step;
 typedef struct pd_sgd { double lr, momentum, dampening, weight_decay; bool nesterov, maximize, first; } pd_sgd;
 typedef struct pd_adam {
@@ -188,6 +189,16 @@ static inline pd_gemm pd_gemm_dense(pd_dtype t, int64_t M, int64_t N, int64_t K,
 }
 #endif
 static inline pd_dtype pd_gemm_result(const pd_gemm *c) { return c->wide ? PD_F32 : c->t; }
+
+/* 2-D convolution, x[N, C, H, W], w[K, C / groups, R, S], y[N, K, P, Q]; each image contiguous or channels_last
+   (nhwc). */
+typedef struct pd_conv {
+    pd_dtype t;
+    int64_t N, C, H, W, K, R, S, P, Q, groups, stride[2], padding[2], dilation[2];
+    bool x_nhwc, y_nhwc, w_nhwc;
+} pd_conv;
+/* gx of gy and w; gw of gy and x. */
+typedef enum pd_conv_part { PD_CONV_FORWARD, PD_CONV_INPUT, PD_CONV_WEIGHT } pd_conv_part;
 
 typedef struct pd_kernels {
     /* Elementwise. `a` is the scalar of binary.def (1 where there is none). */
@@ -323,6 +334,10 @@ typedef struct pd_kernels {
     /* The portable product, of which pd_gemm_run makes use; any batch, M, N, K. */
     size_t (*gemm_scratch)(const pd_gemm *c);
     void (*gemm)(const pd_gemm *c, const void *A, const void *B, const void *bias, void *C, void *scratch);
+    /* A GPU's own; NULL on the CPU. x *= *by; *found is 1 where an element was not finite, else as it was. */
+    void (*unscale)(pd_dtype t, int64_t n, const float *by, float *found, void *x);
+    /* A GPU's own convolution, where no library serves; NULL on the CPU (kernels/portable). */
+    void (*conv)(const pd_conv *c, pd_conv_part part, const void *a, const void *b, const void *bias, void *out);
 } pd_kernels;
 
 /* Differs between tables that a caller could confuse: of other members, or other functions behind the numbers. */
@@ -344,17 +359,21 @@ static inline void pd_convert(pd_dtype to, pd_dtype from, int64_t n, const void 
 }
 #endif
 
+/* What a GPU's libraries may do, under PyTorch's names. */
+typedef struct pd_gpu_settings {
+    bool matmul_tf32, conv_tf32; /* F32 by tensor cores, with factors of 10 bits */
+    bool conv_tune;              /* cudnn.benchmark */
+} pd_gpu_settings;
+extern pd_gpu_settings pd_gpu;
+/* "13.1.0", opened now if that has not been tried; NULL, and why, where our own kernels serve. */
+const char *pd_cublaslt_version(const char **why);
+const char *pd_cudnn_version(const char **why);
+
 size_t pd_gemm_scratch(const pd_gemm *c); /* bytes, 64-byte aligned */
 pd_status pd_gemm_run(const pd_gemm *c, const void *A, const void *B, const void *bias, void *C, void *scratch);
 
-/* 2-D convolution, x[N, C, H, W], w[K, C / groups, R, S], y[N, K, P, Q]; each image contiguous or channels_last
-   (nhwc). */
-typedef struct pd_conv {
-    pd_dtype t;
-    int64_t N, C, H, W, K, R, S, P, Q, groups, stride[2], padding[2], dilation[2];
-    bool x_nhwc, y_nhwc, w_nhwc;
-} pd_conv;
-size_t pd_conv_scratch(const pd_conv *c); /* enough for all three */
+/* The three parts of a 2-D convolution. Scratch is enough for each; gbias: on the CPU alone. */
+size_t pd_conv_scratch(const pd_conv *c);
 pd_status pd_conv_forward(const pd_conv *c, const void *x, const void *w, const void *bias, void *y, void *scratch);
 pd_status pd_conv_grad_input(const pd_conv *c, const void *gy, const void *w, void *gx, void *scratch);
 pd_status pd_conv_grad_weight(const pd_conv *c, const void *gy, const void *x, void *gw, void *gbias, void *scratch);

@@ -1,6 +1,8 @@
 /* Which implementation serves: the instruction set once, oneDNN or our own per call. */
 #include "base/cpu.h"
 #include "kernels/cpu/table.h"
+#include "kernels/cublaslt/cublaslt.h"
+#include "kernels/cudnn/cudnn.h"
 #include "kernels/onednn/onednn.h"
 #include "kernels/portable/portable.h"
 
@@ -15,16 +17,23 @@ const pd_kernels *pd_cpu(void) {
     return &pd_cpu_table_portable;
 }
 
+pd_gpu_settings pd_gpu = {.conv_tf32 = true};
+
 /* Room for either: whether oneDNN has the product may depend on the bias, which is not known here. */
 size_t pd_gemm_scratch(const pd_gemm *c) {
-    if (pd_device_here->kernels) return pd_here()->gemm_scratch(c);
+    if (pd_device_here->kernels) {
+        size_t tiles = pd_here()->gemm_scratch(c), library = pd_cublaslt_scratch(c);
+        return tiles > library ? tiles : library;
+    }
     size_t ours = pd_cpu()->gemm_scratch(c),
            theirs = pd_onednn_takes_gemm(c, false) || pd_onednn_takes_gemm(c, true) ? pd_onednn_gemm_scratch(c) : 0;
     return ours > theirs ? ours : theirs;
 }
 pd_status pd_gemm_run(const pd_gemm *c, const void *A, const void *B, const void *bias, void *C, void *scratch) {
     if (pd_device_here->kernels) {
-        pd_here()->gemm(c, A, B, bias, C, scratch);
+        bool done;
+        PD_TRY(pd_cublaslt_gemm(c, A, B, bias, C, scratch, &done));
+        if (!done) pd_here()->gemm(c, A, B, bias, C, scratch);
         return PD_OK;
     }
     bool takes = pd_onednn_takes_gemm(c, bias != NULL);
@@ -34,10 +43,20 @@ pd_status pd_gemm_run(const pd_gemm *c, const void *A, const void *B, const void
     return PD_OK;
 }
 
+/* A GPU's convolutions take what scratch they need themselves: how much is known when a plan has been made. */
+static pd_status on_gpu(const pd_conv *c, pd_conv_part part, const void *a, const void *b, const void *bias,
+                        void *out) {
+    bool done;
+    PD_TRY(pd_cudnn_conv(c, part, a, b, bias, out, &done));
+    if (!done) pd_here()->conv(c, part, a, b, bias, out);
+    return PD_OK;
+}
 size_t pd_conv_scratch(const pd_conv *c) {
+    if (pd_device_here->kernels) return 0;
     return pd_onednn_takes_conv(c) ? pd_onednn_conv_scratch(c) : pd_portable_conv_scratch(c);
 }
 pd_status pd_conv_forward(const pd_conv *c, const void *x, const void *w, const void *bias, void *y, void *scratch) {
+    if (pd_device_here->kernels) return on_gpu(c, PD_CONV_FORWARD, x, w, bias, y);
     bool takes = pd_onednn_takes_conv(c);
     PD_TRY(pd_onednn_check_memory());
     if (takes) return pd_onednn_conv_forward(c, x, w, bias, y, scratch);
@@ -45,6 +64,7 @@ pd_status pd_conv_forward(const pd_conv *c, const void *x, const void *w, const 
     return PD_OK;
 }
 pd_status pd_conv_grad_input(const pd_conv *c, const void *gy, const void *w, void *gx, void *scratch) {
+    if (pd_device_here->kernels) return on_gpu(c, PD_CONV_INPUT, gy, w, NULL, gx);
     bool takes = pd_onednn_takes_conv(c);
     PD_TRY(pd_onednn_check_memory());
     if (takes) return pd_onednn_conv_grad_input(c, gy, w, gx, scratch);
@@ -52,6 +72,7 @@ pd_status pd_conv_grad_input(const pd_conv *c, const void *gy, const void *w, vo
     return PD_OK;
 }
 pd_status pd_conv_grad_weight(const pd_conv *c, const void *gy, const void *x, void *gw, void *gbias, void *scratch) {
+    if (pd_device_here->kernels) return on_gpu(c, PD_CONV_WEIGHT, gy, x, NULL, gw);
     bool takes = pd_onednn_takes_conv(c);
     PD_TRY(pd_onednn_check_memory());
     if (takes) return pd_onednn_conv_grad_weight(c, gy, x, gw, gbias, scratch);

@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "device/cuda.h"
+#include "device/pinned.h"
 #include "ops/ops.h"
 
 typedef struct { int64_t from, to, wait; } move_attrs; /* indices; -1: the CPU */
@@ -23,14 +24,15 @@ static pd_status infer(pd_call *c) {
 static pd_status kernel(const pd_call *c) {
     const pd_tensor *x = c->in[0], *o = c->out[0];
     const pd_device *from = x->storage->device, *to = o->storage->device;
-    bool wait = ((const move_attrs *)c->attrs)->wait || !to->copy ||
-                from->copy; /* what the host reads next, or another device */
+    bool asked = ((const move_attrs *)c->attrs)->wait;
+    bool wait = asked || !to->copy || from->copy; /* what the host reads next, or another device */
     const pd_device *d = from->copy ? from : to;
     pd_status status = d->copy(d,
                                !from->copy ? PD_TO_DEVICE
                                : !to->copy ? PD_TO_HOST
                                            : PD_WITHIN,
                                pd_tensor_data(o), pd_tensor_data(x), pd_tensor_bytes(x), wait);
+    if (!status && !wait && pd_is_pinned(x)) status = pd_pinned_used(x->storage->ctx, d);
     return status || !pd_device_here->enter ? status : pd_device_here->enter(pd_device_here);
 }
 
@@ -65,4 +67,39 @@ pd_status pd_move(pd_tensor *t, const pd_device *to, bool wait, pd_tensor **out)
     pd_status status = pd_call1(PD_OP_to_device, dense, &a, out);
     if (dense != t) pd_tensor_release(dense);
     return status;
+}
+
+/* ---- memory that GPUs read by themselves ------------------------------------------------------------------------- */
+
+bool pd_is_pinned(const pd_tensor *t) { return t->storage->drop == pd_pinned_drop; }
+
+pd_status pd_pin(pd_tensor *t, pd_tensor **out) {
+    pd_tensor *dense = t;
+    pd_pinned *memory = NULL;
+    *out = NULL;
+    if (t->storage->device != &pd_device_cpu)
+        return pd_fail(PD_E_RUNTIME, "pin_memory: the tensor is on %s (expected the CPU)", t->storage->device->name);
+    if (pd_is_pinned(t)) {
+        pd_tensor_retain(*out = t);
+        return PD_OK;
+    }
+    if (!pd_shape_is_dense(t->ndim, t->size, t->stride)) PD_TRY(pd_call1(PD_OP_clone, t, &(int64_t){1}, &dense));
+    size_t bytes = pd_tensor_bytes(dense);
+    pd_status status = pd_pinned_new(bytes ? bytes : 1, &memory);
+    if (!status) status = pd_tensor_alias(dense, false, out);
+    pd_storage *storage = NULL;
+    if (!status)
+        status = pd_storage_foreign(&pd_device_cpu, pd_pinned_data(memory), bytes, pd_pinned_drop, memory, &storage);
+    if (!status) {
+        memcpy(pd_pinned_data(memory), pd_tensor_data(dense), bytes);
+        pd_storage_release((*out)->storage);
+        (*out)->storage = storage;
+        (*out)->offset = 0;
+    } else {
+        if (memory) pd_pinned_drop(memory);
+        pd_tensor_release(*out);
+        *out = NULL;
+    }
+    if (dense != t) pd_tensor_release(dense);
+    return status ? pd_trail(__FILE__, __LINE__, status) : PD_OK;
 }

@@ -31,6 +31,10 @@ pd_status pd_sum_to(pd_tensor *t, int ndim, const int64_t *size, pd_tensor **out
 /* On another device; t itself, retained, where it is there. wait: until the bytes have arrived (or left, where t lies
    on the host). */
 pd_status pd_move(pd_tensor *t, const pd_device *to, bool wait, pd_tensor **out);
+/* [new] a copy in memory of the host that GPUs read by themselves (device/pinned.h); t itself, retained, where it lies
+   there. Without autograd. */
+pd_status pd_pin(pd_tensor *t, pd_tensor **out);
+bool pd_is_pinned(const pd_tensor *t);
 /* One number of the tensor as double or exact integer; numel must be 1. Waits for a device. */
 pd_status pd_item(const pd_tensor *t, pd_scalar *out);
 /* Every element of t, which lies where the op runs. */

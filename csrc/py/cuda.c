@@ -1,6 +1,8 @@
-/* What pydist.cuda asks of CUDA's devices: memory, streams and events. Streams and events are numbers here: 0 is the
-   default stream. */
+/* What pydist.cuda asks of CUDA's devices: memory, streams, events, graphs, ranges. Streams, events and graphs are
+   numbers here: 0 is the default stream. */
 #include "device/cuda.h"
+#include "device/nvidia.h"
+#include "kernels/kernels.h"
 #include "py/py.h"
 
 #define F(name) static PyObject *name(PyObject *module, PyObject *args)
@@ -63,6 +65,23 @@ F(cuda_free_memory) {
     pd_device_here = was;
     PD_PY_TRY(pd_cuda_result("mem_get_info", pd_cuda_open()->memory(&left, &total)));
     return Py_BuildValue("(nn)", (Py_ssize_t)left, (Py_ssize_t)total);
+}
+
+F(cuda_pin) {
+    PyObject *o;
+    pd_tensor *t, *out;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "O:pin_memory", &o) || !(t = pd_py_expect_tensor(o, "pin_memory", "input")))
+        return NULL;
+    PD_PY_TRY(pd_pin(t, &out));
+    return pd_py_wrap_new(out);
+}
+F(cuda_is_pinned) {
+    PyObject *o;
+    pd_tensor *t;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "O:is_pinned", &o) || !(t = pd_py_expect_tensor(o, "is_pinned", "input"))) return NULL;
+    return PyBool_FromLong(pd_is_pinned(t));
 }
 
 /* ---- streams and events ------------------------------------------------------------------------------------------ */
@@ -155,6 +174,108 @@ ON1(cuda_event_free, "Event", event_free, false)
 ON2(cuda_event_record, "Event.record", event_record)
 ON1(cuda_event_wait, "Event.synchronize", event_wait, true)
 DONE(cuda_event_done, "Event.query", event_done)
+ON2(cuda_graph_launch, "CUDAGraph.replay", graph_launch)
+ON1(cuda_graph_free, "CUDAGraph", graph_free, false)
+
+F(cuda_record) {
+    PyObject *o;
+    unsigned long long stream;
+    pd_tensor *t;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "OK:record_stream", &o, &stream) ||
+        !(t = pd_py_expect_tensor(o, "record_stream", "input")))
+        return NULL;
+    if (t->storage->device->kind == PD_DEVICE_CUDA && !t->storage->drop)
+        PD_PY_TRY(pd_cache_record(pd_cuda_cache(t->storage->device), t->storage->data, pointer(stream)));
+    Py_RETURN_NONE;
+}
+
+/* ---- graphs ------------------------------------------------------------------------------------------------------ */
+
+F(cuda_capture_begin) {
+    int index;
+    long long pool;
+    const pd_device *d;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "iL:CUDAGraph", &index, &pool) || !(d = at("CUDAGraph", index))) return NULL;
+    void *stream = pd_cuda_stream(d);
+    int64_t id = pool;
+    PD_PY_TRY(pd_cache_pool_begin(pd_cuda_cache(d), stream, &id));
+    pd_status status = pd_cuda_result("CUDAGraph", pd_cuda_open()->capture_begin(stream));
+    if (status) {
+        pd_cache_pool_end(pd_cuda_cache(d));
+        return pd_py_raise(status);
+    }
+    return PyLong_FromLongLong(id);
+}
+F(cuda_capture_end) {
+    int index;
+    void *graph = NULL;
+    const pd_device *d;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "i:CUDAGraph", &index) || !(d = at("CUDAGraph", index))) return NULL;
+    int error = pd_cuda_open()->capture_end(pd_cuda_stream(d), &graph);
+    pd_cache_pool_end(pd_cuda_cache(d));
+    PD_PY_TRY(pd_cuda_result("CUDAGraph", error));
+    return number(graph);
+}
+F(cuda_capturing) {
+    INDEX("is_current_stream_capturing");
+    return PyBool_FromLong(pd_cuda_capturing(d));
+}
+F(cuda_pool_free) {
+    int index;
+    long long pool;
+    const pd_device *d;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "iL:CUDAGraph", &index, &pool) || !(d = at("CUDAGraph", index))) return NULL;
+    pd_cache_pool_free(pd_cuda_cache(d), pool);
+    Py_RETURN_NONE;
+}
+
+/* ---- ranges for profilers: nothing where there is no library ----------------------------------------------------- */
+
+F(cuda_range) { /* a name: it begins (or, with mark, is there); None: the last one ends */
+    const char *name;
+    int mark = 0;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "z|p:range", &name, &mark)) return NULL;
+    const pd_cuda_library *cuda = pd_cuda_open();
+    if (cuda && mark) cuda->mark(name ? name : "");
+    else if (cuda && name) cuda->range_push(name);
+    else if (cuda) cuda->range_pop();
+    Py_RETURN_NONE;
+}
+
+/* ---- NVIDIA's libraries ------------------------------------------------------------------------------------------ */
+
+F(nvidia_paths) {
+    PyObject *list;
+    const char *paths[64];
+    int n = 0;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "O!:nvidia_paths", &PyList_Type, &list)) return NULL;
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list) && n < 64; i++)
+        if (!(paths[n++] = PyUnicode_AsUTF8(PyList_GET_ITEM(list, i)))) return NULL;
+    pd_nvidia_paths(paths, n);
+    Py_RETURN_NONE;
+}
+static PyObject *version_of(const char *(*ask)(const char **)) {
+    const char *why, *version = ask(&why);
+    return Py_BuildValue("(zs)", version, version ? "" : why);
+}
+F(cublaslt_version) { (void)module, (void)args; return version_of(pd_cublaslt_version); }
+F(cudnn_version) { (void)module, (void)args; return version_of(pd_cudnn_version); }
+F(gpu_settings) {
+    int matmul_tf32, conv_tf32, conv_tune;
+    (void)module;
+    if (PyTuple_GET_SIZE(args)) {
+        if (!PyArg_ParseTuple(args, "ppp:gpu_settings", &matmul_tf32, &conv_tf32, &conv_tune)) return NULL;
+        pd_gpu = (pd_gpu_settings){matmul_tf32, conv_tf32, conv_tune};
+    }
+    return Py_BuildValue("(NNN)", PyBool_FromLong(pd_gpu.matmul_tf32), PyBool_FromLong(pd_gpu.conv_tf32),
+                         PyBool_FromLong(pd_gpu.conv_tune));
+}
 
 #define ROW(name, text) {#name, name, METH_VARARGS, text}
 static PyMethodDef functions[] = {
@@ -181,6 +302,21 @@ static PyMethodDef functions[] = {
     ROW(cuda_event_wait, "cuda_event_wait(event)\n\nWaits for it."),
     ROW(cuda_event_done, "cuda_event_done(event)\n\nWhether it has happened."),
     ROW(cuda_event_between, "cuda_event_between(start, end)\n\nMilliseconds."),
+    ROW(cuda_pin, "cuda_pin(input)\n\nA copy in memory of the host that GPUs read by themselves."),
+    ROW(cuda_is_pinned, "cuda_is_pinned(input)\n\nWhether it lies there."),
+    ROW(cuda_record, "cuda_record(input, stream)\n\nIts memory is not used again before the stream is through."),
+    ROW(cuda_capture_begin,
+        "cuda_capture_begin(index, pool)\n\nThe current stream's work is written down; the pool's number."),
+    ROW(cuda_capture_end, "cuda_capture_end(index)\n\nThe graph."),
+    ROW(cuda_capturing, "cuda_capturing(index=-1)\n\nWhether the current stream is written down."),
+    ROW(cuda_pool_free, "cuda_pool_free(index, pool)\n\nNo graph needs its memory any more."),
+    ROW(cuda_graph_launch, "cuda_graph_launch(graph, stream)\n\nDoes what was written down."),
+    ROW(cuda_graph_free, "cuda_graph_free(graph)\n\nGives it back."),
+    ROW(cuda_range, "cuda_range(name, mark=False)\n\nBegins a range of NVTX; None: ends the last; mark: a point."),
+    ROW(nvidia_paths, "nvidia_paths(folders)\n\nWhere pip has put NVIDIA's libraries."),
+    ROW(cublaslt_version, "cublaslt_version()\n\n(version or None, why there is none)"),
+    ROW(cudnn_version, "cudnn_version()\n\n(version or None, why there is none)"),
+    ROW(gpu_settings, "gpu_settings([matmul_tf32, conv_tf32, conv_tune])\n\nSets and gives them."),
     {0}};
 
 int pd_py_add_cuda(PyObject *module) { return PyModule_AddFunctions(module, functions); }

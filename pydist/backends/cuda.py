@@ -1,9 +1,26 @@
-"""CUDA matrix products: settings that mean nothing on the CPU."""
+"""Settings of what runs on GPUs."""
 
 from contextlib import contextmanager
-from types import SimpleNamespace
 
-matmul = SimpleNamespace(allow_tf32=False, allow_fp16_reduced_precision_reduction=True)
+from pydist import _C
+
+
+class _Matmul:
+    """`allow_tf32`: float32 products on a GPU by tensor cores, which round the factors to 10 bits of fraction (False: in float32).
+    float16 and bfloat16 are summed in float32 whatever the others say."""
+
+    allow_fp16_reduced_precision_reduction = allow_bf16_reduced_precision_reduction = True
+
+    @property
+    def allow_tf32(self):
+        return _C.gpu_settings()[0]
+
+    @allow_tf32.setter
+    def allow_tf32(self, allowed):
+        _C.gpu_settings(bool(allowed), *_C.gpu_settings()[1:])
+
+
+matmul = _Matmul()
 
 
 _attention = {"flash": True, "mem_efficient": True, "math": True, "cudnn": True}
@@ -40,4 +57,5 @@ def sdp_kernel(enable_flash=True, enable_math=True, enable_mem_efficient=True, e
 
 
 def is_built():
-    return False
+    """Whether this build of pydist has kernels for GPUs."""
+    return bool(_C.cuda_built())

@@ -20,6 +20,10 @@ from pydist import _C
 
 _NAME = "CPU in the place of a GPU"
 _here = local()
+_STATS = {
+    "allocated_bytes.all.current": "allocated", "allocated_bytes.all.peak": "most_allocated", "reserved_bytes.all.current": "reserved",
+    "reserved_bytes.all.peak": "most_reserved", "segment.all.current": "segments", "num_alloc_retries": "retries", "num_ooms": "failures",
+}  # fmt: skip
 _Properties = namedtuple("_CudaDeviceProperties", "name major minor total_memory multi_processor_count")
 
 
@@ -181,31 +185,34 @@ def ipc_collect():
 
 
 def memory_stats(device=None):
-    """What tensors and the cache of freed memory hold: a dict of allocated, most_allocated, reserved, most_reserved (bytes),
-    segments (pieces taken from the driver), retries (after giving cached memory back) and failures."""
+    """What tensors and the cache of freed memory hold, under PyTorch's names: allocated_bytes.all (tensors, each rounded up to
+    512) and reserved_bytes.all (with the cache), each .current and .peak; segment.all.current (pieces taken from the driver),
+    num_alloc_retries (after giving cached memory back) and num_ooms."""
     if _real():
-        return _C.cuda_memory(_index("memory_stats", device))
-    held = _C.memory_allocated() if is_available() else 0
-    return {name: held if "ed" in name else 0 for name in ("allocated", "most_allocated", "reserved", "most_reserved", "segments", "retries", "failures")}
+        held = _C.cuda_memory(_index("memory_stats", device))
+    else:
+        held = dict.fromkeys(_STATS.values(), 0)
+        held.update(dict.fromkeys(held.keys() & {"allocated", "most_allocated", "reserved", "most_reserved"}, _C.memory_allocated() if is_available() else 0))
+    return {name: held[own] for name, own in _STATS.items()}
 
 
 def memory_allocated(device=None):
     """Bytes of the tensors on the device, each rounded up to 512; of all tensors where GPUs are pretended."""
-    return memory_stats(device)["allocated"]
+    return memory_stats(device)["allocated_bytes.all.current"]
 
 
 def max_memory_allocated(device=None):
     """The largest memory_allocated() since the start, or reset_peak_memory_stats()."""
-    return memory_stats(device)["most_allocated"]
+    return memory_stats(device)["allocated_bytes.all.peak"]
 
 
 def memory_reserved(device=None):
     """Bytes taken from the driver, for tensors and for the cache."""
-    return memory_stats(device)["reserved"]
+    return memory_stats(device)["reserved_bytes.all.current"]
 
 
 def max_memory_reserved(device=None):
-    return memory_stats(device)["most_reserved"]
+    return memory_stats(device)["reserved_bytes.all.peak"]
 
 
 memory_cached, max_memory_cached = memory_reserved, max_memory_reserved
@@ -225,12 +232,13 @@ def memory_summary(device=None, abbreviated=False):
 
 
 def get_arch_list():
-    """[]: kernels were built for no GPU."""
-    return []
+    """The GPUs that the kernels were built for, such as ["sm_80", "sm_90a"]; [] where there are none in this build."""
+    return [word for word in _C.cuda_built().split() if word.startswith("sm_")]
 
 
 def is_current_stream_capturing():
-    return False
+    """Whether a CUDAGraph is being captured in the current stream."""
+    return _real() and _C.cuda_capturing()
 
 
 def can_device_access_peer(device, peer_device):
@@ -395,8 +403,10 @@ def __getattr__(name):
 
     from pydist import _legacy
 
-    if name == "amp":
-        return import_module("pydist.cuda.amp")
+    if name in ("amp", "graphs", "nvtx"):
+        return import_module(f"pydist.cuda.{name}")
+    if name in ("CUDAGraph", "graph", "graph_pool_handle"):
+        return getattr(import_module("pydist.cuda.graphs"), name)
     if name in _legacy._DTYPES:
         made = globals()[name] = _legacy.on_cuda(name)
         return made

@@ -1,6 +1,7 @@
 """`python tests/emulator/build.py FILE` builds csrc/cuda for the CPU: the kernels of the GPU as plain C++ over this folder's
 cuda_runtime.h. With PYDIST_CUDA_LIBRARY=FILE pydist then has two devices cuda:0 and cuda:1, slow, but the same launches and
-threads: `PYDIST_CUDA_LIBRARY=FILE pytest tests/gpu`. For tests; needs a C++ compiler (CXX)."""
+threads: `PYDIST_CUDA_LIBRARY=FILE pytest tests/gpu`; with PYDIST_CUBLASLT_LIB=FILE and PYDIST_CUDNN_LIB=FILE
+products and convolutions go the way of NVIDIA's libraries (libraries.cpp) instead of our own kernels. For tests; needs a C++ compiler (CXX)."""
 
 import os
 import platform
@@ -22,7 +23,7 @@ def build(target):
     """Makes the library. Raises CalledProcessError where a source does not compile."""
     compiler = os.environ.get("CXX", "c++")
     fma = ["-mfma"] if platform.machine() == "x86_64" and " fma " in Path("/proc/cpuinfo").read_text() else []
-    sources = [*sorted((TOP / "csrc/cuda").glob("*.cu")), HERE / "emulator.cpp"]
+    sources = [*sorted((TOP / "csrc/cuda").glob("*.cu")), HERE / "emulator.cpp", HERE / "libraries.cpp"]
     with tempfile.TemporaryDirectory() as folder:
 
         def compile_one(source):

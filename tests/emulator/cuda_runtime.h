@@ -1,6 +1,7 @@
 /* For tests: what csrc/cuda needs of CUDA's runtime, on the CPU. A launch runs its blocks one after the other; the threads of a block
    take turns, each going on until it comes to a barrier or a shuffle. The device's memory can be touched during launches and copies
-   only, so that code of the host that reads it dies, as it would with a GPU. Everything is done when the call returns. */
+   only, so that code of the host that reads it dies, as it would with a GPU. Everything is done when the call returns, but in a
+   stream that is captured: that is written down, and done when the graph is launched. */
 #ifndef PD_EMULATOR_CUDA_RUNTIME_H
 #define PD_EMULATOR_CUDA_RUNTIME_H
 
@@ -11,6 +12,8 @@
 #include <sys/mman.h>
 #include <time.h>
 #include <ucontext.h>
+
+#include <functional>
 
 #define __host__
 #define __device__
@@ -23,11 +26,15 @@ struct dim3 { unsigned x, y, z; };
 extern dim3 threadIdx, blockIdx, blockDim, gridDim;
 
 typedef enum cudaError_t {
-    cudaSuccess = 0, cudaErrorMemoryAllocation = 2, cudaErrorInvalidDevice = 101, cudaErrorNotReady = 600, cudaErrorUnknown = 999,
+    cudaSuccess = 0, cudaErrorMemoryAllocation = 2, cudaErrorInvalidDevice = 101, cudaErrorNotReady = 600,
+    cudaErrorStreamCaptureUnsupported = 900, cudaErrorUnknown = 999,
 } cudaError_t;
 typedef struct emulated_stream *cudaStream_t;
 typedef struct emulated_event { double ms; cudaStream_t stream; } *cudaEvent_t;
 enum { cudaMemcpyDefault = 4, cudaMemcpyHostToDevice = 1, cudaMemcpyDeviceToHost = 2, cudaStreamNonBlocking = 1, cudaEventDefault = 0, cudaEventDisableTiming = 2 };
+typedef struct emulated_graph *cudaGraph_t, *cudaGraphExec_t;
+enum cudaStreamCaptureMode { cudaStreamCaptureModeRelaxed = 2 };
+enum cudaStreamCaptureStatus { cudaStreamCaptureStatusNone, cudaStreamCaptureStatusActive };
 struct cudaDeviceProp {
     char name[256];
     int major, minor, multiProcessorCount;
@@ -58,10 +65,20 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event);
 cudaError_t cudaEventQuery(cudaEvent_t event);
 cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t from, cudaEvent_t to);
 
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode);
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *out);
+cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus *out);
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t *out, cudaGraph_t graph, unsigned long long flags);
+cudaError_t cudaGraphDestroy(cudaGraph_t graph);
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t graph);
+cudaError_t cudaGraphLaunch(cudaGraphExec_t graph, cudaStream_t stream);
+
+/* Work of a stream that touches the device's memory: done now, or written down. */
+void pd_emulate_work(cudaStream_t stream, std::function<void()> work);
 /* Runs thread(ctx) for each thread of each block. */
 void pd_emulate_run(unsigned blocks, unsigned threads, void (*thread)(void *ctx), void *ctx);
-template <class F> static void pd_emulate(unsigned blocks, unsigned threads, F f) {
-    pd_emulate_run(blocks, threads, [](void *ctx) { (*(F *)ctx)(); }, &f);
+template <class F> static void pd_emulate(unsigned blocks, unsigned threads, cudaStream_t stream, F f) {
+    pd_emulate_work(stream, [=] { pd_emulate_run(blocks, threads, [](void *ctx) { (*(const F *)ctx)(); }, (void *)&f); });
 }
 
 void __syncthreads();

@@ -1,6 +1,8 @@
 /* Two devices of PD_MEMORY bytes each, in one arena; threads of a block as fibers. */
 #include "cuda_runtime.h"
 
+#include <vector>
+
 dim3 threadIdx, blockIdx, blockDim, gridDim;
 char pd_emulated_lanes[1024][16];
 
@@ -67,10 +69,54 @@ cudaError_t cudaFreeHost(void *p) {
     free(p);
     return cudaSuccess;
 }
-cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, int, cudaStream_t) {
+cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, int, cudaStream_t stream) {
+    pd_emulate_work(stream, [=] { memmove(to, from, bytes); });
+    return cudaSuccess;
+}
+
+/* ---- graphs: lists of work ---- */
+
+struct emulated_graph { std::vector<std::function<void()>> work; };
+static emulated_graph *written;
+static cudaStream_t written_stream;
+
+static void do_now(const std::function<void()> &work) {
     open_arena(true);
-    memmove(to, from, bytes);
+    work();
     open_arena(false);
+}
+void pd_emulate_work(cudaStream_t stream, std::function<void()> work) {
+    if (written && stream == written_stream) written->work.push_back(work);
+    else do_now(work);
+}
+static bool is_written(cudaStream_t stream) { return written && stream == written_stream; }
+
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
+    if (written || !stream) return is(cudaErrorStreamCaptureUnsupported);
+    written = new emulated_graph;
+    written_stream = stream;
+    return cudaSuccess;
+}
+cudaError_t cudaStreamEndCapture(cudaStream_t, cudaGraph_t *out) {
+    *out = written;
+    written = nullptr;
+    return *out ? cudaSuccess : is(cudaErrorUnknown);
+}
+cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus *out) {
+    *out = is_written(stream) ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
+    return cudaSuccess;
+}
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t *out, cudaGraph_t graph, unsigned long long) {
+    *out = new emulated_graph(*graph);
+    return cudaSuccess;
+}
+cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
+    delete graph;
+    return cudaSuccess;
+}
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t graph) { return cudaGraphDestroy(graph); }
+cudaError_t cudaGraphLaunch(cudaGraphExec_t graph, cudaStream_t) {
+    for (auto &work : graph->work) do_now(work);
     return cudaSuccess;
 }
 
@@ -112,7 +158,7 @@ static double now() {
 static bool hangs(cudaStream_t s) { return s && *(volatile char *)s; }
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t *out, unsigned, int) { return (*out = (cudaStream_t)calloc(1, 1)) ? cudaSuccess : is(cudaErrorMemoryAllocation); }
 cudaError_t cudaStreamDestroy(cudaStream_t) { return cudaSuccess; }
-cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) { return is_written(stream) ? is(cudaErrorStreamCaptureUnsupported) : cudaSuccess; }
 cudaError_t cudaStreamQuery(cudaStream_t) { return cudaSuccess; }
 cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) { return cudaSuccess; }
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *out, unsigned) { return (*out = (cudaEvent_t)calloc(1, sizeof **out)) ? cudaSuccess : is(cudaErrorMemoryAllocation); }
@@ -190,7 +236,5 @@ void pd_emulate_run(unsigned blocks, unsigned threads, void (*thread)(void *), v
     blockDim = {threads, 1, 1};
     body = thread;
     body_ctx = ctx;
-    open_arena(true);
     for (blockIdx.x = 0; blockIdx.x < blocks; blockIdx.x++) run_block();
-    open_arena(false);
 }

@@ -106,10 +106,10 @@ def test_blocks_do_not_overlap():
 
 def test_out_of_memory_can_be_caught():
     free, total = cuda.mem_get_info()
-    failures = cuda.memory_stats()["failures"]
+    failures = cuda.memory_stats()["num_ooms"]
     with pytest.raises(cuda.OutOfMemoryError, match="out of memory on cuda:0: tried to allocate .* bytes; tensors hold"):
         pydist.empty(total, dtype=pydist.float64, device="cuda")
-    assert cuda.memory_stats()["failures"] == failures + 1
+    assert cuda.memory_stats()["num_ooms"] == failures + 1
     held = []
     with pytest.raises(MemoryError):
         while True:

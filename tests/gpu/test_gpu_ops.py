@@ -15,7 +15,7 @@ EPS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16"
 # Ops of which some kernel is not there yet.
 NOT_YET = {
     "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool2d_with_indices", "argmax",
-    "argmin", "argsort", "as_strided", "avg_pool1d", "avg_pool2d", "batch_norm", "cat", "constant_pad_nd", "conv2d", "conv_transpose2d",
+    "argmin", "argsort", "as_strided", "avg_pool1d", "avg_pool2d", "batch_norm", "cat", "constant_pad_nd", "conv_transpose2d",
     "cumsum", "embedding", "flip", "gather", "index", "index_put", "max", "max_pool1d",
     "max_pool1d_with_indices", "max_pool2d", "max_pool2d_with_indices", "min", "resample", "scaled_dot_product_attention", "sort",
     "stack", "topk", "linear_cross_entropy", "pad_around", "recurrent",

@@ -1,0 +1,283 @@
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/flags.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "device/cuda.h"
+#include "device/nvidia.h"
+#include "kernels/cublaslt/cublaslt.h"
+#include "kernels/cublaslt/lt.h"
+
+#define WORKSPACE ((size_t)32 << 20) /* what the library wants on Hopper */
+enum {
+    CANDIDATES = 8,
+    RUNS = 3, /* of each, timed */
+    PLANS = 4096,
+    BUCKETS = 1024,
+    KEY = 24
+};
+
+/* ---- the library ------------------------------------------------------------------------------------------------- */
+
+static struct {
+#define MEMBER(name, arguments) int (*name) arguments;
+    LT_FUNCTIONS(MEMBER)
+#undef MEMBER
+    size_t (*GetVersion)(void);
+} lt;
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of handles and plans, which serve one call at a time */
+static void *handles[PD_CUDA_DEVICES];
+static bool opened;
+static char version[32], why[PD_ERROR_TEXT];
+
+static void open_library(void) {
+    static const pd_dl_symbol symbols[] = {
+#define SYMBOL(name, arguments) {"cublasLt" #name, (void **)&lt.name},
+        LT_FUNCTIONS(SYMBOL)
+#undef SYMBOL
+        {"cublasLtGetVersion", (void **)&lt.GetVersion},
+        {NULL, NULL}};
+    static const pd_nvidia library = {"cuBLASLt", "libcublasLt.so.13", "cu13/lib", "nvidia-cublas"};
+    void *handle;
+    opened = pd_nvidia_open(&library, pd_flags_get()->CUBLASLT_LIB, symbols, &handle) == PD_OK;
+    if (!opened) {
+        snprintf(why, sizeof why, "%s", pd_error_get()->text);
+        return;
+    }
+    size_t v = lt.GetVersion(); /* 130100: 13.1.0 */
+    snprintf(version, sizeof version, "%zu.%zu.%zu", v / 10000, v / 100 % 100, v % 100);
+}
+
+const char *pd_cublaslt_version(const char **reason) {
+    pthread_once(&once, open_library);
+    *reason = why;
+    return opened ? version : NULL;
+}
+
+/* The device's handle, NULL where there is none. Called with the lock held. */
+static void *handle_of(const pd_device *d) {
+    static bool told;
+    pthread_once(&once, open_library);
+    if (opened && !handles[d->index]) {
+        int status = lt.Create(&handles[d->index]);
+        if (status) {
+            handles[d->index] = NULL;
+            snprintf(why, sizeof why, "cuBLASLt: no handle on %s (status %d)", d->name, status);
+            opened = false;
+        }
+    }
+    if (!opened && !told && strcmp(pd_flags_get()->CUBLASLT_LIB, "none"))
+        pd_log(PD_LOG_WARN, "%s: our own products serve, many times slower", why);
+    told = true;
+    return opened ? handles[d->index] : NULL;
+}
+
+/* ---- how a product is told to it --------------------------------------------------------------------------------- */
+
+/* Ours by rows is the library's by columns, transposed: C^T [N, M] = B^T A^T. Its first matrix is our B. */
+typedef struct side {
+    int64_t turned, inner, outer, ld; /* turned: the sum runs along the columns in memory */
+} side;
+
+/* [R, C] by strides; false where no column-major matrix is that. */
+static bool side_of(int64_t R, int64_t C, int64_t row, int64_t col, side *s) {
+    if (col == 1 && (row >= C || R <= 1)) *s = (side){0, C, R, row > C ? row : C};
+    else if (row == 1 && (col >= R || C <= 1)) *s = (side){1, R, C, col > R ? col : R};
+    else return false;
+    return true;
+}
+
+typedef struct problem {
+    const pd_gemm *c;
+    side a, b; /* the library's: of our B and of our A */
+    const void *A, *B, *bias;
+    void *C;
+    bool tf32;
+} problem;
+
+/* Log2 of what all pointers of a kind are multiples of, 16 bytes and more being alike. */
+static int64_t alignment(const void *p) {
+    uintptr_t bits = (uintptr_t)p | 16;
+    return __builtin_ctzll(bits);
+}
+
+typedef struct plan {
+    int64_t key[KEY];
+    struct plan *next;
+    void *desc, *a, *b, *c;
+    lt_algo algo;
+    bool made, serves;
+} plan;
+
+static void key_of(const problem *p, int device, int64_t *key) {
+    const pd_gemm *c = p->c;
+    const int64_t of[KEY] = {
+        device,       (int64_t)c->t,     c->wide,    c->beta,     p->tf32,         p->bias != NULL,
+        c->batch,     c->M,              c->N,       c->K,        p->a.turned,     p->a.ld,
+        c->b_batch,   p->b.turned,       p->b.ld,    c->a_batch,  c->c_row,        c->c_batch,
+        alignment(p->A), alignment(p->B), alignment(p->C), alignment(p->bias)};
+    memcpy(key, of, sizeof of);
+}
+
+static int type_of(pd_dtype t) {
+    return t == PD_F64 ? LT_R_64F : t == PD_F16 ? LT_R_16F : t == PD_BF16 ? LT_R_16BF : LT_R_32F;
+}
+
+static int layout(void **out, pd_dtype t, int64_t inner, int64_t outer, int64_t ld, const pd_gemm *c, int64_t stride) {
+    int status = lt.MatrixLayoutCreate(out, type_of(t), (uint64_t)inner, (uint64_t)outer, ld);
+    int32_t count = (int32_t)c->batch;
+    if (!status && count > 1) {
+        status = lt.MatrixLayoutSetAttribute(*out, LT_LAYOUT_BATCH_COUNT, &count, sizeof count);
+        if (!status) status = lt.MatrixLayoutSetAttribute(*out, LT_LAYOUT_STRIDED_BATCH_OFFSET, &stride, sizeof stride);
+    }
+    return status;
+}
+
+static void unmake(plan *q) {
+    if (q->desc) lt.MatmulDescDestroy(q->desc);
+    if (q->a) lt.MatrixLayoutDestroy(q->a);
+    if (q->b) lt.MatrixLayoutDestroy(q->b);
+    if (q->c) lt.MatrixLayoutDestroy(q->c);
+    q->desc = q->a = q->b = q->c = NULL;
+}
+
+static int describe(const problem *p, plan *q) {
+    const pd_gemm *c = p->c;
+    int compute = c->t == PD_F64 ? LT_COMPUTE_64F : p->tf32 ? LT_COMPUTE_32F_FAST_TF32 : LT_COMPUTE_32F;
+    int32_t ops[2] = {p->a.turned ? LT_OP_T : LT_OP_N, p->b.turned ? LT_OP_T : LT_OP_N};
+    uint32_t epilogue = p->bias ? LT_EPILOGUE_BIAS : LT_EPILOGUE_DEFAULT;
+    int status = lt.MatmulDescCreate(&q->desc, compute, c->t == PD_F64 ? LT_R_64F : LT_R_32F);
+    if (!status) status = lt.MatmulDescSetAttribute(q->desc, LT_DESC_TRANSA, &ops[0], sizeof *ops);
+    if (!status) status = lt.MatmulDescSetAttribute(q->desc, LT_DESC_TRANSB, &ops[1], sizeof *ops);
+    if (!status) status = lt.MatmulDescSetAttribute(q->desc, LT_DESC_EPILOGUE, &epilogue, sizeof epilogue);
+    /* Before the heuristics, which look at how it is aligned. */
+    if (!status && p->bias) status = lt.MatmulDescSetAttribute(q->desc, LT_DESC_BIAS_POINTER, &p->bias, sizeof p->bias);
+    if (!status) status = layout(&q->a, c->t, p->a.inner, p->a.outer, p->a.ld, c, c->b_batch);
+    if (!status) status = layout(&q->b, c->t, p->b.inner, p->b.outer, p->b.ld, c, c->a_batch);
+    if (!status)
+        status = layout(&q->c, pd_gemm_result(c), c->N, c->M, c->c_row > c->N ? c->c_row : c->N, c, c->c_batch);
+    return status;
+}
+
+static int propose(void *handle, const problem *p, plan *q, lt_heuristic *out, int *found) {
+    void *preference = NULL;
+    uint64_t most = WORKSPACE;
+    const void *pointers[] = {p->B, p->A, p->C, p->C};
+    *found = 0;
+    int status = lt.MatmulPreferenceCreate(&preference);
+    if (!status) status = lt.MatmulPreferenceSetAttribute(preference, LT_PREF_MAX_WORKSPACE_BYTES, &most, sizeof most);
+    for (int i = 0; i < 4 && !status; i++) {
+        uint32_t bytes = UINT32_C(1) << alignment(pointers[i]);
+        status = lt.MatmulPreferenceSetAttribute(preference, LT_PREF_MIN_ALIGNMENT_A_BYTES + i, &bytes, sizeof bytes);
+    }
+    if (!status)
+        status = lt.MatmulAlgoGetHeuristic(handle, q->desc, q->a, q->b, q->c, q->c, preference, CANDIDATES, out, found);
+    if (preference) lt.MatmulPreferenceDestroy(preference);
+    return status;
+}
+
+/* ---- running ----------------------------------------------------------------------------------------------------- */
+
+static int run(void *handle, const problem *p, const plan *q, const lt_algo *algo, void *scratch, void *stream) {
+    const struct { float f[2]; double d[2]; } scale = {{1, (float)p->c->beta}, {1, (double)p->c->beta}};
+    const void *alpha = p->c->t == PD_F64 ? (const void *)&scale.d[0] : &scale.f[0];
+    const void *beta = p->c->t == PD_F64 ? (const void *)&scale.d[1] : &scale.f[1];
+    return lt.Matmul(handle, q->desc, alpha, p->B, q->a, p->A, q->b, beta, p->C, q->c, p->C, q->c, algo, scratch,
+                     WORKSPACE, stream);
+}
+
+/* Milliseconds, or a negative number where it cannot. */
+static float time_of(void *handle, const problem *p, const plan *q, const lt_algo *algo, void *scratch, void *stream,
+                     void *const *events) {
+    const pd_cuda_library *cuda = pd_cuda_open();
+    float ms = -1;
+    bool failed = run(handle, p, q, algo, scratch, stream) || cuda->event_record(events[0], stream);
+    for (int i = 0; i < RUNS && !failed; i++) failed = run(handle, p, q, algo, scratch, stream) != 0;
+    failed = failed || cuda->event_record(events[1], stream) || cuda->event_wait(events[1]);
+    return failed || cuda->event_between(events[0], events[1], &ms) ? -1 : ms;
+}
+
+static void choose(void *handle, const problem *p, plan *q, void *scratch, void *stream) {
+    lt_heuristic from[CANDIDATES];
+    const pd_cuda_library *cuda = pd_cuda_open();
+    void *events[2] = {NULL, NULL};
+    int found = 0;
+    float best = -1;
+    q->serves = !propose(handle, p, q, from, &found) && found > 0;
+    if (!q->serves) return;
+    q->algo = from[0].algo;
+    if (found == 1 || p->c->beta || !pd_flags_get()->CUDA_TUNE || pd_cuda_capturing(pd_device_here)) return;
+    if (!cuda->event_new(&events[0], true) && !cuda->event_new(&events[1], true))
+        for (int i = 0; i < found; i++) {
+            float ms = from[i].status ? -1 : time_of(handle, p, q, &from[i].algo, scratch, stream, events);
+            if (ms < 0 || (best >= 0 && ms >= best)) continue;
+            best = ms;
+            q->algo = from[i].algo;
+        }
+    for (int i = 0; i < 2; i++)
+        if (events[i]) cuda->event_free(events[i]);
+    cuda->failed(); /* what a candidate that could not left behind */
+}
+
+static struct { plan *buckets[BUCKETS]; int count; } plans;
+
+/* The plan of a product: kept, new and kept, or *mine where no more are kept. NULL without memory. */
+static plan *plan_of(const problem *p, int device, plan *mine) {
+    int64_t key[KEY] = {0};
+    uint64_t hash = 0;
+    key_of(p, device, key);
+    for (int i = 0; i < KEY; i++) hash = (hash ^ (uint64_t)key[i]) * UINT64_C(0x9E3779B97F4A7C15), hash ^= hash >> 29;
+    plan **at = &plans.buckets[hash % BUCKETS], *q;
+    for (q = *at; q; q = q->next)
+        if (!memcmp(q->key, key, sizeof key)) return q;
+    if (plans.count >= PLANS) q = mine;
+    else if (pd_calloc(sizeof *q, "cuBLASLt plan", &q)) return NULL;
+    memcpy(q->key, key, sizeof key);
+    if (q != mine) {
+        q->next = *at;
+        *at = q;
+        plans.count++;
+    }
+    return q;
+}
+
+static bool shape_fits(const pd_gemm *c, problem *p) {
+    return pd_dtype_is_float(c->t) && !c->relu && c->M > 0 && c->N > 0 && c->K > 0 && c->batch > 0 &&
+           c->batch <= INT32_MAX && (c->c_row >= c->N || c->M <= 1) && side_of(c->K, c->N, c->b_row, c->b_col, &p->a) &&
+           side_of(c->M, c->K, c->a_row, c->a_col, &p->b);
+}
+
+size_t pd_cublaslt_scratch(const pd_gemm *c) {
+    problem p;
+    pthread_once(&once, open_library);
+    return opened && shape_fits(c, &p) ? WORKSPACE : 0;
+}
+
+pd_status pd_cublaslt_gemm(const pd_gemm *c, const void *A, const void *B, const void *bias, void *C, void *scratch,
+                           bool *done) {
+    problem p = {.c = c, .A = A, .B = B, .bias = bias, .C = C, .tf32 = c->t == PD_F32 && pd_gpu.matmul_tf32};
+    const pd_device *d = pd_device_here;
+    void *stream = pd_cuda_stream(d);
+    plan once_only = {.next = NULL}, *q = NULL;
+    *done = false;
+    if (!shape_fits(c, &p)) return PD_OK;
+    pthread_mutex_lock(&lock);
+    void *handle = handle_of(d);
+    pd_status status = handle && !(q = plan_of(&p, d->index, &once_only)) ? PD_E_MEMORY : PD_OK;
+    if (q && !q->made) {
+        q->made = true;
+        if (!describe(&p, q)) choose(handle, &p, q, scratch, stream);
+        if (!q->serves) unmake(q);
+    } else if (q && q->serves && bias) lt.MatmulDescSetAttribute(q->desc, LT_DESC_BIAS_POINTER, &bias, sizeof bias);
+    if (q && q->serves) {
+        int failed = run(handle, &p, q, &q->algo, scratch, stream);
+        if (failed) pd_log(PD_LOG_WARN, "cuBLASLt: a product is refused (status %d): our own serves", failed);
+        q->serves = *done = !failed;
+    }
+    unmake(&once_only);
+    pthread_mutex_unlock(&lock);
+    return status ? pd_trail(__FILE__, __LINE__, status) : PD_OK;
+}

@@ -1,0 +1,336 @@
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/flags.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "device/cuda.h"
+#include "device/nvidia.h"
+#include "kernels/cudnn/cudnn.h"
+#include "kernels/cudnn/dnn.h"
+
+enum {
+    CONFIGS = 8,
+    RUNS = 3, /* of each plan, timed, where cudnn.benchmark asks for it */
+    PLANS = 2048,
+    BUCKETS = 512,
+    KEY = 28,
+    HELD = 32, /* descriptors that a plan needs while it lives: the graph's, the heuristics', their configurations */
+    ALIGNED = 16
+};
+#define WORKSPACE ((int64_t)1 << 30) /* plans that want more are not taken */
+
+/* ---- the library ------------------------------------------------------------------------------------------------- */
+
+static struct {
+#define MEMBER(name, arguments) int (*name) arguments;
+    DNN_FUNCTIONS(MEMBER)
+#undef MEMBER
+    size_t (*GetVersion)(void);
+} dnn;
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of handles and plans, which serve one call at a time */
+static void *handles[PD_CUDA_DEVICES];
+static bool opened;
+static char version[32], why[PD_ERROR_TEXT];
+
+static void open_library(void) {
+    static const pd_dl_symbol symbols[] = {
+#define SYMBOL(name, arguments) {"cudnn" #name, (void **)&dnn.name},
+        DNN_FUNCTIONS(SYMBOL)
+#undef SYMBOL
+        {"cudnnGetVersion", (void **)&dnn.GetVersion},
+        {NULL, NULL}};
+    static const pd_nvidia library = {"cuDNN", "libcudnn.so.9", "cudnn/lib", "nvidia-cudnn-cu13"};
+    void *handle;
+    opened = pd_nvidia_open(&library, pd_flags_get()->CUDNN_LIB, symbols, &handle) == PD_OK;
+    if (!opened) {
+        snprintf(why, sizeof why, "%s", pd_error_get()->text);
+        return;
+    }
+    size_t v = dnn.GetVersion(); /* 91900: 9.19.0 */
+    snprintf(version, sizeof version, "%zu.%zu.%zu", v / 10000, v / 100 % 100, v % 100);
+}
+
+const char *pd_cudnn_version(const char **reason) {
+    pthread_once(&once, open_library);
+    *reason = why;
+    return opened ? version : NULL;
+}
+
+/* The device's handle on a stream, NULL where there is none. Called with the lock held. */
+static void *handle_of(const pd_device *d, void *stream) {
+    static bool told;
+    pthread_once(&once, open_library);
+    if (opened && !handles[d->index]) {
+        int status = dnn.Create(&handles[d->index]);
+        if (status) {
+            handles[d->index] = NULL;
+            snprintf(why, sizeof why, "cuDNN: no handle on %s (status %d)", d->name, status);
+            opened = false;
+        }
+    }
+    if (!opened && !told && strcmp(pd_flags_get()->CUDNN_LIB, "none"))
+        pd_log(PD_LOG_WARN, "%s: our own convolutions serve, many times slower", why);
+    told = true;
+    return opened && !dnn.SetStream(handles[d->index], stream) ? handles[d->index] : NULL;
+}
+
+/* ---- a plan: one operation, and how it is done ------------------------------------------------------------------- */
+
+typedef struct plan {
+    int64_t key[KEY];
+    struct plan *next;
+    bool made;
+    void *held[HELD]; /* descriptors */
+    int nheld;
+    void *run; /* the execution plan, one of them; NULL: cuDNN does not serve */
+    int64_t workspace;
+} plan;
+
+enum { X = 1, W, Y }; /* names of the tensors */
+
+/* Steps of making one: after a failure the rest does nothing. */
+typedef struct maker { plan *q; int failed; } maker;
+
+static void *new_desc(maker *m, int type) {
+    void *desc = NULL;
+    if (m->failed) return NULL;
+    m->failed = m->q->nheld == HELD || dnn.BackendCreateDescriptor(type, &desc);
+    if (!m->failed) m->q->held[m->q->nheld++] = desc;
+    return desc;
+}
+static void set(maker *m, void *desc, int name, int type, int64_t count, const void *values) {
+    if (!m->failed) m->failed = dnn.BackendSetAttribute(desc, name, type, count, values);
+}
+static void set_desc(maker *m, void *desc, int name, void *value) { set(m, desc, name, DNN_T_DESCRIPTOR, 1, &value); }
+static void finalize(maker *m, void *desc) {
+    if (!m->failed) m->failed = dnn.BackendFinalize(desc);
+}
+
+static void *tensor(maker *m, int64_t id, int type, const int64_t dims[4], bool last) {
+    const int64_t align = ALIGNED, c = dims[1], h = dims[2], w = dims[3];
+    const int64_t strides[4] = {c * h * w, last ? 1 : h * w, last ? w * c : w, last ? c : 1};
+    void *desc = new_desc(m, DNN_TENSOR);
+    set(m, desc, DNN_A_TENSOR_TYPE, DNN_T_DATA_TYPE, 1, &type);
+    set(m, desc, DNN_A_TENSOR_DIMS, DNN_T_INT64, 4, dims);
+    set(m, desc, DNN_A_TENSOR_STRIDES, DNN_T_INT64, 4, strides);
+    set(m, desc, DNN_A_TENSOR_ID, DNN_T_INT64, 1, &id);
+    set(m, desc, DNN_A_TENSOR_ALIGNMENT, DNN_T_INT64, 1, &align);
+    finalize(m, desc);
+    return desc;
+}
+
+static void *convolution(maker *m, const pd_conv *c) {
+    const int64_t dims = 2;
+    const int mode = DNN_CROSS_CORRELATION, compute = c->t == PD_F64 ? DNN_DOUBLE : DNN_FLOAT;
+    void *desc = new_desc(m, DNN_CONVOLUTION);
+    set(m, desc, DNN_A_CONV_COMPUTE, DNN_T_DATA_TYPE, 1, &compute);
+    set(m, desc, DNN_A_CONV_MODE, DNN_T_CONVOLUTION_MODE, 1, &mode);
+    set(m, desc, DNN_A_CONV_DIMS, DNN_T_INT64, 1, &dims);
+    set(m, desc, DNN_A_CONV_DILATIONS, DNN_T_INT64, 2, c->dilation);
+    set(m, desc, DNN_A_CONV_STRIDES, DNN_T_INT64, 2, c->stride);
+    set(m, desc, DNN_A_CONV_PRE_PADDINGS, DNN_T_INT64, 2, c->padding);
+    set(m, desc, DNN_A_CONV_POST_PADDINGS, DNN_T_INT64, 2, c->padding);
+    finalize(m, desc);
+    return desc;
+}
+
+static void *graph(maker *m, void *handle, const pd_conv *c, pd_conv_part part) {
+    static const int operations[] = {DNN_CONV_FORWARD, DNN_CONV_DATA, DNN_CONV_FILTER};
+    static const int first[] = {DNN_A_FORWARD, DNN_A_DATA, DNN_A_FILTER};
+    const int64_t x[4] = {c->N, c->C, c->H, c->W}, w[4] = {c->K, c->C / c->groups, c->R, c->S};
+    const int64_t y[4] = {c->N, c->K, c->P, c->Q};
+    const double scale[2] = {1, 0};
+    const float scale_f[2] = {1, 0};
+    bool wide = c->t == PD_F64;
+    int type = wide              ? DNN_DOUBLE
+               : c->t == PD_F16  ? DNN_HALF
+               : c->t == PD_BF16 ? DNN_BFLOAT16
+                                 : DNN_FLOAT,
+        at = first[part];
+    void *tx = tensor(m, X, type, x, c->x_nhwc), *tw = tensor(m, W, type, w, c->w_nhwc),
+         *ty = tensor(m, Y, type, y, c->y_nhwc), *conv = convolution(m, c), *op = new_desc(m, operations[part]);
+    for (int i = 0; i < 2; i++) /* alpha, beta */
+        set(m, op, at + i, wide ? DNN_T_DOUBLE : DNN_T_FLOAT, 1, wide ? (const void *)&scale[i] : &scale_f[i]);
+    set_desc(m, op, at + 2, conv);
+    set_desc(m, op, at + 3, tw);
+    set_desc(m, op, at + 4, tx);
+    set_desc(m, op, at + 5, ty);
+    finalize(m, op);
+    void *desc = new_desc(m, DNN_GRAPH);
+    set(m, desc, DNN_A_GRAPH_HANDLE, DNN_T_HANDLE, 1, &handle);
+    set_desc(m, desc, DNN_A_GRAPH_OPS, op);
+    finalize(m, desc);
+    return desc;
+}
+
+/* Whether an engine's results are what is asked for. */
+static bool acceptable(void *config, const pd_conv *c) {
+    int notes[16];
+    int64_t count = 0;
+    void *engine = NULL;
+    if (dnn.BackendCreateDescriptor(DNN_ENGINE, &engine)) return false;
+    bool good = !dnn.BackendGetAttribute(config, DNN_A_CONFIG_ENGINE, DNN_T_DESCRIPTOR, 1, &count, &engine) &&
+                !dnn.BackendGetAttribute(engine, DNN_A_ENGINE_NOTES, DNN_T_NOTE, 16, &count, notes);
+    for (int64_t i = 0; i < count && i < 16 && good; i++)
+        good = notes[i] != DNN_NOTE_NONDETERMINISTIC && notes[i] != DNN_NOTE_REDUCED_PRECISION &&
+               notes[i] != DNN_NOTE_DOWN_CONVERT &&
+               !(notes[i] == DNN_NOTE_TENSOR_CORE && c->t == PD_F32 && !pd_gpu.conv_tf32);
+    dnn.BackendDestroyDescriptor(engine);
+    return good;
+}
+
+/* [new] the plan of a configuration, or NULL. */
+static void *plan_by(void *handle, void *config, int64_t *workspace) {
+    void *made = NULL;
+    int64_t count;
+    if (dnn.BackendCreateDescriptor(DNN_PLAN, &made)) return NULL;
+    if (!dnn.BackendSetAttribute(made, DNN_A_PLAN_HANDLE, DNN_T_HANDLE, 1, &handle) &&
+        !dnn.BackendSetAttribute(made, DNN_A_PLAN_CONFIG, DNN_T_DESCRIPTOR, 1, &config) && !dnn.BackendFinalize(made) &&
+        !dnn.BackendGetAttribute(made, DNN_A_PLAN_WORKSPACE, DNN_T_INT64, 1, &count, workspace) &&
+        *workspace <= WORKSPACE)
+        return made;
+    dnn.BackendDestroyDescriptor(made);
+    return NULL;
+}
+
+/* Launches it; the workspace goes back at once, to who comes later in the stream. -1: no memory for it. */
+static int execute(void *handle, void *made, int64_t workspace, void *const pointers[3]) {
+    static const int64_t ids[3] = {X, W, Y};
+    const pd_device *d = pd_device_here;
+    void *pack = NULL, *room = NULL;
+    if (workspace && d->alloc(d, (size_t)workspace, &room)) return -1;
+    int status = dnn.BackendCreateDescriptor(DNN_PACK, &pack);
+    if (!status) status = dnn.BackendSetAttribute(pack, DNN_A_PACK_POINTERS, DNN_T_POINTER, 3, pointers);
+    if (!status) status = dnn.BackendSetAttribute(pack, DNN_A_PACK_IDS, DNN_T_INT64, 3, ids);
+    if (!status) status = dnn.BackendSetAttribute(pack, DNN_A_PACK_WORKSPACE, DNN_T_POINTER, 1, &room);
+    if (!status) status = dnn.BackendFinalize(pack);
+    if (!status) status = dnn.BackendExecute(handle, made, pack);
+    if (pack) dnn.BackendDestroyDescriptor(pack);
+    if (room) d->free(d, room, (size_t)workspace);
+    return status;
+}
+
+/* Milliseconds, or a negative number where it cannot. */
+static float time_of(void *handle, void *made, int64_t workspace, void *const pointers[3], void *const *events) {
+    const pd_cuda_library *cuda = pd_cuda_open();
+    void *stream = pd_cuda_stream(pd_device_here);
+    float ms = -1;
+    bool failed = execute(handle, made, workspace, pointers) || cuda->event_record(events[0], stream);
+    for (int i = 0; i < RUNS && !failed; i++) failed = execute(handle, made, workspace, pointers) != 0;
+    failed = failed || cuda->event_record(events[1], stream) || cuda->event_wait(events[1]);
+    return failed || cuda->event_between(events[0], events[1], &ms) ? -1 : ms;
+}
+
+/* The first plan of the heuristics that can be made; the fastest of them where cudnn.benchmark is set. */
+static void choose(maker *m, void *handle, const pd_conv *c, void *of, int mode, void *const pointers[3]) {
+    const pd_cuda_library *cuda = pd_cuda_open();
+    plan *q = m->q;
+    void *configs[CONFIGS], *heuristics = new_desc(m, DNN_ENGINEHEUR), *events[2] = {NULL, NULL};
+    int64_t count = 0;
+    float best = -1;
+    bool times = pd_gpu.conv_tune && !pd_cuda_capturing(pd_device_here) && !cuda->event_new(&events[0], true) &&
+                 !cuda->event_new(&events[1], true);
+    set_desc(m, heuristics, DNN_A_HEUR_GRAPH, of);
+    set(m, heuristics, DNN_A_HEUR_MODE, DNN_T_HEUR_MODE, 1, &mode);
+    finalize(m, heuristics);
+    for (int i = 0; i < CONFIGS; i++) configs[i] = new_desc(m, DNN_ENGINECFG);
+    if (!m->failed)
+        m->failed = dnn.BackendGetAttribute(heuristics, DNN_A_HEUR_RESULTS, DNN_T_DESCRIPTOR, CONFIGS, &count, configs);
+    for (int64_t i = 0; i < count && !m->failed && (times || !q->run); i++) {
+        int64_t workspace = 0;
+        void *one = acceptable(configs[i], c) ? plan_by(handle, configs[i], &workspace) : NULL;
+        float ms = one && times ? time_of(handle, one, workspace, pointers, events) : 0;
+        if (one && ms >= 0 && (!q->run || ms < best)) {
+            if (q->run) dnn.BackendDestroyDescriptor(q->run);
+            best = ms;
+            q->run = one;
+            q->workspace = workspace;
+        } else if (one) dnn.BackendDestroyDescriptor(one);
+    }
+    for (int i = 0; i < 2; i++)
+        if (events[i]) cuda->event_free(events[i]);
+    cuda->failed(); /* what a plan that could not left behind */
+}
+
+static void unmake(plan *q) {
+    if (q->run) dnn.BackendDestroyDescriptor(q->run);
+    while (q->nheld) dnn.BackendDestroyDescriptor(q->held[--q->nheld]);
+    q->run = NULL;
+}
+
+static void make(void *handle, const pd_conv *c, pd_conv_part part, plan *q, void *const pointers[3]) {
+    maker m = {.q = q};
+    void *one = graph(&m, handle, c, part);
+    choose(&m, handle, c, one, DNN_HEUR_A, pointers);
+    if (!m.failed && !q->run) choose(&m, handle, c, one, DNN_HEUR_FALLBACK, pointers);
+    q->made = true;
+    if (!q->run) unmake(q);
+}
+
+/* ---- plans that are kept ----------------------------------------------------------------------------------------- */
+
+static struct { plan *buckets[BUCKETS]; int count; } plans;
+
+/* The plan of a convolution: kept, new and kept, or *mine where no more are kept. NULL without memory. */
+static plan *plan_of(const pd_conv *c, pd_conv_part part, int device, plan *mine) {
+    const int64_t key[KEY] = {
+        device, part, (int64_t)c->t, c->N, c->C, c->H, c->W, c->K, c->R, c->S, c->groups, c->stride[0], c->stride[1],
+        c->padding[0], c->padding[1], c->dilation[0], c->dilation[1], c->x_nhwc, c->y_nhwc, c->w_nhwc,
+        pd_gpu.conv_tf32, pd_gpu.conv_tune};
+    uint64_t hash = 0;
+    for (int i = 0; i < KEY; i++) hash = (hash ^ (uint64_t)key[i]) * UINT64_C(0x9E3779B97F4A7C15), hash ^= hash >> 29;
+    plan **at = &plans.buckets[hash % BUCKETS], *q;
+    for (q = *at; q; q = q->next)
+        if (!memcmp(q->key, key, sizeof key)) return q;
+    if (plans.count >= PLANS) return mine;
+    if (pd_calloc(sizeof *q, "cuDNN plan", &q)) return NULL;
+    memcpy(q->key, key, sizeof key);
+    q->next = *at;
+    *at = q;
+    plans.count++;
+    return q;
+}
+
+/* y += bias, one for each channel. */
+static void add_bias(const pd_conv *c, const void *bias, void *y) {
+    const int64_t size = (int64_t)pd_dtype_size(c->t), places = c->P * c->Q;
+    pd_loop l = {.ndim = 3, .nop = 3, .numel = c->N * c->K * places, .size = {c->N, c->K, places},
+                 .ptr = {y, y, (char *)(uintptr_t)bias}};
+    if (c->y_nhwc) l.size[1] = places, l.size[2] = c->K;
+    for (int k = 0; k < 2; k++) {
+        l.stride[k][0] = c->K * places * size, l.stride[k][1] = l.size[2] * size, l.stride[k][2] = size;
+    }
+    l.stride[2][c->y_nhwc ? 2 : 1] = size;
+    pd_here()->binary(PD_BINARY_add, c->t, 1, &l);
+}
+
+pd_status pd_cudnn_conv(const pd_conv *c, pd_conv_part part, const void *a, const void *b, const void *bias, void *out,
+                        bool *done) {
+    void *const one = (void *)(uintptr_t)a, *const two = (void *)(uintptr_t)b;
+    void *const pointers[3] = {part == PD_CONV_INPUT ? out : part == PD_CONV_WEIGHT ? two : one,
+                               part == PD_CONV_WEIGHT ? out : two, part == PD_CONV_FORWARD ? out : one};
+    const pd_device *d = pd_device_here;
+    plan once_only = {.made = false}, *q = NULL;
+    *done = false;
+    if (!pd_dtype_is_float(c->t) || c->N <= 0 || c->C <= 0 || c->K <= 0) return PD_OK;
+    for (int i = 0; i < 3; i++)
+        if ((uintptr_t)pointers[i] % ALIGNED) return PD_OK;
+    pthread_mutex_lock(&lock);
+    void *handle = handle_of(d, pd_cuda_stream(d));
+    pd_status status = handle && !(q = plan_of(c, part, d->index, &once_only)) ? PD_E_MEMORY : PD_OK;
+    if (q && !q->made) make(handle, c, part, q, pointers);
+    if (q && q->run) {
+        int failed = execute(handle, q->run, q->workspace, pointers);
+        *done = !failed;
+        if (failed < 0) status = PD_E_MEMORY;
+        else if (failed) pd_log(PD_LOG_WARN, "cuDNN: a convolution is refused (status %d): our own serves", failed);
+    }
+    unmake(&once_only);
+    pthread_mutex_unlock(&lock);
+    if (status) return pd_trail(__FILE__, __LINE__, status);
+    if (*done && bias) add_bias(c, bias, out);
+    return PD_OK;
+}

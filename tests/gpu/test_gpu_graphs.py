@@ -1,0 +1,193 @@
+"""Graphs, pinned memory, other streams' use of memory, ranges, and mixed precision on CUDA's devices."""
+
+import gc
+
+import pytest
+
+import pydist
+from pydist import _C, cuda, nn
+from pydist.nn import functional as F
+
+if not pydist.cuda.is_available() or _C.pretended_cuda():
+    pytest.skip("no CUDA device", allow_module_level=True)
+
+
+def test_a_graph_does_again_what_was_captured():
+    x, g = pydist.zeros(64, device="cuda"), cuda.CUDAGraph()
+    (x * 2 + 1).sum()
+    with pytest.raises(RuntimeError, match="nothing has been captured"):
+        g.replay()
+    with cuda.graph(g):
+        assert cuda.is_current_stream_capturing()
+        y = x * 2 + 1
+        total = y.sum()
+    assert not cuda.is_current_stream_capturing()
+    for value in (3.0, -1.0):
+        x.fill_(value)
+        g.replay()
+        cuda.synchronize()
+        assert y.tolist() == [value * 2 + 1] * 64 and total.item() == 64 * (value * 2 + 1)
+    with pytest.raises(RuntimeError, match="captured already"):
+        g.capture_begin()
+    g.reset()
+
+
+def test_a_graph_keeps_its_memory():
+    x, g = pydist.ones(1000, device="cuda"), cuda.CUDAGraph()
+    with cuda.graph(g):
+        y = (x + 1) * (x + 2)  # temporaries that are gone by the time of the replay
+    others = [pydist.full((1000,), float(i), device="cuda") for i in range(20)]
+    g.replay()
+    cuda.synchronize()
+    assert y.tolist() == [6.0] * 1000
+    assert [t.amax().item() for t in others] == [float(i) for i in range(20)] == [t.amin().item() for t in others]
+    del y, g, others
+    gc.collect()
+    cuda.empty_cache()
+
+
+def test_training_by_a_graph_is_training():
+    x, t = pydist.randn(16, 8).cuda(), pydist.randn(16, 4).cuda()
+    losses = []
+    for captured in (False, True):
+        pydist.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4)).cuda()
+        optimizer = pydist.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+        def step(model=model):
+            loss = F.mse_loss(model(x), t)
+            loss.backward()
+            return loss
+
+        found = []
+        if captured:
+            step()  # opens what is opened at first use
+            optimizer.zero_grad()
+            g = cuda.CUDAGraph()
+            with cuda.graph(g):
+                loss = step()
+        for _ in range(5):
+            if captured:
+                g.replay()
+                cuda.synchronize()
+            else:
+                optimizer.zero_grad()
+                loss = step()
+            found.append(loss.item())
+            optimizer.step()
+        losses.append(found)
+    assert losses[0] == losses[1] and losses[0][0] > losses[0][-1]
+
+
+def test_what_the_host_reads_cannot_be_captured():
+    x, g = pydist.ones(4, device="cuda"), cuda.CUDAGraph()
+    with pytest.raises(RuntimeError), cuda.graph(g):
+        x.sum().item()
+    assert (x + 1).sum().item() == 8  # and all goes on
+    with pytest.raises(RuntimeError), cuda.graph(cuda.CUDAGraph(), stream=cuda.default_stream()):
+        x + 1
+    assert (x + 1).sum().item() == 8
+
+
+def test_graphs_share_a_pool():
+    pool, x = cuda.graph_pool_handle(), pydist.ones(1 << 18, device="cuda")
+    first, second = cuda.CUDAGraph(), cuda.CUDAGraph()
+    with cuda.graph(first, pool=pool):
+        y = x + 1
+    with cuda.graph(second, pool=first.pool()):
+        z = y * 2
+    first.replay()
+    second.replay()
+    cuda.synchronize()
+    assert z.amin().item() == z.amax().item() == 4
+
+
+def test_pinned_memory():
+    x = pydist.arange(1000, dtype=pydist.float32).reshape(10, 100)
+    assert not x.is_pinned()
+    for layout in (x, x.t(), x[:, ::2], pydist.zeros(0)):
+        p = layout.pin_memory()
+        assert p.is_pinned() and p.tolist() == layout.tolist() and p.pin_memory() is p
+        assert p.to("cuda", non_blocking=True).tolist() == layout.tolist()
+    p.fill_(3)
+    with pytest.raises(RuntimeError, match="pin_memory: the tensor is on cuda:0 .expected the CPU"):
+        x.cuda().pin_memory()
+    del p
+    side = cuda.Stream()
+    there = []
+    for i in range(10):  # blocks are used again only after the copies out of them
+        p = pydist.full((1 << 16,), float(i)).pin_memory()
+        with cuda.stream(side if i % 2 else cuda.default_stream()):
+            there.append(p.to("cuda", non_blocking=True))
+        del p
+    cuda.synchronize()
+    assert [t.amax().item() for t in there] == [float(i) for i in range(10)]
+
+
+def test_loaders_pin():
+    data = pydist.utils.data.TensorDataset(pydist.arange(6), pydist.randn(6, 2))
+    for workers in (0, 1):
+        for x, y in pydist.utils.data.DataLoader(data, batch_size=2, pin_memory=True, num_workers=workers):
+            assert x.is_pinned() and y.is_pinned()
+
+
+def test_memory_waits_for_other_streams():
+    side, x = cuda.Stream(), pydist.ones(1 << 18, device="cuda")
+    at = x.data_ptr()
+    side.wait_stream(cuda.current_stream())
+    with cuda.stream(side):
+        total = x.sum()
+    x.record_stream(side)
+    x.record_stream(side)
+    allocated = cuda.memory_allocated()
+    del x
+    assert allocated - cuda.memory_allocated() == 1 << 20
+    side.synchronize()
+    assert total.item() == 1 << 18
+    assert pydist.empty(1 << 18, device="cuda").data_ptr() == at  # the stream is through
+    pydist.ones(2).record_stream(side)  # the CPU's: nothing to wait for
+
+
+def test_ranges():
+    assert cuda.nvtx.range_push("one") == 0 and cuda.nvtx.range_push("two") == 1
+    assert cuda.nvtx.range_pop() == 1 and cuda.nvtx.range_pop() == 0
+    with pytest.raises(RuntimeError, match="no range is open"):
+        cuda.nvtx.range_pop()
+    with cuda.nvtx.range("step {}", 3):
+        cuda.nvtx.mark("here")
+
+
+def test_autocast_is_the_devices_own():
+    x, w, near = pydist.randn(4, 8, device="cuda"), pydist.randn(8, 8, device="cuda"), pydist.randn(4, 4)
+    with pydist.autocast("cuda", dtype=pydist.bfloat16):
+        assert (x @ w).dtype is pydist.bfloat16 and (x @ w).float().softmax(-1).dtype is pydist.float32
+        assert (near @ near).dtype is pydist.float32  # the CPU's stay
+    with pydist.autocast("cpu"):
+        assert (x @ w).dtype is pydist.float32 and (near @ near).dtype is pydist.bfloat16
+    with pydist.autocast("cuda"):
+        assert (x @ w).dtype is pydist.float16
+
+
+@pytest.mark.parametrize("dtype", [pydist.float16, pydist.bfloat16], ids=str)
+def test_mixed_training_is_the_cpus(dtype):
+    losses = []
+    for device in ("cpu", "cuda"):
+        pydist.manual_seed(0)
+        model = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.LayerNorm(32), nn.Linear(32, 8)).to(device)
+        optimizer = pydist.optim.AdamW(model.parameters(), lr=1e-2)
+        scaler = pydist.amp.GradScaler(device, init_scale=2.0**10, growth_interval=3)
+        x, t = pydist.randn(32, 16).to(device), pydist.randint(0, 8, (32,)).to(device)
+        found = []
+        for i in range(6):
+            optimizer.zero_grad()
+            with pydist.autocast(device, dtype=dtype):
+                loss = F.cross_entropy(model(x), t)
+            scaler.scale(loss * (float("inf") if i == 2 else 1.0)).backward()  # this step is left out
+            assert all(p.dtype is pydist.float32 is p.grad.dtype for p in model.parameters())
+            scaler.unscale_(optimizer)
+            scaler.step(optimizer)
+            scaler.update()
+            found.append(loss.item())
+        losses.append((found, scaler.get_scale()))
+    assert losses[0][1] == losses[1][1] == 1024.0
+    assert max(abs(a - b) for a, b in zip(losses[0][0], losses[1][0])) < 0.03 and losses[1][0][0] > losses[1][0][-1]

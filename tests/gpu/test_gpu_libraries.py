@@ -1,0 +1,138 @@
+"""Products and convolutions by cuBLASLt and cuDNN, or by our own kernels where they are not there: the same numbers.
+
+On the emulator PYDIST_CUBLASLT_LIB and PYDIST_CUDNN_LIB decide which; on a GPU what can be opened."""
+
+import pytest
+
+import pydist
+from pydist import _C
+from pydist.nn import functional as F
+
+if not pydist.cuda.is_available() or _C.pretended_cuda():
+    pytest.skip("no CUDA device", allow_module_level=True)
+
+DTYPES = {pydist.float64: 1e-11, pydist.float32: 2e-5, pydist.float16: 4e-3, pydist.bfloat16: 3e-2}
+
+
+@pytest.fixture(autouse=True)
+def settings():
+    before = _C.gpu_settings()
+    _C.gpu_settings(False, False, False)
+    yield
+    _C.gpu_settings(*before)
+
+
+def near(got, want, eps):
+    want = want.double()
+    return ((got.cpu().double() - want).abs() <= eps * max(1.0, want.abs().max().item())).all().item()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("sizes", [(1, 1, 1), (33, 20, 17), (1, 40, 7), (40, 1, 7), (64, 64, 64), (5, 6, 1), (3, 4, 0)])
+def test_layouts(sizes, dtype):
+    """Each side by rows, by columns, as a part of a larger matrix; alone and in batches, shared ones too."""
+    M, N, K = sizes
+    for batch in ((), (3,)):
+        a, b = pydist.randn(*batch, M, K).to(dtype), pydist.randn(*batch, K, N).to(dtype)
+        want = a.double() @ b.double()
+        wide_a, wide_b = pydist.zeros(*batch, M, K + 8, dtype=dtype), pydist.zeros(*batch, K, N + 8, dtype=dtype)
+        wide_a[..., :K] = a
+        wide_b[..., 8:] = b
+        for x in (a.cuda(), a.mT.contiguous().cuda().mT, wide_a.cuda()[..., :K]):
+            for y in (b.cuda(), b.mT.contiguous().cuda().mT, wide_b.cuda()[..., 8:]):
+                assert near(x @ y, want, DTYPES[dtype]), (batch, x.stride(), y.stride())
+        for _ in range(2):  # with what is known of the shape by now
+            assert near(a.cuda() @ b.cuda(), want, DTYPES[dtype])
+    one = pydist.randn(M, K).to(dtype)
+    assert near(one.cuda().expand(3, M, K) @ b.cuda(), one.double().expand(3, M, K) @ b.double(), DTYPES[dtype])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_linear_with_its_gradients(dtype):
+    x, w, b = (pydist.randn(*s).to(dtype) for s in ((6, 5, 24), (16, 24), (16,)))
+    results = []
+    for device in ("cpu", "cuda"):
+        leaves = [t.clone().to(device).requires_grad_() for t in (x, w, b)]
+        for _ in range(2):
+            y = F.linear(*leaves)
+            y.backward(pydist.ones_like(y))
+        results.append([y, *(t.grad for t in leaves)])
+    for got, want in zip(*reversed(results)):
+        assert near(got.detach(), want.detach(), 4 * DTYPES[dtype])
+
+
+def test_other_bias_the_same_plan():
+    x, w = pydist.randn(8, 16).cuda(), pydist.randn(32, 16).cuda()
+    for i in range(3):
+        b = pydist.full((32,), float(i), device="cuda")
+        assert near(F.linear(x, w, b) - F.linear(x, w), pydist.full((8, 32), float(i)), 1e-5)
+
+
+def test_tf32_is_asked_for():
+    a, b = pydist.randn(64, 64), pydist.randn(64, 64)
+    want = a.double() @ b.double()
+
+    def error():
+        return ((a.cuda() @ b.cuda()).cpu().double() - want).abs().max().item()
+
+    assert not pydist.backends.cuda.matmul.allow_tf32 and error() < 1e-4
+    pydist.set_float32_matmul_precision("high")
+    assert pydist.backends.cuda.matmul.allow_tf32
+    if _C.cublaslt_version()[0]:
+        assert 1e-4 < error() < 0.2
+    pydist.set_float32_matmul_precision("highest")
+    assert not pydist.backends.cuda.matmul.allow_tf32 and error() < 1e-4
+
+
+CONVOLUTIONS = {
+    "plain": ((2, 4, 7, 6), (8, 4, 3, 3), {}),
+    "one": ((2, 8, 5, 5), (4, 8, 1, 1), {}),
+    "steps": ((2, 3, 9, 8), (5, 3, 3, 2), {"stride": (2, 3), "padding": (1, 2)}),
+    "wide": ((1, 2, 11, 11), (2, 2, 3, 3), {"dilation": (2, 3), "padding": 2}),
+    "groups": ((2, 6, 6, 6), (9, 2, 3, 3), {"groups": 3, "padding": 1}),
+    "depthwise": ((2, 4, 6, 5), (4, 1, 3, 3), {"groups": 4, "stride": 2}),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_convolutions(name, dtype):
+    shape, filters, options = CONVOLUTIONS[name]
+    x, w, b = pydist.randn(*shape).to(dtype), pydist.randn(*filters).to(dtype), pydist.randn(filters[0]).to(dtype)
+    for layout in (pydist.contiguous_format, pydist.channels_last):
+        results = []
+        for device in ("cpu", "cuda"):
+            leaves = [t.clone().to(memory_format=layout).to(device).requires_grad_() for t in (x, w)] + [b.clone().to(device).requires_grad_()]
+            y = F.conv2d(*leaves, **options)
+            g = (pydist.arange(y.numel()) % 5 - 2).reshape(y.shape).to(dtype)
+            y.backward(g.to(memory_format=layout).to(device))
+            results.append([y, *(t.grad for t in leaves)])
+        for got, want in zip(*reversed(results)):
+            assert got.stride() == want.stride()
+            assert near(got.detach(), want.detach(), 4 * DTYPES[dtype]), layout
+
+
+def test_convolutions_are_tuned_and_rounded_as_asked():
+    x, w = pydist.randn(2, 8, 9, 9), pydist.randn(8, 8, 3, 3)
+    want = F.conv2d(x.double(), w.double())
+
+    def error():
+        return (F.conv2d(x.cuda(), w.cuda()).cpu().double() - want).abs().max().item()
+
+    assert not pydist.backends.cudnn.allow_tf32 and error() < 1e-4
+    pydist.backends.cudnn.benchmark = True
+    assert pydist.backends.cudnn.benchmark and error() < 1e-4
+    pydist.backends.cudnn.allow_tf32 = True
+    assert error() < 0.2
+
+
+def test_transposed_convolutions():
+    x, w = pydist.randn(2, 6, 5, 4), pydist.randn(6, 3, 3, 3)
+    for options in ({}, {"stride": 2, "padding": 1, "output_padding": 1}):
+        want = F.conv_transpose2d(x, w, **options)
+        assert near(F.conv_transpose2d(x.cuda(), w.cuda(), **options), want, 2e-5)
+
+
+def test_versions_are_told():
+    for version, why in (_C.cublaslt_version(), _C.cudnn_version()):
+        assert version.count(".") == 2 if version else why
