@@ -37,7 +37,7 @@ def test_what_is_missing_is_named(tmp_path):
     assert lt.startswith("None|cuBLASLt: no library could be opened (") and lt.endswith("; pip install nvidia-cublas")
     assert f"{tmp_path}/cu13/lib/libcublasLt.so.13: " in lt and "file too short" in lt
     assert f"{tmp_path}/cudnn/lib/libcudnn.so.9" in dnn and dnn.endswith("; pip install nvidia-cudnn-cu13")
-    lt, dnn = ask(tmp_path, PYDIST_CUBLASLT_LIB="none", PYDIST_CUDNN_LIB=_C.__file__)
+    lt, dnn = ask(tmp_path, PYDIST_CUBLASLT="none", PYDIST_CUDNN=_C.__file__)
     assert lt == "None|cuBLASLt: switched off" and "no symbol cudnnCreate" in dnn and "cudnn/lib" not in dnn
 
 

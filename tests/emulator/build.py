@@ -1,6 +1,6 @@
 """`python tests/emulator/build.py FILE` builds csrc/cuda for the CPU: the kernels of the GPU as plain C++ over this folder's
 cuda_runtime.h. With PYDIST_CUDA_LIBRARY=FILE pydist then has two devices cuda:0 and cuda:1, slow, but the same launches and
-threads: `PYDIST_CUDA_LIBRARY=FILE pytest tests/gpu`; with PYDIST_CUBLASLT_LIB=FILE and PYDIST_CUDNN_LIB=FILE
+threads: `PYDIST_CUDA_LIBRARY=FILE pytest tests/gpu`; with PYDIST_CUBLASLT=FILE and PYDIST_CUDNN=FILE
 products and convolutions go the way of NVIDIA's libraries (libraries.cpp) instead of our own kernels. For tests; needs a C++ compiler (CXX)."""
 
 import os

@@ -1,4 +1,4 @@
-/* For tests: cuBLASLt and cuDNN over the emulated device, as far as pydist calls them (PYDIST_CUBLASLT_LIB and PYDIST_CUDNN_LIB name
+/* For tests: cuBLASLt and cuDNN over the emulated device, as far as pydist calls them (PYDIST_CUBLASLT and PYDIST_CUDNN name
    the emulator's library). Written from their documentation: what they are told is taken at its word, so a wrong description gives
    wrong numbers. Sums are made in double. Some of what the heuristics propose fails, or must not be taken. */
 #include <map>

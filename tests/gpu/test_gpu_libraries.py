@@ -1,6 +1,6 @@
 """Products and convolutions by cuBLASLt and cuDNN, or by our own kernels where they are not there: the same numbers.
 
-On the emulator PYDIST_CUBLASLT_LIB and PYDIST_CUDNN_LIB decide which; on a GPU what can be opened."""
+On the emulator PYDIST_CUBLASLT and PYDIST_CUDNN decide which; on a GPU what can be opened."""
 
 import pytest
 

@@ -42,7 +42,7 @@ static void open_library(void) {
         {NULL, NULL}};
     static const pd_nvidia library = {"cuBLASLt", "libcublasLt.so.13", "cu13/lib", "nvidia-cublas"};
     void *handle;
-    opened = pd_nvidia_open(&library, pd_flags_get()->CUBLASLT_LIB, symbols, &handle) == PD_OK;
+    opened = pd_nvidia_open(&library, pd_flags_get()->CUBLASLT, symbols, &handle) == PD_OK;
     if (!opened) {
         snprintf(why, sizeof why, "%s", pd_error_get()->text);
         return;
@@ -69,7 +69,7 @@ static void *handle_of(const pd_device *d) {
             opened = false;
         }
     }
-    if (!opened && !told && strcmp(pd_flags_get()->CUBLASLT_LIB, "none"))
+    if (!opened && !told && strcmp(pd_flags_get()->CUBLASLT, "none"))
         pd_log(PD_LOG_WARN, "%s: our own products serve, many times slower", why);
     told = true;
     return opened ? handles[d->index] : NULL;

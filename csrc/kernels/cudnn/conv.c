@@ -44,7 +44,7 @@ static void open_library(void) {
         {NULL, NULL}};
     static const pd_nvidia library = {"cuDNN", "libcudnn.so.9", "cudnn/lib", "nvidia-cudnn-cu13"};
     void *handle;
-    opened = pd_nvidia_open(&library, pd_flags_get()->CUDNN_LIB, symbols, &handle) == PD_OK;
+    opened = pd_nvidia_open(&library, pd_flags_get()->CUDNN, symbols, &handle) == PD_OK;
     if (!opened) {
         snprintf(why, sizeof why, "%s", pd_error_get()->text);
         return;
@@ -71,7 +71,7 @@ static void *handle_of(const pd_device *d, void *stream) {
             opened = false;
         }
     }
-    if (!opened && !told && strcmp(pd_flags_get()->CUDNN_LIB, "none"))
+    if (!opened && !told && strcmp(pd_flags_get()->CUDNN, "none"))
         pd_log(PD_LOG_WARN, "%s: our own convolutions serve, many times slower", why);
     told = true;
     return opened && !dnn.SetStream(handles[d->index], stream) ? handles[d->index] : NULL;
