@@ -56,7 +56,7 @@ def test_settings_are_kept():
 
 def numbers(text):
     """{name: value} of a header's enums that give values."""
-    return {name: int(value, 0) for name, value in re.findall(r"\b(\w+)\s*=\s*(0x[0-9a-fA-F]+|\d+)\b", text)}
+    return {name: int(value, 0) for name, value in re.findall(r"\b(\w+)(?:\s+\w+_DEPRECATED_ENUM)?\s*=\s*(0x[0-9a-fA-F]+|\d+)\b", text)}
 
 
 BEGINNINGS = {  # of cuBLASLt's names: ours, theirs

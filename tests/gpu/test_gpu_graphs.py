@@ -168,6 +168,26 @@ def test_autocast_is_the_devices_own():
         assert (x @ w).dtype is pydist.float16
 
 
+def test_clipping_is_the_cpus():
+    shapes, found = ((30, 7), (7,), (1,)), []
+    for device in ("cpu", "cuda"):
+        pydist.manual_seed(0)
+        grads = [pydist.randn(*shape).to(device) for shape in shapes]
+        params = [pydist.zeros(*shape, device=device).requires_grad_() for shape in shapes]
+        for largest in (1e6, 2.0, float("inf")):
+            for p, g in zip(params, grads):
+                p.grad = g.clone()
+            if largest == float("inf"):
+                params[2].grad[0] = largest
+            norm = nn.utils.clip_grad_norm_(params, min(largest, 1e6))
+            assert norm.device == params[0].device
+            found.append([norm.item(), *(p.grad.cpu().flatten().tolist() for p in params)])
+    for got, want in zip(found[3:], found[:3]):
+        assert got[0] == pytest.approx(want[0], rel=1e-6)
+        for g, w in zip(got[1:], want[1:]):
+            assert g == pytest.approx(w, rel=1e-5, nan_ok=True)
+
+
 @pytest.mark.parametrize("dtype", [pydist.float16, pydist.bfloat16], ids=str)
 def test_mixed_training_is_the_cpus(dtype):
     losses = []
@@ -188,6 +208,8 @@ def test_mixed_training_is_the_cpus(dtype):
             scaler.step(optimizer)
             scaler.update()
             found.append(loss.item())
-        losses.append((found, scaler.get_scale()))
+        state = scaler.state_dict()
+        assert {s["step"] for s in optimizer.state.values()} == {5} and state["_growth_tracker"] == 0
+        losses.append((found, state["scale"]))
     assert losses[0][1] == losses[1][1] == 1024.0
     assert max(abs(a - b) for a, b in zip(losses[0][0], losses[1][0])) < 0.03 and losses[1][0][0] > losses[1][0][-1]

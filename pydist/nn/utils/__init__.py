@@ -17,6 +17,16 @@ def _grads(parameters):
     return [p.grad for p in _listed(parameters) if p.grad is not None]
 
 
+def _on_one_gpu(tensors):
+    return bool(tensors) and tensors[0].is_cuda and len({t.device for t in tensors}) == 1
+
+
+def _norm_on_gpu(tensors):
+    """The 2-norm as a tensor there, for which nothing is waited."""
+    squares = (t if t.dtype in (_C.float32, _C.float64) else t.float() for t in tensors)
+    return sum((t * t).sum(dtype=_C.float64) for t in squares).sqrt()
+
+
 @no_grad()
 def get_total_norm(tensors, norm_type=2.0, error_if_nonfinite=False, foreach=None):
     """(sum |t_i|^norm_type)^(1 / norm_type) over all elements of all tensors, a 0-d tensor of the first one's dtype.
@@ -31,6 +41,8 @@ def get_total_norm(tensors, norm_type=2.0, error_if_nonfinite=False, foreach=Non
     tensors, norm_type = _listed(tensors), float(norm_type)
     if not tensors:
         return _C.tensor(0.0)
+    if norm_type == 2.0 and not error_if_nonfinite and _on_one_gpu(tensors):
+        return _norm_on_gpu(tensors).to(tensors[0].dtype)
     filled = [t.contiguous() for t in tensors if t.numel()]
     if norm_type == 2.0:
         norm = math.sqrt(_C.sum_squares(filled))
@@ -54,10 +66,18 @@ def get_total_norm(tensors, norm_type=2.0, error_if_nonfinite=False, foreach=Non
 @no_grad()
 def clip_grads_with_norm_(parameters, max_norm, total_norm, foreach=None):
     """Multiplies all gradients by min(1, max_norm / (total_norm + 1e-6)), in place."""
+    grads = _grads(parameters)
+    if isinstance(total_norm, _C.Tensor) and total_norm.is_cuda and _on_one_gpu(grads):
+        factor = (float(max_norm) / (total_norm.double() + 1e-6)).clamp(max=1.0)
+        alone = [g for g in grads if not g.is_contiguous() or g.dtype is _C.float64]  # the factor of others is a float32
+        for grad in alone:
+            grad.mul_(factor.to(grad.dtype))
+        alone = set(map(id, alone))
+        _C.unscale([g for g in grads if id(g) not in alone], factor.float().reshape(1), _C.zeros(1, device=factor.device))
+        return
     factor = float(max_norm) / (float(total_norm) + 1e-6)
     if factor >= 1.0:  # NaN is not
         return
-    grads = _grads(parameters)
     _C.scale_tensors([g for g in grads if g.is_contiguous()], factor)
     for grad in grads:
         if not grad.is_contiguous():
