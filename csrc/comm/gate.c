@@ -95,7 +95,9 @@ int pd_work_text(const pd_group *g, const pd_work *w, char *text, size_t size) {
     int n = pd_identity_text(&w->id, text, size);
     if (g->hooks && g->hooks->site && w->site) g->hooks->site(w->site, site, sizeof site);
     if (n < 0 || (size_t)n >= size) return n;
-    return n + snprintf(text + n, size - (size_t)n, "%s%s (#%u)", *site ? " at " : "", site, w->seq);
+    n += snprintf(text + n, size - (size_t)n, "%s%s", *site ? " at " : "", site);
+    if (!w->seq || (size_t)n >= size) return n; /* a batch's messages have none */
+    return n + snprintf(text + n, size - (size_t)n, " (#%u)", w->seq);
 }
 
 static bool lines_differ(const pd_group *g, const pd_work *w) {

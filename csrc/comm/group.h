@@ -10,7 +10,7 @@
    over the same link as long as no rank is gone.
 
    Data may lie on a GPU: where pd_device_here is one (device/device.h), pointers are to its memory, and NCCL moves them
-   (nccl.h): the call then returns when the GPU has been told. Messages, agree and barrier are the host's.
+   (nccl.h): the call then returns when the GPU has been told. send, recv, agree and barrier are the host's.
 
    Errors of every collective: PD_E_MISMATCH, PD_E_PEER (pd_error's rank: who is gone), PD_E_TIMEOUT, PD_E_DIST,
    PD_E_PYTHON (interrupted), and PD_E_VALUE, PD_E_DTYPE for bad arguments, which leave the group as it is. Any thread
@@ -99,6 +99,17 @@ pd_status pd_group_send(pd_group *g, const void *buf, int64_t count, pd_dtype dt
                         pd_work **work);
 pd_status pd_group_recv(pd_group *g, void *buf, int64_t count, pd_dtype dtype, int src, int tag, uint64_t site,
                         pd_work **work);
+/* Messages between GPUs, on the device where the caller's op would run, all at the same time. What a rank sends in a
+   batch the other receives in one, in the order of both lists and with equal tags, dtypes and counts (else
+   PD_E_MISMATCH, and the group ends). works: room for n, each [new]. Waits for the others to come to theirs. */
+typedef struct pd_message {
+    void *data;
+    int64_t count;
+    pd_dtype dtype;
+    int peer, tag;
+    bool sends;
+} pd_message;
+pd_status pd_group_messages(pd_group *g, const pd_message *m, int n, uint64_t site, pd_work **works);
 int pd_work_source(const pd_work *w); /* of a receive that is done: the rank in the group */
 
 /* Carries queued work on as far as it goes without waiting. */

@@ -59,6 +59,7 @@ struct pd_group {
     pd_flight flight;
     pd_p2p *p2p; /* messages between two ranks; NULL in a group of one */
     pd_nccl *nccl; /* NULL: no collective has been on a GPU yet */
+    pd_nccl **pairs; /* by rank: for batches of messages with it; NULL likewise */
 
     atomic_bool failed, destroyed;
     pd_error error; /* set once, before `failed` */

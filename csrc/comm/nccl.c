@@ -13,13 +13,17 @@
 
 pd_status pd_nccl_on_device(const pd_nccl *c) { return c->device->enter(c->device); }
 
-static pd_status new(const char *op, pd_group *g, const pd_device *device, pd_nccl **out) {
+/* peer -1: of the whole group. */
+static pd_status new(const char *op, pd_group *g, const pd_device *device, int peer, pd_nccl **out) {
     const pd_nccl_library *lib;
     pd_nccl *c;
     PD_TRY(pd_nccl_open(op, &lib));
     PD_TRY(pd_calloc(sizeof *c, "nccl", &c));
     atomic_init(&c->refs, 1);
     c->g = g;
+    c->rank = peer < 0 ? g->rank : g->rank > peer;
+    c->size = peer < 0 ? g->size : 2;
+    c->peer = peer;
     c->lib = lib;
     c->cuda = pd_cuda_open();
     c->device = device;
@@ -48,16 +52,26 @@ void pd_nccl_release(pd_nccl *c) {
     pd_free(c);
 }
 
-pd_status pd_nccl_drain(pd_group *g) {
-    pd_nccl *c = g->nccl;
-    pd_status status = PD_OK;
-    bool done = !c;
-    void *token = pd_host_release();
-    while (!done && !status) {
+/* The group's communicators, by i from -1 on; NULL: it is not there. */
+static pd_nccl *one_of(const pd_group *g, int i) { return i < 0 ? g->nccl : g->pairs ? g->pairs[i] : NULL; }
+
+static bool is_idle(const pd_group *g) {
+    bool idle = true;
+    for (int i = -1; i < g->size; i++) {
+        pd_nccl *c = one_of(g, i);
+        if (!c) continue;
         pthread_mutex_lock(&c->lock);
-        done = !c->first || atomic_load(&c->failed);
+        idle &= !c->first || atomic_load(&c->failed);
         pthread_mutex_unlock(&c->lock);
-        if (done) break;
+    }
+    return idle;
+}
+
+pd_status pd_nccl_drain(pd_group *g) {
+    pd_status status = PD_OK;
+    if (is_idle(g)) return PD_OK;
+    void *token = pd_host_release();
+    while (!status && !is_idle(g)) {
         nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
         status = pd_hooks_interrupt(g->hooks);
     }
@@ -66,14 +80,18 @@ pd_status pd_nccl_drain(pd_group *g) {
 }
 
 void pd_nccl_end(pd_group *g) {
-    pd_nccl *c = g->nccl;
-    if (!c) return;
-    void *token = pd_host_release();
-    pd_nccl_finish(c, !atomic_load(&c->failed) && !atomic_load(&g->failed));
-    pd_host_acquire(token);
+    for (int i = -1; i < g->size; i++) {
+        pd_nccl *c = one_of(g, i);
+        if (!c) continue;
+        void *token = pd_host_release();
+        pd_nccl_finish(c, !atomic_load(&c->failed) && !atomic_load(&g->failed));
+        pd_host_acquire(token);
+        c->g = NULL;
+        pd_nccl_release(c);
+    }
     g->nccl = NULL;
-    c->g = NULL;
-    pd_nccl_release(c);
+    pd_free(g->pairs);
+    g->pairs = NULL;
 }
 
 /* ---- events ------------------------------------------------------------------------------------------------------ */
@@ -108,20 +126,26 @@ static void give_mark(pd_nccl *c, pd_mark *m) {
 
 /* ---- launches ---------------------------------------------------------------------------------------------------- */
 
-pd_status pd_nccl_begin(pd_group *g, pd_work *w) {
+static pd_status begin(pd_nccl *c, pd_work *w) {
     const char *op = pd_collective_names[w->id.coll];
-    PD_TRY(pd_nccl_fits(w));
-    if (!g->nccl) PD_TRY(new(op, g, w->device, &g->nccl));
-    pd_nccl *c = g->nccl;
     if (c->device != w->device)
         return pd_fail(PD_E_VALUE, "%s: tensors on %s (expected %s, as in this rank's earlier calls)", op,
                        w->device->name, c->device->name);
+    if (pd_cuda_capturing(c->device))
+        return pd_fail(PD_E_NOTIMPL, "%s: a CUDA graph is captured on %s (expected collectives outside of graphs)", op,
+                       c->device->name);
     PD_TRY(pd_nccl_on_device(c));
     PD_TRY(take_mark(c, op, &w->ready));
     w->stream = pd_cuda_stream(w->device);
     pd_status status = pd_cuda_result(op, c->cuda->event_record(w->ready->event, w->stream));
     if (status) give_mark(c, w->ready);
     return status;
+}
+
+pd_status pd_nccl_begin(pd_group *g, pd_work *w) {
+    PD_TRY(pd_nccl_fits(w));
+    if (!g->nccl) PD_TRY(new(pd_collective_names[w->id.coll], g, w->device, -1, &g->nccl));
+    return begin(g->nccl, w);
 }
 
 static pd_status new_launch(pd_nccl *c, const pd_work *w, pd_launch **out) {
@@ -142,7 +166,7 @@ static pd_status new_launch(pd_nccl *c, const pd_work *w, pd_launch **out) {
     return PD_OK;
 }
 
-static pd_status run(pd_nccl *c, pd_work *w) {
+static pd_status run(pd_nccl *c, pd_work *w, const pd_batch *b) {
     const char *op = pd_collective_names[w->id.coll];
     PD_TRY(pd_nccl_on_device(c));
     if (atomic_load(&c->failed)) return pd_error_restore(&c->error);
@@ -150,22 +174,36 @@ static pd_status run(pd_nccl *c, pd_work *w) {
     if (!c->connected) PD_TRY(pd_nccl_connect(c, w));
     PD_TRY(pd_cuda_result(op, c->cuda->stream_after(c->stream, w->ready->event)));
     PD_TRY(new_launch(c, w, &w->launch));
-    PD_TRY(pd_nccl_issue(c, w));
+    PD_TRY(pd_nccl_issue(c, w, b));
     PD_TRY(pd_cuda_result(op, c->cuda->event_record(w->launch->done->event, c->stream)));
     if (w->waits) PD_TRY(pd_cuda_result(op, c->cuda->stream_after(w->stream, w->launch->done->event)));
     pd_nccl_watch(c, w->launch);
     return PD_OK;
 }
 
-pd_status pd_nccl_launch(pd_group *g, pd_work *w) {
-    pd_nccl *c = g->nccl;
-    pd_status status = run(c, w);
+static pd_status launch(pd_nccl *c, pd_work *w, const pd_batch *b) {
+    pd_status status = run(c, w, b);
     give_mark(c, w->ready); /* whoever waits for it has been told of it */
     if (!status) return PD_OK;
     pd_launch_release(w->launch);
     w->launch = NULL;
     pd_nccl_fail(c);
     return status;
+}
+
+pd_status pd_nccl_launch(pd_group *g, pd_work *w) { return launch(g->nccl, w, NULL); }
+
+pd_status pd_nccl_messages(pd_group *g, pd_work *w, const pd_batch *b) {
+    if (!g->pairs) PD_TRY(pd_calloc((size_t)g->size * sizeof *g->pairs, "group", &g->pairs));
+    pd_nccl **c = &g->pairs[b->peer];
+    if (!*c) PD_TRY(new(pd_collective_names[w->id.coll], g, w->device, b->peer, c));
+    PD_TRY(begin(*c, w));
+    return launch(*c, w, b);
+}
+
+pd_launch *pd_launch_retain(pd_launch *l) {
+    atomic_fetch_add_explicit(&l->refs, 1, memory_order_relaxed);
+    return l;
 }
 
 void pd_launch_release(pd_launch *l) {

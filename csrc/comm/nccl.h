@@ -24,6 +24,12 @@
 pd_status pd_nccl_begin(pd_group *g, pd_work *w);
 /* All identities are equal: the collective goes to the device. */
 pd_status pd_nccl_launch(pd_group *g, pd_work *w);
+/* This rank's messages with one other, in `w`'s launch; like pd_nccl_launch. */
+typedef struct pd_batch {
+    const pd_message *messages; /* those with other peers are left out */
+    int n, peer;
+} pd_batch;
+pd_status pd_nccl_messages(pd_group *g, pd_work *w, const pd_batch *b);
 /* The same in a world of one, by the device's own kernels, on the caller's stream. */
 pd_status pd_nccl_alone(const pd_work *w);
 /* data[i] *= factor, likewise; a floating dtype, or factor 1. */
@@ -31,6 +37,7 @@ pd_status pd_nccl_scale(const pd_device *d, const char *op, pd_dtype t, double f
 /* The calling thread's current stream goes on after it; seconds >= 0: the host waits that long for its end instead. */
 pd_status pd_launch_wait(pd_launch *l, double seconds);
 pd_status pd_launch_test(pd_launch *l, bool *done);
+pd_launch *pd_launch_retain(pd_launch *l); /* [borrowed] l */
 void pd_launch_release(pd_launch *l);
 
 pd_status pd_nccl_drain(pd_group *g); /* waits until nothing is under way, or it has failed */

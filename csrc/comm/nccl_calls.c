@@ -54,10 +54,10 @@ static pd_status settle(pd_nccl *c, const pd_work *w, int result) {
 
 /* ---- a communicator ---------------------------------------------------------------------------------------------- */
 
-/* Rank 0's identifier, by way of the store. */
+/* Its rank 0's identifier, by way of the store. */
 static pd_status share_id(pd_nccl *c, const pd_work *w, const char *key, pd_nccl_id *id) {
     pd_group *g = c->g;
-    if (g->rank == 0) {
+    if (c->rank == 0) {
         int result = c->lib->GetUniqueId(id);
         if (result) return pd_nccl_explain(c, w, result);
         return pd_store_set(g->link, key, id, sizeof *id);
@@ -84,14 +84,16 @@ pd_status pd_nccl_connect(pd_nccl *c, const pd_work *w) {
     pd_nccl_id id;
     pd_nccl_config config = PD_NCCL_NONBLOCKING;
     bool there;
+    int low = g->rank < c->peer ? g->rank : c->peer, high = g->rank + c->peer - low;
     snprintf(key, sizeof key, "pd:%u.nccl", g->epoch);
+    if (c->peer >= 0) snprintf(key, sizeof key, "pd:%u.nccl.%d.%d", g->epoch, low, high);
     PD_TRY(share_id(c, w, key, &id));
     pthread_mutex_lock(&c->use);
-    int result = c->lib->CommInitRankConfig(&c->comm, g->size, id, g->rank, &config);
+    int result = c->lib->CommInitRankConfig(&c->comm, c->size, id, c->rank, &config);
     pthread_mutex_unlock(&c->use);
     PD_TRY(settle(c, w, result));
     c->connected = true;
-    return g->rank ? PD_OK : pd_store_delete(g->link, key, &there); /* all ranks have read it */
+    return c->rank ? PD_OK : pd_store_delete(g->link, key, &there); /* all ranks have read it */
 }
 
 /* ---- dtypes and operations --------------------------------------------------------------------------------------- */
@@ -238,6 +240,28 @@ static pd_status stage(pd_nccl *c, const pd_work *w, pd_job *j, void **scratch) 
     return PD_OK;
 }
 
+/* A pair's messages, in the order of the list. */
+static int send_batch(pd_nccl *c, const pd_batch *b) {
+    const pd_nccl_library *lib = c->lib;
+    int result = lib->GroupStart();
+    for (int i = 0; i < b->n && !result; i++) {
+        const pd_message *m = &b->messages[i];
+        size_t bytes = (size_t)m->count * pd_dtype_size(m->dtype);
+        if (m->peer != b->peer) continue;
+        result = m->sends ? lib->Send(m->data, bytes, PD_NCCL_U8, !c->rank, c->comm, c->stream)
+                          : lib->Recv(m->data, bytes, PD_NCCL_U8, !c->rank, c->comm, c->stream);
+    }
+    int end = lib->GroupEnd();
+    return result ? result : end;
+}
+
+static pd_status issue_batch(pd_nccl *c, const pd_work *w, const pd_batch *b) {
+    pthread_mutex_lock(&c->use);
+    int result = c->comm ? send_batch(c, b) : GONE;
+    pthread_mutex_unlock(&c->use);
+    return settle(c, w, result);
+}
+
 static pd_status issue(pd_nccl *c, const pd_work *w) {
     const pd_device *d = c->device;
     pd_job j = w->job;
@@ -258,9 +282,10 @@ static pd_status issue(pd_nccl *c, const pd_work *w) {
     return status;
 }
 
-pd_status pd_nccl_issue(pd_nccl *c, const pd_work *w) {
+pd_status pd_nccl_issue(pd_nccl *c, const pd_work *w, const pd_batch *b) {
     const pd_device *was;
     void *stream = pd_cuda_stream(c->device);
+    if (b) return issue_batch(c, w, b);
     if (!w->job.count) return PD_OK;
     pd_cuda_set_stream(c->device, c->stream); /* scratch memory and conversions belong to it */
     pd_status status = pd_device_enter(c->device, &was);

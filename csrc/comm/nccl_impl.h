@@ -27,6 +27,7 @@ struct pd_launch {
 struct pd_nccl {
     atomic_int refs;
     pd_group *g;           /* borrowed, until pd_nccl_end */
+    int rank, size, peer;  /* peer: of a pair, in the group; else -1 */
     const pd_nccl_library *lib;
     const pd_cuda_library *cuda;
     const pd_device *device;
@@ -55,8 +56,8 @@ pd_status pd_nccl_on_device(const pd_nccl *c); /* the calling thread's CUDA call
 pd_status pd_nccl_fits(const pd_work *w);
 /* Makes the communicator, with all other ranks of the group. */
 pd_status pd_nccl_connect(pd_nccl *c, const pd_work *w);
-/* Puts the collective on c->stream. */
-pd_status pd_nccl_issue(pd_nccl *c, const pd_work *w);
+/* Puts the collective, or the batch (not NULL), on c->stream. */
+pd_status pd_nccl_issue(pd_nccl *c, const pd_work *w, const pd_batch *b);
 void pd_nccl_scalar(pd_dtype t, double value, char *out); /* of a floating dtype; out: room for 8 bytes */
 
 /* nccl_watch.c */

@@ -206,7 +206,7 @@ pd_status pd_nccl_start_watch(pd_nccl *c) {
 }
 
 void pd_nccl_watch(pd_nccl *c, pd_launch *l) {
-    atomic_fetch_add_explicit(&l->refs, 1, memory_order_relaxed);
+    pd_launch_retain(l);
     pthread_mutex_lock(&c->lock);
     if (!c->first) c->since = pd_hooks_now(NULL);
     *c->last = l;

@@ -436,7 +436,7 @@ pd_status pd_work_wait(pd_work *w, double timeout) {
 
 pd_status pd_work_test(pd_work *w, bool *done) {
     PD_TRY(state_of(w, done));
-    if (is_message(w)) return *done ? PD_OK : pd_p2p_test(w, done);
+    if (!*done && is_message(w)) return pd_p2p_test(w, done);
     if (!*done) PD_TRY(pd_group_progress(w->group));
     if (!*done) PD_TRY(state_of(w, done));
     return *done && w->launch ? pd_launch_test(w->launch, done) : PD_OK;

@@ -6,6 +6,7 @@
 
 #include <string.h>
 
+#include "base/mem.h"
 #include "comm/algo/reduce.h"
 #include "comm/nccl.h"
 #include "py/comm_impl.h"
@@ -315,6 +316,90 @@ PD_PY_METHOD(pd_py_group_recv) {
     if (!done) return NULL;
     Py_DECREF(done);
     return PyLong_FromLong(source);
+}
+
+/* A batch of messages between GPUs, as (whether it sends, tensor, rank in the group, tag). */
+typedef struct batch {
+    int n, taken; /* buffers */
+    pd_py_buffer *buffers;
+    pd_message *messages;
+    pd_work **works;
+} batch;
+
+static pd_status take_batch(PyObject *seq, batch *b) {
+    for (int i = 0; i < b->n; i++) {
+        pd_message *m = &b->messages[i];
+        PyObject *tensor;
+        int sends;
+        if (!PyArg_ParseTuple(PySequence_Fast_GET_ITEM(seq, i), "pOii:batch_isend_irecv", &sends, &tensor, &m->peer,
+                              &m->tag))
+            return pd_py_caught();
+        pd_py_buffer *buffer = &b->buffers[i];
+        PD_TRY(pd_py_buffer_take(tensor, NULL, "batch_isend_irecv", "tensor", sends ? PD_PY_IN : PD_PY_OUT, buffer));
+        b->taken++;
+        m->sends = sends;
+        m->data = buffer->ptr;
+        m->count = buffer->count;
+        m->dtype = buffer->dtype;
+        if (buffer->device->kind == PD_DEVICE_CPU || buffer->device != b->buffers[0].device)
+            return pd_fail(PD_E_VALUE, "batch_isend_irecv: tensor %d is on %s (expected one GPU for all)", i,
+                           buffer->device->name);
+    }
+    return PD_OK;
+}
+
+static pd_status run_batch(pd_pygroup *self, batch *b) {
+    const pd_device *was;
+    uint64_t site = pd_py_site();
+    pd_status status = pd_device_enter(b->buffers[0].device, &was);
+    if (!status) PD_PY_NO_GIL(status = pd_group_messages(self->group, b->messages, b->n, site, b->works));
+    pd_device_here = was;
+    return status;
+}
+
+/* A list with a Work for each, which takes over its buffer. */
+static PyObject *works_of(pd_pygroup *self, batch *b) {
+    static const pd_py_buffer none = {0};
+    PyObject *list = PyList_New(b->n);
+    for (int i = 0; i < b->n; i++) {
+        bool sends = b->messages[i].sends;
+        const pd_py_buffer *own = &b->buffers[i], *in = sends ? own : &none, *out = sends ? &none : own;
+        PyObject *w = list ? pd_py_work_new(self->pending, b->works[i], in, out) : NULL;
+        if (w) {
+            PyList_SET_ITEM(list, i, w);
+            continue;
+        }
+        Py_CLEAR(list); /* no memory for its Python side: it ends here */
+        PD_PY_NO_GIL(pd_work_wait(b->works[i], 1e10));
+        pd_work_release(b->works[i]);
+        pd_py_buffer_drop(&b->buffers[i]);
+    }
+    return list;
+}
+
+PD_PY_METHOD(pd_py_group_messages) {
+    static const pd_py_signature s = {"batch_isend_irecv", 1, {"messages"}};
+    pd_pygroup *self = (pd_pygroup *)o;
+    PyObject *a[1], *seq = NULL, *list = NULL;
+    if (!pd_py_args(&s, args, n, keywords, a) || !(seq = PySequence_Fast(a[0], "batch_isend_irecv: expected a list")))
+        return NULL;
+    if (PyList_GET_SIZE(self->pending)) prune(self);
+    batch b = {.n = (int)PySequence_Fast_GET_SIZE(seq)};
+    size_t each = sizeof *b.buffers + sizeof *b.messages + sizeof *b.works;
+    pd_status status = b.n ? pd_calloc((size_t)b.n * each, "batch", &b.buffers)
+                           : pd_fail(PD_E_VALUE, "batch_isend_irecv: no messages (expected at least one)");
+    if (!status) {
+        b.messages = (pd_message *)(b.buffers + b.n);
+        b.works = (pd_work **)(b.messages + b.n);
+        status = take_batch(seq, &b);
+        if (!status) status = run_batch(self, &b);
+        if (!status) list = works_of(self, &b);
+        for (int i = 0; status && i < b.taken; i++) pd_py_buffer_drop(&b.buffers[i]);
+    }
+    if (status) pd_py_raise(status);
+    pd_free(b.buffers);
+    Py_DECREF(seq);
+    return list;
 }
 
 PD_PY_METHOD(pd_py_group_barrier) {

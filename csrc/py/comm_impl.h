@@ -91,6 +91,7 @@ PD_PY_METHOD(pd_py_group_gather);
 PD_PY_METHOD(pd_py_group_scatter);
 PD_PY_METHOD(pd_py_group_send);
 PD_PY_METHOD(pd_py_group_recv);
+PD_PY_METHOD(pd_py_group_messages);
 PD_PY_METHOD(pd_py_group_barrier);
 
 /* ---- comm.c: objects are counted while users hold them ---- */

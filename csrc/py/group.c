@@ -300,6 +300,9 @@ static PyMethodDef group_methods[] = {
      "recv(tensor, src, tag=0, async_op=False) -> int | Work\n\ntensor = the oldest message from src (None: any rank) "
      "with "
      "this tag. The rank in the group that sent it."},
+    {"messages", PD_PY_FAST(pd_py_group_messages),
+     "messages(messages) -> list[Work]\n\nA batch of messages between GPUs: (whether it sends, tensor, rank in the "
+     "group, tag) each."},
     {"barrier", PD_PY_FAST(pd_py_group_barrier),
      "barrier(async_op=False) -> None | Work\n\nReturns when all ranks have called it."},
     {"destroy", group_destroy, METH_NOARGS, "destroy()\n\nLeaves the group. Segments stay valid."},

@@ -3,12 +3,16 @@
 Messages of a pair of ranks with the same tag arrive in the order in which they were sent. The receiver's tensor has the
 dtype and the number of elements of the sender's: a difference raises CommMismatch on both and ends the group. The death
 of the other rank raises PeerFailed. Ranks may send to each other at the same time, any size: what comes before its
-receive is put aside. Tensors on a GPU travel through the host's memory.
+receive is put aside.
+
+Tensors on a GPU travel through the host's memory, but for those of batch_isend_irecv: these NCCL moves from GPU to GPU.
+A batch on one side then has to be one on the other, too, with the same messages in the same order.
 """
 
 import pickle
 from array import array
 
+from pydist import _C
 from pydist.distributed.collectives import rank_of
 from pydist.distributed.process_group import current, get_global_rank
 
@@ -69,12 +73,19 @@ def batch_isend_irecv(p2p_op_list):
     """
     if not p2p_op_list or not all(isinstance(op, P2POp) for op in p2p_op_list):
         raise ValueError("batch_isend_irecv: p2p_op_list (expected a list of at least one P2POp)")
-    return [
-        current(op.group).send(op.tensor, op.group_peer, op.tag, True)
-        if op.op is isend
-        else current(op.group).recv(op.tensor, op.group_peer, op.tag, True)
-        for op in p2p_op_list
-    ]
+    works, batches = [None] * len(p2p_op_list), {}
+    for i, op in enumerate(p2p_op_list):
+        group = current(op.group)
+        if getattr(op.tensor, "is_cuda", False) and not _C.pretended_cuda():
+            batches.setdefault(group, []).append(i)
+        else:
+            works[i] = (group.send if op.op is isend else group.recv)(op.tensor, op.group_peer, op.tag, True)
+    for group, places in batches.items():
+        ops = [p2p_op_list[i] for i in places]
+        done = group.messages([(op.op is isend, op.tensor, op.group_peer, op.tag) for op in ops])
+        for i, work in zip(places, done):
+            works[i] = work
+    return works
 
 
 def send_object_list(object_list, dst=None, group=None, device=None, group_dst=None):

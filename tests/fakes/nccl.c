@@ -25,7 +25,7 @@
 #include "device/nccl.h"
 
 #define API __attribute__((visibility("default")))
-enum { RANKS = 4, PART = 1 << 20, PARTS = 4, INVALID_ARGUMENT = 4, REMOTE_ERROR = 6, MADE_OP = 8 };
+enum { RANKS = 4, PART = 1 << 20, PARTS = 4, INVALID_ARGUMENT = 4, REMOTE_ERROR = 6, MADE_OP = 8, MESSAGES_MAX = 16 };
 
 typedef struct board { /* the file: a communicator */
     atomic_int joined[RANKS], posted[RANKS], taken[RANKS];
@@ -33,7 +33,7 @@ typedef struct board { /* the file: a communicator */
 } board;
 
 typedef enum kind { ALL_REDUCE, REDUCE, REDUCE_SCATTER, BROADCAST, ALL_GATHER, MESSAGES } kind;
-typedef struct message { void *data; size_t bytes; int peer; int sends; } message;
+typedef struct message { void *data; size_t bytes, at; int peer, sends; } message; /* at: in the part */
 
 typedef struct comm {
     board *b;
@@ -46,7 +46,7 @@ typedef struct comm {
     void *out;
     size_t n;
     int type, op, root, nmessages;
-    message messages[2 * RANKS];
+    message messages[MESSAGES_MAX];
     char *stream;
     double factor[MADE_OP];
     int made;
@@ -113,7 +113,8 @@ static void post(comm *c) {
     char *slot = c->b->slot[c->rank];
     if (c->kind == MESSAGES) {
         for (int i = 0; i < c->nmessages; i++)
-            if (c->messages[i].sends) copy(slot + (size_t)c->messages[i].peer * PART, c->messages[i].data, c->messages[i].bytes);
+            if (c->messages[i].sends)
+                copy(slot + (size_t)c->messages[i].peer * PART + c->messages[i].at, c->messages[i].data, c->messages[i].bytes);
     } else if (c->kind != BROADCAST || c->rank == c->root)
         copy(slot, c->in, c->n * size_of(c->type) * (size_t)(c->kind == REDUCE_SCATTER ? c->size : 1));
     if (c->op >= MADE_OP)
@@ -129,7 +130,8 @@ static void take(comm *c) {
     case MESSAGES:
         for (int i = 0; i < c->nmessages; i++)
             if (!c->messages[i].sends)
-                copy(c->messages[i].data, c->b->slot[c->messages[i].peer] + (size_t)c->rank * PART, c->messages[i].bytes);
+                copy(c->messages[i].data, c->b->slot[c->messages[i].peer] + (size_t)c->rank * PART + c->messages[i].at,
+                     c->messages[i].bytes);
         return;
     case BROADCAST: copy(c->out, c->b->slot[c->root], bytes); return;
     case ALL_GATHER:
@@ -260,8 +262,10 @@ API int ncclGroupEnd(void) {
     return of_group ? begin(of_group, MESSAGES) : 0;
 }
 static int add_message(comm *c, message m, void *stream) {
-    if (!grouped || m.bytes > PART) return INVALID_ARGUMENT;
     if (!of_group) c->nmessages = 0;
+    for (int i = 0; i < c->nmessages; i++)
+        if (c->messages[i].peer == m.peer && c->messages[i].sends == m.sends) m.at += c->messages[i].bytes;
+    if (!grouped || c->nmessages == MESSAGES_MAX || m.at + m.bytes > PART) return INVALID_ARGUMENT;
     of_group = c;
     c->stream = stream;
     c->op = 0;
@@ -269,10 +273,10 @@ static int add_message(comm *c, message m, void *stream) {
     return 0;
 }
 API int ncclSend(const void *in, size_t n, int type, int peer, void *comm, void *stream) {
-    return add_message(comm, (message){(void *)(uintptr_t)in, n * size_of(type), peer, 1}, stream);
+    return add_message(comm, (message){(void *)(uintptr_t)in, n * size_of(type), 0, peer, 1}, stream);
 }
 API int ncclRecv(void *out, size_t n, int type, int peer, void *comm, void *stream) {
-    return add_message(comm, (message){out, n * size_of(type), peer, 0}, stream);
+    return add_message(comm, (message){out, n * size_of(type), 0, peer, 0}, stream);
 }
 
 API int ncclRedOpCreatePreMulSum(int *op, void *scalar, int type, int residence, void *comm) {

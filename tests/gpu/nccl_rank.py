@@ -72,8 +72,6 @@ def collectives():
     both(lambda x: dist.send(x, 1) if rank == 0 else dist.recv(x, 0) if rank == 1 else None, 30)
     pair = dist.new_group([0, 1])
     if rank < 2:
-        other = 1 - rank
-        both(lambda y, x: [w.wait() for w in dist.batch_isend_irecv([dist.P2POp(dist.isend, x, other), dist.P2POp(dist.irecv, y, other)])], 16, 16)
         both(lambda x: dist.all_reduce(x, group=pair), 21)
     fast = dist.new_group(order="fast")
     both(lambda x: dist.all_reduce(x, group=fast), 64, dtype="bfloat16")
@@ -89,10 +87,69 @@ def collectives():
             assert error in str(caught) or "is on" in str(caught), caught
         else:
             raise AssertionError(error)
+    captured = pydist.ones(4, device="cuda")
+    try:
+        with pydist.cuda.graph(pydist.cuda.CUDAGraph()):
+            dist.all_reduce(captured)
+    except NotImplementedError as caught:
+        assert "all_reduce: a CUDA graph is captured on cuda:" in str(caught)
+    else:
+        raise AssertionError("captured")
+    dist.all_reduce(captured)
+    assert captured.tolist() == [size] * 4
     dist.barrier()
     record = dist.flight_record()
     assert "all_reduce(float32[4] on cuda, SUM) at nccl_rank.py:" in record, record
     return "same"
+
+
+def messages():
+    """Batches, next to the engine's own on the CPU: around the ring, several with one peer, with every other rank, in a subgroup."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    others = [(rank + d) % size for d in range(1, size)]
+
+    def run(ops):
+        works = dist.batch_isend_irecv([dist.P2POp(*op[:3], **(op[3] if len(op) > 3 else {})) for op in ops])
+        assert len(works) == len(ops) and all(work.wait() for work in works)
+
+    def around(y, x):
+        run([(dist.isend, x, (rank + 1) % size), (dist.irecv, y, (rank - 1) % size)])
+
+    def with_all(y, x):
+        run([op for r in others for op in ((dist.irecv, y.view(size, -1)[r], r), (dist.isend, x.view(size, -1)[r], r))])
+
+    def several(y, x, **group):
+        other = 1 - rank
+        run([(dist.isend, x[:5], other, {"tag": 3, **group}), (dist.isend, x[5:], other, {"tag": 4, **group}),
+             (dist.irecv, y[:5], other, {"tag": 3, **group}), (dist.irecv, y[5:], other, {"tag": 4, **group})])  # fmt: skip
+
+    for dtype in ("float32", "bfloat16", "int16", "bool"):
+        for _ in range(2):
+            both(around, 30, 30, dtype=dtype)
+        both(with_all, 4 * size, 4 * size, dtype=dtype)
+    if rank < 2:
+        both(several, 16, 16)
+    pair = dist.new_group([0, 1])
+    if rank < 2:
+        both(lambda y, x: several(y, x, group=pair), 16, 16)
+    both(lambda x: dist.all_reduce(x), 8)
+    return "same"
+
+
+def batch_mismatch():
+    """The other end of a batch has another count, in a batch or alone."""
+    x, rank = pydist.ones(6, device="cuda"), dist.get_rank()
+    if sys.argv[2] == "count":
+        ops = [dist.P2POp(dist.isend, x, 1)] if rank == 0 else [dist.P2POp(dist.irecv, x[:5], 0)]
+        for work in dist.batch_isend_irecv(ops):
+            work.wait()
+        dist.barrier()
+    elif rank == 0:
+        dist.batch_isend_irecv([dist.P2POp(dist.isend, x, 1)])
+        dist.barrier()
+    else:
+        dist.recv(x, 0)
+    return "no error"
 
 
 class Net(nn.Module):

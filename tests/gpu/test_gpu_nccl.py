@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import pydist
+from pydist import distributed as dist
 
 if not pydist.cuda.is_available() or pydist._C.pretended_cuda():
     pytest.skip("no CUDA device", allow_module_level=True)
@@ -26,7 +27,7 @@ LIMIT = 60 if EMULATED else 150  # seconds; NCCL takes about 10 ms a collective 
 def fake(tmp_path_factory):
     """The environment with the fake, where the device is emulated."""
     if not EMULATED:
-        if not pydist.distributed.is_nccl_available():
+        if not dist.is_nccl_available():
             pytest.skip("no NCCL (pip install nvidia-nccl-cu13): NOT tested")
         return {}
     folder = tmp_path_factory.mktemp("nccl")
@@ -56,6 +57,36 @@ def test_collectives_give_what_the_cpus_do(fake, world):
 def test_training_is_that_of_one_process(fake, world):
     said, _ = ranks(fake, "ddp", world)
     assert [one["said"] for one in said.values()] == ["same"] * world
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_batches_of_messages_go_between_gpus(fake, world):
+    said, _ = ranks(fake, "messages", world)
+    assert [one["said"] for one in said.values()] == ["same"] * world
+
+
+@pytest.mark.parametrize("scenario, text", [
+    ("batch_mismatch count", "batch_isend_irecv: message 0 from rank 0 is float32[6] with tag 0 (expected message 0, float32[5] with tag 0, on rank 1)"),
+    ("batch_mismatch plain", "rank 0 called send(uint8[24], dst=1, tag=0)"),
+])  # fmt: skip
+def test_batches_that_differ_are_named(fake, scenario, text):
+    said, _ = ranks(fake, scenario)
+    for one in said.values():
+        assert one["said"].startswith("CommMismatch: ") and text in one["said"], one
+
+
+def test_a_world_of_one_needs_no_nccl():
+    x = pydist.arange(6).float().cuda()
+    for op, factor in (("sum", 1), ("avg", 1), (dist._make_nccl_premul_sum(0.5), 0.5)):
+        y = x.clone()
+        assert dist.all_reduce(y, op, async_op=True).wait()
+        assert y.is_cuda and y.tolist() == [factor * i for i in range(6)]
+    half, out = x.half(), pydist.zeros(6, device="cuda")
+    dist.all_reduce(half, dist._make_nccl_premul_sum(0.25))
+    dist.all_gather_into_tensor(out, x)
+    assert half.tolist() == [0.25 * i for i in range(6)] and out.tolist() == x.tolist()
+    with pytest.raises(ValueError, match="output is on cpu .expected cuda:0"):
+        dist.all_gather_into_tensor(pydist.zeros(6), x)
 
 
 @pytest.mark.parametrize("scenario, texts", [
@@ -103,6 +134,12 @@ def test_faults_end_all_ranks_with_their_reason(fake, fault, timeout, kind, why)
         assert re.match(f"({kind}): {CALL}: ", one["said"]) and re.search(why, one["said"]), output
         assert one["seconds"] < 5, output
     assert ("NCCL has not aborted the communicator of group" in output) == ("stuck" in fault), output
+
+
+def test_a_communicator_of_one_rank_is_made(fake):
+    code = "from pydist import _C, distributed; print(distributed.is_nccl_available(), _C.cuda_current(), _C.nccl_probe())"
+    done = subprocess.run([sys.executable, "-c", code], env={**os.environ, **fake}, capture_output=True, text=True, timeout=LIMIT)
+    assert done.stdout == "True 0 None\n", done.stderr
 
 
 @with_fake
