@@ -99,13 +99,15 @@ CONVOLUTIONS = {
 def test_convolutions(name, dtype):
     shape, filters, options = CONVOLUTIONS[name]
     x, w, b = pydist.randn(*shape).to(dtype), pydist.randn(*filters).to(dtype), pydist.randn(filters[0]).to(dtype)
-    for layout in (pydist.contiguous_format, pydist.channels_last):
+    plain, last = pydist.contiguous_format, pydist.channels_last
+    for layout, of_filters in ((plain, plain), (last, last), (last, plain)):
         results = []
         for device in ("cpu", "cuda"):
-            leaves = [t.clone().to(memory_format=layout).to(device).requires_grad_() for t in (x, w)] + [b.clone().to(device).requires_grad_()]
+            leaves = [t.clone().to(memory_format=f).to(device).requires_grad_() for t, f in ((x, layout), (w, of_filters))]
+            leaves.append(b.clone().to(device).requires_grad_())
             y = F.conv2d(*leaves, **options)
             g = (pydist.arange(y.numel()) % 5 - 2).reshape(y.shape).to(dtype)
-            y.backward(g.to(memory_format=layout).to(device))
+            y.backward(g.to(memory_format=of_filters).to(device))
             results.append([y, *(t.grad for t in leaves)])
         for got, want in zip(*reversed(results)):
             assert got.stride() == want.stride()

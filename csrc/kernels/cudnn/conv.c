@@ -307,17 +307,38 @@ static void add_bias(const pd_conv *c, const void *bias, void *y) {
     pd_here()->binary(PD_BINARY_add, c->t, 1, &l);
 }
 
-pd_status pd_cudnn_conv(const pd_conv *c, pd_conv_part part, const void *a, const void *b, const void *bias, void *out,
-                        bool *done) {
-    void *const one = (void *)(uintptr_t)a, *const two = (void *)(uintptr_t)b;
-    void *const pointers[3] = {part == PD_CONV_INPUT ? out : part == PD_CONV_WEIGHT ? two : one,
-                               part == PD_CONV_WEIGHT ? out : two, part == PD_CONV_FORWARD ? out : one};
+/* ---- one layout for all: engines for mixed ones are few and slow ------------------------------------------------- */
+
+typedef struct operand {
+    void *given, *p; /* p: given, or a copy in the layout that all have */
+    int64_t dims[4];
+    bool last, out;
+} operand;
+
+static bool lies_alike(const operand *o, bool last) {
+    return o->last == last || o->dims[1] == 1 || o->dims[2] * o->dims[3] == 1;
+}
+static size_t bytes_of(const operand *o, pd_dtype t) {
+    return (size_t)(o->dims[0] * o->dims[1] * o->dims[2] * o->dims[3]) * pd_dtype_size(t);
+}
+
+/* The elements of one operand from a layout to the other. */
+static void relay(const operand *o, pd_dtype t, void *to, bool to_last, const void *from) {
+    const int64_t *d = o->dims, size = (int64_t)pd_dtype_size(t), plane = d[2] * d[3];
+    pd_loop l = {.ndim = 3, .nop = 2, .numel = d[0] * d[1] * plane, .size = {d[0], d[1], plane},
+                 .ptr = {to, (char *)(uintptr_t)from}};
+    for (int k = 0; k < 2; k++) {
+        bool last = (k == 0) == to_last;
+        l.stride[k][0] = d[1] * plane * size;
+        l.stride[k][1] = last ? size : plane * size;
+        l.stride[k][2] = last ? d[1] * size : size;
+    }
+    pd_here()->copy(t, t, &l);
+}
+
+static pd_status run(const pd_conv *c, pd_conv_part part, void *const pointers[3], bool *done) {
     const pd_device *d = pd_device_here;
     plan once_only = {.made = false}, *q = NULL;
-    *done = false;
-    if (!pd_dtype_is_float(c->t) || c->N <= 0 || c->C <= 0 || c->K <= 0) return PD_OK;
-    for (int i = 0; i < 3; i++)
-        if ((uintptr_t)pointers[i] % ALIGNED) return PD_OK;
     pthread_mutex_lock(&lock);
     void *handle = handle_of(d, pd_cuda_stream(d));
     pd_status status = handle && !(q = plan_of(c, part, d->index, &once_only)) ? PD_E_MEMORY : PD_OK;
@@ -330,6 +351,42 @@ pd_status pd_cudnn_conv(const pd_conv *c, pd_conv_part part, const void *a, cons
     }
     unmake(&once_only);
     pthread_mutex_unlock(&lock);
+    return status ? pd_trail(__FILE__, __LINE__, status) : PD_OK;
+}
+
+pd_status pd_cudnn_conv(const pd_conv *c, pd_conv_part part, const void *a, const void *b, const void *bias, void *out,
+                        bool *done) {
+    void *const one = (void *)(uintptr_t)a, *const two = (void *)(uintptr_t)b;
+    const pd_device *d = pd_device_here;
+    const bool last = c->x_nhwc || c->y_nhwc;
+    pd_conv all = *c;
+    operand o[3] = {{.dims = {c->N, c->C, c->H, c->W}, .last = c->x_nhwc, .out = part == PD_CONV_INPUT},
+                    {.dims = {c->K, c->C / c->groups, c->R, c->S}, .last = c->w_nhwc, .out = part == PD_CONV_WEIGHT},
+                    {.dims = {c->N, c->K, c->P, c->Q}, .last = c->y_nhwc, .out = part == PD_CONV_FORWARD}};
+    o[0].given = o[0].out ? out : part == PD_CONV_FORWARD ? one : two;
+    o[1].given = o[1].out ? out : two;
+    o[2].given = o[2].out ? out : one;
+    all.x_nhwc = all.y_nhwc = all.w_nhwc = last;
+    *done = false;
+    const char *reason;
+    if (!pd_dtype_is_float(c->t) || c->N <= 0 || c->C <= 0 || c->K <= 0 || !pd_cudnn_version(&reason)) return PD_OK;
+    for (int i = 0; i < 3; i++)
+        if (lies_alike(&o[i], last) && (uintptr_t)o[i].given % ALIGNED) return PD_OK;
+    pd_status status = PD_OK;
+    for (int i = 0; i < 3 && !status; i++) {
+        if (lies_alike(&o[i], last)) {
+            o[i].p = o[i].given;
+            continue;
+        }
+        status = d->alloc(d, bytes_of(&o[i], c->t), &o[i].p);
+        if (!status && !o[i].out) relay(&o[i], c->t, o[i].p, last, o[i].given);
+    }
+    if (!status) status = run(&all, part, (void *const[]){o[0].p, o[1].p, o[2].p}, done);
+    for (int i = 0; i < 3; i++) {
+        if (!o[i].p || o[i].p == o[i].given) continue;
+        if (o[i].out && *done) relay(&o[i], c->t, o[i].given, !last, o[i].p);
+        d->free(d, o[i].p, bytes_of(&o[i], c->t));
+    }
     if (status) return pd_trail(__FILE__, __LINE__, status);
     if (*done && bias) add_bias(c, bias, out);
     return PD_OK;
