@@ -17,7 +17,10 @@ def set_float32_matmul_precision(precision):
 
 
 def get_float32_matmul_precision():
-    return _matmul_precision
+    """What was set last, here or by backends.cuda.matmul.allow_tf32."""
+    if _C.gpu_settings()[0]:
+        return "high" if _matmul_precision == "highest" else _matmul_precision
+    return "highest"
 
 
 def use_deterministic_algorithms(mode, *, warn_only=False):
