@@ -14,14 +14,6 @@ if not pydist.cuda.is_available() or _C.pretended_cuda():
 DTYPES = {pydist.float64: 1e-11, pydist.float32: 2e-5, pydist.float16: 4e-3, pydist.bfloat16: 3e-2}
 
 
-@pytest.fixture(autouse=True)
-def settings():
-    before = _C.gpu_settings()
-    _C.gpu_settings(False, False, False)
-    yield
-    _C.gpu_settings(*before)
-
-
 def near(got, want, eps):
     want = want.double()
     return ((got.cpu().double() - want).abs() <= eps * max(1.0, want.abs().max().item())).all().item()
