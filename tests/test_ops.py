@@ -514,6 +514,24 @@ def test_batch_norm_statistics():
     assert np.array_equal(numbers(mean), before)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_batch_norm_of_16_bits(dtype):
+    """Weights and running statistics are of the input's dtype, too."""
+    rng = np.random.default_rng(1)
+    made = [pydist.tensor(v).to(getattr(pydist, dtype)) for v in (rng.normal(1, 2, (4, 3, 5)), *rng.random((4, 3)))]
+    for training in (True, False):
+        results = []
+        for x, w, b, mean, var in (made, [t.double() for t in made]):
+            x, w, b, mean, var = (t.clone() for t in (x, w, b, mean, var))
+            for t in (x, w, b):
+                t.requires_grad_()
+            y = pydist.nn.functional.batch_norm(x, mean, var, w, b, training=training)
+            y.backward(x.detach())
+            results.append([y, mean, var, x.grad, w.grad, b.grad])
+        for got, want in zip(*results):
+            assert (got.double() - want).abs().max().item() <= 8 * EPS[dtype] * max(want.abs().max().item(), 1)
+
+
 # Threads.
 
 

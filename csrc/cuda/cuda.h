@@ -35,6 +35,21 @@ static inline void no_kernel_for(pd_dtype) {
     pd_cuda_lent->refuse(PD_E_NOTIMPL, "there is no CUDA kernel for this dtype yet");
 }
 
+/* Where kernels write down an index that is out of range (device/bad_index.h): memory of the host, the first one stays
+   until it is read. NULL: refused already. */
+struct bad_record {
+    unsigned taken;
+    volatile unsigned ready;
+    pd_bad_index what;
+};
+bad_record *pd_cuda_bad_record();
+static inline __device__ void complain(bad_record *r, const pd_bad_index &what) {
+    if (atomicCAS(&r->taken, 0u, 1u)) return;
+    r->what = what;
+    __threadfence_system();
+    r->ready = 1;
+}
+
 template <class T> struct tag { typedef T type; };
 /* f(tag<C type>()) for the element type t. */
 template <class F> static void by_float(pd_dtype t, F f) {

@@ -101,16 +101,12 @@ void pd_cuda_fold(pd_fold f, pd_dtype t, pd_dtype out_t, const pd_block *b, cons
     });
 }
 
-double pd_cuda_sum_squares(pd_dtype t, int64_t n, const void *x) {
-    double total = 0;
+void pd_cuda_sum_squares(pd_dtype t, int64_t n, const void *x, double *sum) {
     by_float(t, [&](auto e) {
         typedef typename decltype(e)::type E;
-        double *sum = n ? fold_all<plus, E, double>((const E *)x, pd_block{1, n, 1}, SQUARED) : nullptr;
-        if (!sum) return;
-        cudaMemcpyAsync(&total, sum, sizeof total, cudaMemcpyDeviceToHost, pd_cuda_stream_now);
-        cudaStreamSynchronize(pd_cuda_stream_now);
+        double *folded = fold_all<plus, E, double>((const E *)x, pd_block{1, n, 1}, SQUARED);
+        if (folded) launch(finish<double, double>, 1, THREADS, (const double *)folded, sum, (int64_t)1, 1.0, false);
     });
-    return total;
 }
 
 template <class E> static __global__ void scale_kernel(E *x, int64_t n, double by, int *finite) {

@@ -18,6 +18,29 @@ static pd_kernels kernels() {
 }
 static const pd_kernels table = kernels();
 
+static bad_record *record; /* of all devices: made when a kernel first needs it */
+bad_record *pd_cuda_bad_record() {
+    void *p = nullptr;
+    if (record) return record;
+    if (cudaMallocHost(&p, sizeof *record)) {
+        pd_cuda_lent->refuse(PD_E_MEMORY, "out of pinned memory");
+        return nullptr;
+    }
+    memset(p, 0, sizeof *record);
+    bad_record *none = nullptr;
+    if (!__atomic_compare_exchange_n(&record, &none, (bad_record *)p, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
+        cudaFreeHost(p);
+    return record;
+}
+static bool bad_index(pd_bad_index *out) {
+    if (!record || !record->ready) return false;
+    __atomic_thread_fence(__ATOMIC_ACQUIRE);
+    *out = record->what;
+    record->ready = 0;
+    __atomic_store_n(&record->taken, 0u, __ATOMIC_RELEASE);
+    return true;
+}
+
 static void start(const pd_cuda_host *host) { pd_cuda_lent = host; }
 static const char *text(int error) { return cudaGetErrorString((cudaError_t)error); }
 static int count(int *devices) { return cudaGetDeviceCount(devices); }
@@ -102,7 +125,7 @@ static void mark(const char *) {}
 #endif
 extern "C" __attribute__((visibility("default"))) const pd_cuda_library pd_cuda_library_of_pydist;
 const pd_cuda_library pd_cuda_library_of_pydist = {
-    PD_KERNELS_LAYOUT, PD_CUDA_BUILT, &table, start, text, count, properties, use, failed, wait, memory, take, give, pin, unpin, copy,
+    PD_KERNELS_LAYOUT, PD_CUDA_BUILT, &table, start, text, count, properties, use, failed, bad_index, wait, memory, take, give, pin, unpin, copy,
     stream_new, stream_free, stream_wait, stream_done, stream_after, event_new, event_free, event_record, event_wait, event_done, event_between,
     capture_begin, capture_end, capturing, graph_launch, graph_free, range_push, range_pop, mark,
 };

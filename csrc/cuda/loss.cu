@@ -1,5 +1,5 @@
 /* Losses over classes, a block a row: negative log likelihood of log-probabilities or (LOGITS) of logits, and the gradients. Sums over
-   rows are made by one block in a fixed order. */
+   rows are made by one block in a fixed order, and stay on the device. */
 #include "cuda/block.h"
 #include "cuda/table.h"
 
@@ -42,42 +42,39 @@ static __global__ void loss_rows(const labelled<E> c, const E *x, T *lse, E *los
     if (losses) losses[r] = narrow<E>((T)value);
 }
 
-/* out[k]: the sum of in[k][rows], k < 2. */
-static __global__ void sum_rows(const double *in, double *out, int64_t rows) {
+/* sums: of the losses, of the weights, and their quotient. */
+static __global__ void sum_rows(const double *in, double *sums, int64_t rows) {
+    double all[2];
     for (int k = 0; k < 2; k++) {
         double v = 0;
         for (int64_t r = threadIdx.x; r < rows; r += THREADS) v += in[k * rows + r];
-        v = block_all<plus>(v);
-        if (threadIdx.x == 0) out[k] = v;
+        all[k] = block_all<plus>(v);
     }
+    if (threadIdx.x == 0) sums[0] = all[0], sums[1] = all[1], sums[2] = all[0] / all[1];
 }
 
-template <bool LOGITS> static double run(pd_dtype t, const pd_xent *c, const void *x, void *lse, void *losses, double *sum) {
-    double both[2] = {0, 0};
-    *sum = 0;
-    if (c->rows <= 0 || c->C <= 0) return 0;
-    double *rows = (double *)pd_cuda_lent->room(sizeof(double) * (size_t)(2 * c->rows + 2)), *out = rows + 2 * c->rows;
-    if (!rows) return 0;
+template <bool LOGITS> static void run(pd_dtype t, const pd_xent *c, const void *x, void *lse, void *losses, double *sums) {
+    int64_t counted = c->C > 0 && c->rows > 0 ? c->rows : 0;
+    double *rows = (double *)pd_cuda_lent->room(sizeof(double) * (size_t)(2 * counted + 1));
+    if (!rows) return;
     by_float(t, [&](auto e) {
         typedef typename decltype(e)::type E;
         typedef wide<E> T;
-        launch(loss_rows<E, T, LOGITS>, c->rows, THREADS, of<E>(c), (const E *)x, (T *)lse, (E *)losses, rows, rows + c->rows);
+        launch(loss_rows<E, T, LOGITS>, counted, THREADS, of<E>(c), (const E *)x, (T *)lse, (E *)losses, rows, rows + counted);
     });
-    launch(sum_rows, 1, THREADS, (const double *)rows, out, c->rows);
-    cudaMemcpyAsync(both, out, sizeof both, cudaMemcpyDeviceToHost, pd_cuda_stream_now);
-    cudaStreamSynchronize(pd_cuda_stream_now);
-    *sum = both[0];
-    return both[1];
+    launch(sum_rows, 1, THREADS, (const double *)rows, sums, counted);
 }
-double pd_cuda_nll(pd_dtype t, const pd_xent *c, const void *x, void *losses, double *sum) { return run<false>(t, c, x, nullptr, losses, sum); }
-double pd_cuda_xent(pd_dtype t, const pd_xent *c, const void *x, void *lse, void *losses, double *sum) { return run<true>(t, c, x, lse, losses, sum); }
+void pd_cuda_nll(pd_dtype t, const pd_xent *c, const void *x, void *losses, double *sums) { run<false>(t, c, x, nullptr, losses, sums); }
+void pd_cuda_xent(pd_dtype t, const pd_xent *c, const void *x, void *lse, void *losses, double *sums) { run<true>(t, c, x, lse, losses, sums); }
 
 /* scale g ((q w_t + s W) p_c - q w_t [c = t] - s w_c), q = 1 - smoothing, s = smoothing / C, W the sum of all weights. */
 template <class E, class T, bool LOGITS>
-static __global__ void loss_grad(const labelled<E> c, const E *x, const T *lse, const E *g, double scale, E *gx) {
+static __global__ void loss_grad(const labelled<E> c, const E *x, const T *lse, const E *g, bool each, const T *total, double scale, E *gx) {
     int64_t r = blockIdx.x, t = c.target[r];
     bool counts = c.counts(r);
-    double by = counts ? scale * (g ? (double)widen(g[r]) : 1.0) : 0, hit = counts ? by * (1.0 - c.smoothing) * c.weight_of(t) : 0, all = 0;
+    if (g) scale *= (double)widen(g[each ? r : 0]);
+    if (total) scale /= (double)*total;
+    double by = counts ? scale : 0, hit = counts ? by * (1.0 - c.smoothing) * c.weight_of(t) : 0, all = 0;
     T l = 0, spread = (T)(by * c.smoothing / (double)c.C), from = 0;
     if (LOGITS) {
         l = lse[r];
@@ -100,32 +97,44 @@ static __global__ void loss_grad(const labelled<E> c, const E *x, const T *lse, 
         gx[r * c.C + i] = narrow<E>(v);
     }
 }
-template <bool LOGITS> static void run_grad(pd_dtype t, const pd_xent *c, const void *x, const void *lse, const void *g, double scale, void *gx) {
+template <bool LOGITS>
+static void run_grad(pd_dtype t, const pd_xent *c, const void *x, const void *lse, const void *g, bool each, const void *total, double scale,
+                     void *gx) {
     by_float(t, [&](auto e) {
         typedef typename decltype(e)::type E;
         typedef wide<E> T;
         labelled<E> l = of<E>(c);
         if (!LOGITS) l.smoothing = 0;
-        launch(loss_grad<E, T, LOGITS>, c->rows, THREADS, l, (const E *)x, (const T *)lse, (const E *)g, scale, (E *)gx);
+        launch(loss_grad<E, T, LOGITS>, c->rows, THREADS, l, (const E *)x, (const T *)lse, (const E *)g, each, (const T *)total, scale, (E *)gx);
     });
 }
-void pd_cuda_nll_grad(pd_dtype t, const pd_xent *c, const void *g, double scale, void *gx) { run_grad<false>(t, c, nullptr, nullptr, g, scale, gx); }
-void pd_cuda_xent_grad(pd_dtype t, const pd_xent *c, const void *x, const void *lse, const void *g, double scale, void *gx) {
-    run_grad<true>(t, c, x, lse, g, scale, gx);
+void pd_cuda_nll_grad(pd_dtype t, const pd_xent *c, const void *g, bool each, const void *total, double scale, void *gx) {
+    run_grad<false>(t, c, nullptr, nullptr, g, each, total, scale, gx);
+}
+void pd_cuda_xent_grad(pd_dtype t, const pd_xent *c, const void *x, const void *lse, const void *g, bool each, const void *total, double scale,
+                       void *gx) {
+    run_grad<true>(t, c, x, lse, g, each, total, scale, gx);
 }
 
-static __global__ void first_bad(const int64_t *target, int64_t rows, int64_t C, int64_t ignore, int64_t *out) {
+/* One block: complains of the first bad label and, unless total is NULL, adds up the weights of those that count. */
+template <class E> static __global__ void look_at_labels(const char *op, const labelled<E> c, int64_t rows, double *total, bad_record *record) {
     int64_t bad = INT64_MAX;
-    for (int64_t r = threadIdx.x; r < rows && bad == INT64_MAX; r += THREADS)
-        if (target[r] != ignore && (uint64_t)target[r] >= (uint64_t)C) bad = r;
+    double sum = 0;
+    for (int64_t r = threadIdx.x; r < rows; r += THREADS)
+        if (c.counts(r)) sum += total ? c.weight_of(c.target[r]) : 0;
+        else if (c.target[r] != c.ignore && bad == INT64_MAX) bad = r;
     bad = block_all<smaller>(bad);
-    if (threadIdx.x == 0) out[0] = bad;
+    sum = block_all<plus>(sum);
+    if (threadIdx.x) return;
+    if (bad != INT64_MAX) complain(record, pd_bad_index{op, PD_BAD_LABEL, {c.target[bad], bad, c.C, c.ignore}});
+    if (total) *total = sum;
 }
-int64_t pd_cuda_labels_check(const int64_t *target, int64_t rows, int64_t C, int64_t ignore) {
-    int64_t bad = INT64_MAX, *out = (int64_t *)pd_cuda_lent->room(sizeof bad);
-    if (!out) return -1;
-    launch(first_bad, 1, THREADS, target, rows, C, ignore, out);
-    cudaMemcpyAsync(&bad, out, sizeof bad, cudaMemcpyDeviceToHost, pd_cuda_stream_now);
-    cudaStreamSynchronize(pd_cuda_stream_now);
-    return bad == INT64_MAX ? -1 : bad;
+bool pd_cuda_labels(const char *op, pd_dtype t, const pd_xent *c, double *total, pd_bad_index *) {
+    bad_record *record = pd_cuda_bad_record();
+    if (!record) return true;
+    by_float(t, [&](auto e) {
+        typedef typename decltype(e)::type E;
+        launch(look_at_labels<E>, 1, THREADS, op, of<E>(c), c->rows, total, record);
+    });
+    return true;
 }

@@ -178,6 +178,12 @@ static pd_status scratch(const pd_device *d, size_t bytes, const char *op, void 
     return bytes ? hold(d, bytes, out) : PD_OK;
 }
 
+/* The first index out of range that a kernel has come upon since. */
+static pd_status complaint(void) {
+    pd_bad_index bad;
+    return cuda.lib->bad_index(&bad) ? pd_bad_index_fail(&bad) : PD_OK;
+}
+
 static pd_status check(const pd_device *d, const char *op) {
     let_go(d);
     pd_status refused = here.refused;
@@ -185,7 +191,7 @@ static pd_status check(const pd_device *d, const char *op) {
     if (refused) return pd_fail(refused, "%s: %s (the tensors are on %s)", op, here.text, d->name);
     int error = cuda.lib->failed();
     if (!error && pd_flags_get()->SYNC && !pd_cuda_capturing(d)) error = cuda.lib->wait();
-    return pd_cuda_result(op, error);
+    return error ? pd_cuda_result(op, error) : complaint();
 }
 
 static pd_status copy(const pd_device *d, pd_transfer way, void *to, const void *from, size_t bytes, bool wait) {
@@ -194,7 +200,7 @@ static pd_status copy(const pd_device *d, pd_transfer way, void *to, const void 
     void *stream = here.streams[d->index];
     int error = bytes ? cuda.lib->copy(to, from, bytes, stream) : 0;
     if (!error && wait) error = cuda.lib->stream_wait(stream);
-    return pd_cuda_result(names[way], error);
+    return error || !wait ? pd_cuda_result(names[way], error) : complaint();
 }
 
 pd_status pd_cuda_device(const char *op, int index, const pd_device **out) {
@@ -236,7 +242,8 @@ pd_status pd_cuda_set_current(int index) {
 
 pd_status pd_cuda_wait(const pd_device *d, const char *op) {
     PD_TRY(enter(d));
-    return pd_cuda_result(op, cuda.lib->wait());
+    int error = cuda.lib->wait();
+    return error ? pd_cuda_result(op, error) : complaint();
 }
 void *pd_cuda_stream(const pd_device *d) { return here.streams[d->index]; }
 void pd_cuda_set_stream(const pd_device *d, void *stream) { here.streams[d->index] = stream; }

@@ -5,7 +5,7 @@
 #ifndef PD_DEVICE_CUDA_LIBRARY_H
 #define PD_DEVICE_CUDA_LIBRARY_H
 
-#include "base/status.h"
+#include "device/bad_index.h"
 
 typedef struct pd_cuda_properties {
     char name[256];
@@ -31,6 +31,7 @@ typedef struct pd_cuda_library {
     int (*properties)(int device, pd_cuda_properties *out);
     int (*use)(int device, void *stream); /* of this thread, from now on */
     int (*failed)(void);                  /* the error of the launches since, which is forgotten */
+    bool (*bad_index)(pd_bad_index *out); /* whether a kernel has found one since, which is forgotten */
     int (*wait)(void);                    /* for all that the current device has been given */
     int (*memory)(size_t *left, size_t *total);
     int (*take)(void **out, size_t bytes);

@@ -13,6 +13,7 @@
 #include "base/dtype.h"
 #include "base/rng.h"
 #include "base/status.h"
+#include "device/bad_index.h"
 #ifndef __cplusplus
 #include "device/device.h"
 #endif
@@ -160,7 +161,33 @@ typedef struct pd_resample {
     const double *weight;
 } pd_resample;
 
-/* Nearest: labels outside [0, C) other than ignore_index are an error the caller finds with pd_here()->labels_check. */
+/* Places in memory that indices choose: base + sum of own[d] at[d] + sum of by[j].step times the index that by[j] has
+   there, for `count` positions at[0], at[1], ... of `size`, in order from number `first` on, which begins a run of the
+   last dimension; all in bytes, the indices' strides in elements. An index
+   that lies outside [0, n) ([-n, n) where it wraps) is a bad one, unless it is `skip`; the place of both is -1. */
+#define PD_PLACE_DIMS (2 * PD_MAX_DIMS)
+typedef struct pd_chooser {
+    const void *index;
+    bool narrow, wraps; /* narrow: int32, else int64 */
+    int64_t n, step, skip, dim, stride[PD_PLACE_DIMS]; /* skip: -1 for none; dim: as an error calls it */
+} pd_chooser;
+typedef struct pd_places {
+    const char *op;
+    pd_bad_kind kind;
+    int ndim, nby;
+    int64_t first, count, base, size[PD_PLACE_DIMS], own[PD_PLACE_DIMS];
+    pd_chooser by[PD_MAX_DIMS];
+} pd_places;
+/* Index `value` of chooser c as a place: false for a bad one. */
+PD_BOTH bool pd_choose(const pd_chooser *c, int64_t value, int64_t *place) {
+    bool skips = value == c->skip && value >= 0;
+    if (c->wraps && value < 0) value += c->n;
+    if (skips || value < 0 || value >= c->n) *place = -1;
+    else *place = value * c->step;
+    return skips || *place >= 0;
+}
+
+/* Labels outside [0, C) other than ignore_index do not count, and are an error that pd_here()->labels finds. */
 typedef struct pd_xent {
     int64_t rows, C;              /* logits[rows, C], contiguous; class along the last axis */
     const int64_t *target;        /* [rows] */
@@ -245,18 +272,21 @@ typedef struct pd_kernels {
     void (*softmax)(bool log, pd_dtype t, const pd_block *b, const void *x, void *y);
     void (*softmax_grad)(bool log, pd_dtype t, const pd_block *b, const void *g, const void *y, void *gx);
 
-    /* Row of the first label that is neither ignore_index nor in [0, C), or -1. */
-    int64_t (*labels_check)(const int64_t *target, int64_t rows, int64_t C, int64_t ignore_index);
-    /* Negative log likelihood of log-probabilities: losses[r] = -weight[t] * x[r][t] (0 where ignored); returns the sum
-       of the weights of the rows that count, rows' losses summed in a fixed order into *sum. losses may be NULL. */
-    double (*nll)(pd_dtype t, const pd_xent *c, const void *logp, void *losses, double *sum);
-    /* gx = 0 everywhere, -weight[t] * scale * (g ? g[r] : 1) at the targets. */
-    void (*nll_grad)(pd_dtype t, const pd_xent *c, const void *g, double scale, void *gx);
+    /* Whether all labels are in [0, C) or ignore_index; if not, *bad is one that is not. true from a device whose host
+       does not wait (device/bad_index.h). total, unless NULL: the sum of the weights of those that count (weights of
+       type t). */
+    bool (*labels)(const char *op, pd_dtype t, const pd_xent *c, double *total, pd_bad_index *bad);
+    /* Negative log likelihood of log-probabilities: losses[r] = -weight[t] * x[r][t] (0 where ignored); sums: of the
+       losses, in a fixed order, of the weights of the rows that count, and their quotient. losses may be NULL. */
+    void (*nll)(pd_dtype t, const pd_xent *c, const void *logp, void *losses, double sums[3]);
+    /* gx = 0 everywhere, -weight[t] * scale * g / total at the targets. g: a number of type t for each row, or (each
+       false) one for all; total: a number, float, double for F64. Both may be NULL: 1. */
+    void (*nll_grad)(pd_dtype t, const pd_xent *c, const void *g, bool each, const void *total, double scale, void *gx);
     /* The same on logits, in one pass; lse[rows] (float, double for F64) is kept for the gradient. Smoothing as
-       PyTorch's. */
-    double (*xent)(pd_dtype t, const pd_xent *c, const void *x, void *lse, void *losses, double *sum);
-    void (*xent_grad)(pd_dtype t, const pd_xent *c, const void *x, const void *lse, const void *g, double scale,
-                      void *gx);
+       PyTorch's. gx may be x. */
+    void (*xent)(pd_dtype t, const pd_xent *c, const void *x, void *lse, void *losses, double sums[3]);
+    void (*xent_grad)(pd_dtype t, const pd_xent *c, const void *x, const void *lse, const void *g, bool each,
+                      const void *total, double scale, void *gx);
 
     /* y = x * keep / (1 - p), keep drawn by (key, element index): the gradient is the same call on g. p = 1 gives
        zeros. */
@@ -269,8 +299,10 @@ typedef struct pd_kernels {
     void (*bernoulli)(pd_dtype t, int64_t n, double p, pd_rng_key key, void *out);             /* any */
     void (*randperm)(int64_t n, pd_rng_key key, int64_t *out);                                 /* serial Fisher-Yates */
 
-    /* Copies blocks of `bytes` bytes: dst[i] = src + offset[i]; and dst + offset[i] = src[i] (later i win), both serial
-       per block. */
+    /* All places of c; whether all indices were good, as `labels` says it. */
+    bool (*places)(const pd_places *c, int64_t *out, pd_bad_index *bad);
+    /* Copies blocks of `bytes` bytes: dst[i] = src + offset[i]; and dst + offset[i] = src[i] (later i win). At offset
+       -1 there are zeros, and nothing is put. */
     void (*take)(int64_t count, size_t bytes, const int64_t *offset, const char *src, char *dst);
     void (*put)(int64_t count, size_t bytes, const int64_t *offset, const char *src, int64_t src_stride, char *dst);
     /* dst + offset[i] += src[i], blocks of n elements, in order of i (deterministic); src_stride in bytes. Any. */
@@ -327,9 +359,9 @@ typedef struct pd_kernels {
     void (*asgd)(pd_dtype t, const pd_asgd *c, const pd_segment_step *s, int64_t count);
     void (*rprop)(pd_dtype t, const pd_rprop *c, const pd_segment_step *s, int64_t count);
     void (*lion)(pd_dtype t, const pd_lion *c, const pd_segment_step *s, int64_t count);
-    /* sum of squares in double, fixed order; multiply in place. */
-    double (*sum_squares)(pd_dtype t, int64_t n, const void *x);
-    bool (*scale)(pd_dtype t, int64_t n, double by, void *x); /* whether all were finite */
+    /* *sum: of the squares, in double, fixed order; multiply in place: whether all were finite. */
+    void (*sum_squares)(pd_dtype t, int64_t n, const void *x, double *sum);
+    bool (*scale)(pd_dtype t, int64_t n, double by, void *x);
 
     /* The portable product, of which pd_gemm_run makes use; any batch, M, N, K. */
     size_t (*gemm_scratch)(const pd_gemm *c);

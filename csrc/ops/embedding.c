@@ -10,24 +10,18 @@
 typedef struct { int64_t padding, hidden; } lookup_attrs;
 typedef struct { int64_t padding, rows; } grad_attrs;
 
-/* Byte offsets of the rows; the indices are checked. */
-static pd_status offsets_of(const char *op, const pd_tensor *index, int64_t rows, int64_t bytes, int64_t *out) {
-    pd_storage memory = {.data = out, .bytes = (size_t)index->numel * 8, .device = &pd_device_cpu};
-    pd_tensor flat = *index, from = *index, *pair[2] = {&flat, &from};
-    pd_loop l;
-    flat.storage = &memory;
-    flat.offset = 0;
-    flat.dtype = PD_I64;
-    pd_shape_contiguous(flat.ndim, flat.size, flat.stride);
-    pd_loop_build(&l, 2, pair);
-    pd_here()->copy(PD_I64, (pd_dtype)index->dtype, &l);
-    for (int64_t i = 0; i < index->numel; i++) {
-        if (out[i] < 0 || out[i] >= rows)
-            return pd_fail(PD_E_INDEX, "%s: index %" PRId64 " is out of range (expected 0 to %" PRId64 ")", op, out[i],
-                           rows - 1);
-        out[i] *= bytes;
-    }
-    return PD_OK;
+/* Byte offsets of the rows of each of `tables` tables, -1 for row `skip`; the indices are checked. */
+static pd_status offsets_of(const char *op, const pd_tensor *index, int64_t tables, int64_t rows, int64_t bytes,
+                            int64_t skip, int64_t *out) {
+    pd_places c;
+    pd_bad_index bad;
+    c.op = op, c.kind = PD_BAD_ROW, c.nby = 1, c.ndim = 1 + index->ndim, c.first = c.base = 0;
+    c.count = tables * index->numel, c.size[0] = tables, c.own[0] = rows * bytes;
+    c.by[0] = (pd_chooser){.index = pd_tensor_data(index), .narrow = index->dtype == PD_I32, .n = rows, .step = bytes,
+                           .skip = skip};
+    for (int d = 0; d < index->ndim; d++)
+        c.size[1 + d] = index->size[d], c.own[1 + d] = 0, c.by[0].stride[1 + d] = index->stride[d];
+    return pd_here()->places(&c, out, &bad) ? PD_OK : pd_bad_index_fail(&bad);
 }
 
 static size_t scratch(const pd_call *c) { return (size_t)c->in[1]->numel * 8 + 64 + pd_packed_bytes(c); }
@@ -44,10 +38,8 @@ static pd_status lookup_kernel(const pd_call *c) {
     const lookup_attrs *a = c->attrs;
     pd_tensor *w = c->in[0], *o = c->out[0];
     int64_t n = c->in[1]->numel, bytes = w->size[1] * (int64_t)pd_dtype_size((pd_dtype)w->dtype), *offset = c->scratch;
-    PD_TRY(offsets_of("embedding", c->in[1], w->size[0], bytes, offset));
+    PD_TRY(offsets_of("embedding", c->in[1], 1, w->size[0], bytes, a->hidden ? a->padding : -1, offset));
     pd_here()->take(n, (size_t)bytes, offset, pd_packed(w, offset + n), pd_tensor_data(o));
-    for (int64_t i = 0; i < n && a->hidden; i++)
-        if (offset[i] == a->padding * bytes) memset((char *)pd_tensor_data(o) + i * bytes, 0, (size_t)bytes);
     return PD_OK;
 }
 static void lookup_vjp(pd_vjp *v) {
@@ -78,16 +70,11 @@ static pd_status grad_kernel(const pd_call *c) {
     const grad_attrs *a = c->attrs;
     pd_tensor *g = c->in[0], *o = c->out[0];
     int64_t n = c->in[1]->numel, columns = o->size[1], bytes = columns * (int64_t)pd_dtype_size((pd_dtype)o->dtype),
-            *offset = c->scratch, done = 0;
-    PD_TRY(offsets_of("embedding_grad", c->in[1], a->rows, bytes, offset));
+            *offset = c->scratch;
+    PD_TRY(offsets_of("embedding_grad", c->in[1], 1, a->rows, bytes, a->padding, offset));
     const char *from = pd_packed(g, offset + n);
     pd_fill(o, &(pd_scalar){.cat = PD_CAT_INT});
-    for (int64_t i = 0; i <= n; i++) /* runs without padding */
-        if (i == n || (a->padding >= 0 && offset[i] == a->padding * bytes)) {
-            pd_here()->put_add((pd_dtype)o->dtype, i - done, columns, offset + done, from + done * bytes, bytes,
-                               pd_tensor_data(o));
-            done = i + 1;
-        }
+    pd_here()->put_add((pd_dtype)o->dtype, n, columns, offset, from, bytes, pd_tensor_data(o));
     return PD_OK;
 }
 static void grad_vjp(pd_vjp *v) {
@@ -165,11 +152,12 @@ static pd_status slices_infer(pd_call *c, int64_t given, int64_t size) {
     return pd_out_shape(c, 0, (pd_dtype)x->dtype, x->ndim, shape);
 }
 
-/* Slices of x [outer, n, inner] at offsets go to y, or are added there from x, a thread per outer index. */
+/* Slices of x [outer, n, inner] at offsets go to y, or are added there from x, a thread per outer index; all of them in
+   one call (`tables`) where a call is a launch. */
 typedef struct slices_job {
     pd_dtype t;
     pd_block b; /* of the tensor that the index points into */
-    int64_t count, bytes;
+    int64_t tables, count, bytes;
     const int64_t *offset;
     const char *x;
     char *y;
@@ -177,23 +165,32 @@ typedef struct slices_job {
 } slices_job;
 static void slices_part(void *ctx, int64_t begin, int64_t end) {
     const slices_job *j = ctx;
-    const int64_t whole = j->b.n * j->bytes, chosen = j->count * j->bytes;
-    for (int64_t o = begin; o < end; o++) {
-        if (!j->add) pd_here()->take(j->count, (size_t)j->bytes, j->offset, j->x + o * whole, j->y + o * chosen);
-        else
-            pd_here()->put_add(j->t, j->count, j->b.inner, j->offset, j->x + o * chosen, j->bytes, j->y + o * whole);
+    const int64_t whole = j->b.n * j->bytes, chosen = j->count * j->bytes, n = j->tables * j->count;
+    for (int64_t o = begin; o < end; o += j->tables) {
+        if (!j->add) pd_here()->take(n, (size_t)j->bytes, j->offset, j->x + o * whole, j->y + o * chosen);
+        else pd_here()->put_add(j->t, n, j->b.inner, j->offset, j->x + o * chosen, j->bytes, j->y + o * whole);
     }
+}
+static int64_t tables_of(const pd_block *b) { return pd_device_here->kernels ? b->outer : 1; }
+static size_t slices_scratch(const pd_call *c) {
+    int dim;
+    if (pd_shape_dim(c->def->name, *(const int64_t *)c->attrs, c->in[0]->ndim, &dim)) return 0;
+    pd_block b = block_around(c->in[0], dim);
+    return (size_t)(tables_of(&b) * c->in[1]->numel) * 8 + 64 + pd_packed_bytes(c);
 }
 static pd_status slices_run(const pd_call *c, int dim, const pd_tensor *indexed, bool add) {
     pd_tensor *x = c->in[0], *index = c->in[1];
     slices_job j = {.t = (pd_dtype)x->dtype, .b = block_around(indexed, dim), .count = index->numel,
                     .offset = c->scratch, .y = pd_tensor_data(c->out[0]), .add = add};
     j.bytes = j.b.inner * (int64_t)pd_dtype_size(j.t);
-    PD_TRY(offsets_of(c->def->name, index, j.b.n, j.bytes, c->scratch));
-    j.x = pd_packed(x, (int64_t *)c->scratch + j.count);
+    j.tables = tables_of(&j.b);
+    PD_TRY(offsets_of(c->def->name, index, j.tables, j.b.n, j.bytes, -1, c->scratch));
+    j.x = pd_packed(x, (int64_t *)c->scratch + j.tables * j.count);
     if (add) pd_fill(c->out[0], &(pd_scalar){.cat = PD_CAT_INT});
     int64_t each = j.count * (j.b.inner + 1);
-    if (j.bytes) pd_parallel(j.b.outer, 1 + PD_GRAIN / (each > 0 ? each : 1), slices_part, &j);
+    if (!j.bytes) return PD_OK;
+    if (j.tables == 1) pd_parallel(j.b.outer, 1 + PD_GRAIN / (each > 0 ? each : 1), slices_part, &j);
+    else slices_part(&j, 0, j.b.outer);
     return PD_OK;
 }
 
@@ -220,7 +217,7 @@ const pd_op pd_op_index_select = {
     .attrs = sizeof(select_attrs),
     .infer = index_select_infer,
     .kernel = index_select_kernel,
-    .scratch = scratch,
+    .scratch = slices_scratch,
     .work = work,
     .vjp = index_select_vjp,
 };
@@ -247,7 +244,7 @@ const pd_op pd_op_index_spread = {
     .attrs = sizeof(spread_attrs),
     .infer = index_spread_infer,
     .kernel = index_spread_kernel,
-    .scratch = scratch,
+    .scratch = slices_scratch,
     .work = work,
     .vjp = index_spread_vjp,
 };

@@ -155,36 +155,25 @@ static size_t offsets_bytes(const places *p) { return (size_t)(p->count * (p->wh
 /* Byte offset of every block (or element, where x's block is not in one piece) from x's data; checks the range. */
 static pd_status fill_offsets(const char *op, const pd_tensor *x, pd_tensor *const *idx, const places *p, int64_t order,
                               int64_t *out) {
-    int64_t size = (int64_t)pd_dtype_size((pd_dtype)x->dtype), at[PD_MAX_DIMS] = {0}, k = 0;
-    int64_t *within = p->whole || !p->count
-                          ? NULL
-                          : out + (p->count - 1) * p->block; /* of the block's elements; the last block's own place */
-    for (int64_t b = 0; within && b < p->block; b++) {
-        int64_t rest = b, inner = 0;
-        for (int d = x->ndim - 1; d >= p->nidx; d--) {
-            inner += rest % x->size[d] * x->stride[d];
-            rest /= x->size[d];
+    const int64_t size = (int64_t)pd_dtype_size((pd_dtype)x->dtype);
+    pd_places c;
+    pd_bad_index bad;
+    c.op = op, c.kind = PD_BAD_INDEX, c.nby = p->nidx, c.ndim = p->ndim, c.first = c.base = 0;
+    c.count = p->whole ? p->count : p->count * p->block;
+    for (int d = 0; d < p->ndim; d++) c.size[d] = p->size[d], c.own[d] = 0;
+    for (int d = p->nidx; d < x->ndim && !p->whole; d++, c.ndim++)
+        c.size[c.ndim] = x->size[d], c.own[c.ndim] = x->stride[d] * size;
+    for (int j = 0; j < p->nidx; j++) {
+        const pd_tensor *t = idx[j];
+        pd_chooser *by = &c.by[j];
+        by->index = pd_tensor_data(t), by->narrow = false, by->wraps = true, by->skip = -1;
+        by->n = x->size[j], by->step = x->stride[j] * size, by->dim = (int64_t)((uint64_t)order >> 4 * j & 15);
+        for (int d = 0; d < c.ndim; d++) {
+            int from = d - (p->ndim - t->ndim);
+            by->stride[d] = d < p->ndim && from >= 0 && t->size[from] > 1 ? t->stride[from] : 0;
         }
-        within[b] = inner * size;
     }
-    for (int64_t i = 0; i < p->count; i++) {
-        int64_t offset = 0;
-        for (int j = 0; j < p->nidx; j++) {
-            const pd_tensor *t = idx[j];
-            int64_t where = 0;
-            for (int d = 0; d < t->ndim; d++)
-                if (t->size[d] > 1) where += at[p->ndim - t->ndim + d] * t->stride[d];
-            int64_t value = ((const int64_t *)pd_tensor_data(t))[where], n = x->size[j];
-            if (value < -n || value >= n)
-                return pd_fail(PD_E_INDEX, "%s: index %" PRId64 " is out of range for dimension %d of size %" PRId64,
-                               op, value, (int)((uint64_t)order >> 4 * j & 15), n);
-            offset += (value < 0 ? value + n : value) * x->stride[j];
-        }
-        if (p->whole) out[k++] = offset * size;
-        else for (int64_t b = 0; b < p->block; b++) out[k++] = within[b] + offset * size;
-        for (int d = p->ndim - 1; d >= 0 && ++at[d] == p->size[d]; d--) at[d] = 0;
-    }
-    return PD_OK;
+    return pd_here()->places(&c, out, &bad) ? PD_OK : pd_bad_index_fail(&bad);
 }
 
 /* ---- the two kernels --------------------------------------------------------------------------------------------- */

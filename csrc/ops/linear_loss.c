@@ -26,17 +26,22 @@ typedef struct job {
     pd_dtype t;
     pd_xent all;     /* rows, classes, labels */
     int64_t D, rows; /* rows in a chunk */
-    pd_tensor *in[INPUTS], *out[4], *logits, *lse, *sums; /* sums: a row of G's sums */
-    double scale, loss, total;
+    /* sums: of the losses and weights of each chunk; total: the weights of all labels; row: of a chunk's G */
+    pd_tensor *in[INPUTS], *out[4], *logits, *lse, *sums, *total, *row;
 } job;
 
 static char *at(const pd_tensor *t, int64_t row, int64_t width) {
     return t ? (char *)pd_tensor_data(t) + row * width * (int64_t)pd_dtype_size((pd_dtype)t->dtype) : NULL;
 }
 
+static pd_dtype wide(pd_dtype t) { return t == PD_F64 ? PD_F64 : PD_F32; }
+
 static pd_status product(pd_gemm s, const void *A, const void *B, const void *bias, void *C) {
+    const pd_device *d = pd_device_here;
+    const char *op = "linear_cross_entropy";
+    size_t bytes = pd_gemm_scratch(&s);
     void *scratch;
-    PD_TRY(pd_scratch(pd_gemm_scratch(&s), "linear_cross_entropy", &scratch));
+    PD_TRY(d->scratch ? d->scratch(d, bytes, op, &scratch) : pd_scratch(bytes, op, &scratch));
     return pd_gemm_run(&s, A, B, bias, C, scratch);
 }
 
@@ -46,14 +51,12 @@ static pd_status run_chunk(job *j, int64_t row, int64_t m) {
     void *g = pd_tensor_data(j->logits), *lse = pd_tensor_data(j->lse);
     pd_tensor *gx = j->out[GX], *gw = j->out[GW], *gb = j->out[GB];
     pd_xent s = j->all;
-    double sum;
     s.rows = m;
     s.target += row;
     PD_TRY(product(pd_gemm_dense(j->t, m, C, D, false, true), x, w, at(j->in[BIAS], 0, 0), g));
-    j->total += pd_here()->xent(j->t, &s, g, lse, NULL, &sum);
-    j->loss += sum;
-    if (!gx && !gw && !gb) return PD_OK;
-    pd_here()->xent_grad(j->t, &s, g, lse, NULL, j->scale, g);
+    pd_here()->xent(j->t, &s, g, lse, NULL, (double *)pd_tensor_data(j->sums) + row / j->rows * 3);
+    if (gx || gw || gb)
+        pd_here()->xent_grad(j->t, &s, g, lse, NULL, false, j->total ? pd_tensor_data(j->total) : NULL, 1, g);
     if (gx) {
         pd_gemm of_x = pd_gemm_dense(j->t, m, D, C, false, false);
         of_x.wide = gx->dtype != (int)j->t;
@@ -66,34 +69,22 @@ static pd_status run_chunk(job *j, int64_t row, int64_t m) {
         PD_TRY(product(of_w, g, x, NULL, pd_tensor_data(gw)));
     }
     if (gb) {
-        pd_here()->fold(PD_FOLD_SUM, j->t, j->t, &(pd_block){1, m, C}, g, pd_tensor_data(j->sums));
-        pd_tensor *pair[3] = {gb, gb, j->sums};
+        pd_tensor *to = row ? j->row : gb, *all[3] = {gb, gb, to};
+        pd_here()->fold(PD_FOLD_SUM, j->t, (pd_dtype)gb->dtype, &(pd_block){1, m, C}, g, pd_tensor_data(to));
         pd_loop l;
-        if (row == 0) pd_convert((pd_dtype)gb->dtype, j->t, C, pd_tensor_data(j->sums), pd_tensor_data(gb));
-        else if (gb->dtype == (int)j->t) {
-            pd_loop_build(&l, 3, pair);
-            pd_here()->binary(PD_BINARY_add, j->t, 1, &l);
-        } else {
-            float *to = pd_tensor_data(gb), wide;
-            for (int64_t c = 0; c < C; c++) {
-                pd_convert(PD_F32, j->t, 1, at(j->sums, c, 1), &wide);
-                to[c] += wide;
-            }
-        }
+        pd_loop_build(&l, 3, all);
+        if (row) pd_here()->binary(PD_BINARY_add, (pd_dtype)gb->dtype, 1, &l);
     }
-    return PD_OK;
+    return pd_device_check(pd_device_here, "linear_cross_entropy");
 }
 
-/* The weights of the labels that count, added up. */
-static double total_of(const pd_xent *s, pd_dtype t) {
-    double sum = 0;
-    for (int64_t r = 0; r < s->rows; r++) {
-        if (s->target[r] == s->ignore_index) continue;
-        double w = 1;
-        if (s->weight) pd_convert(PD_F64, t, 1, (const char *)s->weight + s->target[r] * (int64_t)pd_dtype_size(t), &w);
-        sum += w;
-    }
-    return sum;
+/* The loss from the sums of all chunks. */
+static void add_up(const job *j, int64_t chunks, bool mean, void *sums) {
+    double *all = sums;
+    pd_here()->fold(PD_FOLD_SUM, PD_F64, PD_F64, &(pd_block){1, chunks, 3}, pd_tensor_data(j->sums), all);
+    pd_loop l = {.nop = 3, .numel = 1, .ptr = {(char *)all, (char *)all, (char *)(all + 1)}};
+    if (mean) pd_here()->binary(PD_BINARY_div, PD_F64, 1, &l);
+    pd_convert((pd_dtype)j->out[LOSS]->dtype, PD_F64, 1, all, pd_tensor_data(j->out[LOSS]));
 }
 
 static pd_status check(const pd_call *c, const fused_attrs *a) {
@@ -153,9 +144,9 @@ static pd_status make_gradients(job *j, const pd_call *c) {
         if (!c->wants || !t || !pd_tensor_wants_grad(t)) continue;
         bool added = k != GX && j->rows < j->all.rows && pd_dtype_size(j->t) == 2; /* over chunks: in float */
         PD_TRY(pd_tensor_new(c->def->name, added ? PD_F32 : (pd_dtype)t->dtype, t->ndim, t->size, &j->out[k]));
-        if (!j->all.rows && t->numel) memset(pd_tensor_data(j->out[k]), 0, pd_tensor_bytes(j->out[k]));
+        if (!j->all.rows) pd_fill(j->out[k], &(pd_scalar){.cat = PD_CAT_INT});
     }
-    return j->out[GB] ? pd_tensor_new(c->def->name, j->t, 1, &j->all.C, &j->sums) : PD_OK;
+    return j->out[GB] ? pd_tensor_new(c->def->name, (pd_dtype)j->out[GB]->dtype, 1, &j->all.C, &j->row) : PD_OK;
 }
 
 static pd_status fused_compose(pd_call *c) {
@@ -163,25 +154,33 @@ static pd_status fused_compose(pd_call *c) {
     PD_TRY(pd_check_kernel(c));
     PD_TRY(check(c, a));
     bool mixed = a->dtype != PD_NO_DTYPE && c->in[X]->dtype != PD_F64;
+    bool mean = a->loss.reduction == PD_LOSS_MEAN;
     pd_status status = PD_OK;
-    job j = {.t = mixed ? (pd_dtype)a->dtype : (pd_dtype)c->in[X]->dtype, .D = c->in[X]->size[1], .scale = 1};
+    pd_tensor *sums = NULL;
+    job j = {.t = mixed ? (pd_dtype)a->dtype : (pd_dtype)c->in[X]->dtype, .D = c->in[X]->size[1]};
     for (int i = 0; i < INPUTS; i++) PD_TRY_TO(done, take(c->in[i], i == TARGET ? PD_I64 : j.t, &j.in[i]));
     j.all = pd_loss_rows(j.in[X]->size[0], j.in[W]->size[0], j.in[TARGET], j.in[WEIGHT], &a->loss);
-    PD_TRY_TO(done, pd_loss_check_labels(c->def->name, &j.all));
     j.rows = chunk_rows(a, j.all.rows, j.all.C * (int64_t)pd_dtype_size(j.t));
+    int64_t chunks = (j.all.rows + j.rows - 1) / j.rows;
+    PD_TRY_TO(done, pd_tensor_new(c->def->name, PD_F64, 1, (int64_t[]){3}, &sums));
+    PD_TRY_TO(done, pd_loss_check_labels(c->def->name, j.t, &j.all, pd_tensor_data(sums)));
+    if (mean && j.t != PD_F16) {
+        PD_TRY_TO(done, pd_tensor_new(c->def->name, wide(j.t), 0, NULL, &j.total));
+        pd_convert(wide(j.t), PD_F64, 1, pd_tensor_data(sums), pd_tensor_data(j.total));
+    }
     PD_TRY_TO(done, pd_tensor_new(c->def->name, mixed ? PD_F32 : j.t, 0, NULL, &j.out[LOSS]));
     PD_TRY_TO(done, make_gradients(&j, c));
     PD_TRY_TO(done, pd_tensor_new(c->def->name, j.t, 2, (int64_t[]){j.rows, j.all.C}, &j.logits));
-    PD_TRY_TO(done, pd_tensor_new(c->def->name, j.t == PD_F64 ? PD_F64 : PD_F32, 1, &j.rows, &j.lse));
-    if (a->loss.reduction == PD_LOSS_MEAN && j.t != PD_F16) j.scale = 1 / total_of(&j.all, j.t);
-    void *token =
-        6.0 * (double)j.all.rows * (double)j.all.C * (double)j.D / 100 > PD_RELEASE_NS ? pd_host_release() : NULL;
+    PD_TRY_TO(done, pd_tensor_new(c->def->name, wide(j.t), 1, &j.rows, &j.lse));
+    PD_TRY_TO(done, pd_tensor_new(c->def->name, PD_F64, 2, (int64_t[]){chunks, 3}, &j.sums));
+    double work = 6.0 * (double)j.all.rows * (double)j.all.C * (double)j.D / 100;
+    void *token = work > PD_RELEASE_NS && !pd_device_here->kernels ? pd_host_release() : NULL;
     for (int64_t r = 0; r < j.all.rows && !status; r += j.rows)
         status = run_chunk(&j, r, j.all.rows - r < j.rows ? j.all.rows - r : j.rows);
     pd_host_acquire(token);
     if (status) goto done;
-    pd_scalar value = pd_number(a->loss.reduction == PD_LOSS_MEAN ? j.loss / j.total : j.loss);
-    pd_scalar_store(&value, (pd_dtype)j.out[LOSS]->dtype, pd_tensor_data(j.out[LOSS]));
+    add_up(&j, chunks, mean, pd_tensor_data(sums));
+    PD_TRY_TO(done, pd_device_check(pd_device_here, c->def->name));
     c->nout = c->wants ? 4 : 1;
     for (int k = 0; k < c->nout; k++) {
         if (!j.out[k])
@@ -195,29 +194,44 @@ done:
     pd_tensor_release(j.logits);
     pd_tensor_release(j.lse);
     pd_tensor_release(j.sums);
+    pd_tensor_release(j.total);
+    pd_tensor_release(j.row);
+    pd_tensor_release(sums);
     return status;
+}
+
+/* g, or for a mean g / total, as one number in float (double for F64). */
+static pd_tensor *factor_of(pd_vjp *v, bool mean, pd_tensor *x, pd_tensor *w, pd_tensor *target, pd_tensor *weight) {
+    const fused_attrs *a = v->attrs;
+    pd_dtype t = weight ? (pd_dtype)weight->dtype : PD_F32, to = wide((pd_dtype)x->dtype);
+    pd_bad_index bad;
+    if (!mean || v->status) return v->g[0];
+    target = pd_x_contiguous(v, target), weight = weight ? pd_x_contiguous(v, weight) : NULL;
+    pd_tensor *sum = pd_x_new(v, PD_F64, 0, NULL), *total = pd_x_new(v, to, 0, NULL);
+    if (!total || v->status) return NULL;
+    pd_xent s = pd_loss_rows(x->size[0], w->size[0], target, weight, &a->loss);
+    pd_here()->labels("linear_cross_entropy", t, &s, pd_tensor_data(sum), &bad); /* which were good in forward */
+    pd_convert(to, PD_F64, 1, pd_tensor_data(sum), pd_tensor_data(total));
+    pd_tensor *g = pd_x_call1(v, PD_OP_cast, v->g[0], &(pd_cast_attrs){to});
+    return pd_x2(v, PD_OP_div, pd_val_of(g), pd_val_of(total)).t;
 }
 
 static void fused_fast(pd_vjp *v) {
     const fused_attrs *a = v->attrs;
     const int of[] = {[GX] = X, [GW] = W, [GB] = BIAS};
-    pd_tensor *x = pd_vjp_in(v, X), *target = pd_vjp_in(v, TARGET), *weight = pd_vjp_in(v, WEIGHT),
-              *w = pd_vjp_in(v, W);
+    pd_tensor *in[INPUTS];
     pd_scalar factor;
-    if (v->status || (v->status = pd_item(v->g[0], &factor))) return;
-    bool half = a->dtype != PD_NO_DTYPE && x->dtype != PD_F64 ? a->dtype == PD_F16 : x->dtype == PD_F16;
-    if (half && a->loss.reduction == PD_LOSS_MEAN) {
-        target = pd_x_contiguous(v, target);
-        weight = weight ? pd_x_contiguous(v, weight) : NULL;
-        if (!target) return;
-        pd_xent s = pd_loss_rows(x->size[0], w->size[0], target, weight, &a->loss);
-        factor.d /= total_of(&s, weight ? (pd_dtype)weight->dtype : PD_F32);
-    }
+    for (int i = 0; i < INPUTS; i++) in[i] = i == BIAS ? NULL : pd_vjp_in(v, i);
+    if (v->status) return;
+    bool half = a->dtype != PD_NO_DTYPE && in[X]->dtype != PD_F64 ? a->dtype == PD_F16 : in[X]->dtype == PD_F16;
+    pd_tensor *by = factor_of(v, half && a->loss.reduction == PD_LOSS_MEAN, in[X], in[W], in[TARGET], in[WEIGHT]);
+    if (!v->status && !pd_device_here->kernels) v->status = pd_item(by, &factor); /* often 1 */
+    if (v->status) return;
     for (int k = GX; k <= GB; k++) {
         if (!pd_vjp_needs(v, of[k])) continue;
         pd_tensor *g = pd_vjp_out(v, k);
         pd_vjp_home(v, of[k]);
-        if (g) pd_vjp_set(v, of[k], pd_x_scale(v, g, factor.d));
+        if (g) pd_vjp_set(v, of[k], pd_device_here->kernels ? pd_x_mul(v, g, by) : pd_x_scale(v, g, factor.d));
     }
 }
 
@@ -234,11 +248,8 @@ static void fused_vjp(pd_vjp *v) { /* by ops, to be differentiated again: the lo
     if (in[WEIGHT]) in[WEIGHT] = pd_x_contiguous(v, in[WEIGHT]);
     pd_tensor *logits = pd_x(v, PD_OP_linear, NULL, 3, (pd_tensor *[]){in[X], in[W], in[BIAS]});
     if (v->status) return;
-    pd_val factor = pd_val_of(v->g[0]);
-    if (a->loss.reduction == PD_LOSS_MEAN) {
-        pd_xent s = pd_loss_rows(in[X]->size[0], in[W]->size[0], in[TARGET], in[WEIGHT], &a->loss);
-        factor = pd_x2(v, PD_OP_div, factor, pd_const(total_of(&s, t)));
-    }
+    pd_val factor =
+        pd_val_of(factor_of(v, a->loss.reduction == PD_LOSS_MEAN, in[X], in[W], in[TARGET], in[WEIGHT]));
     pd_tensor *g = pd_loss_logits_grad(v, &a->loss, logits, in[TARGET], in[WEIGHT], factor);
     pd_tensor *turned = pd_x_call1(v, PD_OP_transpose, g, &(pd_dims2_attrs){0, 1});
     pd_reduce_attrs rows = {.dim = {.n = 1, .v = {0}}, .dtype = PD_NO_DTYPE};

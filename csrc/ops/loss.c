@@ -23,16 +23,9 @@ static pd_xent rows_of(const pd_tensor *x, const pd_tensor *target, const pd_ten
     return pd_loss_rows(x->size[0], x->size[1], target, weight, a);
 }
 
-pd_status pd_loss_check_labels(const char *op, const pd_xent *s) {
-    const pd_device *d = pd_device_here;
-    int64_t label, bad = pd_here()->labels_check(s->target, s->rows, s->C, s->ignore_index);
-    if (bad < 0) return PD_OK;
-    if (d->copy) PD_TRY(d->copy(d, PD_TO_HOST, &label, s->target + bad, sizeof label, true));
-    else label = s->target[bad];
-    return pd_fail(PD_E_INDEX,
-                   "%s: target %" PRId64 " at row %" PRId64 " is out of range (expected 0 to %" PRId64
-                   ", or ignore_index %" PRId64 ")",
-                   op, label, bad, s->C - 1, s->ignore_index);
+pd_status pd_loss_check_labels(const char *op, pd_dtype t, const pd_xent *s, double *total) {
+    pd_bad_index bad;
+    return pd_here()->labels(op, t, s, total, &bad) ? PD_OK : pd_bad_index_fail(&bad);
 }
 
 static pd_status rows_infer(pd_call *c) {
@@ -49,23 +42,26 @@ static pd_status rows_run(const pd_call *c, bool logits) {
     pd_tensor *x = c->in[0], *loss = c->out[0];
     pd_dtype t = (pd_dtype)x->dtype;
     pd_xent s = rows_of(x, c->in[1], c->in[2], a);
-    PD_TRY(pd_loss_check_labels(logits ? "cross_entropy" : "nll_loss", &s));
-    double sum = 0, total;
+    PD_TRY(pd_loss_check_labels(logits ? "cross_entropy" : "nll_loss", t, &s, NULL));
+    double *sums = c->scratch; /* stay where the kernels are: nobody waits for them */
     void *losses = a->reduction == NONE ? pd_tensor_data(loss) : NULL;
-    if (logits) total = pd_here()->xent(t, &s, pd_tensor_data(x), pd_tensor_data(c->out[2]), losses, &sum);
-    else total = pd_here()->nll(t, &s, pd_tensor_data(x), losses, &sum);
-    pd_scalar value = pd_number(a->reduction == MEAN ? sum / total : sum), weight = pd_number(total);
-    if (!losses) pd_fill(loss, &value);
-    pd_fill(c->out[1], &weight);
+    if (logits) pd_here()->xent(t, &s, pd_tensor_data(x), pd_tensor_data(c->out[2]), losses, sums);
+    else pd_here()->nll(t, &s, pd_tensor_data(x), losses, sums);
+    if (!losses) pd_convert(t, PD_F64, 1, a->reduction == MEAN ? sums + 2 : sums, pd_tensor_data(loss));
+    pd_convert((pd_dtype)c->out[1]->dtype, PD_F64, 1, sums + 1, pd_tensor_data(c->out[1]));
     return PD_OK;
 }
 
+static size_t rows_scratch(const pd_call *c) {
+    (void)c;
+    return 3 * sizeof(double);
+}
 static pd_status nll_kernel(const pd_call *c) { return rows_run(c, false); }
 static pd_status xent_kernel(const pd_call *c) { return rows_run(c, true); }
 
 static double work(const pd_call *c) { return (double)c->in[0]->numel * 1.0; }
 
-/* g for `none` is a row each; for `sum` and `mean` one number, which the kernel takes as a factor. */
+/* g for `none` is a row each; for `sum` and `mean` one number. */
 static void rows_fast(pd_vjp *v, bool logits) {
     const loss_attrs *a = v->attrs;
     pd_tensor *x = pd_vjp_in(v, 0), *target = pd_vjp_in(v, 1), *weight = pd_vjp_in(v, 2), *total = pd_vjp_out(v, 1);
@@ -73,16 +69,12 @@ static void rows_fast(pd_vjp *v, bool logits) {
     pd_tensor *gx = v->status || !g ? NULL : pd_x_new(v, (pd_dtype)x->dtype, 2, x->size);
     if (!gx) return;
     pd_xent s = rows_of(x, target, weight, a);
-    pd_scalar factor = {.d = 1}, all;
-    const void *each = a->reduction == NONE ? pd_tensor_data(g) : NULL;
-    if (!each) v->status = pd_item(g, &factor);
-    if (!v->status) v->status = pd_item(total, &all);
-    if (v->status) return;
-    double scale = a->reduction == MEAN ? factor.d / all.d : factor.d;
+    bool each = a->reduction == NONE;
+    const void *by = a->reduction == MEAN ? pd_tensor_data(total) : NULL;
     if (logits)
-        pd_here()->xent_grad((pd_dtype)x->dtype, &s, pd_tensor_data(x), pd_tensor_data(lse), each, scale,
-                             pd_tensor_data(gx));
-    else pd_here()->nll_grad((pd_dtype)x->dtype, &s, each, scale, pd_tensor_data(gx));
+        pd_here()->xent_grad((pd_dtype)x->dtype, &s, pd_tensor_data(x), pd_tensor_data(lse), pd_tensor_data(g), each,
+                             by, 1, pd_tensor_data(gx));
+    else pd_here()->nll_grad((pd_dtype)x->dtype, &s, pd_tensor_data(g), each, by, 1, pd_tensor_data(gx));
     pd_vjp_set(v, 0, gx);
 }
 
@@ -91,7 +83,7 @@ static pd_tensor *target_weights(pd_vjp *v, const loss_attrs *a, pd_tensor *x, p
     pd_tensor *q = v->status ? NULL : pd_x_new(v, (pd_dtype)x->dtype, 2, x->size);
     if (!q) return NULL;
     pd_xent s = rows_of(x, target, weight, a);
-    pd_here()->nll_grad((pd_dtype)x->dtype, &s, NULL, a->smoothing - 1, pd_tensor_data(q));
+    pd_here()->nll_grad((pd_dtype)x->dtype, &s, NULL, false, NULL, a->smoothing - 1, pd_tensor_data(q));
     if (a->smoothing == 0) return q;
     /* smoothing / C of every class's weight, in rows that count */
     pd_val counts = pd_x2(v, PD_OP_ne, pd_val_of(target), pd_const((double)a->ignore_index)),
@@ -146,6 +138,7 @@ const pd_op pd_op_nll_rows = {
     .save = PD_SAVE_IN(0) | PD_SAVE_IN(1) | PD_SAVE_IN(2) | PD_SAVE_OUT(1) | PD_SAVE_OUT(2),
     .infer = rows_infer,
     .kernel = nll_kernel,
+    .scratch = rows_scratch,
     .work = work,
     .vjp = nll_vjp,
     .vjp_fast = nll_fast,
@@ -159,6 +152,7 @@ const pd_op pd_op_cross_entropy_rows = {
     .save = PD_SAVE_IN(0) | PD_SAVE_IN(1) | PD_SAVE_IN(2) | PD_SAVE_OUT(1) | PD_SAVE_OUT(2),
     .infer = rows_infer,
     .kernel = xent_kernel,
+    .scratch = rows_scratch,
     .work = work,
     .vjp = xent_vjp,
     .vjp_fast = xent_fast,

@@ -102,33 +102,18 @@ static int64_t row_of(const pd_tensor *index) { return index->ndim ? index->size
 /* Byte offset, within a tensor of these sizes and strides, of the element that each index of some rows chooses. */
 static pd_status choose(const char *op, int ndim, const int64_t *size, const int64_t *stride, int64_t bytes,
                         const pd_tensor *index, int d, int64_t first, int64_t rows, int64_t *out) {
-    int64_t at[PD_MAX_DIMS] = {0}, n = ndim ? size[d] : 1;
-    const void *data = pd_tensor_data(index);
-    const int last = index->ndim - 1;
-    const int64_t row = row_of(index), step = last < 0 ? 0 : index->stride[last];
-    const int64_t along = ndim ? stride[d] * bytes : 0,
-                  beside = last < 0 || last == d || !ndim ? 0 : stride[last] * bytes;
-    for (int k = last - 1; k >= 0 && rows > 0; k--) {
-        at[k] = first % index->size[k];
-        first /= index->size[k];
+    pd_places c;
+    pd_bad_index bad;
+    c.op = op, c.kind = PD_BAD_INDEX, c.nby = 1, c.ndim = index->ndim, c.base = 0;
+    c.first = first * row_of(index), c.count = rows * row_of(index);
+    c.by[0] = (pd_chooser){.index = pd_tensor_data(index), .narrow = index->dtype == PD_I32, .n = ndim ? size[d] : 1,
+                           .step = ndim ? stride[d] * bytes : 0, .skip = -1, .dim = d};
+    for (int k = 0; k < index->ndim; k++) {
+        c.size[k] = index->size[k];
+        c.own[k] = k != d && ndim ? stride[k] * bytes : 0;
+        c.by[0].stride[k] = index->stride[k];
     }
-    for (; rows > 0; rows--, out += row) {
-        int64_t where = 0, from = 0;
-        for (int k = 0; k < last; k++) {
-            from += at[k] * index->stride[k];
-            if (k != d && ndim) where += at[k] * stride[k];
-        }
-        for (int64_t r = 0; r < row; r++) {
-            int64_t value = index->dtype == PD_I32 ? ((const int32_t *)data)[from + r * step]
-                                                   : ((const int64_t *)data)[from + r * step];
-            if (value < 0 || value >= n)
-                return pd_fail(PD_E_INDEX, "%s: index %lld is out of range for dimension %d of size %lld", op,
-                               (long long)value, d, (long long)n);
-            out[r] = where * bytes + r * beside + value * along;
-        }
-        for (int k = last - 1; k >= 0 && ++at[k] == index->size[k]; k--) at[k] = 0;
-    }
-    return PD_OK;
+    return pd_here()->places(&c, out, &bad) ? PD_OK : pd_bad_index_fail(&bad);
 }
 static int64_t rows_in(const pd_tensor *index) { return index->numel ? index->numel / row_of(index) : 0; }
 
@@ -170,8 +155,10 @@ static pd_status spread_infer(pd_call *c) {
     const spread_attrs *a = c->attrs;
     return pd_out_shape(c, 0, (pd_dtype)c->in[0]->dtype, (int)a->size.n, a->size.v);
 }
-/* Rows of the index whose offsets are held at a time. */
-static int64_t rows_at_once(const pd_tensor *index) { return 1 + 4096 / (row_of(index) > 0 ? row_of(index) : 1); }
+/* Rows of the index whose offsets are held at a time: all of them where each call is a launch. */
+static int64_t rows_at_once(const pd_tensor *index) {
+    return pd_device_here->kernels ? rows_in(index) : 1 + 4096 / (row_of(index) > 0 ? row_of(index) : 1);
+}
 static size_t spread_scratch(const pd_call *c) {
     return (size_t)(rows_at_once(c->in[1]) * row_of(c->in[1])) * 8 + pd_packed_bytes(c);
 }

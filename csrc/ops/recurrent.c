@@ -101,7 +101,7 @@ static pd_status recurrent_kernel(const pd_call *c) {
         h = one.h1;
         state = one.c1;
     }
-    if (state) memcpy(pd_tensor_data(c->out[LAST_C]), state, row);
+    if (state) pd_convert(l.cell.t, l.cell.t, l.cell.B * l.cell.H, state, pd_tensor_data(c->out[LAST_C]));
     return PD_OK;
 }
 
@@ -135,8 +135,9 @@ static size_t weight_grad_scratch(const layer *l) {
 static pd_tensor *start_grad(pd_vjp *v, const pd_tensor *like, const pd_tensor *from) {
     pd_tensor *t = pd_x_new(v, (pd_dtype)like->dtype, like->ndim, like->size);
     if (!t) return NULL;
-    if (from) memcpy(pd_tensor_data(t), pd_tensor_data(from), pd_tensor_bytes(t));
-    else memset(pd_tensor_data(t), 0, pd_tensor_bytes(t));
+    pd_dtype d = (pd_dtype)t->dtype;
+    if (from) pd_convert(d, d, t->numel, pd_tensor_data(from), pd_tensor_data(t));
+    else pd_fill(t, &(pd_scalar){.cat = PD_CAT_INT});
     return t;
 }
 

@@ -3,6 +3,7 @@
 #include <inttypes.h>
 #include <math.h>
 
+#include "base/mem.h"
 #include "ops/block.h"
 
 enum { NEAREST, EXACT, LINEAR, CUBIC, LINEAR_AA, CUBIC_AA };
@@ -137,8 +138,12 @@ static pd_status kernel(const pd_call *c) {
     int dim;
     PD_TRY(sizes(c, &dim, &s));
     int64_t *index = c->scratch;
+    void *made = index;
     double *weight = (double *)(index + s.to * s.taps);
-    fill_tables(c->attrs, &s, index, weight);
+    const pd_device *d = pd_device_here;
+    if (d->copy) PD_TRY(pd_scratch(table_bytes(&s), "resample", &made));
+    fill_tables(c->attrs, &s, made, (double *)made + s.to * s.taps);
+    if (d->copy) PD_TRY(d->copy(d, PD_TO_DEVICE, index, made, table_bytes(&s), false));
     s.index = index, s.weight = weight;
     pd_tensor *x = c->in[0], *y = c->out[0];
     pd_dtype t = (pd_dtype)x->dtype;

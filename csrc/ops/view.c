@@ -316,7 +316,7 @@ static pd_status scatter_kernel(const pd_call *c) {
     const pd_strided_attrs *a = c->attrs;
     pd_tensor *o = c->out[0], *g = c->in[1], x = *c->in[0];
     bool dense = is_dense(&x);
-    int64_t size = (int64_t)pd_dtype_size((pd_dtype)o->dtype), *offset = c->scratch, at[PD_MAX_DIMS] = {0};
+    int64_t size = (int64_t)pd_dtype_size((pd_dtype)o->dtype), *offset = c->scratch;
     int64_t place = (a->offset == PD_NONE_INT ? c->in[0]->offset : a->offset) - c->in[0]->offset;
     int64_t last = place, span = span_of(&x), copies = 1;
     size_t packed = pd_tensor_is_contiguous(g) ? 0 : (pd_tensor_bytes(g) + 15) & ~(size_t)15;
@@ -325,18 +325,12 @@ static pd_status scatter_kernel(const pd_call *c) {
     for (int d = 0; d < g->ndim; d++) last += (g->size[d] - 1) * a->stride.v[d];
     if (g->numel && (place < 0 || last >= span))
         return pd_fail(PD_E_NOTIMPL, "as_strided: gradient of a view that reaches outside its input");
-    memset(memory, 0, (size_t)(span * size));
-    for (int64_t i = 0; i < g->numel; i++) {
-        offset[i] = place * size;
-        for (int d = g->ndim - 1; d >= 0; d--) {
-            if (++at[d] < g->size[d]) {
-                place += a->stride.v[d];
-                break;
-            }
-            place -= (g->size[d] - 1) * a->stride.v[d];
-            at[d] = 0;
-        }
-    }
+    pd_places to;
+    to.nby = 0, to.ndim = g->ndim, to.first = 0, to.count = g->numel, to.base = place * size;
+    for (int d = 0; d < g->ndim; d++) to.size[d] = g->size[d], to.own[d] = a->stride.v[d] * size;
+    pd_here()->places(&to, offset, NULL);
+    l = (pd_loop){.ndim = 1, .nop = 1, .numel = span, .size = {span}, .stride = {{size}}, .ptr = {memory}};
+    pd_here()->fill((size_t)size, &(uint64_t){0}, &l);
     /* One element after the other: several may go to one place. */
     pd_here()->put_add((pd_dtype)o->dtype, g->numel, 1, offset, pd_packed(g, offset + (g->numel + 1) / 2 * 2), size,
                        memory);

@@ -110,13 +110,13 @@ STEP(asgd, 1.0)
 STEP(rprop, 1.5)
 STEP(lion, 1.0)
 
-/* One dense tensor, where it lies: its sum of squares, or (sum NULL) multiplied by `by`, *finite saying whether all
-   were finite. */
+/* One dense tensor, where it lies: its sum of squares (*sum lies there too), or (sum NULL) multiplied by `by`, *finite
+   saying whether all were finite. */
 static pd_status over(pd_tensor *t, const char *op, double *sum, double by, bool *finite) {
     const pd_device *d = t->storage->device, *was;
     void *token = !d->kernels && (double)t->numel > PD_RELEASE_NS ? pd_host_release() : NULL;
     pd_status status = pd_device_enter(d, &was);
-    if (!status && sum) *sum = pd_here()->sum_squares((pd_dtype)t->dtype, t->numel, pd_tensor_data(t));
+    if (!status && sum) pd_here()->sum_squares((pd_dtype)t->dtype, t->numel, pd_tensor_data(t), sum);
     else if (!status) *finite = pd_here()->scale((pd_dtype)t->dtype, t->numel, by, pd_tensor_data(t));
     if (!status) status = pd_device_check(d, op);
     pd_device_here = was;
@@ -133,16 +133,23 @@ static pd_status check_dense_float(const char *op, int64_t i, const pd_tensor *t
                    pd_tensor_shape(t));
 }
 
-pd_status pd_sum_squares(pd_tensor *const *tensors, int64_t count, double *out) {
-    *out = 0.0;
+pd_status pd_sums_of_squares(pd_tensor *const *tensors, int64_t count, pd_tensor **out) {
+    const char *op = "sums_of_squares";
+    const pd_device *d = count ? tensors[0]->storage->device : &pd_device_cpu, *was;
     for (int64_t i = 0; i < count; i++) {
-        pd_tensor *t = tensors[i];
-        PD_TRY(check_dense_float("sum_squares", i, t));
-        double sum = 0;
-        PD_TRY(over(t, "sum_squares", &sum, 0, NULL));
-        *out += sum;
+        PD_TRY(check_dense_float(op, i, tensors[i]));
+        if (tensors[i]->storage->device != d)
+            return pd_fail(PD_E_RUNTIME, "%s: tensor %" PRId64 " is on %s (expected %s, as tensor 0)", op, i,
+                           tensors[i]->storage->device->name, d->name);
     }
-    return PD_OK;
+    pd_status status = pd_device_enter(d, &was);
+    if (!status) status = pd_tensor_new(op, PD_F64, 1, &count, out);
+    pd_device_here = was;
+    for (int64_t i = 0; i < count && !status; i++) {
+        status = over(tensors[i], op, (double *)pd_tensor_data(*out) + i, 0, NULL);
+        if (status) pd_tensor_release(*out);
+    }
+    return status;
 }
 
 pd_status pd_scale_tensors(pd_tensor *const *tensors, int64_t count, double by, bool *finite) {

@@ -26,8 +26,9 @@ pd_status pd_step_asgd(const pd_step_lists *l, const pd_asgd *c);
 pd_status pd_step_rprop(const pd_step_lists *l, const pd_rprop *c);
 pd_status pd_step_lion(const pd_step_lists *l, const pd_lion *c);
 
-/* The sum of the squares of all elements, in double and in a fixed order; dense floating tensors of any dtypes. */
-pd_status pd_sum_squares(pd_tensor *const *tensors, int64_t count, double *out);
+/* [new] float64 [count]: the sum of each one's squares, in a fixed order, where they lie; dense floating tensors of any
+   dtypes, on one device. */
+pd_status pd_sums_of_squares(pd_tensor *const *tensors, int64_t count, pd_tensor **out);
 
 /* Multiplies dense floating tensors in place, one pass over memory; *finite: whether all elements were. */
 pd_status pd_scale_tensors(pd_tensor *const *tensors, int64_t count, double by, bool *finite);

@@ -235,15 +235,15 @@ static PyObject *zero_grads(PyObject *module, PyObject *args) {
     return finish(&l, pd_zero_grads(l.t[0], l.n, set_to_none));
 }
 
-static PyObject *sum_squares(PyObject *module, PyObject *tensors) {
+static PyObject *sums_of_squares(PyObject *module, PyObject *tensors) {
     lists l;
-    double sum;
+    pd_tensor *sums;
     (void)module;
-    if (!read_lists("sum_squares", &tensors, 1, &l)) return NULL;
-    pd_status status = pd_sum_squares(l.t[0], l.n, &sum);
+    if (!read_lists("sums_of_squares", &tensors, 1, &l)) return NULL;
+    pd_status status = pd_sums_of_squares(l.t[0], l.n, &sums);
     PyObject *none = finish(&l, status);
     Py_XDECREF(none);
-    return none ? PyFloat_FromDouble(sum) : NULL;
+    return none ? pd_py_wrap_new(sums) : NULL;
 }
 
 static PyObject *scale_tensors(PyObject *module, PyObject *args) {
@@ -299,7 +299,8 @@ static PyMethodDef functions[] = {
      "rprop_step(params, prevs, step_sizes, *, eta_minus, ...): one fused step of Rprop."},
     {"lion_step", (PyCFunction)(void (*)(void))lion_step, METH_VARARGS | METH_KEYWORDS,
      "lion_step(params, exp_avgs, *, lr, ...): one fused step of Lion."},
-    {"sum_squares", sum_squares, METH_O, "sum_squares(tensors): the sum of the squares of all elements, in float64."},
+    {"sums_of_squares", sums_of_squares, METH_O,
+     "sums_of_squares(tensors): of each, the sum of the squares of its elements; float64, where the tensors lie."},
     {"scale_tensors", scale_tensors, METH_VARARGS,
      "scale_tensors(tensors, by): multiplies all elements, in place; whether all were finite."},
     {"unscale", unscale, METH_VARARGS,

@@ -75,7 +75,7 @@ def norm(input, p="fro", dim=None, keepdim=False, dtype=None):
         raise RuntimeError(f"norm: input is {input.dtype} (expected a floating dtype)")
     recorded = input.requires_grad and _C.is_grad_enabled()
     if p == 2 and dim is None and not keepdim and not recorded and input.is_contiguous():
-        return _C.tensor(math.sqrt(_C.sum_squares([input])), dtype=input.dtype)
+        return _C.sums_of_squares([input]).sum().sqrt().to(input.dtype)
     if p == 2:
         return _root(input.square_sum(dim, keepdim))
     size = input.abs()

@@ -123,7 +123,7 @@ class GradScaler:
         if _on_device.belongs(grads):
             self.unscale_(optimizer)
             return clip_grad_norm_([p for group in optimizer.param_groups for p in group["params"]], max_norm)
-        norm = math.sqrt(_C.sum_squares(grads)) / self._scale
+        norm = math.sqrt(_C.sums_of_squares(grads).sum().item()) / self._scale
         factor = min(1.0, float(max_norm) / (norm + 1e-6))
         _C.scale_tensors(grads, factor / self._scale)
         self._found[id(optimizer)] = self._agree(math.isfinite(norm))

@@ -64,5 +64,5 @@ class LAMB(SteppedOptimizer):
             square = state["exp_avg_sq"].mul_(beta2).add_(grad * grad, alpha=1 - beta2)
             root = (square / (1 - beta2 ** state["step"])).sqrt_().add_(group["eps"])
             step = (mean / (1 - beta1 ** state["step"])).div_(root).add_(param, alpha=group["weight_decay"])
-            ratio = _C.sum_squares([param]) ** 0.5, _C.sum_squares([step]) ** 0.5
+            ratio = _C.sums_of_squares([param]).item() ** 0.5, _C.sums_of_squares([step]).item() ** 0.5
             param.sub_(step, alpha=float(group["lr"]) * (ratio[0] / ratio[1] if all(ratio) else 1.0))

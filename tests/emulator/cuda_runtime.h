@@ -21,6 +21,7 @@
 #define __shared__ static
 #define __grid_constant__
 #define __forceinline__ inline
+#define __launch_bounds__(threads)
 
 struct dim3 { unsigned x, y, z; };
 extern dim3 threadIdx, blockIdx, blockDim, gridDim;
@@ -82,7 +83,7 @@ template <class F> static void pd_emulate(unsigned blocks, unsigned threads, cud
 }
 
 void __syncthreads();
-extern char pd_emulated_lanes[1024][16]; /* what each thread shows in a shuffle */
+extern char pd_emulated_lanes[1024][32]; /* what each thread shows to the others */
 template <class T> static T __shfl_xor_sync(unsigned, T v, int d) {
     unsigned me = threadIdx.x;
     memcpy(pd_emulated_lanes[me], &v, sizeof v);
@@ -91,5 +92,44 @@ template <class T> static T __shfl_xor_sync(unsigned, T v, int d) {
     __syncthreads();
     return v;
 }
+
+/* What warps do with 16-bit matrices (csrc/cuda/mma.h says who holds what); as with shuffles the whole block takes part. */
+template <class F> static void pd_emulated_mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, F up) {
+    struct shown { uint32_t a[4], b[2]; } own = {{a[0], a[1], a[2], a[3]}, {b0, b1}}, of[32];
+    unsigned me = threadIdx.x, lane = me % 32;
+    memcpy(pd_emulated_lanes[me], &own, sizeof own);
+    __syncthreads();
+    for (unsigned l = 0; l < 32; l++) memcpy(&of[l], pd_emulated_lanes[me - lane + l], sizeof own);
+    __syncthreads();
+    for (int i = 0; i < 4; i++) {
+        int row = (int)lane / 4 + i / 2 * 8, column = (int)lane % 4 * 2 + i % 2;
+        for (int k = 0; k < 16; k++) {
+            uint32_t x = of[row % 8 * 4 + k % 8 / 2].a[row / 8 + k / 8 * 2], y = of[column * 4 + k % 8 / 2].b[k / 8];
+            c[i] += up((uint16_t)(x >> k % 2 * 16)) * up((uint16_t)(y >> k % 2 * 16));
+        }
+    }
+}
+static inline void pd_emulated_matrices(uint32_t (&r)[4], const void *row, bool turned) {
+    unsigned me = threadIdx.x, lane = me % 32, g = lane / 4, t = lane % 4;
+    memcpy(pd_emulated_lanes[me], &row, sizeof row);
+    __syncthreads();
+    for (unsigned m = 0; m < 4; m++) {
+        uint32_t half[2];
+        for (unsigned k = 0; k < 2; k++) {
+            const uint16_t *from;
+            memcpy(&from, pd_emulated_lanes[me - lane + 8 * m + (turned ? 2 * t + k : g)], sizeof from);
+            half[k] = from[turned ? g : 2 * t + k];
+        }
+        r[m] = half[0] | half[1] << 16;
+    }
+    __syncthreads();
+}
+
+static inline unsigned atomicCAS(unsigned *p, unsigned old, unsigned value) {
+    unsigned was = *p;
+    if (was == old) *p = value;
+    return was;
+}
+static inline void __threadfence_system() {}
 
 #endif

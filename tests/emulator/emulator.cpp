@@ -4,7 +4,7 @@
 #include <vector>
 
 dim3 threadIdx, blockIdx, blockDim, gridDim;
-char pd_emulated_lanes[1024][16];
+char pd_emulated_lanes[1024][32];
 
 /* ---- memory ---- */
 

@@ -156,12 +156,11 @@ static void square_part(void *ctx, int64_t begin, int64_t end) {
     }
     j->partial[begin / j->length] = sum;
 }
-PD_CPU_FUNCTION(double, sum_squares, pd_dtype t, int64_t n, const void *x) {
+PD_CPU_FUNCTION(void, sum_squares, pd_dtype t, int64_t n, const void *x, double *sum) {
     double partial[PD_PARTS];
     square_job j = {t, x, pd_part_length(n, PD_GRAIN), partial};
-    if (n <= 0) return 0.0;
-    pd_parallel(n, j.length, square_part, &j);
-    return pd_tree_sum(partial, (n + j.length - 1) / j.length);
+    if (n > 0) pd_parallel(n, j.length, square_part, &j);
+    *sum = pd_tree_sum(partial, (n + j.length - 1) / j.length);
 }
 
 typedef struct scale_job { pd_dtype t; double by; void *x; atomic_int broken; } scale_job;

@@ -8,6 +8,7 @@
 
    Whoever writes an element is the only one to do so, in one order: the same bits for any number of threads. */
 #include "kernels/cpu/real.h"
+#include "kernels/pool_window.h"
 
 #define NOWHERE_BYTE 255 /* the place of a window that lies outside altogether: -1 */
 #define SMALL_PLANE 1024 /* elements that are scattered to on the stack */
@@ -21,53 +22,6 @@ typedef struct pool_job {
     void *y, *place;     /* written */
     const int32_t *offset; /* of each tap in a plane, where taps are few */
 } pool_job;
-
-/* The window of result o along an axis: taps [from, to) of start + r * dilation lie inside. */
-typedef struct span { int64_t start, from, to; } span;
-
-static int64_t in_size(const pd_pool *c, int axis) { return axis ? c->W : c->H; }
-static int64_t out_size(const pd_pool *c, int axis) { return axis ? c->Q : c->P; }
-static int64_t up(int64_t a, int64_t b) { return b == 1 ? a : b == 2 ? (a + 1) >> 1 : (a + b - 1) / b; } /* a >= 0 */
-
-static span span_of(const pd_pool *c, int axis, int64_t o) {
-    int64_t n = in_size(c, axis), m = out_size(c, axis);
-    if (c->adaptive) {
-        int64_t start = o * n / m;
-        return (span){start, 0, ((o + 1) * n + m - 1) / m - start};
-    }
-    int64_t d = c->dilation[axis], start = o * c->stride[axis] - c->padding[axis];
-    int64_t from = start < 0 ? up(-start, d) : 0, to = start < n ? up(n - start, d) : 0;
-    if (to > c->kernel[axis]) to = c->kernel[axis];
-    return (span){start, from, from < to ? to : from};
-}
-/* What the mean divides by along an axis. */
-static int64_t share(const pd_pool *c, int axis, span s) {
-    if (!c->include_pad) return s.to - s.from;
-    int64_t end = in_size(c, axis) + c->padding[axis] - s.start;
-    return end < c->kernel[axis] ? end : c->kernel[axis];
-}
-static double divisor(const pd_pool *c, int64_t rows, int64_t cols) {
-    return c->divisor ? (double)c->divisor : (double)(rows * cols);
-}
-/* Results [lo, hi] whose windows reach over input i; not each of them has a tap there. */
-static void covers(const pd_pool *c, int axis, int64_t i, int64_t *lo, int64_t *hi) {
-    int64_t n = in_size(c, axis), m = out_size(c, axis);
-    if (c->adaptive) {
-        *lo = i * m / n;
-        *hi = ((i + 1) * m - 1) / n;
-        return;
-    }
-    int64_t s = c->stride[axis], at = i + c->padding[axis], first = at - (c->kernel[axis] - 1) * c->dilation[axis];
-    *lo = first > 0 ? up(first, s) : 0;
-    *hi = at / s < m ? at / s : m - 1;
-}
-/* The tap of window s at input i, or -1. */
-static int64_t tap_at(const pd_pool *c, int axis, span s, int64_t i) {
-    int64_t r = i - s.start, d = c->adaptive ? 1 : c->dilation[axis];
-    if (r < 0 || (d > 1 && r % d)) return -1;
-    r = d > 1 ? r / d : r;
-    return r < s.to ? r : -1;
-}
 
 static void put_places(const pd_pool *c, void *place, int64_t at, int64_t n, const int32_t *tap) {
     if (c->wide) {
@@ -91,14 +45,6 @@ static int64_t place_of(const pd_pool *c, const void *place, int64_t i) {
     uint8_t p = ((const uint8_t *)place)[i];
     return p == NOWHERE_BYTE ? -1 : p;
 }
-/* The place as a position in its plane, -1 for none. */
-static int64_t position(const pd_pool *c, int64_t tap, int64_t p, int64_t q) {
-    if (tap < 0) return -1;
-    int64_t r = tap / c->kernel[1], s = tap % c->kernel[1];
-    return (span_of(c, 0, p).start + r * (c->adaptive ? 1 : c->dilation[0])) * c->W + span_of(c, 1, q).start +
-           s * (c->adaptive ? 1 : c->dilation[1]);
-}
-
 /* Units of work on a thread, of `each` elements. */
 static int64_t pool_grain(int64_t each) {
     int64_t n = PD_GRAIN / (each > 0 ? each : 1);
@@ -141,7 +87,7 @@ static void places_part(void *ctx, int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; i++) {
         int64_t k = c->nhwc ? i % c->C : 0, rest = c->nhwc ? i / c->C : i, q = rest % c->Q, p = rest / c->Q % c->P,
                 plane = rest / c->Q / c->P;
-        int64_t at = position(c, place_of(c, j->from, i), p, q);
+        int64_t at = pd_pool_position(c, place_of(c, j->from, i), p, q);
         if (!j->x) {
             ((int64_t *)j->y)[i] = at < 0 ? 0 : at;
             continue;

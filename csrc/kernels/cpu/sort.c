@@ -4,6 +4,7 @@
    descending order, so that equals keep their order) and sorted by its bytes, lowest first; a byte that all keys share
    costs nothing but its count. Short rows are inserted one by one. */
 #include "kernels/cpu/real.h"
+#include "kernels/sort_key.h"
 
 typedef struct pair { uint64_t key; int64_t i; } pair;
 typedef struct sort_job {
@@ -25,24 +26,14 @@ static int64_t sort_slots(const pd_block *b) {
     return slots > 2 ? slots : 2;
 }
 
-static uint64_t key_of_double(double v) {
-    uint64_t u = vm_bits(v == 0.0 ? 0.0 : v), sign = 1ull << 63;
-    if (v != v) return ~0ull;
-    return u & sign ? ~u : u | sign;
-}
-static uint64_t key_of_float(float v) {
-    uint32_t u = vm_bitsf(v == 0.0f ? 0.0f : v), sign = 1u << 31;
-    if (v != v) return 0xffffffffu;
-    return u & sign ? ~u : u | sign;
-}
 static int load_keys(pd_dtype t, const char *x, int64_t n, pair *to, bool descending) { /* bytes of a key */
     int bytes = t == PD_F64 || t == PD_I64 ? 8 : pd_dtype_is_float(t) ? 4 : (int)pd_dtype_size(t);
     uint64_t flip = descending ? (bytes == 8 ? ~0ull : (1ull << 8 * bytes) - 1) : 0,
              sign = t == PD_U8 || t == PD_BOOL ? 0 : 1ull << (8 * bytes - 1);
     uint64_t mask = bytes == 8 ? ~0ull : (1ull << 8 * bytes) - 1;
     for (int64_t i = 0; i < n; i++) {
-        uint64_t key = t == PD_F64            ? key_of_double(((const double *)(const void *)x)[i])
-                       : pd_dtype_is_float(t) ? key_of_float(get_f32(t, x, i))
+        uint64_t key = t == PD_F64            ? pd_sort_key_f64(((const double *)(const void *)x)[i])
+                       : pd_dtype_is_float(t) ? pd_sort_key_f32(get_f32(t, x, i))
                                               : (((uint64_t)get_i64(t, x, i) & mask) ^ sign);
         to[i] = (pair){key ^ flip, i};
     }

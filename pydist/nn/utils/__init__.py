@@ -23,8 +23,7 @@ def _on_one_gpu(tensors):
 
 def _norm_on_gpu(tensors):
     """The 2-norm as a tensor there, for which nothing is waited."""
-    squares = (t if t.dtype in (_C.float32, _C.float64) else t.float() for t in tensors)
-    return sum((t * t).sum(dtype=_C.float64) for t in squares).sqrt()
+    return _C.sums_of_squares([t.contiguous() for t in tensors if t.numel()]).sum().sqrt()
 
 
 @no_grad()
@@ -41,11 +40,11 @@ def get_total_norm(tensors, norm_type=2.0, error_if_nonfinite=False, foreach=Non
     tensors, norm_type = _listed(tensors), float(norm_type)
     if not tensors:
         return _C.tensor(0.0)
-    if norm_type == 2.0 and not error_if_nonfinite and _on_one_gpu(tensors):
+    if norm_type == 2.0 and not error_if_nonfinite and _on_one_gpu([t for t in tensors if t.numel()]):
         return _norm_on_gpu(tensors).to(tensors[0].dtype)
     filled = [t.contiguous() for t in tensors if t.numel()]
     if norm_type == 2.0:
-        norm = math.sqrt(_C.sum_squares(filled))
+        norm = math.sqrt(_C.sums_of_squares(filled).sum().item())
     elif math.isinf(norm_type):
         extreme = _C.max if norm_type > 0 else _C.min
         norm = extreme(_C.stack([extreme(t.abs()).double() for t in filled] or [_C.zeros(())])).item()

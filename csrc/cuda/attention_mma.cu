@@ -1,0 +1,309 @@
+/* Attention of 16-bit elements on tensor cores (Dao, arXiv 2307.08691): widths 64 and 128. A warp has 16 rows: queries in forward and for gq,
+   keys for gk and gv. Scores stay in registers, where those of a product are laid out as the next one wants its first operand. */
+#include <math.h>
+
+#include "cuda/attention.h"
+#include "cuda/mma.h"
+
+enum { WARPS_HERE = 4, MANY = WARPS_HERE * WARP, ROWS = 16 * WARPS_HERE, KEYS = 64 };
+
+/* Rows of D elements in shared memory, padded so that eight of them lie in different banks. */
+template <class E, int R, int D> struct tile {
+    alignas(16) E e[R][D + 8];
+    /* Begins to fetch rows from `first` on. */
+    __device__ void fetch(const rows<E> &m, int64_t first) {
+        for (int at = threadIdx.x; at < R * (D / 8); at += MANY) {
+            int r = at / (D / 8), w = at % (D / 8) * 8;
+            bool there = first + r < m.count;
+            copy16(&e[r][w], m.x + (there ? (first + r) * m.stride + w : 0), there);
+        }
+    }
+    /* Second operands for rows of the tile as columns n, n + 1, ..., n + 7: depths k..k + 15 and k + 16..k + 31. */
+    __device__ void columns(uint32_t (&b)[4], int n, int k) const {
+        int lane = threadIdx.x % WARP;
+        load_matrices<false>(b, &e[n + lane % 8][k + lane / 8 * 8]);
+    }
+    /* Second operands for rows k..k + 15 of the tile as depths: columns n..n + 7 and n + 8..n + 15. */
+    __device__ void depths(uint32_t (&b)[4], int k, int n) const {
+        int lane = threadIdx.x % WARP, m = lane / 8;
+        load_matrices<true>(b, &e[k + m % 2 * 8 + lane % 8][n + m / 2 * 8]);
+    }
+    /* First operand: rows r..r + 15, depths k..k + 15. */
+    __device__ void first(uint32_t (&a)[4], int r, int k) const {
+        int lane = threadIdx.x % WARP, m = lane / 8;
+        load_matrices<false>(a, &e[r + m % 2 * 8 + lane % 8][k + m / 2 * 8]);
+    }
+};
+
+/* First operands of this warp's 16 rows from `row` on, straight from global memory. */
+template <class E, int D> struct own_rows {
+    uint32_t a[D / 16][4];
+    __device__ own_rows(const rows<E> &m, int64_t row) {
+        int lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
+        UNROLLED
+        for (int k = 0; k < D / 16; k++)
+            UNROLLED
+            for (int i = 0; i < 4; i++) {
+                int64_t r = row + g + i % 2 * 8;
+                a[k][i] = r < m.count ? *(const uint32_t *)(m.x + r * m.stride + k * 16 + i / 2 * 8 + 2 * t) : 0;
+            }
+    }
+};
+
+/* s[n] = the products of 16 rows with the tile's rows 8n..8n + 7; `of` gives the first operand at depth 16k. */
+template <int N, class E, int R, int D, class F> static __device__ void scores(float (&s)[N][4], const tile<E, R, D> &of_keys, F of) {
+    UNROLLED
+    for (int n = 0; n < N; n++)
+        UNROLLED
+        for (int i = 0; i < 4; i++) s[n][i] = 0;
+    UNROLLED
+    for (int k = 0; k < D / 16; k += 2) {
+        uint32_t a0[4], a1[4];
+        of(a0, k);
+        of(a1, k + 1);
+        UNROLLED
+        for (int n = 0; n < N; n++) {
+            uint32_t b[4];
+            of_keys.columns(b, 8 * n, 16 * k);
+            mma<E>(s[n], a0, b[0], b[1]);
+            mma<E>(s[n], a1, b[2], b[3]);
+        }
+    }
+}
+/* o += p m: p of 16 rows lies as scores leave it, its columns are m's rows. */
+template <int N, class E, int R, int D> static __device__ void add_weighted(float (&o)[D / 8][4], const float (&p)[N][4], const tile<E, R, D> &m) {
+    UNROLLED
+    for (int k = 0; k < N / 2; k++) {
+        const float *low = p[2 * k], *high = p[2 * k + 1];
+        uint32_t a[4] = {pair_of<E>(low[0], low[1]), pair_of<E>(low[2], low[3]), pair_of<E>(high[0], high[1]), pair_of<E>(high[2], high[3])};
+        UNROLLED
+        for (int n = 0; n < D / 16; n++) {
+            uint32_t b[4];
+            m.depths(b, 16 * k, 16 * n);
+            mma<E>(o[2 * n], a, b[0], b[1]);
+            mma<E>(o[2 * n + 1], a, b[2], b[3]);
+        }
+    }
+}
+/* Rows g and g + 8 of o, times by[0] and by[1]. */
+template <class E, int D> static __device__ void store(E *to, int64_t stride, int64_t row, int64_t count, const float (&o)[D / 8][4], const float (&by)[2]) {
+    int lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
+    UNROLLED
+    for (int n = 0; n < D / 8; n++)
+        UNROLLED
+        for (int i = 0; i < 2; i++) {
+            int64_t r = row + g + 8 * i;
+            if (r < count) *(uint32_t *)(to + r * stride + 8 * n + 2 * t) = pair_of<E>(o[n][2 * i] * by[i], o[n][2 * i + 1] * by[i]);
+        }
+}
+/* One value of the four threads that share a row. */
+template <template <class> class Op> static __device__ float across(float v) {
+    v = Op<float>::of(v, __shfl_xor_sync(0xffffffffu, v, 1));
+    return Op<float>::of(v, __shfl_xor_sync(0xffffffffu, v, 2));
+}
+
+template <class E, int D>
+static __global__ void __launch_bounds__(MANY) forward(const __grid_constant__ pd_attention c, const E *q, const E *k, const E *v, const void *mask,
+                                                       E *out, float *lse) {
+    __shared__ tile<E, KEYS, D> tk, tv;
+    int64_t tiles = (c.nq + ROWS - 1) / ROWS, i0 = (tiles - 1 - blockIdx.x % tiles) * ROWS; /* the longest first */
+    int64_t h = blockIdx.x / tiles % c.H, b = blockIdx.x / tiles / c.H, kv = h / (c.H / c.Hkv), keys = keys_of(c, i0, ROWS);
+    rows<E> of_k = rows_of<E>(k, c.ks, b, kv, c.nk, D), of_v = rows_of<E>(v, c.vs, b, kv, c.nk, D);
+    int lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
+    int64_t row = i0 + threadIdx.x / WARP * 16;
+    own_rows<E, D> own(rows_of<E>(q, c.qs, b, h, c.nq, D), row);
+    float o[D / 8][4] = {}, top[2] = {-VM_INFF, -VM_INFF}, sum[2] = {0, 0};
+    if (keys > 0) tk.fetch(of_k, 0);
+    for (int64_t j0 = 0; j0 < keys; j0 += KEYS) {
+        float s[KEYS / 8][4], shrink[2];
+        wait_for_copies();
+        __syncthreads();
+        tv.fetch(of_v, j0); /* comes while the scores are made */
+        scores(s, tk, [&](uint32_t (&a)[4], int at) {
+            UNROLLED
+            for (int i = 0; i < 4; i++) a[i] = own.a[at][i];
+        });
+        wait_for_copies();
+        __syncthreads();
+        if (j0 + KEYS < keys) tk.fetch(of_k, j0 + KEYS);
+        bool plain = !mask && j0 + KEYS <= c.nk && (!c.causal || j0 + KEYS <= i0);
+        UNROLLED
+        for (int i = 0; i < 2; i++) {
+            float most = -VM_INFF, part = 0;
+            UNROLLED
+            for (int n = 0; n < KEYS / 8; n++)
+                UNROLLED
+                for (int x = 0; x < 2; x++) {
+                    float &e = s[n][2 * i + x];
+                    e = plain ? e * (float)c.scale : score<E>(c, mask, b, h, row + g + 8 * i, j0 + 8 * n + 2 * t + x, e);
+                    most = larger<float>::of(most, e);
+                }
+            most = larger<float>::of(top[i], across<larger>(most));
+            float shift = most == -VM_INFF ? 0 : most * (float)LOG2E;
+            shrink[i] = exp2f(fused(top[i], (float)LOG2E, -shift));
+            UNROLLED
+            for (int n = 0; n < KEYS / 8; n++)
+                UNROLLED
+                for (int x = 0; x < 2; x++) part += s[n][2 * i + x] = exp2f(fused(s[n][2 * i + x], (float)LOG2E, -shift));
+            top[i] = most;
+            sum[i] = sum[i] * shrink[i] + part;
+        }
+        UNROLLED
+        for (int n = 0; n < D / 8; n++)
+            UNROLLED
+            for (int i = 0; i < 4; i++) o[n][i] *= shrink[i / 2];
+        add_weighted(o, s, tv);
+    }
+    float by[2];
+    UNROLLED
+    for (int i = 0; i < 2; i++) {
+        int64_t r = row + g + 8 * i;
+        sum[i] = across<plus>(sum[i]);
+        by[i] = sum[i] == 0 ? 0 : 1 / sum[i];
+        if (t == 0 && r < c.nq) lse[(b * c.H + h) * c.nq + r] = sum[i] == 0 ? -VM_INFF : top[i] + V_LOG(sum[i]);
+    }
+    store<E, D>(out + b * c.os[0] + h * c.os[1], c.os[2], row, c.nq, o, by);
+}
+
+/* p and ds in place of s and gp, of one query and one key. */
+template <class E>
+static __device__ void again(const pd_attention &c, const void *mask, int64_t b, int64_t h, int64_t i, int64_t j, float lse, float less, float &s,
+                             float &gp) {
+    s = score<E>(c, mask, b, h, i, j, s);
+    s = exp2f(fused(s, (float)LOG2E, -lse));
+    gp = s * (gp - less) * (float)c.scale;
+}
+/* lse of a row in powers of two, 0 where it saw nothing or there is none. */
+static __device__ float shift_of(const float *lse, int64_t i, int64_t n) { return i < n && lse[i] != -VM_INFF ? lse[i] * (float)LOG2E : 0; }
+
+template <class E, int D, int N>
+static __global__ void __launch_bounds__(MANY) query_grad(const __grid_constant__ pd_attention c, const E *g_, const E *q, const E *k, const E *v,
+                                                          const void *mask, const float *lse, const float *less, E *gq) {
+    __shared__ tile<E, N, D> tk, tv;
+    int64_t tiles = (c.nq + ROWS - 1) / ROWS, i0 = (tiles - 1 - blockIdx.x % tiles) * ROWS;
+    int64_t h = blockIdx.x / tiles % c.H, b = blockIdx.x / tiles / c.H, kv = h / (c.H / c.Hkv), keys = keys_of(c, i0, ROWS);
+    rows<E> of_k = rows_of<E>(k, c.ks, b, kv, c.nk, D), of_v = rows_of<E>(v, c.vs, b, kv, c.nk, D);
+    int lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
+    int64_t row = i0 + threadIdx.x / WARP * 16;
+    own_rows<E, D> own(rows_of<E>(q, c.qs, b, h, c.nq, D), row), own_g(rows_of<E>(g_, c.gs, b, h, c.nq, D), row);
+    float o[D / 8][4] = {}, shift[2], minus[2];
+    lse += (b * c.H + h) * c.nq;
+    less += (b * c.H + h) * c.nq;
+    UNROLLED
+    for (int i = 0; i < 2; i++) {
+        int64_t r = row + g + 8 * i;
+        shift[i] = shift_of(lse, r, c.nq);
+        minus[i] = r < c.nq ? less[r] : 0;
+    }
+    for (int64_t j0 = 0; j0 < keys; j0 += N) {
+        float s[N / 8][4], gp[N / 8][4];
+        __syncthreads();
+        tk.fetch(of_k, j0);
+        tv.fetch(of_v, j0);
+        wait_for_copies();
+        __syncthreads();
+        scores(s, tk, [&](uint32_t (&a)[4], int at) {
+            UNROLLED
+            for (int i = 0; i < 4; i++) a[i] = own.a[at][i];
+        });
+        scores(gp, tv, [&](uint32_t (&a)[4], int at) {
+            UNROLLED
+            for (int i = 0; i < 4; i++) a[i] = own_g.a[at][i];
+        });
+        UNROLLED
+        for (int n = 0; n < N / 8; n++)
+            UNROLLED
+            for (int i = 0; i < 4; i++)
+                again<E>(c, mask, b, h, row + g + i / 2 * 8, j0 + 8 * n + 2 * t + i % 2, shift[i / 2], minus[i / 2], s[n][i], gp[n][i]);
+        add_weighted(o, gp, tk);
+    }
+    const float one[2] = {1, 1};
+    store<E, D>(gq + (b * c.nq * c.H + h) * D, c.H * D, row, c.nq, o, one);
+}
+
+/* Everything turned: rows are keys, columns queries. */
+template <class E, int D, int N>
+static __global__ void __launch_bounds__(MANY) key_grad(const __grid_constant__ pd_attention c, const E *g_, const E *q, const E *k, const E *v,
+                                                        const void *mask, const float *lse, const float *less, E *gk, E *gv) {
+    __shared__ tile<E, ROWS, D> tk, tv;
+    __shared__ tile<E, N, D> tq, tg;
+    __shared__ float shift[N], minus[N];
+    int64_t tiles = (c.nk + ROWS - 1) / ROWS, j0 = blockIdx.x % tiles * ROWS, group = c.H / c.Hkv;
+    int64_t kv = blockIdx.x / tiles % c.Hkv, b = blockIdx.x / tiles / c.Hkv;
+    int lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4, own = threadIdx.x / WARP * 16;
+    float ok[D / 8][4] = {}, ov[D / 8][4] = {};
+    tk.fetch(rows_of<E>(k, c.ks, b, kv, c.nk, D), j0);
+    tv.fetch(rows_of<E>(v, c.vs, b, kv, c.nk, D), j0);
+    for (int64_t h = kv * group; h < (kv + 1) * group; h++) {
+        rows<E> of_q = rows_of<E>(q, c.qs, b, h, c.nq, D), of_g = rows_of<E>(g_, c.gs, b, h, c.nq, D);
+        const float *of_lse = lse + (b * c.H + h) * c.nq, *of_less = less + (b * c.H + h) * c.nq;
+        for (int64_t i0 = c.causal ? j0 : 0; i0 < c.nq; i0 += N) {
+            float s[N / 8][4], gp[N / 8][4];
+            __syncthreads();
+            tq.fetch(of_q, i0);
+            tg.fetch(of_g, i0);
+            if (threadIdx.x < N) {
+                int64_t i = i0 + threadIdx.x;
+                shift[threadIdx.x] = shift_of(of_lse, i, c.nq);
+                minus[threadIdx.x] = i < c.nq ? of_less[i] : 0;
+            }
+            wait_for_copies();
+            __syncthreads();
+            scores(s, tq, [&](uint32_t (&a)[4], int at) { tk.first(a, own, 16 * at); });
+            scores(gp, tg, [&](uint32_t (&a)[4], int at) { tv.first(a, own, 16 * at); });
+            UNROLLED
+            for (int n = 0; n < N / 8; n++)
+                UNROLLED
+                for (int i = 0; i < 4; i++) {
+                    int x = 8 * n + 2 * t + i % 2;
+                    again<E>(c, mask, b, h, i0 + x, j0 + own + g + i / 2 * 8, shift[x], minus[x], s[n][i], gp[n][i]);
+                }
+            add_weighted(ov, s, tg);
+            add_weighted(ok, gp, tq);
+        }
+    }
+    const float one[2] = {1, 1};
+    store<E, D>(gk + (b * c.nk * c.Hkv + kv) * D, c.Hkv * D, j0 + own, c.nk, ok, one);
+    store<E, D>(gv + (b * c.nk * c.Hkv + kv) * D, c.Hkv * D, j0 + own, c.nk, ov, one);
+}
+
+/* ---- the host's side --------------------------------------------------------------------------------------------- */
+
+static bool lies_well(const void *p, const int64_t (&stride)[3]) {
+    return (uintptr_t)p % 16 == 0 && (stride[0] | stride[1] | stride[2]) % 8 == 0;
+}
+bool pd_cuda_attention_fits(const pd_attention *c, const void *q, const void *k, const void *v, const void *g) {
+    bool given = g == q || lies_well(g, c->gs);
+    return (c->t == PD_BF16 || c->t == PD_F16) && c->d == c->dv && (c->d == 64 || c->d == 128) && lies_well(q, c->qs) && lies_well(k, c->ks) &&
+           lies_well(v, c->vs) && given && (c->os[0] | c->os[1] | c->os[2]) % 8 == 0;
+}
+
+template <class F> static void by_shape(const pd_attention *c, F f) {
+    if (c->t == PD_BF16) c->d == 64 ? f(tag<pd_bf16[64]>()) : f(tag<pd_bf16[128]>());
+    else c->d == 64 ? f(tag<pd_f16[64]>()) : f(tag<pd_f16[128]>());
+}
+template <class S> struct shape_of;
+template <class E, int N> struct shape_of<E[N]> {
+    typedef E type;
+    static constexpr int width = N, few = N == 64 ? 32 : 16; /* of the gradient's columns at a time: as many as registers hold */
+};
+
+void pd_cuda_attention_mma(const pd_attention *c, const void *q, const void *k, const void *v, const void *mask, void *out, float *lse) {
+    by_shape(c, [&](auto s) {
+        typedef shape_of<typename decltype(s)::type> S;
+        typedef typename S::type E;
+        launch(forward<E, S::width>, c->B * c->H * ((c->nq + ROWS - 1) / ROWS), MANY, *c, (const E *)q, (const E *)k, (const E *)v, mask, (E *)out,
+               lse);
+    });
+}
+void pd_cuda_attention_mma_grad(const pd_attention *c, const void *g, const void *q, const void *k, const void *v, const void *mask,
+                                const float *lse, const float *D, void *gq, void *gk, void *gv) {
+    by_shape(c, [&](auto s) {
+        typedef shape_of<typename decltype(s)::type> S;
+        typedef typename S::type E;
+        launch(query_grad<E, S::width, S::few>, c->B * c->H * ((c->nq + ROWS - 1) / ROWS), MANY, *c, (const E *)g, (const E *)q, (const E *)k,
+               (const E *)v, mask, lse, D, (E *)gq);
+        launch(key_grad<E, S::width, S::few>, c->B * c->Hkv * ((c->nk + ROWS - 1) / ROWS), MANY, *c, (const E *)g, (const E *)q, (const E *)k,
+               (const E *)v, mask, lse, D, (E *)gk, (E *)gv);
+    });
+}

@@ -1,0 +1,68 @@
+/* Running sums along the middle axis of [outer, n, inner], in double or int64. Rows (inner 1): a block each, PER elements a thread at a
+   time; else a thread each. */
+#include "cuda/block.h"
+#include "cuda/table.h"
+
+enum { PER = 4, STRIDE = THREADS * PER };
+
+template <class T> struct sum_of { typedef int64_t type; };
+template <> struct sum_of<float> { typedef double type; };
+template <> struct sum_of<double> { typedef double type; };
+
+template <class E, class O> static __global__ void sum_rows(bool reverse, const E *x, O *out, int64_t n) {
+    typedef typename sum_of<wide<E>>::type A;
+    __shared__ A sums[2][THREADS];
+    A before = 0;
+    x += blockIdx.x * n;
+    out += blockIdx.x * n;
+    for (int64_t begin = 0; begin < n; begin += STRIDE) {
+        A own[PER], sum = 0;
+        int64_t first = begin + threadIdx.x * PER;
+        for (int k = 0; k < PER; k++) {
+            int64_t i = reverse ? n - 1 - first - k : first + k;
+            if (first + k < n) sum += (A)widen(x[i]);
+            own[k] = sum;
+        }
+        int now = 0;
+        __syncthreads();
+        sums[0][threadIdx.x] = sum;
+        for (unsigned d = 1; d < THREADS; d *= 2, now ^= 1) { /* each thread's sum becomes that of all up to it */
+            __syncthreads();
+            sums[now ^ 1][threadIdx.x] = threadIdx.x < d ? sums[now][threadIdx.x] : sums[now][threadIdx.x - d] + sums[now][threadIdx.x];
+        }
+        __syncthreads();
+        A left = before + (threadIdx.x ? sums[now][threadIdx.x - 1] : (A)0);
+        for (int k = 0; k < PER && first + k < n; k++)
+            out[reverse ? n - 1 - first - k : first + k] = narrow<O>((wide<O>)(left + own[k]));
+        before += sums[now][THREADS - 1];
+    }
+}
+template <class E, class O>
+static __global__ void sum_columns(bool reverse, const E *x, O *out, int64_t outer, int64_t n, int64_t inner) {
+    typedef typename sum_of<wide<E>>::type A;
+    int64_t step = (int64_t)gridDim.x * blockDim.x;
+    for (int64_t c = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; c < outer * inner; c += step) {
+        int64_t at = c / inner * n * inner + c % inner;
+        A sum = 0;
+        for (int64_t i = 0; i < n; i++) {
+            int64_t k = at + (reverse ? n - 1 - i : i) * inner;
+            sum += (A)widen(x[k]);
+            out[k] = narrow<O>((wide<O>)sum);
+        }
+    }
+}
+
+template <class E, class O> static void run(bool reverse, const pd_block *b, const void *x, void *out) {
+    if (b->inner == 1 && b->n > 32) launch(sum_rows<E, O>, b->outer, THREADS, reverse, (const E *)x, (O *)out, b->n);
+    else
+        launch(sum_columns<E, O>, blocks_for(b->outer * b->inner, THREADS, 1), THREADS, reverse, (const E *)x, (O *)out, b->outer, b->n,
+               b->inner);
+}
+void pd_cuda_cumsum(bool reverse, pd_dtype t, pd_dtype, const pd_block *b, const void *x, void *out) {
+    if (b->n <= 0) return;
+    by_type(t, [&](auto e) {
+        typedef typename decltype(e)::type E;
+        if constexpr (is_real<wide<E>>::value) run<E, E>(reverse, b, x, out);
+        else run<E, int64_t>(reverse, b, x, out);
+    });
+}

@@ -1,0 +1,144 @@
+/* Where indices lead, and blocks taken from and put to such places. What goes to one place is found by sorting, so what
+   is put last stays and what is added is added in order: the same bits in every run, without atomic operations. */
+#include "cuda/sort.h"
+#include "cuda/table.h"
+
+enum { THREADS = 256 };
+
+static __global__ void places_kernel(const __grid_constant__ pd_places c, int64_t *out, bad_record *record) {
+    int64_t step = (int64_t)gridDim.x * blockDim.x;
+    for (int64_t p = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; p < c.count; p += step) {
+        int64_t place = c.base, rest = c.first + p;
+        for (int d = c.ndim - 1; d >= 0; d--) {
+            place += rest % c.size[d] * c.own[d];
+            rest /= c.size[d];
+        }
+        for (int j = 0; j < c.nby && place >= 0; j++) {
+            const pd_chooser &by = c.by[j];
+            int64_t at = 0, add;
+            rest = c.first + p;
+            for (int d = c.ndim - 1; d >= 0; d--) {
+                at += rest % c.size[d] * by.stride[d];
+                rest /= c.size[d];
+            }
+            int64_t value = by.narrow ? ((const int32_t *)by.index)[at] : ((const int64_t *)by.index)[at];
+            if (!pd_choose(&by, value, &add))
+                complain(record, pd_bad_index{c.op, c.kind, {value, c.kind == PD_BAD_INDEX ? by.dim : by.n, by.n, 0}});
+            place = add < 0 ? -1 : place + add;
+        }
+        out[p] = place;
+    }
+}
+bool pd_cuda_places(const pd_places *c, int64_t *out, pd_bad_index *) {
+    bad_record *record = c->nby ? pd_cuda_bad_record() : nullptr;
+    if (record || !c->nby) launch(places_kernel, blocks_for(c->count, THREADS, 1), THREADS, *c, out, record);
+    return true;
+}
+
+/* ---- blocks of bytes, a word at a time --------------------------------------------------------------------------- */
+
+/* f(tag<word>()): the largest of which blocks of `bytes` bytes are made. */
+template <class F> static void by_word(size_t bytes, F f) {
+    if (bytes % 16 == 0) f(tag<pack<uint64_t, 2>>());
+    else if (bytes % 8 == 0) f(tag<uint64_t>());
+    else if (bytes % 4 == 0) f(tag<uint32_t>());
+    else if (bytes % 2 == 0) f(tag<uint16_t>());
+    else f(tag<uint8_t>());
+}
+template <class W> static __device__ void move_word(char *to, const char *from) {
+    if ((((uintptr_t)to | (uintptr_t)from) & (sizeof(W) - 1)) == 0) *(W *)to = *(const W *)from;
+    else
+        for (size_t k = 0; k < sizeof(W); k++) to[k] = from[k];
+}
+
+template <class W>
+static __global__ void take_kernel(int64_t count, int64_t words, const int64_t *offset, const char *src, char *dst) {
+    int64_t step = (int64_t)gridDim.x * blockDim.x;
+    for (int64_t at = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; at < count * words; at += step) {
+        int64_t from = offset[at / words], word = at % words * (int64_t)sizeof(W);
+        W none = {};
+        if (from >= 0) move_word<W>(dst + at * (int64_t)sizeof(W), src + from + word);
+        else move_word<W>(dst + at * (int64_t)sizeof(W), (const char *)&none);
+    }
+}
+void pd_cuda_take(int64_t count, size_t bytes, const int64_t *offset, const char *src, char *dst) {
+    if (!bytes) return;
+    by_word(bytes, [&](auto word) {
+        typedef typename decltype(word)::type W;
+        int64_t words = (int64_t)(bytes / sizeof(W));
+        launch(take_kernel<W>, blocks_for(count * words, THREADS, 1), THREADS, count, words, offset, src, dst);
+    });
+}
+
+/* ---- what goes to one place -------------------------------------------------------------------------------------- */
+
+static __global__ void number_places(const int64_t *offset, entry *e, int64_t count) {
+    int64_t step = (int64_t)gridDim.x * blockDim.x;
+    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < count; i += step)
+        e[i] = entry{(uint64_t)offset[i], i}; /* -1 comes last */
+}
+static const entry *by_place(int64_t count, const int64_t *offset) {
+    entry *e = pd_cuda_entries(1, count);
+    if (!e) return nullptr;
+    launch(number_places, blocks_for(count, THREADS, 1), THREADS, offset, e, count);
+    return pd_cuda_sorted(e, 1, count);
+}
+
+template <class W>
+static __global__ void put_kernel(const entry *e, int64_t count, int64_t words, const char *src, int64_t src_stride, char *dst) {
+    int64_t step = (int64_t)gridDim.x * blockDim.x;
+    for (int64_t at = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; at < count * words; at += step) {
+        int64_t p = at / words, word = at % words * (int64_t)sizeof(W);
+        uint64_t place = e[p].key;
+        if (place == ~UINT64_C(0) || (p + 1 < count && e[p + 1].key == place)) continue;
+        move_word<W>(dst + place + word, src + e[p].i * src_stride + word);
+    }
+}
+void pd_cuda_put(int64_t count, size_t bytes, const int64_t *offset, const char *src, int64_t src_stride, char *dst) {
+    const entry *e = count > 0 && bytes ? by_place(count, offset) : nullptr;
+    if (!e) return;
+    by_word(bytes, [&](auto word) {
+        typedef typename decltype(word)::type W;
+        int64_t words = (int64_t)(bytes / sizeof(W));
+        launch(put_kernel<W>, blocks_for(count * words, THREADS, 1), THREADS, e, count, words, src, src_stride, dst);
+    });
+}
+
+/* The thread of the first that goes to a place adds up all of them. */
+template <class E>
+static __global__ void add_kernel(const entry *e, int64_t count, int64_t n, const char *src, int64_t src_stride, char *dst) {
+    typedef wide<E> T;
+    int64_t step = (int64_t)gridDim.x * blockDim.x;
+    for (int64_t at = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; at < count * n; at += step) {
+        int64_t p = at / n, k = at % n;
+        uint64_t place = e[p].key;
+        if (place == ~UINT64_C(0) || (p && e[p - 1].key == place)) continue;
+        E *to = (E *)(dst + place) + k;
+        T sum = widen(*to);
+        for (; p < count && e[p].key == place; p++) sum = (T)(sum + widen(((const E *)(src + e[p].i * src_stride))[k]));
+        *to = narrow<E>(sum);
+    }
+}
+/* BOOL: or. */
+static __global__ void or_kernel(const entry *e, int64_t count, int64_t n, const char *src, int64_t src_stride, char *dst) {
+    int64_t step = (int64_t)gridDim.x * blockDim.x;
+    for (int64_t at = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; at < count * n; at += step) {
+        int64_t p = at / n, k = at % n;
+        uint64_t place = e[p].key;
+        if (place == ~UINT64_C(0) || (p && e[p - 1].key == place)) continue;
+        for (; p < count && e[p].key == place; p++) dst[place + k] |= src[e[p].i * src_stride + k];
+    }
+}
+void pd_cuda_put_add(pd_dtype t, int64_t count, int64_t n, const int64_t *offset, const char *src, int64_t src_stride,
+                     char *dst) {
+    const entry *e = count > 0 && n > 0 ? by_place(count, offset) : nullptr;
+    int64_t blocks = blocks_for(count * n, THREADS, 1);
+    if (!e) return;
+    if (t == PD_BOOL) {
+        launch(or_kernel, blocks, THREADS, e, count, n, src, src_stride, dst);
+        return;
+    }
+    by_type(t, [&](auto type) {
+        launch(add_kernel<typename decltype(type)::type>, blocks, THREADS, e, count, n, src, src_stride, dst);
+    });
+}

@@ -1,0 +1,155 @@
+"""Kernels at sizes that the op samples do not have: rows of several tiles, repeated places, heads on tensor cores."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import pydist
+from pydist.nn import functional as F
+
+if not pydist.cuda.is_available() or pydist._C.pretended_cuda():
+    pytest.skip("no CUDA device", allow_module_level=True)
+
+
+def both(f, *tensors):
+    """f of the tensors on the CPU and on the GPU, as lists."""
+    results = []
+    for device in ("cpu", "cuda"):
+        made = f(*(t.to(device) for t in tensors))
+        results.append([r.detach().cpu() for r in (made if isinstance(made, (tuple, list)) else [made])])
+    return results
+
+
+def near(f, *tensors, by=1e-5):
+    want, got = both(f, *tensors)
+    for w, g in zip(want, got, strict=True):
+        assert g.dtype == w.dtype and g.shape == w.shape
+        assert ((g.double() - w.double()).abs() <= by).all().item()
+
+
+def same(f, *tensors):
+    want, got = both(f, *tensors)
+    for w, g in zip(want, got, strict=True):
+        assert g.dtype == w.dtype and g.tolist() == w.tolist()
+
+
+@pytest.mark.parametrize("n", [2, 33, 513, 1500])
+def test_rows_in_order(n):
+    x = (pydist.randn(3, n) * 10).round()  # many equals
+    x[1, n // 2] = float("nan")
+    for descending in (False, True):
+        same(lambda v: v.argsort(dim=1, descending=descending), x)
+        same(lambda v: v.topk(n // 2, largest=descending)[1], x)
+        same(lambda v: v.sort(dim=1, descending=descending)[1], x.to(pydist.int16))
+    same(lambda v: (v.argmax(dim=1), v.argmin(dim=1), v[0].max(dim=0)[1]), x)
+    same(lambda v: v.cumsum(1), x[2:].to(pydist.int32))
+    near(lambda v: v.cumsum(1), pydist.randn(3, n).double(), by=1e-10)
+
+
+def test_what_goes_to_one_place():
+    index = pydist.tensor(np.random.default_rng(0).integers(0, 7, 1300))
+    x, rows = pydist.zeros(7, 5), pydist.randn(1300, 5)
+
+    def put(x, rows, index, accumulate):
+        return x.clone().index_put((index,), rows, accumulate)
+
+    same(lambda *a: put(*a, False), x, rows, index)  # the last one stays
+    near(lambda *a: put(*a, True), x, rows, index, by=1e-3)
+    same(lambda *a: put(*a, True), x.to(pydist.int32), (rows * 9).to(pydist.int32), index)
+    on_gpu = [t.cuda() for t in (x, rows, index)]
+    assert put(*on_gpu, True).tolist() == put(*on_gpu, True).tolist()
+
+
+def test_padding_gets_no_gradient():
+    def run(weight, index):
+        weight = weight.detach().requires_grad_()
+        F.embedding(index, weight, padding_idx=2).square().sum().backward()
+        return weight.grad
+
+    near(run, pydist.randn(5, 33), pydist.tensor([[2, 0, 2], [4, 0, 1]]))
+
+
+def test_bad_indices_are_named():
+    x, far = pydist.randn(3, 4, device="cuda"), pydist.tensor([1, 9], device="cuda")
+    for call, text in (
+        (lambda: x[far].sum().item(), "index: index 9 is out of range for dimension 0 of size 3"),
+        (lambda: x[:, far].sum().item(), "index: index 9 is out of range for dimension 1 of size 4"),
+        (lambda: F.embedding(far, x).sum().item(), "embedding: index 9 is out of range .expected 0 to 2"),
+        (lambda: x.gather(0, far[None] - 2).sum().item(), "gather: index -1 is out of range"),
+    ):
+        with pytest.raises(IndexError, match=text):
+            call()
+        assert x[far - far].shape == (2, 4)  # and all goes on
+    with pytest.raises(IndexError, match="index 0 is out of range for dimension 0 of size 0"):
+        x[:0][far - far].cpu()
+
+
+@pytest.mark.parametrize("format", ["contiguous_format", "channels_last"])
+@pytest.mark.parametrize("shape", [(5, 3, 17, 17), (3, 40, 9, 8)])
+def test_batch_norm_over_many(shape, format):
+    x, w, b = pydist.randn(*shape) * 2 + 100, pydist.randn(shape[1]), pydist.randn(shape[1])
+    mean, var = pydist.zeros(shape[1]), pydist.ones(shape[1])
+    x = x.to(memory_format=getattr(pydist, format))
+
+    def run(x, w, b, mean, var):
+        x, w, b = (t.detach().requires_grad_() for t in (x, w, b))
+        mean, var = mean.clone(), var.clone()
+        y = F.batch_norm(x, mean, var, w, b, training=True)
+        (y * y.detach().sin()).sum().backward()
+        return y, mean, var, x.grad, w.grad, b.grad, F.batch_norm(x, mean, var, w, b)
+
+    near(run, x, w, b, mean, var, by=5e-3)
+
+
+ATTENTION = {
+    "plain": (1, 2, 2, 70, 70, {}),
+    "causal": (1, 1, 1, 130, 130, {"is_causal": True}),
+    "groups": (2, 4, 2, 20, 66, {"enable_gqa": True}),
+    "longer": (1, 2, 1, 9, 5, {"is_causal": True, "enable_gqa": True}),
+}
+
+
+@pytest.mark.parametrize("width", [64, 128, 72])
+@pytest.mark.parametrize("name", ATTENTION)
+def test_attention(name, width):
+    B, H, Hkv, T, S, options = ATTENTION[name]
+    dtype = pydist.bfloat16 if name != "plain" else pydist.float16
+    q, k, v, g = (pydist.randn(*s, width).to(dtype) for s in ((B, H, T), (B, Hkv, S), (B, Hkv, S), (B, H, T)))
+
+    def run(q, k, v, g, mask=None):
+        q, k, v = (t.detach().requires_grad_() for t in (q, k, v))
+        y = F.scaled_dot_product_attention(q, k, v, mask, **options)
+        y.backward(g)
+        return y, q.grad, k.grad, v.grad
+
+    want = run(*(t.double() for t in (q, k, v, g)))
+    for w, r in zip(want, run(*(t.cuda() for t in (q, k, v, g))), strict=True):
+        assert r.dtype == dtype
+        assert (r.cpu().double() - w).abs().max().item() <= 0.02 * w.abs().max().item()
+    if options:
+        return
+    masks = pydist.rand(B, 1, T, S) < 0.3, pydist.randn(T, S)
+    masks[0][0, 0, 3] = False  # a query that may see nothing
+    for mask in masks:
+        wide, narrow = (mask, mask) if mask.dtype == pydist.bool else (mask.to(dtype).double(), mask.to(dtype))
+        want = run(*(t.double() for t in (q, k, v, g)), wide)
+        for w, r in zip(want, run(*(t.cuda() for t in (q, k, v, g)), narrow.cuda()), strict=True):
+            assert (r.cpu().double() - w).abs().max().item() <= 0.02 * w.abs().max().item()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("chunk", [0, 5])
+def test_linear_cross_entropy(chunk, dtype):
+    x, w, b = pydist.randn(33, 8), pydist.randn(11, 8), pydist.randn(11)
+    y = pydist.tensor(np.random.default_rng(1).integers(0, 11, 33))
+    y[3] = -100
+
+    def run(x, w, b, y):
+        x, w, b = (t.to(getattr(pydist, dtype)).detach().requires_grad_() for t in (x, w, b))
+        options = SimpleNamespace(batch_chunk_size=chunk)
+        loss = F.linear_cross_entropy(x, w, y, linear_bias=b, label_smoothing=0.1, options=options)
+        (loss * 3).backward()
+        return loss, x.grad, w.grad, b.grad
+
+    near(run, x, w, b, y, by=2e-5 if dtype == "float32" else 0.1)
