@@ -357,6 +357,25 @@ def test_products_in_low_precision(low):
     pydist.set_num_threads(before)
 
 
+@pytest.mark.parametrize("size, stride, dilation", [(5, 1, 1), (8, 2, 1), (6, 1, 2)])
+def test_convolution_weights_of_few_pixels(size, stride, dilation):
+    """The gradient in bfloat16 next to float64, with the same bits for 1 and 2 threads (oneDNN: by way of a product)."""
+    before = pydist.get_num_threads()
+    pydist.manual_seed(0)
+    x, w = pydist.randn(3, 128, size, size), pydist.randn(130, 128, 3, 3) * 0.05
+    results = []
+    for dtype, threads in ((pydist.float64, 1), (pydist.bfloat16, 1), (pydist.bfloat16, 2)):
+        pydist.set_num_threads(threads)
+        leaf = w.bfloat16().to(dtype).requires_grad_()
+        image = x.bfloat16().to(dtype).contiguous(memory_format=pydist.channels_last)
+        y = nn.functional.conv2d(image, leaf, None, stride, 1, dilation)
+        y.backward(pydist.ones_like(y) * 0.5)
+        results.append(leaf.grad)
+    pydist.set_num_threads(before)
+    assert results[1].equal(results[2]) and results[1].dtype is pydist.bfloat16
+    assert (results[1].double() - results[0]).abs().max().item() < 2.0**-7 * results[0].abs().max().item()
+
+
 def test_unscale_and_clip():
     grads, results = [3.0, 4.0, 0.0], []
     for fused in (True, False):

@@ -311,6 +311,15 @@ void pd_vjp_home(pd_vjp *v, int i) {
     if (m && m->home && !m->grad && !find(r, e->leaf)->one) pd_next_home = m->home;
 }
 
+pd_tensor *pd_vjp_sum(pd_vjp *v, int i) {
+    const pd_edge *e = &v->node->edges[i];
+    if (!v->run || v->status || v->create_graph || !e->fn) return NULL;
+    entry *to = find(v->run, e->fn);
+    pd_tensor *sum = !to || !to->needed ? NULL : e->fn->nout == 1 ? to->one : to->many ? to->many[e->index] : NULL;
+    bool fits = sum && is_ours(sum) && sum->dtype == e->dtype && pd_shape_equal(sum->ndim, sum->size, e->ndim, e->size);
+    return fits ? sum : NULL;
+}
+
 bool pd_vjp_may_widen(const pd_vjp *v, int i) {
     const pd_edge *e = &v->node->edges[i];
     return v->run && is_passed(v->run, e) && e->fn->edges[0].dtype == PD_F32;

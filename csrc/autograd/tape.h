@@ -198,6 +198,9 @@ void pd_vjp_set(pd_vjp *v, int i, pd_tensor *t);
 /* The next op that this thread runs makes the gradient of input i: it may be made where it will lie, in the home of the
    leaf, which saves a copy. To be called right before it, for gradients that are large. */
 void pd_vjp_home(pd_vjp *v, int i);
+/* [borrowed] what has arrived so far of input i's gradient, where it may be added to in place of pd_vjp_set: for
+   gradients that are zero but in a part. Else NULL. */
+pd_tensor *pd_vjp_sum(pd_vjp *v, int i);
 /* Whether the gradient of input i may be given in float32 though the input is of 16 bits: it was cast from float32, and
    nobody else sees that gradient. */
 bool pd_vjp_may_widen(const pd_vjp *v, int i);

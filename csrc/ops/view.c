@@ -393,10 +393,16 @@ static pd_tensor *zeros_of_input(pd_vjp *v) {
     return z;
 }
 
-/* Zeros of the input's shape with g written into the same view of them; as ops, so that it can be differentiated
-   again. */
+/* Zeros of the input's shape with g written into the same view of them, as ops, so that it can be differentiated again;
+   or g added there to what other parts have left. */
 static void place(pd_vjp *v, pd_op_id op) {
     if (!pd_vjp_needs(v, 0)) return;
+    pd_tensor *sum = pd_vjp_sum(v, 0);
+    if (sum) {
+        pd_tensor *own = pd_x_call1(v, op, sum, v->attrs);
+        if (own) v->status = pd_engine.add_into(own, v->g[0]);
+        return;
+    }
     pd_tensor *z = zeros_of_input(v), *part = pd_x_call1(v, op, z, v->attrs);
     if (part) v->status = pd_engine.write(part, v->g[0]);
     pd_vjp_set(v, 0, z);

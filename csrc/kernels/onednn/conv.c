@@ -193,7 +193,7 @@ static pd_dnn_plan *plan_of(const pd_conv *c, conv_kind kind, bool bias, int64_t
 
 /* ---- gradients: parts of the images ---- */
 
-#define PARTS_MAX 16
+#define PARTS_MAX 8
 #define PARTS_MIN 4
 #define PARTS_BYTES \
     (24 << 20) /* of the weight gradients of more than PARTS_MIN parts: more than that costs time to add */
@@ -305,7 +305,9 @@ pd_status pd_onednn_conv_grad_input(const pd_conv *c, const void *gy, const void
 pd_status pd_onednn_conv_grad_weight(const pd_conv *c, const void *gy, const void *x, void *gw, void *gbias,
                                      void *scratch) {
     if (gbias) pd_conv_grad_bias(c, gy, gbias, scratch);
-    return gw ? gradient(c, WEIGHT, gy, x, gw, scratch) : PD_OK;
+    if (!gw) return PD_OK;
+    return pd_dnn_columns_serve(c) ? pd_dnn_columns_run(c, gy, x, gw, scratch)
+                                   : gradient(c, WEIGHT, gy, x, gw, scratch);
 }
 
 /* ---- forward, and what can be done ---- */
@@ -340,8 +342,9 @@ bool pd_onednn_takes_conv(const pd_conv *c) {
 
 size_t pd_onednn_conv_scratch(const pd_conv *c) {
     size_t scratch = pd_conv_bias_scratch(c);
+    size_t columns = pd_dnn_columns_serve(c) ? pd_dnn_columns_scratch(c) : 0;
     look(c, &scratch);
-    return scratch;
+    return scratch > columns ? scratch : columns;
 }
 
 pd_status pd_onednn_conv_forward(const pd_conv *c, const void *x, const void *w, const void *bias, void *y,

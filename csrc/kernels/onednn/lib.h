@@ -88,6 +88,11 @@ dnnl_status_t pd_dnn_add_reorder(pd_dnn_plan *p, const_dnnl_memory_desc_t a, int
                                  int to);
 dnnl_status_t pd_dnn_attr(dnnl_primitive_attr_t *attr, bool add, bool relu); /* [new] user scratchpad, post-ops */
 
+/* columns.c: a weight gradient by way of a product, where that is faster. */
+bool pd_dnn_columns_serve(const pd_conv *c);
+size_t pd_dnn_columns_scratch(const pd_conv *c);
+pd_status pd_dnn_columns_run(const pd_conv *c, const void *gy, const void *x, void *gw, void *scratch);
+
 #define PD_DNN_DO(call)                                      \
     do {                                                     \
         dnnl_status_t did_ = (call);                         \
