@@ -242,6 +242,22 @@ def test_parameters_and_random():
     assert layer.w.abs().max().item() < 1e-6
 
 
+def test_optimizers_and_clipping():
+    """Of complex parameters, whose parts are numbers of their own."""
+    for name, kwargs in {"SGD": {"momentum": 0.9}, "Adam": {"amsgrad": True}, "AdamW": {}, "RMSprop": {"momentum": 0.5}, "Adagrad": {"initial_accumulator_value": 0.1}, "Adadelta": {}, "NAdam": {}, "Rprop": {}}.items():
+        found = []
+        for lib in LIBS:
+            p, target = lib.nn.Parameter(made(lib, (2, 3), 0, "complex64", False)), made(lib, (2, 3), 1, "complex64", False)
+            optimizer = getattr(lib.optim, name)([p], lr=0.05, **kwargs)
+            for _ in range(4):
+                optimizer.zero_grad()
+                ((p - target).abs() ** 2).sum().backward()
+                norm = lib.nn.utils.clip_grad_norm_([p], 1.0)
+                optimizer.step()
+            found.append([p, p.grad, norm])
+        agree(*found, name, 1e-5)
+
+
 FFT = {
     "fft": (lambda f, z, x: f.fft(z), lambda f, z, x: f.fft(x, 5, norm="ortho"), lambda f, z, x: f.fft(z, 2, dim=0, norm="forward")), "ifft": (lambda f, z, x: f.ifft(z), lambda f, z, x: f.ifft(x, dim=1)),
     "rfft": (lambda f, z, x: f.rfft(x), lambda f, z, x: f.rfft(x, 7, dim=0, norm="ortho")), "irfft": (lambda f, z, x: f.irfft(z), lambda f, z, x: f.irfft(z, 5, norm="forward"), lambda f, z, x: f.irfft(z, 6, dim=0)),

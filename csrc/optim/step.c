@@ -10,6 +10,12 @@
 
 static _Thread_local const pd_tensor *unless; /* pd_step_unless */
 
+/* Complex numbers are pairs of real ones to all steps, as in PyTorch. */
+static pd_dtype part_of(const pd_tensor *t) { return pd_dtype_part((pd_dtype)t->dtype); }
+static int64_t parts_of(const pd_tensor *t) {
+    return pd_dtype_is_complex((pd_dtype)t->dtype) ? 2 * t->numel : t->numel;
+}
+
 /* The state must match its parameter; strides too, since the kernel walks them side by side. */
 static pd_status check_like(const char *op, int64_t i, const char *what, const pd_tensor *t, const pd_tensor *p) {
     bool same = pd_tensor_same_shape(t, p) && t->dtype == p->dtype;
@@ -27,8 +33,8 @@ static pd_status check_like(const char *op, int64_t i, const char *what, const p
 static pd_status segment(const char *op, const pd_step_lists *l, int64_t i, pd_segment_step *s) {
     pd_tensor *p = l->params[i], *g = p->meta ? p->meta->grad : NULL;
     if (!g) return pd_fail(PD_E_VALUE, "%s: parameter %" PRId64 " has no gradient", op, i);
-    if (!pd_dtype_is_float((pd_dtype)p->dtype))
-        return pd_fail(PD_E_DTYPE, "%s: parameter %" PRId64 " is %s (expected a floating dtype)", op, i,
+    if (pd_dtype_category((pd_dtype)p->dtype) < PD_CAT_FLOAT)
+        return pd_fail(PD_E_DTYPE, "%s: parameter %" PRId64 " is %s (expected a complex or floating dtype)", op, i,
                        pd_dtype_name((pd_dtype)p->dtype));
     if (p->storage->device != l->params[0]->storage->device)
         return pd_fail(PD_E_RUNTIME,
@@ -42,7 +48,7 @@ static pd_status segment(const char *op, const pd_step_lists *l, int64_t i, pd_s
                        "%s: parameter %" PRId64 " of shape %s is a read-only or not dense view (expected contiguous())",
                        op, i, pd_tensor_shape(p));
     PD_TRY(check_like(op, i, "the gradient", g, p));
-    *s = (pd_segment_step){.p = pd_tensor_data(p), .g = pd_tensor_data(g), .n = p->numel, .chance = l->chance};
+    *s = (pd_segment_step){.p = pd_tensor_data(p), .g = pd_tensor_data(g), .n = parts_of(p), .chance = l->chance};
     if (unless && unless->storage->device == p->storage->device) s->skip = pd_tensor_data(unless);
     else if (unless)
         return pd_fail(PD_E_RUNTIME,
@@ -73,7 +79,7 @@ static pd_status segments(const char *op, const pd_step_lists *l, pd_segment_ste
 /* Bytes, for the profiler: parameters and states are read and written, gradients read. */
 static int64_t moved(const pd_step_lists *l, int64_t total) {
     int streams = 3 + 2 * ((l->m != NULL) + (l->v != NULL) + (l->w != NULL));
-    return total * streams * (int64_t)pd_dtype_size((pd_dtype)l->params[0]->dtype);
+    return total * streams * (int64_t)pd_dtype_size(part_of(l->params[0]));
 }
 
 /* ns: what the kernel takes for an element; the GIL is given up for what takes long. */
@@ -87,7 +93,7 @@ static int64_t moved(const pd_step_lists *l, int64_t total) {
         const pd_device *d = l->params[0]->storage->device, *was;                                       \
         void *token = !d->kernels && (double)total * (ns) > PD_RELEASE_NS ? pd_host_release() : NULL;   \
         pd_status status = pd_device_enter(d, &was);                                                    \
-        if (!status) pd_here()->name((pd_dtype)l->params[0]->dtype, c, s, l->count);                    \
+        if (!status) pd_here()->name(part_of(l->params[0]), c, s, l->count);                            \
         if (!status) status = pd_device_check(d, #name);                                                \
         pd_device_here = was;                                                                           \
         pd_host_acquire(token);                                                                         \
@@ -116,8 +122,8 @@ static pd_status over(pd_tensor *t, const char *op, double *sum, double by, bool
     const pd_device *d = t->storage->device, *was;
     void *token = !d->kernels && (double)t->numel > PD_RELEASE_NS ? pd_host_release() : NULL;
     pd_status status = pd_device_enter(d, &was);
-    if (!status && sum) pd_here()->sum_squares((pd_dtype)t->dtype, t->numel, pd_tensor_data(t), sum);
-    else if (!status) *finite = pd_here()->scale((pd_dtype)t->dtype, t->numel, by, pd_tensor_data(t));
+    if (!status && sum) pd_here()->sum_squares(part_of(t), parts_of(t), pd_tensor_data(t), sum);
+    else if (!status) *finite = pd_here()->scale(part_of(t), parts_of(t), by, pd_tensor_data(t));
     if (!status) status = pd_device_check(d, op);
     pd_device_here = was;
     pd_host_acquire(token);
@@ -125,8 +131,8 @@ static pd_status over(pd_tensor *t, const char *op, double *sum, double by, bool
 }
 
 static pd_status check_dense_float(const char *op, int64_t i, const pd_tensor *t) {
-    if (!pd_dtype_is_float((pd_dtype)t->dtype))
-        return pd_fail(PD_E_DTYPE, "%s: tensor %" PRId64 " is %s (expected a floating dtype)", op, i,
+    if (pd_dtype_category((pd_dtype)t->dtype) < PD_CAT_FLOAT)
+        return pd_fail(PD_E_DTYPE, "%s: tensor %" PRId64 " is %s (expected a complex or floating dtype)", op, i,
                        pd_dtype_name((pd_dtype)t->dtype));
     if (pd_shape_is_dense(t->ndim, t->size, t->stride)) return PD_OK;
     return pd_fail(PD_E_VALUE, "%s: tensor %" PRId64 " of shape %s is not dense (expected contiguous())", op, i,
@@ -196,7 +202,7 @@ pd_status pd_unscale(pd_tensor *const *tensors, int64_t count, pd_tensor *by, pd
     }
     pd_status status = pd_device_enter(d, &was);
     for (int64_t i = 0; i < count && !status; i++) {
-        pd_here()->unscale((pd_dtype)tensors[i]->dtype, tensors[i]->numel, pd_tensor_data(by), pd_tensor_data(found),
+        pd_here()->unscale(part_of(tensors[i]), parts_of(tensors[i]), pd_tensor_data(by), pd_tensor_data(found),
                            pd_tensor_data(tensors[i]));
         pd_tensor_bump(tensors[i]);
     }

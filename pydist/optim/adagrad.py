@@ -58,7 +58,8 @@ class Adagrad(FusedOptimizer):
         return ("sum",)
 
     def _new_state(self, group, name, param):
-        return _C.zeros_like(param).fill_(group["initial_accumulator_value"])
+        first = group["initial_accumulator_value"]
+        return _C.zeros_like(param).fill_(complex(first, first) if param.is_complex() else first)
 
     def _run(self, group, batch):
         _C.adagrad_step(

@@ -43,7 +43,8 @@ class Rprop(FusedOptimizer):
 
     def _new_state(self, group, name, param):
         zeros = _C.zeros_like(param)
-        return zeros.fill_(float(group["lr"])) if name == "step_size" else zeros
+        rate = float(group["lr"])
+        return zeros.fill_(complex(rate, rate) if zeros.is_complex() else rate) if name == "step_size" else zeros
 
     def _run(self, group, batch):
         (minus, plus), (low, high) = group["etas"], group["step_sizes"]

@@ -28,7 +28,8 @@ def _norm_on_gpu(tensors):
 
 @no_grad()
 def get_total_norm(tensors, norm_type=2.0, error_if_nonfinite=False, foreach=None):
-    """(sum |t_i|^norm_type)^(1 / norm_type) over all elements of all tensors, a 0-d tensor of the first one's dtype.
+    """(sum |t_i|^norm_type)^(1 / norm_type) over all elements of all tensors, a 0-d tensor of the first one's dtype (the
+    parts' dtype of complex ones).
 
     norm_type may be inf (largest |t_i|), 0 (number of tensors that are not all 0, as PyTorch has it) or negative.
     Sums are made in float64. Raises RuntimeError for a norm that is inf or NaN if error_if_nonfinite.
@@ -59,7 +60,7 @@ def get_total_norm(tensors, norm_type=2.0, error_if_nonfinite=False, foreach=Non
             "clipped. To disable this error and scale the gradients by the non-finite norm anyway, set "
             "`error_if_nonfinite=False`"
         )
-    return _C.tensor(norm, dtype=tensors[0].dtype)
+    return _C.tensor(norm, dtype=tensors[0].dtype.to_real())
 
 
 @no_grad()
