@@ -103,7 +103,7 @@ template <template <class> class Op> static __device__ float across(float v) {
 }
 
 template <class E, int D>
-static __global__ void __launch_bounds__(MANY) forward(const __grid_constant__ pd_attention c, const E *q, const E *k, const E *v, const void *mask,
+static __global__ void __launch_bounds__(MANY, 2) forward(const __grid_constant__ pd_attention c, const E *q, const E *k, const E *v, const void *mask,
                                                        E *out, float *lse) {
     __shared__ tile<E, KEYS, D> tk, tv;
     int64_t tiles = (c.nq + ROWS - 1) / ROWS, i0 = (tiles - 1 - blockIdx.x % tiles) * ROWS; /* the longest first */
@@ -177,7 +177,7 @@ static __device__ void again(const pd_attention &c, const void *mask, int64_t b,
 static __device__ float shift_of(const float *lse, int64_t i, int64_t n) { return i < n && lse[i] != -VM_INFF ? lse[i] * (float)LOG2E : 0; }
 
 template <class E, int D, int N>
-static __global__ void __launch_bounds__(MANY) query_grad(const __grid_constant__ pd_attention c, const E *g_, const E *q, const E *k, const E *v,
+static __global__ void __launch_bounds__(MANY, 2) query_grad(const __grid_constant__ pd_attention c, const E *g_, const E *q, const E *k, const E *v,
                                                           const void *mask, const float *lse, const float *less, E *gq) {
     __shared__ tile<E, N, D> tk, tv;
     int64_t tiles = (c.nq + ROWS - 1) / ROWS, i0 = (tiles - 1 - blockIdx.x % tiles) * ROWS;
@@ -223,7 +223,7 @@ static __global__ void __launch_bounds__(MANY) query_grad(const __grid_constant_
 
 /* Everything turned: rows are keys, columns queries. */
 template <class E, int D, int N>
-static __global__ void __launch_bounds__(MANY) key_grad(const __grid_constant__ pd_attention c, const E *g_, const E *q, const E *k, const E *v,
+static __global__ void __launch_bounds__(MANY, 2) key_grad(const __grid_constant__ pd_attention c, const E *g_, const E *q, const E *k, const E *v,
                                                         const void *mask, const float *lse, const float *less, E *gk, E *gv) {
     __shared__ tile<E, ROWS, D> tk, tv;
     __shared__ tile<E, N, D> tq, tg;

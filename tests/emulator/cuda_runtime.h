@@ -21,7 +21,7 @@
 #define __shared__ static
 #define __grid_constant__
 #define __forceinline__ inline
-#define __launch_bounds__(threads)
+#define __launch_bounds__(...)
 
 struct dim3 { unsigned x, y, z; };
 extern dim3 threadIdx, blockIdx, blockDim, gridDim;
