@@ -5,7 +5,8 @@ import sys
 from collections import Counter
 from shutil import which
 
-from pydist import _C, _nccl
+from pydist import _C
+from pydist._nvidia import NCCL_WHEEL, nccl_version_text
 
 _PROBE = "from pydist import _C, distributed; distributed.is_nccl_available(); _C.cuda_current(); _C.nccl_probe()"
 
@@ -80,9 +81,9 @@ def findings():
     version = _C.nccl_version()
     if not version:
         text = "no NCCL: GPUs cannot work together" if count > 1 else "no NCCL"
-        yield "warning" if count > 1 else "ok", "NCCL", f"{text} (pip install {_nccl.WHEEL})"
+        yield "warning" if count > 1 else "ok", "NCCL", f"{text} (pip install {NCCL_WHEEL})"
         return
-    where, wrong = f"NCCL {_nccl.version_text(version)} ({_C.nccl_where()})", _probe()
+    where, wrong = f"NCCL {nccl_version_text(version)} ({_C.nccl_where()})", _probe()
     yield "problem" if wrong else "ok", "NCCL", f"{where} makes no communicator: {wrong}" if wrong else where
     if count > 1 and which("nvidia-smi"):
         yield from reach_findings(_topology("-m"), _topology("-p2p", "r"))

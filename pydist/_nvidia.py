@@ -3,8 +3,15 @@
 import os
 import sys
 
+NCCL_WHEEL = "nvidia-nccl-cu13"
+
 
 def folders():
     """The folders `nvidia` below which the wheels' libraries lie, one for each place of packages that has some."""
     below = (os.path.join(path, "nvidia") for path in dict.fromkeys(sys.path) if path.endswith("-packages"))
     return [folder for folder in below if os.path.isdir(folder)]
+
+
+def nccl_version_text(version):
+    """"2.28.9" of NCCL's number 22809."""
+    return f"{version // 10000}.{version // 100 % 100}.{version % 100}"

@@ -8,7 +8,7 @@ from pathlib import Path
 from shutil import which
 
 from pydist import _C, __version__
-from pydist import _nccl
+from pydist._nvidia import NCCL_WHEEL, nccl_version_text
 from pydist._onednn import candidates
 from pydist.distributed import is_mpi_available
 
@@ -61,7 +61,7 @@ def lines():
     cuda = f"{_C.cuda_built()}, {_C.cuda_count()} devices {_C.cuda_why()}" if _C.cuda_built() else "not in this build"
     yield f"CUDA: {cuda} ({_found('driver', _library('cuda'))}, {_found('nvcc', which('nvcc'))})"
     version = _C.nccl_version()
-    yield "NCCL: " + (f"{_nccl.version_text(version)} ({_C.nccl_where()})" if version else f"not here (pip install {_nccl.WHEEL})")
+    yield "NCCL: " + (f"{nccl_version_text(version)} ({_C.nccl_where()})" if version else f"not here (pip install {NCCL_WHEEL})")
     libraries = {"cuBLASLt": _C.cublaslt_version(), "cuDNN": _C.cudnn_version()} if _C.cuda_built() else {}
     for name, (version, why) in libraries.items():
         yield f"{name}: {version or why}"

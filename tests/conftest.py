@@ -42,6 +42,17 @@ def torch():
     return pytest.importorskip("torch")
 
 
+@pytest.fixture(autouse=True)
+def exact_products(request):
+    """What tests/gpu compares with the CPU is computed in the dtype that it says."""
+    before = _C.gpu_settings()
+    if request.path.parent.name == "gpu":
+        _C.gpu_settings(False, False, False)
+    yield
+    if request.path.parent.name == "gpu":
+        _C.gpu_settings(*before)
+
+
 def pytest_addoption(parser):
     parser.addoption("--passed", type=Path, help="what an earlier run printed with -rp: what passed is not run again")
 

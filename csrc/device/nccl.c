@@ -3,15 +3,11 @@
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <time.h>
 
-#include "base/dl.h"
 #include "base/flags.h"
+#include "device/nvidia.h"
 
-#define SONAME "libnccl.so.2"
-#define PATHS 16
 #define PROBE_MS 30000
 
 static struct {
@@ -19,8 +15,6 @@ static struct {
     int version; /* 0: not open */
     bool tried;
     char why[PD_ERROR_TEXT], where[4096];
-    char *given[PATHS];
-    int ngiven;
     pd_nccl_library table;
 } nccl = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
@@ -30,34 +24,19 @@ static const pd_dl_symbol symbols[] = {
 #undef ROW
     {NULL, NULL}};
 
-void pd_nccl_paths(const char *const *paths, int count) {
-    pthread_mutex_lock(&nccl.lock);
-    while (nccl.ngiven) free(nccl.given[--nccl.ngiven]);
-    for (int i = 0; i < count && nccl.ngiven < PATHS; i++)
-        if ((nccl.given[nccl.ngiven] = strdup(paths[i]))) nccl.ngiven++;
-    if (!nccl.version) nccl.tried = false;
-    pthread_mutex_unlock(&nccl.lock);
-}
-
 static pd_status open_library(void) {
-    const char *paths[PATHS + 4], *given = pd_flags_get()->NCCL;
-    void *loaded = *given ? NULL : dlopen(SONAME, RTLD_NOLOAD | RTLD_LAZY), *handle = NULL;
-    int n = 0, version = 0;
-    if (*given) paths[n++] = given;
-    if (loaded) paths[n++] = SONAME; /* the loader answers with the copy that is there */
-    for (int i = 0; !*given && i < nccl.ngiven; i++) paths[n++] = nccl.given[i];
-    if (!*given && !loaded) paths[n++] = SONAME;
-    if (!*given) paths[n++] = "/usr/local/cuda/lib64/" SONAME;
-    paths[n] = NULL;
-    PD_TRY(pd_dl_open(paths, symbols, &handle));
-    if (loaded) dlclose(loaded); /* one reference is kept: handle */
+    static const pd_nvidia library = {"NCCL", "libnccl.so.2", "nccl/lib", "nvidia-nccl-cu13"};
+    void *handle = NULL;
+    int version = 0;
     Dl_info info;
+    PD_TRY(pd_nvidia_open(&library, pd_flags_get()->NCCL, symbols, &handle));
     if (dladdr((void *)(uintptr_t)nccl.table.GetVersion, &info)) /* which of the paths it was */
         snprintf(nccl.where, sizeof nccl.where, "%s", info.dli_fname);
     int result = nccl.table.GetVersion(&version);
     if (result || version < PD_NCCL_OLDEST)
-        return pd_fail(PD_E_RUNTIME, "%s is version %d.%d.%d (expected %d.%d or newer)", nccl.where, version / 10000,
-                       version / 100 % 100, version % 100, PD_NCCL_OLDEST / 10000, PD_NCCL_OLDEST / 100 % 100);
+        return pd_fail(PD_E_RUNTIME, "NCCL: %s is version %d.%d.%d (expected %d.%d or newer); pip install %s",
+                       nccl.where, version / 10000, version / 100 % 100, version % 100, PD_NCCL_OLDEST / 10000,
+                       PD_NCCL_OLDEST / 100 % 100, library.wheel);
     nccl.version = version;
     return PD_OK;
 }
@@ -69,8 +48,7 @@ pd_status pd_nccl_open(const char *op, const pd_nccl_library **out) {
     pthread_mutex_unlock(&nccl.lock);
     *out = &nccl.table;
     if (nccl.version) return PD_OK;
-    return pd_fail(PD_E_RUNTIME, "%s: NCCL is not here: %s (expected: pip install nvidia-nccl-cu13, or PYDIST_NCCL)",
-                   op, nccl.why);
+    return pd_fail(PD_E_RUNTIME, "%s: %s", op, nccl.why);
 }
 
 int pd_nccl_version(void) {

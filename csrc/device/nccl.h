@@ -2,9 +2,8 @@
    uses. They fit every NCCL from 2.27 on: it fills in what an older caller's configuration lacks. Functions return
    NCCL's result, PD_NCCL_OK for none.
 
-   Looked for, in this order: PYDIST_NCCL, a copy that the process has loaded already (two of them would each think that
-   the GPUs are theirs), the paths that py/ has given (the wheels nvidia-nccl-cu13 and -cu12), the system's loader. It
-   is never closed: it has threads of its own. */
+   Looked for as nvidia.h says, PYDIST_NCCL first; the wheels are nvidia-nccl-cu13 and -cu12. It is never closed: it has
+   threads of its own. */
 #ifndef PD_DEVICE_NCCL_H
 #define PD_DEVICE_NCCL_H
 
@@ -60,9 +59,7 @@ typedef struct pd_nccl_library {
 #undef PD_NCCL_FUNCTION
 } pd_nccl_library;
 
-/* Files to try; replaces those of before, and lets a search that has failed begin anew. Copied. */
-void pd_nccl_paths(const char *const *paths, int count);
-/* PD_E_RUNTIME: "<op>: NCCL is not here: ...", with what was tried and how to get it. */
+/* PD_E_RUNTIME: "<op>: NCCL: ...", with what was tried and how to get it. */
 pd_status pd_nccl_open(const char *op, const pd_nccl_library **out);
 int pd_nccl_version(void);        /* of the library that is open: 22809; 0: none is */
 const char *pd_nccl_where(void);  /* the file that it came from; "" likewise */

@@ -3,21 +3,6 @@
 #include "device/nccl.h"
 #include "py/py.h"
 
-#define PATHS 16
-
-static PyObject *nccl_paths(PyObject *module, PyObject *list) {
-    PyObject *seq = PySequence_Fast(list, "nccl_paths: expected a list of paths");
-    const char *paths[PATHS];
-    int n = 0;
-    (void)module;
-    for (Py_ssize_t i = 0; seq && i < PySequence_Fast_GET_SIZE(seq) && n < PATHS; i++)
-        if (!(paths[n++] = PyUnicode_AsUTF8(PySequence_Fast_ITEMS(seq)[i]))) Py_CLEAR(seq);
-    if (!seq) return NULL;
-    pd_nccl_paths(paths, n);
-    Py_DECREF(seq);
-    Py_RETURN_NONE;
-}
-
 static PyObject *nccl_version(PyObject *module, PyObject *unused) {
     (void)module, (void)unused;
     return PyLong_FromLong(pd_nccl_version());
@@ -55,7 +40,6 @@ static PyObject *nccl_probe(PyObject *module, PyObject *unused) {
 }
 
 static PyMethodDef functions[] = {
-    {"nccl_paths", nccl_paths, METH_O, "nccl_paths(paths)\n\nWhere NCCL may lie, tried in order when it is needed."},
     {"nccl_version", nccl_version, METH_NOARGS,
      "nccl_version() -> int\n\nOf NCCL's library, opened now if need be: 22809 for 2.28.9; 0: it is not here."},
     {"nccl_where", nccl_where, METH_NOARGS, "nccl_where() -> str\n\nThe file that it came from, or ''."},

@@ -3,9 +3,6 @@
 import os
 
 from pydist import _C
-from pydist._nccl import candidates
-
-_C.nccl_paths(candidates())
 
 
 class Backend(str):
