@@ -101,7 +101,7 @@ static bool hear_more(client *c, int64_t *heard, int64_t *looked) {
     now = pd_hooks_now(NULL);
     if (n || now - *looked > 3 * PD_HEARTBEAT_NS) *heard = now;
     *looked = now;
-    return silent <= 0 || now - *heard < silent;
+    return silent <= 0 || now - *heard < (silent > PD_SILENCE_NS ? silent : PD_SILENCE_NS);
 }
 
 static void answer(client *c, int asker) {

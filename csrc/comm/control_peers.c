@@ -79,7 +79,7 @@ static void pass_on(pd_control_server *s, const pd_news *n, const char *text) {
         else if (to->state == PD_PEER_LEFT) how = "it has left";
         else if (to->state == PD_PEER_DEAD || to->state == PD_PEER_DYING || !to->conn) how = "it is dead";
         else if (is_stopped(to)) how = "its process is stopped (SIGSTOP, Ctrl-Z or a debugger)";
-        else if (pd_hooks_now(NULL) - to->heard > 5 * PD_HEARTBEAT_NS / 2) how = "it is not responding";
+        else if (pd_hooks_now(NULL) - to->heard > PD_SILENCE_NS) how = "it is not responding";
     }
     pd_news back = {.kind = PD_NEWS_HERE, .rank = n->status, .pid = to->pid, .status = n->rank};
     const pd_conn *conn = how ? s->peers[n->rank].conn : to->conn;
@@ -184,9 +184,9 @@ void pd_peers_deaths(pd_control_server *s, const struct pollfd *polls, int64_t n
 static void check_silence(pd_control_server *s, int rank, int64_t now) {
     pd_peer *p = &s->peers[rank];
     int64_t silent = now - p->heard, warn = (int64_t)(pd_flags_get()->WARN * 1e9);
-    int64_t end = (int64_t)(pd_flags_get()->SILENT * 1e9), least = 5 * PD_HEARTBEAT_NS / 2; /* two lost answers */
+    int64_t end = (int64_t)(pd_flags_get()->SILENT * 1e9);
     char how[160];
-    if (silent < least) return;
+    if (silent < PD_SILENCE_NS) return;
     if (warn > 0 && silent >= warn && !p->warned) {
         p->warned = true;
         pd_log(PD_LOG_WARN, "control: rank %d (%s) is not responding: nothing was heard from it for %.0f s (stopped, "

@@ -30,6 +30,7 @@ enum {
 #define PD_CONTROL_TEXT 65536 /* longest traceback that is passed on; its end is kept */
 #define PD_CONTROL_PAYLOAD (64 + PD_STORE_KEY + PD_STORE_VALUE)
 #define PD_HEARTBEAT_NS INT64_C(1000000000) /* between two pings */
+#define PD_SILENCE_NS (5 * PD_HEARTBEAT_NS / 2) /* the least silence that means something: two lost pings */
 
 typedef struct pd_control_hello {
     uint8_t nonce[PD_NONCE_BYTES];
