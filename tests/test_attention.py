@@ -133,3 +133,13 @@ x = pydist.zeros(2, 3, 4)
 def test_bad_input(args, kwargs, error, text):
     with pytest.raises(error, match=text):
         attention(*args, **kwargs)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+@pytest.mark.parametrize("b, h, t, s", [(3, 0, 4, 1), (0, 2, 4, 3), (2, 2, 0, 3), (2, 2, 3, 0)])
+def test_nothing_to_attend(dtype, b, h, t, s):
+    q, k, v = (pydist.ones(b, h, n, 4, dtype=getattr(pydist, dtype), requires_grad=True) for n in (t, s, s))
+    out = pydist.nn.functional.scaled_dot_product_attention(q, k, v)
+    out.sum().backward()
+    assert out.shape == (b, h, t, 4) and [g.grad.shape for g in (q, k, v)] == [g.shape for g in (q, k, v)]
+    assert not any(g.grad.any() for g in (q, k, v))

@@ -26,11 +26,11 @@ RAISES = (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError, 
 # torch has no kernel for the dtype, or no such gradient: pydist may have one.
 LACKS = re.compile(
     r"not (yet )?implemented|not (yet |currently )?support|unsupported|does(n't| not) support|no longer supported|"
-    r"must have a last dimension with stride 1|not differentiable|view size is not compatible|invalid gradient|does not have a device|INTERNAL ASSERT", re.I)  # fmt: skip
+    r"cannot be applied|must have a last dimension with stride 1|not differentiable|view size is not compatible|invalid gradient|does not have a device|INTERNAL ASSERT", re.I)  # fmt: skip
 # It wants a tensor where pydist takes a number too, and the same dtype where pydist promotes.
 NARROW = re.compile(
     r"Expected a long tensor|must be (Tensor|tuple of ints), not|positional argument|dtype|did not match|scalar type|"
-    r"invalid combination of arguments")  # fmt: skip
+    r"invalid combination of arguments|without overflow")  # fmt: skip
 # Of an expanded tensor torch's answer is memory that nobody wrote (2.13).
 UNSET = {"median", "nanmedian"}
 RANDOM = {"bernoulli", "normal_", "uniform_"}
@@ -130,11 +130,14 @@ def differ(got, want, loose):
 def wrong_error(call, ours, theirs):
     """What is wrong with what pydist raised or did where torch raised, or None."""
     text = str(theirs)
-    if LACKS.search(text) or NARROW.search(text) or not call.in_place and "can't be cast to the desired output" in text:
+    if call.grad and any(0 in a.shape for a in arrays([call.args, call.kwargs])):
+        return None  # torch's gradients of nothing look at shapes that do not fit
+    if LACKS.search(text) or NARROW.search(text) or (call.grad or not call.in_place) and "can't be cast to the desired output" in text:
         return None
     if not isinstance(ours, Exception):
         return f"raises nothing, torch {type(theirs).__name__}: {text[:200]}"
     same = isinstance(ours, type(theirs)) or isinstance(theirs, (AssertionError, ZeroDivisionError))
+    same = same or isinstance(ours, RuntimeError) and "Dimension out of range" in text
     return None if same else f"raises {ours!r}, torch {theirs!r}"
 
 
@@ -144,7 +147,14 @@ def is_stricter(call, error):
     text, kinds = str(error), (_C.ArgumentError, _C.PositionError, _C.DimError, _C.DTypeError, _C.ShapeError)
     empty = any(0 in a.shape for a in arrays([call.args, call.kwargs])) and isinstance(error, kinds)
     unchecked = call.name == "take_along_dim" and isinstance(error, _C.PositionError)
-    return empty or unchecked or "leaves nothing" in text or "share memory" in text or "expected float32 or float64" in text
+    return empty or unchecked or "none negative" in text or "leaves nothing" in text or "share memory" in text or "expected float32 or float64" in text
+
+
+def is_free(call, k):
+    """Whether result k is not said: the sign of a NaN, which NaN a pool finds, exponentials that torch makes in 16 bits."""
+    text = repr(call)
+    special, halves = "special" in text, "float16" in text
+    return special and (call.name == "copysign" or "max_pool" in call.name and k > 0) or halves and call.name == "F.soft_margin_loss"
 
 
 def wrong_results(call, ours, theirs, loose, empty):
@@ -155,9 +165,11 @@ def wrong_results(call, ours, theirs, loose, empty):
             if o != t and not (o != o and t != t):
                 return f"result {k} is {o}, torch's {t}"
             continue
+        if empty and call.name == "F.pixel_unshuffle":  # torch gives back what it got
+            continue
         if word(o.dtype) != word(t.dtype) or tuple(o.shape) != tuple(t.shape):
             return f"result {k} is {word(o.dtype)} {tuple(o.shape)}, torch's {word(t.dtype)} {tuple(t.shape)}"
-        if call.name in RANDOM or call.name in TIES and (k or empty):
+        if call.name in RANDOM or call.name in TIES and (k or empty) or is_free(call, k):
             continue
         if differ(numbers(o), numbers(t), loose):
             return f"result {k} is {numbers(o).tolist()}, torch's {numbers(t).tolist()}"
@@ -170,7 +182,7 @@ def has_free_gradient(call):
     """At infinity; among equals; where torch squares integers in their own dtype; where elements of a diagonal are one in
     memory and share the gradient."""
     text = repr(call)
-    shared = call.name in ("einsum", "diagonal", "as_strided", "unfold") and "layout='E'" in text
+    shared = call.name in ("einsum", "diagonal", "trace", "as_strided", "unfold") and "layout='E'" in text
     return re.search("special|inf|nan", text) or shared or call.name in {*TIES, "quantile", "nanquantile", "nextafter", "atan2", "arctan2"}
 
 
@@ -196,7 +208,7 @@ def compare(call):
     wrong = wrong_results(call, ours[0], theirs[0], loose, not all(a.numel() for a in theirs[2]))
     if not wrong and not has_free_gradient(call):
         wrong = wrong_tensors("gradient", ours[1], theirs[1], loose)
-    if not wrong and call.name not in RANDOM:
+    if not wrong and call.name not in RANDOM and not is_free(call, 0):
         wrong = wrong_tensors("written argument", ours[2], theirs[2], loose)
     return wrong
 

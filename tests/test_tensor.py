@@ -10,6 +10,7 @@ import pickle
 import random
 import subprocess
 import sys
+import warnings
 import weakref
 
 import numpy as np
@@ -977,3 +978,34 @@ def test_copies_leave_nothing_behind():
     for broken in ((pydist.float32, (5,), (1,), 0), (pydist.float32, (2,), (1,), 3), (pydist.float32, (2,), (-1,), 1), (pydist.float32, (2, 2), (1,), 0), (pydist.float64, (2,), (2**62,), 0), (None, (1,), (1,), 0), (pydist.int8, (1,), (1,), -1)):
         with pytest.raises((ValueError, TypeError)):
             _C.storage_view(pydist.ones(4), *broken)
+
+
+def test_uint8_indices_are_masks(torch):
+    """As in PyTorch, where they are deprecated."""
+    for lib in (pydist, torch):
+        x = lib.arange(12).reshape(3, 4)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            mask = lib.tensor([1, 0, 2], dtype=lib.uint8)
+            assert x[mask].tolist() == [[0, 1, 2, 3], [8, 9, 10, 11]] and x[:, :3][:, mask].tolist() == [[0, 2], [4, 6], [8, 10]]
+            assert x[lib.tensor([[1, 0, 0, 1]] * 3, dtype=lib.uint8)].tolist() == [0, 3, 4, 7, 8, 11]
+            assert x[lib.tensor(1, dtype=lib.uint8)].shape == (1, 3, 4) and x[lib.tensor(0, dtype=lib.uint8)].shape == (0, 3, 4)
+            x[mask] = lib.tensor([9, 9, 9, 9])
+            assert x.tolist() == [[9] * 4, [4, 5, 6, 7], [9] * 4]
+            with pytest.raises(IndexError):
+                x[lib.zeros(0, dtype=lib.uint8)]
+
+
+def test_values_may_have_ones_in_front(torch):
+    for lib in (pydist, torch):
+        x = lib.zeros(3, 4)
+        x[0, 1], x[0, 2] = lib.ones(1), lib.full((1, 1), 2.0)
+        x[1], x[:, 3] = lib.full((1, 4), 3.0), lib.full((1, 1, 3), 4.0)
+        x[lib.tensor([2, 2])] = lib.full((1, 2, 4), 5.0)
+        w = lib.ones(1, 1, requires_grad=True)
+        y = lib.zeros(2) * w.detach()[0]
+        y[0] = 3 * w
+        y.sum().backward()
+        assert x.tolist() == [[0, 1, 2, 4], [3, 3, 3, 4], [5] * 4] and w.grad.tolist() == [[3.0]]
+        with pytest.raises(RuntimeError):
+            x[0, 1] = lib.ones(2)

@@ -104,12 +104,12 @@ pd_status pd_index_expand(const char *op, const pd_tensor *x, pd_tensor *const *
     for (int i = 0; i < PD_MAX_DIMS; i++) out[i] = NULL; /* so that a failure releases what there is */
     for (int i = 0; i < n && !status; i++) {
         pd_tensor *t = indices[i];
-        int takes = t && t->dtype == PD_BOOL ? t->ndim : 1;
+        int takes = t && pd_is_mask(t) ? t->ndim : 1;
         if (*count + takes > x->ndim) {
             status = pd_fail(PD_E_INDEX, "%s: too many indices for shape %s", op, pd_tensor_shape(x));
             break;
         }
-        if (t && t->dtype == PD_BOOL) status = nonzero(op, x, *count, t, out + *count);
+        if (t && pd_is_mask(t)) status = nonzero(op, x, *count, t, out + *count);
         else if (t && pd_dtype_category((pd_dtype)t->dtype) != PD_CAT_INT)
             status = pd_fail(PD_E_INDEX, "%s: index %d is %s (expected int64 or bool)", op, i,
                              pd_dtype_name((pd_dtype)t->dtype));

@@ -419,7 +419,8 @@ static size_t topk_bytes(const pd_call *c) {
 static pd_status topk_kernel(const pd_call *c) {
     const topk_attrs *a = c->attrs;
     pd_block b = last_axis(c->in[0]);
-    pd_here()->topk(a->largest, (pd_dtype)c->in[0]->dtype, &b, a->k, pd_packed(c->in[0], c->scratch),
+    int64_t k = c->in[0]->ndim ? a->k : 1; /* of a 0-d tensor always its element, as in PyTorch */
+    pd_here()->topk(a->largest, (pd_dtype)c->in[0]->dtype, &b, k, pd_packed(c->in[0], c->scratch),
                     pd_tensor_data(c->out[0]), pd_tensor_data(c->out[1]), (char *)c->scratch + packed_end(c));
     return PD_OK;
 }

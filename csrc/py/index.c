@@ -1,5 +1,6 @@
 /* x[key] and x[key] = value: integers, slices, None, Ellipsis, bools, tensors, lists, arrays, and tuples of these. */
 #include "base/mem.h"
+#include "ops/ops.h"
 #include "py/py.h"
 
 typedef struct { int64_t dim, index; } select_attrs;
@@ -32,7 +33,7 @@ static bool step(indexed *x, pd_op_id op, const void *attrs) {
 }
 
 static bool is_tensor_like(PyObject *o) { /* NumPy's scalars and 0-d arrays count as integers */
-    if (pd_py_is_tensor(o)) return pd_py_tensor(o)->ndim || pd_py_tensor(o)->dtype == PD_BOOL;
+    if (pd_py_is_tensor(o)) return pd_py_tensor(o)->ndim || pd_is_mask(pd_py_tensor(o));
     if (PyList_Check(o) || PyBool_Check(o) || PyTuple_Check(o) || PyRange_Check(o)) return true;
     if (!PyObject_CheckBuffer(o) || !PySequence_Check(o) || PyBytes_Check(o)) return false;
     bool sized = PyObject_Size(o) >= 0;
@@ -43,7 +44,7 @@ static bool is_tensor_like(PyObject *o) { /* NumPy's scalars and 0-d arrays coun
 /* How many dimensions of the tensor an entry takes. */
 static Py_ssize_t takes(PyObject *o) {
     if (o == Py_None || o == Py_Ellipsis || PyBool_Check(o)) return 0;
-    if (pd_py_is_tensor(o) && pd_py_tensor(o)->dtype == PD_BOOL) return pd_py_tensor(o)->ndim;
+    if (pd_py_is_tensor(o) && pd_is_mask(pd_py_tensor(o))) return pd_py_tensor(o)->ndim;
     return 1;
 }
 
@@ -72,7 +73,7 @@ static bool add_tensor(indexed *x, PyObject *o, int *dim) {
         }
         t = whole;
     }
-    int64_t covers = t->dtype == PD_BOOL ? t->ndim : 1;
+    int64_t covers = pd_is_mask(t) ? t->ndim : 1;
     if (covers == 0) { /* a 0-d mask: as x[True] */
         pd_scalar at;
         bool read = pd_py_scalar(t, &at), on = read && at.i;
@@ -209,6 +210,19 @@ PyObject *pd_py_getitem(PyObject *self, PyObject *key) {
     return status ? pd_py_raise(status) : pd_py_wrap_new(out);
 }
 
+/* A value may have more dimensions than its place, of size 1, in front, as in PyTorch. */
+static pd_status without_leading_ones(pd_tensor **v) {
+    pd_status status = PD_OK;
+    while (!status && (*v)->ndim && (*v)->size[0] == 1) {
+        pd_tensor *next;
+        status = pd_call1(PD_OP_select, *v, &(select_attrs){0, 0}, &next);
+        if (status) break;
+        pd_tensor_release(*v);
+        *v = next;
+    }
+    return status;
+}
+
 int pd_py_setitem(PyObject *self, PyObject *key, PyObject *value) {
     indexed x;
     pd_tensor *v = NULL;
@@ -232,6 +246,7 @@ int pd_py_setitem(PyObject *self, PyObject *key, PyObject *value) {
         if (!status) status = pd_scalar_fits("setitem", &number, (pd_dtype)x.view->dtype);
         if (!status) pd_scalar_store(&number, (pd_dtype)x.view->dtype, pd_tensor_data(v));
     }
+    if (!status && v) status = without_leading_ones(&v);
     if (!status && x.advanced) status = pd_index_put(x.view, x.tensors, x.n, v, false);
     else if (!status && v) status = pd_engine.write(x.view, v);
     else if (!status) status = pd_apply_into(PD_DEF(fill), &x.view, 1, &number, x.view);

@@ -124,7 +124,7 @@ def logit(input, eps=None):
     """log(x / (1 - x)), x being input kept between eps and 1 - eps."""
     x = input if input.is_floating_point() else input.float()
     x = x if eps is None else x.clamp(eps, 1 - eps)
-    return (x / (1 - x)).log()
+    return x.log() - (-x).log1p()
 
 
 @in_place

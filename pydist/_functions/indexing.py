@@ -37,8 +37,9 @@ def repeat_interleave(input, repeats, dim=None, *, output_size=None):
         input, dim = input.reshape(-1), 0
     n = input.shape[axis_of("repeat_interleave", dim, input.dim())]
     counts = repeats.tolist() if isinstance(repeats, Tensor) else repeats
-    counts = [counts] * n if isinstance(counts, int) else counts * n if len(counts) == 1 else counts
-    if len(counts) != n or min(counts, default=0) < 0:
+    few = [counts] if isinstance(counts, int) else counts
+    counts = few * n if len(few) == 1 else few
+    if len(counts) != n or min(few, default=0) < 0:
         got = f"{len(counts)} repeats for {n} elements"
         raise RuntimeError(f"repeat_interleave: {got} (expected one each, none negative)")
     return _C.index_select(input, dim, _C.tensor([i for i, k in enumerate(counts) for _ in range(k)], dtype=_C.int64))
@@ -214,8 +215,10 @@ def bincount(input, weights=None, minlength=0):
 
 
 def _unique_slices(input, dim, return_inverse, return_counts):
+    if not input.dim():
+        raise IndexError(f"unique: dim is {dim}, but the tensor has no dimensions")
     along = axis_of("unique", dim, input.dim())
-    slices = input.reshape(1) if input.dim() == 0 else input.movedim(along, 0)
+    slices = input.movedim(along, 0)
     rows = slices.reshape(slices.shape[0], -1) if slices.numel() else slices.new_zeros(slices.shape[0], 1)
     order = _C.arange(rows.shape[0])
     for k in range(rows.shape[1] - 1, -1, -1):  # the first element decides, so it is sorted by last
@@ -224,7 +227,7 @@ def _unique_slices(input, dim, return_inverse, return_counts):
     first = _C.ones(n, dtype=_C.bool)
     if n > 1:
         first[1:] = (rows[1:] != rows[:-1]).any(1)
-    result = [slices[order[first]].movedim(0, along) if input.dim() else slices]
+    result = [slices[order[first]].movedim(0, along)]
     if return_inverse:
         result.append(_C.index_put(_C.zeros(n, dtype=_C.int64), [order], first.cumsum(0) - 1))
     if return_counts:

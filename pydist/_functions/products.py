@@ -198,10 +198,11 @@ def _subscripts(equation, operands):
 
 def _contract(a, la, b, lb, keep):
     """The product of two operands, summed over what is not in keep; and its subscripts."""
-    size = {c: max(t.shape[i] for t, l in ((a, la), (b, lb)) for i, x in enumerate(l) if x == c) for c in {*la, *lb}}
+    found = {c: {t.shape[i] for t, l in ((a, la), (b, lb)) for i, x in enumerate(l) if x == c} for c in {*la, *lb}}
+    size = {c: max(sizes - {1}, default=1) for c, sizes in found.items()}
     for t, letters in ((a, la), (b, lb)):
         for i, c in enumerate(letters):
-            if t.shape[i] not in (1, size[c]) or (0 in (t.shape[i],) and size[c] != 0):
+            if t.shape[i] not in (1, size[c]):
                 raise RuntimeError(f"einsum: dimension {c!r} has sizes {t.shape[i]} and {size[c]}")
     a, b = (t.expand([size[c] for c in letters]) for t, letters in ((a, la), (b, lb)))
     alone = [i for i, c in enumerate(la) if c not in lb and c not in keep]

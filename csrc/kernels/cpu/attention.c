@@ -28,6 +28,9 @@ static int64_t gemm_bytes(const pd_attention *c, pd_dtype t) {
     return most;
 }
 
+/* Query heads that share a key head; there may be no heads at all. */
+static int64_t sharers(const pd_attention *c) { return c->Hkv ? c->H / c->Hkv : 0; }
+
 static int64_t attention_tasks(const pd_attention *c, bool grad) {
     return grad ? c->B * c->Hkv : c->B * c->H * ((c->nq + BQ - 1) / BQ);
 }
