@@ -1,5 +1,6 @@
 """Language models next to torch's: from the same weights, on the same text, the same loss after many steps."""
 
+import copy
 import os
 
 import numpy as np
@@ -45,11 +46,25 @@ def losses_of(lib, net, batches, lr):
         return losses, lib.nn.functional.cross_entropy(net(*inputs).flatten(0, 1), target.flatten()).item()
 
 
+def nudged(torch, net, eps):
+    """A copy whose weights are some eps apart, relatively."""
+    copied, generator = copy.deepcopy(net), torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for p in copied.parameters():
+            p.mul_(1 + eps * torch.randn(p.shape, generator=generator))
+    return copied
+
+
 def compare(torch, make, batches, lr):
+    """Within 1 %; after many steps, within what torch's own losses move by when its first weights are a rounding apart."""
     ours, theirs = pair(torch, make)
-    (mine, end), (want, torch_end) = losses_of(pydist, ours, batches, lr), losses_of(torch, theirs, batches, lr)
+    others = [nudged(torch, theirs, eps) for eps in ((1e-7, 1e-6) if STEPS > 25 else ())]
+    (mine, end), (want, torch_end), *near = (losses_of(pydist, ours, batches, lr), *(losses_of(torch, net, batches, lr) for net in (theirs, *others)))
     assert np.abs(np.array(mine[:5]) / want[:5] - 1).max() < 1e-5
-    assert abs(np.mean(mine[-10:]) / np.mean(want[-10:]) - 1) < 0.01 and abs(end / torch_end - 1) < 0.01
+    trained = max([0.01, *(abs(np.mean(losses[-10:]) / np.mean(want[-10:]) - 1) for losses, _ in near)])
+    held_out = max([0.01, *(abs(other / torch_end - 1) for _, other in near)])
+    print(f"loss {np.mean(mine[-10:]):.4f}, torch {np.mean(want[-10:]):.4f} (moves by {trained:.1%}); held out {end:.4f}, {torch_end:.4f} ({held_out:.1%})")
+    assert abs(np.mean(mine[-10:]) / np.mean(want[-10:]) - 1) < trained and abs(end / torch_end - 1) < held_out
     assert np.mean(mine[-10:]) < 0.9 * mine[0]
 
 
