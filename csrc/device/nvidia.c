@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/log.h"
+
 enum { FOLDERS = 8, LONGEST = 1024 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -49,4 +51,43 @@ pd_status pd_nvidia_open(const pd_nvidia *what, const char *given, const pd_dl_s
     pd_error why;
     pd_error_save(&why);
     return pd_fail(PD_E_RUNTIME, "%s: %.1500s; pip install %s", what->name, why.text, what->wheel);
+}
+
+/* ---- servers ----------------------------------------------------------------------------------------------------- */
+
+bool pd_nvidia_ready(pd_nvidia_server *s, const char *given) {
+    static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER;
+    if (atomic_load_explicit(&s->tried, memory_order_acquire)) return s->opened;
+    pthread_mutex_lock(&opening);
+    if (!s->tried) {
+        void *handle;
+        s->opened = pd_nvidia_open(&s->library, given, s->symbols, &handle) == PD_OK;
+        if (s->opened) {
+            size_t v = (*s->get_version)();
+            snprintf(s->version, sizeof s->version, "%zu.%zu.%zu", v / 10000, v / 100 % 100, v % 100);
+        } else snprintf(s->why, sizeof s->why, "%s", pd_error_get()->text);
+        atomic_store_explicit(&s->tried, true, memory_order_release);
+    }
+    pthread_mutex_unlock(&opening);
+    return s->opened;
+}
+
+const char *pd_nvidia_version(pd_nvidia_server *s, const char *given, const char **reason) {
+    *reason = s->why;
+    return pd_nvidia_ready(s, given) ? s->version : NULL;
+}
+
+void *pd_nvidia_handle(pd_nvidia_server *s, const char *given, const pd_device *d) {
+    if (pd_nvidia_ready(s, given) && !s->handles[d->index]) {
+        int status = (*s->create)(&s->handles[d->index]);
+        if (status) {
+            s->handles[d->index] = NULL;
+            snprintf(s->why, sizeof s->why, "%s: no handle on %s (status %d)", s->library.name, d->name, status);
+            s->opened = false;
+        }
+    }
+    if (!s->opened && !s->told && strcmp(given, "none"))
+        pd_log(PD_LOG_WARN, "%s: %s serve, many times slower", s->why, s->instead);
+    s->told = true;
+    return s->opened ? s->handles[d->index] : NULL;
 }

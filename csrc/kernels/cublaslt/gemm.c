@@ -1,12 +1,10 @@
 #include <pthread.h>
-#include <stdio.h>
-#include <string.h>
 
 #include "base/flags.h"
 #include "base/log.h"
-#include "base/mem.h"
 #include "device/cuda.h"
 #include "device/nvidia.h"
+#include "device/plans.h"
 #include "kernels/cublaslt/cublaslt.h"
 #include "kernels/cublaslt/lt.h"
 
@@ -14,9 +12,7 @@
 enum {
     CANDIDATES = 8,
     RUNS = 3, /* of each, timed */
-    PLANS = 4096,
-    BUCKETS = 1024,
-    KEY = 24
+    PLANS = 4096
 };
 
 /* ---- the library ------------------------------------------------------------------------------------------------- */
@@ -27,52 +23,24 @@ static struct {
 #undef MEMBER
     size_t (*GetVersion)(void);
 } lt;
-static pthread_once_t once = PTHREAD_ONCE_INIT;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of handles and plans, which serve one call at a time */
-static void *handles[PD_CUDA_DEVICES];
-static bool opened;
-static char version[32], why[PD_ERROR_TEXT];
 
-static void open_library(void) {
-    static const pd_dl_symbol symbols[] = {
+static const pd_dl_symbol symbols[] = {
 #define SYMBOL(name, arguments) {"cublasLt" #name, (void **)&lt.name},
-        LT_FUNCTIONS(SYMBOL)
+    LT_FUNCTIONS(SYMBOL)
 #undef SYMBOL
-        {"cublasLtGetVersion", (void **)&lt.GetVersion},
-        {NULL, NULL}};
-    static const pd_nvidia library = {"cuBLASLt", "libcublasLt.so.13", "cu13/lib", "nvidia-cublas"};
-    void *handle;
-    opened = pd_nvidia_open(&library, pd_flags_get()->CUBLASLT, symbols, &handle) == PD_OK;
-    if (!opened) {
-        snprintf(why, sizeof why, "%s", pd_error_get()->text);
-        return;
-    }
-    size_t v = lt.GetVersion(); /* 130100: 13.1.0 */
-    snprintf(version, sizeof version, "%zu.%zu.%zu", v / 10000, v / 100 % 100, v % 100);
-}
+    {"cublasLtGetVersion", (void **)&lt.GetVersion},
+    {NULL, NULL}};
+static pd_nvidia_server server = {
+    .library = {"cuBLASLt", "libcublasLt.so.13", "cu13/lib", "nvidia-cublas"},
+    .instead = "our own products",
+    .symbols = symbols,
+    .create = &lt.Create,
+    .get_version = &lt.GetVersion,
+};
 
 const char *pd_cublaslt_version(const char **reason) {
-    pthread_once(&once, open_library);
-    *reason = why;
-    return opened ? version : NULL;
-}
-
-/* The device's handle, NULL where there is none. Called with the lock held. */
-static void *handle_of(const pd_device *d) {
-    static bool told;
-    pthread_once(&once, open_library);
-    if (opened && !handles[d->index]) {
-        int status = lt.Create(&handles[d->index]);
-        if (status) {
-            handles[d->index] = NULL;
-            snprintf(why, sizeof why, "cuBLASLt: no handle on %s (status %d)", d->name, status);
-            opened = false;
-        }
-    }
-    if (!opened && !told && strcmp(pd_flags_get()->CUBLASLT, "none"))
-        pd_log(PD_LOG_WARN, "%s: our own products serve, many times slower", why);
-    told = true;
-    return opened ? handles[d->index] : NULL;
+    return pd_nvidia_version(&server, pd_flags_get()->CUBLASLT, reason);
 }
 
 /* ---- how a product is told to it --------------------------------------------------------------------------------- */
@@ -105,21 +73,22 @@ static int64_t alignment(const void *p) {
 }
 
 typedef struct plan {
-    int64_t key[KEY];
-    struct plan *next;
+    pd_plan kept;
     void *desc, *a, *b, *c;
     lt_algo algo;
     bool made, serves;
 } plan;
 
-static void key_of(const problem *p, int device, int64_t *key) {
+/* Kept, new and kept, or *mine; NULL without memory. */
+static plan *plan_of(const problem *p, int device, plan *mine) {
+    static pd_plans plans = {.most = PLANS};
     const pd_gemm *c = p->c;
-    const int64_t of[KEY] = {
+    const int64_t key[PD_PLAN_KEY] = {
         device,       (int64_t)c->t,     c->wide,    c->beta,     p->tf32,         p->bias != NULL,
         c->batch,     c->M,              c->N,       c->K,        p->a.turned,     p->a.ld,
         c->b_batch,   p->b.turned,       p->b.ld,    c->a_batch,  c->c_row,        c->c_batch,
         alignment(p->A), alignment(p->B), alignment(p->C), alignment(p->bias)};
-    memcpy(key, of, sizeof of);
+    return (plan *)pd_plan_of(&plans, key, sizeof *mine, &mine->kept);
 }
 
 static int type_of(pd_dtype t) {
@@ -222,28 +191,6 @@ static void choose(void *handle, const problem *p, plan *q, void *scratch, void 
     cuda->failed(); /* what a candidate that could not left behind */
 }
 
-static struct { plan *buckets[BUCKETS]; int count; } plans;
-
-/* The plan of a product: kept, new and kept, or *mine where no more are kept. NULL without memory. */
-static plan *plan_of(const problem *p, int device, plan *mine) {
-    int64_t key[KEY] = {0};
-    uint64_t hash = 0;
-    key_of(p, device, key);
-    for (int i = 0; i < KEY; i++) hash = (hash ^ (uint64_t)key[i]) * UINT64_C(0x9E3779B97F4A7C15), hash ^= hash >> 29;
-    plan **at = &plans.buckets[hash % BUCKETS], *q;
-    for (q = *at; q; q = q->next)
-        if (!memcmp(q->key, key, sizeof key)) return q;
-    if (plans.count >= PLANS) q = mine;
-    else if (pd_calloc(sizeof *q, "cuBLASLt plan", &q)) return NULL;
-    memcpy(q->key, key, sizeof key);
-    if (q != mine) {
-        q->next = *at;
-        *at = q;
-        plans.count++;
-    }
-    return q;
-}
-
 static bool shape_fits(const pd_gemm *c, problem *p) {
     return pd_dtype_is_float(c->t) && !c->relu && c->M > 0 && c->N > 0 && c->K > 0 && c->batch > 0 &&
            c->batch <= INT32_MAX && (c->c_row >= c->N || c->M <= 1) && side_of(c->K, c->N, c->b_row, c->b_col, &p->a) &&
@@ -252,8 +199,7 @@ static bool shape_fits(const pd_gemm *c, problem *p) {
 
 size_t pd_cublaslt_scratch(const pd_gemm *c) {
     problem p;
-    pthread_once(&once, open_library);
-    return opened && shape_fits(c, &p) ? WORKSPACE : 0;
+    return pd_nvidia_ready(&server, pd_flags_get()->CUBLASLT) && shape_fits(c, &p) ? WORKSPACE : 0;
 }
 
 pd_status pd_cublaslt_gemm(const pd_gemm *c, const void *A, const void *B, const void *bias, void *C, void *scratch,
@@ -261,11 +207,11 @@ pd_status pd_cublaslt_gemm(const pd_gemm *c, const void *A, const void *B, const
     problem p = {.c = c, .A = A, .B = B, .bias = bias, .C = C, .tf32 = c->t == PD_F32 && pd_gpu.matmul_tf32};
     const pd_device *d = pd_device_here;
     void *stream = pd_cuda_stream(d);
-    plan once_only = {.next = NULL}, *q = NULL;
+    plan once_only = {.made = false}, *q = NULL;
     *done = false;
     if (!shape_fits(c, &p)) return PD_OK;
     pthread_mutex_lock(&lock);
-    void *handle = handle_of(d);
+    void *handle = pd_nvidia_handle(&server, pd_flags_get()->CUBLASLT, d);
     pd_status status = handle && !(q = plan_of(&p, d->index, &once_only)) ? PD_E_MEMORY : PD_OK;
     if (q && !q->made) {
         q->made = true;

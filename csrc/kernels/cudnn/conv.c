@@ -1,12 +1,10 @@
 #include <pthread.h>
-#include <stdio.h>
-#include <string.h>
 
 #include "base/flags.h"
 #include "base/log.h"
-#include "base/mem.h"
 #include "device/cuda.h"
 #include "device/nvidia.h"
+#include "device/plans.h"
 #include "kernels/cudnn/cudnn.h"
 #include "kernels/cudnn/dnn.h"
 
@@ -14,8 +12,6 @@ enum {
     CONFIGS = 8,
     RUNS = 3, /* of each plan, timed, where cudnn.benchmark asks for it */
     PLANS = 2048,
-    BUCKETS = 512,
-    KEY = 28,
     HELD = 32, /* descriptors that a plan needs while it lives: the graph's, the heuristics', their configurations */
     ALIGNED = 16
 };
@@ -29,59 +25,30 @@ static struct {
 #undef MEMBER
     size_t (*GetVersion)(void);
 } dnn;
-static pthread_once_t once = PTHREAD_ONCE_INIT;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of handles and plans, which serve one call at a time */
-static void *handles[PD_CUDA_DEVICES];
-static bool opened;
-static char version[32], why[PD_ERROR_TEXT];
 
-static void open_library(void) {
-    static const pd_dl_symbol symbols[] = {
+static const pd_dl_symbol symbols[] = {
 #define SYMBOL(name, arguments) {"cudnn" #name, (void **)&dnn.name},
-        DNN_FUNCTIONS(SYMBOL)
+    DNN_FUNCTIONS(SYMBOL)
 #undef SYMBOL
-        {"cudnnGetVersion", (void **)&dnn.GetVersion},
-        {NULL, NULL}};
-    static const pd_nvidia library = {"cuDNN", "libcudnn.so.9", "cudnn/lib", "nvidia-cudnn-cu13"};
-    void *handle;
-    opened = pd_nvidia_open(&library, pd_flags_get()->CUDNN, symbols, &handle) == PD_OK;
-    if (!opened) {
-        snprintf(why, sizeof why, "%s", pd_error_get()->text);
-        return;
-    }
-    size_t v = dnn.GetVersion(); /* 91900: 9.19.0 */
-    snprintf(version, sizeof version, "%zu.%zu.%zu", v / 10000, v / 100 % 100, v % 100);
-}
+    {"cudnnGetVersion", (void **)&dnn.GetVersion},
+    {NULL, NULL}};
+static pd_nvidia_server server = {
+    .library = {"cuDNN", "libcudnn.so.9", "cudnn/lib", "nvidia-cudnn-cu13"},
+    .instead = "our own convolutions",
+    .symbols = symbols,
+    .create = &dnn.Create,
+    .get_version = &dnn.GetVersion,
+};
 
 const char *pd_cudnn_version(const char **reason) {
-    pthread_once(&once, open_library);
-    *reason = why;
-    return opened ? version : NULL;
-}
-
-/* The device's handle on a stream, NULL where there is none. Called with the lock held. */
-static void *handle_of(const pd_device *d, void *stream) {
-    static bool told;
-    pthread_once(&once, open_library);
-    if (opened && !handles[d->index]) {
-        int status = dnn.Create(&handles[d->index]);
-        if (status) {
-            handles[d->index] = NULL;
-            snprintf(why, sizeof why, "cuDNN: no handle on %s (status %d)", d->name, status);
-            opened = false;
-        }
-    }
-    if (!opened && !told && strcmp(pd_flags_get()->CUDNN, "none"))
-        pd_log(PD_LOG_WARN, "%s: our own convolutions serve, many times slower", why);
-    told = true;
-    return opened && !dnn.SetStream(handles[d->index], stream) ? handles[d->index] : NULL;
+    return pd_nvidia_version(&server, pd_flags_get()->CUDNN, reason);
 }
 
 /* ---- a plan: one operation, and how it is done ------------------------------------------------------------------- */
 
 typedef struct plan {
-    int64_t key[KEY];
-    struct plan *next;
+    pd_plan kept;
     bool made;
     void *held[HELD]; /* descriptors */
     int nheld;
@@ -272,26 +239,14 @@ static void make(void *handle, const pd_conv *c, pd_conv_part part, plan *q, voi
 
 /* ---- plans that are kept ----------------------------------------------------------------------------------------- */
 
-static struct { plan *buckets[BUCKETS]; int count; } plans;
-
 /* The plan of a convolution: kept, new and kept, or *mine where no more are kept. NULL without memory. */
 static plan *plan_of(const pd_conv *c, pd_conv_part part, int device, plan *mine) {
-    const int64_t key[KEY] = {
+    static pd_plans plans = {.most = PLANS};
+    const int64_t key[PD_PLAN_KEY] = {
         device, part, (int64_t)c->t, c->N, c->C, c->H, c->W, c->K, c->R, c->S, c->groups, c->stride[0], c->stride[1],
         c->padding[0], c->padding[1], c->dilation[0], c->dilation[1], c->x_nhwc, c->y_nhwc, c->w_nhwc,
         pd_gpu.conv_tf32, pd_gpu.conv_tune};
-    uint64_t hash = 0;
-    for (int i = 0; i < KEY; i++) hash = (hash ^ (uint64_t)key[i]) * UINT64_C(0x9E3779B97F4A7C15), hash ^= hash >> 29;
-    plan **at = &plans.buckets[hash % BUCKETS], *q;
-    for (q = *at; q; q = q->next)
-        if (!memcmp(q->key, key, sizeof key)) return q;
-    if (plans.count >= PLANS) return mine;
-    if (pd_calloc(sizeof *q, "cuDNN plan", &q)) return NULL;
-    memcpy(q->key, key, sizeof key);
-    q->next = *at;
-    *at = q;
-    plans.count++;
-    return q;
+    return (plan *)pd_plan_of(&plans, key, sizeof *mine, &mine->kept);
 }
 
 /* y += bias, one for each channel. */
@@ -340,7 +295,8 @@ static pd_status run(const pd_conv *c, pd_conv_part part, void *const pointers[3
     const pd_device *d = pd_device_here;
     plan once_only = {.made = false}, *q = NULL;
     pthread_mutex_lock(&lock);
-    void *handle = handle_of(d, pd_cuda_stream(d));
+    void *handle = pd_nvidia_handle(&server, pd_flags_get()->CUDNN, d);
+    if (handle && dnn.SetStream(handle, pd_cuda_stream(d))) handle = NULL;
     pd_status status = handle && !(q = plan_of(c, part, d->index, &once_only)) ? PD_E_MEMORY : PD_OK;
     if (q && !q->made) make(handle, c, part, q, pointers);
     if (q && q->run) {
