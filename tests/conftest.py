@@ -49,8 +49,7 @@ def exact_products(request):
     if request.path.parent.name == "gpu":
         _C.gpu_settings(False, False, False)
     yield
-    if request.path.parent.name == "gpu":
-        _C.gpu_settings(*before)
+    _C.gpu_settings(*before)
 
 
 def pytest_addoption(parser):

@@ -52,22 +52,29 @@ template <class E> static __global__ void max_kernel(const __grid_constant__ pd_
         else ((uint8_t *)place)[i] = (uint8_t)tap;
     });
 }
-template <class E> static __global__ void max_grad_kernel(const __grid_constant__ pd_pool c, const E *g, const void *place, E *gx) {
-    typedef wide<E> T;
-    const bool any = c.P * c.Q > 0;
-    each_element(c.N * c.C * c.H * c.W, [&](int64_t i) {
-        spot s = spot_of(c, i, c.H, c.W);
-        int64_t p0, p1, q0, q1;
-        T sum = 0;
-        pd_pool_covers(&c, 0, s.h, &p0, &p1);
-        pd_pool_covers(&c, 1, s.w, &q0, &q1);
-        for (int64_t p = p0; p <= p1 && any; p++) {
-            int64_t r = pd_pool_tap_at(&c, 0, pd_pool_span(&c, 0, p), s.h);
-            for (int64_t q = q0; q <= q1 && r >= 0; q++) {
-                int64_t tap = pd_pool_tap_at(&c, 1, pd_pool_span(&c, 1, q), s.w), from = at(c, s, p, q, c.P, c.Q);
-                if (tap >= 0 && place_of(c, place, from) == r * c.kernel[1] + tap) sum += widen(g[from]);
-            }
+/* Of each window over place s of the input, in their order: f(where its result lies, which of its rows and columns s is in, all
+   of them). */
+template <class F> static __device__ void each_window(const pd_pool &c, const spot &s, F f) {
+    int64_t p0, p1, q0, q1;
+    if (c.P * c.Q <= 0) return;
+    pd_pool_covers(&c, 0, s.h, &p0, &p1);
+    pd_pool_covers(&c, 1, s.w, &q0, &q1);
+    for (int64_t p = p0; p <= p1; p++) {
+        pd_span rows = pd_pool_span(&c, 0, p);
+        int64_t row = pd_pool_tap_at(&c, 0, rows, s.h);
+        for (int64_t q = q0; q <= q1 && row >= 0; q++) {
+            pd_span cols = pd_pool_span(&c, 1, q);
+            int64_t col = pd_pool_tap_at(&c, 1, cols, s.w);
+            if (col >= 0) f(at(c, s, p, q, c.P, c.Q), row, col, rows, cols);
         }
+    }
+}
+template <class E> static __global__ void max_grad_kernel(const __grid_constant__ pd_pool c, const E *g, const void *place, E *gx) {
+    each_element(c.N * c.C * c.H * c.W, [&](int64_t i) {
+        wide<E> sum = 0;
+        each_window(c, spot_of(c, i, c.H, c.W), [&](int64_t from, int64_t row, int64_t col, pd_span, pd_span) {
+            if (place_of(c, place, from) == row * c.kernel[1] + col) sum += widen(g[from]);
+        });
         gx[i] = narrow<E>(sum);
     });
 }
@@ -92,21 +99,11 @@ template <class E> static __global__ void avg_kernel(const __grid_constant__ pd_
 }
 template <class E> static __global__ void avg_grad_kernel(const __grid_constant__ pd_pool c, const E *g, E *gx) {
     typedef wide<E> T;
-    const bool any = c.P * c.Q > 0;
     each_element(c.N * c.C * c.H * c.W, [&](int64_t i) {
-        spot s = spot_of(c, i, c.H, c.W);
-        int64_t p0, p1, q0, q1;
         T sum = 0;
-        pd_pool_covers(&c, 0, s.h, &p0, &p1);
-        pd_pool_covers(&c, 1, s.w, &q0, &q1);
-        for (int64_t p = p0; p <= p1 && any; p++) {
-            pd_span rows = pd_pool_span(&c, 0, p);
-            bool hit = pd_pool_tap_at(&c, 0, rows, s.h) >= 0;
-            for (int64_t q = q0; q <= q1 && hit; q++) {
-                pd_span cols = pd_pool_span(&c, 1, q);
-                if (pd_pool_tap_at(&c, 1, cols, s.w) >= 0) sum += widen(g[at(c, s, p, q, c.P, c.Q)]) * share_of<T>(c, rows, cols);
-            }
-        }
+        each_window(c, spot_of(c, i, c.H, c.W), [&](int64_t from, int64_t, int64_t, pd_span rows, pd_span cols) {
+            sum += widen(g[from]) * share_of<T>(c, rows, cols);
+        });
         gx[i] = narrow<E>(sum);
     });
 }
