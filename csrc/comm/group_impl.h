@@ -99,6 +99,7 @@ struct pd_work {
     const pd_device *device; /* NULL: the data are in the host's memory */
     void *stream;            /* the caller's, */
     bool waits;              /* which goes on after it: a synchronous one */
+    bool captured;           /* it is written into a CUDA graph */
     struct pd_mark *ready;   /* when what it reads will have been written */
     pd_launch *launch;       /* [strong] once it has been launched */
     /* Of a send or a receive: */

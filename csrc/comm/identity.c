@@ -52,5 +52,6 @@ int pd_identity_text(const pd_identity *id, char *text, size_t size) {
         break;
     default: break;
     }
-    return snprintf(text, size, "%s(%s[%lld]%s%s)", name, dtype, count, id->device ? " on cuda" : "", more);
+    const char *captured = id->device & PD_IDENTITY_CAPTURED ? ", captured" : "";
+    return snprintf(text, size, "%s(%s[%lld]%s%s%s)", name, dtype, count, id->device ? " on cuda" : "", more, captured);
 }

@@ -45,11 +45,12 @@ extern const char *const pd_collective_names[PD_COLL_COUNT];
 extern const char *const pd_reduce_names[PD_REDUCE_COUNT];
 
 typedef struct pd_identity { /* what has to be equal on all ranks */
-    uint8_t coll, dtype, reduce, device; /* device: pd_device_kind */
+    uint8_t coll, dtype, reduce, device; /* device: pd_device_kind, and perhaps: */
     int32_t root;   /* 0 where there is none */
     int64_t count;  /* elements */
     double scale;   /* 1: none */
 } pd_identity;
+#define PD_IDENTITY_CAPTURED 0x80 /* written into a CUDA graph instead of done */
 
 typedef struct pd_line {
     _Alignas(128) atomic_uint seq; /* stored last */

@@ -33,6 +33,7 @@ static pd_status new(const char *op, pd_group *g, const pd_device *device, int p
     pthread_cond_init(&c->news, NULL);
     pd_status status = pd_nccl_on_device(c);
     if (!status) status = pd_cuda_result(op, c->cuda->stream_new(&c->stream, PRIORITY));
+    c->on = c->stream;
     if (status) pd_nccl_release(c);
     else *out = c;
     return status;
@@ -118,6 +119,7 @@ static pd_status take_mark(pd_nccl *c, const char *op, pd_mark **out) {
 }
 
 static void give_mark(pd_nccl *c, pd_mark *m) {
+    if (!m) return;
     pthread_mutex_lock(&c->lock);
     m->next = c->idle;
     c->idle = m;
@@ -131,12 +133,14 @@ static pd_status begin(pd_nccl *c, pd_work *w) {
     if (c->device != w->device)
         return pd_fail(PD_E_VALUE, "%s: tensors on %s (expected %s, as in this rank's earlier calls)", op,
                        w->device->name, c->device->name);
-    if (pd_cuda_capturing(c->device))
-        return pd_fail(PD_E_NOTIMPL, "%s: a CUDA graph is captured on %s (expected collectives outside of graphs)", op,
-                       c->device->name);
     PD_TRY(pd_nccl_on_device(c));
-    PD_TRY(take_mark(c, op, &w->ready));
     w->stream = pd_cuda_stream(w->device);
+    w->captured = pd_cuda_capturing(w->device);
+    if (w->captured) {
+        w->id.device |= PD_IDENTITY_CAPTURED; /* all ranks capture it, or none */
+        return PD_OK;
+    }
+    PD_TRY(take_mark(c, op, &w->ready));
     pd_status status = pd_cuda_result(op, c->cuda->event_record(w->ready->event, w->stream));
     if (status) give_mark(c, w->ready);
     return status;
@@ -162,7 +166,29 @@ static pd_status new_launch(pd_nccl *c, const pd_work *w, pd_launch **out) {
     l->id = w->id;
     l->site = w->site;
     l->seq = w->seq;
+    l->captured = w->captured ? w->stream : NULL;
     *out = l;
+    return PD_OK;
+}
+
+/* It goes on the captured stream itself: what it needs of memory there is the graph's. */
+static pd_status capture(pd_nccl *c, pd_work *w, const pd_batch *b) {
+    const char *op = pd_collective_names[w->id.coll];
+    PD_TRY(new_launch(c, w, &w->launch));
+    c->on = w->stream;
+    pd_status status = pd_nccl_issue(c, w, b);
+    c->on = c->stream;
+    PD_TRY(status);
+    PD_TRY(pd_cuda_result(op, c->cuda->event_record(w->launch->done->event, w->stream)));
+    pd_flight_end(&c->g->flight, w->seq, PD_FLIGHT_DONE);
+    atomic_store_explicit(&w->launch->state, PD_LAUNCH_DONE, memory_order_release);
+    pthread_mutex_lock(&c->lock);
+    c->captured = true;
+    c->captured_id = w->id;
+    c->captured_site = w->site;
+    c->captured_seq = w->seq;
+    pthread_cond_broadcast(&c->news);
+    pthread_mutex_unlock(&c->lock);
     return PD_OK;
 }
 
@@ -172,6 +198,7 @@ static pd_status run(pd_nccl *c, pd_work *w, const pd_batch *b) {
     if (atomic_load(&c->failed)) return pd_error_restore(&c->error);
     if (!c->watched) PD_TRY(pd_nccl_start_watch(c));
     if (!c->connected) PD_TRY(pd_nccl_connect(c, w));
+    if (w->captured) return capture(c, w, b);
     PD_TRY(pd_cuda_result(op, c->cuda->stream_after(c->stream, w->ready->event)));
     PD_TRY(new_launch(c, w, &w->launch));
     PD_TRY(pd_nccl_issue(c, w, b));
@@ -224,10 +251,20 @@ pd_status pd_launch_test(pd_launch *l, bool *done) {
     return pd_cuda_result("wait", c->cuda->event_done(l->done->event, done));
 }
 
+/* In the capture its other streams go on after it. Outside there is nothing to wait for: whoever launches the graph
+   knows in which stream. */
+static pd_status wait_captured(const pd_launch *l) {
+    const pd_nccl *c = l->c;
+    void *stream = pd_cuda_stream(c->device);
+    if (stream == l->captured || !pd_cuda_capturing(c->device)) return PD_OK;
+    return pd_cuda_result("wait", c->cuda->stream_after(stream, l->done->event));
+}
+
 pd_status pd_launch_wait(pd_launch *l, double seconds) {
     pd_nccl *c = l->c;
     bool done;
     PD_TRY(pd_launch_test(l, &done));
+    if (l->captured) return wait_captured(l);
     if (done) return PD_OK;
     if (seconds < 0) return pd_cuda_result("wait", c->cuda->stream_after(pd_cuda_stream(c->device), l->done->event));
     int64_t until = pd_hooks_now(NULL) + (int64_t)(seconds < 1e9 ? seconds * 1e9 : 1e18);

@@ -12,6 +12,10 @@
    is gone or time is up, it takes the reason down, tells the others and aborts the communicator, so that kernels that
    wait for a peer end; the reason is raised by the group's next call. What the launched kernels were to write is lost.
 
+   While the caller's stream is captured (a CUDA graph), ranks meet on the board as ever, then the work goes onto the
+   caller's stream itself, and the thread has no event of it to look at. Replays are the user's: the same ones in the
+   same order on all ranks. Only a rank's death is still noticed then, and aborts.
+
    Order and precision are NCCL's: the same bits for the same configuration only. float16 and bfloat16 are summed in
    float32 and rounded once, by way of a copy; with order="fast" by NCCL itself, which rounds each partial sum. */
 #ifndef PD_COMM_NCCL_H

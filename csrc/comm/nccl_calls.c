@@ -170,9 +170,9 @@ static int reduction(pd_nccl *c, const pd_job *j, int coll, int op) {
     pd_nccl_scalar(j->dtype, j->scale, factor); /* each input is multiplied by it before the sum */
     if (scaled && (result = lib->RedOpCreatePreMulSum(&op, factor, type, PD_NCCL_HOST_SCALAR, c->comm))) return result;
     switch (coll) {
-    case PD_COLL_ALL_REDUCE: result = lib->AllReduce(j->from, j->to, n, type, op, c->comm, c->stream); break;
-    case PD_COLL_REDUCE: result = lib->Reduce(j->from, j->to, n, type, op, j->root, c->comm, c->stream); break;
-    default: result = lib->ReduceScatter(j->from, j->to, n, type, op, c->comm, c->stream);
+    case PD_COLL_ALL_REDUCE: result = lib->AllReduce(j->from, j->to, n, type, op, c->comm, c->on); break;
+    case PD_COLL_REDUCE: result = lib->Reduce(j->from, j->to, n, type, op, j->root, c->comm, c->on); break;
+    default: result = lib->ReduceScatter(j->from, j->to, n, type, op, c->comm, c->on);
     }
     if (scaled) lib->RedOpDestroy(op, c->comm); /* its launch has copied it */
     return result;
@@ -193,9 +193,9 @@ static int exchange(pd_nccl *c, const pd_job *j, int coll, size_t bytes) {
     bool all = coll == PD_COLL_ALL_TO_ALL, sends = all || (coll == PD_COLL_SCATTER) == (me == j->root);
     for (int r = 0; r < c->g->size && !result; r++) {
         if (r == me || !(all || me == j->root || r == j->root)) continue;
-        if (sends) result = lib->Send(sent(j, coll, r, bytes), bytes, PD_NCCL_U8, r, c->comm, c->stream);
+        if (sends) result = lib->Send(sent(j, coll, r, bytes), bytes, PD_NCCL_U8, r, c->comm, c->on);
         if ((all || !sends) && !result)
-            result = lib->Recv(taken(j, coll, r, bytes), bytes, PD_NCCL_U8, r, c->comm, c->stream);
+            result = lib->Recv(taken(j, coll, r, bytes), bytes, PD_NCCL_U8, r, c->comm, c->on);
     }
     int end = lib->GroupEnd();
     return result ? result : end;
@@ -206,8 +206,8 @@ static int start(pd_nccl *c, const pd_job *j, int coll) {
     const pd_nccl_library *lib = c->lib;
     size_t bytes = pd_job_bytes(j, j->count);
     switch (coll) {
-    case PD_COLL_BROADCAST: return lib->Broadcast(j->from, j->to, bytes, PD_NCCL_U8, j->root, c->comm, c->stream);
-    case PD_COLL_ALL_GATHER: return lib->AllGather(j->from, j->to, bytes, PD_NCCL_U8, c->comm, c->stream);
+    case PD_COLL_BROADCAST: return lib->Broadcast(j->from, j->to, bytes, PD_NCCL_U8, j->root, c->comm, c->on);
+    case PD_COLL_ALL_GATHER: return lib->AllGather(j->from, j->to, bytes, PD_NCCL_U8, c->comm, c->on);
     case PD_COLL_GATHER: case PD_COLL_SCATTER: case PD_COLL_ALL_TO_ALL: return exchange(c, j, coll, bytes);
     default: return reduction(c, j, coll, operation_of(j->dtype, j->reduce));
     }
@@ -248,8 +248,8 @@ static int send_batch(pd_nccl *c, const pd_batch *b) {
         const pd_message *m = &b->messages[i];
         size_t bytes = (size_t)m->count * pd_dtype_size(m->dtype);
         if (m->peer != b->peer) continue;
-        result = m->sends ? lib->Send(m->data, bytes, PD_NCCL_U8, !c->rank, c->comm, c->stream)
-                          : lib->Recv(m->data, bytes, PD_NCCL_U8, !c->rank, c->comm, c->stream);
+        result = m->sends ? lib->Send(m->data, bytes, PD_NCCL_U8, !c->rank, c->comm, c->on)
+                          : lib->Recv(m->data, bytes, PD_NCCL_U8, !c->rank, c->comm, c->on);
     }
     int end = lib->GroupEnd();
     return result ? result : end;
@@ -287,7 +287,7 @@ pd_status pd_nccl_issue(pd_nccl *c, const pd_work *w, const pd_batch *b) {
     void *stream = pd_cuda_stream(c->device);
     if (b) return issue_batch(c, w, b);
     if (!w->job.count) return PD_OK;
-    pd_cuda_set_stream(c->device, c->stream); /* scratch memory and conversions belong to it */
+    pd_cuda_set_stream(c->device, c->on); /* scratch memory and conversions belong to it */
     pd_status status = pd_device_enter(c->device, &was);
     if (!status) status = issue(c, w);
     pd_device_here = was;

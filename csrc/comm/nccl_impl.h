@@ -22,6 +22,7 @@ struct pd_launch {
     pd_identity id;    /* for texts: */
     uint64_t site;
     uint32_t seq;
+    void *captured;    /* NULL, or the stream whose graph it is in */
 };
 
 struct pd_nccl {
@@ -31,7 +32,7 @@ struct pd_nccl {
     const pd_nccl_library *lib;
     const pd_cuda_library *cuda;
     const pd_device *device;
-    void *stream;
+    void *stream, *on;     /* on: this one, or in a capture the caller's */
     pthread_mutex_t use;   /* of comm: taken for each call of NCCL, none of which blocks */
     void *comm;            /* NULL: not there yet, or ended */
     pthread_mutex_t lock;  /* of the rest */
@@ -43,6 +44,10 @@ struct pd_nccl {
     atomic_bool failed;
     bool connected;        /* of the group's queue, under its lock */
     bool stop, watched;
+    bool captured;         /* graphs have some of its collectives, which nobody sees again; of the last one: */
+    pd_identity captured_id;
+    uint64_t captured_site;
+    uint32_t captured_seq;
     bool closing, ended;   /* the communicator's end has begun; is over */
     pthread_t watcher;
 };

@@ -8,11 +8,12 @@
 #include "base/mem.h"
 #include "comm/nccl.h"
 #include "comm/p2p.h"
+#include "device/cuda.h"
 
 typedef struct letter {
     int64_t count;
     int32_t tag, dtype, place; /* place: among the messages from one to the other */
-    int32_t sent;              /* 0: not yet */
+    int32_t sent;              /* 0: not yet; 2: into a CUDA graph */
 } letter;
 
 static pd_status check(const pd_group *g, const pd_message *m, int n) {
@@ -24,7 +25,8 @@ static pd_status check(const pd_group *g, const pd_message *m, int n) {
 }
 
 static letter letter_of(const pd_message *m, int i) {
-    letter l = {.count = m[i].count, .tag = m[i].tag, .dtype = (int32_t)m[i].dtype, .sent = 1};
+    letter l = {.count = m[i].count, .tag = m[i].tag, .dtype = (int32_t)m[i].dtype,
+                .sent = 1 + pd_cuda_capturing(pd_device_here)};
     for (int j = 0; j < i; j++) l.place += m[j].peer == m[i].peer && m[j].sends == m[i].sends;
     return l;
 }
@@ -34,9 +36,10 @@ static pd_status compare(const pd_group *g, const pd_message *m, int i, const le
     if (!memcmp(got, &want, sizeof want)) return PD_OK;
     const char *dtype = got->dtype >= 0 && got->dtype < PD_DTYPE_COUNT ? pd_dtype_name((pd_dtype)got->dtype) : "?";
     return pd_fail(PD_E_MISMATCH,
-                   "batch_isend_irecv: message %d from rank %d is %s[%lld] with tag %d (expected message %d, %s[%lld] "
-                   "with tag %d, on rank %d)", got->place, pd_group_name(g, m[i].peer), dtype, (long long)got->count,
-                   got->tag, want.place, pd_dtype_name(m[i].dtype), (long long)want.count, want.tag,
+                   "batch_isend_irecv: message %d from rank %d is %s[%lld] with tag %d%s (expected message %d, "
+                   "%s[%lld] with tag %d%s, on rank %d)", got->place, pd_group_name(g, m[i].peer), dtype,
+                   (long long)got->count, got->tag, got->sent > 1 ? ", captured" : "", want.place,
+                   pd_dtype_name(m[i].dtype), (long long)want.count, want.tag, want.sent > 1 ? ", captured" : "",
                    pd_group_name(g, g->rank));
 }
 

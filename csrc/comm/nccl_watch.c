@@ -1,6 +1,7 @@
 /* Looking at what is under way on the device, and the end of a communicator.
 
-   The thread polls while something is under way, and sleeps otherwise. It may not wait for the device: where a kernel
+   The thread polls while something is under way, and sleeps otherwise; where graphs have captured collectives, it looks
+   at the news now and then. It may not wait for the device: where a kernel
    hangs, it is the only one that still answers. A communicator is ended by a thread of its own, since ncclCommAbort
    may hang, too: after PYDIST_ABORT seconds that thread is left alone, with what it holds. */
 #include <errno.h>
@@ -14,6 +15,7 @@
 #include "comm/nccl_impl.h"
 
 #define POLL_NS 1000000
+#define CAPTURED_NS 20000000
 #define WORD_NS 1000000000 /* a peer's death is known to the control plane within this time */
 enum { SYSTEM_ERROR = 2, INTERNAL_ERROR, REMOTE_ERROR = 6 }; /* results that a peer's death may have */
 
@@ -96,9 +98,10 @@ static void close_comm(pd_nccl *c, bool gently) {
     bool ended = c->ended;
     pthread_mutex_unlock(&c->lock);
     if (!ended)
-        pd_log(PD_LOG_WARN, "rank %d: NCCL has not %s the communicator of group %u within %g s: it is left as it is; "
+        pd_log(PD_LOG_WARN, "rank %d: NCCL has not %s the communicator of group %u within %g s%s: it is left as it is; "
                             "what waits for it on %s may never end", pd_group_name(g, g->rank),
-               gently ? "ended" : "aborted", g->epoch, seconds, c->device->name);
+               gently ? "ended" : "aborted", g->epoch, seconds,
+               c->captured ? " (CUDA graphs hold its collectives: reset() them before)" : "", c->device->name);
 }
 
 void pd_nccl_fail(pd_nccl *c) {
@@ -171,9 +174,20 @@ static void give_up(pd_nccl *c) {
     pd_group_hear(&g->listener, PD_WEIGHT_GONE, &e);
 }
 
+/* Nothing is under way that is known of, but a graph's launch may wait for a rank that is gone. */
+static void look_around(pd_nccl *c) {
+    sleep_ns(CAPTURED_NS);
+    if (atomic_load(&c->g->abort) <= PD_WEIGHT_LEFT) return; /* who left in good order has launched its graphs */
+    pthread_mutex_lock(&c->lock);
+    pd_work w = {.id = c->captured_id, .site = c->captured_site, .seq = c->captured_seq};
+    pthread_mutex_unlock(&c->lock);
+    if (pd_group_doom(c->g, &w)) give_up(c);
+}
+
 static void step(pd_nccl *c, pd_launch *l) {
     bool done = false;
-    if (look(c, l, &done)) give_up(c);
+    if (!l) look_around(c);
+    else if (look(c, l, &done)) give_up(c);
     else if (done) end_first(c, PD_LAUNCH_DONE);
     else sleep_ns(POLL_NS);
 }
@@ -185,7 +199,7 @@ static void *run(void *arg) {
     while (!c->stop) {
         pd_launch *l = c->first;
         bool failed = atomic_load(&c->failed), closes = failed && !c->closing;
-        if (!l && !closes) {
+        if (!l && !closes && (failed || !c->captured)) {
             pthread_cond_wait(&c->news, &c->lock);
             continue;
         }

@@ -334,7 +334,8 @@ static pd_status run_queued(pd_group *g, const pd_work *like, pd_work **out) {
     if (w->segment) pd_segment_retain(w->segment);
     *g->last = w;
     g->last = &w->next;
-    pd_status status = out ? carry_on(g) : drive(g, w, INT64_MAX);
+    bool later = out && !w->captured; /* a capture may end before the wait */
+    pd_status status = later ? carry_on(g) : drive(g, w, INT64_MAX);
     if (out && !status) *out = w;
     else pd_work_release(w);
     return status;

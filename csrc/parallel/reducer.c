@@ -7,6 +7,7 @@
 
 #include "base/log.h"
 #include "base/mem.h"
+#include "device/cuda.h"
 #include "kernels/kernels.h"
 #include "ops/ops.h"
 
@@ -93,17 +94,24 @@ const pd_device *pd_reducer_device(const pd_reducer *r) { return r->device; }
 
 static bool on_host(const pd_reducer *r) { return r->device->kind == PD_DEVICE_CPU; }
 
-static pd_status clear(const pd_reducer *r, void *data, int64_t n, pd_dtype t) {
-    static const char zero[16];
+static pd_status fill_on_device(const pd_reducer *r, void *data, int64_t n, pd_dtype t, double value) {
+    char cell[16] = {0};
     const pd_device *was;
-    if (on_host(r)) memset(data, 0, (size_t)n * pd_dtype_size(t));
-    if (on_host(r) || !n) return PD_OK;
+    if (!n) return PD_OK;
+    pd_scalar v = pd_number(value);
+    pd_scalar_store(&v, t, cell);
     pd_loop l = {.ndim = 1, .nop = 1, .numel = n, .size = {n}, .ptr = {data}};
     l.stride[0][0] = (int64_t)pd_dtype_size(t);
     pd_status status = pd_device_enter(r->device, &was);
-    if (!status) pd_here()->fill(pd_dtype_size(t), zero, &l);
+    if (!status) pd_here()->fill(pd_dtype_size(t), cell, &l);
     pd_device_here = was;
     return status ? status : pd_device_check(r->device, "DistributedDataParallel");
+}
+
+static pd_status clear(const pd_reducer *r, void *data, int64_t n, pd_dtype t) {
+    if (!on_host(r)) return fill_on_device(r, data, n, t, 0);
+    memset(data, 0, (size_t)n * pd_dtype_size(t));
+    return PD_OK;
 }
 
 /* Sums over the ranks, where the parameters are. */
@@ -124,8 +132,18 @@ static char *flags_in_bucket(const pd_reducer *r) {
     return r->buckets[r->layout.nbuckets - 1].data + (size_t)r->flags_at * pd_dtype_size(flag_type(r));
 }
 
+static bool all_fired(const pd_reducer *r) {
+    for (int i = 0; i < r->n; i++)
+        if (!r->slots[i].fired) return false;
+    return true;
+}
+
 static pd_status write_flags(pd_reducer *r) {
     pd_dtype t = flag_type(r);
+    if (!on_host(r) && all_fired(r)) return fill_on_device(r, flags_in_bucket(r), r->n, t, 1);
+    if (!on_host(r) && pd_cuda_capturing(r->device))
+        return pd_fail(PD_E_RUNTIME, "DistributedDataParallel: a parameter has no gradient in a backward that a CUDA "
+                                     "graph captures (expected all to have one, on all ranks)");
     for (int i = 0; i < r->n; i++) {
         pd_scalar v = pd_number(r->slots[i].fired);
         pd_scalar_store(&v, t, r->flags + (size_t)i * pd_dtype_size(t));
@@ -136,17 +154,14 @@ static pd_status write_flags(pd_reducer *r) {
 
 /* Those of all ranks. A GPU is waited for only where this rank's own do not say already that all were used. */
 static pd_status read_flags(pd_reducer *r) {
-    int fired = 0;
-    if (on_host(r)) return PD_OK;
-    for (int i = 0; i < r->n; i++) fired += r->slots[i].fired;
-    if (fired == r->n) return PD_OK;
+    if (on_host(r) || all_fired(r)) return PD_OK;
     return r->device->copy(r->device, PD_TO_HOST, r->flags, flags_in_bucket(r), flag_bytes(r), true);
 }
 
 static bool used_somewhere(const pd_reducer *r, int param) {
     static const char zero[16];
     size_t size = pd_dtype_size(flag_type(r));
-    return memcmp(r->flags + (size_t)param * size, zero, size) != 0;
+    return r->slots[param].fired || memcmp(r->flags + (size_t)param * size, zero, size) != 0;
 }
 
 /* ---- during backward --------------------------------------------------------------------------------------------- */

@@ -28,6 +28,9 @@ class CUDAGraph:
     (`copy_`), run the optimizer's step outside (it is one launch), and dropout repeats its mask. What reads a result on
     the host (`item()`, cross_entropy's labels) cannot be captured and raises RuntimeError.
 
+    Collectives over several ranks can be captured, by all of them in the same order (NCCL's; nobody may destroy the group
+    while a graph holds some); then all launch the same graphs in the same order.
+
     Run the same work a few times before, in a stream of its own: libraries are opened and algorithms chosen then.
 
     >>> g = pydist.cuda.CUDAGraph()                   # doctest: +SKIP

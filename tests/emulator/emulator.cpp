@@ -89,6 +89,10 @@ void pd_emulate_work(cudaStream_t stream, std::function<void()> work) {
     if (written && stream == written_stream) written->work.push_back(work);
     else do_now(work);
 }
+/* The same for tests/fakes. */
+extern "C" __attribute__((visibility("default"))) void pd_emulate_call(void *stream, void (*call)(void *), void *ctx) {
+    pd_emulate_work((cudaStream_t)stream, [=] { call(ctx); });
+}
 static bool is_written(cudaStream_t stream) { return written && stream == written_stream; }
 
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {

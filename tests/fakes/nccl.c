@@ -14,6 +14,7 @@
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -35,19 +36,26 @@ typedef struct board { /* the file: a communicator */
 typedef enum kind { ALL_REDUCE, REDUCE, REDUCE_SCATTER, BROADCAST, ALL_GATHER, MESSAGES } kind;
 typedef struct message { void *data; size_t bytes, at; int peer, sends; } message; /* at: in the part */
 
+typedef struct order { /* an operation */
+    kind kind;
+    const void *in;
+    void *out;
+    size_t n;
+    int type, op, root, nmessages;
+    double factor;
+    message messages[MESSAGES_MAX];
+    char *stream;
+} order;
+
 typedef struct comm {
     board *b;
     int rank, size, number; /* operations so far */
     int looks;              /* in progress for so many more */
     int pending, posted;
     int hung, error, later; /* later: looks that do not show the error yet */
-    kind kind;
-    const void *in;
-    void *out;
-    size_t n;
-    int type, op, root, nmessages;
-    message messages[MESSAGES_MAX];
-    char *stream;
+    int captured;           /* graphs hold it */
+    _Atomic int ended;
+    order now;
     double factor[MADE_OP];
     int made;
 } comm;
@@ -66,10 +74,16 @@ static void read_fault(void) {
 
 /* ---- memory ------------------------------------------------------------------------------------------------------ */
 
+static void *of_emulator(const char *name) { return dlsym(dlopen(getenv("PYDIST_CUDA_LIBRARY"), RTLD_NOW), name); }
+
+static const pd_cuda_library *emulator(void) {
+    static const pd_cuda_library *library;
+    if (!library) library = of_emulator(PD_CUDA_SYMBOL);
+    return library;
+}
+
 static void copy(void *to, const void *from, size_t bytes) {
-    static const pd_cuda_library *emulator;
-    if (!emulator) emulator = dlsym(dlopen(getenv("PYDIST_CUDA_LIBRARY"), RTLD_NOW), PD_CUDA_SYMBOL);
-    if (bytes) emulator->copy(to, from, bytes, NULL);
+    if (bytes) emulator()->copy(to, from, bytes, NULL);
 }
 
 static size_t size_of(int type) {
@@ -110,42 +124,44 @@ static double combine(int op, double a, double b) {
 /* ---- operations: posted into the own slot, then taken from all ---------------------------------------------------- */
 
 static void post(comm *c) {
+    const order *o = &c->now;
     char *slot = c->b->slot[c->rank];
-    if (c->kind == MESSAGES) {
-        for (int i = 0; i < c->nmessages; i++)
-            if (c->messages[i].sends)
-                copy(slot + (size_t)c->messages[i].peer * PART + c->messages[i].at, c->messages[i].data, c->messages[i].bytes);
-    } else if (c->kind != BROADCAST || c->rank == c->root)
-        copy(slot, c->in, c->n * size_of(c->type) * (size_t)(c->kind == REDUCE_SCATTER ? c->size : 1));
-    if (c->op >= MADE_OP)
-        for (size_t i = 0; i < c->n * (size_t)(c->kind == REDUCE_SCATTER ? c->size : 1); i++)
-            put(slot, c->type, i, get(slot, c->type, i) * c->factor[c->op - MADE_OP]);
+    if (o->kind == MESSAGES) {
+        for (int i = 0; i < o->nmessages; i++)
+            if (o->messages[i].sends)
+                copy(slot + (size_t)o->messages[i].peer * PART + o->messages[i].at, o->messages[i].data, o->messages[i].bytes);
+    } else if (o->kind != BROADCAST || c->rank == o->root)
+        copy(slot, o->in, o->n * size_of(o->type) * (size_t)(o->kind == REDUCE_SCATTER ? c->size : 1));
+    if (o->op >= MADE_OP)
+        for (size_t i = 0; i < o->n * (size_t)(o->kind == REDUCE_SCATTER ? c->size : 1); i++)
+            put(slot, o->type, i, get(slot, o->type, i) * o->factor);
 }
 
 static void take(comm *c) {
-    size_t element = size_of(c->type), bytes = c->n * element;
-    size_t at = c->kind == REDUCE_SCATTER ? (size_t)c->rank * c->n : 0;
+    const order *o = &c->now;
+    size_t element = size_of(o->type), bytes = o->n * element;
+    size_t at = o->kind == REDUCE_SCATTER ? (size_t)c->rank * o->n : 0;
     char *sum;
-    switch (c->kind) {
+    switch (o->kind) {
     case MESSAGES:
-        for (int i = 0; i < c->nmessages; i++)
-            if (!c->messages[i].sends)
-                copy(c->messages[i].data, c->b->slot[c->messages[i].peer] + (size_t)c->rank * PART + c->messages[i].at,
-                     c->messages[i].bytes);
+        for (int i = 0; i < o->nmessages; i++)
+            if (!o->messages[i].sends)
+                copy(o->messages[i].data, c->b->slot[o->messages[i].peer] + (size_t)c->rank * PART + o->messages[i].at,
+                     o->messages[i].bytes);
         return;
-    case BROADCAST: copy(c->out, c->b->slot[c->root], bytes); return;
+    case BROADCAST: copy(o->out, c->b->slot[o->root], bytes); return;
     case ALL_GATHER:
-        for (int r = 0; r < c->size; r++) copy((char *)c->out + (size_t)r * bytes, c->b->slot[r], bytes);
+        for (int r = 0; r < c->size; r++) copy((char *)o->out + (size_t)r * bytes, c->b->slot[r], bytes);
         return;
     default:
-        if (c->kind == REDUCE && c->rank != c->root) return;
+        if (o->kind == REDUCE && c->rank != o->root) return;
         sum = malloc(bytes + 1);
-        for (size_t i = 0; i < c->n; i++) {
-            double v = get(c->b->slot[0], c->type, at + i);
-            for (int r = 1; r < c->size; r++) v = combine(c->op, v, get(c->b->slot[r], c->type, at + i));
-            put(sum, c->type, i, v);
+        for (size_t i = 0; i < o->n; i++) {
+            double v = get(c->b->slot[0], o->type, at + i);
+            for (int r = 1; r < c->size; r++) v = combine(o->op, v, get(c->b->slot[r], o->type, at + i));
+            put(sum, o->type, i, v);
         }
-        copy(c->out, sum, bytes);
+        copy(o->out, sum, bytes);
         free(sum);
     }
 }
@@ -174,8 +190,7 @@ static int look(comm *c) {
     return PD_NCCL_OK;
 }
 
-static int begin(comm *c, kind k) {
-    c->kind = k;
+static int begin(comm *c) {
     c->number++;
     c->posted = 0;
     if (faulty(c, "slow")) c->looks = fault.number;
@@ -185,7 +200,7 @@ static int begin(comm *c, kind k) {
     }
     c->hung = c->number == fault.number && strstr("hang error stuck", fault.name) != NULL;
     c->pending = !c->hung;
-    if (c->hung) *c->stream = 1;
+    if (c->hung) *c->now.stream = 1;
     if (c->hung && faulty(c, "error")) {
         snprintf(last_words, sizeof last_words, "fake.cc:2 the fake has lost its peer");
         c->error = REMOTE_ERROR;
@@ -194,15 +209,33 @@ static int begin(comm *c, kind k) {
     return c->hung ? PD_NCCL_OK : look(c);
 }
 
+/* As a node of a graph, whenever that is launched: like a kernel, until its peers come or an abort. */
+typedef struct node { comm *c; order o; } node;
+static void replay(void *ctx) {
+    node *x = ctx;
+    x->c->now = x->o;
+    if (!x->c->ended) begin(x->c);
+    while (!x->c->ended && look(x->c) == PD_NCCL_IN_PROGRESS) usleep(100);
+}
+
+/* c->now goes to its stream. */
+static int launch(comm *c) {
+    bool captured;
+    if (emulator()->capturing(c->now.stream, &captured) || !captured) return begin(c);
+    void (*write)(void *stream, void (*call)(void *), void *ctx);
+    *(void **)&write = of_emulator("pd_emulate_call");
+    node *x = malloc(sizeof *x);
+    *x = (node){c, c->now};
+    c->captured = 1;
+    write(c->now.stream, replay, x);
+    return PD_NCCL_OK;
+}
+
 static int operation(comm *c, kind k, const void *in, void *out, size_t n, int type, int op, int root, void *stream) {
-    c->in = in;
-    c->out = out;
-    c->n = n;
-    c->type = type;
-    c->op = op;
-    c->root = root;
-    c->stream = stream;
-    return n * size_of(type) * (size_t)c->size > PARTS * PART ? INVALID_ARGUMENT : begin(c, k);
+    double factor = op >= MADE_OP ? c->factor[op - MADE_OP] : 1;
+    c->now = (order){.kind = k, .in = in, .out = out, .n = n, .type = type, .op = op, .root = root, .factor = factor,
+                     .stream = stream};
+    return n * size_of(type) * (size_t)c->size > PARTS * PART ? INVALID_ARGUMENT : launch(c);
 }
 
 /* ---- NCCL's names ------------------------------------------------------------------------------------------------- */
@@ -241,7 +274,9 @@ API int ncclCommInitRankConfig(void **out, int size, pd_nccl_id id, int rank, pd
 API int ncclCommGetAsyncError(void *comm, int *result) { return *result = look(comm), 0; }
 
 static void end(comm *c) {
-    if (c->hung) *(volatile char *)c->stream = 0;
+    if (c->hung) *(volatile char *)c->now.stream = 0;
+    c->ended = 1;
+    if (c->captured) return;
     munmap(c->b, sizeof *c->b);
     free(c);
 }
@@ -259,17 +294,16 @@ API int ncclGroupStart(void) {
 }
 API int ncclGroupEnd(void) {
     grouped = 0;
-    return of_group ? begin(of_group, MESSAGES) : 0;
+    return of_group ? launch(of_group) : 0;
 }
 static int add_message(comm *c, message m, void *stream) {
-    if (!of_group) c->nmessages = 0;
-    for (int i = 0; i < c->nmessages; i++)
-        if (c->messages[i].peer == m.peer && c->messages[i].sends == m.sends) m.at += c->messages[i].bytes;
-    if (!grouped || c->nmessages == MESSAGES_MAX || m.at + m.bytes > PART) return INVALID_ARGUMENT;
+    order *o = &c->now;
+    if (!of_group) *o = (order){.kind = MESSAGES, .stream = stream};
+    for (int i = 0; i < o->nmessages; i++)
+        if (o->messages[i].peer == m.peer && o->messages[i].sends == m.sends) m.at += o->messages[i].bytes;
+    if (!grouped || o->nmessages == MESSAGES_MAX || m.at + m.bytes > PART) return INVALID_ARGUMENT;
     of_group = c;
-    c->stream = stream;
-    c->op = 0;
-    c->messages[c->nmessages++] = m;
+    o->messages[o->nmessages++] = m;
     return 0;
 }
 API int ncclSend(const void *in, size_t n, int type, int peer, void *comm, void *stream) {

@@ -87,20 +87,142 @@ def collectives():
             assert error in str(caught) or "is on" in str(caught), caught
         else:
             raise AssertionError(error)
-    captured = pydist.ones(4, device="cuda")
-    try:
-        with pydist.cuda.graph(pydist.cuda.CUDAGraph()):
-            dist.all_reduce(captured)
-    except NotImplementedError as caught:
-        assert "all_reduce: a CUDA graph is captured on cuda:" in str(caught)
-    else:
-        raise AssertionError("captured")
-    dist.all_reduce(captured)
-    assert captured.tolist() == [size] * 4
     dist.barrier()
     record = dist.flight_record()
     assert "all_reduce(float32[4] on cuda, SUM) at nccl_rank.py:" in record, record
     return "same"
+
+
+def graphs():
+    """Collectives in a CUDA graph, launched several times with other inputs; the engine's own on the CPU do the same."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    names = ("all_reduce", "bfloat16", "average", "gathered", "scattered", "exchanged", "from_1", "ring")
+
+    def run(x, out):
+        """Into `out`, one tensor for each name; what is asynchronous ends within."""
+        half, average, scaled = out["bfloat16"], out["average"], x * 2
+        for y in (out["all_reduce"], half, average, out["from_1"]):
+            y.copy_(x)
+        work = dist.all_reduce(average, "avg", async_op=True)
+        dist.all_reduce(out["all_reduce"])
+        dist.all_reduce(half)
+        work.wait()
+        dist.all_gather_into_tensor(out["gathered"], scaled)
+        dist.reduce_scatter_tensor(out["scattered"], x, dist.ReduceOp.MAX)
+        dist.all_to_all_single(out["exchanged"], scaled)
+        dist.broadcast(out["from_1"], 1)
+        if x.is_cuda:
+            ops = [dist.P2POp(dist.isend, scaled, (rank + 1) % size), dist.P2POp(dist.irecv, out["ring"], (rank - 1) % size)]
+            for work in dist.batch_isend_irecv(ops):
+                work.wait()
+        else:
+            work = dist.isend(scaled, (rank + 1) % size)
+            dist.recv(out["ring"], (rank - 1) % size)
+            work.wait()
+
+    def outputs(device):
+        sizes = {"gathered": 6 * size * size, "scattered": 6}
+        return {k: pydist.zeros(sizes.get(k, 6 * size), dtype=pydist.bfloat16 if k == "bfloat16" else None, device=device) for k in names}
+
+    x, out, graph = made(6 * size, "float32").cuda(), outputs("cuda"), pydist.cuda.CUDAGraph()
+    if sys.argv[2] == "warm":
+        with pydist.cuda.stream(pydist.cuda.Stream()):
+            run(x, out)
+    with pydist.cuda.graph(graph):
+        run(x, out)
+    for salt in range(4):
+        on_cpu, expected = made(6 * size, "float32", salt), outputs("cpu")
+        x.copy_(on_cpu)
+        graph.replay()
+        if salt == 2:
+            both(lambda x: dist.all_reduce(x), 9)  # a collective of its own, in between
+        pydist.cuda.synchronize()
+        run(on_cpu, expected)
+        for name in names:
+            same(out[name], expected[name], (salt, name))
+    graph.reset()
+    return "same"
+
+
+def captured_step():
+    """Forward and backward of DistributedDataParallel as a graph, next to one process over the whole batch on the CPU."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    pydist.manual_seed(5)
+    alone, inner = Net(), Net().cuda()
+    inner.load_state_dict(alone.state_dict())
+    wrapped = nn.parallel.DistributedDataParallel(inner, bucket_cap_mb=0.004)
+    optimizers = [pydist.optim.SGD(m.parameters(), lr=0.1, momentum=0.9) for m in (alone, wrapped)]
+    x, y = pydist.randn(4, 6 * size, 12), pydist.randn(4, 6 * size, 3)
+    mine, graph = slice(6 * rank, 6 * rank + 6), pydist.cuda.CUDAGraph()
+    input, target = x[0, mine].cuda(), y[0, mine].cuda()
+
+    def step():
+        loss = (wrapped(input, True) - target).square().mean()
+        loss.backward()
+        return loss
+
+    with pydist.cuda.stream(pydist.cuda.Stream()):
+        step()  # opens what is opened at first use
+    pydist.cuda.synchronize()
+    optimizers[1].zero_grad()
+    with pydist.cuda.graph(graph):
+        loss = step()
+    for i in range(4):
+        input.copy_(x[i, mine])
+        target.copy_(y[i, mine])
+        graph.replay()
+        optimizers[0].zero_grad()
+        expected = (alone(x[i], True) - y[i]).square().mean()
+        expected.backward()
+        everybody = loss.detach().clone()
+        dist.all_reduce(everybody, "avg")
+        pydist.testing.assert_close(everybody.cpu(), expected.detach(), rtol=1e-3, atol=1e-5)
+        for optimizer in optimizers:
+            optimizer.step()
+    for (name, a), b in zip(alone.named_parameters(), inner.parameters()):
+        pydist.testing.assert_close(b.detach().cpu(), a.detach(), rtol=1e-3, atol=1e-4, msg=lambda text: f"{name}: {text}")
+    dist.check_replicas(wrapped)
+    optimizers[1].zero_grad()
+    try:
+        with pydist.cuda.graph(pydist.cuda.CUDAGraph()):
+            wrapped(input, False).square().mean().backward()  # without the last layer
+    except RuntimeError as caught:
+        assert "a parameter has no gradient in a backward that a CUDA graph captures" in str(caught), caught
+    else:
+        raise AssertionError("captured")
+    graph.reset()
+    return "same"
+
+
+def captured_by_one():
+    dist.all_reduce(pydist.ones(4, device="cuda"))
+    x, graph = pydist.ones(4, device="cuda"), pydist.cuda.CUDAGraph()
+    if dist.get_rank():
+        dist.all_reduce(x)
+    else:
+        with pydist.cuda.graph(graph):
+            dist.all_reduce(x)
+    return "no error"
+
+
+def killed_in_replays():
+    """The last rank dies while all of them launch a graph."""
+    x, graph = pydist.ones(1000, device="cuda"), pydist.cuda.CUDAGraph()
+    dist.all_reduce(x)
+    with pydist.cuda.graph(graph):
+        dist.all_reduce(x)
+    until = time.monotonic() + 15
+    for i in range(100000):
+        if i == 5 and dist.get_rank() == dist.get_world_size() - 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        graph.replay()
+        pydist.cuda.synchronize()  # returns, since the communicator is aborted
+        if i > 5:
+            break
+        assert time.monotonic() < until
+    while time.monotonic() < until:
+        dist.all_reduce(x)
+    return "no error"
 
 
 def messages():

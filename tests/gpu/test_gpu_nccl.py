@@ -65,6 +65,27 @@ def test_batches_of_messages_go_between_gpus(fake, world):
     assert [one["said"] for one in said.values()] == ["same"] * world
 
 
+@pytest.mark.parametrize("world, scenario", [(2, "graphs warm"), (3, "graphs warm"), (2, "graphs cold"), (2, "captured_step"), (3, "captured_step")])
+def test_captured_collectives_are_done_by_each_replay(fake, world, scenario):
+    said, _ = ranks(fake, scenario, world)
+    assert [one["said"] for one in said.values()] == ["same"] * world
+
+
+def test_a_capture_on_one_rank_alone_is_a_mismatch(fake):
+    said, _ = ranks(fake, "captured_by_one")
+    for one in said.values():
+        assert one["said"].startswith("CommMismatch: "), one
+        assert "rank 0: all_reduce(float32[4] on cuda, SUM, captured) at" in one["said"], one
+        assert "rank 1: all_reduce(float32[4] on cuda, SUM) at" in one["said"], one
+
+
+def test_replays_end_when_a_rank_dies(fake):
+    said, output = ranks(fake, "killed_in_replays", 3, expect=2)
+    for one in said.values():
+        assert one["said"].startswith("PeerFailed: all_reduce(float32[1000] on cuda, SUM"), output
+        assert "rank 2" in one["said"] and one["seconds"] < 5.2 + (0 if EMULATED else 5), output
+
+
 @pytest.mark.parametrize("scenario, text", [
     ("batch_mismatch count", "batch_isend_irecv: message 0 from rank 0 is float32[6] with tag 0 (expected message 0, float32[5] with tag 0, on rank 1)"),
     ("batch_mismatch plain", "rank 0 called send(uint8[24], dst=1, tag=0)"),
