@@ -394,8 +394,8 @@ static pd_status put_compose(pd_call *c) {
     return status;
 }
 
-pd_status pd_index_put(pd_tensor *x, pd_tensor *const *indices, int nindices, pd_tensor *values, bool accumulate) {
-    pd_tensor *idx[PD_MAX_DIMS], *in[2 + PD_MAX_DIMS] = {0}, *wide = NULL, *cast = NULL;
+static pd_status put(pd_tensor *x, pd_tensor *const *indices, int nindices, pd_tensor *values, bool accumulate) {
+    pd_tensor *idx[PD_MAX_DIMS], *in[2 + PD_MAX_DIMS] = {0}, *wide = NULL, *cast = NULL, *near = NULL;
     pd_ints order, back, shape = {0}, undo;
     places p;
     int n, first;
@@ -422,6 +422,10 @@ pd_status pd_index_put(pd_tensor *x, pd_tensor *const *indices, int nindices, pd
         PD_TRY_TO(done, pd_engine.cast(values, (pd_dtype)x->dtype, &cast));
         values = cast;
     }
+    if (!values->ndim && values->storage->device == &pd_device_cpu) { /* it follows x now: expanded, it is not 0-d */
+        PD_TRY_TO(done, pd_move(values, x->storage->device, false, &near));
+        values = near;
+    }
     PD_TRY_TO(done, pd_call1(PD_OP_expand, values, &seen, &wide));
     PD_TRY_TO(done, permuted(wide, &undo, &in[1]));
     PD_TRY_TO(done, pd_apply_into(PD_DEF(index_put_front), in, 2 + count,
@@ -431,7 +435,16 @@ done:
     pd_tensor_release(in[1]);
     pd_tensor_release(wide);
     pd_tensor_release(cast);
+    pd_tensor_release(near);
     for (int i = 0; i < n; i++) pd_tensor_release(idx[i]);
+    return status;
+}
+
+pd_status pd_index_put(pd_tensor *x, pd_tensor *const *indices, int nindices, pd_tensor *values, bool accumulate) {
+    const pd_device *was;
+    pd_status status = pd_device_enter(x->storage->device, &was); /* positions in masks are looked for there */
+    if (!status) status = put(x, indices, nindices, values, accumulate);
+    pd_device_here = was;
     return status;
 }
 

@@ -154,3 +154,15 @@ def test_properties():
     p = cuda.get_device_properties()
     assert p.name and p.total_memory > 1 << 20 and p.multi_processor_count >= 1
     assert cuda.get_device_capability() == (p.major, p.minor)
+
+
+def test_numbers_go_to_indices_and_masks():
+    for on_cpu in (pydist.arange(12).float(), pydist.arange(12).float().view(4, 3).t()):
+        x = on_cpu.cuda()
+        for t in (on_cpu, x):
+            mask, first = t > 9, pydist.tensor([0, 2], device=t.device)
+            t[first] = 5
+            t[mask] = pydist.tensor(-1.0)
+            t[t == 4] += 0.5
+            t.index_fill_(0, first[1:], 3.0)
+        assert x.cpu().tolist() == on_cpu.tolist()
