@@ -54,6 +54,15 @@ pd_status pd_group_all_reduce(pd_group *g, void *buf, int64_t count, pd_dtype dt
     return reduction(g, PD_COLL_ALL_REDUCE, buf, buf, count, dtype, op, scale, 0, site, work);
 }
 
+pd_status pd_group_all_reduce_narrow(pd_group *g, void *buf, int64_t count, pd_dtype dtype, pd_work **work) {
+    pd_work w = work_of(g, PD_COLL_ALL_REDUCE, dtype, count, buf, buf, 0);
+    PD_TRY(check_data("all_reduce", count, dtype));
+    with_device(&w);
+    with_reduce(&w, PD_REDUCE_SUM, 1);
+    w.narrow = true;
+    return pd_group_submit(&w, work);
+}
+
 pd_status pd_group_reduce_scatter(pd_group *g, const void *in, void *out, int64_t count, pd_dtype dtype, pd_reduce op,
                                   double scale, uint64_t site, pd_work **work) {
     return reduction(g, PD_COLL_REDUCE_SCATTER, in, out, count, dtype, op, scale, 0, site, work);

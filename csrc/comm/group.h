@@ -67,6 +67,8 @@ pd_status pd_group_check(pd_group *g);             /* PD_OK, or the error every 
    NULL to wait here, else [new]. */
 pd_status pd_group_all_reduce(pd_group *g, void *buf, int64_t count, pd_dtype dtype, pd_reduce op, double scale,
                               uint64_t site, pd_work **work);
+/* The sum; of 16-bit elements on a GPU one that NCCL rounds at each step, as with order="fast": half the bytes. */
+pd_status pd_group_all_reduce_narrow(pd_group *g, void *buf, int64_t count, pd_dtype dtype, pd_work **work);
 pd_status pd_group_broadcast(pd_group *g, void *buf, int64_t count, pd_dtype dtype, int root, uint64_t site,
                              pd_work **work);
 /* out[i] = scale * reduce over ranks of in[rank * count + i] for i < count, with the bits that all_reduce of the

@@ -100,6 +100,7 @@ struct pd_work {
     void *stream;            /* the caller's, */
     bool waits;              /* which goes on after it: a synchronous one */
     bool captured;           /* it is written into a CUDA graph */
+    bool narrow;             /* 16-bit sums may be rounded at each step */
     struct pd_mark *ready;   /* when what it reads will have been written */
     pd_launch *launch;       /* [strong] once it has been launched */
     /* Of a send or a receive: */

@@ -287,10 +287,8 @@ pd_status pd_nccl_scale(const pd_device *d, const char *op, pd_dtype t, double f
     char cell[8];
     if (factor == 1 || !count) return PD_OK;
     pd_nccl_scalar(t, factor, cell);
-    pd_loop l = {.ndim = 1, .nop = 3, .cells = 4, .numel = count, .size = {count}, .ptr = {data, data, cell}};
-    l.stride[0][0] = l.stride[1][0] = (int64_t)pd_dtype_size(t);
     pd_status status = pd_device_enter(d, &was);
-    if (!status) pd_here()->binary(PD_BINARY_mul, t, 1, &l);
+    if (!status) pd_multiply(t, count, cell, data);
     pd_device_here = was;
     return status ? status : pd_device_check(d, op);
 }

@@ -228,7 +228,7 @@ static pd_status copy_own(pd_nccl *c, const pd_job *j, int coll) {
 static pd_status stage(pd_nccl *c, const pd_work *w, pd_job *j, void **scratch) {
     const pd_device *d = c->device;
     int64_t n = j->count * (w->id.coll == PD_COLL_REDUCE_SCATTER || w->id.coll == PD_COLL_ALL_TO_ALL ? c->g->size : 1);
-    bool widens = reduces(w) && !c->g->fast && (j->dtype == PD_F16 || j->dtype == PD_BF16);
+    bool widens = reduces(w) && !c->g->fast && !w->narrow && (j->dtype == PD_F16 || j->dtype == PD_BF16);
     if (!widens && !(w->id.coll == PD_COLL_ALL_TO_ALL && j->from == j->to)) return PD_OK;
     PD_TRY(d->alloc(d, (size_t)n * (widens ? sizeof(float) : pd_dtype_size(j->dtype)), scratch));
     j->from = *scratch;

@@ -389,6 +389,13 @@ static inline void pd_convert(pd_dtype to, pd_dtype from, int64_t n, const void 
     l.stride[1][0] = (int64_t)pd_dtype_size(from);
     pd_here()->copy(to, from, &l);
 }
+
+/* n contiguous elements times *factor, a number of their type. */
+static inline void pd_multiply(pd_dtype t, int64_t n, const void *factor, void *x) {
+    pd_loop l = {.ndim = 1, .nop = 3, .cells = 4, .numel = n, .size = {n}, .ptr = {x, x, (char *)(uintptr_t)factor}};
+    l.stride[0][0] = l.stride[1][0] = (int64_t)pd_dtype_size(t);
+    pd_here()->binary(PD_BINARY_mul, t, 1, &l);
+}
 #endif
 
 /* What a GPU's libraries may do, under PyTorch's names. */

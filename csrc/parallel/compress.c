@@ -5,12 +5,15 @@
 
 #include "base/mem.h"
 #include "kernels/kernels.h"
+#include "ops/ops.h"
 
 typedef struct box { /* of one bucket */
     pd_reducer_bucket in;
     const pd_piece *pieces;
     int npieces;
-    pd_segment *segment; /* fp16, bf16: the rounded elements */
+    void *rounded;       /* fp16, bf16: the elements, in */
+    pd_segment *segment; /* this, or on a GPU in */
+    pd_storage *storage;
     float *value;        /* topk, sign: gradient and residual; between steps the residual */
     uint32_t *size;      /* topk: bits of |value| */
     char *mine, *all;    /* the message, and all ranks' */
@@ -21,32 +24,33 @@ typedef struct box { /* of one bucket */
 
 typedef struct compressor {
     pd_group *group;
+    const pd_device *device;
     pd_compress kind;
     int nboxes;
     box *boxes;
 } compressor;
-
-static void convert(void *to, pd_dtype to_dtype, const void *from, pd_dtype from_dtype, int64_t n) {
-    pd_loop l = {.ndim = 1, .nop = 2, .numel = n, .size = {n}};
-    l.stride[0][0] = (int64_t)pd_dtype_size(to_dtype);
-    l.stride[1][0] = (int64_t)pd_dtype_size(from_dtype);
-    l.ptr[0] = to;
-    l.ptr[1] = (char *)(uintptr_t)from; /* operand 1 is only read */
-    pd_cpu()->copy(to_dtype, from_dtype, &l);
-}
 
 /* ---- fp16, bf16 -------------------------------------------------------------------------------------------------- */
 
 static pd_dtype half(const compressor *c) { return c->kind == PD_COMPRESS_FP16 ? PD_F16 : PD_BF16; }
 
 static pd_status start_half(compressor *c, box *x) {
-    convert(pd_segment_ptr(x->segment), half(c), x->in.data, x->in.dtype, x->in.numel);
-    return pd_group_all_reduce(c->group, pd_segment_ptr(x->segment), x->in.numel, half(c), PD_REDUCE_SUM,
-                               1.0 / pd_group_size(c->group), 0, &x->work);
+    double mean = 1.0 / pd_group_size(c->group);
+    if (!x->storage) {
+        pd_convert(half(c), x->in.dtype, x->in.numel, x->in.data, x->rounded);
+        return pd_group_all_reduce(c->group, x->rounded, x->in.numel, half(c), PD_REDUCE_SUM, mean, 0, &x->work);
+    }
+    char factor[16];
+    pd_scalar v = pd_number(mean);
+    pd_scalar_store(&v, x->in.dtype, factor);
+    pd_multiply(x->in.dtype, x->in.numel, factor, x->in.data);
+    pd_convert(half(c), x->in.dtype, x->in.numel, x->in.data, x->rounded);
+    PD_TRY(pd_device_check(c->device, "register_comm_hook"));
+    return pd_group_all_reduce_narrow(c->group, x->rounded, x->in.numel, half(c), &x->work);
 }
 
 static void finish_half(compressor *c, box *x) {
-    convert(x->in.data, x->in.dtype, pd_segment_ptr(x->segment), half(c), x->in.numel);
+    pd_convert(x->in.dtype, half(c), x->in.numel, x->rounded, x->in.data);
 }
 
 /* ---- error feedback ---------------------------------------------------------------------------------------------- */
@@ -62,7 +66,7 @@ static void add_to_residual(box *x) {
     size_t size = pd_dtype_size(x->in.dtype);
     for (int64_t at = 0; at < n; at += 1024) {
         int64_t m = n - at < 1024 ? n - at : 1024;
-        convert(part, PD_F32, (const char *)x->in.data + (size_t)at * size, x->in.dtype, m);
+        pd_convert(PD_F32, x->in.dtype, m, (const char *)x->in.data + (size_t)at * size, part);
         for (int64_t i = 0; i < m; i++) x->value[at + i] += part[i];
     }
 }
@@ -122,7 +126,7 @@ static void finish_topk(compressor *c, box *x) {
             if (place[i] >= 0 && place[i] < x->in.numel) sum[place[i]] += sent[i];
     }
     for (int64_t i = 0; i < x->in.numel; i++) sum[i] /= (float)world;
-    convert(x->in.data, x->in.dtype, sum, PD_F32, x->in.numel);
+    pd_convert(x->in.dtype, PD_F32, x->in.numel, sum, x->in.data);
 }
 
 /* ---- sign: a float a piece, then a bit an element: 1 for below zero ---------------------------------------------- */
@@ -162,7 +166,7 @@ static void finish_sign(compressor *c, box *x) {
                 for (int64_t i = 0; i < m; i++)
                     part[i] += bits[(at + i) >> 3] >> ((at + i) & 7) & 1 ? -scale : scale;
             }
-            convert((char *)x->in.data + (size_t)at * size, x->in.dtype, part, PD_F32, m);
+            pd_convert(x->in.dtype, PD_F32, m, part, (char *)x->in.data + (size_t)at * size);
         }
     }
 }
@@ -181,8 +185,12 @@ static const struct {
 
 static pd_status start(void *ctx, int b, void **pending) {
     compressor *c = ctx;
+    const pd_device *was;
     *pending = &c->boxes[b];
-    return ways[c->kind].start(c, &c->boxes[b]);
+    pd_status status = pd_device_enter(c->device, &was);
+    if (!status) status = ways[c->kind].start(c, &c->boxes[b]);
+    pd_device_here = was;
+    return status;
 }
 
 static pd_status wait(box *x) {
@@ -195,9 +203,12 @@ static pd_status wait(box *x) {
 static pd_status finish(void *ctx, int b, void *pending) {
     compressor *c = ctx;
     (void)b;
+    const pd_device *was;
     PD_TRY(wait(pending));
-    ways[c->kind].finish(c, pending);
-    return PD_OK;
+    pd_status status = pd_device_enter(c->device, &was);
+    if (!status) ways[c->kind].finish(c, pending);
+    pd_device_here = was;
+    return status ? status : pd_device_check(c->device, "register_comm_hook");
 }
 
 /* The work borrows the box's memory, so it has to end; a failed group's has. */
@@ -208,6 +219,7 @@ static void drop(void *ctx) {
     for (int b = 0; c->boxes && b < c->nboxes; b++) {
         box *x = &c->boxes[b];
         if (x->segment) pd_segment_release(x->segment);
+        if (x->storage) pd_storage_release(x->storage);
         pd_free(x->value);
         pd_free(x->size);
         pd_free(x->mine);
@@ -218,10 +230,21 @@ static void drop(void *ctx) {
     pd_free(c);
 }
 
+static pd_status make_rounded(compressor *c, box *x) {
+    size_t bytes = (size_t)(x->in.numel ? x->in.numel : 1) * pd_dtype_size(half(c));
+    if (c->device->kind == PD_DEVICE_CPU) {
+        PD_TRY(pd_group_segment_new(c->group, bytes, &x->segment));
+        x->rounded = pd_segment_ptr(x->segment);
+        return PD_OK;
+    }
+    PD_TRY(pd_storage_new(c->device, bytes, &x->storage));
+    x->rounded = x->storage->data;
+    return PD_OK;
+}
+
 static pd_status fill_box(compressor *c, box *x, double ratio) {
     size_t n = (size_t)x->in.numel;
-    if (c->kind == PD_COMPRESS_FP16 || c->kind == PD_COMPRESS_BF16)
-        return pd_group_segment_new(c->group, (n ? n : 1) * pd_dtype_size(half(c)), &x->segment);
+    if (c->kind == PD_COMPRESS_FP16 || c->kind == PD_COMPRESS_BF16) return make_rounded(c, x);
     int64_t elements = 0;
     for (int p = 0; p < x->npieces; p++) elements += x->pieces[p].numel;
     if (c->kind == PD_COMPRESS_TOPK) {
@@ -242,13 +265,15 @@ static pd_status fill_box(compressor *c, box *x, double ratio) {
 pd_status pd_compress_set(pd_reducer *r, pd_compress kind, double ratio) {
     if (kind == PD_COMPRESS_TOPK && !(ratio > 0 && ratio <= 1))
         return pd_fail(PD_E_VALUE, "topk: ratio is %g (expected over 0 and at most 1)", ratio);
-    if (pd_reducer_device(r)->kind != PD_DEVICE_CPU)
-        return pd_fail(PD_E_NOTIMPL, "register_comm_hook: this hook is not there yet on %s (expected one in Python)",
-                       pd_reducer_device(r)->name);
+    const pd_device *device = pd_reducer_device(r);
+    if (device->kind != PD_DEVICE_CPU && (kind == PD_COMPRESS_TOPK || kind == PD_COMPRESS_SIGN))
+        return pd_fail(PD_E_NOTIMPL, "register_comm_hook: topk and sign in C are for the CPU (expected others on %s)",
+                       device->name);
     const pd_layout *l = pd_reducer_layout(r);
     compressor *c;
     PD_TRY(pd_calloc(sizeof *c, "compressor", &c));
     c->kind = kind;
+    c->device = device;
     pd_group_retain(c->group = pd_reducer_group(r));
     pd_status status = PD_OK;
     if (pd_group_size(c->group) > 1) {

@@ -1,12 +1,14 @@
 /* Communication hooks in C that send less than the gradients: a bucket goes in, the mean of what all ranks sent comes
    out, the same bits on every rank.
 
-     fp16, bf16   every element rounded; summed and divided in float32, so that no sum overflows
+     fp16, bf16   every element rounded; summed and divided in float32, so that no sum overflows. On a GPU divided,
+                  rounded, and summed by NCCL, which rounds each partial sum: else float32 would travel
      topk         the share `ratio` of elements that are largest in size, with their places; the others count as zero
      sign         one bit an element and one float32 a parameter, the mean size of its elements (1-bit SGD)
 
    topk and sign keep what they did not send in a residual (float32) and add it to the next bucket (error feedback), so
-   no part of a gradient is lost. Of equally large elements topk takes the first. NaN counts as largest. */
+   no part of a gradient is lost; they are for the CPU here (on a GPU: pydist/nn/parallel/_compress.py). Of equally
+   large elements topk takes the first. NaN counts as largest. */
 #ifndef PD_PARALLEL_COMPRESS_H
 #define PD_PARALLEL_COMPRESS_H
 

@@ -17,6 +17,8 @@ if "FAKE_NCCL_FOLDER" not in os.environ:  # several ranks on one GPU: each says 
 import pydist
 from pydist import distributed as dist
 from pydist import nn
+from pydist.distributed.algorithms.ddp_comm_hooks import default_hooks
+from pydist.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, batched_powerSGD_hook, powerSGD_hook
 
 FLOATS = ("float32", "float64", "float16", "bfloat16")
 BY_DTYPE = {**{name: ("SUM", "AVG", "PRODUCT", "MIN", "MAX") for name in FLOATS}, "int32": ("SUM", "MIN", "MAX", "PRODUCT"), "int64": ("SUM", "MAX"),
@@ -141,6 +143,48 @@ def graphs():
         for name in names:
             same(out[name], expected[name], (salt, name))
     graph.reset()
+    return "same"
+
+
+def hooks():
+    """Steps with each communication hook on the GPU, next to those of the same hook on the CPU."""
+    rank, near = dist.get_rank(), {"fp16": 4e-3, "bf16": 3e-2}
+
+    def own(state, bucket):
+        """A hook as users write them."""
+        work = dist.all_reduce(bucket.buffer(), "avg", async_op=True)
+        return work.get_future().then(lambda future: future.value()[0])
+
+    made = {
+        "fp16": lambda m: m.register_builtin_comm_hook("fp16"),
+        "bf16": lambda m: m.register_builtin_comm_hook("bf16"),
+        "bf16 by its function": lambda m: m.register_comm_hook(None, default_hooks.bf16_compress_hook),
+        "fp16 around": lambda m: m.register_comm_hook(None, default_hooks.fp16_compress_wrapper(own)),
+        "topk": lambda m: m.register_builtin_comm_hook("topk", 0.1),
+        "sign": lambda m: m.register_builtin_comm_hook("sign"),
+        "powersgd": lambda m: m.register_comm_hook(PowerSGDState(None, 2, 2, min_compression_rate=1), powerSGD_hook),
+        "batched": lambda m: m.register_comm_hook(PowerSGDState(None, 2, 2), batched_powerSGD_hook),
+        "own": lambda m: m.register_comm_hook(None, own),
+    }
+    for name, register in made.items():
+        pydist.manual_seed(9)
+        on_cpu, on_gpu = Net(), Net().cuda()
+        on_gpu.load_state_dict(on_cpu.state_dict())
+        pair = [nn.parallel.DistributedDataParallel(m, bucket_cap_mb=0.004) for m in (on_cpu, on_gpu)]
+        for m in pair:
+            register(m)
+        for step in range(4):
+            pydist.manual_seed(100 * rank + step)
+            x, y = pydist.randn(8, 12), pydist.randn(8, 3)
+            for m, device in zip(pair, ("cpu", "cuda")):
+                m.zero_grad()
+                (m(x.to(device), True) - y.to(device)).square().mean().backward()
+            for (parameter, a), b in zip(on_cpu.named_parameters(), on_gpu.parameters()):
+                tolerance, size = near.get(name[:4], 1e-4), a.grad.abs().amax().item()
+                apart = (b.grad.cpu() - a.grad).abs().amax().item()
+                assert apart <= tolerance * size + 1e-6, (name, step, parameter, apart, size)
+        for m in pair:
+            dist.check_replicas({parameter: p.grad for parameter, p in m.named_parameters()})
     return "same"
 
 

@@ -60,6 +60,12 @@ def test_training_is_that_of_one_process(fake, world):
 
 
 @pytest.mark.parametrize("world", [2, 3])
+def test_communication_hooks_do_what_they_do_on_the_cpu(fake, world):
+    said, _ = ranks(fake, "hooks", world)
+    assert [one["said"] for one in said.values()] == ["same"] * world
+
+
+@pytest.mark.parametrize("world", [2, 3])
 def test_batches_of_messages_go_between_gpus(fake, world):
     said, _ = ranks(fake, "messages", world)
     assert [one["said"] for one in said.values()] == ["same"] * world

@@ -5,10 +5,12 @@ from contextlib import contextmanager
 import pydist
 from pydist import _C
 from pydist.distributed.process_group import current
+from pydist.distributed.algorithms.ddp_comm_hooks import default_hooks
 from pydist.distributed.algorithms.join import Join, Joinable
 from pydist.nn.modules.module import Module
 from pydist.nn.parallel._agreement import check_agreement, check_replicas
 from pydist.nn.parallel._bucket import PythonHook
+from pydist.nn.parallel._compress import Sign, TopK
 from pydist.nn.parallel._join import BACKWARD, BUFFERS, FORWARD, MEAN, REDUCES, Follower
 
 _MIB = 1 << 20
@@ -326,19 +328,26 @@ class DistributedDataParallel(Module, Joinable):
         if not callable(hook):
             raise TypeError(f"register_comm_hook: hook is {type(hook).__name__} (expected a function)")
         self._hook_is_free("register_comm_hook")
-        if self.process_group.size > 1:
+        half = default_hooks.in_c(hook) if self._on_gpu() and state in (None, self.process_group) else None
+        if half is not None:
+            self.reducer.set_builtin_hook(half)
+        elif self.process_group.size > 1:
             self.reducer.set_hook(PythonHook(self.reducer, [p for _, p in self._reduced_at_wrap], state, hook))
         self._comm_hook = "register_comm_hook", state, hook
+
+    def _on_gpu(self):
+        return self._reduced_at_wrap[0][1].is_cuda and not _C.pretended_cuda()
 
     def _hook_is_free(self, op):
         if self._comm_hook is not None:
             raise RuntimeError(f"{op}: there is a hook already (expected one, before the first step)")
 
     def register_builtin_comm_hook(self, name, ratio=0.01):
-        """A hook in C: "fp16" or "bf16" (every element rounded, summed in float32), "topk" (the share `ratio` of a
-        bucket's elements, the largest ones, with their places), "sign" (one bit an element and the mean size of each
-        parameter's gradient). topk and sign add what they did not send to the next bucket (error feedback). "powersgd":
-        powerSGD_hook with its defaults, which is Python. Every rank has to call it. ValueError: another name or ratio. RuntimeError: there is a hook already.
+        """A hook in C: "fp16" or "bf16" (every element rounded, summed in float32; by NCCL divided, rounded and summed as
+        16 bits), "topk" (the share `ratio` of a bucket's elements, the largest ones, with their places), "sign" (one bit
+        an element and the mean size of each parameter's gradient). topk and sign add what they did not send to the next
+        bucket (error feedback), and are Python on a GPU; so is "powersgd", powerSGD_hook with its defaults. Every rank
+        has to call it. ValueError: another name or ratio. RuntimeError: there is a hook already.
 
         >>> import pydist
         >>> model = pydist.nn.parallel.DistributedDataParallel(pydist.nn.Linear(2, 1))
@@ -352,7 +361,10 @@ class DistributedDataParallel(Module, Joinable):
             group = None if self.process_group is current() else self.process_group
             self.register_comm_hook(PowerSGDState(group), powerSGD_hook)
             return
-        if name != "allreduce":
+        if name in ("topk", "sign") and self._on_gpu() and self.process_group.size > 1:
+            made = TopK(self.reducer, self.process_group, ratio) if name == "topk" else Sign(self.reducer, self.process_group)
+            self.reducer.set_hook(made)
+        elif name != "allreduce":
             self.reducer.set_builtin_hook(name, ratio)
         self._comm_hook = "register_builtin_comm_hook", name, ratio
 

@@ -93,14 +93,11 @@ def _orthonormal(matrix, epsilon):
     """Gram-Schmidt on the columns, in place. A column that depends on those before it becomes zero."""
     columns = [matrix[:, i] for i in range(matrix.shape[1])]
     for i, column in enumerate(columns):
-        before = float(column.norm())
+        before = column.norm()
         for earlier in columns[:i]:
             column.sub_(earlier * (earlier * column).sum())
-        length = float(column.norm())
-        if length + epsilon > 1e-6 * before:
-            column.div_(length + epsilon)
-        else:
-            column.zero_()
+        length = column.norm() + epsilon
+        column.copy_(pydist.where(length > 1e-6 * before, column / length, 0.0))
 
 
 def _compress(state, bucket, matrices, plain, tensors):
@@ -115,12 +112,13 @@ def _compress(state, bucket, matrices, plain, tensors):
     ranks = [min(*m.shape, rank) for m in matrices]
     for name, matrix, r in zip(key, matrices, ranks):
         if name not in state.q_memory_dict or not state.warm_start:
-            state.q_memory_dict[name] = pydist.randn(matrix.shape[1], r, generator=state.rng, dtype=matrix.dtype)
+            drawn = pydist.randn(matrix.shape[1], r, generator=state.rng, dtype=matrix.dtype)
+            state.q_memory_dict[name] = drawn.to(matrix.device)
         _orthonormal(state.q_memory_dict[name], state.orthogonalization_epsilon)
     together = pydist.cat([t.reshape(-1) for t in plain]).div_(group.size) if plain else None
     plain_work = group.all_reduce(together, "sum", True) if plain else None
     ps = [m @ state.q_memory_dict[name] for name, m in zip(key, matrices)]
-    flat_p = pydist.cat([p.reshape(-1) for p in ps]) if ps else pydist.zeros(0, dtype=buffer.dtype)
+    flat_p = pydist.cat([p.reshape(-1) for p in ps]) if ps else buffer[:0].clone()
     p_future = group.all_reduce(flat_p, "sum", True).get_future()
     state.total_numel_before_compression += sum(t.numel() for t in tensors)
     state.total_numel_after_compression += sum(t.numel() for t in plain)
@@ -191,7 +189,7 @@ def batched_powerSGD_hook(state, bucket):
         return allreduce_hook(state.process_group, bucket)
     flat = bucket.buffer()
     side = math.isqrt(max(flat.numel() - 1, 0)) + 1
-    square = pydist.zeros(side * side, dtype=flat.dtype)
+    square = pydist.zeros(side * side, dtype=flat.dtype, device=flat.device)
     square[: flat.numel()].copy_(flat)
     padded = _Padded(bucket, square)
     whole = square.view(side, side)
