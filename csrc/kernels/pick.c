@@ -1,6 +1,8 @@
 /* Which implementation serves: the instruction set once, oneDNN or our own per call. */
 #include "base/cpu.h"
+#include "base/flags.h"
 #include "kernels/cpu/table.h"
+#include "kernels/cpu/winograd.h"
 #include "kernels/cublaslt/cublaslt.h"
 #include "kernels/cudnn/cudnn.h"
 #include "kernels/onednn/onednn.h"
@@ -43,6 +45,25 @@ pd_status pd_gemm_run(const pd_gemm *c, const void *A, const void *B, const void
     return PD_OK;
 }
 
+/* From so many tiles on making the filters pays. oneDNN's products of bf16 are faster than these, which are in float. */
+#define WINOGRAD_TILES 64
+#define WINOGRAD_CHANNELS 16 /* the vectors of all instruction sets */
+const pd_winograd *pd_winograd_of(const pd_conv *c) {
+    static const pd_winograd *const tables[PD_ISA_COUNT] = {
+        [PD_ISA_PORTABLE] = &pd_winograd_portable,
+#if defined(__x86_64__)
+        [PD_ISA_AVX2] = &pd_winograd_avx2,
+        [PD_ISA_AVX512] = &pd_winograd_avx512,
+#endif
+    };
+    bool shape = c->R == 3 && c->S == 3 && c->stride[0] == 1 && c->stride[1] == 1 && c->dilation[0] == 1 &&
+                 c->dilation[1] == 1 && c->groups == 1 && c->padding[0] <= 2 && c->padding[1] <= 2 &&
+                 c->C % WINOGRAD_CHANNELS == 0 && c->K % WINOGRAD_CHANNELS == 0 && c->C > 0 && c->K > 0;
+    if (!shape || c->t == PD_F64 || c->N * ((c->P + 1) / 2) * ((c->Q + 1) / 2) < WINOGRAD_TILES) return NULL;
+    if (!pd_flags_get()->WINOGRAD || (c->t == PD_BF16 && pd_onednn_takes_conv(c))) return NULL;
+    return tables[pd_cpu_isa()];
+}
+
 /* A GPU's convolutions take what scratch they need themselves: how much is known when a plan has been made. */
 static pd_status on_gpu(const pd_conv *c, pd_conv_part part, const void *a, const void *b, const void *bias,
                         void *out) {
@@ -53,10 +74,17 @@ static pd_status on_gpu(const pd_conv *c, pd_conv_part part, const void *a, cons
 }
 size_t pd_conv_scratch(const pd_conv *c) {
     if (pd_device_here->kernels) return 0;
+    const pd_winograd *w = pd_winograd_of(c);
+    if (w) {
+        size_t ours = w->scratch(c), bias = pd_conv_bias_scratch(c);
+        return ours > bias ? ours : bias;
+    }
     return pd_onednn_takes_conv(c) ? pd_onednn_conv_scratch(c) : pd_portable_conv_scratch(c);
 }
 pd_status pd_conv_forward(const pd_conv *c, const void *x, const void *w, const void *bias, void *y, void *scratch) {
     if (pd_device_here->kernels) return on_gpu(c, PD_CONV_FORWARD, x, w, bias, y);
+    const pd_winograd *fast = pd_winograd_of(c);
+    if (fast) return fast->forward(c, x, w, bias, y, scratch), PD_OK;
     bool takes = pd_onednn_takes_conv(c);
     PD_TRY(pd_onednn_check_memory());
     if (takes) return pd_onednn_conv_forward(c, x, w, bias, y, scratch);
@@ -65,6 +93,8 @@ pd_status pd_conv_forward(const pd_conv *c, const void *x, const void *w, const 
 }
 pd_status pd_conv_grad_input(const pd_conv *c, const void *gy, const void *w, void *gx, void *scratch) {
     if (pd_device_here->kernels) return on_gpu(c, PD_CONV_INPUT, gy, w, NULL, gx);
+    const pd_winograd *fast = pd_winograd_of(c);
+    if (fast) return fast->grad_input(c, gy, w, gx, scratch), PD_OK;
     bool takes = pd_onednn_takes_conv(c);
     PD_TRY(pd_onednn_check_memory());
     if (takes) return pd_onednn_conv_grad_input(c, gy, w, gx, scratch);
@@ -73,6 +103,11 @@ pd_status pd_conv_grad_input(const pd_conv *c, const void *gy, const void *w, vo
 }
 pd_status pd_conv_grad_weight(const pd_conv *c, const void *gy, const void *x, void *gw, void *gbias, void *scratch) {
     if (pd_device_here->kernels) return on_gpu(c, PD_CONV_WEIGHT, gy, x, NULL, gw);
+    const pd_winograd *fast = gw ? pd_winograd_of(c) : NULL;
+    if (fast) {
+        if (gbias) pd_conv_grad_bias(c, gy, gbias, scratch);
+        return fast->grad_weight(c, gy, x, gw, scratch), PD_OK;
+    }
     bool takes = pd_onednn_takes_conv(c);
     PD_TRY(pd_onednn_check_memory());
     if (takes) return pd_onednn_conv_grad_weight(c, gy, x, gw, gbias, scratch);

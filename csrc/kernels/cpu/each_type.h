@@ -1,4 +1,5 @@
-/* Includes PD_INCLUDED once for each computing type (see real.h); with PD_FLOATS_ONLY, for the two float types. */
+/* Includes PD_INCLUDED once for each computing type (see real.h); with PD_FLOATS_ONLY, for the two float types; with
+   PD_F32_ONLY, for float. */
 #define T float
 #define V pd_vf
 #define ACC double
@@ -21,6 +22,7 @@
 #undef MATH
 #undef INFINITE
 
+#ifndef PD_F32_ONLY
 #define T double
 #define V pd_vd
 #define OWN PD_F64
@@ -32,18 +34,19 @@
 #include PD_INCLUDED
 #undef T
 #undef V
-#undef ACC
 #undef OWN
 #undef LANES
-#undef IS_FLOAT
-#undef IS_NAN
-#undef NOT_A_NUMBER
 #undef FN
 #undef VN
 #undef MATH
 #undef INFINITE
+#endif
+#undef ACC
+#undef IS_FLOAT
+#undef IS_NAN
+#undef NOT_A_NUMBER
 
-#ifndef PD_FLOATS_ONLY
+#if !defined(PD_FLOATS_ONLY) && !defined(PD_F32_ONLY)
 #define T int64_t
 #define ACC int64_t
 #define OWN PD_I64
@@ -63,4 +66,5 @@
 #undef INFINITE
 #endif
 #undef PD_FLOATS_ONLY
+#undef PD_F32_ONLY
 #undef PD_INCLUDED

@@ -1,6 +1,6 @@
 /* The portable matrix product: packed, register-blocked, in the compiler's vectors.
 
-       C tile of MR x NR = 2 vectors, in registers; for k: NR values of B loaded, MR values of A broadcast.
+       C tile of MR x NR = 2 vectors, in registers (micro.inc).
 
               B panel [kb][NR]          kb <= KC rows, so that a panel stays in the first-level cache
              +--------+--------+
@@ -17,13 +17,6 @@
    as they are copied and summed in float, C being kept in scratch till the end. */
 #include "kernels/cpu/real.h"
 
-#if PD_VB == 64
-#define MR 12 /* 24 sums of 32 registers */
-#elif PD_VB == 32
-#define MR 6 /* 12 of 16 */
-#else
-#define MR 4 /* 8 of 16 */
-#endif
 #define KC 256
 #define MC 120
 #define NC_BYTES 2048 /* of a row of the B block */

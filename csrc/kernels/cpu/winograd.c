@@ -1,0 +1,532 @@
+/* Convolutions of 3 x 3, stride 1, by Winograd's minimal filtering, F(2 x 2, 3 x 3) (Lavin and Gray, "Fast Algorithms
+   for Convolutional Neural Networks", 2015). A tile is 2 x 2 results and the 4 x 4 inputs that they see; for each of its
+   16 places one product over the channels:
+
+       forward       y = A^T [ (G w G^T) * (B^T x B) ] A             * : [tiles, C] x [C, K], place by place
+       grad_input    the same on gy, with the filters turned by 180 degrees and C, K exchanged
+       grad_weight   gw = G^T [ (B^T x B)^T * (A gy A^T) ] G          [C, tiles] x [tiles, K], added over the tiles
+
+   4 products a result instead of 9, and the transforms, which are additions and halves: the error is that of the
+   definition within a small factor.
+
+   Rows of tiles are the unit of work: their input goes into `rows`, channels last in float with zeros around it, from
+   there as V[place][tile][channel] into the products M[place][tile][K], and from those into y. What a tile gives does not
+   depend on the rows that it was worked with, nor on the thread. The weights' sums run over blocks of rows that the shape
+   alone chooses: all threads make V and A gy A^T of a block, then each adds its places' products. */
+#include "kernels/cpu/winograd.h"
+
+#include "kernels/cpu/real.h"
+
+#define PD_F32_ONLY
+#define PD_INCLUDED "kernels/cpu/micro.inc"
+#include "kernels/cpu/each_type.h"
+
+#define LANES PD_LANES_F
+#define PLACES 16
+#define TILES 48           /* of a unit of work: V and M of 64 channels stay in a second-level cache */
+#define BLOCK (1 << 20)    /* numbers of V and A gy A^T of a block */
+#define BLOCK_TILES 128    /* at least: so often are all sums of the weights read and written */
+#define RUN 256            /* pixels that change their layout at a time */
+
+typedef pd_vf vec;
+PD_INLINE vec get(const float *p) { return pd_vf_load(p); }
+PD_INLINE void set(float *p, vec v) { pd_vf_store(p, v); }
+static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+static int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
+static int64_t up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+
+/* Images [N, C, H, W], and one of them. */
+typedef struct images {
+    pd_dtype t;
+    int64_t C, H, W;
+    bool nhwc;
+    char *at;
+} images;
+static char *pixel(const images *im, int64_t n, int64_t c, int64_t h, int64_t w) {
+    int64_t i = im->nhwc ? ((n * im->H + h) * im->W + w) * im->C + c : ((n * im->C + c) * im->H + h) * im->W + w;
+    return im->at + i * (int64_t)pd_dtype_size(im->t);
+}
+
+/* ---- between images and rows of pixels, channels last, in float --------------------------------------------------- */
+
+/* LANES channels of `run` pixels that follow each other in planes `plane` apart: float rows of pixels, ld apart. */
+static const float *planes_in(const images *im, const char *from, int64_t plane, int64_t run, float *buffer,
+                              int64_t *ld) {
+    const int64_t size = (int64_t)pd_dtype_size(im->t);
+    *ld = im->t == PD_F32 ? plane : RUN;
+    if (im->t == PD_F32) return (const float *)(const void *)from;
+    for (int c = 0; c < LANES; c++) load_f32(im->t, from + c * plane * size, 0, run, buffer + c * RUN);
+    return buffer;
+}
+
+/* Rows [h, h + count) of image n, from column -left on: to[count][width][C]; zeros outside of the image. */
+static void rows_in(const images *im, int64_t n, int64_t h, int64_t count, int64_t left, int64_t width, float *to) {
+    const int64_t C = im->C, begin = most(h, 0), end = least(h + count, im->H), right = width - left - im->W;
+    for (int64_t i = 0; i < count; i++) {
+        float *row = to + i * width * C;
+        if (h + i < begin || h + i >= end) {
+            memset(row, 0, (size_t)(width * C) * sizeof *row);
+            continue;
+        }
+        memset(row, 0, (size_t)(left * C) * sizeof *row);
+        if (right > 0) memset(row + (left + im->W) * C, 0, (size_t)(right * C) * sizeof *row);
+        if (!im->nhwc) continue;
+        if (im->t == PD_F32) memcpy(row + left * C, pixel(im, n, 0, h + i, 0), (size_t)(im->W * C) * sizeof *row);
+        else load_f32(im->t, pixel(im, n, 0, h + i, 0), 0, im->W * C, row + left * C);
+    }
+    if (im->nhwc || end <= begin) return;
+    const int64_t plane = im->H * im->W, pixels = (end - begin) * im->W;
+    float buffer[LANES * RUN], turned[LANES * LANES];
+    for (int64_t p0 = 0; p0 < pixels; p0 += RUN) {
+        const int64_t run = least(RUN, pixels - p0);
+        for (int64_t c = 0; c < C; c += LANES) {
+            int64_t ld, p = 0;
+            const float *x = planes_in(im, pixel(im, n, c, begin, 0) + p0 * (int64_t)pd_dtype_size(im->t), plane, run,
+                                       buffer, &ld);
+            for (; p < run; p += LANES) {
+                const int64_t w = least(LANES, run - p);
+                if (w == LANES) transpose_f32(x + p, ld, turned, LANES);
+                else
+                    for (int64_t i = 0; i < w * LANES; i++) turned[i] = x[i % LANES * ld + p + i / LANES];
+                int64_t row = (p0 + p) / im->W, column = (p0 + p) % im->W;
+                for (int64_t i = 0; i < w; i++) {
+                    set(to + ((begin - h + row) * width + left + column) * C + c, get(turned + i * LANES));
+                    if (++column == im->W) column = 0, row++;
+                }
+            }
+        }
+    }
+}
+
+/* Rows [h, h + count) of image n from rows[..][width][C], as far as the image reaches. */
+static void rows_out(const images *im, int64_t n, int64_t h, int64_t count, int64_t width, float *rows) {
+    const int64_t C = im->C, plane = im->H * im->W, size = (int64_t)pd_dtype_size(im->t);
+    count = least(count, im->H - h);
+    if (im->nhwc) {
+        for (int64_t i = 0; i < count; i++)
+            if (im->t == PD_F32)
+                memcpy(pixel(im, n, 0, h + i, 0), rows + i * width * C, (size_t)(im->W * C) * sizeof *rows);
+            else put_f32(im->t, pixel(im, n, 0, h + i, 0), 0, im->W * C, rows + i * width * C);
+        return;
+    }
+    float buffer[LANES * RUN], turned[LANES * LANES];
+    for (int64_t p0 = 0; p0 < count * im->W; p0 += RUN) {
+        const int64_t run = least(RUN, count * im->W - p0);
+        for (int64_t c = 0; c < C; c += LANES) {
+            char *to = pixel(im, n, c, h, 0) + p0 * size;
+            const bool own = im->t == PD_F32;
+            float *y = own ? (float *)(void *)to : buffer;
+            const int64_t ld = own ? plane : RUN;
+            for (int64_t p = 0; p < run; p += LANES) {
+                const int64_t w = least(LANES, run - p);
+                int64_t row = (p0 + p) / im->W, column = (p0 + p) % im->W;
+                for (int64_t i = 0; i < w; i++) {
+                    set(turned + i * LANES, get(rows + (row * width + column) * C + c));
+                    if (++column == im->W) column = 0, row++;
+                }
+                if (w == LANES) transpose_f32(turned, LANES, y + p, ld);
+                else
+                    for (int64_t i = 0; i < w * LANES; i++) y[i % LANES * ld + p + i / LANES] = turned[i];
+            }
+            for (int i = 0; i < LANES && !own; i++) put_f32(im->t, to + i * plane * size, 0, run, buffer + i * RUN);
+        }
+    }
+}
+
+/* ---- transforms ---------------------------------------------------------------------------------------------------- */
+
+/* A column of B^T d: pixels d, `row` apart. */
+PD_INLINE void column(const float *d, int64_t row, vec t[4]) {
+    vec d0 = get(d), d1 = get(d + row), d2 = get(d + 2 * row), d3 = get(d + 3 * row);
+    t[0] = d0 - d2, t[1] = d1 + d2, t[2] = d2 - d1, t[3] = d1 - d3;
+}
+
+/* V[place][tile] = B^T d B of the tiles of a row, whose pixels d begin at rows[4][width][C]. */
+static void inputs(const float *rows, int64_t width, int64_t C, int64_t tiles, float *V, int64_t place, int64_t ld) {
+    for (int64_t c = 0; c < C; c += LANES) {
+        vec a[4], b[4], next[4], last[4]; /* B^T d of the four columns; two of them serve the next tile */
+        const float *d = rows + c;
+        float *v = V + c;
+        column(d, width * C, a);
+        column(d + C, width * C, b);
+        for (int64_t i = 0; i < tiles; i++, v += ld) {
+            d += 2 * C;
+            column(d, width * C, next);
+            column(d + C, width * C, last);
+#pragma GCC unroll 4
+            for (int r = 0; r < 4; r++) {
+                float *to = v + r * 4 * place;
+                set(to, a[r] - next[r]);
+                set(to + place, b[r] + next[r]);
+                set(to + 2 * place, next[r] - b[r]);
+                set(to + 3 * place, b[r] - last[r]);
+                a[r] = next[r], b[r] = last[r];
+            }
+        }
+    }
+}
+
+/* rows[2][width][K] = A^T m A + bias of the tiles of a row, m = M[place][tile][K]. */
+static void outputs(const float *M, int64_t place, int64_t ld, int64_t K, int64_t tiles, const float *bias, float *rows,
+                    int64_t width) {
+    for (int64_t i = 0; i < tiles; i++)
+        for (int64_t k = 0; k < K; k += LANES) {
+            const float *m = M + i * ld + k;
+            float *y = rows + 2 * i * K + k;
+            vec s[2][4], b = bias ? get(bias + k) : (vec){0};
+#pragma GCC unroll 4
+            for (int j = 0; j < 4; j++) {
+                vec m0 = get(m + j * place), m1 = get(m + (4 + j) * place), m2 = get(m + (8 + j) * place),
+                    m3 = get(m + (12 + j) * place);
+                s[0][j] = m0 + m1 + m2, s[1][j] = m1 - m2 - m3;
+            }
+            for (int r = 0; r < 2; r++, y += width * K) {
+                set(y, s[r][0] + s[r][1] + s[r][2] + b);
+                set(y + K, s[r][1] - s[r][2] - s[r][3] + b);
+            }
+        }
+}
+
+/* Panels of A g A^T of the tiles of a row, g = rows[2][width][K]: to[place][K / NR][tile of `all`][NR]. */
+static void gradients(const float *rows, int64_t width, int64_t K, int64_t tiles, int64_t all, float *to,
+                      int64_t place) {
+    for (int64_t i = 0; i < tiles; i++)
+        for (int64_t k = 0; k < K; k += LANES) {
+            const float *g = rows + 2 * i * K + k;
+            float *v = to + (k / NR * all + i) * NR + k % NR;
+            vec t[4][2];
+            for (int j = 0; j < 2; j++) {
+                vec g0 = get(g + j * K), g1 = get(g + (width + j) * K);
+                t[0][j] = g0, t[1][j] = g0 + g1, t[2][j] = g0 - g1, t[3][j] = -g1;
+            }
+#pragma GCC unroll 4
+            for (int r = 0; r < 4; r++, v += 4 * place) {
+                set(v, t[r][0]);
+                set(v + place, t[r][0] + t[r][1]);
+                set(v + 2 * place, t[r][0] - t[r][1]);
+                set(v + 3 * place, -t[r][1]);
+            }
+        }
+}
+
+/* ---- filters ------------------------------------------------------------------------------------------------------- */
+
+typedef float filters[9][LANES][LANES]; /* [tap][one][other]: a square of filters, vectors along k or along c */
+
+/* The filters of LANES k and c, from k and c on. along_k: vectors along k. */
+static void filters_in(const pd_conv *s, const void *w, int64_t k, int64_t c, bool along_k, filters g) {
+    const int64_t C = s->C, taps = 9;
+    float buffer[9 * LANES * LANES], turned[9 * LANES * LANES];
+    if (s->w_nhwc) { /* [k][tap][c] */
+        for (int64_t i = 0; i < LANES; i++)
+            for (int64_t t = 0; t < taps; t++) {
+                float *one = buffer + (t * LANES + i) * LANES;
+                set(one, get(load_f32(s->t, w, ((k + i) * taps + t) * C + c, LANES, one)));
+            }
+        for (int64_t t = 0; t < taps; t++)
+            if (along_k) transpose_f32(buffer + t * LANES * LANES, LANES, g[t][0], LANES);
+            else memcpy(g[t], buffer + t * LANES * LANES, sizeof g[t]);
+        return;
+    }
+    const bool own = s->t == PD_F32; /* [k][c][tap] */
+    const float *from = own ? (const float *)w + (k * C + c) * taps : buffer;
+    const int64_t ld = own ? C * taps : taps * LANES;
+    for (int64_t i = 0; i < LANES && !own; i++)
+        load_f32(s->t, w, ((k + i) * C + c) * taps, taps * LANES, buffer + i * taps * LANES);
+    for (int64_t j = 0; j < taps; j++) transpose_f32(from + j * LANES, ld, turned + j * LANES * LANES, LANES);
+    for (int64_t t = 0; t < taps; t++)
+        if (!along_k) transpose_f32(turned + t * LANES, taps * LANES, g[t][0], LANES);
+        else
+            for (int64_t i = 0; i < LANES; i++) set(g[t][i], get(turned + (i * taps + t) * LANES));
+}
+
+/* The inverse, vectors along k. */
+static void filters_out(const pd_conv *s, void *w, int64_t k, int64_t c, filters g) {
+    const int64_t C = s->C, taps = 9;
+    float buffer[9 * LANES * LANES], turned[9 * LANES * LANES];
+    if (s->w_nhwc) {
+        for (int64_t t = 0; t < taps; t++) {
+            transpose_f32(g[t][0], LANES, turned, LANES);
+            for (int64_t i = 0; i < LANES; i++) {
+                const int64_t at = ((k + i) * taps + t) * C + c;
+                if (s->t == PD_F32) set((float *)w + at, get(turned + i * LANES));
+                else put_f32(s->t, w, at, LANES, turned + i * LANES);
+            }
+        }
+        return;
+    }
+    for (int64_t t = 0; t < taps; t++)
+        for (int64_t i = 0; i < LANES; i++) set(turned + (i * taps + t) * LANES, get(g[t][i]));
+    const bool own = s->t == PD_F32;
+    float *to = own ? (float *)w + (k * C + c) * taps : buffer;
+    const int64_t ld = own ? C * taps : taps * LANES;
+    for (int64_t j = 0; j < taps; j++) transpose_f32(turned + j * LANES * LANES, LANES, to + j * LANES, ld);
+    for (int64_t i = 0; i < LANES && !own; i++)
+        put_f32(s->t, w, ((k + i) * C + c) * taps, taps * LANES, buffer + i * taps * LANES);
+}
+
+/* u[place] = G g G^T, of vectors. */
+static void filter_transform(const vec g[9], vec u[PLACES]) {
+    vec t[4][3], half = pd_vf_set(0.5f);
+    for (int j = 0; j < 3; j++) {
+        vec sum = half * (g[j] + g[6 + j]), mid = half * g[3 + j];
+        t[0][j] = g[j], t[1][j] = sum + mid, t[2][j] = sum - mid, t[3][j] = g[6 + j];
+    }
+    for (int r = 0; r < 4; r++) {
+        vec sum = half * (t[r][0] + t[r][2]), mid = half * t[r][1];
+        u[4 * r] = t[r][0], u[4 * r + 1] = sum + mid, u[4 * r + 2] = sum - mid, u[4 * r + 3] = t[r][2];
+    }
+}
+/* g = G^T u G. */
+static void filter_gather(const vec u[PLACES], vec g[9]) {
+    vec t[3][4], half = pd_vf_set(0.5f);
+    for (int j = 0; j < 4; j++) {
+        vec sum = half * (u[4 + j] + u[8 + j]), gap = half * (u[4 + j] - u[8 + j]);
+        t[0][j] = u[j] + sum, t[1][j] = gap, t[2][j] = sum + u[12 + j];
+    }
+    for (int r = 0; r < 3; r++) {
+        vec sum = half * (t[r][1] + t[r][2]), gap = half * (t[r][1] - t[r][2]);
+        g[3 * r] = t[r][0] + sum, g[3 * r + 1] = gap, g[3 * r + 2] = sum + t[r][3];
+    }
+}
+
+/* ---- forward, and the gradient of the input ------------------------------------------------------------------------ */
+
+typedef struct plane { /* one convolution of images: from, to, padding, rows of tiles */
+    const pd_conv *c;
+    images from, to;
+    int64_t top, left, across, down, rows; /* tiles of a row; rows of an image; of all images */
+    const void *w;
+    bool turned; /* the gradient of the input: filters turned, K to C */
+    const float *bias;
+    float *U; /* [place][to.C / NR][from.C][NR] */
+    char *slots;
+    int64_t slot, count, units; /* bytes and number of slots; units of work */
+} plane;
+
+static images of_x(const pd_conv *c, const void *x) {
+    return (images){c->t, c->C, c->H, c->W, c->x_nhwc, (char *)(uintptr_t)x};
+}
+static images of_y(const pd_conv *c, const void *y) {
+    return (images){c->t, c->K, c->P, c->Q, c->y_nhwc, (char *)(uintptr_t)y};
+}
+
+static plane plane_of(const pd_conv *c, bool turned, const void *from, void *to) {
+    plane p = {.c = c, .turned = turned, .from = turned ? of_y(c, from) : of_x(c, from),
+               .to = turned ? of_x(c, to) : of_y(c, to), .top = c->padding[0], .left = c->padding[1]};
+    if (turned) p.top = 2 - p.top, p.left = 2 - p.left;
+    p.across = (p.to.W + 1) / 2, p.down = (p.to.H + 1) / 2, p.rows = c->N * p.down;
+    p.count = pd_threads_get();
+    p.units = up((p.rows + most(TILES / p.across, 1) - 1) / most(TILES / p.across, 1), p.count);
+    if (p.units > p.rows) p.units = p.rows;
+    return p;
+}
+
+/* A slot: [rows | V | M | what the tiles give]. */
+typedef struct parts { int64_t tiles, rows, v_ld, m_ld, v, m, out, bytes; } parts;
+static parts parts_of(const plane *p) {
+    const int64_t band = (p->rows + p->units - 1) / p->units, C = p->from.C, K = p->to.C;
+    parts s = {.tiles = band * p->across, .v_ld = C + LANES, .m_ld = K + LANES};
+    s.rows = up((2 * band + 2) * (2 * p->across + 2) * C, 16);
+    s.v = up(PLACES * s.tiles * s.v_ld, 16), s.m = up(PLACES * s.tiles * s.m_ld, 16);
+    s.out = up(4 * p->across * K * band, 16);
+    s.bytes = (s.rows + s.v + s.m + s.out) * (int64_t)sizeof(float);
+    return s;
+}
+static int64_t filters_bytes(int64_t C, int64_t K) { return PLACES * C * up(K, NR) * (int64_t)sizeof(float); }
+
+static void make_filters(void *ctx, int64_t begin, int64_t end) {
+    const plane *p = ctx;
+    const int64_t C = p->from.C, K = p->to.C, place = C * up(K, NR);
+    filters g;
+    for (int64_t b = begin; b < end; b++) { /* LANES of the result's channels */
+        float *to = p->U + b * LANES / NR * C * NR + b * LANES % NR;
+        for (int64_t c0 = 0; c0 < C; c0 += LANES) {
+            if (p->turned) filters_in(p->c, p->w, c0, b * LANES, false, g);
+            else filters_in(p->c, p->w, b * LANES, c0, true, g);
+            for (int64_t i = 0; i < LANES; i++) {
+                vec taps[9], u[PLACES];
+                for (int t = 0; t < 9; t++) taps[t] = get(g[p->turned ? 8 - t : t][i]);
+                filter_transform(taps, u);
+                for (int t = 0; t < PLACES; t++) set(to + t * place + (c0 + i) * NR, u[t]);
+            }
+        }
+    }
+}
+
+/* M[place] = V[place] U[place]. */
+static void products(const plane *p, const parts *s, int64_t tiles, const float *V, float *M) {
+    const int64_t C = p->from.C, K = p->to.C, panels = (tiles + MR - 1) / MR;
+    for (int64_t place = 0; place < PLACES; place++)
+        for (int64_t k = 0; k < K; k += NR) {
+            tile_f32 t = {.K = C, .a_ld = s->v_ld, .b_row = NR, .c_row = s->m_ld, .n = least(NR, K - k),
+                          .B = p->U + (place * up(K, NR) + k) * C};
+            const micro_fn_f32 *micro = micros_f32[0][t.n > LANES];
+            for (int64_t i = 0; i < panels; i++) {
+                const int64_t first = tiles * i / panels, m = tiles * (i + 1) / panels - first;
+                t.A = V + (place * s->tiles + first) * s->v_ld;
+                t.C = M + (place * s->tiles + first) * s->m_ld + k;
+                micro[m](&t);
+            }
+        }
+}
+
+static void run_units(void *ctx, int64_t begin, int64_t end) {
+    const plane *p = ctx;
+    const parts s = parts_of(p);
+    const int64_t C = p->from.C, K = p->to.C, width = 2 * p->across + 2, wide = 2 * p->across;
+    for (int64_t slot = begin; slot < end; slot++) {
+        float *rows = (float *)(void *)(p->slots + slot * p->slot), *V = rows + s.rows, *M = V + s.v, *out = M + s.m;
+        for (int64_t u = p->units * slot / p->count; u < p->units * (slot + 1) / p->count; u++) {
+            const int64_t first = p->rows * u / p->units, last = p->rows * (u + 1) / p->units;
+            int64_t row = first;
+            while (row < last) { /* the part in one image */
+                const int64_t n = row / p->down, y = row % p->down, some = least(last - row, p->down - y);
+                rows_in(&p->from, n, 2 * y - p->top, 2 * some + 2, p->left, width, rows);
+                for (int64_t i = 0; i < some; i++)
+                    inputs(rows + 2 * i * width * C, width, C, p->across, V + (row - first + i) * p->across * s.v_ld,
+                           s.tiles * s.v_ld, s.v_ld);
+                row += some;
+            }
+            products(p, &s, (last - first) * p->across, V, M);
+            for (row = first; row < last;) {
+                const int64_t n = row / p->down, y = row % p->down, some = least(last - row, p->down - y);
+                for (int64_t i = 0; i < some; i++)
+                    outputs(M + (row - first + i) * p->across * s.m_ld, s.tiles * s.m_ld, s.m_ld, K, p->across, p->bias,
+                            out + 2 * i * wide * K, wide);
+                rows_out(&p->to, n, 2 * y, 2 * some, wide, out);
+                row += some;
+            }
+        }
+    }
+}
+
+/* [bias | U | slots] */
+static size_t plane_scratch(const pd_conv *c, bool turned) {
+    plane p = plane_of(c, turned, NULL, NULL);
+    parts s = parts_of(&p);
+    return (size_t)(up(c->K * 4, 64) + filters_bytes(p.from.C, p.to.C) + p.count * s.bytes);
+}
+static void plane_run(plane *p, const void *w, const void *bias, char *scratch) {
+    const pd_conv *c = p->c;
+    if (bias) p->bias = load_f32(c->t, bias, 0, c->K, (float *)(void *)scratch);
+    p->w = w;
+    p->U = (float *)(void *)(scratch + up(c->K * 4, 64));
+    p->slots = (char *)p->U + filters_bytes(p->from.C, p->to.C);
+    p->slot = parts_of(p).bytes;
+    pd_parallel(p->to.C / LANES, 1 + PD_GRAIN / (p->from.C * LANES * PLACES), make_filters, p);
+    pd_parallel(p->count, 1, run_units, p);
+}
+
+static void forward(const pd_conv *c, const void *x, const void *w, const void *bias, void *y, void *scratch) {
+    plane p = plane_of(c, false, x, y);
+    plane_run(&p, w, bias, scratch);
+}
+static void grad_input(const pd_conv *c, const void *gy, const void *w, void *gx, void *scratch) {
+    plane p = plane_of(c, true, gy, gx);
+    plane_run(&p, w, NULL, scratch);
+}
+
+/* ---- the gradient of the weights ----------------------------------------------------------------------------------- */
+
+typedef struct weights {
+    const pd_conv *c;
+    images x, gy;
+    int64_t across, down, rows, block; /* as in a plane; rows of a block */
+    int64_t first, some;               /* rows of this block */
+    int64_t v_ld, cuts;                /* cuts: parts of C that a place's products are made in */
+    void *gw;
+    float *V, *D, *U; /* V[place][tile][v_ld], D[place][K / NR][tile][NR], U[place][C][K] */
+    char *slots;
+    int64_t slot;
+} weights;
+
+static weights weights_of(const pd_conv *c, const void *gy, const void *x) {
+    weights s = {.c = c, .x = of_x(c, x), .gy = of_y(c, gy), .across = (c->Q + 1) / 2, .down = (c->P + 1) / 2};
+    s.rows = c->N * s.down, s.v_ld = c->C + LANES, s.cuts = most(c->C / 64, 1);
+    s.block = least(s.rows, most(1, most(BLOCK / (PLACES * (c->C + c->K)), BLOCK_TILES) / s.across));
+    s.slot = up(4 * (2 * s.across + 2) * most(c->C, c->K) * (int64_t)sizeof(float), 64);
+    return s;
+}
+static int64_t v_numbers(const weights *s) { return up(PLACES * s->block * s->across * s->v_ld, 16); }
+static int64_t d_numbers(const weights *s) { return up(PLACES * s->block * s->across * up(s->c->K, NR), 16); }
+static int64_t u_numbers(const weights *s) { return PLACES * s->c->C * s->c->K; }
+
+/* V and D of rows [begin, end) of the block. */
+static void transform_rows(void *ctx, int64_t begin, int64_t end) {
+    const weights *s = ctx;
+    const pd_conv *c = s->c;
+    const int64_t tiles = s->some * s->across, width = 2 * s->across + 2, wide = 2 * s->across;
+    for (int64_t i = begin; i < end; i++) {
+        float *rows = (float *)(void *)(s->slots + i * s->slot);
+        const int64_t n = (s->first + i) / s->down, y = (s->first + i) % s->down;
+        rows_in(&s->x, n, 2 * y - c->padding[0], 4, c->padding[1], width, rows);
+        inputs(rows, width, c->C, s->across, s->V + i * s->across * s->v_ld, tiles * s->v_ld, s->v_ld);
+        rows_in(&s->gy, n, 2 * y, 2, 0, wide, rows);
+        gradients(rows, wide, c->K, s->across, tiles, s->D + i * s->across * NR, tiles * up(c->K, NR));
+    }
+}
+
+/* U[place] += V[place]^T D[place], of parts [begin, end) of (place, a cut of C). */
+static void add_products(void *ctx, int64_t begin, int64_t end) {
+    const weights *s = ctx;
+    const int64_t C = s->c->C, K = s->c->K, tiles = s->some * s->across;
+    for (int64_t part = begin; part < end; part++) {
+        const int64_t place = part / s->cuts, cut = part % s->cuts, c0 = C * cut / s->cuts,
+                      channels = C * (cut + 1) / s->cuts - c0, panels = (channels + MR - 1) / MR;
+        for (int64_t k = 0; k < K; k += NR) {
+            tile_f32 t = {.K = tiles, .a_ld = s->v_ld, .b_row = NR, .c_row = K, .n = least(NR, K - k),
+                          .add = s->first > 0, .B = s->D + (place * up(K, NR) + k) * tiles};
+            const micro_fn_f32 *micro = micros_f32[1][t.n > LANES];
+            for (int64_t i = 0; i < panels; i++) {
+                const int64_t first = c0 + channels * i / panels, m = c0 + channels * (i + 1) / panels - first;
+                t.A = s->V + place * tiles * s->v_ld + first;
+                t.C = s->U + (place * C + first) * K + k;
+                micro[m](&t);
+            }
+        }
+    }
+}
+
+/* gw of LANES k each. */
+static void gather_filters(void *ctx, int64_t begin, int64_t end) {
+    const weights *s = ctx;
+    const int64_t C = s->c->C, K = s->c->K;
+    filters out;
+    for (int64_t k = begin * LANES; k < end * LANES; k += LANES)
+        for (int64_t c = 0; c < C; c += LANES) {
+            for (int64_t i = 0; i < LANES; i++) {
+                vec u[PLACES], g[9];
+                for (int p = 0; p < PLACES; p++) u[p] = get(s->U + (p * C + c + i) * K + k);
+                filter_gather(u, g);
+                for (int t = 0; t < 9; t++) set(out[t][i], g[t]);
+            }
+            filters_out(s->c, s->gw, k, c, out);
+        }
+}
+
+/* [V | D | U | a slot for each row of a block] */
+static size_t weights_scratch(const pd_conv *c) {
+    weights s = weights_of(c, NULL, NULL);
+    return (size_t)(v_numbers(&s) + d_numbers(&s) + u_numbers(&s)) * sizeof(float) + (size_t)(s.block * s.slot);
+}
+
+static void grad_weight(const pd_conv *c, const void *gy, const void *x, void *gw, void *scratch) {
+    weights s = weights_of(c, gy, x);
+    s.gw = gw;
+    s.V = scratch, s.D = s.V + v_numbers(&s), s.U = s.D + d_numbers(&s), s.slots = (char *)(s.U + u_numbers(&s));
+    for (s.first = 0; s.first < s.rows; s.first += s.some) {
+        s.some = least(s.block, s.rows - s.first);
+        pd_parallel(s.some, (s.some + 15) / 16, transform_rows, &s);
+        pd_parallel(PLACES * s.cuts, 1, add_products, &s);
+    }
+    pd_parallel(c->K / LANES, 1 + PD_GRAIN / (c->C * LANES * PLACES), gather_filters, &s);
+}
+
+static size_t scratch_of(const pd_conv *c) {
+    size_t forward = plane_scratch(c, false), input = plane_scratch(c, true), weight = weights_scratch(c);
+    size_t larger = forward > input ? forward : input;
+    return larger > weight ? larger : weight;
+}
+
+const pd_winograd PD_SUFFIXED(pd_winograd) = {scratch_of, forward, grad_input, grad_weight};
