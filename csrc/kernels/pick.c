@@ -45,7 +45,7 @@ pd_status pd_gemm_run(const pd_gemm *c, const void *A, const void *B, const void
     return PD_OK;
 }
 
-/* From so many tiles on making the filters pays. oneDNN's products of bf16 are faster than these, which are in float. */
+/* From so many tiles on making the filters pays. oneDNN's products of bf16 are faster than these, in float. */
 #define WINOGRAD_TILES 64
 #define WINOGRAD_CHANNELS 16 /* the vectors of all instruction sets */
 const pd_winograd *pd_winograd_of(const pd_conv *c) {

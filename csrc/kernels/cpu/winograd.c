@@ -1,6 +1,6 @@
 /* Convolutions of 3 x 3, stride 1, by Winograd's minimal filtering, F(2 x 2, 3 x 3) (Lavin and Gray, "Fast Algorithms
-   for Convolutional Neural Networks", 2015). A tile is 2 x 2 results and the 4 x 4 inputs that they see; for each of its
-   16 places one product over the channels:
+   for Convolutional Neural Networks", 2015). A tile is 2 x 2 results and the 4 x 4 inputs that they see; for each of
+   its 16 places one product over the channels:
 
        forward       y = A^T [ (G w G^T) * (B^T x B) ] A             * : [tiles, C] x [C, K], place by place
        grad_input    the same on gy, with the filters turned by 180 degrees and C, K exchanged
@@ -10,9 +10,9 @@
    definition within a small factor.
 
    Rows of tiles are the unit of work: their input goes into `rows`, channels last in float with zeros around it, from
-   there as V[place][tile][channel] into the products M[place][tile][K], and from those into y. What a tile gives does not
-   depend on the rows that it was worked with, nor on the thread. The weights' sums run over blocks of rows that the shape
-   alone chooses: all threads make V and A gy A^T of a block, then each adds its places' products. */
+   there as V[place][tile][channel] into the products M[place][tile][K], and from those into y. What a tile gives does
+   not depend on the rows that it was worked with, nor on the thread. The weights' sums run over blocks of rows that the
+   shape alone chooses: all threads make V and A gy A^T of a block, then each adds its places' products. */
 #include "kernels/cpu/winograd.h"
 
 #include "kernels/cpu/real.h"
@@ -23,10 +23,10 @@
 
 #define LANES PD_LANES_F
 #define PLACES 16
-#define TILES 48           /* of a unit of work: V and M of 64 channels stay in a second-level cache */
-#define BLOCK (1 << 20)    /* numbers of V and A gy A^T of a block */
-#define BLOCK_TILES 128    /* at least: so often are all sums of the weights read and written */
-#define RUN 256            /* pixels that change their layout at a time */
+#define TILES 48        /* of a unit of work: V and M of 64 channels stay in a second-level cache */
+#define BLOCK (1 << 20) /* numbers of V and A gy A^T of a block */
+#define BLOCK_TILES 128 /* at least: so often are all sums of the weights read and written */
+#define RUN 256         /* pixels that change their layout at a time */
 
 typedef pd_vf vec;
 PD_INLINE vec get(const float *p) { return pd_vf_load(p); }
@@ -47,7 +47,7 @@ static char *pixel(const images *im, int64_t n, int64_t c, int64_t h, int64_t w)
     return im->at + i * (int64_t)pd_dtype_size(im->t);
 }
 
-/* ---- between images and rows of pixels, channels last, in float --------------------------------------------------- */
+/* ---- between images and rows of pixels, channels last, in float ------------------------------------------------ */
 
 /* LANES channels of `run` pixels that follow each other in planes `plane` apart: float rows of pixels, ld apart. */
 static const float *planes_in(const images *im, const char *from, int64_t plane, int64_t run, float *buffer,
@@ -71,8 +71,10 @@ static void rows_in(const images *im, int64_t n, int64_t h, int64_t count, int64
         memset(row, 0, (size_t)(left * C) * sizeof *row);
         if (right > 0) memset(row + (left + im->W) * C, 0, (size_t)(right * C) * sizeof *row);
         if (!im->nhwc) continue;
-        if (im->t == PD_F32) memcpy(row + left * C, pixel(im, n, 0, h + i, 0), (size_t)(im->W * C) * sizeof *row);
-        else load_f32(im->t, pixel(im, n, 0, h + i, 0), 0, im->W * C, row + left * C);
+        if (im->t == PD_F32)
+            memcpy(row + left * C, pixel(im, n, 0, h + i, 0), (size_t)(im->W * C) * sizeof *row);
+        else
+            load_f32(im->t, pixel(im, n, 0, h + i, 0), 0, im->W * C, row + left * C);
     }
     if (im->nhwc || end <= begin) return;
     const int64_t plane = im->H * im->W, pixels = (end - begin) * im->W;
@@ -81,11 +83,12 @@ static void rows_in(const images *im, int64_t n, int64_t h, int64_t count, int64
         const int64_t run = least(RUN, pixels - p0);
         for (int64_t c = 0; c < C; c += LANES) {
             int64_t ld, p = 0;
-            const float *x = planes_in(im, pixel(im, n, c, begin, 0) + p0 * (int64_t)pd_dtype_size(im->t), plane, run,
-                                       buffer, &ld);
+            const float *x =
+                planes_in(im, pixel(im, n, c, begin, 0) + p0 * (int64_t)pd_dtype_size(im->t), plane, run, buffer, &ld);
             for (; p < run; p += LANES) {
                 const int64_t w = least(LANES, run - p);
-                if (w == LANES) transpose_f32(x + p, ld, turned, LANES);
+                if (w == LANES)
+                    transpose_f32(x + p, ld, turned, LANES);
                 else
                     for (int64_t i = 0; i < w * LANES; i++) turned[i] = x[i % LANES * ld + p + i / LANES];
                 int64_t row = (p0 + p) / im->W, column = (p0 + p) % im->W;
@@ -106,7 +109,8 @@ static void rows_out(const images *im, int64_t n, int64_t h, int64_t count, int6
         for (int64_t i = 0; i < count; i++)
             if (im->t == PD_F32)
                 memcpy(pixel(im, n, 0, h + i, 0), rows + i * width * C, (size_t)(im->W * C) * sizeof *rows);
-            else put_f32(im->t, pixel(im, n, 0, h + i, 0), 0, im->W * C, rows + i * width * C);
+            else
+                put_f32(im->t, pixel(im, n, 0, h + i, 0), 0, im->W * C, rows + i * width * C);
         return;
     }
     float buffer[LANES * RUN], turned[LANES * LANES];
@@ -124,7 +128,8 @@ static void rows_out(const images *im, int64_t n, int64_t h, int64_t count, int6
                     set(turned + i * LANES, get(rows + (row * width + column) * C + c));
                     if (++column == im->W) column = 0, row++;
                 }
-                if (w == LANES) transpose_f32(turned, LANES, y + p, ld);
+                if (w == LANES)
+                    transpose_f32(turned, LANES, y + p, ld);
                 else
                     for (int64_t i = 0; i < w * LANES; i++) y[i % LANES * ld + p + i / LANES] = turned[i];
             }
@@ -133,7 +138,7 @@ static void rows_out(const images *im, int64_t n, int64_t h, int64_t count, int6
     }
 }
 
-/* ---- transforms ---------------------------------------------------------------------------------------------------- */
+/* ---- transforms ------------------------------------------------------------------------------------------------ */
 
 /* A column of B^T d: pixels d, `row` apart. */
 PD_INLINE void column(const float *d, int64_t row, vec t[4]) {
@@ -209,7 +214,7 @@ static void gradients(const float *rows, int64_t width, int64_t K, int64_t tiles
         }
 }
 
-/* ---- filters ------------------------------------------------------------------------------------------------------- */
+/* ---- filters --------------------------------------------------------------------------------------------------- */
 
 typedef float filters[9][LANES][LANES]; /* [tap][one][other]: a square of filters, vectors along k or along c */
 
@@ -224,8 +229,10 @@ static void filters_in(const pd_conv *s, const void *w, int64_t k, int64_t c, bo
                 set(one, get(load_f32(s->t, w, ((k + i) * taps + t) * C + c, LANES, one)));
             }
         for (int64_t t = 0; t < taps; t++)
-            if (along_k) transpose_f32(buffer + t * LANES * LANES, LANES, g[t][0], LANES);
-            else memcpy(g[t], buffer + t * LANES * LANES, sizeof g[t]);
+            if (along_k)
+                transpose_f32(buffer + t * LANES * LANES, LANES, g[t][0], LANES);
+            else
+                memcpy(g[t], buffer + t * LANES * LANES, sizeof g[t]);
         return;
     }
     const bool own = s->t == PD_F32; /* [k][c][tap] */
@@ -235,7 +242,8 @@ static void filters_in(const pd_conv *s, const void *w, int64_t k, int64_t c, bo
         load_f32(s->t, w, ((k + i) * C + c) * taps, taps * LANES, buffer + i * taps * LANES);
     for (int64_t j = 0; j < taps; j++) transpose_f32(from + j * LANES, ld, turned + j * LANES * LANES, LANES);
     for (int64_t t = 0; t < taps; t++)
-        if (!along_k) transpose_f32(turned + t * LANES, taps * LANES, g[t][0], LANES);
+        if (!along_k)
+            transpose_f32(turned + t * LANES, taps * LANES, g[t][0], LANES);
         else
             for (int64_t i = 0; i < LANES; i++) set(g[t][i], get(turned + (i * taps + t) * LANES));
 }
@@ -249,8 +257,10 @@ static void filters_out(const pd_conv *s, void *w, int64_t k, int64_t c, filters
             transpose_f32(g[t][0], LANES, turned, LANES);
             for (int64_t i = 0; i < LANES; i++) {
                 const int64_t at = ((k + i) * taps + t) * C + c;
-                if (s->t == PD_F32) set((float *)w + at, get(turned + i * LANES));
-                else put_f32(s->t, w, at, LANES, turned + i * LANES);
+                if (s->t == PD_F32)
+                    set((float *)w + at, get(turned + i * LANES));
+                else
+                    put_f32(s->t, w, at, LANES, turned + i * LANES);
             }
         }
         return;
@@ -290,7 +300,7 @@ static void filter_gather(const vec u[PLACES], vec g[9]) {
     }
 }
 
-/* ---- forward, and the gradient of the input ------------------------------------------------------------------------ */
+/* ---- forward, and the gradient of the input -------------------------------------------------------------------- */
 
 typedef struct plane { /* one convolution of images: from, to, padding, rows of tiles */
     const pd_conv *c;
@@ -312,8 +322,12 @@ static images of_y(const pd_conv *c, const void *y) {
 }
 
 static plane plane_of(const pd_conv *c, bool turned, const void *from, void *to) {
-    plane p = {.c = c, .turned = turned, .from = turned ? of_y(c, from) : of_x(c, from),
-               .to = turned ? of_x(c, to) : of_y(c, to), .top = c->padding[0], .left = c->padding[1]};
+    plane p = {.c = c,
+               .turned = turned,
+               .from = turned ? of_y(c, from) : of_x(c, from),
+               .to = turned ? of_x(c, to) : of_y(c, to),
+               .top = c->padding[0],
+               .left = c->padding[1]};
     if (turned) p.top = 2 - p.top, p.left = 2 - p.left;
     p.across = (p.to.W + 1) / 2, p.down = (p.to.H + 1) / 2, p.rows = c->N * p.down;
     p.count = pd_threads_get();
@@ -323,7 +337,9 @@ static plane plane_of(const pd_conv *c, bool turned, const void *from, void *to)
 }
 
 /* A slot: [rows | V | M | what the tiles give]. */
-typedef struct parts { int64_t tiles, rows, v_ld, m_ld, v, m, out, bytes; } parts;
+typedef struct parts {
+    int64_t tiles, rows, v_ld, m_ld, v, m, out, bytes;
+} parts;
 static parts parts_of(const plane *p) {
     const int64_t band = (p->rows + p->units - 1) / p->units, C = p->from.C, K = p->to.C;
     parts s = {.tiles = band * p->across, .v_ld = C + LANES, .m_ld = K + LANES};
@@ -342,8 +358,10 @@ static void make_filters(void *ctx, int64_t begin, int64_t end) {
     for (int64_t b = begin; b < end; b++) { /* LANES of the result's channels */
         float *to = p->U + b * LANES / NR * C * NR + b * LANES % NR;
         for (int64_t c0 = 0; c0 < C; c0 += LANES) {
-            if (p->turned) filters_in(p->c, p->w, c0, b * LANES, false, g);
-            else filters_in(p->c, p->w, b * LANES, c0, true, g);
+            if (p->turned)
+                filters_in(p->c, p->w, c0, b * LANES, false, g);
+            else
+                filters_in(p->c, p->w, b * LANES, c0, true, g);
             for (int64_t i = 0; i < LANES; i++) {
                 vec taps[9], u[PLACES];
                 for (int t = 0; t < 9; t++) taps[t] = get(g[p->turned ? 8 - t : t][i]);
@@ -359,7 +377,11 @@ static void products(const plane *p, const parts *s, int64_t tiles, const float 
     const int64_t C = p->from.C, K = p->to.C, panels = (tiles + MR - 1) / MR;
     for (int64_t place = 0; place < PLACES; place++)
         for (int64_t k = 0; k < K; k += NR) {
-            tile_f32 t = {.K = C, .a_ld = s->v_ld, .b_row = NR, .c_row = s->m_ld, .n = least(NR, K - k),
+            tile_f32 t = {.K = C,
+                          .a_ld = s->v_ld,
+                          .b_row = NR,
+                          .c_row = s->m_ld,
+                          .n = least(NR, K - k),
                           .B = p->U + (place * up(K, NR) + k) * C};
             const micro_fn_f32 *micro = micros_f32[0][t.n > LANES];
             for (int64_t i = 0; i < panels; i++) {
@@ -427,7 +449,7 @@ static void grad_input(const pd_conv *c, const void *gy, const void *w, void *gx
     plane_run(&p, w, NULL, scratch);
 }
 
-/* ---- the gradient of the weights ----------------------------------------------------------------------------------- */
+/* ---- the gradient of the weights ------------------------------------------------------------------------------- */
 
 typedef struct weights {
     const pd_conv *c;
@@ -475,8 +497,13 @@ static void add_products(void *ctx, int64_t begin, int64_t end) {
         const int64_t place = part / s->cuts, cut = part % s->cuts, c0 = C * cut / s->cuts,
                       channels = C * (cut + 1) / s->cuts - c0, panels = (channels + MR - 1) / MR;
         for (int64_t k = 0; k < K; k += NR) {
-            tile_f32 t = {.K = tiles, .a_ld = s->v_ld, .b_row = NR, .c_row = K, .n = least(NR, K - k),
-                          .add = s->first > 0, .B = s->D + (place * up(K, NR) + k) * tiles};
+            tile_f32 t = {.K = tiles,
+                          .a_ld = s->v_ld,
+                          .b_row = NR,
+                          .c_row = K,
+                          .n = least(NR, K - k),
+                          .add = s->first > 0,
+                          .B = s->D + (place * up(K, NR) + k) * tiles};
             const micro_fn_f32 *micro = micros_f32[1][t.n > LANES];
             for (int64_t i = 0; i < panels; i++) {
                 const int64_t first = c0 + channels * i / panels, m = c0 + channels * (i + 1) / panels - first;
