@@ -15,7 +15,8 @@ enum {
     LOOK = 16 /* blocks of a bin that may be too small, before a larger bin is taken */
 };
 
-/* A stream that uses a block beside its own; once the block is freed, the event after which it does not. */
+/* A stream that uses a block beside its own; once the block is freed or the stream gone, the event after which it does
+   not. */
 typedef struct use {
     void *stream, *event;
     struct use *next;
@@ -254,16 +255,30 @@ static block **find_used(pd_cache *c, const void *p) {
     return at;
 }
 
+static void note(pd_cache *c, use *u) {
+    if (u->event || !(c->lib->event_new(&u->event, false) || c->lib->event_record(u->event, u->stream))) return;
+    c->lib->failed();
+    c->lib->wait(); /* the hard way */
+}
+
+void pd_cache_forget(pd_cache *c, void *stream) {
+    pthread_mutex_lock(&c->lock);
+    for (int k = 0; k < BUCKETS; k++)
+        for (block *b = c->used[k]; b; b = b->next)
+            for (use *u = b->uses; u; u = u->next) {
+                if (u->stream != stream) continue;
+                note(c, u);
+                u->stream = NULL; /* another one may get its place */
+            }
+    pthread_mutex_unlock(&c->lock);
+}
+
 void pd_cache_free(pd_cache *c, void *p) {
     pthread_mutex_lock(&c->lock);
     block **at = find_used(c, p), *b = *at;
     *at = b->next;
     c->stats.allocated -= (int64_t)b->bytes;
-    for (use *u = b->uses; u; u = u->next)
-        if (c->lib->event_new(&u->event, false) || c->lib->event_record(u->event, u->stream)) {
-            c->lib->failed();
-            c->lib->wait(); /* the hard way */
-        }
+    for (use *u = b->uses; u; u = u->next) note(c, u);
     if (is_idle(c, b)) let_go(b);
     else {
         b->next = c->waiting;
@@ -278,7 +293,7 @@ pd_status pd_cache_record(pd_cache *c, const void *p, void *stream) {
     pthread_mutex_lock(&c->lock);
     block *b = *find_used(c, p);
     bool known = !b || b->arena->stream == stream;
-    for (use *k = b ? b->uses : NULL; k; k = k->next) known = known || k->stream == stream;
+    for (use *k = b ? b->uses : NULL; k; k = k->next) known = known || (k->stream == stream && !k->event);
     if (!known && !(status = pd_calloc(sizeof *u, "record_stream", &u))) {
         *u = (use){.stream = stream, .next = b->uses};
         b->uses = u;

@@ -23,6 +23,8 @@ pd_status pd_cache_alloc(pd_cache *c, void *stream, size_t bytes, void **out);
 void pd_cache_free(pd_cache *c, void *p);
 /* Work that `stream` has been given by the time p is freed uses p, too: its memory waits for it. */
 pd_status pd_cache_record(pd_cache *c, const void *p, void *stream);
+/* The stream is about to go: what waits for it waits for the work that it has now. */
+void pd_cache_forget(pd_cache *c, void *stream);
 
 /* Memory of a graph: from begin to end, what `stream` asks for comes from a pool of its own, to which it goes back, and
    which nobody else uses while the pool lives: the graph writes there whenever it is launched. *pool 0: a new one.

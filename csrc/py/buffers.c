@@ -7,6 +7,7 @@
 
 #include <string.h>
 
+#include "device/cuda.h"
 #include "py/comm_impl.h"
 
 /* The items of a list, or the tensor itself as the only one; borrowed from b->keep. */
@@ -184,7 +185,19 @@ pd_status pd_py_buffer_done(pd_py_buffer *b) {
     return b->staged && (b->use & PD_PY_OUT) ? copy_parts(b, true) : PD_OK;
 }
 
+/* The current stream goes on after the collective: whoever gets the memory next, in whatever stream it was made, does
+   so after this one. */
+static void hold_for_stream(const pd_py_buffer *b) {
+    PyObject *const *items;
+    const pd_device *d = b->device;
+    if (!d || d->kind != PD_DEVICE_CUDA || !b->keep || pd_cuda_capturing(d)) return;
+    for (int i = 0, n = items_of(b, &items); i < n; i++)
+        if (pd_py_record_stream(pd_py_tensor(items[i]), pd_cuda_stream(d))) pd_cuda_wait(d, "wait"); /* the hard way */
+    if (b->staged && pd_py_record_stream(b->staged, pd_cuda_stream(d))) pd_cuda_wait(d, "wait");
+}
+
 void pd_py_buffer_drop(pd_py_buffer *b) {
+    hold_for_stream(b);
     PyBuffer_Release(&b->view);
     Py_CLEAR(b->keep);
     pd_tensor_release(b->staged);

@@ -107,6 +107,16 @@ F(cuda_stream_new) {
     PD_PY_TRY(pd_cuda_result("Stream", pd_cuda_open()->stream_new(&stream, priority)));
     return number(stream);
 }
+F(cuda_stream_free) {
+    int index;
+    unsigned long long stream;
+    const pd_device *d;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "iK:Stream", &index, &stream) || !(d = at("Stream", index))) return NULL;
+    pd_cache_forget(pd_cuda_cache(d), pointer(stream));
+    PD_PY_TRY(pd_cuda_result("Stream", pd_cuda_open()->stream_free(pointer(stream))));
+    Py_RETURN_NONE;
+}
 F(cuda_stream) {
     INDEX("current_stream");
     return number(pd_cuda_stream(d));
@@ -166,7 +176,6 @@ F(cuda_event_between) {
         PD_PY_TRY(pd_cuda_result(text, pd_cuda_open()->call(pointer(a), &done))); \
         return PyBool_FromLong(done);                                       \
     }
-ON1(cuda_stream_free, "Stream", stream_free, false)
 ON1(cuda_stream_wait, "Stream.synchronize", stream_wait, true)
 DONE(cuda_stream_done, "Stream.query", stream_done)
 ON2(cuda_stream_after, "Stream.wait_event", stream_after)
@@ -177,6 +186,12 @@ DONE(cuda_event_done, "Event.query", event_done)
 ON2(cuda_graph_launch, "CUDAGraph.replay", graph_launch)
 ON1(cuda_graph_free, "CUDAGraph", graph_free, false)
 
+pd_status pd_py_record_stream(const pd_tensor *t, void *stream) {
+    const pd_device *d = t->storage->device;
+    if (d->kind != PD_DEVICE_CUDA || t->storage->drop) return PD_OK;
+    return pd_cache_record(pd_cuda_cache(d), t->storage->data, stream);
+}
+
 F(cuda_record) {
     PyObject *o;
     unsigned long long stream;
@@ -185,8 +200,7 @@ F(cuda_record) {
     if (!PyArg_ParseTuple(args, "OK:record_stream", &o, &stream) ||
         !(t = pd_py_expect_tensor(o, "record_stream", "input")))
         return NULL;
-    if (t->storage->device->kind == PD_DEVICE_CUDA && !t->storage->drop)
-        PD_PY_TRY(pd_cache_record(pd_cuda_cache(t->storage->device), t->storage->data, pointer(stream)));
+    PD_PY_TRY(pd_py_record_stream(t, pointer(stream)));
     Py_RETURN_NONE;
 }
 
@@ -290,7 +304,7 @@ static PyMethodDef functions[] = {
     ROW(cuda_reset_most, "cuda_reset_most(index=-1)\n\nThe largest values begin anew."),
     ROW(cuda_free_memory, "cuda_free_memory(index=-1)\n\n(free, total) bytes of the device."),
     ROW(cuda_stream_new, "cuda_stream_new(index, priority)\n\nA stream."),
-    ROW(cuda_stream_free, "cuda_stream_free(stream)\n\nGives it back."),
+    ROW(cuda_stream_free, "cuda_stream_free(index, stream)\n\nGives it back."),
     ROW(cuda_stream, "cuda_stream(index=-1)\n\nThis thread's current stream of a device."),
     ROW(cuda_set_stream, "cuda_set_stream(index, stream)\n\nMakes it that."),
     ROW(cuda_stream_wait, "cuda_stream_wait(stream)\n\nWaits for its work."),

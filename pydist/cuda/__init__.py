@@ -319,7 +319,7 @@ class Stream:
 
     def __del__(self):
         if getattr(self, "_own", False):
-            _C.cuda_stream_free(self.cuda_stream)  # CUDA lets its work finish first
+            _C.cuda_stream_free(self.device_index, self.cuda_stream)  # CUDA lets its work finish first
 
     def record_event(self, event=None):
         event = Event() if event is None else event
