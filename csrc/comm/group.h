@@ -20,10 +20,12 @@
 
 #include "comm/identity.h"
 #include "comm/link.h"
+#include "device/device.h"
 
 typedef struct pd_group pd_group;
 typedef struct pd_segment pd_segment;
 typedef struct pd_work pd_work;
+typedef struct pd_group_memory pd_group_memory;
 
 typedef struct pd_group_options {
     double timeout;   /* seconds a wait for a live peer may take; 0: PYDIST_TIMEOUT */
@@ -129,5 +131,12 @@ void *pd_segment_ptr(const pd_segment *s); /* [borrowed from s] page-aligned; ne
 size_t pd_segment_bytes(const pd_segment *s);
 void pd_segment_retain(pd_segment *s);
 void pd_segment_release(pd_segment *s);
+
+/* [new] Memory of GPU d that NCCL has made and that g's communicator registers, for what is reduced again and again.
+   Any error: NCCL has none to give. It may outlive the group. */
+pd_status pd_group_memory_new(pd_group *g, const pd_device *d, size_t bytes, pd_group_memory **out);
+void *pd_group_memory_ptr(const pd_group_memory *m);
+void pd_group_memory_retain(pd_group_memory *m);
+void pd_group_memory_release(pd_group_memory *m); /* waits for the device */
 
 #endif

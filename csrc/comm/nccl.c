@@ -13,8 +13,7 @@
 
 pd_status pd_nccl_on_device(const pd_nccl *c) { return c->device->enter(c->device); }
 
-/* peer -1: of the whole group. */
-static pd_status new(const char *op, pd_group *g, const pd_device *device, int peer, pd_nccl **out) {
+pd_status pd_nccl_new(const char *op, pd_group *g, const pd_device *device, int peer, pd_nccl **out) {
     const pd_nccl_library *lib;
     pd_nccl *c;
     PD_TRY(pd_nccl_open(op, &lib));
@@ -148,7 +147,7 @@ static pd_status begin(pd_nccl *c, pd_work *w) {
 
 pd_status pd_nccl_begin(pd_group *g, pd_work *w) {
     PD_TRY(pd_nccl_fits(w));
-    if (!g->nccl) PD_TRY(new(pd_collective_names[w->id.coll], g, w->device, -1, &g->nccl));
+    if (!g->nccl) PD_TRY(pd_nccl_new(pd_collective_names[w->id.coll], g, w->device, -1, &g->nccl));
     return begin(g->nccl, w);
 }
 
@@ -223,7 +222,7 @@ pd_status pd_nccl_launch(pd_group *g, pd_work *w) { return launch(g->nccl, w, NU
 pd_status pd_nccl_messages(pd_group *g, pd_work *w, const pd_batch *b) {
     if (!g->pairs) PD_TRY(pd_calloc((size_t)g->size * sizeof *g->pairs, "group", &g->pairs));
     pd_nccl **c = &g->pairs[b->peer];
-    if (!*c) PD_TRY(new(pd_collective_names[w->id.coll], g, w->device, b->peer, c));
+    if (!*c) PD_TRY(pd_nccl_new(pd_collective_names[w->id.coll], g, w->device, b->peer, c));
     PD_TRY(begin(*c, w));
     return launch(*c, w, b);
 }

@@ -93,6 +93,7 @@ pd_status pd_nccl_connect(pd_nccl *c, const pd_work *w) {
     pthread_mutex_unlock(&c->use);
     PD_TRY(settle(c, w, result));
     c->connected = true;
+    pd_nccl_register(c);
     return c->rank ? PD_OK : pd_store_delete(g->link, key, &there); /* all ranks have read it */
 }
 

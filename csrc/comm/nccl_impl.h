@@ -1,5 +1,5 @@
-/* The inside of a communicator, for nccl.c (its life, launches in order), nccl_calls.c (what NCCL is asked) and
-   nccl_watch.c (looking at what is under way, and the end). */
+/* The inside of a communicator, for nccl.c (its life, launches in order), nccl_calls.c (what NCCL is asked),
+   nccl_memory.c (registered memory) and nccl_watch.c (looking at what is under way, and the end). */
 #ifndef PD_COMM_NCCL_IMPL_H
 #define PD_COMM_NCCL_IMPL_H
 
@@ -35,6 +35,7 @@ struct pd_nccl {
     void *stream, *on;     /* on: this one, or in a capture the caller's */
     pthread_mutex_t use;   /* of comm: taken for each call of NCCL, none of which blocks */
     void *comm;            /* NULL: not there yet, or ended */
+    pd_group_memory *memory; /* under `use`, too */
     pthread_mutex_t lock;  /* of the rest */
     pthread_cond_t news;
     pd_launch *first, **last;
@@ -53,6 +54,8 @@ struct pd_nccl {
 };
 
 /* nccl.c */
+/* Not connected yet. peer -1: of the whole group. */
+pd_status pd_nccl_new(const char *op, pd_group *g, const pd_device *device, int peer, pd_nccl **out);
 void pd_nccl_release(pd_nccl *c);
 pd_status pd_nccl_on_device(const pd_nccl *c); /* the calling thread's CUDA calls go to the communicator's device */
 
@@ -64,6 +67,10 @@ pd_status pd_nccl_connect(pd_nccl *c, const pd_work *w);
 /* Puts the collective, or the batch (not NULL), on c->stream. */
 pd_status pd_nccl_issue(pd_nccl *c, const pd_work *w, const pd_batch *b);
 void pd_nccl_scalar(pd_dtype t, double value, char *out); /* of a floating dtype; out: room for 8 bytes */
+
+/* nccl_memory.c */
+void pd_nccl_register(pd_nccl *c);                 /* what the communicator has not got yet */
+void pd_nccl_deregister(pd_nccl *c, void *comm);   /* all of it, before comm's end; NULL: it was aborted. Under `use` */
 
 /* nccl_watch.c */
 /* What NCCL's result means, in the words of the control plane where that knows better. */

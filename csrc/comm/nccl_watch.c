@@ -52,6 +52,7 @@ static void *end_comm(void *arg, bool gently) {
     pthread_mutex_lock(&c->use);
     void *comm = c->comm;
     c->comm = NULL; /* nobody else uses it from here on */
+    pd_nccl_deregister(c, gently ? comm : NULL);
     pthread_mutex_unlock(&c->use);
     if (comm && !pd_nccl_on_device(c)) {
         int result = gently ? lib->CommFinalize(comm) : PD_NCCL_OK;

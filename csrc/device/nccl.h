@@ -41,6 +41,10 @@ typedef struct pd_nccl_config { /* ncclConfig_t as of 2.18 */
     F(int, CommFinalize, (void *comm))                                                                            \
     F(int, CommDestroy, (void *comm))                                                                             \
     F(int, CommAbort, (void *comm))                                                                               \
+    F(int, MemAlloc, (void **out, size_t bytes))                                                                  \
+    F(int, MemFree, (void *p))                                                                                    \
+    F(int, CommRegister, (void *comm, void *p, size_t bytes, void **handle))                                      \
+    F(int, CommDeregister, (void *comm, void *handle))                                                            \
     F(int, GroupStart, (void))                                                                                    \
     F(int, GroupEnd, (void))                                                                                      \
     F(int, RedOpCreatePreMulSum, (int *op, void *scalar, int dtype, int residence, void *comm))                   \

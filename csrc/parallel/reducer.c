@@ -5,6 +5,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "base/flags.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "device/cuda.h"
@@ -39,6 +40,8 @@ struct pd_reducer {
     int n;
     slot *slots;          /* by parameter */
     bucket *buckets;
+    pd_group_memory *flat; /* NULL, or what all buckets lie in */
+    size_t flat_used;
     int next;             /* the bucket that starts next */
     int64_t flags_at;     /* elements: where the used flags lie in the last bucket */
     char *flags;          /* these, or what the host has of a GPU's */
@@ -384,15 +387,46 @@ pd_status pd_reducer_set_divisor(pd_reducer *r, double divisor) {
 
 /* ---- making ------------------------------------------------------------------------------------------------------ */
 
-static void drop_segment(void *segment) { pd_segment_release(segment); }
+#define APART ((size_t)512) /* buckets in one piece of memory begin at multiples of it */
 
-/* The bucket's memory as storage that its views share; zeros. */
-static pd_status make_memory(pd_reducer *r, bucket *own, int64_t numel, pd_dtype t) {
-    size_t bytes = (size_t)numel * pd_dtype_size(t);
-    if (!on_host(r)) {
+static void drop_segment(void *segment) { pd_segment_release(segment); }
+static void drop_flat(void *flat) { pd_group_memory_release(flat); }
+
+static size_t bucket_bytes(const pd_reducer *r, int b) {
+    const pd_bucket_span *span = &r->layout.buckets[b];
+    int64_t extra = b == r->layout.nbuckets - 1 ? r->n : 0;
+    return (size_t)(span->numel + extra) * pd_dtype_size(span->dtype);
+}
+
+/* Where NCCL has no such memory, buckets get that of tensors. */
+static void make_flat(pd_reducer *r) {
+    size_t bytes = 0;
+    if (on_host(r) || !pd_flags_get()->REGISTER) return;
+    for (int b = 0; b < r->layout.nbuckets; b++) bytes += (bucket_bytes(r, b) + APART - 1) / APART * APART;
+    if (pd_group_memory_new(r->group, r->device, bytes, &r->flat))
+        pd_log(PD_LOG_WARN, "DistributedDataParallel: buckets are not registered: %s", pd_error_get()->text);
+}
+
+static pd_status make_on_device(pd_reducer *r, bucket *own, size_t bytes) {
+    if (!r->flat) {
         PD_TRY(pd_storage_new(r->device, bytes, &own->storage));
         own->data = own->storage->data;
-        return clear(r, own->data, numel, t);
+        return PD_OK;
+    }
+    own->data = (char *)pd_group_memory_ptr(r->flat) + r->flat_used;
+    PD_TRY(pd_storage_foreign(r->device, own->data, bytes, drop_flat, r->flat, &own->storage));
+    pd_group_memory_retain(r->flat); /* the storage's */
+    r->flat_used += (bytes + APART - 1) / APART * APART;
+    return PD_OK;
+}
+
+/* The bucket's memory as storage that its views share; zeros. */
+static pd_status make_memory(pd_reducer *r, int b) {
+    bucket *own = &r->buckets[b];
+    size_t bytes = bucket_bytes(r, b);
+    if (!on_host(r)) {
+        PD_TRY(make_on_device(r, own, bytes));
+        return clear(r, own->data, (int64_t)bytes, PD_U8);
     }
     PD_TRY(pd_group_segment_new(r->group, bytes, &own->segment));
     own->data = pd_segment_ptr(own->segment);
@@ -403,8 +437,7 @@ static pd_status make_memory(pd_reducer *r, bucket *own, int64_t numel, pd_dtype
 
 static pd_status make_bucket(pd_reducer *r, int b) {
     const pd_bucket_span *span = &r->layout.buckets[b];
-    int64_t extra = b == r->layout.nbuckets - 1 ? r->n : 0;
-    PD_TRY(make_memory(r, &r->buckets[b], span->numel + extra, span->dtype));
+    PD_TRY(make_memory(r, b));
     pd_storage *storage = r->buckets[b].storage;
     pd_status status = PD_OK;
     for (int k = span->first; k < span->first + span->count && !status; k++) {
@@ -473,6 +506,7 @@ static pd_status build(pd_reducer *r, size_t first, size_t cap) {
     r->flags_at = r->layout.buckets[r->layout.nbuckets - 1].numel;
     PD_TRY(pd_calloc(sizeof *r->buckets * (size_t)r->layout.nbuckets, "reducer", &r->buckets));
     if (pd_group_size(r->group) == 1) return PD_OK; /* nothing to average: gradients stay where the engine puts them */
+    make_flat(r);
     for (int b = 0; b < r->layout.nbuckets; b++) {
         PD_TRY(make_bucket(r, b));
         r->times.bytes += r->layout.buckets[b].numel * (int64_t)pd_dtype_size(r->layout.buckets[b].dtype);
@@ -519,6 +553,7 @@ static void destroy(pd_reducer *r) {
         if (r->buckets[b].storage) pd_storage_release(r->buckets[b].storage);
         if (r->buckets[b].segment) pd_segment_release(r->buckets[b].segment);
     }
+    pd_group_memory_release(r->flat);
     if (!on_host(r)) pd_free(r->flags);
     pd_layout_fini(&r->layout);
     pd_group_release(r->group);

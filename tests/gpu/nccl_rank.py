@@ -1,5 +1,6 @@
 """A rank of test_gpu_nccl.py: `nccl_rank.py SCENARIO ...`. Its last line says what happened, as JSON."""
 
+import ctypes
 import json
 import os
 import signal
@@ -7,12 +8,17 @@ import sys
 import threading
 import time
 
-if "FAKE_NCCL_FOLDER" not in os.environ:  # several ranks on one GPU: each says that it is another host
-    os.environ.update(
-        NCCL_HOSTID=f"pydist-host{os.environ['RANK']}", NCCL_IB_DISABLE="1", NCCL_SOCKET_IFNAME="lo", NCCL_P2P_DISABLE="1", NCCL_SHM_DISABLE="1",
-        NCCL_NVLS_ENABLE="0", NCCL_MIN_NCHANNELS="1", NCCL_MAX_NCHANNELS="2", NCCL_ALGO="Ring", NCCL_PROTO="Simple", NCCL_MNNVL_ENABLE="0",
-        NCCL_NET="Socket", NCCL_NET_GDR_LEVEL="LOC", NCCL_RAS_ENABLE="0", CUDA_MODULE_LOADING="EAGER",
-    )  # fmt: skip
+# How ranks share a GPU; read by NCCL when it is opened.
+SHARING = {
+    "apart": {},  # they do not
+    "hosts": {  # each says that it is another host: sockets alone, any version
+        "NCCL_HOSTID": f"pydist-host{os.environ['RANK']}", "NCCL_IB_DISABLE": "1", "NCCL_SOCKET_IFNAME": "lo", "NCCL_P2P_DISABLE": "1",
+        "NCCL_SHM_DISABLE": "1", "NCCL_MIN_NCHANNELS": "1", "NCCL_MAX_NCHANNELS": "2", "NCCL_ALGO": "Ring", "NCCL_PROTO": "Simple",
+        "NCCL_MNNVL_ENABLE": "0", "NCCL_NET": "Socket",
+    },
+    "ranks": {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_MAX_CTAS": "4"},  # NCCL's own way from 2.30 on, for two of them
+}  # fmt: skip
+os.environ.update(SHARING[os.environ["SHARING"]], NCCL_NVLS_ENABLE="0", NCCL_NET_GDR_LEVEL="LOC", NCCL_RAS_ENABLE="0", CUDA_MODULE_LOADING="EAGER")
 
 import pydist
 from pydist import distributed as dist
@@ -20,6 +26,7 @@ from pydist import nn
 from pydist.distributed.algorithms.ddp_comm_hooks import default_hooks
 from pydist.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, batched_powerSGD_hook, powerSGD_hook
 
+EMULATED = "FAKE_NCCL_FOLDER" in os.environ
 FLOATS = ("float32", "float64", "float16", "bfloat16")
 BY_DTYPE = {**{name: ("SUM", "AVG", "PRODUCT", "MIN", "MAX") for name in FLOATS}, "int32": ("SUM", "MIN", "MAX", "PRODUCT"), "int64": ("SUM", "MAX"),
             "uint8": ("SUM", "MAX"), "bool": ("SUM", "BAND")}  # fmt: skip
@@ -92,6 +99,36 @@ def collectives():
     dist.barrier()
     record = dist.flight_record()
     assert "all_reduce(float32[4] on cuda, SUM) at nccl_rank.py:" in record, record
+    return "same"
+
+
+def other_streams():
+    """A tensor of one stream, reduced and let go in another: its memory is not given away before that stream is through."""
+    side = pydist.cuda.Stream()
+    for asynchronous in (False, True):
+        x = pydist.ones(5000, device="cuda")
+        side.wait_stream(pydist.cuda.current_stream())
+        with pydist.cuda.stream(side):
+            work = dist.all_reduce(x, async_op=asynchronous)
+            if EMULATED:  # where a stream's byte says that it hangs
+                ctypes.memset(side.cuda_stream, 1, 1)
+            if work is not None:
+                work.wait()
+        place = x.data_ptr()
+        del x, work
+        others = [pydist.zeros(5000, device="cuda") for _ in range(4)]
+        if EMULATED:
+            assert place not in [other.data_ptr() for other in others], asynchronous
+            ctypes.memset(side.cuda_stream, 0, 1)
+            again = [pydist.zeros(5000, device="cuda") for _ in range(4)]
+            assert place in [other.data_ptr() for other in again], asynchronous
+        pydist.cuda.synchronize()
+        assert [other.abs().sum().item() for other in others] == [0.0] * 4
+    x = pydist.ones(10, device="cuda")
+    with pydist.cuda.stream(side):
+        dist.all_reduce(x)
+    del side  # before the memory that waits for it
+    del x
     return "same"
 
 

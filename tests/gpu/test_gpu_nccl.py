@@ -1,5 +1,5 @@
-"""Collectives and DistributedDataParallel on GPUs, two and three ranks: with NCCL where there is a GPU, all of them on it if it is the
-only one, and on the emulator with tests/fakes/nccl.c, which shows what happens around NCCL and nothing about NCCL itself."""
+"""Collectives and DistributedDataParallel on GPUs, two and three ranks: with NCCL where there is a GPU, all of them on it if there are
+fewer than ranks (nccl_rank.py says how), and on the emulator with tests/fakes/nccl.c, which shows what happens around NCCL and nothing about NCCL itself."""
 
 import json
 import os
@@ -37,10 +37,11 @@ def fake(tmp_path_factory):
     return {"PYDIST_NCCL": str(folder / "libnccl.so"), "FAKE_NCCL_FOLDER": str(folder)}
 
 
-def ranks(fake, scenario, world=2, fault="", expect=None, **env):
+def ranks(fake, scenario, world=2, fault="", expect=None, sharing=None, **env):
     """What the ranks say, by rank, and all output."""
+    sharing = sharing or ("apart" if not EMULATED and pydist.cuda.device_count() >= world else "hosts")
     command = [sys.executable, "-m", "pydist.run", "--nproc-per-node", str(world), "--on-failure", "keep", str(RANK), *scenario.split()]
-    env = {**os.environ, **fake, "FAKE_NCCL": fault, "OMP_NUM_THREADS": "1", **env}
+    env = {**os.environ, **fake, "FAKE_NCCL": fault, "SHARING": sharing, "OMP_NUM_THREADS": "1", **env}
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=LIMIT)
     said = [json.loads(line.partition("SAID ")[2]) for line in done.stdout.splitlines() if "SAID " in line]
     assert len(said) == (world if expect is None else expect), done.stdout + done.stderr
@@ -57,6 +58,19 @@ def test_collectives_give_what_the_cpus_do(fake, world):
 def test_training_is_that_of_one_process(fake, world):
     said, _ = ranks(fake, "ddp", world)
     assert [one["said"] for one in said.values()] == ["same"] * world
+
+
+def test_buckets_in_registered_memory(fake):
+    said, output = ranks(fake, "ddp", PYDIST_REGISTER="1")
+    assert [one["said"] for one in said.values()] == ["same"] * 2
+    assert "buckets are not registered" not in output
+    if EMULATED:
+        assert output.count("FAKE: registered with 2") == output.count("FAKE: freed") == 2, output
+
+
+def test_memory_waits_for_the_stream_that_waited(fake):
+    said, _ = ranks(fake, "other_streams")
+    assert [one["said"] for one in said.values()] == ["same"] * 2
 
 
 @pytest.mark.parametrize("world", [2, 3])
@@ -102,6 +116,15 @@ def test_batches_that_differ_are_named(fake, scenario, text):
         assert one["said"].startswith("CommMismatch: ") and text in one["said"], one
 
 
+@pytest.mark.parametrize("scenario", ["collectives", "ddp", "graphs warm"])
+def test_two_ranks_on_a_gpu_by_nccls_own_way(fake, scenario):
+    """NCCL_MULTI_RANK_GPU_ENABLE: peer-to-peer between two ranks on one device, as sockets are not."""
+    if not EMULATED and (pydist._C.nccl_version() < 23000 or pydist.cuda.device_count() > 1):
+        pytest.skip("needs NCCL 2.30 or newer and a single GPU: NOT tested")
+    said, _ = ranks(fake, scenario, fault="0 version 23007", sharing="ranks")
+    assert [one["said"] for one in said.values()] == ["same"] * 2
+
+
 def test_a_world_of_one_needs_no_nccl():
     x = pydist.arange(6).float().cuda()
     for op, factor in (("sum", 1), ("avg", 1), (dist._make_nccl_premul_sum(0.5), 0.5)):
@@ -133,9 +156,12 @@ def test_the_death_of_a_rank_ends_the_others_within_5_s(fake):
         assert one["seconds"] < 5.2 + (0 if EMULATED else 5), output
 
 
-def test_survivors_go_on_with_the_step(fake):
-    said, output = ranks(fake, "survive", 3, expect=2)
+@pytest.mark.parametrize("registered", ["0", "1"])
+def test_survivors_go_on_with_the_step(fake, registered):
+    said, output = ranks(fake, "survive", 3, expect=2, PYDIST_REGISTER=registered)
     assert [one["said"] for one in said.values()] == ["same"] * 2, output
+    if EMULATED:
+        assert output.count("FAKE: registered with 2") == output.count("FAKE: freed") // 2 == 2 * int(registered), output
 
 
 with_fake = pytest.mark.skipif(not EMULATED, reason="faults of NCCL are the fake's")
