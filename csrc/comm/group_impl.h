@@ -1,5 +1,5 @@
-/* The inside of a group, for group.c (life), collectives.c, queue.c (how they run), gate.c (waiting), poison.c
-   (failure), segment.c. */
+/* The inside of a group, for group.c (life), collectives.c, rounds.c (how one runs), queue.c, gate.c (waiting),
+   poison.c (failure), segment.c. */
 #ifndef PD_COMM_GROUP_IMPL_H
 #define PD_COMM_GROUP_IMPL_H
 
@@ -141,6 +141,10 @@ pd_status pd_group_mismatch(pd_group *g, const pd_work *w);
 void pd_group_tell(pd_group *g, const pd_error *e); /* the other ranks, that this one has ended the group so */
 /* Poisons the group with the error in this thread's record; `tell`: the others have to be told. Returns that error. */
 pd_status pd_group_fail(pd_group *g, bool tell);
+
+/* rounds.c */
+pd_status pd_rounds_begin(pd_group *g, pd_work *w); /* shows its line on the board */
+pd_status pd_rounds_run(pd_group *g, pd_work *w, bool *done); /* as far as the gates allow */
 
 /* queue.c */
 pd_status pd_group_enter(pd_group *g);

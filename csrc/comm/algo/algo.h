@@ -7,7 +7,7 @@
                 put(k)            own data of piece k               -> own slot
                 mix(k - 1)        the others' slots, own data       -> own share, or the slots (depth 2 only)
 
-   put and give only say what a peer will read: the pipeline (queue.c) copies it to where the peer reads it.
+   put and give only say what a peer will read: the pipeline (rounds.c) copies it to where the peer reads it.
 
    and ends at a gate that opens when all ranks have ended it (group.c). Within a round the moves of all ranks touch
    different halves (take(k - 2) and put(k) the same one, in this order), so one gate per round is enough; after the
