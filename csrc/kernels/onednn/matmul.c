@@ -1,14 +1,15 @@
 #if defined(PD_HAVE_ONEDNN) && PD_HAVE_ONEDNN
 /* float: one primitive on all threads, where A's rows are unit stride and K is not long: there the library does not
-   divide K among threads (measured: the same bits for 1, 2, 3, 4, 8, 16 threads on 60 shapes). Elsewhere the portable
-   product is as fast.
+   divide K among threads (measured: the same bits for 1, 2, 3, 4, 8, 16 threads on 60 shapes).
 
-   bf16, f16: the same where K is short. Elsewhere the library divides K among threads, which changes the order of sums
-   (28 of 339 shapes differed, all with K of 768 or more): C is cut along its longer side into pieces fixed by the
-   shape, one single-thread primitive each, so that what every piece copies anew is the smaller operand. Where C is
-   small and K long, K is cut as well; the products of the pieces are made in float and added as a tree. A piece of
-   columns is written to scratch and copied home: the library is half as fast where rows of C are apart (2048 x 1152 x
-   384 in two: 4.7 ms, whole 2.4). */
+   bf16, f16: the same where K is short.
+
+   Elsewhere the library divides K among threads, which changes the order of sums (bf16: 28 of 339 shapes differed, all
+   with K of 768 or more): C is cut along its longer side into pieces fixed by the shape, one single-thread primitive
+   each, so that what every piece copies anew is the smaller operand. Where C is small and K long, K is cut as well; the
+   products of the pieces are made in float and added as a tree (float: the portable product does that). A piece of
+   columns is written to scratch and copied home where the library is slow with rows of C apart: bf16 (2048 x 1152 x 384
+   in two: 4.7 ms, whole 2.4), and float with B turned (256 x 384 x 3072: 94 GFLOP/s against 108). */
 #include <string.h>
 
 #include "base/mem.h"
@@ -30,6 +31,8 @@ enum { A_, B_, BIAS, C_ };
 #define PIECE_FLOPS 16e6 /* of a batch: 15 us with AMX */
 #define CHUNK 2048       /* elements of K in a piece, at least */
 #define CHUNKS_MAX 16
+#define SIDE_F32 128     /* of a piece of float, at least */
+#define SMALL_F32 64     /* a side of C below which the portable product serves, which cuts K */
 
 /* Below these the portable product is as fast (f32 256 x 256 x 256 on one thread: 158 us against 143). */
 #define FLOPS_F32 20e6
@@ -45,15 +48,34 @@ typedef struct matmul { pd_gemm c; bool bias, partial; } matmul;
 
 static int64_t pieces(int64_t n, int64_t size) { return (n + size - 1) / size; }
 
+/* Whether one primitive would make sums in an order that depends on the number of threads. */
+static bool divides(const pd_gemm *c) {
+    if (c->t == PD_F32) return c->a_col != 1 || c->K >= 4 * (c->M > c->N ? c->M : c->N);
+    return c->batch > 1 || c->K >= SHORT_K || (c->K < THIN_K && c->N > THIN_N);
+}
+
+/* Whether a piece of columns is written to scratch. */
+static bool stands_apart(const pd_gemm *c) { return c->t != PD_F32 || c->b_col != 1; }
+
+/* 2, 4, 8 or 16, of `least` or more: even loads for as many threads. */
+static int64_t even_pieces(int64_t n, int64_t least) {
+    int64_t count = 2;
+    while (count < PIECES && n >= 2 * count * least) count *= 2;
+    return count;
+}
+
 static grid grid_of(const pd_gemm *c) {
     double flops = 2.0 * (double)c->batch * (double)c->M * (double)c->N * (double)c->K;
     grid g = {
         .b = c->batch, .m = c->M, .n = c->N, .k = c->K, .tb = 1, .tm = 1, .tn = 1, .tk = 1, .threads = 1, .tasks = 1};
-    if (c->t == PD_F32 || (c->batch == 1 && c->K < SHORT_K && !(c->K < THIN_K && c->N > THIN_N))) {
+    if (!divides(c)) {
         g.threads = pd_threads_get();
         return g;
     }
-    if (c->batch > 1) {
+    if (c->t == PD_F32) {
+        *(c->M >= c->N || (c->beta && stands_apart(c)) ? &g.tm : &g.tn) =
+            even_pieces(c->M > c->N ? c->M : c->N, SIDE_F32);
+    } else if (c->batch > 1) {
         g.tb = c->batch < 32 ? c->batch : 32;
         if (g.tb > flops / PIECE_FLOPS) g.tb = flops / PIECE_FLOPS < 1 ? 1 : (int64_t)(flops / PIECE_FLOPS);
     } else if (c->K < THIN_K) {
@@ -61,9 +83,8 @@ static grid grid_of(const pd_gemm *c) {
     } else if (c->K >= 2 * CHUNK && c->M * c->N < 2 * SIDE * SIDE) {
         g.tk = c->K / CHUNK < CHUNKS_MAX ? c->K / CHUNK : CHUNKS_MAX;
     } else {
-        int64_t side = c->M > c->N ? c->M : c->N, count = side / SIDE < PIECES ? side / SIDE : PIECES;
-        if (count < 2 && side >= SIDE / 4) count = 2;
-        *(c->M >= c->N || c->beta ? &g.tm : &g.tn) = count > 1 ? count : 1;
+        int64_t side = c->M > c->N ? c->M : c->N;
+        *(c->M >= c->N || c->beta ? &g.tm : &g.tn) = side >= SIDE / 4 ? even_pieces(side, SIDE / 2) : 1;
     }
     g.b = pieces(c->batch, g.tb), g.tb = pieces(c->batch, g.b);
     g.m = (pieces(c->M, g.tm) + 15) / 16 * 16, g.tm = pieces(c->M, g.m);
@@ -128,7 +149,7 @@ static pd_dnn_plan *plan_of(const pd_gemm *c, const grid *g, bool bias, int64_t 
     matmul w = {.c = *c, .bias = bias && g->tk == 1, .partial = g->tk > 1};
     w.c.batch = b, w.c.M = m, w.c.N = n, w.c.K = k;
     if (w.partial) w.c.relu = false, w.c.beta = 0;
-    if (w.partial || g->tn > 1) w.c.c_row = w.partial ? c->N : n;
+    if (w.partial || (g->tn > 1 && stands_apart(c))) w.c.c_row = w.partial ? c->N : n;
     const pd_gemm *d = &w.c;
     pd_dnn_key key = {{1,        g->threads, d->t,       w.bias,     d->relu,   d->beta,  b,
                        m,        n,          k,          d->a_batch, d->a_row,  d->a_col, d->b_batch,
@@ -157,7 +178,7 @@ bool pd_onednn_takes_gemm(const pd_gemm *c, bool bias) {
     if (c->t == PD_F64 || c->batch <= 0 || c->M <= 1 || c->N <= 1 || c->K <= 0) return false;
     double flops = 2.0 * (double)c->M * (double)c->N * (double)c->K;
     if (c->t == PD_BF16 ? flops * (double)c->batch < FLOPS_BF16 : flops < FLOPS_F32) return false;
-    if (c->t == PD_F32 && (c->a_col != 1 || c->K >= 4 * (c->M > c->N ? c->M : c->N))) return false;
+    if (c->t == PD_F32 && divides(c) && (c->batch > 1 || c->M < SMALL_F32 || c->N < SMALL_F32)) return false;
     if (!pd_dnn_serves(c->t)) return false;
     grid g = grid_of(c);
     size_t scratch = 0;
@@ -170,9 +191,9 @@ static int64_t slots_of(const grid *g) {
     return threads < g->tasks ? threads : g->tasks;
 }
 
-/* Of a piece of columns, which is written apart. */
+/* Of a piece of columns that is written apart. */
 static size_t piece_bytes(const pd_gemm *c, const grid *g) {
-    return g->tn > 1 && g->tk == 1 ? up((size_t)(g->m * g->n) * pd_dtype_size(pd_gemm_result(c))) : 0;
+    return g->tn > 1 && g->tk == 1 && stands_apart(c) ? up((size_t)(g->m * g->n) * pd_dtype_size(pd_gemm_result(c))) : 0;
 }
 
 /* [slots of the primitives' scratch and of a piece of columns | partial products, where K is cut] */
