@@ -42,6 +42,15 @@ static int64_t attention_slots(const pd_attention *c, bool grad) {
     return flops < 400e3 || threads < 1 ? 1 : threads; /* a region costs 2 us */
 }
 
+/* Of the n queries from query i on, those that meet the keys before `end` at once: few where causality lets only some
+   of them see all, so that little is computed for nothing; and how many of m keys from k0 on those before `end` see. */
+static int64_t rows_at_once(const pd_attention *c, int64_t i, int64_t n, int64_t end) {
+    return c->causal && i + 1 < end && n > BQ / 2 ? BQ / 2 : n;
+}
+static int64_t keys_seen(const pd_attention *c, int64_t end, int64_t k0, int64_t m) {
+    return c->causal && end - k0 < m ? end - k0 : m;
+}
+
 static int64_t slot_bytes(const pd_attention *c, bool grad);
 static pd_range_fn tasks_of(const pd_attention *c, bool grad);
 
