@@ -193,7 +193,8 @@ static int64_t slots_of(const grid *g) {
 
 /* Of a piece of columns that is written apart. */
 static size_t piece_bytes(const pd_gemm *c, const grid *g) {
-    return g->tn > 1 && g->tk == 1 && stands_apart(c) ? up((size_t)(g->m * g->n) * pd_dtype_size(pd_gemm_result(c))) : 0;
+    bool apart = g->tn > 1 && g->tk == 1 && stands_apart(c);
+    return apart ? up((size_t)(g->m * g->n) * pd_dtype_size(pd_gemm_result(c))) : 0;
 }
 
 /* [slots of the primitives' scratch and of a piece of columns | partial products, where K is cut] */
