@@ -9,6 +9,7 @@
 #ifndef PD_BASE_RNG_H
 #define PD_BASE_RNG_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "base/both.h"
@@ -35,6 +36,20 @@ PD_BOTH pd_philox pd_philox_at(uint64_t seed, uint32_t stream, uint64_t call, ui
 /* [0, 1) with 24 and 53 bits. */
 PD_BOTH float pd_u32_to_f32(uint32_t u) { return (float)(u >> 8) * 0x1p-24f; }
 PD_BOTH double pd_u64_to_f64(uint64_t u) { return (double)(u >> 11) * 0x1p-53; }
+
+/* 32 random bits of an index (lowbias32 of hash-prospector), so that they depend on nothing else. */
+PD_BOTH uint32_t pd_drawn(uint32_t index, uint32_t key) {
+    uint32_t h = index * 0x9e3779b1u + key;
+    h = (h ^ (h >> 16)) * 0x7feb352du;
+    h = (h ^ (h >> 15)) * 0x846ca68bu;
+    return h ^ (h >> 16);
+}
+/* The upper half of a float's bits u, one more or not with the probability of being nearer to that: the expected result
+   is the float. */
+PD_BOTH uint16_t pd_rounded_by(uint32_t u, uint32_t drawn) {
+    bool finite = (u & 0x7f800000u) != 0x7f800000u, nan = (u & 0x7fffffffu) > 0x7f800000u;
+    return (uint16_t)(finite ? (u + (drawn >> 16)) >> 16 : nan ? (u >> 16) | 0x40u : u >> 16);
+}
 
 /* The key of one random op call: copied into the op's attributes so that replay and checkpointing give the same
    draw. */

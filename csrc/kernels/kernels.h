@@ -87,6 +87,10 @@ typedef struct pd_segment_step {
     pd_dtype low_t;
     uint64_t chance;
     const float *skip; /* of a GPU: where it is not 0, nothing changes; NULL: always */
+    /* Of a GPU, and the whole list's: the learning rate, and how many steps there were, this one being one more; NULL:
+       those of the method's numbers, which are not looked at else. */
+    const float *lr;
+    float *step;
 } pd_segment_step;
 typedef struct pd_sgd { double lr, momentum, dampening, weight_decay; bool nesterov, maximize, first; } pd_sgd;
 typedef struct pd_adam {
@@ -102,7 +106,7 @@ typedef struct pd_moments {
     double beta1, beta2, eps, weight_decay, shrink, from_grad, from_mean, root;
     bool adaptive, maximize;
 } pd_moments;
-typedef struct pd_adamax { double step_size, beta1, beta2, eps, weight_decay; bool maximize; } pd_adamax;
+typedef struct pd_adamax { double lr, beta1, beta2, eps, weight_decay; int64_t step; bool maximize; } pd_adamax;
 typedef struct pd_asgd { double eta, lambd, mu, weight_decay; bool maximize; } pd_asgd;
 typedef struct pd_rprop { double eta_minus, eta_plus, step_min, step_max; bool maximize; } pd_rprop;
 typedef struct pd_lion { double lr, beta1, beta2, weight_decay; bool maximize; } pd_lion;

@@ -8,7 +8,7 @@
 #include "base/profile.h"
 #include "ops/ops.h"
 
-static _Thread_local const pd_tensor *unless; /* pd_step_unless */
+static _Thread_local pd_tensor *unless, *from_lr, *from_step; /* pd_step_unless, pd_step_from */
 
 /* Complex numbers are pairs of real ones to all steps, as in PyTorch. */
 static pd_dtype part_of(const pd_tensor *t) { return pd_dtype_part((pd_dtype)t->dtype); }
@@ -30,6 +30,16 @@ static pd_status check_like(const char *op, int64_t i, const char *what, const p
                    pd_dtype_name((pd_dtype)p->dtype), pd_tensor_shape(p));
 }
 
+/* Where the number lies, which must be where the parameter is. */
+static pd_status number_near(const char *op, int64_t i, const pd_tensor *p, pd_tensor *number, const char *what,
+                             void **to) {
+    if (number && number->storage->device != p->storage->device)
+        return pd_fail(PD_E_RUNTIME, "%s: parameter %" PRId64 " is on %s (expected %s, %s)", op, i,
+                       p->storage->device->name, number->storage->device->name, what);
+    if (number) *to = pd_tensor_data(number);
+    return PD_OK;
+}
+
 static pd_status segment(const char *op, const pd_step_lists *l, int64_t i, pd_segment_step *s) {
     pd_tensor *p = l->params[i], *g = p->meta ? p->meta->grad : NULL;
     if (!g) return pd_fail(PD_E_VALUE, "%s: parameter %" PRId64 " has no gradient", op, i);
@@ -49,11 +59,9 @@ static pd_status segment(const char *op, const pd_step_lists *l, int64_t i, pd_s
                        op, i, pd_tensor_shape(p));
     PD_TRY(check_like(op, i, "the gradient", g, p));
     *s = (pd_segment_step){.p = pd_tensor_data(p), .g = pd_tensor_data(g), .n = parts_of(p), .chance = l->chance};
-    if (unless && unless->storage->device == p->storage->device) s->skip = pd_tensor_data(unless);
-    else if (unless)
-        return pd_fail(PD_E_RUNTIME,
-                       "%s: parameter %" PRId64 " is on %s (expected %s, where the scaler found infinities)", op, i,
-                       p->storage->device->name, unless->storage->device->name);
+    PD_TRY(number_near(op, i, p, unless, "where the scaler found infinities", (void **)(uintptr_t)&s->skip));
+    PD_TRY(number_near(op, i, p, from_lr, "as the learning rate", (void **)(uintptr_t)&s->lr));
+    PD_TRY(number_near(op, i, p, from_step, "as the number of steps", (void **)&s->step));
     pd_tensor *const *lists[] = {l->m, l->v, l->w};
     void **to[] = {&s->m, &s->v, &s->w};
     for (int k = 0; k < 3; k++) {
@@ -185,6 +193,15 @@ static pd_status check_number(const char *op, const pd_tensor *t) {
 pd_status pd_step_unless(pd_tensor *t) {
     if (t) PD_TRY(check_number("step_unless", t));
     unless = t;
+    return PD_OK;
+}
+
+pd_status pd_step_from(pd_tensor *lr, pd_tensor *step) {
+    if (lr) PD_TRY(check_number("step_from", lr));
+    if (step) PD_TRY(check_number("step_from", step));
+    if (step) PD_TRY(pd_check_writable("step_from", step));
+    from_lr = lr;
+    from_step = step;
     return PD_OK;
 }
 

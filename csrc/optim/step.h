@@ -15,7 +15,7 @@ typedef struct pd_step_lists {
 } pd_step_lists;
 
 pd_status pd_step_sgd(const pd_step_lists *l, const pd_sgd *c);
-pd_status pd_step_adam(const pd_step_lists *l, const pd_adam *c);       /* step counts from 1, here and in Adagrad */
+pd_status pd_step_adam(const pd_step_lists *l, const pd_adam *c); /* step counts from 1, in Adagrad and Adamax, too */
 pd_status pd_step_adadelta(const pd_step_lists *l, const pd_adadelta *c);
 pd_status pd_step_rmsprop(const pd_step_lists *l,
                           const pd_rmsprop *c); /* m where momentum is not 0, w where centered */
@@ -39,6 +39,9 @@ pd_status pd_unscale(pd_tensor *const *tensors, int64_t count, pd_tensor *by, pd
 /* This thread's steps on a GPU change nothing where t's one element (F32, there) is not 0; NULL: they do. The caller
    keeps t. */
 pd_status pd_step_unless(pd_tensor *t);
+/* This thread's steps on a GPU take the learning rate, and the number of steps so far (to which they add one), from
+   these (one F32 each, there); NULL: from their arguments. The caller keeps them. */
+pd_status pd_step_from(pd_tensor *lr, pd_tensor *step);
 
 /* .grad of each is dropped (set_to_none) or filled with zeros. */
 pd_status pd_zero_grads(pd_tensor *const *params, int64_t count, bool set_to_none);

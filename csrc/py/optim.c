@@ -160,19 +160,21 @@ static PyObject *moments_step(PyObject *module, PyObject *args, PyObject *kwargs
 }
 
 static PyObject *adamax_step(PyObject *module, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"params", "exp_avgs", "exp_infs",     "step_size", "beta1",
-                            "beta2",  "eps",      "weight_decay", "maximize",  NULL};
+    static char *names[] = {"params", "exp_avgs", "exp_infs",     "lr",   "beta1",
+                            "beta2",  "eps",      "weight_decay", "step", "maximize", NULL};
     PyObject *o[3] = {NULL};
     pd_adamax c = {0};
     int maximize = 0;
+    long long step = 0;
     lists l;
     (void)module;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO|$dddddp:adamax_step", names, &o[0], &o[1], &o[2], &c.step_size,
-                                     &c.beta1, &c.beta2, &c.eps, &c.weight_decay, &maximize) ||
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO|$dddddLp:adamax_step", names, &o[0], &o[1], &o[2], &c.lr,
+                                     &c.beta1, &c.beta2, &c.eps, &c.weight_decay, &step, &maximize) ||
         !read_lists("adamax_step", o, 3, &l))
         return NULL;
-    c.maximize = maximize;
+    c.step = step, c.maximize = maximize;
     if (!l.t[1] || !l.t[2]) return finish(&l, pd_fail(PD_E_VALUE, "adamax_step: a state list is None"));
+    if (step < 1) return finish(&l, pd_fail(PD_E_VALUE, "adamax_step: step is %lld (expected at least 1)", step));
     return finish(&l, pd_step_adamax(&(pd_step_lists){.params = l.t[0], .m = l.t[1], .v = l.t[2], .count = l.n}, &c));
 }
 
@@ -278,6 +280,17 @@ static PyObject *step_unless(PyObject *module, PyObject *o) {
     Py_RETURN_NONE;
 }
 
+static PyObject *step_from(PyObject *module, PyObject *args) {
+    PyObject *o[2];
+    pd_tensor *t[2] = {NULL, NULL};
+    (void)module;
+    if (!PyArg_ParseTuple(args, "OO:step_from", &o[0], &o[1])) return NULL;
+    for (int i = 0; i < 2; i++)
+        if (o[i] != Py_None && !(t[i] = pd_py_expect_tensor(o[i], "step_from", i ? "step" : "lr"))) return NULL;
+    PD_PY_TRY(pd_step_from(t[0], t[1]));
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef functions[] = {
     {"sgd_step", (PyCFunction)(void (*)(void))sgd_step, METH_VARARGS | METH_KEYWORDS,
      "sgd_step(params, momentum_buffers, *, lr, ...): one fused step of SGD."},
@@ -292,7 +305,7 @@ static PyMethodDef functions[] = {
     {"moments_step", (PyCFunction)(void (*)(void))moments_step, METH_VARARGS | METH_KEYWORDS,
      "moments_step(params, exp_avgs, exp_avg_sqs, *, beta1, ...): one fused step of NAdam or RAdam."},
     {"adamax_step", (PyCFunction)(void (*)(void))adamax_step, METH_VARARGS | METH_KEYWORDS,
-     "adamax_step(params, exp_avgs, exp_infs, *, step_size, ...): one fused step of Adamax."},
+     "adamax_step(params, exp_avgs, exp_infs, *, lr, ...): one fused step of Adamax."},
     {"asgd_step", (PyCFunction)(void (*)(void))asgd_step, METH_VARARGS | METH_KEYWORDS,
      "asgd_step(params, averages, *, eta, ...): one fused step of averaged SGD."},
     {"rprop_step", (PyCFunction)(void (*)(void))rprop_step, METH_VARARGS | METH_KEYWORDS,
@@ -307,6 +320,8 @@ static PyMethodDef functions[] = {
      "unscale(tensors, by, found): a GPU's tensors times by's element, found's is 1 where one was not finite."},
     {"step_unless", step_unless, METH_O,
      "step_unless(found): this thread's steps on a GPU change nothing where found's element is not 0; None: they do."},
+    {"step_from", step_from, METH_VARARGS,
+     "step_from(lr, step): this thread's steps on a GPU take these numbers from there, and count; None: their own."},
     {"zero_grads", zero_grads, METH_VARARGS, "zero_grads(params, set_to_none=True)"},
     {0},
 };

@@ -21,12 +21,12 @@ def unscale(grads, scale):
     return found
 
 
-def updated(scale, tracker, found, growth, backoff, interval):
-    """(scale, tracker) after a step that found `found`; tensors of one element."""
-    broken, tracker = found > 0, tracker + 1
-    grows = (tracker >= interval) & (scale * growth < 2.0**128) & ~broken
-    scale = _C.where(broken, scale * backoff, _C.where(grows, scale * growth, scale))
-    return scale, _C.where(broken | (tracker >= interval), _C.zeros_like(tracker), tracker)
+def update(scale, tracker, found, growth, backoff, interval):
+    """Moves both after a step that found `found`; tensors of one element, which stay where they are: graphs read them there."""
+    broken, counted = found > 0, tracker + 1
+    grows = (counted >= interval) & (scale * growth < 2.0**128) & ~broken
+    scale.copy_(_C.where(broken, scale * backoff, _C.where(grows, scale * growth, scale)))
+    tracker.copy_(_C.where(broken | (counted >= interval), _C.zeros_like(counted), counted))
 
 
 def can_skip(optimizer):
@@ -48,7 +48,9 @@ class Steps:
             result = optimizer.step(*args, **kwargs)
         finally:
             _C.step_unless(None)
-        self._open.append((optimizer, found, cuda.current_stream(found.device).record_event()))
+        counts_there = optimizer._counts_there and all(group["capturable"] for group in optimizer.param_groups)
+        if not counts_there and not _C.cuda_capturing(found.device.index):
+            self._open.append((optimizer, found, cuda.current_stream(found.device).record_event()))
         return result
 
     def settle(self):

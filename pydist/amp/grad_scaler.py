@@ -175,7 +175,7 @@ class GradScaler:
         if not isinstance(self._scale, _C.Tensor):
             self._scale = _C.full((1,), self._scale, device=device)
             self._growth_tracker = _C.full((1,), float(self._growth_tracker), device=device)
-        self._scale, self._growth_tracker = _on_device.updated(
+        _on_device.update(
             self._scale, self._growth_tracker, broken, self._growth_factor, self._backoff_factor, self._growth_interval
         )
 

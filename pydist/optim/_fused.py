@@ -32,18 +32,21 @@ def chance(group, count):
 
 class Batch:
     """Parameters of one dtype with gradients and an equal step count, and their state tensors in parallel lists. `scalars`: the plain
-    numbers of their states, which are equal too."""
+    numbers of their states, which are equal too. `step`: the step count where it is a tensor of a GPU's (capturable), which the
+    engine goes on with; `count` stays 0 then."""
 
-    __slots__ = ("params", "states", "columns", "count", "scalars")
+    __slots__ = ("params", "states", "columns", "count", "scalars", "step")
 
     def __init__(self, count, columns, scalars):
-        self.count = count
+        self.count, self.step = count, None
         self.scalars = scalars
         self.params, self.states = [], []
         self.columns = [[] for _ in range(columns)]
 
     def advance(self, *scalars, by=1):
         """One step more, here and in the states; `scalars` are the new plain numbers."""
+        if self.step is not None:
+            return
         self.count += by
         new = {"step": self.count, **dict(zip(self.scalars, scalars))}
         self.scalars.update(zip(self.scalars, scalars))
@@ -98,7 +101,13 @@ class SteppedOptimizer(Optimizer):
 class FusedOptimizer(SteppedOptimizer):
     """Subclasses define `_state_names(group)`, the state tensors that they need, and `_run(group, batch)`, which calls
     the engine; if need be `_new_state(group, name, param)`, a state tensor before the first step, `_count(state)`, how
-    many steps a parameter has made, and `_new_scalars(group)`, the plain numbers in its state besides that."""
+    many steps a parameter has made, `_new_scalars(group)`, the plain numbers in its state besides that, and
+    `_why_not_captured(group)`, what a CUDA graph of the step would repeat wrongly, if anything.
+
+    On a GPU a learning rate that is a tensor there is read by the kernel, in each replay of a graph, too; with
+    capturable=True the step count lies there as well (`_counts_there`: all that the step needs of it is made by the kernel)."""
+
+    _counts_there = False
 
     def _new_scalars(self, group):
         return {}
@@ -108,6 +117,20 @@ class FusedOptimizer(SteppedOptimizer):
 
     def _count(self, state):
         return int(state.get("step", 0))
+
+    def _why_not_captured(self, group):
+        if not (self._counts_there and group["capturable"]):
+            wanted = "capturable=True" if self._counts_there else "Adam, AdamW, Adadelta, Adamax, RMSprop or Rprop with capturable=True"
+            return f"its steps are counted on the host (expected {wanted})"
+
+    def _check_capture(self, group):
+        """RuntimeError where a CUDA graph would repeat what changes from step to step. Nothing has been made by then."""
+        why, names = self._why_not_captured(group), self._state_names(group)
+        stepping = [self.state.get(p, {}) for p in group["params"] if p.grad is not None]
+        if not why and any(state.get(name) is None for state in stepping for name in names):
+            why = "the first step makes the state, and each replay would make it anew (expected a step before the capture)"
+        if why:
+            raise RuntimeError(f"{type(self).__name__}.step: cannot be captured in a CUDA graph: {why}")
 
     def _make_private(self):
         super()._make_private()
@@ -129,8 +152,28 @@ class FusedOptimizer(SteppedOptimizer):
                 batch.advance(by=-1)
 
     def _step_group(self, index, group):
+        params = group["params"]
+        if params and params[0].is_cuda and _C.cuda_capturing(params[0].device.index):
+            self._check_capture(group)
         for batch in self._batches(index, group):
+            if batch.params[0].is_cuda:
+                self._run_on_gpu(group, batch)
+            else:
+                self._run(group, batch)
+
+    def _run_on_gpu(self, group, batch):
+        lr = group["lr"]
+        if isinstance(lr, _C.Tensor) and lr.is_cuda:
+            lr, group = lr.float(), {**group, "lr": 0.0}
+        else:
+            lr = None
+        if lr is None and batch.step is None:
+            return self._run(group, batch)
+        _C.step_from(lr, batch.step)
+        try:
             self._run(group, batch)
+        finally:
+            _C.step_from(None, None)
 
     def _batches(self, index, group):
         params, names = group["params"], self._state_names(group)
@@ -140,6 +183,12 @@ class FusedOptimizer(SteppedOptimizer):
             plan = self._plans[index] = self._plan(group, missing, names)
         return plan.batches
 
+    def _step_tensor(self, count, param, others):
+        """The count as a tensor where the parameter lies: the one that it is, unless parameters without a gradient now share it."""
+        if not isinstance(count, _C.Tensor):
+            return _C.full((), float(count), device=param.device)
+        return count.clone() if any(self.state[p].get("step") is count for p in others if p in self.state) else count
+
     def _plan(self, group, missing, names):
         params, first = group["params"], self._new_scalars(group)
         batches = {}
@@ -147,12 +196,17 @@ class FusedOptimizer(SteppedOptimizer):
             if skip:
                 continue
             state = self.state[param] if names else {}
-            count = self._count(state)
+            counts_there = self._counts_there and group["capturable"] and param.is_cuda
+            count = state.get("step", 0) if counts_there else self._count(state)
             scalars = {name: float(state.setdefault(name, value)) for name, value in first.items()}
-            key = (param.dtype, count, *scalars.values())
+            key = (param.dtype, id(count) if isinstance(count, _C.Tensor) else count, *scalars.values())
             batch = batches.get(key)
             if batch is None:
-                batch = batches[key] = Batch(count, len(names), scalars)
+                batch = batches[key] = Batch(0 if counts_there else count, len(names), scalars)
+                if counts_there:
+                    batch.step = self._step_tensor(count, param, [p for p, m in zip(params, missing) if m])
+            if counts_there:
+                state["step"] = batch.step
             batch.params.append(param)
             batch.states.append(state)
             for name, column in zip(names, batch.columns):

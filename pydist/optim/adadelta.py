@@ -8,8 +8,8 @@ class Adadelta(FusedOptimizer):
     """p -= lr * d, d = sqrt(u + eps) / sqrt(v + eps) * g, where v and u are running means (factor rho) of g^2 and of
     d^2 (Zeiler, 2012). weight_decay adds weight_decay * p to g.
 
-    Tensors are of any floating dtype. Raises ValueError for options out of range. `foreach` and `capturable` are accepted
-    and mean nothing here: every step is one fused call.
+    Tensors are of any floating dtype. Raises ValueError for options out of range. `foreach` is accepted
+    and means nothing here. With capturable=True the step count of parameters on a GPU lies there.
 
     >>> import pydist
     >>> p = pydist.ones(1, requires_grad=True)
@@ -18,6 +18,8 @@ class Adadelta(FusedOptimizer):
     >>> round(p.item(), 5)
     0.99684
     """
+
+    _counts_there = True
 
     def __init__(
         self,

@@ -13,8 +13,11 @@ class Adam(FusedOptimizer):
     seed above 0) bfloat16 is rounded up or down by chance, so that steps below its precision are not lost: the draw
     depends on the seed, the step and the place of the element alone, not on threads or ranks.
 
-    Raises ValueError for options out of range. `foreach`, `fused` and `capturable` are
-    accepted and mean nothing here: every step is one fused call.
+    capturable: the step count of parameters on a GPU lies there, so that a CUDA graph can hold the step; an lr that is a
+    tensor on the GPU is read by each replay.
+
+    Raises ValueError for options out of range. `foreach` and `fused` are accepted and mean nothing here: every step is
+    one fused call.
 
     >>> import pydist
     >>> p = pydist.ones(2, requires_grad=True)
@@ -23,6 +26,8 @@ class Adam(FusedOptimizer):
     >>> [round(x, 4) for x in p.tolist()]
     [0.5, 0.5]
     """
+
+    _counts_there = True
 
     def __init__(
         self,

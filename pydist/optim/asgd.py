@@ -9,7 +9,7 @@ class ASGD(FusedOptimizer):
     (Polyak and Juditsky, 1992). weight_decay adds weight_decay * p to g.
 
     Tensors are of any floating dtype. Raises ValueError for options out of range. `foreach` and `capturable` are accepted
-    and mean nothing here.
+    and mean nothing here: its steps cannot be captured in a CUDA graph.
 
     >>> import pydist
     >>> p = pydist.ones(1, requires_grad=True)

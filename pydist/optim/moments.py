@@ -29,7 +29,8 @@ class _Moments(FusedOptimizer):
 class NAdam(_Moments):
     """Adam with Nesterov's momentum (Dozat, 2016): p -= lr * ((1 - u) / (1 - U) * g + u' / (1 - U u') * m) / (sqrt(v') +
     eps), where u = beta1 * (1 - 0.96^(t * momentum_decay) / 2), u' is the next u, U the product of all so far, and v' is
-    v / (1 - beta2^t). Weight decay, dtypes, errors and the accepted options are Adam's.
+    v / (1 - beta2^t). Weight decay, dtypes, errors and the accepted options are Adam's; capturable means nothing: its steps
+    cannot be captured in a CUDA graph.
 
     >>> import pydist
     >>> p = pydist.ones(1, requires_grad=True)
@@ -93,7 +94,8 @@ class NAdam(_Moments):
 class RAdam(_Moments):
     """Adam whose step is rectified while v rests on few gradients (Liu et al., 2020): Adam's times
     sqrt((r - 4) (r - 2) R / ((R - 4) (R - 2) r)) with R = 2 / (1 - beta2) - 1 and r = R - 2 t beta2^t / (1 - beta2^t), or
-    where r <= 5 the plain lr * m / (1 - beta1^t). Weight decay, dtypes, errors and the accepted options are Adam's.
+    where r <= 5 the plain lr * m / (1 - beta1^t). Weight decay, dtypes, errors and the accepted options are Adam's;
+    capturable means nothing: its steps cannot be captured in a CUDA graph.
     """
 
     def __init__(
@@ -142,6 +144,8 @@ class Adamax(_Moments):
     2015). weight_decay adds weight_decay * p to g. Dtypes, errors and the accepted options are Adam's.
     """
 
+    _counts_there = True
+
     def __init__(
         self,
         params,
@@ -176,11 +180,12 @@ class Adamax(_Moments):
         _C.adamax_step(
             batch.params,
             *batch.columns,
-            step_size=float(group["lr"]) / (1.0 - beta1 ** (batch.count + 1)),
+            lr=float(group["lr"]),
             beta1=beta1,
             beta2=beta2,
             eps=group["eps"],
             weight_decay=group["weight_decay"],
+            step=batch.count + 1,
             maximize=group["maximize"],
         )
         batch.advance()

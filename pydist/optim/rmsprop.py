@@ -9,7 +9,7 @@ class RMSprop(FusedOptimizer):
 
     centered: v less the square of g's running mean (Graves, 2013). momentum: b = momentum * b + d is the step.
     weight_decay adds weight_decay * p to g. Tensors are of any floating dtype. Raises ValueError for options out of range.
-    `foreach` and `capturable` are accepted and mean nothing here: every step is one fused call.
+    `foreach` is accepted and means nothing here. With capturable=True the step count of parameters on a GPU lies there.
 
     >>> import pydist
     >>> p = pydist.ones(1, requires_grad=True)
@@ -18,6 +18,8 @@ class RMSprop(FusedOptimizer):
     >>> round(p.item(), 4)
     0.98
     """
+
+    _counts_there = True
 
     def __init__(
         self,

@@ -8,9 +8,11 @@ class Rprop(FusedOptimizer):
     """p -= sign(g) * s, where each element's s grows by etas[1] while g keeps its sign, and shrinks by etas[0] when it
     changes, a step that the element then leaves out (Riedmiller and Braun, 1993). s starts at lr, within `step_sizes`.
 
-    Tensors are of any floating dtype. Raises ValueError for options out of range. `foreach` and `capturable` are accepted
-    and mean nothing here.
+    Tensors are of any floating dtype. Raises ValueError for options out of range. `foreach` is accepted
+    and means nothing here. With capturable=True the step count of parameters on a GPU lies there.
     """
+
+    _counts_there = True
 
     def __init__(
         self,

@@ -61,6 +61,27 @@ class SGD(FusedOptimizer):
     def _count(self, state):
         return 0 if state.get("momentum_buffer") is None else 1
 
+    def _why_not_captured(self, group):
+        if "stochastic_rounding" in group:
+            return "stochastic_rounding draws by a count of the host"
+
+    def _make_private(self):
+        super()._make_private()
+        self._begun = []  # states whose first step the last one was
+
+    def _take_back(self):
+        for state in self._begun:
+            state["momentum_buffer"] = None
+        if self._begun:
+            self._plans.clear()
+        for group in self.param_groups:
+            if "rounding_step" in group:
+                group["rounding_step"] -= 1
+
+    def step(self, closure=None):
+        self._begun = []
+        return super().step(closure)
+
     def _step_group(self, index, group):
         super()._step_group(index, group)
         if "stochastic_rounding" in group:  # no state of the parameters counts the steps
@@ -81,4 +102,5 @@ class SGD(FusedOptimizer):
             chance=chance(group, group.get("rounding_step", 0)),
         )
         if momentum and batch.count == 0:
+            self._begun += batch.states
             self._plans.clear()  # from now on these go with those that have their buffers

@@ -79,6 +79,121 @@ def test_training_by_a_graph_is_training():
     assert losses[0] == losses[1] and losses[0][0] > losses[0][-1]
 
 
+STEPS = {
+    "SGD": {"momentum": 0.9}, "Lion": {}, "Adam": {"capturable": True, "amsgrad": True}, "AdamW": {"capturable": True},
+    "Adadelta": {"capturable": True}, "RMSprop": {"capturable": True, "centered": True, "momentum": 0.5},
+    "Adamax": {"capturable": True}, "Rprop": {"capturable": True},
+}  # fmt: skip
+
+
+def whole_steps(name, replayed, scaled=False, dtype=pydist.float32):
+    """Losses of steps whose rate a schedule moves; all in one graph: forward, loss, backward, clipping, step, scaler."""
+    pydist.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4)).cuda().to(dtype)
+    x, t = pydist.randn(16, 8).cuda().to(dtype), pydist.randint(0, 4, (16,)).cuda()
+    rate = pydist.full((), 0.1, device="cuda")
+    optimizer = getattr(pydist.optim, name)(model.parameters(), lr=rate, **STEPS[name])
+    schedule = pydist.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.5)
+    scaler = pydist.amp.GradScaler("cuda", init_scale=2.0**10, growth_interval=2, enabled=scaled)
+    bad = pydist.zeros((), device="cuda")
+
+    def step():
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), t, label_smoothing=0.1)
+        scaler.scale(loss + bad * loss).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        return loss.detach()
+
+    g, found = cuda.CUDAGraph(), [step().item()]
+    if replayed:
+        with cuda.graph(g):
+            loss = step()
+    for i in range(6):
+        bad.fill_(float("inf") if scaled and i == 2 else 0.0)  # this step is left out
+        if replayed:
+            g.replay()
+        else:
+            loss = step()
+        found.append(loss.item())
+        schedule.step()
+    assert optimizer.param_groups[0]["lr"] is rate and rate.item() == pytest.approx(0.0125)
+    counts = {float(s["step"]) for s in optimizer.state.values() if optimizer._counts_there}
+    return found, scaler.get_scale(), counts, [p.tolist() for p in model.parameters()]
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize("name", STEPS)
+def test_whole_steps_are_captured(name, scaled):
+    want, got = whole_steps(name, False, scaled), whole_steps(name, True, scaled)
+    assert got == want and len(set(want[0])) > 5
+    if "capturable" in STEPS[name]:
+        assert want[2] == {6.0 if scaled else 7.0}
+
+
+def test_steps_on_the_device_are_those_of_the_host():
+    """With the count and the rate in the device's memory, or given by the host."""
+    for name, options in STEPS.items():
+        found = []
+        for there in (False, True):
+            p = pydist.linspace(-1, 1, 7, device="cuda").requires_grad_()
+            rate = pydist.full((), 0.125, device="cuda") if there else 0.125
+            optimizer = getattr(pydist.optim, name)([p], lr=rate, **{**options, **({"capturable": there} if "capturable" in options else {})})
+            for _ in range(3):
+                p.grad = p.detach() * 2
+                optimizer.step()
+            found.append(p.detach().cpu())
+        assert (found[0] - found[1]).abs().max().item() < 1e-6, name
+        state = optimizer.state_dict()
+        optimizer.load_state_dict(state)
+        p.grad = p.detach() * 2
+        optimizer.step()
+        if "capturable" in options:
+            assert optimizer.state[p]["step"].item() == 4.0 and optimizer.state[p]["step"].is_cuda
+
+
+def test_stochastic_rounding_is_captured():
+    found = []
+    for replayed in (False, True):
+        p = pydist.ones(64, device="cuda", dtype=pydist.bfloat16).requires_grad_()
+        optimizer = pydist.optim.Adam([p], lr=1e-3, capturable=True, stochastic_rounding=3)
+        p.grad = pydist.ones_like(p)
+        optimizer.step()
+        g = cuda.CUDAGraph()
+        if replayed:
+            with cuda.graph(g):
+                optimizer.step()
+        for _ in range(4):
+            if replayed:
+                g.replay()
+            else:
+                optimizer.step()
+        found.append(p.float().tolist())
+    assert found[0] == found[1] and len(set(found[0])) > 1
+
+
+def test_parameters_without_gradients_count_apart():
+    a, b = (pydist.ones(3, device="cuda").requires_grad_() for _ in range(2))
+    optimizer = pydist.optim.Adam([a, b], capturable=True)
+    for both in (True, False, True):
+        a.grad, b.grad = pydist.ones_like(a), pydist.ones_like(b) if both else None
+        optimizer.step()
+    assert [optimizer.state[p]["step"].item() for p in (a, b)] == [3.0, 2.0]
+
+
+@pytest.mark.parametrize(("name", "why"), [("Adam", "expected capturable=True"), ("NAdam", "expected Adam, "), ("SGD", "expected a step before")])
+def test_steps_that_cannot_be_captured_say_why(name, why):
+    p = pydist.ones(3, device="cuda").requires_grad_()
+    optimizer = getattr(pydist.optim, name)([p], lr=0.1, **({"momentum": 0.9} if name == "SGD" else {}))
+    p.grad = pydist.ones_like(p)
+    with pytest.raises(RuntimeError, match=f"{name}.step: cannot be captured in a CUDA graph: .*{why}"), cuda.graph(cuda.CUDAGraph()):
+        optimizer.step()
+    optimizer.step()  # and all goes on
+    assert p.sum().item() < 3
+
+
 def test_what_the_host_reads_cannot_be_captured():
     x, g = pydist.ones(4, device="cuda"), cuda.CUDAGraph()
     with pytest.raises(RuntimeError), cuda.graph(g):

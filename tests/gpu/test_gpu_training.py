@@ -43,6 +43,25 @@ def test_steps_are_the_cpus(optimizer, dtype):
         assert max((a - b).abs().max().item() for a, b in zip(got[1], want[1])) <= near
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_16_bit_parameters_step_as_the_cpus(optimizer, dtype):
+    """Also by chance, by which bfloat16 is rounded alike on both."""
+    by_chance = {"stochastic_rounding": 5} if optimizer in ("SGD", "Adam", "AdamW") and dtype == "bfloat16" else {}
+    found = []
+    for device in ("cpu", "cuda"):
+        params = [pydist.linspace(-1, 1, n).to(getattr(pydist, dtype)).to(device).requires_grad_() for n in (5, 1030)]
+        steps_of = getattr(pydist.optim, optimizer)(params, **OPTIMIZERS[optimizer], **by_chance)
+        for _ in range(3):
+            for p in params:
+                p.grad = p.detach() * 0.5
+            steps_of.step()
+        found.append([p.detach().cpu().float() for p in params])
+    for got, want in zip(*found[::-1]):
+        differ = (got - want).abs()
+        assert differ.max().item() <= 2**-6 and (differ > 0).float().mean().item() < 0.05
+
+
 def test_bad_labels_are_named():
     x, y = pydist.randn(4, 3, device="cuda"), pydist.tensor([0, 2, 7, 1], device="cuda")
     with pytest.raises(IndexError, match="cross_entropy: target 7 at row 2 is out of range .expected 0 to 2"):

@@ -7,6 +7,7 @@
 #include <math.h>
 #include <stdatomic.h>
 
+#include "base/rng.h"
 #include "kernels/cpu/real.h"
 
 typedef struct steps { pd_dtype t; const void *c; const pd_segment_step *s; int64_t count; } steps;
@@ -14,25 +15,14 @@ typedef void (*step_fn)(const void *c, const pd_segment_step *part);
 
 #define LOW_BLOCK 4096 /* elements of a parameter that are still near when their 16-bit copy is written */
 
-/* 32 random bits of an index (lowbias32 of hash-prospector), so that they depend on nothing else. */
-PD_INLINE uint32_t drawn(uint32_t index, uint32_t key) {
-    uint32_t h = index * 0x9e3779b1u + key;
-    h = (h ^ (h >> 16)) * 0x7feb352du;
-    h = (h ^ (h >> 15)) * 0x846ca68bu;
-    return h ^ (h >> 16);
-}
 typedef uint32_t __attribute__((may_alias)) bits32; /* a float's */
 
-/* Up or down with the probability of being nearer to that: the expected result is x. */
 static void put_by_chance(pd_bf16 *out, const float *x, int64_t n, uint64_t index, uint32_t key) {
     uint16_t *d = (uint16_t *)out;
     const bits32 *s = (const bits32 *)x;
     key += (uint32_t)(index >> 32) * 0x85ebca6bu;
-    PD_VECTORIZE for (int64_t i = 0; i < n; i++) {
-        uint32_t u = s[i], h = drawn((uint32_t)index + (uint32_t)i, key), r = (u + (h >> 16)) >> 16;
-        bool finite = (u & 0x7f800000u) != 0x7f800000u;
-        d[i] = (uint16_t)(finite ? r : (u & 0x7fffffffu) > 0x7f800000u ? (u >> 16) | 0x40u : u >> 16);
-    }
+    PD_VECTORIZE for (int64_t i = 0; i < n; i++)
+        d[i] = pd_rounded_by(s[i], pd_drawn((uint32_t)index + (uint32_t)i, key));
 }
 
 /* A piece of 16-bit parameters, gradients and states, in float a tile at a time; it begins at `index` of the
@@ -46,7 +36,7 @@ static void halves(const steps *k, step_fn fn, const pd_segment_step *s, int64_t
         int64_t n = s->n - i < PD_TILE ? s->n - i : PD_TILE;
         for (int a = 0; a < ARRAYS; a++)
             if (from[a]) at[a] = (float *)(uintptr_t)load_f32(k->t, from[a], i, n, tile[a]);
-        fn(k->c, &(pd_segment_step){at[0], at[1], at[2], at[3], at[4], n, NULL, PD_F32, 0, NULL});
+        fn(k->c, &(pd_segment_step){.p = at[0], .g = at[1], .m = at[2], .v = at[3], .w = at[4], .n = n});
         for (int a = 0; a < ARRAYS; a++) {
             if (!from[a] || a == GRADIENT) continue;
             uint32_t key = (uint32_t)(s->chance ^ (s->chance >> 32)) + (uint32_t)a * 0xc2b2ae35u;
@@ -69,7 +59,8 @@ static void walk(const steps *k, step_fn fn, int64_t begin, int64_t end) {
             size_t at = (size_t)from * size;
             int64_t n = to - from < block ? to - from : block;
 #define AT(p) ((p) ? (char *)(p) + at : NULL)
-            pd_segment_step part = {AT(s->p), AT(s->g), AT(s->m), AT(s->v), AT(s->w), n, NULL, PD_F32, s->chance, NULL};
+            pd_segment_step part = {.p = AT(s->p), .g = AT(s->g), .m = AT(s->m), .v = AT(s->v), .w = AT(s->w), .n = n,
+                                    .chance = s->chance};
             if (size == 2) halves(k, fn, &part, base + from);
             else fn(k->c, &part);
             if (s->low) PD_CASTS[s->low_t][k->t](n, 1.0, (char *const[]){(char *)s->low + from * 2, part.p});
@@ -115,7 +106,9 @@ PD_CPU_FUNCTION(void, moments, pd_dtype t, const pd_moments *c, const pd_segment
 }
 
 PD_CPU_FUNCTION(void, adamax, pd_dtype t, const pd_adamax *c, const pd_segment_step *s, int64_t count) {
-    run(t, c, s, count, adamax_range_f32, adamax_range_f64);
+    pd_adamax now = *c;
+    now.lr = c->lr / (1.0 - pow(c->beta1, (double)c->step));
+    run(t, &now, s, count, adamax_range_f32, adamax_range_f64);
 }
 
 PD_CPU_FUNCTION(void, asgd, pd_dtype t, const pd_asgd *c, const pd_segment_step *s, int64_t count) {

@@ -1,6 +1,20 @@
 """What all schedules share."""
 
+from pydist import _C
 from pydist.optim.optimizer import Optimizer
+
+
+def rate_of(group):
+    """The group's rate as a number."""
+    return float(group["lr"]) if isinstance(group["lr"], _C.Tensor) else group["lr"]
+
+
+def set_rate(group, lr):
+    """Sets the group's rate; a tensor stays where it is, since a captured step reads it there."""
+    if isinstance(group["lr"], _C.Tensor):
+        group["lr"].fill_(float(lr))
+    else:
+        group["lr"] = lr
 
 
 class LRScheduler:
@@ -18,7 +32,7 @@ class LRScheduler:
         self.optimizer = optimizer
         for i, group in enumerate(optimizer.param_groups):
             if last_epoch == -1:
-                group.setdefault("initial_lr", group["lr"])
+                group.setdefault("initial_lr", rate_of(group))
             elif "initial_lr" not in group:
                 raise KeyError(
                     f"param 'initial_lr' is not specified in param_groups[{i}] when resuming an optimizer"
@@ -40,7 +54,7 @@ class LRScheduler:
 
     def _scaled(self, factor):
         """The groups' rates times a factor."""
-        return [group["lr"] * factor for group in self.optimizer.param_groups]
+        return [rate_of(group) * factor for group in self.optimizer.param_groups]
 
     def get_last_lr(self):
         """The rates set by the last step, one per group."""
@@ -58,7 +72,7 @@ class LRScheduler:
 
     def _set(self, rates):
         for group, lr in zip(self.optimizer.param_groups, rates):
-            group["lr"] = lr
+            set_rate(group, lr)
         self._last_lr = self._scaled(1.0)
 
     def state_dict(self):

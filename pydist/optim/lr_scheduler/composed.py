@@ -2,7 +2,7 @@
 
 from bisect import bisect_right
 
-from pydist.optim.lr_scheduler.base import LRScheduler
+from pydist.optim.lr_scheduler.base import LRScheduler, set_rate
 from pydist.optim.lr_scheduler.plateau import ReduceLROnPlateau
 
 
@@ -58,7 +58,7 @@ class SequentialLR(_Composed):
         self._milestones = milestones
         self.last_epoch = last_epoch + 1
         for group in optimizer.param_groups:
-            group["lr"] = group["initial_lr"]
+            set_rate(group, group["initial_lr"])
         _take_back(self)
         first = self._schedulers[bisect_right(milestones, 0)]
         first._initial_step()

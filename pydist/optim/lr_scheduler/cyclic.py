@@ -3,7 +3,7 @@
 import math
 from functools import partial
 
-from pydist.optim.lr_scheduler.base import LRScheduler, function_states, load_function_states, per_group
+from pydist.optim.lr_scheduler.base import LRScheduler, function_states, load_function_states, per_group, set_rate
 
 
 class _WithMomentum(LRScheduler):
@@ -58,7 +58,7 @@ class CyclicLR(_WithMomentum):
         base_lrs = per_group("base_lr", optimizer, base_lr)
         if last_epoch == -1:
             for group, lr in zip(optimizer.param_groups, base_lrs):
-                group["lr"] = lr
+                set_rate(group, lr)
         self.max_lrs = per_group("max_lr", optimizer, max_lr)
         down = step_size_up if step_size_down is None else step_size_down
         self.total_size = float(step_size_up + down)

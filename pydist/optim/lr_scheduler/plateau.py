@@ -2,7 +2,7 @@
 
 import math
 
-from pydist.optim.lr_scheduler.base import LRScheduler
+from pydist.optim.lr_scheduler.base import LRScheduler, rate_of, set_rate
 from pydist.optim.optimizer import Optimizer
 
 
@@ -68,8 +68,8 @@ class ReduceLROnPlateau(LRScheduler):
             self.num_bad_epochs = 0
         if self.num_bad_epochs > self.patience:
             for group, least in zip(self.optimizer.param_groups, self.min_lrs):
-                lr = max(group["lr"] * self.factor, least)
-                if group["lr"] - lr > self.eps:
-                    group["lr"] = lr
+                lr = max(rate_of(group) * self.factor, least)
+                if rate_of(group) - lr > self.eps:
+                    set_rate(group, lr)
             self.cooldown_counter, self.num_bad_epochs = self.cooldown, 0
         self._last_lr = self._scaled(1.0)
