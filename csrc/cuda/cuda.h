@@ -14,6 +14,7 @@
 /* ---- the host's side --------------------------------------------------------------------------------------------- */
 
 extern __thread cudaStream_t pd_cuda_stream_now; /* of this thread's launches */
+extern __thread const uint64_t *pd_cuda_draws_past; /* capture_begin's, or NULL */
 extern const pd_cuda_host *pd_cuda_lent;
 
 template <class... P, class... A> static void launch(void (*kernel)(P...), int64_t blocks, int threads, A... args) {

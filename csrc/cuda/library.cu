@@ -6,6 +6,7 @@
 #endif
 
 __thread cudaStream_t pd_cuda_stream_now;
+__thread const uint64_t *pd_cuda_draws_past;
 const pd_cuda_host *pd_cuda_lent;
 
 /* Members that are not named are kernels that are not there yet. */
@@ -93,9 +94,14 @@ static int event_done(void *e, bool *out) { return done(cudaEventQuery((cudaEven
 static int event_between(void *from, void *to, float *ms) { return cudaEventElapsedTime(ms, (cudaEvent_t)from, (cudaEvent_t)to); }
 
 /* Relaxed: the cache may take memory from the driver meanwhile. */
-static int capture_begin(void *s) { return cudaStreamBeginCapture((cudaStream_t)s, cudaStreamCaptureModeRelaxed); }
+static int capture_begin(void *s, const uint64_t *past) {
+    cudaError_t error = cudaStreamBeginCapture((cudaStream_t)s, cudaStreamCaptureModeRelaxed);
+    if (!error) pd_cuda_draws_past = past;
+    return error;
+}
 static int capture_end(void *s, void **out) {
     cudaGraph_t graph = nullptr;
+    pd_cuda_draws_past = nullptr;
     cudaError_t error = cudaStreamEndCapture((cudaStream_t)s, &graph);
     if (!error) error = cudaGraphInstantiate((cudaGraphExec_t *)out, graph, 0);
     if (graph) cudaGraphDestroy(graph);

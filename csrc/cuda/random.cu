@@ -6,6 +6,18 @@
 
 struct draws { uint32_t u[4]; };
 
+/* The key of a launch; a graph's begins where the generator is when it is replayed. */
+struct generator {
+    pd_rng_key key;
+    const uint64_t *past;
+    __device__ pd_rng_key now() const {
+        pd_rng_key k = key;
+        if (past) k.seed += past[0], k.call += past[1];
+        return k;
+    }
+};
+static generator of(pd_rng_key key) { return {key, pd_cuda_draws_past}; }
+
 /* Block number `block`, past 2^32 going on in the upper half of the call counter. */
 static __device__ draws draw(pd_rng_key key, uint64_t block) {
     pd_philox p = pd_philox_at(key.seed, key.stream, key.call ^ (block >> 32 << 32), (uint32_t)block);
@@ -15,7 +27,8 @@ static __device__ draws draw(pd_rng_key key, uint64_t block) {
 static __device__ uint64_t second(const draws &d, int i) { return d.u[2 * i] | (uint64_t)d.u[2 * i + 1] << 32; }
 
 /* fill(first element of the block, its draws, elements left) for each block. */
-template <int EACH, class F> static __device__ void each_block(pd_rng_key key, int64_t n, F fill) {
+template <int EACH, class F> static __device__ void each_block(const generator &from, int64_t n, F fill) {
+    pd_rng_key key = from.now();
     int64_t step = (int64_t)gridDim.x * blockDim.x, blocks = (n + EACH - 1) / EACH;
     for (int64_t b = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; b < blocks; b += step) {
         int64_t left = n - b * EACH;
@@ -23,16 +36,16 @@ template <int EACH, class F> static __device__ void each_block(pd_rng_key key, i
     }
 }
 
-template <class E> static __global__ void uniform_kernel(E *out, int64_t n, double lo, double hi, pd_rng_key key) {
+template <class E> static __global__ void uniform_kernel(E *out, int64_t n, double lo, double hi, generator from) {
     if constexpr (sizeof(wide<E>) == 8)
-        each_block<2>(key, n, [=](int64_t i, const draws &d, int m) {
+        each_block<2>(from, n, [=](int64_t i, const draws &d, int m) {
             for (int k = 0; k < m; k++) {
                 double v = lo + pd_u64_to_f64(second(d, k)) * (hi - lo);
                 out[i + k] = v < hi ? v : lo; /* rounding may reach the open end */
             }
         });
     else
-        each_block<4>(key, n, [=](int64_t i, const draws &d, int m) {
+        each_block<4>(from, n, [=](int64_t i, const draws &d, int m) {
             float low = (float)lo, high = (float)hi, span = high - low;
             for (int k = 0; k < m; k++) {
                 float v = low + pd_u32_to_f32(d.u[k]) * span;
@@ -41,15 +54,15 @@ template <class E> static __global__ void uniform_kernel(E *out, int64_t n, doub
         });
 }
 
-template <class E> static __global__ void normal_kernel(E *out, int64_t n, double mean, double std, pd_rng_key key) {
+template <class E> static __global__ void normal_kernel(E *out, int64_t n, double mean, double std, generator from) {
     if constexpr (sizeof(wide<E>) == 8)
-        each_block<2>(key, n, [=](int64_t i, const draws &d, int m) {
+        each_block<2>(from, n, [=](int64_t i, const draws &d, int m) {
             double r = V_SQRT(-2.0 * vm_log(1.0 - pd_u64_to_f64(second(d, 0)))), turn = pd_u64_to_f64(second(d, 1)) * 6.283185307179586;
             out[i] = mean + std * (r * vm_cos(turn));
             if (m > 1) out[i + 1] = mean + std * (r * vm_sin(turn));
         });
     else
-        each_block<4>(key, n, [=](int64_t i, const draws &d, int m) {
+        each_block<4>(from, n, [=](int64_t i, const draws &d, int m) {
             float by = (float)std, add = (float)mean;
             for (int k = 0; k < m; k += 2) { /* (u + 1/2) / 2^32, at most 1: the tail ends at 6.8 */
                 float r = V_SQRT(-2.0f * vm_logf(((float)d.u[k] + 0.5f) * 0x1p-32f));
@@ -60,18 +73,29 @@ template <class E> static __global__ void normal_kernel(E *out, int64_t n, doubl
         });
 }
 
-template <class E> static __global__ void dropout_kernel(const E *x, E *y, int64_t n, double by, uint32_t below, bool all, pd_rng_key key) {
+template <class E> static __global__ void dropout_kernel(const E *x, E *y, int64_t n, double by, uint32_t below, bool all, generator from) {
     typedef wide<E> T;
-    each_block<4>(key, n, [=](int64_t i, const draws &d, int m) {
+    each_block<4>(from, n, [=](int64_t i, const draws &d, int m) {
         for (int k = 0; k < m; k++) {
             T v = widen(x[i + k]) * (T)by;
             y[i + k] = narrow<E>(all || d.u[k] < below ? v : (T)0);
         }
     });
 }
-template <class E> static __global__ void bernoulli_kernel(E *out, int64_t n, uint32_t below, bool all, pd_rng_key key) {
-    each_block<4>(key, n, [=](int64_t i, const draws &d, int m) {
+template <class E> static __global__ void bernoulli_kernel(E *out, int64_t n, uint32_t below, bool all, generator from) {
+    each_block<4>(from, n, [=](int64_t i, const draws &d, int m) {
         for (int k = 0; k < m; k++) out[i + k] = narrow<E>((wide<E>)(all || d.u[k] < below));
+    });
+}
+
+template <class E> static __global__ void randint_kernel(E *out, int64_t n, int64_t lo, uint64_t span, generator from) {
+    each_block<2>(from, n, [=](int64_t i, const draws &d, int m) {
+        for (int k = 0; k < m; k++) {
+            uint64_t u = second(d, k), a = u >> 32, b = (uint32_t)u, high = span >> 32, low = (uint32_t)span;
+            uint64_t middle = a * low + (b * low >> 32), rest = b * high + (uint32_t)middle;
+            int64_t v = (int64_t)((uint64_t)lo + a * high + (middle >> 32) + (rest >> 32)); /* the upper half of u span */
+            out[i + k] = narrow<E>((wide<E>)v);
+        }
     });
 }
 
@@ -84,13 +108,13 @@ static uint32_t bound(double p, bool *all) {
 void pd_cuda_uniform(pd_dtype t, int64_t n, double lo, double hi, pd_rng_key key, void *out) {
     by_float(t, [&](auto e) {
         typedef typename decltype(e)::type E;
-        launch(uniform_kernel<E>, blocks_for(n, 256, 4), 256, (E *)out, n, lo, hi, key);
+        launch(uniform_kernel<E>, blocks_for(n, 256, 4), 256, (E *)out, n, lo, hi, of(key));
     });
 }
 void pd_cuda_normal(pd_dtype t, int64_t n, double mean, double std, pd_rng_key key, void *out) {
     by_float(t, [&](auto e) {
         typedef typename decltype(e)::type E;
-        launch(normal_kernel<E>, blocks_for(n, 256, 4), 256, (E *)out, n, mean, std, key);
+        launch(normal_kernel<E>, blocks_for(n, 256, 4), 256, (E *)out, n, mean, std, of(key));
     });
 }
 void pd_cuda_dropout(pd_dtype t, int64_t n, double p, pd_rng_key key, const void *x, void *y) {
@@ -98,7 +122,7 @@ void pd_cuda_dropout(pd_dtype t, int64_t n, double p, pd_rng_key key, const void
     uint32_t below = bound(1.0 - p, &all);
     by_float(t, [&](auto e) {
         typedef typename decltype(e)::type E;
-        launch(dropout_kernel<E>, blocks_for(n, 256, 4), 256, (const E *)x, (E *)y, n, p >= 1.0 ? 0.0 : 1.0 / (1.0 - p), below, all, key);
+        launch(dropout_kernel<E>, blocks_for(n, 256, 4), 256, (const E *)x, (E *)y, n, p >= 1.0 ? 0.0 : 1.0 / (1.0 - p), below, all, of(key));
     });
 }
 void pd_cuda_bernoulli(pd_dtype t, int64_t n, double p, pd_rng_key key, void *out) {
@@ -106,6 +130,12 @@ void pd_cuda_bernoulli(pd_dtype t, int64_t n, double p, pd_rng_key key, void *ou
     uint32_t below = bound(p, &all);
     by_type(t, [&](auto e) {
         typedef typename decltype(e)::type E;
-        launch(bernoulli_kernel<E>, blocks_for(n, 256, 4), 256, (E *)out, n, below, all, key);
+        launch(bernoulli_kernel<E>, blocks_for(n, 256, 4), 256, (E *)out, n, below, all, of(key));
+    });
+}
+void pd_cuda_randint(pd_dtype t, int64_t n, int64_t lo, int64_t hi, pd_rng_key key, void *out) {
+    by_type(t, [&](auto e) {
+        typedef typename decltype(e)::type E;
+        launch(randint_kernel<E>, blocks_for(n, 256, 2), 256, (E *)out, n, lo, (uint64_t)hi - (uint64_t)lo, of(key));
     });
 }

@@ -197,6 +197,9 @@ static pd_status check(const pd_device *d, const char *op) {
 static pd_status copy(const pd_device *d, pd_transfer way, void *to, const void *from, size_t bytes, bool wait) {
     static const char *const names[] = {"copy to the device", "copy to the host", "copy on the device"};
     PD_TRY(enter(d));
+    if (way != PD_WITHIN && pd_cuda_capturing(d))
+        return pd_fail(PD_E_RUNTIME, "%s: a CUDA graph is being captured, whose replays do not ask the host again "
+                       "(expected tensors that are on the device by then)", names[way]);
     void *stream = here.streams[d->index];
     int error = bytes ? cuda.lib->copy(to, from, bytes, stream) : 0;
     if (!error && wait) error = cuda.lib->stream_wait(stream);

@@ -50,8 +50,9 @@ typedef struct pd_cuda_library {
     int (*event_wait)(void *event);
     int (*event_done)(void *event, bool *out);
     int (*event_between)(void *from, void *to, float *milliseconds);
-    /* From begin to end the stream's work is written down and not done; the graph does it, any number of times. */
-    int (*capture_begin)(void *stream);
+    /* From begin to end the stream's work is written down and not done; the graph does it, any number of times. What
+       this thread draws at random meanwhile adds `past`, [2] in the device's memory, to its key's seed and call. */
+    int (*capture_begin)(void *stream, const uint64_t *past);
     int (*capture_end)(void *stream, void **graph);
     int (*capturing)(void *stream, bool *out);
     int (*graph_launch)(void *graph, void *stream);

@@ -74,21 +74,23 @@ static PyObject *finish(pd_tensor *t, const chosen *c) {
     return pd_py_wrap_new(t);
 }
 
-/* A new tensor on the device that was asked for, filled there, unless value is NULL. */
-static bool made_there(const char *op, const chosen *c, int ndim, const int64_t *size, const int64_t *stride,
-                       const pd_scalar *value, pd_tensor **out) {
-    const pd_device *was;
-    if (!pd_py_at(c->device ? c->device : &pd_device_cpu, &was)) return false;
-    pd_status status = pd_tensor_new(op, (pd_dtype)c->dtype, ndim, size, out);
-    if (!status) {
-        if (stride) memcpy((*out)->stride, stride, sizeof *stride * (size_t)ndim);
-        if (value) pd_fill(*out, value);
-        status = pd_device_check(pd_device_here, op);
-        if (status) pd_tensor_release(*out);
-    }
+/* A new tensor on the device that was asked for, which is the current one from here to `filled`. */
+static bool made_there(const chosen *c, int ndim, const int64_t *size, const int64_t *stride, pd_tensor **out,
+                       const pd_device **was) {
+    if (!pd_py_at(c->device ? c->device : &pd_device_cpu, was)) return false;
+    pd_status status = pd_tensor_new(c->op, (pd_dtype)c->dtype, ndim, size, out);
+    if (!status && stride) memcpy((*out)->stride, stride, sizeof *stride * (size_t)ndim);
+    if (!status) return true;
+    pd_device_here = *was;
+    pd_py_raise(status);
+    return false;
+}
+static PyObject *filled(pd_tensor *t, const chosen *c, const pd_device *was) {
+    pd_status status = pd_device_check(pd_device_here, c->op);
     pd_device_here = was;
-    if (status) pd_py_raise(status);
-    return !status;
+    if (!status) return finish(t, c);
+    pd_tensor_release(t);
+    return pd_py_raise(status);
 }
 
 /* Sizes as f(2, 3), f((2, 3)) or f(size=(2, 3)); from `first` on. */
@@ -112,9 +114,12 @@ PyObject *pd_py_filled(const char *op, PyObject *args, PyObject *kwargs, int64_t
     chosen c;
     pd_ints size;
     pd_tensor *t;
+    const pd_device *was;
     if (!read_options(op, kwargs, &o, &c, dtype) || !read_size(op, args, 0, &o, &size)) return NULL;
     pd_scalar number = {.d = value ? *value : 0, .i = value ? (int64_t)*value : 0, .cat = PD_CAT_INT};
-    return made_there(op, &c, (int)size.n, size.v, NULL, value ? &number : NULL, &t) ? finish(t, &c) : NULL;
+    if (!made_there(&c, (int)size.n, size.v, NULL, &t, &was)) return NULL;
+    if (value) pd_fill(t, &number);
+    return filled(t, &c, was);
 }
 F(empty) { (void)module; return pd_py_filled("empty", args, kwargs, pd_default_dtype, NULL); }
 F(zeros) { (void)module; return pd_py_filled("zeros", args, kwargs, pd_default_dtype, &(double){0}); }
@@ -126,6 +131,7 @@ PyObject *pd_py_full(const char *op, PyObject *args, PyObject *kwargs, int64_t d
     pd_ints size;
     pd_scalar value;
     pd_tensor *t;
+    const pd_device *was;
     if (PyTuple_GET_SIZE(args) != 2) return PyErr_Format(PyExc_TypeError, "%s: expected size and fill_value", op);
     PyObject *v = PyTuple_GET_ITEM(args, 1);
     if (!pd_py_number(v, &value))
@@ -136,13 +142,16 @@ PyObject *pd_py_full(const char *op, PyObject *args, PyObject *kwargs, int64_t d
     if (!read_options(op, kwargs, &o, &c, dtype) || !pd_py_ints(PyTuple_GET_ITEM(args, 0), op, "size", &size))
         return NULL;
     PD_PY_TRY(pd_scalar_fits(op, &value, (pd_dtype)c.dtype));
-    return made_there(op, &c, (int)size.n, size.v, NULL, &value, &t) ? finish(t, &c) : NULL;
+    if (!made_there(&c, (int)size.n, size.v, NULL, &t, &was)) return NULL;
+    pd_fill(t, &value);
+    return filled(t, &c, was);
 }
 F(full) { (void)module; return pd_py_full("full", args, kwargs, PD_NO_DTYPE); }
 
 static PyObject *like(const char *op, PyObject *args, PyObject *kwargs, const double *value) {
     options o;
     chosen c;
+    const pd_device *was;
     pd_tensor *t, *x = PyTuple_GET_SIZE(args) >= 1 ? pd_py_expect_tensor(PyTuple_GET_ITEM(args, 0), op, "input") : NULL;
     if (!x) return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_TypeError, "%s: argument 'input' is missing", op);
     if (!read_options(op, kwargs, &o, &c, x->dtype)) return NULL;
@@ -157,7 +166,9 @@ static PyObject *like(const char *op, PyObject *args, PyObject *kwargs, const do
     }
     if (!c.device) c.device = x->storage->device;
     pd_scalar number = {.d = value ? *value : 0, .i = value ? (int64_t)*value : 0, .cat = PD_CAT_INT};
-    return made_there(op, &c, x->ndim, x->size, stride, value ? &number : NULL, &t) ? finish(t, &c) : NULL;
+    if (!made_there(&c, x->ndim, x->size, stride, &t, &was)) return NULL;
+    if (value) pd_fill(t, &number);
+    return filled(t, &c, was);
 }
 F(empty_like) { (void)module; return like("empty_like", args, kwargs, NULL); }
 F(zeros_like) { (void)module; return like("zeros_like", args, kwargs, &(double){0}); }
@@ -214,13 +225,12 @@ F(arange) {
                             "arange: start, end and step do not fit together (expected step nonzero and towards end)");
     int64_t size = (int64_t)count + (count > (double)(int64_t)count);
     pd_tensor *t;
-    PD_PY_TRY(pd_tensor_new("arange", (pd_dtype)c.dtype, 1, &size, &t));
-    if (pd_dtype_is_complex((pd_dtype)c.dtype)) {
-        pd_tensor_release(t);
+    const pd_device *was;
+    if (pd_dtype_is_complex((pd_dtype)c.dtype))
         return PyErr_Format(pd_py.E_DTYPE, "arange: %s (expected a real dtype)", pd_dtype_name((pd_dtype)c.dtype));
-    }
-    pd_cpu()->range((pd_dtype)c.dtype, pd_tensor_data(t), size, start, by);
-    return finish(t, &c);
+    if (!made_there(&c, 1, &size, NULL, &t, &was)) return NULL;
+    pd_here()->range((pd_dtype)c.dtype, pd_tensor_data(t), size, start, by);
+    return filled(t, &c, was);
 }
 
 static PyObject *drawn(const char *op, PyObject *args, PyObject *kwargs, bool normal) {
@@ -228,18 +238,19 @@ static PyObject *drawn(const char *op, PyObject *args, PyObject *kwargs, bool no
     chosen c;
     pd_ints size;
     pd_tensor *t;
+    const pd_device *was;
     if (!read_options(op, kwargs, &o, &c, pd_default_dtype) || !read_size(op, args, 0, &o, &size)) return NULL;
     if (pd_dtype_category((pd_dtype)c.dtype) < PD_CAT_FLOAT)
         return PyErr_Format(pd_py.E_DTYPE, "%s: %s (expected a floating or complex dtype)", op,
                             pd_dtype_name((pd_dtype)c.dtype));
     if (!pd_py_rng_key(o.generator, op, &c.key)) return NULL;
-    PD_PY_TRY(pd_tensor_new(op, (pd_dtype)c.dtype, (int)size.n, size.v, &t));
+    if (!made_there(&c, (int)size.n, size.v, NULL, &t, &was)) return NULL;
     bool pairs = pd_dtype_is_complex((pd_dtype)c.dtype); /* of variance 1 together */
     pd_dtype part = pd_dtype_part((pd_dtype)c.dtype);
     int64_t n = pairs ? 2 * t->numel : t->numel;
-    if (normal) pd_cpu()->normal(part, n, 0, pairs ? sqrt(0.5) : 1, c.key, pd_tensor_data(t));
-    else pd_cpu()->uniform(part, n, 0, 1, c.key, pd_tensor_data(t));
-    return finish(t, &c);
+    if (normal) pd_here()->normal(part, n, 0, pairs ? sqrt(0.5) : 1, c.key, pd_tensor_data(t));
+    else pd_here()->uniform(part, n, 0, 1, c.key, pd_tensor_data(t));
+    return filled(t, &c, was);
 }
 F(rand) { (void)module; return drawn("rand", args, kwargs, false); }
 F(randn) { (void)module; return drawn("randn", args, kwargs, true); }
@@ -250,6 +261,7 @@ F(randint) {
     pd_ints size;
     int64_t low = 0, high;
     pd_tensor *t;
+    const pd_device *was;
     (void)module;
     Py_ssize_t n = PyTuple_GET_SIZE(args),
                at = n == 3 || (n == 2 && kwargs && PyDict_GetItemString(kwargs, "size")) ? 1 : 0;
@@ -265,9 +277,9 @@ F(randint) {
         return PyErr_Format(PyExc_ValueError, "randint: low %lld, high %lld (expected low < high)", (long long)low,
                             (long long)high);
     if (!pd_py_rng_key(o.generator, "randint", &c.key)) return NULL;
-    PD_PY_TRY(pd_tensor_new("randint", (pd_dtype)c.dtype, (int)size.n, size.v, &t));
-    pd_cpu()->randint((pd_dtype)c.dtype, t->numel, low, high, c.key, pd_tensor_data(t));
-    return finish(t, &c);
+    if (!made_there(&c, (int)size.n, size.v, NULL, &t, &was)) return NULL;
+    pd_here()->randint((pd_dtype)c.dtype, t->numel, low, high, c.key, pd_tensor_data(t));
+    return filled(t, &c, was);
 }
 
 F(randperm) {

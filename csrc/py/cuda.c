@@ -210,12 +210,19 @@ F(cuda_capture_begin) {
     int index;
     long long pool;
     const pd_device *d;
+    PyObject *past;
+    pd_tensor *p;
     (void)module;
-    if (!PyArg_ParseTuple(args, "iL:CUDAGraph", &index, &pool) || !(d = at("CUDAGraph", index))) return NULL;
+    if (!PyArg_ParseTuple(args, "iLO:CUDAGraph", &index, &pool, &past) || !(d = at("CUDAGraph", index)) ||
+        !(p = pd_py_expect_tensor(past, "CUDAGraph", "past")))
+        return NULL;
+    if (p->dtype != PD_I64 || p->ndim != 1 || p->numel != 2 || p->stride[0] != 1 || p->storage->device != d)
+        return PyErr_Format(PyExc_ValueError, "CUDAGraph: past is %s of shape %s (expected 2 int64 on the device)",
+                            pd_dtype_name((pd_dtype)p->dtype), pd_tensor_shape(p));
     void *stream = pd_cuda_stream(d);
     int64_t id = pool;
     PD_PY_TRY(pd_cache_pool_begin(pd_cuda_cache(d), stream, &id));
-    pd_status status = pd_cuda_result("CUDAGraph", pd_cuda_open()->capture_begin(stream));
+    pd_status status = pd_cuda_result("CUDAGraph", pd_cuda_open()->capture_begin(stream, pd_tensor_data(p)));
     if (status) {
         pd_cache_pool_end(pd_cuda_cache(d));
         return pd_py_raise(status);
@@ -320,7 +327,8 @@ static PyMethodDef functions[] = {
     ROW(cuda_is_pinned, "cuda_is_pinned(input)\n\nWhether it lies there."),
     ROW(cuda_record, "cuda_record(input, stream)\n\nIts memory is not used again before the stream is through."),
     ROW(cuda_capture_begin,
-        "cuda_capture_begin(index, pool)\n\nThe current stream's work is written down; the pool's number."),
+        "cuda_capture_begin(index, pool, past)\n\nThe current stream's work is written down; the pool's number. past: "
+        "what replays add to seed and call of the keys."),
     ROW(cuda_capture_end, "cuda_capture_end(index)\n\nThe graph."),
     ROW(cuda_capturing, "cuda_capturing(index=-1)\n\nWhether the current stream is written down."),
     ROW(cuda_pool_free, "cuda_pool_free(index, pool)\n\nNo graph needs its memory any more."),

@@ -405,7 +405,7 @@ def __getattr__(name):
 
     if name in ("amp", "graphs", "nvtx"):
         return import_module(f"pydist.cuda.{name}")
-    if name in ("CUDAGraph", "graph", "graph_pool_handle"):
+    if name in ("CUDAGraph", "graph", "graph_pool_handle", "make_graphed_callables"):
         return getattr(import_module("pydist.cuda.graphs"), name)
     if name in _legacy._DTYPES:
         made = globals()[name] = _legacy.on_cuda(name)

@@ -1,6 +1,10 @@
 """CUDA graphs: work that is written down once and then launched as a whole, without the host's part of each op."""
 
 from pydist import _C, cuda
+from pydist._grad_mode import enable_grad
+from pydist.amp import autocast_mode
+from pydist.autograd.function import Function, once_differentiable
+from pydist.func import _flat, _map
 
 
 class _Pool:
@@ -24,9 +28,11 @@ class CUDAGraph:
     """What `graph` writes down; `replay()` does it again.
 
     Everything in a replay is as it was in the capture but the contents of tensors: addresses, shapes, and numbers that the host
-    gives to a launch, a learning rate or the keys of random numbers. So write new inputs into the tensors that were used
-    (`copy_`), run the optimizer's step outside (it is one launch), and dropout repeats its mask. What reads a result on
-    the host (`item()`, cross_entropy's labels) cannot be captured and raises RuntimeError.
+    gives to a launch. So write new inputs into the tensors that were used (`copy_`), and keep a learning rate that changes in a
+    tensor on the GPU. A whole step can be captured, with the optimizer's (capturable=True, where it counts its steps) and the
+    GradScaler's, once a step was made before. Random numbers (dropout) go on with each replay, as they would without a graph; those of
+    a Generator of one's own repeat. What the host reads or gives (`item()`, tensors of the CPU) cannot be captured and raises
+    RuntimeError.
 
     Collectives over several ranks can be captured, by all of them in the same order (NCCL's; nobody may destroy the group
     while a graph holds some); then all launch the same graphs in the same order.
@@ -40,26 +46,39 @@ class CUDAGraph:
     """
 
     def __init__(self, keep_graph=False):
-        self._graph = self._pool = None
+        self._graph = self._pool = self._past = None
         self._index = cuda._index("CUDAGraph")
         if not cuda._real():
             raise RuntimeError("CUDAGraph: pretended GPUs have no graphs (expected a CUDA device)")
 
-    def capture_begin(self, pool=None, capture_error_mode="global"):
+    def capture_begin(self, pool=None, capture_error_mode="global", *, _forward=None):
         """Work of the current stream, which must not be the default one, is written down from now on."""
         if self._graph is not None:
             raise RuntimeError("CUDAGraph.capture_begin: the graph has been captured already (expected reset() before)")
         self._index = cuda.current_device()
         self._pool = _Pool(self._index) if pool is None else pool
-        self._pool.number = _C.cuda_capture_begin(self._index, self._pool.number)
+        self._key, self._drawn = _C._rng_key(), 0
+        # What replays add to the keys of random numbers. The backward of a graph draws again what that drew.
+        self._past = _forward._past if _forward else _C.zeros((2,), dtype=_C.int64, device=f"cuda:{self._index}")
+        self._follows = _forward is not None
+        self._pool.number = _C.cuda_capture_begin(self._index, self._pool.number, self._past)
 
     def capture_end(self):
+        now = _C._rng_key()
+        self._drawn = now[1] - self._key[1]
+        if self._drawn:  # nothing has been drawn yet
+            _C.set_rng_state(self._key)
         self._graph = _C.cuda_capture_end(self._index)
 
     def replay(self):
         """Launches it in the current stream."""
         if self._graph is None:
             raise RuntimeError("CUDAGraph.replay: nothing has been captured (expected `with pydist.cuda.graph(g)` before)")
+        if self._drawn and not self._follows:
+            seed, call, stream = _C._rng_key()
+            for place, more in enumerate((seed - self._key[0], call - self._key[1])):
+                self._past[place].fill_((more + 2**63) % 2**64 - 2**63)
+            _C.set_rng_state((seed, call + self._drawn, stream))
         _C.cuda_graph_launch(self._graph, cuda.current_stream(self._index).cuda_stream)
 
     def pool(self):
@@ -71,7 +90,7 @@ class CUDAGraph:
         if self._graph is not None:
             cuda.synchronize(self._index)
             _C.cuda_graph_free(self._graph)
-        self._graph = self._pool = None
+        self._graph = self._pool = self._past = None
 
     def __del__(self):
         if getattr(self, "_graph", None) is not None:
@@ -81,8 +100,8 @@ class CUDAGraph:
 class graph:
     """`with graph(g):` captures the work inside in `g`, in a stream of its own (or `stream`)."""
 
-    def __init__(self, cuda_graph, pool=None, stream=None, capture_error_mode="global"):
-        self._graph, self._with = cuda_graph, pool
+    def __init__(self, cuda_graph, pool=None, stream=None, capture_error_mode="global", *, _forward=None):
+        self._graph, self._with, self._forward = cuda_graph, pool, _forward
         self._stream = cuda.Stream() if stream is None else stream
 
     def __enter__(self):
@@ -90,7 +109,7 @@ class graph:
         self._stream.wait_stream(cuda.current_stream())
         self._stream.__enter__()
         try:
-            self._graph.capture_begin(self._with)
+            self._graph.capture_begin(self._with, _forward=self._forward)
         except BaseException:
             self._stream.__exit__()
             raise
@@ -104,3 +123,133 @@ class graph:
         finally:
             self._stream.__exit__()
         cuda.current_stream().wait_stream(self._stream)
+
+
+def make_graphed_callables(callables, sample_args, num_warmup_iters=3, allow_unused_input=False, pool=None):
+    """Callables (functions or Modules; one, or a tuple of them) whose forward and backward are each launched as one graph.
+
+    sample_args: for each of them a tuple of tensors like those that it will be called with (shapes, dtypes, requires_grad); a
+    single tuple where there is one callable. Functions return a new function; a Module is changed in place, and uses its graphs while
+    its training mode is the one that it was captured in. Autograd goes on through them. Call them in the order of
+    the tuple, each backward before its next forward: graphs share their memory, and results are overwritten by the next call.
+    allow_unused_input: inputs and parameters that the result does not depend on get no gradient, else RuntimeError.
+
+    RuntimeError for Modules with hooks or with buffers that require gradients, and while autocast keeps casts
+    (`cache_enabled=False` is expected); TypeError for arguments that are no tensors.
+
+    >>> model = pydist.cuda.make_graphed_callables(model, (x,))   # doctest: +SKIP
+    >>> loss_of(model(batch), y).backward()                       # doctest: +SKIP
+    """
+    if autocast_mode.is_autocast_enabled("cuda") and autocast_mode.is_autocast_cache_enabled():
+        raise RuntimeError("make_graphed_callables: autocast keeps casts between calls (expected cache_enabled=False)")
+    single = not isinstance(callables, tuple)
+    if single:
+        callables, sample_args = (callables,), (sample_args,)
+    if len(callables) != len(sample_args):
+        raise ValueError(f"make_graphed_callables: {len(callables)} callables, {len(sample_args)} sample_args (expected as many)")
+    parts = [_Part(f, args, allow_unused_input) for f, args in zip(callables, sample_args)]
+    cuda.synchronize()
+    side = cuda.Stream()
+    side.wait_stream(cuda.current_stream())
+    with side:
+        for part in parts:
+            for _ in range(num_warmup_iters):
+                part.backward(part.forward(), [_C.zeros_like])
+    cuda.current_stream().wait_stream(side)
+    pool = graph_pool_handle() if pool is None else pool
+    for part in parts:
+        part.capture_forward(pool)
+    for part in reversed(parts):
+        part.capture_backward(pool)
+    made = tuple(part.callable() for part in parts)
+    return made[0] if single else made
+
+
+class _Part:
+    """One callable: its graphs, and the tensors that they read and write."""
+
+    def __init__(self, f, args, allow_unused):
+        self.f, self.allow_unused = f, allow_unused
+        self.is_module = hasattr(f, "named_parameters")
+        if self.is_module:
+            hooks = (f._backward_hooks, f._forward_hooks, f._forward_pre_hooks)
+            if any(map(len, hooks)):
+                raise RuntimeError("make_graphed_callables: the Module has hooks (expected to register them afterwards)")
+            if any(b.requires_grad for b in f.buffers()):
+                raise RuntimeError("make_graphed_callables: a buffer requires gradients (expected only parameters to)")
+        self.args = args
+        self.inputs = _flat(args)[0]
+        for x in self.inputs:
+            if not isinstance(x, _C.Tensor):
+                raise TypeError(f"make_graphed_callables: sample_args hold {type(x).__name__} (expected only tensors)")
+        self.own = len(self.inputs)
+        self.inputs += f.parameters() if self.is_module else ()
+        self.wanted = [x for x in self.inputs if x.requires_grad]
+        self.graphs = CUDAGraph(), CUDAGraph()
+
+    def forward(self):
+        with enable_grad():
+            self.result = self.f(*self.args)
+        return [y for y in _flat(self.result)[0] if isinstance(y, _C.Tensor)]
+
+    def backward(self, outputs, grads):
+        """The gradients of all that wants some; `grads`: those of outputs, or how to make one like an output."""
+        from pydist import autograd
+
+        ends = [y for y in outputs if y.requires_grad]
+        if not ends or not self.wanted:
+            return []
+        grads = [grads[0](y) for y in ends] if callable(grads[0]) else grads
+        return autograd.grad(ends, self.wanted, grads, allow_unused=self.allow_unused)
+
+    def capture_forward(self, pool):
+        with graph(self.graphs[0], pool=pool):
+            self.outputs = self.forward()
+
+    def capture_backward(self, pool):
+        self.grad_outputs = [_C.zeros_like(y) for y in self.outputs if y.requires_grad]
+        self.grads = []
+        if self.grad_outputs and self.wanted:
+            with graph(self.graphs[1], pool=pool, _forward=self.graphs[0]):
+                self.grads = self.backward(self.outputs, self.grad_outputs)
+        self.outputs = [y.detach() for y in self.outputs]
+        self.result = _map(lambda y: y.detach() if isinstance(y, _C.Tensor) else y, self.result)
+
+    def callable(self):
+        part = self
+        places = iter(part.grads)
+        grads = [next(places) if x.requires_grad and part.grads else None for x in part.inputs]
+        ending = [i for i, y in enumerate(part.outputs) if y.is_floating_point() or y.is_complex()][: len(part.grad_outputs)]
+
+        class Graphed(Function):
+            @staticmethod
+            def forward(ctx, *inputs):
+                for kept, given in zip(part.inputs[: part.own], inputs):
+                    if kept.data_ptr() != given.data_ptr():
+                        kept.copy_(given)
+                part.graphs[0].replay()
+                return tuple(y.detach() for y in part.outputs)
+
+            @staticmethod
+            @once_differentiable
+            def backward(ctx, *grad_outputs):
+                for kept, i in zip(part.grad_outputs, ending):
+                    if grad_outputs[i] is None:
+                        kept.zero_()
+                    elif kept.data_ptr() != grad_outputs[i].data_ptr():
+                        kept.copy_(grad_outputs[i])
+                part.graphs[1].replay()
+                return tuple(None if g is None else g.detach() for g in grads)
+
+        def graphed(*args):
+            given = _flat(args)[0]
+            if len(given) != part.own:
+                raise TypeError(f"a graphed callable got {len(given)} tensors (expected {part.own}, as in sample_args)")
+            outputs = iter(Graphed.apply(*given, *part.inputs[part.own :]))
+            return _map(lambda y: next(outputs) if isinstance(y, _C.Tensor) else y, part.result)
+
+        if not part.is_module:
+            return graphed
+        module, training, plain = part.f, part.f.training, part.f.forward
+        module.forward = lambda *args: (graphed if module.training == training else plain)(*args)
+        return module

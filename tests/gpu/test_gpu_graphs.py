@@ -194,8 +194,96 @@ def test_steps_that_cannot_be_captured_say_why(name, why):
     assert p.sum().item() < 3
 
 
+def test_replays_draw_what_the_same_work_without_a_graph_draws():
+    x, found = pydist.linspace(1, 2, 500).cuda().requires_grad_(), []
+    for replayed in (False, True):
+        pydist.manual_seed(3)
+        g, drawn = cuda.CUDAGraph(), []
+
+        def work(drawn=drawn):
+            y = F.dropout(x, 0.5) * pydist.rand(500, device="cuda")
+            return [y, *pydist.autograd.grad(y.sum(), x), pydist.randn(7, device="cuda"), pydist.randint(0, 9, (7,), device="cuda")]
+
+        if replayed:
+            with cuda.graph(g):
+                made = work()
+        for i in range(4):
+            if i == 2:
+                pydist.manual_seed(11)
+            if replayed:
+                g.replay()
+            else:
+                made = work()
+            drawn += [t.tolist() for t in made] + [pydist.rand(1).item()]
+        found.append(drawn)
+    assert found[0] == found[1] and len(set(map(str, found[0]))) == len(found[0])
+
+
+@pytest.mark.parametrize("module", [False, True])
+def test_graphed_callables_train_alike(module):
+    losses = []
+    for graphed in (False, True):
+        pydist.manual_seed(0)
+        first = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Dropout(0.25)).cuda()
+        second = nn.Linear(16, 4).cuda()
+        optimizer = pydist.optim.Adam([*first.parameters(), *second.parameters()], lr=0.01)
+        batches = [(pydist.randn(16, 8).cuda(), pydist.randint(0, 4, (16,)).cuda()) for _ in range(4)]
+        parts = (first, second)
+        if graphed:
+            x, y = pydist.randn(16, 8, device="cuda"), pydist.randn(16, 16, device="cuda").requires_grad_()
+            if module:
+                parts = cuda.make_graphed_callables(parts, ((x,), (y,)))
+                assert parts == (first, second)
+            else:
+                parts = (cuda.make_graphed_callables(first, (x,)), lambda h: second(h))
+        pydist.manual_seed(7)
+        found = []
+        for x, t in batches:
+            optimizer.zero_grad()
+            loss = F.cross_entropy(parts[1](parts[0](x)), t)
+            loss.backward()
+            optimizer.step()
+            found.append(loss.item())
+        first.eval()
+        found.append(F.cross_entropy(second(first(x)), t).item())
+        losses.append(found)
+    assert losses[0] == losses[1] and len(set(losses[0])) == 5
+
+
+def test_graphed_functions():
+    def f(x, pair):
+        return {"sum": (x * 2 + pair[0]).sin(), "count": 3}, pair[1] + 1
+
+    x, a, b = (pydist.randn(5, device="cuda").requires_grad_(r) for r in (True, False, True))
+    with pytest.raises(TypeError, match="sample_args hold int .expected only tensors"):
+        cuda.make_graphed_callables(f, (x, (a, 3)))
+    graphed = cuda.make_graphed_callables(f, (x, (a, b)))
+    for _ in range(2):
+        given = [pydist.randn(5, device="cuda") for _ in range(3)]
+        results = []
+        for call in (f, graphed):
+            x, a, b = (t.clone().requires_grad_(i != 1) for i, t in enumerate(given))
+            made, other = call(x, (a, b))
+            assert made["count"] == 3
+            (made["sum"].sum() * 2 + other.sum()).backward()
+            results.append([t.tolist() for t in (made["sum"], other, x.grad, b.grad)])
+        assert results[0] == results[1]
+    unused = pydist.randn(5, device="cuda").requires_grad_()
+    with pytest.raises(RuntimeError):
+        cuda.make_graphed_callables(lambda x, y: x * 2, (x, unused))
+    y = cuda.make_graphed_callables(lambda x, y: x * 2, (x, unused), allow_unused_input=True)(x, unused)
+    y.sum().backward()
+    assert unused.grad is None
+    with pytest.raises(RuntimeError, match="the Module has hooks"):
+        hooked = nn.Linear(2, 2).cuda()
+        hooked.register_forward_hook(lambda *args: None)
+        cuda.make_graphed_callables(hooked, (pydist.ones(1, 2, device="cuda"),))
+
+
 def test_what_the_host_reads_cannot_be_captured():
     x, g = pydist.ones(4, device="cuda"), cuda.CUDAGraph()
+    with pytest.raises(RuntimeError, match="copy to the device: a CUDA graph is being captured"), cuda.graph(cuda.CUDAGraph()):
+        x + pydist.ones(4).pin_memory().to("cuda", non_blocking=True)
     with pytest.raises(RuntimeError), cuda.graph(g):
         x.sum().item()
     assert (x + 1).sum().item() == 8  # and all goes on

@@ -153,3 +153,24 @@ def test_linear_cross_entropy(chunk, dtype):
         return loss, x.grad, w.grad, b.grad
 
     near(run, x, w, b, y, by=2e-5 if dtype == "float32" else 0.1)
+
+
+@pytest.mark.parametrize("dtype", [pydist.float32, pydist.float64, pydist.float16, pydist.bfloat16, pydist.complex64], ids=str)
+def test_made_where_they_are_asked_for_as_on_the_cpu(dtype):
+    for n in (1, 7, 5000):
+        for make in (pydist.rand, pydist.randn):
+            near_bits = 1e-6 if dtype is pydist.float32 else 0.01 if dtype.itemsize == 2 else 1e-6
+            pydist.manual_seed(n)
+            want = make(n, dtype=dtype)
+            pydist.manual_seed(n)
+            assert (make(n, dtype=dtype, device="cuda").cpu() - want).abs().max().item() <= near_bits
+    assert pydist.arange(3, 50, 7, device="cuda").tolist() == list(range(3, 50, 7))
+
+
+@pytest.mark.parametrize("bounds", [(0, 9), (-5, 300), (-(2**63), 2**63 - 1), (0, 2**40 + 3)])
+def test_whole_numbers_are_the_cpus(bounds):
+    for dtype in (pydist.int64, pydist.int16, pydist.float32) if bounds[1] < 2**32 else (pydist.int64,):
+        pydist.manual_seed(5)
+        want = pydist.randint(*bounds, (1001,), dtype=dtype)
+        pydist.manual_seed(5)
+        assert pydist.randint(*bounds, (1001,), dtype=dtype, device="cuda").tolist() == want.tolist()
