@@ -46,7 +46,10 @@ static int64_t now(void) {
 
 /* ---- spans ------------------------------------------------------------------------------------------------------- */
 
-pd_lap pd_lap_open(unsigned run) { return (pd_lap){.held = p.how.held ? p.how.held() : 0, .run = run, .begin = now()}; }
+pd_lap pd_lap_open(unsigned run) {
+    uint32_t gpu = p.how.gpu_begin ? p.how.gpu_begin() : 0;
+    return (pd_lap){.held = p.how.held ? p.how.held() : 0, .gpu = gpu, .run = run, .begin = now()};
+}
 
 /* The run's own copy of a text. */
 static const char *keep(const char *text) {
@@ -74,6 +77,7 @@ void pd_lap_close(const pd_lap *s, pd_lap_kind kind, const char *name, int64_t b
     pd_event e = {.begin = s->begin, .end = now(), .bytes = bytes, .kind = kind};
     if (p.how.held) e.held = p.how.held() - s->held;
     if (p.how.stack && !lane) e.stack = p.how.stack();
+    if (s->gpu && !lane && (e.gpu[1] = p.how.gpu_end(s->gpu))) e.gpu[0] = s->gpu;
     if (!thread) thread = syscall(SYS_gettid);
     e.lane = lane ? *lane : thread;
     pthread_mutex_lock(&p.lock);

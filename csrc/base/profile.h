@@ -25,6 +25,7 @@ extern const char *const pd_lap_kind_names[PD_LAP_KINDS];
 typedef struct pd_lap {
     int64_t begin, held;
     unsigned run; /* 0: the profiler was off */
+    uint32_t gpu; /* gpu_begin's */
 } pd_lap;
 
 typedef struct pd_event {
@@ -33,6 +34,7 @@ typedef struct pd_event {
     int64_t bytes;      /* read and written */
     int64_t held;       /* by how much the memory that tensors hold has grown, over all threads */
     int64_t lane;       /* the thread's number in the system, or what pd_lap_end_in says */
+    uint32_t gpu[2];    /* of gpu_begin and gpu_end, or 0 twice */
     int64_t dims;       /* 0, or 1 + where pd_profile_dims has its shapes */
     int32_t stack;      /* 0, or what `stack` gave when it ended */
     pd_lap_kind kind;
@@ -43,6 +45,10 @@ typedef struct pd_profile {
     bool shapes;            /* callers say shapes */
     int64_t (*held)(void);  /* NULL: not asked for */
     int32_t (*stack)(void); /* NULL: not asked for; where the host's program stands, any thread, no lock of ours held */
+    /* NULL: not asked for. Points in the work of the thread's GPU when a lap begins and ends; the second is 0, and
+       takes the first one back, where the lap gave it no work. */
+    uint32_t (*gpu_begin)(void);
+    uint32_t (*gpu_end)(uint32_t begin);
 } pd_profile;
 
 /* Drops what there was. PD_E_RUNTIME: it is on already. */

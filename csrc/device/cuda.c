@@ -33,6 +33,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 /* What this thread's launches go to, and what its current op has got so far. */
 static _Thread_local struct {
     int current, used; /* used: 1 + the device that the runtime was told */
+    uint64_t entered;  /* how often an op has turned to a device */
     void *streams[PD_CUDA_DEVICES], *used_stream;
     void *held[HELD];
     int nheld;
@@ -145,6 +146,7 @@ pd_status pd_cuda_result(const char *op, int error) {
 /* ---- a device ---------------------------------------------------------------------------------------------------- */
 
 static pd_status enter(const pd_device *d) {
+    here.entered++;
     void *stream = here.streams[d->index];
     if (here.used == d->index + 1 && here.used_stream == stream) return PD_OK;
     if (cuda.forked)
@@ -236,6 +238,10 @@ pd_status pd_cuda_device(const char *op, int index, const pd_device **out) {
 }
 
 int pd_cuda_current(void) { return here.current; }
+int pd_cuda_in_use(uint64_t *entered) {
+    *entered = here.entered;
+    return here.used - 1;
+}
 pd_status pd_cuda_set_current(int index) {
     const pd_device *d;
     PD_TRY(pd_cuda_device("set_device", index, &d));

@@ -23,6 +23,7 @@ const char *pd_cuda_built(void); /* "CUDA 13.0, sm_80 sm_90a"; "" where there is
 pd_status pd_cuda_device(const char *op, int index, const pd_device **out);
 int pd_cuda_current(void);
 pd_status pd_cuda_set_current(int index);
+int pd_cuda_in_use(uint64_t *entered); /* the device that this thread used last, -1: none; how often it used some */
 
 /* The rest is for a device that pd_cuda_device has given. */
 const pd_cuda_library *pd_cuda_open(void); /* NULL where there is none */

@@ -414,6 +414,10 @@ const char *pd_cudnn_version(const char **why);
 
 size_t pd_gemm_scratch(const pd_gemm *c); /* bytes, 64-byte aligned */
 pd_status pd_gemm_run(const pd_gemm *c, const void *A, const void *B, const void *bias, void *C, void *scratch);
+/* The same, and sums[m] (in C's type): of A's row m, where a library of a GPU makes them in passing; *done: whether one
+   did, else nothing was written. One batch, scratch as for pd_gemm_run. */
+pd_status pd_gemm_with_sums(const pd_gemm *c, const void *A, const void *B, void *sums, void *C, void *scratch,
+                            bool *done);
 
 /* The three parts of a 2-D convolution. Scratch is enough for each; gbias: on the CPU alone. */
 size_t pd_conv_scratch(const pd_conv *c);

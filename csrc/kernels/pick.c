@@ -34,7 +34,7 @@ size_t pd_gemm_scratch(const pd_gemm *c) {
 pd_status pd_gemm_run(const pd_gemm *c, const void *A, const void *B, const void *bias, void *C, void *scratch) {
     if (pd_device_here->kernels) {
         bool done;
-        PD_TRY(pd_cublaslt_gemm(c, A, B, bias, C, scratch, &done));
+        PD_TRY(pd_cublaslt_gemm(c, A, B, bias, NULL, C, scratch, &done));
         if (!done) pd_here()->gemm(c, A, B, bias, C, scratch);
         return PD_OK;
     }
@@ -62,6 +62,12 @@ const pd_winograd *pd_winograd_of(const pd_conv *c) {
     if (!shape || c->t == PD_F64 || c->N * ((c->P + 1) / 2) * ((c->Q + 1) / 2) < WINOGRAD_TILES) return NULL;
     if (!pd_flags_get()->WINOGRAD || (c->t == PD_BF16 && pd_onednn_takes_conv(c))) return NULL;
     return tables[pd_cpu_isa()];
+}
+
+pd_status pd_gemm_with_sums(const pd_gemm *c, const void *A, const void *B, void *sums, void *C, void *scratch,
+                            bool *done) {
+    *done = false;
+    return pd_device_here->kernels ? pd_cublaslt_gemm(c, A, B, NULL, sums, C, scratch, done) : PD_OK;
 }
 
 /* A GPU's convolutions take what scratch they need themselves: how much is known when a plan has been made. */

@@ -1,6 +1,6 @@
 /* The profiler's buffer, for pydist/profiler: start, stop, take, and spans that Python names. */
 #include "base/profile.h"
-#include "device/device.h"
+#include "device/gpu_points.h"
 #include "py/py.h"
 
 #if PY_VERSION_HEX < 0x030B0000
@@ -54,12 +54,14 @@ static int32_t stack(void) {
 
 static PyObject *start(PyObject *module, PyObject *args) {
     Py_ssize_t most;
-    int shapes, memory, want_stack;
+    int shapes, memory, want_stack, gpu;
     (void)module;
-    if (!PyArg_ParseTuple(args, "nppp:_profile_start", &most, &shapes, &memory, &want_stack)) return NULL;
+    if (!PyArg_ParseTuple(args, "npppp:_profile_start", &most, &shapes, &memory, &want_stack, &gpu)) return NULL;
     if (most < 1) return PyErr_Format(PyExc_ValueError, "profiler: max_events is %zd (expected at least 1)", most);
     const pd_profile how = {.most = (size_t)most, .shapes = shapes, .held = memory ? pd_device_cpu_bytes : NULL,
-                            .stack = want_stack ? stack : NULL};
+                            .stack = want_stack ? stack : NULL, .gpu_begin = gpu ? pd_gpu_point : NULL,
+                            .gpu_end = gpu ? pd_gpu_point_after : NULL};
+    if (gpu && !pd_profile_run) PD_PY_TRY(pd_gpu_points_start());
     PyObject *fresh = want_stack ? PyDict_New() : NULL;
     if (want_stack && !fresh) return NULL;
     pd_status status = pd_profile_start(&how);
@@ -95,12 +97,20 @@ static PyObject *shapes_of(const pd_event *e) {
     return list ? Py_BuildValue("(lN)", results, list) : NULL;
 }
 
+static PyObject *gpu_of(const pd_event *e) {
+    int device;
+    int64_t from, to;
+    if (!pd_gpu_points_times(e->gpu[0], e->gpu[1], &device, &from, &to)) Py_RETURN_NONE;
+    return Py_BuildValue("(iLL)", device, (long long)from, (long long)to);
+}
+
 static PyObject *row(const pd_event *e) {
-    PyObject *shapes = shapes_of(e);
-    return !shapes ? NULL
-                   : Py_BuildValue("(ssLLLLLiN)", e->name, pd_lap_kind_names[e->kind], (long long)e->lane,
+    PyObject *shapes = shapes_of(e), *gpu = shapes ? gpu_of(e) : NULL;
+    if (shapes && !gpu) Py_DECREF(shapes);
+    return !gpu ? NULL
+                   : Py_BuildValue("(ssLLLLLiNN)", e->name, pd_lap_kind_names[e->kind], (long long)e->lane,
                                    (long long)e->begin, (long long)e->end, (long long)e->bytes, (long long)e->held,
-                                   (int)e->stack, shapes);
+                                   (int)e->stack, shapes, gpu);
 }
 
 static PyObject *take(PyObject *module, PyObject *unused) {
@@ -109,6 +119,7 @@ static PyObject *take(PyObject *module, PyObject *unused) {
     (void)module, (void)unused;
     if (pd_profile_run) return PyErr_Format(PyExc_RuntimeError, "profiler: it is running (expected to stop it first)");
     const pd_event *events = pd_profile_events(&count, &dropped);
+    PD_PY_TRY(pd_gpu_points_wait());
     PyObject *list = PyList_New((Py_ssize_t)count), *known = stacks ? Py_NewRef(stacks) : PyDict_New();
     for (size_t i = 0; list && i < count; i++) {
         PyObject *tuple = row(&events[i]);
@@ -147,12 +158,13 @@ static PyObject *span_end(PyObject *module, PyObject *args) {
 
 static PyMethodDef functions[] = {
     {"_profile_start", start, METH_VARARGS,
-     "_profile_start(max_events, shapes, memory, stack): begins to record; see pydist.profiler."},
+     "_profile_start(max_events, shapes, memory, stack, gpu): begins to record; see pydist.profiler."},
     {"_profile_stop", stop, METH_NOARGS, "_profile_stop(): ends it; fine when it is off."},
     {"_profile_take", take, METH_NOARGS,
      "_profile_take() -> (events, dropped, stacks)\n\nWhat was recorded, given away: (name, kind, lane, begin, end, "
      "bytes, held, "
-     "stack, None or (results, shapes)) of each, times in monotonic ns; how many events were dropped; numbers by "
+     "stack, None or (results, shapes), None or (GPU, begin, end since the start)) of each, times in monotonic ns; how "
+     "many events were dropped; numbers by "
      "stack."},
     {"_span_begin", span_begin, METH_NOARGS,
      "_span_begin() -> bytes | None\n\nA span of the profiler; None while it is off."},

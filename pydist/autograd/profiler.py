@@ -2,6 +2,7 @@
 
 import warnings
 
+from pydist import cuda
 from pydist.profiler.events import EventList, FunctionEvent, FunctionEventAvg
 from pydist.profiler.session import Recording, record_function
 from pydist.profiler.trace import write
@@ -45,11 +46,12 @@ class profile:
         custom_trace_id_callback=None,
         max_events=1_000_000,
     ):
-        if use_cuda or use_device not in (None, "cpu"):
+        gpu = bool(use_cuda or use_device not in (None, "cpu"))
+        if gpu and not cuda._real():
             warnings.warn("profile: there is no GPU to profile (only the CPU is recorded)", stacklevel=2)
         self.enabled = enabled
         self._recording = Recording(record_shapes=record_shapes, profile_memory=profile_memory, with_stack=with_stack,
-                                    with_flops=with_flops, max_events=max_events)  # fmt: skip
+                                    with_flops=with_flops, max_events=max_events, gpu=gpu and cuda._real())  # fmt: skip
 
     def __enter__(self):
         if self.enabled:

@@ -32,13 +32,18 @@ class _Times:
 
     node_id = -1
     device_type = DeviceType.CPU
-    device_time_total = self_device_time_total = device_time = 0.0
-    cuda_time_total = self_cuda_time_total = cuda_time = 0.0
+    cuda_time_total = property(lambda self: self.device_time_total)
+    self_cuda_time_total = property(lambda self: self.self_device_time_total)
+    cuda_time = property(lambda self: self.device_time)
     device_memory_usage = self_device_memory_usage = cuda_memory_usage = self_cuda_memory_usage = 0
 
     @property
     def cpu_time(self):
         return self.cpu_time_total / self.count if self.count else 0.0
+
+    @property
+    def device_time(self):
+        return self.device_time_total / self.count if self.count else 0.0
 
     @property
     def cpu_time_str(self):
@@ -55,18 +60,20 @@ class _Times:
 
 class FunctionEvent(_Times):
     """One span: `name`, `thread` (the system's number, or a group's lane), `time_range`, `input_shapes`, `stack` (innermost
-    line first), `flops`, `bytes` (read and written by its own kernel), memory that tensors gained, parent and children."""
+    line first), `flops`, `bytes` (read and written by its own kernel), memory that tensors gained, parent and children;
+    `device_index` and `device_time_range` of the work that it gave a GPU, or None."""
 
     __slots__ = ("id", "name", "kind", "thread", "time_range", "input_shapes", "stack", "flops", "bytes", "cpu_memory_usage",
-                 "cpu_children", "cpu_parent")  # fmt: skip
+                 "cpu_children", "cpu_parent", "device_index", "device_time_range")  # fmt: skip
     count = 1
 
-    def __init__(self, id, name, kind, thread, start, end, *, shapes=None, stack=(), flops=0, bytes=0, memory=0):
+    def __init__(self, id, name, kind, thread, start, end, *, shapes=None, stack=(), flops=0, bytes=0, memory=0, device=None):
         self.id, self.name, self.kind, self.thread = id, name, kind, thread
         self.time_range = Interval(start, end)
         self.input_shapes, self.stack, self.flops, self.bytes = shapes, stack, flops, bytes
         self.cpu_memory_usage = memory
         self.cpu_children, self.cpu_parent = [], None
+        self.device_index, self.device_time_range = device and device[0], device and Interval(device[1] / 1e3, device[2] / 1e3)
 
     key = property(lambda self: self.name)
     scope = property(lambda self: self.kind)
@@ -89,6 +96,14 @@ class FunctionEvent(_Times):
         return 0.0 if self.is_async else self.cpu_time_total - sum(e.cpu_time_total for e in self.cpu_children)
 
     @property
+    def device_time_total(self):
+        return self.device_time_range.elapsed_us() if self.device_time_range else 0.0
+
+    @property
+    def self_device_time_total(self):
+        return max(self.device_time_total - sum(e.device_time_total for e in self.cpu_children), 0.0)
+
+    @property
     def self_cpu_memory_usage(self):
         return self.cpu_memory_usage - sum(e.cpu_memory_usage for e in self.cpu_children)
 
@@ -104,7 +119,7 @@ class FunctionEventAvg(_Times):
 
     def __init__(self):
         self.key, self.kind, self.count, self.cpu_parent = None, None, 0, None
-        self.cpu_time_total = self.self_cpu_time_total = 0.0
+        self.cpu_time_total = self.self_cpu_time_total = self.device_time_total = self.self_device_time_total = 0.0
         self.cpu_memory_usage = self.self_cpu_memory_usage = self.bytes = self.flops = 0
         self.input_shapes, self.stack, self.is_async = None, (), False
 
@@ -114,7 +129,8 @@ class FunctionEventAvg(_Times):
             self.key, self.kind, self.is_async = other.key, other.kind, other.is_async
             self.input_shapes, self.stack = other.input_shapes, other.stack
         self.count += other.count
-        for name in ("cpu_time_total", "self_cpu_time_total", "cpu_memory_usage", "self_cpu_memory_usage", "bytes", "flops"):
+        for name in ("cpu_time_total", "self_cpu_time_total", "device_time_total", "self_device_time_total", "cpu_memory_usage",
+                     "self_cpu_memory_usage", "bytes", "flops"):  # fmt: skip
             setattr(self, name, getattr(self, name) + getattr(other, name))
         return self
 
@@ -138,6 +154,13 @@ class EventList(list):
     def self_cpu_time_total(self):
         """The time of all threads inside events, in microseconds."""
         return sum(e.self_cpu_time_total for e in self)
+
+    @property
+    def self_device_time_total(self):
+        """The time that GPUs took for work inside events, in microseconds."""
+        return sum(e.self_device_time_total for e in self)
+
+    self_cuda_time_total = self_device_time_total
 
     def table(
         self,
@@ -244,7 +267,7 @@ def from_rows(rows, dropped, stacks, start, options):
     """The events of `_C._profile_take()`; `start`: the monotonic ns from which times count. Options: record_shapes,
     profile_memory, with_flops."""
     lines, events = _lines(stacks), []
-    for i, (name, kind, lane, begin, end, moved, held, stack, shapes) in enumerate(rows):
+    for i, (name, kind, lane, begin, end, moved, held, stack, shapes, device) in enumerate(rows):
         count, results = 0, 0
         if shapes is not None:
             results, shapes = shapes
@@ -254,7 +277,7 @@ def from_rows(rows, dropped, stacks, start, options):
             FunctionEvent(
                 i, title, kind, lane, (begin - start) / 1e3, (end - start) / 1e3,
                 shapes=shapes[results:] if shapes is not None and options["record_shapes"] else None,
-                stack=lines.get(stack, ()), flops=count, bytes=moved, memory=held,
+                stack=lines.get(stack, ()), flops=count, bytes=moved, memory=held, device=device,
             )
         )  # fmt: skip
     _nest(events)

@@ -6,7 +6,7 @@ import warnings
 from enum import Enum
 from functools import wraps
 
-from pydist import _C
+from pydist import _C, cuda
 from pydist.profiler.events import EventList, from_rows
 from pydist.profiler.trace import write
 
@@ -30,8 +30,8 @@ _RECORDING = (ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE)
 
 
 def supported_activities():
-    """The activities that can be recorded."""
-    return {ProfilerActivity.CPU}
+    """The activities that can be recorded: CPU, and CUDA where there is a GPU."""
+    return {ProfilerActivity.CPU, ProfilerActivity.CUDA} if cuda._real() else {ProfilerActivity.CPU}
 
 
 def schedule(*, wait, warmup, active, repeat=0, skip_first=0, skip_first_wait=0):
@@ -110,9 +110,9 @@ def _epoch():
 class Recording:
     """Starts and stops the engine's recording, and keeps what the last one gave: `events`, and `began`, ns of the epoch."""
 
-    def __init__(self, *, record_shapes, profile_memory, with_stack, with_flops, max_events):
+    def __init__(self, *, record_shapes, profile_memory, with_stack, with_flops, max_events, gpu=False):
         self._options = {"record_shapes": record_shapes, "profile_memory": profile_memory, "with_flops": with_flops}
-        self._start = (max_events, bool(record_shapes or with_flops), bool(profile_memory), bool(with_stack))
+        self._start = (max_events, bool(record_shapes or with_flops), bool(profile_memory), bool(with_stack), gpu)
         self.running, self.events, self._raw = False, None, None
 
     def start(self):
@@ -142,8 +142,11 @@ class profile:
     `schedule` says for each step() whether to record; at the end of each recorded cycle on_trace_ready(self) is called.
     `record_shapes` keeps the shapes of inputs, `profile_memory` by how much the memory of tensors grew, `with_stack` the
     Python lines (slow), `with_flops` FLOPs of products and the bytes that kernels moved. At most `max_events` spans are
-    kept (64 bytes each, and their shapes); the table says how many were dropped. Activities but the CPU are left out with
-    a warning. RuntimeError: another profiler is running.
+    kept (72 bytes each, and their shapes); the table says how many were dropped. RuntimeError: another profiler is running.
+
+    Where there is a GPU, ProfilerActivity.CUDA (by default) records when it did the work of each span, by events in the stream
+    that the thread uses: columns of the table, `device_time_total` of events, and a lane of the trace. What the span's thread gives
+    to other streams or devices is not seen. Without a GPU the activity is left out with a warning.
 
     >>> import pydist
     >>> with pydist.profiler.profile(with_flops=True) as prof:
@@ -175,13 +178,15 @@ class profile:
             if not isinstance(activity, ProfilerActivity):
                 raise TypeError(f"profile: activities has {activity!r} (expected ProfilerActivity.CPU)")
         if use_cuda or self.activities - supported_activities():
-            warnings.warn("profile: there is no GPU to profile (only ProfilerActivity.CPU is recorded)", stacklevel=2)
+            if not cuda._real():
+                warnings.warn("profile: there is no GPU to profile (only ProfilerActivity.CPU is recorded)", stacklevel=2)
         if schedule is not None and not callable(schedule):
             raise TypeError(f"profile: schedule is {type(schedule).__name__} (expected a function, as schedule() gives it)")
         self.schedule, self.on_trace_ready = schedule, on_trace_ready
         self.record_shapes, self.profile_memory, self.with_stack, self.with_flops = record_shapes, profile_memory, with_stack, with_flops
         self._recording = Recording(record_shapes=record_shapes, profile_memory=profile_memory, with_stack=with_stack,
-                                    with_flops=with_flops, max_events=max_events)  # fmt: skip
+                                    with_flops=with_flops, max_events=max_events,
+                                    gpu=cuda._real() and bool(use_cuda or ProfilerActivity.CUDA in self.activities))  # fmt: skip
         self.step_num = 0
         self.current_action = self._action()
         self._span = None

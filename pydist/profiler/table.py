@@ -45,6 +45,14 @@ def _columns(events, total, profile_memory, with_flops, time_unit):
         ("CPU total", lambda e: time_text(e.cpu_time_total, time_unit)),
         ("CPU time avg", lambda e: time_text(e.cpu_time, time_unit)),
     ]
+    on_gpu = events.self_device_time_total
+    if on_gpu:
+        columns += [
+            ("Self CUDA", lambda e: time_text(e.self_device_time_total, time_unit)),
+            ("Self CUDA %", lambda e: _share(e.self_device_time_total, on_gpu)),
+            ("CUDA total", lambda e: time_text(e.device_time_total, time_unit)),
+            ("CUDA time avg", lambda e: time_text(e.device_time, time_unit)),
+        ]
     if profile_memory:
         columns += [
             ("CPU Mem", lambda e: memory_text(e.cpu_memory_usage)),
@@ -89,4 +97,7 @@ def build_table(
     top = ["=" * len(rule), header] if header is not None else []
     if top_level_events_only:
         top += ["=" * len(rule), "This report only display top-level ops statistics"]
-    return "\n".join([*top, rule, lines[0], rule, *lines[1:], rule, f"Self CPU time total: {time_text(total, time_unit)}", dropped])
+    totals = [f"Self CPU time total: {time_text(total, time_unit)}"]
+    if events.self_device_time_total:
+        totals.append(f"Self CUDA time total: {time_text(events.self_device_time_total, time_unit)}")
+    return "\n".join([*top, rule, lines[0], rule, *lines[1:], rule, *totals, dropped])

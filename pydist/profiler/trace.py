@@ -11,6 +11,7 @@ import time
 _WEEK = 7 * 86400 * 10**9
 _CATEGORIES = {"user": "user_annotation", "communication": "communication"}
 _GROUPS = 10_000_000  # line of group 0: no thread's number
+_GPUS = 20_000_000  # line of GPU 0
 
 
 def _rank():
@@ -54,7 +55,15 @@ def write(path, events, start=None, metadata=None):
     for line, is_group in dict.fromkeys((_line(e), e.is_async) for e in events):
         name = f"communication of group {line - _GROUPS}" if is_group else f"thread {line}"
         found.append(about("thread_name", line, name=name))
+    for device in sorted({e.device_index for e in events if e.device_time_range}):
+        found.append(about("thread_name", _GPUS + device, name=f"GPU {device}"))
     for e in events:
+        if e.device_time_range:
+            found.append({
+                "ph": "X", "cat": "kernel", "name": e.name, "pid": rank, "tid": _GPUS + e.device_index,
+                "ts": (start - base) / 1e3 + e.device_time_range.start, "dur": e.device_time_range.elapsed_us(),
+                "args": {"External id": e.id, "device": e.device_index},
+            })  # fmt: skip
         found.append({
             "ph": "X", "cat": _CATEGORIES.get(e.kind, "cpu_op"), "name": e.name, "pid": rank, "tid": _line(e),
             "ts": (start - base) / 1e3 + e.time_range.start, "dur": e.time_range.elapsed_us(), "args": _args(e),

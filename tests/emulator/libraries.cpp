@@ -113,7 +113,7 @@ EXPORT int cublasLtMatmulPreferenceSetAttribute(void *preference, int attribute,
 EXPORT int cublasLtMatmulAlgoGetHeuristic(void *, void *desc, void *, void *, void *, void *, void *preference, int wanted, lt_heuristic *out, int *found) {
     const lt_desc *d = (lt_desc *)desc;
     *found = 0;
-    if (d->epilogue == LT_EPILOGUE_BIAS && !d->bias) return INVALID; /* its alignment would not be known */
+    if (d->epilogue != LT_EPILOGUE_DEFAULT && !d->bias) return INVALID; /* its alignment would not be known */
     for (; *found < wanted && *found < 3; ++*found) {
         out[*found] = lt_heuristic{};
         out[*found].algo.data[0] = 40 + (uint64_t)*found;
@@ -135,6 +135,11 @@ static void lt_run(const lt_call &r) {
     };
     uint64_t K = r.d.turned[0] ? r.a.rows : r.a.cols;
     bool rounds = r.d.compute == LT_COMPUTE_32F_FAST_TF32;
+    for (uint64_t j = 0; r.d.epilogue == LT_EPILOGUE_BGRADB && j < r.c.cols; j++) {
+        double sum = 0;
+        for (uint64_t k = 0; k < K; k++) sum += get(r.b.type, r.B, at(r.b, 0, r.d.turned[1], k, j));
+        put(r.c.type, (void *)(uintptr_t)r.d.bias, (int64_t)j, sum);
+    }
     for (int32_t n = 0; n < r.c.count; n++)
         for (uint64_t i = 0; i < r.c.rows; i++)
             for (uint64_t j = 0; j < r.c.cols; j++) {
@@ -158,6 +163,7 @@ EXPORT int cublasLtMatmul(void *, void *desc, const void *alpha, const void *A, 
     if (m != r.c.rows || n != r.c.cols || k != kb || c != d || r.a.count != r.c.count || r.b.count != r.c.count) return INVALID;
     if ((wide ? r.a.type != K_F64 || r.d.compute != LT_COMPUTE_64F : r.a.type == K_F64) || r.a.type != r.b.type) return INVALID;
     if (r.c.type != r.a.type && r.c.type != K_F32) return INVALID;
+    if (r.d.epilogue == LT_EPILOGUE_BGRADB && (r.c.count != 1 || algo->data[0] == 40)) return UNSUPPORTED;
     if (!workspace || bytes < (1 << 20) || algo->data[0] < 40 || algo->data[0] > 42) return INVALID;
     if (algo->data[0] == 41) return UNSUPPORTED; /* proposed, but not to be had */
     r.alpha = wide ? *(const double *)alpha : *(const float *)alpha;

@@ -53,6 +53,32 @@ def test_linear_with_its_gradients(dtype):
         assert near(got.detach(), want.detach(), 4 * DTYPES[dtype])
 
 
+def test_gradients_of_autocasts_products():
+    """Of weight and bias by one product, in float32 at once, and again where the gradient's graph is wanted."""
+    x, w, b = pydist.randn(12, 8), pydist.randn(16, 8), pydist.randn(16)
+    results = []
+    for device in ("cpu", "cuda"):
+        leaves = [t.clone().to(device).requires_grad_() for t in (x, w, b)]
+        with pydist.autocast(device, dtype=pydist.bfloat16):
+            y = F.linear(*leaves)
+        grads = pydist.autograd.grad((y.float() ** 2).sum(), leaves, create_graph=True)
+        again = pydist.autograd.grad(sum(g.float().square().sum() for g in grads), leaves)
+        y = F.linear(*(t.to(pydist.bfloat16) for t in leaves))
+        y.backward(pydist.ones_like(y))
+        assert all(t.grad.dtype is pydist.float32 for t in leaves)
+        results.append([*grads, *again, *(t.grad for t in leaves)])
+    for got, want in zip(*reversed(results)):
+        assert near(got.detach(), want.detach(), 0.06)
+
+
+def test_the_library_sums_the_bias_gradient_on_its_way():
+    layer, x = pydist.nn.Linear(8, 16).cuda(), pydist.randn(12, 8, device="cuda")
+    y = layer(x).relu()
+    with pydist.profiler.profile() as prof:
+        y.backward(pydist.ones_like(y))
+    assert ("sum" in {e.key for e in prof.key_averages()}) == (_C.cublaslt_version()[0] is None)
+
+
 def test_other_bias_the_same_plan():
     x, w = pydist.randn(8, 16).cuda(), pydist.randn(32, 16).cuda()
     for i in range(3):

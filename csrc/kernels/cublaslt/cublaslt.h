@@ -9,8 +9,9 @@
 #include "kernels/kernels.h"
 
 size_t pd_cublaslt_scratch(const pd_gemm *c);
-/* *done: whether it was launched. False where the library is not there, or has nothing for this product. */
-pd_status pd_cublaslt_gemm(const pd_gemm *c, const void *A, const void *B, const void *bias, void *C, void *scratch,
-                           bool *done);
+/* *done: whether it was launched. False where the library is not there, or has nothing for this product. sums (or NULL,
+   as bias is then): what pd_gemm_with_sums writes. */
+pd_status pd_cublaslt_gemm(const pd_gemm *c, const void *A, const void *B, const void *bias, void *sums, void *C,
+                           void *scratch, bool *done);
 
 #endif

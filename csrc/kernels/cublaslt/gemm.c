@@ -61,9 +61,9 @@ static bool side_of(int64_t R, int64_t C, int64_t row, int64_t col, side *s) {
 typedef struct problem {
     const pd_gemm *c;
     side a, b; /* the library's: of our B and of our A */
-    const void *A, *B, *bias;
+    const void *A, *B, *bias; /* bias: or where the sums of A's rows go */
     void *C;
-    bool tf32;
+    bool tf32, sums;
 } problem;
 
 /* Log2 of what all pointers of a kind are multiples of, 16 bytes and more being alike. */
@@ -84,7 +84,7 @@ static plan *plan_of(const problem *p, int device, plan *mine) {
     static pd_plans plans = {.most = PLANS};
     const pd_gemm *c = p->c;
     const int64_t key[PD_PLAN_KEY] = {
-        device,       (int64_t)c->t,     c->wide,    c->beta,     p->tf32,         p->bias != NULL,
+        device,       (int64_t)c->t,     c->wide,    c->beta,     p->tf32,         (p->bias != NULL) + p->sums,
         c->batch,     c->M,              c->N,       c->K,        p->a.turned,     p->a.ld,
         c->b_batch,   p->b.turned,       p->b.ld,    c->a_batch,  c->c_row,        c->c_batch,
         alignment(p->A), alignment(p->B), alignment(p->C), alignment(p->bias)};
@@ -117,7 +117,7 @@ static int describe(const problem *p, plan *q) {
     const pd_gemm *c = p->c;
     int compute = c->t == PD_F64 ? LT_COMPUTE_64F : p->tf32 ? LT_COMPUTE_32F_FAST_TF32 : LT_COMPUTE_32F;
     int32_t ops[2] = {p->a.turned ? LT_OP_T : LT_OP_N, p->b.turned ? LT_OP_T : LT_OP_N};
-    uint32_t epilogue = p->bias ? LT_EPILOGUE_BIAS : LT_EPILOGUE_DEFAULT;
+    uint32_t epilogue = p->sums ? LT_EPILOGUE_BGRADB : p->bias ? LT_EPILOGUE_BIAS : LT_EPILOGUE_DEFAULT;
     int status = lt.MatmulDescCreate(&q->desc, compute, c->t == PD_F64 ? LT_R_64F : LT_R_32F);
     if (!status) status = lt.MatmulDescSetAttribute(q->desc, LT_DESC_TRANSA, &ops[0], sizeof *ops);
     if (!status) status = lt.MatmulDescSetAttribute(q->desc, LT_DESC_TRANSB, &ops[1], sizeof *ops);
@@ -202,9 +202,10 @@ size_t pd_cublaslt_scratch(const pd_gemm *c) {
     return pd_nvidia_ready(&server, pd_flags_get()->CUBLASLT) && shape_fits(c, &p) ? WORKSPACE : 0;
 }
 
-pd_status pd_cublaslt_gemm(const pd_gemm *c, const void *A, const void *B, const void *bias, void *C, void *scratch,
-                           bool *done) {
-    problem p = {.c = c, .A = A, .B = B, .bias = bias, .C = C, .tf32 = c->t == PD_F32 && pd_gpu.matmul_tf32};
+pd_status pd_cublaslt_gemm(const pd_gemm *c, const void *A, const void *B, const void *bias, void *sums, void *C,
+                           void *scratch, bool *done) {
+    problem p = {.c = c, .A = A, .B = B, .bias = sums ? sums : bias, .C = C,
+                 .tf32 = c->t == PD_F32 && pd_gpu.matmul_tf32, .sums = sums != NULL};
     const pd_device *d = pd_device_here;
     void *stream = pd_cuda_stream(d);
     plan once_only = {.made = false}, *q = NULL;
@@ -217,7 +218,8 @@ pd_status pd_cublaslt_gemm(const pd_gemm *c, const void *A, const void *B, const
         q->made = true;
         if (!describe(&p, q)) choose(handle, &p, q, scratch, stream);
         if (!q->serves) unmake(q);
-    } else if (q && q->serves && bias) lt.MatmulDescSetAttribute(q->desc, LT_DESC_BIAS_POINTER, &bias, sizeof bias);
+    } else if (q && q->serves && p.bias)
+        lt.MatmulDescSetAttribute(q->desc, LT_DESC_BIAS_POINTER, &p.bias, sizeof p.bias);
     if (q && q->serves) {
         int failed = run(handle, &p, q, &q->algo, scratch, stream);
         if (failed) pd_log(PD_LOG_WARN, "cuBLASLt: a product is refused (status %d): our own serves", failed);

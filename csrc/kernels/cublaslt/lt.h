@@ -12,7 +12,7 @@ enum { LT_COMPUTE_32F = 68, LT_COMPUTE_32F_FAST_TF32 = 77, LT_COMPUTE_64F = 70 }
 enum { LT_OP_N = 0, LT_OP_T = 1 };                                                          /* cublasOperation_t */
 enum { LT_LAYOUT_BATCH_COUNT = 5, LT_LAYOUT_STRIDED_BATCH_OFFSET = 6 };
 enum { LT_DESC_TRANSA = 3, LT_DESC_TRANSB = 4, LT_DESC_EPILOGUE = 7, LT_DESC_BIAS_POINTER = 8 };
-enum { LT_EPILOGUE_DEFAULT = 1, LT_EPILOGUE_BIAS = 4 };
+enum { LT_EPILOGUE_DEFAULT = 1, LT_EPILOGUE_BIAS = 4, LT_EPILOGUE_BGRADB = 512 };
 enum { LT_PREF_MAX_WORKSPACE_BYTES = 1, LT_PREF_MIN_ALIGNMENT_A_BYTES = 5 };                /* B, C, D: the next ones */
 
 typedef struct lt_algo { uint64_t data[8]; } lt_algo;
