@@ -10,7 +10,8 @@ pd_status pd_gpu_points_start(void);
 /* A point's number: after what the current stream has been given so far; 0 where this thread has used no device yet, is
    capturing a graph, or a point cannot be had. */
 uint32_t pd_gpu_point(void);
-/* The same, behind what began there; 0, and `begin` is used again, where the thread has given the device nothing since. */
+/* The same, behind what began there; 0, and `begin` is used again, where the thread has given the device nothing
+   since. */
 uint32_t pd_gpu_point_after(uint32_t begin);
 pd_status pd_gpu_points_wait(void); /* until all of them have been passed */
 /* ns since pd_gpu_points_start, of two points of one device, after the wait; false where they have no time. */

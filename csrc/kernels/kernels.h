@@ -406,6 +406,7 @@ static inline void pd_multiply(pd_dtype t, int64_t n, const void *factor, void *
 typedef struct pd_gpu_settings {
     bool matmul_tf32, conv_tf32; /* F32 by tensor cores, with factors of 10 bits */
     bool conv_tune;              /* cudnn.benchmark */
+    bool conv_own;               /* our own convolutions: not cudnn.enabled */
 } pd_gpu_settings;
 extern pd_gpu_settings pd_gpu;
 /* "13.1.0", opened now if that has not been tried; NULL, and why, where our own kernels serve. */

@@ -288,14 +288,14 @@ static PyObject *version_of(const char *(*ask)(const char **)) {
 F(cublaslt_version) { (void)module, (void)args; return version_of(pd_cublaslt_version); }
 F(cudnn_version) { (void)module, (void)args; return version_of(pd_cudnn_version); }
 F(gpu_settings) {
-    int matmul_tf32, conv_tf32, conv_tune;
+    int matmul_tf32, conv_tf32, conv_tune, conv_own;
     (void)module;
     if (PyTuple_GET_SIZE(args)) {
-        if (!PyArg_ParseTuple(args, "ppp:gpu_settings", &matmul_tf32, &conv_tf32, &conv_tune)) return NULL;
-        pd_gpu = (pd_gpu_settings){matmul_tf32, conv_tf32, conv_tune};
+        if (!PyArg_ParseTuple(args, "pppp:gpu_settings", &matmul_tf32, &conv_tf32, &conv_tune, &conv_own)) return NULL;
+        pd_gpu = (pd_gpu_settings){matmul_tf32, conv_tf32, conv_tune, conv_own};
     }
-    return Py_BuildValue("(NNN)", PyBool_FromLong(pd_gpu.matmul_tf32), PyBool_FromLong(pd_gpu.conv_tf32),
-                         PyBool_FromLong(pd_gpu.conv_tune));
+    return Py_BuildValue("(NNNN)", PyBool_FromLong(pd_gpu.matmul_tf32), PyBool_FromLong(pd_gpu.conv_tf32),
+                         PyBool_FromLong(pd_gpu.conv_tune), PyBool_FromLong(pd_gpu.conv_own));
 }
 
 #define ROW(name, text) {#name, name, METH_VARARGS, text}
@@ -338,7 +338,7 @@ static PyMethodDef functions[] = {
     ROW(nvidia_paths, "nvidia_paths(folders)\n\nWhere pip has put NVIDIA's libraries."),
     ROW(cublaslt_version, "cublaslt_version()\n\n(version or None, why there is none)"),
     ROW(cudnn_version, "cudnn_version()\n\n(version or None, why there is none)"),
-    ROW(gpu_settings, "gpu_settings([matmul_tf32, conv_tf32, conv_tune])\n\nSets and gives them."),
+    ROW(gpu_settings, "gpu_settings([matmul_tf32, conv_tf32, conv_tune, conv_own])\n\nSets and gives them."),
     {0}};
 
 int pd_py_add_cuda(PyObject *module) { return PyModule_AddFunctions(module, functions); }

@@ -1,13 +1,14 @@
 """cuDNN: convolutions on a GPU, opened at run time. `benchmark`: plans are timed when a shape is new, and the fastest is
-kept (False: the first that its heuristics propose). `allow_tf32`: float32 by tensor cores, with factors of 10 bits (True).
+kept (False: the first that its heuristics propose). `enabled`: whether it is used at all (True), else pydist's own kernels are.
+`allow_tf32`: float32 by tensor cores, with factors of 10 bits (True).
 Plans whose results differ from run to run are never taken, so `deterministic` changes nothing."""
 
 import sys
+from contextlib import contextmanager
 from types import ModuleType
 
 from pydist import _C
 
-enabled = True
 deterministic = False
 
 
@@ -25,23 +26,40 @@ def version():
     return major * 10000 + minor * 100 + patch
 
 
+def set_flags(_enabled=None, _benchmark=None, _benchmark_limit=None, _deterministic=None, _allow_tf32=None):
+    """Sets those that are not None; returns what all of them were."""
+    module = sys.modules[__name__]
+    before = module.enabled, module.benchmark, None, module.deterministic, module.allow_tf32
+    for name, value in (("enabled", _enabled), ("benchmark", _benchmark), ("deterministic", _deterministic), ("allow_tf32", _allow_tf32)):
+        if value is not None:
+            setattr(module, name, value)
+    return before
+
+
+@contextmanager
+def flags(enabled=False, benchmark=False, benchmark_limit=10, deterministic=False, allow_tf32=True, fp32_precision="none"):
+    """`with flags(enabled=False):` sets them inside. As in PyTorch, those that are not given take the defaults of this function."""
+    before = set_flags(enabled, benchmark, benchmark_limit, deterministic, allow_tf32)
+    try:
+        yield
+    finally:
+        set_flags(*before)
+
+
+def _setting(place, other):
+    def get(self):
+        return _C.gpu_settings()[place] != other
+
+    def put(self, value):
+        settings = list(_C.gpu_settings())
+        settings[place] = bool(value) != other
+        _C.gpu_settings(*settings)
+
+    return property(get, put)
+
+
 class _Settings(ModuleType):
-    @property
-    def allow_tf32(self):
-        return _C.gpu_settings()[1]
-
-    @allow_tf32.setter
-    def allow_tf32(self, allowed):
-        matmul, _, tune = _C.gpu_settings()
-        _C.gpu_settings(matmul, bool(allowed), tune)
-
-    @property
-    def benchmark(self):
-        return _C.gpu_settings()[2]
-
-    @benchmark.setter
-    def benchmark(self, tune):
-        _C.gpu_settings(*_C.gpu_settings()[:2], bool(tune))
+    allow_tf32, benchmark, enabled = _setting(1, False), _setting(2, False), _setting(3, True)
 
 
 sys.modules[__name__].__class__ = _Settings

@@ -67,5 +67,10 @@ class LAMB(SteppedOptimizer):
             square = state["exp_avg_sq"].mul_(beta2).add_(grad * grad, alpha=1 - beta2)
             root = (square / (1 - beta2 ** state["step"])).sqrt_().add_(group["eps"])
             step = (mean / (1 - beta1 ** state["step"])).div_(root).add_(param, alpha=group["weight_decay"])
-            ratio = _C.sums_of_squares([param]).item() ** 0.5, _C.sums_of_squares([step]).item() ** 0.5
-            param.sub_(step, alpha=float(group["lr"]) * (ratio[0] / ratio[1] if all(ratio) else 1.0))
+            norms = _C.sums_of_squares([param, step]).sqrt_()  # where they lie: a GPU's stay there
+            if param.is_cuda:
+                ratio = _C.where((norms > 0).all(), norms[0] / norms[1], 1.0)
+                param.sub_((step * ratio).to(param.dtype), alpha=float(group["lr"]))
+            else:
+                size, length = norms.tolist()
+                param.sub_(step, alpha=float(group["lr"]) * (size / length if size and length else 1.0))

@@ -146,6 +146,22 @@ def test_convolutions_are_tuned_and_rounded_as_asked():
     assert error() < 0.2
 
 
+def test_cudnn_can_be_left_out():
+    cudnn, x, w = pydist.backends.cudnn, pydist.randn(2, 8, 9, 9), pydist.randn(8, 8, 3, 3)
+    want, before = F.conv2d(x.double(), w.double()), (cudnn.enabled, cudnn.benchmark, cudnn.allow_tf32, cudnn.deterministic)
+    with cudnn.flags(enabled=False, benchmark=True):
+        assert not cudnn.enabled and cudnn.benchmark and near(F.conv2d(x.cuda(), w.cuda()), want, 1e-5)
+    assert (cudnn.enabled, cudnn.benchmark, cudnn.allow_tf32, cudnn.deterministic) == before
+    with pytest.raises(ZeroDivisionError), cudnn.flags(enabled=False):
+        1 / 0
+    assert cudnn.enabled
+    if _C.cudnn_version()[0]:  # engines that round to tf32 are its own
+        with cudnn.flags(enabled=True, allow_tf32=True):
+            rounded = F.conv2d(x.cuda(), w.cuda())
+        with cudnn.flags(enabled=False, allow_tf32=True):
+            assert not (F.conv2d(x.cuda(), w.cuda()) == rounded).all().item()
+
+
 def test_transposed_convolutions():
     x, w = pydist.randn(2, 6, 5, 4), pydist.randn(6, 3, 3, 3)
     for options in ({}, {"stride": 2, "padding": 1, "output_padding": 1}):

@@ -12,7 +12,7 @@ if not pydist.cuda.is_available() or pydist._C.pretended_cuda():
 OPTIMIZERS = {
     "SGD": {"lr": 0.05, "momentum": 0.9, "nesterov": True}, "Adam": {"lr": 1e-2, "amsgrad": True}, "AdamW": {"lr": 1e-2}, "Adadelta": {},
     "RMSprop": {"lr": 1e-3, "momentum": 0.5, "centered": True}, "Adagrad": {}, "NAdam": {}, "RAdam": {}, "Adamax": {}, "ASGD": {}, "Rprop": {},
-    "Lion": {"lr": 1e-3},
+    "Lion": {"lr": 1e-3}, "LAMB": {"lr": 1e-2, "weight_decay": 0.01},
 }  # fmt: skip
 
 

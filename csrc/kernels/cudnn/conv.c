@@ -325,6 +325,7 @@ pd_status pd_cudnn_conv(const pd_conv *c, pd_conv_part part, const void *a, cons
     all.x_nhwc = all.y_nhwc = all.w_nhwc = last;
     *done = false;
     const char *reason;
+    if (pd_gpu.conv_own) return PD_OK;
     if (!pd_dtype_is_float(c->t) || c->N <= 0 || c->C <= 0 || c->K <= 0 || !pd_cudnn_version(&reason)) return PD_OK;
     for (int i = 0; i < 3; i++)
         if (lies_alike(&o[i], last) && (uintptr_t)o[i].given % ALIGNED) return PD_OK;
