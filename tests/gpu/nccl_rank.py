@@ -1,4 +1,5 @@
-"""A rank of test_gpu_nccl.py: `nccl_rank.py SCENARIO ...`. Its last line says what happened, as JSON."""
+"""A rank of test_gpu_nccl.py: `nccl_rank.py SCENARIO[:ARGUMENT] ...`, one after the other until one does not say "same". A line for each says
+what happened, as JSON, and another one that all has ended."""
 
 import ctypes
 import json
@@ -132,7 +133,7 @@ def other_streams():
     return "same"
 
 
-def graphs():
+def graphs(how):
     """Collectives in a CUDA graph, launched several times with other inputs; the engine's own on the CPU do the same."""
     rank, size = dist.get_rank(), dist.get_world_size()
     names = ("all_reduce", "bfloat16", "average", "gathered", "scattered", "exchanged", "from_1", "ring")
@@ -164,7 +165,7 @@ def graphs():
         return {k: pydist.zeros(sizes.get(k, 6 * size), dtype=pydist.bfloat16 if k == "bfloat16" else None, device=device) for k in names}
 
     x, out, graph = made(6 * size, "float32").cuda(), outputs("cuda"), pydist.cuda.CUDAGraph()
-    if sys.argv[2] == "warm":
+    if how == "warm":
         with pydist.cuda.stream(pydist.cuda.Stream()):
             run(x, out)
     with pydist.cuda.graph(graph):
@@ -295,7 +296,7 @@ def killed_in_replays():
     until = time.monotonic() + 15
     for i in range(100000):
         if i == 5 and dist.get_rank() == dist.get_world_size() - 1:
-            os.kill(os.getpid(), signal.SIGKILL)
+            die()
         graph.replay()
         pydist.cuda.synchronize()  # returns, since the communicator is aborted
         if i > 5:
@@ -339,10 +340,10 @@ def messages():
     return "same"
 
 
-def batch_mismatch():
+def batch_mismatch(what):
     """The other end of a batch has another count, in a batch or alone."""
     x, rank = pydist.ones(6, device="cuda"), dist.get_rank()
-    if sys.argv[2] == "count":
+    if what == "count":
         ops = [dist.P2POp(dist.isend, x, 1)] if rank == 0 else [dist.P2POp(dist.irecv, x[:5], 0)]
         for work in dist.batch_isend_irecv(ops):
             work.wait()
@@ -430,9 +431,9 @@ def survive():
     return "same"
 
 
-def repeated():
+def repeated(timeout):
     """One collective again and again, until it raises."""
-    x, group = pydist.ones(1000, device="cuda"), dist.new_group(timeout=float(sys.argv[2]))
+    x, group = pydist.ones(1000, device="cuda"), dist.new_group(timeout=float(timeout))
     until = time.monotonic() + 10
     while time.monotonic() < until:
         dist.all_reduce(x, group=group)
@@ -451,32 +452,40 @@ def places_differ():
     return "no error"
 
 
+def die():
+    print(f"DYING {time.monotonic()}", flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 def killed():
     """The last rank dies in the middle of everything."""
+    x = pydist.ones(1000, device="cuda")
+    dist.all_reduce(x)
     if dist.get_rank() == dist.get_world_size() - 1:
-        threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGKILL)).start()
-    started, x = time.monotonic(), pydist.ones(1000, device="cuda")
-    try:
-        for _ in range(100000):
-            dist.all_reduce(x)
-            pydist.cuda.synchronize()
-            time.sleep(0.01)
-    finally:
-        print(f"took {time.monotonic() - started:.2f}")
+        threading.Timer(0.2, die).start()
+    until = time.monotonic() + 20
+    while time.monotonic() < until:
+        dist.all_reduce(x)
+        pydist.cuda.synchronize()
+        time.sleep(0.01)
     return "no error"
 
 
 def main():
-    scenario = globals()[sys.argv[1]]
     dist.init_process_group("nccl")
-    started = time.monotonic()
-    try:
-        said = scenario()
-    except Exception as error:
-        said = f"{type(error).__name__}: {error}"
-    said = {"rank": dist.get_rank(), "said": said, "seconds": time.monotonic() - started}
+    for scenario in sys.argv[1:]:
+        name, *arguments = scenario.split(":")
+        started = time.monotonic()
+        try:
+            said = globals()[name](*arguments)
+        except Exception as error:
+            said = f"{type(error).__name__}: {error}"
+        seconds = time.monotonic() - started
+        print("SAID " + json.dumps({"rank": dist.get_rank(), "scenario": scenario, "said": said, "seconds": seconds, "at": time.monotonic()}), flush=True)
+        if said != "same":
+            break
     dist.destroy_process_group()
-    print("SAID " + json.dumps(said), flush=True)
+    print("ENDED", flush=True)
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ step "kernels at larger sizes" 90 $python -m pytest -q tests/gpu/test_gpu_kernel
 step "cuBLASLt and cuDNN, CUDA against CPU" 60 $python -m pytest -q tests/gpu/test_gpu_libraries.py
 step "graphs, pinned memory, mixed precision" 60 $python -m pytest -q tests/gpu/test_gpu_graphs.py
 step "training, CUDA against CPU" 90 $python -m pytest -q tests/gpu/test_gpu_training.py
-step "NCCL on 2 and 3 ranks" 150 $python -m pytest -q tests/gpu/test_gpu_nccl.py
+step "NCCL on 2 and 3 ranks" 240 $python -m pytest -q tests/gpu/test_gpu_nccl.py
 if command -v compute-sanitizer >/dev/null; then
     step "compute-sanitizer" 90 compute-sanitizer --error-exitcode 3 $python -m pytest -q tests/gpu/test_gpu_training.py -k "AdamW or products"
 else

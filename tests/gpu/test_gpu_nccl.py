@@ -20,7 +20,7 @@ if not pydist.cuda.is_available() or pydist._C.pretended_cuda():
 TOP = Path(__file__).resolve().parents[2]
 EMULATED = pydist.cuda.get_device_name() == "emulated"
 RANK = Path(__file__).with_name("nccl_rank.py")
-LIMIT = 60 if EMULATED else 150  # seconds; NCCL takes about 10 ms a collective where ranks share a GPU
+LIMIT = 60 if EMULATED else 90  # seconds a job; NCCL takes about 10 ms a collective where ranks share a GPU
 
 
 @pytest.fixture(scope="module")
@@ -37,27 +37,67 @@ def fake(tmp_path_factory):
     return {"PYDIST_NCCL": str(folder / "libnccl.so"), "FAKE_NCCL_FOLDER": str(folder)}
 
 
-def ranks(fake, scenario, world=2, fault="", expect=None, sharing=None, **env):
-    """What the ranks say, by rank, and all output."""
+def launch(fake, scenarios, world, fault="", sharing=None, **env):
+    """Lines of JSON that ranks wrote for these scenarios, and all output."""
     sharing = sharing or ("apart" if not EMULATED and pydist.cuda.device_count() >= world else "hosts")
-    command = [sys.executable, "-m", "pydist.run", "--nproc-per-node", str(world), "--on-failure", "keep", str(RANK), *scenario.split()]
+    command = [sys.executable, "-m", "pydist.run", "--nproc-per-node", str(world), "--on-failure", "keep", str(RANK), *scenarios]
     env = {**os.environ, **fake, "FAKE_NCCL": fault, "SHARING": sharing, "OMP_NUM_THREADS": "1", **env}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=LIMIT)
-    said = [json.loads(line.partition("SAID ")[2]) for line in done.stdout.splitlines() if "SAID " in line]
-    assert len(said) == (world if expect is None else expect), done.stdout + done.stderr
-    return {one["rank"]: one for one in said}, done.stdout + done.stderr
+    try:
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=LIMIT)
+        output = done.stdout + done.stderr
+    except subprocess.TimeoutExpired as error:  # the ranks die with their launcher
+        output = "".join((part or b"").decode(errors="replace") for part in (error.stdout, error.stderr)) + f"\nkilled after {LIMIT} s"
+    return [json.loads(line.partition("SAID ")[2]) for line in output.splitlines() if "SAID {" in line], output
 
 
+def ranks(fake, scenario, world=2, expect=None, **more):
+    """What the ranks say of one scenario, by rank, and all output."""
+    said, output = launch(fake, [scenario], world, **more)
+    assert len(said) == output.count("ENDED") == (world if expect is None else expect), output
+    return {one["rank"]: one for one in said}, output
+
+
+def died(output):
+    """When a rank did."""
+    return float(re.search(r"DYING ([\d.]+)", output)[1])
+
+
+ALIKE = ["graphs:cold", "graphs:warm", "collectives", "ddp", "captured_step", "hooks", "messages", "other_streams"]
+_found = {}  # by world and settings: what came of each scenario
+
+
+def alike(fake, world, **more):
+    """"same" or the output, for each scenario of ALIKE. All run in one job, since a start takes seconds on a GPU; what did not end well
+    is taken out, and the rest runs in another one."""
+    found = _found.setdefault((world, *more.items()), {})
+    while len(found) < len(ALIKE):
+        left = [scenario for scenario in ALIKE if scenario not in found]
+        said, output = launch(fake, left, world, **more)
+        if "killed after" in output:  # whatever hung may be there still
+            found.update(dict.fromkeys(left, output))
+        for scenario in left:
+            words = [one["said"] for one in said if one["scenario"] == scenario]
+            found[scenario] = "same" if words == ["same"] * world else output
+            if found[scenario] != "same":
+                break
+        else:
+            if output.count("ENDED") != world:
+                found[left[-1]] = output
+    return found
+
+
+@pytest.mark.parametrize("scenario", ALIKE)
 @pytest.mark.parametrize("world", [2, 3])
-def test_collectives_give_what_the_cpus_do(fake, world):
-    said, _ = ranks(fake, "collectives", world)
-    assert [one["said"] for one in said.values()] == ["same"] * world
+def test_ranks_do_what_the_cpus_do(fake, world, scenario):
+    assert alike(fake, world)[scenario] == "same"
 
 
-@pytest.mark.parametrize("world", [2, 3])
-def test_training_is_that_of_one_process(fake, world):
-    said, _ = ranks(fake, "ddp", world)
-    assert [one["said"] for one in said.values()] == ["same"] * world
+@pytest.mark.parametrize("scenario", ALIKE)
+def test_two_ranks_on_a_gpu_by_nccls_own_way(fake, scenario):
+    """NCCL_MULTI_RANK_GPU_ENABLE: peer-to-peer between two ranks on one device, as sockets are not."""
+    if not EMULATED and (pydist._C.nccl_version() < 23000 or pydist.cuda.device_count() > 1):
+        pytest.skip("needs NCCL 2.30 or newer and a single GPU: NOT tested")
+    assert alike(fake, 2, fault="0 version 23007", sharing="ranks", PYDIST_REGISTER="1")[scenario] == "same"
 
 
 def test_buckets_in_registered_memory(fake):
@@ -66,29 +106,6 @@ def test_buckets_in_registered_memory(fake):
     assert "buckets are not registered" not in output
     if EMULATED:
         assert output.count("FAKE: registered with 2") == output.count("FAKE: freed") == 2, output
-
-
-def test_memory_waits_for_the_stream_that_waited(fake):
-    said, _ = ranks(fake, "other_streams")
-    assert [one["said"] for one in said.values()] == ["same"] * 2
-
-
-@pytest.mark.parametrize("world", [2, 3])
-def test_communication_hooks_do_what_they_do_on_the_cpu(fake, world):
-    said, _ = ranks(fake, "hooks", world)
-    assert [one["said"] for one in said.values()] == ["same"] * world
-
-
-@pytest.mark.parametrize("world", [2, 3])
-def test_batches_of_messages_go_between_gpus(fake, world):
-    said, _ = ranks(fake, "messages", world)
-    assert [one["said"] for one in said.values()] == ["same"] * world
-
-
-@pytest.mark.parametrize("world, scenario", [(2, "graphs warm"), (3, "graphs warm"), (2, "graphs cold"), (2, "captured_step"), (3, "captured_step")])
-def test_captured_collectives_are_done_by_each_replay(fake, world, scenario):
-    said, _ = ranks(fake, scenario, world)
-    assert [one["said"] for one in said.values()] == ["same"] * world
 
 
 def test_a_capture_on_one_rank_alone_is_a_mismatch(fake):
@@ -103,26 +120,17 @@ def test_replays_end_when_a_rank_dies(fake):
     said, output = ranks(fake, "killed_in_replays", 3, expect=2)
     for one in said.values():
         assert one["said"].startswith("PeerFailed: all_reduce(float32[1000] on cuda, SUM"), output
-        assert "rank 2" in one["said"] and one["seconds"] < 5.2 + (0 if EMULATED else 5), output
+        assert "rank 2" in one["said"] and one["at"] - died(output) < 5, output
 
 
 @pytest.mark.parametrize("scenario, text", [
-    ("batch_mismatch count", "batch_isend_irecv: message 0 from rank 0 is float32[6] with tag 0 (expected message 0, float32[5] with tag 0, on rank 1)"),
-    ("batch_mismatch plain", "rank 0 called send(uint8[24], dst=1, tag=0)"),
+    ("batch_mismatch:count", "batch_isend_irecv: message 0 from rank 0 is float32[6] with tag 0 (expected message 0, float32[5] with tag 0, on rank 1)"),
+    ("batch_mismatch:plain", "rank 0 called send(uint8[24], dst=1, tag=0)"),
 ])  # fmt: skip
 def test_batches_that_differ_are_named(fake, scenario, text):
     said, _ = ranks(fake, scenario)
     for one in said.values():
         assert one["said"].startswith("CommMismatch: ") and text in one["said"], one
-
-
-@pytest.mark.parametrize("scenario", ["collectives", "ddp", "graphs warm"])
-def test_two_ranks_on_a_gpu_by_nccls_own_way(fake, scenario):
-    """NCCL_MULTI_RANK_GPU_ENABLE: peer-to-peer between two ranks on one device, as sockets are not."""
-    if not EMULATED and (pydist._C.nccl_version() < 23000 or pydist.cuda.device_count() > 1):
-        pytest.skip("needs NCCL 2.30 or newer and a single GPU: NOT tested")
-    said, _ = ranks(fake, scenario, fault="0 version 23007", sharing="ranks")
-    assert [one["said"] for one in said.values()] == ["same"] * 2
 
 
 def test_a_world_of_one_needs_no_nccl():
@@ -153,11 +161,13 @@ def test_the_death_of_a_rank_ends_the_others_within_5_s(fake):
     said, output = ranks(fake, "killed", 3, expect=2)
     for one in said.values():
         assert one["said"].startswith("PeerFailed: all_reduce(float32[1000] on cuda, SUM) at nccl_rank.py:") and "rank 2" in one["said"], one
-        assert one["seconds"] < 5.2 + (0 if EMULATED else 5), output
+        assert one["at"] - died(output) < 5, output
 
 
 @pytest.mark.parametrize("registered", ["0", "1"])
 def test_survivors_go_on_with_the_step(fake, registered):
+    if registered == "1" and not EMULATED:
+        pytest.skip("the emulator's alone, for the time that it takes")
     said, output = ranks(fake, "survive", 3, expect=2, PYDIST_REGISTER=registered)
     assert [one["said"] for one in said.values()] == ["same"] * 2, output
     if EMULATED:
@@ -182,7 +192,7 @@ def test_operations_in_progress_are_waited_for(fake):
     ("0 stuck 2", 1, "CommTimeout", r"not done on cuda:\d 1.0 s after all ranks began it"),
 ])  # fmt: skip
 def test_faults_end_all_ranks_with_their_reason(fake, fault, timeout, kind, why):
-    said, output = ranks(fake, f"repeated {timeout}", fault=fault, PYDIST_ABORT="0.3")
+    said, output = ranks(fake, f"repeated:{timeout}", fault=fault, PYDIST_ABORT="0.3")
     for one in said.values():
         assert re.match(f"({kind}): {CALL}: ", one["said"]) and re.search(why, one["said"]), output
         assert one["seconds"] < 5, output
