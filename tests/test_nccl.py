@@ -3,8 +3,11 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
+import sysconfig
+from pathlib import Path
 
 import pytest
 
@@ -57,6 +60,54 @@ def test_the_real_library_without_a_driver():
     assert version >= 22700 and where == wheel()
     assert sizes == [128, 128] and not equal  # which needs no driver
     assert said.startswith("nccl_probe: NCCL: unhandled cuda error (")
+
+
+CSRC = Path(__file__).resolve().parents[1] / "csrc"
+ALIKE = """
+#include <stddef.h>
+#include <stdint.h>
+#include "nccl.h"
+#include "device/nccl.h"
+#define SAME(theirs, ours) _Static_assert((theirs) == (ours), #theirs)
+#define PLACE(theirs, ours) SAME(offsetof(ncclConfig_t, theirs), offsetof(pd_nccl_config, ours))
+SAME(sizeof(ncclUniqueId), sizeof(pd_nccl_id));
+PLACE(size, size); PLACE(magic, magic); PLACE(version, version); PLACE(blocking, blocking); PLACE(cgaClusterSize, cga_cluster);
+PLACE(minCTAs, min_ctas); PLACE(maxCTAs, max_ctas); PLACE(netName, net); PLACE(splitShare, split_share);
+SAME(NCCL_CONFIG_UNDEF_INT, INT32_MIN);
+SAME(ncclSuccess, PD_NCCL_OK); SAME(ncclInProgress, PD_NCCL_IN_PROGRESS);
+SAME(ncclSystemError, 2); SAME(ncclInternalError, 3); SAME(ncclRemoteError, 6); /* nccl_watch.c */
+SAME(ncclSum, PD_NCCL_SUM); SAME(ncclProd, PD_NCCL_PRODUCT); SAME(ncclMax, PD_NCCL_MAX); SAME(ncclMin, PD_NCCL_MIN);
+SAME(ncclInt8, PD_NCCL_I8); SAME(ncclUint8, PD_NCCL_U8); SAME(ncclInt32, PD_NCCL_I32); SAME(ncclInt64, PD_NCCL_I64);
+SAME(ncclFloat16, PD_NCCL_F16); SAME(ncclFloat32, PD_NCCL_F32); SAME(ncclFloat64, PD_NCCL_F64); SAME(ncclBfloat16, PD_NCCL_BF16);
+SAME(ncclScalarHostImmediate, PD_NCCL_HOST_SCALAR);
+int main(void) {
+    ncclConfig_t theirs = NCCL_CONFIG_INITIALIZER;
+    pd_nccl_config ours = PD_NCCL_NONBLOCKING;
+    return theirs.magic != ours.magic || ours.version > theirs.version;
+}
+"""
+
+
+def kinds(arguments):
+    """How each argument is passed: p(ointer), z (a size), i(nt) or u (an identifier, by value)."""
+    words = [] if arguments.strip() in ("", "void") else arguments.split(",")
+    return "".join("p" if "*" in w or re.search("ncclComm_t|cudaStream_t", w) else "z" if "size_t" in w else "u" if re.search("_id |UniqueId", w) else "i"
+                   for w in words)  # fmt: skip
+
+
+def test_what_we_declare_is_what_the_header_says(tmp_path):
+    if not wheel():
+        pytest.skip("no NCCL wheel here (nvidia-nccl-cu13, 200 MB): its header is NOT compared")
+    header = Path(wheel()).parents[1] / "include/nccl.h"
+    theirs = dict(re.findall(r"ncclResult_t\s+nccl(\w+)\(([^)]*)\);", header.read_text()))
+    rows = re.findall(r"F\(int, (\w+), \(([^)]*)\)\)", (CSRC / "device/nccl.h").read_text())
+    assert len(rows) > 20 and {name: kinds(arguments) for name, arguments in rows} == {name: kinds(theirs[name]) for name, _ in rows}
+    (tmp_path / "cuda_runtime.h").write_text("typedef struct CUstream_st *cudaStream_t;")
+    (tmp_path / "cuda_fp16.h").write_text("")
+    (tmp_path / "check.c").write_text(ALIKE)
+    command = [*sysconfig.get_config_var("CC").split(), f"-I{tmp_path}", f"-I{header.parent}", f"-I{CSRC}", "check.c", "-o", "check"]
+    subprocess.run(command, check=True, cwd=tmp_path)
+    subprocess.run([tmp_path / "check"], check=True)
 
 
 def test_version_as_text():
