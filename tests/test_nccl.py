@@ -102,7 +102,7 @@ def test_what_we_declare_is_what_the_header_says(tmp_path):
     theirs = dict(re.findall(r"ncclResult_t\s+nccl(\w+)\(([^)]*)\);", header.read_text()))
     rows = re.findall(r"F\(int, (\w+), \(([^)]*)\)\)", (CSRC / "device/nccl.h").read_text())
     assert len(rows) > 20 and {name: kinds(arguments) for name, arguments in rows} == {name: kinds(theirs[name]) for name, _ in rows}
-    (tmp_path / "cuda_runtime.h").write_text("typedef struct CUstream_st *cudaStream_t;")
+    (tmp_path / "cuda_runtime.h").write_text("typedef struct CUstream_st *cudaStream_t; typedef struct CUevent_st *cudaEvent_t;")
     (tmp_path / "cuda_fp16.h").write_text("")
     (tmp_path / "check.c").write_text(ALIKE)
     command = [*sysconfig.get_config_var("CC").split(), f"-I{tmp_path}", f"-I{header.parent}", f"-I{CSRC}", "check.c", "-o", "check"]
