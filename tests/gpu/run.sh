@@ -7,6 +7,7 @@ cd "$(dirname "$0")/../.."
 start=$SECONDS failed=0
 python=${PYTHON:-python3}
 export PYTHONPATH=$PWD PYDIST_CUDA=1 PYDIST_MPI=0
+command -v nvcc >/dev/null || export PATH=$PATH:${CUDA_HOME:-/usr/local/cuda}/bin # where the toolkit's installer leaves it
 
 step() { # a title, seconds it may take, a command
     local title=$1 limit=$2 rc=0
@@ -21,7 +22,7 @@ if [ -z "${CUDA_ARCH:-}" ]; then
     CUDA_ARCH=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -n 1 | tr -d .)
     [ "$CUDA_ARCH" = 90 ] && CUDA_ARCH=90a
     [ "$CUDA_ARCH" = 100 ] && CUDA_ARCH=100a
-    export CUDA_ARCH
+    export CUDA_ARCH=${CUDA_ARCH:-90a} # no nvidia-smi: a guess
 fi
 if ! $python - <<'EOF'; then
 import ctypes.util, glob, sys
@@ -37,6 +38,7 @@ step "kernels at larger sizes" 90 $python -m pytest -q tests/gpu/test_gpu_kernel
 step "cuBLASLt and cuDNN, CUDA against CPU" 60 $python -m pytest -q tests/gpu/test_gpu_libraries.py
 step "graphs, pinned memory, mixed precision" 60 $python -m pytest -q tests/gpu/test_gpu_graphs.py
 step "training, CUDA against CPU" 90 $python -m pytest -q tests/gpu/test_gpu_training.py
+step "the profiler and what measures" 30 $python -m pytest -q tests/gpu/test_gpu_profiler.py tests/gpu/test_gpu_benchmarks.py
 step "NCCL on 2 and 3 ranks" 240 $python -m pytest -q tests/gpu/test_gpu_nccl.py
 if command -v compute-sanitizer >/dev/null; then
     step "compute-sanitizer" 90 compute-sanitizer --error-exitcode 3 $python -m pytest -q tests/gpu/test_gpu_training.py -k "AdamW or products"

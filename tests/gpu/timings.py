@@ -1,5 +1,5 @@
-"""Bandwidth of the kernels that memory bounds, and of products, by events: the best of several runs. With torch beside it where it
-is installed. `python tests/gpu/timings.py [millions of elements]`."""
+"""Bandwidth of the kernels that memory bounds, also as a share of the copy's, and of products, by events: the best of several runs. With
+torch beside it where it is installed. `python tests/gpu/timings.py [millions of elements]`."""
 
 import sys
 
@@ -24,34 +24,54 @@ def seconds(lib, call, repeat=10):
     return best
 
 
-def cases(lib, n):
-    """(name, bytes moved, floating operations, call)"""
+def both_ways(forward, grad, *leaves):
+    """Forward and backward, gradients forgotten."""
+
+    def run():
+        forward().backward(grad)
+        for leaf in leaves:
+            leaf.grad = None
+
+    return run
+
+
+def cases(lib, n, sides=(1024, 4096)):
+    """(name, bytes moved at least, floating operations, call)"""
+    F = lib.nn.functional
     rows = max(n // 1024, 1)
     x, g = (lib.ones(rows, 1024, device="cuda") for _ in range(2))
     half, weight = x.to(lib.bfloat16), lib.ones(1024, device="cuda")
     size = rows * 1024
     yield "copy float32", 8 * size, 0, x.clone
     yield "add float32", 12 * size, 0, lambda: x + g
-    yield "gelu bfloat16", 4 * size, 0, lambda: lib.nn.functional.gelu(half)
+    yield "gelu bfloat16", 4 * size, 0, lambda: F.gelu(half)
     yield "to bfloat16", 6 * size, 0, lambda: x.to(lib.bfloat16)
     yield "transposed copy", 8 * size, 0, lambda: x.t().contiguous()
     yield "sum of rows", 4 * size, 0, lambda: x.sum(1)
     yield "sum of columns", 4 * size, 0, lambda: x.sum(0)
     yield "softmax", 8 * size, 0, lambda: x.softmax(1)
-    yield "layer_norm", 8 * size, 0, lambda: lib.nn.functional.layer_norm(x, (1024,), weight, weight)
+    yield "layer_norm", 8 * size, 0, lambda: F.layer_norm(x, (1024,), weight, weight)
+    scores, g16 = lib.ones(rows, 1024, device="cuda").to(lib.bfloat16).requires_grad_(), lib.ones(rows, 1024, device="cuda").to(lib.bfloat16)
+    w16 = weight.to(lib.bfloat16).requires_grad_()
+    norm = both_ways(lambda: F.layer_norm(scores, (1024,), w16, w16), g16, scores, w16)
+    yield "layer_norm, both ways, bfloat16", 10 * size, 0, norm
+    labels = lib.zeros(rows, dtype=lib.int64, device="cuda")
+    yield "cross_entropy, both ways, bfloat16", 6 * size, 0, both_ways(lambda: F.cross_entropy(scores, labels), None, scores)
     p = lib.nn.Parameter(lib.ones(size, device="cuda"))
     p.grad = lib.ones(size, device="cuda")
     yield "AdamW", 28 * size, 0, lib.optim.AdamW([p], **({"fused": True} if lib is torch else {})).step
-    for m in (1024, 4096):
+    for m in sides:
         for dtype in (lib.float32, lib.bfloat16):
             a = lib.ones(m, m, device="cuda").to(dtype)
             yield f"matmul {m} {str(dtype).split('.')[-1]}", 0, 2 * m**3, lambda a=a: a @ a
 
 
-def measured(lib, n):
-    for name, moved, flops, call in cases(lib, n):
+def measured(lib, n, **options):
+    copy = None
+    for name, moved, flops, call in cases(lib, n, **options):
         took = seconds(lib, call)
-        yield name, f"{moved / took / 1e9:8.0f} GB/s" if moved else f"{flops / took / 1e12:8.1f} TFLOP/s"
+        copy = copy or moved / took
+        yield name, f"{moved / took / 1e9:8.0f} GB/s {moved / took / copy:5.0%}" if moved else f"{flops / took / 1e12:8.1f} TFLOP/s   "
 
 
 def main():
@@ -59,7 +79,7 @@ def main():
     print(pydist.cuda.get_device_name(), pydist._C.cuda_built())
     theirs = dict(measured(torch, n)) if torch and torch.cuda.is_available() else {}
     for name, value in measured(pydist, n):
-        print(f"{name:22} pydist {value}   torch {theirs.get(name, '-')}")
+        print(f"{name:36} pydist {value}   torch {theirs.get(name, '-')}")
 
 
 if __name__ == "__main__":
