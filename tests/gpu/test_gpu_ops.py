@@ -147,4 +147,4 @@ def test_none_is_missing_unnoticed():
     assert len(kernels) > 30 and kernels - here == missing
     table = set(re.findall(r"\(\*(\w+)\)\(", (top / "kernels/kernels.h").read_text()))
     entries = set(re.findall(r"\bM\((\w+)\)", (top / "cuda/table.h").read_text()))
-    assert len(table) > 60 and table - entries == {"randint", "randperm", "complex_part"}  # drawn on the CPU; no complex here
+    assert len(table) > 60 and table - entries == {"randperm", "complex_part"}  # made on the CPU; no complex here
