@@ -789,3 +789,27 @@ def test_anomalies_name_their_forward_line(lib):
     assert lib.is_anomaly_enabled()
     lib.autograd.set_detect_anomaly(False)
     assert not lib.is_anomaly_enabled()
+
+
+@pytest.mark.parametrize("dtype", [pydist.float64, pydist.bfloat16])
+@pytest.mark.parametrize("backwards", [1, 2])
+def test_a_weight_that_is_looked_up_and_multiplied(dtype, backwards):
+    """Its gradient is that of two weights: the rows looked up are added to what the product left, which hooks see whole."""
+    start, index = pydist.randint(-4, 5, (50, 8)).double() / 4, pydist.randint(0, 50, (4, 6))
+    tied, table, head = (start.clone().requires_grad_() for _ in range(3))
+    seen = []
+    tied.register_hook(lambda g: seen.append(g.clone()))
+    for weights in ((tied, tied), (table, head)):
+        for _ in range(backwards):
+            with pydist.autocast("cpu", dtype=dtype, enabled=dtype is not pydist.float64):
+                h = pydist.nn.functional.embedding(index, weights[0], padding_idx=3)
+                loss = pydist.nn.functional.linear(h, weights[1]).square().mean()
+            loss.backward()
+    both = table.grad + head.grad
+    assert pydist.allclose(tied.grad, both, rtol=1e-12, atol=1e-15)
+    assert len(seen) == backwards and pydist.allclose(sum(seen), both, rtol=1e-12, atol=1e-15)
+
+
+def test_a_tied_weight_has_second_derivatives():
+    w, index = pydist.randn(5, 3, dtype=pydist.float64, requires_grad=True), pydist.tensor([0, 2, 2])
+    assert pydist.autograd.gradgradcheck(lambda w: pydist.tanh(pydist.nn.functional.embedding(index, w) @ w.t()).sum(), (w,))

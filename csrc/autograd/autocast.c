@@ -65,10 +65,14 @@ static bool holds(const pd_low *l, const pd_tensor *x, pd_dtype t) {
 }
 
 void pd_cast_vjp(pd_vjp *v) {
-    pd_tensor *g = NULL;
-    pd_vjp_home(v, 0);
-    pd_status status = pd_engine.cast(v->g[0], (pd_dtype)v->node->edges[0].dtype, &g);
-    pd_vjp_set(v, 0, pd_vjp_keep(v, status, g));
+    const pd_dtype to = (pd_dtype)v->node->edges[0].dtype;
+    pd_tensor *g = v->g[0];
+    if ((pd_dtype)g->dtype != to) {
+        pd_vjp_home(v, 0);
+        pd_status status = pd_engine.cast(v->g[0], to, &g);
+        g = pd_vjp_keep(v, status, g);
+    }
+    pd_vjp_set(v, 0, g);
 }
 static const pd_node_kind kind = {.name = "cast_kept", .run = pd_cast_vjp};
 

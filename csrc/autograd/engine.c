@@ -311,12 +311,22 @@ void pd_vjp_home(pd_vjp *v, int i) {
     if (m && m->home && !m->grad && !find(r, e->leaf)->one) pd_next_home = m->home;
 }
 
+/* Whether a leaf's gradient was made in its home (pd_vjp_home), which nobody reads before it is whole. */
+static bool is_home(const pd_edge *e, const pd_tensor *t) {
+    const pd_tensor *home = e->leaf && e->leaf->meta ? e->leaf->meta->home : NULL;
+    return home && t->refs == 1 && !t->base && t->storage == home->storage && t->offset == home->offset;
+}
+
 pd_tensor *pd_vjp_sum(pd_vjp *v, int i) {
     const pd_edge *e = &v->node->edges[i];
-    if (!v->run || v->status || v->create_graph || !e->fn) return NULL;
-    entry *to = find(v->run, e->fn);
-    pd_tensor *sum = !to || !to->needed ? NULL : e->fn->nout == 1 ? to->one : to->many ? to->many[e->index] : NULL;
-    bool fits = sum && is_ours(sum) && sum->dtype == e->dtype && pd_shape_equal(sum->ndim, sum->size, e->ndim, e->size);
+    if (!v->run || v->status || v->create_graph || !(e->fn || e->leaf)) return NULL;
+    entry *to = find(v->run, e->fn ? (const void *)e->fn : e->leaf);
+    pd_tensor *sum = !to || !to->needed          ? NULL
+                     : e->leaf || e->fn->nout == 1 ? to->one
+                     : to->many                    ? to->many[e->index]
+                                                   : NULL;
+    bool fits = sum && (is_ours(sum) || is_home(e, sum)) && sum->dtype == e->dtype &&
+                pd_shape_equal(sum->ndim, sum->size, e->ndim, e->size);
     return fits ? sum : NULL;
 }
 
