@@ -227,40 +227,45 @@ def hooks():
 
 
 def captured_step():
-    """Forward and backward of DistributedDataParallel as a graph, next to one process over the whole batch on the CPU."""
+    """Whole steps of DistributedDataParallel, the optimizer's with them, as a graph, next to one process over the whole batch on the
+    CPU."""
     rank, size = dist.get_rank(), dist.get_world_size()
     pydist.manual_seed(5)
     alone, inner = Net(), Net().cuda()
     inner.load_state_dict(alone.state_dict())
     wrapped = nn.parallel.DistributedDataParallel(inner, bucket_cap_mb=0.004)
-    optimizers = [pydist.optim.SGD(m.parameters(), lr=0.1, momentum=0.9) for m in (alone, wrapped)]
-    x, y = pydist.randn(4, 6 * size, 12), pydist.randn(4, 6 * size, 3)
+    optimizers = [pydist.optim.AdamW(m.parameters(), lr=1e-2, capturable=m is wrapped) for m in (alone, wrapped)]
+    x, y = pydist.randn(5, 6 * size, 12), pydist.randn(5, 6 * size, 3)
     mine, graph = slice(6 * rank, 6 * rank + 6), pydist.cuda.CUDAGraph()
     input, target = x[0, mine].cuda(), y[0, mine].cuda()
 
     def step():
+        optimizers[1].zero_grad()
         loss = (wrapped(input, True) - target).square().mean()
         loss.backward()
+        optimizers[1].step()
         return loss
 
-    with pydist.cuda.stream(pydist.cuda.Stream()):
-        step()  # opens what is opened at first use
+    side = pydist.cuda.Stream()
+    side.wait_stream(pydist.cuda.current_stream())
+    with pydist.cuda.stream(side):
+        loss = step()  # opens what is opened at first use
     pydist.cuda.synchronize()
-    optimizers[1].zero_grad()
-    with pydist.cuda.graph(graph):
-        loss = step()
-    for i in range(4):
-        input.copy_(x[i, mine])
-        target.copy_(y[i, mine])
-        graph.replay()
+    for i in range(5):
+        if i == 1:
+            with pydist.cuda.graph(graph):
+                loss = step()
+        if i:
+            input.copy_(x[i, mine])
+            target.copy_(y[i, mine])
+            graph.replay()
         optimizers[0].zero_grad()
         expected = (alone(x[i], True) - y[i]).square().mean()
         expected.backward()
+        optimizers[0].step()
         everybody = loss.detach().clone()
         dist.all_reduce(everybody, "avg")
         pydist.testing.assert_close(everybody.cpu(), expected.detach(), rtol=1e-3, atol=1e-5)
-        for optimizer in optimizers:
-            optimizer.step()
     for (name, a), b in zip(alone.named_parameters(), inner.parameters()):
         pydist.testing.assert_close(b.detach().cpu(), a.detach(), rtol=1e-3, atol=1e-4, msg=lambda text: f"{name}: {text}")
     dist.check_replicas(wrapped)
