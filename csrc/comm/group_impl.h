@@ -102,7 +102,8 @@ struct pd_work {
     bool captured;           /* it is written into a CUDA graph */
     bool narrow;             /* 16-bit sums may be rounded at each step */
     struct pd_mark *ready;   /* when what it reads will have been written */
-    pd_launch *launch;       /* [strong] once it has been launched */
+    pd_launch *launch;       /* [strong] once it has been launched; in a world of one instead: */
+    void *alone;             /* an event after what it does */
     /* Of a send or a receive: */
     int peer, tag;    /* peer -1: the first that has sent */
     size_t sent;

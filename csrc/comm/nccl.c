@@ -299,3 +299,39 @@ pd_status pd_nccl_alone(const pd_work *w) {
     if (j->from != j->to && bytes) PD_TRY(d->copy(d, PD_WITHIN, j->to, j->from, bytes, false));
     return pd_nccl_scale(d, pd_collective_names[w->id.coll], j->dtype, j->scale, j->to, j->count);
 }
+
+pd_status pd_alone_mark(pd_work *w) {
+    const pd_cuda_library *cuda = pd_cuda_open();
+    const char *op = pd_collective_names[w->id.coll];
+    w->captured = pd_cuda_capturing(w->device);
+    PD_TRY(w->device->enter(w->device));
+    PD_TRY(pd_cuda_result(op, cuda->event_new(&w->alone, false)));
+    pd_status status = pd_cuda_result(op, cuda->event_record(w->alone, pd_cuda_stream(w->device)));
+    if (status) pd_alone_release(w);
+    return status;
+}
+
+pd_status pd_alone_wait(const pd_work *w, double seconds) {
+    const pd_cuda_library *cuda = pd_cuda_open();
+    bool within = pd_cuda_capturing(w->device);
+    if (w->captured && !within) return PD_OK; /* whoever launches the graph knows in which stream */
+    PD_TRY(w->device->enter(w->device));
+    if (seconds < 0 || within)
+        return pd_cuda_result("wait", cuda->stream_after(pd_cuda_stream(w->device), w->alone));
+    void *token = pd_host_release(); /* it waits for nobody, so it is soon done */
+    int error = cuda->event_wait(w->alone);
+    pd_host_acquire(token);
+    return pd_cuda_result("wait", error);
+}
+
+pd_status pd_alone_test(const pd_work *w, bool *done) {
+    *done = w->captured;
+    if (*done) return PD_OK;
+    PD_TRY(w->device->enter(w->device));
+    return pd_cuda_result("wait", pd_cuda_open()->event_done(w->alone, done));
+}
+
+void pd_alone_release(pd_work *w) {
+    if (w->alone) pd_cuda_open()->event_free(w->alone);
+    w->alone = NULL;
+}

@@ -36,6 +36,11 @@ typedef struct pd_batch {
 pd_status pd_nccl_messages(pd_group *g, pd_work *w, const pd_batch *b);
 /* The same in a world of one, by the device's own kernels, on the caller's stream. */
 pd_status pd_nccl_alone(const pd_work *w);
+/* For an asynchronous one: w->alone; and as pd_launch_wait, pd_launch_test and pd_launch_release below. */
+pd_status pd_alone_mark(pd_work *w);
+pd_status pd_alone_wait(const pd_work *w, double seconds);
+pd_status pd_alone_test(const pd_work *w, bool *done);
+void pd_alone_release(pd_work *w);
 /* data[i] *= factor, likewise; a floating dtype, or factor 1. */
 pd_status pd_nccl_scale(const pd_device *d, const char *op, pd_dtype t, double factor, void *data, int64_t count);
 /* The calling thread's current stream goes on after it; seconds >= 0: the host waits that long for its end instead. */

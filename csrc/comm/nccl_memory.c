@@ -72,7 +72,9 @@ void pd_group_memory_release(pd_group_memory *m) {
     if (m->handle && c->comm) c->lib->CommDeregister(c->comm, m->handle);
     pthread_mutex_unlock(&c->use);
     /* Kernels may still write there; where one hangs that no abort has ended, or CUDA is lost, the memory stays. */
+    pthread_mutex_lock(&c->lock);
     bool hangs = atomic_load(&c->failed) && !c->ended;
+    pthread_mutex_unlock(&c->lock);
     if (!hangs && !pd_cuda_wait(c->device, "DistributedDataParallel")) c->lib->MemFree(m->p);
     pd_free(m);
     pd_nccl_release(c);

@@ -125,6 +125,7 @@ static pd_status run_alone(pd_group *g, const pd_work *like, pd_work **out) {
     if (!out) return PD_OK;
     *w = *like;
     w->segment = NULL;
+    if (w->device) PD_TRY_TO(fail, pd_alone_mark(w));
     atomic_init(&w->refs, 1);
     atomic_init(&w->state, PD_WORK_DONE);
     pd_group_retain(g);
@@ -191,6 +192,7 @@ pd_status pd_work_wait(pd_work *w, double timeout) {
     pd_group *g = w->group;
     bool done;
     PD_TRY(state_of(w, &done));
+    if (done && w->alone) return pd_alone_wait(w, timeout);
     if (done) return w->launch ? pd_launch_wait(w->launch, timeout) : PD_OK;
     PD_TRY(pd_group_check(g));
     int64_t deadline = timeout < 0 || timeout > 1e9 ? INT64_MAX : pd_hooks_now(g->hooks) + (int64_t)(timeout * 1e9);
@@ -209,6 +211,7 @@ pd_status pd_work_test(pd_work *w, bool *done) {
     if (!*done && is_message(w)) return pd_p2p_test(w, done);
     if (!*done) PD_TRY(pd_group_progress(w->group));
     if (!*done) PD_TRY(state_of(w, done));
+    if (w->alone) return pd_alone_test(w, done);
     return *done && w->launch ? pd_launch_test(w->launch, done) : PD_OK;
 }
 
@@ -217,6 +220,7 @@ void pd_work_release(pd_work *w) {
     pd_group *g = w->group;
     pd_segment_release(w->segment);
     pd_launch_release(w->launch);
+    pd_alone_release(w);
     pd_free(w);
     pd_group_release(g);
 }

@@ -1,6 +1,7 @@
 """Collectives and DistributedDataParallel on GPUs, two and three ranks: with NCCL where there is a GPU, all of them on it if there are
 fewer than ranks (nccl_rank.py says how), and on the emulator with tests/fakes/nccl.c, which shows what happens around NCCL and nothing about NCCL itself."""
 
+import ctypes
 import json
 import os
 import re
@@ -139,10 +140,26 @@ def test_a_world_of_one_needs_no_nccl():
         y = x.clone()
         assert dist.all_reduce(y, op, async_op=True).wait()
         assert y.is_cuda and y.tolist() == [factor * i for i in range(6)]
+    side = pydist.cuda.Stream()
+    with pydist.cuda.stream(side):
+        work = dist.all_reduce(y, async_op=True)
+    if EMULATED:  # where a stream's byte says that it hangs
+        ctypes.memset(side.cuda_stream, 1, 1)
+        assert not work.is_completed()
+        ctypes.memset(side.cuda_stream, 0, 1)
+    assert work.wait() and work.wait(timeout=5) and work.is_completed()
+    graph = pydist.cuda.CUDAGraph()
+    with pydist.cuda.graph(graph):
+        work = dist.all_gather_into_tensor(y, x, async_op=True)
+        assert work.wait() and work.is_completed()
+    x += 1
+    graph.replay()
+    pydist.cuda.synchronize()
+    assert y.tolist() == x.tolist()
     half, out = x.half(), pydist.zeros(6, device="cuda")
     dist.all_reduce(half, dist._make_nccl_premul_sum(0.25))
     dist.all_gather_into_tensor(out, x)
-    assert half.tolist() == [0.25 * i for i in range(6)] and out.tolist() == x.tolist()
+    assert half.tolist() == [0.25 * (i + 1) for i in range(6)] and out.tolist() == x.tolist()
     with pytest.raises(ValueError, match="output is on cpu .expected cuda:0"):
         dist.all_gather_into_tensor(pydist.zeros(6), x)
 
