@@ -2,7 +2,7 @@
 
 A file has make(lib, best, **sizes) -> (model, batch, optimizer): the model maps the batch's tensors to the loss, the batch
 are tensors whose first dimension ranks divide, optimizer(parameters) makes the optimizer. best: a dictionary of the
-options that make the library fastest ({"fused": True}, {"channels_last": True}), empty for pydist, which needs none.
+options that make the library fastest ({"fused": True}, {"channels_last": True}).
 """
 
 from importlib import import_module

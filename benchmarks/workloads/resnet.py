@@ -2,7 +2,7 @@
 
 from functools import partial
 
-BEST = {"torch": {"fused": True, "channels_last": True}}
+BEST = {"torch": {"fused": True, "channels_last": True}, "pydist": {"channels_last": True}}
 
 
 def make(lib, best, batch):

@@ -48,6 +48,7 @@ pd_status pd_gemm_run(const pd_gemm *c, const void *A, const void *B, const void
 /* From so many tiles on making the filters pays. oneDNN's products of bf16 are faster than these, in float. */
 #define WINOGRAD_TILES 64
 #define WINOGRAD_CHANNELS 16 /* the vectors of all instruction sets */
+#define WINOGRAD_WIDTH 1024  /* a row of tiles is worked with at once */
 const pd_winograd *pd_winograd_of(const pd_conv *c) {
     static const pd_winograd *const tables[PD_ISA_COUNT] = {
         [PD_ISA_PORTABLE] = &pd_winograd_portable,
@@ -58,7 +59,8 @@ const pd_winograd *pd_winograd_of(const pd_conv *c) {
     };
     bool shape = c->R == 3 && c->S == 3 && c->stride[0] == 1 && c->stride[1] == 1 && c->dilation[0] == 1 &&
                  c->dilation[1] == 1 && c->groups == 1 && c->padding[0] <= 2 && c->padding[1] <= 2 &&
-                 c->C % WINOGRAD_CHANNELS == 0 && c->K % WINOGRAD_CHANNELS == 0 && c->C > 0 && c->K > 0;
+                 c->C % WINOGRAD_CHANNELS == 0 && c->K % WINOGRAD_CHANNELS == 0 && c->C > 0 && c->K > 0 &&
+                 c->W <= WINOGRAD_WIDTH && c->Q <= WINOGRAD_WIDTH;
     if (!shape || c->t == PD_F64 || c->N * ((c->P + 1) / 2) * ((c->Q + 1) / 2) < WINOGRAD_TILES) return NULL;
     if (!pd_flags_get()->WINOGRAD || (c->t == PD_BF16 && pd_onednn_takes_conv(c))) return NULL;
     return tables[pd_cpu_isa()];
