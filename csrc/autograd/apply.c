@@ -175,10 +175,6 @@ static pd_status record(const pd_call *c, pd_tensor *const *saved_in, double wor
 pd_status pd_check_kernel(const pd_call *c) {
     const pd_device *d = pd_device_here;
     if (!d->kernels) return PD_OK;
-    for (int i = 0; i < c->nin; i++)
-        if (c->in[i] && pd_dtype_is_complex((pd_dtype)c->in[i]->dtype))
-            return pd_fail(PD_E_NOTIMPL, "%s: there are no CUDA kernels for complex numbers yet (input %d is on %s)",
-                           c->def->name, i, d->name);
     if (c->def->on_cuda) return PD_OK;
     return pd_fail(PD_E_NOTIMPL, "%s: there is no CUDA kernel yet (the tensors are on %s)", c->def->name, d->name);
 }

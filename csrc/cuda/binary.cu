@@ -1,4 +1,5 @@
 /* The rows of binary.def, compare.def and ternary.def; where. */
+#include "cuda/complex.h"
 #include "cuda/each.h"
 #include "cuda/table.h"
 #include "kernels/cpu/express.h"
@@ -115,6 +116,7 @@ template <class E> struct where_map {
 };
 
 void pd_cuda_binary(pd_binary fn, pd_dtype t, double a, const pd_loop *l) {
+    if (pd_dtype_is_complex(t)) return pd_cuda_complex_binary(fn, t, a, l);
     if (t == PD_BOOL && (fn == PD_BINARY_add || fn == PD_BINARY_maximum)) { /* logic, where it differs from U8's arithmetic */
         if (a == 0) {
             pd_loop first = *l;
@@ -139,6 +141,7 @@ void pd_cuda_binary_grad(pd_binary fn, int which, pd_dtype t, double a, const pd
     });
 }
 void pd_cuda_compare(pd_compare fn, pd_dtype t, const pd_loop *l) {
+    if (pd_dtype_is_complex(t)) return pd_cuda_complex_compare(fn, t, l);
     by_type(t, [&](auto e) {
         typedef typename decltype(e)::type E;
         const size_t size[] = {1, sizeof(E), sizeof(E)};

@@ -1,4 +1,5 @@
 /* copy, with conversion; fill; range. */
+#include "cuda/complex.h"
 #include "cuda/each.h"
 #include "cuda/table.h"
 
@@ -42,6 +43,7 @@ template <class E> struct cast_map {
 
 static size_t size_of(pd_dtype t) {
     size_t size = 0;
+    if (pd_dtype_is_complex(t)) return t == PD_C128 ? sizeof(pd_c128) : sizeof(pd_c64);
     by_type(t, [&](auto e) { size = sizeof(typename decltype(e)::type); });
     return size;
 }
@@ -55,6 +57,7 @@ void pd_cuda_copy(pd_dtype to, pd_dtype from, const pd_loop *l) {
         });
         return;
     }
+    if (pd_dtype_is_complex(to) || pd_dtype_is_complex(from)) return pd_cuda_complex_cast(to, from, l);
     by_type(to, [&](auto e) {
         typedef typename decltype(e)::type E;
         const size_t size[] = {sizeof(E), size_of(from)};

@@ -77,6 +77,7 @@ template <class F> static void by_size(size_t size, F f) {
     case 1: return f(tag<uint8_t>());
     case 2: return f(tag<uint16_t>());
     case 4: return f(tag<uint32_t>());
+    case 16: return f(tag<pd_c128>());
     default: return f(tag<uint64_t>());
     }
 }

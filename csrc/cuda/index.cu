@@ -131,6 +131,7 @@ static __global__ void or_kernel(const entry *e, int64_t count, int64_t n, const
 }
 void pd_cuda_put_add(pd_dtype t, int64_t count, int64_t n, const int64_t *offset, const char *src, int64_t src_stride,
                      char *dst) {
+    if (pd_dtype_is_complex(t)) t = t == PD_C128 ? PD_F64 : PD_F32, n *= 2;
     const entry *e = count > 0 && n > 0 ? by_place(count, offset) : nullptr;
     int64_t blocks = blocks_for(count * n, THREADS, 1);
     if (!e) return;

@@ -115,7 +115,7 @@ static __global__ void take_kernel(const __grid_constant__ pd_pool c, const W *x
         spot s = spot_of(c, i, c.P, c.Q);
         int64_t to = pd_pool_position(&c, place_of(c, place, i), s.h, s.w);
         if (!x) index[i] = to < 0 ? 0 : to;
-        else y[i] = to < 0 ? (W)0 : x[at(c, s, to / c.W, to % c.W, c.H, c.W)];
+        else y[i] = to < 0 ? W{} : x[at(c, s, to / c.W, to % c.W, c.H, c.W)];
     });
 }
 

@@ -1,5 +1,6 @@
 /* The rows of unary.def and pointwise.def of one argument. One kernel a dtype: which row is the same for all threads, so that the
    switch costs nothing beside the memory's traffic. */
+#include "cuda/complex.h"
 #include "cuda/each.h"
 #include "cuda/table.h"
 #include "kernels/cpu/express.h"
@@ -55,6 +56,7 @@ template <class E> struct unary_grad_map {
 };
 
 void pd_cuda_unary(pd_unary fn, pd_dtype t, const pd_loop *l) {
+    if (pd_dtype_is_complex(t)) return pd_cuda_complex_unary(fn, t, l);
     by_type(t, [&](auto e) {
         typedef typename decltype(e)::type E;
         const size_t size[] = {sizeof(E), sizeof(E)};

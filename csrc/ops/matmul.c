@@ -92,6 +92,19 @@ static size_t complex_scratch(const pd_call *c) {
         memcpy(to, from, (size_t)n * sizeof(T));             \
         for (int64_t k = 0; k < n; k += 2) turned[k] = -from[k + 1], turned[k + 1] = from[k]; \
     }
+/* The same by a GPU's kernels, of floats: each row, then the negated imaginary and the real parts below it. */
+static void fill_pairs_there(pd_dtype t, int64_t rows, int64_t n, const void *x, void *out) {
+    int64_t size = (int64_t)pd_dtype_size(t), half = rows ? n / 2 : 0;
+    char *from = (char *)(uintptr_t)x, *to = out, *below = to + n * size;
+    pd_loop l = {.ndim = 2, .nop = 2, .numel = rows * n, .size = {rows, n}, .ptr = {to, from},
+                 .stride = {{2 * n * size, size}, {n * size, size}}};
+    pd_here()->copy(t, t, &l);
+    l.numel = rows * half, l.size[1] = half, l.stride[0][1] = l.stride[1][1] = 2 * size;
+    l.ptr[0] = below, l.ptr[1] = from + size;
+    pd_here()->unary(PD_UNARY_neg, t, &l);
+    l.ptr[0] = below + size, l.ptr[1] = from;
+    pd_here()->copy(t, t, &l);
+}
 static pd_status complex_bmm(const pd_call *c) {
     pd_gemm s = complex_shape(c);
     char *scratch = c->scratch;
@@ -100,7 +113,8 @@ static pd_status complex_bmm(const pd_call *c) {
     const void *x = pd_packed(c->in[1], scratch);
     void *out = scratch += rounded(pd_tensor_bytes(c->in[1]));
     int64_t n = s.N, rows = n ? c->in[1]->numel * 2 / n : 0;
-    if (s.t == PD_F32) FILL_PAIRS(float) else FILL_PAIRS(double)
+    if (pd_device_here->kernels) fill_pairs_there(s.t, rows, n, x, out);
+    else if (s.t == PD_F32) FILL_PAIRS(float) else FILL_PAIRS(double)
     scratch += rounded(2 * pd_tensor_bytes(c->in[1]));
     return pd_gemm_run(&s, a, out, NULL, pd_tensor_data(c->out[0]), scratch);
 }

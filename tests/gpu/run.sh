@@ -34,7 +34,7 @@ fi
 step "build for sm_$CUDA_ARCH" 300 $python setup.py -q build_ext --inplace
 step "devices, memory, streams" 60 $python -m pytest -q tests/gpu/test_gpu_device.py
 step "ops, CUDA against CPU" 180 $python -m pytest -q tests/gpu/test_gpu_ops.py
-step "kernels at larger sizes" 90 $python -m pytest -q tests/gpu/test_gpu_kernels.py
+step "kernels at larger sizes, complex numbers" 90 $python -m pytest -q tests/gpu/test_gpu_kernels.py tests/gpu/test_gpu_complex.py
 step "cuBLASLt and cuDNN, CUDA against CPU" 60 $python -m pytest -q tests/gpu/test_gpu_libraries.py
 step "graphs, pinned memory, mixed precision" 60 $python -m pytest -q tests/gpu/test_gpu_graphs.py
 step "training, CUDA against CPU" 90 $python -m pytest -q tests/gpu/test_gpu_training.py
