@@ -63,7 +63,7 @@ def died(output):
     return float(re.search(r"DYING ([\d.]+)", output)[1])
 
 
-ALIKE = ["graphs:cold", "graphs:warm", "collectives", "ddp", "captured_step", "hooks", "messages", "other_streams"]
+ALIKE = ["graphs:cold", "graphs:warm", "collectives", "ddp", "captured_step", "captured_step:bf16", "hooks", "messages", "other_streams"]
 _found = {}  # by world and settings: what came of each scenario
 
 
