@@ -47,7 +47,7 @@ def test_settings_are_kept():
         pydist.backends.cuda.matmul.allow_tf32 = True
         pydist.backends.cudnn.allow_tf32 = False
         pydist.backends.cudnn.benchmark = True
-        assert _C.gpu_settings() == (True, False, True)
+        assert _C.gpu_settings() == (True, False, True, False)
         assert pydist.get_float32_matmul_precision() == "high"
         pydist.set_float32_matmul_precision("medium")
         assert pydist.get_float32_matmul_precision() == "medium"

@@ -5,7 +5,7 @@ import gc
 import pytest
 
 import pydist
-from pydist import _C, cuda
+from pydist import _C, cuda, info
 
 if not pydist.cuda.is_available() or _C.pretended_cuda():
     pytest.skip("no CUDA device", allow_module_level=True)
@@ -166,3 +166,8 @@ def test_numbers_go_to_indices_and_masks():
             t[t == 4] += 0.5
             t.index_fill_(0, first[1:], 3.0)
         assert x.cpu().tolist() == on_cpu.tolist()
+
+
+def test_info_names_what_was_built_and_what_is_here():
+    (line,) = [line for line in info.lines() if line.startswith("CUDA: ")]
+    assert line.startswith(f"CUDA: {_C.cuda_built()}, {cuda.device_count()} devices") and _C.cuda_built().startswith("CUDA")
