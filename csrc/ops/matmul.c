@@ -397,7 +397,7 @@ static bool grads_at_once(pd_vjp *v, pd_tensor *g, pd_tensor *x) {
     return true;
 }
 
-static void linear_grads(pd_vjp *v, bool fast) {
+static void linear_vjp(pd_vjp *v) {
     pd_tensor *g = v->g[0], *w = pd_vjp_in(v, 1), *x = pd_vjp_in(v, 0);
     const pd_edge *ex = &v->node->edges[0];
     if (v->status) return;
@@ -412,7 +412,7 @@ static void linear_grads(pd_vjp *v, bool fast) {
     }
     if (pd_vjp_needs(v, 1)) {
         pd_tensor *x2 = x->ndim == 2 ? x : pd_x_call1(v, PD_OP_reshape, x, &rows);
-        if (fast && pd_vjp_needs(v, 2) && grads_at_once(v, g2, x2)) return;
+        if (!v->create_graph && pd_vjp_needs(v, 2) && grads_at_once(v, g2, x2)) return;
         pd_tensor *gt = turned(v, g2);
         pd_vjp_home(v, 1);
         pd_vjp_set(v, 1, grad_product(v, 1, gt, x2));
@@ -420,9 +420,6 @@ static void linear_grads(pd_vjp *v, bool fast) {
     pd_reduce_attrs over = {.dim = {.n = 1, .v = {0}}, .dtype = PD_NO_DTYPE};
     if (pd_vjp_needs(v, 2)) pd_vjp_set(v, 2, pd_x_call1(v, PD_OP_sum, g2, &over));
 }
-
-static void linear_vjp(pd_vjp *v) { linear_grads(v, false); }
-static void linear_fast(pd_vjp *v) { linear_grads(v, true); }
 
 const pd_op pd_op_linear = {
     .sig = "linear(Tensor input, Tensor weight, Tensor? bias=None)",
@@ -436,5 +433,4 @@ const pd_op pd_op_linear = {
     .scratch = linear_scratch,
     .work = linear_work,
     .vjp = linear_vjp,
-    .vjp_fast = linear_fast,
 };
