@@ -125,7 +125,7 @@ def calls_for(peer, seconds=SECONDS):
     calls = 1
     while (took := peer.time(calls) * calls) < seconds / 4 and calls < 1 << 20:
         calls = min(calls * 10, max(calls + 1, int(calls * seconds / max(took, 1e-7))))
-    return max(1, int(calls * seconds / took)) if took < seconds else 1
+    return max(1, int(calls * seconds / took))
 
 
 def paired(peers, repeats, threshold=1.8, seconds=SECONDS):

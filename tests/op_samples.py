@@ -839,8 +839,8 @@ HIDDEN = {
     "pool_max_take": "max_pool2d", "pool_max_index": "max_pool2d_with_indices", "pool_avg": "avg_pool2d", "pool_avg_grad": "avg_pool2d",
     "mse_terms": "mse_loss", "l1_terms": "l1_loss", "smooth_l1_terms": "smooth_l1_loss", "huber_terms": "huber_loss", "bce_terms": "binary_cross_entropy",
     "bce_logits_terms": "binary_cross_entropy_with_logits", "kl_terms": "kl_div", "kl_log_terms": "kl_div", "gelu_erf": "gelu", "gelu_tanh": "gelu",
-    "attend": "scaled_dot_product_attention", "norm_rows": "layer_norm", "embedding_lookup": "embedding", "embedding_grad": "embedding",
-    "argsort_last": "argsort", "gather_grad": "gather", "index_spread": "index_select", "bmm_wide": "linear", "running_sum": "cumsum",
+    "attend": "scaled_dot_product_attention", "norm_rows": "layer_norm", "norm_groups": "group_norm", "embedding_lookup": "embedding", "embedding_grad": "embedding",
+    "argsort_last": "argsort", "gather_grad": "gather", "scatter_sum": "scatter_add", "index_spread": "index_select", "bmm_wide": "linear", "running_sum": "cumsum",
 }  # fmt: skip
 
 # Calls of a useful size: benchmarks time them, test_ops.py compares their bits for 1 and 2 threads.

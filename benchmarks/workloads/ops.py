@@ -16,13 +16,15 @@ def _rows(lib, n):
     return {
         "x": lib.randn(count, width), "y": lib.randn(count, width), "w": lib.randn(width), "b": lib.randn(width), "width": width,
         "t": lib.randint(0, width, (count,)), "at": lib.randint(0, width, (count, width)), "rows": lib.randint(0, count, (count,)),
+        "columns": lib.randint(0, width, (width,)),
     }  # fmt: skip
 
 
 def _images(lib, n):
     side = 8 if n < 1 << 17 else 32
     x = lib.randn(n // (16 * side * side), 16, side, side)
-    return {"x": x, "k": lib.randn(16, 16, 3, 3), "w": lib.randn(16), "b": lib.randn(16), "m": lib.zeros(16), "v": lib.ones(16)}
+    last = x.contiguous(memory_format=lib.channels_last)
+    return {"x": x, "last": last, "k": lib.randn(16, 16, 3, 3), "w": lib.randn(16), "b": lib.randn(16), "m": lib.zeros(16), "v": lib.ones(16)}
 
 
 def _square(lib, n):
@@ -53,12 +55,15 @@ _ROWS = {
     "F.rms_norm": "F.rms_norm(x, (width,), w)", "add row": "x + w", "transposed": "x.t().contiguous()", "topk": "x.topk(10)", "sort": "x.sort(-1)",
     "gather": "x.gather(1, at)", "index": "x[rows]", "index_select": "x.index_select(0, rows)", "F.embedding": "F.embedding(rows, x)", "logsumexp": "x.logsumexp(1)",
     "cumsum:1": "x.cumsum(1)", "F.linear": "F.linear(x, y[:64], None)", "F.nll_loss": "F.nll_loss(x, t)", "index_put": "lib.index_put(x, (rows,), y, True)",
+    "index_select:1": "x.index_select(1, columns)", "scatter_add": "x.scatter_add(1, at, y)", "permuted": "x.t() * 2.0",
 }  # fmt: skip
 _IMAGES = {
     "F.conv2d": "F.conv2d(x, k, w, padding=1)", "F.max_pool2d": "F.max_pool2d(x, 2)", "F.avg_pool2d": "F.avg_pool2d(x, 2)",
     "F.batch_norm": "F.batch_norm(x, m, v, w, b, True)", "F.group_norm": "F.group_norm(x, 4, w, b)", "F.pad (constant_pad_nd)": "F.pad(x, (1, 1, 1, 1))",
     "F.interpolate (resample)": "F.interpolate(x, scale_factor=2, mode='bilinear')", "F.adaptive_avg_pool2d": "F.adaptive_avg_pool2d(x, 1)",
     "F.adaptive_max_pool2d": "F.adaptive_max_pool2d(x, 1)", "F.conv_transpose2d": "F.conv_transpose2d(x, k, padding=1)",
+    "F.max_pool2d:last": "F.max_pool2d(last, 2)", "F.adaptive_avg_pool2d:last": "F.adaptive_avg_pool2d(last, 1)",
+    "F.group_norm:last": "F.group_norm(last, 4, w, b)", "F.batch_norm:last": "F.batch_norm(last, m, v, w, b, True)",
 }  # fmt: skip
 _SQUARE = {"bmm": "lib.bmm(x[None], y[None])", "matmul": "x @ y", "matmul:ta": "x.t() @ y", "matmul:tb": "x @ y.t()", "F.linear:square": "F.linear(x, y, b)"}
 _TEXTS = {

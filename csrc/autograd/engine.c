@@ -230,6 +230,13 @@ static pd_status call_leaf_hooks(pd_tensor *leaf, pd_hook_kind kind) {
     return PD_OK;
 }
 
+/* Dense, and memory that nobody else holds; so is a view of all of a tensor that lives by this view alone. */
+static bool is_alone(const pd_tensor *g) {
+    if (g->refs > 1 || g->storage->drop || !pd_tensor_is_contiguous(g)) return false;
+    if (!g->base) return g->storage->refs == 1;
+    return g->base->refs == 1 && g->storage->refs == 2 && g->numel == g->base->numel;
+}
+
 static pd_status accumulate(pd_tensor *leaf, pd_tensor *g, bool create_graph) {
     pd_meta *m = NULL;
     PD_TRY(pd_meta_get(leaf, &m));
@@ -255,8 +262,8 @@ static pd_status accumulate(pd_tensor *leaf, pd_tensor *g, bool create_graph) {
         pd_tensor_retain(m->grad = g);
         return PD_OK;
     }
-    /* Ours alone, dense: taken as it is. Else a copy, so that .grad shares memory with nothing. */
-    if (g->refs <= 1 && g->storage->refs == 1 && !g->base && !g->storage->drop && pd_tensor_is_contiguous(g)) {
+    /* Ours alone: taken as it is. Else a copy, so that .grad shares memory with nothing. */
+    if (is_alone(g)) {
         PD_TRY(pd_tensor_alias(g, false, &m->grad));
         return PD_OK;
     }

@@ -118,6 +118,10 @@ typedef struct pd_batch_norm { int64_t N, C, S; bool channels_last; double eps; 
 /* Rows [rows, n], each by its own mean (rms: 0) and deviation sqrt(var + eps). */
 typedef struct pd_row_norm { int64_t rows, n; double eps; bool rms; } pd_row_norm;
 
+/* x[N, C, S] (contiguous) or x[N, S, C] (channels_last), `groups` groups of the C channels of each of N images, each by
+   its own mean and deviation. */
+typedef struct pd_group_norm { int64_t N, C, S, groups; bool channels_last; double eps; } pd_group_norm;
+
 /* One step of a recurrent layer over B rows of H, all dense, F32 or F64. x and u: the gates' parts from input and
    state, in PyTorch's order [B, gates, H]; gates: what the gradient needs of them, LSTM's i, f, g, o after their
    functions, GRU's r, z, n and the third of u. gh, gc: gradients of the new state, which become those of the old one,
@@ -328,6 +332,12 @@ typedef struct pd_kernels {
     void (*row_norm_grad)(pd_dtype t, const pd_row_norm *c, const void *g, const void *x, const void *w,
                           const void *mean, const void *rstd, void *gx, void *gw, void *gb, void *scratch);
     size_t (*row_norm_scratch)(const pd_row_norm *c);
+    /* Of the CPU alone. w, b: [C] or NULL; mean, rstd: [N, groups], as row_norm's. gx, gw, gb may each be NULL. */
+    void (*group_norm)(pd_dtype t, const pd_group_norm *c, const void *x, const void *w, const void *b, void *y,
+                       void *mean, void *rstd, void *scratch);
+    void (*group_norm_grad)(pd_dtype t, const pd_group_norm *c, const void *g, const void *x, const void *w,
+                            const void *mean, const void *rstd, void *gx, void *gw, void *gb, void *scratch);
+    size_t (*group_norm_scratch)(const pd_group_norm *c);
 
     /* out = softmax(q k^T scale + mask) v, zeros for a query that sees no key; mask may be NULL. */
     void (*attention)(const pd_attention *c, const void *q, const void *k, const void *v, const void *mask, void *out,

@@ -1,4 +1,6 @@
 /* Elementwise functions of two arguments: descriptors expanded from kernels/binary.def and compare.def; where. */
+#include <string.h>
+
 #include "kernels/kernels.h"
 #include "ops/express.h"
 
@@ -94,8 +96,11 @@ static pd_status run_compare(pd_compare fn, const pd_call *c) {
 static void fused(pd_vjp *v, pd_binary fn, int which) {
     pd_tensor *x = pd_vjp_in(v, 0), *y = pd_vjp_in(v, 1), *g = v->g[0];
     if (v->status || !pd_vjp_needs(v, which)) return;
-    pd_tensor *gx = pd_x_new(v, (pd_dtype)g->dtype, g->ndim, g->size);
+    pd_tensor *gx = pd_x_new(v, (pd_dtype)g->dtype, g->ndim, g->size), *like = which ? y : x;
     if (!gx) return;
+    if (!like || !pd_tensor_same_shape(like, gx)) like = g;
+    if (pd_shape_is_dense(like->ndim, like->size, like->stride))
+        memcpy(gx->stride, like->stride, sizeof(int64_t) * (size_t)gx->ndim);
     pd_tensor *t[4] = {gx, g, x, y};
     pd_loop l;
     cells cell;

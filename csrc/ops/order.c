@@ -1,6 +1,7 @@
 /* Order along one dimension: sort, running sums, flip. */
 #include <string.h>
 
+#include "base/threads.h"
 #include "ops/block.h"
 
 static int last_of(const pd_tensor *x) { return x->ndim ? x->ndim - 1 : 0; }
@@ -97,15 +98,12 @@ static pd_status check_gather(const char *op, int ndim, const int64_t *size, con
     return PD_OK;
 }
 
-static int64_t row_of(const pd_tensor *index) { return index->ndim ? index->size[index->ndim - 1] : 1; }
 
-/* Byte offset, within a tensor of these sizes and strides, of the element that each index of some rows chooses. */
-static pd_status choose(const char *op, int ndim, const int64_t *size, const int64_t *stride, int64_t bytes,
-                        const pd_tensor *index, int d, int64_t first, int64_t rows, int64_t *out) {
+/* Byte offset, within a tensor of these sizes and strides, of the element that each index chooses. */
+static pd_places choices(const char *op, int ndim, const int64_t *size, const int64_t *stride, int64_t bytes,
+                         const pd_tensor *index, int d) {
     pd_places c;
-    pd_bad_index bad;
-    c.op = op, c.kind = PD_BAD_INDEX, c.nby = 1, c.ndim = index->ndim, c.base = 0;
-    c.first = first * row_of(index), c.count = rows * row_of(index);
+    c.op = op, c.kind = PD_BAD_INDEX, c.nby = 1, c.ndim = index->ndim, c.first = c.base = 0, c.count = index->numel;
     c.by[0] = (pd_chooser){.index = pd_tensor_data(index), .narrow = index->dtype == PD_I32, .n = ndim ? size[d] : 1,
                            .step = ndim ? stride[d] * bytes : 0, .skip = -1, .dim = d};
     for (int k = 0; k < index->ndim; k++) {
@@ -113,24 +111,73 @@ static pd_status choose(const char *op, int ndim, const int64_t *size, const int
         c.own[k] = k != d && ndim ? stride[k] * bytes : 0;
         c.by[0].stride[k] = index->stride[k];
     }
-    return pd_here()->places(&c, out, &bad) ? PD_OK : pd_bad_index_fail(&bad);
+    return c;
 }
-static int64_t rows_in(const pd_tensor *index) { return index->numel ? index->numel / row_of(index) : 0; }
+
+/* Elements taken from, or added to, what the choices choose, some at a time, so that their places stay in the
+   first-level cache; all of them at once where each call is a launch. */
+enum { AT_ONCE = 1024 };
+typedef struct chosen_job {
+    const pd_places *places;
+    pd_dtype t;
+    int64_t bytes;
+    const char *from;
+    char *to;
+    bool add;
+    int64_t together; /* elements that one thread takes, in order */
+    int64_t *room;    /* for all places, or NULL */
+    bool failed;
+    pd_bad_index *bad;
+} chosen_job;
+static void chosen_part(void *ctx, int64_t begin, int64_t end) {
+    chosen_job *j = ctx;
+    begin *= j->together, end *= j->together;
+    int64_t some[AT_ONCE], *place = j->room ? j->room : some, most = j->room ? end - begin : AT_ONCE;
+    pd_places c = *j->places;
+    for (c.first = begin; c.first < end; c.first += c.count) {
+        pd_bad_index bad;
+        c.count = end - c.first < most ? end - c.first : most;
+        if (!pd_here()->places(&c, place, j->bad ? j->bad : &bad)) {
+            __atomic_store_n(&j->failed, true, __ATOMIC_RELAXED);
+            return;
+        }
+        if (j->bad) continue; /* only looking for it */
+        if (j->add) pd_here()->put_add(j->t, c.count, 1, place, j->from + c.first * j->bytes, j->bytes, j->to);
+        else pd_here()->take(c.count, (size_t)j->bytes, place, j->from, j->to + c.first * j->bytes);
+    }
+}
+static pd_status run_chosen(chosen_job *j) {
+    pd_bad_index bad;
+    const int64_t n = j->places->count / j->together;
+    if (n <= 0) return PD_OK;
+    if (j->room) chosen_part(j, 0, n);
+    else pd_parallel(n, 1 + PD_GRAIN / 4 / j->together, chosen_part, j);
+    if (!j->failed) return PD_OK;
+    j->bad = &bad; /* the first one */
+    chosen_part(j, 0, n);
+    return pd_bad_index_fail(&bad);
+}
+/* Bytes for all places where a call is a launch. */
+static size_t room_for(const pd_tensor *index) {
+    return pd_device_here->kernels ? ((size_t)index->numel * 8 + 63) & ~(size_t)63 : 0;
+}
 
 static pd_status gather_infer(pd_call *c) {
     int d;
     PD_TRY(check_gather("gather", c->in[0]->ndim, c->in[0]->size, c->in[1], *(const int64_t *)c->attrs, &d));
     return pd_out_like(c, 0, (pd_dtype)c->in[0]->dtype, c->in[1]);
 }
-static size_t gather_scratch(const pd_call *c) { return (size_t)c->in[1]->numel * 8 + 64 + pd_packed_bytes(c); }
+static size_t gather_scratch(const pd_call *c) { return room_for(c->in[1]); }
 static pd_status gather_kernel(const pd_call *c) {
     pd_tensor *x = c->in[0];
-    int64_t bytes = (int64_t)pd_dtype_size((pd_dtype)x->dtype);
     int d;
     PD_TRY(pd_shape_dim("gather", *(const int64_t *)c->attrs, x->ndim, &d));
-    PD_TRY(choose("gather", x->ndim, x->size, x->stride, bytes, c->in[1], d, 0, rows_in(c->in[1]), c->scratch));
-    pd_here()->take(c->in[1]->numel, (size_t)bytes, c->scratch, pd_tensor_data(x), pd_tensor_data(c->out[0]));
-    return PD_OK;
+    chosen_job j = {.bytes = (int64_t)pd_dtype_size((pd_dtype)x->dtype), .from = pd_tensor_data(x),
+                    .to = pd_tensor_data(c->out[0]), .together = 1,
+                    .room = pd_device_here->kernels ? c->scratch : NULL};
+    pd_places places = choices("gather", x->ndim, x->size, x->stride, j.bytes, c->in[1], d);
+    j.places = &places;
+    return run_chosen(&j);
 }
 static void gather_vjp(pd_vjp *v) {
     const pd_edge *e = &v->node->edges[0];
@@ -155,29 +202,26 @@ static pd_status spread_infer(pd_call *c) {
     const spread_attrs *a = c->attrs;
     return pd_out_shape(c, 0, (pd_dtype)c->in[0]->dtype, (int)a->size.n, a->size.v);
 }
-/* Rows of the index whose offsets are held at a time: all of them where each call is a launch. */
-static int64_t rows_at_once(const pd_tensor *index) {
-    return pd_device_here->kernels ? rows_in(index) : 1 + 4096 / (row_of(index) > 0 ? row_of(index) : 1);
+/* o += g at the index along dim; places are made in *room. */
+static pd_status add_chosen(const char *op, pd_tensor *o, const void *g, const pd_tensor *index, int64_t dim,
+                            void *room) {
+    int d;
+    PD_TRY(pd_shape_dim(op, dim, o->ndim, &d));
+    chosen_job j = {.t = (pd_dtype)o->dtype, .bytes = (int64_t)pd_dtype_size((pd_dtype)o->dtype), .from = g,
+                    .to = pd_tensor_data(o), .add = true, .room = pd_device_here->kernels ? room : NULL};
+    pd_places places = choices(op, o->ndim, o->size, o->stride, j.bytes, index, d);
+    j.places = &places;
+    j.together = index->numel; /* what lies apart in an outer dimension meets nowhere */
+    if (d > 0 && !j.room && index->size[0] > 0) j.together /= index->size[0];
+    return j.together ? run_chosen(&j) : PD_OK;
 }
-static size_t spread_scratch(const pd_call *c) {
-    return (size_t)(rows_at_once(c->in[1]) * row_of(c->in[1])) * 8 + pd_packed_bytes(c);
-}
+static size_t spread_scratch(const pd_call *c) { return room_for(c->in[1]) + pd_packed_bytes(c); }
 static pd_status spread_kernel(const pd_call *c) {
     const spread_attrs *a = c->attrs;
-    pd_tensor *g = c->in[0], *o = c->out[0], *index = c->in[1];
-    const int64_t bytes = (int64_t)pd_dtype_size((pd_dtype)o->dtype), row = row_of(index), rows = rows_in(index),
-                  many = rows_at_once(index);
-    int64_t *offset = c->scratch;
-    const char *from = pd_packed(g, offset + many * row);
-    int d;
-    PD_TRY(pd_shape_dim("gather_grad", a->dim, o->ndim, &d));
-    pd_fill(o, &(pd_scalar){.cat = PD_CAT_INT});
-    for (int64_t r = 0; r < rows; r += many) {
-        const int64_t n = rows - r < many ? rows - r : many;
-        PD_TRY(choose("gather_grad", o->ndim, o->size, o->stride, bytes, index, d, r, n, offset));
-        pd_here()->put_add((pd_dtype)o->dtype, n * row, 1, offset, from + r * row * bytes, bytes, pd_tensor_data(o));
-    }
-    return PD_OK;
+    pd_tensor *g = c->in[0], *index = c->in[1];
+    const char *from = pd_packed(g, (char *)c->scratch + room_for(index));
+    pd_fill(c->out[0], &(pd_scalar){.cat = PD_CAT_INT});
+    return add_chosen("gather_grad", c->out[0], from, index, a->dim, c->scratch);
 }
 static void spread_vjp(pd_vjp *v) {
     const spread_attrs *a = v->attrs;
@@ -196,15 +240,44 @@ const pd_op pd_op_gather_grad = {
     .vjp = spread_vjp,
 };
 
+static pd_status scatter_infer(pd_call *c) { return pd_out_like(c, 0, (pd_dtype)c->in[0]->dtype, c->in[0]); }
+static size_t scatter_scratch(const pd_call *c) {
+    return room_for(c->in[2]) + (pd_tensor_is_contiguous(c->in[1]) ? 0 : pd_tensor_bytes(c->in[1]));
+}
+static pd_status scatter_kernel(const pd_call *c) {
+    pd_tensor *o = c->out[0], *pair[2] = {o, c->in[0]};
+    const void *from = pd_packed(c->in[1], (char *)c->scratch + room_for(c->in[2]));
+    pd_loop l;
+    pd_loop_build(&l, 2, pair);
+    pd_here()->copy((pd_dtype)o->dtype, (pd_dtype)o->dtype, &l);
+    return add_chosen("scatter_add", o, from, c->in[2], *(const int64_t *)c->attrs, c->scratch);
+}
+static void scatter_vjp(pd_vjp *v) {
+    if (pd_vjp_needs(v, 0)) pd_vjp_set(v, 0, v->g[0]);
+    if (pd_vjp_needs(v, 1)) pd_vjp_set(v, 1, pd_x_call2(v, PD_OP_gather, v->g[0], pd_vjp_in(v, 2), v->attrs));
+}
+
+const pd_op pd_op_scatter_sum = {
+    .sig = "scatter_sum(Tensor input, Tensor src, Tensor index, int dim)",
+    .doc = "scatter_add of src as large as index.",
+    .save = PD_SAVE_IN(2),
+    .flags = PD_NO_BROADCAST_GRAD,
+    .attrs = sizeof(int64_t),
+    .infer = scatter_infer,
+    .kernel = scatter_kernel,
+    .scratch = scatter_scratch,
+    .vjp = scatter_vjp,
+};
+
 static pd_status scatter_add_compose(pd_call *c) {
     pd_tensor *x = c->in[0], *index = c->in[1], *src = c->in[2];
-    spread_attrs a = {.size = {.n = x->ndim}, .dim = *(const int64_t *)c->attrs};
+    const int64_t dim = *(const int64_t *)c->attrs;
     pd_vjp scope = {0}, *v = &scope;
     int d;
     if (src->dtype != x->dtype)
         return pd_fail(PD_E_DTYPE, "scatter_add: src is %s, input %s (expected the same)",
                        pd_dtype_name((pd_dtype)src->dtype), pd_dtype_name((pd_dtype)x->dtype));
-    PD_TRY(check_gather("scatter_add", x->ndim, x->size, index, a.dim, &d));
+    PD_TRY(check_gather("scatter_add", x->ndim, x->size, index, dim, &d));
     if (!index->numel) return pd_call1(PD_OP_clone, x, NULL, &c->out[0]);
     bool fits = (src->ndim ? src->ndim : 1) == (index->ndim ? index->ndim : 1);
     for (int k = 0; k < index->ndim && fits; k++) fits = index->size[k] <= (src->ndim ? src->size[k] : 1);
@@ -219,9 +292,8 @@ static pd_status scatter_add_compose(pd_call *c) {
     pd_shape_attrs same = {.shape = {.n = index->ndim}}; /* of one element and none, or one, dimensions */
     memcpy(same.shape.v, index->size, sizeof(int64_t) * (size_t)index->ndim);
     if (src && src->ndim != index->ndim) src = pd_x_call1(v, PD_OP_reshape, src, &same);
-    memcpy(a.size.v, x->size, sizeof(int64_t) * (size_t)x->ndim);
-    pd_tensor *sums = pd_x_call2(v, PD_OP_gather_grad, src, index, &a);
-    return pd_x_end(v, pd_x2(v, PD_OP_add, pd_val_of(x), pd_val_of(sums)).t, &c->out[0]);
+    pd_tensor *in[3] = {x, src, index};
+    return pd_x_end(v, src ? pd_x(v, PD_OP_scatter_sum, &dim, 3, in) : NULL, &c->out[0]);
 }
 
 const pd_op pd_op_scatter_add = {

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "kernels/kernels.h"
+#include "ops/block.h"
 #include "ops/express.h"
 
 typedef struct { double eps; int64_t rms; } rows_attrs;
@@ -36,21 +37,24 @@ static pd_val over(pd_vjp *v, pd_op_id op, pd_val x, int dim, bool keepdim) {
     pd_reduce_attrs a = {.dim = {.n = 1, .v = {dim}}, .keepdim = keepdim, .dtype = PD_NO_DTYPE};
     return pd_val_of(pd_x_call1(v, op, x.t, &a));
 }
+/* Rows x normalised (without weights) into *hat, and the gradient of x, gh being that of *hat. */
+static pd_val rows_gradient(pd_vjp *v, pd_val x, pd_val gh, double eps, bool rms, pd_val *hat) {
+    pd_val centred = rms ? x : SUB(x, over(v, PD_OP_mean, x, 1, true));
+    pd_val rstd = pd_x1(v, PD_OP_rsqrt, ADDC(over(v, PD_OP_mean, pd_x1(v, PD_OP_square, centred), 1, true), eps));
+    *hat = MUL(centred, rstd);
+    pd_val inner = SUB(gh, MUL(*hat, over(v, PD_OP_mean, MUL(gh, *hat), 1, true)));
+    if (!rms) inner = SUB(inner, over(v, PD_OP_mean, gh, 1, true));
+    return MUL(inner, rstd);
+}
 static void rows_vjp(pd_vjp *v) {
     const rows_attrs *a = v->attrs;
-    pd_val x = pd_val_of(pd_vjp_in(v, X)), g = pd_val_of(v->g[0]), gh = g;
+    pd_val x = pd_val_of(pd_vjp_in(v, X)), g = pd_val_of(v->g[0]), hat;
     pd_tensor *w = pd_vjp_in(v, WEIGHT);
     if (v->status || !g.t) return;
-    pd_val centred = a->rms ? x : SUB(x, over(v, PD_OP_mean, x, 1, true));
-    pd_val rstd = pd_x1(v, PD_OP_rsqrt, ADDC(over(v, PD_OP_mean, pd_x1(v, PD_OP_square, centred), 1, true), a->eps)),
-           hat = MUL(centred, rstd);
+    pd_val gx = rows_gradient(v, x, w ? MUL(g, pd_val_of(w)) : g, a->eps, a->rms, &hat);
     if (pd_vjp_needs(v, WEIGHT)) pd_vjp_set(v, WEIGHT, over(v, PD_OP_sum, MUL(g, hat), 0, false).t);
     if (pd_vjp_needs(v, BIAS)) pd_vjp_set(v, BIAS, over(v, PD_OP_sum, g, 0, false).t);
-    if (!pd_vjp_needs(v, X)) return;
-    if (w) gh = MUL(gh, pd_val_of(w));
-    pd_val inner = SUB(gh, MUL(hat, over(v, PD_OP_mean, MUL(gh, hat), 1, true)));
-    if (!a->rms) inner = SUB(inner, over(v, PD_OP_mean, gh, 1, true));
-    pd_vjp_set(v, X, MUL(inner, rstd).t);
+    if (pd_vjp_needs(v, X)) pd_vjp_set(v, X, gx.t);
 }
 static void rows_fast(pd_vjp *v) {
     pd_tensor *x = pd_vjp_in(v, X), *w = pd_vjp_in(v, WEIGHT), *mean = pd_vjp_out(v, 1), *rstd = pd_vjp_out(v, 2),
@@ -179,7 +183,106 @@ const pd_op pd_op_rms_norm = {
     .compose = rms_compose,
 };
 
+/* ---- groups of channels ------------------------------------------------------------------------------------------ */
+
 typedef struct { int64_t groups; double eps; } group_attrs;
+
+static pd_group_norm groups_of(const pd_tensor *x, const group_attrs *a) {
+    pd_group_norm s = {x->size[0], x->size[1], 1, a->groups, false, a->eps};
+    for (int d = 2; d < x->ndim; d++) s.S *= x->size[d];
+    s.channels_last = s.S == 1 || pd_is_nhwc(x);
+    return s;
+}
+static pd_status groups_infer(pd_call *c) {
+    const group_attrs *a = c->attrs;
+    pd_tensor *x = c->in[X];
+    int64_t size[2] = {x->size[0], a->groups};
+    PD_TRY(pd_out_like(c, 0, (pd_dtype)x->dtype, x));
+    if (pd_is_nhwc(x)) pd_shape_channels_last(x->size, c->out[0]->stride);
+    PD_TRY(pd_out_shape(c, 1, wide((pd_dtype)x->dtype), 2, size));
+    return pd_out_shape(c, 2, wide((pd_dtype)x->dtype), 2, size);
+}
+static size_t groups_scratch(const pd_call *c) {
+    pd_group_norm s = groups_of(c->in[X], c->attrs);
+    return pd_here()->group_norm_scratch(&s);
+}
+static pd_status groups_kernel(const pd_call *c) {
+    pd_tensor *x = c->in[X];
+    pd_group_norm s = groups_of(x, c->attrs);
+    pd_here()->group_norm((pd_dtype)x->dtype, &s, pd_tensor_data(x), data_or_null(c->in[WEIGHT]),
+                          data_or_null(c->in[BIAS]), pd_tensor_data(c->out[0]), pd_tensor_data(c->out[1]),
+                          pd_tensor_data(c->out[2]), c->scratch);
+    return PD_OK;
+}
+static pd_tensor *shaped(pd_vjp *v, pd_tensor *t, int ndim, const int64_t *size);
+static pd_tensor *per_channel(pd_vjp *v, pd_tensor *t, int ndim) { /* [C] as [1, C, 1, ...] */
+    int64_t size[PD_MAX_DIMS];
+    for (int d = 0; d < ndim; d++) size[d] = d == 1 ? t->size[0] : 1;
+    return shaped(v, t, ndim, size);
+}
+static pd_tensor *channel_sums(pd_vjp *v, pd_tensor *t, int ndim) {
+    pd_reduce_attrs a = {.dtype = PD_NO_DTYPE};
+    for (int d = 0; d < ndim; d++)
+        if (d != 1) a.dim.v[a.dim.n++] = d;
+    return pd_x_call1(v, PD_OP_sum, t, &a);
+}
+static void groups_vjp(pd_vjp *v) {
+    const group_attrs *a = v->attrs;
+    pd_tensor *x = pd_vjp_in(v, X), *w = pd_vjp_in(v, WEIGHT), *g = v->g[0];
+    if (v->status || !g) return;
+    const pd_group_norm s = groups_of(x, a);
+    const int64_t rows[2] = {s.N * s.groups, s.C / s.groups * s.S};
+    pd_val hat, gh = pd_val_of(g);
+    if (w) gh = MUL(gh, pd_val_of(per_channel(v, w, x->ndim)));
+    pd_val gx = rows_gradient(v, pd_val_of(shaped(v, x, 2, rows)), pd_val_of(shaped(v, gh.t, 2, rows)), a->eps, false,
+                              &hat);
+    if (pd_vjp_needs(v, WEIGHT)) {
+        pd_val there = pd_val_of(shaped(v, hat.t, x->ndim, x->size));
+        pd_vjp_set(v, WEIGHT, channel_sums(v, MUL(pd_val_of(g), there).t, x->ndim));
+    }
+    if (pd_vjp_needs(v, BIAS)) pd_vjp_set(v, BIAS, channel_sums(v, g, x->ndim));
+    if (pd_vjp_needs(v, X)) pd_vjp_set(v, X, shaped(v, gx.t, x->ndim, x->size));
+}
+static void groups_fast(pd_vjp *v) {
+    pd_tensor *x = pd_vjp_in(v, X), *w = pd_vjp_in(v, WEIGHT), *mean = pd_vjp_out(v, 1), *rstd = pd_vjp_out(v, 2);
+    pd_tensor *g = v->g[0], *gx = NULL, *gw = NULL, *gb = NULL, *room = NULL;
+    if (v->status || !g) return;
+    pd_group_norm s = groups_of(x, v->attrs);
+    pd_dtype t = (pd_dtype)x->dtype;
+    const int64_t sums = (int64_t)(pd_here()->group_norm_scratch(&s) + 63) & ~63ll,
+                  bytes = sums + (int64_t)pd_laid_out_bytes(g, pd_is_nhwc(x));
+    if (pd_vjp_needs(v, X) && (gx = pd_x_new(v, t, x->ndim, x->size)) && pd_is_nhwc(x))
+        pd_shape_channels_last(x->size, gx->stride);
+    if (pd_vjp_needs(v, WEIGHT)) gw = pd_x_new(v, t, 1, &s.C);
+    if (pd_vjp_needs(v, BIAS)) gb = pd_x_new(v, t, 1, &s.C);
+    room = pd_x_new(v, PD_U8, 1, &bytes);
+    if (v->status) return;
+    void *behind = (char *)pd_tensor_data(room) + sums;
+    const void *from = pd_laid_out(g, pd_is_nhwc(x), &behind);
+    pd_here()->group_norm_grad(t, &s, from, pd_tensor_data(x), data_or_null(w), pd_tensor_data(mean),
+                               pd_tensor_data(rstd), (void *)(uintptr_t)data_or_null(gx),
+                               (void *)(uintptr_t)data_or_null(gw), (void *)(uintptr_t)data_or_null(gb),
+                               pd_tensor_data(room));
+    pd_vjp_set(v, X, gx);
+    pd_vjp_set(v, WEIGHT, gw);
+    pd_vjp_set(v, BIAS, gb);
+}
+
+const pd_op pd_op_norm_groups = {
+    .sig = "norm_groups(Tensor input, Tensor? weight, Tensor? bias, int groups, float eps)",
+    .doc = "group_norm of input [N, C, ...], contiguous or channels_last.",
+    .nout = 3,
+    .save = PD_SAVE_IN(X) | PD_SAVE_IN(WEIGHT) | PD_SAVE_OUT(1) | PD_SAVE_OUT(2),
+    .flags = PD_NO_BROADCAST_GRAD,
+    .attrs = sizeof(group_attrs),
+    .infer = groups_infer,
+    .kernel = groups_kernel,
+    .work = rows_work,
+    .scratch = groups_scratch,
+    .vjp = groups_vjp,
+    .vjp_fast = groups_fast,
+};
+
 static pd_status group_compose(pd_call *c) {
     const group_attrs *a = c->attrs;
     pd_tensor *x = c->in[X];
@@ -190,20 +293,24 @@ static pd_status group_compose(pd_call *c) {
                        "group_norm: input has shape %s, num_groups is %" PRId64
                        " (expected [N, C, ...], C divisible by it)",
                        pd_tensor_shape(x), a->groups);
-    int64_t C_ = x->size[1], shape[PD_MAX_DIMS], rows = x->size[0] * a->groups, n = 1;
+    int64_t C_ = x->size[1], rows = x->size[0] * a->groups, n = 1;
     for (int d = 1; d < x->ndim; d++) n *= x->size[d];
     if (x->size[0] * n == a->groups)
         return pd_fail(PD_E_VALUE, "group_norm: input %s has one value for each group (expected more)",
                        pd_tensor_shape(x));
-    for (int d = 0; d < x->ndim; d++) shape[d] = d == 1 ? C_ : 1;
     for (int i = 1; i < 3; i++)
         if (c->in[i] && (c->in[i]->ndim != 1 || c->in[i]->size[0] != C_ || c->in[i]->dtype != x->dtype))
             return pd_fail(PD_E_SHAPE, "group_norm: %s is %s of shape %s (expected %s of shape [%" PRId64 "])",
                            i == 1 ? "weight" : "bias", pd_dtype_name((pd_dtype)c->in[i]->dtype),
                            pd_tensor_shape(c->in[i]), pd_dtype_name((pd_dtype)x->dtype), C_);
+    if (!pd_device_here->kernels) { /* on the CPU */
+        pd_tensor *in[3] = {pd_is_nhwc(x) ? x : pd_x_contiguous(v, x)};
+        for (int i = 1; i < 3; i++) in[i] = c->in[i] ? pd_x_contiguous(v, c->in[i]) : NULL;
+        return pd_x_end(v, v->status ? NULL : pd_x(v, PD_OP_norm_groups, a, 3, in), &c->out[0]);
+    }
     pd_val y = pd_val_of(normed(v, x, rows, n / a->groups, NULL, NULL, a->eps, false));
-    if (c->in[1]) y = MUL(y, pd_val_of(shaped(v, c->in[1], x->ndim, shape)));
-    if (c->in[2]) y = ADD(y, pd_val_of(shaped(v, c->in[2], x->ndim, shape)));
+    if (c->in[1]) y = MUL(y, pd_val_of(per_channel(v, c->in[1], x->ndim)));
+    if (c->in[2]) y = ADD(y, pd_val_of(per_channel(v, c->in[2], x->ndim)));
     return pd_x_end(v, y.t, &c->out[0]);
 }
 

@@ -59,7 +59,21 @@
             out[i] = (T)(expr);                                                \
         }                                                                      \
     }
-#define BINARY_FLOAT(name, expr) BINARY_ROW(name, F32, float, expr) BINARY_ROW(name, F64, double, expr)
+/* y is one number. */
+#define BINARY_CELL(name, expr)                                               \
+    static void binary_cell_##name(int64_t n, double scalar, char *const *p) { \
+        typedef float T;                                                      \
+        const T a = (T)scalar, y = *(const T *)p[2];                          \
+        (void)a, (void)y;                                                     \
+        T *out = (T *)p[0];                                                   \
+        const T *px = (const T *)p[1];                                        \
+        PD_VECTORIZE for (int64_t i = 0; i < n; i++) {                        \
+            T x = px[i];                                                      \
+            out[i] = (T)(expr);                                               \
+        }                                                                     \
+    }
+#define BINARY_FLOAT(name, expr) \
+    BINARY_ROW(name, F32, float, expr) BINARY_ROW(name, F64, double, expr) BINARY_CELL(name, expr)
 #define BINARY_ANY(name, expr) BINARY_FLOAT(name, expr) BINARY_INT(name, expr)
 #define BINARY_INT(name, expr)                                                                                 \
     BINARY_ROW(name, U8, uint8_t, expr) BINARY_ROW(name, I8, int8_t, expr)             \
@@ -163,6 +177,14 @@ static const pd_row binary_rows[PD_BINARY_COUNT][PD_DTYPE_COUNT] = {
 #include "kernels/binary.def"
 #undef PD_BINARY
 };
+#define CELL_FLOAT(name) binary_cell_##name
+#define CELL_ANY(name) binary_cell_##name
+#define CELL_INT(name) NULL
+static const pd_row binary_cells[PD_BINARY_COUNT] = {
+#define PD_BINARY(name, domain, fwd, needs, gx, gy, doc) CELL_##domain(name),
+#include "kernels/binary.def"
+#undef PD_BINARY
+};
 static const pd_row binary_grad_rows[2][PD_BINARY_COUNT][PD_DTYPE_COUNT] = {
     {
 #define PD_BINARY(name, domain, fwd, needs, gx, gy, doc) {ROWS_FLOAT(binary_grad, name##_x)},
@@ -183,10 +205,10 @@ static const pd_row compare_rows[PD_COMPARE_COUNT][PD_DTYPE_COUNT] = {
 /* The dtype whose rows serve t. */
 static pd_dtype computed_in(pd_dtype t) { return t == PD_F16 || t == PD_BF16 ? PD_F32 : t; }
 
-/* All operands in t but those in `mask`, which are BOOL. */
-static void run(pd_row row, pd_dtype t, double a, const pd_loop *l, unsigned bools, int64_t grain) {
+/* All operands in t but those in `bools`, which are BOOL. cell: the row for one number as operand 2, or NULL. */
+static void run_with(pd_row row, pd_row cell, pd_dtype t, double a, const pd_loop *l, unsigned bools, int64_t grain) {
     pd_dtype c = computed_in(t);
-    pd_rows r = {.loop = l, .row = row, .a = a, .grain = grain};
+    pd_rows r = {.loop = l, .row = row, .a = a, .grain = grain, .cell = {{cell, 4}}};
     for (int k = 0; k < l->nop; k++) {
         bool is_bool = bools >> k & 1u;
         r.size[k] = (uint8_t)(is_bool ? 1 : pd_dtype_size(t));
@@ -194,6 +216,10 @@ static void run(pd_row row, pd_dtype t, double a, const pd_loop *l, unsigned boo
         if (c != t && !is_bool) r.load[k] = k ? PD_CASTS[c][t] : PD_CASTS[t][c];
     }
     PD_SUFFIXED(pd_rows_run)(&r);
+}
+
+static void run(pd_row row, pd_dtype t, double a, const pd_loop *l, unsigned bools, int64_t grain) {
+    run_with(row, NULL, t, a, l, bools, grain);
 }
 
 /* Functions that cost a polynomial per element gain from threads four times sooner. */
@@ -248,7 +274,8 @@ PD_CPU_FUNCTION(void, binary, pd_binary fn, pd_dtype t, double a, const pd_loop 
         row = t == PD_F64  ? (whole == 2 ? binary_square_F64 : binary_cube_F64)
               : whole == 2 ? binary_square_F32
                            : binary_cube_F32;
-    run(row, t, a, l, 0, fn == PD_BINARY_pow && !whole ? PD_GRAIN / 4 : PD_GRAIN);
+    pd_row cell = row == binary_rows[fn][PD_F32] ? binary_cells[fn] : NULL;
+    run_with(row, cell, t, a, l, 0, fn == PD_BINARY_pow && !whole ? PD_GRAIN / 4 : PD_GRAIN);
 }
 PD_CPU_FUNCTION(void, binary_grad, pd_binary fn, int which, pd_dtype t, double a, const pd_loop *l) {
     pd_row row = binary_grad_rows[which][fn][computed_in(t)];
@@ -354,7 +381,26 @@ static int turned(const pd_loop *l, int64_t size) {
 
 /* Copies without conversion of rows that are dense, or turned round, on the input's side, and dense on the output's. */
 typedef struct move_job { const pd_loop *l; int size; } move_job;
-#define REVERSE(T) for (int64_t k = 0; k < n; k++) ((T *)(void *)to)[k] = ((const T *)(const void *)from)[-k];
+#define REVERSE(T)                                                   \
+    {                                                                \
+        T *d = (T *)(void *)to;                                      \
+        const T *s = (const T *)(const void *)from;                  \
+        PD_VECTORIZE for (int64_t k = 0; k < n; k++) d[k] = s[-k];   \
+    }
+/* memcpy without a call for a few bytes: two copies of a fixed size that may lie over each other. */
+PD_INLINE void move_bytes(char *to, const char *from, size_t n) {
+#define TWICE(size)                                                       \
+    {                                                                     \
+        char head[size], tail[size];                                      \
+        memcpy(head, from, size), memcpy(tail, from + n - (size), size);  \
+        memcpy(to, head, size), memcpy(to + n - (size), tail, size);      \
+    }
+    if (n > 64 || n < 8) memcpy(to, from, n);
+    else if (n >= 32) TWICE(32)
+    else if (n >= 16) TWICE(16)
+    else TWICE(8)
+#undef TWICE
+}
 static void move_rows(void *ctx, int64_t begin, int64_t end) {
     const move_job *m = ctx;
     const pd_loop *l = m->l;
@@ -372,13 +418,24 @@ static void move_rows(void *ctx, int64_t begin, int64_t end) {
         if (run > end - r) run = end - r;
         r += run;
         for (; run > 0; run--, to += step0, from += step1) {
-            if (l->stride[1][last] == m->size) memcpy(to, from, (size_t)(n * m->size));
+            if (l->stride[1][last] == m->size) move_bytes(to, from, (size_t)(n * m->size));
             else if (m->size == 4) REVERSE(uint32_t)
             else if (m->size == 8) REVERSE(uint64_t)
             else if (m->size == 2) REVERSE(uint16_t)
             else REVERSE(uint8_t)
         }
     }
+}
+
+/* One dimension turned round. */
+static void reverse_part(void *ctx, int64_t begin, int64_t end) {
+    const move_job *m = ctx;
+    const int64_t n = end - begin;
+    char *to = m->l->ptr[0] + begin * m->size, *from = m->l->ptr[1] - begin * m->size;
+    if (m->size == 4) REVERSE(uint32_t)
+    else if (m->size == 8) REVERSE(uint64_t)
+    else if (m->size == 2) REVERSE(uint16_t)
+    else REVERSE(uint8_t)
 }
 
 PD_CPU_FUNCTION(void, copy, pd_dtype to, pd_dtype from, const pd_loop *l) {
@@ -392,11 +449,17 @@ PD_CPU_FUNCTION(void, copy, pd_dtype to, pd_dtype from, const pd_loop *l) {
         return;
     }
     int last = l->ndim - 1;
-    if (to == from && last > 0 && l->numel > 0 && l->size[last] >= 16 && size <= 8 && l->stride[0][last] == size &&
+    if (to == from && last > 0 && l->numel > 0 && l->size[last] * size >= 16 && size <= 8 &&
+        l->stride[0][last] == size &&
         (l->stride[1][last] == size || l->stride[1][last] == -size)) {
         move_job m = {l, (int)size};
         int64_t grain = PD_GRAIN / l->size[last];
         pd_parallel(l->numel / l->size[last], grain > 0 ? grain : 1, move_rows, &m);
+        return;
+    }
+    if (to == from && last == 0 && size <= 8 && l->stride[0][0] == size && l->stride[1][0] == -size) {
+        move_job m = {l, (int)size};
+        pd_parallel(l->numel, PD_GRAIN, reverse_part, &m);
         return;
     }
     uint8_t d = (uint8_t)pd_dtype_size(to), s = (uint8_t)pd_dtype_size(from);

@@ -1,5 +1,5 @@
 /* Where indices lead; gathering and scattering blocks by offset; topk. */
-#include "kernels/cpu/real.h"
+#include "kernels/cpu/rank.h"
 
 static int64_t index_at(const pd_chooser *c, int64_t at) {
     return c->narrow ? ((const int32_t *)c->index)[at] : ((const int64_t *)c->index)[at];
@@ -16,33 +16,65 @@ PD_INLINE int64_t choose_run(const pd_chooser *c, int64_t first, int64_t step, i
     }
     return n;
 }
-PD_CPU_FUNCTION(bool, places, const pd_places *p, int64_t *out, pd_bad_index *bad) {
-    int64_t at[PD_PLACE_DIMS] = {0};
+/* The same without branches, for int64 indices that follow each other, where none is skipped; false: one is bad. */
+PD_INLINE bool choose_dense(const pd_chooser *c, int64_t first, int64_t n, int64_t base, int64_t own, int64_t *out) {
+    const int64_t *index = (const int64_t *)c->index + first, each = c->step, wrap = c->wraps ? c->n : 0;
+    const uint64_t most = (uint64_t)c->n;
+    uint64_t bad = 0;
+    PD_VECTORIZE for (int64_t i = 0; i < n; i++) {
+        int64_t v = index[i], had = own < 0 ? out[i] : base + i * own;
+        v += v < 0 ? wrap : 0;
+        bad |= (uint64_t)((uint64_t)v >= most);
+        out[i] = had + v * each;
+    }
+    return !bad;
+}
+typedef struct places_job { const pd_places *p; int64_t *out; pd_bad_index *bad; bool failed; } places_job;
+static void places_part(void *ctx, int64_t begin, int64_t end) {
+    places_job *job = ctx;
+    const pd_places *p = job->p;
+    int64_t at[PD_PLACE_DIMS] = {0}, run, *out = job->out + begin;
     const int last = p->ndim - 1;
-    const int64_t run = last < 0 ? 1 : p->size[last], own = last < 0 ? 0 : p->own[last];
-    int64_t before = p->count ? p->first / run : 0;
+    const int64_t size = last < 0 ? 1 : p->size[last], own = last < 0 ? 0 : p->own[last];
+    int64_t before = (p->first + begin) / size, skip = (p->first + begin) % size;
     for (int d = last - 1; d >= 0 && before; d--) {
         at[d] = before % p->size[d];
         before /= p->size[d];
     }
-    for (int64_t i = 0; i < p->count; i += run) {
-        int64_t base = p->base;
+    for (int64_t i = begin; i < end; i += run, out += run, skip = 0) {
+        int64_t base = p->base + skip * own;
+        run = size - skip < end - i ? size - skip : end - i;
         for (int d = 0; d < last; d++) base += at[d] * p->own[d];
-        for (int64_t r = 0; r < run && !p->nby; r++) out[i + r] = base + r * own;
+        for (int64_t r = 0; r < run && !p->nby; r++) out[r] = base + r * own;
         for (int j = 0; j < p->nby; j++) {
             const pd_chooser *c = &p->by[j];
-            int64_t first = 0, step = last < 0 ? 0 : c->stride[last];
+            int64_t step = last < 0 ? 0 : c->stride[last], first = skip * step;
             for (int d = 0; d < last; d++) first += at[d] * c->stride[d];
-            int64_t good = j ? choose_run(c, first, step, run, 0, -1, out + i)
-                             : choose_run(c, first, step, run, base, own, out + i);
+            if (!c->narrow && c->skip < 0 && step == 1 &&
+                (j      ? choose_dense(c, first, run, 0, -1, out)
+                 : !own ? choose_dense(c, first, run, base, 0, out)
+                        : choose_dense(c, first, run, base, own, out)))
+                continue;
+            int64_t good = j ? choose_run(c, first, step, run, 0, -1, out)
+                             : choose_run(c, first, step, run, base, own, out);
             if (good >= 0) continue;
-            int64_t value = index_at(c, first + (-1 - good) * step);
-            *bad = (pd_bad_index){p->op, p->kind, {value, p->kind == PD_BAD_INDEX ? c->dim : c->n, c->n}};
-            return false;
+            if (job->bad) {
+                int64_t value = index_at(c, first + (-1 - good) * step);
+                *job->bad = (pd_bad_index){p->op, p->kind, {value, p->kind == PD_BAD_INDEX ? c->dim : c->n, c->n}};
+            }
+            __atomic_store_n(&job->failed, true, __ATOMIC_RELAXED);
+            return;
         }
         for (int d = last - 1; d >= 0 && ++at[d] == p->size[d]; d--) at[d] = 0;
     }
-    return true;
+}
+PD_CPU_FUNCTION(bool, places, const pd_places *p, int64_t *out, pd_bad_index *bad) {
+    places_job j = {.p = p, .out = out};
+    if (p->count > 0) pd_parallel(p->count, PD_GRAIN / 4, places_part, &j);
+    if (!j.failed) return true;
+    j.bad = bad; /* the first one */
+    places_part(&j, 0, p->count);
+    return false;
 }
 
 typedef struct index_job {
@@ -54,19 +86,33 @@ typedef struct index_job {
     char *dst;
 } index_job;
 
+/* No block is left out. */
+#define ALL_FOUR(o) (((o)[0] | (o)[1] | (o)[2] | (o)[3]) >= 0)
+
 static void take_part(void *ctx, int64_t begin, int64_t end) {
     const index_job *j = ctx;
     const size_t b = j->bytes;
     char *dst = j->dst + (size_t)begin * b;
+    const char *src = j->src; /* what is written may lie anywhere, *j too, as far as the compiler knows */
+    const int64_t *offset = j->offset;
+    int64_t i = begin;
 #define TAKE(bytes)                                                        \
-    for (int64_t i = begin; i < end; i++, dst += bytes) {                  \
-        if (j->offset[i] < 0) memset(dst, 0, bytes);                       \
-        else memcpy(dst, j->src + j->offset[i], bytes);                    \
+    for (; i < end; i++, dst += bytes) {                                   \
+        if (offset[i] < 0) memset(dst, 0, bytes);                          \
+        else memcpy(dst, src + offset[i], bytes);                          \
     }
-    if (b == 4) TAKE(4)
-    else if (b == 8) TAKE(8)
-    else TAKE(b)
+#define TAKE_FOUR(bytes)                                                   \
+    for (; i + 4 <= end && ALL_FOUR(offset + i); i += 4, dst += 4 * bytes) \
+        for (int k = 0; k < 4; k++) memcpy(dst + k * bytes, src + offset[i + k], bytes);
+    if (b == 4) {
+        TAKE_FOUR(4)
+        TAKE(4)
+    } else if (b == 8) {
+        TAKE_FOUR(8)
+        TAKE(8)
+    } else TAKE(b)
 #undef TAKE
+#undef TAKE_FOUR
 }
 PD_CPU_FUNCTION(void, take, int64_t count, size_t bytes, const int64_t *offset, const char *src, char *dst) {
     index_job j = {.bytes = bytes, .offset = offset, .src = src, .dst = dst};
@@ -90,13 +136,23 @@ PD_CPU_FUNCTION(void, put, int64_t count, size_t bytes, const int64_t *offset, c
     pd_parallel((int64_t)bytes, grain < 4096 ? 4096 : grain, put_part, &j);
 }
 
+#define ADD_ONE(TYPE, at)                                                              \
+    {                                                                                  \
+        TYPE *d = (TYPE *)(void *)(to + (at));                                         \
+        *d = (TYPE)(*d + *(const TYPE *)(const void *)from);                           \
+    }
 #define ADD_PART(TYPE)                                                                 \
-    for (int64_t i = 0; end - begin == 1 && i < j->count; i++)                         \
-        if (j->offset[i] >= 0)                                                         \
-            ((TYPE *)(void *)(j->dst + j->offset[i]))[begin] =                         \
-                (TYPE)(((TYPE *)(void *)(j->dst + j->offset[i]))[begin] +              \
-                       ((const TYPE *)(const void *)(j->src + i * j->src_stride))[begin]); \
-    if (end - begin == 1) break;                                                       \
+    if (end - begin == 1) {                                                            \
+        const int64_t *offset = j->offset, count = j->count, step = j->src_stride;     \
+        const char *from = j->src + begin * (int64_t)sizeof(TYPE);                     \
+        char *to = j->dst + begin * (int64_t)sizeof(TYPE);                             \
+        int64_t i = 0;                                                                 \
+        for (; i + 4 <= count && ALL_FOUR(offset + i); i += 4)                         \
+            for (int k = 0; k < 4; k++, from += step) ADD_ONE(TYPE, offset[i + k])     \
+        for (; i < count; i++, from += step)                                           \
+            if (offset[i] >= 0) ADD_ONE(TYPE, offset[i])                               \
+        break;                                                                         \
+    }                                                                                  \
     for (int64_t i = 0; i < j->count; i++) {                                           \
         if (j->offset[i] < 0) continue;                                                \
         TYPE *d = (TYPE *)(void *)(j->dst + j->offset[i]);                             \

@@ -2,6 +2,8 @@
 #include "kernels/cpu/express.h"
 #include "kernels/cpu/rows.h"
 
+#define ELU_TILE 128
+
 /* Row functions: out and the arguments that the expression names. */
 #define START(TYPE)                                                      \
     typedef TYPE T;                                                      \
@@ -55,6 +57,19 @@
 #undef PD_POINTWISE1
 #undef PD_POINTWISE2
 
+/* Where all of a tile is positive there is nothing to compute. */
+static void elu_row(int64_t n, const double *params, char *const *p) {
+    float *out = (float *)p[0];
+    const float *in = (const float *)p[1], scale = (float)params[1];
+    for (int64_t i = 0; i < n; i += ELU_TILE, in += ELU_TILE, out += ELU_TILE) {
+        const int64_t m = n - i < ELU_TILE ? n - i : ELU_TILE;
+        int below = 0;
+        for (int64_t k = 0; k < m; k++) below |= !(in[k] > 0);
+        if (below) elu_F32(m, params, (char *const[]){(char *)out, (char *)(uintptr_t)in});
+        else PD_VECTORIZE for (int64_t k = 0; k < m; k++) out[k] = in[k] * scale;
+    }
+}
+
 /* [forward, gradient of x, gradient of y][F32, F64] */
 static const pd_row_with rows[PD_POINTWISE_COUNT][3][2] = {
 #define PD_POINTWISE1(name, ...) {{name##_F32, name##_F64}, {name##_grad_F32, name##_grad_F64}},
@@ -67,6 +82,7 @@ static const pd_row_with rows[PD_POINTWISE_COUNT][3][2] = {
 PD_CPU_FUNCTION(void, pointwise, pd_pointwise fn, int which, pd_dtype t, const double *params, const pd_loop *l) {
     pd_dtype c = t == PD_F64 ? PD_F64 : PD_F32;
     pd_rows r = {.loop = l, .with = rows[fn][which][t == PD_F64], .params = params, .grain = PD_GRAIN / 2};
+    if (r.with == elu_F32) r.with = elu_row;
     for (int k = 0; k < l->nop; k++) {
         r.size[k] = (uint8_t)pd_dtype_size(t);
         r.wide[k] = (uint8_t)pd_dtype_size(c);

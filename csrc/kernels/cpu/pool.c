@@ -12,6 +12,7 @@
 
 #define NOWHERE_BYTE 255 /* the place of a window that lies outside altogether: -1 */
 #define SMALL_PLANE 1024 /* elements that are scattered to on the stack */
+#define LONG_WINDOW 16   /* taps side by side from which vectors pay */
 #define SHORT_ROW 8      /* results in a row under which it is not worth its loops */
 
 typedef struct pool_job {

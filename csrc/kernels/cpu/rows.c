@@ -9,6 +9,8 @@ typedef struct plan {
     bool flat[PD_MAX_OPERANDS], scalar[PD_MAX_OPERANDS];
     bool by_row; /* the innermost axis is long enough to be a row; else tiles gather across rows */
     bool tiled;  /* some operand needs a tile */
+    bool plain;  /* none but those with one value */
+    bool direct; /* by_row, and every row lies dense in memory */
 } plan;
 
 #define TILE_BYTES (PD_TILE * 16)
@@ -106,8 +108,56 @@ static void run_row(const pd_rows *r, int64_t n, char *const *at) {
     else r->row(n, r->a, at);
 }
 
+/* n copies of the value at `from`, or of what it is converted to. */
+static void spread(const pd_rows *r, int k, const char *from, int64_t n, char *tile) {
+    char one[16];
+    if (r->load[k]) convert(r->load[k], 1, one, (char *)(uintptr_t)from), from = one;
+    gather(tile, from, 0, n, r->wide[k]);
+}
+
+/* Flat operands, and some with one value: a tile of that serves all the way. */
+static void run_plain(const plan *p, int64_t begin, int64_t end) {
+    const pd_rows *r = p->r;
+    const pd_loop *l = r->loop;
+    char tiles[PD_MAX_OPERANDS][TILE_BYTES] __attribute__((aligned(64))), *at[PD_MAX_OPERANDS];
+    int64_t step[PD_MAX_OPERANDS], most = end - begin < PD_TILE ? end - begin : PD_TILE, copies = most;
+    unsigned scalars = 0;
+    pd_row row = NULL;
+    for (int k = 0; k < l->nop; k++) scalars |= (unsigned)p->scalar[k] << k;
+    for (int i = 0; i < 2; i++)
+        if (r->cell[i].row && r->cell[i].scalars == scalars) row = r->cell[i].row, most = end - begin, copies = 1;
+    for (int k = 0; k < l->nop; k++) {
+        step[k] = p->scalar[k] ? 0 : r->size[k];
+        at[k] = p->scalar[k] ? tiles[k] : l->ptr[k] + begin * r->size[k];
+        if (p->scalar[k]) spread(r, k, l->ptr[k], copies, tiles[k]);
+    }
+    for (int64_t i = begin; i < end; i += most) {
+        const int64_t n = end - i < most ? end - i : most;
+        if (row) row(n, r->a, at);
+        else run_row(r, n, at);
+        for (int k = 0; k < l->nop; k++) at[k] += step[k] * most;
+    }
+}
+
+/* Rows that are dense in all operands. */
+static void run_direct(const plan *p, int64_t begin, int64_t end) {
+    const pd_loop *l = p->r->loop;
+    char *at[PD_MAX_OPERANDS];
+    cursor c = cursor_at(l, begin);
+    for (int64_t i = begin, n; i < end; i += n) {
+        n = c.left < end - i ? c.left : end - i;
+        for (int k = 0; k < l->nop; k++) at[k] = address(l, k, &c);
+        run_row(p->r, n, at);
+        cursor_step(&c, l, n);
+    }
+}
+
 static void run_range(void *ctx, int64_t begin, int64_t end) {
     const plan *p = ctx;
+    if (p->plain || p->direct) {
+        (p->plain ? run_plain : run_direct)(p, begin, end);
+        return;
+    }
     const pd_rows *r = p->r;
     const pd_loop *l = r->loop;
     char *at[PD_MAX_OPERANDS];
@@ -171,7 +221,7 @@ static void run_range(void *ctx, int64_t begin, int64_t end) {
 void PD_SUFFIXED(pd_rows_run)(const pd_rows *r) {
     const pd_loop *l = r->loop;
     if (l->numel <= 0) return;
-    plan p = {.r = r, .inner = l->ndim ? l->size[l->ndim - 1] : 1};
+    plan p = {.r = r, .inner = l->ndim ? l->size[l->ndim - 1] : 1, .plain = true, .direct = true};
     for (int k = 0; k < l->nop; k++) {
         int64_t expect = r->size[k];
         p.flat[k] = p.scalar[k] = true;
@@ -183,7 +233,11 @@ void PD_SUFFIXED(pd_rows_run)(const pd_rows *r) {
         if (p.scalar[k] && l->numel > 1) p.flat[k] = false;
         if (k == 0) p.scalar[0] = false;
         if (!p.flat[k] || r->load[k]) p.tiled = true;
+        if (!p.scalar[k] && (!p.flat[k] || r->load[k])) p.plain = false;
+        if (r->load[k] || (!p.flat[k] && l->ndim && l->stride[k][l->ndim - 1] != r->size[k])) p.direct = false;
     }
     p.by_row = p.inner >= 64;
+    p.plain = p.plain && p.tiled;
+    p.direct = p.direct && p.by_row && p.tiled;
     pd_parallel(l->numel, r->grain ? r->grain : PD_GRAIN, run_range, &p);
 }

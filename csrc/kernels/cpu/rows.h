@@ -6,7 +6,7 @@
 
        operand          the row function gets
        flat             its own memory
-       scalar           a tile filled once with the value
+       scalar           a tile filled once with the value; or, of a form for that (cell), the value
        broadcast axis   a tile filled once per row
        strided          a tile gathered, or scattered after the call
        load[k] given    a tile converted (f16, bf16 -> f32)
@@ -25,6 +25,7 @@ typedef struct pd_rows {
     pd_row row;                       /* or, with parameters: */
     pd_row_with with;
     const double *params;
+    struct { pd_row row; unsigned scalars; } cell[2]; /* forms of row for operands (bits) of one value each */
     double a;
     bool moves;                       /* the row only copies: an input without unit stride goes straight to its place */
     int64_t grain;                    /* elements under which it stays serial; 0: PD_GRAIN */

@@ -2,9 +2,8 @@
 
    A key is mapped to an unsigned integer whose order is that of the values (-0 equal to 0, NaN above all; inverted for
    descending order, so that equals keep their order) and sorted by its bytes, lowest first; a byte that all keys share
-   costs nothing but its count. Short rows are inserted one by one. */
-#include "kernels/cpu/real.h"
-#include "kernels/sort_key.h"
+   costs nothing but its count. Elements of short rows are counted (rank.h), or inserted one by one. */
+#include "kernels/cpu/rank.h"
 
 typedef struct pair { uint64_t key; int64_t i; } pair;
 typedef struct sort_job {
@@ -26,18 +25,8 @@ static int64_t sort_slots(const pd_block *b) {
     return slots > 2 ? slots : 2;
 }
 
-static int load_keys(pd_dtype t, const char *x, int64_t n, pair *to, bool descending) { /* bytes of a key */
-    int bytes = t == PD_F64 || t == PD_I64 ? 8 : pd_dtype_is_float(t) ? 4 : (int)pd_dtype_size(t);
-    uint64_t flip = descending ? (bytes == 8 ? ~0ull : (1ull << 8 * bytes) - 1) : 0,
-             sign = t == PD_U8 || t == PD_BOOL ? 0 : 1ull << (8 * bytes - 1);
-    uint64_t mask = bytes == 8 ? ~0ull : (1ull << 8 * bytes) - 1;
-    for (int64_t i = 0; i < n; i++) {
-        uint64_t key = t == PD_F64            ? pd_sort_key_f64(((const double *)(const void *)x)[i])
-                       : pd_dtype_is_float(t) ? pd_sort_key_f32(get_f32(t, x, i))
-                                              : (((uint64_t)get_i64(t, x, i) & mask) ^ sign);
-        to[i] = (pair){key ^ flip, i};
-    }
-    return bytes;
+static void load_keys(pd_dtype t, const char *x, int64_t n, pair *to, bool descending) {
+    for (int64_t i = 0; i < n; i++) to[i] = (pair){pd_key_of(t, x, i, descending), i};
 }
 static void sort_short(pair *p, int64_t n) {
     for (int64_t i = 1; i < n; i++) {
@@ -70,10 +59,16 @@ static void sort_rows(void *ctx, int64_t begin, int64_t end) {
     int64_t n = j->b->n, size = (int64_t)pd_dtype_size(j->t);
     pair *p = j->scratch + begin / j->rows * 2 * n;
     for (int64_t r = begin; r < end; r++) {
-        int bytes = load_keys(j->t, j->x + r * n * size, n, p, j->descending);
+        if (pd_can_rank(j->t, n)) {
+            int64_t place[PD_RANKED];
+            pd_rank(j->t, j->x + r * n * size, n, j->descending, place);
+            for (int64_t i = 0; i < n; i++) j->index[r * n + place[i]] = i;
+            continue;
+        }
+        load_keys(j->t, j->x + r * n * size, n, p, j->descending);
         pair *sorted = p;
         if (n <= SHORT) sort_short(p, n);
-        else sorted = sort_long(p, p + n, n, bytes);
+        else sorted = sort_long(p, p + n, n, pd_key_bytes(j->t));
         for (int64_t i = 0; i < n; i++) j->index[r * n + i] = sorted[i].i;
     }
 }

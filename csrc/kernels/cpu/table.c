@@ -12,7 +12,8 @@
     M(labels) M(nll) M(nll_grad) M(xent) M(xent_grad) M(dropout) M(uniform) M(normal) M(randint) M(bernoulli) \
     M(randperm) M(places) M(take) M(put) M(put_add) M(batch_norm_train) M(batch_norm_eval) M(batch_norm_grad) \
     M(cell) M(cell_grad) M(attention) M(attention_grad) M(attention_scratch) M(row_norm) M(row_norm_grad) \
-    M(row_norm_scratch) M(max_pool) M(max_pool_grad) M(max_pool_take) M(max_pool_index) M(avg_pool) M(avg_pool_grad) \
+    M(row_norm_scratch) M(group_norm) M(group_norm_grad) M(group_norm_scratch) \
+    M(max_pool) M(max_pool_grad) M(max_pool_take) M(max_pool_index) M(avg_pool) M(avg_pool_grad) \
     M(resample) M(sgd) M(adam) M(adadelta) M(rmsprop) M(adagrad) M(moments) M(adamax) M(asgd) M(rprop) M(lion) \
     M(sum_squares) M(scale) M(gemm) M(gemm_scratch)
 ENTRIES(ENTRY)

@@ -14,7 +14,31 @@
             out[i] = (T)(expr);                                                                   \
         }                                                                                         \
     }
-#define ROW_FLOAT(name, expr) ROW(name, F32, float, expr) ROW(name, F64, double, expr)
+/* z, or y and z, are one number each. */
+#define CELLS(name, expr)                                                                         \
+    static void name##_cell(int64_t n, double scalar, char *const *p) {                           \
+        typedef float T;                                                                          \
+        const T a = (T)scalar, z = *(const T *)p[3];                                              \
+        (void)a;                                                                                  \
+        T *out = (T *)p[0];                                                                       \
+        const T *px = (const T *)p[1], *py = (const T *)p[2];                                     \
+        PD_VECTORIZE for (int64_t i = 0; i < n; i++) {                                            \
+            T x = px[i], y = py[i];                                                               \
+            out[i] = (T)(expr);                                                                   \
+        }                                                                                         \
+    }                                                                                             \
+    static void name##_cells(int64_t n, double scalar, char *const *p) {                          \
+        typedef float T;                                                                          \
+        const T a = (T)scalar, y = *(const T *)p[2], z = *(const T *)p[3];                        \
+        (void)a;                                                                                  \
+        T *out = (T *)p[0];                                                                       \
+        const T *px = (const T *)p[1];                                                            \
+        PD_VECTORIZE for (int64_t i = 0; i < n; i++) {                                            \
+            T x = px[i];                                                                          \
+            out[i] = (T)(expr);                                                                   \
+        }                                                                                         \
+    }
+#define ROW_FLOAT(name, expr) ROW(name, F32, float, expr) ROW(name, F64, double, expr) CELLS(name, expr)
 #define ROW_ANY(name, expr)                                                                       \
     ROW_FLOAT(name, expr) ROW(name, U8, uint8_t, expr) ROW(name, I8, int8_t, expr)                \
     ROW(name, I16, int16_t, expr) ROW(name, I32, int32_t, expr) ROW(name, I64, int64_t, expr)
@@ -32,9 +56,17 @@ static const pd_row rows[PD_TERNARY_COUNT][PD_DTYPE_COUNT] = {
 #undef PD_TERNARY
 };
 
+static const pd_row cells[PD_TERNARY_COUNT][2] = {
+#define PD_TERNARY(name, ...) {name##_cell, name##_cells},
+#include "kernels/ternary.def"
+#undef PD_TERNARY
+};
+
 PD_CPU_FUNCTION(void, ternary, pd_ternary fn, pd_dtype t, double a, const pd_loop *l) {
     pd_dtype c = t == PD_F16 || t == PD_BF16 ? PD_F32 : t;
     pd_rows r = {.loop = l, .row = rows[fn][c], .a = a};
+    if (c == PD_F32) r.cell[0].row = cells[fn][0], r.cell[0].scalars = 8, r.cell[1].row = cells[fn][1],
+        r.cell[1].scalars = 12;
     for (int k = 0; k < l->nop; k++) {
         r.size[k] = (uint8_t)pd_dtype_size(t);
         r.wide[k] = (uint8_t)pd_dtype_size(c);
