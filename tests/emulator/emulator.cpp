@@ -53,7 +53,9 @@ cudaError_t cudaFree(void *p) {
     for (auto &piece : pieces)
         if (piece.p && piece.p == p) {
             used[piece.device] -= piece.bytes;
-            madvise(piece.p, piece.bytes, MADV_DONTNEED); /* pages that nobody holds would slow open_arena down */
+            /* pages that nobody holds would slow open_arena down; those at the ends may be others', too */
+            const uintptr_t page = 4096, begin = ((uintptr_t)piece.p + page - 1) & ~(page - 1), end = ((uintptr_t)piece.p + piece.bytes) & ~(page - 1);
+            if (begin < end) madvise((void *)begin, end - begin, MADV_DONTNEED);
             piece.p = nullptr;
             return cudaSuccess;
         }

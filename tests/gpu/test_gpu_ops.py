@@ -143,7 +143,7 @@ def test_none_is_missing_unnoticed():
     sources = "".join(p.read_text() for p in (top / "ops").glob("*.c"))
     kernels = set(re.findall(r"const pd_op pd_op_(\w+) = \{(?:(?!\n\};).)*?\.kernel = ", sources, re.S))
     here = set(re.findall(r"PD_ON_CUDA\((\w+)\)", (top / "ops/cuda.def").read_text()))
-    assert len(kernels) > 30 and not kernels - here
+    assert len(kernels) > 30 and kernels - here == {"norm_groups"}  # group_norm is made of other ops there
     table = set(re.findall(r"\(\*(\w+)\)\(", (top / "kernels/kernels.h").read_text()))
     entries = set(re.findall(r"\bM\((\w+)\)", (top / "cuda/table.h").read_text()))
-    assert len(table) > 60 and table - entries == {"randperm"}  # made on the CPU
+    assert len(table) > 60 and table - entries == {"randperm", "group_norm", "group_norm_grad", "group_norm_scratch"}  # randperm: made on the CPU
