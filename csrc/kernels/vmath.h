@@ -781,8 +781,8 @@ VM double vm_sqrt_of(double x) { return VM_SQRT(x); }
 #define V_MAX(x, y) VM_ANY2(vm_max, x, y)
 /* NaN of any; selects only, so that loops over it are vectorised. */
 #define V_CLAMP(x, y, z) V_AT_MOST(V_AT_LEAST(x, y), z)
-#define V_AT_LEAST(x, y) (((x) < (y)) | ((y) != (y)) ? (y) : (x))
-#define V_AT_MOST(x, z) (((x) > (z)) | ((z) != (z)) ? (z) : (x))
+#define V_AT_LEAST(x, y) ((((x) < (y)) | ((y) != (y))) ? (y) : (x))
+#define V_AT_MOST(x, z) ((((x) > (z)) | ((z) != (z))) ? (z) : (x))
 #define V_MOD(x, y) VM_ANY2(vm_mod, x, y)
 #define V_FMOD(x, y) VM_ANY2(vm_fmod, x, y)
 #define V_FLOORDIV(x, y) VM_ANY2(vm_floordiv, x, y)
