@@ -793,16 +793,18 @@ def test_anomalies_name_their_forward_line(lib):
 
 @pytest.mark.parametrize("dtype", [pydist.float64, pydist.bfloat16])
 @pytest.mark.parametrize("backwards", [1, 2])
-def test_a_weight_that_is_looked_up_and_multiplied(dtype, backwards):
+@pytest.mark.parametrize("padding", [None, 3])
+@pytest.mark.parametrize("index_dtype", [pydist.int64, pydist.int32])
+def test_a_weight_that_is_looked_up_and_multiplied(dtype, backwards, padding, index_dtype):
     """Its gradient is that of two weights: the rows looked up are added to what the product left, which hooks see whole."""
-    start, index = pydist.randint(-4, 5, (50, 8)).double() / 4, pydist.randint(0, 50, (4, 6))
+    start, index = pydist.randint(-4, 5, (50, 8)).double() / 4, pydist.randint(0, 50, (4, 6)).to(index_dtype)
     tied, table, head = (start.clone().requires_grad_() for _ in range(3))
     seen = []
     tied.register_hook(lambda g: seen.append(g.clone()))
     for weights in ((tied, tied), (table, head)):
         for _ in range(backwards):
             with pydist.autocast("cpu", dtype=dtype, enabled=dtype is not pydist.float64):
-                h = pydist.nn.functional.embedding(index, weights[0], padding_idx=3)
+                h = pydist.nn.functional.embedding(index, weights[0], padding_idx=padding)
                 loss = pydist.nn.functional.linear(h, weights[1]).square().mean()
             loss.backward()
     both = table.grad + head.grad

@@ -176,6 +176,14 @@ static bool is_ours(const pd_tensor *t) { /* nobody else can see it or its memor
     return t->refs == 1 && t->storage->refs == 1 && !t->base && !t->storage->drop && !t->requires_grad;
 }
 
+/* Whether t, a gradient of e, may be added to where it lies: ours, or made in a leaf's home (pd_vjp_home), which nobody
+   reads before it is whole. */
+static bool may_grow(const entry *e, const pd_tensor *t) {
+    const pd_tensor *home = e->leaf && e->leaf->meta ? e->leaf->meta->home : NULL;
+    return is_ours(t) ||
+           (home && t->refs == 1 && !t->base && t->storage == home->storage && t->offset == home->offset);
+}
+
 /* e's gradient += g; g is borrowed. */
 static pd_status add_grad(run *r, entry *e, int index, pd_tensor *g) {
     pd_tensor *sum = NULL;
@@ -186,7 +194,7 @@ static pd_status add_grad(run *r, entry *e, int index, pd_tensor *g) {
         pd_tensor_retain(*to = g);
         return PD_OK;
     }
-    if (!r->b->create_graph && is_ours(*to)) return pd_engine.add_into(*to, g);
+    if (!r->b->create_graph && may_grow(e, *to)) return pd_engine.add_into(*to, g);
     PD_TRY(pd_engine.add(*to, g, &sum));
     pd_tensor_release(*to);
     *to = sum;
@@ -318,12 +326,6 @@ void pd_vjp_home(pd_vjp *v, int i) {
     if (m && m->home && !m->grad && !find(r, e->leaf)->one) pd_next_home = m->home;
 }
 
-/* Whether a leaf's gradient was made in its home (pd_vjp_home), which nobody reads before it is whole. */
-static bool is_home(const pd_edge *e, const pd_tensor *t) {
-    const pd_tensor *home = e->leaf && e->leaf->meta ? e->leaf->meta->home : NULL;
-    return home && t->refs == 1 && !t->base && t->storage == home->storage && t->offset == home->offset;
-}
-
 pd_tensor *pd_vjp_sum(pd_vjp *v, int i) {
     const pd_edge *e = &v->node->edges[i];
     if (!v->run || v->status || v->create_graph || !(e->fn || e->leaf)) return NULL;
@@ -332,7 +334,7 @@ pd_tensor *pd_vjp_sum(pd_vjp *v, int i) {
                      : e->leaf || e->fn->nout == 1 ? to->one
                      : to->many                    ? to->many[e->index]
                                                    : NULL;
-    bool fits = sum && (is_ours(sum) || is_home(e, sum)) && sum->dtype == e->dtype &&
+    bool fits = sum && may_grow(to, sum) && sum->dtype == e->dtype &&
                 pd_shape_equal(sum->ndim, sum->size, e->ndim, e->size);
     return fits ? sum : NULL;
 }

@@ -8,7 +8,7 @@
 
 /* padding: a row that gets no gradient, -1 for none; hidden: it gives zeros as well. */
 typedef struct { int64_t padding, hidden; } lookup_attrs;
-typedef struct { int64_t padding, rows, add; } grad_attrs; /* add: to what is there */
+typedef struct { int64_t padding, rows; } grad_attrs;
 
 /* Byte offsets of the rows of each of `tables` tables, -1 for row `skip`; the indices are checked. */
 static pd_status offsets_of(const char *op, const pd_tensor *index, int64_t tables, int64_t rows, int64_t bytes,
@@ -45,15 +45,10 @@ static pd_status lookup_kernel(const pd_call *c) {
 /* Of a weight that serves twice (as a model's head, too) only the rows that were looked up are touched. */
 static void lookup_vjp(pd_vjp *v) {
     const lookup_attrs *a = v->attrs;
-    pd_tensor *index = pd_vjp_in(v, 1), *sum = pd_vjp_needs(v, 0) ? pd_vjp_sum(v, 0) : NULL;
-    grad_attrs to = {a->padding, v->node->edges[0].size[0], 0};
-    if (sum && pd_tensor_is_contiguous(sum) && sum->storage->device == v->g[0]->storage->device) {
-        to.add = true;
-        pd_next_home = sum;
-    }
-    pd_tensor *g = pd_x_call2(v, PD_OP_embedding_grad, v->g[0], index, &to);
-    if (!to.add) pd_vjp_set(v, 0, g);
-    else if (g && g->storage != sum->storage) v->status = pd_fail(PD_E_RUNTIME, "embedding_grad: not added in place");
+    grad_attrs to = {a->padding, v->node->edges[0].size[0]};
+    pd_tensor *index = pd_vjp_in(v, 1), *sum = a->padding < 0 ? pd_vjp_sum(v, 0) : NULL;
+    if (sum && index->dtype == PD_I64) v->status = pd_index_put(sum, &index, 1, v->g[0], true);
+    else pd_vjp_set(v, 0, pd_x_call2(v, PD_OP_embedding_grad, v->g[0], index, &to));
 }
 
 const pd_op pd_op_embedding_lookup = {
@@ -81,7 +76,7 @@ static pd_status grad_kernel(const pd_call *c) {
             *offset = c->scratch;
     PD_TRY(offsets_of("embedding_grad", c->in[1], 1, a->rows, bytes, a->padding, offset));
     const char *from = pd_packed(g, offset + n);
-    if (!a->add) pd_fill(o, &(pd_scalar){.cat = PD_CAT_INT});
+    pd_fill(o, &(pd_scalar){.cat = PD_CAT_INT});
     pd_here()->put_add((pd_dtype)o->dtype, n, columns, offset, from, bytes, pd_tensor_data(o));
     return PD_OK;
 }
@@ -92,7 +87,7 @@ static void grad_vjp(pd_vjp *v) {
 }
 
 const pd_op pd_op_embedding_grad = {
-    .sig = "embedding_grad(Tensor g, Tensor index, int padding, int rows, bool add=False)",
+    .sig = "embedding_grad(Tensor g, Tensor index, int padding, int rows)",
     .doc = "Zeros with g's rows added at index: the gradient of embedding.",
     .save = PD_SAVE_IN(1),
     .flags = PD_NO_BROADCAST_GRAD,
