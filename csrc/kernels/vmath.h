@@ -520,31 +520,24 @@ VM double vm_mul2(double a, double b, double *e) {
     return p;
 }
 
-/* Signs and special values of x^y, given r = |x|^y. */
-VM double vm_pow_special(double x, double y, double r) {
-    double ax = vm_abs(x), ay = vm_abs(y), h = ay * 0.5;
-    double ry = ay < 0x1p52 ? (ay + 0x1p52) - 0x1p52 : ay, rh = h < 0x1p52 ? (h + 0x1p52) - 0x1p52 : h;
-    uint64_t whole = ry == ay ? 1u : 0u, even = rh == h ? 1u : 0u;
-    uint64_t negative = vm_bits(x) >> 63;
-    r = ax == 1.0 ? (y == y ? 1.0 : y) : r; /* not 0 * infinity */
-    r = x < 0.0 ? (ax < VM_INF ? (whole ? r : VM_NAN) : r) : r;
-    r = vm_float(vm_bits(r) ^ ((negative & whole & (1u - even)) << 63));
-    r = x == 1.0 ? 1.0 : r;
-    return y == 0.0 ? 1.0 : r;
-}
+/* Signs and special values of x^y, given r = |x|^y, for each float type T: f is its suffix, U its bits, BIG the least
+   number from which on all are whole. */
+#define VM_POW_SPECIAL(T, f, U, SIGN, BIG, INFINITE, NONE)                                      \
+    VM T vm_pow_special##f(T x, T y, T r) {                                                     \
+        T ax = vm_abs##f(x), ay = vm_abs##f(y), h = ay * (T)0.5;                                \
+        T ry = ay < BIG ? (ay + BIG) - BIG : ay, rh = h < BIG ? (h + BIG) - BIG : h;            \
+        U whole = ry == ay ? 1u : 0u, even = rh == h ? 1u : 0u;                                 \
+        U negative = vm_bits##f(x) >> SIGN;                                                     \
+        r = ax == 1 ? (y == y ? 1 : y) : r; /* not 0 * infinity */                              \
+        r = x < 0 ? (ax < INFINITE ? (whole ? r : NONE) : r) : r;                               \
+        r = vm_float##f(vm_bits##f(r) ^ ((negative & whole & (1u - even)) << SIGN));            \
+        r = x == 1 ? 1 : r;                                                                     \
+        return y == 0 ? 1 : r;                                                                  \
+    }
+VM_POW_SPECIAL(double, , uint64_t, 63, 0x1p52, VM_INF, VM_NAN)
+VM_POW_SPECIAL(float, f, uint32_t, 31, 0x1p23f, VM_INFF, VM_NANF)
 
-/* The same in float, whose x^y takes a logarithm and an exponential of about 40 bits. */
-VM float vm_pow_specialf(float x, float y, float r) {
-    float ax = vm_absf(x), ay = vm_absf(y), h = ay * 0.5f;
-    float ry = ay < 0x1p23f ? (ay + 0x1p23f) - 0x1p23f : ay, rh = h < 0x1p23f ? (h + 0x1p23f) - 0x1p23f : h;
-    uint32_t whole = ry == ay ? 1u : 0u, even = rh == h ? 1u : 0u;
-    uint32_t negative = vm_bitsf(x) >> 31;
-    r = ax == 1.0f ? (y == y ? 1.0f : y) : r; /* not 0 * infinity */
-    r = x < 0.0f ? (ax < VM_INFF ? (whole ? r : VM_NANF) : r) : r;
-    r = vm_floatf(vm_bitsf(r) ^ ((negative & whole & (1u - even)) << 31));
-    r = x == 1.0f ? 1.0f : r;
-    return y == 0.0f ? 1.0f : r;
-}
+/* In float x^y takes a logarithm and an exponential of about 40 bits. */
 VM float vm_powf(float x, float y) {
     double ax = vm_abs((double)x);
     uint64_t i = vm_bits(ax) + (0x3ff0000000000000u - 0x3fe6a09e667f3bcdu);

@@ -46,32 +46,10 @@
 #include "kernels/unary.def"
 #undef PD_UNARY
 
-#define BINARY_ROW(name, E, TYPE, expr)                                        \
-    static void binary_##name##_##E(int64_t n, double scalar, char *const *p) { \
-        typedef TYPE T;                                                        \
-        const T a = (T)scalar;                                                 \
-        (void)a;                                                               \
-        T *out = (T *)p[0];                                                    \
-        const T *px = (const T *)p[1], *py = (const T *)p[2];                  \
-        PD_VECTORIZE for (int64_t i = 0; i < n; i++) {                         \
-            T x = px[i], y = py[i];                                            \
-            (void)y;                                                           \
-            out[i] = (T)(expr);                                                \
-        }                                                                      \
-    }
+#define BINARY_ROW(name, E, TYPE, expr) \
+    PD_ROW(binary_##name##_##E, TYPE, PD_MANY(T, py, 2), T y = py[i]; (void)y;, expr)
 /* y is one number. */
-#define BINARY_CELL(name, expr)                                               \
-    static void binary_cell_##name(int64_t n, double scalar, char *const *p) { \
-        typedef float T;                                                      \
-        const T a = (T)scalar, y = *(const T *)p[2];                          \
-        (void)a, (void)y;                                                     \
-        T *out = (T *)p[0];                                                   \
-        const T *px = (const T *)p[1];                                        \
-        PD_VECTORIZE for (int64_t i = 0; i < n; i++) {                        \
-            T x = px[i];                                                      \
-            out[i] = (T)(expr);                                               \
-        }                                                                     \
-    }
+#define BINARY_CELL(name, expr) PD_ROW(binary_cell_##name, float, PD_ONE(T, y, 2), , expr)
 #define BINARY_FLOAT(name, expr) \
     BINARY_ROW(name, F32, float, expr) BINARY_ROW(name, F64, double, expr) BINARY_CELL(name, expr)
 #define BINARY_ANY(name, expr) BINARY_FLOAT(name, expr) BINARY_INT(name, expr)

@@ -34,6 +34,24 @@ typedef struct pd_rows {
     pd_row load[PD_MAX_OPERANDS];     /* memory -> row function, [0] the other way; NULL: the same */
 } pd_rows;
 
+/* A row function of x and others: `before` takes these from p, many or one number (PD_MANY, PD_ONE), `each` element i of
+   the many; expr is of a, x and them. */
+#define PD_MANY(T, name, k) const T *name = (const T *)p[k];
+#define PD_ONE(T, name, k) const T name = *(const T *)p[k]; (void)name;
+#define PD_ROW(fn, TYPE, before, each, expr)                    \
+    static void fn(int64_t n, double scalar, char *const *p) {  \
+        typedef TYPE T;                                         \
+        const T a = (T)scalar, *px = (const T *)p[1];           \
+        (void)a;                                                \
+        T *out = (T *)p[0];                                     \
+        before                                                  \
+        PD_VECTORIZE for (int64_t i = 0; i < n; i++) {          \
+            T x = px[i];                                        \
+            each                                                \
+            out[i] = (T)(expr);                                 \
+        }                                                       \
+    }
+
 void PD_SUFFIXED(pd_rows_run)(const pd_rows *r);
 
 #endif

@@ -2,42 +2,12 @@
 #include "kernels/cpu/rows.h"
 #include "kernels/vmath.h"
 
-#define ROW(name, E, TYPE, expr)                                                                  \
-    static void name##_##E(int64_t n, double scalar, char *const *p) {                            \
-        typedef TYPE T;                                                                           \
-        const T a = (T)scalar;                                                                    \
-        (void)a;                                                                                  \
-        T *out = (T *)p[0];                                                                       \
-        const T *px = (const T *)p[1], *py = (const T *)p[2], *pz = (const T *)p[3];              \
-        PD_VECTORIZE for (int64_t i = 0; i < n; i++) {                                            \
-            T x = px[i], y = py[i], z = pz[i];                                                    \
-            out[i] = (T)(expr);                                                                   \
-        }                                                                                         \
-    }
+#define ROW(name, E, TYPE, expr) \
+    PD_ROW(name##_##E, TYPE, PD_MANY(T, py, 2) PD_MANY(T, pz, 3), T y = py[i]; T z = pz[i];, expr)
 /* z, or y and z, are one number each. */
-#define CELLS(name, expr)                                                                         \
-    static void name##_cell(int64_t n, double scalar, char *const *p) {                           \
-        typedef float T;                                                                          \
-        const T a = (T)scalar, z = *(const T *)p[3];                                              \
-        (void)a;                                                                                  \
-        T *out = (T *)p[0];                                                                       \
-        const T *px = (const T *)p[1], *py = (const T *)p[2];                                     \
-        PD_VECTORIZE for (int64_t i = 0; i < n; i++) {                                            \
-            T x = px[i], y = py[i];                                                               \
-            out[i] = (T)(expr);                                                                   \
-        }                                                                                         \
-    }                                                                                             \
-    static void name##_cells(int64_t n, double scalar, char *const *p) {                          \
-        typedef float T;                                                                          \
-        const T a = (T)scalar, y = *(const T *)p[2], z = *(const T *)p[3];                        \
-        (void)a;                                                                                  \
-        T *out = (T *)p[0];                                                                       \
-        const T *px = (const T *)p[1];                                                            \
-        PD_VECTORIZE for (int64_t i = 0; i < n; i++) {                                            \
-            T x = px[i];                                                                          \
-            out[i] = (T)(expr);                                                                   \
-        }                                                                                         \
-    }
+#define CELLS(name, expr)                                                                  \
+    PD_ROW(name##_cell, float, PD_MANY(T, py, 2) PD_ONE(T, z, 3), T y = py[i];, expr)      \
+    PD_ROW(name##_cells, float, PD_ONE(T, y, 2) PD_ONE(T, z, 3), , expr)
 #define ROW_FLOAT(name, expr) ROW(name, F32, float, expr) ROW(name, F64, double, expr) CELLS(name, expr)
 #define ROW_ANY(name, expr)                                                                       \
     ROW_FLOAT(name, expr) ROW(name, U8, uint8_t, expr) ROW(name, I8, int8_t, expr)                \
