@@ -34,8 +34,8 @@ typedef struct pd_rows {
     pd_row load[PD_MAX_OPERANDS];     /* memory -> row function, [0] the other way; NULL: the same */
 } pd_rows;
 
-/* A row function of x and others: `before` takes these from p, many or one number (PD_MANY, PD_ONE), `each` element i of
-   the many; expr is of a, x and them. */
+/* A row function of x and others: `before` takes these from p, many or one number (PD_MANY, PD_ONE), `each` element i
+   of the many; expr is of a, x and them. */
 #define PD_MANY(T, name, k) const T *name = (const T *)p[k];
 #define PD_ONE(T, name, k) const T name = *(const T *)p[k]; (void)name;
 #define PD_ROW(fn, TYPE, before, each, expr)                    \
