@@ -5,9 +5,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#ifdef _OPENMP
-#include <omp.h>
-#endif
 
 #include "base/dl.h"
 #include "base/flags.h"
@@ -26,6 +23,9 @@ static _Atomic int state;                                /* 0 not tried, 1 there
 static char *given[PATHS];
 static int ngiven;
 static char version_text[48];
+/* Of the OpenMP that the library uses, which may be another than ours, or the only one; NULL: it has none (SEQ). */
+static int (*omp_get)(void);
+static void (*omp_set)(int);
 
 static const pd_dl_symbol symbols[] = {
 #define FUNCTION(name) {"dnnl_" #name, (void **)&pd_dnn.name},
@@ -73,6 +73,8 @@ static int try_open(void) {
         pd_dl_close(handle);
         return -1;
     }
+    *(void **)&omp_get = pd_dl_find(handle, "omp_get_max_threads");
+    *(void **)&omp_set = pd_dl_find(handle, "omp_set_num_threads");
     pd_dnn.set_primitive_cache_capacity(0); /* ours below is enough, and does not keep what we have dropped */
     snprintf(version_text, sizeof version_text, "%d.%d.%d (%s)", v->major, v->minor, v->patch,
              runtime_name(v->cpu_runtime));
@@ -100,23 +102,16 @@ bool pd_dnn_serves(pd_dtype t) {
 }
 dnnl_data_type_t pd_dnn_type(pd_dtype t) { return t == PD_BF16 ? dnnl_bf16 : t == PD_F16 ? dnnl_f16 : dnnl_f32; }
 
-/* ---- threads: the library asks OpenMP for the calling thread's count ---- */
+/* ---- threads: the library asks its OpenMP for the calling thread's count ---- */
 
 static int threads_push(int threads) {
-#ifdef _OPENMP
-    int was = omp_get_max_threads();
-    if (was != threads) omp_set_num_threads(threads);
+    if (!omp_get || !omp_set) return threads;
+    int was = omp_get();
+    if (was != threads) omp_set(threads);
     return was;
-#else
-    return threads;
-#endif
 }
 static void threads_pop(int was, int threads) {
-#ifdef _OPENMP
-    if (was != threads) omp_set_num_threads(was);
-#else
-    (void)was, (void)threads;
-#endif
+    if (was != threads) omp_set(was);
 }
 
 /* ---- plans ---- */
