@@ -107,7 +107,7 @@ def test_large_gradients_are_made_in_their_bucket(shared):
         assert all((p.grad == q.grad).all() for p, q in zip(net.parameters(), alone.parameters()))
         return seen[0] == net[0].weight.grad.data_ptr(), seen[1] == net[0].weight.grad.data_ptr()
 
-    assert threads.run(work, 2) == [(not shared, False)] * 2
+    assert threads.run(work, 2) == [(True, False)] * 2
 
 
 def test_no_sync_adds_up():
