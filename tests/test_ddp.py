@@ -10,6 +10,7 @@ import textwrap
 import time
 
 import pytest
+from test_run import all_end, is_alive
 
 import pydist
 from pydist import _C, nn
@@ -566,14 +567,6 @@ TRAIN = """
 """
 
 
-def alive(pid):
-    try:
-        with open(f"/proc/{pid}/stat") as f:
-            return f.read().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
 def wait_for_pids(job, count):
     pids = []
     while len(pids) < count:
@@ -601,7 +594,7 @@ def test_a_rank_ends(tmp_path, action, cause):
     assert job.returncode != 0
     first = next(line for line in err.splitlines() if line.startswith("pydist.run"))
     assert "rank 1" in first and cause in first, err
-    assert not any(map(alive, pids))
+    assert not any(map(is_alive, pids))
 
 
 def test_survivor_raises_peer_failed(tmp_path):
@@ -628,10 +621,7 @@ def test_killed_launcher_leaves_nobody(tmp_path):
     pids = wait_for_pids(job, 2)
     job.kill()
     job.wait()
-    deadline = time.monotonic() + 2
-    while any(map(alive, pids)) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert not any(map(alive, pids))
+    assert all_end(pids, 2)
     job.stdout.close()
     job.stderr.close()
 
@@ -660,7 +650,7 @@ def test_interrupt(tmp_path):
     out, err = job.communicate(timeout=20)
     assert job.returncode == 130
     assert len([line for line in err.splitlines() if line.strip()]) <= 5, err
-    assert not any(map(alive, pids))
+    assert not any(map(is_alive, pids))
 
 
 def test_first_all_reduce_is_quick(tmp_path):

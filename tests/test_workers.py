@@ -8,6 +8,7 @@ import textwrap
 import time
 
 import pytest
+from test_run import all_end
 
 import pydist
 from pydist.utils.data import (
@@ -178,20 +179,8 @@ def test_workers_do_not_outlive_the_parent(tmp_path):
     pids = [int(parent.stdout.readline()) for _ in range(2)]
     os.kill(parent.pid, signal.SIGKILL)
     parent.wait()
-    end = time.monotonic() + 20
-    while any(map(running, pids)) and time.monotonic() < end:
-        time.sleep(0.02)
-    assert not any(map(running, pids))
+    assert all_end(pids, 20)
     parent.stdout.close()
-
-
-def running(pid):
-    """Whether there is such a process that is no zombie (nobody may wait for orphans here)."""
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 # Going on within an epoch.
