@@ -1,5 +1,6 @@
 """The profiler: what it records, its averages and tables next to torch's, schedules, traces of ranks, its bounds."""
 
+import contextlib
 import gzip
 import json
 import os
@@ -94,6 +95,21 @@ def test_flops_are_torchs(torch):
     assert got["bmm"] == 2 * got["linear"] == 4 * 5 * 7 * 3
     assert got["conv2d_grad_input"] == got["conv2d_grad_weight"] == got["conv2d"] == 2 * (2 * 6 * 7 * 7) * 4 * 9
     assert got["attend"] == 4 * 2 * 3 * 16 * 16 * 8 and got["attend.backward"] == 10 * 2 * 3 * 16 * 16 * 8
+
+
+def test_autocast_counts_no_product_twice():
+    def flops(context):
+        x, w = pydist.ones(5, 7, requires_grad=True), pydist.ones(3, 7, requires_grad=True)
+        image, kernel = pydist.ones(2, 4, 9, 9, requires_grad=True), pydist.ones(6, 4, 3, 3, requires_grad=True)
+        with profile(with_flops=True) as prof:
+            with context:
+                loss = F.linear(x, w).sum() + F.conv2d(image, kernel).sum()
+            loss.backward()
+        found = by_key(prof.key_averages())
+        assert found["linear"].count == found["conv2d"].count == 1
+        return sum(e.flops for e in prof.events())
+
+    assert flops(pydist.autocast("cpu", dtype=pydist.bfloat16)) == flops(contextlib.nullcontext()) > 0
 
 
 def test_bytes_and_memory():

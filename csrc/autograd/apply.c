@@ -355,8 +355,6 @@ static pd_status call(const pd_def *def, pd_tensor *const *in, int nin, const vo
 static pd_status apply(const pd_def *def, pd_tensor *const *in, int nin, const void *attrs, pd_tensor **out,
                        int *nout) {
     pd_dtype t;
-    if (pd_autocast.dtype != PD_NO_DTYPE && (t = pd_autocast_dtype(def->op, in, nin)) != PD_NO_DTYPE)
-        return pd_autocast_apply(def, in, nin, attrs, out, nout, t);
     PD_TRY(compute_dtype(def, in, nin, attrs, &t));
     if (t == PD_NO_DTYPE || all_of(in, nin, t)) return run(def, (pd_tensor **)(uintptr_t)in, nin, attrs, out, nout);
     return call(def, in, nin, attrs, out, nout, t);
@@ -364,6 +362,9 @@ static pd_status apply(const pd_def *def, pd_tensor *const *in, int nin, const v
 
 pd_status pd_apply(const pd_def *def, pd_tensor *const *in, int nin, const void *attrs, pd_tensor **out, int *nout) {
     int count;
+    pd_dtype t;
+    if (pd_autocast.dtype != PD_NO_DTYPE && (t = pd_autocast_dtype(def->op, in, nin)) != PD_NO_DTYPE)
+        return pd_autocast_apply(def, in, nin, attrs, out, nout, t); /* which comes back: one op, one lap */
     pd_lap lap = pd_lap_begin();
     pd_status status = apply(def, in, nin, attrs ? attrs : def->defaults, out, nout ? nout : &count);
     if (pd_lap_is_on(&lap) && !status) pd_lap_end_op(&lap, PD_LAP_OP, def, in, nin, out, nout ? *nout : count);

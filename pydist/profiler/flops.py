@@ -38,6 +38,7 @@ def _attend_backward(results, inputs):
 
 OPS = {
     "bmm": _bmm,
+    "bmm_wide": _bmm,
     "linear": _linear,
     "conv2d": _conv2d,
     "conv2d_grad_input": _conv2d_grad_input,
