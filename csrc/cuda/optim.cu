@@ -7,6 +7,7 @@
 #include "base/rng.h"
 #include "cuda/cuda.h"
 #include "cuda/table.h"
+#include "kernels/step_rules.h"
 #include "kernels/vmath.h"
 
 enum { LIST = 160, BLOCK = 256, CHUNK = 4 * BLOCK }; /* elements of a block */
@@ -30,12 +31,29 @@ template <class C> static __device__ auto tell_lr(C &c, double lr, int) -> declt
 template <class C> static __device__ void tell_lr(C &, double, long long) {}
 template <class C> static __device__ auto tell_step(C &c, int64_t step, int) -> decltype((void)(c.step = step)) { c.step = step; }
 template <class C> static __device__ void tell_step(C &, int64_t, long long) {}
-template <class R, class C> static __global__ void tell(C c, const float *skip, const float *lr, float *step, told<R> *out) {
+template <class C> static __device__ void tell_own(C &, float *, float *, bool) {}
+static __device__ void tell_own(pd_moments &c, float *mu_product, float *, bool whole) {
+    if (!mu_product) return;
+    c.mu_product = (double)*mu_product;
+    if (whole) *mu_product = (float)pd_nadam_product(&c);
+}
+static __device__ void tell_own(pd_asgd &c, float *eta, float *mu, bool whole) {
+    if (!eta || !mu) return;
+    c.eta = (double)*eta;
+    c.mu = (double)*mu;
+    double next_eta, next_mu;
+    pd_asgd_next(&c, &next_eta, &next_mu);
+    if (whole) *eta = (float)next_eta, *mu = (float)next_mu;
+}
+template <class R, class C>
+static __global__ void tell(C c, const float *skip, const float *lr, float *step, float *own0, float *own1, told<R> *out) {
+    bool whole = !skip || *skip == 0;
     if (lr) tell_lr(c, (double)*lr, 0);
     if (step) {
-        if (!skip || *skip == 0) *step += 1;
+        if (whole) *step += 1;
         tell_step(c, *step < 1 ? 1 : (int64_t)*step, 0); /* less only before a first step that is left out */
     }
+    tell_own(c, own0, own1, whole);
     *out = told<R>{R(c), step ? (uint64_t)((int64_t)*step - 1) * 0xBF58476D1CE4E5B9u : 0}; /* as pydist/optim/_fused.py */
 }
 
@@ -91,7 +109,7 @@ template <class E, template <class> class R, class C> static void step(const C &
     if (s->lr || s->step) {
         now = (told<rule> *)pd_cuda_lent->room(sizeof *now);
         if (!now) return;
-        launch(tell<rule, C>, 1, 1, c, s->skip, s->lr, s->step, now);
+        launch(tell<rule, C>, 1, 1, c, s->skip, s->lr, s->step, s->own[0], s->own[1], now);
     }
     int64_t index = 0;
     for (int64_t at = 0; at < count; at += LIST) {
@@ -189,9 +207,10 @@ RULE(adagrad) {
 RULE(moments) {
     T sign, wd, shrink, eps, w1, b2, w2, from_grad, from_mean, root;
     bool adaptive;
-    __host__ __device__ explicit moments_rule(const pd_moments &c)
-        : sign(SIGN(c)), wd((T)c.weight_decay), shrink((T)c.shrink), eps((T)c.eps), w1((T)(1.0 - c.beta1)), b2((T)c.beta2), w2((T)(1.0 - c.beta2)),
-          from_grad((T)c.from_grad), from_mean((T)c.from_mean), root((T)c.root), adaptive(c.adaptive) {}
+    __host__ __device__ explicit moments_rule(const pd_moments &c) : moments_rule(c, pd_moments_now(&c)) {}
+    __host__ __device__ moments_rule(const pd_moments &c, const pd_moments_rule &r)
+        : sign(SIGN(c)), wd((T)r.weight_decay), shrink((T)r.shrink), eps((T)c.eps), w1((T)(1.0 - c.beta1)), b2((T)c.beta2), w2((T)(1.0 - c.beta2)),
+          from_grad((T)r.from_grad), from_mean((T)r.from_mean), root((T)r.root), adaptive(r.adaptive) {}
     __device__ void operator()(element<T> &e) const {
         T q = e.p * shrink, g = decayed(sign * e.g, wd, q), m = e.m + w1 * (g - e.m), v = e.v * b2 + w2 * g * g;
         e.m = m;

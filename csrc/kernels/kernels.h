@@ -91,6 +91,7 @@ typedef struct pd_segment_step {
        those of the method's numbers, which are not looked at else. */
     const float *lr;
     float *step;
+    float *own[2]; /* and numbers of the method, which its steps bring up to date: mu_product; eta and mu */
 } pd_segment_step;
 typedef struct pd_sgd { double lr, momentum, dampening, weight_decay; bool nesterov, maximize, first; } pd_sgd;
 typedef struct pd_adam {
@@ -101,13 +102,19 @@ typedef struct pd_adam {
 typedef struct pd_adadelta { double lr, rho, eps, weight_decay; bool maximize; } pd_adadelta;
 typedef struct pd_rmsprop { double lr, alpha, eps, weight_decay, momentum; bool centered, maximize; } pd_rmsprop;
 typedef struct pd_adagrad { double lr, lr_decay, eps, weight_decay; int64_t step; bool maximize; } pd_adagrad;
-/* p = shrink p - (from_grad g + from_mean m) / (root sqrt(v) + eps), or not adaptive: p = shrink p - from_mean m */
+/* NAdam (nesterov) or RAdam; mu_product: of the steps before this one (kernels/step_rules.h). */
 typedef struct pd_moments {
-    double beta1, beta2, eps, weight_decay, shrink, from_grad, from_mean, root;
-    bool adaptive, maximize;
+    double lr, beta1, beta2, eps, weight_decay, momentum_decay, mu_product;
+    int64_t step;
+    bool nesterov, decoupled, maximize;
 } pd_moments;
 typedef struct pd_adamax { double lr, beta1, beta2, eps, weight_decay; int64_t step; bool maximize; } pd_adamax;
-typedef struct pd_asgd { double eta, lambd, mu, weight_decay; bool maximize; } pd_asgd;
+/* eta and mu: this step's; the rest is for those of the next one (kernels/step_rules.h). */
+typedef struct pd_asgd {
+    double eta, mu, lambd, weight_decay, lr, alpha, t0;
+    int64_t step;
+    bool maximize;
+} pd_asgd;
 typedef struct pd_rprop { double eta_minus, eta_plus, step_min, step_max; bool maximize; } pd_rprop;
 typedef struct pd_lion { double lr, beta1, beta2, weight_decay; bool maximize; } pd_lion;
 

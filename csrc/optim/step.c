@@ -8,7 +8,7 @@
 #include "base/profile.h"
 #include "ops/ops.h"
 
-static _Thread_local pd_tensor *unless, *from_lr, *from_step; /* pd_step_unless, pd_step_from */
+static _Thread_local pd_tensor *unless, *from_lr, *from_step, *from_own[2]; /* pd_step_unless, pd_step_from */
 
 /* Complex numbers are pairs of real ones to all steps, as in PyTorch. */
 static pd_dtype part_of(const pd_tensor *t) { return pd_dtype_part((pd_dtype)t->dtype); }
@@ -62,6 +62,8 @@ static pd_status segment(const char *op, const pd_step_lists *l, int64_t i, pd_s
     PD_TRY(number_near(op, i, p, unless, "where the scaler found infinities", (void **)(uintptr_t)&s->skip));
     PD_TRY(number_near(op, i, p, from_lr, "as the learning rate", (void **)(uintptr_t)&s->lr));
     PD_TRY(number_near(op, i, p, from_step, "as the number of steps", (void **)&s->step));
+    for (int k = 0; k < 2; k++)
+        PD_TRY(number_near(op, i, p, from_own[k], "as a number of the step", (void **)&s->own[k]));
     pd_tensor *const *lists[] = {l->m, l->v, l->w};
     void **to[] = {&s->m, &s->v, &s->w};
     for (int k = 0; k < 3; k++) {
@@ -196,12 +198,17 @@ pd_status pd_step_unless(pd_tensor *t) {
     return PD_OK;
 }
 
-pd_status pd_step_from(pd_tensor *lr, pd_tensor *step) {
+pd_status pd_step_from(pd_tensor *lr, pd_tensor *step, pd_tensor *const own[2]) {
+    pd_tensor *written[] = {step, own[0], own[1]};
     if (lr) PD_TRY(check_number("step_from", lr));
-    if (step) PD_TRY(check_number("step_from", step));
-    if (step) PD_TRY(pd_check_writable("step_from", step));
+    for (int i = 0; i < 3; i++) {
+        if (!written[i]) continue;
+        PD_TRY(check_number("step_from", written[i]));
+        PD_TRY(pd_check_writable("step_from", written[i]));
+    }
     from_lr = lr;
     from_step = step;
+    from_own[0] = own[0], from_own[1] = own[1];
     return PD_OK;
 }
 

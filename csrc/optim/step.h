@@ -40,8 +40,9 @@ pd_status pd_unscale(pd_tensor *const *tensors, int64_t count, pd_tensor *by, pd
    keeps t. */
 pd_status pd_step_unless(pd_tensor *t);
 /* This thread's steps on a GPU take the learning rate, and the number of steps so far (to which they add one), from
-   these (one F32 each, there); NULL: from their arguments. The caller keeps them. */
-pd_status pd_step_from(pd_tensor *lr, pd_tensor *step);
+   these (one F32 each, there); NULL: from their arguments. own: NAdam's mu_product, ASGD's eta and mu, which the step
+   brings up to date. The caller keeps them. */
+pd_status pd_step_from(pd_tensor *lr, pd_tensor *step, pd_tensor *const own[2]);
 
 /* .grad of each is dropped (set_to_none) or filled with zeros. */
 pd_status pd_zero_grads(pd_tensor *const *params, int64_t count, bool set_to_none);

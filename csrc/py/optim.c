@@ -1,5 +1,6 @@
 /* The fused optimizer steps, on lists of tensors. */
 #include "base/mem.h"
+#include "kernels/step_rules.h"
 #include "optim/step.h"
 #include "py/py.h"
 
@@ -142,21 +143,26 @@ static PyObject *adagrad_step(PyObject *module, PyObject *args, PyObject *kwargs
 }
 
 static PyObject *moments_step(PyObject *module, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"params", "exp_avgs", "exp_avg_sqs", "beta1", "beta2", "eps", "weight_decay", "shrink",
-                            "from_grad", "from_mean", "root", "adaptive", "maximize", NULL};
+    static char *names[] = {"params", "exp_avgs", "exp_avg_sqs", "lr", "beta1", "beta2", "eps", "weight_decay",
+                            "momentum_decay", "mu_product", "step", "nesterov", "decoupled", "maximize", NULL};
     PyObject *o[3] = {NULL};
-    pd_moments c = {0};
-    int adaptive = 0, maximize = 0;
+    pd_moments c = {.mu_product = 1};
+    int nesterov = 0, decoupled = 0, maximize = 0;
+    long long step = 0;
     lists l;
     (void)module;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO|$ddddddddpp:moments_step", names, &o[0], &o[1], &o[2], &c.beta1,
-                                     &c.beta2, &c.eps, &c.weight_decay, &c.shrink, &c.from_grad, &c.from_mean, &c.root,
-                                     &adaptive, &maximize) ||
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO|$dddddddLppp:moments_step", names, &o[0], &o[1], &o[2], &c.lr,
+                                     &c.beta1, &c.beta2, &c.eps, &c.weight_decay, &c.momentum_decay, &c.mu_product,
+                                     &step, &nesterov, &decoupled, &maximize) ||
         !read_lists("moments_step", o, 3, &l))
         return NULL;
-    c.adaptive = adaptive, c.maximize = maximize;
+    c.step = step, c.nesterov = nesterov, c.decoupled = decoupled, c.maximize = maximize;
     if (!l.t[1] || !l.t[2]) return finish(&l, pd_fail(PD_E_VALUE, "moments_step: a state list is None"));
-    return finish(&l, pd_step_moments(&(pd_step_lists){.params = l.t[0], .m = l.t[1], .v = l.t[2], .count = l.n}, &c));
+    if (step < 1) return finish(&l, pd_fail(PD_E_VALUE, "moments_step: step is %lld (expected at least 1)", step));
+    PyObject *none = finish(
+        &l, pd_step_moments(&(pd_step_lists){.params = l.t[0], .m = l.t[1], .v = l.t[2], .count = l.n}, &c));
+    Py_XDECREF(none);
+    return none ? PyFloat_FromDouble(pd_nadam_product(&c)) : NULL;
 }
 
 static PyObject *adamax_step(PyObject *module, PyObject *args, PyObject *kwargs) {
@@ -179,19 +185,26 @@ static PyObject *adamax_step(PyObject *module, PyObject *args, PyObject *kwargs)
 }
 
 static PyObject *asgd_step(PyObject *module, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"params", "averages", "eta", "lambd", "mu", "weight_decay", "maximize", NULL};
+    static char *names[] = {"params", "averages", "eta", "mu",   "lambd",    "weight_decay",
+                            "lr",     "alpha",    "t0",  "step", "maximize", NULL};
     PyObject *o[2] = {NULL};
     pd_asgd c = {0};
     int maximize = 0;
+    long long step = 0;
+    double eta, mu;
     lists l;
     (void)module;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|$ddddp:asgd_step", names, &o[0], &o[1], &c.eta, &c.lambd, &c.mu,
-                                     &c.weight_decay, &maximize) ||
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|$dddddddLp:asgd_step", names, &o[0], &o[1], &c.eta, &c.mu,
+                                     &c.lambd, &c.weight_decay, &c.lr, &c.alpha, &c.t0, &step, &maximize) ||
         !read_lists("asgd_step", o, 2, &l))
         return NULL;
-    c.maximize = maximize;
+    c.step = step, c.maximize = maximize;
     if (!l.t[1]) return finish(&l, pd_fail(PD_E_VALUE, "asgd_step: a state list is None"));
-    return finish(&l, pd_step_asgd(&(pd_step_lists){.params = l.t[0], .m = l.t[1], .count = l.n}, &c));
+    if (step < 1) return finish(&l, pd_fail(PD_E_VALUE, "asgd_step: step is %lld (expected at least 1)", step));
+    PyObject *none = finish(&l, pd_step_asgd(&(pd_step_lists){.params = l.t[0], .m = l.t[1], .count = l.n}, &c));
+    Py_XDECREF(none);
+    pd_asgd_next(&c, &eta, &mu);
+    return none ? Py_BuildValue("dd", eta, mu) : NULL;
 }
 
 static PyObject *rprop_step(PyObject *module, PyObject *args, PyObject *kwargs) {
@@ -281,13 +294,14 @@ static PyObject *step_unless(PyObject *module, PyObject *o) {
 }
 
 static PyObject *step_from(PyObject *module, PyObject *args) {
-    PyObject *o[2];
-    pd_tensor *t[2] = {NULL, NULL};
+    static const char *const names[] = {"lr", "step", "own", "own"};
+    PyObject *o[4] = {NULL};
+    pd_tensor *t[4] = {NULL};
     (void)module;
-    if (!PyArg_ParseTuple(args, "OO:step_from", &o[0], &o[1])) return NULL;
-    for (int i = 0; i < 2; i++)
-        if (o[i] != Py_None && !(t[i] = pd_py_expect_tensor(o[i], "step_from", i ? "step" : "lr"))) return NULL;
-    PD_PY_TRY(pd_step_from(t[0], t[1]));
+    if (!PyArg_ParseTuple(args, "OO|OO:step_from", &o[0], &o[1], &o[2], &o[3])) return NULL;
+    for (int i = 0; i < 4; i++)
+        if (o[i] && o[i] != Py_None && !(t[i] = pd_py_expect_tensor(o[i], "step_from", names[i]))) return NULL;
+    PD_PY_TRY(pd_step_from(t[0], t[1], t + 2));
     Py_RETURN_NONE;
 }
 
@@ -303,11 +317,11 @@ static PyMethodDef functions[] = {
     {"adagrad_step", (PyCFunction)(void (*)(void))adagrad_step, METH_VARARGS | METH_KEYWORDS,
      "adagrad_step(params, sums, *, lr, ...): one fused step of Adagrad."},
     {"moments_step", (PyCFunction)(void (*)(void))moments_step, METH_VARARGS | METH_KEYWORDS,
-     "moments_step(params, exp_avgs, exp_avg_sqs, *, beta1, ...): one fused step of NAdam or RAdam."},
+     "moments_step(params, exp_avgs, exp_avg_sqs, *, lr, ...): a step of RAdam or (nesterov) NAdam; its mu_product."},
     {"adamax_step", (PyCFunction)(void (*)(void))adamax_step, METH_VARARGS | METH_KEYWORDS,
      "adamax_step(params, exp_avgs, exp_infs, *, lr, ...): one fused step of Adamax."},
     {"asgd_step", (PyCFunction)(void (*)(void))asgd_step, METH_VARARGS | METH_KEYWORDS,
-     "asgd_step(params, averages, *, eta, ...): one fused step of averaged SGD."},
+     "asgd_step(params, averages, *, eta, ...): one fused step of averaged SGD; eta and mu of the next one."},
     {"rprop_step", (PyCFunction)(void (*)(void))rprop_step, METH_VARARGS | METH_KEYWORDS,
      "rprop_step(params, prevs, step_sizes, *, eta_minus, ...): one fused step of Rprop."},
     {"lion_step", (PyCFunction)(void (*)(void))lion_step, METH_VARARGS | METH_KEYWORDS,
@@ -321,7 +335,7 @@ static PyMethodDef functions[] = {
     {"step_unless", step_unless, METH_O,
      "step_unless(found): this thread's steps on a GPU change nothing where found's element is not 0; None: they do."},
     {"step_from", step_from, METH_VARARGS,
-     "step_from(lr, step): this thread's steps on a GPU take these numbers from there, and count; None: their own."},
+     "step_from(lr, step, *own): this thread's steps on a GPU take these from there, and count; None: given ones."},
     {"zero_grads", zero_grads, METH_VARARGS, "zero_grads(params, set_to_none=True)"},
     {0},
 };

@@ -31,7 +31,9 @@ def update(scale, tracker, found, growth, backoff, interval):
 
 def can_skip(optimizer):
     """Whether the optimizer's step can be left out on the GPU: one fused call, whose count of steps can be taken back."""
-    return isinstance(optimizer, FusedOptimizer) and not any(map(optimizer._new_scalars, optimizer.param_groups))
+    return isinstance(optimizer, FusedOptimizer) and all(
+        optimizer._counts_there(group) or not optimizer._scalars for group in optimizer.param_groups
+    )
 
 
 class Steps:
@@ -48,7 +50,7 @@ class Steps:
             result = optimizer.step(*args, **kwargs)
         finally:
             _C.step_unless(None)
-        counts_there = optimizer._counts_there and all(group["capturable"] for group in optimizer.param_groups)
+        counts_there = all(map(optimizer._counts_there, optimizer.param_groups))
         if not counts_there and not _C.cuda_capturing(found.device.index):
             self._open.append((optimizer, found, cuda.current_stream(found.device).record_event()))
         return result

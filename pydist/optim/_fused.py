@@ -31,14 +31,14 @@ def chance(group, count):
 
 
 class Batch:
-    """Parameters of one dtype with gradients and an equal step count, and their state tensors in parallel lists. `scalars`: the plain
+    """Parameters of one dtype with gradients and an equal step count, and their state tensors in parallel lists. `scalars`: the
     numbers of their states, which are equal too. `step`: the step count where it is a tensor of a GPU's (capturable), which the
-    engine goes on with; `count` stays 0 then."""
+    engine goes on with, as with the scalars, tensors there as well; `count` stays 0 then."""
 
     __slots__ = ("params", "states", "columns", "count", "scalars", "step")
 
-    def __init__(self, count, columns, scalars):
-        self.count, self.step = count, None
+    def __init__(self, count, columns, scalars, step=None):
+        self.count, self.step = count, step
         self.scalars = scalars
         self.params, self.states = [], []
         self.columns = [[] for _ in range(columns)]
@@ -71,12 +71,13 @@ def check_adam_options(lr, betas, eps, weight_decay):
 class _Plan:
     """The batches of one group and what they were made from."""
 
-    __slots__ = ("source", "missing", "names", "state", "state_size", "batches")
+    __slots__ = ("source", "missing", "names", "there", "state", "state_size", "batches")
 
-    def is_current(self, params, missing, names, state):
+    def is_current(self, params, missing, names, there, state):
         return (
             self.missing == missing
             and self.names == names
+            and self.there == there
             and self.state is state
             and self.state_size == len(state)
             and all(map(is_, self.source, params))
@@ -101,36 +102,53 @@ class SteppedOptimizer(Optimizer):
 class FusedOptimizer(SteppedOptimizer):
     """Subclasses define `_state_names(group)`, the state tensors that they need, and `_run(group, batch)`, which calls
     the engine; if need be `_new_state(group, name, param)`, a state tensor before the first step, `_count(state)`, how
-    many steps a parameter has made, `_new_scalars(group)`, the plain numbers in its state besides that, and
+    many steps a parameter has made, `_scalars`, the names of numbers in its state besides that, `_new_scalar(group, name)`, and
     `_why_not_captured(group)`, what a CUDA graph of the step would repeat wrongly, if anything.
 
     On a GPU a learning rate that is a tensor there is read by the kernel, in each replay of a graph, too; with
-    capturable=True the step count lies there as well (`_counts_there`: all that the step needs of it is made by the kernel)."""
+    capturable=True (the option that `_there` names) the step count and the scalars lie there as well, and the kernel makes of them
+    all that the step needs."""
 
-    _counts_there = False
+    _there = "capturable"
+    _scalars = ()
 
-    def _new_scalars(self, group):
-        return {}
+    def _counts_there(self, group):
+        """Whether the numbers of parameters on a GPU lie there."""
+        return bool(group.get(self._there))
 
     def _new_state(self, group, name, param):
         return _C.zeros_like(param)
+
+    def _new_scalar(self, group, name):
+        return 1.0
 
     def _count(self, state):
         return int(state.get("step", 0))
 
     def _why_not_captured(self, group):
-        if not (self._counts_there and group["capturable"]):
-            wanted = "capturable=True" if self._counts_there else "Adam, AdamW, Adadelta, Adamax, RMSprop or Rprop with capturable=True"
-            return f"its steps are counted on the host (expected {wanted})"
+        if not self._counts_there(group):
+            return f"its steps are counted on the host (expected {self._there}=True)"
 
     def _check_capture(self, group):
         """RuntimeError where a CUDA graph would repeat what changes from step to step. Nothing has been made by then."""
-        why, names = self._why_not_captured(group), self._state_names(group)
-        stepping = [self.state.get(p, {}) for p in group["params"] if p.grad is not None]
-        if not why and any(state.get(name) is None for state in stepping for name in names):
+        why = self._why_not_captured(group)
+        if not why and self._makes_state(group):
             why = "the first step makes the state, and each replay would make it anew (expected a step before the capture)"
         if why:
             raise RuntimeError(f"{type(self).__name__}.step: cannot be captured in a CUDA graph: {why}")
+
+    def _makes_state(self, group):
+        """Whether a step now would make tensors of the state: those that miss, or numbers there that parameters at rest share."""
+        names = self._state_names(group)
+        numbers = ("step", *self._scalars) if self._counts_there(group) else ()
+        states = [(self.state.get(p, {}), p.grad is None) for p in group["params"]]
+        shared = {id(state.get(n)) for state, rests in states if rests for n in numbers}
+        return any(
+            any(state.get(n) is None for n in names)
+            or any(not isinstance(state.get(n), _C.Tensor) or id(state[n]) in shared for n in numbers)
+            for state, rests in states
+            if not rests
+        )
 
     def _make_private(self):
         super()._make_private()
@@ -169,44 +187,49 @@ class FusedOptimizer(SteppedOptimizer):
             lr = None
         if lr is None and batch.step is None:
             return self._run(group, batch)
-        _C.step_from(lr, batch.step)
+        _C.step_from(lr, batch.step, *(batch.scalars.values() if batch.step is not None else ()))
         try:
             self._run(group, batch)
         finally:
             _C.step_from(None, None)
 
     def _batches(self, index, group):
-        params, names = group["params"], self._state_names(group)
+        params, names, there = group["params"], self._state_names(group), self._counts_there(group)
         missing = [p.grad is None for p in params]
         plan = self._plans.get(index)
-        if plan is None or not plan.is_current(params, missing, names, self.state):
-            plan = self._plans[index] = self._plan(group, missing, names)
+        if plan is None or not plan.is_current(params, missing, names, there, self.state):
+            plan = self._plans[index] = self._plan(group, missing, names, there)
         return plan.batches
 
-    def _step_tensor(self, count, param, others):
-        """The count as a tensor where the parameter lies: the one that it is, unless parameters without a gradient now share it."""
-        if not isinstance(count, _C.Tensor):
-            return _C.full((), float(count), device=param.device)
-        return count.clone() if any(self.state[p].get("step") is count for p in others if p in self.state) else count
+    def _number_there(self, name, number, param, others):
+        """The number as a tensor where the parameter lies: the one that it is, unless parameters without a gradient now share it."""
+        if not isinstance(number, _C.Tensor):
+            return _C.full((), float(number), device=param.device)
+        return number.clone() if any(self.state[p].get(name) is number for p in others if p in self.state) else number
 
-    def _plan(self, group, missing, names):
-        params, first = group["params"], self._new_scalars(group)
+    def _plan(self, group, missing, names, counts_there):
+        params = group["params"]
+        others = [p for p, skip in zip(params, missing) if skip]
         batches = {}
         for param, skip in zip(params, missing):
             if skip:
                 continue
             state = self.state[param] if names else {}
-            counts_there = self._counts_there and group["capturable"] and param.is_cuda
-            count = state.get("step", 0) if counts_there else self._count(state)
-            scalars = {name: float(state.setdefault(name, value)) for name, value in first.items()}
-            key = (param.dtype, id(count) if isinstance(count, _C.Tensor) else count, *scalars.values())
+            there = counts_there and param.is_cuda
+            count = state.get("step", 0) if there else self._count(state)
+            scalars = {n: state[n] if n in state else self._new_scalar(group, n) for n in self._scalars}
+            if not there:
+                scalars = {n: float(number) for n, number in scalars.items()}
+            key = (param.dtype, *(id(n) if isinstance(n, _C.Tensor) else n for n in (count, *scalars.values())))
             batch = batches.get(key)
-            if batch is None:
-                batch = batches[key] = Batch(0 if counts_there else count, len(names), scalars)
-                if counts_there:
-                    batch.step = self._step_tensor(count, param, [p for p, m in zip(params, missing) if m])
-            if counts_there:
+            if batch is None and there:
+                count, *numbers = (self._number_there(n, v, param, others) for n, v in {"step": count, **scalars}.items())
+                batch = batches[key] = Batch(0, len(names), dict(zip(scalars, numbers)), count)
+            elif batch is None:
+                batch = batches[key] = Batch(count, len(names), scalars)
+            if there:
                 state["step"] = batch.step
+            state.update(batch.scalars)
             batch.params.append(param)
             batch.states.append(state)
             for name, column in zip(names, batch.columns):
@@ -214,6 +237,6 @@ class FusedOptimizer(SteppedOptimizer):
                     state[name] = self._new_state(group, name, param)
                 column.append(state[name])
         plan = _Plan()
-        plan.source, plan.missing, plan.names = list(params), missing, names
+        plan.source, plan.missing, plan.names, plan.there = list(params), missing, names, counts_there
         plan.state, plan.state_size, plan.batches = self.state, len(self.state), list(batches.values())
         return plan

@@ -19,8 +19,6 @@ class Adadelta(FusedOptimizer):
     0.99684
     """
 
-    _counts_there = True
-
     def __init__(
         self,
         params,

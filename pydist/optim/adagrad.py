@@ -8,8 +8,9 @@ class Adagrad(FusedOptimizer):
     """p -= lr / (1 + (t - 1) * lr_decay) * g / (sqrt(s) + eps), where s is initial_accumulator_value plus the sum of
     g^2 (Duchi et al., 2011). weight_decay adds weight_decay * p to g.
 
-    Tensors are of any floating dtype. Raises ValueError for options out of range. `foreach` and `fused` are accepted and
-    mean nothing here: every step is one fused call.
+    Tensors are of any floating dtype. Raises ValueError for options out of range. `foreach` is accepted and means nothing
+    here: every step is one fused call. With fused=True the step count of parameters on a GPU lies there (in PyTorch, too), so that
+    a CUDA graph can hold the step; Adagrad has no `capturable`.
 
     >>> import pydist
     >>> p = pydist.ones(1, requires_grad=True)
@@ -18,6 +19,8 @@ class Adagrad(FusedOptimizer):
     >>> p.item()
     0.75
     """
+
+    _there = "fused"
 
     def __init__(
         self,

@@ -27,8 +27,6 @@ class Adam(FusedOptimizer):
     [0.5, 0.5]
     """
 
-    _counts_there = True
-
     def __init__(
         self,
         params,

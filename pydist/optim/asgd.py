@@ -8,8 +8,8 @@ class ASGD(FusedOptimizer):
     """p = (1 - lambd * eta) * p - eta * g, where eta = lr / (1 + lambd * lr * t)^alpha; state "ax" is p's mean since step t0
     (Polyak and Juditsky, 1992). weight_decay adds weight_decay * p to g.
 
-    Tensors are of any floating dtype. Raises ValueError for options out of range. `foreach` and `capturable` are accepted
-    and mean nothing here: its steps cannot be captured in a CUDA graph.
+    Tensors are of any floating dtype. Raises ValueError for options out of range. `foreach` is accepted and means nothing
+    here. With capturable=True step count, eta and mu of parameters on a GPU lie there, as float32.
 
     >>> import pydist
     >>> p = pydist.ones(1, requires_grad=True)
@@ -18,6 +18,8 @@ class ASGD(FusedOptimizer):
     >>> round(p.item(), 4)
     0.7
     """
+
+    _scalars = ("eta", "mu")
 
     def __init__(
         self,
@@ -49,17 +51,25 @@ class ASGD(FusedOptimizer):
     def _state_names(self, group):
         return ("ax",)
 
-    def _new_scalars(self, group):
-        return {"eta": float(group["lr"]), "mu": 1.0}
+    def _new_scalar(self, group, name):
+        return float(group["lr"]) if name == "eta" else 1.0
+
+    def _run_on_gpu(self, group, batch):
+        if batch.step is None:  # eta of the next step is the host's: it waits for the rate
+            group = {**group, "lr": float(group["lr"])}
+        super()._run_on_gpu(group, batch)
 
     def _run(self, group, batch):
-        lr, lambd, count = float(group["lr"]), group["lambd"], batch.count + 1
-        _C.asgd_step(
+        following = _C.asgd_step(
             batch.params,
             *batch.columns,
-            **batch.scalars,
-            lambd=lambd,
+            **(batch.scalars if batch.step is None else {}),
+            lambd=group["lambd"],
             weight_decay=group["weight_decay"],
+            lr=float(group["lr"]),
+            alpha=group["alpha"],
+            t0=group["t0"],
+            step=batch.count + 1,
             maximize=group["maximize"],
         )
-        batch.advance(lr / (1 + lambd * lr * count) ** group["alpha"], 1 / max(1, count - group["t0"]))
+        batch.advance(*following)

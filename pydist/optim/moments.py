@@ -10,27 +10,27 @@ class _Moments(FusedOptimizer):
     def _state_names(self, group):
         return ("exp_avg", "exp_avg_sq")
 
-    def _moments(self, group, batch, **factors):
-        """p = shrink p - (from_grad g + from_mean m) / (root sqrt(v) + eps), m and v brought up to date first."""
-        decoupled, decay = group["decoupled_weight_decay"], group["weight_decay"]
-        _C.moments_step(
+    def _moments(self, group, batch, **more):
+        return _C.moments_step(
             batch.params,
             *batch.columns,
+            lr=float(group["lr"]),
             beta1=group["betas"][0],
             beta2=group["betas"][1],
             eps=group["eps"],
-            weight_decay=0.0 if decoupled else decay,
-            shrink=1.0 - float(group["lr"]) * decay if decoupled else 1.0,
+            weight_decay=group["weight_decay"],
+            decoupled=group["decoupled_weight_decay"],
+            step=batch.count + 1,
             maximize=group["maximize"],
-            **factors,
+            **more,
         )
 
 
 class NAdam(_Moments):
     """Adam with Nesterov's momentum (Dozat, 2016): p -= lr * ((1 - u) / (1 - U) * g + u' / (1 - U u') * m) / (sqrt(v') +
     eps), where u = beta1 * (1 - 0.96^(t * momentum_decay) / 2), u' is the next u, U the product of all so far, and v' is
-    v / (1 - beta2^t). Weight decay, dtypes, errors and the accepted options are Adam's; capturable means nothing: its steps
-    cannot be captured in a CUDA graph.
+    v / (1 - beta2^t). Weight decay, dtypes, errors and the accepted options are Adam's; with capturable=True U of parameters on
+    a GPU lies there, too, as float32.
 
     >>> import pydist
     >>> p = pydist.ones(1, requires_grad=True)
@@ -39,6 +39,8 @@ class NAdam(_Moments):
     >>> round(p.item(), 2)
     0.47
     """
+
+    _scalars = ("mu_product",)
 
     def __init__(
         self,
@@ -71,31 +73,15 @@ class NAdam(_Moments):
         )
         super().__init__(params, defaults)
 
-    def _new_scalars(self, group):
-        return {"mu_product": 1.0}
-
     def _run(self, group, batch):
-        lr, (beta1, beta2), count = float(group["lr"]), group["betas"], batch.count + 1
-        now, following = (
-            beta1 * (1.0 - 0.5 * 0.96 ** (t * group["momentum_decay"])) for t in (count, count + 1)
-        )
-        product = batch.scalars["mu_product"] * now
-        self._moments(
-            group,
-            batch,
-            from_grad=lr * (1.0 - now) / (1.0 - product),
-            from_mean=lr * following / (1.0 - product * following),
-            root=(1.0 - beta2**count) ** -0.5,
-            adaptive=True,
-        )
-        batch.advance(product)
+        numbers = batch.scalars if batch.step is None else {}
+        batch.advance(self._moments(group, batch, momentum_decay=group["momentum_decay"], nesterov=True, **numbers))
 
 
 class RAdam(_Moments):
     """Adam whose step is rectified while v rests on few gradients (Liu et al., 2020): Adam's times
     sqrt((r - 4) (r - 2) R / ((R - 4) (R - 2) r)) with R = 2 / (1 - beta2) - 1 and r = R - 2 t beta2^t / (1 - beta2^t), or
-    where r <= 5 the plain lr * m / (1 - beta1^t). Weight decay, dtypes, errors and the accepted options are Adam's;
-    capturable means nothing: its steps cannot be captured in a CUDA graph.
+    where r <= 5 the plain lr * m / (1 - beta1^t). Weight decay, dtypes, errors and the accepted options are Adam's.
     """
 
     def __init__(
@@ -127,15 +113,7 @@ class RAdam(_Moments):
         super().__init__(params, defaults)
 
     def _run(self, group, batch):
-        (beta1, beta2), count = group["betas"], batch.count + 1
-        step = float(group["lr"]) / (1.0 - beta1**count)
-        bias = 1.0 - beta2**count
-        most = 2.0 / (1.0 - beta2) - 1.0
-        length = most - 2.0 * count * beta2**count / bias
-        adaptive = length > 5.0
-        if adaptive:
-            step *= ((length - 4) * (length - 2) * most / ((most - 4) * (most - 2) * length)) ** 0.5 * bias**0.5
-        self._moments(group, batch, from_grad=0.0, from_mean=step, root=1.0, adaptive=adaptive)
+        self._moments(group, batch)
         batch.advance()
 
 
@@ -143,8 +121,6 @@ class Adamax(_Moments):
     """p -= lr / (1 - beta1^t) * m / u, where m is the running mean of g and u = max(beta2 * u, |g| + eps) (Kingma and Ba,
     2015). weight_decay adds weight_decay * p to g. Dtypes, errors and the accepted options are Adam's.
     """
-
-    _counts_there = True
 
     def __init__(
         self,

@@ -165,10 +165,10 @@ class Optimizer:
 
 
 def _copied(value, param, key=None):
-    """A copy of one parameter's saved state; the step count stays a plain number."""
+    """A copy of one parameter's saved state; the step count and other numbers of the step become plain ones."""
     if isinstance(value, _C.Tensor):
-        if key == "step":
-            return int(value.item())
+        if key in ("step", "mu_product", "eta", "mu"):
+            return int(value.item()) if key == "step" else float(value.item())
         return value.clone().to(param.dtype) if value.is_floating_point() else value.clone()
     if isinstance(value, dict):
         return {k: _copied(v, param, k) for k, v in value.items()}

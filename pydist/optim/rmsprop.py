@@ -19,8 +19,6 @@ class RMSprop(FusedOptimizer):
     0.98
     """
 
-    _counts_there = True
-
     def __init__(
         self,
         params,

@@ -12,8 +12,6 @@ class Rprop(FusedOptimizer):
     and means nothing here. With capturable=True the step count of parameters on a GPU lies there.
     """
 
-    _counts_there = True
-
     def __init__(
         self,
         params,

@@ -82,8 +82,15 @@ def test_training_by_a_graph_is_training():
 STEPS = {
     "SGD": {"momentum": 0.9}, "Lion": {}, "Adam": {"capturable": True, "amsgrad": True}, "AdamW": {"capturable": True},
     "Adadelta": {"capturable": True}, "RMSprop": {"capturable": True, "centered": True, "momentum": 0.5},
-    "Adamax": {"capturable": True}, "Rprop": {"capturable": True},
+    "Adamax": {"capturable": True}, "Rprop": {"capturable": True}, "NAdam": {"capturable": True, "momentum_decay": 0.5},
+    "RAdam": {"capturable": True, "weight_decay": 0.1, "decoupled_weight_decay": True, "betas": (0.9, 0.8)},
+    "Adagrad": {"fused": True, "lr_decay": 0.5}, "ASGD": {"capturable": True, "lambd": 0.1, "t0": 2},
 }  # fmt: skip
+
+
+def counted_there(name):
+    """The option that puts the count of steps into the device's memory, if there is one."""
+    return next((option for option in ("capturable", "fused") if option in STEPS[name]), None)
 
 
 def whole_steps(name, replayed, scaled=False, dtype=pydist.float32):
@@ -120,7 +127,7 @@ def whole_steps(name, replayed, scaled=False, dtype=pydist.float32):
         found.append(loss.item())
         schedule.step()
     assert optimizer.param_groups[0]["lr"] is rate and rate.item() == pytest.approx(0.0125)
-    counts = {float(s["step"]) for s in optimizer.state.values() if optimizer._counts_there}
+    counts = {float(s["step"]) for s in optimizer.state.values() if optimizer._counts_there(optimizer.param_groups[0])}
     return found, scaler.get_scale(), counts, [p.tolist() for p in model.parameters()]
 
 
@@ -129,7 +136,7 @@ def whole_steps(name, replayed, scaled=False, dtype=pydist.float32):
 def test_whole_steps_are_captured(name, scaled):
     want, got = whole_steps(name, False, scaled), whole_steps(name, True, scaled)
     assert got == want and len(set(want[0])) > 5
-    if "capturable" in STEPS[name]:
+    if counted_there(name):
         assert want[2] == {6.0 if scaled else 7.0}
 
 
@@ -140,18 +147,38 @@ def test_steps_on_the_device_are_those_of_the_host():
         for there in (False, True):
             p = pydist.linspace(-1, 1, 7, device="cuda").requires_grad_()
             rate = pydist.full((), 0.125, device="cuda") if there else 0.125
-            optimizer = getattr(pydist.optim, name)([p], lr=rate, **{**options, **({"capturable": there} if "capturable" in options else {})})
-            for _ in range(3):
+            optimizer = getattr(pydist.optim, name)([p], lr=rate, **{**options, **({option: there} if (option := counted_there(name)) else {})})
+            for _ in range(4):
                 p.grad = p.detach() * 2
                 optimizer.step()
             found.append(p.detach().cpu())
         assert (found[0] - found[1]).abs().max().item() < 1e-6, name
-        state = optimizer.state_dict()
-        optimizer.load_state_dict(state)
-        p.grad = p.detach() * 2
-        optimizer.step()
-        if "capturable" in options:
-            assert optimizer.state[p]["step"].item() == 4.0 and optimizer.state[p]["step"].is_cuda
+        before = p.detach().clone()
+        copy = pydist.zeros_like(p).requires_grad_()
+        copied = type(optimizer)([copy], lr=rate)
+        copied.load_state_dict(optimizer.state_dict())
+        for param, stepping in ((p, optimizer), (copy, copied)):  # goes on as it would have, numbers of the method and all
+            param.data.copy_(before)
+            param.grad = before * 2
+            stepping.step()
+            if counted_there(name):
+                numbers = [stepping.state[param][n] for n in ("step", *stepping._scalars)]
+                assert numbers[0].item() == 5.0 and all(n.is_cuda and n.dtype is pydist.float32 for n in numbers)
+        assert p.tolist() == copy.tolist() != before.tolist(), name
+
+
+@pytest.mark.parametrize("name", ["Adagrad", "NAdam", "RAdam", "ASGD"])
+def test_a_rate_on_the_device_serves_steps_that_the_host_counts(name):
+    found = []
+    for there in (False, True):
+        p = pydist.linspace(-1, 1, 7, device="cuda").requires_grad_()
+        optimizer = getattr(pydist.optim, name)([p], lr=pydist.full((), 0.125, device="cuda") if there else 0.125)
+        for _ in range(3):
+            p.grad = p.detach() * 2
+            optimizer.step()
+        found.append(p.tolist())
+        assert not isinstance(optimizer.state[p]["step"], pydist.Tensor)
+    assert found[0] == found[1] and p[0].item() > -0.99
 
 
 def test_stochastic_rounding_is_captured():
@@ -183,7 +210,31 @@ def test_parameters_without_gradients_count_apart():
     assert [optimizer.state[p]["step"].item() for p in (a, b)] == [3.0, 2.0]
 
 
-@pytest.mark.parametrize(("name", "why"), [("Adam", "expected capturable=True"), ("NAdam", "expected Adam, "), ("SGD", "expected a step before")])
+@pytest.mark.parametrize("capturable", [False, True])
+def test_a_capture_makes_no_counts(capturable):
+    """Where the numbers are not there yet, or would be made anew, a replay would begin with them again."""
+    a, b = (pydist.ones(3, device="cuda").requires_grad_() for _ in range(2))
+    a.grad, b.grad = pydist.ones_like(a), pydist.ones_like(b)
+    optimizer = pydist.optim.NAdam([a, b], capturable=capturable)
+    optimizer.step()
+    if capturable:
+        b.grad = None  # rests from now on, so a counts by itself
+    optimizer.param_groups[0]["capturable"] = True
+    with pytest.raises(RuntimeError, match="expected a step before the capture"), cuda.graph(cuda.CUDAGraph()):
+        optimizer.step()
+    optimizer.step()
+    g = cuda.CUDAGraph()
+    with cuda.graph(g):
+        optimizer.step()
+    for _ in range(2):
+        g.replay()
+    assert [optimizer.state[p]["step"].item() for p in (a, b)] == ([4.0, 1.0] if capturable else [4.0, 4.0])
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [("Adam", "expected capturable=True"), ("NAdam", "expected capturable=True"), ("Adagrad", "expected fused=True"), ("SGD", "expected a step before")],
+)
 def test_steps_that_cannot_be_captured_say_why(name, why):
     p = pydist.ones(3, device="cuda").requires_grad_()
     optimizer = getattr(pydist.optim, name)([p], lr=0.1, **({"momentum": 0.9} if name == "SGD" else {}))

@@ -9,7 +9,9 @@
 
 #include "base/rng.h"
 #include "kernels/cpu/real.h"
+#include "kernels/step_rules.h"
 
+typedef struct moments { const pd_moments *c; pd_moments_rule r; } moments;
 typedef struct steps { pd_dtype t; const void *c; const pd_segment_step *s; int64_t count; } steps;
 typedef void (*step_fn)(const void *c, const pd_segment_step *part);
 
@@ -102,7 +104,8 @@ PD_CPU_FUNCTION(void, rmsprop, pd_dtype t, const pd_rmsprop *c, const pd_segment
 }
 
 PD_CPU_FUNCTION(void, moments, pd_dtype t, const pd_moments *c, const pd_segment_step *s, int64_t count) {
-    run(t, c, s, count, moments_range_f32, moments_range_f64);
+    moments now = {c, pd_moments_now(c)};
+    run(t, &now, s, count, moments_range_f32, moments_range_f64);
 }
 
 PD_CPU_FUNCTION(void, adamax, pd_dtype t, const pd_adamax *c, const pd_segment_step *s, int64_t count) {
