@@ -502,6 +502,54 @@ def test_max_pool_picks_as_torch():
             assert values[at].item() == window.max() and where[at].item() == best[0] * v.shape[3] + best[1], (layout, kernel, at)
 
 
+@pytest.mark.parametrize("size, stride, padding", [(2, 2, 0), (3, 2, 1), (3, 1, 1), (2, 1, 0), ((1, 3), (3, 2), 0)])
+def test_pool_of_rows(size, stride, padding):
+    """Windows side by side in rows of any length, forward and back: the first of equals, the last NaN."""
+    rng = np.random.default_rng(0)
+    F = pydist.nn.functional
+    (kh, kw), (sh, sw), pad = np.broadcast_to(size, 2), np.broadcast_to(stride, 2), padding
+    for (h, w), ceil, dtype in itertools.product(((4, 4), (5, 7), (6, 24), (7, 37), (9, 70)), (False, True), (np.float32, np.float64)):
+        x = np.round(rng.uniform(0, 5, (3, 7, h, w))).astype(dtype)
+        x[0, 0, 1:3, 2:4] = x[1, 1, -1, -2:] = math.nan
+        x[2, 2] = -math.inf
+        mine = pydist.tensor(x).requires_grad_()
+        y, where = F.max_pool2d(mine, size, stride, padding, ceil_mode=ceil, return_indices=True)
+        mean = F.avg_pool2d(pydist.tensor(np.nan_to_num(x, neginf=0)), size, stride, padding, ceil, count_include_pad=False)
+        want, at, means = np.empty(y.shape, dtype), np.empty(y.shape, np.int64), np.empty(y.shape)
+        for p, q in np.ndindex(*y.shape[2:]):
+            rows = range(max(p * sh - pad, 0), min(p * sh - pad + kh, h))
+            cols = range(max(q * sw - pad, 0), min(q * sw - pad + kw, w))
+            taps = [(i, j) for i in rows for j in cols]
+            v = x[:, :, [i for i, _ in taps], [j for _, j in taps]]
+            nans = np.isnan(v)
+            tap = np.where(nans.any(2), len(taps) - 1 - nans[:, :, ::-1].argmax(2), np.nan_to_num(v, nan=-9, neginf=-9).argmax(2))
+            want[:, :, p, q] = np.take_along_axis(v, tap[:, :, None], 2)[:, :, 0]
+            at[:, :, p, q] = np.array([i * w + j for i, j in taps])[tap]
+            means[:, :, p, q] = np.nan_to_num(v, neginf=0).mean(2)
+        assert np.array_equal(numbers(y), want, equal_nan=True) and np.array_equal(numbers(where), at), (h, w, ceil, dtype)
+        assert np.allclose(numbers(mean), means, rtol=1e-6), (h, w, ceil, dtype)
+        g = np.round(rng.uniform(-9, 9, y.shape)).astype(dtype)
+        y.backward(pydist.tensor(g))
+        grad = np.zeros((21, h * w), dtype)
+        np.add.at(grad, (np.arange(21)[:, None], at.reshape(21, -1)), g.reshape(21, -1))
+        assert np.array_equal(numbers(mine.grad), grad.reshape(x.shape)), (h, w, ceil, dtype)
+
+
+@pytest.mark.parametrize("ceil", [False, True])
+def test_mean_of_pairs_gives_back_its_shares(ceil):
+    rng = np.random.default_rng(0)
+    for h, w in ((4, 4), (5, 7), (6, 24), (7, 37), (9, 70)):
+        x = pydist.tensor(rng.normal(size=(2, 3, h, w)).astype(np.float32)).requires_grad_()
+        y = pydist.nn.functional.avg_pool2d(x, 2, 2, 0, ceil)
+        g = rng.normal(size=y.shape).astype(np.float32)
+        y.backward(pydist.tensor(g))
+        want = np.zeros(x.shape)
+        for p, q in np.ndindex(*y.shape[2:]):
+            part = want[:, :, 2 * p : 2 * p + 2, 2 * q : 2 * q + 2]
+            part += (g[:, :, p, q] / (part.shape[2] * part.shape[3]))[:, :, None, None]
+        assert np.allclose(numbers(x.grad), want, rtol=1e-6), (h, w)
+
+
 def test_batch_norm_statistics():
     x = pydist.tensor(np.random.default_rng(0).normal(2, 3, (8, 3, 5)))
     mean, var = pydist.zeros(3, dtype=pydist.float64), pydist.ones(3, dtype=pydist.float64)

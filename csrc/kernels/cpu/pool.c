@@ -1,10 +1,13 @@
 /* Pooling over windows of two dimensions.
 
-       [N, C, H, W]   forward: a row of results at a time, tap by tap, so that the innermost loop runs along the row
-                      (short rows and adaptive windows: window by window)
-                      gradient: each row of the input gathers from the windows over it. With stride s the row is held as
-   s phases, acc[w % s][w / s], so that a tap adds contiguous numbers; small planes are scattered to instead [N, H, W,
-   C]   both ways pixel by pixel, the innermost loop running along C
+       [N, C, H, W]   forward: a row of results at a time, a vector of windows at once where they are 1 or 2 apart; else
+                      tap by tap, so that the innermost loop runs along the row (short rows and adaptive windows: window
+                      by window)
+                      gradient: results scatter to their plane. 2 x 2 windows side by side: rows are woven from what
+                      the windows give. Few or 16-bit planes, means in long rows: each row of the input gathers from the
+                      windows over it. With stride s the row is held as s phases, acc[w % s][w / s], so that a tap adds
+                      contiguous numbers
+       [N, H, W, C]   both ways pixel by pixel, the innermost loop running along C
 
    Whoever writes an element is the only one to do so, in one order: the same bits for any number of threads. */
 #include "kernels/cpu/real.h"
@@ -12,7 +15,9 @@
 
 #define NOWHERE_BYTE 255 /* the place of a window that lies outside altogether: -1 */
 #define SMALL_PLANE 1024 /* elements that are scattered to on the stack */
+#define MANY_PLANES 16   /* enough for all threads */
 #define LONG_WINDOW 16   /* taps side by side from which vectors pay */
+#define FEW 3            /* results for which a vector is not worth its while */
 #define SHORT_ROW 8      /* results in a row under which it is not worth its loops */
 
 typedef struct pool_job {
