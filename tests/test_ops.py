@@ -535,6 +535,21 @@ def test_pool_of_rows(size, stride, padding):
         assert np.array_equal(numbers(mine.grad), grad.reshape(x.shape)), (h, w, ceil, dtype)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.complex64, np.int32])
+def test_sums_over_any_dims_of_any_layout(dtype):
+    """Where they lie, in two runs, or packed."""
+    rng = np.random.default_rng(0)
+    for shape in ((4, 3, 5, 40), (2, 1, 3, 17), (3, 20, 1, 20), (2, 3, 0, 4)):
+        base = rng.integers(-9, 9, shape).astype(dtype)
+        base = base * (1 + 2j) if dtype is np.complex64 else base
+        for order in itertools.permutations(range(4)):
+            x, v = pydist.tensor(base).permute(*order), base.transpose(order)
+            for dims in itertools.chain.from_iterable(itertools.combinations(range(4), k) for k in (1, 2, 3, 4)):
+                assert np.array_equal(x.sum(dims).numpy(), v.sum(dims)), (shape, order, dims)
+                if dtype is not np.int32 and 0 not in shape:
+                    assert np.allclose(x.mean(dims).numpy(), v.mean(dims), rtol=1e-5), (shape, order, dims)
+
+
 @pytest.mark.parametrize("ceil", [False, True])
 def test_mean_of_pairs_gives_back_its_shares(ceil):
     rng = np.random.default_rng(0)

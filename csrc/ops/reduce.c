@@ -51,27 +51,85 @@ static pd_status infer_extreme(pd_call *c) {
     return want_elements(c, bits);
 }
 
-static size_t scratch(const pd_call *c) {
-    unsigned bits;
-    pd_block b;
-    return pd_dims_of(c->def->name, c->attrs, c->in[0]->ndim, &bits) || pd_block_of(c->in[0], bits, &b)
-               ? 0
-               : pd_tensor_bytes(c->in[0]);
+/* x with its dims as they lie in memory, where those that stay keep their order; else as it is. */
+static pd_tensor in_memory_order(const pd_tensor *x, unsigned *bits) {
+    pd_tensor t = *x;
+    int order[PD_MAX_DIMS], last = -1;
+    unsigned moved = 0;
+    for (int d = 0; d < x->ndim; d++) { /* by falling strides; dims of size 1 may stand anywhere */
+        int at = d;
+        for (; at > 0 && (x->size[order[at - 1]] == 1 || x->stride[order[at - 1]] < x->stride[d]); at--)
+            order[at] = order[at - 1];
+        order[at] = d;
+    }
+    for (int i = 0; i < x->ndim; i++) {
+        int d = order[i];
+        t.size[i] = x->size[d], t.stride[i] = x->stride[d];
+        if (*bits >> d & 1) moved |= 1u << i;
+        else if (x->size[d] > 1) {
+            if (d < last) return *x;
+            last = d;
+        }
+    }
+    *bits = moved;
+    return t;
+}
+
+/* How x is folded: where it lies; in two runs, the results of the first lying in scratch; or packed. */
+typedef struct { pd_block b, second; bool twice; size_t scratch; } course;
+#define LONG_RUN 16 /* elements from which a run is worth a pass */
+
+static pd_status course_of(pd_fold f, const pd_call *c, course *o) {
+    unsigned bits, lying;
+    const pd_tensor *x = c->in[0];
+    const pd_dtype t = (pd_dtype)x->dtype;
+    *o = (course){0};
+    PD_TRY(pd_dims_of(c->def->name, c->attrs, x->ndim, &bits));
+    lying = bits;
+    pd_tensor dense = in_memory_order(x, &lying), rest = dense;
+    if (pd_block_of(&dense, lying, &o->b)) return PD_OK;
+    const bool wide = t == PD_F32 || t == PD_F64 || pd_dtype_is_complex(t);
+    if (wide && (f == PD_FOLD_SUM || f == PD_FOLD_MEAN) && pd_tensor_is_contiguous(&dense)) {
+        pd_block run = {1, 1, 1};
+        int d = rest.ndim - 1;
+        for (; d >= 0 && (rest.size[d] == 1 || !(lying >> d & 1)); d--) run.inner *= rest.size[d];
+        for (; d >= 0 && (rest.size[d] == 1 || lying >> d & 1); d--) run.n *= rest.size[d], rest.size[d] = 1;
+        for (; d >= 0; d--) run.outer *= rest.size[d];
+        pd_shape_contiguous(rest.ndim, rest.size, rest.stride);
+        if (run.n >= LONG_RUN && pd_block_of(&rest, lying, &o->second)) {
+            o->b = run, o->twice = true;
+            o->scratch = (size_t)(run.outer * run.inner) * pd_dtype_size(t);
+            return PD_OK;
+        }
+    }
+    pd_block_of(x, bits, &o->b);
+    o->scratch = pd_tensor_bytes(x);
+    return PD_OK;
+}
+static size_t scratch(pd_fold f, const pd_call *c) {
+    course o;
+    return course_of(f, c, &o) ? 0 : o.scratch;
 }
 
 static pd_status fold(pd_fold f, const pd_call *c) {
+    course o;
     unsigned bits;
-    pd_block b;
     pd_tensor *x = c->in[0];
     const void *data = pd_tensor_data(x);
-    PD_TRY(pd_dims_of(c->def->name, c->attrs, x->ndim, &bits));
-    if (!pd_block_of(x, bits, &b)) {
+    pd_dtype t = (pd_dtype)x->dtype, out = (pd_dtype)c->out[0]->dtype;
+    PD_TRY(course_of(f, c, &o));
+    if (o.scratch && !o.twice) {
+        PD_TRY(pd_dims_of(c->def->name, c->attrs, x->ndim, &bits));
         pd_block_pack(x, bits, c->scratch);
         data = c->scratch;
     }
-    pd_dtype t = (pd_dtype)x->dtype, out = (pd_dtype)c->out[0]->dtype;
-    if (pd_dtype_is_complex(t)) t = out = pd_dtype_part(t), b.inner *= 2; /* a sum's parts are sums of parts */
-    pd_here()->fold(f, t, out, &b, data, pd_tensor_data(c->out[0]));
+    if (pd_dtype_is_complex(t)) /* a sum's parts are sums of parts */
+        t = out = pd_dtype_part(t), o.b.inner *= 2, o.second.inner *= 2;
+    if (o.twice) {
+        pd_here()->fold(f, t, out, &o.b, data, c->scratch);
+        o.b = o.second, data = c->scratch;
+    }
+    pd_here()->fold(f, t, out, &o.b, data, pd_tensor_data(c->out[0]));
     return PD_OK;
 }
 
@@ -186,10 +244,11 @@ static void extreme_vjp(pd_vjp *v) { /* ties share the gradient evenly */
 
 #define FOLD_AS(Flags, fn, F, Infer, ...)                                                                   \
     static pd_status fn##_kernel(const pd_call *c) { return fold(PD_FOLD_##F, c); }                         \
+    static size_t fn##_scratch(const pd_call *c) { return scratch(PD_FOLD_##F, c); }                        \
     const pd_op pd_op_##fn = {                                                                              \
         .sig = #fn "(Tensor input, int[]? dim=None, bool keepdim=False, dtype dtype=None)",                     \
         .flags = (Flags) | PD_NO_BROADCAST_GRAD, .attrs = sizeof(pd_reduce_attrs),                          \
-        .infer = Infer, .kernel = fn##_kernel, .scratch = scratch, __VA_ARGS__                              \
+        .infer = Infer, .kernel = fn##_kernel, .scratch = fn##_scratch, __VA_ARGS__                         \
     }
 #define FOLD(...) FOLD_AS(PD_FUNC | PD_METHOD, __VA_ARGS__)
 FOLD(sum, SUM, infer_sum, .doc = "The sum over the dims (all without dim). Integers and bool give int64.",
