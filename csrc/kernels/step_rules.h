@@ -1,5 +1,5 @@
-/* Numbers of an optimizer's step that follow from how many there were: PyTorch's formulas (torch/optim/nadam.py, radam.py,
-   asgd.py), once for the host and for a GPU that counts by itself. */
+/* Numbers of an optimizer's step that follow from how many there were: PyTorch's formulas (torch/optim/nadam.py,
+   radam.py, asgd.py), once for the host and for a GPU that counts by itself. */
 #ifndef PD_KERNELS_STEP_RULES_H
 #define PD_KERNELS_STEP_RULES_H
 
