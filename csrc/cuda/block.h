@@ -51,4 +51,20 @@ template <template <class> class Op, class T> static __device__ T block_all(T v)
     return v;
 }
 
+/* The sum of the values of all threads before this one; *all: of the whole block's. To be called by the whole block. */
+template <class T> static __device__ T block_before(T v, T *all) {
+    __shared__ T sums[2][THREADS];
+    int now = 0;
+    __syncthreads(); /* sums[] of the call before has been read */
+    sums[0][threadIdx.x] = v;
+    for (unsigned d = 1; d < THREADS; d *= 2, now ^= 1) { /* each thread's sum becomes that of all up to it */
+        __syncthreads();
+        T own = sums[now][threadIdx.x];
+        sums[now ^ 1][threadIdx.x] = threadIdx.x < d ? own : sums[now][threadIdx.x - d] + own;
+    }
+    __syncthreads();
+    *all = sums[now][THREADS - 1];
+    return threadIdx.x ? sums[now][threadIdx.x - 1] : (T)0;
+}
+
 #endif

@@ -11,8 +11,7 @@ template <> struct sum_of<double> { typedef double type; };
 
 template <class E, class O> static __global__ void sum_rows(bool reverse, const E *x, O *out, int64_t n) {
     typedef typename sum_of<wide<E>>::type A;
-    __shared__ A sums[2][THREADS];
-    A before = 0;
+    A before = 0, all;
     x += blockIdx.x * n;
     out += blockIdx.x * n;
     for (int64_t begin = 0; begin < n; begin += STRIDE) {
@@ -23,18 +22,10 @@ template <class E, class O> static __global__ void sum_rows(bool reverse, const 
             if (first + k < n) sum += (A)widen(x[i]);
             own[k] = sum;
         }
-        int now = 0;
-        __syncthreads();
-        sums[0][threadIdx.x] = sum;
-        for (unsigned d = 1; d < THREADS; d *= 2, now ^= 1) { /* each thread's sum becomes that of all up to it */
-            __syncthreads();
-            sums[now ^ 1][threadIdx.x] = threadIdx.x < d ? sums[now][threadIdx.x] : sums[now][threadIdx.x - d] + sums[now][threadIdx.x];
-        }
-        __syncthreads();
-        A left = before + (threadIdx.x ? sums[now][threadIdx.x - 1] : (A)0);
+        A left = before + block_before(sum, &all);
         for (int k = 0; k < PER && first + k < n; k++)
             out[reverse ? n - 1 - first - k : first + k] = narrow<O>((wide<O>)(left + own[k]));
-        before += sums[now][THREADS - 1];
+        before += all;
     }
 }
 template <class E, class O>

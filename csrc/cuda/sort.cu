@@ -1,11 +1,13 @@
 /* Sorting of rows: tiles by one block each (a bitonic network in shared memory), then runs merged in pairs, each element
-   finding its place by how many of the other run come before it. Stable, and the same on every device. */
+   finding its place by how many of the other run come before it. Stable, and the same on every device. topk sorts what it has
+   chosen by the keys' digits. */
 #include "cuda/sort.h"
 
+#include "cuda/block.h"
 #include "cuda/table.h"
 #include "kernels/sort_key.h"
 
-enum { TILE = 512, THREADS = 256 };
+enum { TILE = 512 };
 
 entry *pd_cuda_entries(int64_t rows, int64_t n) {
     return (entry *)pd_cuda_lent->room((size_t)(rows * n) * sizeof(entry));
@@ -71,40 +73,135 @@ entry *pd_cuda_sorted(entry *e, int64_t rows, int64_t n) {
 
 /* ---- values in order --------------------------------------------------------------------------------------------- */
 
-template <class E> static __device__ uint64_t key_of(E v) {
-    if constexpr (sizeof(wide<E>) == 8 && is_real<wide<E>>::value) return pd_sort_key_f64((double)v);
-    else if constexpr (is_real<wide<E>>::value) return pd_sort_key_f32(widen(v));
-    else return (uint64_t)(int64_t)v ^ UINT64_C(1) << 63;
-}
-template <class E> static __global__ void number(const E *x, entry *e, int64_t count, int64_t n, bool descending) {
+/* Keys of so many bits; a float16 has 19 of float32's. */
+template <class E> struct bits_of { static constexpr int value = 8 * (int)sizeof(E); };
+template <> struct bits_of<pd_f16> { static constexpr int value = 19; };
+
+/* Elements by keys in the order asked for. */
+template <class E> struct elements {
+    const E *x;
+    bool descending;
+    __device__ uint64_t key(int64_t at) const {
+        constexpr int bits = bits_of<E>::value;
+        constexpr uint64_t every = ~UINT64_C(0) >> (64 - bits);
+        uint64_t key;
+        if constexpr (is_real<wide<E>>::value && sizeof(E) == 8) key = pd_sort_key_f64((double)x[at]);
+        else if constexpr (is_real<wide<E>>::value) key = pd_sort_key_f32(widen(x[at])) >> (32 - bits);
+        else key = ((uint64_t)x[at] & every) ^ ((E)-1 < (E)1 ? UINT64_C(1) << (bits - 1) : 0);
+        return descending ? key ^ every : key;
+    }
+    __device__ int64_t index(int64_t, int64_t i) const { return i; }
+};
+/* The same of entries made of such. */
+struct entries {
+    const entry *e;
+    __device__ uint64_t key(int64_t at) const { return e[at].key; }
+    __device__ int64_t index(int64_t at, int64_t) const { return e[at].i; }
+};
+
+template <class E> static __global__ void number(elements<E> from, entry *e, int64_t count, int64_t n) {
     int64_t step = (int64_t)gridDim.x * blockDim.x;
-    for (int64_t p = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; p < count; p += step) {
-        uint64_t key = key_of(x[p]);
-        e[p] = entry{descending ? ~key : key, p % n};
+    for (int64_t p = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; p < count; p += step) e[p] = entry{from.key(p), p % n};
+}
+
+/* ---- the first k of each row ------------------------------------------------------------------------------------- */
+
+enum { DIGIT = 11, BINS = 1 << DIGIT, PIECE = 16384 };
+
+/* Of each row, in pieces of `piece` elements and a block for each: the piece's first k, in the order of their places. Digit by digit
+   from the top, how many elements have which one says where the k-th key lies; all before it are taken, and of those that
+   equal it as far as it was looked at the first ones. Counts are whole numbers, so they do not depend on the order of adding. */
+template <class S>
+static __global__ void choose(S from, entry *to, int64_t n, int64_t piece, int64_t pieces, int64_t k, int64_t chosen, int bits) {
+    __shared__ unsigned many[BINS], digit, before;
+    int64_t row = blockIdx.x / pieces, part = blockIdx.x % pieces, begin = part * piece, base = row * n + begin;
+    int64_t count = n - begin < piece ? n - begin : piece;
+    unsigned left = (unsigned)(k < count ? k : count);
+    uint64_t prefix = 0;
+    int shift = bits;
+    for (bool found = false; shift > 0 && !found;) {
+        int width = shift < DIGIT ? shift : (int)DIGIT;
+        shift -= width;
+        __syncthreads();
+        for (int b = threadIdx.x; b < BINS; b += THREADS) many[b] = 0;
+        __syncthreads();
+        for (int64_t i = threadIdx.x; i < count; i += THREADS) {
+            uint64_t key = from.key(base + i) >> shift;
+            if (key >> width == prefix) atomicAdd(&many[key & ((1u << width) - 1)], 1u);
+        }
+        __syncthreads();
+        unsigned own = 0, all, first = threadIdx.x * (BINS / THREADS);
+        for (unsigned b = first; b < first + BINS / THREADS; b++) own += many[b];
+        unsigned past = block_before(own, &all);
+        if (past < left && left <= past + own) { /* one thread's */
+            for (; past + many[first] < left; first++) past += many[first];
+            digit = first;
+            before = past;
+        }
+        __syncthreads();
+        prefix = prefix << width | digit;
+        left -= before;
+        found = many[digit] == left;
+    }
+    /* each thread's part of the piece, in order: how many are below, how many equal in the upper half */
+    int64_t each = (count + THREADS - 1) / THREADS, first = threadIdx.x * each, end = first + each < count ? first + each : count;
+    uint64_t own = 0, all;
+    for (int64_t i = first; i < end; i++) {
+        uint64_t key = from.key(base + i) >> shift;
+        own += key < prefix ? 1 : key == prefix ? UINT64_C(1) << 32 : 0;
+    }
+    uint64_t past = block_before(own, &all);
+    unsigned equal = (unsigned)(past >> 32);
+    to += row * chosen + part * k + (unsigned)past + (equal < left ? equal : left);
+    for (int64_t i = first; i < end; i++) {
+        uint64_t key = from.key(base + i), top = key >> shift;
+        if (top < prefix || (top == prefix && equal++ < left)) *to++ = entry{key, from.index(base + i, begin + i)};
     }
 }
-/* The first k of each row: their numbers and, unless values is NULL, what stands there. */
+/* What is left of rows of n: *to, and how many a row, which is k after as many calls as it takes. */
+template <class S> static int64_t fewer(S from, entry **to, int64_t rows, int64_t n, int64_t k, int64_t piece, int bits) {
+    int64_t pieces = (n + piece - 1) / piece, last = n - (pieces - 1) * piece, chosen = (pieces - 1) * k + (last < k ? last : k);
+    *to = pd_cuda_entries(rows, chosen);
+    if (*to) launch(choose<S>, rows * pieces, THREADS, from, *to, n, piece, pieces, k, chosen, bits);
+    return chosen;
+}
+
+/* e: rows of `n`, of which the first k are the result's: their numbers and, unless values is NULL, what stands there in rows of
+   `width`. */
 template <class E>
-static __global__ void emit(const entry *e, const E *x, E *values, int64_t *index, int64_t count, int64_t n, int64_t k) {
+static __global__ void emit(const entry *e, const E *x, E *values, int64_t *index, int64_t count, int64_t n, int64_t k, int64_t width) {
     int64_t step = (int64_t)gridDim.x * blockDim.x;
     for (int64_t p = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; p < count; p += step) {
         int64_t row = p / k, i = e[row * n + p % k].i;
         index[p] = i;
-        if (values) values[p] = x[row * n + i];
+        if (values) values[p] = x[row * width + i];
     }
 }
+
+/* Rows of a tile are sorted in one launch, which is less than choosing and sorting. Of longer ones the first k are chosen if there are
+   more of the others, and pieces, of which at most an eighth is left, to be worked on side by side: else a few blocks
+   would read for longer than all of them sort. */
+static bool is_chosen(const pd_block *b, int64_t k) {
+    return b->n > TILE && 2 * k <= b->n && (8 * k <= PIECE || b->outer * b->n >= 512 * k);
+}
 static void order(bool descending, pd_dtype t, const pd_block *b, int64_t k, const void *x, void *values, int64_t *index) {
-    int64_t count = b->outer * b->n;
-    if (count <= 0 || k <= 0) return;
+    int64_t rows = b->outer, n = b->n;
+    if (rows <= 0 || n <= 0 || k <= 0) return;
     by_type(t, [&](auto type) {
         typedef typename decltype(type)::type E;
-        entry *e = pd_cuda_entries(b->outer, b->n);
+        elements<E> from = {(const E *)x, descending};
+        entry *e = nullptr;
+        if (is_chosen(b, k)) {
+            int64_t piece = 8 * k < PIECE ? (int64_t)PIECE : 8 * k;
+            constexpr int bits = bits_of<E>::value;
+            n = fewer(from, &e, rows, n, k, piece, bits);
+            while (e && n > k) n = fewer(entries{e}, &e, rows, n, k, piece, bits);
+        } else if ((e = pd_cuda_entries(rows, n)))
+            launch(number<E>, blocks_for(rows * n, THREADS, 1), THREADS, from, e, rows * n, n);
+        if (e) e = pd_cuda_sorted(e, rows, n);
         if (!e) return;
-        launch(number<E>, blocks_for(count, THREADS, 1), THREADS, (const E *)x, e, count, b->n, descending);
-        e = pd_cuda_sorted(e, b->outer, b->n);
-        if (!e) return;
-        launch(emit<E>, blocks_for(b->outer * k, THREADS, 1), THREADS, (const entry *)e, (const E *)x, (E *)values, index,
-               b->outer * k, b->n, k);
+        launch(emit<E>, blocks_for(rows * k, THREADS, 1), THREADS, (const entry *)e, (const E *)x, (E *)values, index, rows * k, n, k,
+               b->n);
     });
 }
 

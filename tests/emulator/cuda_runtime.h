@@ -130,6 +130,11 @@ static inline unsigned atomicCAS(unsigned *p, unsigned old, unsigned value) {
     if (was == old) *p = value;
     return was;
 }
+static inline unsigned atomicAdd(unsigned *p, unsigned value) {
+    unsigned was = *p;
+    *p = was + value;
+    return was;
+}
 static inline void __threadfence_system() {}
 
 #endif

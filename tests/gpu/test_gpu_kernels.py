@@ -47,6 +47,48 @@ def test_rows_in_order(n):
     near(lambda v: v.cumsum(1), pydist.randn(3, n).double(), by=1e-10)
 
 
+KINDS = ["uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64"]
+
+
+@pytest.mark.parametrize("largest", [False, True])
+@pytest.mark.parametrize("dtype", [getattr(pydist, name) for name in KINDS], ids=KINDS)
+def test_topk_chooses(dtype, largest):
+    """Values and places, equals in the order of their places; rows of several lengths are chosen from, or sorted."""
+    random, top = np.random.default_rng(0), {1: 127, 2: 9999}.get(dtype.itemsize, 10**9)
+    for rows, n, ks in ((5, 513, (0, 1, 256, 257, 513)), (2, 3000, (1, 40, 1499)), (1, 40000, (1, 7, 2048, 2049))):
+        x = pydist.tensor(random.uniform(0 if dtype is pydist.uint8 else -top, top, (rows, n))).to(dtype)
+        x[:, 100:400] = x[:, 7:8]  # equals, many of them, and at the ends
+        x[:, 5] = x.amax(1)
+        x[:, 401:404] = x.amin(1, keepdim=True)
+        if dtype.is_floating_point:
+            x[:, 10:20] = pydist.tensor([0.0, -0.0] * 5)
+            x[0, 30], x[0, 40], x[0, 450:452], x[0, 60] = -float("inf"), float("inf"), float("nan"), -float("nan")
+        for k in ks:
+            same(lambda v: v.topk(k, largest=largest)[1], x)
+            (value, at), given = x.cuda().topk(k, largest=largest, sorted=False), x.cuda()
+            assert pydist.equal(value.nan_to_num(7.0), given.gather(1, at).nan_to_num(7.0))
+
+
+@pytest.mark.parametrize("kind", ["equal", "two values", "rising", "falling", "nan"])
+def test_topk_of_rows_that_do_not_differ(kind):
+    n = 50000
+    x = {
+        "equal": pydist.zeros(2, n), "two values": (pydist.arange(2 * n) % 3 == 0).float().reshape(2, n), "nan": pydist.full((2, n), float("nan")),
+        "rising": pydist.arange(2.0 * n).reshape(2, n), "falling": -pydist.arange(2.0 * n).reshape(2, n),
+    }[kind]  # fmt: skip
+    for largest in (False, True):
+        same(lambda v: v.topk(100, largest=largest)[1], x)
+        same(lambda v: v.topk(100, largest=largest)[1], x.double())
+    same(lambda v: v.t().topk(3, dim=0)[1], x)
+    same(lambda v: v.bool().topk(20000)[1], x)
+
+
+def test_topk_of_a_long_row():
+    x = pydist.tensor(np.random.default_rng(0).standard_normal(1_500_000, dtype=np.float32))
+    same(lambda v: v.topk(50)[1], x)
+    same(lambda v: v.topk(2500, largest=False)[1], x)
+
+
 def test_what_goes_to_one_place():
     index = pydist.tensor(np.random.default_rng(0).integers(0, 7, 1300))
     x, rows = pydist.zeros(7, 5), pydist.randn(1300, 5)
