@@ -1,6 +1,6 @@
 /* Random fills: the same numbers as on the CPU (kernels/cpu/random.c says which draw is whose). A thread has a block of Philox: four
    elements, two of float64. */
-#include "cuda/cuda.h"
+#include "cuda/sort.h"
 #include "cuda/table.h"
 #include "kernels/vmath.h"
 
@@ -88,12 +88,17 @@ template <class E> static __global__ void bernoulli_kernel(E *out, int64_t n, ui
     });
 }
 
+/* The upper 64 bits of u * span: a number below span. */
+static __device__ int64_t upper_half(uint64_t u, uint64_t span) {
+    uint64_t a = u >> 32, b = (uint32_t)u, high = span >> 32, low = (uint32_t)span;
+    uint64_t middle = a * low + (b * low >> 32), rest = b * high + (uint32_t)middle;
+    return (int64_t)(a * high + (middle >> 32) + (rest >> 32));
+}
+
 template <class E> static __global__ void randint_kernel(E *out, int64_t n, int64_t lo, uint64_t span, generator from) {
     each_block<2>(from, n, [=](int64_t i, const draws &d, int m) {
         for (int k = 0; k < m; k++) {
-            uint64_t u = second(d, k), a = u >> 32, b = (uint32_t)u, high = span >> 32, low = (uint32_t)span;
-            uint64_t middle = a * low + (b * low >> 32), rest = b * high + (uint32_t)middle;
-            int64_t v = (int64_t)((uint64_t)lo + a * high + (middle >> 32) + (rest >> 32)); /* the upper half of u span */
+            int64_t v = (int64_t)((uint64_t)lo + (uint64_t)upper_half(second(d, k), span));
             out[i + k] = narrow<E>((wide<E>)v);
         }
     });
@@ -138,4 +143,49 @@ void pd_cuda_randint(pd_dtype t, int64_t n, int64_t lo, int64_t hi, pd_rng_key k
         typedef typename decltype(e)::type E;
         launch(randint_kernel<E>, blocks_for(n, 256, 2), 256, (E *)out, n, lo, (uint64_t)hi - (uint64_t)lo, of(key));
     });
+}
+
+/* ---- permutations ------------------------------------------------------------------------------------------------ */
+
+/* The permutation of the CPU's Fisher-Yates (kernels/cpu/random.c), whose step i exchanges places i and t(i) >= i, without its order:
+   place i is final after step i, which puts there what t(i) held. A place p holds p until a step j < p has t(j) = p, and then what
+   place j held just before step j, which the last j' < j with t(j') = j put there, and so on: last[j] = j', or j itself where that is
+   none. Sorted by t, then i, steps with one target stand side by side, so the step before i that met t(i) is i's neighbour.
+   n - j' is n - j over a uniform number, so a chain has ln(n / (n - j)) links on average: one, over all j. */
+static __global__ void draw_targets(entry *e, int64_t *last, int64_t n, generator from) {
+    each_block<2>(from, n, [=](int64_t i, const draws &d, int m) {
+        for (int k = 0; k < m; k++) {
+            e[i + k] = entry{(uint64_t)(i + k + upper_half(second(d, k), (uint64_t)(n - i - k))), i + k};
+            last[i + k] = i + k;
+        }
+    });
+}
+/* last[p] is the step of the largest number among those that met p, p's own left out, which comes at their end. */
+static __global__ void link_steps(const entry *e, int64_t *last, int64_t n) {
+    int64_t step = (int64_t)gridDim.x * blockDim.x;
+    for (int64_t s = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; s < n; s += step) {
+        int64_t p = (int64_t)e[s].key, i = e[s].i;
+        bool ends = s + 1 == n || (int64_t)e[s + 1].key != p || e[s + 1].i == p;
+        if (ends && i != p) last[p] = i;
+    }
+}
+static __global__ void follow_steps(const entry *e, const int64_t *last, int64_t n, int64_t *out) {
+    int64_t step = (int64_t)gridDim.x * blockDim.x;
+    for (int64_t s = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; s < n; s += step) {
+        int64_t held = (int64_t)e[s].key;
+        if (s && e[s - 1].key == e[s].key)
+            for (held = e[s - 1].i; last[held] != held;) held = last[held];
+        out[e[s].i] = held;
+    }
+}
+void pd_cuda_randperm(int64_t n, pd_rng_key key, int64_t *out) {
+    if (n <= 0) return;
+    int64_t *last = (int64_t *)pd_cuda_lent->room((size_t)n * sizeof *last), blocks = blocks_for(n, 256, 1);
+    entry *e = last ? pd_cuda_entries(1, n) : nullptr;
+    if (!e) return;
+    launch(draw_targets, blocks_for(n, 256, 2), 256, e, last, n, of(key));
+    e = pd_cuda_sorted(e, 1, n);
+    if (!e) return;
+    launch(link_steps, blocks, 256, (const entry *)e, last, n);
+    launch(follow_steps, blocks, 256, (const entry *)e, (const int64_t *)last, n, out);
 }

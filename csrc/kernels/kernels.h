@@ -312,7 +312,7 @@ typedef struct pd_kernels {
     void (*randint)(pd_dtype t, int64_t n, int64_t lo, int64_t hi, pd_rng_key key,
                     void *out); /* [lo, hi), unbiased to 2^-64; any */
     void (*bernoulli)(pd_dtype t, int64_t n, double p, pd_rng_key key, void *out);             /* any */
-    void (*randperm)(int64_t n, pd_rng_key key, int64_t *out);                                 /* serial Fisher-Yates */
+    void (*randperm)(int64_t n, pd_rng_key key, int64_t *out);                                 /* Fisher-Yates */
 
     /* All places of c; whether all indices were good, as `labels` says it. */
     bool (*places)(const pd_places *c, int64_t *out, pd_bad_index *bad);

@@ -287,6 +287,7 @@ F(randperm) {
     chosen c;
     int64_t n;
     pd_tensor *t;
+    const pd_device *was;
     (void)module;
     if (PyTuple_GET_SIZE(args) != 1 || !pd_py_int(PyTuple_GET_ITEM(args, 0), "randperm", "n", &n))
         return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_TypeError, "randperm: expected one argument, n");
@@ -295,9 +296,9 @@ F(randperm) {
         return PyErr_Format(pd_py.E_DTYPE, "randperm: %s (expected int64)", pd_dtype_name((pd_dtype)c.dtype));
     if (n < 0) return PyErr_Format(PyExc_ValueError, "randperm: n is %lld (expected at least 0)", (long long)n);
     if (!pd_py_rng_key(o.generator, "randperm", &c.key)) return NULL;
-    PD_PY_TRY(pd_tensor_new("randperm", PD_I64, 1, &n, &t));
-    pd_cpu()->randperm(n, c.key, pd_tensor_data(t));
-    return finish(t, &c);
+    if (!made_there(&c, 1, &n, NULL, &t, &was)) return NULL;
+    pd_here()->randperm(n, c.key, pd_tensor_data(t));
+    return filled(t, &c, was);
 }
 
 static PyObject *f_set_default_dtype(PyObject *module, PyObject *args, PyObject *kwargs) {

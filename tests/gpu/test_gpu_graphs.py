@@ -253,7 +253,7 @@ def test_replays_draw_what_the_same_work_without_a_graph_draws():
 
         def work(drawn=drawn):
             y = F.dropout(x, 0.5) * pydist.rand(500, device="cuda")
-            return [y, *pydist.autograd.grad(y.sum(), x), pydist.randn(7, device="cuda"), pydist.randint(0, 9, (7,), device="cuda")]
+            return [y, *pydist.autograd.grad(y.sum(), x), pydist.randn(7, device="cuda"), pydist.randint(0, 9, (7,), device="cuda"), pydist.randperm(600, device="cuda")]
 
         if replayed:
             with cuda.graph(g):

@@ -89,6 +89,21 @@ def test_topk_of_a_long_row():
     same(lambda v: v.topk(2500, largest=False)[1], x)
 
 
+def test_permutations_are_the_cpus():
+    for n in [*range(12), 511, 513, 1000, 100_000]:
+        for seed in range(8 if n < 12 else 2):
+            drawn = []
+            for device in ("cpu", "cuda"):
+                pydist.manual_seed(seed)
+                drawn.append([pydist.randperm(n, device=device).tolist(), pydist.rand(1).item()])  # the stream goes on alike, too
+            assert drawn[0] == drawn[1] and sorted(drawn[0][0]) == list(range(n))
+    found = [pydist.randperm(1000, device=d, generator=pydist.Generator().manual_seed(3)) for d in ("cpu", "cuda")]
+    assert found[1].is_cuda and found[0].tolist() == found[1].tolist() != list(range(1000))
+    with pytest.raises(RuntimeError, match="out of memory"):
+        pydist.randperm(2**40, device="cuda")
+    assert pydist.randperm(3, device="cuda").sum().item() == 3  # and all goes on
+
+
 def test_what_goes_to_one_place():
     index = pydist.tensor(np.random.default_rng(0).integers(0, 7, 1300))
     x, rows = pydist.zeros(7, 5), pydist.randn(1300, 5)

@@ -146,4 +146,4 @@ def test_none_is_missing_unnoticed():
     assert len(kernels) > 30 and kernels - here == {"norm_groups"}  # group_norm is made of other ops there
     table = set(re.findall(r"\(\*(\w+)\)\(", (top / "kernels/kernels.h").read_text()))
     entries = set(re.findall(r"\bM\((\w+)\)", (top / "cuda/table.h").read_text()))
-    assert len(table) > 60 and table - entries == {"randperm", "group_norm", "group_norm_grad", "group_norm_scratch"}  # randperm: made on the CPU
+    assert len(table) > 60 and table - entries == {"group_norm", "group_norm_grad", "group_norm_scratch"}

@@ -53,6 +53,7 @@ def cases(lib, n, sides=(1024, 4096)):
     yield "topk 50 of rows of 65536", 4 * size // each * each, 0, lambda: drawn[: size // each * each].view(-1, each).topk(50)
     yield "topk 100 of all", 4 * size, 0, lambda: drawn.topk(100)
     yield "sort of rows of 1024", 12 * size, 0, lambda: drawn.view(-1, 1024).sort()
+    yield "randperm", 8 * size, 0, lambda: lib.randperm(size, device="cuda")
     yield "softmax", 8 * size, 0, lambda: x.softmax(1)
     yield "layer_norm", 8 * size, 0, lambda: F.layer_norm(x, (1024,), weight, weight)
     scores, g16 = lib.ones(rows, 1024, device="cuda").to(lib.bfloat16).requires_grad_(), lib.ones(rows, 1024, device="cuda").to(lib.bfloat16)
