@@ -34,8 +34,11 @@ enum { A_, B_, BIAS, C_ };
 #define SIDE_F32 128     /* of a piece of float, at least */
 #define SMALL_F32 64     /* a side of C below which the portable product serves, which cuts K */
 
-/* Below these the portable product is as fast (f32 256 x 256 x 256 on one thread: 158 us against 143). */
+/* Below these the portable product is as fast (f32 256 x 256 x 256 on one thread: 158 us against 143); one that would be
+   cut is as fast up to a higher one, without the 3 MiB of machine code that the library makes for such (128 x 256 x 784:
+   462 us and 463). */
 #define FLOPS_F32 20e6
+#define FLOPS_F32_CUT 64e6
 #define FLOPS_BF16 100e3
 
 typedef struct grid {
@@ -177,8 +180,10 @@ static bool look(const pd_gemm *c, const grid *g, bool bias, size_t *scratch) {
 bool pd_onednn_takes_gemm(const pd_gemm *c, bool bias) {
     if (c->t == PD_F64 || c->batch <= 0 || c->M <= 1 || c->N <= 1 || c->K <= 0) return false;
     double flops = 2.0 * (double)c->M * (double)c->N * (double)c->K;
-    if (c->t == PD_BF16 ? flops * (double)c->batch < FLOPS_BF16 : flops < FLOPS_F32) return false;
-    if (c->t == PD_F32 && divides(c) && (c->batch > 1 || c->M < SMALL_F32 || c->N < SMALL_F32)) return false;
+    const bool cut = c->t == PD_F32 && divides(c);
+    if (c->t == PD_BF16 ? flops * (double)c->batch < FLOPS_BF16 : flops < (cut ? FLOPS_F32_CUT : FLOPS_F32))
+        return false;
+    if (cut && (c->batch > 1 || c->M < SMALL_F32 || c->N < SMALL_F32)) return false;
     if (!pd_dnn_serves(c->t)) return false;
     grid g = grid_of(c);
     size_t scratch = 0;
