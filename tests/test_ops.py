@@ -577,11 +577,16 @@ def test_batch_norm_statistics():
     assert np.array_equal(numbers(mean), before)
 
 
+@pytest.mark.parametrize("layout", ["contiguous", "channels last"])
+@pytest.mark.parametrize("params", ["16 bits", "float32"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_batch_norm_of_16_bits(dtype):
-    """Weights and running statistics are of the input's dtype, too."""
+def test_batch_norm_of_16_bits(dtype, params, layout):
+    """Weights and running statistics are of the input's dtype, or float32, as autocast has them."""
     rng = np.random.default_rng(1)
-    made = [pydist.tensor(v).to(getattr(pydist, dtype)) for v in (rng.normal(1, 2, (4, 3, 5)), *rng.random((4, 3)))]
+    low = getattr(pydist, dtype)
+    own = low if params == "16 bits" else pydist.float32
+    shape, order = ((4, 3, 5), (0, 1, 2)) if layout == "contiguous" else ((4, 5, 2, 3), (0, 3, 1, 2))
+    made = [pydist.tensor(rng.normal(1, 2, shape)).to(low).permute(*order), *(pydist.tensor(v).to(own) for v in rng.random((4, 3)))]
     for training in (True, False):
         results = []
         for x, w, b, mean, var in (made, [t.double() for t in made]):
@@ -591,8 +596,12 @@ def test_batch_norm_of_16_bits(dtype):
             y = pydist.nn.functional.batch_norm(x, mean, var, w, b, training=training)
             y.backward(x.detach())
             results.append([y, mean, var, x.grad, w.grad, b.grad])
-        for got, want in zip(*results):
+        for got, want, like in zip(*results, (made[0], made[3], made[4], *made[:3])):
+            assert got.dtype is like.dtype
             assert (got.double() - want).abs().max().item() <= 8 * EPS[dtype] * max(want.abs().max().item(), 1)
+    if params == "float32":
+        with pytest.raises(RuntimeError, match="weight is float64.*expected contiguous"):
+            pydist.nn.functional.batch_norm(made[0], made[3], made[4], made[1].double(), made[2])
 
 
 # Threads.

@@ -87,9 +87,9 @@ template <class E, class T> static __global__ void gradient_sums(const layout l,
     sums[2 * (p.c * l.chunks + p.chunk) + 1] = all_slope;
 }
 
-template <class E, class T>
-static __global__ void join_statistics(const layout l, const double *sums, const E *w, const E *b, double eps, double momentum, E *running_mean,
-                                       E *running_var, T *mean, T *rstd, channel<T> *to) {
+template <class P, class T>
+static __global__ void join_statistics(const layout l, const double *sums, const P *w, const P *b, double eps, double momentum, P *running_mean,
+                                       P *running_var, T *mean, T *rstd, channel<T> *to) {
     int64_t c = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (c >= l.C) return;
     double m = 0, squares = 0, n = 0;
@@ -103,20 +103,20 @@ static __global__ void join_statistics(const layout l, const double *sums, const
     double r = 1.0 / V_SQRT(squares / n + eps);
     mean[c] = (T)m;
     rstd[c] = (T)r;
-    if (running_mean) running_mean[c] = narrow<E>((T)((1.0 - momentum) * (double)widen(running_mean[c]) + momentum * m));
+    if (running_mean) running_mean[c] = narrow<P>((T)((1.0 - momentum) * (double)widen(running_mean[c]) + momentum * m));
     if (running_var)
-        running_var[c] = narrow<E>((T)((1.0 - momentum) * (double)widen(running_var[c]) + momentum * squares / (n > 1 ? n - 1 : 0)));
+        running_var[c] = narrow<P>((T)((1.0 - momentum) * (double)widen(running_var[c]) + momentum * squares / (n > 1 ? n - 1 : 0)));
     to[c] = channel<T>{(T)m, (T)((w ? (double)widen(w[c]) : 1.0) * r), 0, b ? widen(b[c]) : (T)0};
 }
-template <class E, class T>
-static __global__ void given_statistics(const layout l, const E *w, const E *b, const E *mean, const E *var, double eps, channel<T> *to) {
+template <class P, class T>
+static __global__ void given_statistics(const layout l, const P *w, const P *b, const P *mean, const P *var, double eps, channel<T> *to) {
     int64_t c = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (c >= l.C) return;
     double r = 1.0 / V_SQRT((double)widen(var[c]) + eps);
     to[c] = channel<T>{widen(mean[c]), (T)((w ? (double)widen(w[c]) : 1.0) * r), 0, b ? widen(b[c]) : (T)0};
 }
-template <class E, class T>
-static __global__ void join_gradients(const layout l, const double *sums, const E *w, const T *mean, const T *rstd, bool training, E *gw, E *gb,
+template <class P, class T>
+static __global__ void join_gradients(const layout l, const double *sums, const P *w, const T *mean, const T *rstd, bool training, P *gw, P *gb,
                                       channel<T> *to) {
     int64_t c = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (c >= l.C) return;
@@ -125,8 +125,8 @@ static __global__ void join_gradients(const layout l, const double *sums, const 
         sum += sums[2 * (c * l.chunks + k)];
         slope += sums[2 * (c * l.chunks + k) + 1];
     }
-    if (gw) gw[c] = narrow<E>((T)(slope * r));
-    if (gb) gb[c] = narrow<E>((T)sum);
+    if (gw) gw[c] = narrow<P>((T)(slope * r));
+    if (gb) gb[c] = narrow<P>((T)sum);
     to[c] = channel<T>{mean[c], (T)(by * r), training ? (T)(-by * r * r * r * slope / n) : (T)0, training ? (T)(-by * r * sum / n) : (T)0};
 }
 
@@ -168,6 +168,12 @@ template <class T> struct scratch {
 };
 static int64_t threads_of(const layout &l) { return (l.C + THREADS - 1) / THREADS; }
 
+/* f(a tag of the parameters' type) */
+template <class E, class F> static void by_params(pd_dtype t, const pd_batch_norm *c, F f) {
+    if (c->params == t) f(tag<E>());
+    else f(tag<wide<E>>());
+}
+
 void pd_cuda_batch_norm_train(pd_dtype t, const pd_batch_norm *c, const void *x, const void *w, const void *b, double momentum,
                               void *running_mean, void *running_var, void *y, void *mean, void *rstd) {
     layout l = layout_of(c);
@@ -178,8 +184,11 @@ void pd_cuda_batch_norm_train(pd_dtype t, const pd_batch_norm *c, const void *x,
         scratch<T> s(l);
         if (!s.is_there()) return;
         launch(statistics<E>, blocks_of(l), THREADS, l, (const E *)x, s.sums);
-        launch(join_statistics<E, T>, threads_of(l), THREADS, l, (const double *)s.sums, (const E *)w, (const E *)b, c->eps, momentum,
-               (E *)running_mean, (E *)running_var, (T *)mean, (T *)rstd, s.how);
+        by_params<E>(t, c, [&](auto p) {
+            typedef typename decltype(p)::type P;
+            launch(join_statistics<P, T>, threads_of(l), THREADS, l, (const double *)s.sums, (const P *)w, (const P *)b, c->eps, momentum,
+                   (P *)running_mean, (P *)running_var, (T *)mean, (T *)rstd, s.how);
+        });
         apply_all<E, T, false>(l, x, nullptr, s.how, y);
     });
 }
@@ -192,7 +201,10 @@ void pd_cuda_batch_norm_eval(pd_dtype t, const pd_batch_norm *c, const void *x, 
         typedef wide<E> T;
         scratch<T> s(l);
         if (!s.is_there()) return;
-        launch(given_statistics<E, T>, threads_of(l), THREADS, l, (const E *)w, (const E *)b, (const E *)mean, (const E *)var, c->eps, s.how);
+        by_params<E>(t, c, [&](auto p) {
+            typedef typename decltype(p)::type P;
+            launch(given_statistics<P, T>, threads_of(l), THREADS, l, (const P *)w, (const P *)b, (const P *)mean, (const P *)var, c->eps, s.how);
+        });
         apply_all<E, T, false>(l, x, nullptr, s.how, y);
     });
 }
@@ -206,8 +218,11 @@ void pd_cuda_batch_norm_grad(pd_dtype t, const pd_batch_norm *c, bool training, 
         scratch<T> s(l);
         if (!s.is_there()) return;
         launch(gradient_sums<E, T>, blocks_of(l), THREADS, l, (const E *)x, (const E *)g, (const T *)mean, s.sums);
-        launch(join_gradients<E, T>, threads_of(l), THREADS, l, (const double *)s.sums, (const E *)w, (const T *)mean, (const T *)rstd, training,
-               (E *)gw, (E *)gb, s.how);
+        by_params<E>(t, c, [&](auto p) {
+            typedef typename decltype(p)::type P;
+            launch(join_gradients<P, T>, threads_of(l), THREADS, l, (const double *)s.sums, (const P *)w, (const T *)mean, (const T *)rstd,
+                   training, (P *)gw, (P *)gb, s.how);
+        });
         if (gx && l.count > 0) apply_all<E, T, true>(l, x, g, s.how, gx);
     });
 }

@@ -120,7 +120,8 @@ typedef struct pd_lion { double lr, beta1, beta2, weight_decay; bool maximize; }
 
 /* Batch normalisation over x[N, C, S] (contiguous) or x[N, S, C] (channels_last). Statistics in float (double for
    F64). */
-typedef struct pd_batch_norm { int64_t N, C, S; bool channels_last; double eps; } pd_batch_norm;
+/* params: of weight, bias, running statistics and the gradients of the first two; as x, or F32 where x has 16 bits. */
+typedef struct pd_batch_norm { int64_t N, C, S; bool channels_last; double eps; pd_dtype params; } pd_batch_norm;
 
 /* Rows [rows, n], each by its own mean (rms: 0) and deviation sqrt(var + eps). */
 typedef struct pd_row_norm { int64_t rows, n; double eps; bool rms; } pd_row_norm;

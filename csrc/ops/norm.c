@@ -7,32 +7,40 @@ typedef struct { int64_t training; double momentum, eps; } norm_attrs;
 enum { X, MEAN, VAR, WEIGHT, BIAS };
 
 
-static pd_batch_norm shape_of(const pd_tensor *x, double eps) {
-    pd_batch_norm s = {.N = x->size[0], .C = x->size[1], .S = 1, .channels_last = pd_is_nhwc(x), .eps = eps};
+static pd_batch_norm shape_of(const pd_tensor *x, double eps, pd_dtype params) {
+    pd_batch_norm s = {
+        .N = x->size[0], .C = x->size[1], .S = 1, .channels_last = pd_is_nhwc(x), .eps = eps, .params = params};
     for (int d = 2; d < x->ndim; d++) s.S *= x->size[d];
     return s;
 }
 
+/* Of statistics, weight and bias; x's where there are none. */
+static pd_dtype params_of(const pd_call *c) {
+    for (int i = MEAN; i <= BIAS; i++)
+        if (c->in[i]) return (pd_dtype)c->in[i]->dtype;
+    return (pd_dtype)c->in[X]->dtype;
+}
 static pd_dtype wide(pd_dtype t) { return t == PD_F64 ? PD_F64 : PD_F32; }
 
 static pd_status infer(pd_call *c) {
     static const char *const names[] = {"input", "running_mean", "running_var", "weight", "bias"};
     const norm_attrs *a = c->attrs;
     pd_tensor *x = c->in[X];
+    const pd_dtype own = (pd_dtype)x->dtype, given = params_of(c);
     PD_TRY(pd_check_float(c, X));
     if (x->ndim < 2)
         return pd_fail(PD_E_SHAPE, "batch_norm: input has shape %s (expected [N, C, ...])", pd_tensor_shape(x));
     for (int i = MEAN; i <= BIAS; i++) {
         pd_tensor *t = c->in[i];
-        if (t && (t->ndim != 1 || t->size[0] != x->size[1] || !pd_tensor_is_contiguous(t) || t->dtype != x->dtype))
+        const pd_dtype want = given == PD_F32 && wide(own) == PD_F32 ? PD_F32 : own;
+        if (t && (t->ndim != 1 || t->size[0] != x->size[1] || !pd_tensor_is_contiguous(t) || t->dtype != (int)want))
             return pd_fail(PD_E_SHAPE,
                            "batch_norm: %s is %s of shape %s (expected contiguous %s of shape [%" PRId64 "])", names[i],
-                           pd_dtype_name((pd_dtype)t->dtype), pd_tensor_shape(t), pd_dtype_name((pd_dtype)x->dtype),
-                           x->size[1]);
+                           pd_dtype_name((pd_dtype)t->dtype), pd_tensor_shape(t), pd_dtype_name(want), x->size[1]);
     }
     if (!a->training && (!c->in[MEAN] || !c->in[VAR]))
         return pd_fail(PD_E_VALUE, "batch_norm: running_mean and running_var are needed when not training");
-    pd_batch_norm s = shape_of(x, a->eps);
+    pd_batch_norm s = shape_of(x, a->eps, given);
     if (a->training && s.N * s.S < 2)
         return pd_fail(PD_E_VALUE,
                        "batch_norm: %" PRId64 " value per channel in training, input %s (expected more than 1)",
@@ -49,7 +57,7 @@ static size_t scratch(const pd_call *c) { return pd_is_nhwc(c->in[X]) ? 0 : pd_p
 static pd_status kernel(const pd_call *c) {
     const norm_attrs *a = c->attrs;
     pd_tensor *x = c->in[X];
-    pd_batch_norm s = shape_of(x, a->eps);
+    pd_batch_norm s = shape_of(x, a->eps, params_of(c));
     pd_dtype t = (pd_dtype)x->dtype;
     const void *data = s.channels_last ? pd_tensor_data(x) : pd_packed(x, c->scratch), *w = data_or_null(c->in[WEIGHT]),
                *b = data_or_null(c->in[BIAS]);
@@ -84,10 +92,21 @@ static pd_tensor *over_rest(pd_vjp *v, pd_op_id op, pd_tensor *t, bool keepdim) 
 
 static pd_val val(pd_tensor *t) { return pd_val_of(t); }
 
+static pd_dtype params_in(pd_vjp *v) {
+    for (int i = MEAN; i <= BIAS; i++)
+        if (v->node->edges[i].ndim) return (pd_dtype)v->node->edges[i].dtype;
+    return (pd_dtype)v->node->edges[X].dtype;
+}
+
 static void vjp(pd_vjp *v) {
     const norm_attrs *a = v->attrs;
     pd_tensor *x = pd_vjp_in(v, X), *w = pd_vjp_in(v, WEIGHT), *g = v->g[0], *centred, *var;
     if (v->status || !g) return;
+    const pd_dtype own = (pd_dtype)x->dtype, params = params_in(v);
+    if (params != own) {
+        x = pd_x_call1(v, PD_OP_cast, x, &(pd_cast_attrs){params});
+        g = pd_x_call1(v, PD_OP_cast, g, &(pd_cast_attrs){params});
+    }
     if (a->training) { /* statistics again from x, so that they carry its history */
         centred = pd_x2(v, PD_OP_sub, val(x), val(over_rest(v, PD_OP_mean, x, true))).t;
         var = over_rest(v, PD_OP_mean, pd_x1(v, PD_OP_square, val(centred)).t, true);
@@ -106,7 +125,8 @@ static void vjp(pd_vjp *v) {
         pd_val through = pd_x2(v, PD_OP_mul, hat, val(over_rest(v, PD_OP_mean, pd_x2(v, PD_OP_mul, gh, hat).t, true)));
         gh = pd_x2(v, PD_OP_sub, pd_x2(v, PD_OP_sub, gh, val(over_rest(v, PD_OP_mean, gh.t, true))), through);
     }
-    pd_vjp_set(v, X, pd_x2(v, PD_OP_mul, gh, rstd).t);
+    pd_tensor *gx = pd_x2(v, PD_OP_mul, gh, rstd).t;
+    pd_vjp_set(v, X, params == own ? gx : pd_x_call1(v, PD_OP_cast, gx, &(pd_cast_attrs){own}));
 }
 
 static void vjp_fast(pd_vjp *v) {
@@ -114,7 +134,8 @@ static void vjp_fast(pd_vjp *v) {
     pd_tensor *x = pd_vjp_in(v, X), *w = pd_vjp_in(v, WEIGHT), *mean = pd_vjp_out(v, 1), *rstd = pd_vjp_out(v, 2),
               *g = v->g[0];
     if (v->status || !g) return;
-    pd_batch_norm s = shape_of(x, a->eps);
+    const pd_dtype params = params_in(v);
+    pd_batch_norm s = shape_of(x, a->eps, params);
     if (!a->training || (!s.channels_last && !pd_tensor_is_contiguous(x)) || s.channels_last != pd_is_nhwc(g)) {
         vjp(v);
         return;
@@ -123,8 +144,8 @@ static void vjp_fast(pd_vjp *v) {
     pd_tensor *gx = NULL, *gw = NULL, *gb = NULL;
     if (pd_vjp_needs(v, X) && (gx = pd_x_new(v, (pd_dtype)x->dtype, x->ndim, x->size)) && s.channels_last)
         pd_shape_channels_last(x->size, gx->stride);
-    if (pd_vjp_needs(v, WEIGHT)) gw = pd_x_new(v, (pd_dtype)x->dtype, 1, &s.C);
-    if (pd_vjp_needs(v, BIAS)) gb = pd_x_new(v, (pd_dtype)x->dtype, 1, &s.C);
+    if (pd_vjp_needs(v, WEIGHT)) gw = pd_x_new(v, params, 1, &s.C);
+    if (pd_vjp_needs(v, BIAS)) gb = pd_x_new(v, params, 1, &s.C);
     if (v->status) return;
     pd_here()->batch_norm_grad((pd_dtype)x->dtype, &s, true, pd_tensor_data(g), pd_tensor_data(x), data_or_null(w),
                                pd_tensor_data(mean), pd_tensor_data(rstd), gx ? pd_tensor_data(gx) : NULL,
@@ -142,7 +163,6 @@ const pd_op pd_op_batch_norm = {
         "(input - mean) / sqrt(var + eps) * weight + bias per channel of [N, C, ...]; training uses the batch's "
         "statistics (biased "
         "variance) and moves the running ones (unbiased) by momentum.",
-    .cast = PD_CAST_BACK,
     .nout = 3,
     .visible = 1,
     .save = PD_SAVE_IN(X) | PD_SAVE_IN(MEAN) | PD_SAVE_IN(VAR) | PD_SAVE_IN(WEIGHT) | PD_SAVE_OUT(1) | PD_SAVE_OUT(2),
