@@ -46,13 +46,19 @@ pd_isa pd_cpu_isa(void) {
     return (pd_isa)isa;
 }
 
-bool pd_cpu_has_bf16(void) {
+static bool ask_for_bf16(void) {
 #if defined(__x86_64__)
     unsigned a, b, c, d, bf16 = 1u << 5;
     return pd_cpu_isa() == PD_ISA_AVX512 && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & bf16);
 #else
     return false;
 #endif
+}
+
+bool pd_cpu_has_bf16(void) { /* asked once: a virtual machine's answer takes microseconds */
+    static _Atomic int has = -1;
+    if (has < 0) has = ask_for_bf16();
+    return has > 0;
 }
 
 /* The tiles' 8 KiB of a thread's state are the system's to give: Linux wants to be asked, once a process. */

@@ -1,6 +1,7 @@
 /* Which implementation serves: the instruction set once, oneDNN or our own per call. */
 #include "base/cpu.h"
 #include "base/flags.h"
+#include "kernels/cpu/conv_weight.h"
 #include "kernels/cpu/table.h"
 #include "kernels/cpu/winograd.h"
 #include "kernels/cublaslt/cublaslt.h"
@@ -66,6 +67,18 @@ const pd_winograd *pd_winograd_of(const pd_conv *c) {
     return tables[pd_cpu_isa()];
 }
 
+const pd_conv_weight *pd_conv_weight_of(const pd_conv *c) {
+    static const pd_conv_weight *const tables[PD_ISA_COUNT] = {
+        [PD_ISA_PORTABLE] = &pd_conv_weight_portable,
+#if defined(__x86_64__)
+        [PD_ISA_AVX2] = &pd_conv_weight_avx2,
+        [PD_ISA_AVX512] = &pd_conv_weight_avx512,
+#endif
+    };
+    const pd_conv_weight *w = tables[pd_cpu_isa()];
+    return w->serves(c) ? w : NULL;
+}
+
 pd_status pd_gemm_with_sums(const pd_gemm *c, const void *A, const void *B, void *sums, void *C, void *scratch,
                             bool *done) {
     *done = false;
@@ -87,7 +100,10 @@ size_t pd_conv_scratch(const pd_conv *c) {
         size_t ours = w->scratch(c), bias = pd_conv_bias_scratch(c);
         return ours > bias ? ours : bias;
     }
-    return pd_onednn_takes_conv(c) ? pd_onednn_conv_scratch(c) : pd_portable_conv_scratch(c);
+    const pd_conv_weight *own = pd_conv_weight_of(c);
+    size_t rest = pd_onednn_takes_conv(c) ? pd_onednn_conv_scratch(c, !own) : pd_portable_conv_scratch(c);
+    size_t weight = own ? own->scratch(c) : 0;
+    return rest > weight ? rest : weight;
 }
 pd_status pd_conv_forward(const pd_conv *c, const void *x, const void *w, const void *bias, void *y, void *scratch) {
     if (pd_device_here->kernels) return on_gpu(c, PD_CONV_FORWARD, x, w, bias, y);
@@ -115,6 +131,11 @@ pd_status pd_conv_grad_weight(const pd_conv *c, const void *gy, const void *x, v
     if (fast) {
         if (gbias) pd_conv_grad_bias(c, gy, gbias, scratch);
         return fast->grad_weight(c, gy, x, gw, scratch), PD_OK;
+    }
+    const pd_conv_weight *own = gw ? pd_conv_weight_of(c) : NULL;
+    if (own) {
+        if (gbias) pd_conv_grad_bias(c, gy, gbias, scratch);
+        return own->run(c, gy, x, gw, scratch), PD_OK;
     }
     bool takes = pd_onednn_takes_conv(c);
     PD_TRY(pd_onednn_check_memory());

@@ -11,7 +11,7 @@ pd_status pd_onednn_gemm(const pd_gemm *c, const void *A, const void *B, const v
     return (void)c, (void)A, (void)B, (void)bias, (void)C, (void)scratch, absent();
 }
 bool pd_onednn_takes_conv(const pd_conv *c) { return (void)c, false; }
-size_t pd_onednn_conv_scratch(const pd_conv *c) { return (void)c, 0; }
+size_t pd_onednn_conv_scratch(const pd_conv *c, bool weight) { return (void)c, (void)weight, 0; }
 pd_status pd_onednn_conv_forward(const pd_conv *c, const void *x, const void *w, const void *bias, void *y,
                                  void *scratch) {
     return (void)c, (void)x, (void)w, (void)bias, (void)y, (void)scratch, absent();

@@ -312,8 +312,8 @@ pd_status pd_onednn_conv_grad_weight(const pd_conv *c, const void *gy, const voi
 
 /* ---- forward, and what can be done ---- */
 
-/* Whether all three can be done here, and the scratch that the greediest needs. */
-static bool look(const pd_conv *c, size_t *scratch) {
+/* Whether all three can be done here, or all but the weight's gradient, and the scratch that the greediest needs. */
+static bool look(const pd_conv *c, bool with_weight, size_t *scratch) {
     bool can = true;
     int threads = pd_threads_get();
     for (int bias = 0; bias < 2 && can; bias++) {
@@ -322,7 +322,7 @@ static bool look(const pd_conv *c, size_t *scratch) {
         if (can && p->scratch > *scratch) *scratch = p->scratch;
         pd_dnn_plan_release(p);
     }
-    for (int weight = 0; weight < 2 && can; weight++) {
+    for (int weight = 0; weight < 1 + with_weight && can; weight++) {
         plans w;
         conv_kind kind = weight ? WEIGHT : INPUT;
         can = plans_get(c, kind, &w);
@@ -337,13 +337,13 @@ bool pd_onednn_takes_conv(const pd_conv *c) {
     if (c->t == PD_F64 || c->N <= 0 || c->C <= 0 || c->K <= 0 || c->P <= 0 || c->Q <= 0 || c->R <= 0 || c->S <= 0)
         return false;
     size_t scratch = 0;
-    return pd_dnn_serves(c->t) && look(c, &scratch);
+    return pd_dnn_serves(c->t) && look(c, true, &scratch);
 }
 
-size_t pd_onednn_conv_scratch(const pd_conv *c) {
+size_t pd_onednn_conv_scratch(const pd_conv *c, bool weight) {
     size_t scratch = pd_conv_bias_scratch(c);
-    size_t columns = pd_dnn_columns_serve(c) ? pd_dnn_columns_scratch(c) : 0;
-    look(c, &scratch);
+    size_t columns = weight && pd_dnn_columns_serve(c) ? pd_dnn_columns_scratch(c) : 0;
+    look(c, weight, &scratch);
     return scratch > columns ? scratch : columns;
 }
 
