@@ -109,23 +109,25 @@ static bool read_size(const char *op, PyObject *args, Py_ssize_t first, const op
 
 #define F(name) static PyObject *f_##name(PyObject *module, PyObject *args, PyObject *kwargs)
 
-PyObject *pd_py_filled(const char *op, PyObject *args, PyObject *kwargs, int64_t dtype, const double *value) {
+PyObject *pd_py_filled(const char *op, PyObject *args, PyObject *kwargs, int64_t dtype, const pd_device *device,
+                       const double *value) {
     options o;
     chosen c;
     pd_ints size;
     pd_tensor *t;
     const pd_device *was;
     if (!read_options(op, kwargs, &o, &c, dtype) || !read_size(op, args, 0, &o, &size)) return NULL;
+    if (!c.device) c.device = device;
     pd_scalar number = {.d = value ? *value : 0, .i = value ? (int64_t)*value : 0, .cat = PD_CAT_INT};
     if (!made_there(&c, (int)size.n, size.v, NULL, &t, &was)) return NULL;
     if (value) pd_fill(t, &number);
     return filled(t, &c, was);
 }
-F(empty) { (void)module; return pd_py_filled("empty", args, kwargs, pd_default_dtype, NULL); }
-F(zeros) { (void)module; return pd_py_filled("zeros", args, kwargs, pd_default_dtype, &(double){0}); }
-F(ones) { (void)module; return pd_py_filled("ones", args, kwargs, pd_default_dtype, &(double){1}); }
+F(empty) { (void)module; return pd_py_filled("empty", args, kwargs, pd_default_dtype, NULL, NULL); }
+F(zeros) { (void)module; return pd_py_filled("zeros", args, kwargs, pd_default_dtype, NULL, &(double){0}); }
+F(ones) { (void)module; return pd_py_filled("ones", args, kwargs, pd_default_dtype, NULL, &(double){1}); }
 
-PyObject *pd_py_full(const char *op, PyObject *args, PyObject *kwargs, int64_t dtype) {
+PyObject *pd_py_full(const char *op, PyObject *args, PyObject *kwargs, int64_t dtype, const pd_device *device) {
     options o;
     chosen c;
     pd_ints size;
@@ -141,12 +143,13 @@ PyObject *pd_py_full(const char *op, PyObject *args, PyObject *kwargs, int64_t d
     if (dtype == PD_NO_DTYPE) dtype = pd_py_number_dtype(&value);
     if (!read_options(op, kwargs, &o, &c, dtype) || !pd_py_ints(PyTuple_GET_ITEM(args, 0), op, "size", &size))
         return NULL;
+    if (!c.device) c.device = device;
     PD_PY_TRY(pd_scalar_fits(op, &value, (pd_dtype)c.dtype));
     if (!made_there(&c, (int)size.n, size.v, NULL, &t, &was)) return NULL;
     pd_fill(t, &value);
     return filled(t, &c, was);
 }
-F(full) { (void)module; return pd_py_full("full", args, kwargs, PD_NO_DTYPE); }
+F(full) { (void)module; return pd_py_full("full", args, kwargs, PD_NO_DTYPE, NULL); }
 
 static PyObject *like(const char *op, PyObject *args, PyObject *kwargs, const double *value) {
     options o;
@@ -174,15 +177,16 @@ F(empty_like) { (void)module; return like("empty_like", args, kwargs, NULL); }
 F(zeros_like) { (void)module; return like("zeros_like", args, kwargs, &(double){0}); }
 F(ones_like) { (void)module; return like("ones_like", args, kwargs, &(double){1}); }
 
-PyObject *pd_py_new_tensor(const char *op, PyObject *args, PyObject *kwargs, int64_t dtype) {
+PyObject *pd_py_new_tensor(const char *op, PyObject *args, PyObject *kwargs, int64_t dtype, const pd_device *device) {
     options o;
     chosen c;
     if (PyTuple_GET_SIZE(args) != 1) return PyErr_Format(PyExc_TypeError, "%s: expected one argument, data", op);
     if (!read_options(op, kwargs, &o, &c, dtype)) return NULL;
+    if (!c.device) c.device = device;
     pd_tensor *t = pd_py_from_data(PyTuple_GET_ITEM(args, 0), c.dtype, true);
     return t ? finish(t, &c) : NULL;
 }
-F(tensor) { (void)module; return pd_py_new_tensor("tensor", args, kwargs, PD_NO_DTYPE); }
+F(tensor) { (void)module; return pd_py_new_tensor("tensor", args, kwargs, PD_NO_DTYPE, NULL); }
 
 F(as_tensor) {
     options o;

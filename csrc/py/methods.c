@@ -307,11 +307,11 @@ METHOD(reshape_as) { return with_shape_of(self, args, PD_OP_reshape, "reshape_as
         T;                                                                            \
         return call;                                                                  \
     }
-NEW(empty, pd_py_filled("new_empty", args, kwargs, t->dtype, NULL))
-NEW(zeros, pd_py_filled("new_zeros", args, kwargs, t->dtype, &(double){0}))
-NEW(ones, pd_py_filled("new_ones", args, kwargs, t->dtype, &(double){1}))
-NEW(full, pd_py_full("new_full", args, kwargs, t->dtype))
-NEW(tensor, pd_py_new_tensor("new_tensor", args, kwargs, t->dtype))
+NEW(empty, pd_py_filled("new_empty", args, kwargs, t->dtype, t->storage->device, NULL))
+NEW(zeros, pd_py_filled("new_zeros", args, kwargs, t->dtype, t->storage->device, &(double){0}))
+NEW(ones, pd_py_filled("new_ones", args, kwargs, t->dtype, t->storage->device, &(double){1}))
+NEW(full, pd_py_full("new_full", args, kwargs, t->dtype, t->storage->device))
+NEW(tensor, pd_py_new_tensor("new_tensor", args, kwargs, t->dtype, t->storage->device))
 static PyObject *n_new_full(PyObject *self, PyObject *args, PyObject *kwargs) {
     static const char *const names[] = {"size", "fill_value", NULL};
     return pd_py_with_names(m_new_full, false, "new_full", self, args, kwargs, names);
@@ -453,12 +453,13 @@ PyMethodDef pd_py_tensor_methods[] = {
     {"ndimension", m_dim, METH_NOARGS, "ndimension()\n\nHow many dimensions."},
     {"view_as", KWN(view_as), "view_as(other)\n\nA view of other's shape."},
     {"reshape_as", KWN(reshape_as), "reshape_as(other)\n\nreshape to other's shape."},
-    {"new_empty", KW(new_empty), "new_empty(*size, dtype=None)\n\nUninitialised, of this tensor's dtype."},
-    {"new_zeros", KW(new_zeros), "new_zeros(*size, dtype=None)\n\nZeros of this tensor's dtype."},
-    {"new_ones", KW(new_ones), "new_ones(*size, dtype=None)\n\nOnes of this tensor's dtype."},
+    {"new_empty", KW(new_empty), "new_empty(*size, dtype=None)\n\nUninitialised, of this tensor's dtype and device."},
+    {"new_zeros", KW(new_zeros), "new_zeros(*size, dtype=None)\n\nZeros of this tensor's dtype and device."},
+    {"new_ones", KW(new_ones), "new_ones(*size, dtype=None)\n\nOnes of this tensor's dtype and device."},
     {"new_full", KWN(new_full),
-     "new_full(size, fill_value, dtype=None)\n\nFilled with a number, of this tensor's dtype."},
-    {"new_tensor", KWN(new_tensor), "new_tensor(data, dtype=None)\n\nA copy of data, of this tensor's dtype."},
+     "new_full(size, fill_value, dtype=None)\n\nFilled with a number, of this tensor's dtype and device."},
+    {"new_tensor", KWN(new_tensor),
+     "new_tensor(data, dtype=None)\n\nA copy of data, of this tensor's dtype and device."},
     {"short", m_short, METH_NOARGS, "short()\n\nAs int16."},
     {"char", m_char, METH_NOARGS, "char()\n\nAs int8."},
     {"byte", m_byte, METH_NOARGS, "byte()\n\nAs uint8."},

@@ -127,11 +127,14 @@ pd_dtype pd_py_number_dtype(const pd_scalar *s); /* of a tensor made of that num
 bool pd_py_rng_key(PyObject *o, const char *op, pd_rng_key *key);
 
 /* ---- create.c ---- */
-/* zeros(*size, ...) and the like: filled with *value, or (NULL) left as it is; of `dtype` unless a keyword says
-   otherwise. */
-PyObject *pd_py_filled(const char *op, PyObject *args, PyObject *kwargs, int64_t dtype, const double *value);
-PyObject *pd_py_full(const char *op, PyObject *args, PyObject *kwargs, int64_t dtype); /* PD_NO_DTYPE: the value's */
-PyObject *pd_py_new_tensor(const char *op, PyObject *args, PyObject *kwargs, int64_t dtype); /* tensor(data, ...) */
+/* zeros(*size, ...) and the like: filled with *value, or (NULL) left as it is; of `dtype` and on `device` (NULL: the
+   CPU) unless keywords say otherwise. */
+PyObject *pd_py_filled(const char *op, PyObject *args, PyObject *kwargs, int64_t dtype, const pd_device *device,
+                       const double *value);
+/* PD_NO_DTYPE: the value's */
+PyObject *pd_py_full(const char *op, PyObject *args, PyObject *kwargs, int64_t dtype, const pd_device *device);
+/* tensor(data, ...); on no device of its own (NULL) it stays where data is. */
+PyObject *pd_py_new_tensor(const char *op, PyObject *args, PyObject *kwargs, int64_t dtype, const pd_device *device);
 
 /* ---- autograd.c ---- */
 PyObject *pd_py_tensor_backward(PyObject *self, PyObject *args, PyObject *kwargs);

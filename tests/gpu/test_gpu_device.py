@@ -29,6 +29,9 @@ def test_creation_on_the_device():
         assert made.is_cuda and made.cpu().tolist() == [[0.0] * 3] * 2
     like = pydist.ones_like(made)
     assert like.is_cuda and like.sum().item() == 6
+    for new in (like.new_zeros(2), like.new_ones(2) - 1, like.new_full((2,), 0.0), like.new_tensor([0.0, 0.0]), like.new_empty(2).zero_()):
+        assert new.is_cuda and new.tolist() == [0.0, 0.0]
+    assert not like.new_zeros(2, device="cpu").is_cuda and not pydist.ones(1).new_tensor(like).is_cuda
     assert pydist.arange(5, device="cuda").tolist() == [0, 1, 2, 3, 4]
     pydist.manual_seed(1)
     on_cpu = pydist.randn(7)
