@@ -42,6 +42,7 @@ step "the profiler and what measures" 30 $python -m pytest -q tests/gpu/test_gpu
 step "NCCL on 2 and 3 ranks" 240 $python -m pytest -q tests/gpu/test_gpu_nccl.py
 if command -v compute-sanitizer >/dev/null; then
     step "compute-sanitizer" 90 compute-sanitizer --error-exitcode 3 $python -m pytest -q tests/gpu/test_gpu_training.py -k "AdamW or products"
+    step "compute-sanitizer: what blocks share" 60 compute-sanitizer --tool racecheck --error-exitcode 3 $python -m pytest -q tests/gpu/test_gpu_kernels.py -k "rows_in_order or permutations or topk_chooses and float16 and True"
 else
     echo "no compute-sanitizer here: memory is not checked"
 fi
