@@ -85,7 +85,25 @@ class _Plan:
 
 
 class SteppedOptimizer(Optimizer):
-    """Subclasses define `_step_group(index, group)`."""
+    """Subclasses define `_step_group(index, group)`; if a CUDA graph may hold their step, `_why_not_captured(group)`, what it would
+    repeat wrongly, if anything, and `_makes_state(group)`, whether a step now would make tensors of the state."""
+
+    def _why_not_captured(self, group):
+        return "its steps are counted on the host"
+
+    def _makes_state(self, group):
+        return False
+
+    def _check_capture(self, group):
+        """RuntimeError where a CUDA graph would repeat what changes from step to step. Nothing has been made by then."""
+        params = group["params"]
+        if not (params and params[0].is_cuda and _C.cuda_capturing(params[0].device.index)):
+            return
+        why = self._why_not_captured(group)
+        if not why and self._makes_state(group):
+            why = "the first step makes the state, and each replay would make it anew (expected a step before the capture)"
+        if why:
+            raise RuntimeError(f"{type(self).__name__}.step: cannot be captured in a CUDA graph: {why}")
 
     def step(self, closure=None):
         """Updates the parameters that have a gradient. `closure` (optional) computes the loss again and returns it."""
@@ -93,6 +111,7 @@ class SteppedOptimizer(Optimizer):
             hook(self, (closure,), {})
         loss = None if closure is None else self._evaluate(closure)
         for index, group in enumerate(self.param_groups):
+            self._check_capture(group)
             self._step_group(index, group)
         for hook in self._step_post_hooks.values():
             hook(self, (closure,), {})
@@ -102,8 +121,7 @@ class SteppedOptimizer(Optimizer):
 class FusedOptimizer(SteppedOptimizer):
     """Subclasses define `_state_names(group)`, the state tensors that they need, and `_run(group, batch)`, which calls
     the engine; if need be `_new_state(group, name, param)`, a state tensor before the first step, `_count(state)`, how
-    many steps a parameter has made, `_scalars`, the names of numbers in its state besides that, `_new_scalar(group, name)`, and
-    `_why_not_captured(group)`, what a CUDA graph of the step would repeat wrongly, if anything.
+    many steps a parameter has made, `_scalars`, the names of numbers in its state besides that, and `_new_scalar(group, name)`.
 
     On a GPU a learning rate that is a tensor there is read by the kernel, in each replay of a graph, too; with
     capturable=True (the option that `_there` names) the step count and the scalars lie there as well, and the kernel makes of them
@@ -129,16 +147,8 @@ class FusedOptimizer(SteppedOptimizer):
         if not self._counts_there(group):
             return f"its steps are counted on the host (expected {self._there}=True)"
 
-    def _check_capture(self, group):
-        """RuntimeError where a CUDA graph would repeat what changes from step to step. Nothing has been made by then."""
-        why = self._why_not_captured(group)
-        if not why and self._makes_state(group):
-            why = "the first step makes the state, and each replay would make it anew (expected a step before the capture)"
-        if why:
-            raise RuntimeError(f"{type(self).__name__}.step: cannot be captured in a CUDA graph: {why}")
-
     def _makes_state(self, group):
-        """Whether a step now would make tensors of the state: those that miss, or numbers there that parameters at rest share."""
+        """Those that miss, or numbers there that parameters at rest share."""
         names = self._state_names(group)
         numbers = ("step", *self._scalars) if self._counts_there(group) else ()
         states = [(self.state.get(p, {}), p.grad is None) for p in group["params"]]
@@ -170,9 +180,6 @@ class FusedOptimizer(SteppedOptimizer):
                 batch.advance(by=-1)
 
     def _step_group(self, index, group):
-        params = group["params"]
-        if params and params[0].is_cuda and _C.cuda_capturing(params[0].device.index):
-            self._check_capture(group)
         for batch in self._batches(index, group):
             if batch.params[0].is_cuda:
                 self._run_on_gpu(group, batch)

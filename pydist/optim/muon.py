@@ -65,6 +65,12 @@ class Muon(SteppedOptimizer):
                     f"Muon only supports 2D parameters whereas we found a parameter with size: {param.size()}"
                 )
 
+    def _why_not_captured(self, group):
+        return None  # all steps are alike
+
+    def _makes_state(self, group):
+        return any(p.grad is not None and self.state.get(p, {}).get("momentum_buffer") is None for p in group["params"])
+
     @no_grad()
     def _step_group(self, index, group):
         lr, keep = float(group["lr"]), group["momentum"]

@@ -233,16 +233,34 @@ def test_a_capture_makes_no_counts(capturable):
 
 @pytest.mark.parametrize(
     ("name", "why"),
-    [("Adam", "expected capturable=True"), ("NAdam", "expected capturable=True"), ("Adagrad", "expected fused=True"), ("SGD", "expected a step before")],
-)
+    [("Adam", "expected capturable=True"), ("NAdam", "expected capturable=True"), ("Adagrad", "expected fused=True"), ("SGD", "expected a step before"),
+     ("Muon", "expected a step before"), ("LAMB", "counted on the host"), ("Adafactor", "counted on the host"), ("SparseAdam", "counted on the host")],
+)  # fmt: skip
 def test_steps_that_cannot_be_captured_say_why(name, why):
-    p = pydist.ones(3, device="cuda").requires_grad_()
+    p = pydist.ones(3, 3, device="cuda").requires_grad_()
     optimizer = getattr(pydist.optim, name)([p], lr=0.1, **({"momentum": 0.9} if name == "SGD" else {}))
     p.grad = pydist.ones_like(p)
     with pytest.raises(RuntimeError, match=f"{name}.step: cannot be captured in a CUDA graph: .*{why}"), cuda.graph(cuda.CUDAGraph()):
         optimizer.step()
     optimizer.step()  # and all goes on
-    assert p.sum().item() < 3
+    assert p.sum().item() < 9
+
+
+def test_steps_of_ops_are_captured():
+    found = []
+    for replayed in (False, True):
+        pydist.manual_seed(0)
+        p = pydist.randn(4, 3, device="cuda").requires_grad_()
+        optimizer, g = pydist.optim.Muon([p], lr=0.1), cuda.CUDAGraph()
+        p.grad = pydist.randn(4, 3, device="cuda")
+        optimizer.step()
+        if replayed:
+            with cuda.graph(g):
+                optimizer.step()
+        for _ in range(3):
+            g.replay() if replayed else optimizer.step()
+        found.append(p.tolist())
+    assert found[0] == found[1]
 
 
 def test_replays_draw_what_the_same_work_without_a_graph_draws():

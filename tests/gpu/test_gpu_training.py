@@ -12,7 +12,7 @@ if not pydist.cuda.is_available() or pydist._C.pretended_cuda():
 OPTIMIZERS = {
     "SGD": {"lr": 0.05, "momentum": 0.9, "nesterov": True}, "Adam": {"lr": 1e-2, "amsgrad": True}, "AdamW": {"lr": 1e-2}, "Adadelta": {},
     "RMSprop": {"lr": 1e-3, "momentum": 0.5, "centered": True}, "Adagrad": {}, "NAdam": {}, "RAdam": {}, "Adamax": {}, "ASGD": {}, "Rprop": {},
-    "Lion": {"lr": 1e-3}, "LAMB": {"lr": 1e-2, "weight_decay": 0.01},
+    "Lion": {"lr": 1e-3}, "LAMB": {"lr": 1e-2, "weight_decay": 0.01}, "Adafactor": {}, "SparseAdam": {"lr": 1e-2, "eps": 1e-3},
 }  # fmt: skip
 
 
@@ -41,6 +41,26 @@ def test_steps_are_the_cpus(optimizer, dtype):
     assert max(abs(a - b) for a, b in zip(got[0], want[0])) <= near
     if optimizer not in ("Lion", "Rprop") or dtype == "float64":  # these step by the sign of what may be 0
         assert max((a - b).abs().max().item() for a, b in zip(got[1], want[1])) <= near
+
+
+@pytest.mark.parametrize("optimizer", ["Muon", "LBFGS"])
+def test_steps_of_matrices_are_the_cpus(optimizer):
+    found = []
+    for device in ("cpu", "cuda"):
+        pydist.manual_seed(0)
+        p, x, y = (pydist.randn(*size).to(device) for size in ((7, 5), (20, 7), (20, 5)))
+        steps_of, losses = getattr(pydist.optim, optimizer)([p.requires_grad_()], lr=0.1), []
+
+        def closure():
+            steps_of.zero_grad()
+            loss = F.mse_loss(x @ p, y)
+            loss.backward()
+            return loss
+
+        losses = [steps_of.step(closure).item() for _ in range(4)]
+        found.append(losses + p.flatten().tolist())
+    assert found[1] == pytest.approx(found[0], abs=2e-2 if optimizer == "Muon" else 1e-3)  # Muon turns in bfloat16
+    assert losses[-1] < losses[0]
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
