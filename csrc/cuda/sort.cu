@@ -143,19 +143,29 @@ static __global__ void choose(S from, entry *to, int64_t n, int64_t piece, int64
         left -= before;
         found = many[digit] == left;
     }
-    /* each thread's part of the piece, in order: how many are below, how many equal in the upper half */
-    int64_t each = (count + THREADS - 1) / THREADS, first = threadIdx.x * each, end = first + each < count ? first + each : count;
+    /* A part of the piece for each warp: how many are less, how many equal in the upper half, and then where each goes. */
+    __shared__ uint64_t parts[WARPS];
+    int64_t each = (count + THREADS - 1) / THREADS * WARP, first = threadIdx.x / WARP * each + threadIdx.x % WARP;
     uint64_t own = 0, all;
-    for (int64_t i = first; i < end; i++) {
+    for (int64_t i = first; i < first - threadIdx.x % WARP + each && i < count; i += WARP) {
         uint64_t key = from.key(base + i) >> shift;
         own += key < prefix ? 1 : key == prefix ? UINT64_C(1) << 32 : 0;
     }
     uint64_t past = block_before(own, &all);
-    unsigned equal = (unsigned)(past >> 32);
-    to += row * chosen + part * k + (unsigned)past + (equal < left ? equal : left);
-    for (int64_t i = first; i < end; i++) {
-        uint64_t key = from.key(base + i), top = key >> shift;
-        if (top < prefix || (top == prefix && equal++ < left)) *to++ = entry{key, from.index(base + i, begin + i)};
+    if (threadIdx.x % WARP == 0) parts[threadIdx.x / WARP] = past;
+    __syncthreads();
+    past = parts[threadIdx.x / WARP];
+    unsigned less = (unsigned)past, equal = (unsigned)(past >> 32), earlier = (1u << threadIdx.x % WARP) - 1;
+    to += row * chosen + part * k;
+    for (int64_t step = 0; step < each; step += WARP) {
+        int64_t i = first + step;
+        uint64_t key = i < count ? from.key(base + i) : 0, top = key >> shift;
+        bool is_less = i < count && top < prefix, is_equal = i < count && top == prefix;
+        unsigned lesses = __ballot_sync(0xffffffffu, is_less), equals = __ballot_sync(0xffffffffu, is_equal);
+        unsigned nth = equal + __popc(equals & earlier), at = less + __popc(lesses & earlier) + (nth < left ? nth : left);
+        if (is_less || (is_equal && nth < left)) to[at] = entry{key, from.index(base + i, begin + i)};
+        less += __popc(lesses);
+        equal += __popc(equals);
     }
 }
 /* What is left of rows of n: *to, and how many a row, which is k after as many calls as it takes. */

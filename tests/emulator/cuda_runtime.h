@@ -92,6 +92,15 @@ template <class T> static T __shfl_xor_sync(unsigned, T v, int d) {
     __syncthreads();
     return v;
 }
+static inline unsigned __ballot_sync(unsigned, bool of) {
+    unsigned me = threadIdx.x, all = 0;
+    pd_emulated_lanes[me][0] = of;
+    __syncthreads();
+    for (unsigned lane = 0; lane < 32; lane++) all |= (unsigned)pd_emulated_lanes[me / 32 * 32 + lane][0] << lane;
+    __syncthreads();
+    return all;
+}
+static inline unsigned __popc(unsigned x) { return (unsigned)__builtin_popcount(x); }
 
 /* What warps do with 16-bit matrices (csrc/cuda/mma.h says who holds what); as with shuffles the whole block takes part. */
 template <class F> static void pd_emulated_mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, F up) {
