@@ -34,9 +34,8 @@ enum { A_, B_, BIAS, C_ };
 #define SIDE_F32 128     /* of a piece of float, at least */
 #define SMALL_F32 64     /* a side of C below which the portable product serves, which cuts K */
 
-/* Below these the portable product is as fast (f32 256 x 256 x 256 on one thread: 158 us against 143); one that would be
-   cut is as fast up to a higher one, without the 3 MiB of machine code that the library makes for such (128 x 256 x 784:
-   462 us and 463). */
+/* Below these the portable product is as fast (f32 256 x 256 x 256 on one thread: 158 us against 143). One that would
+   be cut is up to more, without the 3 MiB of code that the library makes for such (128 x 256 x 784: 462 us and 463). */
 #define FLOPS_F32 20e6
 #define FLOPS_F32_CUT 64e6
 #define FLOPS_BF16 100e3
