@@ -421,9 +421,8 @@ PD_CPU_FUNCTION(void, copy, pd_dtype to, pd_dtype from, const pd_loop *l) {
     int dim = to == from && l->numel > 0 ? turned(l, size) : -1;
     if (dim >= 0) {
         turn_job t = {l, (l->size[dim] + SQUARE - 1) / SQUARE, dim, (int)size};
-        int64_t others = l->numel / l->size[dim] / l->size[l->ndim - 1],
-                grain = PD_GRAIN / (SQUARE * l->size[l->ndim - 1]);
-        pd_parallel(t.bands * others, grain > 0 ? grain : 1, turn_part, &t);
+        int64_t squares = t.bands * (l->numel / l->size[dim] / l->size[l->ndim - 1]);
+        pd_parallel(squares, pd_grain(squares, SQUARE * l->size[l->ndim - 1], PD_GRAIN), turn_part, &t);
         return;
     }
     int last = l->ndim - 1;
@@ -431,8 +430,8 @@ PD_CPU_FUNCTION(void, copy, pd_dtype to, pd_dtype from, const pd_loop *l) {
         l->stride[0][last] == size &&
         (l->stride[1][last] == size || l->stride[1][last] == -size)) {
         move_job m = {l, (int)size};
-        int64_t grain = PD_GRAIN / l->size[last];
-        pd_parallel(l->numel / l->size[last], grain > 0 ? grain : 1, move_rows, &m);
+        int64_t rows = l->numel / l->size[last];
+        pd_parallel(rows, pd_grain(rows, l->size[last], PD_GRAIN), move_rows, &m);
         return;
     }
     if (to == from && last == 0 && size <= 8 && l->stride[0][0] == size && l->stride[1][0] == -size) {

@@ -6,7 +6,7 @@
 #include "kernels/cpu/real.h"
 
 #define COLS 128       /* columns of one tile: 512 bytes of a row of floats */
-#define COL_PARTS 64   /* parts of n, for few columns */
+#define COL_PARTS 64   /* of all tiles' parts of n, for few columns */
 #define COL_BLOCK 32   /* rows added in T before they go to A */
 
 #define PD_INCLUDED "kernels/cpu/fold.inc"

@@ -117,8 +117,7 @@ static void take_part(void *ctx, int64_t begin, int64_t end) {
 PD_CPU_FUNCTION(void, take, int64_t count, size_t bytes, const int64_t *offset, const char *src, char *dst) {
     index_job j = {.bytes = bytes, .offset = offset, .src = src, .dst = dst};
     if (!bytes) return;
-    int64_t grain = 4 * PD_GRAIN / (int64_t)(bytes < 16 ? 16 : bytes);
-    pd_parallel(count, grain > 0 ? grain : 1, take_part, &j);
+    pd_parallel(count, pd_grain(count, (int64_t)(bytes < 16 ? 4 : bytes / 4), PD_GRAIN), take_part, &j);
 }
 
 /* Threads get bytes (or elements) of every block, so that the order among blocks stays. */

@@ -9,10 +9,8 @@
 #define ROW_PARTS 16
 
 static int64_t row_norm_part(const pd_row_norm *c) {
-    int64_t parts = c->n > 0 ? c->rows * c->n / PD_GRAIN : 1;
-    parts = parts < 1 ? 1 : parts > ROW_PARTS ? ROW_PARTS : parts;
-    int64_t length = (c->rows + parts - 1) / parts;
-    return length > 0 ? length : 1;
+    int64_t length = pd_grain(c->rows, c->n, PD_GRAIN), least = (c->rows + ROW_PARTS - 1) / ROW_PARTS;
+    return length > least ? length : least;
 }
 
 #define PD_FLOATS_ONLY

@@ -239,5 +239,5 @@ void PD_SUFFIXED(pd_rows_run)(const pd_rows *r) {
     p.by_row = p.inner >= 64;
     p.plain = p.plain && p.tiled;
     p.direct = p.direct && p.by_row && p.tiled;
-    pd_parallel(l->numel, r->grain ? r->grain : PD_GRAIN, run_range, &p);
+    pd_parallel(l->numel, pd_grain(l->numel, 1, r->grain ? r->grain : PD_GRAIN), run_range, &p);
 }
