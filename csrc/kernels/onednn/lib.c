@@ -91,14 +91,18 @@ bool pd_dnn_open(void) {
 }
 const char *pd_onednn_version(void) { return pd_dnn_open() ? version_text : NULL; }
 
+static bool has_isa(int need) {
+    static _Atomic int isa = -1;
+    if (isa < 0) isa = (int)pd_dnn.get_effective_cpu_isa();
+    return (isa & need) == need;
+}
+bool pd_dnn_has_avx512(void) { return pd_dnn_open() && has_isa(dnnl_cpu_isa_avx512_core); }
+
 bool pd_dnn_serves(pd_dtype t) {
     if (t != PD_F32 && t != PD_BF16 && t != PD_F16) return false;
     if (!pd_dnn_open()) return false;
     if (t == PD_F32) return true;
-    static _Atomic int isa = -1;
-    if (isa < 0) isa = (int)pd_dnn.get_effective_cpu_isa();
-    int need = t == PD_BF16 ? dnnl_cpu_isa_avx512_core_bf16 : dnnl_cpu_isa_avx512_core_fp16;
-    return (isa & need) == need;
+    return has_isa(t == PD_BF16 ? dnnl_cpu_isa_avx512_core_bf16 : dnnl_cpu_isa_avx512_core_fp16);
 }
 dnnl_data_type_t pd_dnn_type(pd_dtype t) { return t == PD_BF16 ? dnnl_bf16 : t == PD_F16 ? dnnl_f16 : dnnl_f32; }
 

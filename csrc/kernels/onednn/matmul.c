@@ -1,15 +1,19 @@
 #if defined(PD_HAVE_ONEDNN) && PD_HAVE_ONEDNN
-/* float: one primitive on all threads, where A's rows are unit stride and K is not long: there the library does not
-   divide K among threads (measured: the same bits for 1, 2, 3, 4, 8, 16 threads on 60 shapes).
+/* float with AVX-512: where A's rows are unit stride and K is not long, C's bits do not depend on how its rows are cut
+   (measured: 198 products, whole and in 2, 3, 4, 7, 8, 16 pieces; with AVX2 90 of them differ). So each thread gets as
+   many rows, as it does of the elementwise ops and of attention before and after: what it wrote is in its own cache (a
+   step of gpt-nano on two threads takes 5% less than with the library's own cut). Where there are few rows for a
+   thread, or several matrices: one primitive on all threads.
 
    bf16, f16: the same where K is short.
 
-   Elsewhere the library divides K among threads, which changes the order of sums (bf16: 28 of 339 shapes differed, all
-   with K of 768 or more): C is cut along its longer side into pieces fixed by the shape, one single-thread primitive
-   each, so that what every piece copies anew is the smaller operand. Where C is small and K long, K is cut as well; the
-   products of the pieces are made in float and added as a tree (float: the portable product does that). A piece of
-   columns is written to scratch and copied home where the library is slow with rows of C apart: bf16 (2048 x 1152 x 384
-   in two: 4.7 ms, whole 2.4), and float with B turned (256 x 384 x 3072: 94 GFLOP/s against 108). */
+   Elsewhere the library divides K among threads, which changes the order of sums (bf16: 28 of 339 shapes differed,
+   all with K of 768 or more), or sums in an order that depends on the rows: C is cut along its longer side into
+   pieces fixed by the shape, one single-thread primitive each, so that what every piece copies anew is the smaller
+   operand. Where C is small and K long, K is cut as well; the products of the pieces are made in float and added as a
+   tree (float: the portable product does that). A piece of columns is written to scratch and copied home where the
+   library is slow with rows of C apart: bf16 (2048 x 1152 x 384 in two: 4.7 ms, whole 2.4), and float with B turned
+   (256 x 384 x 3072: 94 GFLOP/s against 108). */
 #include <string.h>
 
 #include "base/mem.h"
@@ -32,6 +36,7 @@ enum { A_, B_, BIAS, C_ };
 #define CHUNK 2048       /* elements of K in a piece, at least */
 #define CHUNKS_MAX 16
 #define SIDE_F32 128     /* of a piece of float, at least */
+#define ROWS_F32 64      /* of a thread, at least */
 #define SMALL_F32 64     /* a side of C below which the portable product serves, which cuts K */
 
 /* Below these the portable product is as fast (f32 256 x 256 x 256 on one thread: 158 us against 143). One that would
@@ -52,7 +57,7 @@ static int64_t pieces(int64_t n, int64_t size) { return (n + size - 1) / size; }
 
 /* Whether one primitive would make sums in an order that depends on the number of threads. */
 static bool divides(const pd_gemm *c) {
-    if (c->t == PD_F32) return c->a_col != 1 || c->K >= 4 * (c->M > c->N ? c->M : c->N);
+    if (c->t == PD_F32) return !pd_dnn_has_avx512() || c->a_col != 1 || c->K >= 4 * (c->M > c->N ? c->M : c->N);
     return c->batch > 1 || c->K >= SHORT_K || (c->K < THIN_K && c->N > THIN_N);
 }
 
@@ -71,10 +76,13 @@ static grid grid_of(const pd_gemm *c) {
     grid g = {
         .b = c->batch, .m = c->M, .n = c->N, .k = c->K, .tb = 1, .tm = 1, .tn = 1, .tk = 1, .threads = 1, .tasks = 1};
     if (!divides(c)) {
-        g.threads = pd_threads_get();
-        return g;
-    }
-    if (c->t == PD_F32) {
+        int threads = pd_threads_get();
+        if (c->t == PD_F32 && c->batch == 1 && c->M >= (int64_t)threads * ROWS_F32) g.tm = threads;
+        else {
+            g.threads = threads;
+            return g;
+        }
+    } else if (c->t == PD_F32) {
         *(c->M >= c->N || (c->beta && stands_apart(c)) ? &g.tm : &g.tn) =
             even_pieces(c->M > c->N ? c->M : c->N, SIDE_F32);
     } else if (c->batch > 1) {
