@@ -349,6 +349,43 @@ VM double vm_erf(double x) {
     return vm_signed(a < 1.0 ? p : 1.0 - vm_exp(-q), x);
 }
 
+/* ---- the normal distribution's Phi, and the slope of x Phi(x), Phi(x) + x Phi'(x): 1/2 + x P(x^2) / Q(x^2), one
+   division in place of erf and exp. In float at most 1.8e-7 and 2.2e-7 off. ---- */
+
+VM float vm_phif(float x) {
+    float z = x * x;
+    float p = VM_FMAF(0x1.86d4a2p-26f, z, 0x1.aa48dp-18f);
+    p = VM_FMAF(p, z, 0x1.620e5cp-13f);
+    p = VM_FMAF(p, z, 0x1.32878ep-8f);
+    p = VM_FMAF(p, z, 0x1.15526ep-5f);
+    p = VM_FMAF(p, z, 0x1.98845p-2f);
+    float q = VM_FMAF(0x1.4173dcp-20f, z, 0x1.34e6ecp-14f);
+    q = VM_FMAF(q, z, 0x1.edff7ep-10f);
+    q = VM_FMAF(q, z, 0x1.d555d2p-6f);
+    q = VM_FMAF(q, z, 0x1.018f0cp-2f);
+    q = VM_FMAF(q, z, 1.0f);
+    return z < 30.25f ? VM_FMAF(x, p / q, 0.5f) : x < 0.0f ? 0.0f : 1.0f;
+}
+VM double vm_phi(double x) { return 0.5 * (1.0 + vm_erf(x * 0.7071067811865476)); }
+VM float vm_gelu_slopef(float x) {
+    float z = x * x;
+    float p = VM_FMAF(0x1.323e86p-26f, z, 0x1.11b30cp-20f);
+    p = VM_FMAF(p, z, 0x1.1e3a72p-15f);
+    p = VM_FMAF(p, z, 0x1.f4d99ap-13f);
+    p = VM_FMAF(p, z, 0x1.c38e6ap-7f);
+    p = VM_FMAF(p, z, -0x1.4dd75cp-6f);
+    p = VM_FMAF(p, z, 0x1.988452p-1f);
+    float q = VM_FMAF(0x1.70a51ap-30f, z, 0x1.892aep-22f);
+    q = VM_FMAF(q, z, 0x1.69dd8ap-17f);
+    q = VM_FMAF(q, z, 0x1.0ad034p-12f);
+    q = VM_FMAF(q, z, 0x1.0b093cp-8f);
+    q = VM_FMAF(q, z, 0x1.6f953p-5f);
+    q = VM_FMAF(q, z, 0x1.3b2ebp-2f);
+    q = VM_FMAF(q, z, 1.0f);
+    return z < 37.21f ? VM_FMAF(x, p / q, 0.5f) : x < 0.0f ? 0.0f : x > 0.0f ? 1.0f : x;
+}
+VM double vm_gelu_slope(double x) { return vm_phi(x) + x * 0.3989422804014327 * vm_exp(-0.5 * (x * x)); }
+
 /* ---- sin, cos: x = n pi/2 + r; the quadrant n mod 4 picks the polynomial and the sign ---- */
 
 VM double vm_clamp_quadrant(double r) {
@@ -710,7 +747,8 @@ VM_OVERLOAD1(vm_log) VM_OVERLOAD1(vm_tanh) VM_OVERLOAD1(vm_sigmoid) VM_OVERLOAD1
     VM_OVERLOAD1(vm_cos) VM_OVERLOAD1(vm_tan) VM_OVERLOAD1(vm_asin) VM_OVERLOAD1(vm_acos) VM_OVERLOAD1(vm_atan)
         VM_OVERLOAD1(vm_sinh) VM_OVERLOAD1(vm_cosh) VM_OVERLOAD1(vm_asinh) VM_OVERLOAD1(vm_acosh) VM_OVERLOAD1(vm_atanh)
             VM_OVERLOAD1(vm_expm1) VM_OVERLOAD1(vm_log1p) VM_OVERLOAD1(vm_log2) VM_OVERLOAD1(vm_log10)
-                VM_OVERLOAD1(vm_tanh_softplus) VM_OVERLOAD2(vm_atan2) VM_OVERLOAD2(vm_logaddexp) VM_OVERLOAD1(vm_floor)
+                VM_OVERLOAD1(vm_tanh_softplus) VM_OVERLOAD1(vm_phi) VM_OVERLOAD1(vm_gelu_slope)
+                VM_OVERLOAD2(vm_atan2) VM_OVERLOAD2(vm_logaddexp) VM_OVERLOAD1(vm_floor)
                     VM_OVERLOAD_WHOLE(vm_floor) VM_OVERLOAD1(vm_ceil) VM_OVERLOAD_WHOLE(vm_ceil) VM_OVERLOAD1(vm_trunc)
                         VM_OVERLOAD_WHOLE(vm_trunc) VM_OVERLOAD1(vm_round) VM_OVERLOAD_WHOLE(vm_round)
                             VM_OVERLOAD1(vm_abs) VM_OVERLOAD_INTS1(vm_abs) VM_OVERLOAD1(vm_sign)
@@ -745,6 +783,8 @@ VM double vm_sqrt_of(double x) { return VM_SQRT(x); }
 #define V_TANH(x) VM_FLOAT1(vm_tanh, x)
 #define V_SIGMOID(x) VM_FLOAT1(vm_sigmoid, x)
 #define V_ERF(x) VM_FLOAT1(vm_erf, x)
+#define V_PHI(x) VM_FLOAT1(vm_phi, x)
+#define V_GELU_SLOPE(x) VM_FLOAT1(vm_gelu_slope, x)
 #define V_SIN(x) VM_FLOAT1(vm_sin, x)
 #define V_COS(x) VM_FLOAT1(vm_cos, x)
 #define V_TAN(x) VM_FLOAT1(vm_tan, x)

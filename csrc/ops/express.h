@@ -36,6 +36,9 @@
 #define TANH(p) pd_x1(v, PD_OP_tanh, p)
 #define SIGMOID(p) pd_x1(v, PD_OP_sigmoid, p)
 #define TANHSP(p) TANH(pd_x1(v, PD_OP_softplus, p))
+#define GELUSLOPE(p) \
+    ADD(MULC(ADDC(ERF(MULC(p, 0.7071067811865476)), 1), 0.5), \
+        MUL(MULC(p, 0.3989422804014327), EXP(MULC(MUL(p, p), -0.5))))
 #define GELUT(p) TANH(MULC(ADD(p, MULC(MUL(p, MUL(p, p)), 0.044715)), 0.7978845608028654))
 
 #endif

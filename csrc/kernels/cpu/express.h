@@ -37,6 +37,7 @@
 #define ERF(p) V_ERF(p)
 #define SIGMOID(p) V_SIGMOID(p)
 #define TANHSP(p) V_TANH_SOFTPLUS(p)
+#define GELUSLOPE(p) V_GELU_SLOPE(p)
 #define GELUT(p) V_TANH((T)0.7978845608028654 * ((p) + (T)0.044715 * ((p) * (p) * (p))))
 
 #endif
