@@ -9,33 +9,59 @@
 
 #define BLOCKS (PD_TILE / 4)
 
-/* Four words of each of `n` <= BLOCKS blocks. */
+/* A block in each 64-bit lane; of a lane's word the lower half counts. */
+typedef uint64_t pd_vw __attribute__((vector_size(PD_VB)));
+#define LANES_W (PD_VB / 8)
+#define AT_ONCE 4 /* vectors, since each round waits for its products */
+
+PD_INLINE pd_vw product(pd_vw a, uint32_t b) {
+#if defined(__AVX512F__)
+    return (pd_vw)_mm512_mul_epu32((__m512i)a, _mm512_set1_epi64(b));
+#elif defined(__AVX2__)
+    return (pd_vw)_mm256_mul_epu32((__m256i)a, _mm256_set1_epi64x(b));
+#elif defined(__SSE2__)
+    return (pd_vw)_mm_mul_epu32((__m128i)a, _mm_set1_epi64x(b));
+#else
+    return (a & UINT32_MAX) * b;
+#endif
+}
+
+/* Four words of each of `n` <= BLOCKS blocks, as pd_philox_at makes them; what is left of u's last AT_ONCE vectors is
+   overwritten, too. */
 static void draw(pd_rng_key key, uint64_t block, int64_t n, uint32_t *u) {
-    uint64_t call = key.call ^ (block >> 32 << 32);
-    uint32_t k0 = (uint32_t)key.seed, k1 = (uint32_t)(key.seed >> 32);
-    uint32_t c0[BLOCKS], c1[BLOCKS], c2[BLOCKS], c3[BLOCKS];
-    for (int64_t i = 0; i < n; i++) {
-        c0[i] = (uint32_t)block + (uint32_t)i;
-        c1[i] = key.stream;
-        c2[i] = (uint32_t)call;
-        c3[i] = (uint32_t)(call >> 32);
-    }
-    for (int round = 0; round < 10; round++) { /* pd_philox_at, a round at a time */
-        for (int64_t i = 0; i < n; i++) {
-            uint64_t p0 = (uint64_t)0xD2511F53u * c0[i], p1 = (uint64_t)0xCD9E8D57u * c2[i];
-            c0[i] = (uint32_t)(p1 >> 32) ^ c1[i] ^ k0;
-            c2[i] = (uint32_t)(p0 >> 32) ^ c3[i] ^ k1;
-            c1[i] = (uint32_t)p1;
-            c3[i] = (uint32_t)p0;
+    const uint64_t call = key.call ^ (block >> 32 << 32);
+    const pd_vw none = {0};
+    pd_vw first = none + block;
+    for (int l = 0; l < LANES_W; l++) first[l] += (uint64_t)l;
+    for (int64_t i = 0; i < n; i += AT_ONCE * LANES_W) {
+        pd_vw c0[AT_ONCE], c1[AT_ONCE], c2[AT_ONCE], c3[AT_ONCE];
+        uint32_t k0 = (uint32_t)key.seed, k1 = (uint32_t)(key.seed >> 32);
+        for (int v = 0; v < AT_ONCE; v++) {
+            c0[v] = first + (uint64_t)(i + v * LANES_W);
+            c1[v] = none + key.stream;
+            c2[v] = none + (call & UINT32_MAX);
+            c3[v] = none + (call >> 32);
         }
-        k0 += 0x9E3779B9u;
-        k1 += 0xBB67AE85u;
-    }
-    for (int64_t i = 0; i < n; i++) {
-        u[4 * i] = c0[i];
-        u[4 * i + 1] = c1[i];
-        u[4 * i + 2] = c2[i];
-        u[4 * i + 3] = c3[i];
+#pragma GCC unroll 10
+        for (int round = 0; round < 10; round++) {
+#pragma GCC unroll 4
+            for (int v = 0; v < AT_ONCE; v++) {
+                pd_vw p0 = product(c0[v], 0xD2511F53u), p1 = product(c2[v], 0xCD9E8D57u);
+                c0[v] = (p1 >> 32) ^ c1[v] ^ k0;
+                c2[v] = (p0 >> 32) ^ c3[v] ^ k1;
+                c1[v] = p1;
+                c3[v] = p0;
+            }
+            k0 += 0x9E3779B9u;
+            k1 += 0xBB67AE85u;
+        }
+#pragma GCC unroll 4
+        for (int v = 0; v < AT_ONCE; v++) {
+            pd_vw low = (c0[v] & UINT32_MAX) | c1[v] << 32, high = (c2[v] & UINT32_MAX) | c3[v] << 32;
+            uint64_t two[2 * LANES_W];
+            for (int l = 0; l < LANES_W; l++) two[2 * l] = low[l], two[2 * l + 1] = high[l];
+            memcpy(u + 4 * (i + v * LANES_W), two, sizeof two);
+        }
     }
 }
 
