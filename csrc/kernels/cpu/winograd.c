@@ -25,6 +25,7 @@
 
 #define TILES 48        /* of a unit of work: V and M of 64 channels stay in a second-level cache */
 #define BLOCK (1 << 20) /* numbers of V and A gy A^T of a block */
+#define GROUP 4         /* rows of tiles whose pixels are read together */
 #define BLOCK_TILES 128 /* at least: so often are all sums of the weights read and written */
 
 /* ---- forward, and the gradient of the input -------------------------------------------------------------------- */
@@ -194,25 +195,34 @@ static weights weights_of(const pd_conv *c, const void *gy, const void *x) {
     weights s = {.c = c, .x = of_x(c, x), .gy = of_y(c, gy), .across = (c->Q + 1) / 2, .down = (c->P + 1) / 2};
     s.rows = c->N * s.down, s.v_ld = c->C + LANES, s.cuts = most(c->C / 64, 1);
     s.block = least(s.rows, most(1, most(BLOCK / (PLACES * (c->C + c->K)), BLOCK_TILES) / s.across));
-    s.slot = up(4 * (2 * s.across + 2) * most(c->C, c->K) * (int64_t)sizeof(float), 64);
+    s.slot = up((2 * GROUP + 2) * (2 * s.across + 2) * most(c->C, c->K) * (int64_t)sizeof(float), 64);
     return s;
 }
 static int64_t v_numbers(const weights *s) { return up(PLACES * s->block * s->across * s->v_ld, 16); }
 static int64_t d_numbers(const weights *s) { return up(PLACES * s->block * s->across * up(s->c->K, NR), 16); }
 static int64_t u_numbers(const weights *s) { return PLACES * s->c->C * s->c->K; }
 
-/* V and D of rows [begin, end) of the block. */
+/* V and D of groups [begin, end) of rows of the block. */
 static void transform_rows(void *ctx, int64_t begin, int64_t end) {
     const weights *s = ctx;
     const pd_conv *c = s->c;
     const int64_t tiles = s->some * s->across, width = 2 * s->across + 2, wide = 2 * s->across;
-    for (int64_t i = begin; i < end; i++) {
-        float *rows = (float *)(void *)(s->slots + i * s->slot);
-        const int64_t n = (s->first + i) / s->down, y = (s->first + i) % s->down;
-        rows_in(&s->x, n, 2 * y - c->padding[0], 4, c->padding[1], width, rows);
-        inputs(rows, width, c->C, s->across, s->V + i * s->across * s->v_ld, tiles * s->v_ld, s->v_ld);
-        rows_in(&s->gy, n, 2 * y, 2, 0, wide, rows);
-        gradients(rows, wide, c->K, s->across, tiles, s->D + i * s->across * NR, tiles * up(c->K, NR));
+    for (int64_t group = begin; group < end; group++) {
+        float *rows = (float *)(void *)(s->slots + group * s->slot);
+        const int64_t last = least((group + 1) * GROUP, s->some);
+        for (int64_t i = group * GROUP, many; i < last; i += many) { /* the part in one image */
+            const int64_t n = (s->first + i) / s->down, y = (s->first + i) % s->down;
+            many = least(last - i, s->down - y);
+            float *V = s->V + i * s->across * s->v_ld, *D = s->D + i * s->across * NR;
+            rows_in(&s->x, n, 2 * y - c->padding[0], 2 * many + 2, c->padding[1], width, rows);
+            for (int64_t r = 0; r < many; r++)
+                inputs(rows + 2 * r * width * c->C, width, c->C, s->across, V + r * s->across * s->v_ld,
+                       tiles * s->v_ld, s->v_ld);
+            rows_in(&s->gy, n, 2 * y, 2 * many, 0, wide, rows);
+            for (int64_t r = 0; r < many; r++)
+                gradients(rows + 2 * r * wide * c->K, wide, c->K, s->across, tiles, D + r * s->across * NR,
+                          tiles * up(c->K, NR));
+        }
     }
 }
 
@@ -259,10 +269,11 @@ static void gather_filters(void *ctx, int64_t begin, int64_t end) {
         }
 }
 
-/* [V | D | U | a slot for each row of a block] */
+/* [V | D | U | a slot for each group of rows of a block] */
 static size_t weights_scratch(const pd_conv *c) {
     weights s = weights_of(c, NULL, NULL);
-    return (size_t)(v_numbers(&s) + d_numbers(&s) + u_numbers(&s)) * sizeof(float) + (size_t)(s.block * s.slot);
+    const int64_t numbers = v_numbers(&s) + d_numbers(&s) + u_numbers(&s), groups = (s.block + GROUP - 1) / GROUP;
+    return (size_t)numbers * sizeof(float) + (size_t)(groups * s.slot);
 }
 
 static void grad_weight(const pd_conv *c, const void *gy, const void *x, void *gw, void *scratch) {
@@ -271,7 +282,7 @@ static void grad_weight(const pd_conv *c, const void *gy, const void *x, void *g
     s.V = scratch, s.D = s.V + v_numbers(&s), s.U = s.D + d_numbers(&s), s.slots = (char *)(s.U + u_numbers(&s));
     for (s.first = 0; s.first < s.rows; s.first += s.some) {
         s.some = least(s.block, s.rows - s.first);
-        pd_parallel(s.some, (s.some + 15) / 16, transform_rows, &s);
+        pd_parallel((s.some + GROUP - 1) / GROUP, 1, transform_rows, &s);
         pd_parallel(PLACES * s.cuts, 1, add_products, &s);
     }
     pd_parallel(c->K / LANES, 1 + PD_GRAIN / (c->C * LANES * PLACES), gather_filters, &s);

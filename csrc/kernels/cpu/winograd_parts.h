@@ -68,7 +68,9 @@ static void rows_in(const images *im, int64_t n, int64_t h, int64_t count, int64
             const float *x =
                 planes_in(im, pixel(im, n, c, begin, 0) + p0 * (int64_t)pd_dtype_size(im->t), plane, run, buffer, &ld);
             for (; p < run; p += LANES) {
-                const int64_t w = least(LANES, run - p);
+                const int64_t w = least(LANES, run - p), ahead = p + 2 * LANES;
+                for (int i = 0; i < LANES && im->t == PD_F32; i++) /* of these planes, or of the next LANES */
+                    __builtin_prefetch(x + (ahead < run ? ahead : LANES * ld + ahead - up(run, LANES)) + i * ld);
                 if (w == LANES)
                     transpose_f32(x + p, ld, turned, LANES);
                 else
