@@ -2,7 +2,7 @@
 /* float with AVX-512: where A's rows are unit stride and K is not long, C's bits do not depend on how its rows are cut
    (measured: 198 products, whole and in 2, 3, 4, 7, 8, 16 pieces; with AVX2 90 of them differ). So each thread gets as
    many rows, as it does of the elementwise ops and of attention before and after: what it wrote is in its own cache (a
-   step of gpt-nano on two threads takes 5% less than with the library's own cut). Where there are few rows for a
+   step of gpt-nano on two threads takes 2% less than with the library's own cut). Where there are few rows for a
    thread, or several matrices: one primitive on all threads.
 
    bf16, f16: the same where K is short.
