@@ -10,7 +10,7 @@ size_t pd_onednn_gemm_scratch(const pd_gemm *c) { return (void)c, 0; }
 pd_status pd_onednn_gemm(const pd_gemm *c, const void *A, const void *B, const void *bias, void *C, void *scratch) {
     return (void)c, (void)A, (void)B, (void)bias, (void)C, (void)scratch, absent();
 }
-bool pd_onednn_takes_conv(const pd_conv *c) { return (void)c, false; }
+bool pd_onednn_takes_conv(const pd_conv *c, bool weight) { return (void)c, (void)weight, false; }
 size_t pd_onednn_conv_scratch(const pd_conv *c, bool weight) { return (void)c, (void)weight, 0; }
 pd_status pd_onednn_conv_forward(const pd_conv *c, const void *x, const void *w, const void *bias, void *y,
                                  void *scratch) {

@@ -333,11 +333,11 @@ static bool look(const pd_conv *c, bool with_weight, size_t *scratch) {
     return can;
 }
 
-bool pd_onednn_takes_conv(const pd_conv *c) {
+bool pd_onednn_takes_conv(const pd_conv *c, bool weight) {
     if (c->t == PD_F64 || c->N <= 0 || c->C <= 0 || c->K <= 0 || c->P <= 0 || c->Q <= 0 || c->R <= 0 || c->S <= 0)
         return false;
     size_t scratch = 0;
-    return pd_dnn_serves(c->t) && look(c, true, &scratch);
+    return pd_dnn_serves(c->t) && look(c, weight, &scratch);
 }
 
 size_t pd_onednn_conv_scratch(const pd_conv *c, bool weight) {

@@ -16,8 +16,9 @@ bool pd_onednn_takes_gemm(const pd_gemm *c, bool bias);
 size_t pd_onednn_gemm_scratch(const pd_gemm *c);
 pd_status pd_onednn_gemm(const pd_gemm *c, const void *A, const void *B, const void *bias, void *C, void *scratch);
 
-bool pd_onednn_takes_conv(const pd_conv *c);
-size_t pd_onednn_conv_scratch(const pd_conv *c, bool weight); /* also for the weight's gradient */
+/* weight: its gradient, too. */
+bool pd_onednn_takes_conv(const pd_conv *c, bool weight);
+size_t pd_onednn_conv_scratch(const pd_conv *c, bool weight);
 pd_status pd_onednn_conv_forward(const pd_conv *c, const void *x, const void *w, const void *bias, void *y,
                                  void *scratch);
 pd_status pd_onednn_conv_grad_input(const pd_conv *c, const void *gy, const void *w, void *gx, void *scratch);
