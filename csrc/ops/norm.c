@@ -6,7 +6,6 @@
 typedef struct { int64_t training; double momentum, eps; } norm_attrs;
 enum { X, MEAN, VAR, WEIGHT, BIAS };
 
-
 static pd_batch_norm shape_of(const pd_tensor *x, double eps, pd_dtype params) {
     pd_batch_norm s = {
         .N = x->size[0], .C = x->size[1], .S = 1, .channels_last = pd_is_nhwc(x), .eps = eps, .params = params};
@@ -26,13 +25,13 @@ static pd_status infer(pd_call *c) {
     static const char *const names[] = {"input", "running_mean", "running_var", "weight", "bias"};
     const norm_attrs *a = c->attrs;
     pd_tensor *x = c->in[X];
-    const pd_dtype own = (pd_dtype)x->dtype, given = params_of(c);
+    const pd_dtype own = (pd_dtype)x->dtype, given = params_of(c),
+                   want = given == PD_F32 && wide(own) == PD_F32 ? PD_F32 : own;
     PD_TRY(pd_check_float(c, X));
     if (x->ndim < 2)
         return pd_fail(PD_E_SHAPE, "batch_norm: input has shape %s (expected [N, C, ...])", pd_tensor_shape(x));
     for (int i = MEAN; i <= BIAS; i++) {
         pd_tensor *t = c->in[i];
-        const pd_dtype want = given == PD_F32 && wide(own) == PD_F32 ? PD_F32 : own;
         if (t && (t->ndim != 1 || t->size[0] != x->size[1] || !pd_tensor_is_contiguous(t) || t->dtype != (int)want))
             return pd_fail(PD_E_SHAPE,
                            "batch_norm: %s is %s of shape %s (expected contiguous %s of shape [%" PRId64 "])", names[i],

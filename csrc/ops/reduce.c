@@ -85,6 +85,7 @@ static pd_status course_of(pd_fold f, const pd_call *c, course *o) {
     const pd_dtype t = (pd_dtype)x->dtype;
     *o = (course){0};
     PD_TRY(pd_dims_of(c->def->name, c->attrs, x->ndim, &bits));
+    if (pd_block_of(x, bits, &o->b)) return PD_OK;
     lying = bits;
     pd_tensor dense = in_memory_order(x, &lying), rest = dense;
     if (pd_block_of(&dense, lying, &o->b)) return PD_OK;
