@@ -26,6 +26,7 @@ from pydist.utils.data import (
     SubsetRandomSampler,
     TensorDataset,
     WeightedRandomSampler,
+    _order,
     default_collate,
     default_convert,
     get_worker_info,
@@ -156,6 +157,31 @@ def test_samplers():
     for size, drop, count in ((5, False, 1), (4, True, 1), (6, True, 0), (2, False, 3)):
         batches = BatchSampler(range(5), size, drop)
         assert len(batches) == len(list(batches)) == count
+
+
+def test_endless_orders_are_drawn_in_pieces(monkeypatch):
+    """More draws than memory holds begin at once, and an epoch that goes on later is the same one."""
+    endless = 10**10
+    for sampler in (
+        RandomSampler(range(7), replacement=True, num_samples=endless),
+        WeightedRandomSampler([1.0] * 7, endless),
+        DistributedSampler(range(endless), 2, 1, shuffle=False),
+    ):
+        assert len(sampler) >= endless // 2 and next(iter(BatchSampler(sampler, 3, False)))
+    monkeypatch.setattr(_order, "_PIECE", 8)
+    for sampler in (
+        RandomSampler(range(5), replacement=True, num_samples=30),
+        RandomSampler(range(5), num_samples=30),
+        WeightedRandomSampler([1.0, 2.0, 3.0, 4.0, 5.0], 30),
+    ):
+        loader, order = DataLoader(range(5), 2, sampler=sampler), []
+        for batch in loader:
+            pydist.rand(3)  # what the training draws changes no order
+            order.append(batch.tolist())
+            if len(order) == 6:
+                state = loader.state_dict()
+        loader.load_state_dict(state)
+        assert [batch.tolist() for batch in loader] == order[6:] and len(order) == 15
 
 
 def test_bad_samplers():

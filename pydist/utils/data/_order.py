@@ -10,6 +10,7 @@ from random import Random
 from pydist import _C
 
 _SKIPPED_AT_ONCE = 1 << 16
+_PIECE = 1 << 16
 
 
 def is_asked():
@@ -63,6 +64,19 @@ def seed(generator=None):
         return _C.randint(0, 1 << 62, (), generator=generator).item()
     with _Words(generator) as draw:
         return _long(draw) % (1 << 63)
+
+
+def own(generator=None):
+    """A generator for what one epoch draws little by little: nobody else draws from it, so its numbers are those of `generator`'s
+    state when the epoch began."""
+    return _C.Generator().manual_seed(seed(generator))
+
+
+def pieces(count):
+    """The lengths of the lists to draw one after another for `count` numbers, which may be more than fit in memory."""
+    while count > 0:
+        yield min(count, _PIECE)
+        count -= _PIECE
 
 
 def permutation(size, generator=None):

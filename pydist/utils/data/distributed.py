@@ -1,5 +1,7 @@
 """DistributedSampler: which rank sees which items."""
 
+from itertools import chain
+
 from pydist import _C
 from pydist.utils.data._order import is_asked, permutation
 from pydist.utils.data.sampler import Sampler
@@ -57,10 +59,10 @@ class DistributedSampler(Sampler):
         if self.shuffle:
             order = permutation(size, _C.Generator().manual_seed(self.seed + self.epoch))
         else:
-            order = list(range(size))
-        if total > size > 0:
-            order = (order * -(-total // size))[:total]
-        return iter(order[self.rank : total : self.num_replicas])
+            order = range(size)
+        mine = order[self.rank : total : self.num_replicas]
+        repeated = range(self.rank, total, self.num_replicas)[len(mine) :]
+        return chain(mine, [order[i % size] for i in repeated])
 
     def __len__(self):
         return self.num_samples

@@ -55,10 +55,11 @@ class RandomSampler(Sampler):
     def __iter__(self):
         size, left, generator = len(self.data_source), self.num_samples, self.generator
         strict = _order.is_asked()
-        if generator is None and strict:
-            generator = _C.Generator().manual_seed(_order.seed())
+        if generator is None or not strict:
+            generator = _order.own(generator)
         if self.replacement:
-            yield from _order.integers(size, left, generator)
+            for count in _order.pieces(left):
+                yield from _order.integers(size, count, generator)
             return
         while left > 0:
             yield from _order.permutation(size, generator)[:left]
@@ -112,14 +113,16 @@ class WeightedRandomSampler(Sampler):
         self.generator = generator
 
     def __iter__(self):
-        weights = self.weights.tolist()
-        count = self.num_samples if self.replacement else len(weights)
-        drawn = _order.uniform(count, self.generator)
+        weights, generator = self.weights.tolist(), self.generator
         if self.replacement:
+            if not _order.is_asked():
+                generator = _order.own(generator)
             sums = list(accumulate(weights))
             top = bisect_left(sums, sums[-1])  # where a draw that rounding carries to the very end belongs
-            yield from (min(bisect_right(sums, u * sums[-1]), top) for u in drawn)
+            for count in _order.pieces(self.num_samples):
+                yield from (min(bisect_right(sums, u * sums[-1]), top) for u in _order.uniform(count, generator))
             return
+        drawn = _order.uniform(len(weights), generator)
         keys = [(math.log1p(-u) / w, i) for i, (u, w) in enumerate(zip(drawn, weights)) if w > 0.0]
         yield from (i for _, i in sorted(keys, reverse=True)[: self.num_samples])
 
