@@ -90,6 +90,35 @@ def test_children_inherit_it(tmp_path):
     assert done.stdout == "(True, 3.0)\nTrue\n", done.stderr
 
 
+def test_tensorboardx_is_our_writer_where_it_is_not_installed(tmp_path):
+    text = """
+        import json, os, subprocess, sys
+        from tensorboardX import SummaryWriter
+        import tensorboardX
+
+        with SummaryWriter("logs", flush_secs=1) as writer:
+            writer.add_scalar("loss", 1.0, 1)
+            writer.add_scalars("both", {"a": 1, "b": 2.0}, 3)
+            writer.export_scalars_to_json("all.json")
+        writer.add_scalar("loss", 1.0, 2)  # a new file
+        writer.close()
+        SummaryWriter(log_dir="nothing", write_to_disk=False).add_scalar("loss", 1.0, 1)
+        with open("all.json") as file:
+            rows = json.load(file)
+        print(tensorboardX.__name__, sorted(os.listdir("logs"))[:2], len(os.listdir("logs")), os.path.exists("nothing"))
+        print({name: rows[0][1:] for name, rows in rows.items()})
+        print(subprocess.check_output([sys.executable, "-c", "import tensorboardX; print(tensorboardX.__name__)"], text=True))
+        """
+    done = run(tmp_path, text)
+    name = "pydist.compat.tensorboardx"
+    assert done.stdout.split("\n") == [
+        f"{name} ['both_a', 'both_b'] 4 False", "{'logs/both/a': [3, 1.0], 'logs/both/b': [3, 2.0]}", name, "", ""
+    ], done.stderr  # fmt: skip
+    (tmp_path / "tensorboardX.py").write_text("SummaryWriter = 'installed'")
+    done = run(tmp_path, "import tensorboardX; print(tensorboardX.SummaryWriter)")
+    assert done.stdout == "installed\n", done.stderr
+
+
 def test_what_is_missing_says_so_at_use(tmp_path):
     done = run(
         tmp_path,

@@ -2,7 +2,8 @@
 
 `install()` makes `torch`, `torchvision` and their submodules mean pydist's modules of the same names, which stay the
 same objects: `torch.nn is pydist.nn`. What pydist does not have fails where it is used, with the name and what is near.
-Child processes inherit it (`environment()`), pytest takes it as `-p pydist.compat`, a notebook calls `install()`.
+`tensorboardX` means our SummaryWriter where that package is not installed. Child processes inherit it
+(`environment()`), pytest takes it as `-p pydist.compat`, a notebook calls `install()`.
 """
 
 import difflib
@@ -17,7 +18,9 @@ import types
 _ROOTS = {"torch": "pydist", "torchvision": "pydist.vision"}
 _VERSIONS = {"torch": "2.13.0+pydist", "torchvision": "0.28.0+pydist"}
 
-_PATH = os.path.join(os.path.dirname(__file__), "path")  # torch.py and torchvision.py there call install()
+_STAND_INS = {"tensorboardX": "pydist.compat.tensorboardx"}  # packages that scripts use beside torch: ours if not installed
+
+_PATH = os.path.join(os.path.dirname(__file__), "path")  # the files there call install()
 
 
 def _ours(name):
@@ -86,6 +89,9 @@ class _Loader(importlib.abc.Loader):
 
 class _Finder(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
+        if name in _STAND_INS:
+            theirs = importlib.machinery.PathFinder.find_spec(name, [part for part in sys.path if part != _PATH])
+            return theirs or importlib.machinery.ModuleSpec(name, _Loader(_STAND_INS[name]))
         ours = _ours(name)
         if ours is None:
             return None
@@ -116,7 +122,8 @@ def uninstall():
     if _finder in sys.meta_path:
         sys.meta_path.remove(_finder)
         sys.path.remove(_PATH)
-    for name in [name for name in sys.modules if _ours(name)]:
+    ours = [name for name, stand_in in _STAND_INS.items() if sys.modules.get(name, "") is sys.modules.get(stand_in)]
+    for name in [*ours, *(name for name in sys.modules if _ours(name))]:
         del sys.modules[name]
 
 

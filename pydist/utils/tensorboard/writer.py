@@ -82,8 +82,13 @@ class SummaryWriter:
             log_dir = os.path.join("runs", time.strftime("%b%d_%H-%M-%S_") + socket.gethostname() + comment)
         self.log_dir = os.fspath(log_dir)
         self._options = (max_queue, flush_secs, filename_suffix)
-        self.file_writer = FileWriter(self.log_dir, *self._options)
-        self.all_writers = {self.log_dir: self.file_writer}
+        self.all_writers = {}
+        self._writer_of(self.log_dir)  # what cannot be written says so here
+
+    @property
+    def file_writer(self):
+        """The run's own event file. What is added after close() goes into a new one."""
+        return self._writer_of(self.log_dir)
 
     def get_logdir(self):
         return self.log_dir
@@ -182,6 +187,7 @@ class SummaryWriter:
     def close(self):
         for writer in self.all_writers.values():
             writer.close()
+        self.all_writers.clear()
 
     def __enter__(self):
         return self
