@@ -1,5 +1,6 @@
 """Files of weights by their URL, in the folder where PyTorch's `torch.hub` keeps them. Repositories are not loaded."""
 
+import hashlib
 import os
 from pathlib import Path
 
@@ -22,17 +23,18 @@ def set_dir(d):
 def download_url_to_file(url, dst, hash_prefix=None, progress=True):
     """Fetches `url` into the file `dst`. Raises RuntimeError naming the URL, also where the SHA-256 of what came does not
     begin with `hash_prefix`."""
-    from pydist.vision.datasets.utils import download_url
+    from pydist.vision.datasets.utils import _download, download_url
 
     target = Path(dst)
-    download_url(url, target.parent, target.name)
-    if hash_prefix is not None:
-        import hashlib
+    if hash_prefix is None:
+        download_url(url, target.parent, target.name)
+        return
 
-        got = hashlib.sha256(target.read_bytes()).hexdigest()
+    def check(got):
         if not got.startswith(hash_prefix):
-            target.unlink()
             raise RuntimeError(f'invalid hash value (expected "{hash_prefix}", got "{got}")')
+
+    _download(url, target, hashlib.sha256(), check)
 
 
 def load_state_dict_from_url(

@@ -14,6 +14,7 @@ import struct
 import sys
 
 from pydist import _C
+from pydist._files import replacing
 
 _DTYPES = {
     "F64": _C.float64,
@@ -86,7 +87,7 @@ def save(tensors, metadata=None):
 
 
 def save_file(tensors, filename, metadata=None):
-    """Writes `tensors` to the path `filename`, which gets its new content at the end at once.
+    """Writes `tensors` to the path `filename`, which gets its new content at the end at once, as with `pydist.save`.
 
     >>> import os, pydist, tempfile
     >>> from pydist.safetensors import load_file, save_file
@@ -97,17 +98,11 @@ def save_file(tensors, filename, metadata=None):
             [1., 1.]])}
     """
     head, data = _layout(tensors, metadata)
-    part = f"{os.fspath(filename)}.{os.getpid()}.part"
-    try:
-        with open(part, "wb") as file:
-            file.write(head)
-            for tensor in data:
-                if tensor.numel():
-                    file.write(_bytes(tensor))
-        os.replace(part, filename)
-    finally:
-        if os.path.exists(part):
-            os.unlink(part)
+    with replacing(filename) as file:
+        file.write(head)
+        for tensor in data:
+            if tensor.numel():
+                file.write(_bytes(tensor))
 
 
 def _pairs(pairs):

@@ -21,6 +21,7 @@ from collections import OrderedDict
 from contextlib import contextmanager
 
 from pydist import _C
+from pydist._files import replacing
 
 _ALIGNMENT = 64
 _PROTOCOL = 2  # what PyTorch reads with weights_only=True
@@ -140,8 +141,8 @@ def save(obj, f, pickle_module=pickle, pickle_protocol=_PROTOCOL, _use_new_zipfi
     hold them (other objects that pickle takes need `load(weights_only=False)`). Tensors that share memory still do when
     loaded.
 
-    A path gets its new content at the end at once: what was there stays if anything fails. Errors: OSError,
-    pickle.PicklingError, ValueError for another pickle_module.
+    A path gets its new content at the end at once, on the disk: what was there stays if anything fails, and keeps its
+    mode. Errors: OSError, pickle.PicklingError, ValueError for another pickle_module.
 
     >>> import io, pydist
     >>> file = io.BytesIO()
@@ -154,19 +155,8 @@ def save(obj, f, pickle_module=pickle, pickle_protocol=_PROTOCOL, _use_new_zipfi
     if hasattr(f, "write"):
         _write(obj, f, pickle_protocol)
         return
-    path = os.path.realpath(f)
-    if os.path.exists(path) and not os.path.isfile(path):  # a pipe, a device
-        with open(path, "wb") as file:
-            _write(obj, file, pickle_protocol)
-        return
-    part = f"{path}.{os.getpid()}.part"
-    try:
-        with open(part, "wb") as file:
-            _write(obj, file, pickle_protocol)
-        os.replace(part, path)
-    finally:
-        if os.path.exists(part):
-            os.unlink(part)
+    with replacing(f) as file:
+        _write(obj, file, pickle_protocol)
 
 
 def _write(obj, file, protocol):

@@ -162,6 +162,7 @@ def compare(bench, row):
 
 def write(where, row):
     """Puts the row into the file, in place of one for the same world; a file of another machine is begun anew."""
+    from pydist._files import replacing
     from pydist.distributed.tuning import machine, packed, read
 
     rows = []
@@ -174,9 +175,8 @@ def write(where, row):
     rows = [r for r in rows if (r["mesh"], r["world"]) != (row["mesh"], row["world"])] + [row]
     packed(rows)
     os.makedirs(os.path.dirname(os.path.abspath(where)), exist_ok=True)
-    with open(f"{where}.{os.getpid()}", "w") as file:
+    with replacing(where, "w") as file:
         json.dump({"machine": machine(), "rows": rows}, file, indent=1)
-    os.replace(file.name, where)
 
 
 def as_rank(where, rounds):

@@ -5,7 +5,9 @@ import io
 import os
 import pickle
 import random
+import signal
 import struct
+import threading
 import zipfile
 
 import pytest
@@ -249,6 +251,75 @@ def test_a_failed_save_leaves_what_was_there(tmp_path):
         assert pydist.load(path) == [1] and os.listdir(tmp_path) == ["file.pt"]
     with pytest.raises(FileNotFoundError):
         pydist.save([1], tmp_path / "no" / "file.pt")
+
+
+SAVES = [lambda path, x: pydist.save({"x": x}, path), lambda path, x: safetensors.save_file({"x": x}, path)]
+
+
+@pytest.mark.parametrize("write", SAVES)
+def test_a_file_gets_its_new_content_at_once(tmp_path, write, monkeypatch):
+    """Its mode stays, a link stays one, the content is on the disk before the name, and strangers' links are not followed."""
+    path, link, other = tmp_path / "file", tmp_path / "link", tmp_path / "other"
+    write(path, pydist.ones(2))
+    umask = os.umask(0)
+    os.umask(umask)
+    assert path.stat().st_mode & 0o777 == 0o666 & ~umask
+    path.chmod(0o600)
+    link.symlink_to(path)
+    other.write_bytes(b"kept")
+    (tmp_path / f"file.{os.getpid()}.part").symlink_to(other)
+    done = []
+    monkeypatch.setattr(os, "fsync", lambda fd, sync=os.fsync: (done.append("sync"), sync(fd)))
+    monkeypatch.setattr(os, "replace", lambda a, b, replace=os.replace: (done.append("replace"), replace(a, b)))
+    write(link, pydist.zeros(3))
+    assert done == ["sync", "replace", "sync"] and link.is_symlink() and other.read_bytes() == b"kept"
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert sorted(os.listdir(tmp_path)) == sorted(["file", "link", "other", f"file.{os.getpid()}.part"])
+    write("/dev/null", pydist.ones(1))
+    assert not os.path.isfile("/dev/null")
+
+
+@pytest.mark.parametrize("write", SAVES)
+@pytest.mark.parametrize("has_nameless", [True, False])
+def test_threads_that_save_to_one_path_do_not_mix(tmp_path, write, has_nameless, monkeypatch):
+    if not has_nameless:
+        monkeypatch.delattr(os, "O_TMPFILE")
+    path = tmp_path / "file"
+    errors = []
+
+    def again(value):
+        try:
+            for _ in range(5):
+                write(path, pydist.full((20_000 * value,), value))
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=again, args=(value,)) for value in (1, 2, 3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors and os.listdir(tmp_path) == ["file"]
+    load = safetensors.load_file if write is SAVES[1] else pydist.load
+    x = load(path)["x"]
+    assert x.numel() == 20_000 * int(x[0]) and x.min() == x.max()
+
+
+@pytest.mark.skipif(not hasattr(os, "O_TMPFILE"), reason="files without a name are Linux's")
+def test_a_killed_save_leaves_nothing(tmp_path):
+    from pydist._files import _nameless
+
+    fd = _nameless(tmp_path)
+    if fd is None:
+        pytest.skip("this file system has no files without a name")
+    os.close(fd)
+    pydist.save([1], tmp_path / "file")
+    child = os.fork()
+    if not child:  # killed when the content is written, and has no name yet
+        os.fsync = lambda fd: os.kill(os.getpid(), signal.SIGKILL)
+        pydist.save([2] * 1000, tmp_path / "file")
+    assert os.waitpid(child, 0)[1] == signal.SIGKILL
+    assert os.listdir(tmp_path) == ["file"] and pydist.load(tmp_path / "file") == [1]
 
 
 def test_bad_arguments(tmp_path):

@@ -11,17 +11,22 @@ import urllib.request
 import zipfile
 from pathlib import Path
 
+from pydist._files import replacing
+
 _TIMEOUT = 20  # seconds without a byte
 _CHUNK = 1 << 20
 
 
 def calculate_md5(fpath, chunk_size=_CHUNK):
     """The file's MD5 as hexadecimal digits."""
-    md5 = hashlib.md5(usedforsecurity=False)
     with open(fpath, "rb") as file:
-        while chunk := file.read(chunk_size):
-            md5.update(chunk)
-    return md5.hexdigest()
+        return _digest(file, hashlib.md5(usedforsecurity=False), chunk_size)
+
+
+def _digest(file, algorithm, chunk_size=_CHUNK):
+    while chunk := file.read(chunk_size):
+        algorithm.update(chunk)
+    return algorithm.hexdigest()
 
 
 def check_md5(fpath, md5, **kwargs):
@@ -34,12 +39,12 @@ def check_integrity(fpath, md5=None):
     return os.path.isfile(fpath) and (md5 is None or check_md5(fpath, md5))
 
 
-def _fetch(url, path):
-    """Writes what `url` says to `path`, with a bar."""
+def _fetch(url, file):
+    """Writes what `url` says to `file`, with a bar."""
     from tqdm import tqdm
 
     request = urllib.request.Request(url, headers={"User-Agent": "pydist.vision"})
-    with urllib.request.urlopen(request, timeout=_TIMEOUT) as response, open(path, "wb") as file:
+    with urllib.request.urlopen(request, timeout=_TIMEOUT) as response:
         size = response.headers.get("Content-Length")
         size = None if size is None else int(size)
         with tqdm(total=size, unit="B", unit_scale=True, desc=url.rpartition("/")[2], leave=False) as bar:
@@ -50,6 +55,19 @@ def _fetch(url, path):
             raise urllib.error.URLError(f"{file.tell()} of {size} bytes came")
 
 
+def _download(url, target, algorithm, check):
+    """Fetches `url` into `target`, which appears only when it is whole and check(its digest) did not raise."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with replacing(target, "w+b") as file:
+            _fetch(url, file)
+            file.seek(0)
+            check(_digest(file, algorithm))
+    except (OSError, ValueError) as error:  # URLError is an OSError
+        reason = getattr(error, "reason", None) or error
+        raise RuntimeError(f"download of {url} failed: {reason}; without a network put the file at {target}") from error
+
+
 def download_url(url, root, filename=None, md5=None, max_redirect_hops=3):
     """Fetches `url` into the folder `root`, as `filename` (default: the URL's last part), unless it is there with this
     MD5.
@@ -57,22 +75,15 @@ def download_url(url, root, filename=None, md5=None, max_redirect_hops=3):
     The file appears under its name only when it is whole. Raises RuntimeError naming the URL, what went wrong, and
     where to put the file by hand.
     """
-    root = Path(root).expanduser()
-    target = root / (filename or url.rpartition("/")[2])
+    target = Path(root).expanduser() / (filename or url.rpartition("/")[2])
     if check_integrity(target, md5):
         return
-    root.mkdir(parents=True, exist_ok=True)
-    part = target.with_name(f"{target.name}.{os.getpid()}.part")
-    try:
-        _fetch(url, part)
-        if md5 is not None and (got := calculate_md5(part)) != md5:
+
+    def check(got):
+        if md5 not in (None, got):
             raise RuntimeError(f"download of {url}: File not found or corrupted: MD5 {got} (expected {md5})")
-        os.replace(part, target)
-    except (OSError, ValueError) as error:  # URLError is an OSError
-        reason = getattr(error, "reason", None) or error
-        raise RuntimeError(f"download of {url} failed: {reason}; without a network put the file at {target}") from error
-    finally:
-        part.unlink(missing_ok=True)
+
+    _download(url, target, hashlib.md5(usedforsecurity=False), check)
 
 
 def _inside(folder, name):
