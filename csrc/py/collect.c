@@ -108,7 +108,7 @@ static int finish(walk *w) {
 int pd_py_visit_wrapper(pd_pytensor *self, visitproc visit, void *arg) {
     walk w = {.visit = visit, .arg = arg, .step = begin(&self->pass, visit)};
     if (w.step == BLIND) return 0;
-    if (!self->t || self->t->wrapper_owned)
+    if (self->t->wrapper_owned)
         show(&w, self->dict); /* else the tensor's to show: it may outlive the wrapper's other references */
     else meet_tensor(&w, self->t);
     return finish(&w);

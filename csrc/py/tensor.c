@@ -3,7 +3,9 @@
 
    Who owns whom: normally the wrapper holds a reference to its pd_tensor. When the last Python reference goes while C
    still uses the tensor and the wrapper carries something of the user's (attributes, a subclass, weak references),
-   ownership flips: the tensor keeps the wrapper until C lets go, so identity and attributes survive. */
+   ownership flips: the tensor keeps the wrapper until C lets go, so identity and attributes survive. Weak references
+   and gc.get_objects() may find such a wrapper: so the tensor is handed back to it when C lets go, and every wrapper
+   has a tensor at all times. */
 #include "py/py.h"
 
 #include <structmember.h>
@@ -13,12 +15,20 @@
 /* ---- wrapper and tensor ------------------------------------------------------------------------------------------ */
 
 static PyObject *new_wrapper(PyTypeObject *type, pd_tensor *t) {
+    pd_tensor_retain(t); /* before the allocation, which may collect garbage and so run code that drops or wraps t */
     pd_pytensor *self = (pd_pytensor *)type->tp_alloc(type, 0);
-    if (!self) return NULL;
-    pd_tensor_retain(t);
+    if (!self) {
+        pd_tensor_release(t);
+        return NULL;
+    }
     self->t = t;
-    t->wrapper = self;
-    return (PyObject *)self;
+    if (!t->wrapper) {
+        t->wrapper = self;
+        return (PyObject *)self;
+    }
+    PyObject *other = pd_py_wrap(t);
+    Py_DECREF(self);
+    return other;
 }
 
 PyObject *pd_py_wrap(pd_tensor *t) {
@@ -44,33 +54,23 @@ static bool worth_keeping(pd_pytensor *self) {
 
 static bool flip(pd_pytensor *self) {
     pd_tensor *t = self->t;
-    if (!t || t->refs < 2 || !worth_keeping(self) || t->wrapper != self) return false;
+    if (t->refs < 2 || !worth_keeping(self) || t->wrapper != self) return false;
     Py_SET_REFCNT((PyObject *)self, 1); /* the tensor's */
     t->wrapper_owned = true;
     pd_tensor_release(t);
     return true;
 }
 
-/* The tensor goes and takes the wrapper that it kept with it. */
-static void drop_wrapper(void *wrapper) {
-    ((pd_pytensor *)wrapper)->t = NULL;
-    pd_py_drop(wrapper);
-}
-
 static void tensor_dealloc(PyObject *o) {
     pd_pytensor *self = (pd_pytensor *)o;
     PyTypeObject *type = Py_TYPE(o);
-    if (type->tp_finalize && PyObject_CallFinalizerFromDealloc(o) < 0) return;
-    if (flip(self)) return;
+    if (flip(self)) return; /* its __del__ waits */
+    if (type->tp_finalize && (PyObject_CallFinalizerFromDealloc(o) < 0 || flip(self))) return;
     PyObject_GC_UnTrack(o);
     if (self->weakrefs) PyObject_ClearWeakRefs(o);
     Py_CLEAR(self->dict);
-    pd_tensor *t = self->t;
-    self->t = NULL;
-    if (t) {
-        if (t->wrapper == self) t->wrapper = NULL;
-        pd_tensor_release(t);
-    }
+    if (self->t->wrapper == self) self->t->wrapper = NULL;
+    pd_tensor_release(self->t);
     type->tp_free(o);
     Py_DECREF(type);
 }
@@ -83,7 +83,7 @@ static int tensor_traverse(PyObject *o, visitproc visit, void *arg) {
 static int tensor_clear(PyObject *o) {
     pd_pytensor *self = (pd_pytensor *)o;
     Py_CLEAR(self->dict);
-    if (self->t && !self->t->wrapper_owned && self->t->refs == 1) pd_tensor_forget(self->t);
+    if (!self->t->wrapper_owned && self->t->refs == 1) pd_tensor_forget(self->t);
     return 0;
 }
 
@@ -93,19 +93,17 @@ pd_tensor *pd_py_expect_tensor(PyObject *o, const char *op, const char *arg) {
     return NULL;
 }
 
-/* Subclasses get our dealloc too: CPython's own would not let the wrapper flip. */
-static int meta_init(PyObject *cls, PyObject *args, PyObject *kwargs) {
-    if (PyType_Type.tp_init(cls, args, kwargs)) return -1;
-    PyObject *slots = PyObject_GetAttrString(cls, "__slots__");
-    PyErr_Clear();
-    Py_ssize_t n = slots ? PyObject_Length(slots) : 0;
-    Py_XDECREF(slots);
-    if (n > 0) {
-        PyErr_SetString(PyExc_TypeError, "a subclass of Tensor cannot have __slots__");
-        return -1;
+/* Subclasses get our dealloc too: CPython's own would not let the wrapper flip. It knows of no slots. */
+static PyObject *meta_new(PyTypeObject *meta, PyObject *args, PyObject *kwargs) {
+    PyObject *made = PyType_Type.tp_new(meta, args, kwargs);
+    PyTypeObject *cls = (PyTypeObject *)made;
+    if (!made || !PyType_IsSubtype(cls, (PyTypeObject *)pd_py.Tensor)) return made;
+    if (cls->tp_basicsize != sizeof(pd_pytensor)) {
+        Py_DECREF(made);
+        return PyErr_Format(PyExc_TypeError, "a subclass of Tensor cannot have __slots__");
     }
-    ((PyTypeObject *)cls)->tp_dealloc = tensor_dealloc;
-    return 0;
+    cls->tp_dealloc = tensor_dealloc;
+    return made;
 }
 
 /* ---- construction ------------------------------------------------------------------------------------------------ */
@@ -177,7 +175,7 @@ static PyType_Slot slots[64]; /* core, then the operators */
 static PyType_Spec spec = {.name = "pydist.Tensor", .basicsize = sizeof(pd_pytensor), .slots = slots,
                            .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC};
 
-static PyType_Slot meta_slots[] = {{Py_tp_init, meta_init}, {0}};
+static PyType_Slot meta_slots[] = {{Py_tp_new, meta_new}, {0}};
 static PyType_Spec meta_spec = {
     .name = "pydist._C.TensorMeta", .slots = meta_slots, .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE};
 
@@ -192,6 +190,6 @@ int pd_py_add_tensor(PyObject *module) {
     if (!ok) return -1;
     /* PyType_FromMetaclass is 3.12's; a heap type may change its class to one of the same layout. */
     Py_SET_TYPE(pd_py.Tensor, (PyTypeObject *)Py_NewRef(pd_py.TensorMeta));
-    pd_tensor_drop_wrapper = drop_wrapper;
+    pd_tensor_drop_wrapper = pd_py_drop;
     return 0;
 }

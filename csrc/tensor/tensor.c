@@ -17,7 +17,8 @@ pd_status pd_tensor_shell(pd_tensor **out) {
     t->base = NULL;
     t->meta = NULL;
     t->wrapper = NULL;
-    t->wrapper_owned = t->requires_grad = false;
+    atomic_init(&t->wrapper_owned, false);
+    t->requires_grad = false;
     t->seen.pass = 0;
     t->dtype = PD_F32;
     t->ndim = 0;
@@ -102,9 +103,18 @@ void pd_tensor_view_of(pd_tensor *out, pd_tensor *of) {
 }
 
 void pd_tensor_release(pd_tensor *t) {
-    if (!t || atomic_fetch_sub_explicit(&t->refs, 1, memory_order_acq_rel) != 1) return;
+    if (!t) return;
+    int_fast64_t refs = atomic_load_explicit(&t->refs, memory_order_acquire);
+    do {
+        if (refs == 1 && t->wrapper_owned) { /* this reference is the wrapper's from here on */
+            t->wrapper_owned = false;
+            pd_tensor_drop_wrapper(t->wrapper);
+            return;
+        }
+    } while (!atomic_compare_exchange_weak_explicit(&t->refs, &refs, refs - 1, memory_order_acq_rel,
+                                                    memory_order_acquire));
+    if (refs != 1) return;
     atomic_fetch_sub_explicit(&live, 1, memory_order_relaxed);
-    if (t->wrapper_owned) pd_tensor_drop_wrapper(t->wrapper);
     if (t->meta) pd_tensor_drop_meta(t->meta);
     if (t->version && atomic_fetch_sub_explicit(&t->version->refs, 1, memory_order_acq_rel) == 1) pd_free(t->version);
     pd_storage_release(t->storage);

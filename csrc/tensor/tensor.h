@@ -27,7 +27,7 @@ typedef struct pd_tensor {
     struct pd_tensor *base;   /* [strong] NULL unless this is a view */
     struct pd_meta *meta;     /* autograd/tape.h, NULL where there is nothing to say */
     void *wrapper;            /* py/tensor.c: the Python object, if there is one */
-    bool wrapper_owned;       /* true: this tensor keeps the wrapper alive; false: the other way round */
+    atomic_bool wrapper_owned; /* true: this tensor keeps the wrapper alive; false: the other way round */
     bool requires_grad;       /* a leaf that wants a gradient, or the result of a recorded op */
     int8_t dtype, ndim;
     pd_seen seen;
@@ -74,7 +74,8 @@ bool pd_tensor_overlaps_itself(const pd_tensor *t);
 /* The byte ranges of a and b intersect. */
 bool pd_tensor_shares(const pd_tensor *a, const pd_tensor *b);
 
-/* Set once by the rooms above; called when the last reference goes. */
+/* Set once by the rooms above; called when the last reference goes. A tensor that keeps its wrapper does not go then:
+   it becomes the wrapper's, and drop_wrapper gives the wrapper back, which others may have found and still use. */
 extern void (*pd_tensor_drop_meta)(struct pd_meta *meta);
 extern void (*pd_tensor_drop_wrapper)(void *wrapper);
 int64_t pd_tensor_live(void);
