@@ -37,10 +37,10 @@ def probe():
     return time.perf_counter() - begin
 
 
-def measure(command):
-    """(seconds that the program printed, seconds of the probe, what it printed as "note: ...")."""
+def measure(command, root=ROOT):
+    """(seconds that the program printed, seconds of the probe, what it printed as "note: ..."), with root's pydist."""
     spin = min(probe() for _ in range(3))
-    path = f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    path = os.pathsep.join(filter(None, (str(root), str(ROOT), os.environ.get("PYTHONPATH"))))
     env = {**os.environ, "PYTHONPATH": path, "BENCHMARK_START": repr(time.time())}
     done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=300)
     if done.returncode != 0:

@@ -55,10 +55,11 @@ def probe(block=bytes(1 << 20), calls=24):
 
 
 class Peer:
-    """The processes of one framework; ask() gives an order to all ranks and returns what they answer."""
+    """The processes of one framework; ask() gives an order to all ranks and returns what they answer. `root` is the folder
+    whose pydist they import, `name` what the results call them."""
 
-    def __init__(self, framework, threads, ranks=1):
-        self.framework, self.threads, self.ranks = framework, threads, ranks
+    def __init__(self, framework, threads, ranks=1, root=HERE.parent, name=None):
+        self.framework, self.threads, self.ranks = name or framework, threads, ranks
         self.folder = tempfile.TemporaryDirectory()
         self.listener = socket.socket(socket.AF_UNIX)
         self.listener.bind(os.path.join(self.folder.name, "socket"))
@@ -69,7 +70,7 @@ class Peer:
         if ranks > 1:
             launcher = ["pydist.run"] if framework == "pydist" else ["torch.distributed.run", "--standalone"]
             launch = ["-m", *launcher, "--nproc-per-node", str(ranks)]
-        path = os.pathsep.join(filter(None, (str(HERE.parent), os.environ.get("PYTHONPATH"))))
+        path = os.pathsep.join(filter(None, (str(root), str(HERE.parent), os.environ.get("PYTHONPATH"))))
         env = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": str(threads), "TF_CPP_MIN_LOG_LEVEL": "2",
                "TF_NUM_INTRAOP_THREADS": str(threads), "TF_NUM_INTEROP_THREADS": "1", "JAX_PLATFORMS": "cpu"}  # fmt: skip
         self.log = open(os.path.join(self.folder.name, "log"), "w+")  # noqa: SIM115: close() closes it

@@ -9,7 +9,7 @@ import pytest
 import pydist
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from benchmarks import paired, report  # noqa: E402
+from benchmarks import against, paired, report  # noqa: E402
 from benchmarks.workloads import WORKLOADS, load, ops  # noqa: E402
 from benchmarks.workloads.training import Training  # noqa: E402
 
@@ -93,3 +93,11 @@ def test_reports(tmp_path, capsys):
     pytest.importorskip("matplotlib")
     report.plot(tmp_path / "figures.png", results)
     assert (tmp_path / "figures.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_slower_than_a_commit_is_what_its_own_noise_does_not_explain(capsys):
+    before, again = [1.0, 1.0, 1.0, 1.0, 1.0], [0.99, 1.0, 1.01, 1.02, 0.98]
+    peers = {against.BEFORE: before, against.AGAIN: again}
+    assert not against.report("case", {against.NOW: [1.0, 1.01, 1.0, 0.99, 1.3], **peers})
+    assert against.report("case", {against.NOW: [1.02, 1.03, 1.02, 0.9, 1.02], **peers})
+    assert "now/before 1.020 (1.020 to 1.020), before/before 1.000 (0.990 to 1.010): SLOWER" in capsys.readouterr().out
