@@ -5,12 +5,15 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
+from contextlib import suppress
 
 import pytest
 from test_run import all_end
 
 import pydist
+from pydist.utils.data import prefetch
 from pydist.utils.data import (
     DataLoader, Dataset, DistributedSampler, IterableDataset, RandomSampler, TensorDataset, WeightedRandomSampler,
     get_worker_info,
@@ -152,31 +155,128 @@ def test_compat_forks(monkeypatch):
     assert DataLoader([1]).multiprocessing_context is None
 
 
-def test_workers_do_not_outlive_the_parent(tmp_path):
-    """The parent is killed while a worker computes and another waits."""
+BLOCKED = """
+import sys, time
+import pydist
+from pydist import distributed as dist, multiprocessing
+from pydist.utils.data import DataLoader
+
+class Data:
+    def __len__(self):
+        return 100
+    def __getitem__(self, i):
+        if i > 3:
+            time.sleep(600)
+        return i
+
+def loader(**options):
+    for i in DataLoader(Data(), None, num_workers=4, **options):
+        print(i, flush=True)
+
+def waits(rank):
+    print(0, flush=True)
+    if rank:
+        dist.recv(pydist.ones(1), 0)  # which rank 0 never sends
+    time.sleep(600)
+
+if __name__ == "__main__":
+    WHAT
+"""
+
+
+@pytest.mark.parametrize("what, lines", [
+    ("loader()", 4),
+    ("loader(multiprocessing_context='fork')", 4),
+    ("loader(multiprocessing_context='fork', persistent_workers=True)", 4),
+    ("dist.threads.run(waits, 2)", 2),
+    ("multiprocessing.spawn(waits, (), 1)", 1),
+])  # fmt: skip
+def test_ctrl_c_ends_a_program_whose_workers_are_blocked(tmp_path, what, lines):
+    """The signal goes to the parent alone, so no worker is woken by it."""
+    script = tmp_path / "script.py"
+    script.write_text(BLOCKED.replace("WHAT", what))
+    parent = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                              start_new_session=True, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler))  # fmt: skip
+    for _ in range(lines):
+        parent.stdout.readline()
+    time.sleep(0.2)  # now it waits for the next one
+    parent.send_signal(signal.SIGINT)
+    try:
+        err = parent.communicate(timeout=15)[1]
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(parent.pid, signal.SIGKILL)
+        parent.communicate()
+    assert parent.returncode == -signal.SIGINT and err.splitlines()[-1] == "KeyboardInterrupt"
+
+
+@pytest.mark.parametrize("context", [None, "fork"])
+def test_one_deadline_for_all_blocked_workers(monkeypatch, context):
+    monkeypatch.setattr(prefetch, "GRACE", 0.5)
+    release = threading.Event()
+
+    class Blocked(Items):
+        def __getitem__(self, i):
+            if i > 7:
+                release.wait(60)
+            return i
+
+    batches = iter(DataLoader(Blocked(100), None, num_workers=8, multiprocessing_context=context))
+    assert [next(batches) for _ in range(8)] == list(range(8))
+    begin = time.monotonic()
+    batches.close()
+    took = time.monotonic() - begin
+    release.set()  # the threads
+    assert 0.4 < took < 3
+
+
+def test_a_persistent_worker_that_hangs_after_an_early_end():
+    """The next epoch says so; it waited for ever."""
+
+    class Blocked(Items):
+        def __getitem__(self, i):
+            time.sleep(600 if i == 1 else 0)
+            return i
+
+    options = {"num_workers": 1, "multiprocessing_context": "fork", "persistent_workers": True, "timeout": 0.5}
+    loader = DataLoader(Blocked(4), None, **options)
+    assert next(iter(loader)) == 0
+    with pytest.raises(RuntimeError, match="timed out after 0.5 seconds"):
+        next(iter(loader))
+    assert next(iter(loader)) == 0  # by a new worker
+
+
+@pytest.mark.parametrize("then", ["time.sleep(60)", "break"])
+def test_workers_do_not_outlive_the_parent(tmp_path, then):
+    """The parent is killed while a worker computes and another waits, or while it waits for them to end."""
     script = tmp_path / "script.py"
     script.write_text(
         textwrap.dedent(
             """
-            import os, time
+            import multiprocessing, os, time
             from pydist.utils.data import DataLoader
+
+            both = multiprocessing.Barrier(2)
 
             class Data:
                 def __len__(self):
                     return 4
                 def __getitem__(self, i):
                     os.write(1, b"%d\\n" % os.getpid())  # at once, whatever the buffering
+                    if i < 2:
+                        both.wait()
                     if i:
                         time.sleep(60)
                     return i
 
             for _ in DataLoader(Data(), num_workers=2, prefetch_factor=1, multiprocessing_context="fork"):
-                time.sleep(60)
+                THEN
             """
-        )
+        ).replace("THEN", then)
     )
     parent = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
     pids = [int(parent.stdout.readline()) for _ in range(2)]
+    time.sleep(0.3)
     os.kill(parent.pid, signal.SIGKILL)
     parent.wait()
     assert all_end(pids, 20)

@@ -39,7 +39,7 @@ def run(fn, world, *args):
         finally:
             destroy_process_group()
 
-    threads = [threading.Thread(target=body, args=(rank,), name=f"rank {rank}") for rank in range(world)]
+    threads = [threading.Thread(target=body, args=(rank,), name=f"rank {rank}", daemon=True) for rank in range(world)]
     for thread in threads:
         thread.start()
     for thread in threads:

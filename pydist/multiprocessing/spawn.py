@@ -19,6 +19,7 @@ from pydist.multiprocessing._by_value import Carried, main_is_lost
 
 _GRACE = 1.0  # s in which a rank that caused others to fail may follow them
 _GRACE_TERM = 0.5  # s between SIGTERM and SIGKILL
+_GRACE_INTERRUPT = 2.0  # s that children have after Ctrl-C, as under the launcher
 
 
 class ProcessException(Exception):
@@ -196,8 +197,13 @@ def start_processes(fn, args=(), nprocs=1, join=True, daemon=False, start_method
     started = ProcessContext(processes, reports)
     if not join:
         return started
-    while not started.join():
-        pass
+    try:
+        while not started.join():
+            pass
+    except KeyboardInterrupt:  # the children of a terminal have got it too
+        started._wait(_GRACE_INTERRUPT, lambda: not started.sentinels)
+        started._end_others(_GRACE_TERM)
+        raise
 
 
 def spawn(fn, args=(), nprocs=1, join=True, daemon=False, start_method="spawn"):

@@ -9,6 +9,9 @@ from collections import deque, namedtuple
 from contextlib import suppress
 from itertools import islice
 from queue import Empty, SimpleQueue
+from time import monotonic
+
+GRACE = 5.0  # seconds that all workers of a loader together have to end their tasks
 
 WorkerInfo = namedtuple("WorkerInfo", ("id", "num_workers", "seed", "dataset"))
 _here = threading.local()
@@ -70,8 +73,9 @@ def prefetch(tasks, work, start, workers, ahead, timeout, seed, dataset):
     asked for. Each thread calls `start(its number)` first. An error is raised in the place of its result, and ends the
     rest.
 
-    When the generator ends, is closed or forgotten, the threads finish the task at hand and are joined. Only where a
-    result did not come within `timeout` seconds (RuntimeError) are they left to end by themselves.
+    When the generator ends, is closed or forgotten, the threads finish the task at hand and are joined, for GRACE
+    seconds in all. Where a result did not come within `timeout` seconds (RuntimeError), or Ctrl-C ends the program,
+    they are left to end by themselves at once.
     """
     jobs, pending, tasks = SimpleQueue(), deque(), iter(tasks)
     threads = [_Worker(jobs, work, start, WorkerInfo(i, workers, seed + i, dataset)) for i in range(workers)]
@@ -81,7 +85,7 @@ def prefetch(tasks, work, start, workers, ahead, timeout, seed, dataset):
             pending.append(_Job(task))
             jobs.put(pending[-1])
 
-    stuck = False
+    grace = GRACE
     try:
         for thread in threads:
             thread.start()
@@ -90,16 +94,20 @@ def prefetch(tasks, work, start, workers, ahead, timeout, seed, dataset):
             try:
                 result = _take(pending.popleft(), timeout)
             except TimeoutError:
-                stuck = True
+                grace = 0.0
                 raise RuntimeError(f"DataLoader timed out after {timeout} seconds") from None
             submit(1)
             yield result
+    except (KeyboardInterrupt, SystemExit):
+        grace = 0.0
+        raise
     finally:
         with suppress(Empty):
             while True:
                 jobs.get_nowait()
         for _ in threads:
             jobs.put(None)
+        deadline = monotonic() + grace
         for thread in threads:
-            if not stuck and thread.ident is not None:
-                thread.join()
+            if thread.ident is not None:
+                thread.join(max(0.0, deadline - monotonic()))

@@ -18,13 +18,14 @@ from collections import deque
 from contextlib import suppress
 from multiprocessing.reduction import ForkingPickler, recvfds, sendfds
 from queue import SimpleQueue
+from time import monotonic
 
 from pydist import _C
 from pydist.multiprocessing.reductions import reduce_tensor
 from pydist.utils.data import prefetch
 
 _FDS = 200  # in one message; the kernel takes 253
-_GRACE = 5.0  # seconds for a worker to end its task
+_KILLED = 1.0  # seconds for the kernel to end killed workers
 
 _open = set()  # the parent's ends, which children by fork must not hold
 
@@ -114,10 +115,10 @@ def _receive(connection):
 
 def _read_tasks(connection, tasks, ended):
     try:
-        while (task := connection.recv()) is not None:
+        while True:
+            if (task := connection.recv()) is None:
+                ended.set()  # what is still in the queue is not wanted
             tasks.put(task)
-        ended.set()  # what is still in the queue is not wanted
-        tasks.put(None)
     except (EOFError, OSError):
         os._exit(1)  # the parent is gone, or wants no more
 
@@ -189,10 +190,10 @@ class Pool:
     """`workers` processes by a multiprocessing context, each with `make()`, a picklable maker of its fetch function."""
 
     def __init__(self, context, workers, dataset, make, start, rank):
+        self.connections, self.processes, self.waiting = [], [], []
         if not hasattr(context, "Process"):
             context = multiprocessing.get_context(context)
-        self.connections, self.processes, self.waiting = [], [], []
-        self.epoch, self.grace = -1, _GRACE
+        self.epoch, self.grace = -1, prefetch.GRACE
         try:
             for number in range(workers):
                 ours, theirs = context.Pipe()
@@ -217,22 +218,27 @@ class Pool:
 
     def _raise_death(self, number):
         process, self.grace = self.processes[number], 0.0
-        process.join(_GRACE)
+        process.join(prefetch.GRACE)
         raise RuntimeError(
             f"DataLoader worker {number} (pid {process.pid}) exited unexpectedly with code {process.exitcode}"
         ) from None
 
-    def result(self, number, timeout):
-        """The next result of a worker. Raises its error, and RuntimeError after `timeout` seconds or where it died."""
+    def take(self, number, timeout):
+        """What a worker says next: ("done", its result) or ("failed", its error). Raises RuntimeError after `timeout`
+        seconds or where it died."""
         connection = self.connections[number]
         try:
             if not connection.poll(timeout):
                 self.grace = 0.0
                 raise RuntimeError(f"DataLoader timed out after {timeout} seconds")
-            kind, value = _receive(connection)
+            self.waiting[number] -= 1
+            return _receive(connection)
         except (EOFError, ConnectionResetError):
             self._raise_death(number)
-        self.waiting[number] -= 1
+
+    def result(self, number, timeout):
+        """The next result of a worker; as `take`, and raises its error."""
+        kind, value = self.take(number, timeout)
         if kind == "done":
             return value
         error, text = value
@@ -240,30 +246,42 @@ class Pool:
             raise RuntimeError(f"DataLoader worker {number} failed:\n{text}")
         raise error from _WorkerTraceback(text)
 
-    def drop_waiting(self):
-        """Takes what an epoch that was left early still has under way."""
+    def drop_waiting(self, timeout):
+        """Takes what an epoch that was left early still has under way; RuntimeError as `take`."""
         for number in range(len(self.processes)):
             while self.waiting[number]:
-                with suppress(Exception):
-                    self.result(number, _GRACE)
+                try:
+                    self.take(number, timeout)
+                except Exception:
+                    if not self.grace:  # it has died, or hangs
+                        raise
 
     def close(self):
-        """Ends the workers after their task, or after some seconds."""
+        """Ends the workers after their task; those that are not done within `grace` seconds, one deadline for all, are
+        killed."""
+        deadline = monotonic() + self.grace
+
+        def left():
+            return max(0.0, deadline - monotonic())
+
         for connection in self.connections:
             with suppress(OSError):
                 connection.send(None)
         for connection in self.connections:
             with suppress(EOFError, OSError):
-                while connection.poll(self.grace):
+                while connection.poll(left()):
                     _receive(connection)
         for connection in self.connections:
             _open.discard(connection.fileno())
             connection.close()
         for process in self.processes:
-            process.join(self.grace)
-            if process.is_alive():
-                process.kill()
-                process.join()
+            process.join(left())
+        late = [process for process in self.processes if process.is_alive()]
+        for process in late:
+            process.kill()
+        deadline = monotonic() + _KILLED  # one that hangs in the kernel, on a dead disk, is left to it
+        for process in late:
+            process.join(left())
         self.connections, self.processes = [], []
 
     def __del__(self):
@@ -274,7 +292,6 @@ class Pool:
 def results(pool, tasks, seed, ahead, timeout, end, keep):
     """Yields the results of the tasks in order, `ahead` of them under way for each worker. Task i is for worker i modulo
     their number, without those whose stream has ended (`end`). The pool is closed at the end unless `keep`."""
-    pool.drop_waiting()
     pool.epoch += 1
     queue, tasks, turn = deque(), enumerate(tasks), deque(range(len(pool.processes)))
 
@@ -286,6 +303,7 @@ def results(pool, tasks, seed, ahead, timeout, end, keep):
             queue.append(number)
 
     try:
+        pool.drop_waiting(timeout)
         for _ in range(ahead * len(pool.processes)):
             submit()
         while queue:
@@ -297,6 +315,9 @@ def results(pool, tasks, seed, ahead, timeout, end, keep):
                 continue
             submit()
             yield result
+    except (KeyboardInterrupt, SystemExit):
+        pool.grace = 0.0
+        raise
     finally:
         if not keep or not pool.grace:
             pool.close()
