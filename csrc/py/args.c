@@ -40,7 +40,7 @@ bool pd_py_number(PyObject *o, pd_scalar *out) {
     if (!n->nb_index && PyObject_CheckBuffer(o) && complex_scalar(o, out)) return true;
     PyObject *plain = n->nb_index ? PyNumber_Index(o) : PyNumber_Float(o);
     if (!plain) {
-        PyErr_Clear();
+        if (PyErr_ExceptionMatches(PyExc_TypeError)) PyErr_Clear(); /* an array of several numbers, say */
         return false;
     }
     bool ok = pd_py_number(plain, out);
@@ -83,20 +83,35 @@ bool pd_py_double(PyObject *o, const char *op, const char *arg, double *out) {
 }
 
 bool pd_py_ints(PyObject *o, const char *op, const char *arg, pd_ints *out) {
-    if (!PyTuple_Check(o) && !PyList_Check(o)) {
+    if (PyList_Check(o)) {
+        PyObject *all = PyList_AsTuple(o);
+        bool ok = all && pd_py_ints(all, op, arg, out);
+        Py_XDECREF(all);
+        return ok;
+    }
+    if (!PyTuple_Check(o)) {
         if (!PyIndex_Check(o) || pd_py_is_tensor(o)) return wrong(o, op, arg, "int or a tuple of ints");
         out->n = 1;
         return pd_py_int(o, op, arg, &out->v[0]);
     }
-    Py_ssize_t n = PySequence_Fast_GET_SIZE(o);
+    Py_ssize_t n = PyTuple_GET_SIZE(o);
     if (n > PD_MAX_DIMS) {
         PyErr_Format(pd_py.E_SHAPE, "%s: %s has %zd entries (expected at most %d)", op, arg, n, PD_MAX_DIMS);
         return false;
     }
     for (Py_ssize_t i = 0; i < n; i++)
-        if (!pd_py_int(PySequence_Fast_ITEMS(o)[i], op, arg, &out->v[i])) return false;
+        if (!pd_py_int(PyTuple_GET_ITEM(o, i), op, arg, &out->v[i])) return false;
     out->n = n;
     return true;
+}
+
+PyObject *pd_py_items(PyObject *o, const char *op, const char *arg, const char *want) {
+    PyObject *all = PySequence_Tuple(o);
+    if (!all && PyErr_ExceptionMatches(PyExc_TypeError) && !Py_TYPE(o)->tp_iter && !PySequence_Check(o)) {
+        PyErr_Clear();
+        wrong(o, op, arg, want);
+    }
+    return all;
 }
 
 bool pd_py_dtype(PyObject *o, const char *op, const char *arg, int64_t *out) {
@@ -118,11 +133,9 @@ bool pd_py_dtype(PyObject *o, const char *op, const char *arg, int64_t *out) {
 
 bool pd_py_tensors(PyObject *o, const char *op, const char *arg, PyObject **seq, pd_tensor ***out, Py_ssize_t *n) {
     *out = NULL;
-    if (pd_py_is_tensor(o)) *seq = PyTuple_Pack(1, o);
-    else if (PyList_Check(o) || PyTuple_Check(o)) *seq = Py_NewRef(o);
-    else *seq = PySequence_Tuple(o);
-    if (!*seq) return wrong(o, op, arg, "a list of tensors");
-    *n = PySequence_Fast_GET_SIZE(*seq);
+    *seq = pd_py_is_tensor(o) ? PyTuple_Pack(1, o) : pd_py_items(o, op, arg, "a list of tensors");
+    if (!*seq) return false;
+    *n = PyTuple_GET_SIZE(*seq);
     pd_status status = pd_malloc(sizeof **out * (size_t)(*n + 1), op, out);
     if (status) {
         pd_py_raise(status);
@@ -130,7 +143,7 @@ bool pd_py_tensors(PyObject *o, const char *op, const char *arg, PyObject **seq,
         return false;
     }
     for (Py_ssize_t i = 0; i < *n; i++) {
-        PyObject *item = PySequence_Fast_ITEMS(*seq)[i];
+        PyObject *item = PyTuple_GET_ITEM(*seq, i);
         if (item == Py_None) (*out)[i] = NULL;
         else if (!((*out)[i] = pd_py_expect_tensor(item, op, arg))) {
             pd_free(*out);

@@ -3,13 +3,16 @@
 
 typedef struct { int ndim; int64_t size[PD_MAX_DIMS]; int dtype; } nest;
 
-static bool is_leaf(PyObject *o) {
-    if (PyList_Check(o) || PyTuple_Check(o)) return false;
-    if (pd_py_is_tensor(o)) return pd_py_tensor(o)->ndim == 0;
-    if (!PySequence_Check(o) || PyUnicode_Check(o) || PyBytes_Check(o)) return true;
-    bool sized = PyObject_Size(o) >= 0; /* a 0-d array has none */
-    PyErr_Clear();
-    return !sized;
+/* Its length; LEAF: it is a number, or should be one; -1 with the exception set. */
+enum { LEAF = -2 };
+static Py_ssize_t length_of(PyObject *o) {
+    if (PyList_Check(o) || PyTuple_Check(o)) return PySequence_Fast_GET_SIZE(o);
+    if (pd_py_is_tensor(o) ? pd_py_tensor(o)->ndim == 0
+                           : !PySequence_Check(o) || PyUnicode_Check(o) || PyBytes_Check(o)) return LEAF;
+    Py_ssize_t n = PyObject_Size(o);
+    if (n >= 0 || !PyErr_ExceptionMatches(PyExc_TypeError)) return n;
+    PyErr_Clear(); /* a 0-d array has none */
+    return LEAF;
 }
 
 pd_dtype pd_py_number_dtype(const pd_scalar *s) {
@@ -40,13 +43,27 @@ static bool read_leaf(PyObject *o, pd_scalar *s, pd_dtype *dtype) {
     return t != NULL;
 }
 
+/* That there is memory for a byte each, before so many elements are read. */
+static bool has_room(const nest *n) {
+    int64_t numel;
+    pd_tensor *t = NULL;
+    pd_status status = pd_shape_numel("tensor", n->ndim, n->size, &numel);
+    if (!status && numel > 1 << 24) status = pd_tensor_new("tensor", PD_U8, n->ndim, n->size, &t);
+    pd_tensor_release(t);
+    if (status) pd_py_raise(status);
+    return !status;
+}
+
 /* Finds shape and dtype; every branch must have the same shape. */
 static bool measure(PyObject *o, int depth, nest *n, bool first) {
-    if (is_leaf(o)) {
+    Py_ssize_t len = length_of(o);
+    if (len == -1) return false;
+    if (len == LEAF) {
         pd_scalar s;
         pd_dtype dtype;
         if (!read_leaf(o, &s, &dtype)) return false;
-        if (first && depth > n->ndim) n->ndim = depth;
+        if (first) n->ndim = depth;
+        if (first && !has_room(n)) return false;
         if (depth != n->ndim) {
             PyErr_Format(PyExc_ValueError, "tensor: nesting differs: a number at depth %d (expected depth %d)", depth,
                          n->ndim);
@@ -55,8 +72,6 @@ static bool measure(PyObject *o, int depth, nest *n, bool first) {
         n->dtype = n->dtype == PD_NO_DTYPE ? (int)dtype : (int)pd_dtype_promote((pd_dtype)n->dtype, dtype);
         return true;
     }
-    Py_ssize_t len = PyObject_Length(o);
-    if (len < 0) return false;
     if (depth >= PD_MAX_DIMS) {
         PyErr_Format(PyExc_ValueError, "tensor: nested deeper than %d", PD_MAX_DIMS);
         return false;
@@ -77,15 +92,19 @@ static bool measure(PyObject *o, int depth, nest *n, bool first) {
     return true;
 }
 
-static bool fill_nested(PyObject *o, pd_dtype t, char **to) {
-    if (is_leaf(o)) {
+static bool changed(void) {
+    if (!PyErr_Occurred()) PyErr_SetString(PyExc_RuntimeError, "tensor: the data changed while it was read");
+    return false;
+}
+
+/* Writes what lies below depth, which has to be as it was measured: reading may run code, and other threads. */
+static bool fill_nested(PyObject *o, int depth, const nest *n, pd_dtype t, char **to) {
+    if (depth == n->ndim) {
         pd_scalar s;
+        if (length_of(o) != LEAF) return changed();
         if (pd_py_is_tensor(o)) {
             if (!pd_py_scalar(pd_py_tensor(o), &s)) return false;
-        } else if (!pd_py_number(o, &s)) { /* changed since it was measured */
-            if (!PyErr_Occurred()) PyErr_SetString(PyExc_RuntimeError, "tensor: the data changed while it was read");
-            return false;
-        }
+        } else if (!pd_py_number(o, &s)) return changed();
         pd_status status = pd_scalar_fits("tensor", &s, t);
         if (status) {
             pd_py_raise(status);
@@ -95,14 +114,14 @@ static bool fill_nested(PyObject *o, pd_dtype t, char **to) {
         *to += pd_dtype_size(t);
         return true;
     }
-    Py_ssize_t len = PyObject_Length(o);
-    for (Py_ssize_t i = 0; i < len; i++) {
+    if (length_of(o) != n->size[depth]) return changed();
+    for (Py_ssize_t i = 0; i < n->size[depth]; i++) {
         PyObject *item = PySequence_GetItem(o, i);
-        bool ok = item && fill_nested(item, t, to);
+        bool ok = item && fill_nested(item, depth + 1, n, t, to);
         Py_XDECREF(item);
         if (!ok) return false;
     }
-    return len >= 0;
+    return true;
 }
 
 static pd_tensor *from_nested(PyObject *data, int64_t dtype) {
@@ -116,7 +135,7 @@ static pd_tensor *from_nested(PyObject *data, int64_t dtype) {
         return NULL;
     }
     char *to = pd_tensor_data(t);
-    if (!fill_nested(data, (pd_dtype)dtype, &to)) {
+    if (!fill_nested(data, 0, &n, (pd_dtype)dtype, &to)) {
         pd_tensor_release(t);
         return NULL;
     }

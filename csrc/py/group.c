@@ -118,13 +118,13 @@ static PyObject *group_segment(PyObject *o, PyObject *arg) {
 
 /* new reference: the ranks in `o`, or NULL; *out, to be freed, has them as numbers */
 static PyObject *take_ranks(PyObject *o, int **out) {
-    PyObject *list = PySequence_Fast(o, "subgroup: ranks (expected a sequence of ints)");
+    PyObject *list = pd_py_items(o, "subgroup", "ranks", "a sequence of ints");
     if (!list) return NULL;
-    Py_ssize_t n = PySequence_Fast_GET_SIZE(list);
+    Py_ssize_t n = PyTuple_GET_SIZE(list);
     bool good = !pd_malloc((size_t)n * sizeof **out + 1, "subgroup", out);
     if (!good) pd_py_raise(PD_E_MEMORY);
     for (Py_ssize_t i = 0; good && i < n; i++)
-        good = pd_py_int_in(PySequence_Fast_GET_ITEM(list, i), "subgroup", "rank", 0, PD_WORLD_MAX, &(*out)[i]);
+        good = pd_py_int_in(PyTuple_GET_ITEM(list, i), "subgroup", "rank", 0, PD_WORLD_MAX, &(*out)[i]);
     if (good) return list;
     Py_DECREF(list);
     return NULL;
@@ -143,7 +143,7 @@ static PyObject *group_subgroup(PyObject *o, PyObject *const *args, Py_ssize_t n
     options.unchecked = !check;
     if ((list = take_ranks(a[0], &ranks))) {
         options.ranks = ranks;
-        options.size = (int)PySequence_Fast_GET_SIZE(list);
+        options.size = (int)PyTuple_GET_SIZE(list);
         options.epoch = epoch ? PD_EPOCH_APART + (uint32_t)epoch : 0;
     }
     made = list ? pd_py_group_over(self->link, &options, a[4] ? a[4] : self->tuning) : NULL;

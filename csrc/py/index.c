@@ -81,6 +81,11 @@ static bool add_tensor(indexed *x, PyObject *o, int *dim) {
         if (!read) return false;
         return add_tensor(x, on ? Py_True : Py_False, dim);
     }
+    if (*dim >= PD_MAX_DIMS) { /* an index changed since its dimensions were counted */
+        pd_tensor_release(t);
+        PyErr_Format(PyExc_IndexError, "too many indices for shape %s", pd_tensor_shape(x->view));
+        return false;
+    }
     while (x->n < *dim) x->tensors[x->n++] = NULL;
     x->tensors[x->n++] = t;
     x->advanced = true;

@@ -8,9 +8,9 @@
 
 /* [new] *out: the items of `seq` (str or bytes) as C strings, NULL at the end; [new] *keep owns their bytes. */
 static bool strings_from(PyObject *seq, const char *what, PyObject **keep, char ***out) {
-    PyObject *items = PySequence_Fast(seq, what);
+    PyObject *items = pd_py_items(seq, "spawn", what, "a list of str or bytes");
     if (!items) return false;
-    Py_ssize_t n = PySequence_Fast_GET_SIZE(items), i = 0;
+    Py_ssize_t n = PyTuple_GET_SIZE(items), i = 0;
     pd_status status = PD_E_PYTHON;
     *keep = PyList_New(n);
     if (*keep) {
@@ -19,7 +19,7 @@ static bool strings_from(PyObject *seq, const char *what, PyObject **keep, char 
     }
     for (; status == PD_OK && i < n; i++) {
         PyObject *bytes = NULL;
-        if (!PyUnicode_FSConverter(PySequence_Fast_GET_ITEM(items, i), &bytes)) break;
+        if (!PyUnicode_FSConverter(PyTuple_GET_ITEM(items, i), &bytes)) break;
         PyList_SET_ITEM(*keep, i, bytes);
         (*out)[i] = PyBytes_AS_STRING(bytes);
     }
@@ -30,21 +30,26 @@ static bool strings_from(PyObject *seq, const char *what, PyObject **keep, char 
 /* Fills out[0..*count) with the integers of `seq`, at most `max`; allocates nothing, so that an end cannot fail. */
 static bool ints_from(PyObject *seq, const char *what, int *out, size_t max, size_t *count) {
     PyObject *items = PySequence_Fast(seq, what);
-    if (!items) return false;
-    Py_ssize_t n = PySequence_Fast_GET_SIZE(items), i = 0;
-    if ((size_t)n > max) PyErr_Format(PyExc_ValueError, "%s: %zd items (expected at most %zu)", what, n, max);
-    for (; (size_t)n <= max && i < n; i++) {
-        long value = PyLong_AsLong(PySequence_Fast_GET_ITEM(items, i));
-        if (value == -1 && PyErr_Occurred()) break;
-        if (value < INT_MIN || value > INT_MAX) {
-            PyErr_Format(PyExc_OverflowError, "%s: %ld does not fit an int", what, value);
+    bool ok = items != NULL;
+    size_t n = 0;
+    for (; ok && n < (size_t)PySequence_Fast_GET_SIZE(items); n++) {
+        if (n == max) {
+            PyErr_Format(PyExc_ValueError, "%s: %zd items (expected at most %zu)", what,
+                         PySequence_Fast_GET_SIZE(items), max);
             break;
         }
-        out[i] = (int)value;
+        PyObject *item = Py_NewRef(PySequence_Fast_GET_ITEM(items, n)); /* __index__ may change the list */
+        long value = PyLong_AsLong(item);
+        Py_DECREF(item);
+        if (value < INT_MIN || value > INT_MAX)
+            PyErr_Format(PyExc_OverflowError, "%s: %ld does not fit an int", what, value);
+        if (PyErr_Occurred()) break;
+        out[n] = (int)value;
     }
-    Py_DECREF(items);
-    *count = (size_t)n;
-    return i == n;
+    ok = ok && !PyErr_Occurred();
+    Py_XDECREF(items);
+    *count = n;
+    return ok;
 }
 
 PyDoc_STRVAR(spawn_doc,
@@ -61,8 +66,8 @@ static PyObject *launch_spawn(PyObject *module, PyObject *args) {
     pd_spawn spawn = {0};
     if (!PyArg_ParseTuple(args, "OOiiiO:spawn", &argv, &env, &spawn.stdio[0], &spawn.stdio[1], &spawn.stdio[2], &keep))
         return NULL;
-    if (!strings_from(argv, "spawn: argv", &argv_bytes, &argv_c)) goto done;
-    if (!strings_from(env, "spawn: env", &env_bytes, &env_c)) goto done;
+    if (!strings_from(argv, "argv", &argv_bytes, &argv_c)) goto done;
+    if (!strings_from(env, "env", &env_bytes, &env_c)) goto done;
     if (!ints_from(keep, "spawn: keep", keep_c, sizeof keep_c / sizeof *keep_c, &spawn.keeps)) goto done;
     if (!argv_c[0]) {
         PyErr_SetString(PyExc_ValueError, "spawn: argv is empty");

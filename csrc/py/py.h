@@ -87,6 +87,9 @@ bool pd_py_number(PyObject *o, pd_scalar *out);   /* false without an exception 
 bool pd_py_int(PyObject *o, const char *op, const char *arg, int64_t *out);
 bool pd_py_double(PyObject *o, const char *op, const char *arg, double *out);
 bool pd_py_ints(PyObject *o, const char *op, const char *arg, pd_ints *out); /* an int or a sequence of ints */
+/* [new] the items of a list or another iterable as a tuple: reading one may run code that changes a list. `want` is for
+   the error. */
+PyObject *pd_py_items(PyObject *o, const char *op, const char *arg, const char *want);
 bool pd_py_dtype(PyObject *o, const char *op, const char *arg,
                  int64_t *out);                 /* also float, int, bool; None: PD_NO_DTYPE */
 bool pd_py_format(PyObject *o, const char *op); /* a memory_format */
@@ -103,7 +106,7 @@ PyObject *pd_py_with_names(PyCFunctionWithKeywords f, bool bare, const char *op,
                            PyObject *kwargs, const char *const *names);
 /* out=: writes a result into a tensor, which is resized where it is empty. */
 bool pd_py_write_out(const char *op, PyObject *out, pd_tensor *result);
-/* Borrowed list of tensors from a list or tuple; *seq is a new reference that keeps them. */
+/* Borrowed list of tensors from an iterable; *seq is a new tuple that keeps them. */
 bool pd_py_tensors(PyObject *o, const char *op, const char *arg, PyObject **seq, pd_tensor ***out, Py_ssize_t *n);
 
 /* ---- ops.c ---- */

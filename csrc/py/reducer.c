@@ -13,25 +13,26 @@ static void free_names(const char **names) { pd_free((void *)(uintptr_t)names); 
 
 static PyObject *reducer_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     static char *keywords[] = {"params", "names", "group", "bucket_bytes", "first_bucket_bytes", NULL};
-    PyObject *params, *names, *group, *seq = NULL;
+    PyObject *params, *list_of_names, *names = NULL, *group, *seq = NULL;
     long long cap, first;
     pd_tensor **list = NULL;
     const char **texts = NULL;
     Py_ssize_t n;
     pyreducer *self = NULL;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO!OLL:Reducer", keywords, &params, &PyList_Type, &names, &group,
-                                     &cap, &first))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOLL:Reducer", keywords, &params, &list_of_names, &group, &cap,
+                                     &first))
         return NULL;
     pd_group *g = pd_py_group(group);
     if (!g || !pd_py_tensors(params, "Reducer", "params", &seq, &list, &n)) return NULL;
-    if (PyList_GET_SIZE(names) != n || cap < 1 || first < 1) {
+    if (!(names = pd_py_items(list_of_names, "Reducer", "names", "a list of str"))) goto done;
+    if (PyTuple_GET_SIZE(names) != n || cap < 1 || first < 1) {
         PyErr_SetString(PyExc_ValueError, "Reducer: expected a name for each parameter and buckets of at least 1 byte");
         goto done;
     }
     pd_status status = pd_malloc(sizeof *texts * (size_t)(n + 1), "reducer", &texts);
     for (Py_ssize_t i = 0; i < n && !status; i++) {
         if (!list[i]) status = pd_fail(PD_E_TYPE, "Reducer: parameter %zd is None", i);
-        else if (!(texts[i] = PyUnicode_AsUTF8(PyList_GET_ITEM(names, i)))) goto done;
+        else if (!(texts[i] = PyUnicode_AsUTF8(PyTuple_GET_ITEM(names, i)))) goto done;
     }
     if (!status && (self = (pyreducer *)type->tp_alloc(type, 0)))
         status = pd_reducer_new(list, texts, (int)n, g, (size_t)first, (size_t)cap, &self->r);
@@ -43,6 +44,7 @@ done:
     free_names(texts);
     pd_free(list);
     Py_XDECREF(seq);
+    Py_XDECREF(names);
     return (PyObject *)self;
 }
 

@@ -1,0 +1,140 @@
+"""Arguments whose methods change, while they are read, what is read: lists that empty themselves, lengths that lie."""
+
+import threading
+
+import pytest
+
+import pydist
+
+
+class Real:
+    """A number that does something when it is asked for."""
+
+    def __init__(self, act, value=1):
+        self.act, self.value = act, value
+
+    def __float__(self):
+        self.act()
+        return float(self.value)
+
+
+class Whole(Real):
+    def __index__(self):
+        self.act()
+        return self.value
+
+
+def fails():
+    raise ZeroDivisionError("on purpose")
+
+
+def test_lists_of_tensors_are_read_as_they_were():
+    def later():
+        tensors.clear()
+        junk.extend(pydist.full((1 << 16,), 7.0) for _ in range(8))
+
+    for call in (lambda: pydist.cat(tensors, Whole(later, 0)), lambda: pydist.stack(tensors, Whole(later, 0))):
+        tensors, junk = [pydist.ones(1 << 16) for _ in range(4)], []
+        out = call()
+        assert out.numel() == 4 << 16 and (out == 1).all() and not tensors
+
+
+def test_a_list_of_tensors_may_lose_some_in_another_thread():
+    def churn():
+        while not stop.is_set():
+            buffer.append(pydist.ones(n))
+            buffer.pop(0)
+            pydist.full((n,), 5.0)
+
+    n, stop = 1 << 19, threading.Event()
+    buffer = [pydist.ones(n) for _ in range(8)]
+    thread = threading.Thread(target=churn)
+    thread.start()
+    try:
+        outs = [pydist.cat(buffer) for _ in range(10)]  # each gives up the GIL
+    finally:
+        stop.set()
+        thread.join()
+    assert all((out == 1).all() and out.numel() % n == 0 for out in outs)
+
+
+def test_lists_of_sizes_are_read_as_they_were():
+    sizes = []
+    sizes += [Whole(sizes.clear, 2), *[1] * 7]
+    assert pydist.zeros(sizes).shape == (2, 1, 1, 1, 1, 1, 1, 1) and not sizes
+    sizes += [Whole(sizes.clear, 2), 3]
+    assert pydist.ones(6).view(sizes).shape == (2, 3) and not sizes
+
+
+def test_sequences_that_change_while_a_tensor_is_made_of_them():
+    def grow():
+        data.extend([2.0] * 100_000)
+
+    class Lies:
+        def __init__(self):
+            self.asked = 0
+
+        def __len__(self):
+            self.asked += 1
+            return 3 if self.asked < self.honest else 100_000
+
+        def __getitem__(self, i):
+            return 1.0
+
+    data = []
+    data += [Real(lambda: len(data) > 9 or grow(), 1.0)]
+    with pytest.raises(RuntimeError, match="changed while it was read"):
+        pydist.tensor(data)
+    for Lies.honest in range(1, 8):
+        try:
+            assert pydist.tensor([Lies(), [1.0] * 3]).shape == (2, 3)
+        except (RuntimeError, ValueError) as e:
+            assert "changed while" in str(e) or "lengths" in str(e)
+    rows = [[1.0, 2.0], [Real(lambda: rows.__setitem__(0, 5.0)), 2.0]]  # a row that becomes a number
+    with pytest.raises(RuntimeError, match="changed while it was read"):
+        pydist.tensor(rows)
+    rows = [[1.0, Real(lambda: rows.__setitem__(1, [[3.0], [4.0]]))], [3.0, 4.0]]
+    with pytest.raises((RuntimeError, ValueError), match="changed while it was read|lengths"):
+        pydist.tensor(rows)
+
+
+def test_what_an_argument_raises_is_what_the_caller_sees():
+    x = pydist.ones(3)
+
+    class Unsized:
+        def __len__(self):
+            fails()
+
+        def __getitem__(self, i):
+            fails()
+
+    for call in (
+        lambda: pydist.tensor([Real(fails)]),
+        lambda: pydist.tensor(Unsized()),
+        lambda: x + Real(fails),
+        lambda: x.add_(Real(fails)),
+        lambda: pydist.full((2,), Real(fails)),
+        lambda: pydist.zeros([Whole(fails)]),
+        lambda: pydist.cat(fails() for _ in range(2)),
+        lambda: x.__setitem__(0, Real(fails)),
+        lambda: x.__setitem__(0, Unsized()),
+    ):
+        with pytest.raises(ZeroDivisionError, match="on purpose"):
+            call()
+    assert x.tolist() == [1, 1, 1]
+
+
+def test_more_elements_than_memory_are_refused_at_once():
+    with pytest.raises(MemoryError):
+        pydist.tensor(range(1 << 50))
+
+
+def test_an_index_that_grows_while_the_others_are_read():
+    """A mask of no dimensions stands behind all 16; by its turn it has one."""
+    x, mask = pydist.zeros((1,) * 16), pydist.tensor(False)
+
+    def grow():
+        mask.data = pydist.tensor([False])
+
+    with pytest.raises(IndexError):
+        x[[Whole(grow, 0)], ..., mask]
