@@ -6,7 +6,7 @@ typedef struct { int ndim; int64_t size[PD_MAX_DIMS]; int dtype; } nest;
 /* Its length; LEAF: it is a number, or should be one; -1 with the exception set. */
 enum { LEAF = -2 };
 static Py_ssize_t length_of(PyObject *o) {
-    if (PyList_Check(o) || PyTuple_Check(o)) return PySequence_Fast_GET_SIZE(o);
+    if (PyList_Check(o) || PyTuple_Check(o)) return PyObject_Size(o);
     if (pd_py_is_tensor(o) ? pd_py_tensor(o)->ndim == 0
                            : !PySequence_Check(o) || PyUnicode_Check(o) || PyBytes_Check(o)) return LEAF;
     Py_ssize_t n = PyObject_Size(o);
