@@ -134,6 +134,55 @@ def test_retain_grad():
         pydist.ones(1).retain_grad()
 
 
+def test_retain_grad_where_the_history_changes():
+    """What retain_grad() hung on a node goes with the tensor to its new one, and never outlives it."""
+    x = leaf(1.0, 2.0, 3.0, 4.0)
+    y = x * 2
+    y.retain_grad()
+    y.mul_(3)  # a new node
+    (y * 5).sum().backward()
+    assert y.retains_grad and y.grad.tolist() == [5] * 4
+
+    y = x * 2
+    y.retain_grad()
+    later = y + 1
+    y.detach_()
+    later.sum().backward()
+    assert y.grad.tolist() == [1] * 4 and y.is_leaf
+    del y
+
+    for drop in (True, False):
+        base = x * 1
+        view = base[:2]
+        view.retain_grad()
+        before = view + 1
+        base[2:].mul_(3)  # through another view: view's own node is made anew
+        assert view.grad_fn is not None
+        after = (view * 2).sum()
+        if drop:
+            del view
+            strangers = [leaf(1.0) for _ in range(8)]
+            for w in strangers:
+                w.register_hook(lambda g: None)  # so that they have what view had
+            before.sum().backward(retain_graph=True)
+            assert all(w.grad is None for w in strangers)
+        else:
+            before.sum().backward(retain_graph=True)
+            assert view.grad is None
+            after.backward()
+            assert view.grad.tolist() == [2, 2]
+
+
+def test_a_retained_gradient_is_nobody_elses():
+    x = leaf(1.0, 2.0)
+    a, b = x * 1, x * 2
+    a.retain_grad()
+    b.retain_grad()
+    (a + b).sum().backward()
+    a.grad.add_(7)
+    assert a.grad.tolist() == [8, 8] and b.grad.tolist() == [1, 1]
+
+
 # Hooks.
 
 

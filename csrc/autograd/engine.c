@@ -228,13 +228,13 @@ static pd_status fit(const run *r, const pd_node *n, int i, pd_tensor **g) {
 
 static pd_status call_grad_hooks(pd_hook *hooks, int index, pd_tensor **g) {
     for (pd_hook *h = hooks; h; h = h->next)
-        if (h->closure.call && h->kind == PD_HOOK_GRAD && h->index == index) PD_TRY(h->closure.call(h->closure.ctx, g));
+        if (h->kind == PD_HOOK_GRAD && h->index == index) PD_TRY(pd_hook_call(h, g));
     return PD_OK;
 }
 
 static pd_status call_leaf_hooks(pd_tensor *leaf, pd_hook_kind kind) {
     for (pd_hook *h = leaf->meta ? leaf->meta->hooks : NULL; h; h = h->next)
-        if (h->closure.call && h->kind == kind) PD_TRY(h->closure.call(h->closure.ctx, leaf));
+        if (h->kind == kind) PD_TRY(pd_hook_call(h, leaf));
     return PD_OK;
 }
 

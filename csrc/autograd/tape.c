@@ -1,5 +1,6 @@
 #include "autograd/tape.h"
 
+#include <pthread.h>
 #include <string.h>
 
 #include "base/mem.h"
@@ -16,17 +17,67 @@ int64_t pd_node_live(void) { return live; }
 
 /* ---- meta -------------------------------------------------------------------------------------------------------- */
 
+static void hook_let_go(pd_hook *h) {
+    if (atomic_fetch_sub(&h->users, 1) != 1) return;
+    pd_closure c = h->closure;
+    h->closure = (pd_closure){0};
+    pd_closure_drop(&c);
+}
+
 static void hooks_free(pd_hook *h) {
     while (h) {
         pd_hook *next = h->next;
-        pd_closure_drop(&h->closure);
+        if (h->id) hook_let_go(h);
         pd_free(h);
         h = next;
     }
 }
 
+/* Held for a few instructions, over no call: a thread may wait for it with the host's lock. */
+static pthread_mutex_t grads = PTHREAD_MUTEX_INITIALIZER;
+
+/* [new] the .grad of *m, read under the lock; *m NULL: none. */
+static pd_tensor *read_grad(pd_meta *const *m) {
+    pthread_mutex_lock(&grads);
+    pd_tensor *g = *m ? (*m)->grad : NULL;
+    if (g) pd_tensor_retain(g);
+    pthread_mutex_unlock(&grads);
+    return g;
+}
+
+/* g, or, where *m is NULL by now, nothing. */
+static bool swap_grad(pd_meta *const *m, const pd_tensor *was, pd_tensor *g) {
+    pthread_mutex_lock(&grads);
+    pd_tensor *old = *m ? (*m)->grad : g;
+    bool same = !*m || old == was;
+    if (*m && same) (*m)->grad = g;
+    pthread_mutex_unlock(&grads);
+    if (same) pd_tensor_release(old); /* may run code of the host's */
+    return same;
+}
+
+pd_tensor *pd_meta_grad(pd_meta *m) { return read_grad(&m); }
+bool pd_meta_swap_grad(pd_meta *m, const pd_tensor *was, pd_tensor *g) { return swap_grad(&m, was, g); }
+void pd_meta_set_grad(pd_meta *m, pd_tensor *g) {
+    pthread_mutex_lock(&grads);
+    pd_tensor *old = m->grad;
+    m->grad = g;
+    pthread_mutex_unlock(&grads);
+    pd_tensor_release(old);
+}
+
+static void drop_retained(void *retained) {
+    pd_retained *r = retained;
+    if (atomic_fetch_sub(&r->refs, 1) == 1) pd_free(r);
+}
+
 static void drop_meta(pd_meta *m) {
-    if (m->retained) pd_hook_remove(&m->grad_fn->hooks, m->retained);
+    if (m->retained) {
+        pthread_mutex_lock(&grads);
+        m->retained->meta = NULL;
+        pthread_mutex_unlock(&grads);
+        drop_retained(m->retained);
+    }
     pd_node_release(m->grad_fn);
     pd_tensor_release(m->grad);
     pd_tensor_release(m->home);
@@ -55,6 +106,50 @@ bool pd_tensor_wants_grad(const pd_tensor *t) {
     return t->requires_grad || (t->base && t->base->requires_grad && t->base->meta && t->base->meta->rebased);
 }
 
+static pd_status keep_grad(void *retained, void *grad) {
+    pd_retained *r = retained;
+    for (;;) { /* again where another thread was faster */
+        pd_tensor *g = *(pd_tensor **)grad, *old = read_grad(&r->meta), *sum = NULL;
+        pd_status status = old ? pd_engine.add(old, g, &sum) : pd_engine.clone(g, &sum);
+        bool done = !status && swap_grad(&r->meta, old, sum);
+        pd_tensor_release(old);
+        if (done || status) return status;
+        pd_tensor_release(sum);
+    }
+}
+
+static pd_status hook_retained(pd_retained *r, pd_node *fn, int index) {
+    pd_status status;
+    r->hook = pd_hook_add(&fn->hooks, PD_HOOK_GRAD, index,
+                          (pd_closure){.call = keep_grad, .drop = drop_retained, .ctx = r}, &status);
+    if (!status) atomic_fetch_add(&r->refs, 1);
+    return status;
+}
+
+/* fn, or NULL, and what retain_grad() hung on the old one. */
+static pd_status set_grad_fn(pd_meta *m, pd_node *fn, int index) {
+    pd_retained *r = m->retained;
+    if (r && fn != m->grad_fn) {
+        if (m->grad_fn && r->hook) pd_hook_remove(&m->grad_fn->hooks, r->hook);
+        r->hook = 0;
+        if (fn) PD_TRY(hook_retained(r, fn, index));
+    }
+    pd_node *old = m->grad_fn;
+    if (fn) pd_node_retain(fn);
+    m->grad_fn = fn;
+    m->index = index;
+    pd_node_release(old); /* may run code of the host's */
+    return PD_OK;
+}
+
+void pd_tensor_detach(pd_tensor *t) {
+    pd_meta *m = t->meta;
+    pd_node *old = m ? m->grad_fn : NULL;
+    t->requires_grad = false;
+    if (m) m->grad_fn = NULL;
+    pd_node_release(old);
+}
+
 pd_status pd_tensor_history(pd_tensor *t, pd_node **fn, int *index) {
     pd_meta *m = t->meta;
     if (t->base && t->base->meta && t->base->meta->rebased != (m ? m->base_rebased : 0)) {
@@ -66,11 +161,8 @@ pd_status pd_tensor_history(pd_tensor *t, pd_node **fn, int *index) {
         pd_grad_mode = mode;
         PD_TRY(status);
         status = pd_meta_get(t, &m);
+        if (!status) status = set_grad_fn(m, fresh->meta ? fresh->meta->grad_fn : NULL, 0);
         if (!status) {
-            pd_node_release(m->grad_fn);
-            m->grad_fn = fresh->meta ? fresh->meta->grad_fn : NULL;
-            m->index = 0;
-            if (m->grad_fn) pd_node_retain(m->grad_fn);
             m->base_rebased = t->base->meta->rebased;
             t->requires_grad = fresh->requires_grad;
         }
@@ -89,7 +181,7 @@ static void purge(pd_hook **list) {
     if (pd_hooks_running) return;
     while (*list) {
         pd_hook *h = *list;
-        if (h->closure.call) {
+        if (h->users) {
             list = &h->next;
             continue;
         }
@@ -102,7 +194,7 @@ uint64_t pd_hook_add(pd_hook **list, pd_hook_kind kind, int index, pd_closure c,
     pd_hook *h;
     purge(list);
     if ((*status = pd_malloc(sizeof *h, "hook", &h))) return 0;
-    *h = (pd_hook){.closure = c, .kind = kind, .index = index, .id = atomic_fetch_add(&next_hook, 1)};
+    *h = (pd_hook){.closure = c, .kind = kind, .index = index, .users = 1, .id = atomic_fetch_add(&next_hook, 1)};
     while (*list) list = &(*list)->next; /* hooks run in the order they were added */
     *list = h;
     return h->id;
@@ -111,33 +203,33 @@ uint64_t pd_hook_add(pd_hook **list, pd_hook_kind kind, int index, pd_closure c,
 void pd_hook_remove(pd_hook **list, uint64_t id) {
     for (pd_hook *h = *list; h; h = h->next)
         if (h->id == id) {
-            pd_closure c = h->closure;
-            h->closure = (pd_closure){0}; /* a hook may remove itself or the next one while the list is walked */
-            pd_closure_drop(&c);
+            h->id = 0;
+            hook_let_go(h); /* the list is walked, maybe, and this one called */
             break;
         }
     purge(list);
 }
 
-static pd_status keep_grad(void *meta, void *grad) {
-    pd_meta *m = meta;
-    pd_tensor *g = *(pd_tensor **)grad, *sum = NULL;
-    if (m->grad) PD_TRY(pd_engine.add(m->grad, g, &sum));
-    else pd_tensor_retain(sum = g);
-    pd_tensor_release(m->grad);
-    m->grad = sum;
-    return PD_OK;
+pd_status pd_hook_call(pd_hook *h, void *arg) {
+    if (!pd_hold(&h->users)) return PD_OK;
+    pd_status status = h->closure.call(h->closure.ctx, arg);
+    hook_let_go(h);
+    return status;
 }
 
 pd_status pd_tensor_retain_grad(pd_tensor *t) {
     pd_node *fn;
     int index;
     pd_meta *m = NULL;
-    pd_status status;
+    pd_retained *r;
     PD_TRY(pd_tensor_history(t, &fn, &index));
     PD_TRY(pd_meta_get(t, &m));
     if (!fn || m->retained) return PD_OK; /* a leaf keeps its gradient anyway */
-    m->retained = pd_hook_add(&fn->hooks, PD_HOOK_GRAD, index, (pd_closure){.call = keep_grad, .ctx = m}, &status);
+    PD_TRY(pd_malloc(sizeof *r, "retain_grad", &r));
+    *r = (pd_retained){.refs = 1, .meta = m};
+    pd_status status = hook_retained(r, fn, index);
+    if (status) drop_retained(r);
+    else m->retained = r;
     return status;
 }
 
@@ -275,12 +367,7 @@ const char *pd_node_name(const pd_node *n) {
 pd_status pd_node_own(pd_node *n, int index, pd_tensor *t) {
     pd_meta *m = NULL;
     PD_TRY(pd_meta_get(t, &m));
-    pd_node_retain(n);
-    if (m->retained) pd_hook_remove(&m->grad_fn->hooks, m->retained);
-    m->retained = 0;
-    pd_node_release(m->grad_fn);
-    m->grad_fn = n;
-    m->index = index;
+    PD_TRY(set_grad_fn(m, n, index));
     if (t->base && t->base->meta) m->base_rebased = t->base->meta->rebased;
     t->requires_grad = true;
     return PD_OK;

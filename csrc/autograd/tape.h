@@ -38,10 +38,18 @@ typedef enum pd_hook_kind {
 typedef struct pd_hook {
     pd_closure closure;
     pd_hook_kind kind;
-    int index; /* of the node's output */
-    uint64_t id;
+    int index;        /* of the node's output */
+    atomic_int users; /* the list, until the hook is removed, and calls under way; the last one drops closure */
+    uint64_t id;      /* 0: removed */
     struct pd_hook *next;
 } pd_hook;
+
+/* What retain_grad() leaves: the link from the hook on grad_fn, which may outlive the tensor, to its meta. */
+typedef struct pd_retained {
+    atomic_int refs;      /* the meta and each hook */
+    struct pd_meta *meta; /* NULL once the tensor has gone */
+    uint64_t hook;        /* on meta's grad_fn; 0: none */
+} pd_retained;
 
 typedef struct pd_node_kind {
     const char *name;                    /* NULL: the op's, or what name_of says */
@@ -91,7 +99,7 @@ typedef struct pd_meta {
     uint32_t base_rebased;   /* of a view: the base's count when grad_fn was last made */
     bool sealed; /* shares memory in a way that the tape does not know: in-place ops raise (pd_node_foreign) */
     pd_low low;
-    uint64_t retained;       /* the hook on grad_fn that keeps .grad of a tensor that is no leaf; 0: none */
+    pd_retained *retained;   /* [strong] keeps .grad of a tensor that is no leaf; NULL: nothing does */
 } pd_meta;
 
 extern _Thread_local bool pd_grad_mode; /* starts true */
@@ -111,9 +119,16 @@ extern _Thread_local pd_status (*pd_saved_pack)(pd_tensor *t, pd_closure *out);
 extern atomic_bool pd_saved_hooked; /* some thread has had hooks: false spares all others the look at pd_saved_pack */
 
 pd_status pd_meta_get(pd_tensor *t, pd_meta **out); /* [borrowed from t] made if there is none */
+/* .grad, which threads without the host's lock read and replace: [new] or NULL. */
+pd_tensor *pd_meta_grad(pd_meta *m);
+/* g, which is taken over, or NULL becomes .grad where that is still `was` (only compared); else false, and g stays the
+   caller's. */
+bool pd_meta_swap_grad(pd_meta *m, const pd_tensor *was, pd_tensor *g);
+void pd_meta_set_grad(pd_meta *m, pd_tensor *g); /* the same, whatever it is */
 /* Current history of t, made anew for a view whose base was written: grad_fn [borrowed], NULL for a leaf. */
 pd_status pd_tensor_history(pd_tensor *t, pd_node **fn, int *index);
-pd_status pd_tensor_retain_grad(pd_tensor *t); /* keeps .grad although t is no leaf */
+pd_status pd_tensor_retain_grad(pd_tensor *t); /* keeps .grad although t is no leaf; goes with t where grad_fn changes */
+void pd_tensor_detach(pd_tensor *t);           /* history; a hook of retain_grad() stays with the old graph */
 void pd_tensor_forget(pd_tensor *t);           /* history, gradient and hooks */
 bool pd_tensor_wants_grad(const pd_tensor *t); /* requires_grad, a view's through its base too */
 
@@ -139,8 +154,16 @@ pd_status pd_node_own(pd_node *n, int index, pd_tensor *t);
    that of its base, move on. n has one output where t is a view. */
 pd_status pd_node_rebase(pd_node *n, pd_tensor *t, int written, int index);
 
+/* One more of some users, unless the last one has gone: what they use stays until they let go. */
+static inline bool pd_hold(atomic_int *users) {
+    int n = atomic_load(users);
+    while (n && !atomic_compare_exchange_weak(users, &n, n + 1)) {}
+    return n;
+}
+
 uint64_t pd_hook_add(pd_hook **list, pd_hook_kind kind, int index, pd_closure c,
                      pd_status *status); /* id; 0 on failure */
+pd_status pd_hook_call(pd_hook *h, void *arg); /* unless it was removed */
 void pd_hook_remove(pd_hook **list, uint64_t id);
 extern atomic_int pd_hooks_running; /* backwards under way in the process: lists keep their links meanwhile */
 int64_t pd_node_live(void);

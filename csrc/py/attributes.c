@@ -37,7 +37,14 @@ GETTER(grad_fn) {
     return pd_py_node(fn);
 }
 
-GETTER(grad) { (void)unused; T; return pd_py_wrap(t->meta ? t->meta->grad : NULL); }
+GETTER(grad) {
+    T;
+    (void)unused;
+    pd_tensor *g = t->meta ? pd_meta_grad(t->meta) : NULL;
+    PyObject *o = pd_py_wrap(g);
+    pd_tensor_release(g);
+    return o;
+}
 
 static int set_grad(PyObject *self, PyObject *value, void *unused) {
     T;
@@ -56,8 +63,7 @@ static int set_grad(PyObject *self, PyObject *value, void *unused) {
     }
     if (!g && !t->meta) return 0;
     PD_PY_TRY_INT(pd_meta_get(t, &m));
-    pd_tensor_release(m->grad);
-    m->grad = g;
+    pd_meta_set_grad(m, g);
     return 0;
 }
 

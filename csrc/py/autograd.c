@@ -14,9 +14,7 @@ static pd_status call_grad_hook(void *fn, void *arg) {
     PyGILState_STATE gil = PyGILState_Ensure();
     bool mode = pd_grad_mode;
     pd_status status = PD_OK;
-    Py_INCREF((PyObject *)fn); /* it may remove itself */
     PyObject *g = pd_py_wrap(*grad), *result = g ? PyObject_CallOneArg(fn, g) : NULL;
-    Py_DECREF((PyObject *)fn);
     pd_grad_mode = mode;
     if (!result) status = pd_py_caught();
     else if (result != Py_None) {
@@ -41,9 +39,7 @@ static pd_status call_grad_hook(void *fn, void *arg) {
 
 static pd_status call_leaf_hook(void *fn, void *leaf) {
     PyGILState_STATE gil = PyGILState_Ensure();
-    Py_INCREF((PyObject *)fn);
     PyObject *t = pd_py_wrap(leaf), *result = t ? PyObject_CallOneArg(fn, t) : NULL;
-    Py_DECREF((PyObject *)fn);
     pd_status status = result ? PD_OK : pd_py_caught();
     Py_XDECREF(t);
     Py_XDECREF(result);

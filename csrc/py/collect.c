@@ -67,7 +67,7 @@ static void show_closure(walk *w, const pd_closure *c) {
 }
 
 static void show_hooks(walk *w, const pd_hook *h) {
-    for (; h; h = h->next) show_closure(w, &h->closure);
+    for (; h; h = h->next) show_closure(w, &h->closure); /* of a removed one: empty */
 }
 
 static void meet_node(walk *w, pd_node *n) {

@@ -157,11 +157,7 @@ METHOD(detach_) {
     (void)args;
     T;
     if (t->base) return PyErr_Format(PyExc_RuntimeError, "detach_: this is a view (expected detach())");
-    if (t->meta) {
-        pd_node_release(t->meta->grad_fn);
-        t->meta->grad_fn = NULL;
-    }
-    t->requires_grad = false;
+    pd_tensor_detach(t);
     return Py_NewRef(self);
 }
 
