@@ -138,3 +138,64 @@ def test_an_index_that_grows_while_the_others_are_read():
 
     with pytest.raises(IndexError):
         x[[Whole(grow, 0)], ..., mask]
+
+
+def test_the_truth_of_an_argument_may_raise():
+    class Odd:
+        def __bool__(self):
+            fails()
+
+    x = pydist.ones(2)
+    for call in (
+        lambda: x.to(copy=Odd()),
+        lambda: x.to("cpu", non_blocking=Odd()),
+        lambda: pydist.zeros(2, requires_grad=Odd()),
+        lambda: x.sum(0, keepdim=Odd()),
+        lambda: x.requires_grad_(Odd()),
+    ):
+        with pytest.raises(ZeroDivisionError, match="on purpose"):
+            call()
+    with pytest.raises(RuntimeError, match="ambiguous"):
+        x.to("cpu", non_blocking=x)
+
+
+def test_devices_have_a_hash_and_sizes_a_product():
+    """-1 is no hash: CPython took it for an exception that nobody had set."""
+    for index in range(-300, -1):
+        with pytest.raises(RuntimeError, match="index"):
+            pydist.device("cuda", index)
+    for text in ("cuda:128", "cuda:4294967296", "cuda:-1", "cuda:99999999999999999999"):
+        with pytest.raises(RuntimeError, match="unknown device"):
+            pydist.device(text)
+    assert len({hash(pydist.device("cuda", i)) for i in range(128)}) == 128
+    with pytest.raises(TypeError, match="numel"):
+        pydist.Size(("a", Whole(fails))).numel()
+    with pytest.raises(OverflowError):
+        pydist.Size((2**62, 4)).numel()
+
+
+def test_what_only_the_package_calls_is_not_pydists():
+    for name in ("cuda_event_free", "storage_view", "shared_open", "spawn", "session_kill", "die_with", "fault", "comm_init"):
+        assert hasattr(pydist._C, name) and not hasattr(pydist, name)
+    for name in ("add", "Tensor", "zeros", "grad", "DistError", "from_dlpack", "set_num_threads", "float32", "Generator"):
+        assert getattr(pydist, name) is getattr(pydist._C, name)
+
+
+def test_numbers_that_cuda_did_not_give_are_refused():
+    C = pydist._C
+    for number in (2**32, 2**70, -1, 5, "a", None):
+        for call in (
+            lambda n: C.cuda_event_free(n),
+            lambda n: C.cuda_event_between(n, n),
+            lambda n: C.cuda_event_record(n, 0),
+            lambda n: C.cuda_stream_wait(n),
+            lambda n: C.cuda_stream_done(n),
+            lambda n: C.cuda_graph_launch(n, 0),
+            lambda n: C.cuda_graph_free(n),
+            lambda n: C.cuda_record(pydist.ones(1), n),
+        ):
+            with pytest.raises(ValueError, match="in use"):
+                call(number)
+    if not pydist.cuda.is_available():
+        with pytest.raises(RuntimeError, match="no CUDA device"):
+            C.cuda_stream_wait(0)

@@ -1,5 +1,5 @@
 /* What pydist.cuda asks of CUDA's devices: memory, streams, events, graphs, ranges. Streams, events and graphs are
-   numbers here: 0 is the default stream. */
+   numbers here, which are refused where they were not given out: 0 is the default stream. */
 #include "device/cuda.h"
 #include "device/nvidia.h"
 #include "kernels/kernels.h"
@@ -86,8 +86,32 @@ F(cuda_is_pinned) {
 
 /* ---- streams and events ------------------------------------------------------------------------------------------ */
 
-static void *pointer(unsigned long long number) { return (void *)(uintptr_t)number; }
-static PyObject *number(const void *p) { return PyLong_FromVoidPtr((void *)(uintptr_t)p); }
+/* The numbers that are in use, by kind: CUDA would follow any other one. */
+typedef enum kind { STREAM, EVENT, GRAPH, KINDS } kind;
+static PyObject *given[KINDS]; /* sets */
+
+static PyObject *number(kind k, void *p) {
+    PyObject *n = PyLong_FromVoidPtr(p);
+    if (n && PySet_Add(given[k], n)) Py_CLEAR(n);
+    return n;
+}
+
+/* What the number stands for; false with the exception set. `back`: it is in use no longer. */
+static bool pointer(const char *op, kind k, PyObject *n, bool back, void **out) {
+    static const char *const names[] = {"stream", "event", "graph"};
+    const pd_device *d;
+    int known = !PyLong_CheckExact(n) ? 0 : back ? PySet_Discard(given[k], n) : PySet_Contains(given[k], n);
+    if (known < 0) return false;
+    *out = known ? PyLong_AsVoidPtr(n) : NULL;
+    if (known) return true;
+    if (k != STREAM || back || !PyLong_CheckExact(n) || PyObject_IsTrue(n)) {
+        PyErr_Format(PyExc_ValueError, "%s: %R is no %s in use", op, n, names[k]);
+        return false;
+    }
+    pd_status status = pd_cuda_device(op, -1, &d);
+    if (status) pd_py_raise(status);
+    return !status;
+}
 
 /* Device `index`, made the runtime's current one: streams and events are made there. */
 static const pd_device *at(const char *op, int index) {
@@ -105,29 +129,35 @@ F(cuda_stream_new) {
     (void)module;
     if (!PyArg_ParseTuple(args, "ii:Stream", &index, &priority) || !at("Stream", index)) return NULL;
     PD_PY_TRY(pd_cuda_result("Stream", pd_cuda_open()->stream_new(&stream, priority)));
-    return number(stream);
+    return number(STREAM, stream);
 }
 F(cuda_stream_free) {
     int index;
-    unsigned long long stream;
+    PyObject *n;
+    void *stream;
     const pd_device *d;
     (void)module;
-    if (!PyArg_ParseTuple(args, "iK:Stream", &index, &stream) || !(d = at("Stream", index))) return NULL;
-    pd_cache_forget(pd_cuda_cache(d), pointer(stream));
-    PD_PY_TRY(pd_cuda_result("Stream", pd_cuda_open()->stream_free(pointer(stream))));
+    if (!PyArg_ParseTuple(args, "iO:Stream", &index, &n) || !(d = at("Stream", index)) ||
+        !pointer("Stream", STREAM, n, true, &stream))
+        return NULL;
+    pd_cache_forget(pd_cuda_cache(d), stream);
+    PD_PY_TRY(pd_cuda_result("Stream", pd_cuda_open()->stream_free(stream)));
     Py_RETURN_NONE;
 }
 F(cuda_stream) {
     INDEX("current_stream");
-    return number(pd_cuda_stream(d));
+    return PyLong_FromVoidPtr(pd_cuda_stream(d));
 }
 F(cuda_set_stream) {
     int index;
-    unsigned long long stream;
+    PyObject *n;
+    void *stream;
     const pd_device *d;
     (void)module;
-    if (!PyArg_ParseTuple(args, "iK:set_stream", &index, &stream) || !(d = at("set_stream", index))) return NULL;
-    pd_cuda_set_stream(d, pointer(stream));
+    if (!PyArg_ParseTuple(args, "iO:set_stream", &index, &n) || !(d = at("set_stream", index)) ||
+        !pointer("set_stream", STREAM, n, false, &stream))
+        return NULL;
+    pd_cuda_set_stream(d, stream);
     Py_RETURN_NONE;
 }
 F(cuda_event_new) {
@@ -136,55 +166,64 @@ F(cuda_event_new) {
     (void)module;
     if (!PyArg_ParseTuple(args, "ip:Event", &index, &timing) || !at("Event", index)) return NULL;
     PD_PY_TRY(pd_cuda_result("Event", pd_cuda_open()->event_new(&event, timing)));
-    return number(event);
+    return number(EVENT, event);
 }
 F(cuda_event_between) {
-    unsigned long long from, to;
+    PyObject *n[2];
+    void *from, *to;
     float ms;
     (void)module;
-    if (!PyArg_ParseTuple(args, "KK:elapsed_time", &from, &to)) return NULL;
-    PD_PY_TRY(pd_cuda_result("Event.elapsed_time", pd_cuda_open()->event_between(pointer(from), pointer(to), &ms)));
+    if (!PyArg_ParseTuple(args, "OO:elapsed_time", &n[0], &n[1]) ||
+        !pointer("Event.elapsed_time", EVENT, n[0], false, &from) ||
+        !pointer("Event.elapsed_time", EVENT, n[1], false, &to))
+        return NULL;
+    PD_PY_TRY(pd_cuda_result("Event.elapsed_time", pd_cuda_open()->event_between(from, to, &ms)));
     return PyFloat_FromDouble(ms);
 }
 
-/* One call of the library on one or two of these numbers. */
-#define ON1(name, text, call, wait)                                         \
+/* One call of the library on one or two of these numbers; `back`: which it gives back. */
+#define ON1(name, text, kind, back, call, wait)                             \
     F(name) {                                                               \
-        unsigned long long a;                                               \
+        PyObject *n;                                                        \
+        void *a;                                                            \
         (void)module;                                                       \
-        if (!PyArg_ParseTuple(args, "K:" text, &a)) return NULL;            \
+        if (!PyArg_ParseTuple(args, "O:" text, &n) || !pointer(text, kind, n, back, &a)) return NULL; \
         void *token = (wait) ? pd_host_release() : NULL;                    \
-        int error = pd_cuda_open()->call(pointer(a));                       \
+        int error = pd_cuda_open()->call(a);                                \
         pd_host_acquire(token);                                             \
         PD_PY_TRY(pd_cuda_result(text, error));                             \
         Py_RETURN_NONE;                                                     \
     }
-#define ON2(name, text, call)                                               \
+#define ON2(name, text, kind1, kind2, call)                                 \
     F(name) {                                                               \
-        unsigned long long a, b;                                            \
+        PyObject *n, *m;                                                    \
+        void *a, *b;                                                        \
         (void)module;                                                       \
-        if (!PyArg_ParseTuple(args, "KK:" text, &a, &b)) return NULL;       \
-        PD_PY_TRY(pd_cuda_result(text, pd_cuda_open()->call(pointer(a), pointer(b)))); \
+        if (!PyArg_ParseTuple(args, "OO:" text, &n, &m) || !pointer(text, kind1, n, false, &a) || \
+            !pointer(text, kind2, m, false, &b))                            \
+            return NULL;                                                    \
+        PD_PY_TRY(pd_cuda_result(text, pd_cuda_open()->call(a, b)));        \
         Py_RETURN_NONE;                                                     \
     }
-#define DONE(name, text, call)                                              \
+#define DONE(name, text, kind, call)                                        \
     F(name) {                                                               \
-        unsigned long long a;                                               \
+        PyObject *n;                                                        \
+        void *a;                                                            \
         bool done = false;                                                  \
         (void)module;                                                       \
-        if (!PyArg_ParseTuple(args, "K:" text, &a)) return NULL;            \
-        PD_PY_TRY(pd_cuda_result(text, pd_cuda_open()->call(pointer(a), &done))); \
+        if (!PyArg_ParseTuple(args, "O:" text, &n) || !pointer(text, kind, n, false, &a)) return NULL; \
+        PD_PY_TRY(pd_cuda_result(text, pd_cuda_open()->call(a, &done)));    \
         return PyBool_FromLong(done);                                       \
     }
-ON1(cuda_stream_wait, "Stream.synchronize", stream_wait, true)
-DONE(cuda_stream_done, "Stream.query", stream_done)
-ON2(cuda_stream_after, "Stream.wait_event", stream_after)
-ON1(cuda_event_free, "Event", event_free, false)
-ON2(cuda_event_record, "Event.record", event_record)
-ON1(cuda_event_wait, "Event.synchronize", event_wait, true)
-DONE(cuda_event_done, "Event.query", event_done)
-ON2(cuda_graph_launch, "CUDAGraph.replay", graph_launch)
-ON1(cuda_graph_free, "CUDAGraph", graph_free, false)
+ON1(cuda_stream_wait, "Stream.synchronize", STREAM, false, stream_wait, true)
+DONE(cuda_stream_done, "Stream.query", STREAM, stream_done)
+ON2(cuda_stream_after, "Stream.wait_event", STREAM, EVENT, stream_after)
+ON1(cuda_event_free, "Event", EVENT, true, event_free, false)
+ON2(cuda_event_record, "Event.record", EVENT, STREAM, event_record)
+ON1(cuda_event_wait, "Event.synchronize", EVENT, false, event_wait, true)
+DONE(cuda_event_done, "Event.query", EVENT, event_done)
+ON2(cuda_graph_launch, "CUDAGraph.replay", GRAPH, STREAM, graph_launch)
+ON1(cuda_graph_free, "CUDAGraph", GRAPH, true, graph_free, false)
 
 pd_status pd_py_record_stream(const pd_tensor *t, void *stream) {
     const pd_device *d = t->storage->device;
@@ -193,14 +232,15 @@ pd_status pd_py_record_stream(const pd_tensor *t, void *stream) {
 }
 
 F(cuda_record) {
-    PyObject *o;
-    unsigned long long stream;
+    PyObject *o, *n;
+    void *stream;
     pd_tensor *t;
     (void)module;
-    if (!PyArg_ParseTuple(args, "OK:record_stream", &o, &stream) ||
-        !(t = pd_py_expect_tensor(o, "record_stream", "input")))
+    if (!PyArg_ParseTuple(args, "OO:record_stream", &o, &n) ||
+        !(t = pd_py_expect_tensor(o, "record_stream", "input")) ||
+        !pointer("record_stream", STREAM, n, false, &stream))
         return NULL;
-    PD_PY_TRY(pd_py_record_stream(t, pointer(stream)));
+    PD_PY_TRY(pd_py_record_stream(t, stream));
     Py_RETURN_NONE;
 }
 
@@ -238,7 +278,7 @@ F(cuda_capture_end) {
     int error = pd_cuda_open()->capture_end(pd_cuda_stream(d), &graph);
     pd_cache_pool_end(pd_cuda_cache(d));
     PD_PY_TRY(pd_cuda_result("CUDAGraph", error));
-    return number(graph);
+    return number(GRAPH, graph);
 }
 F(cuda_capturing) {
     INDEX("is_current_stream_capturing");
@@ -341,4 +381,8 @@ static PyMethodDef functions[] = {
     ROW(gpu_settings, "gpu_settings([matmul_tf32, conv_tf32, conv_tune, conv_own])\n\nSets and gives them."),
     {0}};
 
-int pd_py_add_cuda(PyObject *module) { return PyModule_AddFunctions(module, functions); }
+int pd_py_add_cuda(PyObject *module) {
+    for (int k = 0; k < KINDS; k++)
+        if (!(given[k] = PySet_New(NULL))) return -1;
+    return PyModule_AddFunctions(module, functions);
+}

@@ -169,12 +169,8 @@ static PyMethodDef functions[] = {
     {"flags", flags, METH_NOARGS, "flags()\n\n[(name, value, help)] of every environment variable."},
     {"isa", isa, METH_NOARGS, "isa()\n\nThe instruction set in use: portable, avx2 or avx512."},
     {"compiler", compiler, METH_NOARGS, "compiler()\n\nThe compiler that built the extension."},
-    {"get_num_threads", get_num_threads, METH_NOARGS, "get_num_threads()\n\nThreads that a kernel may use."},
-    {"set_num_threads", set_num_threads, METH_O,
-     "set_num_threads(n)\n\nThreads that a kernel may use, in every thread that did not set its own."},
     {"_thread_num_threads", thread_num_threads, METH_O,
      "_thread_num_threads(n): for the calling thread only; 0 returns to the default."},
-    {"memory_allocated", memory_allocated, METH_NOARGS, "memory_allocated()\n\nBytes that tensors hold."},
     {"_memory_asked", memory_asked, METH_NOARGS,
      "_memory_asked() -> int\n\nHow often the engine has asked the system for memory; a steady step does not."},
     {"_memory_kept", memory_kept, METH_NOARGS,
@@ -186,4 +182,13 @@ static PyMethodDef functions[] = {
     {0},
 };
 
+static PyMethodDef resources[] = {
+    {"get_num_threads", get_num_threads, METH_NOARGS, "get_num_threads()\n\nThreads that a kernel may use."},
+    {"set_num_threads", set_num_threads, METH_O,
+     "set_num_threads(n)\n\nThreads that a kernel may use, in every thread that did not set its own."},
+    {"memory_allocated", memory_allocated, METH_NOARGS, "memory_allocated()\n\nBytes that tensors hold."},
+    {0},
+};
+
+int pd_py_add_resources(PyObject *module) { return PyModule_AddFunctions(module, resources); }
 int pd_py_add_info(PyObject *module) { return PyModule_AddFunctions(module, functions); }

@@ -20,8 +20,9 @@ METHOD(stride) {
     T;
     int dim;
     if (PyTuple_GET_SIZE(args) == 0) {
-        PyObject *tuple = PyTuple_New(t->ndim);
-        for (int i = 0; tuple && i < t->ndim; i++) PyTuple_SET_ITEM(tuple, i, PyLong_FromLongLong(t->stride[i]));
+        int n = t->ndim; /* the allocation may collect garbage, whose code may give the tensor more dimensions */
+        PyObject *tuple = PyTuple_New(n);
+        for (int i = 0; tuple && i < n; i++) PyTuple_SET_ITEM(tuple, i, PyLong_FromLongLong(t->stride[i]));
         return tuple;
     }
     int64_t d;
@@ -110,10 +111,13 @@ static PyObject *to_list(const pd_tensor *t, int dim, int64_t offset) {
 METHOD(tolist) {
     (void)args;
     T;
-    pd_tensor *near;
+    pd_tensor *near, *own; /* lists may collect garbage, whose code may give the tensor other memory */
     PD_PY_TRY(pd_move(t, &pd_device_cpu, true, &near));
-    PyObject *list = to_list(near, 0, near->offset);
+    pd_status status = pd_tensor_alias(near, false, &own);
     pd_tensor_release(near);
+    PD_PY_TRY(status);
+    PyObject *list = to_list(own, 0, own->offset);
+    pd_tensor_release(own);
     return list;
 }
 
@@ -195,6 +199,12 @@ static PyObject *moved(PyObject *self, const pd_device *d, bool wait) {
 }
 METHOD(cpu) { (void)args; return moved(self, &pd_device_cpu, true); }
 
+static bool truth(PyObject *o, bool *out) {
+    int is = PyObject_IsTrue(o);
+    *out = is > 0;
+    return is >= 0;
+}
+
 static PyObject *m_to(PyObject *self, PyObject *args, PyObject *kwargs) {
     T;
     int64_t dtype = t->dtype;
@@ -219,16 +229,19 @@ static PyObject *m_to(PyObject *self, PyObject *args, PyObject *kwargs) {
             if (value != Py_None && !pd_py_dtype(value, "to", "dtype", &dtype)) return NULL;
         } else if (!PyUnicode_CompareWithASCIIString(key, "device")) {
             if (value != Py_None && !(device = pd_py_device(value, "to"))) return NULL;
-        } else if (!PyUnicode_CompareWithASCIIString(key, "copy")) copy = PyObject_IsTrue(value) == 1;
-        else if (!PyUnicode_CompareWithASCIIString(key, "memory_format")) {
+        } else if (!PyUnicode_CompareWithASCIIString(key, "copy")) {
+            if (!truth(value, &copy)) return NULL;
+        } else if (!PyUnicode_CompareWithASCIIString(key, "memory_format")) {
             if (!pd_py_format(f = value, "to")) return NULL;
         } else if (!PyUnicode_CompareWithASCIIString(key, "other")) {
             pd_tensor *other = pd_py_expect_tensor(value, "to", "other");
             if (!other) return NULL;
             dtype = other->dtype;
             device = other->storage->device;
-        } else if (!PyUnicode_CompareWithASCIIString(key, "non_blocking")) wait = PyObject_IsTrue(value) == 0;
-        else return PyErr_Format(PyExc_TypeError, "to: unexpected keyword argument %R", key);
+        } else if (!PyUnicode_CompareWithASCIIString(key, "non_blocking")) {
+            if (!truth(value, &wait)) return NULL;
+            wait = !wait;
+        } else return PyErr_Format(PyExc_TypeError, "to: unexpected keyword argument %R", key);
     }
     bool away = device != t->storage->device;
     PyObject *there = moved(self, device, wait), *cast = there ? cast_to(there, (pd_dtype)dtype, copy && !away) : NULL;

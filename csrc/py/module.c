@@ -9,14 +9,38 @@ static void acquire_gil(void *token) {
     if (token) PyEval_RestoreThread(token);
 }
 
+/* The parts that users meet, whose names pydist has as its own, and those that the package calls: _C.name. */
+static int (*const public_parts[])(PyObject *) = {
+    pd_py_add_raise, pd_py_add_types,    pd_py_add_tensor, pd_py_add_ops,    pd_py_add_create,
+    pd_py_add_rng,   pd_py_add_autograd, pd_py_add_numpy,  pd_py_add_dlpack, pd_py_add_resources,
+};
+static int (*const inner_parts[])(PyObject *) = {
+    pd_py_add_function, pd_py_add_collect, pd_py_add_optim,  pd_py_add_storage, pd_py_add_info,
+    pd_py_add_cuda,     pd_py_add_profile, pd_py_add_saved,  pd_py_add_launch,  pd_py_add_comm,
+    pd_py_add_reducer,  pd_py_add_mpi,     pd_py_add_nccl,
+};
+
+/* __all__, which `from pydist._C import *` reads: the names so far, but those that begin with an underscore. */
+static int add_all(PyObject *module) {
+    PyObject *names = PyDict_Keys(PyModule_GetDict(module)), *all = names ? PyList_New(0) : NULL;
+    int bad = all ? 0 : -1;
+    for (Py_ssize_t i = 0; !bad && i < PyList_GET_SIZE(names); i++) {
+        PyObject *name = PyList_GET_ITEM(names, i);
+        if (PyUnicode_READ_CHAR(name, 0) != '_') bad = PyList_Append(all, name);
+    }
+    if (!bad) bad = PyModule_AddObjectRef(module, "__all__", all);
+    Py_XDECREF(names);
+    Py_XDECREF(all);
+    return bad;
+}
+
+static int add_parts(PyObject *module, int (*const *parts)(PyObject *), size_t n) {
+    for (size_t i = 0; i < n; i++)
+        if (parts[i](module)) return -1;
+    return 0;
+}
+
 static int exec(PyObject *module) {
-    static int (*const parts[])(PyObject *) = {
-        pd_py_add_raise,   pd_py_add_types,    pd_py_add_tensor,   pd_py_add_ops,     pd_py_add_create,
-        pd_py_add_rng,     pd_py_add_autograd, pd_py_add_function, pd_py_add_collect, pd_py_add_optim,
-        pd_py_add_numpy,   pd_py_add_dlpack,   pd_py_add_storage,  pd_py_add_info,    pd_py_add_cuda,
-        pd_py_add_profile, pd_py_add_saved,    pd_py_add_launch,   pd_py_add_comm,    pd_py_add_reducer,
-        pd_py_add_mpi,     pd_py_add_nccl,
-    };
     static bool done;
     if (done) { /* the state is the process's: see csrc/README.md */
         PyErr_SetString(PyExc_ImportError, "pydist._C can be imported once a process, in the main interpreter only");
@@ -31,9 +55,8 @@ static int exec(PyObject *module) {
     pd_nan_init();
     pd_host_release = release_gil;
     pd_host_acquire = acquire_gil;
-    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
-        if (parts[i](module)) return -1;
-    return 0;
+    if (add_parts(module, public_parts, sizeof public_parts / sizeof *public_parts) || add_all(module)) return -1;
+    return add_parts(module, inner_parts, sizeof inner_parts / sizeof *inner_parts);
 }
 
 static PyModuleDef_Slot slots[] = {{Py_mod_exec, exec},

@@ -124,8 +124,12 @@ static bool read_device(PyObject *o, const char *op, int *kind, int *index) {
         if (strncmp(text, device_names[k], n)) continue;
         *kind = k;
         if (!text[n]) return true;
-        if (text[n] == ':' && text[n + 1] >= '0' && text[n + 1] <= '9') *index = (int)strtol(text + n + 1, &end, 10);
-        if (*index >= 0 && *index < 128 && !*end) return true;
+        long at = -1;
+        if (text[n] == ':' && text[n + 1] >= '0' && text[n + 1] <= '9') at = strtol(text + n + 1, &end, 10);
+        if (at >= 0 && at < 128 && !*end) {
+            *index = (int)at;
+            return true;
+        }
     }
     if (!PyErr_Occurred())
         PyErr_Format(PyExc_RuntimeError, "%s: unknown device %R (expected cpu, cuda, mps, xpu or meta, and :index)", op,
@@ -148,6 +152,8 @@ static PyObject *device_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|i:device", names, &what, &index) ||
         !read_device(what, "device", &kind, &own))
         return NULL;
+    if (index < -1 || index >= 128)
+        return PyErr_Format(PyExc_RuntimeError, "device: index %d (expected 0 to 127, or -1: none)", index);
     if (index >= 0 && own >= 0)
         return PyErr_Format(PyExc_RuntimeError, "device: %R has an index already, %d was given too", what, index);
     return new_device(kind, own < 0 ? index : own);
@@ -316,8 +322,13 @@ static PyObject *size_repr(PyObject *self) {
 static PyObject *size_numel(PyObject *self, PyObject *unused) {
     int64_t n = 1;
     (void)unused;
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(self); i++) n *= PyLong_AsLongLong(PyTuple_GET_ITEM(self, i));
-    return PyErr_Occurred() ? NULL : PyLong_FromLongLong(n);
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(self); i++) {
+        int64_t size;
+        if (!pd_py_int(PyTuple_GET_ITEM(self, i), "numel", "a size", &size)) return NULL;
+        if (__builtin_mul_overflow(n, size, &n))
+            return PyErr_Format(PyExc_OverflowError, "numel: the product of %R does not fit into int64", self);
+    }
+    return PyLong_FromLongLong(n);
 }
 
 static PyMethodDef size_methods[] = {{"numel", size_numel, METH_NOARGS, "numel()\n\nThe product of the sizes."}, {0}};
