@@ -1,7 +1,9 @@
 """The public stores: PyTorch's methods on each of them, waiting, other processes, strangers."""
 
+import contextlib
 import gc
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -12,6 +14,7 @@ from datetime import timedelta
 import pytest
 
 from pydist import distributed as dist
+from pydist.distributed import tcp_store
 
 KINDS = ["hash", "file", "tcp", "prefix"]
 
@@ -195,31 +198,264 @@ def test_nobody_listens_and_taken_ports():
         dist.TCPStore("127.0.0.1", port, timeout=timedelta(seconds=0.2))
 
 
-def test_strangers_are_refused(tmp_path, monkeypatch):
-    secret = tmp_path / "secret"
-    secret.write_bytes(b"s" * 32)
-    secret.chmod(0o600)
-    monkeypatch.setenv("PYDIST_SECRET_FILE", str(secret))
+@pytest.fixture
+def secret(tmp_path, monkeypatch):
+    """A function that writes the file of PYDIST_SECRET_FILE."""
+    path = tmp_path / "secret"
+
+    def write(text=b"s" * 32, mode=0o600):
+        path.write_bytes(text)
+        path.chmod(mode)
+
+    write()
+    monkeypatch.setenv("PYDIST_SECRET_FILE", str(path))
+    return write
+
+
+def closed(connection):
+    try:
+        return connection.recv(1) == b""
+    except ConnectionError:
+        return True
+
+
+def test_strangers_are_refused(secret):
     store = dist.TCPStore("127.0.0.1", 0, None, True)
     for garbage in (b"GET / HTTP/1.0\r\n\r\n" + b"x" * 64, b"\xff" * 100, b""):
         with socket.create_connection(("127.0.0.1", store.port), 10) as stranger:
             stranger.sendall(garbage)
-            stranger.shutdown(socket.SHUT_WR)
-            hello = stranger.recv(1000)
-            assert hello.startswith(b"pydist store") and b"s" * 32 not in hello
-            try:
-                assert stranger.recv(1000) == b""
-            except ConnectionResetError:
-                pass
-    secret.write_bytes(b"t" * 32)
+            with contextlib.suppress(OSError):  # it may be closed already
+                stranger.shutdown(socket.SHUT_WR)
+            assert closed(stranger)
+    with socket.create_connection(("127.0.0.1", store.port), 10) as stranger:
+        stranger.sendall(tcp_store._MAGIC + b"r" * 32)
+        assert len(stranger.recv(1000)) == 64
+        stranger.sendall(b"p" * 32)
+        assert closed(stranger)
+    secret(b"t" * 32)
     with pytest.raises(dist.DistError, match="refused.*same secret"):
         dist.TCPStore("127.0.0.1", store.port)
-    secret.write_bytes(b"s" * 32)
+    secret(b"s" * 32 + b"\r\n")  # another editor
     dist.TCPStore("127.0.0.1", store.port).set("still", "there")
     assert store.get("still") == b"there"
-    secret.chmod(0o644)
-    with pytest.raises(PermissionError, match="0600"):
+    secret(mode=0o644)
+    with pytest.raises(dist.DistError, match="644.*600"):
         dist.TCPStore("127.0.0.1", store.port)
+
+
+@pytest.mark.parametrize("text", [b"", b"short\n", b"s" * 31, b"\n" * 64])
+def test_a_secret_has_32_bytes(secret, text):
+    secret(text)
+    for master in (True, False):
+        with pytest.raises(dist.DistError, match="expected at least 32"):
+            dist.TCPStore("0.0.0.0" if master else "127.0.0.1", 0, None, master)
+
+
+def test_a_server_that_does_not_know_the_secret_learns_nothing(secret):
+    with socket.create_server(("127.0.0.1", 0)) as impostor:
+        heard = []
+
+        def serve():
+            connection, _ = impostor.accept()
+            heard.append(connection.recv(1000))
+            connection.sendall(bytes(64))
+            heard.append(connection.recv(1000))
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        with pytest.raises(dist.DistError, match="does not know our secret"):
+            dist.TCPStore("127.0.0.1", impostor.getsockname()[1])
+        thread.join()
+    assert b"s" * 32 not in heard[0] and heard[1] == b""
+
+
+@pytest.mark.parametrize("towards", ["server", "client"])
+def test_who_stands_between_can_change_nothing(secret, towards):
+    """A relay passes the handshake on, and then forges a byte: the connection ends, the table is as before."""
+    master = dist.TCPStore("127.0.0.1", 0, None, True)
+    master.set("key", "true")
+    forge = threading.Event()
+
+    def copy(source, to, changes):
+        while data := source.recv(1 << 16):
+            if changes and forge.is_set():
+                data = data[:-33] + bytes([data[-33] ^ 1]) + data[-32:]
+            to.sendall(data)
+        to.shutdown(socket.SHUT_WR)
+
+    with socket.create_server(("127.0.0.1", 0)) as door:
+
+        def relay():
+            client, _ = door.accept()
+            with client, socket.create_connection(("127.0.0.1", master.port)) as server:
+                back = threading.Thread(target=copy, args=(server, client, towards == "client"))
+                back.start()
+                copy(client, server, towards == "server")
+                back.join()
+
+        thread = threading.Thread(target=relay)
+        thread.start()
+        victim = dist.TCPStore("127.0.0.1", door.getsockname()[1])
+        assert victim.get("key") == b"true"
+        forge.set()
+        with pytest.raises(dist.DistError, match="is gone"):
+            victim.set("key", "false") if towards == "server" else victim.get("key")
+        del victim
+        gc.collect()
+        thread.join()
+    assert master.get("key") == b"true"
+
+
+def test_without_a_secret_nobody_comes_by_tcp(monkeypatch):
+    monkeypatch.delenv("PYDIST_SECRET_FILE", raising=False)
+    store = dist.TCPStore("127.0.0.1", 0, None, True)
+    with socket.create_connection(("127.0.0.1", store.port), 10) as stranger:
+        assert closed(stranger)
+    with pytest.raises(dist.DistError, match="cannot listen"):
+        dist.TCPStore("127.0.0.1", store.port, None, True)
+    with socket.create_server(("127.0.0.1", 0)) as another:
+        with pytest.raises(dist.DistError, match="another user's"):
+            dist.TCPStore("127.0.0.1", another.getsockname()[1])
+    with pytest.raises(dist.DistError, match="no secret"):
+        dist.TCPStore("192.0.2.1", 1)
+
+
+def test_everybody_comes_by_tcp_where_that_was_asked_for(monkeypatch):
+    monkeypatch.delenv("PYDIST_SECRET_FILE", raising=False)
+    monkeypatch.setenv("PYDIST_INSECURE", "1")
+    store = dist.TCPStore("0.0.0.0", 0, None, True)
+    monkeypatch.setattr(tcp_store, "_is_here", lambda host: False)
+    far = dist.TCPStore("127.0.0.1", store.port)
+    far.set("far", "yes")
+    assert store.get("far") == b"yes" and far._channel.connection.family == socket.AF_INET
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="takes another user")
+def test_without_a_secret_other_users_stay_outside(monkeypatch):
+    monkeypatch.delenv("PYDIST_SECRET_FILE", raising=False)
+    store = dist.TCPStore("127.0.0.1", 0, None, True)
+    program = f"""
+import os, socket, sys
+os.setuid(int(sys.argv[1]))
+s = socket.socket(socket.AF_UNIX)
+s.settimeout(60)
+try:
+    s.connect({tcp_store._unix_name(store.port)!r})
+    s.sendall({tcp_store._MAGIC + bytes(32)!r})
+    print(len(s.recv(1000)))
+except ConnectionError:
+    print(0)
+"""
+    for user, heard in ((65534, "0\n"), (0, "64\n")):
+        ran = subprocess.run([sys.executable, "-c", program, str(user)], capture_output=True, text=True, timeout=100)
+        assert (ran.stdout, ran.stderr) == (heard, "")
+
+
+def test_a_question_that_was_given_up_is_not_answered_later():
+    one = dist.TCPStore("127.0.0.1", 0, None, True)
+    other = dist.TCPStore("127.0.0.1", one.port)
+    timer = threading.Timer(0.2, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        other.get("never")
+        time.sleep(10)
+    timer.join()
+    one.set("never", "late")
+    one.set("next", "right")
+    assert other.get("next") == b"right"
+
+
+def test_messages_are_bounded():
+    store = dist.TCPStore("127.0.0.1", 0, None, True)
+    with pytest.raises(ValueError, match="TCPStore: set: a message of"):
+        store.set("key", bytes((64 << 20) + 1))
+    for half in "ab":
+        store.set(half, bytes(40 << 20))
+    with pytest.raises(ValueError, match="a message of"):
+        store.multi_get(["a", "b"])
+    assert len(store.get("a")) == 40 << 20
+
+
+# Strangers at the door
+
+CROWD = """
+import resource, sys, threading, time
+from datetime import timedelta
+resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))
+from pydist import distributed as dist
+store = dist.TCPStore("127.0.0.1", 0, None, True)
+print(store.port, flush=True)
+sys.stdin.readline()  # strangers have come
+dist.TCPStore("127.0.0.1", store.port, timeout=timedelta(seconds=60)).set("a", "1")
+print(store.get("a"), flush=True)
+"""
+
+
+def crowd(port, count):
+    """That many connections that say nothing."""
+    found = []
+    for _ in range(count):
+        connection = socket.socket()
+        connection.setblocking(False)
+        connection.connect_ex(("127.0.0.1", port))
+        found.append(connection)
+    return found
+
+
+def test_a_crowd_at_the_door_does_not_shut_it(secret):
+    server = subprocess.Popen([sys.executable, "-c", CROWD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    strangers = crowd(int(server.stdout.readline()), 300)  # more than it has descriptors
+    out, _ = server.communicate("\n", 100)
+    assert out == "b'1'\n" and server.returncode == 0
+    for stranger in strangers:
+        stranger.close()
+
+
+def test_a_handshake_has_one_deadline(secret, monkeypatch):
+    monkeypatch.setattr(tcp_store, "_HANDSHAKE", 0.5)
+    store = dist.TCPStore("127.0.0.1", 0, None, True)
+    with socket.create_connection(("127.0.0.1", store.port), 10) as slow:
+        start, gone = time.monotonic(), False
+        slow.settimeout(0.1)
+        while not gone:
+            try:
+                slow.send(tcp_store._MAGIC[:1])  # a byte now and then
+                gone = slow.recv(1) == b""
+            except TimeoutError:
+                pass
+            except ConnectionError:
+                gone = True
+        assert 0.4 < time.monotonic() - start < 10
+    dist.TCPStore("127.0.0.1", store.port).set("a", "1")
+
+
+def test_a_server_without_threads_goes_on(secret, monkeypatch):
+    store = dist.TCPStore("127.0.0.1", 0, None, True)
+    start, failed = threading.Thread.start, []
+
+    def fails(self):
+        if self.name == "TCPStore" and not failed:
+            failed.append(self)
+            raise RuntimeError("can't start new thread")
+        start(self)
+
+    monkeypatch.setattr(threading.Thread, "start", fails)
+    dist.TCPStore("127.0.0.1", store.port).set("a", "1")  # the first try was closed
+    assert failed and store.get("a") == b"1"
+
+
+def test_waits_of_those_who_are_gone_end(secret):
+    store = dist.TCPStore("127.0.0.1", 0, None, True)
+    code = "import sys; from pydist import distributed as d; d.TCPStore('127.0.0.1', int(sys.argv[1])).get('never')"
+    child = subprocess.Popen([sys.executable, "-c", code, str(store.port)])
+    while len(store._server.open) < 2:
+        time.sleep(0.01)
+    child.kill()
+    child.wait()
+    end = time.monotonic() + 30
+    while len(store._server.open) > 1 and time.monotonic() < end:
+        time.sleep(0.05)
+    assert len(store._server.open) == 1
 
 
 def test_beyond_this_machine_there_has_to_be_a_secret(monkeypatch):

@@ -109,13 +109,9 @@ void pd_auth_mac(const uint8_t secret[PD_SECRET_BYTES], const char *purpose, con
 
 /* ---- secrets ----------------------------------------------------------------------------------------------------- */
 
-pd_status pd_control_secret_file(uint8_t secret[PD_SECRET_BYTES], bool *found) {
-    const char *path = pd_flags_get()->SECRET_FILE;
+pd_status pd_control_secret_load(const char *path, uint8_t secret[PD_SECRET_BYTES]) {
     uint8_t text[SECRET_FILE_BYTES];
     struct stat st;
-    memset(secret, 0, PD_SECRET_BYTES);
-    *found = *path;
-    if (!*found) return PD_OK;
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY);
     ssize_t n = fd < 0 ? -1 : read(fd, text, sizeof text);
     int error = errno;
@@ -126,16 +122,24 @@ pd_status pd_control_secret_file(uint8_t secret[PD_SECRET_BYTES], bool *found) {
     if (st.st_mode & 077)
         return pd_fail(PD_E_DIST, "control: others may read PYDIST_SECRET_FILE %s: mode %03o (expected 600)", path,
                        (unsigned)st.st_mode & 0777);
-    if (n < PD_SECRET_BYTES)
+    ssize_t bytes = n;
+    while (n && (text[n - 1] == '\n' || text[n - 1] == '\r')) n--; /* editors disagree about the last line's end */
+    if (bytes < PD_SECRET_BYTES || n < PD_SECRET_BYTES / 2) /* random bytes may end like a line */
         return pd_fail(PD_E_DIST, "control: PYDIST_SECRET_FILE %s has %zd bytes (expected at least %d random ones)",
                        path, n, PD_SECRET_BYTES);
-    while (n && (text[n - 1] == '\n' || text[n - 1] == '\r')) n--; /* editors disagree about the last line's end */
     pd_sha256 s;
     pd_sha256_init(&s);
     pd_sha256_add(&s, text, (size_t)n);
     pd_sha256_end(&s, secret);
     explicit_bzero(text, sizeof text);
     return PD_OK;
+}
+
+pd_status pd_control_secret_file(uint8_t secret[PD_SECRET_BYTES], bool *found) {
+    const char *path = pd_flags_get()->SECRET_FILE;
+    memset(secret, 0, PD_SECRET_BYTES);
+    *found = *path;
+    return *found ? pd_control_secret_load(path, secret) : PD_OK;
 }
 
 pd_status pd_control_secret_read(int fd, uint8_t secret[PD_SECRET_BYTES]) {

@@ -49,6 +49,9 @@ pd_status pd_control_drain(pd_control_server *s, double timeout, const pd_hooks 
 
 /* Reads the secret from an inherited descriptor and closes it; negative: from PYDIST_SECRET_FILE. */
 pd_status pd_control_secret_read(int fd, uint8_t secret[PD_SECRET_BYTES]);
+/* The secret in a file: its SHA-256, line ends at its end left out. PD_E_DIST: it cannot be read, others may read it,
+   or it has less than PD_SECRET_BYTES. */
+pd_status pd_control_secret_load(const char *path, uint8_t secret[PD_SECRET_BYTES]);
 /* The secret that ranks without a launcher share: PYDIST_SECRET_FILE's, else zeros (*found false). */
 pd_status pd_control_secret_file(uint8_t secret[PD_SECRET_BYTES], bool *found);
 /* [new] this rank's link over the server at `address`. Takes at most `timeout` seconds; `patient`: a server that is not

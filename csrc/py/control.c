@@ -305,6 +305,18 @@ static PyObject *hmac_sha256(PyObject *module, PyObject *args) {
     return PyBytes_FromStringAndSize((char *)out, sizeof out);
 }
 
+static PyObject *secret_file(PyObject *module, PyObject *path) {
+    (void)module;
+    PyObject *bytes = NULL;
+    uint8_t secret[PD_SECRET_BYTES];
+    if (!PyUnicode_FSConverter(path, &bytes)) return NULL;
+    pd_status status = pd_control_secret_load(PyBytes_AS_STRING(bytes), secret);
+    Py_DECREF(bytes);
+    PyObject *result = status ? pd_py_raise(status) : PyBytes_FromStringAndSize((char *)secret, sizeof secret);
+    explicit_bzero(secret, sizeof secret);
+    return result;
+}
+
 static PyObject *interfaces(PyObject *module, PyObject *unused) {
     (void)module, (void)unused;
     pd_face faces[PD_DIAL_FACES];
@@ -330,6 +342,9 @@ static PyMethodDef functions[] = {
      "or those of PYDIST_IFACE, GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME. ValueError where these leave none."},
     {"hmac_sha256", hmac_sha256, METH_VARARGS,
      "hmac_sha256(key, data) -> bytes\n\nHow ranks prove that they know the job's secret."},
+    {"secret_file", secret_file, METH_O,
+     "secret_file(path) -> bytes\n\nThe secret in such a file as PYDIST_SECRET_FILE names: 32 bytes. DistError where "
+     "it cannot be read, others may read it, or it is too short."},
     {0},
 };
 

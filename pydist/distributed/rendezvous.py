@@ -184,9 +184,10 @@ def listening_place(store=None):
 
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
-    connection = getattr(store, "_connection", None)
+    channel = getattr(store, "_channel", None)
+    own = channel and channel.connection.getsockname()
     master = os.environ.get("MASTER_ADDR")
-    found = [master and _address_towards(master), connection and connection.getsockname()[0]]
+    found = [master and _address_towards(master), own[0] if isinstance(own, tuple) else None]
     found = [address for address in found if address and not address.startswith("127.") and address != "::1"]
     found += [address for _, address in _C.interfaces()]
     if not found:

@@ -1,11 +1,18 @@
 """TCPStore: a table in one process, which others reach by an address.
 
-Every connection is authenticated (HMAC-SHA256 of a fresh number, by the secret in PYDIST_SECRET_FILE); without a secret
-it listens on the loopback interface only. Nothing is unpickled, and lengths are bounded.
+Who may use it. With a secret (PYDIST_SECRET_FILE, the same file on every host, at least 32 bytes, mode 0600) whoever
+knows it: both sides prove that they do, the server first, by HMAC-SHA256 over fresh random numbers of both, and each
+message carries a MAC of a key that only this connection has. So who sits between them, or is taken for the server, can
+read and cut the connection, but neither get in nor forge a value. Without a secret the processes of this user on this
+host: they come by a unix socket, on which the kernel says who is at the other end, and nobody comes by tcp (unless
+PYDIST_INSECURE is 1: then everybody who reaches the port).
+
+Nothing is unpickled, lengths are bounded, and a stranger costs a descriptor for 5 s.
 """
 
 import hmac
 import os
+import select
 import socket
 import struct
 import threading
@@ -16,115 +23,287 @@ from datetime import timedelta
 from pydist import _C
 from pydist.distributed.store import Store, _Late, _seconds, _Table
 
-_MAGIC = b"pydist store 2\0\0"
+_MAGIC = b"pydist store 3\0\0"
+_RANDOM = 32  # bytes of each side's random number, and of a proof
+_HELLO = len(_MAGIC) + _RANDOM
 _MOST = 64 << 20  # bytes of a message
-_HANDSHAKE = 5.0  # seconds that a stranger may keep a connection without having shown the secret
+_STRANGERS = 64  # connections at one time that have not shown the secret
+_HANDSHAKE = 5.0  # s in which a stranger has to have shown it
+_PRESSED = 1.0  # s of these that it has in any case, where others wait behind it
+_PAUSE = 0.05  # s without accepting, where descriptors or memory are short
+_TRIES = 4  # connections in a row that a server may end at once before it counts as one that refuses us
 _INIT = "init/"  # the name by which workers are counted, as in PyTorch
+_OURS, _THEIRS = b"client", b"server"  # who speaks, in MACs
 
 
 def _secret():
     """The secret in PYDIST_SECRET_FILE, or None."""
     path = os.environ.get("PYDIST_SECRET_FILE")
-    if not path:
-        return None
-    with open(path, "rb") as file:
-        if os.fstat(file.fileno()).st_mode & 0o077:
-            raise PermissionError(f"TCPStore: {path} can be read by others (expected mode 0600)")
-        return file.read()
+    return _C.secret_file(path) if path else None
+
+
+def _insecure():
+    return os.environ.get("PYDIST_INSECURE") == "1"
+
+
+def _addresses(host):
+    return {(info[0], info[4][0]) for info in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
 
 
 def _is_loopback(host):
-    return all(info[4][0].startswith("127.") or info[4][0] == "::1" for info in socket.getaddrinfo(host, None))
+    return all(address.startswith("127.") or address == "::1" for _, address in _addresses(host))
 
 
-def _proof(secret, nonce):
-    return hmac.digest(secret or b"loopback", _MAGIC + nonce, "sha256")
+def _is_here(host):
+    """Whether it is an address of this host: the kernel lets us bind to those only."""
+    for family, address in _addresses(host):
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            try:
+                probe.bind((address, 0))
+                return True
+            except OSError:
+                pass
+    return False
 
 
-def _read_exactly(connection, size):
-    parts = []
-    while size:
-        part = connection.recv(min(size, 1 << 20))
-        if not part:
-            raise ConnectionError("closed")
-        parts.append(part)
-        size -= len(part)
-    return b"".join(parts)
+def _unix_name(port):
+    return f"\0pydist-store-{os.geteuid()}-{port}"
 
 
-def _send(connection, *parts):
-    """One message: u32 number of parts, u32 length of each, the parts."""
-    head = struct.pack(f"<{len(parts) + 1}I", len(parts), *map(len, parts))
-    connection.sendall(head + b"".join(parts))
+def _is_ours(connection):
+    """Whether the process at the other end of this unix socket is one of our user."""
+    _, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return uid == os.geteuid()
 
 
-def _receive(connection):
-    (count,) = struct.unpack("<I", _read_exactly(connection, 4))
-    if count > 1 << 16:
-        raise ConnectionError("a message out of bounds")
-    sizes = struct.unpack(f"<{count}I", _read_exactly(connection, 4 * count))
-    if sum(sizes) > _MOST:
-        raise ConnectionError("a message out of bounds")
-    data, at, parts = _read_exactly(connection, sum(sizes)), 0, []
-    for size in sizes:
-        parts.append(data[at : at + size])
-        at += size
-    return parts
+def _mac(key, who, *parts):
+    return hmac.digest(key or bytes(32), b"".join((_MAGIC, who, *parts)), "sha256")
+
+
+def _has_hung_up(connection):
+    try:
+        return connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+
+
+class _Channel:
+    """Messages over a connection whose both ends have proved themselves: u32 number of parts, u32 length of each, the
+    parts; where there is a secret also the MAC of all that, of who speaks and of how many messages it has sent before.
+    """
+
+    def __init__(self, connection, secret, randoms, ours, theirs):
+        self.connection, self.key = connection, secret and _mac(secret, b"session", randoms)
+        self.ours, self.theirs, self.sent, self.received = ours, theirs, 0, 0
+        connection.settimeout(None)
+        if connection.family != socket.AF_UNIX:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def send(self, *parts):
+        if len(parts) > 1 << 16 or sum(map(len, parts)) > _MOST:
+            raise ValueError(f"a message of {sum(map(len, parts))} bytes in {len(parts)} parts (expected at most {_MOST} "
+                             f"in {1 << 16})")  # fmt: skip
+        message = b"".join((struct.pack(f"<{len(parts) + 1}I", len(parts), *map(len, parts)), *parts))
+        if self.key:
+            message += _mac(self.key, self.ours, self.sent.to_bytes(8, "little"), message)
+            self.sent += 1
+        self.connection.sendall(message)
+
+    def receive(self):
+        head = self._read(4)
+        (count,) = struct.unpack("<I", head)
+        if count > 1 << 16:
+            raise ConnectionError("a message out of bounds")
+        sizes = self._read(4 * count)
+        head, sizes = head + sizes, struct.unpack(f"<{count}I", sizes)
+        if sum(sizes) > _MOST:
+            raise ConnectionError("a message out of bounds")
+        data, at, parts = self._read(sum(sizes)), 0, []
+        if self.key:
+            tag = _mac(self.key, self.theirs, self.received.to_bytes(8, "little"), head, data)
+            if not hmac.compare_digest(self._read(_RANDOM), tag):
+                raise ConnectionError("a message that was changed on its way")
+            self.received += 1
+        for size in sizes:
+            parts.append(data[at : at + size])
+            at += size
+        return parts
+
+    def _read(self, size):
+        parts = []
+        while size:
+            part = self.connection.recv(min(size, 1 << 20))
+            if not part:
+                raise ConnectionError("closed")
+            parts.append(part)
+            size -= len(part)
+        return b"".join(parts)
+
+
+class _Stranger:
+    """A connection that has not shown yet that it knows the secret: what it has sent, and since when it is here."""
+
+    def __init__(self, connection, secret):
+        self.connection, self.secret, self.since = connection, secret, time.monotonic()
+        self.heard, self.random = b"", None
+
+    def hear(self):
+        """None: it is not done. Else whether it knows the secret; False too where it says nonsense or is gone."""
+        want = _RANDOM if self.random else _HELLO
+        try:
+            data = self.connection.recv(want - len(self.heard))
+            self.heard += data
+            if not data:
+                return False
+            if len(self.heard) < want:
+                return None
+            if self.random:
+                return hmac.compare_digest(self.heard, _mac(self.secret, _OURS, self.randoms))
+            if not self.heard.startswith(_MAGIC):
+                return False
+            self.random = os.urandom(_RANDOM)
+            self.randoms = self.heard[len(_MAGIC) :] + self.random
+            self.heard = b""
+            proof = _mac(self.secret, _THEIRS, self.randoms)
+            return None if self.connection.send(self.random + proof) == 2 * _RANDOM else False
+        except BlockingIOError:
+            return None
+        except OSError:
+            return False
 
 
 class _Server:
-    """Listens, and answers every connection in a thread of its own."""
+    """One thread lets connections in, and each that has proved itself is answered in a thread of its own. Where more
+    strangers come than may be here at one time, those outside wait until the oldest inside has had _PRESSED seconds."""
 
     def __init__(self, host, port):
-        self.secret, self.table, self.open = _secret(), _Table(), set()
-        loopback = _is_loopback(host)
-        if not loopback and self.secret is None and os.environ.get("PYDIST_INSECURE") != "1":
+        secret = _secret()
+        if not _is_loopback(host) and secret is None and not _insecure():
             raise _C.DistError(
                 f"TCPStore: {host} is beyond this machine and there is no secret (expected PYDIST_SECRET_FILE on every "
                 "node, or PYDIST_INSECURE=1)"
             )
-        self.socket = socket.create_server((host, port), backlog=512)
-        self.port = self.socket.getsockname()[1]
-        threading.Thread(target=self.serve, name="TCPStore", daemon=True).start()
+        self.by_tcp = secret is not None or _insecure()
+        self.secret, self.table, self.open, self.strangers = secret, _Table(), set(), []
+        self.pid, self.ending, self.pause = os.getpid(), False, 0.0
+        self.wake = socket.socketpair()
+        self.sockets = []
+        try:
+            self.sockets.append(socket.create_server((host, port), backlog=1024))
+            self.port = self.sockets[0].getsockname()[1]
+            if secret is None:
+                self.sockets.append(socket.socket(socket.AF_UNIX))
+                self.sockets[1].bind(_unix_name(self.port))
+                self.sockets[1].listen(1024)
+            for listening in self.sockets:
+                listening.setblocking(False)
+            threading.Thread(target=self.serve, name="TCPStore", daemon=True).start()
+        except BaseException:
+            for one in (*self.sockets, *self.wake):
+                one.close()
+            raise
 
     def serve(self):
-        while True:
-            try:
-                connection, _ = self.socket.accept()
-            except OSError:  # closed
-                return
-            threading.Thread(target=self.answer, args=(connection,), name="TCPStore", daemon=True).start()
-
-    def answer(self, connection):
-        self.open.add(connection)
         try:
-            connection.settimeout(_HANDSHAKE)
-            nonce = os.urandom(32)
-            connection.sendall(_MAGIC + nonce)
-            if not hmac.compare_digest(_read_exactly(connection, 32), _proof(self.secret, nonce)):
-                return
-            connection.settimeout(None)
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            connection.sendall(b"y")
-            while True:
-                verb, *parts = _receive(connection)
-                try:
-                    _send(connection, b"ok", *self.do(verb.decode(), parts))
-                except _Late as late:
-                    _send(connection, b"late", *(key.encode() for key in late.args[0]))
-                except (ValueError, KeyError, IndexError, struct.error) as error:
-                    _send(connection, b"bad", str(error).encode())
+            while not self.ending:
+                self.look()
         except (OSError, ValueError):
+            if not self.ending:  # else close() has taken a socket from us
+                raise
+        finally:
+            for one in (*self.wake, *(stranger.connection for stranger in self.strangers)):
+                one.close()
+
+    def look(self):
+        """Waits until somebody comes, says something or has been here for too long, and deals with it."""
+        now = time.monotonic()
+        patience = _PRESSED if len(self.strangers) >= _STRANGERS else _HANDSHAKE
+        for stranger in [one for one in self.strangers if now - one.since >= patience]:
+            self.drop(stranger)
+        listens = len(self.strangers) < _STRANGERS and now >= self.pause
+        times = [one.since + patience - now for one in self.strangers[:1]]  # the oldest comes first
+        times += [self.pause - now] if now < self.pause else []
+        polled = {one.connection.fileno(): one for one in self.strangers}
+        if listens:
+            polled.update({listening.fileno(): listening for listening in self.sockets})
+        poller = select.poll()
+        for fd in (self.wake[0].fileno(), *polled):
+            poller.register(fd, select.POLLIN)
+        for fd, _ in poller.poll(max(0.0, min(times)) * 1000 + 1 if times else None):
+            one = polled.get(fd)
+            if isinstance(one, _Stranger):
+                self.hear(one)
+            elif one is not None:
+                while len(self.strangers) < _STRANGERS and self.let_in(one):
+                    pass
+
+    def let_in(self, listening):
+        """False: there is nobody, or no way to let them in now."""
+        try:
+            connection, _ = listening.accept()
+        except ConnectionAbortedError:
+            return True
+        except BlockingIOError:
+            return False
+        except OSError:  # no descriptor, no memory: the door stays shut for a moment
+            self.pause = time.monotonic() + _PAUSE
+            return False
+        if _is_ours(connection) if connection.family == socket.AF_UNIX else self.by_tcp:
+            connection.setblocking(False)
+            self.strangers.append(_Stranger(connection, self.secret))
+        else:
+            connection.close()
+        return True
+
+    def drop(self, stranger):
+        self.strangers.remove(stranger)
+        stranger.connection.close()
+
+    def hear(self, stranger):
+        known = stranger.hear()
+        if known is None:
+            return
+        if not known:
+            return self.drop(stranger)
+        self.strangers.remove(stranger)
+        channel = _Channel(stranger.connection, self.secret, stranger.randoms, _THEIRS, _OURS)
+        self.open.add(channel.connection)
+        try:
+            threading.Thread(target=self.answer, args=(channel,), name="TCPStore", daemon=True).start()
+        except (RuntimeError, MemoryError):  # no thread
+            self.forget(channel.connection)
+
+    def forget(self, connection):
+        self.open.discard(connection)
+        connection.close()
+
+    def answer(self, channel):
+        try:
+            channel.send(b"welcome")
+            while True:
+                verb, *parts = channel.receive()
+                try:
+                    channel.send(b"ok", *self.do(verb.decode(), parts, channel.connection))
+                except _Late as late:
+                    channel.send(b"late", *(key.encode() for key in late.args[0]))
+                except (ValueError, KeyError, IndexError, struct.error) as error:
+                    channel.send(b"bad", str(error).encode())
+        except (OSError, ValueError, MemoryError):
             pass
         finally:
-            self.open.discard(connection)
-            connection.close()
+            self.forget(channel.connection)
 
-    def do(self, verb, parts):
+    def do(self, verb, parts, connection):
         table = self.table
+
+        def gone():
+            return self.ending or _has_hung_up(connection)
+
         if verb == "get":
             (seconds,), keys = struct.unpack("<d", parts[0]), [part.decode() for part in parts[1:]]
-            return table.get(keys, seconds, lambda: self.socket.fileno() < 0)
+            return table.get(keys, seconds, gone)
         if verb == "check":
             return [b"1" if table.check([part.decode() for part in parts]) else b""]
         if verb == "keys":
@@ -143,48 +322,122 @@ class _Server:
         if verb == "push":
             return [table.push(key, values[0]) or b""]
         if verb == "pop":
-            return [table.pop(key, *struct.unpack("<d", values[0]), lambda: self.socket.fileno() < 0)]
+            return [table.pop(key, *struct.unpack("<d", values[0]), gone)]
         if verb == "length":
             return [str(table.length(key)).encode()]
         raise ValueError(f"unknown verb {verb}")
 
     def close(self):
-        for connection in [self.socket, *self.open]:
+        """In a process forked from ours the connections are the parent's: they are closed and not ended."""
+        self.ending = True
+        ours = os.getpid() == self.pid
+        for one in [*self.sockets, *self.open, self.wake[1]]:
             try:
-                connection.shutdown(socket.SHUT_RDWR)
+                if ours:
+                    one.shutdown(socket.SHUT_RDWR)
             except OSError:
                 pass
+            if one in self.sockets or not ours:  # the others by the thread that serves them
+                one.close()
+
+
+# The other end
+
+
+class _Refused(Exception):
+    """Ended by the server before it has let us in."""
+
+
+def _dial(host, port, secret, seconds):
+    """A connection to who listens there: without a secret a process of our user on this host. ConnectionRefusedError or
+    BlockingIOError: nobody does, or not in this moment."""
+    here = secret is None and _is_here(host)
+    if secret is None and not here and not _insecure():
+        raise _C.DistError(
+            f"TCPStore: {host} is beyond this machine and there is no secret (expected PYDIST_SECRET_FILE on every node, "
+            "or PYDIST_INSECURE=1)"
+        )
+    if here:
+        connection = socket.socket(socket.AF_UNIX)
+        try:
+            connection.setblocking(False)
+            connection.connect(_unix_name(port))
+            if not _is_ours(connection):
+                raise _C.DistError(f"TCPStore: {host}:{port} is served by another user")
+            return connection
+        except ConnectionRefusedError:
             connection.close()
+        except BaseException:
+            connection.close()
+            raise
+    connection = socket.create_connection((host, port), seconds)
+    if here and not _insecure():
+        connection.close()
+        raise _Refused("its server has a secret, is another user's, or no store of pydist")
+    return connection
+
+
+def _shake_hands(connection, secret, end):
+    """The _Channel of a connection; None: the server does not know our secret."""
+
+    def read(size):
+        data = b""
+        while len(data) < size:
+            connection.settimeout(max(end - time.monotonic(), 0.001))
+            try:
+                part = connection.recv(size - len(data))
+            except ConnectionError as error:
+                raise _Refused(f"{error}") from None
+            if not part:
+                raise _Refused("it closed the connection")
+            data += part
+        return data
+
+    random = os.urandom(_RANDOM)
+    connection.setblocking(True)
+    connection.sendall(_MAGIC + random)
+    answer = read(2 * _RANDOM)
+    randoms = random + answer[:_RANDOM]
+    if not hmac.compare_digest(answer[_RANDOM:], _mac(secret, _THEIRS, randoms)):
+        return None
+    connection.sendall(_mac(secret, _OURS, randoms))
+    channel = _Channel(connection, secret, randoms, _OURS, _THEIRS)
+    connection.settimeout(max(end - time.monotonic(), 0.001))
+    channel.receive()  # its welcome
+    connection.settimeout(None)
+    return channel
 
 
 def _connect(host, port, seconds):
-    """A connection that both sides have proved themselves on; tried again until the server is there."""
-    end, secret = time.monotonic() + seconds, _secret()
+    """The _Channel to a server that both sides have proved themselves on; tried again until the server is there, and
+    where it ended the connection because too many others came."""
+    end, secret, refused = time.monotonic() + seconds, _secret(), 0
+    place = f"TCPStore: {host}:{port}"
     while True:
+        began, connection, channel = time.monotonic(), None, None
         try:
-            connection = socket.create_connection((host, port), max(end - time.monotonic(), 0.1))
-            break
-        except ConnectionRefusedError:
-            if time.monotonic() > end:
-                raise _C.CommTimeout(f"TCPStore: nobody listens on {host}:{port} after {seconds:g} s") from None
-            time.sleep(0.02)
+            connection = _dial(host, port, secret, max(end - began, 0.1))
+            channel = _shake_hands(connection, secret, end)
+            if not channel:
+                raise _C.DistError(f"{place} refused: it does not know our secret (expected the same secret)")
+            return channel
+        except (ConnectionRefusedError, BlockingIOError):
+            why = f"TCPStore: nobody listens on {host}:{port} after {seconds:g} s"
+        except TimeoutError:
+            raise _C.CommTimeout(f"{place} does not answer after {seconds:g} s") from None
+        except (_Refused, ConnectionError) as error:  # at once: it is not that others wait
+            refused = refused + 1 if time.monotonic() - began < _PRESSED / 2 else 0
+            why = f"{place} refused the connection: {error}"
+            if refused == _TRIES:
+                raise _C.DistError(f"{why} (expected the same secret, and the same version of pydist)") from None
         except OSError as error:
-            raise _C.DistError(f"TCPStore: {host}:{port}: {error}") from None
-    try:
-        connection.settimeout(_HANDSHAKE)
-        hello = _read_exactly(connection, len(_MAGIC) + 32)
-        if hello[: len(_MAGIC)] != _MAGIC:
-            raise ConnectionError("not a pydist store")
-        connection.sendall(_proof(secret, hello[len(_MAGIC) :]))
-        _read_exactly(connection, 1)
-    except OSError as error:
-        connection.close()
-        raise _C.DistError(
-            f"TCPStore: {host}:{port} refused the connection: {error} (expected the same secret)"
-        ) from None
-    connection.settimeout(None)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return connection
+            raise _C.DistError(f"{place}: {error}") from None
+        finally:
+            if connection and not channel:
+                connection.close()
+        if time.monotonic() > end:
+            raise _C.CommTimeout(why)
+        time.sleep(0.02)
 
 
 class TCPStore(Store):
@@ -192,7 +445,12 @@ class TCPStore(Store):
     wait for it at most `timeout`. `port` 0: any free one, see `.port`. `world_size` with `wait_for_workers`: the master
     waits until so many stores, itself included, are connected.
 
-    Errors: CommTimeout, DistError (no connection, wrong secret, no secret beyond this machine).
+    Who may connect: with PYDIST_SECRET_FILE (a file of at least 32 bytes, mode 0600, the same on every host) whoever
+    knows the secret; without it the processes of this user on this host. Beyond this machine there has to be one, or
+    PYDIST_INSECURE=1, which lets everybody in.
+
+    Errors: CommTimeout, DistError (no connection, wrong secret, no secret beyond this machine), ValueError (a message of
+    more than 64 MiB).
 
     >>> from pydist.distributed import TCPStore
     >>> master = TCPStore("127.0.0.1", 0, 2, is_master=True, wait_for_workers=False)
@@ -225,8 +483,7 @@ class TCPStore(Store):
             port = self._server.port
             weakref.finalize(self, self._server.close)
         self.port = port
-        self._connection = _connect(host_name, port, self._timeout)
-        weakref.finalize(self, self._connection.close)
+        self._open()
         if wait_for_workers and world_size is not None and world_size > 0:
             self._add(_INIT, 1)
             end = time.monotonic() + self._timeout
@@ -237,13 +494,25 @@ class TCPStore(Store):
                     )
                 time.sleep(0.005)
 
+    def _open(self):
+        self._channel = _connect(self.host, self.port, self._timeout)
+        weakref.finalize(self, self._channel.connection.close)
+
     def _ask(self, verb, *parts):
         with self._lock:
+            if not self._channel:  # an exception such as KeyboardInterrupt came between a question and its answer
+                self._open()
             try:
-                _send(self._connection, verb.encode(), *parts)
-                status, *answer = _receive(self._connection)
+                self._channel.send(verb.encode(), *parts)
+                status, *answer = self._channel.receive()
             except OSError as error:
                 raise _C.DistError(f"TCPStore: {self.host}:{self.port} is gone: {error}") from None
+            except ValueError as error:  # was not sent
+                raise ValueError(f"TCPStore: {verb}: {error}") from None
+            except BaseException:
+                self._channel.connection.close()
+                self._channel = None
+                raise
         if status == b"late":
             raise _Late([key.decode() for key in answer])
         if status == b"bad":
