@@ -1,4 +1,4 @@
-"""Helpers of PyTorch's that scripts for several processes import."""
+"""Helpers of PyTorch's that scripts for several processes import, and that its files and pickles name."""
 
 from itertools import accumulate as _accumulate  # noqa: F401
 
@@ -17,3 +17,30 @@ def _unflatten_dense_tensors(flat, tensors):
         views.append(flat.narrow(0, begin, t.numel()).view(t.shape))
         begin += t.numel()
     return tuple(views)
+
+
+def _rebuild_tensor(storage, storage_offset, size, stride):
+    return storage.view(storage.dtype, storage_offset, size, stride)
+
+
+def _rebuild_tensor_v2(storage, storage_offset, size, stride, requires_grad, backward_hooks, metadata=None):
+    made = _rebuild_tensor(storage, storage_offset, size, stride)
+    return made.requires_grad_() if requires_grad else made
+
+
+def _rebuild_tensor_v3(storage, storage_offset, size, stride, requires_grad, backward_hooks, dtype, metadata=None):
+    made = storage.view(dtype, storage_offset, size, stride)
+    return made.requires_grad_() if requires_grad else made
+
+
+def _rebuild_parameter(data, requires_grad, backward_hooks):
+    from pydist.nn import Parameter
+
+    return Parameter(data, requires_grad)
+
+
+def _rebuild_parameter_with_state(data, requires_grad, backward_hooks, state):
+    made = _rebuild_parameter(data, requires_grad, backward_hooks)
+    if isinstance(state, dict):
+        vars(made).update(state)
+    return made

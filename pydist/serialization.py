@@ -22,6 +22,9 @@ from contextlib import contextmanager
 
 from pydist import _C
 from pydist._files import replacing
+from pydist._unpickle import Maker
+from pydist._utils import _rebuild_parameter, _rebuild_tensor_v3
+from pydist.storage import _load_from_bytes
 
 _ALIGNMENT = 64
 _PROTOCOL = 2  # what PyTorch reads with weights_only=True
@@ -183,10 +186,14 @@ def _write(obj, file, protocol):
 class _Storage:
     """A storage named by the file: its bytes, and 1-d tensors over them by dtype."""
 
+    __slots__ = ("data", "dtype", "numel", "flat")
+
     def __init__(self, data, dtype, numel):
         self.data, self.dtype, self.numel, self.flat = data, dtype, numel, {}
 
     def view(self, dtype, offset, size, stride):
+        if not isinstance(dtype, _C.dtype):
+            raise TypeError("a tensor whose dtype is none")
         if dtype not in self.flat:
             count = self.numel if dtype is self.dtype else None
             self.flat[dtype] = _over(self.data, dtype, count)
@@ -203,75 +210,6 @@ def _over(data, dtype, count=None):
     return _C.frombuffer(data, dtype=dtype, count=count) if count else _C.empty(0, dtype=dtype)
 
 
-class _Names:
-    """What a file may name. Bound methods, so that a file can change nothing in them."""
-
-    def __init__(self):
-        self.torch = {
-            "Size": self.size,
-            "device": self.device,
-            **{name: _Kind(dtype) for name, dtype in _STORAGES.items()},
-            **_DTYPES,
-        }
-        self.modules = {
-            "torch": self.torch,
-            "torch.storage": {"UntypedStorage": _Kind(None), "TypedStorage": _Kind(None)},
-            "torch._utils": {
-                "_rebuild_tensor": self.tensor,
-                "_rebuild_tensor_v2": self.tensor,
-                "_rebuild_tensor_v3": self.tensor_v3,
-                "_rebuild_parameter": self.parameter,
-                "_rebuild_parameter_with_state": self.parameter,
-            },
-            "torch._tensor": {"_rebuild_from_type_v2": self.from_type},
-            "torch.nn.parameter": {"Parameter": _Kind(None)},
-            "collections": {"OrderedDict": OrderedDict, "Counter": self.counter},
-            "_codecs": {"encode": self.encode},
-        }
-        plain = {"set": set, "frozenset": frozenset, "complex": complex, "bytearray": self.bytearray}
-        self.modules["builtins"] = self.modules["__builtin__"] = plain
-
-    def find(self, module, name):
-        return self.modules.get(module, {}).get(name)
-
-    def size(self, sizes):
-        return _C.Size(sizes)
-
-    def device(self, *names):
-        return _C.device("cpu")  # the only one there is: tensors from elsewhere come to it
-
-    def tensor(self, storage, offset, size, stride, requires_grad=False, hooks=None, metadata=None):
-        made = storage.view(storage.dtype, offset, size, stride)
-        return made.requires_grad_() if requires_grad else made
-
-    def tensor_v3(self, storage, offset, size, stride, requires_grad, hooks, dtype, metadata=None):
-        made = storage.view(dtype, offset, size, stride)
-        return made.requires_grad_() if requires_grad else made
-
-    def parameter(self, data, requires_grad, hooks, state=None):
-        from pydist.nn import Parameter
-
-        return Parameter(data, requires_grad)
-
-    def from_type(self, function, kind, arguments, state):
-        return function(*arguments)
-
-    def counter(self, pairs=()):
-        from collections import Counter
-
-        return Counter(pairs)
-
-    def encode(self, text, encoding="utf-8"):
-        if encoding not in ("latin1", "utf-8"):
-            raise pickle.UnpicklingError(f"bytes in the encoding {encoding!r}")
-        return text.encode(encoding)
-
-    def bytearray(self, data=b"", *encoding):
-        if isinstance(data, int):
-            raise pickle.UnpicklingError("a bytearray without content")
-        return bytearray(data, *encoding)
-
-
 class _Kind:
     """The type of a storage, as a name within the file."""
 
@@ -281,33 +219,136 @@ class _Kind:
         self.dtype = dtype
 
 
-class _Unpickler(pickle.Unpickler):
-    def __init__(self, text, storage_of, restricted):
-        super().__init__(text, encoding="utf-8")
-        self.storage_of, self.restricted, self.names = storage_of, restricted, _Names()
+class _Names(Maker):
+    """What a .pt file may name. storage_of(key, dtype, numel, part): the storage that lies outside the pickle."""
 
-    def persistent_load(self, saved):
-        what, kind, key, _, numel = saved
-        if what != "storage" or not isinstance(kind, _Kind):
-            raise pickle.UnpicklingError(f"an object of kind {what!r} outside the pickle (expected a storage)")
-        return self.storage_of(key, kind.dtype or _C.uint8, numel)
+    def __init__(self, length, storage_of):
+        super().__init__(length)
+        self.storage_of = storage_of
+        self.modules |= {
+            "torch": {
+                "Size": self.size,
+                "device": self.device,
+                **{name: _Kind(dtype) for name, dtype in _STORAGES.items()},
+                **_DTYPES,
+            },
+            "torch.storage": {
+                "UntypedStorage": _Kind(None),
+                "TypedStorage": _Kind(None),
+                "_load_from_bytes": self.load_from_bytes,
+            },
+            "torch._utils": {
+                "_rebuild_tensor": self.tensor,
+                "_rebuild_tensor_v2": self.tensor,
+                "_rebuild_tensor_v3": self.tensor_v3,
+                "_rebuild_parameter": self.parameter,
+                "_rebuild_parameter_with_state": self.parameter,
+            },
+            "torch._tensor": {"_rebuild_from_type_v2": self.from_type},
+            "torch.nn.parameter": {"Parameter": _Kind(None)},
+        }
+
+    def known(self, module, name):
+        return self.modules.get(module, {}).get(name) or _safe.get(f"{module}.{name}")
+
+    def find(self, module, name):
+        try:
+            return super().find(module, name)
+        except pickle.UnpicklingError as error:
+            if (safe := self.known(module, name)) is not None:
+                return safe
+            raise pickle.UnpicklingError(
+                f"{error}. If you trust where the file comes from: load(..., weights_only=False), or "
+                "serialization.add_safe_globals([...])"
+            ) from None
+
+    def new(self, kind, args, names):
+        return kind.__new__(kind, *args, **names or {}) if _is_safe(kind) else super().new(kind, args, names)
+
+    def build(self, made, state):
+        if not _is_safe(type(made)):
+            return super().build(made, state)
+        if hasattr(made, "__setstate__"):
+            made.__setstate__(state)
+            return made
+        attributes, slots = state if type(state) is tuple and len(state) == 2 else (state, None)
+        vars(made).update(attributes or {})
+        for name, value in (slots or {}).items():
+            setattr(made, name, value)
+        return made
+
+    def append(self, made, items):
+        made.extend(items) if _is_safe(type(made)) else super().append(made, items)
+
+    def set(self, made, items):
+        if not _is_safe(type(made)):
+            return super().set(made, items)
+        for key, value in zip(items[::2], items[1::2], strict=True):
+            made[key] = value
+
+    def persistent(self, saved):
+        if type(saved) is not tuple or len(saved) not in (5, 6) or saved[0] != "storage":
+            raise pickle.UnpicklingError("an object outside the pickle that is no storage")
+        _, kind, key, _, numel, *part = saved
+        if type(kind) is not _Kind or type(key) is not str or type(numel) is not int:
+            raise ValueError("a storage without type, name or length")
+        return self.storage_of(key, kind.dtype or _C.uint8, numel, *part)
+
+    def size(self, sizes):
+        self.spend(len(sizes))
+        if type(sizes) is not tuple or not all(type(size) is int for size in sizes):
+            raise TypeError("a Size of other things than integers")
+        return _C.Size(sizes)
+
+    def device(self, *names):
+        return _C.device("cpu")  # the only one there is: tensors from elsewhere come to it
+
+    def load_from_bytes(self, data):
+        self.spend(len(data))
+        return _load_from_bytes(data)
+
+    def tensor(self, storage, offset, size, stride, requires_grad=False, hooks=None, metadata=None):
+        return self.tensor_v3(storage, offset, size, stride, requires_grad, hooks, storage.dtype)
+
+    def tensor_v3(self, storage, offset, size, stride, requires_grad, hooks, dtype, metadata=None):
+        if type(storage) is not _Storage:
+            raise TypeError("a tensor without a storage")
+        return _rebuild_tensor_v3(storage, offset, size, stride, requires_grad, hooks, dtype)
+
+    def parameter(self, data, requires_grad, hooks, state=None):
+        return _rebuild_parameter(data, requires_grad, hooks)
+
+    def from_type(self, function, kind, arguments, state):
+        if function not in (self.tensor, self.tensor_v3, self.parameter):
+            raise pickle.UnpicklingError("a tensor of a type of its own, by what makes none")
+        return function(*arguments)
+
+
+def _is_safe(kind):
+    return isinstance(kind, type) and any(kind is safe for safe in _safe.values())
+
+
+class _Unpickler(pickle.Unpickler):
+    """For weights_only=False: the ordinary one, that knows the names of a .pt file."""
+
+    def __init__(self, file, names):
+        super().__init__(file, encoding="utf-8")
+        self.names, self.persistent_load = names, names.persistent
 
     def find_class(self, module, name):
-        known = self.names.find(module, name)
-        if known is None and self.restricted and module.partition(".")[0] == "numpy":
-            from pydist._numpy_pickle import NAMES
+        known = self.names.known(module, name) if module.partition(".")[0] == "torch" else None
+        return super().find_class(module, name) if known is None else known
 
-            known = NAMES.get((module, name))
-        if known is None:
-            known = _safe.get(f"{module}.{name}")
-        if known is not None:
-            return known
-        if self.restricted:
-            raise pickle.UnpicklingError(
-                f"the file names {module}.{name}, which is not among what is safe to make. If you trust where the file "
-                "comes from: load(..., weights_only=False), or serialization.add_safe_globals([...])"
-            )
-        return super().find_class(module, name)
+
+def _unpickled(data, begin, names, restricted):
+    """(the object of the pickle in `data` that begins there, where it ends)"""
+    if restricted:
+        made, size = _C.unpickle(memoryview(data)[begin:], names, "utf-8")
+        return made, begin + size
+    file = io.BytesIO(data)
+    file.seek(begin)
+    made = _Unpickler(file, names).load()
+    return made, file.tell()
 
 
 def load(f, map_location=None, pickle_module=None, *, weights_only=True, mmap=None, **pickle_load_args):
@@ -337,50 +378,58 @@ def load(f, map_location=None, pickle_module=None, *, weights_only=True, mmap=No
     return _read(f, getattr(f, "name", "file"), weights_only, False)
 
 
-class _OldUnpickler(_Unpickler):
-    """Storages have one entry more: None, or which part of them is meant."""
-
-    def persistent_load(self, saved):
-        *rest, part = saved
-        storage = super().persistent_load(tuple(rest))
-        if part is None:
-            return storage
-        _, offset, size = part
-        item = storage.dtype.itemsize
-        return _Storage(memoryview(storage.data)[offset * item : (offset + size) * item], storage.dtype, size)
-
-
 _MAGIC, _OLD_VERSION = 0x1950A86A20F9469CFC6C, 1001
 
 
 def _read_old(data, restricted):
     """The object in a file as PyTorch wrote them before 1.6: pickles of a number, the version, sizes of types, the object
     and the keys of its storages; then of each storage its length (8 bytes) and its bytes."""
-    file, storages = io.BytesIO(data), {}
+    storages, left, at = {}, len(data), 0
 
-    def plain():
-        return _Unpickler(file, None, True).load()
-
-    def storage_of(key, dtype, numel):
+    def storage_of(key, dtype, numel, part=None):
+        nonlocal left
         if key not in storages:
-            if not isinstance(numel, int) or not 0 <= numel * dtype.itemsize <= len(data):
+            if not 0 <= numel * dtype.itemsize <= left:
                 raise ValueError(f"a storage of {numel} elements in a file of {len(data)} bytes")
+            left -= numel * dtype.itemsize
             storages[key] = _Storage(bytearray(numel * dtype.itemsize), dtype, numel)
-        return storages[key]
+        storage = storages[key]
+        if part is None:
+            return storage
+        _, offset, size = part
+        item = storage.dtype.itemsize
+        return _Storage(memoryview(storage.data)[offset * item : (offset + size) * item], storage.dtype, size)
 
-    if plain() != _MAGIC:
+    def following(restricted):
+        nonlocal at
+        made, at = _unpickled(data, at, _Names(len(data), storage_of), restricted)
+        return made
+
+    if following(True) != _MAGIC:
         raise ValueError("the first number is another one")
-    version, system = plain(), plain()
-    if version != _OLD_VERSION or not isinstance(system, dict) or not system.get("little_endian", True):
-        raise ValueError(f"version {version!r} (expected {_OLD_VERSION}, little-endian)")
-    made = _OldUnpickler(file, storage_of, restricted).load()
-    for key in plain():
-        storage, head = storages[key], file.read(8)
-        if len(head) != 8 or struct.unpack("<q", head)[0] != storage.numel:
-            raise ValueError(f"storage {key}: another length than its tensors say")
-        if file.readinto(storage.data) != len(storage.data):
-            raise ValueError(f"storage {key}: cut off")
+    version, system = following(True), following(True)
+    if version != _OLD_VERSION or type(system) is not dict or not system.get("little_endian", True):
+        raise ValueError(f"another version than {_OLD_VERSION}, or not little-endian")
+    made, keys = following(restricted), following(True)
+    if type(keys) is not list or not all(type(key) is str for key in keys) or sorted(keys) != sorted(storages):
+        raise ValueError("the file has other storages than its tensors")
+    for key in keys:
+        storage, size = storages[key], len(storages[key].data)
+        if len(data) - at < 8 or struct.unpack_from("<q", data, at)[0] != storage.numel:
+            raise ValueError("a storage of another length than its tensors say")
+        if len(data) - at - 8 < size:
+            raise ValueError("a storage: cut off")
+        memoryview(storage.data)[:] = memoryview(data)[at + 8 : at + 8 + size]
+        at += 8 + size
     return made
+
+
+def _is_pickle(file):
+    """Whether a file begins as a pickle of protocol 2 to 5."""
+    at = file.tell()
+    head = file.read(2)
+    file.seek(at)
+    return head[:1] == b"\x80" and 2 <= head[-1] <= 5
 
 
 def _is_old(file):
@@ -407,48 +456,87 @@ def _guarded(name, restricted, read):
         raise pickle.UnpicklingError(f"load: {name}: damaged: {type(error).__name__}: {error}") from error
 
 
+_DEFLATED = 1032  # the most bytes that one of deflate can stand for
+_DEFLATED_PICKLE = 100  # objects take some hundred times a pickle's bytes; no pickle that a program writes is so even
+
+
+def _contents(archive, size):
+    """content(info, most=_DEFLATED): a record's bytes. No record is believed to hold more than lies in the archive, whose
+    length is `size`, nor all of them together."""
+    left = size
+
+    def content(info, most=_DEFLATED):
+        nonlocal left
+        if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise ValueError(f"record {info.filename}: compressed by method {info.compress_type} (expected 0 or 8)")
+        factor, more = (1, 0) if info.compress_type == zipfile.ZIP_STORED else (most, 1000)
+        left -= info.compress_size
+        if left < 0 or info.file_size > info.compress_size * factor + more:
+            raise ValueError(f"record {info.filename}: {info.file_size} bytes in a file of {size}")
+        data = bytearray(info.file_size)
+        with archive.open(info) as entry:  # compares the checksum at the end
+            if entry.readinto(data) != info.file_size or entry.read(1):
+                raise ValueError(f"record {info.filename}: cut off")
+        return data
+
+    return content
+
+
+def _mapped(memory):
+    """content(info) for an archive that is mapped: a part of `memory`."""
+
+    def content(info):
+        if info.compress_type != zipfile.ZIP_STORED:
+            raise ValueError(f"record {info.filename}: compressed (expected stored bytes, for mmap=True)")
+        if not 0 <= info.header_offset <= len(memory) - 30:
+            raise ValueError(f"record {info.filename}: cut off")
+        name_bytes, extra = struct.unpack_from("<HH", memory, info.header_offset + 26)
+        begin = info.header_offset + 30 + name_bytes + extra
+        if begin + info.file_size > len(memory):
+            raise ValueError(f"record {info.filename}: cut off")
+        return memoryview(memory)[begin : begin + info.file_size]
+
+    return content
+
+
+def _read_zip(archive, file, size, restricted, mapped):
+    pickles = [entry for entry in archive.namelist() if entry.endswith("/data.pkl") and entry.count("/") == 1]
+    if len(pickles) != 1:
+        raise zipfile.BadZipFile(f"{len(pickles)} records data.pkl (expected 1)")
+    folder, storages = pickles[0].rpartition("/")[0], {}
+    content = _contents(archive, size)
+    of_storage = _mapped(_mmap.mmap(file.fileno(), 0, access=_mmap.ACCESS_COPY)) if mapped else content
+
+    def storage_of(key, dtype, numel):
+        if key not in storages:
+            storages[key] = _Storage(of_storage(archive.getinfo(f"{folder}/data/{key}")), dtype, numel)
+        return storages[key]
+
+    if f"{folder}/byteorder" in archive.namelist():
+        order = content(archive.getinfo(f"{folder}/byteorder"))
+        if order != sys.byteorder.encode():
+            raise ValueError(f"bytes in another order (expected {sys.byteorder}-endian)")
+    text = content(archive.getinfo(pickles[0]), _DEFLATED_PICKLE)
+    return _unpickled(text, 0, _Names(len(text), storage_of), restricted)[0]
+
+
 def _read(file, name, restricted, mapped):
-    if _is_old(file):
-        if mapped:
-            raise RuntimeError(f"load: {name}: of PyTorch before 1.6 (expected a newer one, for mmap=True)")
-        return _guarded(name, restricted, lambda: _read_old(file.read(), restricted))
-    try:
-        archive = zipfile.ZipFile(file)
-    except zipfile.BadZipFile as error:
-        raise RuntimeError(f"load: {name}: no .pt file, or cut off: {error}") from None
-    with archive:
-        pickles = [entry for entry in archive.namelist() if entry.endswith("/data.pkl") and entry.count("/") == 1]
-        if len(pickles) != 1:
-            raise RuntimeError(f"load: {name}: {len(pickles)} records data.pkl (expected 1)")
-        folder = pickles[0].rpartition("/")[0]
-        memory = _mmap.mmap(file.fileno(), 0, access=_mmap.ACCESS_COPY) if mapped else None
-        storages = {}
-
-        def record(key):
-            info = archive.getinfo(f"{folder}/data/{key}")
-            if memory is None:
-                data = bytearray(info.file_size)
-                with archive.open(info) as entry:  # compares the checksum at the end
-                    if entry.readinto(data) != info.file_size or entry.read(1):
-                        raise ValueError(f"record {key}: cut off")
-                return data
-            if info.compress_type != zipfile.ZIP_STORED:
-                raise ValueError(f"record {key}: compressed (expected stored bytes, for mmap=True)")
-            name_bytes, extra = struct.unpack_from("<HH", memory, info.header_offset + 26)
-            begin = info.header_offset + 30 + name_bytes + extra
-            if begin + info.file_size > len(memory):
-                raise ValueError(f"record {key}: cut off")
-            return memoryview(memory)[begin : begin + info.file_size]
-
-        def storage_of(key, dtype, numel):
-            if key not in storages:
-                storages[key] = _Storage(record(key), dtype, numel)
-            return storages[key]
-
-        def read():
-            order = f"{folder}/byteorder"
-            if order in archive.namelist() and archive.read(order).decode() != sys.byteorder:
-                raise ValueError(f"bytes in {archive.read(order).decode()}-endian order (expected {sys.byteorder})")
-            return _Unpickler(io.BytesIO(archive.read(pickles[0])), storage_of, restricted).load()
-
-        return _guarded(name, restricted, read)
+    is_old = _is_old(file)
+    if not is_old:
+        try:
+            archive = zipfile.ZipFile(file)
+        except OSError:
+            raise
+        except Exception as error:  # zipfile raises nearly anything for a damaged one
+            if not _is_pickle(file):
+                raise RuntimeError(f"load: {name}: no .pt file, or cut off: {error}") from None
+        else:
+            with archive:
+                size = file.seek(0, os.SEEK_END)
+                return _guarded(name, restricted, lambda: _read_zip(archive, file, size, restricted, mapped))
+    if mapped:
+        raise RuntimeError(f"load: {name}: a pickle, or of PyTorch before 1.6 (expected a newer one, for mmap=True)")
+    data = file.read()
+    if is_old:
+        return _guarded(name, restricted, lambda: _read_old(data, restricted))
+    return _guarded(name, restricted, lambda: _unpickled(data, 0, _Names(len(data), None), restricted)[0])

@@ -8,7 +8,9 @@ import random
 import signal
 import struct
 import threading
+import tracemalloc
 import zipfile
+import zlib
 
 import pytest
 
@@ -174,6 +176,193 @@ def test_pickles_that_mean_harm(text):
     except (pickle.UnpicklingError, RuntimeError):
         pass
     assert pydist.load(io.BytesIO(saved([1]))) == [1]
+
+
+# What a pickle says, by opcode.
+
+
+def text(t):
+    return b"X" + struct.pack("<I", len(t)) + t.encode()
+
+
+def tup(*parts):
+    return b"(" + b"".join(parts) + b"t"
+
+
+def name(module, name):
+    return f"c{module}\n{name}\n".encode()
+
+
+def call(f, *args):
+    return f + tup(*args) + b"R"
+
+
+def num(n):
+    return b"J" + struct.pack("<i", n)
+
+
+def zipped(pickled, records=(), compress=zipfile.ZIP_STORED):
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", compress) as archive:
+        archive.writestr("a/data.pkl", b"\x80\x02" + pickled + b".")
+        for record, content in records:
+            archive.writestr(f"a/{record}", content)
+    return file.getvalue()
+
+
+def refused(data, match):
+    """What loading takes at most, in bytes."""
+    tracemalloc.start()
+    try:
+        with pytest.raises((pickle.UnpicklingError, RuntimeError), match=match):
+            pydist.load(io.BytesIO(data))
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+MULTIARRAY = "numpy._core.multiarray"
+U1 = call(name("numpy", "dtype"), text("u1")) + tup(num(3), text("|"), b"N", b"N", b"N", num(-1), num(-1), num(0)) + b"b"
+ARRAY = call(name(MULTIARRAY, "_reconstruct"), name("numpy", "ndarray"), tup(num(0)), text("b"))
+
+
+def content(n, byte=b"A"):
+    return tup(num(1), tup(num(n)), U1, b"\x89", b"B" + struct.pack("<I", n) + byte * n) + b"b"
+
+
+def test_an_array_gets_its_content_once():
+    np = pytest.importorskip("numpy")
+    made = pydist.load(io.BytesIO(zipped(ARRAY + b"q\x01" + content(4) + b"h\x01\x86")))
+    assert all(type(array) is np.ndarray and array.tolist() == [65] * 4 for array in made) and made[0] is made[1]
+    made[0][0] = 1  # it can be written to
+    for again in (content(4) + content(1), content(1) + b"q\x01" + call(name("numpy._core.numeric", "_frombuffer"),
+                  b"h\x01", U1, tup(num(1)), text("C"))):  # fmt: skip
+        refused(zipped(ARRAY + again), "state for a ndarray|without content")
+    for shape in (5, 3, -2, 2**31 - 1):
+        refused(zipped(ARRAY + content(4).replace(num(4), num(shape), 1)), "array|buffer|negative|allocate")
+
+
+STORAGE = tup(text("storage"), name("torch", "ByteStorage"), text("0"), text("cpu"), num(4)) + b"Q"
+TENSOR = call(name("torch._utils", "_rebuild_tensor_v2"), STORAGE, num(0), tup(num(4)), tup(num(1)), b"\x89", b"}")
+STATE = b"}" + text("x") + num(1) + b"s"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        TENSOR + STATE + b"b",
+        TENSOR + b"N" + b"}" + text("requires_grad") + b"\x88s\x86b",
+        TENSOR + num(0) + num(1) + b"s",
+        STORAGE + STATE + b"b",
+        STORAGE + STATE + b"N\x86b",
+        ARRAY + content(4) + num(0) + num(1) + b"s",
+        call(name("builtins", "bytearray"), b"C\x02ab") + num(0) + num(1) + b"s",
+        call(name("builtins", "bytearray"), b"C\x02ab") + num(0) + b"a",
+        b"]" + num(0) + num(1) + b"s",
+        b"}" + STATE + b"b",
+        b"}" + num(0) + b"a",
+        b"(" + num(0) + b"e",
+        call(TENSOR, num(0)),
+        call(STORAGE),
+        b"N)R",
+        name("collections", "OrderedDict") + b")\x81",
+        name("torch", "FloatStorage") + b")\x81",
+        call(name("collections", "OrderedDict")) + b"}" + text("items") + num(1) + b"sb",
+        call(name("torch._tensor", "_rebuild_from_type_v2"), name("builtins", "set"), b"N", b")", b"N"),
+        call(name("_codecs", "encode"), text("a"), text("rot13")),
+    ],
+)
+def test_a_file_changes_and_calls_only_what_it_made(said):
+    refused(zipped(said, [("data/0", b"1234")]), "load: file")
+
+
+def test_names_keep_their_attributes():
+    """A state for a function or a class would outlive the load."""
+    for module, f in [
+        ("torch", "Size"), ("torch", "FloatStorage"), ("torch", "float32"), ("builtins", "set"), ("_codecs", "encode"),
+        ("collections", "OrderedDict"), ("collections", "Counter"), ("torch._utils", "_rebuild_tensor_v2"),
+        ("numpy", "dtype"), ("numpy", "ndarray"), (MULTIARRAY, "_reconstruct"), (MULTIARRAY, "scalar"),
+    ]:  # fmt: skip
+        for state in (STATE + b"b", b"N" + STATE + b"\x86b", num(0) + num(1) + b"s", num(0) + b"a"):
+            refused(zipped(name(module, f) + state), "not made")
+
+
+def test_keys_that_would_take_for_ever():
+    """Each line of the file doubles what hash() has to walk, or nests it deeper than the C stack is high."""
+    wide = b")" + b"2\x86" * 60
+    refused(zipped(b"}" + wide + b"Ns"), "keys")
+    refused(zipped(b"\x8f(" + wide + b"\x90"), "keys")
+    refused(zipped(b"(" + wide + b"\x91"), "keys")
+    refused(zipped(call(name("builtins", "set"), b"](" + wide + b"e")), "keys")
+    refused(zipped(call(name("collections", "OrderedDict"), b"](" + wide + b"N\x86e")), "keys")
+    refused(zipped(tup(text("storage"), name("torch", "ByteStorage"), wide, text("cpu"), num(4)) + b"Q"), "storage")
+    refused(zipped(call(name("_codecs", "encode"), text("a"), wide)), "encoding")
+    refused(zipped(wide + b"Q"), "outside the pickle")
+    refused(zipped(call(name("torch", "Size"), wide)), "damaged")
+    refused(zipped(TENSOR.replace(tup(num(4)), wide), [("data/0", b"1234")]), "damaged")
+    refused(zipped(b"}" + b")" + b"\x85" * 1_000_000 + b"Ns"), "a key of too many")
+    key = pydist.load(io.BytesIO(saved({((1, 2), "a"): 1})))
+    assert key == {((1, 2), "a"): 1}
+
+
+def test_a_small_file_takes_little():
+    """Bytes that the file only speaks of are not allocated: by the memo, lengths of texts, records, storages, copies."""
+    most = 4_000_000
+    assert refused(zipped(b"Nr" + struct.pack("<I", 300_000_000)), "the memo") < most
+    for code, size in ((b"\x96", "<Q"), (b"\x8e", "<Q"), (b"\x8d", "<Q"), (b"X", "<I"), (b"B", "<I"), (b"\x8b", "<I")):
+        assert refused(zipped(code + struct.pack(size, 4_000_000_000)), "cut off") < most
+    copies = b"B" + struct.pack("<I", 10_000) + bytes(10_000) + b"q\x010]" + call(name("builtins", "bytearray"), b"h\x01") * 5_000
+    assert refused(zipped(copies), "more than the file's length") < most
+    copies = b"](" + b"K\x01" * 10_000 + b"eq\x010" + call(name("builtins", "set"), b"h\x01") * 5_000
+    refused(zipped(b"}" + copies), "too large")
+    for compress in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        data = bytearray(zipped(TENSOR, [("data/0", b"1234")], compress))
+        at = data.rfind(b"a/data/0") - 46
+        data[at + 24 : at + 28] = struct.pack("<I", 3_900_000_000)
+        assert refused(bytes(data), "data/0: 3900000000 bytes") < most
+    bomb = zipped(b"N" * 100_000_000, compress=zipfile.ZIP_DEFLATED)
+    assert len(bomb) < 200_000 and refused(bomb, "data.pkl: 1000000") < most
+    zeros = zipped(TENSOR.replace(num(4), num(3_000_000)), [("data/0", bytes(3_000_000))], zipfile.ZIP_DEFLATED)
+    assert len(zeros) < 10_000 and pydist.load(io.BytesIO(zeros)).shape == (3_000_000,)  # a legal one
+    bzip = zipped(TENSOR, [("data/0", b"1234")], zipfile.ZIP_BZIP2)
+    refused(bzip, "method 12")
+
+
+def test_records_that_share_bytes_are_refused():
+    """Directory entries are short, what they name is long: many of them may point to one place."""
+    records, data = [(f"data/{i}", b"") for i in range(300)], b"x" * 20_000
+    tensors = [TENSOR.replace(text("0"), text(str(i))).replace(num(4), num(20_000)) for i in range(300)]
+    file = bytearray(zipped(tup(*tensors), [*records, ("data/last", data)]))
+    for i in range(300):  # the content of each is what follows it
+        begin = file.index(f"a/data/{i}".encode()) + len(f"a/data/{i}")
+        at = file.index(f"a/data/{i}".encode(), file.index(b"PK\1\2")) - 46
+        file[at + 16 : at + 28] = struct.pack("<III", zlib.crc32(file[begin : begin + 20_000]), 20_000, 20_000)
+    assert refused(bytes(file), "in a file of|cut off|damaged") < 4_000_000
+
+
+def old_form(*pickles, tail=b""):
+    head = (serialization._MAGIC, 1001, {"little_endian": True})
+    return b"".join([*(pickle.dumps(part, 2) for part in head), *(b"\x80\x02" + p + b"." for p in pickles), tail])
+
+
+def test_storages_of_an_old_file_take_its_length_together():
+    one = TENSOR.replace(STORAGE, STORAGE.replace(b"tQ", b"NtQ"))
+    many = b"".join(one.replace(text("0"), text(str(i))).replace(num(4), num(50_000)) for i in range(1_000))
+    data = old_form(b"](" + many + b"e", b"]", tail=bytes(100_000))
+    assert refused(data, "50000 elements") < 8_000_000
+    fine = old_form(one, b"](" + text("0") + b"e", tail=struct.pack("<q", 4) + b"abcd")
+    assert pydist.load(io.BytesIO(fine)).tolist() == [97, 98, 99, 100]
+    refused(old_form(one, b"]", tail=struct.pack("<q", 4) + b"abcd"), "other storages")
+
+
+def test_archives_that_zipfile_stumbles_over():
+    data = zipped(TENSOR, [("data/0", b"1234")])
+    at = data.rfind(b"a/data/0") - 46
+    newer = data[: at + 6] + b"\xff\xff" + data[at + 8 :]  # the version that it takes
+    named = data[: at + 9] + b"\x08" + data[at + 10 :].replace(b"a/data/0", b"a/\xff\xff\xff\xff/0")  # as UTF-8
+    for wrong in (newer, named):
+        with pytest.raises(RuntimeError, match="no .pt file"):
+            pydist.load(io.BytesIO(wrong))
 
 
 def rebuilt(numel, offset, size, stride, dtype="FloatStorage"):

@@ -210,7 +210,7 @@ def test_python_2s_pickle_is_read():
         b"(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xff"
         b"K\x00tb\x89T\x00\x0c\x00\x00" + bytes(range(256)) * 12 + b"tbU\x06labelsq\x08]q\tK\x07au."
     )
-    entry = cifar._Unpickler(io.BytesIO(text), encoding="latin1").load()
+    entry = cifar.unpickle(text, encoding="latin1")
     assert np.array_equal(entry["data"], np.tile(np.arange(256, dtype=np.uint8), 12).reshape(1, 3072))
     assert entry["labels"] == [7]
 

@@ -1,32 +1,21 @@
 """CIFAR-10 and CIFAR-100, the Python version."""
 
 import os
-import pickle
 from warnings import warn
 
 import numpy as np
 
-from pydist._numpy_pickle import NAMES
+from pydist._unpickle import unpickle
 from pydist.vision._pillow import pillow
 from pydist.vision.datasets.utils import check_integrity, download_and_extract_archive
 from pydist.vision.datasets.vision import VisionDataset
-
-
-class _Unpickler(pickle.Unpickler):
-    """Knows containers, numbers, text and arrays; nothing that a file names is imported or run."""
-
-    def find_class(self, module, name):
-        try:
-            return NAMES[module, name]
-        except KeyError:
-            raise pickle.UnpicklingError(f"{module}.{name} is not allowed in a data file") from None
 
 
 def _load(path):
     """The dictionary in a batch file. Raises ValueError naming the file where it is damaged or holds something else."""
     try:
         with open(path, "rb") as file:
-            entry = _Unpickler(file, encoding="latin1").load()
+            entry = unpickle(file.read(), encoding="latin1")
         if not isinstance(entry, dict):
             raise ValueError(f"a {type(entry).__name__}")
         return {key.decode() if isinstance(key, bytes) else key: value for key, value in entry.items()}
