@@ -120,24 +120,28 @@ def _header(data):
     if length > _HEADER_MOST or 8 + length > len(data):
         raise SafetensorError(f"load: a header of {length} bytes in a file of {len(data)}")
     try:
-        header = json.loads(bytes(data[8 : 8 + length]), object_pairs_hook=_pairs)
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        header = json.loads(str(data[8 : 8 + length], "utf-8"), object_pairs_hook=_pairs)
+    except SafetensorError:
+        raise
+    except (ValueError, RecursionError) as error:
         raise SafetensorError(f"load: the header is no JSON: {error}") from None
     if not isinstance(header, dict):
         raise SafetensorError("load: the header is no object")
     metadata, found, spans = header.pop("__metadata__", None), {}, []
+    is_text = isinstance(metadata, dict) and all(isinstance(value, str) for value in metadata.values())
+    if metadata is not None and not is_text:
+        raise SafetensorError("load: __metadata__ (expected text by text)")
     for name, entry in header.items():
         try:
             dtype, shape, (begin, end) = _DTYPES[entry["dtype"]], entry["shape"], entry["data_offsets"]
-            whole = all(type(number) is int and number >= 0 for number in (*shape, begin, end))
+            whole = all(type(number) is int and 0 <= number < 1 << 63 for number in (*shape, begin, end))
         except (KeyError, TypeError, ValueError):
-            raise SafetensorError(f"load: {name!r}: {str(entry)[:200]} (expected dtype, shape, data_offsets)") from None
-        count = 1
-        for size in shape if whole else ():
-            count *= size
+            raise SafetensorError(f"load: {name!r}: no entry with dtype, shape and data_offsets") from None
         width = dtype.itemsize
-        if not whole or count > len(data) or end - begin != count * width or 8 + length + end > len(data):
-            raise SafetensorError(f"load: {name!r}: {str(entry)[:200]} does not fit a file of {len(data)} bytes")
+        if not whole or _count(shape) * width != end - begin or 8 + length + end > len(data):
+            raise SafetensorError(
+                f"load: {name!r}: shape and offsets of {width}-byte elements do not fit a file of {len(data)} bytes"
+            )
         found[name] = dtype, shape, 8 + length + begin, 8 + length + end
         spans.append((begin, end))
     at = 0
@@ -150,7 +154,22 @@ def _header(data):
     return found, metadata
 
 
+def _count(shape):
+    """How many elements; of a shape that no file holds some large number."""
+    count = 1
+    for size in shape if 0 not in shape else (0,):
+        count = min(count * size, 1 << 64)
+    return count
+
+
 def _tensor(data, dtype, shape, begin, end):
+    try:
+        return _over(data, dtype, shape, begin, end)
+    except (ValueError, OverflowError, RuntimeError) as error:  # more dimensions than there may be, say
+        raise SafetensorError(f"load: a tensor of {len(shape)} dimensions: {error}") from None
+
+
+def _over(data, dtype, shape, begin, end):
     if begin == end:
         return _C.empty(shape, dtype=dtype)
     if begin % dtype.itemsize:  # not ours: other writers need not align

@@ -605,6 +605,16 @@ def built(header, data=b"\0" * 8):
         built({"a": {"dtype": "F32", "shape": [1], "data_offsets": [4, 8]}}),
         built({"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}),
         built({n: {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]} for n in "ab"}),
+        built({"a": {"dtype": "F32", "shape": [2, *[1] * 100], "data_offsets": [0, 8]}}),
+        built({"a": {"dtype": "F32", "shape": [0, 2**62, 2**62], "data_offsets": [0, 0]}}, b""),
+        built({"a": {"dtype": "F32", "shape": [0, 2**80], "data_offsets": [0, 0]}}, b""),
+        built({"a": {"dtype": "F32", "shape": [10**4000] * 1000, "data_offsets": [0, 8]}}),
+        built(b'{"a":{"dtype":"F32","shape":[' + b"9" * 5000 + b'],"data_offsets":[0,8]}}'),
+        built('{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}'.encode("utf-16")),
+        built({"__metadata__": 1}, b""),
+        built({"__metadata__": {"a": 1}}, b""),
+        built({"a": {"dtype": ["F32"], "shape": [2], "data_offsets": [0, 8]}}),
+        built(b'{"a":' + b"[" * 900 + b"]" * 900 + b"}"),
     ],
 )
 def test_safetensors_damaged(data, tmp_path):
