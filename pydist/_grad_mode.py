@@ -74,9 +74,9 @@ class no_grad(_GradMode):
     __slots__ = ()
     _mode = False
 
-    def __new__(cls, function=None):
+    def __new__(cls, orig_func=None):
         new = object.__new__(cls)
-        return new if function is None else new(function)
+        return new if orig_func is None else new(orig_func)
 
 
 class enable_grad(_GradMode):
@@ -85,9 +85,9 @@ class enable_grad(_GradMode):
     __slots__ = ()
     _mode = True
 
-    def __new__(cls, function=None):
+    def __new__(cls, orig_func=None):
         new = object.__new__(cls)
-        return new if function is None else new(function)
+        return new if orig_func is None else new(orig_func)
 
 
 class set_grad_enabled(_GradMode):

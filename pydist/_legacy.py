@@ -116,9 +116,9 @@ def new(self, *args):
 
 
 @_method
-def cuda(self, device=None, non_blocking=False, memory_format=None):
+def cuda(self, device=None, non_blocking=False, memory_format=_C.preserve_format):
     """On a CUDA device, the current one; RuntimeError where there is none. Pretended GPUs (`pydist.cuda`) are the CPU."""
-    return self.to("cuda" if device is None else device, non_blocking=non_blocking)
+    return self.to("cuda" if device is None else device, non_blocking=non_blocking, memory_format=memory_format)
 
 
 @_method
@@ -137,15 +137,18 @@ def is_pinned(self, device=None):
 
 
 @_method
-def record_stream(self, stream):
-    """Says that work of another stream uses the tensor: once the tensor is gone, its memory waits for what that stream has
+def record_stream(self, s):
+    """Says that work of another stream, s, uses the tensor: once the tensor is gone, its memory waits for what that stream has
     been given by then."""
-    _C.cuda_record(self, stream.cuda_stream)
+    _C.cuda_record(self, s.cuda_stream)
 
 
 @_method
-def random_(self, low=0, high=None, *, generator=None):
-    """Integers drawn evenly from [low, high), in place; `random_(n)`: from [0, n)."""
+def random_(self, low=0, high=None, *, generator=None, to=None, **bounds):
+    """Integers drawn evenly from [low, high), in place; `random_(n)`: from [0, n). By name the bounds are `from` and `to`."""
+    low, high = bounds.pop("from", low), high if to is None else to
+    if bounds:
+        raise TypeError(f"random_: unexpected keyword arguments {sorted(bounds)} (expected from, to, generator)")
     if high is None and low:
         low, high = 0, low
     if high is None:

@@ -5,6 +5,15 @@ import math
 from pydist import _C
 
 
+def _finished(name, values, out, dtype, pin_memory, requires_grad):
+    """The values in dtype (None: the default one), in out where that is given."""
+    values = values.to(dtype or (_C.get_default_dtype() if out is None else out.dtype))
+    if out is not None:
+        _C._write_out(name, out, values)
+        return out
+    return (values.pin_memory() if pin_memory else values).requires_grad_(requires_grad)
+
+
 def full_like(input, fill_value, *, dtype=None, requires_grad=False, **options):
     """Filled with a number, of input's shape, strides and (unless given) dtype."""
     return _C.empty_like(input, dtype=dtype, **options).fill_(fill_value).requires_grad_(requires_grad)
@@ -28,32 +37,37 @@ def randint_like(input, low=None, high=None, *, dtype=None, **options):
     return _C.randint(low, high, tuple(input.shape), dtype=dtype or input.dtype, **options)
 
 
-def linspace(start, end, steps, *, dtype=None, requires_grad=False, device=None):
+def linspace(
+    start, end, steps=None, *, out=None, dtype=None, requires_grad=False, device=None, layout=None, pin_memory=False
+):
     """`steps` numbers from start to end, both included, evenly spaced: start + i (end - start) / (steps - 1).
 
     >>> import pydist
     >>> pydist.linspace(0, 1, 5)
     tensor([0.0000, 0.2500, 0.5000, 0.7500, 1.0000])
     """
+    steps = 100 if steps is None else steps
     if steps < 0:
         raise RuntimeError(f"linspace: steps is {steps} (expected at least 0)")
     start, end = (v.item() if isinstance(v, _C.Tensor) else v for v in (start, end))
     step = (end - start) / (steps - 1) if steps > 1 else 0.0
     # From both ends, in double: exact at both, as PyTorch does it.
-    counts = _C.arange(steps, dtype=_C.float64, device=device)
+    counts = _C.arange(steps, dtype=_C.float64, device=device, layout=layout)
     values = _C.where(counts < steps / 2, counts * step + start, (counts - (steps - 1)) * step + end)
-    return values.to(dtype or _C.get_default_dtype()).requires_grad_(requires_grad)
+    return _finished("linspace", values, out, dtype, pin_memory, requires_grad)
 
 
-def logspace(start, end, steps, base=10.0, *, dtype=None, requires_grad=False, device=None):
+def logspace(
+    start, end, steps=None, base=10.0, *, out=None, dtype=None, requires_grad=False, device=None, layout=None, pin_memory=False
+):
     """`steps` numbers from base**start to base**end, both included, whose exponents are evenly spaced.
 
     >>> import pydist
     >>> pydist.logspace(0, 2, 3)
     tensor([  1.,  10., 100.])
     """
-    exponents = linspace(start, end, steps, dtype=_C.float64, device=device)
-    return (float(base) ** exponents).to(dtype or _C.get_default_dtype()).requires_grad_(requires_grad)
+    exponents = linspace(start, end, steps, dtype=_C.float64, device=device, layout=layout)
+    return _finished("logspace", float(base) ** exponents, out, dtype, pin_memory, requires_grad)
 
 
 def eye(n, m=None, *, out=None, dtype=None, requires_grad=False, device=None, layout=None, pin_memory=False):
@@ -73,7 +87,7 @@ def eye(n, m=None, *, out=None, dtype=None, requires_grad=False, device=None, la
     return out.requires_grad_(requires_grad)
 
 
-def scalar_tensor(s, *, dtype=None, requires_grad=False, device=None):
+def scalar_tensor(s, *, dtype=None, requires_grad=False, device=None, layout=None, pin_memory=False):
     """The number as a 0-d tensor of the default dtype.
 
     >>> import pydist
@@ -83,23 +97,26 @@ def scalar_tensor(s, *, dtype=None, requires_grad=False, device=None):
     return _C.tensor(s, dtype=dtype or _C.get_default_dtype(), device=device, requires_grad=requires_grad)
 
 
-def asarray(obj, *, dtype=None, device=None, copy=None, requires_grad=False):
+def asarray(obj, *, dtype=None, device=None, copy=None, requires_grad=None):
     """obj as a tensor, sharing its memory where it can; copy True: never, False: ValueError where it cannot."""
     made = _C.as_tensor(obj, dtype=dtype, device=device)
     shares = isinstance(obj, _C.Tensor) and made.data_ptr() == obj.data_ptr() or hasattr(obj, "__array_interface__")
     if copy is False and not shares:
         raise ValueError(f"asarray: {type(obj).__name__} takes a copy (expected copy=None)")
-    return (made.clone() if copy else made).detach().requires_grad_(requires_grad) if copy or requires_grad else made
+    return (made.clone() if copy else made).detach().requires_grad_(bool(requires_grad)) if copy or requires_grad else made
 
 
-def empty_strided(size, stride, *, dtype=None, device=None, requires_grad=False):
+def empty_strided(size, stride, *, dtype=None, device=None, requires_grad=False, layout=None, pin_memory=False):
     """Uninitialised, with these strides (in elements)."""
     span = 1 + sum((n - 1) * step for n, step in zip(size, stride)) if min(size, default=1) else 0
-    made = _C.empty(span, dtype=dtype, device=device).as_strided(tuple(size), tuple(stride))
+    memory = _C.empty(span, dtype=dtype, device=device, layout=layout)
+    made = (memory.pin_memory() if pin_memory else memory).as_strided(tuple(size), tuple(stride))
     return made.detach().requires_grad_(requires_grad)
 
 
-def range(start=0, end=None, step=1, *, dtype=None, device=None, requires_grad=False):  # noqa: A001
+def range(  # noqa: A001
+    start=0, end=None, step=1, *, out=None, dtype=None, device=None, requires_grad=False, layout=None, pin_memory=False
+):
     """start, start + step, ... up to end, which is included; of the default dtype.
 
     >>> import pydist
@@ -109,33 +126,33 @@ def range(start=0, end=None, step=1, *, dtype=None, device=None, requires_grad=F
     start, end = (0, start) if end is None else (start, end)
     if not step or (end - start) / step < 0:
         raise RuntimeError(f"range: {start} to {end} by {step} (expected step nonzero and towards end)")
-    counts = _C.arange(int((end - start) / step) + 1, dtype=_C.float64, device=device)
-    return (counts * step + start).to(dtype or _C.get_default_dtype()).requires_grad_(requires_grad)
+    counts = _C.arange(int((end - start) / step) + 1, dtype=_C.float64, device=device, layout=layout)
+    return _finished("range", counts * step + start, out, dtype, pin_memory, requires_grad)
 
 
-def _window(name, n, periodic, weights, dtype, device, requires_grad):
+def _window(name, n, periodic, weights, dtype=None, device=None, requires_grad=False, layout=None, pin_memory=False):
     """sum_k weights[k] cos(2 pi k i / m), m being n, or n - 1 unless periodic."""
     if n < 0:
         raise RuntimeError(f"{name}: window_length is {n} (expected at least 0)")
     steps = max(n if periodic else n - 1, 1)
-    angle = _C.arange(n, dtype=_C.float64, device=device) * (2 * math.pi / steps)
+    angle = _C.arange(n, dtype=_C.float64, device=device, layout=layout) * (2 * math.pi / steps)
     values = sum((angle * k).cos() * w for k, w in enumerate(weights)) if n != 1 else _C.ones(1, dtype=_C.float64)
-    return values.to(dtype or _C.get_default_dtype()).requires_grad_(requires_grad)
+    return _finished(name, values, None, dtype, pin_memory, requires_grad)
 
 
-def hann_window(window_length, periodic=True, *, dtype=None, device=None, requires_grad=False):
+def hann_window(window_length, periodic=True, **options):
     """0.5 - 0.5 cos(2 pi i / n)."""
-    return _window("hann_window", window_length, periodic, (0.5, -0.5), dtype, device, requires_grad)
+    return _window("hann_window", window_length, periodic, (0.5, -0.5), **options)
 
 
-def hamming_window(window_length, periodic=True, alpha=0.54, beta=0.46, *, dtype=None, device=None, requires_grad=False):
+def hamming_window(window_length, periodic=True, alpha=0.54, beta=0.46, **options):
     """alpha - beta cos(2 pi i / n)."""
-    return _window("hamming_window", window_length, periodic, (alpha, -beta), dtype, device, requires_grad)
+    return _window("hamming_window", window_length, periodic, (alpha, -beta), **options)
 
 
-def blackman_window(window_length, periodic=True, *, dtype=None, device=None, requires_grad=False):
+def blackman_window(window_length, periodic=True, **options):
     """0.42 - 0.5 cos(2 pi i / n) + 0.08 cos(4 pi i / n)."""
-    return _window("blackman_window", window_length, periodic, (0.42, -0.5, 0.08), dtype, device, requires_grad)
+    return _window("blackman_window", window_length, periodic, (0.42, -0.5, 0.08), **options)
 
 
 def numel(input):

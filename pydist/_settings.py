@@ -50,10 +50,10 @@ def get_default_device():
     return _default_device
 
 
-def set_num_interop_threads(threads):
+def set_num_interop_threads(num):
     """Accepted: ops run one after another, each on `get_num_threads()` threads."""
-    if not isinstance(threads, int) or threads < 1:
-        raise RuntimeError(f"set_num_interop_threads: {threads!r} (expected a positive number)")
+    if not isinstance(num, int) or num < 1:
+        raise RuntimeError(f"set_num_interop_threads: {num!r} (expected a positive number)")
 
 
 def get_num_interop_threads():

@@ -12,7 +12,7 @@ norm, as in PyTorch: where the forward and the inverse transform are divided. No
 import math
 
 from pydist import _C
-from pydist._functions._register import as_tuple, axis_of
+from pydist._functions._register import as_tuple, axis_of, with_out
 from pydist.autograd import Function
 
 __all__ = (
@@ -218,7 +218,12 @@ def irfftn(input, s=None, dim=None, norm=None):
     return _to_real("irfftn", input, s, dim, norm)
 
 
-def fftfreq(n, d=1.0, *, dtype=None, device=None, requires_grad=False):
+def _frequencies(counts, span, dtype, device, requires_grad, pin_memory):
+    made = (counts.double() / span).to(dtype or _C.get_default_dtype()).to(device or "cpu")
+    return (made.pin_memory() if pin_memory else made).requires_grad_(requires_grad)
+
+
+def fftfreq(n, d=1.0, *, dtype=None, device=None, requires_grad=False, layout=None, pin_memory=None):
     """The frequencies of fft's elements for samples d apart: [0, 1, ..., -2, -1] / (n d).
 
     >>> import pydist
@@ -227,14 +232,12 @@ def fftfreq(n, d=1.0, *, dtype=None, device=None, requires_grad=False):
     """
     half = (n - 1) // 2 + 1
     counts = _C.cat([_C.arange(half), _C.arange(-(n // 2), 0)])
-    dtype = dtype or _C.get_default_dtype()
-    return (counts.double() / (n * d)).to(dtype).to(device or "cpu").requires_grad_(requires_grad)
+    return _frequencies(counts, n * d, dtype, device, requires_grad, pin_memory)
 
 
-def rfftfreq(n, d=1.0, *, dtype=None, device=None, requires_grad=False):
+def rfftfreq(n, d=1.0, *, dtype=None, device=None, requires_grad=False, layout=None, pin_memory=None):
     """The frequencies of rfft's elements: [0, 1, ..., n // 2] / (n d)."""
-    dtype = dtype or _C.get_default_dtype()
-    return (_C.arange(n // 2 + 1).double() / (n * d)).to(dtype).to(device or "cpu").requires_grad_(requires_grad)
+    return _frequencies(_C.arange(n // 2 + 1), n * d, dtype, device, requires_grad, pin_memory)
 
 
 def fftshift(input, dim=None):
@@ -247,3 +250,7 @@ def ifftshift(input, dim=None):
     """What fftshift moved, back again."""
     dims = range(input.dim()) if dim is None else as_tuple(dim)
     return input.roll([(input.shape[d] + 1) // 2 for d in dims], tuple(dims))
+
+
+for _name in __all__[:-2]:
+    globals()[_name] = with_out(globals()[_name])

@@ -136,7 +136,7 @@ def vjp(func, *primals, has_aux=False):
     return (shown, products, *aux)
 
 
-def jvp(func, primals, tangents, *, has_aux=False):
+def jvp(func, primals, tangents, *, strict=False, has_aux=False):
     """(func(*primals), its Jacobian times tangents), by two backward passes."""
     from pydist.autograd import functional
 

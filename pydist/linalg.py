@@ -13,7 +13,7 @@ from collections import namedtuple
 
 from pydist import _C
 from pydist._autocast import in_float32, in_low
-from pydist._functions._register import as_tuple, axis_of
+from pydist._functions._register import as_tuple, axis_of, with_out
 from pydist._functions.matrices import cross as _cross
 from pydist._functions.matrices import matrix_power, vander
 from pydist._functions.products import LinAlgError, mm
@@ -382,7 +382,7 @@ def slogdet(A):
     return namedtuple("slogdet", "sign logabsdet")(*_LogDet.apply(A))
 
 
-def matrix_rank(A, *, atol=None, rtol=None, hermitian=False, tol=None):
+def matrix_rank(A, tol=None, hermitian=False, *, atol=None, rtol=None):
     """How many singular values are above max(atol, rtol * the largest)."""
     s = svdvals(A.detach())
     eps = 2.0**-52 if A.dtype is _C.float64 else 2.0**-23
@@ -527,7 +527,7 @@ def matrix_exp(A):
 
 
 @in_float32
-def pinv(A, *, atol=None, rtol=None, hermitian=False, rcond=None):
+def pinv(A, rcond=None, hermitian=False, *, atol=None, rtol=None):
     """The pseudo-inverse: V diag(1 / s) U^T over the singular values above max(atol, rtol * the largest)."""
     _check("pinv", A)
     u, s, vh = svd(A, full_matrices=False)
@@ -553,3 +553,13 @@ def lstsq(A, B, rcond=None, *, driver=None):
     residuals = ((A @ x - b) ** 2).sum(-2) if full else _C.empty(0, dtype=A.dtype)
     made = namedtuple("lstsq", "solution residuals rank singular_values")
     return made(x.squeeze(-1) if vector else x, residuals, matrix_rank(A), svdvals(A.detach()))
+
+
+for _name in "cross det inv inv_ex matmul matrix_power multi_dot qr slogdet solve svd svdvals".split():
+    globals()[_name] = with_out(globals()[_name])
+# PyTorch documents A, its functions take input.
+for _name in (
+    "cholesky cholesky_ex cond eig eigh eigvals eigvalsh matrix_exp matrix_norm matrix_rank norm pinv solve_triangular"
+).split():
+    globals()[_name] = with_out(globals()[_name], input="A")
+vector_norm, lstsq = with_out(vector_norm, input="x"), with_out(lstsq, input="A", b="B")

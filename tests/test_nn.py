@@ -232,7 +232,10 @@ def test_more_of_the_tree():
     net.set_submodule("0.linear", nn.Identity())
     assert type(net[0].linear) is nn.Identity
     with pytest.raises(AttributeError, match="has no attribute 'x'"):
-        net.set_submodule("0.x", nn.Identity())
+        net.set_submodule("0.x", nn.Identity(), strict=True)
+    net.set_submodule("0.x", nn.Identity())
+    assert type(net[0].x) is nn.Identity
+    del net[0].x
     with pytest.raises(ValueError, match="without a target"):
         net.set_submodule("", nn.Identity())
     assert len(list(nn.Sequential(net, net).modules(remove_duplicate=False))) == 2 * len(list(net.modules())) + 1

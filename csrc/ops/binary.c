@@ -141,7 +141,8 @@ static pd_val log_or_zero(pd_vjp *v, pd_val x) {
 #define ATTRS(fn) \
     ((PD_BINARY_##fn == PD_BINARY_add || PD_BINARY_##fn == PD_BINARY_sub) ? sizeof(scaled) : sizeof(operands))
 #define SIG(fn) ((PD_BINARY_##fn == PD_BINARY_add || PD_BINARY_##fn == PD_BINARY_sub) \
-                     ? #fn "(Operand input, Operand other, Scalar alpha=1)" : #fn "(Operand input, Operand other)")
+                     ? #fn "(Operand input, Operand other, Scalar alpha=1)" \
+                     : IS(fn, pow) ? "pow(Operand input, Operand exponent)" : #fn "(Operand input, Operand other)")
 
 #define PD_BINARY(fn, domain, fwd, needs, grad_x, grad_y, text)                       \
     static pd_status fn##_kernel(const pd_call *c) { return run(PD_BINARY_##fn, c); } \

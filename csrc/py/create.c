@@ -383,24 +383,29 @@ static PyObject *n_randint(PyObject *module, PyObject *args, PyObject *kwargs) {
 
 #define KW(name, doc) {#name, (PyCFunction)(void (*)(void))f_##name, METH_VARARGS | METH_KEYWORDS, doc}
 #define KWN(name, doc) {#name, (PyCFunction)(void (*)(void))n_##name, METH_VARARGS | METH_KEYWORDS, doc}
-#define COMMON "\n\nKeywords: dtype, device, requires_grad."
+#define OPTIONS "dtype=None, layout=None, device=None, requires_grad=False, pin_memory=False"
 static PyMethodDef functions[] = {
     KWN(tensor,
-        "tensor(data, *, dtype=None, device=None, requires_grad=False)\n\nA copy of numbers, nested sequences, arrays "
-        "or a tensor."),
+        "tensor(data, *, dtype=None, device=None, requires_grad=False, pin_memory=False)\n\nA copy of numbers, nested "
+        "sequences, arrays or a tensor."),
     KWN(as_tensor, "as_tensor(data, *, dtype=None, device=None)\n\nThe same, sharing memory where it can."),
-    KW(empty, "empty(*size)\n\nUninitialised." COMMON),
-    KW(zeros, "zeros(*size)\n\nFilled with 0." COMMON),
-    KW(ones, "ones(*size)\n\nFilled with 1." COMMON),
-    KWN(full, "full(size, fill_value)\n\nFilled with a number." COMMON),
-    KWN(empty_like, "empty_like(input)\n\nUninitialised, of input's shape and dtype." COMMON),
-    KWN(zeros_like, "zeros_like(input)\n\nZeros of input's shape and dtype." COMMON),
-    KWN(ones_like, "ones_like(input)\n\nOnes of input's shape and dtype." COMMON),
-    KWN(arange, "arange([start,] end[, step])\n\nstart, start + step, ... below end." COMMON),
-    KW(rand, "rand(*size, generator=None)\n\nUniform in [0, 1)." COMMON),
-    KW(randn, "randn(*size, generator=None)\n\nNormal, mean 0, variance 1." COMMON),
-    KWN(randint, "randint([low,] high, size, generator=None)\n\nWhole numbers in [low, high)." COMMON),
-    KWN(randperm, "randperm(n, generator=None)\n\nA random order of 0 ... n - 1."),
+    KW(empty, "empty(*sizes, size=None, out=None, " OPTIONS ", memory_format=None)\n\nUninitialised."),
+    KW(zeros, "zeros(*sizes, size=None, out=None, " OPTIONS ")\n\nFilled with 0."),
+    KW(ones, "ones(*sizes, size=None, out=None, " OPTIONS ")\n\nFilled with 1."),
+    KWN(full, "full(size, fill_value, *, out=None, " OPTIONS ")\n\nFilled with a number."),
+    KWN(empty_like,
+       "empty_like(input, *, " OPTIONS ", memory_format=None)\n\nUninitialised, of input's shape and dtype."),
+    KWN(zeros_like, "zeros_like(input, *, " OPTIONS ", memory_format=None)\n\nZeros of input's shape and dtype."),
+    KWN(ones_like, "ones_like(input, *, " OPTIONS ", memory_format=None)\n\nOnes of input's shape and dtype."),
+    KWN(arange,
+       "arange(start=0, end=None, step=1, *, out=None, " OPTIONS ")\n\nstart, start + step, ... below end; of one "
+       "argument that is the end."),
+    KW(rand, "rand(*sizes, size=None, generator=None, out=None, " OPTIONS ")\n\nUniform in [0, 1)."),
+    KW(randn, "randn(*sizes, size=None, generator=None, out=None, " OPTIONS ")\n\nNormal, mean 0, variance 1."),
+    KWN(randint,
+       "randint(low=0, high=None, size=None, *, generator=None, out=None, " OPTIONS ")\n\nWhole numbers in [low, "
+       "high); of two arguments the first is high."),
+    KWN(randperm, "randperm(n, *, generator=None, out=None, " OPTIONS ")\n\nA random order of 0 ... n - 1."),
     KW(set_default_dtype,
        "set_default_dtype(d)\n\nThe dtype of floating tensors that are made without one; at first float32."),
     {"get_default_dtype", f_get_default_dtype, METH_NOARGS,
@@ -408,7 +413,7 @@ static PyMethodDef functions[] = {
     {"promote_types", f_promote_types, METH_VARARGS,
      "promote_types(type1, type2)\n\nThe smallest dtype that both fit into."},
     {"result_type", f_result_type, METH_VARARGS,
-     "result_type(tensor1, tensor2)\n\nThe dtype of arithmetic on two tensors or numbers: dimensioned tensors decide "
+     "result_type(tensor, other)\n\nThe dtype of arithmetic on two tensors or numbers: dimensioned tensors decide "
      "before 0-d ones, these before numbers."},
     {0},
 };

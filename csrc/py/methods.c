@@ -197,7 +197,15 @@ static PyObject *moved(PyObject *self, const pd_device *d, bool wait) {
     PD_PY_TRY(pd_move(t, d, wait, &out));
     return pd_py_wrap_new(out);
 }
-METHOD(cpu) { (void)args; return moved(self, &pd_device_cpu, true); }
+static PyObject *m_cpu(PyObject *self, PyObject *args, PyObject *kwargs) {
+    PyObject *f = pd_py.preserve_format, *near, *result;
+    static char *names[] = {"memory_format", NULL};
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|O:cpu", names, &f) || !pd_py_format(f, "cpu")) return NULL;
+    near = moved(self, &pd_device_cpu, true);
+    result = near ? in_format(near, f, "cpu") : NULL;
+    Py_XDECREF(near);
+    return result;
+}
 
 static bool truth(PyObject *o, bool *out) {
     int is = PyObject_IsTrue(o);
@@ -350,6 +358,18 @@ static PyObject *m_array(PyObject *self, PyObject *args, PyObject *kwargs) {
     return result;
 }
 
+static PyObject *m_numpy(PyObject *self, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"force", NULL};
+    int force = 0;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$p:numpy", names, &force)) return NULL;
+    if (!force) return pd_py_numpy(self, NULL);
+    PyObject *detached = m_detach(self, NULL), *near = detached ? moved(detached, &pd_device_cpu, true) : NULL,
+             *array = near ? pd_py_numpy(near, NULL) : NULL;
+    Py_XDECREF(detached);
+    Py_XDECREF(near);
+    return array;
+}
+
 METHOD(index_put_) {
     PyObject *indices, *values, *seq;
     int accumulate = 0;
@@ -462,13 +482,18 @@ PyMethodDef pd_py_tensor_methods[] = {
     {"ndimension", m_dim, METH_NOARGS, "ndimension()\n\nHow many dimensions."},
     {"view_as", KWN(view_as), "view_as(other)\n\nA view of other's shape."},
     {"reshape_as", KWN(reshape_as), "reshape_as(other)\n\nreshape to other's shape."},
-    {"new_empty", KW(new_empty), "new_empty(*size, dtype=None)\n\nUninitialised, of this tensor's dtype and device."},
-    {"new_zeros", KW(new_zeros), "new_zeros(*size, dtype=None)\n\nZeros of this tensor's dtype and device."},
-    {"new_ones", KW(new_ones), "new_ones(*size, dtype=None)\n\nOnes of this tensor's dtype and device."},
+    {"new_empty", KW(new_empty), "new_empty(*sizes, size=None, dtype=None, device=None, requires_grad=False, "
+    "layout=None, pin_memory=False)\n\nUninitialised, of this tensor's dtype and device."},
+    {"new_zeros", KW(new_zeros), "new_zeros(*sizes, size=None, dtype=None, device=None, requires_grad=False, "
+    "layout=None, pin_memory=False)\n\nZeros of this tensor's dtype and device."},
+    {"new_ones", KW(new_ones), "new_ones(*sizes, size=None, dtype=None, device=None, requires_grad=False, "
+    "layout=None, pin_memory=False)\n\nOnes of this tensor's dtype and device."},
     {"new_full", KWN(new_full),
-     "new_full(size, fill_value, dtype=None)\n\nFilled with a number, of this tensor's dtype and device."},
+     "new_full(size, fill_value, *, dtype=None, device=None, requires_grad=False, layout=None, "
+     "pin_memory=False)\n\nFilled with a number, of this tensor's dtype and device."},
     {"new_tensor", KWN(new_tensor),
-     "new_tensor(data, dtype=None)\n\nA copy of data, of this tensor's dtype and device."},
+     "new_tensor(data, *, dtype=None, device=None, requires_grad=False, pin_memory=False)\n\nA copy of data, of this "
+     "tensor's dtype and device."},
     {"short", m_short, METH_NOARGS, "short()\n\nAs int16."},
     {"char", m_char, METH_NOARGS, "char()\n\nAs int8."},
     {"byte", m_byte, METH_NOARGS, "byte()\n\nAs uint8."},
@@ -491,9 +516,10 @@ PyMethodDef pd_py_tensor_methods[] = {
     {"bool", m_boolean, METH_NOARGS, "bool()\n\nAs bool: nonzero is True."},
     {"cfloat", m_cfloat, METH_NOARGS, "cfloat()\n\nAs complex64."},
     {"cdouble", m_cdouble, METH_NOARGS, "cdouble()\n\nAs complex128."},
-    {"cpu", m_cpu, METH_NOARGS, "cpu()\n\nOn the CPU."},
+    {"cpu", KW(cpu), "cpu(memory_format=pydist.preserve_format)\n\nOn the CPU."},
     {"to", (PyCFunction)(void (*)(void))m_to, METH_VARARGS | METH_KEYWORDS,
-     "to(dtype | device | other, ...)\n\nIn another dtype or on another device."},
+     "to(*args, dtype=None, device=None, other=None, non_blocking=False, copy=False, memory_format=None)\n\nIn another "
+     "dtype or on another device: args are a dtype, a device, both, or a tensor that has them."},
     {"type_as", KWN(type_as), "type_as(other)\n\nIn other's dtype."},
     {"copy_", KWN(copy_),
      "copy_(other, non_blocking=False)\n\nWrites other, broadcast and converted, into this tensor."},
@@ -502,7 +528,8 @@ PyMethodDef pd_py_tensor_methods[] = {
     {"expand_as", KWN(expand_as), "expand_as(other)\n\nBroadcast to other's shape."},
     {"index_put_", KWN(index_put_),
      "index_put_(indices, values, accumulate=False)\n\nself[indices] = values (+=), in place."},
-    {"numpy", pd_py_numpy, METH_VARARGS, "numpy()\n\nA NumPy array over the same memory."},
+    {"numpy", KW(numpy), "numpy(*, force=False)\n\nA NumPy array over the same memory; force: also of a tensor that "
+    "requires grad or is on a GPU."},
     {"backward", (PyCFunction)(void (*)(void))pd_py_tensor_backward, METH_VARARGS | METH_KEYWORDS,
      "backward(gradient=None, retain_graph=None, create_graph=False, inputs=None)\n\nAdds the gradients of this tensor "
      "to the .grad of the leaves."},

@@ -112,14 +112,21 @@ static bool set(const pd_def *def, const pd_param *p, PyObject *o, parsed *a) {
     return true;
 }
 
+/* Other names of parameters, as PyTorch takes them: NumPy's, and its own second ones. */
+static const struct { const char *name, *of; } also_named[] = {
+    {"axis", "dim"}, {"keepdims", "keepdim"}, {"x", "input"}, {"a", "input"}, {"x1", "input"},
+    {"self", "input"}, {"x2", "other"}, {"size", "shape"},
+};
+
 static int find_param(const op_function *f, PyObject *name) {
     for (int i = 0; i < f->def->nparams; i++)
         if (f->names[i] == name) return i;
     for (int i = 0; i < f->def->nparams; i++)
         if (f->names[i] && !PyUnicode_Compare(f->names[i], name)) return i;
-    if (PyUnicode_CompareWithASCIIString(name, "axis") == 0) /* NumPy's word for dim */
-        for (int i = 0; i < f->def->nparams; i++)
-            if (!strcmp(f->def->params[i].name, "dim")) return i;
+    for (size_t k = 0; k < sizeof also_named / sizeof *also_named; k++)
+        if (!PyUnicode_CompareWithASCIIString(name, also_named[k].name))
+            for (int i = 0; i < f->def->nparams; i++)
+                if (!strcmp(f->def->params[i].name, also_named[k].of)) return i;
     return -1;
 }
 
@@ -283,9 +290,26 @@ static PyObject *const *in_new_order(const pd_def *def, PyObject *const *args, P
     return room;
 }
 
-/* Calls that PyTorch spells like an op: x.view(dtype), where(condition). NULL without an exception where it is none. */
-static PyObject *other_form(const pd_def *def, PyObject *const *args, Py_ssize_t n, PyObject *kwnames) {
+static PyObject *round_at(const op_function *f, PyObject *const *args, Py_ssize_t n, PyObject *kwnames) {
+    PyObject *module = PyImport_ImportModule("pydist._functions.elementwise"),
+             *g = module ? PyObject_GetAttrString(module, f->mode == INPLACE ? "_round_at_" : "_round_at") : NULL,
+             *result = g ? PyObject_Vectorcall(g, args, (size_t)n, kwnames) : NULL;
+    Py_XDECREF(module);
+    Py_XDECREF(g);
+    return result;
+}
+
+/* Calls that PyTorch spells like an op: x.view(dtype), where(condition), round(x, decimals=2). NULL without an
+   exception where it is none. */
+static PyObject *other_form(const op_function *f, PyObject *const *args, Py_ssize_t n, PyObject *kwnames) {
+    const pd_def *def = f->def;
     Py_ssize_t named = kwnames ? PyTuple_GET_SIZE(kwnames) : 0;
+    if (def == PD_DEF(round)) {
+        for (Py_ssize_t i = 0; i < named; i++)
+            if (!PyUnicode_CompareWithASCIIString(PyTuple_GET_ITEM(kwnames, i), "decimals"))
+                return round_at(f, args, n, kwnames);
+        return NULL;
+    }
     if (def == PD_DEF(view) && n + named == 2 && Py_TYPE(args[1]) == (PyTypeObject *)pd_py.dtype &&
         pd_py_is_tensor(args[0])) {
         pd_cast_attrs to = {PD_NO_DTYPE};
@@ -295,10 +319,10 @@ static PyObject *other_form(const pd_def *def, PyObject *const *args, Py_ssize_t
         return pd_py_wrap_new(out);
     }
     if (def != PD_DEF(where) || n + named != 1 || !pd_py_is_tensor(args[0])) return NULL;
-    PyObject *f = PyObject_GetAttrString(args[0], "nonzero"), *none = PyTuple_New(0),
+    PyObject *nonzero = PyObject_GetAttrString(args[0], "nonzero"), *none = PyTuple_New(0),
              *rows = Py_BuildValue("{s:O}", "as_tuple", Py_True),
-             *result = f && none && rows ? PyObject_Call(f, none, rows) : NULL;
-    Py_XDECREF(f);
+             *result = nonzero && none && rows ? PyObject_Call(nonzero, none, rows) : NULL;
+    Py_XDECREF(nonzero);
     Py_XDECREF(none);
     Py_XDECREF(rows);
     return result;
@@ -311,8 +335,8 @@ static PyObject *op_vectorcall(PyObject *self, PyObject *const *args, size_t nar
     if (f->elementwise && is_of_two(args, PyVectorcall_NARGS(nargsf), kwnames))
         return op_vectorcall(f->elementwise, args, nargsf, kwnames);
     pd_py_drain();
-    if (f->def == PD_DEF(view) || f->def == PD_DEF(where)) {
-        result = other_form(f->def, args, PyVectorcall_NARGS(nargsf), kwnames);
+    if (f->def == PD_DEF(view) || f->def == PD_DEF(where) || f->def == PD_DEF(round)) {
+        result = other_form(f, args, PyVectorcall_NARGS(nargsf), kwnames);
         if (result || PyErr_Occurred()) return result;
     }
     PyObject *room[OLD_ARGS];
@@ -518,7 +542,18 @@ static PyObject *op_table(PyObject *module, PyObject *unused) {
     return list;
 }
 
+static PyObject *write_out(PyObject *module, PyObject *args) {
+    const char *op;
+    PyObject *out, *result;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "sOO!:_write_out", &op, &out, pd_py.Tensor, &result) ||
+        !pd_py_write_out(op, out, pd_py_tensor(result)))
+        return NULL;
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef functions[] = {
+    {"_write_out", write_out, METH_VARARGS, "_write_out(op, out, result): writes a function's result into its out=."},
     {"op_table", op_table, METH_NOARGS,
      "op_table()\n\n[(name, signature, doc, flags, differentiable, names of several results)] of every op."},
     {0}};

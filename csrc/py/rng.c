@@ -159,10 +159,13 @@ static PyObject *f_rng_key(PyObject *module, PyObject *unused) {
     pd_rng_get(&key);
     return key_as_tuple(&key);
 }
-static PyObject *f_set_rng_state(PyObject *module, PyObject *state) {
+static PyObject *f_set_rng_state(PyObject *module, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"new_state", NULL};
+    PyObject *state;
     pd_rng_key key;
     (void)module;
-    if (!key_from(state, &key)) return NULL;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O:set_rng_state", names, &state) || !key_from(state, &key))
+        return NULL;
     pd_rng_set(&key);
     Py_RETURN_NONE;
 }
@@ -189,7 +192,8 @@ static PyMethodDef functions[] = {
      "get_rng_state()\n\nA tensor of bytes: seed, next call, stream of the default stream."},
     {"_rng_key", f_rng_key, METH_NOARGS,
      "_rng_key(): (seed, next call, stream) of the default stream, which set_rng_state takes too."},
-    {"set_rng_state", f_set_rng_state, METH_O, "set_rng_state(state)\n\nAs get_rng_state gave it."},
+    {"set_rng_state", (PyCFunction)(void (*)(void))f_set_rng_state, METH_VARARGS | METH_KEYWORDS,
+     "set_rng_state(new_state)\n\nAs get_rng_state gave it."},
     {"_rng_own", f_rng_own, METH_VARARGS, "_rng_own(own): a generator of this thread's own, or not."},
     {"_rng_shard", f_rng_shard, METH_VARARGS, "_rng_shard(n): what dropout draws here differs from other shards."},
     {0},

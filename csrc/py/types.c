@@ -145,11 +145,13 @@ static PyObject *new_device(int kind, int index) {
 }
 
 static PyObject *device_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"type", "index", NULL};
+    static char *names[] = {"type", "index", NULL}, *names_of_one[] = {"device", NULL};
     PyObject *what;
     int index = -1, kind, own;
+    bool one = kwargs && PyDict_GetItemString(kwargs, "device");
     (void)type;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|i:device", names, &what, &index) ||
+    if (!(one ? PyArg_ParseTupleAndKeywords(args, kwargs, "O:device", names_of_one, &what)
+              : PyArg_ParseTupleAndKeywords(args, kwargs, "O|i:device", names, &what, &index)) ||
         !read_device(what, "device", &kind, &own))
         return NULL;
     if (index < -1 || index >= 128)
@@ -261,8 +263,8 @@ static PyType_Slot device_slots[] = {{Py_tp_new, device_new},
                                      {Py_tp_hash, device_hash},
                                      {Py_tp_richcompare, device_compare},
                                      {Py_tp_doc,
-                                      "device(type, index=None)\n\nA name of where tensors live: device('cpu'), "
-                                      "device('cuda:0'). Using one that is not there raises."},
+                                      "device(type, index=None, *, device=None)\n\nA name of where tensors live: "
+                                      "device('cpu'), device('cuda:0'). Using one that is not there raises."},
                                      {0}};
 static PyType_Spec device_spec = {
     .name = "pydist._C.device", .basicsize = sizeof(device), .slots = device_slots, .flags = Py_TPFLAGS_DEFAULT};

@@ -10,7 +10,47 @@ NAMES = {}  # the functions of pydist
 FILLS = {name: getattr(Tensor, name) for name in ("bernoulli_", "normal_", "uniform_")}  # the engine's, without a generator
 
 
+_WITH_OUT = frozenset(
+    (
+        "addbmm addmm addmv addr aminmax baddbmm bernoulli bmm bucketize chain_matmul cholesky cholesky_inverse "
+        "cholesky_solve clip column_stack concat concatenate copysign cross cummax cummin cumprod deg2rad diag diff digamma "
+        "dot dstack erfc erfinv exp2 float_power fmax fmin frac frexp gcd ger heaviside histc histogram hstack hypot i0 "
+        "index_add index_copy index_reduce inner isin isneginf isposinf kron kthvalue lcm ldexp lgamma logaddexp2 "
+        "logcumsumexp logit logsumexp masked_select matrix_power median mm mode msort multinomial mv mvlgamma nan_to_num "
+        "nanmean nanmedian nanquantile nansum nextafter nonzero norm outer polygamma qr quantile rad2deg renorm row_stack "
+        "scatter scatter_reduce searchsorted sgn signbit sinc slice_scatter std svd take take_along_dim tensordot tril triu "
+        "var vdot vstack xlogy"
+    ).split()
+)
+
+
+def with_out(f, **also):
+    """f, which takes `out` too: a tensor (or a tuple of as many as f's results) to write into. `also`: other names of f's
+    arguments, as in with_out(inv, input="A")."""
+
+    @wraps(f)
+    def call(*args, out=None, **kwargs):
+        for name in also.keys() & kwargs.keys():
+            kwargs[also[name]] = kwargs.pop(name)
+        results = f(*args, **kwargs)
+        if out is None:
+            return results
+        if isinstance(results, Tensor):
+            _C._write_out(f.__name__, out, results)
+            return out
+        if not isinstance(out, (tuple, list)) or len(out) != len(results):
+            raise TypeError(f"{f.__name__}: out is {type(out).__name__} (expected {len(results)} tensors)")
+        for to, result in zip(out, results):
+            _C._write_out(f.__name__, to, result)
+        return out
+
+    call.also_named = {**also, "out": None}
+    return call
+
+
 def function(f):
+    if f.__name__ in _WITH_OUT:
+        f = with_out(f)
     NAMES[f.__name__] = f
     return f
 
@@ -21,7 +61,7 @@ def method(f):
 
 
 def both(f):
-    return method(function(f))
+    return method(function(f))  # torch.f(x, out=y); a method takes it, too
 
 
 def in_place(f):

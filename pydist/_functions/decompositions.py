@@ -41,15 +41,17 @@ def cholesky(input, upper=False):
 
 
 @both
-def cholesky_solve(input, L, upper=False):
-    """X with L L^T X = input (upper: L^T L X = input)."""
+def cholesky_solve(input, input2, upper=False):
+    """X with L L^T X = input, L being input2 (upper: L^T L X = input)."""
+    L = input2
     first = linalg.solve_triangular(L.mT if upper else L, input, upper=False)
     return linalg.solve_triangular(L if upper else L.mT, first, upper=True)
 
 
 @both
-def cholesky_inverse(L, upper=False):
-    """The inverse of L L^T (upper: L^T L)."""
+def cholesky_inverse(input, upper=False):
+    """The inverse of L L^T, L being input (upper: L^T L)."""
+    L = input
     return linalg.inv(L.mT @ L if upper else L @ L.mT)
 
 

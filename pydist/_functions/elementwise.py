@@ -74,15 +74,29 @@ def equal(input, other):
 
 @in_place
 @both
-def nan_to_num(input, nan=0.0, posinf=None, neginf=None):
+def nan_to_num(input, nan=None, posinf=None, neginf=None):
     """input with numbers for NaN and the infinities (the largest finite ones)."""
     if not input.is_floating_point():
         return input.clone()
     largest = {_C.float64: 1.7976931348623157e308, _C.float32: 3.4028234663852886e38, _C.float16: 65504.0}
     most = largest.get(input.dtype, 3.3895313892515355e38)
-    input = masked_fill(input, isnan(input), nan)
+    input = masked_fill(input, isnan(input), 0.0 if nan is None else nan)
     input = masked_fill(input, input == math.inf, most if posinf is None else posinf)
     return masked_fill(input, input == -math.inf, -most if neginf is None else neginf)
+
+
+def _round_at(input, *, decimals, out=None):
+    """What the op `round` calls where it is given decimals: as many digits stay behind the point (negative: before it)."""
+    scale = 10.0 ** abs(decimals)
+    result = _C.round(input * scale) / scale if decimals > 0 else _C.round(input / scale) * scale
+    if out is None:
+        return result
+    _C._write_out("round", out, result)
+    return out
+
+
+def _round_at_(self, *, decimals):
+    return self.copy_(_round_at(self, decimals=decimals))
 
 
 @in_place

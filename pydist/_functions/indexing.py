@@ -30,9 +30,12 @@ def _along(name, input, dim, index):
 
 
 @both
-def repeat_interleave(input, repeats, dim=None, *, output_size=None):
+def repeat_interleave(input=None, repeats=None, dim=None, *, output_size=None):
     """Every element repeated `repeats` times (a number, or one per element of dim) beside itself; without dim, of the
-    flattened tensor."""
+    flattened tensor. Of one tensor alone: every index i as often as its element i says."""
+    if input is None or repeats is None:
+        repeats = input if repeats is None else repeats
+        input = _C.arange(repeats.numel(), device=repeats.device)
     if dim is None:
         input, dim = input.reshape(-1), 0
     n = input.shape[axis_of("repeat_interleave", dim, input.dim())]

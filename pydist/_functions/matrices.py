@@ -61,7 +61,7 @@ def cross(input, other, dim=None):
 
 @function
 @in_float32
-def cdist(x1, x2, p=2.0, compute_mode=None):
+def cdist(x1, x2, p=2.0, compute_mode="use_mm_for_euclid_dist_if_necessary"):
     """The p-norms of the differences of all rows of x1[..., P, M] and x2[..., R, M]: [..., P, R]."""
     if min(x1.dim(), x2.dim()) < 2 or x1.shape[-1] != x2.shape[-1]:
         raise RuntimeError(f"cdist: shapes {tuple(x1.shape)}, {tuple(x2.shape)} (expected [..., P, M] and [..., R, M])")

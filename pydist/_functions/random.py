@@ -95,7 +95,10 @@ def bernoulli(input, p=None, *, generator=None):
 
 
 @function
-def normal(mean=0.0, std=1.0, size=None, *, generator=None, dtype=None, out=None, requires_grad=False):
+def normal(
+    mean=0.0, std=1.0, size=None, *, generator=None, dtype=None, out=None, layout=None, device=None, pin_memory=False,
+    requires_grad=False,
+):
     """Numbers of the normal distribution: mean and std are tensors of a common shape, or numbers of which `size` are
     drawn."""
     if size is None:
@@ -103,10 +106,12 @@ def normal(mean=0.0, std=1.0, size=None, *, generator=None, dtype=None, out=None
         if not like:
             raise TypeError("normal: mean and std are numbers (expected a size)")
         size, dtype = (like[0] + like[-1]).shape, like[0].dtype
-    drawn = _C.randn(tuple(size), dtype=dtype, generator=generator) * std + mean
+        device = like[0].device if device is None else device
+    drawn = _C.randn(tuple(size), dtype=dtype, generator=generator, device=device, layout=layout) * std + mean
     if out is not None:
         return out.copy_(drawn)
-    return drawn.detach().requires_grad_(requires_grad)
+    drawn = drawn.detach()
+    return (drawn.pin_memory() if pin_memory else drawn).requires_grad_(requires_grad)
 
 
 def host_generator(generator=None):

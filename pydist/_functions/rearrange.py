@@ -6,7 +6,7 @@ from pydist import _C
 from pydist._C import Tensor
 from pydist._functions._register import as_tuple, axis_of, both, broadcast_shape, function, method, varargs
 from pydist._functions.shape import (
-    chunk, diag, diagonal, meshgrid, movedim, split, swapaxes, swapdims, tensor_split, vstack,
+    chunk, cuts, diag, diagonal, meshgrid, movedim, split, swapaxes, swapdims, tensor_split, vstack,
 )  # fmt: skip
 
 
@@ -63,21 +63,21 @@ def _cut(name, input, indices_or_sections, dim, least):
 
 
 @both
-def hsplit(input, indices_or_sections):
+def hsplit(input, indices_or_sections=None, *, indices=None, sections=None):
     """tensor_split along dimension 1 (of a vector: 0)."""
-    return _cut("hsplit", input, indices_or_sections, 0 if input.dim() == 1 else 1, 1)
+    return _cut("hsplit", input, cuts("hsplit", indices_or_sections, indices, sections), 0 if input.dim() == 1 else 1, 1)
 
 
 @both
-def vsplit(input, indices_or_sections):
+def vsplit(input, indices_or_sections=None, *, indices=None, sections=None):
     """tensor_split along dimension 0."""
-    return _cut("vsplit", input, indices_or_sections, 0, 2)
+    return _cut("vsplit", input, cuts("vsplit", indices_or_sections, indices, sections), 0, 2)
 
 
 @both
-def dsplit(input, indices_or_sections):
+def dsplit(input, indices_or_sections=None, *, indices=None, sections=None):
     """tensor_split along dimension 2."""
-    return _cut("dsplit", input, indices_or_sections, 2, 3)
+    return _cut("dsplit", input, cuts("dsplit", indices_or_sections, indices, sections), 2, 3)
 
 
 @both
@@ -93,9 +93,9 @@ def unsafe_chunk(input, chunks, dim=0):
 
 
 @both
-def unsafe_split(tensor, split_size, dim=0):
+def unsafe_split(input, split_size, dim=0):
     """split."""
-    return split(tensor, split_size, dim)
+    return split(input, split_size, dim)
 
 
 @function
@@ -158,10 +158,10 @@ def unfold(self, dimension, size, step):
 def _geometry(name, view, doc):
     """The method that turns the tensor itself into its view."""
 
-    def change(self, *args):
+    def change(self, *args, **kwargs):
         if self.requires_grad:
             raise RuntimeError(f"{name}: not for a tensor that requires grad (expected {name[:-1]})")
-        self.data = view(self.data, *args)
+        self.data = view(self.data, *args, **kwargs)
         return self
 
     change.__name__, change.__doc__ = name, doc
@@ -176,10 +176,10 @@ for _name, _view in (
 
 
 @method
-def resize_(self, *sizes, memory_format=None):
+def resize_(self, *sizes, size=None, memory_format=None):
     """The tensor itself with other sizes: its first elements in their order, and, where they do not reach, undefined
     ones."""
-    sizes = varargs(sizes)
+    sizes = varargs(sizes if size is None else (size,))
     if self.requires_grad:
         raise RuntimeError("resize_: not for a tensor that requires grad")
     count = math.prod(sizes)
@@ -194,9 +194,9 @@ def resize_(self, *sizes, memory_format=None):
 
 
 @method
-def resize_as_(self, other, memory_format=None):
-    """resize_ to other's sizes."""
-    return self.resize_(tuple(other.shape))
+def resize_as_(self, the_template, memory_format=None):
+    """resize_ to the sizes of another tensor."""
+    return self.resize_(tuple(the_template.shape))
 
 
 @method
@@ -206,16 +206,20 @@ def resize(self, *sizes):
 
 
 @method
-def set_(self, source=None):
-    """The tensor itself over source's memory, with its sizes (without source: empty)."""
-    self.data = _C.empty(0, dtype=self.dtype) if source is None else source.detach()
+def set_(self, source=None, storage_offset=None, size=None, stride=None):
+    """The tensor itself over source's memory, with its sizes or those given (without source: empty)."""
+    source = _C.empty(0, dtype=self.dtype) if source is None else source.detach()
+    if size is not None:
+        stride = _C.empty(size).stride() if stride is None else stride
+        source = source.as_strided(size, stride, storage_offset or 0)
+    self.data = source
     return self
 
 
 @method
-def sum_to_size(self, *size):
+def sum_to_size(self, *sizes, size=None):
     """The sums over what broadcasting from `size` to the shape repeats."""
-    size = varargs(size)
+    size = varargs(sizes if size is None else (size,))
     lead = self.dim() - len(size)
     want = (1,) * lead + tuple(size)
     if lead < 0 or any(n not in (1, m) for n, m in zip(want, self.shape)):
@@ -292,6 +296,6 @@ def diagonal_scatter(input, src, offset=0, dim1=0, dim2=1):
 
 
 @both
-def as_strided_scatter(input, src, size, stride, storage_offset=0):
+def as_strided_scatter(input, src, size, stride, storage_offset=None):
     """A copy of input with src at the places of as_strided."""
     return _replaced("as_strided_scatter", input, lambda x: x.as_strided(size, stride, storage_offset or 0), src)

@@ -159,18 +159,27 @@ def argwhere(input):
     return nonzero(input)
 
 
+def _finished(at, dtype, device, pin_memory, requires_grad):
+    at = at.to(device=device, dtype=dtype)
+    return (at.pin_memory() if pin_memory else at).requires_grad_(requires_grad)
+
+
 @function
-def tril_indices(row, col, offset=0, *, dtype=None, device=None, layout=None):
+def tril_indices(
+    row, col, offset=0, *, dtype=None, device=None, layout=None, pin_memory=False, requires_grad=False
+):
     """The positions [2, how many] of a matrix's lower triangle."""
     at = nonzero(_C.ones(row, col, dtype=_C.bool).tril(offset)).T.contiguous()
-    return at if dtype is None else at.to(dtype)
+    return _finished(at, dtype, device, pin_memory, requires_grad)
 
 
 @function
-def triu_indices(row, col, offset=0, *, dtype=None, device=None, layout=None):
+def triu_indices(
+    row, col, offset=0, *, dtype=None, device=None, layout=None, pin_memory=False, requires_grad=False
+):
     """The positions [2, how many] of a matrix's upper triangle."""
     at = nonzero(_C.ones(row, col, dtype=_C.bool).triu(offset)).T.contiguous()
-    return at if dtype is None else at.to(dtype)
+    return _finished(at, dtype, device, pin_memory, requires_grad)
 
 
 @function
@@ -326,7 +335,7 @@ def histc(input, bins=100, min=0, max=0):
 
 
 @both
-def histogram(input, bins, *, range=None, weight=None, density=False):
+def histogram(input, bins=100, *, range=None, weight=None, density=False):
     """(counts, edges) of elements in `bins` equal parts of range, or between the edges that bins gives."""
     flat = input.detach().reshape(-1)
     if isinstance(bins, Tensor):

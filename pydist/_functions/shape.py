@@ -31,7 +31,7 @@ def narrow(input, dim, start, length):
     return _C.slice(input, dim, start, start + length)
 
 
-@both
+@function
 def split(tensor, split_size_or_sections, dim=0):
     """Views of pieces along dim: of one size, the last smaller if need be, or of the sizes given."""
     size, sizes = size_along("split", tensor, dim), split_size_or_sections
@@ -44,6 +44,14 @@ def split(tensor, split_size_or_sections, dim=0):
     return tuple(narrow(tensor, dim, end - n, n) for n, end in zip(sizes, accumulate(sizes)))
 
 
+def _split(self, split_size, dim=0):
+    return split(self, split_size, dim)
+
+
+_split.__name__, _split.__doc__ = "split", split.__doc__
+method(_split)
+
+
 @both
 def chunk(input, chunks, dim=0):
     """At most `chunks` views of equal size along dim, the last smaller if need be."""
@@ -53,17 +61,26 @@ def chunk(input, chunks, dim=0):
     return split(input, -(-size // chunks), dim) if size else (input,) * chunks
 
 
+def cuts(name, *given):
+    """The one of indices_or_sections, indices and sections that is given."""
+    given = [v for v in given if v is not None]
+    if len(given) != 1:
+        raise TypeError(f"{name}: {len(given)} of indices_or_sections, indices and sections (expected one)")
+    return given[0].tolist() if isinstance(given[0], Tensor) else given[0]
+
+
 @both
-def tensor_split(input, indices_or_sections, dim=0):
+def tensor_split(input, indices_or_sections=None, dim=0, *, indices=None, sections=None, tensor_indices_or_sections=None):
     """Views along dim: as many as given, differing by at most one in size, or cut before each index."""
+    indices_or_sections = cuts("tensor_split", indices_or_sections, indices, sections, tensor_indices_or_sections)
     size = size_along("tensor_split", input, dim)
     if isinstance(indices_or_sections, int):
         if indices_or_sections < 1:
             raise RuntimeError(f"tensor_split: sections is {indices_or_sections} (expected above 0)")
         small, more = divmod(size, indices_or_sections)
         return split(input, [small + (i < more) for i in range(indices_or_sections)], dim)
-    cuts = [min(max(i + size if i < 0 else i, 0), size) for i in indices_or_sections]
-    return tuple(narrow(input, dim, a, max(b - a, 0)) for a, b in zip([0, *cuts], [*cuts, size]))
+    ends = [min(max(i + size if i < 0 else i, 0), size) for i in indices_or_sections]
+    return tuple(narrow(input, dim, a, max(b - a, 0)) for a, b in zip([0, *ends], [*ends, size]))
 
 
 @both
@@ -144,9 +161,9 @@ def unflatten(input, dim, sizes):
 
 
 @method
-def repeat(self, *sizes):
+def repeat(self, *sizes, repeats=None):
     """The tensor repeated sizes[d] times along each dimension; more sizes than dimensions add some in front."""
-    sizes = varargs(sizes)
+    sizes = varargs(sizes if repeats is None else (repeats,))
     lead = len(sizes) - self.dim()
     if lead < 0 or min(sizes, default=0) < 0:
         shape = tuple(self.shape)
@@ -158,9 +175,9 @@ def repeat(self, *sizes):
 
 
 @both
-def tile(input, *dims):
+def tile(input, *sizes, dims=None):
     """repeat, with ones in front of fewer sizes than dimensions."""
-    dims = varargs(dims)
+    dims = varargs(sizes if dims is None else (dims,))
     return repeat(input, *(1,) * (input.dim() - len(dims)), *dims)
 
 
@@ -217,10 +234,10 @@ def broadcast_tensors(*tensors):
 
 
 @function
-def meshgrid(*tensors, indexing="ij"):
+def meshgrid(*tensors, indexing=None):
     """For vectors x, y, ...: X[i, j, ...] = x[i], Y[i, j, ...] = y[j], and so on ("xy": i and j swapped)."""
     tensors = varargs(tensors)
-    if indexing not in ("ij", "xy"):
+    if indexing not in (None, "ij", "xy"):
         raise RuntimeError(f"meshgrid: indexing is {indexing!r} (expected 'ij' or 'xy')")
     if not tensors or any(t.dim() > 1 for t in tensors):
         raise RuntimeError(f"meshgrid: shapes {[tuple(t.shape) for t in tensors]} (expected vectors or numbers)")

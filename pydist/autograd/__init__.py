@@ -44,14 +44,15 @@ def _grads(value, count):
     return [None] * count if value is None else [value] if isinstance(value, _C.Tensor) else list(value)
 
 
-def backward(tensors, grad_tensors=None, retain_graph=None, create_graph=False, inputs=None):
+def backward(tensors, grad_tensors=None, retain_graph=None, create_graph=False, grad_variables=None, inputs=None):
     """Adds to the .grad of every leaf d(sum of tensors * grad_tensors) / d(leaf); with `inputs`, of these leaves only.
 
     `grad_tensors` may be None for tensors of one element. `retain_graph` (default: create_graph) keeps the graph for
     another pass; `create_graph` records the gradients' own computation: x.grad then holds a graph that holds x, and is
-    freed when x.grad is set to None.
+    freed when x.grad is set to None. `grad_variables`: grad_tensors' old name.
     """
     tensors = _tensors(tensors)
+    grad_tensors = grad_variables if grad_tensors is None else grad_tensors
     _C.backward(tensors, _grads(grad_tensors, len(tensors)), retain_graph, create_graph, inputs)
 
 

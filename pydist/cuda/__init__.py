@@ -342,7 +342,7 @@ class Event:
 
     _made = None
 
-    def __init__(self, enable_timing=False, blocking=False, interprocess=False):
+    def __init__(self, enable_timing=False, blocking=False, interprocess=False, external=False):
         _index("Event")
         self._time, self._timing = None, enable_timing
 

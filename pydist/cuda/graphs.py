@@ -51,7 +51,7 @@ class CUDAGraph:
         if not cuda._real():
             raise RuntimeError("CUDAGraph: pretended GPUs have no graphs (expected a CUDA device)")
 
-    def capture_begin(self, pool=None, capture_error_mode="global", *, _forward=None):
+    def capture_begin(self, pool=None, capture_error_mode="global", check_input_liveness=False, *, _forward=None):
         """Work of the current stream, which must not be the default one, is written down from now on."""
         if self._graph is not None:
             raise RuntimeError("CUDAGraph.capture_begin: the graph has been captured already (expected reset() before)")
@@ -100,7 +100,10 @@ class CUDAGraph:
 class graph:
     """`with graph(g):` captures the work inside in `g`, in a stream of its own (or `stream`)."""
 
-    def __init__(self, cuda_graph, pool=None, stream=None, capture_error_mode="global", *, _forward=None):
+    def __init__(
+        self, cuda_graph, pool=None, stream=None, capture_error_mode="global", enable_annotations=False,
+        check_input_liveness=False, *, _forward=None,
+    ):  # fmt: skip
         self._graph, self._with, self._forward = cuda_graph, pool, _forward
         self._stream = cuda.Stream() if stream is None else stream
 

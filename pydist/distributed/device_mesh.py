@@ -3,17 +3,19 @@
 import itertools
 import math
 
+from pydist._C import arange, as_tensor, int64
 from pydist.distributed.groups import new_group
 from pydist.distributed.process_group import GroupMember, get_rank, get_world_size
 
 
 class DeviceMesh:
-    """A grid of ranks, row by row from `ranks` (default: all). Made by all ranks together, by init_device_mesh."""
+    """A grid of ranks: `mesh` is a tensor or nested lists of their numbers. Made by all ranks together."""
 
-    def __init__(self, device_type, shape, mesh_dim_names=None, ranks=None, groups=None):
-        self.device_type, self.shape = device_type, tuple(shape)
+    def __init__(self, device_type, mesh, *, mesh_dim_names=None, groups=None):
+        mesh = as_tensor(mesh, dtype=int64)
+        self.device_type, self.shape = device_type, tuple(mesh.shape)
         self.mesh_dim_names = None if mesh_dim_names is None else tuple(mesh_dim_names)
-        self._ranks = list(range(math.prod(self.shape))) if ranks is None else list(ranks)
+        self._ranks = mesh.flatten().tolist()
         self._groups = [self._make(dim) for dim in range(self.ndim)] if groups is None else groups
 
     @property
@@ -94,7 +96,8 @@ class DeviceMesh:
                 whole[dim] = i
             ranks.append(self._at(whole))
         shape = [self.shape[dim] for dim in dims]
-        return DeviceMesh(self.device_type, shape, names, ranks, [self._groups[dim] for dim in dims])
+        groups = [self._groups[dim] for dim in dims]
+        return DeviceMesh(self.device_type, as_tensor(ranks).view(shape), mesh_dim_names=names, groups=groups)
 
     def __repr__(self):
         names = self.mesh_dim_names or range(self.ndim)
@@ -119,4 +122,4 @@ def init_device_mesh(device_type, mesh_shape, *, mesh_dim_names=None, backend_ov
     names = mesh_dim_names
     if names is not None and (len(names) != len(shape) or len(set(names)) < len(names)):
         raise RuntimeError(f"init_device_mesh: mesh_dim_names {tuple(names)} (expected {len(shape)} different names)")
-    return DeviceMesh(device_type, shape, names)
+    return DeviceMesh(device_type, arange(math.prod(shape)).view(shape), mesh_dim_names=names)

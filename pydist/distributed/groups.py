@@ -68,6 +68,7 @@ def new_group(
     use_local_synchronization=False,
     group_desc=None,
     device_id=None,
+    sort_ranks=True,
     order=None,
 ):
     """A group of `ranks` (None: all), in increasing order as in PyTorch; GroupMember.NON_GROUP_MEMBER on other ranks.
@@ -83,6 +84,8 @@ def new_group(
     (1, 0)
     """
     world = current()
+    if not sort_ranks:
+        raise ValueError("new_group: sort_ranks is False (expected True: a group counts its ranks in increasing order)")
     ranks = sorted(_ranks_of("new_group", ranks, world.size))
     member, seconds, fast = world.rank in ranks, _seconds(timeout), is_fast("new_group", order)
     apart = use_local_synchronization and world.size > 1
@@ -121,7 +124,7 @@ def new_subgroups(group_size=None, group=None, timeout=None, backend=None, pg_op
     return new_subgroups_by_enumeration([ranks[i : i + size] for i in range(0, len(ranks), size)], timeout)
 
 
-def split_group(parent_pg=None, split_ranks=None, timeout=None, pg_options=None, group_desc=None):
+def split_group(parent_pg=None, split_ranks=None, timeout=None, pg_options=None, group_desc=None, backend=None):
     """The group of that list of `split_ranks`, which count as `parent_pg` does, that this rank is in; None where it is
     in none. Only the ranks of parent_pg call this."""
     parent, world = current(parent_pg), current()

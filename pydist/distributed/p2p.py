@@ -88,7 +88,7 @@ def batch_isend_irecv(p2p_op_list):
     return works
 
 
-def send_object_list(object_list, dst=None, group=None, device=None, group_dst=None):
+def send_object_list(object_list, dst=None, group=None, device=None, group_dst=None, use_batch=False):
     """Sends picklable objects to rank `dst`, for its recv_object_list of as many."""
     group, dst = current(group), rank_of("send_object_list", group, "dst", dst, group_dst)
     if not isinstance(object_list, list) or not object_list:
@@ -98,7 +98,7 @@ def send_object_list(object_list, dst=None, group=None, device=None, group_dst=N
     group.send(bytearray(b"".join(data)), dst)
 
 
-def recv_object_list(object_list, src=None, group=None, device=None, group_src=None):
+def recv_object_list(object_list, src=None, group=None, device=None, group_src=None, use_batch=False):
     """object_list[i] = rank `src`'s (None: any rank's) i-th object. Returns the rank that sent them."""
     if not isinstance(object_list, list) or not object_list:
         raise ValueError("recv_object_list: object_list (expected a list of at least one entry)")

@@ -90,6 +90,10 @@ class MixtureSameFamily(Distribution):
         shape[self._dim] = 1
         return values.gather(values.dim() + self._dim, index.expand(shape)).squeeze(self._dim)
 
-    def log_prob(self, value):
-        each = self.component_distribution.log_prob(value.unsqueeze(self._dim))
+    def cdf(self, x):
+        each = self.component_distribution.cdf(x.unsqueeze(self._dim))
+        return (each * self.mixture_distribution.probs).sum(-1)
+
+    def log_prob(self, x):
+        each = self.component_distribution.log_prob(x.unsqueeze(self._dim))
         return (each + self.mixture_distribution.logits).logsumexp(-1)

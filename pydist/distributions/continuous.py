@@ -206,8 +206,8 @@ class _Half(_Formula):
     def cdf(self, value):
         return 2 * self._whole.cdf(value) - 1
 
-    def icdf(self, value):
-        return self._whole.icdf((value + 1) / 2)
+    def icdf(self, prob):
+        return self._whole.icdf((prob + 1) / 2)
 
     def entropy(self):
         return self._whole.entropy() - math.log(2)

@@ -3,6 +3,7 @@
 from warnings import warn
 
 from pydist import _C
+from pydist._functions._register import with_out
 from pydist._autocast import in_low
 
 gelu = _C.gelu
@@ -142,14 +143,20 @@ def threshold(input, threshold, value, inplace=False):
     return _or_written(input, kept.masked_fill(kept <= threshold, value), inplace)
 
 
-def threshold_(input, threshold_, value):
+def threshold_(input, threshold, value):
     """threshold, in place."""
-    return threshold(input, threshold_, value, True)
+    return _threshold(input, threshold, value, True)
+
+
+_threshold = threshold
 
 
 def hardshrink(input, lambd=0.5):
     """input where it is beyond +-lambd, else 0."""
     return input.masked_fill(input.abs() <= lambd, 0.0)
+
+
+hardshrink = with_out(hardshrink)
 
 
 def softshrink(input, lambd=0.5):
@@ -159,7 +166,7 @@ def softshrink(input, lambd=0.5):
     return _C.sign(input) * _C.relu(input.abs() - lambd)
 
 
-def rrelu(input, lower=1.0 / 8, upper=1.0 / 3, training=False, inplace=False):
+def rrelu(input, lower=1.0 / 8, upper=1.0 / 3, training=False, inplace=False, generator=None):
     """input where it is positive, else times a slope drawn for each element between lower and upper (not training:
     their mean) (Xu et al., 2015)."""
     if lower > upper:
@@ -167,13 +174,13 @@ def rrelu(input, lower=1.0 / 8, upper=1.0 / 3, training=False, inplace=False):
     if not training:
         return leaky_relu(input, (lower + upper) / 2, inplace)
     kept = input.clone() if inplace else input
-    slopes = _C.empty(*input.shape, dtype=input.dtype).uniform_(lower, upper)
+    slopes = _C.empty(*input.shape, dtype=input.dtype).uniform_(lower, upper, generator=generator)
     return _or_written(input, _C.where(kept > 0, kept, kept * slopes), inplace)
 
 
-def rrelu_(input, lower=1.0 / 8, upper=1.0 / 3, training=False):
+def rrelu_(input, lower=1.0 / 8, upper=1.0 / 3, training=False, generator=None):
     """rrelu, in place."""
-    return rrelu(input, lower, upper, training, True)
+    return rrelu(input, lower, upper, training, True, generator)
 
 
 def celu_(input, alpha=1.0):

@@ -111,8 +111,10 @@ class Hardtanh(_InPlace):
 
     _function, _options = staticmethod(F.hardtanh), ("min_val", "max_val")
 
-    def __init__(self, min_val=-1.0, max_val=1.0, inplace=False):
+    def __init__(self, min_val=-1.0, max_val=1.0, inplace=False, min_value=None, max_value=None):
         super().__init__(inplace)
+        min_val = min_val if min_value is None else min_value  # their old names
+        max_val = max_val if max_value is None else max_value
         if max_val <= min_val:
             raise ValueError("max_val must be larger than min_val")
         self.min_val = min_val

@@ -59,7 +59,8 @@ class AdaptiveLogSoftmaxWithLoss(Module):
         for linear in [self.head, *(layer for tail in self.tail for layer in tail)]:
             linear.reset_parameters()
 
-    def forward(self, input, target):
+    def forward(self, input_, target_):
+        input, target = input_, target_
         if target.dim() > 1:
             raise RuntimeError("0D or 1D target tensor expected, multi-target not supported")
         if input.dim() != target.dim() + 1 or input.shape[:-1] != target.shape:

@@ -78,6 +78,12 @@ class Sequential(_Ordered):
     )
     """
 
+    def extend(self, sequential):
+        return super().extend(sequential)
+
+    def pop(self, key):
+        return super().pop(key)
+
     def __init__(self, *modules):
         super().__init__()
         named = modules[0].items() if len(modules) == 1 and isinstance(modules[0], dict) else enumerate(modules)
@@ -201,9 +207,9 @@ class _Named(Module):
     def values(self):
         return self._entries.values()
 
-    def update(self, source):
+    def update(self, modules):
         """Sets the entries of a mapping, or of an iterable of pairs, in its order."""
-        for key, value in _pairs(type(self).__name__, source):
+        for key, value in _pairs(type(self).__name__, modules):
             self[key] = value
 
 
@@ -329,6 +335,9 @@ class ParameterDict(_Named):
         self._keys = {}
         if parameters is not None:
             self.update(parameters)
+
+    def update(self, parameters):
+        super().update(parameters)
 
     @property
     def _entries(self):

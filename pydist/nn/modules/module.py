@@ -328,11 +328,13 @@ class Module:
             raise AttributeError(f"`{name}` is not {kind}")
         return value
 
-    def set_submodule(self, target, module):
-        """Puts a module in the place of the one at a dotted path; raises AttributeError where there is none."""
+    def set_submodule(self, target, module, strict=False):
+        """Puts a module in the place of the one at a dotted path; raises AttributeError where there is none. Its last
+        part may be new unless `strict`."""
         if not target:
             raise ValueError("Cannot set the submodule without a target name!")
-        self._get_along(target)
+        if strict:
+            self._get_along(target)
         path, _, name = target.rpartition(".")
         setattr(self._get_along(path), name, module)
 

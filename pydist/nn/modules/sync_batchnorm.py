@@ -65,8 +65,11 @@ class SyncBatchNorm(_BatchNorm):
     2
     """
 
-    def __init__(self, num_features, eps=1e-5, momentum=0.1, affine=True, track_running_stats=True, process_group=None, **made):
-        super().__init__(num_features, eps, momentum, affine, track_running_stats, **made)
+    def __init__(
+        self, num_features, eps=1e-5, momentum=0.1, affine=True, track_running_stats=True, process_group=None, device=None,
+        dtype=None, **made,
+    ):  # fmt: skip
+        super().__init__(num_features, eps, momentum, affine, track_running_stats, device=device, dtype=dtype, **made)
         self.process_group = process_group
 
     def _check_input_dim(self, input):
