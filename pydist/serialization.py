@@ -229,6 +229,7 @@ class _Names(Maker):
             "torch": {
                 "Size": self.size,
                 "device": self.device,
+                "Tensor": _Kind(None),
                 **{name: _Kind(dtype) for name, dtype in _STORAGES.items()},
                 **_DTYPES,
             },
@@ -353,7 +354,8 @@ def _unpickled(data, begin, names, restricted):
 
 def load(f, map_location=None, pickle_module=None, *, weights_only=True, mmap=None, **pickle_load_args):
     """What `save` or PyTorch wrote to `f`, a path or a file opened for reading in binary. Tensors come to the CPU,
-    whatever device they were on; those that shared memory do so again.
+    whatever device they were on; those that shared memory do so again. PyTorch's tensors in a plain pickle
+    (`pickle.dump`, protocol 2 or later) are read too.
 
     `weights_only` True: containers, numbers, text, tensors and NumPy's arrays alone, and nothing in the file is run. `mmap` True (f a
     path): tensors are mapped, not read; writes to them stay in memory. `map_location`: "cpu" or None.
@@ -424,20 +426,14 @@ def _read_old(data, restricted):
     return made
 
 
-def _is_pickle(file):
-    """Whether a file begins as a pickle of protocol 2 to 5."""
-    at = file.tell()
-    head = file.read(2)
-    file.seek(at)
-    return head[:1] == b"\x80" and 2 <= head[-1] <= 5
-
-
-def _is_old(file):
-    """Whether a file begins with a pickle of _MAGIC."""
+def _begins(file):
+    """What a file begins with: "old" for a pickle of _MAGIC, "pickle" for another one (protocols 2 to 5), or ""."""
     at = file.tell()
     head = file.read(2 + 2 + 10)
     file.seek(at)
-    return head[:1] == b"\x80" and head[2:4] == b"\x8a\x0a" and head[4:] == _MAGIC.to_bytes(10, "little")
+    if head[:1] != b"\x80" or head[1] not in (2, 3, 4, 5):
+        return ""
+    return "old" if head[2:4] == b"\x8a\x0a" and head[4:] == _MAGIC.to_bytes(10, "little") else "pickle"
 
 
 def _guarded(name, restricted, read):
@@ -521,14 +517,14 @@ def _read_zip(archive, file, size, restricted, mapped):
 
 
 def _read(file, name, restricted, mapped):
-    is_old = _is_old(file)
-    if not is_old:
+    begin, form = file.tell(), _begins(file)
+    if form != "old":
         try:
             archive = zipfile.ZipFile(file)
         except OSError:
             raise
         except Exception as error:  # zipfile raises nearly anything for a damaged one
-            if not _is_pickle(file):
+            if form != "pickle":
                 raise RuntimeError(f"load: {name}: no .pt file, or cut off: {error}") from None
         else:
             with archive:
@@ -536,7 +532,8 @@ def _read(file, name, restricted, mapped):
                 return _guarded(name, restricted, lambda: _read_zip(archive, file, size, restricted, mapped))
     if mapped:
         raise RuntimeError(f"load: {name}: a pickle, or of PyTorch before 1.6 (expected a newer one, for mmap=True)")
+    file.seek(begin)
     data = file.read()
-    if is_old:
+    if form == "old":
         return _guarded(name, restricted, lambda: _read_old(data, restricted))
     return _guarded(name, restricted, lambda: _unpickled(data, 0, _Names(len(data), None), restricted)[0])

@@ -7,6 +7,8 @@ import pickle
 import random
 import signal
 import struct
+import subprocess
+import sys
 import threading
 import tracemalloc
 import zipfile
@@ -710,3 +712,72 @@ def test_damaged_and_malicious_old_files(torch):
     evil = old_file(torch, {"a": print})
     with pytest.raises(pickle.UnpicklingError, match="print, which is not among what is safe"):
         pydist.load(io.BytesIO(evil))
+
+
+def plain_pickle(torch, protocol):
+    """Tensors and parameters by pickle itself, and what they should become."""
+    noted, grid = torch.ones(3), torch.arange(6.0).reshape(2, 3)
+    noted.note = 5
+    given = {
+        "grid": grid.t(),
+        "noted": noted,
+        "half": torch.ones(2, dtype=torch.bfloat16),
+        "parameter": torch.nn.Parameter(torch.ones(2)),
+        "wanting": torch.ones(1, requires_grad=True),
+        "empty": torch.empty(0, 2),
+        "state": torch.nn.Linear(2, 1).state_dict(),
+        "rest": [grid.shape, torch.float16, torch.device("cpu"), (1, "a", {2.5})],
+    }
+    return given, pickle.dumps(given, protocol)
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+def test_plain_pickles_of_pytorchs_tensors(torch, protocol, tmp_path):
+    given, data = plain_pickle(torch, protocol)
+    (tmp_path / "file.pkl").write_bytes(data)
+    for options in ({}, {"weights_only": False}):
+        made = pydist.load(tmp_path / "file.pkl", **options)
+        for key in ("grid", "noted", "half", "parameter", "wanting", "empty"):
+            a, b = made[key], given[key]
+            assert a.tolist() == b.tolist() and tuple(a.stride()) == b.stride() and a.requires_grad == b.requires_grad
+            assert isinstance(a, nn.Parameter) == isinstance(b, torch.nn.Parameter) and str(a.dtype)[7:] == str(b.dtype)[6:]
+        assert made["state"]["weight"].tolist() == given["state"]["weight"].tolist()
+        assert made["rest"] == [pydist.Size([2, 3]), pydist.float16, pydist.device("cpu"), (1, "a", {2.5})]
+    with pytest.raises(RuntimeError, match="mmap"):
+        pydist.load(tmp_path / "file.pkl", mmap=True)
+    for cut in (20, len(data) // 2, len(data) - 1):
+        with pytest.raises(pickle.UnpicklingError, match="damaged"):
+            pydist.load(io.BytesIO(data[:cut]))
+
+
+def test_pickle_reads_pytorchs_tensors_in_its_place(torch, tmp_path):
+    """pickle.load under compat; the storages within are read as load() reads them, so they run nothing."""
+    given, data = plain_pickle(torch, 2)
+    (tmp_path / "file.pkl").write_bytes(data)
+    inner = old_file(torch, {"a": os.system})
+    (tmp_path / "evil.pkl").write_bytes(b"\x80\x02" + call(name("torch.storage", "_load_from_bytes"), b"B" + struct.pack("<I", len(inner)) + inner) + b".")
+    (tmp_path / "read.py").write_text(
+        "import pickle, torch\n"
+        "made = pickle.load(open('file.pkl', 'rb'))\n"
+        "assert made['grid'].tolist() == torch.arange(6.0).reshape(2, 3).t().tolist() and made['noted'].note == 5\n"
+        "assert isinstance(made['parameter'], torch.nn.Parameter) and made['half'].dtype is torch.bfloat16\n"
+        "assert made['rest'][:2] == [torch.Size([2, 3]), torch.float16]\n"
+        "try:\n    pickle.load(open('evil.pkl', 'rb'))\n"
+        "except pickle.UnpicklingError as error:\n    print(error)\n"
+    )
+    command = [sys.executable, "-m", "pydist.compat", "read.py"]
+    environment = {**os.environ, "PYTHONPATH": os.path.dirname(os.path.dirname(pydist.__file__))}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0 and "system, which is not among what is safe" in done.stdout, done.stderr
+
+
+def test_storages_within_storages_end(torch):
+    """_load_from_bytes within _load_from_bytes, and one content many times."""
+    inner = b"\x80\x02N."
+    for _ in range(300):
+        inner = b"\x80\x02" + call(name("torch.storage", "_load_from_bytes"), b"B" + struct.pack("<I", len(inner)) + inner) + b"."
+    refused(inner, "RecursionError")
+    data = old_file(torch, torch.ones(10_000).untyped_storage())
+    f = name("torch.storage", "_load_from_bytes")
+    many = b"B" + struct.pack("<I", len(data)) + data + b"q\x010](" + call(f, b"h\x01") * 1_000 + b"e"
+    assert refused(b"\x80\x02" + many + b".", "more than the file's length") < 2_000_000
