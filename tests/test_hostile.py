@@ -199,3 +199,36 @@ def test_numbers_that_cuda_did_not_give_are_refused():
     if not pydist.cuda.is_available():
         with pytest.raises(RuntimeError, match="no CUDA device"):
             C.cuda_stream_wait(0)
+
+
+def test_numbers_that_would_take_hours():
+    x, huge = pydist.ones(3), 2**62
+    for call in (
+        lambda: pydist.tensor_split(x, 2**40),
+        lambda: pydist.chunk(x[:0], 2**40),
+        lambda: pydist.split(x[:1].expand(2**40), 1),
+        lambda: pydist.unbind(x[:1].expand(2**40)),
+        lambda: pydist.repeat_interleave(x, 2**53),
+        lambda: pydist.repeat_interleave(x, [1, 2**53, 1]),
+        lambda: pydist.repeat_interleave(x, huge),
+        lambda: pydist.combinations(pydist.ones(60), 30),
+        lambda: pydist.combinations(x, huge, with_replacement=True),
+        lambda: pydist.matrix_power(pydist.ones(1, 1), 2 ** (10**6)),
+        lambda: pydist.nn.functional.unfold(pydist.ones(1, 1, 1, 1), 2**13, padding=2**12),
+        lambda: pydist.nn.functional.pdist(x.reshape(3, 1)[:1].expand(2**40, 1)),
+    ):
+        with pytest.raises((RuntimeError, ValueError, OverflowError, MemoryError)):
+            call()
+    assert pydist.diff(x, n=huge).shape == (0,) and pydist.diff(x, n=2).tolist() == [0]
+    assert pydist.combinations(x, 2**30).shape == (0, 2**30)
+    assert pydist.polygamma(2**53 + 1, pydist.ones(1)).item() == pydist.inf
+
+
+def test_repeats_one_by_one():
+    x = pydist.tensor([5, 6, 7, 8])
+    for repeats in ([0, 2, 0, 3], [1, 0, 0, 0], [0, 0, 0, 0], [3, 1, 1, 0], (2,), 2, pydist.tensor(1), pydist.tensor([0, 0, 0, 2])):
+        counts = repeats.tolist() if isinstance(repeats, pydist.Tensor) else repeats
+        counts = [counts] * 4 if isinstance(counts, int) else list(counts) * (4 // len(counts))
+        want = [v for v, k in zip(x.tolist(), counts) for _ in range(k)]
+        assert pydist.repeat_interleave(x, repeats).tolist() == want
+    assert x[:0].repeat_interleave([]).shape == (0,) and x[:0].repeat_interleave(2).shape == (0,)

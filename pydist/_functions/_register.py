@@ -106,6 +106,13 @@ def size_along(name, input, dim):
     return input.shape[axis_of(name, dim, input.dim())]
 
 
+def few_pieces(name, count):
+    """Refuses what would take hours and end without memory: every piece is a Python object."""
+    if count > 1 << 24:
+        raise _C.ArgumentError(f"{name}: {count} pieces (expected at most {1 << 24})")
+    return count
+
+
 def want_tensors(name, *args):
     for a in args:
         if not isinstance(a, Tensor):

@@ -1,6 +1,8 @@
 """Elements chosen by index, mask, rank or chance."""
 
 import math
+import operator
+from itertools import accumulate
 
 from pydist import _C
 from pydist._C import Tensor
@@ -40,12 +42,18 @@ def repeat_interleave(input=None, repeats=None, dim=None, *, output_size=None):
         input, dim = input.reshape(-1), 0
     n = input.shape[axis_of("repeat_interleave", dim, input.dim())]
     counts = repeats.tolist() if isinstance(repeats, Tensor) else repeats
-    few = [counts] if isinstance(counts, int) else counts
-    counts = few * n if len(few) == 1 else few
-    if len(counts) != n or min(few, default=0) < 0:
+    counts = [operator.index(k) for k in (counts if isinstance(counts, (tuple, list)) else [counts])]
+    if len(counts) not in (1, n) or min(counts, default=0) < 0:
         got = f"{len(counts)} repeats for {n} elements"
         raise RuntimeError(f"repeat_interleave: {got} (expected one each, none negative)")
-    return _C.index_select(input, dim, _C.tensor([i for i, k in enumerate(counts) for _ in range(k)], dtype=_C.int64))
+    if len(counts) == 1:
+        which = _C.arange(n).unsqueeze(1).expand(n, counts[0]).reshape(-1)
+    else:  # one more at every place where the next element's copies begin
+        *begins, total = accumulate(counts) if n else (0,)
+        begins = [at for at in begins if at < total]
+        which = _C.zeros(total, dtype=_C.int64)
+        which = which.index_add(0, _C.tensor(begins, dtype=_C.int64), _C.ones(len(begins), dtype=_C.int64)).cumsum(0)
+    return _C.index_select(input, dim, which)
 
 
 @both

@@ -82,6 +82,8 @@ def matrix_power(input, n):
     """The product of n factors of the square matrices input; negative: of their inverses."""
     if input.dim() < 2 or input.shape[-1] != input.shape[-2]:
         raise RuntimeError(f"matrix_power: shape {tuple(input.shape)} (expected square matrices)")
+    if abs(n) >= 1 << 63:
+        raise OverflowError(f"matrix_power: n has {n.bit_length()} bits (expected an int64)")
     if n < 0:
         from pydist import linalg
 

@@ -4,7 +4,7 @@ import math
 
 from pydist import _C
 from pydist._C import Tensor
-from pydist._functions._register import axis_of, both, function, in_place, method, values_indices
+from pydist._functions._register import axis_of, both, few_pieces, function, in_place, method, values_indices
 from pydist._functions.indexing import _along, _check_scatter, bincount, nonzero
 from pydist._functions.shape import broadcast_tensors
 
@@ -200,8 +200,12 @@ def combinations(input, r=2, with_replacement=False):
 
     if input.dim() != 1 or r < 0:
         raise RuntimeError(f"combinations: shape {tuple(input.shape)}, r {r} (expected a vector, r at least 0)")
-    choose = combinations_with_replacement if with_replacement else plain
-    rows = list(choose(range(input.numel()), r))
+    choose, n = (combinations_with_replacement if with_replacement else plain), input.numel()
+    if r > n and not with_replacement:
+        return input.new_empty(0, r)
+    few_pieces("combinations", r)
+    few_pieces("combinations", math.comb(max(n + r - 1, 0) if with_replacement else n, r))
+    rows = list(choose(range(n), r))
     if not rows or not r:
         return input.new_empty(0, r) if r else input.new_empty(0)
     return input[_C.tensor(rows, dtype=_C.int64).reshape(-1, r)]

@@ -7,7 +7,7 @@ from pydist import _C
 from pydist._autocast import in_float32
 from pydist._C import Tensor
 from pydist._functions._register import (
-    as_tuple, axis_of, both, broadcast_shape, function, in_place, method, size_along, varargs,
+    as_tuple, axis_of, both, broadcast_shape, few_pieces, function, in_place, method, size_along, varargs,
 )  # fmt: skip
 
 
@@ -38,6 +38,7 @@ def split(tensor, split_size_or_sections, dim=0):
     if not isinstance(sizes, (tuple, list)):
         if sizes < 0 or (sizes == 0 and size):
             raise RuntimeError(f"split: split_size is {sizes} (expected above 0)")
+        few_pieces("split", size // max(sizes, 1))
         sizes = [min(sizes, size - at) for at in range(0, size, max(sizes, 1))] or [0]
     elif sum(sizes) != size or min(sizes, default=0) < 0:
         raise RuntimeError(f"split: the sizes {list(sizes)} do not add up to {size}, the size of dimension {dim}")
@@ -58,7 +59,7 @@ def chunk(input, chunks, dim=0):
     if chunks < 1:
         raise RuntimeError(f"chunk: chunks is {chunks} (expected above 0)")
     size = size_along("chunk", input, dim)
-    return split(input, -(-size // chunks), dim) if size else (input,) * chunks
+    return split(input, -(-size // chunks), dim) if size else (input,) * few_pieces("chunk", chunks)
 
 
 def cuts(name, *given):
@@ -78,7 +79,8 @@ def tensor_split(input, indices_or_sections=None, dim=0, *, indices=None, sectio
         if indices_or_sections < 1:
             raise RuntimeError(f"tensor_split: sections is {indices_or_sections} (expected above 0)")
         small, more = divmod(size, indices_or_sections)
-        return split(input, [small + (i < more) for i in range(indices_or_sections)], dim)
+        pieces = range(few_pieces("tensor_split", indices_or_sections))
+        return split(input, [small + (i < more) for i in pieces], dim)
     ends = [min(max(i + size if i < 0 else i, 0), size) for i in indices_or_sections]
     return tuple(narrow(input, dim, a, max(b - a, 0)) for a, b in zip([0, *ends], [*ends, size]))
 
@@ -86,7 +88,7 @@ def tensor_split(input, indices_or_sections=None, dim=0, *, indices=None, sectio
 @both
 def unbind(input, dim=0):
     """Views at every index of dim, which goes away."""
-    return tuple(input.select(dim, i) for i in range(size_along("unbind", input, dim)))
+    return tuple(input.select(dim, i) for i in range(few_pieces("unbind", size_along("unbind", input, dim))))
 
 
 @function

@@ -102,10 +102,9 @@ def polygamma(n, input):
         raise RuntimeError(f"polygamma: n is {n} (expected at least 0)")
     if n == 0:
         return digamma(input)
-    sign = 1 if n % 2 else -1
-    return (sign * math.factorial(n) * _hurwitz(n + 1, input.double())).to(
-        input.dtype if input.is_floating_point() else _C.float32
-    )
+    factor = (1 if n % 2 else -1) * (float(math.factorial(n)) if n <= 170 else math.inf)  # more than a double can hold
+    value = factor * _hurwitz(n + 1.0, input.double())
+    return value.to(input.dtype if input.is_floating_point() else _C.float32)
 
 
 @both

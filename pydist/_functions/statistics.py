@@ -179,7 +179,7 @@ def diff(input, n=1, dim=-1, prepend=None, append=None):
         raise RuntimeError(f"diff: shape {tuple(input.shape)}, n {n} (expected at least 1 dimension, n at least 0)")
     parts = [t for t in (prepend, input, append) if t is not None]
     x = _C.cat(parts, along) if len(parts) > 1 else input
-    for _ in range(n):
+    for _ in range(min(n, x.shape[along])):  # then none is left
         size = max(x.shape[along] - 1, 0)
         after, before = x.narrow(along, min(1, x.shape[along]), size), x.narrow(along, 0, size)
         x = after != before if x.dtype is _C.bool else after - before

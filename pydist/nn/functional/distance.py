@@ -25,9 +25,8 @@ def pdist(input, p=2.0):
     """The p-norms of the differences of all pairs of rows of input[N, M]: (0, 1), (0, 2), ..., (1, 2), ..."""
     if input.dim() != 2:
         raise RuntimeError(f"pdist: input has shape {tuple(input.shape)} (expected [N, M])")
-    n = input.shape[0]
-    pairs = [(i, j) for i in range(n) for j in range(i + 1, n)]
-    first, second = (_C.tensor([pair[k] for pair in pairs], dtype=_C.int64) for k in (0, 1))
+    rows = _C.arange(input.shape[0])
+    first, second = (rows.unsqueeze(1) < rows).nonzero(as_tuple=True)
     return (input[first] - input[second]).norm(p, -1)
 
 

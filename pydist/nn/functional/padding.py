@@ -3,6 +3,7 @@
 from pydist import _C
 from pydist._autocast import as_given, in_float32
 from pydist._C import pad_around
+from pydist._functions._register import few_pieces
 from pydist.nn.functional.conv import conv_transpose2d, sizes_of
 
 
@@ -114,6 +115,7 @@ def unfold(input, kernel_size, dilation=1, padding=0, stride=1):
         kernel_size=kernel_size, dilation=dilation, padding=padding, stride=stride
     )
     rows, columns = _window_counts("unfold", input.shape[2:], kernel, dilation, padding, stride)
+    few_pieces("unfold", kernel[0] * kernel[1])
     if any(padding):
         input = _C.constant_pad_nd(input, (padding[1], padding[1], padding[0], padding[0]))
     taps = []
