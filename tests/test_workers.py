@@ -86,6 +86,22 @@ def test_processes_give_what_threads_give(context):
     assert not any(alive(pid) for pid in pids)
 
 
+class Lent(Dataset):
+    """Tensors whose memory cannot become shared: an array has it, or it is read-only."""
+
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, i):
+        x = pydist.full((2,), float(i))
+        return {"x": x, "array": x.numpy(), "bytes": pydist.frombuffer(bytes([i, 7]), dtype=pydist.uint8)}
+
+
+def test_processes_send_copies_of_what_is_lent():
+    for i, item in enumerate(DataLoader(Lent(), None, num_workers=1)):
+        assert item["x"].tolist() == [i, i] and item["array"].tolist() == [i, i] and item["bytes"].tolist() == [i, 7]
+
+
 def alive(pid):
     try:
         os.kill(pid, 0)

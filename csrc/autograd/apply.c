@@ -91,9 +91,7 @@ static pd_status compute_dtype(const pd_def *def, pd_tensor *const *in, int nin,
 /* ---- checks ------------------------------------------------------------------------------------------------------ */
 
 pd_status pd_check_writable(const char *op, const pd_tensor *t) {
-    if (t->storage->read_only)
-        return pd_fail(PD_E_RUNTIME, "%s: the tensor is read-only memory of another library (expected a copy: clone())",
-                       op);
+    PD_TRY(pd_storage_before_write(op, t->storage));
     if (pd_tensor_overlaps_itself(t))
         return pd_fail(PD_E_RUNTIME,
                        "%s: the tensor written, of shape %s, has elements that share memory (expected clone() first)",
@@ -211,17 +209,18 @@ static void release_all(pd_tensor **t, int n) {
     }
 }
 
-/* Memory that waits for this output (pd_vjp_home). */
-static bool take_home(pd_tensor *t) {
+/* t in the memory that waits for this output (pd_vjp_home), else in its own. */
+static pd_status place(pd_tensor *t) {
     pd_tensor *home = pd_next_home;
     pd_next_home = NULL;
     size_t dims = (size_t)t->ndim * sizeof *t->size;
     if (!home || home->storage->device != pd_device_here || t->dtype != home->dtype || t->ndim != home->ndim ||
         memcmp(t->size, home->size, dims) || memcmp(t->stride, home->stride, dims))
-        return false;
+        return pd_tensor_allocate(t);
+    PD_TRY(pd_tensor_before_write("backward", home));
     pd_storage_retain(t->storage = home->storage);
     t->offset = home->offset;
-    return true;
+    return PD_OK;
 }
 
 static pd_status make_outputs(pd_call *c) {
@@ -229,7 +228,7 @@ static pd_status make_outputs(pd_call *c) {
     for (int i = 0; i < c->nout; i++) PD_TRY(pd_tensor_shell(&c->out[i]));
     PD_TRY(op->infer(c));
     for (int i = 0; i < c->nout; i++)
-        if (!c->out[i]->storage && !take_home(c->out[i])) PD_TRY(pd_tensor_allocate(c->out[i]));
+        if (!c->out[i]->storage) PD_TRY(place(c->out[i]));
     return PD_OK;
 }
 
@@ -423,9 +422,9 @@ static pd_status run_into_here(const pd_def *def, pd_tensor **in, int nin, const
         saved_in = saved;
     }
     double work = 0;
+    if (direct) PD_TRY_TO(done, pd_tensor_before_write(def->name, into));
     PD_TRY_TO(done, run_kernel(&c, &work));
     if (!direct) PD_TRY_TO(done, pd_engine.copy_into(into, shell));
-    pd_tensor_bump(into);
     if (pd_dtype_category((pd_dtype)into->dtype) >= PD_CAT_FLOAT && wants_record(def, in, nin)) {
         c.out[0] = into;
         PD_TRY_TO(done, record(&c, saved_in, work, &node));

@@ -28,7 +28,7 @@ static bool is_parameter(const pd_tensor *x) {
     return x->requires_grad && x->dtype == PD_F32 && !x->base && !(x->meta && x->meta->grad_fn);
 }
 /* Nobody writes there without our knowing. */
-static bool is_ours(const pd_storage *s) { return !s->lent && !s->drop && s->shared < 0; }
+static bool is_ours(const pd_storage *s) { return !pd_storage_is_lent(s) && !s->drop && s->shared < 0; }
 
 /* The place of x's cast in the region: its meta says which; NULL: there is none. */
 static kept *find(const pd_tensor *x) {

@@ -261,8 +261,8 @@ static pd_status accumulate(pd_tensor *leaf, pd_tensor *g, bool create_graph) {
         return PD_OK;
     }
     if (m->home) {
-        if (g->storage != m->home->storage || g->offset != m->home->offset) PD_TRY(pd_engine.copy_into(m->home, g));
-        else pd_tensor_bump(m->home); /* made there (pd_vjp_home) */
+        if (g->storage != m->home->storage || g->offset != m->home->offset) /* else made there (pd_vjp_home) */
+            PD_TRY(pd_engine.copy_into(m->home, g));
         pd_tensor_retain(m->grad = m->home);
         return PD_OK;
     }

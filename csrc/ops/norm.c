@@ -65,10 +65,10 @@ static pd_status kernel(const pd_call *c) {
         pd_here()->batch_norm_eval(t, &s, data, w, b, mean, var, pd_tensor_data(c->out[0]));
         return PD_OK;
     }
+    if (mean) PD_TRY(pd_tensor_before_write("batch_norm", c->in[MEAN]));
+    if (var) PD_TRY(pd_tensor_before_write("batch_norm", c->in[VAR]));
     pd_here()->batch_norm_train(t, &s, data, w, b, a->momentum, mean, var, pd_tensor_data(c->out[0]),
                                 pd_tensor_data(c->out[1]), pd_tensor_data(c->out[2]));
-    if (mean) pd_tensor_bump(c->in[MEAN]);
-    if (var) pd_tensor_bump(c->in[VAR]);
     return PD_OK;
 }
 

@@ -16,19 +16,74 @@ static int64_t parts_of(const pd_tensor *t) {
     return pd_dtype_is_complex((pd_dtype)t->dtype) ? 2 * t->numel : t->numel;
 }
 
-/* The state must match its parameter; strides too, since the kernel walks them side by side. */
+/* Gradient and states match their parameter in all but the order in memory. */
 static pd_status check_like(const char *op, int64_t i, const char *what, const pd_tensor *t, const pd_tensor *p) {
-    bool same = pd_tensor_same_shape(t, p) && t->dtype == p->dtype;
     if (t->storage->device != p->storage->device)
         return pd_fail(PD_E_RUNTIME, "%s: %s of parameter %" PRId64 " is on %s (expected %s, as the parameter)", op,
                        what, i, t->storage->device->name, p->storage->device->name);
-    for (int d = 0; d < p->ndim && same; d++) same = p->size[d] < 2 || t->stride[d] == p->stride[d];
-    if (same) return PD_OK;
-    return pd_fail(PD_E_SHAPE,
-                   "%s: %s of parameter %" PRId64 " is %s of shape %s (expected %s of shape %s, with the same strides)",
-                   op, what, i, pd_dtype_name((pd_dtype)t->dtype), pd_tensor_shape(t),
-                   pd_dtype_name((pd_dtype)p->dtype), pd_tensor_shape(p));
+    if (pd_tensor_same_shape(t, p) && t->dtype == p->dtype) return PD_OK;
+    return pd_fail(PD_E_SHAPE, "%s: %s of parameter %" PRId64 " is %s of shape %s (expected %s of shape %s)", op, what,
+                   i, pd_dtype_name((pd_dtype)t->dtype), pd_tensor_shape(t), pd_dtype_name((pd_dtype)p->dtype),
+                   pd_tensor_shape(p));
 }
+
+/* ---- any order in memory ----------------------------------------------------------------------------------------- */
+
+/* Kernels walk tensors without gaps, side by side, in the parameter's order. What lies otherwise is copied into that
+   order, and copied back if it is written. */
+typedef struct copies {
+    struct copy {
+        pd_tensor *of, *copy; /* of: borrowed */
+        bool written;
+    } *at;
+    size_t count, room;
+} copies;
+
+static bool is_dense(const pd_tensor *t) { return pd_shape_is_dense(t->ndim, t->size, t->stride); }
+
+static bool is_in_order_of(const pd_tensor *t, const pd_tensor *dense) {
+    for (int d = 0; d < t->ndim; d++)
+        if (t->size[d] > 1 && t->stride[d] != dense->stride[d]) return false;
+    return true;
+}
+
+/* *t becomes a copy of it, in the order of `dense` or (NULL) contiguous. */
+static pd_status take_copy(const char *op, const pd_tensor *dense, bool written, copies *c, pd_tensor **t) {
+    pd_tensor *of = *t, *copy;
+    const pd_device *was;
+    if (written && pd_tensor_overlaps_itself(of))
+        return pd_fail(PD_E_VALUE,
+                       "%s: a tensor written, of shape %s, has elements that share memory (expected clone())", op,
+                       pd_tensor_shape(of));
+    PD_TRY(pd_grow(&c->at, &c->room, c->count + 1, sizeof *c->at, op));
+    pd_status status = pd_device_enter(of->storage->device, &was);
+    if (!status) status = pd_tensor_new(op, (pd_dtype)of->dtype, of->ndim, of->size, &copy);
+    pd_device_here = was;
+    PD_TRY(status);
+    for (int d = 0; d < of->ndim && dense; d++) copy->stride[d] = dense->stride[d];
+    c->at[c->count++] = (struct copy){of, copy, written};
+    *t = copy;
+    return pd_engine.copy_into(copy, of);
+}
+
+/* What was written goes back; the copies end. */
+static pd_status end_copies(copies *c, pd_status status) {
+    for (size_t i = 0; i < c->count; i++) {
+        if (c->at[i].written && !status) status = pd_engine.copy_into(c->at[i].of, c->at[i].copy);
+        pd_tensor_release(c->at[i].copy);
+    }
+    pd_free(c->at);
+    return status;
+}
+
+/* Its address in the order of `dense`. */
+static pd_status lay(const char *op, const pd_tensor *dense, pd_tensor *t, bool written, copies *c, void **to) {
+    if (!is_in_order_of(t, dense)) PD_TRY(take_copy(op, dense, written, c, &t));
+    *to = pd_tensor_data(t);
+    return PD_OK;
+}
+
+/* ---- steps ------------------------------------------------------------------------------------------------------- */
 
 /* Where the number lies, which must be where the parameter is. */
 static pd_status number_near(const char *op, int64_t i, const pd_tensor *p, pd_tensor *number, const char *what,
@@ -40,7 +95,7 @@ static pd_status number_near(const char *op, int64_t i, const pd_tensor *p, pd_t
     return PD_OK;
 }
 
-static pd_status segment(const char *op, const pd_step_lists *l, int64_t i, pd_segment_step *s) {
+static pd_status segment(const char *op, const pd_step_lists *l, int64_t i, pd_segment_step *s, copies *c) {
     pd_tensor *p = l->params[i], *g = p->meta ? p->meta->grad : NULL;
     if (!g) return pd_fail(PD_E_VALUE, "%s: parameter %" PRId64 " has no gradient", op, i);
     if (pd_dtype_category((pd_dtype)p->dtype) < PD_CAT_FLOAT)
@@ -53,12 +108,12 @@ static pd_status segment(const char *op, const pd_step_lists *l, int64_t i, pd_s
     if (p->dtype != l->params[0]->dtype)
         return pd_fail(PD_E_DTYPE, "%s: parameter %" PRId64 " is %s, parameter 0 %s (expected one dtype a call)", op, i,
                        pd_dtype_name((pd_dtype)p->dtype), pd_dtype_name((pd_dtype)l->params[0]->dtype));
-    if (!pd_shape_is_dense(p->ndim, p->size, p->stride) || p->storage->read_only)
-        return pd_fail(PD_E_VALUE,
-                       "%s: parameter %" PRId64 " of shape %s is a read-only or not dense view (expected contiguous())",
-                       op, i, pd_tensor_shape(p));
     PD_TRY(check_like(op, i, "the gradient", g, p));
-    *s = (pd_segment_step){.p = pd_tensor_data(p), .g = pd_tensor_data(g), .n = parts_of(p), .chance = l->chance};
+    PD_TRY(pd_storage_before_write(op, p->storage));
+    pd_tensor *dense = p;
+    if (!is_dense(p)) PD_TRY(take_copy(op, NULL, true, c, &dense));
+    *s = (pd_segment_step){.p = pd_tensor_data(dense), .n = parts_of(p), .chance = l->chance};
+    PD_TRY(lay(op, dense, g, false, c, &s->g));
     PD_TRY(number_near(op, i, p, unless, "where the scaler found infinities", (void **)(uintptr_t)&s->skip));
     PD_TRY(number_near(op, i, p, from_lr, "as the learning rate", (void **)(uintptr_t)&s->lr));
     PD_TRY(number_near(op, i, p, from_step, "as the number of steps", (void **)&s->step));
@@ -69,21 +124,37 @@ static pd_status segment(const char *op, const pd_step_lists *l, int64_t i, pd_s
     for (int k = 0; k < 3; k++) {
         if (!lists[k]) continue;
         PD_TRY(check_like(op, i, "the state", lists[k][i], p));
-        *to[k] = pd_tensor_data(lists[k][i]);
+        PD_TRY(pd_storage_before_write(op, lists[k][i]->storage));
+        PD_TRY(lay(op, dense, lists[k][i], true, c, to[k]));
     }
     return PD_OK;
 }
 
-static pd_status segments(const char *op, const pd_step_lists *l, pd_segment_step **out, int64_t *total) {
-    *total = 0;
-    PD_TRY(pd_scratch(sizeof **out * (size_t)l->count, op, (void **)out));
+/* The door, for all that the step writes where it lies; copies pass it on their way back. */
+static pd_status before_writes(const char *op, const pd_step_lists *l, const pd_segment_step *s) {
+    pd_tensor *numbers[] = {from_step, from_own[0], from_own[1]};
+    for (int k = 0; k < 3; k++)
+        if (numbers[k]) PD_TRY(pd_tensor_before_write(op, numbers[k]));
     for (int64_t i = 0; i < l->count; i++) {
-        PD_TRY(segment(op, l, i, &(*out)[i]));
+        pd_tensor *written[] = {l->params[i], l->m ? l->m[i] : NULL, l->v ? l->v[i] : NULL, l->w ? l->w[i] : NULL};
+        const void *at[] = {s[i].p, s[i].m, s[i].v, s[i].w};
+        for (int k = 0; k < 4; k++)
+            if (written[k] && pd_tensor_data(written[k]) == at[k]) PD_TRY(pd_tensor_before_write(op, written[k]));
+    }
+    return PD_OK;
+}
+
+/* *out: freed by the caller, as are the copies. */
+static pd_status segments(const char *op, const pd_step_lists *l, copies *c, pd_segment_step **out, int64_t *total) {
+    PD_TRY(pd_malloc(sizeof **out * (size_t)l->count, op, out));
+    for (int64_t i = 0; i < l->count; i++) {
+        PD_TRY(segment(op, l, i, &(*out)[i], c));
         *total += (*out)[i].n;
     }
     for (int64_t i = 0; i < l->count; i++)
-        PD_TRY(pd_autocast_copy_begin(l->params[i], &(*out)[i].low, &(*out)[i].low_t));
-    return PD_OK;
+        if ((*out)[i].p == pd_tensor_data(l->params[i]))
+            PD_TRY(pd_autocast_copy_begin(l->params[i], &(*out)[i].low, &(*out)[i].low_t));
+    return before_writes(op, l, *out);
 }
 
 /* Bytes, for the profiler: parameters and states are read and written, gradients read. */
@@ -95,25 +166,27 @@ static int64_t moved(const pd_step_lists *l, int64_t total) {
 /* ns: what the kernel takes for an element; the GIL is given up for what takes long. */
 #define STEP(name, ns)                                                                                  \
     pd_status pd_step_##name(const pd_step_lists *l, const pd_##name *c) {                              \
-        pd_segment_step *s;                                                                             \
-        int64_t total;                                                                                  \
+        pd_segment_step *s = NULL;                                                                      \
+        copies copied = {0};                                                                            \
+        int64_t total = 0;                                                                              \
         if (!l->count) return PD_OK;                                                                    \
-        PD_TRY(segments(#name, l, &s, &total));                                                         \
-        pd_lap lap = pd_lap_begin();                                                                    \
-        const pd_device *d = l->params[0]->storage->device, *was;                                       \
-        void *token = !d->kernels && (double)total * (ns) > PD_RELEASE_NS ? pd_host_release() : NULL;   \
-        pd_status status = pd_device_enter(d, &was);                                                    \
-        if (!status) pd_here()->name(part_of(l->params[0]), c, s, l->count);                            \
-        if (!status) status = pd_device_check(d, #name);                                                \
-        pd_device_here = was;                                                                           \
-        pd_host_acquire(token);                                                                         \
-        PD_TRY(status);                                                                                 \
-        pd_lap_end(&lap, PD_LAP_CALL, #name "_step", moved(l, total));                                  \
-        for (int64_t i = 0; i < l->count; i++) {                                                        \
-            pd_tensor_bump(l->params[i]);                                                               \
-            if (s[i].low) pd_autocast_copy_end(l->params[i]);                                           \
+        pd_status status = segments(#name, l, &copied, &s, &total);                                     \
+        if (!status) {                                                                                  \
+            pd_lap lap = pd_lap_begin();                                                                \
+            const pd_device *d = l->params[0]->storage->device, *was;                                   \
+            void *token = !d->kernels && (double)total * (ns) > PD_RELEASE_NS ? pd_host_release() : NULL; \
+            status = pd_device_enter(d, &was);                                                          \
+            if (!status) pd_here()->name(part_of(l->params[0]), c, s, l->count);                        \
+            if (!status) status = pd_device_check(d, #name);                                            \
+            pd_device_here = was;                                                                       \
+            pd_host_acquire(token);                                                                     \
+            if (!status) pd_lap_end(&lap, PD_LAP_CALL, #name "_step", moved(l, total));                 \
         }                                                                                               \
-        return PD_OK;                                                                                   \
+        status = end_copies(&copied, status);                                                           \
+        for (int64_t i = 0; i < l->count && !status; i++)                                               \
+            if (s[i].low) pd_autocast_copy_end(l->params[i]);                                           \
+        pd_free(s);                                                                                     \
+        return status ? pd_trail(__FILE__, __LINE__, status) : PD_OK;                                   \
     }
 STEP(sgd, 1.0)
 STEP(adam, 1.5)
@@ -126,34 +199,36 @@ STEP(asgd, 1.0)
 STEP(rprop, 1.5)
 STEP(lion, 1.0)
 
-/* One dense tensor, where it lies: its sum of squares (*sum lies there too), or (sum NULL) multiplied by `by`, *finite
-   saying whether all were finite. */
+/* One tensor, where it lies: its sum of squares (*sum lies there too), or (sum NULL) multiplied by `by`, *finite saying
+   whether all were finite. */
 static pd_status over(pd_tensor *t, const char *op, double *sum, double by, bool *finite) {
+    copies copied = {0};
     const pd_device *d = t->storage->device, *was;
+    pd_status status = !is_dense(t) ? take_copy(op, NULL, !sum, &copied, &t)
+                       : sum        ? PD_OK
+                                    : pd_tensor_before_write(op, t);
+    if (status) return end_copies(&copied, status);
     void *token = !d->kernels && (double)t->numel > PD_RELEASE_NS ? pd_host_release() : NULL;
-    pd_status status = pd_device_enter(d, &was);
+    status = pd_device_enter(d, &was);
     if (!status && sum) pd_here()->sum_squares(part_of(t), parts_of(t), pd_tensor_data(t), sum);
     else if (!status) *finite = pd_here()->scale(part_of(t), parts_of(t), by, pd_tensor_data(t));
     if (!status) status = pd_device_check(d, op);
     pd_device_here = was;
     pd_host_acquire(token);
-    return status;
+    return end_copies(&copied, status);
 }
 
-static pd_status check_dense_float(const char *op, int64_t i, const pd_tensor *t) {
-    if (pd_dtype_category((pd_dtype)t->dtype) < PD_CAT_FLOAT)
-        return pd_fail(PD_E_DTYPE, "%s: tensor %" PRId64 " is %s (expected a complex or floating dtype)", op, i,
-                       pd_dtype_name((pd_dtype)t->dtype));
-    if (pd_shape_is_dense(t->ndim, t->size, t->stride)) return PD_OK;
-    return pd_fail(PD_E_VALUE, "%s: tensor %" PRId64 " of shape %s is not dense (expected contiguous())", op, i,
-                   pd_tensor_shape(t));
+static pd_status check_float(const char *op, int64_t i, const pd_tensor *t) {
+    if (pd_dtype_category((pd_dtype)t->dtype) >= PD_CAT_FLOAT) return PD_OK;
+    return pd_fail(PD_E_DTYPE, "%s: tensor %" PRId64 " is %s (expected a complex or floating dtype)", op, i,
+                   pd_dtype_name((pd_dtype)t->dtype));
 }
 
 pd_status pd_sums_of_squares(pd_tensor *const *tensors, int64_t count, pd_tensor **out) {
     const char *op = "sums_of_squares";
     const pd_device *d = count ? tensors[0]->storage->device : &pd_device_cpu, *was;
     for (int64_t i = 0; i < count; i++) {
-        PD_TRY(check_dense_float(op, i, tensors[i]));
+        PD_TRY(check_float(op, i, tensors[i]));
         if (tensors[i]->storage->device != d)
             return pd_fail(PD_E_RUNTIME, "%s: tensor %" PRId64 " is on %s (expected %s, as tensor 0)", op, i,
                            tensors[i]->storage->device->name, d->name);
@@ -177,11 +252,10 @@ pd_status pd_scale_tensors(pd_tensor *const *tensors, int64_t count, double by, 
                 bool all = true;
                 PD_TRY(over(t, "scale_tensors", NULL, by, &all));
                 *finite &= all;
-                pd_tensor_bump(t);
                 continue;
             }
             PD_TRY(pd_check_writable("scale_tensors", t));
-            PD_TRY(check_dense_float("scale_tensors", i, t));
+            PD_TRY(check_float("scale_tensors", i, t));
         }
     return PD_OK;
 }
@@ -222,15 +296,18 @@ pd_status pd_unscale(pd_tensor *const *tensors, int64_t count, pd_tensor *by, pd
             return pd_fail(PD_E_RUNTIME, "unscale: tensors on %s and %s (expected one device)", d->name,
                            t->storage->device->name);
         PD_TRY(pd_check_writable("unscale", t));
-        PD_TRY(check_dense_float("unscale", i, t));
+        PD_TRY(check_float("unscale", i, t));
     }
+    PD_TRY(pd_tensor_before_write("unscale", found));
     pd_status status = pd_device_enter(d, &was);
     for (int64_t i = 0; i < count && !status; i++) {
-        pd_here()->unscale(part_of(tensors[i]), parts_of(tensors[i]), pd_tensor_data(by), pd_tensor_data(found),
-                           pd_tensor_data(tensors[i]));
-        pd_tensor_bump(tensors[i]);
+        copies copied = {0};
+        pd_tensor *t = tensors[i];
+        status = is_dense(t) ? pd_tensor_before_write("unscale", t) : take_copy("unscale", NULL, true, &copied, &t);
+        if (!status)
+            pd_here()->unscale(part_of(t), parts_of(t), pd_tensor_data(by), pd_tensor_data(found), pd_tensor_data(t));
+        status = end_copies(&copied, status);
     }
-    pd_tensor_bump(found);
     if (!status) status = pd_device_check(d, "unscale");
     pd_device_here = was;
     return status ? pd_trail(__FILE__, __LINE__, status) : PD_OK;
@@ -252,13 +329,11 @@ pd_status pd_zero_grads(pd_tensor *const *params, int64_t count, bool set_to_non
             m->grad = plain;
             continue;
         }
-        if (!pd_shape_is_dense(m->grad->ndim, m->grad->size, m->grad->stride))
-            return pd_fail(PD_E_VALUE, "zero_grad: a gradient of shape %s is not dense", pd_tensor_shape(m->grad));
+        PD_TRY(pd_tensor_before_write("zero_grad", m->grad));
         const pd_device *was;
         PD_TRY(pd_device_enter(m->grad->storage->device, &was));
         pd_fill(m->grad, &(pd_scalar){.cat = PD_CAT_INT});
         pd_device_here = was;
-        pd_tensor_bump(m->grad);
     }
     return PD_OK;
 }

@@ -6,7 +6,8 @@
 #include "kernels/kernels.h"
 
 /* Parallel lists of count tensors, all of one dtype and, by entry, of one shape. grads come from the parameters. Lists
-   that the method does not use are NULL. Nothing is written where a check fails. chance: pd_segment_step's. What
+   that the method does not use are NULL. All may lie in memory in any order: the step runs over the parameter's, with a
+   copy of what differs from it. Nothing is written where a check fails. chance: pd_segment_step's. What
    autocast casts is written in 16 bits as well (autocast.h). */
 typedef struct pd_step_lists {
     pd_tensor *const *params, *const *m, *const *v, *const *w;
@@ -26,14 +27,14 @@ pd_status pd_step_asgd(const pd_step_lists *l, const pd_asgd *c);
 pd_status pd_step_rprop(const pd_step_lists *l, const pd_rprop *c);
 pd_status pd_step_lion(const pd_step_lists *l, const pd_lion *c);
 
-/* [new] float64 [count]: the sum of each one's squares, in a fixed order, where they lie; dense floating tensors of any
+/* [new] float64 [count]: the sum of each one's squares, in a fixed order, where they lie; floating tensors of any
    dtypes, on one device. */
 pd_status pd_sums_of_squares(pd_tensor *const *tensors, int64_t count, pd_tensor **out);
 
-/* Multiplies dense floating tensors in place, one pass over memory; *finite: whether all elements were. */
+/* Multiplies floating tensors in place, one pass over memory; *finite: whether all elements were. */
 pd_status pd_scale_tensors(pd_tensor *const *tensors, int64_t count, double by, bool *finite);
 
-/* Dense floating tensors of a GPU times by's one element; found's becomes 1 where an element was not finite. Both F32,
+/* Floating tensors of a GPU times by's one element; found's becomes 1 where an element was not finite. Both F32,
    of the tensors' device. Nothing is waited for. */
 pd_status pd_unscale(pd_tensor *const *tensors, int64_t count, pd_tensor *by, pd_tensor *found);
 /* This thread's steps on a GPU change nothing where t's one element (F32, there) is not 0; NULL: they do. The caller

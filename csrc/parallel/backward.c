@@ -132,6 +132,7 @@ static pd_status start_bucket(pd_reducer *r, int b) {
     int64_t count = last ? r->flags_at + r->n : span->numel;
     for (int k = span->first; k < span->first + span->count; k++) {
         slot *s = &r->slots[r->layout.pieces[k].param];
+        PD_TRY(pd_tensor_before_write("DistributedDataParallel", s->home));
         if (!s->fired) PD_TRY(fill_in(s));
     }
     if (last) PD_TRY(write_flags(r));
@@ -193,7 +194,6 @@ static pd_status finish(pd_reducer *r) {
         slot *s = &r->slots[i];
         pd_meta *m = s->param->meta;
         if (!m->grad && used_somewhere(r, i)) pd_tensor_retain(m->grad = s->home);
-        pd_tensor_bump(s->home);
     }
     return PD_OK;
 }

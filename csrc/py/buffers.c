@@ -1,12 +1,14 @@
 /* The memory that a collective reads and writes: a tensor's, that of a list of tensors, or whatever has the buffer
    protocol.
 
-   Contiguous memory is used as it is, also that of a list whose tensors lie end to end (the chunks of one tensor, say).
-   Anything else is staged: copied into one flat tensor before, and back once the collective is done. */
+   Contiguous memory is used as it is, also that of a list whose tensors lie end to end in one storage (the chunks of
+   one tensor, say). Anything else is staged: copied into one flat tensor before, and back once the collective is done.
+   What is used until then is a loan of the storages (tensor/storage.h): meanwhile a tensor may get other memory. */
 #include "py/py.h"
 
 #include <string.h>
 
+#include "base/mem.h"
 #include "device/cuda.h"
 #include "py/comm_impl.h"
 
@@ -35,22 +37,46 @@ static pd_status copy_part(const pd_py_buffer *b, int64_t at, pd_tensor *t, bool
 }
 
 static pd_status copy_parts(const pd_py_buffer *b, bool back) {
-    PyObject *const *items;
     int64_t at = 0;
-    for (int i = 0, n = items_of(b, &items); i < n; i++) {
-        pd_tensor *t = pd_py_tensor(items[i]);
-        PD_TRY(copy_part(b, at, t, back));
-        at += t->numel;
+    for (int i = 0; i < b->nparts; i++) {
+        PD_TRY(copy_part(b, at, b->parts[i], back));
+        at += b->parts[i]->numel;
     }
     return PD_OK;
 }
 
+static pd_status keep_parts(pd_py_buffer *b, const char *op, PyObject *const *items, int n) {
+    PD_TRY(pd_calloc(sizeof *b->parts * (size_t)n, op, &b->parts));
+    for (int i = 0; i < n; i++) {
+        pd_tensor *part;
+        PD_TRY(pd_tensor_alias(pd_py_tensor(items[i]), false, &part));
+        pd_status status = b->use & PD_PY_OUT ? pd_storage_lend(op, part->storage, PD_LENT_COLLECTIVE, true) : PD_OK;
+        if (status) {
+            pd_tensor_release(part);
+            return status;
+        }
+        b->parts[b->nparts++] = part;
+    }
+    return PD_OK;
+}
+
+static void drop_parts(pd_py_buffer *b) {
+    for (int i = 0; i < b->nparts; i++) {
+        if (b->use & PD_PY_OUT) pd_storage_give_back(b->parts[i]->storage, PD_LENT_COLLECTIVE, true);
+        pd_tensor_release(b->parts[i]);
+    }
+    pd_free(b->parts);
+    b->parts = NULL;
+    b->nparts = 0;
+}
+
 static bool lies_end_to_end(PyObject *const *items, int n) {
     const char *end = NULL;
+    const pd_storage *all = pd_py_tensor(items[0])->storage;
     for (int i = 0; i < n; i++) {
         pd_tensor *t = pd_py_tensor(items[i]);
         const char *data = pd_tensor_data(t);
-        if (!pd_tensor_is_contiguous(t) || (end && data != end)) return false;
+        if (t->storage != all || !pd_tensor_is_contiguous(t) || (end && data != end)) return false;
         end = data + pd_tensor_bytes(t);
     }
     return true;
@@ -93,11 +119,15 @@ static pd_status take_tensors(const char *op, const char *arg, pd_py_buffer *b) 
     }
     bool leaves = b->use & PD_PY_HOST && b->device != &pd_device_cpu;
     if (!(b->use & PD_PY_COPY) && !leaves && lies_end_to_end(items, n)) {
+        pd_storage *all = pd_py_tensor(items[0])->storage;
+        PD_TRY(pd_storage_lend(op, all, PD_LENT_COLLECTIVE, b->use & PD_PY_OUT));
+        b->lent = all;
         b->ptr = pd_tensor_data(pd_py_tensor(items[0]));
-        for (int i = 0; (b->use & PD_PY_OUT) && i < n; i++) pd_tensor_bump(pd_py_tensor(items[i]));
+        for (int i = 0; (b->use & PD_PY_OUT) && i < n; i++) PD_TRY(pd_tensor_before_write(op, pd_py_tensor(items[i])));
         return PD_OK;
     }
     const pd_device *was;
+    PD_TRY(keep_parts(b, op, items, n));
     if (leaves) b->device = &pd_device_cpu;
     pd_status status = pd_device_enter(b->device, &was);
     if (!status) status = pd_tensor_new(op, b->dtype, 1, &b->count, &b->staged);
@@ -188,18 +218,22 @@ pd_status pd_py_buffer_done(pd_py_buffer *b) {
 /* The current stream goes on after the collective: whoever gets the memory next, in whatever stream it was made, does
    so after this one. */
 static void hold_for_stream(const pd_py_buffer *b) {
-    PyObject *const *items;
     const pd_device *d = b->device;
     if (!d || d->kind != PD_DEVICE_CUDA || !b->keep || pd_cuda_capturing(d)) return;
-    for (int i = 0, n = items_of(b, &items); i < n; i++)
-        if (pd_py_record_stream(pd_py_tensor(items[i]), pd_cuda_stream(d))) pd_cuda_wait(d, "wait"); /* the hard way */
-    if (b->staged && pd_py_record_stream(b->staged, pd_cuda_stream(d))) pd_cuda_wait(d, "wait");
+    void *stream = pd_cuda_stream(d);
+    bool held = !(b->lent && pd_py_record_stream(b->lent, stream)) &&
+                !(b->staged && pd_py_record_stream(b->staged->storage, stream));
+    for (int i = 0; i < b->nparts && held; i++) held = !pd_py_record_stream(b->parts[i]->storage, stream);
+    if (!held) pd_cuda_wait(d, "wait"); /* the hard way */
 }
 
 void pd_py_buffer_drop(pd_py_buffer *b) {
     hold_for_stream(b);
     PyBuffer_Release(&b->view);
     Py_CLEAR(b->keep);
+    if (b->lent) pd_storage_give_back(b->lent, PD_LENT_COLLECTIVE, b->use & PD_PY_OUT);
+    b->lent = NULL;
+    drop_parts(b);
     pd_tensor_release(b->staged);
     b->staged = NULL;
 }

@@ -38,7 +38,10 @@ typedef struct pd_py_buffer {
     int use;
     bool listed;       /* keep is a tuple of tensors, end to end */
     PyObject *keep;    /* the tensor or tensors; NULL: other memory, held by view */
+    pd_storage *lent;  /* that ptr points into: a loan; NULL: staged, or other memory */
     pd_tensor *staged; /* NULL, or the flat copy that stands for them */
+    pd_tensor **parts; /* of staged: the tensors with the memory that they have now; if written, it is lent */
+    int nparts;
     Py_buffer view;
 } pd_py_buffer;
 

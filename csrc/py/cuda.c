@@ -225,10 +225,9 @@ DONE(cuda_event_done, "Event.query", EVENT, event_done)
 ON2(cuda_graph_launch, "CUDAGraph.replay", GRAPH, STREAM, graph_launch)
 ON1(cuda_graph_free, "CUDAGraph", GRAPH, true, graph_free, false)
 
-pd_status pd_py_record_stream(const pd_tensor *t, void *stream) {
-    const pd_device *d = t->storage->device;
-    if (d->kind != PD_DEVICE_CUDA || t->storage->drop) return PD_OK;
-    return pd_cache_record(pd_cuda_cache(d), t->storage->data, stream);
+pd_status pd_py_record_stream(const pd_storage *s, void *stream) {
+    if (s->device->kind != PD_DEVICE_CUDA || s->drop) return PD_OK;
+    return pd_cache_record(pd_cuda_cache(s->device), s->data, stream);
 }
 
 F(cuda_record) {
@@ -240,7 +239,7 @@ F(cuda_record) {
         !(t = pd_py_expect_tensor(o, "record_stream", "input")) ||
         !pointer("record_stream", STREAM, n, false, &stream))
         return NULL;
-    PD_PY_TRY(pd_py_record_stream(t, stream));
+    PD_PY_TRY(pd_py_record_stream(t->storage, stream));
     Py_RETURN_NONE;
 }
 

@@ -43,12 +43,13 @@ static const struct { uint8_t code, bits;
 typedef struct lent { /* one of the two heads, and the sizes that they point to */
     dl_managed old;
     dl_versioned new;
-    pd_tensor *t;
+    pd_storage *lent;
+    bool written;
     int64_t shape[PD_MAX_DIMS], strides[PD_MAX_DIMS];
 } lent;
 
 static void give_back(lent *l) {
-    pd_tensor_release(l->t);
+    pd_storage_give_back(l->lent, PD_LENT_DLPACK, l->written);
     pd_free(l);
 }
 static void delete_old(dl_managed *m) { give_back(m->ctx); }
@@ -79,8 +80,12 @@ static PyObject *lend(pd_tensor *t, bool versioned, bool copied) {
     l->old = (dl_managed){.t = d, .ctx = l, .deleter = delete_old};
     l->new = (dl_versioned){.major = 1, .ctx = l, .deleter = delete_new, .t = d,
                             .flags = (t->storage->read_only ? DL_READ_ONLY : 0) | (copied ? DL_COPIED : 0)};
-    pd_tensor_retain(l->t = t);
-    t->storage->lent = true;
+    l->written = !t->storage->read_only;
+    pd_status status = pd_storage_lend("__dlpack__", l->lent = t->storage, PD_LENT_DLPACK, l->written);
+    if (status) {
+        pd_free(l);
+        return pd_py_raise(status);
+    }
     PyObject *capsule = versioned ? PyCapsule_New(&l->new, "dltensor_versioned", drop_capsule)
                                   : PyCapsule_New(&l->old, "dltensor", drop_capsule);
     if (!capsule) give_back(l);

@@ -465,8 +465,9 @@ PyMethodDef pd_py_tensor_methods[] = {
     {"storage_offset", m_storage_offset, METH_NOARGS, "storage_offset()\n\nElements before this view's first one."},
     {"share_memory_", pd_py_share_memory, METH_NOARGS,
      "share_memory_()\n\nMoves the tensor, and all that are views of the same memory, to where other processes can map "
-     "it. Arrays made\n"
-     "from them before keep the old memory, as it was."},
+     "it. "
+     "Errors: RuntimeError while\n"
+     "an array, a DLPack capsule or a collective has the memory lent, ValueError for memory that is read-only."},
     {"is_shared", pd_py_is_shared, METH_NOARGS, "is_shared()\n\nWhether other processes can map the tensor's memory."},
     {"data_ptr", m_data_ptr, METH_NOARGS, "data_ptr()\n\nAddress of the first element."},
     {"is_contiguous", KW(is_contiguous),

@@ -8,7 +8,21 @@ static const char *const formats[PD_DTYPE_COUNT] = {[PD_BOOL] = "?", [PD_U8] = "
                                                     [PD_F16] = "e",  [PD_F32] = "f", [PD_F64] = "d",
                                                     [PD_C64] = "Zf", [PD_C128] = "Zd"};
 
-typedef struct { Py_ssize_t shape[PD_MAX_DIMS], strides[PD_MAX_DIMS]; pd_tensor *t; } exported;
+typedef struct { Py_ssize_t shape[PD_MAX_DIMS], strides[PD_MAX_DIMS]; pd_storage *lent; } exported;
+
+static bool has(int flags, int all) { return (flags & all) == all; }
+
+static bool lies_as_asked(const pd_tensor *t, int flags) {
+    int64_t first[PD_MAX_DIMS]; /* strides with the first dimension the fastest */
+    if (!has(flags, PyBUF_STRIDES) || has(flags, PyBUF_C_CONTIGUOUS)) return pd_tensor_is_contiguous(t);
+    if (!has(flags, PyBUF_F_CONTIGUOUS) && !has(flags, PyBUF_ANY_CONTIGUOUS)) return true;
+    if (has(flags, PyBUF_ANY_CONTIGUOUS) && pd_tensor_is_contiguous(t)) return true;
+    int64_t step = 1;
+    for (int d = 0; d < t->ndim; d++) first[d] = step, step *= t->size[d];
+    for (int d = 0; d < t->ndim && t->numel; d++)
+        if (t->size[d] > 1 && t->stride[d] != first[d]) return false;
+    return true;
+}
 
 int pd_py_getbuffer(PyObject *self, Py_buffer *view, int flags) {
     pd_tensor *t = pd_py_tensor(self);
@@ -24,8 +38,8 @@ int pd_py_getbuffer(PyObject *self, Py_buffer *view, int flags) {
                         "the memory of a tensor that requires grad cannot be lent (expected detach())");
         return -1;
     }
-    if ((flags & PyBUF_STRIDES) != PyBUF_STRIDES && !pd_tensor_is_contiguous(t)) {
-        PyErr_SetString(PyExc_BufferError, "the tensor is not contiguous and the receiver wants no strides");
+    if (!lies_as_asked(t, flags)) {
+        PyErr_SetString(PyExc_BufferError, "the tensor does not lie contiguous in the order that the receiver wants");
         return -1;
     }
     if ((flags & PyBUF_WRITABLE) && t->storage->read_only) {
@@ -38,13 +52,18 @@ int pd_py_getbuffer(PyObject *self, Py_buffer *view, int flags) {
         e->shape[d] = (Py_ssize_t)t->size[d];
         e->strides[d] = (Py_ssize_t)t->stride[d] * size;
     }
-    pd_tensor_retain(e->t = t);
-    t->storage->lent = true;
+    bool written = !t->storage->read_only; /* receivers that want to read only get writable memory as well */
+    pd_status status = pd_storage_lend("numpy", e->lent = t->storage, PD_LENT_ARRAY, written);
+    if (status) {
+        pd_free(e);
+        pd_py_raise(status);
+        return -1;
+    }
     *view = (Py_buffer){.buf = pd_tensor_data(t),
                         .obj = Py_NewRef(self),
                         .len = (Py_ssize_t)pd_tensor_bytes(t),
                         .itemsize = size,
-                        .readonly = t->storage->read_only,
+                        .readonly = !written,
                         .ndim = t->ndim,
                         .internal = e};
     if (flags & PyBUF_FORMAT) view->format = (char *)(uintptr_t)formats[t->dtype];
@@ -56,7 +75,7 @@ int pd_py_getbuffer(PyObject *self, Py_buffer *view, int flags) {
 void pd_py_releasebuffer(PyObject *self, Py_buffer *view) {
     exported *e = view->internal;
     (void)self;
-    pd_tensor_release(e->t);
+    pd_storage_give_back(e->lent, PD_LENT_ARRAY, !view->readonly);
     pd_free(e);
 }
 
@@ -212,10 +231,11 @@ static PyObject *frombuffer(PyObject *module, PyObject *args, PyObject *kwargs) 
         pd_free(view);
         return NULL;
     }
-    int64_t size = (int64_t)pd_dtype_size((pd_dtype)dtype), left = (view->len - offset) / size;
+    bool within = offset >= 0 && offset <= view->len;
+    int64_t size = (int64_t)pd_dtype_size((pd_dtype)dtype), left = within ? (view->len - offset) / size : 0;
     pd_status status = PD_OK;
     if (count < 0) count = left;
-    if (offset < 0 || offset > view->len || count > left || (count == left && (view->len - offset) % size))
+    if (!within || count > left || (count == left && (view->len - offset) % size))
         status =
             pd_fail(PD_E_VALUE,
                     "frombuffer: %zd bytes, offset %lld, count %lld of %s (expected whole elements within the buffer)",

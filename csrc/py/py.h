@@ -189,7 +189,7 @@ int pd_py_add_info(PyObject *module);
 int pd_py_add_profile(PyObject *module);
 int pd_py_add_saved(PyObject *module);
 int pd_py_add_cuda(PyObject *module);
-pd_status pd_py_record_stream(const pd_tensor *t, void *stream); /* its memory waits for that stream, too */
+pd_status pd_py_record_stream(const pd_storage *s, void *stream); /* its memory waits for that stream, too */
 int pd_py_add_nccl(PyObject *module);
 int pd_py_add_launch(PyObject *module);
 int pd_py_add_comm(PyObject *module);

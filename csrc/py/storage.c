@@ -67,6 +67,17 @@ PyObject *pd_py_is_shared(PyObject *self, PyObject *unused) {
     return PyBool_FromLong(pd_py_tensor(self)->storage->shared >= 0);
 }
 
+static PyObject *storage_may_move(PyObject *module, PyObject *args) {
+    PyObject *object;
+    const char *op;
+    pd_tensor *t;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "Os:storage_may_move", &object, &op)) return NULL;
+    if (!(t = pd_py_expect_tensor(object, op, "self"))) return NULL;
+    PD_PY_TRY(pd_storage_may_move(op, t->storage));
+    Py_RETURN_NONE;
+}
+
 static PyObject *shared_fd(PyObject *module, PyObject *object) {
     (void)module;
     pd_tensor *t = pd_py_expect_tensor(object, "shared_fd", "tensor");
@@ -103,6 +114,9 @@ static PyMethodDef functions[] = {
      "does not fit into it."},
     {"storage_bytes", storage_bytes, METH_O,
      "storage_bytes(tensor)\n\nThe storage that the tensor is a view of: a 1-d uint8 tensor over the same memory."},
+    {"storage_may_move", storage_may_move, METH_VARARGS,
+     "storage_may_move(tensor, op)\n\nRaises RuntimeError, in the name of op, while the memory is lent to arrays, "
+     "DLPack capsules or collectives."},
     {"shared_fd", shared_fd, METH_O,
      "shared_fd(tensor)\n\nThe descriptor, the storage's, by which other processes map it; -1 where they cannot."},
     {"shared_open", shared_open, METH_VARARGS,

@@ -1,5 +1,6 @@
 #include "tensor/storage.h"
 
+#include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -78,6 +79,7 @@ pd_status pd_storage_share(pd_storage *s) {
     if (s->shared >= 0) return PD_OK;
     if (s->device != &pd_device_cpu)
         return pd_fail(PD_E_NOTIMPL, "share_memory_: the tensor is on %s (expected the CPU)", s->device->name);
+    PD_TRY(pd_storage_may_move("share_memory_", s));
     PD_TRY(pd_malloc(sizeof *m, "share_memory_", &m));
     *m = (mapping){.bytes = s->bytes ? s->bytes : 1};
     pd_status status = pd_shared_new(m->bytes, &m->ptr, &m->fd);
@@ -115,3 +117,43 @@ void pd_storage_release(pd_storage *s) {
 }
 
 int64_t pd_storage_live(void) { return live; }
+
+/* ---- writers and borrowers ---- */
+
+pd_status pd_storage_refuse_write(const char *op, const pd_storage *s) {
+    (void)s;
+    return pd_fail(PD_E_RUNTIME, "%s: the tensor is read-only memory of another library (expected a copy: clone())",
+                   op);
+}
+
+pd_status pd_storage_lend(const char *op, pd_storage *s, pd_borrower who, bool written) {
+    if (written) PD_TRY(pd_storage_before_write(op, s));
+    pd_storage_retain(s);
+    atomic_fetch_add_explicit(&s->loans[who], 1, memory_order_relaxed);
+    return PD_OK;
+}
+
+void pd_storage_give_back(pd_storage *s, pd_borrower who, bool written) {
+    if (written) atomic_fetch_add_explicit(&s->writes, 1, memory_order_relaxed);
+    atomic_fetch_sub_explicit(&s->loans[who], 1, memory_order_release);
+    pd_storage_release(s);
+}
+
+pd_status pd_storage_may_move(const char *op, const pd_storage *s) {
+    static const char *const names[PD_BORROWERS] = {"NumPy array or other buffer", "DLPack capsule",
+                                                    "collective under way"};
+    static const char *const many[PD_BORROWERS] = {"NumPy arrays or other buffers", "DLPack capsules",
+                                                   "collectives under way"};
+    char text[160] = "";
+    size_t used = 0;
+    for (int i = 0; i < PD_BORROWERS; i++) {
+        unsigned n = s->loans[i];
+        if (n) used += (size_t)snprintf(text + used, sizeof text - used, "%s%u %s", used ? ", " : "", n,
+                                        n > 1 ? many[i] : names[i]);
+    }
+    if (!used) return PD_OK;
+    return pd_fail(PD_E_RUNTIME,
+                   "%s: the memory would have to move while it is lent to %s (expected the loan to end first, or a "
+                   "copy: clone())",
+                   op, text);
+}

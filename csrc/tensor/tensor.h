@@ -1,8 +1,9 @@
 /* A view of storage: dtype, sizes, strides, offset. Knows nothing of autograd or Python beyond two opaque pointers
    (meta, wrapper) and the hooks that free them.
 
-   Version counters: in-place ops bump pd_tensor_version. Views and detach() share the storage's counter; only `.data`
-   has a counter of its own. Every view holds a strong reference to its base, which is never itself a view. */
+   Version counters: writes count in pd_tensor_version (pd_tensor_before_write). Views and detach() share the storage's
+   counter; only `.data` has one of its own. Every view holds a strong reference to its base, which is
+   never itself a view. */
 #ifndef PD_TENSOR_TENSOR_H
 #define PD_TENSOR_TENSOR_H
 
@@ -58,9 +59,13 @@ static inline size_t pd_tensor_bytes(const pd_tensor *t) {
 static inline unsigned pd_tensor_version(const pd_tensor *t) {
     return t->version ? t->version->count : t->storage->version;
 }
-static inline void pd_tensor_bump(pd_tensor *t) {
+/* The door of storage.h for a tensor: whoever is about to write into memory that others may see calls it once all
+   checks have passed. Counts the write in the version. */
+static inline pd_status pd_tensor_before_write(const char *op, pd_tensor *t) {
+    PD_TRY(pd_storage_before_write(op, t->storage));
     atomic_fetch_add_explicit(t->version ? &t->version->count : &t->storage->version, 1, memory_order_relaxed);
     atomic_fetch_add_explicit(&t->storage->writes, 1, memory_order_relaxed);
+    return PD_OK;
 }
 static inline bool pd_tensor_is_contiguous(const pd_tensor *t) {
     return pd_shape_is_contiguous(t->ndim, t->size, t->stride);

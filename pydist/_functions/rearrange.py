@@ -178,15 +178,18 @@ for _name, _view in (
 @method
 def resize_(self, *sizes, size=None, memory_format=None):
     """The tensor itself with other sizes: its first elements in their order, and, where they do not reach, undefined
-    ones."""
+    ones. RuntimeError where that takes other memory while an array, a DLPack capsule or a collective under way has this."""
     sizes = varargs(sizes if size is None else (size,))
     if self.requires_grad:
         raise RuntimeError("resize_: not for a tensor that requires grad")
+    if tuple(self.shape) == tuple(sizes):
+        return self
     count = math.prod(sizes)
     if count <= self.numel() and self.is_contiguous():
         self.data = self.data.reshape(-1)[:count].view(sizes)
         return self
-    larger = _C.empty(sizes, dtype=self.dtype)
+    _C.storage_may_move(self, "resize_")
+    larger = _C.empty(sizes, dtype=self.dtype, device=self.device)
     kept = min(count, self.numel())
     larger.view(-1)[:kept].copy_(self.data.reshape(-1)[:kept])
     self.data = larger

@@ -1,6 +1,7 @@
 """How tensors are sent to another process: their memory becomes shared, its descriptor travels, and views say where
 they lie in it. A receiver maps the same memory once, however many views come."""
 
+import copy
 import os
 import weakref
 from multiprocessing.reduction import DupFd, ForkingPickler
@@ -25,6 +26,15 @@ def reduce_tensor(tensor, pass_fd=DupFd):
     geometry = data.storage_offset(), tuple(data.shape), tuple(data.stride())
     shared = pass_fd(_C.shared_fd(data)), whole.numel(), data.dtype
     return rebuild_tensor, (type(tensor), *shared, *geometry, tensor.requires_grad, tensor.__dict__ or None)
+
+
+def sendable(tensor):
+    """The tensor, or a copy where its memory cannot become shared because it is lent (numpy()) or read-only."""
+    try:
+        tensor.detach().share_memory_()
+    except (RuntimeError, ValueError):
+        return copy.deepcopy(tensor)
+    return tensor
 
 
 def rebuild_tensor(kind, descriptor, size, dtype, offset, shape, stride, requires_grad, attributes):

@@ -21,7 +21,7 @@ from queue import SimpleQueue
 from time import monotonic
 
 from pydist import _C
-from pydist.multiprocessing.reductions import reduce_tensor
+from pydist.multiprocessing.reductions import reduce_tensor, sendable
 from pydist.utils.data import prefetch
 
 _FDS = 200  # in one message; the kernel takes 253
@@ -58,8 +58,8 @@ class _Packer(ForkingPickler):
 
     def reducer_override(self, obj):
         if isinstance(obj, _C.Tensor):
-            self.kept.append(obj)
-            return reduce_tensor(obj, self._pass)
+            self.kept.append(sendable(obj))
+            return reduce_tensor(self.kept[-1], self._pass)
         return NotImplemented
 
     def persistent_id(self, obj):
