@@ -67,6 +67,31 @@ def test_equals_one_process(world, cap):
     assert max(abs(a - b) for a, b in zip(mean, single_losses)) < 1e-9
 
 
+@pytest.mark.parametrize("set_to_none", [False, True])
+def test_a_gradient_given_other_memory_comes_home(set_to_none):
+    """p.grad.data = ... takes .grad out of its bucket; what is reduced next is what it holds."""
+
+    def work(rank):
+        layer = nn.Linear(3, 2, bias=False)
+        model = DistributedDataParallel(layer)
+        x = pydist.ones(1, 3) * (rank + 1)
+        model(x).sum().backward()
+        layer.weight.grad.data = layer.weight.grad.data * 2
+        if not set_to_none:
+            model(x).sum().backward()
+            assert layer.weight.grad.tolist() == [[4.5] * 3] * 2
+            layer.weight.grad.data = pydist.ones(3, 2).t()
+        model.zero_grad(set_to_none=set_to_none)
+        for total in (1.5, 3.0):
+            model(x).sum().backward()
+            assert layer.weight.grad.tolist() == [[total] * 3] * 2
+        layer.weight.grad.data = pydist.zeros(5)
+        with pytest.raises(RuntimeError, match="shape"):
+            model(x).sum().backward()
+
+    threads.run(work, 2)
+
+
 def test_gradients_are_views_of_buckets():
     def work(rank):
         model = DistributedDataParallel(net())

@@ -95,9 +95,34 @@ static bool used_somewhere(const pd_reducer *r, int param) {
 
 /* ---- during backward --------------------------------------------------------------------------------------------- */
 
+/* The home is a tensor of the user's, too (.grad), who may have given it other memory (p.grad.data = ..., resize_):
+   then it gets its part of the bucket back, and what lay there goes along. */
+static pd_status mend_home(slot *s) {
+    pd_storage *own = s->r->buckets[s->piece->bucket].storage;
+    pd_tensor *home = s->home, *was;
+    if (home->storage == own && home->offset == s->piece->offset && home->numel == s->piece->numel) return PD_OK;
+    if (!pd_tensor_same_shape(home, s->param))
+        return pd_fail(PD_E_SHAPE,
+                       "DistributedDataParallel: .grad of parameter %s was given data of shape %s (expected %s)",
+                       s->name, pd_tensor_shape(home), pd_tensor_shape(s->param));
+    PD_TRY(pd_tensor_alias(home, false, &was));
+    pd_storage_retain(own);
+    pd_storage_release(home->storage);
+    home->storage = own;
+    home->offset = s->piece->offset;
+    home->dtype = (int8_t)s->piece->dtype;
+    if (pd_shape_is_dense(s->param->ndim, s->param->size, s->param->stride))
+        memcpy(home->stride, s->param->stride, sizeof *home->stride * (size_t)home->ndim);
+    else pd_shape_contiguous(home->ndim, home->size, home->stride);
+    pd_status status = pd_engine.copy_into(home, was);
+    pd_tensor_release(was);
+    return status;
+}
+
 /* The gradient is in the bucket: put there by the engine, or here where the user gave .grad another tensor. */
 pd_status pd_reducer_bring_home(slot *s) {
     pd_meta *m = s->param->meta;
+    PD_TRY(mend_home(s));
     if (!m->grad || m->grad == s->home) return PD_OK;
     if (m->grad->storage != s->home->storage || m->grad->offset != s->home->offset)
         PD_TRY(pd_engine.copy_into(s->home, m->grad));
@@ -132,6 +157,7 @@ static pd_status start_bucket(pd_reducer *r, int b) {
     int64_t count = last ? r->flags_at + r->n : span->numel;
     for (int k = span->first; k < span->first + span->count; k++) {
         slot *s = &r->slots[r->layout.pieces[k].param];
+        PD_TRY(mend_home(s));
         PD_TRY(pd_tensor_before_write("DistributedDataParallel", s->home));
         if (!s->fired) PD_TRY(fill_in(s));
     }
