@@ -98,6 +98,94 @@ def test_training_parity(torch, double, kind, options):
         assert (to_torch(torch, p) - q).abs().max() < 1e-9
 
 
+def orders(home, full):
+    """The same numbers, [2, 3, 4, 5], in all orders of memory, with gaps and without; `full` makes them from a shape."""
+    x = full(2, 3, 4, 5)
+    wide = home.zeros(2, 3, 4, 10, dtype=home.float64)
+    wide[..., ::2] = x
+    return {
+        "contiguous": x.clone(),
+        "channels_last": x.clone().contiguous(memory_format=home.channels_last),
+        "transposed": x.permute(3, 1, 0, 2).contiguous().permute(2, 1, 3, 0),
+        "gaps": wide[..., ::2],
+    }
+
+
+@pytest.mark.parametrize("state", ["own", "loaded"])
+@pytest.mark.parametrize("kind, options", VARIANTS, ids=IDS)
+def test_any_order_of_memory(torch, double, kind, options, state):
+    """Parameters, gradients and states in any order, all against all; also gradients that repeat one number."""
+    torch.manual_seed(2)
+
+    def make():
+        x = torch.randn(2, 3, 4, 5)
+        return orders(torch, lambda *shape: x), orders(pydist, lambda *shape: from_torch(x))
+
+    names = ["contiguous", "channels_last", "transposed", "gaps"]
+    theirs, ours = [], []
+    for _ in range(5):
+        their, our = make()
+        theirs += [torch.nn.Parameter(their[name]) for name in names]
+        ours += [nn.Parameter(our[name]) for name in names]
+    assert [p.stride() for p in ours] == [q.stride() for q in theirs]
+    opt_theirs, opt_ours = (getattr(o, kind)(p, lr=0.1, **options) for o, p in ((torch.optim, theirs), (optim, ours)))
+    for step in range(3):
+        for i, (p, q) in enumerate(zip(ours, theirs)):
+            their, our = make()
+            name = [*names, "expanded"][i // 4]
+            q.grad = their[name] if name in their else torch.full((1, 1, 1, 1), 0.5).expand(2, 3, 4, 5)
+            p.grad = our[name] if name in our else pydist.full((1, 1, 1, 1), 0.5, dtype=pydist.float64).expand(2, 3, 4, 5)
+        versions = [p._version for p in ours]
+        opt_theirs.step()
+        opt_ours.step()
+        assert all(p._version > version for p, version in zip(ours, versions))
+        if state == "loaded":  # as a checkpoint of contiguous tensors would
+            saved = copy.deepcopy(opt_ours.state_dict())
+            for entry in saved["state"].values():
+                entry.update({k: v.contiguous() for k, v in entry.items() if isinstance(v, pydist.Tensor)})
+            opt_ours.load_state_dict(saved)
+    for p, q in zip(ours, theirs):
+        assert (to_torch(torch, p) - q).abs().max() < 1e-9 and p.stride() == q.stride()
+
+
+def test_gradients_of_any_order_are_clipped_unscaled_and_zeroed(torch):
+    x = torch.randn(2, 3, 4, 5, dtype=torch.float64)
+    theirs, ours = orders(torch, lambda *shape: x), orders(pydist, lambda *shape: from_torch(x))
+
+    def parameters(home, grads):
+        made = [home.nn.Parameter(home.zeros(2, 3, 4, 5, dtype=home.float64)) for _ in grads]
+        for p, g in zip(made, grads.values()):
+            p.grad = g
+        return made
+
+    p_theirs, p_ours = parameters(torch, theirs), parameters(pydist, ours)
+
+    def same():
+        return all((to_torch(torch, p.grad) - q.grad).abs().max() < 1e-12 and p.grad.stride() == q.grad.stride() for p, q in zip(p_ours, p_theirs))
+
+    for norm in (2.0, 1.0, math.inf):
+        assert abs(nn.utils.clip_grad_norm_(p_ours, 0.7, norm).item() - torch.nn.utils.clip_grad_norm_(p_theirs, 0.7, norm).item()) < 1e-9
+        assert same()
+    for clip in (nn.utils.clip_grad_value_, torch.nn.utils.clip_grad_value_):
+        clip(p_ours if clip is nn.utils.clip_grad_value_ else p_theirs, 0.01)
+    assert same()
+    scaler = pydist.amp.GradScaler("cpu", init_scale=4.0)
+    optimizer = optim.SGD(p_ours, lr=1.0)
+    scaler.scale(pydist.ones(1))
+    before = [p.grad.clone() for p in p_ours]
+    scaler.unscale_(optimizer)
+    assert all(bool((p.grad * 4 == g).all()) for p, g in zip(p_ours, before))
+    optimizer.zero_grad(set_to_none=False)
+    assert all(not p.grad.any() for p in p_ours)
+    repeats = nn.Parameter(pydist.zeros(4))
+    repeats.grad = pydist.full((1,), 3.0).expand(4)
+    assert nn.utils.get_total_norm([repeats.grad]).item() == 6
+    with pytest.raises(RuntimeError, match="share memory"):
+        nn.utils.clip_grad_norm_([repeats], 1.0)
+    optim.SGD([repeats], lr=1.0).step()
+    assert repeats.tolist() == [-3] * 4
+
+
 @pytest.mark.parametrize("kind, options", VARIANTS, ids=IDS)
 def test_missing_gradients_and_state_parity(torch, double, kind, options):
     """Parameters that sometimes have no gradient; dictionaries that each side loads from the other."""
