@@ -127,7 +127,8 @@ bool pd_meta_swap_grad(pd_meta *m, const pd_tensor *was, pd_tensor *g);
 void pd_meta_set_grad(pd_meta *m, pd_tensor *g); /* the same, whatever it is */
 /* Current history of t, made anew for a view whose base was written: grad_fn [borrowed], NULL for a leaf. */
 pd_status pd_tensor_history(pd_tensor *t, pd_node **fn, int *index);
-pd_status pd_tensor_retain_grad(pd_tensor *t); /* keeps .grad although t is no leaf; goes with t where grad_fn changes */
+/* Keeps .grad although t is no leaf; goes with t where its grad_fn changes. */
+pd_status pd_tensor_retain_grad(pd_tensor *t);
 void pd_tensor_detach(pd_tensor *t);           /* history; a hook of retain_grad() stays with the old graph */
 void pd_tensor_forget(pd_tensor *t);           /* history, gradient and hooks */
 bool pd_tensor_wants_grad(const pd_tensor *t); /* requires_grad, a view's through its base too */
