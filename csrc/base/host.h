@@ -12,6 +12,10 @@
 extern void *(*pd_host_release)(void);
 extern void (*pd_host_acquire)(void *token);
 
+/* Takes a mutex (pthread_mutex_t) whose holders may wait for the host's lock, as ops do that give it up and take it
+   again: to wait for such a mutex with that lock held would be a deadlock. */
+void pd_host_lock(void *mutex);
+
 /* A function of the host with its context. call may be made from any thread; its failure is PD_E_PYTHON, carried
    unchanged. */
 typedef struct pd_closure {
