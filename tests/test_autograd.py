@@ -183,6 +183,192 @@ def test_a_retained_gradient_is_nobody_elses():
     assert a.grad.tolist() == [8, 8] and b.grad.tolist() == [1, 1]
 
 
+# What a hook, or another thread, does to the graph that backward walks.
+
+
+def test_a_hook_may_drop_the_graph():
+    kept = []
+    for drop in ("detach", "list", "inputs"):
+        x = leaf(1.0, 2.0, 3.0)
+        h = x * 2
+        y = (h * 3).sum()
+        roots, inputs = [y], [x]
+
+        def hook(g, y=y, roots=roots, inputs=inputs, drop=drop):
+            if drop == "detach":
+                y.detach_()
+            roots.clear(), inputs.clear()
+            kept.append([leaf(1.0) * 2 for _ in range(20)])  # takes the memory of what is freed
+
+        h.register_hook(hook)
+        del h, y, hook
+        if drop == "inputs":
+            assert [g.tolist() for g in pydist.grad(roots, inputs)] == [[6, 6, 6]]
+        else:
+            pydist.autograd.backward(roots)
+            assert x.grad.tolist() == [6, 6, 6]
+
+
+def test_a_hook_may_give_the_input_another_history():
+    class Two(pydist.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 1, x * 2
+
+        @staticmethod
+        def backward(ctx, a, b):
+            return a + 2 * b
+
+    b = Two.apply(leaf(1.0, 2.0))[1]  # output 1 of its node
+    later = b + 3
+
+    def hook(g):
+        with pydist.enable_grad():
+            b.mul_(2)  # output 0 of another one
+
+    later.register_hook(hook)
+    assert pydist.grad(later.sum(), b)[0].tolist() == [1, 1]
+
+
+def test_an_unpack_hook_may_run_the_same_backward():
+    x = leaf(1.0, 2.0)
+    inner = []
+
+    def unpack(t):
+        if not inner:
+            inner.append(1)
+            again.backward()
+        return t * 1
+
+    with pydist.autograd.graph.saved_tensors_hooks(lambda t: t * 1, unpack):
+        y = x * x
+    again = y.sum()
+    y.sum().backward()
+    assert inner and x.grad.tolist() == [4, 8]  # both had what they needed
+
+
+def test_a_gradient_keeps_its_shape_dtype_and_device():
+    """Kernels trust them: a hook that changes one is an error, whether it returns another tensor or writes .data."""
+    wide = pydist.randn(4, 3000)
+    for broken in (lambda g: g.half(), lambda g: g[:1], lambda g: g.to(pydist.int8), lambda g: g.sum()):
+        for op in (lambda x: x.softmax(1), lambda x: pydist.nn.functional.layer_norm(x, (3000,)), lambda x: x * 2):
+            x = wide.clone().requires_grad_()
+            y = op(x)
+            y.register_hook(broken)
+            with pytest.raises(RuntimeError, match="a gradient hook returned"):
+                y.sum().backward()
+        x = wide.clone().requires_grad_()
+        x.register_hook(broken)
+        with pytest.raises(RuntimeError, match="a gradient hook returned"):
+            (x * 2).sum().backward()
+
+    def shrink(g):
+        g.data = pydist.zeros(1, dtype=pydist.int8)
+
+    for create_graph in (False, True):
+        x = wide.clone().requires_grad_()
+        y, z = x.softmax(1), x.exp()
+        (y + z).register_hook(lambda g: None)
+        y.register_hook(shrink)  # the gradient that y and z share
+        if create_graph:
+            with pytest.raises(RuntimeError, match="a gradient hook returned"):
+                (y + z).sum().backward(create_graph=True)
+        else:
+            (y + z).sum().backward()  # what the hook saw was its own
+            assert pydist.allclose(x.grad, wide.exp(), atol=1e-4)
+
+    given = pydist.ones(4, 3000)
+    x = wide.clone().requires_grad_()
+    y, z = x.softmax(1), x * 1
+    z.register_hook(lambda g: [given.resize_(1)][1:] or None)
+    pydist.autograd.backward([y, z], [given, given])
+    assert x.grad.shape == (4, 3000)
+
+
+def test_data_replaced_before_backward():
+    """A saved leaf whose .data is another tensor by now: no kernel reads that by the old geometry."""
+    F = pydist.nn.functional
+    other = lambda t: pydist.zeros(1)
+    same = lambda t: t.detach().clone()
+    for new in (other, same):
+        w, x = pydist.rand(3000, requires_grad=True), pydist.rand(4, 3000, requires_grad=True)
+        y = F.layer_norm(x, (3000,), w)
+        w.data = new(w)
+        with pytest.raises(RuntimeError, match=r"input 1, .* other .data"):
+            y.sum().backward()
+    w = pydist.rand(10, 4, requires_grad=True)
+    y = F.embedding(pydist.arange(10), w)  # nothing of w is saved, but its .grad must fit it
+    w.data = pydist.zeros(1, 1)
+    with pytest.raises(RuntimeError, match="a leaf is float32 of shape"):
+        y.sum().backward()
+    x = pydist.rand(12, requires_grad=True)
+    y = x.as_strided((3, 2), (4, 1))  # saves its input for the geometry
+    x.data = pydist.zeros(2)
+    with pytest.raises(RuntimeError, match="a leaf is float32 of shape"):
+        y.sum().backward()
+    for at in ("index", "target"):  # kept as they were
+        x, i = pydist.rand(5, 5, requires_grad=True), pydist.arange(5)
+        y = x[i].sum() if at == "index" else F.cross_entropy(x, i)
+        i.data = pydist.full((5,), 1 << 40)
+        y.backward()
+        assert x.grad.shape == (5, 5)
+    x = pydist.rand(3, requires_grad=True)
+    x.sum().backward()
+    x.grad.data = pydist.zeros(2)
+    with pytest.raises(RuntimeError, match=".grad of a leaf is float32 of shape"):
+        x.sum().backward()
+
+
+def test_leaves_that_threads_share():
+    """Two threads in backward, one of which gives Python's lock up while it adds to a large .grad."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    shared = pydist.zeros(3_000_000, requires_grad=True)
+    shared.grad = pydist.zeros(3_000_000)
+    small = leaf(0.0)
+    ends = []
+
+    def work():
+        for _ in range(30):
+            shared[0].sum().backward()
+            (small * 2).sum().backward()
+        ends.append(1)
+
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(3)]
+    try:
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join(100)
+    finally:
+        sys.setswitchinterval(interval)
+    assert len(ends) == 3 and shared.grad[0].item() == 90 and small.grad.tolist() == [180]
+
+
+def test_threads_through_one_graph():
+    """Each either has its gradients or is told that another backward freed the graph."""
+    for _ in range(5):
+        x = pydist.rand(400, 400, requires_grad=True)
+        y = x
+        for _ in range(6):
+            y = (y @ x).softmax(1)
+        loss, told = y.sum(), []
+
+        def work(loss=loss, told=told):
+            try:
+                loss.backward()
+                told.append("")
+            except RuntimeError as e:
+                told.append(str(e))
+
+        threads = [threading.Thread(target=work, daemon=True) for _ in range(3)]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join(100)
+        assert len(told) == 3 and all(not e or "freed by an earlier backward" in e for e in told)
+
+
 # Hooks.
 
 

@@ -9,19 +9,24 @@
 #include "autograd/laps.h"
 #include "base/mem.h"
 
-/* One entry per node or leaf of the run. */
+/* One entry per node or leaf of the run, which keeps them: a hook may drop the graph (detach_(), del) meanwhile. */
 typedef struct entry {
     const void *key;      /* pd_node * or pd_tensor * (leaf) */
-    pd_node *node;        /* NULL: a leaf */
-    pd_tensor *leaf;
+    pd_node *node;        /* [strong] NULL: a leaf */
+    pd_tensor *leaf;      /* [strong] */
     int64_t waiting;      /* edges that have not delivered yet */
     bool needed;          /* leads to something that is asked for */
     bool expanded;
     bool is_root;
-    int first_capture;    /* inputs asked for at this node's outputs: chain by next_capture; -1: none */
+    int first_capture;    /* inputs asked for at this node's outputs: chain by captures; -1: none */
     pd_tensor *one;       /* the gradient, where there is one output */
     pd_tensor **many;     /* else an array of them, NULL until the first arrives */
 } entry;
+
+typedef struct capture {
+    int next;             /* input that is asked for at the same node; -1: none */
+    int index;            /* of the node's output: a hook may give the input another history */
+} capture;
 
 typedef struct run {
     const pd_backward *b;
@@ -31,7 +36,7 @@ typedef struct run {
     size_t nslots;
     uint32_t *heap;       /* ready nodes, the latest on top */
     size_t nheap, cap_heap;
-    int *next_capture;    /* per input */
+    capture *captures;    /* per input */
     pd_closure *at_end;
     size_t nat_end, cap_at_end;
     struct run *outer;
@@ -41,7 +46,10 @@ typedef struct run {
 
 static _Thread_local run *current;
 static atomic_uint_fast64_t next_id = 1;
-static pthread_mutex_t leaf_lock = PTHREAD_MUTEX_INITIALIZER;
+
+/* Of leaves, by address: taken while a gradient is added to .grad where it lies. */
+#define LEAF_LOCKS 64
+static pthread_mutex_t leaf_locks[LEAF_LOCKS] = {[0 ... LEAF_LOCKS - 1] = PTHREAD_MUTEX_INITIALIZER};
 
 bool pd_engine_is_running(void) { return current != NULL; }
 
@@ -95,6 +103,8 @@ static pd_status find_or_add(run *r, pd_node *node, pd_tensor *leaf, uint32_t *i
     PD_TRY(pd_grow(&r->entries, &r->cap, r->count + 1, sizeof(entry), "backward"));
     e = &r->entries[r->count];
     *e = (entry){.key = key, .node = node, .leaf = leaf, .first_capture = -1};
+    if (node) pd_node_retain(node);
+    else pd_tensor_retain(leaf);
     *index = (uint32_t)r->count++;
     insert_slot(r, *index);
     return PD_OK;
@@ -210,6 +220,9 @@ static bool is_passed(const run *r, const pd_edge *e) {
 static pd_status fit(const run *r, const pd_node *n, int i, pd_tensor **g) {
     const pd_edge *e = &n->edges[i];
     pd_tensor *t;
+    if ((*g)->storage->device->index != e->device)
+        return pd_fail(PD_E_RUNTIME, "%s: the gradient of input %d is on %s (expected the device of that input)",
+                       pd_node_name(n), i, (*g)->storage->device->name);
     if (!pd_shape_equal((*g)->ndim, (*g)->size, e->ndim, e->size)) {
         if (n->def && (n->def->op->flags & PD_NO_BROADCAST_GRAD))
             return pd_fail(PD_E_RUNTIME, "%s: the gradient of input %d has shape %s (expected %s): a bug of this op",
@@ -226,9 +239,25 @@ static pd_status fit(const run *r, const pd_node *n, int i, pd_tensor **g) {
     return PD_OK;
 }
 
+/* Kernels take a gradient to be what the forward said: a hook, which may also write `.data`, changes values only. */
+static pd_status call_grad_hook(pd_hook *h, pd_tensor **g) {
+    const pd_device *device = (*g)->storage->device;
+    int dtype = (*g)->dtype, ndim = (*g)->ndim;
+    int64_t size[PD_MAX_DIMS];
+    memcpy(size, (*g)->size, sizeof *size * (size_t)ndim);
+    PD_TRY(pd_hook_call(h, g));
+    const pd_tensor *t = *g;
+    bool shape = pd_shape_equal(t->ndim, t->size, ndim, size);
+    if (shape && t->dtype == dtype && t->storage->device == device) return PD_OK;
+    return pd_fail(shape ? PD_E_DTYPE : PD_E_SHAPE,
+                   "a gradient hook returned %s of shape %s on %s (expected %s of shape %s on %s, as it was given)",
+                   pd_dtype_name((pd_dtype)t->dtype), pd_tensor_shape(t), t->storage->device->name,
+                   pd_dtype_name((pd_dtype)dtype), pd_shape_text(ndim, size), device->name);
+}
+
 static pd_status call_grad_hooks(pd_hook *hooks, int index, pd_tensor **g) {
     for (pd_hook *h = hooks; h; h = h->next)
-        if (h->kind == PD_HOOK_GRAD && h->index == index) PD_TRY(pd_hook_call(h, g));
+        if (h->kind == PD_HOOK_GRAD && h->index == index) PD_TRY(call_grad_hook(h, g));
     return PD_OK;
 }
 
@@ -245,44 +274,78 @@ static bool is_alone(const pd_tensor *g) {
     return g->base->refs == 1 && g->storage->refs == 2 && g->numel == g->base->numel;
 }
 
-static pd_status accumulate(pd_tensor *leaf, pd_tensor *g, bool create_graph) {
-    pd_meta *m = NULL;
-    PD_TRY(pd_meta_get(leaf, &m));
-    if (m->home && create_graph && pd_tensor_wants_grad(g))
-        return pd_fail(PD_E_RUNTIME, "backward: create_graph=True needs a .grad with a graph, and this one lies in a "
-                                     "bucket of DistributedDataParallel (expected autograd.grad(..., "
-                                     "create_graph=True), and backward of what is made of it)");
-    if (m->grad && !create_graph) return pd_engine.add_into(m->grad, g);
-    pd_tensor *t;
-    if (m->grad) {
-        PD_TRY(pd_engine.add(m->grad, g, &t));
-        pd_tensor_release(m->grad);
-        m->grad = t;
-        return PD_OK;
-    }
+/* [new] what becomes .grad of a leaf that has none. */
+static pd_status first_grad(const pd_meta *m, pd_tensor *g, pd_tensor **out) {
     if (m->home) {
         if (g->storage != m->home->storage || g->offset != m->home->offset) /* else made there (pd_vjp_home) */
             PD_TRY(pd_engine.copy_into(m->home, g));
-        pd_tensor_retain(m->grad = m->home);
-        return PD_OK;
-    }
-    if (create_graph) {
-        pd_tensor_retain(m->grad = g);
+        pd_tensor_retain(*out = m->home);
         return PD_OK;
     }
     /* Ours alone: taken as it is. Else a copy, so that .grad shares memory with nothing. */
-    if (is_alone(g)) {
-        PD_TRY(pd_tensor_alias(g, false, &m->grad));
-        return PD_OK;
+    return is_alone(g) ? pd_tensor_alias(g, false, out) : pd_engine.clone(g, out);
+}
+
+static bool alike(const pd_tensor *a, const pd_tensor *b) {
+    return a->dtype == b->dtype && a->storage->device == b->storage->device && pd_tensor_same_shape(a, b);
+}
+
+/* `.data =` may have changed what a tensor is since the forward: its gradient fits no more. */
+static pd_status check_gradient(const char *what, const pd_tensor *t, const pd_tensor *g) {
+    if (alike(t, g)) return PD_OK;
+    return pd_fail(pd_tensor_same_shape(t, g) ? PD_E_DTYPE : PD_E_SHAPE,
+                   "backward: %s is %s of shape %s on %s, but the gradient is %s of shape %s on %s (expected the same: "
+                   "was its .data replaced since the forward?)",
+                   what, pd_dtype_name((pd_dtype)t->dtype), pd_tensor_shape(t), t->storage->device->name,
+                   pd_dtype_name((pd_dtype)g->dtype), pd_tensor_shape(g), g->storage->device->name);
+}
+
+/* .grad += g; under the leaf's lock, and no code of the host's runs. *old is to be released after it. */
+static pd_status add_to_grad(pd_meta *m, pd_tensor *g, pd_tensor **old) {
+    for (;;) { /* again where the host's .grad = ... was faster */
+        pd_tensor *t = NULL;
+        if ((*old = pd_meta_grad(m))) {
+            PD_TRY(check_gradient(".grad of a leaf", *old, g));
+            return pd_engine.add_into(*old, g);
+        }
+        PD_TRY(first_grad(m, g, &t));
+        if (pd_meta_swap_grad(m, NULL, t)) return PD_OK;
+        pd_tensor_release(t);
     }
-    PD_TRY(pd_engine.clone(g, &m->grad));
-    return PD_OK;
+}
+
+/* .grad = .grad + g, recorded: the host's hooks may run, so no lock is held. */
+static pd_status record_to_grad(pd_meta *m, pd_tensor *g) {
+    if (m->home && pd_tensor_wants_grad(g))
+        return pd_fail(PD_E_RUNTIME, "backward: create_graph=True needs a .grad with a graph, and this one lies in a "
+                                     "bucket of DistributedDataParallel (expected autograd.grad(..., "
+                                     "create_graph=True), and backward of what is made of it)");
+    for (;;) {
+        pd_tensor *old = pd_meta_grad(m), *sum = NULL;
+        pd_status status = PD_OK;
+        if (old) status = check_gradient(".grad of a leaf", old, g);
+        if (old && !status) status = pd_engine.add(old, g, &sum);
+        else if (old) {}
+        else if (m->home) status = first_grad(m, g, &sum);
+        else pd_tensor_retain(sum = g);
+        bool done = !status && pd_meta_swap_grad(m, old, sum);
+        pd_tensor_release(old);
+        if (done || status) return status;
+        pd_tensor_release(sum);
+    }
 }
 
 pd_status pd_leaf_accumulate(pd_tensor *leaf, pd_tensor *g, bool create_graph) {
-    pthread_mutex_lock(&leaf_lock);
-    pd_status status = accumulate(leaf, g, create_graph);
-    pthread_mutex_unlock(&leaf_lock);
+    pd_meta *m = NULL;
+    pd_tensor *old = NULL;
+    PD_TRY(check_gradient("a leaf", leaf, g));
+    PD_TRY(pd_meta_get(leaf, &m));
+    if (create_graph) return record_to_grad(m, g);
+    pthread_mutex_t *lock = &leaf_locks[((uintptr_t)leaf >> 6) % LEAF_LOCKS];
+    pd_host_lock(lock);
+    pd_status status = add_to_grad(m, g, &old);
+    pthread_mutex_unlock(lock);
+    pd_tensor_release(old); /* maybe the last one, whose end runs code of the host's */
     return status;
 }
 
@@ -292,7 +355,7 @@ static pd_status finish_leaf(run *r, uint32_t index) {
     if (!e->one) return PD_OK;
     if (leaf->meta) PD_TRY(call_grad_hooks(leaf->meta->hooks, 0, &e->one));
     if (r->b->inputs) {
-        for (int k = e->first_capture; k >= 0; k = r->next_capture[k])
+        for (int k = e->first_capture; k >= 0; k = r->captures[k].next)
             if (!r->b->accumulate) pd_tensor_retain(r->b->out[k] = e->one);
         if (!r->b->accumulate || e->first_capture < 0) return PD_OK;
     }
@@ -347,7 +410,7 @@ bool pd_vjp_may_widen(const pd_vjp *v, int i) {
 /* The node's own function on the gradients that arrived. */
 static pd_status call_node(run *r, entry *e, pd_tensor **g, pd_tensor **gin) {
     pd_node *n = e->node;
-    if (n->freed && n->nsaved)
+    if (n->nsaved && !pd_node_hold(n))
         return pd_fail(PD_E_RUNTIME,
                        "backward: the graph was freed by an earlier backward, at %s (expected retain_graph=True there)",
                        pd_node_name(n));
@@ -372,6 +435,7 @@ static pd_status call_node(run *r, entry *e, pd_tensor **g, pd_tensor **gin) {
         v.status = pd_error_restore(&error);
     }
     pd_vjp_end(&v);
+    if (n->nsaved) pd_node_let_go(n);
     return v.status;
 }
 
@@ -385,8 +449,8 @@ static pd_status run_node(run *r, uint32_t index) {
         PD_TRY(call_grad_hooks(n->hooks, i, &g[i]));
         any = true;
     }
-    for (int k = e->first_capture; g && k >= 0; k = r->next_capture[k]) {
-        int i = r->b->inputs[k]->meta->index;
+    for (int k = e->first_capture; g && k >= 0; k = r->captures[k].next) {
+        int i = r->captures[k].index;
         if (g[i]) pd_tensor_retain(r->b->out[k] = g[i]);
     }
     if (n->nin > 8) PD_TRY(pd_calloc((size_t)n->nin * sizeof *gin, "backward", &gin));
@@ -415,7 +479,7 @@ static pd_status run_node(run *r, uint32_t index) {
 /* ---- a run ------------------------------------------------------------------------------------------------------- */
 
 static pd_status seed(run *r, int i, uint32_t *index) {
-    pd_tensor *root = r->b->roots[i], *g = r->b->grads ? r->b->grads[i] : NULL, *ones = NULL;
+    pd_tensor *root = r->b->roots[i], *g = r->b->grads ? r->b->grads[i] : NULL, *own = NULL;
     pd_node *fn;
     int out;
     bool added;
@@ -431,27 +495,26 @@ static pd_status seed(run *r, int i, uint32_t *index) {
     if (g && !pd_tensor_same_shape(g, root))
         return pd_fail(PD_E_SHAPE, "backward: the gradient has shape %s, root %d %s", pd_tensor_shape(g), i,
                        pd_tensor_shape(root));
-    if (!g) {
-        PD_TRY(pd_engine.ones_like(root, &ones));
-        g = ones;
-    } else if (g->dtype != root->dtype) {
-        PD_TRY(pd_engine.cast(g, (pd_dtype)root->dtype, &ones));
-        g = ones;
-    }
+    if (g && g->storage->device != root->storage->device)
+        return pd_fail(PD_E_RUNTIME, "backward: the gradient is on %s, root %d on %s (expected one device)",
+                       g->storage->device->name, i, root->storage->device->name);
+    if (!g) PD_TRY(pd_engine.ones_like(root, &own));
+    else if (g->dtype != root->dtype) PD_TRY(pd_engine.cast(g, (pd_dtype)root->dtype, &own));
+    else PD_TRY(pd_tensor_apart(g, r->b->create_graph, &own));
     pd_status status = pd_tensor_history(root, &fn, &out);
     if (!status) status = find_or_add(r, fn, fn ? NULL : root, index, &added);
     if (!status) {
         r->entries[*index].is_root = true;
-        status = add_grad(r, &r->entries[*index], out, g);
+        status = add_grad(r, &r->entries[*index], out, own);
     }
-    pd_tensor_release(ones);
+    pd_tensor_release(own);
     return status;
 }
 
 static pd_status add_captures(run *r) {
     const pd_backward *b = r->b;
     if (!b->inputs) return PD_OK;
-    PD_TRY(pd_malloc(sizeof *r->next_capture * (size_t)(b->ninputs + 1), "backward", &r->next_capture));
+    PD_TRY(pd_malloc(sizeof *r->captures * (size_t)(b->ninputs + 1), "backward", &r->captures));
     for (int k = 0; k < b->ninputs; k++) {
         pd_node *fn;
         int out;
@@ -464,7 +527,7 @@ static pd_status add_captures(run *r) {
         if (fn && b->accumulate)
             return pd_fail(PD_E_RUNTIME, "backward: input %d is not a leaf", k);
         PD_TRY(find_or_add(r, fn, fn ? NULL : b->inputs[k], &index, &added));
-        r->next_capture[k] = r->entries[index].first_capture;
+        r->captures[k] = (capture){.next = r->entries[index].first_capture, .index = out};
         r->entries[index].first_capture = k;
     }
     return PD_OK;
@@ -517,6 +580,8 @@ pd_status pd_engine_run(const pd_backward *b) {
         for (int k = 0; e->many && k < e->node->nout; k++) pd_tensor_release(e->many[k]);
         pd_tensor_release(e->one);
         pd_free(e->many);
+        pd_node_release(e->node);
+        pd_tensor_release(e->leaf);
     }
     for (size_t i = 0; i < r.nat_end; i++) pd_closure_drop(&r.at_end[i]);
     if (status && b->out)
@@ -527,7 +592,7 @@ pd_status pd_engine_run(const pd_backward *b) {
     pd_free(r.entries);
     pd_free(r.slots);
     pd_free(r.heap);
-    pd_free(r.next_capture);
+    pd_free(r.captures);
     pd_free(r.at_end);
     return status;
 }

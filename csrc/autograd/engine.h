@@ -2,7 +2,8 @@
 
    A run counts, for every node reachable from the roots, the edges that lead to it, then runs nodes whose count is
    zero, the latest first. Gradients of several uses are added in that order, so the result is the same in every run. A
-   run keeps all its state to itself: reentrant, and two threads may run at once (leaves are written under one lock). */
+   run keeps all its state to itself, and what it walks alive: reentrant, and threads may run at once, through the same
+   graph too (a lock for each leaf; one of those that shared a graph finds it freed, unless it is retained). */
 #ifndef PD_AUTOGRAD_ENGINE_H
 #define PD_AUTOGRAD_ENGINE_H
 

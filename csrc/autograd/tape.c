@@ -142,6 +142,12 @@ static pd_status set_grad_fn(pd_meta *m, pd_node *fn, int index) {
     return PD_OK;
 }
 
+pd_status pd_tensor_apart(pd_tensor *t, bool recorded, pd_tensor **out) {
+    if (!recorded) return pd_tensor_alias(t, false, out);
+    pd_tensor_retain(*out = t);
+    return PD_OK;
+}
+
 void pd_tensor_detach(pd_tensor *t) {
     pd_meta *m = t->meta;
     pd_node *old = m ? m->grad_fn : NULL;
@@ -244,7 +250,7 @@ pd_status pd_node_new(const pd_node_kind *kind, const pd_def *def, const void *a
            at = saved + (size_t)nsaved * sizeof(pd_saved), sizes = at + ((attr_bytes + 7) & ~(size_t)7);
     pd_node *n;
     PD_TRY(pd_malloc(sizes + dims * 8, "tape", &n));
-    *n = (pd_node){.refs = 1, .kind = kind, .def = def, .nout = nout, .nsaved = nsaved};
+    *n = (pd_node){.refs = 1, .readers = 1, .kind = kind, .def = def, .nout = nout, .nsaved = nsaved};
     n->seq = atomic_fetch_add_explicit(&next_seq, 1, memory_order_relaxed);
     n->edges = (pd_edge *)((char *)n + edges);
     n->saved = (pd_saved *)((char *)n + saved);
@@ -260,6 +266,7 @@ pd_status pd_node_new(const pd_node_kind *kind, const pd_def *def, const void *a
         if (!t) continue;
         e->dtype = t->dtype;
         e->ndim = t->ndim;
+        e->device = (int16_t)t->storage->device->index;
         e->size = pool;
         for (int d = 0; d < t->ndim; d++) *pool++ = t->size[d];
         if (!pd_tensor_wants_grad(t)) continue;
@@ -296,6 +303,7 @@ static pd_status shell_of(const pd_tensor *t, pd_tensor **out) {
 static pd_status pack(pd_saved *s, pd_tensor *t, bool is_out) {
     pd_tensor *given = NULL;
     PD_TRY(shell_of(t, &s->t));
+    s->device = (int8_t)t->storage->device->index;
     PD_TRY(pd_calloc(sizeof *s->packed, "tape", &s->packed));
     if (is_out) PD_TRY(pd_tensor_alias(t, false, &given)); /* the node's own output would make a cycle */
     pd_status status = pd_saved_pack(given ? given : t, s->packed);
@@ -317,12 +325,16 @@ pd_status pd_node_save(pd_node *n, int slot, pd_tensor *t, bool is_out, int inde
     if (__builtin_expect(pd_saved_hooked, 0) && pd_saved_pack && !(n->def && n->def->op->flags & PD_SAVES_GEOMETRY))
         return pack(s, t, is_out);
     s->version = pd_tensor_version(t);
-    if (index < 0 || (!is_out && n->edges[index].leaf)) pd_tensor_retain(s->t = t);
+    bool geometry = n->def && n->def->op->flags & PD_SAVES_GEOMETRY; /* as it is now, whatever `.data =` makes of t */
+    if (index < 0 || (!is_out && n->edges[index].leaf && !geometry)) pd_tensor_retain(s->t = t);
     else PD_TRY(pd_tensor_alias(t, false, &s->t));
     return PD_OK;
 }
 
-void pd_node_free_saved(pd_node *n) {
+bool pd_node_hold(pd_node *n) { return !n->freed && pd_hold(&n->readers); }
+
+void pd_node_let_go(pd_node *n) {
+    if (atomic_fetch_sub(&n->readers, 1) != 1) return;
     for (int i = 0; i < n->nsaved; i++) {
         pd_saved *s = &n->saved[i];
         pd_tensor_release(s->t);
@@ -332,7 +344,10 @@ void pd_node_free_saved(pd_node *n) {
         pd_free(s->packed);
         s->packed = NULL;
     }
-    n->freed = true;
+}
+
+void pd_node_free_saved(pd_node *n) {
+    if (!atomic_exchange(&n->freed, true)) pd_node_let_go(n);
 }
 
 void pd_node_release(pd_node *n) {
@@ -520,8 +535,8 @@ static pd_status check_version(const pd_node *n, const pd_saved *s) {
     unsigned version = pd_tensor_version(s->t);
     if (version == s->version) return PD_OK;
     return pd_fail(PD_E_RUNTIME,
-                   "%s: %s %d, %s of shape %s, is needed for the gradient but was modified by an in-place op: it is at "
-                   "version %u (expected %u)",
+                   "%s: %s %d, %s of shape %s, is needed for the gradient but was modified by an in-place op, or given "
+                   "other .data: it is at version %u (expected %u)",
                    pd_node_name(n),
                    s->is_out      ? "output"
                    : s->index < 0 ? "saved tensor"
@@ -549,6 +564,9 @@ static pd_status call_unpack(const pd_node *n, const pd_saved *s, pd_tensor **ou
             pd_fail(PD_E_SHAPE, "%s: the hook for saved tensors gave back %s of shape %s (expected %s of shape %s)",
                     pd_node_name(n), pd_dtype_name((pd_dtype)t->dtype), pd_tensor_shape(t),
                     pd_dtype_name((pd_dtype)s->t->dtype), pd_tensor_shape(s->t));
+    else if (t->storage->device->index != s->device)
+        status = pd_fail(PD_E_RUNTIME, "%s: the hook for saved tensors gave a tensor back on %s (expected the device "
+                                       "that it was on)", pd_node_name(n), t->storage->device->name);
     else if (memcmp(t->stride, s->t->stride, sizeof *t->stride * (size_t)t->ndim) &&
              pd_shape_is_dense(t->ndim, t->size, s->t->stride))
         status = laid_out(t, s->t, &copy);
@@ -577,14 +595,15 @@ static pd_status restore(pd_node *n, const pd_saved *s, pd_tensor **out) {
 
 pd_status pd_node_unpack(pd_node *n, int slot, pd_tensor **out) {
     *out = NULL;
-    if (n->freed)
+    if (!pd_node_hold(n))
         return pd_fail(PD_E_RUNTIME,
                        "%s: the saved tensors were freed by an earlier backward (expected retain_graph=True there)",
                        pd_node_name(n));
-    if (!n->saved[slot].t) return PD_OK;
-    if (!n->saved[slot].packed) PD_TRY(check_version(n, &n->saved[slot]));
-    else if (!pd_grad_mode) return call_unpack(n, &n->saved[slot], out);
-    return restore(n, &n->saved[slot], out);
+    const pd_saved *s = &n->saved[slot];
+    pd_status status = s->t && !s->packed ? check_version(n, s) : PD_OK;
+    if (s->t && !status) status = s->packed && !pd_grad_mode ? call_unpack(n, s, out) : restore(n, s, out);
+    pd_node_let_go(n);
+    return status;
 }
 
 static pd_tensor *find(const pd_vjp *v, const pd_saved *s) {

@@ -15,8 +15,9 @@ typedef struct pd_edge {
     pd_tensor *leaf;      /* [strong] the leaf, or NULL; neither: no gradient wanted */
     int index;            /* which output of fn */
     int8_t dtype, ndim;
+    int16_t device;       /* its index */
     const int64_t
-        *size; /* dtype and shape of the input, known also where no gradient is wanted; in the node's memory */
+        *size; /* dtype, device and shape of the input, known also where no gradient is wanted; in the node's memory */
 } pd_edge;
 
 typedef struct pd_saved {
@@ -27,6 +28,7 @@ typedef struct pd_saved {
     unsigned version;
     int16_t index; /* of the input or output; -1: neither, t is kept itself */
     bool is_out;
+    int8_t device; /* its index, with `packed` */
 } pd_saved;
 
 typedef enum pd_hook_kind {
@@ -67,7 +69,8 @@ typedef struct pd_node {
     uint64_t seq;        /* later nodes run first in backward */
     double work;         /* nanoseconds of the forward call, for the GIL rule */
     int nin, nout, nsaved;
-    bool freed;          /* saved tensors are gone: a backward without retain_graph has passed */
+    atomic_bool freed;   /* a backward without retain_graph has passed: nobody may read what is saved */
+    atomic_int readers;  /* of what is saved: the graph, until `freed`, and calls under way; the last one frees it */
     pd_edge *edges;
     pd_saved *saved;
     void *attrs;
@@ -129,6 +132,9 @@ void pd_meta_set_grad(pd_meta *m, pd_tensor *g); /* the same, whatever it is */
 pd_status pd_tensor_history(pd_tensor *t, pd_node **fn, int *index);
 /* Keeps .grad although t is no leaf; goes with t where its grad_fn changes. */
 pd_status pd_tensor_retain_grad(pd_tensor *t);
+/* [new] a gradient that the host gives or gets: t itself where it is recorded, else an alias, since `.data =` may
+   change the host's tensor at any time. */
+pd_status pd_tensor_apart(pd_tensor *t, bool recorded, pd_tensor **out);
 void pd_tensor_detach(pd_tensor *t);           /* history; a hook of retain_grad() stays with the old graph */
 void pd_tensor_forget(pd_tensor *t);           /* history, gradient and hooks */
 bool pd_tensor_wants_grad(const pd_tensor *t); /* requires_grad, a view's through its base too */
@@ -145,6 +151,9 @@ pd_status pd_node_unpack(pd_node *n, int slot, pd_tensor **out);
 pd_status pd_node_foreign(const char *name, pd_closure c, pd_tensor *const *in, int nin, int nout, int nsaved,
                           pd_node **out);
 const pd_closure *pd_node_closure(const pd_node *n); /* [borrowed from n] NULL where n is no foreign node */
+/* Between these what is saved stays, though another backward (of a hook, of a thread) frees it. false: it has been. */
+bool pd_node_hold(pd_node *n);
+void pd_node_let_go(pd_node *n);
 void pd_node_free_saved(pd_node *n);
 static inline void pd_node_retain(pd_node *n) { atomic_fetch_add_explicit(&n->refs, 1, memory_order_relaxed); }
 void pd_node_release(pd_node *n);

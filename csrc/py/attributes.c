@@ -53,10 +53,11 @@ static int set_grad(PyObject *self, PyObject *value, void *unused) {
     (void)unused;
     if (value && value != Py_None) {
         if (!(g = pd_py_expect_tensor(value, "grad", "the gradient"))) return -1;
-        if (!pd_tensor_same_shape(g, t) || g->dtype != t->dtype || g == t) {
-            PyErr_Format(PyExc_RuntimeError, "grad: got %s of shape %s (expected another tensor, %s of shape %s)",
-                         pd_dtype_name((pd_dtype)g->dtype), pd_tensor_shape(g), pd_dtype_name((pd_dtype)t->dtype),
-                         pd_tensor_shape(t));
+        if (!pd_tensor_same_shape(g, t) || g->dtype != t->dtype || g->storage->device != t->storage->device || g == t) {
+            PyErr_Format(PyExc_RuntimeError,
+                         "grad: got %s of shape %s on %s (expected another tensor, %s of shape %s on %s)",
+                         pd_dtype_name((pd_dtype)g->dtype), pd_tensor_shape(g), g->storage->device->name,
+                         pd_dtype_name((pd_dtype)t->dtype), pd_tensor_shape(t), t->storage->device->name);
             return -1;
         }
         pd_tensor_retain(g);
@@ -118,6 +119,7 @@ static int set_data(PyObject *self, PyObject *value, void *unused) {
     }
     pd_tensor *copy; /* takes the geometry and memory of `from`; keeps its own history */
     PD_PY_TRY_INT(pd_tensor_alias(from, true, &copy));
+    copy->version->count = pd_tensor_version(t) + 1; /* what was saved of t is t no more */
     if (t->meta) t->meta->low.of = NULL; /* other memory may come to lie where this was */
     pd_storage *storage = t->storage;
     pd_version *version = t->version;

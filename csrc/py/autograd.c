@@ -13,23 +13,20 @@ static pd_status call_grad_hook(void *fn, void *arg) {
     pd_tensor **grad = arg;
     PyGILState_STATE gil = PyGILState_Ensure();
     bool mode = pd_grad_mode;
-    pd_status status = PD_OK;
-    PyObject *g = pd_py_wrap(*grad), *result = g ? PyObject_CallOneArg(fn, g) : NULL;
+    pd_tensor *t = NULL;
+    pd_status status = pd_tensor_apart(*grad, mode, &t);
+    PyObject *g = status ? NULL : pd_py_wrap(t), *result = g ? PyObject_CallOneArg(fn, g) : NULL;
+    pd_tensor_release(t);
     pd_grad_mode = mode;
-    if (!result) status = pd_py_caught();
-    else if (result != Py_None) {
-        if (!pd_py_is_tensor(result)) {
-            PyErr_Format(PyExc_TypeError, "a gradient hook returned %.100s (expected Tensor or None)",
-                         Py_TYPE(result)->tp_name);
-            status = pd_py_caught();
-        } else if (!pd_tensor_same_shape(pd_py_tensor(result), *grad)) {
-            status = pd_fail(PD_E_SHAPE, "a gradient hook returned shape %s (expected %s)",
-                             pd_tensor_shape(pd_py_tensor(result)), pd_tensor_shape(*grad));
-        } else {
-            pd_tensor_retain(pd_py_tensor(result));
-            pd_tensor_release(*grad);
-            *grad = pd_py_tensor(result);
-        }
+    if (!status && result && result != Py_None && !pd_py_is_tensor(result)) {
+        PyErr_Format(PyExc_TypeError, "a gradient hook returned %.100s (expected Tensor or None)",
+                     Py_TYPE(result)->tp_name);
+        Py_CLEAR(result);
+    }
+    if (!status && !result) status = pd_py_caught();
+    if (!status && result != Py_None && !(status = pd_tensor_apart(pd_py_tensor(result), mode, &t))) {
+        pd_tensor_release(*grad);
+        *grad = t;
     }
     Py_XDECREF(g);
     Py_XDECREF(result);

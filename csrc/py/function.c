@@ -119,7 +119,10 @@ void pd_py_drop_function(void *ctx) {
 static PyObject *gradient_of(const pyctx *c, const pd_vjp *v, int i) {
     const output *o = &c->outs[i];
     pd_tensor *zero;
-    if (v->g[i]) return pd_py_wrap(v->g[i]);
+    if (v->g[i]) {
+        PD_PY_TRY(pd_tensor_apart(v->g[i], v->create_graph, &zero));
+        return pd_py_wrap_new(zero);
+    }
     if (!c->materialize || !o->known) Py_RETURN_NONE;
     PD_PY_TRY(pd_tensor_new(pd_node_name(v->node), (pd_dtype)o->dtype, o->ndim, o->size, &zero));
     pd_fill(zero, &(pd_scalar){.cat = PD_CAT_INT});
@@ -142,7 +145,7 @@ static bool accept_gradient(pd_vjp *v, Py_ssize_t i, PyObject *g) {
                      Py_TYPE(g)->tp_name);
         return false;
     }
-    const pd_tensor *t = pd_py_tensor(g);
+    pd_tensor *t = pd_py_tensor(g), *own = NULL;
     int64_t size[PD_MAX_DIMS];
     int ndim = e->ndim;
     memcpy(size, e->size, sizeof *size * (size_t)ndim);
@@ -154,8 +157,11 @@ static bool accept_gradient(pd_vjp *v, Py_ssize_t i, PyObject *g) {
             name, i, pd_dtype_name((pd_dtype)t->dtype), pd_tensor_shape(t), pd_shape_text(e->ndim, e->size));
         return false;
     }
-    pd_vjp_set(v, (int)i, pd_py_tensor(g));
-    return true;
+    pd_status status = pd_tensor_apart(t, v->create_graph, &own);
+    if (status) pd_py_raise(status);
+    else pd_vjp_set(v, (int)i, own);
+    pd_tensor_release(own);
+    return !status;
 }
 
 static bool run_backward(pyctx *c, pd_vjp *v) {
