@@ -27,6 +27,7 @@ from pydist._utils import _rebuild_parameter, _rebuild_tensor_v3
 from pydist.storage import _load_from_bytes
 
 _ALIGNMENT = 64
+_WIDEST = 16  # bytes of an element: complex128
 _PROTOCOL = 2  # what PyTorch reads with weights_only=True
 
 _STORAGES = {
@@ -288,7 +289,8 @@ class _Names(Maker):
             made[key] = value
 
     def persistent(self, saved):
-        if type(saved) is not tuple or len(saved) not in (5, 6) or saved[0] != "storage":
+        is_known = type(saved) is tuple and len(saved) in (5, 6) and saved[0] == "storage"
+        if not is_known or self.storage_of is None:
             raise pickle.UnpicklingError("an object outside the pickle that is no storage")
         _, kind, key, _, numel, *part = saved
         if type(kind) is not _Kind or type(key) is not str or type(numel) is not int:
@@ -431,7 +433,7 @@ def _begins(file):
     at = file.tell()
     head = file.read(2 + 2 + 10)
     file.seek(at)
-    if head[:1] != b"\x80" or head[1] not in (2, 3, 4, 5):
+    if len(head) < 2 or head[0] != 0x80 or head[1] not in (2, 3, 4, 5):
         return ""
     return "old" if head[2:4] == b"\x8a\x0a" and head[4:] == _MAGIC.to_bytes(10, "little") else "pickle"
 
@@ -478,8 +480,9 @@ def _contents(archive, size):
     return content
 
 
-def _mapped(memory):
-    """content(info) for an archive that is mapped: a part of `memory`."""
+def _mapped(memory, read):
+    """content(info) for an archive that is mapped: a part of `memory`. Others' writers need not align records: those are
+    read."""
 
     def content(info):
         if info.compress_type != zipfile.ZIP_STORED:
@@ -490,7 +493,7 @@ def _mapped(memory):
         begin = info.header_offset + 30 + name_bytes + extra
         if begin + info.file_size > len(memory):
             raise ValueError(f"record {info.filename}: cut off")
-        return memoryview(memory)[begin : begin + info.file_size]
+        return read(info) if begin % _WIDEST else memoryview(memory)[begin : begin + info.file_size]
 
     return content
 
@@ -501,7 +504,9 @@ def _read_zip(archive, file, size, restricted, mapped):
         raise zipfile.BadZipFile(f"{len(pickles)} records data.pkl (expected 1)")
     folder, storages = pickles[0].rpartition("/")[0], {}
     content = _contents(archive, size)
-    of_storage = _mapped(_mmap.mmap(file.fileno(), 0, access=_mmap.ACCESS_COPY)) if mapped else content
+    of_storage = content
+    if mapped:
+        of_storage = _mapped(_mmap.mmap(file.fileno(), 0, access=_mmap.ACCESS_COPY), content)
 
     def storage_of(key, dtype, numel):
         if key not in storages:

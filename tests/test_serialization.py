@@ -80,6 +80,17 @@ def test_tensors_that_share_memory_still_do(tmp_path, mapped):
     assert pydist.load(path)["row"][2] == 6 and path.stat().st_size == size
 
 
+def test_records_that_lie_anywhere_are_mapped_too(tmp_path):
+    """Other writers, and zip itself, align nothing."""
+    good = zipfile.ZipFile(io.BytesIO(saved(everything())))
+    for pad in range(1, 9):
+        with zipfile.ZipFile(tmp_path / "file.pt", "w") as archive:
+            archive.writestr("pad", b"x" * pad)
+            for record in good.namelist():
+                archive.writestr(record, good.read(record))
+        assert pydist.load(tmp_path / "file.pt", mmap=True)["base"].tolist() == everything()["base"].tolist()
+
+
 def test_one_storage_is_written_once():
     big = pydist.zeros(1 << 16)
     assert len(saved([big[i : i + 2] for i in range(50)])) < big.numel() * 4 + 20_000
@@ -403,6 +414,8 @@ def test_damaged_files_are_clear_errors():
     data = saved(everything())
     chance = random.Random(0)
     known = (RuntimeError, pickle.UnpicklingError)
+    with pytest.raises(RuntimeError, match="no .pt file"):
+        pydist.load(io.BytesIO(b"\x80"))
     for end in [0, 1, 4, 100, *(chance.randrange(len(data)) for _ in range(100)), len(data) - 1]:
         with pytest.raises(known, match="load: file"):
             pydist.load(io.BytesIO(data[:end]))
