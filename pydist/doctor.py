@@ -137,14 +137,12 @@ def limit_finding():
     return Finding(OK, "limits", f"{soft} open files")
 
 
-def quota(path="/sys/fs/cgroup/cpu.max"):
+def quota():
     """Cores' worth of time that a container may use; None: no limit."""
-    try:
-        with open(path) as file:
-            used, period = file.read().split()[:2]
-        return None if used == "max" else max(1, int(used) // int(period))
-    except (OSError, ValueError):
-        return None
+    from pydist import _C
+
+    cores = _C._limits()[1]
+    return max(1, int(cores)) if cores else None
 
 
 def cores_finding(ranks, cores=None):

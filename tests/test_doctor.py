@@ -13,7 +13,7 @@ import time
 import pytest
 from test_run import start
 
-from pydist import _attach, _pairs, doctor
+from pydist import _C, _attach, _pairs, doctor
 
 
 def verdict(*options, preexec=None, **env):
@@ -101,12 +101,10 @@ def test_an_interface_that_is_not_there():
     assert code == 1 and lines[0].startswith("problem: network: PYDIST_IFACE=none leaves no interface (expected some of")
 
 
-def test_quota_of_a_container(tmp_path):
-    path = tmp_path / "cpu.max"
-    for text, want in (("max 100000", None), ("250000 100000", 2), ("1000 100000", 1), ("odd", None)):
-        path.write_text(text)
-        assert doctor.quota(path) == want
-    assert doctor.quota(tmp_path / "none") is None
+def test_quota_of_a_container(monkeypatch):
+    for cores, want in ((0.0, None), (2.5, 2), (0.01, 1)):
+        monkeypatch.setattr(_C, "_limits", lambda cores=cores: (0, cores))
+        assert doctor.quota() == want
 
 
 def test_names_that_mean_this_host_only(monkeypatch):

@@ -1,13 +1,15 @@
 #include "base/threads.h"
 
+#include <math.h>
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
-#include <stdio.h>
 #include <stdlib.h>
 #ifdef _OPENMP
 #include <omp.h>
 #endif
+
+#include "base/limits.h"
 
 static _Thread_local int own;      /* 0: the default */
 static _Thread_local int inside;   /* already in a parallel loop */
@@ -18,20 +20,11 @@ static pthread_once_t once = PTHREAD_ONCE_INIT;
 static void in_child(void) { forked = 1; }
 static void at_start(void) { pthread_atfork(NULL, NULL, in_child); }
 
-/* cgroup v2 gives "quota period" or "max period" in cpu.max. */
-static int quota(void) {
-    FILE *f = fopen("/sys/fs/cgroup/cpu.max", "re");
-    long q = 0, period = 0;
-    if (!f) return 0;
-    int got = fscanf(f, "%ld %ld", &q, &period);
-    fclose(f);
-    return got == 2 && period > 0 ? (int)((q + period - 1) / period) : 0;
-}
-
 int pd_threads_cores(void) {
     cpu_set_t set;
-    int n = sched_getaffinity(0, sizeof set, &set) ? 1 : CPU_COUNT(&set), q = quota();
-    if (q > 0 && q < n) n = q;
+    int n = sched_getaffinity(0, sizeof set, &set) ? 1 : CPU_COUNT(&set);
+    double quota = pd_limit_cores("");
+    if (quota > 0 && quota < n) n = (int)ceil(quota);
     return n > 0 ? n : 1;
 }
 

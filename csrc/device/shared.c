@@ -2,52 +2,34 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/limits.h"
 #include "base/mem.h"
 
 #define CHUNK ((size_t)256 << 20)
 #define SPARE ((size_t)64 << 20) /* what the machine keeps */
 #define SEALS (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) /* nobody can cut the file under our mapping (SIGBUS) */
 
-/* The first number after `label` in a file, or `none`. */
-static uint64_t number_in(const char *path, const char *label, uint64_t none) {
-    char line[128];
-    unsigned long long value;
-    FILE *f = fopen(path, "re");
-    bool found = false;
-    while (f && !found && fgets(line, sizeof line, f))
-        found = !strncmp(line, label, strlen(label)) && sscanf(line + strlen(label), "%llu", &value) == 1;
-    if (f) fclose(f);
-    return found ? value : none;
-}
-
-/* A memfd has no limit of its own: past the end of memory the kernel kills somebody instead of saying ENOSPC. */
-static uint64_t bytes_free(void) {
-    uint64_t kib = number_in("/proc/meminfo", "MemAvailable:", UINT64_MAX >> 10);
-    uint64_t limit = number_in("/sys/fs/cgroup/memory.max", "", UINT64_MAX); /* "max" is no number */
-    uint64_t used = limit == UINT64_MAX ? 0 : number_in("/sys/fs/cgroup/memory.current", "", 0);
-    uint64_t left = used < limit ? limit - used : 0;
-    return kib << 10 < left ? kib << 10 : left;
-}
-
 /* fallocate, not ftruncate: a full machine is an error here and not a SIGBUS at the first touch. By chunks, because
-   other ranks allocate at the same time. */
+   other ranks allocate at the same time. A memfd has no limit of its own: past the end of memory the kernel kills
+   somebody instead of saying ENOSPC. */
 static pd_status reserve(int fd, size_t bytes) {
     for (size_t done = 0, n; done < bytes; done += n) {
         n = bytes - done < CHUNK ? bytes - done : CHUNK;
-        int rc, error = ENOMEM;
-        if (bytes - done + SPARE > bytes_free()) rc = -1;
-        else
-            do {
-                rc = fallocate(fd, 0, (off_t)done, (off_t)n);
-                error = errno;
-            } while (rc && error == EINTR);
-        if (rc) return pd_fail(PD_E_MEMORY, "shared memory: tried to allocate %zu bytes: %s", bytes, strerror(error));
+        uint64_t left = pd_limit_memory("");
+        if (bytes - done + SPARE > left)
+            return pd_fail(PD_E_MEMORY,
+                           "shared memory: tried to allocate %zu bytes: %llu MiB are left to the machine or to the "
+                           "memory cgroup, and the last %zu MiB are not taken",
+                           bytes, (unsigned long long)(left >> 20), SPARE >> 20);
+        int rc;
+        do rc = fallocate(fd, 0, (off_t)done, (off_t)n);
+        while (rc && errno == EINTR);
+        if (rc) return pd_fail(PD_E_MEMORY, "shared memory: tried to allocate %zu bytes: %s", bytes, strerror(errno));
     }
     return PD_OK;
 }

@@ -1,6 +1,7 @@
 /* What the engine knows of itself: counts for the leak tests, flags, instruction set, threads, oneDNN. */
 #include "base/cpu.h"
 #include "base/flags.h"
+#include "base/limits.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/threads.h"
@@ -154,6 +155,13 @@ static PyObject *onednn_version(PyObject *module, PyObject *unused) {
     return v ? PyUnicode_FromString(v) : Py_NewRef(Py_None);
 }
 
+static PyObject *limits(PyObject *module, PyObject *args) {
+    const char *root = "";
+    (void)module;
+    if (!PyArg_ParseTuple(args, "|s:_limits", &root)) return NULL;
+    return Py_BuildValue("(Kd)", (unsigned long long)pd_limit_memory(root), pd_limit_cores(root));
+}
+
 static PyMethodDef functions[] = {
     {"live", live, METH_NOARGS, "live()\n\nHow many tensors, storages and nodes exist."},
     {"cached", cached, METH_NOARGS, "cached()\n\nWhat caches hold: plans of oneDNN, bytes of freed tensors' memory."},
@@ -173,6 +181,9 @@ static PyMethodDef functions[] = {
      "_thread_num_threads(n): for the calling thread only; 0 returns to the default."},
     {"_memory_asked", memory_asked, METH_NOARGS,
      "_memory_asked() -> int\n\nHow often the engine has asked the system for memory; a steady step does not."},
+    {"_limits", limits, METH_VARARGS,
+     "_limits(root='') -> (int, float)\n\nBytes of memory that may still be taken, and cores (0: no limit), by the "
+     "machine and its control groups, as the files below root say."},
     {"_memory_kept", memory_kept, METH_NOARGS,
      "_memory_kept() -> bool\n\nWhether freed memory is kept for later; not in a sanitizer's build."},
     {"onednn_paths", onednn_paths, METH_O,
