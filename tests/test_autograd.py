@@ -183,6 +183,20 @@ def test_a_retained_gradient_is_nobody_elses():
     assert a.grad.tolist() == [8, 8] and b.grad.tolist() == [1, 1]
 
 
+def test_a_long_chain_of_grads_ends():
+    """Seen by the collector and released by loops, not by recursion."""
+    for step in (lambda: pydist.ones(2), lambda: pydist.ones(2)[:]):  # a view has the next one at its base
+        g = pydist.ones(2)
+        for _ in range(60_000):
+            t = step()
+            (t if t._base is None else t._base).grad = g
+            g = t
+        gc.collect()
+        live = _C.live()["tensors"]
+        del t, g
+        assert live - _C.live()["tensors"] >= 60_000
+
+
 # What a hook, or another thread, does to the graph that backward walks.
 
 

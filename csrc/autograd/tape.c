@@ -71,19 +71,40 @@ static void drop_retained(void *retained) {
     if (atomic_fetch_sub(&r->refs, 1) == 1) pd_free(r);
 }
 
-static void drop_meta(pd_meta *m) {
+/* All but .grad, which is given to the caller: [new] or NULL. */
+static pd_tensor *drop_rest(pd_meta *m) {
     if (m->retained) {
         pthread_mutex_lock(&grads);
         m->retained->meta = NULL;
         pthread_mutex_unlock(&grads);
         drop_retained(m->retained);
     }
+    pd_tensor *grad = m->grad;
     pd_node_release(m->grad_fn);
-    pd_tensor_release(m->grad);
     pd_tensor_release(m->home);
     pd_tensor_release(m->low.copy);
     hooks_free(m->hooks);
     pd_free(m);
+    return grad;
+}
+
+static void drop_meta(pd_meta *m) {
+    /* .grad of .grad of ...: by a loop, as nodes (pd_node_release). */
+    static _Thread_local pd_meta *dying;
+    static _Thread_local bool looping;
+    if (!m->grad) {
+        drop_rest(m);
+        return;
+    }
+    m->next = dying;
+    dying = m;
+    if (looping) return;
+    looping = true;
+    while ((m = dying)) {
+        dying = m->next;
+        pd_tensor_release(drop_rest(m));
+    }
+    looping = false;
 }
 
 void pd_tensor_forget(pd_tensor *t) {

@@ -22,6 +22,7 @@ typedef struct walk {
     visitproc visit;
     void *arg;
     pd_node *todo;
+    pd_meta *metas; /* of tensors, to do */
     step step;
     int result; /* what a visit returned, unless 0: the visitor has seen enough */
 } walk;
@@ -79,30 +80,46 @@ static void meet_node(walk *w, pd_node *n) {
 static void meet_tensor(walk *w, pd_tensor *t) {
     if (!t || !meet(w, &t->seen, t->refs)) return;
     if (t->wrapper) show(w, t->wrapper_owned ? t->wrapper : ((pd_pytensor *)t->wrapper)->dict);
-    meet_tensor(w, t->base);
+    meet_tensor(w, t->base); /* which has no base: no chains but by .grad */
     if (!t->meta) return;
-    meet_node(w, t->meta->grad_fn);
-    meet_tensor(w, t->meta->grad);
-    meet_tensor(w, t->meta->home);
-    show_hooks(w, t->meta->hooks);
+    t->meta->next = w->metas;
+    w->metas = t->meta;
+}
+
+static void follow_meta(walk *w, const pd_meta *m) {
+    meet_node(w, m->grad_fn);
+    meet_tensor(w, m->grad);
+    meet_tensor(w, m->home);
+    show_hooks(w, m->hooks);
+}
+
+static void follow_node(walk *w, const pd_node *n) {
+    show_hooks(w, n->hooks);
+    show_closure(w, pd_node_closure(n));
+    if (n->kind->inner) meet_node(w, n->kind->inner(n));
+    for (int i = 0; i < n->nin; i++) {
+        meet_node(w, n->edges[i].fn);
+        meet_tensor(w, n->edges[i].leaf);
+    }
+    for (int i = 0; i < n->nsaved; i++) {
+        meet_tensor(w, n->saved[i].t);
+        show_closure(w, n->saved[i].packed);
+    }
 }
 
 static int finish(walk *w) {
-    for (pd_node *n; (n = w->todo);) {
-        w->todo = n->next;
-        show_hooks(w, n->hooks);
-        show_closure(w, pd_node_closure(n));
-        if (n->kind->inner) meet_node(w, n->kind->inner(n));
-        for (int i = 0; i < n->nin; i++) {
-            meet_node(w, n->edges[i].fn);
-            meet_tensor(w, n->edges[i].leaf);
-        }
-        for (int i = 0; i < n->nsaved; i++) {
-            meet_tensor(w, n->saved[i].t);
-            show_closure(w, n->saved[i].packed);
-        }
+    for (;;) {
+        pd_node *n = w->todo;
+        pd_meta *m = w->metas;
+        if (n) {
+            w->todo = n->next;
+            follow_node(w, n);
+        } else if (m) {
+            w->metas = m->next;
+            follow_meta(w, m);
+        } else
+            return w->result;
     }
-    return w->result;
 }
 
 int pd_py_visit_wrapper(pd_pytensor *self, visitproc visit, void *arg) {
