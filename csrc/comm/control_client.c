@@ -14,6 +14,8 @@
 #include "comm/dial.h"
 
 #define GOODBYE_NS 1000000000 /* longest that leaving waits for a server that does not read */
+#define AT_ONCE_NS 500000000  /* a server that has too many strangers ends none of them so soon */
+#define TRIES 4               /* connections in a row that were ended at once: it refuses us */
 
 typedef struct request { /* a store call under way; lives on its caller's stack */
     struct request *next;
@@ -33,7 +35,8 @@ typedef struct client {
     pd_wire wire; /* its reading half belongs to the thread, its sending half to the lock */
     request *requests;
     uint32_t next_id;
-    bool lost; /* nobody will answer any more */
+    bool lost;   /* nobody will answer any more */
+    bool closed; /* the server ended the connection before it let us in */
 } client;
 
 /* ---- sending ----------------------------------------------------------------------------------------------------- */
@@ -244,8 +247,11 @@ static pd_status await_frame(client *c, int kind, size_t bytes, int64_t deadline
         if (state == PD_WIRE_FRAME && (f->kind != kind || f->bytes != bytes))
             return pd_fail(PD_E_DIST, "control: the server does not speak our protocol");
         if (state == PD_WIRE_FRAME) return PD_OK;
-        if (state == PD_WIRE_CLOSED)
-            return pd_fail(PD_E_DIST, "control: the server refused rank %d: wrong secret, or it ends", c->link.rank);
+        if (state == PD_WIRE_CLOSED) {
+            c->closed = true;
+            return pd_fail(PD_E_DIST, "control: the server refused rank %d: it ends, or has another version of pydist",
+                           c->link.rank);
+        }
         if (state == PD_WIRE_BAD) return pd_fail(PD_E_DIST, "control: the server sent %s", c->wire.why);
         if (pd_hooks_now(c->link.hooks) > deadline)
             return pd_fail(PD_E_TIMEOUT, "control: the server does not answer rank %d", c->link.rank);
@@ -254,26 +260,56 @@ static pd_status await_frame(client *c, int kind, size_t bytes, int64_t deadline
     }
 }
 
+static pd_status say(client *c, int kind, const void *what, size_t bytes) {
+    pd_status status = send_frame(c, kind, 0, what, bytes, NULL, 0, -1);
+    c->closed = status == PD_E_DIST;
+    return status;
+}
+
 static pd_status shake_hands(client *c, const uint8_t secret[PD_SECRET_BYTES], int64_t deadline) {
     pd_control_hello h = {.rank = c->link.rank, .world = c->link.world, .pid = getpid()};
     pd_control_challenge challenge;
     pd_control_welcome welcome;
     uint8_t mac[PD_SHA256_BYTES];
     PD_TRY(pd_auth_random(h.nonce, sizeof h.nonce));
-    PD_TRY(send_frame(c, PD_CONTROL_HELLO, 0, &h, sizeof h, NULL, 0, -1));
+    PD_TRY(say(c, PD_CONTROL_HELLO, &h, sizeof h));
     PD_TRY(await_frame(c, PD_CONTROL_CHALLENGE, sizeof challenge, deadline));
     memcpy(&challenge, c->wire.body, sizeof challenge);
     pd_auth_mac(secret, "server", &h, challenge.nonce, mac);
     if (!pd_auth_same(mac, challenge.proof, sizeof mac))
         return pd_fail(PD_E_DIST, "control: the server does not know our secret");
     pd_auth_mac(secret, "client", &h, challenge.nonce, mac);
-    PD_TRY(send_frame(c, PD_CONTROL_PROOF, 0, mac, sizeof mac, NULL, 0, -1));
+    PD_TRY(say(c, PD_CONTROL_PROOF, mac, sizeof mac));
     PD_TRY(await_frame(c, PD_CONTROL_WELCOME, sizeof welcome, deadline));
     memcpy(&welcome, c->wire.body, sizeof welcome);
     pd_auth_mac(secret, "token", &h, challenge.nonce, mac);
     for (int i = 0; i < PD_TOKEN_BYTES; i++) c->link.token[i] = welcome.token[i] ^ mac[i];
     c->link.host_rank = welcome.host_rank;
     return PD_OK;
+}
+
+/* Dials and shakes hands; again, where the server closed the connection because too many others came. */
+static pd_status enter(client *c, const char *address, const uint8_t secret[PD_SECRET_BYTES], int64_t deadline,
+                       bool patient) {
+    const pd_hooks *hooks = c->link.hooks;
+    for (int refused = 0;;) {
+        int64_t began = pd_hooks_now(NULL);
+        int fd;
+        PD_TRY(pd_dial(address, deadline, patient, hooks, &fd, c->link.way));
+        c->wire.fd = fd;
+        c->closed = false;
+        void *token = pd_host_release();
+        pd_status status = shake_hands(c, secret, deadline);
+        pd_host_acquire(token);
+        if (!c->closed) return status;
+        refused = pd_hooks_now(NULL) - began < AT_ONCE_NS ? refused + 1 : 0;
+        if (refused == TRIES || pd_hooks_now(hooks) >= deadline) return status;
+        pd_wire_fini(&c->wire);
+        pd_wire_init(&c->wire, -1, PD_CONTROL_PAYLOAD);
+        PD_TRY(pd_wire_reserve(&c->wire));
+        poll(NULL, 0, PD_SLICE_NS / 1000000);
+        PD_TRY(pd_hooks_interrupt(hooks));
+    }
 }
 
 /* The names under which the kernel knows this machine and what this process sees of it. */
@@ -326,7 +362,6 @@ pd_status pd_control_connect(const char *address, const uint8_t secret[PD_SECRET
                              double timeout, bool patient, const pd_hooks *hooks, pd_link **out) {
     pd_status status = PD_OK;
     client *c;
-    int fd = -1;
     int64_t deadline = pd_hooks_now(hooks) + (int64_t)(timeout * 1e9);
     bool tcp = *address != '@';
     PD_TRY(pd_calloc(sizeof *c, "control connection", &c));
@@ -339,17 +374,12 @@ pd_status pd_control_connect(const char *address, const uint8_t secret[PD_SECRET
     pthread_cond_init(&c->change, &attr);
     pthread_condattr_destroy(&attr);
     PD_TRY_TO(fail, pd_wire_reserve(&c->wire));
-    PD_TRY_TO(fail, pd_dial(address, deadline, patient, hooks, &fd, c->link.way));
+    PD_TRY_TO(fail, enter(c, address, secret, deadline, patient));
     if (tcp) pd_log(PD_LOG_INFO, "control: rank %d reaches the server at %s", rank, c->link.way);
-    c->wire.fd = fd;
-    void *token = pd_host_release();
-    status = shake_hands(c, secret, deadline);
-    pd_host_acquire(token);
-    PD_TRY_TO(fail, status);
     c->wire.handles = !tcp;
     locate(c);
     PD_TRY_TO(fail, start_thread(c));
-    pd_fork_watch_add(&c->watch, fd);
+    pd_fork_watch_add(&c->watch, c->wire.fd);
     *out = &c->link;
     return PD_OK;
 fail:

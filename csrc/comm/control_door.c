@@ -13,7 +13,9 @@
 #include "comm/control_impl.h"
 
 #define HANDSHAKE_NS 5000000000 /* a connection must authenticate within this */
-#define STRANGERS 64            /* unauthenticated connections at one time; one more ends the oldest */
+#define PRESSED_NS 1000000000   /* of these it has at least so much, where others wait behind it */
+#define STRANGERS 64            /* unauthenticated connections at one time, on each socket, in a small job */
+#define SHUT_NS 50000000        /* the door stays shut, where there is no descriptor */
 #define STRANGERS_LOGGED 16
 #define ACCEPTS 32 /* connections taken before those already here are heard again */
 
@@ -26,13 +28,18 @@ void pd_door_refused(pd_control_server *s, const pd_conn *c, const char *why) {
                n == STRANGERS_LOGGED ? " (further ones are not reported)" : "");
 }
 
-static void end_oldest_stranger(pd_control_server *s, int64_t now) {
-    pd_conn **oldest = NULL;
-    for (pd_conn **at = &s->conns; *at; at = &(*at)->next) /* newest first */
-        if ((*at)->rank < 0) oldest = at;
-    if (!oldest) return;
-    pd_door_refused(s, *oldest, "too many that have not said who they are");
-    pd_control_drop(s, oldest, now);
+/* As many strangers as the whole job twice, which comes at the same time. Where more come, those outside wait in the
+   kernel's queue until one inside is done or has had PRESSED_NS: nobody is ended who only has a long way. */
+static bool is_full(const pd_control_server *s, int which) {
+    return s->strangers[which] >= (s->world > STRANGERS / 2 ? 2 * s->world : STRANGERS);
+}
+
+bool pd_door_is_open(const pd_control_server *s, int which, int64_t now) {
+    return s->shut <= now && !is_full(s, which);
+}
+
+int64_t pd_door_deadline(const pd_control_server *s, const pd_conn *c) {
+    return is_full(s, pd_conn_listen(c)) ? c->deadline - HANDSHAKE_NS + PRESSED_NS : c->deadline;
 }
 
 /* Says where a connection comes from. False: not from our user. */
@@ -49,11 +56,17 @@ static bool identify(pd_conn *c, int fd, const struct sockaddr_storage *from, so
 }
 
 void pd_door_accept(pd_control_server *s, int which, int64_t now) {
-    for (int i = 0; i < ACCEPTS; i++) {
+    for (int i = 0; i < ACCEPTS && pd_door_is_open(s, which, now); i++) {
         struct sockaddr_storage from;
         socklen_t n = sizeof from;
         int fd = accept4(s->listening[which], (struct sockaddr *)&from, &n, SOCK_CLOEXEC | SOCK_NONBLOCK);
-        if (fd < 0) return; /* nobody left; or out of descriptors, and poll calls again */
+        if (fd < 0 && (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM)) {
+            s->shut = now + SHUT_NS;
+            if (!s->warned)
+                pd_log(PD_LOG_WARN, "control: ranks have to wait outside: %s (see `ulimit -n`)", strerror(errno));
+            s->warned = true;
+        }
+        if (fd < 0) return; /* nobody left, or one that went away again */
         pd_conn probe = {.rank = -1, .tcp = which == PD_LISTEN_TCP}, *c;
         const char *why = NULL;
         if (!identify(&probe, fd, &from, n)) why = "it runs under another user id";
@@ -63,13 +76,12 @@ void pd_door_accept(pd_control_server *s, int which, int64_t now) {
             close(fd);
             continue;
         }
-        if (s->strangers >= STRANGERS) end_oldest_stranger(s, now);
         *c = probe;
         pd_wire_init(&c->wire, fd, sizeof(pd_control_hello));
         c->deadline = now + HANDSHAKE_NS;
         c->next = s->conns;
         s->conns = c;
-        s->strangers++;
+        s->strangers[which]++;
     }
 }
 

@@ -19,6 +19,7 @@ typedef struct pd_conn {
     int64_t deadline; /* of the handshake */
     int waiters;
     bool doomed; /* close once everything queued is sent */
+    bool late;   /* a stranger whose time is over */
     pd_control_hello hello;
     uint8_t nonce[PD_NONCE_BYTES]; /* our part of the handshake's random numbers */
     char from[80];                 /* "pid 12", "10.0.0.3:40000" */
@@ -49,16 +50,17 @@ struct pd_control_server {
     pthread_cond_t change; /* a rank has left or died */
     int world, listening[PD_LISTENS], wake, secret_fd, host_rank;
     uint32_t forks;
-    bool ending;
+    bool ending, warned;
     uint8_t secret[PD_SECRET_BYTES], token[PD_TOKEN_BYTES];
     char address[PD_ADDRESS_BYTES], tcp_address[PD_ADDRESS_BYTES];
     pd_conn *conns;
-    int strangers, logged;
+    int strangers[PD_LISTENS], logged;
     pd_waiter *waiters;
     pd_kv kv;
     struct pollfd *polls;
     size_t polls_cap;
     int64_t pinged, looked; /* when */
+    int64_t shut;           /* until then nobody is let in: there was no descriptor, or no memory */
     int raised;
     char *traceback;
     pd_fork_watch watch[PD_LISTENS];
@@ -71,10 +73,14 @@ void pd_control_send(pd_conn *c, int kind, uint32_t id, const void *head, size_t
 /* Everything this connection has to say. False: it is over. */
 bool pd_control_serve(pd_control_server *s, pd_conn *c, int64_t now);
 void pd_control_drop(pd_control_server *s, pd_conn **at, int64_t now);
+static inline int pd_conn_listen(const pd_conn *c) { return c->tcp ? PD_LISTEN_TCP : PD_LISTEN_UNIX; }
 
 /* control_door.c */
 pd_status pd_door_open(pd_control_server *s, const pd_control_options *o); /* secrets and listening sockets */
 void pd_door_accept(pd_control_server *s, int which, int64_t now);
+bool pd_door_is_open(const pd_control_server *s, int which, int64_t now); /* else those outside wait */
+/* When a stranger has had its time: earlier where others wait outside. */
+int64_t pd_door_deadline(const pd_control_server *s, const pd_conn *c);
 void pd_door_refused(pd_control_server *s, const pd_conn *c, const char *why); /* into the log, if not too often */
 /* A frame of a stranger. Not NULL: what is wrong with it. */
 const char *pd_door_frame(pd_control_server *s, pd_conn *c, int64_t now);

@@ -37,7 +37,7 @@ void pd_peer_welcome(pd_control_server *s, pd_conn *c, int64_t now) {
     c->rank = c->hello.rank;
     c->wire.limit = PD_CONTROL_PAYLOAD;
     c->wire.handles = !c->tcp;
-    s->strangers--;
+    s->strangers[pd_conn_listen(c)]--;
     p->state = PD_PEER_HERE;
     p->conn = c;
     p->heard = now;

@@ -29,7 +29,7 @@ void pd_control_drop(pd_control_server *s, pd_conn **at, int64_t now) {
     *at = c->next;
     pd_control_store_forget(s, c);
     if (c->rank < 0) {
-        s->strangers--;
+        s->strangers[pd_conn_listen(c)]--;
     } else {
         s->peers[c->rank].conn = NULL;
         pd_peer_gone(s, c->rank, now);
@@ -69,7 +69,7 @@ bool pd_control_serve(pd_control_server *s, pd_conn *c, int64_t now) {
 enum { POLL_WAKE, POLL_LISTEN, POLL_CONNS = POLL_LISTEN + PD_LISTENS };
 
 /* Polls: wake, listening, one per connection, one per pidfd, in this order. */
-static pd_status fill_polls(pd_control_server *s, size_t *n, int64_t *until) {
+static pd_status fill_polls(pd_control_server *s, size_t *n, int64_t now, int64_t *until) {
     size_t want = POLL_CONNS + (size_t)s->world;
     bool heartbeat = false;
     for (pd_conn *c = s->conns; c; c = c->next) want++;
@@ -77,11 +77,15 @@ static pd_status fill_polls(pd_control_server *s, size_t *n, int64_t *until) {
     *n = 0;
     *until = pd_control_store_deadline(s);
     s->polls[(*n)++] = (struct pollfd){.fd = s->wake, .events = POLLIN};
-    for (int i = 0; i < PD_LISTENS; i++) s->polls[(*n)++] = (struct pollfd){.fd = s->listening[i], .events = POLLIN};
+    for (int i = 0; i < PD_LISTENS; i++) {
+        int fd = pd_door_is_open(s, i, now) ? s->listening[i] : -1;
+        s->polls[(*n)++] = (struct pollfd){.fd = fd, .events = POLLIN};
+    }
+    if (s->shut > now) *until = pd_earlier(*until, s->shut);
     for (pd_conn *c = s->conns; c; c = c->next) {
         short events = c->wire.pending ? POLLIN | POLLOUT : POLLIN;
         s->polls[(*n)++] = (struct pollfd){.fd = c->wire.fd, .events = events};
-        if (c->rank < 0) *until = pd_earlier(*until, c->deadline);
+        if (c->rank < 0) *until = pd_earlier(*until, pd_door_deadline(s, c));
     }
     for (int r = 0; r < s->world; r++) {
         const pd_peer *p = &s->peers[r];
@@ -96,12 +100,14 @@ static pd_status fill_polls(pd_control_server *s, size_t *n, int64_t *until) {
 
 static void serve_conns(pd_control_server *s, int64_t now) {
     const struct pollfd *poll = s->polls + POLL_CONNS;
+    for (pd_conn *c = s->conns; c; c = c->next) /* before some go, and the others have time again */
+        if (c->rank < 0) c->late = pd_door_deadline(s, c) <= now;
     for (pd_conn **at = &s->conns; *at; poll++) {
         pd_conn *c = *at;
         bool alive = true;
         if (poll->revents & POLLOUT) alive = pd_wire_flush(&c->wire) != PD_WIRE_CLOSED;
         if (!alive || (poll->revents & ~POLLOUT)) alive &= pd_control_serve(s, c, now); /* its goodbye counts first */
-        if (alive && c->rank < 0 && c->deadline <= now) {
+        if (alive && c->rank < 0 && c->late) {
             if (!c->doomed) pd_door_refused(s, c, "it said nothing, or did not finish the handshake");
             alive = false;
         }
@@ -117,7 +123,7 @@ static void *run(void *arg) {
     while (!s->ending) {
         size_t n = 0;
         int64_t until = 0, now = pd_hooks_now(NULL);
-        if (fill_polls(s, &n, &until)) { /* no memory for the list: look again in a moment */
+        if (fill_polls(s, &n, now, &until)) { /* no memory for the list: look again in a moment */
             pthread_mutex_unlock(&s->lock);
             poll(NULL, 0, 10);
             pthread_mutex_lock(&s->lock);

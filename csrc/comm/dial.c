@@ -231,7 +231,8 @@ static pd_status dial(const char *address, int64_t deadline, bool patient, const
     for (;;) {
         PD_TRY(knock(address, deadline, hooks, fd, &error, way));
         if (*fd >= 0) return PD_OK;
-        if (!patient || pd_hooks_now(hooks) >= deadline) break;
+        bool full = *address == '@' && error == EAGAIN; /* it is there, and many knock */
+        if (!(patient || full) || pd_hooks_now(hooks) >= deadline) break;
         poll(NULL, 0, RETRY_MS);
         PD_TRY(pd_hooks_interrupt(hooks));
     }

@@ -19,6 +19,7 @@
 
 #define MAGIC 0x314d4450u             /* "PDM1": the last byte is the version */
 #define GREET_NS INT64_C(5000000000)  /* longest that one may take to prove itself */
+#define PRESSED_NS INT64_C(1000000000) /* of these, where others wait behind it */
 #define STRANGERS 64
 #define ADDRESSES 2048 /* bytes of text */
 
@@ -152,8 +153,8 @@ static void end_guest(meeting *m, int i, const char *why) {
 
 static void let_in(meeting *m) {
     int fd = accept4(m->listening, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    if (fd < 0 && errno != EAGAIN) poll(NULL, 0, PD_SLICE_NS / 1000000); /* no descriptor: not again at once */
     if (fd < 0) return;
-    if (m->guests == STRANGERS) end_guest(m, 0, "too many that have not said who they are");
     guest *g = &m->guest[m->guests];
     *g = (guest){.fd = fd, .deadline = pd_hooks_now(NULL) + GREET_NS};
     if (pd_auth_random(g->nonce, sizeof g->nonce) ||
@@ -197,13 +198,14 @@ static int missing_above(const meeting *m) {
 static pd_status let_all_in(meeting *m) {
     struct pollfd polls[STRANGERS + 1];
     for (int missing; (missing = missing_above(m)) >= 0;) {
-        polls[0] = (struct pollfd){.fd = m->listening, .events = POLLIN};
+        bool full = m->guests == STRANGERS; /* others wait outside */
+        polls[0] = (struct pollfd){.fd = full ? -1 : m->listening, .events = POLLIN};
         for (int i = 0; i < m->guests; i++) polls[i + 1] = (struct pollfd){.fd = m->guest[i].fd, .events = POLLIN};
         int ready = poll(polls, (nfds_t)m->guests + 1, PD_SLICE_NS / 1000000);
         int64_t now = pd_hooks_now(NULL);
         for (int i = m->guests; i-- > 0;) { /* from the end: a guest that goes is replaced by the last */
             if (ready > 0 && polls[i + 1].revents && !hear_guest(m, i)) continue;
-            if (m->guest[i].deadline < now) end_guest(m, i, "it said nothing");
+            if (m->guest[i].deadline - (full ? GREET_NS - PRESSED_NS : 0) < now) end_guest(m, i, "it said nothing");
         }
         if (ready > 0 && polls[0].revents) let_in(m);
         PD_TRY(pause_ok(m));
