@@ -414,6 +414,22 @@ def call(verb, key, data=b"", amount=0, timeout=0.0, ident=1, handles=0):
     return frame(CALL, head + key + data, ident, handles)
 
 
+def test_a_message_brings_one_descriptor():
+    """The kernel closes the others."""
+    server = _C.ControlServer(1)
+    s = join(server, 0, 1)
+    r, w = os.pipe()
+    before = descriptors()
+    for fds in ([r, w], [r] * 5, [w, r]):
+        socket.send_fds(s, [call(0, b"key", b"value", handles=1)], fds)
+        assert read(s)[0] == REPLY
+        assert descriptors() == before + 1  # the value's
+    for fd in (r, w):
+        os.close(fd)
+    s.close()
+    server.close()
+
+
 @pytest.mark.parametrize("bad", [
     frame(CALL, b"short"),
     frame(CALL, struct.pack("<IIIIqq", 99, 1, 0, 0, 0, 0) + b"k"),

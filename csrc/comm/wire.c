@@ -48,7 +48,7 @@ static pd_wire_state end(pd_wire *w, pd_wire_state state, const char *why) {
     return state;
 }
 
-/* One recvmsg; its descriptors replace none or become w->handle. Returns bytes, 0 at the end, -1 with errno. */
+/* One recvmsg; its descriptor becomes w->handle. Returns bytes, 0 at the end, -1 with errno. */
 static ssize_t take(pd_wire *w, void *to, size_t n) {
     union {
         struct cmsghdr align;
@@ -58,7 +58,7 @@ static ssize_t take(pd_wire *w, void *to, size_t n) {
     struct msghdr m = {.msg_iov = &io, .msg_iovlen = 1};
     if (w->handles) {
         m.msg_control = control.space;
-        m.msg_controllen = sizeof control.space;
+        m.msg_controllen = CMSG_LEN(sizeof(int)); /* CMSG_SPACE has room for two: the kernel closes what does not fit */
     }
     ssize_t got;
     do got = recvmsg(w->fd, &m, MSG_CMSG_CLOEXEC);
