@@ -905,6 +905,25 @@ def test_a_rank_that_never_comes():
     assert re.search(r"has waited [\d.]+ s for rank 1", err)
 
 
+def test_all_ranks_that_do_not_come_are_named():
+    """After the time that they have to come, which is not that of the group."""
+    script = """
+        if rank in (0, 2):
+            try:
+                init(patience=0.7, timeout=1000)
+            except _C.CommTimeout as e:
+                print("timeout", e)
+            except _C.DistError as e:
+                print("gave up", e)
+        else:
+            time.sleep(1)
+    """
+    ended = processes(4, script, prelude=PRELUDE.replace("group = init()", ""), PYDIST_WARN="0.3")
+    found = "".join(out + err for _, out, err in ended)
+    assert re.search(r"timeout init: rank [02] waited 0.7 s for ranks 1, 3 to join group 1\n", found), found
+    assert re.search(r"has waited 0 s for ranks 1, 3 to join group 1\n", found), found
+
+
 def test_a_timeout_names_the_missing_rank():
     script = """
         group.destroy()

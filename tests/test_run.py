@@ -740,18 +740,22 @@ main()
         assert "[1] 1 0 1" in ended.stdout and "[1] 1 1 1" in ended.stdout
 
 
-def test_a_stopped_rank_does_not_keep_the_job(tmp_path):
+@pytest.mark.parametrize("before", ["", "dist.barrier()"])
+def test_a_stopped_rank_does_not_keep_the_job(tmp_path, before):
+    """Neither one that has joined nor one that has not."""
     script = tmp_path / "x.py"
-    script.write_text("""
+    script.write_text(f"""
 import os, signal
 from pydist import distributed as dist
-dist.barrier()
+{before}
 if os.environ["RANK"] == "1":
     os.kill(os.getpid(), signal.SIGSTOP)
+dist.barrier()
 """)
     ended = subprocess.run([sys.executable, "-m", "pydist.run", "--nproc-per-node=2", script], capture_output=True,
                            env={**os.environ, "PYDIST_SILENT": "1.5"}, text=True, timeout=30)  # fmt: skip
     assert ended.returncode == 137 and "rank 1" in ended.stderr and "did not respond any more" in ended.stderr
+    assert before or re.search(r"init: rank 1 is stopped \(process \d+: SIGSTOP", ended.stderr)
 
 
 LOGGED = """

@@ -21,7 +21,9 @@ static pd_status choose(pd_group *g, const pd_group_options *o) {
     for (size_t i = 0; o && i < o->tuning_count; i++) PD_TRY(pd_tuning_check(&o->tunings[i]));
     g->kind = o ? o->kind : NULL;
     double timeout = o && o->timeout > 0 ? o->timeout : pd_flags_get()->TIMEOUT;
+    double patience = o && o->patience > 0 ? o->patience : timeout;
     g->timeout_ns = timeout > 1e9 ? (int64_t)1e18 : (int64_t)(timeout * 1e9);
+    g->patience_ns = patience > 1e9 ? (int64_t)1e18 : (int64_t)(patience * 1e9);
     g->warn_ns = (int64_t)(pd_flags_get()->WARN * 1e9);
     g->blocked_ns = (int64_t)(pd_flags_get()->BLOCKED * 1e9);
     g->check = pd_flags_get()->CHECK != 0 && !(o && o->unchecked);
@@ -124,7 +126,7 @@ static pd_status connect_mesh(pd_group *g, size_t bytes, bool near) {
                          .parts = g->peers,
                          .bytes = bytes,
                          .near = near,
-                         .timeout_ns = g->timeout_ns,
+                         .timeout_ns = g->patience_ns,
                          .stop = &g->abort};
     return (g->kind ? g->kind : &pd_mesh_tcp)->make(&plan, &g->mesh);
 }

@@ -29,6 +29,7 @@ typedef struct pd_group_memory pd_group_memory;
 
 typedef struct pd_group_options {
     double timeout;   /* seconds a wait for a live peer may take; 0: PYDIST_TIMEOUT */
+    double patience;  /* seconds for the ranks to come; 0: timeout */
     const char *algo; /* NULL or "": by size; else this one alone, for tests (tuning.h) */
     bool unchecked;   /* identities are not compared, as with PYDIST_CHECK=0 */
     bool fast;        /* order="fast": sums may be in any order, the same on all ranks */

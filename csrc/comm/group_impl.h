@@ -32,7 +32,7 @@ struct pd_group {
     const pd_transport *transport;
     const pd_mesh_kind *kind; /* NULL: shared memory, and tcp where ranks are on several hosts */
     pd_mesh *mesh; /* not NULL: the peers' parts are mirrors, filled from the wire */
-    int64_t timeout_ns, warn_ns, blocked_ns;
+    int64_t timeout_ns, patience_ns, warn_ns, blocked_ns;
     pd_standing standing;
     int spins, spins_max; /* looks at a word before anybody else gets the core */
     bool check; /* identities are compared */

@@ -73,6 +73,7 @@ static void quote(pd_error *e, const char *lines) {
 
 static pd_weight describe(const pd_link *link, const pd_news *n, const char *text, pd_error *e) {
     pd_weight weight = PD_WEIGHT_GONE;
+    char pid[32] = "";
     const char *rest = strchr(text, '\n'); /* of a death: a cause, then perhaps a traceback */
     e->kind = PD_E_PEER;
     e->rank = n->rank;
@@ -93,7 +94,8 @@ static pd_weight describe(const pd_link *link, const pd_news *n, const char *tex
         quote(e, text);
         break;
     case PD_NEWS_DEAD:
-        snprintf(e->text, sizeof e->text, "rank %d (pid %d) %.*s", n->rank, n->pid, (int)strcspn(text, "\n"), text);
+        if (n->pid) snprintf(pid, sizeof pid, " (pid %d)", n->pid); /* else it had not joined */
+        snprintf(e->text, sizeof e->text, "rank %d%s %.*s", n->rank, pid, (int)strcspn(text, "\n"), text);
         if (rest) quote(e, rest + 1);
         break;
     default:

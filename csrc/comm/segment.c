@@ -10,6 +10,9 @@
 #include "base/mem.h"
 #include "comm/group_impl.h"
 
+#define NAMED 8        /* ranks that are missing */
+#define LOOKED_AT 1024 /* ranks, to find those */
+
 typedef struct record {
     int32_t status;   /* not PD_OK: an error text follows */
     uint32_t far;     /* connected to the control server over tcp */
@@ -62,30 +65,53 @@ void pd_parts_forget(pd_group *g, uint32_t id) {
     pd_error_restore(&e);
 }
 
-/* The record of a peer: one warning where it takes long, an end where the group was given up. */
-static pd_status fetch(pd_group *g, uint32_t id, int rank, pd_store_reply *reply) {
+/* "rank 3", "ranks 1, 3 and more": this one and the others whose record is not there. */
+static void missing(pd_group *g, uint32_t id, int rank, char *text, size_t size) {
     char key[64];
-    part_key(key, sizeof key, g->epoch, id, rank);
-    bool warns = g->warn_ns > 0 && g->warn_ns < g->timeout_ns;
-    pd_store_call call = {.verb = PD_STORE_GET, .key = key, .key_bytes = strlen(key), .handle = PD_NO_HANDLE,
-                          .timeout_ns = warns ? g->warn_ns : g->timeout_ns, .stop = &g->abort};
-    pd_status status = g->link->ops->call(g->link, &call, reply);
-    if (status == PD_E_TIMEOUT && warns) {
-        pd_log(PD_LOG_WARN, "rank %d: has waited %.0f s for rank %d to join group %u", pd_group_name(g, g->rank),
-               (double)g->warn_ns * 1e-9, pd_group_name(g, rank), g->epoch);
-        call.timeout_ns = g->timeout_ns - g->warn_ns;
-        status = g->link->ops->call(g->link, &call, reply);
+    int found = 0, n = 0;
+    bool there;
+    pd_error e;
+    pd_error_save(&e);
+    for (int r = 0; r < g->size && r < LOOKED_AT && found < NAMED; r++) {
+        part_key(key, sizeof key, g->epoch, id, r);
+        if (r != rank && (r == g->rank || pd_store_check(g->link, key, &there) || there)) continue;
+        n += snprintf(text + n, size - (size_t)n, "%s%d", found ? ", " : "", pd_group_name(g, r));
+        found++;
     }
-    if (status == PD_E_TIMEOUT)
-        return pd_fail(PD_E_TIMEOUT, "init: rank %d waited %.1f s for rank %d to join group %u",
-                       pd_group_name(g, g->rank), (double)g->timeout_ns * 1e-9, pd_group_name(g, rank), g->epoch);
-    return status;
+    if (!found) n = snprintf(text, size, "%d", pd_group_name(g, rank));
+    if (found == NAMED) snprintf(text + n, size - (size_t)n, " and more");
+    pd_error_restore(&e);
 }
 
-static pd_status attach(pd_group *g, uint32_t id, int rank, size_t bytes, pd_region *part, pd_where *where) {
+/* The record of a peer: one warning where it takes long, an end where the group was given up. */
+static pd_status fetch(pd_group *g, uint32_t id, int rank, int64_t deadline, pd_store_reply *reply) {
+    char key[64], who[16 * (NAMED + 1)];
+    part_key(key, sizeof key, g->epoch, id, rank);
+    int64_t left = deadline - pd_hooks_now(NULL);
+    if (left < 0) left = 0;
+    bool warns = g->warn_ns > 0 && g->warn_ns < left;
+    pd_store_call call = {.verb = PD_STORE_GET, .key = key, .key_bytes = strlen(key), .handle = PD_NO_HANDLE,
+                          .timeout_ns = warns ? g->warn_ns : left, .stop = &g->abort};
+    pd_status status = g->link->ops->call(g->link, &call, reply);
+    if (status == PD_E_TIMEOUT && warns) {
+        missing(g, id, rank, who, sizeof who);
+        pd_log(PD_LOG_WARN, "rank %d: has waited %.0f s for rank%s %s to join group %u", pd_group_name(g, g->rank),
+               (double)g->warn_ns * 1e-9, strchr(who, ',') ? "s" : "", who, g->epoch);
+        call.timeout_ns = left - g->warn_ns;
+        status = g->link->ops->call(g->link, &call, reply);
+    }
+    if (status != PD_E_TIMEOUT) return status;
+    missing(g, id, rank, who, sizeof who);
+    return pd_fail(PD_E_TIMEOUT, "init: rank %d waited %.1f s for rank%s %s to join group %u",
+                   pd_group_name(g, g->rank), (double)(id ? g->timeout_ns : g->patience_ns) * 1e-9,
+                   strchr(who, ',') ? "s" : "", who, g->epoch);
+}
+
+static pd_status attach(pd_group *g, uint32_t id, int rank, size_t bytes, int64_t deadline, pd_region *part,
+                        pd_where *where) {
     pd_store_reply reply;
     record r = {0};
-    PD_TRY(fetch(g, id, rank, &reply));
+    PD_TRY(fetch(g, id, rank, deadline, &reply));
     pd_status status = PD_OK;
     if (reply.bytes >= sizeof r) memcpy(&r, reply.data, sizeof r);
     if (r.status > PD_OK && r.status < PD_STATUS_COUNT)
@@ -123,10 +149,11 @@ pd_status pd_parts_exchange(pd_group *g, uint32_t id, size_t bytes, pd_region *p
     where->apart = false;
     where->far = *g->link->here != 0;
     if (where->hosts) where->hosts[g->rank] = g->link->host;
+    int64_t deadline = pd_hooks_now(NULL) + (id ? g->timeout_ns : g->patience_ns);
     PD_TRY(publish(g, id, bytes, &parts[g->rank]));
     for (int d = 1; d < g->size; d++) {
         int r = (g->rank + d) % g->size;
-        PD_TRY(attach(g, id, r, bytes, &parts[r], where));
+        PD_TRY(attach(g, id, r, bytes, deadline, &parts[r], where));
     }
     return PD_OK;
 }

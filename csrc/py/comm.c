@@ -48,6 +48,8 @@ int pd_py_comm_type(PyObject *module, PyType_Spec *spec, PyTypeObject **keep) {
     return PyModule_AddType(module, *keep);
 }
 
+#define COME 300 /* seconds for the ranks to come */
+
 /* ---- joining ----------------------------------------------------------------------------------------------------- */
 
 /* The process's own link, made by the first comm_init and kept for later groups. The secret can be read only once, so
@@ -115,8 +117,10 @@ static PyObject *comm_init(PyObject *module, PyObject *args, PyObject *keywords)
     if (!address && world == 1) return pd_py_group_over(NULL, &o, tuning);
     o.kind = transport ? &pd_mesh_mpi : NULL;
     if (!address) return PyErr_Format(PyExc_ValueError, "comm_init: %d ranks need the address of a launcher", world);
-    if (!(patience > 0))
-        patience = o.timeout > 0 ? o.timeout : strstr(address, "://") ? 300 : 60; /* people, a launcher */
+    bool said = patience > 0 || o.timeout > 0;
+    if (!(patience > 0)) patience = o.timeout;
+    o.patience = said ? patience : pd_flags_get()->TIMEOUT < COME ? pd_flags_get()->TIMEOUT : COME;
+    if (!said) patience = strstr(address, "://") ? COME : 60; /* people, a launcher that is there already */
     pd_status status = process_link(rank, world, address, secret_fd, patience);
     return status ? pd_py_raise(status) : pd_py_group_over(process.link, &o, tuning);
 }
@@ -216,7 +220,7 @@ static PyObject *comm_leave(PyObject *module, PyObject *args, PyObject *keywords
 static PyMethodDef functions[] = {
     {"comm_init", (PyCFunction)(void (*)(void))comm_init, METH_VARARGS | METH_KEYWORDS,
      "comm_init(rank, world, address, secret_fd, timeout=None, algo=None, slot=0, transport=None, patience=None) -> "
-     "Group\n\nJoins the other ranks, for which it waits `patience` seconds (None: timeout). "
+     "Group\n\nJoins the other ranks, for which it waits `patience` seconds (None: timeout, or 300). "
      "address: a launcher's '@name' or 'host:port', 'tcp://host:port' or 'file://path' without one (rank 0 hosts), "
      "None: a world of one. secret_fd: a launcher's, or -1: PYDIST_SECRET_FILE. Later groups of the process use the "
      "same connection."},

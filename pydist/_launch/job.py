@@ -36,6 +36,8 @@ class Job:
         self.lifeline = 0 if plan.by_ssh else None  # the descriptor whose end is the job's
         self.workers = self.report.workers
         self.signal = None  # the signal that ends the job
+        self.looked = monotonic()
+        self.patience = next(float(value) for name, value, _ in _C.flags() if name == "PYDIST_SILENT")
         self.ends = []  # (time, signal for all sessions), in order
         self.give_up = None  # when to stop waiting for processes that SIGKILL does not end
         self.server = self.guard = self.guard_fd = None
@@ -197,13 +199,29 @@ class Job:
                 if sig == signal.SIGKILL:
                     self.give_up = now + GRACE_KILL
             self.end_silent(running)
-            self.wait(0.01 if orphans else SILENCE if self.server else None)
+            self.end_stopped(running)
+            self.wait(0.01 if orphans else SILENCE)
 
     def end_silent(self, running):
         """A stopped process counts as dead to the others, and would keep the job from ending."""
         for worker in running if self.server else ():
             if self.server.silent(worker.rank) and not worker.silent:
                 worker.silent = True
+                _C.session_kill([worker.pid], signal.SIGKILL)
+
+    def end_stopped(self, running):
+        """The server hears nothing from ranks that have not joined yet; the others would wait for them for minutes."""
+        now = monotonic()
+        slept, self.looked = now - self.looked > 3 * SILENCE, now  # we were the one that was stopped
+        for worker in running if self.patience > 0 else ():
+            if not worker.is_stopped():
+                worker.stopped = None
+            elif worker.stopped is None or slept:
+                worker.stopped = now
+            elif now - worker.stopped >= self.patience + SILENCE and not worker.silent:
+                worker.silent = True
+                if self.server:
+                    self.server.dead(worker.rank, f"is stopped (process {worker.pid}: SIGSTOP or Ctrl-Z)")
                 _C.session_kill([worker.pid], signal.SIGKILL)
 
     def ending(self):

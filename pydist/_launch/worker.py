@@ -57,6 +57,7 @@ class Worker:
         self.cause = ""  # "exited with code 3"
         self.because_of_peer = False
         self.silent = False  # killed because nothing was heard from it
+        self.stopped = None  # since when its process is stopped, as far as we have looked
         self.told_to_end = None  # the signal that the launcher sent
 
     @property
@@ -77,6 +78,14 @@ class Worker:
         self.out.flush()
         self.err.flush()
         return True
+
+    def is_stopped(self):
+        """By SIGSTOP or Ctrl-Z; a debugger's is another state."""
+        try:
+            with open(f"/proc/{self.pid}/stat", "rb") as file:
+                return file.read().rpartition(b")")[2].split()[0] == b"T"
+        except OSError:
+            return False
 
     def describe(self, info):
         found = exceptions(self.trace)
