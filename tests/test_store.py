@@ -483,3 +483,36 @@ def test_a_record_cut_off_by_a_death(tmp_path):
     other = dist.FileStore(str(path))
     other.set("b", "2")
     assert store.get("a") == b"1" and store.get("b") == b"2" and store.num_keys() == 2
+
+
+FULL = """
+import resource, sys
+from pydist import distributed as dist
+store, other = dist.FileStore(sys.argv[1]), dist.FileStore(sys.argv[1])
+store.set("key", "old")
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))  # as on a full disk, a part of a record is written
+for change in (lambda: store.set("key", bytes(5000)), lambda: store.append("key", bytes(5000)),
+               lambda: store.queue_push("queue", bytes(5000)), lambda: store.compare_set("key", "old", bytes(5000))):
+    try:
+        change()
+        print("no error")
+    except OSError as error:
+        print(error.errno, str(error).split(": ")[0], store.get("key"), other.get("key"), store.queue_len("queue"))
+store.set("key", "new")
+print(other.get("key"))
+"""
+
+
+def test_a_value_that_does_not_fit_on_the_disk(tmp_path):
+    ran = subprocess.run([sys.executable, "-c", FULL, str(tmp_path / "store")], capture_output=True, text=True, timeout=60)
+    assert ran.stdout.splitlines() == ["27 [Errno 27] FileStore b'old' b'old' 0"] * 4 + ["b'new'"], ran
+
+
+def test_who_holds_the_lock_of_a_file_for_too_long(tmp_path):
+    store, other = (dist.FileStore(str(tmp_path / "store")) for _ in range(2))
+    other.set_timeout(timedelta(seconds=0.2))
+    with store._locked():
+        with pytest.raises(dist.CommTimeout, match="held the file's lock for 0.2 s"):
+            other.set("a", "1")
+    other.set("a", "1")
+    assert store.get("a") == b"1"

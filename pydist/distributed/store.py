@@ -15,6 +15,7 @@ import threading
 import time
 import weakref
 from collections import deque
+from contextlib import contextmanager
 from datetime import timedelta
 
 from pydist import _C
@@ -332,19 +333,30 @@ class FileStore(Store):
         if world_size is not None and world_size > 0:
             weakref.finalize(self, _leave_file, self.path, world_size)
 
-    class _Locked:
-        def __init__(self, store):
-            self.store = store
+    @contextmanager
+    def _locked(self):
+        with self._lock:
+            self._take_lock()
+            try:
+                self._read()
+                yield
+            finally:
+                fcntl.flock(self._file, fcntl.LOCK_UN)
 
-        def __enter__(self):
-            self.store._lock.acquire()
-            fcntl.flock(self.store._file, fcntl.LOCK_EX)
-            self.store._read()
-            return self.store
-
-        def __exit__(self, *error):
-            fcntl.flock(self.store._file, fcntl.LOCK_UN)
-            self.store._lock.release()
+    def _take_lock(self):
+        """A process that holds it and is stopped would hold up everybody for ever."""
+        end, pause = time.monotonic() + self._timeout, 0.0001
+        while True:
+            try:
+                return fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() > end:
+                    raise _C.CommTimeout(
+                        f"FileStore: {self.path}: another process has held the file's lock for {self._timeout:g} s: is "
+                        "one stopped?"
+                    ) from None
+            time.sleep(pause)
+            pause = min(2 * pause, 0.005)
 
     def _read(self):
         """What was written since the last time. A record that a dying process left unfinished is cut off."""
@@ -367,26 +379,36 @@ class FileStore(Store):
         self._at += at
 
     def _write(self, key, value):
-        name = key.encode()
+        """All of the record, or OSError and the file as it was."""
+        name, file = key.encode(), self._file.fileno()
+        if max(len(name), len(value or b"")) >= self._DELETED:
+            raise ValueError(f"FileStore: a value of {len(value or b'')} bytes (expected at most {self._DELETED - 1})")
         record = struct.pack("<II", len(name), self._DELETED if value is None else len(value)) + name + (value or b"")
-        os.write(self._file.fileno(), record)
+        left = memoryview(record)
+        try:
+            while left:
+                left = left[os.write(file, left) :]
+        except OSError as error:
+            os.ftruncate(file, self._at)
+            raise OSError(error.errno, f"FileStore: cannot write {len(record)} bytes for {key!r}: {error.strerror}",
+                          self.path) from None  # fmt: skip
 
     def _set(self, key, value):
-        with self._Locked(self):
+        with self._locked():
             self._write(key, value)
 
     def _append(self, key, value):
-        with self._Locked(self):
+        with self._locked():
             self._write(key, self._table.get(key, b"") + value)
 
     def _add(self, key, amount):
-        with self._Locked(self):
+        with self._locked():
             total = int(self._table.get(key, b"0")) + amount
             self._write(key, str(total).encode())
             return total
 
     def _compare_set(self, key, expected, desired):
-        with self._Locked(self):
+        with self._locked():
             now = self._table.get(key)
             if now is None and expected:
                 return expected
@@ -396,7 +418,7 @@ class FileStore(Store):
             return now
 
     def _delete(self, key):
-        with self._Locked(self):
+        with self._locked():
             there = key in self._table
             if there:
                 self._write(key, None)
@@ -406,18 +428,18 @@ class FileStore(Store):
         return [key for key in keys if key not in self._table and self._QUEUE + key not in self._table]
 
     def _check(self, keys):
-        with self._Locked(self):
+        with self._locked():
             return not self._missing(keys)
 
     def _keys(self):
-        with self._Locked(self):
+        with self._locked():
             return [key for key in self._table if not key.startswith(self._QUEUE)]
 
     def _wait(self, keys, seconds, take):
         """take(), under the lock, once all of these are there."""
         end, pause = time.monotonic() + seconds, 0.001
         while True:
-            with self._Locked(self):
+            with self._locked():
                 missing = self._missing(keys)
                 if not missing:
                     return take()
@@ -430,7 +452,7 @@ class FileStore(Store):
         return self._wait(keys, seconds, lambda: [self._table.get(key, b"") for key in keys])
 
     def _push(self, key, value):
-        with self._Locked(self):
+        with self._locked():
             name = self._QUEUE + key
             self._write(name, self._table.get(name, b"") + struct.pack("<I", len(value)) + value)
 
@@ -444,7 +466,7 @@ class FileStore(Store):
         return self._wait([key], seconds, take)
 
     def _length(self, key):
-        with self._Locked(self):
+        with self._locked():
             value, at, count = self._table.get(self._QUEUE + key, b""), 0, 0
         while at < len(value):
             at += 4 + struct.unpack_from("<I", value, at)[0]
