@@ -11,11 +11,12 @@ import re
 import select
 import signal
 import socket
-import sys
+import struct
 from collections import namedtuple
 from time import monotonic
 
 PATIENCE = 3.0  # s for an answer: a control thread looks once a second
+ANSWER_BYTES = 2 << 20  # of an answer; a rank's has at most half of that
 
 Rank = namedtuple("Rank", "pid number world on place record")  # on: the rank that it waits for, or None
 
@@ -95,6 +96,11 @@ def ranks_of(target):
     return found
 
 
+def _peer(connection):
+    """(pid, user id) of the process at the other end."""
+    return struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[:2]
+
+
 def ask(pids, patience=PATIENCE):
     """{pid: the text of its answer}, of those that answer."""
     answers, parts = {}, {}
@@ -108,12 +114,21 @@ def ask(pids, patience=PATIENCE):
             ready, _, _ = select.select([door, *parts], [], [], max(0.0, end - monotonic()))
             for connection in ready:
                 if connection is door:
-                    parts[door.accept()[0]] = b""
-                elif data := connection.recv(1 << 16):
-                    parts[connection] += data
-                else:
-                    cred = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-                    answers[int.from_bytes(cred[:4], sys.byteorder)] = parts.pop(connection).decode("utf-8", "replace")
+                    connection = door.accept()[0]
+                    pid, uid = _peer(connection)
+                    if uid == os.geteuid() and pid in pids and pid not in answers:
+                        parts[connection] = b""
+                    else:
+                        connection.close()
+                    continue
+                try:
+                    data = connection.recv(1 << 16)
+                except OSError:
+                    data = b""
+                parts[connection] += data
+                if not data or len(parts[connection]) > ANSWER_BYTES:
+                    text = parts.pop(connection)[:ANSWER_BYTES]
+                    answers[_peer(connection)[0]] = text.decode("utf-8", "replace")
                     connection.close()
     for connection in parts:
         connection.close()

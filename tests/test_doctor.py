@@ -250,3 +250,40 @@ def test_what_attach_makes_of_answers():
         assert got[0] == severity and got[1].startswith(text), got
     text = "rank 1 of 4\non -1\nit sleeps\nrank 1 of 4, group 1\n  row\n"
     assert _attach.understand(5, text) == (5, 1, 4, None, "it sleeps", "rank 1 of 4, group 1\n  row\n")
+
+
+ANSWERING = """
+import os, signal, socket, sys, time
+def answer(*_):
+    with socket.socket(socket.AF_UNIX) as s:
+        s.connect("\\0pydist-doctor-" + sys.argv[1])
+        try:
+            for _ in range(1000):
+                s.sendall(b"x" * (1 << 16))
+        except OSError:
+            pass
+signal.signal(signal.SIGUSR1, answer)
+if sys.argv[2] == "stranger":
+    while True:
+        try:
+            answer()
+        except OSError:
+            time.sleep(0.001)
+print("ready", flush=True)
+time.sleep(60)
+"""
+
+
+def test_only_who_was_asked_may_answer_and_not_for_ever():
+    command = [sys.executable, "-c", ANSWERING, str(os.getpid())]
+    asked = subprocess.Popen([*command, "asked"], stdout=subprocess.PIPE)
+    stranger = subprocess.Popen([*command, "stranger"])
+    try:
+        asked.stdout.readline()
+        answers = _attach.ask([asked.pid], 30)
+        assert list(answers) == [asked.pid] and len(answers[asked.pid]) == _attach.ANSWER_BYTES
+    finally:
+        for process in (asked, stranger):
+            process.kill()
+            process.wait()
+        asked.stdout.close()
