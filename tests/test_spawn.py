@@ -12,6 +12,7 @@ import pytest
 
 import pydist
 from pydist import multiprocessing as mp
+from pydist.distributed import rendezvous
 
 from test_run import all_end
 
@@ -44,6 +45,33 @@ def ignore_sigterm(index, queue):
         time.sleep(0.3)
         raise ValueError("done")
     time.sleep(60)
+
+
+def meet(index, queue, world):
+    pydist.distributed.init_process_group("gloo", rank=index, world_size=world)
+    x = pydist.ones(1) * (index + 1)
+    pydist.distributed.all_reduce(x)
+    queue.put((x.item(), "MASTER_ADDR" in os.environ))
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork"])
+def test_children_meet_without_an_address(method, monkeypatch):
+    for name in ("MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    queue = mp.get_context(method).SimpleQueue()
+    both = [mp.start_processes(meet, (queue, 2), 2, join=False, start_method=method) for _ in range(2)]  # apart
+    for context in both:
+        while not context.join(60):
+            pass
+    assert [queue.get() for _ in range(4)] == [(3.0, False)] * 4
+
+
+def test_an_address_that_was_set_counts(monkeypatch):
+    monkeypatch.setenv("PYDIST_MEETING", "job://spawned")
+    assert rendezvous.find_place(None, 2, 0).address == "job://spawned"
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", "29512")
+    assert rendezvous.find_place(None, 2, 0).address == "tcp://127.0.0.1:29512"
 
 
 def test_arguments_and_results():

@@ -227,7 +227,8 @@ def init_process_group(
     0's, whose process serves the others and has to end last: at its exit it waits for them. On one host only processes
     of this user can join; beyond, PYDIST_SECRET_FILE names the file with the secret that all hosts share.
 
-    Under mpirun and srun, which say who everybody is, no arguments are needed either.
+    Under mpirun and srun, which say who everybody is, no arguments are needed either; processes of multiprocessing.spawn
+    need `rank` and `world_size` alone.
 
     `store`: instead of an `init_method`, any store that all ranks share (TCPStore, FileStore, PrefixStore), with `rank`
     and `world_size`: they find each other through it.

@@ -128,6 +128,8 @@ def find_place(init_method=None, world_size=-1, rank=-1):
     method, url, _ = _split(init_method)
     if method == "env":
         host, port = os.environ.get("MASTER_ADDR"), _environment_number("MASTER_PORT")
+        if not (host and port is not None) and "PYDIST_MEETING" in os.environ:  # of multiprocessing.spawn
+            return Place(rank, world, os.environ["PYDIST_MEETING"], -1)
         if not host and (start := started()):
             return Place(rank, world, _meeting_of(start), -1)
         if not host or port is None:

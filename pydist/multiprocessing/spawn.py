@@ -5,6 +5,7 @@ notebook, of standard input and of `python -c` are sent by value.
 """
 
 import os
+import secrets
 import signal
 import sys
 import traceback
@@ -73,12 +74,13 @@ class _Report:
         os.close(self.fd)
 
 
-def _run(carried, index, args, report, parent):
+def _run(carried, index, args, report, parent, meeting):
     """The child: its traceback goes to the other ranks and to the parent, which prints it."""
     if parent is not None:
         _C.die_with(parent)
     for name in ("PYDIST_CONTROL", "PYDIST_SECRET_FD"):  # a launcher's word is for its own worker
         os.environ.pop(name, None)
+    os.environ["PYDIST_MEETING"] = meeting
     try:
         carried.fn(index, *args)
     except KeyboardInterrupt:  # the parent has got it too
@@ -182,11 +184,12 @@ def start_processes(fn, args=(), nprocs=1, join=True, daemon=False, start_method
     context = get_context(start_method)
     # The kernel tells children of the death of the thread that made them; only the main thread lives as long as we do.
     parent = os.getpid() if start_method != "forkserver" and current_thread() is main_thread() else None
+    meeting = f"job://{secrets.token_hex(8)}"  # for init_process_group in the children
     processes, reports = [], []
     try:
         for index in range(nprocs):
             reports.append(_Report())
-            work = (Carried(fn), index, tuple(args), reports[-1], parent)
+            work = (Carried(fn), index, tuple(args), reports[-1], parent, meeting)
             process = context.Process(target=_run, args=work, daemon=daemon)
             with _without_lost_main():
                 process.start()
@@ -212,7 +215,8 @@ def spawn(fn, args=(), nprocs=1, join=True, daemon=False, start_method="spawn"):
     join=True waits: if one raises, the others are ended and ProcessRaisedException with its traceback is raised here;
     if one exits with another code or by a signal, ProcessExitedException. join=False returns the ProcessContext at
     once. `fn` may come from a script (under `if __name__ == "__main__"`), a module, a notebook, standard input or be
-    nested. Tensors, queues and other things of multiprocessing may be among `args`. No process outlives this one, unless
+    nested. The processes may call init_process_group(rank=index, world_size=nprocs): they meet without MASTER_ADDR and
+    MASTER_PORT, which count where they are set. Tensors, queues and other things of multiprocessing may be among `args`. No process outlives this one, unless
     spawn is called from a thread other than the main one.
     """
     return start_processes(fn, args, nprocs, join, daemon, start_method)
