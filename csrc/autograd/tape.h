@@ -103,7 +103,7 @@ typedef struct pd_meta {
     bool sealed; /* shares memory in a way that the tape does not know: in-place ops raise (pd_node_foreign) */
     pd_low low;
     pd_retained *retained;   /* [strong] keeps .grad of a tensor that is no leaf; NULL: nothing does */
-    struct pd_meta *next;    /* in a list that some walk keeps: of dying ones, of those that the collector goes through */
+    struct pd_meta *next;    /* in a list that some walk keeps: of dying ones, of those that the collector follows */
 } pd_meta;
 
 extern _Thread_local bool pd_grad_mode; /* starts true */
