@@ -35,12 +35,13 @@ __version__ = "0.1.0"
 newaxis = None
 
 _SUBMODULES = frozenset(
-    "_dynamo _inductor accelerator amp autograd backends compat compiler cpu cuda distributed distributions fft func hub jit "
+    "_dynamo _inductor accelerator amp autograd backends compat compiler cpu cuda distributed distributions fft func fx hub jit "
     "linalg models mps multiprocessing nn onnx optim profiler random safetensors serialization sparse special "
     "testing utils version vision xpu".split()
 )
 _FROM = {  # name -> the submodule that it comes from, opened at first use
     "compile": "compiler",
+    "vmap": "func",
     "seed": "random",
     "load": "serialization",
     "save": "serialization",
@@ -48,7 +49,7 @@ _FROM = {  # name -> the submodule that it comes from, opened at first use
         (
             "are_deterministic_algorithms_enabled get_float32_matmul_precision is_complex is_floating_point is_storage "
             "is_deterministic_algorithms_warn_only_enabled is_tensor set_float32_matmul_precision "
-            "use_deterministic_algorithms set_default_device get_default_device set_num_interop_threads typename "
+            "use_deterministic_algorithms _assert set_default_device get_default_device set_num_interop_threads typename "
             "get_num_interop_threads set_flush_denormal"
         ).split(),
         "_settings",

@@ -91,3 +91,8 @@ def is_floating_point(input):
 def is_complex(input):
     """Whether the tensor's dtype is complex64 or complex128."""
     return input.dtype.is_complex
+
+
+def _assert(condition, message):
+    """Raises AssertionError with the message unless the condition holds."""
+    assert condition, message

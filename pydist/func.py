@@ -9,35 +9,15 @@ tensor([2., 4.])
 from pydist import _C
 from pydist._C import Tensor
 from pydist._grad_mode import enable_grad
+from pydist.utils._pytree import tree_flatten, tree_map
 
 __all__ = "functional_call grad grad_and_value hessian jacfwd jacrev jvp stack_module_state vjp vmap".split()
 
 
 def _flat(tree):
-    """(leaves, a function that puts as many back into the same lists, tuples and dicts)."""
-    if isinstance(tree, dict):
-        parts = {key: _flat(value) for key, value in tree.items()}
-        return [leaf for leaves, _ in parts.values() for leaf in leaves], lambda found: type(tree)(
-            (key, _taken(part, found)) for key, part in parts.items()
-        )
-    if isinstance(tree, (list, tuple)):
-        parts = [_flat(value) for value in tree]
-
-        def back(found):
-            values = [_taken(part, found) for part in parts]
-            return type(tree)(*values) if hasattr(tree, "_fields") else type(tree)(values)
-
-        return [leaf for leaves, _ in parts for leaf in leaves], back
-    return [tree], lambda found: next(found)
-
-
-def _taken(part, found):
-    return part[1](found)
-
-
-def _map(f, tree):
-    leaves, back = _flat(tree)
-    return back(iter([f(leaf) for leaf in leaves]))
+    """(leaves, a function that puts as many into the same tree)."""
+    leaves, spec = tree_flatten(tree)
+    return leaves, spec.unflatten
 
 
 def _fresh(x):
@@ -69,7 +49,7 @@ def grad_and_value(func, argnums=0, has_aux=False):
         with enable_grad():
             args = list(args)
             for i in places:
-                args[i] = _map(_fresh, args[i])
+                args[i] = tree_map(_fresh, args[i])
             result = func(*args, **kwargs)
             value, *rest = result if has_aux else (result,)
             if not isinstance(value, Tensor) or value.numel() != 1 or value.dim():
@@ -78,11 +58,11 @@ def grad_and_value(func, argnums=0, has_aux=False):
             leaves, back = _flat([args[i] for i in places])
             _wanted("grad", leaves)
             found = _C.grad([value], leaves, None, outer, outer, True) if value.requires_grad else [None] * len(leaves)
-        found = back(iter(_zeros_for_none(found, [x.detach() for x in leaves])))
+        found = back(_zeros_for_none(found, [x.detach() for x in leaves]))
         value = value if outer and _history(leaves) else value.detach()
         result = (value, *rest) if has_aux else value
         found = found[0] if isinstance(argnums, int) else tuple(found)
-        return (found if outer and _history(leaves) else _map(_detached, found)), result
+        return (found if outer and _history(leaves) else tree_map(_detached, found)), result
 
     return call
 
@@ -116,7 +96,7 @@ def vjp(func, *primals, has_aux=False):
     (tensor([2., 6.]),)
     """
     with enable_grad():
-        inputs = [_map(_fresh, p) for p in primals]
+        inputs = [tree_map(_fresh, p) for p in primals]
         result = func(*inputs)
     value, *aux = result if has_aux else (result,)
     leaves, back = _flat(inputs)
@@ -130,9 +110,9 @@ def vjp(func, *primals, has_aux=False):
         if pairs:
             ys, gs = zip(*pairs)
             found = _C.grad(list(ys), leaves, list(gs), retain_graph, create, True)
-        return tuple(back(iter(_zeros_for_none(found, [x.detach() for x in leaves]))))
+        return tuple(back(_zeros_for_none(found, [x.detach() for x in leaves])))
 
-    shown = value if _history(leaves) else _map(_detached, value)
+    shown = value if _history(leaves) else tree_map(_detached, value)
     return (shown, products, *aux)
 
 
@@ -263,13 +243,13 @@ def vmap(func, in_dims=0, out_dims=0, randomness="error", *, chunk_size=None):
         results = []
         for k in range(sizes.pop()):
             each = [
-                back(iter([x.select(d, k) if d is not None and isinstance(x, Tensor) else x for x in leaves]))
+                back([x.select(d, k) if d is not None and isinstance(x, Tensor) else x for x in leaves])
                 for (leaves, back), d in zip(spread, dims)
             ]
             results.append(_flat(func(*each, **kwargs)))
         if not results:
             raise ValueError("vmap: a batch of size 0 (expected at least 1)")
         joined = [_C.stack(list(column), out_dims) for column in zip(*(leaves for leaves, _ in results))]
-        return results[0][1](iter(joined))
+        return results[0][1](joined)
 
     return call

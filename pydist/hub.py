@@ -2,17 +2,23 @@
 
 import hashlib
 import os
+import re
 from pathlib import Path
+from urllib.parse import urlparse  # noqa: F401 (scripts take it from here)
 
+HASH_REGEX = re.compile(r"-([a-f0-9]*)\.")  # model-5c106cde.pth
 _folder = None
+
+
+def _get_torch_home():
+    """$TORCH_HOME, else ~/.cache/torch."""
+    home = os.environ.get("TORCH_HOME", os.path.join(os.environ.get("XDG_CACHE_HOME", "~/.cache"), "torch"))
+    return os.path.expanduser(home)
 
 
 def get_dir():
     """The folder: what `set_dir` said, else $TORCH_HOME/hub, else ~/.cache/torch/hub."""
-    if _folder is not None:
-        return _folder
-    home = os.environ.get("TORCH_HOME", os.path.join(os.environ.get("XDG_CACHE_HOME", "~/.cache"), "torch"))
-    return os.path.join(os.path.expanduser(home), "hub")
+    return os.path.join(_get_torch_home(), "hub") if _folder is None else _folder
 
 
 def set_dir(d):

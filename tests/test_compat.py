@@ -240,6 +240,7 @@ def test_random_states_are_tensors_of_bytes():
 
 
 def test_hub_reads_files_by_their_url(tmp_path, monkeypatch):
+    assert pydist.hub.HASH_REGEX.search("model-5c106cde.pth")[1] == "5c106cde"
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
     (tmp_path / "source").mkdir()
     pydist.save({"a": pydist.ones(2)}, tmp_path / "source" / "m-00.pt")
@@ -264,6 +265,14 @@ def test_compilers_return_what_they_are_given():
     assert pydist.compile(f) is f and pydist.compile(mode="max-autotune")(f) is f
     assert pydist.jit.script(f) is f and pydist.jit.ignore(f) is f and pydist.jit.ignore(drop=True)(f) is f
     assert pydist.compiler.disable(f) is f and pydist.compiler.disable()(f) is f
+    assert pydist.jit.annotate(int, 3) == 3 and pydist.jit.Final[int] and pydist.jit.annotations.List[int]
+    assert pydist.fx.wrap(f) is f and not isinstance(pydist.ones(1), pydist.fx.Proxy)
+    with pytest.raises(AttributeError, match="fx.symbolic_trace: programs are not traced"):
+        pydist.fx.symbolic_trace(f)
+    pydist._assert(True, "never")
+    with pytest.raises(AssertionError, match="said"):
+        pydist._assert(False, "said")
+    assert pydist.vmap is pydist.func.vmap and pydist.nn.modules.batchnorm.SyncBatchNorm is pydist.nn.SyncBatchNorm
 
 
 def test_settings():

@@ -4,7 +4,8 @@ from pydist import _C, cuda
 from pydist._grad_mode import enable_grad
 from pydist.amp import autocast_mode
 from pydist.autograd.function import Function, once_differentiable
-from pydist.func import _flat, _map
+from pydist.func import _flat
+from pydist.utils._pytree import tree_map
 
 
 class _Pool:
@@ -216,7 +217,7 @@ class _Part:
             with graph(self.graphs[1], pool=pool, _forward=self.graphs[0]):
                 self.grads = self.backward(self.outputs, self.grad_outputs)
         self.outputs = [y.detach() for y in self.outputs]
-        self.result = _map(lambda y: y.detach() if isinstance(y, _C.Tensor) else y, self.result)
+        self.result = tree_map(lambda y: y.detach() if isinstance(y, _C.Tensor) else y, self.result)
 
     def callable(self):
         part = self
@@ -249,7 +250,7 @@ class _Part:
             if len(given) != part.own:
                 raise TypeError(f"a graphed callable got {len(given)} tensors (expected {part.own}, as in sample_args)")
             outputs = iter(Graphed.apply(*given, *part.inputs[part.own :]))
-            return _map(lambda y: next(outputs) if isinstance(y, _C.Tensor) else y, part.result)
+            return tree_map(lambda y: next(outputs) if isinstance(y, _C.Tensor) else y, part.result)
 
         if not part.is_module:
             return graphed

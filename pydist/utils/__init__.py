@@ -3,7 +3,7 @@
 
 
 def __getattr__(name):
-    if name in ("checkpoint", "data", "hooks", "tensorboard"):
+    if name in ("_pytree", "checkpoint", "data", "hooks", "tensorboard"):
         from importlib import import_module
 
         return import_module(f"pydist.utils.{name}")

@@ -9,7 +9,7 @@ transforms work on both and draw from pydist's generator, so that `pydist.manual
 
 __version__ = "0.28.0"  # torchvision's release whose names and meanings these are
 
-_SUBMODULES = frozenset(("datasets", "io", "models", "transforms", "utils"))
+_SUBMODULES = frozenset(("datasets", "io", "models", "ops", "transforms", "utils"))
 
 
 def __getattr__(name):
