@@ -25,6 +25,7 @@ import time
 import traceback
 
 HANG = 20.0  # s that a case may take
+START = 120.0  # s more until the first one of a process: its imports, under a sanitizer on a busy machine
 CASES = 300  # of one process
 SHOWN = 60  # lines of a failure
 REPORT = ("ERROR: AddressSanitizer", "runtime error:", "WARNING: ThreadSanitizer")
@@ -67,7 +68,7 @@ class Worker:
     """A process with the seeds from `first` up to `end`."""
 
     def __init__(self, first, end):
-        self.first, self.end, self.seed, self.begun = first, end, first, time.monotonic()
+        self.first, self.end, self.seed, self.begun = first, end, first, time.monotonic() + START
         self.verdict = None  # why it ends, where that is neither its last seed nor a death of its own
         self.pipe, theirs = os.pipe()
         self.log = tempfile.TemporaryFile()  # noqa: SIM115
