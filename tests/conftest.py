@@ -18,6 +18,9 @@ from pydist import _C, distributed
 _ROOT = Path(pydist.__file__).resolve().parents[1]
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))
 
+# Tests look for the lines of each rank by themselves; tests/test_logs.py asks for others.
+os.environ["PYDIST_FOLD"] = "off"
+
 # A shell starts what runs in its background with SIGINT ignored, and programs that tests start would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -5,7 +5,8 @@
 
 Here a worker of Job is an ssh. Down its standard input goes one line with the job's secret, which never is in arguments
 or environments, later one byte for each signal; its end is the job's end, so the death of this launcher, of an ssh or of
-a network between them ends everybody. Up come the lines of the ranks, as the host's launcher has written them.
+a network between them ends everybody. Up come the lines of the ranks, folded by the host's launcher: `[0-3] text`; here
+each goes into the lanes of its ranks, to be folded with those of the other hosts.
 """
 
 import os
@@ -16,14 +17,16 @@ from time import monotonic
 
 from pydist import _C
 from pydist._launch.job import Job
-from pydist._launch.options import OPTIONS, host_list
-from pydist._launch.sink import Sink
+from pydist._launch.options import OPTIONS, RANKS_MAX, host_list
 from pydist._launch.stream import Stream
 from pydist._launch.worker import Worker, signal_name
 
 FORWARDED = ("PYTHONPATH", "PYTHONUNBUFFERED", "PYDIST_", "OMP_", "ONEDNN_", "NCCL_", "GLOO_", "CUDA_VISIBLE_DEVICES")
 KEPT = ("PYDIST_CONTROL", "PYDIST_SECRET_FD", "PYDIST_SECRET_FILE")  # this launcher's own
-HERE = ("hosts", "hostfile", "ssh", "node-rank", "nnodes", "master-addr", "master-port", "rdzv-endpoint", "rdzv-id")
+HERE = (
+    "hosts", "hostfile", "ssh", "node-rank", "nnodes", "master-addr", "master-port", "rdzv-endpoint", "rdzv-id", "prefix",
+    "color",
+)  # fmt: skip
 SSH_FAILED = 255
 
 
@@ -52,6 +55,52 @@ def ssh_argv(template, name, line):
     paths = (os.path.join(folder, words[0]) for folder in os.get_exec_path())
     program = words[0] if "/" in words[0] else next((path for path in paths if os.access(path, os.X_OK)), words[0])
     return [program, *words[1:], line]
+
+
+class Spread:
+    """The lane of a host: its lines begin with the ranks that said them, `[0-3,5] `, or are its launcher's."""
+
+    is_paused = False
+
+    def __init__(self, fold, lanes):
+        self.fold, self.lanes = fold, lanes  # by rank
+        self.of = {}  # beginning of a line -> lanes
+
+    def lines(self, data):
+        begin, run, to = b"", [], None  # lines of the same ranks, one after the other
+        for line in data[:-1].split(b"\n"):
+            if not (to and line.startswith(begin)):
+                self.give(to, run)
+                begin = line[: line.find(b"] ") + 2] if line.startswith(b"[") else b""
+                to, run = self.lanes_of(begin), []
+            run.append(line[len(begin):] if to else line)
+        self.give(to, run)
+
+    def give(self, to, run):
+        text = b"\n".join(run) + b"\n"
+        if run and to:
+            for lane in to:
+                lane.lines(text)
+        elif run:
+            self.fold.flush()
+            self.fold.sink.lines(text)
+
+    def lanes_of(self, begin):
+        if begin not in self.of and len(self.of) < 10000:
+            words = [word.partition(b"-") for word in begin[1:-2].split(b",")] if begin else []
+            if not all(low.isdigit() and (high.isdigit() or not dash) for low, dash, high in words):
+                return None
+            ranks = [rank for low, _, high in words for rank in range(int(low), min(int(high or low), RANKS_MAX) + 1)]
+            found = [self.lanes[rank] for rank in ranks if rank in self.lanes]
+            self.of[begin] = found if len(found) == len(ranks) else None
+        return self.of.get(begin)
+
+    def show(self, rows):
+        pass
+
+    def close(self):
+        for lane in self.lanes.values():
+            lane.close()
 
 
 class HostsReport:
@@ -94,9 +143,19 @@ class HostsJob(Job):
     grace_signal = 3.0
 
     def __init__(self, plan, options):
-        super().__init__(plan)
         self.options, self.names = options, host_list(options, plan.local)[0]
         self.lifelines = []
+        super().__init__(plan)
+
+    def host_names(self):
+        return self.names
+
+    def way_of_host(self, host, number):
+        """(sink, lane) of an ssh's stdout (1) or stderr (2)."""
+        sink, fold, plan = (self.out, self.err)[number - 1], self.folds[number - 1], self.plan
+        first = sum(plan.slots[:host])
+        ranks = [rank for rank in range(first, first + plan.slots[host]) if plan.shown is None or rank in plan.shown]
+        return sink, None if plan.world == 1 else Spread(fold, {rank: fold.lane(rank) for rank in ranks})
 
     def start(self):
         secret = secret_line()
@@ -119,11 +178,8 @@ class HostsJob(Job):
                 os.set_blocking(fd, False)
             self.lifelines.append(ends[1])
             self.tell(ends[1], secret)
-            one = self.plan.world == 1
-            worker = Worker(
-                host, pid, *(Stream(host, fd, sink, b"", False, whole=not one)
-                             for fd, sink in ((ends[2], self.out), (ends[4], self.err)))
-            )  # fmt: skip
+            out = Stream(host, ends[2], *self.way_of_host(host, 1), False)
+            worker = Worker(host, pid, out, Stream(host, ends[4], *self.way_of_host(host, 2), False))
             worker.name = name
             self.workers.append(worker)
         return True

@@ -13,6 +13,7 @@ import sys
 from time import monotonic
 
 from pydist import _C
+from pydist._launch.fold import NEVER, Fold, Prefix
 from pydist._launch.report import Report
 from pydist._launch.sink import Nowhere, Sink
 from pydist._launch.stream import Stream
@@ -48,12 +49,32 @@ class Job:
         self.out = Sink(1)
         self.err = self.out if same else Sink(2)
         self.sinks = (self.out,) if same else (self.out, self.err)
+        self.folds = tuple(self.fold_of(sink, number) for number, sink in ((1, self.out), (2, self.err)))
+
+    def fold_of(self, sink, number):
+        """The lines of stdout (1) or stderr (2) of all ranks, on their way to a sink."""
+        plan = self.plan
+        slots = plan.slots or (plan.local,) * plan.hosts
+        names = self.host_names()
+        places = [(names[host], local) for host, count in enumerate(slots) for local in range(count)]
+        coloured = plan.color == "always" or plan.color == "auto" and sink.terminal and not os.environ.get("NO_COLOR")
+        prefix = Prefix() if plan.by_ssh else Prefix(plan.prefix, plan.role, places, coloured)
+        return Fold(sink, prefix, number == 2, plan.fold, plan.progress_every)
+
+    def host_names(self):
+        """By host; this one's alone is known here."""
+        return [os.uname().nodename if host == self.plan.host else f"host{host}" for host in range(self.plan.hosts)]
 
     def say(self, text):
         if text:
             if self.plan.by_ssh:
                 text = text.replace("pydist.run: ", f"pydist.run: {self.plan.by_ssh}: ", 1)
+            self.flush_folds()
             self.err.lines(text.rstrip("\n").encode("utf-8", "replace") + b"\n")
+
+    def flush_folds(self):
+        for fold in self.folds:
+            fold.flush()
 
     # Starting and ending.
 
@@ -109,7 +130,7 @@ class Job:
         plan, one = self.plan, self.plan.world == 1
         stdin = 0 if one and not plan.by_ssh else self.devnull
         argv = worker_argv(plan)
-        columns = max(0, self.err.columns() - len(f"[{plan.world - 1}] "))
+        columns = max(0, self.err.columns() - self.folds[1].prefix.columns(plan.world))
         env = worker_env(plan, control, secrets[0] if secrets else -1, columns)
         files = plan.tee + plan.redirects
         merged = one and self.out is self.err and not any(files)  # one pipe keeps the order of writes to both
@@ -131,12 +152,17 @@ class Job:
             for read, write in zip(ends[::2], ends[1::2]):
                 os.close(write)
                 os.set_blocking(read, False)
-            prefix = b"" if one else b"[%d] " % rank
-            out, err = (Nowhere() if self.into_files(plan.redirects, local, number) else sink
-                        for number, sink in ((1, self.out), (2, self.err)))  # fmt: skip
-            out = Stream(rank, None if merged else ends[2], out, prefix, False, logs[0])
-            self.workers.append(Worker(rank, pid, out, Stream(rank, ends[0], err, prefix, True, logs[1])))
+            out, err = (self.way_of(rank, local, number) for number in (1, 2))
+            out = Stream(rank, None if merged else ends[2], *out, False, logs[0])
+            self.workers.append(Worker(rank, pid, out, Stream(rank, ends[0], *err, True, logs[1])))
         return True
+
+    def way_of(self, rank, local, number):
+        """(sink, lane) of a rank's stdout (1) or stderr (2)."""
+        hidden = self.plan.shown is not None and rank not in self.plan.shown
+        if hidden or self.into_files(self.plan.redirects, local, number):
+            return Nowhere(), Nowhere()
+        return (self.out, self.err)[number - 1], None if self.plan.world == 1 else self.folds[number - 1].lane(rank)
 
     @staticmethod
     def into_files(chosen, local, number):
@@ -251,7 +277,7 @@ class Job:
             poller.register(self.lifeline, select.POLLIN)
         readable = {}
         if not any(len(sink.queue) > QUEUE_MAX for sink in self.sinks):
-            readable = {stream.fd: stream for stream in self.streams if stream.fd is not None}
+            readable = {stream.fd: stream for stream in self.streams if stream.fd is not None and not stream.is_paused}
         for fd in readable:
             poller.register(fd, select.POLLIN)
         for sink in self.sinks:
@@ -260,6 +286,10 @@ class Job:
         held = [] if self.ends or self.ending() else [worker.err for worker in self.workers if worker.err.held]
         times = [stream.due for stream in held] + [when for when, _ in self.ends[:1]]
         times += [self.give_up] if self.give_up else []
+        resting = [stream for stream in self.streams if stream.rest_due is not None]
+        times += [stream.rest_due for stream in resting]
+        times += [due for due in (fold.next() for fold in self.folds) if due < NEVER]
+        times += [sink.draw_due for sink in self.sinks if sink.draw_due < NEVER and not sink.queue]
         now = monotonic()
         times += [now + at_most] if at_most else []
         events = poller.poll(max(0.0, min(times) - now) * 1000 + 1 if times else None)
@@ -274,12 +304,25 @@ class Job:
         for stream in held:
             if stream.held and stream.due <= monotonic():
                 stream.release()
+        now = monotonic()
+        for stream in resting:
+            if stream.rest_due is not None and stream.rest_due <= now:
+                stream.settle()
         if woken:
             for sig in os.read(self.wake, 4096):
                 if sig != signal.SIGCHLD:
                     self.interrupt(sig)
             self.bury([worker for worker in self.workers if worker.look()])
+        self.show()
+
+    def show(self):
+        """Lets go what has waited for long enough, and writes what our readers take."""
+        now = monotonic()
+        for fold in self.folds:
+            fold.run(now)
         for sink in self.sinks:
+            if sink.draw_due <= now and not sink.queue:
+                sink.draw()
             sink.flush()
 
     def hear(self):
@@ -309,6 +352,7 @@ class Job:
     def interrupt(self, sig):
         """Ctrl-C and the like: forwarded once; the second time, or when the job ends anyway, there is no waiting."""
         now = monotonic()
+        self.flush_folds()
         if self.signal or self.ends:
             self.ends = [(now, signal.SIGKILL)]
         else:
@@ -321,6 +365,10 @@ class Job:
         for stream in self.streams:
             stream.drain()
             stream.flush()
+        self.flush_folds()
+        for sink in self.sinks:
+            if sink.rows:
+                sink.draw()
         while any(sink.queue for sink in self.sinks):
             waiting = select.poll()
             waiting.register(self.wake, select.POLLIN)

@@ -31,6 +31,12 @@ OPTIONS = (
     ("log-dir", "DIR", "", "writes DIR/ID/attempt_N/LOCAL_RANK/stdout.log and stderr.log; alone: as with --tee 3"),
     ("tee", "WHAT", "", "-t: into files too: 1 stdout, 2 stderr, 3 both, 0 none; or by local rank: 0:3,1:1"),
     ("redirects", "WHAT", "", "-r: the same into files alone"),
+    ("fold", "WHAT", "", "auto: equal lines of several ranks, within 150 ms, are one, `[0-3,5] text`; off [PYDIST_FOLD, auto]"),
+    ("progress-every", "SECONDS", "30", "in a pipe or file a progress bar is a line at most so often, and at its end; 0: then"),
+    ("prefix", "TEXT", "[{rank}] ", "before each line of several ranks; also {host} {local_rank} {role} {time}"),
+    ("color", "WHEN", "auto", "prefixes in a colour by rank: auto (a terminal, and no NO_COLOR), always or never"),
+    ("filter-ranks", "LIST", "", "shows these ranks alone, such as 0,4-7; files of --log-dir have all"),
+    ("local-ranks-filter", "LIST", "", "the same by the number on each host"),
     ("compat", None, False, "the script says `import torch`: it gets pydist (python -m pydist.compat)"),
     ("cpu-as-cuda", "N", "0", "pretend N GPUs on each host: cuda and nccl mean the CPU"),
     ("help", None, False, "-h: this text"),
@@ -51,14 +57,16 @@ class Plan(
     namedtuple(
         "Plan",
         "command local hosts host address port run_id role insecure module no_python on_failure max_restarts "
-        "restart log_dir tee redirects slots by_ssh",
-        defaults=((), 1, 1, 0, "127.0.0.1", 0, "", "default", False, False, False, "stop", 0, 0, "", (), (), (), ""),
+        "restart log_dir tee redirects slots by_ssh fold progress_every prefix color shown",
+        defaults=((), 1, 1, 0, "127.0.0.1", 0, "", "default", False, False, False, "stop", 0, 0, "", (), (), (), "", True,
+                  30.0, "[{rank}] ", "auto", None),
     )
 ):
     """What a launcher does: ranks first..first + local - 1 of `world` run the command on this host. address and port
     are host 0's; port 0: a free one. restart: how often it was started before. tee,
     redirects: for each local rank which of its streams, 1 and 2, go into files under log_dir. slots: the ranks of each
-    host, where --hosts says them; by_ssh: this host's name, where --hosts has started this launcher."""
+    host, where --hosts says them; by_ssh: this host's name, where --hosts has started this launcher. fold,
+    progress_every, prefix, color: how lines look; shown: the ranks whose lines are shown, None: all."""
 
     __slots__ = ()
 
@@ -227,6 +235,45 @@ def _files(options, local):
     return folder, tee, redirects
 
 
+def _ranks(name, text, count):
+    """The numbers in "0,2-3"; None: no list."""
+    if not text:
+        return None
+    found = set()
+    for word in text.split(","):
+        low, dash, high = word.strip().partition("-")
+        low = _number(name, low, 0, count - 1)
+        found.update(range(low, 1 + (_number(name, high, low, count - 1) if dash else low)))
+    return frozenset(found)
+
+
+def _looks(options, slots):
+    """How lines look: fold, progress_every, prefix, color, shown."""
+    options = {**options, "fold": options["fold"] or os.environ.get("PYDIST_FOLD") or "auto"}
+    for name, allowed in (("fold", ("auto", "off")), ("color", ("auto", "always", "never"))):
+        if options[name] not in allowed:
+            raise UsageError(f"--{name}: {options[name]!r} (expected {', '.join(allowed[:-1])} or {allowed[-1]})")
+    try:
+        every = float(options["progress-every"])
+    except ValueError:
+        every = -1.0
+    if not 0 <= every < 1e9:
+        raise UsageError(f"--progress-every: {options['progress-every']!r} (expected seconds, 0: never)")
+    try:
+        options["prefix"].format(rank="", host="", local_rank="", role="", time="")
+    except (ValueError, LookupError, AttributeError, TypeError):
+        fields = "{rank} {host} {local_rank} {role} {time}"
+        raise UsageError(f"--prefix: {options['prefix']!r} (expected a text with some of {fields})") from None
+    if not options["prefix"].isprintable():
+        raise UsageError(f"--prefix: {options['prefix']!r} (expected no control characters)")
+    shown = _ranks("filter-ranks", options["filter-ranks"], sum(slots))
+    local = _ranks("local-ranks-filter", options["local-ranks-filter"], max(slots))
+    if local is not None:
+        chosen = frozenset(sum(slots[:host]) + rank for host, count in enumerate(slots) for rank in local if rank < count)
+        shown = chosen if shown is None else shown & chosen
+    return options["fold"] == "auto", every, options["prefix"], options["color"], shown
+
+
 def environment_from(options):
     """What the options add to the environment of the workers."""
     from pydist.compat import environment
@@ -265,4 +312,5 @@ def plan_from(options, command):
         tuple(command), local, hosts, host, address, port, run_id, options["role"], options["insecure"],
         options["module"], options["no-python"], options["on-failure"], restarts, 0,
         *_files(options, local), slots, names[host] if options["by-ssh"] and names else "",
+        *_looks(options, slots or (local,) * hosts),
     )  # fmt: skip

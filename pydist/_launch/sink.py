@@ -1,7 +1,10 @@
-"""Where the launcher writes: whole lines, and on a terminal one status line below them. Never blocks."""
+"""Where the launcher writes: whole lines, and on a terminal some status rows below them. Never blocks."""
 
 import os
 import select
+from time import monotonic
+
+from pydist._launch.fold import DRAW, NEVER
 
 
 class Sink:
@@ -12,8 +15,9 @@ class Sink:
         self.terminal = os.isatty(fd) and os.environ.get("TERM", "dumb") != "dumb"
         self.queue = bytearray()
         self.closed = False
-        self.owner = None  # the stream whose status line is drawn
-        self.status = b""
+        self.folds = []  # whose states the status rows are
+        self.rows = []  # the status rows that are drawn
+        self.drawn, self.draw_due = 0.0, NEVER  # when they were drawn, and when they will be
         self.ready = select.poll()
         self.ready.register(fd, select.POLLOUT)
 
@@ -25,18 +29,26 @@ class Sink:
             self.queue += data
 
     def lines(self, data):
-        """Whole lines: above the status line, if there is one."""
-        self.put(b"\r\x1b[K" + data + self.status if self.owner else data)
+        """Whole lines: above the status rows, if there are some."""
+        self.put(self.erased() + data + b"\n".join(self.rows) if self.rows else data)
 
-    def draw(self, stream, text):
-        """The status line of a stream; empty: none. The first one of the lowest rank stays."""
-        if self.owner is not stream and (not text or self.owner and self.owner.rank <= stream.rank):
-            return
-        width = self.columns()
-        if text and width:
-            text = text.decode("utf-8", "replace")[:width - 1].encode()
-        self.put((b"\r\x1b[K" if self.owner else b"") + text)
-        self.owner, self.status = (stream, text) if text else (None, b"")
+    def erased(self):
+        """What erases the status rows."""
+        return b"\r\x1b[K" + b"\x1b[A\x1b[K" * (len(self.rows) - 1) if self.rows else b""
+
+    def redraw(self):
+        """A state has changed."""
+        if self.draw_due == NEVER:
+            self.draw_due = max(monotonic(), self.drawn + DRAW)
+
+    def draw(self):
+        from pydist._launch.status import status_rows
+
+        self.drawn, self.draw_due = monotonic(), NEVER
+        rows = status_rows(self.folds, self.columns())
+        if rows != self.rows:
+            self.put(self.erased() + b"\n".join(rows))
+            self.rows = rows
 
     def flush(self):
         """Writes what the reader takes without blocking: POLLOUT promises room for PIPE_BUF bytes in a pipe."""
@@ -49,9 +61,9 @@ class Sink:
 
 
 class Nowhere:
-    """What is not shown."""
+    """What is not shown: a sink and a lane."""
 
-    terminal = closed = False
+    terminal = closed = is_paused = False
 
     def put(self, data):
         pass
@@ -59,5 +71,8 @@ class Nowhere:
     def lines(self, data):
         pass
 
-    def draw(self, stream, text):
+    def show(self, rows):
+        pass
+
+    def close(self):
         pass

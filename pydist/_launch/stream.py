@@ -1,8 +1,7 @@
-"""What one pipe of one worker says, cut into lines with the rank before them.
+"""What one pipe of one worker says, as lines for the rank's lane and as what is unfinished, its state.
 
-``\\n`` ends a line, and so does ``\\r`` (a progress bar). On a terminal the unfinished or ``\\r``-ended text of the
-lowest rank that has one is the sink's status line; elsewhere each ``\\r`` piece is written when its end has come. A
-line over 1 MiB is cut into several. With one rank the bytes pass through as they are.
+``\\n`` ends a line; a Screen says what is shown where a worker moves the cursor. A line over 1 MiB is cut into several.
+With one rank the bytes pass through as they are.
 
 Tracebacks: what a worker writes to stderr from "Traceback (most recent call last):" on is held back for half a second.
 If the worker goes on, it was no end and is shown; if it ends, the report decides.
@@ -11,26 +10,34 @@ If the worker goes on, it was no end and is shown; if it ends, the report decide
 import os
 from time import monotonic
 
+from pydist._launch import screen
+from pydist._launch.screen import LINE_MAX, Screen
 from pydist._launch.traces import MARK, MARK_SYNTAX
 
 HOLD = 0.5  # s that a traceback is held back
-LINE_MAX = 1 << 20  # longer lines are cut
+REST = 0.15  # s after a newline until rows that a worker could still come back to are lines
 TRACE_MAX = 1 << 18  # longer tracebacks are not held back
 
 
 class Stream:
-    """Reads `fd` and gives lines to `sink`; `catches`: holds tracebacks back; `file`: gets the bytes as they are."""
+    """Reads `fd` and gives lines to `lane`, or where there is none all bytes to `sink`; `catches`: holds tracebacks back;
+    `file`: gets the bytes as they are."""
 
-    def __init__(self, rank, fd, sink, prefix, catches, file=None, whole=None):
-        self.whole = bool(prefix) if whole is None else whole  # cut into lines
-        self.file = file
-        self.rank, self.fd, self.sink, self.prefix = rank, fd, sink, prefix
-        self.catches = catches
-        self.open = b""  # the text after the last line end
+    def __init__(self, rank, fd, sink, lane, catches, file=None):
+        self.rank, self.fd, self.sink, self.lane = rank, fd, sink, lane
+        self.catches, self.file = catches, file
+        self.open = b""  # the beginning of what may become a traceback
+        self.line = b""  # the text after the last newline
+        self.screen = None  # what is shown, where that is more than a line
+        self.rest_due = None  # when rows above the cursor are lines
         self.fresh = True  # nothing came yet
         self.held = False  # `trace` waits for the worker's end, or for `due`
         self.trace = b""  # the last text of this stream, from its traceback on
         self.due = 0.0
+
+    @property
+    def is_paused(self):
+        return self.lane is not None and self.lane.is_paused
 
     def read(self):
         """False at the end or when nothing is there yet; `fd` is None once it ended."""
@@ -58,6 +65,8 @@ class Stream:
         if self.fd is not None:
             os.close(self.fd)
             self.fd = None
+            if self.lane is not None:
+                self.lane.close()
         if self.file is not None:
             os.close(self.file)
             self.file = None
@@ -90,36 +99,45 @@ class Stream:
         self.emit(data)
 
     def emit(self, data):
-        if not self.whole:
-            keep = self.catches and data[data.rfind(b"\n") + 1:]
-            if keep and MARK.startswith(keep):
-                self.open, data = keep, data[:-len(keep)]
+        keep = self.catches and data[data.rfind(b"\n") + 1:]
+        if keep and MARK.startswith(keep):
+            self.open, data = keep, data[:-len(keep)]
+        if self.lane is None:
             self.sink.put(data)
             return
-        cut = data.rfind(b"\n") + 1
-        if not self.sink.terminal:  # a final \r may be half of \r\n
-            cut = max(cut, data.rfind(b"\r", 0, -1) + 1)
-        lines, self.open = data[:cut], data[cut:]
-        if len(self.open) > LINE_MAX:
-            lines, self.open = lines + self.open + b"\n", b""
-        if self.sink.terminal and b"\r" in self.open:
-            self.open = self.last_piece(self.open)
+        if self.screen is None and (b"\r" in data or b"\x1b" in data) and screen.needed(data):
+            self.screen, self.line = Screen(self.line), b""
+        lines, rows = self.plain(data) if self.screen is None else self.pictured(data)
         if lines:
-            self.sink.lines(self.prefixed(lines))
-        if self.sink.terminal:
-            self.sink.draw(self, self.prefix + self.open if self.open.strip() else b"")
+            self.lane.lines(lines)
+        self.lane.show(rows)
 
-    @staticmethod
-    def last_piece(line):
-        return next((piece for piece in reversed(line.split(b"\r")) if piece), b"")  # blanks erase
+    def plain(self, data):
+        """(lines, rows of the state)"""
+        data = self.line + data
+        cut = data.rfind(b"\n") + 1
+        lines, self.line = data[:cut], data[cut:]
+        if len(self.line) > LINE_MAX:
+            lines, self.line = lines + self.line + b"\n", b""
+        return lines, (self.line,) if self.line and screen.visible(self.line) else ()
 
-    def prefixed(self, lines):
-        if b"\r" in lines:
-            lines = lines.replace(b"\r\n", b"\n")
-            if self.sink.terminal:
-                lines = b"\n".join(map(self.last_piece, lines[:-1].split(b"\n"))) + b"\n"
-            lines = lines[:-1].replace(b"\r", b"\r" + self.prefix) + lines[-1:]
-        return self.prefix + lines[:-1].replace(b"\n", b"\n" + self.prefix) + lines[-1:]
+    def pictured(self, data):
+        lines, rows = self.screen.feed(data), self.screen.state
+        self.rest_due = monotonic() + REST if self.screen.is_resting else None
+        self.leave_screen()
+        return lines, rows
+
+    def leave_screen(self):
+        if (line := self.screen.plain) is not None:
+            self.line, self.screen = line, None
+
+    def settle(self):
+        """Nothing came since the newline."""
+        self.rest_due = None
+        if lines := self.screen.settle():
+            self.lane.lines(lines)
+        self.lane.show(self.screen.state)
+        self.leave_screen()
 
     def release(self):
         """Shows the held text; it stays the trace until something follows."""
@@ -129,11 +147,17 @@ class Stream:
             self.emit(text)
 
     def flush(self):
-        """The worker has ended: an unfinished line is a line."""
+        """The worker has ended: what is unfinished are lines."""
         text, self.open = self.open, b""
-        if not self.whole:
+        if self.lane is None:
             self.sink.put(text)
-        elif text.strip():
-            self.emit(text + b"\n")
-        elif self.sink.terminal:  # an erased bar
-            self.sink.draw(self, b"")
+            return
+        lines, _ = self.plain(text) if self.screen is None else self.pictured(text)
+        if self.screen is not None:
+            lines += self.screen.end()
+        elif screen.visible(self.line):
+            lines += self.line + b"\n"
+        self.line, self.screen, self.rest_due = b"", None, None
+        if lines:
+            self.lane.lines(lines)
+        self.lane.close()

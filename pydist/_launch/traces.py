@@ -36,13 +36,17 @@ def place(text):
     return f"{os.path.basename(path)}:{line}" + (f" in {function}" if function else "")
 
 
-def listed(ranks):
-    """[0, 1, 2, 5] -> "ranks 0-2, 5"."""
+def spans(ranks, comma=","):
+    """[0, 1, 2, 5] -> "0-2,5"."""
     runs = []
     for rank in ranks:
         if runs and runs[-1][1] == rank - 1:
             runs[-1][1] = rank
         else:
             runs.append([rank, rank])
-    text = ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in runs)
-    return ("rank " if len(ranks) == 1 else "ranks ") + text
+    return comma.join(str(low) if low == high else f"{low}-{high}" for low, high in runs)
+
+
+def listed(ranks):
+    """[0, 1, 2, 5] -> "ranks 0-2, 5"."""
+    return ("rank " if len(ranks) == 1 else "ranks ") + spans(ranks, ", ")

@@ -1,0 +1,322 @@
+"""Equal lines of several ranks as one: ``[0-3,5] text``; and their unfinished lines, which are states.
+
+The lines of each rank wait in its lane. Where the first lines of all lanes are equal they go out at once, as one. A line
+that has waited for HOLD seconds goes out with those that are equal to it, so the order within a rank never changes. A
+lane that holds LANE_MAX bytes, a death, a signal or the end lets waiting lines go. Equal text is compared by blocks and
+not line by line: a launcher moves millions of lines.
+
+A state that changed is written as a line every so often; on a terminal it is a row below the lines instead.
+"""
+
+from collections import deque
+from itertools import groupby
+from time import localtime, monotonic, strftime
+
+from pydist._launch.traces import spans
+
+HOLD = 0.15  # s that a line waits for its equals
+SLOT = 0.01  # s: what comes within it counts as having come at once
+LANE_MAX = 1 << 18  # bytes that wait for their equals
+ALIGN_MAX = 1 << 17  # more bytes that wait are not compared line by line
+DRAW = 0.05  # s between two pictures of the states on a terminal
+STATUS_ROWS = 3
+PALETTE = (36, 32, 33, 35, 34, 96, 92, 93, 95, 94)  # of a terminal's colours, by rank
+NEVER = float("inf")
+
+
+class Prefix:
+    """`template`: as '[{rank}] ', with {host} {local_rank} {role} {time}; `places`: (host's name, local rank) by rank."""
+
+    def __init__(self, template="[{rank}] ", role="", places=(), colours=False):
+        self.template, self.role, self.places, self.colours = template, role, places, colours
+        self.timed = "{time" in template
+        self.known = {}
+
+    def __call__(self, ranks, is_error):
+        """What is before the lines of these ranks (a tuple, ascending)."""
+        key = ranks, is_error
+        text = self.known.get(key)
+        if text is None:
+            text = self.make(ranks, is_error)
+            if not self.timed and len(self.known) < 10000:
+                self.known[key] = text
+        return text
+
+    def columns(self, world):
+        """How wide it is where lines of all ranks are one."""
+        return len(self.template.format(rank=spans(range(world)), host="", role=self.role, local_rank="0", time="00:00:00"))
+
+    def make(self, ranks, is_error):
+        places = [self.places[rank] if rank < len(self.places) else ("", rank) for rank in ranks]
+        text = self.template.format(
+            rank=spans(ranks), host=",".join(dict.fromkeys(host for host, _ in places)), role=self.role,
+            local_rank=spans(sorted({local for _, local in places})), time=strftime("%H:%M:%S", localtime()),
+        )  # fmt: skip
+        if self.colours:
+            text = f"\x1b[{'2;' * is_error}{PALETTE[ranks[0] % len(PALETTE)]}m{text}\x1b[0m"
+        return text.encode("utf-8", "surrogateescape")
+
+
+class Lane:
+    """The lines of one rank that wait, and its state."""
+
+    def __init__(self, fold, rank):
+        self.fold, self.rank = fold, rank
+        self.text = bytearray()  # whole lines
+        self.marks = deque()  # [when they came, how many bytes], in order
+        self.is_open = True
+        self.is_paused = False
+        self.came = 0.0  # when lines came last
+        self.state = self.written = ()  # rows
+
+    def lines(self, data):
+        """Whole lines."""
+        self.fold.push(self, data)
+
+    def show(self, rows):
+        rows = tuple(rows)
+        if rows != self.state:
+            self.state = rows
+            self.fold.changed(self)
+
+    def raw(self, data):
+        """Bytes of no rank."""
+        self.fold.flush()
+        self.fold.sink.lines(data)
+
+    def close(self):
+        self.is_open = False
+        self.show(())
+        self.fold.is_new = True
+
+    def head(self):
+        return self.text[: self.text.index(b"\n") + 1]
+
+    def stale(self, now):
+        """How many bytes go when something has to: with HOLD / 2 there are few such moments."""
+        return sum(size for when, size in self.marks if when + HOLD / 2 <= now)
+
+    def drop(self, count):
+        del self.text[:count]
+        self.is_paused = self.is_paused and len(self.text) > LANE_MAX
+        while count:
+            mark = self.marks[0]
+            if mark[1] > count:
+                mark[1] -= count
+                return
+            count -= mark[1]
+            self.marks.popleft()
+
+
+class Fold:
+    """The lanes of all ranks' stdout, or stderr, on their way to `sink`. `every`: s between two lines of a state, 0: no
+    such lines; `is_on`: whether lines wait for their equals."""
+
+    def __init__(self, sink, prefix, is_error=False, is_on=True, every=30.0):
+        self.sink, self.prefix, self.is_error, self.is_on, self.every = sink, prefix, is_error, is_on, every
+        self.lanes = []
+        self.is_new = False  # a lane has a head that was not compared yet, or closed
+        self.due = NEVER  # when the oldest line has waited for long enough
+        self.state_due = NEVER  # when states are written as lines
+        sink.folds.append(self)
+
+    def lane(self, rank):
+        self.lanes.append(Lane(self, rank))
+        return self.lanes[-1]
+
+    def push(self, lane, data):
+        if not self.is_on:
+            self.emit((lane.rank,), data)
+            return
+        now = lane.came = monotonic()
+        if not lane.text:
+            self.is_new = True
+            self.due = min(self.due, now + HOLD)
+        lane.text += data
+        if lane.marks and now < lane.marks[-1][0] + SLOT:
+            lane.marks[-1][1] += len(data)
+        else:
+            lane.marks.append([now, len(data)])
+        if len(lane.text) > LANE_MAX:
+            self.run(now)
+            if len(lane.text) > LANE_MAX:
+                # the others may come to it: it is not read until they have, or its time is over
+                lane.is_paused = len(lane.text) < 2 * LANE_MAX and any(
+                    one.is_open and not one.text and one.came + HOLD > now for one in self.lanes
+                )
+                if not lane.is_paused:
+                    self.flush()
+
+    def changed(self, lane):
+        """The state of a lane has changed."""
+        if self.sink.terminal:
+            self.sink.redraw()
+        elif self.every and self.state_due == NEVER and lane.state:
+            self.state_due = monotonic() + self.every
+
+    def states(self):
+        """(rank, row) for each row of each lane."""
+        return [(lane.rank, row) for lane in self.lanes for row in lane.state]
+
+    def next(self):
+        """When run() has something to do; NEVER: nothing waits."""
+        return 0.0 if self.is_new else min(self.due, self.state_due)
+
+    def run(self, now):
+        """Lets go what has found its equals, or has waited long enough."""
+        if now >= self.state_due:
+            self.write_states()
+        if now >= self.due:
+            self.release([lane.stale(now) for lane in self.lanes])
+            self.is_new = True
+        if self.is_new:
+            while self.agree():
+                pass
+            self.is_new = False
+            self.due = min((lane.marks[0][0] + HOLD for lane in self.lanes if lane.text), default=NEVER)
+
+    def agree(self, at_most=None):
+        """Lets go what all lanes begin with; at_most: of those that have some."""
+        lanes = [lane for lane in self.lanes if lane.text or lane.is_open and at_most is None]
+        if not lanes or not all(lane.text for lane in lanes):
+            return False
+        head = lanes[0].head()
+        if not all(lane.text.startswith(head) for lane in lanes):
+            return False
+        size = common(lanes, at_most)
+        self.go(lanes, size)
+        return size
+
+    def release(self, sizes):
+        """Lets go the first `sizes` bytes of the lanes; equal lines as one, where their order in the lanes allows it."""
+        while any(sizes) and (gone := self.agree(max(sizes))):
+            sizes = [max(0, size - gone) for size in sizes]
+        if sum(len(lane.text) for lane in self.lanes) <= ALIGN_MAX:
+            self.align(sizes)
+        else:
+            self.release_blocks(sizes)
+
+    def release_blocks(self, sizes):
+        """Of a flood only what lanes begin with is compared, not line by line."""
+        heads = {}
+        for lane, size in zip(self.lanes, sizes):
+            if size:
+                heads.setdefault(bytes(lane.head()), []).append((lane, size))
+        for group in heads.values():
+            same = common([lane for lane, _ in group], max(size for _, size in group))
+            self.go([lane for lane, _ in group], same)
+            for lane, size in group:
+                if size > same:
+                    self.go([lane], size - same)
+
+    def align(self, sizes):
+        """As few lines as possible. What follows the first `sizes` bytes of a lane goes too, up to a line that another
+        lane waits for."""
+        parts = [_Part(lane, size) for lane, size in zip(self.lanes, sizes) if lane.text] if any(sizes) else []
+        seen, shared, out = set(), set(), []  # shared: lines of several parts
+        for part in parts:
+            own = set(part.lines)
+            shared |= seen & own
+            seen |= own
+        while late := [part for part in parts if part.at < part.must]:
+            for part in late:
+                if lines := part.until(shared):
+                    out.append(([part], lines))
+            heads = {}
+            for part in parts:
+                if part.at < len(part.lines):
+                    heads.setdefault(part.lines[part.at], []).append(part)
+            waiting = [head for head in heads if any(part.at < part.must for part in heads[head])]
+            if not waiting:
+                break
+            head = next((head for head in waiting if not coming(head, heads[head], parts)), None)
+            if head is None:  # some go on to it, unless they wait themselves
+                head = max(waiting, key=lambda head: len(heads[head]))
+                behind = [part for part in coming(head, heads[head], parts) if part.at >= part.must]
+                for part in behind:
+                    part.must = part.lines.index(head, part.at) + 1
+                if behind:
+                    continue
+            out.append((heads[head], [head]))
+            for part in heads[head]:
+                part.at += 1
+        for group, run in groupby(out, lambda pair: pair[0]):
+            self.emit(ranks_of(part.lane for part in group), b"\n".join([line for _, lines in run for line in lines]) + b"\n")
+        for part in parts:
+            part.lane.drop(sum(map(len, part.lines[: part.at])) + part.at)
+
+    def go(self, lanes, size):
+        """The first bytes of these lanes are equal, and go as one."""
+        text = bytes(lanes[0].text[:size])
+        for lane in lanes:
+            lane.drop(size)
+        self.emit(ranks_of(lanes), text)
+
+    def emit(self, ranks, text):
+        prefix = self.prefix(ranks, self.is_error)
+        self.sink.lines(prefix + text[:-1].replace(b"\n", b"\n" + prefix) + b"\n")
+
+    def write_states(self):
+        self.state_due = NEVER
+        for lane in self.lanes:
+            if lane.state and lane.state != lane.written:
+                lane.written = lane.state
+                self.push(lane, b"\n".join(lane.state) + b"\n")
+
+    def flush(self):
+        """Nothing waits any more."""
+        self.release([len(lane.text) for lane in self.lanes])
+        self.is_new = True
+
+
+class _Part:
+    """The lines of a lane, of which the first `must` have to go and `at` have gone."""
+
+    def __init__(self, lane, size):
+        self.lane = lane
+        self.lines = bytes(lane.text).split(b"\n")[:-1]
+        self.at, self.must = 0, lane.text.count(b"\n", 0, size)
+        self.last = None  # where a line comes for the last time
+
+    def until(self, shared):
+        """Takes what has to go, up to one of these lines."""
+        end = self.must
+        if shared:
+            end = next((i for i in range(self.at, end) if self.lines[i] in shared), end)
+        lines, self.at = self.lines[self.at : end], end
+        return lines
+
+    def comes_to(self, line):
+        if self.last is None:
+            self.last = {line: number for number, line in enumerate(self.lines)}
+        return self.last.get(line, -1) >= self.at
+
+
+def coming(head, group, parts):
+    """The parts that come to this line later."""
+    return [part for part in parts if part not in group and part.comes_to(head)]
+
+
+def ranks_of(lanes):
+    return tuple(sorted(lane.rank for lane in lanes))
+
+
+def common(lanes, at_most=None):
+    """How many bytes, whole lines, these lanes begin with, at most so many but one line; the first line is equal."""
+    first = lanes[0].text
+    size = len(first)
+    for lane in lanes[1:]:
+        size = min(size, len(lane.text))
+        if first[:size] == lane.text[:size]:
+            continue
+        low, high = 0, size  # equal up to low, not up to high
+        while high - low > 1:
+            middle = (low + high) // 2
+            if first[low:middle] == lane.text[low:middle]:
+                low = middle
+            else:
+                high = middle
+        size = first.rindex(b"\n", 0, low) + 1
+    if at_most is None or size <= at_most:
+        return size
+    return first.rfind(b"\n", 0, at_most) + 1 or len(lanes[0].head())
