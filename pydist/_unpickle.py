@@ -52,9 +52,11 @@ class Maker:
     def build(self, made, state):
         """What takes the place of `made` when the file gives it a state: the same object, or another one."""
         if type(made) is OrderedDict:
-            is_fine = type(state) is dict and all(type(k) is str and not hasattr(OrderedDict, k) for k in state)
-            if not is_fine:
-                raise pickle.UnpicklingError("attributes of an OrderedDict (expected a dict by names that it lacks)")
+            if type(state) is not dict:
+                raise pickle.UnpicklingError("attributes of an OrderedDict (expected a dict)")
+            self.spend(len(state))
+            if not all(type(name) is str and not hasattr(OrderedDict, name) for name in state):
+                raise pickle.UnpicklingError("attributes of an OrderedDict (expected names that it lacks)")
             vars(made).update(state)
             return made
         if self.numpy is not None and self.numpy.takes_state(made):

@@ -328,6 +328,8 @@ def test_a_small_file_takes_little():
     assert refused(zipped(copies), "more than the file's length") < most
     copies = b"](" + b"K\x01" * 10_000 + b"eq\x010" + call(name("builtins", "set"), b"h\x01") * 5_000
     refused(zipped(b"}" + copies), "too large")
+    state = b"}(" + b"".join(text(f"a{i}") + b"N" for i in range(5_000)) + b"uq\x010"
+    refused(zipped(state + call(name("collections", "OrderedDict")) + b"h\x01b" * 20_000), "more than the file's length")
     for compress in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         data = bytearray(zipped(TENSOR, [("data/0", b"1234")], compress))
         at = data.rfind(b"a/data/0") - 46
