@@ -287,11 +287,21 @@ def test_bars_in_a_pipe(script, name):  # noqa: F811
     assert sorted(expand(out + err)) == [0, 1, 2, 3]
 
 
+def tries(*args, **more):
+    """(stdout, stderr) of several runs: where the machine keeps a rank from running for 150 ms its lines come alone."""
+    for _ in range(5):
+        code, out, err, _ = folded(*args, timeout=60, **more)
+        assert code == 0, err
+        yield out, err
+
+
 def test_equal_lines_of_eight_ranks(script):  # noqa: F811
     path = script(TOGETHER + "for i in range(1000): print('line', i)\n")
-    code, out, err, _ = folded("--nproc-per-node=8", path, timeout=60)
-    assert (code, err) == (0, "") and expand(out.encode()) == {r: [f"line {i}" for i in range(1000)] for r in range(8)}
-    assert out.count("\n") < 1100  # 1,000 where no rank is kept from running for 150 ms
+    for out, err in tries("--nproc-per-node=8", path):
+        assert err == "" and expand(out.encode()) == {r: [f"line {i}" for i in range(1000)] for r in range(8)}
+        if out.count("\n") == 1000:
+            break
+    assert out == "".join(f"[0-7] line {i}\n" for i in range(1000))
 
 
 def in_terminal(*args, keys=None, **env):
@@ -342,11 +352,10 @@ def test_at_most_three_rows_on_a_terminal(script):  # noqa: F811
 def test_colours_prefixes_and_filters(script):  # noqa: F811
     path = script(TOGETHER + "print('out')\nif rank == 3: print('err', file=sys.stderr)\n")
     options = ["--nproc-per-node=4", "--role=train", "--prefix={role}:{local_rank}/{host}| "]
-    code, out, err, _ = folded(*options, path)
     host = os.uname().nodename
-    assert (code, out, err) == (0, f"train:0-3/{host}| out\n", f"train:3/{host}| err\n")
-    code, out, err, _ = folded("--nproc-per-node=4", "--color=always", "--filter-ranks=0,2-3", path)
-    assert (out, err) == ("\x1b[36m[0,2-3] \x1b[0mout\n", "\x1b[2;35m[3] \x1b[0merr\n")
+    assert (f"train:0-3/{host}| out\n", f"train:3/{host}| err\n") in tries(*options, path)
+    options = ["--nproc-per-node=4", "--color=always", "--filter-ranks=0,2-3"]
+    assert ("\x1b[36m[0,2-3] \x1b[0mout\n", "\x1b[2;35m[3] \x1b[0merr\n") in tries(*options, path)
     code, out, err, _ = folded("--nproc-per-node=4", "--local-ranks-filter", "1", "--prefix={time} ", path)
     assert re.fullmatch(r"\d\d:\d\d:\d\d out\n", out) and err == ""
 
@@ -369,13 +378,35 @@ print("\\r 0%\\r100%", file=sys.stderr)
 if rank == 2: print("\\x1b[31m[0] odd\\x1b[0m")
 """)
     words = ("--hosts", "127.0.0.1:2,127.0.0.2:2", "--ssh", ssh)
-    code, out, err, _ = folded(*words, path)
-    assert (code, err) == (0, "[0-3] 100%\n") and out.count("\n") == 8
-    assert out.startswith("[0-3] [7] same\n") and "[2-3] of host 1\n" in out and "[3] of rank 3\n" in out
-    assert out.count("[2] \x1b[31m[0] odd\x1b[0m\n") == 1
-    code, out, err, _ = folded(*words, "--prefix={host}|{local_rank}|{rank}> ", "--filter-ranks=0-2", "--color=always", path)
-    assert "\x1b[36m127.0.0.1,127.0.0.2|0-1|0-2> \x1b[0m[7] same\n" in out and "of rank 3" not in out
-    assert "\x1b[33m127.0.0.2|0|2> \x1b[0mof host 1\n" in out
+    for out, err in tries(*words, path):
+        said = {r: ["[7] same", f"of host {r // 2}", f"of rank {r}"] + ["\x1b[31m[0] odd\x1b[0m"] * (r == 2) for r in range(4)}
+        assert expand(out.encode()) == said and expand(err.encode()) == {rank: ["100%"] for rank in range(4)}
+        if out.startswith("[0-3] [7] same\n") and "[2-3] of host 1\n" in out and err == "[0-3] 100%\n":
+            break
+    else:
+        raise AssertionError(out + err)
+    options = ["--prefix={host}|{local_rank}|{rank}> ", "--filter-ranks=0-2", "--color=always"]
+    for out, _ in tries(*words, *options, path):
+        assert "\x1b[33m127.0.0.2|0|2> \x1b[0mof host 1\n" in out and "of rank 3" not in out
+        if "\x1b[36m127.0.0.1,127.0.0.2|0-1|0-2> \x1b[0m[7] same\n" in out:
+            break
+    else:
+        raise AssertionError(out)
+
+
+def test_bars_of_several_hosts(script, ssh):  # noqa: F811
+    path = script(TOGETHER + """
+for i in range(15):
+    print(f"\\r{i}/15 of {os.environ.get('COLUMNS')}", end="", file=sys.stderr)
+    time.sleep(0.1)
+print("\\r15/15", file=sys.stderr)
+""")
+    words = ("--hosts", "127.0.0.1:2,127.0.0.2:1", "--ssh", ssh, "--fold=auto")
+    code, data = in_terminal(*words, path, NO_COLOR="1")
+    assert code == 0 and re.search(r"\[0-2\] (\d+/15 of 54|\d+-\d+%, slowest rank \d)", data), data
+    assert {line.rstrip() for line in terminal(data)} <= {"", *(f"[{ranks}] 15/15" for ranks in ("0-2", "0-1", "2", "0", "1"))}
+    code, _, err, _ = launch(*words, "--progress-every=0.5", path)
+    assert code == 0 and 4 <= len(expand(err.encode())[2]) + len(expand(err.encode())[0]) <= 8 and "\0" not in err
 
 
 @pytest.mark.parametrize("words", [

@@ -18,6 +18,7 @@ HOLD = 0.15  # s that a line waits for its equals
 SLOT = 0.01  # s: what comes within it counts as having come at once
 LANE_MAX = 1 << 18  # bytes that wait for their equals
 ALIGN_MAX = 1 << 17  # more bytes that wait are not compared line by line
+RELAY = 0.1  # s between two states on their way to the launcher that has started this one
 DRAW = 0.05  # s between two pictures of the states on a terminal
 STATUS_ROWS = 3
 PALETTE = (36, 32, 33, 35, 34, 96, 92, 93, 95, 94)  # of a terminal's colours, by rank
@@ -110,10 +111,12 @@ class Lane:
 
 class Fold:
     """The lanes of all ranks' stdout, or stderr, on their way to `sink`. `every`: s between two lines of a state, 0: no
-    such lines; `is_on`: whether lines wait for their equals."""
+    such lines; `is_on`: whether lines wait for their equals; `relays`: the sink is the launcher that has started this one:
+    it gets states too, as lines of NUL, the prefix, and the rows with NUL between them."""
 
-    def __init__(self, sink, prefix, is_error=False, is_on=True, every=30.0):
-        self.sink, self.prefix, self.is_error, self.is_on, self.every = sink, prefix, is_error, is_on, every
+    def __init__(self, sink, prefix, is_error=False, is_on=True, every=30.0, relays=False):
+        self.sink, self.prefix, self.is_error, self.is_on = sink, prefix, is_error, is_on
+        self.every, self.relays = every, relays
         self.lanes = []
         self.is_new = False  # a lane has a head that was not compared yet, or closed
         self.due = NEVER  # when the oldest line has waited for long enough
@@ -149,7 +152,9 @@ class Fold:
 
     def changed(self, lane):
         """The state of a lane has changed."""
-        if self.sink.terminal:
+        if self.relays:
+            self.state_due = min(self.state_due, monotonic() + RELAY)
+        elif self.sink.terminal:
             self.sink.redraw()
         elif self.every and self.state_due == NEVER and lane.state:
             self.state_due = monotonic() + self.every
@@ -259,7 +264,13 @@ class Fold:
     def write_states(self):
         self.state_due = NEVER
         for lane in self.lanes:
-            if lane.state and lane.state != lane.written:
+            if lane.state == lane.written:
+                continue
+            if self.relays:
+                lane.written = lane.state
+                rows = b"\0".join(row.replace(b"\0", b"") for row in lane.state)
+                self.sink.lines(b"\0" + self.prefix((lane.rank,), self.is_error) + rows + b"\n")
+            elif lane.state:
                 lane.written = lane.state
                 self.push(lane, b"\n".join(lane.state) + b"\n")
 

@@ -25,7 +25,7 @@ FORWARDED = ("PYTHONPATH", "PYTHONUNBUFFERED", "PYDIST_", "OMP_", "ONEDNN_", "NC
 KEPT = ("PYDIST_CONTROL", "PYDIST_SECRET_FD", "PYDIST_SECRET_FILE")  # this launcher's own
 HERE = (
     "hosts", "hostfile", "ssh", "node-rank", "nnodes", "master-addr", "master-port", "rdzv-endpoint", "rdzv-id", "prefix",
-    "color",
+    "color", "progress-every",
 )  # fmt: skip
 SSH_FAILED = 255
 
@@ -34,9 +34,10 @@ def secret_line():
     return os.urandom(32).hex().encode() + b"\n"
 
 
-def remote_line(plan, options, host, names):
+def remote_line(plan, options, host, names, columns=0):
     """What a host's shell runs: this folder, what of this environment matters, the launcher of that host."""
     env = [f"{name}={value}" for name, value in os.environ.items() if name.startswith(FORWARDED) and name not in KEPT]
+    env += [f"COLUMNS={columns}"] if columns > 0 and "COLUMNS" not in os.environ else []  # for progress bars
     own = {
         "hosts": ",".join(f"{name}:{ranks}" for name, ranks in zip(names, plan.slots)), "node-rank": host,
         "master-addr": plan.address, "master-port": plan.port, "rdzv-id": plan.run_id,
@@ -58,7 +59,8 @@ def ssh_argv(template, name, line):
 
 
 class Spread:
-    """The lane of a host: its lines begin with the ranks that said them, `[0-3,5] `, or are its launcher's."""
+    """The lane of a host: its lines begin with the ranks that said them, `[0-3,5] `, or are its launcher's; after a NUL
+    they are states (Fold's `relays`)."""
 
     is_paused = False
 
@@ -69,12 +71,20 @@ class Spread:
     def lines(self, data):
         begin, run, to = b"", [], None  # lines of the same ranks, one after the other
         for line in data[:-1].split(b"\n"):
+            if line.startswith(b"\0["):
+                self.picture(line[1:])
+                continue
             if not (to and line.startswith(begin)):
                 self.give(to, run)
                 begin = line[: line.find(b"] ") + 2] if line.startswith(b"[") else b""
                 to, run = self.lanes_of(begin), []
             run.append(line[len(begin):] if to else line)
         self.give(to, run)
+
+    def picture(self, line):
+        begin = line[: line.find(b"] ") + 2]
+        for lane in self.lanes_of(begin) or ():
+            lane.show([row for row in line[len(begin):].split(b"\0") if row])
 
     def give(self, to, run):
         text = b"\n".join(run) + b"\n"
@@ -158,9 +168,10 @@ class HostsJob(Job):
         return sink, None if plan.world == 1 else Spread(fold, {rank: fold.lane(rank) for rank in ranks})
 
     def start(self):
-        secret = secret_line()
+        secret, columns = secret_line(), self.err.columns()
+        columns -= self.folds[1].prefix.columns(self.plan.world) if columns else 0
         for host, name in enumerate(self.names):
-            argv = ssh_argv(self.options["ssh"], name, remote_line(self.plan, self.options, host, self.names))
+            argv = ssh_argv(self.options["ssh"], name, remote_line(self.plan, self.options, host, self.names, columns))
             ends = [*os.pipe(), *os.pipe(), *os.pipe()]  # read, write: of its input, output, errors
             try:
                 env = [key + b"=" + value for key, value in os.environb.items()]

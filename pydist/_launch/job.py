@@ -59,7 +59,7 @@ class Job:
         places = [(names[host], local) for host, count in enumerate(slots) for local in range(count)]
         coloured = plan.color == "always" or plan.color == "auto" and sink.terminal and not os.environ.get("NO_COLOR")
         prefix = Prefix() if plan.by_ssh else Prefix(plan.prefix, plan.role, places, coloured)
-        return Fold(sink, prefix, number == 2, plan.fold, plan.progress_every)
+        return Fold(sink, prefix, number == 2, plan.fold, plan.progress_every, bool(plan.by_ssh))
 
     def host_names(self):
         """By host; this one's alone is known here."""
