@@ -521,8 +521,7 @@ def recipes():
             yield name, words.split()
 
 
-@st.composite
-def calls(draw, known):
+def one_call(draw, known):
     name, words = draw(st.sampled_from(known))
     a, args, kwargs = Several(draw), [], {}
     for word in words:
@@ -540,3 +539,6 @@ def calls(draw, known):
         else:
             args += v if isinstance(v, list) else [v]
     return Call(name, args, kwargs, a.pick(False, False, False, True), a.pick(False, True))
+
+
+calls = st.composite(one_call)
