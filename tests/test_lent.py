@@ -1,6 +1,9 @@
 """Memory that others look at by its address (arrays, capsules, collectives under way), and the one door that writes pass."""
 
 import ctypes
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -96,6 +99,45 @@ def test_buffers_have_the_order_that_is_asked_for():
 def test_frombuffer_refuses_places_outside(offset):
     with pytest.raises(ValueError, match="whole elements within the buffer"):
         pydist.frombuffer(b"12345678", dtype=pydist.float32, offset=offset)
+
+
+WHILE_IT_RUNS = """
+import threading, time, pydist
+from pydist import nn
+
+n, end = 3_000_000, time.monotonic() + 60
+x, parameter = pydist.ones(n), nn.Parameter(pydist.ones(n))
+adam = pydist.optim.Adam([parameter], lr=0.0)
+done = False
+
+def exchange():
+    while not done:
+        x.data = pydist.ones(n)
+        parameter.data = pydist.ones(n)
+        parameter.grad = pydist.ones(n)
+        x.data = pydist.ones(n)[::3]
+
+thread = threading.Thread(target=exchange)
+parameter.grad = pydist.ones(n)
+thread.start()
+try:
+    for i in range(15):
+        x.exp(), x.add_(1), pydist.sum(x), pydist.cat([x, x])
+        adam.step()
+        nn.utils.clip_grad_norm_([parameter], 1.0)
+        if time.monotonic() > end: break
+finally:
+    done = True
+    thread.join()
+print("ok")
+"""
+
+
+def test_memory_may_be_exchanged_while_an_op_runs():
+    """Long ops give up Python's lock: another thread's `.data =` frees nothing, and reshapes nothing, under them."""
+    env = {**os.environ, "PYDIST_CACHE": "0"}  # what is freed is gone
+    done = subprocess.run([sys.executable, "-X", "faulthandler", "-c", WHILE_IT_RUNS], capture_output=True, text=True, timeout=200, env=env)
+    assert done.returncode == 0 and done.stdout == "ok\n", done.stderr[-2000:]
 
 
 # ---- collectives under way ----------------------------------------------------------------------------------------

@@ -187,6 +187,25 @@ static pd_status launch(pd_call *c) {
     return d->check(d, c->def->name);
 }
 
+/* Gives up the host's lock: other threads may exchange memory and geometry of all tensors that they can see. */
+static pd_status run_unlocked(pd_call *c) {
+    pd_tensor **in = c->in, *out = c->out[0], **held;
+    int n = c->nin;
+    PD_TRY(pd_malloc(sizeof *held * (size_t)(n + 1), c->def->name, &held));
+    pd_status status = pd_tensor_hold(in, n, held);
+    if (!status && (status = pd_tensor_hold(&out, 1, held + n))) pd_tensor_let_go(held, n);
+    if (!status) {
+        c->in = held, c->out[0] = held[n]; /* the one result that may be written in place */
+        void *token = pd_host_release();
+        status = c->def->op->kernel(c);
+        pd_host_acquire(token);
+        c->in = in, c->out[0] = out;
+        pd_tensor_let_go(held, n + 1);
+    }
+    pd_free(held);
+    return status;
+}
+
 static pd_status run_kernel(pd_call *c, double *work) {
     const pd_op *op = c->def->op;
     if (!op->kernel) return PD_OK;
@@ -194,9 +213,7 @@ static pd_status run_kernel(pd_call *c, double *work) {
     PD_TRY(pd_scratch(op->scratch ? op->scratch(c) : 0, c->def->name, &c->scratch));
     bool finite = pd_nan_armed && pd_nan_inputs_finite(c);
     *work = work_of(c);
-    void *token = *work > PD_RELEASE_NS ? pd_host_release() : NULL;
-    pd_status status = op->kernel(c);
-    if (token) pd_host_acquire(token);
+    pd_status status = *work > PD_RELEASE_NS ? run_unlocked(c) : op->kernel(c);
     for (int i = 0; finite && i < c->nout && !status; i++)
         if (!pd_nan_finite(c->out[i])) status = pd_nan_report("result", c->def->name, i, c->out[i]);
     return status;

@@ -37,6 +37,8 @@ typedef struct copies {
         bool written;
     } *at;
     size_t count, room;
+    bool made; /* the second pass, which takes them in their order: `next` */
+    size_t next;
 } copies;
 
 static bool is_dense(const pd_tensor *t) { return pd_shape_is_dense(t->ndim, t->size, t->stride); }
@@ -51,6 +53,10 @@ static bool is_in_order_of(const pd_tensor *t, const pd_tensor *dense) {
 static pd_status take_copy(const char *op, const pd_tensor *dense, bool written, copies *c, pd_tensor **t) {
     pd_tensor *of = *t, *copy;
     const pd_device *was;
+    if (c->made) {
+        *t = c->at[c->next++].copy;
+        return PD_OK;
+    }
     if (written && pd_tensor_overlaps_itself(of))
         return pd_fail(PD_E_VALUE,
                        "%s: a tensor written, of shape %s, has elements that share memory (expected clone())", op,
@@ -144,13 +150,23 @@ static pd_status before_writes(const char *op, const pd_step_lists *l, const pd_
     return PD_OK;
 }
 
-/* *out: freed by the caller, as are the copies. */
-static pd_status segments(const char *op, const pd_step_lists *l, copies *c, pd_segment_step **out, int64_t *total) {
-    PD_TRY(pd_malloc(sizeof **out * (size_t)l->count, op, out));
-    for (int64_t i = 0; i < l->count; i++) {
-        PD_TRY(segment(op, l, i, &(*out)[i], c));
-        *total += (*out)[i].n;
-    }
+/* *out and *held (5 places an entry) lie in scratch: a step whose memory lies in one order asks for none. Copies are
+   made by ops, which use the scratch themselves, so what was found before them is found once more. */
+static pd_status segments(const char *op, const pd_step_lists *l, copies *c, pd_segment_step **out,
+                          pd_storage ***held, int64_t *total) {
+    size_t n = (size_t)l->count;
+    do {
+        *total = 0;
+        c->made = c->count;
+        PD_TRY(pd_scratch((sizeof **out + 5 * sizeof **held) * n, op, (void **)out));
+        for (int64_t i = 0; i < l->count; i++) {
+            pd_segment_step s;
+            PD_TRY(segment(op, l, i, &s, c));
+            *total += s.n;
+            if (c->made || !c->count) (*out)[i] = s;
+        }
+    } while (c->count && !c->made);
+    *held = (pd_storage **)(*out + n);
     for (int64_t i = 0; i < l->count; i++)
         if ((*out)[i].p == pd_tensor_data(l->params[i]))
             PD_TRY(pd_autocast_copy_begin(l->params[i], &(*out)[i].low, &(*out)[i].low_t));
@@ -163,29 +179,47 @@ static int64_t moved(const pd_step_lists *l, int64_t total) {
     return total * streams * (int64_t)pd_dtype_size(part_of(l->params[0]));
 }
 
+/* All memory of the step is kept while other threads may run: they can give a parameter other data, or drop its
+   gradient. */
+static void hold_all(const pd_step_lists *l, pd_storage **held) {
+    for (int64_t i = 0; i < l->count; i++, held += 5) {
+        const pd_tensor *all[] = {l->params[i], l->params[i]->meta->grad, l->m ? l->m[i] : NULL, l->v ? l->v[i] : NULL,
+                                  l->w ? l->w[i] : NULL};
+        for (int k = 0; k < 5; k++)
+            if ((held[k] = all[k] ? all[k]->storage : NULL)) pd_storage_retain(held[k]);
+    }
+}
+
+static void let_all_go(const pd_step_lists *l, pd_storage **held) {
+    for (int64_t i = 0; i < 5 * l->count; i++) pd_storage_release(held[i]);
+}
+
 /* ns: what the kernel takes for an element; the GIL is given up for what takes long. */
 #define STEP(name, ns)                                                                                  \
     pd_status pd_step_##name(const pd_step_lists *l, const pd_##name *c) {                              \
-        pd_segment_step *s = NULL;                                                                      \
+        pd_segment_step *s;                                                                             \
+        pd_storage **held;                                                                              \
         copies copied = {0};                                                                            \
-        int64_t total = 0;                                                                              \
+        int64_t total;                                                                                  \
         if (!l->count) return PD_OK;                                                                    \
-        pd_status status = segments(#name, l, &copied, &s, &total);                                     \
+        pd_status status = segments(#name, l, &copied, &s, &held, &total);                              \
         if (!status) {                                                                                  \
             pd_lap lap = pd_lap_begin();                                                                \
             const pd_device *d = l->params[0]->storage->device, *was;                                   \
-            void *token = !d->kernels && (double)total * (ns) > PD_RELEASE_NS ? pd_host_release() : NULL; \
+            bool unlocked = !d->kernels && (double)total * (ns) > PD_RELEASE_NS;                        \
+            if (unlocked) hold_all(l, held);                                                            \
+            void *token = unlocked ? pd_host_release() : NULL;                                          \
             status = pd_device_enter(d, &was);                                                          \
             if (!status) pd_here()->name(part_of(l->params[0]), c, s, l->count);                        \
             if (!status) status = pd_device_check(d, #name);                                            \
             pd_device_here = was;                                                                       \
             pd_host_acquire(token);                                                                     \
+            if (unlocked) let_all_go(l, held);                                                          \
             if (!status) pd_lap_end(&lap, PD_LAP_CALL, #name "_step", moved(l, total));                 \
         }                                                                                               \
-        status = end_copies(&copied, status);                                                           \
         for (int64_t i = 0; i < l->count && !status; i++)                                               \
             if (s[i].low) pd_autocast_copy_end(l->params[i]);                                           \
-        pd_free(s);                                                                                     \
+        status = end_copies(&copied, status);                                                           \
         return status ? pd_trail(__FILE__, __LINE__, status) : PD_OK;                                   \
     }
 STEP(sgd, 1.0)
@@ -208,13 +242,19 @@ static pd_status over(pd_tensor *t, const char *op, double *sum, double by, bool
                        : sum        ? PD_OK
                                     : pd_tensor_before_write(op, t);
     if (status) return end_copies(&copied, status);
+    pd_storage *held = t->storage; /* another thread may give t other memory, or another shape */
+    pd_storage_retain(held);
+    void *data = pd_tensor_data(t);
+    pd_dtype part = part_of(t);
+    int64_t n = parts_of(t);
     void *token = !d->kernels && (double)t->numel > PD_RELEASE_NS ? pd_host_release() : NULL;
     status = pd_device_enter(d, &was);
-    if (!status && sum) pd_here()->sum_squares(part_of(t), parts_of(t), pd_tensor_data(t), sum);
-    else if (!status) *finite = pd_here()->scale(part_of(t), parts_of(t), by, pd_tensor_data(t));
+    if (!status && sum) pd_here()->sum_squares(part, n, data, sum);
+    else if (!status) *finite = pd_here()->scale(part, n, by, data);
     if (!status) status = pd_device_check(d, op);
     pd_device_here = was;
     pd_host_acquire(token);
+    pd_storage_release(held);
     return end_copies(&copied, status);
 }
 

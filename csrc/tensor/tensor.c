@@ -96,6 +96,21 @@ pd_status pd_tensor_alias(const pd_tensor *t, bool own_version, pd_tensor **out)
     return PD_OK;
 }
 
+void pd_tensor_let_go(pd_tensor *const *held, int n) {
+    for (int i = 0; i < n; i++) pd_tensor_release(held[i]);
+}
+
+pd_status pd_tensor_hold(pd_tensor *const *t, int n, pd_tensor **held) {
+    for (int i = 0; i < n; i++) {
+        held[i] = NULL;
+        pd_status status = t[i] ? pd_tensor_alias(t[i], false, &held[i]) : PD_OK;
+        if (!status) continue;
+        pd_tensor_let_go(held, i);
+        return status;
+    }
+    return PD_OK;
+}
+
 void pd_tensor_view_of(pd_tensor *out, pd_tensor *of) {
     share_storage(out, of);
     out->base = of->base ? of->base : of;

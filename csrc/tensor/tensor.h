@@ -47,6 +47,11 @@ pd_status pd_tensor_alias(const pd_tensor *t, bool own_version, pd_tensor **out)
 pd_status pd_tensor_allocate(pd_tensor *out);
 void pd_tensor_view_of(pd_tensor *out, pd_tensor *of);
 
+/* held[i]: [new] t[i] with the memory and geometry that it has now: for work without the host's lock, when another
+   thread may give t[i] others (`.data =`). NULL stays NULL. A failure holds nothing. */
+pd_status pd_tensor_hold(pd_tensor *const *t, int n, pd_tensor **held);
+void pd_tensor_let_go(pd_tensor *const *held, int n);
+
 static inline void pd_tensor_retain(pd_tensor *t) { atomic_fetch_add_explicit(&t->refs, 1, memory_order_relaxed); }
 void pd_tensor_release(pd_tensor *t); /* NULL is fine */
 
