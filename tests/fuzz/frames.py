@@ -1,9 +1,10 @@
-"""Forged frames: what strangers, and ranks that know the secret, may send to a control server, a TCPStore and a client.
+"""Forged frames: what strangers and ranks that know the secret send to a control server and a TCPStore, and what a
+server that lies sends to a client.
 
     python tests/fuzz/frames.py [--seconds 20] [--seed 0]       (runner.py says how)
 
-A case has a server of its own, a few attackers and an honest client, which has to be answered after each of them. At its
-end another honest client comes, and the process has as many descriptors as before. Attackers damage handshakes and
+A case has a server of its own, a few attackers and an honest client, which has to be answered after each of them. At
+its end another honest client comes, and the process has as many descriptors as before. Attackers damage handshakes and
 messages (bits, ends, lengths, descriptors, verbs, ranks, times), send them in pieces, and leave in several ways.
 """
 
@@ -13,6 +14,7 @@ import resource
 import socket
 import struct
 import tempfile
+import threading
 import time
 from datetime import timedelta
 
@@ -352,10 +354,71 @@ class Table:
         self.store._server.close()
 
 
-def case(random):
-    global first_rss
-    before, kept = descriptors(), []
-    target = (Control if random.random() < 0.6 else Table)(random)
+# A server that lies.
+
+
+def answer(random, ident):
+    head = struct.pack("<qiI", random.choice(TIMES), random.choice([0, 0, 0, 1, 2, 5, 99, signed(random)]), 0)
+    data = plain(REPLY, head + noise(random), ident)
+    return damaged(random, data) if random.random() < 0.2 else data
+
+
+def lie(random, door):
+    s, _ = door.accept()
+    with s:
+        s.settimeout(PATIENCE)
+        hello, number = read(s, HELLO)[2], random.randbytes(16)
+        challenge = plain(CHALLENGE, number + hmac.digest(b"s" * 32, b"server\0\0" + hello + number, "sha256"))
+        send(random, s, damaged(random, challenge) if random.random() < 0.1 else challenge)
+        read(s, PROOF)
+        welcome = plain(WELCOME, random.randbytes(32) + struct.pack("<i", random.choice([-1, 0, 1, signed(random)])))
+        send(random, s, damaged(random, welcome) if random.random() < 0.1 else welcome)
+        for _ in range(random.randrange(12)):
+            draw = random.random()
+            if draw < 0.5:
+                send(random, s, answer(random, read(s, CALL)[1]))
+            elif draw < 0.8:
+                send(random, s, news(random))
+            else:
+                send(random, s, damaged(random, plain(random.choice([REPLY, PING, PONG, NEWS, 77]), noise(random))))
+
+
+def client(random):
+    """A real one, whose server is us; it may fail, and has to end."""
+    theirs, name = type(random)(random.random()), f"pydist-fuzz-{os.getpid()}"
+    with socket.socket(socket.AF_UNIX) as door:
+        door.bind("\0" + name)
+        door.listen()
+
+        def serve():
+            try:
+                lie(theirs, door)
+            except (OSError, EOFError):  # it has seen through us
+                pass
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        secret = os.memfd_create("secret")
+        os.write(secret, b"s" * 32)
+        try:
+            group = _C.comm_init(0, 1, "@" + name, secret, 0.5)
+            for _ in range(random.randrange(1, 8)):
+                word = random.choice(["k", "key", "n"])
+                do = random.choice([group.store.get, group.store.add, group.store.check, group.store.delete])
+                try:
+                    do(word, 1) if do in (group.store.get, group.store.add) else do(word)
+                except Exception as error:  # the server says of which kind
+                    assert not isinstance(error, SystemError)
+            group.destroy()
+        except (_C.DistError, RuntimeError, OSError):
+            pass
+        finally:
+            _C.comm_leave()
+        thread.join()
+
+
+def served(random):
+    kept, target = [], (Control if random.random() < 0.6 else Table)(random)
     target.check()
     for _ in range(random.randrange(1, 9)):
         target.attack(kept)
@@ -363,6 +426,12 @@ def case(random):
     target.close()
     for s in kept:
         s.close()
+
+
+def case(random):
+    global first_rss
+    before = descriptors()
+    served(random) if random.random() < 0.85 else client(random)
     end = time.monotonic() + PATIENCE
     while descriptors() != before and time.monotonic() < end:  # threads of the store close theirs in a moment
         time.sleep(0.001)
