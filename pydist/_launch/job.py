@@ -238,8 +238,10 @@ class Job:
     def end_stopped(self, running):
         """The server hears nothing from ranks that have not joined yet; the others would wait for them for minutes."""
         now = monotonic()
+        if self.patience <= 0 or self.plan.world == 1 or now - self.looked < SILENCE:
+            return
         slept, self.looked = now - self.looked > 3 * SILENCE, now  # we were the one that was stopped
-        for worker in running if self.patience > 0 else ():
+        for worker in running:
             if not worker.is_stopped():
                 worker.stopped = None
             elif worker.stopped is None or slept:
