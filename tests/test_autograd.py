@@ -336,6 +336,17 @@ def test_data_replaced_before_backward():
         i.data = pydist.full((5,), 1 << 40)
         y.backward()
         assert x.grad.shape == (5, 5)
+    x = pydist.rand(5, requires_grad=True)
+    y = x.exp()
+    y.data = pydist.zeros(5)
+    for broken in (pydist.zeros(4), pydist.zeros(5).half()):  # exp would get a gradient of what it did not make
+        with pytest.raises(RuntimeError, match="data: a recorded op made the tensor"):
+            y.data = broken
+    y.detach_().data = pydist.zeros(4)
+    y = x.sum()
+    x.data = pydist.zeros(1)
+    with pytest.raises(RuntimeError, match="two uses of a tensor"):
+        (y + x.sum()).backward()
     x = pydist.rand(3, requires_grad=True)
     x.sum().backward()
     x.grad.data = pydist.zeros(2)

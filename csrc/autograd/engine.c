@@ -204,6 +204,11 @@ static pd_status add_grad(run *r, entry *e, int index, pd_tensor *g) {
         pd_tensor_retain(*to = g);
         return PD_OK;
     }
+    if (!pd_tensor_same_shape(*to, g))
+        return pd_fail(PD_E_SHAPE,
+                       "backward: two uses of a tensor give gradients of shapes %s and %s (expected one: was its .data "
+                       "replaced between them?)",
+                       pd_tensor_shape(*to), pd_tensor_shape(g));
     if (!r->b->create_graph && may_grow(e, *to)) return pd_engine.add_into(*to, g);
     PD_TRY(pd_engine.add(*to, g, &sum));
     pd_tensor_release(*to);

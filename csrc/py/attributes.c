@@ -117,6 +117,17 @@ static int set_data(PyObject *self, PyObject *value, void *unused) {
                      pd_dtype_name((pd_dtype)t->dtype), pd_dtype_name((pd_dtype)from->dtype));
         return -1;
     }
+    bool made = (t->meta && t->meta->grad_fn) || (t->base && pd_tensor_wants_grad(t));
+    if (made && (from->dtype != t->dtype || from->storage->device != t->storage->device ||
+                 !pd_tensor_same_shape(from, t))) {
+        /* The op that made t takes gradients of what it made, and those who use t give gradients of what t is. */
+        PyErr_Format(PyExc_RuntimeError,
+                     "data: a recorded op made the tensor, %s of shape %s on %s; it cannot become %s of shape %s on %s "
+                     "(expected detach() first)",
+                     pd_dtype_name((pd_dtype)t->dtype), pd_tensor_shape(t), t->storage->device->name,
+                     pd_dtype_name((pd_dtype)from->dtype), pd_tensor_shape(from), from->storage->device->name);
+        return -1;
+    }
     pd_tensor *copy; /* takes the geometry and memory of `from`; keeps its own history */
     PD_PY_TRY_INT(pd_tensor_alias(from, true, &copy));
     copy->version->count = pd_tensor_version(t) + 1; /* what was saved of t is t no more */

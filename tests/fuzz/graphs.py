@@ -108,7 +108,9 @@ class Program:
         self.add(self.random.choice(UNARY)(t))
 
     def binary(self):
-        self.add(self.random.choice(BINARY)(self.pick(), self.pick()))
+        a, b = self.pick(), self.pick()
+        if not self.threads or a.shape == b.shape:  # else shapes of many elements would be broadcast
+            self.add(self.random.choice(BINARY)(a, b))
 
     def several(self):
         t, dim = self.pick(), self.random.randrange(-1, 2)
@@ -160,6 +162,7 @@ class Program:
     def grad(self):
         t, other = self.pick(), self.pick()
         self.recorded |= t.requires_grad or other.requires_grad
+        self.replaced = True
         ways = (lambda: setattr(t, "grad", None), lambda: setattr(t, "grad", pydist.ones_like(t)), lambda: setattr(t, "grad", other), lambda: self.add(t.grad),
                 lambda: setattr(t.grad, "data", other), lambda: t.grad.resize_(1), lambda: t.grad.mul_(2), lambda: setattr(t, "grad", t.detach()))  # fmt: skip
         self.random.choice(ways)()
@@ -182,6 +185,7 @@ class Program:
 
     def hostile(self, g):
         self.inside()
+        self.replaced = True
         if self.maybe(0.1):
             raise Boom("of a gradient hook")
         ways = (lambda: None, lambda: g, lambda: g.half(), lambda: g[..., :1], lambda: g.clone(), lambda: g.mul_(2), lambda: g.resize_(1), lambda: g.detach_(),
@@ -261,7 +265,7 @@ class Program:
                     raise Boom("of a Function")
                 first = g[0] if g[0] is not None else g[-1]
                 if program.maybe(0.1):
-                    first.data = program.pick()
+                    program.replaced, first.data = True, program.pick()
                 return first, program.pick() if program.maybe(0.2) else None
 
         self.add(Odd.apply(self.pick(), self.pick()))
