@@ -109,6 +109,20 @@ def _type(self, dtype=None, non_blocking=False):
 Tensor.type = _type
 
 
+# NumPy's numbers and arrays leave operators to tensors (np.float64(2) * x is a tensor with its history), and what NumPy's
+# functions make of a tensor is one.
+Tensor.__array_priority__ = 1000
+
+
+@_method
+def __array_wrap__(self, array, context=None, return_scalar=False):
+    """The result of a function of NumPy as a tensor; the array itself where its dtype has no tensors."""
+    try:
+        return _C.from_numpy(array)
+    except (TypeError, ValueError):
+        return array
+
+
 @_method
 def new(self, *args):
     """A tensor of the same dtype: of these sizes, uninitialised, or with these elements."""

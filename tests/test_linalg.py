@@ -1,6 +1,7 @@
 """pydist.linalg and pydist.special next to torch's: values, first and second gradients, errors."""
 
 import math
+from statistics import NormalDist
 
 import numpy as np
 import pytest
@@ -115,6 +116,21 @@ def test_special_functions_as_torch(case):
         found.append([y, *(t.grad for t in inputs)])
     for ours, theirs in zip(*found):
         np.testing.assert_allclose(ours.detach().numpy(), theirs.detach().numpy(), rtol=2e-9, atol=1e-12)
+
+
+def test_erfinv_everywhere():
+    """In the middle, both tails, at the ends, beyond, and over several pieces."""
+    small = 10.0 ** np.arange(-300.0, 0.0)
+    v = np.concatenate([small, -small, 1 - small[-15:], np.linspace(-0.999, 0.999, 70001)])
+    found = pydist.erfinv(pydist.tensor(v)).numpy()
+    expected = [math.copysign(NormalDist().inv_cdf((1 + abs(x)) / 2), x) / math.sqrt(2) for x in v[-70001:]]
+    np.testing.assert_allclose(found[-70001:], expected, rtol=1e-10, atol=1e-16)
+    np.testing.assert_allclose(found[:600], v[:600] * math.sqrt(math.pi) / 2, rtol=0.01)
+    for x, y in zip(v[600:615], found[600:615]):
+        assert math.erfc(y) == pytest.approx(1 - x, rel=1e-12)
+    ends = pydist.tensor([1.0, -1.0, 0.0, 1.5, math.nan]).erfinv().tolist()
+    assert ends[:3] == [math.inf, -math.inf, 0.0] and math.isnan(ends[3]) and math.isnan(ends[4])
+    assert pydist.erfinv(pydist.zeros(0, 3)).shape == (0, 3)
 
 
 def test_special_functions_as_methods():

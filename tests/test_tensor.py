@@ -925,6 +925,22 @@ def test_arrays_for_numpy(lib):
     assert np.shares_memory(x.__array__(), x.numpy())
 
 
+def test_numbers_of_numpy_beside_tensors(lib):
+    """np.float64(2) * x is a tensor with its history, as 2.0 * x is."""
+    x = lib.tensor([1.0, 2.0], requires_grad=True)
+    for scalar in (np.float64(2), np.float32(2), np.int64(2)):
+        for ours, plain in ((scalar * x, 2 * x), (scalar - x, 2 - x), (scalar / x, 2 / x), (x**scalar, x**2), (scalar**x, 2**x)):
+            assert type(ours) is lib.Tensor and ours.dtype == lib.float32 and ours.tolist() == plain.tolist()
+            assert ours.requires_grad
+        assert type(scalar < x) is lib.Tensor and (scalar < x).tolist() == [False, False]
+    assert type(np.float64(2) * lib.ones(())) is lib.Tensor
+    sums = x.detach() + np.ones(2)
+    assert type(sums) is lib.Tensor and sums.dtype == lib.float64 and sums.tolist() == [2, 3]
+    assert type(np.sqrt(x.detach())) is lib.Tensor
+    with pytest.raises(TypeError):
+        np.ones(2) * x.detach()
+
+
 def test_default_dtype(lib):
     assert lib.get_default_dtype() == lib.float32
     lib.set_default_dtype(lib.float64)

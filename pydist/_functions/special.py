@@ -127,29 +127,72 @@ Tensor.polygamma = _polygamma
 # The normal distribution.
 
 
-def _by_host(formula, x):
+def _erfc(x):
     import numpy as np
 
-    values = np.array([formula(v) for v in x.detach().reshape(-1).tolist()], dtype=np.float64)
+    values = np.fromiter(map(math.erfc, x.detach().reshape(-1).tolist()), np.float64, x.numel())
     return _C.tensor(values).reshape(x.shape)
 
 
-def _safe_inverse(v):
-    from statistics import NormalDist
+# The normal quantile by Wichura's algorithm AS 241 (1988): a ratio of polynomials each in the middle and in two tails.
+_MIDDLE = (
+    (
+        3.3871328727963666080, 1.3314166789178437745e2, 1.9715909503065514427e3, 1.3731693765509461125e4,
+        4.5921953931549871457e4, 6.7265770927008700853e4, 3.3430575583588128105e4, 2.5090809287301226727e3,
+    ),
+    (
+        1.0, 4.2313330701600911252e1, 6.8718700749205790830e2, 5.3941960214247511077e3, 2.1213794301586595867e4,
+        3.9307895800092710610e4, 2.8729085735721942674e4, 5.2264952788528545610e3,
+    ),
+)  # fmt: skip
+_TAIL = (
+    (
+        1.42343711074968357734, 4.63033784615654529590, 5.76949722146069140550, 3.64784832476320460504,
+        1.27045825245236838258, 2.41780725177450611770e-1, 2.27238449892691845833e-2, 7.74545014278341407640e-4,
+    ),
+    (
+        1.0, 2.05319162663775882187, 1.67638483018380384940, 6.89767334985100004550e-1, 1.48103976427480074590e-1,
+        1.51986665636164571966e-2, 5.47593808499534494600e-4, 1.05075007164441684324e-9,
+    ),
+)  # fmt: skip
+_FAR = (
+    (
+        6.65790464350110377720, 5.46378491116411436990, 1.78482653991729133580, 2.96560571828504891230e-1,
+        2.65321895265761230930e-2, 1.24266094738807843860e-3, 2.71155556874348757815e-5, 2.01033439929228813265e-7,
+    ),
+    (
+        1.0, 5.99832206555887937690e-1, 1.36929880922735805310e-1, 1.48753612908506148525e-2, 7.86869131145613259100e-4,
+        1.84631831751005468180e-5, 1.42151175831644588870e-7, 2.04426310338993978564e-15,
+    ),
+)  # fmt: skip
+_PIECE = 1 << 15  # elements whose intermediate values stay in the cache
 
-    if not abs(v) < 1:
-        return math.copysign(math.inf, v) if abs(v) == 1 else math.nan
-    root = -NormalDist().inv_cdf((1 - abs(v)) / 2) / math.sqrt(2) if v else 0.0
-    for _ in range(2 if abs(v) < 0.9 else 0):  # Newton, where the difference keeps its digits
-        root -= (math.erf(root) - abs(v)) / (2 / math.sqrt(math.pi) * math.exp(-root * root))
-    return math.copysign(root, v)
+
+def _ratio(polynomials, r):
+    above, below = (_C.empty_like(r).fill_(p[-1]) for p in polynomials)
+    for a, b in zip(reversed(polynomials[0][:-1]), reversed(polynomials[1][:-1])):
+        above.mul_(r).add_(a)
+        below.mul_(r).add_(b)
+    return above.div_(below)
+
+
+def _erfinv(v):
+    """The inverse of erf for a piece of float64 numbers: the quantile of (1 + v) / 2, divided by sqrt(2)."""
+    q = v / 2
+    out = q * _ratio(_MIDDLE, 0.180625 - q * q)
+    outer = q.abs() > 0.425
+    if outer.any().item():
+        r = (0.5 - q[outer].abs()).log().neg().sqrt()  # NaN beyond 1, infinite at 1
+        tail = _C.where(r <= 5, _ratio(_TAIL, r - 1.6), _ratio(_FAR, r - 5))
+        out[outer] = masked_fill(tail, r == math.inf, math.inf) * q[outer].sign()
+    return out.mul_(math.sqrt(0.5))
 
 
 class _Erfc(Function):
     @staticmethod
     def forward(ctx, x):
         ctx.save_for_backward(x)
-        return _by_host(math.erfc, x)
+        return _erfc(x)
 
     @staticmethod
     def backward(ctx, grad):
@@ -160,9 +203,8 @@ class _Erfc(Function):
 class _Erfinv(Function):
     @staticmethod
     def forward(ctx, x):
-        y = _by_host(_safe_inverse, x)
         ctx.save_for_backward(x)
-        return y
+        return _C.cat([_erfinv(piece) for piece in x.reshape(-1).split(_PIECE)]).reshape(x.shape)
 
     @staticmethod
     def backward(ctx, grad):
