@@ -207,6 +207,27 @@ def test_a_long_chain_of_grads_ends():
     assert len(lengths) == 2 and min(lengths) >= 10_000
 
 
+def test_the_end_of_a_gradient_may_look_at_its_tensor():
+    """.grad is another one, or none, before the old one goes."""
+
+    class Last:
+        def __del__(self):
+            seen.append(x.grad is None or x.grad.tolist())
+
+    x, seen = leaf(1.0, 2.0), []
+    optimizer = pydist.optim.SGD([x], lr=0.1)
+    ways = (lambda: optimizer.zero_grad(), lambda: setattr(x, "grad", None), lambda: setattr(x, "grad", pydist.zeros(2)),
+            lambda: (x * x).sum().backward(create_graph=True), lambda: optimizer.zero_grad(set_to_none=False))  # fmt: skip
+    for way in ways:
+        x.grad = None
+        (x * x).sum().backward(create_graph=True)
+        x.grad.friend = Last()
+        way()
+        gc.collect()
+    assert seen == [True, True, [0, 0], [4, 8], [0, 0]]
+    x.grad = None
+
+
 # What a hook, or another thread, does to the graph that backward walks.
 
 

@@ -358,15 +358,13 @@ pd_status pd_zero_grads(pd_tensor *const *params, int64_t count, bool set_to_non
         pd_meta *m = params[i]->meta;
         if (!m || !m->grad) continue;
         if (set_to_none) {
-            pd_tensor_release(m->grad);
-            m->grad = NULL;
+            pd_meta_set_grad(m, NULL);
             continue;
         }
         if (m->grad->meta && m->grad->meta->grad_fn) { /* made with create_graph: cut off, as in PyTorch */
             pd_tensor *plain;
             PD_TRY(pd_engine.zeros_like(m->grad, &plain));
-            pd_tensor_release(m->grad);
-            m->grad = plain;
+            pd_meta_set_grad(m, plain);
             continue;
         }
         PD_TRY(pd_tensor_before_write("zero_grad", m->grad));

@@ -126,8 +126,8 @@ pd_status pd_reducer_bring_home(slot *s) {
     if (!m->grad || m->grad == s->home) return PD_OK;
     if (m->grad->storage != s->home->storage || m->grad->offset != s->home->offset)
         PD_TRY(pd_engine.copy_into(s->home, m->grad));
-    pd_tensor_release(m->grad);
-    pd_tensor_retain(m->grad = s->home);
+    pd_tensor_retain(s->home);
+    pd_meta_set_grad(m, s->home);
     return PD_OK;
 }
 
@@ -297,11 +297,7 @@ pd_status pd_reducer_prepare(pd_reducer *r, uint64_t site) {
 pd_status pd_reducer_shadow(pd_reducer *r, uint64_t site) {
     if (pd_group_size(r->group) == 1) return PD_OK;
     PD_TRY(pd_reducer_prepare(r, site));
-    for (int i = 0; i < r->n; i++) {
-        pd_meta *m = r->slots[i].param->meta;
-        if (m->grad) pd_tensor_release(m->grad);
-        m->grad = NULL;
-    }
+    for (int i = 0; i < r->n; i++) pd_meta_set_grad(r->slots[i].param->meta, NULL);
     r->running = true;
     pd_status status = finish_buckets(r);
     pd_reducer_forget_backward(r);

@@ -217,6 +217,7 @@ class Program:
         """What a weak reference, the collector or a list still has."""
         found = [o() for o in self.kept if isinstance(o, weakref.ref)]
         if self.maybe(0.1):
+            self.recorded = True  # some of another case, too
             found += [o for o in gc.get_objects() if isinstance(o, pydist.Tensor) and not isinstance(o, pydist.nn.Parameter)][-5:]
         self.add(*found[-5:])
 
