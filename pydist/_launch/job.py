@@ -277,9 +277,9 @@ class Job:
         poller.register(self.wake, select.POLLIN)
         if self.lifeline is not None:
             poller.register(self.lifeline, select.POLLIN)
-        readable = {}
+        streams, readable = self.streams, {}
         if not any(len(sink.queue) > QUEUE_MAX for sink in self.sinks):
-            readable = {stream.fd: stream for stream in self.streams if stream.fd is not None and not stream.is_paused}
+            readable = {stream.fd: stream for stream in streams if stream.fd is not None and not stream.is_paused}
         for fd in readable:
             poller.register(fd, select.POLLIN)
         for sink in self.sinks:
@@ -288,7 +288,7 @@ class Job:
         held = [] if self.ends or self.ending() else [worker.err for worker in self.workers if worker.err.held]
         times = [stream.due for stream in held] + [when for when, _ in self.ends[:1]]
         times += [self.give_up] if self.give_up else []
-        resting = [stream for stream in self.streams if stream.rest_due is not None]
+        resting = [stream for stream in streams if stream.rest_due is not None]
         times += [stream.rest_due for stream in resting]
         times += [due for due in (fold.next() for fold in self.folds) if due < NEVER]
         times += [sink.draw_due for sink in self.sinks if sink.draw_due < NEVER and not sink.queue]
