@@ -119,6 +119,21 @@ def test_tensorboardx_is_our_writer_where_it_is_not_installed(tmp_path):
     assert done.stdout == "installed\n", done.stderr
 
 
+def test_libraries_find_the_version_of_the_package(tmp_path):
+    done = run(
+        tmp_path,
+        """
+        import subprocess, sys
+        from importlib.metadata import version
+        import torch, torchvision
+        print(version("torch") == torch.__version__, version("torchvision") == torchvision.__version__)
+        code = "from importlib.metadata import version; print(version('torch'))"
+        print(subprocess.check_output([sys.executable, "-c", code], text=True).strip() == torch.__version__)
+        """,
+    )
+    assert done.stdout == "True True\nTrue\n", done.stderr
+
+
 def test_what_is_missing_says_so_at_use(tmp_path):
     done = run(
         tmp_path,

@@ -30,8 +30,8 @@ def with_out(f, **also):
 
     @wraps(f)
     def call(*args, out=None, **kwargs):
-        for name in also.keys() & kwargs.keys():
-            kwargs[also[name]] = kwargs.pop(name)
+        if also:
+            kwargs = {also.get(name, name): value for name, value in kwargs.items()}
         results = f(*args, **kwargs)
         if out is None:
             return results
