@@ -354,8 +354,7 @@ pd_status pd_node_save(pd_node *n, int slot, pd_tensor *t, bool is_out, int inde
 
 bool pd_node_hold(pd_node *n) { return !n->freed && pd_hold(&n->readers); }
 
-void pd_node_let_go(pd_node *n) {
-    if (atomic_fetch_sub(&n->readers, 1) != 1) return;
+static void drop_saved(pd_node *n) {
     for (int i = 0; i < n->nsaved; i++) {
         pd_saved *s = &n->saved[i];
         pd_tensor_release(s->t);
@@ -365,6 +364,10 @@ void pd_node_let_go(pd_node *n) {
         pd_free(s->packed);
         s->packed = NULL;
     }
+}
+
+void pd_node_let_go(pd_node *n) {
+    if (atomic_fetch_sub(&n->readers, 1) == 1) drop_saved(n);
 }
 
 void pd_node_free_saved(pd_node *n) {
@@ -382,7 +385,7 @@ void pd_node_release(pd_node *n) {
     looping = true;
     while ((n = dying)) {
         dying = n->next;
-        pd_node_free_saved(n);
+        drop_saved(n); /* nobody reads it: who does has a reference */
         for (int i = 0; i < n->nin; i++) {
             pd_node_release(n->edges[i].fn);
             pd_tensor_release(n->edges[i].leaf);

@@ -95,12 +95,12 @@ typedef struct pd_low {
 typedef struct pd_meta {
     pd_node *grad_fn;        /* [strong] NULL for a leaf */
     int index;
+    bool sealed; /* shares memory in a way that the tape does not know: in-place ops raise (pd_node_foreign) */
     pd_tensor *grad;         /* [strong] */
     pd_tensor *home;         /* [strong] where a leaf's gradient has to lie (DDP's bucket), or NULL */
     pd_hook *hooks;          /* [owned] of a leaf */
     uint32_t rebased;        /* of a base: how often an in-place op on a view gave it a new grad_fn */
     uint32_t base_rebased;   /* of a view: the base's count when grad_fn was last made */
-    bool sealed; /* shares memory in a way that the tape does not know: in-place ops raise (pd_node_foreign) */
     pd_low low;
     pd_retained *retained;   /* [strong] keeps .grad of a tensor that is no leaf; NULL: nothing does */
     struct pd_meta *next;    /* in a list that some walk keeps: of dying ones, of those that the collector follows */
