@@ -58,6 +58,26 @@ def test_a_list_of_tensors_may_lose_some_in_another_thread():
     assert all((out == 1).all() and out.numel() % n == 0 for out in outs)
 
 
+def test_a_tensor_may_get_other_memory_in_another_thread():
+    def churn():
+        for k in range(10**9):
+            if stop.is_set():
+                break
+            x.data = pydist.full((n,), float(k % 100))
+
+    n, stop = 1 << 22, threading.Event()
+    x = pydist.ones(n)
+    thread = threading.Thread(target=churn)
+    thread.start()
+    try:
+        for _ in range(20):
+            y = x * 2  # gives up the GIL
+            assert y.min() == y.max()
+    finally:
+        stop.set()
+        thread.join()
+
+
 def test_lists_of_sizes_are_read_as_they_were():
     sizes = []
     sizes += [Whole(sizes.clear, 2), *[1] * 7]
@@ -214,6 +234,7 @@ def test_numbers_that_would_take_hours():
         lambda: pydist.combinations(pydist.ones(60), 30),
         lambda: pydist.combinations(x, huge, with_replacement=True),
         lambda: pydist.matrix_power(pydist.ones(1, 1), 2 ** (10**6)),
+        lambda: pydist.tensordot(x, x, range(huge)),
         lambda: pydist.nn.functional.unfold(pydist.ones(1, 1, 1, 1), 2**13, padding=2**12),
         lambda: pydist.nn.functional.pdist(x.reshape(3, 1)[:1].expand(2**40, 1)),
     ):

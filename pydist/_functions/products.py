@@ -157,7 +157,8 @@ def tensordot(a, b, dims=2):
         if not 0 <= dims <= min(a.dim(), b.dim()):
             raise RuntimeError(f"tensordot: dims is {dims} for {a.dim()} and {b.dim()} dimensions")
         dims = (range(a.dim() - dims, a.dim()), range(dims))
-    dims = [list(ds) if isinstance(ds, range) else as_tuple(ds) for ds in dims]
+    left, right = dims
+    dims = [list(ds) if isinstance(ds, range) else as_tuple(ds) for ds in (left, right)]
     da, db = ([axis_of("tensordot", d, t.dim()) for d in ds] for ds, t in zip(dims, (a, b)))
     for i, j in zip(da, db):  # one element against several: their sum
         if a.shape[i] == 1 != b.shape[j]:

@@ -146,7 +146,7 @@ class World:
             elif kind == 7:
                 t.add_(1) if r.random() < 0.5 else t.transpose_(0, -1)
             elif kind == 8:
-                self.tensors.remove(t)
+                self.tensors.pop(r.randrange(len(self.tensors)))
             else:
                 t.sum().backward()
 
