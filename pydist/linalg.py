@@ -40,6 +40,15 @@ def _host(name, function, *tensors):
     return tuple(_C.tensor(np.ascontiguousarray(r)).to(tensors[0].dtype) for r in results)
 
 
+def _svd(linalg, a, full_matrices=True):
+    """NumPy's, whose LAPACK may not come to an end with infinities."""
+    import numpy as np
+
+    if not np.isfinite(a).all():
+        raise linalg.LinAlgError("an element is infinite or NaN (expected finite ones)")
+    return tuple(linalg.svd(a, full_matrices=full_matrices))
+
+
 def _check(name, *tensors, square=False, ndim=2):
     for t in tensors:
         if t.dtype not in (_C.float32, _C.float64):
@@ -278,7 +287,7 @@ class _SVD(Function):
     @staticmethod
     def forward(ctx, a):
         ctx.save_for_backward(a)
-        return _host("svd", lambda np, a: tuple(np.svd(a, full_matrices=False)), a)
+        return _host("svd", lambda np, a: _svd(np, a, full_matrices=False), a)
 
     @staticmethod
     def backward(ctx, gu, gs, gvh):
@@ -312,7 +321,7 @@ def svd(A, full_matrices=True, *, driver=None):
     u, s, vh = _SVD.apply(A)
     if not full_matrices or A.shape[-1] == A.shape[-2]:
         return made(u, s, vh)
-    whole_u, _, whole_vh = _host("svd", lambda np, a: tuple(np.svd(a)), A)
+    whole_u, _, whole_vh = _host("svd", _svd, A)
     k = s.shape[-1]
     return made(_C.cat([u, whole_u[..., k:]], -1), s, _C.cat([vh, whole_vh[..., k:, :]], -2))
 
@@ -331,7 +340,7 @@ def _cofactors(a):
     import numpy
 
     def by_parts(np, a):
-        u, s, vh = np.svd(a)
+        u, s, vh = _svd(np, a)
         k = s.shape[-1]
         rest = [s[..., [j for j in range(k) if j != i]].prod(-1) for i in range(k)]
         rest = numpy.stack(rest, -1)

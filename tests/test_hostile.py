@@ -253,3 +253,14 @@ def test_repeats_one_by_one():
         want = [v for v, k in zip(x.tolist(), counts) for _ in range(k)]
         assert pydist.repeat_interleave(x, repeats).tolist() == want
     assert x[:0].repeat_interleave([]).shape == (0,) and x[:0].repeat_interleave(2).shape == (0,)
+
+
+def test_a_decomposition_of_infinities_ends():
+    """LAPACK's goes round for ever."""
+    for value in (pydist.inf, -pydist.inf, pydist.nan):
+        for dtype in (pydist.float32, pydist.float64):
+            x = pydist.ones(3, 3, dtype=dtype)
+            x[0, 0] = value
+            for f in (pydist.linalg.svd, pydist.linalg.svdvals, pydist.linalg.pinv, pydist.linalg.matrix_rank, lambda x: pydist.linalg.lstsq(x, x)):
+                with pytest.raises(pydist.linalg.LinAlgError, match="expected finite"):
+                    f(x)
