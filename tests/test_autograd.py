@@ -1106,3 +1106,20 @@ def test_a_weight_that_is_looked_up_and_multiplied(dtype, backwards, padding, in
 def test_a_tied_weight_has_second_derivatives():
     w, index = pydist.randn(5, 3, dtype=pydist.float64, requires_grad=True), pydist.tensor([0, 2, 2])
     assert pydist.autograd.gradgradcheck(lambda w: pydist.tanh(pydist.nn.functional.embedding(index, w) @ w.t()).sum(), (w,))
+
+
+@pytest.mark.parametrize("end", [lambda t: t.detach_(), lambda t: t.requires_grad_(False)])
+def test_a_view_of_what_was_a_leaf_is_not_written(end):
+    """As in PyTorch. The write would make the leaf a result of itself, which nothing could free."""
+    before = _C.live()["nodes"]
+    x = pydist.ones(3, requires_grad=True)
+    v = x[None]
+    end(x)
+    with pytest.raises(RuntimeError, match="view of a leaf that requires grad"):
+        v.mul_(2)
+    with pydist.no_grad():
+        v.mul_(2)
+    v.sum().backward()
+    assert x.tolist() == [2, 2, 2] and x.grad.tolist() == [1, 1, 1]
+    del x, v
+    assert _C.live()["nodes"] == before

@@ -109,7 +109,8 @@ pd_status pd_check_writable(const char *op, const pd_tensor *t) {
     if (t->requires_grad && (!t->meta || !t->meta->grad_fn) && !t->base)
         return pd_fail(PD_E_RUNTIME, "%s: a leaf that requires grad is written in place (expected pydist.no_grad())",
                        op);
-    if (t->base && t->base->requires_grad && (!t->base->meta || !t->base->meta->grad_fn))
+    /* A leaf that requires grad, or did when the view was made: as a result of itself it would never be freed. */
+    if (t->base && (t->base->requires_grad || t->requires_grad) && (!t->base->meta || !t->base->meta->grad_fn))
         return pd_fail(PD_E_RUNTIME,
                        "%s: a view of a leaf that requires grad is written in place (expected pydist.no_grad())", op);
     const pd_meta *bm = t->base ? t->base->meta : NULL;
