@@ -200,6 +200,24 @@ def test_wrong_secret_is_refused(server):
     join(server, 0).close()
 
 
+def test_nothing_is_read_behind_garbage():
+    """The launcher's word on a rank makes the server look at what it still says. After a head that lies, what follows is
+    no frame: its length is not to be believed."""
+    for _ in range(40):
+        server = _C.ControlServer(2)
+        s, other = join(server, 0), join(server, 1)
+        s.sendall(struct.pack("<IHHII", MAGIC, CALL, 0, 0xFFFFFFFF, 0))
+        server.dead(0, "says the launcher")
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            s.sendall(b"x" * 100_000)
+        with contextlib.suppress(EOFError, ConnectionResetError):
+            while read(s):
+                pass
+        assert other.recv(1)
+        for one in (s, other, server):
+            one.close()
+
+
 def test_a_proof_cannot_be_used_again(server):
     s = dial(server)
     s.sendall(hello(0))

@@ -45,7 +45,7 @@ pd_status pd_wire_reserve(pd_wire *w) { return pd_grow(&w->body, &w->cap, w->lim
 
 static pd_wire_state end(pd_wire *w, pd_wire_state state, const char *why) {
     w->why = why;
-    return state;
+    return w->ended = state;
 }
 
 /* One recvmsg; its descriptor becomes w->handle. Returns bytes, 0 at the end, -1 with errno. */
@@ -73,6 +73,7 @@ static ssize_t take(pd_wire *w, void *to, size_t n) {
 }
 
 pd_wire_state pd_wire_read(pd_wire *w) {
+    if (w->ended) return w->ended;
     if (w->whole) { /* the frame before this one is used up */
         close_handle(&w->handle);
         w->got = 0;
@@ -146,7 +147,11 @@ pd_wire_state pd_wire_flush(pd_wire *w) {
         }
         ssize_t n = sendmsg(w->fd, &m, MSG_NOSIGNAL | MSG_DONTWAIT);
         if (n < 0 && errno == EINTR) continue;
-        if (n < 0) return errno == EAGAIN ? PD_WIRE_MORE : end(w, PD_WIRE_CLOSED, strerror(errno));
+        if (n < 0 && errno == EAGAIN) return PD_WIRE_MORE;
+        if (n < 0) { /* what it said before may still be read */
+            w->why = strerror(errno);
+            return PD_WIRE_CLOSED;
+        }
         close_handle(&o->handle);
         o->sent += (size_t)n;
         w->pending -= (size_t)n;

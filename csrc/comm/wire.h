@@ -27,6 +27,7 @@ typedef struct pd_wire {
     size_t limit;       /* longest payload taken now */
     bool handles;       /* descriptors are taken now */
     const char *why;    /* after PD_WIRE_BAD and PD_WIRE_CLOSED */
+    pd_wire_state ended; /* one of these: nothing is read any more */
     pd_frame head;      /* with body, handle: the frame, after PD_WIRE_FRAME until the next read */
     char *body;
     int handle;         /* -1: none; whoever keeps it sets this to -1 */
@@ -39,7 +40,8 @@ typedef struct pd_wire {
 void pd_wire_init(pd_wire *w, int fd, size_t limit); /* takes fd, which is non-blocking */
 void pd_wire_fini(pd_wire *w);
 pd_status pd_wire_reserve(pd_wire *w); /* memory for the longest payload now: reading cannot run out of it later */
-/* Reads until a frame is whole (PD_WIRE_FRAME), nothing is left (MORE), the peer closed (CLOSED) or it sent garbage. */
+/* Reads until a frame is whole (PD_WIRE_FRAME), nothing is left (MORE), the peer closed (CLOSED) or it sent garbage
+   (BAD). CLOSED and BAD are final: every later call says the same. */
 pd_wire_state pd_wire_read(pd_wire *w);
 /* Appends a frame of head bytes and body bytes; `handle` is duplicated (-1: none). */
 pd_status pd_wire_queue(pd_wire *w, int kind, uint32_t id, const void *head, size_t head_bytes, const void *body,
