@@ -10,6 +10,7 @@ import pickle
 import random
 import subprocess
 import sys
+import time
 import warnings
 import weakref
 
@@ -1095,3 +1096,23 @@ def test_values_may_have_ones_in_front(torch):
         assert x.tolist() == [[0, 1, 2, 4], [3, 3, 3, 4], [5] * 4] and w.grad.tolist() == [[3.0]]
         with pytest.raises(RuntimeError):
             x[0, 1] = lib.ones(2)
+
+
+def test_tensors_among_data_are_read_whole():
+    """As fast as stack(); what is beside them has to have their shape."""
+    a, b = pydist.arange(6).reshape(2, 3), pydist.ones(2, 3, dtype=pydist.float64).t().contiguous().t()
+    t = pydist.tensor([a, b, [[1, 2, 3], [4, 5, True]]])
+    assert t.dtype == pydist.float64 and t.tolist() == [a.tolist(), [[1.0] * 3] * 2, [[1, 2, 3], [4, 5, 1]]]
+    assert pydist.tensor([[1.5, 2.5, 3.5], a[0]], dtype=pydist.int32).tolist() == [[1, 2, 3], [0, 1, 2]]
+    assert pydist.tensor([pydist.ones(2, 0), pydist.ones(2, 0)]).shape == (2, 2, 0)
+    assert not pydist.tensor([pydist.ones(2, requires_grad=True)]).requires_grad
+    large = pydist.ones(1 << 20)
+    begin = time.process_time()
+    assert pydist.tensor([large] * 4).shape == (4, 1 << 20)
+    assert time.process_time() - begin < 1  # element by element it is some seconds
+    for wrong in ([a, b[0]], [a, 1], [1, a], [a, [[1, 2], [3, 4]]], [[[a] * 2] * 2, [b] * 2]):
+        with pytest.raises(ValueError, match="shape|depth"):
+            pydist.tensor(wrong)
+    deep = pydist.ones([1] * 12)
+    with pytest.raises(ValueError, match="at most"):
+        pydist.tensor([[[[[deep]]]]])

@@ -54,8 +54,37 @@ static bool has_room(const nest *n) {
     return !status;
 }
 
+/* A tensor among the data, which is read as a whole, or NULL: one of 0 dims is a number, one elsewhere a sequence. */
+static pd_tensor *part(PyObject *o) {
+    pd_tensor *t = pd_py_is_tensor(o) ? pd_py_tensor(o) : NULL;
+    return t && t->ndim && t->storage->device == &pd_device_cpu ? t : NULL;
+}
+
+static bool has_shape(const pd_tensor *t, int depth, const nest *n) {
+    return pd_shape_equal(t->ndim, t->size, n->ndim - depth, n->size + depth);
+}
+
+static bool measure_part(const pd_tensor *t, int depth, nest *n, bool first) {
+    if (first && depth + t->ndim <= PD_MAX_DIMS) {
+        n->ndim = depth + t->ndim;
+        memcpy(n->size + depth, t->size, sizeof *t->size * (size_t)t->ndim);
+        if (!has_room(n)) return false;
+    }
+    if (depth + t->ndim > PD_MAX_DIMS || !has_shape(t, depth, n)) {
+        PyErr_Format(PyExc_ValueError,
+                     "tensor: a tensor of shape %s at depth %d (expected the shape of what stands beside it, and at "
+                     "most %d dims in all)",
+                     pd_tensor_shape(t), depth, PD_MAX_DIMS);
+        return false;
+    }
+    if (!t->numel) return true;
+    n->dtype = n->dtype == PD_NO_DTYPE ? t->dtype : (int)pd_dtype_promote((pd_dtype)n->dtype, (pd_dtype)t->dtype);
+    return true;
+}
+
 /* Finds shape and dtype; every branch must have the same shape. */
 static bool measure(PyObject *o, int depth, nest *n, bool first) {
+    if (part(o)) return measure_part(part(o), depth, n, first);
     Py_ssize_t len = length_of(o);
     if (len == -1) return false;
     if (len == LEAF) {
@@ -97,8 +126,30 @@ static bool changed(void) {
     return false;
 }
 
+static bool fill_part(pd_tensor *t, int depth, const nest *n, pd_dtype dtype, char **to) {
+    pd_tensor *cast = NULL, *plain = NULL;
+    bool mode = pd_grad_mode;
+    if (!has_shape(t, depth, n)) return changed();
+    if (!t->numel) return true;
+    pd_tensor_retain(t); /* a cast may give up the GIL */
+    pd_grad_mode = false;
+    pd_status status = pd_engine.cast(t, dtype, &cast);
+    if (!status) status = pd_call1(PD_OP_clone, cast, &(int64_t){PD_FORMAT_CONTIGUOUS}, &plain);
+    pd_grad_mode = mode;
+    bool same = !status && has_shape(plain, depth, n);
+    if (status) pd_py_raise(status);
+    else if (!same) changed();
+    else memcpy(*to, pd_tensor_data(plain), (size_t)plain->numel * pd_dtype_size(dtype));
+    if (same) *to += (size_t)plain->numel * pd_dtype_size(dtype);
+    pd_tensor_release(plain);
+    pd_tensor_release(cast);
+    pd_tensor_release(t);
+    return same;
+}
+
 /* Writes what lies below depth, which has to be as it was measured: reading may run code, and other threads. */
 static bool fill_nested(PyObject *o, int depth, const nest *n, pd_dtype t, char **to) {
+    if (part(o)) return fill_part(part(o), depth, n, t, to);
     if (depth == n->ndim) {
         pd_scalar s;
         if (length_of(o) != LEAF) return changed();
