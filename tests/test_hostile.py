@@ -264,3 +264,15 @@ def test_a_decomposition_of_infinities_ends():
             for f in (pydist.linalg.svd, pydist.linalg.svdvals, pydist.linalg.pinv, pydist.linalg.matrix_rank, lambda x: pydist.linalg.lstsq(x, x)):
                 with pytest.raises(pydist.linalg.LinAlgError, match="expected finite"):
                     f(x)
+
+
+def test_sizes_without_end_are_refused():
+    class Endless:
+        def __getitem__(self, i):
+            return 1
+
+    x = pydist.ones(1, 2, 5)
+    with pytest.raises((RuntimeError, ValueError, NotImplementedError)):
+        pydist.nn.functional.pad(x, Endless())
+    with pytest.raises(pydist.ArgumentError, match="2 values"):
+        pydist.nn.functional.conv1d(x, pydist.ones(1, 2, 3), padding=Endless())

@@ -1,5 +1,7 @@
 """Convolutions and linear maps."""
 
+from itertools import islice
+
 from pydist import _C
 
 linear = _C.linear
@@ -24,12 +26,15 @@ def conv_padding(padding, kernel, stride, dilation):
 
 def sizes_of(name, value, count):
     """`value` for each of `count` dims."""
-    value = (value,) * count if isinstance(value, int) else tuple(value)
+    if isinstance(value, int):
+        value = (value,) * count
+    elif not isinstance(value, (tuple, list)):
+        value = tuple(islice(value, count + 1))  # it may have no end
     if len(value) == 1:
         value *= count
     if len(value) != count:
         raise _C.ArgumentError(f"{name} has {len(value)} values (expected {count})")
-    return value
+    return tuple(value)
 
 
 def conv2d(input, weight, bias=None, stride=1, padding=0, dilation=1, groups=1):

@@ -1,5 +1,7 @@
 """Padding, and rearrangements of pixels and windows."""
 
+from itertools import islice
+
 from pydist import _C
 from pydist._autocast import as_given, in_float32
 from pydist._C import pad_around
@@ -20,7 +22,7 @@ def pad(input, pad, mode="constant", value=None):
     >>> pydist.nn.functional.pad(pydist.tensor([[1.0, 2.0, 3.0]]), (1, 2), "reflect").tolist()
     [[2.0, 1.0, 2.0, 3.0, 2.0, 1.0]]
     """
-    pad = tuple(int(p) for p in pad)
+    pad = tuple(int(p) for p in islice(pad, 2 * input.dim() + 1))  # one too many is refused below
     if mode == "constant":
         return _C.constant_pad_nd(input, pad, 0 if value is None else value)
     if mode not in ("reflect", "replicate", "circular"):
