@@ -8,6 +8,7 @@ takes more memory than the file's length allows, runs something, or changes what
 """
 
 import contextlib
+import copy
 import inspect
 import io
 import json
@@ -401,21 +402,24 @@ def safe_file(random):
     kind = random.randrange(4)
     if kind == 0:
         return damaged(random, SAFE)
-    numbers = [0, 1, 2, 3, 8, 24, -1, 1.5, True, None, "1", 2**31, 2**62, 2**63, 2**64, 10**300, 10**4000, len(body), [], [1], {}]
+
+    def number():
+        return random.choice([0, 1, 2, 3, 8, 24, -1, 1.5, True, None, "1", 2**31, 2**62, 2**63, 2**64, 10**300, 10**4000, len(body), [], [1], {}])
+
     for _ in range(random.choice([1, 1, 2, 4])):
         entry = random.choice(list(header))
         value = header[entry]
         what = random.randrange(6)
         if what == 0 and isinstance(value, dict) and "shape" in value:
-            value["shape"] = [random.choice(numbers) for _ in range(random.choice([0, 1, 2, 3, 100]))]
+            value["shape"] = [number() for _ in range(random.choice([0, 1, 2, 3, 100]))]
         elif what == 1 and isinstance(value, dict):
-            value["data_offsets"] = [random.choice(numbers) for _ in range(random.choice([0, 1, 2, 2, 2, 3]))]
+            value["data_offsets"] = [number() for _ in range(random.choice([0, 1, 2, 2, 2, 3]))]
         elif what == 2 and isinstance(value, dict):
             value["dtype"] = random.choice([*safetensors._DTYPES, "F99", None, 1, []])
         elif what == 3:
-            header[entry] = random.choice(numbers)
+            header[entry] = number()
         elif what == 4:
-            header[random.choice(["x", "w", "__metadata__", "\ud800", ""])] = value
+            header[random.choice(["x", "w", "__metadata__", "\ud800", ""])] = copy.deepcopy(value)
         elif len(header) > 1:
             del header[entry]
     data = json.dumps(header).encode()
