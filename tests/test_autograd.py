@@ -1123,3 +1123,18 @@ def test_a_view_of_what_was_a_leaf_is_not_written(end):
     assert x.tolist() == [2, 2, 2] and x.grad.tolist() == [1, 1, 1]
     del x, v
     assert _C.live()["nodes"] == before
+
+
+@pytest.mark.parametrize("end", [lambda t: t.detach_(), lambda t: t.requires_grad_(False)])
+@pytest.mark.parametrize("kind", ["other", "own"])
+def test_backward_into_a_leaf_that_became_a_result_raises(end, kind):
+    """As in PyTorch. The result would get a .grad, of values that it had before."""
+    x, w = pydist.ones(3, requires_grad=True), pydist.ones(3, requires_grad=True)
+    y = x + 1
+    end(x)
+    x.mul_(w if kind == "other" else y.detach() * w)
+    with pytest.raises(RuntimeError, match=r"a leaf, float32 of shape \[3\], has become the result of mul"):
+        y.sum().backward()
+    assert x.grad is None
+    x.sum().backward()
+    assert x.grad is None and w.grad.tolist() == [1 + (kind == "own")] * 3

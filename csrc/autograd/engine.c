@@ -358,6 +358,11 @@ static pd_status finish_leaf(run *r, uint32_t index) {
     entry *e = &r->entries[index];
     pd_tensor *leaf = e->leaf;
     if (!e->one) return PD_OK;
+    if (leaf->meta && leaf->meta->grad_fn)
+        return pd_fail(PD_E_RUNTIME,
+                       "backward: a leaf, %s of shape %s, has become the result of %s: it was detached, and written in "
+                       "place (expected a tensor that is a leaf still)",
+                       pd_dtype_name((pd_dtype)leaf->dtype), pd_tensor_shape(leaf), pd_node_name(leaf->meta->grad_fn));
     if (leaf->meta) PD_TRY(call_grad_hooks(leaf->meta->hooks, 0, &e->one));
     if (r->b->inputs) {
         for (int k = e->first_capture; k >= 0; k = r->captures[k].next)
