@@ -1138,3 +1138,15 @@ def test_backward_into_a_leaf_that_became_a_result_raises(end, kind):
     assert x.grad is None
     x.sum().backward()
     assert x.grad is None and w.grad.tolist() == [1 + (kind == "own")] * 3
+
+
+@pytest.mark.parametrize("made", [lambda t: t, lambda t: t * 1])
+def test_a_long_chain_of_hooks_that_hold_tensors_is_freed(made):
+    """C and Python free it in turns: a bound method in Python has no trashcan."""
+    before = _C.live()
+    t = pydist.ones((), requires_grad=True)
+    for _ in range(100_000):
+        last, t = t, made(pydist.ones((), requires_grad=True))
+        t.register_hook(last.add)
+    del last, t
+    assert _C.live() == before

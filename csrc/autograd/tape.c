@@ -89,10 +89,10 @@ static pd_tensor *drop_rest(pd_meta *m) {
 }
 
 static void drop_meta(pd_meta *m) {
-    /* .grad of .grad of ...: by a loop, as nodes (pd_node_release). */
+    /* .grad of .grad of ..., hooks that hold tensors with hooks: by a loop, as nodes (pd_node_release). */
     static _Thread_local pd_meta *dying;
     static _Thread_local bool looping;
-    if (!m->grad) {
+    if (!m->grad && !m->hooks) {
         drop_rest(m);
         return;
     }
