@@ -44,7 +44,8 @@ EXPECTED = (RuntimeError, ValueError, TypeError, IndexError, AttributeError, Mem
 class Program:
     def __init__(self, random):
         self.random, self.depth, self.threads, self.replaced = random, 0, False, False
-        self.recorded = False  # a .grad may have a graph: the one cycle that the collector does not see
+        self.recorded = False  # there may be a cycle that the collector does not see: of a .grad with a graph, of `former`
+        self.former = weakref.WeakSet()  # leaves until detached: the result of one may become its own history
         self.pool, self.kept, self.handles = [], [], []
         self.left = random.randrange(10, 70)
 
@@ -87,6 +88,8 @@ class Program:
                     print("  " * self.depth + f"  {type(e).__name__}: {str(e)[:150]}", flush=True)
                 if self.depth and self.maybe(0.2):
                     raise
+            finally:
+                self.recorded |= any(not t.is_leaf for t in list(self.former))
 
     def inside(self):
         """Steps of a hook."""
@@ -201,10 +204,16 @@ class Program:
         self.pick().retain_grad()
 
     def detach(self):
-        self.pick().detach_()
+        t = self.pick()
+        if t.is_leaf and t.requires_grad:
+            self.former.add(t)
+        t.detach_()
 
     def wanted(self):
-        self.pick().requires_grad_(self.maybe(0.7))
+        t, wanted = self.pick(), self.maybe(0.7)
+        if t.is_leaf and t.requires_grad and not wanted:
+            self.former.add(t)
+        t.requires_grad_(wanted)
 
     def hang(self):
         t, other = self.pick(), self.pick()
@@ -217,7 +226,7 @@ class Program:
         """What a weak reference, the collector or a list still has."""
         found = [o() for o in self.kept if isinstance(o, weakref.ref)]
         if self.maybe(0.1):
-            self.recorded = True  # some of another case, too
+            self.recorded = self.replaced = True  # some of another case, too
             found += [o for o in gc.get_objects() if isinstance(o, pydist.Tensor) and not isinstance(o, pydist.nn.Parameter)][-5:]
         self.add(*found[-5:])
 
@@ -332,7 +341,7 @@ class Program:
         for _ in range(2):
             p = Program(type(self.random)(self.random.random()))
             p.threads, p.left = True, 12
-            p.handles, p.kept = self.handles, self.kept
+            p.handles, p.kept, p.former = self.handles, self.kept, self.former
             programs.append(p)
         programs[0].add(*(p.leaf() for p in programs * 2))
         shared = programs[0].pool
