@@ -1150,3 +1150,14 @@ def test_a_long_chain_of_hooks_that_hold_tensors_is_freed(made):
         t.register_hook(last.add)
     del last, t
     assert _C.live() == before
+
+
+def test_a_later_result_of_an_op_becomes_a_leaf():
+    """The second result of a node, once detached, has a gradient of its own: not the second of a leaf's."""
+    _, m = pydist.std_mean(pydist.rand(3, requires_grad=True))
+    m.detach_().requires_grad_()
+    (m * 2 + m).backward()
+    assert m.grad.item() == 3
+    m.backward()
+    assert m.grad.item() == 4
+    assert pydist.autograd.grad(m * 5, m)[0].item() == 5

@@ -197,7 +197,7 @@ pd_status pd_tensor_history(pd_tensor *t, pd_node **fn, int *index) {
         PD_TRY(status);
     }
     *fn = m ? m->grad_fn : NULL;
-    *index = m ? m->index : 0;
+    *index = *fn ? m->index : 0; /* what was detached is a leaf, of whatever node it came */
     return PD_OK;
 }
 
