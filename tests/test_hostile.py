@@ -274,5 +274,7 @@ def test_sizes_without_end_are_refused():
     x = pydist.ones(1, 2, 5)
     with pytest.raises((RuntimeError, ValueError, NotImplementedError)):
         pydist.nn.functional.pad(x, Endless())
+    with pytest.raises(TypeError, match="tensor_split: got Endless"):
+        x.tensor_split(Endless())
     with pytest.raises(pydist.ArgumentError, match="2 values"):
         pydist.nn.functional.conv1d(x, pydist.ones(1, 2, 3), padding=Endless())

@@ -67,7 +67,10 @@ def cuts(name, *given):
     given = [v for v in given if v is not None]
     if len(given) != 1:
         raise TypeError(f"{name}: {len(given)} of indices_or_sections, indices and sections (expected one)")
-    return given[0].tolist() if isinstance(given[0], Tensor) else given[0]
+    found = given[0].tolist() if hasattr(given[0], "tolist") else given[0]
+    if not isinstance(found, (int, list, tuple)):  # what is iterated may have no end
+        raise TypeError(f"{name}: got {type(found).__name__} (expected an int, or a list or tuple of ints)")
+    return found
 
 
 @both
