@@ -1171,3 +1171,28 @@ def test_a_later_result_of_an_op_becomes_a_leaf():
     m.backward()
     assert m.grad.item() == 4
     assert pydist.autograd.grad(m * 5, m)[0].item() == 5
+
+
+def test_a_view_that_a_function_wrote_and_a_hook_packed_is_freed():
+    class Double(pydist.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            ctx.mark_dirty(x)
+            return x.mul_(2)
+
+        @staticmethod
+        def backward(ctx, g):
+            return g * ctx.saved_tensors[0]
+
+    before = _C.live()["nodes"]
+    leaf = pydist.ones(3, requires_grad=True)
+    with pydist.autograd.graph.saved_tensors_hooks(lambda t: (t,), lambda p: p[0]):
+        x = Double.apply((leaf * 1)[1:])
+    x.sum().backward()
+    assert leaf.grad.tolist() == [0, 2, 2]
+    with pydist.autograd.graph.saved_tensors_hooks(lambda t: (t,), lambda p: p[0]):
+        x = Double.apply((leaf * 1)[1:])
+    del x
+    gc.collect()
+    assert _C.live()["nodes"] == before

@@ -291,7 +291,14 @@ static pd_status save_all(pyctx *c, pd_node *n, PyObject *inputs, PyObject *raw,
         int out = t ? place(raw, t) : -1, in = t ? place(inputs, t) : -1;
         const pd_tensor *result = out < 0 ? NULL : pd_py_tensor(PyTuple_GET_ITEM(outputs, out));
         bool is_out = result && result->meta && result->meta->grad_fn == n && (in < 0 || holds(c->dirty, t));
-        PD_TRY(pd_node_save(n, i, t, is_out, is_out ? out : in));
+        pd_tensor *given = t, *alias = NULL; /* a view that was written has a history behind n: a cycle with hooks */
+        if (t && !is_out && in >= 0 && t->base && holds(c->dirty, t)) {
+            PD_TRY(pd_tensor_alias(t, false, &alias));
+            given = alias;
+        }
+        pd_status status = pd_node_save(n, i, given, is_out, is_out ? out : in);
+        pd_tensor_release(alias);
+        if (status) return status;
     }
     return PD_OK;
 }
