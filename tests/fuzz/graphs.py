@@ -45,7 +45,7 @@ class Program:
     def __init__(self, random):
         self.random, self.depth, self.threads, self.replaced = random, 0, False, False
         self.recorded = False  # there may be a cycle that the collector does not see: of a .grad with a graph, of `former`
-        self.former = weakref.WeakSet()  # leaves until detached: the result of one may become its own history
+        self.former = weakref.WeakSet()  # leaves until detached, bases of leaves: a result may become part of its own history
         self.pool, self.kept, self.handles = [], [], []
         self.left = random.randrange(10, 70)
 
@@ -213,6 +213,8 @@ class Program:
         t, wanted = self.pick(), self.maybe(0.7)
         if t.is_leaf and t.requires_grad and not wanted:
             self.former.add(t)
+        if t.is_leaf and wanted and t._base is not None:  # its base may become a result of it
+            self.former.add(t._base)
         t.requires_grad_(wanted)
 
     def hang(self):
