@@ -15,6 +15,7 @@ typedef struct op_function {
     PyObject *names[PD_MAX_PARAMS]; /* interned */
     PyObject *result;               /* named tuple type for several outputs, or NULL */
     PyObject *elementwise;          /* the function of two tensors, or NULL */
+    bool has_other_form;            /* see other_form() */
 } op_function;
 
 /* ---- one call's arguments ---------------------------------------------------------------------------------------- */
@@ -335,7 +336,7 @@ static PyObject *op_vectorcall(PyObject *self, PyObject *const *args, size_t nar
     if (f->elementwise && is_of_two(args, PyVectorcall_NARGS(nargsf), kwnames))
         return op_vectorcall(f->elementwise, args, nargsf, kwnames);
     pd_py_drain();
-    if (f->def == PD_DEF(view) || f->def == PD_DEF(where) || f->def == PD_DEF(round)) {
+    if (f->has_other_form) {
         result = other_form(f, args, PyVectorcall_NARGS(nargsf), kwnames);
         if (result || PyErr_Occurred()) return result;
     }
@@ -505,6 +506,7 @@ static PyObject *op_new(const pd_def *def, int mode) {
         if (def->params[i].type != PD_T_RNG && !(f->names[i] = PyUnicode_InternFromString(def->params[i].name)))
             goto fail;
     if (def->op->names && mode == PLAIN && !(f->result = named_tuple(def))) goto fail;
+    f->has_other_form = def == PD_DEF(view) || def == PD_DEF(where) || def == PD_DEF(round);
     for (int i = 0; i < PD_OP_COUNT && def->op->elementwise; i++)
         if (pd_defs[i].op == def->op->elementwise && !(f->elementwise = op_new(&pd_defs[i], mode))) goto fail;
     return (PyObject *)f;
