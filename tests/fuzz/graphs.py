@@ -112,7 +112,7 @@ class Program:
 
     def binary(self):
         a, b = self.pick(), self.pick()
-        if not self.threads or a.shape == b.shape:  # else shapes of many elements would be broadcast
+        if a.shape == b.shape or (not self.threads and a.numel() * b.numel() < 1 << 24):  # else broadcast to too many
             self.add(self.random.choice(BINARY)(a, b))
 
     def several(self):
