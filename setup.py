@@ -155,7 +155,9 @@ def cuda_jobs(nvcc, temp):
         return
     given = os.environ.get("CUDA_ARCH", "").replace(",", " ").split()
     archs = given or CUDA_ARCHS
-    version = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=True).stdout.rpartition("release ")[2]
+    version = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=True).stdout.rpartition(
+        "release "
+    )[2]
     codes = [f"-gencode=arch=compute_{a},code=sm_{a}" for a in archs]
     if not given:
         codes.append(f"-gencode=arch=compute_{archs[-1]},code=compute_{archs[-1]}")
@@ -174,7 +176,10 @@ def link_cuda(nvcc, linker, jobs, temp):
         sys.exit(f"pydist._cuda: no libcudart_static.a in {', '.join(map(str, places))}")
     built = Path(temp, "_cuda.so")
     objects = [str(obj) for *_, obj in jobs]
-    subprocess.run([*linker, *objects, str(runtime), "-Wl,--exclude-libs,ALL", "-ldl", "-lpthread", "-lrt", "-o", str(built)], check=True)
+    subprocess.run(
+        [*linker, *objects, str(runtime), "-Wl,--exclude-libs,ALL", "-ldl", "-lpthread", "-lrt", "-o", str(built)],
+        check=True,
+    )
     return built
 
 
@@ -217,7 +222,9 @@ class BuildExt(build_ext):
             with ThreadPoolExecutor(os.cpu_count()) as pool:  # the longest first
                 failed = [text for text in pool.map(compile_one, kernels + jobs) if text]
             if failed:
-                sys.exit("\n".join(failed) + f"\npydist._C: {len(failed)} of {len(kernels + jobs)} files do not compile")
+                sys.exit(
+                    "\n".join(failed) + f"\npydist._C: {len(failed)} of {len(kernels + jobs)} files do not compile"
+                )
             objects = [str(obj) for *_, obj in jobs]
             built = temp / out.name
             subprocess.run([*self.compiler.linker_so, *objects, *linking, "-lm", "-ldl", "-o", str(built)], check=True)

@@ -114,16 +114,39 @@ def parse():
     def words(text):
         return text.split(",")
 
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--repeats", "--rounds", type=int, default=7, help="paired repeats that count (7)")
-    parser.add_argument("--frameworks", type=words, default=list(FRAMEWORKS), help=f"of {','.join(FRAMEWORKS)}; those that are installed")
+    parser.add_argument(
+        "--frameworks",
+        type=words,
+        default=list(FRAMEWORKS),
+        help=f"of {','.join(FRAMEWORKS)}; those that are installed",
+    )
     parser.add_argument("--dtypes", type=words, default=["float32"], help="float32,bfloat16 (autocast)")
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="of a process; ranks share them (all cores)")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: gpt2-124M and resnet50 in bfloat16, next to torch's")
-    parser.add_argument("--ranks", type=lambda text: [int(n) for n in text.split(",")], default=[1], help="1,2: with DistributedDataParallel")
+    parser.add_argument(
+        "--threads", type=int, default=len(os.sched_getaffinity(0)), help="of a process; ranks share them (all cores)"
+    )
+    parser.add_argument(
+        "--device",
+        choices=("cpu", "cuda"),
+        default="cpu",
+        help="cuda: gpt2-124M and resnet50 in bfloat16, next to torch's",
+    )
+    parser.add_argument(
+        "--ranks",
+        type=lambda text: [int(n) for n in text.split(",")],
+        default=[1],
+        help="1,2: with DistributedDataParallel",
+    )
     parser.add_argument("--backward", action="store_true", help="ops with their gradients")
-    parser.add_argument("--no-bits", dest="bits", action="store_false", help="no other runs of pydist to compare the parameters' bits")
-    parser.add_argument("--probe", type=float, default=1.8, help="the least throughput of two threads over one (1.8); 0: measure anyway")
+    parser.add_argument(
+        "--no-bits", dest="bits", action="store_false", help="no other runs of pydist to compare the parameters' bits"
+    )
+    parser.add_argument(
+        "--probe", type=float, default=1.8, help="the least throughput of two threads over one (1.8); 0: measure anyway"
+    )
     parser.add_argument("--json", help="write the results here")
     parser.add_argument("--plot", help="draw them here (.png, .svg)")
     parser.add_argument("cases", nargs="*", metavar="case")
@@ -150,7 +173,9 @@ def main():
     names, programs = [n for n in WORKLOADS if chosen(n)], [c for c in CASES if chosen(c.name)]
     ops = [case for case in args.cases if case == "ops" or case.startswith("ops:")]
     if not names and not programs and not ops:
-        sys.exit(f"no such case (there are {', '.join(WORKLOADS)}, ops, {', '.join(c.name.partition(':')[0] for c in CASES)})")
+        sys.exit(
+            f"no such case (there are {', '.join(WORKLOADS)}, ops, {', '.join(c.name.partition(':')[0] for c in CASES)})"
+        )
     results = []
     limits = measure_limits(args) if names or ops else {}
     try:

@@ -70,6 +70,7 @@ def programs(case, roots, args):
 
 def report(name, found):
     """Prints the ratios of a case; True if it is slower."""
+
     def ratios(peer):
         return statistics.quantiles([a / b for a, b in zip(found[peer], found[BEFORE])], n=4, method="inclusive")
 
@@ -83,10 +84,22 @@ def report(name, found):
 
 def counted(case, steps, root):
     """Instructions of a step: those of 2 * steps less those of steps."""
-    env = {**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{TOP}", "PYDIST_ISA": "avx2", "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}
+    env = {
+        **os.environ,
+        "PYTHONPATH": f"{root}{os.pathsep}{TOP}",
+        "PYDIST_ISA": "avx2",
+        "PYTHONHASHSEED": "0",
+        "OMP_NUM_THREADS": "1",
+    }
     counts = []
     for n in (steps, 2 * steps):
-        command = ["valgrind", "--tool=cachegrind", "--cache-sim=no", "--cachegrind-out-file=/dev/null", *program("steps", case, n)]
+        command = [
+            "valgrind",
+            "--tool=cachegrind",
+            "--cache-sim=no",
+            "--cachegrind-out-file=/dev/null",
+            *program("steps", case, n),
+        ]
         said = subprocess.run(command, env=env, capture_output=True, text=True, check=True).stderr
         counts.append(int(re.search(r"I +refs: +([\d,]+)", said)[1].replace(",", "")))
     return (counts[1] - counts[0]) / steps
@@ -96,18 +109,25 @@ def instructions(name, folder):
     """Prints the counts of a case; True if there are more."""
     now, before = (counted(name, COUNTED[name], root) for root in (TOP, folder))
     slower = now > ALLOWED * before
-    print(f"{name}: {now:,.0f} instructions, before {before:,.0f}: {now / before:.4f}{': MORE' if slower else ''}", flush=True)
+    print(
+        f"{name}: {now:,.0f} instructions, before {before:,.0f}: {now / before:.4f}{': MORE' if slower else ''}",
+        flush=True,
+    )
     return slower
 
 
 def main():
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.against", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.against", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("revision", help="the commit before")
     parser.add_argument("cases", nargs="*", metavar="case", help="default: mlp op_call gpt-nano all_reduce")
     parser.add_argument("--repeats", type=int, default=9, help="that count (9)")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--probe", type=float, default=1.8, help="the least throughput of two threads over one (1.8); 0: measure anyway")
+    parser.add_argument(
+        "--probe", type=float, default=1.8, help="the least throughput of two threads over one (1.8); 0: measure anyway"
+    )
     parser.add_argument("--instructions", action="store_true", help=f"count instructions: {', '.join(COUNTED)}")
     args = parser.parse_intermixed_args()
     if args.repeats < 2:
@@ -126,7 +146,11 @@ def main():
         else:
             slower = [name for name in chosen(WORKLOADS) if report(name, workload(name, args.threads, roots, args))]
             some = [c for c in CASES if c.name.startswith(("op_call", "all_reduce")) and chosen([c.name])]
-            slower += [c.name for c in some if report(c.name.partition(":")[0] + c.name.partition(":")[2], programs(c, roots, args))]
+            slower += [
+                c.name
+                for c in some
+                if report(c.name.partition(":")[0] + c.name.partition(":")[2], programs(c, roots, args))
+            ]
     except MachineBusy as busy:
         sys.exit(str(busy))
     sys.exit(f"slower: {', '.join(slower)}" if slower else 0)

@@ -78,7 +78,9 @@ def run(ranks, sizes, repeats, rewritten):
         seconds = {peer: statistics.median(s[case] for s in got) for peer, got in samples.items() if case in got[0]}
         print(f"  {dtype} {text(int(size))}")
         for peer, mine in seconds.items():
-            ratios = [f"{mine / seconds[ours]:6.2f}x {ours}" for ours in seconds if ours.startswith("pydist") and ours != peer]
+            ratios = [
+                f"{mine / seconds[ours]:6.2f}x {ours}" for ours in seconds if ours.startswith("pydist") and ours != peer
+            ]
             share = f"{2 * ranks * int(size) / mine / 1e9 / limit:5.0%} of the limit" if limit else ""
             print(f"    {peer:18} {mine * 1e6:12.1f} us  {share}  {'  '.join(ratios)}")
     sys.stdout.flush()

@@ -143,7 +143,9 @@ def paired(peers, repeats, threshold=1.8, seconds=SECONDS):
         else:
             discarded += 1
             if discarded > 2 * repeats + 3:
-                raise MachineBusy(f"machine busy: {discarded} repeats were disturbed (two threads reached {min(before, after):.2f} times one)")
+                raise MachineBusy(
+                    f"machine busy: {discarded} repeats were disturbed (two threads reached {min(before, after):.2f} times one)"
+                )
             time.sleep(0.2)
         before = after
     return found, discarded

@@ -9,7 +9,10 @@ from importlib.metadata import PackageNotFoundError, version
 
 def machine():
     """What the figures belong to."""
-    model = next((line.split(":", 1)[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")), platform.machine())
+    model = next(
+        (line.split(":", 1)[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")),
+        platform.machine(),
+    )
     versions = {}
     for name in ("torch", "jax", "tensorflow", "numpy"):
         try:
@@ -46,7 +49,9 @@ def print_ops(results, peer):
     """A line for each op and size, and how many of them are slower than `peer`."""
     print(f"\n{'op':38} {'elements':>9} {'pydist':>9} {peer:>9}  ratio     GB/s")
     for r in sorted(results, key=lambda r: r["ratio"]):
-        print(f"{r['name']:38} {r['size']:9} {duration(r['median']):>9} {duration(r['peer']):>9}  {r['ratio']:5.2f}x  {r['rate'] / 1e9:6.1f} ({r['share']:4.0%})")
+        print(
+            f"{r['name']:38} {r['size']:9} {duration(r['median']):>9} {duration(r['peer']):>9}  {r['ratio']:5.2f}x  {r['rate'] / 1e9:6.1f} ({r['share']:4.0%})"
+        )
     over = [r for r in results if r["ratio"] < 1 / 1.1]
     print(f"{1 - len(over) / len(results):.1%} of {len(results)} cases take at most 1.1 of {peer}'s time, "
           f"the slowest {1 / min(r['ratio'] for r in results):.2f}; over 1.1: {', '.join(f'''{r['name']} {r['size']}''' for r in over) or 'none'}")  # fmt: skip
@@ -72,7 +77,9 @@ def plot(path, results):
         mine = {(r["name"], r["dtype"], r["ranks"]): r for r in results if r["framework"] == name}
         places = [i + (k - (len(names) - 1) / 2) * 0.8 / len(names) for i, case in enumerate(cases) if case in mine]
         axes.barh(places, [mine[case]["ratio"] for case in cases if case in mine], 0.8 / len(names), label=name)
-    axes.set_yticks(range(len(cases)), [f"{name}\n{dtype}, {ranks} rank{'s'[: ranks > 1]}" for name, dtype, ranks in cases])
+    axes.set_yticks(
+        range(len(cases)), [f"{name}\n{dtype}, {ranks} rank{'s'[: ranks > 1]}" for name, dtype, ranks in cases]
+    )
     axes.invert_yaxis()
     axes.axvline(1, color="black", linewidth=0.8)
     axes.set_xlabel("time of a training step over pydist's (more is slower)")

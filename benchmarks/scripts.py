@@ -61,7 +61,8 @@ COMPLETED = {
     "y0ast/pytorch-snippets/minimal_cifar/train_cifar.py": {"data": [["data/CIFAR10", "@torchvision"]]},
     "rentainhe/pytorch-distributed-training/dataparallel.py": CIFAR100,
     "rentainhe/pytorch-distributed-training/distributed.py": {
-        **CIFAR100, "cmd": f'sh -c "{RENTAINHE} 0 & {RENTAINHE} 1; wait"',
+        **CIFAR100,
+        "cmd": f'sh -c "{RENTAINHE} 0 & {RENTAINHE} 1; wait"',
     },  # fmt: skip
 }
 

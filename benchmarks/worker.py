@@ -84,7 +84,10 @@ class Peer:
         """The best rate of this library: FLOP/s of a product of 2048 x 2048, bytes/s of y.copy_(x) past the cache."""
         if kind == "flops":
             a, b = (self.lib.randn(2048, 2048).to(getattr(self.lib, dtype)) for _ in range(2))
-            self.subject, amount = type("Product", (), {"step": staticmethod(lambda: self.lib.matmul(a, b))}), 2 * 2048**3
+            self.subject, amount = (
+                type("Product", (), {"step": staticmethod(lambda: self.lib.matmul(a, b))}),
+                2 * 2048**3,
+            )
         else:
             x, y = self.lib.ones(1 << 26), self.lib.zeros(1 << 26)
             self.subject, amount = type("Copy", (), {"step": staticmethod(lambda: y.copy_(x))}), 2 << 28

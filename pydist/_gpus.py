@@ -30,7 +30,10 @@ def pairs(table):
     rows = [[cell.strip() for cell in line.split("\t")] for line in table.splitlines()]
     gpus = [row for row in rows if row[0].startswith("GPU") and row[0][3:].isdigit()]
     return {
-        (i, j): row[1 + j] for i, row in enumerate(gpus) for j in range(i + 1, len(gpus)) if len(row) > 1 + j and row[1 + j]
+        (i, j): row[1 + j]
+        for i, row in enumerate(gpus)
+        for j in range(i + 1, len(gpus))
+        if len(row) > 1 + j and row[1 + j]
     }
 
 

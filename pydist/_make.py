@@ -58,7 +58,17 @@ def linspace(
 
 
 def logspace(
-    start, end, steps=None, base=10.0, *, out=None, dtype=None, requires_grad=False, device=None, layout=None, pin_memory=False
+    start,
+    end,
+    steps=None,
+    base=10.0,
+    *,
+    out=None,
+    dtype=None,
+    requires_grad=False,
+    device=None,
+    layout=None,
+    pin_memory=False,
 ):
     """`steps` numbers from base**start to base**end, both included, whose exponents are evenly spaced.
 
@@ -103,7 +113,9 @@ def asarray(obj, *, dtype=None, device=None, copy=None, requires_grad=None):
     shares = isinstance(obj, _C.Tensor) and made.data_ptr() == obj.data_ptr() or hasattr(obj, "__array_interface__")
     if copy is False and not shares:
         raise ValueError(f"asarray: {type(obj).__name__} takes a copy (expected copy=None)")
-    return (made.clone() if copy else made).detach().requires_grad_(bool(requires_grad)) if copy or requires_grad else made
+    return (
+        (made.clone() if copy else made).detach().requires_grad_(bool(requires_grad)) if copy or requires_grad else made
+    )
 
 
 def empty_strided(size, stride, *, dtype=None, device=None, requires_grad=False, layout=None, pin_memory=False):

@@ -13,5 +13,5 @@ def folders():
 
 
 def nccl_version_text(version):
-    """"2.28.9" of NCCL's number 22809."""
+    """ "2.28.9" of NCCL's number 22809."""
     return f"{version // 10000}.{version // 100 % 100}.{version % 100}"

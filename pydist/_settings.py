@@ -7,7 +7,7 @@ _default_device = _C.device("cpu")
 
 
 def set_float32_matmul_precision(precision):
-    """"highest": float32 products in float32. "high", "medium": on a GPU by tensor cores with TF32, as
+    """ "highest": float32 products in float32. "high", "medium": on a GPU by tensor cores with TF32, as
     backends.cuda.matmul.allow_tf32; on the CPU nothing changes."""
     global _matmul_precision
     if precision not in ("highest", "high", "medium"):

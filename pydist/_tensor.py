@@ -75,7 +75,7 @@ def _number_style(values):
     if not sizes:
         spread = False
     elif spread is None:
-        spread = (max(sizes) / min(sizes) > 1000 or max(sizes) > 1e8 or (not whole and min(sizes) < 1e-4))
+        spread = max(sizes) / min(sizes) > 1000 or max(sizes) > 1e8 or (not whole and min(sizes) < 1e-4)
     if spread:
         return f"{{:.{precision}e}}".format
     if whole:
@@ -85,7 +85,9 @@ def _number_style(values):
 
 def _width(values, text_of):
     """Of the longest text; PyTorch measures what is finite and not 0."""
-    return max((len(text_of(v)) for v in values if not isinstance(v, float) or (math.isfinite(v) and v != 0)), default=0)
+    return max(
+        (len(text_of(v)) for v in values if not isinstance(v, float) or (math.isfinite(v) and v != 0)), default=0
+    )
 
 
 def _complex_style(values):

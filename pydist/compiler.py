@@ -2,7 +2,16 @@
 
 
 def compile(
-    model=None, *, fullgraph=False, dynamic=None, backend=None, mode=None, options=None, disable=False, name=None, **more
+    model=None,
+    *,
+    fullgraph=False,
+    dynamic=None,
+    backend=None,
+    mode=None,
+    options=None,
+    disable=False,
+    name=None,
+    **more,
 ):
     """Returns `model`; without one, a decorator that does so. Nothing is compiled: the engine's ops are C already."""
     return _same if model is None else model

@@ -91,7 +91,9 @@ def _places(name, x, s, dim):
     dims = tuple(axis_of(name, d, x.dim()) for d in dims)
     sizes = [x.shape[d] for d in dims] if s is None else list(as_tuple(s))
     if len(sizes) != len(dims) or len({*dims}) < len(dims) or not x.dim():
-        raise RuntimeError(f"{name}: sizes {s} and dims {dim} of shape {tuple(x.shape)} (expected as many, each dim once)")
+        raise RuntimeError(
+            f"{name}: sizes {s} and dims {dim} of shape {tuple(x.shape)} (expected as many, each dim once)"
+        )
     return [x.shape[d] if size == -1 else size for size, d in zip(sizes, dims)], dims
 
 

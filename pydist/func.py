@@ -196,7 +196,10 @@ def functional_call(module, parameter_and_buffer_dicts, args=None, kwargs=None, 
             raise ValueError(f"functional_call: {sorted(given.keys() & d.keys())} are given twice")
         given.update(d)
     args = () if args is None else args if isinstance(args, tuple) else (args,)
-    own = {**dict(module.named_parameters(remove_duplicate=False)), **dict(module.named_buffers(remove_duplicate=False))}
+    own = {
+        **dict(module.named_parameters(remove_duplicate=False)),
+        **dict(module.named_buffers(remove_duplicate=False)),
+    }
     if given.keys() - own.keys() or strict and own.keys() - given.keys():
         wrong = sorted(given.keys() ^ own.keys() if strict else given.keys() - own.keys())
         raise RuntimeError(f"functional_call: {wrong} (expected the names of the module's parameters and buffers)")
@@ -237,7 +240,9 @@ def vmap(func, in_dims=0, out_dims=0, randomness="error", *, chunk_size=None):
         if len(dims) != len(args):
             raise ValueError(f"vmap: in_dims has {len(dims)} entries for {len(args)} arguments")
         spread = [_flat(a) for a in args]
-        sizes = {x.shape[d] for (leaves, _), d in zip(spread, dims) if d is not None for x in leaves if isinstance(x, Tensor)}
+        sizes = {
+            x.shape[d] for (leaves, _), d in zip(spread, dims) if d is not None for x in leaves if isinstance(x, Tensor)
+        }
         if len(sizes) != 1:
             raise ValueError(f"vmap: sizes {sorted(sizes)} along in_dims (expected one)")
         results = []

@@ -36,7 +36,9 @@ def _network():
 
 def _sizes():
     """The package's files and, among them, the engine's, in MB."""
-    files = [path for path in Path(_C.__file__).parent.rglob("*") if path.is_file() and path.parent.name != "__pycache__"]
+    files = [
+        path for path in Path(_C.__file__).parent.rglob("*") if path.is_file() and path.parent.name != "__pycache__"
+    ]
     sizes = [sum(path.stat().st_size for path in some) / 1e6 for some in (files, [Path(_C.__file__)])]
     return "{:.1f} MB installed, {:.1f} MB of them the engine".format(*sizes)
 
@@ -45,7 +47,9 @@ def _import_ms(times=3):
     """Processor time of `import pydist`, the least of a few."""
     code = "import time; t = time.process_time(); import pydist; print(time.process_time() - t)"
     command, above = [sys.executable, "-c", code], Path(_C.__file__).parents[1]
-    taken = [subprocess.run(command, capture_output=True, text=True, check=True, cwd=above).stdout for _ in range(times)]
+    taken = [
+        subprocess.run(command, capture_output=True, text=True, check=True, cwd=above).stdout for _ in range(times)
+    ]
     return 1000 * min(map(float, taken))
 
 
@@ -61,7 +65,9 @@ def lines():
     cuda = f"{_C.cuda_built()}, {_C.cuda_count()} devices {_C.cuda_why()}" if _C.cuda_built() else "not in this build"
     yield f"CUDA: {cuda} ({_found('driver', _library('cuda'))}, {_found('nvcc', which('nvcc'))})"
     version = _C.nccl_version()
-    yield "NCCL: " + (f"{nccl_version_text(version)} ({_C.nccl_where()})" if version else f"not here (pip install {NCCL_WHEEL})")
+    yield "NCCL: " + (
+        f"{nccl_version_text(version)} ({_C.nccl_where()})" if version else f"not here (pip install {NCCL_WHEEL})"
+    )
     libraries = {"cuBLASLt": _C.cublaslt_version(), "cuDNN": _C.cudnn_version()} if _C.cuda_built() else {}
     for name, (version, why) in libraries.items():
         yield f"{name}: {version or why}"

@@ -2,7 +2,12 @@
 
 from pydist import _C
 
-_TOLERANCE = {_C.float16: (1e-3, 1e-5), _C.bfloat16: (1.6e-2, 1e-5), _C.float32: (1.3e-6, 1e-5), _C.float64: (1e-7, 1e-7)}
+_TOLERANCE = {
+    _C.float16: (1e-3, 1e-5),
+    _C.bfloat16: (1.6e-2, 1e-5),
+    _C.float32: (1.3e-6, 1e-5),
+    _C.float64: (1e-7, 1e-7),
+}
 
 
 def _tolerances(a, b, rtol, atol):

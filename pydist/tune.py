@@ -137,8 +137,12 @@ def measure(bench):
 
 
 def show(bench, row):
-    names = {"gather": "everybody sums everything up to", "direct": "broadcast reads segments from", "piece": "piece",
-             "block": "block of symmetric memory"}
+    names = {
+        "gather": "everybody sums everything up to",
+        "direct": "broadcast reads segments from",
+        "piece": "piece",
+        "block": "block of symmetric memory",
+    }
     print(f"{bench.world.size} ranks over {bench.world.transport}:")
     for field, name in names.items():
         before = f" (built in: {text(bench.default[field])})" if row[field] != bench.default[field] else ""
@@ -156,8 +160,10 @@ def compare(bench, row):
             if rank0:
                 before, after = found["before"] * 1e6, found["after"] * 1e6
                 kind = "symmetric" if shared else "ordinary"
-                print(f"  all_reduce {kind:9} {text(size):>7}: before {before:9.1f} us, after {after:9.1f} us, "
-                      f"{before / after:5.2f}x")
+                print(
+                    f"  all_reduce {kind:9} {text(size):>7}: before {before:9.1f} us, after {after:9.1f} us, "
+                    f"{before / after:5.2f}x"
+                )
 
 
 def write(where, row):

@@ -33,7 +33,9 @@ class Array(NamedTuple):
         else:
             v = rng.integers(1 if self.kind == "positive" else -16, 17, self.shape) / 4
             if self.kind == "special":
-                v = np.where(rng.random(self.shape) < 0.3, rng.choice([math.nan, math.inf, -math.inf, -0.0], self.shape), v)
+                v = np.where(
+                    rng.random(self.shape) < 0.3, rng.choice([math.nan, math.inf, -math.inf, -0.0], self.shape), v
+                )
             if self.dtype in COMPLEX:  # never 0, nor on the real axis, where angles jump
                 v = v + 1j * (rng.integers(-6, 6, self.shape) / 4 + 0.125)
         v = abs(v) / 4 if self.kind == "fraction" else np.where(v > 0, 1, -1) if self.kind == "signs" else v
@@ -171,7 +173,9 @@ class Arguments:
 
     def counts(self):
         """Small numbers that are not negative, for bincount and one_hot."""
-        return self.array([self.size()], ("int64", "int64", "int32", "float32"), (0 if self.mostly() else -1, 6), first=True)
+        return self.array(
+            [self.size()], ("int64", "int64", "int32", "float32"), (0 if self.mostly() else -1, 6), first=True
+        )
 
     def near(self):
         """A shape that broadcasts with the first tensor's."""
@@ -198,7 +202,12 @@ class Arguments:
         return self.array(self.near(), ("bool",) * 8 + ("uint8", "int64", "float32"))
 
     def probability(self):
-        return self.array(self.shape if self.shape else [self.size(), self.size()], (self.dtype,), "fraction" if self.mostly() else "any", first=True)
+        return self.array(
+            self.shape if self.shape else [self.size(), self.size()],
+            (self.dtype,),
+            "fraction" if self.mostly() else "any",
+            first=True,
+        )
 
     def xs(self):
         """A list of tensors that differ in one dimension."""
@@ -286,7 +295,15 @@ class Arguments:
                 parts.append(slice(*ends, self.pick(None, 1, 2, 3)))
             elif kind == "array":
                 shape = self.pick((2,), (3,), (), (2, 1), (1, 3), (0,))
-                parts.append(Array(shape, self.pick("int64", "int64", "int32", "uint8"), "C", self.seed(), (max(low, 0) if self.mostly() else low, high)))
+                parts.append(
+                    Array(
+                        shape,
+                        self.pick("int64", "int64", "int32", "uint8"),
+                        "C",
+                        self.seed(),
+                        (max(low, 0) if self.mostly() else low, high),
+                    )
+                )
             elif kind == "mask":
                 both = bool(left) and self.pick(False, True)
                 shape = (n, left.pop(0)) if both else (n,)

@@ -24,7 +24,9 @@ class Several(Arguments):
         batch = [self.size() for _ in range(self.pick(0, 0, 1, 2))]
         self.shape = tuple(batch)
         left = [k] if not batch and self.pick(False, True) else [*batch, m, k]
-        right = [k] if self.pick(False, False, True) else [*(self.near() if batch else []), k if self.mostly() else n, n]
+        right = (
+            [k] if self.pick(False, False, True) else [*(self.near() if batch else []), k if self.mostly() else n, n]
+        )
         return [self.array(left, dtypes, "plain"), self.array(right, dtypes if self.mostly() else DTYPES, "plain")]
 
     def matmul_complex(self):
@@ -39,12 +41,19 @@ class Several(Arguments):
         m, k, n = self.size(), self.size(), self.size()
         dtypes = (self.pick("float32", "float64", "bfloat16", "int64"),)
         self.shape = (m, n)
-        return [self.array(self.near(), dtypes, "plain"), self.array([m, k], dtypes, "plain"), self.array([k if self.mostly() else n, n], dtypes, "plain")]
+        return [
+            self.array(self.near(), dtypes, "plain"),
+            self.array([m, k], dtypes, "plain"),
+            self.array([k if self.mostly() else n, n], dtypes, "plain"),
+        ]
 
     def batches(self):
         b, m, k, n = self.size(), self.size(), self.size(), self.size()
         dtypes = (self.pick("float32", "float64", "bfloat16", "int64"),)
-        return [self.array([b, m, k], dtypes, "plain"), self.array([b if self.mostly() else m, k if self.mostly() else n, n], dtypes, "plain")]
+        return [
+            self.array([b, m, k], dtypes, "plain"),
+            self.array([b if self.mostly() else m, k if self.mostly() else n, n], dtypes, "plain"),
+        ]
 
     def square(self):
         """A matrix and a power."""
@@ -54,14 +63,36 @@ class Several(Arguments):
     def addr(self):
         m, n, dtypes = self.size(), self.size(), (self.pick("float32", "float64", "int64"),)
         self.shape = (m, n)
-        return [self.array(self.near(), dtypes, "plain"), self.array([m], dtypes, "plain"), self.array([n], dtypes, "plain")]
+        return [
+            self.array(self.near(), dtypes, "plain"),
+            self.array([m], dtypes, "plain"),
+            self.array([n], dtypes, "plain"),
+        ]
 
     def einsum(self):
-        spec = self.pick("ij,jk->ik", "ij,jk", "bij,bjk->bik", "ii->i", "ij->ji", "i,j->ij", "...ij,...jk->...ik", "ij,ij->", "ij,k->j", "ijk,ik->j", "i,i,i->i")
+        spec = self.pick(
+            "ij,jk->ik",
+            "ij,jk",
+            "bij,bjk->bik",
+            "ii->i",
+            "ij->ji",
+            "i,j->ij",
+            "...ij,...jk->...ik",
+            "ij,ij->",
+            "ij,k->j",
+            "ijk,ik->j",
+            "i,i,i->i",
+        )
         sizes = {letter: self.size() for letter in "bijk"}
         dtypes = (self.pick("float64", "float32"),)
         terms = spec.split("->")[0].split(",")
-        return [spec, *[self.array([sizes[c] if self.mostly() else self.size() for c in term.lstrip(".")], dtypes, "plain") for term in terms]]
+        return [
+            spec,
+            *[
+                self.array([sizes[c] if self.mostly() else self.size() for c in term.lstrip(".")], dtypes, "plain")
+                for term in terms
+            ],
+        ]
 
     def addbmm(self):
         x, y = self.batches()
@@ -102,7 +133,10 @@ class Several(Arguments):
 
     def vectors(self):
         n, dtypes = self.size(), (self.pick("float32", "float64", "int64", "bfloat16"),)
-        return [self.array([n], dtypes, "plain"), self.array([n if self.mostly() else self.size()], dtypes if self.mostly() else DTYPES, "plain")]
+        return [
+            self.array([n], dtypes, "plain"),
+            self.array([n if self.mostly() else self.size()], dtypes if self.mostly() else DTYPES, "plain"),
+        ]
 
     def mv(self):
         m, n, dtypes = self.pick(2, 3, 1), self.pick(2, 3, 1), (self.pick("float32", "float64", "int64", "bfloat16"),)
@@ -112,14 +146,22 @@ class Several(Arguments):
         x = self.of_rank(2, 1, 3, dtypes=FLOATS)
         n, out = x.shape[-1] if x.shape and self.mostly() else self.size(), self.size()
         w = self.array([out, n] if self.mostly() else [n], (x.dtype,) * 9 + DTYPES)
-        return [x, w] if self.pick(True, False) else [x, w, self.array([out if self.mostly() else n], (x.dtype,), "plain")]
+        return (
+            [x, w] if self.pick(True, False) else [x, w, self.array([out if self.mostly() else n], (x.dtype,), "plain")]
+        )
 
     def attention(self):
         b, h, t, s, d, e = self.size(), self.size(), self.size(), self.size(), self.size(), self.size()
         dtypes = (self.pick("float32", "float64", "bfloat16"),)
         lead = self.pick([b, h], [b], [])
         q, k, v = ([*lead, n, m] for n, m in ((t, d), (s, d if self.mostly() else e), (s, e)))
-        mask = self.pick(None, None, Array((t, s), "bool", "C", self.seed()), Array((t, s), *dtypes, "C", self.seed()), Array((*lead, 1, s), *dtypes))
+        mask = self.pick(
+            None,
+            None,
+            Array((t, s), "bool", "C", self.seed()),
+            Array((t, s), *dtypes, "C", self.seed()),
+            Array((*lead, 1, s), *dtypes),
+        )
         return [self.array(shape, dtypes, (-2, 3)) for shape in (q, k, v)] + [mask, 0.0, mask is None and self.bool()]
 
     def classes(self):
@@ -139,7 +181,9 @@ class Several(Arguments):
     def convolution(self, dims, transposed=False):
         groups = self.pick(1, 1, 2, 3)
         cin, cout = self.pick(1, 2, 3) * groups, self.pick(1, 2, 3) * groups
-        dtypes = (self.pick("float32", "float64", *(["bfloat16"] if dims < 3 else [])),)  # torch's conv3d reads garbage there
+        dtypes = (
+            self.pick("float32", "float64", *(["bfloat16"] if dims < 3 else [])),
+        )  # torch's conv3d reads garbage there
         kernel = [self.pick(1, 2, 3) for _ in range(dims)]
         lead = [self.pick(1, 2, 0), cin] if self.mostly() else [cin]
         x = self.array([*lead, *[self.pick(4, 3, 5, 7, 1) for _ in range(dims)]], dtypes, "plain")
@@ -158,16 +202,35 @@ class Several(Arguments):
     conv_transpose1, conv_transpose2 = partialmethod(convolution, 1, True), partialmethod(convolution, 2, True)
 
     def plane(self, dims, dtypes=FLOATS):
-        lead = [self.pick(1, 2, 0) if dims < 3 else 1, self.pick(1, 2, 3)] if self.pick(True, True, False) else [self.pick(1, 2)]
-        return self.array([*lead, *[self.pick(4, 3, 5, 7, *([2, 1] if dims < 3 else [])) for _ in range(dims)]], dtypes, "any", first=True)
+        lead = (
+            [self.pick(1, 2, 0) if dims < 3 else 1, self.pick(1, 2, 3)]
+            if self.pick(True, True, False)
+            else [self.pick(1, 2)]
+        )
+        return self.array(
+            [*lead, *[self.pick(4, 3, 5, 7, *([2, 1] if dims < 3 else [])) for _ in range(dims)]],
+            dtypes,
+            "any",
+            first=True,
+        )
 
     def window(self, dims):
         each = lambda *o: self.pick(*o) if self.pick(True, False) else tuple(self.pick(*o) for _ in range(dims))  # noqa: E731
         kernel = each(2, 1, 3) if self.mostly() else self.pick(0, -1, 9)
-        return [kernel, self.pick(None, each(1, 2, 3)) if self.mostly() else self.pick(0, -1), each(0, 0, 1) if self.mostly() else self.pick(-1, 5)]
+        return [
+            kernel,
+            self.pick(None, each(1, 2, 3)) if self.mostly() else self.pick(0, -1),
+            each(0, 0, 1) if self.mostly() else self.pick(-1, 5),
+        ]
 
     def max_pool(self, dims):
-        return [self.plane(dims, FLOATS + ("int64",)), *self.window(dims), self.pick(1, 1, 2), self.bool(), *([True] if self.pick(False, True) else [])]
+        return [
+            self.plane(dims, FLOATS + ("int64",)),
+            *self.window(dims),
+            self.pick(1, 1, 2),
+            self.bool(),
+            *([True] if self.pick(False, True) else []),
+        ]
 
     def avg_pool(self, dims):
         return [self.plane(dims), *self.window(dims), self.bool(), self.bool()]
@@ -197,9 +260,18 @@ class Several(Arguments):
         dims = {"linear": 1, "bilinear": 2, "bicubic": 2, "trilinear": 3}.get(mode, self.pick(1, 2, 3))
         kwargs = {"mode": mode} | ({"align_corners": self.bool()} if "linear" in mode or "cubic" in mode else {})
         lead = [self.pick(1, 2), self.pick(1, 2)]
-        x = self.array([*lead, *[self.pick(4, 3, 5, 2, 1) for _ in range(dims if self.mostly() else 2)]], ("float32", "float64"), "positive")
+        x = self.array(
+            [*lead, *[self.pick(4, 3, 5, 2, 1) for _ in range(dims if self.mostly() else 2)]],
+            ("float32", "float64"),
+            "positive",
+        )
         if self.pick(True, False):
-            return [x], {"size": self.pick(3, 5, 1, 8) if self.pick(True, False) else tuple(self.pick(3, 5, 1) for _ in range(dims)), **kwargs}
+            return [x], {
+                "size": self.pick(3, 5, 1, 8)
+                if self.pick(True, False)
+                else tuple(self.pick(3, 5, 1) for _ in range(dims)),
+                **kwargs,
+            }
         return [x], {"scale_factor": self.pick(2, 1.5, 0.5, 0.7, 3.0), **kwargs}
 
     def normed(self):
@@ -226,14 +298,23 @@ class Several(Arguments):
     def batch_norm(self):
         x = self.filled(2, 3, 4, dtypes=("float32", "float64"))
         c = x.shape[1] if len(x.shape) > 1 else 1
-        running = [Array((c,), x.dtype, "C", self.seed(), "positive") for _ in range(2)] if self.pick(True, False) else [None, None]
-        scale = [self.pick(None, Array((c if self.mostly() else c + 1,), x.dtype, "C", self.seed(), "positive")) for _ in range(2)]
+        running = (
+            [Array((c,), x.dtype, "C", self.seed(), "positive") for _ in range(2)]
+            if self.pick(True, False)
+            else [None, None]
+        )
+        scale = [
+            self.pick(None, Array((c if self.mostly() else c + 1,), x.dtype, "C", self.seed(), "positive"))
+            for _ in range(2)
+        ]
         return [x, *running, *scale, running[0] is None or self.bool(), self.pick(0.1, 0.5)]
 
     def embedding(self):
         n, d = self.size(), self.size()
         low, high = (0, max(n, 1)) if self.mostly() else (-1, n + 1)
-        index = self.array([self.size() for _ in range(self.pick(1, 2, 0))], ("int64",) * 6 + ("int32", "float32"), (low, high))
+        index = self.array(
+            [self.size() for _ in range(self.pick(1, 2, 0))], ("int64",) * 6 + ("int32", "float32"), (low, high)
+        )
         return [index, self.array([n, d] if self.mostly() else [n], FLOATS)], {"padding_idx": self.pick(None, 0, -1, n)}
 
     def moved(self):
@@ -273,7 +354,9 @@ class Several(Arguments):
         return [x, self.dim(), self.index(), self.source()]
 
     def scatter_reduced(self):
-        return [*self.scatter_added(), self.pick("sum", "prod", "mean", "amax", "amin", "none")], {"include_self": self.bool()}
+        return [*self.scatter_added(), self.pick("sum", "prod", "mean", "amax", "amin", "none")], {
+            "include_self": self.bool()
+        }
 
     def crossed(self):
         shape = [self.size() for _ in range(self.pick(1, 2, 0))]
@@ -299,9 +382,15 @@ class Several(Arguments):
 
 FUNC, NN = 1, 4
 TABLE = {name: (signature, flags) for name, signature, _, flags, *_ in _C.op_table()}
-ONE = [name for name, (signature, flags) in TABLE.items() if signature == f"{name}(Tensor input)" and flags & (FUNC | NN)]
+ONE = [
+    name for name, (signature, flags) in TABLE.items() if signature == f"{name}(Tensor input)" and flags & (FUNC | NN)
+]
 ONE = [name if TABLE[name][1] & FUNC else f"F.{name}" for name in ONE]
-TWO = [name for name, (signature, flags) in TABLE.items() if signature.startswith(f"{name}(Operand input, Operand other)") and flags & FUNC]
+TWO = [
+    name
+    for name, (signature, flags) in TABLE.items()
+    if signature.startswith(f"{name}(Operand input, Operand other)") and flags & FUNC
+]
 
 # A name is a function of the library, of nn.functional (F), or a method.
 RECIPES = f"""

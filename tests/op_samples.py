@@ -127,6 +127,8 @@ SPECIAL = {
     "copy": lambda lib, x, src: x.clone().copy_(src),
     "fill": lambda lib, x, value: x.clone().fill_(value),
 }
+
+
 def _resample_by_torch(torch, x, dim, size, mode="linear", align_corners=False, scale=0):
     rows = x.movedim(dim, -1)
     flat = rows.reshape(-1, 1, 1, rows.shape[-1])
@@ -151,8 +153,13 @@ def _recurrent_by_torch(torch, x, h, c, w, b, kind, reverse=False):
 TORCH = {
     "recurrent": _recurrent_by_torch,
     "slice": lambda torch, *a: torch.ops.aten.slice(*a),
-    "index_put": lambda torch, x, i, v, *a: torch.index_put(x, [torch.arange(x.shape[0])[:, None] if k is None else k for k in i], v, *a),
-    **{name: lambda torch, x, y, name=name: getattr(torch, name)(torch.as_tensor(x), torch.as_tensor(y)) for name in ("maximum", "minimum", "remainder", "fmod", "atan2", "logaddexp")},
+    "index_put": lambda torch, x, i, v, *a: torch.index_put(
+        x, [torch.arange(x.shape[0])[:, None] if k is None else k for k in i], v, *a
+    ),
+    **{
+        name: lambda torch, x, y, name=name: getattr(torch, name)(torch.as_tensor(x), torch.as_tensor(y))
+        for name in ("maximum", "minimum", "remainder", "fmod", "atan2", "logaddexp")
+    },
     "pad_around": lambda torch, *a: torch.nn.functional.pad(*a),
     "batch_norm": lambda torch, *a, **kw: torch.nn.functional.batch_norm(*a, **kw),
     "resample": _resample_by_torch,
@@ -164,10 +171,15 @@ TORCH = {
     "embedding": lambda torch, w, i, padding_idx=None: torch.nn.functional.embedding(i, w, padding_idx),
     "layer_norm": lambda torch, *a, **kw: torch.nn.functional.layer_norm(*a, **kw),
     "scaled_dot_product_attention": lambda torch, *a, **kw: torch.nn.functional.scaled_dot_product_attention(*a, **kw),
-    "binary_cross_entropy_with_logits": lambda torch, x, y, w=None, p=None, reduction="mean": torch.nn.functional.binary_cross_entropy_with_logits(
-        x, y, w, pos_weight=p, reduction=reduction),
-    "sort": lambda torch, x, dim=-1, descending=False, stable=False: torch.sort(x, dim=dim, descending=descending, stable=stable),
-    "argsort": lambda torch, x, dim=-1, descending=False, stable=False: torch.argsort(x, dim=dim, descending=descending, stable=stable),
+    "binary_cross_entropy_with_logits": lambda torch, x, y, w=None, p=None, reduction="mean": (
+        torch.nn.functional.binary_cross_entropy_with_logits(x, y, w, pos_weight=p, reduction=reduction)
+    ),
+    "sort": lambda torch, x, dim=-1, descending=False, stable=False: torch.sort(
+        x, dim=dim, descending=descending, stable=stable
+    ),
+    "argsort": lambda torch, x, dim=-1, descending=False, stable=False: torch.argsort(
+        x, dim=dim, descending=descending, stable=stable
+    ),
     "amax": lambda torch, x, dim=(), keepdim=False: torch.amax(x, dim, keepdim),
     "amin": lambda torch, x, dim=(), keepdim=False: torch.amin(x, dim, keepdim),
     "softmax": lambda torch, x, dim=-1, dtype=None: torch.softmax(x, dim, dtype=dtype),
@@ -217,7 +229,9 @@ def _nll(x, target, weight=None, ignore_index=-100, reduction="mean"):
     safe = np.where(keep, t, 0)
     w = keep * (1.0 if weight is None else weight[safe])
     losses = -w * rows[np.arange(len(t)), safe]
-    return {"none": lambda: losses.reshape(target.shape), "sum": losses.sum, "mean": lambda: losses.sum() / w.sum()}[reduction]()
+    return {"none": lambda: losses.reshape(target.shape), "sum": losses.sum, "mean": lambda: losses.sum() / w.sum()}[
+        reduction
+    ]()
 
 
 def _cross_entropy(x, target, weight=None, ignore_index=-100, reduction="mean", label_smoothing=0.0):
@@ -245,13 +259,18 @@ def _conv2d(x, w, b=None, stride=1, padding=0, dilation=1, groups=1):
 
 
 def _conv_transpose2d(x, w, b=None, stride=1, padding=0, output_padding=0, groups=1, dilation=1):
-    stride, padding, more, dilation = (v if isinstance(v, tuple) else (v, v) for v in (stride, padding, output_padding, dilation))
+    stride, padding, more, dilation = (
+        v if isinstance(v, tuple) else (v, v) for v in (stride, padding, output_padding, dilation)
+    )
     (n, _, *size), (_, k, *kernel) = x.shape, w.shape
     full = [(s - 1) * t + d * (r - 1) + 1 + m for s, t, d, r, m in zip(size, stride, dilation, kernel, more)]
     y = np.zeros((n, k * groups, *full))
     for r, s in np.ndindex(*kernel):
         at = [slice(i * d, i * d + (length - 1) * t + 1, t) for i, d, t, length in zip((r, s), dilation, stride, size)]
-        parts = [np.einsum("nchw,ck->nkhw", xs, ws) for xs, ws in zip(np.split(x, groups, 1), np.split(w[:, :, r, s], groups))]
+        parts = [
+            np.einsum("nchw,ck->nkhw", xs, ws)
+            for xs, ws in zip(np.split(x, groups, 1), np.split(w[:, :, r, s], groups))
+        ]
         y[:, :, at[0], at[1]] += np.concatenate(parts, 1)
     y = y[:, :, padding[0] : full[0] - padding[0], padding[1] : full[1] - padding[1]]
     return y if b is None else y + b[:, None, None]
@@ -273,7 +292,13 @@ def _resample(x, dim, size, mode="linear", align_corners=False, scale=0, transpo
         for i in range(math.floor(at) - 1, math.floor(at) + 3):
             d = abs(at - i)
             near = -0.75 * (d**3 - 5 * d**2 + 8 * d - 4) if d > 1 else 1.25 * d**3 - 2.25 * d**2 + 1
-            w = max(0, 1 - d) if mode == "linear" else (near if d <= 2 else 0) if mode == "cubic" else i == math.floor(at)
+            w = (
+                max(0, 1 - d)
+                if mode == "linear"
+                else (near if d <= 2 else 0)
+                if mode == "cubic"
+                else i == math.floor(at)
+            )
             matrix[j, min(max(i, 0), n - 1)] += w
     return np.moveaxis(np.moveaxis(x, dim, -1) @ (matrix if transposed else matrix.T), -1, dim)
 
@@ -362,13 +387,21 @@ _erf = np.vectorize(math.erf, otypes=[float])
 ACTIVATIONS = {
     "silu": lambda x: x * _sigmoid(x),
     "mish": lambda x: x * np.tanh(np.log1p(np.exp(x))),
-    "gelu": lambda x, approximate="none": x / 2 * (1 + (np.tanh((2 / np.pi) ** 0.5 * (x + 0.044715 * x**3)) if approximate == "tanh" else _erf(x / 2**0.5))),
+    "gelu": lambda x, approximate="none": (
+        x
+        / 2
+        * (1 + (np.tanh((2 / np.pi) ** 0.5 * (x + 0.044715 * x**3)) if approximate == "tanh" else _erf(x / 2**0.5)))
+    ),
     "logsigmoid": lambda x: np.log(_sigmoid(x)),
     "hardsigmoid": lambda x: np.clip(x + 3, 0, 6) / 6,
     "hardswish": lambda x: x * np.clip(x + 3, 0, 6) / 6,
     "leaky_relu": lambda x, negative_slope=0.01: np.where(x > 0, x, negative_slope * x),
-    "elu": lambda x, alpha=1.0, scale=1.0, input_scale=1.0: scale * np.where(x > 0, x, alpha * np.expm1(input_scale * x)),
-    "softplus": lambda x, beta=1.0, threshold=20.0: np.where(x * beta > threshold, x, np.log1p(np.exp(np.minimum(x * beta, threshold))) / beta),
+    "elu": lambda x, alpha=1.0, scale=1.0, input_scale=1.0: (
+        scale * np.where(x > 0, x, alpha * np.expm1(input_scale * x))
+    ),
+    "softplus": lambda x, beta=1.0, threshold=20.0: np.where(
+        x * beta > threshold, x, np.log1p(np.exp(np.minimum(x * beta, threshold))) / beta
+    ),
     "hardtanh": lambda x, min_val=-1.0, max_val=1.0: np.clip(x, min_val, max_val),
 }
 
@@ -423,7 +456,9 @@ def _rms_norm(x, shape, weight=None, eps=1e-7):
 def _group_norm(x, groups, weight=None, bias=None, eps=1e-5):
     y = _normed(x.reshape(x.shape[0], groups, -1), -1, eps).reshape(x.shape) if x.size else x
     per_channel = (-1, *[1] * (x.ndim - 2))
-    return y * (1 if weight is None else weight.reshape(per_channel)) + (0 if bias is None else bias.reshape(per_channel))
+    return y * (1 if weight is None else weight.reshape(per_channel)) + (
+        0 if bias is None else bias.reshape(per_channel)
+    )
 
 
 def _topk(x, k, dim=-1, largest=True, sorted=True):
@@ -471,7 +506,9 @@ def _extreme(name):
 
 
 def _fold(fn):
-    return lambda x, dim=None, keepdim=False, dtype=None: fn(x, axis=dim if dim is None else tuple(np.atleast_1d(dim)), keepdims=keepdim)
+    return lambda x, dim=None, keepdim=False, dtype=None: fn(
+        x, axis=dim if dim is None else tuple(np.atleast_1d(dim)), keepdims=keepdim
+    )
 
 
 def _index_put(x, index, values, accumulate=False):
@@ -514,20 +551,29 @@ NUMPY = {
     "reshape": np.reshape,
     "permute": lambda x, dims: x.transpose([d % x.ndim for d in dims]),
     "transpose": np.swapaxes,
-    "expand": lambda x, size: np.broadcast_to(x, [n if s == -1 else s for s, n in zip(size, (1,) * (len(size) - x.ndim) + x.shape)]),
+    "expand": lambda x, size: np.broadcast_to(
+        x, [n if s == -1 else s for s, n in zip(size, (1,) * (len(size) - x.ndim) + x.shape)]
+    ),
     "select": lambda x, dim, i: np.take(x, i, dim),
     "slice": lambda x, dim, a, b, step=1: np.moveaxis(np.moveaxis(x, dim, 0)[a:b:step], 0, dim),
-    "squeeze": lambda x, dim=None: np.squeeze(x, dim if dim is None else tuple(d for d in np.atleast_1d(dim).astype(int) if x.shape[d] == 1)),
+    "squeeze": lambda x, dim=None: np.squeeze(
+        x, dim if dim is None else tuple(d for d in np.atleast_1d(dim).astype(int) if x.shape[d] == 1)
+    ),
     "unsqueeze": np.expand_dims,
     "flatten": _flatten,
-    "as_strided": lambda x, size, stride, offset=0: np.lib.stride_tricks.as_strided(x.reshape(-1)[offset:], size, [8 * s for s in stride]),
+    "as_strided": lambda x, size, stride, offset=0: np.lib.stride_tricks.as_strided(
+        x.reshape(-1)[offset:], size, [8 * s for s in stride]
+    ),
     "cat": lambda xs, dim=0: np.concatenate(xs, dim),
     "stack": lambda xs, dim=0: np.stack(xs, dim),
     "index": lambda x, *key: x[tuple(slice(None) if k is None else k for k in key)],
     "index_put": _index_put,
     "square_sum": _fold(lambda x, *a, **k: np.sum(x * x, *a, **k)),
     **{name: _fold(getattr(np, name)) for name in ("sum", "mean", "prod", "amax", "amin", "any", "all")},
-    **{name: lambda x, dim=None, keepdim=False, f=getattr(np, name): f(x, dim, keepdims=keepdim) for name in ("argmax", "argmin")},
+    **{
+        name: lambda x, dim=None, keepdim=False, f=getattr(np, name): f(x, dim, keepdims=keepdim)
+        for name in ("argmax", "argmin")
+    },
     "max": _extreme("max"),
     "min": _extreme("min"),
     "topk": _topk,
@@ -556,17 +602,24 @@ NUMPY = {
     "positions": np.argwhere,
     "scatter_add": _scatter_add,
     "round": np.round,
-    "clamp": lambda x, lo=None, hi=None: np.minimum(np.maximum(x, -np.inf if lo is None else lo), np.inf if hi is None else hi),
+    "clamp": lambda x, lo=None, hi=None: np.minimum(
+        np.maximum(x, -np.inf if lo is None else lo), np.inf if hi is None else hi
+    ),
     "lerp": lambda x, y, w: x + w * (y - x),
     "addcmul": lambda x, y, z, value=1: x + value * y * z,
     "addcdiv": lambda x, y, z, value=1: x + value * y / z,
     "bitwise_left_shift": np.left_shift,
     "bitwise_right_shift": np.right_shift,
     "bitwise_not": lambda x: ~x,
-    "argsort": lambda x, dim=-1, descending=False, stable=False: np.argsort(-x if descending else x, dim, kind="stable") if x.ndim else np.zeros((), int),
+    "argsort": lambda x, dim=-1, descending=False, stable=False: (
+        np.argsort(-x if descending else x, dim, kind="stable") if x.ndim else np.zeros((), int)
+    ),
     "sort": lambda x, dim=-1, descending=False, stable=False: (
-        (np.take_along_axis(x, i, dim), i) if (i := NUMPY["argsort"](x, dim, descending)).ndim else (x, i)),
-    "gather": lambda x, dim, index: np.take_along_axis(x[tuple(slice(None) if d == dim % x.ndim else slice(0, n) for d, n in enumerate(index.shape))], index, dim),
+        (np.take_along_axis(x, i, dim), i) if (i := NUMPY["argsort"](x, dim, descending)).ndim else (x, i)
+    ),
+    "gather": lambda x, dim, index: np.take_along_axis(
+        x[tuple(slice(None) if d == dim % x.ndim else slice(0, n) for d, n in enumerate(index.shape))], index, dim
+    ),
     "cumsum": lambda x, dim, dtype=None: np.cumsum(x, dim if x.ndim else None).reshape(x.shape),
     "flip": np.flip,
     **{f"max_pool{d}d{both}": _max_over(d, _windows, bool(both)) for d in (1, 2) for both in ("", "_with_indices")},
@@ -588,8 +641,19 @@ def reference(name, *args, **kwargs):
 
 def unary(lo=-2, hi=2, **kw):
     at = partial(T, lo=lo, hi=hi)
-    shapes = [at((3, 4)), at((3, 4), layout="T"), at((2, 3), layout="S"), at((2, 3), layout="E"), at(()), at((0, 3)), at((1,))]
-    return [S(t, **kw) for t in shapes] + [S(at((1037,)), grad=False, **kw), S(at((17, 9), layout="S"), grad=False, **kw)]
+    shapes = [
+        at((3, 4)),
+        at((3, 4), layout="T"),
+        at((2, 3), layout="S"),
+        at((2, 3), layout="E"),
+        at(()),
+        at((0, 3)),
+        at((1,)),
+    ]
+    return [S(t, **kw) for t in shapes] + [
+        S(at((1037,)), grad=False, **kw),
+        S(at((17, 9), layout="S"), grad=False, **kw),
+    ]
 
 
 def binary(lo=-2, hi=2, numbers=(1.5, 3), **kw):
@@ -606,8 +670,19 @@ def binary(lo=-2, hi=2, numbers=(1.5, 3), **kw):
 
 def fold(lo=-2, hi=2, empty=True, dims=True, **kw):
     x = T((2, 3, 4), lo, hi)
-    out = [S(x, **kw), S(x, 1, **kw), S(x, -1, True, **kw), S(T((2, 3), lo, hi, "T"), 0, **kw), S(T((2, 3), lo, hi, "S"), 1, **kw)]
-    out += [S(T((), lo, hi), **kw), S(T((5, 0), lo, hi), 0, **kw), S(T((777,), lo, hi), grad=False, **kw), S(T((65, 33), lo, hi), 0, grad=False, **kw)]
+    out = [
+        S(x, **kw),
+        S(x, 1, **kw),
+        S(x, -1, True, **kw),
+        S(T((2, 3), lo, hi, "T"), 0, **kw),
+        S(T((2, 3), lo, hi, "S"), 1, **kw),
+    ]
+    out += [
+        S(T((), lo, hi), **kw),
+        S(T((5, 0), lo, hi), 0, **kw),
+        S(T((777,), lo, hi), grad=False, **kw),
+        S(T((65, 33), lo, hi), 0, grad=False, **kw),
+    ]
     out += [S(T((65, 130), lo, hi), 1, grad=False, **kw)]
     if dims:
         out += [S(x, (0, 2), **kw), S(x, (0, 1), True, **kw), S(T((2, 3, 4), lo, hi, "T"), (0, 2), **kw)]
@@ -620,11 +695,30 @@ def pool2d(**kw):
     """Windows of two dimensions: overlapping, apart, padded; rows of any length and layout."""
     at, large = partial(S, **kw), partial(S, grad=False, **kw)
     last = T((2, 3, 5, 6), layout="N")
-    out = [at(T((1, 2, 4, 4)), 2), at(T((2, 1, 5, 7)), 3, 2, 1), at(T((3, 5, 4)), (2, 3), 1), at(T((1, 2, 5, 4)), 2, (3, 1), ceil_mode=True)]
-    out += [at(last, 2), at(last, 3, 2, 1, ceil_mode=True), at(T((1, 2, 4, 4), layout="T"), 2), at(T((1, 1, 3, 12), layout="S"), 2, 1)]
+    out = [
+        at(T((1, 2, 4, 4)), 2),
+        at(T((2, 1, 5, 7)), 3, 2, 1),
+        at(T((3, 5, 4)), (2, 3), 1),
+        at(T((1, 2, 5, 4)), 2, (3, 1), ceil_mode=True),
+    ]
+    out += [
+        at(last, 2),
+        at(last, 3, 2, 1, ceil_mode=True),
+        at(T((1, 2, 4, 4), layout="T"), 2),
+        at(T((1, 1, 3, 12), layout="S"), 2, 1),
+    ]
     out += [at(T((0, 2, 4, 4)), 2), at(T((1, 1, 2, 20)), 2, 2, 1), at(T((1, 1, 4, 24)), 3, (1, 3), (0, 1))]
-    out += [large(T((3, 4, 33, 34)), 2), large(T((2, 3, 40, 37)), 3, 2, 1), large(T((1, 2, 35, 70)), (2, 5), (2, 3)), large(T((2, 3, 30, 600)), 3, 1, 1)]
-    out += [large(T((2, 2, 40, 41)), 17, 5, 8), large(T((2, 20, 13, 14), layout="N"), 3, 2, 1), large(T((2, 2, 40, 700)), (2, 1), (2, 600))]
+    out += [
+        large(T((3, 4, 33, 34)), 2),
+        large(T((2, 3, 40, 37)), 3, 2, 1),
+        large(T((1, 2, 35, 70)), (2, 5), (2, 3)),
+        large(T((2, 3, 30, 600)), 3, 1, 1),
+    ]
+    out += [
+        large(T((2, 2, 40, 41)), 17, 5, 8),
+        large(T((2, 20, 13, 14), layout="N"), 3, 2, 1),
+        large(T((2, 2, 40, 700)), (2, 1), (2, 600)),
+    ]
     return out + [large(T((2, 2, 50, 49)), 7), large(T((2, 600, 3, 3), layout="N"), 2, 1)]
 
 
@@ -635,22 +729,45 @@ def pool1d(**kw):
 
 
 def adaptive_pool2d(**kw):
-    sizes = [((2, 3, 5, 7), (2, 3)), ((1, 2, 4, 6), (2, 3)), ((2, 3, 4, 4), 1), ((2, 4, 5), 3), ((1, 2, 2, 3), (4, 5)), ((0, 2, 4, 4), 2)]
-    out = [S(T(shape), size, **kw) for shape, size in sizes] + [S(T((1, 2, 3, 3), grad=False), (0, 2), **kw)] + [S(T((2, 3, 5, 4), layout="N"), size, **kw) for size in (1, (3, 2), (5, 4))]
-    return out + [S(T((3, 2, 40, 50)), (7, 9), grad=False, **kw), S(T((2, 20, 17, 18), layout="N"), (4, 5), grad=False, **kw)]
+    sizes = [
+        ((2, 3, 5, 7), (2, 3)),
+        ((1, 2, 4, 6), (2, 3)),
+        ((2, 3, 4, 4), 1),
+        ((2, 4, 5), 3),
+        ((1, 2, 2, 3), (4, 5)),
+        ((0, 2, 4, 4), 2),
+    ]
+    out = (
+        [S(T(shape), size, **kw) for shape, size in sizes]
+        + [S(T((1, 2, 3, 3), grad=False), (0, 2), **kw)]
+        + [S(T((2, 3, 5, 4), layout="N"), size, **kw) for size in (1, (3, 2), (5, 4))]
+    )
+    return out + [
+        S(T((3, 2, 40, 50)), (7, 9), grad=False, **kw),
+        S(T((2, 20, 17, 18), layout="N"), (4, 5), grad=False, **kw),
+    ]
 
 
 def pointwise(*tails, **kw):
     """Of an activation: all layouts, then with each tail of arguments."""
     far = T((400,), -40, 40)
-    return [*unary(-4, 4, dtypes="float", **kw), S(far, grad=False, dtypes="float", **kw), *[S(t, *tail, grad=t is not far, dtypes="float", **kw) for tail in tails for t in (T((3, 4), -4, 4), far)]]
+    return [
+        *unary(-4, 4, dtypes="float", **kw),
+        S(far, grad=False, dtypes="float", **kw),
+        *[S(t, *tail, grad=t is not far, dtypes="float", **kw) for tail in tails for t in (T((3, 4), -4, 4), far)],
+    ]
 
 
 def loss(x=(-2, 2), y=(-2, 2), tails=({},), **kw):
     shapes = [((3, 4), (3, 4)), ((2, 3), (2, 3)), ((), ())]
-    pairs = [(T(a, *x), T(b, *y)) for a, b in shapes] + [(T((3, 4), *x, "T"), T((3, 4), *y)), (T((2, 3), *x, "S"), T((2, 3), *y, "E"))]
+    pairs = [(T(a, *x), T(b, *y)) for a, b in shapes] + [
+        (T((3, 4), *x, "T"), T((3, 4), *y)),
+        (T((2, 3), *x, "S"), T((2, 3), *y, "E")),
+    ]
     ways = [{"reduction": r, **tail} for r in ("none", "mean", "sum") for tail in tails]
-    out = [S(*pair, dtypes="float", **way, **kw) for way in ways for pair in pairs] + [S(T((0, 3), *x), T((0, 3), *y), reduction=r, dtypes="float") for r in ("none", "sum")]
+    out = [S(*pair, dtypes="float", **way, **kw) for way in ways for pair in pairs] + [
+        S(T((0, 3), *x), T((0, 3), *y), reduction=r, dtypes="float") for r in ("none", "sum")
+    ]
     return out + [S(T((61, 33), *x), T((61, 33), *y), grad=False, dtypes="float", **way, **kw) for way in ways]
 
 
@@ -815,13 +932,29 @@ SAMPLES = {
     **{name: [S(T((2, 3, 7)), 3, dtypes="float"), S(T((3, 8)), 2, dtypes="float"), S(T((0, 2, 5)), 2, dtypes="float"), S(T((1, 2, 3)), 5, dtypes="float")]
        for name in ("adaptive_avg_pool1d", "adaptive_max_pool1d")},
 }  # fmt: skip
-SAMPLES["linear_cross_entropy"] = [S(T((6, 4)), T((5, 4)), I((6,), 0, 5), c=16, dtypes="float", **kw)
-                                   for kw in ({}, {"reduction": "sum", "ignore_index": 2}, {"label_smoothing": 0.2})]
+SAMPLES["linear_cross_entropy"] = [
+    S(T((6, 4)), T((5, 4)), I((6,), 0, 5), c=16, dtypes="float", **kw)
+    for kw in ({}, {"reduction": "sum", "ignore_index": 2}, {"label_smoothing": 0.2})
+]
 SAMPLES["recurrent"] = [
-    S(T((3, 2, gates * 4)), T((2, 4)), T((2, 4)) if kind == "lstm" else None, T((gates * 4, 4)), bias, kind, reverse, c=64, dtypes="wide")
-    for kind, gates in (("lstm", 4), ("gru", 3), ("rnn_tanh", 1), ("rnn_relu", 1)) for reverse, bias in ((False, T((gates * 4,))), (True, None))
+    S(
+        T((3, 2, gates * 4)),
+        T((2, 4)),
+        T((2, 4)) if kind == "lstm" else None,
+        T((gates * 4, 4)),
+        bias,
+        kind,
+        reverse,
+        c=64,
+        dtypes="wide",
+    )
+    for kind, gates in (("lstm", 4), ("gru", 3), ("rnn_tanh", 1), ("rnn_relu", 1))
+    for reverse, bias in ((False, T((gates * 4,))), (True, None))
 ] + [S(T((1, 0, 12)), T((0, 3)), T((0, 3)), T((12, 3)), None, "lstm", dtypes="wide")]
-SAMPLES["cross_entropy"] += [S(rows, I((4,)), label_smoothing=0.1, dtypes="float"), S(rows, I((4,)), T((5,), 0.2, 2, grad=False), ignore_index=2, label_smoothing=0.2, dtypes="float")]
+SAMPLES["cross_entropy"] += [
+    S(rows, I((4,)), label_smoothing=0.1, dtypes="float"),
+    S(rows, I((4,)), T((5,), 0.2, 2, grad=False), ignore_index=2, label_smoothing=0.2, dtypes="float"),
+]
 
 # Random ops: arguments, mean and standard deviation of what they draw.
 RANDOM = {
@@ -870,7 +1003,14 @@ LARGE = {
     "pad_around": S(_image, (4, 4, 4, 4), "reflect"),
     "resample": S(_image, 2, 56),
     "batch_norm": S(_image, None, None, T((32,)), T((32,)), True),
-    "recurrent": S(T((20, 40, 400), -1, 1), T((40, 100), -1, 1), T((40, 100), -1, 1), T((400, 100), -0.1, 0.1), T((400,), -1, 1), "lstm"),
+    "recurrent": S(
+        T((20, 40, 400), -1, 1),
+        T((40, 100), -1, 1),
+        T((40, 100), -1, 1),
+        T((400, 100), -0.1, 0.1),
+        T((400,), -1, 1),
+        "lstm",
+    ),
     "dropout": S(_square, 0.5),
     **{name: S(_square) for name in ("gelu", "silu", "softplus", "expm1", "log1p")},
     **{name: S(_square, T((512,), 0.1, 2)) for name in ("remainder", "floor_divide")},
@@ -891,8 +1031,17 @@ LARGE = {
     "embedding": S(T((1000, 128)), I((5000,), 0, 1000)),
     "mse_loss": S(_square, T((512, 512))),
     "binary_cross_entropy_with_logits": S(_square, T((512, 512), 0, 1)),
-    **{f"{name}:{layout}{size}": S(T((8, 32, size, size), layout=layout), 3, 2, 1) for name in ("max_pool2d", "avg_pool2d") for layout in "CN" for size in (14, 56)},
-    **{f"{name}:{layout}": S(T((8, 32, 30, 31), layout=layout), (7, 8)) for name in ("adaptive_max_pool2d", "adaptive_avg_pool2d") for layout in "CN"},
+    **{
+        f"{name}:{layout}{size}": S(T((8, 32, size, size), layout=layout), 3, 2, 1)
+        for name in ("max_pool2d", "avg_pool2d")
+        for layout in "CN"
+        for size in (14, 56)
+    },
+    **{
+        f"{name}:{layout}": S(T((8, 32, 30, 31), layout=layout), (7, 8))
+        for name in ("adaptive_max_pool2d", "adaptive_avg_pool2d")
+        for layout in "CN"
+    },
 }
 
 

@@ -77,14 +77,23 @@ def test_heads_join_without_a_copy():
     assert x.grad.isfinite().all()
 
 
-@pytest.mark.parametrize("nq, nk, heads_of_keys, d, dv", [(64, 64, 2, 32, 32), (100, 77, 2, 40, 24), (130, 150, 1, 5, 100), (17, 300, 2, 64, 33)])
+@pytest.mark.parametrize(
+    "nq, nk, heads_of_keys, d, dv",
+    [(64, 64, 2, 32, 32), (100, 77, 2, 40, 24), (130, 150, 1, 5, 100), (17, 300, 2, 64, 33)],
+)
 @pytest.mark.parametrize("way", ["plain", "causal", "bool", "float"])
 def test_bfloat16_next_to_float64(nq, nk, heads_of_keys, d, dv, way):
     """Where there are AMX tiles, or vectors of pairs, they serve: blocks that fill them and blocks that do not, keys shared by heads, masks."""
     rng, exact, low = np.random.default_rng(0), pydist.float64, pydist.bfloat16
-    x = [rng.standard_normal(s) for s in ((2, 2, nq, d), (2, heads_of_keys, nk, d), (2, heads_of_keys, nk, dv), (2, 2, nq, dv))]
+    x = [
+        rng.standard_normal(s)
+        for s in ((2, 2, nq, d), (2, heads_of_keys, nk, d), (2, heads_of_keys, nk, dv), (2, 2, nq, dv))
+    ]
     x = [pydist.tensor(t).to(low) for t in x]
-    mask = {"bool": pydist.tensor(rng.random((2, 1, nq, nk)) < 0.7), "float": pydist.tensor(rng.standard_normal((nq, nk))).to(low)}.get(way)
+    mask = {
+        "bool": pydist.tensor(rng.random((2, 1, nq, nk)) < 0.7),
+        "float": pydist.tensor(rng.standard_normal((nq, nk))).to(low),
+    }.get(way)
     results = []
     for dtype in (exact, low):
         q, k, v, g = (t.to(dtype) for t in x)

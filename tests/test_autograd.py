@@ -487,7 +487,11 @@ def test_hooks_can_be_removed():
 
 def test_hooks_that_cannot_be():
     x = leaf(1.0, 2.0)
-    for broken in (lambda: pydist.ones(1).register_hook(print), lambda: x.register_hook(None), lambda: (x * 2).register_post_accumulate_grad_hook(print)):
+    for broken in (
+        lambda: pydist.ones(1).register_hook(print),
+        lambda: x.register_hook(None),
+        lambda: (x * 2).register_post_accumulate_grad_hook(print),
+    ):
         with pytest.raises((RuntimeError, TypeError)):
             broken()
     for result in (5, "a", pydist.ones(3)):
@@ -511,7 +515,9 @@ def test_exceptions_come_out_unchanged(where):
 
     y = x * 2
     z = (y * y).sum()
-    handle = {"leaf": x.register_hook, "node": y.register_hook, "post": x.register_post_accumulate_grad_hook}[where](hook)
+    handle = {"leaf": x.register_hook, "node": y.register_hook, "post": x.register_post_accumulate_grad_hook}[where](
+        hook
+    )
     for _ in range(2):
         with pytest.raises(Oops) as caught:
             z.backward(retain_graph=True)
@@ -707,7 +713,13 @@ def test_inference_tensors(lib):
     with lib.inference_mode():
         assert lib.is_inference_mode_enabled() and not lib.is_grad_enabled()
         made, y, view = lib.ones(2), w * 2, normal[:1]
-        assert made.is_inference() and y.is_inference() and not w.is_inference() and not view.is_inference() and not y.requires_grad
+        assert (
+            made.is_inference()
+            and y.is_inference()
+            and not w.is_inference()
+            and not view.is_inference()
+            and not y.requires_grad
+        )
         made.add_(1)
         normal.add_(1)
         with lib.enable_grad():
@@ -716,7 +728,12 @@ def test_inference_tensors(lib):
             assert lib.is_grad_enabled() and (w * 2).requires_grad and not lib.ones(1).is_inference()
         assert made[0].is_inference() and lib.is_inference_mode_enabled()
     assert lib.is_grad_enabled() and not lib.is_inference_mode_enabled() and not lib.ones(1).is_inference()
-    assert made[:1].is_inference() and not made.clone().is_inference() and not (made + 1).is_inference() and normal._version == 1
+    assert (
+        made[:1].is_inference()
+        and not made.clone().is_inference()
+        and not (made + 1).is_inference()
+        and normal._version == 1
+    )
     assert (w + made).requires_grad, "nothing is saved"
     for broken in (lambda: w * made, lambda: made.add_(1), lambda: made[0].zero_(), lambda: made.requires_grad_(), lambda: made._version,
                    lambda: lib.add(normal, 1, out=made), lambda: made.__setitem__(0, 1.0)):  # fmt: skip
@@ -843,8 +860,16 @@ def test_graph_can_be_read():
     z = x * y + x
     assert z.grad_fn.name() == "add" and (x.grad_fn, y.is_leaf, z.is_leaf) == (None, True, False)
     (product, k), (again, _) = z.grad_fn.next_functions
-    assert product.name() == "mul" and k == 0 and again is x and product == z.grad_fn.next_functions[0][0] and hash(product) == hash(z.grad_fn.next_functions[0][0])
-    assert [n for n, _ in product.next_functions] == [x, y] or [n is m for (n, _), m in zip(product.next_functions, (x, y))] == [True, True]
+    assert (
+        product.name() == "mul"
+        and k == 0
+        and again is x
+        and product == z.grad_fn.next_functions[0][0]
+        and hash(product) == hash(z.grad_fn.next_functions[0][0])
+    )
+    assert [n for n, _ in product.next_functions] == [x, y] or [
+        n is m for (n, _), m in zip(product.next_functions, (x, y))
+    ] == [True, True]
 
 
 def test_dtypes_across_edges():
@@ -1040,14 +1065,29 @@ print("end")
 def test_the_first_nan_is_named(dtype):
     def run(level, before=""):
         env = {**os.environ, "PYDIST_NAN": str(level), "RANK": "3"}
-        done = subprocess.run([sys.executable, "-c", NAN_PROGRAM.format(before, dtype)], capture_output=True, text=True, timeout=60, env=env)
+        done = subprocess.run(
+            [sys.executable, "-c", NAN_PROGRAM.format(before, dtype)],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            env=env,
+        )
         return done.returncode, done.stdout, done.stderr
 
     assert run(0) == (0, "end\n", "")
     code, out, err = run(1)
-    assert (code, out) == (0, "end\n") and err == f"pydist: rank 3: the first NaN or infinity comes from sqrt: the gradient of input 0, {dtype} of shape [2, 2]\n"
+    assert (
+        (code, out) == (0, "end\n")
+        and err
+        == f"pydist: rank 3: the first NaN or infinity comes from sqrt: the gradient of input 0, {dtype} of shape [2, 2]\n"
+    )
     code, out, err = run(2)
-    assert code == 1 and out == "" and f"RuntimeError: sqrt: the gradient of input 0, {dtype} of shape [2, 2] on rank 3, has a NaN or an infinity" in err
+    assert (
+        code == 1
+        and out == ""
+        and f"RuntimeError: sqrt: the gradient of input 0, {dtype} of shape [2, 2] on rank 3, has a NaN or an infinity"
+        in err
+    )
     code, out, err = run(2, f"(pydist.ones(5, dtype=pydist.{dtype})[::2] * 0).log_()")
     assert code == 1 and "RuntimeError: log: result 0" in err and "shape [3]" in err
 
@@ -1066,7 +1106,10 @@ def test_anomalies_name_their_forward_line(lib):
     with lib.autograd.detect_anomaly():
         assert lib.is_anomaly_enabled()
         y = forward().sum()
-        with pytest.warns(UserWarning, match="(?s)(Error detected in .*[Ss]qrt.*return x.sqrt..|Anomaly)") as warned, pytest.raises(RuntimeError, match="(?i)nan values"):
+        with (
+            pytest.warns(UserWarning, match="(?s)(Error detected in .*[Ss]qrt.*return x.sqrt..|Anomaly)") as warned,
+            pytest.raises(RuntimeError, match="(?i)nan values"),
+        ):
             y.backward()
         assert any("the line that is named" in str(w.message) for w in warned)
         z = x * 2
@@ -1105,7 +1148,9 @@ def test_a_weight_that_is_looked_up_and_multiplied(dtype, backwards, padding, in
 
 def test_a_tied_weight_has_second_derivatives():
     w, index = pydist.randn(5, 3, dtype=pydist.float64, requires_grad=True), pydist.tensor([0, 2, 2])
-    assert pydist.autograd.gradgradcheck(lambda w: pydist.tanh(pydist.nn.functional.embedding(index, w) @ w.t()).sum(), (w,))
+    assert pydist.autograd.gradgradcheck(
+        lambda w: pydist.tanh(pydist.nn.functional.embedding(index, w) @ w.t()).sum(), (w,)
+    )
 
 
 @pytest.mark.parametrize("end", [lambda t: t.detach_(), lambda t: t.requires_grad_(False)])

@@ -50,7 +50,9 @@ def test_repeats_count_only_while_the_machine_is_ours(monkeypatch):
     probes = iter([2.0, 2.0, 1.2, 1.9, 1.95, 1.9])
     monkeypatch.setattr(paired, "probe", lambda: next(probes))
     found, discarded = paired.paired(peers, 3)
-    assert found == {"pydist": [0.1] * 3, "torch": [0.001] * 3} and discarded == 2  # the one that ended, and the one that began, busy
+    assert (
+        found == {"pydist": [0.1] * 3, "torch": [0.001] * 3} and discarded == 2
+    )  # the one that ended, and the one that began, busy
     assert peers[0].calls[-1] == 4 and 350 < peers[1].calls[-1] < 450
     monkeypatch.setattr(paired, "probe", lambda: 1.0)
     with pytest.raises(paired.MachineBusy, match="machine busy: 10 repeats"):
@@ -86,7 +88,12 @@ def test_reports(tmp_path, capsys):
                       {"name": "add", "size": 1024, "median": 2e-6, "peer": 1e-6, "ratio": 0.5, "rate": 1e9, "share": 0.1}], "torch")  # fmt: skip
     report.write(tmp_path / "figures.json", {"repeats": 3}, {"bytes": 1.0}, results)
     said = capsys.readouterr().out
-    assert "torch, 2.50 times pydist's time" in said and "BITS DIFFER" in said and "10 GFLOP/s ( 50%)" in said and "3.0 MiB" in said
+    assert (
+        "torch, 2.50 times pydist's time" in said
+        and "BITS DIFFER" in said
+        and "10 GFLOP/s ( 50%)" in said
+        and "3.0 MiB" in said
+    )
     assert "50.0% of 2 cases take at most 1.1 of torch's time, the slowest 2.00; over 1.1: add 1024" in said
     written = json.loads((tmp_path / "figures.json").read_text())
     assert written["results"][1]["ratio"] == 2.5 and written["machine"]["cores"] >= 1

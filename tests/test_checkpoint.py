@@ -124,7 +124,9 @@ def test_memory_is_less():
     plain = held(net)
     assert held(lambda x: checkpoint(net, x, use_reentrant=False)) < plain / 5
     assert held(lambda x: checkpoint_sequential(net, 4, x, use_reentrant=False)) < plain * 0.7
-    whole = lambda x: checkpoint(lambda t: checkpoint_sequential(net, 4, t, use_reentrant=False), x, use_reentrant=False)  # noqa: E731
+    whole = lambda x: checkpoint(
+        lambda t: checkpoint_sequential(net, 4, t, use_reentrant=False), x, use_reentrant=False
+    )  # noqa: E731
     assert held(whole) < plain / 5
 
 
@@ -202,7 +204,10 @@ def test_what_differs_is_told():
         calls.append(1)
         return (t if len(calls) % 2 else t[:2]).exp().sum()
 
-    for f, text in ((other_number, r"saved 3 tensors when it ran again \(expected 1"), (other_shape, r"shape \[2\].*\(expected .*\[4\]")):
+    for f, text in (
+        (other_number, r"saved 3 tensors when it ran again \(expected 1"),
+        (other_shape, r"shape \[2\].*\(expected .*\[4\]"),
+    ):
         calls.clear()
         y = checkpoint(f, x, use_reentrant=False, early_stop=False, debug=f is other_shape).sum()
         with pytest.raises(CheckpointError, match=text) as error:

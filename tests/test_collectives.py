@@ -120,7 +120,9 @@ def test_leaf_that_requires_grad():
     assert ranks(2, work) == [[1.0, 1.0]] * 2
 
 
-@pytest.mark.parametrize("dtype, within", [("float64", 1e-15), ("float32", 1e-6), ("bfloat16", 2e-2), ("float16", 2e-3)])
+@pytest.mark.parametrize(
+    "dtype, within", [("float64", 1e-15), ("float32", 1e-6), ("bfloat16", 2e-2), ("float16", 2e-3)]
+)
 def test_premultiplied_sums(dtype, within):
     """Each rank's own factor, on every reduction; the inputs of a call that fails keep their values."""
     dtype, world = getattr(pydist, dtype), 3
@@ -405,7 +407,11 @@ def test_bad_tensors():
         (lambda: dist.broadcast(x, 2), ValueError, "broadcast: root 2 (expected 0 to 1)"),
         (lambda: dist.broadcast(x, -1), ValueError, "broadcast: root -1 (expected 0 to 1)"),
         (lambda: dist.broadcast(x, "0"), TypeError, "broadcast: root is str (expected an int)"),
-        (lambda: dist.all_gather(out[:1], x), ValueError, "all_gather: output has 1 tensors (expected 2, as many for each rank)"),
+        (
+            lambda: dist.all_gather(out[:1], x),
+            ValueError,
+            "all_gather: output has 1 tensors (expected 2, as many for each rank)",
+        ),
         (lambda: dist.all_gather([x, x.t()], x), ValueError, "all_gather: output 1 has shape [3, 2] (expected [2, 3])"),
         (lambda: dist.all_gather([x, x.long()], x), TypeError, "output 1 is of int64 (expected float32, as the first)"),
         (lambda: dist.all_gather(out, x.long()), TypeError, "output is of float32 (expected int64, as input)"),

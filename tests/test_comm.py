@@ -29,6 +29,7 @@ APART = False  # test_tcp.py: every rank pretends to be on a host of its own
 
 # Ranks as threads.
 
+
 def run(world, fn, hub=None, **kw):
     """Results of fn(group) by rank; an exception is a result."""
     hub = hub or _C.Hub(world, world if APART else 1)
@@ -86,14 +87,29 @@ class Ranks:
         self.server = _C.ControlServer(world)
         self.processes = []
         for rank in range(world):
-            e = dict(os.environ, RANK=str(rank), WORLD_SIZE=str(world), LOCAL_WORLD_SIZE=str(world),
-                     OMP_NUM_THREADS="1", PYDIST_CONTROL=self.server.address,
-                     PYDIST_SECRET_FD=str(self.server.secret_fd), **env)
+            e = dict(
+                os.environ,
+                RANK=str(rank),
+                WORLD_SIZE=str(world),
+                LOCAL_WORLD_SIZE=str(world),
+                OMP_NUM_THREADS="1",
+                PYDIST_CONTROL=self.server.address,
+                PYDIST_SECRET_FD=str(self.server.secret_fd),
+                **env,
+            )
             if APART:
                 e["PYDIST_HOST"] = f"host{rank}"
             command = [sys.executable, "-c", prelude + textwrap.dedent(script)]
-            self.processes.append(subprocess.Popen(command, env=e, pass_fds=[self.server.secret_fd], text=True,
-                                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE))
+            self.processes.append(
+                subprocess.Popen(
+                    command,
+                    env=e,
+                    pass_fds=[self.server.secret_fd],
+                    text=True,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                )
+            )
 
     def __enter__(self):
         return self
@@ -132,6 +148,7 @@ def outputs(ended):
 
 # What a reduction has to give, bit for bit.
 
+
 def tree(items, op):
     if len(items) == 1:
         return items[0]
@@ -163,10 +180,25 @@ def sample(dtype, n, seed):
     return rng.integers(info.min, info.max, n, dtype=dtype, endpoint=True)
 
 
-FUNCTIONS = {"sum": np.add, "avg": np.add, "product": np.multiply, "min": np.minimum, "max": np.maximum,
-             "band": np.bitwise_and, "bor": np.bitwise_or, "bxor": np.bitwise_xor}
-ON_BOOL = {"sum": np.logical_or, "max": np.logical_or, "bor": np.logical_or, "product": np.logical_and,
-           "min": np.logical_and, "band": np.logical_and, "bxor": np.logical_xor}
+FUNCTIONS = {
+    "sum": np.add,
+    "avg": np.add,
+    "product": np.multiply,
+    "min": np.minimum,
+    "max": np.maximum,
+    "band": np.bitwise_and,
+    "bor": np.bitwise_or,
+    "bxor": np.bitwise_xor,
+}
+ON_BOOL = {
+    "sum": np.logical_or,
+    "max": np.logical_or,
+    "bor": np.logical_or,
+    "product": np.logical_and,
+    "min": np.logical_and,
+    "band": np.logical_and,
+    "bxor": np.logical_xor,
+}
 
 
 def expected(inputs, dtype, op, scale=1.0):
@@ -256,8 +288,11 @@ def test_sizes_around_every_edge(world):
 
     results = good(run(world, fn))
     for i, n in enumerate(sizes):
-        want = expected([np.random.default_rng([n, r]).standard_normal(n).astype(np.float32) for r in range(world)],
-                        "float32", "sum")
+        want = expected(
+            [np.random.default_rng([n, r]).standard_normal(n).astype(np.float32) for r in range(world)],
+            "float32",
+            "sum",
+        )
         for rank in range(world):
             assert results[rank][i].tobytes() == want.tobytes()
 
@@ -280,7 +315,7 @@ def test_segments_give_the_same_bits(world):
                     want = expected([sample(dtype, len(x), hash_of(dtype, op, 0, r)) for r in range(world)], dtype, op)
                     assert x.tobytes() == want.tobytes(), (dtype, op)
         for op, offset, scale in (("sum", 0, 1.0), ("avg", 64, 1.0), ("sum", 4096 * group.rank % 8192 // 2, 0.25)):
-            x = whole[offset:offset + 4 * n].view(np.float32)
+            x = whole[offset : offset + 4 * n].view(np.float32)
             x[:] = np.random.default_rng([group.rank, offset if op == "avg" else 0]).standard_normal(n)
             group.all_reduce(x, op, scale=scale)
             out.append(x.copy())
@@ -330,13 +365,13 @@ def test_parts_of_segments():
         segment, other = group.segment(n * 4), group.segment(n * 4)
         x, y = np.frombuffer(segment, np.float32)[:n], np.frombuffer(other, np.float32)[:n]
         x[:], y[:] = np.arange(n) + group.rank, group.rank
-        group.all_reduce(x[n // 3:])
+        group.all_reduce(x[n // 3 :])
         group.all_reduce(x if group.rank else y)  # in different segments
         return x.copy(), y.copy()
 
     results = good(run(2, fn))
     zero = np.arange(n, dtype=np.float32)
-    zero[n // 3:] = 2 * zero[n // 3:] + 1
+    zero[n // 3 :] = 2 * zero[n // 3 :] + 1
     one = zero.copy()
     one[: n // 3] += 1
     assert (results[0][0] == zero).all() and (results[1][0] == one).all() and (results[0][1] == one).all()
@@ -449,15 +484,15 @@ def test_reduce_scatter_reads_segments_where_they_lie():
         want, out = x.copy(), np.zeros(n, np.float32)
         group.all_reduce(want, scale=0.5)
         segment = group.segment(4 * n * group.size)
-        y = np.frombuffer(segment, np.float32)[:n * group.size]
+        y = np.frombuffer(segment, np.float32)[: n * group.size]
         for on_all in (True, False):  # where some have their data elsewhere, all stage it
             y[:] = x
             group.reduce_scatter(out, y if on_all or group.rank else x, scale=0.5)
-            assert (out == want[group.rank * n:(group.rank + 1) * n]).all()
+            assert (out == want[group.rank * n : (group.rank + 1) * n]).all()
         group.barrier()
         y[:] = x
-        group.reduce_scatter(y[group.rank * n:(group.rank + 1) * n], y, scale=0.5)
-        assert (y[group.rank * n:(group.rank + 1) * n] == out).all()
+        group.reduce_scatter(y[group.rank * n : (group.rank + 1) * n], y, scale=0.5)
+        assert (y[group.rank * n : (group.rank + 1) * n] == out).all()
 
     good(run(3, fn))
 
@@ -466,8 +501,11 @@ def test_bad_exchanges():
     def fn(group):
         x = np.zeros(6, np.float32)
         for output, input, error in (
-            (np.zeros(5, np.float32), np.zeros(5, np.float32), _C.ShapeError), (np.zeros(4, np.float32), x, _C.ShapeError),
-            (np.zeros(6), x, _C.DTypeError), (x[:4], x[2:], ValueError), ([x], [x], TypeError),
+            (np.zeros(5, np.float32), np.zeros(5, np.float32), _C.ShapeError),
+            (np.zeros(4, np.float32), x, _C.ShapeError),
+            (np.zeros(6), x, _C.DTypeError),
+            (x[:4], x[2:], ValueError),
+            ([x], [x], TypeError),
         ):
             with pytest.raises(error):
                 group.all_to_all(output, input)
@@ -494,6 +532,7 @@ def test_nan_and_signed_zero():
 
 def test_every_half_goes_through_unchanged():
     """Sums with zero: conversion to float32 and back is exact for all 65536 patterns."""
+
     def fn(group):
         out = []
         for dtype in ("float16", "bfloat16"):
@@ -542,6 +581,7 @@ def test_bad_arguments_leave_the_group_as_it_is():
 
 
 # Asynchronous works.
+
 
 def test_async_works_in_order():
     def fn(group):
@@ -609,6 +649,7 @@ def test_threads_of_one_rank_take_turns():
 
 # Worlds of one.
 
+
 def test_a_world_of_one():
     group = _C.comm_init(0, 1, None, -1)
     assert (group.rank, group.size, group.transport) == (0, 1, "none")
@@ -633,6 +674,7 @@ def test_a_world_of_one():
 
 
 # Different calls.
+
 
 def differing():
     f4, zeros = lambda: np.full(4, 9.0, np.float32), np.zeros
@@ -766,10 +808,16 @@ def test_a_killed_rank_is_reported_at_once():
         ranks.wait()
 
 
-@pytest.mark.parametrize("how, word", [
-    ("os._exit(3)", "code 3"), ("os._exit(0)", "code 0"), ("os.abort()", "SIGABRT"), ("sys.exit(0)", "rank 1"),
-    ("os.kill(os.getpid(), 15)", "SIGTERM"),
-])
+@pytest.mark.parametrize(
+    "how, word",
+    [
+        ("os._exit(3)", "code 3"),
+        ("os._exit(0)", "code 0"),
+        ("os.abort()", "SIGABRT"),
+        ("sys.exit(0)", "rank 1"),
+        ("os.kill(os.getpid(), 15)", "SIGTERM"),
+    ],
+)
 def test_other_ends(how, word):
     """An end without goodbye is a death, however it comes about."""
     script = f"""
@@ -946,6 +994,7 @@ def test_a_timeout_names_the_missing_rank():
 
 # After a failure.
 
+
 def test_a_new_group_after_a_failure():
     hub = _C.Hub(2)
 
@@ -1109,6 +1158,7 @@ def test_a_forked_child_has_no_groups():
 
 
 # Allocations that fail, and what is left.
+
 
 def test_every_allocation_of_init_may_fail():
     """Rank 1's N-th allocation fails: it gets MemoryError, rank 0 an error that says so, and the next init works."""

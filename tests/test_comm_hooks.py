@@ -516,4 +516,6 @@ from pydist.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import Post
 rank = int(os.environ["RANK"])
 """
     printed = outputs(processes(3, script, prelude=prelude))
-    assert [text.split() for text in printed] == [[f"{7 / 3:.4f}", *[mean] * 2] for mean in ("2.5000", "2.0000", "2.5000")]
+    assert [text.split() for text in printed] == [
+        [f"{7 / 3:.4f}", *[mean] * 2] for mean in ("2.5000", "2.0000", "2.5000")
+    ]

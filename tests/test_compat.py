@@ -240,7 +240,9 @@ def test_there_is_no_gpu_and_it_is_said():
 
 def test_random_states_are_tensors_of_bytes():
     state, generator = pydist.get_rng_state(), pydist.Generator().manual_seed(3)
-    assert state.dtype is pydist.uint8 and generator.get_state().dtype is pydist.uint8 and generator.device.type == "cpu"
+    assert (
+        state.dtype is pydist.uint8 and generator.get_state().dtype is pydist.uint8 and generator.device.type == "cpu"
+    )
     with pydist.random.fork_rng():
         drawn = pydist.rand(3)
     assert pydist.equal(pydist.get_rng_state(), state) and pydist.equal(pydist.rand(3), drawn)
@@ -249,7 +251,14 @@ def test_random_states_are_tensors_of_bytes():
     pydist.random.set_rng_state(state)
     assert pydist.equal(pydist.rand(3), drawn)
     assert pydist.seed() == pydist.initial_seed() != pydist.random.seed()
-    for wrong in (state[:3], state.float(), state.repeat(2)[::2], pydist.zeros(2, 10, dtype=pydist.uint8), (1, 2), None):
+    for wrong in (
+        state[:3],
+        state.float(),
+        state.repeat(2)[::2],
+        pydist.zeros(2, 10, dtype=pydist.uint8),
+        (1, 2),
+        None,
+    ):
         with pytest.raises(TypeError, match="get_rng_state|argument"):
             pydist.set_rng_state(wrong)
 
@@ -365,7 +374,10 @@ def test_launcher(tmp_path):
             print(int(x), torch.cuda.device_count())
         dist.destroy_process_group()
         """
-    for module, *options in (("pydist.run", "--compat", "--cpu-as-cuda", "2"), ("torch.distributed.run", "--standalone")):
+    for module, *options in (
+        ("pydist.run", "--compat", "--cpu-as-cuda", "2"),
+        ("torch.distributed.run", "--standalone"),
+    ):
         command = [sys.executable, "-m", module, "--nproc-per-node", "2", *options, str(tmp_path / "script.py")]
         env = pydist.compat.environment({}) if module.startswith("torch") else {}
         done = run(tmp_path, text, *command, **env)
@@ -404,9 +416,11 @@ def test_flat_tensors(torch):
     flat = ours._flatten_dense_tensors([pydist.tensor(p) for p in parts])
     assert flat.tolist() == _flatten_dense_tensors([torch.tensor(p) for p in parts]).tolist()
     views = ours._unflatten_dense_tensors(flat, [pydist.tensor(p) for p in parts])
-    assert [v.tolist() for v in views] == parts == [
-        v.tolist() for v in _unflatten_dense_tensors(torch.arange(1.0, 6.0), [torch.tensor(p) for p in parts])
-    ]
+    assert (
+        [v.tolist() for v in views]
+        == parts
+        == [v.tolist() for v in _unflatten_dense_tensors(torch.arange(1.0, 6.0), [torch.tensor(p) for p in parts])]
+    )
     assert list(ours._accumulate([1, 2, 3])) == [1, 3, 6]
 
 

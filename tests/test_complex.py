@@ -73,20 +73,33 @@ def test_values_and_gradients(name):
         found = []
         for lib in LIBS:
             real = str(getattr(lib, dtype).to_real()).split(".")[1]
-            inputs = [made(lib, (2, 3), 0, dtype), made(lib, (2, 3), 1, dtype), made(lib, (3, 3), 2, dtype), made(lib, (2, 3), 3, real)]
+            inputs = [
+                made(lib, (2, 3), 0, dtype),
+                made(lib, (2, 3), 1, dtype),
+                made(lib, (3, 3), 2, dtype),
+                made(lib, (2, 3), 3, real),
+            ]
             result = CALLS[name](lib, *inputs)
             outs = [r for r in (result if isinstance(result, (list, tuple)) else [result]) if r.requires_grad]
             grads = []
             if outs:
                 weights = [made(lib, tuple(o.shape), 9, str(o.dtype).split(".")[1], False) for o in outs]
-                grads = [lib.zeros_like(x) if g is None else g for g, x in zip(lib.autograd.grad(outs, inputs, weights, allow_unused=True), inputs)]
+                grads = [
+                    lib.zeros_like(x) if g is None else g
+                    for g, x in zip(lib.autograd.grad(outs, inputs, weights, allow_unused=True), inputs)
+                ]
             found.append((result, grads))
         agree(found[0][0], found[1][0], name, tol)
         agree(found[0][1], found[1][1], f"gradients of {name}", tol * 10)
 
 
 def test_second_derivatives():
-    for f in (lambda z: (z * z * z.conj()).sum(), lambda z: z.abs().pow(3).sum(), lambda z: (z.exp() / (z + 3)).sum(), lambda z: z.angle().sum()):
+    for f in (
+        lambda z: (z * z * z.conj()).sum(),
+        lambda z: z.abs().pow(3).sum(),
+        lambda z: (z.exp() / (z + 3)).sum(),
+        lambda z: z.angle().sum(),
+    ):
         found = []
         for lib in LIBS:
             z = made(lib, (4,), 0)
@@ -98,7 +111,12 @@ def test_second_derivatives():
 
 def test_gradcheck():
     z, x = made(pydist, (3,), 0), made(pydist, (3,), 1, "float64")
-    for f in (lambda z, x: z * x, lambda z, x: (z / x).abs(), lambda z, x: z**2.5 * x.exp(), lambda z, x: z.angle() + pydist.complex(x, x).sqrt()):
+    for f in (
+        lambda z, x: z * x,
+        lambda z, x: (z / x).abs(),
+        lambda z, x: z**2.5 * x.exp(),
+        lambda z, x: z.angle() + pydist.complex(x, x).sqrt(),
+    ):
         assert pydist.autograd.gradcheck(f, (z, x)) and pydist.autograd.gradgradcheck(f, (z, x))
     with pytest.raises(RuntimeError, match="0, 0|differ|Jacobian"):
         pydist.autograd.gradcheck(lambda z: z.detach().conj() * z, (z,))
@@ -111,21 +129,40 @@ def test_promotion():
     for a, b, dims in itertools.product(DTYPES, DTYPES, ((2,), ())):
         if "float16" in (a, b) and any(t.startswith("complex") for t in (a, b)):
             continue  # torch has complex32
-        got, want = (str((lib.ones(2, dtype=getattr(lib, a)) * lib.ones(dims, dtype=getattr(lib, b))).dtype).split(".")[1] for lib in LIBS)
+        got, want = (
+            str((lib.ones(2, dtype=getattr(lib, a)) * lib.ones(dims, dtype=getattr(lib, b))).dtype).split(".")[1]
+            for lib in LIBS
+        )
         assert got == want, (a, b, dims)
-        assert str(pydist.promote_types(getattr(pydist, a), getattr(pydist, b)))[7:] == str(torch.promote_types(getattr(torch, a), getattr(torch, b)))[6:]
+        assert (
+            str(pydist.promote_types(getattr(pydist, a), getattr(pydist, b)))[7:]
+            == str(torch.promote_types(getattr(torch, a), getattr(torch, b)))[6:]
+        )
     for a, number in itertools.product(DTYPES, (1j, 2.0, 3)):
         if a != "float16":
             got, want = (str((lib.ones(2, dtype=getattr(lib, a)) + number).dtype).split(".")[1] for lib in LIBS)
             assert got == want, (a, number)
     assert all(lib.tensor([1, 2j]).dtype is lib.complex64 and lib.full((1,), 1j).dtype is lib.complex64 for lib in LIBS)
     pydist.set_default_dtype(pydist.float64)
-    assert pydist.tensor(1j).dtype is pydist.complex128 and (pydist.ones(1, dtype=pydist.int64) * 1j).dtype is pydist.complex128
+    assert (
+        pydist.tensor(1j).dtype is pydist.complex128
+        and (pydist.ones(1, dtype=pydist.int64) * 1j).dtype is pydist.complex128
+    )
     pydist.set_default_dtype(pydist.float32)
     for lib in LIBS:
-        assert lib.complex64.is_complex and not lib.complex64.is_floating_point and lib.complex64.to_real() is lib.float32
-        assert lib.cfloat is lib.complex64 and lib.float64.to_complex() is lib.complex128 and lib.finfo(lib.complex64).bits == 32
-        assert lib.is_complex(lib.tensor(1j)) and lib.can_cast(lib.float64, lib.complex64) and not lib.can_cast(lib.complex64, lib.float64)
+        assert (
+            lib.complex64.is_complex and not lib.complex64.is_floating_point and lib.complex64.to_real() is lib.float32
+        )
+        assert (
+            lib.cfloat is lib.complex64
+            and lib.float64.to_complex() is lib.complex128
+            and lib.finfo(lib.complex64).bits == 32
+        )
+        assert (
+            lib.is_complex(lib.tensor(1j))
+            and lib.can_cast(lib.float64, lib.complex64)
+            and not lib.can_cast(lib.complex64, lib.float64)
+        )
 
 
 def test_views_share_memory_and_history():
@@ -159,14 +196,25 @@ def test_views_share_memory_and_history():
 
 
 def test_view_dtype():
-    cases = [((2, 4), "float32", "int32"), ((2, 4), "float32", "int64"), ((2, 4), "float64", "uint8"), ((2, 4), "float32", "complex64"), ((2,), "complex128", "float32"), ((), "float32", "int32")]
+    cases = [
+        ((2, 4), "float32", "int32"),
+        ((2, 4), "float32", "int64"),
+        ((2, 4), "float64", "uint8"),
+        ((2, 4), "float32", "complex64"),
+        ((2,), "complex128", "float32"),
+        ((), "float32", "int32"),
+    ]
     for shape, dtype, to in cases:
         got, want = (made(lib, shape, 0, dtype, False).view(getattr(lib, to)) for lib in LIBS)
         agree(got, want, to, 0)
     x = pydist.zeros(2, 4)
     x.view(dtype=pydist.int32)[0, 0] = 1065353216
     assert x[0, 0].item() == 1
-    for wrong in (lambda: pydist.zeros(2, 3).view(pydist.int64), lambda: pydist.zeros(3, 2).T.view(pydist.uint8), lambda: pydist.zeros(()).view(pydist.uint8)):
+    for wrong in (
+        lambda: pydist.zeros(2, 3).view(pydist.int64),
+        lambda: pydist.zeros(3, 2).T.view(pydist.uint8),
+        lambda: pydist.zeros(()).view(pydist.uint8),
+    ):
         with pytest.raises(RuntimeError, match="view"):
             wrong()
 
@@ -178,7 +226,10 @@ def test_in_and_out():
         t = pydist.from_numpy(a)
         t[0, 0] = 7
         assert a[0, 0] == 7 and t.numpy() is not a and np.shares_memory(t.numpy(), a) and t.numpy().dtype == dtype
-        assert np.array_equal(torch.from_dlpack(t).numpy(), a) and pydist.from_dlpack(torch.tensor(a)).tolist() == a.tolist()
+        assert (
+            np.array_equal(torch.from_dlpack(t).numpy(), a)
+            and pydist.from_dlpack(torch.tensor(a)).tolist() == a.tolist()
+        )
         assert pydist.tensor(a[1, 1]).dtype is t.dtype and pydist.tensor(a[1, 1]).item() == 4 - 1j
         again = pickle.loads(pickle.dumps(t))
         assert again.dtype is t.dtype and again.tolist() == a.tolist()
@@ -190,11 +241,21 @@ def test_in_and_out():
     from pydist.safetensors import load, save
 
     assert load(save({"z": pydist.tensor(v, dtype=pydist.complex64)}))["z"].tolist() == v.tolist()
-    assert pydist.tensor([[1j, 2], [3.0, True]]).tolist() == [[1j, 2], [3, 1]] and pydist.tensor(v).T.tolist() == v.T.tolist()
+    assert (
+        pydist.tensor([[1j, 2], [3.0, True]]).tolist() == [[1j, 2], [3, 1]]
+        and pydist.tensor(v).T.tolist() == v.T.tolist()
+    )
 
 
 def test_printed_as_torch():
-    for values in ([1 + 2j, 3 - 4.5j], [[1e-5 + 1j, 2j], [100.25, -1j]], 1.5 - 2j, [], [complex("nan"), complex("inf"), -1j], [float(k) + k / 2 * 1j for k in range(30)]):
+    for values in (
+        [1 + 2j, 3 - 4.5j],
+        [[1e-5 + 1j, 2j], [100.25, -1j]],
+        1.5 - 2j,
+        [],
+        [complex("nan"), complex("inf"), -1j],
+        [float(k) + k / 2 * 1j for k in range(30)],
+    ):
         for dtype in ("complex64", "complex128"):
             got, want = (str(lib.tensor(values, dtype=getattr(lib, dtype))) for lib in LIBS)
             assert got == want.replace("torch", "pydist"), want
@@ -202,10 +263,19 @@ def test_printed_as_torch():
 
 def test_refused_by_name():
     z = pydist.ones(2, 2, dtype=pydist.complex64)
-    for op in "lt ge maximum clamp relu floor atan2 erf argmax amax prod softmax sort topk log1p logical_and fmod".split():
+    for (
+        op
+    ) in "lt ge maximum clamp relu floor atan2 erf argmax amax prod softmax sort topk log1p logical_and fmod".split():
         f = getattr(_C, op)
         with pytest.raises(pydist.DTypeError, match=f"^{op}.*complex64|sort_last.*complex64|argsort.*complex64"):
-            f(z, 1) if op in ("softmax", "topk", "clamp") else f(z, z) if op in ("lt", "ge", "maximum", "atan2", "logical_and", "fmod") else f(z)
+            f(z, 1) if op in ("softmax", "topk", "clamp") else f(z, z) if op in (
+                "lt",
+                "ge",
+                "maximum",
+                "atan2",
+                "logical_and",
+                "fmod",
+            ) else f(z)
     for call, text in [
         (lambda: z.sum().backward(), "require grad"), (lambda: (z.requires_grad_() * 1).sum().backward(), "complex64"), (lambda: pydist.ones(2).mul_(1j), "complex"), (lambda: pydist.ones(2).fill_(1j), "complex"),
         (lambda: pydist.tensor([1j], dtype=pydist.float32), "complex"), (lambda: pydist.arange(1j), "complex"), (lambda: pydist.ones(2).imag, "imag"), (lambda: pydist.view_as_complex(pydist.zeros(3)), "view_as_complex"),
@@ -234,7 +304,9 @@ def test_rotary_embeddings_train():
 def test_parameters_and_random():
     layer = pydist.nn.Module()
     layer.w = pydist.nn.Parameter(pydist.randn(1000, dtype=pydist.complex64))
-    assert 0.8 < (layer.w.abs() ** 2).mean().item() < 1.2 and pydist.rand(3, dtype=pydist.complex128).imag.max().item() < 1
+    assert (
+        0.8 < (layer.w.abs() ** 2).mean().item() < 1.2 and pydist.rand(3, dtype=pydist.complex128).imag.max().item() < 1
+    )
     (layer.w * layer.w.conj()).real.sum().backward()
     assert pydist.allclose(layer.w.grad, 2 * layer.w) and layer.state_dict()["w"].is_complex()
     with pydist.no_grad():
@@ -244,10 +316,22 @@ def test_parameters_and_random():
 
 def test_optimizers_and_clipping():
     """Of complex parameters, whose parts are numbers of their own."""
-    for name, kwargs in {"SGD": {"momentum": 0.9}, "Adam": {"amsgrad": True}, "AdamW": {}, "RMSprop": {"momentum": 0.5}, "Adagrad": {"initial_accumulator_value": 0.1}, "Adadelta": {}, "NAdam": {}, "Rprop": {}}.items():
+    for name, kwargs in {
+        "SGD": {"momentum": 0.9},
+        "Adam": {"amsgrad": True},
+        "AdamW": {},
+        "RMSprop": {"momentum": 0.5},
+        "Adagrad": {"initial_accumulator_value": 0.1},
+        "Adadelta": {},
+        "NAdam": {},
+        "Rprop": {},
+    }.items():
         found = []
         for lib in LIBS:
-            p, target = lib.nn.Parameter(made(lib, (2, 3), 0, "complex64", False)), made(lib, (2, 3), 1, "complex64", False)
+            p, target = (
+                lib.nn.Parameter(made(lib, (2, 3), 0, "complex64", False)),
+                made(lib, (2, 3), 1, "complex64", False),
+            )
             optimizer = getattr(lib.optim, name)([p], lr=0.05, **kwargs)
             for _ in range(4):
                 optimizer.zero_grad()
@@ -276,11 +360,21 @@ def test_fft(name):
             grads = []
             if y.requires_grad:
                 w = made(lib, tuple(y.shape), 2, str(y.dtype).split(".")[1], False)
-                grads = [g for g in lib.autograd.grad(y, [z, x], w, allow_unused=True, create_graph=True) if g is not None]
+                grads = [
+                    g for g in lib.autograd.grad(y, [z, x], w, allow_unused=True, create_graph=True) if g is not None
+                ]
                 second = sum((g * g.conj()).real.sum() for g in grads) * sum(t.abs().sum() for t in (z, x))
-                grads += [lib.zeros_like(t) if g is None else g for g, t in zip(lib.autograd.grad(second, [z, x], allow_unused=True), (z, x))]
+                grads += [
+                    lib.zeros_like(t) if g is None else g
+                    for g, t in zip(lib.autograd.grad(second, [z, x], allow_unused=True), (z, x))
+                ]
             found.append([y, *grads])
         agree(*found, name, 1e-9)
-    for wrong in (lambda: pydist.fft.fft(pydist.ones(3), norm="half"), lambda: pydist.fft.rfft(pydist.ones(3) * 1j), lambda: pydist.fft.fft(pydist.ones(3), 0), lambda: pydist.fft.fft2(pydist.ones(2, 3), dim=(0, 0))):
+    for wrong in (
+        lambda: pydist.fft.fft(pydist.ones(3), norm="half"),
+        lambda: pydist.fft.rfft(pydist.ones(3) * 1j),
+        lambda: pydist.fft.fft(pydist.ones(3), 0),
+        lambda: pydist.fft.fft2(pydist.ones(2, 3), dim=(0, 0)),
+    ):
         with pytest.raises(RuntimeError, match="fft"):
             wrong()

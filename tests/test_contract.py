@@ -424,7 +424,11 @@ for victim in (3, 1, 0):
                               stderr=subprocess.PIPE) for rank in range(4)]  # fmt: skip
     out, errors = ranks[2].communicate(timeout=30)
     assert out.split() == ["3.0", "2.0", "1.0"] and ranks[2].returncode == 0, errors
-    assert [rank.communicate(timeout=30)[0].split() for rank in (ranks[0], ranks[1], ranks[3])] == [["3.0", "2.0"], ["3.0"], []]
+    assert [rank.communicate(timeout=30)[0].split() for rank in (ranks[0], ranks[1], ranks[3])] == [
+        ["3.0", "2.0"],
+        ["3.0"],
+        [],
+    ]
 
 
 @pytest.mark.skipif("FULL_LONG" not in os.environ, reason="takes long: .ci/full runs it")

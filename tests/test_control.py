@@ -164,21 +164,39 @@ def test_the_proof_is_hmac_sha256(n):
         assert _C.hmac_sha256(key, data) == hmac.digest(key, data, "sha256")
 
 
-@pytest.mark.parametrize("bad", [
-    b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
-    b"\0" * 64,
-    os.urandom(4096),
-    frame(CALL, b"x" * 28),
-    frame(NEWS, b"x" * 28),
-    frame(HELLO, b"x"),
-    frame(HELLO, b"x" * 27),
-    struct.pack("<IHHII", MAGIC, HELLO, 0, 0xFFFFFFFF, 0),
-    struct.pack("<IHHII", MAGIC ^ 0x01000000, HELLO, 0, 32, 0) + b"x" * 32,
-    struct.pack("<IHHII", MAGIC, HELLO, 1, 32, 0) + b"x" * 32,
-    frame(PROOF, b"x" * 32),
-    hello(0) * 2,
-    hello(0) + frame(PROOF, b"x" * 32),
-], ids=["http", "zeros", "noise", "call", "news", "short", "almost", "huge", "version", "descriptor", "proof", "twice", "guess"])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"\0" * 64,
+        os.urandom(4096),
+        frame(CALL, b"x" * 28),
+        frame(NEWS, b"x" * 28),
+        frame(HELLO, b"x"),
+        frame(HELLO, b"x" * 27),
+        struct.pack("<IHHII", MAGIC, HELLO, 0, 0xFFFFFFFF, 0),
+        struct.pack("<IHHII", MAGIC ^ 0x01000000, HELLO, 0, 32, 0) + b"x" * 32,
+        struct.pack("<IHHII", MAGIC, HELLO, 1, 32, 0) + b"x" * 32,
+        frame(PROOF, b"x" * 32),
+        hello(0) * 2,
+        hello(0) + frame(PROOF, b"x" * 32),
+    ],
+    ids=[
+        "http",
+        "zeros",
+        "noise",
+        "call",
+        "news",
+        "short",
+        "almost",
+        "huge",
+        "version",
+        "descriptor",
+        "proof",
+        "twice",
+        "guess",
+    ],
+)
 def test_garbage_is_refused(server, bad):
     s = dial(server)
     s.sendall(bad)
@@ -448,18 +466,22 @@ def test_a_message_brings_one_descriptor():
     server.close()
 
 
-@pytest.mark.parametrize("bad", [
-    frame(CALL, b"short"),
-    frame(CALL, struct.pack("<IIIIqq", 99, 1, 0, 0, 0, 0) + b"k"),
-    frame(CALL, struct.pack("<IIIIqq", 0, 0, 0, 0, 0, 0)),
-    frame(CALL, struct.pack("<IIIIqq", 0, 5, 0, 0, 0, 0) + b"k"),
-    frame(CALL, struct.pack("<IIIIqq", 0, 0xFFFFFFFF, 2, 0, 0, 0) + b"k"),
-    frame(CALL, struct.pack("<IIIIqq", 0, 1, 1 << 30, 0, 0, 0) + b"k"),
-    frame(NEWS, b"short"),
-    frame(NEWS, struct.pack("<IiiIi", 4, 0, 0, 0, 0) + b"I say rank 0 is dead"),
-    frame(77, b""),
-    struct.pack("<IHHII", MAGIC, CALL, 0, 3 << 20, 0),
-], ids=["short", "verb", "nokey", "lengths", "overflow", "value", "news", "forged", "kind", "long"])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        frame(CALL, b"short"),
+        frame(CALL, struct.pack("<IIIIqq", 99, 1, 0, 0, 0, 0) + b"k"),
+        frame(CALL, struct.pack("<IIIIqq", 0, 0, 0, 0, 0, 0)),
+        frame(CALL, struct.pack("<IIIIqq", 0, 5, 0, 0, 0, 0) + b"k"),
+        frame(CALL, struct.pack("<IIIIqq", 0, 0xFFFFFFFF, 2, 0, 0, 0) + b"k"),
+        frame(CALL, struct.pack("<IIIIqq", 0, 1, 1 << 30, 0, 0, 0) + b"k"),
+        frame(NEWS, b"short"),
+        frame(NEWS, struct.pack("<IiiIi", 4, 0, 0, 0, 0) + b"I say rank 0 is dead"),
+        frame(77, b""),
+        struct.pack("<IHHII", MAGIC, CALL, 0, 3 << 20, 0),
+    ],
+    ids=["short", "verb", "nokey", "lengths", "overflow", "value", "news", "forged", "kind", "long"],
+)
 def test_a_rank_that_talks_nonsense_is_dropped(server, bad):
     s, other = join(server, 0), join(server, 1)
     s.sendall(bad)
@@ -568,6 +590,7 @@ def test_latecomers_hear_the_past(server):
 
 
 # The client.
+
 
 def connect(server, rank, world=2, **kw):
     return _C.comm_init(rank, world, server.address, os.dup(server.secret_fd), kw.pop("timeout", 5), **kw)
@@ -826,8 +849,14 @@ def free_port():
 
 def start(script, url, rank, world, **env):
     command = [sys.executable, "-c", JOIN + textwrap.dedent(script), url, str(rank), str(world)]
-    return subprocess.Popen(command, env=dict(os.environ, OMP_NUM_THREADS="1", **env), text=True,
-                            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    return subprocess.Popen(
+        command,
+        env=dict(os.environ, OMP_NUM_THREADS="1", **env),
+        text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
 
 
 def finish(processes, timeout=60):
@@ -850,8 +879,11 @@ def all_good(ended):
 @pytest.mark.parametrize("world", [1, 3])
 def test_ranks_meet_without_a_launcher(tmp_path, kind, world):
     """Rank 0 comes last, leaves first, and stays until the others have left."""
-    url = f"file://{tmp_path}/meet" if kind == "file" else \
-        f"tcp://{socket.gethostname() if kind == 'name' else '127.0.0.1'}:{free_port()}"
+    url = (
+        f"file://{tmp_path}/meet"
+        if kind == "file"
+        else f"tcp://{socket.gethostname() if kind == 'name' else '127.0.0.1'}:{free_port()}"
+    )
     script = """
         if rank == 0:
             time.sleep(0.15)
@@ -921,11 +953,11 @@ def test_two_jobs_on_one_port():
     job = [start(script, url, r, 2) for r in range(2)]
     try:
         job[0].stdout.readline()
-        (code, _, err), = finish([start("join(3)", url, 0, 2)])
+        ((code, _, err),) = finish([start("join(3)", url, 0, 2)])
         assert code and "taken by another job" in err and f"pid {job[0].pid}" in err and url.rsplit(":")[-1] in err
-        (code, _, err), = finish([start("join(3)", url, 1, 2)])
+        ((code, _, err),) = finish([start("join(3)", url, 1, 2)])
         assert code and "rank 1 is here already" in err
-        (code, _, err), = finish([start("join(3)", url, 1, 4)])
+        ((code, _, err),) = finish([start("join(3)", url, 1, 4)])
         assert code and "expects 4 ranks, this job has 2" in err
     finally:
         all_good(finish(job))
@@ -934,42 +966,55 @@ def test_two_jobs_on_one_port():
 def test_a_missing_rank_0_is_named():
     url = f"tcp://127.0.0.1:{free_port()}"
     begin = time.monotonic()
-    (code, _, err), = finish([start("join(0.5)", url, 1, 2)])
+    ((code, _, err),) = finish([start("join(0.5)", url, 1, 2)])
     assert code and "CommTimeout" in err and "found no rank 0" in err and time.monotonic() - begin < 10
 
 
 def test_no_listening_beyond_this_host_without_a_secret(tmp_path):
     listen = "_C.ControlServer(2, listen='0.0.0.0:0').close()"
-    (code, _, err), = finish([start(listen, "x", 0, 1)])
+    ((code, _, err),) = finish([start(listen, "x", 0, 1)])
     assert code and "PYDIST_SECRET_FILE" in err and "PYDIST_INSECURE=1" in err
     all_good(finish([start(listen, "x", 0, 1, PYDIST_INSECURE="1")]))
     path = tmp_path / "secret"
     path.write_bytes(os.urandom(31) + b"\n")  # a byte like any other
     path.chmod(0o644)
-    (code, _, err), = finish([start(listen, "x", 0, 1, PYDIST_SECRET_FILE=str(path))])
+    ((code, _, err),) = finish([start(listen, "x", 0, 1, PYDIST_SECRET_FILE=str(path))])
     assert code and "mode 644" in err
     path.chmod(0o600)
     all_good(finish([start(listen, "x", 0, 1, PYDIST_SECRET_FILE=str(path))]))
     path.write_bytes(b"short")
-    (code, _, err), = finish([start(listen, "x", 0, 1, PYDIST_SECRET_FILE=str(path))])
+    ((code, _, err),) = finish([start(listen, "x", 0, 1, PYDIST_SECRET_FILE=str(path))])
     assert code and "5 bytes" in err
-    (code, _, err), = finish([start(listen, "x", 0, 1, PYDIST_SECRET_FILE=str(tmp_path / "none"))])
+    ((code, _, err),) = finish([start(listen, "x", 0, 1, PYDIST_SECRET_FILE=str(tmp_path / "none"))])
     assert code and "No such file" in err
 
 
 def test_an_address_elsewhere_needs_a_secret():
-    (code, _, err), = finish([start("join(0.3)", "tcp://192.0.2.1:29500", 1, 2)])
+    ((code, _, err),) = finish([start("join(0.3)", "tcp://192.0.2.1:29500", 1, 2)])
     assert code and "PYDIST_SECRET_FILE" in err
-    (code, _, err), = finish([start("join(0.3)", "tcp://192.0.2.1:29500", 0, 2, PYDIST_INSECURE="1")])
+    ((code, _, err),) = finish([start("join(0.3)", "tcp://192.0.2.1:29500", 0, 2, PYDIST_INSECURE="1")])
     assert code and "none of this host's" in err
     begin = time.monotonic()
-    (code, _, err), = finish([start("join(0.3)", "tcp://192.0.2.1:29500", 1, 2, PYDIST_INSECURE="1")])
+    ((code, _, err),) = finish([start("join(0.3)", "tcp://192.0.2.1:29500", 1, 2, PYDIST_INSECURE="1")])
     assert code and time.monotonic() - begin < 10
 
 
-@pytest.mark.parametrize("url", ["tcp://", "tcp://:5", "tcp://localhost", "tcp://localhost:99999", "tcp://localhost:0",
-                                 "tcp://localhost:x", "udp://localhost:1", "file://", "file:///no/such/folder/x",
-                                 "tcp://no.such.host.invalid:5", "tcp://" + "x" * 5000 + ":1"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "tcp://",
+        "tcp://:5",
+        "tcp://localhost",
+        "tcp://localhost:99999",
+        "tcp://localhost:0",
+        "tcp://localhost:x",
+        "udp://localhost:1",
+        "file://",
+        "file:///no/such/folder/x",
+        "tcp://no.such.host.invalid:5",
+        "tcp://" + "x" * 5000 + ":1",
+    ],
+)
 def test_bad_urls(url, leave):
     before = descriptors()
     with pytest.raises((ValueError, OSError, _C.DistError)):

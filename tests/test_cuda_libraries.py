@@ -23,7 +23,13 @@ print(*_C.cudnn_version(), sep="|")
 
 
 def ask(folder, **flags):
-    done = subprocess.run([sys.executable, "-c", ASK, str(folder)], env={**os.environ, **flags}, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", ASK, str(folder)],
+        env={**os.environ, **flags},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 
@@ -59,7 +65,10 @@ def test_settings_are_kept():
 
 def numbers(text):
     """{name: value} of a header's enums that give values."""
-    return {name: int(value, 0) for name, value in re.findall(r"\b(\w+)(?:\s+\w+_DEPRECATED_ENUM)?\s*=\s*(0x[0-9a-fA-F]+|\d+)\b", text)}
+    return {
+        name: int(value, 0)
+        for name, value in re.findall(r"\b(\w+)(?:\s+\w+_DEPRECATED_ENUM)?\s*=\s*(0x[0-9a-fA-F]+|\d+)\b", text)
+    }
 
 
 BEGINNINGS = {  # of cuBLASLt's names: ours, theirs
@@ -99,15 +108,23 @@ OPERANDS = {"FORWARD": ("W", "X", "Y"), "BWD_DATA": ("W", "DX", "DY"), "BWD_FILT
 
 def header(name, *more):
     """The text of a header of an installed wheel, or the toolkit's, and of those that it includes."""
-    places = [Path(p, "nvidia", *below) for p in sys.path for below in (("cu13", "include"), ("cudnn", "include"))] + [Path("/usr/local/cuda/include")]
+    places = [Path(p, "nvidia", *below) for p in sys.path for below in (("cu13", "include"), ("cudnn", "include"))] + [
+        Path("/usr/local/cuda/include")
+    ]
     folder = next((p for p in places if (p / name).is_file()), None)
     if folder is None:
         pytest.skip(f"no {name} here")
-    return "".join((place / file).read_text() for file in (name, *more) for place in [folder, *places] if (place / file).is_file())
+    return "".join(
+        (place / file).read_text() for file in (name, *more) for place in [folder, *places] if (place / file).is_file()
+    )
 
 
 def ours(file, beginning):
-    return {name: value for name, value in numbers((CSRC / "kernels" / file).read_text()).items() if name.startswith(beginning)}
+    return {
+        name: value
+        for name, value in numbers((CSRC / "kernels" / file).read_text()).items()
+        if name.startswith(beginning)
+    }
 
 
 def test_our_cublaslt_is_theirs():
@@ -124,5 +141,8 @@ def test_our_cudnn_is_theirs():
     found = ours("cudnn/dnn.h", "DNN_")
     assert {NAMES[name]: value for name, value in found.items()} == {name: theirs[name] for name in NAMES.values()}
     for kind, operands in OPERANDS.items():
-        row = [theirs[f"CUDNN_ATTR_OPERATION_CONVOLUTION_{kind}_{word}"] for word in ("ALPHA", "BETA", "CONV_DESC", *operands)]
+        row = [
+            theirs[f"CUDNN_ATTR_OPERATION_CONVOLUTION_{kind}_{word}"]
+            for word in ("ALPHA", "BETA", "CONV_DESC", *operands)
+        ]
         assert row == list(range(row[0], row[0] + 6))

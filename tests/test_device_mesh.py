@@ -27,7 +27,11 @@ def test_a_mesh_of_two_dimensions():
 
 def test_wrong_meshes():
     def work(rank):
-        for shape, names, kind in (((3,), None, RuntimeError), ((2,), ("a", "b"), RuntimeError), ((0,), None, ValueError)):
+        for shape, names, kind in (
+            ((3,), None, RuntimeError),
+            ((2,), ("a", "b"), RuntimeError),
+            ((0,), None, ValueError),
+        ):
             with pytest.raises(kind, match="init_device_mesh"):
                 dist.init_device_mesh("cpu", shape, mesh_dim_names=names)
 

@@ -14,10 +14,19 @@ DTYPES = ["bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat
 
 
 def numbers(dtype):
-    return (pydist.tensor([True, False] * 12) if dtype == "bool" else pydist.arange(24).to(getattr(pydist, dtype))).reshape(2, 3, 4)
+    return (
+        pydist.tensor([True, False] * 12) if dtype == "bool" else pydist.arange(24).to(getattr(pydist, dtype))
+    ).reshape(2, 3, 4)
 
 
-LAYOUTS = [lambda x: x, lambda x: x.permute(2, 0, 1), lambda x: x[1, 1:, ::2], lambda x: x[0, 0, 0], lambda x: x[:, :0], lambda x: x[:1].expand(2, 3, 4)]
+LAYOUTS = [
+    lambda x: x,
+    lambda x: x.permute(2, 0, 1),
+    lambda x: x[1, 1:, ::2],
+    lambda x: x[0, 0, 0],
+    lambda x: x[:, :0],
+    lambda x: x[:1].expand(2, 3, 4),
+]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -28,7 +37,11 @@ def test_with_torch(dtype, layout, torch):
         assert str(t.dtype).split(".")[1] == dtype and t.tolist() == x.tolist()
         if x.numel() > 1:
             assert t.data_ptr() == x.data_ptr() and t.stride() == x.stride()
-        for back in (pydist.from_dlpack(t), dlpack.from_dlpack(torch.utils.dlpack.to_dlpack(t)), pydist.from_dlpack(torch.utils.dlpack.to_dlpack(t))):
+        for back in (
+            pydist.from_dlpack(t),
+            dlpack.from_dlpack(torch.utils.dlpack.to_dlpack(t)),
+            pydist.from_dlpack(torch.utils.dlpack.to_dlpack(t)),
+        ):
             assert back.dtype == x.dtype and back.tolist() == x.tolist() and back.shape == x.shape
             if x.numel() > 1:
                 assert back.data_ptr() == x.data_ptr() and back.stride() == x.stride()

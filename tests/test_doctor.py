@@ -92,13 +92,17 @@ doctor.main()
 ])  # fmt: skip
 def test_faults_of_this_host_come_first(patch, options, first):
     command = [sys.executable, "-c", PATCHED.format(patch), *options]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=60, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
     assert done.returncode == 0 and done.stdout.startswith(first), done.stdout + done.stderr
 
 
 def test_an_interface_that_is_not_there():
     code, lines = verdict(PYDIST_IFACE="none")
-    assert code == 1 and lines[0].startswith("problem: network: PYDIST_IFACE=none leaves no interface (expected some of")
+    assert code == 1 and lines[0].startswith(
+        "problem: network: PYDIST_IFACE=none leaves no interface (expected some of"
+    )
 
 
 def test_quota_of_a_container(monkeypatch):
@@ -162,7 +166,9 @@ def test_slow_pairs():
 
 def test_the_ranks_of_the_launcher():
     command = [sys.executable, "-m", "pydist.run", "--nproc-per-node", "2", "-m", "pydist.doctor", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=60, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.removeprefix("[0] "))
     assert {"pairs", "link", "limits", "cores"} <= {one["check"] for one in found}
@@ -225,7 +231,9 @@ dist.recv_object_list([None], 1 - dist.get_rank())
             assert job.stdout.readline() == b"here\n"
         time.sleep(0.1)
         code, lines = attached(port)
-        assert code == 1 and lines[0].startswith("problem: hang: ranks 0-1 wait for each other: rank 0: it waits"), lines
+        assert code == 1 and lines[0].startswith("problem: hang: ranks 0-1 wait for each other: rank 0: it waits"), (
+            lines
+        )
     finally:
         for job in jobs:
             job.kill()
@@ -241,9 +249,17 @@ def test_what_attach_makes_of_answers():
 
     for ranks, severity, text in (
         ([rank(0, None), rank(1, None)], "ok", "nobody waits"),
-        ([rank(0, 1), rank(1, 2), rank(2, 1)], "problem", "ranks 1-2 wait for each other: rank 1: it began x; rank 2: it"),
+        (
+            [rank(0, 1), rank(1, 2), rank(2, 1)],
+            "problem",
+            "ranks 1-2 wait for each other: rank 1: it began x; rank 2: it",
+        ),
         ([rank(0, 3), rank(1, 3)], "problem", "ranks 0-1 wait for rank 3, not on this host"),
-        ([rank(0, 1), rank(1, None, "A"), rank(2, None, "B")], "problem", "rank 0 waits for rank 1: rank 1 (pid 11): A; nor"),
+        (
+            [rank(0, 1), rank(1, None, "A"), rank(2, None, "B")],
+            "problem",
+            "rank 0 waits for rank 1: rank 1 (pid 11): A; nor",
+        ),
         ([rank(0, None)._replace(record="", place="gone")], "problem", "rank 0 (pid 10): gone"),
     ):
         got = _attach.verdict(ranks)

@@ -71,7 +71,9 @@ def indexing():
 
     def run():
         z = x * 1
-        (z[1:, ::2].sum() + z[rows].sum() + z[mask].sum() + z[[0, 1], [2, -1]].sum() + z[None, ..., 0].sum()).backward(inputs=[x])
+        (z[1:, ::2].sum() + z[rows].sum() + z[mask].sum() + z[[0, 1], [2, -1]].sum() + z[None, ..., 0].sum()).backward(
+            inputs=[x]
+        )
         x.grad = None
         plain = pydist.zeros(4, 5)
         plain[0], plain[rows], plain[mask], plain[:, [1]] = 1.0, pydist.ones(5), 2.0, pydist.ones(4, 1)
@@ -85,7 +87,12 @@ def cat_and_stack():
     parts = [pydist.rand(2, 3, requires_grad=True) for _ in range(3)]
 
     def run():
-        joined = pydist.cat([pydist.stack(parts, 1).flatten(0, 1), parts[0].reshape(-1, 3)]).permute(1, 0).unsqueeze(0).expand(2, -1, -1)
+        joined = (
+            pydist.cat([pydist.stack(parts, 1).flatten(0, 1), parts[0].reshape(-1, 3)])
+            .permute(1, 0)
+            .unsqueeze(0)
+            .expand(2, -1, -1)
+        )
         pydist.grad(joined.sum(), parts)
 
     return run
@@ -150,7 +157,11 @@ def numpy_both_ways():
     def run():
         t = pydist.from_numpy(a.T)
         assert (t + 1).numpy().sum() == 78 and bytes(memoryview(t[0])) and pydist.as_tensor(a).sum().item() == 66
-        pydist.tensor(a), pydist.tensor([[1.0, 2], [3, 4]]), pydist.from_numpy(a[1:, ::2]).contiguous().half().to(pydist.int8)
+        (
+            pydist.tensor(a),
+            pydist.tensor([[1.0, 2], [3, 4]]),
+            pydist.from_numpy(a[1:, ::2]).contiguous().half().to(pydist.int8),
+        )
 
     return run
 
@@ -161,7 +172,14 @@ def making_and_copying():
     x.note = [1]
 
     def run():
-        pydist.arange(5), pydist.full((2,), 3), pydist.randperm(9), pydist.randn(2, 2).normal_(), pydist.randint(4, (3,)), pydist.ones_like(x)
+        (
+            pydist.arange(5),
+            pydist.full((2,), 3),
+            pydist.randperm(9),
+            pydist.randn(2, 2).normal_(),
+            pydist.randint(4, (3,)),
+            pydist.ones_like(x),
+        )
         assert copy.deepcopy(x).note == [1] and x.detach().tolist() and repr(x * 1)
 
     return run
@@ -173,7 +191,11 @@ def hooks():
 
     def run():
         y = x * 2
-        handles = [y.register_hook(lambda g: g * 2), x.register_hook(lambda g: g + 1), x.register_post_accumulate_grad_hook(lambda t: t.grad.add_(1))]
+        handles = [
+            y.register_hook(lambda g: g * 2),
+            x.register_hook(lambda g: g + 1),
+            x.register_post_accumulate_grad_hook(lambda t: t.grad.add_(1)),
+        ]
         try:
             y.exp().sum().backward(retain_graph=True)
             y.sum().backward()
@@ -327,5 +349,12 @@ def test_a_failed_step_changes_nothing():
 
 def test_fault_by_environment(tmp_path):
     code = "import pydist\ntry:\n    [pydist.ones(3) for _ in range(100)]\nexcept MemoryError as e:\n    print(type(e).__name__, e)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=tmp_path, env={**os.environ, "PYDIST_FAULT": "malloc:37"})
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=tmp_path,
+        env={**os.environ, "PYDIST_FAULT": "malloc:37"},
+    )
     assert done.stdout.startswith("OutOfMemoryError") and not done.stderr, done

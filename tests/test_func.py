@@ -86,7 +86,11 @@ def test_functional_call():
 WRONG = [
     (lambda: pydist.func.grad(lambda x: x)(pydist.ones(2)), RuntimeError, "no dimensions"),
     (lambda: pydist.func.grad(lambda x: x.sum())(pydist.tensor([1, 2])), RuntimeError, "int64"),
-    (lambda: pydist.func.functional_call(pydist.nn.Linear(1, 1), {"w": pydist.ones(1)}, pydist.ones(1)), RuntimeError, "'w'"),
+    (
+        lambda: pydist.func.functional_call(pydist.nn.Linear(1, 1), {"w": pydist.ones(1)}, pydist.ones(1)),
+        RuntimeError,
+        "'w'",
+    ),
     (lambda: pydist.func.vmap(lambda x, y: x)(pydist.ones(2), pydist.ones(3)), ValueError, "sizes"),
     (lambda: pydist.func.vmap(lambda x: x, in_dims=(0, 0))(pydist.ones(2)), ValueError, "in_dims"),
 ]
@@ -114,8 +118,17 @@ def test_arguments_by_name():
         for a, b in zip(ours, theirs, strict=True):
             assert a.dtype == b.dtype and a.shape == b.shape, k
             np.testing.assert_allclose(a, b, atol=1e-6, err_msg=str(k))
-    assert pydist.empty_strided((2, 3), (1, 2)).stride() == (1, 2) and pydist.manual_seed(seed=3) is None and pydist.Generator().manual_seed(seed=2).initial_seed() == 2
-    for wrong in (lambda: pydist.zeros(2).size(0, dim=1), lambda: pydist.arange(), lambda: pydist.zeros(2).copy_(source=1), lambda: pydist.full((2,), size=(3,))):
+    assert (
+        pydist.empty_strided((2, 3), (1, 2)).stride() == (1, 2)
+        and pydist.manual_seed(seed=3) is None
+        and pydist.Generator().manual_seed(seed=2).initial_seed() == 2
+    )
+    for wrong in (
+        lambda: pydist.zeros(2).size(0, dim=1),
+        lambda: pydist.arange(),
+        lambda: pydist.zeros(2).copy_(source=1),
+        lambda: pydist.full((2,), size=(3,)),
+    ):
         with pytest.raises(TypeError):
             wrong()
 
@@ -123,6 +136,21 @@ def test_arguments_by_name():
 def test_files_have_pytorchs_names():
     from importlib import import_module
 
-    for name, has in {"nn.modules.pixelshuffle": "PixelShuffle", "nn.modules.fold": "Fold", "nn.modules.utils": "_pair", "optim.adamw": "AdamW", "optim.nadam": "NAdam", "nn.utils.clip_grad": "clip_grad_norm_", "autograd.variable": "Variable", "autograd.grad_mode": "no_grad", "distributions.utils": "broadcast_all", "distributions.transformed_distribution": "TransformedDistribution"}.items():
+    for name, has in {
+        "nn.modules.pixelshuffle": "PixelShuffle",
+        "nn.modules.fold": "Fold",
+        "nn.modules.utils": "_pair",
+        "optim.adamw": "AdamW",
+        "optim.nadam": "NAdam",
+        "nn.utils.clip_grad": "clip_grad_norm_",
+        "autograd.variable": "Variable",
+        "autograd.grad_mode": "no_grad",
+        "distributions.utils": "broadcast_all",
+        "distributions.transformed_distribution": "TransformedDistribution",
+    }.items():
         assert hasattr(import_module(f"pydist.{name}"), has), name
-    assert pydist.nn.modules.utils._pair(3) == (3, 3) and pydist.nn.modules.utils._triple((1, 2, 3)) == (1, 2, 3) and pydist.nn.modules.utils._reverse_repeat_tuple((1, 2), 2) == (2, 2, 1, 1)
+    assert (
+        pydist.nn.modules.utils._pair(3) == (3, 3)
+        and pydist.nn.modules.utils._triple((1, 2, 3)) == (1, 2, 3)
+        and pydist.nn.modules.utils._reverse_repeat_tuple((1, 2), 2) == (2, 2, 1, 1)
+    )

@@ -278,7 +278,9 @@ def test_gradient_check():
 
 
 def broken(lib, forward, backward):
-    return type("Broken", (lib.autograd.Function,), {"forward": staticmethod(forward), "backward": staticmethod(backward)})
+    return type(
+        "Broken", (lib.autograd.Function,), {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    )
 
 
 @pytest.mark.parametrize(
@@ -315,7 +317,10 @@ def test_errors_name_the_function():
         y = broken(pydist, lambda ctx, x: x * 1, backward).apply(x)
         with pytest.raises(RuntimeError, match=error):
             y.sum().backward()
-    for mark, error in [(lambda ctx, x: ctx.mark_dirty(x * 2), "not an argument"), (lambda ctx, x: ctx.mark_dirty(x), "not among the results")]:
+    for mark, error in [
+        (lambda ctx, x: ctx.mark_dirty(x * 2), "not an argument"),
+        (lambda ctx, x: ctx.mark_dirty(x), "not among the results"),
+    ]:
         with pytest.raises(RuntimeError, match=f"BrokenBackward: mark_dirty.*{error}"):
             broken(pydist, lambda ctx, x: (mark(ctx, x), x * 1)[1], lambda ctx, g: g).apply(x * 1)  # noqa: B023
     with pytest.raises(TypeError, match="keyword"):

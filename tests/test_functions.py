@@ -104,7 +104,12 @@ def test_median_of_rows_with_nan():
     x = np.array([[1.0, np.nan, 3.0], [4.0, 6.0, 5.0]])
     for dim in (0, 1):
         for name in ("median", "nanmedian"):
-            same(*(getattr(lib.tensor(x), name)(dim).values if lib is torch else getattr(lib.tensor(x), name)(dim)[0] for lib in (pydist, torch)))
+            same(
+                *(
+                    getattr(lib.tensor(x), name)(dim).values if lib is torch else getattr(lib.tensor(x), name)(dim)[0]
+                    for lib in (pydist, torch)
+                )
+            )
 
 
 def same(got, want):
@@ -112,7 +117,11 @@ def same(got, want):
     np.testing.assert_allclose(got.detach().numpy(), want.detach().numpy(), rtol=1e-12, atol=1e-13)
 
 
-@pytest.mark.parametrize("case", [(*c, p) for c in CASES for p in ("function", "method")] + [(*c, "function") for c in FUNCTIONS], ids=lambda c: f"{c[0]}-{c[-1]}")
+@pytest.mark.parametrize(
+    "case",
+    [(*c, p) for c in CASES for p in ("function", "method")] + [(*c, "function") for c in FUNCTIONS],
+    ids=lambda c: f"{c[0]}-{c[-1]}",
+)
 def test_as_torch(case):
     name, *args, place = case
     owner = pydist if place == "function" else pydist.Tensor
@@ -131,7 +140,9 @@ def test_as_torch(case):
             same(g, w)
 
 
-@pytest.mark.parametrize("name, args", [("repeat", ((2, 3),)), ("repeat", (2, 1, 3)), ("view_as", None), ("reshape_as", None)])
+@pytest.mark.parametrize(
+    "name, args", [("repeat", ((2, 3),)), ("repeat", (2, 1, 3)), ("view_as", None), ("reshape_as", None)]
+)
 def test_methods(name, args):
     results = []
     for lib in (pydist, torch):
@@ -168,7 +179,15 @@ def test_in_place(case):
 
 def test_views_are_views():
     x = pydist.zeros(4, 6)
-    for part in (x.split(2)[1], x.chunk(3, 1)[2], x.narrow(0, 1, 2), x.unbind(1)[3], x.diagonal(1), x.movedim(0, 1), x.mT):
+    for part in (
+        x.split(2)[1],
+        x.chunk(3, 1)[2],
+        x.narrow(0, 1, 2),
+        x.unbind(1)[3],
+        x.diagonal(1),
+        x.movedim(0, 1),
+        x.mT,
+    ):
         part.fill_(1)
         assert part._base is x and x.sum().item() == part.numel()
         x.zero_()
@@ -210,7 +229,12 @@ def test_multinomial():
         assert (two[:, 0] != two[:, 1]).all() and 1 not in two[0] and 2 not in two[1]
         firsts[[0, 1], two[:, 0]] += 1
     assert np.abs(firsts / 2000 - weights.numpy() / weights.numpy().sum(1, keepdims=True)).max() < 0.05
-    for wrong in (lambda: weights.multinomial(5), lambda: (-weights).multinomial(1), lambda: (weights * 0).multinomial(1), lambda: weights.long().multinomial(1)):
+    for wrong in (
+        lambda: weights.multinomial(5),
+        lambda: (-weights).multinomial(1),
+        lambda: (weights * 0).multinomial(1),
+        lambda: weights.long().multinomial(1),
+    ):
         with pytest.raises(RuntimeError, match="multinomial"):
             wrong()
 
@@ -226,7 +250,11 @@ def test_operators():
         exec(f"x {code} 2\na {code} 2", space)
         assert space["x"].tolist() == space["a"].tolist(), code
     mask = x > 0
-    assert (~mask).tolist() == [False, True, False] and (mask & ~mask).tolist() == [False] * 3 and (mask ^ True).tolist() == [False, True, False]
+    assert (
+        (~mask).tolist() == [False, True, False]
+        and (mask & ~mask).tolist() == [False] * 3
+        and (mask ^ True).tolist() == [False, True, False]
+    )
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16", "int64", "int32", "int8", "uint8"])
@@ -236,14 +264,22 @@ def test_sort_is_stable(dtype):
     for descending in (False, True):
         got = x.sort(descending=descending)
         order = np.argsort(-values if descending else values, kind="stable")
-        assert np.array_equal(got.indices.numpy(), order) and got.values.tolist() == np.take_along_axis(values, order, 1).tolist()
+        assert (
+            np.array_equal(got.indices.numpy(), order)
+            and got.values.tolist() == np.take_along_axis(values, order, 1).tolist()
+        )
 
 
 def test_sort_places_specials_as_torch():
     v = [1.0, np.nan, -np.inf, 0.0, -0.0, np.inf, -1.0, np.nan, -np.nan]
     for n, descending in itertools.product((1, 5), (False, True)):
-        ours, theirs = pydist.tensor(v * n).sort(descending=descending), torch.tensor(v * n).sort(stable=True, descending=descending)
-        assert ours.indices.tolist() == theirs.indices.tolist() and np.array_equal(ours.values.numpy(), theirs.values.numpy(), equal_nan=True)
+        ours, theirs = (
+            pydist.tensor(v * n).sort(descending=descending),
+            torch.tensor(v * n).sort(stable=True, descending=descending),
+        )
+        assert ours.indices.tolist() == theirs.indices.tolist() and np.array_equal(
+            ours.values.numpy(), theirs.values.numpy(), equal_nan=True
+        )
 
 
 NN = [  # functions of nn.functional without an op of their own
@@ -285,24 +321,33 @@ def test_names_of_files_imported_later(file):
     both, functions, methods = (names.split() for names in pydist._functions._LATER[file])
     importlib.import_module(f"pydist._functions.{file}")
     stand_ins = {n for n in both + methods if "which the first call imports" in getattr(pydist.Tensor, n).__doc__}
-    assert not stand_ins and {*both, *functions} == {n for n, f in pydist._functions.NAMES.items() if f.__module__ == f"pydist._functions.{file}"}
+    assert not stand_ins and {*both, *functions} == {
+        n for n, f in pydist._functions.NAMES.items() if f.__module__ == f"pydist._functions.{file}"
+    }
 
 
 def test_attention_of_groups():
     for mask in (None, "float", "bool"):
         results = []
         for lib in (pydist, torch):
-            q, k, v = (lib.tensor(np.random.default_rng(s).normal(size=(2, h, 5, 4))).requires_grad_() for s, h in ((0, 4), (1, 2), (2, 2)))
+            q, k, v = (
+                lib.tensor(np.random.default_rng(s).normal(size=(2, h, 5, 4))).requires_grad_()
+                for s, h in ((0, 4), (1, 2), (2, 2))
+            )
             m = np.random.default_rng(3).normal(size=(5, 5))
             m = None if mask is None else lib.tensor(m if mask == "float" else m > 0)
-            y = lib.nn.functional.scaled_dot_product_attention(q, k, v, m, is_causal=mask is None, scale=0.3, enable_gqa=True)
+            y = lib.nn.functional.scaled_dot_product_attention(
+                q, k, v, m, is_causal=mask is None, scale=0.3, enable_gqa=True
+            )
             (y * y).sum().backward()
             results.append([y, q.grad, k.grad, v.grad])
         for ours, theirs in zip(*results):
             same(ours, theirs)
     q = pydist.ones(2, 3)
     hidden = pydist.tensor([[True, False, True], [False] * 3])
-    assert pydist.nn.functional.scaled_dot_product_attention(q, pydist.ones(3, 3), pydist.ones(3, 1), hidden).tolist() == [[1.0], [0.0]]
+    assert pydist.nn.functional.scaled_dot_product_attention(
+        q, pydist.ones(3, 3), pydist.ones(3, 1), hidden
+    ).tolist() == [[1.0], [0.0]]
 
 
 def test_ctc_loss():
@@ -314,27 +359,44 @@ def test_ctc_loss():
             results = []
             for lib in (pydist, torch):
                 x = lib.tensor(scores).requires_grad_()
-                labels = lib.tensor(np.concatenate([row[:n] for row, n in zip(targets, (4, 2, 0))]) if flat else targets)
-                sizes = (lib.tensor([9, 7, 5]), lib.tensor([4, 2, 0])) if "zero_infinity" in kwargs else ((9, 7, 5), (4, 2, 0))
+                labels = lib.tensor(
+                    np.concatenate([row[:n] for row, n in zip(targets, (4, 2, 0))]) if flat else targets
+                )
+                sizes = (
+                    (lib.tensor([9, 7, 5]), lib.tensor([4, 2, 0]))
+                    if "zero_infinity" in kwargs
+                    else ((9, 7, 5), (4, 2, 0))
+                )
                 losses = lib.nn.functional.ctc_loss(x.log_softmax(-1), labels, *sizes, **kwargs)
                 losses.sum().backward()
                 results.append((losses, x.grad))
             for ours, theirs in zip(*results):
                 np.testing.assert_allclose(ours.detach().numpy(), theirs.detach().numpy(), rtol=1e-9, atol=1e-11)
-    short = [lib.nn.functional.ctc_loss(lib.zeros(2, 1, 3), lib.tensor([[1, 1, 2]]), [2], [3], reduction="none", zero_infinity=z).tolist() for lib in (pydist, torch) for z in (False, True)]
+    short = [
+        lib.nn.functional.ctc_loss(
+            lib.zeros(2, 1, 3), lib.tensor([[1, 1, 2]]), [2], [3], reduction="none", zero_infinity=z
+        ).tolist()
+        for lib in (pydist, torch)
+        for z in (False, True)
+    ]
     assert short == [[np.inf], [0.0]] * 2
 
 
 def test_histogram_and_searchsorted():
     values = np.random.default_rng(0).normal(size=60)
     for kwargs in ({}, {"density": True}, {"range": (-1.0, 0.5)}):
-        for ours, theirs in zip(pydist.histogram(pydist.tensor(values), 7, **kwargs), torch.histogram(torch.tensor(values), 7, **kwargs)):
+        for ours, theirs in zip(
+            pydist.histogram(pydist.tensor(values), 7, **kwargs), torch.histogram(torch.tensor(values), 7, **kwargs)
+        ):
             np.testing.assert_allclose(ours.numpy(), theirs.numpy(), rtol=1e-12)
     edges, looked = np.array([[0.0, 1, 1, 2], [1, 2, 3, 4]]), np.array([[-1, 1, 1.5, np.nan], [4, 4.5, 1, 0]])
     for right in (False, True):
         ours, theirs = (lib.searchsorted(lib.tensor(edges), lib.tensor(looked), right=right) for lib in (pydist, torch))
         assert ours.tolist() == theirs.tolist()
-        assert pydist.bucketize(pydist.tensor(looked), pydist.tensor(edges[1]), right=right).tolist() == torch.bucketize(torch.tensor(looked), torch.tensor(edges[1]), right=right).tolist()
+        assert (
+            pydist.bucketize(pydist.tensor(looked), pydist.tensor(edges[1]), right=right).tolist()
+            == torch.bucketize(torch.tensor(looked), torch.tensor(edges[1]), right=right).tolist()
+        )
     with pytest.raises(RuntimeError, match="searchsorted"):
         pydist.searchsorted(pydist.zeros(2, 3), pydist.zeros(3, 2))
 
@@ -345,7 +407,11 @@ def test_geometry_in_place():
         assert x.t_() is x and tuple(x.shape) == (3, 2) and x.tolist() == [[0, 3], [1, 4], [2, 5]]
         assert tuple(x.unsqueeze_(0).transpose_(0, 2).shape) == (2, 3, 1) and tuple(x.squeeze_().shape) == (2, 3)
         y = lib.arange(6)
-        assert y.resize_(2, 2).tolist() == [[0, 1], [2, 3]] and tuple(y.resize_(3, 4).shape) == (3, 4) and y.reshape(-1)[:4].tolist() == [0, 1, 2, 3]
+        assert (
+            y.resize_(2, 2).tolist() == [[0, 1], [2, 3]]
+            and tuple(y.resize_(3, 4).shape) == (3, 4)
+            and y.reshape(-1)[:4].tolist() == [0, 1, 2, 3]
+        )
         assert y.set_(x).tolist() == x.tolist() and lib.zeros(3, 3).fill_diagonal_(2).sum().item() == 6
         assert lib.zeros(7, 2).fill_diagonal_(1, True).tolist() == torch.zeros(7, 2).fill_diagonal_(1, True).tolist()
 
@@ -362,7 +428,11 @@ def test_random_functions():
     assert abs(pydist.empty(n).cauchy_(1.0, 2.0).median().item() - 1) < 0.15
     first = [pydist.zeros(3).uniform_(generator=pydist.Generator().manual_seed(5)).tolist() for _ in range(2)]
     assert first[0] == first[1] != pydist.zeros(3).uniform_().tolist()
-    for wrong in (lambda: pydist.bernoulli(pydist.tensor([2.0])), lambda: pydist.zeros(2).exponential_(-1), lambda: pydist.normal(1.0, 2.0)):
+    for wrong in (
+        lambda: pydist.bernoulli(pydist.tensor([2.0])),
+        lambda: pydist.zeros(2).exponential_(-1),
+        lambda: pydist.normal(1.0, 2.0),
+    ):
         with pytest.raises((RuntimeError, TypeError)):
             wrong()
 
@@ -399,9 +469,20 @@ def test_errors(case):
 def test_lists_of_tensors():
     for lib in (pydist, torch):
         xs, ys = [lib.tensor([1.0, 4.0]), lib.tensor([9.0])], [lib.tensor([1.0, 2.0]), lib.tensor([3.0])]
-        assert [t.tolist() for t in lib._foreach_add(xs, ys, alpha=2)] == [[3, 8], [15]] and [t.tolist() for t in lib._foreach_div(xs, [2.0, 3.0])] == [[0.5, 2], [3]]
-        assert [t.tolist() for t in lib._foreach_sqrt(xs)] == [[1, 2], [3]] and [t.tolist() for t in lib._foreach_maximum(xs, 4.0)] == [[4, 4], [9]] and lib._foreach_norm(ys)[1].item() == 3
-        lib._foreach_mul_(xs, 2.0), lib._foreach_addcmul_(xs, ys, ys, value=0.5), lib._foreach_lerp_(xs, ys, 0.5), lib._foreach_sub_(xs, 1.0)
+        assert [t.tolist() for t in lib._foreach_add(xs, ys, alpha=2)] == [[3, 8], [15]] and [
+            t.tolist() for t in lib._foreach_div(xs, [2.0, 3.0])
+        ] == [[0.5, 2], [3]]
+        assert (
+            [t.tolist() for t in lib._foreach_sqrt(xs)] == [[1, 2], [3]]
+            and [t.tolist() for t in lib._foreach_maximum(xs, 4.0)] == [[4, 4], [9]]
+            and lib._foreach_norm(ys)[1].item() == 3
+        )
+        (
+            lib._foreach_mul_(xs, 2.0),
+            lib._foreach_addcmul_(xs, ys, ys, value=0.5),
+            lib._foreach_lerp_(xs, ys, 0.5),
+            lib._foreach_sub_(xs, 1.0),
+        )
         assert [t.tolist() for t in xs] == [[0.75, 5.0], [11.75]]
         lib._foreach_zero_(xs), lib._foreach_copy_(xs, ys)
         assert [t.tolist() for t in xs] == [[1, 2], [3]]

@@ -22,7 +22,16 @@ torch = pytest.importorskip("torch", reason="needs torch")
 COUNT, _, SEED = os.environ.get("FULL_FUZZ", "600:0").partition(":")
 KNOWN = list(recipes())
 LOOSE = {"float64": 1e-8, "complex128": 1e-8, "float32": 1e-4, "complex64": 1e-4, "float16": 0.02, "bfloat16": 0.1}
-RAISES = (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError, OverflowError, AssertionError, ZeroDivisionError)
+RAISES = (
+    RuntimeError,
+    ValueError,
+    TypeError,
+    IndexError,
+    NotImplementedError,
+    OverflowError,
+    AssertionError,
+    ZeroDivisionError,
+)
 # torch has no kernel for the dtype, or no such gradient: pydist may have one.
 LACKS = re.compile(
     r"not (yet )?implemented|not (yet |currently )?support|unsupported|does(n't| not) support|no longer supported|"
@@ -82,7 +91,11 @@ def run(lib, call):
     try:
         args = built(lib, call.args, call.grad, made)
         kwargs = {k: built(lib, v, call.grad, made) for k, v in call.kwargs.items()}
-        f = function(lib, call.name, call.in_place and isinstance(call.args[0], Array) and not (call.grad and call.name in NO_GRADIENT_IN_PLACE))
+        f = function(
+            lib,
+            call.name,
+            call.in_place and isinstance(call.args[0], Array) and not (call.grad and call.name in NO_GRADIENT_IN_PLACE),
+        )
         if (call.in_place or call.name.endswith("_")) and made[0][1].requires_grad:
             args[0] = args[0] * 1  # not a leaf, which must not be written
         if lib is torch and call.name in UNSET:
@@ -92,7 +105,9 @@ def run(lib, call):
         floats = [r for r in results if isinstance(r, lib.Tensor) and r.requires_grad]
         if floats and call.name not in RANDOM:
             inputs = [t for _, t in made if t.requires_grad]
-            weights = [lib.tensor(np.random.default_rng(1).uniform(0.5, 1.5, tuple(r.shape))).to(r.dtype) for r in floats]
+            weights = [
+                lib.tensor(np.random.default_rng(1).uniform(0.5, 1.5, tuple(r.shape))).to(r.dtype) for r in floats
+            ]
             grads = list(lib.autograd.grad(floats, inputs, weights, allow_unused=True))
         return results, grads, [t for _, t in made]
     except RAISES as error:
@@ -113,7 +128,11 @@ def arrays(a):
     """The tensors among the arguments."""
     if isinstance(a, Array):
         return [a]
-    return [b for part in (a.values() if isinstance(a, dict) else a) for b in arrays(part)] if isinstance(a, (list, tuple, dict)) else []
+    return (
+        [b for part in (a.values() if isinstance(a, dict) else a) for b in arrays(part)]
+        if isinstance(a, (list, tuple, dict))
+        else []
+    )
 
 
 def differ(got, want, loose):
@@ -132,7 +151,12 @@ def wrong_error(call, ours, theirs):
     text = str(theirs)
     if call.grad and any(0 in a.shape for a in arrays([call.args, call.kwargs])):
         return None  # torch's gradients of nothing look at shapes that do not fit
-    if LACKS.search(text) or NARROW.search(text) or (call.grad or not call.in_place) and "can't be cast to the desired output" in text:
+    if (
+        LACKS.search(text)
+        or NARROW.search(text)
+        or (call.grad or not call.in_place)
+        and "can't be cast to the desired output" in text
+    ):
         return None
     if not isinstance(ours, Exception):
         return f"raises nothing, torch {type(theirs).__name__}: {text[:200]}"
@@ -147,14 +171,26 @@ def is_stricter(call, error):
     text, kinds = str(error), (_C.ArgumentError, _C.PositionError, _C.DimError, _C.DTypeError, _C.ShapeError)
     empty = any(0 in a.shape for a in arrays([call.args, call.kwargs])) and isinstance(error, kinds)
     unchecked = call.name == "take_along_dim" and isinstance(error, _C.PositionError)
-    return empty or unchecked or "none negative" in text or "leaves nothing" in text or "share memory" in text or "expected float32 or float64" in text
+    return (
+        empty
+        or unchecked
+        or "none negative" in text
+        or "leaves nothing" in text
+        or "share memory" in text
+        or "expected float32 or float64" in text
+    )
 
 
 def is_free(call, k):
     """Whether result k is not said: the sign of a NaN, which NaN a pool finds, exponentials that torch makes in 16 bits."""
     text = repr(call)
     special, halves = "special" in text, "float16" in text
-    return special and (call.name == "copysign" or "max_pool" in call.name and k > 0) or halves and call.name == "F.soft_margin_loss"
+    return (
+        special
+        and (call.name == "copysign" or "max_pool" in call.name and k > 0)
+        or halves
+        and call.name == "F.soft_margin_loss"
+    )
 
 
 def wrong_results(call, ours, theirs, loose, empty):
@@ -184,7 +220,11 @@ def has_free_gradient(call):
     text = repr(call)
     shared = call.name in ("einsum", "diagonal", "trace", "as_strided", "unfold") and "layout='E'" in text
     shared = shared or call.name == "scatter_reduce" and call.kwargs.get("include_self") is False
-    return re.search("special|inf|nan", text) or shared or call.name in {*TIES, "quantile", "nanquantile", "nextafter", "atan2", "arctan2"}
+    return (
+        re.search("special|inf|nan", text)
+        or shared
+        or call.name in {*TIES, "quantile", "nanquantile", "nextafter", "atan2", "arctan2"}
+    )
 
 
 def wrong_tensors(what, ours, theirs, loose):
@@ -231,7 +271,9 @@ def test_every_op_of_the_table_is_called():
 
 
 @seed(int(SEED or 0))
-@settings(max_examples=int(COUNT), deadline=None, database=None, suppress_health_check=list(HealthCheck), print_blob=False)
+@settings(
+    max_examples=int(COUNT), deadline=None, database=None, suppress_health_check=list(HealthCheck), print_blob=False
+)
 @given(calls(KNOWN))
 def test_as_torch(call):
     with warnings.catch_warnings():

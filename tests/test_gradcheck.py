@@ -55,14 +55,19 @@ def test_right_gradients(lib):
     ]:  # fmt: skip
         assert check(f, args) is True and again(f, args) is True
     assert check(lambda x, y: x * 2, (x, y)) and check(lambda x: x.sum(), leaf(lib, 2.0))
-    assert again(lambda x: x * x, x, gen_non_contig_grad_outputs=True) and again(lambda x: x**3, x, lib.ones(2, 3, dtype=lib.float64))
+    assert again(lambda x: x * x, x, gen_non_contig_grad_outputs=True) and again(
+        lambda x: x**3, x, lib.ones(2, 3, dtype=lib.float64)
+    )
     assert x.grad is None and x._version == 0
 
 
 def test_wrong_gradients(lib):
     x = leaf(lib, [0.5, 1.0])
     assert lib.autograd.gradcheck(wrong(lib, 1.0), x)
-    with pytest.raises(RuntimeError, match="Jacobian mismatch for output 0 with respect to input 0,\nnumerical:tensor(.|\n)*\nanalytical:tensor") as caught:
+    with pytest.raises(
+        RuntimeError,
+        match="Jacobian mismatch for output 0 with respect to input 0,\nnumerical:tensor(.|\n)*\nanalytical:tensor",
+    ) as caught:
         lib.autograd.gradcheck(wrong(lib, 1.1), x)
     assert "1.6487" in str(caught.value) and "1.8136" in str(caught.value)
     assert lib.autograd.gradcheck(wrong(lib, 1.1), x, raise_exception=False) is False
@@ -111,7 +116,9 @@ def test_what_cannot_be_checked():
         gradcheck(lambda x: x, x, check_forward_ad=True)
     assert gradcheck(lambda x: (x > 1, x * 2, "text"), x) and gradgradcheck(lambda x: (x > 1, x * x), x)
     assert gradcheck(lambda x: x * 2, x, check_undefined_grad=False, fast_mode=True, check_forward_ad=False)
-    assert gradcheck(lambda x: x * 2, (leaf(pydist, []), x)[1:]) and gradgradcheck(lambda x, y: x.sum() * y, (leaf(pydist, []), x))
+    assert gradcheck(lambda x: x * 2, (leaf(pydist, []), x)[1:]) and gradgradcheck(
+        lambda x, y: x.sum() * y, (leaf(pydist, []), x)
+    )
 
 
 # functional
@@ -122,9 +129,18 @@ def plain(value):
 
 
 def same(a, b):
-    if isinstance(a, tuple) and isinstance(b, tuple) and len(a) == len(b) and not isinstance(a[0], type(pydist.zeros(1).shape)):
+    if (
+        isinstance(a, tuple)
+        and isinstance(b, tuple)
+        and len(a) == len(b)
+        and not isinstance(a[0], type(pydist.zeros(1).shape))
+    ):
         return all(map(same, a, b))
-    return tuple(a[0]) == tuple(b[0]) and a[1] == pytest.approx(b[1]) if not isinstance(a[1], list) else tuple(a[0]) == tuple(b[0]) and flat(a[1]) == pytest.approx(flat(b[1]))
+    return (
+        tuple(a[0]) == tuple(b[0]) and a[1] == pytest.approx(b[1])
+        if not isinstance(a[1], list)
+        else tuple(a[0]) == tuple(b[0]) and flat(a[1]) == pytest.approx(flat(b[1]))
+    )
 
 
 def flat(nested):
@@ -145,7 +161,9 @@ CASES = {
 def test_functional(name, torch):
     results = []
     for m in (pydist, torch):
-        x, y, v = (m.tensor(d, dtype=m.float64) for d in ([[0.3, -1.2], [0.7, 0.1]], [1.5, 0.2], [[1.0, 2.0], [-1.0, 0.5]]))
+        x, y, v = (
+            m.tensor(d, dtype=m.float64) for d in ([[0.3, -1.2], [0.7, 0.1]], [1.5, 0.2], [[1.0, 2.0], [-1.0, 0.5]])
+        )
         results.append(plain(CASES[name](m, m.autograd.functional, x, y, v)))
     assert same(*results)
 
@@ -199,6 +217,11 @@ def test_grad_refuses():
         autograd.grad(x * 2, x, pydist.ones(3, 2), is_grads_batched=True)
     with pytest.raises(ValueError, match="only_inputs"):
         autograd.grad(x.sum(), x, only_inputs=False)
-    for none in (lambda: autograd.grad(x.sum(), [x, None]), lambda: autograd.grad([x.sum(), None], x), lambda: autograd.backward(x.sum(), inputs=[None]), lambda: autograd.grad(x.sum(), 5)):
+    for none in (
+        lambda: autograd.grad(x.sum(), [x, None]),
+        lambda: autograd.grad([x.sum(), None], x),
+        lambda: autograd.backward(x.sum(), inputs=[None]),
+        lambda: autograd.grad(x.sum(), 5),
+    ):
         with pytest.raises((TypeError, RuntimeError)):
             none()

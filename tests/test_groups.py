@@ -158,7 +158,9 @@ def test_differences_name_ranks_of_the_job():
         pair, rest = dist.new_group([1, 3]), dist.new_group([0, 2])
         if rank in (0, 2):
             return total(rank, rest)
-        with pytest.raises(dist.CommMismatch, match=r"rank 1: all_reduce\(float32\[2\](?s:.*)rank 3: all_reduce\(float32\[3\]"):
+        with pytest.raises(
+            dist.CommMismatch, match=r"rank 1: all_reduce\(float32\[2\](?s:.*)rank 3: all_reduce\(float32\[3\]"
+        ):
             dist.all_reduce(pydist.ones(2 if rank == 1 else 3), group=pair)
         return total(rank, dist.new_group([1, 3], use_local_synchronization=True))
 

@@ -107,11 +107,20 @@ def test_ranks_that_come_over_tcp(reach):
     prelude = "import hashlib, numpy.random\n" + TWO_HOSTS.replace("group = init()", hidden + "group = init()")
     ranks = []
     for rank in range(4):
-        env = dict(os.environ, RANK=str(rank), WORLD_SIZE="4", PYDIST_CONTROL=server.tcp_address, OMP_NUM_THREADS="1",
-                   PYDIST_SECRET_FD=str(server.secret_fd))
+        env = dict(
+            os.environ,
+            RANK=str(rank),
+            WORLD_SIZE="4",
+            PYDIST_CONTROL=server.tcp_address,
+            OMP_NUM_THREADS="1",
+            PYDIST_SECRET_FD=str(server.secret_fd),
+        )
         command = [sys.executable, "-c", prelude + textwrap.dedent(script)]
-        ranks.append(subprocess.Popen(command, env=env, pass_fds=[server.secret_fd], text=True, stdout=subprocess.PIPE,
-                                      stderr=subprocess.PIPE))
+        ranks.append(
+            subprocess.Popen(
+                command, env=env, pass_fds=[server.secret_fd], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            )
+        )
     ended = finish(ranks)
     server.close()
     inputs = [np.random.default_rng(r).standard_normal(100_000).astype(np.float32) for r in range(4)]

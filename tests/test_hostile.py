@@ -195,9 +195,28 @@ def test_devices_have_a_hash_and_sizes_a_product():
 
 
 def test_what_only_the_package_calls_is_not_pydists():
-    for name in ("cuda_event_free", "storage_view", "shared_open", "spawn", "session_kill", "die_with", "fault", "comm_init"):
+    for name in (
+        "cuda_event_free",
+        "storage_view",
+        "shared_open",
+        "spawn",
+        "session_kill",
+        "die_with",
+        "fault",
+        "comm_init",
+    ):
         assert hasattr(pydist._C, name) and not hasattr(pydist, name)
-    for name in ("add", "Tensor", "zeros", "grad", "DistError", "from_dlpack", "set_num_threads", "float32", "Generator"):
+    for name in (
+        "add",
+        "Tensor",
+        "zeros",
+        "grad",
+        "DistError",
+        "from_dlpack",
+        "set_num_threads",
+        "float32",
+        "Generator",
+    ):
         assert getattr(pydist, name) is getattr(pydist._C, name)
 
 
@@ -247,7 +266,16 @@ def test_numbers_that_would_take_hours():
 
 def test_repeats_one_by_one():
     x = pydist.tensor([5, 6, 7, 8])
-    for repeats in ([0, 2, 0, 3], [1, 0, 0, 0], [0, 0, 0, 0], [3, 1, 1, 0], (2,), 2, pydist.tensor(1), pydist.tensor([0, 0, 0, 2])):
+    for repeats in (
+        [0, 2, 0, 3],
+        [1, 0, 0, 0],
+        [0, 0, 0, 0],
+        [3, 1, 1, 0],
+        (2,),
+        2,
+        pydist.tensor(1),
+        pydist.tensor([0, 0, 0, 2]),
+    ):
         counts = repeats.tolist() if isinstance(repeats, pydist.Tensor) else repeats
         counts = [counts] * 4 if isinstance(counts, int) else list(counts) * (4 // len(counts))
         want = [v for v, k in zip(x.tolist(), counts) for _ in range(k)]
@@ -261,7 +289,13 @@ def test_a_decomposition_of_infinities_ends():
         for dtype in (pydist.float32, pydist.float64):
             x = pydist.ones(3, 3, dtype=dtype)
             x[0, 0] = value
-            for f in (pydist.linalg.svd, pydist.linalg.svdvals, pydist.linalg.pinv, pydist.linalg.matrix_rank, lambda x: pydist.linalg.lstsq(x, x)):
+            for f in (
+                pydist.linalg.svd,
+                pydist.linalg.svdvals,
+                pydist.linalg.pinv,
+                pydist.linalg.matrix_rank,
+                lambda x: pydist.linalg.lstsq(x, x),
+            ):
                 with pytest.raises(pydist.linalg.LinAlgError, match="expected finite"):
                     f(x)
 

@@ -59,11 +59,16 @@ def compare(torch, make, batches, lr):
     """Within 1 %; after many steps, within what torch's own losses move by when its first weights are a rounding apart."""
     ours, theirs = pair(torch, make)
     others = [nudged(torch, theirs, eps) for eps in ((1e-7, 1e-6) if STEPS > 25 else ())]
-    (mine, end), (want, torch_end), *near = (losses_of(pydist, ours, batches, lr), *(losses_of(torch, net, batches, lr) for net in (theirs, *others)))
+    (mine, end), (want, torch_end), *near = (
+        losses_of(pydist, ours, batches, lr),
+        *(losses_of(torch, net, batches, lr) for net in (theirs, *others)),
+    )
     assert np.abs(np.array(mine[:5]) / want[:5] - 1).max() < 1e-5
     trained = max([0.01, *(abs(np.mean(losses[-10:]) / np.mean(want[-10:]) - 1) for losses, _ in near)])
     held_out = max([0.01, *(abs(other / torch_end - 1) for _, other in near)])
-    print(f"loss {np.mean(mine[-10:]):.4f}, torch {np.mean(want[-10:]):.4f} (moves by {trained:.1%}); held out {end:.4f}, {torch_end:.4f} ({held_out:.1%})")
+    print(
+        f"loss {np.mean(mine[-10:]):.4f}, torch {np.mean(want[-10:]):.4f} (moves by {trained:.1%}); held out {end:.4f}, {torch_end:.4f} ({held_out:.1%})"
+    )
     assert abs(np.mean(mine[-10:]) / np.mean(want[-10:]) - 1) < trained and abs(end / torch_end - 1) < held_out
     assert np.mean(mine[-10:]) < 0.9 * mine[0]
 
@@ -120,5 +125,7 @@ def test_encoder_decoder(torch, data_folder):
     for i, name in enumerate(names):
         numbers = [ord(c) - 96 for c in name]
         source[i, : len(name)], target[i, : len(name) + 1] = numbers, [27, *reversed(numbers)]
-    batches = [(source[i : i + 32], target[i : i + 32, :-1], target[i : i + 32, 1:]) for i in range(0, 32 * STEPS + 32, 32)]
+    batches = [
+        (source[i : i + 32], target[i : i + 32, :-1], target[i : i + 32, 1:]) for i in range(0, 32 * STEPS + 32, 32)
+    ]
     compare(torch, make, batches, 3e-3)

@@ -48,7 +48,9 @@ def numbers(*shape, seed=0):
 def compare(ours, theirs, args, kwargs=({}, {}), inputs=()):
     """Results and gradients; args are arrays (floating ones with gradients) or other values."""
     ours.load_state_dict({k: pydist.tensor(v.numpy()) for k, v in theirs.state_dict().items()})
-    assert [(k, tuple(v.shape)) for k, v in ours.state_dict().items()] == [(k, tuple(v.shape)) for k, v in theirs.state_dict().items()]
+    assert [(k, tuple(v.shape)) for k, v in ours.state_dict().items()] == [
+        (k, tuple(v.shape)) for k, v in theirs.state_dict().items()
+    ]
     found = []
     for lib, layer, more in ((pydist, ours, kwargs[0]), (torch, theirs, kwargs[1])):
         given = [lib.tensor(a) if isinstance(a, np.ndarray) else a for a in args]
@@ -97,7 +99,9 @@ def test_fractional_pooling_as_torch(dims, shape, options):
     samples = np.random.default_rng(1).random((*(shape[:2] if len(shape) == dims + 2 else (1, shape[0])), dims))
     found = []
     for lib in (pydist, torch):
-        layer = getattr(lib.nn, f"FractionalMaxPool{dims}d")(2, **options, return_indices=True, _random_samples=lib.tensor(samples))
+        layer = getattr(lib.nn, f"FractionalMaxPool{dims}d")(
+            2, **options, return_indices=True, _random_samples=lib.tensor(samples)
+        )
         leaf = lib.tensor(x).requires_grad_()
         values, indices = layer(leaf)
         (values * values).sum().backward()
@@ -137,7 +141,12 @@ def test_buffers():
             type("M", (lib.nn.Module,), {"__init__": lambda self: setattr(self, "x", lib.nn.Buffer())})()
 
 
-ATTENTIONS = ["8, 2", "8, 4, bias=False, batch_first=True", "8, 2, kdim=5, vdim=6", "8, 2, add_bias_kv=True, add_zero_attn=True"]
+ATTENTIONS = [
+    "8, 2",
+    "8, 4, bias=False, batch_first=True",
+    "8, 2, kdim=5, vdim=6",
+    "8, 2, add_bias_kv=True, add_zero_attn=True",
+]
 
 
 @pytest.mark.parametrize("text", ATTENTIONS)
@@ -145,14 +154,24 @@ def test_attention_as_torch(text):
     ours, theirs = pair(f"MultiheadAttention({text})")
     first = "batch_first" in text
     kd, vd = (5, 6) if "kdim" in text else (8, 8)
-    q, k, v = (numbers(*((3, n) if first else (n, 3)), d, seed=s) for s, (n, d) in enumerate(((4, 8), (5, kd), (5, vd))))
+    q, k, v = (
+        numbers(*((3, n) if first else (n, 3)), d, seed=s) for s, (n, d) in enumerate(((4, 8), (5, kd), (5, vd)))
+    )
     mask, hidden = np.random.default_rng(9).normal(size=(4, 5)), np.zeros((3, 5), bool)
     hidden[1, 3:] = True
 
     def given(**more):
-        return [{k: lib.tensor(v) if isinstance(v, np.ndarray) else v for k, v in more.items()} for lib in (pydist, torch)]
+        return [
+            {k: lib.tensor(v) if isinstance(v, np.ndarray) else v for k, v in more.items()} for lib in (pydist, torch)
+        ]
 
-    for more in ({}, {"need_weights": False}, {"attn_mask": mask}, {"attn_mask": mask > 1.5, "average_attn_weights": False}, {"attn_mask": np.repeat(mask[None], 3 * ours.num_heads, 0)}):
+    for more in (
+        {},
+        {"need_weights": False},
+        {"attn_mask": mask},
+        {"attn_mask": mask > 1.5, "average_attn_weights": False},
+        {"attn_mask": np.repeat(mask[None], 3 * ours.num_heads, 0)},
+    ):
         compare(ours, theirs, [q, k, v], given(**more))
     as_float = np.where(hidden, -np.inf, 0.0)
     for need in (True, False):
@@ -171,17 +190,32 @@ def test_transformer_as_torch(options):
     hidden = np.zeros((3, 5), bool)
     hidden[0, 3:] = True
     for lib in (pydist, torch):
-        assert lib.nn.Transformer.generate_square_subsequent_mask(3).tolist() == [[0, -np.inf, -np.inf], [0, 0, -np.inf], [0, 0, 0]]
+        assert lib.nn.Transformer.generate_square_subsequent_mask(3).tolist() == [
+            [0, -np.inf, -np.inf],
+            [0, 0, -np.inf],
+            [0, 0, 0],
+        ]
     more = []
     for lib in (pydist, torch):
-        causal, h = lib.nn.Transformer.generate_square_subsequent_mask(4).double(), lib.zeros(3, 5).double().masked_fill(lib.tensor(hidden), -np.inf)
-        more.append({"tgt_mask": causal, "tgt_is_causal": True, "src_key_padding_mask": h, "memory_key_padding_mask": h})
+        causal, h = (
+            lib.nn.Transformer.generate_square_subsequent_mask(4).double(),
+            lib.zeros(3, 5).double().masked_fill(lib.tensor(hidden), -np.inf),
+        )
+        more.append(
+            {"tgt_mask": causal, "tgt_is_causal": True, "src_key_padding_mask": h, "memory_key_padding_mask": h}
+        )
     compare(ours, theirs, [src, tgt], more)
 
 
 def test_embedding_bags_as_torch():
     indices, offsets = np.array([1, 2, 4, 5, 4, 3, 2, 9]), np.array([0, 3, 3, 7])
-    for text in ("mode='sum'", "mode='mean'", "mode='max'", "mode='mean', padding_idx=4", "mode='sum', include_last_offset=True"):
+    for text in (
+        "mode='sum'",
+        "mode='mean'",
+        "mode='max'",
+        "mode='mean', padding_idx=4",
+        "mode='sum', include_last_offset=True",
+    ):
         ours, theirs = pair(f"EmbeddingBag(10, 3, {text})")
         assert repr(ours) == repr(theirs)
         compare(ours, theirs, [indices, np.append(offsets, 8) if "last" in text else offsets])
@@ -207,7 +241,11 @@ def test_losses_as_torch(text, kinds):
             "m": lambda: rng.integers(-1, 5, (4, 5))}  # fmt: skip
     args = [make[k]() for k in kinds]
     for reduction in ("mean", "sum", "none"):
-        full = text.replace("()", f"(reduction='{reduction}')") if "()" in text else text.replace(")", f", reduction='{reduction}')")
+        full = (
+            text.replace("()", f"(reduction='{reduction}')")
+            if "()" in text
+            else text.replace(")", f", reduction='{reduction}')")
+        )
         ours, theirs = pair(full)
         compare(ours, theirs, args)
 
@@ -222,7 +260,9 @@ def test_dropout_that_keeps_mean_and_variance():
     hard = nn.functional.gumbel_softmax(pydist.randn(6, 4), hard=True)
     assert pydist.allclose(hard.sum(-1), pydist.ones(6)) and ((hard - hard.round()).abs() < 1e-6).all().item()
     slopes = nn.RReLU(0.2, 0.4)(-pydist.ones(1000))
-    assert -0.4 <= slopes.min().item() < slopes.max().item() <= -0.2 and nn.RReLU(0.2, 0.4).eval()(-pydist.ones(1)).item() == pytest.approx(-0.3)
+    assert -0.4 <= slopes.min().item() < slopes.max().item() <= -0.2 and nn.RReLU(0.2, 0.4).eval()(
+        -pydist.ones(1)
+    ).item() == pytest.approx(-0.3)
 
 
 LAZY = [
@@ -240,8 +280,14 @@ def test_lazy_modules(text, shape):
     theirs(torch.tensor(x))
     ours(pydist.tensor(x))
     name = text.removeprefix("Lazy").split("(")[0]
-    assert type(ours) is getattr(nn, name) and repr(ours) == repr(theirs) and all(a is b for a, b in zip(before, ours.parameters(), strict=True))
-    assert [(k, tuple(v.shape), str(v.dtype)[7:]) for k, v in ours.state_dict().items()] == [(k, tuple(v.shape), str(v.dtype)[6:]) for k, v in theirs.state_dict().items()]
+    assert (
+        type(ours) is getattr(nn, name)
+        and repr(ours) == repr(theirs)
+        and all(a is b for a, b in zip(before, ours.parameters(), strict=True))
+    )
+    assert [(k, tuple(v.shape), str(v.dtype)[7:]) for k, v in ours.state_dict().items()] == [
+        (k, tuple(v.shape), str(v.dtype)[6:]) for k, v in theirs.state_dict().items()
+    ]
     ours.load_state_dict({k: pydist.from_numpy(v.detach().numpy().copy()) for k, v in theirs.state_dict().items()})
     if ours.state_dict():
         again.load_state_dict(ours.state_dict())  # before its first call

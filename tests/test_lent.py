@@ -46,7 +46,9 @@ def test_loans_are_counted():
         t.resize_(7)
     empty = pydist.empty(0)
     loans.append(empty.numpy())
-    with pytest.raises(RuntimeError, match="resize_: .* lent to 1 NumPy array"):  # out= of no elements takes the result's size
+    with pytest.raises(
+        RuntimeError, match="resize_: .* lent to 1 NumPy array"
+    ):  # out= of no elements takes the result's size
         pydist.cat([t, t], out=empty)
     loans.clear()
     assert t.resize_(7).shape == (7,)
@@ -136,7 +138,13 @@ print("ok")
 def test_memory_may_be_exchanged_while_an_op_runs():
     """Long ops give up Python's lock: another thread's `.data =` frees nothing, and reshapes nothing, under them."""
     env = {**os.environ, "PYDIST_CACHE": "0"}  # what is freed is gone
-    done = subprocess.run([sys.executable, "-X", "faulthandler", "-c", WHILE_IT_RUNS], capture_output=True, text=True, timeout=200, env=env)
+    done = subprocess.run(
+        [sys.executable, "-X", "faulthandler", "-c", WHILE_IT_RUNS],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        env=env,
+    )
     assert done.returncode == 0 and done.stdout == "ok\n", done.stderr[-2000:]
 
 
@@ -154,13 +162,20 @@ def test_a_collective_keeps_its_memory(layout, exchange):
         alias = t.detach()
         if rank == 1:
             dist.recv(pydist.empty(1), 0)
-        run = (lambda: dist.all_reduce_coalesced([t, *others], async_op=True)) if layout == "list" else (lambda: dist.all_reduce(t, async_op=True))
+        run = (
+            (lambda: dist.all_reduce_coalesced([t, *others], async_op=True))
+            if layout == "list"
+            else (lambda: dist.all_reduce(t, async_op=True))
+        )
         pending = run()
         if rank == 0:
             if exchange == "data":
                 t.data = pydist.zeros(3 * n)
             else:
-                with pytest.raises(RuntimeError, match="resize_: the memory would have to move while it is lent to 1 collective under way"):
+                with pytest.raises(
+                    RuntimeError,
+                    match="resize_: the memory would have to move while it is lent to 1 collective under way",
+                ):
                     t.resize_(3 * n)
             _C.trim()
             strangers = [pydist.full((2 * n,), 3.0) for _ in range(3)]
@@ -276,7 +291,9 @@ WRITES = {
     "backward": graded(lambda p: p.sum().backward()),
     "all_reduce": collective("all_reduce"),
     "broadcast": collective("broadcast", 0),
-    "all_gather_into_tensor": lambda t: dist.threads.run(lambda rank: dist.all_gather_into_tensor(t, pydist.ones(4)), 1),
+    "all_gather_into_tensor": lambda t: dist.threads.run(
+        lambda rank: dist.all_gather_into_tensor(t, pydist.ones(4)), 1
+    ),
 }
 
 
@@ -294,7 +311,9 @@ def test_every_write_passes_the_door(name):
     assert t.tolist() == [1, 1, 1, 1] and t._version == 0
 
 
-@pytest.mark.parametrize("name", sorted(set(WRITES) - {"adam", "sgd", "adam's state", "sgd's state", "load_state_dict"}))
+@pytest.mark.parametrize(
+    "name", sorted(set(WRITES) - {"adam", "sgd", "adam's state", "sgd's state", "load_state_dict"})
+)
 def test_every_write_is_counted(name):
     t = pydist.ones(4)
     WRITES[name](t)

@@ -38,7 +38,15 @@ def test_more_than_two_gib():
 
 
 def test_products_of_nothing(lib):
-    for a, b, want in [((0, 3), (3, 4), (0, 4)), ((2, 0), (0, 4), (2, 4)), ((2, 3), (3, 0), (2, 0)), ((0,), (0,), ()), ((5, 0, 3), (5, 3, 2), (5, 0, 2)), ((0, 2, 3), (3, 2), (0, 2, 2)), ((2, 0), (0,), (2,))]:
+    for a, b, want in [
+        ((0, 3), (3, 4), (0, 4)),
+        ((2, 0), (0, 4), (2, 4)),
+        ((2, 3), (3, 0), (2, 0)),
+        ((0,), (0,), ()),
+        ((5, 0, 3), (5, 3, 2), (5, 0, 2)),
+        ((0, 2, 3), (3, 2), (0, 2, 2)),
+        ((2, 0), (0,), (2,)),
+    ]:
         x, y = lib.ones(a, requires_grad=True), lib.ones(b, requires_grad=True)
         z = x @ y
         assert tuple(z.shape) == want and z.sum().item() == 0
@@ -48,7 +56,11 @@ def test_products_of_nothing(lib):
 
 def test_batches_of_nothing(lib):
     F = lib.nn.functional
-    w, b, k = lib.ones(4, 3, requires_grad=True), lib.ones(4, requires_grad=True), lib.ones(2, 3, 3, 3, requires_grad=True)
+    w, b, k = (
+        lib.ones(4, 3, requires_grad=True),
+        lib.ones(4, requires_grad=True),
+        lib.ones(2, 3, 3, 3, requires_grad=True),
+    )
     x, image = lib.ones(0, 3, requires_grad=True), lib.ones(0, 3, 8, 8, requires_grad=True)
     y = F.relu(F.linear(x, w, b)).tanh().softmax(1)
     assert y.shape == (0, 4)
@@ -59,7 +71,10 @@ def test_batches_of_nothing(lib):
     out.sum().backward()
     assert image.grad.shape == image.shape and k.grad.abs().sum().item() == 0
     target = lib.zeros(0, dtype=lib.int64)
-    assert math.isnan(F.cross_entropy(F.linear(x, w), target).item()) and F.cross_entropy(F.linear(x, w), target, reduction="sum").item() == 0
+    assert (
+        math.isnan(F.cross_entropy(F.linear(x, w), target).item())
+        and F.cross_entropy(F.linear(x, w), target, reduction="sum").item() == 0
+    )
     assert math.isnan(F.mse_loss(x, x).item()) and math.isnan(x.mean().item()) and x.sum(0).tolist() == [0.0] * 3
     loss = F.cross_entropy(F.linear(x, w), target, reduction="sum")
     w.grad = None
@@ -75,7 +90,15 @@ def test_no_dimensions(lib):
     y = (x * x + x.exp().log()).sum().reshape(1, 1).squeeze().unsqueeze(0)[0].permute(()).transpose(0, -1)
     y.backward()
     assert y.shape == () and y.item() == 6 and x.grad.item() == 5
-    assert x.max().item() == 2 and x.softmax(0).item() == 1 and x.sum(0).item() == 2 and x.mean(-1).item() == 2 and x.argmax().item() == 0 and x[...].item() == 2 and x[None].shape == (1,)
+    assert (
+        x.max().item() == 2
+        and x.softmax(0).item() == 1
+        and x.sum(0).item() == 2
+        and x.mean(-1).item() == 2
+        and x.argmax().item() == 0
+        and x[...].item() == 2
+        and x[None].shape == (1,)
+    )
     for broken in (lambda: x[0], lambda: len(x), lambda: list(x), lambda: x @ x, lambda: x.sum(1)):
         with pytest.raises((IndexError, TypeError, RuntimeError, ValueError)):
             broken()
@@ -96,7 +119,11 @@ TOO_LARGE = {  # what needs more memory than there is anywhere
 def test_no_memory(name):
     with pytest.raises(MemoryError) as caught:
         TOO_LARGE[name]()
-    assert isinstance(caught.value, pydist.OutOfMemoryError) and isinstance(caught.value, RuntimeError) and "bytes" in str(caught.value)
+    assert (
+        isinstance(caught.value, pydist.OutOfMemoryError)
+        and isinstance(caught.value, RuntimeError)
+        and "bytes" in str(caught.value)
+    )
     assert (pydist.ones(3) + 1).tolist() == [2, 2, 2]
 
 
@@ -119,7 +146,12 @@ def test_sizes_that_overflow(name):
 
 def test_slices_far_away():
     x = pydist.arange(4)
-    assert x[2**62 :].tolist() == [] and x[: 2**62].tolist() == x[-(2**62) :].tolist() == [0, 1, 2, 3] and x[:: 2**62].tolist() == [0] and x[-(10**30) : 10**30].tolist() == [0, 1, 2, 3]
+    assert (
+        x[2**62 :].tolist() == []
+        and x[: 2**62].tolist() == x[-(2**62) :].tolist() == [0, 1, 2, 3]
+        and x[:: 2**62].tolist() == [0]
+        and x[-(10**30) : 10**30].tolist() == [0, 1, 2, 3]
+    )
 
 
 def test_a_fork_after_a_product():
@@ -137,7 +169,13 @@ def test_a_fork_after_a_product():
         "    os._exit(0 if ok else 1)\n"
         "sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))"
     )
-    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", code]  # Python 3.12 warns of forks beside threads
+    command = [
+        sys.executable,
+        "-W",
+        "ignore::DeprecationWarning",
+        "-c",
+        code,
+    ]  # Python 3.12 warns of forks beside threads
     env = {**os.environ, "OMP_NUM_THREADS": "2"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=env)
     assert (done.returncode, done.stderr) == (0, "")

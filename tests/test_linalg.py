@@ -23,7 +23,13 @@ CASES = [
 
 def leaves(lib, args):
     def made(a):
-        return [made(b) for b in a] if isinstance(a, list) else lib.tensor(a).requires_grad_() if isinstance(a, np.ndarray) else a
+        return (
+            [made(b) for b in a]
+            if isinstance(a, list)
+            else lib.tensor(a).requires_grad_()
+            if isinstance(a, np.ndarray)
+            else a
+        )
 
     values = [made(a) for a in args]
     return values, [t for v in values for t in (v if isinstance(v, list) else [v]) if isinstance(t, lib.Tensor)]
@@ -32,7 +38,11 @@ def leaves(lib, args):
 def weighed(lib, outs):
     """A number that depends on all elements; of factors, whose signs are free, on what does not depend on these."""
     outs = outs if isinstance(outs, (tuple, list)) else [outs]
-    return sum((lib.tensor(np.random.default_rng(k).uniform(0.5, 1.5, tuple(o.shape))) * o).sum() for k, o in enumerate(outs) if o.is_floating_point())
+    return sum(
+        (lib.tensor(np.random.default_rng(k).uniform(0.5, 1.5, tuple(o.shape))) * o).sum()
+        for k, o in enumerate(outs)
+        if o.is_floating_point()
+    )
 
 
 def compare(run, args):
@@ -63,11 +73,19 @@ def test_as_torch(case):
 
 
 def test_what_has_free_signs():
-    compare(lambda lib, a: (lambda u, s, vh: (u @ (s * s).diag_embed() @ u.mT, vh.mT @ s.diag_embed() @ vh))(*lib.linalg.svd(a, full_matrices=False)), [TALL])
+    compare(
+        lambda lib, a: (lambda u, s, vh: (u @ (s * s).diag_embed() @ u.mT, vh.mT @ s.diag_embed() @ vh))(
+            *lib.linalg.svd(a, full_matrices=False)
+        ),
+        [TALL],
+    )
     compare(lambda lib, a: (lambda v, q: q @ (v**3).diag_embed() @ q.mT)(*lib.linalg.eigh(a + a.mT)), [SQUARE])
     compare(lambda lib, a: lib.linalg.slogdet(a)[1], [SQUARE])
     compare(lambda lib, a, b: lib.linalg.solve_triangular(a, b, upper=False), [TRIANGLE, TALL[:, :3]])
-    compare(lambda lib, a, b: lib.linalg.solve_triangular(a.mT, b, upper=True, left=False, unitriangular=True), [TRIANGLE, TALL])
+    compare(
+        lambda lib, a, b: lib.linalg.solve_triangular(a.mT, b, upper=True, left=False, unitriangular=True),
+        [TRIANGLE, TALL],
+    )
     compare(lambda lib, a, b: lib.linalg.lstsq(a, b).solution, [TALL, TALL[:, :, :2]])
     u, s, vh = linalg.svd(pydist.tensor(TALL))
     assert tuple(u.shape) == (2, 4, 4) and np.allclose((u[..., :3] @ s.diag_embed() @ vh).numpy(), TALL)
@@ -81,7 +99,9 @@ def test_what_has_free_signs():
     assert values.dtype is pydist.complex64 and np.allclose(sorted(values.numpy(), key=lambda v: v.imag), [-1j, 1j])
     assert np.allclose((turn.cfloat() @ vectors).numpy(), (vectors * values).numpy(), atol=1e-6)
     u, s, v = pydist.svd(pydist.tensor(TALL))
-    assert np.allclose((u @ s.diag_embed() @ v.mT).numpy(), TALL) and np.allclose(pydist.inverse(pydist.tensor(SQUARE)).numpy(), np.linalg.inv(SQUARE))
+    assert np.allclose((u @ s.diag_embed() @ v.mT).numpy(), TALL) and np.allclose(
+        pydist.inverse(pydist.tensor(SQUARE)).numpy(), np.linalg.inv(SQUARE)
+    )
     assert np.allclose(pydist.tensor(POSITIVE).logdet().numpy(), np.linalg.slogdet(POSITIVE)[1])
 
 
@@ -135,7 +155,11 @@ def test_erfinv_everywhere():
 
 def test_special_functions_as_methods():
     x = pydist.tensor([0.5, 2.5])
-    assert x.lgamma().dtype is pydist.float32 and np.allclose(x.polygamma(1).numpy(), torch.tensor([0.5, 2.5]).polygamma(1).numpy())
-    assert np.allclose(pydist.erfinv(x / 4).numpy(), torch.erfinv(torch.tensor([0.125, 0.625])).numpy()) and np.allclose(x.erfc().numpy(), [math.erfc(0.5), math.erfc(2.5)])
+    assert x.lgamma().dtype is pydist.float32 and np.allclose(
+        x.polygamma(1).numpy(), torch.tensor([0.5, 2.5]).polygamma(1).numpy()
+    )
+    assert np.allclose(
+        pydist.erfinv(x / 4).numpy(), torch.erfinv(torch.tensor([0.125, 0.625])).numpy()
+    ) and np.allclose(x.erfc().numpy(), [math.erfc(0.5), math.erfc(2.5)])
     assert special.zeta(pydist.tensor(2.0), pydist.tensor(1.0)).item() == pytest.approx(math.pi**2 / 6)
     assert special.lgamma(pydist.tensor([0.0, -1.0, 1.0])).tolist() == [math.inf, math.inf, pytest.approx(0, abs=1e-12)]

@@ -68,9 +68,12 @@ def test_parts_of_the_gradient_and_modes():
 
 def test_second_order():
     x, w, b, t = inputs(rows=4, width=3, classes=5)
-    assert pydist.autograd.gradcheck(lambda *v: F.linear_cross_entropy(v[0], v[1], t, linear_bias=v[2], ignore_index=-1), (x, w, b))
+    assert pydist.autograd.gradcheck(
+        lambda *v: F.linear_cross_entropy(v[0], v[1], t, linear_bias=v[2], ignore_index=-1), (x, w, b)
+    )
     assert pydist.autograd.gradgradcheck(
-        lambda *v: F.linear_cross_entropy(v[0], v[1], t, linear_bias=v[2], ignore_index=-1, label_smoothing=0.1), (x, w, b)
+        lambda *v: F.linear_cross_entropy(v[0], v[1], t, linear_bias=v[2], ignore_index=-1, label_smoothing=0.1),
+        (x, w, b),
     )
 
 

@@ -368,17 +368,23 @@ def test_files_keep_the_bytes_of_hidden_ranks(script, tmp_path):  # noqa: F811
 
 
 def test_lines_of_several_hosts_are_one(script, ssh):  # noqa: F811
-    path = script(TOGETHER + """
+    path = script(
+        TOGETHER
+        + """
 print("[7] same")
 print("of host", os.environ["GROUP_RANK"])
 print("of rank", rank)
 distributed.barrier()
 print("\\r 0%\\r100%", file=sys.stderr)
 if rank == 2: print("\\x1b[31m[0] odd\\x1b[0m")
-""")
+"""
+    )
     words = ("--hosts", "127.0.0.1:2,127.0.0.2:2", "--ssh", ssh)
     for out, err in tries(*words, path):
-        said = {r: ["[7] same", f"of host {r // 2}", f"of rank {r}"] + ["\x1b[31m[0] odd\x1b[0m"] * (r == 2) for r in range(4)}
+        said = {
+            r: ["[7] same", f"of host {r // 2}", f"of rank {r}"] + ["\x1b[31m[0] odd\x1b[0m"] * (r == 2)
+            for r in range(4)
+        }
         assert expand(out.encode()) == said and expand(err.encode()) == {rank: ["100%"] for rank in range(4)}
         if out.startswith("[0-3] [7] same\n") and "[2-3] of host 1\n" in out and err == "[0-3] 100%\n":
             break
@@ -394,16 +400,22 @@ if rank == 2: print("\\x1b[31m[0] odd\\x1b[0m")
 
 
 def test_bars_of_several_hosts(script, ssh):  # noqa: F811
-    path = script(TOGETHER + """
+    path = script(
+        TOGETHER
+        + """
 for i in range(15):
     print(f"\\r{i}/15 of {os.environ.get('COLUMNS')}", end="", file=sys.stderr)
     time.sleep(0.1)
 print("\\r15/15", file=sys.stderr)
-""")
+"""
+    )
     words = ("--hosts", "127.0.0.1:2,127.0.0.2:1", "--ssh", ssh, "--fold=auto")
     code, data = in_terminal(*words, path, NO_COLOR="1")
     assert code == 0 and re.search(r"\[0-2\] (\d+/15 of 54|\d+-\d+%, slowest rank \d)", data), data
-    assert {line.rstrip() for line in terminal(data)} <= {"", *(f"[{ranks}] 15/15" for ranks in ("0-2", "0-1", "2", "0", "1"))}
+    assert {line.rstrip() for line in terminal(data)} <= {
+        "",
+        *(f"[{ranks}] 15/15" for ranks in ("0-2", "0-1", "2", "0", "1")),
+    }
     code, _, err, _ = launch(*words, "--progress-every=0.5", path)
     assert code == 0 and 4 <= len(expand(err.encode())[2]) + len(expand(err.encode())[0]) <= 8 and "\0" not in err
 
@@ -419,7 +431,9 @@ def test_options_that_are_wrong(words):
 
 
 def test_options_of_several_hosts():
-    plan = options.plan_from(*options.parse(["--hosts=a:2,b:3", "--local-ranks-filter=1-2", "--filter-ranks=0-3", __file__]))
+    plan = options.plan_from(
+        *options.parse(["--hosts=a:2,b:3", "--local-ranks-filter=1-2", "--filter-ranks=0-3", __file__])
+    )
     assert plan.shown == {1, 3}
 
 

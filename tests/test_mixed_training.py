@@ -44,7 +44,9 @@ def characters(data_folder):
     letters = sorted(set(text))
     numbers = np.array([letters.index(c) for c in text])
     length = 64 if LONG else 16
-    model = GPT(GPTConfig(len(letters), length, n_layer=4 if LONG else 2, n_head=4, n_embd=128 if LONG else 32, dropout=0.0))
+    model = GPT(
+        GPTConfig(len(letters), length, n_layer=4 if LONG else 2, n_head=4, n_embd=128 if LONG else 32, dropout=0.0)
+    )
     order = np.random.default_rng(0)
     optimizer = optim.AdamW(model.parameters(), lr=1e-3 if LONG else 3e-3)
 

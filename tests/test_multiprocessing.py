@@ -79,7 +79,9 @@ def test_share_memory_():
     x = pydist.arange(6).float()
     view, array = x[2:], pytest.importorskip("numpy").asarray(x)
     assert not x.is_shared()
-    with pytest.raises(RuntimeError, match="share_memory_: the memory would have to move while it is lent to 1 NumPy array"):
+    with pytest.raises(
+        RuntimeError, match="share_memory_: the memory would have to move while it is lent to 1 NumPy array"
+    ):
         x.share_memory_()
     del array
     assert x.share_memory_() is x and x.is_shared() and view.is_shared() and not x.clone().is_shared()

@@ -36,7 +36,9 @@ def ask(library):
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize("what, why", [("nothing", "cannot open shared object file"), ("other", "no symbol ncclGetVersion")])
+@pytest.mark.parametrize(
+    "what, why", [("nothing", "cannot open shared object file"), ("other", "no symbol ncclGetVersion")]
+)
 def test_a_missing_library_is_named_with_its_wheel(tmp_path, what, why):
     library = tmp_path / "libnccl.so.2" if what == "nothing" else _C.__file__
     version, where, _, _, said = ask(library)
@@ -101,11 +103,23 @@ def test_what_we_declare_is_what_the_header_says(tmp_path):
     header = Path(wheel()).parents[1] / "include/nccl.h"
     theirs = dict(re.findall(r"ncclResult_t\s+nccl(\w+)\(([^)]*)\);", header.read_text()))
     rows = re.findall(r"F\(int, (\w+), \(([^)]*)\)\)", (CSRC / "device/nccl.h").read_text())
-    assert len(rows) > 20 and {name: kinds(arguments) for name, arguments in rows} == {name: kinds(theirs[name]) for name, _ in rows}
-    (tmp_path / "cuda_runtime.h").write_text("typedef struct CUstream_st *cudaStream_t; typedef struct CUevent_st *cudaEvent_t;")
+    assert len(rows) > 20 and {name: kinds(arguments) for name, arguments in rows} == {
+        name: kinds(theirs[name]) for name, _ in rows
+    }
+    (tmp_path / "cuda_runtime.h").write_text(
+        "typedef struct CUstream_st *cudaStream_t; typedef struct CUevent_st *cudaEvent_t;"
+    )
     (tmp_path / "cuda_fp16.h").write_text("")
     (tmp_path / "check.c").write_text(ALIKE)
-    command = [*sysconfig.get_config_var("CC").split(), f"-I{tmp_path}", f"-I{header.parent}", f"-I{CSRC}", "check.c", "-o", "check"]
+    command = [
+        *sysconfig.get_config_var("CC").split(),
+        f"-I{tmp_path}",
+        f"-I{header.parent}",
+        f"-I{CSRC}",
+        "check.c",
+        "-o",
+        "check",
+    ]
     subprocess.run(command, check=True, cwd=tmp_path)
     subprocess.run([tmp_path / "check"], check=True)
 
@@ -147,5 +161,8 @@ def test_how_gpus_reach_each_other():
     assert _gpus.pairs(LINKS) == {(0, 1): "NV18", (0, 2): "SYS", (1, 2): "SYS"}
     said = list(_gpus.reach_findings(_gpus.pairs(LINKS), _gpus.pairs(READS)))
     assert [severity for severity, _, _ in said] == ["ok", "warning"]
-    assert "2 by SYS, 1 by NV18" in said[0][2] and "GPUs 0 and 2, 1 and 2 cannot read each other's memory (CNS)" in said[1][2]
+    assert (
+        "2 by SYS, 1 by NV18" in said[0][2]
+        and "GPUs 0 and 2, 1 and 2 cannot read each other's memory (CNS)" in said[1][2]
+    )
     assert list(_gpus.reach_findings({}, {})) == []

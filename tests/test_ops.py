@@ -64,7 +64,12 @@ def close(got, want, eps, c, size=None, what=""):
     same = (got == want) | (np.isnan(got) & np.isnan(want))
     with np.errstate(invalid="ignore", over="ignore"):
         bad = ~(same | (np.abs(got - want) <= bound))
-    assert not bad.any(), (what, got[bad][:5], want[bad][:5], f"off by {np.nanmax(np.abs(got - want) / bound):.3g} bounds")
+    assert not bad.any(), (
+        what,
+        got[bad][:5],
+        want[bad][:5],
+        f"off by {np.nanmax(np.abs(got - want) / bound):.3g} bounds",
+    )
 
 
 def in_place(name):
@@ -81,10 +86,15 @@ def samples_of(name):
 
 
 def test_every_public_op_has_samples():
-    public = {name for name, (_, flags, _) in TABLE.items() if flags & (FUNC | METHOD | NN | INPLACE)} - {"where_same", *COMPLEX}
+    public = {name for name, (_, flags, _) in TABLE.items() if flags & (FUNC | METHOD | NN | INPLACE)} - {
+        "where_same",
+        *COMPLEX,
+    }
     special = set(SPECIAL)
     assert public - set(SAMPLES) == set(), "ops without samples in tests/op_samples.py"
-    assert set(TABLE) - public - special - set(COMPLEX) == set(HIDDEN), "hidden ops: name the public op that exercises them"
+    assert set(TABLE) - public - special - set(COMPLEX) == set(HIDDEN), (
+        "hidden ops: name the public op that exercises them"
+    )
     assert set(SAMPLES) - set(TABLE) == set() and set(HIDDEN.values()) <= set(SAMPLES)
     assert all(SAMPLES[name] or name in RANDOM for name in public)
 
@@ -109,7 +119,10 @@ def test_every_op_stands_where_its_flags_say():
 def magnitude(name, sample, values):
     """S of the tolerance for a linear op: the op on absolute values."""
     kwargs = {k: abs(v) if k == "alpha" else v for k, v in sample.kwargs.items()}
-    args = [abs(a) if isinstance(a, float) else a for a in arguments(sample, [np.abs(v) if v.dtype == float else v for v in values])]
+    args = [
+        abs(a) if isinstance(a, float) else a
+        for a in arguments(sample, [np.abs(v) if v.dtype == float else v for v in values])
+    ]
     return reference("add" if name == "sub" else name, *args, **kwargs)
 
 
@@ -162,7 +175,13 @@ def test_forward_as_torch(name, dtype):
         if name == "topk" and dtype != "float64":
             got, want = got[:1], want[:1]  # torch's order among equals is not defined
         for g, w in zip(got, want, strict=True):
-            assert tuple(g.shape) == tuple(w.shape) and word(g.dtype) == word(w.dtype), (what, g.shape, w.shape, g.dtype, w.dtype)
+            assert tuple(g.shape) == tuple(w.shape) and word(g.dtype) == word(w.dtype), (
+                what,
+                g.shape,
+                w.shape,
+                g.dtype,
+                w.dtype,
+            )
             if TABLE[name][1] & VIEW:
                 assert g._base is not None and g.storage_offset() == w.storage_offset(), what
                 assert not g.numel() or all(a == b for a, b, n in zip(g.stride(), w.stride(), g.shape) if n > 1), what
@@ -170,23 +189,65 @@ def test_forward_as_torch(name, dtype):
             if not g.is_floating_point():
                 assert np.array_equal(numbers(g), numbers(w)), (what, g, w)
             elif dtype == "float64" and name not in ("cast", "dropout"):
-                close(numbers(g), numbers(w), EPS["float64"], 4 * sample.c, magnitude(name, sample, values) if sample.linear else None, what)
+                close(
+                    numbers(g),
+                    numbers(w),
+                    EPS["float64"],
+                    4 * sample.c,
+                    magnitude(name, sample, values) if sample.linear else None,
+                    what,
+                )
             elif dtype not in FLOATS:
                 close(numbers(g), numbers(w), EPS[word(g.dtype)], 4 * sample.c, None, what)
 
 
-SPECIALS = [math.nan, math.inf, -math.inf, 0.0, -0.0, 1.0, -1.0, 0.5, -2.0, 3.0, 1e-40, 1e-310, 3e38, -3e38, 88.8, -104.0, 710.0, -746.0, 1e5, 1e-8]
+SPECIALS = [
+    math.nan,
+    math.inf,
+    -math.inf,
+    0.0,
+    -0.0,
+    1.0,
+    -1.0,
+    0.5,
+    -2.0,
+    3.0,
+    1e-40,
+    1e-310,
+    3e38,
+    -3e38,
+    88.8,
+    -104.0,
+    710.0,
+    -746.0,
+    1e5,
+    1e-8,
+]
 
 
 @needs_torch
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("name", [n for n in SAMPLED if TABLE[n][0] in (f"{n}(Tensor input)", f"{n}(Operand input, Operand other)") and "bitwise" not in n] + ["add", "sub"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        n
+        for n in SAMPLED
+        if TABLE[n][0] in (f"{n}(Tensor input)", f"{n}(Operand input, Operand other)") and "bitwise" not in n
+    ]
+    + ["add", "sub"],
+)
 def test_special_values(name, dtype):
     if "other" not in TABLE[name][0]:
-        columns = [[v for v in SPECIALS if name not in ("sin", "cos", "tan") or not 1e6 < abs(v) < math.inf]]  # vmath.h: the range of sin
+        columns = [
+            [v for v in SPECIALS if name not in ("sin", "cos", "tan") or not 1e6 < abs(v) < math.inf]
+        ]  # vmath.h: the range of sin
     else:
         pairs = itertools.product(SPECIALS, SPECIALS)
-        if name in ("remainder", "fmod", "floor_divide"):  # vmath.h: the range of quotients; torch is not exact in all of it
+        if name in (
+            "remainder",
+            "fmod",
+            "floor_divide",
+        ):  # vmath.h: the range of quotients; torch is not exact in all of it
             pairs = [(x, y) for x, y in pairs if not y or not abs(x / y) > 2**20 or math.isinf(x)]
         columns = list(zip(*pairs))
     ours = [pydist.tensor(c, dtype=getattr(pydist, dtype)) for c in columns]
@@ -195,14 +256,21 @@ def test_special_values(name, dtype):
     tiny = np.finfo(dtype).tiny
     relative = 64 if name in ("pow", "sin", "cos", "tan") else 8
     with np.errstate(invalid="ignore", over="ignore"):
-        ok = (got == want) | (np.isnan(got) & np.isnan(want)) | (np.abs(got - want) <= relative * EPS[dtype] * np.abs(want) + tiny)
+        ok = (
+            (got == want)
+            | (np.isnan(got) & np.isnan(want))
+            | (np.abs(got - want) <= relative * EPS[dtype] * np.abs(want) + tiny)
+        )
         ok &= (np.signbit(got) == np.signbit(want)) | np.isnan(want) | (name == "relu")  # torch: relu(-0.0) is -0.0
     bad = [(*(c[i] for c in columns), got[i], want[i]) for i in np.flatnonzero(~ok)]
     assert not bad, f"arguments, ours, torch's: {bad[:8]}, {len(bad)} in all"
 
 
 @needs_torch
-@pytest.mark.parametrize("name", ["sum", "mean", "prod", "amax", "amin", "any", "all", "argmax", "argmin", "max", "min", "softmax", "log_softmax"])
+@pytest.mark.parametrize(
+    "name",
+    ["sum", "mean", "prod", "amax", "amin", "any", "all", "argmax", "argmin", "max", "min", "softmax", "log_softmax"],
+)
 def test_special_values_in_rows(name):
     rows = [[1.0, math.nan, 3.0], [math.nan, 9.0, math.nan], [math.inf, 1.0, 2.0], [-math.inf, -math.inf, 0.0], [math.inf, -math.inf, 1.0],
             [0.0, -0.0, 0.0], [-math.inf] * 3, [5.0, 5.0, 5.0]]  # fmt: skip
@@ -309,7 +377,12 @@ def test_second_gradients(name):
         slope, inputs = w.slope(values, create_graph=True)
         grads = pydist.grad(slope, inputs, allow_unused=True) if slope.requires_grad else [None] * len(inputs)
         for g, (i, layout) in zip(grads, w.run(values)[2]):
-            agree(folded(g, values[i].shape, layout), w.numeric(lambda v: w.slope(v)[0].item(), i, layout), (what, i), 1e-5)
+            agree(
+                folded(g, values[i].shape, layout),
+                w.numeric(lambda v: w.slope(v)[0].item(), i, layout),
+                (what, i),
+                1e-5,
+            )
 
 
 @needs_torch
@@ -333,7 +406,9 @@ def test_gradients_as_torch(name, dtype):
             weights = [np.random.default_rng(3).uniform(0.5, 1.5, tuple(o.shape)).astype("float32") for o in out]
             grad = lib.grad if lib is pydist else lib.autograd.grad
             inputs = [tensors[i] for i, _ in wanted]
-            found.append(grad(out, inputs, [lib.tensor(w).to(o.dtype) for w, o in zip(weights, out)], allow_unused=True))
+            found.append(
+                grad(out, inputs, [lib.tensor(w).to(o.dtype) for w, o in zip(weights, out)], allow_unused=True)
+            )
         for ours, theirs, (i, _) in zip(*found, wanted) if len(found) == 2 else ():
             COMPARED[f"op table next to torch, gradients in {dtype}"] += 1
             if theirs is None or ours is None:
@@ -378,7 +453,11 @@ def test_in_place_and_out(name):
 
 def test_out_refuses():
     x = pydist.ones(2, 3)
-    for out, kind in [(pydist.empty(3, 2), RuntimeError), (pydist.empty(2, 3, dtype=pydist.int64), RuntimeError), (1, TypeError)]:
+    for out, kind in [
+        (pydist.empty(3, 2), RuntimeError),
+        (pydist.empty(2, 3, dtype=pydist.int64), RuntimeError),
+        (1, TypeError),
+    ]:
         with pytest.raises(kind, match="exp|add|out"):
             pydist.exp(x, out=out)
     with pytest.raises(RuntimeError, match="grad"):
@@ -386,7 +465,12 @@ def test_out_refuses():
     x = x.detach()
     with pytest.raises(TypeError, match="unexpected keyword argument 'out'"):
         x.exp_(out=x)
-    for out in (pydist.empty(2), (pydist.empty(2), pydist.empty(2), pydist.empty(2)), (pydist.empty(3), pydist.empty(2).long()), (pydist.empty(2).long(), pydist.empty(2).long())):
+    for out in (
+        pydist.empty(2),
+        (pydist.empty(2), pydist.empty(2), pydist.empty(2)),
+        (pydist.empty(3), pydist.empty(2).long()),
+        (pydist.empty(2).long(), pydist.empty(2).long()),
+    ):
         with pytest.raises((TypeError, RuntimeError), match="max.*out"):
             pydist.max(x, 1, out=out)
 
@@ -397,7 +481,12 @@ def test_out_of_ops_that_copy_into_it():
     assert pydist.max(x, 1, out=(values, index))[0] is values and values.tolist() == [2, 5] and index.tolist() == [2, 2]
     assert pydist.matmul(x, x.T, out=y) is y and y.tolist() == [[5, 14], [14, 50]]
     whole = pydist.zeros(3, 3, dtype=pydist.float64)
-    assert pydist.eye(3, out=whole) is whole and whole.sum().item() == 3 and pydist.zeros(2, out=values) is values and values.tolist() == [0, 0]
+    assert (
+        pydist.eye(3, out=whole) is whole
+        and whole.sum().item() == 3
+        and pydist.zeros(2, out=values) is values
+        and values.tolist() == [0, 0]
+    )
 
 
 def test_writes_over_their_own_input():
@@ -417,11 +506,23 @@ def test_writes_over_their_own_input():
 
 def test_operators():
     x, y = pydist.tensor([3.0, -4.0]), pydist.tensor([2.0, 2.0])
-    assert (x + y).tolist() == [5, -2] and (1 + x).tolist() == [4, -3] and (x - 1).tolist() == [2, -5] and (1 - x).tolist() == [-2, 5]
+    assert (
+        (x + y).tolist() == [5, -2]
+        and (1 + x).tolist() == [4, -3]
+        and (x - 1).tolist() == [2, -5]
+        and (1 - x).tolist() == [-2, 5]
+    )
     assert (x * y).tolist() == [6, -8] and (x / y).tolist() == [1.5, -2] and (6 / x).tolist() == [2, -1.5]
-    assert (x**2).tolist() == [9, 16] and (2**y).tolist() == [4, 4] and (-x).tolist() == [-3, 4] and abs(x).tolist() == [3, 4]
+    assert (
+        (x**2).tolist() == [9, 16]
+        and (2**y).tolist() == [4, 4]
+        and (-x).tolist() == [-3, 4]
+        and abs(x).tolist() == [3, 4]
+    )
     assert (x @ y).item() == -2
-    assert (x > y).tolist() == [True, False] and (x == 3).tolist() == [True, False] and (1 >= x).tolist() == [False, True]
+    assert (
+        (x > y).tolist() == [True, False] and (x == 3).tolist() == [True, False] and (1 >= x).tolist() == [False, True]
+    )
     x += 1
     x *= y
     x -= y
@@ -442,7 +543,10 @@ def test_random_ops(name):
             x = pydist.empty(100_000, dtype=getattr(pydist, dtype))
             pydist.manual_seed(5)
             v = numbers(getattr(x, name + "_")(*args)).copy()
-            assert abs(v.mean() - mean) <= 6 * std / 300 + EPS[dtype] * abs(mean) and abs(v.std() - std) < 0.02 * std + 1e-9, (dtype, args)
+            assert (
+                abs(v.mean() - mean) <= 6 * std / 300 + EPS[dtype] * abs(mean)
+                and abs(v.std() - std) < 0.02 * std + 1e-9
+            ), (dtype, args)
             state = pydist.get_rng_state()
             other = numbers(getattr(x, name + "_")(*args)).copy()
             assert std == 0 or not np.array_equal(v, other)
@@ -462,7 +566,13 @@ def test_random_bounds():
     x.uniform_(2, 3)
     assert 2 <= x.min().item() and x.max().item() < 3.0000001
     assert set(pydist.empty(999).bernoulli_(0.3).tolist()) == {0.0, 1.0}
-    for broken in (lambda: x.uniform_(3, 2), lambda: x.normal_(0, -1), lambda: x.bernoulli_(1.5), lambda: x.bernoulli_(math.nan), lambda: pydist.dropout(x, -0.1)):
+    for broken in (
+        lambda: x.uniform_(3, 2),
+        lambda: x.normal_(0, -1),
+        lambda: x.bernoulli_(1.5),
+        lambda: x.bernoulli_(math.nan),
+        lambda: pydist.dropout(x, -0.1),
+    ):
         with pytest.raises((ValueError, RuntimeError), match="uniform|normal|bernoulli|dropout"):
             broken()
 
@@ -483,7 +593,9 @@ def test_max_pool_picks_as_torch():
     """The first of equals, NaN above all, and windows of nothing but minus infinity."""
     x = np.round(np.random.default_rng(0).uniform(0, 3, (2, 3, 9, 20)))
     x[0, 0, 2, 3], x[0, 1], x[1, :, 4] = math.nan, -math.inf, math.inf
-    for layout, kernel, dtype in itertools.product(("contiguous", "channels last"), (2, 3, 17), (np.float32, np.float64)):
+    for layout, kernel, dtype in itertools.product(
+        ("contiguous", "channels last"), (2, 3, 17), (np.float32, np.float64)
+    ):
         v = x.astype(dtype) if kernel < 17 else np.tile(x.astype(dtype), (1, 1, 2, 1))
         got = pydist.tensor(v if layout == "contiguous" else v.transpose(0, 2, 3, 1).copy())
         got = got if layout == "contiguous" else got.permute(0, 3, 1, 2)
@@ -494,12 +606,23 @@ def test_max_pool_picks_as_torch():
         for at in np.ndindex(shape):
             n, c, p, q = at
             window = padded[n, c, 2 * p : 2 * p + kernel, 2 * q : 2 * q + kernel]
-            inside = [(h, w) for h in range(2 * p - 1, 2 * p - 1 + kernel) for w in range(2 * q - 1, 2 * q - 1 + kernel) if 0 <= h < v.shape[2] and 0 <= w < v.shape[3]]
-            best = next((i for i in inside if np.isnan(v[n, c][i])), None) or max(inside, key=lambda i: (v[n, c][i], [-j for j in i]))
+            inside = [
+                (h, w)
+                for h in range(2 * p - 1, 2 * p - 1 + kernel)
+                for w in range(2 * q - 1, 2 * q - 1 + kernel)
+                if 0 <= h < v.shape[2] and 0 <= w < v.shape[3]
+            ]
+            best = next((i for i in inside if np.isnan(v[n, c][i])), None) or max(
+                inside, key=lambda i: (v[n, c][i], [-j for j in i])
+            )
             if np.isnan(window).any():
                 assert math.isnan(values[at].item())
                 continue
-            assert values[at].item() == window.max() and where[at].item() == best[0] * v.shape[3] + best[1], (layout, kernel, at)
+            assert values[at].item() == window.max() and where[at].item() == best[0] * v.shape[3] + best[1], (
+                layout,
+                kernel,
+                at,
+            )
 
 
 @pytest.mark.parametrize("size, stride, padding", [(2, 2, 0), (3, 2, 1), (3, 1, 1), (2, 1, 0), ((1, 3), (3, 2), 0)])
@@ -508,13 +631,17 @@ def test_pool_of_rows(size, stride, padding):
     rng = np.random.default_rng(0)
     F = pydist.nn.functional
     (kh, kw), (sh, sw), pad = np.broadcast_to(size, 2), np.broadcast_to(stride, 2), padding
-    for (h, w), ceil, dtype in itertools.product(((4, 4), (5, 7), (6, 24), (7, 37), (9, 70)), (False, True), (np.float32, np.float64)):
+    for (h, w), ceil, dtype in itertools.product(
+        ((4, 4), (5, 7), (6, 24), (7, 37), (9, 70)), (False, True), (np.float32, np.float64)
+    ):
         x = np.round(rng.uniform(0, 5, (3, 7, h, w))).astype(dtype)
         x[0, 0, 1:3, 2:4] = x[1, 1, -1, -2:] = math.nan
         x[2, 2] = -math.inf
         mine = pydist.tensor(x).requires_grad_()
         y, where = F.max_pool2d(mine, size, stride, padding, ceil_mode=ceil, return_indices=True)
-        mean = F.avg_pool2d(pydist.tensor(np.nan_to_num(x, neginf=0)), size, stride, padding, ceil, count_include_pad=False)
+        mean = F.avg_pool2d(
+            pydist.tensor(np.nan_to_num(x, neginf=0)), size, stride, padding, ceil, count_include_pad=False
+        )
         want, at, means = np.empty(y.shape, dtype), np.empty(y.shape, np.int64), np.empty(y.shape)
         for p, q in np.ndindex(*y.shape[2:]):
             rows = range(max(p * sh - pad, 0), min(p * sh - pad + kh, h))
@@ -522,11 +649,18 @@ def test_pool_of_rows(size, stride, padding):
             taps = [(i, j) for i in rows for j in cols]
             v = x[:, :, [i for i, _ in taps], [j for _, j in taps]]
             nans = np.isnan(v)
-            tap = np.where(nans.any(2), len(taps) - 1 - nans[:, :, ::-1].argmax(2), np.nan_to_num(v, nan=-9, neginf=-9).argmax(2))
+            tap = np.where(
+                nans.any(2), len(taps) - 1 - nans[:, :, ::-1].argmax(2), np.nan_to_num(v, nan=-9, neginf=-9).argmax(2)
+            )
             want[:, :, p, q] = np.take_along_axis(v, tap[:, :, None], 2)[:, :, 0]
             at[:, :, p, q] = np.array([i * w + j for i, j in taps])[tap]
             means[:, :, p, q] = np.nan_to_num(v, neginf=0).mean(2)
-        assert np.array_equal(numbers(y), want, equal_nan=True) and np.array_equal(numbers(where), at), (h, w, ceil, dtype)
+        assert np.array_equal(numbers(y), want, equal_nan=True) and np.array_equal(numbers(where), at), (
+            h,
+            w,
+            ceil,
+            dtype,
+        )
         assert np.allclose(numbers(mean), means, rtol=1e-6), (h, w, ceil, dtype)
         g = np.round(rng.uniform(-9, 9, y.shape)).astype(dtype)
         y.backward(pydist.tensor(g))
@@ -586,7 +720,10 @@ def test_batch_norm_of_16_bits(dtype, params, layout):
     low = getattr(pydist, dtype)
     own = low if params == "16 bits" else pydist.float32
     shape, order = ((4, 3, 5), (0, 1, 2)) if layout == "contiguous" else ((4, 5, 2, 3), (0, 3, 1, 2))
-    made = [pydist.tensor(rng.normal(1, 2, shape)).to(low).permute(*order), *(pydist.tensor(v).to(own) for v in rng.random((4, 3)))]
+    made = [
+        pydist.tensor(rng.normal(1, 2, shape)).to(low).permute(*order),
+        *(pydist.tensor(v).to(own) for v in rng.random((4, 3))),
+    ]
     for training in (True, False):
         results = []
         for x, w, b, mean, var in (made, [t.double() for t in made]):

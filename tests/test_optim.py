@@ -134,7 +134,9 @@ def test_any_order_of_memory(torch, double, kind, options, state):
             their, our = make()
             name = [*names, "expanded"][i // 4]
             q.grad = their[name] if name in their else torch.full((1, 1, 1, 1), 0.5).expand(2, 3, 4, 5)
-            p.grad = our[name] if name in our else pydist.full((1, 1, 1, 1), 0.5, dtype=pydist.float64).expand(2, 3, 4, 5)
+            p.grad = (
+                our[name] if name in our else pydist.full((1, 1, 1, 1), 0.5, dtype=pydist.float64).expand(2, 3, 4, 5)
+            )
         versions = [p._version for p in ours]
         opt_theirs.step()
         opt_ours.step()
@@ -161,10 +163,19 @@ def test_gradients_of_any_order_are_clipped_unscaled_and_zeroed(torch):
     p_theirs, p_ours = parameters(torch, theirs), parameters(pydist, ours)
 
     def same():
-        return all((to_torch(torch, p.grad) - q.grad).abs().max() < 1e-12 and p.grad.stride() == q.grad.stride() for p, q in zip(p_ours, p_theirs))
+        return all(
+            (to_torch(torch, p.grad) - q.grad).abs().max() < 1e-12 and p.grad.stride() == q.grad.stride()
+            for p, q in zip(p_ours, p_theirs)
+        )
 
     for norm in (2.0, 1.0, math.inf):
-        assert abs(nn.utils.clip_grad_norm_(p_ours, 0.7, norm).item() - torch.nn.utils.clip_grad_norm_(p_theirs, 0.7, norm).item()) < 1e-9
+        assert (
+            abs(
+                nn.utils.clip_grad_norm_(p_ours, 0.7, norm).item()
+                - torch.nn.utils.clip_grad_norm_(p_theirs, 0.7, norm).item()
+            )
+            < 1e-9
+        )
         assert same()
     for clip in (nn.utils.clip_grad_value_, torch.nn.utils.clip_grad_value_):
         clip(p_ours if clip is nn.utils.clip_grad_value_ else p_theirs, 0.01)

@@ -57,7 +57,9 @@ def test_events_nest_and_times_add_up():
     for e in events:
         assert e.self_cpu_time_total >= -1e-6 and e.cpu_time_total >= 0
         if e.cpu_parent:
-            assert e.cpu_parent.time_range.start <= e.time_range.start <= e.time_range.end <= e.cpu_parent.time_range.end
+            assert (
+                e.cpu_parent.time_range.start <= e.time_range.start <= e.time_range.end <= e.cpu_parent.time_range.end
+            )
     top = sum(e.cpu_time_total for e in events if e.cpu_parent is None)
     assert top == pytest.approx(events.self_cpu_time_total)
     averages = prof.key_averages()
@@ -84,13 +86,19 @@ def test_flops_are_torchs(torch):
         forward(torch, *(torch.ones(*s) for s in shapes))
     want = {e.key: e.flops for e in theirs.key_averages()}
     got = {e.key: e.flops for e in ours.key_averages()}
-    assert got["linear"] == want["aten::addmm"] and got["bmm"] == want["aten::mm"] and got["conv2d"] == want["aten::conv2d"]
+    assert (
+        got["linear"] == want["aten::addmm"]
+        and got["bmm"] == want["aten::mm"]
+        and got["conv2d"] == want["aten::conv2d"]
+    )
 
     x, w = pydist.ones(5, 7, requires_grad=True), pydist.ones(3, 7, requires_grad=True)
     image, kernel = pydist.ones(2, 4, 9, 9, requires_grad=True), pydist.ones(6, 4, 3, 3, requires_grad=True)
     q = pydist.ones(2, 3, 16, 8, requires_grad=True)
     with profile(with_flops=True) as prof:
-        (F.linear(x, w).sum() + F.conv2d(image, kernel).sum() + F.scaled_dot_product_attention(q, q, q).sum()).backward()
+        (
+            F.linear(x, w).sum() + F.conv2d(image, kernel).sum() + F.scaled_dot_product_attention(q, q, q).sum()
+        ).backward()
     got = {e.key: e.flops for e in prof.key_averages()}
     assert got["bmm"] == 2 * got["linear"] == 4 * 5 * 7 * 3
     assert got["conv2d_grad_input"] == got["conv2d_grad_weight"] == got["conv2d"] == 2 * (2 * 6 * 7 * 7) * 4 * 9
@@ -175,7 +183,10 @@ def test_schedule_is_torchs(torch):
 
 def test_steps_follow_the_schedule():
     ready = []
-    with profile(schedule=schedule(wait=1, warmup=1, active=2, repeat=2), on_trace_ready=lambda p: ready.append((p.step_num, names(p)))) as prof:
+    with profile(
+        schedule=schedule(wait=1, warmup=1, active=2, repeat=2),
+        on_trace_ready=lambda p: ready.append((p.step_num, names(p))),
+    ) as prof:
         for _ in range(10):
             pydist.ones(2).exp()
             prof.step()
@@ -266,7 +277,10 @@ def test_stacks_name_the_callers_lines(tmp_path):
         inner()
     relu = next(e for e in prof.events() if e.name == "relu")
     assert re.match(rf"{re.escape(__file__)}\(\d+\): inner", relu.stack[0]) and "test_stacks_name" in relu.stack[1]
-    assert prof.key_averages(group_by_stack_n=1)[0].stack and "test_profiler.py" in prof.key_averages(group_by_stack_n=1).table()
+    assert (
+        prof.key_averages(group_by_stack_n=1)[0].stack
+        and "test_profiler.py" in prof.key_averages(group_by_stack_n=1).table()
+    )
     with record_function("slow"):
         pass
     with profile(with_stack=True) as prof:
@@ -330,7 +344,10 @@ def test_ranks_have_lanes_of_their_own(tmp_path):
         assert [e["name"] for e in comm] == ["comm:all_reduce"] * 2 and comm[1]["args"]["bytes"] == 4000
         assert all(lanes[e["tid"]].startswith("communication of group") for e in comm)
         assert any(e["name"] == "all_reduce" and lanes[e["tid"]].startswith("thread") for e in mine)
-    spans = [[(e["ts"], e["ts"] + e["dur"]) for e in events if e.get("name") == "comm:all_reduce" and e["pid"] == r][-1] for r in (0, 1)]
+    spans = [
+        [(e["ts"], e["ts"] + e["dur"]) for e in events if e.get("name") == "comm:all_reduce" and e["pid"] == r][-1]
+        for r in (0, 1)
+    ]
     assert max(s[0] for s in spans) < min(s[1] for s in spans)  # the same moment on both
 
 
@@ -342,7 +359,9 @@ def test_older_names():
         with profiler.record_function("mine"):
             pass
     assert {"exp", "mine"} <= {e.key for e in prof.key_averages()} and "exp" in prof.table(sort_by="cpu_time_total")
-    assert len(prof.function_events) == prof.total_average().count and prof.self_cpu_time_total > 0 and "exp" in str(prof)
+    assert (
+        len(prof.function_events) == prof.total_average().count and prof.self_cpu_time_total > 0 and "exp" in str(prof)
+    )
     with profiler.profile(enabled=False) as prof:
         pass
     assert prof.function_events is None

@@ -34,8 +34,15 @@ def environment(**more):
 
 def start(*args, **more):
     # a test run in the background of a shell ignores SIGINT, and so would the launcher
-    more = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL, "text": True,
-            "env": environment(), "preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL), **more}
+    more = {
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.PIPE,
+        "stdin": subprocess.DEVNULL,
+        "text": True,
+        "env": environment(),
+        "preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        **more,
+    }
     return subprocess.Popen(command(*args), **more)
 
 
@@ -55,8 +62,9 @@ def launch(*args, timeout=20, **more):
 def script(tmp_path):
     def write(text, name="script.py"):
         path = tmp_path / name
-        path.write_text("import os, sys, time, signal, subprocess\nrank = int(os.environ['RANK'])\n"
-                        + textwrap.dedent(text))
+        path.write_text(
+            "import os, sys, time, signal, subprocess\nrank = int(os.environ['RANK'])\n" + textwrap.dedent(text)
+        )
         return path
 
     return write
@@ -108,8 +116,9 @@ def test_environment(script):
         assert len(open_fds) <= 1, open_fds  # listdir's own
     """)
     with open(os.devnull) as extra:  # inherited by the launcher, not by its workers
-        code, out, err, _ = launch("--nproc_per_node=3", "--standalone", path, env=environment(OMP_NUM_THREADS="7"),
-                                   pass_fds=(extra.fileno(),))
+        code, out, err, _ = launch(
+            "--nproc_per_node=3", "--standalone", path, env=environment(OMP_NUM_THREADS="7"), pass_fds=(extra.fileno(),)
+        )
     assert (code, err) == (0, "")
     assert sorted(out.splitlines()) == [f"[{r}] {r} {r} {r} 0 3 3 3 1 0 0 127.0.0.1 1" for r in range(3)]
 
@@ -126,10 +135,15 @@ def test_arguments_and_module(script, tmp_path):
     path = script("print(__name__, sys.argv[1:])", "tool.py")
     expected = "__main__ ['--nproc-per-node', '-m', 'a b', '']\n"
     assert launch("--", path, "--nproc-per-node", "-m", "a b", "")[:3] == (0, expected, "")
-    assert launch("-m", "--nproc-per-node", 1, "tool", "--nproc-per-node", "-m", "a b", "",
-                  cwd=tmp_path)[:3] == (0, expected, "")
+    assert launch("-m", "--nproc-per-node", 1, "tool", "--nproc-per-node", "-m", "a b", "", cwd=tmp_path)[:3] == (
+        0,
+        expected,
+        "",
+    )
     assert launch("--no-python", "--nproc-per-node=2", "sh", "-c", "echo $RANK$0", "x")[1] in (
-        "[0] 0x\n[1] 1x\n", "[1] 1x\n[0] 0x\n")
+        "[0] 0x\n[1] 1x\n",
+        "[1] 1x\n[0] 0x\n",
+    )
 
 
 def test_one_rank_has_our_stdin_and_no_prefix(script):
@@ -143,47 +157,59 @@ def test_nproc_auto(script):
     assert code == 0 and set(numbers(out)) == {len(os.sched_getaffinity(0))}
 
 
-@pytest.mark.parametrize("args, message", [
-    (["--nnodes=2", "x.py"], "--nnodes 2 needs --node-rank, the number of this host (0 to 1)"),
-    (["--nnodes=2", "--node-rank=0", __file__], "several hosts need --master-addr"),
-    (["--nnodes=2", "--node-rank=0", "--master-addr=a", __file__], "several hosts need PYDIST_SECRET_FILE"),
-    (["--nnodes=2:1", "x.py"], "--nnodes: '1' (expected a number from 2 to 4096)"),
-    (["--nnodes=two", "x.py"], "--nnodes: 'two' (expected a number from 1 to 4096)"),
-    (["--nnodes=2", "--standalone", "x.py"], "--standalone and --nnodes exclude each other"),
-    (["--node-rank", "1", "x.py"], "--node-rank: '1' (expected a number from 0 to 0)"),
-    (["--nnodes=64", "--node-rank=0", "--nproc-per-node=100", "x.py"], "100 ranks on each of 64 hosts (expected"),
-    (["--rdzv-backend=etcd", "x.py"], "--rdzv-backend: 'etcd' (expected static or c10d)"),
-    (["--rdzv-endpoint=host:port", "x.py"], "--master-port: 'port' (expected a number"),
-    (["--max-restarts", "x", "x.py"], "--max-restarts: 'x' (expected a number from 0 to 1000000)"),
-    (["--on-failure", "x", "x.py"], "--on-failure: 'x' (expected stop or keep)"),
-    (["-x", "x.py"], "unknown option -x"),
-    (["--nproc-per-node", "0", "x.py"], "--nproc-per-node: '0' (expected"),
-    (["--nproc-per-node", "gpu", __file__], "--nproc-per-node: 'gpu', but there is none: "),
-    (["--nproc-per-node"], "--nproc-per-node needs a value"),
-    (["--master-port=0x50", __file__], "--master-port: '0x50' (expected a number"),
-    (["--standalone=yes", __file__], "--standalone takes no value"),
-    (["-m", "--no-python", "x"], "exclude each other"),
-    (["missing.py"], "no such script: missing.py"),
-    ([], "no script given"),
-])
+@pytest.mark.parametrize(
+    "args, message",
+    [
+        (["--nnodes=2", "x.py"], "--nnodes 2 needs --node-rank, the number of this host (0 to 1)"),
+        (["--nnodes=2", "--node-rank=0", __file__], "several hosts need --master-addr"),
+        (["--nnodes=2", "--node-rank=0", "--master-addr=a", __file__], "several hosts need PYDIST_SECRET_FILE"),
+        (["--nnodes=2:1", "x.py"], "--nnodes: '1' (expected a number from 2 to 4096)"),
+        (["--nnodes=two", "x.py"], "--nnodes: 'two' (expected a number from 1 to 4096)"),
+        (["--nnodes=2", "--standalone", "x.py"], "--standalone and --nnodes exclude each other"),
+        (["--node-rank", "1", "x.py"], "--node-rank: '1' (expected a number from 0 to 0)"),
+        (["--nnodes=64", "--node-rank=0", "--nproc-per-node=100", "x.py"], "100 ranks on each of 64 hosts (expected"),
+        (["--rdzv-backend=etcd", "x.py"], "--rdzv-backend: 'etcd' (expected static or c10d)"),
+        (["--rdzv-endpoint=host:port", "x.py"], "--master-port: 'port' (expected a number"),
+        (["--max-restarts", "x", "x.py"], "--max-restarts: 'x' (expected a number from 0 to 1000000)"),
+        (["--on-failure", "x", "x.py"], "--on-failure: 'x' (expected stop or keep)"),
+        (["-x", "x.py"], "unknown option -x"),
+        (["--nproc-per-node", "0", "x.py"], "--nproc-per-node: '0' (expected"),
+        (["--nproc-per-node", "gpu", __file__], "--nproc-per-node: 'gpu', but there is none: "),
+        (["--nproc-per-node"], "--nproc-per-node needs a value"),
+        (["--master-port=0x50", __file__], "--master-port: '0x50' (expected a number"),
+        (["--standalone=yes", __file__], "--standalone takes no value"),
+        (["-m", "--no-python", "x"], "exclude each other"),
+        (["missing.py"], "no such script: missing.py"),
+        ([], "no script given"),
+    ],
+)
 def test_usage_errors(args, message, capfd):
     assert run.main(args) == 2
     out, err = capfd.readouterr()
     assert out == "" and err.count("\n") == 1 and err.startswith("pydist.run: ") and message in err
 
 
-@pytest.mark.parametrize("words, expected", [
-    ("", {"local": 1, "hosts": 1, "host": 0, "address": "127.0.0.1", "port": 0, "world": 1, "first": 0}),
-    ("--standalone --nproc_per_node=3 --nnodes 1:1", {"local": 3, "world": 3, "hosts": 1}),
-    ("--nnodes=2 --node_rank=1 --nproc-per-node 2 --master_addr=a --master_port=7",
-     {"world": 4, "first": 2, "address": "a", "port": 7}),
-    ("--nnodes=1:3 --node-rank 2 --master-addr a", {"hosts": 3, "first": 2, "port": options.PORT}),
-    ("--rdzv-backend c10d --rdzv_endpoint=b:9 --rdzv-id=job7 --rdzv-conf=timeout=9 --max-restarts=0 --role=trainer",
-     {"address": "b", "port": 9, "run_id": "job7", "role": "trainer"}),
-    ("--rdzv-endpoint=localhost --use-env --monitor-interval=5 --start-method=spawn --local-addr=x",
-     {"address": "localhost", "port": 0}),
-    ("--insecure", {"insecure": True}),
-])
+@pytest.mark.parametrize(
+    "words, expected",
+    [
+        ("", {"local": 1, "hosts": 1, "host": 0, "address": "127.0.0.1", "port": 0, "world": 1, "first": 0}),
+        ("--standalone --nproc_per_node=3 --nnodes 1:1", {"local": 3, "world": 3, "hosts": 1}),
+        (
+            "--nnodes=2 --node_rank=1 --nproc-per-node 2 --master_addr=a --master_port=7",
+            {"world": 4, "first": 2, "address": "a", "port": 7},
+        ),
+        ("--nnodes=1:3 --node-rank 2 --master-addr a", {"hosts": 3, "first": 2, "port": options.PORT}),
+        (
+            "--rdzv-backend c10d --rdzv_endpoint=b:9 --rdzv-id=job7 --rdzv-conf=timeout=9 --max-restarts=0 --role=trainer",
+            {"address": "b", "port": 9, "run_id": "job7", "role": "trainer"},
+        ),
+        (
+            "--rdzv-endpoint=localhost --use-env --monitor-interval=5 --start-method=spawn --local-addr=x",
+            {"address": "localhost", "port": 0},
+        ),
+        ("--insecure", {"insecure": True}),
+    ],
+)
 def test_plans(words, expected, monkeypatch):
     monkeypatch.setenv("PYDIST_SECRET_FILE", "anything")
     plan = options.plan_from(*options.parse([*words.split(), __file__, "--nnodes=9"]))
@@ -278,7 +304,7 @@ def terminal(data):
         elif token == "\r":
             column = 0
         else:
-            lines[row] = lines[row][:column].ljust(column) + token + lines[row][column + 1:]
+            lines[row] = lines[row][:column].ljust(column) + token + lines[row][column + 1 :]
             column += 1
     return lines
 
@@ -306,7 +332,8 @@ def test_bar_on_a_terminal(script):
     assert re.search(rb"\| [1-9]", data), "the bar moves while it is open"
     lines = [line.rstrip() for line in terminal(data.decode())]
     assert lines.pop() == "" and sorted(lines) == sorted(
-        [f"[1] line {i}" for i in range(21)] + ["[0] " + "#" * 20 + "| done"])
+        [f"[1] line {i}" for i in range(21)] + ["[0] " + "#" * 20 + "| done"]
+    )
 
 
 def test_slow_reader_hides_no_death(script):
@@ -344,8 +371,9 @@ def test_caught_traceback_is_shown_in_time(script):
 
 
 def test_pipe_held_by_a_grandchild(script):
-    path = script("print('a'); subprocess.Popen(['sh', '-c', 'trap \"echo term; exit\" TERM; sleep 60 & wait'])\n"
-                  "time.sleep(0.2)")
+    path = script(
+        "print('a'); subprocess.Popen(['sh', '-c', 'trap \"echo term; exit\" TERM; sleep 60 & wait'])\ntime.sleep(0.2)"
+    )
     code, out, err, seconds = launch(path)
     assert (code, out, err) == (0, "a\nterm\n", "") and seconds < 3
 
@@ -353,11 +381,14 @@ def test_pipe_held_by_a_grandchild(script):
 # A rank that fails.
 
 
-@pytest.mark.parametrize("end, code, cause", [
-    ("sys.exit(3)", 3, "exited with code 3"),
-    ("os.kill(os.getpid(), signal.SIGKILL)", 137, "died: SIGKILL (killed; out of memory?)"),
-    ("os.abort()", 134, "died: SIGABRT (aborted)"),
-])
+@pytest.mark.parametrize(
+    "end, code, cause",
+    [
+        ("sys.exit(3)", 3, "exited with code 3"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", 137, "died: SIGKILL (killed; out of memory?)"),
+        ("os.abort()", 134, "died: SIGABRT (aborted)"),
+    ],
+)
 def test_first_line_names_the_rank(script, end, code, cause):
     path = script(f"""
         class PeerFailed(RuntimeError): pass
@@ -370,8 +401,10 @@ def test_first_line_names_the_rank(script, end, code, cause):
     """)
     got, out, err, seconds = launch("--nproc-per-node=3", path)
     assert got == code and seconds < 2
-    assert err == (f"pydist.run: rank 1 (pid {numbers(out)[0]}) {cause}\n"
-                   "pydist.run: ranks 0, 2 then raised PeerFailed: rank 1 died\n")
+    assert err == (
+        f"pydist.run: rank 1 (pid {numbers(out)[0]}) {cause}\n"
+        "pydist.run: ranks 0, 2 then raised PeerFailed: rank 1 died\n"
+    )
 
 
 def test_exception_after_its_peers(script):
@@ -391,8 +424,10 @@ def test_exception_after_its_peers(script):
     assert re.fullmatch(r"pydist\.run: rank 1 \(pid \d+\) raised ValueError: the cause", lines[0])
     assert lines[1] == "Traceback (most recent call last):" and lines.count(lines[1]) == 1
     assert err.count("in two lines") == 2  # the source line and the message
-    assert lines[-2:] == ["pydist.run: rank 0 then raised PeerFailed: rank 1 died",
-                          "pydist.run: rank 2 then raised RuntimeError: wrapped"]
+    assert lines[-2:] == [
+        "pydist.run: rank 0 then raised PeerFailed: rank 1 died",
+        "pydist.run: rank 2 then raised RuntimeError: wrapped",
+    ]
 
 
 def test_only_peer_failures(script):
@@ -464,8 +499,7 @@ def test_ctrl_c(script):
         out, err = process.communicate(timeout=5)
         assert process.returncode == 130 and time.monotonic() - begin < 2
         assert out == "" and len(err.splitlines()) <= 5 and "Traceback" not in err
-        assert err == ("pydist.run: ended by SIGINT (Ctrl-C)\n"
-                       "pydist.run: ranks 0-1 at script.py:7 in step\n")
+        assert err == ("pydist.run: ended by SIGINT (Ctrl-C)\npydist.run: ranks 0-1 at script.py:7 in step\n")
         assert all_end(pids, 0)
 
 
@@ -495,8 +529,10 @@ def test_signals_to_stubborn_workers(script, sig, code, twice):
 
 
 def test_ignored_sigint_stays_ignored(script):
-    with start(script("print('ready', flush=True); time.sleep(0.5); print('done')"),
-               preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN)) as process:
+    with start(
+        script("print('ready', flush=True); time.sleep(0.5); print('done')"),
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
+    ) as process:
         process.stdout.readline()
         process.send_signal(signal.SIGINT)
         assert process.communicate(timeout=5) == ("done\n", "") and process.returncode == 0
@@ -572,14 +608,17 @@ def ends(process, timeout=20):
 
 def test_two_hosts(hosts, script):
     """Whichever starts first; host 0's launcher serves until the other host's ranks have left."""
-    path = script(MEET + """
+    path = script(
+        MEET
+        + """
     names = "LOCAL_RANK GROUP_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_WORLD_SIZE".split()
     print(meet(), *(os.environ[name] for name in names))
     dist.destroy_process_group()
     if rank > 1:
         time.sleep(0.5)
         print("late")
-    """)
+    """
+    )
     second = hosts(1, path)
     time.sleep(0.5)
     begin = time.monotonic()
@@ -617,13 +656,16 @@ PEER = r"rank [01] \(pid \d+\) raised .*PeerFailed: .*rank "
     ("sys.exit(5)", "exited with code 5", PEER + "2"),
 ])  # fmt: skip
 def test_a_rank_of_another_host_ends(hosts, script, end, here, there):
-    path = script(MEET + f"""
+    path = script(
+        MEET
+        + f"""
     meet()
     if rank == 2:
         time.sleep(0.2)
         {end}
     meet()
-    """)
+    """
+    )
     begin = time.monotonic()
     processes = [hosts(0, path), hosts(1, path)]
     (code, _, err), (code_there, _, err_there) = map(ends, processes)
@@ -633,12 +675,15 @@ def test_a_rank_of_another_host_ends(hosts, script, end, here, there):
 
 
 def test_a_killed_launcher_of_host_0_ends_the_other_host(hosts, script):
-    path = script(MEET + """
+    path = script(
+        MEET
+        + """
     while True:
         meet()
         print(os.getpid(), flush=True)
         time.sleep(0.05)
-    """)
+    """
+    )
     first, second = hosts(0, path), hosts(1, path)
     pids = numbers("".join(read_lines(second, 4)))
     first.kill()
@@ -668,12 +713,15 @@ class Server:
 TRACE = 'Traceback (most recent call last):\n  File "/a/train.py", line 3, in step\n    f()\n{}\n'
 
 
-@pytest.mark.parametrize("raised, root", [
-    ((1, TRACE.format("ValueError: bad")), "rank 1 (pid 11) raised ValueError: bad"),
-    ((2, TRACE.format("pydist.distributed.PeerFailed: rank 0")), "rank 0 (pid 10) exited with code 3"),
-    ((7, TRACE.format("ValueError: bad")), "rank 7 (on another host) raised ValueError: bad"),
-    (None, "rank 0 (pid 10) exited with code 3"),
-])
+@pytest.mark.parametrize(
+    "raised, root",
+    [
+        ((1, TRACE.format("ValueError: bad")), "rank 1 (pid 11) raised ValueError: bad"),
+        ((2, TRACE.format("pydist.distributed.PeerFailed: rank 0")), "rank 0 (pid 10) exited with code 3"),
+        ((7, TRACE.format("ValueError: bad")), "rank 7 (on another host) raised ValueError: bad"),
+        (None, "rank 0 (pid 10) exited with code 3"),
+    ],
+)
 def test_first_raised_comes_from_the_server(raised, root):
     said = []
     report = Report(options.Plan(local=3), said.append)
@@ -688,15 +736,19 @@ def test_first_raised_comes_from_the_server(raised, root):
 
 def test_tracebacks_as_text():
     chained = "\nDuring handling of the above exception, another exception occurred:\n\n".join(
-        [TRACE.format("KeyError: 'x'"), TRACE.format("pydist.PeerFailed: rank 1\nmore")])
+        [TRACE.format("KeyError: 'x'"), TRACE.format("pydist.PeerFailed: rank 1\nmore")]
+    )
     assert traces.exceptions(chained) == ["KeyError: 'x'", "pydist.PeerFailed: rank 1"]
     assert traces.is_peer_failed(chained) and not traces.is_peer_failed(TRACE.format("ValueError: PeerFailed"))
     assert traces.place(chained) == "train.py:3 in step"
     assert traces.exceptions("no traceback\n") == [] and traces.place("") is None
-    group = ('  + Exception Group Traceback (most recent call last):\n  |   File "a", line 1, in b\n'
-             "  | ExceptionGroup: two (2 sub-exceptions)\n")
+    group = (
+        '  + Exception Group Traceback (most recent call last):\n  |   File "a", line 1, in b\n'
+        "  | ExceptionGroup: two (2 sub-exceptions)\n"
+    )
     assert traces.exceptions(group) == ["ExceptionGroup: two (2 sub-exceptions)"]
     assert traces.listed([0, 1, 2, 5, 7, 8]) == "ranks 0-2, 5, 7-8" and traces.listed([3]) == "rank 3"
+
 
 # What happens after a failure.
 

@@ -51,8 +51,11 @@ def everything(group, sizes=(0, 1, 130, 3001)):
             for n in sizes if defined(dtype, op) else ():
                 x = sample(dtype, n, hash_of(dtype, op, n, group.rank))
                 if op == "sum" and dtype in test_comm.FLOATS:  # small numbers that every order adds exactly
-                    x = test_comm.to_bf16(np.arange(n) % 3 + group.rank) if dtype == "bfloat16" else (
-                        np.arange(n) % 3 + group.rank).astype(dtype)
+                    x = (
+                        test_comm.to_bf16(np.arange(n) % 3 + group.rank)
+                        if dtype == "bfloat16"
+                        else (np.arange(n) % 3 + group.rank).astype(dtype)
+                    )
                 group.all_reduce(x, op, dtype=dtype if dtype == "bfloat16" else None)
                 out.append((dtype, op, n, x))
     return out

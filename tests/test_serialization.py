@@ -235,7 +235,9 @@ def refused(data, match):
 
 
 MULTIARRAY = "numpy._core.multiarray"
-U1 = call(name("numpy", "dtype"), text("u1")) + tup(num(3), text("|"), b"N", b"N", b"N", num(-1), num(-1), num(0)) + b"b"
+U1 = (
+    call(name("numpy", "dtype"), text("u1")) + tup(num(3), text("|"), b"N", b"N", b"N", num(-1), num(-1), num(0)) + b"b"
+)
 ARRAY = call(name(MULTIARRAY, "_reconstruct"), name("numpy", "ndarray"), tup(num(0)), text("b"))
 
 
@@ -324,12 +326,20 @@ def test_a_small_file_takes_little():
     assert refused(zipped(b"Nr" + struct.pack("<I", 300_000_000)), "the memo") < most
     for code, size in ((b"\x96", "<Q"), (b"\x8e", "<Q"), (b"\x8d", "<Q"), (b"X", "<I"), (b"B", "<I"), (b"\x8b", "<I")):
         assert refused(zipped(code + struct.pack(size, 4_000_000_000)), "cut off") < most
-    copies = b"B" + struct.pack("<I", 10_000) + bytes(10_000) + b"q\x010]" + call(name("builtins", "bytearray"), b"h\x01") * 5_000
+    copies = (
+        b"B"
+        + struct.pack("<I", 10_000)
+        + bytes(10_000)
+        + b"q\x010]"
+        + call(name("builtins", "bytearray"), b"h\x01") * 5_000
+    )
     assert refused(zipped(copies), "more than the file's length") < most
     copies = b"](" + b"K\x01" * 10_000 + b"eq\x010" + call(name("builtins", "set"), b"h\x01") * 5_000
     refused(zipped(b"}" + copies), "too large")
     state = b"}(" + b"".join(text(f"a{i}") + b"N" for i in range(5_000)) + b"uq\x010"
-    refused(zipped(state + call(name("collections", "OrderedDict")) + b"h\x01b" * 20_000), "more than the file's length")
+    refused(
+        zipped(state + call(name("collections", "OrderedDict")) + b"h\x01b" * 20_000), "more than the file's length"
+    )
     for compress in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         data = bytearray(zipped(TENSOR, [("data/0", b"1234")], compress))
         at = data.rfind(b"a/data/0") - 46
@@ -701,7 +711,9 @@ def test_files_before_1_6_are_read(tmp_path, torch):
     (tmp_path / "old.pt").write_bytes(data)
     again = pydist.load(tmp_path / "old.pt")
     for made in (got, again):
-        assert made["epoch"] == 3 and made["a"].tolist() == shared.tolist() and made["t"].tolist() == shared.t().tolist()
+        assert (
+            made["epoch"] == 3 and made["a"].tolist() == shared.tolist() and made["t"].tolist() == shared.t().tolist()
+        )
         assert made["i"].tolist() == [1, 2] and made["b"].dtype is pydist.bfloat16 and made["empty"].shape == (0, 2)
         assert made["net"]["weight"].tolist() == net.weight.tolist()
     got["a"][0, 1] = 9.0
@@ -755,7 +767,10 @@ def test_plain_pickles_of_pytorchs_tensors(torch, protocol, tmp_path):
         for key in ("grid", "noted", "half", "parameter", "wanting", "empty"):
             a, b = made[key], given[key]
             assert a.tolist() == b.tolist() and tuple(a.stride()) == b.stride() and a.requires_grad == b.requires_grad
-            assert isinstance(a, nn.Parameter) == isinstance(b, torch.nn.Parameter) and str(a.dtype)[7:] == str(b.dtype)[6:]
+            assert (
+                isinstance(a, nn.Parameter) == isinstance(b, torch.nn.Parameter)
+                and str(a.dtype)[7:] == str(b.dtype)[6:]
+            )
         assert made["state"]["weight"].tolist() == given["state"]["weight"].tolist()
         assert made["rest"] == [pydist.Size([2, 3]), pydist.float16, pydist.device("cpu"), (1, "a", {2.5})]
     with pytest.raises(RuntimeError, match="mmap"):
@@ -770,7 +785,11 @@ def test_pickle_reads_pytorchs_tensors_in_its_place(torch, tmp_path):
     given, data = plain_pickle(torch, 2)
     (tmp_path / "file.pkl").write_bytes(data)
     inner = old_file(torch, {"a": os.system})
-    (tmp_path / "evil.pkl").write_bytes(b"\x80\x02" + call(name("torch.storage", "_load_from_bytes"), b"B" + struct.pack("<I", len(inner)) + inner) + b".")
+    (tmp_path / "evil.pkl").write_bytes(
+        b"\x80\x02"
+        + call(name("torch.storage", "_load_from_bytes"), b"B" + struct.pack("<I", len(inner)) + inner)
+        + b"."
+    )
     (tmp_path / "read.py").write_text(
         "import pickle, torch\n"
         "made = pickle.load(open('file.pkl', 'rb'))\n"
@@ -790,7 +809,11 @@ def test_storages_within_storages_end(torch):
     """_load_from_bytes within _load_from_bytes, and one content many times."""
     inner = b"\x80\x02N."
     for _ in range(300):
-        inner = b"\x80\x02" + call(name("torch.storage", "_load_from_bytes"), b"B" + struct.pack("<I", len(inner)) + inner) + b"."
+        inner = (
+            b"\x80\x02"
+            + call(name("torch.storage", "_load_from_bytes"), b"B" + struct.pack("<I", len(inner)) + inner)
+            + b"."
+        )
     refused(inner, "RecursionError")
     data = old_file(torch, torch.ones(10_000).untyped_storage())
     f = name("torch.storage", "_load_from_bytes")

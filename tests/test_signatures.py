@@ -70,10 +70,14 @@ DIFFERENT = {  # of "name | difference"
 def of_stub(node, method):
     """A function of a stub file."""
     placed = [*node.args.posonlyargs, *node.args.args][method:]
-    defaults = [REQUIRED] * (len(placed) - len(node.args.defaults)) + node.args.defaults[-len(placed) :] if placed else []
+    defaults = (
+        [REQUIRED] * (len(placed) - len(node.args.defaults)) + node.args.defaults[-len(placed) :] if placed else []
+    )
     kinds = [(p, i) for i, p in enumerate(placed)] + [(p, None) for p in node.args.kwonlyargs]
     way = [
-        Parameter(p.arg, place, default if default is REQUIRED else REQUIRED if default is None else ast.unparse(default))
+        Parameter(
+            p.arg, place, default if default is REQUIRED else REQUIRED if default is None else ast.unparse(default)
+        )
         for (p, place), default in zip(kinds, [*defaults, *node.args.kw_defaults])
     ]
     notes = [ast.unparse(p.annotation) for p, _ in kinds if p.annotation]
@@ -185,7 +189,9 @@ def value(default):
 def differences(way, f, method):
     parameters = signature(f, method)
     kinds = {p.kind for p in parameters}
-    named = {p.name: p.default for p in parameters if p.kind not in (p.POSITIONAL_ONLY, p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+    named = {
+        p.name: p.default for p in parameters if p.kind not in (p.POSITIONAL_ONLY, p.VAR_POSITIONAL, p.VAR_KEYWORD)
+    }
     order = [p.name for p in parameters if p.kind in PLACED]
     for name, place, default in way:
         if name.startswith("_"):
@@ -225,12 +231,21 @@ def pairs(torch):
         a, b = importlib.import_module(f"torch.{path}"), importlib.import_module(f"pydist.{path}")
         for name in sorted(getattr(a, "__all__", None) or dir(a)):
             f, g = getattr(a, name, None), getattr(b, name, None)
-            if name.startswith("_") or not callable(f) or g is None or not str(getattr(f, "__module__", "torch")).startswith("torch"):
+            if (
+                name.startswith("_")
+                or not callable(f)
+                or g is None
+                or not str(getattr(f, "__module__", "torch")).startswith("torch")
+            ):
                 continue
             yield f"{path}.{name}", f, g, False
             if inspect.isclass(f):
                 for inner, method in sorted(vars(f).items()):
-                    if not inner.startswith("_") and inspect.isfunction(method) and inspect.isroutine(getattr(g, inner, None)):
+                    if (
+                        not inner.startswith("_")
+                        and inspect.isfunction(method)
+                        and inspect.isroutine(getattr(g, inner, None))
+                    ):
                         yield f"{path}.{name}.{inner}", method, getattr(g, inner), True
 
 
@@ -338,7 +353,10 @@ def test_calls_by_name(torch, text):
     if not hasattr(ours, "tolist"):
         assert ours == theirs
         return
-    assert tuple(ours.shape) == tuple(theirs.shape) and str(ours.dtype).partition(".")[2] == str(theirs.dtype).partition(".")[2]
+    assert (
+        tuple(ours.shape) == tuple(theirs.shape)
+        and str(ours.dtype).partition(".")[2] == str(theirs.dtype).partition(".")[2]
+    )
     assert ours.tolist() == pytest.approx(theirs.tolist()) if ours.ndim < 2 else ours.tolist() == theirs.tolist()
 
 

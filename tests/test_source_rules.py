@@ -10,18 +10,38 @@ from pydist import _C
 
 TOP = Path(__file__).resolve().parents[1]
 # A folder includes only headers of folders listed before it.
-ROOMS = ["base", "device", "kernels", "cuda", "tensor", "autograd", "ops", "optim", "mpi", "comm", "parallel", "io", "py"]
+ROOMS = [
+    "base",
+    "device",
+    "kernels",
+    "cuda",
+    "tensor",
+    "autograd",
+    "ops",
+    "optim",
+    "mpi",
+    "comm",
+    "parallel",
+    "io",
+    "py",
+]
 TENSORS = {"tensor", "autograd", "ops", "optim"}  # what comm must not know
 
 
 def files(*patterns):
     """The source files that match: git's, or all where there is no git."""
     if (TOP / ".git").exists():
-        listed = subprocess.run(["git", "-c", "safe.directory=*", "-C", TOP, "ls-files", "-z"], capture_output=True, text=True, check=True).stdout
+        listed = subprocess.run(
+            ["git", "-c", "safe.directory=*", "-C", TOP, "ls-files", "-z"], capture_output=True, text=True, check=True
+        ).stdout
         found = [Path(name) for name in listed.split("\0") if name and (TOP / name).is_file()]
     else:
         found = [p.relative_to(TOP) for p in TOP.rglob("*") if p.is_file()]
-        found = [p for p in found if not {"build", "__pycache__", ".git"} & set(p.parts) and not p.parts[0].endswith(".egg-info")]
+        found = [
+            p
+            for p in found
+            if not {"build", "__pycache__", ".git"} & set(p.parts) and not p.parts[0].endswith(".egg-info")
+        ]
     return sorted(p for p in found if any(p.match(pattern) for pattern in patterns))
 
 
@@ -68,7 +88,11 @@ def test_only_py_knows_python():
     wrong = []
     for room, path, text in csrc():
         if room != "py":
-            wrong += hits(r"#\s*include\s*<(Python|structmember|numpy/.*)\.h>|\bPy(Err|GILState|Object|Eval|Mem)?_?[A-Z]\w*\b", code(text), path)
+            wrong += hits(
+                r"#\s*include\s*<(Python|structmember|numpy/.*)\.h>|\bPy(Err|GILState|Object|Eval|Mem)?_?[A-Z]\w*\b",
+                code(text),
+                path,
+            )
     assert not wrong
 
 
@@ -96,7 +120,9 @@ def test_environment_variables_are_rows():
     wrong = []
     for room, path, text in csrc():
         if path.name != "flags.c":
-            wrong += hits(r'getenv\s*\("PYDIST_\w*' if room == "base" else r"getenv\s*\(", code(text, strings=True), path)
+            wrong += hits(
+                r'getenv\s*\("PYDIST_\w*' if room == "base" else r"getenv\s*\(", code(text, strings=True), path
+            )
     assert not wrong
 
 
@@ -114,11 +140,37 @@ def test_lines_fit():
 def test_every_op_has_a_row():
     """A descriptor without a row in ops.def would be dead code."""
     table = {name for name, *_ in _C.op_table()}
-    made = {m for room, _, text in csrc(".c") if room == "ops" for m in re.findall(r"^const pd_op pd_op_(\w+) = {", text, re.M)}
+    made = {
+        m
+        for room, _, text in csrc(".c")
+        if room == "ops"
+        for m in re.findall(r"^const pd_op pd_op_(\w+) = {", text, re.M)
+    }
     assert made <= table
 
 
-TEXT = ("*.c", "*.h", "*.def", "*.inc", "*.cu", "*.py", "*.pyi", "*.toml", "*.md", "*.txt", "*.in", "*.cfg", "*.sh", "*.yml", "*.yaml", "*.ipynb", "Makefile", "run", "full", ".gitignore")
+TEXT = (
+    "*.c",
+    "*.h",
+    "*.def",
+    "*.inc",
+    "*.cu",
+    "*.py",
+    "*.pyi",
+    "*.toml",
+    "*.md",
+    "*.txt",
+    "*.in",
+    "*.cfg",
+    "*.sh",
+    "*.yml",
+    "*.yaml",
+    "*.ipynb",
+    "Makefile",
+    "run",
+    "full",
+    ".gitignore",
+)
 
 
 @pytest.mark.parametrize(

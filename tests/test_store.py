@@ -504,7 +504,9 @@ print(other.get("key"))
 
 
 def test_a_value_that_does_not_fit_on_the_disk(tmp_path):
-    ran = subprocess.run([sys.executable, "-c", FULL, str(tmp_path / "store")], capture_output=True, text=True, timeout=60)
+    ran = subprocess.run(
+        [sys.executable, "-c", FULL, str(tmp_path / "store")], capture_output=True, text=True, timeout=60
+    )
     assert ran.stdout.splitlines() == ["27 [Errno 27] FileStore b'old' b'old' 0"] * 4 + ["b'new'"], ran
 
 

@@ -14,8 +14,23 @@ import numpy as np
 import pytest
 import test_comm
 from test_comm import Ranks, good, outputs, processes, run
-from test_control import (NEWS, PROOF, WELCOME, all_good, call, dial, finish, frame, free_port, greeting, hello, mac,
-                          read, secret, start)
+from test_control import (
+    NEWS,
+    PROOF,
+    WELCOME,
+    all_good,
+    call,
+    dial,
+    finish,
+    frame,
+    free_port,
+    greeting,
+    hello,
+    mac,
+    read,
+    secret,
+    start,
+)
 
 from pydist import _C
 
@@ -56,17 +71,27 @@ def test_it_is_tcp():
 
 # A control server on another host.
 
+
 def far(world, script):
     """Ranks of which all but rank 0 come to the control server over tcp."""
     server = _C.ControlServer(world, listen="127.0.0.1:0")
     ranks = []
     for rank in range(world):
         address = server.tcp_address if rank else server.address
-        env = dict(os.environ, RANK=str(rank), WORLD_SIZE=str(world), PYDIST_CONTROL=address,
-                   PYDIST_SECRET_FD=str(server.secret_fd), OMP_NUM_THREADS="1")
+        env = dict(
+            os.environ,
+            RANK=str(rank),
+            WORLD_SIZE=str(world),
+            PYDIST_CONTROL=address,
+            PYDIST_SECRET_FD=str(server.secret_fd),
+            OMP_NUM_THREADS="1",
+        )
         command = [sys.executable, "-c", test_comm.PRELUDE + script]
-        ranks.append(subprocess.Popen(command, env=env, pass_fds=[server.secret_fd], text=True,
-                                      stdout=subprocess.PIPE, stderr=subprocess.PIPE))
+        ranks.append(
+            subprocess.Popen(
+                command, env=env, pass_fds=[server.secret_fd], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            )
+        )
     ended = finish(ranks)
     server.close()
     return ended
@@ -74,7 +99,10 @@ def far(world, script):
 
 @pytest.mark.parametrize("world", [2, 3])
 def test_ranks_far_from_the_control_server(world):
-    ended = all_good(far(world, """
+    ended = all_good(
+        far(
+            world,
+            """
 x = np.full(100000, rank + 1.0)
 group.all_reduce(x)
 assert (x == world * (world + 1) / 2).all()
@@ -85,12 +113,16 @@ group = init()
 group.all_reduce(x)
 print(group.transport)
 leave()
-"""))
+""",
+        )
+    )
     assert {out for _, out, _ in ended} == {"tcp\n"}
 
 
 def test_a_far_rank_that_dies():
-    ended = far(3, """
+    ended = far(
+        3,
+        """
 if rank == 2:
     time.sleep(0.3)
     os.kill(os.getpid(), signal.SIGKILL)
@@ -99,7 +131,8 @@ try:
     group.barrier()
 except _C.PeerFailed as e:
     print(e.rank, time.monotonic() - begin)
-""")
+""",
+    )
     for code, out, err in ended[:2]:
         rank, seconds = out.split()
         assert rank == "2" and float(seconds) < 1.5, err
@@ -132,9 +165,9 @@ def test_hosts_share_a_secret_file(tmp_path):
         _C.comm_leave()
     """
     first = start(script, address, 0, 2, PYDIST_SECRET_FILE=files[0])
-    (code, _, err), = finish([start(script, address, 1, 2, PYDIST_SECRET_FILE=files[1])])
+    ((code, _, err),) = finish([start(script, address, 1, 2, PYDIST_SECRET_FILE=files[1])])
     assert code and "does not know our secret" in err
-    (code, _, err), = finish([start(script, address, 1, 2)])
+    ((code, _, err),) = finish([start(script, address, 1, 2)])
     assert code and "no secret" in err
     second = start(script, address, 1, 2, PYDIST_SECRET_FILE=files[0])
     ended = all_good(finish([first, second]))
@@ -155,6 +188,7 @@ def test_insecure_is_said(tmp_path):
 # The data connections.
 
 SET, GET = 0, 1  # verbs of the store
+
 
 def test_strangers_at_the_data_port():
     """Rank 1 by hand: rank 0 waits for its data connection among garbage, silence and a port scan."""
@@ -228,6 +262,7 @@ def proof(token, who, head, nonce):
 @pytest.mark.parametrize("world", [2, 3])
 def test_every_send_and_receive_may_fail(kind, world):
     """An error on all ranks each time, and a new group over the same hub works."""
+
     def scenario(group):
         x = np.full(150000, group.rank + 1.0, np.float32)
         group.all_reduce(x)

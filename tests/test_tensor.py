@@ -65,14 +65,34 @@ def test_tensor_from_numpy_scalars(dtype):
 
 def test_filled_and_counted():
     assert pydist.zeros(2, 3).tolist() == [[0.0] * 3] * 2 and pydist.ones((2,), dtype=pydist.int8).tolist() == [1, 1]
-    assert pydist.full((2,), 7).dtype == pydist.int64 and pydist.full([2], 0.5).tolist() == [0.5, 0.5] and pydist.full((), True).item() is True
-    assert pydist.empty(0, 3).shape == (0, 3) and pydist.zeros(()).shape == () and pydist.zeros(size=(2, 1)).shape == (2, 1)
+    assert (
+        pydist.full((2,), 7).dtype == pydist.int64
+        and pydist.full([2], 0.5).tolist() == [0.5, 0.5]
+        and pydist.full((), True).item() is True
+    )
+    assert (
+        pydist.empty(0, 3).shape == (0, 3)
+        and pydist.zeros(()).shape == ()
+        and pydist.zeros(size=(2, 1)).shape == (2, 1)
+    )
     x = pydist.zeros(2, 3, dtype=pydist.float64).T
-    assert pydist.ones_like(x).stride() == (1, 3) and pydist.zeros_like(x, dtype=pydist.int32).dtype == pydist.int32 and pydist.empty_like(x).shape == (3, 2)
+    assert (
+        pydist.ones_like(x).stride() == (1, 3)
+        and pydist.zeros_like(x, dtype=pydist.int32).dtype == pydist.int32
+        and pydist.empty_like(x).shape == (3, 2)
+    )
     for args in [(5,), (1, 4), (0, 1, 0.25), (5, 0, -2), (0.5,), (3, 3), (1, 2, 0.3)]:
-        assert np.allclose(pydist.arange(*args).numpy(), np.arange(*args)) and pydist.arange(*args).shape == np.arange(*args).shape
+        assert (
+            np.allclose(pydist.arange(*args).numpy(), np.arange(*args))
+            and pydist.arange(*args).shape == np.arange(*args).shape
+        )
     assert pydist.arange(3).dtype == pydist.int64 and pydist.arange(3.0).dtype == pydist.float32
-    for broken in (lambda: pydist.arange(0, 5, 0), lambda: pydist.arange(0, 5, -1), lambda: pydist.arange(math.nan), lambda: pydist.arange(0, math.inf)):
+    for broken in (
+        lambda: pydist.arange(0, 5, 0),
+        lambda: pydist.arange(0, 5, -1),
+        lambda: pydist.arange(math.nan),
+        lambda: pydist.arange(0, math.inf),
+    ):
         with pytest.raises((ValueError, RuntimeError), match="arange"):
             broken()
 
@@ -83,13 +103,24 @@ def test_drawn():
     assert 0 <= x.min().item() and x.max().item() < 1 and abs(y.mean().item()) < 0.06
     assert sorted(pydist.randperm(50).tolist()) == list(range(50)) and pydist.randperm(0).shape == (0,)
     z = pydist.randint(-3, 4, (2000,))
-    assert set(z.tolist()) == set(range(-3, 4)) and z.dtype == pydist.int64 and pydist.randint(5, (2, 2)).shape == (2, 2)
+    assert (
+        set(z.tolist()) == set(range(-3, 4)) and z.dtype == pydist.int64 and pydist.randint(5, (2, 2)).shape == (2, 2)
+    )
     g = pydist.Generator().manual_seed(3)
     h = pydist.Generator().manual_seed(3)
-    assert pydist.rand(9, generator=g).tolist() == pydist.rand(9, generator=h).tolist() != pydist.rand(9, generator=h).tolist()
+    assert (
+        pydist.rand(9, generator=g).tolist()
+        == pydist.rand(9, generator=h).tolist()
+        != pydist.rand(9, generator=h).tolist()
+    )
     pydist.manual_seed(3)
     assert pydist.rand(1000).tolist() == x.tolist()
-    for broken in (lambda: pydist.randint(3, 3, (2,)), lambda: pydist.rand(2, dtype=pydist.int64), lambda: pydist.randperm(-1), lambda: pydist.rand(2, generator=5)):
+    for broken in (
+        lambda: pydist.randint(3, 3, (2,)),
+        lambda: pydist.rand(2, dtype=pydist.int64),
+        lambda: pydist.randperm(-1),
+        lambda: pydist.rand(2, generator=5),
+    ):
         with pytest.raises((ValueError, RuntimeError, TypeError), match="rand"):
             broken()
 
@@ -247,7 +278,10 @@ def test_any_key_with_gradients(drawn):
     shape, raw = drawn
     results = []
     for lib in (pydist, torch):
-        key = tuple(lib.tensor(k[1], dtype=lib.bool if k[0] == "mask" else lib.int64) if isinstance(k, tuple) else k for k in raw)
+        key = tuple(
+            lib.tensor(k[1], dtype=lib.bool if k[0] == "mask" else lib.int64) if isinstance(k, tuple) else k
+            for k in raw
+        )
         x = lib.arange(math.prod(shape), dtype=lib.float64).reshape(shape).requires_grad_()
         try:
             y = x[key]
@@ -258,7 +292,9 @@ def test_any_key_with_gradients(drawn):
             (z * z).sum().backward()
             counts = lib.zeros(shape, dtype=lib.int32)
             counts[key] = 2.7
-            results.append([tuple(y.shape), y.tolist(), z.tolist(), x.grad.tolist(), values.grad.tolist(), counts.tolist()])
+            results.append(
+                [tuple(y.shape), y.tolist(), z.tolist(), x.grad.tolist(), values.grad.tolist(), counts.tolist()]
+            )
         except IndexError:
             results.append(IndexError)
     repeated = any(isinstance(k, list) or (isinstance(k, tuple) and k[0] == "index") for k in raw)
@@ -286,10 +322,23 @@ def test_set_converts_and_refuses():
 def test_iteration_and_truth():
     x = pydist.arange(6).reshape(3, 2)
     assert [row.tolist() for row in x] == [[0, 1], [2, 3], [4, 5]] and len(x) == 3 and list(pydist.zeros(0)) == []
-    assert bool(pydist.tensor(2)) and not bool(pydist.zeros(1)) and int(pydist.tensor([3.7])) == 3 and float(pydist.tensor(2)) == 2.0
+    assert (
+        bool(pydist.tensor(2))
+        and not bool(pydist.zeros(1))
+        and int(pydist.tensor([3.7])) == 3
+        and float(pydist.tensor(2)) == 2.0
+    )
     assert [10, 20, 30][pydist.tensor(1)] == 20
     assert 5 in x and 9 not in x
-    for broken in (lambda: bool(x), lambda: int(x), lambda: float(x), lambda: len(pydist.tensor(1)), lambda: iter(pydist.tensor(1)), lambda: x.item(), lambda: range(3)[pydist.tensor(1.0)]):
+    for broken in (
+        lambda: bool(x),
+        lambda: int(x),
+        lambda: float(x),
+        lambda: len(pydist.tensor(1)),
+        lambda: iter(pydist.tensor(1)),
+        lambda: x.item(),
+        lambda: range(3)[pydist.tensor(1.0)],
+    ):
         with pytest.raises((RuntimeError, TypeError, ValueError)):
             broken()
     assert hash(x) == hash(x) and len({x, x, x.clone()}) == 2
@@ -319,12 +368,29 @@ def test_views_share_memory_and_version():
 
 def test_geometry():
     x = pydist.zeros(2, 3, 4, dtype=pydist.int16)
-    assert x.shape == (2, 3, 4) and x.size() == x.shape and x.size(-1) == 4 and x.dim() == x.ndim == 3 and x.numel() == x.nelement() == 24
+    assert (
+        x.shape == (2, 3, 4)
+        and x.size() == x.shape
+        and x.size(-1) == 4
+        and x.dim() == x.ndim == 3
+        and x.numel() == x.nelement() == 24
+    )
     assert x.stride() == (12, 4, 1) and x.stride(1) == 4 and x.element_size() == 2 and x.storage_offset() == 0
     y = x[1, 1:, ::2]
-    assert y.stride() == (4, 2) and y.storage_offset() == 16 and y.data_ptr() == x.data_ptr() + 32 and not y.is_contiguous() and y.contiguous().stride() == (2, 1)
+    assert (
+        y.stride() == (4, 2)
+        and y.storage_offset() == 16
+        and y.data_ptr() == x.data_ptr() + 32
+        and not y.is_contiguous()
+        and y.contiguous().stride() == (2, 1)
+    )
     assert x.contiguous() is x and x.is_contiguous() and pydist.zeros(0, 3).is_contiguous() and x.cpu() is x
-    assert isinstance(x.shape, tuple) and x.shape.numel() == 24 and repr(x.shape) == "pydist.Size([2, 3, 4])" and x.shape[1:] == (3, 4)
+    assert (
+        isinstance(x.shape, tuple)
+        and x.shape.numel() == 24
+        and repr(x.shape) == "pydist.Size([2, 3, 4])"
+        and x.shape[1:] == (3, 4)
+    )
     for broken in (lambda: x.size(3), lambda: x.stride(-4), lambda: pydist.tensor(1).size(0)):
         with pytest.raises(IndexError):
             broken()
@@ -332,8 +398,19 @@ def test_geometry():
 
 def test_strided_views_stay_inside():
     x = pydist.arange(12.0)[2:8]
-    assert x.as_strided((2,), (3,)).tolist() == [2, 5] and x.as_strided((2,), (3,), 0).tolist() == [0, 3]  # offsets count from the storage's start
-    for broken in (((13,), (1,), 0), ((2,), (11,), 2), ((2,), (1,), -1), ((2, 2), (1,)), ((2**62, 4), (1, 1)), ((2,), (2**62,)), ((1,), (1,), 12)):
+    assert x.as_strided((2,), (3,)).tolist() == [2, 5] and x.as_strided((2,), (3,), 0).tolist() == [
+        0,
+        3,
+    ]  # offsets count from the storage's start
+    for broken in (
+        ((13,), (1,), 0),
+        ((2,), (11,), 2),
+        ((2,), (1,), -1),
+        ((2, 2), (1,)),
+        ((2**62, 4), (1, 1)),
+        ((2,), (2**62,)),
+        ((1,), (1,), 12),
+    ):
         with pytest.raises((RuntimeError, ValueError, IndexError)):
             x.as_strided(*broken)
 
@@ -347,7 +424,12 @@ def test_numpy_both_ways_without_a_copy(dtype):
     for array in (a, a.T, a[:, ::2], a[1:, 1], a[0, 0:0], a.reshape(2, 3, 2)):
         t = pydist.from_numpy(array)
         back = t.numpy()
-        assert word(t.dtype) == dtype and back.dtype == array.dtype and back.shape == array.shape and np.array_equal(back, array)
+        assert (
+            word(t.dtype) == dtype
+            and back.dtype == array.dtype
+            and back.shape == array.shape
+            and np.array_equal(back, array)
+        )
         if array.size:
             assert t.data_ptr() == array.ctypes.data == back.ctypes.data
     t = pydist.from_numpy(a)
@@ -357,7 +439,9 @@ def test_numpy_both_ways_without_a_copy(dtype):
     assert a[0, 1] == 0
     view = pydist.tensor(a).T.numpy()
     view[1, 2] = 1
-    assert view.base is not None and memoryview(t).format == memoryview(a).format and bytes(memoryview(t)) == a.tobytes()
+    assert (
+        view.base is not None and memoryview(t).format == memoryview(a).format and bytes(memoryview(t)) == a.tobytes()
+    )
 
 
 def test_memory_outlives_either_side():
@@ -412,7 +496,10 @@ def test_arrays_that_cannot_be_shared():
     with pytest.raises(TypeError, match="bfloat16"):
         pydist.ones(2, dtype=pydist.bfloat16).numpy()
     assert np.asarray(pydist.arange(3)).tolist() == [0, 1, 2] and np.add(pydist.ones(2).numpy(), 1).tolist() == [2, 2]
-    assert pydist.as_tensor(np.arange(3)).tolist() == [0, 1, 2] and pydist.from_numpy(np.broadcast_to(np.arange(3), (2, 3))).tolist() == [[0, 1, 2]] * 2
+    assert (
+        pydist.as_tensor(np.arange(3)).tolist() == [0, 1, 2]
+        and pydist.from_numpy(np.broadcast_to(np.arange(3), (2, 3))).tolist() == [[0, 1, 2]] * 2
+    )
 
 
 # Numbers out.
@@ -423,41 +510,79 @@ def test_item_and_tolist(dtype):
     x = pydist.tensor([[0, 1], [1, 0]], dtype=dt(dtype))
     kind = bool if dtype == "bool" else float if "float" in dtype else int
     assert x.tolist() == [[0, 1], [1, 0]] and type(x[0, 0].item()) is kind and x.T[1].tolist() == [1, 0]
-    assert pydist.tensor(1, dtype=dt(dtype)).tolist() == 1 and pydist.zeros(0, 2, dtype=dt(dtype)).tolist() == [] and pydist.zeros(2, 0).tolist() == [[], []]
+    assert (
+        pydist.tensor(1, dtype=dt(dtype)).tolist() == 1
+        and pydist.zeros(0, 2, dtype=dt(dtype)).tolist() == []
+        and pydist.zeros(2, 0).tolist() == [[], []]
+    )
 
 
 def test_extreme_numbers():
     assert pydist.tensor([-(2**63), 2**63 - 1]).tolist() == [-(2**63), 2**63 - 1]
     x = pydist.tensor([math.inf, -math.inf, math.nan, 1e300])
     assert x.tolist()[:2] == [math.inf, -math.inf] and math.isnan(x[2].item()) and x[3].item() == math.inf
-    assert pydist.tensor(2**53 + 1, dtype=pydist.float64).item() == 2**53 and pydist.tensor(65520.0, dtype=pydist.float16).item() == math.inf
-    assert pydist.tensor(1 + 2**-8, dtype=pydist.bfloat16).item() == 1.0 and pydist.tensor(1 + 3 * 2**-8, dtype=pydist.bfloat16).item() == 1 + 2**-6
+    assert (
+        pydist.tensor(2**53 + 1, dtype=pydist.float64).item() == 2**53
+        and pydist.tensor(65520.0, dtype=pydist.float16).item() == math.inf
+    )
+    assert (
+        pydist.tensor(1 + 2**-8, dtype=pydist.bfloat16).item() == 1.0
+        and pydist.tensor(1 + 3 * 2**-8, dtype=pydist.bfloat16).item() == 1 + 2**-6
+    )
 
 
 def test_casts(torch):
     values = [0, 1, -1, 2.5, -2.5, 100, 127.9, 0.1, 65504, 1e-7, -0.0]
     for a, b in itertools.product(DTYPES, DTYPES):
-        kept = [v for v in values if 0 <= v <= 127 or "u" not in a + b and abs(v) <= 127 or ("float" in a and "float" in b)]
-        x, t = pydist.tensor(kept, dtype=pydist.float64).to(dt(a)), torch.tensor(kept, dtype=torch.float64).to(getattr(torch, a))
+        kept = [
+            v for v in values if 0 <= v <= 127 or "u" not in a + b and abs(v) <= 127 or ("float" in a and "float" in b)
+        ]
+        x, t = (
+            pydist.tensor(kept, dtype=pydist.float64).to(dt(a)),
+            torch.tensor(kept, dtype=torch.float64).to(getattr(torch, a)),
+        )
         assert x.double().tolist() == t.double().tolist(), a
         assert x.to(dt(b)).double().tolist() == t.to(getattr(torch, b)).double().tolist(), (a, b)
     rng = np.random.default_rng(0)
-    bits = np.concatenate([rng.integers(0, 2**32, 20000, dtype=np.uint64).astype("uint32"), np.arange(0, 2**32, 99991, dtype=np.uint64).astype("uint32")]).view("float32")
+    bits = np.concatenate(
+        [
+            rng.integers(0, 2**32, 20000, dtype=np.uint64).astype("uint32"),
+            np.arange(0, 2**32, 99991, dtype=np.uint64).astype("uint32"),
+        ]
+    ).view("float32")
     for low in ("float16", "bfloat16"):
-        got, want = pydist.from_numpy(bits).to(dt(low)).float().numpy(), torch.from_numpy(bits).to(getattr(torch, low)).float().numpy()
+        got, want = (
+            pydist.from_numpy(bits).to(dt(low)).float().numpy(),
+            torch.from_numpy(bits).to(getattr(torch, low)).float().numpy(),
+        )
         assert np.array_equal(got, want, equal_nan=True)
         every = np.arange(65536, dtype="uint16")
         if low == "float16":
-            assert np.array_equal(pydist.from_numpy(every.view("float16")).float().numpy(), every.view("float16").astype("float32"), equal_nan=True)
+            assert np.array_equal(
+                pydist.from_numpy(every.view("float16")).float().numpy(),
+                every.view("float16").astype("float32"),
+                equal_nan=True,
+            )
 
 
 def test_to():
     x = pydist.ones(2)
     assert x.to(pydist.float32) is x and x.to("cpu") is x and x.to(x) is x and x.float() is x
-    assert x.to(pydist.float64).dtype == pydist.float64 and x.to("cpu", pydist.int8).dtype == pydist.int8 and x.to(dtype=pydist.bool, device="cpu").dtype == pydist.bool
+    assert (
+        x.to(pydist.float64).dtype == pydist.float64
+        and x.to("cpu", pydist.int8).dtype == pydist.int8
+        and x.to(dtype=pydist.bool, device="cpu").dtype == pydist.bool
+    )
     assert x.to(pydist.float32, copy=True) is not x and x.to(pydist.zeros(1, dtype=pydist.int16)).dtype == pydist.int16
     assert x.type_as(pydist.zeros(1).double()).dtype == pydist.float64
-    for method, dtype in [("half", "float16"), ("bfloat16", "bfloat16"), ("double", "float64"), ("int", "int32"), ("long", "int64"), ("bool", "bool")]:
+    for method, dtype in [
+        ("half", "float16"),
+        ("bfloat16", "bfloat16"),
+        ("double", "float64"),
+        ("int", "int32"),
+        ("long", "int64"),
+        ("bool", "bool"),
+    ]:
         assert word(getattr(x, method)().dtype) == dtype
     for broken in (lambda: x.to("cuda"), lambda: x.to("nowhere"), lambda: x.to(3), lambda: x.to(nonsense=1)):
         with pytest.raises((RuntimeError, TypeError, ValueError)):
@@ -483,7 +608,12 @@ def test_text_is_torchs(text, torch):
 
 def test_text_of_a_result():
     x = pydist.ones(2, requires_grad=True)
-    assert repr(x * 2) == "tensor([2., 2.], grad_fn=<mul>)" and str(x) == repr(x) and f"{pydist.tensor(1.5):.2f}" == "1.50" and f"{pydist.tensor(3)}" == "3"
+    assert (
+        repr(x * 2) == "tensor([2., 2.], grad_fn=<mul>)"
+        and str(x) == repr(x)
+        and f"{pydist.tensor(1.5):.2f}" == "1.50"
+        and f"{pydist.tensor(3)}" == "3"
+    )
 
 
 # Copies.
@@ -518,12 +648,22 @@ def test_copies_keep_what_belongs_to_a_tensor():
     x.note = ["kept"]
     (x * 2).sum().backward()
     twice = copy.deepcopy([x, x])
-    assert twice[0] is twice[1] and twice[0].note == ["kept"] and twice[0].note is not x.note and twice[0].grad.tolist() == [2, 2, 2] and twice[0].is_leaf
+    assert (
+        twice[0] is twice[1]
+        and twice[0].note == ["kept"]
+        and twice[0].note is not x.note
+        and twice[0].grad.tolist() == [2, 2, 2]
+        and twice[0].is_leaf
+    )
     s = pydist.Tensor._make_subclass(Sub, pydist.ones(2), True)
     for c in (copy.deepcopy(s), pickle.loads(pickle.dumps(s))):
         assert type(c) is Sub and same(c, s)
     assert pickle.loads(pickle.dumps(x)).requires_grad and pickle.loads(pickle.dumps(pydist.float16)) is pydist.float16
-    assert pickle.loads(pickle.dumps(x.shape)) == x.shape and copy.deepcopy(pydist.int8) is pydist.int8 and pickle.loads(pickle.dumps(pydist.exp)) is pydist.exp
+    assert (
+        pickle.loads(pickle.dumps(x.shape)) == x.shape
+        and copy.deepcopy(pydist.int8) is pydist.int8
+        and pickle.loads(pickle.dumps(pydist.exp)) is pydist.exp
+    )
     with pytest.raises(RuntimeError, match="graph"):
         copy.deepcopy(x * 2)
 
@@ -538,7 +678,9 @@ def test_promotion_is_torchs(torch):
 
     wrong = []
     for a, b in itertools.product(DTYPES, DTYPES):
-        for (x, t), (y, u) in itertools.product(zip(tensors(pydist, a), tensors(torch, a)), zip(tensors(pydist, b), tensors(torch, b))):
+        for (x, t), (y, u) in itertools.product(
+            zip(tensors(pydist, a), tensors(torch, a)), zip(tensors(pydist, b), tensors(torch, b))
+        ):
             for op in ("add", "mul", "div", "maximum", "pow", "eq"):
                 try:
                     want = word(getattr(torch, op)(t, u).dtype)
@@ -749,9 +891,23 @@ def test_flipping_ownership_many_times():
 
 def test_empty_and_scalar_tensors():
     e = pydist.zeros(0, 4)
-    assert e.sum().item() == 0 and e.sum(0).tolist() == [0] * 4 and e.mean(1).shape == (0,) and math.isnan(e.mean().item()) and e.prod().item() == 1
-    assert (e @ pydist.ones(4, 2)).shape == (0, 2) and (pydist.zeros(3, 0) @ pydist.zeros(0, 2)).tolist() == [[0, 0]] * 3
-    assert pydist.cat([e, pydist.ones(1, 4)]).shape == (1, 4) and (e + 1).shape == (0, 4) and e.T.contiguous().shape == (4, 0) and e.any().item() is False and e.all().item() is True
+    assert (
+        e.sum().item() == 0
+        and e.sum(0).tolist() == [0] * 4
+        and e.mean(1).shape == (0,)
+        and math.isnan(e.mean().item())
+        and e.prod().item() == 1
+    )
+    assert (e @ pydist.ones(4, 2)).shape == (0, 2) and (pydist.zeros(3, 0) @ pydist.zeros(0, 2)).tolist() == [
+        [0, 0]
+    ] * 3
+    assert (
+        pydist.cat([e, pydist.ones(1, 4)]).shape == (1, 4)
+        and (e + 1).shape == (0, 4)
+        and e.T.contiguous().shape == (4, 0)
+        and e.any().item() is False
+        and e.all().item() is True
+    )
     layer = pydist.nn.Linear(4, 3)
     out = layer(pydist.zeros(0, 4, requires_grad=True))
     out.sum().backward()
@@ -769,7 +925,9 @@ def test_two_billion_elements():
     x = pydist.empty(n, dtype=pydist.int8).fill_(1)
     x[-1], x[2**31] = 7, 3
     assert x.all().item() and x[-3:].tolist() == [3, 1, 7] and x.argmax().item() == n - 1 and x.max().item() == 7
-    assert x.shape == (n,) and x[2**31 - 2 :: 2].tolist() == [1, 3, 7] and x[pydist.tensor([n - 1, -3])].tolist() == [7, 3]
+    assert (
+        x.shape == (n,) and x[2**31 - 2 :: 2].tolist() == [1, 3, 7] and x[pydist.tensor([n - 1, -3])].tolist() == [7, 3]
+    )
     x[:-1].add_(1)
     assert x[:2].tolist() == [2, 2] and x[-3:].tolist() == [4, 2, 7]
 
@@ -788,8 +946,16 @@ def test_wrong_calls():
                          (lambda: setattr(pydist.tensor([1]), "requires_grad", True), RuntimeError)]:  # fmt: skip
         with pytest.raises(kind):
             broken()
-    assert issubclass(pydist.ShapeError, (RuntimeError)) and issubclass(pydist.ShapeError, ValueError) and issubclass(pydist.DTypeError, TypeError)
-    assert issubclass(pydist.OutOfMemoryError, MemoryError) and issubclass(pydist.OutOfMemoryError, RuntimeError) and issubclass(pydist.DimError, IndexError)
+    assert (
+        issubclass(pydist.ShapeError, (RuntimeError))
+        and issubclass(pydist.ShapeError, ValueError)
+        and issubclass(pydist.DTypeError, TypeError)
+    )
+    assert (
+        issubclass(pydist.OutOfMemoryError, MemoryError)
+        and issubclass(pydist.OutOfMemoryError, RuntimeError)
+        and issubclass(pydist.DimError, IndexError)
+    )
 
 
 def test_data_can_be_replaced():
@@ -825,7 +991,24 @@ def test_freed_memory_is_used_again():
     del x
     _C.trim()
     assert _C.cached()["memory"] == 0
-    for n in [0, 1, 15, 16, 63, 64, 65, 80, 81, 1000, 4095, 4096, 4097, 5120, 5121, 100_003]:  # around the bounds of the classes
+    for n in [
+        0,
+        1,
+        15,
+        16,
+        63,
+        64,
+        65,
+        80,
+        81,
+        1000,
+        4095,
+        4096,
+        4097,
+        5120,
+        5121,
+        100_003,
+    ]:  # around the bounds of the classes
         x = pydist.full((n,), 7, dtype=pydist.uint8)
         y = pydist.full((n,), 9, dtype=pydist.uint8)
         del x
@@ -865,11 +1048,25 @@ def lib(request):
 
 def test_new_from_a_tensor(lib):
     x = lib.ones(2, dtype=lib.float16)
-    assert x.new_zeros(2, 3).dtype == lib.float16 and x.new_zeros((2, 3)).tolist() == [[0.0] * 3] * 2 and x.new_ones(1, dtype=lib.int64).tolist() == [1]
-    assert x.new_full((2,), 7).tolist() == [7.0, 7.0] and x.new_full((2,), 7).dtype == lib.float16 and x.new_empty(0, 3).shape == (0, 3)
+    assert (
+        x.new_zeros(2, 3).dtype == lib.float16
+        and x.new_zeros((2, 3)).tolist() == [[0.0] * 3] * 2
+        and x.new_ones(1, dtype=lib.int64).tolist() == [1]
+    )
+    assert (
+        x.new_full((2,), 7).tolist() == [7.0, 7.0]
+        and x.new_full((2,), 7).dtype == lib.float16
+        and x.new_empty(0, 3).shape == (0, 3)
+    )
     t = x.new_tensor([1, 2])
     assert t.tolist() == [1.0, 2.0] and t.dtype == lib.float16 and x.new_tensor([1.5], requires_grad=True).requires_grad
-    for f in (lib.full_like(x, 3), lib.rand_like(x), lib.randn_like(x, dtype=lib.float64), lib.randint_like(x, 5), lib.randint_like(x, 3, 5)):
+    for f in (
+        lib.full_like(x, 3),
+        lib.rand_like(x),
+        lib.randn_like(x, dtype=lib.float64),
+        lib.randint_like(x, 5),
+        lib.randint_like(x, 3, 5),
+    ):
         assert f.shape == x.shape and f.dtype in (lib.float16, lib.float64)
     assert lib.full_like(x, 3).tolist() == [3, 3] and set(lib.randint_like(lib.zeros(50), 3, 5).tolist()) <= {3.0, 4.0}
 
@@ -877,11 +1074,17 @@ def test_new_from_a_tensor(lib):
 def test_counted(lib):
     for args in [(0, 1, 5), (3, -7, 11), (0, 10, 1), (0, 1, 0), (2.5, 2.5, 3), (-1e3, 1e3, 1001)]:
         got = lib.linspace(*args)
-        assert got.dtype == lib.float32 and np.allclose(got.numpy(), np.linspace(*args, dtype=np.float32), rtol=1e-6, atol=1e-6)
+        assert got.dtype == lib.float32 and np.allclose(
+            got.numpy(), np.linspace(*args, dtype=np.float32), rtol=1e-6, atol=1e-6
+        )
         if args[2] > 1:
             assert got[0].item() == args[0] and got[-1].item() == args[1]
     assert lib.linspace(0, 1, 3, dtype=lib.float64).tolist() == [0, 0.5, 1]
-    assert lib.eye(2).tolist() == [[1, 0], [0, 1]] and lib.eye(2, 3).tolist() == [[1, 0, 0], [0, 1, 0]] and lib.eye(3, 1, dtype=lib.int64).tolist() == [[1], [0], [0]]
+    assert (
+        lib.eye(2).tolist() == [[1, 0], [0, 1]]
+        and lib.eye(2, 3).tolist() == [[1, 0, 0], [0, 1, 0]]
+        and lib.eye(3, 1, dtype=lib.int64).tolist() == [[1], [0], [0]]
+    )
     assert lib.eye(0).shape == (0, 0) and lib.eye(2, requires_grad=True).requires_grad
     for broken in (lambda: lib.linspace(0, 1, -1), lambda: lib.eye(-1)):
         with pytest.raises(RuntimeError):
@@ -890,9 +1093,31 @@ def test_counted(lib):
 
 def test_questions(lib):
     x = lib.zeros(2, 3, 4, 5)
-    assert x.nbytes == 480 and x.itemsize == 4 and x.ndimension() == 4 and lib.numel(x) == 120 and not x.is_complex() and x.is_signed() and not lib.zeros(1, dtype=lib.uint8).is_signed()
-    assert x.is_cpu and not x.is_cuda and not x.is_sparse and not x.is_quantized and x.get_device() == -1 and x[0]._is_view() and not x._is_view()
-    assert x.mT.shape == (2, 3, 5, 4) and x.view_as(lib.zeros(6, 20)).shape == (6, 20) and x.mT.reshape_as(x).shape == x.shape and x.is_same_size(x * 1) and not x.is_same_size(x[0])
+    assert (
+        x.nbytes == 480
+        and x.itemsize == 4
+        and x.ndimension() == 4
+        and lib.numel(x) == 120
+        and not x.is_complex()
+        and x.is_signed()
+        and not lib.zeros(1, dtype=lib.uint8).is_signed()
+    )
+    assert (
+        x.is_cpu
+        and not x.is_cuda
+        and not x.is_sparse
+        and not x.is_quantized
+        and x.get_device() == -1
+        and x[0]._is_view()
+        and not x._is_view()
+    )
+    assert (
+        x.mT.shape == (2, 3, 5, 4)
+        and x.view_as(lib.zeros(6, 20)).shape == (6, 20)
+        and x.mT.reshape_as(x).shape == x.shape
+        and x.is_same_size(x * 1)
+        and not x.is_same_size(x[0])
+    )
     assert lib.tensor(2.0).is_nonzero() and not lib.tensor([0]).is_nonzero() and not lib.is_inference(x)
     assert [getattr(lib.tensor([1.9]), f)().dtype for f in ("short", "char", "byte", "int", "long", "half", "double", "bfloat16", "bool")] == [
         lib.int16, lib.int8, lib.uint8, lib.int32, lib.int64, lib.float16, lib.float64, lib.bfloat16, lib.bool]  # fmt: skip
@@ -909,20 +1134,41 @@ def test_questions(lib):
 def test_memory_formats(lib):
     x = lib.arange(120.0).reshape(2, 3, 4, 5)
     y = x.contiguous(memory_format=lib.channels_last)
-    assert y.stride() == (60, 1, 15, 3) and y.tolist() == x.tolist() and y.is_contiguous(memory_format=lib.channels_last) and not y.is_contiguous()
-    assert x.to(memory_format=lib.channels_last).stride() == y.stride() and y.to(memory_format=lib.channels_last) is y and y.contiguous(memory_format=lib.channels_last) is y
-    assert y.contiguous().stride() == x.stride() and x.contiguous() is x and x.to(memory_format=lib.preserve_format) is x and x.to(lib.float64, memory_format=lib.channels_last).dtype == lib.float64
+    assert (
+        y.stride() == (60, 1, 15, 3)
+        and y.tolist() == x.tolist()
+        and y.is_contiguous(memory_format=lib.channels_last)
+        and not y.is_contiguous()
+    )
+    assert (
+        x.to(memory_format=lib.channels_last).stride() == y.stride()
+        and y.to(memory_format=lib.channels_last) is y
+        and y.contiguous(memory_format=lib.channels_last) is y
+    )
+    assert (
+        y.contiguous().stride() == x.stride()
+        and x.contiguous() is x
+        and x.to(memory_format=lib.preserve_format) is x
+        and x.to(lib.float64, memory_format=lib.channels_last).dtype == lib.float64
+    )
     w = lib.ones(1, 2, 3, 4, requires_grad=True)
     (w.contiguous(memory_format=lib.channels_last) * 2).sum().backward()
     assert w.grad.sum().item() == 48 and repr(lib.channels_last).endswith("channels_last")
-    for broken in (lambda: lib.zeros(3).contiguous(memory_format=lib.channels_last), lambda: x.contiguous(memory_format=5)):
+    for broken in (
+        lambda: lib.zeros(3).contiguous(memory_format=lib.channels_last),
+        lambda: x.contiguous(memory_format=5),
+    ):
         with pytest.raises((RuntimeError, TypeError)):
             broken()
 
 
 def test_arrays_for_numpy(lib):
     x = lib.tensor([1.0, 2.0])
-    assert np.asarray(x).tolist() == [1, 2] and x.__array__(np.float64).dtype == np.float64 and np.asarray(x, dtype=int).dtype == int
+    assert (
+        np.asarray(x).tolist() == [1, 2]
+        and x.__array__(np.float64).dtype == np.float64
+        and np.asarray(x, dtype=int).dtype == int
+    )
     assert np.shares_memory(x.__array__(), x.numpy())
 
 
@@ -930,7 +1176,13 @@ def test_numbers_of_numpy_beside_tensors(lib):
     """np.float64(2) * x is a tensor with its history, as 2.0 * x is."""
     x = lib.tensor([1.0, 2.0], requires_grad=True)
     for scalar in (np.float64(2), np.float32(2), np.int64(2)):
-        for ours, plain in ((scalar * x, 2 * x), (scalar - x, 2 - x), (scalar / x, 2 / x), (x**scalar, x**2), (scalar**x, 2**x)):
+        for ours, plain in (
+            (scalar * x, 2 * x),
+            (scalar - x, 2 - x),
+            (scalar / x, 2 / x),
+            (x**scalar, x**2),
+            (scalar**x, 2**x),
+        ):
             assert type(ours) is lib.Tensor and ours.dtype == lib.float32 and ours.tolist() == plain.tolist()
             assert ours.requires_grad
         assert type(scalar < x) is lib.Tensor and (scalar < x).tolist() == [False, False]
@@ -946,7 +1198,13 @@ def test_default_dtype(lib):
     assert lib.get_default_dtype() == lib.float32
     lib.set_default_dtype(lib.float64)
     try:
-        assert lib.tensor([1.0]).dtype == lib.zeros(1).dtype == (lib.arange(2) / 2).dtype == lib.linspace(0, 1, 2).dtype == lib.float64
+        assert (
+            lib.tensor([1.0]).dtype
+            == lib.zeros(1).dtype
+            == (lib.arange(2) / 2).dtype
+            == lib.linspace(0, 1, 2).dtype
+            == lib.float64
+        )
     finally:
         lib.set_default_dtype(lib.float32)
     for broken in (lib.int64, 5, None):
@@ -965,7 +1223,16 @@ def test_limits_of_dtypes(name, torch):
             pydist.iinfo(ours)
     elif ours.is_floating_point:
         a, b = pydist.finfo(ours), torch.finfo(theirs)
-        assert (a.bits, a.eps, a.max, a.min, a.tiny, a.smallest_normal, a.resolution, a.dtype) == (b.bits, b.eps, b.max, b.min, b.tiny, b.smallest_normal, b.resolution, b.dtype)
+        assert (a.bits, a.eps, a.max, a.min, a.tiny, a.smallest_normal, a.resolution, a.dtype) == (
+            b.bits,
+            b.eps,
+            b.max,
+            b.min,
+            b.tiny,
+            b.smallest_normal,
+            b.resolution,
+            b.dtype,
+        )
         assert str(a) == str(b)
     else:
         a, b = pydist.iinfo(ours), torch.iinfo(theirs)
@@ -989,7 +1256,9 @@ def test_promotion_of_all_pairs(d, torch):
         for other, others in zip(operands(pydist), operands(torch)):
             a, b = pydist.ones(shape, dtype=dt(d)), torch.ones(shape, dtype=getattr(torch, d))
             for use, f in uses.items():
-                for swap in (False, True) if isinstance(other, pydist.Tensor) or use not in ("add_", "div_") else (False,):
+                for swap in (
+                    (False, True) if isinstance(other, pydist.Tensor) or use not in ("add_", "div_") else (False,)
+                ):
                     try:
                         want = f(torch, *((others, b) if swap else (b, others)))
                     except (RuntimeError, TypeError, NotImplementedError):
@@ -1008,7 +1277,18 @@ LARGE = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("options", [{}, {"precision": 2, "edgeitems": 1, "threshold": 5}, {"profile": "short"}, {"profile": "full", "linewidth": 40}, {"sci_mode": True}, {"sci_mode": False}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"precision": 2, "edgeitems": 1, "threshold": 5},
+        {"profile": "short"},
+        {"profile": "full", "linewidth": 40},
+        {"sci_mode": True},
+        {"sci_mode": False},
+    ],
+    ids=str,
+)
 def test_text_is_torchs(options, torch):
     names = {"nan": math.nan, "inf": math.inf}
     for lib in (pydist, torch):
@@ -1017,7 +1297,9 @@ def test_text_is_torchs(options, torch):
         for text in TEXTS:
             assert repr(pydist.tensor(eval(text, names))) == repr(torch.tensor(eval(text, names))), text
         for text in LARGE:
-            assert repr(eval("pydist." + text.format("pydist"))) == repr(eval("torch." + text.format("torch"))).replace("torch.", "pydist."), text
+            assert repr(eval("pydist." + text.format("pydist"))) == repr(eval("torch." + text.format("torch"))).replace(
+                "torch.", "pydist."
+            ), text
     finally:
         for lib in (pydist, torch):
             lib.set_printoptions(profile="default")
@@ -1037,7 +1319,13 @@ def test_copies_keep_sharing(how, lib):
     w = lib.ones(2, requires_grad=True)
     w.grad = lib.tensor([1.0, 2.0])
     y, row, turned, same, z, d = how([x, x[1], x.T[1:, ::2], x, w, w.detach()])
-    assert y is same and y.tolist() == x.tolist() and turned.stride() == x.T[1:, ::2].stride() and row.storage_offset() == 4 and y.data_ptr() != x.data_ptr()
+    assert (
+        y is same
+        and y.tolist() == x.tolist()
+        and turned.stride() == x.T[1:, ::2].stride()
+        and row.storage_offset() == 4
+        and y.data_ptr() != x.data_ptr()
+    )
     row.fill_(7)
     assert y[1].tolist() == [7.0] * 4 and turned[0].tolist() == [1, 9] and x[1].tolist() == [4, 5, 6, 7]
     assert z.requires_grad and z.is_leaf and d.data_ptr() == z.data_ptr() and not d.requires_grad
@@ -1062,7 +1350,15 @@ def test_copies_leave_nothing_behind():
     version = x._version
     x.add_(1)
     assert pickle.loads(data)[1].tolist() == [1.0] * 999 and x._version == version + 1
-    for broken in ((pydist.float32, (5,), (1,), 0), (pydist.float32, (2,), (1,), 3), (pydist.float32, (2,), (-1,), 1), (pydist.float32, (2, 2), (1,), 0), (pydist.float64, (2,), (2**62,), 0), (None, (1,), (1,), 0), (pydist.int8, (1,), (1,), -1)):
+    for broken in (
+        (pydist.float32, (5,), (1,), 0),
+        (pydist.float32, (2,), (1,), 3),
+        (pydist.float32, (2,), (-1,), 1),
+        (pydist.float32, (2, 2), (1,), 0),
+        (pydist.float64, (2,), (2**62,), 0),
+        (None, (1,), (1,), 0),
+        (pydist.int8, (1,), (1,), -1),
+    ):
         with pytest.raises((ValueError, TypeError)):
             _C.storage_view(pydist.ones(4), *broken)
 
@@ -1074,9 +1370,17 @@ def test_uint8_indices_are_masks(torch):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             mask = lib.tensor([1, 0, 2], dtype=lib.uint8)
-            assert x[mask].tolist() == [[0, 1, 2, 3], [8, 9, 10, 11]] and x[:, :3][:, mask].tolist() == [[0, 2], [4, 6], [8, 10]]
+            assert x[mask].tolist() == [[0, 1, 2, 3], [8, 9, 10, 11]] and x[:, :3][:, mask].tolist() == [
+                [0, 2],
+                [4, 6],
+                [8, 10],
+            ]
             assert x[lib.tensor([[1, 0, 0, 1]] * 3, dtype=lib.uint8)].tolist() == [0, 3, 4, 7, 8, 11]
-            assert x[lib.tensor(1, dtype=lib.uint8)].shape == (1, 3, 4) and x[lib.tensor(0, dtype=lib.uint8)].shape == (0, 3, 4)
+            assert x[lib.tensor(1, dtype=lib.uint8)].shape == (1, 3, 4) and x[lib.tensor(0, dtype=lib.uint8)].shape == (
+                0,
+                3,
+                4,
+            )
             x[mask] = lib.tensor([9, 9, 9, 9])
             assert x.tolist() == [[9] * 4, [4, 5, 6, 7], [9] * 4]
             with pytest.raises(IndexError):

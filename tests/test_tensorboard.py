@@ -77,7 +77,9 @@ def test_scalars_and_text(tmp_path):
     assert crc32c(b"123456789") == 0xE3069283  # the check value of CRC-32C
     with SummaryWriter(tmp_path) as writer:
         assert writer.get_logdir() == str(tmp_path)
-        for step, loss in enumerate([1.5, pydist.tensor(0.25), np.float32(-3), pydist.tensor([2.0], requires_grad=True)]):
+        for step, loss in enumerate(
+            [1.5, pydist.tensor(0.25), np.float32(-3), pydist.tensor([2.0], requires_grad=True)]
+        ):
             writer.add_scalar("loss/train", loss, step * 1000, walltime=7.0)
         writer.add_text("note", "größer", 5)
         writer.add_scalars("both", {"a": 1, "b": 2}, 3)

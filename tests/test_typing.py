@@ -10,7 +10,7 @@ import stubs
 
 from pydist import _C
 
-SCRIPT = '''
+SCRIPT = """
 import pydist
 from pydist import Tensor, nn, optim
 
@@ -34,7 +34,7 @@ nn.functional.gelu(x, approximate="exactly")  # wrong
 n = x.exp()  # wrong
 x.softmax(dim=1, axes=2)  # wrong
 best.places  # wrong
-'''
+"""
 
 
 def test_the_tables_part_is_as_written_by_the_table():
@@ -47,7 +47,12 @@ def test_every_name_of_the_stubs_is_there():
     missing = []
     for node in ast.parse(stubs.FILE.read_text()).body:
         name = getattr(node, "name", None)
-        if name in (None, "__getattr__") or name.startswith("_") and not hasattr(_C, name) and name != "_values_indices":
+        if (
+            name in (None, "__getattr__")
+            or name.startswith("_")
+            and not hasattr(_C, name)
+            and name != "_values_indices"
+        ):
             continue
         if isinstance(node, ast.ClassDef) and name != "_values_indices":
             owner = getattr(_C, name, None)
@@ -62,7 +67,15 @@ def test_a_script_is_checked(tmp_path):
     pytest.importorskip("mypy", reason="needs mypy: the stubs are NOT checked by a type checker")
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    command = [sys.executable, "-m", "mypy", "--config-file=", f"--cache-dir={tmp_path / 'cache'}", "--follow-imports=silent", script]
+    command = [
+        sys.executable,
+        "-m",
+        "mypy",
+        "--config-file=",
+        f"--cache-dir={tmp_path / 'cache'}",
+        "--follow-imports=silent",
+        script,
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=tmp_path)
     found = {int(m[1]): m[2] for m in re.finditer(r"script\.py:(\d+): error: (.*)", done.stdout)}
     wrong = {i for i, line in enumerate(SCRIPT.split("\n"), 1) if line.endswith("# wrong")}

@@ -31,7 +31,9 @@ def test_overlaps_count_pixels():
             assert iou[i, j].item() == pytest.approx(len(s & t) / len(s | t))
             xs, ys = zip(*(s | t))
             around = (max(xs) - min(xs) + 1) * (max(ys) - min(ys) + 1)
-            assert general[i, j].item() == pytest.approx(len(s & t) / len(s | t) - (around - len(s | t)) / around, abs=1e-6)
+            assert general[i, j].item() == pytest.approx(
+                len(s & t) / len(s | t) - (around - len(s | t)) / around, abs=1e-6
+            )
     with pytest.raises(ValueError, match="box_iou: boxes of shape \\(4,\\)"):
         ops.box_iou(a[0], b)
 
@@ -57,7 +59,9 @@ def test_nms_keeps_the_best():
     assert kept == expected and 1 < len(kept) < 40
     classes = pydist.arange(40) % 2
     both = ops.batched_nms(a, scores, classes, 0.3).tolist()
-    each = [[p[i] for i in ops.nms(a[p], scores[p], 0.3).tolist()] for p in (list(range(0, 40, 2)), list(range(1, 40, 2)))]
+    each = [
+        [p[i] for i in ops.nms(a[p], scores[p], 0.3).tolist()] for p in (list(range(0, 40, 2)), list(range(1, 40, 2)))
+    ]
     assert sorted(both) == sorted(each[0] + each[1]) and both == sorted(both, key=lambda i: -scores[i].item())
     assert ops.nms(a[:0], scores[:0], 0.5).tolist() == []
     with pytest.raises(ValueError, match="nms: scores of shape"):

@@ -194,7 +194,9 @@ def test_messages_that_are_late():
     (_, _, late), (_, text, _) = processes(2, script, prelude=PRELUDE, PYDIST_WARN="0.3")
     line = r"recv\(float32\[4\], src=1, tag=0\) at <string>:11 \(#1\) has waited 0 s for rank 1 \(last: #\d+ \w+\): "
     assert re.search(line + "long task 'read': it sleeps at <string>:15", late), late
-    assert re.search(r"recv\(.*\) at <string>:18 .*: rank 1 waited .* for rank 0 .*it sleeps at <string>:12", text), text
+    assert re.search(r"recv\(.*\) at <string>:18 .*: rank 1 waited .* for rank 0 .*it sleeps at <string>:12", text), (
+        text
+    )
 
 
 CIRCLES = """

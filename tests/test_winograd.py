@@ -42,7 +42,9 @@ def results(shape, dtype, x_format, w_format, bias=True):
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("dtype, eps", [(pydist.float32, 2**-23), (pydist.bfloat16, 2**-8), (pydist.float16, 2**-11)], ids=str)
+@pytest.mark.parametrize(
+    "dtype, eps", [(pydist.float32, 2**-23), (pydist.bfloat16, 2**-8), (pydist.float16, 2**-11)], ids=str
+)
 def test_is_the_convolution(shape, dtype, eps):
     for x_format in (pydist.contiguous_format, pydist.channels_last):
         for w_format in (pydist.contiguous_format, pydist.channels_last):

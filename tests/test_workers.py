@@ -133,8 +133,10 @@ def test_errors_of_processes():
     got = []
     with pytest.raises(KeyError, match="item five") as caught:
         got.extend(loader)
-    assert len(got) == 5 and "in __getitem__" in str(caught.value.__cause__) and "test_workers.py" in str(
-        caught.value.__cause__
+    assert (
+        len(got) == 5
+        and "in __getitem__" in str(caught.value.__cause__)
+        and "test_workers.py" in str(caught.value.__cause__)
     )
     with pytest.raises(RuntimeError, match=r"worker 0 \(pid \d+\) exited unexpectedly with code 3"):
         list(DataLoader(Failing(8), 1, sampler=[0, 7], num_workers=1, multiprocessing_context="fork"))

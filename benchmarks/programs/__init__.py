@@ -26,8 +26,18 @@ RANK_NEEDS = {"torch gloo": ("torch",), "OpenMPI (mpi4py)": ("mpi4py",)}
 MIB_BYTES = 5 << 19
 
 CASES = [
-    Case("op_call: x.add(y) of 4 numbers", "ns", {p: program("op_call", p) for p in ("pydist", "torch")}, {"torch": ("torch",)}),
-    Case("beside: an mlp step beside a computing thread", "us", {p: program("beside", p) for p in ("pydist", "torch")}, {"torch": ("torch",)}),
+    Case(
+        "op_call: x.add(y) of 4 numbers",
+        "ns",
+        {p: program("op_call", p) for p in ("pydist", "torch")},
+        {"torch": ("torch",)},
+    ),
+    Case(
+        "beside: an mlp step beside a computing thread",
+        "us",
+        {p: program("beside", p) for p in ("pydist", "torch")},
+        {"torch": ("torch",)},
+    ),
     Case(
         "import",
         "ms",

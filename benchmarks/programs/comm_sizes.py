@@ -86,7 +86,11 @@ def measure_rewritten(call, write, barrier, size):
 
 
 def main():
-    library, sizes, rewritten = sys.argv[1], [int(size) for size in sys.argv[2].split(",")], sys.argv[3:] == ["rewritten"]
+    library, sizes, rewritten = (
+        sys.argv[1],
+        [int(size) for size in sys.argv[2].split(",")],
+        sys.argv[3:] == ["rewritten"],
+    )
     start = {"pydist": pydist, "symmetric": lambda: pydist(symmetric=True), "torch": torch, "mpi4py": mpi4py}
     rank, case, barrier, dtypes, end = start[library]()
     pin(rank)

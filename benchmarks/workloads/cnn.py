@@ -22,4 +22,8 @@ def make(lib, best, batch):
             x = F.relu(self.fc1(x.flatten(1)))
             return F.nll_loss(F.log_softmax(self.fc2(self.dropout2(x)), dim=1), t)
 
-    return Net(), (lib.randn(batch, 1, 28, 28), lib.randint(0, 10, (batch,))), partial(lib.optim.Adadelta, lr=1.0, **best)
+    return (
+        Net(),
+        (lib.randn(batch, 1, 28, 28), lib.randint(0, 10, (batch,))),
+        partial(lib.optim.Adadelta, lr=1.0, **best),
+    )

@@ -13,7 +13,12 @@ from benchmarks.workloads.gpt import SIZES
 
 def _mlp(key, batch):
     k = jax.random.split(key, 3)
-    params = {"w1": jax.random.normal(k[0], (784, 128)) / 28, "b1": jnp.zeros(128), "w2": jax.random.normal(k[1], (128, 10)) / 11, "b2": jnp.zeros(10)}
+    params = {
+        "w1": jax.random.normal(k[0], (784, 128)) / 28,
+        "b1": jnp.zeros(128),
+        "w2": jax.random.normal(k[1], (128, 10)) / 11,
+        "b2": jnp.zeros(10),
+    }
 
     def loss(p, key, x, t):
         return _cross_entropy(jax.nn.relu(x @ p["w1"] + p["b1"]) @ p["w2"] + p["b2"], t)
@@ -40,7 +45,10 @@ def _cnn(key, batch):
     def loss(p, key, x, t):
         first, second = jax.random.split(key)
         for conv in p[:2]:
-            x = jax.nn.relu(jax.lax.conv_general_dilated(x, conv["w"], (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC")) + conv["b"])
+            x = jax.nn.relu(
+                jax.lax.conv_general_dilated(x, conv["w"], (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+                + conv["b"]
+            )
         x = jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
         x = _dropout(first, x, 0.25).reshape(len(x), -1)
         x = _dropout(second, jax.nn.relu(x @ p[2]["w"] + p[2]["b"]), 0.5)
@@ -74,7 +82,10 @@ def _gpt(key, size):
     def loss(p, key, x, t):
         h = p["tokens"][x] + p["places"]
         for b in p["blocks"]:
-            q, k, v = (a.reshape(*a.shape[:2], heads, -1).swapaxes(1, 2) for a in jnp.split(apply(b["attn"], norm(b["ln1"], h)), 3, -1))
+            q, k, v = (
+                a.reshape(*a.shape[:2], heads, -1).swapaxes(1, 2)
+                for a in jnp.split(apply(b["attn"], norm(b["ln1"], h)), 3, -1)
+            )
             s = jnp.where(mask, q @ k.swapaxes(-1, -2) / math.sqrt(width // heads), -jnp.inf)
             h = h + apply(b["proj"], (jax.nn.softmax(s) @ v).swapaxes(1, 2).reshape(h.shape))
             h = h + apply(b["fc2"], jax.nn.gelu(apply(b["fc1"], norm(b["ln2"], h)), approximate=False))

@@ -24,7 +24,15 @@ def _images(lib, n):
     side = 8 if n < 1 << 17 else 32
     x = lib.randn(n // (16 * side * side), 16, side, side)
     last = x.contiguous(memory_format=lib.channels_last)
-    return {"x": x, "last": last, "k": lib.randn(16, 16, 3, 3), "w": lib.randn(16), "b": lib.randn(16), "m": lib.zeros(16), "v": lib.ones(16)}
+    return {
+        "x": x,
+        "last": last,
+        "k": lib.randn(16, 16, 3, 3),
+        "w": lib.randn(16),
+        "b": lib.randn(16),
+        "m": lib.zeros(16),
+        "v": lib.ones(16),
+    }
 
 
 def _square(lib, n):
@@ -65,7 +73,13 @@ _IMAGES = {
     "F.max_pool2d:last": "F.max_pool2d(last, 2)", "F.adaptive_avg_pool2d:last": "F.adaptive_avg_pool2d(last, 1)",
     "F.group_norm:last": "F.group_norm(last, 4, w, b)", "F.batch_norm:last": "F.batch_norm(last, m, v, w, b, True)",
 }  # fmt: skip
-_SQUARE = {"bmm": "lib.bmm(x[None], y[None])", "matmul": "x @ y", "matmul:ta": "x.t() @ y", "matmul:tb": "x @ y.t()", "F.linear:square": "F.linear(x, y, b)"}
+_SQUARE = {
+    "bmm": "lib.bmm(x[None], y[None])",
+    "matmul": "x @ y",
+    "matmul:ta": "x.t() @ y",
+    "matmul:tb": "x @ y.t()",
+    "F.linear:square": "F.linear(x, y, b)",
+}
 _TEXTS = {
     "scaled_dot_product_attention": "F.scaled_dot_product_attention(q, k, v)",
     "scaled_dot_product_attention:causal": "F.scaled_dot_product_attention(q, k, v, is_causal=True)",

@@ -18,7 +18,9 @@ def make(lib, best, batch):
             self.bn2 = nn.BatchNorm2d(outputs)
             self.shortcut = nn.Sequential()
             if stride != 1 or inputs != outputs:
-                self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+                self.shortcut = nn.Sequential(
+                    nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs)
+                )
 
         def forward(self, x):
             y = F.relu(self.bn1(self.conv1(x)))
@@ -40,4 +42,8 @@ def make(lib, best, batch):
     options = dict(best)
     if options.pop("channels_last", False):
         net, x = net.to(memory_format=lib.channels_last), x.to(memory_format=lib.channels_last)
-    return net, (x, lib.randint(0, 10, (batch,))), partial(lib.optim.SGD, lr=0.1, momentum=0.9, weight_decay=5e-4, **options)
+    return (
+        net,
+        (x, lib.randint(0, 10, (batch,))),
+        partial(lib.optim.SGD, lr=0.1, momentum=0.9, weight_decay=5e-4, **options),
+    )

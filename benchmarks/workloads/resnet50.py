@@ -43,4 +43,8 @@ def make(lib, best, batch):
 
     net = ResNet().to(memory_format=lib.channels_last)
     x = lib.randn(batch, 3, 224, 224).to(memory_format=lib.channels_last)
-    return net, (x, lib.randint(0, 1000, (batch,))), partial(lib.optim.SGD, lr=0.1, momentum=0.9, weight_decay=1e-4, **best)
+    return (
+        net,
+        (x, lib.randint(0, 1000, (batch,))),
+        partial(lib.optim.SGD, lr=0.1, momentum=0.9, weight_decay=1e-4, **best),
+    )

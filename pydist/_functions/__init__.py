@@ -51,10 +51,7 @@ _LATER = {  # file: functions that are methods too, functions, methods
             "adjoint as_strided_scatter diag_embed diagflat diagonal_scatter dsplit hsplit rot90 select_scatter "
             "slice_scatter split_with_sizes unsafe_chunk unsafe_split vsplit"
         ),
-        (
-            "atleast_1d atleast_2d atleast_3d block_diag broadcast_shapes cartesian_prod column_stack dstack "
-            "row_stack t"
-        ),
+        ("atleast_1d atleast_2d atleast_3d block_diag broadcast_shapes cartesian_prod column_stack dstack row_stack t"),
         (
             "as_strided_ resize resize_ resize_as_ set_ squeeze_ sum_to_size swapaxes_ swapdims_ t_ transpose_ "
             "unfold unsqueeze_"

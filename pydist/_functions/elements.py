@@ -87,7 +87,7 @@ def heaviside(input, values):
 def float_power(input, exponent):
     """input ** exponent in float64."""
     input, exponent = (t.double() if isinstance(t, Tensor) else float(t) for t in (input, exponent))
-    return input ** exponent if isinstance(input, Tensor) else _C.pow(input, exponent)
+    return input**exponent if isinstance(input, Tensor) else _C.pow(input, exponent)
 
 
 @both

@@ -76,7 +76,11 @@ def _put_slices(name, self, dim, index, source, accumulate):
     dim, index = _along(name, self, dim, index)
     target = self.view(1) if self.dim() == 0 else self
     want = [*target.shape[:dim], index.numel(), *target.shape[dim + 1 :]]
-    if name != "index_fill" and list(source.shape) != want and not (self.dim() == 0 and index.numel() == source.numel() == 1):
+    if (
+        name != "index_fill"
+        and list(source.shape) != want
+        and not (self.dim() == 0 and index.numel() == source.numel() == 1)
+    ):
         raise _C.PositionError(f"{name}: source has shape {tuple(source.shape)} (expected {tuple(want)})")
     if self.dim() == 0 and isinstance(source, Tensor):
         source = source.reshape(-1)
@@ -102,7 +106,11 @@ def _check_scatter(name, input, dim, index, src):
     pairs = enumerate(zip(index.shape, input.shape))
     fits = index.dim() == input.dim() and all(d == dim or n <= m for d, (n, m) in pairs)
     if isinstance(src, Tensor):
-        fits = fits and max(src.dim(), 1) == max(index.dim(), 1) and all(n <= m for n, m in zip(index.shape, src.shape or (1,)))
+        fits = (
+            fits
+            and max(src.dim(), 1) == max(index.dim(), 1)
+            and all(n <= m for n, m in zip(index.shape, src.shape or (1,)))
+        )
     if not fits:
         other = f", src {tuple(src.shape)}" if isinstance(src, Tensor) else ""
         shapes = f"input has shape {tuple(input.shape)}, index {tuple(index.shape)}{other}"

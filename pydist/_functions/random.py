@@ -96,7 +96,16 @@ def bernoulli(input, p=None, *, generator=None):
 
 @function
 def normal(
-    mean=0.0, std=1.0, size=None, *, generator=None, dtype=None, out=None, layout=None, device=None, pin_memory=False,
+    mean=0.0,
+    std=1.0,
+    size=None,
+    *,
+    generator=None,
+    dtype=None,
+    out=None,
+    layout=None,
+    device=None,
+    pin_memory=False,
     requires_grad=False,
 ):
     """Numbers of the normal distribution: mean and std are tensors of a common shape, or numbers of which `size` are

@@ -65,7 +65,9 @@ def _cut(name, input, indices_or_sections, dim, least):
 @both
 def hsplit(input, indices_or_sections=None, *, indices=None, sections=None):
     """tensor_split along dimension 1 (of a vector: 0)."""
-    return _cut("hsplit", input, cuts("hsplit", indices_or_sections, indices, sections), 0 if input.dim() == 1 else 1, 1)
+    return _cut(
+        "hsplit", input, cuts("hsplit", indices_or_sections, indices, sections), 0 if input.dim() == 1 else 1, 1
+    )
 
 
 @both

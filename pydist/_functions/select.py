@@ -165,18 +165,14 @@ def _finished(at, dtype, device, pin_memory, requires_grad):
 
 
 @function
-def tril_indices(
-    row, col, offset=0, *, dtype=None, device=None, layout=None, pin_memory=False, requires_grad=False
-):
+def tril_indices(row, col, offset=0, *, dtype=None, device=None, layout=None, pin_memory=False, requires_grad=False):
     """The positions [2, how many] of a matrix's lower triangle."""
     at = nonzero(_C.ones(row, col, dtype=_C.bool).tril(offset)).T.contiguous()
     return _finished(at, dtype, device, pin_memory, requires_grad)
 
 
 @function
-def triu_indices(
-    row, col, offset=0, *, dtype=None, device=None, layout=None, pin_memory=False, requires_grad=False
-):
+def triu_indices(row, col, offset=0, *, dtype=None, device=None, layout=None, pin_memory=False, requires_grad=False):
     """The positions [2, how many] of a matrix's upper triangle."""
     at = nonzero(_C.ones(row, col, dtype=_C.bool).triu(offset)).T.contiguous()
     return _finished(at, dtype, device, pin_memory, requires_grad)

@@ -27,7 +27,9 @@ def narrow(input, dim, start, length):
     size = size_along("narrow", input, dim)
     start = int(start) + (size if start < 0 else 0)
     if length < 0 or start < 0 or start + length > size:
-        raise _C.PositionError(f"narrow: start {start} and length {length} go beyond the size {size} of dimension {dim}")
+        raise _C.PositionError(
+            f"narrow: start {start} and length {length} go beyond the size {size} of dimension {dim}"
+        )
     return _C.slice(input, dim, start, start + length)
 
 
@@ -74,7 +76,9 @@ def cuts(name, *given):
 
 
 @both
-def tensor_split(input, indices_or_sections=None, dim=0, *, indices=None, sections=None, tensor_indices_or_sections=None):
+def tensor_split(
+    input, indices_or_sections=None, dim=0, *, indices=None, sections=None, tensor_indices_or_sections=None
+):
     """Views along dim: as many as given, differing by at most one in size, or cut before each index."""
     indices_or_sections = cuts("tensor_split", indices_or_sections, indices, sections, tensor_indices_or_sections)
     size = size_along("tensor_split", input, dim)

@@ -45,7 +45,9 @@ class Prefix:
 
     def columns(self, world):
         """How wide it is where lines of all ranks are one."""
-        return len(self.template.format(rank=spans(range(world)), host="", role=self.role, local_rank="0", time="00:00:00"))
+        return len(
+            self.template.format(rank=spans(range(world)), host="", role=self.role, local_rank="0", time="00:00:00")
+        )
 
     def make(self, ranks, is_error):
         places = [self.places[rank] if rank < len(self.places) else ("", rank) for rank in ranks]
@@ -246,7 +248,9 @@ class Fold:
             for part in heads[head]:
                 part.at += 1
         for group, run in groupby(out, lambda pair: pair[0]):
-            self.emit(ranks_of(part.lane for part in group), b"\n".join([line for _, lines in run for line in lines]) + b"\n")
+            self.emit(
+                ranks_of(part.lane for part in group), b"\n".join([line for _, lines in run for line in lines]) + b"\n"
+            )
         for part in parts:
             part.lane.drop(sum(map(len, part.lines[: part.at])) + part.at)
 

@@ -78,13 +78,13 @@ class Spread:
                 self.give(to, run)
                 begin = line[: line.find(b"] ") + 2] if line.startswith(b"[") else b""
                 to, run = self.lanes_of(begin), []
-            run.append(line[len(begin):] if to else line)
+            run.append(line[len(begin) :] if to else line)
         self.give(to, run)
 
     def picture(self, line):
         begin = line[: line.find(b"] ") + 2]
         for lane in self.lanes_of(begin) or ():
-            lane.show([row for row in line[len(begin):].split(b"\0") if row])
+            lane.show([row for row in line[len(begin) :].split(b"\0") if row])
 
     def give(self, to, run):
         text = b"\n".join(run) + b"\n"
@@ -141,7 +141,9 @@ class HostsReport:
         if self.plan.on_failure == "keep":
             return self.last.code if self.last else 0
         codes = [worker.code for worker in self.failed]
-        return next((code for code in codes if code not in (1, SSH_FAILED)), max(codes, default=0))  # 1: also PeerFailed's
+        return next(
+            (code for code in codes if code not in (1, SSH_FAILED)), max(codes, default=0)
+        )  # 1: also PeerFailed's
 
 
 class HostsJob(Job):

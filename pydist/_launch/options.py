@@ -26,13 +26,28 @@ OPTIONS = (
     ("hosts", "LIST", "", "a:2,b:2: starts the job from here, by ssh: 2 ranks on host a, 2 on b [--nproc-per-node]"),
     ("hostfile", "FILE", "", "the same from a file with lines such as `a:2` or `a slots=2`"),
     ("ssh", "COMMAND", SSH, "how --hosts reaches a host: COMMAND HOST PROGRAM; {host} in it stands for the name"),
-    ("by-ssh", None, False, "how --hosts starts each host's launcher: secret on standard input, whose end is the job's"),
+    (
+        "by-ssh",
+        None,
+        False,
+        "how --hosts starts each host's launcher: secret on standard input, whose end is the job's",
+    ),
     ("max-restarts", "N", "0", "how often the job starts anew after a failure (one host)"),
     ("log-dir", "DIR", "", "writes DIR/ID/attempt_N/LOCAL_RANK/stdout.log and stderr.log; alone: as with --tee 3"),
     ("tee", "WHAT", "", "-t: into files too: 1 stdout, 2 stderr, 3 both, 0 none; or by local rank: 0:3,1:1"),
     ("redirects", "WHAT", "", "-r: the same into files alone"),
-    ("fold", "WHAT", "", "auto: equal lines of several ranks, within 150 ms, are one, `[0-3,5] text`; off [PYDIST_FOLD, auto]"),
-    ("progress-every", "SECONDS", "30", "in a pipe or file a progress bar is a line at most so often, and at its end; 0: then"),
+    (
+        "fold",
+        "WHAT",
+        "",
+        "auto: equal lines of several ranks, within 150 ms, are one, `[0-3,5] text`; off [PYDIST_FOLD, auto]",
+    ),
+    (
+        "progress-every",
+        "SECONDS",
+        "30",
+        "in a pipe or file a progress bar is a line at most so often, and at its end; 0: then",
+    ),
     ("prefix", "TEXT", "[{rank}] ", "before each line of several ranks; also {host} {local_rank} {role} {time}"),
     ("color", "WHEN", "auto", "prefixes in a colour by rank: auto (a terminal, and no NO_COLOR), always or never"),
     ("filter-ranks", "LIST", "", "shows these ranks alone, such as 0,4-7; files of --log-dir have all"),
@@ -58,8 +73,32 @@ class Plan(
         "Plan",
         "command local hosts host address port run_id role insecure module no_python on_failure max_restarts "
         "restart log_dir tee redirects slots by_ssh fold progress_every prefix color shown",
-        defaults=((), 1, 1, 0, "127.0.0.1", 0, "", "default", False, False, False, "stop", 0, 0, "", (), (), (), "", True,
-                  30.0, "[{rank}] ", "auto", None),
+        defaults=(
+            (),
+            1,
+            1,
+            0,
+            "127.0.0.1",
+            0,
+            "",
+            "default",
+            False,
+            False,
+            False,
+            "stop",
+            0,
+            0,
+            "",
+            (),
+            (),
+            (),
+            "",
+            True,
+            30.0,
+            "[{rank}] ",
+            "auto",
+            None,
+        ),
     )
 ):
     """What a launcher does: ranks first..first + local - 1 of `world` run the command on this host. address and port
@@ -135,7 +174,9 @@ def _local_ranks(options):
 
         if count := _pretended(options) or cuda.device_count():
             return count
-        raise UsageError(f"--nproc-per-node: 'gpu', but there is none: {_C.cuda_why()} (expected a number, auto or cpu)")
+        raise UsageError(
+            f"--nproc-per-node: 'gpu', but there is none: {_C.cuda_why()} (expected a number, auto or cpu)"
+        )
     return _number("nproc-per-node", text, 1, RANKS_MAX)
 
 
@@ -166,7 +207,9 @@ def host_list(options, local):
                 words = [line.partition("#")[0].strip() for line in file]
         except OSError as error:
             raise UsageError(f"--hostfile {options['hostfile']}: {error.strerror}") from None
-    found = [re.fullmatch(r"([^\s:\[]+|\[[^\]\s]+\])(?:(?::|\s+(?:slots=)?)(\d+))?(?:\s.*)?", word) for word in words if word]
+    found = [
+        re.fullmatch(r"([^\s:\[]+|\[[^\]\s]+\])(?:(?::|\s+(?:slots=)?)(\d+))?(?:\s.*)?", word) for word in words if word
+    ]
     if not found or not all(found):
         wrong = next((word for word, match in zip(filter(None, words), found) if not match), "")
         raise UsageError(f"--hosts: {wrong!r} (expected names with ranks, such as a:2,b:2)")
@@ -269,7 +312,9 @@ def _looks(options, slots):
     shown = _ranks("filter-ranks", options["filter-ranks"], sum(slots))
     local = _ranks("local-ranks-filter", options["local-ranks-filter"], max(slots))
     if local is not None:
-        chosen = frozenset(sum(slots[:host]) + rank for host, count in enumerate(slots) for rank in local if rank < count)
+        chosen = frozenset(
+            sum(slots[:host]) + rank for host, count in enumerate(slots) for rank in local if rank < count
+        )
         shown = chosen if shown is None else shown & chosen
     return options["fold"] == "auto", every, options["prefix"], options["color"], shown
 
@@ -279,7 +324,10 @@ def environment_from(options):
     from pydist.compat import environment
 
     pretended = _pretended(options)
-    return {**(environment() if options["compat"] else {}), **({"PYDIST_CPU_AS_CUDA": str(pretended)} if pretended else {})}
+    return {
+        **(environment() if options["compat"] else {}),
+        **({"PYDIST_CPU_AS_CUDA": str(pretended)} if pretended else {}),
+    }
 
 
 def plan_from(options, command):

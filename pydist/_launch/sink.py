@@ -54,7 +54,7 @@ class Sink:
         """Writes what the reader takes without blocking: POLLOUT promises room for PIPE_BUF bytes in a pipe."""
         try:
             while self.queue and self.ready.poll(0):
-                del self.queue[:os.write(self.fd, self.queue[:select.PIPE_BUF])]
+                del self.queue[: os.write(self.fd, self.queue[: select.PIPE_BUF])]
         except OSError:  # the reader is gone; the workers feel it on their pipes as they would on ours
             self.closed = True
             self.queue.clear()

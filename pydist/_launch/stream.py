@@ -75,7 +75,7 @@ class Stream:
         """A full disk ends the file, not the job."""
         try:
             while data:
-                data = data[os.write(self.file, data):]
+                data = data[os.write(self.file, data) :]
         except OSError as error:
             self.sink.lines(b"pydist.run: a log file of rank %d ends: %s\n" % (self.rank, str(error).encode()))
             os.close(self.file)
@@ -99,9 +99,9 @@ class Stream:
         self.emit(data)
 
     def emit(self, data):
-        keep = self.catches and data[data.rfind(b"\n") + 1:]
+        keep = self.catches and data[data.rfind(b"\n") + 1 :]
         if keep and MARK.startswith(keep):
-            self.open, data = keep, data[:-len(keep)]
+            self.open, data = keep, data[: -len(keep)]
         if self.lane is None:
             self.sink.put(data)
             return

@@ -127,9 +127,7 @@ class autocast:
             warnings.warn("autocast: device_type 'cuda', but there is no CUDA device: disabled", stacklevel=2)
             self._enabled = False
         if self._enabled and self.fast_dtype not in _LOW:
-            warnings.warn(
-                f"autocast: {self.fast_dtype} (expected bfloat16 or float16): disabled", stacklevel=2
-            )
+            warnings.warn(f"autocast: {self.fast_dtype} (expected bfloat16 or float16): disabled", stacklevel=2)
             self._enabled = False
         self._before = []
 

@@ -85,9 +85,7 @@ def grad(
         raise ValueError("grad: materialize_grads with allow_unused=False (expected True, or not given)")
     outputs, inputs = _tensors(outputs), _tensors(inputs)
     allow_unused = materialize_grads if allow_unused is None else allow_unused
-    found = _C.grad(
-        outputs, inputs, _grads(grad_outputs, len(outputs)), retain_graph, create_graph, allow_unused
-    )
+    found = _C.grad(outputs, inputs, _grads(grad_outputs, len(outputs)), retain_graph, create_graph, allow_unused)
     if materialize_grads:
         found = [_C.zeros_like(x, requires_grad=create_graph) if g is None else g for g, x in zip(found, inputs)]
     return tuple(found)

@@ -103,7 +103,8 @@ def once_differentiable(backward):
         many = found if isinstance(found, tuple) else (found,)
         # Through the identity of a tensor that wants a gradient: differentiating the result again ends in an error.
         many = tuple(
-            g if g is None else _Ends.apply(g.detach().requires_grad_())[0] if g.dtype.is_floating_point else g for g in many
+            g if g is None else _Ends.apply(g.detach().requires_grad_())[0] if g.dtype.is_floating_point else g
+            for g in many
         )
         return many if isinstance(found, tuple) else many[0]
 

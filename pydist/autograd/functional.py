@@ -38,7 +38,9 @@ def _vector(op, v, like, many):
         return (_C.ones_like(like[0].detach()),)
     v = tuple(v) if isinstance(v, (tuple, list)) else (v,)
     if [g.shape for g in v] != [x.shape for x in like]:
-        raise RuntimeError(f"{op}: v has shapes {[tuple(g.shape) for g in v]} (expected {[tuple(x.shape) for x in like]})")
+        raise RuntimeError(
+            f"{op}: v has shapes {[tuple(g.shape) for g in v]} (expected {[tuple(x.shape) for x in like]})"
+        )
     return v
 
 
@@ -52,7 +54,9 @@ def _grad(op, outputs, inputs, v, create_graph, strict):
     ys, gs = zip(*pairs)
     found = _C.grad(list(ys), list(inputs), list(gs), True, create_graph, True)
     if strict and any(g is None for g in found):
-        raise RuntimeError(f"{op}: the outputs do not depend on input {[g is None for g in found].index(True)} (strict)")
+        raise RuntimeError(
+            f"{op}: the outputs do not depend on input {[g is None for g in found].index(True)} (strict)"
+        )
     return tuple(_C.zeros_like(x.detach()) if g is None else g for g, x in zip(found, inputs))
 
 
@@ -86,7 +90,9 @@ def jvp(func, inputs, v=None, create_graph=False, strict=False):
         inputs, _ = _leaves("jvp", inputs, create_graph)
         outputs, several = _outputs("jvp", func, inputs)
         v = _vector("jvp", v, inputs, True)
-        u = tuple(_C.zeros_like(y.detach()).requires_grad_() for y in outputs)  # J^T u is linear in u: its gradient is J v
+        u = tuple(
+            _C.zeros_like(y.detach()).requires_grad_() for y in outputs
+        )  # J^T u is linear in u: its gradient is J v
         turned = _grad("jvp", outputs, inputs, u, True, strict)
         found = _grad("jvp", turned, u, v, create_graph, False)
     return _results(outputs, several, create_graph), _results(found, several, create_graph)
@@ -115,7 +121,9 @@ def jacobian(func, inputs, create_graph=False, strict=False, vectorize=False, st
                 unit = _C.zeros_like(y.detach())
                 unit[place] = 1
                 rows.append(_grad("jacobian", (y,), inputs, (unit,), create_graph, strict))
-            parts = (_C.stack([row[i] for row in rows]) if rows else _C.empty((0, *x.shape)) for i, x in enumerate(inputs))
+            parts = (
+                _C.stack([row[i] for row in rows]) if rows else _C.empty((0, *x.shape)) for i, x in enumerate(inputs)
+            )
             parts = (part.reshape((*y.shape, *x.shape)) for part, x in zip(parts, inputs))
             blocks.append(_results(parts, many, create_graph))
     return tuple(blocks) if several else blocks[0]
@@ -136,7 +144,9 @@ def hessian(func, inputs, create_graph=False, strict=False, vectorize=False, out
         found = jacobian(func, args, create_graph=True, strict=strict)
         for g, x in zip(found, args):
             if g.shape != x.shape:
-                raise RuntimeError(f"hessian: the function's result has {g.numel() // max(x.numel(), 1)} elements (expected 1)")
+                raise RuntimeError(
+                    f"hessian: the function's result has {g.numel() // max(x.numel(), 1)} elements (expected 1)"
+                )
         return found if many else found[0]
 
     return jacobian(gradient, inputs, create_graph, strict, vectorize, outer_jacobian_strategy)

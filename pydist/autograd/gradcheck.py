@@ -115,13 +115,14 @@ def _in_parts(func, inputs):
         results = func(*(_C.view_as_complex(x) if pair else x for x, pair in zip(args, paired)))
         return tuple(_C.view_as_real(y) if y.is_complex() else y for y in _as_tuple(results))
 
-    parts = [_C.view_as_real(x.detach()).clone().requires_grad_(x.requires_grad) if pair else x for x, pair in zip(inputs, paired)]
+    parts = [
+        _C.view_as_real(x.detach()).clone().requires_grad_(x.requires_grad) if pair else x
+        for x, pair in zip(inputs, paired)
+    ]
     return over_parts, tuple(parts)
 
 
-def gradcheck(
-    func, inputs, *, eps=1e-6, atol=1e-5, rtol=1e-3, raise_exception=True, nondet_tol=0.0, **options
-):
+def gradcheck(func, inputs, *, eps=1e-6, atol=1e-5, rtol=1e-3, raise_exception=True, nondet_tol=0.0, **options):
     """Compares the gradients of func(*inputs) by backward with central differences (f(x + eps) - f(x - eps)) / (2 eps).
 
     `inputs`: a Tensor or a tuple; those that require grad should be float64, or
@@ -186,5 +187,11 @@ def gradgradcheck(
         return tuple(g for g in found if g is not None)
 
     return gradcheck(
-        enable_grad()(gradients), (*inputs, *grads), eps=eps, atol=atol, rtol=rtol, raise_exception=raise_exception, nondet_tol=nondet_tol
+        enable_grad()(gradients),
+        (*inputs, *grads),
+        eps=eps,
+        atol=atol,
+        rtol=rtol,
+        raise_exception=raise_exception,
+        nondet_tol=nondet_tol,
     )

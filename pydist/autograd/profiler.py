@@ -105,7 +105,9 @@ class emit_nvtx:
 
     def __enter__(self):
         if self.enabled:
-            warnings.warn(f"{type(self).__name__}: no ranges are emitted (expected pydist.profiler.profile)", stacklevel=2)
+            warnings.warn(
+                f"{type(self).__name__}: no ranges are emitted (expected pydist.profiler.profile)", stacklevel=2
+            )
         return self
 
     def __exit__(self, *error):

@@ -47,9 +47,7 @@ enable_cudnn_sdp, cudnn_sdp_enabled = _switches("cudnn")
 def sdp_kernel(enable_flash=True, enable_math=True, enable_mem_efficient=True, enable_cudnn=True):
     """The switches, within a block."""
     before = dict(_attention)
-    _attention.update(
-        flash=enable_flash, math=enable_math, mem_efficient=enable_mem_efficient, cudnn=enable_cudnn
-    )
+    _attention.update(flash=enable_flash, math=enable_math, mem_efficient=enable_mem_efficient, cudnn=enable_cudnn)
     try:
         yield
     finally:

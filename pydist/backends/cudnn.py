@@ -30,14 +30,21 @@ def set_flags(_enabled=None, _benchmark=None, _benchmark_limit=None, _determinis
     """Sets those that are not None; returns what all of them were."""
     module = sys.modules[__name__]
     before = module.enabled, module.benchmark, None, module.deterministic, module.allow_tf32
-    for name, value in (("enabled", _enabled), ("benchmark", _benchmark), ("deterministic", _deterministic), ("allow_tf32", _allow_tf32)):
+    for name, value in (
+        ("enabled", _enabled),
+        ("benchmark", _benchmark),
+        ("deterministic", _deterministic),
+        ("allow_tf32", _allow_tf32),
+    ):
         if value is not None:
             setattr(module, name, value)
     return before
 
 
 @contextmanager
-def flags(enabled=False, benchmark=False, benchmark_limit=10, deterministic=False, allow_tf32=True, fp32_precision="none"):
+def flags(
+    enabled=False, benchmark=False, benchmark_limit=10, deterministic=False, allow_tf32=True, fp32_precision="none"
+):
     """`with flags(enabled=False):` sets them inside. As in PyTorch, those that are not given take the defaults of this function."""
     before = set_flags(enabled, benchmark, benchmark_limit, deterministic, allow_tf32)
     try:

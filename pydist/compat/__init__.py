@@ -18,7 +18,9 @@ import types
 _ROOTS = {"torch": "pydist", "torchvision": "pydist.vision"}
 _VERSIONS = {"torch": "2.13.0+pydist", "torchvision": "0.28.0+pydist"}
 
-_STAND_INS = {"tensorboardX": "pydist.compat.tensorboardx"}  # packages that scripts use beside torch: ours if not installed
+_STAND_INS = {
+    "tensorboardX": "pydist.compat.tensorboardx"
+}  # packages that scripts use beside torch: ours if not installed
 
 _PATH = os.path.join(os.path.dirname(__file__), "path")  # the files there call install()
 
@@ -37,7 +39,7 @@ def _exists(name):
 
 
 def near(name, names):
-    """", near: a, b" for the names most like `name`, or ""."""
+    """ ", near: a, b" for the names most like `name`, or ""."""
     found = difflib.get_close_matches(name, [n for n in names if not n.startswith("_")], 3, 0.7)
     return f", near: {', '.join(found)}" if found else ""
 

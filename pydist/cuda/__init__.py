@@ -192,7 +192,12 @@ def memory_stats(device=None):
         held = _C.cuda_memory(_index("memory_stats", device))
     else:
         held = dict.fromkeys(_STATS.values(), 0)
-        held.update(dict.fromkeys(held.keys() & {"allocated", "most_allocated", "reserved", "most_reserved"}, _C.memory_allocated() if is_available() else 0))
+        held.update(
+            dict.fromkeys(
+                held.keys() & {"allocated", "most_allocated", "reserved", "most_reserved"},
+                _C.memory_allocated() if is_available() else 0,
+            )
+        )
     return {name: held[own] for name, own in _STATS.items()}
 
 
@@ -312,7 +317,10 @@ class Stream:
             _C.cuda_stream_after(self.cuda_stream, event._number())
 
     def __eq__(self, other):
-        return isinstance(other, Stream) and (self.device_index, self.cuda_stream) == (other.device_index, other.cuda_stream)
+        return isinstance(other, Stream) and (self.device_index, self.cuda_stream) == (
+            other.device_index,
+            other.cuda_stream,
+        )
 
     def __hash__(self):
         return hash((self.device_index, self.cuda_stream))

@@ -74,7 +74,9 @@ class CUDAGraph:
     def replay(self):
         """Launches it in the current stream."""
         if self._graph is None:
-            raise RuntimeError("CUDAGraph.replay: nothing has been captured (expected `with pydist.cuda.graph(g)` before)")
+            raise RuntimeError(
+                "CUDAGraph.replay: nothing has been captured (expected `with pydist.cuda.graph(g)` before)"
+            )
         if self._drawn and not self._follows:
             seed, call, stream = _C._rng_key()
             for place, more in enumerate((seed - self._key[0], call - self._key[1])):
@@ -150,7 +152,9 @@ def make_graphed_callables(callables, sample_args, num_warmup_iters=3, allow_unu
     if single:
         callables, sample_args = (callables,), (sample_args,)
     if len(callables) != len(sample_args):
-        raise ValueError(f"make_graphed_callables: {len(callables)} callables, {len(sample_args)} sample_args (expected as many)")
+        raise ValueError(
+            f"make_graphed_callables: {len(callables)} callables, {len(sample_args)} sample_args (expected as many)"
+        )
     parts = [_Part(f, args, allow_unused_input) for f, args in zip(callables, sample_args)]
     cuda.synchronize()
     side = cuda.Stream()
@@ -178,7 +182,9 @@ class _Part:
         if self.is_module:
             hooks = (f._backward_hooks, f._forward_hooks, f._forward_pre_hooks)
             if any(map(len, hooks)):
-                raise RuntimeError("make_graphed_callables: the Module has hooks (expected to register them afterwards)")
+                raise RuntimeError(
+                    "make_graphed_callables: the Module has hooks (expected to register them afterwards)"
+                )
             if any(b.requires_grad for b in f.buffers()):
                 raise RuntimeError("make_graphed_callables: a buffer requires gradients (expected only parameters to)")
         self.args = args
@@ -223,7 +229,9 @@ class _Part:
         part = self
         places = iter(part.grads)
         grads = [next(places) if x.requires_grad and part.grads else None for x in part.inputs]
-        ending = [i for i, y in enumerate(part.outputs) if y.is_floating_point() or y.is_complex()][: len(part.grad_outputs)]
+        ending = [i for i, y in enumerate(part.outputs) if y.is_floating_point() or y.is_complex()][
+            : len(part.grad_outputs)
+        ]
 
         class Graphed(Function):
             @staticmethod

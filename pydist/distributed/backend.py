@@ -42,7 +42,9 @@ MPI_LIBRARY = os.path.join(os.path.dirname(_C.__file__), "_mpi.so")  # made wher
 def is_backend_available(backend):
     """Whether it is there: "native" and "gloo", "mpi" where pydist was built with one, "nccl" where its library is."""
     name = str(backend).lower()
-    return name in _HERE or (name == Backend.MPI and is_mpi_available()) or (name == Backend.NCCL and is_nccl_available())
+    return (
+        name in _HERE or (name == Backend.MPI and is_mpi_available()) or (name == Backend.NCCL and is_nccl_available())
+    )
 
 
 def is_gloo_available():

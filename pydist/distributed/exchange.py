@@ -107,14 +107,14 @@ def _cut(name, tensor, sizes, size):
             raise ValueError(f"all_to_all_single: {name} has {rows} rows (expected a multiple of {size})")
         sizes = [rows // size] * size
     if len(sizes) != size or sum(sizes) != rows or min(sizes) < 0:
-        raise ValueError(f"all_to_all_single: {name} of {rows} rows is split into {list(sizes)} (expected {size} parts)")
+        raise ValueError(
+            f"all_to_all_single: {name} of {rows} rows is split into {list(sizes)} (expected {size} parts)"
+        )
     ends = [sum(sizes[:i]) for i in range(size + 1)]
     return [tensor[ends[i] : ends[i + 1]] for i in range(size)]
 
 
-def all_to_all_single(
-    output, input, output_split_sizes=None, input_split_sizes=None, group=None, async_op=False
-):
+def all_to_all_single(output, input, output_split_sizes=None, input_split_sizes=None, group=None, async_op=False):
     """Part r of output = rank r's part of input for this rank: equal parts of the first dimension, or of these sizes.
     Either all ranks give sizes or none does."""
     group = current(group)

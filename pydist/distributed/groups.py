@@ -140,4 +140,3 @@ def split_group(parent_pg=None, split_ranks=None, timeout=None, pg_options=None,
             ranks = [parent.ranks[rank] for rank in sorted(ranks)]
             return world.subgroup(ranks, seconds, _agreed_epoch(world, ranks) if world.size > 1 else 0)
     return None
-

@@ -13,7 +13,16 @@ and kl_divergence between two of them.
 import sys
 
 from pydist._names import also_named
-from pydist.distributions import categorical, combined, constraints, continuous, discrete, gamma, multivariate, transforms
+from pydist.distributions import (
+    categorical,
+    combined,
+    constraints,
+    continuous,
+    discrete,
+    gamma,
+    multivariate,
+    transforms,
+)
 from pydist.distributions.categorical import (
     Categorical,
     Multinomial,

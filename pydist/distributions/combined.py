@@ -82,8 +82,9 @@ class MixtureSameFamily(Distribution):
         return within + (self._weights() * away**2).sum(self._dim)
 
     def sample(self, sample_shape=()):
-        chosen, values = self.mixture_distribution.sample(sample_shape), self.component_distribution.sample(
-            sample_shape
+        chosen, values = (
+            self.mixture_distribution.sample(sample_shape),
+            self.component_distribution.sample(sample_shape),
         )
         index = chosen.reshape(*chosen.shape, *[1] * (1 + len(self._event_shape)))
         shape = list(values.shape)

@@ -43,8 +43,7 @@ lower_cholesky = Constraint(
 )
 positive_definite = Constraint(
     "positive_definite",
-    lambda v: ((v - v.transpose(-2, -1)).abs() <= 1e-6 * v.abs()).all(-1).all(-1)
-    & (v.diagonal(0, -2, -1) > 0).all(-1),
+    lambda v: ((v - v.transpose(-2, -1)).abs() <= 1e-6 * v.abs()).all(-1).all(-1) & (v.diagonal(0, -2, -1) > 0).all(-1),
     2,
 )
 
@@ -56,7 +55,9 @@ def interval(lower_bound, upper_bound):
 
 def half_open_interval(lower_bound, upper_bound):
     """From lower_bound, included, to upper_bound, not."""
-    return Constraint(f"half_open_interval({lower_bound}, {upper_bound})", lambda v: (v >= lower_bound) & (v < upper_bound))
+    return Constraint(
+        f"half_open_interval({lower_bound}, {upper_bound})", lambda v: (v >= lower_bound) & (v < upper_bound)
+    )
 
 
 def integer_interval(lower_bound, upper_bound):

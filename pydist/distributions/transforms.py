@@ -446,7 +446,9 @@ class TransformedDistribution(Distribution):
         missing = whole.domain_dim - events
         shape = tuple(base_distribution.batch_shape) + tuple(base_distribution.event_shape)
         if len(shape) < whole.domain_dim:
-            raise ValueError(f"base_distribution needs to have shape with size at least {whole.domain_dim}, but got {shape}")
+            raise ValueError(
+                f"base_distribution needs to have shape with size at least {whole.domain_dim}, but got {shape}"
+            )
         out = whole.forward_shape(shape)
         wide = whole.inverse_shape(out)
         self.base_dist = base_distribution if wide == shape else base_distribution.expand(wide[: len(wide) - events])

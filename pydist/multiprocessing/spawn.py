@@ -159,7 +159,6 @@ class ProcessContext:
             self._wait(seconds, lambda: not self.sentinels)
 
 
-
 SpawnContext = ProcessContext  # PyTorch's old name
 
 

@@ -184,9 +184,7 @@ def _old(name):
     new = globals()[name + "_"]
 
     def call(*args, **kwargs):
-        warnings.warn(
-            f"`nn.init.{name}` is now deprecated in favor of `nn.init.{name}_`.", FutureWarning, stacklevel=2
-        )
+        warnings.warn(f"`nn.init.{name}` is now deprecated in favor of `nn.init.{name}_`.", FutureWarning, stacklevel=2)
         return new(*args, **kwargs)
 
     call.__name__ = call.__qualname__ = name
@@ -194,8 +192,6 @@ def _old(name):
     return call
 
 
-uniform, normal, constant, eye, dirac, sparse = map(
-    _old, ("uniform", "normal", "constant", "eye", "dirac", "sparse")
-)
+uniform, normal, constant, eye, dirac, sparse = map(_old, ("uniform", "normal", "constant", "eye", "dirac", "sparse"))
 xavier_uniform, xavier_normal, orthogonal = map(_old, ("xavier_uniform", "xavier_normal", "orthogonal"))
 kaiming_uniform, kaiming_normal = map(_old, ("kaiming_uniform", "kaiming_normal"))

@@ -230,7 +230,9 @@ class FusedOptimizer(SteppedOptimizer):
             key = (param.dtype, *(id(n) if isinstance(n, _C.Tensor) else n for n in (count, *scalars.values())))
             batch = batches.get(key)
             if batch is None and there:
-                count, *numbers = (self._number_there(n, v, param, others) for n, v in {"step": count, **scalars}.items())
+                count, *numbers = (
+                    self._number_there(n, v, param, others) for n, v in {"step": count, **scalars}.items()
+                )
                 batch = batches[key] = Batch(0, len(names), dict(zip(scalars, numbers)), count)
             elif batch is None:
                 batch = batches[key] = Batch(count, len(names), scalars)

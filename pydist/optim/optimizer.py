@@ -93,9 +93,7 @@ class Optimizer:
         params = param_group["params"]
         for param in params:
             if not isinstance(param, _C.Tensor):
-                raise TypeError(
-                    f"optimizer can only optimize Tensors, but one of the params is {type(param).__name__}"
-                )
+                raise TypeError(f"optimizer can only optimize Tensors, but one of the params is {type(param).__name__}")
             if not param.is_leaf:
                 raise ValueError("can't optimize a non-leaf Tensor")
         own = {id(p) for p in params}

@@ -154,9 +154,7 @@ class SWALR(LRScheduler):
         step = self._step_count - 1
         if self.anneal_epochs == 0:
             step = max(1, step)
-        before, now = (
-            self.anneal_func(max(0, min(1, at / max(1, self.anneal_epochs)))) for at in (step - 1, step)
-        )
+        before, now = (self.anneal_func(max(0, min(1, at / max(1, self.anneal_epochs)))) for at in (step - 1, step))
         rates = []
         for group in self.optimizer.param_groups:
             first = group["swa_lr"] if before == 1 else (group["lr"] - before * group["swa_lr"]) / (1 - before)

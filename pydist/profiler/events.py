@@ -67,13 +67,18 @@ class FunctionEvent(_Times):
                  "cpu_children", "cpu_parent", "device_index", "device_time_range")  # fmt: skip
     count = 1
 
-    def __init__(self, id, name, kind, thread, start, end, *, shapes=None, stack=(), flops=0, bytes=0, memory=0, device=None):
+    def __init__(
+        self, id, name, kind, thread, start, end, *, shapes=None, stack=(), flops=0, bytes=0, memory=0, device=None
+    ):
         self.id, self.name, self.kind, self.thread = id, name, kind, thread
         self.time_range = Interval(start, end)
         self.input_shapes, self.stack, self.flops, self.bytes = shapes, stack, flops, bytes
         self.cpu_memory_usage = memory
         self.cpu_children, self.cpu_parent = [], None
-        self.device_index, self.device_time_range = device and device[0], device and Interval(device[1] / 1e3, device[2] / 1e3)
+        self.device_index, self.device_time_range = (
+            device and device[0],
+            device and Interval(device[1] / 1e3, device[2] / 1e3),
+        )
 
     key = property(lambda self: self.name)
     scope = property(lambda self: self.kind)
@@ -282,4 +287,6 @@ def from_rows(rows, dropped, stacks, start, options):
         )  # fmt: skip
     _nest(events)
     events.sort(key=lambda e: (e.time_range.start, -e.time_range.end, -e.id))
-    return EventList(events, dropped=dropped, profile_memory=options["profile_memory"], with_flops=options["with_flops"])
+    return EventList(
+        events, dropped=dropped, profile_memory=options["profile_memory"], with_flops=options["with_flops"]
+    )

@@ -132,7 +132,9 @@ class Recording:
         if self._raw is not None:
             self.events, self._raw = from_rows(*self._raw, self.monotonic, self._options), None
         if self.events is None:
-            raise RuntimeError(f"{op}: nothing was recorded yet (expected start(), or steps up to the schedule's active ones)")
+            raise RuntimeError(
+                f"{op}: nothing was recorded yet (expected start(), or steps up to the schedule's active ones)"
+            )
         return self.events
 
 
@@ -179,11 +181,20 @@ class profile:
                 raise TypeError(f"profile: activities has {activity!r} (expected ProfilerActivity.CPU)")
         if use_cuda or self.activities - supported_activities():
             if not cuda._real():
-                warnings.warn("profile: there is no GPU to profile (only ProfilerActivity.CPU is recorded)", stacklevel=2)
+                warnings.warn(
+                    "profile: there is no GPU to profile (only ProfilerActivity.CPU is recorded)", stacklevel=2
+                )
         if schedule is not None and not callable(schedule):
-            raise TypeError(f"profile: schedule is {type(schedule).__name__} (expected a function, as schedule() gives it)")
+            raise TypeError(
+                f"profile: schedule is {type(schedule).__name__} (expected a function, as schedule() gives it)"
+            )
         self.schedule, self.on_trace_ready = schedule, on_trace_ready
-        self.record_shapes, self.profile_memory, self.with_stack, self.with_flops = record_shapes, profile_memory, with_stack, with_flops
+        self.record_shapes, self.profile_memory, self.with_stack, self.with_flops = (
+            record_shapes,
+            profile_memory,
+            with_stack,
+            with_flops,
+        )
         self._recording = Recording(record_shapes=record_shapes, profile_memory=profile_memory, with_stack=with_stack,
                                     with_flops=with_flops, max_events=max_events,
                                     gpu=cuda._real() and bool(use_cuda or ProfilerActivity.CUDA in self.activities))  # fmt: skip
@@ -208,7 +219,9 @@ class profile:
 
     def stop(self):
         self._end_step()
-        self._turn(ProfilerAction.RECORD_AND_SAVE if self._recording.running else ProfilerAction.NONE, ProfilerAction.NONE)
+        self._turn(
+            ProfilerAction.RECORD_AND_SAVE if self._recording.running else ProfilerAction.NONE, ProfilerAction.NONE
+        )
 
     def step(self):
         """The next step of the schedule begins."""
@@ -268,7 +281,18 @@ class profile:
     preset_metadata_json = add_metadata_json
 
     def toggle_collection_dynamic(self, enable, activities):
-        raise NotImplementedError("toggle_collection_dynamic is not supported (expected a schedule, or stop() and start())")
+        raise NotImplementedError(
+            "toggle_collection_dynamic is not supported (expected a schedule, or stop() and start())"
+        )
 
 
-__all__ = ["EventList", "ProfilerAction", "ProfilerActivity", "Recording", "profile", "record_function", "schedule", "supported_activities"]
+__all__ = [
+    "EventList",
+    "ProfilerAction",
+    "ProfilerActivity",
+    "Recording",
+    "profile",
+    "record_function",
+    "schedule",
+    "supported_activities",
+]

@@ -32,7 +32,9 @@ def _scale(values, unit):
 def _sorted(events, sort_by):
     name = sort_by.replace("cuda", "device").replace("xpu", "device")
     if events and not hasattr(events[0], name):
-        raise ValueError(f"table: sort_by is {sort_by!r} (expected count, cpu_time_total, self_cpu_time_total, flops or such)")
+        raise ValueError(
+            f"table: sort_by is {sort_by!r} (expected count, cpu_time_total, self_cpu_time_total, flops or such)"
+        )
     return sorted(events, key=lambda e: getattr(e, name), reverse=True)
 
 
@@ -62,7 +64,9 @@ def _columns(events, total, profile_memory, with_flops, time_unit):
     if with_flops:
         for name, unit, title in (("flops", "FLOPs", "Total {}"), ("bytes", "B", "Moved {}")):
             size, text = _scale([getattr(e, name) for e in events], unit)
-            columns.append((title.format(text), lambda e, n=name, s=size: f"{getattr(e, n) / s:.3f}" if getattr(e, n) else "--"))
+            columns.append(
+                (title.format(text), lambda e, n=name, s=size: f"{getattr(e, n) / s:.3f}" if getattr(e, n) else "--")
+            )
     return columns
 
 
@@ -72,7 +76,11 @@ def build_table(
     """See EventList.table."""
     if time_unit is not None and time_unit not in _UNITS:
         raise ValueError(f"table: time_unit is {time_unit!r} (expected 's', 'ms', 'us' or None)")
-    dropped = f"{events.dropped} events were dropped: the buffer was full (see profile's max_events)\n" if events.dropped else ""
+    dropped = (
+        f"{events.dropped} events were dropped: the buffer was full (see profile's max_events)\n"
+        if events.dropped
+        else ""
+    )
     if not events:
         return dropped
     total = events.self_cpu_time_total

@@ -278,11 +278,16 @@ def checkpoint(
         check = determinism_check == "default"
         return _hooked(function, args, kwargs, preserve_rng_state, context_fn, check, debug, early_stop)
     if kwargs:
-        raise ValueError(f"checkpoint: unexpected keyword arguments: {', '.join(kwargs)} (expected use_reentrant=False for them)")
+        raise ValueError(
+            f"checkpoint: unexpected keyword arguments: {', '.join(kwargs)} (expected use_reentrant=False for them)"
+        )
     if context_fn is not noop_context_fn or debug:
         raise ValueError("checkpoint: context_fn and debug need use_reentrant=False")
     if _C.is_grad_enabled() and not any(isinstance(a, _C.Tensor) and a.requires_grad for a in args):
-        warnings.warn("checkpoint: no argument requires grad, so there will be no gradients (expected use_reentrant=False)", stacklevel=2)
+        warnings.warn(
+            "checkpoint: no argument requires grad, so there will be no gradients (expected use_reentrant=False)",
+            stacklevel=2,
+        )
     return CheckpointFunction.apply(function, preserve_rng_state, *args)
 
 
@@ -291,7 +296,9 @@ def checkpoint_sequential(functions, segments, input, use_reentrant=None, preser
     checkpointed. ValueError: segments is not from 1 to the number of functions."""
     functions = list(functions.children() if hasattr(functions, "children") else functions)
     if not 1 <= segments <= len(functions):
-        raise ValueError(f"checkpoint_sequential: {segments} segments of {len(functions)} functions (expected 1 to {len(functions)})")
+        raise ValueError(
+            f"checkpoint_sequential: {segments} segments of {len(functions)} functions (expected 1 to {len(functions)})"
+        )
     use_reentrant = _chosen("checkpoint_sequential", use_reentrant)
 
     def part(begin, end):

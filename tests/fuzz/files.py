@@ -48,7 +48,12 @@ watching, seen = False, []
 def hook(event, arguments):
     if watching and event.startswith(FORBIDDEN):
         seen.append((event, str(arguments)[:200]))
-    if watching and event == "open" and isinstance(arguments[2], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+    if (
+        watching
+        and event == "open"
+        and isinstance(arguments[2], int)
+        and arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
+    ):
         seen.append((event, str(arguments)[:200]))
 
 
@@ -107,7 +112,26 @@ NAMES = [(module, of) for module, names in serialization._Names(0, None).modules
 NAMES += [(module, of) for module, names in _numpy_pickle.Arrays(None).modules.items() for of in names]
 NAMES += [("os", "system"), ("builtins", "eval"), ("builtins", "getattr"), ("pydist", "load"), ("pydist._C", "Tensor"), ("numpy", "load"),
           ("pydist.serialization", "_Names"), ("copyreg", "_reconstructor"), ("builtins", "object")]  # fmt: skip
-KEYS = ["storage", "0", "1", "2", "cpu", "x", "items", "__dict__", "__class__", "data", "requires_grad", "_metadata", "latin1", "u1", "f8", "<", "|", "C"]
+KEYS = [
+    "storage",
+    "0",
+    "1",
+    "2",
+    "cpu",
+    "x",
+    "items",
+    "__dict__",
+    "__class__",
+    "data",
+    "requires_grad",
+    "_metadata",
+    "latin1",
+    "u1",
+    "f8",
+    "<",
+    "|",
+    "C",
+]
 SIZES = [0, 1, 2, 3, 4, 7, 8, 16, 100, 255, 256, 4096, 65536, -1, 2**31 - 1, -(2**31)]
 LARGE = [2**31, 2**32, 2**62, 2**63 - 1, 2**63, 2**64, -(2**63), 10**30]
 
@@ -146,7 +170,9 @@ class Writer:
 
     def integer(self):
         r = self.random
-        return r.choice([num(r.choice(SIZES)), num(r.randrange(9)), long(r.choice(LARGE)), b"I%d\n" % r.randrange(99), b"L7L\n"])
+        return r.choice(
+            [num(r.choice(SIZES)), num(r.randrange(9)), long(r.choice(LARGE)), b"I%d\n" % r.randrange(99), b"L7L\n"]
+        )
 
     def atom(self):
         r = self.random
@@ -164,7 +190,12 @@ class Writer:
 
     def sizes(self):
         r = self.random
-        return tup(*(num(r.choice(SIZES[:9])) if r.random() < 0.9 else self.integer() for _ in range(r.choice([0, 1, 1, 2, 3, 20, 100]))))
+        return tup(
+            *(
+                num(r.choice(SIZES[:9])) if r.random() < 0.9 else self.integer()
+                for _ in range(r.choice([0, 1, 1, 2, 3, 20, 100]))
+            )
+        )
 
     def tensor(self):
         r = self.random
@@ -213,7 +244,14 @@ class Writer:
         f = name(*r.choice(NAMES)) if r.random() < 0.9 else self.value(depth - 1)
         arguments = [self.value(depth - 1) for _ in range(r.choice([0, 1, 1, 2, 2, 3, 4]))]
         if r.random() < 0.2:
-            return f + self.put() + tup(*arguments) + self.put() + b"R" + (f"h{chr(max(0, self.memo - 1) % 100)}h{chr(self.memo % 100)}R".encode()) * 30
+            return (
+                f
+                + self.put()
+                + tup(*arguments)
+                + self.put()
+                + b"R"
+                + (f"h{chr(max(0, self.memo - 1) % 100)}h{chr(self.memo % 100)}R".encode()) * 30
+            )
         return r.choice([call(f, *arguments), f + tup(*arguments) + b"\x81", f + tup(*arguments) + b"}\x92"])
 
     def built(self, depth):
@@ -224,10 +262,18 @@ class Writer:
 
     def noise(self, n):
         codes = b"().0122NKMJGXBCTUS]}laesudtqhrjpgcRb\x81\x92Q\x85\x86\x87\x88\x89\x8a\x8b\x8c\x8d\x8e\x8f\x90\x91\x93\x94\x95\x96\x97\x98\x80\x82PioIF"
-        return b"".join(bytes([self.random.choice(codes)]) + self.random.randbytes(self.random.choice([0, 0, 0, 1, 2, 4])) for _ in range(n))
+        return b"".join(
+            bytes([self.random.choice(codes)]) + self.random.randbytes(self.random.choice([0, 0, 0, 1, 2, 4]))
+            for _ in range(n)
+        )
 
     def program(self):
-        return b"\x80" + bytes([self.random.choice([2, 2, 2, 3, 4, 5])]) + self.value(self.random.choice([1, 2, 3, 4])) + b"."
+        return (
+            b"\x80"
+            + bytes([self.random.choice([2, 2, 2, 3, 4, 5])])
+            + self.value(self.random.choice([1, 2, 3, 4]))
+            + b"."
+        )
 
 
 # Good files.
@@ -283,7 +329,13 @@ def old_good():
 
 
 def good_safetensors():
-    named = {"w": pydist.ones(3, 2), "i": pydist.arange(4), "h": pydist.ones(3).half(), "e": pydist.empty(0, 2), "s": pydist.tensor(1.5)}
+    named = {
+        "w": pydist.ones(3, 2),
+        "i": pydist.arange(4),
+        "h": pydist.ones(3).half(),
+        "e": pydist.empty(0, 2),
+        "s": pydist.tensor(1.5),
+    }
     return safetensors.save(named, {"format": "pt"})
 
 
@@ -356,9 +408,27 @@ def directory_changed(random, data):
         at = data.find(b"PK\1\2", at + 1)
     for _ in range(random.choice([1, 1, 2, 3])):
         at = random.choice(places)
-        field, size = random.choice([(6, 2), (8, 2), (10, 2), (16, 4), (20, 4), (20, 4), (24, 4), (24, 4), (28, 2), (30, 2), (32, 2), (42, 4), (42, 4)])
+        field, size = random.choice(
+            [
+                (6, 2),
+                (8, 2),
+                (10, 2),
+                (16, 4),
+                (20, 4),
+                (20, 4),
+                (24, 4),
+                (24, 4),
+                (28, 2),
+                (30, 2),
+                (32, 2),
+                (42, 4),
+                (42, 4),
+            ]
+        )
         other = random.choice(places)
-        value = random.choice([0, 1, 8, 0xFFFF, 2**31, 2**32 - 2, 2**32 - 1, len(data), *struct.unpack_from("<I", data, other + field)])
+        value = random.choice(
+            [0, 1, 8, 0xFFFF, 2**31, 2**32 - 2, 2**32 - 1, len(data), *struct.unpack_from("<I", data, other + field)]
+        )
         data[at + field : at + field + size] = struct.pack("<Q", value)[:size]
         if random.random() < 0.3:
             data[at + 24 : at + 28] = data[at + 20 : at + 24]
@@ -385,14 +455,21 @@ def pt_file(random):
     if kind == 4:
         return damaged(random, OLD)
     if kind == 5:
-        storages = {str(k): (n, bytes(n * random.choice([1, 4, 8]))) for k in range(random.randrange(4)) for n in [random.choice(SIZES[:9])]}
+        storages = {
+            str(k): (n, bytes(n * random.choice([1, 4, 8])))
+            for k in range(random.randrange(4))
+            for n in [random.choice(SIZES[:9])]
+        }
         return old_form(Writer(random).program(), storages)
     if kind == 6:
         return opcodes_changed(random, random.choice(PLAIN))
     program = Writer(random).program()
     if kind == 7:
         return program
-    records = {"a/data.pkl": program, **{f"a/data/{k}": random.randbytes(random.choice([0, 3, 16, 64, 5000])) for k in range(3)}}
+    records = {
+        "a/data.pkl": program,
+        **{f"a/data/{k}": random.randbytes(random.choice([0, 3, 16, 64, 5000])) for k in range(3)},
+    }
     return rezipped(records, method)
 
 
@@ -404,7 +481,31 @@ def safe_file(random):
         return damaged(random, SAFE)
 
     def number():
-        return random.choice([0, 1, 2, 3, 8, 24, -1, 1.5, True, None, "1", 2**31, 2**62, 2**63, 2**64, 10**300, 10**4000, len(body), [], [1], {}])
+        return random.choice(
+            [
+                0,
+                1,
+                2,
+                3,
+                8,
+                24,
+                -1,
+                1.5,
+                True,
+                None,
+                "1",
+                2**31,
+                2**62,
+                2**63,
+                2**64,
+                10**300,
+                10**4000,
+                len(body),
+                [],
+                [1],
+                {},
+            ]
+        )
 
     for _ in range(random.choice([1, 1, 2, 4])):
         entry = random.choice(list(header))
@@ -426,7 +527,9 @@ def safe_file(random):
     if kind == 1:
         data = damaged(random, data)
     if kind == 2 and random.random() < 0.3:
-        data = random.choice([b"[" * 900 + b"]" * 900, b"{" + b'"a":{' * 900 + b"}" * 901, b" " * 5000, b'{"w":' + b"9" * 5000 + b"}"])
+        data = random.choice(
+            [b"[" * 900 + b"]" * 900, b"{" + b'"a":{' * 900 + b"}" * 901, b" " * 5000, b'{"w":' + b"9" * 5000 + b"}"]
+        )
     size = len(data) if random.random() < 0.9 else random.choice([0, 1, len(data) + 1, 2**31, 2**63, 2**64 - 1])
     return struct.pack("<Q", size) + data + body
 

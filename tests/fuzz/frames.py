@@ -252,7 +252,9 @@ class Control:
     def rank(self, s):
         random = self.random
         if random.random() < 0.2:
-            assert self.shake(s, random.choice([0, -1, self.world, 77]), random.choice([self.world, 1, 4096])) == REFUSED
+            assert (
+                self.shake(s, random.choice([0, -1, self.world, 77]), random.choice([self.world, 1, 4096])) == REFUSED
+            )
             send(random, s, of_a_rank(random))
             return
         if self.next_rank == self.world - 1:  # who comes at the end

@@ -44,8 +44,12 @@ EXPECTED = (RuntimeError, ValueError, TypeError, IndexError, AttributeError, Mem
 class Program:
     def __init__(self, random):
         self.random, self.depth, self.threads, self.replaced = random, 0, False, False
-        self.recorded = False  # there may be a cycle that the collector does not see: of a .grad with a graph, of `former`
-        self.former = weakref.WeakSet()  # leaves until detached, bases of leaves: a result may become part of its own history
+        self.recorded = (
+            False  # there may be a cycle that the collector does not see: of a .grad with a graph, of `former`
+        )
+        self.former = (
+            weakref.WeakSet()
+        )  # leaves until detached, bases of leaves: a result may become part of its own history
         self.pool, self.kept, self.handles = [], [], []
         self.left = random.randrange(10, 70)
 
@@ -229,7 +233,9 @@ class Program:
         found = [o() for o in self.kept if isinstance(o, weakref.ref)]
         if self.maybe(0.1):
             self.recorded = self.replaced = True  # some of another case, too
-            found += [o for o in gc.get_objects() if isinstance(o, pydist.Tensor) and not isinstance(o, pydist.nn.Parameter)][-5:]
+            found += [
+                o for o in gc.get_objects() if isinstance(o, pydist.Tensor) and not isinstance(o, pydist.nn.Parameter)
+            ][-5:]
         self.add(*found[-5:])
 
     def collect(self):
@@ -316,7 +322,9 @@ class Program:
         self.recorded |= create
         retain = r.choice((None, True, False))
         if self.maybe(0.3):
-            t.backward(self.pick() if self.maybe(0.3) else pydist.ones_like(t), retain_graph=retain, create_graph=create)
+            t.backward(
+                self.pick() if self.maybe(0.3) else pydist.ones_like(t), retain_graph=retain, create_graph=create
+            )
         elif self.maybe(0.4):
             roots = [t, self.pick()]
             inputs = [self.pick() for _ in range(2)] if self.maybe(0.3) else None
@@ -329,7 +337,11 @@ class Program:
         outs, ins = [self.pick() for _ in range(2)], [self.pick() for _ in range(3)]
         self.recorded |= (create := not self.threads and self.maybe(0.2))
         sums = [x.sum() for x in outs]
-        self.add(pydist.autograd.grad(sums, ins, retain_graph=self.maybe(0.5), create_graph=create, allow_unused=self.maybe(0.8)))
+        self.add(
+            pydist.autograd.grad(
+                sums, ins, retain_graph=self.maybe(0.5), create_graph=create, allow_unused=self.maybe(0.8)
+            )
+        )
 
     def twice(self):
         t = self.pick().sum()
@@ -372,12 +384,27 @@ STEPS = {
     "twice": 2, "in_threads": 0.15,
 }  # fmt: skip
 # What threads do with tensors that they share: PyTorch too leaves a tensor alone that another thread computes with.
-CALM = {"new": 4, "unary": 8, "binary": 8, "view": 3, "hook": 4, "unhook": 2, "retain": 4, "drop": 2, "backward": 8, "gradients": 4, "twice": 2, "alive": 1}
+CALM = {
+    "new": 4,
+    "unary": 8,
+    "binary": 8,
+    "view": 3,
+    "hook": 4,
+    "unhook": 2,
+    "retain": 4,
+    "drop": 2,
+    "backward": 8,
+    "gradients": 4,
+    "twice": 2,
+    "alive": 1,
+}
 
 
 def fits(t):
     g = t.grad
-    assert g is None or (g.shape == t.shape and g.dtype == t.dtype), f"{t.dtype} {t.shape} has a gradient {g.dtype} {g.shape}"
+    assert g is None or (g.shape == t.shape and g.dtype == t.dtype), (
+        f"{t.dtype} {t.shape} has a gradient {g.dtype} {g.shape}"
+    )
     return t.detach().clone() is not None  # all of it can be read
 
 

@@ -37,7 +37,25 @@ LEFT_OUT = set(
 )
 HUGE = (2**47, 2**53, 2**62, 2**63 - 1, 2**63, 2**64, 2**70, -(2**62), -(2**63), -(2**63) - 1, 2**2000)
 SMALL = (0, 1, 2, 3, -1, -2, 5, -7, 17)
-WORDS = ("", "mean", "sum", "none", "constant", "reflect", "nearest", "bilinear", "cpu", "cuda", "cuda:1", "float32", "a\0b", "\udc80", "é" * 600, "%s%n", "ij,jk->ik")
+WORDS = (
+    "",
+    "mean",
+    "sum",
+    "none",
+    "constant",
+    "reflect",
+    "nearest",
+    "bilinear",
+    "cpu",
+    "cuda",
+    "cuda:1",
+    "float32",
+    "a\0b",
+    "\udc80",
+    "é" * 600,
+    "%s%n",
+    "ij,jk->ik",
+)
 DTYPES = (*fuzz_calls.DTYPES, "complex64", "complex128")
 
 
@@ -78,7 +96,11 @@ class World:
     def __init__(self, random):
         self.disturbed = False  # by another thread
         self.random, self.tensors, self.lists, self.weak, self.kept, self.deep = random, [], [], [], [], 0
-        self.acts = [self.change_list] * 4 + [self.change_tensor] * 4 + [self.revive, self.collect, self.fail, self.call, lambda: None]
+        self.acts = (
+            [self.change_list] * 4
+            + [self.change_tensor] * 4
+            + [self.revive, self.collect, self.fail, self.call, lambda: None]
+        )
 
     def act(self):
         r = self.random
@@ -93,7 +115,9 @@ class World:
 
     def fail(self):
         if self.random.random() < 0.3:
-            raise self.random.choice((Odd, ValueError, TypeError, IndexError, StopIteration, RecursionError, MemoryError))("hostile")
+            raise self.random.choice(
+                (Odd, ValueError, TypeError, IndexError, StopIteration, RecursionError, MemoryError)
+            )("hostile")
 
     def collect(self):
         if self.random.random() < 0.05:
@@ -232,7 +256,13 @@ class Sub(pydist.Tensor):
 def tensor(world):
     r = world.random
     shape = [r.choice((1, 2, 3, 4, 0)) for _ in range(r.choice((0, 1, 2, 2, 3, 4, 5)))]
-    a = fuzz_calls.Array(tuple(shape), r.choice((*fuzz_calls.FLOATS * 2, *DTYPES)), r.choice("CCTSE"), r.randrange(99), r.choice(("any", "special", "positive")))
+    a = fuzz_calls.Array(
+        tuple(shape),
+        r.choice((*fuzz_calls.FLOATS * 2, *DTYPES)),
+        r.choice("CCTSE"),
+        r.randrange(99),
+        r.choice(("any", "special", "positive")),
+    )
     t = a.build(pydist, r.random() < 0.5)
     return spoiled_tensor(world, t) if r.random() < 0.3 else kept(world, t)
 
@@ -320,11 +350,15 @@ def anything(world, depth=0):
     if kind == 8 and depth < 3:
         return sequence(world, [anything(world, depth + 1) for _ in range(r.randrange(4))])
     if kind == 9:
-        return r.choice((None, True, False, ..., slice(None), slice(number(world), None, number(world)), range(3), range(2**62)))
+        return r.choice(
+            (None, True, False, ..., slice(None), slice(number(world), None, number(world)), range(3), range(2**62))
+        )
     if kind == 10:
         return r.choice(WORDS)
     if kind == 11:
-        return r.choice((getattr(pydist, r.choice(DTYPES)), pydist.device("cpu"), pydist.channels_last, pydist.Tensor, len, int))
+        return r.choice(
+            (getattr(pydist, r.choice(DTYPES)), pydist.device("cpu"), pydist.channels_last, pydist.Tensor, len, int)
+        )
     if kind == 12:
         return r.choice((np.arange(3.0), np.float32(2), np.int64(1), np.zeros((2, 0)), np.array("x"), np.arange(4)[::-1], memoryview(b"abcd"),
             bytearray(5), array("d", [1.0, 2.0]), np.array([None, 1]), np.array(1.5), {}, {"a": 1}, b"ab"))  # fmt: skip
@@ -339,7 +373,14 @@ def hostile(world, value):
     if isinstance(value, (list, tuple)) and r.random() < 0.8:
         return sequence(world, value)
     if isinstance(value, (int, float)) and r.random() < 0.9:
-        kinds = (number(world), r.choice(HUGE), r.choice(SMALL), pydist.tensor(value), float("nan"), np.int64(value) if isinstance(value, int) else value)
+        kinds = (
+            number(world),
+            r.choice(HUGE),
+            r.choice(SMALL),
+            pydist.tensor(value),
+            float("nan"),
+            np.int64(value) if isinstance(value, int) else value,
+        )
         return number(world, value) if r.random() < 0.7 else r.choice(kinds)
     return anything(world)
 
@@ -381,7 +422,12 @@ def public(module):
     for name in dir(module):
         if (not name.startswith("_") or module is pydist.Tensor) and name not in LEFT_OUT:
             f = getattr(module, name)
-            if callable(f) and not inspect.isclass(f) and not inspect.ismodule(f) and name not in ("__class__", "__subclasshook__", "__init_subclass__"):
+            if (
+                callable(f)
+                and not inspect.isclass(f)
+                and not inspect.ismodule(f)
+                and name not in ("__class__", "__subclasshook__", "__init_subclass__")
+            ):
                 yield f
 
 
@@ -396,18 +442,39 @@ def attribute(name):
 
 HOMES = (pydist, pydist.Tensor, nn.functional, pydist.linalg, pydist.fft, pydist.special)
 FUNCTIONS = [f for home in HOMES for f in public(home)]
-FUNCTIONS += [attribute(name) for name in dir(pydist.Tensor) if inspect.isgetsetdescriptor(getattr(pydist.Tensor, name)) or isinstance(getattr(pydist.Tensor, name), property)]
-FUNCTIONS += [getattr(_C, name) for name in dir(_C) if name.startswith(("cuda_stream", "cuda_event", "storage_", "hash_tensors", "zero_grads", "scale_tensors", "unscale")) or name.endswith("_step")]
+FUNCTIONS += [
+    attribute(name)
+    for name in dir(pydist.Tensor)
+    if inspect.isgetsetdescriptor(getattr(pydist.Tensor, name)) or isinstance(getattr(pydist.Tensor, name), property)
+]
+FUNCTIONS += [
+    getattr(_C, name)
+    for name in dir(_C)
+    if name.startswith(
+        ("cuda_stream", "cuda_event", "storage_", "hash_tensors", "zero_grads", "scale_tensors", "unscale")
+    )
+    or name.endswith("_step")
+]
 
 
 def any_call(world):
     r = world.random
-    args = [tensor(world) if r.random() < (0.9 if not i else 0.4) else anything(world) for i in range(r.choice((0, 1, 1, 2, 2, 3, 3, 4, 6)))]
+    args = [
+        tensor(world) if r.random() < (0.9 if not i else 0.4) else anything(world)
+        for i in range(r.choice((0, 1, 1, 2, 2, 3, 3, 4, 6)))
+    ]
     f, kwargs = r.choice(FUNCTIONS), {}
     if r.random() < 0.3:
         with contextlib.suppress(TypeError, ValueError):
-            names = [p for p in inspect.signature(f).parameters.values() if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
-            kwargs = {p.name: anything(world) for p in r.sample(names[len(args) :], min(len(names[len(args) :]), r.randrange(3)))}
+            names = [
+                p
+                for p in inspect.signature(f).parameters.values()
+                if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)
+            ]
+            kwargs = {
+                p.name: anything(world)
+                for p in r.sample(names[len(args) :], min(len(names[len(args) :]), r.randrange(3)))
+            }
     return f, args, kwargs
 
 
@@ -417,7 +484,13 @@ def nested(world, depth=0):
         value = r.choice((1, 2.5, True, 3, 0.5, 1j))
         return hostile(world, value) if r.random() < 0.3 else value
     items, n = [], r.choice((1, 2, 2, 3, 0))
-    items += [nested(world, depth + 1) for _ in range(n)] if r.random() < 0.3 else [nested(world, 3) for _ in range(n)] if depth else [nested(world, 2) for _ in range(n)]
+    items += (
+        [nested(world, depth + 1) for _ in range(n)]
+        if r.random() < 0.3
+        else [nested(world, 3) for _ in range(n)]
+        if depth
+        else [nested(world, 2) for _ in range(n)]
+    )
     world.lists.append(items)
     return sequence(world, items) if r.random() < 0.2 else items
 
@@ -432,7 +505,10 @@ def data_call(world):
     if r.random() < 0.4:  # of tensors
         if world.disturbed and r.random() < 0.3:  # work that gives up the GIL
             f, t = pydist.cat, pydist.ones(1 << 18)
-        items = [pydist.ones(1 << 18) if f is pydist.cat and world.disturbed else tensor(world) for _ in range(r.randrange(6))]
+        items = [
+            pydist.ones(1 << 18) if f is pydist.cat and world.disturbed else tensor(world)
+            for _ in range(r.randrange(6))
+        ]
         world.lists.append(items)
         return f, [items], {}
     return f, [data, *([hostile(world, 1)] if f is pydist.full else [])], {}
@@ -447,7 +523,10 @@ def module_call(world):
     kind = r.choice(MODULES)
     for sizes in r.sample(((), (2,), (3, 2), (2, 3, 2), (4, 2, 2, 2), (2, 2, 2, 2, 2)), 6):
         # none is huge: as many layers would be made, in PyTorch too
-        sizes = [r.choice((0, -1, 2.5, None, "2", True, np.int64(2), pydist.tensor(2))) if r.random() < 0.05 else s for s in sizes]
+        sizes = [
+            r.choice((0, -1, 2.5, None, "2", True, np.int64(2), pydist.tensor(2))) if r.random() < 0.05 else s
+            for s in sizes
+        ]
         with contextlib.suppress(Exception):
             module = kind(*sizes)
             break
@@ -460,10 +539,20 @@ def module_call(world):
         module.register_forward_pre_hook(lambda *args: world.act())
     shapes = ((2, 3), (2, 2), (3,), (2, 3, 4), (2, 2, 3), (2, 2, 4, 4), (1, 2, 4, 4, 4), (3, 2, 2))
     shape = r.choice(shapes)
-    wanted = [p for p in inspect.signature(module.forward).parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD and p.default is p.empty]
+    wanted = [
+        p
+        for p in inspect.signature(module.forward).parameters.values()
+        if p.kind is p.POSITIONAL_OR_KEYWORD and p.default is p.empty
+    ]
     args = []
     for _ in range(len(wanted) if wanted and r.random() < 0.9 else r.choice((1, 2, 3))):
-        a = fuzz_calls.Array(shape if r.random() < 0.7 else r.choice(shapes), r.choice(("float32", "float32", "int64", "float64")), "C", r.randrange(99), r.choice(("any", "plain", (0, 2))))
+        a = fuzz_calls.Array(
+            shape if r.random() < 0.7 else r.choice(shapes),
+            r.choice(("float32", "float32", "int64", "float64")),
+            "C",
+            r.randrange(99),
+            r.choice(("any", "plain", (0, 2))),
+        )
         args.append(kept(world, a.build(pydist, r.random() < 0.5)))
         if r.random() < 0.15:
             args[-1] = hostile(world, args[-1])
@@ -477,7 +566,17 @@ def use(world, result, depth=0):
             use(world, part, depth + 1)
     if not isinstance(result, pydist.Tensor) or result.numel() > 1 << 16:
         return
-    for f in r.sample((repr, pydist.Tensor.tolist, pydist.sum, lambda t: t.clone(), lambda t: t.sum().backward(), lambda t: t.add_(1)), 2):
+    for f in r.sample(
+        (
+            repr,
+            pydist.Tensor.tolist,
+            pydist.sum,
+            lambda t: t.clone(),
+            lambda t: t.sum().backward(),
+            lambda t: t.add_(1),
+        ),
+        2,
+    ):
         with forgiving():
             f(result)
 
@@ -520,7 +619,10 @@ def case(random):
             for _ in range(8):
                 world.lists = []
                 with forgiving():
-                    run(world, *random.choice((valid_call, valid_call, any_call, data_call, data_call, module_call))(world))
+                    run(
+                        world,
+                        *random.choice((valid_call, valid_call, any_call, data_call, data_call, module_call))(world),
+                    )
         finally:
             stop.set()
             if thread:

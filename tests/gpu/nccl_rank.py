@@ -19,13 +19,23 @@ SHARING = {
     },
     "ranks": {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_MAX_CTAS": "4"},  # NCCL's own way from 2.30 on, for two of them
 }  # fmt: skip
-os.environ.update(SHARING[os.environ["SHARING"]], NCCL_NVLS_ENABLE="0", NCCL_NET_GDR_LEVEL="LOC", NCCL_RAS_ENABLE="0", CUDA_MODULE_LOADING="EAGER")
+os.environ.update(
+    SHARING[os.environ["SHARING"]],
+    NCCL_NVLS_ENABLE="0",
+    NCCL_NET_GDR_LEVEL="LOC",
+    NCCL_RAS_ENABLE="0",
+    CUDA_MODULE_LOADING="EAGER",
+)
 
 import pydist
 from pydist import distributed as dist
 from pydist import nn
 from pydist.distributed.algorithms.ddp_comm_hooks import default_hooks
-from pydist.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, batched_powerSGD_hook, powerSGD_hook
+from pydist.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import (
+    PowerSGDState,
+    batched_powerSGD_hook,
+    powerSGD_hook,
+)
 
 EMULATED = "FAKE_NCCL_FOLDER" in os.environ
 FLOATS = ("float32", "float64", "float16", "bfloat16")
@@ -37,7 +47,13 @@ INEXACT = {"float32": 1e-6, "float64": 1e-14, "float16": 2e-3, "bfloat16": 2e-2}
 def made(n, dtype, salt=0):
     """Numbers that differ by rank and are small enough for products."""
     x = (pydist.arange(n) * (3 + dist.get_rank()) + salt) % 5
-    return (x > 1) if dtype == "bool" else ((x - 2) * 0.37).to(getattr(pydist, dtype)) if dtype in FLOATS else x.to(getattr(pydist, dtype))
+    return (
+        (x > 1)
+        if dtype == "bool"
+        else ((x - 2) * 0.37).to(getattr(pydist, dtype))
+        if dtype in FLOATS
+        else x.to(getattr(pydist, dtype))
+    )
 
 
 def same(on_gpu, on_cpu, what):
@@ -72,13 +88,25 @@ def collectives():
         both(lambda y, x: dist.all_gather_into_tensor(y, x), 11 * size, 11, dtype=dtype)
         both(lambda y, x: dist.all_to_all_single(y, x), 5 * size, 5 * size, dtype=dtype)
         both(lambda x: dist.all_to_all_single(x, x), 5 * size, dtype=dtype)
-        both(lambda y, x: dist.gather(x, list(y.view(size, -1).unbind(0)) if rank == 1 else None, 1), 4 * size, 4, dtype=dtype)
-        both(lambda y, x: dist.scatter(y, list(x.view(size, -1).unbind(0)) if rank == 0 else None, 0), 4, 4 * size, dtype=dtype)
+        both(
+            lambda y, x: dist.gather(x, list(y.view(size, -1).unbind(0)) if rank == 1 else None, 1),
+            4 * size,
+            4,
+            dtype=dtype,
+        )
+        both(
+            lambda y, x: dist.scatter(y, list(x.view(size, -1).unbind(0)) if rank == 0 else None, 0),
+            4,
+            4 * size,
+            dtype=dtype,
+        )
     both(lambda x: dist.all_reduce(x, dist._make_nccl_premul_sum(0.5 + rank)), 40)
     both(lambda x: dist.all_reduce(x.view(20, 2).t()), 40)  # not contiguous
     both(lambda x, y: dist.all_reduce_coalesced([x, y]), 6, 70)
     both(lambda x: [dist.all_reduce(x[i : i + 8], async_op=True).wait() for i in range(0, 64, 8)], 64)
-    both(lambda x: [work.wait() for work in [dist.all_reduce(x[i : i + 8], async_op=True) for i in range(0, 64, 8)]], 64)
+    both(
+        lambda x: [work.wait() for work in [dist.all_reduce(x[i : i + 8], async_op=True) for i in range(0, 64, 8)]], 64
+    )
     both(lambda x: dist.send(x, 1) if rank == 0 else dist.recv(x, 0) if rank == 1 else None, 30)
     pair = dist.new_group([0, 1])
     if rank < 2:
@@ -152,7 +180,10 @@ def graphs(how):
         dist.all_to_all_single(out["exchanged"], scaled)
         dist.broadcast(out["from_1"], 1)
         if x.is_cuda:
-            ops = [dist.P2POp(dist.isend, scaled, (rank + 1) % size), dist.P2POp(dist.irecv, out["ring"], (rank - 1) % size)]
+            ops = [
+                dist.P2POp(dist.isend, scaled, (rank + 1) % size),
+                dist.P2POp(dist.irecv, out["ring"], (rank - 1) % size),
+            ]
             for work in dist.batch_isend_irecv(ops):
                 work.wait()
         else:
@@ -162,7 +193,10 @@ def graphs(how):
 
     def outputs(device):
         sizes = {"gathered": 6 * size * size, "scattered": 6}
-        return {k: pydist.zeros(sizes.get(k, 6 * size), dtype=pydist.bfloat16 if k == "bfloat16" else None, device=device) for k in names}
+        return {
+            k: pydist.zeros(sizes.get(k, 6 * size), dtype=pydist.bfloat16 if k == "bfloat16" else None, device=device)
+            for k in names
+        }
 
     x, out, graph = made(6 * size, "float32").cuda(), outputs("cuda"), pydist.cuda.CUDAGraph()
     if how == "warm":
@@ -272,7 +306,9 @@ def captured_step(hook=""):
         pydist.testing.assert_close(everybody.cpu(), expected.detach(), rtol=near, atol=1e-5)
     for (name, a), b in zip(alone.named_parameters(), inner.parameters()):
         far = 0.03 if hook else 1e-4  # AdamW divides by the gradient's own size
-        pydist.testing.assert_close(b.detach().cpu(), a.detach(), rtol=near, atol=far, msg=lambda text: f"{name}: {text}")
+        pydist.testing.assert_close(
+            b.detach().cpu(), a.detach(), rtol=near, atol=far, msg=lambda text: f"{name}: {text}"
+        )
     dist.check_replicas(wrapped)
     optimizers[1].zero_grad()
     try:
@@ -369,7 +405,9 @@ def batch_mismatch(what):
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
-        self.first = nn.Sequential(nn.Linear(12, 40), nn.GELU(), nn.LayerNorm(40), nn.Linear(40, 40), nn.ReLU(), nn.Linear(40, 3))
+        self.first = nn.Sequential(
+            nn.Linear(12, 40), nn.GELU(), nn.LayerNorm(40), nn.Linear(40, 40), nn.ReLU(), nn.Linear(40, 3)
+        )
         self.last = nn.Linear(3, 3)
 
     def forward(self, x, whole):
@@ -393,17 +431,24 @@ def ddp():
         whole = [step != 2 and (step != 3 or r == 0) for r in range(size)]
         for optimizer in optimizers:
             optimizer.zero_grad()
-        losses = [(alone(x[step, 6 * r : 6 * r + 6], whole[r]) - y[step, 6 * r : 6 * r + 6]).square().mean() for r in range(size)]
+        losses = [
+            (alone(x[step, 6 * r : 6 * r + 6], whole[r]) - y[step, 6 * r : 6 * r + 6]).square().mean()
+            for r in range(size)
+        ]
         (sum(losses) / size).backward()
         (wrapped(x[step, mine].cuda(), whole[rank]) - y[step, mine].cuda()).square().mean().backward()
         for (name, a), b in zip(alone.named_parameters(), inner.parameters()):
             assert (a.grad is None) == (b.grad is None), (step, name)
             if a.grad is not None:
-                pydist.testing.assert_close(b.grad.cpu(), a.grad, rtol=1e-3, atol=1e-5, msg=lambda text: f"step {step}, {name}: {text}")
+                pydist.testing.assert_close(
+                    b.grad.cpu(), a.grad, rtol=1e-3, atol=1e-5, msg=lambda text: f"step {step}, {name}: {text}"
+                )
         for optimizer in optimizers:
             optimizer.step()
     for (name, a), b in zip(alone.named_parameters(), inner.parameters()):
-        pydist.testing.assert_close(b.detach().cpu(), a.detach(), rtol=1e-3, atol=1e-4, msg=lambda text: f"{name}: {text}")
+        pydist.testing.assert_close(
+            b.detach().cpu(), a.detach(), rtol=1e-3, atol=1e-4, msg=lambda text: f"{name}: {text}"
+        )
     dist.check_replicas(wrapped)
     assert len(wrapped.reducer.bucket_layout()) > 2
     return "same"
@@ -491,7 +536,13 @@ def main():
         except Exception as error:
             said = f"{type(error).__name__}: {error}"
         seconds = time.monotonic() - started
-        words = {"rank": dist.get_rank(), "scenario": scenario, "said": said, "seconds": seconds, "at": time.monotonic()}
+        words = {
+            "rank": dist.get_rank(),
+            "scenario": scenario,
+            "said": said,
+            "seconds": seconds,
+            "at": time.monotonic(),
+        }
         print("SAID " + json.dumps(words), flush=True)
         if said != "same":
             break

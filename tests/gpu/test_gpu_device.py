@@ -25,11 +25,21 @@ def test_there_and_back():
 
 
 def test_creation_on_the_device():
-    for made in (pydist.zeros(2, 3, device="cuda"), pydist.full((2, 3), 0.0, device="cuda"), pydist.tensor([[0.0] * 3] * 2, device="cuda")):
+    for made in (
+        pydist.zeros(2, 3, device="cuda"),
+        pydist.full((2, 3), 0.0, device="cuda"),
+        pydist.tensor([[0.0] * 3] * 2, device="cuda"),
+    ):
         assert made.is_cuda and made.cpu().tolist() == [[0.0] * 3] * 2
     like = pydist.ones_like(made)
     assert like.is_cuda and like.sum().item() == 6
-    for new in (like.new_zeros(2), like.new_ones(2) - 1, like.new_full((2,), 0.0), like.new_tensor([0.0, 0.0]), like.new_empty(2).zero_()):
+    for new in (
+        like.new_zeros(2),
+        like.new_ones(2) - 1,
+        like.new_full((2,), 0.0),
+        like.new_tensor([0.0, 0.0]),
+        like.new_empty(2).zero_(),
+    ):
         assert new.is_cuda and new.tolist() == [0.0, 0.0]
     assert not like.new_zeros(2, device="cpu").is_cuda and not pydist.ones(1).new_tensor(like).is_cuda
     assert pydist.arange(5, device="cuda").tolist() == [0, 1, 2, 3, 4]
@@ -100,7 +110,17 @@ def test_blocks_do_not_overlap():
             x, value = held.pop(draw.randrange(len(held)))
             assert x.amin().item() == x.amax().item() == value
         else:
-            held.append((pydist.full((draw.choice([1, 3, 100, 513, 4096, 70000, 300001, 700000]),), i, dtype=pydist.float32, device="cuda"), i))
+            held.append(
+                (
+                    pydist.full(
+                        (draw.choice([1, 3, 100, 513, 4096, 70000, 300001, 700000]),),
+                        i,
+                        dtype=pydist.float32,
+                        device="cuda",
+                    ),
+                    i,
+                )
+            )
     for x, value in held:
         assert x.amin().item() == x.amax().item() == value
 
@@ -108,7 +128,9 @@ def test_blocks_do_not_overlap():
 def test_out_of_memory_can_be_caught():
     free, total = cuda.mem_get_info()
     failures = cuda.memory_stats()["num_ooms"]
-    with pytest.raises(cuda.OutOfMemoryError, match="out of memory on cuda:0: tried to allocate .* bytes; tensors hold"):
+    with pytest.raises(
+        cuda.OutOfMemoryError, match="out of memory on cuda:0: tried to allocate .* bytes; tensors hold"
+    ):
         pydist.empty(total, dtype=pydist.float64, device="cuda")
     assert cuda.memory_stats()["num_ooms"] == failures + 1
     held = []
@@ -171,4 +193,6 @@ def test_numbers_go_to_indices_and_masks():
 
 def test_info_names_what_was_built_and_what_is_here():
     (line,) = [line for line in info.lines() if line.startswith("CUDA: ")]
-    assert line.startswith(f"CUDA: {_C.cuda_built()}, {cuda.device_count()} devices") and _C.cuda_built().startswith("CUDA")
+    assert line.startswith(f"CUDA: {_C.cuda_built()}, {cuda.device_count()} devices") and _C.cuda_built().startswith(
+        "CUDA"
+    )

@@ -147,7 +147,9 @@ def test_steps_on_the_device_are_those_of_the_host():
         for there in (False, True):
             p = pydist.linspace(-1, 1, 7, device="cuda").requires_grad_()
             rate = pydist.full((), 0.125, device="cuda") if there else 0.125
-            optimizer = getattr(pydist.optim, name)([p], lr=rate, **{**options, **({option: there} if (option := counted_there(name)) else {})})
+            optimizer = getattr(pydist.optim, name)(
+                [p], lr=rate, **{**options, **({option: there} if (option := counted_there(name)) else {})}
+            )
             for _ in range(4):
                 p.grad = p.detach() * 2
                 optimizer.step()
@@ -157,7 +159,10 @@ def test_steps_on_the_device_are_those_of_the_host():
         copy = pydist.zeros_like(p).requires_grad_()
         copied = type(optimizer)([copy], lr=rate)
         copied.load_state_dict(optimizer.state_dict())
-        for param, stepping in ((p, optimizer), (copy, copied)):  # goes on as it would have, numbers of the method and all
+        for param, stepping in (
+            (p, optimizer),
+            (copy, copied),
+        ):  # goes on as it would have, numbers of the method and all
             param.data.copy_(before)
             param.grad = before * 2
             stepping.step()
@@ -240,7 +245,10 @@ def test_steps_that_cannot_be_captured_say_why(name, why):
     p = pydist.ones(3, 3, device="cuda").requires_grad_()
     optimizer = getattr(pydist.optim, name)([p], lr=0.1, **({"momentum": 0.9} if name == "SGD" else {}))
     p.grad = pydist.ones_like(p)
-    with pytest.raises(RuntimeError, match=f"{name}.step: cannot be captured in a CUDA graph: .*{why}"), cuda.graph(cuda.CUDAGraph()):
+    with (
+        pytest.raises(RuntimeError, match=f"{name}.step: cannot be captured in a CUDA graph: .*{why}"),
+        cuda.graph(cuda.CUDAGraph()),
+    ):
         optimizer.step()
     optimizer.step()  # and all goes on
     assert p.sum().item() < 9
@@ -271,7 +279,13 @@ def test_replays_draw_what_the_same_work_without_a_graph_draws():
 
         def work(drawn=drawn):
             y = F.dropout(x, 0.5) * pydist.rand(500, device="cuda")
-            return [y, *pydist.autograd.grad(y.sum(), x), pydist.randn(7, device="cuda"), pydist.randint(0, 9, (7,), device="cuda"), pydist.randperm(600, device="cuda")]
+            return [
+                y,
+                *pydist.autograd.grad(y.sum(), x),
+                pydist.randn(7, device="cuda"),
+                pydist.randint(0, 9, (7,), device="cuda"),
+                pydist.randperm(600, device="cuda"),
+            ]
 
         if replayed:
             with cuda.graph(g):
@@ -351,7 +365,10 @@ def test_graphed_functions():
 
 def test_what_the_host_reads_cannot_be_captured():
     x, g = pydist.ones(4, device="cuda"), cuda.CUDAGraph()
-    with pytest.raises(RuntimeError, match="copy to the device: a CUDA graph is being captured"), cuda.graph(cuda.CUDAGraph()):
+    with (
+        pytest.raises(RuntimeError, match="copy to the device: a CUDA graph is being captured"),
+        cuda.graph(cuda.CUDAGraph()),
+    ):
         x + pydist.ones(4).pin_memory().to("cuda", non_blocking=True)
     with pytest.raises(RuntimeError), cuda.graph(g):
         x.sum().item()

@@ -95,7 +95,9 @@ def test_permutations_are_the_cpus():
             drawn = []
             for device in ("cpu", "cuda"):
                 pydist.manual_seed(seed)
-                drawn.append([pydist.randperm(n, device=device).tolist(), pydist.rand(1).item()])  # the stream goes on alike, too
+                drawn.append(
+                    [pydist.randperm(n, device=device).tolist(), pydist.rand(1).item()]
+                )  # the stream goes on alike, too
             assert drawn[0] == drawn[1] and sorted(drawn[0][0]) == list(range(n))
     found = [pydist.randperm(1000, device=d, generator=pydist.Generator().manual_seed(3)) for d in ("cpu", "cuda")]
     assert found[1].is_cuda and found[0].tolist() == found[1].tolist() != list(range(1000))
@@ -213,7 +215,9 @@ def test_linear_cross_entropy(chunk, dtype):
     near(run, x, w, b, y, by=2e-5 if dtype == "float32" else 0.1)
 
 
-@pytest.mark.parametrize("dtype", [pydist.float32, pydist.float64, pydist.float16, pydist.bfloat16, pydist.complex64], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [pydist.float32, pydist.float64, pydist.float16, pydist.bfloat16, pydist.complex64], ids=str
+)
 def test_made_where_they_are_asked_for_as_on_the_cpu(dtype):
     for n in (1, 7, 5000):
         for make in (pydist.rand, pydist.randn):

@@ -121,7 +121,9 @@ def test_convolutions(name, dtype):
     for layout, of_filters in ((plain, plain), (last, last), (last, plain)):
         results = []
         for device in ("cpu", "cuda"):
-            leaves = [t.clone().to(memory_format=f).to(device).requires_grad_() for t, f in ((x, layout), (w, of_filters))]
+            leaves = [
+                t.clone().to(memory_format=f).to(device).requires_grad_() for t, f in ((x, layout), (w, of_filters))
+            ]
             leaves.append(b.clone().to(device).requires_grad_())
             y = F.conv2d(*leaves, **options)
             g = (pydist.arange(y.numel()) % 5 - 2).reshape(y.shape).to(dtype)
@@ -148,7 +150,10 @@ def test_convolutions_are_tuned_and_rounded_as_asked():
 
 def test_cudnn_can_be_left_out():
     cudnn, x, w = pydist.backends.cudnn, pydist.randn(2, 8, 9, 9), pydist.randn(8, 8, 3, 3)
-    want, before = F.conv2d(x.double(), w.double()), (cudnn.enabled, cudnn.benchmark, cudnn.allow_tf32, cudnn.deterministic)
+    want, before = (
+        F.conv2d(x.double(), w.double()),
+        (cudnn.enabled, cudnn.benchmark, cudnn.allow_tf32, cudnn.deterministic),
+    )
     with cudnn.flags(enabled=False, benchmark=True):
         assert not cudnn.enabled and cudnn.benchmark and near(F.conv2d(x.cuda(), w.cuda()), want, 1e-5)
     assert (cudnn.enabled, cudnn.benchmark, cudnn.allow_tf32, cudnn.deterministic) == before

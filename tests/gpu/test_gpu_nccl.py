@@ -41,13 +41,26 @@ def fake(tmp_path_factory):
 def launch(fake, scenarios, world, fault="", sharing=None, **env):
     """Lines of JSON that ranks wrote for these scenarios, and all output."""
     sharing = sharing or ("apart" if not EMULATED and pydist.cuda.device_count() >= world else "hosts")
-    command = [sys.executable, "-m", "pydist.run", "--nproc-per-node", str(world), "--on-failure", "keep", str(RANK), *scenarios]
+    command = [
+        sys.executable,
+        "-m",
+        "pydist.run",
+        "--nproc-per-node",
+        str(world),
+        "--on-failure",
+        "keep",
+        str(RANK),
+        *scenarios,
+    ]
     env = {**os.environ, **fake, "FAKE_NCCL": fault, "SHARING": sharing, "OMP_NUM_THREADS": "1", **env}
     try:
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=LIMIT)
         output = done.stdout + done.stderr
     except subprocess.TimeoutExpired as error:  # the ranks die with their launcher
-        output = "".join((part or b"").decode(errors="replace") for part in (error.stdout, error.stderr)) + f"\nkilled after {LIMIT} s"
+        output = (
+            "".join((part or b"").decode(errors="replace") for part in (error.stdout, error.stderr))
+            + f"\nkilled after {LIMIT} s"
+        )
     return [json.loads(line.partition("SAID ")[2]) for line in output.splitlines() if "SAID {" in line], output
 
 
@@ -63,12 +76,22 @@ def died(output):
     return float(re.search(r"DYING ([\d.]+)", output)[1])
 
 
-ALIKE = ["graphs:cold", "graphs:warm", "collectives", "ddp", "captured_step", "captured_step:bf16", "hooks", "messages", "other_streams"]
+ALIKE = [
+    "graphs:cold",
+    "graphs:warm",
+    "collectives",
+    "ddp",
+    "captured_step",
+    "captured_step:bf16",
+    "hooks",
+    "messages",
+    "other_streams",
+]
 _found = {}  # by world and settings: what came of each scenario
 
 
 def alike(fake, world, **more):
-    """"same" or the output, for each scenario of ALIKE. All run in one job, since a start takes seconds on a GPU; what did not end well
+    """ "same" or the output, for each scenario of ALIKE. All run in one job, since a start takes seconds on a GPU; what did not end well
     is taken out, and the rest runs in another one."""
     found = _found.setdefault((world, *more.items()), {})
     while len(found) < len(ALIKE):
@@ -177,7 +200,10 @@ def test_what_differs_is_named_before_data_are_touched(fake, scenario, texts):
 def test_the_death_of_a_rank_ends_the_others_within_5_s(fake):
     said, output = ranks(fake, "killed", 3, expect=2)
     for one in said.values():
-        assert one["said"].startswith("PeerFailed: all_reduce(float32[1000] on cuda, SUM) at nccl_rank.py:") and "rank 2" in one["said"], one
+        assert (
+            one["said"].startswith("PeerFailed: all_reduce(float32[1000] on cuda, SUM) at nccl_rank.py:")
+            and "rank 2" in one["said"]
+        ), one
         assert one["at"] - died(output) < 5, output
 
 
@@ -188,7 +214,9 @@ def test_survivors_go_on_with_the_step(fake, registered):
     said, output = ranks(fake, "survive", 3, expect=2, PYDIST_REGISTER=registered)
     assert [one["said"] for one in said.values()] == ["same"] * 2, output
     if EMULATED:
-        assert output.count("FAKE: registered with 2") == output.count("FAKE: freed") // 2 == 2 * int(registered), output
+        assert output.count("FAKE: registered with 2") == output.count("FAKE: freed") // 2 == 2 * int(registered), (
+            output
+        )
 
 
 with_fake = pytest.mark.skipif(not EMULATED, reason="faults of NCCL are the fake's")
@@ -217,8 +245,12 @@ def test_faults_end_all_ranks_with_their_reason(fake, fault, timeout, kind, why)
 
 
 def test_a_communicator_of_one_rank_is_made(fake):
-    code = "from pydist import _C, distributed; print(distributed.is_nccl_available(), _C.cuda_current(), _C.nccl_probe())"
-    done = subprocess.run([sys.executable, "-c", code], env={**os.environ, **fake}, capture_output=True, text=True, timeout=LIMIT)
+    code = (
+        "from pydist import _C, distributed; print(distributed.is_nccl_available(), _C.cuda_current(), _C.nccl_probe())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, **fake}, capture_output=True, text=True, timeout=LIMIT
+    )
     assert done.stdout == "True 0 None\n", done.stderr
 
 
@@ -227,4 +259,6 @@ def test_an_older_nccl_is_refused(fake):
     code = "import pydist; pydist.distributed.init_process_group('nccl')"
     env = {**os.environ, **fake, "FAKE_NCCL": "0 version 22603"}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=LIMIT)
-    assert "backend 'nccl': NCCL: " in done.stderr and "is version 2.26.3 (expected 2.27 or newer)" in done.stderr, done.stderr
+    assert "backend 'nccl': NCCL: " in done.stderr and "is version 2.26.3 (expected 2.27 or newer)" in done.stderr, (
+        done.stderr
+    )

@@ -38,7 +38,11 @@ def agree(got, want, c, what, size=1):
     a, b = got.double().numpy(), want.double().numpy()
     size = np.abs(b[np.isfinite(b)]).max(initial=size)  # of sums what was added counts: the samples are about 1
     with np.errstate(invalid="ignore"):
-        near = (a == b) | (np.isnan(a) & np.isnan(b)) | (np.abs(a - b) <= 1e-6 * np.abs(b) * (eps > 1e-10) + 2 * c * eps * size)
+        near = (
+            (a == b)
+            | (np.isnan(a) & np.isnan(b))
+            | (np.abs(a - b) <= 1e-6 * np.abs(b) * (eps > 1e-10) + 2 * c * eps * size)
+        )
     assert near.all(), (what, a[~near][:5], b[~near][:5])
 
 
@@ -50,7 +54,10 @@ def run(name, sample, values, dtype, device, grad):
     floating = [r for r in results if r.requires_grad] if wanted else []
     if not floating:
         return results, []
-    seeds = [(pydist.arange(r.numel(), dtype=pydist.float64) % 3 - 0.5).reshape(r.shape).to(r.dtype).to(device) for r in floating]
+    seeds = [
+        (pydist.arange(r.numel(), dtype=pydist.float64) % 3 - 0.5).reshape(r.shape).to(r.dtype).to(device)
+        for r in floating
+    ]
     return results, [g for g in pydist.autograd.grad(floating, wanted, seeds, allow_unused=True) if g is not None]
 
 
@@ -79,7 +86,9 @@ def test_as_on_the_cpu(name, dtype):
         assert len(got[0]) == len(want[0]) and len(got[1]) == len(want[1]), what
         size = 1
         if sample.linear:
-            whole = run(name, sample, [np.abs(v) if v.dtype == float else v for v in values], "float64", "cpu", False)[0]
+            whole = run(name, sample, [np.abs(v) if v.dtype == float else v for v in values], "float64", "cpu", False)[
+                0
+            ]
             size = max([abs(r).max().item() for r in whole if r.numel()], default=1)
         for g, w in zip(got[0] + got[1], want[0] + want[1]):
             agree(g, w, max(sample.c, 4), what, max(size, 1))
@@ -115,7 +124,11 @@ def test_draws_are_the_cpus(name, dtype):
             drawn = []
             for device in ("cpu", "cuda"):
                 pydist.manual_seed(7)
-                drawn.append(getattr(pydist.empty(n, dtype=getattr(pydist, dtype), device=device), name + "_")(*args).cpu().double())
+                drawn.append(
+                    getattr(pydist.empty(n, dtype=getattr(pydist, dtype), device=device), name + "_")(*args)
+                    .cpu()
+                    .double()
+                )
             assert (drawn[0] - drawn[1]).abs().max().item() <= 4 * EPS[dtype], (name, args, n)
 
 

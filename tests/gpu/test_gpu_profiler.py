@@ -43,7 +43,9 @@ def test_times_of_the_device(tmp_path):
     events = json.loads(path.read_text())["traceEvents"]
     (lane,) = [e["tid"] for e in events if e["name"] == "thread_name" and e["args"]["name"] == "GPU 0"]
     on_gpu = [e for e in events if e["tid"] == lane and e["ph"] == "X"]
-    assert {"linear", "forward"} <= {e["name"] for e in on_gpu} and all(e["cat"] == "kernel" and e["dur"] >= 0 for e in on_gpu)
+    assert {"linear", "forward"} <= {e["name"] for e in on_gpu} and all(
+        e["cat"] == "kernel" and e["dur"] >= 0 for e in on_gpu
+    )
 
 
 def test_without_the_gpu():

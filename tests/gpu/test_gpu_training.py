@@ -18,7 +18,11 @@ OPTIMIZERS = {
 
 def train(device, optimizer, dtype, steps=6):
     pydist.manual_seed(0)
-    model = nn.Sequential(nn.Linear(20, 33), nn.GELU(), nn.LayerNorm(33), nn.Dropout(0.1), nn.Linear(33, 5)).to(dtype).to(device)
+    model = (
+        nn.Sequential(nn.Linear(20, 33), nn.GELU(), nn.LayerNorm(33), nn.Dropout(0.1), nn.Linear(33, 5))
+        .to(dtype)
+        .to(device)
+    )
     steps_of = getattr(pydist.optim, optimizer)(model.parameters(), **OPTIMIZERS[optimizer])
     x, y = pydist.randn(16, 20, dtype=dtype).to(device), pydist.randint(0, 5, (16,)).to(device)
     losses = []

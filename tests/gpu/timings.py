@@ -50,18 +50,31 @@ def cases(lib, n, sides=(1024, 4096)):
     yield "sum of rows", 4 * size, 0, lambda: x.sum(1)
     yield "sum of columns", 4 * size, 0, lambda: x.sum(0)
     drawn, each = lib.randn(size, device="cuda"), min(size, 1 << 16)
-    yield "topk 50 of rows of 65536", 4 * size // each * each, 0, lambda: drawn[: size // each * each].view(-1, each).topk(50)
+    yield (
+        "topk 50 of rows of 65536",
+        4 * size // each * each,
+        0,
+        lambda: drawn[: size // each * each].view(-1, each).topk(50),
+    )
     yield "topk 100 of all", 4 * size, 0, lambda: drawn.topk(100)
     yield "sort of rows of 1024", 12 * size, 0, lambda: drawn.view(-1, 1024).sort()
     yield "randperm", 8 * size, 0, lambda: lib.randperm(size, device="cuda")
     yield "softmax", 8 * size, 0, lambda: x.softmax(1)
     yield "layer_norm", 8 * size, 0, lambda: F.layer_norm(x, (1024,), weight, weight)
-    scores, g16 = lib.ones(rows, 1024, device="cuda").to(lib.bfloat16).requires_grad_(), lib.ones(rows, 1024, device="cuda").to(lib.bfloat16)
+    scores, g16 = (
+        lib.ones(rows, 1024, device="cuda").to(lib.bfloat16).requires_grad_(),
+        lib.ones(rows, 1024, device="cuda").to(lib.bfloat16),
+    )
     w16 = weight.to(lib.bfloat16).requires_grad_()
     norm = both_ways(lambda: F.layer_norm(scores, (1024,), w16, w16), g16, scores, w16)
     yield "layer_norm, both ways, bfloat16", 10 * size, 0, norm
     labels = lib.zeros(rows, dtype=lib.int64, device="cuda")
-    yield "cross_entropy, both ways, bfloat16", 6 * size, 0, both_ways(lambda: F.cross_entropy(scores, labels), None, scores)
+    yield (
+        "cross_entropy, both ways, bfloat16",
+        6 * size,
+        0,
+        both_ways(lambda: F.cross_entropy(scores, labels), None, scores),
+    )
     p = lib.nn.Parameter(lib.ones(size, device="cuda"))
     p.grad = lib.ones(size, device="cuda")
     yield "AdamW", 28 * size, 0, lib.optim.AdamW([p], **({"fused": True} if lib is torch else {})).step
@@ -76,7 +89,12 @@ def measured(lib, n, **options):
     for name, moved, flops, call in cases(lib, n, **options):
         took = seconds(lib, call)
         copy = copy or moved / took
-        yield name, f"{moved / took / 1e9:8.0f} GB/s {moved / took / copy:5.0%}" if moved else f"{flops / took / 1e12:8.1f} TFLOP/s   "
+        yield (
+            name,
+            f"{moved / took / 1e9:8.0f} GB/s {moved / took / copy:5.0%}"
+            if moved
+            else f"{flops / took / 1e12:8.1f} TFLOP/s   ",
+        )
 
 
 def main():

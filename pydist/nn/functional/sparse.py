@@ -101,5 +101,7 @@ def one_hot(tensor, num_classes=-1):
             raise _C.ArgumentError("one_hot: num_classes of an empty tensor is not known")
         num_classes = tensor.max().item() + 1
     elif tensor.numel() and tensor.max().item() >= num_classes:
-        raise _C.ArgumentError(f"one_hot: index {tensor.max().item()} is out of range (expected 0 to {num_classes - 1})")
+        raise _C.ArgumentError(
+            f"one_hot: index {tensor.max().item()} is out of range (expected 0 to {num_classes - 1})"
+        )
     return (tensor.unsqueeze(-1) == _C.arange(num_classes)).long()

@@ -38,5 +38,7 @@ _CHANNELS = """Over {}. y = x * keep / (1 - p), keep drawn Bernoulli(1 - p) per 
 Dropout1d = _kind("Dropout1d", F.dropout1d, _CHANNELS.format("x[N, C, L] or x[C, L]"))
 Dropout2d = _kind("Dropout2d", F.dropout2d, _CHANNELS.format("x[N, C, H, W] or x[C, H, W]"))
 Dropout3d = _kind("Dropout3d", F.dropout3d, _CHANNELS.format("x[N, C, D, H, W] or x[C, D, H, W]"))
-AlphaDropout = _kind("AlphaDropout", F.alpha_dropout, "Dropout that keeps mean 0 and variance 1 (Klambauer et al., 2017).")
+AlphaDropout = _kind(
+    "AlphaDropout", F.alpha_dropout, "Dropout that keeps mean 0 and variance 1 (Klambauer et al., 2017)."
+)
 FeatureAlphaDropout = _kind("FeatureAlphaDropout", F.feature_alpha_dropout, "AlphaDropout of whole channels.")

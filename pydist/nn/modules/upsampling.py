@@ -11,7 +11,11 @@ class Upsample(Module):
         super().__init__()
         self.name = type(self).__name__
         self.size = size
-        self.scale_factor = tuple(map(float, scale_factor)) if isinstance(scale_factor, (tuple, list)) else scale_factor and float(scale_factor)
+        self.scale_factor = (
+            tuple(map(float, scale_factor))
+            if isinstance(scale_factor, (tuple, list))
+            else scale_factor and float(scale_factor)
+        )
         self.mode = mode
         self.align_corners = align_corners
         self.recompute_scale_factor = recompute_scale_factor

@@ -12,7 +12,9 @@ def _ntuple(n, name="parse"):
     return parse
 
 
-_single, _pair, _triple, _quadruple = (_ntuple(n + 1, name) for n, name in enumerate("_single _pair _triple _quadruple".split()))
+_single, _pair, _triple, _quadruple = (
+    _ntuple(n + 1, name) for n, name in enumerate("_single _pair _triple _quadruple".split())
+)
 
 
 def _reverse_repeat_tuple(t, n):

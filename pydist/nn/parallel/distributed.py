@@ -362,7 +362,11 @@ class DistributedDataParallel(Module, Joinable):
             self.register_comm_hook(PowerSGDState(group), powerSGD_hook)
             return
         if name in ("topk", "sign") and self._on_gpu() and self.process_group.size > 1:
-            made = TopK(self.reducer, self.process_group, ratio) if name == "topk" else Sign(self.reducer, self.process_group)
+            made = (
+                TopK(self.reducer, self.process_group, ratio)
+                if name == "topk"
+                else Sign(self.reducer, self.process_group)
+            )
             self.reducer.set_hook(made)
         elif name != "allreduce":
             self.reducer.set_builtin_hook(name, ratio)

@@ -69,11 +69,15 @@ def clip_grads_with_norm_(parameters, max_norm, total_norm, foreach=None):
     grads = _grads(parameters)
     if isinstance(total_norm, _C.Tensor) and total_norm.is_cuda and _on_one_gpu(grads):
         factor = (float(max_norm) / (total_norm.double() + 1e-6)).clamp(max=1.0)
-        alone = [g for g in grads if not g.is_contiguous() or g.dtype is _C.float64]  # the factor of others is a float32
+        alone = [
+            g for g in grads if not g.is_contiguous() or g.dtype is _C.float64
+        ]  # the factor of others is a float32
         for grad in alone:
             grad.mul_(factor.to(grad.dtype))
         alone = set(map(id, alone))
-        _C.unscale([g for g in grads if id(g) not in alone], factor.float().reshape(1), _C.zeros(1, device=factor.device))
+        _C.unscale(
+            [g for g in grads if id(g) not in alone], factor.float().reshape(1), _C.zeros(1, device=factor.device)
+        )
         return
     factor = float(max_norm) / (float(total_norm) + 1e-6)
     if factor >= 1.0:  # NaN is not
@@ -138,7 +142,9 @@ def vector_to_parameters(vec, parameters):
 _FROM = dict.fromkeys(("weight_norm", "remove_weight_norm", "spectral_norm", "remove_spectral_norm"), "norms")
 
 
-_FROM |= dict.fromkeys(("fuse_conv_bn_eval", "fuse_conv_bn_weights", "fuse_linear_bn_eval", "fuse_linear_bn_weights"), "fusion")
+_FROM |= dict.fromkeys(
+    ("fuse_conv_bn_eval", "fuse_conv_bn_weights", "fuse_linear_bn_eval", "fuse_linear_bn_weights"), "fusion"
+)
 
 
 def __getattr__(name):

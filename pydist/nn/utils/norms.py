@@ -129,9 +129,7 @@ def spectral_norm(module, name="weight", n_power_iterations=1, eps=1e-12, dim=No
     training (Miyato et al., 2018). The parameter is <name>_orig; <name>_u and <name>_v are buffers. `dim`: which dim of
     the weight counts the rows (1 for transposed convolutions, else 0). Returns the module."""
     if n_power_iterations <= 0:
-        raise ValueError(
-            f"Expected n_power_iterations to be positive, but got n_power_iterations={n_power_iterations}"
-        )
+        raise ValueError(f"Expected n_power_iterations to be positive, but got n_power_iterations={n_power_iterations}")
     hook = _SpectralNorm(name)
     hook.dim, hook.steps, hook.eps = dim_of(module, dim), n_power_iterations, eps
     weight = hook.put(module)

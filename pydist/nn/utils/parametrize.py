@@ -142,7 +142,9 @@ def register_parametrization(module, tensor_name, parametrization, *, unsafe=Fal
         return module
     original = module._parameters.get(tensor_name, module._buffers.get(tensor_name))
     if original is None:
-        raise ValueError(f"Module '{type(module).__name__}' does not have a parameter or a buffer named '{tensor_name}'")
+        raise ValueError(
+            f"Module '{type(module).__name__}' does not have a parameter or a buffer named '{tensor_name}'"
+        )
     chain = ParametrizationList([parametrization], original, unsafe)
     if not is_parametrized(module):
         kind = type(module)

@@ -34,9 +34,7 @@ class LRScheduler:
             if last_epoch == -1:
                 group.setdefault("initial_lr", rate_of(group))
             elif "initial_lr" not in group:
-                raise KeyError(
-                    f"param 'initial_lr' is not specified in param_groups[{i}] when resuming an optimizer"
-                )
+                raise KeyError(f"param 'initial_lr' is not specified in param_groups[{i}] when resuming an optimizer")
         self.base_lrs = [group["initial_lr"] for group in optimizer.param_groups]
         self.last_epoch = last_epoch
         self._initial_step()

@@ -22,9 +22,7 @@ class DistributedSampler(Sampler):
     [[0, 2, 4], [1, 3, 0]]
     """
 
-    def __init__(
-        self, dataset, num_replicas=None, rank=None, shuffle=True, seed=0, drop_last=False, *, pad=True
-    ):
+    def __init__(self, dataset, num_replicas=None, rank=None, shuffle=True, seed=0, drop_last=False, *, pad=True):
         if num_replicas is None or rank is None:
             from pydist import distributed
 

@@ -101,7 +101,9 @@ class WeightedRandomSampler(Sampler):
             raise ValueError(f"replacement should be a boolean value, but got replacement={replacement}")
         self.weights = _C.as_tensor(weights, dtype=_C.float64)
         if self.weights.dim() != 1:
-            raise ValueError(f"weights should be a 1d sequence but given weights have shape {tuple(self.weights.shape)}")
+            raise ValueError(
+                f"weights should be a 1d sequence but given weights have shape {tuple(self.weights.shape)}"
+            )
         listed = self.weights.tolist()
         if not all(0.0 <= w < math.inf for w in listed):
             raise ValueError("WeightedRandomSampler: weights must be finite and not negative")

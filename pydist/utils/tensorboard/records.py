@@ -1,6 +1,6 @@
 """Event files: TFRecords of Event messages (tensorflow's core/util/event.proto and core/framework/summary.proto).
 
-    record: length (8 bytes), masked CRC-32C of these, the message, masked CRC-32C of it
+record: length (8 bytes), masked CRC-32C of these, the message, masked CRC-32C of it
 """
 
 import struct
@@ -29,9 +29,7 @@ def masked_crc(data):
 
 def record(message):
     length = struct.pack("<Q", len(message))
-    return b"".join(
-        (length, struct.pack("<I", masked_crc(length)), message, struct.pack("<I", masked_crc(message)))
-    )
+    return b"".join((length, struct.pack("<I", masked_crc(length)), message, struct.pack("<I", masked_crc(message))))
 
 
 # Fields of a protocol buffer: number and kind, then the value.

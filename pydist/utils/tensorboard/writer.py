@@ -75,9 +75,7 @@ class SummaryWriter:
     1
     """
 
-    def __init__(
-        self, log_dir=None, comment="", purge_step=None, max_queue=10, flush_secs=120, filename_suffix=""
-    ):
+    def __init__(self, log_dir=None, comment="", purge_step=None, max_queue=10, flush_secs=120, filename_suffix=""):
         if not log_dir:
             log_dir = os.path.join("runs", time.strftime("%b%d_%H-%M-%S_") + socket.gethostname() + comment)
         self.log_dir = os.fspath(log_dir)
@@ -172,7 +170,9 @@ class SummaryWriter:
         folder = os.path.join(self.log_dir, run_name or str(time.time()))
         table = "\n".join(f"| {name} | {value} |" for name, value in hparam_dict.items())
         writer = self._writer_of(folder)
-        writer.add_summary(records.text("hparams/text_summary", [f"| option | value |\n|---|---|\n{table}"]), global_step)
+        writer.add_summary(
+            records.text("hparams/text_summary", [f"| option | value |\n|---|---|\n{table}"]), global_step
+        )
         for name, value in metric_dict.items():
             writer.add_summary(records.scalar(name, _number(value)), global_step)
 

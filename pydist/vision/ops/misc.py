@@ -44,7 +44,14 @@ class MLP(nn.Sequential):
     dropout alone."""
 
     def __init__(
-        self, in_channels, hidden_channels, norm_layer=None, activation_layer=nn.ReLU, inplace=None, bias=True, dropout=0.0
+        self,
+        in_channels,
+        hidden_channels,
+        norm_layer=None,
+        activation_layer=nn.ReLU,
+        inplace=None,
+        bias=True,
+        dropout=0.0,
     ):
         options = {} if inplace is None else {"inplace": inplace}
         layers, size = [], in_channels
