@@ -77,7 +77,7 @@ PLACE(size, size); PLACE(magic, magic); PLACE(version, version); PLACE(blocking,
 PLACE(minCTAs, min_ctas); PLACE(maxCTAs, max_ctas); PLACE(netName, net); PLACE(splitShare, split_share);
 SAME(NCCL_CONFIG_UNDEF_INT, INT32_MIN);
 SAME(ncclSuccess, PD_NCCL_OK); SAME(ncclInProgress, PD_NCCL_IN_PROGRESS);
-SAME(ncclSystemError, 2); SAME(ncclInternalError, 3); SAME(ncclRemoteError, 6); /* nccl_watch.c */
+SAME(ncclSystemError, 2); SAME(ncclInternalError, 3); SAME(ncclRemoteError, 6); /* comm/nccl/watch.c */
 SAME(ncclSum, PD_NCCL_SUM); SAME(ncclProd, PD_NCCL_PRODUCT); SAME(ncclMax, PD_NCCL_MAX); SAME(ncclMin, PD_NCCL_MIN);
 SAME(ncclInt8, PD_NCCL_I8); SAME(ncclUint8, PD_NCCL_U8); SAME(ncclInt32, PD_NCCL_I32); SAME(ncclInt64, PD_NCCL_I64);
 SAME(ncclFloat16, PD_NCCL_F16); SAME(ncclFloat32, PD_NCCL_F32); SAME(ncclFloat64, PD_NCCL_F64); SAME(ncclBfloat16, PD_NCCL_BF16);

@@ -25,6 +25,15 @@ ROOMS = [
     "io",
     "py",
 ]
+# The rooms of comm, by levels: a room includes only rooms of levels before its own, so rooms of one level do not know each other.
+COMM = [{"net"}, {"memory"}, {"link"}, {"mesh", "algo", "control"}, {"group"}, {"nccl"}]
+RUNS_UP = {  # what still includes a room of its own level or a later one
+    "csrc/comm/group/group.c": "comm/nccl/nccl.h",
+    "csrc/comm/group/queue.c": "comm/nccl/nccl.h",
+    "csrc/comm/group/rounds.c": "comm/nccl/nccl.h",
+    "csrc/comm/net/auth.h": "comm/control/protocol.h",
+    "csrc/comm/net/dial.h": "comm/link/link.h",
+}
 TENSORS = {"tensor", "autograd", "ops", "optim"}  # what comm must not know
 
 
@@ -82,6 +91,19 @@ def test_folders_include_only_what_stands_above_them():
             elif room == "comm" and target.split("/")[0] in TENSORS:
                 wrong.append(f"{path}: {target}: comm knows no tensor")
     assert not wrong
+
+
+def test_rooms_of_comm_include_only_what_stands_above_them():
+    level = {room: n for n, rooms in enumerate(COMM) for room in rooms}
+    up = {}
+    for room, path, text in csrc():
+        if room == "comm":
+            here = path.parts[2]
+            assert len(path.parts) == 4 and here in level, f"{path}: no room of comm"
+            for there, target in re.findall(r'^\s*#\s*include\s+"(?=comm/(\w+)/)([^"]+)"', text, re.M):
+                if there != here and level[there] >= level[here]:
+                    up[str(path)] = target
+    assert up == RUNS_UP
 
 
 def test_only_py_knows_python():

@@ -7,7 +7,7 @@
    the all-reduce). Which parameters fired anywhere travels as flags at the end of the last bucket: one that no rank
    used keeps its .grad as it was (None, usually). A world of one does nothing at all.
 
-   Parameters on a GPU have their buckets there; the collectives are NCCL's (comm/nccl.h), on a stream of their own
+   Parameters on a GPU have their buckets there; the collectives are NCCL's (comm/nccl/nccl.h), on a stream of their own
    beside backward's, which goes on after the last of them. The host waits only for flags that it needs.
 
    A communication hook stands in for the all-reduce of the buckets; the flags then travel in a message of their own.
@@ -16,7 +16,7 @@
 #define PD_PARALLEL_REDUCER_H
 
 #include "autograd/engine.h"
-#include "comm/group.h"
+#include "comm/group/group.h"
 #include "parallel/layout.h"
 
 typedef struct pd_reducer pd_reducer;

@@ -5,9 +5,9 @@
 
 #include "base/flags.h"
 #include "base/sha256.h"
-#include "comm/control.h"
-#include "comm/transport/mesh.h"
-#include "comm/tuning.h"
+#include "comm/algo/tuning.h"
+#include "comm/control/control.h"
+#include "comm/mesh/mesh.h"
 #include "py/comm_impl.h"
 
 /* ---- objects are counted while users hold them ------------------------------------------------------------------ */

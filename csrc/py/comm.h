@@ -2,7 +2,7 @@
 #ifndef PD_PY_COMM_H
 #define PD_PY_COMM_H
 
-#include "comm/group.h"
+#include "comm/group/group.h"
 #include "py/py.h"
 
 pd_group *pd_py_group(PyObject *group); /* [borrowed] from a Group; NULL with a TypeError set */

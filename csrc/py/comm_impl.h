@@ -2,7 +2,7 @@
 #ifndef PD_PY_COMM_IMPL_H
 #define PD_PY_COMM_IMPL_H
 
-#include "comm/hub.h"
+#include "comm/link/hub.h"
 #include "py/comm.h"
 
 /* ---- comm_args.c: false with the exception set ---- */

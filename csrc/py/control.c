@@ -5,9 +5,9 @@
 
 #include "base/mem.h"
 #include "base/sha256.h"
-#include "comm/auth.h"
-#include "comm/control.h"
-#include "comm/dial.h"
+#include "comm/control/control.h"
+#include "comm/net/auth.h"
+#include "comm/net/dial.h"
 #include "py/comm_impl.h"
 
 typedef struct { PyObject_HEAD pd_control_server *server; } ServerObject;

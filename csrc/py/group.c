@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "base/mem.h"
-#include "comm/tuning.h"
+#include "comm/algo/tuning.h"
 #include "py/comm_impl.h"
 
 typedef struct { PyObject_HEAD pd_segment *segment; } SegmentObject;

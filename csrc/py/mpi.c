@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "base/host.h"
-#include "comm/transport/mpi.h"
+#include "comm/mesh/mpi.h"
 
 #define BYTES 256 /* of a broadcast */
 

@@ -7,7 +7,7 @@ import warnings
 
 from pydist import _C
 
-FIELDS = ("mesh", "world", "gather", "direct", "piece", "block", "fast", "fast_from")  # csrc/comm/tuning.h
+FIELDS = ("mesh", "world", "gather", "direct", "piece", "block", "fast", "fast_from")  # csrc/comm/algo/tuning.h
 
 
 def path():

@@ -8,7 +8,7 @@
 #define PD_COMM_REDUCE_H
 
 #include "base/dtype.h"
-#include "comm/identity.h"
+#include "comm/link/identity.h"
 
 /* PD_OK where the pair is supported and the scale fits it (integers and bool: 1 only, no AVG); else `name`'s error. */
 pd_status pd_reduce_check(const char *name, pd_dtype dtype, pd_reduce op, double scale);

@@ -1,0 +1,389 @@
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <unistd.h>
+
+#include "base/flags.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "comm/control/asked.h"
+#include "comm/net/auth.h"
+#include "comm/net/dial.h"
+
+#define GOODBYE_NS 1000000000 /* longest that leaving waits for a server that does not read */
+#define AT_ONCE_NS 500000000  /* a server that has too many strangers ends none of them so soon */
+#define TRIES 4               /* connections in a row that were ended at once: it refuses us */
+
+typedef struct request { /* a store call under way; lives on its caller's stack */
+    struct request *next;
+    uint32_t id;
+    bool done;
+    pd_status status;
+    pd_store_reply reply;
+    pd_error error;
+} request;
+
+typedef struct client {
+    pd_link link; /* first: a client is a link */
+    pd_fork_watch watch;
+    pthread_t thread;
+    pthread_mutex_t lock; /* of sending and of the requests */
+    pthread_cond_t change;
+    pd_wire wire; /* its reading half belongs to the thread, its sending half to the lock */
+    request *requests;
+    uint32_t next_id;
+    bool lost;   /* nobody will answer any more */
+    bool closed; /* the server ended the connection before it let us in */
+} client;
+
+/* ---- sending ----------------------------------------------------------------------------------------------------- */
+
+/* Under the lock. The server never stops reading, so a full socket empties at once or the server is gone. */
+static pd_status send_frame(client *c, int kind, uint32_t id, const void *head, size_t head_bytes, const void *body,
+                            size_t n, int handle) {
+    int64_t deadline = pd_hooks_now(NULL) + GOODBYE_NS;
+    if (c->lost) return pd_fail(PD_E_DIST, "control: the connection to the control server is lost");
+    PD_TRY(pd_wire_queue(&c->wire, kind, id, head, head_bytes, body, n, handle));
+    while (pd_wire_flush(&c->wire) != PD_WIRE_CLOSED && c->wire.pending && pd_hooks_now(NULL) < deadline)
+        poll(&(struct pollfd){.fd = c->wire.fd, .events = POLLOUT}, 1, 10);
+    return c->wire.pending ? pd_fail(PD_E_DIST, "control: the control server does not read or is gone") : PD_OK;
+}
+
+static void tell(pd_link *link, const pd_news *news, const char *text) {
+    client *c = (client *)link;
+    size_t n = strlen(text), skip = n > PD_CONTROL_TEXT ? n - PD_CONTROL_TEXT : 0;
+    pthread_mutex_lock(&c->lock);
+    send_frame(c, PD_CONTROL_NEWS, 0, news, sizeof *news, text + skip, n - skip, -1);
+    pthread_mutex_unlock(&c->lock);
+}
+
+/* ---- the thread -------------------------------------------------------------------------------------------------- */
+
+static void on_reply(client *c) {
+    pd_wire *w = &c->wire;
+    pd_control_reply head;
+    if (w->head.bytes < sizeof head) return;
+    memcpy(&head, w->body, sizeof head);
+    size_t n = w->head.bytes - sizeof head;
+    pthread_mutex_lock(&c->lock);
+    request *r = c->requests;
+    while (r && r->id != w->head.id) r = r->next;
+    if (r && !r->done) {
+        r->reply = (pd_store_reply){.amount = head.amount, .handle = PD_NO_HANDLE};
+        if (head.status > PD_OK && head.status < PD_STATUS_COUNT)
+            r->status = pd_fail((pd_status)head.status, "%s", w->body + sizeof head);
+        else if (n) r->status = pd_malloc(n, "store", &r->reply.data);
+        if (!r->status && n) memcpy(r->reply.data, w->body + sizeof head, r->reply.bytes = n);
+        if (!r->status && w->handle >= 0) {
+            r->reply.handle = w->handle;
+            w->handle = -1;
+        }
+        if (r->status) pd_error_save(&r->error);
+        r->done = true;
+        pthread_cond_broadcast(&c->change);
+    }
+    pthread_mutex_unlock(&c->lock);
+}
+
+static void on_lost(client *c, const char *why) {
+    pd_link_hear(&c->link, &(pd_news){.kind = PD_NEWS_LOST, .rank = c->link.rank}, why);
+    pthread_mutex_lock(&c->lock);
+    c->lost = true;
+    pthread_cond_broadcast(&c->change);
+    pthread_mutex_unlock(&c->lock);
+}
+
+/* Waits for more. False: the server, which asks every second whether we are there, has been silent for too long (and
+   not we who were stopped meanwhile). */
+static bool hear_more(client *c, int64_t *heard, int64_t *looked) {
+    int64_t silent = (int64_t)(pd_flags_get()->SILENT * 1e9), now;
+    int n = poll(&(struct pollfd){.fd = c->wire.fd, .events = POLLIN}, 1, PD_HEARTBEAT_NS / 1000000);
+    now = pd_hooks_now(NULL);
+    if (n || now - *looked > 3 * PD_HEARTBEAT_NS) *heard = now;
+    *looked = now;
+    return silent <= 0 || now - *heard < (silent > PD_SILENCE_NS ? silent : PD_SILENCE_NS);
+}
+
+static void answer(client *c, int asker) {
+    char text[sizeof c->link.places[0].text];
+    int on = pd_link_here(&c->link, text, sizeof text);
+    pd_news news = {.kind = PD_NEWS_HERE, .rank = c->link.rank, .status = asker, .epoch = (uint32_t)(on + 1)};
+    tell(&c->link, &news, text);
+}
+
+static void *run(void *arg) {
+    client *c = arg;
+    int64_t heard = pd_hooks_now(NULL), looked = heard;
+    for (;;) {
+        pd_wire_state state = pd_wire_read(&c->wire);
+        if (state == PD_WIRE_MORE) {
+            bool here = hear_more(c, &heard, &looked);
+            pd_asked_answer(&c->link);
+            if (here) continue;
+            on_lost(c, "nothing was heard from it for too long: stopped, or its network is cut");
+            return NULL;
+        } else if (state != PD_WIRE_FRAME) {
+            on_lost(c, c->wire.why);
+            return NULL;
+        } else if (c->wire.head.kind == PD_CONTROL_PING) {
+            pthread_mutex_lock(&c->lock);
+            send_frame(c, PD_CONTROL_PONG, 0, NULL, 0, NULL, 0, -1);
+            pthread_mutex_unlock(&c->lock);
+        } else if (c->wire.head.kind == PD_CONTROL_REPLY) {
+            on_reply(c);
+        } else if (c->wire.head.kind == PD_CONTROL_NEWS && c->wire.head.bytes >= sizeof(pd_news)) {
+            pd_news news;
+            memcpy(&news, c->wire.body, sizeof news);
+            if (news.kind == PD_NEWS_WHERE) answer(c, news.rank);
+            else pd_link_hear(&c->link, &news, c->wire.body + sizeof news);
+            pthread_mutex_lock(&c->lock); /* those who wait for the store look again at who is gone */
+            pthread_cond_broadcast(&c->change);
+            pthread_mutex_unlock(&c->lock);
+        }
+    }
+}
+
+/* ---- store calls ------------------------------------------------------------------------------------------------- */
+
+static struct timespec in_a_slice(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    t.tv_nsec += PD_SLICE_NS;
+    t.tv_sec += t.tv_nsec / 1000000000;
+    t.tv_nsec %= 1000000000;
+    return t;
+}
+
+/* Under the lock, which is free while this sleeps and while the interrupt hook runs. */
+static pd_status await(client *c, request *r, const pd_store_call *call) {
+    bool waits = call->verb == PD_STORE_GET || call->verb == PD_STORE_WAIT, late = false;
+    while (!r->done) {
+        if (c->lost) {
+            PD_TRY(pd_link_gone(&c->link)); /* says who hosted the server */
+            return pd_fail(PD_E_DIST, "store: the connection to the control server is lost");
+        }
+        if (call->stop && atomic_load_explicit(call->stop, memory_order_acquire))
+            return pd_fail(PD_E_DIST, "store: given up");
+        if (waits && late && !call->stop)
+            PD_TRY(pd_link_gone(&c->link)); /* what is there is answered at once, whoever died */
+        struct timespec until = in_a_slice();
+        if (pthread_cond_timedwait(&c->change, &c->lock, &until) != ETIMEDOUT) continue;
+        late = true;
+        pthread_mutex_unlock(&c->lock);
+        pd_status status = pd_hooks_interrupt(c->link.hooks);
+        pthread_mutex_lock(&c->lock);
+        if (status) return status;
+    }
+    return r->status ? pd_error_restore(&r->error) : PD_OK;
+}
+
+static pd_status call(pd_link *link, const pd_store_call *call, pd_store_reply *reply) {
+    client *c = (client *)link;
+    request r = {0};
+    pd_control_call head = {.verb = call->verb, .key_bytes = (uint32_t)call->key_bytes, .bytes = (uint32_t)call->bytes,
+                            .amount = call->amount, .timeout_ns = call->timeout_ns};
+    char text[sizeof head + PD_STORE_KEY];
+    memcpy(text, &head, sizeof head);
+    memcpy(text + sizeof head, call->key, call->key_bytes);
+    void *token = pd_host_release();
+    pthread_mutex_lock(&c->lock);
+    r.id = ++c->next_id;
+    r.next = c->requests;
+    c->requests = &r;
+    size_t n = sizeof head + call->key_bytes;
+    int handle = c->wire.handles ? (int)call->handle : -1; /* tcp carries none */
+    pd_status status = send_frame(c, PD_CONTROL_CALL, r.id, text, n, call->data, call->bytes, handle);
+    if (!status) status = await(c, &r, call);
+    for (request **at = &c->requests; *at; at = &(*at)->next)
+        if (*at == &r) {
+            *at = r.next;
+            break;
+        }
+    pthread_mutex_unlock(&c->lock);
+    pd_host_acquire(token);
+    if (!status) {
+        *reply = r.reply;
+    } else if (r.done && !r.status) { /* answered in the moment we gave up */
+        pd_free(r.reply.data);
+        if (r.reply.handle != PD_NO_HANDLE) close((int)r.reply.handle);
+    }
+    return status;
+}
+
+/* ---- life -------------------------------------------------------------------------------------------------------- */
+
+static void close_link(pd_link *link) {
+    client *c = (client *)link;
+    tell(link, &(pd_news){.kind = PD_NEWS_LEFT, .rank = link->rank}, "");
+    shutdown(c->wire.fd, SHUT_RDWR); /* what was sent lies in the server's queue; our thread reads the end */
+    pthread_join(c->thread, NULL);
+    pd_fork_watch_drop(&c->watch);
+    pd_wire_fini(&c->wire);
+    c->wire.fd = -1;
+}
+
+static void free_link(pd_link *link) {
+    client *c = (client *)link;
+    pthread_cond_destroy(&c->change);
+    pthread_mutex_destroy(&c->lock);
+    pd_link_fini(link);
+    pd_free(c);
+}
+
+static const pd_link_ops ops = {
+    .transport = &pd_transport_shm, .answers = true, .call = call, .tell = tell, .close = close_link, .free = free_link,
+};
+
+/* The next frame of the handshake, which has to be of this kind. */
+static pd_status await_frame(client *c, int kind, size_t bytes, int64_t deadline) {
+    const pd_frame *f = &c->wire.head;
+    for (;;) {
+        pd_wire_state state = pd_wire_read(&c->wire);
+        if (state == PD_WIRE_FRAME && f->kind == PD_CONTROL_REFUSED)
+            return pd_fail(PD_E_DIST, "control: refused: %s", c->wire.body);
+        if (state == PD_WIRE_FRAME && (f->kind != kind || f->bytes != bytes))
+            return pd_fail(PD_E_DIST, "control: the server does not speak our protocol");
+        if (state == PD_WIRE_FRAME) return PD_OK;
+        if (state == PD_WIRE_CLOSED) {
+            c->closed = true;
+            return pd_fail(PD_E_DIST, "control: the server refused rank %d: it ends, or has another version of pydist",
+                           c->link.rank);
+        }
+        if (state == PD_WIRE_BAD) return pd_fail(PD_E_DIST, "control: the server sent %s", c->wire.why);
+        if (pd_hooks_now(c->link.hooks) > deadline)
+            return pd_fail(PD_E_TIMEOUT, "control: the server does not answer rank %d", c->link.rank);
+        poll(&(struct pollfd){.fd = c->wire.fd, .events = POLLIN}, 1, PD_SLICE_NS / 1000000);
+        PD_TRY(pd_hooks_interrupt(c->link.hooks));
+    }
+}
+
+static pd_status say(client *c, int kind, const void *what, size_t bytes) {
+    pd_status status = send_frame(c, kind, 0, what, bytes, NULL, 0, -1);
+    c->closed = status == PD_E_DIST;
+    return status;
+}
+
+static pd_status shake_hands(client *c, const uint8_t secret[PD_SECRET_BYTES], int64_t deadline) {
+    pd_control_hello h = {.rank = c->link.rank, .world = c->link.world, .pid = getpid()};
+    pd_control_challenge challenge;
+    pd_control_welcome welcome;
+    uint8_t mac[PD_SHA256_BYTES];
+    PD_TRY(pd_auth_random(h.nonce, sizeof h.nonce));
+    PD_TRY(say(c, PD_CONTROL_HELLO, &h, sizeof h));
+    PD_TRY(await_frame(c, PD_CONTROL_CHALLENGE, sizeof challenge, deadline));
+    memcpy(&challenge, c->wire.body, sizeof challenge);
+    pd_auth_mac(secret, "server", &h, challenge.nonce, mac);
+    if (!pd_auth_same(mac, challenge.proof, sizeof mac))
+        return pd_fail(PD_E_DIST, "control: the server does not know our secret");
+    pd_auth_mac(secret, "client", &h, challenge.nonce, mac);
+    PD_TRY(say(c, PD_CONTROL_PROOF, mac, sizeof mac));
+    PD_TRY(await_frame(c, PD_CONTROL_WELCOME, sizeof welcome, deadline));
+    memcpy(&welcome, c->wire.body, sizeof welcome);
+    pd_auth_mac(secret, "token", &h, challenge.nonce, mac);
+    for (int i = 0; i < PD_TOKEN_BYTES; i++) c->link.token[i] = welcome.token[i] ^ mac[i];
+    c->link.host_rank = welcome.host_rank;
+    return PD_OK;
+}
+
+/* Dials and shakes hands; again, where the server closed the connection because too many others came. */
+static pd_status enter(client *c, const char *address, const uint8_t secret[PD_SECRET_BYTES], int64_t deadline,
+                       bool patient) {
+    const pd_hooks *hooks = c->link.hooks;
+    for (int refused = 0;;) {
+        int64_t began = pd_hooks_now(NULL);
+        int fd;
+        PD_TRY(pd_dial(address, deadline, patient, hooks, &fd, c->link.way));
+        c->wire.fd = fd;
+        c->closed = false;
+        void *token = pd_host_release();
+        pd_status status = shake_hands(c, secret, deadline);
+        pd_host_acquire(token);
+        if (!c->closed) return status;
+        refused = pd_hooks_now(NULL) - began < AT_ONCE_NS ? refused + 1 : 0;
+        if (refused == TRIES || pd_hooks_now(hooks) >= deadline) return status;
+        pd_wire_fini(&c->wire);
+        pd_wire_init(&c->wire, -1, PD_CONTROL_PAYLOAD);
+        PD_TRY(pd_wire_reserve(&c->wire));
+        poll(NULL, 0, PD_SLICE_NS / 1000000);
+        PD_TRY(pd_hooks_interrupt(hooks));
+    }
+}
+
+/* The names under which the kernel knows this machine and what this process sees of it. */
+static size_t machine_text(char *text, size_t size) {
+    static const char *const spaces[] = {"/proc/self/ns/net", "/proc/self/ns/pid", "/proc/self/ns/user"};
+    size_t used = (size_t)snprintf(text, size, "user %u ", (unsigned)geteuid());
+    int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
+    ssize_t more = fd < 0 ? -1 : read(fd, text + used, 64);
+    if (fd >= 0) close(fd);
+    if (more <= 0) return 0;
+    used += (size_t)more;
+    for (size_t i = 0; i < sizeof spaces / sizeof *spaces; i++) {
+        if ((more = readlink(spaces[i], text + used, 48)) <= 0) return 0;
+        used += (size_t)more;
+    }
+    return used;
+}
+
+/* Where this rank runs. One that came over tcp cannot pass descriptors on: those of its machine may find its memory in
+   another way (transport.h). */
+static void locate(client *c) {
+    struct sockaddr_storage own = {0};
+    socklen_t n = sizeof own;
+    char text[300];
+    const char *given = pd_flags_get()->HOST;
+    size_t length = (size_t)snprintf(text, sizeof text, "%s", given);
+    if (!c->wire.handles) {
+        if (!getsockname(c->wire.fd, (struct sockaddr *)&own, &n))
+            pd_auth_text((struct sockaddr *)&own, n, c->link.here, sizeof c->link.here);
+        char machine[512];
+        size_t known = machine_text(machine, sizeof machine);
+        length = known ? (size_t)snprintf(text, sizeof text, "%s at %.*s", given, (int)known, machine)
+                       : (size_t)snprintf(text, sizeof text, "rank %d at %s", c->link.rank, c->link.here);
+    }
+    uint8_t digest[PD_SHA256_BYTES];
+    pd_hmac(c->link.token, PD_TOKEN_BYTES, text, length < sizeof text ? length : sizeof text - 1, digest);
+    memcpy(&c->link.host, digest, sizeof c->link.host);
+}
+
+static pd_status start_thread(client *c) {
+    sigset_t all, old;
+    sigfillset(&all);
+    pthread_sigmask(SIG_BLOCK, &all, &old); /* or Ctrl-C might land here and leave the main thread asleep */
+    int rc = pd_fault_hit() ? EAGAIN : pthread_create(&c->thread, NULL, run, c);
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    return rc ? pd_fail(PD_E_MEMORY, "control: cannot start a thread: %s", strerror(rc)) : PD_OK;
+}
+
+pd_status pd_control_connect(const char *address, const uint8_t secret[PD_SECRET_BYTES], int rank, int world,
+                             double timeout, bool patient, const pd_hooks *hooks, pd_link **out) {
+    pd_status status = PD_OK;
+    client *c;
+    int64_t deadline = pd_hooks_now(hooks) + (int64_t)(timeout * 1e9);
+    bool tcp = *address != '@';
+    PD_TRY(pd_calloc(sizeof *c, "control connection", &c));
+    pd_link_init(&c->link, &ops, rank, world, hooks);
+    pd_wire_init(&c->wire, -1, PD_CONTROL_PAYLOAD);
+    pthread_mutex_init(&c->lock, NULL);
+    pthread_condattr_t attr;
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_cond_init(&c->change, &attr);
+    pthread_condattr_destroy(&attr);
+    PD_TRY_TO(fail, pd_wire_reserve(&c->wire));
+    PD_TRY_TO(fail, enter(c, address, secret, deadline, patient));
+    if (tcp) pd_log(PD_LOG_INFO, "control: rank %d reaches the server at %s", rank, c->link.way);
+    c->wire.handles = !tcp;
+    locate(c);
+    PD_TRY_TO(fail, start_thread(c));
+    pd_fork_watch_add(&c->watch, c->wire.fd);
+    *out = &c->link;
+    return PD_OK;
+fail:
+    pd_wire_fini(&c->wire);
+    free_link(&c->link);
+    return status;
+}

@@ -1,0 +1,106 @@
+/* The inside of the control server, for server.c (life, loop), door.c (who may come in),
+   peers.c (who is here, and how they end), store_server.c. All of it runs on the server's thread, or under its
+   lock. */
+#ifndef PD_COMM_CONTROL_IMPL_H
+#define PD_COMM_CONTROL_IMPL_H
+
+#include <poll.h>
+#include <pthread.h>
+
+#include "comm/link/kv.h"
+#include "comm/net/auth.h"
+
+typedef struct pd_conn {
+    pd_wire wire;
+    struct pd_conn *next;
+    int rank; /* -1: a stranger */
+    int pid;  /* of a peer on this host */
+    bool tcp, greeted;
+    int64_t deadline; /* of the handshake */
+    int waiters;
+    bool doomed; /* close once everything queued is sent */
+    bool late;   /* a stranger whose time is over */
+    pd_control_hello hello;
+    uint8_t nonce[PD_NONCE_BYTES]; /* our part of the handshake's random numbers */
+    char from[80];                 /* "pid 12", "10.0.0.3:40000" */
+} pd_conn;
+
+typedef enum pd_peer_state { PD_PEER_ABSENT, PD_PEER_HERE, PD_PEER_DYING, PD_PEER_LEFT, PD_PEER_DEAD } pd_peer_state;
+
+typedef struct pd_peer {
+    pd_peer_state state;
+    pd_conn *conn;
+    int pid, pidfd;
+    int64_t deadline; /* DYING: when to stop waiting for an explanation */
+    int64_t heard;    /* when anything came from it */
+    bool warned;      /* of its silence */
+    bool silent;      /* counts as dead because of it, although its process may be there */
+    bool told;        /* the others know: raised or dead */
+    pd_news news;     /* what they were told, for those who come later */
+    char *text;
+} pd_peer;
+
+typedef struct pd_waiter pd_waiter;
+
+enum { PD_LISTEN_UNIX, PD_LISTEN_TCP, PD_LISTENS };
+
+struct pd_control_server {
+    pthread_t thread;
+    pthread_mutex_t lock; /* held by the thread except while it polls: guards everything below */
+    pthread_cond_t change; /* a rank has left or died */
+    int world, listening[PD_LISTENS], wake, secret_fd, host_rank;
+    uint32_t forks;
+    bool ending, warned;
+    uint8_t secret[PD_SECRET_BYTES], token[PD_TOKEN_BYTES];
+    char address[PD_ADDRESS_BYTES], tcp_address[PD_ADDRESS_BYTES];
+    pd_conn *conns;
+    int strangers[PD_LISTENS], logged;
+    pd_waiter *waiters;
+    pd_kv kv;
+    struct pollfd *polls;
+    size_t polls_cap;
+    int64_t pinged, looked; /* when */
+    int64_t shut;           /* until then nobody is let in: there was no descriptor, or no memory */
+    int raised;
+    char *traceback;
+    pd_fork_watch watch[PD_LISTENS];
+    pd_peer peers[];
+};
+
+/* server.c */
+void pd_control_send(pd_conn *c, int kind, uint32_t id, const void *head, size_t head_bytes, const void *body, size_t n,
+                     int handle);
+/* Everything this connection has to say. False: it is over. */
+bool pd_control_serve(pd_control_server *s, pd_conn *c, int64_t now);
+void pd_control_drop(pd_control_server *s, pd_conn **at, int64_t now);
+static inline int pd_conn_listen(const pd_conn *c) { return c->tcp ? PD_LISTEN_TCP : PD_LISTEN_UNIX; }
+
+/* door.c */
+pd_status pd_door_open(pd_control_server *s, const pd_control_options *o); /* secrets and listening sockets */
+void pd_door_accept(pd_control_server *s, int which, int64_t now);
+bool pd_door_is_open(const pd_control_server *s, int which, int64_t now); /* else those outside wait */
+/* When a stranger has had its time: earlier where others wait outside. */
+int64_t pd_door_deadline(const pd_control_server *s, const pd_conn *c);
+void pd_door_refused(pd_control_server *s, const pd_conn *c, const char *why); /* into the log, if not too often */
+/* A frame of a stranger. Not NULL: what is wrong with it. */
+const char *pd_door_frame(pd_control_server *s, pd_conn *c, int64_t now);
+
+/* peers.c */
+void pd_peer_welcome(pd_control_server *s, pd_conn *c, int64_t now); /* has proved itself */
+const char *pd_peer_news(pd_control_server *s, pd_conn *c);
+void pd_peer_bury(pd_control_server *s, int rank, const char *how);
+void pd_peer_unpidfd(pd_peer *p);
+void pd_peer_gone(pd_control_server *s, int rank, int64_t now); /* its connection closed */
+void pd_peers_deaths(pd_control_server *s, const struct pollfd *polls, int64_t now);
+void pd_peers_heartbeat(pd_control_server *s, int64_t now);
+
+/* store_server.c */
+void pd_control_store_init(pd_control_server *s);
+const char *pd_control_store_call(pd_control_server *s, pd_conn *c, int64_t now);
+void pd_control_store_forget(pd_control_server *s, const pd_conn *c); /* its waits; NULL: everybody's */
+void pd_control_store_timeouts(pd_control_server *s, int64_t now);
+int64_t pd_control_store_deadline(const pd_control_server *s); /* of the first wait that ends */
+
+static inline int64_t pd_earlier(int64_t a, int64_t b) { return a < b ? a : b; }
+
+#endif

@@ -1,0 +1,215 @@
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/flags.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "comm/control/control_impl.h"
+
+#define OBITUARY_NS 250000000 /* how long a closed connection waits for the kernel to say how its process ended */
+
+static void broadcast(pd_control_server *s, const pd_news *news, const char *text) {
+    size_t n = strnlen(text, PD_CONTROL_TEXT);
+    for (pd_conn *c = s->conns; c; c = c->next)
+        if (c->rank >= 0 && c->rank != news->rank)
+            pd_control_send(c, PD_CONTROL_NEWS, 0, news, sizeof *news, text, n, -1);
+}
+
+/* Tells everyone once, and those who connect later, that this rank is gone for good. */
+static void announce(pd_control_server *s, int rank, pd_news_kind kind, const char *text) {
+    pd_peer *p = &s->peers[rank];
+    if (p->told) return;
+    p->told = kind != PD_NEWS_LEFT; /* a traceback may still explain a clean leave */
+    p->news = (pd_news){.kind = kind, .rank = rank, .pid = p->pid};
+    pd_free(p->text);
+    p->text = NULL;
+    if (pd_malloc(strlen(text) + 1, "control", &p->text) == PD_OK) strcpy(p->text, text); /* else late ones hear less */
+    broadcast(s, &p->news, text);
+}
+
+void pd_peer_welcome(pd_control_server *s, pd_conn *c, int64_t now) {
+    pd_peer *p = &s->peers[c->hello.rank];
+    pd_control_welcome welcome = {.host_rank = s->host_rank};
+    c->rank = c->hello.rank;
+    c->wire.limit = PD_CONTROL_PAYLOAD;
+    c->wire.handles = !c->tcp;
+    s->strangers[pd_conn_listen(c)]--;
+    p->state = PD_PEER_HERE;
+    p->conn = c;
+    p->heard = now;
+    p->pid = c->pid > 0 ? c->pid : c->hello.pid; /* the peer may live in another pid namespace, or on another host */
+#ifdef SYS_pidfd_open
+    if (c->pid > 0) p->pidfd = (int)syscall(SYS_pidfd_open, c->pid, 0); /* -1 on old kernels: the socket alone tells */
+#endif
+    pd_auth_mac(s->secret, "token", &c->hello, c->nonce, welcome.token);
+    for (int i = 0; i < PD_TOKEN_BYTES; i++) welcome.token[i] ^= s->token[i];
+    pd_control_send(c, PD_CONTROL_WELCOME, 0, &welcome, sizeof welcome, NULL, 0, -1);
+    for (int r = 0; r < s->world; r++) {
+        const pd_peer *q = &s->peers[r];
+        const char *past = q->text ? q->text : "";
+        if (!q->news.kind) continue;
+        pd_control_send(c, PD_CONTROL_NEWS, 0, &q->news, sizeof q->news, past, strnlen(past, PD_CONTROL_TEXT), -1);
+    }
+}
+
+/* Whether the process of a rank on this host is stopped. */
+static bool is_stopped(const pd_peer *p) {
+    char path[64], line[512];
+    if (!p->conn || p->conn->pid <= 0) return false;
+    snprintf(path, sizeof path, "/proc/%d/stat", p->conn->pid);
+    FILE *f = fopen(path, "re");
+    if (!f) return false;
+    size_t n = fread(line, 1, sizeof line - 1, f);
+    fclose(f);
+    line[n] = 0;
+    const char *end = strrchr(line, ')');
+    return end && (end[2] == 'T' || end[2] == 't');
+}
+
+/* Questions to those who can answer; the server itself answers for the others. */
+static void pass_on(pd_control_server *s, const pd_news *n, const char *text) {
+    const pd_peer *to = &s->peers[n->status];
+    const char *how = NULL;
+    if (n->kind == PD_NEWS_WHERE) {
+        if (to->state == PD_PEER_ABSENT) how = "it has not come yet";
+        else if (to->state == PD_PEER_LEFT) how = "it has left";
+        else if (to->state == PD_PEER_DEAD || to->state == PD_PEER_DYING || !to->conn) how = "it is dead";
+        else if (is_stopped(to)) how = "its process is stopped (SIGSTOP, Ctrl-Z or a debugger)";
+        else if (pd_hooks_now(NULL) - to->heard > PD_SILENCE_NS) how = "it is not responding";
+    }
+    pd_news back = {.kind = PD_NEWS_HERE, .rank = n->status, .pid = to->pid, .status = n->rank};
+    const pd_conn *conn = how ? s->peers[n->rank].conn : to->conn;
+    if (!conn) return;
+    if (how) {
+        n = &back;
+        text = how;
+    }
+    pd_control_send((pd_conn *)conn, PD_CONTROL_NEWS, 0, n, sizeof *n, text, strnlen(text, PD_CONTROL_TEXT), -1);
+}
+
+const char *pd_peer_news(pd_control_server *s, pd_conn *c) {
+    pd_news n;
+    if (c->wire.head.bytes < sizeof n) return "news that are too short";
+    memcpy(&n, c->wire.body, sizeof n);
+    const char *text = c->wire.body + sizeof n;
+    n.rank = c->rank;
+    n.pid = s->peers[c->rank].pid;
+    if (n.kind == PD_NEWS_LEFT && !n.epoch) {
+        s->peers[c->rank].state = PD_PEER_LEFT;
+        pthread_cond_broadcast(&s->change);
+        announce(s, c->rank, PD_NEWS_LEFT, "");
+    } else if (n.kind == PD_NEWS_RAISED) {
+        if (s->raised < 0 && pd_malloc(strlen(text) + 1, "control", &s->traceback) == PD_OK) {
+            strcpy(s->traceback, text);
+            s->raised = c->rank;
+        }
+        announce(s, c->rank, PD_NEWS_RAISED, text);
+    } else if (n.kind == PD_NEWS_WHERE || n.kind == PD_NEWS_HERE) {
+        if (n.status < 0 || n.status >= s->world) return "a question about a rank that there is not";
+        pass_on(s, &n, text);
+    } else if (n.kind == PD_NEWS_LEFT || n.kind == PD_NEWS_ABORT || n.kind == PD_NEWS_TASK) {
+        broadcast(s, &n, text);
+    } else {
+        return "news that a rank cannot have";
+    }
+    return NULL;
+}
+
+static const char *signal_name(int sig) {
+    static const struct { int sig; const char *name; } names[] = {
+        {SIGHUP, "HUP"},   {SIGINT, "INT"}, {SIGQUIT, "QUIT"}, {SIGILL, "ILL"},   {SIGABRT, "ABRT"}, {SIGBUS, "BUS"},
+        {SIGKILL, "KILL"}, {SIGFPE, "FPE"}, {SIGSEGV, "SEGV"}, {SIGPIPE, "PIPE"}, {SIGTERM, "TERM"},
+    };
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (names[i].sig == sig) return names[i].name;
+    return "?";
+}
+
+/* Where the launcher is the parent, the kernel knows how the process ended; WNOWAIT leaves that for the launcher. */
+static bool explain(const pd_peer *p, char *text, size_t size) {
+    enum { PIDFD = 3 }; /* P_PIDFD, which older headers lack */
+    siginfo_t info = {0};
+    if (p->pidfd < 0 || waitid((idtype_t)PIDFD, (id_t)p->pidfd, &info, WEXITED | WNOHANG | WNOWAIT) || !info.si_pid)
+        return false;
+    if (info.si_code == CLD_EXITED)
+        snprintf(text, size, "exited with code %d without leaving the group", info.si_status);
+    else
+        snprintf(text, size, "died: SIG%s (signal %d%s)", signal_name(info.si_status), info.si_status,
+                 info.si_status == SIGKILL ? "; out of memory?" : "");
+    return true;
+}
+
+void pd_peer_bury(pd_control_server *s, int rank, const char *how) {
+    pd_peer *p = &s->peers[rank];
+    if (p->state == PD_PEER_LEFT || p->state == PD_PEER_DEAD) return;
+    p->state = PD_PEER_DEAD;
+    pthread_cond_broadcast(&s->change);
+    announce(s, rank, PD_NEWS_DEAD, how);
+}
+
+void pd_peer_unpidfd(pd_peer *p) {
+    if (p->pidfd >= 0) close(p->pidfd);
+    p->pidfd = -1;
+}
+
+void pd_peer_gone(pd_control_server *s, int rank, int64_t now) {
+    pd_peer *p = &s->peers[rank];
+    if (p->state != PD_PEER_HERE) return;
+    p->state = PD_PEER_DYING; /* no goodbye: the kernel or the launcher will say in a moment how it ended */
+    p->deadline = now + OBITUARY_NS;
+}
+
+/* A process ended, although its socket may live on in a child of it. What it said before counts first. */
+void pd_peers_deaths(pd_control_server *s, const struct pollfd *polls, int64_t now) {
+    for (int r = 0; r < s->world; r++) {
+        pd_peer *p = &s->peers[r];
+        char how[160];
+        if (p->pidfd >= 0 && polls[r].fd == p->pidfd && polls[r].revents) {
+            if (p->conn) pd_control_serve(s, p->conn, now);
+            if (explain(p, how, sizeof how)) pd_peer_bury(s, r, how);
+            pd_peer_unpidfd(p);
+            pd_peer_gone(s, r, now);
+        }
+        if (p->state == PD_PEER_DYING && p->deadline <= now) pd_peer_bury(s, r, "died: its control connection closed");
+        if (p->state == PD_PEER_LEFT || p->state == PD_PEER_DEAD) pd_peer_unpidfd(p);
+    }
+}
+
+/* Its control thread answers whatever the rank itself does, so silence is a stopped process, a dead host or a cut
+   cable. */
+static void check_silence(pd_control_server *s, int rank, int64_t now) {
+    pd_peer *p = &s->peers[rank];
+    int64_t silent = now - p->heard, warn = (int64_t)(pd_flags_get()->WARN * 1e9);
+    int64_t end = (int64_t)(pd_flags_get()->SILENT * 1e9);
+    char how[160];
+    if (silent < PD_SILENCE_NS) return;
+    if (warn > 0 && silent >= warn && !p->warned) {
+        p->warned = true;
+        pd_log(PD_LOG_WARN, "control: rank %d (%s) is not responding: nothing was heard from it for %.0f s (stopped, "
+                            "swapped out, or its network is cut)", rank, p->conn->from, (double)silent * 1e-9);
+    }
+    if (silent < end) return;
+    snprintf(how, sizeof how, "is not responding: nothing was heard from it for %.0f s (stopped, swapped out, or its "
+                              "network is cut)", (double)silent * 1e-9);
+    pd_peer_bury(s, rank, how);
+    p->silent = true;
+    shutdown(p->conn->wire.fd, SHUT_RDWR); /* should it come back, it finds itself outside */
+}
+
+void pd_peers_heartbeat(pd_control_server *s, int64_t now) {
+    bool slept = now - s->looked > 3 * PD_HEARTBEAT_NS; /* we were the one that was stopped */
+    s->looked = now;
+    if (now - s->pinged < PD_HEARTBEAT_NS) return;
+    s->pinged = now;
+    for (int r = 0; r < s->world; r++) {
+        pd_peer *p = &s->peers[r];
+        if (p->state != PD_PEER_HERE || !p->conn) continue;
+        if (slept) p->heard = now;
+        if (pd_flags_get()->SILENT > 0) check_silence(s, r, now);
+        if (p->state == PD_PEER_HERE) pd_control_send(p->conn, PD_CONTROL_PING, 0, NULL, 0, NULL, 0, -1);
+    }
+}

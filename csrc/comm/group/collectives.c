@@ -1,0 +1,155 @@
+/* The collectives: arguments to works, which the queue runs. */
+#include "comm/group/p2p.h"
+
+static pd_work work_of(pd_group *g, pd_collective coll, pd_dtype dtype, int64_t count, const void *from, void *to,
+                       uint64_t site) {
+    return (pd_work){
+        .group = g, .site = site, .id = {.coll = (uint8_t)coll, .dtype = (uint8_t)dtype, .count = count, .scale = 1},
+        .job = {.dtype = dtype, .scale = 1, .from = from, .to = to, .count = count, .root = -1},
+    };
+}
+
+/* The data are where the caller's op would run (device/device.h). */
+static void with_device(pd_work *w) {
+    if (pd_device_here->kind == PD_DEVICE_CPU) return;
+    w->device = pd_device_here;
+    w->id.device = (uint8_t)pd_device_here->kind;
+}
+
+static void with_reduce(pd_work *w, pd_reduce op, double scale) {
+    w->id.reduce = (uint8_t)op;
+    w->id.scale = scale;
+    w->job.reduce = op;
+    w->job.scale = op == PD_REDUCE_AVG ? scale / w->group->size : scale;
+}
+
+static pd_status with_root(pd_work *w, int root) {
+    if (root < 0 || root >= w->group->size)
+        return pd_fail(PD_E_VALUE, "%s: root %d (expected 0 to %d)", pd_collective_names[w->id.coll], root,
+                       w->group->size - 1);
+    w->id.root = w->job.root = root;
+    return PD_OK;
+}
+
+static pd_status check_data(const char *op, int64_t count, pd_dtype dtype) {
+    if (dtype < 0 || dtype >= PD_DTYPE_COUNT) return pd_fail(PD_E_VALUE, "%s: no such dtype: %d", op, (int)dtype);
+    if (count < 0 || count > INT64_MAX / PD_WORLD_MAX / 1024)
+        return pd_fail(PD_E_VALUE, "%s: %lld elements", op, (long long)count);
+    return PD_OK;
+}
+
+static pd_status reduction(pd_group *g, pd_collective coll, const void *in, void *out, int64_t count, pd_dtype dtype,
+                           pd_reduce op, double scale, int root, uint64_t site, pd_work **work) {
+    PD_TRY(check_data(pd_collective_names[coll], count, dtype));
+    PD_TRY(pd_reduce_check(pd_collective_names[coll], dtype, op, scale));
+    pd_work w = work_of(g, coll, dtype, count, in, out, site);
+    with_device(&w);
+    with_reduce(&w, op, scale);
+    if (coll == PD_COLL_REDUCE) PD_TRY(with_root(&w, root));
+    return pd_group_submit(&w, work);
+}
+
+pd_status pd_group_all_reduce(pd_group *g, void *buf, int64_t count, pd_dtype dtype, pd_reduce op, double scale,
+                              uint64_t site, pd_work **work) {
+    return reduction(g, PD_COLL_ALL_REDUCE, buf, buf, count, dtype, op, scale, 0, site, work);
+}
+
+pd_status pd_group_all_reduce_narrow(pd_group *g, void *buf, int64_t count, pd_dtype dtype, pd_work **work) {
+    pd_work w = work_of(g, PD_COLL_ALL_REDUCE, dtype, count, buf, buf, 0);
+    PD_TRY(check_data("all_reduce", count, dtype));
+    with_device(&w);
+    with_reduce(&w, PD_REDUCE_SUM, 1);
+    w.narrow = true;
+    return pd_group_submit(&w, work);
+}
+
+pd_status pd_group_reduce_scatter(pd_group *g, const void *in, void *out, int64_t count, pd_dtype dtype, pd_reduce op,
+                                  double scale, uint64_t site, pd_work **work) {
+    return reduction(g, PD_COLL_REDUCE_SCATTER, in, out, count, dtype, op, scale, 0, site, work);
+}
+
+pd_status pd_group_reduce(pd_group *g, void *buf, int64_t count, pd_dtype dtype, pd_reduce op, int root, uint64_t site,
+                          pd_work **work) {
+    return reduction(g, PD_COLL_REDUCE, buf, buf, count, dtype, op, 1, root, site, work);
+}
+
+/* What moves data and sums nothing, on all ranks alike or from or to a root. */
+static pd_status movement(pd_group *g, pd_collective coll, const void *in, void *out, int64_t count, pd_dtype dtype,
+                          const int *root, uint64_t site, pd_work **work) {
+    PD_TRY(check_data(pd_collective_names[coll], count, dtype));
+    pd_work w = work_of(g, coll, dtype, count, in, out, site);
+    with_device(&w);
+    if (root) PD_TRY(with_root(&w, *root));
+    return pd_group_submit(&w, work);
+}
+
+pd_status pd_group_broadcast(pd_group *g, void *buf, int64_t count, pd_dtype dtype, int root, uint64_t site,
+                             pd_work **work) {
+    return movement(g, PD_COLL_BROADCAST, buf, buf, count, dtype, &root, site, work);
+}
+
+pd_status pd_group_all_gather(pd_group *g, const void *in, void *out, int64_t count, pd_dtype dtype, uint64_t site,
+                              pd_work **work) {
+    return movement(g, PD_COLL_ALL_GATHER, in, out, count, dtype, NULL, site, work);
+}
+
+pd_status pd_group_gather(pd_group *g, const void *in, void *out, int64_t count, pd_dtype dtype, int root,
+                          uint64_t site, pd_work **work) {
+    return movement(g, PD_COLL_GATHER, in, out, count, dtype, &root, site, work);
+}
+
+pd_status pd_group_scatter(pd_group *g, const void *in, void *out, int64_t count, pd_dtype dtype, int root,
+                           uint64_t site, pd_work **work) {
+    return movement(g, PD_COLL_SCATTER, in, out, count, dtype, &root, site, work);
+}
+
+pd_status pd_group_all_to_all(pd_group *g, const void *in, void *out, int64_t count, pd_dtype dtype, uint64_t site,
+                              pd_work **work) {
+    return movement(g, PD_COLL_ALL_TO_ALL, in, out, count, dtype, NULL, site, work);
+}
+
+pd_status pd_group_barrier(pd_group *g, uint64_t site, pd_work **work) {
+    pd_work w = work_of(g, PD_COLL_BARRIER, PD_U8, 0, NULL, NULL, site);
+    return pd_group_submit(&w, work);
+}
+
+pd_status pd_group_exchange(pd_group *g, pd_collective coll, double tag, const void *mine, void *all, size_t bytes,
+                            uint64_t site) {
+    pd_work w = work_of(g, coll, PD_U8, (int64_t)bytes, mine, all, site);
+    w.id.scale = tag;
+    return pd_group_submit(&w, NULL);
+}
+
+pd_status pd_group_agree(pd_group *g, const void *mine, void *all, size_t bytes, uint64_t site) {
+    return pd_group_exchange(g, PD_COLL_AGREE, 1, mine, all, bytes, site);
+}
+
+/* A message: its peer is another rank of the group. */
+static pd_status message(pd_work *w, int peer, int tag, pd_work **out) {
+    const pd_group *g = w->group;
+    const char *name = pd_collective_names[w->id.coll];
+    if (peer < -(w->id.coll == PD_COLL_RECV) || peer >= g->size)
+        return pd_fail(PD_E_VALUE, "%s: rank %d (expected 0 to %d)", name, peer, g->size - 1);
+    if (peer == g->rank || g->size == 1)
+        return pd_fail(PD_E_VALUE, "%s: rank %d is this rank itself (expected another)", name,
+                       pd_group_name(g, g->rank));
+    w->peer = peer;
+    w->tag = tag;
+    w->id.root = peer < 0 ? -1 : pd_group_name(g, peer);
+    w->id.scale = tag;
+    return pd_p2p_start(w, out);
+}
+
+pd_status pd_group_send(pd_group *g, const void *buf, int64_t count, pd_dtype dtype, int dst, int tag, uint64_t site,
+                        pd_work **work) {
+    PD_TRY(check_data("send", count, dtype));
+    pd_work w = work_of(g, PD_COLL_SEND, dtype, count, buf, NULL, site);
+    return message(&w, dst, tag, work);
+}
+
+pd_status pd_group_recv(pd_group *g, void *buf, int64_t count, pd_dtype dtype, int src, int tag, uint64_t site,
+                        pd_work **work) {
+    PD_TRY(check_data("recv", count, dtype));
+    pd_work w = work_of(g, PD_COLL_RECV, dtype, count, NULL, buf, site);
+    return message(&w, src, tag, work);
+}

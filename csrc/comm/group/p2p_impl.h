@@ -1,0 +1,59 @@
+/* Messages between two ranks, for p2p.c (lanes, what moves) and p2p_wait.c (waiting for it). */
+#ifndef PD_COMM_P2P_IMPL_H
+#define PD_COMM_P2P_IMPL_H
+
+#include "comm/group/p2p.h"
+
+typedef struct pd_letter {
+    int64_t count;
+    int32_t tag;
+    uint32_t dtype;
+} pd_letter;
+
+typedef struct pd_parcel { /* a message that came before its receive */
+    struct pd_parcel *next;
+    pd_letter letter;
+    pd_work *taker; /* who waits for the rest of it */
+    size_t got;
+    char data[];
+} pd_parcel;
+
+struct pd_lane {
+    _Alignas(128) atomic_uint head;
+    _Alignas(128) atomic_uint ack;
+    _Alignas(128) char ring[];
+};
+
+typedef struct pd_post { /* what this rank knows of one peer */
+    pd_work *first, **last; /* sends */
+    pd_letter out;
+    uint32_t written;
+    uint32_t taken, acked;
+    pd_letter in;
+    size_t in_got; /* bytes of the letter, then of its data */
+    bool in_body;
+    pd_work *into;  /* either takes the data */
+    pd_parcel *aside;
+    pd_parcel *parcels, **parcels_last;
+    _Atomic int64_t left; /* when it left the group; 0: it is there */
+} pd_post;
+
+struct pd_p2p {
+    pthread_mutex_t lock;
+    size_t ring, at; /* bytes of one; where the lanes are in a part */
+    pd_work *receives, **receives_last;
+    atomic_bool used, failed;
+    pd_error error;
+    uint32_t count;
+    pd_flight flight; /* written under the lock */
+    atomic_size_t moved; /* bytes, ever */
+    pd_post posts[];
+};
+
+/* The group ends with the error in this thread's record; who holds its lock finds it when he looks. */
+pd_status pd_p2p_lose(pd_group *g);
+/* pd_p2p_pump under the group's lock where there is a mesh; if somebody has it, he does this in his wait. May wait `ns`
+   for `w`. */
+pd_status pd_p2p_carry_on(pd_group *g, const pd_work *w, int64_t ns);
+
+#endif

@@ -1,0 +1,226 @@
+/* The group's queue: who runs a collective, and when. */
+#include "base/mem.h"
+#include "comm/group/p2p.h"
+#include "comm/nccl/nccl.h"
+
+/* ---- entering ---------------------------------------------------------------------------------------------------- */
+
+static uintptr_t self(void) {
+    static _Thread_local char here;
+    return (uintptr_t)&here;
+}
+
+/* Never sleeps with the GIL: the holder may be about to take it back before it leaves. */
+pd_status pd_group_enter(pd_group *g) {
+    pd_status status = PD_OK;
+    if (pthread_mutex_trylock(&g->lock)) {
+        if (atomic_load(&g->owner) == self())
+            return pd_fail(PD_E_RUNTIME, "comm: called from a signal handler while this thread waits in this group");
+        void *token = pd_host_release();
+        for (;;) {
+            struct timespec t;
+            clock_gettime(CLOCK_REALTIME, &t);
+            t.tv_nsec += PD_SLICE_NS;
+            t.tv_sec += t.tv_nsec / 1000000000;
+            t.tv_nsec %= 1000000000;
+            if (!pthread_mutex_timedlock(&g->lock, &t)) break;
+            if ((status = pd_hooks_interrupt(g->hooks))) break;
+        }
+        pd_host_acquire(token);
+        PD_TRY(status);
+    }
+    atomic_store_explicit(&g->owner, self(), memory_order_relaxed);
+    return PD_OK;
+}
+
+void pd_group_leave(pd_group *g) {
+    atomic_store_explicit(&g->owner, 0, memory_order_relaxed);
+    pthread_mutex_unlock(&g->lock);
+}
+
+/* ---- the queue --------------------------------------------------------------------------------------------------- */
+
+static void finish(pd_group *g, pd_work *w) {
+    if (!w->device) pd_flight_end(&g->flight, w->seq, PD_FLIGHT_DONE); /* else it goes on */
+    pd_lap_end_in(&w->lap, PD_LAP_COMM, pd_collective_names[w->id.coll], (int64_t)pd_job_bytes(&w->job, w->job.count),
+                   g->epoch);
+}
+
+/* News from elsewhere are known to the others; our own reasons are not. */
+static pd_status lose(pd_group *g) { return pd_group_fail(g, !atomic_load(&g->abort)); }
+
+static pd_status carry_on(pd_group *g) {
+    for (pd_work *w = g->first; w; w = g->first) {
+        bool done;
+        bool begins = atomic_load_explicit(&w->state, memory_order_relaxed) == PD_WORK_QUEUED;
+        if ((begins && pd_rounds_begin(g, w)) || pd_rounds_run(g, w, &done)) return lose(g);
+        if (!done) return PD_OK;
+        g->first = w->next;
+        if (!g->first) g->last = &g->first;
+        finish(g, w);
+        atomic_store_explicit(&w->state, PD_WORK_DONE, memory_order_release);
+        pd_work_release(w);
+    }
+    return PD_OK;
+}
+
+/* Waits at the gate of the collective under way. */
+static pd_status await(pd_group *g, pd_work *w, int64_t deadline) {
+    bool fatal;
+    pd_status status = pd_gate_wait(g, w, deadline, &fatal);
+    return status && fatal ? lose(g) : status;
+}
+
+static pd_status drive(pd_group *g, pd_work *w, int64_t deadline) {
+    for (;;) {
+        PD_TRY(carry_on(g));
+        if (atomic_load_explicit(&w->state, memory_order_acquire) == PD_WORK_DONE) return PD_OK;
+        PD_TRY(await(g, g->first, deadline));
+    }
+}
+
+/* A synchronous collective on an empty queue: no allocation, no queue. */
+static pd_status run_here(pd_group *g, pd_work *w) {
+    bool done;
+    if (pd_rounds_begin(g, w)) return lose(g);
+    for (;;) {
+        if (pd_rounds_run(g, w, &done)) return lose(g);
+        if (done) {
+            finish(g, w);
+            pd_launch_release(w->launch);
+            return PD_OK;
+        }
+        PD_TRY(await(g, w, INT64_MAX));
+    }
+}
+
+static pd_status run_queued(pd_group *g, const pd_work *like, pd_work **out) {
+    pd_work *w;
+    PD_TRY(pd_malloc(sizeof *w, "work", &w));
+    *w = *like;
+    atomic_init(&w->refs, 2); /* the queue's and the caller's */
+    pd_group_retain(g);
+    if (w->segment) pd_segment_retain(w->segment);
+    *g->last = w;
+    g->last = &w->next;
+    bool later = out && !w->captured; /* a capture may end before the wait */
+    pd_status status = later ? carry_on(g) : drive(g, w, INT64_MAX);
+    if (out && !status) *out = w;
+    else pd_work_release(w);
+    return status;
+}
+
+/* A world of one: nothing to wait for. */
+static pd_status run_alone(pd_group *g, const pd_work *like, pd_work **out) {
+    const pd_job *j = &like->job;
+    const char *in = j->from;
+    pd_work *w = NULL;
+    pd_status status;
+    if (out) PD_TRY(pd_malloc(sizeof *w, "work", &w));
+    if (like->device) PD_TRY_TO(fail, pd_nccl_alone(like));
+    else if (j->scale != 1)
+        pd_reduce_run(j->dtype, j->reduce, 1, &in, 0, j->to, j->count, j->scale);
+    else if (j->from != j->to)
+        memmove(j->to, j->from, pd_job_bytes(j, j->count));
+    if (!out) return PD_OK;
+    *w = *like;
+    w->segment = NULL;
+    if (w->device) PD_TRY_TO(fail, pd_alone_mark(w));
+    atomic_init(&w->refs, 1);
+    atomic_init(&w->state, PD_WORK_DONE);
+    pd_group_retain(g);
+    *out = w;
+    return PD_OK;
+fail:
+    pd_free(w);
+    return status;
+}
+
+/* Whether a segment that the data lies in is used where it lies. */
+static bool can_be_direct(const pd_group *g, const pd_work *w, size_t bytes) {
+    uint8_t c = w->id.coll;
+    if (g->mesh || g->forced || w->device) return false;
+    if (c == PD_COLL_ALL_REDUCE) return bytes > (size_t)g->tuning.gather;
+    return (c == PD_COLL_BROADCAST || c == PD_COLL_REDUCE_SCATTER) && bytes > (size_t)g->tuning.direct;
+}
+
+pd_status pd_group_submit(pd_work *w, pd_work **out) {
+    pd_group *g = w->group;
+    pd_lap lap = pd_lap_begin();
+    PD_TRY(pd_group_check(g));
+    if (g->size == 1) return run_alone(g, w, out);
+    size_t bytes = pd_job_bytes(&w->job, w->job.count) * (w->id.coll == PD_COLL_REDUCE_SCATTER ? (size_t)g->size : 1);
+    if (can_be_direct(g, w, bytes)) w->segment = pd_segment_of(g, w->job.from, bytes);
+    pd_status status = pd_group_enter(g);
+    if (status) {
+        pd_segment_release(w->segment);
+        return pd_trail(__FILE__, __LINE__, status);
+    }
+    status = pd_group_check(g); /* it may have ended while we waited */
+    w->waits = !out;
+    if (!status && w->device) status = pd_nccl_begin(g, w);
+    if (!status) status = out || g->first ? run_queued(g, w, out) : run_here(g, w);
+    pd_group_leave(g);
+    pd_segment_release(w->segment);
+    pd_lap_end(&lap, PD_LAP_CALL, pd_collective_names[w->id.coll], 0);
+    return status;
+}
+
+/* ---- works ------------------------------------------------------------------------------------------------------- */
+
+pd_status pd_group_progress(pd_group *g) {
+    PD_TRY(pd_group_check(g));
+    if (pthread_mutex_trylock(&g->lock)) return PD_OK; /* whoever has it carries the queue on */
+    atomic_store_explicit(&g->owner, self(), memory_order_relaxed);
+    pd_status status = pd_group_check(g);
+    if (!status) status = carry_on(g);
+    if (!status && pd_p2p_used(g) && pd_p2p_pump(g)) status = lose(g);
+    pd_group_leave(g);
+    return status;
+}
+
+static bool is_message(const pd_work *w) { return w->id.coll == PD_COLL_SEND || w->id.coll == PD_COLL_RECV; }
+
+static pd_status state_of(pd_work *w, bool *done) {
+    int state = atomic_load_explicit(&w->state, memory_order_acquire);
+    *done = state == PD_WORK_DONE;
+    if (state != PD_WORK_FAILED) return PD_OK;
+    return is_message(w) ? pd_p2p_error(w->group) : pd_error_restore(&w->group->error);
+}
+
+pd_status pd_work_wait(pd_work *w, double timeout) {
+    pd_group *g = w->group;
+    bool done;
+    PD_TRY(state_of(w, &done));
+    if (done && w->alone) return pd_alone_wait(w, timeout);
+    if (done) return w->launch ? pd_launch_wait(w->launch, timeout) : PD_OK;
+    PD_TRY(pd_group_check(g));
+    int64_t deadline = timeout < 0 || timeout > 1e9 ? INT64_MAX : pd_hooks_now(g->hooks) + (int64_t)(timeout * 1e9);
+    if (is_message(w)) return pd_p2p_wait(w, deadline);
+    pd_lap lap = pd_lap_begin();
+    PD_TRY(pd_group_enter(g));
+    pd_status status = state_of(w, &done); /* another thread may have done it */
+    if (!status && !done) status = drive(g, w, deadline);
+    pd_group_leave(g);
+    pd_lap_end(&lap, PD_LAP_CALL, "wait", 0);
+    return status || !w->launch ? status : pd_launch_wait(w->launch, timeout);
+}
+
+pd_status pd_work_test(pd_work *w, bool *done) {
+    PD_TRY(state_of(w, done));
+    if (!*done && is_message(w)) return pd_p2p_test(w, done);
+    if (!*done) PD_TRY(pd_group_progress(w->group));
+    if (!*done) PD_TRY(state_of(w, done));
+    if (w->alone) return pd_alone_test(w, done);
+    return *done && w->launch ? pd_launch_test(w->launch, done) : PD_OK;
+}
+
+void pd_work_release(pd_work *w) {
+    if (!w || atomic_fetch_sub_explicit(&w->refs, 1, memory_order_acq_rel) > 1) return;
+    pd_group *g = w->group;
+    pd_segment_release(w->segment);
+    pd_launch_release(w->launch);
+    pd_alone_release(w);
+    pd_free(w);
+    pd_group_release(g);
+}

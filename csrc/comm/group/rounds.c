@@ -1,0 +1,231 @@
+/* How one collective runs: planning, and the pipeline of rounds and gates (algo.h). */
+#include "comm/nccl/nccl.h"
+
+/* With order="fast": whether the messages have an all_reduce of their own; then *bytes of it are the most. */
+static bool goes_outside(const pd_group *g, pd_job *j, size_t *bytes) {
+    if (!g->fast || g->forced || !g->mesh || !g->mesh->kind->room) return false;
+    return (j->room = g->mesh->kind->room(g->mesh, j->dtype, j->reduce, bytes)) != NULL;
+}
+
+/* Chooses what depends only on what is equal on all ranks, so that all choose alike. */
+static void plan(const pd_group *g, pd_work *w) {
+    pd_job *j = &w->job;
+    size_t element = pd_dtype_size(j->dtype), bytes = (size_t)j->count * element;
+    bool parts = false;
+    size_t piece = g->slot < (size_t)g->tuning.piece ? g->slot : (size_t)g->tuning.piece;
+    switch (w->id.coll) {
+    case PD_COLL_ALL_REDUCE: case PD_COLL_REDUCE:
+        w->algo = g->forced ? g->forced : pd_tuning_pick(&g->tuning, g->fast, g->local > 1, bytes);
+        if (goes_outside(g, j, &piece)) w->algo = &pd_algo_outside;
+        break;
+    case PD_COLL_BROADCAST:
+        w->algo = &pd_algo_broadcast;
+        break;
+    case PD_COLL_REDUCE_SCATTER:
+        parts = true;
+        w->algo = &pd_algo_reduce_scatter;
+        break;
+    case PD_COLL_SCATTER:
+        parts = true;
+        w->algo = &pd_algo_scatter;
+        break;
+    case PD_COLL_ALL_TO_ALL:
+        parts = true;
+        w->algo = &pd_algo_all_to_all;
+        break;
+    case PD_COLL_BARRIER: w->algo = &pd_algo_barrier; break;
+    default: w->algo = &pd_algo_all_gather;
+    }
+    if (w->device) return; /* the board alone is for NCCL's, which have no pieces */
+    w->direct = w->segment != NULL;
+    j->rank = g->rank;
+    j->size = g->size;
+    j->slot = g->slot;
+    j->share = g->share;
+    j->memory = g->memory;
+    j->peers = g->peers;
+    j->in = g->in;
+    j->schedule = w->algo->schedule;
+    j->local = g->local;
+    j->near = g->near_memory;
+    if (w->algo->steps) element = pd_dtype_size(pd_reduce_partial(j->dtype));
+    j->block = (size_t)g->tuning.block;
+    j->piece = (int64_t)(piece / element) / (parts ? g->size : 1);
+    if (j->piece >= 64) j->piece &= ~(int64_t)63; /* whole cache lines */
+    w->pieces = (j->count + j->piece - 1) / j->piece;
+}
+
+/* A peer's part of ours onto the wire; `at` is where it looks for it. */
+static void send_span(pd_group *g, int peer, pd_span s, const char *at) {
+    pd_mesh_send(g->mesh, peer, (size_t)(at - (char *)g->boards[g->rank]) + s.at, s.data, s.bytes);
+}
+
+static void send_spans(pd_group *g, pd_span (*span)(const pd_job *, int64_t, int), const pd_job *j, int64_t k,
+                       const char *at) {
+    for (int d = 1; d < g->size; d++) { /* from the right neighbour on: not all to rank 0 at once */
+        int r = (g->rank + d) % g->size;
+        send_span(g, r, span(j, k, r), at);
+    }
+}
+
+/* The same of an algorithm in steps: what they will take in step s. */
+static void offer(pd_group *g, const pd_work *w, int64_t k, int s) {
+    for (int d = 1; g->mesh && d < g->size; d++) {
+        int r = (g->rank + d) % g->size;
+        send_span(g, r, w->algo->serve(&w->job, k, s, r), pd_job_slot(&w->job, g->rank, k));
+    }
+}
+
+/* Words travel by message, also to the ranks of our host: what they announce in shared memory is released and acquired
+   by another word, there. */
+static void near_release(pd_group *g) {
+    if (g->near) atomic_fetch_add_explicit(&((pd_board *)g->near[g->rank].ptr)->step, 1, memory_order_release);
+}
+
+static void near_acquire(pd_group *g) {
+    for (int r = 0; g->near && r < g->size; r++)
+        if (g->near[r].ptr) atomic_load_explicit(&((pd_board *)g->near[r].ptr)->step, memory_order_acquire);
+}
+
+/* Own data to where the peers read it: one copy of what is the same for all of them. */
+static void put(pd_group *g, const pd_work *w, int64_t k) {
+    const pd_job *j = &w->job;
+    char *slot = pd_job_slot(j, j->rank, k);
+    pd_span last = {0};
+    if (w->algo->steps) {
+        w->algo->load(j, k);
+        near_release(g);
+        offer(g, w, k, 0);
+        return;
+    }
+    if (g->mesh) {
+        send_spans(g, w->algo->put, j, k, slot);
+        return;
+    }
+    for (int r = 0; r < j->size; r++) {
+        if (r == j->rank) continue;
+        pd_span s = w->algo->put(j, k, r);
+        if (!s.bytes || s.data == last.data) continue;
+        memcpy(slot + s.at, s.data, s.bytes);
+        last = s;
+    }
+}
+
+static void open_gate(pd_work *w, bool at_board, uint32_t target) {
+    w->at_board = at_board;
+    w->target = target;
+    w->arrived = 1; /* ourselves */
+}
+
+static void post_step(pd_group *g, pd_work *w) {
+    atomic_uint *step = &g->boards[g->rank]->step;
+    atomic_store_explicit(step, ++g->step, memory_order_release);
+    pd_gate_ring(g, step);
+    open_gate(w, false, g->step);
+}
+
+/* Fails at once where a rank gave up before we began: its line may be there, but it will not complete this one. */
+pd_status pd_rounds_begin(pd_group *g, pd_work *w) {
+    w->lap = pd_lap_begin();
+    w->seq = ++g->seq;
+    pd_flight_post(&g->flight, w->seq, &w->id, w->site);
+    PD_TRY(pd_group_doom(g, w));
+    plan(g, w);
+    w->job.first = g->piece;
+    g->piece += (uint32_t)w->pieces;
+    if (!w->direct && w->pieces && (w->algo->put || w->algo->load)) put(g, w, 0);
+    pd_line *l = &g->boards[g->rank]->line[w->seq & 1];
+    l->id = w->id;
+    l->hash = w->hash = pd_identity_hash(&w->id, g->epoch);
+    l->site = w->site;
+    l->segment = w->direct ? w->segment->id : 0;
+    l->offset = w->direct ? (uint64_t)(w->job.from - (char *)pd_segment_ptr(w->segment)) : 0;
+    atomic_store_explicit(&l->seq, w->seq, memory_order_release);
+    if (g->mesh) pd_gate_send_line(g, l);
+    pd_gate_ring(g, &l->seq);
+    open_gate(w, true, w->seq);
+    atomic_store_explicit(&w->state, PD_WORK_POSTED, memory_order_relaxed);
+    return PD_OK;
+}
+
+/* All lines are there: compares them, and takes the direct algorithm where everybody's data lies in the same segment.
+   *again: some but not all wanted that; those who have not put piece 0 do it now, and one more gate follows. */
+static pd_status meet(pd_group *g, pd_work *w, bool *again) {
+    bool direct = w->direct, any = direct;
+    uint32_t parity = w->seq & 1;
+    size_t bytes = pd_job_bytes(&w->job, w->job.count);
+    if (w->id.coll == PD_COLL_REDUCE_SCATTER) bytes *= (size_t)g->size;
+    for (int r = 0; r < g->size; r++) {
+        const pd_line *l = &g->boards[r]->line[parity];
+        if (__builtin_expect(l->hash != w->hash, 0) && g->check) return pd_group_mismatch(g, w);
+        any |= l->segment != 0;
+        direct = direct && l->segment == w->segment->id && l->offset + bytes <= w->segment->bytes;
+    }
+    *again = any && !direct;
+    if (*again && w->direct) put(g, w, 0);
+    if (!direct) return PD_OK;
+    for (int r = 0; r < g->size; r++)
+        g->peers[r] = (char *)w->segment->parts[r].ptr + g->boards[r]->line[parity].offset;
+    w->algo = w->id.coll == PD_COLL_BROADCAST        ? &pd_algo_direct_broadcast
+              : w->id.coll == PD_COLL_REDUCE_SCATTER ? &pd_algo_direct_reduce_scatter
+                                                     : &pd_algo_direct_sum;
+    w->pieces = 1;
+    return PD_OK;
+}
+
+/* A round of an algorithm in steps, likewise. */
+static bool step(pd_group *g, pd_work *w) {
+    int steps = w->algo->steps(&w->job), s = (int)((w->round - 1) % steps);
+    int64_t k = (w->round - 1) / steps;
+    near_acquire(g);
+    w->algo->run(&w->job, k, s);
+    near_release(g);
+    if (w->algo == &pd_algo_outside && s == 0)
+        g->mesh->kind->reduce(g->mesh, pd_job_count(&w->job, k), w->job.dtype, w->job.reduce);
+    if (s + 1 < steps) {
+        offer(g, w, k, s + 1);
+        return true;
+    }
+    if (k + 1 == w->pieces) return false;
+    put(g, w, k + 1);
+    return true;
+}
+
+/* The moves of a round; false where no gate has to follow them. */
+static bool move(pd_group *g, pd_work *w) {
+    const pd_algo *a = w->algo;
+    const pd_job *j = &w->job;
+    int64_t k = w->round, mixed = k - 1, taken = k - a->depth;
+    if (!a->depth) {
+        a->take(j, 0);
+        return true;
+    }
+    if (a->steps) return step(g, w);
+    if (taken >= 0) a->take(j, taken);
+    if (a->put && k < w->pieces) put(g, w, k);
+    if (a->mix && mixed < w->pieces) {
+        a->mix(j, mixed);
+        if (g->mesh) send_spans(g, a->give, j, mixed, pd_job_share(j, j->rank, mixed));
+    }
+    return taken < w->pieces - 1;
+}
+
+/* Runs as far as the gates allow. */
+pd_status pd_rounds_run(pd_group *g, pd_work *w, bool *done) {
+    *done = false;
+    while (pd_gate_open(g, w)) {
+        if (w->at_board) {
+            bool again = false;
+            PD_TRY(meet(g, w, &again));
+            if (again) {
+                post_step(g, w);
+                continue;
+            }
+        }
+        w->round++;
+        *done = !w->pieces || (!w->algo->depth && w->round > 1) || !move(g, w);
+        if (*done) return w->device ? pd_nccl_launch(g, w) : PD_OK;
+        post_step(g, w);
+    }
+    return PD_OK;
+}

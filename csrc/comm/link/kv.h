@@ -1,0 +1,22 @@
+/* The table behind the store: one hash table, no threads, no waiting. Its owner (the control server's thread, a hub's
+   lock) serialises the calls and keeps those who must wait. */
+#ifndef PD_COMM_KV_H
+#define PD_COMM_KV_H
+
+#include "comm/link/store.h"
+
+typedef struct pd_kv_entry pd_kv_entry;
+typedef struct pd_kv {
+    pd_kv_entry **slots;
+    size_t count, cap;
+    intptr_t (*handle_dup)(intptr_t); /* PD_NO_HANDLE on failure */
+    void (*handle_drop)(intptr_t);
+} pd_kv;
+
+void pd_kv_init(pd_kv *kv, intptr_t (*dup)(intptr_t), void (*drop)(intptr_t));
+void pd_kv_fini(pd_kv *kv);
+/* Answers the call. *ready is false where the key has to be waited for; *reply is then untouched. SET keeps a duplicate
+   of call->handle; GET replies with another. */
+pd_status pd_kv_run(pd_kv *kv, const pd_store_call *call, pd_store_reply *reply, bool *ready);
+
+#endif

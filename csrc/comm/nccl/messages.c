@@ -1,0 +1,132 @@
+/* Batches of messages between GPUs.
+
+   Each message is announced by a letter, a message of the host with the same tag: so the contract of messages holds for
+   batches too (who is late, gone or different is known before NCCL is called), and a batch that meets a plain send or
+   receive is a mismatch. Then each pair of ranks has a launch of its own, on a communicator and a stream of its own:
+   within it NCCL moves all at the same time, and no pair waits for another. Peers are taken in increasing order, so
+   that ranks that make their communicators do not wait for each other in a circle. */
+#include "base/mem.h"
+#include "comm/group/p2p.h"
+#include "comm/nccl/nccl.h"
+#include "device/cuda.h"
+
+typedef struct letter {
+    int64_t count;
+    int32_t tag, dtype, place; /* place: among the messages from one to the other */
+    int32_t sent;              /* 0: not yet; 2: into a CUDA graph */
+} letter;
+
+static pd_status check(const pd_group *g, const pd_message *m, int n) {
+    for (int i = 0; i < n; i++)
+        if (m[i].peer < 0 || m[i].peer >= g->size || m[i].peer == g->rank)
+            return pd_fail(PD_E_VALUE, "batch_isend_irecv: rank %d (expected 0 to %d, another than this one, %d)",
+                           m[i].peer, g->size - 1, g->rank);
+    return PD_OK;
+}
+
+static letter letter_of(const pd_message *m, int i) {
+    letter l = {.count = m[i].count, .tag = m[i].tag, .dtype = (int32_t)m[i].dtype,
+                .sent = 1 + pd_cuda_capturing(pd_device_here)};
+    for (int j = 0; j < i; j++) l.place += m[j].peer == m[i].peer && m[j].sends == m[i].sends;
+    return l;
+}
+
+static pd_status compare(const pd_group *g, const pd_message *m, int i, const letter *got) {
+    letter want = letter_of(m, i);
+    if (!memcmp(got, &want, sizeof want)) return PD_OK;
+    const char *dtype = got->dtype >= 0 && got->dtype < PD_DTYPE_COUNT ? pd_dtype_name((pd_dtype)got->dtype) : "?";
+    return pd_fail(PD_E_MISMATCH,
+                   "batch_isend_irecv: message %d from rank %d is %s[%lld] with tag %d%s (expected message %d, "
+                   "%s[%lld] with tag %d%s, on rank %d)", got->place, pd_group_name(g, m[i].peer), dtype,
+                   (long long)got->count, got->tag, got->sent > 1 ? ", captured" : "", want.place,
+                   pd_dtype_name(m[i].dtype), (long long)want.count, want.tag, want.sent > 1 ? ", captured" : "",
+                   pd_group_name(g, g->rank));
+}
+
+/* All letters are under way before one is waited for. */
+static pd_status announce(pd_group *g, const pd_message *m, int n, uint64_t site, letter *letters, pd_work **posted) {
+    for (int i = 0; i < n; i++) {
+        letter *l = &letters[i];
+        int peer = m[i].peer, tag = m[i].tag;
+        if (m[i].sends) *l = letter_of(m, i);
+        PD_TRY((m[i].sends ? pd_group_send(g, l, sizeof *l, PD_U8, peer, tag, site, &posted[i])
+                           : pd_group_recv(g, l, sizeof *l, PD_U8, peer, tag, site, &posted[i])));
+    }
+    for (int i = 0; i < n; i++) PD_TRY(pd_work_wait(posted[i], -1));
+    for (int i = 0; i < n; i++)
+        if (!m[i].sends) PD_TRY(compare(g, m, i, &letters[i]));
+    return PD_OK;
+}
+
+static pd_work work_of(pd_group *g, const pd_message *m, uint64_t site) {
+    pd_collective coll = m->sends ? PD_COLL_SEND : PD_COLL_RECV;
+    return (pd_work){
+        .group = g, .site = site, .device = pd_device_here, .peer = m->peer, .tag = m->tag, .state = PD_WORK_DONE,
+        .id = {.coll = (uint8_t)coll, .dtype = (uint8_t)m->dtype, .device = (uint8_t)pd_device_here->kind,
+               .root = pd_group_name(g, m->peer), .count = m->count, .scale = m->tag},
+    };
+}
+
+/* The works of all messages with one peer share a launch. */
+static pd_status launch_pair(pd_group *g, const pd_message *m, int n, int peer, pd_work **works) {
+    pd_batch b = {.messages = m, .n = n, .peer = peer};
+    pd_launch *launch = NULL;
+    for (int i = 0; i < n; i++) {
+        if (m[i].peer != peer) continue;
+        if (!launch) PD_TRY(pd_nccl_messages(g, works[i], &b));
+        else works[i]->launch = pd_launch_retain(launch);
+        launch = works[i]->launch;
+    }
+    return PD_OK;
+}
+
+static pd_status launch_all(pd_group *g, const pd_message *m, int n, pd_work **works) {
+    PD_TRY(pd_group_enter(g));
+    pd_status status = pd_group_check(g);
+    for (int peer = 0; peer < g->size && !status; peer++) {
+        status = launch_pair(g, m, n, peer, works);
+        if (status) pd_group_fail(g, !atomic_load(&g->abort));
+    }
+    pd_group_leave(g);
+    return status;
+}
+
+static pd_status make_works(pd_group *g, const pd_message *m, int n, uint64_t site, pd_work **works) {
+    for (int i = 0; i < n; i++) {
+        PD_TRY(pd_malloc(sizeof **works, "work", &works[i]));
+        *works[i] = work_of(g, &m[i], site);
+        atomic_init(&works[i]->refs, 1);
+        pd_group_retain(g);
+    }
+    return PD_OK;
+}
+
+static pd_status run(pd_group *g, const pd_message *m, int n, uint64_t site, letter *letters, pd_work **posted,
+                     pd_work **works) {
+    PD_TRY(make_works(g, m, n, site, works));
+    pd_status status = announce(g, m, n, site, letters, posted);
+    if (!status) return launch_all(g, m, n, works);
+    if (pd_group_enter(g)) return status;
+    pd_group_fail(g, !atomic_load(&g->abort)); /* half a batch cannot be taken back; it ends what borrows the letters */
+    pd_group_leave(g);
+    return status;
+}
+
+pd_status pd_group_messages(pd_group *g, const pd_message *m, int n, uint64_t site, pd_work **works) {
+    letter *letters;
+    pd_work **posted = NULL;
+    pd_error e;
+    memset(works, 0, (size_t)n * sizeof *works);
+    PD_TRY(check(g, m, n));
+    PD_TRY(pd_group_check(g));
+    PD_TRY(pd_calloc((size_t)n * (sizeof *letters + sizeof *posted), "batch", &letters));
+    posted = (pd_work **)(letters + n);
+    pd_status status = run(g, m, n, site, letters, posted, works);
+    if (status) pd_error_save(&e);
+    for (int i = 0; i < n; i++) {
+        pd_work_release(posted[i]);
+        if (status) pd_work_release(works[i]);
+    }
+    pd_free(letters);
+    return status ? pd_error_restore(&e) : PD_OK;
+}

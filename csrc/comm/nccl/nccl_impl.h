@@ -1,0 +1,83 @@
+/* The inside of a communicator, for mover.c (its life, launches in order), calls.c (what NCCL is asked),
+   memory.c (registered memory) and watch.c (looking at what is under way, and the end). */
+#ifndef PD_COMM_NCCL_IMPL_H
+#define PD_COMM_NCCL_IMPL_H
+
+#include "comm/nccl/nccl.h"
+#include "device/cuda.h"
+#include "device/nccl.h"
+
+/* cudaEventDestroy may wait for the device, so events are used again. */
+typedef struct pd_mark {
+    void *event;
+    struct pd_mark *next, *made; /* idle ones; all of them */
+} pd_mark;
+
+enum { PD_LAUNCH_UNDER_WAY, PD_LAUNCH_DONE, PD_LAUNCH_FAILED };
+struct pd_launch {
+    atomic_int refs, state;
+    pd_nccl *c;        /* retained */
+    pd_mark *done;
+    pd_launch *next;   /* in the stream's order */
+    pd_identity id;    /* for texts: */
+    uint64_t site;
+    uint32_t seq;
+    void *captured;    /* NULL, or the stream whose graph it is in */
+};
+
+struct pd_nccl {
+    atomic_int refs;
+    pd_group *g;           /* borrowed, until pd_nccl_end */
+    int rank, size, peer;  /* peer: of a pair, in the group; else -1 */
+    const pd_nccl_library *lib;
+    const pd_cuda_library *cuda;
+    const pd_device *device;
+    void *stream, *on;     /* on: this one, or in a capture the caller's */
+    pthread_mutex_t use;   /* of comm: taken for each call of NCCL, none of which blocks */
+    void *comm;            /* NULL: not there yet, or ended */
+    pd_group_memory *memory; /* under `use`, too */
+    pthread_mutex_t lock;  /* of the rest */
+    pthread_cond_t news;
+    pd_launch *first, **last;
+    int64_t since;         /* when `first` became the first */
+    pd_mark *idle, *made;
+    pd_error error;        /* set before `failed` */
+    atomic_bool failed;
+    bool connected;        /* of the group's queue, under its lock */
+    bool stop, watched;
+    bool captured;         /* graphs have some of its collectives, which nobody sees again; of the last one: */
+    pd_identity captured_id;
+    uint64_t captured_site;
+    uint32_t captured_seq;
+    bool closing, ended;   /* the communicator's end has begun; is over */
+    pthread_t watcher;
+};
+
+/* mover.c */
+/* Not connected yet. peer -1: of the whole group. */
+pd_status pd_nccl_new(const char *op, pd_group *g, const pd_device *device, int peer, pd_nccl **out);
+void pd_nccl_release(pd_nccl *c);
+pd_status pd_nccl_on_device(const pd_nccl *c); /* the calling thread's CUDA calls go to the communicator's device */
+
+/* calls.c */
+/* Whether NCCL has the operation and the dtype. */
+pd_status pd_nccl_fits(const pd_work *w);
+/* Makes the communicator, with all other ranks of the group. */
+pd_status pd_nccl_connect(pd_nccl *c, const pd_work *w);
+/* Puts the collective, or the batch (not NULL), on c->stream. */
+pd_status pd_nccl_issue(pd_nccl *c, const pd_work *w, const pd_batch *b);
+void pd_nccl_scalar(pd_dtype t, double value, char *out); /* of a floating dtype; out: room for 8 bytes */
+
+/* memory.c */
+void pd_nccl_register(pd_nccl *c);                 /* what the communicator has not got yet */
+void pd_nccl_deregister(pd_nccl *c, void *comm);   /* all of it, before comm's end; NULL: it was aborted. Under `use` */
+
+/* watch.c */
+/* What NCCL's result means, in the words of the control plane where that knows better. */
+pd_status pd_nccl_explain(pd_nccl *c, const pd_work *w, int result);
+pd_status pd_nccl_start_watch(pd_nccl *c);          /* the thread; once */
+void pd_nccl_watch(pd_nccl *c, pd_launch *l);       /* from now on; retains l */
+void pd_nccl_fail(pd_nccl *c);                      /* by the error in this thread's record; the thread aborts */
+void pd_nccl_finish(pd_nccl *c, bool gently);       /* ends the thread, and the communicator where that is left to do */
+
+#endif

@@ -1,0 +1,245 @@
+/* Looking at what is under way on the device, and the end of a communicator.
+
+   The thread polls while something is under way, and sleeps otherwise; where graphs have captured collectives, it looks
+   at the news now and then. It may not wait for the device: where a kernel
+   hangs, it is the only one that still answers. A communicator is ended by a thread of its own, since ncclCommAbort
+   may hang, too: after PYDIST_ABORT seconds that thread is left alone, with what it holds. */
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <time.h>
+
+#include "base/flags.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "comm/nccl/nccl_impl.h"
+
+#define POLL_NS 1000000
+#define CAPTURED_NS 20000000
+#define WORD_NS 1000000000 /* a peer's death is known to the control plane within this time */
+enum { SYSTEM_ERROR = 2, INTERNAL_ERROR, REMOTE_ERROR = 6 }; /* results that a peer's death may have */
+
+static void sleep_ns(long ns) { nanosleep(&(struct timespec){.tv_nsec = ns}, NULL); }
+
+/* A thread that gets no signals. */
+static int start_thread(pthread_t *thread, void *(*run)(void *), void *arg) {
+    sigset_t all, old;
+    sigfillset(&all);
+    pthread_sigmask(SIG_BLOCK, &all, &old);
+    int rc = pd_fault_hit() ? EAGAIN : pthread_create(thread, NULL, run, arg);
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    return rc;
+}
+
+pd_status pd_nccl_explain(pd_nccl *c, const pd_work *w, int result) {
+    pd_group *g = c->g;
+    char call[400];
+    bool perhaps_a_peer = result == SYSTEM_ERROR || result == INTERNAL_ERROR || result == REMOTE_ERROR;
+    int64_t end = pd_hooks_now(NULL) + WORD_NS;
+    for (; perhaps_a_peer && pd_hooks_now(NULL) < end; sleep_ns(10 * POLL_NS)) PD_TRY(pd_group_doom(g, w));
+    pd_work_text(g, w, call, sizeof call);
+    pthread_mutex_lock(&c->use);
+    pd_status status = pd_nccl_result(call, result, c->comm);
+    pthread_mutex_unlock(&c->use);
+    return status ? status : pd_fail(PD_E_DIST, "%s: NCCL: in progress, without an end", call);
+}
+
+/* ---- the end ----------------------------------------------------------------------------------------------------- */
+
+static void *end_comm(void *arg, bool gently) {
+    pd_nccl *c = arg;
+    const pd_nccl_library *lib = c->lib;
+    pthread_mutex_lock(&c->use);
+    void *comm = c->comm;
+    c->comm = NULL; /* nobody else uses it from here on */
+    pd_nccl_deregister(c, gently ? comm : NULL);
+    pthread_mutex_unlock(&c->use);
+    if (comm && !pd_nccl_on_device(c)) {
+        int result = gently ? lib->CommFinalize(comm) : PD_NCCL_OK;
+        while (gently && (result == PD_NCCL_OK || result == PD_NCCL_IN_PROGRESS)) {
+            int failed = lib->CommGetAsyncError(comm, &result);
+            if (failed) result = failed;
+            if (result != PD_NCCL_IN_PROGRESS) break;
+            sleep_ns(POLL_NS);
+        }
+        if (gently && result == PD_NCCL_OK) lib->CommDestroy(comm);
+        else lib->CommAbort(comm);
+    }
+    pthread_mutex_lock(&c->lock);
+    c->ended = true;
+    pthread_cond_broadcast(&c->news);
+    pthread_mutex_unlock(&c->lock);
+    pd_nccl_release(c);
+    return NULL;
+}
+static void *destroy_it(void *c) { return end_comm(c, true); }
+static void *abort_it(void *c) { return end_comm(c, false); }
+
+static void close_comm(pd_nccl *c, bool gently) {
+    pd_group *g = c->g;
+    pthread_t thread;
+    struct timespec until;
+    double seconds = pd_flags_get()->ABORT;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += (time_t)seconds;
+    until.tv_nsec += (long)((seconds - (double)(time_t)seconds) * 1e9);
+    until.tv_sec += until.tv_nsec / 1000000000;
+    until.tv_nsec %= 1000000000;
+    pthread_mutex_lock(&c->lock);
+    c->closing = true;
+    pthread_mutex_unlock(&c->lock);
+    atomic_fetch_add_explicit(&c->refs, 1, memory_order_relaxed); /* the thread's */
+    if (start_thread(&thread, gently ? destroy_it : abort_it, c)) {
+        end_comm(c, gently);
+        return;
+    }
+    pthread_detach(thread);
+    pthread_mutex_lock(&c->lock);
+    while (!c->ended && pthread_cond_timedwait(&c->news, &c->lock, &until) != ETIMEDOUT) {}
+    bool ended = c->ended;
+    pthread_mutex_unlock(&c->lock);
+    if (!ended)
+        pd_log(PD_LOG_WARN, "rank %d: NCCL has not %s the communicator of group %u within %g s%s: it is left as it is; "
+                            "what waits for it on %s may never end", pd_group_name(g, g->rank),
+               gently ? "ended" : "aborted", g->epoch, seconds,
+               c->captured ? " (CUDA graphs hold its collectives: reset() them before)" : "", c->device->name);
+}
+
+void pd_nccl_fail(pd_nccl *c) {
+    pd_error e;
+    pd_error_save(&e);
+    pthread_mutex_lock(&c->lock);
+    if (!atomic_load(&c->failed)) {
+        c->error = e;
+        if (e.kind == PD_E_PYTHON || e.kind == PD_E_INTERRUPT) { /* the exception itself is raised only once */
+            c->error.kind = PD_E_DIST;
+            snprintf(c->error.text, sizeof c->error.text, "the group ended when a collective was interrupted");
+        }
+        atomic_store(&c->failed, true);
+    }
+    pthread_cond_broadcast(&c->news);
+    pthread_mutex_unlock(&c->lock);
+    pd_error_restore(&e);
+}
+
+/* ---- the thread -------------------------------------------------------------------------------------------------- */
+
+/* The first launch has ended, well or not; false: there is none. */
+static bool end_first(pd_nccl *c, int state) {
+    pthread_mutex_lock(&c->lock);
+    pd_launch *l = c->first;
+    if (l) {
+        c->first = l->next;
+        if (!c->first) c->last = &c->first;
+        c->since = pd_hooks_now(NULL);
+        pd_flight_end(&c->g->flight, l->seq, state == PD_LAUNCH_DONE ? PD_FLIGHT_DONE : PD_FLIGHT_FAILED);
+        atomic_store_explicit(&l->state, state, memory_order_release);
+        pthread_cond_broadcast(&c->news);
+    }
+    pthread_mutex_unlock(&c->lock);
+    pd_launch_release(l);
+    return l != NULL;
+}
+
+/* The first of what is under way: PD_OK and *done, or why it will not end. */
+static pd_status look(pd_nccl *c, pd_launch *l, bool *done) {
+    pd_group *g = c->g;
+    pd_work w = {.id = l->id, .site = l->site, .seq = l->seq};
+    char call[400];
+    int result = PD_NCCL_OK, failed = 0;
+    int error = c->cuda->event_done(l->done->event, done);
+    if (*done && !error) return PD_OK;
+    if (!error) {
+        PD_TRY(pd_group_doom(g, &w));
+        pthread_mutex_lock(&c->use);
+        if (c->comm) failed = c->lib->CommGetAsyncError(c->comm, &result);
+        pthread_mutex_unlock(&c->use);
+        if (failed) result = failed;
+        if (result != PD_NCCL_OK && result != PD_NCCL_IN_PROGRESS) return pd_nccl_explain(c, &w, result);
+        if (pd_hooks_now(NULL) - c->since < g->timeout_ns) return PD_OK;
+    }
+    pd_work_text(g, &w, call, sizeof call);
+    if (error) return pd_cuda_result(call, error);
+    return pd_fail(PD_E_TIMEOUT, "%s: not done on %s %.1f s after all ranks began it", call, c->device->name,
+                   (double)g->timeout_ns * 1e-9);
+}
+
+/* The others do not know yet, unless they or the control plane have told us. */
+static void give_up(pd_nccl *c) {
+    pd_group *g = c->g;
+    pd_error e;
+    pd_error_save(&e);
+    pd_nccl_fail(c);
+    if (atomic_load(&g->abort)) return;
+    pd_group_tell(g, &e);
+    pd_group_hear(&g->listener, PD_WEIGHT_GONE, &e);
+}
+
+/* Nothing is under way that is known of, but a graph's launch may wait for a rank that is gone. */
+static void look_around(pd_nccl *c) {
+    sleep_ns(CAPTURED_NS);
+    if (atomic_load(&c->g->abort) <= PD_WEIGHT_LEFT) return; /* who left in good order has launched its graphs */
+    pthread_mutex_lock(&c->lock);
+    pd_work w = {.id = c->captured_id, .site = c->captured_site, .seq = c->captured_seq};
+    pthread_mutex_unlock(&c->lock);
+    if (pd_group_doom(c->g, &w)) give_up(c);
+}
+
+static void step(pd_nccl *c, pd_launch *l) {
+    bool done = false;
+    if (!l) look_around(c);
+    else if (look(c, l, &done)) give_up(c);
+    else if (done) end_first(c, PD_LAUNCH_DONE);
+    else sleep_ns(POLL_NS);
+}
+
+static void *run(void *arg) {
+    pd_nccl *c = arg;
+    if (pd_nccl_on_device(c)) give_up(c);
+    pthread_mutex_lock(&c->lock);
+    while (!c->stop) {
+        pd_launch *l = c->first;
+        bool failed = atomic_load(&c->failed), closes = failed && !c->closing;
+        if (!l && !closes && (failed || !c->captured)) {
+            pthread_cond_wait(&c->news, &c->lock);
+            continue;
+        }
+        pthread_mutex_unlock(&c->lock);
+        if (!failed) step(c, l);
+        while (failed && end_first(c, PD_LAUNCH_FAILED)) {}
+        if (closes) close_comm(c, false);
+        pthread_mutex_lock(&c->lock);
+    }
+    pthread_mutex_unlock(&c->lock);
+    return NULL;
+}
+
+pd_status pd_nccl_start_watch(pd_nccl *c) {
+    if (start_thread(&c->watcher, run, c)) return pd_fail(PD_E_MEMORY, "nccl: no thread could be started");
+    c->watched = true;
+    return PD_OK;
+}
+
+void pd_nccl_watch(pd_nccl *c, pd_launch *l) {
+    pd_launch_retain(l);
+    pthread_mutex_lock(&c->lock);
+    if (!c->first) c->since = pd_hooks_now(NULL);
+    *c->last = l;
+    c->last = &l->next;
+    pthread_cond_broadcast(&c->news);
+    pthread_mutex_unlock(&c->lock);
+}
+
+void pd_nccl_finish(pd_nccl *c, bool gently) {
+    pthread_mutex_lock(&c->lock);
+    c->stop = true;
+    pthread_cond_broadcast(&c->news);
+    pthread_mutex_unlock(&c->lock);
+    if (c->watched) pthread_join(c->watcher, NULL);
+    if (c->first) {
+        (void)pd_fail(PD_E_DIST, "the group was destroyed before this collective was done");
+        pd_nccl_fail(c);
+    }
+    while (end_first(c, PD_LAUNCH_FAILED)) {}
+    if (!c->closing && c->comm) close_comm(c, gently && !atomic_load(&c->failed));
+}
