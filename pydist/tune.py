@@ -39,7 +39,7 @@ class Bench:
         self.default = self.world.tuning
 
     def group(self, in_any_order=False, **changes):
-        from pydist.distributed.tuning import packed
+        from pydist.distributed._group.tuning import packed
 
         row = packed([{**self.default, **changes}])
         return self.world.subgroup(range(self.world.size), fast=in_any_order, tuning=row)
@@ -169,7 +169,7 @@ def compare(bench, row):
 def write(where, row):
     """Puts the row into the file, in place of one for the same world; a file of another machine is begun anew."""
     from pydist._files import replacing
-    from pydist.distributed.tuning import machine, packed, read
+    from pydist.distributed._group.tuning import machine, packed, read
 
     rows = []
     if os.path.exists(where):
@@ -200,7 +200,7 @@ def as_rank(where, rounds):
 
 def main(argv=None):
     """The exit code of the command line."""
-    from pydist.distributed.tuning import path
+    from pydist.distributed._group.tuning import path
 
     parser = argparse.ArgumentParser(prog="python -m pydist.tune", description=__doc__.split("\n\n")[0])
     parser.add_argument("--worlds", type=int, nargs="+", default=sorted({2, 4, os.cpu_count()} - {1}), metavar="RANKS")

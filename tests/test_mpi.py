@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pydist.distributed import rendezvous
+from pydist.distributed._group import rendezvous
 
 TOP = Path(__file__).parent.parent
 MPIS = {
@@ -24,7 +24,7 @@ HEAD = """
 import json, os, sys
 import pydist
 from pydist import distributed as dist, nn, optim
-from pydist.distributed import backend, process_group
+from pydist.distributed._group import backend, process_group
 backend.MPI_LIBRARY = process_group.MPI_LIBRARY = os.environ.get("TEST_MPI", "")
 
 def say(**what):

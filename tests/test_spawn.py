@@ -12,7 +12,7 @@ import pytest
 
 import pydist
 from pydist import multiprocessing as mp
-from pydist.distributed import rendezvous
+from pydist.distributed._group import rendezvous
 
 from test_run import all_end
 

@@ -10,7 +10,7 @@ import pytest
 from test_comm import good, processes, reduce_everything, run
 
 from pydist import _C
-from pydist.distributed import tuning
+from pydist.distributed._group import tuning
 from pydist.tune import best_switch, best_value, write
 
 ROW = {"mesh": 0, "world": 2, "gather": 3000, "direct": 7000, "piece": 2048, "block": 1024, "fast": 0, "fast_from": 0}

@@ -10,16 +10,33 @@ WORLD_SIZE over 1, the first collective joins the others if `init_process_group`
 
 from pydist._C import CommMismatch, CommTimeout, DistError, PeerFailed, Work
 from pydist._C import Group as ProcessGroup
-from pydist.distributed.backend import (
+from pydist.distributed._group.backend import (
     Backend,
+    get_default_backend_for_device,
     is_backend_available,
     is_gloo_available,
     is_mpi_available,
-    get_default_backend_for_device,
     is_nccl_available,
 )
-from pydist.distributed.coalescing import _coalescing_manager, all_gather_coalesced
-from pydist.distributed.collectives import (
+from pydist.distributed._group.groups import new_group, new_subgroups, new_subgroups_by_enumeration, split_group
+from pydist.distributed._group.process_group import (
+    GroupMember,
+    destroy_process_group,
+    get_backend,
+    get_global_rank,
+    get_group_rank,
+    get_node_local_rank,
+    get_process_group_ranks,
+    get_rank,
+    get_world_size,
+    group,
+    init_process_group,
+    is_available,
+    is_initialized,
+    is_torchelastic_launched,
+)
+from pydist.distributed._ops.coalescing import _coalescing_manager, all_gather_coalesced
+from pydist.distributed._ops.collectives import (
     ReduceOp,
     _make_nccl_premul_sum,
     all_gather,
@@ -36,24 +53,7 @@ from pydist.distributed.collectives import (
     reduce_scatter_tensor,
     scatter,
 )
-from pydist.distributed.contract import flight_record, long_task
-from pydist.distributed.groups import new_group, new_subgroups, new_subgroups_by_enumeration, split_group
-from pydist.distributed.process_group import (
-    GroupMember,
-    destroy_process_group,
-    get_backend,
-    get_global_rank,
-    get_group_rank,
-    get_node_local_rank,
-    get_process_group_ranks,
-    get_rank,
-    get_world_size,
-    group,
-    init_process_group,
-    is_available,
-    is_initialized,
-    is_torchelastic_launched,
-)
+from pydist.distributed.diagnostics import flight_record, long_task
 
 DistBackendError = DistNetworkError = DistStoreError = DistError  # PyTorch's names for the reasons of a failure
 _DDP = ("BuiltinCommHookType", "GradBucket")
@@ -132,21 +132,21 @@ def __getattr__(name):
     if name in ("algorithms", "distributed_c10d", "nn", "symmetric_memory", "threads"):
         return import_module(f"pydist.distributed.{name}")
     if name == "check_replicas":
-        return import_module("pydist.nn.parallel._agreement").check_replicas
+        return import_module("pydist.distributed._ops.agreement").check_replicas
     if name in _DDP:
-        return getattr(import_module("pydist.nn.parallel._bucket"), name)
+        return getattr(import_module("pydist.distributed.algorithms.ddp_comm_hooks._bucket"), name)
     if name == "shrink_group":
-        return import_module("pydist.distributed.shrink").shrink_group
+        return import_module("pydist.distributed.recovery.shrink").shrink_group
     if name == "Transaction":
-        return import_module("pydist.distributed.transaction").Transaction
+        return import_module("pydist.distributed.recovery.transaction").Transaction
     if name in _STORES:
         return getattr(import_module(f"pydist.distributed.{'tcp_' * (name == 'TCPStore')}store"), name)
     if name in _EXCHANGE:
-        return getattr(import_module("pydist.distributed.exchange"), name)
+        return getattr(import_module("pydist.distributed._ops.all_to_all"), name)
     if name in _MESH:
         return getattr(import_module("pydist.distributed.device_mesh"), name)
     if name in _P2P:
-        return getattr(import_module("pydist.distributed.p2p"), name)
+        return getattr(import_module("pydist.distributed._ops.p2p"), name)
     if name in _OBJECTS:  # pickle is needed by few
-        return getattr(import_module("pydist.distributed.objects"), name)
+        return getattr(import_module("pydist.distributed._ops.objects"), name)
     raise AttributeError(f"module 'pydist.distributed' has no attribute '{name}'")

@@ -4,8 +4,8 @@ import itertools
 import math
 
 from pydist._C import arange, as_tensor, int64
-from pydist.distributed.groups import new_group
-from pydist.distributed.process_group import GroupMember, get_rank, get_world_size
+from pydist.distributed._group.groups import new_group
+from pydist.distributed._group.process_group import GroupMember, get_rank, get_world_size
 
 
 class DeviceMesh:

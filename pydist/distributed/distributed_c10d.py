@@ -1,9 +1,9 @@
 """PyTorch's module of this name: what scripts import from it."""
 
 from pydist.distributed import *  # noqa: F401,F403
-from pydist.distributed.coalescing import _coalescing_manager, _CoalescingManager  # noqa: F401
-from pydist.distributed.collectives import _make_nccl_premul_sum  # noqa: F401
-from pydist.distributed.process_group import current
+from pydist.distributed._group.process_group import current
+from pydist.distributed._ops.coalescing import _coalescing_manager, _CoalescingManager  # noqa: F401
+from pydist.distributed._ops.collectives import _make_nccl_premul_sum  # noqa: F401
 
 
 def _get_default_group():

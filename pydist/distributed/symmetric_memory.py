@@ -1,7 +1,7 @@
 """Tensors in memory that all ranks of a group can address: collectives on them copy nothing."""
 
 from pydist import _C
-from pydist.distributed.process_group import current
+from pydist.distributed._group.process_group import current
 
 
 def empty(*size, dtype=None, device=None, group=None):

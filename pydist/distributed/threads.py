@@ -5,7 +5,7 @@ import threading
 import traceback
 
 from pydist import _C
-from pydist.distributed.process_group import _here, destroy_process_group
+from pydist.distributed._group.process_group import _here, destroy_process_group
 
 
 def run(fn, world, *args):

@@ -4,12 +4,12 @@ from contextlib import contextmanager
 
 import pydist
 from pydist import _C
-from pydist.distributed.process_group import current
+from pydist.distributed._group.process_group import current
+from pydist.distributed._ops.agreement import check_agreement, check_replicas
 from pydist.distributed.algorithms.ddp_comm_hooks import default_hooks
+from pydist.distributed.algorithms.ddp_comm_hooks._bucket import PythonHook
 from pydist.distributed.algorithms.join import Join, Joinable
 from pydist.nn.modules.module import Module
-from pydist.nn.parallel._agreement import check_agreement, check_replicas
-from pydist.nn.parallel._bucket import PythonHook
 from pydist.nn.parallel._compress import Sign, TopK
 from pydist.nn.parallel._join import BACKWARD, BUFFERS, FORWARD, MEAN, REDUCES, Follower
 

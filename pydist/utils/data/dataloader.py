@@ -5,7 +5,7 @@ from functools import partial
 from itertools import chain, islice, repeat
 
 from pydist import _C, cuda
-from pydist.distributed.process_group import get_rank
+from pydist.distributed._group.process_group import get_rank
 from pydist.utils.data import _order
 from pydist.utils.data.collate import default_collate, default_convert
 from pydist.utils.data.dataset import IterableDataset

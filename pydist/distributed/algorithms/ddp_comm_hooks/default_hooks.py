@@ -7,7 +7,7 @@
 """
 
 import pydist
-from pydist.distributed.process_group import current
+from pydist.distributed._group.process_group import current
 
 __all__ = [
     "allreduce_hook",

@@ -7,11 +7,11 @@ themselves are then averaged now and then (model_averaging).
 >>> model.register_comm_hook(PostLocalSGDState(None, None, start_localSGD_iter=100), post_localSGD_hook)
 """
 
+from pydist.distributed._group.groups import new_group
+from pydist.distributed._group.process_group import current
+from pydist.distributed._group.rendezvous import this_host
+from pydist.distributed._ops.objects import all_gather_object
 from pydist.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
-from pydist.distributed.groups import new_group
-from pydist.distributed.objects import all_gather_object
-from pydist.distributed.process_group import current
-from pydist.distributed.rendezvous import this_host
 from pydist.futures import Future
 
 __all__ = ["PostLocalSGDState", "post_localSGD_hook"]

@@ -17,8 +17,8 @@ that would save too little (min_compression_rate) and vectors are averaged as th
 import math
 
 import pydist
+from pydist.distributed._group.process_group import current
 from pydist.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
-from pydist.distributed.process_group import current
 
 __all__ = ["PowerSGDState", "batched_powerSGD_hook", "powerSGD_hook"]
 

@@ -1,7 +1,7 @@
 """The mean of parameters over the ranks."""
 
 import pydist
-from pydist.distributed.process_group import current
+from pydist.distributed._group.process_group import current
 
 __all__ = ["average_parameters", "average_parameters_or_parameter_groups", "get_params_to_average"]
 

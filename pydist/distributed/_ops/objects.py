@@ -8,8 +8,8 @@ rank and RuntimeError on the others.
 import pickle
 from array import array
 
-from pydist.distributed.collectives import rank_of
-from pydist.distributed.process_group import current, outside
+from pydist.distributed._group.process_group import current, outside
+from pydist.distributed._ops.collectives import rank_of
 
 _FAILED = -1  # instead of a size
 

@@ -3,7 +3,7 @@
 from itertools import zip_longest
 
 from pydist import _C
-from pydist.distributed.process_group import current
+from pydist.distributed._group.process_group import current
 
 
 def _gathered(data, group):

@@ -2,9 +2,9 @@
 
 from pydist import _C
 from pydist._grad_mode import no_grad
-from pydist.distributed.objects import all_gather_object, broadcast_object_list
-from pydist.distributed.process_group import current
-from pydist.distributed.shrink import shrink_group
+from pydist.distributed._group.process_group import current
+from pydist.distributed._ops.objects import all_gather_object, broadcast_object_list
+from pydist.distributed.recovery.shrink import shrink_group
 from pydist.nn.modules.module import Module
 from pydist.nn.parallel.distributed import DistributedDataParallel
 

@@ -14,8 +14,8 @@ Tensors may have any layout: what is not contiguous goes through a copy. Lists w
 of one contiguous tensor are used where they lie. Nothing here is recorded by autograd.
 """
 
-from pydist.distributed.coalescing import recorded
-from pydist.distributed.process_group import current, get_group_rank
+from pydist.distributed._group.process_group import current, get_group_rank
+from pydist.distributed._ops.coalescing import recorded
 
 
 class ReduceOp:

@@ -8,8 +8,8 @@ from zlib import crc32
 
 import pydist
 from pydist._C import CommMismatch
-from pydist.distributed.objects import all_gather_object
-from pydist.distributed.process_group import current, outside
+from pydist.distributed._group.process_group import current, outside
+from pydist.distributed._ops.objects import all_gather_object
 
 _TAG = -0x616132  # of the messages; users' tags are their own
 

@@ -13,8 +13,8 @@ import pickle
 from array import array
 
 from pydist import _C
-from pydist.distributed.collectives import rank_of
-from pydist.distributed.process_group import current, get_global_rank
+from pydist.distributed._group.process_group import current, get_global_rank
+from pydist.distributed._ops.collectives import rank_of
 
 
 def send(tensor, dst=None, group=None, tag=0, group_dst=None):

@@ -9,7 +9,7 @@ import datetime
 import time
 
 from pydist._C import PeerFailed
-from pydist.distributed.process_group import GroupMember, current, get_process_group_ranks, is_fast, made_apart
+from pydist.distributed._group.process_group import GroupMember, current, get_process_group_ranks, is_fast, made_apart
 
 
 def _ranks_of(op, ranks, world):

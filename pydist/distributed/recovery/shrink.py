@@ -5,8 +5,8 @@ import time
 from hashlib import blake2b
 
 from pydist._C import CommTimeout, DistError
-from pydist.distributed import process_group
-from pydist.distributed.rendezvous import Place, listening_place
+from pydist.distributed._group import process_group
+from pydist.distributed._group.rendezvous import Place, listening_place
 
 _PATIENCE = 300.0  # seconds, as init_process_group's
 _MEET = 10.0  # seconds for ranks that have just agreed to meet

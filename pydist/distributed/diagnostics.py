@@ -4,7 +4,7 @@ import threading
 from contextlib import contextmanager
 from time import monotonic
 
-from pydist.distributed.process_group import current
+from pydist.distributed._group.process_group import current
 
 _here = threading.local()  # .tasks: those of this thread that are under way, as (group, name, when it should end)
 

@@ -5,9 +5,9 @@ import threading
 import warnings
 
 from pydist import _C
-from pydist.distributed.backend import MPI_LIBRARY, Backend, checked, say_what_serves, serves_by_mpi
-from pydist.distributed.tuning import load
-from pydist.distributed.rendezvous import expected, find_mpi_place, find_place, find_store_place, who
+from pydist.distributed._group.backend import MPI_LIBRARY, Backend, checked, say_what_serves, serves_by_mpi
+from pydist.distributed._group.rendezvous import expected, find_mpi_place, find_place, find_store_place, who
+from pydist.distributed._group.tuning import load
 
 _default = None  # the process's group
 _joined = None  # the Place of the connection that it and later groups use
@@ -171,7 +171,7 @@ def _join(timeout, place, transport=None, patience=None, fast=False):
     _joined = place if place.address is not None else None
     _C._rng_shard(place.rank)
     if place.address is not None:
-        from pydist.distributed._ending import watch
+        from pydist.distributed._group.exit_hooks import watch
 
         watch(destroy_process_group)
     return _default

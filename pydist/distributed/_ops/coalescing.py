@@ -3,7 +3,7 @@
 import contextlib
 
 from pydist._C import Work
-from pydist.distributed.process_group import current, outside
+from pydist.distributed._group.process_group import current, outside
 
 _open = {}  # by group: what is called in its `with` block
 
