@@ -2,7 +2,7 @@
 #include "cuda/complex.h"
 #include "cuda/each.h"
 #include "cuda/table.h"
-#include "kernels/cpu/express.h"
+#include "kernels/cpu/lib/express.h"
 
 #define EACH(expr) \
     for (int i = 0; i < V; i++) { T x = px[i], y = py[i]; out[i] = (T)(expr); }

@@ -3,7 +3,7 @@
 
 #include "cuda/each.h"
 #include "cuda/table.h"
-#include "kernels/cpu/express.h"
+#include "kernels/cpu/lib/express.h"
 
 #define ZF(name) z_##name
 #define AT(r, i) (Z{(T)(r), (T)(i)})

@@ -1,7 +1,7 @@
 /* The rows of pointwise.def: activations and terms of losses, and their gradients. */
 #include "cuda/each.h"
 #include "cuda/table.h"
-#include "kernels/cpu/express.h"
+#include "kernels/cpu/lib/express.h"
 
 /* WHICH 0: the value of x (, y); 1 and 2: the gradient of x and of y, from g. */
 template <class E, int WHICH> struct pointwise_map {

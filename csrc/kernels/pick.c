@@ -2,7 +2,7 @@
 #include "base/cpu.h"
 #include "base/flags.h"
 #include "kernels/cpu/conv_weight.h"
-#include "kernels/cpu/table.h"
+#include "kernels/cpu/lib/table.h"
 #include "kernels/cpu/winograd.h"
 #include "kernels/cublaslt/cublaslt.h"
 #include "kernels/cudnn/cudnn.h"

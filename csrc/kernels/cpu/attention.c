@@ -4,8 +4,8 @@
    shrinks where a larger one appears. lse = log of the sum of exp(scores) of each query is all that the gradient needs
    to make the probabilities again. Its tasks are key heads, so every sum has one owner and one order: the same bits for
    any number of threads. f16 and bf16 are converted block by block and computed in float, but for bf16 in AMX tiles. */
-#include "kernels/cpu/real.h"
-#include "kernels/cpu/tiles.h"
+#include "kernels/cpu/lib/real.h"
+#include "kernels/cpu/lib/tiles.h"
 
 #define BQ 64  /* queries and keys of a block: its scores stay in the second-level cache */
 #define BK 128
@@ -56,7 +56,7 @@ static pd_range_fn tasks_of(const pd_attention *c, bool grad);
 
 #define PD_FLOATS_ONLY
 #define PD_INCLUDED "kernels/cpu/attention.inc"
-#include "kernels/cpu/each_type.h"
+#include "kernels/cpu/lib/each_type.h"
 
 #ifdef PD_HAVE_TILES
 #include "kernels/cpu/attention_tiles.inc"

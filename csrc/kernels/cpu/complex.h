@@ -2,7 +2,7 @@
 #ifndef PD_KERNELS_CPU_COMPLEX_H
 #define PD_KERNELS_CPU_COMPLEX_H
 
-#include "kernels/cpu/rows.h"
+#include "kernels/cpu/lib/rows.h"
 
 extern const pd_row PD_SUFFIXED(pd_complex_unary)[PD_UNARY_COUNT][2];
 extern const pd_row PD_SUFFIXED(pd_complex_binary)[PD_BINARY_COUNT][2];

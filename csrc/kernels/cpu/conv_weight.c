@@ -9,7 +9,7 @@
 #include "kernels/cpu/conv_weight.h"
 
 #include "base/threads.h"
-#include "kernels/cpu/tiles.h"
+#include "kernels/cpu/lib/tiles.h"
 
 #ifdef PD_HAVE_TILES
 #define PIXELS 256  /* of a block */

@@ -3,9 +3,9 @@
    A row is one vectorised loop over contiguous memory (rows.h brings every loop to that form). f16 and bf16 have no
    rows of their own: they run the float ones on converted tiles. Integer arithmetic wraps (built with -fwrapv). */
 #include "kernels/cpu/complex.h"
-#include "kernels/cpu/express.h"
-#include "kernels/cpu/real.h"
-#include "kernels/cpu/rows.h"
+#include "kernels/cpu/lib/express.h"
+#include "kernels/cpu/lib/real.h"
+#include "kernels/cpu/lib/rows.h"
 
 #define UNARY_ROW(name, E, TYPE, expr)                                        \
     static void unary_##name##_##E(int64_t n, double scalar, char *const *p) { \

@@ -3,14 +3,14 @@
    Work is cut by shape alone: along rows (inner 1) into parts of at least PD_GRAIN elements, across columns into tiles
    of COLS columns and, where those are few, parts of n. Parts are combined as a tree, so bits do not depend on threads.
    Float sums run in vector lanes over at most PD_TILE elements, then in double. */
-#include "kernels/cpu/real.h"
+#include "kernels/cpu/lib/real.h"
 
 #define COLS 128       /* columns of one tile: 512 bytes of a row of floats */
 #define COL_PARTS 64   /* of all tiles' parts of n, for few columns */
 #define COL_BLOCK 32   /* rows added in T before they go to A */
 
 #define PD_INCLUDED "kernels/cpu/fold.inc"
-#include "kernels/cpu/each_type.h"
+#include "kernels/cpu/lib/each_type.h"
 
 PD_CPU_FUNCTION(void, fold, pd_fold f, pd_dtype t, pd_dtype out_t, const pd_block *b, const void *x, void *out) {
     switch (pd_compute_of(t)) {

@@ -15,7 +15,7 @@
    Threads get rectangles of C (a rectangle's result does not depend on where it was cut). Where C is small and K long,
    K is cut into chunks that depend on the shape alone; their products are added as a tree. f16 and bf16 are converted
    as they are copied and summed in float, C being kept in scratch till the end. */
-#include "kernels/cpu/real.h"
+#include "kernels/cpu/lib/real.h"
 
 #define KC 256
 #define MC 120
@@ -41,7 +41,7 @@ typedef struct grid {
 
 #define PD_FLOATS_ONLY
 #define PD_INCLUDED "kernels/cpu/gemm.inc"
-#include "kernels/cpu/each_type.h"
+#include "kernels/cpu/lib/each_type.h"
 
 static int64_t up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 

@@ -1,5 +1,5 @@
 /* Where indices lead; gathering and scattering blocks by offset; topk. */
-#include "kernels/cpu/rank.h"
+#include "kernels/cpu/lib/rank.h"
 
 static int64_t index_at(const pd_chooser *c, int64_t at) {
     return c->narrow ? ((const int32_t *)c->index)[at] : ((const int64_t *)c->index)[at];
@@ -207,7 +207,7 @@ static int64_t topk_slots(const pd_block *b) {
 }
 
 #define PD_INCLUDED "kernels/cpu/topk.inc"
-#include "kernels/cpu/each_type.h"
+#include "kernels/cpu/lib/each_type.h"
 
 PD_CPU_FUNCTION(void, topk, bool largest, pd_dtype t, const pd_block *b, int64_t k, const void *x, void *values,
                 int64_t *index, void *scratch) {

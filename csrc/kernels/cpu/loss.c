@@ -1,9 +1,9 @@
 /* nll and cross entropy, with their gradients. Rows are cut into parts by shape; sums of parts are added as a tree. */
-#include "kernels/cpu/real.h"
+#include "kernels/cpu/lib/real.h"
 
 #define PD_FLOATS_ONLY
 #define PD_INCLUDED "kernels/cpu/loss.inc"
-#include "kernels/cpu/each_type.h"
+#include "kernels/cpu/lib/each_type.h"
 
 /* Among labels [begin, end), none of which need be bad; -1: none is. */
 static int64_t first_bad(const pd_xent *c, int64_t begin, int64_t end) {

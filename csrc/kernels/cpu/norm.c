@@ -6,7 +6,7 @@
    Statistics take two passes, mean first: no digits are lost where the mean is large beside the deviation. */
 #include <math.h>
 
-#include "kernels/cpu/real.h"
+#include "kernels/cpu/lib/real.h"
 
 #define COLS 128
 #define ROW_PARTS 16
@@ -16,11 +16,11 @@ typedef enum sum_kind { SUM_X, SUM_SQUARES, SUM_GRADS } sum_kind; /* x; (x - mea
 
 #define PD_FLOATS_ONLY
 #define PD_INCLUDED "kernels/cpu/norm.inc"
-#include "kernels/cpu/each_type.h"
+#include "kernels/cpu/lib/each_type.h"
 
 #define PD_FLOATS_ONLY
 #define PD_INCLUDED "kernels/cpu/group_norm.inc"
-#include "kernels/cpu/each_type.h"
+#include "kernels/cpu/lib/each_type.h"
 
 PD_CPU_FUNCTION(void, batch_norm_train, pd_dtype t, const pd_batch_norm *c, const void *x, const void *w, const void *b,
                 double momentum, void *running_mean, void *running_var, void *y, void *mean, void *rstd) {

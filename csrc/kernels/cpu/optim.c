@@ -8,7 +8,7 @@
 #include <stdatomic.h>
 
 #include "base/rng.h"
-#include "kernels/cpu/real.h"
+#include "kernels/cpu/lib/real.h"
 #include "kernels/step_rules.h"
 
 typedef struct moments { const pd_moments *c; pd_moments_rule r; } moments;
@@ -83,7 +83,7 @@ static int64_t chunk(int64_t n) {
 
 #define PD_FLOATS_ONLY
 #define PD_INCLUDED "kernels/cpu/optim.inc"
-#include "kernels/cpu/each_type.h"
+#include "kernels/cpu/lib/each_type.h"
 
 static void run(pd_dtype t, const void *c, const pd_segment_step *s, int64_t count, pd_range_fn f32, pd_range_fn f64) {
     steps k = {t, c, s, count};

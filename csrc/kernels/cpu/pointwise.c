@@ -1,6 +1,6 @@
 /* The rows of pointwise.def for float and double, and the calls that run them. */
-#include "kernels/cpu/express.h"
-#include "kernels/cpu/rows.h"
+#include "kernels/cpu/lib/express.h"
+#include "kernels/cpu/lib/rows.h"
 
 #define ELU_TILE 128
 

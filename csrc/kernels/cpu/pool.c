@@ -10,7 +10,7 @@
        [N, H, W, C]   both ways pixel by pixel, the innermost loop running along C
 
    Whoever writes an element is the only one to do so, in one order: the same bits for any number of threads. */
-#include "kernels/cpu/real.h"
+#include "kernels/cpu/lib/real.h"
 #include "kernels/pool_window.h"
 
 #define NOWHERE_BYTE 255 /* the place of a window that lies outside altogether: -1 */
@@ -59,7 +59,7 @@ static int64_t pool_grain(int64_t each) {
 static int64_t taps_of(const pd_pool *c) { return c->kernel[0] * c->kernel[1]; }
 
 #define PD_INCLUDED "kernels/cpu/pool.inc"
-#include "kernels/cpu/each_type.h"
+#include "kernels/cpu/lib/each_type.h"
 
 PD_CPU_FUNCTION(void, max_pool, const pd_pool *c, const void *x, void *y, void *place) {
     pool_job j = {.c = c, .max = true, .x = x, .y = y, .place = place};

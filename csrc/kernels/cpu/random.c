@@ -5,7 +5,7 @@
 
    Box-Muller takes draws in pairs: elements i and i + 1, i even, are r cos and r sin of one pair. A block number past
    2^32 goes on in the upper half of the call counter. */
-#include "kernels/cpu/real.h"
+#include "kernels/cpu/lib/real.h"
 
 #define BLOCKS (PD_TILE / 4)
 

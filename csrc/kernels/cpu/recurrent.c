@@ -1,11 +1,11 @@
 /* One step of recurrent layers after the products: from gates to the new state, and back. */
-#include "kernels/cpu/real.h"
+#include "kernels/cpu/lib/real.h"
 
 typedef struct cell_job { const pd_cell *c; const pd_cell_step *s; } cell_job;
 
 #define PD_FLOATS_ONLY
 #define PD_INCLUDED "kernels/cpu/recurrent.inc"
-#include "kernels/cpu/each_type.h"
+#include "kernels/cpu/lib/each_type.h"
 
 PD_CPU_FUNCTION(void, cell, const pd_cell *c, const pd_cell_step *s) {
     int64_t grain = PD_GRAIN / 8 / (c->H > 0 ? c->H : 1) + 1;

@@ -4,7 +4,7 @@
    a tree. */
 #include <math.h>
 
-#include "kernels/cpu/real.h"
+#include "kernels/cpu/lib/real.h"
 
 #define ROW_PARTS 16
 
@@ -15,7 +15,7 @@ static int64_t row_norm_part(const pd_row_norm *c) {
 
 #define PD_FLOATS_ONLY
 #define PD_INCLUDED "kernels/cpu/row_norm.inc"
-#include "kernels/cpu/each_type.h"
+#include "kernels/cpu/lib/each_type.h"
 
 PD_CPU_FUNCTION(void, row_norm, pd_dtype t, const pd_row_norm *c, const void *x, const void *w, const void *b, void *y,
                 void *mean, void *rstd) {

@@ -2,13 +2,13 @@
 
    Rows (inner 1) go through tiles that stay in the first-level cache; rows shorter than a tile are taken several at a
    time, so that exp runs over full vectors however few classes there are. */
-#include "kernels/cpu/real.h"
+#include "kernels/cpu/lib/real.h"
 
 #define COLS 64
 
 #define PD_FLOATS_ONLY
 #define PD_INCLUDED "kernels/cpu/softmax.inc"
-#include "kernels/cpu/each_type.h"
+#include "kernels/cpu/lib/each_type.h"
 
 PD_CPU_FUNCTION(void, softmax, bool log, pd_dtype t, const pd_block *b, const void *x, void *y) {
     if (t == PD_F64) softmax_f64(log, t, b, x, NULL, y);

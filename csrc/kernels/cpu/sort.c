@@ -3,7 +3,7 @@
    A key is mapped to an unsigned integer whose order is that of the values (-0 equal to 0, NaN above all; inverted for
    descending order, so that equals keep their order) and sorted by its bytes, lowest first; a byte that all keys share
    costs nothing but its count. Elements of short rows are counted (rank.h), or inserted one by one. */
-#include "kernels/cpu/rank.h"
+#include "kernels/cpu/lib/rank.h"
 
 typedef struct pair { uint64_t key; int64_t i; } pair;
 typedef struct sort_job {
@@ -83,7 +83,7 @@ PD_CPU_FUNCTION(void, sort, bool descending, pd_dtype t, const pd_block *b, cons
 }
 
 #define PD_INCLUDED "kernels/cpu/cumsum.inc"
-#include "kernels/cpu/each_type.h"
+#include "kernels/cpu/lib/each_type.h"
 
 PD_CPU_FUNCTION(void, cumsum, bool reverse, pd_dtype t, pd_dtype out_t, const pd_block *b, const void *x, void *out) {
     switch (pd_compute_of(t)) {

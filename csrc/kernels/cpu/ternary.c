@@ -1,5 +1,5 @@
 /* The rows of ternary.def for each type, and the call that runs them. */
-#include "kernels/cpu/rows.h"
+#include "kernels/cpu/lib/rows.h"
 #include "kernels/vmath.h"
 
 #define ROW(name, E, TYPE, expr) \

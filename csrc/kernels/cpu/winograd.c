@@ -15,11 +15,11 @@
    shape alone chooses: all threads make V and A gy A^T of a block, then each adds its places' products. */
 #include "kernels/cpu/winograd.h"
 
-#include "kernels/cpu/real.h"
+#include "kernels/cpu/lib/real.h"
 
 #define PD_F32_ONLY
-#define PD_INCLUDED "kernels/cpu/micro.inc"
-#include "kernels/cpu/each_type.h"
+#define PD_INCLUDED "kernels/cpu/lib/micro.inc"
+#include "kernels/cpu/lib/each_type.h"
 
 #include "kernels/cpu/winograd_parts.h"
 

@@ -3,7 +3,7 @@
 #ifndef PD_KERNELS_CPU_WINOGRAD_PARTS_H
 #define PD_KERNELS_CPU_WINOGRAD_PARTS_H
 
-#include "kernels/cpu/real.h"
+#include "kernels/cpu/lib/real.h"
 
 #define LANES PD_LANES_F
 #define PLACES 16

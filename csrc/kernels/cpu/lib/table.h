@@ -1,6 +1,6 @@
 /* The tables that kernels/cpu is compiled to, one per instruction set; pick.c chooses. */
-#ifndef PD_KERNELS_CPU_TABLE_H
-#define PD_KERNELS_CPU_TABLE_H
+#ifndef PD_KERNELS_CPU_LIB_TABLE_H
+#define PD_KERNELS_CPU_LIB_TABLE_H
 
 #include "kernels/kernels.h"
 

@@ -12,10 +12,10 @@
        load[k] given    a tile converted (f16, bf16 -> f32)
 
    In parallel over the linear index; a loop of one tile costs no region. */
-#ifndef PD_KERNELS_CPU_ROWS_H
-#define PD_KERNELS_CPU_ROWS_H
+#ifndef PD_KERNELS_CPU_LIB_ROWS_H
+#define PD_KERNELS_CPU_LIB_ROWS_H
 
-#include "kernels/cpu/isa.h"
+#include "kernels/cpu/lib/isa.h"
 
 /* A row with several numbers: pointwise.def's. */
 typedef void (*pd_row_with)(int64_t n, const double *params, char *const *p);

@@ -3,8 +3,8 @@
    Nothing but suffixed names leaves a file, so that the copies can be linked together: PD_SUFFIXED(pd_unary_run) is
    pd_unary_run_avx512. Vectors are the compiler's own (vector_size); intrinsics stand only where C has no
    expression. */
-#ifndef PD_KERNELS_CPU_ISA_H
-#define PD_KERNELS_CPU_ISA_H
+#ifndef PD_KERNELS_CPU_LIB_ISA_H
+#define PD_KERNELS_CPU_LIB_ISA_H
 
 #include <stdint.h>
 #include <string.h>

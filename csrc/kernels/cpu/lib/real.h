@@ -7,10 +7,10 @@
 
    A template (`name.inc`) is included once per type by PD_EACH_FLOAT / PD_EACH_TYPE files, with
    T the type, V its vector (floats only), ACC what sums are kept in, FN(name) the name with the suffix. */
-#ifndef PD_KERNELS_CPU_REAL_H
-#define PD_KERNELS_CPU_REAL_H
+#ifndef PD_KERNELS_CPU_LIB_REAL_H
+#define PD_KERNELS_CPU_LIB_REAL_H
 
-#include "kernels/cpu/isa.h"
+#include "kernels/cpu/lib/isa.h"
 #include "kernels/vmath.h"
 
 
@@ -27,7 +27,7 @@ static inline pd_compute pd_compute_of(pd_dtype t) {
         else fn##_f32(&(family##_job_f32){__VA_ARGS__});                       \
     } while (0)
 
-#define PD_INCLUDED "kernels/cpu/real.inc"
-#include "kernels/cpu/each_type.h"
+#define PD_INCLUDED "kernels/cpu/lib/real.inc"
+#include "kernels/cpu/lib/each_type.h"
 
 #endif

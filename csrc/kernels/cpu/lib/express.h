@@ -1,6 +1,6 @@
 /* The gradient expressions of unary.def, binary.def and pointwise.def as C, in the type T of g. */
-#ifndef PD_KERNELS_CPU_EXPRESS_H
-#define PD_KERNELS_CPU_EXPRESS_H
+#ifndef PD_KERNELS_CPU_LIB_EXPRESS_H
+#define PD_KERNELS_CPU_LIB_EXPRESS_H
 
 #include "kernels/vmath.h"
 

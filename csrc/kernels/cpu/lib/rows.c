@@ -1,4 +1,4 @@
-#include "kernels/cpu/rows.h"
+#include "kernels/cpu/lib/rows.h"
 
 typedef struct cursor { int64_t at[PD_MAX_DIMS], left; } cursor; /* left: elements to the end of the innermost row */
 

@@ -1,7 +1,7 @@
 /* The table of this instruction set. */
-#include "kernels/cpu/table.h"
+#include "kernels/cpu/lib/table.h"
 
-#include "kernels/cpu/isa.h"
+#include "kernels/cpu/lib/isa.h"
 
 /* Declarations of the same signature as the table's members. */
 #define ENTRY(name) extern __typeof__(*((pd_kernels *)0)->name) PD_SUFFIXED(pd_cpu_##name);

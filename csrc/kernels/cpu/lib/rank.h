@@ -1,9 +1,9 @@
 /* Sorting keys of a row, and the order of short rows: where each element goes is how many come before it, which vectors
    count. */
-#ifndef PD_KERNELS_CPU_RANK_H
-#define PD_KERNELS_CPU_RANK_H
+#ifndef PD_KERNELS_CPU_LIB_RANK_H
+#define PD_KERNELS_CPU_LIB_RANK_H
 
-#include "kernels/cpu/real.h"
+#include "kernels/cpu/lib/real.h"
 #include "kernels/sort_key.h"
 
 #define PD_RANKED 128 /* elements up to which that is faster than sorting */

@@ -6,11 +6,11 @@
 
    M, N and K are multiples of 32 (PD_TILE_UP): two by two tiles of 16 x 16 sums at a time. What brings matrices to
    these forms fills the rest with zeros. Strides are in elements, of pairs from one pair of rows to the next. */
-#ifndef PD_KERNELS_CPU_TILES_H
-#define PD_KERNELS_CPU_TILES_H
+#ifndef PD_KERNELS_CPU_LIB_TILES_H
+#define PD_KERNELS_CPU_LIB_TILES_H
 
 #include "base/cpu.h"
-#include "kernels/cpu/real.h"
+#include "kernels/cpu/lib/real.h"
 
 #if defined(__AVX512F__) && (defined(__clang__) ? __clang_major__ >= 12 : __GNUC__ >= 11)
 #define PD_HAVE_TILES 1

@@ -1,5 +1,5 @@
 /* Rows that convert between dtypes: the real ones directly, f16 and bf16 through float. */
-#include "kernels/cpu/isa.h"
+#include "kernels/cpu/lib/isa.h"
 
 #define NATIVE(M, to)                                                                              \
     M(to, BOOL) M(to, U8) M(to, I8) M(to, I16) M(to, I32) M(to, I64) M(to, F32) M(to, F64)
