@@ -18,7 +18,7 @@ from pydist import _C, distributed
 _ROOT = Path(pydist.__file__).resolve().parents[1]
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))
 
-# Tests look for the lines of each rank by themselves; tests/test_logs.py asks for others.
+# Tests look for the lines of each rank by themselves; tests/launch/test_logs.py asks for others.
 os.environ["PYDIST_FOLD"] = "off"
 
 # A shell starts what runs in its background with SIGINT ignored, and programs that tests start would inherit that.

@@ -1,4 +1,4 @@
-"""Single ops at sizes from 1 Ki to 16 Mi elements: the families of tests/op_samples.py, as expressions."""
+"""Single ops at sizes from 1 Ki to 16 Mi elements: the families of tests/lib/op_samples.py, as expressions."""
 
 import ast
 from math import isqrt

@@ -1,6 +1,6 @@
 """Calls of every public function, method and module with arguments that do harm while they are read.
 
-A case builds a few valid calls (the recipes of ../fuzz_recipes.py), calls of any function with random arguments, or
+A case builds a few valid calls (the recipes of ../lib/fuzz_recipes.py), calls of any function with random arguments, or
 modules, and spoils some arguments: objects whose __index__, __float__, __bool__, __len__, __iter__, __getitem__, __eq__
 or __del__ raise, lie, or change the lists and tensors of the case; sizes near 2^63; views, subclasses, read-only
 memory. In some cases another thread does such changes meanwhile. What comes back is shown, summed and differentiated.
@@ -22,8 +22,7 @@ import numpy as np
 import runner
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-import fuzz_calls
-import fuzz_recipes
+from lib import fuzz_calls, fuzz_recipes
 
 import pydist
 from pydist import _C, nn

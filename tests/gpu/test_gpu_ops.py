@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from op_samples import RANDOM, SAMPLES, arguments, arrays, build, call
+from lib.op_samples import RANDOM, SAMPLES, arguments, arrays, build, call
 
 import pydist
 

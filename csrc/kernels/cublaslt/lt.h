@@ -1,6 +1,6 @@
 /* What we call of cuBLASLt, by declarations of our own: it is opened at run time, and its header is no part of the
    toolkit that pip installs. Values and sizes are those of cublasLt.h of CUDA 12 and 13
-   (tests/test_cuda_libraries.py compares them where the header is there). Matrices are laid out by columns. */
+   (tests/engine/test_cuda_libraries.py compares them where the header is there). Matrices are laid out by columns. */
 #ifndef PD_KERNELS_CUBLASLT_LT_H
 #define PD_KERNELS_CUBLASLT_LT_H
 

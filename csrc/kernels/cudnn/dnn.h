@@ -1,5 +1,5 @@
 /* What we call of cuDNN's graph API, by declarations of our own: it is opened at run time. Values are those of
-   cudnn_graph.h of cuDNN 9 (tests/test_cuda_libraries.py compares them where the header is there). */
+   cudnn_graph.h of cuDNN 9 (tests/engine/test_cuda_libraries.py compares them where the header is there). */
 #ifndef PD_KERNELS_CUDNN_DNN_H
 #define PD_KERNELS_CUDNN_DNN_H
 

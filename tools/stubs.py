@@ -1,4 +1,4 @@
-"""The part of pydist/_C.pyi that the op table says: `python tests/stubs.py` writes it, test_typing.py compares it.
+"""The part of pydist/_C.pyi that the op table says: `python tools/stubs.py` writes it, test_typing.py compares it.
 
 Two blocks between marks: the table's methods within `class Tensor`, and its functions."""
 
@@ -81,7 +81,7 @@ def written(text):
     """The stub file's text with both blocks as the table has them."""
     for mark, method in (("methods", True), ("functions", False)):
         lines = "\n".join(block(method))
-        pattern = rf"( *# {mark} of the table: tests/stubs.py\n).*?( *# end of the table's {mark}\n)"
+        pattern = rf"( *# {mark} of the table: tools/stubs.py\n).*?( *# end of the table's {mark}\n)"
         text, n = re.subn(pattern, lambda m: f"{m[1]}{lines}\n{m[2]}", text, flags=re.S)
         assert n == 1, f"{FILE}: no marks around the table's {mark}"
     return text

@@ -8,7 +8,7 @@ import pytest
 
 import pydist
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from benchmarks import against, paired, report  # noqa: E402
 from benchmarks.workloads import WORKLOADS, load, ops  # noqa: E402
 from benchmarks.workloads.training import Training  # noqa: E402

@@ -39,7 +39,7 @@ best.places  # wrong
 
 def test_the_tables_part_is_as_written_by_the_table():
     text = stubs.FILE.read_text()
-    assert stubs.written(text) == text, "run python tests/stubs.py"
+    assert stubs.written(text) == text, "run python tools/stubs.py"
     assert text.count("def ") > 400
 
 

@@ -9,7 +9,7 @@ other one word gives several.
 import math
 from functools import partial, partialmethod
 
-from fuzz_calls import DTYPES, FLOATS, Arguments, Array, Call
+from lib.fuzz_calls import DTYPES, FLOATS, Arguments, Array, Call
 from hypothesis import strategies as st
 
 from pydist import _C

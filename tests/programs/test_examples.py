@@ -6,6 +6,7 @@ import re
 import struct
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -150,7 +151,7 @@ def test_bad_arguments(folder):
 @pytest.mark.parametrize("ranks", [None, 2])
 def test_readme_program(tmp_path, ranks):
     """The README's main job runs as it stands there, and learns."""
-    readme = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "README.md")
+    readme = Path(__file__).resolve().parents[2] / "README.md"
     with open(readme) as file:
         program, *_ = re.findall(r"```python\n(.*?)```", file.read(), re.S)  # the first one is whole
     assert len(program.splitlines()) <= 32

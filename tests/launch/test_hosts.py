@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from test_transaction import QUIET, SCRIPT, replay
 
-TOP = Path(__file__).parent.parent
+TOP = Path(__file__).resolve().parents[2]
 
 
 def can_make_namespaces():

@@ -10,7 +10,7 @@ from pydist.utils.checkpoint import checkpoint
 
 import pydist
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from benchmarks.workloads.gpt import gpt  # noqa: E402
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from pydist import _C
 
-TOP = Path(__file__).resolve().parents[1]
+TOP = Path(__file__).resolve().parents[2]
 # A folder includes only headers of folders listed before it.
 ROOMS = [
     "base",

@@ -12,7 +12,7 @@ import pytest
 import pydist
 from pydist import _C
 
-CSRC = Path(__file__).resolve().parents[1] / "csrc"
+CSRC = Path(__file__).resolve().parents[2] / "csrc"
 ASK = """
 import sys
 from pydist import _C

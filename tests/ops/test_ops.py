@@ -8,11 +8,12 @@ import subprocess
 import sys
 import warnings
 from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import pytest
 from conftest import COMPARED
-from op_samples import (
+from lib.op_samples import (
     COMPLEX, HIDDEN, LARGE, RANDOM, SAMPLES, SPECIAL, T, arguments, arrays, build, call, cases, is_tensor, reference, specs_of,
 )  # fmt: skip
 
@@ -91,7 +92,7 @@ def test_every_public_op_has_samples():
         *COMPLEX,
     }
     special = set(SPECIAL)
-    assert public - set(SAMPLES) == set(), "ops without samples in tests/op_samples.py"
+    assert public - set(SAMPLES) == set(), "ops without samples in tests/lib/op_samples.py"
     assert set(TABLE) - public - special - set(COMPLEX) == set(HIDDEN), (
         "hidden ops: name the public op that exercises them"
     )
@@ -781,8 +782,8 @@ def test_same_bits_without_onednn():
     """The same with the portable kernels, which float64 has anyway: PYDIST_ONEDNN is read once, so in a process of its
     own."""
     code = "import test_ops; test_ops.test_same_bits_for_any_number_of_threads('float32')"
-    here = os.path.dirname(os.path.abspath(__file__))
-    path = os.pathsep.join([os.path.dirname(os.path.dirname(os.path.abspath(pydist.__file__))), here])
+    here = Path(__file__).resolve().parent
+    path = os.pathsep.join(map(str, [Path(pydist.__file__).resolve().parents[1], here, here.parent]))
     env = {**os.environ, "PYDIST_ONEDNN": "0", "PYTHONPATH": path}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr

@@ -12,7 +12,7 @@ import pytest
 
 from pydist.distributed._group import rendezvous
 
-TOP = Path(__file__).parent.parent
+TOP = Path(__file__).resolve().parents[2]
 MPIS = {
     "openmpi": ["mpirun.openmpi", "--allow-run-as-root", "--oversubscribe"],
     "mpich": ["mpirun.mpich"],

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-FOLDER = Path(__file__).parent / "fuzz"
+FOLDER = Path(__file__).parents[1] / "fuzz"
 FUZZERS = sorted(path for path in FOLDER.glob("*.py") if path.stem != "runner")
 SECONDS = os.environ.get("FULL_FUZZERS", "3")
 

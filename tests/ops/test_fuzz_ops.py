@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fuzz_calls import Array, Name
-from fuzz_recipes import TABLE, calls, recipes
+from lib.fuzz_calls import Array, Name
+from lib.fuzz_recipes import TABLE, calls, recipes
 from hypothesis import HealthCheck, given, seed, settings
 
 import pydist
