@@ -1,5 +1,5 @@
-/* Where indices lead; gathering and scattering blocks by offset; topk. */
-#include "kernels/cpu/lib/rank.h"
+/* Where indices lead; gathering and scattering blocks by offset. */
+#include "kernels/cpu/lib/real.h"
 
 static int64_t index_at(const pd_chooser *c, int64_t at) {
     return c->narrow ? ((const int32_t *)c->index)[at] : ((const int64_t *)c->index)[at];
@@ -194,29 +194,4 @@ PD_CPU_FUNCTION(void, put_add, pd_dtype t, int64_t count, int64_t n, const int64
     if (count <= 0) return;
     int64_t grain = PD_GRAIN / count;
     pd_parallel(n, grain < 64 ? 64 : grain, put_add_part, &j);
-}
-
-/* ---- topk ---- */
-
-/* Rows worked on at a time: each needs room for a heap of n entries of 16 bytes. */
-static int64_t topk_slots(const pd_block *b) {
-    int64_t n = b->n > 0 ? b->n : 1, most = (1 << 20) / n, slots = b->outer;
-    if (slots > most) slots = most;
-    if (slots > 64) slots = 64;
-    return slots > 0 ? slots : 1;
-}
-
-#define PD_INCLUDED "kernels/cpu/topk.inc"
-#include "kernels/cpu/lib/each_type.h"
-
-PD_CPU_FUNCTION(void, topk, bool largest, pd_dtype t, const pd_block *b, int64_t k, const void *x, void *values,
-                int64_t *index, void *scratch) {
-    switch (pd_compute_of(t)) {
-        case PD_IN_F32: topk_f32(largest, t, b, k, x, values, index, scratch); break;
-        case PD_IN_F64: topk_f64(largest, t, b, k, x, values, index, scratch); break;
-        case PD_IN_I64: topk_i64(largest, t, b, k, x, values, index, scratch); break;
-    }
-}
-PD_CPU_FUNCTION(size_t, topk_scratch, const pd_block *b) {
-    return (size_t)(topk_slots(b) * (b->n > 0 ? b->n : 1) * 16);
 }

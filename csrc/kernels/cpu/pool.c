@@ -58,7 +58,15 @@ static int64_t pool_grain(int64_t each) {
 }
 static int64_t taps_of(const pd_pool *c) { return c->kernel[0] * c->kernel[1]; }
 
-#define PD_INCLUDED "kernels/cpu/pool.inc"
+#define PD_INCLUDED "kernels/cpu/pool_planes.inc"
+#include "kernels/cpu/lib/each_type.h"
+#define PD_INCLUDED "kernels/cpu/pool_pixels.inc"
+#include "kernels/cpu/lib/each_type.h"
+#define PD_FLOATS_ONLY
+#define PD_INCLUDED "kernels/cpu/pool_grad_planes.inc"
+#include "kernels/cpu/lib/each_type.h"
+#define PD_FLOATS_ONLY
+#define PD_INCLUDED "kernels/cpu/pool_grad_pixels.inc"
 #include "kernels/cpu/lib/each_type.h"
 
 PD_CPU_FUNCTION(void, max_pool, const pd_pool *c, const void *x, void *y, void *place) {

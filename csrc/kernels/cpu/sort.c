@@ -1,4 +1,4 @@
-/* Stable sorting of rows by index, and running sums.
+/* Stable sorting of rows by index.
 
    A key is mapped to an unsigned integer whose order is that of the values (-0 equal to 0, NaN above all; inverted for
    descending order, so that equals keep their order) and sorted by its bytes, lowest first; a byte that all keys share
@@ -80,15 +80,4 @@ PD_CPU_FUNCTION(void, sort, bool descending, pd_dtype t, const pd_block *b, cons
     int64_t slots = sort_slots(b);
     sort_job j = {descending, t, b, (b->outer + slots - 1) / slots, x, index, scratch};
     if (b->outer > 0 && b->n > 0) pd_parallel(b->outer, j.rows, sort_rows, &j);
-}
-
-#define PD_INCLUDED "kernels/cpu/cumsum.inc"
-#include "kernels/cpu/lib/each_type.h"
-
-PD_CPU_FUNCTION(void, cumsum, bool reverse, pd_dtype t, pd_dtype out_t, const pd_block *b, const void *x, void *out) {
-    switch (pd_compute_of(t)) {
-        case PD_IN_F32: cumsum_f32(&(cumsum_job){reverse, t, out_t, b, x, out}); break;
-        case PD_IN_F64: cumsum_f64(&(cumsum_job){reverse, t, out_t, b, x, out}); break;
-        case PD_IN_I64: cumsum_i64(&(cumsum_job){reverse, t, out_t, b, x, out}); break;
-    }
 }
