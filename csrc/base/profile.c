@@ -2,11 +2,9 @@
 
 #include <pthread.h>
 #include <string.h>
-#include <sys/syscall.h>
-#include <time.h>
-#include <unistd.h>
 
 #include "base/mem.h"
+#include "base/os.h"
 
 const char *const pd_lap_kind_names[PD_LAP_KINDS] = {"op", "in place", "backward", "call", "user", "communication"};
 
@@ -38,17 +36,11 @@ static void in_child(void) {
 }
 static void at_start(void) { pthread_atfork(NULL, NULL, in_child); }
 
-static int64_t now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
-}
-
 /* ---- spans ------------------------------------------------------------------------------------------------------- */
 
 pd_lap pd_lap_open(unsigned run) {
     uint32_t gpu = p.how.gpu_begin ? p.how.gpu_begin() : 0;
-    return (pd_lap){.held = p.how.held ? p.how.held() : 0, .gpu = gpu, .run = run, .begin = now()};
+    return (pd_lap){.held = p.how.held ? p.how.held() : 0, .gpu = gpu, .run = run, .begin = pd_os_now()};
 }
 
 /* The run's own copy of a text. */
@@ -74,11 +66,11 @@ static int64_t keep_dims(const int64_t *dims, size_t n) {
 void pd_lap_close(const pd_lap *s, pd_lap_kind kind, const char *name, int64_t bytes, const int64_t *dims, size_t ndims,
                   const int64_t *lane) {
     if (atomic_load_explicit(&pd_profile_run, memory_order_relaxed) != s->run) return;
-    pd_event e = {.begin = s->begin, .end = now(), .bytes = bytes, .kind = kind};
+    pd_event e = {.begin = s->begin, .end = pd_os_now(), .bytes = bytes, .kind = kind};
     if (p.how.held) e.held = p.how.held() - s->held;
     if (p.how.stack && !lane) e.stack = p.how.stack();
     if (s->gpu && !lane && (e.gpu[1] = p.how.gpu_end(s->gpu))) e.gpu[0] = s->gpu;
-    if (!thread) thread = syscall(SYS_gettid);
+    if (!thread) thread = pd_os_thread_id();
     e.lane = lane ? *lane : thread;
     pthread_mutex_lock(&p.lock);
     if (atomic_load_explicit(&pd_profile_run, memory_order_relaxed) == s->run) {

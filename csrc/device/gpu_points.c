@@ -1,9 +1,9 @@
 #include "device/gpu_points.h"
 
 #include <pthread.h>
-#include <time.h>
 
 #include "base/mem.h"
+#include "base/os.h"
 
 typedef struct point {
     void *event;
@@ -22,12 +22,6 @@ static struct {
 
 /* With the lock held; NULL for a number that is none. */
 static point *at(uint32_t number) { return number && number <= p.count ? &p.points[number - 1] : NULL; }
-
-static int64_t now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
-}
 
 /* With the lock held; the device is the runtime's current one. */
 static uint32_t take(int device) {
@@ -63,7 +57,7 @@ static uint32_t record(int device, void *stream, uint64_t work) {
     pthread_mutex_lock(&p.lock);
     if (!p.base[device] && (p.base[device] = take(device))) {
         cuda->event_record(at(p.base[device])->event, stream);
-        p.base_ns[device] = now();
+        p.base_ns[device] = pd_os_now();
     }
     uint32_t number = take(device);
     if (number && cuda->event_record(at(number)->event, stream)) {
@@ -113,7 +107,7 @@ pd_status pd_gpu_points_start(void) {
     p.points = NULL;
     p.count = p.cap = 0;
     for (int i = 0; i < PD_CUDA_DEVICES; i++) p.spare[i] = p.base[i] = 0;
-    p.start_ns = now();
+    p.start_ns = pd_os_now();
     pthread_mutex_unlock(&p.lock);
     PD_TRY(pd_cuda_device("profiler", pd_cuda_in_use(&work), &d));
     PD_TRY(pd_cuda_wait(d, "profiler"));

@@ -3,9 +3,9 @@
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stdio.h>
-#include <time.h>
 
 #include "base/flags.h"
+#include "base/os.h"
 #include "device/nvidia.h"
 
 #define PROBE_MS 30000
@@ -77,7 +77,7 @@ pd_status pd_nccl_probe(const char *op) {
         int failed = lib->CommGetAsyncError(comm, &result);
         if (failed) result = failed;
         if (result != PD_NCCL_IN_PROGRESS || waited++ == PROBE_MS) break;
-        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+        pd_os_sleep(1000000);
     }
     pd_status status = pd_nccl_result(op, result, comm);
     if (!status && result == PD_NCCL_IN_PROGRESS)

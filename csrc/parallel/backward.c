@@ -4,18 +4,12 @@
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 
 #include "base/log.h"
+#include "base/os.h"
 #include "device/cuda.h"
 #include "kernels/kernels.h"
 #include "ops/ops.h"
-
-static int64_t now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
-}
 
 void pd_reducer_forget_backward(pd_reducer *r) {
     for (int b = 0; b < r->layout.nbuckets; b++) {
@@ -241,11 +235,11 @@ static pd_status at_end(void *ctx, void *arg) {
     pd_reducer *r = ctx;
     (void)arg;
     if (!r->running) return PD_OK; /* prepared anew meanwhile */
-    int64_t since = now();
+    int64_t since = pd_os_now();
     void *token = pd_host_release(); /* peers may keep us waiting */
     pd_status status = finish(r);
     pd_host_acquire(token);
-    if (!status) note_times(r, since, now());
+    if (!status) note_times(r, since, pd_os_now());
     pd_reducer_forget_backward(r);
     return status;
 }
@@ -256,7 +250,7 @@ static pd_status begin_backward(pd_reducer *r) {
     r->refs++;
     if (r->begin.call) PD_TRY(r->begin.call(r->begin.ctx, NULL));
     r->running = true;
-    r->began = now();
+    r->began = pd_os_now();
     r->times.inside = 0;
     for (int b = 0; b < r->layout.nbuckets; b++) r->buckets[b].waiting = 0;
     for (int i = 0; i < r->n; i++)
@@ -276,16 +270,16 @@ pd_status pd_reducer_on_ready(void *ctx, void *leaf) {
     PD_TRY(pd_reducer_bring_home(s));
     s->fired = true;
     r->buckets[s->piece->bucket].waiting--;
-    int64_t since = now();
+    int64_t since = pd_os_now();
     PD_TRY(start_full(r));
     if (r->next) PD_TRY(pd_group_progress(r->group));
-    r->times.inside += now() - since;
+    r->times.inside += pd_os_now() - since;
     return PD_OK;
 }
 
 pd_status pd_reducer_prepare(pd_reducer *r, uint64_t site) {
     r->site = site;
-    r->prepared = now();
+    r->prepared = pd_os_now();
     if (!r->running) return PD_OK;
     /* A backward failed midway: what has started must end before its memory is written again. */
     pd_status status = PD_OK;

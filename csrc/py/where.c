@@ -1,9 +1,7 @@
 /* What a rank tells about itself to those who wait for it: the line of Python where its program is, and SIGUSR1. */
 #include "py/py.h"
 
-#include <errno.h>
 #include <frameobject.h> /* PyFrame_GetBack, before 3.11 */
-#include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <string.h>
@@ -55,17 +53,10 @@ static void *run(void *unused) {
 }
 
 static bool start(void) {
-    pthread_t thread;
-    pthread_attr_t attr;
-    sigset_t all, old;
-    pthread_attr_init(&attr);
-    pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
-    sigfillset(&all);
-    pthread_sigmask(SIG_BLOCK, &all, &old); /* signals are the main thread's */
-    int rc = pthread_create(&thread, &attr, run, NULL);
-    pthread_sigmask(SIG_SETMASK, &old, NULL);
-    pthread_attr_destroy(&attr);
-    return !rc;
+    pd_os_thread thread;
+    if (pd_os_thread_start("where", &thread, run, NULL)) return false;
+    pd_os_thread_detach(thread);
+    return true;
 }
 
 void pd_py_where(char *text, size_t size) {
@@ -78,7 +69,7 @@ void pd_py_where(char *text, size_t size) {
         return;
     }
     for (int ms = 0; ms < PATIENCE_MS && atomic_load(&look.state) != FOUND; ms++)
-        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+        pd_os_sleep(1000000);
     if (atomic_load(&look.state) != FOUND) {
         snprintf(text, size, "a place unknown: C code holds the GIL");
         return;

@@ -1,8 +1,6 @@
 /* Works in Python: a collective under way, and the memory that it borrows until it is done. */
 #include "py/py.h"
 
-#include <sched.h>
-
 #include "py/comm_impl.h"
 
 PyTypeObject *pd_py_work_type;
@@ -22,7 +20,7 @@ static void forget(pd_pywork *self) {
 /* The collective is done: staged results go to their tensors (which may give up the GIL, so other threads wait here),
    and no memory is needed any more. Once; a failure is told to all who ask. */
 static pd_status settle(pd_pywork *self) {
-    while (self->settling) PD_PY_NO_GIL(sched_yield());
+    while (self->settling) PD_PY_NO_GIL(pd_os_yield());
     if (self->lost) return pd_fail(self->lost, "wait: the collective is done, but its result could not be copied");
     if (self->done) return PD_OK;
     self->settling = true;

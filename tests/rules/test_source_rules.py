@@ -148,6 +148,23 @@ def test_environment_variables_are_rows():
     assert not wrong
 
 
+def test_time_and_threads_go_through_os():
+    """Clocks, sleeps, waits on a word, threads, random bytes and ids: all of csrc asks base/os.h, so that a simulator can
+    stand there. Left out: base/spawn.c's pids, of processes that it makes itself."""
+    calls = (
+        "clock_gettime|gettimeofday|time|nanosleep|clock_nanosleep|usleep|sleep|sched_yield|pthread_create|thrd_create"
+    )
+    calls += "|pthread_cond_timedwait|pthread_mutex_timedlock|getrandom|getentropy|getpid|gettid"
+    wrong = []
+    for room, path, text in csrc(".c", ".h", ".inc"):
+        if room == "base" and path.stem in ("os", "spawn"):
+            continue
+        wrong += hits(
+            rf"\b({calls})\s*\(|\bSYS_(futex|gettid|getrandom)\b|\bFUTEX_\w+|__builtin_ia32_pause", code(text), path
+        )
+    assert not wrong
+
+
 def test_headers_begin_with_their_contract():
     assert not [str(path) for _, path, text in csrc(".h", ".def") if not re.match(r"/\*.{20,}?\*/", text, re.S)]
 

@@ -1,7 +1,5 @@
-#include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
-#include <signal.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <unistd.h>
@@ -29,7 +27,7 @@ typedef struct request { /* a store call under way; lives on its caller's stack 
 typedef struct client {
     pd_link link; /* first: a client is a link */
     pd_fork_watch watch;
-    pthread_t thread;
+    pd_os_thread thread;
     pthread_mutex_t lock; /* of sending and of the requests */
     pthread_cond_t change;
     pd_wire wire; /* its reading half belongs to the thread, its sending half to the lock */
@@ -148,15 +146,6 @@ static void *run(void *arg) {
 
 /* ---- store calls ------------------------------------------------------------------------------------------------- */
 
-static struct timespec in_a_slice(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    t.tv_nsec += PD_SLICE_NS;
-    t.tv_sec += t.tv_nsec / 1000000000;
-    t.tv_nsec %= 1000000000;
-    return t;
-}
-
 /* Under the lock, which is free while this sleeps and while the interrupt hook runs. */
 static pd_status await(client *c, request *r, const pd_store_call *call) {
     bool waits = call->verb == PD_STORE_GET || call->verb == PD_STORE_WAIT, late = false;
@@ -169,8 +158,7 @@ static pd_status await(client *c, request *r, const pd_store_call *call) {
             return pd_fail(PD_E_DIST, "store: given up");
         if (waits && late && !call->stop)
             PD_TRY(pd_link_gone(&c->link)); /* what is there is answered at once, whoever died */
-        struct timespec until = in_a_slice();
-        if (pthread_cond_timedwait(&c->change, &c->lock, &until) != ETIMEDOUT) continue;
+        if (pd_os_cond_wait(&c->change, &c->lock, PD_SLICE_NS)) continue;
         late = true;
         pthread_mutex_unlock(&c->lock);
         pd_status status = pd_hooks_interrupt(c->link.hooks);
@@ -219,7 +207,7 @@ static void close_link(pd_link *link) {
     client *c = (client *)link;
     tell(link, &(pd_news){.kind = PD_NEWS_LEFT, .rank = link->rank}, "");
     shutdown(c->wire.fd, SHUT_RDWR); /* what was sent lies in the server's queue; our thread reads the end */
-    pthread_join(c->thread, NULL);
+    pd_os_thread_join(c->thread);
     pd_fork_watch_drop(&c->watch);
     pd_wire_fini(&c->wire);
     c->wire.fd = -1;
@@ -267,11 +255,11 @@ static pd_status say(client *c, int kind, const void *what, size_t bytes) {
 }
 
 static pd_status shake_hands(client *c, const uint8_t secret[PD_SECRET_BYTES], int64_t deadline) {
-    pd_control_hello h = {.rank = c->link.rank, .world = c->link.world, .pid = getpid()};
+    pd_control_hello h = {.rank = c->link.rank, .world = c->link.world, .pid = pd_os_pid()};
     pd_control_challenge challenge;
     pd_control_welcome welcome;
     uint8_t mac[PD_SHA256_BYTES];
-    PD_TRY(pd_auth_random(h.nonce, sizeof h.nonce));
+    PD_TRY(pd_os_random(h.nonce, sizeof h.nonce));
     PD_TRY(say(c, PD_CONTROL_HELLO, &h, sizeof h));
     PD_TRY(await_frame(c, PD_CONTROL_CHALLENGE, sizeof challenge, deadline));
     memcpy(&challenge, c->wire.body, sizeof challenge);
@@ -349,15 +337,6 @@ static void locate(client *c) {
     memcpy(&c->link.host, digest, sizeof c->link.host);
 }
 
-static pd_status start_thread(client *c) {
-    sigset_t all, old;
-    sigfillset(&all);
-    pthread_sigmask(SIG_BLOCK, &all, &old); /* or Ctrl-C might land here and leave the main thread asleep */
-    int rc = pd_fault_hit() ? EAGAIN : pthread_create(&c->thread, NULL, run, c);
-    pthread_sigmask(SIG_SETMASK, &old, NULL);
-    return rc ? pd_fail(PD_E_MEMORY, "control: cannot start a thread: %s", strerror(rc)) : PD_OK;
-}
-
 pd_status pd_control_connect(const char *address, const uint8_t secret[PD_SECRET_BYTES], int rank, int world,
                              double timeout, bool patient, const pd_hooks *hooks, pd_link **out) {
     pd_status status = PD_OK;
@@ -368,17 +347,13 @@ pd_status pd_control_connect(const char *address, const uint8_t secret[PD_SECRET
     pd_link_init(&c->link, &ops, rank, world, hooks);
     pd_wire_init(&c->wire, -1, PD_CONTROL_PAYLOAD);
     pthread_mutex_init(&c->lock, NULL);
-    pthread_condattr_t attr;
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    pthread_cond_init(&c->change, &attr);
-    pthread_condattr_destroy(&attr);
+    pd_os_cond_init(&c->change);
     PD_TRY_TO(fail, pd_wire_reserve(&c->wire));
     PD_TRY_TO(fail, enter(c, address, secret, deadline, patient));
     if (tcp) pd_log(PD_LOG_INFO, "control: rank %d reaches the server at %s", rank, c->link.way);
     c->wire.handles = !tcp;
     locate(c);
-    PD_TRY_TO(fail, start_thread(c));
+    PD_TRY_TO(fail, pd_os_thread_start("control", &c->thread, run, c));
     pd_fork_watch_add(&c->watch, c->wire.fd);
     *out = &c->link;
     return PD_OK;

@@ -45,7 +45,7 @@ typedef struct pd_waiter pd_waiter;
 enum { PD_LISTEN_UNIX, PD_LISTEN_TCP, PD_LISTENS };
 
 struct pd_control_server {
-    pthread_t thread;
+    pd_os_thread thread;
     pthread_mutex_t lock; /* held by the thread except while it polls: guards everything below */
     pthread_cond_t change; /* a rank has left or died */
     int world, listening[PD_LISTENS], wake, secret_fd, host_rank;

@@ -89,7 +89,7 @@ static const char *on_hello(pd_control_server *s, pd_conn *c) {
     pd_control_challenge challenge;
     if (c->wire.head.kind != PD_CONTROL_HELLO || c->wire.head.bytes != sizeof c->hello) return "it did not say hello";
     memcpy(&c->hello, c->wire.body, sizeof c->hello);
-    if (pd_auth_random(c->nonce, sizeof c->nonce)) return "no random numbers here";
+    if (pd_os_random(c->nonce, sizeof c->nonce)) return "no random numbers here";
     memcpy(challenge.nonce, c->nonce, sizeof c->nonce);
     pd_auth_mac(s->secret, "server", &c->hello, c->nonce, challenge.proof);
     c->greeted = true;
@@ -128,13 +128,13 @@ const char *pd_door_frame(pd_control_server *s, pd_conn *c, int64_t now) {
 
 static pd_status open_secret(pd_control_server *s, const pd_control_options *o, bool *common) {
     *common = false;
-    PD_TRY(pd_auth_random(s->token, sizeof s->token));
+    PD_TRY(pd_os_random(s->token, sizeof s->token));
     if (o->secret) {
         memcpy(s->secret, o->secret, sizeof s->secret);
         *common = true;
     } else if (o->listen || o->in_rank) PD_TRY(pd_control_secret_file(s->secret, common));
     bool open = o->in_rank || (o->listen && pd_flags_get()->INSECURE); /* to all of our user, to all */
-    if (!*common && !open) PD_TRY(pd_auth_random(s->secret, sizeof s->secret));
+    if (!*common && !open) PD_TRY(pd_os_random(s->secret, sizeof s->secret));
     s->secret_fd = memfd_create("pydist-secret", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (s->secret_fd < 0 || write(s->secret_fd, s->secret, sizeof s->secret) != sizeof s->secret ||
         fcntl(s->secret_fd, F_ADD_SEALS, F_SEAL_WRITE | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL))
@@ -155,7 +155,7 @@ static pd_status open_unix(pd_control_server *s, const pd_control_options *o) {
     uint8_t random[8];
     char owner[32];
     size_t n = (size_t)snprintf(s->address, sizeof s->address, "%s", o->name ? o->name : "@pydist-");
-    PD_TRY(pd_auth_random(random, sizeof random));
+    PD_TRY(pd_os_random(random, sizeof random));
     for (size_t i = 0; !o->name && i < sizeof random; i++)
         n += (size_t)snprintf(s->address + n, sizeof s->address - n, "%02x", random[i]);
     socklen_t bytes = pd_auth_unix(s->address, &name);

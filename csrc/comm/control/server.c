@@ -1,5 +1,4 @@
 #include <errno.h>
-#include <signal.h>
 #include <stdio.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -156,15 +155,6 @@ static void wake(pd_control_server *s) {
     if (write(s->wake, &one, sizeof one) < 0) return; /* the counter is full: it is awake */
 }
 
-static pd_status start_thread(pd_control_server *s) {
-    sigset_t all, old;
-    sigfillset(&all);
-    pthread_sigmask(SIG_BLOCK, &all, &old); /* the launcher's signals belong to its own threads */
-    int rc = pd_fault_hit() ? EAGAIN : pthread_create(&s->thread, NULL, run, s);
-    pthread_sigmask(SIG_SETMASK, &old, NULL);
-    return rc ? pd_fail(PD_E_MEMORY, "control: cannot start a thread: %s", strerror(rc)) : PD_OK;
-}
-
 static void free_all(pd_control_server *s) {
     pd_control_store_forget(s, NULL);
     for (pd_conn *c = s->conns, *next; c; c = next) {
@@ -190,14 +180,6 @@ static void free_all(pd_control_server *s) {
     pd_free(s);
 }
 
-static void init_change(pd_control_server *s) {
-    pthread_condattr_t attr;
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    pthread_cond_init(&s->change, &attr);
-    pthread_condattr_destroy(&attr);
-}
-
 pd_status pd_control_server_new(int world, const pd_control_options *o, pd_control_server **out) {
     static const pd_control_options plain;
     pd_status status = PD_OK;
@@ -212,13 +194,13 @@ pd_status pd_control_server_new(int world, const pd_control_options *o, pd_contr
     s->listening[PD_LISTEN_UNIX] = s->listening[PD_LISTEN_TCP] = s->wake = s->secret_fd = s->raised = -1;
     for (int r = 0; r < world; r++) s->peers[r].pidfd = -1;
     pthread_mutex_init(&s->lock, NULL);
-    init_change(s);
+    pd_os_cond_init(&s->change);
     pd_control_store_init(s);
     PD_TRY_TO(fail, pd_door_open(s, o));
     s->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (s->wake < 0) PD_TRY_TO(fail, pd_fail(PD_E_OS, "control: no descriptor: %s", strerror(errno)));
     s->pinged = pd_hooks_now(NULL);
-    PD_TRY_TO(fail, start_thread(s));
+    PD_TRY_TO(fail, pd_os_thread_start("control", &s->thread, run, s));
     for (int i = 0; i < PD_LISTENS; i++) /* or a forked child would keep the dead server's doors open */
         if (s->listening[i] >= 0) pd_fork_watch_add(&s->watch[i], s->listening[i]);
     *out = s;
@@ -234,7 +216,7 @@ void pd_control_server_free(pd_control_server *s) {
     s->ending = true;
     pthread_mutex_unlock(&s->lock);
     wake(s);
-    pthread_join(s->thread, NULL);
+    pd_os_thread_join(s->thread);
     for (int i = 0; i < PD_LISTENS; i++)
         if (s->listening[i] >= 0) pd_fork_watch_drop(&s->watch[i]);
     free_all(s);
@@ -301,12 +283,7 @@ static pd_status drain(pd_control_server *s, double timeout, const pd_hooks *hoo
             pd_log(PD_LOG_WARN, "rank 0: has waited %.0f s for ranks %s to end: it hosts their control server",
                    (double)waited * 1e-9, ranks);
         }
-        struct timespec t;
-        clock_gettime(CLOCK_MONOTONIC, &t);
-        t.tv_nsec += PD_SLICE_NS;
-        t.tv_sec += t.tv_nsec / 1000000000;
-        t.tv_nsec %= 1000000000;
-        if (pthread_cond_timedwait(&s->change, &s->lock, &t) != ETIMEDOUT) continue;
+        if (pd_os_cond_wait(&s->change, &s->lock, PD_SLICE_NS)) continue;
         pthread_mutex_unlock(&s->lock);
         pd_status status = pd_hooks_interrupt(hooks);
         pthread_mutex_lock(&s->lock);

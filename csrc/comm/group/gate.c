@@ -6,12 +6,7 @@
    sleepers only where a flag says that somebody sleeps: the store, a full fence and the look at the flag stand against
    the flag, a full fence and the look at the word, so at least one side sees the other. An open gate counts before bad
    news: what a dead rank left complete is complete. */
-#include <errno.h>
-#include <linux/futex.h>
-#include <sched.h>
 #include <stdio.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #include "comm/group/late.h"
 #include "comm/group/p2p.h"
@@ -19,14 +14,6 @@
 #define YIELD_NS 60000          /* a futex wake costs 5-50 us here: shorter waits are not worth a sleep */
 #define CLOSED_NS 1000000000    /* a closed connection without an explanation */
 #define MISMATCH_NS 1000000000  /* ranks that differ wait this long for the rest, so that the message names them all */
-
-static inline void pause_cpu(void) {
-#if defined __x86_64__ || defined __i386__
-    __builtin_ia32_pause();
-#elif defined __aarch64__
-    __asm__ __volatile__("yield");
-#endif
-}
 
 static atomic_uint *word_of(const pd_group *g, const pd_work *w, int r) {
     return w->at_board ? &g->boards[r]->line[w->seq & 1].seq : &g->boards[r]->step;
@@ -73,19 +60,18 @@ void pd_gate_ring(pd_group *g, atomic_uint *word) {
     atomic_thread_fence(memory_order_seq_cst);
     for (int r = 0; r < g->size; r++)
         if (__builtin_expect(atomic_load_explicit(&g->boards[r]->asleep, memory_order_relaxed), 0) && r != g->rank) {
-            syscall(SYS_futex, word, FUTEX_WAKE, INT32_MAX, NULL, NULL, 0);
+            pd_os_wake(word);
             return;
         }
 }
 
 static void sleep_on(pd_group *g, pd_work *w, int64_t ns) {
     atomic_uint *word = word_of(g, w, missing_rank(g, w)), *flag = &g->boards[g->rank]->asleep;
-    struct timespec t = {.tv_nsec = ns < PD_SLICE_NS ? ns : PD_SLICE_NS};
     atomic_store(&g->sleeping, word);
     atomic_store(flag, 1);
     uint32_t seen = atomic_load(word);
     if ((int32_t)(seen - w->target) < 0 && !atomic_load(&g->abort))
-        syscall(SYS_futex, word, FUTEX_WAIT, seen, &t, NULL, 0);
+        pd_os_wait(word, seen, ns < PD_SLICE_NS ? ns : PD_SLICE_NS);
     atomic_store(flag, 0);
     atomic_store(&g->sleeping, NULL);
 }
@@ -138,7 +124,7 @@ static pd_status look(pd_group *g, pd_work *w, pd_late *l, bool *fatal) {
 static pd_status wait_slowly(pd_group *g, pd_work *w, pd_late *l, bool *fatal) {
     while (pd_hooks_now(g->hooks) - l->start < YIELD_NS) {
         if (pd_gate_open(g, w)) return PD_OK;
-        sched_yield();
+        pd_os_yield();
     }
     while (!pd_gate_open(g, w)) {
         pd_status status = look(g, w, l, fatal);
@@ -163,7 +149,7 @@ pd_status pd_gate_wait(pd_group *g, pd_work *w, int64_t deadline, bool *fatal) {
             g->spins = g->spins * 2 < g->spins_max ? g->spins * 2 : g->spins_max;
             return PD_OK;
         }
-        pause_cpu();
+        pd_os_pause();
     }
     if (g->spins > 8) g->spins /= 2;
     pd_flight_wait(&g->flight, w->seq, pd_group_name(g, missing_rank(g, w)));

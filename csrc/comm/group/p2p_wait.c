@@ -1,6 +1,4 @@
 /* Waiting for messages: whoever waits carries all lanes on, looks without sleeping while bytes move, then in naps. */
-#include <sched.h>
-
 #include "comm/group/late.h"
 #include "comm/group/p2p_impl.h"
 
@@ -84,10 +82,10 @@ static pd_status wait_slowly(pd_group *g, pd_work *w, pd_late *l, bool *fatal) {
         PD_TRY(pd_hooks_interrupt(g->hooks));
         PD_TRY(pd_late_look(l, fatal));
         if (pd_hooks_now(g->hooks) - moving < SPIN_NS) {
-            if (!g->mesh) sched_yield();
+            if (!g->mesh) pd_os_yield();
             continue;
         }
-        if (!g->mesh) nanosleep(&(struct timespec){.tv_nsec = nap}, NULL);
+        if (!g->mesh) pd_os_sleep(nap);
         nap = nap * 3 / 2 < NAP_MOST_NS ? nap * 3 / 2 : NAP_MOST_NS;
     }
     return PD_OK;

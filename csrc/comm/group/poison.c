@@ -1,8 +1,5 @@
 /* How a group ends: bad news from the link, differing identities, and what happens to everything that was under way. */
-#include <linux/futex.h>
 #include <stdio.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #include "base/flags.h"
 #include "base/log.h"
@@ -26,7 +23,7 @@ void pd_group_hear(pd_listener *l, pd_weight weight, const pd_error *e) {
     if (g->mesh) pd_mesh_wake(g->mesh);
     pthread_mutex_unlock(&g->doom_lock);
     atomic_uint *word = atomic_load(&g->sleeping);
-    if (word) syscall(SYS_futex, word, FUTEX_WAKE, INT32_MAX, NULL, NULL, 0);
+    if (word) pd_os_wake(word);
 }
 
 size_t pd_group_report(pd_listener *l, int rows, int64_t *since, int *on, char *text, size_t size) {

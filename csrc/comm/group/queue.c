@@ -18,12 +18,7 @@ pd_status pd_group_enter(pd_group *g) {
             return pd_fail(PD_E_RUNTIME, "comm: called from a signal handler while this thread waits in this group");
         void *token = pd_host_release();
         for (;;) {
-            struct timespec t;
-            clock_gettime(CLOCK_REALTIME, &t);
-            t.tv_nsec += PD_SLICE_NS;
-            t.tv_sec += t.tv_nsec / 1000000000;
-            t.tv_nsec %= 1000000000;
-            if (!pthread_mutex_timedlock(&g->lock, &t)) break;
+            if (pd_os_lock(&g->lock, PD_SLICE_NS)) break;
             if ((status = pd_hooks_interrupt(g->hooks))) break;
         }
         pd_host_acquire(token);

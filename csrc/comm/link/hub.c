@@ -1,12 +1,10 @@
 #include "comm/link/hub.h"
 
-#include <errno.h>
-#include <unistd.h>
+#include <string.h>
 
 #include "base/mem.h"
 #include "comm/link/kv.h"
 #include "comm/memory/inproc.h"
-#include "comm/net/auth.h"
 
 typedef struct seat {
     pd_link link; /* first: a seat is a link */
@@ -37,13 +35,9 @@ pd_status pd_hub_new(int world, int hosts, pd_hub **out) {
     h->world = world;
     h->hosts = hosts;
     pthread_mutex_init(&h->lock, NULL);
-    pthread_condattr_t attr;
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    pthread_cond_init(&h->change, &attr);
-    pthread_condattr_destroy(&attr);
+    pd_os_cond_init(&h->change);
     pd_kv_init(&h->kv, pd_inproc_dup, pd_inproc_drop);
-    pd_status status = pd_auth_random(h->token, sizeof h->token);
+    pd_status status = pd_os_random(h->token, sizeof h->token);
     if (status) pd_hub_release(h);
     else *out = h;
     return status;
@@ -75,7 +69,7 @@ static void tell(pd_link *link, const pd_news *news, const char *text) {
     pd_hub *h = ((seat *)link)->hub;
     pd_news n = *news;
     n.rank = link->rank;
-    n.pid = getpid();
+    n.pid = pd_os_pid();
     pthread_mutex_lock(&h->lock);
     if (n.kind == PD_NEWS_WHERE) {
         answer(h, link, n.status);
@@ -87,15 +81,6 @@ static void tell(pd_link *link, const pd_news *news, const char *text) {
         if (h->ranks[r].seat && r != n.rank) pd_link_hear(&h->ranks[r].seat->link, &n, text);
     pthread_cond_broadcast(&h->change);
     pthread_mutex_unlock(&h->lock);
-}
-
-static struct timespec in_a_slice(int64_t left) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    t.tv_nsec += left < PD_SLICE_NS ? left : PD_SLICE_NS;
-    t.tv_sec += t.tv_nsec / 1000000000;
-    t.tv_nsec %= 1000000000;
-    return t;
 }
 
 /* Under the lock, which is free while this sleeps and while the interrupt hook runs. */
@@ -112,8 +97,7 @@ static pd_status await(pd_hub *h, pd_link *link, const pd_store_call *call, pd_s
         if (left <= 0)
             return pd_fail(PD_E_TIMEOUT, "store: waited %.1f s for key '%.*s'", (double)call->timeout_ns * 1e-9,
                            (int)call->key_bytes, call->key);
-        struct timespec until = in_a_slice(left);
-        if (pthread_cond_timedwait(&h->change, &h->lock, &until) != ETIMEDOUT) continue;
+        if (pd_os_cond_wait(&h->change, &h->lock, left < PD_SLICE_NS ? left : PD_SLICE_NS)) continue;
         pthread_mutex_unlock(&h->lock);
         pd_status status = pd_hooks_interrupt(link->hooks);
         pthread_mutex_lock(&h->lock);

@@ -177,7 +177,7 @@ size_t pd_link_flight(pd_link *link, int rows, char *text, size_t size) {
 /* The state letter of the process's first thread: R runs, S sleeps, D waits for a disk. */
 static char thread_state(void) {
     char path[64], line[512];
-    snprintf(path, sizeof path, "/proc/self/task/%d/stat", (int)getpid());
+    snprintf(path, sizeof path, "/proc/self/task/%d/stat", pd_os_pid());
     FILE *f = fopen(path, "re");
     if (!f) return '?';
     size_t n = fread(line, 1, sizeof line - 1, f);

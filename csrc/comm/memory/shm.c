@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "base/log.h"
+#include "base/os.h"
 #include "comm/memory/transport.h"
 #include "device/shared.h"
 
@@ -35,7 +36,7 @@ static pd_status attach(intptr_t handle, size_t bytes, pd_region *out) {
 static void spot(const pd_region *own, pd_spot *out) {
     struct stat s = {0};
     fstat((int)own->handle, &s);
-    *out = (pd_spot){.pid = getpid(), .number = (int32_t)own->handle, .device = s.st_dev, .inode = s.st_ino};
+    *out = (pd_spot){.pid = pd_os_pid(), .number = (int32_t)own->handle, .device = s.st_dev, .inode = s.st_ino};
 }
 
 /* The kernel opens it for processes of the same user that see each other; the inode says whether it is what is

@@ -3,12 +3,12 @@
 #include <limits.h>
 #include <pthread.h>
 #include <stdio.h>
-#include <time.h>
 
 #include "base/dl.h"
 #include "base/fault.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/os.h"
 #include "comm/mesh/mesh.h"
 #include "mpi/mpi_table.h"
 
@@ -228,8 +228,7 @@ static void pump(pd_mesh *base, int r) {
 
 static void wait_for(pd_mesh *base, int64_t ns) {
     mesh *m = (mesh *)base;
-    struct timespec nap = {.tv_nsec = ns < NAP_NS ? ns : NAP_NS};
-    if (!atomic_exchange(&m->woken, false)) nanosleep(&nap, NULL);
+    if (!atomic_exchange(&m->woken, false)) pd_os_sleep(ns < NAP_NS ? ns : NAP_NS);
     flush(base);
     for (int r = 0; r < m->size; r++) pump(base, r);
 }
@@ -240,7 +239,7 @@ static void wake(pd_mesh *base) { atomic_store(&((mesh *)base)->woken, true); }
 static void free_mesh(pd_mesh *base) {
     mesh *m = (mesh *)base;
     for (int i = 0; i < LEAVE_NAPS && !flush(base) && (m->sending || m->reducing); i++)
-        nanosleep(&(struct timespec){.tv_nsec = NAP_NS}, NULL);
+        pd_os_sleep(NAP_NS);
     for (int r = 0; r < m->size; r++)
         if (m->peers[r].listening) mpi->cancel(&m->peers[r].coming);
     if (!m->reducing) pd_free(m->room);

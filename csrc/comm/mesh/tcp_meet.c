@@ -157,7 +157,7 @@ static void let_in(meeting *m) {
     if (fd < 0) return;
     guest *g = &m->guest[m->guests];
     *g = (guest){.fd = fd, .deadline = pd_hooks_now(NULL) + GREET_NS};
-    if (pd_auth_random(g->nonce, sizeof g->nonce) ||
+    if (pd_os_random(g->nonce, sizeof g->nonce) ||
         send(fd, g->nonce, sizeof g->nonce, MSG_NOSIGNAL) != (ssize_t)sizeof g->nonce)
         close(fd);
     else
@@ -241,7 +241,7 @@ static pd_status greet(const meeting *m, int peer, int fd, bool *good) {
     greeting g = {.magic = MAGIC, .epoch = m->plan->epoch, .from = m->mesh->rank, .to = peer};
     uint8_t nonce[PD_NONCE_BYTES], mac[PD_SHA256_BYTES], answer[PD_SHA256_BYTES];
     int64_t deadline = pd_hooks_now(NULL) + GREET_NS;
-    PD_TRY(pd_auth_random(g.nonce, sizeof g.nonce));
+    PD_TRY(pd_os_random(g.nonce, sizeof g.nonce));
     PD_TRY(take(m, fd, nonce, sizeof nonce, deadline, good));
     if (!*good) return PD_OK;
     prove(m->plan->link, "dial", &g, nonce, g.proof);

@@ -4,7 +4,6 @@
    may be asked until that is done. settle() waits for it. */
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 
 #include "base/mem.h"
 #include "comm/nccl/nccl_impl.h"
@@ -42,7 +41,7 @@ static pd_status settle(pd_nccl *c, const pd_work *w, int result) {
     if (result == PD_NCCL_OK) return PD_OK;
     void *token = pd_host_release();
     while (!status && result == PD_NCCL_IN_PROGRESS) {
-        nanosleep(&(struct timespec){.tv_nsec = SLEEP_NS}, NULL);
+        pd_os_sleep(SLEEP_NS);
         result = state_of(c);
         if (result == PD_NCCL_IN_PROGRESS) status = look(c, w, since);
     }

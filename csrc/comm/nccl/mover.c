@@ -1,7 +1,6 @@
 #include "comm/nccl/nccl.h"
 
 #include <string.h>
-#include <time.h>
 
 #include "base/mem.h"
 #include "comm/nccl/nccl_impl.h"
@@ -29,7 +28,7 @@ pd_status pd_nccl_new(const char *op, pd_group *g, const pd_device *device, int 
     c->last = &c->first;
     pthread_mutex_init(&c->use, NULL);
     pthread_mutex_init(&c->lock, NULL);
-    pthread_cond_init(&c->news, NULL);
+    pd_os_cond_init(&c->news);
     pd_status status = pd_nccl_on_device(c);
     if (!status) status = pd_cuda_result(op, c->cuda->stream_new(&c->stream, PRIORITY));
     c->on = c->stream;
@@ -72,7 +71,7 @@ pd_status pd_nccl_drain(pd_group *g) {
     if (is_idle(g)) return PD_OK;
     void *token = pd_host_release();
     while (!status && !is_idle(g)) {
-        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+        pd_os_sleep(1000000);
         status = pd_hooks_interrupt(g->hooks);
     }
     pd_host_acquire(token);
@@ -270,7 +269,7 @@ pd_status pd_launch_wait(pd_launch *l, double seconds) {
     void *token = pd_host_release();
     pd_status status = PD_OK;
     while (!status && !done && pd_hooks_now(NULL) < until) {
-        nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
+        pd_os_sleep(100000);
         status = pd_launch_test(l, &done);
         if (!status && !done && c->g) status = pd_hooks_interrupt(c->g->hooks);
     }

@@ -50,7 +50,7 @@ struct pd_nccl {
     uint64_t captured_site;
     uint32_t captured_seq;
     bool closing, ended;   /* the communicator's end has begun; is over */
-    pthread_t watcher;
+    pd_os_thread watcher;
 };
 
 /* mover.c */

@@ -4,10 +4,7 @@
    at the news now and then. It may not wait for the device: where a kernel
    hangs, it is the only one that still answers. A communicator is ended by a thread of its own, since ncclCommAbort
    may hang, too: after PYDIST_ABORT seconds that thread is left alone, with what it holds. */
-#include <errno.h>
-#include <signal.h>
 #include <stdio.h>
-#include <time.h>
 
 #include "base/flags.h"
 #include "base/log.h"
@@ -19,24 +16,12 @@
 #define WORD_NS 1000000000 /* a peer's death is known to the control plane within this time */
 enum { SYSTEM_ERROR = 2, INTERNAL_ERROR, REMOTE_ERROR = 6 }; /* results that a peer's death may have */
 
-static void sleep_ns(long ns) { nanosleep(&(struct timespec){.tv_nsec = ns}, NULL); }
-
-/* A thread that gets no signals. */
-static int start_thread(pthread_t *thread, void *(*run)(void *), void *arg) {
-    sigset_t all, old;
-    sigfillset(&all);
-    pthread_sigmask(SIG_BLOCK, &all, &old);
-    int rc = pd_fault_hit() ? EAGAIN : pthread_create(thread, NULL, run, arg);
-    pthread_sigmask(SIG_SETMASK, &old, NULL);
-    return rc;
-}
-
 pd_status pd_nccl_explain(pd_nccl *c, const pd_work *w, int result) {
     pd_group *g = c->g;
     char call[400];
     bool perhaps_a_peer = result == SYSTEM_ERROR || result == INTERNAL_ERROR || result == REMOTE_ERROR;
     int64_t end = pd_hooks_now(NULL) + WORD_NS;
-    for (; perhaps_a_peer && pd_hooks_now(NULL) < end; sleep_ns(10 * POLL_NS)) PD_TRY(pd_group_doom(g, w));
+    for (; perhaps_a_peer && pd_hooks_now(NULL) < end; pd_os_sleep(10 * POLL_NS)) PD_TRY(pd_group_doom(g, w));
     pd_work_text(g, w, call, sizeof call);
     pthread_mutex_lock(&c->use);
     pd_status status = pd_nccl_result(call, result, c->comm);
@@ -60,7 +45,7 @@ static void *end_comm(void *arg, bool gently) {
             int failed = lib->CommGetAsyncError(comm, &result);
             if (failed) result = failed;
             if (result != PD_NCCL_IN_PROGRESS) break;
-            sleep_ns(POLL_NS);
+            pd_os_sleep(POLL_NS);
         }
         if (gently && result == PD_NCCL_OK) lib->CommDestroy(comm);
         else lib->CommAbort(comm);
@@ -77,25 +62,20 @@ static void *abort_it(void *c) { return end_comm(c, false); }
 
 static void close_comm(pd_nccl *c, bool gently) {
     pd_group *g = c->g;
-    pthread_t thread;
-    struct timespec until;
+    pd_os_thread thread;
     double seconds = pd_flags_get()->ABORT;
-    clock_gettime(CLOCK_REALTIME, &until);
-    until.tv_sec += (time_t)seconds;
-    until.tv_nsec += (long)((seconds - (double)(time_t)seconds) * 1e9);
-    until.tv_sec += until.tv_nsec / 1000000000;
-    until.tv_nsec %= 1000000000;
+    int64_t until = pd_os_now() + (int64_t)(seconds < 1e9 ? seconds * 1e9 : 1e18), left;
     pthread_mutex_lock(&c->lock);
     c->closing = true;
     pthread_mutex_unlock(&c->lock);
     atomic_fetch_add_explicit(&c->refs, 1, memory_order_relaxed); /* the thread's */
-    if (start_thread(&thread, gently ? destroy_it : abort_it, c)) {
+    if (pd_os_thread_start("nccl", &thread, gently ? destroy_it : abort_it, c)) {
         end_comm(c, gently);
         return;
     }
-    pthread_detach(thread);
+    pd_os_thread_detach(thread);
     pthread_mutex_lock(&c->lock);
-    while (!c->ended && pthread_cond_timedwait(&c->news, &c->lock, &until) != ETIMEDOUT) {}
+    while (!c->ended && (left = until - pd_os_now()) > 0) pd_os_cond_wait(&c->news, &c->lock, left);
     bool ended = c->ended;
     pthread_mutex_unlock(&c->lock);
     if (!ended)
@@ -177,7 +157,7 @@ static void give_up(pd_nccl *c) {
 
 /* Nothing is under way that is known of, but a graph's launch may wait for a rank that is gone. */
 static void look_around(pd_nccl *c) {
-    sleep_ns(CAPTURED_NS);
+    pd_os_sleep(CAPTURED_NS);
     if (atomic_load(&c->g->abort) <= PD_WEIGHT_LEFT) return; /* who left in good order has launched its graphs */
     pthread_mutex_lock(&c->lock);
     pd_work w = {.id = c->captured_id, .site = c->captured_site, .seq = c->captured_seq};
@@ -190,7 +170,7 @@ static void step(pd_nccl *c, pd_launch *l) {
     if (!l) look_around(c);
     else if (look(c, l, &done)) give_up(c);
     else if (done) end_first(c, PD_LAUNCH_DONE);
-    else sleep_ns(POLL_NS);
+    else pd_os_sleep(POLL_NS);
 }
 
 static void *run(void *arg) {
@@ -215,7 +195,7 @@ static void *run(void *arg) {
 }
 
 pd_status pd_nccl_start_watch(pd_nccl *c) {
-    if (start_thread(&c->watcher, run, c)) return pd_fail(PD_E_MEMORY, "nccl: no thread could be started");
+    PD_TRY(pd_os_thread_start("nccl", &c->watcher, run, c));
     c->watched = true;
     return PD_OK;
 }
@@ -235,7 +215,7 @@ void pd_nccl_finish(pd_nccl *c, bool gently) {
     c->stop = true;
     pthread_cond_broadcast(&c->news);
     pthread_mutex_unlock(&c->lock);
-    if (c->watched) pthread_join(c->watcher, NULL);
+    if (c->watched) pd_os_thread_join(c->watcher);
     if (c->first) {
         (void)pd_fail(PD_E_DIST, "the group was destroyed before this collective was done");
         pd_nccl_fail(c);

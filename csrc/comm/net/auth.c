@@ -9,7 +9,6 @@
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -91,11 +90,6 @@ bool pd_auth_same(const uint8_t *a, const uint8_t *b, size_t n) {
     unsigned diff = 0;
     for (size_t i = 0; i < n; i++) diff |= (unsigned)(a[i] ^ b[i]);
     return diff == 0;
-}
-
-pd_status pd_auth_random(void *to, size_t n) {
-    return getrandom(to, n, 0) == (ssize_t)n ? PD_OK
-                                             : pd_fail(PD_E_OS, "control: no random numbers: %s", strerror(errno));
 }
 
 void pd_auth_mac(const uint8_t secret[PD_SECRET_BYTES], const char *purpose, const pd_control_hello *hello,

@@ -20,7 +20,6 @@ void pd_auth_text(const struct sockaddr *a, socklen_t n, char *text, size_t size
 bool pd_auth_same_user(int fd, int *pid, int *uid);
 /* Compares without telling by its time where the first difference is. */
 bool pd_auth_same(const uint8_t *a, const uint8_t *b, size_t n);
-pd_status pd_auth_random(void *to, size_t n);
 /* What only those can compute who know the secret: over a purpose, the client's hello and the server's number. */
 void pd_auth_mac(const uint8_t secret[PD_SECRET_BYTES], const char *purpose, const pd_control_hello *hello,
                  const uint8_t nonce[PD_NONCE_BYTES], uint8_t out[PD_SHA256_BYTES]);

@@ -6,9 +6,9 @@
 #define PD_COMM_HOOKS_H
 
 #include <stdbool.h>
-#include <time.h>
 
 #include "base/host.h"
+#include "base/os.h"
 
 #define PD_SLICE_NS 50000000 /* longest sleep between two looks at the interrupt hook (design 1.5) */
 
@@ -23,9 +23,7 @@ typedef struct pd_hooks {
 
 static inline int64_t pd_hooks_now(const pd_hooks *h) {
     if (h && h->now) return h->now();
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+    return pd_os_now();
 }
 static inline pd_status pd_hooks_interrupt(const pd_hooks *h) { return h && h->interrupt ? h->interrupt() : PD_OK; }
 
