@@ -7,7 +7,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "base/both.h"
+#include "base/host_device.h"
 
 typedef struct { uint16_t bits; } pd_f16;
 typedef struct { uint16_t bits; } pd_bf16;

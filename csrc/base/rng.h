@@ -12,7 +12,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "base/both.h"
+#include "base/host_device.h"
 
 typedef struct pd_philox { uint32_t v[4]; } pd_philox;
 

@@ -2,7 +2,7 @@
 #ifndef PD_KERNELS_SORT_KEY_H
 #define PD_KERNELS_SORT_KEY_H
 
-#include "base/both.h"
+#include "base/host_device.h"
 #include "kernels/vmath.h"
 
 PD_BOTH uint64_t pd_sort_key_f64(double v) {

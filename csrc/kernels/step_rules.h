@@ -5,7 +5,7 @@
 
 #include <math.h>
 
-#include "base/both.h"
+#include "base/host_device.h"
 #include "kernels/kernels.h"
 
 /* p = shrink p - (from_grad g + from_mean m) / (root sqrt(v) + eps), or not adaptive: p = shrink p - from_mean m */

@@ -7,7 +7,7 @@
 #include "base/threads.h"
 #include "device/cuda.h"
 #include "kernels/kernels.h"
-#include "py/comm.h"
+#include "py/comm/comm.h"
 #include "py/py.h"
 
 /* The engine's counts, and the bindings' own, in one dict each. */

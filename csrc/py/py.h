@@ -41,7 +41,7 @@ pd_status pd_py_caught(void);
         }                                   \
     } while (0)
 
-/* ---- hold.c: references that C keeps ---- */
+/* ---- deferred_decref.c: references that C keeps ---- */
 /* Gives a reference back from any thread: at once with the GIL, else at the next pd_py_drain. */
 void pd_py_drop(void *object);
 void pd_py_drain_slow(void);
@@ -50,12 +50,12 @@ static inline void pd_py_drain(void) {
     if (__builtin_expect(pd_py_dropped, 0)) pd_py_drain_slow();
 }
 
-/* ---- tensor.c ---- */
+/* ---- tensor/tensor.c ---- */
 typedef struct pd_pytensor {
     PyObject_HEAD
     pd_tensor *t; /* [strong], but borrowed while t->wrapper_owned */
     PyObject *dict, *weakrefs;
-    uint32_t pass; /* collect.c */
+    uint32_t pass; /* autograd/collect.c */
 } pd_pytensor;
 
 PyObject *pd_py_wrap(pd_tensor *t);      /* new reference; t is borrowed. NULL gives None. */
@@ -69,7 +69,7 @@ pd_tensor *pd_py_expect_tensor(PyObject *o, const char *op, const char *arg);
 PyObject *pd_py_size(int ndim, const int64_t *size);
 PyObject *pd_py_make_subclass(PyObject *unused, PyObject *args);
 
-/* ---- attributes.c, methods.c, operators.c: what Tensor has ---- */
+/* ---- tensor/attributes.c, methods.c, operators.c: what Tensor has ---- */
 extern PyGetSetDef pd_py_tensor_getset[];
 extern PyMethodDef pd_py_tensor_methods[];
 extern const PyType_Slot pd_py_tensor_operators[];
@@ -77,7 +77,7 @@ int pd_py_set_requires_grad(PyObject *self, PyObject *value);
 PyObject *pd_py_item(const pd_tensor *t); /* its first element as a Python number */
 PyObject *pd_py_tensor_repr(PyObject *self);
 
-/* ---- collect.c: what Python's cycle collector sees of tensors and nodes; for tp_traverse ---- */
+/* ---- autograd/collect.c: what Python's cycle collector sees of tensors and nodes; for tp_traverse ---- */
 int pd_py_visit_wrapper(pd_pytensor *self, visitproc visit, void *arg);
 /* The reference that some Python object has on a node; `pass` is the object's own memory for this. */
 int pd_py_visit_node(pd_node *n, uint32_t *pass, visitproc visit, void *arg);
@@ -115,11 +115,11 @@ PyObject *pd_py_binary(pd_op_id op, PyObject *a,
 PyObject *pd_py_inplace(pd_op_id op, PyObject *a, PyObject *b);
 PyObject *pd_py_unary(pd_op_id op, PyObject *a);
 
-/* ---- index.c ---- */
+/* ---- tensor/index.c ---- */
 PyObject *pd_py_getitem(PyObject *self, PyObject *key);
 int pd_py_setitem(PyObject *self, PyObject *key, PyObject *value);
 
-/* ---- data.c ---- */
+/* ---- tensor/data.c ---- */
 /* A tensor from numbers, nested sequences, arrays, tensors. dtype PD_NO_DTYPE: inferred. copy: never shares memory.
    [new] */
 pd_tensor *pd_py_from_data(PyObject *data, int64_t dtype, bool copy);
@@ -129,7 +129,7 @@ pd_dtype pd_py_number_dtype(const pd_scalar *s); /* of a tensor made of that num
 /* A key of the Generator o, of the default stream for None or NULL; false with the exception set. */
 bool pd_py_rng_key(PyObject *o, const char *op, pd_rng_key *key);
 
-/* ---- create.c ---- */
+/* ---- tensor/create.c ---- */
 /* zeros(*size, ...) and the like: filled with *value, or (NULL) left as it is; of `dtype` and on `device` (NULL: the
    CPU) unless keywords say otherwise. */
 PyObject *pd_py_filled(const char *op, PyObject *args, PyObject *kwargs, int64_t dtype, const pd_device *device,
@@ -139,7 +139,7 @@ PyObject *pd_py_full(const char *op, PyObject *args, PyObject *kwargs, int64_t d
 /* tensor(data, ...); on no device of its own (NULL) it stays where data is. */
 PyObject *pd_py_new_tensor(const char *op, PyObject *args, PyObject *kwargs, int64_t dtype, const pd_device *device);
 
-/* ---- autograd.c ---- */
+/* ---- autograd/autograd.c ---- */
 PyObject *pd_py_tensor_backward(PyObject *self, PyObject *args, PyObject *kwargs);
 PyObject *pd_py_register_hook(PyObject *self, PyObject *fn);
 PyObject *pd_py_register_post_hook(PyObject *self, PyObject *fn);
@@ -147,10 +147,10 @@ PyObject *pd_py_node(pd_node *n); /* None for NULL */
 /* A C closure that calls a Python function with one wrapped argument; takes a reference of its own. */
 pd_closure pd_py_closure(PyObject *fn, pd_status (*call)(void *ctx, void *arg));
 
-/* ---- function.c ---- */
+/* ---- autograd/function.c ---- */
 void pd_py_drop_function(void *ctx); /* of a node that Python's Function made */
 
-/* ---- numpy.c ---- */
+/* ---- tensor/numpy.c ---- */
 int pd_py_getbuffer(PyObject *self, Py_buffer *view, int flags);
 void pd_py_releasebuffer(PyObject *self, Py_buffer *view);
 PyObject *pd_py_numpy(PyObject *self, PyObject *args);
@@ -161,11 +161,11 @@ pd_status pd_py_borrow(const char *op, void *data, pd_dtype dtype, int ndim, con
 /* Shares the memory of an object with the buffer protocol: [new] tensor, NULL with the exception set. */
 pd_tensor *pd_py_from_buffer(PyObject *o, bool writable_only);
 
-/* ---- storage.c ---- */
+/* ---- tensor/storage.c ---- */
 PyObject *pd_py_share_memory(PyObject *self, PyObject *unused);
 PyObject *pd_py_is_shared(PyObject *self, PyObject *unused);
 
-/* ---- dlpack.c ---- */
+/* ---- tensor/dlpack.c ---- */
 PyObject *pd_py_dlpack(PyObject *self, PyObject *args, PyObject *kwargs);
 PyObject *pd_py_dlpack_device(PyObject *self, PyObject *unused);
 

@@ -16,7 +16,7 @@ typedef struct pd_version {
     atomic_uint count;
 } pd_version;
 
-/* Where the host's cycle collector has been (py/collect.c): in which pass, and how many references it met. */
+/* Where the host's cycle collector has been (py/autograd/collect.c): in which pass, and how many references it met. */
 typedef struct pd_seen {
     uint32_t pass, met;
 } pd_seen;
@@ -27,7 +27,7 @@ typedef struct pd_tensor {
     pd_version *version;      /* NULL: the storage's counter */
     struct pd_tensor *base;   /* [strong] NULL unless this is a view */
     struct pd_meta *meta;     /* autograd/tape.h, NULL where there is nothing to say */
-    void *wrapper;            /* py/tensor.c: the Python object, if there is one */
+    void *wrapper;            /* py/tensor/tensor.c: the Python object, if there is one */
     atomic_bool wrapper_owned; /* true: this tensor keeps the wrapper alive; false: the other way round */
     bool requires_grad;       /* a leaf that wants a gradient, or the result of a recorded op */
     int8_t dtype, ndim;

@@ -106,6 +106,17 @@ def test_rooms_of_comm_include_only_what_stands_above_them():
     assert up == RUNS_UP
 
 
+def test_rooms_of_py_do_not_include_each_other():
+    """py/tensor, py/autograd and py/comm stand side by side; py's own files may use all of them."""
+    wrong = []
+    for room, path, text in csrc():
+        if room == "py" and len(path.parts) > 3:
+            for target in re.findall(r'^\s*#\s*include\s+"py/(\w+)/[^"]+"', text, re.M):
+                if target != path.parts[2]:
+                    wrong.append(f"{path}: py/{target}")
+    assert not wrong
+
+
 def test_only_py_knows_python():
     wrong = []
     for room, path, text in csrc():

@@ -1,11 +1,11 @@
-/* What comm_args.c, buffers.c, work.c, group.c, comm.c, control.c and site.c share. */
+/* What args.c, buffers.c, work.c, group.c, comm.c, control.c and site.c share. */
 #ifndef PD_PY_COMM_IMPL_H
 #define PD_PY_COMM_IMPL_H
 
 #include "comm/link/hub.h"
-#include "py/comm.h"
+#include "py/comm/comm.h"
 
-/* ---- comm_args.c: false with the exception set ---- */
+/* ---- args.c: false with the exception set ---- */
 #define PD_PY_ARGS 6
 typedef struct pd_py_signature {
     const char *name;

@@ -1,7 +1,7 @@
 /* Works in Python: a collective under way, and the memory that it borrows until it is done. */
 #include "py/py.h"
 
-#include "py/comm_impl.h"
+#include "py/comm/comm_impl.h"
 
 PyTypeObject *pd_py_work_type;
 

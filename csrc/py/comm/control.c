@@ -8,7 +8,7 @@
 #include "comm/control/control.h"
 #include "comm/net/auth.h"
 #include "comm/net/dial.h"
-#include "py/comm_impl.h"
+#include "py/comm/comm_impl.h"
 
 typedef struct { PyObject_HEAD pd_control_server *server; } ServerObject;
 typedef struct { PyObject_HEAD pd_link *link; } StoreObject;

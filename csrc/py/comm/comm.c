@@ -8,7 +8,7 @@
 #include "comm/algo/tuning.h"
 #include "comm/control/control.h"
 #include "comm/mesh/mesh.h"
-#include "py/comm_impl.h"
+#include "py/comm/comm_impl.h"
 
 /* ---- objects are counted while users hold them ------------------------------------------------------------------ */
 

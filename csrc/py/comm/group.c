@@ -5,7 +5,7 @@
 
 #include "base/mem.h"
 #include "comm/algo/tuning.h"
-#include "py/comm_impl.h"
+#include "py/comm/comm_impl.h"
 
 typedef struct { PyObject_HEAD pd_segment *segment; } SegmentObject;
 

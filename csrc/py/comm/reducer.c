@@ -3,7 +3,7 @@
 #include "parallel/hash.h"
 
 #include "base/mem.h"
-#include "py/comm.h"
+#include "py/comm/comm.h"
 #include "py/py.h"
 
 /* hook, begin: [borrowed from r, which is the owner's alone] what the cycle collector has to see */

@@ -9,7 +9,7 @@
 #include "base/mem.h"
 #include "comm/algo/reduce.h"
 #include "comm/nccl/nccl.h"
-#include "py/comm_impl.h"
+#include "py/comm/comm_impl.h"
 
 #define GIL_BYTES (128 << 10) /* collectives over this take more than 50 us (design 1.12) */
 

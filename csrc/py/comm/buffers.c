@@ -10,7 +10,7 @@
 
 #include "base/mem.h"
 #include "device/cuda.h"
-#include "py/comm_impl.h"
+#include "py/comm/comm_impl.h"
 
 /* The items of a list, or the tensor itself as the only one; borrowed from b->keep. */
 static int items_of(const pd_py_buffer *b, PyObject *const **items) {

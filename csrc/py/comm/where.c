@@ -6,7 +6,7 @@
 #include <stdatomic.h>
 #include <string.h>
 
-#include "py/comm_impl.h"
+#include "py/comm/comm_impl.h"
 
 #define PATIENCE_MS 200
 

@@ -9,7 +9,7 @@
 #include <stdatomic.h>
 #include <string.h>
 
-#include "py/comm_impl.h"
+#include "py/comm/comm_impl.h"
 
 #define SITES 4096 /* code objects that are remembered, and kept alive; later ones are "unknown" */
 
