@@ -1,7 +1,7 @@
 # The engine's types and the functions that users meet. What stands between marks is the op table's (`_C.op_table()`),
 # written by tools/stubs.py; methods and functions that are made in Python come in by __getattr__.
 from builtins import bool as _bool, float as _float, int as _int
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple, overload
 
 _Number = _bool | _int | _float
@@ -785,6 +785,18 @@ class Group:
     def flight(self) -> str: ...
     def raised(self, traceback: str) -> None: ...
     def destroy(self) -> None: ...
+
+class Layout:
+    def __init__(
+        self,
+        pieces: Iterable[tuple[str, Sequence[int], dtype, str]],
+        bucket_bytes: int = 0,
+        first_bucket_bytes: int = 0,
+    ) -> None: ...
+    def __len__(self) -> int: ...
+    def range(self, piece: int, rank: int, world: int) -> tuple[int, int]: ...
+    def piece(self, i: int) -> tuple[str, Size, dtype, str]: ...
+    def buckets(self) -> list[list[tuple[int, int, int]]]: ...
 
 class Reducer:
     sync: _bool

@@ -98,7 +98,7 @@ static pd_status mend_home(slot *s) {
     if (!pd_tensor_same_shape(home, s->param))
         return pd_fail(PD_E_SHAPE,
                        "DistributedDataParallel: .grad of parameter %s was given data of shape %s (expected %s)",
-                       s->name, pd_tensor_shape(home), pd_tensor_shape(s->param));
+                       s->piece->name, pd_tensor_shape(home), pd_tensor_shape(s->param));
     PD_TRY(pd_tensor_alias(home, false, &was));
     pd_storage_retain(own);
     pd_storage_release(home->storage);
@@ -136,9 +136,10 @@ static pd_status clear_gaps(pd_reducer *r, int b) {
     const pd_bucket_span *span = &r->layout.buckets[b];
     size_t size = pd_dtype_size(span->dtype);
     char *data = r->buckets[b].data;
-    for (int k = span->first; k < span->first + span->count; k++) {
-        const pd_piece *p = &r->layout.pieces[k];
-        int64_t end = p->offset + p->numel, next = k + 1 < span->first + span->count ? p[1].offset : span->numel;
+    for (int k = 0; k < span->count; k++) {
+        const pd_piece *p = pd_layout_in_bucket(&r->layout, b, k);
+        int64_t end = p->offset + p->numel;
+        int64_t next = k + 1 < span->count ? pd_layout_in_bucket(&r->layout, b, k + 1)->offset : span->numel;
         PD_TRY(pd_reducer_clear(r, data + (size_t)end * size, next - end, span->dtype));
     }
     return PD_OK;
@@ -150,7 +151,7 @@ static pd_status start_bucket(pd_reducer *r, int b) {
     bool last = b == r->layout.nbuckets - 1;
     int64_t count = last ? r->flags_at + r->n : span->numel;
     for (int k = span->first; k < span->first + span->count; k++) {
-        slot *s = &r->slots[r->layout.pieces[k].param];
+        slot *s = &r->slots[r->layout.by_bucket[k]];
         PD_TRY(mend_home(s));
         PD_TRY(pd_tensor_before_write("DistributedDataParallel", s->home));
         if (!s->fired) PD_TRY(fill_in(s));
@@ -198,7 +199,8 @@ static void warn_unused(pd_reducer *r) {
     for (int i = 0; i < r->n; i++) {
         if (r->slots[i].fired || !r->slots[i].param->requires_grad) continue;
         size_t used = strlen(names);
-        if (missing++ < 8) snprintf(names + used, sizeof names - used, "%s%s", used ? ", " : "", r->slots[i].name);
+        if (missing++ < 8) snprintf(names + used, sizeof names - used, "%s%s", used ? ", " : "",
+                                    r->slots[i].piece->name);
     }
     if (!missing) return;
     r->warned = true;
@@ -266,7 +268,7 @@ pd_status pd_reducer_on_ready(void *ctx, void *leaf) {
     if (!r->running) PD_TRY(begin_backward(r));
     if (s->fired)
         return pd_fail(PD_E_DIST, "DistributedDataParallel: parameter %s got a gradient twice before the buckets were "
-                                  "reduced", s->name);
+                                  "reduced", s->piece->name);
     PD_TRY(pd_reducer_bring_home(s));
     s->fired = true;
     r->buckets[s->piece->bucket].waiting--;

@@ -9,8 +9,8 @@
 
 typedef struct box { /* of one bucket */
     pd_reducer_bucket in;
-    const pd_piece *pieces;
-    int npieces;
+    const pd_layout *layout;
+    int b, npieces;
     void *rounded;       /* fp16, bf16: the elements, in */
     pd_segment *segment; /* this, or on a GPU in */
     pd_storage *storage;
@@ -29,6 +29,8 @@ typedef struct compressor {
     int nboxes;
     box *boxes;
 } compressor;
+
+static const pd_piece *piece(const box *x, int p) { return pd_layout_in_bucket(x->layout, x->b, p); }
 
 /* ---- fp16, bf16 -------------------------------------------------------------------------------------------------- */
 
@@ -137,7 +139,7 @@ static pd_status start_sign(compressor *c, box *x) {
     uint8_t *bits = (uint8_t *)(scales + x->npieces);
     memset(bits, 0, x->bytes - sizeof *scales * (size_t)x->npieces);
     for (int p = 0; p < x->npieces; p++) {
-        int64_t at = x->pieces[p].offset, n = x->pieces[p].numel;
+        int64_t at = piece(x, p)->offset, n = piece(x, p)->numel;
         double sum = 0;
         for (int64_t i = at; i < at + n; i++) sum += fabsf(x->value[i]);
         float scale = scales[p] = n ? (float)(sum / (double)n) : 0;
@@ -155,8 +157,8 @@ static void finish_sign(compressor *c, box *x) {
     float part[1024];
     size_t size = pd_dtype_size(x->in.dtype);
     for (int p = 0; p < x->npieces; p++) {
-        int64_t end = x->pieces[p].offset + x->pieces[p].numel;
-        for (int64_t at = x->pieces[p].offset; at < end; at += 1024) {
+        int64_t end = piece(x, p)->offset + piece(x, p)->numel;
+        for (int64_t at = piece(x, p)->offset; at < end; at += 1024) {
             int64_t m = end - at < 1024 ? end - at : 1024;
             memset(part, 0, sizeof part);
             for (int r = 0; r < world; r++) {
@@ -246,7 +248,7 @@ static pd_status fill_box(compressor *c, box *x, double ratio) {
     size_t n = (size_t)x->in.numel;
     if (c->kind == PD_COMPRESS_FP16 || c->kind == PD_COMPRESS_BF16) return make_rounded(c, x);
     int64_t elements = 0;
-    for (int p = 0; p < x->npieces; p++) elements += x->pieces[p].numel;
+    for (int p = 0; p < x->npieces; p++) elements += piece(x, p)->numel;
     if (c->kind == PD_COMPRESS_TOPK) {
         if (x->in.numel > INT32_MAX)
             return pd_fail(PD_E_VALUE, "topk: a bucket of %lld elements (expected at most %d)",
@@ -282,7 +284,8 @@ pd_status pd_compress_set(pd_reducer *r, pd_compress kind, double ratio) {
     }
     for (int b = 0; b < c->nboxes && !status; b++) {
         box *x = &c->boxes[b];
-        x->pieces = l->pieces + l->buckets[b].first;
+        x->layout = l;
+        x->b = b;
         x->npieces = l->buckets[b].count;
         status = pd_reducer_bucket_at(r, b, &x->in);
         if (!status) status = fill_box(c, x, ratio);

@@ -12,7 +12,6 @@ bool pd_reducer_get_sync(const pd_reducer *r) { return r->sync; }
 void pd_reducer_set_waits(pd_reducer *r, bool waits) { r->waits = waits; }
 bool pd_reducer_get_waits(const pd_reducer *r) { return r->waits; }
 
-const char *pd_reducer_name(const pd_reducer *r, int param) { return r->slots[param].name; }
 const pd_device *pd_reducer_device(const pd_reducer *r) { return r->device; }
 pd_group *pd_reducer_group(const pd_reducer *r) { return r->group; }
 pd_tensor *pd_reducer_home(const pd_reducer *r, int param) { return r->slots[param].home; }
@@ -109,9 +108,7 @@ static pd_status make_bucket(pd_reducer *r, int b) {
     pd_storage *storage = r->buckets[b].storage;
     pd_status status = PD_OK;
     for (int k = span->first; k < span->first + span->count && !status; k++) {
-        const pd_piece *piece = &r->layout.pieces[k];
-        slot *s = &r->slots[piece->param];
-        s->piece = piece;
+        slot *s = &r->slots[r->layout.by_bucket[k]];
         status = pd_tensor_shell(&s->home);
         if (status) break;
         s->home->dtype = s->param->dtype; /* the parameter's geometry, and nothing else of it */
@@ -120,7 +117,7 @@ static pd_status make_bucket(pd_reducer *r, int b) {
         memcpy(s->home->size, s->param->size, sizeof s->home->size);
         memcpy(s->home->stride, s->param->stride, sizeof s->home->stride);
         pd_storage_retain(s->home->storage = storage);
-        s->home->offset = piece->offset;
+        s->home->offset = s->piece->offset;
     }
     return status;
 }
@@ -130,7 +127,8 @@ static pd_status attach(slot *s) {
     pd_status status;
     PD_TRY(pd_meta_get(s->param, &m));
     if (m->home)
-        return pd_fail(PD_E_VALUE, "DistributedDataParallel: parameter %s already belongs to another one", s->name);
+        return pd_fail(PD_E_VALUE, "DistributedDataParallel: parameter %s already belongs to another one",
+                       s->piece->name);
     s->hook = pd_hook_add(&m->hooks, PD_HOOK_READY, 0, (pd_closure){.call = pd_reducer_on_ready, .ctx = s}, &status);
     if (status) return status;
     pd_tensor_retain(m->home = s->home);
@@ -142,8 +140,6 @@ static pd_status fill_slots(pd_reducer *r, pd_tensor *const *params, const char 
         slot *s = &r->slots[i];
         s->r = r;
         pd_tensor_retain(s->param = params[i]);
-        PD_TRY(pd_malloc(strlen(names[i]) + 1, "reducer", &s->name));
-        strcpy(s->name, names[i]);
         const pd_tensor *p = params[i];
         if (p->storage->device != r->device)
             return pd_fail(PD_E_VALUE, "DistributedDataParallel: parameter %s is on %s (expected %s, as the first)",
@@ -159,18 +155,23 @@ static pd_status fill_slots(pd_reducer *r, pd_tensor *const *params, const char 
     return PD_OK;
 }
 
-static pd_status build(pd_reducer *r, size_t first, size_t cap) {
-    int64_t *numel;
-    pd_dtype *dtype;
-    PD_TRY(pd_malloc((sizeof *numel + sizeof *dtype) * (size_t)r->n, "reducer", &numel));
-    dtype = (pd_dtype *)(numel + r->n);
+static pd_status make_layout(pd_reducer *r, const char *const *names, size_t first, size_t cap) {
+    pd_piece *pieces;
+    PD_TRY(pd_calloc(sizeof *pieces * (size_t)r->n, "reducer", &pieces));
     for (int i = 0; i < r->n; i++) {
-        numel[i] = r->slots[i].param->numel;
-        dtype[i] = (pd_dtype)r->slots[i].param->dtype;
+        const pd_tensor *p = r->slots[i].param;
+        pieces[i] = (pd_piece){.name = names[i], .ndim = p->ndim, .dtype = (pd_dtype)p->dtype, .edges = PD_EDGES_ALL};
+        memcpy(pieces[i].size, p->size, sizeof *p->size * (size_t)p->ndim);
     }
-    pd_status status = pd_layout_init(&r->layout, r->n, numel, dtype, first, cap);
-    pd_free(numel);
-    if (status) return status;
+    pd_status status = pd_layout_init(&r->layout, r->n, pieces);
+    pd_free(pieces);
+    if (!status) status = pd_layout_pack(&r->layout, first, cap);
+    for (int i = 0; i < r->n && !status; i++) r->slots[i].piece = &r->layout.pieces[i];
+    return status;
+}
+
+static pd_status build(pd_reducer *r, const char *const *names, size_t first, size_t cap) {
+    PD_TRY(make_layout(r, names, first, cap));
     r->flags_at = r->layout.buckets[r->layout.nbuckets - 1].numel;
     PD_TRY(pd_calloc(sizeof *r->buckets * (size_t)r->layout.nbuckets, "reducer", &r->buckets));
     if (pd_group_size(r->group) == 1) return PD_OK; /* nothing to average: gradients stay where the engine puts them */
@@ -201,7 +202,7 @@ pd_status pd_reducer_new(pd_tensor *const *params, const char *const *names, int
         r->n = n;
         status = fill_slots(r, params, names);
     }
-    if (!status) status = build(r, first_bytes, cap_bytes);
+    if (!status) status = build(r, names, first_bytes, cap_bytes);
     if (status) {
         pd_reducer_free(r);
         return pd_trail(__FILE__, __LINE__, status);
@@ -215,7 +216,6 @@ static void destroy(pd_reducer *r) {
     for (int i = 0; i < r->n; i++) {
         pd_tensor_release(r->slots[i].home);
         pd_tensor_release(r->slots[i].param);
-        pd_free(r->slots[i].name);
     }
     for (int b = 0; r->buckets && b < r->layout.nbuckets; b++) {
         if (r->buckets[b].storage) pd_storage_release(r->buckets[b].storage);

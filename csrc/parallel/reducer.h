@@ -47,7 +47,8 @@ typedef struct pd_reducer_times { /* ns, of the last backward that was reduced; 
     int64_t sum_forward, sum_backward, sum_inside, sum_waited;
 } pd_reducer_times;
 
-/* Collective. Parameters are leaves that require grad, of floating dtypes; names are copied. */
+/* Collective. Parameters are leaves that require grad, of floating dtypes; names, for errors and warnings, are
+   copied into the layout, whose piece i is parameter i. */
 pd_status pd_reducer_new(pd_tensor *const *params, const char *const *names, int n, pd_group *group,
                          size_t first_bytes, size_t cap_bytes, pd_reducer **out);
 /* The hooks go; gradients stay where they are (the buckets live as long as a view of them). */
@@ -63,7 +64,6 @@ bool pd_reducer_get_sync(const pd_reducer *r);
 void pd_reducer_set_waits(pd_reducer *r, bool waits);
 bool pd_reducer_get_waits(const pd_reducer *r);
 const pd_layout *pd_reducer_layout(const pd_reducer *r);
-const char *pd_reducer_name(const pd_reducer *r, int param);
 pd_group *pd_reducer_group(const pd_reducer *r); /* [borrowed] */
 const pd_device *pd_reducer_device(const pd_reducer *r); /* of the parameters */
 pd_tensor *pd_reducer_home(const pd_reducer *r, int param); /* [borrowed] NULL in a world of one */

@@ -10,7 +10,6 @@ typedef struct slot { /* a parameter */
     pd_tensor *param;     /* [strong] */
     pd_tensor *home;      /* [strong] its view of the bucket; NULL in a world of one */
     const pd_piece *piece;
-    char *name;
     uint64_t hook;
     bool fired;           /* in the backward that runs */
 } slot;

@@ -193,6 +193,7 @@ pd_status pd_py_record_stream(const pd_storage *s, void *stream); /* its memory 
 int pd_py_add_nccl(PyObject *module);
 int pd_py_add_launch(PyObject *module);
 int pd_py_add_comm(PyObject *module);
+int pd_py_add_layout(PyObject *module);
 int pd_py_add_reducer(PyObject *module);
 int pd_py_add_mpi(PyObject *module);
 

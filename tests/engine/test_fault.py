@@ -288,6 +288,20 @@ def loader():
     return run
 
 
+@scenario
+def layouts():
+    """Pieces, buckets and owners; and the wrapper that has one."""
+    pieces = [(f"p{i}", (i, 3), pydist.float32, "whole") for i in range(5)]
+    model = nn.Linear(4, 3)
+
+    def run():
+        layout = _C.Layout(pieces, 100)
+        assert layout.range(4, 0, 3) == (0, 12) and layout.range(4, 1, 2) == (0, 0)
+        nn.parallel.DistributedDataParallel(model)
+
+    return run
+
+
 def counts():
     gc.collect()
     _C.trim()

@@ -78,21 +78,8 @@ static PyObject *prepare(PyObject *self, PyObject *unused) {
 }
 
 static PyObject *bucket_layout(PyObject *self, PyObject *unused) {
-    const pd_layout *l = pd_reducer_layout(((pyreducer *)self)->r);
-    PyObject *list = PyList_New(0);
     (void)unused;
-    for (int b = 0; list && b < l->nbuckets; b++) {
-        PyObject *bucket = PyList_New(0);
-        for (int k = 0; bucket && k < l->buckets[b].count; k++) {
-            const pd_piece *p = &l->pieces[l->buckets[b].first + k];
-            PyObject *row = Py_BuildValue("(iLL)", p->param, (long long)p->offset, (long long)p->numel);
-            if (!row || PyList_Append(bucket, row)) Py_CLEAR(bucket);
-            Py_XDECREF(row);
-        }
-        if (!bucket || PyList_Append(list, bucket)) Py_CLEAR(list);
-        Py_XDECREF(bucket);
-    }
-    return list;
+    return pd_py_bucket_rows(pd_reducer_layout(((pyreducer *)self)->r));
 }
 
 /* ---- hooks ------------------------------------------------------------------------------------------------------ */
@@ -119,7 +106,7 @@ static PyObject *bucket(PyObject *self, PyObject *args) {
     const pd_layout *l = pd_reducer_layout(r);
     PyObject *grads = PyList_New(l->buckets[b].count);
     for (int k = 0; grads && k < l->buckets[b].count; k++) {
-        PyObject *g = pd_py_wrap(pd_reducer_home(r, l->pieces[l->buckets[b].first + k].param));
+        PyObject *g = pd_py_wrap(pd_reducer_home(r, l->by_bucket[l->buckets[b].first + k]));
         if (!g) Py_CLEAR(grads);
         else PyList_SET_ITEM(grads, k, g);
     }
