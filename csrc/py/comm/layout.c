@@ -55,7 +55,8 @@ static PyObject *layout_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     pylayout *self = NULL;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|LL:Layout", keywords, &given, &cap, &first)) return NULL;
     if (cap < 0 || first < 0)
-        return PyErr_Format(PyExc_ValueError, "Layout: buckets of %lld and %lld bytes (expected 0 or more)", cap, first);
+        return PyErr_Format(PyExc_ValueError, "Layout: buckets of %lld and %lld bytes (expected 0 or more)", cap,
+                            first);
     if (!(items = pd_py_items(given, "Layout", "pieces", "a list of tuples"))) return NULL;
     Py_ssize_t n = PyTuple_GET_SIZE(items);
     pd_status status = pd_calloc(sizeof *pieces * (size_t)n, "layout", &pieces);
@@ -97,7 +98,8 @@ static PyObject *piece(PyObject *self, PyObject *args) {
     if (i < 0 || i >= l->npieces)
         return PyErr_Format(PyExc_IndexError, "Layout: piece %d (expected 0 to %d)", i, l->npieces - 1);
     const pd_piece *p = &l->pieces[i];
-    return Py_BuildValue("sNOs", p->name, pd_py_size(p->ndim, p->size), pd_py.dtypes[p->dtype], pd_edges_name[p->edges]);
+    return Py_BuildValue("sNOs", p->name, pd_py_size(p->ndim, p->size), pd_py.dtypes[p->dtype],
+                         pd_edges_name[p->edges]);
 }
 
 PyObject *pd_py_bucket_rows(const pd_layout *l) {
