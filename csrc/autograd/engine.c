@@ -189,7 +189,7 @@ static bool is_ours(const pd_tensor *t) { /* nobody else can see it or its memor
 /* Whether t, a gradient of e, may be added to where it lies: ours, or made in a leaf's home (pd_vjp_home), which nobody
    reads before it is whole. */
 static bool may_grow(const entry *e, const pd_tensor *t) {
-    const pd_tensor *home = e->leaf && e->leaf->meta ? e->leaf->meta->home : NULL;
+    const pd_tensor *home = e->leaf && e->leaf->meta ? e->leaf->meta->destination.view : NULL;
     return is_ours(t) ||
            (home && t->refs == 1 && !t->base && t->storage == home->storage && t->offset == home->offset);
 }
@@ -281,10 +281,11 @@ static bool is_alone(const pd_tensor *g) {
 
 /* [new] what becomes .grad of a leaf that has none. */
 static pd_status first_grad(const pd_meta *m, pd_tensor *g, pd_tensor **out) {
-    if (m->home) {
-        if (g->storage != m->home->storage || g->offset != m->home->offset) /* else made there (pd_vjp_home) */
-            PD_TRY(pd_engine.copy_into(m->home, g));
-        pd_tensor_retain(*out = m->home);
+    pd_tensor *view = m->destination.view;
+    if (view) {
+        if (g->storage != view->storage || g->offset != view->offset) /* else made there (pd_vjp_home) */
+            PD_TRY(pd_engine.copy_into(view, g));
+        pd_tensor_retain(*out = view);
         return PD_OK;
     }
     /* Ours alone: taken as it is. Else a copy, so that .grad shares memory with nothing. */
@@ -321,7 +322,7 @@ static pd_status add_to_grad(pd_meta *m, pd_tensor *g, pd_tensor **old) {
 
 /* .grad = .grad + g, recorded: the host's hooks may run, so no lock is held. */
 static pd_status record_to_grad(pd_meta *m, pd_tensor *g) {
-    if (m->home && pd_tensor_wants_grad(g))
+    if (m->destination.view && pd_tensor_wants_grad(g))
         return pd_fail(PD_E_RUNTIME, "backward: create_graph=True needs a .grad with a graph, and this one lies in a "
                                      "bucket of DistributedDataParallel (expected autograd.grad(..., "
                                      "create_graph=True), and backward of what is made of it)");
@@ -331,7 +332,7 @@ static pd_status record_to_grad(pd_meta *m, pd_tensor *g) {
         if (old) status = check_gradient(".grad of a leaf", old, g);
         if (old && !status) status = pd_engine.add(old, g, &sum);
         else if (old) {}
-        else if (m->home) status = first_grad(m, g, &sum);
+        else if (m->destination.view) status = first_grad(m, g, &sum);
         else pd_tensor_retain(sum = g);
         bool done = !status && pd_meta_swap_grad(m, old, sum);
         pd_tensor_release(old);
@@ -396,7 +397,7 @@ void pd_vjp_home(pd_vjp *v, int i) {
         e = &e->fn->edges[0];
     }
     const pd_meta *m = e->leaf ? e->leaf->meta : NULL;
-    if (m && m->home && !m->grad && !find(r, e->leaf)->one) pd_next_home = m->home;
+    if (m && m->destination.view && !m->grad && !find(r, e->leaf)->one) pd_next_home = m->destination.view;
 }
 
 pd_tensor *pd_vjp_sum(pd_vjp *v, int i) {

@@ -81,7 +81,7 @@ static pd_tensor *drop_rest(pd_meta *m) {
     }
     pd_tensor *grad = m->grad;
     pd_node_release(m->grad_fn);
-    pd_tensor_release(m->home);
+    pd_tensor_release(m->destination.view);
     pd_tensor_release(m->low.copy);
     hooks_free(m->hooks);
     pd_free(m);

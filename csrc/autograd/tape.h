@@ -7,6 +7,7 @@
 #ifndef PD_AUTOGRAD_TAPE_H
 #define PD_AUTOGRAD_TAPE_H
 
+#include "autograd/destination.h"
 #include "autograd/op.h"
 #include "base/host.h"
 
@@ -97,7 +98,7 @@ typedef struct pd_meta {
     int index;
     bool sealed; /* shares memory in a way that the tape does not know: in-place ops raise (pd_node_foreign) */
     pd_tensor *grad;         /* [strong] */
-    pd_tensor *home;         /* [strong] where a leaf's gradient has to lie (DDP's bucket), or NULL */
+    pd_grad_destination destination; /* of a leaf: where its gradient has to lie */
     pd_hook *hooks;          /* [owned] of a leaf */
     uint32_t rebased;        /* of a base: how often an in-place op on a view gave it a new grad_fn */
     uint32_t base_rebased;   /* of a view: the base's count when grad_fn was last made */

@@ -126,12 +126,10 @@ static pd_status attach(slot *s) {
     pd_meta *m = NULL;
     pd_status status;
     PD_TRY(pd_meta_get(s->param, &m));
-    if (m->home)
-        return pd_fail(PD_E_VALUE, "DistributedDataParallel: parameter %s already belongs to another one",
-                       s->piece->name);
+    s->owner = (pd_grad_owner){.name = "DistributedDataParallel", .leaf = s->piece->name};
+    PD_TRY(pd_grad_take(s->param, &s->owner, s->home));
     s->hook = pd_hook_add(&m->hooks, PD_HOOK_READY, 0, (pd_closure){.call = pd_reducer_on_ready, .ctx = s}, &status);
     if (status) return status;
-    pd_tensor_retain(m->home = s->home);
     return pd_reducer_bring_home(s);
 }
 
@@ -240,13 +238,10 @@ void pd_reducer_free(pd_reducer *r) {
     for (int i = 0; i < r->n; i++) {
         slot *s = &r->slots[i];
         pd_meta *m = s->param ? s->param->meta : NULL;
-        if (!m || !s->hook) continue;
-        pd_hook_remove(&m->hooks, s->hook);
+        if (!m) continue;
+        pd_grad_give_up(s->param, &s->owner);
+        if (s->hook) pd_hook_remove(&m->hooks, s->hook);
         s->hook = 0;
-        if (m->home == s->home) {
-            pd_tensor_release(m->home);
-            m->home = NULL;
-        }
     }
     pd_reducer_drop(r);
 }

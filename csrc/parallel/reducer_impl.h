@@ -9,6 +9,7 @@ typedef struct slot { /* a parameter */
     struct pd_reducer *r;
     pd_tensor *param;     /* [strong] */
     pd_tensor *home;      /* [strong] its view of the bucket; NULL in a world of one */
+    pd_grad_owner owner;  /* of the gradient, once the view is its destination */
     const pd_piece *piece;
     uint64_t hook;
     bool fired;           /* in the backward that runs */

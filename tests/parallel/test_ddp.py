@@ -92,6 +92,27 @@ def test_a_gradient_given_other_memory_comes_home(set_to_none):
     threads.run(work, 2)
 
 
+def test_a_gradient_has_one_owner():
+    """A second DistributedDataParallel of the same parameters is refused by a message that names both; the first is as
+    it was, and once it has gone the parameters can be wrapped again."""
+
+    def work(rank):
+        layer = nn.Linear(3, 2, bias=False)
+        model, outer = DistributedDataParallel(layer), nn.Sequential(layer)
+        refused = "parameter 0.weight already belongs to .*: DistributedDataParallel, which calls it weight "
+        with pytest.raises(ValueError, match=refused):
+            DistributedDataParallel(outer)
+        x = pydist.ones(1, 3) * (rank + 1)
+        model(x).sum().backward()
+        assert layer.weight.grad.tolist() == [[1.5] * 3] * 2
+        del model
+        model = DistributedDataParallel(outer)
+        model(x).sum().backward()
+        assert layer.weight.grad.tolist() == [[3.0] * 3] * 2
+
+    threads.run(work, 2)
+
+
 def test_gradients_are_views_of_buckets():
     def work(rank):
         model = DistributedDataParallel(net())

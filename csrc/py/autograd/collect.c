@@ -89,7 +89,7 @@ static void meet_tensor(walk *w, pd_tensor *t) {
 static void follow_meta(walk *w, const pd_meta *m) {
     meet_node(w, m->grad_fn);
     meet_tensor(w, m->grad);
-    meet_tensor(w, m->home);
+    meet_tensor(w, m->destination.view);
     show_hooks(w, m->hooks);
 }
 

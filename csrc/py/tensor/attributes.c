@@ -112,7 +112,7 @@ static int set_data(PyObject *self, PyObject *value, void *unused) {
         if (!PyErr_Occurred()) PyErr_SetString(PyExc_AttributeError, "data cannot be deleted");
         return -1;
     }
-    if (from->dtype != t->dtype && t->meta && (t->meta->grad || t->meta->home)) {
+    if (from->dtype != t->dtype && t->meta && (t->meta->grad || t->meta->destination.view)) {
         PyErr_Format(PyExc_RuntimeError, "data: %s cannot become %s while there is a gradient",
                      pd_dtype_name((pd_dtype)t->dtype), pd_dtype_name((pd_dtype)from->dtype));
         return -1;
