@@ -42,10 +42,10 @@ typedef struct client {
 /* Under the lock. The server never stops reading, so a full socket empties at once or the server is gone. */
 static pd_status send_frame(client *c, int kind, uint32_t id, const void *head, size_t head_bytes, const void *body,
                             size_t n, int handle) {
-    int64_t deadline = pd_hooks_now(NULL) + GOODBYE_NS;
+    int64_t deadline = pd_os_now() + GOODBYE_NS;
     if (c->lost) return pd_fail(PD_E_DIST, "control: the connection to the control server is lost");
     PD_TRY(pd_wire_queue(&c->wire, kind, id, head, head_bytes, body, n, handle));
-    while (pd_wire_flush(&c->wire) != PD_WIRE_CLOSED && c->wire.pending && pd_hooks_now(NULL) < deadline)
+    while (pd_wire_flush(&c->wire) != PD_WIRE_CLOSED && c->wire.pending && pd_os_now() < deadline)
         poll(&(struct pollfd){.fd = c->wire.fd, .events = POLLOUT}, 1, 10);
     return c->wire.pending ? pd_fail(PD_E_DIST, "control: the control server does not read or is gone") : PD_OK;
 }
@@ -99,7 +99,7 @@ static void on_lost(client *c, const char *why) {
 static bool hear_more(client *c, int64_t *heard, int64_t *looked) {
     int64_t silent = (int64_t)(pd_flags_get()->SILENT * 1e9), now;
     int n = poll(&(struct pollfd){.fd = c->wire.fd, .events = POLLIN}, 1, PD_HEARTBEAT_NS / 1000000);
-    now = pd_hooks_now(NULL);
+    now = pd_os_now();
     if (n || now - *looked > 3 * PD_HEARTBEAT_NS) *heard = now;
     *looked = now;
     return silent <= 0 || now - *heard < (silent > PD_SILENCE_NS ? silent : PD_SILENCE_NS);
@@ -114,7 +114,7 @@ static void answer(client *c, int asker) {
 
 static void *run(void *arg) {
     client *c = arg;
-    int64_t heard = pd_hooks_now(NULL), looked = heard;
+    int64_t heard = pd_os_now(), looked = heard;
     for (;;) {
         pd_wire_state state = pd_wire_read(&c->wire);
         if (state == PD_WIRE_MORE) {
@@ -241,7 +241,7 @@ static pd_status await_frame(client *c, int kind, size_t bytes, int64_t deadline
                            c->link.rank);
         }
         if (state == PD_WIRE_BAD) return pd_fail(PD_E_DIST, "control: the server sent %s", c->wire.why);
-        if (pd_hooks_now(c->link.hooks) > deadline)
+        if (pd_os_now() > deadline)
             return pd_fail(PD_E_TIMEOUT, "control: the server does not answer rank %d", c->link.rank);
         poll(&(struct pollfd){.fd = c->wire.fd, .events = POLLIN}, 1, PD_SLICE_NS / 1000000);
         PD_TRY(pd_hooks_interrupt(c->link.hooks));
@@ -281,7 +281,7 @@ static pd_status enter(client *c, const char *address, const uint8_t secret[PD_S
                        bool patient) {
     const pd_hooks *hooks = c->link.hooks;
     for (int refused = 0;;) {
-        int64_t began = pd_hooks_now(NULL);
+        int64_t began = pd_os_now();
         int fd;
         PD_TRY(pd_dial(address, deadline, patient, hooks, &fd, c->link.way));
         c->wire.fd = fd;
@@ -290,8 +290,8 @@ static pd_status enter(client *c, const char *address, const uint8_t secret[PD_S
         pd_status status = shake_hands(c, secret, deadline);
         pd_host_acquire(token);
         if (!c->closed) return status;
-        refused = pd_hooks_now(NULL) - began < AT_ONCE_NS ? refused + 1 : 0;
-        if (refused == TRIES || pd_hooks_now(hooks) >= deadline) return status;
+        refused = pd_os_now() - began < AT_ONCE_NS ? refused + 1 : 0;
+        if (refused == TRIES || pd_os_now() >= deadline) return status;
         pd_wire_fini(&c->wire);
         pd_wire_init(&c->wire, -1, PD_CONTROL_PAYLOAD);
         PD_TRY(pd_wire_reserve(&c->wire));
@@ -341,7 +341,7 @@ pd_status pd_control_connect(const char *address, const uint8_t secret[PD_SECRET
                              double timeout, bool patient, const pd_hooks *hooks, pd_link **out) {
     pd_status status = PD_OK;
     client *c;
-    int64_t deadline = pd_hooks_now(hooks) + (int64_t)(timeout * 1e9);
+    int64_t deadline = pd_os_now() + (int64_t)(timeout * 1e9);
     bool tcp = *address != '@';
     PD_TRY(pd_calloc(sizeof *c, "control connection", &c));
     pd_link_init(&c->link, &ops, rank, world, hooks);

@@ -79,7 +79,7 @@ static void pass_on(pd_control_server *s, const pd_news *n, const char *text) {
         else if (to->state == PD_PEER_LEFT) how = "it has left";
         else if (to->state == PD_PEER_DEAD || to->state == PD_PEER_DYING || !to->conn) how = "it is dead";
         else if (is_stopped(to)) how = "its process is stopped (SIGSTOP, Ctrl-Z or a debugger)";
-        else if (pd_hooks_now(NULL) - to->heard > PD_SILENCE_NS) how = "it is not responding";
+        else if (pd_os_now() - to->heard > PD_SILENCE_NS) how = "it is not responding";
     }
     pd_news back = {.kind = PD_NEWS_HERE, .rank = n->status, .pid = to->pid, .status = n->rank};
     const pd_conn *conn = how ? s->peers[n->rank].conn : to->conn;

@@ -121,7 +121,7 @@ static void *run(void *arg) {
     pthread_mutex_lock(&s->lock);
     while (!s->ending) {
         size_t n = 0;
-        int64_t until = 0, now = pd_hooks_now(NULL);
+        int64_t until = 0, now = pd_os_now();
         if (fill_polls(s, &n, now, &until)) { /* no memory for the list: look again in a moment */
             pthread_mutex_unlock(&s->lock);
             poll(NULL, 0, 10);
@@ -134,7 +134,7 @@ static void *run(void *arg) {
         pthread_mutex_unlock(&s->lock);
         poll(s->polls, (nfds_t)n, ms > 3600000 ? 3600000 : (int)ms);
         pthread_mutex_lock(&s->lock);
-        now = pd_hooks_now(NULL);
+        now = pd_os_now();
         uint64_t count;
         if (s->polls[POLL_WAKE].revents && read(s->wake, &count, sizeof count) < 0) continue;
         serve_conns(s, now); /* the list has not changed since fill_polls */
@@ -199,7 +199,7 @@ pd_status pd_control_server_new(int world, const pd_control_options *o, pd_contr
     PD_TRY_TO(fail, pd_door_open(s, o));
     s->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (s->wake < 0) PD_TRY_TO(fail, pd_fail(PD_E_OS, "control: no descriptor: %s", strerror(errno)));
-    s->pinged = pd_hooks_now(NULL);
+    s->pinged = pd_os_now();
     PD_TRY_TO(fail, pd_os_thread_start("control", &s->thread, run, s));
     for (int i = 0; i < PD_LISTENS; i++) /* or a forked child would keep the dead server's doors open */
         if (s->listening[i] >= 0) pd_fork_watch_add(&s->watch[i], s->listening[i]);
@@ -231,7 +231,7 @@ void pd_control_dead(pd_control_server *s, int rank, const char *how) {
     pthread_mutex_lock(&s->lock);
     pd_peer *p = &s->peers[rank];
     if (p->conn)
-        pd_control_serve(s, p->conn, pd_hooks_now(NULL)); /* a goodbye or traceback still in the socket counts first */
+        pd_control_serve(s, p->conn, pd_os_now()); /* a goodbye or traceback still in the socket counts first */
     pd_peer_bury(s, rank, how);
     pthread_mutex_unlock(&s->lock);
     wake(s);
@@ -270,12 +270,12 @@ static void present(const pd_control_server *s, char *text, size_t size) {
 }
 
 static pd_status drain(pd_control_server *s, double timeout, const pd_hooks *hooks) {
-    int64_t start = pd_hooks_now(hooks), warn = (int64_t)(pd_flags_get()->WARN * 1e9);
+    int64_t start = pd_os_now(), warn = (int64_t)(pd_flags_get()->WARN * 1e9);
     char ranks[200];
     for (bool warned = warn <= 0;;) {
         present(s, ranks, sizeof ranks);
         if (!*ranks) return PD_OK;
-        int64_t waited = pd_hooks_now(hooks) - start;
+        int64_t waited = pd_os_now() - start;
         if ((double)waited >= timeout * 1e9)
             return pd_fail(PD_E_TIMEOUT, "control: waited %.1f s for ranks %s to leave", timeout, ranks);
         if (!warned && waited >= warn) {

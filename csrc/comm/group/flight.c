@@ -34,7 +34,7 @@ static inline int64_t ticks(void) {
     __asm__ __volatile__("mrs %0, cntvct_el0" : "=r"(t));
     return t;
 #else
-    return pd_hooks_now(NULL);
+    return pd_os_now();
 #endif
 }
 
@@ -50,7 +50,7 @@ pd_status pd_flight_init(pd_flight *f, int rows) {
     memset(f->rows, 0, n * sizeof *f->rows);
     f->mask = n - 1;
     f->ticks = ticks();
-    f->ns = pd_hooks_now(NULL);
+    f->ns = pd_os_now();
     return PD_OK;
 }
 
@@ -111,7 +111,7 @@ static bool read_row(const pd_flight *f, uint32_t seq, row *out) {
 /* Nanoseconds of a tick, by the time that has passed since the group was made. */
 static double scale_of(const pd_flight *f, int64_t now) {
     int64_t passed = now - f->ticks;
-    return passed > 0 ? (double)(pd_hooks_now(NULL) - f->ns) / (double)passed : 0;
+    return passed > 0 ? (double)(pd_os_now() - f->ns) / (double)passed : 0;
 }
 
 static size_t call_text(const row *r, const pd_hooks *hooks, char *text, size_t size) {

@@ -100,7 +100,7 @@ static pd_status look_at_mesh(pd_group *g, const pd_work *w) {
     PD_TRY(pd_mesh_check(g->mesh));
     for (int r = 0; r < g->size; r++) {
         int64_t lost = r == g->rank ? 0 : pd_mesh_lost(g->mesh, r, !has_arrived(g, w, r));
-        if (!lost || pd_hooks_now(NULL) - lost < CLOSED_NS) continue;
+        if (!lost || pd_os_now() - lost < CLOSED_NS) continue;
         pd_work_text(g, w, call, sizeof call);
         pd_status status = pd_fail(PD_E_PEER, "%s: the connection to rank %d is lost", call, pd_group_name(g, r));
         pd_error_set_rank(pd_group_name(g, r));
@@ -117,12 +117,12 @@ static pd_status look(pd_group *g, pd_work *w, pd_late *l, bool *fatal) {
     PD_TRY(pd_hooks_interrupt(g->hooks));
     if (g->mesh) PD_TRY(look_at_mesh(g, w));
     if (g->p2p) PD_TRY(pd_p2p_pump(g));
-    if (pd_hooks_now(g->hooks) - l->start > MISMATCH_NS && lines_differ(g, w)) return pd_group_mismatch(g, w);
+    if (pd_os_now() - l->start > MISMATCH_NS && lines_differ(g, w)) return pd_group_mismatch(g, w);
     return pd_late_look(l, fatal);
 }
 
 static pd_status wait_slowly(pd_group *g, pd_work *w, pd_late *l, bool *fatal) {
-    while (pd_hooks_now(g->hooks) - l->start < YIELD_NS) {
+    while (pd_os_now() - l->start < YIELD_NS) {
         if (pd_gate_open(g, w)) return PD_OK;
         pd_os_yield();
     }

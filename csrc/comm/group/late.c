@@ -8,7 +8,7 @@
 #define ASK_NS 300000000 /* before somebody is told who is missing, the missing are asked where they are */
 #define UNHURRIED_NS INT64_C(5000000000)
 
-static int64_t waited(const pd_late *l) { return pd_hooks_now(l->g->hooks) - l->start; }
+static int64_t waited(const pd_late *l) { return pd_os_now() - l->start; }
 
 /* The first rank that is missing, by its name; -1: none, or any would do. */
 static int first_missing(const pd_late *l) {
@@ -25,7 +25,7 @@ static void show(pd_late *l) {
 
 void pd_late_begin(pd_late *l, int64_t deadline) {
     pd_standing *s = &l->g->standing;
-    l->start = pd_hooks_now(l->g->hooks);
+    l->start = pd_os_now();
     l->from = l->start;
     l->deadline = deadline;
     l->asked = -1;
@@ -157,7 +157,7 @@ static bool is_excused(const pd_late *l, int64_t now) {
 
 pd_status pd_late_look(pd_late *l, bool *fatal) {
     const pd_group *g = l->g;
-    int64_t now = pd_hooks_now(g->hooks), took = now - l->start;
+    int64_t now = pd_os_now(), took = now - l->start;
     int64_t due = l->warned || g->timeout_ns < g->warn_ns ? g->timeout_ns : g->warn_ns;
     if (l->deadline - l->start < due) due = l->deadline - l->start;
     if (l->asked != due && took >= due - ASK_NS) {
@@ -182,6 +182,6 @@ pd_status pd_late_look(pd_late *l, bool *fatal) {
 }
 
 int64_t pd_late_rest(const pd_late *l) {
-    int64_t now = pd_hooks_now(l->g->hooks), left = l->deadline - now, rest = l->from + l->g->timeout_ns - now;
+    int64_t now = pd_os_now(), left = l->deadline - now, rest = l->from + l->g->timeout_ns - now;
     return rest < left ? rest : left;
 }

@@ -129,7 +129,7 @@ pd_status pd_p2p_error(pd_group *g) { return pd_error_restore(&g->p2p->error); }
 void pd_p2p_left(pd_group *g, int link_rank) {
     for (int r = 0; g->p2p && r < g->size; r++)
         if (pd_group_name(g, r) == link_rank && !g->p2p->posts[r].left)
-            atomic_store(&g->p2p->posts[r].left, pd_hooks_now(g->hooks));
+            atomic_store(&g->p2p->posts[r].left, pd_os_now());
 }
 
 /* ---- sending ----------------------------------------------------------------------------------------------------- */

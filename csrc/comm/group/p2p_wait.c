@@ -42,7 +42,7 @@ static pd_status result_of(const pd_work *w) {
 
 /* A peer that left is missed only by those who wait for it; all other ends concern everybody. */
 static pd_status news(pd_group *g, const pd_work *w) {
-    int64_t now = pd_hooks_now(g->hooks);
+    int64_t now = pd_os_now();
     char call[400];
     bool somebody = w->peer >= 0;
     if (atomic_load(&g->abort) >= PD_WEIGHT_GONE) return pd_group_doom(g, w);
@@ -75,13 +75,13 @@ static pd_status wait_slowly(pd_group *g, pd_work *w, pd_late *l, bool *fatal) {
         if (is_done(w)) break;
         if (moved != atomic_load(&g->p2p->moved)) {
             moved = atomic_load(&g->p2p->moved);
-            moving = pd_hooks_now(g->hooks);
+            moving = pd_os_now();
             nap = NAP_NS;
         }
         PD_TRY(news(g, w));
         PD_TRY(pd_hooks_interrupt(g->hooks));
         PD_TRY(pd_late_look(l, fatal));
-        if (pd_hooks_now(g->hooks) - moving < SPIN_NS) {
+        if (pd_os_now() - moving < SPIN_NS) {
             if (!g->mesh) pd_os_yield();
             continue;
         }
@@ -94,11 +94,11 @@ static pd_status wait_slowly(pd_group *g, pd_work *w, pd_late *l, bool *fatal) {
 pd_status pd_p2p_wait(pd_work *w, int64_t deadline) {
     pd_group *g = w->group;
     bool fatal = true;
-    int64_t start = pd_hooks_now(g->hooks), end_spin = start + (g->spins_max ? SPIN_NS : 0);
+    int64_t start = pd_os_now(), end_spin = start + (g->spins_max ? SPIN_NS : 0);
     pd_status status = PD_OK;
     while (!is_done(w) && !status) {
         status = pd_p2p_carry_on(g, w, 0);
-        if (is_done(w) || pd_hooks_now(g->hooks) > end_spin) break;
+        if (is_done(w) || pd_os_now() > end_spin) break;
     }
     if (!is_done(w) && !status) {
         pd_late l = {.g = g, .w = w, .is_missing = is_missing, .any = w->peer < 0};

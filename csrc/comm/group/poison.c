@@ -14,7 +14,7 @@ void pd_group_hear(pd_listener *l, pd_weight weight, const pd_error *e) {
     pthread_mutex_lock(&g->doom_lock);
     if (weight > g->abort) {
         g->doom = *e;
-        g->doom_at = pd_hooks_now(g->hooks);
+        g->doom_at = pd_os_now();
         atomic_store(&g->abort, weight);
     }
     pthread_mutex_unlock(&g->doom_lock);
@@ -34,7 +34,7 @@ size_t pd_group_report(pd_listener *l, int rows, int64_t *since, int *on, char *
     if (!rows && *since) {
         const pd_flight *f = atomic_load_explicit(&g->standing.message, memory_order_relaxed) ? messages : &g->flight;
         uint32_t seq = atomic_load_explicit(&g->standing.seq, memory_order_relaxed);
-        double seconds = (double)(pd_hooks_now(g->hooks) - *since) * 1e-9;
+        double seconds = (double)(pd_os_now() - *since) * 1e-9;
         char who[40] = "any rank", call[400];
         if (*on >= 0) snprintf(who, sizeof who, "rank %d", *on);
         pd_flight_call(f, g->hooks, seq, call, sizeof call);
@@ -56,7 +56,7 @@ pd_status pd_group_doom(pd_group *g, const pd_work *w) {
     pd_error e;
     char call[400];
     pthread_mutex_lock(&g->doom_lock);
-    bool early = g->abort == PD_WEIGHT_LEFT && pd_hooks_now(g->hooks) - g->doom_at < PD_LEFT_GRACE_NS;
+    bool early = g->abort == PD_WEIGHT_LEFT && pd_os_now() - g->doom_at < PD_LEFT_GRACE_NS;
     e = g->doom;
     pthread_mutex_unlock(&g->doom_lock);
     if (early) return PD_OK;
@@ -84,7 +84,7 @@ static void fetch_site(pd_group *g, const pd_work *w, int rank, int64_t deadline
     char key[64];
     void *text;
     size_t n;
-    int64_t left = deadline - pd_hooks_now(g->hooks);
+    int64_t left = deadline - pd_os_now();
     *site = 0;
     site_key(g, w, rank, key, sizeof key);
     if (pd_store_get(g->link, key, left > 0 ? (double)left * 1e-9 : 0, &text, &n)) return;
@@ -94,7 +94,7 @@ static void fetch_site(pd_group *g, const pd_work *w, int rank, int64_t deadline
 
 pd_status pd_group_mismatch(pd_group *g, const pd_work *w) {
     char text[PD_ERROR_TEXT], site[256];
-    int64_t deadline = pd_hooks_now(g->hooks) + (int64_t)(SITE_WAIT * 1e9);
+    int64_t deadline = pd_os_now() + (int64_t)(SITE_WAIT * 1e9);
     publish_site(g, w);
     size_t n = (size_t)snprintf(text, sizeof text, "%s: ranks called different collectives (#%u):",
                                 pd_collective_names[w->id.coll], w->seq);

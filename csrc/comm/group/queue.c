@@ -190,7 +190,7 @@ pd_status pd_work_wait(pd_work *w, double timeout) {
     if (done && w->alone) return pd_alone_wait(w, timeout);
     if (done) return w->launch ? pd_launch_wait(w->launch, timeout) : PD_OK;
     PD_TRY(pd_group_check(g));
-    int64_t deadline = timeout < 0 || timeout > 1e9 ? INT64_MAX : pd_hooks_now(g->hooks) + (int64_t)(timeout * 1e9);
+    int64_t deadline = timeout < 0 || timeout > 1e9 ? INT64_MAX : pd_os_now() + (int64_t)(timeout * 1e9);
     if (is_message(w)) return pd_p2p_wait(w, deadline);
     pd_lap lap = pd_lap_begin();
     PD_TRY(pd_group_enter(g));

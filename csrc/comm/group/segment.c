@@ -87,7 +87,7 @@ static void missing(pd_group *g, uint32_t id, int rank, char *text, size_t size)
 static pd_status fetch(pd_group *g, uint32_t id, int rank, int64_t deadline, pd_store_reply *reply) {
     char key[64], who[16 * (NAMED + 1)];
     part_key(key, sizeof key, g->epoch, id, rank);
-    int64_t left = deadline - pd_hooks_now(NULL);
+    int64_t left = deadline - pd_os_now();
     if (left < 0) left = 0;
     bool warns = g->warn_ns > 0 && g->warn_ns < left;
     pd_store_call call = {.verb = PD_STORE_GET, .key = key, .key_bytes = strlen(key), .handle = PD_NO_HANDLE,
@@ -149,7 +149,7 @@ pd_status pd_parts_exchange(pd_group *g, uint32_t id, size_t bytes, pd_region *p
     where->apart = false;
     where->far = *g->link->here != 0;
     if (where->hosts) where->hosts[g->rank] = g->link->host;
-    int64_t deadline = pd_hooks_now(NULL) + (id ? g->timeout_ns : g->patience_ns);
+    int64_t deadline = pd_os_now() + (id ? g->timeout_ns : g->patience_ns);
     PD_TRY(publish(g, id, bytes, &parts[g->rank]));
     for (int d = 1; d < g->size; d++) {
         int r = (g->rank + d) % g->size;

@@ -85,7 +85,7 @@ static void tell(pd_link *link, const pd_news *news, const char *text) {
 
 /* Under the lock, which is free while this sleeps and while the interrupt hook runs. */
 static pd_status await(pd_hub *h, pd_link *link, const pd_store_call *call, pd_store_reply *reply) {
-    int64_t deadline = pd_hooks_now(link->hooks) + call->timeout_ns;
+    int64_t deadline = pd_os_now() + call->timeout_ns;
     for (;;) {
         bool ready;
         PD_TRY(pd_kv_run(&h->kv, call, reply, &ready));
@@ -93,7 +93,7 @@ static pd_status await(pd_hub *h, pd_link *link, const pd_store_call *call, pd_s
         if (call->stop && atomic_load_explicit(call->stop, memory_order_acquire))
             return pd_fail(PD_E_DIST, "store: given up");
         if (!call->stop) PD_TRY(pd_link_gone(link));
-        int64_t left = deadline - pd_hooks_now(link->hooks);
+        int64_t left = deadline - pd_os_now();
         if (left <= 0)
             return pd_fail(PD_E_TIMEOUT, "store: waited %.1f s for key '%.*s'", (double)call->timeout_ns * 1e-9,
                            (int)call->key_bytes, call->key);

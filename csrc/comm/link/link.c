@@ -200,7 +200,7 @@ int pd_link_standing(pd_link *link, int64_t *since, char *text, size_t size) {
         *since = began;
     }
     pthread_mutex_unlock(&link->lock);
-    if (*since && pd_hooks_now(link->hooks) - *since >= (int64_t)(pd_flags_get()->BLOCKED * 1e9)) on = who;
+    if (*since && pd_os_now() - *since >= (int64_t)(pd_flags_get()->BLOCKED * 1e9)) on = who;
     return on;
 }
 
@@ -244,7 +244,7 @@ static void hear_task(pd_link *link, const pd_news *n, const char *text) {
     if (n->rank < 0 || n->rank >= link->world) return;
     if (!link->tasks && pd_calloc((size_t)link->world * sizeof *link->tasks, "tasks", &link->tasks)) return;
     pd_task *t = &link->tasks[n->rank];
-    t->until = n->status > 0 ? pd_hooks_now(link->hooks) + n->status * INT64_C(1000000000) : 0;
+    t->until = n->status > 0 ? pd_os_now() + n->status * INT64_C(1000000000) : 0;
     snprintf(t->name, sizeof t->name, "%s", text);
 }
 

@@ -51,7 +51,7 @@ static void end_queue(pd_tcp *m, pd_tcp_peer *p) {
 
 /* It takes nothing any more. What it sent before may still be to be read; the control plane knows why it is gone. */
 static void turn_deaf(pd_tcp *m, pd_tcp_peer *p) {
-    if (!p->closed) p->closed = pd_hooks_now(NULL);
+    if (!p->closed) p->closed = pd_os_now();
     p->deaf = true;
     p->missed |= p->queued > 0;
     m->missed |= p->queued > 0;

@@ -156,7 +156,7 @@ static void let_in(meeting *m) {
     if (fd < 0 && errno != EAGAIN) poll(NULL, 0, PD_SLICE_NS / 1000000); /* no descriptor: not again at once */
     if (fd < 0) return;
     guest *g = &m->guest[m->guests];
-    *g = (guest){.fd = fd, .deadline = pd_hooks_now(NULL) + GREET_NS};
+    *g = (guest){.fd = fd, .deadline = pd_os_now() + GREET_NS};
     if (pd_os_random(g->nonce, sizeof g->nonce) ||
         send(fd, g->nonce, sizeof g->nonce, MSG_NOSIGNAL) != (ssize_t)sizeof g->nonce)
         close(fd);
@@ -202,14 +202,14 @@ static pd_status let_all_in(meeting *m) {
         polls[0] = (struct pollfd){.fd = full ? -1 : m->listening, .events = POLLIN};
         for (int i = 0; i < m->guests; i++) polls[i + 1] = (struct pollfd){.fd = m->guest[i].fd, .events = POLLIN};
         int ready = poll(polls, (nfds_t)m->guests + 1, PD_SLICE_NS / 1000000);
-        int64_t now = pd_hooks_now(NULL);
+        int64_t now = pd_os_now();
         for (int i = m->guests; i-- > 0;) { /* from the end: a guest that goes is replaced by the last */
             if (ready > 0 && polls[i + 1].revents && !hear_guest(m, i)) continue;
             if (m->guest[i].deadline - (full ? GREET_NS - PRESSED_NS : 0) < now) end_guest(m, i, "it said nothing");
         }
         if (ready > 0 && polls[0].revents) let_in(m);
         PD_TRY(pause_ok(m));
-        if (pd_hooks_now(m->plan->link->hooks) > m->deadline)
+        if (pd_os_now() > m->deadline)
             return pd_fail(PD_E_TIMEOUT, "init: rank %d waited %.1f s for a data connection from rank %d",
                            pd_tcp_name(m->mesh, m->mesh->rank), (double)m->plan->timeout_ns * 1e-9,
                            pd_tcp_name(m->mesh, missing));
@@ -229,7 +229,7 @@ static pd_status take(const meeting *m, int fd, void *to, size_t bytes, int64_t 
             got += (size_t)n;
             continue;
         }
-        *good = n < 0 && (errno == EAGAIN || errno == EINTR) && pd_hooks_now(NULL) < deadline;
+        *good = n < 0 && (errno == EAGAIN || errno == EINTR) && pd_os_now() < deadline;
         if (!*good) return PD_OK;
         poll(&(struct pollfd){.fd = fd, .events = POLLIN}, 1, PD_SLICE_NS / 1000000);
         PD_TRY(pause_ok(m));
@@ -240,7 +240,7 @@ static pd_status take(const meeting *m, int fd, void *to, size_t bytes, int64_t 
 static pd_status greet(const meeting *m, int peer, int fd, bool *good) {
     greeting g = {.magic = MAGIC, .epoch = m->plan->epoch, .from = m->mesh->rank, .to = peer};
     uint8_t nonce[PD_NONCE_BYTES], mac[PD_SHA256_BYTES], answer[PD_SHA256_BYTES];
-    int64_t deadline = pd_hooks_now(NULL) + GREET_NS;
+    int64_t deadline = pd_os_now() + GREET_NS;
     PD_TRY(pd_os_random(g.nonce, sizeof g.nonce));
     PD_TRY(take(m, fd, nonce, sizeof nonce, deadline, good));
     if (!*good) return PD_OK;
@@ -263,7 +263,7 @@ static pd_status try_all(meeting *m, int peer, const char *addresses, bool *good
     snprintf(text, sizeof text, "%s", addresses);
     for (char *a = strtok_r(text, " ", &rest); a && !status; a = strtok_r(NULL, " ", &rest))
         status = pd_race_add(&race, a);
-    int64_t soon = pd_hooks_now(hooks) + GREET_NS;
+    int64_t soon = pd_os_now() + GREET_NS;
     if (soon > m->deadline) soon = m->deadline;
     while (!status && !*good) {
         status = pd_race_next(&race, soon, hooks, &fd, way);
@@ -286,7 +286,7 @@ static pd_status reach(meeting *m, int peer, const char *addresses) {
         PD_TRY(try_all(m, peer, addresses, &good));
         if (good) return PD_OK;
         PD_TRY(pause_ok(m));
-        if (pd_hooks_now(m->plan->link->hooks) > enough)
+        if (pd_os_now() > enough)
             return pd_fail(PD_E_TIMEOUT, "init: rank %d cannot reach rank %d at any of %s",
                            pd_tcp_name(m->mesh, m->mesh->rank), pd_tcp_name(m->mesh, peer), addresses);
         poll(NULL, 0, 50);
@@ -312,7 +312,7 @@ pd_status pd_tcp_meet(const pd_mesh_plan *plan, pd_tcp *mesh) {
     bool there;
     int port;
     char key[64];
-    m.deadline = pd_hooks_now(plan->link->hooks) + plan->timeout_ns;
+    m.deadline = pd_os_now() + plan->timeout_ns;
     PD_TRY(pd_calloc(STRANGERS * sizeof *m.guest, "tcp", &m.guest));
     void *token = pd_host_release();
     PD_TRY_TO(done, open_listening(&m, &port));

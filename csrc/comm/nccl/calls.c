@@ -27,14 +27,14 @@ static pd_status look(pd_nccl *c, const pd_work *w, int64_t since) {
     pd_group *g = c->g;
     PD_TRY(pd_group_doom(g, w));
     PD_TRY(pd_hooks_interrupt(g->hooks));
-    if (pd_hooks_now(NULL) - since < g->timeout_ns) return PD_OK;
+    if (pd_os_now() - since < g->timeout_ns) return PD_OK;
     char call[400];
     pd_work_text(g, w, call, sizeof call);
     return pd_fail(PD_E_TIMEOUT, "%s: NCCL has not begun it after %.1f s", call, (double)g->timeout_ns * 1e-9);
 }
 
 static pd_status settle(pd_nccl *c, const pd_work *w, int result) {
-    int64_t since = pd_hooks_now(NULL);
+    int64_t since = pd_os_now();
     pd_status status = PD_OK;
     if (result == PD_NCCL_OK || result == PD_NCCL_IN_PROGRESS) result = state_of(c);
     for (int i = 0; i < SPINS && result == PD_NCCL_IN_PROGRESS; i++) result = state_of(c);

@@ -265,10 +265,10 @@ pd_status pd_launch_wait(pd_launch *l, double seconds) {
     if (l->captured) return wait_captured(l);
     if (done) return PD_OK;
     if (seconds < 0) return pd_cuda_result("wait", c->cuda->stream_after(pd_cuda_stream(c->device), l->done->event));
-    int64_t until = pd_hooks_now(NULL) + (int64_t)(seconds < 1e9 ? seconds * 1e9 : 1e18);
+    int64_t until = pd_os_now() + (int64_t)(seconds < 1e9 ? seconds * 1e9 : 1e18);
     void *token = pd_host_release();
     pd_status status = PD_OK;
-    while (!status && !done && pd_hooks_now(NULL) < until) {
+    while (!status && !done && pd_os_now() < until) {
         pd_os_sleep(100000);
         status = pd_launch_test(l, &done);
         if (!status && !done && c->g) status = pd_hooks_interrupt(c->g->hooks);

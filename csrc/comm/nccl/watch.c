@@ -20,8 +20,8 @@ pd_status pd_nccl_explain(pd_nccl *c, const pd_work *w, int result) {
     pd_group *g = c->g;
     char call[400];
     bool perhaps_a_peer = result == SYSTEM_ERROR || result == INTERNAL_ERROR || result == REMOTE_ERROR;
-    int64_t end = pd_hooks_now(NULL) + WORD_NS;
-    for (; perhaps_a_peer && pd_hooks_now(NULL) < end; pd_os_sleep(10 * POLL_NS)) PD_TRY(pd_group_doom(g, w));
+    int64_t end = pd_os_now() + WORD_NS;
+    for (; perhaps_a_peer && pd_os_now() < end; pd_os_sleep(10 * POLL_NS)) PD_TRY(pd_group_doom(g, w));
     pd_work_text(g, w, call, sizeof call);
     pthread_mutex_lock(&c->use);
     pd_status status = pd_nccl_result(call, result, c->comm);
@@ -111,7 +111,7 @@ static bool end_first(pd_nccl *c, int state) {
     if (l) {
         c->first = l->next;
         if (!c->first) c->last = &c->first;
-        c->since = pd_hooks_now(NULL);
+        c->since = pd_os_now();
         pd_flight_end(&c->g->flight, l->seq, state == PD_LAUNCH_DONE ? PD_FLIGHT_DONE : PD_FLIGHT_FAILED);
         atomic_store_explicit(&l->state, state, memory_order_release);
         pthread_cond_broadcast(&c->news);
@@ -136,7 +136,7 @@ static pd_status look(pd_nccl *c, pd_launch *l, bool *done) {
         pthread_mutex_unlock(&c->use);
         if (failed) result = failed;
         if (result != PD_NCCL_OK && result != PD_NCCL_IN_PROGRESS) return pd_nccl_explain(c, &w, result);
-        if (pd_hooks_now(NULL) - c->since < g->timeout_ns) return PD_OK;
+        if (pd_os_now() - c->since < g->timeout_ns) return PD_OK;
     }
     pd_work_text(g, &w, call, sizeof call);
     if (error) return pd_cuda_result(call, error);
@@ -203,7 +203,7 @@ pd_status pd_nccl_start_watch(pd_nccl *c) {
 void pd_nccl_watch(pd_nccl *c, pd_launch *l) {
     pd_launch_retain(l);
     pthread_mutex_lock(&c->lock);
-    if (!c->first) c->since = pd_hooks_now(NULL);
+    if (!c->first) c->since = pd_os_now();
     *c->last = l;
     c->last = &l->next;
     pthread_cond_broadcast(&c->news);

@@ -160,7 +160,7 @@ static bool look(pd_race *r, pd_try *t) {
 
 pd_status pd_race_next(pd_race *r, int64_t deadline, const pd_hooks *hooks, int *fd, char *way) {
     *fd = -1;
-    if (!r->began) r->began = pd_hooks_now(NULL);
+    if (!r->began) r->began = pd_os_now();
     for (;;) {
         struct pollfd polls[PD_DIAL_TRIES];
         pd_try *of[PD_DIAL_TRIES];
@@ -170,7 +170,7 @@ pd_status pd_race_next(pd_race *r, int64_t deadline, const pd_hooks *hooks, int 
                 polls[n] = (struct pollfd){.fd = r->tries[i].fd, .events = POLLOUT};
                 of[n++] = &r->tries[i];
             }
-        int64_t due = r->began + r->started * STAGGER_NS, now = pd_hooks_now(NULL);
+        int64_t due = r->began + r->started * STAGGER_NS, now = pd_os_now();
         if (r->started < r->count && (!n || now >= due)) {
             if (now < due) r->began -= due - now; /* those that come later need not wait either */
             start_try(r, &r->tries[r->started++]);
@@ -187,7 +187,7 @@ pd_status pd_race_next(pd_race *r, int64_t deadline, const pd_hooks *hooks, int 
                 return PD_OK;
             }
         PD_TRY(pd_hooks_interrupt(hooks));
-        if (pd_hooks_now(hooks) < deadline) continue;
+        if (pd_os_now() < deadline) continue;
         r->error = ETIMEDOUT;
         return PD_OK;
     }
@@ -232,7 +232,7 @@ static pd_status dial(const char *address, int64_t deadline, bool patient, const
         PD_TRY(knock(address, deadline, hooks, fd, &error, way));
         if (*fd >= 0) return PD_OK;
         bool full = *address == '@' && error == EAGAIN; /* it is there, and many knock */
-        if (!(patient || full) || pd_hooks_now(hooks) >= deadline) break;
+        if (!(patient || full) || pd_os_now() >= deadline) break;
         poll(NULL, 0, RETRY_MS);
         PD_TRY(pd_hooks_interrupt(hooks));
     }

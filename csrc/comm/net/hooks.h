@@ -16,15 +16,10 @@ typedef struct pd_hooks {
     pd_status (*interrupt)(void);                            /* anything but PD_OK ends the wait with that error */
     void (*site)(uint64_t site, char *text, size_t size);    /* "train.py:12", or "" where unknown */
     void (*where)(char *text, size_t size);                  /* the program's own place; waits 200 ms at most */
-    int (*asked)(
-        void); /* the process that has asked by SIGUSR1 for what pd_asked_answer says; -1: unknown, 0: none has */
-    int64_t (*now)(void);                                    /* ns; the simulator's virtual clock, NULL: monotonic */
+    /* The process that has asked by SIGUSR1 for what pd_asked_answer says; -1: unknown, 0: none has. */
+    int (*asked)(void);
 } pd_hooks;
 
-static inline int64_t pd_hooks_now(const pd_hooks *h) {
-    if (h && h->now) return h->now();
-    return pd_os_now();
-}
 static inline pd_status pd_hooks_interrupt(const pd_hooks *h) { return h && h->interrupt ? h->interrupt() : PD_OK; }
 
 #endif

@@ -210,11 +210,11 @@ static PyObject *store_wait(PyObject *self, PyObject *args) {
     if (!PyArg_ParseTuple(args, "O|O:wait", &keys, &seconds) || !pd_py_seconds(seconds, 300, &timeout)) return NULL;
     items = PyUnicode_Check(keys) ? PyTuple_Pack(1, keys) : PySequence_Tuple(keys);
     pd_status status = PD_OK;
-    int64_t deadline = pd_hooks_now(&pd_py_hooks) + (int64_t)(timeout * 1e9);
+    int64_t deadline = pd_os_now() + (int64_t)(timeout * 1e9);
     for (Py_ssize_t i = 0; items && !status && i < PyTuple_GET_SIZE(items); i++) {
         const char *key = PyUnicode_AsUTF8(PyTuple_GET_ITEM(items, i));
         if (!key) Py_CLEAR(items);
-        else status = pd_store_wait(link_of(self), key, (double)(deadline - pd_hooks_now(&pd_py_hooks)) * 1e-9);
+        else status = pd_store_wait(link_of(self), key, (double)(deadline - pd_os_now()) * 1e-9);
     }
     if (!items) return NULL;
     Py_DECREF(items);
