@@ -31,8 +31,6 @@ RUNS_UP = {  # what still includes a room of its own level or a later one
     "csrc/comm/group/group.c": "comm/nccl/nccl.h",
     "csrc/comm/group/queue.c": "comm/nccl/nccl.h",
     "csrc/comm/group/rounds.c": "comm/nccl/nccl.h",
-    "csrc/comm/net/auth.h": "comm/control/protocol.h",
-    "csrc/comm/net/dial.h": "comm/link/link.h",
 }
 TENSORS = {"tensor", "autograd", "ops", "optim"}  # what comm must not know
 

@@ -8,7 +8,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "comm/control/asked.h"
-#include "comm/net/auth.h"
+#include "comm/control/protocol.h"
 #include "comm/net/dial.h"
 
 #define GOODBYE_NS 1000000000 /* longest that leaving waits for a server that does not read */
@@ -263,14 +263,14 @@ static pd_status shake_hands(client *c, const uint8_t secret[PD_SECRET_BYTES], i
     PD_TRY(say(c, PD_CONTROL_HELLO, &h, sizeof h));
     PD_TRY(await_frame(c, PD_CONTROL_CHALLENGE, sizeof challenge, deadline));
     memcpy(&challenge, c->wire.body, sizeof challenge);
-    pd_auth_mac(secret, "server", &h, challenge.nonce, mac);
+    pd_control_mac(secret, "server", &h, challenge.nonce, mac);
     if (!pd_auth_same(mac, challenge.proof, sizeof mac))
         return pd_fail(PD_E_DIST, "control: the server does not know our secret");
-    pd_auth_mac(secret, "client", &h, challenge.nonce, mac);
+    pd_control_mac(secret, "client", &h, challenge.nonce, mac);
     PD_TRY(say(c, PD_CONTROL_PROOF, mac, sizeof mac));
     PD_TRY(await_frame(c, PD_CONTROL_WELCOME, sizeof welcome, deadline));
     memcpy(&welcome, c->wire.body, sizeof welcome);
-    pd_auth_mac(secret, "token", &h, challenge.nonce, mac);
+    pd_control_mac(secret, "token", &h, challenge.nonce, mac);
     for (int i = 0; i < PD_TOKEN_BYTES; i++) c->link.token[i] = welcome.token[i] ^ mac[i];
     c->link.host_rank = welcome.host_rank;
     return PD_OK;
@@ -283,7 +283,7 @@ static pd_status enter(client *c, const char *address, const uint8_t secret[PD_S
     for (int refused = 0;;) {
         int64_t began = pd_os_now();
         int fd;
-        PD_TRY(pd_dial(address, deadline, patient, hooks, &fd, c->link.way));
+        PD_TRY(pd_dial(address, deadline, patient, hooks, &fd, c->link.way, sizeof c->link.way));
         c->wire.fd = fd;
         c->closed = false;
         void *token = pd_host_release();

@@ -7,8 +7,8 @@
 #include <poll.h>
 #include <pthread.h>
 
+#include "comm/control/protocol.h"
 #include "comm/link/kv.h"
-#include "comm/net/auth.h"
 
 typedef struct pd_conn {
     pd_wire wire;

@@ -91,7 +91,7 @@ static const char *on_hello(pd_control_server *s, pd_conn *c) {
     memcpy(&c->hello, c->wire.body, sizeof c->hello);
     if (pd_os_random(c->nonce, sizeof c->nonce)) return "no random numbers here";
     memcpy(challenge.nonce, c->nonce, sizeof c->nonce);
-    pd_auth_mac(s->secret, "server", &c->hello, c->nonce, challenge.proof);
+    pd_control_mac(s->secret, "server", &c->hello, c->nonce, challenge.proof);
     c->greeted = true;
     pd_control_send(c, PD_CONTROL_CHALLENGE, 0, &challenge, sizeof challenge, NULL, 0, -1);
     return NULL;
@@ -102,7 +102,7 @@ static const char *on_proof(pd_control_server *s, pd_conn *c, int64_t now) {
     uint8_t mac[PD_SHA256_BYTES];
     char text[160] = "";
     if (c->wire.head.kind != PD_CONTROL_PROOF || c->wire.head.bytes != sizeof mac) return "it did not prove itself";
-    pd_auth_mac(s->secret, "client", h, c->nonce, mac);
+    pd_control_mac(s->secret, "client", h, c->nonce, mac);
     if (!pd_auth_same(mac, (const uint8_t *)c->wire.body, sizeof mac)) return "wrong secret";
     if (h->world != s->world)
         snprintf(text, sizeof text, "rank %d expects %d ranks, this job has %d", h->rank, h->world, s->world);

@@ -7,7 +7,7 @@
 
 #include "base/flags.h"
 #include "base/log.h"
-#include "comm/net/auth.h"
+#include "comm/control/protocol.h"
 
 typedef struct meeting {
     char name[PD_ADDRESS_BYTES];    /* "@pydist-1000-29500": of the unix socket */

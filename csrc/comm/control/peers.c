@@ -45,7 +45,7 @@ void pd_peer_welcome(pd_control_server *s, pd_conn *c, int64_t now) {
 #ifdef SYS_pidfd_open
     if (c->pid > 0) p->pidfd = (int)syscall(SYS_pidfd_open, c->pid, 0); /* -1 on old kernels: the socket alone tells */
 #endif
-    pd_auth_mac(s->secret, "token", &c->hello, c->nonce, welcome.token);
+    pd_control_mac(s->secret, "token", &c->hello, c->nonce, welcome.token);
     for (int i = 0; i < PD_TOKEN_BYTES; i++) welcome.token[i] ^= s->token[i];
     pd_control_send(c, PD_CONTROL_WELCOME, 0, &welcome, sizeof welcome, NULL, 0, -1);
     for (int r = 0; r < s->world; r++) {

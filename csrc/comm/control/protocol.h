@@ -11,6 +11,7 @@
 
 #include "base/sha256.h"
 #include "comm/control/control.h"
+#include "comm/net/auth.h"
 #include "comm/net/wire.h"
 
 enum {
@@ -26,7 +27,6 @@ enum {
     PD_CONTROL_PONG,      /* client */
 };
 
-#define PD_NONCE_BYTES 16
 #define PD_CONTROL_TEXT 65536 /* longest traceback that is passed on; its end is kept */
 #define PD_CONTROL_PAYLOAD (64 + PD_STORE_KEY + PD_STORE_VALUE)
 #define PD_HEARTBEAT_NS INT64_C(1000000000) /* between two pings */
@@ -56,6 +56,10 @@ typedef struct pd_control_reply {
     int32_t status; /* not PD_OK: the bytes that follow are the error's text */
     uint32_t pad;
 } pd_control_reply;
+
+/* What only those can compute who know the secret: over a purpose, the client's hello and the server's number. */
+void pd_control_mac(const uint8_t secret[PD_SECRET_BYTES], const char *purpose, const pd_control_hello *hello,
+                    const uint8_t nonce[PD_NONCE_BYTES], uint8_t out[PD_SHA256_BYTES]);
 
 _Static_assert(PD_STORE_KEY + sizeof(pd_control_call) < PD_CONTROL_PAYLOAD - PD_STORE_VALUE, "payload bound");
 

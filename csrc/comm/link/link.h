@@ -16,7 +16,6 @@
 #include "comm/net/hooks.h"
 
 #define PD_TOKEN_BYTES 32
-#define PD_WAY_BYTES 320 /* of text: which way a connection goes, and why */
 #define PD_EPOCH_APART 0x40000000u /* epochs from here on come from the store: not all ranks of the link count them */
 #define PD_WORLD_MAX 4096 /* reduce.c's scratch, a server's descriptors: RANKS_MAX of pydist/_launch/options.py */
 
@@ -81,7 +80,7 @@ struct pd_link {
     uint64_t host;                 /* the same on ranks that can address each other's memory */
     uint8_t token[PD_TOKEN_BYTES]; /* of the job: known to its ranks only */
     char here[64];                 /* our address on the way to the server; "": it is on this host */
-    char way[PD_WAY_BYTES];        /* that way and why it, in words; "" likewise */
+    char way[320];                 /* that way and why it, in words; "" likewise */
     uint32_t forks;
     atomic_int refs;
     atomic_uint epochs;

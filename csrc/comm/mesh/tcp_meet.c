@@ -13,6 +13,7 @@
 
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/sha256.h"
 #include "comm/mesh/tcp_impl.h"
 #include "comm/net/auth.h"
 #include "comm/net/dial.h"
@@ -254,7 +255,7 @@ static pd_status greet(const meeting *m, int peer, int fd, bool *good) {
 
 /* One round of tries. *good: one of the addresses has answered with the right proof. */
 static pd_status try_all(meeting *m, int peer, const char *addresses, bool *good) {
-    char text[ADDRESSES], way[PD_WAY_BYTES], *rest = NULL;
+    char text[ADDRESSES], *rest = NULL;
     const pd_hooks *hooks = m->plan->link->hooks;
     pd_race race = {0};
     int fd = -1;
@@ -266,7 +267,7 @@ static pd_status try_all(meeting *m, int peer, const char *addresses, bool *good
     int64_t soon = pd_os_now() + GREET_NS;
     if (soon > m->deadline) soon = m->deadline;
     while (!status && !*good) {
-        status = pd_race_next(&race, soon, hooks, &fd, way);
+        status = pd_race_next(&race, soon, hooks, &fd);
         if (status || fd < 0) break;
         status = greet(m, peer, fd, good);
         if (!*good || status) close(fd);
@@ -275,7 +276,7 @@ static pd_status try_all(meeting *m, int peer, const char *addresses, bool *good
     if (status || !*good) return status;
     settle(m, peer, fd);
     pd_log(PD_LOG_INFO, "tcp: rank %d reaches rank %d at %s", pd_tcp_name(m->mesh, m->mesh->rank),
-           pd_tcp_name(m->mesh, peer), way);
+           pd_tcp_name(m->mesh, peer), race.way);
     return PD_OK;
 }
 

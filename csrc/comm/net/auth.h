@@ -1,4 +1,4 @@
-/* Who is at the other end of a socket: addresses, peers of our own user, proofs of a secret. */
+/* Who is at the other end of a socket: addresses, and peers of our own user. */
 #ifndef PD_COMM_AUTH_H
 #define PD_COMM_AUTH_H
 
@@ -6,7 +6,9 @@
 #include <sys/socket.h>
 #include <sys/un.h>
 
-#include "comm/control/protocol.h"
+#include "base/status.h"
+
+#define PD_NONCE_BYTES 16 /* of a handshake: random, each side its own */
 
 /* "@name" to an abstract address; 0 where the text is none. */
 socklen_t pd_auth_unix(const char *text, struct sockaddr_un *to);
@@ -20,8 +22,5 @@ void pd_auth_text(const struct sockaddr *a, socklen_t n, char *text, size_t size
 bool pd_auth_same_user(int fd, int *pid, int *uid);
 /* Compares without telling by its time where the first difference is. */
 bool pd_auth_same(const uint8_t *a, const uint8_t *b, size_t n);
-/* What only those can compute who know the secret: over a purpose, the client's hello and the server's number. */
-void pd_auth_mac(const uint8_t secret[PD_SECRET_BYTES], const char *purpose, const pd_control_hello *hello,
-                 const uint8_t nonce[PD_NONCE_BYTES], uint8_t out[PD_SHA256_BYTES]);
 
 #endif

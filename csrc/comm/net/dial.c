@@ -125,7 +125,7 @@ static void start_try(pd_race *r, pd_try *t) {
     if (connect(t->fd, (struct sockaddr *)&t->to, t->bytes) && errno != EINPROGRESS) fail_try(r, t, errno);
 }
 
-static void describe(const pd_race *r, const pd_try *t, char *way) {
+static void describe(pd_race *r, const pd_try *t) {
     struct sockaddr_storage own = {0};
     socklen_t n = sizeof own;
     char to[80], from[80] = "?";
@@ -146,7 +146,7 @@ static void describe(const pd_race *r, const pd_try *t, char *way) {
     if (*list && t->face >= 0) snprintf(why, sizeof why, "named by %s", variable);
     else if (t->face >= 0) strcpy(why, "the way that this host's routes say did not answer");
     else if (r->count > 1 && t > r->tries) strcpy(why, "the first of several addresses that answered");
-    snprintf(way, PD_WAY_BYTES, "%s from %s (%s): %s", to, from, name, why);
+    snprintf(r->way, sizeof r->way, "%s from %s (%s): %s", to, from, name, why);
 }
 
 /* Whether this try has connected; it may also have failed, or still be under way. */
@@ -158,7 +158,7 @@ static bool look(pd_race *r, pd_try *t) {
     return !error;
 }
 
-pd_status pd_race_next(pd_race *r, int64_t deadline, const pd_hooks *hooks, int *fd, char *way) {
+pd_status pd_race_next(pd_race *r, int64_t deadline, const pd_hooks *hooks, int *fd) {
     *fd = -1;
     if (!r->began) r->began = pd_os_now();
     for (;;) {
@@ -180,7 +180,7 @@ pd_status pd_race_next(pd_race *r, int64_t deadline, const pd_hooks *hooks, int 
         poll(polls, (nfds_t)n, ms);
         for (int i = 0; i < n; i++)
             if (polls[i].revents && look(r, of[i])) {
-                describe(r, of[i], way);
+                describe(r, of[i]);
                 *fd = of[i]->fd;
                 of[i]->fd = -1;
                 of[i]->over = true;
@@ -215,21 +215,24 @@ static pd_status dial_unix(const char *address, int *fd, int *error) {
 }
 
 /* One knock. *fd -1: *error says why nobody opened. */
-static pd_status knock(const char *address, int64_t deadline, const pd_hooks *hooks, int *fd, int *error, char *way) {
+static pd_status knock(const char *address, int64_t deadline, const pd_hooks *hooks, int *fd, int *error, char *way,
+                       size_t size) {
     pd_race r = {.error = ECONNREFUSED};
     *way = 0;
     if (*address == '@') return dial_unix(address, fd, error);
     PD_TRY(pd_race_add(&r, address));
-    pd_status status = pd_race_next(&r, deadline, hooks, fd, way);
+    pd_status status = pd_race_next(&r, deadline, hooks, fd);
     *error = r.error;
+    snprintf(way, size, "%s", r.way);
     pd_race_end(&r);
     return status;
 }
 
-static pd_status dial(const char *address, int64_t deadline, bool patient, const pd_hooks *hooks, int *fd, char *way) {
+static pd_status dial(const char *address, int64_t deadline, bool patient, const pd_hooks *hooks, int *fd, char *way,
+                      size_t size) {
     int error;
     for (;;) {
-        PD_TRY(knock(address, deadline, hooks, fd, &error, way));
+        PD_TRY(knock(address, deadline, hooks, fd, &error, way, size));
         if (*fd >= 0) return PD_OK;
         bool full = *address == '@' && error == EAGAIN; /* it is there, and many knock */
         if (!(patient || full) || pd_os_now() >= deadline) break;
@@ -240,9 +243,10 @@ static pd_status dial(const char *address, int64_t deadline, bool patient, const
                    patient ? "server" : "launcher", address, strerror(error));
 }
 
-pd_status pd_dial(const char *address, int64_t deadline, bool patient, const pd_hooks *hooks, int *fd, char *way) {
+pd_status pd_dial(const char *address, int64_t deadline, bool patient, const pd_hooks *hooks, int *fd, char *way,
+                  size_t size) {
     void *token = pd_host_release();
-    pd_status status = dial(address, deadline, patient, hooks, fd, way);
+    pd_status status = dial(address, deadline, patient, hooks, fd, way, size);
     pd_host_acquire(token);
     return status;
 }

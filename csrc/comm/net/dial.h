@@ -11,7 +11,7 @@
 #include <net/if.h>
 #include <sys/socket.h>
 
-#include "comm/link/link.h"
+#include "comm/net/hooks.h"
 
 #define PD_DIAL_TRIES 64
 #define PD_DIAL_FACES 16
@@ -33,20 +33,21 @@ typedef struct pd_race {
     pd_try tries[PD_DIAL_TRIES];
     int face_count, count, started, error; /* error: errno of the last try that failed */
     int64_t began;
+    char way[320]; /* of the newest connection: the address, the interface and why this one */
 } pd_race;
 
 /* The interfaces that may be used; at most PD_DIAL_FACES addresses. PD_E_VALUE: PYDIST_IFACE leaves none. */
 pd_status pd_dial_faces(pd_face *faces, int *count);
 /* To "host:port" or "[v6]:port". Adds to a race that is zeros or has others. PD_E_DIST: no such host. */
 pd_status pd_race_add(pd_race *r, const char *address);
-/* The next connection that stands: *fd [new], non-blocking, and in way, PD_WAY_BYTES bytes, the address, the interface
-   and why this one. *fd -1: nobody has answered, r->error says why; at the latest at the deadline (of the hooks'
-   clock). */
-pd_status pd_race_next(pd_race *r, int64_t deadline, const pd_hooks *hooks, int *fd, char *way);
+/* The next connection that stands: *fd [new], non-blocking, with r->way. *fd -1: nobody has answered, r->error says
+   why; at the latest at the deadline (pd_os_now). */
+pd_status pd_race_next(pd_race *r, int64_t deadline, const pd_hooks *hooks, int *fd);
 void pd_race_end(pd_race *r);
 
 /* [new] a connected, non-blocking descriptor to "@name", "host:port" or "[v6]:port". Waits in slices with the interrupt
-   hook, until the deadline; `patient`: also while nobody listens there. way: as above, "" for "@name". */
-pd_status pd_dial(const char *address, int64_t deadline, bool patient, const pd_hooks *hooks, int *fd, char *way);
+   hook, until the deadline; `patient`: also while nobody listens there. way: a race's, "" for "@name". */
+pd_status pd_dial(const char *address, int64_t deadline, bool patient, const pd_hooks *hooks, int *fd, char *way,
+                  size_t size);
 
 #endif
