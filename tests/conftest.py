@@ -1,17 +1,14 @@
 """What all tests share: nothing may leak, and where the real data is."""
 
-import doctest
 import gc
-import importlib
 import os
-import pkgutil
 import signal
-from collections import Counter
 from pathlib import Path
 
 import pytest
 
 import pydist
+from lib.package import COMPARED
 from pydist import _C, distributed
 
 # Programs that tests start import the package that is tested, wherever they run.
@@ -67,9 +64,6 @@ def pytest_collection_modifyitems(config, items):
         items[:] = [item for item in items if item.nodeid not in passed]
 
 
-COMPARED = Counter()  # what tests have compared with torch, said at the end
-
-
 def pytest_terminal_summary(terminalreporter):
     for what, count in COMPARED.items():
         terminalreporter.write_line(f"{what}: {count:,}")
@@ -108,18 +102,3 @@ def nothing_leaks(request):
             if old.get(name, 0) != new.get(name, 0)
         ]
         assert not changed, f"leaked: {', '.join(sorted(changed))}"
-
-
-def modules():
-    """All modules of the package."""
-    found = pkgutil.walk_packages(pydist.__path__, "pydist.")
-    return [name for _, name, _ in found if name not in ("pydist._C", "pydist._mpi", "pydist._cuda")]
-
-
-def doctests():
-    """Every documented example, as (id, example)."""
-    finder = doctest.DocTestFinder(exclude_empty=True)
-    for name in ["pydist", *modules()]:
-        for example in finder.find(importlib.import_module(name), name):
-            if example.examples:
-                yield example

@@ -1,244 +1,22 @@
 """Groups and collectives: the same bits everywhere, an error instead of a hang everywhere, and nothing left behind."""
 
-import contextlib
 import gc
+import hashlib
 import os
 import re
 import signal
-import subprocess
-import sys
-import textwrap
 import threading
 import time
 
 import numpy as np
 import pytest
 
-import pydist
+from lib.ranks import LONG, PRELUDE, WORLDS, Ranks, also_apart, apart_when_long, good, outputs, processes, run
+from lib.trees import FLOATS, INTS, OPS, defined, every_collective, expected, hash_of, reduce_everything, sample
 from pydist import _C
 
-OPS = ("sum", "avg", "product", "min", "max", "band", "bor", "bxor")
-FLOATS = ("float16", "bfloat16", "float32", "float64")
-INTS = ("uint8", "int8", "int16", "int32", "int64", "bool")
 
-
-LONG = "FULL_LONG" in os.environ  # .ci/full: more worlds, sizes and seconds
-WORLDS = (1, 2, 3, 4, 5, 8) if LONG else (1, 2, 3, 5)
-APART = False  # test_tcp.py: every rank pretends to be on a host of its own
-
-
-# Ranks as threads.
-
-
-def run(world, fn, hub=None, **kw):
-    """Results of fn(group) by rank; an exception is a result."""
-    hub = hub or _C.Hub(world, world if APART else 1)
-    results = [None] * world
-
-    def body(rank):
-        group = None
-        try:
-            group = _C.comm_init_hub(hub, rank, **kw)
-            results[rank] = fn(group)
-        except BaseException as e:
-            results[rank] = e.with_traceback(None)
-        finally:
-            if group is not None:
-                with contextlib.suppress(Exception):
-                    group.destroy()
-
-    threads = [threading.Thread(target=body, args=(r,)) for r in range(world)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join(60)
-    assert not any(t.is_alive() for t in threads), "a rank hangs"
-    return results
-
-
-def good(results):
-    for r in results:
-        if isinstance(r, BaseException):
-            raise r
-    return results
-
-
-# Ranks as processes.
-
-PRELUDE = """
-import os, signal, sys, threading, time
-import numpy as np
-from pydist import _C
-rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-def init(timeout=20, **kw):
-    fd = int(os.environ["PYDIST_SECRET_FD"])
-    return _C.comm_init(rank, world, os.environ["PYDIST_CONTROL"], fd, timeout, **kw)
-def leave():
-    group.destroy()
-    _C.comm_leave()
-group = init()
-"""
-
-
-class Ranks:
-    """One process per rank, and the server that they connect to."""
-
-    def __init__(self, world, script, prelude=PRELUDE, **env):
-        self.server = _C.ControlServer(world)
-        self.processes = []
-        for rank in range(world):
-            e = dict(
-                os.environ,
-                RANK=str(rank),
-                WORLD_SIZE=str(world),
-                LOCAL_WORLD_SIZE=str(world),
-                OMP_NUM_THREADS="1",
-                PYDIST_CONTROL=self.server.address,
-                PYDIST_SECRET_FD=str(self.server.secret_fd),
-                **env,
-            )
-            if APART:
-                e["PYDIST_HOST"] = f"host{rank}"
-            command = [sys.executable, "-c", prelude + textwrap.dedent(script)]
-            self.processes.append(
-                subprocess.Popen(
-                    command,
-                    env=e,
-                    pass_fds=[self.server.secret_fd],
-                    text=True,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                )
-            )
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        for p in self.processes:
-            p.kill()
-            p.wait()
-            p.stdout.close()
-            p.stderr.close()
-        self.server.close()
-
-    def line(self, rank):
-        return self.processes[rank].stdout.readline().strip()
-
-    def wait(self, timeout=60):
-        """(code, stdout, stderr) by rank."""
-        deadline = time.monotonic() + timeout
-        ended = []
-        for p in self.processes:
-            out, err = p.communicate(timeout=max(0.1, deadline - time.monotonic()))
-            ended.append((p.returncode, out, err))
-        return ended
-
-
-def processes(world, script, **kw):
-    with Ranks(world, script, **kw) as ranks:
-        return ranks.wait()
-
-
-def outputs(ended):
-    for code, out, err in ended:
-        assert code == 0, err
-    return [out for _, out, _ in ended]
-
-
-# What a reduction has to give, bit for bit.
-
-
-def tree(items, op):
-    if len(items) == 1:
-        return items[0]
-    half = 1
-    while half * 2 < len(items):
-        half *= 2
-    return op(tree(items[:half], op), tree(items[half:], op))
-
-
-def to_bf16(x):
-    bits = x.astype(np.float32).view(np.uint32)
-    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
-    return np.where(np.isnan(x), (bits >> 16) | 0x40, rounded).astype(np.uint16)
-
-
-def from_bf16(x):
-    return (x.astype(np.uint32) << 16).view(np.float32)
-
-
-def sample(dtype, n, seed):
-    rng = np.random.default_rng(seed)
-    if dtype == "bool":
-        return rng.integers(0, 2, n).astype(bool)
-    if dtype == "bfloat16":
-        return to_bf16(rng.standard_normal(n).astype(np.float32) * 3)
-    if dtype in FLOATS:
-        return (rng.standard_normal(n) * 3).astype(dtype)
-    info = np.iinfo(dtype)
-    return rng.integers(info.min, info.max, n, dtype=dtype, endpoint=True)
-
-
-FUNCTIONS = {
-    "sum": np.add,
-    "avg": np.add,
-    "product": np.multiply,
-    "min": np.minimum,
-    "max": np.maximum,
-    "band": np.bitwise_and,
-    "bor": np.bitwise_or,
-    "bxor": np.bitwise_xor,
-}
-ON_BOOL = {
-    "sum": np.logical_or,
-    "max": np.logical_or,
-    "bor": np.logical_or,
-    "product": np.logical_and,
-    "min": np.logical_and,
-    "band": np.logical_and,
-    "bxor": np.logical_xor,
-}
-
-
-def expected(inputs, dtype, op, scale=1.0):
-    fn = (ON_BOOL if dtype == "bool" else FUNCTIONS)[op]
-    wide = {"float16": lambda x: x.astype(np.float32), "bfloat16": from_bf16}.get(dtype, lambda x: x)
-    with np.errstate(all="ignore"):
-        total = tree([wide(x) for x in inputs], fn)
-        if op == "avg":
-            scale /= len(inputs)
-        if scale != 1:
-            total = total * total.dtype.type(scale)
-        if dtype == "bfloat16":
-            return to_bf16(total)
-        return total.astype(dtype)
-
-
-def defined(dtype, op):
-    if dtype in FLOATS:
-        return op in ("sum", "avg", "product", "min", "max")
-    return op != "avg"
-
-
-def reduce_everything(group, sizes=(0, 1, 3, 64, 1000, 5000)):
-    """all_reduce of every dtype and op, and what came out, as bytes."""
-    out = []
-    for dtype in FLOATS + INTS:
-        for op in OPS:
-            if not defined(dtype, op):
-                continue
-            for n in sizes:
-                x = sample(dtype, n, hash_of(dtype, op, n, group.rank))
-                group.all_reduce(x, op, dtype=dtype if dtype == "bfloat16" else None)
-                out.append((dtype, op, n, x))
-    return out
-
-
-def hash_of(dtype, op, n, rank):
-    return [(FLOATS + INTS).index(dtype), OPS.index(op), n, rank]
-
-
+@also_apart
 @pytest.mark.parametrize("algo", ["gather_sum", "scatter_gather", "slot_sum"])
 @pytest.mark.parametrize("world", [1, 2, 3, 4, 5])
 def test_every_dtype_and_op_has_the_trees_bits(world, algo):
@@ -250,19 +28,18 @@ def test_every_dtype_and_op_has_the_trees_bits(world, algo):
             assert got[rank][3].tobytes() == want, (dtype, op, n, rank)
 
 
+@also_apart
 @pytest.mark.parametrize("world", [2, 3])
 def test_processes_give_the_same_bits(world):
     script = """
-        sys.path.insert(0, os.environ["TESTS"])
-        import test_comm, hashlib
+        import hashlib
+        from lib.trees import reduce_everything
         h = hashlib.sha256()
-        for dtype, op, n, x in test_comm.reduce_everything(group, (0, 1, 7, 30000)):
+        for dtype, op, n, x in reduce_everything(group, (0, 1, 7, 30000)):
             h.update(x.tobytes())
         print(h.hexdigest())
         leave()
     """
-    import hashlib
-
     h = hashlib.sha256()
     for dtype in FLOATS + INTS:
         for op in OPS:
@@ -270,10 +47,11 @@ def test_processes_give_the_same_bits(world):
                 if defined(dtype, op):
                     inputs = [sample(dtype, n, hash_of(dtype, op, n, r)) for r in range(world)]
                     h.update(expected(inputs, dtype, op).tobytes())
-    out = outputs(processes(world, script, TESTS=os.path.dirname(os.path.abspath(__file__))))
+    out = outputs(processes(world, script))
     assert {o.strip() for o in out} == {h.hexdigest()}
 
 
+@also_apart
 @pytest.mark.parametrize("world", [2, 3, 5])
 def test_sizes_around_every_edge(world):
     sizes = [0, 1, 63, 64, 65, 4095, 4096, 4097, 8192, 16383, 65535, 65536, 65537, 200001, 1000003]
@@ -297,6 +75,7 @@ def test_sizes_around_every_edge(world):
             assert results[rank][i].tobytes() == want.tobytes()
 
 
+@also_apart
 @pytest.mark.parametrize("world", [1, 2, 3, 4])
 def test_segments_give_the_same_bits(world):
     n = 50001
@@ -331,6 +110,7 @@ def test_segments_give_the_same_bits(world):
             assert results[rank][i].tobytes() == want.tobytes()
 
 
+@also_apart
 def test_segment_on_some_ranks_only():
     """The others' data lie elsewhere: all take the staged way, with the same bits."""
     n = 300000
@@ -390,6 +170,7 @@ def test_wrong_segments():
     good(run(2, fn))
 
 
+@also_apart
 @pytest.mark.parametrize("world", [1, 2, 3, 5])
 def test_broadcast_and_all_gather(world):
     def fn(group):
@@ -411,52 +192,6 @@ def test_broadcast_and_all_gather(world):
     good(run(world, fn))
 
 
-def as_bfloat16(bits):
-    """Python has no format for it: a tensor."""
-    return pydist.from_numpy(from_bf16(bits)).to(pydist.bfloat16)
-
-
-def raw(x):
-    return x.tobytes() if isinstance(x, np.ndarray) else x.float().numpy().tobytes()
-
-
-def every_collective(group, sizes=(1, 5, 3001) if not LONG else (1, 5, 1000, 30011)):
-    """All collectives, dtypes and ops; a hash of all that came out."""
-    import hashlib
-
-    h, world, rank = hashlib.sha256(), group.size, group.rank
-    for dtype in FLOATS + INTS:
-        wrap = as_bfloat16 if dtype == "bfloat16" else np.copy
-        for n in sizes:
-            inputs = [sample(dtype, n * world, hash_of(dtype, "sum", n, r)) for r in range(world)]
-            x, mine = inputs[rank], slice(rank * n, (rank + 1) * n)
-            whole, part = wrap(np.zeros_like(x)), wrap(np.zeros_like(x[:n]))
-            group.all_gather(whole, wrap(x[:n]))
-            assert raw(whole) == raw(wrap(np.concatenate([y[:n] for y in inputs])))
-            group.all_to_all(whole, wrap(x))
-            assert raw(whole) == raw(wrap(np.concatenate([y[mine] for y in inputs])))
-            for root in {0, world - 1}:
-                group.gather(whole if rank == root else None, wrap(x[:n]), root)
-                assert rank != root or raw(whole) == raw(wrap(np.concatenate([y[:n] for y in inputs])))
-                group.scatter(part, wrap(x) if rank == root else None, root)
-                assert raw(part) == raw(wrap(inputs[root][mine]))
-                y = wrap(x)
-                group.broadcast(y, root)
-                assert raw(y) == raw(wrap(inputs[root]))
-            for op in OPS:
-                if not defined(dtype, op):
-                    continue
-                total = wrap(x)
-                group.all_reduce(total, op)
-                h.update(raw(total))
-                group.reduce_scatter(part, wrap(x), op)
-                assert raw(part) == raw(total[mine])
-                y = wrap(x)
-                group.reduce(y, world - 1, op)
-                assert raw(y) == raw(total if rank == world - 1 else wrap(x))
-    return h.hexdigest()
-
-
 @pytest.mark.parametrize("world", WORLDS if LONG else (1, 2, 3))
 def test_every_collective_gives_the_same_bits_on_every_transport(world):
     inproc = good(run(world, every_collective))
@@ -466,15 +201,14 @@ def test_every_collective_gives_the_same_bits_on_every_transport(world):
         assert good(run(world, every_collective, hub=_C.Hub(world, 2), slot=1024)) == inproc
     if world in (2, 3):
         script = """
-            sys.path.insert(0, os.environ["TESTS"])
-            import test_comm
-            print(group.transport, test_comm.every_collective(group))
+            from lib.trees import every_collective
+            print(group.transport, every_collective(group))
             leave()
         """
-        here = os.path.dirname(os.path.abspath(__file__))
-        assert [o.split() for o in outputs(processes(world, script, TESTS=here))] == [["shm", h] for h in inproc]
+        assert [o.split() for o in outputs(processes(world, script))] == [["shm", h] for h in inproc]
 
 
+@also_apart
 def test_reduce_scatter_reads_segments_where_they_lie():
     n = 40000
 
@@ -514,6 +248,7 @@ def test_bad_exchanges():
     good(run(2, fn))
 
 
+@also_apart
 def test_nan_and_signed_zero():
     def fn(group):
         x = np.array([np.nan, 1.0, -0.0, np.inf] if group.rank else [1.0, np.nan, 0.0, -np.inf], np.float32)
@@ -551,6 +286,7 @@ def test_every_half_goes_through_unchanged():
             assert ((got[nan] & exponent) == exponent).all() and (got[nan] & mantissa).all()
 
 
+@also_apart
 def test_bad_arguments_leave_the_group_as_it_is():
     def fn(group):
         for call, error in (
@@ -583,6 +319,7 @@ def test_bad_arguments_leave_the_group_as_it_is():
 # Asynchronous works.
 
 
+@also_apart
 def test_async_works_in_order():
     def fn(group):
         arrays = [np.full(n, group.rank + i, np.float32) for i, n in enumerate((10, 100000, 5, 700000, 64))]
@@ -598,6 +335,7 @@ def test_async_works_in_order():
     assert good(run(2, fn)) == [[1, 3, 5, 7, 9, 1]] * 2
 
 
+@also_apart
 def test_works_may_be_dropped():
     def fn(group):
         x = np.full(100000, 1.0)
@@ -609,6 +347,7 @@ def test_works_may_be_dropped():
     assert good(run(3, fn)) == [3.0] * 3
 
 
+@also_apart
 def test_progress_without_waiting():
     def fn(group):
         x = np.ones(5)
@@ -629,6 +368,7 @@ def test_progress_without_waiting():
     assert good(run(2, fn)) == [2.0, 2.0]
 
 
+@also_apart
 def test_threads_of_one_rank_take_turns():
     """Two threads of a rank use its group at once; the order between them is theirs, so all do the same."""
     script = """
@@ -692,6 +432,7 @@ def differing():
     }
 
 
+@also_apart
 @pytest.mark.parametrize("world", [2, 3])
 @pytest.mark.parametrize("kind", differing())
 def test_a_mismatch_is_raised_on_all_ranks(kind, world):
@@ -734,6 +475,7 @@ def test_a_mismatch_names_the_calls():
         assert "rank 1: all_reduce(float64[5], MAX) at test_comm.py:" in str(e)
 
 
+@apart_when_long
 def test_a_mismatch_between_some_ranks_does_not_wait_for_the_rest():
     def fn(group):
         if group.rank == 2:
@@ -751,6 +493,7 @@ def test_a_mismatch_between_some_ranks_does_not_wait_for_the_rest():
     assert results[2][0] < 1
 
 
+@also_apart
 def test_a_mismatch_between_processes():
     script = """
         try:
@@ -764,6 +507,7 @@ def test_a_mismatch_between_processes():
         assert "rank 1: all_reduce(float32[5], SUM) at <string>:" in out
 
 
+@also_apart
 def test_identities_can_go_unchecked():
     script = """
         x = np.ones(4, np.float32 if rank else np.int32)
@@ -788,6 +532,7 @@ WAIT = """
 """
 
 
+@also_apart
 def test_a_killed_rank_is_reported_at_once():
     script = f"""
     if rank == 1:
@@ -808,6 +553,7 @@ def test_a_killed_rank_is_reported_at_once():
         ranks.wait()
 
 
+@also_apart
 @pytest.mark.parametrize(
     "how, word",
     [
@@ -830,6 +576,7 @@ def test_other_ends(how, word):
     assert code == 0 and out.startswith("1|") and word in out, (out, err)
 
 
+@also_apart
 def test_a_rank_that_raises_sends_its_traceback():
     script = f"""
     if rank == 1:
@@ -847,6 +594,7 @@ def test_a_rank_that_raises_sends_its_traceback():
         assert ranks.server.first_raised()[0] == 1
 
 
+@apart_when_long
 def test_a_traceback_explains_a_leave_that_came_first():
     script = f"""
     if rank == 1:
@@ -862,6 +610,7 @@ def test_a_traceback_explains_a_leave_that_came_first():
     assert "KeyError: 5" in out, (out, err)
 
 
+@also_apart
 @pytest.mark.parametrize("leaving", ["leave()", "group.destroy()\n        time.sleep(0.6)", "_C.comm_leave()"])
 def test_a_rank_that_leaves_is_missed(leaving):
     script = f"""
@@ -874,6 +623,7 @@ def test_a_rank_that_leaves_is_missed(leaving):
     assert (code, code1) == (0, 0) and out.startswith("1|") and "left the group" in out, (out, err)
 
 
+@also_apart
 def test_leaving_after_the_last_collective_is_fine():
     script = """
         for _ in range(50):
@@ -887,6 +637,7 @@ def test_leaving_after_the_last_collective_is_fine():
     outputs(processes(3, script))
 
 
+@also_apart
 def test_the_launcher_ends():
     script = """
         print("ready", flush=True)
@@ -906,6 +657,7 @@ def test_the_launcher_ends():
         ranks.processes[0].send_signal(signal.SIGCONT)
 
 
+@also_apart
 def test_a_dead_rank_whose_child_keeps_the_socket():
     """The child of a fork holds the descriptors of its dead parent; the process's end is seen all the same."""
     script = f"""
@@ -923,6 +675,7 @@ def test_a_dead_rank_whose_child_keeps_the_socket():
         assert out.startswith("1|") and time.monotonic() - start < 3
 
 
+@also_apart
 def test_init_with_a_dead_rank():
     script = """
         if rank == 1:
@@ -938,6 +691,7 @@ def test_init_with_a_dead_rank():
     assert out.startswith("1 init: rank 1"), (out, err)
 
 
+@apart_when_long
 def test_a_rank_that_never_comes():
     script = """
         if rank == 0:
@@ -972,6 +726,7 @@ def test_all_ranks_that_do_not_come_are_named():
     assert re.search(r"has waited 0 s for ranks 1, 3 to join group 1\n", found), found
 
 
+@apart_when_long
 def test_a_timeout_names_the_missing_rank():
     script = """
         group.destroy()
@@ -1047,6 +802,7 @@ def test_segments_of_a_poisoned_group_are_private_and_keep_their_values():
     outputs(processes(2, script))
 
 
+@also_apart
 def test_works_of_a_failed_group_raise():
     def fn(group):
         group.barrier()
@@ -1065,6 +821,7 @@ def test_works_of_a_failed_group_raise():
     good(run(2, fn))
 
 
+@also_apart
 def test_destroy_ends_another_threads_wait():
     def fn(group):
         if group.rank == 0:
@@ -1077,6 +834,7 @@ def test_destroy_ends_another_threads_wait():
     good(run(2, fn))
 
 
+@apart_when_long
 def test_ctrl_c_in_a_wait():
     script = """
         def handler(*_):
@@ -1108,6 +866,7 @@ def test_ctrl_c_in_a_wait():
         ranks.wait()
 
 
+@also_apart
 def test_a_signal_handler_may_not_use_the_group_it_interrupts():
     script = """
         def handler(*_):
@@ -1133,6 +892,7 @@ def test_a_signal_handler_may_not_use_the_group_it_interrupts():
         outputs(ranks.wait())
 
 
+@also_apart
 def test_a_forked_child_has_no_groups():
     script = """
         segment = group.segment(4096)
@@ -1160,6 +920,7 @@ def test_a_forked_child_has_no_groups():
 # Allocations that fail, and what is left.
 
 
+@also_apart
 def test_every_allocation_of_init_may_fail():
     """Rank 1's N-th allocation fails: it gets MemoryError, rank 0 an error that says so, and the next init works."""
     script = """
@@ -1196,6 +957,7 @@ def test_every_allocation_of_init_may_fail():
     outputs(processes(2, script))
 
 
+@also_apart
 def test_every_allocation_of_a_segment_may_fail():
     script = """
         n = failures = 0
@@ -1227,6 +989,7 @@ def test_every_allocation_of_a_segment_may_fail():
     outputs(processes(2, script))
 
 
+@also_apart
 def test_no_room_for_a_segment_is_an_error_on_all_ranks():
     script = """
         try:
@@ -1242,6 +1005,7 @@ def test_no_room_for_a_segment_is_an_error_on_all_ranks():
         assert out.startswith("memory")
 
 
+@also_apart
 def test_nothing_is_left_after_many_groups():
     script = """
         def left():
@@ -1264,6 +1028,7 @@ def test_nothing_is_left_after_many_groups():
     outputs(processes(2, script))
 
 
+@also_apart
 def test_nothing_is_left_after_sigkill():
     script = """
         segment = group.segment(1 << 20)
@@ -1280,6 +1045,7 @@ def test_nothing_is_left_after_sigkill():
     assert sorted(os.listdir("/dev/shm")) == before
 
 
+@also_apart
 def test_hub_groups_leave_nothing():
     def threads_and_descriptors():
         return len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))
@@ -1329,6 +1095,7 @@ def test_ranks_with_other_settings_are_refused():
     assert all(results) and any("other settings" in r for r in results)
 
 
+@also_apart
 def test_random_collectives_many_times():
     """Mixed sizes, algorithms and works for some seconds: the pieces never overtake each other."""
     script = """

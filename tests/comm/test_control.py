@@ -8,16 +8,36 @@ import socket
 import struct
 import subprocess
 import sys
-import textwrap
 import threading
 import time
 
 import pytest
 
+from lib.control import (
+    CALL,
+    CHALLENGE,
+    HELLO,
+    MAGIC,
+    NEWS,
+    PROOF,
+    REFUSED,
+    REPLY,
+    WELCOME,
+    all_good,
+    call,
+    dial,
+    finish,
+    frame,
+    free_port,
+    greeting,
+    hello,
+    mac,
+    read,
+    secret,
+    start,
+)
 from pydist import _C
 
-MAGIC = 0x32434450
-HELLO, CHALLENGE, PROOF, WELCOME, REFUSED, CALL, REPLY, NEWS, PING, PONG = range(1, 11)
 LEFT, RAISED = 1, 3
 
 
@@ -27,55 +47,6 @@ def server(request):
     s = _C.ControlServer(2, listen="127.0.0.1:0" if request.param == "tcp" else None)
     yield s
     s.close()
-
-
-def dial(server):
-    if server.tcp_address:
-        host, port = server.tcp_address.rsplit(":", 1)
-        s = socket.create_connection((host.strip("[]"), int(port)))
-    else:
-        s = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        s.connect("\0" + server.address[1:])
-    s.settimeout(5)
-    return s
-
-
-def frame(kind, payload=b"", ident=0, handles=0):
-    return struct.pack("<IHHII", MAGIC, kind, handles, len(payload), ident) + payload
-
-
-def read(s):
-    def exactly(n):
-        data = b""
-        while len(data) < n:
-            more = s.recv(n - len(data))
-            if not more:
-                raise EOFError
-            data += more
-        return data
-
-    while True:
-        magic, kind, _, size, ident = struct.unpack("<IHHII", exactly(16))
-        assert magic == MAGIC
-        payload = exactly(size)
-        if kind != PING:
-            return kind, ident, payload
-
-
-def secret(server):
-    return os.pread(server.secret_fd, 32, 0)
-
-
-def mac(key, purpose, greeting, nonce):
-    return hmac.new(key, purpose.ljust(8, b"\0") + greeting + nonce, "sha256").digest()
-
-
-def greeting(rank, world=2):
-    return b"client's number." + struct.pack("<iiii", rank, world, os.getpid(), 0)
-
-
-def hello(rank, world=2):
-    return frame(HELLO, greeting(rank, world))
 
 
 def handshake(s, key, rank, world=2):
@@ -443,11 +414,6 @@ def test_descriptors_of_strangers_are_not_taken():
     assert descriptors() <= before + 2  # the connection's two ends
     s.close()
     server.close()
-
-
-def call(verb, key, data=b"", amount=0, timeout=0.0, ident=1, handles=0):
-    head = struct.pack("<IIIIqq", verb, len(key), len(data), 0, amount, int(timeout * 1e9))
-    return frame(CALL, head + key + data, ident, handles)
 
 
 def test_a_message_brings_one_descriptor():
@@ -827,52 +793,6 @@ def test_nothing_is_left(leave):
 
 
 # Without a launcher.
-
-JOIN = """
-import os, sys, time, signal
-import numpy as np
-from pydist import _C
-url, rank, world = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-def join(timeout=20, url=url):
-    return _C.comm_init(rank, world, url, -1, timeout)
-def check(group):
-    x = np.full(1000, rank + 1.0)
-    group.all_reduce(x)
-    assert (x == world * (world + 1) / 2).all()
-"""
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as s:
-        return s.getsockname()[1]
-
-
-def start(script, url, rank, world, **env):
-    command = [sys.executable, "-c", JOIN + textwrap.dedent(script), url, str(rank), str(world)]
-    return subprocess.Popen(
-        command,
-        env=dict(os.environ, OMP_NUM_THREADS="1", **env),
-        text=True,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-
-
-def finish(processes, timeout=60):
-    """(code, stdout, stderr) of each."""
-    try:
-        return [(p.returncode, out, err) for p in processes for out, err in [p.communicate(timeout=timeout)]]
-    finally:
-        for p in processes:
-            p.kill()
-            p.wait()
-
-
-def all_good(ended):
-    for code, out, err in ended:
-        assert code == 0, err
-    return ended
 
 
 @pytest.mark.parametrize("kind", ["tcp", "name", "file"])

@@ -3,15 +3,12 @@ bits of every other algorithm."""
 
 import hashlib
 import os
-import subprocess
-import sys
-import textwrap
 
 import numpy as np
 import pytest
-from test_comm import PRELUDE, Ranks, expected, good, hash_of, outputs, reduce_everything, run, sample
-from test_control import finish
 
+from lib.ranks import PRELUDE, Ranks, good, outputs, processes, run
+from lib.trees import expected, hash_of, reduce_everything, sample
 from pydist import _C
 
 TWO_HOSTS = "import os\nos.environ['PYDIST_HOST'] = f'host{int(os.environ[\"RANK\"]) // 2}'\n" + PRELUDE
@@ -103,28 +100,10 @@ def test_ranks_that_come_over_tcp(reach):
     if os.getuid() == 0:  # root may look at everybody
         hidden = "os.setgid(65534), os.setuid(65534)\n" + hidden
     hidden = "" if reach else hidden
-    server = _C.ControlServer(4, listen="127.0.0.1:0")
     prelude = "import hashlib, numpy.random\n" + TWO_HOSTS.replace("group = init()", hidden + "group = init()")
-    ranks = []
-    for rank in range(4):
-        env = dict(
-            os.environ,
-            RANK=str(rank),
-            WORLD_SIZE="4",
-            PYDIST_CONTROL=server.tcp_address,
-            OMP_NUM_THREADS="1",
-            PYDIST_SECRET_FD=str(server.secret_fd),
-        )
-        command = [sys.executable, "-c", prelude + textwrap.dedent(script)]
-        ranks.append(
-            subprocess.Popen(
-                command, env=env, pass_fds=[server.secret_fd], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-            )
-        )
-    ended = finish(ranks)
-    server.close()
     inputs = [np.random.default_rng(r).standard_normal(100_000).astype(np.float32) for r in range(4)]
     digest = hashlib.sha256(expected(inputs, "float32", "sum").tobytes()).hexdigest()
+    ended = processes(4, script, prelude=prelude, far=range(4))
     assert set(outputs(ended)) == {f"{2 if reach else 1} tcp {digest}\n"}
 
 

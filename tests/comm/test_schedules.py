@@ -4,10 +4,10 @@ import threading
 
 import numpy as np
 import pytest
-import test_comm
-from test_comm import OPS, defined, expected, good, hash_of, run, sample
 
 import pydist
+from lib.ranks import good, run
+from lib.trees import FLOATS, INTS, OPS, defined, expected, from_bf16, hash_of, sample, to_bf16
 from pydist import _C
 from pydist import distributed as dist
 
@@ -46,13 +46,13 @@ def test_every_rank_gets_every_part_once(name):
 
 def everything(group, sizes=(0, 1, 130, 3001)):
     out = []
-    for dtype in test_comm.FLOATS + test_comm.INTS:
+    for dtype in FLOATS + INTS:
         for op in OPS:
             for n in sizes if defined(dtype, op) else ():
                 x = sample(dtype, n, hash_of(dtype, op, n, group.rank))
-                if op == "sum" and dtype in test_comm.FLOATS:  # small numbers that every order adds exactly
+                if op == "sum" and dtype in FLOATS:  # small numbers that every order adds exactly
                     x = (
-                        test_comm.to_bf16(np.arange(n) % 3 + group.rank)
+                        to_bf16(np.arange(n) % 3 + group.rank)
                         if dtype == "bfloat16"
                         else (np.arange(n) % 3 + group.rank).astype(dtype)
                     )
@@ -62,7 +62,7 @@ def everything(group, sizes=(0, 1, 130, 3001)):
 
 
 def as_float(x, dtype):
-    return test_comm.from_bf16(x) if dtype == "bfloat16" else x.astype(np.float64)
+    return from_bf16(x) if dtype == "bfloat16" else x.astype(np.float64)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -73,12 +73,12 @@ def test_fast_groups(name, world, apart):
     results = good(run(world, everything, hub=hub, algo=name, fast=True, slot=1024))
     for dtype, op, n, got in results[0]:
         inputs = [sample(dtype, n, hash_of(dtype, op, n, r)) for r in range(world)]
-        if op == "sum" and dtype in test_comm.FLOATS:
+        if op == "sum" and dtype in FLOATS:
             want = sum(np.arange(n) % 3 + r for r in range(world)).astype(np.float64)
             assert (as_float(got, dtype) == want).all(), (dtype, n)
             continue
         want = expected(inputs, dtype, op)
-        if dtype in test_comm.FLOATS and op in ("avg", "product"):
+        if dtype in FLOATS and op in ("avg", "product"):
             close = {"float16": 2e-3, "bfloat16": 2e-2, "float32": 1e-4, "float64": 1e-12}[dtype]
             scale = np.mean([np.abs(as_float(x, dtype)) for x in inputs], axis=0) if op == "avg" else 1e-3
             a, b = as_float(got, dtype), as_float(want, dtype)

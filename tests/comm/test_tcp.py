@@ -1,20 +1,18 @@
-"""Ranks on several hosts: the tests of test_comm.py again with every rank on a host of its own, then what tcp alone has to
-stand: strangers at its ports, connections that end, sends and receives that fail."""
+"""Ranks on several hosts: what tcp alone has to stand (test_comm.py runs most of its tests over tcp, too): strangers at its
+ports, connections that end, sends and receives that fail."""
 
 import contextlib
 import hmac
 import os
 import socket
 import struct
-import subprocess
-import sys
 import time
 
 import numpy as np
 import pytest
-import test_comm
-from test_comm import Ranks, good, outputs, processes, run
-from test_control import (
+
+import lib.ranks
+from lib.control import (
     NEWS,
     PROOF,
     WELCOME,
@@ -31,36 +29,11 @@ from test_control import (
     secret,
     start,
 )
-
+from lib.ranks import PRELUDE, Ranks, good, outputs, processes, run
+from lib.trees import reduce_everything
 from pydist import _C
 
-AGAIN = """
-test_every_dtype_and_op_has_the_trees_bits test_processes_give_the_same_bits test_sizes_around_every_edge
-test_segments_give_the_same_bits test_segment_on_some_ranks_only test_broadcast_and_all_gather
-test_reduce_scatter_reads_segments_where_they_lie test_nan_and_signed_zero test_bad_arguments_leave_the_group_as_it_is
-test_async_works_in_order test_works_may_be_dropped test_progress_without_waiting test_threads_of_one_rank_take_turns
-test_a_mismatch_is_raised_on_all_ranks test_a_mismatch_between_some_ranks_does_not_wait_for_the_rest
-test_a_mismatch_between_processes test_identities_can_go_unchecked test_a_killed_rank_is_reported_at_once
-test_other_ends test_a_rank_that_raises_sends_its_traceback test_a_traceback_explains_a_leave_that_came_first
-test_a_rank_that_leaves_is_missed test_leaving_after_the_last_collective_is_fine test_the_launcher_ends
-test_a_dead_rank_whose_child_keeps_the_socket test_init_with_a_dead_rank test_a_rank_that_never_comes
-test_a_timeout_names_the_missing_rank test_works_of_a_failed_group_raise test_destroy_ends_another_threads_wait
-test_ctrl_c_in_a_wait test_a_signal_handler_may_not_use_the_group_it_interrupts test_a_forked_child_has_no_groups
-test_every_allocation_of_init_may_fail test_every_allocation_of_a_segment_may_fail
-test_no_room_for_a_segment_is_an_error_on_all_ranks test_nothing_is_left_after_many_groups
-test_nothing_is_left_after_sigkill test_hub_groups_leave_nothing test_random_collectives_many_times
-""".split()
-WAITING = """
-test_a_timeout_names_the_missing_rank test_a_mismatch_between_some_ranks_does_not_wait_for_the_rest
-test_a_rank_that_never_comes test_a_traceback_explains_a_leave_that_came_first test_ctrl_c_in_a_wait
-""".split()  # a second each
-AGAIN = [name for name in AGAIN if test_comm.LONG or name not in WAITING]
-globals().update((name, getattr(test_comm, name)) for name in AGAIN)
-
-
-@pytest.fixture(autouse=True)
-def apart(monkeypatch):
-    monkeypatch.setattr(test_comm, "APART", True)
+pytestmark = pytest.mark.usefixtures("apart")  # a host of its own for every rank
 
 
 def test_it_is_tcp():
@@ -72,37 +45,9 @@ def test_it_is_tcp():
 # A control server on another host.
 
 
-def far(world, script):
-    """Ranks of which all but rank 0 come to the control server over tcp."""
-    server = _C.ControlServer(world, listen="127.0.0.1:0")
-    ranks = []
-    for rank in range(world):
-        address = server.tcp_address if rank else server.address
-        env = dict(
-            os.environ,
-            RANK=str(rank),
-            WORLD_SIZE=str(world),
-            PYDIST_CONTROL=address,
-            PYDIST_SECRET_FD=str(server.secret_fd),
-            OMP_NUM_THREADS="1",
-        )
-        command = [sys.executable, "-c", test_comm.PRELUDE + script]
-        ranks.append(
-            subprocess.Popen(
-                command, env=env, pass_fds=[server.secret_fd], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-            )
-        )
-    ended = finish(ranks)
-    server.close()
-    return ended
-
-
 @pytest.mark.parametrize("world", [2, 3])
 def test_ranks_far_from_the_control_server(world):
-    ended = all_good(
-        far(
-            world,
-            """
+    script = """
 x = np.full(100000, rank + 1.0)
 group.all_reduce(x)
 assert (x == world * (world + 1) / 2).all()
@@ -113,16 +58,12 @@ group = init()
 group.all_reduce(x)
 print(group.transport)
 leave()
-""",
-        )
-    )
-    assert {out for _, out, _ in ended} == {"tcp\n"}
+"""
+    assert set(outputs(processes(world, script, far=range(1, world)))) == {"tcp\n"}
 
 
 def test_a_far_rank_that_dies():
-    ended = far(
-        3,
-        """
+    script = """
 if rank == 2:
     time.sleep(0.3)
     os.kill(os.getpid(), signal.SIGKILL)
@@ -131,9 +72,8 @@ try:
     group.barrier()
 except _C.PeerFailed as e:
     print(e.rank, time.monotonic() - begin)
-""",
-    )
-    for code, out, err in ended[:2]:
+"""
+    for _, out, err in processes(3, script, far=(1, 2))[:2]:
         rank, seconds = out.split()
         assert rank == "2" and float(seconds) < 1.5, err
 
@@ -195,7 +135,7 @@ def test_strangers_at_the_data_port():
     script = """
         init()
     """
-    prelude = test_comm.PRELUDE.replace("group = init()", "")
+    prelude = PRELUDE.replace("group = init()", "")
     with Ranks(2, script, prelude=prelude) as ranks:
         ranks.processes[1].kill()
         ranks.processes[1].wait()
@@ -317,7 +257,7 @@ def test_a_connection_that_is_cut_is_an_error():
         assert kind == "PeerFailed" and float(seconds) < 3
 
 
-def test_ddp_over_tcp_gives_the_bits_of_shared_memory():
+def test_ddp_over_tcp_gives_the_bits_of_shared_memory(monkeypatch):
     script = """
         import pydist
         from pydist import nn, optim
@@ -338,10 +278,10 @@ def test_ddp_over_tcp_gives_the_bits_of_shared_memory():
         print(pydist.distributed.group.WORLD.transport, h.hexdigest())
         pydist.distributed.destroy_process_group()
     """
-    prelude = test_comm.PRELUDE.replace("group = init()", "")
+    prelude = PRELUDE.replace("group = init()", "")
     ended = {}
     for where in ("shm", "tcp"):
-        test_comm.APART = where == "tcp"
+        monkeypatch.setattr(lib.ranks, "APART", where == "tcp")
         with Ranks(3, script, prelude=prelude) as ranks:
             ended[where] = outputs(ranks.wait())
     shm, tcp = (ended[w][0].split() for w in ("shm", "tcp"))
@@ -351,5 +291,5 @@ def test_ddp_over_tcp_gives_the_bits_of_shared_memory():
 
 def test_a_wait_does_not_sleep_past_its_data():
     start = time.monotonic()
-    good(run(3, test_comm.reduce_everything, algo="gather_sum", slot=1024))
+    good(run(3, reduce_everything, algo="gather_sum", slot=1024))
     assert time.monotonic() - start < 4  # 0.2 s; with a nap of 50 ms too many here and there: 10 s

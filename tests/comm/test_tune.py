@@ -7,8 +7,9 @@ import sys
 import warnings
 
 import pytest
-from test_comm import good, processes, reduce_everything, run
 
+from lib.ranks import good, processes, run
+from lib.trees import reduce_everything
 from pydist import _C
 from pydist.distributed._group import tuning
 from pydist.tune import best_switch, best_value, write

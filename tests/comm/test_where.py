@@ -8,9 +8,9 @@ import sys
 import time
 
 import pytest
-from test_comm import Ranks, outputs, processes
 
 import pydist
+from lib.ranks import Ranks, outputs, processes
 from pydist import distributed as dist
 
 PRELUDE = """

@@ -10,13 +10,19 @@ import time
 from contextlib import suppress
 
 import pytest
-from test_run import all_end
 
 import pydist
-from pydist.utils.data import prefetch
+from lib.processes import all_end
 from pydist.utils.data import (
-    DataLoader, Dataset, DistributedSampler, IterableDataset, RandomSampler, TensorDataset, WeightedRandomSampler,
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
     get_worker_info,
+    prefetch,
 )  # fmt: skip
 
 

@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 
+import pydist
 from pydist import _C, nn, optim
 from pydist.utils.checkpoint import checkpoint
-
-import pydist
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from benchmarks.workloads.gpt import gpt  # noqa: E402

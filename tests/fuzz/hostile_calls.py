@@ -22,9 +22,8 @@ import numpy as np
 import runner
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from lib import fuzz_calls, fuzz_recipes
-
 import pydist
+from lib import fuzz_calls, fuzz_recipes
 from pydist import _C, nn
 
 # What ends or blocks the process, starts others, reads or writes files, or lasts longer than the call.

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from lib.op_samples import RANDOM, SAMPLES, arguments, arrays, build, call
 
 import pydist
+from lib.op_samples import RANDOM, SAMPLES, arguments, arrays, build, call
 
 if not pydist.cuda.is_available() or pydist._C.pretended_cuda():
     pytest.skip("no CUDA device", allow_module_level=True)

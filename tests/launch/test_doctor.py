@@ -11,8 +11,8 @@ import sys
 import time
 
 import pytest
-from test_run import start
 
+from lib.processes import start
 from pydist import _C, _attach, _pairs, doctor
 
 

@@ -11,7 +11,8 @@ import time
 from pathlib import Path
 
 import pytest
-from test_transaction import QUIET, SCRIPT, replay
+
+from lib.transactions import QUIET, SCRIPT, replay
 
 TOP = Path(__file__).resolve().parents[2]
 

@@ -13,9 +13,8 @@ import textwrap
 import time
 
 import pytest
-from test_run import environment, launch, script, start, terminal  # noqa: F401 (a fixture)
-from test_ssh import ssh  # noqa: F401 (a fixture)
 
+from lib.processes import environment, launch, start, terminal
 from pydist._launch import fold, options
 from pydist._launch.screen import LINE_MAX, Screen
 from pydist._launch.status import cut, status_rows

@@ -11,10 +11,9 @@ import time
 import pytest
 
 import pydist
+from lib.processes import all_end
 from pydist import multiprocessing as mp
 from pydist.distributed._group import rendezvous
-
-from test_run import all_end
 
 
 def put(index, queue, value):

@@ -7,21 +7,10 @@ import signal
 import time
 
 import pytest
-from test_run import all_end, environment, launch, own_lines, start
 
+from lib.processes import all_end, environment, launch, own_lines, start
 from pydist._launch import hosts, options
 
-SSH = """#!/bin/sh
-host=$1; shift
-echo "$host $*" >>"$0.log"
-mkfifo "$0.$$"
-exec 3<&0
-cat <&3 >"$0.$$" &
-env -i PATH="$PATH" PYDIST_HOST="$host" setsid -w sh -c "$*" <"$0.$$" 3<&-
-code=$?
-kill $!
-exit $code
-"""
 HEAD = """
 import os, sys, time
 import pydist
@@ -31,14 +20,6 @@ x = pydist.ones(1)
 dist.all_reduce(x)
 """
 TWO = "127.0.0.1:2,127.0.0.2"  # the second: --nproc-per-node, 1
-
-
-@pytest.fixture
-def ssh(tmp_path):
-    path = tmp_path / "ssh"
-    path.write_text(SSH)
-    path.chmod(0o755)
-    return path
 
 
 @pytest.fixture

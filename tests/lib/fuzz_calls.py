@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 from hypothesis import strategies as st
+
 from lib.op_samples import lay_out
 
 FLOATS, INTS = ("float64", "float32", "bfloat16", "float16"), ("int64", "int32", "uint8", "int8", "int16")

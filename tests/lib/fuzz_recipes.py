@@ -9,9 +9,9 @@ other one word gives several.
 import math
 from functools import partial, partialmethod
 
-from lib.fuzz_calls import DTYPES, FLOATS, Arguments, Array, Call
 from hypothesis import strategies as st
 
+from lib.fuzz_calls import DTYPES, FLOATS, Arguments, Array, Call
 from pydist import _C
 
 

@@ -38,6 +38,7 @@ def test_averaged_model(torch, kind):
         return values, averaged.module[1].running_mean.tolist(), averaged(x).tolist(), list(averaged.state_dict())
 
     import torch.optim.swa_utils  # noqa: F401
+
     import pydist.optim.swa_utils  # noqa: F401
 
     ours, theirs = run(pydist), run(torch)

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from lib.fuzz_calls import Array, Name
-from lib.fuzz_recipes import TABLE, calls, recipes
 from hypothesis import HealthCheck, given, seed, settings
 
 import pydist
+from lib.fuzz_calls import Array, Name
+from lib.fuzz_recipes import TABLE, calls, recipes
 from pydist import _C
 
 torch = pytest.importorskip("torch", reason="needs torch")

@@ -12,12 +12,26 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import COMPARED
-from lib.op_samples import (
-    COMPLEX, HIDDEN, LARGE, RANDOM, SAMPLES, SPECIAL, T, arguments, arrays, build, call, cases, is_tensor, reference, specs_of,
-)  # fmt: skip
 
 import pydist
+from lib.op_samples import (
+    COMPLEX,
+    HIDDEN,
+    LARGE,
+    RANDOM,
+    SAMPLES,
+    SPECIAL,
+    T,
+    arguments,
+    arrays,
+    build,
+    call,
+    cases,
+    is_tensor,
+    reference,
+    specs_of,
+)  # fmt: skip
+from lib.package import COMPARED
 from pydist import _C
 
 try:

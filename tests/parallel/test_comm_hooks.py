@@ -6,9 +6,9 @@ import weakref
 
 import numpy as np
 import pytest
-from test_comm import outputs, processes
 
 import pydist
+from lib.ranks import outputs, processes
 from pydist import nn
 from pydist.distributed import threads
 from pydist.distributed.algorithms.ddp_comm_hooks import default_hooks

@@ -10,9 +10,9 @@ import textwrap
 import time
 
 import pytest
-from test_run import all_end, is_alive
 
 import pydist
+from lib.processes import all_end, is_alive
 from pydist import _C, nn
 from pydist.distributed import threads
 from pydist.nn.parallel import DistributedDataParallel

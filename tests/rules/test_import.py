@@ -8,10 +8,10 @@ import subprocess
 import sys
 import threading
 
-import conftest
 import pytest
 
 import pydist
+from lib import package
 from pydist import _C
 
 
@@ -58,7 +58,7 @@ def test_submodules_load_on_use():
 
 
 def test_all_modules_import():
-    for name in conftest.modules():
+    for name in package.modules():
         if name != "pydist.examples.mnist":  # needs the extra
             __import__(name)
 
@@ -126,7 +126,7 @@ def test_grad_mode_is_per_thread():
     assert seen == [True]
 
 
-@pytest.mark.parametrize("example", list(conftest.doctests()), ids=lambda example: example.name)
+@pytest.mark.parametrize("example", list(package.doctests()), ids=lambda example: example.name)
 def test_documented_examples(example):
     runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
     text = []

@@ -6,8 +6,8 @@ import subprocess
 import sys
 
 import pytest
-import stubs
 
+import stubs
 from pydist import _C
 
 SCRIPT = """
