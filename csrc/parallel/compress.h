@@ -12,7 +12,7 @@
 #ifndef PD_PARALLEL_COMPRESS_H
 #define PD_PARALLEL_COMPRESS_H
 
-#include "parallel/reducer.h"
+#include "parallel/data.h"
 
 typedef enum pd_compress { PD_COMPRESS_FP16, PD_COMPRESS_BF16, PD_COMPRESS_TOPK, PD_COMPRESS_SIGN } pd_compress;
 

@@ -12,8 +12,8 @@
 
    A communication hook stands in for the all-reduce of the buckets; the flags then travel in a message of their own.
    The calls start(0), start(1), ..., finish(0), finish(1), ... have the same order on every rank. */
-#ifndef PD_PARALLEL_REDUCER_H
-#define PD_PARALLEL_REDUCER_H
+#ifndef PD_PARALLEL_DATA_H
+#define PD_PARALLEL_DATA_H
 
 #include "autograd/engine.h"
 #include "comm/group/group.h"

@@ -1,0 +1,446 @@
+#include "parallel/data.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "base/mem.h"
+#include "base/os.h"
+#include "device/cuda.h"
+#include "ops/ops.h"
+#include "parallel/flat.h"
+#include "parallel/ready.h"
+
+#define WHO "DistributedDataParallel"
+
+typedef struct slot { /* a parameter */
+    struct pd_reducer *r;
+    pd_tensor *param;     /* [strong] */
+    pd_tensor *home;      /* [strong] its gradient's place in a bucket; NULL in a world of one */
+    pd_grad_owner owner;  /* of the gradient, once home is its destination */
+    const pd_piece *piece;
+    uint64_t hook;
+} slot;
+
+typedef struct sum { /* of a bucket, under way */
+    pd_work *work;        /* NULL: not started, or with the hook */
+    void *pending;        /* the hook's, between start and finish */
+    bool started;         /* with the hook */
+} sum;
+
+struct pd_reducer {
+    atomic_int_fast64_t refs; /* the owner's, and one while a backward has it called at its end */
+    pd_group *group;
+    const pd_device *device; /* the parameters' */
+    pd_layout layout;     /* piece i is parameter i */
+    pd_flat flat;
+    pd_ready ready;
+    int n;
+    slot *slots;          /* by parameter */
+    sum *sums;            /* by bucket; NULL in a world of one */
+    char *flags;          /* those in the last bucket's tail, or what the host has of a GPU's */
+    bool sync, running, warned, waits;
+    double divisor;
+    uint64_t site;
+    pd_comm_hook hook;    /* start NULL: the all-reduce of group.h */
+    pd_closure begin;
+    pd_reducer_times times;
+    int64_t prepared, began; /* ns; 0: not yet */
+};
+
+static inline bool on_host(const pd_reducer *r) { return r->device->kind == PD_DEVICE_CPU; }
+static inline int number_of(const slot *s) { return (int)(s - s->r->slots); }
+
+/* The flags, one element a parameter, in the last bucket's tail: which got a gradient. */
+static inline pd_dtype flag_type(const pd_reducer *r) { return r->layout.buckets[r->layout.nbuckets - 1].dtype; }
+static inline size_t flag_bytes(const pd_reducer *r) { return (size_t)r->n * pd_dtype_size(flag_type(r)); }
+
+static void forget_backward(pd_reducer *r) {
+    for (int b = 0; b < r->layout.nbuckets; b++) {
+        sum *k = &r->sums[b];
+        if (k->work) pd_work_release(k->work);
+        if (k->started) r->hook.abandon(k->pending);
+        k->work = NULL;
+        k->started = false;
+    }
+    pd_ready_reset(&r->ready);
+    r->running = false;
+}
+
+/* Sums over the ranks, where the parameters are. */
+static pd_status all_reduce(pd_reducer *r, void *data, int64_t count, pd_dtype t, double scale, pd_work **work) {
+    const pd_device *was;
+    pd_status status = pd_device_enter(r->device, &was);
+    if (!status) status = pd_group_all_reduce(r->group, data, count, t, PD_REDUCE_SUM, scale, r->site, work);
+    pd_device_here = was;
+    return status;
+}
+
+/* ---- the flags: one element a parameter, 1/W-scaled like the rest ------------------------------------------------ */
+
+static pd_status write_flags(pd_reducer *r) {
+    pd_dtype t = flag_type(r);
+    if (!on_host(r) && pd_ready_all_came(&r->ready)) return pd_flat_fill(&r->flat, pd_flat_tail(&r->flat), r->n, t, 1);
+    if (!on_host(r) && pd_cuda_capturing(r->device))
+        return pd_fail(PD_E_RUNTIME, "DistributedDataParallel: a parameter has no gradient in a backward that a CUDA "
+                                     "graph captures (expected all to have one, on all ranks)");
+    for (int i = 0; i < r->n; i++) {
+        pd_scalar v = pd_number(r->ready.came[i]);
+        pd_scalar_store(&v, t, r->flags + (size_t)i * pd_dtype_size(t));
+    }
+    if (on_host(r)) return PD_OK;
+    return r->device->copy(r->device, PD_TO_DEVICE, pd_flat_tail(&r->flat), r->flags, flag_bytes(r), false);
+}
+
+/* Those of all ranks. A GPU is waited for only where this rank's own do not say already that all were used. */
+static pd_status read_flags(pd_reducer *r) {
+    if (on_host(r) || pd_ready_all_came(&r->ready)) return PD_OK;
+    return r->device->copy(r->device, PD_TO_HOST, r->flags, pd_flat_tail(&r->flat), flag_bytes(r), true);
+}
+
+static bool used_somewhere(const pd_reducer *r, int param) {
+    static const char zero[16];
+    size_t size = pd_dtype_size(flag_type(r));
+    return r->ready.came[param] || memcmp(r->flags + (size_t)param * size, zero, size) != 0;
+}
+
+/* ---- during backward --------------------------------------------------------------------------------------------- */
+
+/* .grad is the user's, too, who may have given it other memory. */
+static pd_status mend_home(slot *s) { return pd_flat_mend(&s->r->flat, s->piece, s->param, s->home); }
+
+/* The gradient is in the bucket: put there by the engine, or here where the user gave .grad another tensor. */
+static pd_status bring_home(slot *s) {
+    pd_meta *m = s->param->meta;
+    PD_TRY(mend_home(s));
+    if (!m->grad || m->grad == s->home) return PD_OK;
+    if (m->grad->storage != s->home->storage || m->grad->offset != s->home->offset)
+        PD_TRY(pd_engine.copy_into(s->home, m->grad));
+    pd_tensor_retain(s->home);
+    pd_meta_set_grad(m, s->home);
+    return PD_OK;
+}
+
+/* A parameter without a gradient in this backward counts as zero, or as what an earlier one left in .grad. */
+static pd_status fill_in(slot *s) {
+    if (s->param->meta->grad) return bring_home(s);
+    return pd_flat_clear(&s->r->flat, pd_tensor_data(s->home), s->home->numel, (pd_dtype)s->home->dtype);
+}
+
+static pd_status start_bucket(void *reducer, int b) {
+    pd_reducer *r = reducer;
+    const pd_bucket_span *span = &r->layout.buckets[b];
+    sum *own = &r->sums[b];
+    bool last = b == r->layout.nbuckets - 1;
+    int64_t count = last ? span->numel + r->n : span->numel;
+    for (int k = span->first; k < span->first + span->count; k++) {
+        int i = r->layout.by_bucket[k];
+        slot *s = &r->slots[i];
+        PD_TRY(mend_home(s));
+        PD_TRY(pd_tensor_before_write(WHO, s->home));
+        if (!r->ready.came[i]) PD_TRY(fill_in(s));
+    }
+    if (last) PD_TRY(write_flags(r));
+    if (r->hook.start) {
+        PD_TRY(pd_flat_clear_gaps(&r->flat, b));
+        PD_TRY(r->hook.start(r->hook.ctx, b, &own->pending));
+        own->started = true;
+        return PD_OK;
+    }
+    return all_reduce(r, r->flat.buckets[b].data, count, span->dtype, 1.0 / r->divisor, &own->work);
+}
+
+static pd_status finish_bucket(pd_reducer *r, int b) {
+    sum *own = &r->sums[b];
+    if (own->work) return pd_work_wait(own->work, r->waits ? INFINITY : -1);
+    if (!own->started) return PD_OK;
+    own->started = false;
+    return r->hook.finish(r->hook.ctx, b, own->pending);
+}
+
+/* What has not started does, and all end. */
+static pd_status finish_buckets(pd_reducer *r) {
+    PD_TRY(pd_ready_rest(&r->ready));
+    for (int b = 0; b < r->layout.nbuckets; b++) PD_TRY(finish_bucket(r, b));
+    if (!r->hook.start) return PD_OK;
+    return all_reduce(r, pd_flat_tail(&r->flat), r->n, flag_type(r), 1, NULL);
+}
+
+static void warn_unused(pd_reducer *r) {
+    char names[512] = "";
+    int missing = 0;
+    if (r->warned) return;
+    for (int i = 0; i < r->n; i++) {
+        if (r->ready.came[i] || !r->slots[i].param->requires_grad) continue;
+        size_t used = strlen(names);
+        if (missing++ < 8) snprintf(names + used, sizeof names - used, "%s%s", used ? ", " : "",
+                                    r->slots[i].piece->name);
+    }
+    if (!missing) return;
+    r->warned = true;
+    pd_log(PD_LOG_WARN, "rank %d: %d of %d parameters got no gradient in this backward and count as zero: %s%s",
+           pd_group_rank(r->group), missing, r->n, names, missing > 8 ? ", ..." : "");
+}
+
+static pd_status finish(pd_reducer *r) {
+    warn_unused(r);
+    PD_TRY(finish_buckets(r));
+    PD_TRY(read_flags(r));
+    for (int i = 0; i < r->n; i++) {
+        slot *s = &r->slots[i];
+        pd_meta *m = s->param->meta;
+        if (!m->grad && used_somewhere(r, i)) pd_tensor_retain(m->grad = s->home);
+    }
+    return PD_OK;
+}
+
+static void note_times(pd_reducer *r, int64_t since, int64_t end) {
+    pd_reducer_times *t = &r->times;
+    t->steps++;
+    t->forward = r->prepared ? r->began - r->prepared : 0;
+    t->backward = end - r->began;
+    t->waited = end - since;
+    t->sum_forward += t->forward;
+    t->sum_backward += t->backward;
+    t->sum_inside += t->inside;
+    t->sum_waited += t->waited;
+    r->prepared = 0;
+}
+
+static pd_status at_end(void *ctx, void *arg) {
+    pd_reducer *r = ctx;
+    (void)arg;
+    if (!r->running) return PD_OK; /* prepared anew meanwhile */
+    int64_t since = pd_os_now();
+    void *token = pd_host_release(); /* peers may keep us waiting */
+    pd_status status = finish(r);
+    pd_host_acquire(token);
+    if (!status) note_times(r, since, pd_os_now());
+    forget_backward(r);
+    return status;
+}
+
+static void drop(void *reducer);
+
+/* Frozen parameters, which requires_grad_(False) may have made after the wrap, hold no bucket back. */
+static pd_status begin_backward(pd_reducer *r) {
+    PD_TRY(pd_engine_at_end((pd_closure){.call = at_end, .drop = drop, .ctx = r}));
+    r->refs++;
+    if (r->begin.call) PD_TRY(r->begin.call(r->begin.ctx, NULL));
+    r->running = true;
+    r->began = pd_os_now();
+    r->times.inside = 0;
+    pd_ready_begin(&r->ready);
+    for (int i = 0; i < r->n; i++)
+        if (r->slots[i].param->requires_grad) pd_ready_expect(&r->ready, i);
+    return PD_OK;
+}
+
+static pd_status on_ready(void *ctx, void *leaf) {
+    slot *s = ctx;
+    pd_reducer *r = s->r;
+    (void)leaf;
+    if (!r->sync) return PD_OK;
+    if (!r->running) PD_TRY(begin_backward(r));
+    if (r->ready.came[number_of(s)])
+        return pd_fail(PD_E_DIST, "DistributedDataParallel: parameter %s got a gradient twice before the buckets were "
+                                  "reduced", s->piece->name);
+    PD_TRY(bring_home(s));
+    int64_t since = pd_os_now();
+    PD_TRY(pd_ready_came(&r->ready, number_of(s)));
+    if (r->ready.next) PD_TRY(pd_group_progress(r->group));
+    r->times.inside += pd_os_now() - since;
+    return PD_OK;
+}
+
+pd_status pd_reducer_prepare(pd_reducer *r, uint64_t site) {
+    r->site = site;
+    r->prepared = pd_os_now();
+    if (!r->running) return PD_OK;
+    /* A backward failed midway: what has started must end before its memory is written again. */
+    pd_status status = PD_OK;
+    for (int b = 0; b < r->ready.next && !status; b++) status = finish_bucket(r, b);
+    forget_backward(r);
+    return status;
+}
+
+pd_status pd_reducer_shadow(pd_reducer *r, uint64_t site) {
+    if (pd_group_size(r->group) == 1) return PD_OK;
+    PD_TRY(pd_reducer_prepare(r, site));
+    for (int i = 0; i < r->n; i++) pd_meta_set_grad(r->slots[i].param->meta, NULL);
+    r->running = true;
+    pd_status status = finish_buckets(r);
+    forget_backward(r);
+    r->prepared = 0;
+    return status;
+}
+
+/* ---- settings ---------------------------------------------------------------------------------------------------- */
+
+const pd_layout *pd_reducer_layout(const pd_reducer *r) { return &r->layout; }
+void pd_reducer_set_sync(pd_reducer *r, bool sync) { r->sync = sync; }
+bool pd_reducer_get_sync(const pd_reducer *r) { return r->sync; }
+void pd_reducer_set_waits(pd_reducer *r, bool waits) { r->waits = waits; }
+bool pd_reducer_get_waits(const pd_reducer *r) { return r->waits; }
+
+const pd_device *pd_reducer_device(const pd_reducer *r) { return r->device; }
+pd_group *pd_reducer_group(const pd_reducer *r) { return r->group; }
+pd_tensor *pd_reducer_home(const pd_reducer *r, int param) { return r->slots[param].home; }
+const pd_reducer_times *pd_reducer_get_times(const pd_reducer *r) { return &r->times; }
+
+pd_status pd_reducer_bucket_at(const pd_reducer *r, int b, pd_reducer_bucket *out) {
+    int n = r->sums ? r->layout.nbuckets : 0;
+    if (b < 0 || b >= n) return pd_fail(PD_E_INDEX, "bucket: %d (expected 0 to %d)", b, n - 1);
+    const pd_bucket_span *span = &r->layout.buckets[b];
+    *out = (pd_reducer_bucket){.data = r->flat.buckets[b].data, .numel = span->numel, .dtype = span->dtype,
+                               .storage = r->flat.buckets[b].storage};
+    return PD_OK;
+}
+
+void pd_reducer_drop_hooks(pd_reducer *r) {
+    if (r->sums) forget_backward(r);
+    if (r->hook.drop) r->hook.drop(r->hook.ctx);
+    r->hook = (pd_comm_hook){0};
+    pd_reducer_set_begin(r, (pd_closure){0});
+}
+
+pd_status pd_reducer_set_hook(pd_reducer *r, pd_comm_hook hook) {
+    const char *why = r->hook.start ? "there is one already" : r->running ? "a backward is under way" : NULL;
+    if (why) return pd_fail(PD_E_RUNTIME, "register_comm_hook: %s (expected one hook, before the first step)", why);
+    r->hook = hook;
+    return PD_OK;
+}
+
+void pd_reducer_set_begin(pd_reducer *r, pd_closure begin) {
+    pd_closure_drop(&r->begin);
+    r->begin = begin;
+}
+
+pd_status pd_reducer_set_divisor(pd_reducer *r, double divisor) {
+    if (!(divisor >= 1 && divisor <= pd_group_size(r->group)))
+        return pd_fail(PD_E_VALUE, "divisor: %g (expected 1 to %d)", divisor, pd_group_size(r->group));
+    r->divisor = divisor;
+    return PD_OK;
+}
+
+/* ---- making ------------------------------------------------------------------------------------------------------ */
+
+static pd_status attach(slot *s) {
+    pd_meta *m = NULL;
+    pd_status status;
+    PD_TRY(pd_meta_get(s->param, &m));
+    PD_TRY(pd_flat_tensor(&s->r->flat, s->piece, s->param, &s->home));
+    s->owner = (pd_grad_owner){.name = WHO, .leaf = s->piece->name};
+    PD_TRY(pd_grad_take(s->param, &s->owner, s->home));
+    s->hook = pd_hook_add(&m->hooks, PD_HOOK_READY, 0, (pd_closure){.call = on_ready, .ctx = s}, &status);
+    if (status) return status;
+    return bring_home(s);
+}
+
+static pd_status fill_slots(pd_reducer *r, pd_tensor *const *params, const char *const *names) {
+    for (int i = 0; i < r->n; i++) {
+        slot *s = &r->slots[i];
+        s->r = r;
+        pd_tensor_retain(s->param = params[i]);
+        const pd_tensor *p = params[i];
+        if (p->storage->device != r->device)
+            return pd_fail(PD_E_VALUE, "DistributedDataParallel: parameter %s is on %s (expected %s, as the first)",
+                           names[i], p->storage->device->name, r->device->name);
+        if (!p->requires_grad || (p->meta && p->meta->grad_fn) || !pd_dtype_is_float((pd_dtype)p->dtype))
+            return pd_fail(PD_E_VALUE, "DistributedDataParallel: parameter %s is of %s and %s (expected a floating "
+                                       "leaf that requires grad)", names[i], pd_dtype_name((pd_dtype)p->dtype),
+                           !p->requires_grad ? "does not require grad" : p->meta->grad_fn ? "no leaf" : "a leaf");
+        if (!pd_shape_is_dense(params[i]->ndim, params[i]->size, params[i]->stride))
+            return pd_fail(PD_E_VALUE, "DistributedDataParallel: parameter %s is not dense (expected contiguous())",
+                           names[i]);
+    }
+    return PD_OK;
+}
+
+static pd_status make_layout(pd_reducer *r, const char *const *names, size_t first, size_t cap) {
+    pd_piece *pieces;
+    PD_TRY(pd_calloc(sizeof *pieces * (size_t)r->n, "reducer", &pieces));
+    for (int i = 0; i < r->n; i++) {
+        const pd_tensor *p = r->slots[i].param;
+        pieces[i] = (pd_piece){.name = names[i], .ndim = p->ndim, .dtype = (pd_dtype)p->dtype, .edges = PD_EDGES_ALL};
+        memcpy(pieces[i].size, p->size, sizeof *p->size * (size_t)p->ndim);
+    }
+    pd_status status = pd_layout_init(&r->layout, r->n, pieces);
+    pd_free(pieces);
+    if (!status) status = pd_layout_pack(&r->layout, first, cap);
+    for (int i = 0; i < r->n && !status; i++) r->slots[i].piece = &r->layout.pieces[i];
+    return status;
+}
+
+static pd_status build(pd_reducer *r, const char *const *names, size_t first, size_t cap) {
+    PD_TRY(make_layout(r, names, first, cap));
+    if (pd_group_size(r->group) == 1) return PD_OK; /* nothing to average: gradients stay where the engine puts them */
+    PD_TRY(pd_flat_init(&r->flat, WHO, &r->layout, r->n, r->group, r->device));
+    PD_TRY(pd_ready_init(&r->ready, &r->layout, start_bucket, r));
+    PD_TRY(pd_calloc(sizeof *r->sums * (size_t)r->layout.nbuckets, "reducer", &r->sums));
+    for (int b = 0; b < r->layout.nbuckets; b++)
+        r->times.bytes += r->layout.buckets[b].numel * (int64_t)pd_dtype_size(r->layout.buckets[b].dtype);
+    r->flags = pd_flat_tail(&r->flat);
+    if (!on_host(r)) PD_TRY(pd_calloc(flag_bytes(r), "reducer", &r->flags));
+    for (int i = 0; i < r->n; i++) PD_TRY(attach(&r->slots[i]));
+    return PD_OK;
+}
+
+pd_status pd_reducer_new(pd_tensor *const *params, const char *const *names, int n, pd_group *group,
+                         size_t first_bytes, size_t cap_bytes, pd_reducer **out) {
+    pd_reducer *r;
+    if (n < 1) return pd_fail(PD_E_VALUE, "DistributedDataParallel: no parameters");
+    PD_TRY(pd_calloc(sizeof *r, "reducer", &r));
+    pd_group_retain(r->group = group);
+    r->refs = 1;
+    r->sync = true;
+    r->divisor = pd_group_size(group);
+    r->device = params[0]->storage->device;
+    pd_status status = pd_calloc(sizeof *r->slots * (size_t)n, "reducer", &r->slots);
+    if (!status) {
+        r->n = n;
+        status = fill_slots(r, params, names);
+    }
+    if (!status) status = build(r, names, first_bytes, cap_bytes);
+    if (status) {
+        pd_reducer_free(r);
+        return pd_trail(__FILE__, __LINE__, status);
+    }
+    *out = r;
+    return PD_OK;
+}
+
+static void destroy(pd_reducer *r) {
+    pd_reducer_drop_hooks(r);
+    for (int i = 0; i < r->n; i++) {
+        pd_tensor_release(r->slots[i].home);
+        pd_tensor_release(r->slots[i].param);
+    }
+    if (!on_host(r)) pd_free(r->flags);
+    pd_flat_fini(&r->flat);
+    pd_ready_fini(&r->ready);
+    pd_layout_fini(&r->layout);
+    pd_group_release(r->group);
+    pd_free(r->slots);
+    pd_free(r->sums);
+    pd_free(r);
+}
+
+static void drop(void *reducer) {
+    pd_reducer *r = reducer;
+    if (--r->refs == 0) destroy(r);
+}
+
+void pd_reducer_free(pd_reducer *r) {
+    if (!r) return;
+    for (int i = 0; i < r->n; i++) {
+        slot *s = &r->slots[i];
+        pd_meta *m = s->param ? s->param->meta : NULL;
+        if (!m) continue;
+        pd_grad_give_up(s->param, &s->owner);
+        if (s->hook) pd_hook_remove(&m->hooks, s->hook);
+        s->hook = 0;
+    }
+    drop(r);
+}

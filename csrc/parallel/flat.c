@@ -1,0 +1,146 @@
+#include "parallel/flat.h"
+
+#include <string.h>
+
+#include "autograd/tape.h"
+#include "base/flags.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "kernels/kernels.h"
+#include "ops/ops.h"
+
+#define APART ((size_t)512) /* buckets in one piece of memory begin at multiples of it */
+
+static void drop_segment(void *segment) { pd_segment_release(segment); }
+static void drop_registered(void *memory) { pd_group_memory_release(memory); }
+
+static size_t bucket_bytes(const pd_flat *f, int b) {
+    const pd_bucket_span *span = &f->layout->buckets[b];
+    int64_t tail = b == f->layout->nbuckets - 1 ? f->tail : 0;
+    return (size_t)(span->numel + tail) * pd_dtype_size(span->dtype);
+}
+
+/* Where NCCL has no such memory, buckets get that of tensors. */
+static void make_registered(pd_flat *f, pd_group *group) {
+    size_t bytes = 0;
+    if (pd_flat_on_host(f) || !pd_flags_get()->REGISTER) return;
+    for (int b = 0; b < f->layout->nbuckets; b++) bytes += (bucket_bytes(f, b) + APART - 1) / APART * APART;
+    if (pd_group_memory_new(group, f->device, bytes, &f->registered))
+        pd_log(PD_LOG_WARN, "%s: buckets are not registered: %s", f->who, pd_error_get()->text);
+}
+
+static pd_status make_on_device(pd_flat *f, pd_flat_bucket *own, size_t bytes) {
+    if (!f->registered) {
+        PD_TRY(pd_storage_new(f->device, bytes, &own->storage));
+        own->data = own->storage->data;
+        return PD_OK;
+    }
+    own->data = (char *)pd_group_memory_ptr(f->registered) + f->used;
+    PD_TRY(pd_storage_foreign(f->device, own->data, bytes, drop_registered, f->registered, &own->storage));
+    pd_group_memory_retain(f->registered); /* the storage's */
+    f->used += (bytes + APART - 1) / APART * APART;
+    return PD_OK;
+}
+
+static pd_status make_bucket(pd_flat *f, int b, pd_group *group) {
+    pd_flat_bucket *own = &f->buckets[b];
+    size_t bytes = bucket_bytes(f, b);
+    if (!pd_flat_on_host(f)) {
+        PD_TRY(make_on_device(f, own, bytes));
+        return pd_flat_clear(f, own->data, (int64_t)bytes, PD_U8);
+    }
+    PD_TRY(pd_group_segment_new(group, bytes, &own->segment));
+    own->data = pd_segment_ptr(own->segment);
+    PD_TRY(pd_storage_foreign(&pd_device_cpu, own->data, bytes, drop_segment, own->segment, &own->storage));
+    pd_segment_retain(own->segment); /* the storage's */
+    return PD_OK;
+}
+
+pd_status pd_flat_init(pd_flat *f, const char *who, const pd_layout *l, int64_t tail, pd_group *group,
+                       const pd_device *device) {
+    *f = (pd_flat){.who = who, .layout = l, .device = device, .tail = tail};
+    PD_TRY(pd_calloc(sizeof *f->buckets * (size_t)l->nbuckets, "buckets", &f->buckets));
+    make_registered(f, group);
+    for (int b = 0; b < l->nbuckets; b++) PD_TRY(make_bucket(f, b, group));
+    return PD_OK;
+}
+
+void pd_flat_fini(pd_flat *f) {
+    for (int b = 0; f->buckets && b < f->layout->nbuckets; b++) {
+        if (f->buckets[b].storage) pd_storage_release(f->buckets[b].storage);
+        if (f->buckets[b].segment) pd_segment_release(f->buckets[b].segment);
+    }
+    pd_group_memory_release(f->registered);
+    pd_free(f->buckets);
+    *f = (pd_flat){0};
+}
+
+/* ---- tensors in it ----------------------------------------------------------------------------------------------- */
+
+pd_status pd_flat_tensor(const pd_flat *f, const pd_piece *p, const pd_tensor *like, pd_tensor **out) {
+    pd_tensor *t;
+    PD_TRY(pd_tensor_shell(&t));
+    t->dtype = like->dtype; /* the geometry, and nothing else of it */
+    t->ndim = like->ndim;
+    t->numel = like->numel;
+    memcpy(t->size, like->size, sizeof t->size);
+    memcpy(t->stride, like->stride, sizeof t->stride);
+    pd_storage_retain(t->storage = f->buckets[p->bucket].storage);
+    t->offset = p->offset;
+    *out = t;
+    return PD_OK;
+}
+
+pd_status pd_flat_bring_back(const pd_flat *f, const pd_piece *p, const pd_tensor *like, pd_tensor *t) {
+    pd_storage *own = f->buckets[p->bucket].storage;
+    pd_tensor *was;
+    if (!pd_tensor_same_shape(t, like))
+        return pd_fail(PD_E_SHAPE, "%s: .grad of parameter %s was given data of shape %s (expected %s)", f->who,
+                       p->name, pd_tensor_shape(t), pd_tensor_shape(like));
+    PD_TRY(pd_tensor_alias(t, false, &was));
+    pd_storage_retain(own);
+    pd_storage_release(t->storage);
+    t->storage = own;
+    t->offset = p->offset;
+    t->dtype = (int8_t)p->dtype;
+    if (pd_shape_is_dense(like->ndim, like->size, like->stride))
+        memcpy(t->stride, like->stride, sizeof *t->stride * (size_t)t->ndim);
+    else pd_shape_contiguous(t->ndim, t->size, t->stride);
+    pd_status status = pd_engine.copy_into(t, was);
+    pd_tensor_release(was);
+    return status;
+}
+
+/* ---- values ------------------------------------------------------------------------------------------------------ */
+
+pd_status pd_flat_fill(const pd_flat *f, void *data, int64_t n, pd_dtype t, double value) {
+    char cell[16] = {0};
+    const pd_device *was;
+    if (!n) return PD_OK;
+    pd_scalar v = pd_number(value);
+    pd_scalar_store(&v, t, cell);
+    pd_loop l = {.ndim = 1, .nop = 1, .numel = n, .size = {n}, .ptr = {data}};
+    l.stride[0][0] = (int64_t)pd_dtype_size(t);
+    pd_status status = pd_device_enter(f->device, &was);
+    if (!status) pd_here()->fill(pd_dtype_size(t), cell, &l);
+    pd_device_here = was;
+    return status ? status : pd_device_check(f->device, f->who);
+}
+
+pd_status pd_flat_clear(const pd_flat *f, void *data, int64_t n, pd_dtype t) {
+    if (!pd_flat_on_host(f)) return pd_flat_fill(f, data, n, t, 0);
+    memset(data, 0, (size_t)n * pd_dtype_size(t));
+    return PD_OK;
+}
+
+pd_status pd_flat_clear_gaps(const pd_flat *f, int b) {
+    const pd_bucket_span *span = &f->layout->buckets[b];
+    size_t size = pd_dtype_size(span->dtype);
+    for (int k = 0; k < span->count; k++) {
+        const pd_piece *p = pd_layout_in_bucket(f->layout, b, k);
+        int64_t end = p->offset + p->numel;
+        int64_t next = k + 1 < span->count ? pd_layout_in_bucket(f->layout, b, k + 1)->offset : span->numel;
+        PD_TRY(pd_flat_clear(f, f->buckets[b].data + (size_t)end * size, next - end, span->dtype));
+    }
+    return PD_OK;
+}
