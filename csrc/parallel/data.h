@@ -1,5 +1,5 @@
 /* Data parallel gradients: each parameter's .grad lies in a bucket of symmetric memory, and a bucket is all-reduced as
-   soon as backward has filled it, while backward goes on.
+   soon as backward has filled it, while backward goes on. The memory is flat.h's, the order ready.h's.
 
    Hooks count down; buckets start strictly in order on every rank, so the ready order moves nothing. Frozen parameters
    are not counted. At the end of backward the parameters that did not fire are taken as zero, or as what an earlier
