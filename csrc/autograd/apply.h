@@ -12,10 +12,6 @@ pd_status pd_apply(const pd_def *def, pd_tensor *const *in, int nin, const void 
    it. */
 pd_status pd_apply_into(const pd_def *def, pd_tensor *const *in, int nin, const void *attrs, pd_tensor *into);
 
-/* For a compose that reads or writes elements itself: PD_E_NOTIMPL where the op has no kernel on the device that it
-   runs on. */
-pd_status pd_check_kernel(const pd_call *c);
-
 /* Raises unless t may be written: expanded, a leaf that requires grad (in grad mode), a view of one, read-only
    memory. */
 pd_status pd_check_writable(const char *op, const pd_tensor *t);

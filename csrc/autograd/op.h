@@ -146,7 +146,6 @@ typedef struct pd_def {
     const pd_op *op;
     char name[40];
     int nparams, ninputs; /* a list counts as one input here; pd_call.nin counts its tensors */
-    bool on_cuda;         /* the kernel and its gradients touch elements by pd_here() alone (ops/cuda.def) */
     bool on_complex;      /* it takes complex tensors (ops/complex.def) */
     int list;             /* index of the list param's first tensor in in[], or -1 */
     pd_param params[PD_MAX_PARAMS];

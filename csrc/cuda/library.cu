@@ -9,12 +9,12 @@ __thread cudaStream_t pd_cuda_stream_now;
 __thread const uint64_t *pd_cuda_draws_past;
 const pd_cuda_host *pd_cuda_lent;
 
-/* Members that are not named are kernels that are not there yet. */
+/* Members of kernels.def's rows that are not for CUDA stay NULL. */
 static pd_kernels kernels() {
     pd_kernels k = {};
-#define SET(name) k.name = pd_cuda_##name;
-    PD_CUDA_ENTRIES(SET)
-#undef SET
+#define PD_KERNEL(devices, result, name, ...) PD_ON_CUDA_##devices(k.name = pd_cuda_##name;)
+#include "kernels/kernels.def"
+#undef PD_KERNEL
     return k;
 }
 static const pd_kernels table = kernels();

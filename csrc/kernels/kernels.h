@@ -243,155 +243,19 @@ typedef struct pd_conv {
 /* gx of gy and w; gw of gy and x. */
 typedef enum pd_conv_part { PD_CONV_FORWARD, PD_CONV_INPUT, PD_CONV_WEIGHT } pd_conv_part;
 
+/* What a row of kernels.def is where its kernel is on that device; nothing else. */
+#define PD_ON_CPU_both(...) __VA_ARGS__
+#define PD_ON_CPU_cpu(...) __VA_ARGS__
+#define PD_ON_CPU_cuda(...)
+#define PD_ON_CUDA_both(...) __VA_ARGS__
+#define PD_ON_CUDA_cpu(...)
+#define PD_ON_CUDA_cuda(...) __VA_ARGS__
+
+/* A device's kernels: kernels.def says what each does. */
 typedef struct pd_kernels {
-    /* Elementwise. `a` is the scalar of binary.def (1 where there is none). */
-    void (*unary)(pd_unary fn, pd_dtype t, const pd_loop *l);                /* out, x: any per domain */
-    void (*unary_grad)(pd_unary fn, pd_dtype t, const pd_loop *l);           /* gx, g, x or y (the row's saved one) */
-    void (*binary)(pd_binary fn, pd_dtype t, double a,
-                   const pd_loop *l); /* out, x, y: any per domain; BOOL: add is or, mul is and */
-    void (*binary_grad)(pd_binary fn, int which, pd_dtype t, double a,
-                        const pd_loop *l);                                   /* gx or gy (which 0, 1), g, x, y */
-    void (*compare)(pd_compare fn, pd_dtype t, const pd_loop *l);            /* out BOOL, x, y: any */
-    void (*ternary)(pd_ternary fn, pd_dtype t, double a, const pd_loop *l); /* out, x, y, z: any per domain, but BOOL */
-    /* which 0: out, x (, y); 1, 2: gx or gy, g, x (, y). params: PD_POINTWISE_PARAMS numbers. */
-    void (*pointwise)(pd_pointwise fn, int which, pd_dtype t, const double *params, const pd_loop *l);
-    /* unary, binary and compare take C64 and C128 where complex.def has a row. out, x of C64 or C128 (t); out of their
-       part's type, but for CONJ. */
-    void (*complex_part)(pd_complex_part part, pd_dtype t, const pd_loop *l);
-    void (*where)(size_t size, const pd_loop *l);               /* out, cond BOOL, x, y: elements of `size` bytes */
-    void (*copy)(pd_dtype to, pd_dtype from, const pd_loop *l); /* any, C64 and C128 to any, C casts, to bool is != 0 */
-    void (*fill)(size_t size, const void *value, const pd_loop *l);          /* out: elements of `size` bytes */
-    void (*range)(pd_dtype t, void *out, int64_t n, double start, double step); /* start + i * step; any */
-
-    /* Along the middle axis of a contiguous block. SUM and PROD of integers and BOOL give I64 (out dtype is the
-       caller's choice: I64 or the input's float type); MEAN floats only; ANY and ALL give BOOL. Sums of F32 accumulate
-       pairwise in float with vector lanes or in double, error at most a few eps * log2(n). MAX and MIN propagate NaN.
-     */
-    void (*fold)(pd_fold f, pd_dtype t, pd_dtype out_t, const pd_block *b, const void *x, void *out);
-    /* Index (and, where values is not NULL, value) of the largest or smallest; the first one on ties, NaN wins. Any
-       type. */
-    void (*arg)(bool largest, pd_dtype t, const pd_block *b, const void *x, void *values, int64_t *index);
-    /* The k largest or smallest along the last axis (inner 1), descending (ascending), ties by lower index; NaN counts
-       as largest. */
-    void (*topk)(bool largest, pd_dtype t, const pd_block *b, int64_t k, const void *x, void *values, int64_t *index,
-                 void *scratch);
-    size_t (*topk_scratch)(const pd_block *b);
-
-    /* All of the last axis (inner 1) in order, ties by index, NaN last (first, descending); values gathered by the
-       caller. Any. */
-    void (*sort)(bool descending, pd_dtype t, const pd_block *b, const void *x, int64_t *index, void *scratch);
-    size_t (*sort_scratch)(const pd_block *b);
-    /* Sums of the first (reverse: last) elements along the middle axis; integers and BOOL wrap in I64. out_t: the
-       floats' own, or I64. */
-    void (*cumsum)(bool reverse, pd_dtype t, pd_dtype out_t, const pd_block *b, const void *x, void *out);
-
-    void (*softmax)(bool log, pd_dtype t, const pd_block *b, const void *x, void *y);
-    void (*softmax_grad)(bool log, pd_dtype t, const pd_block *b, const void *g, const void *y, void *gx);
-
-    /* Whether all labels are in [0, C) or ignore_index; if not, *bad is one that is not. true from a device whose host
-       does not wait (device/bad_index.h). total, unless NULL: the sum of the weights of those that count (weights of
-       type t). */
-    bool (*labels)(const char *op, pd_dtype t, const pd_xent *c, double *total, pd_bad_index *bad);
-    /* Negative log likelihood of log-probabilities: losses[r] = -weight[t] * x[r][t] (0 where ignored); sums: of the
-       losses, in a fixed order, of the weights of the rows that count, and their quotient. losses may be NULL. */
-    void (*nll)(pd_dtype t, const pd_xent *c, const void *logp, void *losses, double sums[3]);
-    /* gx = 0 everywhere, -weight[t] * scale * g / total at the targets. g: a number of type t for each row, or (each
-       false) one for all; total: a number, float, double for F64. Both may be NULL: 1. */
-    void (*nll_grad)(pd_dtype t, const pd_xent *c, const void *g, bool each, const void *total, double scale, void *gx);
-    /* The same on logits, in one pass; lse[rows] (float, double for F64) is kept for the gradient. Smoothing as
-       PyTorch's. gx may be x. */
-    void (*xent)(pd_dtype t, const pd_xent *c, const void *x, void *lse, void *losses, double sums[3]);
-    void (*xent_grad)(pd_dtype t, const pd_xent *c, const void *x, const void *lse, const void *g, bool each,
-                      const void *total, double scale, void *gx);
-
-    /* y = x * keep / (1 - p), keep drawn by (key, element index): the gradient is the same call on g. p = 1 gives
-       zeros. */
-    void (*dropout)(pd_dtype t, int64_t n, double p, pd_rng_key key, const void *x, void *y);
-    void (*uniform)(pd_dtype t, int64_t n, double lo, double hi, pd_rng_key key, void *out);
-    void (*normal)(pd_dtype t, int64_t n, double mean, double std, pd_rng_key key,
-                   void *out); /* Box-Muller on vmath's log, sqrt, cos, sin */
-    void (*randint)(pd_dtype t, int64_t n, int64_t lo, int64_t hi, pd_rng_key key,
-                    void *out); /* [lo, hi), unbiased to 2^-64; any */
-    void (*bernoulli)(pd_dtype t, int64_t n, double p, pd_rng_key key, void *out);             /* any */
-    void (*randperm)(int64_t n, pd_rng_key key, int64_t *out);                                 /* Fisher-Yates */
-
-    /* All places of c; whether all indices were good, as `labels` says it. */
-    bool (*places)(const pd_places *c, int64_t *out, pd_bad_index *bad);
-    /* Copies blocks of `bytes` bytes: dst[i] = src + offset[i]; and dst + offset[i] = src[i] (later i win). At offset
-       -1 there are zeros, and nothing is put. */
-    void (*take)(int64_t count, size_t bytes, const int64_t *offset, const char *src, char *dst);
-    void (*put)(int64_t count, size_t bytes, const int64_t *offset, const char *src, int64_t src_stride, char *dst);
-    /* dst + offset[i] += src[i], blocks of n elements, in order of i (deterministic); src_stride in bytes. Any. */
-    void (*put_add)(pd_dtype t, int64_t count, int64_t n, const int64_t *offset, const char *src, int64_t src_stride,
-                    char *dst);
-
-    /* Training: y, saved mean[C] and rstd[C]; running_* (may be NULL) updated with `momentum` (unbiased variance). */
-    void (*batch_norm_train)(pd_dtype t, const pd_batch_norm *c, const void *x, const void *w, const void *b,
-                             double momentum, void *running_mean, void *running_var, void *y, void *mean, void *rstd);
-    void (*batch_norm_eval)(pd_dtype t, const pd_batch_norm *c, const void *x, const void *w, const void *b,
-                            const void *mean, const void *var, void *y);
-    /* gx, gw, gb may each be NULL. training: through the statistics too; else mean and rstd are constants. */
-    void (*batch_norm_grad)(pd_dtype t, const pd_batch_norm *c, bool training, const void *g, const void *x,
-                            const void *w, const void *mean, const void *rstd, void *gx, void *gw, void *gb);
-
-    /* w, b: [n] or NULL; mean[rows], rstd[rows]: float, double for F64. gx, gw, gb may each be NULL. */
-    void (*row_norm)(pd_dtype t, const pd_row_norm *c, const void *x, const void *w, const void *b, void *y, void *mean,
-                     void *rstd);
-    void (*row_norm_grad)(pd_dtype t, const pd_row_norm *c, const void *g, const void *x, const void *w,
-                          const void *mean, const void *rstd, void *gx, void *gw, void *gb, void *scratch);
-    size_t (*row_norm_scratch)(const pd_row_norm *c);
-    /* Of the CPU alone. w, b: [C] or NULL; mean, rstd: [N, groups], as row_norm's. gx, gw, gb may each be NULL. */
-    void (*group_norm)(pd_dtype t, const pd_group_norm *c, const void *x, const void *w, const void *b, void *y,
-                       void *mean, void *rstd, void *scratch);
-    void (*group_norm_grad)(pd_dtype t, const pd_group_norm *c, const void *g, const void *x, const void *w,
-                            const void *mean, const void *rstd, void *gx, void *gw, void *gb, void *scratch);
-    size_t (*group_norm_scratch)(const pd_group_norm *c);
-
-    /* out = softmax(q k^T scale + mask) v, zeros for a query that sees no key; mask may be NULL. */
-    void (*attention)(const pd_attention *c, const void *q, const void *k, const void *v, const void *mask, void *out,
-                      void *lse, void *scratch);
-    /* gq, gk, gv: dense, as [B, rows, heads, width]. */
-    void (*attention_grad)(const pd_attention *c, const void *g, const void *q, const void *k, const void *v,
-                           const void *mask, const void *out, const void *lse, void *gq, void *gk, void *gv,
-                           void *scratch);
-    size_t (*attention_scratch)(const pd_attention *c, bool grad);
-
-    void (*cell)(const pd_cell *c, const pd_cell_step *s);
-    void (*cell_grad)(const pd_cell *c, const pd_cell_step *s);
-
-    /* Ties go to the first tap, NaN wins. Any type. */
-    void (*max_pool)(const pd_pool *c, const void *x, void *y, void *place);
-    void (*max_pool_grad)(const pd_pool *c, const void *g, const void *place, void *gx);
-    /* y = x at the places (0 where there is none); and the places as positions in the plane. take: any type. */
-    void (*max_pool_take)(const pd_pool *c, const void *x, const void *place, void *y);
-    void (*max_pool_index)(const pd_pool *c, const void *place, int64_t *index);
-    void (*avg_pool)(const pd_pool *c, const void *x, void *y);
-    void (*avg_pool_grad)(const pd_pool *c, const void *g, void *gx);
-
-    void (*resample)(const pd_resample *c, const void *x, void *y);
-
-    /* Fused optimizer steps over a list of segments, one pass over memory; F16 and BF16 are computed in float. */
-    void (*sgd)(pd_dtype t, const pd_sgd *c, const pd_segment_step *s, int64_t count);
-    void (*adam)(pd_dtype t, const pd_adam *c, const pd_segment_step *s, int64_t count);
-    void (*adadelta)(pd_dtype t, const pd_adadelta *c, const pd_segment_step *s, int64_t count);
-    void (*rmsprop)(pd_dtype t, const pd_rmsprop *c, const pd_segment_step *s, int64_t count);
-    void (*adagrad)(pd_dtype t, const pd_adagrad *c, const pd_segment_step *s, int64_t count);
-    void (*moments)(pd_dtype t, const pd_moments *c, const pd_segment_step *s, int64_t count);
-    void (*adamax)(pd_dtype t, const pd_adamax *c, const pd_segment_step *s, int64_t count);
-    void (*asgd)(pd_dtype t, const pd_asgd *c, const pd_segment_step *s, int64_t count);
-    void (*rprop)(pd_dtype t, const pd_rprop *c, const pd_segment_step *s, int64_t count);
-    void (*lion)(pd_dtype t, const pd_lion *c, const pd_segment_step *s, int64_t count);
-    /* *sum: of the squares, in double, fixed order; multiply in place: whether all were finite. */
-    void (*sum_squares)(pd_dtype t, int64_t n, const void *x, double *sum);
-    bool (*scale)(pd_dtype t, int64_t n, double by, void *x);
-
-    /* The portable product, of which pd_gemm_run makes use; any batch, M, N, K. */
-    size_t (*gemm_scratch)(const pd_gemm *c);
-    void (*gemm)(const pd_gemm *c, const void *A, const void *B, const void *bias, void *C, void *scratch);
-    /* A GPU's own; NULL on the CPU. x *= *by; *found is 1 where an element was not finite, else as it was. */
-    void (*unscale)(pd_dtype t, int64_t n, const float *by, float *found, void *x);
-    /* A GPU's own convolution, where no library serves; NULL on the CPU (kernels/portable). */
-    void (*conv)(const pd_conv *c, pd_conv_part part, const void *a, const void *b, const void *bias, void *out);
+#define PD_KERNEL(devices, result, name, ...) result (*name)(__VA_ARGS__);
+#include "kernels/kernels.def"
+#undef PD_KERNEL
 } pd_kernels;
 
 /* Differs between tables that a caller could confuse: of other members, or other functions behind the numbers. */

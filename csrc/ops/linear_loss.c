@@ -151,7 +151,6 @@ static pd_status make_gradients(job *j, const pd_call *c) {
 
 static pd_status fused_compose(pd_call *c) {
     const fused_attrs *a = c->attrs;
-    PD_TRY(pd_check_kernel(c));
     PD_TRY(check(c, a));
     bool mixed = a->dtype != PD_NO_DTYPE && c->in[X]->dtype != PD_F64;
     bool mean = a->loss.reduction == PD_LOSS_MEAN;

@@ -16,12 +16,6 @@ static const pd_op *const table[PD_OP_COUNT] = {
 #undef PD_OP
 };
 
-static const bool on_cuda[PD_OP_COUNT] = {
-#define PD_ON_CUDA(name) [PD_OP_##name] = true,
-#include "ops/cuda.def"
-#undef PD_ON_CUDA
-};
-
 static const bool on_complex[PD_OP_COUNT] = {
 #define PD_ON_COMPLEX(name) [PD_OP_##name] = true,
 #include "ops/complex.def"
@@ -86,7 +80,6 @@ static pd_status as_strided(pd_tensor *t, const pd_tensor *like, pd_tensor **out
 pd_status pd_ops_init(void) {
     for (int i = 0; i < PD_OP_COUNT; i++) {
         PD_TRY(pd_def_init(&pd_defs[i], table[i]));
-        pd_defs[i].on_cuda = on_cuda[i];
         pd_defs[i].on_complex = on_complex[i];
     }
     pd_cuda_expect(PD_KERNELS_LAYOUT, sizeof(pd_kernels));

@@ -32,11 +32,11 @@ PD_CPU_FUNCTION(bool, labels, const char *op, pd_dtype t, const pd_xent *c, doub
     if (total) *total = sum;
     return true;
 }
-PD_CPU_FUNCTION(void, nll, pd_dtype t, const pd_xent *c, const void *logp, void *losses, double *sums) {
+PD_CPU_FUNCTION(void, nll, pd_dtype t, const pd_xent *c, const void *logp, void *losses, double sums[3]) {
     if (t == PD_F64) loss_f64(t, c, true, logp, NULL, losses, sums);
     else loss_f32(t, c, true, logp, NULL, losses, sums);
 }
-PD_CPU_FUNCTION(void, xent, pd_dtype t, const pd_xent *c, const void *x, void *lse, void *losses, double *sums) {
+PD_CPU_FUNCTION(void, xent, pd_dtype t, const pd_xent *c, const void *x, void *lse, void *losses, double sums[3]) {
     if (t == PD_F64) loss_f64(t, c, false, x, lse, losses, sums);
     else loss_f32(t, c, false, x, lse, losses, sums);
 }

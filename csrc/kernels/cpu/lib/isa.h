@@ -99,8 +99,11 @@ typedef void (*pd_row)(int64_t n, double a, char *const *p);
 extern const pd_row PD_SUFFIXED(pd_casts)[PD_DTYPE_COUNT][PD_DTYPE_COUNT];
 #define PD_CASTS PD_SUFFIXED(pd_casts)
 
-/* What table.c collects; each in the file that is named after it. */
+/* The CPU's kernels of kernels.def, which table.c collects: each is defined in the file of its family. */
 #define PD_CPU_FUNCTION(ret, name, ...) ret PD_SUFFIXED(pd_cpu_##name)(__VA_ARGS__)
+#define PD_KERNEL(devices, result, name, ...) PD_ON_CPU_##devices(PD_CPU_FUNCTION(result, name, __VA_ARGS__);)
+#include "kernels/kernels.def"
+#undef PD_KERNEL
 
 /* Partial results over a range cut into at most PD_PARTS pieces, whose length depends on n alone. */
 #define PD_PARTS 1024
