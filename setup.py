@@ -85,6 +85,17 @@ def onednn_include():
     return next((f for f in folders if (f / "dnnl.h").is_file()), None)
 
 
+def numpy_include():
+    """The folder with NumPy's headers. Those of NumPy 2 give a library that runs on NumPy 1.23, too, older ones not on 2."""
+    try:
+        import numpy
+    except ImportError:
+        sys.exit("pydist._C: NumPy's headers are needed to build (pip install 'numpy>=2')")
+    if int(numpy.__version__.partition(".")[0]) < 2:
+        sys.exit(f"pydist._C: NumPy {numpy.__version__} (expected 2 or newer to build; the library runs on 1.23, too)")
+    return numpy.get_include()
+
+
 def compile_jobs(compiler, flags, temp):
     """(command, source, object) of every object file."""
     base = [*compiler, *COMMON, *flags]
@@ -100,6 +111,8 @@ def compile_jobs(compiler, flags, temp):
         extra = []
         if room == "py":
             extra.append("-I" + sysconfig.get_path("include"))
+            if source.name == "numpy.c":
+                extra += ["-isystem", numpy_include()]  # its warnings are NumPy's
         if room == "kernels" and onednn:
             extra.append(f"-I{onednn}")
         per_isa = ISAS if source.parts[1:3] == ("kernels", "cpu") else {"": []}

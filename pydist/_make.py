@@ -108,14 +108,27 @@ def scalar_tensor(s, *, dtype=None, requires_grad=False, device=None, layout=Non
 
 
 def asarray(obj, *, dtype=None, device=None, copy=None, requires_grad=None):
-    """obj as a tensor, sharing its memory where it can; copy True: never, False: ValueError where it cannot."""
-    made = _C.as_tensor(obj, dtype=dtype, device=device)
-    shares = isinstance(obj, _C.Tensor) and made.data_ptr() == obj.data_ptr() or hasattr(obj, "__array_interface__")
-    if copy is False and not shares:
-        raise ValueError(f"asarray: {type(obj).__name__} takes a copy (expected copy=None)")
-    return (
-        (made.clone() if copy else made).detach().requires_grad_(bool(requires_grad)) if copy or requires_grad else made
-    )
+    """obj (a tensor, a NumPy array or another object with the buffer protocol, a number, a sequence) as a tensor that shares
+    its memory where it can.
+
+    copy: True never shares, False raises ValueError where only a copy would do. requires_grad: None keeps what a tensor has.
+    A tensor keeps its history unless requires_grad is False. Errors: those of `from_numpy`.
+
+    >>> import numpy, pydist
+    >>> array = numpy.zeros(2)
+    >>> pydist.asarray(array).add_(1)
+    tensor([1., 1.], dtype=pydist.float64)
+    >>> array
+    array([1., 1.])
+    """
+    if not isinstance(obj, _C.Tensor):
+        return _C._asarray(obj, dtype, device, copy, requires_grad)
+    made = obj.to(obj.device if device is None else device, obj.dtype if dtype is None else dtype, copy=bool(copy))
+    if copy is False and made is not obj:
+        raise ValueError("asarray: another dtype or device takes a copy (expected copy=None)")
+    if requires_grad is None or made.requires_grad == bool(requires_grad):
+        return made
+    return made.detach().requires_grad_(bool(requires_grad))
 
 
 def empty_strided(size, stride, *, dtype=None, device=None, requires_grad=False, layout=None, pin_memory=False):

@@ -12,7 +12,7 @@ static void acquire_gil(void *token) {
 /* The parts that users meet, whose names pydist has as its own, and those that the package calls: _C.name. */
 static int (*const public_parts[])(PyObject *) = {
     pd_py_add_raise, pd_py_add_types,    pd_py_add_tensor, pd_py_add_ops,    pd_py_add_create,
-    pd_py_add_rng,   pd_py_add_autograd, pd_py_add_numpy,  pd_py_add_dlpack, pd_py_add_resources,
+    pd_py_add_rng,   pd_py_add_autograd, pd_py_add_buffer, pd_py_add_numpy,  pd_py_add_dlpack, pd_py_add_resources,
 };
 static int (*const inner_parts[])(PyObject *) = {
     pd_py_add_function, pd_py_add_collect, pd_py_add_optim,  pd_py_add_storage, pd_py_add_info,

@@ -120,9 +120,10 @@ PyObject *pd_py_getitem(PyObject *self, PyObject *key);
 int pd_py_setitem(PyObject *self, PyObject *key, PyObject *value);
 
 /* ---- tensor/data.c ---- */
-/* A tensor from numbers, nested sequences, arrays, tensors. dtype PD_NO_DTYPE: inferred. copy: never shares memory.
-   [new] */
-pd_tensor *pd_py_from_data(PyObject *data, int64_t dtype, bool copy);
+typedef enum { PD_PY_COPY_IF_NEEDED, PD_PY_COPY_ALWAYS, PD_PY_COPY_NEVER } pd_py_copying;
+/* [new] A tensor from numbers, nested sequences, arrays, tensors. dtype PD_NO_DTYPE: inferred. PD_PY_COPY_NEVER:
+   ValueError where no memory can be shared. */
+pd_tensor *pd_py_from_data(const char *op, PyObject *data, int64_t dtype, pd_py_copying copying);
 pd_dtype pd_py_number_dtype(const pd_scalar *s); /* of a tensor made of that number alone */
 
 /* ---- rng.c ---- */
@@ -151,9 +152,18 @@ pd_closure pd_py_closure(PyObject *fn, pd_status (*call)(void *ctx, void *arg));
 void pd_py_drop_function(void *ctx); /* of a node that Python's Function made */
 
 /* ---- tensor/numpy.c ---- */
+/* Whether o is a NumPy array or scalar, subclasses included. False, too, where NumPy is there, but not its C API. */
+bool pd_py_is_array(PyObject *o);
+/* [new] a tensor over the memory of an array (pd_py_is_array), which it keeps; NULL with the exception set. may_copy:
+   over a copy where the array is not aligned, or where its numbers have no dtype here, but are wanted in another one
+   (they come as int64 or float64). */
+pd_tensor *pd_py_from_array(const char *op, PyObject *o, int64_t wanted, bool may_copy);
+PyObject *pd_py_numpy(PyObject *self); /* [new] an array over the tensor's memory */
+PyObject *pd_py_array(PyObject *self, PyObject *args, PyObject *kwargs);
+
+/* ---- tensor/buffer.c ---- */
 int pd_py_getbuffer(PyObject *self, Py_buffer *view, int flags);
 void pd_py_releasebuffer(PyObject *self, Py_buffer *view);
-PyObject *pd_py_numpy(PyObject *self, PyObject *args);
 /* [new] a tensor over memory that drop(ctx) gives back; strides in elements. On failure the memory stays the
    caller's. */
 pd_status pd_py_borrow(const char *op, void *data, pd_dtype dtype, int ndim, const int64_t *size, const int64_t *stride,
@@ -181,6 +191,7 @@ int pd_py_add_function(PyObject *module);
 int pd_py_add_collect(PyObject *module);
 int pd_py_add_optim(PyObject *module);
 int pd_py_add_numpy(PyObject *module);
+int pd_py_add_buffer(PyObject *module);
 int pd_py_add_dlpack(PyObject *module);
 int pd_py_add_storage(PyObject *module);
 int pd_py_add_unpickle(PyObject *module);

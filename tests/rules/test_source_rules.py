@@ -124,6 +124,8 @@ def test_only_py_knows_python():
                 code(text),
                 path,
             )
+        elif path.name != "numpy.c":
+            wrong += hits(r"#\s*include\s*<numpy/", code(text), path)
     assert not wrong
 
 

@@ -172,7 +172,7 @@ static int set_part(PyObject *self, PyObject *value, void *which) {
         PyErr_SetString(PyExc_AttributeError, "the parts of a tensor cannot be deleted");
         return -1;
     }
-    if (!(from = pd_py_from_data(value, PD_NO_DTYPE, false))) return -1;
+    if (!(from = pd_py_from_data(which ? "imag" : "real", value, PD_NO_DTYPE, PD_PY_COPY_IF_NEEDED))) return -1;
     pd_status status = PD_OK;
     if (pd_dtype_is_complex((pd_dtype)t->dtype)) status = part_of(t, which != NULL, &part);
     else if (which) status = pd_fail(PD_E_RUNTIME, "imag: the tensor is %s (expected complex numbers)",

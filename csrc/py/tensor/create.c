@@ -183,7 +183,7 @@ PyObject *pd_py_new_tensor(const char *op, PyObject *args, PyObject *kwargs, int
     if (PyTuple_GET_SIZE(args) != 1) return PyErr_Format(PyExc_TypeError, "%s: expected one argument, data", op);
     if (!read_options(op, kwargs, &o, &c, dtype)) return NULL;
     if (!c.device) c.device = device;
-    pd_tensor *t = pd_py_from_data(PyTuple_GET_ITEM(args, 0), c.dtype, true);
+    pd_tensor *t = pd_py_from_data(op, PyTuple_GET_ITEM(args, 0), c.dtype, PD_PY_COPY_ALWAYS);
     return t ? finish(t, &c) : NULL;
 }
 F(tensor) { (void)module; return pd_py_new_tensor("tensor", args, kwargs, PD_NO_DTYPE, NULL); }
@@ -198,7 +198,29 @@ F(as_tensor) {
     if (pd_py_is_tensor(data) && (c.dtype == PD_NO_DTYPE || c.dtype == pd_py_tensor(data)->dtype) &&
         (!c.device || c.device == pd_py_tensor(data)->storage->device))
         return Py_NewRef(data);
-    pd_tensor *t = pd_py_from_data(data, c.dtype, false);
+    pd_tensor *t = pd_py_from_data("as_tensor", data, c.dtype, PD_PY_COPY_IF_NEEDED);
+    return t ? finish(t, &c) : NULL;
+}
+
+/* asarray (pydist/_make.py) of what is no tensor: _asarray(data, dtype, device, copy, requires_grad). */
+static PyObject *f_asarray(PyObject *module, PyObject *const *args, Py_ssize_t n) {
+    chosen c = {.op = "asarray", .dtype = PD_NO_DTYPE};
+    pd_py_copying copying = PD_PY_COPY_IF_NEEDED;
+    (void)module;
+    if (n != 5) return PyErr_Format(PyExc_TypeError, "_asarray: %zd arguments (expected 5)", n);
+    if (!pd_py_dtype(args[1], "asarray", "dtype", &c.dtype)) return NULL;
+    if (args[2] != Py_None && !(c.device = pd_py_device(args[2], "asarray"))) return NULL;
+    if (args[3] != Py_None) {
+        int must = PyObject_IsTrue(args[3]);
+        if (must < 0) return NULL;
+        copying = must ? PD_PY_COPY_ALWAYS : PD_PY_COPY_NEVER;
+    }
+    int wants = PyObject_IsTrue(args[4]);
+    if (wants < 0) return NULL;
+    c.requires_grad = wants;
+    if (copying == PD_PY_COPY_NEVER && c.device && c.device != &pd_device_cpu)
+        return PyErr_Format(PyExc_ValueError, "asarray: on %s it takes a copy (expected copy=None)", c.device->name);
+    pd_tensor *t = pd_py_from_data("asarray", args[0], c.dtype, copying);
     return t ? finish(t, &c) : NULL;
 }
 
@@ -389,6 +411,7 @@ static PyMethodDef functions[] = {
         "tensor(data, *, dtype=None, device=None, requires_grad=False, pin_memory=False)\n\nA copy of numbers, nested "
         "sequences, arrays or a tensor."),
     KWN(as_tensor, "as_tensor(data, *, dtype=None, device=None)\n\nThe same, sharing memory where it can."),
+    {"_asarray", (PyCFunction)(void (*)(void))f_asarray, METH_FASTCALL, NULL},
     KW(empty, "empty(*sizes, size=None, out=None, " OPTIONS ", memory_format=None)\n\nUninitialised."),
     KW(zeros, "zeros(*sizes, size=None, out=None, " OPTIONS ")\n\nFilled with 0."),
     KW(ones, "ones(*sizes, size=None, out=None, " OPTIONS ")\n\nFilled with 1."),

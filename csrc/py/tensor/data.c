@@ -193,23 +193,38 @@ static pd_tensor *from_nested(PyObject *data, int64_t dtype) {
     return t;
 }
 
-pd_tensor *pd_py_from_data(PyObject *data, int64_t dtype, bool copy) {
-    pd_tensor *t = NULL, *out = NULL;
+static pd_tensor *as_it_is(const char *op, PyObject *data, int64_t dtype, bool may_copy) {
+    pd_tensor *t = NULL;
     if (pd_py_is_tensor(data)) {
         pd_status status = pd_tensor_alias(pd_py_tensor(data), false, &t);
         if (status) pd_py_raise(status);
-    } else if (PyObject_CheckBuffer(data) && !PyBytes_Check(data) && !PyByteArray_Check(data)) {
-        t = pd_py_from_buffer(data, false); /* NumPy's scalars too, which keep their dtype so */
-    } else {
-        t = from_nested(data, dtype);
-        copy = false;
+        return t;
     }
-    if (!t) return NULL;
+    if (pd_py_is_array(data)) return pd_py_from_array(op, data, dtype, may_copy);
+    return pd_py_from_buffer(data, false); /* NumPy's scalars too, which keep their dtype so */
+}
+
+pd_tensor *pd_py_from_data(const char *op, PyObject *data, int64_t dtype, pd_py_copying copying) {
+    pd_tensor *t = NULL, *out = NULL;
+    bool memory = pd_py_is_tensor(data) ||
+                  (PyObject_CheckBuffer(data) && !PyBytes_Check(data) && !PyByteArray_Check(data)),
+         never = copying == PD_PY_COPY_NEVER;
+    if (memory) t = as_it_is(op, data, dtype, !never);
+    else if (!never) return from_nested(data, dtype);
+    if (memory && !t) return NULL;
+    bool cast = t && dtype != PD_NO_DTYPE && t->dtype != dtype;
+    if (never && (!t || cast)) {
+        pd_tensor_release(t);
+        PyErr_Format(PyExc_ValueError, "%s: %.100s takes a copy%s (expected copy=None)", op, Py_TYPE(data)->tp_name,
+                     cast ? " to another dtype" : "");
+        return NULL;
+    }
     bool mode = pd_grad_mode;
     pd_grad_mode = false;
     pd_status status = PD_OK;
-    if (dtype != PD_NO_DTYPE && t->dtype != dtype) status = pd_engine.cast(t, (pd_dtype)dtype, &out);
-    else if (copy) status = pd_call1(PD_OP_clone, t, &(int64_t){PD_FORMAT_CONTIGUOUS}, &out);
+    if (cast) status = pd_engine.cast(t, (pd_dtype)dtype, &out);
+    else if (copying == PD_PY_COPY_ALWAYS)
+        status = pd_call1(PD_OP_clone, t, &(int64_t){PD_FORMAT_CONTIGUOUS}, &out);
     else pd_tensor_retain(out = t);
     pd_grad_mode = mode;
     pd_tensor_release(t);

@@ -61,7 +61,7 @@ static bool add_tensor(indexed *x, PyObject *o, int *dim) {
         *(uint8_t *)pd_tensor_data(t) = o == Py_True;
     } else if (pd_py_is_tensor(o)) {
         pd_tensor_retain(t = pd_py_tensor(o));
-    } else if (!(t = pd_py_from_data(o, PD_NO_DTYPE, false))) {
+    } else if (!(t = pd_py_from_data("index", o, PD_NO_DTYPE, PD_PY_COPY_IF_NEEDED))) {
         return false;
     } else if (t->numel == 0 && t->dtype == PD_F32) { /* x[[]] */
         pd_tensor *whole;
@@ -242,7 +242,7 @@ int pd_py_setitem(PyObject *self, PyObject *key, PyObject *value) {
     if (PyErr_Occurred() || !apply_key(self, key, &x)) return -1;
     if (pd_py_is_tensor(value)) pd_tensor_retain(v = pd_py_tensor(value));
     else if (!is_number) {
-        if (!(v = pd_py_from_data(value, PD_NO_DTYPE, false))) {
+        if (!(v = pd_py_from_data("setitem", value, PD_NO_DTYPE, PD_PY_COPY_IF_NEEDED))) {
             clear(&x);
             return -1;
         }

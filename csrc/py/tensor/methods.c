@@ -338,33 +338,13 @@ static PyObject *n_new_tensor(PyObject *self, PyObject *args, PyObject *kwargs) 
     return pd_py_with_names(m_new_tensor, false, "new_tensor", self, args, kwargs, names);
 }
 
-/* NumPy's own wish for an array: np.asarray(t), np.sin(t). */
-static PyObject *m_array(PyObject *self, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"dtype", "copy", NULL};
-    PyObject *dtype = Py_None, *copy = Py_None, *none = PyTuple_New(0);
-    if (!none || !PyArg_ParseTupleAndKeywords(args, kwargs, "|OO:__array__", names, &dtype, &copy)) {
-        Py_XDECREF(none);
-        return NULL;
-    }
-    PyObject *array = pd_py_numpy(self, none), *result = array;
-    Py_DECREF(none);
-    if (array && (dtype != Py_None || copy == Py_True)) {
-        if (dtype == Py_None) result = PyObject_CallMethod(array, "copy", NULL);
-        else
-            result = PyObject_CallMethod(array, "astype", "OssOO", dtype, "K", "unsafe", Py_False,
-                                         copy == Py_True ? Py_True : Py_False);
-        Py_DECREF(array);
-    }
-    return result;
-}
-
 static PyObject *m_numpy(PyObject *self, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"force", NULL};
     int force = 0;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$p:numpy", names, &force)) return NULL;
-    if (!force) return pd_py_numpy(self, NULL);
+    if (!force) return pd_py_numpy(self);
     PyObject *detached = m_detach(self, NULL), *near = detached ? moved(detached, &pd_device_cpu, true) : NULL,
-             *array = near ? pd_py_numpy(near, NULL) : NULL;
+             *array = near ? pd_py_numpy(near) : NULL;
     Py_XDECREF(detached);
     Py_XDECREF(near);
     return array;
@@ -498,7 +478,7 @@ PyMethodDef pd_py_tensor_methods[] = {
     {"short", m_short, METH_NOARGS, "short()\n\nAs int16."},
     {"char", m_char, METH_NOARGS, "char()\n\nAs int8."},
     {"byte", m_byte, METH_NOARGS, "byte()\n\nAs uint8."},
-    {"__array__", KW(array), NULL},
+    {"__array__", (PyCFunction)(void (*)(void))pd_py_array, METH_VARARGS | METH_KEYWORDS, NULL},
     {"is_floating_point", m_is_floating_point, METH_NOARGS, "is_floating_point()\n\nTrue for floating dtypes."},
     {"is_inference", m_is_inference, METH_NOARGS, "is_inference()\n\nWhether the memory was made in inference mode."},
     {"item", m_item, METH_NOARGS, "item()\n\nThe one element as a Python number."},
@@ -529,8 +509,11 @@ PyMethodDef pd_py_tensor_methods[] = {
     {"expand_as", KWN(expand_as), "expand_as(other)\n\nBroadcast to other's shape."},
     {"index_put_", KWN(index_put_),
      "index_put_(indices, values, accumulate=False)\n\nself[indices] = values (+=), in place."},
-    {"numpy", KW(numpy), "numpy(*, force=False)\n\nA NumPy array over the same memory; force: also of a tensor that "
-    "requires grad or is on a GPU."},
+    {"numpy", KW(numpy), "numpy(*, force=False)\n\nA NumPy array over the same memory, which it keeps; while it lives, "
+     "the tensor's memory does not move (resize_\n"
+     "raises). force: also of a tensor that requires grad or is on a GPU, over a copy where that is needed.\n"
+     "bfloat16 becomes ml_dtypes.bfloat16, where that package is installed. Errors: TypeError for bfloat16 without\n"
+     "it, RuntimeError for a tensor that requires grad."},
     {"backward", (PyCFunction)(void (*)(void))pd_py_tensor_backward, METH_VARARGS | METH_KEYWORDS,
      "backward(gradient=None, retain_graph=None, create_graph=False, inputs=None)\n\nAdds the gradients of this tensor "
      "to the .grad of the leaves."},

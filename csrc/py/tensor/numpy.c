@@ -1,208 +1,300 @@
-/* Arrays at the border, without a copy: the buffer protocol both ways. NumPy is imported by numpy() only. */
-#include "base/mem.h"
+/* NumPy's arrays, both ways, without a copy: the one file that knows NumPy's C API.
+
+   The API is opened at first use. numpy() imports NumPy; what comes in can be an array only where somebody has imported
+   NumPy before. Without NumPy nothing here is asked: all other memory goes by the buffer protocol (buffer.c). */
+#define NPY_NO_DEPRECATED_API NPY_1_23_API_VERSION
+#define NPY_TARGET_VERSION NPY_1_23_API_VERSION
 #include "py/py.h"
 
-/* PEP 3118 letters; bfloat16 has none. */
-static const char *const formats[PD_DTYPE_COUNT] = {[PD_BOOL] = "?", [PD_U8] = "B",  [PD_I8] = "b",
-                                                    [PD_I16] = "h",  [PD_I32] = "i", [PD_I64] = "l",
-                                                    [PD_F16] = "e",  [PD_F32] = "f", [PD_F64] = "d",
-                                                    [PD_C64] = "Zf", [PD_C128] = "Zd"};
+#include <numpy/arrayobject.h>
 
-typedef struct { Py_ssize_t shape[PD_MAX_DIMS], strides[PD_MAX_DIMS]; pd_storage *lent; } exported;
+static bool opened, unusable; /* unusable: a NumPy that this API cannot be opened of, such as one before 1.23 */
 
-static bool has(int flags, int all) { return (flags & all) == all; }
-
-static bool lies_as_asked(const pd_tensor *t, int flags) {
-    int64_t first[PD_MAX_DIMS]; /* strides with the first dimension the fastest */
-    if (!has(flags, PyBUF_STRIDES) || has(flags, PyBUF_C_CONTIGUOUS)) return pd_tensor_is_contiguous(t);
-    if (!has(flags, PyBUF_F_CONTIGUOUS) && !has(flags, PyBUF_ANY_CONTIGUOUS)) return true;
-    if (has(flags, PyBUF_ANY_CONTIGUOUS) && pd_tensor_is_contiguous(t)) return true;
-    int64_t step = 1;
-    for (int d = 0; d < t->ndim; d++) first[d] = step, step *= t->size[d];
-    for (int d = 0; d < t->ndim && t->numel; d++)
-        if (t->size[d] > 1 && t->stride[d] != first[d]) return false;
-    return true;
+/* Imports NumPy. False with the exception set. */
+static bool open_numpy(void) {
+    if (!opened) opened = _import_array() == 0; /* import_array() would print what went wrong */
+    return opened;
 }
 
-int pd_py_getbuffer(PyObject *self, Py_buffer *view, int flags) {
-    pd_tensor *t = pd_py_tensor(self);
-    exported *e;
-    if (!pd_py_on_host(t, "numpy")) return -1;
-    if (!formats[t->dtype]) {
-        PyErr_Format(PyExc_BufferError, "a %s tensor has no buffer format (expected float())",
-                     pd_dtype_name((pd_dtype)t->dtype));
-        return -1;
-    }
-    if (pd_tensor_wants_grad(t)) {
-        PyErr_SetString(PyExc_RuntimeError,
-                        "the memory of a tensor that requires grad cannot be lent (expected detach())");
-        return -1;
-    }
-    if (!lies_as_asked(t, flags)) {
-        PyErr_SetString(PyExc_BufferError, "the tensor does not lie contiguous in the order that the receiver wants");
-        return -1;
-    }
-    if ((flags & PyBUF_WRITABLE) && t->storage->read_only) {
-        PyErr_SetString(PyExc_BufferError, "the tensor is read-only");
-        return -1;
-    }
-    PD_PY_TRY_INT(pd_malloc(sizeof *e, "buffer", &e));
-    Py_ssize_t size = (Py_ssize_t)pd_dtype_size((pd_dtype)t->dtype);
-    for (int d = 0; d < t->ndim; d++) {
-        e->shape[d] = (Py_ssize_t)t->size[d];
-        e->strides[d] = (Py_ssize_t)t->stride[d] * size;
-    }
-    bool written = !t->storage->read_only; /* receivers that want to read only get writable memory as well */
-    pd_status status = pd_storage_lend("numpy", e->lent = t->storage, PD_LENT_ARRAY, written);
-    if (status) {
-        pd_free(e);
-        pd_py_raise(status);
-        return -1;
-    }
-    *view = (Py_buffer){.buf = pd_tensor_data(t),
-                        .obj = Py_NewRef(self),
-                        .len = (Py_ssize_t)pd_tensor_bytes(t),
-                        .itemsize = size,
-                        .readonly = !written,
-                        .ndim = t->ndim,
-                        .internal = e};
-    if (flags & PyBUF_FORMAT) view->format = (char *)(uintptr_t)formats[t->dtype];
-    if (flags & PyBUF_ND) view->shape = e->shape;
-    if ((flags & PyBUF_STRIDES) == PyBUF_STRIDES) view->strides = e->strides;
-    return 0;
+static bool is_imported(const char *name) {
+    PyObject *modules = PyImport_GetModuleDict(), *module = modules ? PyDict_GetItemString(modules, name) : NULL;
+    return module && module != Py_None;
 }
 
-void pd_py_releasebuffer(PyObject *self, Py_buffer *view) {
-    exported *e = view->internal;
-    (void)self;
-    pd_storage_give_back(e->lent, PD_LENT_ARRAY, !view->readonly);
-    pd_free(e);
+bool pd_py_is_array(PyObject *o) {
+    if (!PyObject_CheckBuffer(o)) return false;
+    if (!opened) {
+        if (unusable || !is_imported("numpy")) return false;
+        unusable = !open_numpy();
+        PyErr_Clear();
+        if (!opened) return false;
+    }
+    return PyArray_Check(o) || PyArray_IsScalar(o, Generic);
 }
 
-PyObject *pd_py_numpy(PyObject *self, PyObject *args) {
-    pd_tensor *t = pd_py_tensor(self);
-    (void)args;
-    if (!pd_py_on_host(t, "numpy")) return NULL;
-    if (pd_tensor_wants_grad(t))
-        return PyErr_Format(PyExc_RuntimeError, "numpy: the tensor requires grad (expected detach().numpy())");
-    if (t->dtype == PD_BF16)
-        return PyErr_Format(PyExc_TypeError, "numpy: NumPy has no bfloat16 (expected float().numpy())");
-    PyObject *module = PyImport_ImportModule("numpy"), *view = module ? PyMemoryView_FromObject(self) : NULL;
-    PyObject *array = view ? PyObject_CallMethod(module, "asarray", "O", view) : NULL;
-    Py_XDECREF(view);
+/* ---- dtypes ------------------------------------------------------------------------------------------------------ */
+
+enum { NONE = -1 };
+static const int types[PD_DTYPE_COUNT] = {
+    [PD_BOOL] = NPY_BOOL,     [PD_U8] = NPY_UINT8,    [PD_I8] = NPY_INT8,         [PD_I16] = NPY_INT16,
+    [PD_I32] = NPY_INT32,     [PD_I64] = NPY_INT64,   [PD_F16] = NPY_HALF,        [PD_BF16] = NONE,
+    [PD_F32] = NPY_FLOAT,     [PD_F64] = NPY_DOUBLE,  [PD_C64] = NPY_CFLOAT,      [PD_C128] = NPY_CDOUBLE,
+};
+
+/* [borrowed] ml_dtypes.bfloat16: NumPy has no dtype of its own for it. NULL with the exception set. */
+static PyArray_Descr *known;
+static PyArray_Descr *bfloat16(void) {
+    if (known) return known;
+    PyArray_Descr *d = NULL;
+    PyObject *module = PyImport_ImportModule("ml_dtypes"),
+             *type = module ? PyObject_GetAttrString(module, "bfloat16") : NULL;
+    if (type) PyArray_DescrConverter(type, &d);
+    if (d && !(PyTypeNum_ISUSERDEF(d->type_num) && PyDataType_ELSIZE(d) == 2 && d->kind == 'V')) {
+        PyErr_Format(PyExc_TypeError, "ml_dtypes.bfloat16 is %.100R (expected a dtype of 2 bytes)", d);
+        Py_CLEAR(d);
+    }
+    Py_XDECREF(type);
     Py_XDECREF(module);
-    return array;
+    if (!known) known = d;
+    else Py_XDECREF(d); /* another thread was faster */
+    return known;
 }
 
-/* ---- in ---------------------------------------------------------------------------------------------------------- */
-
-static void give_back(void *ctx) {
-    Py_buffer *view = ctx;
-    if (PyGILState_Check()) {
-        PyBuffer_Release(view);
-        pd_free(view);
-        return;
+static int dtype_of(const PyArray_Descr *d) {
+    if (!PyArray_ISNBO(d->byteorder)) return PD_NO_DTYPE;
+    if (PyTypeNum_ISUSERDEF(d->type_num)) {
+        const PyArray_Descr *half = known || is_imported("ml_dtypes") ? bfloat16() : NULL;
+        PyErr_Clear();
+        return half && half->type_num == d->type_num ? PD_BF16 : PD_NO_DTYPE;
     }
-    PyGILState_STATE gil = PyGILState_Ensure();
-    PyBuffer_Release(view);
-    pd_free(view);
-    PyGILState_Release(gil);
-}
-
-static int dtype_of(const Py_buffer *view) {
-    const char *f = view->format ? view->format : "B";
-    if (strchr("@=<|", *f) && *f) f++;
-    if (*f == 'Z') return !strcmp(f, "Zf") ? PD_C64 : !strcmp(f, "Zd") ? PD_C128 : PD_NO_DTYPE;
-    if (*f && f[1]) return PD_NO_DTYPE;
-    switch (*f) {
-    case '?': return PD_BOOL;
-    case 'e': return PD_F16;
-    case 'f': return PD_F32;
-    case 'd': return PD_F64;
-    case 'b': case 'h': case 'i': case 'l': case 'q':
-        return view->itemsize == 1 ? PD_I8 : view->itemsize == 2 ? PD_I16 : view->itemsize == 4 ? PD_I32 : PD_I64;
-    case 'B': return PD_U8;
+    switch (d->type_num) {
+    case NPY_BOOL: return PD_BOOL;
+    case NPY_UBYTE: return PD_U8;
+    case NPY_BYTE: return PD_I8;
+    case NPY_SHORT: return PD_I16;
+    case NPY_INT: return PD_I32;
+    case NPY_LONG: return sizeof(long) == 8 ? PD_I64 : PD_I32;
+    case NPY_LONGLONG: return PD_I64;
+    case NPY_HALF: return PD_F16;
+    case NPY_FLOAT: return PD_F32;
+    case NPY_DOUBLE: return PD_F64;
+    case NPY_CFLOAT: return PD_C64;
+    case NPY_CDOUBLE: return PD_C128;
     default: return PD_NO_DTYPE;
     }
 }
 
-pd_status pd_py_borrow(const char *op, void *data, pd_dtype dtype, int ndim, const int64_t *size, const int64_t *stride,
-                       bool read_only, void (*drop)(void *), void *ctx, pd_tensor **out) {
-    int64_t bytes = (int64_t)pd_dtype_size(dtype), numel, reach = 1;
-    PD_TRY(pd_shape_numel(op, ndim, size, &numel));
-    pd_tensor *t;
-    PD_TRY(pd_tensor_shell(&t));
-    pd_status status = PD_OK;
-    t->dtype = (int8_t)dtype;
-    t->ndim = (int8_t)ndim;
-    t->numel = numel;
-    for (int d = 0; d < ndim && !status; d++) {
-        int64_t last;
-        t->size[d] = size[d];
-        t->stride[d] = size[d] > 1 ? stride[d] : 1;
-        if (t->stride[d] < 0)
-            status = pd_fail(PD_E_VALUE, "%s: stride %lld of dimension %d is negative (expected a copy)", op,
-                             (long long)stride[d], d);
-        else if (numel && (__builtin_mul_overflow(size[d] - 1, t->stride[d], &last) ||
-                           __builtin_add_overflow(reach, last, &reach)))
-            status = pd_fail(PD_E_VALUE, "%s: strides over more than 2^63 elements", op);
-    }
-    int64_t aligned = (int64_t)pd_dtype_size(pd_dtype_part(dtype));
-    if (!status && numel && (!data || (uintptr_t)data % (uintptr_t)aligned))
-        status = pd_fail(PD_E_VALUE, "%s: the memory is not aligned to %lld bytes (expected a copy)", op,
-                         (long long)aligned);
-    if (!status)
-        status =
-            pd_storage_foreign(&pd_device_cpu, data, numel ? (size_t)reach * (size_t)bytes : 0, drop, ctx, &t->storage);
-    if (status) {
-        pd_tensor_release(t);
-        return status;
-    }
-    t->storage->read_only = read_only;
-    *out = t;
-    return PD_OK;
+/* Whether float64 holds what it holds, or nearly so (uint64): unsigned integers, the small floats of ml_dtypes. */
+static bool is_number(PyArray_Descr *d) {
+    if (!PyArray_ISNBO(d->byteorder)) return false;
+    if (!PyTypeNum_ISUSERDEF(d->type_num)) return PyTypeNum_ISUNSIGNED(d->type_num);
+    PyArray_Descr *wide = PyArray_DescrFromType(NPY_DOUBLE);
+    bool fits = wide && PyArray_CanCastTypeTo(d, wide, NPY_SAFE_CASTING);
+    Py_XDECREF(wide);
+    return fits;
 }
 
-static pd_status from_view(Py_buffer *view, pd_tensor **out) {
-    int dtype = dtype_of(view);
+static void refuse_dtype(const char *op, PyArray_Descr *d, bool may_copy) {
+    if (!PyArray_ISNBO(d->byteorder))
+        PyErr_Format(pd_py.E_DTYPE, "%s: the array's dtype is %.100S (expected native byte order: "
+                     "array.astype(array.dtype.newbyteorder('=')))", op, d);
+    else if (PyDataType_HASFIELDS(d))
+        PyErr_Format(pd_py.E_DTYPE, "%s: the array's dtype is %.200S (expected an array of numbers, such as one of its "
+                     "fields)", op, d);
+    else
+        PyErr_Format(pd_py.E_DTYPE, "%s: the array's dtype is %.100S, which no tensor has (expected bool, uint8, int8, "
+                     "int16, int32, int64, float16, float32, float64, complex64, complex128 or ml_dtypes.bfloat16%s)",
+                     op, d, may_copy && is_number(d) ? "; or dtype=, to convert it" : ": astype()");
+}
+
+/* ---- out --------------------------------------------------------------------------------------------------------- */
+
+/* The base of an array: its loan of a tensor's storage, given back when the last array over it goes. */
+typedef struct { PyObject_HEAD pd_storage *lent; bool written; } loan;
+
+static void loan_dealloc(PyObject *o) {
+    loan *l = (loan *)o;
+    PyTypeObject *type = Py_TYPE(o);
+    if (l->lent) pd_storage_give_back(l->lent, PD_LENT_ARRAY, l->written);
+    PyObject_Free(o);
+    Py_DECREF(type);
+}
+
+/* NumPy asks the base before it makes an array writeable again. */
+static int loan_buffer(PyObject *o, Py_buffer *view, int flags) {
+    loan *l = (loan *)o;
+    return PyBuffer_FillInfo(view, o, l->lent->data, (Py_ssize_t)l->lent->bytes, !l->written, flags);
+}
+
+static PyType_Slot loan_slots[] = {
+    {Py_tp_dealloc, loan_dealloc},
+    {Py_bf_getbuffer, loan_buffer},
+    {Py_tp_doc, "The memory of a tensor, lent to an array."},
+    {0}};
+static PyType_Spec loan_spec = {.name = "pydist._C.Loan", .basicsize = sizeof(loan), .slots = loan_slots,
+                                .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION};
+
+static loan *lend(pd_tensor *t) {
+    loan *l = PyObject_New(loan, (PyTypeObject *)pd_py.Loan);
+    if (!l) return NULL;
+    l->lent = NULL;
+    l->written = !t->storage->read_only;
+    pd_status status = pd_storage_lend("numpy", t->storage, PD_LENT_ARRAY, l->written);
+    if (!status) {
+        l->lent = t->storage;
+        return l;
+    }
+    Py_DECREF(l);
+    pd_py_raise(status);
+    return NULL;
+}
+
+/* [new] The dtype of a tensor's array; NULL with the exception set. */
+static PyArray_Descr *descr_of(pd_dtype dtype) {
+    if (types[dtype] != NONE) return PyArray_DescrFromType(types[dtype]);
+    PyArray_Descr *d = bfloat16();
+    if (!d && PyErr_ExceptionMatches(PyExc_ModuleNotFoundError))
+        PyErr_SetString(PyExc_TypeError,
+                        "numpy: NumPy has no bfloat16 (expected float().numpy(), or that ml_dtypes is installed)");
+    Py_XINCREF(d);
+    return d;
+}
+
+static bool may_have_array(const pd_tensor *t) {
+    if (!pd_py_on_host(t, "numpy")) return false;
+    if (!pd_tensor_wants_grad(t)) return true;
+    PyErr_SetString(PyExc_RuntimeError, "numpy: the tensor requires grad (expected detach().numpy())");
+    return false;
+}
+
+PyObject *pd_py_numpy(PyObject *self) {
+    pd_tensor *t = pd_py_tensor(self);
+    if (!open_numpy() || !may_have_array(t)) return NULL;
+    pd_dtype dtype = (pd_dtype)t->dtype;
+    PyArray_Descr *d = descr_of(dtype); /* may import, so other threads may run and change t */
+    if (d && dtype != (pd_dtype)t->dtype)
+        PyErr_SetString(PyExc_RuntimeError, "numpy: the tensor changed while ml_dtypes was imported");
+    loan *l = d && dtype == (pd_dtype)t->dtype && may_have_array(t) ? lend(t) : NULL;
+    if (!l) {
+        Py_XDECREF(d);
+        return NULL;
+    }
+    npy_intp shape[PD_MAX_DIMS], strides[PD_MAX_DIMS], each = (npy_intp)pd_dtype_size(dtype);
+    for (int i = 0; i < t->ndim; i++) {
+        shape[i] = (npy_intp)t->size[i];
+        strides[i] = (npy_intp)t->stride[i] * each;
+    }
+    void *data = pd_tensor_data(t);
+    PyObject *array = PyArray_NewFromDescr(&PyArray_Type, d, t->ndim, shape, strides, data ? data : l,
+                                           l->written ? NPY_ARRAY_WRITEABLE : 0, NULL);
+    if (!array) Py_DECREF(l);
+    else if (PyArray_SetBaseObject((PyArrayObject *)array, (PyObject *)l)) Py_CLEAR(array);
+    return array;
+}
+
+/* NumPy's own wish for an array: np.asarray(t), np.sin(t). */
+PyObject *pd_py_array(PyObject *self, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"dtype", "copy", NULL};
+    PyObject *dtype = Py_None, *copy = Py_None;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|OO:__array__", names, &dtype, &copy)) return NULL;
+    int must = copy == Py_None ? 0 : PyObject_IsTrue(copy);
+    if (must < 0) return NULL;
+    PyObject *array = pd_py_numpy(self), *result = NULL;
+    PyArray_Descr *d = NULL;
+    if (!array || (dtype == Py_None && !must)) return array;
+    if (PyArray_DescrConverter2(dtype, &d)) {
+        PyArray_Descr *own = PyArray_DESCR((PyArrayObject *)array);
+        if (copy != Py_None && !must && d && !PyArray_EquivTypes(d, own))
+            PyErr_Format(PyExc_ValueError, "__array__: %.100S as %.100S takes a copy (expected copy=None)", own, d);
+        else {
+            Py_XINCREF(d); /* PyArray_FromArray takes one */
+            result = PyArray_FromArray((PyArrayObject *)array, d,
+                                       NPY_ARRAY_FORCECAST | (must ? NPY_ARRAY_ENSURECOPY : 0));
+        }
+    }
+    Py_XDECREF(d);
+    Py_DECREF(array);
+    return result;
+}
+
+/* ---- in ---------------------------------------------------------------------------------------------------------- */
+
+/* Set in what np.broadcast_arrays makes: writeable, but a write warns. NumPy's headers keep the name to themselves. */
+enum { WARN_ON_WRITE = INT_MIN };
+
+static bool lies_well(const char *op, PyArrayObject *a) {
+    npy_intp each = PyArray_ITEMSIZE(a);
+    if (PyArray_NDIM(a) > PD_MAX_DIMS) {
+        PyErr_Format(pd_py.E_SHAPE, "%s: %d dimensions (expected at most %d)", op, PyArray_NDIM(a), PD_MAX_DIMS);
+        return false;
+    }
+    for (int i = 0; i < PyArray_NDIM(a); i++) {
+        npy_intp stride = PyArray_STRIDE(a, i);
+        const char *wrong = stride < 0 ? "negative" : stride % each ? "no multiple of the element's size" : NULL;
+        if (PyArray_DIM(a, i) < 2 || !wrong) continue;
+        PyErr_Format(PyExc_ValueError, "%s: stride %zd of dimension %d, in bytes, is %s (expected array.copy())", op,
+                     (Py_ssize_t)stride, i, wrong);
+        return false;
+    }
+    return true;
+}
+
+static pd_tensor *share(const char *op, PyArrayObject *a, pd_dtype dtype) {
     int64_t size[PD_MAX_DIMS], stride[PD_MAX_DIMS];
-    if (dtype == PD_NO_DTYPE)
-        return pd_fail(
-            PD_E_DTYPE,
-            "from_numpy: element type '%s' has no dtype here (expected a native bool, int, uint8, float or complex)",
-            view->format);
-    if (view->ndim > PD_MAX_DIMS)
-        return pd_fail(PD_E_SHAPE, "from_numpy: %d dimensions (expected at most %d)", view->ndim, PD_MAX_DIMS);
-    for (int d = 0; d < view->ndim; d++) {
-        size[d] = view->shape[d];
-        stride[d] = view->strides[d] / view->itemsize;
-        if (size[d] > 1 && view->strides[d] % view->itemsize)
-            return pd_fail(PD_E_VALUE,
-                           "from_numpy: stride %zd of dimension %d (expected a multiple of %zd; use copy())",
-                           view->strides[d], d, view->itemsize);
+    npy_intp each = PyArray_ITEMSIZE(a);
+    bool read_only = !PyArray_ISWRITEABLE(a) || PyArray_CHKFLAGS(a, WARN_ON_WRITE);
+    pd_tensor *t;
+    for (int i = 0; i < PyArray_NDIM(a); i++) {
+        size[i] = (int64_t)PyArray_DIM(a, i);
+        stride[i] = (int64_t)(PyArray_STRIDE(a, i) / each);
     }
-    return pd_py_borrow("from_numpy", view->buf, (pd_dtype)dtype, view->ndim, size, stride, view->readonly, give_back,
-                        view, out);
+    Py_INCREF(a);
+    pd_status status = pd_py_borrow(op, PyArray_DATA(a), dtype, PyArray_NDIM(a), size, stride, read_only, pd_py_drop, a,
+                                    &t);
+    if (!status) return t;
+    Py_DECREF(a);
+    pd_py_raise(status);
+    return NULL;
 }
 
-pd_tensor *pd_py_from_buffer(PyObject *o, bool writable_only) {
-    Py_buffer *view;
-    pd_tensor *t = NULL;
-    pd_status status = pd_malloc(sizeof *view, "from_numpy", &view);
-    if (status) {
-        pd_py_raise(status);
+/* [new] An aligned copy of the array, of NumPy's dtype `type` (NONE: its own). */
+static PyObject *copied(PyArrayObject *a, int type) {
+    PyArray_Descr *d = type == NONE ? NULL : PyArray_DescrFromType(type);
+    return PyArray_FromArray(a, d, NPY_ARRAY_CARRAY | NPY_ARRAY_ENSUREARRAY | NPY_ARRAY_ENSURECOPY |
+                                       NPY_ARRAY_FORCECAST);
+}
+
+static pd_tensor *from_array(const char *op, PyArrayObject *a, PyArray_Descr *d, int64_t wanted, bool may_copy) {
+    int dtype = dtype_of(d), type = NONE; /* may import, so other threads may run and change the array */
+    if (d != PyArray_DESCR(a)) {
+        PyErr_Format(PyExc_RuntimeError, "%s: the array's dtype changed while it was read", op);
         return NULL;
     }
-    if (PyObject_GetBuffer(o, view, writable_only ? PyBUF_RECORDS : PyBUF_RECORDS_RO)) {
-        pd_free(view);
+    if (dtype == PD_NO_DTYPE && may_copy && wanted != PD_NO_DTYPE && is_number(d)) {
+        bool whole = PyTypeNum_ISUNSIGNED(d->type_num) && pd_dtype_category((pd_dtype)wanted) < PD_CAT_FLOAT;
+        dtype = whole ? PD_I64 : PD_F64;
+        type = types[dtype];
+    }
+    if (dtype == PD_NO_DTYPE) {
+        refuse_dtype(op, d, may_copy);
         return NULL;
     }
-    if ((status = from_view(view, &t))) {
-        PyBuffer_Release(view);
-        pd_free(view);
-        pd_py_raise(status);
-        return NULL;
-    }
+    if (!lies_well(op, a)) return NULL;
+    if (type == NONE && (!may_copy || PyArray_ISALIGNED(a))) return share(op, a, (pd_dtype)dtype);
+    PyObject *copy = copied(a, type);
+    pd_tensor *t = copy ? share(op, (PyArrayObject *)copy, (pd_dtype)dtype) : NULL;
+    Py_XDECREF(copy);
+    return t;
+}
+
+pd_tensor *pd_py_from_array(const char *op, PyObject *o, int64_t wanted, bool may_copy) {
+    PyObject *a = PyArray_Check(o) ? Py_NewRef(o) : PyArray_FromScalar(o, NULL);
+    if (!a) return NULL;
+    PyArray_Descr *d = PyArray_DESCR((PyArrayObject *)a);
+    Py_INCREF(d);
+    pd_tensor *t = from_array(op, (PyArrayObject *)a, d, wanted, may_copy);
+    Py_DECREF(d);
+    Py_DECREF(a);
     return t;
 }
 
@@ -210,58 +302,23 @@ static PyObject *from_numpy(PyObject *module, PyObject *array) {
     (void)module;
     if (!PyObject_CheckBuffer(array))
         return PyErr_Format(PyExc_TypeError, "from_numpy: %.100s (expected a NumPy array)", Py_TYPE(array)->tp_name);
-    pd_tensor *t = pd_py_from_buffer(array, false);
+    pd_tensor *t = pd_py_is_array(array) ? pd_py_from_array("from_numpy", array, PD_NO_DTYPE, false)
+                                         : pd_py_from_buffer(array, false);
     return t ? pd_py_wrap_new(t) : NULL;
 }
 
-static PyObject *frombuffer(PyObject *module, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"buffer", "dtype", "count", "offset", NULL};
-    PyObject *buffer, *type = Py_None;
-    long long count = -1, offset = 0;
-    int64_t dtype;
-    Py_buffer *view;
-    pd_tensor *t = NULL;
-    (void)module;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|$OLL:frombuffer", names, &buffer, &type, &count, &offset) ||
-        !pd_py_dtype(type, "frombuffer", "dtype", &dtype))
-        return NULL;
-    if (dtype == PD_NO_DTYPE) return PyErr_Format(PyExc_TypeError, "frombuffer: dtype is missing");
-    PD_PY_TRY(pd_malloc(sizeof *view, "frombuffer", &view));
-    if (PyObject_GetBuffer(buffer, view, PyBUF_SIMPLE)) {
-        pd_free(view);
-        return NULL;
-    }
-    bool within = offset >= 0 && offset <= view->len;
-    int64_t size = (int64_t)pd_dtype_size((pd_dtype)dtype), left = within ? (view->len - offset) / size : 0;
-    pd_status status = PD_OK;
-    if (count < 0) count = left;
-    if (!within || count > left || (count == left && (view->len - offset) % size))
-        status =
-            pd_fail(PD_E_VALUE,
-                    "frombuffer: %zd bytes, offset %lld, count %lld of %s (expected whole elements within the buffer)",
-                    view->len, offset, count, pd_dtype_name((pd_dtype)dtype));
-    int64_t length = count, one = 1;
-    if (!status)
-        status = pd_py_borrow("frombuffer", (char *)view->buf + offset, (pd_dtype)dtype, 1, &length, &one,
-                              view->readonly, give_back, view, &t);
-    if (status) {
-        PyBuffer_Release(view);
-        pd_free(view);
-        return pd_py_raise(status);
-    }
-    return pd_py_wrap_new(t);
-}
-
 static PyMethodDef functions[] = {
-    {"frombuffer", (PyCFunction)(void (*)(void))frombuffer, METH_VARARGS | METH_KEYWORDS,
-     "frombuffer(buffer, *, dtype, count=-1, offset=0)\n\nA 1-d tensor over the bytes of an object with the buffer "
-     "protocol; count elements from byte\n"
-     "offset on. Errors: ValueError where the bytes are not whole, aligned elements."},
     {"from_numpy", from_numpy, METH_O,
-     "from_numpy(array)\n\nA tensor over the array's memory (any object with the buffer protocol). Read-only arrays "
-     "give\n"
-     "tensors that in-place ops refuse. Errors: DTypeError for other element types, ValueError for\n"
-     "negative strides."},
+     "from_numpy(array)\n\nA tensor over the array's memory, or over that of any object with the buffer protocol: "
+     "writes are seen on both\n"
+     "sides, and the array lives as long as the tensor needs it. Read-only arrays give tensors that in-place ops\n"
+     "refuse. dtypes: bool, uint8, int8 to int64, float16, float32, float64, complex64, complex128, and bfloat16 of\n"
+     "ml_dtypes. Errors: TypeError for no array; DTypeError for other dtypes and for foreign byte order;\n"
+     "ValueError for negative strides, strides that are no multiple of the element's size, and unaligned memory;\n"
+     "ShapeError for more than 16 dimensions."},
     {0}};
 
-int pd_py_add_numpy(PyObject *module) { return PyModule_AddFunctions(module, functions); }
+int pd_py_add_numpy(PyObject *module) {
+    if (!pd_py_type(NULL, &loan_spec, NULL, &pd_py.Loan)) return -1;
+    return PyModule_AddFunctions(module, functions);
+}

@@ -129,7 +129,7 @@ static PyObject *tensor_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
         if (!pd_py_ints(args, "Tensor", "size", &size)) return NULL;
         if (n == 0) size = (pd_ints){.n = 1};
         PD_PY_TRY(pd_tensor_new("Tensor", pd_default_dtype, (int)size.n, size.v, &t));
-    } else if (!(t = pd_py_from_data(data, pd_default_dtype, true))) {
+    } else if (!(t = pd_py_from_data("Tensor", data, pd_default_dtype, PD_PY_COPY_ALWAYS))) {
         return NULL;
     }
     return pd_py_wrap_new(t);
