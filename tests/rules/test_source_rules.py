@@ -27,11 +27,6 @@ ROOMS = [
 ]
 # The rooms of comm, by levels: a room includes only rooms of levels before its own, so rooms of one level do not know each other.
 COMM = [{"net"}, {"memory"}, {"link"}, {"mesh", "algo", "control"}, {"group"}, {"nccl"}]
-RUNS_UP = {  # what still includes a room of its own level or a later one
-    "csrc/comm/group/group.c": "comm/nccl/nccl.h",
-    "csrc/comm/group/queue.c": "comm/nccl/nccl.h",
-    "csrc/comm/group/rounds.c": "comm/nccl/nccl.h",
-}
 TENSORS = {"tensor", "autograd", "ops", "optim"}  # what comm must not know
 
 
@@ -93,15 +88,30 @@ def test_folders_include_only_what_stands_above_them():
 
 def test_rooms_of_comm_include_only_what_stands_above_them():
     level = {room: n for n, rooms in enumerate(COMM) for room in rooms}
-    up = {}
+    wrong = []
     for room, path, text in csrc():
         if room == "comm":
             here = path.parts[2]
             assert len(path.parts) == 4 and here in level, f"{path}: no room of comm"
             for there, target in re.findall(r'^\s*#\s*include\s+"(?=comm/(\w+)/)([^"]+)"', text, re.M):
                 if there != here and level[there] >= level[here]:
-                    up[str(path)] = target
-    assert up == RUNS_UP
+                    wrong.append(f"{path}: {target}")
+    assert not wrong
+
+
+def test_rooms_of_comm_define_what_they_declare():
+    """So that the order of includes is the order of calls, too."""
+    homes, wrong = {}, []
+    for room, path, text in csrc(".c", ".h"):
+        if room == "comm":
+            for name in re.findall(r"^(?:static inline )?[\w ]+[ *](pd_\w+)\([^;{}]*\) \{", code(text), re.M):
+                homes[name] = path.parts[2]
+    for room, path, text in csrc(".h"):
+        if room == "comm":
+            for name in re.findall(r"^[\w ]+[ *](pd_\w+)\([^;{}]*\)[^;{}]*;", code(text), re.M):
+                if homes.get(name) != path.parts[2]:
+                    wrong.append(f"{path}: {name} is defined in {homes.get(name)}")
+    assert len(homes) > 150 and not wrong
 
 
 def test_rooms_of_py_do_not_include_each_other():

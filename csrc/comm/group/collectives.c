@@ -1,4 +1,5 @@
 /* The collectives: arguments to works, which the queue runs. */
+#include "comm/group/mover.h"
 #include "comm/group/p2p.h"
 
 static pd_work work_of(pd_group *g, pd_collective coll, pd_dtype dtype, int64_t count, const void *from, void *to,
@@ -13,6 +14,7 @@ static pd_work work_of(pd_group *g, pd_collective coll, pd_dtype dtype, int64_t 
 static void with_device(pd_work *w) {
     if (pd_device_here->kind == PD_DEVICE_CPU) return;
     w->device = pd_device_here;
+    w->mover = w->group->size == 1 ? &pd_mover_alone : w->group->mover;
     w->id.device = (uint8_t)pd_device_here->kind;
 }
 

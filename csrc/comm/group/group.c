@@ -7,8 +7,8 @@
 #include "base/flags.h"
 #include "base/mem.h"
 #include "base/threads.h"
+#include "comm/group/mover.h"
 #include "comm/group/p2p.h"
-#include "comm/nccl/nccl.h"
 
 #define BOARD_BYTES 4096
 #define SLOT_BYTES (256 << 10)
@@ -20,6 +20,7 @@ static pd_status choose(pd_group *g, const pd_group_options *o) {
     g->fast = o && o->fast;
     for (size_t i = 0; o && i < o->tuning_count; i++) PD_TRY(pd_tuning_check(&o->tunings[i]));
     g->kind = o ? o->kind : NULL;
+    g->mover = o ? o->mover : NULL;
     double timeout = o && o->timeout > 0 ? o->timeout : pd_flags_get()->TIMEOUT;
     double patience = o && o->patience > 0 ? o->patience : timeout;
     g->timeout_ns = timeout > 1e9 ? (int64_t)1e18 : (int64_t)(timeout * 1e9);
@@ -302,7 +303,7 @@ void pd_group_release(pd_group *g) {
 
 pd_status pd_group_destroy(pd_group *g) {
     if (pd_forked_since(g->forks) || atomic_load(&g->destroyed)) return PD_OK;
-    PD_TRY(pd_nccl_drain(g));
+    if (g->moving) PD_TRY(g->mover->drain(g));
     if (g->link) { /* ends a wait of another thread in this group */
         pd_error e = {.kind = PD_E_DIST, .rank = -1};
         snprintf(e.text, sizeof e.text, "the group was destroyed on this rank");
@@ -320,7 +321,7 @@ pd_status pd_group_destroy(pd_group *g) {
         pd_link_unlisten(g->link, &g->listener);
     }
     if (first) {
-        pd_nccl_end(g);
+        if (g->moving) g->mover->end(g);
         if (g->p2p && !g->error.kind) pd_p2p_close(g);
         pd_p2p_end(g);
         pd_segments_detach(g);

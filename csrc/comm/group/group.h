@@ -9,8 +9,8 @@
    other ranks are told. Segments of a poisoned group become private memory at the same address. A new group can be made
    over the same link as long as no rank is gone.
 
-   Data may lie on a GPU: where pd_device_here is one (device/device.h), pointers are to its memory, and NCCL moves them
-   (nccl.h): the call then returns when the GPU has been told. send, recv, agree and barrier are the host's.
+   Data may lie on a GPU: where pd_device_here is one (device/device.h), pointers are to its memory, and the group's
+   mover moves them (mover.h): the call then returns when the GPU has been told. send, recv and barrier are the host's.
 
    Errors of every collective: PD_E_MISMATCH, PD_E_PEER (pd_error's rank: who is gone), PD_E_TIMEOUT, PD_E_DIST,
    PD_E_PYTHON (interrupted), and PD_E_VALUE, PD_E_DTYPE for bad arguments, which leave the group as it is. Any thread
@@ -41,6 +41,7 @@ typedef struct pd_group_options {
     int size;
     uint32_t epoch;   /* 0: the link's next, which all ranks of the link count; else one that these ranks agreed on */
     const struct pd_mesh_kind *kind; /* NULL: by where the ranks are; else messages of this kind (mesh/mesh.h) */
+    const struct pd_mover *mover;    /* of data on a GPU (mover.h); NULL: none, but in a world of one */
 } pd_group_options;
 
 /* [new] Collective over the ranks of the group. NULL link: a world of one without threads and sockets. NULL o: zeros.
@@ -133,8 +134,8 @@ size_t pd_segment_bytes(const pd_segment *s);
 void pd_segment_retain(pd_segment *s);
 void pd_segment_release(pd_segment *s);
 
-/* [new] Memory of GPU d that NCCL has made and that g's communicator registers, for what is reduced again and again.
-   Any error: NCCL has none to give. It may outlive the group. */
+/* [new] Memory of GPU d that g's mover has made and moves without a copy, for what is reduced again and again. Any
+   error: it has none to give. It may outlive the group. */
 pd_status pd_group_memory_new(pd_group *g, const pd_device *d, size_t bytes, pd_group_memory **out);
 void *pd_group_memory_ptr(const pd_group_memory *m);
 void pd_group_memory_retain(pd_group_memory *m);

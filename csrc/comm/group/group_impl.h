@@ -12,8 +12,8 @@
 #include "device/device.h"
 
 typedef struct pd_p2p pd_p2p;
-typedef struct pd_nccl pd_nccl;
-typedef struct pd_launch pd_launch;
+typedef struct pd_mover pd_mover;
+typedef struct pd_moving pd_moving;
 
 typedef struct pd_standing { /* the wait in which a thread of this rank stands; read by the control plane's thread */
     _Atomic int64_t since; /* ns; 0: in none */
@@ -58,8 +58,8 @@ struct pd_group {
     uint32_t seq, step, piece; /* equal on all ranks: collectives posted, rounds gated, pieces moved */
     pd_flight flight;
     pd_p2p *p2p; /* messages between two ranks; NULL in a group of one */
-    pd_nccl *nccl; /* NULL: no collective has been on a GPU yet */
-    pd_nccl **pairs; /* by rank: for batches of messages with it; NULL likewise */
+    const pd_mover *mover; /* of what is on a GPU (mover.h); NULL: such collectives are refused */
+    pd_moving *moving;     /* the mover's: what it keeps of this group; NULL: nothing has been on a GPU yet */
 
     atomic_bool failed, destroyed;
     pd_error error; /* set once, before `failed` */
@@ -95,15 +95,15 @@ struct pd_work {
     bool at_board;    /* the word: line[seq & 1].seq, else step */
     uint32_t target;
     int arrived;      /* ranks seen there so far, counted from our right neighbour */
-    /* Of one on a GPU, by NCCL (nccl.h): */
+    bool waits; /* the caller goes on after it: a synchronous one */
+    /* Of one on a GPU (mover.h): */
     const pd_device *device; /* NULL: the data are in the host's memory */
-    void *stream;            /* the caller's, */
-    bool waits;              /* which goes on after it: a synchronous one */
+    const pd_mover *mover;   /* NULL likewise */
+    void *stream;            /* the caller's */
     bool captured;           /* it is written into a CUDA graph */
     bool narrow;             /* 16-bit sums may be rounded at each step */
-    struct pd_mark *ready;   /* when what it reads will have been written */
-    pd_launch *launch;       /* [strong] once it has been launched; in a world of one instead: */
-    void *alone;             /* an event after what it does */
+    void *ready;             /* the mover's: when what it reads will have been written */
+    void *launch;            /* [strong] the mover's: NULL until it has been launched */
     /* Of a send or a receive: */
     int peer, tag;    /* peer -1: the first that has sent */
     size_t sent;

@@ -1,7 +1,7 @@
 /* The group's queue: who runs a collective, and when. */
 #include "base/mem.h"
+#include "comm/group/mover.h"
 #include "comm/group/p2p.h"
-#include "comm/nccl/nccl.h"
 
 /* ---- entering ---------------------------------------------------------------------------------------------------- */
 
@@ -82,7 +82,7 @@ static pd_status run_here(pd_group *g, pd_work *w) {
         if (pd_rounds_run(g, w, &done)) return lose(g);
         if (done) {
             finish(g, w);
-            pd_launch_release(w->launch);
+            if (w->launch) w->mover->release(w);
             return PD_OK;
         }
         PD_TRY(await(g, w, INT64_MAX));
@@ -106,13 +106,13 @@ static pd_status run_queued(pd_group *g, const pd_work *like, pd_work **out) {
 }
 
 /* A world of one: nothing to wait for. */
-static pd_status run_alone(pd_group *g, const pd_work *like, pd_work **out) {
+static pd_status run_alone(pd_group *g, pd_work *like, pd_work **out) {
     const pd_job *j = &like->job;
     const char *in = j->from;
     pd_work *w = NULL;
-    pd_status status;
+    pd_status status = PD_OK;
     if (out) PD_TRY(pd_malloc(sizeof *w, "work", &w));
-    if (like->device) PD_TRY_TO(fail, pd_nccl_alone(like));
+    if (like->mover) PD_TRY_TO(fail, like->mover->launch(like));
     else if (j->scale != 1)
         pd_reduce_run(j->dtype, j->reduce, 1, &in, 0, j->to, j->count, j->scale);
     else if (j->from != j->to)
@@ -120,7 +120,6 @@ static pd_status run_alone(pd_group *g, const pd_work *like, pd_work **out) {
     if (!out) return PD_OK;
     *w = *like;
     w->segment = NULL;
-    if (w->device) PD_TRY_TO(fail, pd_alone_mark(w));
     atomic_init(&w->refs, 1);
     atomic_init(&w->state, PD_WORK_DONE);
     pd_group_retain(g);
@@ -130,6 +129,7 @@ fail:
     pd_free(w);
     return status;
 }
+
 
 /* Whether a segment that the data lies in is used where it lies. */
 static bool can_be_direct(const pd_group *g, const pd_work *w, size_t bytes) {
@@ -143,7 +143,9 @@ pd_status pd_group_submit(pd_work *w, pd_work **out) {
     pd_group *g = w->group;
     pd_lap lap = pd_lap_begin();
     PD_TRY(pd_group_check(g));
+    w->waits = !out;
     if (g->size == 1) return run_alone(g, w, out);
+    if (w->device) PD_TRY(pd_mover_check(g, pd_collective_names[w->id.coll]));
     size_t bytes = pd_job_bytes(&w->job, w->job.count) * (w->id.coll == PD_COLL_REDUCE_SCATTER ? (size_t)g->size : 1);
     if (can_be_direct(g, w, bytes)) w->segment = pd_segment_of(g, w->job.from, bytes);
     pd_status status = pd_group_enter(g);
@@ -152,8 +154,7 @@ pd_status pd_group_submit(pd_work *w, pd_work **out) {
         return pd_trail(__FILE__, __LINE__, status);
     }
     status = pd_group_check(g); /* it may have ended while we waited */
-    w->waits = !out;
-    if (!status && w->device) status = pd_nccl_begin(g, w);
+    if (!status && w->mover) status = w->mover->begin(w);
     if (!status) status = out || g->first ? run_queued(g, w, out) : run_here(g, w);
     pd_group_leave(g);
     pd_segment_release(w->segment);
@@ -187,8 +188,7 @@ pd_status pd_work_wait(pd_work *w, double timeout) {
     pd_group *g = w->group;
     bool done;
     PD_TRY(state_of(w, &done));
-    if (done && w->alone) return pd_alone_wait(w, timeout);
-    if (done) return w->launch ? pd_launch_wait(w->launch, timeout) : PD_OK;
+    if (done) return w->launch ? w->mover->wait(w, timeout) : PD_OK;
     PD_TRY(pd_group_check(g));
     int64_t deadline = timeout < 0 || timeout > 1e9 ? INT64_MAX : pd_os_now() + (int64_t)(timeout * 1e9);
     if (is_message(w)) return pd_p2p_wait(w, deadline);
@@ -198,7 +198,7 @@ pd_status pd_work_wait(pd_work *w, double timeout) {
     if (!status && !done) status = drive(g, w, deadline);
     pd_group_leave(g);
     pd_lap_end(&lap, PD_LAP_CALL, "wait", 0);
-    return status || !w->launch ? status : pd_launch_wait(w->launch, timeout);
+    return status || !w->launch ? status : w->mover->wait(w, timeout);
 }
 
 pd_status pd_work_test(pd_work *w, bool *done) {
@@ -206,16 +206,14 @@ pd_status pd_work_test(pd_work *w, bool *done) {
     if (!*done && is_message(w)) return pd_p2p_test(w, done);
     if (!*done) PD_TRY(pd_group_progress(w->group));
     if (!*done) PD_TRY(state_of(w, done));
-    if (w->alone) return pd_alone_test(w, done);
-    return *done && w->launch ? pd_launch_test(w->launch, done) : PD_OK;
+    return *done && w->launch ? w->mover->test(w, done) : PD_OK;
 }
 
 void pd_work_release(pd_work *w) {
     if (!w || atomic_fetch_sub_explicit(&w->refs, 1, memory_order_acq_rel) > 1) return;
     pd_group *g = w->group;
     pd_segment_release(w->segment);
-    pd_launch_release(w->launch);
-    pd_alone_release(w);
+    if (w->launch) w->mover->release(w);
     pd_free(w);
     pd_group_release(g);
 }

@@ -1,5 +1,5 @@
 /* How one collective runs: planning, and the pipeline of rounds and gates (algo.h). */
-#include "comm/nccl/nccl.h"
+#include "comm/group/mover.h"
 
 /* With order="fast": whether the messages have an all_reduce of their own; then *bytes of it are the most. */
 static bool goes_outside(const pd_group *g, pd_job *j, size_t *bytes) {
@@ -36,7 +36,7 @@ static void plan(const pd_group *g, pd_work *w) {
     case PD_COLL_BARRIER: w->algo = &pd_algo_barrier; break;
     default: w->algo = &pd_algo_all_gather;
     }
-    if (w->device) return; /* the board alone is for NCCL's, which have no pieces */
+    if (w->device) return; /* the board alone is for a mover's, which have no pieces */
     w->direct = w->segment != NULL;
     j->rank = g->rank;
     j->size = g->size;
@@ -224,7 +224,7 @@ pd_status pd_rounds_run(pd_group *g, pd_work *w, bool *done) {
         }
         w->round++;
         *done = !w->pieces || (!w->algo->depth && w->round > 1) || !move(g, w);
-        if (*done) return w->device ? pd_nccl_launch(g, w) : PD_OK;
+        if (*done) return w->mover ? w->mover->launch(w) : PD_OK;
         post_step(g, w);
     }
     return PD_OK;

@@ -147,18 +147,6 @@ pd_status pd_nccl_fits(const pd_work *w) {
     return PD_OK;
 }
 
-void pd_nccl_scalar(pd_dtype t, double value, char *out) {
-    float f = (float)value;
-    pd_f16 half = pd_f32_to_f16(f);
-    pd_bf16 brain = pd_f32_to_bf16(f);
-    switch (t) {
-    case PD_F64: memcpy(out, &value, sizeof value); break;
-    case PD_F16: memcpy(out, &half, sizeof half); break;
-    case PD_BF16: memcpy(out, &brain, sizeof brain); break;
-    default: memcpy(out, &f, sizeof f);
-    }
-}
-
 /* ---- collectives ------------------------------------------------------------------------------------------------- */
 
 static int reduction(pd_nccl *c, const pd_job *j, int coll, int op) {
@@ -167,7 +155,7 @@ static int reduction(pd_nccl *c, const pd_job *j, int coll, int op) {
     int type = type_of(j->dtype), result;
     bool scaled = j->scale != 1;
     char factor[8];
-    pd_nccl_scalar(j->dtype, j->scale, factor); /* each input is multiplied by it before the sum */
+    pd_alone_scalar(j->dtype, j->scale, factor); /* each input is multiplied by it before the sum */
     if (scaled && (result = lib->RedOpCreatePreMulSum(&op, factor, type, PD_NCCL_HOST_SCALAR, c->comm))) return result;
     switch (coll) {
     case PD_COLL_ALL_REDUCE: result = lib->AllReduce(j->from, j->to, n, type, op, c->comm, c->on); break;

@@ -12,7 +12,8 @@
 
 pd_status pd_nccl_on_device(const pd_nccl *c) { return c->device->enter(c->device); }
 
-pd_status pd_nccl_new(const char *op, pd_group *g, const pd_device *device, int peer, pd_nccl **out) {
+/* Not connected yet. */
+static pd_status new_one(const char *op, pd_group *g, const pd_device *device, int peer, pd_nccl **out) {
     const pd_nccl_library *lib;
     pd_nccl *c;
     PD_TRY(pd_nccl_open(op, &lib));
@@ -51,8 +52,29 @@ void pd_nccl_release(pd_nccl *c) {
     pd_free(c);
 }
 
-/* The group's communicators, by i from -1 on; NULL: it is not there. */
-static pd_nccl *one_of(const pd_group *g, int i) { return i < 0 ? g->nccl : g->pairs ? g->pairs[i] : NULL; }
+/* What a group has here: communicators, made when they are first needed. */
+struct pd_moving {
+    pd_nccl *all;
+    pd_nccl *pairs[]; /* by rank, for batches of messages with it */
+};
+
+/* Of this pair, peer -1: of the whole group. */
+static pd_status find(const char *op, pd_group *g, const pd_device *device, int peer, pd_nccl **out) {
+    pd_moving *m = g->moving;
+    if (!m) PD_TRY(pd_calloc(sizeof *m + (size_t)g->size * sizeof *m->pairs, "nccl", &m));
+    g->moving = m;
+    pd_nccl **at = peer < 0 ? &m->all : &m->pairs[peer];
+    if (!*at) PD_TRY(new_one(op, g, device, peer, at));
+    *out = *at;
+    return PD_OK;
+}
+
+pd_status pd_nccl_of(const char *op, pd_group *g, const pd_device *device, pd_nccl **out) {
+    return find(op, g, device, -1, out);
+}
+
+/* By i from -1 on; NULL: it is not there. */
+static pd_nccl *one_of(const pd_group *g, int i) { return i < 0 ? g->moving->all : g->moving->pairs[i]; }
 
 static bool is_idle(const pd_group *g) {
     bool idle = true;
@@ -66,7 +88,7 @@ static bool is_idle(const pd_group *g) {
     return idle;
 }
 
-pd_status pd_nccl_drain(pd_group *g) {
+static pd_status drain(pd_group *g) {
     pd_status status = PD_OK;
     if (is_idle(g)) return PD_OK;
     void *token = pd_host_release();
@@ -78,7 +100,7 @@ pd_status pd_nccl_drain(pd_group *g) {
     return status;
 }
 
-void pd_nccl_end(pd_group *g) {
+static void end(pd_group *g) {
     for (int i = -1; i < g->size; i++) {
         pd_nccl *c = one_of(g, i);
         if (!c) continue;
@@ -88,9 +110,8 @@ void pd_nccl_end(pd_group *g) {
         c->g = NULL;
         pd_nccl_release(c);
     }
-    g->nccl = NULL;
-    pd_free(g->pairs);
-    g->pairs = NULL;
+    pd_free(g->moving);
+    g->moving = NULL;
 }
 
 /* ---- events ------------------------------------------------------------------------------------------------------ */
@@ -126,8 +147,9 @@ static void give_mark(pd_nccl *c, pd_mark *m) {
 
 /* ---- launches ---------------------------------------------------------------------------------------------------- */
 
-static pd_status begin(pd_nccl *c, pd_work *w) {
+static pd_status prepare(pd_nccl *c, pd_work *w) {
     const char *op = pd_collective_names[w->id.coll];
+    pd_mark *ready;
     if (c->device != w->device)
         return pd_fail(PD_E_VALUE, "%s: tensors on %s (expected %s, as in this rank's earlier calls)", op,
                        w->device->name, c->device->name);
@@ -138,16 +160,18 @@ static pd_status begin(pd_nccl *c, pd_work *w) {
         w->id.device |= PD_IDENTITY_CAPTURED; /* all ranks capture it, or none */
         return PD_OK;
     }
-    PD_TRY(take_mark(c, op, &w->ready));
-    pd_status status = pd_cuda_result(op, c->cuda->event_record(w->ready->event, w->stream));
-    if (status) give_mark(c, w->ready);
+    PD_TRY(take_mark(c, op, &ready));
+    pd_status status = pd_cuda_result(op, c->cuda->event_record(ready->event, w->stream));
+    if (status) give_mark(c, ready);
+    else w->ready = ready;
     return status;
 }
 
-pd_status pd_nccl_begin(pd_group *g, pd_work *w) {
+static pd_status begin(pd_work *w) {
+    pd_nccl *c;
     PD_TRY(pd_nccl_fits(w));
-    if (!g->nccl) PD_TRY(pd_nccl_new(pd_collective_names[w->id.coll], g, w->device, -1, &g->nccl));
-    return begin(g->nccl, w);
+    PD_TRY(pd_nccl_of(pd_collective_names[w->id.coll], w->group, w->device, &c));
+    return prepare(c, w);
 }
 
 static pd_status new_launch(pd_nccl *c, const pd_work *w, pd_launch **out) {
@@ -172,14 +196,16 @@ static pd_status new_launch(pd_nccl *c, const pd_work *w, pd_launch **out) {
 /* It goes on the captured stream itself: what it needs of memory there is the graph's. */
 static pd_status capture(pd_nccl *c, pd_work *w, const pd_batch *b) {
     const char *op = pd_collective_names[w->id.coll];
-    PD_TRY(new_launch(c, w, &w->launch));
+    pd_launch *l;
+    PD_TRY(new_launch(c, w, &l));
+    w->launch = l;
     c->on = w->stream;
     pd_status status = pd_nccl_issue(c, w, b);
     c->on = c->stream;
     PD_TRY(status);
-    PD_TRY(pd_cuda_result(op, c->cuda->event_record(w->launch->done->event, w->stream)));
+    PD_TRY(pd_cuda_result(op, c->cuda->event_record(l->done->event, w->stream)));
     pd_flight_end(&c->g->flight, w->seq, PD_FLIGHT_DONE);
-    atomic_store_explicit(&w->launch->state, PD_LAUNCH_DONE, memory_order_release);
+    atomic_store_explicit(&l->state, PD_LAUNCH_DONE, memory_order_release);
     pthread_mutex_lock(&c->lock);
     c->captured = true;
     c->captured_id = w->id;
@@ -197,16 +223,19 @@ static pd_status run(pd_nccl *c, pd_work *w, const pd_batch *b) {
     if (!c->watched) PD_TRY(pd_nccl_start_watch(c));
     if (!c->connected) PD_TRY(pd_nccl_connect(c, w));
     if (w->captured) return capture(c, w, b);
-    PD_TRY(pd_cuda_result(op, c->cuda->stream_after(c->stream, w->ready->event)));
-    PD_TRY(new_launch(c, w, &w->launch));
+    pd_mark *ready = w->ready;
+    pd_launch *l;
+    PD_TRY(pd_cuda_result(op, c->cuda->stream_after(c->stream, ready->event)));
+    PD_TRY(new_launch(c, w, &l));
+    w->launch = l;
     PD_TRY(pd_nccl_issue(c, w, b));
-    PD_TRY(pd_cuda_result(op, c->cuda->event_record(w->launch->done->event, c->stream)));
-    if (w->waits) PD_TRY(pd_cuda_result(op, c->cuda->stream_after(w->stream, w->launch->done->event)));
-    pd_nccl_watch(c, w->launch);
+    PD_TRY(pd_cuda_result(op, c->cuda->event_record(l->done->event, c->stream)));
+    if (w->waits) PD_TRY(pd_cuda_result(op, c->cuda->stream_after(w->stream, l->done->event)));
+    pd_nccl_watch(c, l);
     return PD_OK;
 }
 
-static pd_status launch(pd_nccl *c, pd_work *w, const pd_batch *b) {
+static pd_status launch_on(pd_nccl *c, pd_work *w, const pd_batch *b) {
     pd_status status = run(c, w, b);
     give_mark(c, w->ready); /* whoever waits for it has been told of it */
     if (!status) return PD_OK;
@@ -216,15 +245,27 @@ static pd_status launch(pd_nccl *c, pd_work *w, const pd_batch *b) {
     return status;
 }
 
-pd_status pd_nccl_launch(pd_group *g, pd_work *w) { return launch(g->nccl, w, NULL); }
+static pd_status launch(pd_work *w) { return launch_on(w->group->moving->all, w, NULL); }
 
-pd_status pd_nccl_messages(pd_group *g, pd_work *w, const pd_batch *b) {
-    if (!g->pairs) PD_TRY(pd_calloc((size_t)g->size * sizeof *g->pairs, "group", &g->pairs));
-    pd_nccl **c = &g->pairs[b->peer];
-    if (!*c) PD_TRY(pd_nccl_new(pd_collective_names[w->id.coll], g, w->device, b->peer, c));
-    PD_TRY(begin(*c, w));
-    return launch(*c, w, b);
+static pd_status exchange(pd_group *g, const pd_batch *b) {
+    pd_nccl *c;
+    pd_work *first = NULL;
+    for (int i = 0; i < b->n; i++) {
+        pd_work *w = b->works[i];
+        if (b->messages[i].peer != b->peer) continue;
+        if (first) {
+            w->launch = pd_launch_retain(first->launch);
+            continue;
+        }
+        PD_TRY(find(pd_collective_names[w->id.coll], g, w->device, b->peer, &c));
+        PD_TRY(prepare(c, w));
+        PD_TRY(launch_on(c, w, b));
+        first = w;
+    }
+    return PD_OK;
 }
+
+/* ---- works ------------------------------------------------------------------------------------------------------- */
 
 pd_launch *pd_launch_retain(pd_launch *l) {
     atomic_fetch_add_explicit(&l->refs, 1, memory_order_relaxed);
@@ -239,7 +280,8 @@ void pd_launch_release(pd_launch *l) {
     pd_nccl_release(c);
 }
 
-pd_status pd_launch_test(pd_launch *l, bool *done) {
+static pd_status test(const pd_work *w, bool *done) {
+    const pd_launch *l = w->launch;
     pd_nccl *c = l->c;
     int state = atomic_load_explicit(&l->state, memory_order_acquire);
     *done = state != PD_LAUNCH_UNDER_WAY;
@@ -258,10 +300,11 @@ static pd_status wait_captured(const pd_launch *l) {
     return pd_cuda_result("wait", c->cuda->stream_after(stream, l->done->event));
 }
 
-pd_status pd_launch_wait(pd_launch *l, double seconds) {
+static pd_status wait(const pd_work *w, double seconds) {
+    const pd_launch *l = w->launch;
     pd_nccl *c = l->c;
     bool done;
-    PD_TRY(pd_launch_test(l, &done));
+    PD_TRY(test(w, &done));
     if (l->captured) return wait_captured(l);
     if (done) return PD_OK;
     if (seconds < 0) return pd_cuda_result("wait", c->cuda->stream_after(pd_cuda_stream(c->device), l->done->event));
@@ -270,7 +313,7 @@ pd_status pd_launch_wait(pd_launch *l, double seconds) {
     pd_status status = PD_OK;
     while (!status && !done && pd_os_now() < until) {
         pd_os_sleep(100000);
-        status = pd_launch_test(l, &done);
+        status = test(w, &done);
         if (!status && !done && c->g) status = pd_hooks_interrupt(c->g->hooks);
     }
     pd_host_acquire(token);
@@ -278,59 +321,12 @@ pd_status pd_launch_wait(pd_launch *l, double seconds) {
     return pd_fail(PD_E_TIMEOUT, "wait: the collective is not done after %g s", seconds);
 }
 
-/* ---- without NCCL ------------------------------------------------------------------------------------------------ */
-
-pd_status pd_nccl_scale(const pd_device *d, const char *op, pd_dtype t, double factor, void *data, int64_t count) {
-    const pd_device *was;
-    char cell[8];
-    if (factor == 1 || !count) return PD_OK;
-    pd_nccl_scalar(t, factor, cell);
-    pd_status status = pd_device_enter(d, &was);
-    if (!status) pd_multiply(t, count, cell, data);
-    pd_device_here = was;
-    return status ? status : pd_device_check(d, op);
+static void release(pd_work *w) {
+    pd_launch_release(w->launch);
+    w->launch = NULL;
 }
 
-pd_status pd_nccl_alone(const pd_work *w) {
-    const pd_job *j = &w->job;
-    const pd_device *d = w->device;
-    size_t bytes = pd_job_bytes(j, j->count);
-    if (j->from != j->to && bytes) PD_TRY(d->copy(d, PD_WITHIN, j->to, j->from, bytes, false));
-    return pd_nccl_scale(d, pd_collective_names[w->id.coll], j->dtype, j->scale, j->to, j->count);
-}
-
-pd_status pd_alone_mark(pd_work *w) {
-    const pd_cuda_library *cuda = pd_cuda_open();
-    const char *op = pd_collective_names[w->id.coll];
-    w->captured = pd_cuda_capturing(w->device);
-    PD_TRY(w->device->enter(w->device));
-    PD_TRY(pd_cuda_result(op, cuda->event_new(&w->alone, false)));
-    pd_status status = pd_cuda_result(op, cuda->event_record(w->alone, pd_cuda_stream(w->device)));
-    if (status) pd_alone_release(w);
-    return status;
-}
-
-pd_status pd_alone_wait(const pd_work *w, double seconds) {
-    const pd_cuda_library *cuda = pd_cuda_open();
-    bool within = pd_cuda_capturing(w->device);
-    if (w->captured && !within) return PD_OK; /* whoever launches the graph knows in which stream */
-    PD_TRY(w->device->enter(w->device));
-    if (seconds < 0 || within)
-        return pd_cuda_result("wait", cuda->stream_after(pd_cuda_stream(w->device), w->alone));
-    void *token = pd_host_release(); /* it waits for nobody, so it is soon done */
-    int error = cuda->event_wait(w->alone);
-    pd_host_acquire(token);
-    return pd_cuda_result("wait", error);
-}
-
-pd_status pd_alone_test(const pd_work *w, bool *done) {
-    *done = w->captured;
-    if (*done) return PD_OK;
-    PD_TRY(w->device->enter(w->device));
-    return pd_cuda_result("wait", pd_cuda_open()->event_done(w->alone, done));
-}
-
-void pd_alone_release(pd_work *w) {
-    if (w->alone) pd_cuda_open()->event_free(w->alone);
-    w->alone = NULL;
-}
+const pd_mover pd_mover_nccl = {
+    .name = "nccl", .begin = begin, .launch = launch, .exchange = exchange, .wait = wait, .test = test,
+    .release = release, .drain = drain, .end = end, .alloc = pd_nccl_alloc, .free = pd_nccl_free,
+};

@@ -21,35 +21,8 @@
 #ifndef PD_COMM_NCCL_H
 #define PD_COMM_NCCL_H
 
-#include "comm/group/group_impl.h"
+#include "comm/group/mover.h"
 
-/* At submission, by the caller's thread and under the group's lock: whether NCCL can do it, and what it has to wait
-   for. A failure leaves the group as it is. */
-pd_status pd_nccl_begin(pd_group *g, pd_work *w);
-/* All identities are equal: the collective goes to the device. */
-pd_status pd_nccl_launch(pd_group *g, pd_work *w);
-/* This rank's messages with one other, in `w`'s launch; like pd_nccl_launch. */
-typedef struct pd_batch {
-    const pd_message *messages; /* those with other peers are left out */
-    int n, peer;
-} pd_batch;
-pd_status pd_nccl_messages(pd_group *g, pd_work *w, const pd_batch *b);
-/* The same in a world of one, by the device's own kernels, on the caller's stream. */
-pd_status pd_nccl_alone(const pd_work *w);
-/* For an asynchronous one: w->alone; and as pd_launch_wait, pd_launch_test and pd_launch_release below. */
-pd_status pd_alone_mark(pd_work *w);
-pd_status pd_alone_wait(const pd_work *w, double seconds);
-pd_status pd_alone_test(const pd_work *w, bool *done);
-void pd_alone_release(pd_work *w);
-/* data[i] *= factor, likewise; a floating dtype, or factor 1. */
-pd_status pd_nccl_scale(const pd_device *d, const char *op, pd_dtype t, double factor, void *data, int64_t count);
-/* The calling thread's current stream goes on after it; seconds >= 0: the host waits that long for its end instead. */
-pd_status pd_launch_wait(pd_launch *l, double seconds);
-pd_status pd_launch_test(pd_launch *l, bool *done);
-pd_launch *pd_launch_retain(pd_launch *l); /* [borrowed] l */
-void pd_launch_release(pd_launch *l);
-
-pd_status pd_nccl_drain(pd_group *g); /* waits until nothing is under way, or it has failed */
-void pd_nccl_end(pd_group *g); /* ends the communicator; where the group has failed, by an abort */
+extern const pd_mover pd_mover_nccl;
 
 #endif

@@ -7,6 +7,10 @@
 #include "device/cuda.h"
 #include "device/nccl.h"
 
+typedef struct pd_nccl pd_nccl;
+typedef struct pd_launch pd_launch;
+typedef struct pd_nccl_memory pd_nccl_memory;
+
 /* cudaEventDestroy may wait for the device, so events are used again. */
 typedef struct pd_mark {
     void *event;
@@ -35,7 +39,7 @@ struct pd_nccl {
     void *stream, *on;     /* on: this one, or in a capture the caller's */
     pthread_mutex_t use;   /* of comm: taken for each call of NCCL, none of which blocks */
     void *comm;            /* NULL: not there yet, or ended */
-    pd_group_memory *memory; /* under `use`, too */
+    pd_nccl_memory *memory; /* under `use`, too */
     pthread_mutex_t lock;  /* of the rest */
     pthread_cond_t news;
     pd_launch *first, **last;
@@ -54,9 +58,11 @@ struct pd_nccl {
 };
 
 /* mover.c */
-/* Not connected yet. peer -1: of the whole group. */
-pd_status pd_nccl_new(const char *op, pd_group *g, const pd_device *device, int peer, pd_nccl **out);
+/* The whole group's communicator; made, but not yet connected, where there is none. */
+pd_status pd_nccl_of(const char *op, pd_group *g, const pd_device *device, pd_nccl **out);
 void pd_nccl_release(pd_nccl *c);
+pd_launch *pd_launch_retain(pd_launch *l); /* [borrowed] l */
+void pd_launch_release(pd_launch *l);
 pd_status pd_nccl_on_device(const pd_nccl *c); /* the calling thread's CUDA calls go to the communicator's device */
 
 /* calls.c */
@@ -66,9 +72,10 @@ pd_status pd_nccl_fits(const pd_work *w);
 pd_status pd_nccl_connect(pd_nccl *c, const pd_work *w);
 /* Puts the collective, or the batch (not NULL), on c->stream. */
 pd_status pd_nccl_issue(pd_nccl *c, const pd_work *w, const pd_batch *b);
-void pd_nccl_scalar(pd_dtype t, double value, char *out); /* of a floating dtype; out: room for 8 bytes */
 
 /* memory.c */
+pd_status pd_nccl_alloc(pd_group *g, const pd_device *d, size_t bytes, pd_group_memory **out);
+void pd_nccl_free(pd_group_memory *m);
 void pd_nccl_register(pd_nccl *c);                 /* what the communicator has not got yet */
 void pd_nccl_deregister(pd_nccl *c, void *comm);   /* all of it, before comm's end; NULL: it was aborted. Under `use` */
 

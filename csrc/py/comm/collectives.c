@@ -8,7 +8,7 @@
 
 #include "base/mem.h"
 #include "comm/algo/reduce.h"
-#include "comm/nccl/nccl.h"
+#include "comm/group/mover.h"
 #include "py/comm/comm_impl.h"
 
 #define GIL_BYTES (128 << 10) /* collectives over this take more than 50 us (design 1.12) */
@@ -65,7 +65,7 @@ static bool take_scaled(call *c, PyObject *o, PyObject *dtype, const char *arg, 
     if (!scaled || (c->status = pd_reduce_check(c->name, b->dtype, op, factor))) return !c->status;
     const char *in = b->ptr;
     if (b->device == &pd_device_cpu) pd_reduce_run(b->dtype, op, 1, &in, 0, b->ptr, b->count, factor);
-    else c->status = pd_nccl_scale(b->device, c->name, b->dtype, factor, b->ptr, b->count);
+    else c->status = pd_alone_scale(b->device, c->name, b->dtype, factor, b->ptr, b->count);
     return !c->status;
 }
 

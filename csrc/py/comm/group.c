@@ -5,6 +5,7 @@
 
 #include "base/mem.h"
 #include "comm/algo/tuning.h"
+#include "comm/nccl/nccl.h"
 #include "py/comm/comm_impl.h"
 
 typedef struct { PyObject_HEAD pd_segment *segment; } SegmentObject;
@@ -75,6 +76,7 @@ PyObject *pd_py_group_over(pd_link *link, pd_group_options *o, PyObject *tuning)
     pd_pygroup *self = (pd_pygroup *)pd_py_comm_make(group_type, PD_PY_GROUP);
     if (!self) return NULL;
     self->kind = o->kind;
+    o->mover = &pd_mover_nccl;
     self->tuning = Py_XNewRef(tuning);
     if (!(self->pending = PyList_New(0))) {
         Py_DECREF(self);

@@ -2,12 +2,12 @@
 
    Each message is announced by a letter, a message of the host with the same tag: so the contract of messages holds for
    batches too (who is late, gone or different is known before NCCL is called), and a batch that meets a plain send or
-   receive is a mismatch. Then each pair of ranks has a launch of its own, on a communicator and a stream of its own:
-   within it NCCL moves all at the same time, and no pair waits for another. Peers are taken in increasing order, so
-   that ranks that make their communicators do not wait for each other in a circle. */
+   receive is a mismatch. Then each pair of ranks has a launch of its own, by the group's mover (NCCL's: on a
+   communicator and a stream of its own): within it all messages move at the same time, and no pair waits for another.
+   Peers are taken in increasing order, so that ranks that make their communicators do not wait in a circle. */
 #include "base/mem.h"
+#include "comm/group/mover.h"
 #include "comm/group/p2p.h"
-#include "comm/nccl/nccl.h"
 #include "device/cuda.h"
 
 typedef struct letter {
@@ -61,7 +61,8 @@ static pd_status announce(pd_group *g, const pd_message *m, int n, uint64_t site
 static pd_work work_of(pd_group *g, const pd_message *m, uint64_t site) {
     pd_collective coll = m->sends ? PD_COLL_SEND : PD_COLL_RECV;
     return (pd_work){
-        .group = g, .site = site, .device = pd_device_here, .peer = m->peer, .tag = m->tag, .state = PD_WORK_DONE,
+        .group = g, .site = site, .device = pd_device_here, .mover = g->mover, .peer = m->peer, .tag = m->tag,
+        .state = PD_WORK_DONE,
         .id = {.coll = (uint8_t)coll, .dtype = (uint8_t)m->dtype, .device = (uint8_t)pd_device_here->kind,
                .root = pd_group_name(g, m->peer), .count = m->count, .scale = m->tag},
     };
@@ -69,15 +70,9 @@ static pd_work work_of(pd_group *g, const pd_message *m, uint64_t site) {
 
 /* The works of all messages with one peer share a launch. */
 static pd_status launch_pair(pd_group *g, const pd_message *m, int n, int peer, pd_work **works) {
-    pd_batch b = {.messages = m, .n = n, .peer = peer};
-    pd_launch *launch = NULL;
-    for (int i = 0; i < n; i++) {
-        if (m[i].peer != peer) continue;
-        if (!launch) PD_TRY(pd_nccl_messages(g, works[i], &b));
-        else works[i]->launch = pd_launch_retain(launch);
-        launch = works[i]->launch;
-    }
-    return PD_OK;
+    bool any = false;
+    for (int i = 0; i < n; i++) any |= m[i].peer == peer;
+    return any ? g->mover->exchange(g, &(pd_batch){.messages = m, .works = works, .n = n, .peer = peer}) : PD_OK;
 }
 
 static pd_status launch_all(pd_group *g, const pd_message *m, int n, pd_work **works) {
@@ -119,6 +114,7 @@ pd_status pd_group_messages(pd_group *g, const pd_message *m, int n, uint64_t si
     memset(works, 0, (size_t)n * sizeof *works);
     PD_TRY(check(g, m, n));
     PD_TRY(pd_group_check(g));
+    PD_TRY(pd_mover_check(g, "batch_isend_irecv"));
     PD_TRY(pd_calloc((size_t)n * (sizeof *letters + sizeof *posted), "batch", &letters));
     posted = (pd_work **)(letters + n);
     pd_status status = run(g, m, n, site, letters, posted, works);
