@@ -129,7 +129,7 @@ __all__ = [
 def __getattr__(name):
     from importlib import import_module
 
-    if name in ("algorithms", "distributed_c10d", "nn", "symmetric_memory", "threads"):
+    if name in ("algorithms", "distributed_c10d", "member", "nn", "symmetric_memory", "threads"):
         return import_module(f"pydist.distributed.{name}")
     if name == "check_replicas":
         return import_module("pydist.distributed._ops.agreement").check_replicas

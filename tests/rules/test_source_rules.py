@@ -1,7 +1,9 @@
 """The laws of the source: which folder may include which, who knows Python, tensors and ops, and what no file may say."""
 
+import ast
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -207,6 +209,44 @@ def test_every_op_has_a_row():
         for m in re.findall(r"^const pd_op pd_op_(\w+) = {", text, re.M)
     }
     assert made <= table
+
+
+def imported(tree):
+    """(line, name) of the modules of pydist that Python code names: in imports, also in functions, in import_module("...")
+    and as pydist.nn."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.lineno, node.value
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            yield node.lineno, f"{node.value.id}.{node.attr}"
+
+
+def uses_nn(text):
+    return [line for line, name in imported(ast.parse(text)) if re.match(r"pydist\.nn\b[\w.]*$", name)]
+
+
+@pytest.mark.parametrize("text", ["import pydist.nn", "from pydist import nn", "from pydist.nn.modules import Module",
+                                  "def f():\n import pydist.nn.parallel as p", "import_module('pydist.nn')",
+                                  "isinstance(x, pydist.nn.Module)"])  # fmt: skip
+def test_the_next_test_can_fail(text):
+    assert uses_nn(text)
+
+
+def test_distributed_does_not_know_nn():
+    """nn.parallel stands on distributed, and registers with it (distributed/member.py)."""
+    wrong = [f"{path}:{line}" for path in files("*.py") if path.parts[:2] == ("pydist", "distributed")
+             for line in uses_nn((TOP / path).read_text())]  # fmt: skip
+    assert not wrong
+    names = {".".join(path.with_suffix("").parts).removesuffix(".__init__") for path in files("*.py")
+             if path.parts[:2] == ("pydist", "distributed")}  # fmt: skip
+    assert len(names) > 20
+    code = f"import sys\nfor name in {sorted(names)}: __import__(name)\nprint('pydist.nn' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == "False\n", done.stderr
 
 
 TEXT = (

@@ -122,9 +122,12 @@ def shrink_group(ranks_to_exclude=None, group=None, shrink_flags=0, pg_options=N
         try:
             train(model)
         except dist.PeerFailed:
-            dist.shrink_group()  # under `pydist.run --on-failure=keep`
+            before = dist.group.WORLD
+            after = dist.shrink_group()  # under `pydist.run --on-failure=keep`
+            dist.member.rejoin(before, after)
 
-    See Transaction for a training step that survives.
+    Wrappers of the old group (DistributedDataParallel) and other members stay in it until member.rejoin. See Transaction
+    for a training step that survives.
     """
     own = process_group._existing()
     if own is None or own is getattr(process_group._here, "group", None) or group not in (None, own):

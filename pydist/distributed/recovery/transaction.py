@@ -2,19 +2,16 @@
 
 from pydist import _C
 from pydist._grad_mode import no_grad
-from pydist.distributed._group.process_group import current
-from pydist.distributed._ops.objects import all_gather_object, broadcast_object_list
+from pydist.distributed import member
+from pydist.distributed._group import process_group
 from pydist.distributed.recovery.shrink import shrink_group
-from pydist.nn.modules.module import Module
-from pydist.nn.parallel.distributed import DistributedDataParallel
 
 
 class _Journal:
     """What a step writes before the optimizer does: buffers and the random counter."""
 
-    def __init__(self, models):
-        self.places = {(id(m._buffers), name): (m._buffers, name) for model in models for m in model.modules()
-                       for name in m._buffers}  # fmt: skip
+    def __init__(self, modules):
+        self.places = {(id(m._buffers), name): (m._buffers, name) for m in modules for name in m._buffers}
         self.kept = {}  # by place: (the buffer, a copy)
 
     @no_grad()
@@ -65,10 +62,14 @@ class Transaction:
     Only PeerFailed is caught. Survivors keep their batches; what the dead rank had of this epoch is not made up for, and
     samplers know the new number of ranks once they are made anew. A step counts as made on a rank once a parameter has
     changed: with several optimizers, give each its own loop. In an attempt that nobody fails in, it costs a copy of the
-    buffers and, where parameters are on a GPU, that backward returns once their gradients are there. Start with `pydist.run --on-failure=keep`: the launcher otherwise ends the survivors.
+    buffers and, where parameters are on a GPU, that backward returns once their gradients are there. Start with
+    `pydist.run --on-failure=keep`: the launcher otherwise ends the survivors.
+
+    In the new group go on all members of the old one: every DistributedDataParallel, every other Transaction, and what
+    else has registered (distributed.member).
 
     `steps`: how many were made. Raises TypeError for objects without state_dict; NotImplementedError where the group
-    cannot be made anew (see shrink_group), or where a DistributedDataParallel uses other than the default group.
+    cannot be made anew (see shrink_group), or where a module is a member of other than the default group.
 
     >>> import pydist
     >>> from pydist import distributed as dist
@@ -89,14 +90,24 @@ class Transaction:
                 raise TypeError(f"Transaction: {type(item).__name__} (expected objects with state_dict)")
         self.steps = 0
         self._objects = objects
-        models = [item for item in objects if isinstance(item, Module)]
+        models = [item for item in objects if hasattr(item, "_buffers") and hasattr(item, "modules")]
+        modules = [module for model in models for module in model.modules()]
         self._params = [p for model in models for p in model.parameters()]
-        self._replicas = [m for model in models for m in model.modules() if isinstance(m, DistributedDataParallel)]
-        for replica in self._replicas:
-            if replica.process_group is not current():
-                raise NotImplementedError("Transaction: a module in a group of its own (expected the default group)")
-        self._journal = _Journal(models)
+        for module in modules:
+            if member.group_of(module) not in (None, process_group._existing()):
+                raise NotImplementedError(
+                    f"Transaction: {type(module).__name__} in a group of its own (expected the default group)"
+                )
+        self._journal = _Journal(modules)
         self._running = False
+        self._register()
+
+    def _register(self):
+        """In the default group, if there is one: else no rank can die."""
+        group = process_group._existing()
+        if group is not None and member.group_of(self) is not group:
+            member.register(self, group)
+        return group
 
     def __iter__(self):
         before = self.steps
@@ -109,23 +120,22 @@ class Transaction:
     def __enter__(self):
         if self._running:
             raise RuntimeError("Transaction: an attempt within another one (expected one at a time)")
-        if any(replica._join_config.enable for replica in self._replicas):
-            raise NotImplementedError("Transaction: within join, whose ranks do not all make the same steps")
         self._entered = True
         self._journal.begin()
         self._versions = [p._version for p in self._params]
+        self._settle(True)
         self._running = True
-        self._wait(True)
         return self
 
-    def _wait(self, on):
+    def _settle(self, on):
         """Whether a GPU's gradients are there when backward returns: only then may the step begin."""
-        for replica in self._replicas:
-            replica.reducer.waits = on
+        group = self._register()
+        if group is not None:
+            member.settle(on, group)
 
     def __exit__(self, kind, error, trace):
         self._running = False
-        self._wait(False)
+        self._settle(False)
         if kind is None:
             self.steps += 1
         elif issubclass(kind, _C.PeerFailed):
@@ -141,26 +151,34 @@ class Transaction:
         for item in self._objects:
             if hasattr(item, "zero_grad"):
                 item.zero_grad(set_to_none=True)
+        group = process_group.current()
         while True:
             try:
-                shrink_group()
-                self._agree()
+                before, group = group, shrink_group()
+                member.rejoin(before, group)
             except _C.PeerFailed:  # another one, meanwhile
                 continue
             return
 
-    def _agree(self):
-        """The survivors in the new group: all get to the newest step that one of them has made."""
-        rows = [None] * current().size
-        all_gather_object(rows, self.steps)
-        newest = max(rows)
-        if min(rows) < newest:
-            state = [[item.state_dict() for item in self._objects], _C._rng_key()]
-            broadcast_object_list(state, group_src=rows.index(newest))
-            if self.steps < newest:
-                for item, values in zip(self._objects, state[0]):
-                    item.load_state_dict(values)
-                set_random(state[1])
-                self.steps = newest
-        for replica in self._replicas:
-            replica._join_group()
+    # ---- as a member (distributed.member): all survivors get to the newest step that one of them has made
+
+    def settle(self, on):
+        """Nothing: all that a Transaction does has ended when it returns."""
+
+    def rejoin(self, group):
+        """Nothing: the state was all that the survivors had to agree on."""
+
+    def state_dict(self):
+        """What a rank that has made fewer steps takes over: the objects' states, the random counter and `steps`."""
+        return {
+            "steps": self.steps,
+            "objects": [item.state_dict() for item in self._objects],
+            "random": _C._rng_key(),
+        }
+
+    def load_state_dict(self, state):
+        """Takes a state_dict() of a Transaction with the same objects; the random stream stays this rank's own."""
+        for item, values in zip(self._objects, state["objects"]):
+            item.load_state_dict(values)
+        set_random(state["random"])
+        self.steps = state["steps"]

@@ -4,6 +4,7 @@ from contextlib import contextmanager
 
 import pydist
 from pydist import _C
+from pydist.distributed import member
 from pydist.distributed._group.process_group import current
 from pydist.distributed._ops.agreement import check_agreement, check_replicas
 from pydist.distributed.algorithms.ddp_comm_hooks import default_hooks
@@ -123,6 +124,7 @@ class DistributedDataParallel(Module, Joinable):
             self._take_from(0, [p for _, p in self._kept(module.named_parameters())])
             self._sync_buffers()
         self._make_reducer()
+        member.register(self, self.process_group)
 
     def _kept(self, named):
         return [(name, tensor) for name, tensor in named if name not in self.parameters_to_ignore]
@@ -376,12 +378,22 @@ class DistributedDataParallel(Module, Joinable):
         """PyTorch's name: BuiltinCommHookType.ALLREDUCE or FP16_COMPRESS."""
         self.register_builtin_comm_hook(comm_hook_type)
 
-    def _join_group(self):
-        """Goes on in the default group of now, which has replaced the one of before: with new buckets and the same hook,
-        whose error feedback in C begins at zero."""
+    # ---- as a member of its group (distributed.member)
+
+    def settle(self, on):
+        """Whether backward returns only once a GPU's gradients are there."""
+        if on and self._join_config.enable:
+            raise NotImplementedError(
+                "DistributedDataParallel: settle within join, whose ranks do not all make the same steps"
+            )
+        self.reducer.waits = on
+
+    def rejoin(self, group):
+        """Goes on in `group`, which has replaced the one of before: with new buckets and the same hook, whose error
+        feedback in C begins at zero."""
         hook = self._comm_hook
         self.reducer = None  # gives the gradients' places back
-        self.process_group = current()
+        self.process_group = group
         self.require_forward_param_sync = True
         self._make_reducer()
         if hook is not None:
@@ -395,3 +407,4 @@ class DistributedDataParallel(Module, Joinable):
         self.__dict__.update(state)
         self.process_group = current()
         self._make_reducer()
+        member.register(self, self.process_group)
