@@ -87,7 +87,8 @@ class _Pickler(pickle.Pickler):
     @staticmethod
     def _function(obj):
         lost = obj.__module__ == "__main__" and main_is_lost()
-        names = sorted(_named_globals(obj.__code__) & obj.__globals__.keys()) if lost else ()
+        names = sorted(_named_globals(obj.__code__) & obj.__globals__.keys())
+        names = [name for name in names if lost or name[0] == "@"]  # @: what pytest put behind an assert
         state = {
             "closure": [_contents(cell) for cell in obj.__closure__ or ()],
             "globals": {name: obj.__globals__[name] for name in names},

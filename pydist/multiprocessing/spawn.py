@@ -74,13 +74,18 @@ class _Report:
         os.close(self.fd)
 
 
-def _run(carried, index, args, report, parent, meeting):
-    """The child: its traceback goes to the other ranks and to the parent, which prints it."""
+def _become_child(parent, meeting):
+    """The child dies with its parent, and meets its siblings where nobody else is."""
     if parent is not None:
         _C.die_with(parent)
     for name in ("PYDIST_CONTROL", "PYDIST_SECRET_FD"):  # a launcher's word is for its own worker
         os.environ.pop(name, None)
     os.environ["PYDIST_MEETING"] = meeting
+
+
+def _run(carried, index, args, report, parent, meeting):
+    """The child: its traceback goes to the other ranks and to the parent, which prints it."""
+    _become_child(parent, meeting)
     try:
         carried.fn(index, *args)
     except KeyboardInterrupt:  # the parent has got it too
@@ -180,23 +185,7 @@ def start_processes(fn, args=(), nprocs=1, join=True, daemon=False, start_method
         raise TypeError(f"spawn: fn is {type(fn).__name__} (expected a function)")
     if not isinstance(nprocs, int) or nprocs < 1:
         raise ValueError(f"spawn: nprocs is {nprocs!r} (expected at least 1)")
-    context = get_context(start_method)
-    # The kernel tells children of the death of the thread that made them; only the main thread lives as long as we do.
-    parent = os.getpid() if start_method != "forkserver" and current_thread() is main_thread() else None
-    meeting = f"job://{secrets.token_hex(8)}"  # for init_process_group in the children
-    processes, reports = [], []
-    try:
-        for index in range(nprocs):
-            reports.append(_Report())
-            work = (Carried(fn), index, tuple(args), reports[-1], parent, meeting)
-            process = context.Process(target=_run, args=work, daemon=daemon)
-            with _without_lost_main():
-                process.start()
-            processes.append(process)
-    except BaseException:
-        ProcessContext(processes, reports)._end_others(_GRACE_TERM)
-        raise
-    started = ProcessContext(processes, reports)
+    started = _start(_run, Carried(fn), tuple(args), nprocs, daemon, start_method)
     if not join:
         return started
     try:
@@ -206,6 +195,27 @@ def start_processes(fn, args=(), nprocs=1, join=True, daemon=False, start_method
         started._wait(_GRACE_INTERRUPT, lambda: not started.sentinels)
         started._end_others(_GRACE_TERM)
         raise
+
+
+def _start(body, carried, args, nprocs, daemon=False, start_method="spawn", report=_Report):
+    """The ProcessContext of body(carried, index, args, report, parent, meeting) in `nprocs` processes."""
+    context = get_context(start_method)
+    # The kernel tells children of the death of the thread that made them; only the main thread lives as long as we do.
+    parent = os.getpid() if start_method != "forkserver" and current_thread() is main_thread() else None
+    meeting = f"job://{secrets.token_hex(8)}"  # for init_process_group in the children
+    processes, reports = [], []
+    try:
+        for index in range(nprocs):
+            reports.append(report())
+            work = (carried, index, args, reports[-1], parent, meeting)
+            process = context.Process(target=body, args=work, daemon=daemon)
+            with _without_lost_main():
+                process.start()
+            processes.append(process)
+    except BaseException:
+        ProcessContext(processes, reports)._end_others(_GRACE_TERM)
+        raise
+    return ProcessContext(processes, reports)
 
 
 def spawn(fn, args=(), nprocs=1, join=True, daemon=False, start_method="spawn"):

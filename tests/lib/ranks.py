@@ -7,13 +7,13 @@ import os
 import subprocess
 import sys
 import textwrap
-import threading
 import time
 from pathlib import Path
 
 import pytest
 
 from pydist import _C
+from pydist.distributed.threads import Together
 
 TESTS = str(Path(__file__).resolve().parents[1])
 LONG = "FULL_LONG" in os.environ  # .ci/full: more worlds, sizes and seconds
@@ -38,27 +38,22 @@ def apart_when_long(test):
 def run(world, fn, hub=None, **kw):
     """Results of fn(group) by rank; an exception is a result."""
     hub = hub or _C.Hub(world, world if APART else 1)
-    results = [None] * world
 
     def body(rank):
         group = None
         try:
             group = _C.comm_init_hub(hub, rank, **kw)
-            results[rank] = fn(group)
+            return fn(group)
         except BaseException as e:
-            results[rank] = e.with_traceback(None)
+            return e.with_traceback(None)
         finally:
             if group is not None:
                 with contextlib.suppress(Exception):
                     group.destroy()
 
-    threads = [threading.Thread(target=body, args=(r,)) for r in range(world)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join(60)
-    assert not any(t.is_alive() for t in threads), "a rank hangs"
-    return results
+    together = Together(world, body)
+    assert not together.join(60), "a rank hangs"
+    return together.results
 
 
 def good(results):

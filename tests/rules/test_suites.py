@@ -63,3 +63,12 @@ def test_files_that_are_named_exist():
                 if not name.endswith(".log") and "{" not in name and not any(TOP.glob(name.rstrip("/"))):
                     wrong.append(f"{path.relative_to(TOP)}: {name}")
     assert not wrong, wrong
+
+
+def test_switches_are_documented():
+    text = (TOP / "docs/internals/testing.md").read_text()
+    files = [*TESTS, *TOP.glob("tests/lib/*.py"), TOP / ".ci/run", TOP / ".ci/full"]
+    found = {name for path in files for name in re.findall(r"\bFULL_[A-Z]+\b", path.read_text())}
+    assert len(found) > 5 and not {name for name in found if f"`{name}=" not in text}
+    rooms = {path.parent.name for path in TESTS} | {"lib"}
+    assert not {room for room in rooms if f"| `tests/{room}` |" not in text}

@@ -1,0 +1,262 @@
+"""run_ranks: a function on several ranks, as threads or as processes, with a time limit, and nobody left behind."""
+
+import faulthandler
+import io
+import os
+import pickle
+import resource
+import signal
+import sys
+import time
+import traceback
+from contextlib import suppress
+from importlib import util
+
+from pydist import _C, distributed
+from pydist._launch.options import RANKS_MAX
+from pydist.distributed import threads
+from pydist.multiprocessing._by_value import _Pickler
+from pydist.multiprocessing.spawn import _become_child, _Report, _start
+
+_GRACE = 0.5  # s in which ranks whose group was ended may say where they are
+
+
+class RankFailed(RuntimeError):
+    """A rank did not return: `rank`, `world`, `reason` (one line) and `details` (its traceback, where it has one). What it
+    raised is `__cause__`, where that can be sent to this process."""
+
+    def __init__(self, rank, world, reason, details=""):
+        super().__init__(f"rank {rank} of {world} {reason}" + (f"\n\n{details.strip()}" if details else ""))
+        self.rank, self.world, self.reason, self.details = rank, world, reason, details
+
+    def __reduce__(self):
+        return type(self), (self.rank, self.world, self.reason, self.details)
+
+
+class RankTimeout(RankFailed, TimeoutError):
+    """The time is over and ranks have not returned: `rank` is the first of them, `details` says where all of them are."""
+
+
+RankFailed.__module__ = RankTimeout.__module__ = "pydist.testing"
+
+
+def run_ranks(world, fn, *args, processes=False, timeout=60.0, return_exceptions=False):
+    """Calls fn(rank, *args) on each of `world` ranks that form a process group; returns their results by rank.
+
+    Ranks are threads of this process, which takes milliseconds, or (`processes=True`) fresh processes, which takes as long
+    as importing pydist and the module of `fn`. Processes may exit, die by a signal and change what is global; `fn` may
+    be a nested function or a lambda there, too; arguments, what nested functions have of their surroundings, and results
+    are sent by value. get_rank(), collectives, DistributedDataParallel and the generator of random numbers are the
+    rank's own in both forms. What processes print goes where this process's output goes, or what pytest captures of it.
+
+    RankFailed is raised where a rank raised, exited or died, for the rank that did so first by itself, not because of
+    another one; in collectives that wait for it the others get PeerFailed. RankTimeout is raised where ranks have not
+    returned after `timeout` seconds, with the stack of each; processes are ended then, threads are made to leave
+    collectives, and a thread that does something else forever stays. With `return_exceptions=True` nothing is raised but
+    RankTimeout, and a RankFailed stands in the place of the rank's result.
+
+    >>> import pydist
+    >>> def work(rank, start):
+    ...     x = pydist.full((2,), start + rank)
+    ...     pydist.distributed.all_reduce(x)
+    ...     return x.tolist()
+    >>> pydist.testing.run_ranks(2, work, 10.0)
+    [[21.0, 21.0], [21.0, 21.0]]
+    >>> pydist.testing.run_ranks(2, lambda rank: 1 // rank)
+    Traceback (most recent call last):
+    pydist.testing.RankFailed: rank 0 of 2 raised ZeroDivisionError: integer division or modulo by zero
+    """
+    if not isinstance(world, int) or isinstance(world, bool) or not 1 <= world <= RANKS_MAX:
+        raise ValueError(f"run_ranks: world is {world!r} (expected 1 to {RANKS_MAX})")
+    if not callable(fn):
+        raise TypeError(f"run_ranks: fn is {type(fn).__name__} (expected a function of the rank)")
+    if not timeout > 0:
+        raise ValueError(f"run_ranks: timeout is {timeout!r} (expected seconds, more than 0)")
+    __tracebackhide__ = True  # of pytest: the caller is what it should show
+    kind = _in_processes if processes else _in_threads
+    results, errors = kind(world, fn, args, float(timeout), return_exceptions)
+    if return_exceptions:
+        return [errors.get(rank, result) for rank, result in enumerate(results)]
+    for error in errors.values():  # those that only follow another one's come last
+        raise error
+    return results
+
+
+def _raised(rank, world, error, details=""):
+    """A RankFailed for what a rank raised."""
+    said = "".join(traceback.format_exception_only(type(error), error)).strip()
+    failed = RankFailed(rank, world, f"raised {said}", details)
+    failed.__cause__ = error
+    return failed
+
+
+def _stuck(stacks, world, timeout):
+    """RankTimeout for {rank: its stack}."""
+    names = " and ".join(filter(None, (", ".join(map(str, list(stacks)[:-1])), str(list(stacks)[-1]))))
+    others = f" (nor have all of {names})" if len(stacks) > 1 else ""
+    details = "\n\n".join(f"rank {rank} is here:\n{stack.strip() or '(unknown)'}" for rank, stack in stacks.items())
+    return RankTimeout(next(iter(stacks)), world, f"has not returned after {timeout:g} s{others}", details)
+
+
+# Threads.
+
+
+def _stack_of(thread):
+    frame = sys._current_frames().get(thread.ident)
+    return "" if frame is None else "".join(traceback.format_stack(frame))
+
+
+def _in_threads(world, fn, args, timeout, patient):
+    ranks = threads.Ranks(world, fn, args)
+    late = None
+    try:
+        late = ranks.join(timeout)
+        stacks = {rank: _stack_of(ranks.threads[rank]) for rank in late}
+    finally:
+        if late is None or late:  # Ctrl-C, or the time is over: who waits in a collective comes out
+            for rank in range(world):
+                ranks.end(rank, "the test has ended")
+            ranks.join(_GRACE)
+    if late:
+        raise _stuck(stacks, world, timeout)
+    errors = sorted(ranks.errors.items(), key=lambda item: isinstance(item[1], _C.PeerFailed))
+    return ranks.results, {rank: _raised(rank, world, error) for rank, error in errors}
+
+
+# Processes.
+
+
+class _Box(_Report):
+    """What a rank leaves: its outcome, and behind it what faulthandler says where the process dies."""
+
+    def put(self, outcome):
+        data = pickle.dumps(outcome)
+        with open(self.fd, "wb", closefd=False) as file:
+            file.write(len(data).to_bytes(8, "little") + data)
+
+    def content(self):
+        """(outcome or None, text)."""
+        os.lseek(self.fd, 0, os.SEEK_SET)
+        with open(self.fd, "rb", closefd=False) as file:
+            data = file.read()
+        size = int.from_bytes(data[:8], "little")
+        if len(data) < 8 + size or data[8:10] != b"\x80\x04":
+            return None, data.decode(errors="replace")
+        return pickle.loads(data[8 : 8 + size]), data[8 + size :].decode(errors="replace")
+
+
+def _load(name, path):
+    """Imports the module of a test by its file: pytest does not always leave a way to import it by its name."""
+    if name not in sys.modules:
+        spec = util.spec_from_file_location(name, path)
+        sys.modules[name] = module = util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+
+
+def _sendable(value):
+    """Its pickle, or None."""
+    with suppress(Exception):
+        data = pickle.dumps(value)
+        pickle.loads(data)
+        return data
+    return None
+
+
+def _child(data, rank, args, box, parent, meeting):
+    """A rank as a process: its outcome goes into the box."""
+    world, module = args
+    _become_child(parent, meeting)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    faulthandler.enable(os.dup(box.fd))  # until the very end
+    try:
+        if module is not None:
+            _load(*module)
+        fn, args = pickle.loads(data)
+        _C.set_num_threads(max(1, _C.get_num_threads() // world))
+        distributed.init_process_group(rank=rank, world_size=world)
+        result = fn(rank, *args)
+        try:
+            outcome = "returned", pickle.dumps(result)
+        except Exception as error:
+            raise TypeError(f"what it returned, {type(result).__name__}, cannot be sent: {error}") from None
+        distributed.destroy_process_group()
+    except SystemExit:
+        raise
+    except BaseException as error:
+        text = traceback.format_exc()
+        said = "".join(traceback.format_exception_only(type(error), error)).strip()
+        box.put(("raised", said, text, _sendable(error), isinstance(error, _C.PeerFailed)))
+        if not isinstance(error, _C.PeerFailed):
+            _C.comm_raised(text)
+        sys.exit(1)
+    box.put(outcome)
+
+
+def _packed(fn, args):
+    """fn and args by value, and the module to load before they are opened."""
+    buffer = io.BytesIO()
+    _Pickler(buffer).dump((fn, args))
+    name = getattr(fn, "__module__", None)
+    path = getattr(sys.modules.get(name), "__file__", None)
+    return buffer.getvalue(), (name, path) if path and name != "__main__" and "." not in name else None
+
+
+def _failure(rank, world, process, box):
+    """The RankFailed of a process that has ended, or None; and whether it only follows another one's."""
+    outcome, text = box.content()
+    if outcome is not None and outcome[0] == "raised":
+        _, said, trace, error, follows = outcome
+        failed = RankFailed(rank, world, f"raised {said}", trace)
+        failed.__cause__ = None if error is None else pickle.loads(error)
+        return failed, follows
+    code, when = process.exitcode, " after it had returned" if outcome is not None else ""
+    if code == 0 and outcome is not None:
+        return None, False
+    if code < 0:
+        try:
+            name = signal.Signals(-code).name
+        except ValueError:
+            name = f"signal {-code}"
+        return RankFailed(rank, world, f"died by {name}{when}", text), False
+    return RankFailed(rank, world, f"exited with code {code}{when or ' and did not return'}", text), False
+
+
+def _in_processes(world, fn, args, timeout, patient):
+    data, module = _packed(fn, args)
+    deadline = time.monotonic() + timeout
+    running = _start(_child, data, (world, module), world, report=_Box)
+    processes, boxes, failed = running.processes, running._reports, {}
+
+    def look():
+        """Whether a rank has failed by itself."""
+        for rank in running._ended:
+            if rank not in failed:
+                failed[rank] = _failure(rank, world, processes[rank], boxes[rank])
+        return any(error and not follows for error, follows in failed.values())
+
+    try:
+        enough = (lambda: False) if patient else look
+        if running._wait(deadline - time.monotonic(), enough):
+            running._wait(min(_GRACE, max(0.0, deadline - time.monotonic())), lambda: False)
+        elif running.sentinels:
+            late = sorted(running.sentinels.values())
+            for rank in late:
+                os.kill(processes[rank].pid, signal.SIGABRT)  # faulthandler says where it is
+            running._wait(_GRACE, lambda: False)
+            running._end_others(0.0)
+            raise _stuck({rank: boxes[rank].content()[1] for rank in late}, world, timeout)
+        ended = set(running.sentinels.values())
+    finally:
+        running._end_others(_GRACE)
+    look()
+    errors = {
+        rank: error
+        for rank, (error, follows) in sorted(failed.items(), key=lambda item: item[1][1])
+        if error and rank not in ended
+    }
+    results = [
+        None if rank in errors or rank in ended else pickle.loads(boxes[rank].content()[0][1]) for rank in range(world)
+    ]
+    for process in processes:
+        process.close()
+    return results, errors
