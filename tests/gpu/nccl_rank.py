@@ -88,6 +88,17 @@ def collectives():
         both(lambda y, x: dist.all_gather_into_tensor(y, x), 11 * size, 11, dtype=dtype)
         both(lambda y, x: dist.all_to_all_single(y, x), 5 * size, 5 * size, dtype=dtype)
         both(lambda x: dist.all_to_all_single(x, x), 5 * size, dtype=dtype)
+        sizes = [(r + 1) % 3 * 4 for r in range(size)]  # some have none; what r gives to each is sizes[r]
+        both(
+            lambda y, x: dist.all_to_all_single(y, x, sizes, [sizes[rank]] * size),
+            sum(sizes),
+            sizes[rank] * size,
+            dtype=dtype,
+        )
+        both(lambda y, x: dist.all_gather(list(y.split(sizes)), x), sum(sizes), sizes[rank], dtype=dtype)
+        for op in ops:
+            op = getattr(dist.ReduceOp, op)
+            both(lambda y, x: dist.reduce_scatter(y, list(x.split(sizes)), op), sizes[rank], sum(sizes), dtype=dtype)
         both(
             lambda y, x: dist.gather(x, list(y.view(size, -1).unbind(0)) if rank == 1 else None, 1),
             4 * size,

@@ -18,6 +18,7 @@
 #ifndef PD_COMM_ALGO_H
 #define PD_COMM_ALGO_H
 
+#include "comm/algo/parts.h"
 #include "comm/algo/reduce.h"
 #include "comm/algo/schedule.h"
 
@@ -37,6 +38,8 @@ typedef struct pd_job {
     char *const *memory; /* by rank: slot 0, slot 1, share 0, share 1 */
     char *const *peers;  /* by rank: `from` in the symmetric segment (direct algorithms) */
     const char **in;     /* room for `size` pointers */
+    const pd_part *gives, *takes; /* by rank, of algorithms with parts of different sizes, in place of from, to and
+                                     count: ours that go there, and where theirs come */
     const pd_schedule *schedule; /* the algorithm's */
     int local;           /* hierarchical: consecutive ranks of a host; */
     char *const *near;   /* by rank: the same as `memory`, shared by those of our host */
@@ -85,6 +88,9 @@ extern const pd_algo pd_algo_broadcast, pd_algo_direct_broadcast;
 /* all_gather, gather: n written, n(W-1) read by who takes. scatter: n(W-1)/W written by the root, n/W read by the
    others. all_to_all: n(W-1)/W written and read. Barrier: no pieces. */
 extern const pd_algo pd_algo_all_gather, pd_algo_scatter, pd_algo_all_to_all, pd_algo_barrier;
+/* The same with parts of different sizes (parts.h); as many pieces as the largest part has. all_gather's takes what
+   all ranks give, so all of gives is its own input; reduce_scatter's takes[rank] is its result. */
+extern const pd_algo pd_algo_all_gather_parts, pd_algo_all_to_all_parts, pd_algo_reduce_scatter_parts;
 
 static inline int64_t pd_job_begin(const pd_job *j, int64_t k) { return k * j->piece; }
 static inline int64_t pd_job_count(const pd_job *j, int64_t k) {

@@ -1,4 +1,5 @@
 /* The collectives: arguments to works, which the queue runs. */
+#include "base/mem.h"
 #include "comm/group/mover.h"
 #include "comm/group/p2p.h"
 
@@ -108,6 +109,87 @@ pd_status pd_group_scatter(pd_group *g, const void *in, void *out, int64_t count
 pd_status pd_group_all_to_all(pd_group *g, const void *in, void *out, int64_t count, pd_dtype dtype, uint64_t site,
                               pd_work **work) {
     return movement(g, PD_COLL_ALL_TO_ALL, in, out, count, dtype, NULL, site, work);
+}
+
+/* ---- parts of different sizes ------------------------------------------------------------------------------------ */
+
+static pd_status check_parts(const pd_group *g, const char *op, const char *name, const pd_part *parts,
+                             pd_dtype dtype) {
+    int64_t sum = 0;
+    for (int r = 0; r < g->size; r++) {
+        PD_TRY(check_data(op, parts[r].count, dtype));
+        sum += parts[r].count; /* of as many ranks as there can be it fits */
+    }
+    if (sum <= INT64_MAX / PD_WORLD_MAX / 1024) return PD_OK;
+    return pd_fail(PD_E_VALUE, "%s: %s has %lld elements in all", op, name, (long long)sum);
+}
+
+/* The work's own table: what it gives, then what it takes. */
+static pd_status new_table(pd_work *w) {
+    size_t size = (size_t)w->group->size;
+    PD_TRY(pd_malloc(2 * size * sizeof *w->parts, "work", &w->parts));
+    w->job.gives = w->parts;
+    w->job.takes = w->parts + size;
+    return PD_OK;
+}
+
+/* Sizes that are one list on all ranks: its hash is part of the identity. */
+static void with_list(pd_work *w, const pd_part *parts) {
+    w->largest = pd_parts_largest(w->group->size, parts);
+    w->sizes = pd_parts_hash(w->group->size, parts);
+    w->id.count = w->job.count = pd_parts_total(w->group->size, parts);
+}
+
+static pd_status submit_table(pd_work *w, pd_work **work) {
+    w->job.from = w->parts[0].data; /* of a world of one */
+    w->job.to = w->parts[w->group->size].data;
+    pd_status status = pd_group_submit(w, work);
+    pd_free(w->parts); /* NULL where the queue has taken it */
+    return status;
+}
+
+pd_status pd_group_all_to_all_parts(pd_group *g, const pd_part *in, const pd_part *out, pd_dtype dtype, uint64_t site,
+                                    pd_work **work) {
+    pd_work w = work_of(g, PD_COLL_ALL_TO_ALL_PARTS, dtype, 0, NULL, NULL, site);
+    PD_TRY(check_parts(g, "all_to_all", "input", in, dtype));
+    PD_TRY(check_parts(g, "all_to_all", "output", out, dtype));
+    if (g->size == 1 && in->count != out->count)
+        return pd_fail(PD_E_VALUE, "all_to_all: input has %lld elements, output %lld (expected the same)",
+                       (long long)in->count, (long long)out->count);
+    with_device(&w);
+    PD_TRY(new_table(&w));
+    memcpy(w.parts, in, (size_t)g->size * sizeof *in);
+    memcpy(w.parts + g->size, out, (size_t)g->size * sizeof *out);
+    w.id.count = w.largest = pd_parts_largest(g->size, in);
+    w.job.count = pd_parts_total(g->size, in);
+    w.sizes = pd_parts_balance(g->rank, g->size, in, out);
+    return submit_table(&w, work);
+}
+
+pd_status pd_group_all_gather_parts(pd_group *g, const void *in, const pd_part *out, pd_dtype dtype, uint64_t site,
+                                    pd_work **work) {
+    pd_work w = work_of(g, PD_COLL_ALL_GATHER_PARTS, dtype, 0, in, NULL, site);
+    PD_TRY(check_parts(g, "all_gather", "output", out, dtype));
+    with_device(&w);
+    PD_TRY(new_table(&w));
+    for (int r = 0; r < g->size; r++) w.parts[r] = (pd_part){(char *)(uintptr_t)in, out[g->rank].count};
+    memcpy(w.parts + g->size, out, (size_t)g->size * sizeof *out);
+    with_list(&w, out);
+    return submit_table(&w, work);
+}
+
+pd_status pd_group_reduce_scatter_parts(pd_group *g, const pd_part *in, void *out, pd_dtype dtype, pd_reduce op,
+                                        double scale, uint64_t site, pd_work **work) {
+    pd_work w = work_of(g, PD_COLL_REDUCE_SCATTER_PARTS, dtype, 0, NULL, out, site);
+    PD_TRY(check_parts(g, "reduce_scatter", "input", in, dtype));
+    PD_TRY(pd_reduce_check("reduce_scatter", dtype, op, scale));
+    with_device(&w);
+    with_reduce(&w, op, scale);
+    PD_TRY(new_table(&w));
+    memcpy(w.parts, in, (size_t)g->size * sizeof *in);
+    for (int r = 0; r < g->size; r++) w.parts[g->size + r] = (pd_part){out, in[g->rank].count};
+    with_list(&w, in);
+    return submit_table(&w, work);
 }
 
 pd_status pd_group_barrier(pd_group *g, uint64_t site, pd_work **work) {

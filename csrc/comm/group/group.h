@@ -18,6 +18,7 @@
 #ifndef PD_COMM_GROUP_H
 #define PD_COMM_GROUP_H
 
+#include "comm/algo/parts.h"
 #include "comm/link/identity.h"
 #include "comm/link/link.h"
 #include "device/device.h"
@@ -94,6 +95,18 @@ pd_status pd_group_scatter(pd_group *g, const void *in, void *out, int64_t count
 /* out[r * count + i] = rank r's in[rank * count + i]. `out` may be `in`. */
 pd_status pd_group_all_to_all(pd_group *g, const void *in, void *out, int64_t count, pd_dtype dtype, uint64_t site,
                               pd_work **work);
+/* The same with parts of different sizes (algo/parts.h); tables of `size` parts, by rank, are read before the call
+   returns. Sizes that do not fit together raise PD_E_MISMATCH on all ranks; the error says which pair differs.
+   out[r] = rank r's in[rank]; no part of `out` overlaps one of `in`. */
+pd_status pd_group_all_to_all_parts(pd_group *g, const pd_part *in, const pd_part *out, pd_dtype dtype, uint64_t site,
+                                    pd_work **work);
+/* out[r] = rank r's `in`, of out[rank]'s size; all ranks give the same sizes. `in` may be out[rank]. */
+pd_status pd_group_all_gather_parts(pd_group *g, const void *in, const pd_part *out, pd_dtype dtype, uint64_t site,
+                                    pd_work **work);
+/* out = scale * reduce over ranks of their in[rank], in the order of algo/reduce.h; all ranks give the same sizes.
+   `out` may be in[rank]. */
+pd_status pd_group_reduce_scatter_parts(pd_group *g, const pd_part *in, void *out, pd_dtype dtype, pd_reduce op,
+                                        double scale, uint64_t site, pd_work **work);
 pd_status pd_group_barrier(pd_group *g, uint64_t site, pd_work **work);
 /* all[r * bytes ...] = rank r's `mine`: for ranks to agree on a layout, a hash, a status. */
 pd_status pd_group_agree(pd_group *g, const void *mine, void *all, size_t bytes, uint64_t site);

@@ -90,6 +90,9 @@ struct pd_work {
     uint64_t site, hash;
     uint32_t seq;
     int64_t pieces, round;
+    pd_part *parts;  /* NULL, or of parts of different sizes: 2 * size of them, the job's gives and takes */
+    int64_t largest; /* of what it gives; of all ranks' where all know the sizes */
+    uint64_t sizes;  /* pd_parts_balance, or pd_parts_hash */
     pd_lap lap;       /* the profiler's: since it began to run */
     /* The gate that ends this round: opens when every rank's word has reached the target. */
     bool at_board;    /* the word: line[seq & 1].seq, else step */

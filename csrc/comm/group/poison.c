@@ -6,6 +6,8 @@
 #include "base/mem.h"
 #include "comm/group/p2p.h"
 
+#define TABLES 64 /* of ranks that are looked at where sizes differ */
+#define SHOWN 8   /* sizes of each */
 #define SITE_WAIT 1.0 /* seconds: longest that a rank waits for the others' call sites */
 
 /* On the link's thread. A stronger explanation replaces a weaker one; the sleeper is woken to look at it. */
@@ -92,13 +94,108 @@ static void fetch_site(pd_group *g, const pd_work *w, int rank, int64_t deadline
     pd_free(text);
 }
 
+/* Tables of sizes likewise: what a rank gives to each, then what it takes from each. Too many ranks are not looked at:
+   without their tables the text says less. */
+typedef struct tables {
+    int size, ranks; /* of the group; whose tables are here */
+    int64_t *sizes;  /* NULL: none. By rank: 2 * size of them, -1 where its table did not come */
+} tables;
+
+static bool has_table(const pd_group *g, const pd_work *w, int r) {
+    const pd_line *l = &g->boards[r]->line[w->seq & 1];
+    uint8_t c = l->id.coll;
+    return (c == PD_COLL_ALL_GATHER_PARTS || c == PD_COLL_REDUCE_SCATTER_PARTS || c == PD_COLL_ALL_TO_ALL_PARTS) &&
+           atomic_load_explicit(&l->seq, memory_order_acquire) == w->seq;
+}
+
+static void table_key(const pd_group *g, const pd_work *w, int rank, char *key, size_t size) {
+    snprintf(key, size, "pd:%u.parts.%u.%d", g->epoch, w->seq, rank);
+}
+
+static void publish_table(const pd_group *g, const pd_work *w) {
+    char key[64];
+    int64_t *sizes;
+    size_t n = 2 * (size_t)g->size;
+    if (!w->parts || pd_malloc(n * sizeof *sizes, "mismatch", &sizes)) return;
+    for (size_t i = 0; i < n; i++) sizes[i] = w->parts[i].count;
+    table_key(g, w, g->rank, key, sizeof key);
+    pd_store_set(g->link, key, sizes, n * sizeof *sizes);
+    pd_free(sizes);
+}
+
+static void fetch_tables(const pd_group *g, const pd_work *w, int64_t deadline, tables *t) {
+    size_t bytes = 2 * (size_t)g->size * sizeof *t->sizes, n;
+    bool any = false;
+    *t = (tables){.size = g->size, .ranks = g->size < TABLES ? g->size : TABLES};
+    for (int r = 0; r < t->ranks; r++) any |= has_table(g, w, r);
+    if (!any || pd_malloc((size_t)t->ranks * bytes, "mismatch", &t->sizes)) return;
+    memset(t->sizes, 0xFF, (size_t)t->ranks * bytes);
+    for (int r = 0; r < t->ranks; r++) {
+        char key[64];
+        void *got;
+        int64_t left = deadline - pd_os_now();
+        if (!has_table(g, w, r)) continue;
+        table_key(g, w, r, key, sizeof key);
+        if (pd_store_get(g->link, key, left > 0 ? (double)left * 1e-9 : 0, &got, &n)) continue;
+        if (n == bytes) memcpy((char *)t->sizes + (size_t)r * bytes, got, bytes);
+        pd_free(got);
+    }
+}
+
+/* " rank 0 has 2 elements for rank 1, which expects 1 of it"; false: there is no such pair. */
+static bool pair_text(const pd_group *g, const tables *t, char *text, size_t size) {
+    for (int s = 0; t->sizes && s < t->ranks; s++)
+        for (int d = 0; d < t->ranks; d++) {
+            int64_t gives = t->sizes[2 * s * t->size + d], takes = t->sizes[(2 * d + 1) * t->size + s];
+            if (gives < 0 || takes < 0 || gives == takes) continue;
+            snprintf(text, size, "rank %d has %lld elements for rank %d, which expects %lld of it",
+                     pd_group_name(g, s), (long long)gives, pd_group_name(g, d), (long long)takes);
+            return true;
+        }
+    return false;
+}
+
+static size_t list_text(const int64_t *sizes, int n, char *text, size_t size) {
+    size_t at = 0;
+    for (int r = 0; r < n && r < SHOWN; r++)
+        at += (size_t)snprintf(text + at, size - at, r ? ", %lld" : " %lld", (long long)sizes[r]);
+    return n > SHOWN ? at + (size_t)snprintf(text + at, size - at, ", ...") : at;
+}
+
+/* " of 1, 2, 3" or " giving 1, 2 and taking 2, 2"; text has room for two lists. */
+static size_t sizes_text(const tables *t, int r, uint8_t coll, char *text, size_t size) {
+    if (!t->sizes || r >= t->ranks || t->sizes[2 * r * t->size] < 0) return 0;
+    const int64_t *gives = t->sizes + 2 * r * t->size, *takes = gives + t->size;
+    bool each = coll == PD_COLL_ALL_TO_ALL_PARTS;
+    size_t n = (size_t)snprintf(text, size, each ? " giving" : " of");
+    n += list_text(coll == PD_COLL_ALL_GATHER_PARTS ? takes : gives, t->size, text + n, size - n);
+    if (!each) return n;
+    n += (size_t)snprintf(text + n, size - n, " and taking");
+    return n + list_text(takes, t->size, text + n, size - n);
+}
+
+static bool lines_are_equal(const pd_group *g, const pd_work *w) {
+    bool equal = true;
+    for (int r = 0; r < g->size; r++) equal &= g->boards[r]->line[w->seq & 1].hash == w->hash;
+    return equal;
+}
+
+static size_t head_text(const pd_group *g, const pd_work *w, const tables *t, char *text, size_t size) {
+    char what[160] = "ranks called different collectives";
+    if (lines_are_equal(g, w) && !pair_text(g, t, what, sizeof what))
+        snprintf(what, sizeof what, "ranks have other sizes for each other than they expect");
+    return (size_t)snprintf(text, size, "%s: %s (#%u):", pd_collective_names[w->id.coll], what, w->seq);
+}
+
 pd_status pd_group_mismatch(pd_group *g, const pd_work *w) {
     char text[PD_ERROR_TEXT], site[256];
     int64_t deadline = pd_os_now() + (int64_t)(SITE_WAIT * 1e9);
+    tables t;
     publish_site(g, w);
-    size_t n = (size_t)snprintf(text, sizeof text, "%s: ranks called different collectives (#%u):",
-                                pd_collective_names[w->id.coll], w->seq);
-    for (int r = 0; r < g->size && n + 400 < sizeof text; r++) {
+    publish_table(g, w);
+    fetch_tables(g, w, deadline, &t);
+    size_t n = head_text(g, w, &t, text, sizeof text), line = t.sizes ? 800 : 400; /* at most */
+    for (int r = 0; r < g->size && n + line < sizeof text; r++) {
         const pd_line *l = &g->boards[r]->line[w->seq & 1];
         n += (size_t)snprintf(text + n, sizeof text - n, "\n  rank %d: ", pd_group_name(g, r));
         if (atomic_load_explicit(&l->seq, memory_order_acquire) != w->seq) {
@@ -106,11 +203,13 @@ pd_status pd_group_mismatch(pd_group *g, const pd_work *w) {
             continue;
         }
         n += (size_t)pd_identity_text(&l->id, text + n, sizeof text - n);
+        n += sizes_text(&t, r, l->id.coll, text + n, sizeof text - n);
         if (r == g->rank && g->hooks && g->hooks->site && w->site) g->hooks->site(w->site, site, sizeof site);
         else if (r == g->rank || !l->site) *site = 0;
         else fetch_site(g, w, r, deadline, site, sizeof site);
         if (*site) n += (size_t)snprintf(text + n, sizeof text - n, " at %s", site);
     }
+    pd_free(t.sizes);
     return pd_fail(PD_E_MISMATCH, "%s", text);
 }
 

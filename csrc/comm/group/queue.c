@@ -89,10 +89,12 @@ static pd_status run_here(pd_group *g, pd_work *w) {
     }
 }
 
-static pd_status run_queued(pd_group *g, const pd_work *like, pd_work **out) {
+/* Takes over `like`'s table. */
+static pd_status run_queued(pd_group *g, pd_work *like, pd_work **out) {
     pd_work *w;
     PD_TRY(pd_malloc(sizeof *w, "work", &w));
     *w = *like;
+    like->parts = NULL;
     atomic_init(&w->refs, 2); /* the queue's and the caller's */
     pd_group_retain(g);
     if (w->segment) pd_segment_retain(w->segment);
@@ -120,6 +122,7 @@ static pd_status run_alone(pd_group *g, pd_work *like, pd_work **out) {
     if (!out) return PD_OK;
     *w = *like;
     w->segment = NULL;
+    w->parts = NULL;
     atomic_init(&w->refs, 1);
     atomic_init(&w->state, PD_WORK_DONE);
     pd_group_retain(g);
@@ -214,6 +217,7 @@ void pd_work_release(pd_work *w) {
     pd_group *g = w->group;
     pd_segment_release(w->segment);
     if (w->launch) w->mover->release(w);
+    pd_free(w->parts);
     pd_free(w);
     pd_group_release(g);
 }

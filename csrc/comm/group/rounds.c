@@ -7,11 +7,16 @@ static bool goes_outside(const pd_group *g, pd_job *j, size_t *bytes) {
     return (j->room = g->mesh->kind->room(g->mesh, j->dtype, j->reduce, bytes)) != NULL;
 }
 
+static int64_t pieces_of(const pd_job *j, int64_t count) { return (count + j->piece - 1) / j->piece; }
+
+/* How many pieces there are is known once all lines are there: when all have shown their largest part. */
+static bool has_own_sizes(const pd_work *w) { return w->id.coll == PD_COLL_ALL_TO_ALL_PARTS; }
+
 /* Chooses what depends only on what is equal on all ranks, so that all choose alike. */
 static void plan(const pd_group *g, pd_work *w) {
     pd_job *j = &w->job;
     size_t element = pd_dtype_size(j->dtype), bytes = (size_t)j->count * element;
-    bool parts = false;
+    int places = 1; /* in a slot, for the parts of a piece */
     size_t piece = g->slot < (size_t)g->tuning.piece ? g->slot : (size_t)g->tuning.piece;
     switch (w->id.coll) {
     case PD_COLL_ALL_REDUCE: case PD_COLL_REDUCE:
@@ -22,18 +27,27 @@ static void plan(const pd_group *g, pd_work *w) {
         w->algo = &pd_algo_broadcast;
         break;
     case PD_COLL_REDUCE_SCATTER:
-        parts = true;
+        places = g->size;
         w->algo = &pd_algo_reduce_scatter;
         break;
     case PD_COLL_SCATTER:
-        parts = true;
+        places = g->size;
         w->algo = &pd_algo_scatter;
         break;
     case PD_COLL_ALL_TO_ALL:
-        parts = true;
+        places = g->size;
         w->algo = &pd_algo_all_to_all;
         break;
     case PD_COLL_BARRIER: w->algo = &pd_algo_barrier; break;
+    case PD_COLL_ALL_GATHER_PARTS: w->algo = &pd_algo_all_gather_parts; break;
+    case PD_COLL_REDUCE_SCATTER_PARTS:
+        places = g->size - 1;
+        w->algo = &pd_algo_reduce_scatter_parts;
+        break;
+    case PD_COLL_ALL_TO_ALL_PARTS:
+        places = g->size - 1;
+        w->algo = &pd_algo_all_to_all_parts;
+        break;
     default: w->algo = &pd_algo_all_gather;
     }
     if (w->device) return; /* the board alone is for a mover's, which have no pieces */
@@ -50,9 +64,9 @@ static void plan(const pd_group *g, pd_work *w) {
     j->near = g->near_memory;
     if (w->algo->steps) element = pd_dtype_size(pd_reduce_partial(j->dtype));
     j->block = (size_t)g->tuning.block;
-    j->piece = (int64_t)(piece / element) / (parts ? g->size : 1);
+    j->piece = (int64_t)(piece / element) / places;
     if (j->piece >= 64) j->piece &= ~(int64_t)63; /* whole cache lines */
-    w->pieces = (j->count + j->piece - 1) / j->piece;
+    w->pieces = pieces_of(j, w->parts ? w->largest : j->count);
 }
 
 /* A peer's part of ours onto the wire; `at` is where it looks for it. */
@@ -132,11 +146,12 @@ pd_status pd_rounds_begin(pd_group *g, pd_work *w) {
     PD_TRY(pd_group_doom(g, w));
     plan(g, w);
     w->job.first = g->piece;
-    g->piece += (uint32_t)w->pieces;
+    if (!has_own_sizes(w)) g->piece += (uint32_t)w->pieces;
     if (!w->direct && w->pieces && (w->algo->put || w->algo->load)) put(g, w, 0);
     pd_line *l = &g->boards[g->rank]->line[w->seq & 1];
     l->id = w->id;
-    l->hash = w->hash = pd_identity_hash(&w->id, g->epoch);
+    l->hash = w->hash = pd_identity_hash(&w->id, g->epoch) ^ (has_own_sizes(w) ? 0 : w->sizes);
+    l->balance = w->sizes;
     l->site = w->site;
     l->segment = w->direct ? w->segment->id : 0;
     l->offset = w->direct ? (uint64_t)(w->job.from - (char *)pd_segment_ptr(w->segment)) : 0;
@@ -145,6 +160,23 @@ pd_status pd_rounds_begin(pd_group *g, pd_work *w) {
     pd_gate_ring(g, &l->seq);
     open_gate(w, true, w->seq);
     atomic_store_explicit(&w->state, PD_WORK_POSTED, memory_order_relaxed);
+    return PD_OK;
+}
+
+/* The lines of parts that only two ranks know: the sizes fit together, and the largest part says how many pieces. */
+static pd_status meet_parts(pd_group *g, pd_work *w) {
+    uint64_t balance = 0;
+    int64_t largest = 0;
+    for (int r = 0; r < g->size; r++) {
+        const pd_line *l = &g->boards[r]->line[w->seq & 1];
+        if (__builtin_expect(l->hash != w->hash, 0) && g->check) return pd_group_mismatch(g, w);
+        balance += l->balance;
+        largest = l->id.count > largest ? l->id.count : largest;
+    }
+    if (balance && g->check) return pd_group_mismatch(g, w);
+    if (w->device) return PD_OK;
+    w->pieces = pieces_of(&w->job, largest);
+    g->piece += (uint32_t)w->pieces;
     return PD_OK;
 }
 
@@ -216,7 +248,7 @@ pd_status pd_rounds_run(pd_group *g, pd_work *w, bool *done) {
     while (pd_gate_open(g, w)) {
         if (w->at_board) {
             bool again = false;
-            PD_TRY(meet(g, w, &again));
+            PD_TRY(has_own_sizes(w) ? meet_parts(g, w) : meet(g, w, &again));
             if (again) {
                 post_step(g, w);
                 continue;

@@ -7,6 +7,8 @@ const char *const pd_collective_names[PD_COLL_COUNT] = {
     [PD_COLL_ALL_GATHER] = "all_gather", [PD_COLL_INIT] = "init",           [PD_COLL_SEGMENT] = "segment",
     [PD_COLL_AGREE] = "agree",           [PD_COLL_REDUCE] = "reduce",       [PD_COLL_GATHER] = "gather",
     [PD_COLL_SCATTER] = "scatter",       [PD_COLL_ALL_TO_ALL] = "all_to_all",
+    [PD_COLL_ALL_GATHER_PARTS] = "all_gather", [PD_COLL_REDUCE_SCATTER_PARTS] = "reduce_scatter",
+    [PD_COLL_ALL_TO_ALL_PARTS] = "all_to_all",
     [PD_COLL_REDUCE_SCATTER] = "reduce_scatter", [PD_COLL_SEND] = "send", [PD_COLL_RECV] = "recv",
 };
 
@@ -25,6 +27,7 @@ uint64_t pd_identity_hash(const pd_identity *id, uint32_t epoch) {
     uint64_t word[3];
     _Static_assert(sizeof word == sizeof *id, "no padding in pd_identity");
     memcpy(word, id, sizeof word);
+    if (id->coll == PD_COLL_ALL_TO_ALL_PARTS) word[1] = 0; /* count */
     return mix(mix(mix(mix(0, epoch), word[0]), word[1]), word[2]);
 }
 
@@ -37,7 +40,9 @@ int pd_identity_text(const pd_identity *id, char *text, size_t size) {
     switch (id->coll) {
     case PD_COLL_BARRIER: return snprintf(text, size, "%s()", name);
     case PD_COLL_SEGMENT: return snprintf(text, size, "%s(%.0f bytes)", name, id->scale);
-    case PD_COLL_ALL_REDUCE: case PD_COLL_REDUCE_SCATTER:
+    case PD_COLL_ALL_TO_ALL_PARTS: snprintf(more, sizeof more, ", the largest part"); break;
+    case PD_COLL_ALL_GATHER_PARTS: snprintf(more, sizeof more, ", in parts"); break;
+    case PD_COLL_ALL_REDUCE: case PD_COLL_REDUCE_SCATTER: case PD_COLL_REDUCE_SCATTER_PARTS:
         if (id->scale == 1) snprintf(more, sizeof more, ", %s", reduce);
         else snprintf(more, sizeof more, ", %s, scale=%g", reduce, id->scale);
         break;

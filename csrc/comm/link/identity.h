@@ -26,6 +26,9 @@ typedef enum pd_collective {
     PD_COLL_GATHER,
     PD_COLL_SCATTER,
     PD_COLL_ALL_TO_ALL,
+    PD_COLL_ALL_GATHER_PARTS, /* with parts of different sizes: count is that of all parts, */
+    PD_COLL_REDUCE_SCATTER_PARTS,
+    PD_COLL_ALL_TO_ALL_PARTS, /* and here of the largest that this rank gives, which is not compared */
     PD_COLL_INIT,
     PD_COLL_SEGMENT,
     PD_COLL_AGREE, /* all_gather under a name of its own: made by the engine itself */
@@ -59,6 +62,7 @@ typedef struct pd_line {
     pd_identity id;
     uint64_t site;                 /* carried, never compared */
     uint64_t offset;               /* in that segment */
+    uint64_t balance;              /* PD_COLL_ALL_TO_ALL_PARTS: pd_parts_balance */
 } pd_line;
 
 typedef struct pd_board {
@@ -66,7 +70,7 @@ typedef struct pd_board {
     _Alignas(128) atomic_uint step;   /* rounds done by the long collectives, ever growing */
     _Alignas(128) atomic_uint asleep; /* 1: this rank sleeps on a word of another */
 } pd_board;
-#define PD_LINE_BYTES (offsetof(pd_line, offset) + 8) /* of its members */
+#define PD_LINE_BYTES (offsetof(pd_line, balance) + 8) /* of its members */
 _Static_assert(PD_LINE_BYTES <= 64, "a line of the board is one cache line");
 
 uint64_t pd_identity_hash(const pd_identity *id, uint32_t epoch);

@@ -127,7 +127,8 @@ static int operation_of(pd_dtype t, pd_reduce op) {
 }
 
 static bool reduces(const pd_work *w) {
-    return w->id.coll == PD_COLL_ALL_REDUCE || w->id.coll == PD_COLL_REDUCE || w->id.coll == PD_COLL_REDUCE_SCATTER;
+    return w->id.coll == PD_COLL_ALL_REDUCE || w->id.coll == PD_COLL_REDUCE || w->id.coll == PD_COLL_REDUCE_SCATTER ||
+           w->id.coll == PD_COLL_REDUCE_SCATTER_PARTS;
 }
 
 pd_status pd_nccl_fits(const pd_work *w) {
@@ -189,6 +190,19 @@ static int exchange(pd_nccl *c, const pd_job *j, int coll, size_t bytes) {
     return result ? result : end;
 }
 
+/* Parts of different sizes that are moved, likewise. */
+static int exchange_parts(pd_nccl *c, const pd_job *j) {
+    const pd_nccl_library *lib = c->lib;
+    int me = c->g->rank, result = lib->GroupStart();
+    for (int r = 0; r < c->g->size && !result; r++) {
+        size_t sent = pd_job_bytes(j, j->gives[r].count), taken = pd_job_bytes(j, j->takes[r].count);
+        if (r != me && sent) result = lib->Send(j->gives[r].data, sent, PD_NCCL_U8, r, c->comm, c->on);
+        if (r != me && taken && !result) result = lib->Recv(j->takes[r].data, taken, PD_NCCL_U8, r, c->comm, c->on);
+    }
+    int end = lib->GroupEnd();
+    return result ? result : end;
+}
+
 /* Data that is only moved goes as bytes. */
 static int start(pd_nccl *c, const pd_job *j, int coll) {
     const pd_nccl_library *lib = c->lib;
@@ -197,6 +211,7 @@ static int start(pd_nccl *c, const pd_job *j, int coll) {
     case PD_COLL_BROADCAST: return lib->Broadcast(j->from, j->to, bytes, PD_NCCL_U8, j->root, c->comm, c->on);
     case PD_COLL_ALL_GATHER: return lib->AllGather(j->from, j->to, bytes, PD_NCCL_U8, c->comm, c->on);
     case PD_COLL_GATHER: case PD_COLL_SCATTER: case PD_COLL_ALL_TO_ALL: return exchange(c, j, coll, bytes);
+    case PD_COLL_ALL_GATHER_PARTS: case PD_COLL_ALL_TO_ALL_PARTS: return exchange_parts(c, j);
     default: return reduction(c, j, coll, operation_of(j->dtype, j->reduce));
     }
 }
@@ -204,6 +219,11 @@ static int start(pd_nccl *c, const pd_job *j, int coll) {
 static pd_status copy_own(pd_nccl *c, const pd_job *j, int coll) {
     size_t bytes = pd_job_bytes(j, j->count);
     int me = c->g->rank;
+    if (coll == PD_COLL_ALL_GATHER_PARTS || coll == PD_COLL_ALL_TO_ALL_PARTS) {
+        const pd_part *from = &j->gives[me], *to = &j->takes[me];
+        if (from->data == to->data || !to->count) return PD_OK;
+        return c->device->copy(c->device, PD_WITHIN, to->data, from->data, pd_job_bytes(j, to->count), false);
+    }
     if (coll != PD_COLL_ALL_TO_ALL && !((coll == PD_COLL_GATHER || coll == PD_COLL_SCATTER) && me == j->root))
         return PD_OK;
     const char *from = sent(j, coll, me, bytes);
@@ -250,19 +270,49 @@ static pd_status issue_batch(pd_nccl *c, const pd_work *w, const pd_batch *b) {
     return settle(c, w, result);
 }
 
+static pd_status ask(pd_nccl *c, const pd_work *w, const pd_job *j, int coll) {
+    pthread_mutex_lock(&c->use);
+    int result = c->comm ? start(c, j, coll) : GONE;
+    pthread_mutex_unlock(&c->use);
+    return settle(c, w, result);
+}
+
+/* Each part is a reduction of its own, to its rank. Half types are summed in float32: scratch has all the parts. */
+static pd_status reduce_parts(pd_nccl *c, const pd_work *w) {
+    const pd_device *d = c->device;
+    pd_job j = w->job;
+    bool widens = !c->g->fast && (j.dtype == PD_F16 || j.dtype == PD_BF16);
+    void *scratch = NULL;
+    pd_status status = PD_OK;
+    if (widens) PD_TRY(d->alloc(d, (size_t)w->job.count * sizeof(float), &scratch));
+    if (widens) j.dtype = PD_F32;
+    char *wide = scratch;
+    for (j.root = 0; j.root < c->g->size && !status; j.root++) {
+        const pd_part *part = &w->job.gives[j.root];
+        bool own = j.root == c->g->rank;
+        if (!part->count) continue;
+        if (widens) pd_convert(PD_F32, w->job.dtype, part->count, part->data, wide);
+        j.count = part->count;
+        j.from = widens ? wide : part->data;
+        j.to = widens ? wide : w->job.takes->data;
+        status = ask(c, w, &j, PD_COLL_REDUCE);
+        if (widens && own && !status) pd_convert(w->job.dtype, PD_F32, part->count, wide, w->job.takes->data);
+        wide += widens ? pd_job_bytes(&j, part->count) : 0;
+    }
+    if (!status) status = pd_device_check(d, "reduce_scatter");
+    if (scratch) d->free(d, scratch, 0);
+    return status;
+}
+
 static pd_status issue(pd_nccl *c, const pd_work *w) {
     const pd_device *d = c->device;
     pd_job j = w->job;
     int coll = w->id.coll;
     void *scratch = NULL;
+    if (coll == PD_COLL_REDUCE_SCATTER_PARTS) return reduce_parts(c, w);
     pd_status status = stage(c, w, &j, &scratch);
     if (!status) status = copy_own(c, &j, coll);
-    if (!status) {
-        pthread_mutex_lock(&c->use);
-        int result = c->comm ? start(c, &j, coll) : GONE;
-        pthread_mutex_unlock(&c->use);
-        status = settle(c, w, result);
-    }
+    if (!status) status = ask(c, w, &j, coll);
     if (!status && j.dtype != w->job.dtype && (coll != PD_COLL_REDUCE || c->g->rank == j.root))
         pd_convert(w->job.dtype, j.dtype, j.count, j.to, w->job.to);
     if (!status) status = pd_device_check(d, pd_collective_names[coll]);
@@ -274,7 +324,8 @@ pd_status pd_nccl_issue(pd_nccl *c, const pd_work *w, const pd_batch *b) {
     const pd_device *was;
     void *stream = pd_cuda_stream(c->device);
     if (b) return issue_batch(c, w, b);
-    if (!w->job.count) return PD_OK;
+    bool takes = w->parts && pd_parts_total(c->g->size, w->job.takes);
+    if (!w->job.count && !takes) return PD_OK;
     pd_cuda_set_stream(c->device, c->on); /* scratch memory and conversions belong to it */
     pd_status status = pd_device_enter(c->device, &was);
     if (!status) status = issue(c, w);

@@ -50,7 +50,8 @@ static pd_status keep_parts(pd_py_buffer *b, const char *op, PyObject *const *it
     for (int i = 0; i < n; i++) {
         pd_tensor *part;
         PD_TRY(pd_tensor_alias(pd_py_tensor(items[i]), false, &part));
-        pd_status status = b->use & PD_PY_OUT ? pd_storage_lend(op, part->storage, PD_LENT_COLLECTIVE, true) : PD_OK;
+        bool writes = b->use & PD_PY_OUT, lends = writes || b->apart;
+        pd_status status = lends ? pd_storage_lend(op, part->storage, PD_LENT_COLLECTIVE, writes) : PD_OK;
         if (status) {
             pd_tensor_release(part);
             return status;
@@ -62,7 +63,8 @@ static pd_status keep_parts(pd_py_buffer *b, const char *op, PyObject *const *it
 
 static void drop_parts(pd_py_buffer *b) {
     for (int i = 0; i < b->nparts; i++) {
-        if (b->use & PD_PY_OUT) pd_storage_give_back(b->parts[i]->storage, PD_LENT_COLLECTIVE, true);
+        bool writes = b->use & PD_PY_OUT;
+        if (writes || b->apart) pd_storage_give_back(b->parts[i]->storage, PD_LENT_COLLECTIVE, writes);
         pd_tensor_release(b->parts[i]);
     }
     pd_free(b->parts);
@@ -80,6 +82,19 @@ static bool lies_end_to_end(PyObject *const *items, int n) {
         end = data + pd_tensor_bytes(t);
     }
     return true;
+}
+
+static bool all_contiguous(PyObject *const *items, int n) {
+    for (int i = 0; i < n; i++)
+        if (!pd_tensor_is_contiguous(pd_py_tensor(items[i]))) return false;
+    return true;
+}
+
+static pd_status use_apart(const char *op, PyObject *const *items, int n, pd_py_buffer *b) {
+    b->apart = true;
+    PD_TRY(keep_parts(b, op, items, n));
+    for (int i = 0; (b->use & PD_PY_OUT) && i < n; i++) PD_TRY(pd_tensor_before_write(op, pd_py_tensor(items[i])));
+    return PD_OK;
 }
 
 /* "output 2" of a list, or the argument's own name. */
@@ -126,6 +141,8 @@ static pd_status take_tensors(const char *op, const char *arg, pd_py_buffer *b) 
         for (int i = 0; (b->use & PD_PY_OUT) && i < n; i++) PD_TRY(pd_tensor_before_write(op, pd_py_tensor(items[i])));
         return PD_OK;
     }
+    bool apart = b->use & PD_PY_APART && b->listed && !(b->use & PD_PY_COPY) && !leaves;
+    if (apart && all_contiguous(items, n)) return use_apart(op, items, n, b);
     const pd_device *was;
     PD_TRY(keep_parts(b, op, items, n));
     if (leaves) b->device = &pd_device_cpu;
@@ -152,6 +169,23 @@ pd_status pd_py_buffer_like(const pd_py_buffer *b, const char *op, const char *a
                            pd_tensor_shape(t), pd_tensor_shape(want));
     }
     return PD_OK;
+}
+
+int pd_py_buffer_items(const pd_py_buffer *b) {
+    PyObject *const *items;
+    return b->keep ? items_of(b, &items) : 1;
+}
+
+int pd_py_buffer_parts(const pd_py_buffer *b, pd_part *out) {
+    PyObject *const *items;
+    char *at = b->ptr;
+    int n = items_of(b, &items);
+    for (int i = 0; i < n; i++) {
+        int64_t count = b->nparts ? b->parts[i]->numel : pd_py_tensor(items[i])->numel;
+        out[i] = (pd_part){b->apart ? pd_tensor_data(b->parts[i]) : at, count};
+        at += b->apart ? 0 : (size_t)count * pd_dtype_size(b->dtype);
+    }
+    return n;
 }
 
 /* ---- other memory ------------------------------------------------------------------------------------------------ */

@@ -36,6 +36,7 @@ typedef struct call {
     const char *name;
     bool async;
     pd_py_buffer in, out; /* of one in place: out */
+    pd_part *parts;       /* of a call, which copies them: the sizes of lists, and where their tensors lie */
     const pd_device *device; /* theirs; NULL: no memory yet */
     pd_work *work;
     pd_status status;
@@ -94,6 +95,7 @@ static pd_status place_error(const call *c, pd_status status) {
 }
 
 static void drop(call *c) {
+    pd_free(c->parts);
     pd_py_buffer_drop(&c->in);
     pd_py_buffer_drop(&c->out);
 }
@@ -101,6 +103,7 @@ static void drop(call *c) {
 /* The Work of an asynchronous call, which takes over the buffers; kept by the group until it is done. */
 static PyObject *keep_work(call *c) {
     PyObject *w = pd_py_work_new(c->self->pending, c->work, &c->in, &c->out);
+    if (w) pd_free(c->parts);
     if (w) return w;
     PD_PY_NO_GIL(pd_work_wait(c->work, -1)); /* no memory for its Python side: the buffers may go once it is done */
     pd_work_release(c->work);
@@ -166,6 +169,170 @@ static pd_status check_parts(const call *c, const pd_py_buffer *whole, const cha
     return PD_OK;
 }
 
+/* ---- parts of different sizes ------------------------------------------------------------------------------------ */
+
+static bool is_given(PyObject *sizes) { return sizes && sizes != Py_None; }
+
+/* Whether it is a list of tensors of several sizes. */
+static bool is_uneven(PyObject *o) {
+    if (!PyList_Check(o) && !PyTuple_Check(o)) return false;
+    int64_t first = -1;
+    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(o); i++) {
+        PyObject *item = PySequence_Fast_GET_ITEM(o, i);
+        if (!pd_py_is_tensor(item)) return false; /* an error that others find */
+        if (i && pd_py_tensor(item)->numel != first) return true;
+        first = pd_py_tensor(item)->numel;
+    }
+    return false;
+}
+
+static pd_status list_parts(const call *c, const pd_py_buffer *b, const char *name, pd_part *parts) {
+    int size = pd_group_size(c->self->group), have = pd_py_buffer_items(b);
+    if (have != size)
+        return pd_fail(PD_E_VALUE, "%s: %s has %d tensors (expected %d, one for each rank)", c->name, name, have, size);
+    pd_py_buffer_parts(b, parts);
+    return PD_OK;
+}
+
+/* The first dimension of a tensor or of other memory, and the elements of one of its rows. */
+static int64_t rows_of(const pd_py_buffer *b, int64_t *row) {
+    int64_t rows = b->count;
+    if (b->keep) rows = pd_py_tensor(b->keep)->ndim ? pd_py_tensor(b->keep)->size[0] : 0;
+    else if (b->view.ndim && b->view.shape) rows = b->view.shape[0];
+    *row = rows ? b->count / rows : 0;
+    return rows;
+}
+
+/* "[1, 2, -3]", as Python shows it. */
+static void sizes_text(PyObject *sizes, char *text, size_t size) {
+    PyObject *shown = PyObject_Repr(sizes);
+    const char *utf8 = shown ? PyUnicode_AsUTF8(shown) : NULL;
+    snprintf(text, size, "%.*s%s", (int)size - 4, utf8 ? utf8 : "?", utf8 && strlen(utf8) > size - 4 ? "..." : "");
+    PyErr_Clear();
+    Py_XDECREF(shown);
+}
+
+/* The sizes of the parts, in rows; none given: equal ones. */
+static pd_status read_sizes(const call *c, PyObject *sizes, const char *name, int64_t rows, pd_part *parts) {
+    int size = pd_group_size(c->self->group);
+    if (!is_given(sizes)) {
+        if (rows % size)
+            return pd_fail(PD_E_VALUE, "%s: %s has %lld rows (expected a multiple of %d, or sizes)", c->name, name,
+                           (long long)rows, size);
+        for (int r = 0; r < size; r++) parts[r].count = rows / size;
+        return PD_OK;
+    }
+    PyObject *list = PySequence_Fast(sizes, "the sizes of parts are no sequence of ints");
+    if (!list) return pd_py_caught();
+    int64_t sum = 0;
+    bool fits = PySequence_Fast_GET_SIZE(list) == size;
+    for (int r = 0; fits && r < size; r++) {
+        int64_t n = PyLong_AsLongLong(PySequence_Fast_GET_ITEM(list, r));
+        if (n == -1 && PyErr_Occurred()) {
+            Py_DECREF(list);
+            return pd_py_caught();
+        }
+        parts[r].count = n;
+        fits = n >= 0 && n <= rows - sum;
+        sum += n;
+    }
+    Py_DECREF(list);
+    if (fits && sum == rows) return PD_OK;
+    char text[120];
+    sizes_text(sizes, text, sizeof text);
+    return pd_fail(PD_E_VALUE, "%s: %s of %lld rows is split into %s (expected %d sizes that add up to %lld)", c->name,
+                   name, (long long)rows, text, size, (long long)rows);
+}
+
+/* The parts of a list, or of the first dimension. */
+static pd_status parts_of(const call *c, const pd_py_buffer *b, PyObject *sizes, const char *name, pd_part *parts) {
+    int64_t row;
+    if (b->listed && is_given(sizes))
+        return pd_fail(PD_E_TYPE, "%s: %s is a list and has sizes (expected a tensor)", c->name, name);
+    if (b->listed) return list_parts(c, b, name, parts);
+    PD_TRY(read_sizes(c, sizes, name, rows_of(b, &row), parts));
+    char *at = b->ptr;
+    for (int r = 0; r < pd_group_size(c->self->group); r++) {
+        parts[r] = (pd_part){at, parts[r].count * row};
+        at += (size_t)parts[r].count * pd_dtype_size(b->dtype);
+    }
+    return PD_OK;
+}
+
+/* Whether one of the `n` parts overlaps `p`, but where it is p itself, at place `own` (-1: nowhere). */
+static bool overlaps(const pd_part *parts, int n, const pd_part *p, int own, size_t element) {
+    const char *end = p->data + (size_t)p->count * element;
+    for (int i = 0; i < n; i++) {
+        const char *begin = parts[i].data;
+        bool same = i == own && begin == p->data;
+        if (!same && parts[i].count && p->count && begin < end && p->data < begin + (size_t)parts[i].count * element)
+            return true;
+    }
+    return false;
+}
+
+/* From the first byte of n parts to the last. */
+static pd_part range_of(const pd_part *parts, int n, size_t element) {
+    uintptr_t lo = UINTPTR_MAX, hi = 0;
+    for (int i = 0; i < n; i++) {
+        uintptr_t at = (uintptr_t)parts[i].data, end = at + (size_t)parts[i].count * element;
+        if (parts[i].count && at < lo) lo = at;
+        if (parts[i].count && end > hi) hi = end;
+    }
+    return (pd_part){(char *)lo, hi > lo ? (int64_t)((hi - lo) / element) : 0};
+}
+
+static pd_status check_apart(const call *c, const pd_part *in, const pd_part *out, int n) {
+    size_t element = pd_dtype_size(c->in.dtype);
+    pd_part whole = range_of(in, n, element);
+    bool bad = false;
+    if (overlaps(out, n, &whole, -1, element))
+        for (int r = 0; r < n; r++) bad |= overlaps(out, n, &in[r], -1, element);
+    return bad ? pd_fail(PD_E_VALUE, "%s: input and output overlap (expected separate memory)", c->name) : PD_OK;
+}
+
+static pd_status check_dtypes(const call *c, const char *name, pd_dtype have, pd_dtype want, const char *other) {
+    if (have == want) return PD_OK;
+    return pd_fail(PD_E_DTYPE, "%s: %s is of %s (expected %s, as %s)", c->name, name, pd_dtype_name(have),
+                   pd_dtype_name(want), other);
+}
+
+static pd_status exchange_parts(call *c, PyObject *out_sizes, PyObject *in_sizes) {
+    int size = pd_group_size(c->self->group);
+    if (c->in.listed != c->out.listed)
+        return pd_fail(PD_E_TYPE, "%s: a list and a tensor (expected two of the same kind)", c->name);
+    PD_TRY(check_dtypes(c, "output", c->out.dtype, c->in.dtype, "input"));
+    PD_TRY(pd_malloc(2 * (size_t)size * sizeof *c->parts, c->name, &c->parts));
+    pd_part *in = c->parts, *out = in + size;
+    PD_TRY(parts_of(c, &c->in, in_sizes, "input", in));
+    PD_TRY(parts_of(c, &c->out, out_sizes, "output", out));
+    PD_TRY(check_apart(c, in, out, size));
+    RUN(c, pd_group_all_to_all_parts(c->self->group, in, out, c->in.dtype, c->site, WORK(c)));
+    return c->status;
+}
+
+/* all_gather's output and reduce_scatter's input are the list; the part has the shape of this rank's tensor. */
+static pd_status check_own(call *c, const pd_py_buffer *list, const char *name, const pd_py_buffer *part,
+                           const char *part_name) {
+    int size = pd_group_size(c->self->group), rank = pd_group_rank(c->self->group);
+    pd_part own = {part->ptr, part->count};
+    if (part->listed) return pd_fail(PD_E_TYPE, "%s: %s is a list (expected a tensor)", c->name, part_name);
+    PD_TRY(check_dtypes(c, name, list->dtype, part->dtype, part_name));
+    PD_TRY(pd_malloc((size_t)size * sizeof *c->parts, c->name, &c->parts));
+    PD_TRY(list_parts(c, list, name, c->parts));
+    pd_tensor *want = pd_py_tensor(PyTuple_GET_ITEM(list->keep, rank));
+    pd_tensor *have = part->keep ? pd_py_tensor(part->keep) : NULL;
+    if (have ? !pd_tensor_same_shape(have, want) : part->count != want->numel) {
+        char shape[128];
+        snprintf(shape, sizeof shape, "%s", pd_tensor_shape(want));
+        return pd_fail(PD_E_SHAPE, "%s: %s has shape %s (expected %s, as %s %d)", c->name, part_name,
+                       have ? pd_tensor_shape(have) : "of other memory", shape, name, rank);
+    }
+    if (!overlaps(c->parts, size, &own, rank, pd_dtype_size(part->dtype))) return PD_OK;
+    return pd_fail(PD_E_VALUE, "%s: %s and %s overlap (expected separate memory, or this rank's part)", c->name,
+                   part_name, name);
+}
+
 PD_PY_METHOD(pd_py_group_all_gather) {
     static const pd_py_signature s = {"all_gather", 2, {"output", "input", "async_op", "coalesced"}};
     PyObject *a[4];
@@ -173,8 +340,13 @@ PD_PY_METHOD(pd_py_group_all_gather) {
     call c;
     if (!pd_py_args(&s, args, n, keywords, a) || !pd_py_truth(a[3], &coalesced)) return NULL;
     if (!begin(&c, o, s.name, a[2])) return NULL;
-    if (take(&c, a[1], NULL, "input", PD_PY_IN, &c.in) && take(&c, a[0], NULL, "output", PD_PY_OUT, &c.out) &&
-        !(c.status = check_parts(&c, &c.out, "output", &c.in, "input", coalesced)))
+    bool parts = !coalesced && is_uneven(a[0]);
+    int use = parts ? PD_PY_OUT | PD_PY_APART : PD_PY_OUT;
+    if (!take(&c, a[1], NULL, "input", PD_PY_IN, &c.in) || !take(&c, a[0], NULL, "output", use, &c.out))
+        return finish(&c);
+    if (parts && !(c.status = check_own(&c, &c.out, "output", &c.in, "input")))
+        RUN(&c, pd_group_all_gather_parts(c.self->group, c.in.ptr, c.parts, c.in.dtype, c.site, WORK(&c)));
+    if (!parts && !(c.status = check_parts(&c, &c.out, "output", &c.in, "input", coalesced)))
         RUN(&c, pd_group_all_gather(c.self->group, c.in.ptr, c.out.ptr, c.in.count, c.in.dtype, c.site, WORK(&c)));
     return finish(&c);
 }
@@ -189,9 +361,15 @@ PD_PY_METHOD(pd_py_group_reduce_scatter) {
     if (!pd_py_args(&s, args, n, keywords, a) || !pd_py_reduce(a[2], s.name, &op, &factor)) return NULL;
     if (!pd_py_truth(a[5], &coalesced) || !begin(&c, o, s.name, a[3])) return NULL;
     if (a[4] && (scale = PyFloat_AsDouble(a[4])) == -1 && PyErr_Occurred()) return NULL;
-    if (take_scaled(&c, a[1], NULL, "input", PD_PY_IN, op, factor, &c.in) &&
-        take(&c, a[0], NULL, "output", PD_PY_OUT, &c.out) &&
-        !(c.status = check_parts(&c, &c.in, "input", &c.out, "output", coalesced)))
+    bool parts = !coalesced && is_uneven(a[1]);
+    int use = parts ? PD_PY_IN | PD_PY_APART : PD_PY_IN;
+    if (!take_scaled(&c, a[1], NULL, "input", use, op, factor, &c.in) ||
+        !take(&c, a[0], NULL, "output", PD_PY_OUT, &c.out))
+        return finish(&c);
+    if (parts && !(c.status = check_own(&c, &c.in, "input", &c.out, "output")))
+        RUN(&c, pd_group_reduce_scatter_parts(c.self->group, c.parts, c.out.ptr, c.out.dtype, op, scale, c.site,
+                                              WORK(&c)));
+    if (!parts && !(c.status = check_parts(&c, &c.in, "input", &c.out, "output", coalesced)))
         RUN(&c, pd_group_reduce_scatter(c.self->group, c.in.ptr, c.out.ptr, c.out.count, c.out.dtype, op, scale,
                                         c.site, WORK(&c)));
     return finish(&c);
@@ -200,7 +378,6 @@ PD_PY_METHOD(pd_py_group_reduce_scatter) {
 static pd_status check_exchange(const call *c) {
     const pd_py_buffer *in = &c->in, *out = &c->out;
     int size = pd_group_size(c->self->group);
-    if (in->listed || out->listed) return pd_fail(PD_E_TYPE, "all_to_all: a list (expected tensors)");
     if (in->dtype != out->dtype)
         return pd_fail(PD_E_DTYPE, "all_to_all: output is of %s (expected %s, as input)", pd_dtype_name(out->dtype),
                        pd_dtype_name(in->dtype));
@@ -215,12 +392,15 @@ static pd_status check_exchange(const call *c) {
 }
 
 PD_PY_METHOD(pd_py_group_all_to_all) {
-    static const pd_py_signature s = {"all_to_all", 2, {"output", "input", "async_op"}};
-    PyObject *a[3];
+    static const pd_py_signature s = {"all_to_all", 2, {"output", "input", "async_op", "output_sizes", "input_sizes"}};
+    PyObject *a[5];
     call c;
     if (!pd_py_args(&s, args, n, keywords, a) || !begin(&c, o, s.name, a[2])) return NULL;
-    if (take(&c, a[1], NULL, "input", PD_PY_IN, &c.in) && take(&c, a[0], NULL, "output", PD_PY_OUT, &c.out) &&
-        !(c.status = check_exchange(&c)))
+    if (!take(&c, a[1], NULL, "input", PD_PY_IN | PD_PY_APART, &c.in) ||
+        !take(&c, a[0], NULL, "output", PD_PY_OUT | PD_PY_APART, &c.out))
+        return finish(&c);
+    if (c.in.listed || c.out.listed || is_given(a[3]) || is_given(a[4])) c.status = exchange_parts(&c, a[3], a[4]);
+    else if (!(c.status = check_exchange(&c)))
         RUN(&c, pd_group_all_to_all(c.self->group, c.in.ptr, c.out.ptr, c.in.count / pd_group_size(c.self->group),
                                     c.in.dtype, c.site, WORK(&c)));
     return finish(&c);

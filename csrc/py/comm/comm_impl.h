@@ -29,6 +29,7 @@ enum {
     PD_PY_IN = 1, PD_PY_OUT = 2,
     PD_PY_COPY = 4, /* staged in any case; tensors only */
     PD_PY_HOST = 8, /* staged where it does not lie in the host's memory */
+    PD_PY_APART = 16, /* contiguous tensors of a list are used wherever each lies */
 };
 typedef struct pd_py_buffer {
     void *ptr;
@@ -40,6 +41,7 @@ typedef struct pd_py_buffer {
     PyObject *keep;    /* the tensor or tensors; NULL: other memory, held by view */
     pd_storage *lent;  /* that ptr points into: a loan; NULL: staged, or other memory */
     pd_tensor *staged; /* NULL, or the flat copy that stands for them */
+    bool apart;        /* the tensors of a list, each where it lies: no ptr, but parts, whose memory is lent */
     pd_tensor **parts; /* of staged: the tensors with the memory that they have now; if written, it is lent */
     int nparts;
     Py_buffer view;
@@ -49,6 +51,9 @@ typedef struct pd_py_buffer {
 pd_status pd_py_buffer_take(PyObject *o, PyObject *dtype, const char *op, const char *arg, int use, pd_py_buffer *b);
 /* A list has n times the tensors of `like`, in its order each time and of its shapes. */
 pd_status pd_py_buffer_like(const pd_py_buffer *b, const char *op, const char *arg, int n, const pd_py_buffer *like);
+/* Where the tensors of a list lie; out: room for as many. Returns how many there are. */
+int pd_py_buffer_parts(const pd_py_buffer *b, pd_part *out);
+int pd_py_buffer_items(const pd_py_buffer *b); /* as many; 1 of what is no list */
 pd_status pd_py_buffer_done(pd_py_buffer *b); /* results go to their tensors */
 void pd_py_buffer_drop(pd_py_buffer *b);
 

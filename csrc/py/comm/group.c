@@ -276,16 +276,16 @@ static PyMethodDef group_methods[] = {
      "of one dtype, = the root's, in place."},
     {"all_gather", PD_PY_FAST(pd_py_group_all_gather),
      "all_gather(output, input, async_op=False, coalesced=False) -> None | Work\n\noutput = the ranks' inputs one "
-     "after "
-     "the other: a tensor, or a list of a tensor for each rank. Coalesced: input is a list, output as many for each "
-     "rank."},
+     "after the other: a tensor, or a list of a tensor for each rank, perhaps of different sizes. Coalesced: input is "
+     "a list, output as many for each rank."},
     {"reduce_scatter", PD_PY_FAST(pd_py_group_reduce_scatter),
      "reduce_scatter(output, input, op='sum', async_op=False, scale=1.0, coalesced=False) -> None | Work\n\noutput = "
-     "this rank's part of scale * op over the ranks' inputs; input: a tensor, or a list of a tensor for each rank. "
-     "Coalesced: output is a list, input as many for each rank."},
+     "this rank's part of scale * op over the ranks' inputs; input: a tensor, or a list of a tensor for each rank, "
+     "perhaps of different sizes. Coalesced: output is a list, input as many for each rank."},
     {"all_to_all", PD_PY_FAST(pd_py_group_all_to_all),
-     "all_to_all(output, input, async_op=False) -> None | Work\n\nPart r of the output = this rank's part of rank r's "
-     "input; parts are equal."},
+     "all_to_all(output, input, async_op=False, output_sizes=None, input_sizes=None) -> None | Work\n\nPart r of the "
+     "output = this rank's part of rank r's input: equal parts, parts of these numbers of rows, or the tensors of two "
+     "lists."},
     {"reduce", PD_PY_FAST(pd_py_group_reduce),
      "reduce(tensor, root, op='sum', async_op=False) -> None | Work\n\nThe root's tensor = op over the ranks."},
     {"gather", PD_PY_FAST(pd_py_group_gather),

@@ -93,7 +93,9 @@ def broadcast(tensor, src=None, group=None, async_op=False, group_src=None):
 
 
 def all_gather(tensor_list, tensor, group=None, async_op=False):
-    """tensor_list[r] = rank r's tensor; the list has a tensor of the input's shape and dtype for each rank.
+    """tensor_list[r] = rank r's tensor; the list has a tensor of that one's shape and dtype for each rank.
+
+    Shapes may differ between ranks, as long as all ranks give the same list of sizes; else CommMismatch.
 
     >>> import pydist
     >>> parts = [pydist.empty(2)]
@@ -112,7 +114,8 @@ def all_gather_into_tensor(output_tensor, input_tensor, group=None, async_op=Fal
 
 
 def reduce_scatter(output, input_list, op=ReduceOp.SUM, group=None, async_op=False):
-    """output = op over all ranks' input_list[this rank]; the list has a tensor of the output's shape for each rank."""
+    """output = op over all ranks' input_list[this rank], with the bits of all_reduce; the list has a tensor for each rank,
+    of the shape that the output has there. Shapes may differ, as long as all ranks give the same list of sizes."""
     return current(group).reduce_scatter(output, input_list, op, async_op)
 
 
