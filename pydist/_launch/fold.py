@@ -9,7 +9,6 @@ A state that changed is written as a line every so often; on a terminal it is a 
 """
 
 from collections import deque
-from itertools import groupby
 from time import localtime, monotonic, strftime
 
 from pydist._launch.traces import spans
@@ -220,15 +219,16 @@ class Fold:
         """As few lines as possible. What follows the first `sizes` bytes of a lane goes too, up to a line that another
         lane waits for."""
         parts = [_Part(lane, size) for lane, size in zip(self.lanes, sizes) if lane.text] if any(sizes) else []
-        seen, shared, out = set(), set(), []  # shared: lines of several parts
+        seen, shared = set(), set()  # shared: lines of several parts
         for part in parts:
             own = set(part.lines)
             shared |= seen & own
             seen |= own
+        out = in_step(parts, shared)
         while late := [part for part in parts if part.at < part.must]:
             for part in late:
                 if lines := part.until(shared):
-                    out.append(([part], lines))
+                    out.append((part.ranks, lines))
             heads = {}
             for part in parts:
                 if part.at < len(part.lines):
@@ -244,13 +244,12 @@ class Fold:
                     part.must = part.lines.index(head, part.at) + 1
                 if behind:
                     continue
-            out.append((heads[head], [head]))
+            out.append((ranks_of(part.lane for part in heads[head]), [head]))
             for part in heads[head]:
                 part.at += 1
-        for group, run in groupby(out, lambda pair: pair[0]):
-            self.emit(
-                ranks_of(part.lane for part in group), b"\n".join([line for _, lines in run for line in lines]) + b"\n"
-            )
+        breaks = {ranks: b"\n" + self.prefix(ranks, self.is_error) for ranks in {ranks for ranks, _ in out}}
+        if text := b"".join([breaks[ranks] + breaks[ranks].join(lines) for ranks, lines in out]):
+            self.sink.lines(text[1:] + b"\n")
         for part in parts:
             part.lane.drop(sum(map(len, part.lines[: part.at])) + part.at)
 
@@ -284,6 +283,25 @@ class Fold:
         self.is_new = True
 
 
+def in_step(parts, shared):
+    """What goes of parts whose shared lines are the same, for as far as they are: [ranks, lines] in order. Without this,
+    align() would come to the same by a look at all parts for each line."""
+    places = [part.places(shared) for part in parts]
+    musts = [sum(i < part.must for i in at) for part, at in zip(parts, places)]
+    count = min(max(musts, default=0), min(map(len, places), default=0))
+    heads = [[part.lines[i] for i in at[:count]] for part, at in zip(parts, places)]
+    if any(head != heads[0] for head in heads[1:]):
+        count = next(i for i, lines in enumerate(zip(*heads)) if len(set(lines)) > 1)
+    out, together = [], ranks_of(part.lane for part in parts)
+    for i in range(count):
+        for part, at in zip(parts, places):
+            if part.at < at[i]:
+                out.append((part.ranks, part.lines[part.at : at[i]]))
+            part.at = at[i] + 1
+        out.append((together, [heads[0][i]]))
+    return out
+
+
 class _Part:
     """The lines of a lane, of which the first `must` have to go and `at` have gone."""
 
@@ -291,7 +309,12 @@ class _Part:
         self.lane = lane
         self.lines = bytes(lane.text).split(b"\n")[:-1]
         self.at, self.must = 0, lane.text.count(b"\n", 0, size)
+        self.ranks = (lane.rank,)
         self.last = None  # where a line comes for the last time
+
+    def places(self, shared):
+        """Where these lines are."""
+        return [i for i, line in enumerate(self.lines) if line in shared]
 
     def until(self, shared):
         """Takes what has to go, up to one of these lines."""

@@ -8,8 +8,9 @@ the text, all other escape sequences are dropped.
 
 import re
 
+from pydist._launch.stream import LINE_MAX
+
 ROWS = 8
-LINE_MAX = 1 << 20  # longer lines are cut
 TAIL_MAX = 64  # bytes of an escape sequence that has not ended yet
 
 COLOUR = rb"\x1b\[[0-9;:]*m"

@@ -10,13 +10,21 @@ If the worker goes on, it was no end and is shown; if it ends, the report decide
 import os
 from time import monotonic
 
-from pydist._launch import screen
-from pydist._launch.screen import LINE_MAX, Screen
 from pydist._launch.traces import MARK, MARK_SYNTAX
 
 HOLD = 0.5  # s that a traceback is held back
+LINE_MAX = 1 << 20  # longer lines are cut
 REST = 0.15  # s after a newline until rows that a worker could still come back to are lines
 TRACE_MAX = 1 << 18  # longer tracebacks are not held back
+
+
+def visible(text):
+    """The text without colours and blanks around it."""
+    if b"\x1b" not in text:
+        return text.strip()
+    from pydist._launch.screen import visible
+
+    return visible(text)
 
 
 class Stream:
@@ -105,8 +113,11 @@ class Stream:
         if self.lane is None:
             self.sink.put(data)
             return
-        if self.screen is None and (b"\r" in data or b"\x1b" in data) and screen.needed(data):
-            self.screen, self.line = Screen(self.line), b""
+        if self.screen is None and (b"\r" in data or b"\x1b" in data):
+            from pydist._launch import screen  # with `re`: jobs without bars and colours need neither
+
+            if screen.needed(data):
+                self.screen, self.line = screen.Screen(self.line), b""
         lines, rows = self.plain(data) if self.screen is None else self.pictured(data)
         if lines:
             self.lane.lines(lines)
@@ -119,7 +130,7 @@ class Stream:
         lines, self.line = data[:cut], data[cut:]
         if len(self.line) > LINE_MAX:
             lines, self.line = lines + self.line + b"\n", b""
-        return lines, (self.line,) if self.line and screen.visible(self.line) else ()
+        return lines, (self.line,) if visible(self.line) else ()
 
     def pictured(self, data):
         lines, rows = self.screen.feed(data), self.screen.state
@@ -155,7 +166,7 @@ class Stream:
         lines, _ = self.plain(text) if self.screen is None else self.pictured(text)
         if self.screen is not None:
             lines += self.screen.end()
-        elif screen.visible(self.line):
+        elif visible(self.line):
             lines += self.line + b"\n"
         self.line, self.screen, self.rest_due = b"", None, None
         if lines:

@@ -199,6 +199,38 @@ def test_nothing_is_lost_and_the_order_stays(clock, monkeypatch, flood):
         assert expand(paper.data) == {rank: lines for rank, lines in said.items() if lines}, seed
 
 
+def test_lines_in_step_are_what_a_look_at_every_line_finds(clock, monkeypatch):
+    """Own, shared and repeated lines: the quick way folds what the long way folds."""
+    for seed in range(2000 if LONG else 250):
+        results, begin = [], clock[0]
+        for quick in (True, False):
+            draw = random.Random(seed)
+            world = draw.randrange(2, 6)
+            share, kinds = draw.choice((0.3, 0.5, 0.9)), draw.choice((2, 12, 1000))
+            with monkeypatch.context() as patch:
+                if not quick:
+                    patch.setattr(fold, "in_step", lambda parts, shared: [])
+                paper, one, lanes = folds(world)
+                for _ in range(draw.randrange(1, 5)):
+                    texts = [b""] * world
+                    for _ in range(draw.randrange(1, 30)):
+                        common = b"common %d\n" % draw.randrange(kinds) if draw.random() < share else b""
+                        for rank in range(world):
+                            if not common or draw.random() < 0.02:
+                                texts[rank] += b"own %d %d\n" % (rank, draw.randrange(100)) * draw.randrange(3)
+                            texts[rank] += common
+                    for lane, text in zip(lanes, texts):
+                        lane.lines(text)
+                        clock[0] += draw.choice((0, 0.02))
+                        one.run(clock[0])
+                    clock[0] += 0.1
+                    one.run(clock[0])
+                one.flush()
+            results.append((sorted(paper.data.splitlines()), expand(paper.data)))
+            clock[0] = begin
+        assert results[0] == results[1], seed
+
+
 def test_states_are_lines_every_so_often(clock):
     paper, one, lanes = folds(2, every=30.0)
     streams = [Stream(lane.rank, None, paper, lane, False) for lane in lanes]
