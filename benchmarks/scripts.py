@@ -37,7 +37,7 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from pydist.compat import environment  # noqa: E402
+from pydist.compat import environment
 
 METRIC = re.compile(
     r"(?P<name>[\w ./-]{0,24}\b(?:loss|acc(?:uracy)?|error|cost|perplexity|ppl|reward|score|elbo|bpc)\w*)"

@@ -19,6 +19,8 @@ if _spins:
     _os.environ["GOMP_SPINCOUNT"] = "10000"
 try:
     from pydist._C import *  # first: without a built extension its error says so
+
+    # isort: split
     from pydist import _C
 finally:
     if _spins:

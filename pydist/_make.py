@@ -139,7 +139,7 @@ def empty_strided(size, stride, *, dtype=None, device=None, requires_grad=False,
     return made.detach().requires_grad_(requires_grad)
 
 
-def range(  # noqa: A001
+def range(
     start=0, end=None, step=1, *, out=None, dtype=None, device=None, requires_grad=False, layout=None, pin_memory=False
 ):
     """start, start + step, ... up to end, which is included; of the default dtype.

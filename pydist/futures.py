@@ -167,7 +167,7 @@ def collect_all(futures):
         if last:
             together.set_result(futures)
 
-    together._drive, together._ready = drive, lambda: all([future.done() for future in futures])
+    together._drive, together._ready = drive, lambda: all([future.done() for future in futures])  # noqa: C419 (asks each of them)
     if not futures:
         together.set_result(futures)
     for future in futures:

@@ -18,7 +18,8 @@ from pydist._functions.matrices import cross as _cross
 from pydist._functions.matrices import matrix_power, vander
 from pydist._functions.products import LinAlgError, mm
 from pydist._functions.reduce import norm as _plain_norm
-from pydist._functions.shape import broadcast_shape, diagonal as _diagonal
+from pydist._functions.shape import broadcast_shape
+from pydist._functions.shape import diagonal as _diagonal
 from pydist.autograd import Function
 
 __all__ = (

@@ -7,11 +7,24 @@ tensor(-0.5772)
 
 from pydist import _C
 from pydist._functions import _register
-from pydist._functions.elementwise import exp2
 from pydist._functions.elements import logit, sinc, xlogy
+from pydist._functions.elementwise import exp2
 from pydist._functions.reduce import logsumexp
 from pydist._functions.special import (
-    digamma, entr, erfc, erfcx, erfinv, i0, lgamma, log_ndtr, mvlgamma, ndtr, ndtri, polygamma, xlog1py, zeta,
+    digamma,
+    entr,
+    erfc,
+    erfcx,
+    erfinv,
+    i0,
+    lgamma,
+    log_ndtr,
+    mvlgamma,
+    ndtr,
+    ndtri,
+    polygamma,
+    xlog1py,
+    zeta,
 )  # fmt: skip
 
 expm1, erf, log1p, round, expit, softmax, log_softmax = (

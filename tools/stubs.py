@@ -82,7 +82,7 @@ def written(text):
     for mark, method in (("methods", True), ("functions", False)):
         lines = "\n".join(block(method))
         pattern = rf"( *# {mark} of the table: tools/stubs.py\n).*?( *# end of the table's {mark}\n)"
-        text, n = re.subn(pattern, lambda m: f"{m[1]}{lines}\n{m[2]}", text, flags=re.S)
+        text, n = re.subn(pattern, lambda m, lines=lines: f"{m[1]}{lines}\n{m[2]}", text, flags=re.S)
         assert n == 1, f"{FILE}: no marks around the table's {mark}"
     return text
 

@@ -1,8 +1,8 @@
 """More products of vectors and matrices."""
 
 from pydist import _C
-from pydist._autocast import as_given, in_float32, in_low
 from pydist._C import Tensor
+from pydist._autocast import as_given, in_float32, in_low
 from pydist._functions._register import both, function, in_place, varargs
 from pydist._functions.products import _scaled, dot, mm, older_order
 from pydist._functions.reduce import norm

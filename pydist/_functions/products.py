@@ -4,8 +4,8 @@ import math
 from functools import wraps
 
 from pydist import _C
-from pydist._autocast import as_given, in_low, in_low_of_cuda
 from pydist._C import Tensor
+from pydist._autocast import as_given, in_low, in_low_of_cuda
 from pydist._functions._register import as_tuple, axis_of, both, broadcast_shape, function, in_place, method, varargs
 from pydist._functions.shape import diagonal
 

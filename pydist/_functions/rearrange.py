@@ -6,9 +6,18 @@ from pydist import _C
 from pydist._C import Tensor
 from pydist._functions._register import as_tuple, axis_of, both, broadcast_shape, function, method, varargs
 from pydist._functions.shape import (
-    chunk, cuts, diag, diagonal, meshgrid, movedim, split, swapaxes, swapdims, tensor_split, vstack,
+    chunk,
+    cuts,
+    diag,
+    diagonal,
+    meshgrid,
+    movedim,
+    split,
+    swapaxes,
+    swapdims,
+    tensor_split,
+    vstack,
 )  # fmt: skip
-
 
 # Joining and cutting.
 

@@ -4,10 +4,19 @@ import math
 from itertools import accumulate
 
 from pydist import _C
-from pydist._autocast import in_float32
 from pydist._C import Tensor
+from pydist._autocast import in_float32
 from pydist._functions._register import (
-    as_tuple, axis_of, both, broadcast_shape, few_pieces, function, in_place, method, size_along, varargs,
+    as_tuple,
+    axis_of,
+    both,
+    broadcast_shape,
+    few_pieces,
+    function,
+    in_place,
+    method,
+    size_along,
+    varargs,
 )  # fmt: skip
 
 

@@ -5,8 +5,8 @@ import math
 from pydist import _C
 from pydist._C import Tensor
 from pydist._functions._register import both, function, in_place
-from pydist._functions.elementwise import isnan
 from pydist._functions.elements import xlogy
+from pydist._functions.elementwise import isnan
 from pydist._functions.indexing import masked_fill
 from pydist.autograd import Function
 

@@ -3,8 +3,8 @@
 import math
 
 from pydist import _C
-from pydist._autocast import in_float32
 from pydist._C import Tensor
+from pydist._autocast import in_float32
 from pydist._functions._register import axis_of, both, function, in_place, values_indices
 from pydist._functions.elementwise import isnan
 from pydist._functions.indexing import masked_fill, shared_by_equals

@@ -1,3 +1,3 @@
 """PyTorch's code generator, which is not used. Settings can be written."""
 
-from pydist._inductor import config  # noqa: F401
+from pydist._inductor import config

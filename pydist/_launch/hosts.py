@@ -13,7 +13,6 @@ import os
 import shlex
 import signal
 import sys
-from time import monotonic
 
 from pydist import _C
 from pydist._launch.job import Job

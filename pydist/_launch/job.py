@@ -13,7 +13,7 @@ import sys
 from time import monotonic
 
 from pydist import _C
-from pydist._launch.fold import NEVER, Fold, Prefix
+from pydist._launch.fold import Fold, NEVER, Prefix
 from pydist._launch.report import Report
 from pydist._launch.sink import Nowhere, Sink
 from pydist._launch.stream import Stream

@@ -1,9 +1,9 @@
 """Gradients by hand: `backward` and `grad`, functions with a gradient of their own, checks against finite differences."""
 
 from pydist import _C
+from pydist._grad_mode import enable_grad, inference_mode, no_grad, set_grad_enabled
 from pydist._legacy import Variable
 from pydist._names import also_named
-from pydist._grad_mode import enable_grad, inference_mode, no_grad, set_grad_enabled
 from pydist.autograd import functional
 from pydist.autograd.anomaly_mode import detect_anomaly, set_detect_anomaly
 from pydist.autograd.function import Function

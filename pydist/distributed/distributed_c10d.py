@@ -1,8 +1,8 @@
 """PyTorch's module of this name: what scripts import from it."""
 
-from pydist.distributed import *  # noqa: F401,F403
+from pydist.distributed import *
 from pydist.distributed._group.process_group import current
-from pydist.distributed._ops.coalescing import _coalescing_manager, _CoalescingManager  # noqa: F401
+from pydist.distributed._ops.coalescing import _CoalescingManager, _coalescing_manager  # noqa: F401
 from pydist.distributed._ops.collectives import _make_nccl_premul_sum  # noqa: F401
 
 

@@ -21,7 +21,7 @@ import weakref
 from datetime import timedelta
 
 from pydist import _C
-from pydist.distributed.store import Store, _Late, _seconds, _Table
+from pydist.distributed.store import Store, _Late, _Table, _seconds
 
 _MAGIC = b"pydist store 3\0\0"
 _RANDOM = 32  # bytes of each side's random number, and of a proof

@@ -3,7 +3,7 @@
 import math
 
 from pydist import _C
-from pydist.distributions.distribution import LOG_2PI, Distribution, broadcast_all
+from pydist.distributions.distribution import Distribution, LOG_2PI, broadcast_all
 
 
 class _Formula(Distribution):

@@ -1,7 +1,7 @@
 """The normal distribution of vectors."""
 
 from pydist import _C, linalg
-from pydist.distributions.distribution import LOG_2PI, Distribution
+from pydist.distributions.distribution import Distribution, LOG_2PI
 
 
 class MultivariateNormal(Distribution):

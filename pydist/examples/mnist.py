@@ -19,9 +19,9 @@ from tqdm import tqdm
 import pydist
 from pydist import distributed as dist
 from pydist import nn, optim
-from pydist.vision.datasets import idx
 from pydist.nn.parallel import DistributedDataParallel
 from pydist.utils.data import DataLoader, DistributedSampler, TensorDataset
+from pydist.vision.datasets import idx
 
 CLASSES = 10
 HIDDEN = 128

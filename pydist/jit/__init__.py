@@ -1,9 +1,9 @@
 """PyTorch's compiler of scripts, accepted: functions and modules run as they are, in Python."""
 
-from typing import Final  # noqa: F401
+from typing import Final
 
-from pydist.jit import annotations  # noqa: F401
-from pydist.nn import Module as ScriptModule  # noqa: F401
+from pydist.jit import annotations
+from pydist.nn import Module as ScriptModule
 
 
 def script(obj, *args, **kwargs):

@@ -9,7 +9,7 @@ to live until the receiver has taken the tensor.
 """
 
 import multiprocessing as _multiprocessing
-from multiprocessing import *  # noqa: F403
+from multiprocessing import *
 
 from pydist.multiprocessing.reductions import init_reductions
 from pydist.multiprocessing.spawn import (

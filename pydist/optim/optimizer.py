@@ -10,7 +10,6 @@ from pydist import _C
 from pydist._grad_mode import enable_grad
 from pydist.utils.hooks import RemovableHandle
 
-
 ParamsT = Iterable[_C.Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, _C.Tensor]]
 
 

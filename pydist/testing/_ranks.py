@@ -16,7 +16,7 @@ from pydist import _C, distributed
 from pydist._launch.options import RANKS_MAX
 from pydist.distributed import threads
 from pydist.multiprocessing._by_value import _Pickler
-from pydist.multiprocessing.spawn import _become_child, _Report, _start
+from pydist.multiprocessing.spawn import _Report, _become_child, _start
 
 _GRACE = 0.5  # s in which ranks whose group was ended may say where they are
 

@@ -11,7 +11,7 @@ import time
 import numpy as np
 import pytest
 
-from lib.ranks import LONG, PRELUDE, WORLDS, Ranks, also_apart, apart_when_long, good, outputs, processes, run
+from lib.ranks import LONG, PRELUDE, Ranks, WORLDS, also_apart, apart_when_long, good, outputs, processes, run
 from lib.trees import FLOATS, INTS, OPS, defined, every_collective, expected, hash_of, reduce_everything, sample
 from pydist import _C
 
@@ -1147,4 +1147,4 @@ def test_random_collectives_many_times():
         print(i)
     """
     for world in (2, 3):
-        assert len({o for o in outputs(processes(world, script))}) == 1
+        assert len(set(outputs(processes(world, script)))) == 1

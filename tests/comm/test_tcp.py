@@ -175,8 +175,8 @@ def test_strangers_at_the_data_port():
         s.sendall(b"garbage from one who has proved itself" * 10)
         _, err = ranks.processes[0].communicate(timeout=10)
         assert "garbage on the data connection" in err and err.count("refused a data connection") == 1
-        for s in (*strangers, s, control):
-            s.close()
+        for one in (*strangers, s, control):
+            one.close()
 
 
 def join_with_token(server, rank):

@@ -83,7 +83,7 @@ class Stream(IterableDataset):
 
 def test_joined_datasets():
     both = Squares(3) + Squares(4)
-    assert type(both) is ConcatDataset and list(both[i] for i in range(7)) == [0, 1, 4, 0, 1, 4, 9]
+    assert type(both) is ConcatDataset and [both[i] for i in range(7)] == [0, 1, 4, 0, 1, 4, 9]
     assert both[-1] == 9 and both[-7] == 0 and both.cumulative_sizes == [3, 7] and len(both + both) == 14
     assert [batch.tolist() for batch in DataLoader(both, 4)] == [[0, 1, 4, 0], [1, 4, 9]]
     for wrong in (7, -8):

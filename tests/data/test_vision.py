@@ -11,11 +11,11 @@ import pydist
 
 np = pytest.importorskip("numpy")
 
-from pydist import vision  # noqa: E402
-from pydist.vision import transforms as T  # noqa: E402
-from pydist.vision import utils  # noqa: E402
-from pydist.vision.transforms import functional as F  # noqa: E402
-from pydist.vision.transforms import v2  # noqa: E402
+from pydist import vision
+from pydist.vision import transforms as T
+from pydist.vision import utils
+from pydist.vision.transforms import functional as F
+from pydist.vision.transforms import v2
 
 
 @pytest.fixture

@@ -15,9 +15,9 @@ import pydist
 
 np = pytest.importorskip("numpy")
 
-from pydist.vision import datasets, transforms  # noqa: E402
-from pydist.vision.datasets import cifar, folder, idx  # noqa: E402
-from pydist.vision.datasets import utils as files  # noqa: E402
+from pydist.vision import datasets, transforms
+from pydist.vision.datasets import cifar, folder, idx
+from pydist.vision.datasets import utils as files
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from pydist import nn
 
 np = pytest.importorskip("numpy")
 
-from pydist.vision import models  # noqa: E402
+from pydist.vision import models
 
 NAMES = models.list_models()
 SMALL = [

@@ -57,7 +57,7 @@ def test_nested_and_with_keywords():
         return checkpoint(block, x, scale=scale, use_reentrant=False)
 
     assert train(lambda block, x: checkpoint(inner, block, x, scale=0.5, use_reentrant=False)) == plain
-    twice = lambda block, x: checkpoint(inner, block, x, 0.5, use_reentrant=False)  # noqa: E731
+    twice = lambda block, x: checkpoint(inner, block, x, 0.5, use_reentrant=False)
     assert train(lambda block, x: checkpoint(twice, block, x, use_reentrant=False)) == plain
     with set_checkpoint_early_stop(False):
         assert train(lambda block, x: checkpoint(inner, block, x, 0.5, use_reentrant=False)) == plain
@@ -126,7 +126,7 @@ def test_memory_is_less():
     assert held(lambda x: checkpoint_sequential(net, 4, x, use_reentrant=False)) < plain * 0.7
     whole = lambda x: checkpoint(
         lambda t: checkpoint_sequential(net, 4, t, use_reentrant=False), x, use_reentrant=False
-    )  # noqa: E731
+    )
     assert held(whole) < plain / 5
 
 

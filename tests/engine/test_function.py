@@ -322,12 +322,12 @@ def test_errors_name_the_function():
         (lambda ctx, x: ctx.mark_dirty(x), "not among the results"),
     ]:
         with pytest.raises(RuntimeError, match=f"BrokenBackward: mark_dirty.*{error}"):
-            broken(pydist, lambda ctx, x: (mark(ctx, x), x * 1)[1], lambda ctx, g: g).apply(x * 1)  # noqa: B023
+            broken(pydist, lambda ctx, x: (mark(ctx, x), x * 1)[1], lambda ctx, g: g).apply(x * 1)
     with pytest.raises(TypeError, match="keyword"):
         square(pydist).apply(x=x)
     for wrong in ("save_for_backward", "mark_dirty", "mark_non_differentiable"):
         with pytest.raises(TypeError, match=wrong):
-            broken(pydist, lambda ctx, x: getattr(ctx, wrong)(5), lambda ctx, g: g).apply(x)  # noqa: B023
+            broken(pydist, lambda ctx, x: getattr(ctx, wrong)(5), lambda ctx, g: g).apply(x)
 
 
 def test_saved_tensors_may_not_change(lib):
@@ -499,7 +499,7 @@ def test_hooks_as_models_keep_them():
 
         def build():
             m = Model()
-            if run:  # noqa: B023
+            if run:
                 m.out.backward(retain_graph=True)
             return weakref.ref(m)
 

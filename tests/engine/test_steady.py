@@ -10,7 +10,7 @@ from pydist import _C, nn, optim
 from pydist.utils.checkpoint import checkpoint
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from benchmarks.workloads.gpt import gpt  # noqa: E402
+from benchmarks.workloads.gpt import gpt
 
 
 def mlp():

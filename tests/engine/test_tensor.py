@@ -248,7 +248,7 @@ def test_errors_name_dimension_index_and_size():
         (3, (3, 0, 3)), ((0, -5), (-5, 1, 4)), ((..., 5), (5, 2, 5)), ((0, None, 0, 9), (9, 2, 5)), (([0, 3],), (3, 0, 3)), ((slice(None), [0, 4]), (4, 1, 4)),
         ((..., [-6]), (-6, 2, 5)), (([0, 0], [1, 7]), (7, 1, 4)), ((slice(1), slice(2), pydist.tensor(8)), (8, 2, 5)),
     ]:  # fmt: skip
-        for use in (lambda: x[key], lambda: x.__setitem__(key, 1.0)):  # noqa: B023
+        for use in (lambda: x[key], lambda: x.__setitem__(key, 1.0)):
             with pytest.raises(IndexError, match="index {} is out of range for dimension {} of size {}".format(*want)):
                 use()
 
@@ -1287,7 +1287,7 @@ LARGE = [
     ],
     ids=str,
 )
-def test_text_is_torchs(options, torch):
+def test_text_with_options_is_torchs(options, torch):
     names = {"nan": math.nan, "inf": math.inf}
     for lib in (pydist, torch):
         lib.set_printoptions(**options)

@@ -22,8 +22,8 @@ import runner
 
 os.environ.setdefault("PYDIST_LOG", "0")  # servers have much to say
 
-from pydist import _C  # noqa: E402
-from pydist.distributed import tcp_store  # noqa: E402
+from pydist import _C
+from pydist.distributed import tcp_store
 
 PATIENCE = 15.0  # s for an honest client's answer, on a busy machine
 GROWTH = 768 << 20  # bytes by which a process may grow: ASan keeps freed memory for a while
@@ -34,7 +34,7 @@ NUMBERS = [0, 1, 2, 3, 7, 31, 32, 33, 255, 1023, 1024, 1025, 65535, 65536, 65537
 VERBS = [b"get", b"set", b"add", b"pop", b"push", b"check", b"keys", b"append", b"compare_set", b"delete", b"length"]
 TIMES = [0, 1, -1, 10**6, 10**9, 2**62, 2**63 - 1, -(2**63)]
 
-secret_file = tempfile.NamedTemporaryFile()  # noqa: SIM115
+secret_file = tempfile.NamedTemporaryFile()
 secret_file.write(b"s" * 32)
 secret_file.flush()
 first_rss = None

@@ -71,7 +71,7 @@ class Worker:
         self.first, self.end, self.seed, self.begun = first, end, first, time.monotonic() + START
         self.verdict = None  # why it ends, where that is neither its last seed nor a death of its own
         self.pipe, theirs = os.pipe()
-        self.log = tempfile.TemporaryFile()  # noqa: SIM115
+        self.log = tempfile.TemporaryFile()
         command = [sys.executable, sys.argv[0], "--worker", f"{first},{end},{theirs}"]
         self.process = subprocess.Popen(command, pass_fds=[theirs], stdout=self.log, stderr=self.log)
         os.close(theirs)

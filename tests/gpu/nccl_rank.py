@@ -39,7 +39,7 @@ from pydist.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import (
 
 EMULATED = "FAKE_NCCL_FOLDER" in os.environ
 FLOATS = ("float32", "float64", "float16", "bfloat16")
-BY_DTYPE = {**{name: ("SUM", "AVG", "PRODUCT", "MIN", "MAX") for name in FLOATS}, "int32": ("SUM", "MIN", "MAX", "PRODUCT"), "int64": ("SUM", "MAX"),
+BY_DTYPE = {**dict.fromkeys(FLOATS, ("SUM", "AVG", "PRODUCT", "MIN", "MAX")), "int32": ("SUM", "MIN", "MAX", "PRODUCT"), "int64": ("SUM", "MAX"),
             "uint8": ("SUM", "MAX"), "bool": ("SUM", "BAND")}  # fmt: skip
 INEXACT = {"float32": 1e-6, "float64": 1e-14, "float16": 2e-3, "bfloat16": 2e-2}
 

@@ -13,10 +13,10 @@ if not pydist.cuda.is_available() or _C.pretended_cuda():
     pytest.skip("no CUDA device", allow_module_level=True)
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[2]), str(Path(__file__).resolve().parent)]
-import timings  # noqa: E402
+import timings
 
-from benchmarks import cuda  # noqa: E402
-from benchmarks.workloads import gpt  # noqa: E402
+from benchmarks import cuda
+from benchmarks.workloads import gpt
 
 
 def test_training_is_measured(monkeypatch):

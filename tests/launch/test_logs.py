@@ -304,7 +304,7 @@ BARS = {
 
 
 @pytest.mark.parametrize("name", BARS)
-def test_bars_in_a_pipe(script, name):  # noqa: F811
+def test_bars_in_a_pipe(script, name):
     pytest.importorskip(name.split()[-1])
     count = 6000 if LONG else 120
     path = script(textwrap.dedent(BARS[name]).replace("COUNT", str(count)))
@@ -325,7 +325,7 @@ def tries(*args, **more):
         yield out, err
 
 
-def test_equal_lines_of_eight_ranks(script):  # noqa: F811
+def test_equal_lines_of_eight_ranks(script):
     path = script(TOGETHER + "for i in range(1000): print('line', i)\n")
     for out, err in tries("--nproc-per-node=8", path):
         assert err == "" and expand(out.encode()) == {r: [f"line {i}" for i in range(1000)] for r in range(8)}
@@ -352,7 +352,7 @@ def in_terminal(*args, keys=None, **env):
 
 
 @pytest.mark.parametrize("name", ["tqdm", "nested tqdm", "rich"])
-def test_bars_on_a_terminal(script, name):  # noqa: F811
+def test_bars_on_a_terminal(script, name):
     pytest.importorskip(name.split()[-1])
     text = textwrap.dedent(BARS[name]).replace("COUNT", "100") + "print('end')\n"
     code, data = in_terminal("--fold=auto", "--nproc-per-node=4", script(TOGETHER + text), NO_COLOR="1")
@@ -365,7 +365,7 @@ def test_bars_on_a_terminal(script, name):  # noqa: F811
     assert len(left) <= (3 if name == "rich" else 2) * 4
 
 
-def test_at_most_three_rows_on_a_terminal(script):  # noqa: F811
+def test_at_most_three_rows_on_a_terminal(script):
     path = script("""
         for i in range(30):
             print(f"\\r{rank}: {i}/{30 + rank} " + "x" * 100, end="", flush=True)
@@ -379,7 +379,7 @@ def test_at_most_three_rows_on_a_terminal(script):  # noqa: F811
     assert {line.partition("] ")[2] for line in left if line} == {"note 0", "note 10", "note 20"}, left
 
 
-def test_colours_prefixes_and_filters(script):  # noqa: F811
+def test_colours_prefixes_and_filters(script):
     path = script(TOGETHER + "print('out')\nif rank == 3: print('err', file=sys.stderr)\n")
     options = ["--nproc-per-node=4", "--role=train", "--prefix={role}:{local_rank}/{host}| "]
     host = os.uname().nodename
@@ -390,7 +390,7 @@ def test_colours_prefixes_and_filters(script):  # noqa: F811
     assert re.fullmatch(r"\d\d:\d\d:\d\d out\n", out) and err == ""
 
 
-def test_files_keep_the_bytes_of_hidden_ranks(script, tmp_path):  # noqa: F811
+def test_files_keep_the_bytes_of_hidden_ranks(script, tmp_path):
     path = script("os.write(1, b'\\r 0%\\r100%\\n')")
     code, out, _, _ = folded("--nproc-per-node=2", "--log-dir", tmp_path, "--rdzv-id=job", "--filter-ranks=1", path)
     assert (code, out) == (0, "[1] 100%\n")
@@ -398,7 +398,7 @@ def test_files_keep_the_bytes_of_hidden_ranks(script, tmp_path):  # noqa: F811
         assert (tmp_path / "job" / "attempt_0" / local / "stdout.log").read_bytes() == b"\r 0%\r100%\n"
 
 
-def test_lines_of_several_hosts_are_one(script, ssh):  # noqa: F811
+def test_lines_of_several_hosts_are_one(script, ssh):
     path = script(
         TOGETHER
         + """
@@ -430,7 +430,7 @@ if rank == 2: print("\\x1b[31m[0] odd\\x1b[0m")
         raise AssertionError(out)
 
 
-def test_bars_of_several_hosts(script, ssh):  # noqa: F811
+def test_bars_of_several_hosts(script, ssh):
     path = script(
         TOGETHER
         + """
@@ -468,7 +468,7 @@ def test_options_of_several_hosts():
     assert plan.shown == {1, 3}
 
 
-def test_a_dead_rank_is_named_behind_many_lines(script):  # noqa: F811
+def test_a_dead_rank_is_named_behind_many_lines(script):
     path = script(TOGETHER + """
 if rank == 3:
     time.sleep(0.5)
@@ -477,7 +477,7 @@ for i in range(100000): print(f"rank {rank} says {i} " + "x" * 80)
 time.sleep(30)
 """)  # fmt: skip
     with start("--fold=auto", "--nproc-per-node=4", path) as process:
-        begin, last = time.monotonic(), None
+        begin = time.monotonic()
         os.set_blocking(process.stdout.fileno(), False)
         while not select.select([process.stderr], [], [], 0)[0]:  # meanwhile somebody reads 1 MB a second
             process.stdout.buffer.raw.read(10000)
@@ -490,7 +490,7 @@ time.sleep(30)
         assert process.wait(timeout=10) == 7
 
 
-def test_hostile_output(script):  # noqa: F811
+def test_hostile_output(script):
     path = script("""
         os.write(1, bytes(range(256)) * 100)
         os.write(1, b"\\xff\\xfe" * 1000 + b"\\n\\x1b[3")

@@ -11,7 +11,7 @@ from functools import partial, partialmethod
 
 from hypothesis import strategies as st
 
-from lib.fuzz_calls import DTYPES, FLOATS, Arguments, Array, Call
+from lib.fuzz_calls import Arguments, Array, Call, DTYPES, FLOATS
 from pydist import _C
 
 
@@ -190,7 +190,7 @@ class Several(Arguments):
         channels = [cin, cout // groups] if transposed else [cout, cin // groups]
         w = self.array([*(channels if self.mostly() else channels[::-1]), *kernel], dtypes, "plain")
         bias = self.array([cout], dtypes, "plain") if self.pick(False, True) else None
-        each = lambda *o: self.pick(*o) if self.pick(True, False) else tuple(self.pick(*o) for _ in range(dims))  # noqa: E731
+        each = lambda *o: self.pick(*o) if self.pick(True, False) else tuple(self.pick(*o) for _ in range(dims))
         stride, padding, dilation = each(1, 2, 3), each(0, 1, 2), each(1, 1, 2)
         if not self.mostly():
             stride, padding = self.pick((0, 1), (1, -1), ((1,) * (dims + 1), 0))
@@ -215,7 +215,7 @@ class Several(Arguments):
         )
 
     def window(self, dims):
-        each = lambda *o: self.pick(*o) if self.pick(True, False) else tuple(self.pick(*o) for _ in range(dims))  # noqa: E731
+        each = lambda *o: self.pick(*o) if self.pick(True, False) else tuple(self.pick(*o) for _ in range(dims))
         kernel = each(2, 1, 3) if self.mostly() else self.pick(0, -1, 9)
         return [
             kernel,

@@ -382,7 +382,7 @@ def _adaptive_avg_pool(dims):
     return lambda x, size: _over_windows(x, dims, _adaptive_windows(x, dims, size), lambda window, *_: window.mean(-1))
 
 
-_sigmoid = lambda x: 1 / (1 + np.exp(-x))  # noqa: E731
+_sigmoid = lambda x: 1 / (1 + np.exp(-x))
 _erf = np.vectorize(math.erf, otypes=[float])
 ACTIVATIONS = {
     "silu": lambda x: x * _sigmoid(x),

@@ -19,7 +19,7 @@ def test_averaged_model(torch, kind):
             "buffers": {"avg_fn": swa.get_ema_avg_fn(0.8), "use_buffers": True},
             "one": {"avg_fn": swa.get_swa_avg_fn()},
         }[kind]
-        model, count = network(lib), 0
+        model = network(lib)
         with lib.no_grad():
             for p in model.parameters():
                 p.copy_(lib.arange(p.numel()).reshape(p.shape) * 0.1)
@@ -37,9 +37,9 @@ def test_averaged_model(torch, kind):
         assert averaged.training and averaged.module[1].momentum == 0.1
         return values, averaged.module[1].running_mean.tolist(), averaged(x).tolist(), list(averaged.state_dict())
 
-    import torch.optim.swa_utils  # noqa: F401
+    import torch.optim.swa_utils
 
-    import pydist.optim.swa_utils  # noqa: F401
+    import pydist.optim.swa_utils
 
     ours, theirs = run(pydist), run(torch)
     assert ours[3] == theirs[3]
@@ -70,7 +70,7 @@ def test_schedule(torch, options):
 
 
 def test_wrong_arguments():
-    from pydist.optim.swa_utils import SWALR, AveragedModel, get_ema_avg_fn, get_ema_multi_avg_fn
+    from pydist.optim.swa_utils import AveragedModel, SWALR, get_ema_avg_fn, get_ema_multi_avg_fn
 
     model = pydist.nn.Linear(1, 1)
     optimizer = pydist.optim.SGD(model.parameters(), lr=0.1)

@@ -141,7 +141,7 @@ def test_hooks_change_arguments_and_results():
     with block.register_forward_pre_hook(lambda m, args, kw: (args, {"factor": 2.0}), with_kwargs=True):
         assert same(block(x), plain)
     with block.register_forward_hook(lambda m, args, out: calls.append(len(args))):
-        second = lambda m, args, kw, out: kw["factor"]  # noqa: E731
+        second = lambda m, args, kw, out: kw["factor"]
         with block.register_forward_hook(second, with_kwargs=True, prepend=True) as first:
             assert block(x, factor=7.0) == 7.0
             assert next(iter(block._forward_hooks)) == first.id

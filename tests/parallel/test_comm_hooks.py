@@ -366,7 +366,7 @@ def test_powersgd_is_its_formula(rank):
 
 
 def test_powersgd_of_full_rank_loses_nothing():
-    state = lambda: PowerSGDState(None, 16, start_powerSGD_iter=2, min_compression_rate=0.01)  # noqa: E731
+    state = lambda: PowerSGDState(None, 16, start_powerSGD_iter=2, min_compression_rate=0.01)
     expected = [sum(parts) / 2 for parts in zip(*own_gradients(2, 2))]
     for got, want in zip(hooked(powerSGD_hook, state, steps=3), expected):
         np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-5)

@@ -5,7 +5,7 @@ import pytest
 import pydist
 from pydist import nn
 from pydist.distributed import threads
-from pydist.distributed.algorithms.join import Join, Joinable, JoinHook
+from pydist.distributed.algorithms.join import Join, JoinHook, Joinable
 from pydist.nn.parallel import DistributedDataParallel
 
 
@@ -255,7 +255,7 @@ def test_accumulation(pattern, static_graph):
     """Two rounds of three micro-batches with zero_grad between: one process's gradients in each pattern."""
 
     def round_of(model, rank, k, sync):
-        loss = lambda m: model(batch(rank, 3 * k + m)).square().sum()  # noqa: E731
+        loss = lambda m: model(batch(rank, 3 * k + m)).square().sum()
         if pattern == "none":
             for m in range(3):
                 loss(m).backward()

@@ -9,9 +9,9 @@ import pytest
 import pydist
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from benchmarks import against, paired, report  # noqa: E402
-from benchmarks.workloads import WORKLOADS, load, ops  # noqa: E402
-from benchmarks.workloads.training import Training  # noqa: E402
+from benchmarks import against, paired, report
+from benchmarks.workloads import WORKLOADS, load, ops
+from benchmarks.workloads.training import Training
 
 
 def test_a_workload_counts_its_products_and_names_its_bits():

@@ -4,7 +4,6 @@ import copy
 import os
 
 import numpy as np
-import pytest
 
 import pydist
 

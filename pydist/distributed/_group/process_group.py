@@ -5,7 +5,7 @@ import threading
 import warnings
 
 from pydist import _C
-from pydist.distributed._group.backend import MPI_LIBRARY, Backend, checked, say_what_serves, serves_by_mpi
+from pydist.distributed._group.backend import Backend, MPI_LIBRARY, checked, say_what_serves, serves_by_mpi
 from pydist.distributed._group.rendezvous import expected, find_mpi_place, find_place, find_store_place, who
 from pydist.distributed._group.tuning import load
 

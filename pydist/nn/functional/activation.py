@@ -3,8 +3,8 @@
 from warnings import warn
 
 from pydist import _C
-from pydist._functions._register import with_out
 from pydist._autocast import in_low
+from pydist._functions._register import with_out
 
 gelu = _C.gelu
 softplus = _C.softplus

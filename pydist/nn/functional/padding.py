@@ -3,8 +3,8 @@
 from itertools import islice
 
 from pydist import _C
-from pydist._autocast import as_given, in_float32
 from pydist._C import pad_around
+from pydist._autocast import as_given, in_float32
 from pydist._functions._register import few_pieces
 from pydist.nn.functional.conv import conv_transpose2d, sizes_of
 

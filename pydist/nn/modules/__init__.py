@@ -136,7 +136,7 @@ from pydist.nn.modules.transformer import (
 from pydist.nn.modules.upsampling import Upsample, UpsamplingBilinear2d, UpsamplingNearest2d
 
 also_named(__name__, channelshuffle="pixels", fold="pixels", pixelshuffle="pixels")
-batchnorm.SyncBatchNorm = SyncBatchNorm  # PyTorch has it there
+batchnorm.SyncBatchNorm = SyncBatchNorm  # noqa: F821 (a submodule); PyTorch has it there
 
 __all__ = [
     "AdaptiveAvgPool1d",

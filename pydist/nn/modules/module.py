@@ -10,7 +10,6 @@ from pydist.nn.modules._backward import BackwardHooks
 from pydist.nn.parameter import Buffer, Parameter
 from pydist.utils.hooks import RemovableHandle
 
-
 # Hooks by the moment at which they run. Those of calls hold (hook, options), the others hooks.
 _HOOKS = (
     "_forward_pre_hooks",

@@ -12,7 +12,7 @@ from pydist.distributed.algorithms.ddp_comm_hooks._bucket import PythonHook
 from pydist.distributed.algorithms.join import Join, Joinable
 from pydist.nn.modules.module import Module
 from pydist.nn.parallel._compress import Sign, TopK
-from pydist.nn.parallel._join import BACKWARD, BUFFERS, FORWARD, MEAN, REDUCES, Follower
+from pydist.nn.parallel._join import BACKWARD, BUFFERS, FORWARD, Follower, MEAN, REDUCES
 
 _MIB = 1 << 20
 _OF_THE_GROUP = ("process_group", "reducer", "_reduced_at_wrap", "_comm_hook", "_follower")  # not copied

@@ -9,8 +9,8 @@ from pydist.optim.lr_scheduler.decay import (
     ExponentialLR,
     LambdaLR,
     LinearLR,
-    MultiplicativeLR,
     MultiStepLR,
+    MultiplicativeLR,
     PolynomialLR,
     StepLR,
 )

@@ -21,24 +21,24 @@ from pydist.vision.models.densenet import (
     densenet169,
     densenet201,
 )
-from pydist.vision.models.mobilenetv2 import MobileNet_V2_Weights, MobileNetV2, mobilenet_v2
+from pydist.vision.models.mobilenetv2 import MobileNetV2, MobileNet_V2_Weights, mobilenet_v2
 from pydist.vision.models.mobilenetv3 import (
+    MobileNetV3,
     MobileNet_V3_Large_Weights,
     MobileNet_V3_Small_Weights,
-    MobileNetV3,
     mobilenet_v3_large,
     mobilenet_v3_small,
 )
 from pydist.vision.models.resnet import (
+    ResNeXt50_32X4D_Weights,
+    ResNeXt101_32X8D_Weights,
+    ResNeXt101_64X4D_Weights,
     ResNet,
     ResNet18_Weights,
     ResNet34_Weights,
     ResNet50_Weights,
     ResNet101_Weights,
     ResNet152_Weights,
-    ResNeXt50_32X4D_Weights,
-    ResNeXt101_32X8D_Weights,
-    ResNeXt101_64X4D_Weights,
     Wide_ResNet50_2_Weights,
     Wide_ResNet101_2_Weights,
     resnet18,

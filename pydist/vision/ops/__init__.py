@@ -5,9 +5,15 @@ from pydist._functions.random import bernoulli
 from pydist.nn import functional as F
 from pydist.vision.ops import boxes, misc
 from pydist.vision.ops.boxes import (
-    batched_nms, box_area, box_convert, box_iou, clip_boxes_to_image, generalized_box_iou, nms,
+    batched_nms,
+    box_area,
+    box_convert,
+    box_iou,
+    clip_boxes_to_image,
+    generalized_box_iou,
+    nms,
 )  # fmt: skip
-from pydist.vision.ops.misc import MLP, Conv2dNormActivation, FrozenBatchNorm2d, Permute, SqueezeExcitation
+from pydist.vision.ops.misc import Conv2dNormActivation, FrozenBatchNorm2d, MLP, Permute, SqueezeExcitation
 
 __all__ = [*boxes.__all__, *misc.__all__, "StochasticDepth", "sigmoid_focal_loss", "stochastic_depth"]
 
