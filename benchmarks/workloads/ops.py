@@ -25,14 +25,9 @@ def _images(lib, n):
     x = lib.randn(n // (16 * side * side), 16, side, side)
     last = x.contiguous(memory_format=lib.channels_last)
     return {
-        "x": x,
-        "last": last,
-        "k": lib.randn(16, 16, 3, 3),
-        "w": lib.randn(16),
-        "b": lib.randn(16),
-        "m": lib.zeros(16),
-        "v": lib.ones(16),
-    }
+        "x": x, "last": last, "k": lib.randn(16, 16, 3, 3), "w": lib.randn(16), "b": lib.randn(16),
+        "m": lib.zeros(16), "v": lib.ones(16),
+    }  # fmt: skip
 
 
 def _square(lib, n):

@@ -7,9 +7,8 @@ from pydist import _C
 from pydist._C import Tensor
 
 NAMES = {}  # the functions of pydist
-FILLS = {
-    name: getattr(Tensor, name) for name in ("bernoulli_", "normal_", "uniform_")
-}  # the engine's, without a generator
+# the engine's, without a generator
+FILLS = {name: getattr(Tensor, name) for name in ("bernoulli_", "normal_", "uniform_")}
 
 
 _WITH_OUT = frozenset(
@@ -72,12 +71,8 @@ def in_place(f):
     def write(self, *args, **kwargs):
         kept = self.clone() if self.requires_grad else self  # what the gradient may read
         result = f(kept, *args, **kwargs)
-        if (
-            result.is_floating_point()
-            and not self.is_floating_point()
-            or self.dtype is _C.bool
-            and result.dtype is not _C.bool
-        ):
+        rounds = result.is_floating_point() and not self.is_floating_point()
+        if rounds or self.dtype is _C.bool and result.dtype is not _C.bool:
             raise _C.DTypeError(f"{write.__name__}: the result is {result.dtype}, the tensor written {self.dtype}")
         return self.copy_(result)
 

@@ -85,9 +85,8 @@ def norm(input, p="fro", dim=None, keepdim=False, dtype=None):
         return size.amax(dim, keepdim=keepdim) if p > 0 else size.amin(dim, keepdim=keepdim)
     if p == 0:
         nonzero = input != 0
-        return masked_fill(masked_fill(input, nonzero, 1.0), ~nonzero, 0.0).sum(
-            dim, keepdim=keepdim
-        )  # its gradient is 0
+        # its gradient is 0
+        return masked_fill(masked_fill(input, nonzero, 1.0), ~nonzero, 0.0).sum(dim, keepdim=keepdim)
     if 0 < p < 1:  # the power has no gradient at 0
         zero = size == 0
         powers = masked_fill(masked_fill(size, zero, 1.0) ** p, zero, 0.0)

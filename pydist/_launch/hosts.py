@@ -140,9 +140,8 @@ class HostsReport:
         if self.plan.on_failure == "keep":
             return self.last.code if self.last else 0
         codes = [worker.code for worker in self.failed]
-        return next(
-            (code for code in codes if code not in (1, SSH_FAILED)), max(codes, default=0)
-        )  # 1: also PeerFailed's
+        # 1: also PeerFailed's
+        return next((code for code in codes if code not in (1, SSH_FAILED)), max(codes, default=0))
 
 
 class HostsJob(Job):

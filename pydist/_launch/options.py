@@ -26,28 +26,13 @@ OPTIONS = (
     ("hosts", "LIST", "", "a:2,b:2: starts the job from here, by ssh: 2 ranks on host a, 2 on b [--nproc-per-node]"),
     ("hostfile", "FILE", "", "the same from a file with lines such as `a:2` or `a slots=2`"),
     ("ssh", "COMMAND", SSH, "how --hosts reaches a host: COMMAND HOST PROGRAM; {host} in it stands for the name"),
-    (
-        "by-ssh",
-        None,
-        False,
-        "how --hosts starts each host's launcher: secret on standard input, whose end is the job's",
-    ),
+    ("by-ssh", None, False, "how --hosts starts each host's launcher: secret on standard input, whose end is the job's"),
     ("max-restarts", "N", "0", "how often the job starts anew after a failure (one host)"),
     ("log-dir", "DIR", "", "writes DIR/ID/attempt_N/LOCAL_RANK/stdout.log and stderr.log; alone: as with --tee 3"),
     ("tee", "WHAT", "", "-t: into files too: 1 stdout, 2 stderr, 3 both, 0 none; or by local rank: 0:3,1:1"),
     ("redirects", "WHAT", "", "-r: the same into files alone"),
-    (
-        "fold",
-        "WHAT",
-        "",
-        "auto: equal lines of several ranks, within 150 ms, are one, `[0-3,5] text`; off [PYDIST_FOLD, auto]",
-    ),
-    (
-        "progress-every",
-        "SECONDS",
-        "30",
-        "in a pipe or file a progress bar is a line at most so often, and at its end; 0: then",
-    ),
+    ("fold", "WHAT", "", "auto: equal lines of several ranks, within 150 ms, are one, `[0-3,5] text`; off [PYDIST_FOLD, auto]"),
+    ("progress-every", "SECONDS", "30", "in a pipe or file a progress bar is a line at most so often, and at its end; 0: then"),
     ("prefix", "TEXT", "[{rank}] ", "before each line of several ranks; also {host} {local_rank} {role} {time}"),
     ("color", "WHEN", "auto", "prefixes in a colour by rank: auto (a terminal, and no NO_COLOR), always or never"),
     ("filter-ranks", "LIST", "", "shows these ranks alone, such as 0,4-7; files of --log-dir have all"),
@@ -60,7 +45,7 @@ OPTIONS = (
     ("rdzv-conf", "LIST", "", ""),
     ("local-addr", "ADDR", "", ""),
     ("use-env", None, False, ""),
-)
+)  # fmt: skip
 SHORT = {"-m": "--module", "-h": "--help", "-t": "--tee", "-r": "--redirects"}
 
 
@@ -68,39 +53,15 @@ class UsageError(Exception):
     pass
 
 
-class Plan(
-    namedtuple(
-        "Plan",
-        "command local hosts host address port run_id role insecure module no_python on_failure max_restarts "
-        "restart log_dir tee redirects slots by_ssh fold progress_every prefix color shown",
-        defaults=(
-            (),
-            1,
-            1,
-            0,
-            "127.0.0.1",
-            0,
-            "",
-            "default",
-            False,
-            False,
-            False,
-            "stop",
-            0,
-            0,
-            "",
-            (),
-            (),
-            (),
-            "",
-            True,
-            30.0,
-            "[{rank}] ",
-            "auto",
-            None,
-        ),
-    )
-):
+_PLAN = {
+    "command": (), "local": 1, "hosts": 1, "host": 0, "address": "127.0.0.1", "port": 0, "run_id": "",
+    "role": "default", "insecure": False, "module": False, "no_python": False, "on_failure": "stop",
+    "max_restarts": 0, "restart": 0, "log_dir": "", "tee": (), "redirects": (), "slots": (), "by_ssh": "",
+    "fold": True, "progress_every": 30.0, "prefix": "[{rank}] ", "color": "auto", "shown": None,
+}  # fmt: skip
+
+
+class Plan(namedtuple("Plan", _PLAN, defaults=_PLAN.values())):
     """What a launcher does: ranks first..first + local - 1 of `world` run the command on this host. address and port
     are host 0's; port 0: a free one. restart: how often it was started before. tee,
     redirects: for each local rank which of its streams, 1 and 2, go into files under log_dir. slots: the ranks of each

@@ -90,9 +90,8 @@ def jvp(func, inputs, v=None, create_graph=False, strict=False):
         inputs, _ = _leaves("jvp", inputs, create_graph)
         outputs, several = _outputs("jvp", func, inputs)
         v = _vector("jvp", v, inputs, True)
-        u = tuple(
-            _C.zeros_like(y.detach()).requires_grad_() for y in outputs
-        )  # J^T u is linear in u: its gradient is J v
+        # J^T u is linear in u: its gradient is J v
+        u = tuple(_C.zeros_like(y.detach()).requires_grad_() for y in outputs)
         turned = _grad("jvp", outputs, inputs, u, True, strict)
         found = _grad("jvp", turned, u, v, create_graph, False)
     return _results(outputs, several, create_graph), _results(found, several, create_graph)

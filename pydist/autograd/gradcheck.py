@@ -187,11 +187,6 @@ def gradgradcheck(
         return tuple(g for g in found if g is not None)
 
     return gradcheck(
-        enable_grad()(gradients),
-        (*inputs, *grads),
-        eps=eps,
-        atol=atol,
-        rtol=rtol,
-        raise_exception=raise_exception,
+        enable_grad()(gradients), (*inputs, *grads), eps=eps, atol=atol, rtol=rtol, raise_exception=raise_exception,
         nondet_tol=nondet_tol,
-    )
+    )  # fmt: skip

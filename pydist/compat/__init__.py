@@ -18,9 +18,8 @@ import types
 _ROOTS = {"torch": "pydist", "torchvision": "pydist.vision"}
 _VERSIONS = {"torch": "2.13.0+pydist", "torchvision": "0.28.0+pydist"}
 
-_STAND_INS = {
-    "tensorboardX": "pydist.compat.tensorboardx"
-}  # packages that scripts use beside torch: ours if not installed
+# packages that scripts use beside torch: ours if not installed
+_STAND_INS = {"tensorboardX": "pydist.compat.tensorboardx"}
 
 _PATH = os.path.join(os.path.dirname(__file__), "path")  # the files there call install()
 

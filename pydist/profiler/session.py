@@ -287,12 +287,6 @@ class profile:
 
 
 __all__ = [
-    "EventList",
-    "ProfilerAction",
-    "ProfilerActivity",
-    "Recording",
-    "profile",
-    "record_function",
-    "schedule",
+    "EventList", "ProfilerAction", "ProfilerActivity", "Recording", "profile", "record_function", "schedule",
     "supported_activities",
-]
+]  # fmt: skip

@@ -153,21 +153,10 @@ def test_the_proof_is_hmac_sha256(n):
         hello(0) + frame(PROOF, b"x" * 32),
     ],
     ids=[
-        "http",
-        "zeros",
-        "noise",
-        "call",
-        "news",
-        "short",
-        "almost",
-        "huge",
-        "version",
-        "descriptor",
-        "proof",
-        "twice",
-        "guess",
+        "http", "zeros", "noise", "call", "news", "short", "almost", "huge", "version", "descriptor", "proof",
+        "twice", "guess",
     ],
-)
+)  # fmt: skip
 def test_garbage_is_refused(server, bad):
     s = dial(server)
     s.sendall(bad)
@@ -922,19 +911,11 @@ def test_an_address_elsewhere_needs_a_secret():
 @pytest.mark.parametrize(
     "url",
     [
-        "tcp://",
-        "tcp://:5",
-        "tcp://localhost",
-        "tcp://localhost:99999",
-        "tcp://localhost:0",
-        "tcp://localhost:x",
-        "udp://localhost:1",
-        "file://",
-        "file:///no/such/folder/x",
-        "tcp://no.such.host.invalid:5",
+        "tcp://", "tcp://:5", "tcp://localhost", "tcp://localhost:99999", "tcp://localhost:0", "tcp://localhost:x",
+        "udp://localhost:1", "file://", "file:///no/such/folder/x", "tcp://no.such.host.invalid:5",
         "tcp://" + "x" * 5000 + ":1",
     ],
-)
+)  # fmt: skip
 def test_bad_urls(url, leave):
     before = descriptors()
     with pytest.raises((ValueError, OSError, _C.DistError)):

@@ -112,14 +112,9 @@ def test_what_we_declare_is_what_the_header_says(tmp_path):
     (tmp_path / "cuda_fp16.h").write_text("")
     (tmp_path / "check.c").write_text(ALIKE)
     command = [
-        *sysconfig.get_config_var("CC").split(),
-        f"-I{tmp_path}",
-        f"-I{header.parent}",
-        f"-I{CSRC}",
-        "check.c",
-        "-o",
+        *sysconfig.get_config_var("CC").split(), f"-I{tmp_path}", f"-I{header.parent}", f"-I{CSRC}", "check.c", "-o",
         "check",
-    ]
+    ]  # fmt: skip
     subprocess.run(command, check=True, cwd=tmp_path)
     subprocess.run([tmp_path / "check"], check=True)
 

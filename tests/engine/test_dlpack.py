@@ -20,13 +20,9 @@ def numbers(dtype):
 
 
 LAYOUTS = [
-    lambda x: x,
-    lambda x: x.permute(2, 0, 1),
-    lambda x: x[1, 1:, ::2],
-    lambda x: x[0, 0, 0],
-    lambda x: x[:, :0],
+    lambda x: x, lambda x: x.permute(2, 0, 1), lambda x: x[1, 1:, ::2], lambda x: x[0, 0, 0], lambda x: x[:, :0],
     lambda x: x[:1].expand(2, 3, 4),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

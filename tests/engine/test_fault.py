@@ -173,13 +173,9 @@ def making_and_copying():
 
     def run():
         (
-            pydist.arange(5),
-            pydist.full((2,), 3),
-            pydist.randperm(9),
-            pydist.randn(2, 2).normal_(),
-            pydist.randint(4, (3,)),
-            pydist.ones_like(x),
-        )
+            pydist.arange(5), pydist.full((2,), 3), pydist.randperm(9), pydist.randn(2, 2).normal_(),
+            pydist.randint(4, (3,)), pydist.ones_like(x),
+        )  # fmt: skip
         assert copy.deepcopy(x).note == [1] and x.detach().tolist() and repr(x * 1)
 
     return run
@@ -364,11 +360,7 @@ def test_a_failed_step_changes_nothing():
 def test_fault_by_environment(tmp_path):
     code = "import pydist\ntry:\n    [pydist.ones(3) for _ in range(100)]\nexcept MemoryError as e:\n    print(type(e).__name__, e)"
     done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        cwd=tmp_path,
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=tmp_path,
         env={**os.environ, "PYDIST_FAULT": "malloc:37"},
-    )
+    )  # fmt: skip
     assert done.stdout.startswith("OutOfMemoryError") and not done.stderr, done

@@ -137,17 +137,11 @@ def test_files_have_pytorchs_names():
     from importlib import import_module
 
     for name, has in {
-        "nn.modules.pixelshuffle": "PixelShuffle",
-        "nn.modules.fold": "Fold",
-        "nn.modules.utils": "_pair",
-        "optim.adamw": "AdamW",
-        "optim.nadam": "NAdam",
-        "nn.utils.clip_grad": "clip_grad_norm_",
-        "autograd.variable": "Variable",
-        "autograd.grad_mode": "no_grad",
-        "distributions.utils": "broadcast_all",
+        "nn.modules.pixelshuffle": "PixelShuffle", "nn.modules.fold": "Fold", "nn.modules.utils": "_pair",
+        "optim.adamw": "AdamW", "optim.nadam": "NAdam", "nn.utils.clip_grad": "clip_grad_norm_",
+        "autograd.variable": "Variable", "autograd.grad_mode": "no_grad", "distributions.utils": "broadcast_all",
         "distributions.transformed_distribution": "TransformedDistribution",
-    }.items():
+    }.items():  # fmt: skip
         assert hasattr(import_module(f"pydist.{name}"), has), name
     assert (
         pydist.nn.modules.utils._pair(3) == (3, 3)

@@ -196,27 +196,12 @@ def test_devices_have_a_hash_and_sizes_a_product():
 
 def test_what_only_the_package_calls_is_not_pydists():
     for name in (
-        "cuda_event_free",
-        "storage_view",
-        "shared_open",
-        "spawn",
-        "session_kill",
-        "die_with",
-        "fault",
-        "comm_init",
-    ):
+        "cuda_event_free", "storage_view", "shared_open", "spawn", "session_kill", "die_with", "fault", "comm_init",
+    ):  # fmt: skip
         assert hasattr(pydist._C, name) and not hasattr(pydist, name)
     for name in (
-        "add",
-        "Tensor",
-        "zeros",
-        "grad",
-        "DistError",
-        "from_dlpack",
-        "set_num_threads",
-        "float32",
-        "Generator",
-    ):
+        "add", "Tensor", "zeros", "grad", "DistError", "from_dlpack", "set_num_threads", "float32", "Generator",
+    ):  # fmt: skip
         assert getattr(pydist, name) is getattr(pydist._C, name)
 
 
@@ -267,15 +252,9 @@ def test_numbers_that_would_take_hours():
 def test_repeats_one_by_one():
     x = pydist.tensor([5, 6, 7, 8])
     for repeats in (
-        [0, 2, 0, 3],
-        [1, 0, 0, 0],
-        [0, 0, 0, 0],
-        [3, 1, 1, 0],
-        (2,),
-        2,
-        pydist.tensor(1),
+        [0, 2, 0, 3], [1, 0, 0, 0], [0, 0, 0, 0], [3, 1, 1, 0], (2,), 2, pydist.tensor(1),
         pydist.tensor([0, 0, 0, 2]),
-    ):
+    ):  # fmt: skip
         counts = repeats.tolist() if isinstance(repeats, pydist.Tensor) else repeats
         counts = [counts] * 4 if isinstance(counts, int) else list(counts) * (4 // len(counts))
         want = [v for v, k in zip(x.tolist(), counts) for _ in range(k)]

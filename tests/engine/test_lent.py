@@ -46,9 +46,8 @@ def test_loans_are_counted():
         t.resize_(7)
     empty = pydist.empty(0)
     loans.append(empty.numpy())
-    with pytest.raises(
-        RuntimeError, match="resize_: .* lent to 1 NumPy array"
-    ):  # out= of no elements takes the result's size
+    # out= of no elements takes the result's size
+    with pytest.raises(RuntimeError, match="resize_: .* lent to 1 NumPy array"):
         pydist.cat([t, t], out=empty)
     loans.clear()
     assert t.resize_(7).shape == (7,)

@@ -39,14 +39,9 @@ def test_more_than_two_gib():
 
 def test_products_of_nothing(lib):
     for a, b, want in [
-        ((0, 3), (3, 4), (0, 4)),
-        ((2, 0), (0, 4), (2, 4)),
-        ((2, 3), (3, 0), (2, 0)),
-        ((0,), (0,), ()),
-        ((5, 0, 3), (5, 3, 2), (5, 0, 2)),
-        ((0, 2, 3), (3, 2), (0, 2, 2)),
-        ((2, 0), (0,), (2,)),
-    ]:
+        ((0, 3), (3, 4), (0, 4)), ((2, 0), (0, 4), (2, 4)), ((2, 3), (3, 0), (2, 0)), ((0,), (0,), ()),
+        ((5, 0, 3), (5, 3, 2), (5, 0, 2)), ((0, 2, 3), (3, 2), (0, 2, 2)), ((2, 0), (0,), (2,)),
+    ]:  # fmt: skip
         x, y = lib.ones(a, requires_grad=True), lib.ones(b, requires_grad=True)
         z = x @ y
         assert tuple(z.shape) == want and z.sum().item() == 0
@@ -169,13 +164,8 @@ def test_a_fork_after_a_product():
         "    os._exit(0 if ok else 1)\n"
         "sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))"
     )
-    command = [
-        sys.executable,
-        "-W",
-        "ignore::DeprecationWarning",
-        "-c",
-        code,
-    ]  # Python 3.12 warns of forks beside threads
+    # Python 3.12 warns of forks beside threads
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", code]
     env = {**os.environ, "OMP_NUM_THREADS": "2"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=env)
     assert (done.returncode, done.stderr) == (0, "")

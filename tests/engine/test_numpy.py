@@ -214,15 +214,9 @@ def test_huge_arrays():
 def test_arrays_over_tensors(dtype):
     x = pydist.from_numpy(of(dtype)).clone()
     views = [
-        x,
-        x.t(),
-        x[1:, ::2],
-        x[0, 3],
-        x[:0],
-        x[:1].expand(5, 6),
-        x.reshape(2, 2, 6).permute(2, 0, 1),
+        x, x.t(), x[1:, ::2], x[0, 3], x[:0], x[:1].expand(5, 6), x.reshape(2, 2, 6).permute(2, 0, 1),
         x[2].view(3, 2),
-    ]
+    ]  # fmt: skip
     for t in views:
         for array in (t.numpy(), np.asarray(t), t.__array__()):
             assert type(array) is np.ndarray and array.dtype == dtype and array.shape == tuple(t.shape)

@@ -21,14 +21,9 @@ def mlp():
 
 def cnn():
     net = nn.Sequential(
-        nn.Conv2d(3, 8, 3),
-        nn.BatchNorm2d(8),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(8, 8, 3),
-        nn.Flatten(),
+        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 8, 3), nn.Flatten(),
         nn.Linear(200, 5),
-    )
+    )  # fmt: skip
     x, t = pydist.randn(4, 3, 16, 16), pydist.randint(0, 5, (4,))
     return net, lambda: nn.functional.nll_loss(net(x).log_softmax(1), t), lambda p: optim.SGD(p, lr=0.1, momentum=0.9)
 

@@ -331,14 +331,9 @@ def test_iteration_and_truth():
     assert [10, 20, 30][pydist.tensor(1)] == 20
     assert 5 in x and 9 not in x
     for broken in (
-        lambda: bool(x),
-        lambda: int(x),
-        lambda: float(x),
-        lambda: len(pydist.tensor(1)),
-        lambda: iter(pydist.tensor(1)),
-        lambda: x.item(),
-        lambda: range(3)[pydist.tensor(1.0)],
-    ):
+        lambda: bool(x), lambda: int(x), lambda: float(x), lambda: len(pydist.tensor(1)),
+        lambda: iter(pydist.tensor(1)), lambda: x.item(), lambda: range(3)[pydist.tensor(1.0)],
+    ):  # fmt: skip
         with pytest.raises((RuntimeError, TypeError, ValueError)):
             broken()
     assert hash(x) == hash(x) and len({x, x, x.clone()}) == 2
@@ -398,19 +393,12 @@ def test_geometry():
 
 def test_strided_views_stay_inside():
     x = pydist.arange(12.0)[2:8]
-    assert x.as_strided((2,), (3,)).tolist() == [2, 5] and x.as_strided((2,), (3,), 0).tolist() == [
-        0,
-        3,
-    ]  # offsets count from the storage's start
+    assert x.as_strided((2,), (3,)).tolist() == [2, 5]
+    assert x.as_strided((2,), (3,), 0).tolist() == [0, 3]  # offsets count from the storage's start
     for broken in (
-        ((13,), (1,), 0),
-        ((2,), (11,), 2),
-        ((2,), (1,), -1),
-        ((2, 2), (1,)),
-        ((2**62, 4), (1, 1)),
-        ((2,), (2**62,)),
+        ((13,), (1,), 0), ((2,), (11,), 2), ((2,), (1,), -1), ((2, 2), (1,)), ((2**62, 4), (1, 1)), ((2,), (2**62,)),
         ((1,), (1,), 12),
-    ):
+    ):  # fmt: skip
         with pytest.raises((RuntimeError, ValueError, IndexError)):
             x.as_strided(*broken)
 
@@ -574,13 +562,9 @@ def test_to():
     assert x.to(pydist.float32, copy=True) is not x and x.to(pydist.zeros(1, dtype=pydist.int16)).dtype == pydist.int16
     assert x.type_as(pydist.zeros(1).double()).dtype == pydist.float64
     for method, dtype in [
-        ("half", "float16"),
-        ("bfloat16", "bfloat16"),
-        ("double", "float64"),
-        ("int", "int32"),
-        ("long", "int64"),
+        ("half", "float16"), ("bfloat16", "bfloat16"), ("double", "float64"), ("int", "int32"), ("long", "int64"),
         ("bool", "bool"),
-    ]:
+    ]:  # fmt: skip
         assert word(getattr(x, method)().dtype) == dtype
     for broken in (lambda: x.to("cuda"), lambda: x.to("nowhere"), lambda: x.to(3), lambda: x.to(nonsense=1)):
         with pytest.raises((RuntimeError, TypeError, ValueError)):
@@ -989,24 +973,8 @@ def test_freed_memory_is_used_again():
     del x
     _C.trim()
     assert _C.cached()["memory"] == 0
-    for n in [
-        0,
-        1,
-        15,
-        16,
-        63,
-        64,
-        65,
-        80,
-        81,
-        1000,
-        4095,
-        4096,
-        4097,
-        5120,
-        5121,
-        100_003,
-    ]:  # around the bounds of the classes
+    # around the bounds of the classes
+    for n in [0, 1, 15, 16, 63, 64, 65, 80, 81, 1000, 4095, 4096, 4097, 5120, 5121, 100_003]:
         x = pydist.full((n,), 7, dtype=pydist.uint8)
         y = pydist.full((n,), 9, dtype=pydist.uint8)
         del x
@@ -1222,15 +1190,8 @@ def test_limits_of_dtypes(name, torch):
     elif ours.is_floating_point:
         a, b = pydist.finfo(ours), torch.finfo(theirs)
         assert (a.bits, a.eps, a.max, a.min, a.tiny, a.smallest_normal, a.resolution, a.dtype) == (
-            b.bits,
-            b.eps,
-            b.max,
-            b.min,
-            b.tiny,
-            b.smallest_normal,
-            b.resolution,
-            b.dtype,
-        )
+            b.bits, b.eps, b.max, b.min, b.tiny, b.smallest_normal, b.resolution, b.dtype,
+        )  # fmt: skip
         assert str(a) == str(b)
     else:
         a, b = pydist.iinfo(ours), torch.iinfo(theirs)
@@ -1278,15 +1239,11 @@ LARGE = [
 @pytest.mark.parametrize(
     "options",
     [
-        {},
-        {"precision": 2, "edgeitems": 1, "threshold": 5},
-        {"profile": "short"},
-        {"profile": "full", "linewidth": 40},
-        {"sci_mode": True},
-        {"sci_mode": False},
+        {}, {"precision": 2, "edgeitems": 1, "threshold": 5}, {"profile": "short"},
+        {"profile": "full", "linewidth": 40}, {"sci_mode": True}, {"sci_mode": False},
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_text_with_options_is_torchs(options, torch):
     names = {"nan": math.nan, "inf": math.inf}
     for lib in (pydist, torch):
@@ -1349,14 +1306,10 @@ def test_copies_leave_nothing_behind():
     x.add_(1)
     assert pickle.loads(data)[1].tolist() == [1.0] * 999 and x._version == version + 1
     for broken in (
-        (pydist.float32, (5,), (1,), 0),
-        (pydist.float32, (2,), (1,), 3),
-        (pydist.float32, (2,), (-1,), 1),
-        (pydist.float32, (2, 2), (1,), 0),
-        (pydist.float64, (2,), (2**62,), 0),
-        (None, (1,), (1,), 0),
+        (pydist.float32, (5,), (1,), 0), (pydist.float32, (2,), (1,), 3), (pydist.float32, (2,), (-1,), 1),
+        (pydist.float32, (2, 2), (1,), 0), (pydist.float64, (2,), (2**62,), 0), (None, (1,), (1,), 0),
         (pydist.int8, (1,), (1,), -1),
-    ):
+    ):  # fmt: skip
         with pytest.raises((ValueError, TypeError)):
             _C.storage_view(pydist.ones(4), *broken)
 

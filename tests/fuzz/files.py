@@ -113,25 +113,9 @@ NAMES += [(module, of) for module, names in _numpy_pickle.Arrays(None).modules.i
 NAMES += [("os", "system"), ("builtins", "eval"), ("builtins", "getattr"), ("pydist", "load"), ("pydist._C", "Tensor"), ("numpy", "load"),
           ("pydist.serialization", "_Names"), ("copyreg", "_reconstructor"), ("builtins", "object")]  # fmt: skip
 KEYS = [
-    "storage",
-    "0",
-    "1",
-    "2",
-    "cpu",
-    "x",
-    "items",
-    "__dict__",
-    "__class__",
-    "data",
-    "requires_grad",
-    "_metadata",
-    "latin1",
-    "u1",
-    "f8",
-    "<",
-    "|",
-    "C",
-]
+    "storage", "0", "1", "2", "cpu", "x", "items", "__dict__", "__class__", "data", "requires_grad", "_metadata",
+    "latin1", "u1", "f8", "<", "|", "C",
+]  # fmt: skip
 SIZES = [0, 1, 2, 3, 4, 7, 8, 16, 100, 255, 256, 4096, 65536, -1, 2**31 - 1, -(2**31)]
 LARGE = [2**31, 2**32, 2**62, 2**63 - 1, 2**63, 2**64, -(2**63), 10**30]
 
@@ -410,21 +394,10 @@ def directory_changed(random, data):
         at = random.choice(places)
         field, size = random.choice(
             [
-                (6, 2),
-                (8, 2),
-                (10, 2),
-                (16, 4),
-                (20, 4),
-                (20, 4),
-                (24, 4),
-                (24, 4),
-                (28, 2),
-                (30, 2),
-                (32, 2),
-                (42, 4),
-                (42, 4),
+                (6, 2), (8, 2), (10, 2), (16, 4), (20, 4), (20, 4), (24, 4), (24, 4), (28, 2), (30, 2), (32, 2),
+                (42, 4), (42, 4),
             ]
-        )
+        )  # fmt: skip
         other = random.choice(places)
         value = random.choice(
             [0, 1, 8, 0xFFFF, 2**31, 2**32 - 2, 2**32 - 1, len(data), *struct.unpack_from("<I", data, other + field)]
@@ -483,29 +456,10 @@ def safe_file(random):
     def number():
         return random.choice(
             [
-                0,
-                1,
-                2,
-                3,
-                8,
-                24,
-                -1,
-                1.5,
-                True,
-                None,
-                "1",
-                2**31,
-                2**62,
-                2**63,
-                2**64,
-                10**300,
-                10**4000,
-                len(body),
-                [],
-                [1],
-                {},
+                0, 1, 2, 3, 8, 24, -1, 1.5, True, None, "1", 2**31, 2**62, 2**63, 2**64, 10**300, 10**4000, len(body),
+                [], [1], {},
             ]
-        )
+        )  # fmt: skip
 
     for _ in range(random.choice([1, 1, 2, 4])):
         entry = random.choice(list(header))

@@ -47,9 +47,8 @@ class Program:
         self.recorded = (
             False  # there may be a cycle that the collector does not see: of a .grad with a graph, of `former`
         )
-        self.former = (
-            weakref.WeakSet()
-        )  # leaves until detached, bases of leaves: a result may become part of its own history
+        # leaves until detached, bases of leaves: a result may become part of its own history
+        self.former = weakref.WeakSet()
         self.pool, self.kept, self.handles = [], [], []
         self.left = random.randrange(10, 70)
 
@@ -385,19 +384,9 @@ STEPS = {
 }  # fmt: skip
 # What threads do with tensors that they share: PyTorch too leaves a tensor alone that another thread computes with.
 CALM = {
-    "new": 4,
-    "unary": 8,
-    "binary": 8,
-    "view": 3,
-    "hook": 4,
-    "unhook": 2,
-    "retain": 4,
-    "drop": 2,
-    "backward": 8,
-    "gradients": 4,
-    "twice": 2,
-    "alive": 1,
-}
+    "new": 4, "unary": 8, "binary": 8, "view": 3, "hook": 4, "unhook": 2, "retain": 4, "drop": 2, "backward": 8,
+    "gradients": 4, "twice": 2, "alive": 1,
+}  # fmt: skip
 
 
 def fits(t):

@@ -36,24 +36,9 @@ LEFT_OUT = set(
 HUGE = (2**47, 2**53, 2**62, 2**63 - 1, 2**63, 2**64, 2**70, -(2**62), -(2**63), -(2**63) - 1, 2**2000)
 SMALL = (0, 1, 2, 3, -1, -2, 5, -7, 17)
 WORDS = (
-    "",
-    "mean",
-    "sum",
-    "none",
-    "constant",
-    "reflect",
-    "nearest",
-    "bilinear",
-    "cpu",
-    "cuda",
-    "cuda:1",
-    "float32",
-    "a\0b",
-    "\udc80",
-    "é" * 600,
-    "%s%n",
-    "ij,jk->ik",
-)
+    "", "mean", "sum", "none", "constant", "reflect", "nearest", "bilinear", "cpu", "cuda", "cuda:1", "float32",
+    "a\0b", "\udc80", "é" * 600, "%s%n", "ij,jk->ik",
+)  # fmt: skip
 DTYPES = (*fuzz_calls.DTYPES, "complex64", "complex128")
 
 
@@ -372,13 +357,9 @@ def hostile(world, value):
         return sequence(world, value)
     if isinstance(value, (int, float)) and r.random() < 0.9:
         kinds = (
-            number(world),
-            r.choice(HUGE),
-            r.choice(SMALL),
-            pydist.tensor(value),
-            float("nan"),
+            number(world), r.choice(HUGE), r.choice(SMALL), pydist.tensor(value), float("nan"),
             np.int64(value) if isinstance(value, int) else value,
-        )
+        )  # fmt: skip
         return number(world, value) if r.random() < 0.7 else r.choice(kinds)
     return anything(world)
 
@@ -566,15 +547,11 @@ def use(world, result, depth=0):
         return
     for f in r.sample(
         (
-            repr,
-            pydist.Tensor.tolist,
-            pydist.sum,
-            lambda t: t.clone(),
-            lambda t: t.sum().backward(),
+            repr, pydist.Tensor.tolist, pydist.sum, lambda t: t.clone(), lambda t: t.sum().backward(),
             lambda t: t.add_(1),
         ),
         2,
-    ):
+    ):  # fmt: skip
         with forgiving():
             f(result)
 

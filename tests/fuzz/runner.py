@@ -146,9 +146,8 @@ def watch(seconds, seed, jobs):
                 running.remove(worker)
                 failures += worker.close()
                 begun += worker.seed - worker.first + 1
-                if (
-                    worker.seed + 1 < worker.end and time.monotonic() < end
-                ):  # it died: a new one goes on behind the seed
+                # it died: a new one goes on behind the seed
+                if worker.seed + 1 < worker.end and time.monotonic() < end:
                     start(worker.seed + 1, worker.end)
         for worker in running:
             if not worker.verdict and time.monotonic() - worker.begun > HANG:

@@ -159,10 +159,8 @@ def test_steps_on_the_device_are_those_of_the_host():
         copy = pydist.zeros_like(p).requires_grad_()
         copied = type(optimizer)([copy], lr=rate)
         copied.load_state_dict(optimizer.state_dict())
-        for param, stepping in (
-            (p, optimizer),
-            (copy, copied),
-        ):  # goes on as it would have, numbers of the method and all
+        # goes on as it would have, numbers of the method and all
+        for param, stepping in ((p, optimizer), (copy, copied)):
             param.data.copy_(before)
             param.grad = before * 2
             stepping.step()

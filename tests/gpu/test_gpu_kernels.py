@@ -95,9 +95,8 @@ def test_permutations_are_the_cpus():
             drawn = []
             for device in ("cpu", "cuda"):
                 pydist.manual_seed(seed)
-                drawn.append(
-                    [pydist.randperm(n, device=device).tolist(), pydist.rand(1).item()]
-                )  # the stream goes on alike, too
+                # the stream goes on alike, too
+                drawn.append([pydist.randperm(n, device=device).tolist(), pydist.rand(1).item()])
             assert drawn[0] == drawn[1] and sorted(drawn[0][0]) == list(range(n))
     found = [pydist.randperm(1000, device=d, generator=pydist.Generator().manual_seed(3)) for d in ("cpu", "cuda")]
     assert found[1].is_cuda and found[0].tolist() == found[1].tolist() != list(range(1000))

@@ -42,16 +42,9 @@ def launch(fake, scenarios, world, fault="", sharing=None, **env):
     """Lines of JSON that ranks wrote for these scenarios, and all output."""
     sharing = sharing or ("apart" if not EMULATED and pydist.cuda.device_count() >= world else "hosts")
     command = [
-        sys.executable,
-        "-m",
-        "pydist.run",
-        "--nproc-per-node",
-        str(world),
-        "--on-failure",
-        "keep",
-        str(RANK),
+        sys.executable, "-m", "pydist.run", "--nproc-per-node", str(world), "--on-failure", "keep", str(RANK),
         *scenarios,
-    ]
+    ]  # fmt: skip
     env = {**os.environ, **fake, "FAKE_NCCL": fault, "SHARING": sharing, "OMP_NUM_THREADS": "1", **env}
     try:
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=LIMIT)
@@ -77,16 +70,9 @@ def died(output):
 
 
 ALIKE = [
-    "graphs:cold",
-    "graphs:warm",
-    "collectives",
-    "ddp",
-    "captured_step",
-    "captured_step:bf16",
-    "hooks",
-    "messages",
+    "graphs:cold", "graphs:warm", "collectives", "ddp", "captured_step", "captured_step:bf16", "hooks", "messages",
     "other_streams",
-]
+]  # fmt: skip
 _found = {}  # by world and settings: what came of each scenario
 
 

@@ -88,13 +88,9 @@ def free_port():
 def start(script, url, rank, world, **env):
     command = [sys.executable, "-c", JOIN + textwrap.dedent(script), url, str(rank), str(world)]
     return subprocess.Popen(
-        command,
-        env=dict(os.environ, OMP_NUM_THREADS="1", **env),
-        text=True,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
+        command, env=dict(os.environ, OMP_NUM_THREADS="1", **env), text=True, stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
 
 
 def finish(processes, timeout=60):

@@ -71,18 +71,9 @@ class Several(Arguments):
 
     def einsum(self):
         spec = self.pick(
-            "ij,jk->ik",
-            "ij,jk",
-            "bij,bjk->bik",
-            "ii->i",
-            "ij->ji",
-            "i,j->ij",
-            "...ij,...jk->...ik",
-            "ij,ij->",
-            "ij,k->j",
-            "ijk,ik->j",
-            "i,i,i->i",
-        )
+            "ij,jk->ik", "ij,jk", "bij,bjk->bik", "ii->i", "ij->ji", "i,j->ij", "...ij,...jk->...ik", "ij,ij->",
+            "ij,k->j", "ijk,ik->j", "i,i,i->i",
+        )  # fmt: skip
         sizes = {letter: self.size() for letter in "bijk"}
         dtypes = (self.pick("float64", "float32"),)
         terms = spec.split("->")[0].split(",")
@@ -181,9 +172,8 @@ class Several(Arguments):
     def convolution(self, dims, transposed=False):
         groups = self.pick(1, 1, 2, 3)
         cin, cout = self.pick(1, 2, 3) * groups, self.pick(1, 2, 3) * groups
-        dtypes = (
-            self.pick("float32", "float64", *(["bfloat16"] if dims < 3 else [])),
-        )  # torch's conv3d reads garbage there
+        # torch's conv3d reads garbage there
+        dtypes = (self.pick("float32", "float64", *(["bfloat16"] if dims < 3 else [])),)
         kernel = [self.pick(1, 2, 3) for _ in range(dims)]
         lead = [self.pick(1, 2, 0), cin] if self.mostly() else [cin]
         x = self.array([*lead, *[self.pick(4, 3, 5, 7, 1) for _ in range(dims)]], dtypes, "plain")

@@ -642,14 +642,9 @@ def reference(name, *args, **kwargs):
 def unary(lo=-2, hi=2, **kw):
     at = partial(T, lo=lo, hi=hi)
     shapes = [
-        at((3, 4)),
-        at((3, 4), layout="T"),
-        at((2, 3), layout="S"),
-        at((2, 3), layout="E"),
-        at(()),
-        at((0, 3)),
+        at((3, 4)), at((3, 4), layout="T"), at((2, 3), layout="S"), at((2, 3), layout="E"), at(()), at((0, 3)),
         at((1,)),
-    ]
+    ]  # fmt: skip
     return [S(t, **kw) for t in shapes] + [
         S(at((1037,)), grad=False, **kw),
         S(at((17, 9), layout="S"), grad=False, **kw),
@@ -730,13 +725,9 @@ def pool1d(**kw):
 
 def adaptive_pool2d(**kw):
     sizes = [
-        ((2, 3, 5, 7), (2, 3)),
-        ((1, 2, 4, 6), (2, 3)),
-        ((2, 3, 4, 4), 1),
-        ((2, 4, 5), 3),
-        ((1, 2, 2, 3), (4, 5)),
+        ((2, 3, 5, 7), (2, 3)), ((1, 2, 4, 6), (2, 3)), ((2, 3, 4, 4), 1), ((2, 4, 5), 3), ((1, 2, 2, 3), (4, 5)),
         ((0, 2, 4, 4), 2),
-    ]
+    ]  # fmt: skip
     out = (
         [S(T(shape), size, **kw) for shape, size in sizes]
         + [S(T((1, 2, 3, 3), grad=False), (0, 2), **kw)]
@@ -938,19 +929,12 @@ SAMPLES["linear_cross_entropy"] = [
 ]
 SAMPLES["recurrent"] = [
     S(
-        T((3, 2, gates * 4)),
-        T((2, 4)),
-        T((2, 4)) if kind == "lstm" else None,
-        T((gates * 4, 4)),
-        bias,
-        kind,
-        reverse,
-        c=64,
-        dtypes="wide",
+        T((3, 2, gates * 4)), T((2, 4)), T((2, 4)) if kind == "lstm" else None, T((gates * 4, 4)), bias, kind,
+        reverse, c=64, dtypes="wide",
     )
     for kind, gates in (("lstm", 4), ("gru", 3), ("rnn_tanh", 1), ("rnn_relu", 1))
     for reverse, bias in ((False, T((gates * 4,))), (True, None))
-] + [S(T((1, 0, 12)), T((0, 3)), T((0, 3)), T((12, 3)), None, "lstm", dtypes="wide")]
+] + [S(T((1, 0, 12)), T((0, 3)), T((0, 3)), T((12, 3)), None, "lstm", dtypes="wide")]  # fmt: skip
 SAMPLES["cross_entropy"] += [
     S(rows, I((4,)), label_smoothing=0.1, dtypes="float"),
     S(rows, I((4,)), T((5,), 0.2, 2, grad=False), ignore_index=2, label_smoothing=0.2, dtypes="float"),
@@ -1004,11 +988,7 @@ LARGE = {
     "resample": S(_image, 2, 56),
     "batch_norm": S(_image, None, None, T((32,)), T((32,)), True),
     "recurrent": S(
-        T((20, 40, 400), -1, 1),
-        T((40, 100), -1, 1),
-        T((40, 100), -1, 1),
-        T((400, 100), -0.1, 0.1),
-        T((400,), -1, 1),
+        T((20, 40, 400), -1, 1), T((40, 100), -1, 1), T((40, 100), -1, 1), T((400, 100), -0.1, 0.1), T((400,), -1, 1),
         "lstm",
     ),
     "dropout": S(_square, 0.5),
@@ -1042,7 +1022,7 @@ LARGE = {
         for name in ("adaptive_max_pool2d", "adaptive_avg_pool2d")
         for layout in "CN"
     },
-}
+}  # fmt: skip
 
 
 def cases(lib, dtype="float32", grad=False):

@@ -25,14 +25,9 @@ def environment(**more):
 def start(*args, **more):
     # a test run in the background of a shell ignores SIGINT, and so would the launcher
     more = {
-        "stdout": subprocess.PIPE,
-        "stderr": subprocess.PIPE,
-        "stdin": subprocess.DEVNULL,
-        "text": True,
-        "env": environment(),
-        "preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-        **more,
-    }
+        "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL, "text": True,
+        "env": environment(), "preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL), **more,
+    }  # fmt: skip
     return subprocess.Popen(command(*args), **more)
 
 

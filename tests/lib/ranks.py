@@ -104,14 +104,10 @@ class Ranks:
             command = [sys.executable, "-c", prelude + textwrap.dedent(script)]
             self.processes.append(
                 subprocess.Popen(
-                    command,
-                    env=e,
-                    pass_fds=[self.server.secret_fd],
-                    text=True,
-                    stdout=subprocess.PIPE,
+                    command, env=e, pass_fds=[self.server.secret_fd], text=True, stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
                 )
-            )
+            )  # fmt: skip
 
     def __enter__(self):
         return self

@@ -69,12 +69,8 @@ print(repr((me, step.steps, log, only(net.a), only(net.b), net.seen.item(), stat
 if me == victim:
     timer.cancel()
 """
-COUNTS = (
-    "after backward",
-    "after step",
-    "late",
-    "split",
-)  # the step in which it happens is made with the dead rank's part
+# the step in which it happens is made with the dead rank's part
+COUNTS = ("after backward", "after step", "late", "split")
 UNSEEN = ("after backward", "after step")  # until the next step
 POINTS = ("before", "forward", "bucket", "between", *COUNTS)
 

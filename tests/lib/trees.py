@@ -44,24 +44,13 @@ def sample(dtype, n, seed):
 
 
 FUNCTIONS = {
-    "sum": np.add,
-    "avg": np.add,
-    "product": np.multiply,
-    "min": np.minimum,
-    "max": np.maximum,
-    "band": np.bitwise_and,
-    "bor": np.bitwise_or,
-    "bxor": np.bitwise_xor,
-}
+    "sum": np.add, "avg": np.add, "product": np.multiply, "min": np.minimum, "max": np.maximum,
+    "band": np.bitwise_and, "bor": np.bitwise_or, "bxor": np.bitwise_xor,
+}  # fmt: skip
 ON_BOOL = {
-    "sum": np.logical_or,
-    "max": np.logical_or,
-    "bor": np.logical_or,
-    "product": np.logical_and,
-    "min": np.logical_and,
-    "band": np.logical_and,
-    "bxor": np.logical_xor,
-}
+    "sum": np.logical_or, "max": np.logical_or, "bor": np.logical_or, "product": np.logical_and,
+    "min": np.logical_and, "band": np.logical_and, "bxor": np.logical_xor,
+}  # fmt: skip
 
 
 def expected(inputs, dtype, op, scale=1.0):

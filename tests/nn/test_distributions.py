@@ -283,13 +283,10 @@ def test_constraints_as_torch():
         assert ours.check(pydist.tensor(values)).tolist() == theirs.check(torch.tensor(values)).tolist(), name
         assert ours.event_dim == theirs.event_dim
     for make in (
-        lambda c: c.interval(0.0, 1.0),
-        lambda c: c.greater_than(0.5),
-        lambda c: c.less_than(1.0),
-        lambda c: c.independent(c.positive, 1),
-        lambda c: c.half_open_interval(0.0, 1.0),
+        lambda c: c.interval(0.0, 1.0), lambda c: c.greater_than(0.5), lambda c: c.less_than(1.0),
+        lambda c: c.independent(c.positive, 1), lambda c: c.half_open_interval(0.0, 1.0),
         lambda c: c.integer_interval(0, 1),
-    ):
+    ):  # fmt: skip
         assert (
             make(D.constraints).check(pydist.tensor(values)).tolist()
             == make(torch.distributions.constraints).check(torch.tensor(values)).tolist()

@@ -197,13 +197,9 @@ def test_views_share_memory_and_history():
 
 def test_view_dtype():
     cases = [
-        ((2, 4), "float32", "int32"),
-        ((2, 4), "float32", "int64"),
-        ((2, 4), "float64", "uint8"),
-        ((2, 4), "float32", "complex64"),
-        ((2,), "complex128", "float32"),
-        ((), "float32", "int32"),
-    ]
+        ((2, 4), "float32", "int32"), ((2, 4), "float32", "int64"), ((2, 4), "float64", "uint8"),
+        ((2, 4), "float32", "complex64"), ((2,), "complex128", "float32"), ((), "float32", "int32"),
+    ]  # fmt: skip
     for shape, dtype, to in cases:
         got, want = (made(lib, shape, 0, dtype, False).view(getattr(lib, to)) for lib in LIBS)
         agree(got, want, to, 0)
@@ -249,13 +245,9 @@ def test_in_and_out():
 
 def test_printed_as_torch():
     for values in (
-        [1 + 2j, 3 - 4.5j],
-        [[1e-5 + 1j, 2j], [100.25, -1j]],
-        1.5 - 2j,
-        [],
-        [complex("nan"), complex("inf"), -1j],
+        [1 + 2j, 3 - 4.5j], [[1e-5 + 1j, 2j], [100.25, -1j]], 1.5 - 2j, [], [complex("nan"), complex("inf"), -1j],
         [float(k) + k / 2 * 1j for k in range(30)],
-    ):
+    ):  # fmt: skip
         for dtype in ("complex64", "complex128"):
             got, want = (str(lib.tensor(values, dtype=getattr(lib, dtype))) for lib in LIBS)
             assert got == want.replace("torch", "pydist"), want
@@ -269,13 +261,8 @@ def test_refused_by_name():
         f = getattr(_C, op)
         with pytest.raises(pydist.DTypeError, match=f"^{op}.*complex64|sort_last.*complex64|argsort.*complex64"):
             f(z, 1) if op in ("softmax", "topk", "clamp") else f(z, z) if op in (
-                "lt",
-                "ge",
-                "maximum",
-                "atan2",
-                "logical_and",
-                "fmod",
-            ) else f(z)
+                "lt", "ge", "maximum", "atan2", "logical_and", "fmod",
+            ) else f(z)  # fmt: skip
     for call, text in [
         (lambda: z.sum().backward(), "require grad"), (lambda: (z.requires_grad_() * 1).sum().backward(), "complex64"), (lambda: pydist.ones(2).mul_(1j), "complex"), (lambda: pydist.ones(2).fill_(1j), "complex"),
         (lambda: pydist.tensor([1j], dtype=pydist.float32), "complex"), (lambda: pydist.arange(1j), "complex"), (lambda: pydist.ones(2).imag, "imag"), (lambda: pydist.view_as_complex(pydist.zeros(3)), "view_as_complex"),
@@ -317,15 +304,9 @@ def test_parameters_and_random():
 def test_optimizers_and_clipping():
     """Of complex parameters, whose parts are numbers of their own."""
     for name, kwargs in {
-        "SGD": {"momentum": 0.9},
-        "Adam": {"amsgrad": True},
-        "AdamW": {},
-        "RMSprop": {"momentum": 0.5},
-        "Adagrad": {"initial_accumulator_value": 0.1},
-        "Adadelta": {},
-        "NAdam": {},
-        "Rprop": {},
-    }.items():
+        "SGD": {"momentum": 0.9}, "Adam": {"amsgrad": True}, "AdamW": {}, "RMSprop": {"momentum": 0.5},
+        "Adagrad": {"initial_accumulator_value": 0.1}, "Adadelta": {}, "NAdam": {}, "Rprop": {},
+    }.items():  # fmt: skip
         found = []
         for lib in LIBS:
             p, target = (

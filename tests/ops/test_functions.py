@@ -180,14 +180,8 @@ def test_in_place(case):
 def test_views_are_views():
     x = pydist.zeros(4, 6)
     for part in (
-        x.split(2)[1],
-        x.chunk(3, 1)[2],
-        x.narrow(0, 1, 2),
-        x.unbind(1)[3],
-        x.diagonal(1),
-        x.movedim(0, 1),
-        x.mT,
-    ):
+        x.split(2)[1], x.chunk(3, 1)[2], x.narrow(0, 1, 2), x.unbind(1)[3], x.diagonal(1), x.movedim(0, 1), x.mT,
+    ):  # fmt: skip
         part.fill_(1)
         assert part._base is x and x.sum().item() == part.numel()
         x.zero_()

@@ -23,15 +23,9 @@ COUNT, _, SEED = os.environ.get("FULL_FUZZ", "600:0").partition(":")
 KNOWN = list(recipes())
 LOOSE = {"float64": 1e-8, "complex128": 1e-8, "float32": 1e-4, "complex64": 1e-4, "float16": 0.02, "bfloat16": 0.1}
 RAISES = (
-    RuntimeError,
-    ValueError,
-    TypeError,
-    IndexError,
-    NotImplementedError,
-    OverflowError,
-    AssertionError,
+    RuntimeError, ValueError, TypeError, IndexError, NotImplementedError, OverflowError, AssertionError,
     ZeroDivisionError,
-)
+)  # fmt: skip
 # torch has no kernel for the dtype, or no such gradient: pydist may have one.
 LACKS = re.compile(
     r"not (yet )?implemented|not (yet |currently )?support|unsupported|does(n't| not) support|no longer supported|"

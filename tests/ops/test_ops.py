@@ -205,39 +205,17 @@ def test_forward_as_torch(name, dtype):
                 assert np.array_equal(numbers(g), numbers(w)), (what, g, w)
             elif dtype == "float64" and name not in ("cast", "dropout"):
                 close(
-                    numbers(g),
-                    numbers(w),
-                    EPS["float64"],
-                    4 * sample.c,
-                    magnitude(name, sample, values) if sample.linear else None,
-                    what,
-                )
+                    numbers(g), numbers(w), EPS["float64"], 4 * sample.c,
+                    magnitude(name, sample, values) if sample.linear else None, what,
+                )  # fmt: skip
             elif dtype not in FLOATS:
                 close(numbers(g), numbers(w), EPS[word(g.dtype)], 4 * sample.c, None, what)
 
 
 SPECIALS = [
-    math.nan,
-    math.inf,
-    -math.inf,
-    0.0,
-    -0.0,
-    1.0,
-    -1.0,
-    0.5,
-    -2.0,
-    3.0,
-    1e-40,
-    1e-310,
-    3e38,
-    -3e38,
-    88.8,
-    -104.0,
-    710.0,
-    -746.0,
-    1e5,
-    1e-8,
-]
+    math.nan, math.inf, -math.inf, 0.0, -0.0, 1.0, -1.0, 0.5, -2.0, 3.0, 1e-40, 1e-310, 3e38, -3e38, 88.8, -104.0,
+    710.0, -746.0, 1e5, 1e-8,
+]  # fmt: skip
 
 
 @needs_torch
@@ -253,16 +231,12 @@ SPECIALS = [
 )
 def test_special_values(name, dtype):
     if "other" not in TABLE[name][0]:
-        columns = [
-            [v for v in SPECIALS if name not in ("sin", "cos", "tan") or not 1e6 < abs(v) < math.inf]
-        ]  # vmath.h: the range of sin
+        # vmath.h: the range of sin
+        columns = [[v for v in SPECIALS if name not in ("sin", "cos", "tan") or not 1e6 < abs(v) < math.inf]]
     else:
         pairs = itertools.product(SPECIALS, SPECIALS)
-        if name in (
-            "remainder",
-            "fmod",
-            "floor_divide",
-        ):  # vmath.h: the range of quotients; torch is not exact in all of it
+        # vmath.h: the range of quotients; torch is not exact in all of it
+        if name in ("remainder", "fmod", "floor_divide"):
             pairs = [(x, y) for x, y in pairs if not y or not abs(x / y) > 2**20 or math.isinf(x)]
         columns = list(zip(*pairs))
     ours = [pydist.tensor(c, dtype=getattr(pydist, dtype)) for c in columns]

@@ -50,9 +50,8 @@ def test_repeats_count_only_while_the_machine_is_ours(monkeypatch):
     probes = iter([2.0, 2.0, 1.2, 1.9, 1.95, 1.9])
     monkeypatch.setattr(paired, "probe", lambda: next(probes))
     found, discarded = paired.paired(peers, 3)
-    assert (
-        found == {"pydist": [0.1] * 3, "torch": [0.001] * 3} and discarded == 2
-    )  # the one that ended, and the one that began, busy
+    # the one that ended, and the one that began, busy
+    assert found == {"pydist": [0.1] * 3, "torch": [0.001] * 3} and discarded == 2
     assert peers[0].calls[-1] == 4 and 350 < peers[1].calls[-1] < 450
     monkeypatch.setattr(paired, "probe", lambda: 1.0)
     with pytest.raises(paired.MachineBusy, match="machine busy: 10 repeats"):

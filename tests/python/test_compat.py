@@ -252,13 +252,8 @@ def test_random_states_are_tensors_of_bytes():
     assert pydist.equal(pydist.rand(3), drawn)
     assert pydist.seed() == pydist.initial_seed() != pydist.random.seed()
     for wrong in (
-        state[:3],
-        state.float(),
-        state.repeat(2)[::2],
-        pydist.zeros(2, 10, dtype=pydist.uint8),
-        (1, 2),
-        None,
-    ):
+        state[:3], state.float(), state.repeat(2)[::2], pydist.zeros(2, 10, dtype=pydist.uint8), (1, 2), None,
+    ):  # fmt: skip
         with pytest.raises(TypeError, match="get_rng_state|argument"):
             pydist.set_rng_state(wrong)
 

@@ -19,17 +19,9 @@ def verdict(lib, a, b, **options):
 def test_verdicts_are_those_of_torch(torch):
     inf, nan = float("inf"), float("nan")
     lists = [
-        [1.0, 2.0],
-        [1.0, 2.00001],
-        [1.0, 2.1],
-        [inf, 1.0],
-        [-inf, 1.0],
-        [nan, 1.0],
-        [1e-9, 0.0],
-        [0.0, 0.0],
-        [1, 2],
+        [1.0, 2.0], [1.0, 2.00001], [1.0, 2.1], [inf, 1.0], [-inf, 1.0], [nan, 1.0], [1e-9, 0.0], [0.0, 0.0], [1, 2],
         [1],
-    ]
+    ]  # fmt: skip
     options = ({}, {"rtol": 0.1, "atol": 0.0}, {"equal_nan": True}, {"check_dtype": False})
     dtypes = ("float32", "float64", "float16", "bfloat16")
     count = 0

@@ -13,20 +13,8 @@ from pydist import _C
 TOP = Path(__file__).resolve().parents[2]
 # A folder includes only headers of folders listed before it.
 ROOMS = [
-    "base",
-    "device",
-    "kernels",
-    "cuda",
-    "tensor",
-    "autograd",
-    "ops",
-    "optim",
-    "mpi",
-    "comm",
-    "parallel",
-    "io",
-    "py",
-]
+    "base", "device", "kernels", "cuda", "tensor", "autograd", "ops", "optim", "mpi", "comm", "parallel", "io", "py",
+]  # fmt: skip
 # The rooms of comm, by levels: a room includes only rooms of levels before its own, so rooms of one level do not know each other.
 COMM = [{"net"}, {"memory"}, {"link"}, {"mesh", "algo", "control"}, {"group"}, {"nccl"}]
 TENSORS = {"tensor", "autograd", "ops", "optim"}  # what comm must not know
@@ -250,27 +238,9 @@ def test_distributed_does_not_know_nn():
 
 
 TEXT = (
-    "*.c",
-    "*.h",
-    "*.def",
-    "*.inc",
-    "*.cu",
-    "*.py",
-    "*.pyi",
-    "*.toml",
-    "*.md",
-    "*.txt",
-    "*.in",
-    "*.cfg",
-    "*.sh",
-    "*.yml",
-    "*.yaml",
-    "*.ipynb",
-    "Makefile",
-    "run",
-    "full",
-    ".gitignore",
-)
+    "*.c", "*.h", "*.def", "*.inc", "*.cu", "*.py", "*.pyi", "*.toml", "*.md", "*.txt", "*.in", "*.cfg", "*.sh",
+    "*.yml", "*.yaml", "*.ipynb", "Makefile", "run", "full", ".gitignore",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(

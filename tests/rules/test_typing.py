@@ -68,14 +68,9 @@ def test_a_script_is_checked(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     command = [
-        sys.executable,
-        "-m",
-        "mypy",
-        "--config-file=",
-        f"--cache-dir={tmp_path / 'cache'}",
-        "--follow-imports=silent",
-        script,
-    ]
+        sys.executable, "-m", "mypy", "--config-file=", f"--cache-dir={tmp_path / 'cache'}",
+        "--follow-imports=silent", script,
+    ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=tmp_path)
     found = {int(m[1]): m[2] for m in re.finditer(r"script\.py:(\d+): error: (.*)", done.stdout)}
     wrong = {i for i, line in enumerate(SCRIPT.split("\n"), 1) if line.endswith("# wrong")}

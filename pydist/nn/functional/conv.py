@@ -154,9 +154,8 @@ def conv_transpose3d(input, weight, bias=None, stride=1, padding=0, output_paddi
     for t in range(taps):
         part = _C.conv_transpose2d(flat, weight[:, :, t], None, stride[1:], padding[1:], more[1:], groups, dilation[1:])
         part = part.reshape(n, depth, *part.shape[1:]).unsqueeze(2)
-        spread = _C.constant_pad_nd(part, (0, 0, 0, 0, 0, 0, 0, stride[0] - 1)).flatten(
-            1, 2
-        )  # planes at a distance of stride
+        # planes at a distance of stride
+        spread = _C.constant_pad_nd(part, (0, 0, 0, 0, 0, 0, 0, stride[0] - 1)).flatten(1, 2)
         start = t * dilation[0]
         spread = _C.constant_pad_nd(
             spread, (0, 0, 0, 0, 0, 0, start - padding[0], full - padding[0] - start - spread.shape[1])

@@ -11,9 +11,8 @@ class _Box:
 
     def __init__(self, buffer, rows):
         self.buffer, self.pieces = buffer, [(at, at + n) for _, at, n in rows if n]
-        self.value = pydist.zeros(
-            buffer.numel(), device=buffer.device
-        )  # gradient and residual; between steps the residual
+        # gradient and residual; between steps the residual
+        self.value = pydist.zeros(buffer.numel(), device=buffer.device)
 
 
 class _Compressed:

@@ -69,9 +69,8 @@ def clip_grads_with_norm_(parameters, max_norm, total_norm, foreach=None):
     grads = _grads(parameters)
     if isinstance(total_norm, _C.Tensor) and total_norm.is_cuda and _on_one_gpu(grads):
         factor = (float(max_norm) / (total_norm.double() + 1e-6)).clamp(max=1.0)
-        alone = [
-            g for g in grads if not g.is_contiguous() or g.dtype is _C.float64
-        ]  # the factor of others is a float32
+        # the factor of others is a float32
+        alone = [g for g in grads if not g.is_contiguous() or g.dtype is _C.float64]
         for grad in alone:
             grad.mul_(factor.to(grad.dtype))
         alone = set(map(id, alone))
