@@ -219,17 +219,15 @@ static void release_all(pd_tensor **t, int n) {
     }
 }
 
-/* t in the memory that waits for this output (pd_vjp_home), else in its own. */
-static pd_status place(pd_tensor *t) {
-    pd_tensor *home = pd_next_home;
-    pd_next_home = NULL;
+/* t in the gradient's destination where it fits, else in memory of its own. */
+static pd_status place(pd_tensor *t, pd_tensor *to) {
     size_t dims = (size_t)t->ndim * sizeof *t->size;
-    if (!home || home->storage->device != pd_device_here || t->dtype != home->dtype || t->ndim != home->ndim ||
-        memcmp(t->size, home->size, dims) || memcmp(t->stride, home->stride, dims))
+    if (!to || to->storage->device != pd_device_here || t->dtype != to->dtype || t->ndim != to->ndim ||
+        memcmp(t->size, to->size, dims) || memcmp(t->stride, to->stride, dims))
         return pd_tensor_allocate(t);
-    PD_TRY(pd_tensor_before_write("backward", home));
-    pd_storage_retain(t->storage = home->storage);
-    t->offset = home->offset;
+    PD_TRY(pd_tensor_before_write("backward", to));
+    pd_storage_retain(t->storage = to->storage);
+    t->offset = to->offset;
     return PD_OK;
 }
 
@@ -238,7 +236,7 @@ static pd_status make_outputs(pd_call *c) {
     for (int i = 0; i < c->nout; i++) PD_TRY(pd_tensor_shell(&c->out[i]));
     PD_TRY(op->infer(c));
     for (int i = 0; i < c->nout; i++)
-        if (!c->out[i]->storage) PD_TRY(place(c->out[i]));
+        if (!c->out[i]->storage) PD_TRY(place(c->out[i], i ? NULL : c->destination));
     return PD_OK;
 }
 
@@ -276,64 +274,59 @@ static pd_status move_inputs(pd_tensor *const *in, int nin, const pd_device *d, 
     return PD_OK;
 }
 
-static pd_status run_here(const pd_def *def, pd_tensor **in, int nin, const void *attrs, pd_tensor **out, int *nout);
+static pd_status run_here(pd_call *c) {
+    const pd_op *op = c->def->op;
+    c->nout = op->nout ? op->nout : 1;
+    bool wants = c->wants = wants_record(c->def, c->in, c->nin);
+    pd_status status;
+    PD_TRY(check_complex(c->def, c->in, c->nin));
+    if (op->compose) {
+        bool mode = pd_grad_mode;
+        pd_grad_mode = mode && !(op->vjp || op->vjp_fast); /* its own gradient replaces that of its parts */
+        status = op->compose(c);
+        pd_grad_mode = mode;
+    } else {
+        status = make_outputs(c);
+    }
+    double work = 0;
+    if (!status) status = run_kernel(c, &work);
+    if (!status && wants) {
+        pd_node *n;
+        status = record(c, c->in, work, &n);
+        if (!status) {
+            for (int i = 0; i < c->nout && !status; i++)
+                if (pd_dtype_category((pd_dtype)c->out[i]->dtype) >= PD_CAT_FLOAT)
+                    status = pd_node_own(n, i, c->out[i]);
+            pd_node_release(n);
+        }
+    }
+    if (!status) return PD_OK;
+    release_all(c->out, c->nout);
+    return pd_trail(__FILE__, __LINE__, status);
+}
 
-static pd_status run_moved(const pd_def *def, pd_tensor **in, int nin, const void *attrs, pd_tensor **out, int *nout,
-                           const pd_device *d) {
+static pd_status run_moved(pd_call *c, const pd_device *d) {
+    int nin = c->nin;
     pd_tensor *few[2 * PD_MAX_PARAMS], **moved = few;
-    if (nin > PD_MAX_PARAMS) PD_TRY(pd_malloc(sizeof *moved * 2 * (size_t)nin, def->name, &moved));
-    pd_status status = move_inputs(in, nin, d, moved, moved + nin);
-    if (!status) status = run_here(def, moved, nin, attrs, out, nout);
+    if (nin > PD_MAX_PARAMS) PD_TRY(pd_malloc(sizeof *moved * 2 * (size_t)nin, c->def->name, &moved));
+    pd_status status = move_inputs(c->in, nin, d, moved, moved + nin);
+    c->in = moved;
+    if (!status) status = run_here(c);
     release_all(moved + nin, nin);
     if (moved != few) pd_free(moved);
     return status;
 }
 
 /* The op on inputs of their final dtypes. */
-static pd_status run(const pd_def *def, pd_tensor **in, int nin, const void *attrs, pd_tensor **out, int *nout) {
+static pd_status run(pd_call *c) {
     const pd_device *d = pd_device_here, *was;
     bool moves = false;
-    if (!(def->op->flags & PD_ANY_DEVICE)) PD_TRY(place_of(def, in, nin, NULL, &d, &moves));
-    if (d == pd_device_here && !moves) return run_here(def, in, nin, attrs, out, nout);
+    if (!(c->def->op->flags & PD_ANY_DEVICE)) PD_TRY(place_of(c->def, c->in, c->nin, NULL, &d, &moves));
+    if (d == pd_device_here && !moves) return run_here(c);
     pd_status status = pd_device_enter(d, &was);
-    if (!status)
-        status = moves ? run_moved(def, in, nin, attrs, out, nout, d) : run_here(def, in, nin, attrs, out, nout);
+    if (!status) status = moves ? run_moved(c, d) : run_here(c);
     pd_device_here = was;
     return status;
-}
-
-static pd_status run_here(const pd_def *def, pd_tensor **in, int nin, const void *attrs, pd_tensor **out, int *nout) {
-    const pd_op *op = def->op;
-    pd_call c = {.def = def, .attrs = attrs, .in = in, .nin = nin, .nout = op->nout ? op->nout : 1};
-    bool wants = c.wants = wants_record(def, in, nin);
-    pd_status status;
-    PD_TRY(check_complex(def, in, nin));
-    if (op->compose) {
-        bool mode = pd_grad_mode;
-        pd_grad_mode = mode && !(op->vjp || op->vjp_fast); /* its own gradient replaces that of its parts */
-        status = op->compose(&c);
-        pd_grad_mode = mode;
-    } else {
-        status = make_outputs(&c);
-    }
-    double work = 0;
-    if (!status) status = run_kernel(&c, &work);
-    if (!status && wants) {
-        pd_node *n;
-        status = record(&c, in, work, &n);
-        if (!status) {
-            for (int i = 0; i < c.nout && !status; i++)
-                if (pd_dtype_category((pd_dtype)c.out[i]->dtype) >= PD_CAT_FLOAT) status = pd_node_own(n, i, c.out[i]);
-            pd_node_release(n);
-        }
-    }
-    if (status) {
-        release_all(c.out, c.nout);
-        return pd_trail(__FILE__, __LINE__, status);
-    }
-    for (int i = 0; i < c.nout; i++) out[i] = c.out[i];
-    if (nout) *nout = c.nout;
-    return PD_OK;
 }
 
 /* Casts what is not of dtype t; cast[] holds one array of nin: `own` those made here. */
@@ -348,36 +341,44 @@ static pd_status cast_inputs(pd_tensor *const *in, int nin, pd_dtype t, pd_tenso
     return PD_OK;
 }
 
-static pd_status call(const pd_def *def, pd_tensor *const *in, int nin, const void *attrs, pd_tensor **out, int *nout,
-                      pd_dtype t) {
+static pd_status run_cast(pd_call *c, pd_dtype t) {
     /* Only lists are long: they get memory of their own. */
+    int nin = c->nin;
     pd_tensor *few[2 * PD_MAX_PARAMS], **cast = few;
-    if (nin > PD_MAX_PARAMS) PD_TRY(pd_malloc(sizeof *cast * 2 * (size_t)nin, def->name, &cast));
+    if (nin > PD_MAX_PARAMS) PD_TRY(pd_malloc(sizeof *cast * 2 * (size_t)nin, c->def->name, &cast));
     pd_tensor **own = cast + nin;
-    pd_status status = cast_inputs(in, nin, t, cast, own);
-    if (!status) status = run(def, cast, nin, attrs, out, nout);
+    pd_status status = cast_inputs(c->in, nin, t, cast, own);
+    c->in = cast;
+    if (!status) status = run(c);
     release_all(own, nin);
     if (cast != few) pd_free(cast);
     return status;
 }
 
-static pd_status apply(const pd_def *def, pd_tensor *const *in, int nin, const void *attrs, pd_tensor **out,
-                       int *nout) {
+/* c's inputs are the caller's; what a step below puts into their place is gone when it returns. */
+static pd_status apply(pd_call *c) {
     pd_dtype t;
-    PD_TRY(compute_dtype(def, in, nin, attrs, &t));
-    if (t == PD_NO_DTYPE || all_of(in, nin, t)) return run(def, (pd_tensor **)(uintptr_t)in, nin, attrs, out, nout);
-    return call(def, in, nin, attrs, out, nout, t);
+    PD_TRY(compute_dtype(c->def, c->in, c->nin, c->attrs, &t));
+    return t == PD_NO_DTYPE || all_of(c->in, c->nin, t) ? run(c) : run_cast(c, t);
 }
 
-pd_status pd_apply(const pd_def *def, pd_tensor *const *in, int nin, const void *attrs, pd_tensor **out, int *nout) {
-    int count;
+pd_status pd_apply_to(const pd_def *def, pd_tensor *const *in, int nin, const void *attrs, pd_tensor *destination,
+                      pd_tensor **out, int *nout) {
     pd_dtype t;
     if (pd_autocast.dtype != PD_NO_DTYPE && (t = pd_autocast_dtype(def->op, in, nin)) != PD_NO_DTYPE)
         return pd_autocast_apply(def, in, nin, attrs, out, nout, t); /* which comes back: one op, one lap */
+    pd_call c = {.def = def, .attrs = attrs ? attrs : def->defaults, .in = (pd_tensor **)(uintptr_t)in, .nin = nin,
+                 .destination = destination};
     pd_lap lap = pd_lap_begin();
-    pd_status status = apply(def, in, nin, attrs ? attrs : def->defaults, out, nout ? nout : &count);
-    if (pd_lap_is_on(&lap) && !status) pd_lap_end_op(&lap, PD_LAP_OP, def, in, nin, out, nout ? *nout : count);
-    return status;
+    PD_TRY(apply(&c));
+    for (int i = 0; i < c.nout; i++) out[i] = c.out[i];
+    if (nout) *nout = c.nout;
+    if (pd_lap_is_on(&lap)) pd_lap_end_op(&lap, PD_LAP_OP, def, in, nin, out, c.nout);
+    return PD_OK;
+}
+
+pd_status pd_apply(const pd_def *def, pd_tensor *const *in, int nin, const void *attrs, pd_tensor **out, int *nout) {
+    return pd_apply_to(def, in, nin, attrs, NULL, out, nout);
 }
 
 /* ---- results into a given tensor --------------------------------------------------------------------------------- */

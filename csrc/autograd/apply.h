@@ -7,6 +7,9 @@
 /* in: nin borrowed tensors by the signature (NULL for a missing optional or an Operand that is a number); attrs: the
    op's struct, NULL for the defaults. out: [new] tensors, *nout of them (NULL where the caller knows). */
 pd_status pd_apply(const pd_def *def, pd_tensor *const *in, int nin, const void *attrs, pd_tensor **out, int *nout);
+/* The same in a vjp; output 0 is made in `destination` (pd_vjp_destination) where that is not NULL and fits. */
+pd_status pd_apply_to(const pd_def *def, pd_tensor *const *in, int nin, const void *attrs, pd_tensor *destination,
+                      pd_tensor **out, int *nout);
 
 /* The result is written into `into`: in[0] itself (in place) or another tensor (out=). The dtype must be able to hold
    it. */

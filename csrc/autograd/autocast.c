@@ -68,8 +68,7 @@ void pd_cast_vjp(pd_vjp *v) {
     const pd_dtype to = (pd_dtype)v->node->edges[0].dtype;
     pd_tensor *g = v->g[0];
     if ((pd_dtype)g->dtype != to) {
-        pd_vjp_home(v, 0);
-        pd_status status = pd_engine.cast(v->g[0], to, &g);
+        pd_status status = pd_engine.cast_to(v->g[0], to, pd_vjp_destination(v, 0), &g);
         g = pd_vjp_keep(v, status, g);
     }
     pd_vjp_set(v, 0, g);

@@ -69,7 +69,7 @@ pd_status pd_engine_at_end(pd_closure c) {
 
 static size_t hash(const void *key) { return (size_t)(((uintptr_t)key >> 4) * 0x9E3779B97F4A7C15u >> 20); }
 
-static entry *find(run *r, const void *key) {
+static entry *find(const run *r, const void *key) {
     for (size_t i = hash(key);; i++) {
         uint32_t s = r->slots[i & (r->nslots - 1)];
         if (!s) return NULL;
@@ -186,8 +186,8 @@ static bool is_ours(const pd_tensor *t) { /* nobody else can see it or its memor
     return t->refs == 1 && t->storage->refs == 1 && !t->base && !t->storage->drop && !t->requires_grad;
 }
 
-/* Whether t, a gradient of e, may be added to where it lies: ours, or made in a leaf's home (pd_vjp_home), which nobody
-   reads before it is whole. */
+/* Whether t, a gradient of e, may be added to where it lies: ours, or made in a leaf's destination, which nobody reads
+   before it is whole. */
 static bool may_grow(const entry *e, const pd_tensor *t) {
     const pd_tensor *home = e->leaf && e->leaf->meta ? e->leaf->meta->destination.view : NULL;
     return is_ours(t) ||
@@ -283,7 +283,7 @@ static bool is_alone(const pd_tensor *g) {
 static pd_status first_grad(const pd_meta *m, pd_tensor *g, pd_tensor **out) {
     pd_tensor *view = m->destination.view;
     if (view) {
-        if (g->storage != view->storage || g->offset != view->offset) /* else made there (pd_vjp_home) */
+        if (g->storage != view->storage || g->offset != view->offset) /* else made there */
             PD_TRY(pd_engine.copy_into(view, g));
         pd_tensor_retain(*out = view);
         return PD_OK;
@@ -385,19 +385,19 @@ static pd_status arrive(run *r, const pd_edge *edge) {
     return e->node ? push(r, index) : e->needed ? finish_leaf(r, index) : PD_OK;
 }
 
-_Thread_local pd_tensor *pd_next_home;
-
 /* Only where it will be the first and only gradient: what comes later is added to it. */
-void pd_vjp_home(pd_vjp *v, int i) {
+pd_tensor *pd_vjp_destination(const pd_vjp *v, int i) {
     const pd_edge *e = &v->node->edges[i];
-    run *r = v->run;
-    if (!r || v->status || r->b->inputs || v->create_graph) return;
+    const run *r = v->run;
+    if (!r || v->status || r->b->inputs || v->create_graph) return NULL;
     if (is_passed(r, e)) { /* made in the leaf's dtype, it is the leaf's */
-        if (find(r, e->fn)->one) return;
+        if (find(r, e->fn)->one) return NULL;
         e = &e->fn->edges[0];
     }
     const pd_meta *m = e->leaf ? e->leaf->meta : NULL;
-    if (m && m->destination.view && !m->grad && !find(r, e->leaf)->one) pd_next_home = m->destination.view;
+    pd_tensor *view = m ? m->destination.view : NULL;
+    if (!view || m->grad || find(r, e->leaf)->one) return NULL;
+    return view;
 }
 
 pd_tensor *pd_vjp_sum(pd_vjp *v, int i) {
@@ -431,7 +431,6 @@ static pd_status call_node(run *r, entry *e, pd_tensor **g, pd_tensor **gin) {
     pd_lap lap = pd_lap_begin();
     n->kind->run(&v);
     if (pd_lap_is_on(&lap) && !v.status) pd_lap_end_node(&lap, &v);
-    pd_next_home = NULL;
     for (int i = 0; finite && i < n->nin && !v.status; i++)
         if (!pd_nan_finite(gin[i])) v.status = pd_nan_report("the gradient of input", pd_node_name(n), i, gin[i]);
     for (int i = 0; pd_anomaly.check_nan && i < n->nin && !v.status; i++)

@@ -81,6 +81,7 @@ typedef struct pd_call {
     pd_tensor **in;              /* [borrowed] after promotion; NULL where an optional one is missing */
     pd_tensor *out[PD_MAX_OUTS]; /* infer: shells to give geometry; kernel: allocated; compose: to be set, [new] */
     int nin, nout;
+    pd_tensor *destination; /* [borrowed] where output 0, a gradient, may be made; NULL: anywhere */
     bool wants; /* it will be recorded: a compose with a gradient of its own may prepare it */
     void *scratch;
 } pd_call;

@@ -188,6 +188,7 @@ typedef struct pd_engine_ops {
     pd_status (*add_into)(pd_tensor *a, pd_tensor *b);                     /* a += b, not recorded */
     pd_status (*sum_to)(pd_tensor *g, int ndim, const int64_t *size, pd_tensor **out);
     pd_status (*cast)(pd_tensor *t, pd_dtype dtype, pd_tensor **out);
+    pd_status (*cast_to)(pd_tensor *t, pd_dtype dtype, pd_tensor *destination, pd_tensor **out); /* pd_apply_to */
     pd_status (*copy_into)(pd_tensor *to, pd_tensor *from);                /* not recorded */
     pd_status (*write)(pd_tensor *to, pd_tensor *from);                    /* copy_, recorded */
     pd_status (*clone)(pd_tensor *t, pd_tensor **out);                     /* keeps dense strides */
@@ -230,15 +231,14 @@ void pd_vjp_end(pd_vjp *v);
 pd_tensor *pd_vjp_keep(pd_vjp *v, pd_status status, pd_tensor *t);
 /* The gradient of input i; t is borrowed, NULL does nothing. */
 void pd_vjp_set(pd_vjp *v, int i, pd_tensor *t);
-/* The next op that this thread runs makes the gradient of input i: it may be made where it will lie, in the home of the
-   leaf, which saves a copy. To be called right before it, for gradients that are large. */
-void pd_vjp_home(pd_vjp *v, int i);
+/* [borrowed] where the gradient of input i will lie, if that is known: the op that makes it is given this (pd_x_to),
+   which saves a copy of what is large. NULL: anywhere. */
+pd_tensor *pd_vjp_destination(const pd_vjp *v, int i);
 /* [borrowed] what has arrived so far of input i's gradient, where it may be added to in place of pd_vjp_set: for
    gradients that are zero but in a part. Else NULL. */
 pd_tensor *pd_vjp_sum(pd_vjp *v, int i);
 /* Whether the gradient of input i may be given in float32 though the input is of 16 bits: it was cast from float32, and
    nobody else sees that gradient. */
 bool pd_vjp_may_widen(const pd_vjp *v, int i);
-extern _Thread_local pd_tensor *pd_next_home; /* [borrowed] apply.c takes it for the next output that it fits */
 
 #endif

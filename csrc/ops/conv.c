@@ -104,9 +104,9 @@ static pd_status conv_kernel(const pd_call *c) {
 }
 
 static pd_tensor *grad_call(pd_vjp *v, pd_op_id op, pd_tensor *a, pd_tensor *b, const conv_attrs *attrs,
-                            const int64_t *size) {
+                            const int64_t *size, pd_tensor *destination) {
     grad_attrs ga = {*attrs, {size[0], size[1], size[2], size[3]}};
-    return pd_x_call2(v, op, a, b, &ga);
+    return a && b ? pd_x_to(v, op, &ga, 2, (pd_tensor *[]){a, b}, destination) : NULL;
 }
 
 static void conv_vjp(pd_vjp *v) {
@@ -114,10 +114,10 @@ static void conv_vjp(pd_vjp *v) {
     const pd_edge *e = v->node->edges;
     pd_reduce_attrs rest = {.dim = {.n = 3, .v = {0, 2, 3}}, .dtype = PD_NO_DTYPE};
     if (pd_vjp_needs(v, 0))
-        pd_vjp_set(v, 0, grad_call(v, PD_OP_conv2d_grad_input, g, pd_vjp_in(v, 1), v->attrs, e[0].size));
-    pd_vjp_home(v, 1);
+        pd_vjp_set(v, 0, grad_call(v, PD_OP_conv2d_grad_input, g, pd_vjp_in(v, 1), v->attrs, e[0].size, NULL));
     if (pd_vjp_needs(v, 1))
-        pd_vjp_set(v, 1, grad_call(v, PD_OP_conv2d_grad_weight, g, pd_vjp_in(v, 0), v->attrs, e[1].size));
+        pd_vjp_set(v, 1, grad_call(v, PD_OP_conv2d_grad_weight, g, pd_vjp_in(v, 0), v->attrs, e[1].size,
+                                   pd_vjp_destination(v, 1)));
     if (pd_vjp_needs(v, 2)) pd_vjp_set(v, 2, pd_x_call1(v, PD_OP_sum, g, &rest));
 }
 
@@ -198,7 +198,8 @@ static void gi_vjp(pd_vjp *v) {
     pd_tensor *g = v->g[0], *in[3] = {g, pd_vjp_in(v, 1), NULL};
     if (pd_vjp_needs(v, 0) && in[1]) pd_vjp_set(v, 0, pd_x(v, PD_OP_conv2d, &a->conv, 3, in));
     if (pd_vjp_needs(v, 1))
-        pd_vjp_set(v, 1, grad_call(v, PD_OP_conv2d_grad_weight, pd_vjp_in(v, 0), g, &a->conv, v->node->edges[1].size));
+        pd_vjp_set(v, 1, grad_call(v, PD_OP_conv2d_grad_weight, pd_vjp_in(v, 0), g, &a->conv, v->node->edges[1].size,
+                                   NULL));
 }
 
 static void gw_vjp(pd_vjp *v) {
@@ -206,7 +207,8 @@ static void gw_vjp(pd_vjp *v) {
     pd_tensor *g = v->g[0], *in[3] = {pd_vjp_in(v, 1), g, NULL};
     if (pd_vjp_needs(v, 0) && in[0]) pd_vjp_set(v, 0, pd_x(v, PD_OP_conv2d, &a->conv, 3, in));
     if (pd_vjp_needs(v, 1))
-        pd_vjp_set(v, 1, grad_call(v, PD_OP_conv2d_grad_input, pd_vjp_in(v, 0), g, &a->conv, v->node->edges[1].size));
+        pd_vjp_set(v, 1, grad_call(v, PD_OP_conv2d_grad_input, pd_vjp_in(v, 0), g, &a->conv, v->node->edges[1].size,
+                                   NULL));
 }
 
 #define GRAD_ATTRS "int[2] stride, int[2] padding, int[2] dilation, int groups, int[4] size"

@@ -229,16 +229,18 @@ pd_val pd_x1(pd_vjp *v, pd_op_id op, pd_val x) {
     return pd_val_of(pd_x_call1(v, op, x.t, NULL));
 }
 
-pd_val pd_x2(pd_vjp *v, pd_op_id op, pd_val x, pd_val y) {
+pd_val pd_x2_to(pd_vjp *v, pd_op_id op, pd_val x, pd_val y, pd_tensor *destination) {
     struct { pd_scalar x, y, alpha; } attrs = {pd_number(x.c), pd_number(y.c), pd_number(1)};
     pd_tensor *in[2] = {x.t, y.t}, *out = NULL;
     if (v->status || !x.ok || !y.ok) return (pd_val){0};
     if (!x.t && !y.t) return pd_const(fold2(op, x.c, y.c));
     if (x.t) attrs.x.cat = -1;
     if (y.t) attrs.y.cat = -1;
-    pd_status status = pd_apply(&pd_defs[op], in, 2, &attrs, &out, NULL);
+    pd_status status = pd_apply_to(&pd_defs[op], in, 2, &attrs, destination, &out, NULL);
     return pd_val_of(pd_vjp_keep(v, status, out));
 }
+
+pd_val pd_x2(pd_vjp *v, pd_op_id op, pd_val x, pd_val y) { return pd_x2_to(v, op, x, y, NULL); }
 
 pd_val pd_x_where(pd_vjp *v, pd_op_id compare, pd_val p, pd_val q, pd_val then, pd_val other) {
     struct { pd_scalar x, y; } attrs = {pd_number(then.c), pd_number(other.c)};
@@ -262,12 +264,16 @@ pd_status pd_x_end(pd_vjp *v, pd_tensor *result, pd_tensor **out) {
     return v->status;
 }
 
-pd_tensor *pd_x(pd_vjp *v, pd_op_id op, const void *attrs, int nin, pd_tensor *const *in) {
+pd_tensor *pd_x_to(pd_vjp *v, pd_op_id op, const void *attrs, int nin, pd_tensor *const *in, pd_tensor *destination) {
     pd_tensor *out[PD_MAX_OUTS] = {0};
     if (v->status) return NULL;
-    pd_status status = pd_apply(&pd_defs[op], in, nin, attrs, out, NULL);
+    pd_status status = pd_apply_to(&pd_defs[op], in, nin, attrs, destination, out, NULL);
     for (int i = 1; i < PD_MAX_OUTS && !status && out[i]; i++) pd_vjp_keep(v, PD_OK, out[i]);
     return pd_vjp_keep(v, status, out[0]);
+}
+
+pd_tensor *pd_x(pd_vjp *v, pd_op_id op, const void *attrs, int nin, pd_tensor *const *in) {
+    return pd_x_to(v, op, attrs, nin, in, NULL);
 }
 
 pd_tensor *pd_x_call1(pd_vjp *v, pd_op_id op, pd_tensor *x, const void *attrs) {

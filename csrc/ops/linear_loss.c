@@ -228,9 +228,9 @@ static void fused_fast(pd_vjp *v) {
     if (v->status) return;
     for (int k = GX; k <= GB; k++) {
         if (!pd_vjp_needs(v, of[k])) continue;
-        pd_tensor *g = pd_vjp_out(v, k);
-        pd_vjp_home(v, of[k]);
-        if (g) pd_vjp_set(v, of[k], pd_device_here->kernels ? pd_x_mul(v, g, by) : pd_x_scale(v, g, factor.d));
+        pd_val g = pd_val_of(pd_vjp_out(v, k)), f = pd_device_here->kernels ? pd_val_of(by) : pd_const(factor.d);
+        if (f.t || f.c != 1) g = pd_x2_to(v, PD_OP_mul, g, f, pd_vjp_destination(v, of[k]));
+        pd_vjp_set(v, of[k], g.t);
     }
 }
 

@@ -366,21 +366,20 @@ static double linear_work(const pd_call *c) {
 }
 
 /* a @ b, matrices, as the gradient of input i: of autocast's in float32 at once. */
-static pd_tensor *grad_product(pd_vjp *v, int i, pd_tensor *a, pd_tensor *b) {
-    bool wide = a && a->dtype == PD_BF16 && pd_vjp_may_widen(v, i);
-    return pd_x_call2(v, wide ? PD_OP_bmm_wide : PD_OP_bmm, a, b, NULL);
+static pd_tensor *grad_product(pd_vjp *v, int i, pd_tensor *a, pd_tensor *b, pd_tensor *destination) {
+    pd_tensor *in[2] = {a, b};
+    if (!a || !b) return NULL;
+    bool wide = a->dtype == PD_BF16 && pd_vjp_may_widen(v, i);
+    return pd_x_to(v, wide ? PD_OP_bmm_wide : PD_OP_bmm, NULL, 2, in, destination);
 }
 
 /* The gradients of weight and bias by one product, where a GPU's library sums g's columns on its way: g is read once
-   less. Not where the weight's has a home, which a product alone finds. */
+   less. Not where the weight's has a destination, which a product alone finds. */
 static bool grads_at_once(pd_vjp *v, pd_tensor *g, pd_tensor *x) {
     bool wide = g && g->dtype == PD_BF16 && pd_vjp_may_widen(v, 1), done = false;
     if (v->status || !x || !pd_device_here->kernels || (g->dtype == PD_BF16 && pd_vjp_may_widen(v, 2)) != wide)
         return false;
-    pd_vjp_home(v, 1);
-    bool home = pd_next_home != NULL;
-    pd_next_home = NULL;
-    if (home) return false;
+    if (pd_vjp_destination(v, 1)) return false;
     pd_gemm s = {.t = (pd_dtype)g->dtype, .batch = 1, .M = g->size[1], .N = x->size[1], .K = g->size[0],
                  .a_row = g->stride[1], .a_col = g->stride[0], .b_row = x->stride[0], .b_col = x->stride[1],
                  .c_row = x->size[1], .wide = wide};
@@ -407,15 +406,14 @@ static void linear_vjp(pd_vjp *v) {
     pd_tensor *g2 = g->ndim == 2 ? g : pd_x_call1(v, PD_OP_reshape, g, &rows);
     rows.shape.v[1] = w->size[1];
     if (pd_vjp_needs(v, 0)) {
-        pd_tensor *gx = grad_product(v, 0, g2, w);
+        pd_tensor *gx = grad_product(v, 0, g2, w, NULL);
         pd_vjp_set(v, 0, ex->ndim == 2 ? gx : pd_x_call1(v, PD_OP_reshape, gx, &whole));
     }
     if (pd_vjp_needs(v, 1)) {
         pd_tensor *x2 = x->ndim == 2 ? x : pd_x_call1(v, PD_OP_reshape, x, &rows);
         if (!v->create_graph && pd_vjp_needs(v, 2) && grads_at_once(v, g2, x2)) return;
         pd_tensor *gt = turned(v, g2);
-        pd_vjp_home(v, 1);
-        pd_vjp_set(v, 1, grad_product(v, 1, gt, x2));
+        pd_vjp_set(v, 1, grad_product(v, 1, gt, x2, pd_vjp_destination(v, 1)));
     }
     pd_reduce_attrs over = {.dim = {.n = 1, .v = {0}}, .dtype = PD_NO_DTYPE};
     if (pd_vjp_needs(v, 2)) pd_vjp_set(v, 2, pd_x_call1(v, PD_OP_sum, g2, &over));

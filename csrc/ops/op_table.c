@@ -58,10 +58,11 @@ static pd_status copy_into(pd_tensor *to, pd_tensor *from) {
     return status;
 }
 
-static pd_status cast(pd_tensor *t, pd_dtype dtype, pd_tensor **out) {
+static pd_status cast_to(pd_tensor *t, pd_dtype dtype, pd_tensor *destination, pd_tensor **out) {
     pd_cast_attrs attrs = {dtype};
-    return pd_call1(PD_OP_cast, t, &attrs, out);
+    return pd_apply_to(PD_DEF(cast), &t, 1, &attrs, destination, out, NULL);
 }
+static pd_status cast(pd_tensor *t, pd_dtype dtype, pd_tensor **out) { return cast_to(t, dtype, NULL, out); }
 
 static pd_status clone(pd_tensor *t, pd_tensor **out) { return pd_call1(PD_OP_clone, t, NULL, out); }
 static pd_status ones_like(pd_tensor *t, pd_tensor **out) { return pd_full_like(t, 1, out); }
@@ -87,6 +88,7 @@ pd_status pd_ops_init(void) {
                                 .add_into = add_into,
                                 .sum_to = pd_sum_to,
                                 .cast = cast,
+                                .cast_to = cast_to,
                                 .copy_into = copy_into,
                                 .write = write_to,
                                 .clone = clone,

@@ -94,11 +94,14 @@ pd_val pd_x_number(pd_vjp *v, double re, double im);
 pd_tensor *pd_x_conj(pd_vjp *v, pd_tensor *t);
 pd_val pd_x1(pd_vjp *v, pd_op_id op, pd_val x);
 pd_val pd_x2(pd_vjp *v, pd_op_id op, pd_val x, pd_val y);
+pd_val pd_x2_to(pd_vjp *v, pd_op_id op, pd_val x, pd_val y, pd_tensor *destination); /* as pd_x_to */
 pd_val pd_x_if(pd_vjp *v, pd_op_id compare, pd_val p, pd_val q, pd_val then); /* then where p ? q, else 0 */
 pd_val pd_x_where(pd_vjp *v, pd_op_id compare, pd_val p, pd_val q, pd_val then,
                   pd_val other); /* then and other not both numbers */
 /* Any op on tensors; NULL where v has failed or a required input is NULL. */
 pd_tensor *pd_x(pd_vjp *v, pd_op_id op, const void *attrs, int nin, pd_tensor *const *in);
+/* The same, made in `destination` (pd_vjp_destination) where that is not NULL and fits. */
+pd_tensor *pd_x_to(pd_vjp *v, pd_op_id op, const void *attrs, int nin, pd_tensor *const *in, pd_tensor *destination);
 pd_tensor *pd_x_call1(pd_vjp *v, pd_op_id op, pd_tensor *x, const void *attrs);
 pd_tensor *pd_x_call2(pd_vjp *v, pd_op_id op, pd_tensor *x, pd_tensor *y, const void *attrs);
 pd_tensor *pd_x_mul(pd_vjp *v, pd_tensor *x, pd_tensor *y);
