@@ -397,6 +397,8 @@ pd_tensor *pd_vjp_destination(const pd_vjp *v, int i) {
     const pd_meta *m = e->leaf ? e->leaf->meta : NULL;
     pd_tensor *view = m ? m->destination.view : NULL;
     if (!view || m->grad || find(r, e->leaf)->one) return NULL;
+    for (int k = 0; k < v->node->nin; k++) /* the same leaf may be another input, too */
+        if (v->gin[k] && v->gin[k]->storage == view->storage && v->gin[k]->offset == view->offset) return NULL;
     return view;
 }
 

@@ -113,6 +113,26 @@ def test_a_gradient_has_one_owner():
     threads.run(work, 2)
 
 
+def test_a_leaf_that_is_two_inputs_of_an_op():
+    """Both gradients may be made in the bucket: the second one does not write over the first."""
+
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            pydist.manual_seed(1)
+            self.w = nn.Parameter(pydist.randn(4, 4))
+
+        def forward(self, target):
+            return 3 * nn.functional.linear_cross_entropy(self.w, self.w, target)
+
+    def grad(model):
+        model(pydist.arange(4)).backward()
+        return next(model.parameters()).grad
+
+    one = grad(Twice())
+    assert all(x < 1e-6 for x in threads.run(lambda rank: difference(grad(DistributedDataParallel(Twice())), one), 2))
+
+
 def test_gradients_are_views_of_buckets():
     def work(rank):
         model = DistributedDataParallel(net())
