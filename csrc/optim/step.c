@@ -8,8 +8,6 @@
 #include "base/profile.h"
 #include "ops/ops.h"
 
-static _Thread_local pd_tensor *unless, *from_lr, *from_step, *from_own[2]; /* pd_step_unless, pd_step_from */
-
 /* Complex numbers are pairs of real ones to all steps, as in PyTorch. */
 static pd_dtype part_of(const pd_tensor *t) { return pd_dtype_part((pd_dtype)t->dtype); }
 static int64_t parts_of(const pd_tensor *t) {
@@ -91,6 +89,23 @@ static pd_status lay(const char *op, const pd_tensor *dense, pd_tensor *t, bool 
 
 /* ---- steps ------------------------------------------------------------------------------------------------------- */
 
+static pd_status check_number(const char *op, const pd_tensor *t) {
+    if (t->dtype == PD_F32 && t->numel == 1 && t->storage->device->kernels) return PD_OK;
+    return pd_fail(PD_E_VALUE, "%s: %s of shape %s on %s (expected one float32 on a GPU)", op,
+                   pd_dtype_name((pd_dtype)t->dtype), pd_tensor_shape(t), t->storage->device->name);
+}
+
+/* The numbers of a GPU's that the step reads, and those that it writes. */
+static pd_status check_numbers(const char *op, const pd_step_lists *l) {
+    pd_tensor *numbers[] = {l->skip, l->lr, l->step, l->own[0], l->own[1]};
+    for (int i = 0; i < 5; i++) {
+        if (!numbers[i]) continue;
+        PD_TRY(check_number(op, numbers[i]));
+        if (i >= 2) PD_TRY(pd_check_writable(op, numbers[i]));
+    }
+    return PD_OK;
+}
+
 /* Where the number lies, which must be where the parameter is. */
 static pd_status number_near(const char *op, int64_t i, const pd_tensor *p, pd_tensor *number, const char *what,
                              void **to) {
@@ -120,11 +135,11 @@ static pd_status segment(const char *op, const pd_step_lists *l, int64_t i, pd_s
     if (!is_dense(p)) PD_TRY(take_copy(op, NULL, true, c, &dense));
     *s = (pd_segment_step){.p = pd_tensor_data(dense), .n = parts_of(p), .chance = l->chance};
     PD_TRY(lay(op, dense, g, false, c, &s->g));
-    PD_TRY(number_near(op, i, p, unless, "where the scaler found infinities", (void **)(uintptr_t)&s->skip));
-    PD_TRY(number_near(op, i, p, from_lr, "as the learning rate", (void **)(uintptr_t)&s->lr));
-    PD_TRY(number_near(op, i, p, from_step, "as the number of steps", (void **)&s->step));
+    PD_TRY(number_near(op, i, p, l->skip, "where the scaler found infinities", (void **)(uintptr_t)&s->skip));
+    PD_TRY(number_near(op, i, p, l->lr, "as the learning rate", (void **)(uintptr_t)&s->lr));
+    PD_TRY(number_near(op, i, p, l->step, "as the number of steps", (void **)&s->step));
     for (int k = 0; k < 2; k++)
-        PD_TRY(number_near(op, i, p, from_own[k], "as a number of the step", (void **)&s->own[k]));
+        PD_TRY(number_near(op, i, p, l->own[k], "as a number of the step", (void **)&s->own[k]));
     pd_tensor *const *lists[] = {l->m, l->v, l->w};
     void **to[] = {&s->m, &s->v, &s->w};
     for (int k = 0; k < 3; k++) {
@@ -138,7 +153,7 @@ static pd_status segment(const char *op, const pd_step_lists *l, int64_t i, pd_s
 
 /* The door, for all that the step writes where it lies; copies pass it on their way back. */
 static pd_status before_writes(const char *op, const pd_step_lists *l, const pd_segment_step *s) {
-    pd_tensor *numbers[] = {from_step, from_own[0], from_own[1]};
+    pd_tensor *numbers[] = {l->step, l->own[0], l->own[1]};
     for (int k = 0; k < 3; k++)
         if (numbers[k]) PD_TRY(pd_tensor_before_write(op, numbers[k]));
     for (int64_t i = 0; i < l->count; i++) {
@@ -155,6 +170,7 @@ static pd_status before_writes(const char *op, const pd_step_lists *l, const pd_
 static pd_status segments(const char *op, const pd_step_lists *l, copies *c, pd_segment_step **out,
                           pd_storage ***held, int64_t *total) {
     size_t n = (size_t)l->count;
+    PD_TRY(check_numbers(op, l));
     do {
         *total = 0;
         c->made = c->count;
@@ -297,32 +313,6 @@ pd_status pd_scale_tensors(pd_tensor *const *tensors, int64_t count, double by, 
             PD_TRY(pd_check_writable("scale_tensors", t));
             PD_TRY(check_float("scale_tensors", i, t));
         }
-    return PD_OK;
-}
-
-static pd_status check_number(const char *op, const pd_tensor *t) {
-    if (t->dtype == PD_F32 && t->numel == 1 && t->storage->device->kernels) return PD_OK;
-    return pd_fail(PD_E_VALUE, "%s: %s of shape %s on %s (expected one float32 on a GPU)", op,
-                   pd_dtype_name((pd_dtype)t->dtype), pd_tensor_shape(t), t->storage->device->name);
-}
-
-pd_status pd_step_unless(pd_tensor *t) {
-    if (t) PD_TRY(check_number("step_unless", t));
-    unless = t;
-    return PD_OK;
-}
-
-pd_status pd_step_from(pd_tensor *lr, pd_tensor *step, pd_tensor *const own[2]) {
-    pd_tensor *written[] = {step, own[0], own[1]};
-    if (lr) PD_TRY(check_number("step_from", lr));
-    for (int i = 0; i < 3; i++) {
-        if (!written[i]) continue;
-        PD_TRY(check_number("step_from", written[i]));
-        PD_TRY(pd_check_writable("step_from", written[i]));
-    }
-    from_lr = lr;
-    from_step = step;
-    from_own[0] = own[0], from_own[1] = own[1];
     return PD_OK;
 }
 

@@ -8,11 +8,18 @@
 /* Parallel lists of count tensors, all of one dtype and, by entry, of one shape. grads come from the parameters. Lists
    that the method does not use are NULL. All may lie in memory in any order: the step runs over the parameter's, with a
    copy of what differs from it. Nothing is written where a check fails. chance: pd_segment_step's. What
-   autocast casts is written in 16 bits as well (autocast.h). */
+   autocast casts is written in 16 bits as well (autocast.h).
+
+   On a GPU the kernel may read numbers where the parameters lie, in each replay of a graph, too: one F32 each, NULL:
+   the method's struct has it. */
 typedef struct pd_step_lists {
     pd_tensor *const *params, *const *m, *const *v, *const *w;
     int64_t count;
     uint64_t chance;
+    pd_tensor *skip;   /* the step changes nothing where this is not 0 (the loss scaler found infinities) */
+    pd_tensor *lr;
+    pd_tensor *step;   /* the number of steps so far, to which this one adds itself */
+    pd_tensor *own[2]; /* NAdam's mu_product, ASGD's eta and mu, which the step brings up to date */
 } pd_step_lists;
 
 pd_status pd_step_sgd(const pd_step_lists *l, const pd_sgd *c);
@@ -37,14 +44,6 @@ pd_status pd_scale_tensors(pd_tensor *const *tensors, int64_t count, double by, 
 /* Floating tensors of a GPU times by's one element; found's becomes 1 where an element was not finite. Both F32,
    of the tensors' device. Nothing is waited for. */
 pd_status pd_unscale(pd_tensor *const *tensors, int64_t count, pd_tensor *by, pd_tensor *found);
-/* This thread's steps on a GPU change nothing where t's one element (F32, there) is not 0; NULL: they do. The caller
-   keeps t. */
-pd_status pd_step_unless(pd_tensor *t);
-/* This thread's steps on a GPU take the learning rate, and the number of steps so far (to which they add one), from
-   these (one F32 each, there); NULL: from their arguments. own: NAdam's mu_product, ASGD's eta and mu, which the step
-   brings up to date. The caller keeps them. */
-pd_status pd_step_from(pd_tensor *lr, pd_tensor *step, pd_tensor *const own[2]);
-
 /* .grad of each is dropped (set_to_none) or filled with zeros. */
 pd_status pd_zero_grads(pd_tensor *const *params, int64_t count, bool set_to_none);
 

@@ -4,8 +4,13 @@
 #include "optim/step.h"
 #include "py/py.h"
 
-/* Up to four parallel lists, the first the parameters. */
-typedef struct { PyObject *seq[4]; pd_tensor **t[4]; Py_ssize_t n; } lists;
+/* Up to four parallel lists, the first the parameters; of a step also `on_device`. */
+typedef struct {
+    PyObject *seq[4];
+    pd_tensor **t[4];
+    Py_ssize_t n;
+    pd_tensor *on_device[5]; /* skip, lr, step, own */
+} lists;
 
 static void free_lists(lists *l) {
     for (int i = 0; i < 4; i++) {
@@ -37,6 +42,29 @@ fail:
     return false;
 }
 
+/* The lists of a step, and `on_device`: NULL, None or (skip, lr, step, *own), each a tensor or None. */
+static bool read_step(const char *op, PyObject *const *o, int count, PyObject *on_device, lists *l) {
+    bool none = !on_device || on_device == Py_None;
+    if (!none && !(PyTuple_Check(on_device) && PyTuple_GET_SIZE(on_device) <= 5)) {
+        PyErr_Format(PyExc_TypeError, "%s: on_device is %R (expected None or (skip, lr, step, *own))", op, on_device);
+        return false;
+    }
+    if (!read_lists(op, o, count, l)) return false;
+    for (Py_ssize_t i = 0; !none && i < PyTuple_GET_SIZE(on_device); i++) {
+        PyObject *t = PyTuple_GET_ITEM(on_device, i);
+        if (t == Py_None || (l->on_device[i] = pd_py_expect_tensor(t, op, "on_device"))) continue;
+        free_lists(l);
+        return false;
+    }
+    return true;
+}
+
+static pd_step_lists step_of(const lists *l, pd_tensor **m, pd_tensor **v, pd_tensor **w) {
+    pd_tensor *const *d = l->on_device;
+    return (pd_step_lists){.params = l->t[0], .m = m, .v = v, .w = w, .count = l->n,
+                           .skip = d[0], .lr = d[1], .step = d[2], .own = {d[3], d[4]}};
+}
+
 static PyObject *finish(lists *l, pd_status status) {
     free_lists(l);
     if (status) return pd_py_raise(status);
@@ -45,163 +73,172 @@ static PyObject *finish(lists *l, pd_status status) {
 
 static PyObject *sgd_step(PyObject *module, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"params",   "momentum_buffers", "lr",    "momentum", "dampening", "weight_decay",
-                            "nesterov", "maximize",         "first", "chance",   NULL};
-    PyObject *o[2] = {NULL, NULL};
+                            "nesterov", "maximize",         "first", "chance", "on_device", NULL};
+    PyObject *o[2] = {NULL}, *on_device = NULL;
     pd_sgd c = {0};
     int nesterov = 0, maximize = 0, first = 0;
     unsigned long long chance = 0;
     lists l;
     (void)module;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|$ddddpppK:sgd_step", names, &o[0], &o[1], &c.lr, &c.momentum,
-                                     &c.dampening, &c.weight_decay, &nesterov, &maximize, &first, &chance) ||
-        !read_lists("sgd_step", o, 2, &l))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|$ddddpppKO:sgd_step", names, &o[0], &o[1], &c.lr, &c.momentum,
+                                     &c.dampening, &c.weight_decay, &nesterov, &maximize, &first, &chance,
+                                     &on_device) ||
+        !read_step("sgd_step", o, 2, on_device, &l))
         return NULL;
+    pd_step_lists s = step_of(&l, l.t[1], NULL, NULL);
+    s.chance = chance;
     c.nesterov = nesterov, c.maximize = maximize, c.first = first;
     if (c.momentum != 0 && !l.t[1])
         return finish(&l, pd_fail(PD_E_VALUE, "sgd_step: momentum %g without momentum buffers", c.momentum));
-    return finish(&l, pd_step_sgd(&(pd_step_lists){.params = l.t[0], .m = l.t[1], .count = l.n, .chance = chance}, &c));
+    return finish(&l, pd_step_sgd(&s, &c));
 }
 
 static PyObject *adam_step(PyObject *module, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"params",  "exp_avgs",  "exp_avg_sqs", "max_exp_avg_sqs", "lr",
                             "beta1",   "beta2",     "eps",         "weight_decay",    "step",
-                            "amsgrad", "decoupled", "maximize",    "chance",          NULL};
-    PyObject *o[4] = {NULL};
+                            "amsgrad", "decoupled", "maximize",    "chance", "on_device", NULL};
+    PyObject *o[4] = {NULL}, *on_device = NULL;
     pd_adam c = {0};
     int amsgrad = 0, decoupled = 0, maximize = 0;
     long long step = 0;
     unsigned long long chance = 0;
     lists l;
     (void)module;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOO|$dddddLpppK:adam_step", names, &o[0], &o[1], &o[2], &o[3],
-                                     &c.lr, &c.beta1, &c.beta2, &c.eps, &c.weight_decay, &step, &amsgrad, &decoupled,
-                                     &maximize, &chance) ||
-        !read_lists("adam_step", o, 4, &l))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOO|$dddddLpppKO:adam_step", names, &o[0], &o[1], &o[2], &o[3],
+                                     &c.lr, &c.beta1, &c.beta2, &c.eps, &c.weight_decay, &step, &amsgrad,
+                                     &decoupled, &maximize, &chance, &on_device) ||
+        !read_step("adam_step", o, 4, on_device, &l))
         return NULL;
+    pd_step_lists s = step_of(&l, l.t[1], l.t[2], l.t[3]);
+    s.chance = chance;
     c.step = step, c.amsgrad = amsgrad, c.decoupled = decoupled, c.maximize = maximize;
     if (!l.t[1] || !l.t[2] || (amsgrad && !l.t[3]))
         return finish(&l, pd_fail(PD_E_VALUE, "adam_step: a state list is None"));
     if (step < 1) return finish(&l, pd_fail(PD_E_VALUE, "adam_step: step is %lld (expected at least 1)", step));
-    return finish(&l, pd_step_adam(
-                          &(pd_step_lists){
-                              .params = l.t[0], .m = l.t[1], .v = l.t[2], .w = l.t[3], .count = l.n, .chance = chance},
-                          &c));
+    return finish(&l, pd_step_adam(&s, &c));
 }
 
 static PyObject *adadelta_step(PyObject *module, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"params", "square_avgs",  "acc_deltas", "lr", "rho",
-                            "eps",    "weight_decay", "maximize",   NULL};
-    PyObject *o[3] = {NULL};
+                            "eps",    "weight_decay", "maximize", "on_device", NULL};
+    PyObject *o[3] = {NULL}, *on_device = NULL;
     pd_adadelta c = {0};
     int maximize = 0;
     lists l;
     (void)module;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO|$ddddp:adadelta_step", names, &o[0], &o[1], &o[2], &c.lr,
-                                     &c.rho, &c.eps, &c.weight_decay, &maximize) ||
-        !read_lists("adadelta_step", o, 3, &l))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO|$ddddpO:adadelta_step", names, &o[0], &o[1], &o[2], &c.lr,
+                                     &c.rho, &c.eps, &c.weight_decay, &maximize, &on_device) ||
+        !read_step("adadelta_step", o, 3, on_device, &l))
         return NULL;
+    pd_step_lists s = step_of(&l, l.t[2], l.t[1], NULL);
     c.maximize = maximize;
     if (!l.t[1] || !l.t[2]) return finish(&l, pd_fail(PD_E_VALUE, "adadelta_step: a state list is None"));
-    return finish(&l, pd_step_adadelta(&(pd_step_lists){.params = l.t[0], .v = l.t[1], .m = l.t[2], .count = l.n}, &c));
+    return finish(&l, pd_step_adadelta(&s, &c));
 }
 
 static PyObject *rmsprop_step(PyObject *module, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"params", "square_avgs",  "momentum_buffers", "grad_avgs", "lr",       "alpha",
-                            "eps",    "weight_decay", "momentum",         "centered",  "maximize", NULL};
-    PyObject *o[4] = {NULL};
+                            "eps",    "weight_decay", "momentum",         "centered",  "maximize", "on_device", NULL};
+    PyObject *o[4] = {NULL}, *on_device = NULL;
     pd_rmsprop c = {0};
     int centered = 0, maximize = 0;
     lists l;
     (void)module;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOO|$dddddpp:rmsprop_step", names, &o[0], &o[1], &o[2], &o[3],
-                                     &c.lr, &c.alpha, &c.eps, &c.weight_decay, &c.momentum, &centered, &maximize) ||
-        !read_lists("rmsprop_step", o, 4, &l))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOO|$dddddppO:rmsprop_step", names, &o[0], &o[1], &o[2], &o[3],
+                                     &c.lr, &c.alpha, &c.eps, &c.weight_decay, &c.momentum, &centered, &maximize,
+                                     &on_device) ||
+        !read_step("rmsprop_step", o, 4, on_device, &l))
         return NULL;
+    pd_step_lists s = step_of(&l, l.t[2], l.t[1], l.t[3]);
     c.centered = centered, c.maximize = maximize;
     if (!l.t[1] || (c.momentum != 0 && !l.t[2]) || (centered && !l.t[3]))
         return finish(&l, pd_fail(PD_E_VALUE, "rmsprop_step: a state list is None"));
-    return finish(&l, pd_step_rmsprop(
-                          &(pd_step_lists){.params = l.t[0], .v = l.t[1], .m = l.t[2], .w = l.t[3], .count = l.n}, &c));
+    return finish(&l, pd_step_rmsprop(&s, &c));
 }
 
 static PyObject *adagrad_step(PyObject *module, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"params", "sums", "lr", "lr_decay", "eps", "weight_decay", "step", "maximize", NULL};
-    PyObject *o[2] = {NULL};
+    static char *names[] = {"params", "sums", "lr", "lr_decay", "eps", "weight_decay", "step", "maximize",
+                            "on_device", NULL};
+    PyObject *o[2] = {NULL}, *on_device = NULL;
     pd_adagrad c = {0};
     int maximize = 0;
     long long step = 0;
     lists l;
     (void)module;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|$ddddLp:adagrad_step", names, &o[0], &o[1], &c.lr, &c.lr_decay,
-                                     &c.eps, &c.weight_decay, &step, &maximize) ||
-        !read_lists("adagrad_step", o, 2, &l))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|$ddddLpO:adagrad_step", names, &o[0], &o[1], &c.lr, &c.lr_decay,
+                                     &c.eps, &c.weight_decay, &step, &maximize, &on_device) ||
+        !read_step("adagrad_step", o, 2, on_device, &l))
         return NULL;
+    pd_step_lists s = step_of(&l, NULL, l.t[1], NULL);
     c.step = step, c.maximize = maximize;
     if (!l.t[1]) return finish(&l, pd_fail(PD_E_VALUE, "adagrad_step: a state list is None"));
     if (step < 1) return finish(&l, pd_fail(PD_E_VALUE, "adagrad_step: step is %lld (expected at least 1)", step));
-    return finish(&l, pd_step_adagrad(&(pd_step_lists){.params = l.t[0], .v = l.t[1], .count = l.n}, &c));
+    return finish(&l, pd_step_adagrad(&s, &c));
 }
 
 static PyObject *moments_step(PyObject *module, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"params", "exp_avgs", "exp_avg_sqs", "lr", "beta1", "beta2", "eps", "weight_decay",
-                            "momentum_decay", "mu_product", "step", "nesterov", "decoupled", "maximize", NULL};
-    PyObject *o[3] = {NULL};
+                            "momentum_decay", "mu_product", "step", "nesterov", "decoupled", "maximize",
+                            "on_device", NULL};
+    PyObject *o[3] = {NULL}, *on_device = NULL;
     pd_moments c = {.mu_product = 1};
     int nesterov = 0, decoupled = 0, maximize = 0;
     long long step = 0;
     lists l;
     (void)module;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO|$dddddddLppp:moments_step", names, &o[0], &o[1], &o[2], &c.lr,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO|$dddddddLpppO:moments_step", names, &o[0], &o[1], &o[2], &c.lr,
                                      &c.beta1, &c.beta2, &c.eps, &c.weight_decay, &c.momentum_decay, &c.mu_product,
-                                     &step, &nesterov, &decoupled, &maximize) ||
-        !read_lists("moments_step", o, 3, &l))
+                                     &step, &nesterov, &decoupled, &maximize, &on_device) ||
+        !read_step("moments_step", o, 3, on_device, &l))
         return NULL;
+    pd_step_lists s = step_of(&l, l.t[1], l.t[2], NULL);
     c.step = step, c.nesterov = nesterov, c.decoupled = decoupled, c.maximize = maximize;
     if (!l.t[1] || !l.t[2]) return finish(&l, pd_fail(PD_E_VALUE, "moments_step: a state list is None"));
     if (step < 1) return finish(&l, pd_fail(PD_E_VALUE, "moments_step: step is %lld (expected at least 1)", step));
-    PyObject *none = finish(
-        &l, pd_step_moments(&(pd_step_lists){.params = l.t[0], .m = l.t[1], .v = l.t[2], .count = l.n}, &c));
+    PyObject *none = finish(&l, pd_step_moments(&s, &c));
     Py_XDECREF(none);
     return none ? PyFloat_FromDouble(pd_nadam_product(&c)) : NULL;
 }
 
 static PyObject *adamax_step(PyObject *module, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"params", "exp_avgs", "exp_infs",     "lr",   "beta1",
-                            "beta2",  "eps",      "weight_decay", "step", "maximize", NULL};
-    PyObject *o[3] = {NULL};
+                            "beta2",  "eps",      "weight_decay", "step", "maximize", "on_device", NULL};
+    PyObject *o[3] = {NULL}, *on_device = NULL;
     pd_adamax c = {0};
     int maximize = 0;
     long long step = 0;
     lists l;
     (void)module;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO|$dddddLp:adamax_step", names, &o[0], &o[1], &o[2], &c.lr,
-                                     &c.beta1, &c.beta2, &c.eps, &c.weight_decay, &step, &maximize) ||
-        !read_lists("adamax_step", o, 3, &l))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO|$dddddLpO:adamax_step", names, &o[0], &o[1], &o[2], &c.lr,
+                                     &c.beta1, &c.beta2, &c.eps, &c.weight_decay, &step, &maximize, &on_device) ||
+        !read_step("adamax_step", o, 3, on_device, &l))
         return NULL;
+    pd_step_lists s = step_of(&l, l.t[1], l.t[2], NULL);
     c.step = step, c.maximize = maximize;
     if (!l.t[1] || !l.t[2]) return finish(&l, pd_fail(PD_E_VALUE, "adamax_step: a state list is None"));
     if (step < 1) return finish(&l, pd_fail(PD_E_VALUE, "adamax_step: step is %lld (expected at least 1)", step));
-    return finish(&l, pd_step_adamax(&(pd_step_lists){.params = l.t[0], .m = l.t[1], .v = l.t[2], .count = l.n}, &c));
+    return finish(&l, pd_step_adamax(&s, &c));
 }
 
 static PyObject *asgd_step(PyObject *module, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"params", "averages", "eta", "mu",   "lambd",    "weight_decay",
-                            "lr",     "alpha",    "t0",  "step", "maximize", NULL};
-    PyObject *o[2] = {NULL};
+                            "lr",     "alpha",    "t0",  "step", "maximize", "on_device", NULL};
+    PyObject *o[2] = {NULL}, *on_device = NULL;
     pd_asgd c = {0};
     int maximize = 0;
     long long step = 0;
     double eta, mu;
     lists l;
     (void)module;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|$dddddddLp:asgd_step", names, &o[0], &o[1], &c.eta, &c.mu,
-                                     &c.lambd, &c.weight_decay, &c.lr, &c.alpha, &c.t0, &step, &maximize) ||
-        !read_lists("asgd_step", o, 2, &l))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|$dddddddLpO:asgd_step", names, &o[0], &o[1], &c.eta, &c.mu,
+                                     &c.lambd, &c.weight_decay, &c.lr, &c.alpha, &c.t0, &step, &maximize, &on_device) ||
+        !read_step("asgd_step", o, 2, on_device, &l))
         return NULL;
+    pd_step_lists s = step_of(&l, l.t[1], NULL, NULL);
     c.step = step, c.maximize = maximize;
     if (!l.t[1]) return finish(&l, pd_fail(PD_E_VALUE, "asgd_step: a state list is None"));
     if (step < 1) return finish(&l, pd_fail(PD_E_VALUE, "asgd_step: step is %lld (expected at least 1)", step));
-    PyObject *none = finish(&l, pd_step_asgd(&(pd_step_lists){.params = l.t[0], .m = l.t[1], .count = l.n}, &c));
+    PyObject *none = finish(&l, pd_step_asgd(&s, &c));
     Py_XDECREF(none);
     pd_asgd_next(&c, &eta, &mu);
     return none ? Py_BuildValue("dd", eta, mu) : NULL;
@@ -209,35 +246,38 @@ static PyObject *asgd_step(PyObject *module, PyObject *args, PyObject *kwargs) {
 
 static PyObject *rprop_step(PyObject *module, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"params",   "prevs",    "step_sizes", "eta_minus", "eta_plus",
-                            "step_min", "step_max", "maximize",   NULL};
-    PyObject *o[3] = {NULL};
+                            "step_min", "step_max", "maximize", "on_device", NULL};
+    PyObject *o[3] = {NULL}, *on_device = NULL;
     pd_rprop c = {0};
     int maximize = 0;
     lists l;
     (void)module;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO|$ddddp:rprop_step", names, &o[0], &o[1], &o[2], &c.eta_minus,
-                                     &c.eta_plus, &c.step_min, &c.step_max, &maximize) ||
-        !read_lists("rprop_step", o, 3, &l))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO|$ddddpO:rprop_step", names, &o[0], &o[1], &o[2], &c.eta_minus,
+                                     &c.eta_plus, &c.step_min, &c.step_max, &maximize, &on_device) ||
+        !read_step("rprop_step", o, 3, on_device, &l))
         return NULL;
+    pd_step_lists s = step_of(&l, l.t[1], l.t[2], NULL);
     c.maximize = maximize;
     if (!l.t[1] || !l.t[2]) return finish(&l, pd_fail(PD_E_VALUE, "rprop_step: a state list is None"));
-    return finish(&l, pd_step_rprop(&(pd_step_lists){.params = l.t[0], .m = l.t[1], .v = l.t[2], .count = l.n}, &c));
+    return finish(&l, pd_step_rprop(&s, &c));
 }
 
 static PyObject *lion_step(PyObject *module, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"params", "exp_avgs", "lr", "beta1", "beta2", "weight_decay", "maximize", NULL};
-    PyObject *o[2] = {NULL};
+    static char *names[] = {"params", "exp_avgs", "lr", "beta1", "beta2", "weight_decay", "maximize",
+                            "on_device", NULL};
+    PyObject *o[2] = {NULL}, *on_device = NULL;
     pd_lion c = {0};
     int maximize = 0;
     lists l;
     (void)module;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|$ddddp:lion_step", names, &o[0], &o[1], &c.lr, &c.beta1,
-                                     &c.beta2, &c.weight_decay, &maximize) ||
-        !read_lists("lion_step", o, 2, &l))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|$ddddpO:lion_step", names, &o[0], &o[1], &c.lr, &c.beta1,
+                                     &c.beta2, &c.weight_decay, &maximize, &on_device) ||
+        !read_step("lion_step", o, 2, on_device, &l))
         return NULL;
+    pd_step_lists s = step_of(&l, l.t[1], NULL, NULL);
     c.maximize = maximize;
     if (!l.t[1]) return finish(&l, pd_fail(PD_E_VALUE, "lion_step: a state list is None"));
-    return finish(&l, pd_step_lion(&(pd_step_lists){.params = l.t[0], .m = l.t[1], .count = l.n}, &c));
+    return finish(&l, pd_step_lion(&s, &c));
 }
 
 static PyObject *zero_grads(PyObject *module, PyObject *args) {
@@ -285,26 +325,6 @@ static PyObject *unscale(PyObject *module, PyObject *args) {
     return finish(&l, pd_unscale(l.t[0], l.n, tb, tf));
 }
 
-static PyObject *step_unless(PyObject *module, PyObject *o) {
-    pd_tensor *t = NULL;
-    (void)module;
-    if (o != Py_None && !(t = pd_py_expect_tensor(o, "step_unless", "found"))) return NULL;
-    PD_PY_TRY(pd_step_unless(t));
-    Py_RETURN_NONE;
-}
-
-static PyObject *step_from(PyObject *module, PyObject *args) {
-    static const char *const names[] = {"lr", "step", "own", "own"};
-    PyObject *o[4] = {NULL};
-    pd_tensor *t[4] = {NULL};
-    (void)module;
-    if (!PyArg_ParseTuple(args, "OO|OO:step_from", &o[0], &o[1], &o[2], &o[3])) return NULL;
-    for (int i = 0; i < 4; i++)
-        if (o[i] && o[i] != Py_None && !(t[i] = pd_py_expect_tensor(o[i], "step_from", names[i]))) return NULL;
-    PD_PY_TRY(pd_step_from(t[0], t[1], t + 2));
-    Py_RETURN_NONE;
-}
-
 static PyMethodDef functions[] = {
     {"sgd_step", (PyCFunction)(void (*)(void))sgd_step, METH_VARARGS | METH_KEYWORDS,
      "sgd_step(params, momentum_buffers, *, lr, ...): one fused step of SGD."},
@@ -332,10 +352,6 @@ static PyMethodDef functions[] = {
      "scale_tensors(tensors, by): multiplies all elements, in place; whether all were finite."},
     {"unscale", unscale, METH_VARARGS,
      "unscale(tensors, by, found): a GPU's tensors times by's element, found's is 1 where one was not finite."},
-    {"step_unless", step_unless, METH_O,
-     "step_unless(found): this thread's steps on a GPU change nothing where found's element is not 0; None: they do."},
-    {"step_from", step_from, METH_VARARGS,
-     "step_from(lr, step, *own): this thread's steps on a GPU take these from there, and count; None: given ones."},
     {"zero_grads", zero_grads, METH_VARARGS, "zero_grads(params, set_to_none=True)"},
     {0},
 };

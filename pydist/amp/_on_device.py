@@ -45,11 +45,11 @@ class Steps:
     def make(self, optimizer, found, args, kwargs):
         """optimizer.step, of which nothing is done where `found` is not 0."""
         self.settle()
-        _C.step_unless(found)
+        optimizer.found_inf = found
         try:
             result = optimizer.step(*args, **kwargs)
         finally:
-            _C.step_unless(None)
+            del optimizer.found_inf
         counts_there = all(map(optimizer._counts_there, optimizer.param_groups))
         if not counts_there and not _C.cuda_capturing(found.device.index):
             self._open.append((optimizer, found, cuda.current_stream(found.device).record_event()))

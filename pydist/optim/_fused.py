@@ -33,13 +33,14 @@ def chance(group, count):
 class Batch:
     """Parameters of one dtype with gradients and an equal step count, and their state tensors in parallel lists. `scalars`: the
     numbers of their states, which are equal too. `step`: the step count where it is a tensor of a GPU's (capturable), which the
-    engine goes on with, as with the scalars, tensors there as well; `count` stays 0 then."""
+    engine goes on with, as with the scalars, tensors there as well; `count` stays 0 then. `on_device`: what the kernel of this
+    step reads on the GPU, (skip, lr, step, *scalars), each a tensor there or None."""
 
-    __slots__ = ("params", "states", "columns", "count", "scalars", "step")
+    __slots__ = ("params", "states", "columns", "count", "scalars", "step", "on_device")
 
     def __init__(self, count, columns, scalars, step=None):
         self.count, self.step = count, step
-        self.scalars = scalars
+        self.scalars, self.on_device = scalars, None
         self.params, self.states = [], []
         self.columns = [[] for _ in range(columns)]
 
@@ -125,8 +126,10 @@ class FusedOptimizer(SteppedOptimizer):
 
     On a GPU a learning rate that is a tensor there is read by the kernel, in each replay of a graph, too; with
     capturable=True (the option that `_there` names) the step count and the scalars lie there as well, and the kernel makes of them
-    all that the step needs."""
+    all that the step needs. While `found_inf` is a tensor there, steps on the GPU change nothing where it is not 0 (the
+    name that PyTorch's scaler uses)."""
 
+    found_inf = None
     _there = "capturable"
     _scalars = ()
 
@@ -192,13 +195,9 @@ class FusedOptimizer(SteppedOptimizer):
             lr, group = lr.float(), {**group, "lr": 0.0}
         else:
             lr = None
-        if lr is None and batch.step is None:
-            return self._run(group, batch)
-        _C.step_from(lr, batch.step, *(batch.scalars.values() if batch.step is not None else ()))
-        try:
-            self._run(group, batch)
-        finally:
-            _C.step_from(None, None)
+        numbers = () if batch.step is None else batch.scalars.values()
+        batch.on_device = self.found_inf, lr, batch.step, *numbers
+        self._run(group, batch)
 
     def _batches(self, index, group):
         params, names, there = group["params"], self._state_names(group), self._counts_there(group)

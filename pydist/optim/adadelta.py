@@ -58,5 +58,6 @@ class Adadelta(FusedOptimizer):
             eps=group["eps"],
             weight_decay=group["weight_decay"],
             maximize=group["maximize"],
+            on_device=batch.on_device,
         )
         batch.advance()

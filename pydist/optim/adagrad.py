@@ -74,5 +74,6 @@ class Adagrad(FusedOptimizer):
             weight_decay=group["weight_decay"],
             step=batch.count + 1,
             maximize=group["maximize"],
+            on_device=batch.on_device,
         )
         batch.advance()

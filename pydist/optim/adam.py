@@ -82,6 +82,7 @@ class Adam(FusedOptimizer):
             decoupled=group["decoupled_weight_decay"],
             maximize=group["maximize"],
             chance=chance(group, batch.count + 1),
+            on_device=batch.on_device,
         )
         batch.advance()
 

@@ -71,5 +71,6 @@ class ASGD(FusedOptimizer):
             t0=group["t0"],
             step=batch.count + 1,
             maximize=group["maximize"],
+            on_device=batch.on_device,
         )
         batch.advance(*following)

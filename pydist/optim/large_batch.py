@@ -38,6 +38,7 @@ class Lion(FusedOptimizer):
             beta2=beta2,
             weight_decay=group["weight_decay"],
             maximize=group["maximize"],
+            on_device=batch.on_device,
         )
         batch.advance()
 

@@ -22,6 +22,7 @@ class _Moments(FusedOptimizer):
             decoupled=group["decoupled_weight_decay"],
             step=batch.count + 1,
             maximize=group["maximize"],
+            on_device=batch.on_device,
             **more,
         )
 
@@ -163,5 +164,6 @@ class Adamax(_Moments):
             weight_decay=group["weight_decay"],
             step=batch.count + 1,
             maximize=group["maximize"],
+            on_device=batch.on_device,
         )
         batch.advance()

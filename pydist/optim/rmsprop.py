@@ -67,5 +67,6 @@ class RMSprop(FusedOptimizer):
             momentum=group["momentum"],
             centered=group["centered"],
             maximize=group["maximize"],
+            on_device=batch.on_device,
         )
         batch.advance()

@@ -56,5 +56,6 @@ class Rprop(FusedOptimizer):
             step_min=low,
             step_max=high,
             maximize=group["maximize"],
+            on_device=batch.on_device,
         )
         batch.advance()

@@ -100,6 +100,7 @@ class SGD(FusedOptimizer):
             maximize=group["maximize"],
             first=batch.count == 0,
             chance=chance(group, group.get("rounding_step", 0)),
+            on_device=batch.on_device,
         )
         if momentum and batch.count == 0:
             self._begun += batch.states
