@@ -290,6 +290,15 @@ static PyObject *zero_grads(PyObject *module, PyObject *args) {
     return finish(&l, pd_zero_grads(l.t[0], l.n, set_to_none));
 }
 
+static PyObject *ask_to_write(PyObject *module, PyObject *args) {
+    const char *op;
+    PyObject *o;
+    lists l;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "sO:ask_to_write", &op, &o) || !read_lists(op, &o, 1, &l)) return NULL;
+    return finish(&l, pd_step_ask_to_write(op, l.t[0], l.n));
+}
+
 static PyObject *sums_of_squares(PyObject *module, PyObject *tensors) {
     lists l;
     pd_tensor *sums;
@@ -352,6 +361,8 @@ static PyMethodDef functions[] = {
      "scale_tensors(tensors, by): multiplies all elements, in place; whether all were finite."},
     {"unscale", unscale, METH_VARARGS,
      "unscale(tensors, by, found): a GPU's tensors times by's element, found's is 1 where one was not finite."},
+    {"ask_to_write", ask_to_write, METH_VARARGS,
+     "ask_to_write(op, params): raises where a step may not write a parameter that has a gradient."},
     {"zero_grads", zero_grads, METH_VARARGS, "zero_grads(params, set_to_none=True)"},
     {0},
 };

@@ -108,14 +108,10 @@ class SteppedOptimizer(Optimizer):
 
     def step(self, closure=None):
         """Updates the parameters that have a gradient. `closure` (optional) computes the loss again and returns it."""
-        for hook in self._step_pre_hooks.values():
-            hook(self, (closure,), {})
         loss = None if closure is None else self._evaluate(closure)
         for index, group in enumerate(self.param_groups):
             self._check_capture(group)
             self._step_group(index, group)
-        for hook in self._step_post_hooks.values():
-            hook(self, (closure,), {})
         return loss
 
 

@@ -190,8 +190,6 @@ class LBFGS(Optimizer):
     @no_grad()
     def step(self, closure):
         """Up to max_iter steps; the loss at the first evaluation, as `closure` returned it."""
-        for hook in self._step_pre_hooks.values():
-            hook(self, (closure,), {})
         group = self.param_groups[0]
         state = self.state[group["params"][0]]  # of all parameters, in the first one's place
         state.setdefault("func_evals", 0)
@@ -199,8 +197,6 @@ class LBFGS(Optimizer):
         first = self._evaluate(closure)
         state["func_evals"] += 1
         self._iterate(closure, group, state, float(first), self._gradient())
-        for hook in self._step_post_hooks.values():
-            hook(self, (closure,), {})
         return first
 
     def _iterate(self, closure, group, state, loss, grad):

@@ -1,5 +1,6 @@
 """Optimizer: groups of parameters with their options, and state per parameter."""
 
+import functools
 import warnings
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterable
@@ -21,8 +22,31 @@ class _RequiredParameter:
 required = _RequiredParameter()  # the default of an option that each group must give, in older optimizers
 
 
+def _whole(step):
+    """`step` with the begin and the end that all steps have; a step that calls its base class's has them once."""
+
+    @functools.wraps(step)
+    def wrapper(self, *args, **kwargs):
+        if self._is_stepping:
+            return step(self, *args, **kwargs)
+        args, kwargs = self._begin_step(args, kwargs)
+        self._is_stepping = True
+        try:
+            result = step(self, *args, **kwargs)
+        finally:
+            self._is_stepping = False
+        self._end_step(args, kwargs)
+        return result
+
+    return wrapper
+
+
 class Optimizer:
     """Base of all optimizers; subclasses define `step`.
+
+    Every step, also of a user's subclass, begins and ends alike. Begin: the pre hooks run, then all memory that the step
+    will write is asked for, so that a step that may not write one of the parameters changes none of them. End, where
+    nothing was raised: the post hooks run. A step within a step (`super().step()`) belongs to the outer one.
 
     `params` is an iterable of tensors, of (name, tensor) pairs, or of dictionaries {"params": ..., option: value};
     `defaults` holds the options of groups that do not give their own. `state[p]` is a dictionary per parameter.
@@ -44,6 +68,34 @@ class Optimizer:
             raise ValueError("optimizer got an empty parameter list")
         for group in groups if isinstance(groups[0], dict) else [{"params": groups}]:
             self.add_param_group(group)
+
+    _is_stepping = False
+
+    def __init_subclass__(cls, **kwargs):
+        super().__init_subclass__(**kwargs)
+        if "step" in cls.__dict__:
+            cls.step = _whole(cls.step)
+
+    def _begin_step(self, args, kwargs):
+        """The arguments that the step gets: a pre hook may give others."""
+        for hook in list(self._step_pre_hooks.values()):
+            given = hook(self, (self, *args), kwargs)
+            if given is None:
+                continue
+            if not (isinstance(given, tuple) and len(given) == 2):
+                raise RuntimeError(f"a step pre hook returned {given!r} (expected None or (args, kwargs))")
+            (_, *args), kwargs = given
+        self._ask_to_write()
+        return args, kwargs
+
+    def _end_step(self, args, kwargs):
+        for hook in list(self._step_post_hooks.values()):
+            hook(self, (self, *args), kwargs)
+
+    def _ask_to_write(self):
+        """The door of all writes (csrc/tensor/storage.h), for all parameters that have a gradient."""
+        for group in self.param_groups:
+            _C.ask_to_write(f"{type(self).__name__}.step", group["params"])
 
     def _make_private(self):
         """What is neither saved nor copied."""
@@ -114,10 +166,13 @@ class Optimizer:
 
     def _evaluate(self, closure):
         with enable_grad():
-            return closure()
+            loss = closure()
+        self._ask_to_write()  # now the gradients are there
+        return loss
 
     def register_step_pre_hook(self, hook):
-        """`hook(optimizer, args, kwargs)` runs before each step. Returns a handle with `remove()`."""
+        """`hook(optimizer, args, kwargs)` runs before each step. `args` begins with the optimizer, as in PyTorch. The
+        hook may return (args, kwargs) for the step to take instead. Returns a handle with `remove()`."""
         return RemovableHandle(self._step_pre_hooks, hook)
 
     def register_step_post_hook(self, hook):

@@ -78,9 +78,9 @@ class SGD(FusedOptimizer):
             if "rounding_step" in group:
                 group["rounding_step"] -= 1
 
-    def step(self, closure=None):
+    def _begin_step(self, args, kwargs):
         self._begun = []
-        return super().step(closure)
+        return super()._begin_step(args, kwargs)
 
     def _step_group(self, index, group):
         super()._step_group(index, group)

@@ -499,16 +499,95 @@ def test_zero_grad():
     assert p.item() == 1
 
 
-def test_hooks():
-    p = parameter([1.0], [2.0])
-    opt, calls = optim.SGD([p], lr=0.1), []
-    before = opt.register_step_pre_hook(lambda o, args, kwargs: calls.append(p.item()))
-    after = opt.register_step_post_hook(lambda o, args, kwargs: calls.append(p.item()))
-    opt.step()
+class Own(optim.Optimizer):
+    """A user's optimizer: p -= lr * g by ops, in a step of its own."""
+
+    def __init__(self, params, lr=0.1):
+        super().__init__(params, dict(lr=lr))
+
+    @pydist.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.add_(p.grad, alpha=-group["lr"])
+
+
+class OwnTwice(Own):
+    def step(self, closure=None):
+        super().step(closure)
+        return super().step(closure)
+
+
+ALL = [name for name in optim.__all__ if isinstance(getattr(optim, name), type) and name not in ("Optimizer", "Muon")]
+
+
+@pytest.mark.parametrize("name", [*ALL, "Muon", "Own", "OwnTwice"])
+def test_hooks(name):
+    """Each runs once a step, before the first and after the last write, with PyTorch's arguments."""
+    p = parameter([[1.0]], [[2.0]])
+    opt, calls = (getattr(optim, name, None) or globals()[name])([p], lr=0.1), []
+    before = opt.register_step_pre_hook(lambda o, args, kwargs: calls.append((p.item(), o is opt, args, kwargs)))
+    after = opt.register_step_post_hook(lambda o, args, kwargs: calls.append((p.item(), o is opt, args, kwargs)))
+
+    def closure():
+        return (p * p).sum()
+
+    opt.step(closure) if name == "LBFGS" else opt.step()
     before.remove()
     after.remove()
+    now = p.item()
+    opt.step(closure)
+    given = (opt, closure) if name == "LBFGS" else (opt,)
+    assert now != 1.0 and calls == [(1.0, True, given, {}), (now, True, given, {})]
+
+
+def test_a_pre_hook_gives_other_arguments():
+    p = parameter([1.0], [2.0])
+    opt = optim.SGD([p], lr=0.1)
+    handle = opt.register_step_pre_hook(lambda o, args, kwargs: (args, {"closure": lambda: 7}))
+    assert opt.step() == 7
+    handle.remove()
+    handle = opt.register_step_pre_hook(lambda o, args, kwargs: 5)
+    with pytest.raises(RuntimeError, match="a step pre hook returned 5"):
+        opt.step()
+    handle.remove()
+    assert opt.step() is None
+
+
+def test_a_step_that_raises_has_no_end():
+    p, calls = parameter([1.0], [2.0]), []
+    opt = optim.SGD([p], lr=0.1)
+    opt.register_step_post_hook(lambda *args: calls.append(args))
+
+    def fails():
+        raise ValueError("no loss")
+
+    with pytest.raises(ValueError, match="no loss"):
+        opt.step(fails)
+    assert not calls and p.item() == 1
     opt.step()
-    assert calls == pytest.approx([1.0, 0.8])
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize(
+    "name, late", [*((n, late) for n in ("SGD", "Adam", "LAMB") for late in (False, True)), ("Own", False)]
+)
+def test_a_step_writes_all_parameters_or_none(name, late):
+    """The second parameter lies in memory that may only be read: the first one is not written either. late: a closure
+    makes the gradients."""
+    fixed = pydist.frombuffer(bytes(8), dtype=pydist.float32).requires_grad_()
+    params = [parameter([1.0], [2.0]), fixed]
+    fixed.grad = pydist.ones(2)
+    opt = (getattr(optim, name, None) or globals()[name])([{"params": [p]} for p in params], lr=0.1)
+
+    def closure():
+        fixed.grad = pydist.ones(2)
+
+    if late:
+        fixed.grad = None
+    with pytest.raises(RuntimeError, match=f"{name}.step: .*read"):
+        opt.step(closure if late else None)
+    assert params[0].item() == 1
 
 
 def test_copies_are_independent():
