@@ -199,6 +199,7 @@ int pd_py_add_resources(PyObject *module); /* info.c: threads and memory */
 int pd_py_add_info(PyObject *module);
 int pd_py_add_profile(PyObject *module);
 int pd_py_add_saved(PyObject *module);
+int pd_py_add_run(PyObject *module);
 int pd_py_add_cuda(PyObject *module);
 pd_status pd_py_record_stream(const pd_storage *s, void *stream); /* its memory waits for that stream, too */
 int pd_py_add_nccl(PyObject *module);

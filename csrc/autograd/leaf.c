@@ -1,0 +1,143 @@
+/* Where a gradient ends: hooks, and .grad of leaves. */
+#include <pthread.h>
+#include <string.h>
+
+#include "autograd/engine_impl.h"
+
+/* Of leaves, by address: taken while a gradient is added to .grad where it lies. */
+#define LEAF_LOCKS 64
+static pthread_mutex_t leaf_locks[LEAF_LOCKS] = {[0 ... LEAF_LOCKS - 1] = PTHREAD_MUTEX_INITIALIZER};
+
+/* Kernels take a gradient to be what the forward said: a hook, which may also write `.data`, changes values only. */
+static pd_status call_grad_hook(pd_hook *h, pd_tensor **g) {
+    const pd_device *device = (*g)->storage->device;
+    int dtype = (*g)->dtype, ndim = (*g)->ndim;
+    int64_t size[PD_MAX_DIMS];
+    memcpy(size, (*g)->size, sizeof *size * (size_t)ndim);
+    PD_TRY(pd_hook_call(h, g));
+    const pd_tensor *t = *g;
+    bool shape = pd_shape_equal(t->ndim, t->size, ndim, size);
+    if (shape && t->dtype == dtype && t->storage->device == device) return PD_OK;
+    return pd_fail(shape ? PD_E_DTYPE : PD_E_SHAPE,
+                   "a gradient hook returned %s of shape %s on %s (expected %s of shape %s on %s, as it was given)",
+                   pd_dtype_name((pd_dtype)t->dtype), pd_tensor_shape(t), t->storage->device->name,
+                   pd_dtype_name((pd_dtype)dtype), pd_shape_text(ndim, size), device->name);
+}
+
+pd_status pd_call_grad_hooks(pd_hook *hooks, int index, pd_tensor **g) {
+    for (pd_hook *h = hooks; h; h = h->next)
+        if (h->kind == PD_HOOK_GRAD && h->index == index) PD_TRY(call_grad_hook(h, g));
+    return PD_OK;
+}
+
+static pd_status call_leaf_hooks(pd_tensor *leaf, pd_hook_kind kind) {
+    for (pd_hook *h = leaf->meta ? leaf->meta->hooks : NULL; h; h = h->next)
+        if (h->kind == kind) PD_TRY(pd_hook_call(h, leaf));
+    return PD_OK;
+}
+
+/* Dense, and memory that nobody else holds; so is a view of all of a tensor that lives by this view alone. */
+static bool is_alone(const pd_tensor *g) {
+    if (g->refs > 1 || g->storage->drop || !pd_tensor_is_contiguous(g)) return false;
+    if (!g->base) return g->storage->refs == 1;
+    return g->base->refs == 1 && g->storage->refs == 2 && g->numel == g->base->numel;
+}
+
+/* [new] what becomes .grad of a leaf that has none. */
+static pd_status first_grad(const pd_meta *m, pd_tensor *g, pd_tensor **out) {
+    pd_tensor *view = m->destination.view;
+    if (view) {
+        if (g->storage != view->storage || g->offset != view->offset) /* else made there */
+            PD_TRY(pd_engine.copy_into(view, g));
+        pd_tensor_retain(*out = view);
+        return PD_OK;
+    }
+    /* Ours alone: taken as it is. Else a copy, so that .grad shares memory with nothing. */
+    return is_alone(g) ? pd_tensor_alias(g, false, out) : pd_engine.clone(g, out);
+}
+
+static bool alike(const pd_tensor *a, const pd_tensor *b) {
+    return a->dtype == b->dtype && a->storage->device == b->storage->device && pd_tensor_same_shape(a, b);
+}
+
+/* `.data =` may have changed what a tensor is since the forward: its gradient fits no more. */
+static pd_status check_gradient(const char *what, const pd_tensor *t, const pd_tensor *g) {
+    if (alike(t, g)) return PD_OK;
+    return pd_fail(pd_tensor_same_shape(t, g) ? PD_E_DTYPE : PD_E_SHAPE,
+                   "backward: %s is %s of shape %s on %s, but the gradient is %s of shape %s on %s (expected the same: "
+                   "was its .data replaced since the forward?)",
+                   what, pd_dtype_name((pd_dtype)t->dtype), pd_tensor_shape(t), t->storage->device->name,
+                   pd_dtype_name((pd_dtype)g->dtype), pd_tensor_shape(g), g->storage->device->name);
+}
+
+/* .grad += g; under the leaf's lock, and no code of the host's runs. *old is to be released after it. */
+static pd_status add_to_grad(pd_meta *m, pd_tensor *g, pd_tensor **old) {
+    for (;;) { /* again where the host's .grad = ... was faster */
+        pd_tensor *t = NULL;
+        if ((*old = pd_meta_grad(m))) {
+            PD_TRY(check_gradient(".grad of a leaf", *old, g));
+            return pd_engine.add_into(*old, g);
+        }
+        PD_TRY(first_grad(m, g, &t));
+        if (pd_meta_swap_grad(m, NULL, t)) return PD_OK;
+        pd_tensor_release(t);
+    }
+}
+
+/* .grad = .grad + g, recorded: the host's hooks may run, so no lock is held. */
+static pd_status record_to_grad(pd_meta *m, pd_tensor *g) {
+    if (m->destination.view && pd_tensor_wants_grad(g))
+        return pd_fail(PD_E_RUNTIME, "backward: create_graph=True needs a .grad with a graph, and this one lies in a "
+                                     "bucket of DistributedDataParallel (expected autograd.grad(..., "
+                                     "create_graph=True), and backward of what is made of it)");
+    for (;;) {
+        pd_tensor *old = pd_meta_grad(m), *sum = NULL;
+        pd_status status = PD_OK;
+        if (old) status = check_gradient(".grad of a leaf", old, g);
+        if (old && !status) status = pd_engine.add(old, g, &sum);
+        else if (old) {}
+        else if (m->destination.view) status = first_grad(m, g, &sum);
+        else pd_tensor_retain(sum = g);
+        bool done = !status && pd_meta_swap_grad(m, old, sum);
+        pd_tensor_release(old);
+        if (done || status) return status;
+        pd_tensor_release(sum);
+    }
+}
+
+pd_status pd_leaf_accumulate(pd_tensor *leaf, pd_tensor *g, bool create_graph) {
+    pd_meta *m = NULL;
+    pd_tensor *old = NULL;
+    PD_TRY(check_gradient("a leaf", leaf, g));
+    PD_TRY(pd_meta_get(leaf, &m));
+    if (create_graph) return record_to_grad(m, g);
+    pthread_mutex_t *lock = &leaf_locks[((uintptr_t)leaf >> 6) % LEAF_LOCKS];
+    pd_host_lock(lock);
+    pd_status status = add_to_grad(m, g, &old);
+    pthread_mutex_unlock(lock);
+    pd_tensor_release(old); /* maybe the last one, whose end runs code of the host's */
+    return status;
+}
+
+pd_status pd_run_finish_leaf(pd_run *r, entry *e) {
+    const pd_backward *b = r->b;
+    pd_tensor *leaf = e->leaf;
+    if (!e->one) return PD_OK;
+    if (leaf->meta && leaf->meta->grad_fn)
+        return pd_fail(PD_E_RUNTIME,
+                       "backward: a leaf, %s of shape %s, has become the result of %s: it was detached, and written in "
+                       "place (expected a tensor that is a leaf still)",
+                       pd_dtype_name((pd_dtype)leaf->dtype), pd_tensor_shape(leaf), pd_node_name(leaf->meta->grad_fn));
+    if (leaf->meta) PD_TRY(pd_call_grad_hooks(leaf->meta->hooks, 0, &e->one));
+    if (b->inputs) {
+        for (int k = e->first_capture; k >= 0; k = r->captures[k].next)
+            if (!b->accumulate) pd_tensor_retain(b->out[k] = e->one);
+        if (!b->accumulate || e->first_capture < 0) return PD_OK;
+    }
+    if (b->sink && !(leaf->meta && leaf->meta->destination.owner)) return b->sink(b->sink_ctx, leaf, e->one);
+    PD_TRY(pd_leaf_accumulate(leaf, e->one, b->create_graph));
+    pd_tensor_release(e->one);
+    e->one = NULL;
+    PD_TRY(call_leaf_hooks(leaf, PD_HOOK_POST));
+    return call_leaf_hooks(leaf, PD_HOOK_READY);
+}
