@@ -32,6 +32,16 @@ CASES = [
         {p: program("op_call", p) for p in ("pydist", "torch")},
         {"torch": ("torch",)},
     ),
+    *(
+        Case(
+            f"arrays: {call} of {size} numbers",
+            unit,
+            {p: program("arrays", p, call.partition("(")[0].rpartition(".")[2], n) for p in ("pydist", "torch")},
+            {"torch": ("torch",)},
+        )
+        for n, size in ((16, "16"), (1 << 20, "1 Mi"))
+        for call, unit in (("from_numpy(a)", "ns"), ("t.numpy()", "ns"), ("tensor(a)", "us" if n > 16 else "ns"))
+    ),
     Case(
         "beside: an mlp step beside a computing thread",
         "us",
