@@ -190,6 +190,13 @@ def test_numbers_of_numpy():
                 make(number)
 
 
+@pytest.mark.skipif(not hasattr(np, "dtypes") or not hasattr(np.dtypes, "StringDType"), reason="NumPy 1")
+def test_strings_of_numpy_2():
+    for make in MAKE.values():
+        with pytest.raises(TypeError, match="which no tensor has"):
+            make(pydist, np.array(["a", "bc"], np.dtypes.StringDType()))
+
+
 def test_huge_arrays():
     wide = np.broadcast_to(np.float32(3), (1 << 40,))
     t = pydist.from_numpy(wide)
@@ -490,8 +497,9 @@ def test_numpy_whose_api_cannot_be_opened():
     """Arrays go by the buffer protocol then; numpy() says what is wrong."""
     program = """
 import sys, types, numpy as np
-name = "numpy._core._multiarray_umath" if np.lib.NumpyVersion(np.__version__) >= "2.0.0" else "numpy.core._multiarray_umath"
-kept, sys.modules[name] = sys.modules[name], types.ModuleType(name)
+names = ["numpy._core._multiarray_umath", "numpy.core._multiarray_umath"]  # of NumPy 2 and 1
+kept = {name: sys.modules.get(name) for name in names}
+sys.modules.update(dict.fromkeys(names, types.ModuleType("empty")))
 import pydist
 a = np.arange(6.0).reshape(2, 3).T
 t = pydist.from_numpy(a)
@@ -505,7 +513,9 @@ pydist.from_numpy(np.datetime64(5, "s"))  # 8 bytes to this protocol; its buffer
 try: t.numpy()
 except AttributeError as error: assert "_ARRAY_API" in str(error)
 else: raise SystemExit("numpy() without the API")
-sys.modules[name] = kept
+for name in names:
+    if kept[name]: sys.modules[name] = kept[name]
+    else: del sys.modules[name]
 assert t.numpy().tolist() == a.tolist()
 print("ok")
 """

@@ -344,7 +344,7 @@ def anything(world, depth=0):
         )
     if kind == 12:
         return r.choice((np.arange(3.0), np.float32(2), np.int64(1), np.zeros((2, 0)), np.array("x"), np.arange(4)[::-1], memoryview(b"abcd"),
-            bytearray(5), array("d", [1.0, 2.0]), np.array([None, 1]), np.array(1.5), {}, {"a": 1}, b"ab"))  # fmt: skip
+            bytearray(5), array("d", [1.0, 2.0]), np.array([None, 1]), np.array(1.5), np.datetime64(5, "s"), {}, {"a": 1}, b"ab"))  # fmt: skip
     return lambda *args: world.act()
 
 
@@ -493,6 +493,129 @@ def data_call(world):
     return f, [data, *([hostile(world, 1)] if f is pydist.full else [])], {}
 
 
+class SubArray(np.ndarray):
+    """A subclass of NumPy's that acts where NumPy, or Python, asks it."""
+
+    world, __array_priority__ = None, 1e9
+
+    def __array_finalize__(self, other):
+        if self.world:
+            self.world.act()
+
+    def __array__(self, *args, **kwargs):
+        self.world.act()
+        return self
+
+    def __del__(self):
+        if self.world:
+            with contextlib.suppress(Exception):
+                self.world.act()
+
+
+ARRAY_DTYPES = "? u1 i1 i2 i4 i8 f2 f4 f8 F D u2 u4 u8 g G O U2 S2 M8[s] m8[ns] V3 >i4 >f8 >F i4,f8".split()
+try:
+    import ml_dtypes
+
+    ARRAY_DTYPES += [getattr(ml_dtypes, name) for name in ("bfloat16", "bfloat16", "float8_e5m2", "int4")]
+except ImportError:
+    pass
+
+
+def numpy_array(world):
+    """Any dtype in any layout, of a subclass maybe."""
+    r = world.random
+    shape = [r.choice((1, 2, 3, 4, 0)) for _ in range(r.choice((0, 1, 2, 3, 4)))]
+    dtype = np.dtype(r.choice(ARRAY_DTYPES))
+    a = np.zeros(shape, dtype)
+    if r.random() < 0.1 and not dtype.hasobject:  # unaligned
+        a = np.zeros(a.nbytes + 1, "u1")[1:].view(dtype).reshape(shape)
+    if r.random() < 0.1 and not dtype.hasobject:  # the field of a record
+        a = np.zeros(shape, [("a", "u1"), ("b", dtype)])["b"]
+    if a.ndim:
+        a = r.choice(
+            (
+                a,
+                a,
+                a.T,
+                a[::-1],
+                a[..., ::2],
+                a[:0],
+                np.broadcast_to(a, (2, *a.shape)),
+                np.broadcast_arrays(a, a[None])[0],
+            )
+        )
+    if r.random() < 0.1:
+        a.flags.writeable = False
+    if r.random() < 0.1 and a.ndim < 3:
+        a = r.choice((np.matrix, np.ma.array))(a)
+    if r.random() < 0.2:
+        with contextlib.suppress(TypeError, ValueError):
+            a = a.view(SubArray)
+            a.world = world
+    if r.random() < 0.1 and a.size:
+        a = a.reshape(-1)[0]
+    return a
+
+
+def change_array(r, a):
+    """In place, while tensors look at it; not resize(refcheck=False) nor __setstate__, which free memory in use."""
+    with contextlib.suppress(ValueError, TypeError, AttributeError, RuntimeError, NotImplementedError):
+        kind = r.randrange(5)
+        if kind == 0:
+            a.shape = (-1,)
+        elif kind == 1:
+            a.dtype = r.choice(("i4", "u1", "f8"))
+        elif kind == 2:
+            a.flags.writeable = r.random() < 0.5
+        elif kind == 3:
+            a.resize(r.choice(SMALL))
+        else:
+            a[...] = 1
+
+
+def array_call(world):
+    """From NumPy to tensors and back."""
+    r, a = world.random, numpy_array(world)
+    t, other = tensor(world), getattr(pydist, r.choice(DTYPES))
+    arrays = world.kept
+
+    def over(f):
+        def call(*args):
+            made = f(*args)
+            arrays.append(made)
+            world.act()
+            if isinstance(made, np.ndarray) and r.random() < 0.5:
+                change_array(r, made)
+            return pydist.from_numpy(made) if r.random() < 0.5 else repr(made)
+
+        return call
+
+    def share(make):
+        def call(a, *args):
+            made = make(a, *args)
+            if isinstance(a, np.ndarray):
+                change_array(r, a)
+            world.act()
+            return made
+
+        return call
+
+    if r.random() < 0.4:
+        dtype = r.choice((*ARRAY_DTYPES, None, "no dtype", hostile(world, 1)))
+        return r.choice((
+            (over(t.numpy), [], {}), (over(np.asarray), [t], {}), (over(np.array), [t], {}), (over(t.__array__), [dtype], {}),
+            (over(t.__array__), [dtype, r.choice((None, True, False, hostile(world, 1)))], {}), (np.add, [t, a], {}),
+            (over(lambda t: t.detach().numpy()), [t], {}), (over(lambda t: t.numpy(force=True)[..., ::2]), [t], {}), (np.sum, [t], {}),
+        ))  # fmt: skip
+    return r.choice((
+        (share(pydist.from_numpy), [a], {}), (share(pydist.tensor), [a], {}), (share(pydist.as_tensor), [a], {}),
+        (pydist.tensor, [a], {"dtype": other}), (share(lambda a: pydist.as_tensor(a, dtype=other)), [a], {}), (pydist.Tensor, [a], {}),
+        (lambda a: pydist.asarray(a, copy=hostile(world, 1), dtype=r.choice((None, other))), [a], {}), (share(lambda a: pydist.asarray(a, copy=False)), [a], {}),
+        (t.new_tensor, [a], {}), (lambda a: t[a], [a], {}), (lambda a: t.__setitem__(..., a), [a], {}), (lambda a: t + a, [a], {}),
+        (lambda a: setattr(t, "data", pydist.from_numpy(a)), [a], {}), (pydist.tensor, [[a, a]], {}),
+    ))  # fmt: skip
+
+
 MODULES = [m for m in vars(nn).values() if inspect.isclass(m) and issubclass(m, nn.Module) and m is not nn.Module]
 MODULES = [m for m in MODULES if not hasattr(m, "join")]  # DistributedDataParallel
 
@@ -596,7 +719,9 @@ def case(random):
                 with forgiving():
                     run(
                         world,
-                        *random.choice((valid_call, valid_call, any_call, data_call, data_call, module_call))(world),
+                        *random.choice(
+                            (valid_call, valid_call, any_call, data_call, data_call, module_call, array_call)
+                        )(world),
                     )
         finally:
             stop.set()
