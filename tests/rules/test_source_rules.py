@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 import sys
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -235,6 +236,32 @@ def test_distributed_does_not_know_nn():
     code = f"import sys\nfor name in {sorted(names)}: __import__(name)\nprint('pydist.nn' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout == "False\n", done.stderr
+
+
+def at_import(tree):
+    """The nodes that run when the module is imported: what stands in functions is left out."""
+    for node in ast.iter_child_nodes(tree):
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            yield node
+            yield from at_import(node)
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    """At module level; the root package, which has its parts by __getattr__, aside."""
+    texts = {".".join(path.with_suffix("").parts).removesuffix(".__init__"): (TOP / path).read_text()
+             for path in files("*.py") if path.parts[0] == "pydist"}  # fmt: skip
+    arrows = {}
+    for name, text in texts.items():
+        targets = set()
+        for node in at_import(ast.parse(text)):
+            if isinstance(node, ast.Import):
+                targets |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                whole = {f"{node.module}.{alias.name}" for alias in node.names}
+                targets |= whole & texts.keys() or {node.module}
+        arrows[name] = (targets & texts.keys()) - {name, "pydist"}
+    assert sum(map(len, arrows.values())) > 500
+    assert list(TopologicalSorter(arrows).static_order())  # CycleError names the circle
 
 
 TEXT = (
