@@ -208,6 +208,27 @@ def test_processes(world, tmp_path):
     assert launched(world, program, os.path.dirname(__file__)).count("fine shm") == world
 
 
+@pytest.mark.parametrize("ranks", ["1", "012"])
+def test_memory_that_cannot_be_read(ranks, tmp_path):
+    """One rank may not read the others' memory, or none may: large parts go through shared memory."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        f"import os\nos.environ['PYDIST_PEEK'] = str(int(os.environ['RANK'] not in '{ranks}'))\n" + PROCESS
+    )
+    assert launched(3, program, os.path.dirname(__file__)).count("fine shm") == 3
+
+
+def test_one_tensor_for_several_ranks():
+    def fn(rank):
+        for n in (3, 200_000):
+            x, outs = pydist.full((n,), rank + 1.0), [pydist.zeros(n) for _ in range(3)]
+            dist.all_to_all(outs, [x, x, x])
+            assert [out.sum().item() for out in outs] == [n * 1.0, n * 2.0, n * 3.0]
+
+    for hosts in (1, 3):
+        on_ranks(3, fn, hosts)
+
+
 def test_no_elements_anywhere():
     def fn(rank):
         out = pydist.zeros(0, 4)

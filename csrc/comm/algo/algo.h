@@ -90,6 +90,8 @@ extern const pd_algo pd_algo_broadcast, pd_algo_direct_broadcast;
 extern const pd_algo pd_algo_all_gather, pd_algo_scatter, pd_algo_all_to_all, pd_algo_barrier;
 /* The same with parts of different sizes (parts.h); as many pieces as the largest part has. all_gather's takes what
    all ranks give, so all of gives is its own input; reduce_scatter's takes[rank] is its result. */
+/* What comes from rank r, all of which is in its slot or ours. */
+void pd_parts_take(const pd_job *j, const pd_algo *a, int r);
 extern const pd_algo pd_algo_all_gather_parts, pd_algo_all_to_all_parts, pd_algo_reduce_scatter_parts;
 
 static inline int64_t pd_job_begin(const pd_job *j, int64_t k) { return k * j->piece; }

@@ -91,6 +91,14 @@ static void sum_each(const pd_job *j, int64_t k) {
     pd_reduce_run(j->dtype, j->reduce, j->size, j->in, 0, (char *)(uintptr_t)to.data, n, j->scale);
 }
 
+void pd_parts_take(const pd_job *j, const pd_algo *a, int r) {
+    bool alike = a == &pd_algo_all_gather_parts;
+    pd_job whole = *j; /* of one piece, in the first slot */
+    size_t at = alike ? 0 : place_of(j, r, j->rank);
+    if (r == j->rank) whole.piece = INT64_MAX / 16;
+    take_piece(&whole, 0, r, at);
+}
+
 const pd_algo pd_algo_all_gather_parts = {
     .name = "all_gather_parts", .depth = 1, .put = put_alike, .take = take_alike,
 };

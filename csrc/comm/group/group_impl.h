@@ -8,6 +8,7 @@
 #include "comm/algo/tuning.h"
 #include "comm/group/flight.h"
 #include "comm/group/group.h"
+#include "comm/memory/peek.h"
 #include "comm/mesh/mesh.h"
 #include "device/device.h"
 
@@ -49,6 +50,9 @@ struct pd_group {
     pd_region *near;    /* by rank: of our host's, else zeros; of near_transport */
     char **near_memory; /* their slots and shares */
     const pd_transport *near_transport;
+    pd_peek *peeks;  /* by rank; NULL: not all ranks' memory can be read where it lies */
+    uint64_t word;   /* for the others to try it */
+    size_t read_from; /* bytes of the largest part; rank 0's */
     char **peers;    /* room for a job's pointers: one collective runs at a time */
     const char **in;
 
@@ -93,6 +97,7 @@ struct pd_work {
     pd_part *parts;  /* NULL, or of parts of different sizes: 2 * size of them, the job's gives and takes */
     int64_t largest; /* of what it gives; of all ranks' where all know the sizes */
     uint64_t sizes;  /* pd_parts_balance, or pd_parts_hash */
+    bool read;       /* large parts are read where they lie */
     pd_lap lap;       /* the profiler's: since it began to run */
     /* The gate that ends this round: opens when every rank's word has reached the target. */
     bool at_board;    /* the word: line[seq & 1].seq, else step */
@@ -149,6 +154,15 @@ pd_status pd_group_fail(pd_group *g, bool tell);
 /* rounds.c */
 pd_status pd_rounds_begin(pd_group *g, pd_work *w); /* shows its line on the board */
 pd_status pd_rounds_run(pd_group *g, pd_work *w, bool *done); /* as far as the gates allow */
+
+/* parts.c */
+/* How many pieces there are is known once all lines are there: when all have shown their largest part. */
+static inline bool pd_parts_own_sizes(const pd_work *w) {
+    return w->id.coll == PD_COLL_ALL_TO_ALL_PARTS;
+}
+void pd_parts_begin(const pd_group *g, pd_work *w, pd_line *l); /* where it has any: what its line says of them */
+pd_status pd_parts_meet(pd_group *g, pd_work *w); /* all lines are there: compares them */
+pd_status pd_parts_read(pd_group *g, pd_work *w); /* where w->read says so */
 
 /* queue.c */
 pd_status pd_group_enter(pd_group *g);

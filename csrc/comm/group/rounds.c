@@ -9,9 +9,6 @@ static bool goes_outside(const pd_group *g, pd_job *j, size_t *bytes) {
 
 static int64_t pieces_of(const pd_job *j, int64_t count) { return (count + j->piece - 1) / j->piece; }
 
-/* How many pieces there are is known once all lines are there: when all have shown their largest part. */
-static bool has_own_sizes(const pd_work *w) { return w->id.coll == PD_COLL_ALL_TO_ALL_PARTS; }
-
 /* Chooses what depends only on what is equal on all ranks, so that all choose alike. */
 static void plan(const pd_group *g, pd_work *w) {
     pd_job *j = &w->job;
@@ -119,7 +116,7 @@ static void put(pd_group *g, const pd_work *w, int64_t k) {
     for (int r = 0; r < j->size; r++) {
         if (r == j->rank) continue;
         pd_span s = w->algo->put(j, k, r);
-        if (!s.bytes || s.data == last.data) continue;
+        if (!s.bytes || (s.data == last.data && s.at == last.at)) continue;
         memcpy(slot + s.at, s.data, s.bytes);
         last = s;
     }
@@ -146,37 +143,21 @@ pd_status pd_rounds_begin(pd_group *g, pd_work *w) {
     PD_TRY(pd_group_doom(g, w));
     plan(g, w);
     w->job.first = g->piece;
-    if (!has_own_sizes(w)) g->piece += (uint32_t)w->pieces;
-    if (!w->direct && w->pieces && (w->algo->put || w->algo->load)) put(g, w, 0);
     pd_line *l = &g->boards[g->rank]->line[w->seq & 1];
-    l->id = w->id;
-    l->hash = w->hash = pd_identity_hash(&w->id, g->epoch) ^ (has_own_sizes(w) ? 0 : w->sizes);
-    l->balance = w->sizes;
-    l->site = w->site;
     l->segment = w->direct ? w->segment->id : 0;
     l->offset = w->direct ? (uint64_t)(w->job.from - (char *)pd_segment_ptr(w->segment)) : 0;
+    pd_parts_begin(g, w, l);
+    if (!pd_parts_own_sizes(w)) g->piece += (uint32_t)w->pieces;
+    if (!w->direct && w->pieces && (w->algo->put || w->algo->load)) put(g, w, 0);
+    l->id = w->id;
+    l->hash = w->hash = pd_identity_hash(&w->id, g->epoch) ^ (pd_parts_own_sizes(w) ? 0 : w->sizes);
+    l->balance = w->sizes;
+    l->site = w->site;
     atomic_store_explicit(&l->seq, w->seq, memory_order_release);
     if (g->mesh) pd_gate_send_line(g, l);
     pd_gate_ring(g, &l->seq);
     open_gate(w, true, w->seq);
     atomic_store_explicit(&w->state, PD_WORK_POSTED, memory_order_relaxed);
-    return PD_OK;
-}
-
-/* The lines of parts that only two ranks know: the sizes fit together, and the largest part says how many pieces. */
-static pd_status meet_parts(pd_group *g, pd_work *w) {
-    uint64_t balance = 0;
-    int64_t largest = 0;
-    for (int r = 0; r < g->size; r++) {
-        const pd_line *l = &g->boards[r]->line[w->seq & 1];
-        if (__builtin_expect(l->hash != w->hash, 0) && g->check) return pd_group_mismatch(g, w);
-        balance += l->balance;
-        largest = l->id.count > largest ? l->id.count : largest;
-    }
-    if (balance && g->check) return pd_group_mismatch(g, w);
-    if (w->device) return PD_OK;
-    w->pieces = pieces_of(&w->job, largest);
-    g->piece += (uint32_t)w->pieces;
     return PD_OK;
 }
 
@@ -228,6 +209,7 @@ static bool move(pd_group *g, pd_work *w) {
     const pd_algo *a = w->algo;
     const pd_job *j = &w->job;
     int64_t k = w->round, mixed = k - 1, taken = k - a->depth;
+    if (w->read) return k == 1; /* it has been read: all go on when all have done it */
     if (!a->depth) {
         a->take(j, 0);
         return true;
@@ -248,7 +230,8 @@ pd_status pd_rounds_run(pd_group *g, pd_work *w, bool *done) {
     while (pd_gate_open(g, w)) {
         if (w->at_board) {
             bool again = false;
-            PD_TRY(has_own_sizes(w) ? meet_parts(g, w) : meet(g, w, &again));
+            PD_TRY(w->parts ? pd_parts_meet(g, w) : meet(g, w, &again));
+            if (w->read) PD_TRY(pd_parts_read(g, w));
             if (again) {
                 post_step(g, w);
                 continue;

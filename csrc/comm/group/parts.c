@@ -1,0 +1,93 @@
+/* Parts of different sizes in a group (algo/parts.h): whether the sizes fit together, and large parts, which are read
+   where they lie in the other rank's process.
+
+   Every rank puts the first piece into its slot and shows its line, as for any collective. One with parts of more than a
+   piece shows where its table lies, besides. Where the largest part is worth it and all ranks can read each other's
+   memory, all take small ranks' parts from the slots and large ones' from their memory, and one gate more ends it. */
+#include "comm/group/group_impl.h"
+
+enum { CAN_READ = 1, TO_BE_READ = 2 }; /* in line.segment */
+
+static const pd_line *line_of(const pd_group *g, const pd_work *w, int r) { return &g->boards[r]->line[w->seq & 1]; }
+
+static int64_t largest_of(const pd_group *g, const pd_work *w, int r) {
+    return pd_parts_own_sizes(w) ? line_of(g, w, r)->id.count : w->job.takes[r].count;
+}
+
+/* Memory that the kernel itself does not let us read so is a device's, say. */
+static bool is_readable(const pd_group *g, const pd_work *w) {
+    for (int r = 0; r < g->size; r++) {
+        const pd_part *p = &w->job.gives[r];
+        uint64_t first = (uint64_t)(uintptr_t)p->data, last = first + pd_job_bytes(&w->job, p->count) - 1;
+        char byte;
+        if (p->count <= w->job.piece) continue;
+        if (!pd_peek_read(g->peeks[g->rank].pid, first, &byte, 1)) return false;
+        if (!pd_peek_read(g->peeks[g->rank].pid, last, &byte, 1)) return false;
+    }
+    return true;
+}
+
+void pd_parts_begin(const pd_group *g, pd_work *w, pd_line *l) {
+    if (!w->parts || w->device || w->id.coll == PD_COLL_REDUCE_SCATTER_PARTS) return;
+    int64_t largest = pd_parts_own_sizes(w) ? w->largest : w->job.takes[g->rank].count;
+    bool shows = g->peeks && largest > w->job.piece && is_readable(g, w);
+    l->segment = (g->peeks ? CAN_READ : 0) | (shows ? TO_BE_READ : 0);
+    l->offset = (uint64_t)(uintptr_t)w->job.gives;
+}
+
+/* Compares the lines. *can: all ranks can read each other's memory, and large parts are there to be read. */
+static pd_status compare(pd_group *g, pd_work *w, int64_t *largest, bool *can) {
+    uint64_t balance = 0;
+    *largest = 0;
+    *can = true;
+    for (int r = 0; r < g->size; r++) {
+        const pd_line *l = line_of(g, w, r);
+        if (__builtin_expect(l->hash != w->hash, 0) && g->check) return pd_group_mismatch(g, w);
+        int64_t own = largest_of(g, w, r);
+        balance += l->balance;
+        *largest = own > *largest ? own : *largest;
+        *can &= (l->segment & CAN_READ) && ((l->segment & TO_BE_READ) || own <= w->job.piece);
+    }
+    return balance && g->check && pd_parts_own_sizes(w) ? pd_group_mismatch(g, w) : PD_OK;
+}
+
+pd_status pd_parts_meet(pd_group *g, pd_work *w) {
+    int64_t largest;
+    bool can;
+    PD_TRY(compare(g, w, &largest, &can));
+    if (w->device) return PD_OK;
+    if (pd_parts_own_sizes(w)) {
+        w->pieces = (largest + w->job.piece - 1) / w->job.piece;
+        g->piece += (uint32_t)w->pieces;
+    }
+    w->read = can && largest > w->job.piece && pd_job_bytes(&w->job, largest) > g->read_from;
+    return PD_OK;
+}
+
+static pd_status take_from(pd_group *g, pd_work *w, int r) {
+    const pd_part *to = &w->job.takes[r];
+    const pd_line *l = line_of(g, w, r);
+    pd_part part;
+    int64_t pid = g->peeks[r].pid;
+    if (r == g->rank || !(l->segment & TO_BE_READ)) {
+        pd_parts_take(&w->job, w->algo, r);
+        return PD_OK;
+    }
+    bool good = pd_peek_read(pid, l->offset + (uint64_t)g->rank * sizeof part, &part, sizeof part);
+    int64_t n = part.count < to->count ? part.count : to->count; /* the same, but where nothing is compared */
+    if (good && n > 0)
+        good = pd_peek_read(pid, (uint64_t)(uintptr_t)part.data, to->data, pd_job_bytes(&w->job, n));
+    if (good) return PD_OK;
+    char call[400];
+    PD_TRY(pd_group_doom(g, w)); /* says more */
+    pd_work_text(g, w, call, sizeof call);
+    pd_status status = pd_fail(PD_E_PEER, "%s: the memory of rank %d cannot be read any more", call,
+                               pd_group_name(g, r));
+    pd_error_set_rank(pd_group_name(g, r));
+    return status;
+}
+
+pd_status pd_parts_read(pd_group *g, pd_work *w) {
+    for (int d = 0; d < g->size; d++) PD_TRY(take_from(g, w, (g->rank + d) % g->size));
+    return PD_OK;
+}
