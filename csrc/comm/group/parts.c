@@ -1,8 +1,8 @@
 /* Parts of different sizes in a group (algo/parts.h): whether the sizes fit together, and large parts, which are read
    where they lie in the other rank's process.
 
-   Every rank puts the first piece into its slot and shows its line, as for any collective. One with parts of more than a
-   piece shows where its table lies, besides. Where the largest part is worth it and all ranks can read each other's
+   Every rank puts the first piece into its slot and shows its line, as for any collective. One with parts of more than
+   a piece shows where its table lies, besides. Where the largest part is worth it and all ranks can read each other's
    memory, all take small ranks' parts from the slots and large ones' from their memory, and one gate more ends it. */
 #include "comm/group/group_impl.h"
 

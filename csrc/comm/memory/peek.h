@@ -1,7 +1,7 @@
 /* Reading memory of another process of this host where it lies (process_vm_readv): one copy instead of two through
-   shared memory. The kernel allows it between processes of one user, unless a security module or a container forbids it;
-   so ranks try it on a word of each other first. A process that is gone, or an address that is not there any more, is a
-   failure, never a crash; so threads use it among themselves, too. */
+   shared memory. The kernel allows it between processes of one user, unless a security module or a container forbids
+   it; so ranks try it on a word of each other first. A process that is gone, or an address that is not there any more,
+   is a failure, never a crash; so threads use it among themselves, too. */
 #ifndef PD_COMM_PEEK_H
 #define PD_COMM_PEEK_H
 
