@@ -2,13 +2,27 @@
 
    The signature is one string, parsed once (sig.h):
      name(Type param=default, ...)
-   Types of inputs      Tensor, Tensor?, Tensor[] (one list an op), Tensor?[], Operand (a Tensor or a number)
-   Types of attributes  Scalar, int, int? (None: PD_NONE_INT), int[n] (a number is repeated), int[] , int[]? (None: n =
-   -1), float, bool, dtype (None: PD_NO_DTYPE), enum(a|b|c) (its position), format (a pd_format, None: PD_FORMAT_KEEP),
-   rng (hidden: drawn anew for each call) Inputs fill pd_call.in in the order of the signature (an Operand that is a
-   number leaves NULL); attributes fill the op's attrs struct in that order, each a multiple of 8 bytes: pd_scalar (also
-   for each Operand), int64_t, int64_t[n], pd_ints, double, int64_t (bool, dtype, enum, format), pd_rng_key. The struct
-   is plain data, copied into the tape's node, hence replayable. */
+
+   Types of inputs:
+     Tensor, Tensor?
+     Tensor[], Tensor?[]   one list an op
+     Operand               a Tensor or a number
+
+   Types of attributes       in the attrs struct
+     Scalar                  pd_scalar, as for each Operand
+     int, int?               int64_t (None: PD_NONE_INT)
+     int[n]                  int64_t[n] (a number is repeated)
+     int[], int[]?           pd_ints (None: n = -1)
+     float                   double
+     bool                    int64_t
+     dtype                   int64_t (None: PD_NO_DTYPE)
+     enum(a|b|c)             int64_t: the word's position
+     format                  int64_t: a pd_format (None: PD_FORMAT_KEEP)
+     rng                     pd_rng_key: hidden, drawn anew for each call
+
+   Inputs fill pd_call.in in the order of the signature (an Operand that is a number leaves NULL); attributes fill the
+   op's attrs struct in that order, each a multiple of 8 bytes. The struct is plain data, copied into the tape's node,
+   hence replayable. */
 #ifndef PD_AUTOGRAD_OP_H
 #define PD_AUTOGRAD_OP_H
 

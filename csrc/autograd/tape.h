@@ -15,17 +15,17 @@ typedef struct pd_edge {
     struct pd_node *fn;   /* [strong] the producer, or NULL */
     pd_tensor *leaf;      /* [strong] the leaf, or NULL; neither: no gradient wanted */
     int index;            /* which output of fn */
+    /* dtype, shape and device (its index) of the input, known also where no gradient is wanted */
     int8_t dtype, ndim;
-    int16_t device;       /* its index */
-    const int64_t
-        *size; /* dtype, device and shape of the input, known also where no gradient is wanted; in the node's memory */
+    int16_t device;
+    const int64_t *size;  /* in the node's memory */
 } pd_edge;
 
 typedef struct pd_saved {
-    pd_tensor
-        *t; /* [strong] an alias without autograd, or a leaf itself; with `packed` a shell: dtype, sizes and strides */
-    pd_closure
-        *packed; /* [owned] NULL, or what a hook made of it: call(ctx, pd_tensor **) gives [new] the tensor back */
+    /* [strong] an alias without autograd, or a leaf itself; with `packed` a shell: dtype, sizes and strides */
+    pd_tensor *t;
+    /* [owned] NULL, or what a hook made of it: call(ctx, pd_tensor **) gives [new] the tensor back */
+    pd_closure *packed;
     unsigned version;
     int16_t index; /* of the input or output; -1: neither, t is kept itself */
     bool is_out;
@@ -76,10 +76,10 @@ typedef struct pd_node {
     pd_saved *saved;
     void *attrs;
     pd_hook *hooks;      /* [owned] PD_HOOK_GRAD, on outputs */
-    pd_closure
-        trace; /* of anomaly mode: says where forward made the node, called with its name when its backward fails */
-    struct pd_node
-        *next; /* in a list that some walk keeps: of dying nodes, of those that the host's collector goes through */
+    /* of anomaly mode: says where forward made the node, called with its name when its backward fails */
+    pd_closure trace;
+    /* in a list that some walk keeps: of dying nodes, of those that the host's collector goes through */
+    struct pd_node *next;
     pd_seen seen;
 } pd_node;
 
@@ -173,8 +173,8 @@ static inline bool pd_hold(atomic_int *users) {
     return n;
 }
 
-uint64_t pd_hook_add(pd_hook **list, pd_hook_kind kind, int index, pd_closure c,
-                     pd_status *status); /* id; 0 on failure */
+/* The hook's id; 0 on failure. */
+uint64_t pd_hook_add(pd_hook **list, pd_hook_kind kind, int index, pd_closure c, pd_status *status);
 pd_status pd_hook_call(pd_hook *h, void *arg); /* unless it was removed */
 void pd_hook_remove(pd_hook **list, uint64_t id);
 extern atomic_int pd_hooks_running; /* backwards under way in the process: lists keep their links meanwhile */
@@ -194,15 +194,14 @@ typedef struct pd_engine_ops {
     pd_status (*clone)(pd_tensor *t, pd_tensor **out);                     /* keeps dense strides */
     pd_status (*ones_like)(pd_tensor *t, pd_tensor **out);
     pd_status (*zeros_like)(pd_tensor *t, pd_tensor **out);
-    pd_status (*move)(pd_tensor *t, const pd_device *to, bool wait,
-                      pd_tensor **out); /* to another device, dense strides kept: recordable */
+    /* to another device, dense strides kept: recordable */
+    pd_status (*move)(pd_tensor *t, const pd_device *to, bool wait, pd_tensor **out);
     /* view of t's storage with the geometry of `like`: recordable */
     pd_status (*as_strided)(pd_tensor *t, const pd_tensor *like, pd_tensor **out);
 } pd_engine_ops;
 extern pd_engine_ops pd_engine;
 
-/* --- what a vjp sees
-   ------------------------------------------------------------------------------------------------ */
+/* --- what a vjp sees ---------------------------------------------------------------------------------------------- */
 
 typedef struct pd_vjp {
     pd_node *node;

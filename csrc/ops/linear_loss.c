@@ -1,8 +1,8 @@
 /* The cross entropy of logits that a linear layer makes, without all logits at once: rows go through layer, loss and
    both gradients in chunks, and the gradient of the logits takes their place.
 
-       logits[m, C] = x[m, D] W^T + b  ->  lse, loss  ->  G in the place of logits  ->  gx[m, D] = G W,  gW += G^T x, gb
-   += sum G
+       logits[m, C] = x[m, D] W^T + b  ->  lse, loss  ->  G in the place of logits
+       G  ->  gx[m, D] = G W,  gW += G^T x,  gb += sum G
 
    So the forward pass makes the gradients (of the loss itself; backward multiplies them by what arrives), and nothing
    is computed twice. Where float16 would lose the small numbers of a mean's G, its factor 1 / total is left to

@@ -80,8 +80,7 @@ const pd_op pd_op_constant_pad_nd = {
     .vjp = vjp,
 };
 
-/* ---- with the input's own elements
-   ------------------------------------------------------------------------------------------
+/* ---- with the input's own elements ---------------------------------------------------------------------------------
 
    One dimension after the other, the last first: the strips before and after what is there already are copies of strips
    within it, backwards (reflect), of one row (replicate) or of the other end (circular). The gradient, transposed, adds

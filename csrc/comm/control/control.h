@@ -61,11 +61,12 @@ pd_status pd_control_connect(const char *address, const uint8_t secret[PD_SECRET
                              double timeout, bool patient, const pd_hooks *hooks, pd_link **out);
 
 /* [new] this rank's link without a launcher; in rank 0 also the [new] server (NULL elsewhere), which must live until
-   the others have left (pd_control_drain). tcp://host:port   rank 0's host. Where that is this host: a unix socket
-   named by user id and port, and besides, for other hosts, tcp at that address if there is a secret, or PYDIST_INSECURE
-   is set. file://path       a file that all ranks see, on one host; made where it is missing job://name        the
-   ranks of one host that were told this name. secret: PD_SECRET_BYTES that all of them know already; NULL:
-   PYDIST_SECRET_FILE's. */
+   the others have left (pd_control_drain).
+     tcp://host:port   rank 0's host. Where that is this host: a unix socket named by user id and port, and besides, for
+                       other hosts, tcp at that address if there is a secret, or PYDIST_INSECURE is set.
+     file://path       a file that all ranks see, on one host; made where it is missing
+     job://name        the ranks of one host that were told this name
+   secret: PD_SECRET_BYTES that all of them know already; NULL: PYDIST_SECRET_FILE's. */
 pd_status pd_control_join(const char *url, const uint8_t *secret, int rank, int world, double timeout,
                           const pd_hooks *hooks, pd_link **out, pd_control_server **server);
 

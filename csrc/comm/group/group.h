@@ -37,8 +37,7 @@ typedef struct pd_group_options {
     const struct pd_tuning *tunings; /* measured ones; those for its transport and size are used, if rank 0 has them */
     size_t tuning_count;
     size_t slot;      /* bytes of a piece; 0: the measured default */
-    const int
-        *ranks; /* NULL: all of the link's, in order; else `size` of them, by rank of the group, ours among them */
+    const int *ranks; /* NULL: all of the link's, in order; else `size` of them, by rank of the group, with our own */
     int size;
     uint32_t epoch;   /* 0: the link's next, which all ranks of the link count; else one that these ranks agreed on */
     const struct pd_mesh_kind *kind; /* NULL: by where the ranks are; else messages of this kind (mesh/mesh.h) */

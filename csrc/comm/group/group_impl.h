@@ -142,9 +142,9 @@ int pd_work_text(const pd_group *g, const pd_work *w, char *text, size_t size);
 
 /* poison.c */
 void pd_group_hear(pd_listener *l, pd_weight weight, const pd_error *e);
-/* The news that end this wait, in this thread's record; PD_OK where there are none (yet). */
 /* What the flight record says, on any thread. *since: when this rank began to wait for rank *on, 0: it does not. */
 size_t pd_group_report(pd_listener *l, int rows, int64_t *since, int *on, char *text, size_t size);
+/* The news that end this wait, in this thread's record; PD_OK where there are none (yet). */
 pd_status pd_group_doom(pd_group *g, const pd_work *w);
 pd_status pd_group_mismatch(pd_group *g, const pd_work *w);
 void pd_group_tell(pd_group *g, const pd_error *e); /* the other ranks, that this one has ended the group so */
@@ -174,9 +174,9 @@ pd_status pd_group_exchange(pd_group *g, pd_collective coll, double tag, const v
                             uint64_t site);
 
 /* segment.c */
-/* Publishes parts[rank] under (epoch, id) and attaches those of ranks on the same host. */
 /* Some ranks share no memory; some are on another machine; hosts: NULL, or room for each rank's. */
 typedef struct pd_where { bool apart, far; uint64_t *hosts; } pd_where;
+/* Publishes parts[rank] under (epoch, id) and attaches those of ranks on the same host. */
 pd_status pd_parts_exchange(pd_group *g, uint32_t id, size_t bytes, pd_region *parts, pd_where *where);
 /* The others wait for our part that will not come: they get this thread's error. */
 void pd_parts_refuse(pd_link *link, uint32_t epoch, uint32_t id, int rank);

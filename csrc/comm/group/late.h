@@ -16,8 +16,7 @@ typedef struct pd_late {
     bool (*is_missing)(const pd_group *, const pd_work *, int rank);
     bool any; /* it waits for whoever comes first */
     int64_t start, deadline, asked;
-    int64_t
-        from; /* the timeout counts from here: from the start, or from when a long task of a missing rank was known */
+    int64_t from; /* the timeout counts from here: the start, or when a long task of a missing rank was known */
     bool warned;
     int64_t next; /* the next look at the chain */
     int chain[PD_PLACES], hops, last; /* its first ranks, how many there are, the newest */

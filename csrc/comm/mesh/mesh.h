@@ -54,8 +54,8 @@ typedef struct pd_mesh_kind {
     /* When its connection was lost (ns, monotonic), if we wait for it or it did not get all that we queued; else 0. */
     int64_t (*lost)(const pd_mesh *m, int peer, bool we_wait);
     /* NULL, or the messages' own all_reduce, for order="fast". room: where the data are to lie, *bytes at most; NULL
-       where it does not know this dtype and op (the same on all ranks). reduce: in place; flush says when it is done.
-     */
+       where it does not know this dtype and op (the same on all ranks). reduce: in place; flush says
+       when it is done. */
     void *(*room)(const pd_mesh *m, pd_dtype dtype, pd_reduce op, size_t *bytes);
     void (*reduce)(pd_mesh *m, int64_t count, pd_dtype dtype, pd_reduce op);
 } pd_mesh_kind;

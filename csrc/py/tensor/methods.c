@@ -294,10 +294,8 @@ METHOD(t) {
 
 METHOD(expand_as) {
     T;
-    pd_tensor *other = PyTuple_GET_SIZE(args) == 1
-                           ? pd_py_expect_tensor(PyTuple_GET_ITEM(args, 0), "expand_as", "other")
-                           : NULL,
-              *out;
+    bool one = PyTuple_GET_SIZE(args) == 1;
+    pd_tensor *other = one ? pd_py_expect_tensor(PyTuple_GET_ITEM(args, 0), "expand_as", "other") : NULL, *out;
     if (!other) return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_TypeError, "expand_as: expected one tensor");
     pd_ints size = {.n = other->ndim};
     memcpy(size.v, other->size, sizeof(int64_t) * (size_t)other->ndim);
@@ -307,9 +305,8 @@ METHOD(expand_as) {
 
 /* self.op(*other.shape): view_as, reshape_as */
 static PyObject *with_shape_of(PyObject *self, PyObject *args, pd_op_id op, const char *name) {
-    pd_tensor *other =
-                  PyTuple_GET_SIZE(args) == 1 ? pd_py_expect_tensor(PyTuple_GET_ITEM(args, 0), name, "other") : NULL,
-              *out;
+    bool one = PyTuple_GET_SIZE(args) == 1;
+    pd_tensor *other = one ? pd_py_expect_tensor(PyTuple_GET_ITEM(args, 0), name, "other") : NULL, *out;
     if (!other) return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_TypeError, "%s: expected one tensor", name);
     pd_shape_attrs a = {.shape = {.n = other->ndim}};
     memcpy(a.shape.v, other->size, sizeof(int64_t) * (size_t)other->ndim);
