@@ -8,7 +8,7 @@ from pathlib import Path
 from pydist import _C
 
 FILE = Path(_C.__file__).with_name("_C.pyi")
-FUNC, METHOD, NN, INPLACE = 1, 2, 4, 8
+FUNC, METHOD, NN, INPLACE = (_C._OP_FLAGS[name] for name in ("FUNC", "METHOD", "NN", "INPLACE"))
 TYPES = {
     "Tensor": "Tensor", "Tensor[]": "Sequence[Tensor]", "Tensor?[]": "Sequence[Tensor | None]", "Operand": "Tensor | _Number",
     "Scalar": "Tensor | _Number", "int": "_int", "int[]": "_int | Sequence[_int]", "float": "_float", "bool": "_bool", "dtype": "_dtype",

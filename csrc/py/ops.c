@@ -557,7 +557,8 @@ static PyObject *write_out(PyObject *module, PyObject *args) {
 static PyMethodDef functions[] = {
     {"_write_out", write_out, METH_VARARGS, "_write_out(op, out, result): writes a function's result into its out=."},
     {"op_table", op_table, METH_NOARGS,
-     "op_table()\n\n[(name, signature, doc, flags, differentiable, names of several results)] of every op."},
+     "op_table()\n\n[(name, signature, doc, flags, differentiable, names of several results)] of every op; "
+     "_OP_FLAGS has the flags' bits."},
     {0}};
 
 int pd_py_add_ops(PyObject *module) {
@@ -571,5 +572,9 @@ int pd_py_add_ops(PyObject *module) {
         if ((def->op->flags & (PD_FUNC | PD_METHOD | PD_NN)) && !only_inplace && publish(module, def, PLAIN)) return -1;
     }
     PyType_Modified((PyTypeObject *)pd_py.Tensor);
-    return PyModule_AddFunctions(module, functions);
+    PyObject *flags = Py_BuildValue("{sIsIsIsIsI}", "FUNC", PD_FUNC, "METHOD", PD_METHOD, "NN", PD_NN, "INPLACE",
+                                    PD_INPLACE, "VIEW", PD_VIEW);
+    int bad = flags ? PyModule_AddObjectRef(module, "_OP_FLAGS", flags) : -1; /* the bits of op_table()'s flags */
+    Py_XDECREF(flags);
+    return bad ? bad : PyModule_AddFunctions(module, functions);
 }

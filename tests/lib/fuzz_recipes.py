@@ -370,7 +370,7 @@ class Several(Arguments):
         return [self.mask(), self.y(), self.y()]
 
 
-FUNC, NN = 1, 4
+FUNC, METHOD, NN = (_C._OP_FLAGS[name] for name in ("FUNC", "METHOD", "NN"))
 TABLE = {name: (signature, flags) for name, signature, _, flags, *_ in _C.op_table()}
 ONE = [
     name for name, (signature, flags) in TABLE.items() if signature == f"{name}(Tensor input)" and flags & (FUNC | NN)

@@ -42,7 +42,7 @@ except ImportError:
     torch = None
 needs_torch = pytest.mark.skipif(not torch, reason="needs torch")
 
-FUNC, METHOD, NN, INPLACE, VIEW = 1, 2, 4, 8, 16
+FUNC, METHOD, NN, INPLACE, VIEW = (_C._OP_FLAGS[name] for name in ("FUNC", "METHOD", "NN", "INPLACE", "VIEW"))
 TABLE = {name: (signature, flags, differentiable) for name, signature, _, flags, differentiable, _ in _C.op_table()}
 SAMPLED = [name for name, samples in SAMPLES.items() if samples]
 SMOOTH = [name for name in SAMPLED if TABLE[name][2]]
