@@ -17,8 +17,8 @@
 typedef struct slot { /* a parameter */
     struct pd_reducer *r;
     pd_tensor *param;     /* [strong] */
-    pd_tensor *home;      /* [strong] its gradient's place in a bucket; NULL in a world of one */
-    pd_grad_owner owner;  /* of the gradient, once home is its destination */
+    pd_tensor *view;      /* [strong] its gradient's place in a bucket; NULL in a world of one */
+    pd_grad_owner owner;  /* of the gradient, once view is its destination */
     const pd_piece *piece;
     uint64_t hook;
 } slot;
@@ -108,24 +108,24 @@ static bool used_somewhere(const pd_reducer *r, int param) {
 /* ---- during backward --------------------------------------------------------------------------------------------- */
 
 /* .grad is the user's, too, who may have given it other memory. */
-static pd_status mend_home(slot *s) { return pd_flat_mend(&s->r->flat, s->piece, s->param, s->home); }
+static pd_status mend_view(slot *s) { return pd_flat_mend(&s->r->flat, s->piece, s->param, s->view); }
 
 /* The gradient is in the bucket: put there by the engine, or here where the user gave .grad another tensor. */
-static pd_status bring_home(slot *s) {
+static pd_status into_bucket(slot *s) {
     pd_meta *m = s->param->meta;
-    PD_TRY(mend_home(s));
-    if (!m->grad || m->grad == s->home) return PD_OK;
-    if (m->grad->storage != s->home->storage || m->grad->offset != s->home->offset)
-        PD_TRY(pd_engine.copy_into(s->home, m->grad));
-    pd_tensor_retain(s->home);
-    pd_meta_set_grad(m, s->home);
+    PD_TRY(mend_view(s));
+    if (!m->grad || m->grad == s->view) return PD_OK;
+    if (m->grad->storage != s->view->storage || m->grad->offset != s->view->offset)
+        PD_TRY(pd_engine.copy_into(s->view, m->grad));
+    pd_tensor_retain(s->view);
+    pd_meta_set_grad(m, s->view);
     return PD_OK;
 }
 
 /* A parameter without a gradient in this backward counts as zero, or as what an earlier one left in .grad. */
 static pd_status fill_in(slot *s) {
-    if (s->param->meta->grad) return bring_home(s);
-    return pd_flat_clear(&s->r->flat, pd_tensor_data(s->home), s->home->numel, (pd_dtype)s->home->dtype);
+    if (s->param->meta->grad) return into_bucket(s);
+    return pd_flat_clear(&s->r->flat, pd_tensor_data(s->view), s->view->numel, (pd_dtype)s->view->dtype);
 }
 
 static pd_status start_bucket(void *reducer, int b) {
@@ -137,8 +137,8 @@ static pd_status start_bucket(void *reducer, int b) {
     for (int k = span->first; k < span->first + span->count; k++) {
         int i = r->layout.by_bucket[k];
         slot *s = &r->slots[i];
-        PD_TRY(mend_home(s));
-        PD_TRY(pd_tensor_before_write(WHO, s->home));
+        PD_TRY(mend_view(s));
+        PD_TRY(pd_tensor_before_write(WHO, s->view));
         if (!r->ready.came[i]) PD_TRY(fill_in(s));
     }
     if (last) PD_TRY(write_flags(r));
@@ -190,7 +190,7 @@ static pd_status finish(pd_reducer *r) {
     for (int i = 0; i < r->n; i++) {
         slot *s = &r->slots[i];
         pd_meta *m = s->param->meta;
-        if (!m->grad && used_somewhere(r, i)) pd_tensor_retain(m->grad = s->home);
+        if (!m->grad && used_somewhere(r, i)) pd_tensor_retain(m->grad = s->view);
     }
     return PD_OK;
 }
@@ -246,7 +246,7 @@ static pd_status on_ready(void *ctx, void *leaf) {
     if (r->ready.came[number_of(s)])
         return pd_fail(PD_E_DIST, "DistributedDataParallel: parameter %s got a gradient twice before the buckets were "
                                   "reduced", s->piece->name);
-    PD_TRY(bring_home(s));
+    PD_TRY(into_bucket(s));
     int64_t since = pd_os_now();
     PD_TRY(pd_ready_came(&r->ready, number_of(s)));
     if (r->ready.next) PD_TRY(pd_group_progress(r->group));
@@ -286,7 +286,7 @@ bool pd_reducer_get_waits(const pd_reducer *r) { return r->waits; }
 
 const pd_device *pd_reducer_device(const pd_reducer *r) { return r->device; }
 pd_group *pd_reducer_group(const pd_reducer *r) { return r->group; }
-pd_tensor *pd_reducer_home(const pd_reducer *r, int param) { return r->slots[param].home; }
+pd_tensor *pd_reducer_view(const pd_reducer *r, int param) { return r->slots[param].view; }
 const pd_reducer_times *pd_reducer_get_times(const pd_reducer *r) { return &r->times; }
 
 pd_status pd_reducer_bucket_at(const pd_reducer *r, int b, pd_reducer_bucket *out) {
@@ -330,12 +330,12 @@ static pd_status attach(slot *s) {
     pd_meta *m = NULL;
     pd_status status;
     PD_TRY(pd_meta_get(s->param, &m));
-    PD_TRY(pd_flat_tensor(&s->r->flat, s->piece, s->param, &s->home));
+    PD_TRY(pd_flat_tensor(&s->r->flat, s->piece, s->param, &s->view));
     s->owner = (pd_grad_owner){.name = WHO, .leaf = s->piece->name};
-    PD_TRY(pd_grad_take(s->param, &s->owner, s->home));
+    PD_TRY(pd_grad_take(s->param, &s->owner, s->view));
     s->hook = pd_hook_add(&m->hooks, PD_HOOK_READY, 0, (pd_closure){.call = on_ready, .ctx = s}, &status);
     if (status) return status;
-    return bring_home(s);
+    return into_bucket(s);
 }
 
 static pd_status fill_slots(pd_reducer *r, pd_tensor *const *params, const char *const *names) {
@@ -414,7 +414,7 @@ pd_status pd_reducer_new(pd_tensor *const *params, const char *const *names, int
 static void destroy(pd_reducer *r) {
     pd_reducer_drop_hooks(r);
     for (int i = 0; i < r->n; i++) {
-        pd_tensor_release(r->slots[i].home);
+        pd_tensor_release(r->slots[i].view);
         pd_tensor_release(r->slots[i].param);
     }
     if (!on_host(r)) pd_free(r->flags);

@@ -66,7 +66,7 @@ bool pd_reducer_get_waits(const pd_reducer *r);
 const pd_layout *pd_reducer_layout(const pd_reducer *r);
 pd_group *pd_reducer_group(const pd_reducer *r); /* [borrowed] */
 const pd_device *pd_reducer_device(const pd_reducer *r); /* of the parameters */
-pd_tensor *pd_reducer_home(const pd_reducer *r, int param); /* [borrowed] NULL in a world of one */
+pd_tensor *pd_reducer_view(const pd_reducer *r, int param); /* [borrowed] NULL in a world of one */
 /* PD_E_INDEX: no such bucket, and in a world of one there is none. */
 pd_status pd_reducer_bucket_at(const pd_reducer *r, int b, pd_reducer_bucket *out);
 const pd_reducer_times *pd_reducer_get_times(const pd_reducer *r);

@@ -106,7 +106,7 @@ static PyObject *bucket(PyObject *self, PyObject *args) {
     const pd_layout *l = pd_reducer_layout(r);
     PyObject *grads = PyList_New(l->buckets[b].count);
     for (int k = 0; grads && k < l->buckets[b].count; k++) {
-        PyObject *g = pd_py_wrap(pd_reducer_home(r, l->by_bucket[l->buckets[b].first + k]));
+        PyObject *g = pd_py_wrap(pd_reducer_view(r, l->by_bucket[l->buckets[b].first + k]));
         if (!g) Py_CLEAR(grads);
         else PyList_SET_ITEM(grads, k, g);
     }
