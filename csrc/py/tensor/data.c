@@ -84,7 +84,8 @@ static bool measure_part(const pd_tensor *t, int depth, nest *n, bool first) {
 
 /* Finds shape and dtype; every branch must have the same shape. */
 static bool measure(PyObject *o, int depth, nest *n, bool first) {
-    if (part(o)) return measure_part(part(o), depth, n, first);
+    const pd_tensor *inner = part(o);
+    if (inner) return measure_part(inner, depth, n, first);
     Py_ssize_t len = length_of(o);
     if (len == -1) return false;
     if (len == LEAF) {
@@ -149,7 +150,8 @@ static bool fill_part(pd_tensor *t, int depth, const nest *n, pd_dtype dtype, ch
 
 /* Writes what lies below depth, which has to be as it was measured: reading may run code, and other threads. */
 static bool fill_nested(PyObject *o, int depth, const nest *n, pd_dtype t, char **to) {
-    if (part(o)) return fill_part(part(o), depth, n, t, to);
+    pd_tensor *inner = part(o);
+    if (inner) return fill_part(inner, depth, n, t, to);
     if (depth == n->ndim) {
         pd_scalar s;
         if (length_of(o) != LEAF) return changed();
