@@ -173,7 +173,10 @@ void pd_tensor_detach(pd_tensor *t) {
     pd_meta *m = t->meta;
     pd_node *old = m ? m->grad_fn : NULL;
     t->requires_grad = false;
-    if (m) m->grad_fn = NULL;
+    if (m) {
+        m->grad_fn = NULL;
+        m->index = 0;
+    }
     pd_node_release(old);
 }
 
@@ -197,7 +200,7 @@ pd_status pd_tensor_history(pd_tensor *t, pd_node **fn, int *index) {
         PD_TRY(status);
     }
     *fn = m ? m->grad_fn : NULL;
-    *index = *fn ? m->index : 0; /* what was detached is a leaf, of whatever node it came */
+    *index = m ? m->index : 0;
     return PD_OK;
 }
 
