@@ -26,7 +26,7 @@ finally:
     if _spins:
         del _os.environ["GOMP_SPINCOUNT"]
 
-from pydist import _functions, _legacy
+from pydist import _functions, _index, _legacy
 from pydist._functions import *
 from pydist._grad_mode import enable_grad, inference_mode, no_grad, set_grad_enabled
 from pydist._nvidia import folders as _nvidia_folders
@@ -47,22 +47,8 @@ _FROM = {  # name -> the submodule that it comes from, opened at first use
     "seed": "random",
     "load": "serialization",
     "save": "serialization",
-    **dict.fromkeys(
-        (
-            "are_deterministic_algorithms_enabled get_float32_matmul_precision is_complex is_floating_point is_storage "
-            "is_deterministic_algorithms_warn_only_enabled is_tensor set_float32_matmul_precision "
-            "use_deterministic_algorithms _assert set_default_device get_default_device set_num_interop_threads typename "
-            "get_num_interop_threads set_flush_denormal"
-        ).split(),
-        "_settings",
-    ),
-    **dict.fromkeys(
-        (
-            "full_like rand_like randn_like randint_like linspace logspace eye numel is_inference is_nonzero scalar_tensor "
-            "asarray empty_strided range hann_window hamming_window blackman_window"
-        ).split(),
-        "_make",
-    ),
+    **{name: file for file, names in _index.FROM.items() for name in names.split()},
+    "_assert": "_settings",
     **dict.fromkeys("layout sparse_coo strided".split(), "_layout"),
     "autocast": "amp.autocast_mode",
     **dict.fromkeys(
@@ -73,7 +59,6 @@ _FROM = {  # name -> the submodule that it comes from, opened at first use
         ).split(),
         "amp.autocast_mode",
     ),
-    **dict.fromkeys("finfo iinfo can_cast".split(), "_dtypes"),
     "set_default_tensor_type": "_legacy",
     "set_printoptions": "_tensor",
     "sparse_coo_tensor": "sparse",

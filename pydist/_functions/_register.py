@@ -77,7 +77,7 @@ def in_place(f):
         return self.copy_(result)
 
     write.__name__ = write.__qualname__ = f.__name__ + "_"
-    write.__doc__ = f"{f.__name__}, in place."
+    write.__doc__, write.__module__ = f"{f.__name__}, in place.", f.__module__
     setattr(Tensor, write.__name__, write)
     return f
 

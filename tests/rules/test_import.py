@@ -57,6 +57,13 @@ def test_submodules_load_on_use():
         pydist.nothing
 
 
+def test_the_index_is_as_its_generator_writes_it():
+    """Run `python tools/index.py` where a file of pydist/_functions has new names."""
+    tools = os.path.join(os.path.dirname(__file__), "..", "..", "tools")
+    run_with("import index; assert index.written() == index.FILE.read_text()", PYTHONPATH=os.pathsep.join(
+        [tools, *filter(None, [os.environ.get("PYTHONPATH")])]))  # fmt: skip
+
+
 def test_all_modules_import():
     for name in package.modules():
         if name != "pydist.examples.mnist":  # needs the extra
