@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from lib.processes import all_end, environment, launch, own_lines, start
+from lib.processes import all_end, environment, launch, own_lines, start, within
 from pydist._launch import hosts, options
 
 HEAD = """
@@ -86,7 +86,7 @@ def test_a_host_that_cannot_be_reached(tmp_path):
     for ssh, code, text in (("false", 1, ""), (tmp_path / "none", 127, "cannot start"),
                             ("sh -c 'exit 255' {host}", 255, "host b: no connection")):  # fmt: skip
         got, _, err, seconds = launch("--hosts", "b:2", "--ssh", ssh, "x.py")
-        assert got == code and text in err and seconds < 3
+        assert got == code and text in err and seconds < within(3)
 
 
 def parsed(*words):

@@ -10,6 +10,12 @@ import time
 import pydist
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(pydist.__file__)))
+SLOW = float(os.environ.get("FULL_SLOW", 1))  # how much slower this build is than a usual one
+
+
+def within(seconds):
+    """A limit of time that a usual build keeps."""
+    return seconds * SLOW
 
 
 def command(*args):
