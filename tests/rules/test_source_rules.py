@@ -149,6 +149,39 @@ def test_autograd_names_no_op():
     assert not wrong
 
 
+# What a thread may keep between calls: a state or memory of its own. No argument of a call travels there.
+THREAD_LOCALS = {
+    "autograd/autocast": {"pd_autocast", "region"},  # the mode, and the casts of its region
+    "autograd/engine": {"current"},  # the backward that it runs
+    "autograd/tape": {"pd_grad_mode", "pd_saved_pack", "dying", "looping"},  # modes, and a loop that frees
+    "base/mem": {"mine", "scratch"},
+    "base/profile": {"thread"},  # its number
+    "base/rng": {"mine", "my_shard", "is_own"},
+    "base/status": {"error"},
+    "base/threads": {"own", "inside"},
+    "comm/group/queue": {"here"},  # its address is the thread's name
+    "device/cpu": {"pd_device_here"},
+    "device/cuda": {"here"},  # its stream, and what its op has got so far
+    "device/device": {"pd_device_here"},
+    "kernels/onednn/lib": {"starved"},  # why its last plan failed
+    "mpi/mpi": {"reason"},
+    "py/autograd/saved": {"hooks"},
+    "py/raise": {"caught"},
+    "tensor/shape": {"texts", "turn"},  # of error messages
+    "tensor/storage": {"pd_inference_mode"},
+}
+
+
+def test_thread_locals_carry_no_arguments():
+    """Each _Thread_local of csrc is a state that stands in the list above, and the list names no other."""
+    found = {}
+    for _, path, text in csrc():
+        for m in re.finditer(r"_Thread_local\b([^;{=]*)(\{[^}]*\}[^;=]*)?", code(text)):
+            name = re.findall(r"\(\*(\w+)\)", m[1]) or re.findall(r"(\w+)\s*(?:\[[^\]]*\])*\s*$", m[2] or m[1])
+            found.setdefault(str(path.relative_to("csrc").with_suffix("")), set()).add(name[0])
+    assert found == THREAD_LOCALS, "pass it as an argument, or say above what state of the thread it is"
+
+
 def test_environment_variables_are_rows():
     """Only base/ reads the environment, and PYDIST_* only base/flags.c, by its rows."""
     wrong = []
