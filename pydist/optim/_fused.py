@@ -62,11 +62,13 @@ def check_betas(betas):
             raise ValueError(f"Invalid beta parameter at index {i}: {beta}")
 
 
-def check_adam_options(lr, betas, eps, weight_decay):
-    """Raises ValueError for the first of the options that Adam and its kin share that is out of range."""
+def adam_options(*, lr, betas, eps, weight_decay, **others):
+    """The options of a group of Adam or its kin, in the order in which PyTorch's dictionaries have them. Raises
+    ValueError for the first of those that all share that is out of range."""
     check_options(("learning rate", lr), ("epsilon value", eps))
     check_betas(betas)
     check_options(("weight_decay value", weight_decay))
+    return dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, **others)
 
 
 class _Plan:

@@ -1,7 +1,7 @@
 """Adam and AdamW."""
 
 from pydist import _C
-from pydist.optim._fused import FusedOptimizer, chance, check_adam_options, rounding_options
+from pydist.optim._fused import FusedOptimizer, chance, adam_options, rounding_options
 
 
 class Adam(FusedOptimizer):
@@ -44,8 +44,7 @@ class Adam(FusedOptimizer):
         decoupled_weight_decay=False,
         stochastic_rounding=False,
     ):
-        check_adam_options(lr, betas, eps, weight_decay)
-        defaults = dict(
+        options = adam_options(
             lr=lr,
             betas=betas,
             eps=eps,
@@ -59,7 +58,7 @@ class Adam(FusedOptimizer):
             decoupled_weight_decay=decoupled_weight_decay,
             **rounding_options(stochastic_rounding),
         )
-        super().__init__(params, defaults)
+        super().__init__(params, options)
 
     def _state_names(self, group):
         return ("exp_avg", "exp_avg_sq", "max_exp_avg_sq") if group["amsgrad"] else ("exp_avg", "exp_avg_sq")

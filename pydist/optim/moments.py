@@ -1,7 +1,7 @@
 """NAdam, RAdam and Adamax: steps of running means of the gradient and of its size."""
 
 from pydist import _C
-from pydist.optim._fused import FusedOptimizer, check_adam_options, check_options
+from pydist.optim._fused import FusedOptimizer, adam_options, check_options
 
 
 class _Moments(FusedOptimizer):
@@ -58,9 +58,7 @@ class NAdam(_Moments):
         capturable=False,
         differentiable=False,
     ):
-        check_adam_options(lr, betas, eps, weight_decay)
-        check_options(("momentum_decay value", momentum_decay))
-        defaults = dict(
+        options = adam_options(
             lr=lr,
             betas=betas,
             eps=eps,
@@ -72,7 +70,8 @@ class NAdam(_Moments):
             capturable=capturable,
             differentiable=differentiable,
         )
-        super().__init__(params, defaults)
+        check_options(("momentum_decay value", momentum_decay))
+        super().__init__(params, options)
 
     def _run(self, group, batch):
         numbers = batch.scalars if batch.step is None else {}
@@ -99,8 +98,7 @@ class RAdam(_Moments):
         capturable=False,
         differentiable=False,
     ):
-        check_adam_options(lr, betas, eps, weight_decay)
-        defaults = dict(
+        options = adam_options(
             lr=lr,
             betas=betas,
             eps=eps,
@@ -111,7 +109,7 @@ class RAdam(_Moments):
             decoupled_weight_decay=decoupled_weight_decay,
             differentiable=differentiable,
         )
-        super().__init__(params, defaults)
+        super().__init__(params, options)
 
     def _run(self, group, batch):
         self._moments(group, batch)
@@ -136,8 +134,7 @@ class Adamax(_Moments):
         differentiable=False,
         capturable=False,
     ):
-        check_adam_options(lr, betas, eps, weight_decay)
-        defaults = dict(
+        options = adam_options(
             lr=lr,
             betas=betas,
             eps=eps,
@@ -147,7 +144,7 @@ class Adamax(_Moments):
             differentiable=differentiable,
             capturable=capturable,
         )
-        super().__init__(params, defaults)
+        super().__init__(params, options)
 
     def _state_names(self, group):
         return ("exp_avg", "exp_inf")
