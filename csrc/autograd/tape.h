@@ -157,6 +157,7 @@ const pd_closure *pd_node_closure(const pd_node *n); /* [borrowed from n] NULL w
 bool pd_node_hold(pd_node *n);
 void pd_node_let_go(pd_node *n);
 void pd_node_free_saved(pd_node *n);
+void pd_node_drop_saved(pd_node *n); /* the same for a node that dies: nobody reads it */
 static inline void pd_node_retain(pd_node *n) { atomic_fetch_add_explicit(&n->refs, 1, memory_order_relaxed); }
 void pd_node_release(pd_node *n);
 const char *pd_node_name(const pd_node *n);
@@ -177,6 +178,7 @@ static inline bool pd_hold(atomic_int *users) {
 uint64_t pd_hook_add(pd_hook **list, pd_hook_kind kind, int index, pd_closure c, pd_status *status);
 pd_status pd_hook_call(pd_hook *h, void *arg); /* unless it was removed */
 void pd_hook_remove(pd_hook **list, uint64_t id);
+void pd_hooks_free(pd_hook *list); /* all of a list that dies */
 extern atomic_int pd_hooks_running; /* backwards under way in the process: lists keep their links meanwhile */
 int64_t pd_node_live(void);
 
