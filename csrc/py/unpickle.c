@@ -399,33 +399,16 @@ static bool memo_line(reader *r, uint64_t *at) {
 
 /* ---- opcodes ----------------------------------------------------------------------------------------------------- */
 
-/* One opcode; 1: go on, 0: the end, -1 with the exception set. */
-static int step(reader *r) {
-    Py_ssize_t n, from;
+#define WITH(get, use) (p = (get)) && (use)
+
+/* The opcode of a number, a text or bytes. */
+static bool literal(reader *r, char code) {
+    Py_ssize_t n;
     uint64_t value;
     const char *p;
     double real;
-    const unsigned char *code = take(r, 1);
-    if (!code) return -1;
-#define WITH(get, use) (p = (get)) && (use)
-#define MARKED(use) unmark(r, &from) && (use)
     bool ok;
-    switch ((char)*code) {
-        case '\x80': ok = number(r, 1, &value) && (value <= 5 || wrong(r, "a protocol that is not known")); break;
-        case '\x95': ok = number(r, 8, &value) && (value <= (uint64_t)(r->end - r->at) || wrong(r, "cut off")); break;
-        case '.': return has(r, 1) ? 0 : -1;
-        case '(': ok = mark(r); break;
-        case '0':
-            if (r->stack.n == r->fence && r->marks_n) ok = unmark(r, &from);
-            else if ((ok = has(r, 1))) drop(&r->stack, r->stack.n - 1);
-            break;
-        case '1': ok = MARKED((drop(&r->stack, from), true)); break;
-        case '2':
-            if ((ok = has(r, 1))) {
-                slot s = *top(r, 0);
-                if ((ok = push(r, Py_NewRef(s.o)))) *top(r, 0) = s;
-            }
-            break;
+    switch (code) {
         case 'N': ok = push(r, Py_NewRef(Py_None)); break;
         case '\x88': ok = push(r, Py_NewRef(Py_True)); break;
         case '\x89': ok = push(r, Py_NewRef(Py_False)); break;
@@ -455,6 +438,36 @@ static int step(reader *r) {
         case 'T': ok = WITH(counted(r, 4, &n), push(r, PyUnicode_Decode(p, n, r->encoding, "strict"))); break;
         case 'U': ok = WITH(counted(r, 1, &n), push(r, PyUnicode_Decode(p, n, r->encoding, "strict"))); break;
         case 'S': ok = WITH(line(r, &n), push(r, quoted_line(r, p, n))); break;
+        default: ok = wrong(r, "an opcode that is not read");
+    }
+    return ok;
+}
+#undef WITH
+
+/* One opcode; 1: go on, 0: the end, -1 with the exception set. */
+static int step(reader *r) {
+    Py_ssize_t from;
+    uint64_t value;
+    const unsigned char *code = take(r, 1);
+    if (!code) return -1;
+#define MARKED(use) unmark(r, &from) && (use)
+    bool ok;
+    switch ((char)*code) {
+        case '\x80': ok = number(r, 1, &value) && (value <= 5 || wrong(r, "a protocol that is not known")); break;
+        case '\x95': ok = number(r, 8, &value) && (value <= (uint64_t)(r->end - r->at) || wrong(r, "cut off")); break;
+        case '.': return has(r, 1) ? 0 : -1;
+        case '(': ok = mark(r); break;
+        case '0':
+            if (r->stack.n == r->fence && r->marks_n) ok = unmark(r, &from);
+            else if ((ok = has(r, 1))) drop(&r->stack, r->stack.n - 1);
+            break;
+        case '1': ok = MARKED((drop(&r->stack, from), true)); break;
+        case '2':
+            if ((ok = has(r, 1))) {
+                slot s = *top(r, 0);
+                if ((ok = push(r, Py_NewRef(s.o)))) *top(r, 0) = s;
+            }
+            break;
         case ']': ok = push(r, PyList_New(0)); break;
         case ')': ok = push(r, PyTuple_New(0)); break;
         case '}': ok = push(r, PyDict_New()); break;
@@ -501,9 +514,8 @@ static int step(reader *r) {
         case '\x92': ok = new_object(r, true); break;
         case 'b': ok = build(r); break;
         case 'Q': ok = outside(r); break;
-        default: ok = wrong(r, "an opcode that is not read");
+        default: ok = literal(r, (char)*code);
     }
-#undef WITH
 #undef MARKED
     return ok ? 1 : -1;
 }

@@ -221,6 +221,34 @@ def test_lines_fit():
     assert not long, "over 120 columns (clang-format --lines=N:N wraps them by .clang-format)"
 
 
+def functions(text):
+    """(name, first line, number of lines) of C's functions, whose last lines are "}" at the margin."""
+    lines, start, name = text.split("\n"), None, None
+    for i, line in enumerate(lines):
+        if start is not None:
+            if line.startswith("}"):
+                yield name, start + 1, i - start + 1
+                start = None
+        elif line.endswith("{") and re.match(r"[a-zA-Z_]", line):
+            first = i
+            while first and re.match(r"[\w ]", lines[first - 1]) and not lines[first - 1].endswith((";", "}")):
+                first -= 1
+            found = re.search(r"(\w+)\s*\([^=]*\)\s*\{$", " ".join(lines[first : i + 1]))
+            if found:
+                start, name = first, found[1]
+
+
+def test_functions_are_short():
+    assert list(functions("int g;\nint f(int x,\n      int y) {\n    if (x) {\n    }\n}\n")) == [("f", 2, 5)]
+    found = [
+        (count, f"{path}:{line}: {name}")
+        for _, path, text in csrc(".c", ".h", ".inc", ".cu", ".cuh")
+        for name, line, count in functions(code(text))
+    ]
+    long = [where for count, where in found if count > 80]
+    assert len(found) > 2500 and not long, "over 80 lines"
+
+
 def test_every_op_has_a_row():
     """A descriptor without a row in ops.def would be dead code."""
     table = {name for name, *_ in _C.op_table()}
