@@ -229,9 +229,9 @@ def functions(text):
             if line.startswith("}"):
                 yield name, start + 1, i - start + 1
                 start = None
-        elif line.endswith("{") and re.match(r"[a-zA-Z_]", line):
+        elif line.endswith("{"):
             first = i
-            while first and re.match(r"[\w ]", lines[first - 1]) and not lines[first - 1].endswith((";", "}")):
+            while first and (lines[first].startswith(" ") or re.match(r"\w[^;{}]*$", lines[first - 1])):
                 first -= 1
             found = re.search(r"(\w+)\s*\([^=]*\)\s*\{$", " ".join(lines[first : i + 1]))
             if found:
