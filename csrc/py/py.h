@@ -158,6 +158,11 @@ bool pd_py_is_array(PyObject *o);
    over a copy where the array is not aligned, or where its numbers have no dtype here, but are wanted in another one
    (they come as int64 or float64). */
 pd_tensor *pd_py_from_array(const char *op, PyObject *o, int64_t wanted, bool may_copy);
+/* [new] the same of an array among other data; NULL without an exception where o is none, or cannot be shared, or has
+   no elements or dimensions. */
+pd_tensor *pd_py_array_part(PyObject *o);
+/* The dtype of one of NumPy's scalars; false with the exception set. may_convert: another one will do. */
+bool pd_py_array_dtype(const char *op, PyObject *o, bool may_convert, pd_dtype *out);
 PyObject *pd_py_numpy(PyObject *self); /* [new] an array over the tensor's memory */
 PyObject *pd_py_array(PyObject *self, PyObject *args, PyObject *kwargs);
 

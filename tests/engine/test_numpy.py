@@ -190,6 +190,56 @@ def test_numbers_of_numpy():
                 make(number)
 
 
+@pytest.mark.parametrize(
+    "data",
+    [
+        [np.ones(2, "f2"), np.zeros(2, "f8")],
+        [np.ones(2, "i4"), np.ones(2, "f4")],
+        [np.ones(2, "?"), np.zeros(2, "?")],
+        [np.ones(2), [1, 2]],
+        ([1, 2.5], np.arange(2)),
+        [[np.ones((2, 2), "c8")], [np.zeros((2, 2), "f4")]],
+        [np.arange(6.0).reshape(2, 3).T, np.ones((3, 2))],
+        [np.arange(3)[::-1], np.arange(3)],
+        [np.ones((0, 3), "f4")],
+        [np.array([[1, 2]], "O")],
+        [np.float32(1), np.int32(2)],
+        [1, np.float64(2)],
+        [True, np.float16(2)],
+        [np.complex64(1j), 2.0],
+    ],
+)
+def test_arrays_and_numbers_in_lists(torch, data):
+    got = pydist.tensor(data)
+    if isinstance(data[0], np.ndarray) and data[0].dtype == object:
+        assert got.tolist() == [[[1, 2]]]  # PyTorch refuses them
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # "creating a tensor from a list of numpy.ndarrays is extremely slow"
+        want = torch.tensor(data)
+    assert (
+        str(got.dtype)[7:] == str(want.dtype)[6:] and got.shape == tuple(want.shape) and got.tolist() == want.tolist()
+    )
+
+
+def test_wrong_arrays_in_lists():
+    for data, error in (
+        ([np.ones(2), np.ones(3)], ValueError),
+        ([np.ones((2, 2)), [1, 2]], ValueError),
+        ([np.array(["a"])], TypeError),
+        ([np.array([None])], TypeError),
+        ([np.zeros(1, "M8[s]")], TypeError),
+        ([np.longdouble(2)], TypeError),
+        ([np.uint16(2)], TypeError),
+        ([np.array([1, 2], "u2")], TypeError),
+        ([np.ones([1] * 16)], ValueError),
+    ):
+        with pytest.raises(error, match="^tensor: "):
+            pydist.tensor(data)
+    assert pydist.tensor([np.uint16(7), 2], dtype=pydist.int64).tolist() == [7, 2]
+    assert pydist.tensor([np.array([1, 60000], "u2")], dtype=pydist.float32).tolist() == [[1, 60000]]
+
+
 @pytest.mark.skipif(not hasattr(np, "dtypes") or not hasattr(np.dtypes, "StringDType"), reason="NumPy 1")
 def test_strings_of_numpy_2():
     for make in MAKE.values():

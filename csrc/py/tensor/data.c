@@ -1,7 +1,7 @@
 /* Tensors from Python's data: numbers, nested sequences, arrays. */
 #include "py/py.h"
 
-typedef struct { int ndim; int64_t size[PD_MAX_DIMS]; int dtype; } nest;
+typedef struct { int ndim; int64_t size[PD_MAX_DIMS]; int dtype; bool cast; } nest; /* cast: to another dtype anyway */
 
 /* Its length; LEAF: it is a number, or should be one; -1 with the exception set. */
 enum { LEAF = -2 };
@@ -22,7 +22,7 @@ pd_dtype pd_py_number_dtype(const pd_scalar *s) {
 }
 
 /* A number and the dtype that it brings: NumPy's scalars have one of their own. */
-static bool read_leaf(PyObject *o, pd_scalar *s, pd_dtype *dtype) {
+static bool read_leaf(PyObject *o, pd_scalar *s, bool cast, pd_dtype *dtype) {
     if (pd_py_is_tensor(o)) {
         if (!pd_py_scalar(pd_py_tensor(o), s)) return false;
         *dtype = (pd_dtype)pd_py_tensor(o)->dtype;
@@ -37,6 +37,7 @@ static bool read_leaf(PyObject *o, pd_scalar *s, pd_dtype *dtype) {
     if (PyFloat_CheckExact(o) || PyLong_CheckExact(o) || PyComplex_CheckExact(o) || PyBool_Check(o) ||
         !PyObject_CheckBuffer(o))
         return true;
+    if (pd_py_is_array(o)) return pd_py_array_dtype("tensor", o, cast, dtype);
     pd_tensor *t = pd_py_from_buffer(o, false);
     if (t) *dtype = (pd_dtype)t->dtype;
     pd_tensor_release(t);
@@ -54,10 +55,14 @@ static bool has_room(const nest *n) {
     return !status;
 }
 
-/* A tensor among the data, which is read as a whole, or NULL: one of 0 dims is a number, one elsewhere a sequence. */
+/* [new] A tensor or an array among the data, which is read as a whole, or NULL: one of 0 dims is a number; one on a GPU
+   and one that cannot be shared are sequences. */
 static pd_tensor *part(PyObject *o) {
-    pd_tensor *t = pd_py_is_tensor(o) ? pd_py_tensor(o) : NULL;
-    return t && t->ndim && t->storage->device == &pd_device_cpu ? t : NULL;
+    if (!pd_py_is_tensor(o)) return pd_py_array_part(o);
+    pd_tensor *t = pd_py_tensor(o);
+    if (!t->ndim || t->storage->device != &pd_device_cpu) return NULL;
+    pd_tensor_retain(t);
+    return t;
 }
 
 static bool has_shape(const pd_tensor *t, int depth, const nest *n) {
@@ -72,8 +77,8 @@ static bool measure_part(const pd_tensor *t, int depth, nest *n, bool first) {
     }
     if (depth + t->ndim > PD_MAX_DIMS || !has_shape(t, depth, n)) {
         PyErr_Format(PyExc_ValueError,
-                     "tensor: a tensor of shape %s at depth %d (expected the shape of what stands beside it, and at "
-                     "most %d dims in all)",
+                     "tensor: a tensor or array of shape %s at depth %d (expected the shape of what stands beside it, "
+                     "and at most %d dims in all)",
                      pd_tensor_shape(t), depth, PD_MAX_DIMS);
         return false;
     }
@@ -84,14 +89,18 @@ static bool measure_part(const pd_tensor *t, int depth, nest *n, bool first) {
 
 /* Finds shape and dtype; every branch must have the same shape. */
 static bool measure(PyObject *o, int depth, nest *n, bool first) {
-    const pd_tensor *inner = part(o);
-    if (inner) return measure_part(inner, depth, n, first);
+    pd_tensor *whole = part(o);
+    if (whole) {
+        bool ok = measure_part(whole, depth, n, first);
+        pd_tensor_release(whole);
+        return ok;
+    }
     Py_ssize_t len = length_of(o);
     if (len == -1) return false;
     if (len == LEAF) {
         pd_scalar s;
         pd_dtype dtype;
-        if (!read_leaf(o, &s, &dtype)) return false;
+        if (!read_leaf(o, &s, n->cast, &dtype)) return false;
         if (first) n->ndim = depth;
         if (first && !has_room(n)) return false;
         if (depth != n->ndim) {
@@ -132,7 +141,6 @@ static bool fill_part(pd_tensor *t, int depth, const nest *n, pd_dtype dtype, ch
     bool mode = pd_grad_mode;
     if (!has_shape(t, depth, n)) return changed();
     if (!t->numel) return true;
-    pd_tensor_retain(t); /* a cast may give up the GIL */
     pd_grad_mode = false;
     pd_status status = pd_engine.cast(t, dtype, &cast);
     if (!status) status = pd_call1(PD_OP_clone, cast, &(int64_t){PD_FORMAT_CONTIGUOUS}, &plain);
@@ -144,14 +152,17 @@ static bool fill_part(pd_tensor *t, int depth, const nest *n, pd_dtype dtype, ch
     if (same) *to += (size_t)plain->numel * pd_dtype_size(dtype);
     pd_tensor_release(plain);
     pd_tensor_release(cast);
-    pd_tensor_release(t);
     return same;
 }
 
 /* Writes what lies below depth, which has to be as it was measured: reading may run code, and other threads. */
 static bool fill_nested(PyObject *o, int depth, const nest *n, pd_dtype t, char **to) {
-    pd_tensor *inner = part(o);
-    if (inner) return fill_part(inner, depth, n, t, to);
+    pd_tensor *whole = part(o);
+    if (whole) {
+        bool ok = fill_part(whole, depth, n, t, to);
+        pd_tensor_release(whole);
+        return ok;
+    }
     if (depth == n->ndim) {
         pd_scalar s;
         if (length_of(o) != LEAF) return changed();
@@ -178,7 +189,7 @@ static bool fill_nested(PyObject *o, int depth, const nest *n, pd_dtype t, char 
 }
 
 static pd_tensor *from_nested(PyObject *data, int64_t dtype) {
-    nest n = {.dtype = PD_NO_DTYPE};
+    nest n = {.dtype = PD_NO_DTYPE, .cast = dtype != PD_NO_DTYPE};
     pd_tensor *t;
     if (!measure(data, 0, &n, true)) return NULL;
     if (dtype == PD_NO_DTYPE) dtype = n.dtype == PD_NO_DTYPE ? (int64_t)pd_default_dtype : n.dtype;

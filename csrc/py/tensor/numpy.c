@@ -94,6 +94,11 @@ static bool is_number(PyArray_Descr *d) {
     return fits;
 }
 
+/* The dtype that such numbers come in on their way to one of this category. */
+static int wide_enough(const PyArray_Descr *d, int category) {
+    return PyTypeNum_ISUNSIGNED(d->type_num) && category < PD_CAT_FLOAT ? PD_I64 : PD_F64;
+}
+
 static void refuse_dtype(const char *op, PyArray_Descr *d, bool may_copy) {
     if (!PyArray_ISNBO(d->byteorder))
         PyErr_Format(pd_py.E_DTYPE, "%s: the array's dtype is %.100S (expected native byte order: "
@@ -271,8 +276,7 @@ static pd_tensor *from_array(const char *op, PyArrayObject *a, PyArray_Descr *d,
         return NULL;
     }
     if (dtype == PD_NO_DTYPE && may_copy && wanted != PD_NO_DTYPE && is_number(d)) {
-        bool whole = PyTypeNum_ISUNSIGNED(d->type_num) && pd_dtype_category((pd_dtype)wanted) < PD_CAT_FLOAT;
-        dtype = whole ? PD_I64 : PD_F64;
+        dtype = wide_enough(d, pd_dtype_category((pd_dtype)wanted));
         type = types[dtype];
     }
     if (dtype == PD_NO_DTYPE) {
@@ -296,6 +300,26 @@ pd_tensor *pd_py_from_array(const char *op, PyObject *o, int64_t wanted, bool ma
     Py_DECREF(d);
     Py_DECREF(a);
     return t;
+}
+
+pd_tensor *pd_py_array_part(PyObject *o) {
+    if (!pd_py_is_array(o) || !PyArray_Check(o)) return NULL;
+    if (!PyArray_NDIM((PyArrayObject *)o) || !PyArray_SIZE((PyArrayObject *)o)) return NULL;
+    pd_tensor *t = pd_py_from_array("tensor", o, PD_NO_DTYPE, true);
+    if (!t) PyErr_Clear();
+    return t;
+}
+
+bool pd_py_array_dtype(const char *op, PyObject *o, bool may_convert, pd_dtype *out) {
+    PyArray_Descr *d = PyArray_Check(o) ? (PyArray_Descr *)Py_NewRef(PyArray_DESCR((PyArrayObject *)o))
+                                        : PyArray_DescrFromScalar(o);
+    if (!d) return false;
+    int dtype = dtype_of(d);
+    if (dtype == PD_NO_DTYPE && may_convert && is_number(d)) dtype = wide_enough(d, PD_CAT_INT);
+    if (dtype == PD_NO_DTYPE) refuse_dtype(op, d, true);
+    Py_DECREF(d);
+    *out = (pd_dtype)dtype;
+    return dtype != PD_NO_DTYPE;
 }
 
 static PyObject *from_numpy(PyObject *module, PyObject *array) {
