@@ -3,6 +3,7 @@ in the end is computed here again, bit for bit."""
 
 import ast
 import os
+import pickle
 import random
 import subprocess
 import sys
@@ -92,6 +93,27 @@ def test_an_error_of_the_users_goes_through():
         with attempt:
             optimizer.step()
     assert step.steps == 1
+
+
+def test_its_state_is_steps_objects_and_random_counter():
+    """What a rank that is behind takes over: from there on both draw and learn the same."""
+    pairs = [model_and_optimizer() for _ in range(2)]
+    ahead, behind = (dist.Transaction(*pair) for pair in pairs)
+
+    def go_on(step, model, optimizer):
+        for attempt in step:
+            with attempt:
+                optimizer.zero_grad()
+                model(pydist.rand(3, 2)).sum().backward()
+                optimizer.step()
+        return [p.tolist() for p in model.parameters()]
+
+    go_on(ahead, *pairs[0])
+    state = pickle.loads(pickle.dumps(ahead.state_dict()))
+    wanted = go_on(ahead, *pairs[0])
+    behind.load_state_dict(state)
+    assert behind.steps == 1
+    assert go_on(behind, *pairs[1]) == wanted and behind.steps == ahead.steps == 2
 
 
 def test_misuse_is_an_error():
