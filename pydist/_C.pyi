@@ -716,6 +716,8 @@ class Work:
 class Segment: ...
 
 # The launcher's processes (csrc/base/spawn.h).
+RANKS_MAX: _int
+
 def spawn(
     argv: Sequence[str | bytes], env: Sequence[str | bytes], stdin: int, stdout: int, stderr: int, keep: Sequence[int]
 ) -> int: ...

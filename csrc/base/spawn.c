@@ -214,7 +214,7 @@ void pd_die_with(pid_t parent) {
 }
 
 static _Noreturn void guard(int fd) {
-    pid_t sessions[PD_GUARD_MAX];
+    pid_t sessions[PD_RANKS_MAX];
     ssize_t bytes = read_all(fd, sessions, sizeof sessions);
     char none;
     if (bytes == sizeof sessions) read_all(fd, &none, 1);

@@ -14,6 +14,7 @@
 
 #include <sys/types.h>
 
+#include "base/limits.h"
 #include "base/status.h"
 
 typedef struct pd_spawn {
@@ -32,8 +33,7 @@ pd_status pd_spawn_run(const pd_spawn *spawn, pid_t *pid);
    ends. At once if that has happened already. */
 void pd_die_with(pid_t parent);
 
-enum { PD_GUARD_MAX = 4096 };
-/* Starts the guard. Its owner writes each worker's pid (a native pid_t, at most PD_GUARD_MAX of them) to *fd, which
+/* Starts the guard. Its owner writes each worker's pid (a native pid_t, at most PD_RANKS_MAX of them) to *fd, which
    is closed on exec. An orderly end kills the guard (SIGKILL) before it closes *fd. */
 pd_status pd_guard_run(pid_t *pid, int *fd);
 

@@ -36,13 +36,3 @@ pd_status pd_error_restore(const pd_error *from) {
     error = *from;
     return error.kind;
 }
-
-const char *pd_status_name(pd_status kind) {
-    static const char *const names[] = {
-        [PD_OK] = "OK",
-#define PD_STATUS(name, cls) [PD_E_##name] = #name,
-#include "base/status.def"
-#undef PD_STATUS
-    };
-    return (unsigned)kind < PD_STATUS_COUNT ? names[kind] : "?";
-}

@@ -36,7 +36,6 @@ void pd_error_set_rank(int rank);
 const pd_error *pd_error_get(void); /* [borrowed from the thread] the last failure */
 void pd_error_save(pd_error *to);
 pd_status pd_error_restore(const pd_error *from); /* returns from->kind */
-const char *pd_status_name(pd_status kind);       /* "SHAPE" */
 
 /* Both give the kind itself, so that the compiler sees that what follows a failure does not return PD_OK. */
 #define pd_fail(kind, ...)                                      \

@@ -3,7 +3,9 @@
 import os
 from collections import namedtuple
 
-RANKS_MAX = 4096  # PD_GUARD_MAX of csrc/base/spawn.h
+from pydist import _C
+
+RANKS_MAX = _C.RANKS_MAX
 SSH = "ssh -o BatchMode=yes -o ServerAliveInterval=15"
 PORT = 29500  # of several hosts, which have to agree on one; on one host a port is never fixed
 

@@ -14,7 +14,7 @@ import time
 import pytest
 
 from lib.processes import ROOT, all_end, environment, launch, start, terminal, within
-from pydist import run
+from pydist import _C, run
 from pydist._launch import options, screen, stream, traces, worker
 from pydist._launch.report import Report
 
@@ -770,3 +770,15 @@ def test_files_that_cannot_be_written(tmp_path):
         ended = subprocess.run([sys.executable, "-m", "pydist.run", *arguments, script], capture_output=True, text=True,
                                timeout=60)  # fmt: skip
         assert ended.returncode == code and error in ended.stderr
+
+
+def test_the_most_ranks_are_one_number():
+    """The launcher's, the guard's, the control server's, the hub's."""
+    most = _C.RANKS_MAX
+    assert most == options.RANKS_MAX
+    for make in (_C.ControlServer, _C.Hub):
+        with pytest.raises(ValueError, match=f"a world of {most + 1} ranks .expected 1 to {most}."):
+            make(most + 1)
+    with pytest.raises(ValueError, match="session_kill: sessions"):
+        _C.session_kill([2**31 - 1] * (most + 1), 0)
+    assert _C.session_kill([2**31 - 1] * most, 0) == 0

@@ -185,8 +185,8 @@ pd_status pd_control_server_new(int world, const pd_control_options *o, pd_contr
     pd_status status = PD_OK;
     pd_control_server *s;
     if (!o) o = &plain;
-    if (world < 1 || world > PD_WORLD_MAX)
-        return pd_fail(PD_E_VALUE, "control: a world of %d ranks (expected 1 to %d)", world, PD_WORLD_MAX);
+    if (world < 1 || world > PD_RANKS_MAX)
+        return pd_fail(PD_E_VALUE, "control: a world of %d ranks (expected 1 to %d)", world, PD_RANKS_MAX);
     PD_TRY(pd_calloc(sizeof *s + (size_t)world * sizeof *s->peers, "control server", &s));
     s->world = world;
     s->forks = pd_forks;

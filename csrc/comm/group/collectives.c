@@ -36,7 +36,7 @@ static pd_status with_root(pd_work *w, int root) {
 
 static pd_status check_data(const char *op, int64_t count, pd_dtype dtype) {
     if (dtype < 0 || dtype >= PD_DTYPE_COUNT) return pd_fail(PD_E_VALUE, "%s: no such dtype: %d", op, (int)dtype);
-    if (count < 0 || count > INT64_MAX / PD_WORLD_MAX / 1024)
+    if (count < 0 || count > INT64_MAX / PD_RANKS_MAX / 1024)
         return pd_fail(PD_E_VALUE, "%s: %lld elements", op, (long long)count);
     return PD_OK;
 }
@@ -120,7 +120,7 @@ static pd_status check_parts(const pd_group *g, const char *op, const char *name
         PD_TRY(check_data(op, parts[r].count, dtype));
         sum += parts[r].count; /* of as many ranks as there can be it fits */
     }
-    if (sum <= INT64_MAX / PD_WORLD_MAX / 1024) return PD_OK;
+    if (sum <= INT64_MAX / PD_RANKS_MAX / 1024) return PD_OK;
     return pd_fail(PD_E_VALUE, "%s: %s has %lld elements in all", op, name, (long long)sum);
 }
 
@@ -202,10 +202,6 @@ pd_status pd_group_exchange(pd_group *g, pd_collective coll, double tag, const v
     pd_work w = work_of(g, coll, PD_U8, (int64_t)bytes, mine, all, site);
     w.id.scale = tag;
     return pd_group_submit(&w, NULL);
-}
-
-pd_status pd_group_agree(pd_group *g, const void *mine, void *all, size_t bytes, uint64_t site) {
-    return pd_group_exchange(g, PD_COLL_AGREE, 1, mine, all, bytes, site);
 }
 
 /* A message: its peer is another rank of the group. */

@@ -12,7 +12,7 @@
 #include "comm/group/p2p.h"
 
 #define YIELD_NS 60000          /* a futex wake costs 5-50 us here: shorter waits are not worth a sleep */
-#define CLOSED_NS 1000000000    /* a closed connection without an explanation */
+#define NAP_NS 1000000          /* the shortest sleep; the longest, too, where messages have to be looked after */
 #define MISMATCH_NS 1000000000  /* ranks that differ wait this long for the rest, so that the message names them all */
 
 static atomic_uint *word_of(const pd_group *g, const pd_work *w, int r) {
@@ -100,7 +100,7 @@ static pd_status look_at_mesh(pd_group *g, const pd_work *w) {
     PD_TRY(pd_mesh_check(g->mesh));
     for (int r = 0; r < g->size; r++) {
         int64_t lost = r == g->rank ? 0 : pd_mesh_lost(g->mesh, r, !has_arrived(g, w, r));
-        if (!lost || pd_os_now() - lost < CLOSED_NS) continue;
+        if (!lost || pd_os_now() - lost < PD_CLOSED_NS) continue;
         pd_work_text(g, w, call, sizeof call);
         pd_status status = pd_fail(PD_E_PEER, "%s: the connection to rank %d is lost", call, pd_group_name(g, r));
         pd_error_set_rank(pd_group_name(g, r));
@@ -134,8 +134,8 @@ static pd_status wait_slowly(pd_group *g, pd_work *w, pd_late *l, bool *fatal) {
         }
         if (g->mesh && pd_gate_open(g, w)) return PD_OK; /* the look at messages may have read what we wait for */
         int64_t left = pd_late_rest(l);
-        if (pd_p2p_used(g) && left > 1000000) left = 1000000;
-        if (left < 1000000) left = 1000000;
+        if (pd_p2p_used(g) && left > NAP_NS) left = NAP_NS;
+        if (left < NAP_NS) left = NAP_NS;
         if (g->mesh) pd_mesh_wait(g->mesh, left);
         else sleep_on(g, w, left);
     }

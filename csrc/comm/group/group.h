@@ -107,8 +107,6 @@ pd_status pd_group_all_gather_parts(pd_group *g, const void *in, const pd_part *
 pd_status pd_group_reduce_scatter_parts(pd_group *g, const pd_part *in, void *out, pd_dtype dtype, pd_reduce op,
                                         double scale, uint64_t site, pd_work **work);
 pd_status pd_group_barrier(pd_group *g, uint64_t site, pd_work **work);
-/* all[r * bytes ...] = rank r's `mine`: for ranks to agree on a layout, a hash, a status. */
-pd_status pd_group_agree(pd_group *g, const void *mine, void *all, size_t bytes, uint64_t site);
 
 /* A message of `count` elements to or from another rank, beside the collectives: in order for each pair and tag, taken
    by a receive of the same tag, count and dtype (else PD_E_MISMATCH on both, and the group ends). src -1: from whoever

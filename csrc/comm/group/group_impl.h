@@ -12,6 +12,8 @@
 #include "comm/mesh/mesh.h"
 #include "device/device.h"
 
+#define PD_CLOSED_NS 1000000000 /* a closed connection without an explanation, before it counts as a peer's death */
+
 typedef struct pd_p2p pd_p2p;
 typedef struct pd_mover pd_mover;
 typedef struct pd_moving pd_moving;

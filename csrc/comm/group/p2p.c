@@ -18,7 +18,7 @@
 #include "base/mem.h"
 #include "comm/group/p2p_impl.h"
 
-size_t pd_p2p_bytes(int size) {
+static size_t ring_bytes(int size) {
     size_t ring = 64 << 10;
     while (ring > 4096 && ring * (size_t)size > 512 << 10) ring /= 2;
     return ring;
@@ -26,13 +26,13 @@ size_t pd_p2p_bytes(int size) {
 
 static size_t stride(const pd_p2p *p) { return sizeof(pd_lane) + p->ring; }
 
-size_t pd_p2p_room(int size) { return (size_t)size * (sizeof(pd_lane) + pd_p2p_bytes(size)); }
+size_t pd_p2p_room(int size) { return (size_t)size * (sizeof(pd_lane) + ring_bytes(size)); }
 
 pd_status pd_p2p_new(int size, size_t at, pd_p2p **out) {
     pd_p2p *p;
     PD_TRY(pd_calloc(sizeof *p + (size_t)size * sizeof *p->posts, "group", &p));
     pthread_mutex_init(&p->lock, NULL);
-    p->ring = pd_p2p_bytes(size);
+    p->ring = ring_bytes(size);
     p->at = at;
     p->receives_last = &p->receives;
     for (int r = 0; r < size; r++) {

@@ -48,7 +48,7 @@ static pd_status news(pd_group *g, const pd_work *w) {
     if (atomic_load(&g->abort) >= PD_WEIGHT_GONE) return pd_group_doom(g, w);
     if (g->mesh) { /* a closed connection, and nobody says why */
         int64_t lost = somebody ? pd_mesh_lost(g->mesh, w->peer, true) : 0;
-        if (lost && now - lost > INT64_C(1000000000)) goto gone;
+        if (lost && now - lost > PD_CLOSED_NS) goto gone;
     }
     for (int r = 0; r < g->size; r++) {
         int64_t left = atomic_load(&g->p2p->posts[r].left);

@@ -27,8 +27,8 @@ struct pd_hub {
 
 pd_status pd_hub_new(int world, int hosts, pd_hub **out) {
     pd_hub *h;
-    if (world < 1 || world > PD_WORLD_MAX)
-        return pd_fail(PD_E_VALUE, "hub: a world of %d ranks (expected 1 to %d)", world, PD_WORLD_MAX);
+    if (world < 1 || world > PD_RANKS_MAX)
+        return pd_fail(PD_E_VALUE, "hub: a world of %d ranks (expected 1 to %d)", world, PD_RANKS_MAX);
     if (hosts < 1) return pd_fail(PD_E_VALUE, "hub: %d hosts", hosts);
     PD_TRY(pd_calloc(sizeof *h + (size_t)world * sizeof *h->ranks, "hub", &h));
     atomic_init(&h->refs, 1);

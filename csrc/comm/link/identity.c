@@ -5,8 +5,8 @@
 const char *const pd_collective_names[PD_COLL_COUNT] = {
     [PD_COLL_ALL_REDUCE] = "all_reduce", [PD_COLL_BROADCAST] = "broadcast", [PD_COLL_BARRIER] = "barrier",
     [PD_COLL_ALL_GATHER] = "all_gather", [PD_COLL_INIT] = "init",           [PD_COLL_SEGMENT] = "segment",
-    [PD_COLL_AGREE] = "agree",           [PD_COLL_REDUCE] = "reduce",       [PD_COLL_GATHER] = "gather",
-    [PD_COLL_SCATTER] = "scatter",       [PD_COLL_ALL_TO_ALL] = "all_to_all",
+    [PD_COLL_REDUCE] = "reduce",         [PD_COLL_GATHER] = "gather",       [PD_COLL_SCATTER] = "scatter",
+    [PD_COLL_ALL_TO_ALL] = "all_to_all",
     [PD_COLL_ALL_GATHER_PARTS] = "all_gather", [PD_COLL_REDUCE_SCATTER_PARTS] = "reduce_scatter",
     [PD_COLL_ALL_TO_ALL_PARTS] = "all_to_all",
     [PD_COLL_REDUCE_SCATTER] = "reduce_scatter", [PD_COLL_SEND] = "send", [PD_COLL_RECV] = "recv",

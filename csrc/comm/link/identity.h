@@ -29,9 +29,8 @@ typedef enum pd_collective {
     PD_COLL_ALL_GATHER_PARTS, /* with parts of different sizes: count is that of all parts, */
     PD_COLL_REDUCE_SCATTER_PARTS,
     PD_COLL_ALL_TO_ALL_PARTS, /* and here of the largest that this rank gives, which is not compared */
-    PD_COLL_INIT,
+    PD_COLL_INIT,    /* all_gathers under names of their own: made by the engine itself */
     PD_COLL_SEGMENT,
-    PD_COLL_AGREE, /* all_gather under a name of its own: made by the engine itself */
     PD_COLL_SEND,
     PD_COLL_RECV, /* between two ranks, not on the board: root is the peer, scale the tag */
     PD_COLL_COUNT

@@ -268,7 +268,7 @@ void pd_link_hear(pd_link *link, const pd_news *news, const char *text) {
     pd_weight weight = describe(link, news, text, &e);
     pthread_mutex_lock(&link->lock);
     if (!link->closed) {
-        bool known = news->kind != PD_NEWS_LOST && news->rank >= 0 && news->rank < PD_WORLD_MAX;
+        bool known = news->kind != PD_NEWS_LOST && news->rank >= 0 && news->rank < PD_RANKS_MAX;
         if (!news->epoch && known && weight > link->left[news->rank]) link->left[news->rank] = (uint8_t)weight;
         if (!news->epoch && weight > link->gone) {
             link->gone = weight;

@@ -10,6 +10,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
+#include "base/limits.h"
 #include "comm/link/store.h"
 #include "comm/memory/transport.h"
 #include "comm/net/fork.h"
@@ -17,7 +18,6 @@
 
 #define PD_TOKEN_BYTES 32
 #define PD_EPOCH_APART 0x40000000u /* epochs from here on come from the store: not all ranks of the link count them */
-#define PD_WORLD_MAX 4096 /* reduce.c's scratch, a server's descriptors: RANKS_MAX of pydist/_launch/options.py */
 
 typedef enum pd_news_kind {
     PD_NEWS_LEFT = 1, /* left this group (epoch > 0), or everything: its program ended */
@@ -91,7 +91,7 @@ struct pd_link {
     pd_task *tasks; /* of every rank; NULL until there is one */
     pd_weight gone;       /* 0: everybody is there */
     pd_error why;
-    uint8_t left[PD_WORLD_MAX]; /* by rank: its own pd_weight */
+    uint8_t left[PD_RANKS_MAX]; /* by rank: its own pd_weight */
     bool closed;
 };
 

@@ -165,7 +165,7 @@ static void reduce(pd_mesh *base, int64_t count, pd_dtype dtype, pd_reduce op) {
     };
     mesh *m = (mesh *)base;
     if (!m->own.opaque) {
-        int ranks[PD_WORLD_MAX];
+        int ranks[PD_RANKS_MAX];
         for (int r = 0; r < m->size; r++) ranks[r] = name(m, r);
         if (mpi->group(ranks, m->size, m->tag, &m->own)) give_up(m, m->rank, "make a communicator of", mpi->text());
         else pd_log(PD_LOG_INFO, "rank %d: sums by MPI's own all_reduce", name(m, m->rank));

@@ -91,7 +91,7 @@ static PyObject *server_silent(PyObject *self, PyObject *rank) {
     pd_control_server *s = server_of(self);
     long r = s ? PyLong_AsLong(rank) : -1;
     if (!s || (r == -1 && PyErr_Occurred())) return NULL;
-    return PyBool_FromLong(r >= 0 && r < PD_WORLD_MAX && pd_control_silent(s, (int)r));
+    return PyBool_FromLong(r >= 0 && r < PD_RANKS_MAX && pd_control_silent(s, (int)r));
 }
 
 static PyObject *server_drain(PyObject *self, PyObject *args) {

@@ -126,7 +126,7 @@ static PyObject *take_ranks(PyObject *o, int **out) {
     bool good = !pd_malloc((size_t)n * sizeof **out + 1, "subgroup", out);
     if (!good) pd_py_raise(PD_E_MEMORY);
     for (Py_ssize_t i = 0; good && i < n; i++)
-        good = pd_py_int_in(PyTuple_GET_ITEM(list, i), "subgroup", "rank", 0, PD_WORLD_MAX, &(*out)[i]);
+        good = pd_py_int_in(PyTuple_GET_ITEM(list, i), "subgroup", "rank", 0, PD_RANKS_MAX, &(*out)[i]);
     if (good) return list;
     Py_DECREF(list);
     return NULL;

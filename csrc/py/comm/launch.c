@@ -111,10 +111,10 @@ static PyObject *launch_session_kill(PyObject *module, PyObject *args) {
     (void)module;
     _Static_assert(sizeof(pid_t) == sizeof(int), "session ids are read as ints");
     PyObject *sessions;
-    int sig, ids[PD_GUARD_MAX];
+    int sig, ids[PD_RANKS_MAX];
     size_t n = 0;
     if (!PyArg_ParseTuple(args, "Oi:session_kill", &sessions, &sig)) return NULL;
-    if (!ints_from(sessions, "session_kill: sessions", ids, PD_GUARD_MAX, &n)) return NULL;
+    if (!ints_from(sessions, "session_kill: sessions", ids, PD_RANKS_MAX, &n)) return NULL;
     return PyLong_FromLong(pd_session_kill(ids, n, sig));
 }
 
@@ -138,4 +138,7 @@ static PyMethodDef methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
-int pd_py_add_launch(PyObject *module) { return PyModule_AddFunctions(module, methods); }
+int pd_py_add_launch(PyObject *module) {
+    int bad = PyModule_AddIntConstant(module, "RANKS_MAX", PD_RANKS_MAX);
+    return bad ? bad : PyModule_AddFunctions(module, methods);
+}
