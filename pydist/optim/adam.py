@@ -1,7 +1,7 @@
 """Adam and AdamW."""
 
 from pydist import _C
-from pydist.optim._fused import FusedOptimizer, chance, adam_options, rounding_options
+from pydist.optim._fused import FusedOptimizer, adam_options, chance, rounding_options
 
 
 class Adam(FusedOptimizer):

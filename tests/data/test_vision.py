@@ -18,21 +18,6 @@ from pydist.vision.transforms import functional as F
 from pydist.vision.transforms import v2
 
 
-@pytest.fixture
-def tv():
-    """torchvision; skips where it is missing or was built for another torch."""
-    try:
-        import torchvision
-    except (ImportError, RuntimeError) as error:
-        pytest.skip(f"no torchvision: {error}")
-    return torchvision
-
-
-@pytest.fixture
-def pil():
-    return pytest.importorskip("PIL.Image")
-
-
 def array(*shape, dtype=np.uint8, seed=0):
     rng = np.random.default_rng(seed)
     if np.issubdtype(dtype, np.floating):

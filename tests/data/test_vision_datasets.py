@@ -20,20 +20,6 @@ from pydist.vision.datasets import cifar, folder, idx
 from pydist.vision.datasets import utils as files
 
 
-@pytest.fixture
-def tv():
-    try:
-        import torchvision
-    except (ImportError, RuntimeError) as error:
-        pytest.skip(f"no torchvision: {error}")
-    return torchvision
-
-
-@pytest.fixture
-def pil():
-    return pytest.importorskip("PIL.Image")
-
-
 def rng():
     return np.random.default_rng(0)
 

@@ -25,15 +25,6 @@ SMALL = [
 ]
 
 
-@pytest.fixture
-def tv():
-    try:
-        import torchvision
-    except (ImportError, RuntimeError) as error:
-        pytest.skip(f"no torchvision: {error}")
-    return torchvision
-
-
 def count(model):
     return sum(p.numel() for p in model.parameters())
 

@@ -1,8 +1,8 @@
-"""Samples of every public op: one list, used by test_ops.py (fp64 reference, finite differences, threads) and by benchmarks.
+"""Samples of every public op: one list, used by test_ops.py (fp64 reference, finite differences, threads) and by tests/gpu.
 
 A sample is the arguments of one call. Tensors are described by T (floating, in the dtype under test), I (int64) and B (bool),
 so that any library with PyTorch's names can be given the same ones: `build` makes them, `call` runs the op.
-`cases()` gives ready calls of a useful size to benchmarks.
+`cases()` gives ready calls of a useful size, whose bits are compared for 1 and 2 threads.
 """
 
 import math
@@ -960,7 +960,7 @@ HIDDEN = {
     "argsort_last": "argsort", "gather_grad": "gather", "scatter_sum": "scatter_add", "index_spread": "index_select", "bmm_wide": "linear", "running_sum": "cumsum",
 }  # fmt: skip
 
-# Calls of a useful size: benchmarks time them, test_ops.py compares their bits for 1 and 2 threads.
+# Calls of a useful size: test_ops.py compares their bits for 1 and 2 threads.
 _square, _image = T((512, 512), 0.1, 2), T((8, 32, 28, 28))
 LARGE = {
     **{name: S(_square) for name in ("exp", "log", "tanh", "erf", "relu", "sum", "mean", "amax", "argmax", "clone")},

@@ -2,6 +2,7 @@
 
 import ast
 import re
+import shutil
 import subprocess
 import sys
 from graphlib import TopologicalSorter
@@ -323,6 +324,17 @@ def test_no_modules_import_each_other_in_a_circle():
         arrows[name] = (targets & texts.keys()) - {name, "pydist"}
     assert sum(map(len, arrows.values())) > 500
     assert list(TopologicalSorter(arrows).static_order())  # CycleError names the circle
+
+
+@pytest.mark.parametrize("words", [("format", "--check", "--quiet"), ("check", "--quiet")], ids=lambda words: words[0])
+def test_python_is_formatted_and_linted(words):
+    """By the ruff that .ci/run names, where it is installed."""
+    wanted = re.search(r"ruff==([\d.]+)", (TOP / ".ci/run").read_text())[1]
+    ruff = shutil.which("ruff")
+    if not ruff or wanted not in subprocess.run([ruff, "--version"], capture_output=True, text=True, check=True).stdout:
+        pytest.skip(f"no ruff {wanted}")
+    done = subprocess.run([ruff, *words, "."], cwd=TOP, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 TEXT = (
