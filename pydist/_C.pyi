@@ -678,6 +678,21 @@ def comm_init(
     fast: _bool = False,
     tuning: bytes | None = None,
 ) -> Group: ...
+def comm_cost(
+    op: str,
+    world: int,
+    count: int,
+    dtype: str = "float32",
+    rank: int = 0,
+    root: int = -1,
+    messages: _bool = False,
+    local: int = 1,
+    algo: str | None = None,
+    fast: _bool = False,
+    slot: int = 262144,
+    direct: _bool = False,
+    sizes: Sequence[Any] | None = None,
+) -> dict[str, Any]: ...
 def comm_init_hub(
     hub: Hub,
     rank: int,
@@ -732,6 +747,7 @@ class Group:
     epoch: int
     order: str
     ranks_per_host: int
+    counted: dict[str, Any]
     tuning: dict[str, int]
     transport: str
     way: str  # how this rank reaches a control server on another host, and why so; else ""

@@ -18,6 +18,7 @@
 #ifndef PD_COMM_ALGO_H
 #define PD_COMM_ALGO_H
 
+#include "comm/algo/cost.h"
 #include "comm/algo/parts.h"
 #include "comm/algo/reduce.h"
 #include "comm/algo/schedule.h"
@@ -44,12 +45,17 @@ typedef struct pd_job {
     int local;           /* hierarchical: consecutive ranks of a host; */
     char *const *near;   /* by rank: the same as `memory`, shared by those of our host */
     void *room;          /* outside: where the messages' own all_reduce takes and leaves a piece */
+    bool messages;       /* peers' memory is a mirror that messages fill */
+    pd_cost *counted;    /* what is moved is added to it */
 } pd_job;
 
 typedef struct pd_span { /* bytes of ours that a peer reads, and where in our slot or share it looks for them */
     const char *data;
     size_t at, bytes;
 } pd_span;
+
+/* What a piece needs in a slot: one place for all, one for each rank, one for each other rank. */
+typedef enum pd_slot_use { PD_PLACE_ONE, PD_PLACE_ALL, PD_PLACE_OTHERS } pd_slot_use;
 
 typedef struct pd_algo {
     const char *name;
@@ -65,6 +71,8 @@ typedef struct pd_algo {
     void (*run)(const pd_job *, int64_t k, int s); /* the last one leaves the result in its place */
     pd_span (*serve)(const pd_job *, int64_t k, int s, int peer);
     const pd_schedule *schedule; /* not NULL: in another order than the tree's */
+    pd_slot_use places;          /* that a slot has */
+    void (*cost)(const pd_job *, int64_t k, pd_cost *); /* adds the bytes of piece k; NULL: none */
 } pd_algo;
 
 /* W ranks, n bytes; steps are gates on the critical path, bytes what one rank reads or writes through shared memory.
@@ -118,6 +126,26 @@ static inline int64_t pd_part_edge(int64_t n, int parts, int p) {
 static inline int64_t pd_job_edge(const pd_job *j, int64_t n, int r) { return pd_part_edge(n, j->size, r); }
 
 static inline bool pd_job_takes(const pd_job *j, int rank) { return j->root < 0 || j->root == rank; }
+/* Moves count what they read of other ranks, and what they write for them: not what messages carry, which is counted
+   where it is sent. near: in the memory of our host, beside messages. */
+static inline void pd_count_read(const pd_job *j, size_t bytes) { j->counted->read[j->messages] += (int64_t)bytes; }
+static inline void pd_count_wrote(const pd_job *j, size_t bytes) {
+    j->counted->wrote[PD_LEVEL_MEMORY] += j->messages ? 0 : (int64_t)bytes;
+}
+static inline void pd_count_near(const pd_job *j, size_t wrote, size_t read) {
+    j->counted->wrote[PD_LEVEL_MEMORY] += (int64_t)wrote;
+    j->counted->read[PD_LEVEL_MEMORY] += (int64_t)read;
+}
+
+/* cost.c: of the algorithms, by what they do. */
+#define PD_COSTS(F)                                                                                                \
+    F(all_to_takers) F(scatter_gather) F(slot_sum) F(direct_sum) F(each_to_each) F(direct_reduce_scatter)           \
+    F(broadcast) F(direct_broadcast) F(scatter) F(all_gather_parts) F(all_to_all_parts) F(reduce_scatter_parts)     \
+    F(schedule) F(hierarchical)
+#define PD_COST(name) void pd_cost_##name(const pd_job *j, int64_t k, pd_cost *c);
+PD_COSTS(PD_COST)
+#undef PD_COST
+
 /* The put of several algorithms: all of the piece for those who take the result; one part for each peer. */
 pd_span pd_job_put_all(const pd_job *j, int64_t k, int peer);
 pd_span pd_job_put_part(const pd_job *j, int64_t k, int peer);

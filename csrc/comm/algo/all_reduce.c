@@ -9,10 +9,12 @@ static void sum_all(const pd_job *j, int64_t k) {
     if (!pd_job_takes(j, j->rank)) return;
     for (int r = 0; r < j->size; r++) j->in[r] = r == j->rank ? j->from + pd_job_at(j, k) : pd_job_slot(j, r, k);
     char *to = j->to + pd_job_at(j, k);
+    pd_count_read(j, pd_job_bytes(j, pd_job_count(j, k)) * (size_t)(j->size - 1));
     pd_reduce_run(j->dtype, j->reduce, j->size, j->in, 0, to, pd_job_count(j, k), j->scale);
 }
 
-const pd_algo pd_algo_gather_sum = {.name = "gather_sum", .depth = 1, .put = pd_job_put_all, .take = sum_all};
+const pd_algo pd_algo_gather_sum = {.name = "gather_sum", .depth = 1, .put = pd_job_put_all, .take = sum_all,
+                                    .cost = pd_cost_all_to_takers};
 
 /* ---- scatter_gather: the owner of a part sums it from the slots, then everybody copies the parts ----------------- */
 
@@ -27,6 +29,8 @@ static void sum_own(const pd_job *j, int64_t k) {
     int64_t tile = TILE / (int64_t)pd_dtype_size(j->dtype);
     bool takes = pd_job_takes(j, j->rank);
     char *to = j->to + pd_job_at(j, k), *share = pd_job_share(j, j->rank, k);
+    pd_count_read(j, pd_job_bytes(j, hi - lo) * (size_t)(j->size - 1));
+    pd_count_wrote(j, pd_job_bytes(j, hi - lo));
     for (int r = 0; r < j->size; r++) j->in[r] = r == j->rank ? j->from + pd_job_at(j, k) : pd_job_slot(j, r, k);
     for (int64_t at = lo; at < hi; at += tile) {
         int64_t n = hi - at < tile ? hi - at : tile;
@@ -49,11 +53,13 @@ static void take_shares(const pd_job *j, int64_t k) {
         int r = (j->rank + d) % j->size;
         int64_t lo = pd_job_edge(j, n, r), hi = pd_job_edge(j, n, r + 1);
         memcpy(to + pd_job_bytes(j, lo), pd_job_share(j, r, k), pd_job_bytes(j, hi - lo));
+        pd_count_read(j, pd_job_bytes(j, hi - lo));
     }
 }
 
 const pd_algo pd_algo_scatter_gather = {
     .name = "scatter_gather", .depth = 2, .put = put_owners, .mix = sum_own, .give = give_share, .take = take_shares,
+    .cost = pd_cost_scatter_gather,
 };
 
 /* ---- slot_sum: the owner of a part sums it from the slots back into the slots, then everybody copies its own slot ---
@@ -65,6 +71,9 @@ static void sum_back(const pd_job *j, int64_t k) {
     int64_t all = pd_job_count(j, k), lo = pd_job_edge(j, all, j->rank), hi = pd_job_edge(j, all, j->rank + 1);
     int64_t tile = TILE / (int64_t)pd_dtype_size(j->dtype);
     char *own = j->to + pd_job_at(j, k);
+    size_t readers = (size_t)(j->root < 0 ? j->size - 1 : j->rank != j->root);
+    pd_count_read(j, pd_job_bytes(j, hi - lo) * (size_t)(j->size - 1));
+    pd_count_wrote(j, pd_job_bytes(j, hi - lo) * readers);
     for (int r = 0; r < j->size; r++) j->in[r] = r == j->rank ? j->from + pd_job_at(j, k) : pd_job_slot(j, r, k);
     for (int64_t at = lo; at < hi; at += tile) {
         int64_t n = hi - at < tile ? hi - at : tile;
@@ -81,12 +90,14 @@ static void take_back(const pd_job *j, int64_t k) {
     int64_t n = pd_job_count(j, k);
     size_t lo = pd_job_bytes(j, pd_job_edge(j, n, j->rank)), hi = pd_job_bytes(j, pd_job_edge(j, n, j->rank + 1));
     char *to = j->to + pd_job_at(j, k), *slot = pd_job_slot(j, j->rank, k);
+    pd_count_read(j, pd_job_bytes(j, n) - (hi - lo));
     memcpy(to, slot, lo);
     memcpy(to + hi, slot + hi, pd_job_bytes(j, n) - hi);
 }
 
 const pd_algo pd_algo_slot_sum = {
     .name = "slot_sum", .depth = 2, .put = put_owners, .mix = sum_back, .take = take_back,
+    .cost = pd_cost_slot_sum,
 };
 
 /* ---- direct_sum: the owner of a part sums it where it lies and writes it to everybody ---------------------------- */
@@ -95,6 +106,8 @@ static void sum_in_place(const pd_job *j, int64_t k) {
     (void)k;
     int64_t lo = pd_job_edge(j, j->count, j->rank), hi = pd_job_edge(j, j->count, j->rank + 1);
     int64_t block = (int64_t)(j->block / pd_dtype_size(j->dtype));
+    pd_count_read(j, pd_job_bytes(j, hi - lo) * (size_t)(j->size - 1));
+    pd_count_wrote(j, pd_job_bytes(j, hi - lo) * (size_t)(j->size - 1));
     for (int r = 0; r < j->size; r++) j->in[r] = j->peers[r];
     for (int64_t at = lo; at < hi; at += block) {
         int64_t n = hi - at < block ? hi - at : block;
@@ -105,7 +118,8 @@ static void sum_in_place(const pd_job *j, int64_t k) {
     }
 }
 
-const pd_algo pd_algo_direct_sum = {.name = "direct_sum", .depth = 0, .take = sum_in_place};
+const pd_algo pd_algo_direct_sum = {.name = "direct_sum", .depth = 0, .take = sum_in_place,
+                                    .cost = pd_cost_direct_sum};
 
 /* ---- reduce_scatter: rank r gets the sum of everybody's r-th part ------------------------------------------------ */
 
@@ -114,17 +128,22 @@ static void sum_parts(const pd_job *j, int64_t k) {
     size_t at = pd_job_at(j, k), part = (size_t)j->rank * pd_job_bytes(j, n);
     const char *own = j->from + (size_t)j->rank * pd_job_bytes(j, j->count) + at;
     for (int r = 0; r < j->size; r++) j->in[r] = r == j->rank ? own : pd_job_slot(j, r, k) + part;
+    pd_count_read(j, pd_job_bytes(j, n) * (size_t)(j->size - 1));
     pd_reduce_run(j->dtype, j->reduce, j->size, j->in, 0, j->to + at, n, j->scale);
 }
 
 const pd_algo pd_algo_reduce_scatter = {
-    .name = "reduce_scatter", .depth = 1, .put = pd_job_put_part, .take = sum_parts,
+    .name = "reduce_scatter", .depth = 1, .put = pd_job_put_part, .take = sum_parts, .places = PD_PLACE_ALL,
+    .cost = pd_cost_each_to_each,
 };
 
 static void sum_parts_in_place(const pd_job *j, int64_t k) {
     (void)k;
     for (int r = 0; r < j->size; r++) j->in[r] = j->peers[r];
+    pd_count_read(j, pd_job_bytes(j, j->count) * (size_t)(j->size - 1));
     pd_reduce_run(j->dtype, j->reduce, j->size, j->in, j->rank * j->count, j->to, j->count, j->scale);
 }
 
-const pd_algo pd_algo_direct_reduce_scatter = {.name = "direct_reduce_scatter", .depth = 0, .take = sum_parts_in_place};
+const pd_algo pd_algo_direct_reduce_scatter = {
+    .name = "direct_reduce_scatter", .depth = 0, .take = sum_parts_in_place, .cost = pd_cost_direct_reduce_scatter,
+};

@@ -66,6 +66,7 @@ static void take_piece(const pd_job *j, int64_t k, int r, size_t at) {
     pd_span to = piece_of(j, &j->takes[r], k), own = piece_of(j, &j->gives[r], k);
     const char *from = r == j->rank ? own.data : pd_job_slot(j, r, k) + at;
     if (r == j->rank && own.bytes < to.bytes) to.bytes = own.bytes; /* identities were not compared */
+    if (r != j->rank) pd_count_read(j, to.bytes);
     if (to.bytes && to.data != from) memcpy((char *)(uintptr_t)to.data, from, to.bytes);
 }
 
@@ -88,6 +89,7 @@ static void sum_each(const pd_job *j, int64_t k) {
         j->in[r] = r == j->rank ? piece_of(j, &j->gives[r], k).data
                                 : pd_job_slot(j, r, k) + place_of(j, r, j->rank);
     int64_t n = (int64_t)(to.bytes / pd_dtype_size(j->dtype));
+    pd_count_read(j, to.bytes * (size_t)(j->size - 1));
     pd_reduce_run(j->dtype, j->reduce, j->size, j->in, 0, (char *)(uintptr_t)to.data, n, j->scale);
 }
 
@@ -101,10 +103,13 @@ void pd_parts_take(const pd_job *j, const pd_algo *a, int r) {
 
 const pd_algo pd_algo_all_gather_parts = {
     .name = "all_gather_parts", .depth = 1, .put = put_alike, .take = take_alike,
+    .cost = pd_cost_all_gather_parts,
 };
 const pd_algo pd_algo_all_to_all_parts = {
-    .name = "all_to_all_parts", .depth = 1, .put = put_each, .take = take_each,
+    .name = "all_to_all_parts", .depth = 1, .put = put_each, .take = take_each, .places = PD_PLACE_OTHERS,
+    .cost = pd_cost_all_to_all_parts,
 };
 const pd_algo pd_algo_reduce_scatter_parts = {
-    .name = "reduce_scatter_parts", .depth = 1, .put = put_each, .take = sum_each,
+    .name = "reduce_scatter_parts", .depth = 1, .put = put_each, .take = sum_each, .places = PD_PLACE_OTHERS,
+    .cost = pd_cost_reduce_scatter_parts,
 };

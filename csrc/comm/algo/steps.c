@@ -22,7 +22,12 @@ static void store(const pd_job *j, int64_t k, const char *slot, range r) {
 
 static int schedule_steps(const pd_job *j) { return j->schedule->steps(j->size); }
 
-static void schedule_load(const pd_job *j, int64_t k) { load_into(j, k, pd_job_slot(j, j->rank, k)); }
+static size_t kept_bytes(const pd_job *j, int64_t n) { return (size_t)n * pd_dtype_size(pd_reduce_partial(j->dtype)); }
+
+static void schedule_load(const pd_job *j, int64_t k) {
+    load_into(j, k, pd_job_slot(j, j->rank, k));
+    pd_count_wrote(j, kept_bytes(j, pd_job_count(j, k)));
+}
 
 static range taken(const pd_job *j, int64_t k, pd_step step) {
     return range_of(j, k, j->schedule->parts(j->size), step.lo, step.hi);
@@ -35,6 +40,8 @@ static void schedule_run(const pd_job *j, int64_t k, int s) {
     if (step.from >= 0) {
         range r = taken(j, k, step);
         const char *in[] = {slot + r.at, pd_job_slot(j, step.from, k) + r.at};
+        pd_count_read(j, kept_bytes(j, r.n));
+        pd_count_wrote(j, kept_bytes(j, r.n));
         if (step.add) pd_reduce_run(partial, j->reduce, 2, in, 0, slot + r.at, r.n, 1);
         else memcpy(slot + r.at, in[1], (size_t)r.n * pd_dtype_size(partial));
     }
@@ -49,7 +56,8 @@ static pd_span schedule_serve(const pd_job *j, int64_t k, int s, int peer) {
 }
 
 #define SCHEDULED \
-    .depth = 1, .steps = schedule_steps, .load = schedule_load, .run = schedule_run, .serve = schedule_serve
+    .depth = 1, .steps = schedule_steps, .load = schedule_load, .run = schedule_run, .serve = schedule_serve, \
+    .cost = pd_cost_schedule
 const pd_algo pd_algo_ring = {.name = "ring", .schedule = &pd_schedule_ring, SCHEDULED};
 const pd_algo pd_algo_halving = {.name = "halving", .schedule = &pd_schedule_halving, SCHEDULED};
 
@@ -67,12 +75,19 @@ static int first_near(const pd_job *j) { return j->rank - j->rank % j->local; }
 
 static int near_steps(const pd_job *j) { return (void)j, 3; }
 
-static void near_load(const pd_job *j, int64_t k) { load_into(j, k, near_slot(j, j->rank, k)); }
+static void near_load(const pd_job *j, int64_t k) {
+    load_into(j, k, near_slot(j, j->rank, k));
+    pd_count_near(j, kept_bytes(j, pd_job_count(j, k)), 0);
+}
 
 static void near_run(const pd_job *j, int64_t k, int s) {
     int own = j->rank % j->local, hosts = j->size / j->local;
     range r = range_of(j, k, j->local, own, own + 1);
     char *slot = near_slot(j, j->rank, k);
+    size_t bytes = kept_bytes(j, r.n), all = kept_bytes(j, pd_job_count(j, k));
+    if (s == 0) pd_count_near(j, bytes, bytes * (size_t)(j->local - 1));
+    if (s == 1) pd_count_near(j, bytes, 0), pd_count_read(j, bytes * (size_t)(hosts - 1));
+    if (s == 2 && pd_job_takes(j, j->rank)) pd_count_near(j, 0, all - bytes);
     for (int l = 0; s == 0 && l < j->local; l++) j->in[l] = near_slot(j, first_near(j) + l, k) + r.at;
     for (int h = 0; s == 1 && h < hosts; h++) {
         int rank = h * j->local + own;
@@ -93,6 +108,7 @@ static pd_span near_serve(const pd_job *j, int64_t k, int s, int peer) {
 
 const pd_algo pd_algo_hierarchical = {
     .name = "hierarchical", .depth = 1, .steps = near_steps, .load = near_load, .run = near_run, .serve = near_serve,
+    .cost = pd_cost_hierarchical,
 };
 
 /* ---- outside: the messages' own all_reduce, in a place of theirs ------------------------------------------------- */

@@ -362,6 +362,7 @@ uint32_t pd_group_epoch(const pd_group *g) { return g->epoch; }
 bool pd_group_fast(const pd_group *g) { return g->fast; }
 int pd_group_local(const pd_group *g) { return g->near ? g->local : 1; }
 const pd_tuning *pd_group_tuning(const pd_group *g) { return &g->tuning; }
+pd_cost pd_group_counted(const pd_group *g) { return g->counted; }
 const char *pd_group_transport(const pd_group *g) {
     return g->size < 2 ? "none" : g->mesh ? g->mesh->kind->name : g->transport->name;
 }

@@ -18,6 +18,7 @@
 #ifndef PD_COMM_GROUP_H
 #define PD_COMM_GROUP_H
 
+#include "comm/algo/cost.h"
 #include "comm/algo/parts.h"
 #include "comm/link/identity.h"
 #include "comm/link/link.h"
@@ -63,6 +64,7 @@ bool pd_group_fast(const pd_group *g);
 int pd_group_local(const pd_group *g); /* over 1: as many ranks of each host share memory, between messages of hosts */
 const struct pd_tuning *pd_group_tuning(const pd_group *g); /* [borrowed from g] */
 const char *pd_group_transport(const pd_group *g); /* "shm", "tcp", "inproc", "none" */
+pd_cost pd_group_counted(const pd_group *g); /* by its collectives on CPUs so far; algo/cost.h */
 pd_status pd_group_check(pd_group *g);             /* PD_OK, or the error every call would return */
 
 /* buf[i] = scale * reduce over ranks of buf[i], in the order of algo/reduce.h: the same bits on every rank, transport

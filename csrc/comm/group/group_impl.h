@@ -62,6 +62,7 @@ struct pd_group {
     _Atomic uintptr_t owner;
     pd_work *first, **last;
     uint32_t seq, step, piece; /* equal on all ranks: collectives posted, rounds gated, pieces moved */
+    pd_cost counted; /* by collectives, since the group was made */
     pd_flight flight;
     pd_p2p *p2p; /* messages between two ranks; NULL in a group of one */
     const pd_mover *mover; /* of what is on a GPU (mover.h); NULL: such collectives are refused */

@@ -57,7 +57,7 @@ pd_status pd_parts_meet(pd_group *g, pd_work *w) {
     PD_TRY(compare(g, w, &largest, &can));
     if (w->device) return PD_OK;
     if (pd_parts_own_sizes(w)) {
-        w->pieces = (largest + w->job.piece - 1) / w->job.piece;
+        w->pieces = (largest + w->job.piece - 1) / w->job.piece; /* as pd_plan_pieces */
         g->piece += (uint32_t)w->pieces;
     }
     w->read = can && largest > w->job.piece && pd_job_bytes(&w->job, largest) > g->read_from;
@@ -77,6 +77,7 @@ static pd_status take_from(pd_group *g, pd_work *w, int r) {
     int64_t n = part.count < to->count ? part.count : to->count; /* the same, but where nothing is compared */
     if (good && n > 0)
         good = pd_peek_read(pid, (uint64_t)(uintptr_t)part.data, to->data, pd_job_bytes(&w->job, n));
+    if (good) g->counted.read[PD_LEVEL_MEMORY] += n > 0 ? (int64_t)pd_job_bytes(&w->job, n) : 0;
     if (good) return PD_OK;
     char call[400];
     PD_TRY(pd_group_doom(g, w)); /* says more */

@@ -7,46 +7,14 @@ static bool goes_outside(const pd_group *g, pd_job *j, size_t *bytes) {
     return (j->room = g->mesh->kind->room(g->mesh, j->dtype, j->reduce, bytes)) != NULL;
 }
 
-static int64_t pieces_of(const pd_job *j, int64_t count) { return (count + j->piece - 1) / j->piece; }
-
 /* Chooses what depends only on what is equal on all ranks, so that all choose alike. */
-static void plan(const pd_group *g, pd_work *w) {
+static void plan(pd_group *g, pd_work *w) {
     pd_job *j = &w->job;
-    size_t element = pd_dtype_size(j->dtype), bytes = (size_t)j->count * element;
-    int places = 1; /* in a slot, for the parts of a piece */
+    size_t bytes = (size_t)j->count * pd_dtype_size(j->dtype);
     size_t piece = g->slot < (size_t)g->tuning.piece ? g->slot : (size_t)g->tuning.piece;
-    switch (w->id.coll) {
-    case PD_COLL_ALL_REDUCE: case PD_COLL_REDUCE:
-        w->algo = g->forced ? g->forced : pd_tuning_pick(&g->tuning, g->fast, g->local > 1, bytes);
-        if (goes_outside(g, j, &piece)) w->algo = &pd_algo_outside;
-        break;
-    case PD_COLL_BROADCAST:
-        w->algo = &pd_algo_broadcast;
-        break;
-    case PD_COLL_REDUCE_SCATTER:
-        places = g->size;
-        w->algo = &pd_algo_reduce_scatter;
-        break;
-    case PD_COLL_SCATTER:
-        places = g->size;
-        w->algo = &pd_algo_scatter;
-        break;
-    case PD_COLL_ALL_TO_ALL:
-        places = g->size;
-        w->algo = &pd_algo_all_to_all;
-        break;
-    case PD_COLL_BARRIER: w->algo = &pd_algo_barrier; break;
-    case PD_COLL_ALL_GATHER_PARTS: w->algo = &pd_algo_all_gather_parts; break;
-    case PD_COLL_REDUCE_SCATTER_PARTS:
-        places = g->size - 1;
-        w->algo = &pd_algo_reduce_scatter_parts;
-        break;
-    case PD_COLL_ALL_TO_ALL_PARTS:
-        places = g->size - 1;
-        w->algo = &pd_algo_all_to_all_parts;
-        break;
-    default: w->algo = &pd_algo_all_gather;
-    }
+    bool sums = w->id.coll == PD_COLL_ALL_REDUCE || w->id.coll == PD_COLL_REDUCE;
+    w->algo = pd_plan_pick(w->id.coll, &g->tuning, g->forced, g->fast, g->local > 1, bytes);
+    if (sums && goes_outside(g, j, &piece)) w->algo = &pd_algo_outside;
     if (w->device) return; /* the board alone is for a mover's, which have no pieces */
     w->direct = w->segment != NULL;
     j->rank = g->rank;
@@ -59,16 +27,16 @@ static void plan(const pd_group *g, pd_work *w) {
     j->schedule = w->algo->schedule;
     j->local = g->local;
     j->near = g->near_memory;
-    if (w->algo->steps) element = pd_dtype_size(pd_reduce_partial(j->dtype));
+    j->messages = g->mesh != NULL;
+    j->counted = &g->counted;
     j->block = (size_t)g->tuning.block;
-    j->piece = (int64_t)(piece / element) / places;
-    if (j->piece >= 64) j->piece &= ~(int64_t)63; /* whole cache lines */
-    w->pieces = pieces_of(j, w->parts ? w->largest : j->count);
+    w->pieces = pd_plan_pieces(w->algo, j, piece, w->parts ? w->largest : j->count);
 }
 
 /* A peer's part of ours onto the wire; `at` is where it looks for it. */
 static void send_span(pd_group *g, int peer, pd_span s, const char *at) {
     pd_mesh_send(g->mesh, peer, (size_t)(at - (char *)g->boards[g->rank]) + s.at, s.data, s.bytes);
+    g->counted.wrote[PD_LEVEL_MESSAGES] += (int64_t)s.bytes;
 }
 
 static void send_spans(pd_group *g, pd_span (*span)(const pd_job *, int64_t, int), const pd_job *j, int64_t k,
@@ -118,11 +86,13 @@ static void put(pd_group *g, const pd_work *w, int64_t k) {
         pd_span s = w->algo->put(j, k, r);
         if (!s.bytes || (s.data == last.data && s.at == last.at)) continue;
         memcpy(slot + s.at, s.data, s.bytes);
+        pd_count_wrote(j, s.bytes);
         last = s;
     }
 }
 
-static void open_gate(pd_work *w, bool at_board, uint32_t target) {
+static void open_gate(pd_group *g, pd_work *w, bool at_board, uint32_t target) {
+    g->counted.steps++;
     w->at_board = at_board;
     w->target = target;
     w->arrived = 1; /* ourselves */
@@ -132,7 +102,7 @@ static void post_step(pd_group *g, pd_work *w) {
     atomic_uint *step = &g->boards[g->rank]->step;
     atomic_store_explicit(step, ++g->step, memory_order_release);
     pd_gate_ring(g, step);
-    open_gate(w, false, g->step);
+    open_gate(g, w, false, g->step);
 }
 
 /* Fails at once where a rank gave up before we began: its line may be there, but it will not complete this one. */
@@ -156,7 +126,7 @@ pd_status pd_rounds_begin(pd_group *g, pd_work *w) {
     atomic_store_explicit(&l->seq, w->seq, memory_order_release);
     if (g->mesh) pd_gate_send_line(g, l);
     pd_gate_ring(g, &l->seq);
-    open_gate(w, true, w->seq);
+    open_gate(g, w, true, w->seq);
     atomic_store_explicit(&w->state, PD_WORK_POSTED, memory_order_relaxed);
     return PD_OK;
 }
@@ -179,9 +149,7 @@ static pd_status meet(pd_group *g, pd_work *w, bool *again) {
     if (!direct) return PD_OK;
     for (int r = 0; r < g->size; r++)
         g->peers[r] = (char *)w->segment->parts[r].ptr + g->boards[r]->line[parity].offset;
-    w->algo = w->id.coll == PD_COLL_BROADCAST        ? &pd_algo_direct_broadcast
-              : w->id.coll == PD_COLL_REDUCE_SCATTER ? &pd_algo_direct_reduce_scatter
-                                                     : &pd_algo_direct_sum;
+    w->algo = pd_plan_direct(w->id.coll);
     w->pieces = 1;
     return PD_OK;
 }

@@ -227,6 +227,14 @@ static PyMethodDef functions[] = {
     {"comm_init_hub", (PyCFunction)(void (*)(void))comm_init_hub, METH_VARARGS | METH_KEYWORDS,
      "comm_init_hub(hub, rank, timeout=None, algo=None, slot=0, fast=False, tuning=None) -> Group\n\nJoins the ranks "
      "of a hub, a thread each."},
+    {"comm_cost", (PyCFunction)(void (*)(void))pd_py_comm_cost, METH_VARARGS | METH_KEYWORDS,
+     "comm_cost(op, world, count, dtype='float32', rank=0, root=-1, messages=False, local=1, algo=None, fast=False, "
+     "slot=262144, direct=False, sizes=None) -> dict\n\nWhat a collective costs a rank, without doing it: algorithm, "
+     "steps, and bytes (written for others, read of theirs) in shared memory and in messages. count: elements of a "
+     "rank's input, or of one part of it (reduce_scatter, scatter, all_to_all). local: ranks of each host, where "
+     "messages go between hosts. direct: the data lie in a symmetric segment, or large parts are read where they lie. "
+     "sizes: of parts, by rank; of all_to_all "
+     "one such list for each rank."},
     {"_schedule", comm_schedule, METH_VARARGS,
      "_schedule(name, world) -> (parts, steps)\n\nThe schedule of an algorithm, ring or halving, in each step by rank: "
      "(from or -1, first part, end, whether they are combined)."},

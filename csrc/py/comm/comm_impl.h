@@ -102,6 +102,10 @@ PD_PY_METHOD(pd_py_group_recv);
 PD_PY_METHOD(pd_py_group_messages);
 PD_PY_METHOD(pd_py_group_barrier);
 
+/* ---- cost.c ---- */
+PyObject *pd_py_cost(const char *algorithm, const pd_cost *c); /* new reference: a dict */
+PyObject *pd_py_comm_cost(PyObject *module, PyObject *args, PyObject *kw);
+
 /* ---- comm.c: objects are counted while users hold them ---- */
 typedef enum pd_py_kind {
     PD_PY_SERVER, PD_PY_HUB, PD_PY_STORE, PD_PY_SEGMENT, PD_PY_WORK, PD_PY_GROUP, PD_PY_KINDS

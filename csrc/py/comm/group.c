@@ -256,6 +256,11 @@ static PyObject *group_tuning(PyObject *o, void *unused) {
                          "direct", t->direct, "piece", t->piece, "block", t->block, "fast", t->fast, "fast_from",
                          t->fast_from);
 }
+static PyObject *group_counted(PyObject *o, void *unused) {
+    (void)unused;
+    pd_cost c = pd_group_counted(((pd_pygroup *)o)->group);
+    return pd_py_cost(NULL, &c);
+}
 static PyObject *group_transport(PyObject *o, void *unused) {
     (void)unused;
     return PyUnicode_FromString(pd_group_transport(((pd_pygroup *)o)->group));
@@ -335,6 +340,10 @@ static PyGetSetDef group_getset[] = {
      NULL},
     {"epoch", group_epoch, NULL, "How many groups these ranks had before, plus 1.", NULL},
     {"order", group_order, NULL, "tree: sums have design 1.4's order; fast: any, the same on all ranks.", NULL},
+    {"counted", group_counted, NULL,
+     "What its collectives on CPUs have cost this rank so far: steps, and bytes (written for others, read of theirs) "
+     "in shared memory and in messages; see _C.comm_cost.",
+     NULL},
     {"tuning", group_tuning, NULL, "Its switch points in bytes, which are rank 0's; see pydist.tune.", NULL},
     {"ranks_per_host", group_local, NULL, "Over 1: all_reduce is hierarchical, with so many ranks on each host.", NULL},
     {"transport", group_transport, NULL, "shm, inproc or none.", NULL},

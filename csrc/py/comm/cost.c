@@ -1,0 +1,128 @@
+/* What collectives cost, for Python: `_C.comm_cost` without a group, and what a group has counted. */
+#include "comm/algo/algo.h"
+#include "base/mem.h"
+#include "comm/algo/tuning.h"
+#include "comm/group/group.h"
+#include "py/comm/comm_impl.h"
+
+#define SLOT_BYTES (256 << 10) /* a group's default */
+
+PyObject *pd_py_cost(const char *algorithm, const pd_cost *c) {
+    return Py_BuildValue("{s:z,s:L,s:(LL),s:(LL)}", "algorithm", algorithm, "steps", (long long)c->steps, "memory",
+                         (long long)c->wrote[PD_LEVEL_MEMORY], (long long)c->read[PD_LEVEL_MEMORY], "messages",
+                         (long long)c->wrote[PD_LEVEL_MESSAGES], (long long)c->read[PD_LEVEL_MESSAGES]);
+}
+
+/* The operation by its name; with sizes of parts: the one that has them. */
+static int collective_of(const char *op, bool sizes) {
+    for (int c = 0; c < PD_COLL_INIT; c++) {
+        bool parts = c >= PD_COLL_ALL_GATHER_PARTS && c <= PD_COLL_ALL_TO_ALL_PARTS;
+        if (parts == sizes && !strcmp(op, pd_collective_names[c])) return c;
+    }
+    PyErr_Format(PyExc_ValueError, "comm_cost: op '%s'%s (expected a collective)", op, sizes ? " with sizes" : "");
+    return -1;
+}
+
+static bool read_list(PyObject *list, int world, pd_part *parts) {
+    PyObject *seq = PySequence_Fast(list, "comm_cost: sizes are no list");
+    bool good = seq && PySequence_Fast_GET_SIZE(seq) == world;
+    for (int r = 0; good && r < world; r++) {
+        parts[r].count = PyLong_AsLongLong(PySequence_Fast_GET_ITEM(seq, r));
+        good = parts[r].count >= 0;
+    }
+    Py_XDECREF(seq);
+    if (!good && !PyErr_Occurred()) PyErr_Format(PyExc_ValueError, "comm_cost: sizes (expected %d, 0 or more)", world);
+    return good;
+}
+
+/* The job's tables, and the largest part of all ranks. sizes: one list, or for all_to_all one for each rank. */
+static bool read_sizes(PyObject *sizes, int coll, pd_job *j, pd_part *table, int64_t *largest) {
+    pd_part *gives = table, *takes = table + j->size, *row = table + 2 * j->size;
+    j->gives = gives;
+    j->takes = takes;
+    *largest = 0;
+    if (coll != PD_COLL_ALL_TO_ALL_PARTS) {
+        if (!read_list(sizes, j->size, row)) return false;
+        *largest = pd_parts_largest(j->size, row);
+        for (int r = 0; r < j->size; r++) {
+            bool gather = coll == PD_COLL_ALL_GATHER_PARTS;
+            gives[r].count = row[gather ? j->rank : r].count;
+            takes[r].count = row[gather ? r : j->rank].count;
+        }
+        return true;
+    }
+    if (!PyList_Check(sizes) || PyList_GET_SIZE(sizes) != j->size) {
+        PyErr_Format(PyExc_ValueError, "comm_cost: sizes (expected a list of %d lists)", j->size);
+        return false;
+    }
+    for (int s = 0; s < j->size; s++) {
+        if (!read_list(PyList_GET_ITEM(sizes, s), j->size, row)) return false;
+        int64_t most = pd_parts_largest(j->size, row);
+        *largest = most > *largest ? most : *largest;
+        for (int r = 0; s == j->rank && r < j->size; r++) gives[r].count = row[r].count;
+        takes[s].count = row[j->rank].count;
+    }
+    return true;
+}
+
+static bool check_job(const pd_job *j) {
+    bool good = j->size >= 2 && j->size <= PD_WORLD_MAX && j->rank >= 0 && j->rank < j->size && j->root >= -1 &&
+                j->root < j->size && j->count >= 0 && j->count < INT64_MAX / 1024 && j->local >= 1 &&
+                j->size % j->local == 0 && j->size > j->local;
+    if (!good)
+        PyErr_Format(PyExc_ValueError, "comm_cost: rank %d, root %d of %d ranks, %lld elements, %d ranks on a host",
+                     j->rank, j->root, j->size, (long long)j->count, j->local);
+    return good;
+}
+
+static const pd_algo *choose(int coll, const pd_job *j, const char *algo, bool fast, bool direct) {
+    const pd_algo *forced;
+    pd_tuning t = pd_tuning_default(j->messages, j->size);
+    if (direct && pd_plan_direct((uint8_t)coll)) return pd_plan_direct((uint8_t)coll);
+    if (algo && !strcmp(algo, "outside")) return &pd_algo_outside;
+    pd_status status = pd_tuning_forced(algo, fast, &forced);
+    if (status) return pd_py_raise(status), NULL;
+    return pd_plan_pick((uint8_t)coll, &t, forced, fast, j->local > 1, pd_job_bytes(j, j->count));
+}
+
+static pd_dtype dtype_of(const char *name) {
+    for (int t = 0; t < PD_DTYPE_COUNT; t++)
+        if (!strcmp(name, pd_dtype_name((pd_dtype)t))) return (pd_dtype)t;
+    PyErr_Format(PyExc_ValueError, "comm_cost: dtype '%s'", name);
+    return PD_NO_DTYPE;
+}
+
+PyObject *pd_py_comm_cost(PyObject *module, PyObject *args, PyObject *kw) {
+    static char *names[] = {"op",   "world", "count", "dtype",  "rank", "root", "messages", "local",
+                            "algo", "fast",  "slot",  "direct", "sizes", NULL};
+    const char *op, *dtype = "float32", *algo = NULL;
+    long long count;
+    int messages = 0, fast = 0, direct = 0, slot = SLOT_BYTES;
+    PyObject *sizes = Py_None, *result = NULL;
+    pd_job j = {.root = -1, .local = 1};
+    (void)module;
+    if (!PyArg_ParseTupleAndKeywords(args, kw, "siL|siipizpipO:comm_cost", names, &op, &j.size, &count, &dtype, &j.rank,
+                                     &j.root, &messages, &j.local, &algo, &fast, &slot, &direct, &sizes))
+        return NULL;
+    int coll = collective_of(op, sizes != Py_None);
+    j.dtype = dtype_of(dtype);
+    j.count = count;
+    j.messages = messages;
+    if (coll < 0 || j.dtype == PD_NO_DTYPE || !check_job(&j)) return NULL;
+    const pd_algo *a = choose(coll, &j, algo, fast, direct);
+    pd_part *table = NULL;
+    if (!a) return NULL;
+    if (slot < j.size * 64) slot = j.size * 64;
+    pd_status status = pd_calloc(3 * (size_t)j.size * sizeof *table, "comm_cost", &table);
+    if (status) return pd_py_raise(status);
+    int64_t largest = j.count;
+    if (sizes == Py_None || read_sizes(sizes, coll, &j, table, &largest)) {
+        j.schedule = a->schedule;
+        int64_t pieces = pd_plan_pieces(a, &j, (size_t)slot, largest);
+        bool reads = direct && sizes != Py_None && coll != PD_COLL_REDUCE_SCATTER_PARTS && pieces > 1;
+        pd_cost c = reads ? pd_parts_read_cost(a, &j) : pd_algo_cost(a, &j, a->depth ? pieces : largest > 0);
+        result = pd_py_cost(reads ? "read_parts" : a->name, &c);
+    }
+    pd_free(table);
+    return result;
+}
