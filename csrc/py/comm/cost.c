@@ -66,7 +66,7 @@ static bool read_sizes(PyObject *sizes, int coll, pd_job *j, pd_part *table, int
 }
 
 static bool check_job(const pd_job *j) {
-    bool good = j->size >= 2 && j->size <= PD_WORLD_MAX && j->rank >= 0 && j->rank < j->size && j->root >= -1 &&
+    bool good = j->size >= 2 && j->size <= PD_RANKS_MAX && j->rank >= 0 && j->rank < j->size && j->root >= -1 &&
                 j->root < j->size && j->count >= 0 && j->count < INT64_MAX / 1024 && j->local >= 1 &&
                 j->size % j->local == 0 && j->size > j->local;
     if (!good)
