@@ -38,8 +38,12 @@ A trainer that counts the samples of all ranks, and loses none when a rank dies:
 >>> trainer.step()
 >>> trainer.steps, trainer.samples
 (1, 64)
+>>> group = dist.new_group([0])  # after a death: dist.shrink_group()
+>>> dist.member.rejoin(dist.group.WORLD, group)
+>>> trainer.group is group, trainer.share
+(True, 64)
 
-Transaction calls all of that by itself. A program that shrinks its group by hand does it in one line:
+Transaction calls all of that by itself. A program that goes on by hand says who has ended and who follows:
 
     try:
         trainer.step()
