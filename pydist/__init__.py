@@ -85,7 +85,8 @@ def __getattr__(name):
     if name.startswith("_foreach_"):
         return getattr(import_module("pydist._foreach"), name)
     if name in _FROM:
-        return getattr(import_module(f"pydist.{_FROM[name]}"), name)
+        found = globals()[name] = getattr(import_module(f"pydist.{_FROM[name]}"), name)  # found at once from now on
+        return found
     raise AttributeError(f"module 'pydist' has no attribute '{name}'")
 
 
