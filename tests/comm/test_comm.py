@@ -11,6 +11,7 @@ import time
 import numpy as np
 import pytest
 
+from lib.processes import shared_files
 from lib.ranks import LONG, PRELUDE, Ranks, WORLDS, also_apart, apart_when_long, good, outputs, processes, run
 from lib.trees import FLOATS, INTS, OPS, defined, every_collective, expected, hash_of, reduce_everything, sample
 from pydist import _C
@@ -1008,8 +1009,9 @@ def test_no_room_for_a_segment_is_an_error_on_all_ranks():
 @also_apart
 def test_nothing_is_left_after_many_groups():
     script = """
+        from lib.processes import shared_files
         def left():
-            return (len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task")), len(os.listdir("/dev/shm")),
+            return (len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task")), shared_files(),
                     sum("memfd" in line for line in open("/proc/self/maps")))
         group.destroy()
         def cycle():
@@ -1035,14 +1037,14 @@ def test_nothing_is_left_after_sigkill():
         print("ready", flush=True)
         time.sleep(60)
     """
-    before = sorted(os.listdir("/dev/shm"))
+    before = shared_files()
     with Ranks(2, script) as ranks:
         for r in range(2):
             assert ranks.line(r) == "ready"
         for p in ranks.processes:
             p.kill()
         ranks.wait()
-    assert sorted(os.listdir("/dev/shm")) == before
+    assert shared_files() == before
 
 
 @also_apart

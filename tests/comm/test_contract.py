@@ -10,6 +10,7 @@ import time
 import pytest
 
 import pydist
+from lib.processes import shared_files
 from pydist import distributed as dist
 
 WORLD = 3
@@ -307,18 +308,13 @@ def relatives(mark):
     return found
 
 
-def segments():
-    """In /dev/shm; other programs' (semaphores, Open MPI's vader) may come and go meanwhile."""
-    return sorted(name for name in os.listdir("/dev/shm") if not name.startswith(("sem.", "vader_segment", "psm_")))
-
-
 @pytest.mark.parametrize("seed", range(int(os.environ.get("FULL_DEATHS", 6))))
 def test_deaths_at_random_moments(tmp_path, seed):
     script, clock, mark = tmp_path / "deaths.py", tmp_path / "clock", f"mark-{os.getpid()}-{seed}-{time.monotonic_ns()}"
     script.write_text(DEATH)
     world = 2 + seed % 3
     hows = "SIGSTOP" if seed % 10 == 9 else "SIGKILL exit return raise"
-    shared = segments()
+    shared = shared_files()
     ended = subprocess.run(
         [sys.executable, "-m", "pydist.run", f"--nproc-per-node={world}", script, str(seed), clock, hows],
         env={**os.environ, "MARK": mark, "PYDIST_SILENT": str(SILENT), "OMP_NUM_THREADS": "1"},
@@ -327,7 +323,7 @@ def test_deaths_at_random_moments(tmp_path, seed):
     took = [float(line.split()[-1]) for line in ended.stdout.splitlines() if "survived" in line]
     assert len(took) == world - 1, ended.stderr
     assert max(took) < (SILENT + 3 * BOUND if hows == "SIGSTOP" else 2 * BOUND)
-    assert relatives(mark) == [] and segments() == shared
+    assert relatives(mark) == [] and shared_files() == shared
 
 
 def test_survivors_go_on_without_the_dead(tmp_path):

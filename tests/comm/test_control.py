@@ -36,6 +36,7 @@ from lib.control import (
     secret,
     start,
 )
+from lib.processes import shared_files
 from pydist import _C
 
 LEFT, RAISED = 1, 3
@@ -775,10 +776,10 @@ def test_nothing_is_left(leave):
         one.close()
 
     cycle()
-    before = descriptors(), threads(), len(os.listdir("/dev/shm"))
+    before = descriptors(), threads(), shared_files()
     for _ in range(50):
         cycle()
-    assert (descriptors(), threads(), len(os.listdir("/dev/shm"))) == before
+    assert (descriptors(), threads(), shared_files()) == before
 
 
 # Without a launcher.

@@ -49,6 +49,11 @@ def launch(*args, timeout=20, **more):
     return process.returncode, out, err, time.monotonic() - begin
 
 
+def shared_files():
+    """The names in /dev/shm, without those of other programs (semaphores, Open MPI's vader), which come and go."""
+    return sorted(name for name in os.listdir("/dev/shm") if not name.startswith(("sem.", "vader_segment", "psm_")))
+
+
 def is_alive(pid):
     try:
         with open(f"/proc/{pid}/stat") as file:
