@@ -409,8 +409,12 @@ static PyObject *n_randint(PyObject *module, PyObject *args, PyObject *kwargs) {
 static PyMethodDef functions[] = {
     KWN(tensor,
         "tensor(data, *, dtype=None, device=None, requires_grad=False, pin_memory=False)\n\nA copy of numbers, nested "
-        "sequences, arrays or a tensor."),
-    KWN(as_tensor, "as_tensor(data, *, dtype=None, device=None)\n\nThe same, sharing memory where it can."),
+        "sequences, arrays or a tensor. Arrays of uint16, uint32, uint64 and of the small\n"
+        "types of ml_dtypes need dtype=. Errors: those of from_numpy for arrays, but unaligned memory; ValueError for\n"
+        "sequences of different lengths, TypeError for what is no number."),
+    KWN(as_tensor,
+        "as_tensor(data, *, dtype=None, device=None)\n\nThe same, sharing memory where it can: that of arrays and other "
+        "buffers of the dtype and device wanted."),
     {"_asarray", (PyCFunction)(void (*)(void))f_asarray, METH_FASTCALL, NULL},
     KW(empty, "empty(*sizes, size=None, out=None, " OPTIONS ", memory_format=None)\n\nUninitialised."),
     KW(zeros, "zeros(*sizes, size=None, out=None, " OPTIONS ")\n\nFilled with 0."),
