@@ -234,6 +234,7 @@ def examine(script=None):
         "bandwidth": bandwidth,
         "transport": dist.group.WORLD.transport,
         "way": dist.group.WORLD.way,
+        "local": dist.group.WORLD.ranks_per_host,
         "same": {
             "pydist": _fault("version", rank) or f"{pydist.__version__} ({_hash(_C.__file__)})",
             "Python": platform.python_version(),
@@ -291,6 +292,11 @@ def compare(ranks):
         f"{len(ranks)} ranks over {worst['transport']}: all_reduce of 4 bytes {worst['latency'] * 1e6:.1f} us, "
         f"of 4 MiB {least / 1e9:.2f} GB/s",
     )
+    if len(ranks) > 1:
+        from pydist.distributed._ops.cost import cost_text
+
+        text = cost_text("all_reduce", len(ranks), 4 << 20, worst["transport"], worst.get("local", 1))
+        yield Finding(OK, "cost", text)
 
 
 def pair_findings(ranks):

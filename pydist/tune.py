@@ -137,6 +137,8 @@ def measure(bench):
 
 
 def show(bench, row):
+    from pydist.distributed._ops.cost import cost_text
+
     names = {
         "gather": "everybody sums everything up to",
         "direct": "broadcast reads segments from",
@@ -149,6 +151,9 @@ def show(bench, row):
         print(f"  {name}: {text(row[field])}{before}")
     schedule = ("the same", "ring", "halving")[row["fast"]]
     print(f'  order="fast": {schedule}' + (f" from {text(row['fast_from'])}" if row["fast"] else ""))
+    for size in (4 * KIB, 64 * KIB, MIB) if bench.world.size > 1 else ():
+        algo = "gather_sum" if size <= row["gather"] else None
+        print("  " + cost_text("all_reduce", bench.world.size, size, bench.world.transport, algo=algo))
 
 
 def compare(bench, row):

@@ -1,7 +1,12 @@
 """What algorithms say that they cost, against the steps and bytes that a group counts while it runs them."""
 
+import doctest
+import subprocess
+import sys
 from functools import partial
+from math import log2
 
+import algorithms
 import numpy as np
 import pytest
 
@@ -130,3 +135,58 @@ def test_what_costs_less():
     assert small["memory"] == (n, 7 * n) and small["steps"] == 4  # pieces of 256 KiB
     assert large["memory"] == (n, 2 * 7 * n // 8) and large["steps"] == 5
     assert ring["memory"][1] == 2 * 7 * n // 8 and ring["steps"] == 4 * 14
+
+
+def test_the_table_in_docs():
+    text = algorithms.FILE.read_text()
+    assert algorithms.written(text) == text, "run python tools/algorithms.py"
+    found = doctest.testfile(str(algorithms.FILE), module_relative=False, parser=Fenced())
+    assert found.attempted == 3 and not found.failed
+
+
+class Fenced(doctest.DocTestParser):
+    """Examples in a block of Markdown end where the block does."""
+
+    def get_examples(self, string, name="<string>"):
+        return super().get_examples(string.replace("```", ""), name)
+
+    def parse(self, string, name="<string>"):
+        return super().parse(string.replace("```", ""), name)
+
+
+@pytest.mark.parametrize("number", range(len(algorithms.ROWS)))
+def test_the_formulas_in_docs(number):
+    op, algorithm, who, steps, memory, messages, more = algorithms.ROWS[number]
+    for world, local in ((4, 2), (8, 4)):
+        n = world * world * 64 * 4 * 150  # parts of parts are whole blocks of 64 elements
+        names = {"n": n, "W": world, "L": local, "log2": log2}
+        count = n // 4 // (world if op in algorithms.IN_PARTS else 1)
+        rooted = op in ("reduce", "broadcast", "gather", "scatter")
+        given = {"root": 0 if rooted else -1, "rank": 0 if who in ("root", "") else 1, "slot": n // 2, **more}
+        given["local"] = local if algorithm == "hierarchical" else 1
+        if op == "barrier":
+            count = 0
+        ways = [memory] if algorithm == "hierarchical" else [memory, messages]
+        for level, formulas in zip((False, True), ways, strict=False):
+            if formulas is None:
+                continue
+            cost = _C.comm_cost(op, world, count, messages=level or algorithm == "hierarchical", **given)
+            assert cost["algorithm"] == algorithm and cost["steps"] == eval(steps, names | {"P": 2})
+            assert cost["messages" if level else "memory"] == tuple(eval(text, names) for text in formulas)
+            if algorithm == "hierarchical":
+                assert cost["messages"] == tuple(eval(text, names) for text in messages)
+
+
+def test_doctor_and_tune_say_it():
+    from pydist.distributed._ops.cost import cost_text
+
+    assert cost_text("all_reduce", 4, 1 << 20, "shm") == (
+        "all_reduce of 1 MiB: slot_sum, 5 steps; a rank writes 1.5 MiB and reads 1.5 MiB in shared memory"
+    )
+    assert cost_text("all_reduce", 4, 4, "tcp") == (
+        "all_reduce of 4 B: gather_sum, 1 step; a rank sends 12 B and receives 12 B"
+    )
+    assert "; a rank sends 512 KiB" in cost_text("all_reduce", 4, 1 << 20, "tcp", local=2)
+    command = [sys.executable, "-m", "pydist.doctor", "--nproc-per-node", "2"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert "all_reduce of 4 MiB: slot_sum, 17 steps" in done.stdout, done.stdout + done.stderr

@@ -60,6 +60,22 @@ def loss_reduce_scatter(x, w, rank, world, every=None):
     return (y * y * w).sum()
 
 
+def loss_all_gather_uneven(x, w, rank, world, every=None):
+    if every:
+        parts = [v[: r + 1] for r, v in enumerate(every)]
+    else:
+        parts = DF.all_gather(x[: rank + 1], shapes=[(r + 1,) for r in range(world)])
+    return sum((part * part * part * (rank + k + 1)).sum() for k, part in enumerate(parts))
+
+
+def loss_reduce_scatter_uneven(x, w, rank, world, every=None):
+    def inputs(v):
+        return [v[: k + 1] * (k + 1) for k in range(world)]
+
+    y = sum(inputs(v)[rank] for v in every) if every else DF.reduce_scatter(None, inputs(x))
+    return (y * y * w[: rank + 1]).sum()
+
+
 def loss_gather(x, w, rank, world, every=None):
     parts = every if every and rank == 1 else DF.gather(x, 1) if not every else [v * 0 for v in every]
     return sum((part * part * (k + 1) * w).sum() for k, part in enumerate(parts))

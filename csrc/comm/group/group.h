@@ -67,37 +67,50 @@ const char *pd_group_transport(const pd_group *g); /* "shm", "tcp", "inproc", "n
 pd_cost pd_group_counted(const pd_group *g); /* by its collectives on CPUs so far; algo/cost.h */
 pd_status pd_group_check(pd_group *g);             /* PD_OK, or the error every call would return */
 
+/* Cost lines below: W ranks, n bytes of one rank's tensor, P pieces of 256 KiB; steps (gates), then the bytes that a
+   rank writes for others and reads of theirs in shared memory. Of every algorithm: docs/algorithms.md, algo/cost.h. */
+
 /* buf[i] = scale * reduce over ranks of buf[i], in the order of algo/reduce.h: the same bits on every rank, transport
    and run. The scale (1: none) is one multiply in the accumulator at the end; AVG multiplies by 1/size besides. `site`
    names the caller (hooks.h). Where all of everybody's buf lies in one symmetric segment, nothing is staged. `work`:
-   NULL to wait here, else [new]. */
+   NULL to wait here, else [new].
+   Cost: small P steps, n, n(W-1); large P + 1 steps, 2n(W-1)/W, 2n(W-1)/W; in a segment 2 steps, n(W-1)/W,
+   n(W-1)/W. */
 pd_status pd_group_all_reduce(pd_group *g, void *buf, int64_t count, pd_dtype dtype, pd_reduce op, double scale,
                               uint64_t site, pd_work **work);
 /* The sum; of 16-bit elements on a GPU one that NCCL rounds at each step, as with order="fast": half the bytes. */
 pd_status pd_group_all_reduce_narrow(pd_group *g, void *buf, int64_t count, pd_dtype dtype, pd_work **work);
+/* Cost: P steps; the root writes n, the others read n. */
 pd_status pd_group_broadcast(pd_group *g, void *buf, int64_t count, pd_dtype dtype, int root, uint64_t site,
                              pd_work **work);
 /* out[i] = scale * reduce over ranks of in[rank * count + i] for i < count, with the bits that all_reduce of the
-   size * count elements of `in` would give. `out` may be in + rank * count, and must not overlap `in` otherwise. */
+   size * count elements of `in` would give. `out` may be in + rank * count, and must not overlap `in` otherwise.
+   Cost: P steps, n(W-1)/W, n(W-1)/W. */
 pd_status pd_group_reduce_scatter(pd_group *g, const void *in, void *out, int64_t count, pd_dtype dtype, pd_reduce op,
                                   double scale, uint64_t site, pd_work **work);
-/* The root's buf[i] = reduce over ranks of buf[i], with all_reduce's bits; the others' buffers are only read. */
+/* The root's buf[i] = reduce over ranks of buf[i], with all_reduce's bits; the others' buffers are only read.
+   Cost: large P + 1 steps, others n, n(W-1)/W; the root n(W-1)/W, 2n(W-1)/W. */
 pd_status pd_group_reduce(pd_group *g, void *buf, int64_t count, pd_dtype dtype, pd_reduce op, int root, uint64_t site,
                           pd_work **work);
-/* out[r * count + i] = rank r's in[i]; `in` may be out + rank * count. */
+/* out[r * count + i] = rank r's in[i]; `in` may be out + rank * count.
+   Cost: P steps, n, n(W-1). */
 pd_status pd_group_all_gather(pd_group *g, const void *in, void *out, int64_t count, pd_dtype dtype, uint64_t site,
                               pd_work **work);
-/* The same on the root alone; elsewhere `out` is not used and may be NULL. */
+/* The same on the root alone; elsewhere `out` is not used and may be NULL. Cost: P steps; the root reads n(W-1), the
+   others write n. */
 pd_status pd_group_gather(pd_group *g, const void *in, void *out, int64_t count, pd_dtype dtype, int root,
                           uint64_t site, pd_work **work);
-/* out[i] = the root's in[rank * count + i]; elsewhere `in` is not used and may be NULL. */
+/* out[i] = the root's in[rank * count + i]; elsewhere `in` is not used and may be NULL. Cost: P steps; the root
+   writes n(W-1)/W, the others read n/W. */
 pd_status pd_group_scatter(pd_group *g, const void *in, void *out, int64_t count, pd_dtype dtype, int root,
                            uint64_t site, pd_work **work);
-/* out[r * count + i] = rank r's in[rank * count + i]. `out` may be `in`. */
+/* out[r * count + i] = rank r's in[rank * count + i]. `out` may be `in`. Cost: P steps, n(W-1)/W, n(W-1)/W. */
 pd_status pd_group_all_to_all(pd_group *g, const void *in, void *out, int64_t count, pd_dtype dtype, uint64_t site,
                               pd_work **work);
 /* The same with parts of different sizes (algo/parts.h); tables of `size` parts, by rank, are read before the call
-   returns. Sizes that do not fit together raise PD_E_MISMATCH on all ranks; the error says which pair differs.
+   returns. Sizes that do not fit together raise PD_E_MISMATCH on all ranks; the error says which pair differs. Cost:
+   the bytes of the parts for and from others, as many steps as the largest part has pieces of 256 KiB / (W-1);
+   large ones 2.
    out[r] = rank r's in[rank]; no part of `out` overlaps one of `in`. */
 pd_status pd_group_all_to_all_parts(pd_group *g, const pd_part *in, const pd_part *out, pd_dtype dtype, uint64_t site,
                                     pd_work **work);

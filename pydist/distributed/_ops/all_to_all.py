@@ -10,8 +10,8 @@ def all_to_all(output_tensor_list, input_tensor_list, group=None, async_op=False
     expects another number of elements than the other one has for it, CommMismatch on all ranks names the pair. Lists of
     another length, of several dtypes, and inputs that overlap outputs raise ValueError or TypeError on their own rank.
 
-    Cost for W ranks that give n bytes each: one step for each piece (256 KiB) of the largest part, n(W-1)/W bytes
-    written and as many read.
+    Cost: a step for each piece of the largest part, 256 KiB / (W-1) for W ranks; the bytes for others written, those of
+    others read. Large parts are read where they lie, in 2 steps, where the kernel allows it (docs/algorithms.md).
 
     >>> import pydist
     >>> out = [pydist.zeros(2)]
@@ -27,7 +27,8 @@ def all_to_all_single(output, input, output_split_sizes=None, input_split_sizes=
 
     Sizes count rows, one for each rank, and add up to the first dimension; None on one side: equal parts there. Either
     all ranks give sizes or none does. Where two ranks disagree about a size, CommMismatch on all ranks names the pair;
-    sizes that are negative, too many or too few, or do not add up raise ValueError on their own rank.
+    sizes that are negative, too many or too few, or do not add up raise ValueError on their own rank. Cost: as
+    all_to_all; equal parts P steps of 256 KiB of the input, n(W-1)/W bytes written and read.
 
     >>> import pydist
     >>> out = pydist.zeros(3)

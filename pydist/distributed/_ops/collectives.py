@@ -12,6 +12,9 @@ float16 and bfloat16 are summed in float32 there too, unless the group was made 
 
 Tensors may have any layout: what is not contiguous goes through a copy. Lists whose tensors are the consecutive parts
 of one contiguous tensor are used where they lie. Nothing here is recorded by autograd.
+
+Cost lines say for W ranks with n bytes each how often ranks wait for each other, P being pieces of 256 KiB, and the bytes
+that one rank writes for others and reads of theirs. docs/algorithms.md has all algorithms, also over messages.
 """
 
 from pydist.distributed._group.process_group import current, get_group_rank
@@ -72,6 +75,8 @@ def rank_of(op, group, name, rank, group_rank):
 def all_reduce(tensor, op=ReduceOp.SUM, group=None, async_op=False):
     """tensor = op over all ranks' tensors, in place, with the same bits everywhere.
 
+    Cost: small P steps, n written, n(W-1) read; large P + 1 steps, 2n(W-1)/W written and read.
+
     >>> import pydist
     >>> x = pydist.ones(3)
     >>> pydist.distributed.all_reduce(x)
@@ -83,12 +88,15 @@ def all_reduce(tensor, op=ReduceOp.SUM, group=None, async_op=False):
 
 
 def reduce(tensor, dst=None, op=ReduceOp.SUM, group=None, async_op=False, group_dst=None):
-    """Rank `dst`'s tensor = op over all ranks' tensors, in place; the others' keep their values."""
+    """Rank `dst`'s tensor = op over all ranks' tensors, in place; the others' keep their values.
+
+    Cost: P + 1 steps; the others write n and read n(W-1)/W, rank `dst` writes n(W-1)/W and reads 2n(W-1)/W.
+    """
     return current(group).reduce(tensor, rank_of("reduce", group, "dst", dst, group_dst), op, async_op)
 
 
 def broadcast(tensor, src=None, group=None, async_op=False, group_src=None):
-    """tensor = rank `src`'s tensor, in place."""
+    """tensor = rank `src`'s tensor, in place. Cost: P steps; rank `src` writes n, the others read n."""
     return current(group).broadcast(tensor, rank_of("broadcast", group, "src", src, group_src), async_op)
 
 
@@ -96,6 +104,7 @@ def all_gather(tensor_list, tensor, group=None, async_op=False):
     """tensor_list[r] = rank r's tensor; the list has a tensor of that one's shape and dtype for each rank.
 
     Shapes may differ between ranks, as long as all ranks give the same list of sizes; else CommMismatch.
+    Cost: P steps (of the largest tensor), n written, the others' bytes read: n(W-1) of equal ones.
 
     >>> import pydist
     >>> parts = [pydist.empty(2)]
@@ -108,20 +117,22 @@ def all_gather(tensor_list, tensor, group=None, async_op=False):
 
 def all_gather_into_tensor(output_tensor, input_tensor, group=None, async_op=False):
     """output_tensor = the ranks' input tensors one after the other, world size times as many elements: concatenated
-    ([W * n, ...]) or stacked ([W, n, ...])."""
+    ([W * n, ...]) or stacked ([W, n, ...]). Cost: P steps, n written, n(W-1) read."""
     waits, work = recorded(group, "all_gather_into_tensor", async_op, output_tensor, input_tensor, None)
     return work if waits else current(group).all_gather(output_tensor, input_tensor, async_op)
 
 
 def reduce_scatter(output, input_list, op=ReduceOp.SUM, group=None, async_op=False):
     """output = op over all ranks' input_list[this rank], with the bits of all_reduce; the list has a tensor for each rank,
-    of the shape that the output has there. Shapes may differ, as long as all ranks give the same list of sizes."""
+    of the shape that the output has there. Shapes may differ, as long as all ranks give the same list of sizes.
+    Cost: P steps, n(W-1)/W written and read, n being the bytes of the whole input."""
     return current(group).reduce_scatter(output, input_list, op, async_op)
 
 
 def reduce_scatter_tensor(output, input, op=ReduceOp.SUM, group=None, async_op=False):
     """output = this rank's part of op over all ranks' inputs, which have world size times the output's elements. The
-    bits are those of an all_reduce of the whole input.
+    bits are those of an all_reduce of the whole input. Cost: P steps, n(W-1)/W written and read, n being the bytes of the
+    whole input.
 
     >>> import pydist
     >>> part = pydist.empty(2)
@@ -134,13 +145,15 @@ def reduce_scatter_tensor(output, input, op=ReduceOp.SUM, group=None, async_op=F
 
 
 def gather(tensor, gather_list=None, dst=None, group=None, async_op=False, group_dst=None):
-    """On rank `dst` (0): gather_list[r] = rank r's tensor. Elsewhere gather_list is None."""
+    """On rank `dst` (0): gather_list[r] = rank r's tensor. Elsewhere gather_list is None. Cost: P steps; rank `dst` reads
+    n(W-1), the others write n."""
     dst = 0 if dst is None and group_dst is None else rank_of("gather", group, "dst", dst, group_dst)
     return current(group).gather(gather_list, tensor, dst, async_op)
 
 
 def scatter(tensor, scatter_list=None, src=None, group=None, async_op=False, group_src=None):
-    """tensor = rank `src`'s (0) scatter_list[this rank]. Elsewhere scatter_list is None."""
+    """tensor = rank `src`'s (0) scatter_list[this rank]. Elsewhere scatter_list is None. Cost: P steps; rank `src` writes
+    n(W-1), n being the bytes of one part, the others read n."""
     src = 0 if src is None and group_src is None else rank_of("scatter", group, "src", src, group_src)
     return current(group).scatter(tensor, scatter_list, src, async_op)
 

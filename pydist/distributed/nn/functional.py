@@ -7,9 +7,9 @@ rank has to call backward through the same collectives in the same order.
     forward         backward
     all_reduce SUM  all_reduce SUM
     broadcast       reduce SUM to the source          reduce    broadcast from the destination
-    all_gather      reduce_scatter SUM                reduce_scatter   all_gather
+    all_gather      reduce_scatter SUM                reduce_scatter   all_gather       (also of different sizes)
     gather          scatter                           scatter   gather
-    all_to_all      all_to_all, back
+    all_to_all      all_to_all, back, with the sizes exchanged
 
 Reductions other than SUM and AVG have no gradient. PyTorch: torch.distributed.nn.functional.
 """
@@ -74,9 +74,15 @@ class _Reduce(Function):
 
 
 class _AllGather(Function):
+    """shapes: of all ranks' tensors; None: they are equal."""
+
     @staticmethod
-    def forward(ctx, group, tensor):
+    def forward(ctx, group, shapes, tensor):
         ctx.group = group
+        if shapes is not None:
+            parts = [_C.empty(shape, dtype=tensor.dtype, device=tensor.device) for shape in shapes]
+            dist.all_gather(parts, tensor.detach(), group)
+            return tuple(parts)
         world = dist.get_world_size(group)
         out = _C.empty((world, *tensor.shape), dtype=tensor.dtype)
         dist.all_gather_into_tensor(out, tensor.detach(), group)
@@ -84,20 +90,23 @@ class _AllGather(Function):
 
     @staticmethod
     def backward(ctx, *grads):
-        return None, _ReduceScatter.apply(ReduceOp.SUM, ctx.group, *grads)
+        return None, None, _ReduceScatter.apply(ReduceOp.SUM, ctx.group, *grads)
 
 
 class _ReduceScatter(Function):
     @staticmethod
     def forward(ctx, op, group, *tensors):
         ctx.average, ctx.group = _linear("reduce_scatter", op), group
-        out = _C.empty(tensors[0].shape, dtype=tensors[0].dtype)
+        own = tensors[dist.get_rank(group)]
+        ctx.shapes = [tensor.shape for tensor in tensors]
+        out = _C.empty(own.shape, dtype=own.dtype, device=own.device)
         dist.reduce_scatter(out, [tensor.detach() for tensor in tensors], op, group)
         return out
 
     @staticmethod
     def backward(ctx, grad):
-        return None, None, *_AllGather.apply(ctx.group, _mean(grad, ctx.average, ctx.group))
+        shapes = ctx.shapes if len(set(ctx.shapes)) > 1 else None
+        return None, None, *_AllGather.apply(ctx.group, shapes, _mean(grad, ctx.average, ctx.group))
 
 
 class _Gather(Function):
@@ -179,13 +188,25 @@ def reduce(tensor, dst, op=ReduceOp.SUM, group=None):
     return _Reduce.apply(dst, op, group, tensor)
 
 
-def all_gather(tensor, group=None):
-    """Tuple of all ranks' tensors, of equal shapes. The gradient is the sum of what the ranks have for this one's."""
-    return _AllGather.apply(group, tensor)
+def all_gather(tensor, group=None, shapes=None):
+    """Tuple of all ranks' tensors. The gradient is the sum of what the ranks have for this one's.
+
+    shapes: of the tensors by rank, where they differ, the same list on all ranks; None: all have this one's shape.
+
+    >>> import pydist
+    >>> from pydist.distributed.nn.functional import all_gather
+    >>> x = pydist.ones(2, requires_grad=True)
+    >>> (part,) = all_gather(x, shapes=[(2,)])  # a world of one
+    >>> (part * 3).sum().backward()
+    >>> x.grad.tolist()
+    [3.0, 3.0]
+    """
+    return _AllGather.apply(group, shapes, tensor)
 
 
 def reduce_scatter(output, input_list, op=ReduceOp.SUM, group=None):
-    """op (SUM or AVG) over the ranks of their `input_list[rank]`; `output` is looked at for nothing, as in PyTorch."""
+    """op (SUM or AVG) over the ranks of their `input_list[rank]`, whose sizes may differ between ranks; `output` is looked
+    at for nothing, as in PyTorch."""
     return _ReduceScatter.apply(op, group, *input_list)
 
 
