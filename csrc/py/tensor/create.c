@@ -413,8 +413,8 @@ static PyMethodDef functions[] = {
         "types of ml_dtypes need dtype=. Errors: those of from_numpy for arrays, but unaligned memory; ValueError for\n"
         "sequences of different lengths, TypeError for what is no number."),
     KWN(as_tensor,
-        "as_tensor(data, *, dtype=None, device=None)\n\nThe same, sharing memory where it can: that of arrays and other "
-        "buffers of the dtype and device wanted."),
+        "as_tensor(data, *, dtype=None, device=None)\n\nThe same, sharing memory where it can: that of arrays and "
+        "other buffers of the dtype and device wanted."),
     {"_asarray", (PyCFunction)(void (*)(void))f_asarray, METH_FASTCALL, NULL},
     KW(empty, "empty(*sizes, size=None, out=None, " OPTIONS ", memory_format=None)\n\nUninitialised."),
     KW(zeros, "zeros(*sizes, size=None, out=None, " OPTIONS ")\n\nFilled with 0."),
