@@ -2,7 +2,7 @@
 
 The job is that of a process (its launcher, or any rank), or the one with this MASTER_PORT. Its ranks on this host are
 asked by SIGUSR1, which only processes get that handle it, and answer to a socket that bears our pid
-(csrc/comm/control/asked.h); a rank that is stopped or dead answers nothing, and the kernel says why.
+(csrc/comm/control/status_report.h); a rank that is stopped or dead answers nothing, and the kernel says why.
 """
 
 import glob

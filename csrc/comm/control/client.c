@@ -7,8 +7,8 @@
 #include "base/flags.h"
 #include "base/log.h"
 #include "base/mem.h"
-#include "comm/control/asked.h"
 #include "comm/control/protocol.h"
+#include "comm/control/status_report.h"
 #include "comm/net/dial.h"
 
 #define GOODBYE_NS 1000000000 /* longest that leaving waits for a server that does not read */
@@ -50,11 +50,11 @@ static pd_status send_frame(client *c, int kind, uint32_t id, const void *head, 
     return c->wire.pending ? pd_fail(PD_E_DIST, "control: the control server does not read or is gone") : PD_OK;
 }
 
-static void tell(pd_link *link, const pd_news *news, const char *text) {
+static void tell(pd_link *link, const pd_link_event *event, const char *text) {
     client *c = (client *)link;
     size_t n = strlen(text), skip = n > PD_CONTROL_TEXT ? n - PD_CONTROL_TEXT : 0;
     pthread_mutex_lock(&c->lock);
-    send_frame(c, PD_CONTROL_NEWS, 0, news, sizeof *news, text + skip, n - skip, -1);
+    send_frame(c, PD_CONTROL_EVENT, 0, event, sizeof *event, text + skip, n - skip, -1);
     pthread_mutex_unlock(&c->lock);
 }
 
@@ -87,7 +87,7 @@ static void on_reply(client *c) {
 }
 
 static void on_lost(client *c, const char *why) {
-    pd_link_hear(&c->link, &(pd_news){.kind = PD_NEWS_LOST, .rank = c->link.rank}, why);
+    pd_link_hear(&c->link, &(pd_link_event){.kind = PD_EVENT_LOST, .rank = c->link.rank}, why);
     pthread_mutex_lock(&c->lock);
     c->lost = true;
     pthread_cond_broadcast(&c->change);
@@ -108,8 +108,8 @@ static bool hear_more(client *c, int64_t *heard, int64_t *looked) {
 static void answer(client *c, int asker) {
     char text[sizeof c->link.places[0].text];
     int on = pd_link_here(&c->link, text, sizeof text);
-    pd_news news = {.kind = PD_NEWS_HERE, .rank = c->link.rank, .status = asker, .epoch = (uint32_t)(on + 1)};
-    tell(&c->link, &news, text);
+    pd_link_event event = {.kind = PD_EVENT_HERE, .rank = c->link.rank, .status = asker, .epoch = (uint32_t)(on + 1)};
+    tell(&c->link, &event, text);
 }
 
 static void *run(void *arg) {
@@ -119,7 +119,7 @@ static void *run(void *arg) {
         pd_wire_state state = pd_wire_read(&c->wire);
         if (state == PD_WIRE_MORE) {
             bool here = hear_more(c, &heard, &looked);
-            pd_asked_answer(&c->link);
+            pd_status_report(&c->link);
             if (here) continue;
             on_lost(c, "nothing was heard from it for too long: stopped, or its network is cut");
             return NULL;
@@ -132,11 +132,11 @@ static void *run(void *arg) {
             pthread_mutex_unlock(&c->lock);
         } else if (c->wire.head.kind == PD_CONTROL_REPLY) {
             on_reply(c);
-        } else if (c->wire.head.kind == PD_CONTROL_NEWS && c->wire.head.bytes >= sizeof(pd_news)) {
-            pd_news news;
-            memcpy(&news, c->wire.body, sizeof news);
-            if (news.kind == PD_NEWS_WHERE) answer(c, news.rank);
-            else pd_link_hear(&c->link, &news, c->wire.body + sizeof news);
+        } else if (c->wire.head.kind == PD_CONTROL_EVENT && c->wire.head.bytes >= sizeof(pd_link_event)) {
+            pd_link_event event;
+            memcpy(&event, c->wire.body, sizeof event);
+            if (event.kind == PD_EVENT_WHERE) answer(c, event.rank);
+            else pd_link_hear(&c->link, &event, c->wire.body + sizeof event);
             pthread_mutex_lock(&c->lock); /* those who wait for the store look again at who is gone */
             pthread_cond_broadcast(&c->change);
             pthread_mutex_unlock(&c->lock);
@@ -205,7 +205,7 @@ static pd_status call(pd_link *link, const pd_store_call *call, pd_store_reply *
 
 static void close_link(pd_link *link) {
     client *c = (client *)link;
-    tell(link, &(pd_news){.kind = PD_NEWS_LEFT, .rank = link->rank}, "");
+    tell(link, &(pd_link_event){.kind = PD_EVENT_LEFT, .rank = link->rank}, "");
     shutdown(c->wire.fd, SHUT_RDWR); /* what was sent lies in the server's queue; our thread reads the end */
     pd_os_thread_join(c->thread);
     pd_fork_watch_drop(&c->watch);

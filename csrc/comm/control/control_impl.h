@@ -18,7 +18,7 @@ typedef struct pd_conn {
     bool tcp, greeted;
     int64_t deadline; /* of the handshake */
     int waiters;
-    bool doomed; /* close once everything queued is sent */
+    bool closing; /* close once everything queued is sent */
     bool late;   /* a stranger whose time is over */
     pd_control_hello hello;
     uint8_t nonce[PD_NONCE_BYTES]; /* our part of the handshake's random numbers */
@@ -36,7 +36,7 @@ typedef struct pd_peer {
     bool warned;      /* of its silence */
     bool silent;      /* counts as dead because of it, although its process may be there */
     bool told;        /* the others know: raised or dead */
-    pd_news news;     /* what they were told, for those who come later */
+    pd_link_event event;     /* what they were told, for those who come later */
     char *text;
 } pd_peer;
 

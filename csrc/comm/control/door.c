@@ -114,7 +114,7 @@ static const char *on_proof(pd_control_server *s, pd_conn *c, int64_t now) {
         pd_peer_welcome(s, c, now);
         return NULL;
     }
-    c->doomed = true;
+    c->closing = true;
     pd_control_send(c, PD_CONTROL_REFUSED, 0, NULL, 0, text, strlen(text), -1);
     pd_log(PD_LOG_WARN, "control: refused %s: %s", c->from, text);
     return NULL;

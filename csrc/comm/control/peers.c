@@ -12,23 +12,23 @@
 
 #define OBITUARY_NS 250000000 /* how long a closed connection waits for the kernel to say how its process ended */
 
-static void broadcast(pd_control_server *s, const pd_news *news, const char *text) {
+static void broadcast(pd_control_server *s, const pd_link_event *event, const char *text) {
     size_t n = strnlen(text, PD_CONTROL_TEXT);
     for (pd_conn *c = s->conns; c; c = c->next)
-        if (c->rank >= 0 && c->rank != news->rank)
-            pd_control_send(c, PD_CONTROL_NEWS, 0, news, sizeof *news, text, n, -1);
+        if (c->rank >= 0 && c->rank != event->rank)
+            pd_control_send(c, PD_CONTROL_EVENT, 0, event, sizeof *event, text, n, -1);
 }
 
 /* Tells everyone once, and those who connect later, that this rank is gone for good. */
-static void announce(pd_control_server *s, int rank, pd_news_kind kind, const char *text) {
+static void announce(pd_control_server *s, int rank, pd_link_event_kind kind, const char *text) {
     pd_peer *p = &s->peers[rank];
     if (p->told) return;
-    p->told = kind != PD_NEWS_LEFT; /* a traceback may still explain a clean leave */
-    p->news = (pd_news){.kind = kind, .rank = rank, .pid = p->pid};
+    p->told = kind != PD_EVENT_LEFT; /* a traceback may still explain a clean leave */
+    p->event = (pd_link_event){.kind = kind, .rank = rank, .pid = p->pid};
     pd_free(p->text);
     p->text = NULL;
     if (pd_malloc(strlen(text) + 1, "control", &p->text) == PD_OK) strcpy(p->text, text); /* else late ones hear less */
-    broadcast(s, &p->news, text);
+    broadcast(s, &p->event, text);
 }
 
 void pd_peer_welcome(pd_control_server *s, pd_conn *c, int64_t now) {
@@ -51,8 +51,8 @@ void pd_peer_welcome(pd_control_server *s, pd_conn *c, int64_t now) {
     for (int r = 0; r < s->world; r++) {
         const pd_peer *q = &s->peers[r];
         const char *past = q->text ? q->text : "";
-        if (!q->news.kind) continue;
-        pd_control_send(c, PD_CONTROL_NEWS, 0, &q->news, sizeof q->news, past, strnlen(past, PD_CONTROL_TEXT), -1);
+        if (!q->event.kind) continue;
+        pd_control_send(c, PD_CONTROL_EVENT, 0, &q->event, sizeof q->event, past, strnlen(past, PD_CONTROL_TEXT), -1);
     }
 }
 
@@ -71,50 +71,50 @@ static bool is_stopped(const pd_peer *p) {
 }
 
 /* Questions to those who can answer; the server itself answers for the others. */
-static void pass_on(pd_control_server *s, const pd_news *n, const char *text) {
+static void pass_on(pd_control_server *s, const pd_link_event *n, const char *text) {
     const pd_peer *to = &s->peers[n->status];
     const char *how = NULL;
-    if (n->kind == PD_NEWS_WHERE) {
+    if (n->kind == PD_EVENT_WHERE) {
         if (to->state == PD_PEER_ABSENT) how = "it has not come yet";
         else if (to->state == PD_PEER_LEFT) how = "it has left";
         else if (to->state == PD_PEER_DEAD || to->state == PD_PEER_DYING || !to->conn) how = "it is dead";
         else if (is_stopped(to)) how = "its process is stopped (SIGSTOP, Ctrl-Z or a debugger)";
         else if (pd_os_now() - to->heard > PD_SILENCE_NS) how = "it is not responding";
     }
-    pd_news back = {.kind = PD_NEWS_HERE, .rank = n->status, .pid = to->pid, .status = n->rank};
+    pd_link_event back = {.kind = PD_EVENT_HERE, .rank = n->status, .pid = to->pid, .status = n->rank};
     const pd_conn *conn = how ? s->peers[n->rank].conn : to->conn;
     if (!conn) return;
     if (how) {
         n = &back;
         text = how;
     }
-    pd_control_send((pd_conn *)conn, PD_CONTROL_NEWS, 0, n, sizeof *n, text, strnlen(text, PD_CONTROL_TEXT), -1);
+    pd_control_send((pd_conn *)conn, PD_CONTROL_EVENT, 0, n, sizeof *n, text, strnlen(text, PD_CONTROL_TEXT), -1);
 }
 
 const char *pd_peer_news(pd_control_server *s, pd_conn *c) {
-    pd_news n;
-    if (c->wire.head.bytes < sizeof n) return "news that are too short";
+    pd_link_event n;
+    if (c->wire.head.bytes < sizeof n) return "an event that is too short";
     memcpy(&n, c->wire.body, sizeof n);
     const char *text = c->wire.body + sizeof n;
     n.rank = c->rank;
     n.pid = s->peers[c->rank].pid;
-    if (n.kind == PD_NEWS_LEFT && !n.epoch) {
+    if (n.kind == PD_EVENT_LEFT && !n.epoch) {
         s->peers[c->rank].state = PD_PEER_LEFT;
         pthread_cond_broadcast(&s->change);
-        announce(s, c->rank, PD_NEWS_LEFT, "");
-    } else if (n.kind == PD_NEWS_RAISED) {
+        announce(s, c->rank, PD_EVENT_LEFT, "");
+    } else if (n.kind == PD_EVENT_RAISED) {
         if (s->raised < 0 && pd_malloc(strlen(text) + 1, "control", &s->traceback) == PD_OK) {
             strcpy(s->traceback, text);
             s->raised = c->rank;
         }
-        announce(s, c->rank, PD_NEWS_RAISED, text);
-    } else if (n.kind == PD_NEWS_WHERE || n.kind == PD_NEWS_HERE) {
+        announce(s, c->rank, PD_EVENT_RAISED, text);
+    } else if (n.kind == PD_EVENT_WHERE || n.kind == PD_EVENT_HERE) {
         if (n.status < 0 || n.status >= s->world) return "a question about a rank that there is not";
         pass_on(s, &n, text);
-    } else if (n.kind == PD_NEWS_LEFT || n.kind == PD_NEWS_ABORT || n.kind == PD_NEWS_TASK) {
+    } else if (n.kind == PD_EVENT_LEFT || n.kind == PD_EVENT_ABORT || n.kind == PD_EVENT_TASK) {
         broadcast(s, &n, text);
     } else {
-        return "news that a rank cannot have";
+        return "an event that a rank cannot have";
     }
     return NULL;
 }
@@ -148,7 +148,7 @@ void pd_peer_bury(pd_control_server *s, int rank, const char *how) {
     if (p->state == PD_PEER_LEFT || p->state == PD_PEER_DEAD) return;
     p->state = PD_PEER_DEAD;
     pthread_cond_broadcast(&s->change);
-    announce(s, rank, PD_NEWS_DEAD, how);
+    announce(s, rank, PD_EVENT_DEAD, how);
 }
 
 void pd_peer_unpidfd(pd_peer *p) {

@@ -22,7 +22,7 @@ enum {
     PD_CONTROL_REFUSED,   /* server: text; then it closes */
     PD_CONTROL_CALL,      /* client: pd_control_call + key + data, maybe a descriptor */
     PD_CONTROL_REPLY,     /* server, same id: pd_control_reply + data or error text, maybe a descriptor */
-    PD_CONTROL_NEWS,      /* both ways: pd_news + text */
+    PD_CONTROL_EVENT,      /* both ways: pd_link_event + text */
     PD_CONTROL_PING,      /* server: are you there */
     PD_CONTROL_PONG,      /* client */
 };

@@ -14,7 +14,7 @@
 
 void pd_control_send(pd_conn *c, int kind, uint32_t id, const void *head, size_t head_bytes, const void *body, size_t n,
                        int handle) {
-    if (c->doomed && kind != PD_CONTROL_REFUSED) return;
+    if (c->closing && kind != PD_CONTROL_REFUSED) return;
     if (c->wire.pending > BACKLOG || pd_wire_queue(&c->wire, kind, id, head, head_bytes, body, n, handle)) {
         pd_log(PD_LOG_WARN, "control: dropping the connection of rank %d: it does not read", c->rank);
         shutdown(c->wire.fd, SHUT_RDWR); /* the next poll finds it closed */
@@ -46,18 +46,18 @@ bool pd_control_serve(pd_control_server *s, pd_conn *c, int64_t now) {
             s->peers[c->rank].heard = now;
             s->peers[c->rank].warned = false;
         }
-        if (state == PD_WIRE_FRAME && c->doomed) continue;
+        if (state == PD_WIRE_FRAME && c->closing) continue;
         if (state == PD_WIRE_FRAME) {
             if (c->rank < 0) bad = pd_door_frame(s, c, now);
             else if (c->wire.head.kind == PD_CONTROL_CALL) bad = pd_control_store_call(s, c, now);
-            else if (c->wire.head.kind == PD_CONTROL_NEWS) bad = pd_peer_news(s, c);
+            else if (c->wire.head.kind == PD_CONTROL_EVENT) bad = pd_peer_news(s, c);
             else if (c->wire.head.kind != PD_CONTROL_PONG) bad = "a message of an unknown kind";
             if (!bad) continue;
         } else {
             bad =
                 c->greeted && c->rank < 0 ? "it did not accept our proof: another secret, or another job" : c->wire.why;
         }
-        if (c->rank < 0 && !c->doomed) pd_door_refused(s, c, bad);
+        if (c->rank < 0 && !c->closing) pd_door_refused(s, c, bad);
         else if (state != PD_WIRE_CLOSED) pd_log(PD_LOG_WARN, "control: dropping rank %d: %s", c->rank, bad);
         return false;
     }
@@ -107,10 +107,10 @@ static void serve_conns(pd_control_server *s, int64_t now) {
         if (poll->revents & POLLOUT) alive = pd_wire_flush(&c->wire) != PD_WIRE_CLOSED;
         if (!alive || (poll->revents & ~POLLOUT)) alive &= pd_control_serve(s, c, now); /* its goodbye counts first */
         if (alive && c->rank < 0 && c->late) {
-            if (!c->doomed) pd_door_refused(s, c, "it said nothing, or did not finish the handshake");
+            if (!c->closing) pd_door_refused(s, c, "it said nothing, or did not finish the handshake");
             alive = false;
         }
-        if (alive && c->doomed && !c->wire.pending) alive = false;
+        if (alive && c->closing && !c->wire.pending) alive = false;
         if (alive) at = &c->next;
         else pd_control_drop(s, at, now);
     }

@@ -4,12 +4,12 @@
    since others may use the cores, and for a longer one after each success); then yield the core between looks; then
    sleep on the word of the first rank that is missing, in slices of at most 50 ms. The one that stores the word wakes
    sleepers only where a flag says that somebody sleeps: the store, a full fence and the look at the flag stand against
-   the flag, a full fence and the look at the word, so at least one side sees the other. An open gate counts before bad
-   news: what a dead rank left complete is complete. */
+   the flag, a full fence and the look at the word, so at least one side sees the other. An open gate counts before a
+   failure: what a dead rank left complete is complete. */
 #include <stdio.h>
 
-#include "comm/group/late.h"
 #include "comm/group/p2p.h"
+#include "comm/group/straggler.h"
 
 #define YIELD_NS 60000          /* a futex wake costs 5-50 us here: shorter waits are not worth a sleep */
 #define NAP_NS 1000000          /* the shortest sleep; the longest, too, where messages have to be looked after */
@@ -112,28 +112,28 @@ static pd_status look_at_mesh(pd_group *g, const pd_work *w) {
 static bool is_missing(const pd_group *g, const pd_work *w, int r) { return !has_arrived(g, w, r); }
 
 /* One look around between two sleeps: PD_OK to go on. */
-static pd_status look(pd_group *g, pd_work *w, pd_late *l, bool *fatal) {
-    PD_TRY(pd_group_doom(g, w));
+static pd_status look(pd_group *g, pd_work *w, pd_straggler *l, bool *fatal) {
+    PD_TRY(pd_group_heard(g, w));
     PD_TRY(pd_hooks_interrupt(g->hooks));
     if (g->mesh) PD_TRY(look_at_mesh(g, w));
     if (g->p2p) PD_TRY(pd_p2p_pump(g));
     if (pd_os_now() - l->start > MISMATCH_NS && lines_differ(g, w)) return pd_group_mismatch(g, w);
-    return pd_late_look(l, fatal);
+    return pd_straggler_look(l, fatal);
 }
 
-static pd_status wait_slowly(pd_group *g, pd_work *w, pd_late *l, bool *fatal) {
+static pd_status wait_slowly(pd_group *g, pd_work *w, pd_straggler *l, bool *fatal) {
     while (pd_os_now() - l->start < YIELD_NS) {
         if (pd_gate_open(g, w)) return PD_OK;
         pd_os_yield();
     }
     while (!pd_gate_open(g, w)) {
         pd_status status = look(g, w, l, fatal);
-        if (status) { /* perhaps it opened while we looked at the news; an interrupt stays an interrupt */
+        if (status) { /* perhaps it opened while we looked around; an interrupt stays an interrupt */
             if (status == PD_E_PYTHON || !*fatal || !pd_gate_open(g, w)) return status;
             return PD_OK;
         }
         if (g->mesh && pd_gate_open(g, w)) return PD_OK; /* the look at messages may have read what we wait for */
-        int64_t left = pd_late_rest(l);
+        int64_t left = pd_straggler_rest(l);
         if (pd_p2p_used(g) && left > NAP_NS) left = NAP_NS;
         if (left < NAP_NS) left = NAP_NS;
         if (g->mesh) pd_mesh_wait(g->mesh, left);
@@ -153,11 +153,11 @@ pd_status pd_gate_wait(pd_group *g, pd_work *w, int64_t deadline, bool *fatal) {
     }
     if (g->spins > 8) g->spins /= 2;
     pd_flight_wait(&g->flight, w->seq, pd_group_name(g, missing_rank(g, w)));
-    pd_late l = {.g = g, .w = w, .is_missing = is_missing};
+    pd_straggler l = {.g = g, .w = w, .is_missing = is_missing};
     void *token = pd_host_release();
-    pd_late_begin(&l, deadline);
+    pd_straggler_begin(&l, deadline);
     pd_status status = wait_slowly(g, w, &l, fatal);
-    pd_late_end(&l);
+    pd_straggler_end(&l);
     pd_host_acquire(token);
     return status;
 }

@@ -90,7 +90,7 @@ static pd_status agree(pd_group *g) {
 /* Where the lanes of messages begin in a part. */
 static size_t lanes_at(const pd_group *g) { return (BOARD_BYTES + 2 * (g->slot + g->share) + 4095) & ~(size_t)4095; }
 
-/* All that news may look at, so before they are listened to. */
+/* All that an event may look at, so before they are listened to. */
 static pd_status allocate(pd_group *g) {
     size_t n = (size_t)g->size;
     PD_TRY(pd_p2p_new(g->size, lanes_at(g), &g->p2p));
@@ -178,10 +178,10 @@ static pd_status connect_ranks(pd_group *g, const pd_group_options *o) {
 }
 
 static void free_memory(pd_group *g) {
-    pthread_mutex_lock(&g->doom_lock);
+    pthread_mutex_lock(&g->failure_lock);
     pd_mesh *mesh = g->mesh;
     g->mesh = NULL;
-    pthread_mutex_unlock(&g->doom_lock);
+    pthread_mutex_unlock(&g->failure_lock);
     pd_mesh_free(mesh);
     detach_parts(g);
     for (int r = 0; g->near && r < g->size; r++) g->near_transport->detach(&g->near[r]);
@@ -207,7 +207,7 @@ static void free_group(pd_group *g) {
     pd_flight_fini(&g->flight);
     pd_free(g->ranks);
     pthread_mutex_destroy(&g->lock);
-    pthread_mutex_destroy(&g->doom_lock);
+    pthread_mutex_destroy(&g->failure_lock);
     pthread_mutex_destroy(&g->segments_lock);
     pd_link_release(g->link);
     pd_free(g);
@@ -252,7 +252,7 @@ static pd_status make(pd_link *link, uint32_t epoch, const pd_group_options *o, 
     g->last = &g->first;
     g->transport = &pd_transport_inproc;
     pthread_mutex_init(&g->lock, NULL);
-    pthread_mutex_init(&g->doom_lock, NULL);
+    pthread_mutex_init(&g->failure_lock, NULL);
     pthread_mutex_init(&g->segments_lock, NULL);
     if (link) {
         g->link = link;
@@ -273,8 +273,8 @@ static void give_up(pd_link *link, uint32_t epoch, int rank, const pd_group *g) 
     pd_error e;
     pd_error_save(&e);
     pd_parts_refuse(link, epoch, 0, rank);
-    pd_news news = {.kind = PD_NEWS_ABORT, .rank = link->rank, .epoch = epoch, .status = PD_E_DIST};
-    if (!g || !g->abort) link->ops->tell(link, &news, e.text);
+    pd_link_event event = {.kind = PD_EVENT_ABORT, .rank = link->rank, .epoch = epoch, .status = PD_E_DIST};
+    if (!g || !g->abort) link->ops->tell(link, &event, e.text);
     pd_error_restore(&e);
 }
 
@@ -300,10 +300,10 @@ pd_status pd_group_new(pd_link *link, const pd_group_options *o, pd_group **out)
     *out = g;
     return PD_OK;
 fail:
-    if (g && g->abort && status != PD_E_PYTHON) { /* the news that ended the wait say more than the wait does */
-        pthread_mutex_lock(&g->doom_lock);
-        pd_error e = g->doom;
-        pthread_mutex_unlock(&g->doom_lock);
+    if (g && g->abort && status != PD_E_PYTHON) { /* the event that ended the wait says more than the wait does */
+        pthread_mutex_lock(&g->failure_lock);
+        pd_error e = g->failure;
+        pthread_mutex_unlock(&g->failure_lock);
         status = pd_fail(e.kind, "init: %s", e.text);
         pd_error_set_rank(e.rank);
     }
@@ -340,8 +340,8 @@ pd_status pd_group_destroy(pd_group *g) {
         pd_group_fail(g, false);
     }
     if (first && g->size > 1) {
-        pd_news news = {.kind = PD_NEWS_LEFT, .rank = g->link->rank, .epoch = g->epoch};
-        if (!pd_link_check(g->link)) g->link->ops->tell(g->link, &news, "");
+        pd_link_event event = {.kind = PD_EVENT_LEFT, .rank = g->link->rank, .epoch = g->epoch};
+        if (!pd_link_check(g->link)) g->link->ops->tell(g->link, &event, "");
         pd_link_unlisten(g->link, &g->listener);
     }
     if (first) {

@@ -5,8 +5,8 @@
    All ranks submit the same collectives in the same order; where they do not, all of them get PD_E_MISMATCH before any
    data is touched.
 
-   A group that failed is poisoned: every later call, and every work still queued, returns the first error at once; the
-   other ranks are told. Segments of a poisoned group become private memory at the same address. A new group can be made
+   A group that failed stays so: every later call, and every work still queued, returns the first error at once; the
+   other ranks are told. Segments of a failed group become private memory at the same address. A new group can be made
    over the same link as long as no rank is gone.
 
    Data may lie on a GPU: where pd_device_here is one (device/device.h), pointers are to its memory, and the group's

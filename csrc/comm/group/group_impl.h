@@ -1,5 +1,5 @@
 /* The inside of a group, for group.c (life), collectives.c, rounds.c (how one runs), queue.c, gate.c (waiting),
-   poison.c (failure), segment.c. */
+   failure.c (failure), segment.c. */
 #ifndef PD_COMM_GROUP_IMPL_H
 #define PD_COMM_GROUP_IMPL_H
 
@@ -72,11 +72,11 @@ struct pd_group {
     pd_error error; /* set once, before `failed` */
 
     pd_listener listener;
-    atomic_uint abort;            /* 0, or the weight of `doom`: polled by every wait */
+    atomic_uint abort;            /* 0, or the weight of `failure`: polled by every wait */
     _Atomic(atomic_uint *) sleeping; /* the word on which this rank sleeps */
-    pthread_mutex_t doom_lock;
-    pd_error doom;
-    int64_t doom_at;
+    pthread_mutex_t failure_lock;
+    pd_error failure;
+    int64_t failure_at;
 
     pthread_mutex_t segments_lock;
     pd_segment *segments;
@@ -143,15 +143,15 @@ void pd_gate_send_line(pd_group *g, const pd_line *line); /* over tcp: what its 
 /* [text] "all_reduce(float32[4], SUM) at train.py:12 (#17)" */
 int pd_work_text(const pd_group *g, const pd_work *w, char *text, size_t size);
 
-/* poison.c */
+/* failure.c */
 void pd_group_hear(pd_listener *l, pd_weight weight, const pd_error *e);
 /* What the flight record says, on any thread. *since: when this rank began to wait for rank *on, 0: it does not. */
 size_t pd_group_report(pd_listener *l, int rows, int64_t *since, int *on, char *text, size_t size);
-/* The news that end this wait, in this thread's record; PD_OK where there are none (yet). */
-pd_status pd_group_doom(pd_group *g, const pd_work *w);
+/* The failure elsewhere that ends this wait, in this thread's record; PD_OK where there is none (yet). */
+pd_status pd_group_heard(pd_group *g, const pd_work *w);
 pd_status pd_group_mismatch(pd_group *g, const pd_work *w);
 void pd_group_tell(pd_group *g, const pd_error *e); /* the other ranks, that this one has ended the group so */
-/* Poisons the group with the error in this thread's record; `tell`: the others have to be told. Returns that error. */
+/* Ends the group with the error in this thread's record; `tell`: the others have to be told. Returns that error. */
 pd_status pd_group_fail(pd_group *g, bool tell);
 
 /* rounds.c */

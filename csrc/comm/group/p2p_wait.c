@@ -1,6 +1,6 @@
 /* Waiting for messages: whoever waits carries all lanes on, looks without sleeping while bytes move, then in naps. */
-#include "comm/group/late.h"
 #include "comm/group/p2p_impl.h"
+#include "comm/group/straggler.h"
 
 #define SPIN_NS 50000     /* looks without a sleep after something has moved; a sleep takes as long */
 #define NAP_NS 20000      /* first sleep between two looks; each is longer by a half */
@@ -41,11 +41,11 @@ static pd_status result_of(const pd_work *w) {
 }
 
 /* A peer that left is missed only by those who wait for it; all other ends concern everybody. */
-static pd_status news(pd_group *g, const pd_work *w) {
+static pd_status end_of_wait(pd_group *g, const pd_work *w) {
     int64_t now = pd_os_now();
     char call[400];
     bool somebody = w->peer >= 0;
-    if (atomic_load(&g->abort) >= PD_WEIGHT_GONE) return pd_group_doom(g, w);
+    if (atomic_load(&g->abort) >= PD_WEIGHT_GONE) return pd_group_heard(g, w);
     if (g->mesh) { /* a closed connection, and nobody says why */
         int64_t lost = somebody ? pd_mesh_lost(g->mesh, w->peer, true) : 0;
         if (lost && now - lost > PD_CLOSED_NS) goto gone;
@@ -68,7 +68,7 @@ static bool is_missing(const pd_group *g, const pd_work *w, int r) {
     return r != g->rank && (w->peer < 0 ? !atomic_load(&g->p2p->posts[r].left) : r == w->peer);
 }
 
-static pd_status wait_slowly(pd_group *g, pd_work *w, pd_late *l, bool *fatal) {
+static pd_status wait_slowly(pd_group *g, pd_work *w, pd_straggler *l, bool *fatal) {
     int64_t nap = NAP_NS, moving = l->start;
     for (size_t moved = atomic_load(&g->p2p->moved); !is_done(w);) {
         PD_TRY(pd_p2p_carry_on(g, w, nap));
@@ -78,9 +78,9 @@ static pd_status wait_slowly(pd_group *g, pd_work *w, pd_late *l, bool *fatal) {
             moving = pd_os_now();
             nap = NAP_NS;
         }
-        PD_TRY(news(g, w));
+        PD_TRY(end_of_wait(g, w));
         PD_TRY(pd_hooks_interrupt(g->hooks));
-        PD_TRY(pd_late_look(l, fatal));
+        PD_TRY(pd_straggler_look(l, fatal));
         if (pd_os_now() - moving < SPIN_NS) {
             if (!g->mesh) pd_os_yield();
             continue;
@@ -101,12 +101,12 @@ pd_status pd_p2p_wait(pd_work *w, int64_t deadline) {
         if (is_done(w) || pd_os_now() > end_spin) break;
     }
     if (!is_done(w) && !status) {
-        pd_late l = {.g = g, .w = w, .is_missing = is_missing, .any = w->peer < 0};
+        pd_straggler l = {.g = g, .w = w, .is_missing = is_missing, .any = w->peer < 0};
         void *token = pd_host_release();
-        pd_late_begin(&l, deadline);
+        pd_straggler_begin(&l, deadline);
         if (w->peer >= 0) pd_flight_wait(&g->p2p->flight, w->seq, pd_group_name(g, w->peer));
         status = wait_slowly(g, w, &l, &fatal);
-        pd_late_end(&l);
+        pd_straggler_end(&l);
         pd_host_acquire(token);
     }
     if (is_done(w)) return result_of(w);
@@ -116,7 +116,7 @@ pd_status pd_p2p_wait(pd_work *w, int64_t deadline) {
 pd_status pd_p2p_test(pd_work *w, bool *done) {
     pd_group *g = w->group;
     if (!is_done(w) && pd_p2p_carry_on(g, w, 0)) pd_p2p_lose(g);
-    if (!is_done(w) && news(g, w)) pd_p2p_lose(g);
+    if (!is_done(w) && end_of_wait(g, w)) pd_p2p_lose(g);
     *done = is_done(w);
     return *done ? result_of(w) : PD_OK;
 }

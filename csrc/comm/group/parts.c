@@ -80,7 +80,7 @@ static pd_status take_from(pd_group *g, pd_work *w, int r) {
     if (good) g->counted.read[PD_LEVEL_MEMORY] += n > 0 ? (int64_t)pd_job_bytes(&w->job, n) : 0;
     if (good) return PD_OK;
     char call[400];
-    PD_TRY(pd_group_doom(g, w)); /* says more */
+    PD_TRY(pd_group_heard(g, w)); /* says more */
     pd_work_text(g, w, call, sizeof call);
     pd_status status = pd_fail(PD_E_PEER, "%s: the memory of rank %d cannot be read any more", call,
                                pd_group_name(g, r));

@@ -110,7 +110,7 @@ pd_status pd_rounds_begin(pd_group *g, pd_work *w) {
     w->lap = pd_lap_begin();
     w->seq = ++g->seq;
     pd_flight_post(&g->flight, w->seq, &w->id, w->site);
-    PD_TRY(pd_group_doom(g, w));
+    PD_TRY(pd_group_heard(g, w));
     plan(g, w);
     w->job.first = g->piece;
     pd_line *l = &g->boards[g->rank]->line[w->seq & 1];

@@ -191,7 +191,7 @@ static pd_status make(pd_group *g, size_t bytes, pd_segment *s, int32_t *all) {
     int32_t mine = (int32_t)status;
     pd_error_save(&e);
     rc = pd_group_exchange(g, PD_COLL_SEGMENT, (double)bytes, &mine, all, sizeof mine, 0);
-    if (rc) return rc; /* the group is poisoned */
+    if (rc) return rc; /* the group has failed */
     if (status) pd_error_restore(&e);
     PD_TRY(agree(g, bytes, status, all));
     if (g->size == 1 || g->mesh) return PD_OK; /* over tcp it is ours alone */
@@ -214,7 +214,7 @@ pd_status pd_group_segment_new(pd_group *g, size_t bytes, pd_segment **out) {
     pd_status status = PD_OK;
     PD_TRY(pd_group_check(g));
     if (bytes > (size_t)1 << 52) return pd_fail(PD_E_VALUE, "segment: %zu bytes", bytes);
-    /* Should these two fail, the others would wait: they are told by poisoning the group. */
+    /* Should these two fail, the others would wait: they are told by ending the group. */
     status = pd_calloc(sizeof *s + (size_t)g->size * sizeof *s->parts, "segment", &s);
     if (!status) status = pd_calloc((size_t)g->size * sizeof *all, "segment", &all);
     if (status) {

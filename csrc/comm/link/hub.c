@@ -21,7 +21,7 @@ struct pd_hub {
     struct {
         seat *seat;
         bool taken;
-        pd_news last; /* left or raised, for those who join later */
+        pd_link_event last; /* left or raised, for those who join later */
     } ranks[];
 };
 
@@ -61,22 +61,22 @@ static void answer(const pd_hub *h, pd_link *asker, int rank) {
     int64_t since;
     if (rank < 0 || rank >= h->world || !h->ranks[rank].seat) return;
     int on = pd_link_standing(&h->ranks[rank].seat->link, &since, text, sizeof text);
-    pd_news n = {.kind = PD_NEWS_HERE, .rank = rank, .status = asker->rank, .epoch = (uint32_t)(on + 1)};
+    pd_link_event n = {.kind = PD_EVENT_HERE, .rank = rank, .status = asker->rank, .epoch = (uint32_t)(on + 1)};
     if (since) pd_link_hear(asker, &n, text);
 }
 
-static void tell(pd_link *link, const pd_news *news, const char *text) {
+static void tell(pd_link *link, const pd_link_event *event, const char *text) {
     pd_hub *h = ((seat *)link)->hub;
-    pd_news n = *news;
+    pd_link_event n = *event;
     n.rank = link->rank;
     n.pid = pd_os_pid();
     pthread_mutex_lock(&h->lock);
-    if (n.kind == PD_NEWS_WHERE) {
+    if (n.kind == PD_EVENT_WHERE) {
         answer(h, link, n.status);
         pthread_mutex_unlock(&h->lock);
         return;
     }
-    if (!n.epoch && n.kind != PD_NEWS_ABORT && n.kind != PD_NEWS_TASK) h->ranks[n.rank].last = n;
+    if (!n.epoch && n.kind != PD_EVENT_ABORT && n.kind != PD_EVENT_TASK) h->ranks[n.rank].last = n;
     for (int r = 0; r < h->world; r++)
         if (h->ranks[r].seat && r != n.rank) pd_link_hear(&h->ranks[r].seat->link, &n, text);
     pthread_cond_broadcast(&h->change);
@@ -118,7 +118,7 @@ static pd_status call(pd_link *link, const pd_store_call *call, pd_store_reply *
 
 static void close_link(pd_link *link) {
     pd_hub *h = ((seat *)link)->hub;
-    tell(link, &(pd_news){.kind = PD_NEWS_LEFT}, "");
+    tell(link, &(pd_link_event){.kind = PD_EVENT_LEFT}, "");
     pthread_mutex_lock(&h->lock);
     h->ranks[link->rank].seat = NULL;
     pthread_mutex_unlock(&h->lock);

@@ -1,6 +1,6 @@
 /* Ranks as threads of one process: a hub made once for W ranks, a seat (a pd_link) for each.
 
-   The store is the table under one lock; news go straight from seat to seat. A seat that is closed has left; a thread
+   The store is the table under one lock; events go straight from seat to seat. A seat that is closed has left; a thread
    cannot die without its process, so nobody is ever found dead here. */
 #ifndef PD_COMM_HUB_H
 #define PD_COMM_HUB_H

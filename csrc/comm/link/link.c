@@ -50,7 +50,7 @@ pd_status pd_link_check(pd_link *link) {
 
 void pd_link_raised(pd_link *link, const char *traceback) {
     if (pd_link_check(link)) return;
-    link->ops->tell(link, &(pd_news){.kind = PD_NEWS_RAISED, .rank = link->rank}, traceback);
+    link->ops->tell(link, &(pd_link_event){.kind = PD_EVENT_RAISED, .rank = link->rank}, traceback);
 }
 
 /* The end of a traceback says most: it is kept where the text is too long. */
@@ -71,7 +71,7 @@ static void quote(pd_error *e, const char *lines) {
     }
 }
 
-static pd_weight describe(const pd_link *link, const pd_news *n, const char *text, pd_error *e) {
+static pd_weight describe(const pd_link *link, const pd_link_event *n, const char *text, pd_error *e) {
     pd_weight weight = PD_WEIGHT_GONE;
     char pid[32] = "";
     const char *rest = strchr(text, '\n'); /* of a death: a cause, then perhaps a traceback */
@@ -79,21 +79,21 @@ static pd_weight describe(const pd_link *link, const pd_news *n, const char *tex
     e->rank = n->rank;
     e->trail[0] = 0;
     switch (n->kind) {
-    case PD_NEWS_LEFT:
+    case PD_EVENT_LEFT:
         weight = PD_WEIGHT_LEFT;
         snprintf(e->text, sizeof e->text, "rank %d left the group (pid %d %s)", n->rank, n->pid,
                  n->epoch ? "destroyed it" : "ended normally");
         break;
-    case PD_NEWS_ABORT:
+    case PD_EVENT_ABORT:
         if (n->status > PD_OK && n->status < PD_STATUS_COUNT) e->kind = (pd_status)n->status;
         if (e->kind != PD_E_PEER) e->rank = -1;
         snprintf(e->text, sizeof e->text, "rank %d gave up: %s", n->rank, text);
         break;
-    case PD_NEWS_RAISED:
+    case PD_EVENT_RAISED:
         snprintf(e->text, sizeof e->text, "rank %d (pid %d) raised:", n->rank, n->pid);
         quote(e, text);
         break;
-    case PD_NEWS_DEAD:
+    case PD_EVENT_DEAD:
         if (n->pid) snprintf(pid, sizeof pid, " (pid %d)", n->pid); /* else it had not joined */
         snprintf(e->text, sizeof e->text, "rank %d%s %.*s", n->rank, pid, (int)strcspn(text, "\n"), text);
         if (rest) quote(e, rest + 1);
@@ -123,7 +123,7 @@ void pd_link_ask(pd_link *link, int rank) {
     p->on = -1;
     *p->text = 0;
     pthread_mutex_unlock(&link->lock);
-    link->ops->tell(link, &(pd_news){.kind = PD_NEWS_WHERE, .rank = link->rank, .status = rank}, "");
+    link->ops->tell(link, &(pd_link_event){.kind = PD_EVENT_WHERE, .rank = link->rank, .status = rank}, "");
 }
 
 bool pd_link_place(pd_link *link, int rank, char *text, size_t size) {
@@ -147,7 +147,7 @@ int pd_link_waits_for(pd_link *link, int rank) {
 void pd_link_task(pd_link *link, const char *name, double seconds) {
     int32_t whole = seconds < 1e9 ? (int32_t)(seconds + 0.999) : 1000000000;
     if (pd_link_check(link)) return;
-    link->ops->tell(link, &(pd_news){.kind = PD_NEWS_TASK, .rank = link->rank, .status = whole}, name);
+    link->ops->tell(link, &(pd_link_event){.kind = PD_EVENT_TASK, .rank = link->rank, .status = whole}, name);
 }
 
 int64_t pd_link_task_of(pd_link *link, int rank, char *name, size_t size) {
@@ -231,7 +231,7 @@ int pd_link_here(pd_link *link, char *text, size_t size) {
 }
 
 /* Under the lock. */
-static void hear_place(pd_link *link, const pd_news *n, const char *text) {
+static void hear_place(pd_link *link, const pd_link_event *n, const char *text) {
     for (unsigned i = 0; i < PD_PLACES && i < link->asked; i++)
         if (link->places[i].rank == n->rank) {
             link->places[i].on = (int)n->epoch - 1;
@@ -240,7 +240,7 @@ static void hear_place(pd_link *link, const pd_news *n, const char *text) {
 }
 
 /* Under the lock. Without memory the peers' timeouts stay as they are. */
-static void hear_task(pd_link *link, const pd_news *n, const char *text) {
+static void hear_task(pd_link *link, const pd_link_event *n, const char *text) {
     if (n->rank < 0 || n->rank >= link->world) return;
     if (!link->tasks && pd_calloc((size_t)link->world * sizeof *link->tasks, "tasks", &link->tasks)) return;
     pd_task *t = &link->tasks[n->rank];
@@ -249,33 +249,33 @@ static void hear_task(pd_link *link, const pd_news *n, const char *text) {
 }
 
 /* Without the control plane everybody is alone. */
-static bool concerns(const pd_listener *l, const pd_news *news) {
-    if (news->epoch) return news->epoch == l->epoch;
-    bool all = !l->ranks || news->kind == PD_NEWS_LOST;
-    for (int i = 0; !all && i < l->size; i++) all = l->ranks[i] == news->rank;
+static bool concerns(const pd_listener *l, const pd_link_event *event) {
+    if (event->epoch) return event->epoch == l->epoch;
+    bool all = !l->ranks || event->kind == PD_EVENT_LOST;
+    for (int i = 0; !all && i < l->size; i++) all = l->ranks[i] == event->rank;
     return all;
 }
 
-void pd_link_hear(pd_link *link, const pd_news *news, const char *text) {
-    if (news->kind == PD_NEWS_WHERE || news->kind == PD_NEWS_HERE || news->kind == PD_NEWS_TASK) {
+void pd_link_hear(pd_link *link, const pd_link_event *event, const char *text) {
+    if (event->kind == PD_EVENT_WHERE || event->kind == PD_EVENT_HERE || event->kind == PD_EVENT_TASK) {
         pthread_mutex_lock(&link->lock);
-        if (news->kind == PD_NEWS_HERE) hear_place(link, news, text);
-        else if (news->kind == PD_NEWS_TASK) hear_task(link, news, text);
+        if (event->kind == PD_EVENT_HERE) hear_place(link, event, text);
+        else if (event->kind == PD_EVENT_TASK) hear_task(link, event, text);
         pthread_mutex_unlock(&link->lock);
         return;
     }
     pd_error e;
-    pd_weight weight = describe(link, news, text, &e);
+    pd_weight weight = describe(link, event, text, &e);
     pthread_mutex_lock(&link->lock);
     if (!link->closed) {
-        bool known = news->kind != PD_NEWS_LOST && news->rank >= 0 && news->rank < PD_RANKS_MAX;
-        if (!news->epoch && known && weight > link->left[news->rank]) link->left[news->rank] = (uint8_t)weight;
-        if (!news->epoch && weight > link->gone) {
+        bool known = event->kind != PD_EVENT_LOST && event->rank >= 0 && event->rank < PD_RANKS_MAX;
+        if (!event->epoch && known && weight > link->left[event->rank]) link->left[event->rank] = (uint8_t)weight;
+        if (!event->epoch && weight > link->gone) {
             link->gone = weight;
             link->why = e;
         }
         for (pd_listener *l = link->listeners; l; l = l->next)
-            if (concerns(l, news)) l->hear(l, weight, &e);
+            if (concerns(l, event)) l->hear(l, weight, &e);
     }
     pthread_mutex_unlock(&link->lock);
 }
@@ -323,7 +323,7 @@ pd_status pd_link_gone(pd_link *link) {
 
 pd_weight pd_link_left(pd_link *link, int rank) {
     pthread_mutex_lock(&link->lock);
-    bool why = link->gone == PD_WEIGHT_GONE && link->why.rank == rank; /* who hosted the server is not in the news */
+    bool why = link->gone == PD_WEIGHT_GONE && link->why.rank == rank; /* who hosted the server is not in the event */
     pd_weight weight = why ? PD_WEIGHT_GONE : (pd_weight)link->left[rank];
     pthread_mutex_unlock(&link->lock);
     return weight;

@@ -1,9 +1,10 @@
-/* What ties one rank to the others outside of the data path: the store, news about peers, and how memory is shared.
+/* What ties one rank to the others outside of the data path: the store, events (what happened to peers), and how memory
+   is shared.
 
-   Two kinds: a connection to the control server (control.h), and a seat in a hub where ranks are threads of
-   one process (hub.h). A group (group.h) is made over a link and listens to its news; a link outlives many groups, each
-   with the next epoch. Threads: everything here may be called from any thread; listeners are called on the link's own
-   thread (or the thread of the rank that caused the news), with the link locked, and must not call back or wait. */
+   Two kinds: a connection to the control server (control.h), and a seat in a hub where ranks are threads of one process
+   (hub.h). A group (group.h) is made over a link and listens to its events; a link outlives many groups, each with the
+   next epoch. Threads: everything here may be called from any thread; listeners are called on the link's own
+   thread (or the thread of the rank that caused the event), with the link locked, and must not call back or wait. */
 #ifndef PD_COMM_LINK_H
 #define PD_COMM_LINK_H
 
@@ -19,25 +20,25 @@
 #define PD_TOKEN_BYTES 32
 #define PD_EPOCH_APART 0x40000000u /* epochs from here on come from the store: not all ranks of the link count them */
 
-typedef enum pd_news_kind {
-    PD_NEWS_LEFT = 1, /* left this group (epoch > 0), or everything: its program ended */
-    PD_NEWS_ABORT,    /* a rank gave up a group: `status` and `text` say why */
-    PD_NEWS_RAISED,   /* its program ended by an exception: `text` is the traceback */
-    PD_NEWS_DEAD,     /* its process ended without a word: `text` is how */
-    PD_NEWS_WHERE,    /* to rank `status`: what are you doing? */
-    PD_NEWS_HERE,     /* the answer, to rank `status`; `epoch`: 0, or 1 + the rank for which it has waited too long */
-    PD_NEWS_TASK,     /* it does something long, named `text`, for `status` seconds; 0: no more */
-    PD_NEWS_LOST,     /* the control connection is gone, with it the server's process */
-} pd_news_kind;
+typedef enum pd_link_event_kind {
+    PD_EVENT_LEFT = 1, /* left this group (epoch > 0), or everything: its program ended */
+    PD_EVENT_ABORT,    /* a rank gave up a group: `status` and `text` say why */
+    PD_EVENT_RAISED,   /* its program ended by an exception: `text` is the traceback */
+    PD_EVENT_DEAD,     /* its process ended without a word: `text` is how */
+    PD_EVENT_WHERE,    /* to rank `status`: what are you doing? */
+    PD_EVENT_HERE,     /* the answer, to rank `status`; `epoch`: 0, or 1 + the rank for which it has waited too long */
+    PD_EVENT_TASK,     /* it does something long, named `text`, for `status` seconds; 0: no more */
+    PD_EVENT_LOST,     /* the control connection is gone, with it the server's process */
+} pd_link_event_kind;
 
-typedef struct pd_news {
+typedef struct pd_link_event {
     uint32_t kind;
     int32_t rank, pid; /* the rank it is about; stamped by the server or the hub */
     uint32_t epoch;    /* 0: every group */
     int32_t status;    /* of ABORT; a rank or seconds, see above */
-} pd_news;
+} pd_link_event;
 
-/* How much a piece of news explains; a stronger one replaces a weaker one that nobody has acted upon. */
+/* How much an event explains; a stronger one replaces a weaker one that nobody has acted upon. */
 typedef enum pd_weight { PD_WEIGHT_LEFT = 1, PD_WEIGHT_GONE } pd_weight;
 #define PD_LEFT_GRACE_NS 200000000 /* a clean leave is acted upon only after this: a traceback may follow it */
 
@@ -66,8 +67,9 @@ typedef struct pd_task {
 typedef struct pd_link_ops {
     const pd_transport *transport; /* how to share memory with ranks of the same `host`; NULL: with nobody */
     pd_status (*call)(pd_link *, const pd_store_call *, pd_store_reply *);
-    void (*tell)(pd_link *, const pd_news *, const char *text); /* to all other ranks; never fails, never waits long */
-    void (*close)(pd_link *); /* says goodbye (LEFT, epoch 0), ends the link's thread; news stop */
+    /* To all other ranks; never fails, never waits long. */
+    void (*tell)(pd_link *, const pd_link_event *, const char *text);
+    void (*close)(pd_link *); /* says goodbye (LEFT, epoch 0), ends the link's thread; events stop */
     void (*free)(pd_link *);
     bool answers; /* a thread of its own can be asked where its rank is */
 } pd_link_ops;
@@ -102,7 +104,7 @@ void pd_link_release(pd_link *link); /* the last one closes it */
 void pd_link_close(pd_link *link);   /* once; later calls do nothing */
 void pd_link_raised(pd_link *link, const char *traceback);
 
-/* Listens to news about groups of this epoch, and about its ranks; past news that still hold are told at once. */
+/* Listens to events of groups of this epoch, and of its ranks; past ones that still hold are told at once. */
 void pd_link_listen(pd_link *link, pd_listener *l, uint32_t epoch);
 void pd_link_unlisten(pd_link *link, pd_listener *l);
 
@@ -124,7 +126,7 @@ int pd_link_waits_now(pd_link *link);
 int pd_link_standing(pd_link *link, int64_t *since, char *text, size_t size);
 
 /* For the two kinds of links. */
-void pd_link_hear(pd_link *link, const pd_news *news, const char *text);
+void pd_link_hear(pd_link *link, const pd_link_event *event, const char *text);
 pd_status pd_link_gone(pd_link *link);                /* PD_OK, or the error of who died */
 pd_weight pd_link_left(pd_link *link, int rank);      /* 0: it is there, as far as it is known */
 pd_status pd_link_check(pd_link *link);               /* usable: not closed, not inherited by fork */

@@ -25,7 +25,7 @@ static int state_of(pd_nccl *c) {
 
 static pd_status look(pd_nccl *c, const pd_work *w, int64_t since) {
     pd_group *g = c->g;
-    PD_TRY(pd_group_doom(g, w));
+    PD_TRY(pd_group_heard(g, w));
     PD_TRY(pd_hooks_interrupt(g->hooks));
     if (pd_os_now() - since < g->timeout_ns) return PD_OK;
     char call[400];
@@ -68,7 +68,7 @@ static pd_status share_id(pd_nccl *c, const pd_work *w, const char *key, pd_nccl
     pd_status status = g->link->ops->call(g->link, &call, &r);
     pd_host_acquire(token);
     if (status) {
-        PD_TRY(pd_group_doom(g, w)); /* says more */
+        PD_TRY(pd_group_heard(g, w)); /* says more */
         return status;
     }
     bool good = r.bytes == sizeof *id;

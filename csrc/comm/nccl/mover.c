@@ -29,7 +29,7 @@ static pd_status new_one(const char *op, pd_group *g, const pd_device *device, i
     c->last = &c->first;
     pthread_mutex_init(&c->use, NULL);
     pthread_mutex_init(&c->lock, NULL);
-    pd_os_cond_init(&c->news);
+    pd_os_cond_init(&c->changed);
     pd_status status = pd_nccl_on_device(c);
     if (!status) status = pd_cuda_result(op, c->cuda->stream_new(&c->stream, PRIORITY));
     c->on = c->stream;
@@ -46,7 +46,7 @@ void pd_nccl_release(pd_nccl *c) {
         pd_free(m);
     }
     if (c->stream) c->cuda->stream_free(c->stream);
-    pthread_cond_destroy(&c->news);
+    pthread_cond_destroy(&c->changed);
     pthread_mutex_destroy(&c->lock);
     pthread_mutex_destroy(&c->use);
     pd_free(c);
@@ -211,7 +211,7 @@ static pd_status capture(pd_nccl *c, pd_work *w, const pd_batch *b) {
     c->captured_id = w->id;
     c->captured_site = w->site;
     c->captured_seq = w->seq;
-    pthread_cond_broadcast(&c->news);
+    pthread_cond_broadcast(&c->changed);
     pthread_mutex_unlock(&c->lock);
     return PD_OK;
 }

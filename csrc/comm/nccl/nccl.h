@@ -7,7 +7,7 @@
 
    A synchronous collective makes the caller's stream wait, an asynchronous one the stream that is current in wait();
    the host waits for nothing. A communicator is made by the first such collective of its group, with an identifier
-   that travels through the store. It is non-blocking, so that every wait for NCCL looks at the news, and a thread of
+   that travels through the store. It is non-blocking, so that every wait for NCCL looks around, and a thread of
    its own (watch.c) looks at what is under way: it never waits for the device. Where NCCL reports an error, a rank
    is gone or time is up, it takes the reason down, tells the others and aborts the communicator, so that kernels that
    wait for a peer end; the reason is raised by the group's next call. What the launched kernels were to write is lost.

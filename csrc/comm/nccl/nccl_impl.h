@@ -41,7 +41,7 @@ struct pd_nccl {
     void *comm;            /* NULL: not there yet, or ended */
     pd_nccl_memory *memory; /* under `use`, too */
     pthread_mutex_t lock;  /* of the rest */
-    pthread_cond_t news;
+    pthread_cond_t changed;
     pd_launch *first, **last;
     int64_t since;         /* when `first` became the first */
     pd_mark *idle, *made;

@@ -1,7 +1,7 @@
 /* Looking at what is under way on the device, and the end of a communicator.
 
    The thread polls while something is under way, and sleeps otherwise; where graphs have captured collectives, it looks
-   at the news now and then. It may not wait for the device: where a kernel
+   at the group's failure now and then. It may not wait for the device: where a kernel
    hangs, it is the only one that still answers. A communicator is ended by a thread of its own, since ncclCommAbort
    may hang, too: after PYDIST_ABORT seconds that thread is left alone, with what it holds. */
 #include <stdio.h>
@@ -21,7 +21,7 @@ pd_status pd_nccl_explain(pd_nccl *c, const pd_work *w, int result) {
     char call[400];
     bool perhaps_a_peer = result == SYSTEM_ERROR || result == INTERNAL_ERROR || result == REMOTE_ERROR;
     int64_t end = pd_os_now() + WORD_NS;
-    for (; perhaps_a_peer && pd_os_now() < end; pd_os_sleep(10 * POLL_NS)) PD_TRY(pd_group_doom(g, w));
+    for (; perhaps_a_peer && pd_os_now() < end; pd_os_sleep(10 * POLL_NS)) PD_TRY(pd_group_heard(g, w));
     pd_work_text(g, w, call, sizeof call);
     pthread_mutex_lock(&c->use);
     pd_status status = pd_nccl_result(call, result, c->comm);
@@ -52,7 +52,7 @@ static void *end_comm(void *arg, bool gently) {
     }
     pthread_mutex_lock(&c->lock);
     c->ended = true;
-    pthread_cond_broadcast(&c->news);
+    pthread_cond_broadcast(&c->changed);
     pthread_mutex_unlock(&c->lock);
     pd_nccl_release(c);
     return NULL;
@@ -75,7 +75,7 @@ static void close_comm(pd_nccl *c, bool gently) {
     }
     pd_os_thread_detach(thread);
     pthread_mutex_lock(&c->lock);
-    while (!c->ended && (left = until - pd_os_now()) > 0) pd_os_cond_wait(&c->news, &c->lock, left);
+    while (!c->ended && (left = until - pd_os_now()) > 0) pd_os_cond_wait(&c->changed, &c->lock, left);
     bool ended = c->ended;
     pthread_mutex_unlock(&c->lock);
     if (!ended)
@@ -97,7 +97,7 @@ void pd_nccl_fail(pd_nccl *c) {
         }
         atomic_store(&c->failed, true);
     }
-    pthread_cond_broadcast(&c->news);
+    pthread_cond_broadcast(&c->changed);
     pthread_mutex_unlock(&c->lock);
     pd_error_restore(&e);
 }
@@ -114,7 +114,7 @@ static bool end_first(pd_nccl *c, int state) {
         c->since = pd_os_now();
         pd_flight_end(&c->g->flight, l->seq, state == PD_LAUNCH_DONE ? PD_FLIGHT_DONE : PD_FLIGHT_FAILED);
         atomic_store_explicit(&l->state, state, memory_order_release);
-        pthread_cond_broadcast(&c->news);
+        pthread_cond_broadcast(&c->changed);
     }
     pthread_mutex_unlock(&c->lock);
     pd_launch_release(l);
@@ -130,7 +130,7 @@ static pd_status look(pd_nccl *c, pd_launch *l, bool *done) {
     int error = c->cuda->event_done(l->done->event, done);
     if (*done && !error) return PD_OK;
     if (!error) {
-        PD_TRY(pd_group_doom(g, &w));
+        PD_TRY(pd_group_heard(g, &w));
         pthread_mutex_lock(&c->use);
         if (c->comm) failed = c->lib->CommGetAsyncError(c->comm, &result);
         pthread_mutex_unlock(&c->use);
@@ -162,7 +162,7 @@ static void look_around(pd_nccl *c) {
     pthread_mutex_lock(&c->lock);
     pd_work w = {.id = c->captured_id, .site = c->captured_site, .seq = c->captured_seq};
     pthread_mutex_unlock(&c->lock);
-    if (pd_group_doom(c->g, &w)) give_up(c);
+    if (pd_group_heard(c->g, &w)) give_up(c);
 }
 
 static void step(pd_nccl *c, pd_launch *l) {
@@ -181,7 +181,7 @@ static void *run(void *arg) {
         pd_launch *l = c->first;
         bool failed = atomic_load(&c->failed), closes = failed && !c->closing;
         if (!l && !closes && (failed || !c->captured)) {
-            pthread_cond_wait(&c->news, &c->lock);
+            pthread_cond_wait(&c->changed, &c->lock);
             continue;
         }
         pthread_mutex_unlock(&c->lock);
@@ -206,14 +206,14 @@ void pd_nccl_watch(pd_nccl *c, pd_launch *l) {
     if (!c->first) c->since = pd_os_now();
     *c->last = l;
     c->last = &l->next;
-    pthread_cond_broadcast(&c->news);
+    pthread_cond_broadcast(&c->changed);
     pthread_mutex_unlock(&c->lock);
 }
 
 void pd_nccl_finish(pd_nccl *c, bool gently) {
     pthread_mutex_lock(&c->lock);
     c->stop = true;
-    pthread_cond_broadcast(&c->news);
+    pthread_cond_broadcast(&c->changed);
     pthread_mutex_unlock(&c->lock);
     if (c->watched) pd_os_thread_join(c->watcher);
     if (c->first) {

@@ -16,7 +16,7 @@ typedef struct pd_hooks {
     pd_status (*interrupt)(void);                            /* anything but PD_OK ends the wait with that error */
     void (*site)(uint64_t site, char *text, size_t size);    /* "train.py:12", or "" where unknown */
     void (*where)(char *text, size_t size);                  /* the program's own place; waits 200 ms at most */
-    /* The process that has asked by SIGUSR1 for what pd_asked_answer says; -1: unknown, 0: none has. */
+    /* The process that has asked by SIGUSR1 for what pd_status_report says; -1: unknown, 0: none has. */
     int (*asked)(void);
 } pd_hooks;
 

@@ -1,4 +1,4 @@
-#include "comm/control/asked.h"
+#include "comm/control/status_report.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -27,7 +27,7 @@ static int listener_of(int pid) {
     return -1;
 }
 
-void pd_asked_answer(pd_link *link) {
+void pd_status_report(pd_link *link) {
     char *text, place[400];
     size_t n;
     int pid = link->hooks && link->hooks->asked ? link->hooks->asked() : 0;

@@ -1,4 +1,5 @@
-/* How a group ends: bad news from the link, differing identities, and what happens to everything that was under way. */
+/* How a group ends: a failure elsewhere, told by the link; differing identities; and what happens to everything that
+   was under way. */
 #include <stdio.h>
 
 #include "base/flags.h"
@@ -13,17 +14,17 @@
 /* On the link's thread. A stronger explanation replaces a weaker one; the sleeper is woken to look at it. */
 void pd_group_hear(pd_listener *l, pd_weight weight, const pd_error *e) {
     pd_group *g = (pd_group *)((char *)l - offsetof(pd_group, listener));
-    pthread_mutex_lock(&g->doom_lock);
+    pthread_mutex_lock(&g->failure_lock);
     if (weight > g->abort) {
-        g->doom = *e;
-        g->doom_at = pd_os_now();
+        g->failure = *e;
+        g->failure_at = pd_os_now();
         atomic_store(&g->abort, weight);
     }
-    pthread_mutex_unlock(&g->doom_lock);
+    pthread_mutex_unlock(&g->failure_lock);
     if (weight == PD_WEIGHT_LEFT) pd_p2p_left(g, e->rank);
-    pthread_mutex_lock(&g->doom_lock); /* under it another thread that destroys the group takes the mesh away */
+    pthread_mutex_lock(&g->failure_lock); /* under it another thread that destroys the group takes the mesh away */
     if (g->mesh) pd_mesh_wake(g->mesh);
-    pthread_mutex_unlock(&g->doom_lock);
+    pthread_mutex_unlock(&g->failure_lock);
     atomic_uint *word = atomic_load(&g->sleeping);
     if (word) pd_os_wake(word);
 }
@@ -53,14 +54,14 @@ size_t pd_group_report(pd_listener *l, int rows, int64_t *since, int *on, char *
     return at + pd_flight_text(messages, g->hooks, rows, text + at, size - at);
 }
 
-pd_status pd_group_doom(pd_group *g, const pd_work *w) {
+pd_status pd_group_heard(pd_group *g, const pd_work *w) {
     if (!atomic_load_explicit(&g->abort, memory_order_acquire)) return PD_OK;
     pd_error e;
     char call[400];
-    pthread_mutex_lock(&g->doom_lock);
-    bool early = g->abort == PD_WEIGHT_LEFT && pd_os_now() - g->doom_at < PD_LEFT_GRACE_NS;
-    e = g->doom;
-    pthread_mutex_unlock(&g->doom_lock);
+    pthread_mutex_lock(&g->failure_lock);
+    bool early = g->abort == PD_WEIGHT_LEFT && pd_os_now() - g->failure_at < PD_LEFT_GRACE_NS;
+    e = g->failure;
+    pthread_mutex_unlock(&g->failure_lock);
     if (early) return PD_OK;
     pd_work_text(g, w, call, sizeof call);
     pd_status status = pd_fail(e.kind, "%s: %s", call, e.text);
@@ -229,8 +230,8 @@ static void write_flight(pd_group *g) {
 
 void pd_group_tell(pd_group *g, const pd_error *e) {
     pd_status kind = e->kind == PD_E_MISMATCH || e->kind == PD_E_TIMEOUT ? e->kind : PD_E_PEER;
-    pd_news news = {.kind = PD_NEWS_ABORT, .rank = g->link->rank, .epoch = g->epoch, .status = (int32_t)kind};
-    g->link->ops->tell(g->link, &news, e->text);
+    pd_link_event event = {.kind = PD_EVENT_ABORT, .rank = g->link->rank, .epoch = g->epoch, .status = (int32_t)kind};
+    g->link->ops->tell(g->link, &event, e->text);
 }
 
 pd_status pd_group_fail(pd_group *g, bool tell) {

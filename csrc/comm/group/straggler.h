@@ -1,16 +1,16 @@
-/* What a wait does that takes long, for a collective or a message: it asks the missing ranks where they are, writes a
+/* What a wait for stragglers does, for a collective or a message: it asks the missing ranks where they are, writes a
    warning, and ends with PD_E_TIMEOUT where it has lasted too long or can never end.
 
    It can never end where a rank that is missing waits itself for one that ... waits for us. A rank says, asked where it
    is, for whom it has waited for PYDIST_BLOCKED seconds; the chain of such ranks is followed, one question at a time.
    It ends at a rank that computes (nothing is wrong), comes back here, or is longer than there are ranks, and so is a
    circle. A rank that goes from one wait to the next is not blocked. */
-#ifndef PD_COMM_LATE_H
-#define PD_COMM_LATE_H
+#ifndef PD_COMM_STRAGGLER_H
+#define PD_COMM_STRAGGLER_H
 
 #include "comm/group/group_impl.h"
 
-typedef struct pd_late {
+typedef struct pd_straggler {
     pd_group *g;
     const pd_work *w;
     bool (*is_missing)(const pd_group *, const pd_work *, int rank);
@@ -20,13 +20,13 @@ typedef struct pd_late {
     bool warned;
     int64_t next; /* the next look at the chain */
     int chain[PD_PLACES], hops, last; /* its first ranks, how many there are, the newest */
-} pd_late;
+} pd_straggler;
 
-/* From here on this rank counts as one that waits; to pd_late_end. */
-void pd_late_begin(pd_late *l, int64_t deadline);
-void pd_late_end(pd_late *l);
+/* From here on this rank counts as one that waits; to pd_straggler_end. */
+void pd_straggler_begin(pd_straggler *l, int64_t deadline);
+void pd_straggler_end(pd_straggler *l);
 /* PD_OK to go on. *fatal false: only the caller's deadline has passed. */
-pd_status pd_late_look(pd_late *l, bool *fatal);
-int64_t pd_late_rest(const pd_late *l); /* ns until something may have to be done */
+pd_status pd_straggler_look(pd_straggler *l, bool *fatal);
+int64_t pd_straggler_rest(const pd_straggler *l); /* ns until something may have to be done */
 
 #endif

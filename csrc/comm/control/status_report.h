@@ -7,11 +7,11 @@
        it waits since 3.1 s for rank 2 in all_reduce(float32[4], SUM) at train.py:31 (#5)
 
    On the link's own thread, without the host's lock: a rank that hangs answers too. */
-#ifndef PD_COMM_ASKED_H
-#define PD_COMM_ASKED_H
+#ifndef PD_COMM_STATUS_REPORT_H
+#define PD_COMM_STATUS_REPORT_H
 
 #include "comm/link/link.h"
 
-void pd_asked_answer(pd_link *link); /* if there was a signal */
+void pd_status_report(pd_link *link); /* if there was a signal */
 
 #endif

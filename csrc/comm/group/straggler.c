@@ -1,4 +1,4 @@
-#include "comm/group/late.h"
+#include "comm/group/straggler.h"
 
 #include <stdio.h>
 
@@ -8,22 +8,22 @@
 #define ASK_NS 300000000 /* before somebody is told who is missing, the missing are asked where they are */
 #define UNHURRIED_NS INT64_C(5000000000)
 
-static int64_t waited(const pd_late *l) { return pd_os_now() - l->start; }
+static int64_t waited(const pd_straggler *l) { return pd_os_now() - l->start; }
 
 /* The first rank that is missing, by its name; -1: none, or any would do. */
-static int first_missing(const pd_late *l) {
+static int first_missing(const pd_straggler *l) {
     const pd_group *g = l->g;
     for (int r = 0; !l->any && r < g->size; r++)
         if (r != g->rank && l->is_missing(g, l->w, r)) return pd_group_name(g, r);
     return -1;
 }
 
-static void show(pd_late *l) {
+static void show(pd_straggler *l) {
     pd_standing *s = &l->g->standing;
     atomic_store_explicit(&s->on, first_missing(l), memory_order_relaxed);
 }
 
-void pd_late_begin(pd_late *l, int64_t deadline) {
+void pd_straggler_begin(pd_straggler *l, int64_t deadline) {
     pd_standing *s = &l->g->standing;
     l->start = pd_os_now();
     l->from = l->start;
@@ -38,7 +38,7 @@ void pd_late_begin(pd_late *l, int64_t deadline) {
     atomic_store_explicit(&s->since, l->start, memory_order_release);
 }
 
-void pd_late_end(pd_late *l) { atomic_store_explicit(&l->g->standing.since, 0, memory_order_release); }
+void pd_straggler_end(pd_straggler *l) { atomic_store_explicit(&l->g->standing.since, 0, memory_order_release); }
 
 /* ---- texts ------------------------------------------------------------------------------------------------------- */
 
@@ -56,7 +56,7 @@ static size_t where_text(pd_group *g, int name, char *text, size_t size) {
 }
 
 /* "rank 1 (last: #16 broadcast): it computes at data.py:88, rank 3 (nothing yet)" */
-static void missing_text(const pd_late *l, char *text, size_t size) {
+static void missing_text(const pd_straggler *l, char *text, size_t size) {
     pd_group *g = l->g;
     size_t n = 0;
     *text = 0;
@@ -74,7 +74,7 @@ static void missing_text(const pd_late *l, char *text, size_t size) {
     }
 }
 
-static void warn(const pd_late *l) {
+static void warn(const pd_straggler *l) {
     char call[400], missing[1500];
     pd_work_text(l->g, l->w, call, sizeof call);
     missing_text(l, missing, sizeof missing);
@@ -82,7 +82,7 @@ static void warn(const pd_late *l) {
            (double)waited(l) * 1e-9, missing);
 }
 
-static pd_status timed_out(const pd_late *l) {
+static pd_status timed_out(const pd_straggler *l) {
     char call[400], missing[1500];
     pd_work_text(l->g, l->w, call, sizeof call);
     missing_text(l, missing, sizeof missing);
@@ -92,7 +92,7 @@ static pd_status timed_out(const pd_late *l) {
 
 /* ---- those who wait for each other ------------------------------------------------------------------------------- */
 
-static pd_status in_a_circle(const pd_late *l) {
+static pd_status in_a_circle(const pd_straggler *l) {
     pd_group *g = l->g;
     char call[400], text[1500] = "";
     size_t n = 0;
@@ -105,7 +105,7 @@ static pd_status in_a_circle(const pd_late *l) {
                    pd_group_name(g, g->rank), (double)waited(l) * 1e-9, text);
 }
 
-static void ask(pd_late *l, int name) {
+static void ask(pd_straggler *l, int name) {
     if (l->hops < PD_PLACES) l->chain[l->hops] = name;
     l->hops++;
     l->last = name;
@@ -113,7 +113,7 @@ static void ask(pd_late *l, int name) {
 }
 
 /* One step along the chain. */
-static pd_status follow(pd_late *l, int64_t now) {
+static pd_status follow(pd_straggler *l, int64_t now) {
     pd_group *g = l->g;
     int64_t pause = g->blocked_ns / 4;
     bool first = !l->hops;
@@ -134,7 +134,7 @@ static pd_status follow(pd_late *l, int64_t now) {
 
 /* ---- looking ----------------------------------------------------------------------------------------------------- */
 
-static void ask_missing(const pd_late *l) {
+static void ask_missing(const pd_straggler *l) {
     const pd_group *g = l->g;
     int asked = 0;
     for (int r = 0; g->link && r < g->size && asked < PD_PLACES; r++) {
@@ -145,7 +145,7 @@ static void ask_missing(const pd_late *l) {
 }
 
 /* A missing rank has said that it will take longer, and that time is not over. */
-static bool is_excused(const pd_late *l, int64_t now) {
+static bool is_excused(const pd_straggler *l, int64_t now) {
     const pd_group *g = l->g;
     char name[64];
     for (int r = 0; g->link && r < g->size; r++)
@@ -155,7 +155,7 @@ static bool is_excused(const pd_late *l, int64_t now) {
     return false;
 }
 
-pd_status pd_late_look(pd_late *l, bool *fatal) {
+pd_status pd_straggler_look(pd_straggler *l, bool *fatal) {
     const pd_group *g = l->g;
     int64_t now = pd_os_now(), took = now - l->start;
     int64_t due = l->warned || g->timeout_ns < g->warn_ns ? g->timeout_ns : g->warn_ns;
@@ -181,7 +181,7 @@ pd_status pd_late_look(pd_late *l, bool *fatal) {
     return PD_OK;
 }
 
-int64_t pd_late_rest(const pd_late *l) {
+int64_t pd_straggler_rest(const pd_straggler *l) {
     int64_t now = pd_os_now(), left = l->deadline - now, rest = l->from + l->g->timeout_ns - now;
     return rest < left ? rest : left;
 }
