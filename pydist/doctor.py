@@ -24,8 +24,8 @@ import sys
 import time
 from collections import Counter, namedtuple
 
-from pydist import _pairs
-from pydist._attach import socket_owner
+from pydist._doctor import pairs as pairwise
+from pydist._doctor.attach import socket_owner
 
 Finding = namedtuple("Finding", "severity check text")
 PROBLEM, WARNING, OK = "problem", "warning", "ok"
@@ -221,8 +221,8 @@ def examine(script=None):
     latency, bandwidth = _link()
     hosts = [None] * dist.get_world_size()
     dist.all_gather_object(hosts, socket.gethostname() + os.environ.get("GROUP_RANK", ""))
-    chosen = _pairs.chosen(hosts)
-    pairs = _pairs.measure(rank, chosen) if rank in chosen else {}
+    chosen = pairwise.chosen(hosts)
+    pairs = pairwise.measure(rank, chosen) if rank in chosen else {}
     return {
         "rank": rank,
         "place": hosts[rank],
@@ -306,14 +306,14 @@ def pair_findings(ranks):
     if len(measured) < 2:
         return
     names = {rank["rank"]: rank["host"] for rank in ranks}
-    for low, high, times, what in _pairs.slow_pairs(pairs, {rank["rank"]: rank["place"] for rank in ranks}):
+    for low, high, times, what in pairwise.slow_pairs(pairs, {rank["rank"]: rank["place"] for rank in ranks}):
         yield Finding(
             WARNING,
             "pairs",
             f"{what} between rank {low} on {names[low]} and rank {high} on {names[high]} is {times:.1f} times worse than "
             "between the others: look at their cables, switches and routes",
         )
-    yield Finding(OK, "pairs", _pairs.table(measured, pairs))
+    yield Finding(OK, "pairs", pairwise.table(measured, pairs))
 
 
 def ranks_findings(count, script=None, timeout=120):
@@ -368,10 +368,11 @@ def _under_the_launcher(script, patience):
 
 
 def gpu_findings():
-    from pydist import _gpus, distributed
+    from pydist import distributed
+    from pydist._doctor import gpus
 
     distributed.is_nccl_available()  # says where its library may be
-    return [Finding(*one) for one in _gpus.findings()]
+    return [Finding(*one) for one in gpus.findings()]
 
 
 def _worst_first(found):
@@ -389,10 +390,10 @@ def findings(ranks, port=None, script=None, hosts=1):
 
 
 def _report_attached(parser, target):
-    from pydist import _attach
+    from pydist._doctor import attach
 
     try:
-        lines = list(_attach.lines(target))
+        lines = list(attach.lines(target))
     except (ValueError, OSError) as error:
         parser.error(str(error))
     print("\n".join(lines))

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 import pydist
-from pydist import _C, _gpus, _nvidia, info
+from pydist import _C, _nvidia, info
 from pydist import distributed as dist
+from pydist._doctor import gpus
 
 ASK = """
 import json
@@ -56,7 +57,7 @@ def wheel():
 def test_the_real_library_without_a_driver():
     if not wheel():
         pytest.skip("no NCCL wheel here (nvidia-nccl-cu13, 200 MB): the real library is NOT tested")
-    if _gpus.driver():
+    if gpus.driver():
         pytest.skip("there is a driver: tests/gpu tests more")
     version, where, sizes, equal, said = ask("")
     assert version >= 22700 and where == wheel()
@@ -136,16 +137,16 @@ def test_without_a_device_the_backend_says_so():
 
 def test_reports_name_gpus_and_nccl():
     assert any(line.startswith("NCCL: ") for line in info.lines())
-    found = list(_gpus.findings())
+    found = list(gpus.findings())
     assert found[0][1] == "GPU driver" and all(severity in ("ok", "warning", "problem") for severity, _, _ in found)
-    if not _C.cuda_count() and not _gpus.driver():
+    if not _C.cuda_count() and not gpus.driver():
         assert found == [("ok", "GPU driver", "no NVIDIA driver: computes on the CPU")]
 
 
 def test_the_drivers_version(tmp_path):
     file = tmp_path / "version"
     file.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  Sun Jul 27\nGCC version: 12\n")
-    assert _gpus.driver(str(file)) == "580.65.06" and _gpus.driver(str(tmp_path / "no")) is None
+    assert gpus.driver(str(file)) == "580.65.06" and gpus.driver(str(tmp_path / "no")) is None
 
 
 LINKS = "\tGPU0\tGPU1\tGPU2\tNIC0\tCPU Affinity\nGPU0\t X \tNV18\tSYS\tPIX\t0-47\nGPU1\tNV18\t X \tSYS\tSYS\t0-47\nGPU2\tSYS\tSYS\t X \tSYS\t0-47\nNIC0\tPIX\tSYS\tSYS\t X \t\n"
@@ -153,11 +154,11 @@ READS = " \tGPU0\tGPU1\tGPU2\n GPU0\tX\tOK\tCNS\n GPU1\tOK\tX\tCNS\n GPU2\tCNS\t
 
 
 def test_how_gpus_reach_each_other():
-    assert _gpus.pairs(LINKS) == {(0, 1): "NV18", (0, 2): "SYS", (1, 2): "SYS"}
-    said = list(_gpus.reach_findings(_gpus.pairs(LINKS), _gpus.pairs(READS)))
+    assert gpus.pairs(LINKS) == {(0, 1): "NV18", (0, 2): "SYS", (1, 2): "SYS"}
+    said = list(gpus.reach_findings(gpus.pairs(LINKS), gpus.pairs(READS)))
     assert [severity for severity, _, _ in said] == ["ok", "warning"]
     assert (
         "2 by SYS, 1 by NV18" in said[0][2]
         and "GPUs 0 and 2, 1 and 2 cannot read each other's memory (CNS)" in said[1][2]
     )
-    assert list(_gpus.reach_findings({}, {})) == []
+    assert list(gpus.reach_findings({}, {})) == []

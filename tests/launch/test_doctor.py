@@ -13,7 +13,9 @@ import time
 import pytest
 
 from lib.processes import start
-from pydist import _C, _attach, _pairs, doctor
+from pydist import _C, doctor
+from pydist._doctor import attach
+from pydist._doctor import pairs as pairwise
 
 
 def verdict(*options, preexec=None, **env):
@@ -152,16 +154,16 @@ def test_wrong_arguments():
 def test_slow_pairs():
     pairs = {(low, high): (1e-3, 1e9) for low in range(4) for high in range(4) if low != high}
     hosts = dict(enumerate("abcd"))
-    assert _pairs.slow_pairs(pairs, hosts) == [] and _pairs.chosen([0, 0, 1]) == [0, 1, 2]
+    assert pairwise.slow_pairs(pairs, hosts) == [] and pairwise.chosen([0, 0, 1]) == [0, 1, 2]
     pairs[1, 3], pairs[0, 2] = (6e-3, 1e9), (1e-3, 1e8)
-    assert _pairs.slow_pairs(pairs, hosts) == [(0, 2, 10.0, "bandwidth"), (1, 3, 6.0, "latency")]
-    lines = _pairs.table(range(4), pairs).splitlines()
+    assert pairwise.slow_pairs(pairs, hosts) == [(0, 2, 10.0, "bandwidth"), (1, 3, 6.0, "latency")]
+    lines = pairwise.table(range(4), pairs).splitlines()
     assert len(lines) == 6 and lines[3].split() == ["1", "1", "-", "1000.0", "6000.0"]
     ranks = [{"rank": low, "host": f"h{low}", "place": hosts[low],
               "pairs": [[high, *pairs[low, high]] for high in range(4) if high != low]} for low in range(4)]  # fmt: skip
     first = next(doctor.pair_findings(ranks))
     assert first.severity == "warning" and "bandwidth between rank 0 on h0 and rank 2 on h2 is 10.0 times" in first.text
-    assert len(_pairs.chosen([rank // 4 for rank in range(32)])) == 8
+    assert len(pairwise.chosen([rank // 4 for rank in range(32)])) == 8
 
 
 def test_the_ranks_of_the_launcher():
@@ -245,7 +247,7 @@ dist.recv_object_list([None], 1 - dist.get_rank())
 
 def test_what_attach_makes_of_answers():
     def rank(number, on, place="it began x"):
-        return _attach.Rank(10 + number, number, 4, on, place, "record")
+        return attach.Rank(10 + number, number, 4, on, place, "record")
 
     for ranks, severity, text in (
         ([rank(0, None), rank(1, None)], "ok", "nobody waits"),
@@ -262,10 +264,10 @@ def test_what_attach_makes_of_answers():
         ),
         ([rank(0, None)._replace(record="", place="gone")], "problem", "rank 0 (pid 10): gone"),
     ):
-        got = _attach.verdict(ranks)
+        got = attach.verdict(ranks)
         assert got[0] == severity and got[1].startswith(text), got
     text = "rank 1 of 4\non -1\nit sleeps\nrank 1 of 4, group 1\n  row\n"
-    assert _attach.understand(5, text) == (5, 1, 4, None, "it sleeps", "rank 1 of 4, group 1\n  row\n")
+    assert attach.understand(5, text) == (5, 1, 4, None, "it sleeps", "rank 1 of 4, group 1\n  row\n")
 
 
 ANSWERING = """
@@ -296,8 +298,8 @@ def test_only_who_was_asked_may_answer_and_not_for_ever():
     stranger = subprocess.Popen([*command, "stranger"])
     try:
         asked.stdout.readline()
-        answers = _attach.ask([asked.pid], 30)
-        assert list(answers) == [asked.pid] and len(answers[asked.pid]) == _attach.ANSWER_BYTES
+        answers = attach.ask([asked.pid], 30)
+        assert list(answers) == [asked.pid] and len(answers[asked.pid]) == attach.ANSWER_BYTES
     finally:
         for process in (asked, stranger):
             process.kill()
