@@ -237,7 +237,6 @@ pd_status pd_cuda_device(const char *op, int index, const pd_device **out) {
     return PD_OK;
 }
 
-int pd_cuda_current(void) { return here.current; }
 int pd_cuda_in_use(uint64_t *entered) {
     *entered = here.entered;
     return here.used - 1;
@@ -265,12 +264,4 @@ pd_cache *pd_cuda_cache(const pd_device *d) { return cuda.caches[d->index]; }
 void pd_cuda_trim(void) {
     for (int i = 0; i < cuda.count; i++)
         if (cuda.caches[i] && !enter(&cuda.devices[i])) pd_cache_trim(cuda.caches[i]);
-}
-int64_t pd_cuda_cached(void) {
-    int64_t bytes = 0;
-    for (int i = 0; i < cuda.count; i++) {
-        pd_cache_stats s = cuda.caches[i] ? pd_cache_read(cuda.caches[i]) : (pd_cache_stats){0};
-        bytes += s.reserved - s.allocated;
-    }
-    return bytes;
 }

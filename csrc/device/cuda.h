@@ -21,7 +21,6 @@ const char *pd_cuda_built(void); /* "CUDA 13.0, sm_80 sm_90a"; "" where there is
 /* [borrowed] device `index`, -1: the thread's current one. PD_E_RUNTIME where it is not there, naming what is
    missing. */
 pd_status pd_cuda_device(const char *op, int index, const pd_device **out);
-int pd_cuda_current(void);
 pd_status pd_cuda_set_current(int index);
 int pd_cuda_in_use(uint64_t *entered); /* the device that this thread used last, -1: none; how often it used some */
 
@@ -34,6 +33,5 @@ void pd_cuda_set_stream(const pd_device *d, void *stream); /* for this thread */
 pd_cache *pd_cuda_cache(const pd_device *d);
 bool pd_cuda_capturing(const pd_device *d); /* whether work of this thread's stream is written down, not done */
 void pd_cuda_trim(void);           /* of all devices that have been used */
-int64_t pd_cuda_cached(void);      /* bytes that no tensor uses */
 
 #endif

@@ -97,8 +97,9 @@ static pd_status nonzero(const char *op, const pd_tensor *x, int at, pd_tensor *
     return read_mask(op, mask, positions_apart, mask->ndim, out);
 }
 
-pd_status pd_index_expand(const char *op, const pd_tensor *x, pd_tensor *const *indices, int n, pd_tensor **out,
-                          int *count) {
+/* Masks among the indices become int64 tensors of positions; out: count tensors [new], NULL for a full slice. */
+static pd_status expand(const char *op, const pd_tensor *x, pd_tensor *const *indices, int n, pd_tensor **out,
+                        int *count) {
     pd_status status = PD_OK;
     *count = 0;
     for (int i = 0; i < PD_MAX_DIMS; i++) out[i] = NULL; /* so that a failure releases what there is */
@@ -358,7 +359,7 @@ static pd_status index_compose(pd_call *c) {
     pd_ints order, back;
     int n, first;
     bool together;
-    PD_TRY(pd_index_expand("index", x, c->in + 1, c->nin - 1, idx, &n));
+    PD_TRY(expand("index", x, c->in + 1, c->nin - 1, idx, &n));
     int count = to_front(x, idx, n, &order, in + 1, &first, &together);
     pd_status status = permuted(x, &order, &in[0]);
     if (status) goto done;
@@ -401,7 +402,7 @@ static pd_status put(pd_tensor *x, pd_tensor *const *indices, int nindices, pd_t
     int n, first;
     bool together;
     PD_TRY(pd_check_writable("index_put_", x));
-    PD_TRY(pd_index_expand("index_put_", x, indices, nindices, idx, &n));
+    PD_TRY(expand("index_put_", x, indices, nindices, idx, &n));
     int count = to_front(x, idx, n, &order, in + 2, &first, &together);
     pd_status status = PD_OK;
     if (!count) {

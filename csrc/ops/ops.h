@@ -62,10 +62,6 @@ typedef struct pd_put_attrs { int64_t order, accumulate; } pd_put_attrs;
 pd_status pd_index_put(pd_tensor *x, pd_tensor *const *indices, int nindices, pd_tensor *values, bool accumulate);
 /* As an index it says which; uint8 does so as in PyTorch. */
 static inline bool pd_is_mask(const pd_tensor *t) { return t->dtype == PD_BOOL || t->dtype == PD_U8; }
-/* Masks among the indices become int64 tensors of positions; out: count tensors [new], NULL for a full
-   slice. */
-pd_status pd_index_expand(const char *op, const pd_tensor *x, pd_tensor *const *indices, int n, pd_tensor **out,
-                          int *count);
 
 /* ---- infer helpers ----------------------------------------------------------------------------------------------- */
 

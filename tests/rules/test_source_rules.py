@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from pydist import _C
 TOP = Path(__file__).resolve().parents[2]
 # A folder includes only headers of folders listed before it.
 ROOMS = [
-    "base", "device", "kernels", "cuda", "tensor", "autograd", "ops", "optim", "mpi", "comm", "parallel", "io", "py",
+    "base", "device", "kernels", "cuda", "tensor", "autograd", "ops", "optim", "mpi", "comm", "parallel", "py",
 ]  # fmt: skip
 # The rooms of comm, by levels: a room includes only rooms of levels before its own, so rooms of one level do not know each other.
 COMM = [{"net"}, {"memory"}, {"link"}, {"mesh", "algo", "control"}, {"group"}, {"nccl"}]
@@ -213,6 +214,24 @@ def test_time_and_threads_go_through_os():
 
 def test_headers_begin_with_their_contract():
     assert not [str(path) for _, path, text in csrc(".h", ".def") if not re.match(r"/\*.{20,}?\*/", text, re.S)]
+
+
+def declared():
+    """(name, header) of the functions that headers declare or define."""
+    for _, path, text in csrc(".h"):
+        for name in re.findall(r"\b(pd_\w+)\s*\((?:[^;{}()]|\([^()]*\))*\)\s*(?:__attribute__[^;{]*)?[;{]", code(text)):
+            yield name, path
+
+
+def test_declared_functions_are_called():
+    """By somebody in csrc: tests are no reason to keep a function."""
+    texts = {path: code(text) for _, path, text in csrc()}
+    uses = Counter(word for text in texts.values() for word in re.findall(r"\b(?:pd_|VN\()\w+", text))
+    for text in texts.values():  # a declaration or definition is no call
+        uses.subtract(re.findall(r"^(?![\s#])[\w\s*]*\b(pd_\w+)\s*\(", text, re.M))
+    for name in [name for name in uses if re.match("pd_v[fd]_", name)]:
+        uses[name] += uses["VN(" + name[6:]]  # kernels/cpu/lib/each_type.h
+    assert not [f"{path}: {name}" for name, path in declared() if uses[name] <= 0]
 
 
 def test_lines_fit():

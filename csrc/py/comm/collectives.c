@@ -6,12 +6,13 @@
 
 #include <string.h>
 
+#include "base/host.h"
 #include "base/mem.h"
 #include "comm/algo/reduce.h"
 #include "comm/group/mover.h"
 #include "py/comm/comm_impl.h"
 
-#define GIL_BYTES (128 << 10) /* collectives over this take more than 50 us (design 1.12) */
+#define GIL_BYTES (2.6 * PD_RELEASE_NS) /* collectives over this take longer than that: 128 KiB, 50 us */
 
 /* Works that have ended no longer need their buffers. Looking at one may run Python, which may change the list. */
 static void prune(pd_pygroup *self) {
