@@ -56,12 +56,19 @@ from pydist.distributed._ops.collectives import (
 from pydist.distributed.diagnostics import flight_record, long_task
 
 DistBackendError = DistNetworkError = DistStoreError = DistError  # PyTorch's names for the reasons of a failure
-_DDP = ("BuiltinCommHookType", "GradBucket")
-_STORES = ("FileStore", "HashStore", "PrefixStore", "QueueEmptyError", "Store", "TCPStore")
-_P2P = ("P2POp", "batch_isend_irecv", "irecv", "isend", "recv", "recv_object_list", "send", "send_object_list")
-_EXCHANGE = ("all_to_all", "all_to_all_single")
-_MESH = ("DeviceMesh", "init_device_mesh")
-_OBJECTS = ("all_gather_object", "broadcast_object_list", "gather_object", "scatter_object_list")
+_LATER = {  # file: names that it is opened for at first use
+    "_ops.agreement": "check_replicas",
+    "_ops.all_to_all": "all_to_all all_to_all_single",
+    "_ops.objects": "all_gather_object broadcast_object_list gather_object scatter_object_list",
+    "_ops.p2p": "P2POp batch_isend_irecv irecv isend recv recv_object_list send send_object_list",
+    "algorithms.ddp_comm_hooks._bucket": "BuiltinCommHookType GradBucket",
+    "device_mesh": "DeviceMesh init_device_mesh",
+    "recovery.shrink": "shrink_group",
+    "recovery.transaction": "Transaction",
+    "store": "FileStore HashStore PrefixStore QueueEmptyError Store",
+    "tcp_store": "TCPStore",
+}
+_HOME = {name: file for file, names in _LATER.items() for name in names.split()}
 
 __all__ = [
     "Backend",
@@ -75,7 +82,6 @@ __all__ = [
     "PeerFailed",
     "ProcessGroup",
     "ReduceOp",
-    "Transaction",
     "Work",
     "all_gather",
     "all_gather_coalesced",
@@ -114,15 +120,8 @@ __all__ = [
     "reduce_scatter",
     "reduce_scatter_tensor",
     "scatter",
-    "shrink_group",
-    "check_replicas",
-    *_DDP,
     "split_group",
-    *_EXCHANGE,
-    *_MESH,
-    *_OBJECTS,
-    *_P2P,
-    *_STORES,
+    *_HOME,
 ]
 
 
@@ -131,22 +130,6 @@ def __getattr__(name):
 
     if name in ("algorithms", "distributed_c10d", "member", "nn", "symmetric_memory", "threads"):
         return import_module(f"pydist.distributed.{name}")
-    if name == "check_replicas":
-        return import_module("pydist.distributed._ops.agreement").check_replicas
-    if name in _DDP:
-        return getattr(import_module("pydist.distributed.algorithms.ddp_comm_hooks._bucket"), name)
-    if name == "shrink_group":
-        return import_module("pydist.distributed.recovery.shrink").shrink_group
-    if name == "Transaction":
-        return import_module("pydist.distributed.recovery.transaction").Transaction
-    if name in _STORES:
-        return getattr(import_module(f"pydist.distributed.{'tcp_' * (name == 'TCPStore')}store"), name)
-    if name in _EXCHANGE:
-        return getattr(import_module("pydist.distributed._ops.all_to_all"), name)
-    if name in _MESH:
-        return getattr(import_module("pydist.distributed.device_mesh"), name)
-    if name in _P2P:
-        return getattr(import_module("pydist.distributed._ops.p2p"), name)
-    if name in _OBJECTS:  # pickle is needed by few
-        return getattr(import_module("pydist.distributed._ops.objects"), name)
+    if name in _HOME:
+        return getattr(import_module(f"pydist.distributed.{_HOME[name]}"), name)
     raise AttributeError(f"module 'pydist.distributed' has no attribute '{name}'")
