@@ -203,14 +203,20 @@ static PyObject *group_store(PyObject *o, void *unused) {
     return pd_py_store(self->link);
 }
 
-static PyObject *group_rank(PyObject *o, void *unused) {
-    (void)unused;
-    return PyLong_FromLong(pd_group_rank(((pd_pygroup *)o)->group));
-}
-static PyObject *group_size(PyObject *o, void *unused) {
-    (void)unused;
-    return PyLong_FromLong(pd_group_size(((pd_pygroup *)o)->group));
-}
+/* An attribute that is an expression of the group `g`. */
+#define GET(name, value)                                       \
+    static PyObject *group_##name(PyObject *o, void *unused) { \
+        const pd_group *g = ((pd_pygroup *)o)->group;          \
+        (void)unused;                                          \
+        return value;                                          \
+    }
+GET(rank, PyLong_FromLong(pd_group_rank(g)))
+GET(size, PyLong_FromLong(pd_group_size(g)))
+GET(epoch, PyLong_FromUnsignedLong(pd_group_epoch(g)))
+GET(local, PyLong_FromLong(pd_group_local(g)))
+GET(order, PyUnicode_FromString(pd_group_fast(g) ? "fast" : "tree"))
+GET(transport, PyUnicode_FromString(pd_group_transport(g)))
+
 static PyObject *group_ranks(PyObject *o, void *unused) {
     (void)unused;
     pd_group *g = ((pd_pygroup *)o)->group;
@@ -237,18 +243,6 @@ static PyObject *group_gone(PyObject *o, void *unused) {
     }
     return gone;
 }
-static PyObject *group_epoch(PyObject *o, void *unused) {
-    (void)unused;
-    return PyLong_FromUnsignedLong(pd_group_epoch(((pd_pygroup *)o)->group));
-}
-static PyObject *group_local(PyObject *o, void *unused) {
-    (void)unused;
-    return PyLong_FromLong(pd_group_local(((pd_pygroup *)o)->group));
-}
-static PyObject *group_order(PyObject *o, void *unused) {
-    (void)unused;
-    return PyUnicode_FromString(pd_group_fast(((pd_pygroup *)o)->group) ? "fast" : "tree");
-}
 static PyObject *group_tuning(PyObject *o, void *unused) {
     (void)unused;
     const pd_tuning *t = pd_group_tuning(((pd_pygroup *)o)->group);
@@ -260,10 +254,6 @@ static PyObject *group_counted(PyObject *o, void *unused) {
     (void)unused;
     pd_cost c = pd_group_counted(((pd_pygroup *)o)->group);
     return pd_py_cost(NULL, &c);
-}
-static PyObject *group_transport(PyObject *o, void *unused) {
-    (void)unused;
-    return PyUnicode_FromString(pd_group_transport(((pd_pygroup *)o)->group));
 }
 
 static PyObject *group_way(PyObject *o, void *unused) {
