@@ -164,7 +164,7 @@ static pd_status record(const pd_call *c, pd_tensor *const *saved_in, double wor
         pd_status status = pd_node_save(n, slot++, t, is_out, is_out ? k - 16 : k);
         if (status) {
             pd_node_release(n);
-            return pd_trail(__FILE__, __LINE__, status);
+            return PD_TRAIL(status);
         }
     }
     *out = n;
@@ -289,7 +289,7 @@ static pd_status run_here(pd_call *c) {
         status = make_outputs(c);
     }
     double work = 0;
-    if (!status) status = run_kernel(c, &work);
+    PD_THEN(run_kernel(c, &work));
     if (!status && wants) {
         pd_node *n;
         status = record(c, c->in, work, &n);
@@ -302,7 +302,7 @@ static pd_status run_here(pd_call *c) {
     }
     if (!status) return PD_OK;
     release_all(c->out, c->nout);
-    return pd_trail(__FILE__, __LINE__, status);
+    return PD_TRAIL(status);
 }
 
 static pd_status run_moved(pd_call *c, const pd_device *d) {
@@ -311,7 +311,7 @@ static pd_status run_moved(pd_call *c, const pd_device *d) {
     if (nin > PD_MAX_PARAMS) PD_TRY(pd_malloc(sizeof *moved * 2 * (size_t)nin, c->def->name, &moved));
     pd_status status = move_inputs(c->in, nin, d, moved, moved + nin);
     c->in = moved;
-    if (!status) status = run_here(c);
+    PD_THEN(run_here(c));
     release_all(moved + nin, nin);
     if (moved != few) pd_free(moved);
     return status;
@@ -324,7 +324,7 @@ static pd_status run(pd_call *c) {
     if (!(c->def->op->flags & PD_ANY_DEVICE)) PD_TRY(place_of(c->def, c->in, c->nin, NULL, &d, &moves));
     if (d == pd_device_here && !moves) return run_here(c);
     pd_status status = pd_device_enter(d, &was);
-    if (!status) status = moves ? run_moved(c, d) : run_here(c);
+    PD_THEN(moves ? run_moved(c, d) : run_here(c));
     pd_device_here = was;
     return status;
 }
@@ -349,7 +349,7 @@ static pd_status run_cast(pd_call *c, pd_dtype t) {
     pd_tensor **own = cast + nin;
     pd_status status = cast_inputs(c->in, nin, t, cast, own);
     c->in = cast;
-    if (!status) status = run(c);
+    PD_THEN(run(c));
     release_all(own, nin);
     if (cast != few) pd_free(cast);
     return status;
@@ -419,7 +419,7 @@ static pd_status run_into_here(const pd_def *def, pd_tensor **in, int nin, const
     PD_TRY(pd_tensor_shell(&shell));
     c.out[0] = shell;
     pd_status status = op->infer(&c);
-    if (!status) status = check_into(&c, into, inplace);
+    PD_THEN(check_into(&c, into, inplace));
     if (status) goto done;
     bool direct = shell->dtype == into->dtype && !partly_overlaps(in, nin, into) &&
                   (!(op->flags & PD_CONTIGUOUS) || pd_tensor_is_contiguous(into));
@@ -457,7 +457,7 @@ static pd_status run_into(const pd_def *def, pd_tensor **in, int nin, const void
     for (int i = 0; i < 2 * nin && moves; i++) moved[i] = NULL;
     pd_status status = pd_device_enter(d, &was);
     if (!status && moves) status = move_inputs(in, nin, d, moved, moved + nin);
-    if (!status) status = run_into_here(def, moves ? moved : in, nin, attrs, into);
+    PD_THEN(run_into_here(def, moves ? moved : in, nin, attrs, into));
     if (moves) release_all(moved + nin, nin);
     pd_device_here = was;
     return status;
@@ -495,7 +495,7 @@ static pd_status apply_into(const pd_def *def, pd_tensor *const *in, int nin, co
         }
         status = cast_inputs(in, nin, t, cast, own);
     }
-    if (!status) status = run_into(def, cast, nin, attrs, into);
+    PD_THEN(run_into(def, cast, nin, attrs, into));
     release_all(own, nin);
     return status;
 }

@@ -134,11 +134,11 @@ pd_status pd_autocast_copy_begin(pd_tensor *p, void **to, pd_dtype *t) {
         for (int d = 0; d < p->ndim; d++) c->size[d] = p->size[d], c->stride[d] = p->stride[d];
         const pd_device *was;
         pd_status status = pd_device_enter(p->storage->device, &was);
-        if (!status) status = pd_tensor_allocate(c);
+        PD_THEN(pd_tensor_allocate(c));
         pd_device_here = was;
         if (status) {
             pd_tensor_release(c);
-            return pd_trail(__FILE__, __LINE__, status);
+            return PD_TRAIL(status);
         }
         l->copy = c;
     }
@@ -190,7 +190,7 @@ pd_status pd_autocast_apply(const pd_def *def, pd_tensor *const *in, int nin, co
         cast[i] = own[i];
     }
     pd_autocast.dtype = PD_NO_DTYPE;
-    if (!status) status = pd_apply(def, cast, nin, attrs, out, &count);
+    PD_THEN(pd_apply(def, cast, nin, attrs, out, &count));
     if (!status && back != PD_NO_DTYPE && out[0]->dtype != back) {
         pd_tensor *wide = out[0];
         status = pd_engine.cast(wide, (pd_dtype)back, &out[0]);

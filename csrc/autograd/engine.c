@@ -232,7 +232,7 @@ static pd_status seed(pd_run *r, int i, uint32_t *index) {
     else if (g->dtype != root->dtype) PD_TRY(pd_engine.cast(g, (pd_dtype)root->dtype, &own));
     else PD_TRY(pd_tensor_apart(g, r->b->create_graph, &own));
     pd_status status = pd_tensor_history(root, &fn, &out);
-    if (!status) status = pd_run_find_or_add(r, fn, fn ? NULL : root, index);
+    PD_THEN(pd_run_find_or_add(r, fn, fn ? NULL : root, index));
     if (!status) {
         r->entries[*index].is_root = true;
         status = pd_run_add(r, &r->entries[*index], out, own);

@@ -31,7 +31,7 @@ pd_status pd_node_foreign(const char *name, pd_closure c, pd_tensor *const *in, 
     if (!status && (status = pd_node_new(&kind, NULL, NULL, 0, in, nin, nout, nsaved, out))) pd_free(f);
     if (status) {
         pd_closure_drop(&c);
-        return pd_trail(__FILE__, __LINE__, status);
+        return PD_TRAIL(status);
     }
     f->closure = c;
     snprintf(f->name, sizeof f->name, "%s", name);

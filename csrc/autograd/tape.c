@@ -175,7 +175,7 @@ pd_status pd_tensor_history(pd_tensor *t, pd_node **fn, int *index) {
         pd_grad_mode = mode;
         PD_TRY(status);
         status = pd_meta_get(t, &m);
-        if (!status) status = set_grad_fn(m, fresh->meta ? fresh->meta->grad_fn : NULL, 0);
+        PD_THEN(set_grad_fn(m, fresh->meta ? fresh->meta->grad_fn : NULL, 0));
         if (!status) {
             m->base_rebased = t->base->meta->rebased;
             t->requires_grad = fresh->requires_grad;
@@ -239,7 +239,7 @@ pd_status pd_node_new(const pd_node_kind *kind, const pd_def *def, const void *a
         pd_status status = pd_tensor_history(t, &fn, &e->index);
         if (status) {
             pd_node_release(n);
-            return pd_trail(__FILE__, __LINE__, status);
+            return PD_TRAIL(status);
         }
         if (fn) pd_node_retain(e->fn = fn);
         else if (t->requires_grad) pd_tensor_retain(e->leaf = t);
@@ -247,7 +247,7 @@ pd_status pd_node_new(const pd_node_kind *kind, const pd_def *def, const void *a
     pd_status status = __builtin_expect(pd_anomaly.on, 0) ? pd_anomaly.trace(&n->trace) : PD_OK;
     if (status) {
         pd_node_release(n);
-        return pd_trail(__FILE__, __LINE__, status);
+        return PD_TRAIL(status);
     }
     *out = n;
     return PD_OK;

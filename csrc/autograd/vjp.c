@@ -127,7 +127,7 @@ static pd_status check_version(const pd_node *n, const pd_saved *s) {
 static pd_status laid_out(pd_tensor *t, const pd_tensor *as, pd_tensor **out) {
     PD_TRY(shell_of(as, out));
     pd_status status = pd_tensor_allocate(*out);
-    if (!status) status = pd_engine.copy_into(*out, t);
+    PD_THEN(pd_engine.copy_into(*out, t));
     if (status) pd_tensor_release(*out);
     return status;
 }

@@ -62,4 +62,12 @@ static inline pd_status pd_trail(const char *file, int line, pd_status kind) {
         }                                                          \
     } while (0)
 
+/* The status itself, with this line on a failure's trail: `return PD_TRAIL(status)` after cleaning up. */
+#define PD_TRAIL(status) ((status) != PD_OK ? pd_trail(__FILE__, __LINE__, status) : PD_OK)
+/* As PD_TRY in a function that goes on to clean up: sets `status`, and does nothing where it holds a failure. */
+#define PD_THEN(call)                                                                       \
+    do {                                                                                    \
+        if (status == PD_OK && (status = (call)) != PD_OK) pd_trail_at(__FILE__, __LINE__); \
+    } while (0)
+
 #endif

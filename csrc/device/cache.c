@@ -299,7 +299,7 @@ pd_status pd_cache_record(pd_cache *c, const void *p, void *stream) {
         b->uses = u;
     }
     pthread_mutex_unlock(&c->lock);
-    return status ? pd_trail(__FILE__, __LINE__, status) : PD_OK;
+    return PD_TRAIL(status);
 }
 
 /* ---- pools ------------------------------------------------------------------------------------------------------- */

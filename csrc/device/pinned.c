@@ -52,7 +52,7 @@ pd_status pd_pinned_new(size_t bytes, pd_pinned **out) {
     }
     if (!status) return PD_OK;
     pd_free(*out);
-    return pd_trail(__FILE__, __LINE__, status);
+    return PD_TRAIL(status);
 }
 
 void *pd_pinned_data(const pd_pinned *b) { return b->p; }

@@ -249,7 +249,7 @@ static pd_status where_compose(pd_call *c) {
         status = x ? pd_engine.cast(x, t, &own[i]) : pd_scalar_tensor(numbers[i], t, &own[i]);
         in[1 + i] = own[i];
     }
-    if (!status) status = pd_apply(PD_DEF(where_same), in, 3, NULL, c->out, NULL);
+    PD_THEN(pd_apply(PD_DEF(where_same), in, 3, NULL, c->out, NULL));
     pd_tensor_release(own[0]);
     pd_tensor_release(own[1]);
     return status;

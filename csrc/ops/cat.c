@@ -89,7 +89,7 @@ static pd_status stack_compose(pd_call *c) {
     dim_attrs a = {dim};
     pd_status status = PD_OK;
     for (int i = 0; i < c->nin && !status; i++) status = pd_call1(PD_OP_unsqueeze, c->in[i], &a, &rows[i]);
-    if (!status) status = pd_apply(PD_DEF(cat), rows, c->nin, &a, c->out, NULL);
+    PD_THEN(pd_apply(PD_DEF(cat), rows, c->nin, &a, c->out, NULL));
     for (int i = 0; i < c->nin; i++) pd_tensor_release(rows[i]);
     pd_free(rows);
     return status;

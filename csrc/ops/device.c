@@ -41,7 +41,7 @@ static void vjp(pd_vjp *v) {
     const pd_device *d;
     pd_tensor *back = NULL;
     pd_status status = device_at(a->from, &d);
-    if (!status) status = pd_move(v->g[0], d, true, &back);
+    PD_THEN(pd_move(v->g[0], d, true, &back));
     pd_vjp_set(v, 0, pd_vjp_keep(v, status, back));
 }
 
@@ -86,10 +86,9 @@ pd_status pd_pin(pd_tensor *t, pd_tensor **out) {
     if (!pd_shape_is_dense(t->ndim, t->size, t->stride)) PD_TRY(pd_call1(PD_OP_clone, t, &(int64_t){1}, &dense));
     size_t bytes = pd_tensor_bytes(dense);
     pd_status status = pd_pinned_new(bytes ? bytes : 1, &memory);
-    if (!status) status = pd_tensor_alias(dense, false, out);
+    PD_THEN(pd_tensor_alias(dense, false, out));
     pd_storage *storage = NULL;
-    if (!status)
-        status = pd_storage_foreign(&pd_device_cpu, pd_pinned_data(memory), bytes, pd_pinned_drop, memory, &storage);
+    PD_THEN(pd_storage_foreign(&pd_device_cpu, pd_pinned_data(memory), bytes, pd_pinned_drop, memory, &storage));
     if (!status) {
         memcpy(pd_pinned_data(memory), pd_tensor_data(dense), bytes);
         pd_storage_release((*out)->storage);
@@ -101,5 +100,5 @@ pd_status pd_pin(pd_tensor *t, pd_tensor **out) {
         *out = NULL;
     }
     if (dense != t) pd_tensor_release(dense);
-    return status ? pd_trail(__FILE__, __LINE__, status) : PD_OK;
+    return PD_TRAIL(status);
 }

@@ -80,7 +80,7 @@ pd_status pd_full_like(const pd_tensor *like, double value, pd_tensor **out) {
     pd_tensor *t;
     const pd_device *was;
     pd_status status = pd_device_enter(like->storage->device, &was);
-    if (!status) status = pd_tensor_new("full_like", (pd_dtype)like->dtype, like->ndim, like->size, &t);
+    PD_THEN(pd_tensor_new("full_like", (pd_dtype)like->dtype, like->ndim, like->size, &t));
     if (!status) {
         if (pd_shape_is_dense(like->ndim, like->size, like->stride))
             for (int i = 0; i < like->ndim; i++) t->stride[i] = like->stride[i];

@@ -444,7 +444,7 @@ done:
 pd_status pd_index_put(pd_tensor *x, pd_tensor *const *indices, int nindices, pd_tensor *values, bool accumulate) {
     const pd_device *was;
     pd_status status = pd_device_enter(x->storage->device, &was); /* positions in masks are looked for there */
-    if (!status) status = put(x, indices, nindices, values, accumulate);
+    PD_THEN(put(x, indices, nindices, values, accumulate));
     pd_device_here = was;
     return status;
 }

@@ -517,7 +517,7 @@ static pd_status topk_compose(pd_call *c) {
     pd_tensor_release(moved);
     PD_TRY(status);
     for (int i = 0; i < 2; i++) {
-        if (!status) status = pd_call1(PD_OP_transpose, got[i], &swap, &c->out[i]);
+        PD_THEN(pd_call1(PD_OP_transpose, got[i], &swap, &c->out[i]));
         pd_tensor_release(got[i]);
     }
     return status;

@@ -61,7 +61,7 @@ static pd_status take_copy(const char *op, const pd_tensor *dense, bool written,
                        pd_tensor_shape(of));
     PD_TRY(pd_grow(&c->at, &c->room, c->count + 1, sizeof *c->at, op));
     pd_status status = pd_device_enter(of->storage->device, &was);
-    if (!status) status = pd_tensor_new(op, (pd_dtype)of->dtype, of->ndim, of->size, &copy);
+    PD_THEN(pd_tensor_new(op, (pd_dtype)of->dtype, of->ndim, of->size, &copy));
     pd_device_here = was;
     PD_TRY(status);
     for (int d = 0; d < of->ndim && dense; d++) copy->stride[d] = dense->stride[d];
@@ -227,7 +227,7 @@ static void let_all_go(const pd_step_lists *l, pd_storage **held) {
             void *token = unlocked ? pd_host_release() : NULL;                                          \
             status = pd_device_enter(d, &was);                                                          \
             if (!status) pd_here()->name(part_of(l->params[0]), c, s, l->count);                        \
-            if (!status) status = pd_device_check(d, #name);                                            \
+            PD_THEN(pd_device_check(d, #name));                                                         \
             pd_device_here = was;                                                                       \
             pd_host_acquire(token);                                                                     \
             if (unlocked) let_all_go(l, held);                                                          \
@@ -236,7 +236,7 @@ static void let_all_go(const pd_step_lists *l, pd_storage **held) {
         for (int64_t i = 0; i < l->count && !status; i++)                                               \
             if (s[i].low) pd_autocast_copy_end(l->params[i]);                                           \
         status = end_copies(&copied, status);                                                           \
-        return status ? pd_trail(__FILE__, __LINE__, status) : PD_OK;                                   \
+        return PD_TRAIL(status);                                                                        \
     }
 STEP(sgd, 1.0)
 STEP(adam, 1.5)
@@ -267,7 +267,7 @@ static pd_status over(pd_tensor *t, const char *op, double *sum, double by, bool
     status = pd_device_enter(d, &was);
     if (!status && sum) pd_here()->sum_squares(part, n, data, sum);
     else if (!status) *finite = pd_here()->scale(part, n, by, data);
-    if (!status) status = pd_device_check(d, op);
+    PD_THEN(pd_device_check(d, op));
     pd_device_here = was;
     pd_host_acquire(token);
     pd_storage_release(held);
@@ -290,7 +290,7 @@ pd_status pd_sums_of_squares(pd_tensor *const *tensors, int64_t count, pd_tensor
                            tensors[i]->storage->device->name, d->name);
     }
     pd_status status = pd_device_enter(d, &was);
-    if (!status) status = pd_tensor_new(op, PD_F64, 1, &count, out);
+    PD_THEN(pd_tensor_new(op, PD_F64, 1, &count, out));
     pd_device_here = was;
     for (int64_t i = 0; i < count && !status; i++) {
         status = over(tensors[i], op, (double *)pd_tensor_data(*out) + i, 0, NULL);
@@ -338,9 +338,9 @@ pd_status pd_unscale(pd_tensor *const *tensors, int64_t count, pd_tensor *by, pd
             pd_here()->unscale(part_of(t), parts_of(t), pd_tensor_data(by), pd_tensor_data(found), pd_tensor_data(t));
         status = end_copies(&copied, status);
     }
-    if (!status) status = pd_device_check(d, "unscale");
+    PD_THEN(pd_device_check(d, "unscale"));
     pd_device_here = was;
-    return status ? pd_trail(__FILE__, __LINE__, status) : PD_OK;
+    return PD_TRAIL(status);
 }
 
 pd_status pd_step_ask_to_write(const char *op, pd_tensor *const *params, int64_t count) {

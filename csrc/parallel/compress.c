@@ -190,7 +190,7 @@ static pd_status start(void *ctx, int b, void **pending) {
     const pd_device *was;
     *pending = &c->boxes[b];
     pd_status status = pd_device_enter(c->device, &was);
-    if (!status) status = ways[c->kind].start(c, &c->boxes[b]);
+    PD_THEN(ways[c->kind].start(c, &c->boxes[b]));
     pd_device_here = was;
     return status;
 }
@@ -288,10 +288,10 @@ pd_status pd_compress_set(pd_reducer *r, pd_compress kind, double ratio) {
         x->b = b;
         x->npieces = l->buckets[b].count;
         status = pd_reducer_bucket_at(r, b, &x->in);
-        if (!status) status = fill_box(c, x, ratio);
+        PD_THEN(fill_box(c, x, ratio));
     }
     pd_comm_hook hook = {.start = start, .finish = finish, .abandon = abandon, .drop = drop, .ctx = c};
-    if (!status) status = pd_reducer_set_hook(r, hook);
+    PD_THEN(pd_reducer_set_hook(r, hook));
     if (status) drop(c);
     return status;
 }

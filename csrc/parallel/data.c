@@ -72,7 +72,7 @@ static void forget_backward(pd_reducer *r) {
 static pd_status all_reduce(pd_reducer *r, void *data, int64_t count, pd_dtype t, double scale, pd_work **work) {
     const pd_device *was;
     pd_status status = pd_device_enter(r->device, &was);
-    if (!status) status = pd_group_all_reduce(r->group, data, count, t, PD_REDUCE_SUM, scale, r->site, work);
+    PD_THEN(pd_group_all_reduce(r->group, data, count, t, PD_REDUCE_SUM, scale, r->site, work));
     pd_device_here = was;
     return status;
 }
@@ -368,7 +368,7 @@ static pd_status make_layout(pd_reducer *r, const char *const *names, size_t fir
     }
     pd_status status = pd_layout_init(&r->layout, r->n, pieces);
     pd_free(pieces);
-    if (!status) status = pd_layout_pack(&r->layout, first, cap);
+    PD_THEN(pd_layout_pack(&r->layout, first, cap));
     for (int i = 0; i < r->n && !status; i++) r->slots[i].piece = &r->layout.pieces[i];
     return status;
 }
@@ -402,10 +402,10 @@ pd_status pd_reducer_new(pd_tensor *const *params, const char *const *names, int
         r->n = n;
         status = fill_slots(r, params, names);
     }
-    if (!status) status = build(r, names, first_bytes, cap_bytes);
+    PD_THEN(build(r, names, first_bytes, cap_bytes));
     if (status) {
         pd_reducer_free(r);
-        return pd_trail(__FILE__, __LINE__, status);
+        return PD_TRAIL(status);
     }
     *out = r;
     return PD_OK;

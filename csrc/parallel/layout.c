@@ -94,7 +94,7 @@ static pd_status deal_for(pd_layout *l, int world, const pd_deal **out) {
     }
     if (status) {
         pd_free(d);
-        return pd_trail(__FILE__, __LINE__, status);
+        return PD_TRAIL(status);
     }
     d->next = l->deals;
     *out = l->deals = d;

@@ -205,7 +205,7 @@ bool pd_py_write_out(const char *op, PyObject *out, pd_tensor *result) {
     else if (pd_dtype_category((pd_dtype)result->dtype) > pd_dtype_category((pd_dtype)into->dtype))
         status = pd_fail(PD_E_DTYPE, "%s: out is %s, which cannot hold %s", op, pd_dtype_name((pd_dtype)into->dtype),
                          pd_dtype_name((pd_dtype)result->dtype));
-    if (!status) status = pd_engine.write(into, result);
+    PD_THEN(pd_engine.write(into, result));
     if (status) pd_py_raise(status);
     return !status;
 }

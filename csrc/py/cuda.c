@@ -117,7 +117,7 @@ static bool pointer(const char *op, kind k, PyObject *n, bool back, void **out) 
 static const pd_device *at(const char *op, int index) {
     const pd_device *d, *was;
     pd_status status = pd_cuda_device(op, index, &d);
-    if (!status) status = pd_device_enter(d, &was);
+    PD_THEN(pd_device_enter(d, &was));
     if (!status) pd_device_here = was;
     else pd_py_raise(status);
     return status ? NULL : d;

@@ -30,7 +30,7 @@ pd_status pd_storage_new(const pd_device *device, size_t bytes, pd_storage **out
     pd_status status = device->alloc(device, bytes, &s->data);
     if (status) {
         unmake(s);
-        return pd_trail(__FILE__, __LINE__, status);
+        return PD_TRAIL(status);
     }
     *out = s;
     return PD_OK;
@@ -85,7 +85,7 @@ pd_status pd_storage_share(pd_storage *s) {
     pd_status status = pd_shared_new(m->bytes, &m->ptr, &m->fd);
     if (status) {
         pd_free(m);
-        return pd_trail(__FILE__, __LINE__, status);
+        return PD_TRAIL(status);
     }
     if (s->bytes) memcpy(m->ptr, s->data, s->bytes);
     m->old = *s;
@@ -104,7 +104,7 @@ pd_status pd_storage_open(int fd, size_t bytes, pd_storage **out) {
     if (status) {
         pd_free(m);
         close(fd);
-        return pd_trail(__FILE__, __LINE__, status);
+        return PD_TRAIL(status);
     }
     put(*out, m);
     return PD_OK;

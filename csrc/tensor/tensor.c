@@ -47,7 +47,7 @@ pd_status pd_tensor_new(const char *op, pd_dtype dtype, int ndim, const int64_t 
     pd_status status = pd_tensor_allocate(t);
     if (status) {
         pd_tensor_release(t);
-        return pd_trail(__FILE__, __LINE__, status);
+        return PD_TRAIL(status);
     }
     *out = t;
     return PD_OK;
@@ -82,7 +82,7 @@ pd_status pd_tensor_alias(const pd_tensor *t, bool own_version, pd_tensor **out)
     pd_status status = pd_tensor_shell(&a);
     if (status) {
         pd_free(version);
-        return pd_trail(__FILE__, __LINE__, status);
+        return PD_TRAIL(status);
     }
     copy_geometry(a, t);
     if (own_version) {

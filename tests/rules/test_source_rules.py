@@ -212,6 +212,15 @@ def test_time_and_threads_go_through_os():
     assert not wrong
 
 
+def test_failures_leave_a_trail():
+    """PD_TRY, PD_TRY_TO, PD_THEN or PD_TRAIL: each adds its line. A library's own numbers are no statuses."""
+    wrong = []
+    for _, path, text in csrc(".c", ".inc", ".cu"):
+        pattern = r"\bif \(!status\)\s+status = (?!(?:lt|dnn)\.|layout\(&q->)\w*|\bpd_trail\(__FILE__"
+        wrong += hits(pattern, code(text), path)
+    assert not wrong
+
+
 def test_headers_begin_with_their_contract():
     assert not [str(path) for _, path, text in csrc(".h", ".def") if not re.match(r"/\*.{20,}?\*/", text, re.S)]
 

@@ -184,7 +184,7 @@ static pd_status call(pd_link *link, const pd_store_call *call, pd_store_reply *
     size_t n = sizeof head + call->key_bytes;
     int handle = c->wire.handles ? (int)call->handle : -1; /* tcp carries none */
     pd_status status = send_frame(c, PD_CONTROL_CALL, r.id, text, n, call->data, call->bytes, handle);
-    if (!status) status = await(c, &r, call);
+    PD_THEN(await(c, &r, call));
     for (request **at = &c->requests; *at; at = &(*at)->next)
         if (*at == &r) {
             *at = r.next;

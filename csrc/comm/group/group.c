@@ -161,7 +161,7 @@ static pd_status connect_ranks(pd_group *g, const pd_group_options *o) {
     pd_where where = {0};
     PD_TRY(pd_malloc((size_t)g->size * sizeof *where.hosts, "group", &where.hosts));
     pd_status status = g->transport->alloc(bytes, &g->parts[g->rank]);
-    if (!status) status = pd_parts_exchange(g, 0, bytes, g->parts, &where);
+    PD_THEN(pd_parts_exchange(g, 0, bytes, g->parts, &where));
     g->local = status ? 1 : ranks_per_host(where.hosts, g->size);
     pd_free(where.hosts);
     PD_TRY(status);

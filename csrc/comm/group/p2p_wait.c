@@ -28,8 +28,8 @@ pd_status pd_p2p_carry_on(pd_group *g, const pd_work *w, int64_t ns) {
     if (!g->mesh) return pd_p2p_pump(g);
     if (pthread_mutex_trylock(&g->lock)) return PD_OK;
     pd_status status = pd_group_check(g);
-    if (!status) status = pd_mesh_check(g->mesh);
-    if (!status) status = pd_p2p_pump(g);
+    PD_THEN(pd_mesh_check(g->mesh));
+    PD_THEN(pd_p2p_pump(g));
     if (!status && ns && !is_done(w)) pd_mesh_wait(g->mesh, ns);
     pthread_mutex_unlock(&g->lock);
     return status;

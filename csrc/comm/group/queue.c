@@ -154,11 +154,11 @@ pd_status pd_group_submit(pd_work *w, pd_work **out) {
     pd_status status = pd_group_enter(g);
     if (status) {
         pd_segment_release(w->segment);
-        return pd_trail(__FILE__, __LINE__, status);
+        return PD_TRAIL(status);
     }
     status = pd_group_check(g); /* it may have ended while we waited */
     if (!status && w->mover) status = w->mover->begin(w);
-    if (!status) status = out || g->first ? run_queued(g, w, out) : run_here(g, w);
+    PD_THEN(out || g->first ? run_queued(g, w, out) : run_here(g, w));
     pd_group_leave(g);
     pd_segment_release(w->segment);
     pd_lap_end(&lap, PD_LAP_CALL, pd_collective_names[w->id.coll], 0);
@@ -172,7 +172,7 @@ pd_status pd_group_progress(pd_group *g) {
     if (pthread_mutex_trylock(&g->lock)) return PD_OK; /* whoever has it carries the queue on */
     atomic_store_explicit(&g->owner, self(), memory_order_relaxed);
     pd_status status = pd_group_check(g);
-    if (!status) status = carry_on(g);
+    PD_THEN(carry_on(g));
     if (!status && pd_p2p_used(g) && pd_p2p_pump(g)) status = lose(g);
     pd_group_leave(g);
     return status;

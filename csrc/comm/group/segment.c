@@ -216,7 +216,7 @@ pd_status pd_group_segment_new(pd_group *g, size_t bytes, pd_segment **out) {
     if (bytes > (size_t)1 << 52) return pd_fail(PD_E_VALUE, "segment: %zu bytes", bytes);
     /* Should these two fail, the others would wait: they are told by ending the group. */
     status = pd_calloc(sizeof *s + (size_t)g->size * sizeof *s->parts, "segment", &s);
-    if (!status) status = pd_calloc((size_t)g->size * sizeof *all, "segment", &all);
+    PD_THEN(pd_calloc((size_t)g->size * sizeof *all, "segment", &all));
     if (status) {
         pd_free(s);
         return g->size > 1 ? pd_group_fail(g, true) : status;

@@ -44,7 +44,7 @@ pd_status pd_mpi_open(const char *path, int *rank, int *size) {
     pthread_mutex_lock(&opening);
     pd_status status = mpi ? PD_OK : open_library(path);
     pthread_mutex_unlock(&opening);
-    if (status) return pd_trail(__FILE__, __LINE__, status);
+    if (status) return PD_TRAIL(status);
     *rank = mpi_rank;
     *size = mpi_size;
     return PD_OK;

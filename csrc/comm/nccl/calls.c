@@ -299,7 +299,7 @@ static pd_status reduce_parts(pd_nccl *c, const pd_work *w) {
         if (widens && own && !status) pd_convert(w->job.dtype, PD_F32, part->count, wide, w->job.takes->data);
         wide += widens ? pd_job_bytes(&j, part->count) : 0;
     }
-    if (!status) status = pd_device_check(d, "reduce_scatter");
+    PD_THEN(pd_device_check(d, "reduce_scatter"));
     if (scratch) d->free(d, scratch, 0);
     return status;
 }
@@ -311,11 +311,11 @@ static pd_status issue(pd_nccl *c, const pd_work *w) {
     void *scratch = NULL;
     if (coll == PD_COLL_REDUCE_SCATTER_PARTS) return reduce_parts(c, w);
     pd_status status = stage(c, w, &j, &scratch);
-    if (!status) status = copy_own(c, &j, coll);
-    if (!status) status = ask(c, w, &j, coll);
+    PD_THEN(copy_own(c, &j, coll));
+    PD_THEN(ask(c, w, &j, coll));
     if (!status && j.dtype != w->job.dtype && (coll != PD_COLL_REDUCE || c->g->rank == j.root))
         pd_convert(w->job.dtype, j.dtype, j.count, j.to, w->job.to);
-    if (!status) status = pd_device_check(d, pd_collective_names[coll]);
+    PD_THEN(pd_device_check(d, pd_collective_names[coll]));
     if (scratch) d->free(d, scratch, 0); /* whoever gets it next comes after this on the stream */
     return status;
 }
@@ -328,7 +328,7 @@ pd_status pd_nccl_issue(pd_nccl *c, const pd_work *w, const pd_batch *b) {
     if (!w->job.count && !takes) return PD_OK;
     pd_cuda_set_stream(c->device, c->on); /* scratch memory and conversions belong to it */
     pd_status status = pd_device_enter(c->device, &was);
-    if (!status) status = issue(c, w);
+    PD_THEN(issue(c, w));
     pd_device_here = was;
     pd_cuda_set_stream(c->device, stream);
     return status;

@@ -31,7 +31,7 @@ static pd_status new_one(const char *op, pd_group *g, const pd_device *device, i
     pthread_mutex_init(&c->lock, NULL);
     pd_os_cond_init(&c->changed);
     pd_status status = pd_nccl_on_device(c);
-    if (!status) status = pd_cuda_result(op, c->cuda->stream_new(&c->stream, PRIORITY));
+    PD_THEN(pd_cuda_result(op, c->cuda->stream_new(&c->stream, PRIORITY)));
     c->on = c->stream;
     if (status) pd_nccl_release(c);
     else *out = c;

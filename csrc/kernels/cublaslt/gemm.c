@@ -227,5 +227,5 @@ pd_status pd_cublaslt_gemm(const pd_gemm *c, const void *A, const void *B, const
     }
     unmake(&once_only);
     pthread_mutex_unlock(&lock);
-    return status ? pd_trail(__FILE__, __LINE__, status) : PD_OK;
+    return PD_TRAIL(status);
 }

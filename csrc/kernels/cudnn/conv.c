@@ -307,7 +307,7 @@ static pd_status run(const pd_conv *c, pd_conv_part part, void *const pointers[3
     }
     unmake(&once_only);
     pthread_mutex_unlock(&lock);
-    return status ? pd_trail(__FILE__, __LINE__, status) : PD_OK;
+    return PD_TRAIL(status);
 }
 
 pd_status pd_cudnn_conv(const pd_conv *c, pd_conv_part part, const void *a, const void *b, const void *bias, void *out,
@@ -338,13 +338,13 @@ pd_status pd_cudnn_conv(const pd_conv *c, pd_conv_part part, const void *a, cons
         status = d->alloc(d, bytes_of(&o[i], c->t), &o[i].p);
         if (!status && !o[i].out) relay(&o[i], c->t, o[i].p, last, o[i].given);
     }
-    if (!status) status = run(&all, part, (void *const[]){o[0].p, o[1].p, o[2].p}, done);
+    PD_THEN(run(&all, part, (void *const[]){o[0].p, o[1].p, o[2].p}, done));
     for (int i = 0; i < 3; i++) {
         if (!o[i].p || o[i].p == o[i].given) continue;
         if (o[i].out && *done) relay(&o[i], c->t, o[i].given, !last, o[i].p);
         d->free(d, o[i].p, bytes_of(&o[i], c->t));
     }
-    if (status) return pd_trail(__FILE__, __LINE__, status);
+    if (status) return PD_TRAIL(status);
     if (*done && bias) add_bias(c, bias, out);
     return PD_OK;
 }

@@ -352,7 +352,7 @@ pd_status pd_onednn_conv_forward(const pd_conv *c, const void *x, const void *w,
     int threads = pd_threads_get();
     void *user[PD_DNN_USER] = {(void *)(uintptr_t)x, (void *)(uintptr_t)w, (void *)(uintptr_t)bias, y};
     pd_dnn_plan *p = plan_of(c, FORWARD, bias != NULL, c->N, threads);
-    pd_status status = !p ? pd_trail(__FILE__, __LINE__, PD_E_MEMORY)
+    pd_status status = !p ? PD_TRAIL(PD_E_MEMORY)
                        : p->nsteps ? pd_dnn_plan_run(p, user, scratch, threads)
                                    : pd_fail(PD_E_RUNTIME, "oneDNN: no such convolution");
     pd_dnn_plan_release(p);

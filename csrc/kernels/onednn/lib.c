@@ -288,7 +288,7 @@ pd_status pd_dnn_plan_run(pd_dnn_plan *p, void *const *user, void *scratch, int 
         if (i >= PD_DNN_USER) next += (p->temp[i] + 63) & ~(size_t)63;
     }
     pd_dnn_set *s = take_spare(p);
-    if (!s && !(s = set_new(p))) return pd_trail(__FILE__, __LINE__, PD_E_MEMORY);
+    if (!s && !(s = set_new(p))) return PD_TRAIL(PD_E_MEMORY);
     int was = threads_push(threads);
     dnnl_status_t did = dnnl_success;
     for (int i = 0; i < p->nsteps && did == dnnl_success; i++) {

@@ -297,7 +297,7 @@ static PyObject *f_grad(PyObject *module, PyObject *args, PyObject *kwargs) {
     b.out = out;
     for (Py_ssize_t i = 0; i < n && !status; i++)
         if (!list[i]) status = pd_fail(PD_E_TYPE, "grad: input %zd is None (expected Tensor)", i);
-    if (!status) status = pd_engine_run(&b);
+    PD_THEN(pd_engine_run(&b));
     for (Py_ssize_t i = 0; i < n && !status && !allow; i++)
         if (!out[i])
             status = pd_fail(PD_E_RUNTIME,

@@ -147,7 +147,7 @@ static pd_status take_tensors(const char *op, const char *arg, pd_py_buffer *b) 
     PD_TRY(keep_parts(b, op, items, n));
     if (leaves) b->device = &pd_device_cpu;
     pd_status status = pd_device_enter(b->device, &was);
-    if (!status) status = pd_tensor_new(op, b->dtype, 1, &b->count, &b->staged);
+    PD_THEN(pd_tensor_new(op, b->dtype, 1, &b->count, &b->staged));
     pd_device_here = was;
     PD_TRY(status);
     b->ptr = pd_tensor_data(b->staged);

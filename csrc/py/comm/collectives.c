@@ -573,7 +573,7 @@ PD_PY_METHOD(pd_py_group_messages) {
         b.messages = (pd_message *)(b.buffers + b.n);
         b.works = (pd_work **)(b.messages + b.n);
         status = take_batch(seq, &b);
-        if (!status) status = run_batch(self, &b);
+        PD_THEN(run_batch(self, &b));
         if (!status) list = works_of(self, &b);
         for (int i = 0; status && i < b.taken; i++) pd_py_buffer_drop(&b.buffers[i]);
     }

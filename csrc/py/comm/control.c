@@ -149,7 +149,7 @@ static PyObject *hub_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
     pd_pyhub *self = (pd_pyhub *)pd_py_comm_make(type, PD_PY_HUB);
     if (!self) return NULL;
     pd_status status = pd_hub_new(world, hosts, &self->hub);
-    if (!status) status = pd_calloc((size_t)world * sizeof *self->links, "hub", &self->links);
+    PD_THEN(pd_calloc((size_t)world * sizeof *self->links, "hub", &self->links));
     if (status) {
         Py_DECREF(self);
         return pd_py_raise(status);

@@ -25,7 +25,7 @@ static pd_status settle(pd_pywork *self) {
     if (self->done) return PD_OK;
     self->settling = true;
     pd_status status = pd_py_buffer_done(&self->buffers[0]);
-    if (!status) status = pd_py_buffer_done(&self->buffers[1]);
+    PD_THEN(pd_py_buffer_done(&self->buffers[1]));
     self->settling = false;
     self->done = true;
     self->lost = status;
@@ -92,7 +92,7 @@ static PyObject *work_wait(PyObject *o, PyObject *const *args, Py_ssize_t n, PyO
     if (!pd_py_args(&s, args, n, keywords, a) || !pd_py_seconds(a[0], -1, &timeout)) return NULL;
     pd_status status = PD_OK;
     if (!self->done) PD_PY_NO_GIL(status = pd_work_wait(self->work, timeout));
-    if (!status) status = settle(self);
+    PD_THEN(settle(self));
     if (status) return pd_py_raise(status);
     Py_RETURN_TRUE;
 }

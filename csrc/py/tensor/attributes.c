@@ -177,7 +177,7 @@ static int set_part(PyObject *self, PyObject *value, void *which) {
     if (pd_dtype_is_complex((pd_dtype)t->dtype)) status = part_of(t, which != NULL, &part);
     else if (which) status = pd_fail(PD_E_RUNTIME, "imag: the tensor is %s (expected complex numbers)",
                                      pd_dtype_name((pd_dtype)t->dtype));
-    if (!status) status = pd_engine.write(part ? part : t, from);
+    PD_THEN(pd_engine.write(part ? part : t, from));
     pd_tensor_release(part);
     pd_tensor_release(from);
     if (status) pd_py_raise(status);

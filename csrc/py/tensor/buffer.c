@@ -225,9 +225,8 @@ static PyObject *frombuffer(PyObject *module, PyObject *args, PyObject *kwargs) 
                     "frombuffer: %zd bytes, offset %lld, count %lld of %s (expected whole elements within the buffer)",
                     view->len, offset, count, pd_dtype_name((pd_dtype)dtype));
     int64_t length = count, one = 1;
-    if (!status)
-        status = pd_py_borrow("frombuffer", (char *)view->buf + offset, (pd_dtype)dtype, 1, &length, &one,
-                              view->readonly, give_back, view, &t);
+    PD_THEN(pd_py_borrow("frombuffer", (char *)view->buf + offset, (pd_dtype)dtype, 1, &length, &one,
+                         view->readonly, give_back, view, &t));
     if (status) {
         PyBuffer_Release(view);
         pd_free(view);

@@ -143,7 +143,7 @@ static bool fill_part(pd_tensor *t, int depth, const nest *n, pd_dtype dtype, ch
     if (!t->numel) return true;
     pd_grad_mode = false;
     pd_status status = pd_engine.cast(t, dtype, &cast);
-    if (!status) status = pd_call1(PD_OP_clone, cast, &(int64_t){PD_FORMAT_CONTIGUOUS}, &plain);
+    PD_THEN(pd_call1(PD_OP_clone, cast, &(int64_t){PD_FORMAT_CONTIGUOUS}, &plain));
     pd_grad_mode = mode;
     bool same = !status && has_shape(plain, depth, n);
     if (status) pd_py_raise(status);

@@ -248,13 +248,13 @@ int pd_py_setitem(PyObject *self, PyObject *key, PyObject *value) {
         }
     } else if (x.advanced) {
         status = pd_tensor_new("setitem", (pd_dtype)x.view->dtype, 0, NULL, &v);
-        if (!status) status = pd_scalar_fits("setitem", &number, (pd_dtype)x.view->dtype);
+        PD_THEN(pd_scalar_fits("setitem", &number, (pd_dtype)x.view->dtype));
         if (!status) pd_scalar_store(&number, (pd_dtype)x.view->dtype, pd_tensor_data(v));
     }
     if (!status && v) status = without_leading_ones(&v);
     if (!status && x.advanced) status = pd_index_put(x.view, x.tensors, x.n, v, false);
     else if (!status && v) status = pd_engine.write(x.view, v);
-    else if (!status) status = pd_apply_into(PD_DEF(fill), &x.view, 1, &number, x.view);
+    else PD_THEN(pd_apply_into(PD_DEF(fill), &x.view, 1, &number, x.view));
     pd_tensor_release(v);
     clear(&x);
     if (status) pd_py_raise(status);
