@@ -48,8 +48,10 @@ def test_digits_with_convolutions():
 
 def test_fashion_mnist(data_folder):
     folder = data_folder("fashion-mnist")
-    one, two = (accuracy(mnist("--data", folder, "--epochs", 5, "--no-progress", ranks=ranks)) for ranks in (None, 2))
-    assert one >= 0.87 and two >= 0.87 and abs(one - two) <= 0.01
+    epochs, least = (5, 0.87) if LONG else (2, 0.86)
+    options = ("--data", folder, "--epochs", epochs, "--no-progress")
+    one, two = (accuracy(mnist(*options, ranks=ranks)) for ranks in (None, 2))
+    assert one >= least and two >= least and abs(one - two) <= 0.01
 
 
 @pytest.mark.parametrize("model, ranks", [("mlp", None)] * LONG + [("cnn", 2)])
