@@ -96,7 +96,7 @@ typedef struct pd_low {
 typedef struct pd_meta {
     pd_node *grad_fn;        /* [strong] NULL for a leaf */
     int index;
-    bool sealed; /* shares memory in a way that the tape does not know: in-place ops raise (pd_node_foreign) */
+    bool sealed; /* shares memory in a way that the tape does not know: in-place ops raise (pd_node_custom) */
     pd_tensor *grad;         /* [strong] */
     pd_grad_destination destination; /* of a leaf: where its gradient has to lie */
     pd_hook *hooks;          /* [owned] of a leaf */
@@ -150,9 +150,9 @@ pd_status pd_node_save(pd_node *n, int slot, pd_tensor *t, bool is_out, int inde
 pd_status pd_node_unpack(pd_node *n, int slot, pd_tensor **out);
 /* [new] a node whose gradient a function of the host gives: c.call(c.ctx, pd_vjp *). `name` is copied. Takes c over,
    also on failure. */
-pd_status pd_node_foreign(const char *name, pd_closure c, pd_tensor *const *in, int nin, int nout, int nsaved,
-                          pd_node **out);
-const pd_closure *pd_node_closure(const pd_node *n); /* [borrowed from n] NULL where n is no foreign node */
+pd_status pd_node_custom(const char *name, pd_closure c, pd_tensor *const *in, int nin, int nout, int nsaved,
+                         pd_node **out);
+const pd_closure *pd_node_closure(const pd_node *n); /* [borrowed from n] NULL where n is no custom node */
 /* Between these what is saved stays, though another backward (of a hook, of a thread) frees it. false: it has been. */
 bool pd_node_hold(pd_node *n);
 void pd_node_let_go(pd_node *n);

@@ -322,7 +322,7 @@ static pd_status record(pyctx *c, const char *name, PyObject *inputs, PyObject *
     for (Py_ssize_t i = 0; i < nin; i++)
         if (pd_py_is_tensor(PyTuple_GET_ITEM(inputs, i))) in[i] = pd_py_tensor(PyTuple_GET_ITEM(inputs, i));
     pd_closure closure = {.call = call_function, .drop = pd_py_drop_function, .ctx = Py_NewRef(c)};
-    pd_status status = pd_node_foreign(name, closure, in, (int)nin, (int)nout, (int)nsaved, out);
+    pd_status status = pd_node_custom(name, closure, in, (int)nin, (int)nout, (int)nsaved, out);
     pd_free(in);
     PD_TRY(status);
     c->node = *out;

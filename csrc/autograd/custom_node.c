@@ -4,29 +4,29 @@
 #include "autograd/tape.h"
 #include "base/mem.h"
 
-typedef struct foreign {
+typedef struct custom {
     pd_closure closure;
     char name[64];
-} foreign;
+} custom;
 
 static void run(pd_vjp *v) {
-    foreign *f = v->node->extra;
+    custom *f = v->node->extra;
     v->status = f->closure.call(f->closure.ctx, v);
 }
 
 static void drop(pd_node *n) {
-    foreign *f = n->extra;
+    custom *f = n->extra;
     if (f) pd_closure_drop(&f->closure);
     pd_free(f);
 }
 
-static const char *name_of(const pd_node *n) { return ((const foreign *)n->extra)->name; }
+static const char *name_of(const pd_node *n) { return ((const custom *)n->extra)->name; }
 
 static const pd_node_kind kind = {.name_of = name_of, .run = run, .drop = drop};
 
-pd_status pd_node_foreign(const char *name, pd_closure c, pd_tensor *const *in, int nin, int nout, int nsaved,
-                          pd_node **out) {
-    foreign *f;
+pd_status pd_node_custom(const char *name, pd_closure c, pd_tensor *const *in, int nin, int nout, int nsaved,
+                         pd_node **out) {
+    custom *f;
     pd_status status = pd_malloc(sizeof *f, "tape", &f);
     if (!status && (status = pd_node_new(&kind, NULL, NULL, 0, in, nin, nout, nsaved, out))) pd_free(f);
     if (status) {
@@ -40,5 +40,5 @@ pd_status pd_node_foreign(const char *name, pd_closure c, pd_tensor *const *in, 
 }
 
 const pd_closure *pd_node_closure(const pd_node *n) {
-    return n->kind == &kind ? &((const foreign *)n->extra)->closure : NULL;
+    return n->kind == &kind ? &((const custom *)n->extra)->closure : NULL;
 }
