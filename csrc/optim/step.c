@@ -343,12 +343,6 @@ pd_status pd_unscale(pd_tensor *const *tensors, int64_t count, pd_tensor *by, pd
     return PD_TRAIL(status);
 }
 
-pd_status pd_step_ask_to_write(const char *op, pd_tensor *const *params, int64_t count) {
-    for (int64_t i = 0; i < count; i++)
-        if (params[i]->meta && params[i]->meta->grad) PD_TRY(pd_storage_before_write(op, params[i]->storage));
-    return PD_OK;
-}
-
 pd_status pd_zero_grads(pd_tensor *const *params, int64_t count, bool set_to_none) {
     for (int64_t i = 0; i < count; i++) {
         pd_meta *m = params[i]->meta;

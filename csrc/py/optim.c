@@ -290,13 +290,20 @@ static PyObject *zero_grads(PyObject *module, PyObject *args) {
     return finish(&l, pd_zero_grads(l.t[0], l.n, set_to_none));
 }
 
-static PyObject *ask_to_write(PyObject *module, PyObject *args) {
-    const char *op;
-    PyObject *o;
-    lists l;
+/* Every step begins with it, so it makes nothing: the groups are read as they are. */
+static PyObject *ask_to_write(PyObject *module, PyObject *const *args, Py_ssize_t n) {
     (void)module;
-    if (!PyArg_ParseTuple(args, "sO:ask_to_write", &op, &o) || !read_lists(op, &o, 1, &l)) return NULL;
-    return finish(&l, pd_step_ask_to_write(op, l.t[0], l.n));
+    if (n != 2 || !PyList_Check(args[1]))
+        return PyErr_Format(PyExc_TypeError, "ask_to_write: expected an optimizer and its list of groups");
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(args[1]); i++) {
+        PyObject *group = PyList_GET_ITEM(args[1], i),
+                 *params = PyDict_Check(group) ? PyDict_GetItemString(group, "params") : NULL;
+        for (Py_ssize_t k = 0; params && PyList_Check(params) && k < PyList_GET_SIZE(params); k++) {
+            PyObject *p = PyList_GET_ITEM(params, k);
+            if (pd_py_is_tensor(p)) PD_PY_TRY(pd_step_ask_to_write(Py_TYPE(args[0])->tp_name, pd_py_tensor(p)));
+        }
+    }
+    Py_RETURN_NONE;
 }
 
 static PyObject *sums_of_squares(PyObject *module, PyObject *tensors) {
@@ -361,8 +368,8 @@ static PyMethodDef functions[] = {
      "scale_tensors(tensors, by): multiplies all elements, in place; whether all were finite."},
     {"unscale", unscale, METH_VARARGS,
      "unscale(tensors, by, found): a GPU's tensors times by's element, found's is 1 where one was not finite."},
-    {"ask_to_write", ask_to_write, METH_VARARGS,
-     "ask_to_write(op, params): raises where a step may not write a parameter that has a gradient."},
+    {"ask_to_write", (PyCFunction)(void (*)(void))ask_to_write, METH_FASTCALL,
+     "ask_to_write(optimizer, groups): raises where a step may not write a parameter that has a gradient."},
     {"zero_grads", zero_grads, METH_VARARGS, "zero_grads(params, set_to_none=True)"},
     {0},
 };

@@ -35,7 +35,8 @@ def _whole(step):
             result = step(self, *args, **kwargs)
         finally:
             self._is_stepping = False
-        self._end_step(args, kwargs)
+        if self._step_post_hooks:
+            self._end_step(args, kwargs)
         return result
 
     return wrapper
@@ -78,24 +79,19 @@ class Optimizer:
 
     def _begin_step(self, args, kwargs):
         """The arguments that the step gets: a pre hook may give others."""
-        for hook in list(self._step_pre_hooks.values()):
+        for hook in list(self._step_pre_hooks.values()) if self._step_pre_hooks else ():
             given = hook(self, (self, *args), kwargs)
             if given is None:
                 continue
             if not (isinstance(given, tuple) and len(given) == 2):
                 raise RuntimeError(f"a step pre hook returned {given!r} (expected None or (args, kwargs))")
             (_, *args), kwargs = given
-        self._ask_to_write()
+        _C.ask_to_write(self, self.param_groups)
         return args, kwargs
 
     def _end_step(self, args, kwargs):
         for hook in list(self._step_post_hooks.values()):
             hook(self, (self, *args), kwargs)
-
-    def _ask_to_write(self):
-        """The door of all writes (csrc/tensor/storage.h), for all parameters that have a gradient."""
-        for group in self.param_groups:
-            _C.ask_to_write(f"{type(self).__name__}.step", group["params"])
 
     def _make_private(self):
         """What is neither saved nor copied."""
@@ -167,7 +163,7 @@ class Optimizer:
     def _evaluate(self, closure):
         with enable_grad():
             loss = closure()
-        self._ask_to_write()  # now the gradients are there
+        _C.ask_to_write(self, self.param_groups)  # now the gradients are there
         return loss
 
     def register_step_pre_hook(self, hook):
