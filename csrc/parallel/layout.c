@@ -115,7 +115,7 @@ pd_status pd_layout_range(pd_layout *l, int piece, int rank, int world, int64_t 
     if (world < 1) return pd_fail(PD_E_VALUE, "layout: a world of %d ranks (expected at least 1)", world);
     if (rank < 0 || rank >= world) return pd_fail(PD_E_VALUE, "layout: rank %d (expected 0 to %d)", rank, world - 1);
     const pd_piece *p = &l->pieces[piece];
-    const pd_deal *d;
+    const pd_deal *d = NULL;
     int64_t rows = p->ndim ? p->size[0] : 1;
     *lo = 0;
     *hi = p->numel;
