@@ -148,13 +148,13 @@ def test_a_process_that_dies_after_it_has_returned():
         run_ranks(1, work, processes=True)
 
 
-def sleep_on_rank_1(rank):
+def sleep_on_rank_1(rank, seconds):
     if rank == 1:
-        time.sleep(600 if os.getpid() != HERE else 3)  # a thread cannot be ended
+        time.sleep(seconds)
     dist.barrier()
 
 
-def hang_in_a_collective(rank):
+def hang_in_a_collective(rank, seconds):
     if rank == 0:
         dist.barrier()
     else:
@@ -171,20 +171,19 @@ def stop(rank):
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
-HERE = os.getpid()
-
-
 @KINDS
 @pytest.mark.parametrize("work", [sleep_on_rank_1, hang_in_a_collective])
 def test_the_time_is_over(work, processes):
-    begin = time.monotonic()
-    limit = 3.0 if processes else 0.4
-    with pytest.raises(RankTimeout, match=rf"^rank 0 of 2 has not returned after {limit:g} s \(nor have") as caught:
-        run_ranks(2, work, processes=processes, timeout=limit)
-    assert isinstance(caught.value, TimeoutError) and time.monotonic() - begin < 20
+    for limit in (3.0, 40.0) if processes else (0.4,):  # a busy machine has not started processes after 3 s
+        begin = time.monotonic()
+        with pytest.raises(RankTimeout, match=rf"^rank 0 of 2 has not returned after {limit:g} s \(nor have") as caught:
+            run_ranks(2, work, 600 if processes else 3, processes=processes, timeout=limit)
+        assert isinstance(caught.value, TimeoutError) and time.monotonic() - begin < limit + 20
+        if caught.value.details.count(work.__name__) == 2:
+            break
     assert caught.value.details.count(work.__name__) == 2, caught.value.details
     if work is sleep_on_rank_1 and not processes:
-        time.sleep(3)  # the thread ends
+        time.sleep(3)  # a thread cannot be ended
 
 
 @pytest.mark.parametrize("work", [ignore_signals, stop])
@@ -256,7 +255,7 @@ def test_a_suite_with_the_plugin(tmp_path, words):
     (tmp_path / "suite" / "conftest.py").write_text('pytest_plugins = ["pydist.testing.pytest"]\n')
     (inner / "test_it.py").write_text(SUITE)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-rs", *words, "."]
-    done = subprocess.run(command, cwd=tmp_path / "suite", capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=tmp_path / "suite", capture_output=True, text=True, timeout=300)
     assert re.search(r"^3 failed, 3 passed, 2 skipped in", done.stdout, re.M), done.stdout[-3000:]
     assert "RankFailed: rank 1 of 2 raised AssertionError: only rank 0" in done.stdout
     assert "RankTimeout: rank 0 of 2 has not returned after 3 s" in done.stdout
@@ -272,5 +271,5 @@ def test_the_documented_example(tmp_path):
     (tmp_path / "conftest.py").write_text(conftest)
     (tmp_path / "test_example.py").write_text(example)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "."]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert "1 passed" in done.stdout, done.stdout
