@@ -1,4 +1,5 @@
-"""`python -m benchmarks.comm`: all_reduce against gloo and OpenMPI on one host, with the share of the memory's bandwidth.
+"""`python -m benchmarks.comm`: all_reduce against gloo and OpenMPI on one host, with the share of the memory's bandwidth;
+with --all-to-all an uneven all_to_all against OpenMPI's Alltoallv.
 
 Every peer runs all sizes in processes of its own, pinned to cores, and the peers take turns; a figure is the median over the
 repeats. Ratios are the peer's time over pydist's. The limit is what two processes reach together in a triad past the
@@ -26,15 +27,18 @@ def text(size):
     return f"{size >> 20} MiB" if size >= 1 << 20 else f"{size >> 10} KiB"
 
 
-def commands(ranks, sizes, rewritten):
+def commands(ranks, sizes, how):
+    """how: "rewritten", "all_to_all" or None; programs/comm_sizes.py says what they are."""
     program = str(PROGRAMS / "comm_sizes.py")
-    what = [",".join(map(str, sizes)), *["rewritten"] * rewritten]
+    what = [",".join(map(str, sizes)), *([how] if how else [])]
     start = ["--nproc-per-node", str(ranks), program]
     peers = {
         "pydist": [sys.executable, "-m", "pydist.run", *start, "pydist", *what],
         "pydist symmetric": [sys.executable, "-m", "pydist.run", *start, "symmetric", *what],
     }
-    if find_spec("torch"):
+    if how == "all_to_all":
+        del peers["pydist symmetric"]
+    elif find_spec("torch"):  # gloo has no all_to_all
         peers["gloo"] = [sys.executable, "-m", "torch.distributed.run", "--standalone", *start, "torch", *what]
     if find_spec("mpi4py") and shutil.which("mpirun"):
         mpirun = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", str(ranks)]
@@ -63,15 +67,17 @@ def bandwidth():
         return None if done.returncode else float(subprocess.run([program], capture_output=True, check=True).stdout)
 
 
-def run(ranks, sizes, repeats, rewritten):
-    peers = commands(ranks, sizes, rewritten)
+def run(ranks, sizes, repeats, how=None):
+    peers = commands(ranks, sizes, how)
     samples, limits = {peer: [] for peer in peers}, []
     for _ in range(repeats):
         limits.append(bandwidth())
         for peer, command in peers.items():
             samples[peer].append(measured(command))
     limit = statistics.median(limits) if all(limits) else None
-    what = "all_reduce of tensors just written" if rewritten else "all_reduce"
+    what = {None: "all_reduce", "rewritten": "all_reduce of tensors just written", "all_to_all": "uneven all_to_all"}[
+        how
+    ]
     print(f"{what} on {ranks} ranks, {repeats} repeats" + (f"; triad {limit:.1f} GB/s" if limit else ""))
     for case in samples["pydist"][0]:
         dtype, size = case.split()
@@ -81,7 +87,9 @@ def run(ranks, sizes, repeats, rewritten):
             ratios = [
                 f"{mine / seconds[ours]:6.2f}x {ours}" for ours in seconds if ours.startswith("pydist") and ours != peer
             ]
-            share = f"{2 * ranks * int(size) / mine / 1e9 / limit:5.0%} of the limit" if limit else ""
+            share = (
+                f"{2 * ranks * int(size) / mine / 1e9 / limit:5.0%} of the limit" if limit else ""
+            )  # of all_to_all, too
             print(f"    {peer:18} {mine * 1e6:12.1f} us  {share}  {'  '.join(ratios)}")
     sys.stdout.flush()
 
@@ -101,9 +109,13 @@ def main():
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, metavar="BYTES")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--rewritten", action="store_true", help="each rank writes its tensor before each call")
+    parser.add_argument("--all-to-all", action="store_true", help="uneven all_to_all instead of all_reduce")
     args = parser.parse_args()
+    how = "all_to_all" if args.all_to_all else "rewritten" if args.rewritten else None
     for ranks in args.ranks:
-        run(ranks, args.sizes, args.repeats, args.rewritten)
+        run(ranks, args.sizes, args.repeats, how)
+    if args.all_to_all:
+        return
     identity_checks(min(args.ranks))
 
 

@@ -43,6 +43,8 @@ from pydist.distributed._ops.collectives import (
     all_gather_into_tensor,
     all_reduce,
     all_reduce_coalesced,
+    all_to_all,
+    all_to_all_single,
     barrier,
     broadcast,
     gather,
@@ -58,7 +60,6 @@ from pydist.distributed.diagnostics import flight_record, long_task
 DistBackendError = DistNetworkError = DistStoreError = DistError  # PyTorch's names for the reasons of a failure
 _LATER = {  # file: names that it is opened for at first use
     "_ops.agreement": "check_replicas",
-    "_ops.all_to_all": "all_to_all all_to_all_single",
     "_ops.objects": "all_gather_object broadcast_object_list gather_object scatter_object_list",
     "_ops.p2p": "P2POp batch_isend_irecv irecv isend recv recv_object_list send send_object_list",
     "algorithms.ddp_comm_hooks._bucket": "BuiltinCommHookType GradBucket",
@@ -88,6 +89,8 @@ __all__ = [
     "all_gather_into_tensor",
     "all_reduce",
     "all_reduce_coalesced",
+    "all_to_all",
+    "all_to_all_single",
     "barrier",
     "broadcast",
     "destroy_process_group",
