@@ -136,9 +136,9 @@ def test_comparison():
         usual = {"rank": number, "host": f"h{number}", "clock": 0.0, "speed": 1.0, "latency": 1e-6, "bandwidth": 1e9}
         return {**usual, "transport": "tcp", "same": same, **changes}
 
-    assert [f.severity for f in doctor.compare([rank(0), rank(1)])] == ["ok"]
+    assert [(f.severity, f.check) for f in doctor.compare([rank(0), rank(1)])] == [("ok", "link"), ("ok", "cost")]
     found = list(doctor.compare([rank(0), rank(1, script="b"), rank(2), rank(3, speed=1.6)]))
-    assert [f.check for f in found] == ["versions", "slow rank", "link"]
+    assert [f.check for f in found] == ["versions", "slow rank", "link", "cost"]
     assert "rank 1 on h1 has script b" in found[0].text and "rank 3" in found[1].text
 
 
