@@ -50,7 +50,17 @@ for dtype in (pydist.float32, pydist.bfloat16, pydist.float64, pydist.int32):
         part = pydist.zeros(n, dtype=dtype)
         dist.reduce_scatter_tensor(part, gathered)
         dist.all_reduce(part)
-        out[f"others {dtype} {n}"] = [t.double().sum().item().hex() for t in (y, gathered, part)]
+        rows = [n * (1 + (source + d) % world) for source in range(world) for d in range(world)]
+        give, take = rows[rank * world : (rank + 1) * world], rows[rank :: world]
+        exchanged = pydist.zeros(sum(take), dtype=dtype)
+        dist.all_to_all_single(exchanged, x.repeat(sum(give) // n), take, give)
+        sizes = [n * (r + 1) // world for r in range(world)]
+        uneven = [pydist.zeros(size, dtype=dtype) for size in sizes]
+        dist.all_gather(uneven, x[: sizes[rank]].clone())
+        own = pydist.zeros(sizes[rank], dtype=dtype)
+        dist.reduce_scatter(own, uneven)
+        tensors = (y, gathered, part, exchanged, pydist.cat(uneven), own)
+        out[f"others {dtype} {n}"] = [t.double().sum().item().hex() for t in tensors]
 objects = [None] * world
 dist.all_gather_object(objects, {"rank": rank})
 dist.barrier()
