@@ -3,7 +3,8 @@
    pd_here() gives the table of the device that the op runs on (device/device.h): on the CPU pd_cpu(), that of the best
    instruction set that the processor and PYDIST_ISA allow (kernels/cpu is compiled once per set); on CUDA csrc/cuda's,
    whose pointers are to the device's memory, but for loop.h's cells, and whose functions launch: what they return or
-   write to the host they wait for. matmul and conv choose between kernels/onednn and kernels/portable at run time.
+   write to the host they wait for. Products and convolutions
+   choose a backend at run time (kernels/backend.h).
    Every kernel may use pd_parallel; results do not depend on the number of threads. Types: unless said otherwise F32,
    F64, F16, BF16 (the last two compute in float) and, where "any" is said, the integers and BOOL too. Calls with a type
    that a kernel does not have are the caller's bug: ops/ checks dtypes first. */
@@ -302,11 +303,11 @@ pd_status pd_gemm_run(const pd_gemm *c, const void *A, const void *B, const void
 pd_status pd_gemm_with_sums(const pd_gemm *c, const void *A, const void *B, void *sums, void *C, void *scratch,
                             bool *done);
 
-/* The three parts of a 2-D convolution. Scratch is enough for each; gbias: on the CPU alone. */
-size_t pd_conv_scratch(const pd_conv *c);
+/* The three parts of a 2-D convolution. */
+size_t pd_conv_scratch(const pd_conv *c, pd_conv_part part);
 pd_status pd_conv_forward(const pd_conv *c, const void *x, const void *w, const void *bias, void *y, void *scratch);
 pd_status pd_conv_grad_input(const pd_conv *c, const void *gy, const void *w, void *gx, void *scratch);
-pd_status pd_conv_grad_weight(const pd_conv *c, const void *gy, const void *x, void *gw, void *gbias, void *scratch);
+pd_status pd_conv_grad_weight(const pd_conv *c, const void *gy, const void *x, void *gw, void *scratch);
 
 /* Where oneDNN may lie, tried in order at first use (py/ fills it from importlib.metadata and sys.prefix); copied. */
 void pd_onednn_paths(const char *const *paths, int count);

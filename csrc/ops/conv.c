@@ -86,7 +86,7 @@ static pd_status conv_shape(const pd_call *c, pd_conv *s) {
 static size_t conv_scratch(const pd_call *c) {
     pd_conv s;
     if (conv_shape(c, &s)) return 0;
-    return pd_conv_scratch(&s) + plain_bytes(c->in[0]) + plain_bytes(c->in[1]) + plain_bytes(c->in[2]);
+    return pd_conv_scratch(&s, PD_CONV_FORWARD) + plain_bytes(c->in[0]) + plain_bytes(c->in[1]) + plain_bytes(c->in[2]);
 }
 
 static double conv_work(const pd_call *c) {
@@ -165,7 +165,8 @@ static pd_status grad_infer(pd_call *c, bool input) {
 
 static size_t grad_scratch(const pd_call *c, bool input) {
     pd_conv s;
-    return grad_shape(c, input, &s) ? 0 : pd_conv_scratch(&s) + plain_bytes(c->in[0]) + plain_bytes(c->in[1]);
+    const pd_conv_part part = input ? PD_CONV_INPUT : PD_CONV_WEIGHT;
+    return grad_shape(c, input, &s) ? 0 : pd_conv_scratch(&s, part) + plain_bytes(c->in[0]) + plain_bytes(c->in[1]);
 }
 
 static pd_status grad_kernel(const pd_call *c, bool input) {
@@ -174,7 +175,7 @@ static pd_status grad_kernel(const pd_call *c, bool input) {
     PD_TRY(grad_shape(c, input, &s));
     const void *g = plain(c->in[0], &scratch), *other = plain(c->in[1], &scratch);
     if (input) return pd_conv_grad_input(&s, g, other, pd_tensor_data(c->out[0]), scratch);
-    return pd_conv_grad_weight(&s, g, other, pd_tensor_data(c->out[0]), NULL, scratch);
+    return pd_conv_grad_weight(&s, g, other, pd_tensor_data(c->out[0]), scratch);
 }
 
 static double grad_work(const pd_call *c, bool input) {

@@ -6,9 +6,8 @@
    unit of work is a few places (r, s) of the window, WIDTH channels of x and some of gy: for each block of pixels it
    weaves the inputs at each place, and adds the product to its sums, which stay in the second-level cache. One thread
    makes a sum, pixel after pixel, so the bits do not depend on the number of threads. */
-#include "kernels/cpu/conv_weight.h"
-
 #include "base/threads.h"
+#include "kernels/backend.h"
 #include "kernels/cpu/lib/tiles.h"
 
 #ifdef PD_HAVE_TILES
@@ -19,14 +18,16 @@
 #define TAPS 3      /* places in a unit: neighbours, which see the same inputs */
 
 /* Where AMX is, oneDNN's is the faster one. */
-static bool serves(const pd_conv *c) {
-    return c->t == PD_BF16 && c->x_nhwc && c->y_nhwc && c->groups == 1 && c->C % WIDTH == 0 && c->K % WIDTH == 0 &&
-           c->C > 0 && c->K > 0 && pd_cpu_has_bf16() && !pd_cpu_has_tiles();
+static bool takes(const pd_conv *c, pd_conv_part part) {
+    return part == PD_CONV_WEIGHT && c->t == PD_BF16 && c->x_nhwc && c->y_nhwc && c->groups == 1 &&
+           c->C % WIDTH == 0 && c->K % WIDTH == 0 && c->C > 0 && c->K > 0 && pd_cpu_has_bf16() && !pd_cpu_has_tiles();
 }
 
 static int64_t pixels_of(const pd_conv *c) { return c->N * c->P * c->Q; }
 static int64_t blocks_of(const pd_conv *c) { return (pixels_of(c) + PIXELS - 1) / PIXELS; }
-static size_t scratch_of(const pd_conv *c) { return (size_t)(blocks_of(c) * PIXELS * c->K) * sizeof(pd_bf16); }
+static size_t scratch_of(const pd_conv *c, pd_conv_part part) {
+    return (void)part, (size_t)(blocks_of(c) * PIXELS * c->K) * sizeof(pd_bf16);
+}
 
 typedef struct weight_job {
     const pd_conv *c;
@@ -144,23 +145,23 @@ static void add_units(void *ctx, int64_t begin, int64_t end) {
     }
 }
 
-static void run(const pd_conv *c, const void *gy, const void *x, void *gw, void *scratch) {
+static pd_status grad_weight(const pd_conv *c, const void *gy, const void *x, void *gw, void *scratch) {
     weight_job j = {.c = c, .gy = gy, .x = x, .gw = gw, .woven = scratch, .cuts = (c->K + KERNELS - 1) / KERNELS};
     const int64_t units = (c->R * c->S + TAPS - 1) / TAPS * (c->C / WIDTH);
     while (units * j.cuts < 4 * pd_threads_get() && c->K / j.cuts >= 4 * ROWS) j.cuts *= 2;
     if (pixels_of(c) == 0) {
         memset(gw, 0, (size_t)(c->K * c->C * c->R * c->S) * sizeof(pd_bf16));
-        return;
+        return PD_OK;
     }
     pd_parallel(blocks_of(c), 1 + PD_GRAIN / (PIXELS * c->K), weave_blocks, &j);
     pd_parallel(units * j.cuts, 1, add_units, &j);
+    return PD_OK;
 }
-#else
-static bool serves(const pd_conv *c) { return (void)c, false; }
-static size_t scratch_of(const pd_conv *c) { return (void)c, 0; }
-static void run(const pd_conv *c, const void *gy, const void *x, void *gw, void *scratch) {
-    (void)c, (void)gy, (void)x, (void)gw, (void)scratch;
-}
-#endif
 
-const pd_conv_weight PD_SUFFIXED(pd_conv_weight) = {serves, scratch_of, run};
+const pd_conv_backend PD_SUFFIXED(pd_conv_weight) = {
+    .name = "conv_weight", .takes = takes, .scratch = scratch_of, .grad_weight = grad_weight};
+#else
+static bool takes(const pd_conv *c, pd_conv_part part) { return (void)c, (void)part, false; }
+
+const pd_conv_backend PD_SUFFIXED(pd_conv_weight) = {.name = "conv_weight", .takes = takes};
+#endif

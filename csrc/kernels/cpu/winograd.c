@@ -13,8 +13,7 @@
    there as V[place][tile][channel] into the products M[place][tile][K], and from those into y. What a tile gives does
    not depend on the rows that it was worked with, nor on the thread. The weights' sums run over blocks of rows that the
    shape alone chooses: all threads make V and A gy A^T of a block, then each adds its places' products. */
-#include "kernels/cpu/winograd.h"
-
+#include "kernels/backend.h"
 #include "kernels/cpu/lib/real.h"
 
 #define PD_F32_ONLY
@@ -168,13 +167,15 @@ static void plane_run(plane *p, const void *w, const void *bias, char *scratch) 
     pd_parallel(p->count, 1, run_units, p);
 }
 
-static void forward(const pd_conv *c, const void *x, const void *w, const void *bias, void *y, void *scratch) {
+static pd_status forward(const pd_conv *c, const void *x, const void *w, const void *bias, void *y, void *scratch) {
     plane p = plane_of(c, false, x, y);
     plane_run(&p, w, bias, scratch);
+    return PD_OK;
 }
-static void grad_input(const pd_conv *c, const void *gy, const void *w, void *gx, void *scratch) {
+static pd_status grad_input(const pd_conv *c, const void *gy, const void *w, void *gx, void *scratch) {
     plane p = plane_of(c, true, gy, gx);
     plane_run(&p, w, NULL, scratch);
+    return PD_OK;
 }
 
 /* ---- the gradient of the weights ------------------------------------------------------------------------------- */
@@ -276,7 +277,7 @@ static size_t weights_scratch(const pd_conv *c) {
     return (size_t)numbers * sizeof(float) + (size_t)(groups * s.slot);
 }
 
-static void grad_weight(const pd_conv *c, const void *gy, const void *x, void *gw, void *scratch) {
+static pd_status grad_weight(const pd_conv *c, const void *gy, const void *x, void *gw, void *scratch) {
     weights s = weights_of(c, gy, x);
     s.gw = gw;
     s.V = scratch, s.D = s.V + v_numbers(&s), s.U = s.D + d_numbers(&s), s.slots = (char *)(s.U + u_numbers(&s));
@@ -286,12 +287,12 @@ static void grad_weight(const pd_conv *c, const void *gy, const void *x, void *g
         pd_parallel(PLACES * s.cuts, 1, add_products, &s);
     }
     pd_parallel(c->K / LANES, 1 + PD_GRAIN / (c->C * LANES * PLACES), gather_filters, &s);
+    return PD_OK;
 }
 
-static size_t scratch_of(const pd_conv *c) {
-    size_t forward = plane_scratch(c, false), input = plane_scratch(c, true), weight = weights_scratch(c);
-    size_t larger = forward > input ? forward : input;
-    return larger > weight ? larger : weight;
+static size_t scratch_of(const pd_conv *c, pd_conv_part part) {
+    return part == PD_CONV_WEIGHT ? weights_scratch(c) : plane_scratch(c, part == PD_CONV_INPUT);
 }
 
-const pd_winograd PD_SUFFIXED(pd_winograd) = {scratch_of, forward, grad_input, grad_weight};
+const pd_conv_backend PD_SUFFIXED(pd_winograd) = {"winograd", pd_winograd_takes, scratch_of, forward, grad_input,
+                                                  grad_weight};

@@ -1,3 +1,8 @@
+/* Products on a GPU by cuBLASLt, behind the contract of backend.h; our own tiles (csrc/cuda/gemm.cu) serve what it
+   does not.
+
+   What was found out about a shape is kept: descriptors, and the fastest of the algorithms that the library proposes,
+   timed at the first call that overwrites C (PYDIST_CUDA_TUNE). */
 #include <pthread.h>
 
 #include "base/flags.h"
@@ -5,7 +10,7 @@
 #include "device/cuda.h"
 #include "device/nvidia.h"
 #include "device/plans.h"
-#include "kernels/cublaslt/cublaslt.h"
+#include "kernels/backend.h"
 #include "kernels/cublaslt/lt.h"
 
 #define WORKSPACE ((size_t)32 << 20) /* what the library wants on Hopper */
@@ -197,13 +202,10 @@ static bool shape_fits(const pd_gemm *c, problem *p) {
            side_of(c->M, c->K, c->a_row, c->a_col, &p->b);
 }
 
-size_t pd_cublaslt_scratch(const pd_gemm *c) {
-    problem p;
-    return pd_nvidia_ready(&server, pd_flags_get()->CUBLASLT) && shape_fits(c, &p) ? WORKSPACE : 0;
-}
-
-pd_status pd_cublaslt_gemm(const pd_gemm *c, const void *A, const void *B, const void *bias, void *sums, void *C,
-                           void *scratch, bool *done) {
+/* *done: whether it was launched. False where the library has nothing for this product. sums (or NULL, as bias is
+   then): what pd_gemm_with_sums writes. */
+static pd_status try(const pd_gemm *c, const void *A, const void *B, const void *bias, void *sums, void *C,
+                     void *scratch, bool *done) {
     problem p = {.c = c, .A = A, .B = B, .bias = sums ? sums : bias, .C = C,
                  .tf32 = c->t == PD_F32 && pd_gpu.matmul_tf32, .sums = sums != NULL};
     const pd_device *d = pd_device_here;
@@ -229,3 +231,24 @@ pd_status pd_cublaslt_gemm(const pd_gemm *c, const void *A, const void *B, const
     pthread_mutex_unlock(&lock);
     return PD_TRAIL(status);
 }
+
+/* ---- the backend ---- */
+
+static bool takes(const pd_gemm *c, bool bias) {
+    problem p;
+    return (void)bias, pd_nvidia_ready(&server, pd_flags_get()->CUBLASLT) && shape_fits(c, &p);
+}
+static size_t scratch_of(const pd_gemm *c) { return (void)c, WORKSPACE; }
+
+static pd_status run_or_own(const pd_gemm *c, const void *A, const void *B, const void *bias, void *C, void *scratch) {
+    bool done;
+    PD_TRY(try(c, A, B, bias, NULL, C, scratch, &done));
+    if (!done) pd_here()->gemm(c, A, B, bias, C, scratch);
+    return PD_OK;
+}
+static pd_status with_sums(const pd_gemm *c, const void *A, const void *B, void *sums, void *C, void *scratch,
+                           bool *done) {
+    return try(c, A, B, NULL, sums, C, scratch, done);
+}
+
+const pd_gemm_backend pd_cublaslt_gemm = {"cuBLASLt", takes, scratch_of, run_or_own, with_sums};

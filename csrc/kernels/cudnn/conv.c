@@ -1,3 +1,6 @@
+/* Convolutions on a GPU by cuDNN's graph API, behind the contract of backend.h; csrc/cuda/conv.cu serves what it
+   does not. Plans are kept by shape; engines whose bits differ from run to run, or that sum in 16 bits, are not
+   taken. */
 #include <pthread.h>
 
 #include "base/flags.h"
@@ -5,7 +8,7 @@
 #include "device/cuda.h"
 #include "device/nvidia.h"
 #include "device/plans.h"
-#include "kernels/cudnn/cudnn.h"
+#include "kernels/backend.h"
 #include "kernels/cudnn/dnn.h"
 
 enum {
@@ -291,7 +294,7 @@ static void relay(const operand *o, pd_dtype t, void *to, bool to_last, const vo
     pd_here()->copy(t, t, &l);
 }
 
-static pd_status run(const pd_conv *c, pd_conv_part part, void *const pointers[3], bool *done) {
+static pd_status launch(const pd_conv *c, pd_conv_part part, void *const pointers[3], bool *done) {
     const pd_device *d = pd_device_here;
     plan once_only = {.made = false}, *q = NULL;
     pthread_mutex_lock(&lock);
@@ -310,8 +313,9 @@ static pd_status run(const pd_conv *c, pd_conv_part part, void *const pointers[3
     return PD_TRAIL(status);
 }
 
-pd_status pd_cudnn_conv(const pd_conv *c, pd_conv_part part, const void *a, const void *b, const void *bias, void *out,
-                        bool *done) {
+/* *done: whether it was launched. False where the library has nothing for this convolution. */
+static pd_status try(const pd_conv *c, pd_conv_part part, const void *a, const void *b, const void *bias, void *out,
+                     bool *done) {
     void *const one = (void *)(uintptr_t)a, *const two = (void *)(uintptr_t)b;
     const pd_device *d = pd_device_here;
     const bool last = c->x_nhwc || c->y_nhwc;
@@ -324,9 +328,6 @@ pd_status pd_cudnn_conv(const pd_conv *c, pd_conv_part part, const void *a, cons
     o[2].given = o[2].out ? out : one;
     all.x_nhwc = all.y_nhwc = all.w_nhwc = last;
     *done = false;
-    const char *reason;
-    if (pd_gpu.conv_own) return PD_OK;
-    if (!pd_dtype_is_float(c->t) || c->N <= 0 || c->C <= 0 || c->K <= 0 || !pd_cudnn_version(&reason)) return PD_OK;
     for (int i = 0; i < 3; i++)
         if (lies_alike(&o[i], last) && (uintptr_t)o[i].given % ALIGNED) return PD_OK;
     pd_status status = PD_OK;
@@ -338,7 +339,7 @@ pd_status pd_cudnn_conv(const pd_conv *c, pd_conv_part part, const void *a, cons
         status = d->alloc(d, bytes_of(&o[i], c->t), &o[i].p);
         if (!status && !o[i].out) relay(&o[i], c->t, o[i].p, last, o[i].given);
     }
-    PD_THEN(run(&all, part, (void *const[]){o[0].p, o[1].p, o[2].p}, done));
+    PD_THEN(launch(&all, part, (void *const[]){o[0].p, o[1].p, o[2].p}, done));
     for (int i = 0; i < 3; i++) {
         if (!o[i].p || o[i].p == o[i].given) continue;
         if (o[i].out && *done) relay(&o[i], c->t, o[i].given, !last, o[i].p);
@@ -348,3 +349,31 @@ pd_status pd_cudnn_conv(const pd_conv *c, pd_conv_part part, const void *a, cons
     if (*done && bias) add_bias(c, bias, out);
     return PD_OK;
 }
+
+/* ---- the backend ---- */
+
+static bool takes(const pd_conv *c, pd_conv_part part) {
+    const char *reason;
+    (void)part;
+    if (pd_gpu.conv_own) return false;
+    return pd_dtype_is_float(c->t) && c->N > 0 && c->C > 0 && c->K > 0 && pd_cudnn_version(&reason);
+}
+static size_t scratch_of(const pd_conv *c, pd_conv_part part) { return (void)c, (void)part, 0; }
+
+static pd_status run(const pd_conv *c, pd_conv_part part, const void *a, const void *b, const void *bias, void *out) {
+    bool done;
+    PD_TRY(try(c, part, a, b, bias, out, &done));
+    if (!done) pd_here()->conv(c, part, a, b, bias, out);
+    return PD_OK;
+}
+static pd_status forward(const pd_conv *c, const void *x, const void *w, const void *bias, void *y, void *scratch) {
+    return (void)scratch, run(c, PD_CONV_FORWARD, x, w, bias, y);
+}
+static pd_status grad_input(const pd_conv *c, const void *gy, const void *w, void *gx, void *scratch) {
+    return (void)scratch, run(c, PD_CONV_INPUT, gy, w, NULL, gx);
+}
+static pd_status grad_weight(const pd_conv *c, const void *gy, const void *x, void *gw, void *scratch) {
+    return (void)scratch, run(c, PD_CONV_WEIGHT, gy, x, NULL, gw);
+}
+
+const pd_conv_backend pd_cudnn_conv = {"cuDNN", takes, scratch_of, forward, grad_input, grad_weight};

@@ -28,7 +28,7 @@ bool pd_dnn_columns_serve(const pd_conv *c) {
         c->C < CHANNELS_MIN || c->K < CHANNELS_MIN)
         return false;
     pd_gemm g = product_of(c);
-    return pd_onednn_takes_gemm(&g, false);
+    return pd_onednn_gemm.takes(&g, false);
 }
 
 /* [columns | their product | its scratch] */
@@ -36,7 +36,7 @@ static size_t columns_bytes(const pd_conv *c) { return up((size_t)(pixels_of(c) 
 static size_t sums_bytes(const pd_conv *c) { return up((size_t)(c->K * width_of(c)) * 4); }
 size_t pd_dnn_columns_scratch(const pd_conv *c) {
     pd_gemm g = product_of(c);
-    return columns_bytes(c) + sums_bytes(c) + pd_onednn_gemm_scratch(&g);
+    return columns_bytes(c) + sums_bytes(c) + pd_onednn_gemm.scratch(&g);
 }
 
 typedef struct columns_job {
@@ -81,7 +81,7 @@ pd_status pd_dnn_columns_run(const pd_conv *c, const void *gy, const void *x, vo
     columns_job j = {.c = c, .x = x, .columns = scratch, .gw = gw, .sums = (float *)(void *)sums};
     pd_gemm g = product_of(c);
     pd_parallel(pixels_of(c), 1 + PD_GRAIN / width_of(c), fill_columns, &j);
-    PD_TRY(pd_onednn_gemm(&g, gy, scratch, NULL, sums, sums + sums_bytes(c)));
+    PD_TRY(pd_onednn_gemm.run(&g, gy, scratch, NULL, sums, sums + sums_bytes(c)));
     pd_parallel(c->K, 1 + PD_GRAIN / width_of(c), put_filters, &j);
     return PD_OK;
 }

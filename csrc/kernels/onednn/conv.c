@@ -2,7 +2,6 @@
 #include "base/threads.h"
 #include "kernels/onednn/lib.h"
 #include "kernels/onednn/onednn.h"
-#include "kernels/portable/portable.h"
 
 /* Each operand has two layouts: the caller's (plain strides) and the one the library wants ("any"; for activations only
    where the caller's is not channels_last). Where they differ a reorder stands before or after the main step:
@@ -299,13 +298,10 @@ static pd_status gradient(const pd_conv *c, conv_kind kind, const void *gy, cons
     return status;
 }
 
-pd_status pd_onednn_conv_grad_input(const pd_conv *c, const void *gy, const void *w, void *gx, void *scratch) {
+static pd_status grad_input(const pd_conv *c, const void *gy, const void *w, void *gx, void *scratch) {
     return gradient(c, INPUT, gy, gx, w, scratch);
 }
-pd_status pd_onednn_conv_grad_weight(const pd_conv *c, const void *gy, const void *x, void *gw, void *gbias,
-                                     void *scratch) {
-    if (gbias) pd_conv_grad_bias(c, gy, gbias, scratch);
-    if (!gw) return PD_OK;
+static pd_status grad_weight(const pd_conv *c, const void *gy, const void *x, void *gw, void *scratch) {
     return pd_dnn_columns_serve(c) ? pd_dnn_columns_run(c, gy, x, gw, scratch)
                                    : gradient(c, WEIGHT, gy, x, gw, scratch);
 }
@@ -340,15 +336,15 @@ bool pd_onednn_takes_conv(const pd_conv *c, bool weight) {
     return pd_dnn_serves(c->t) && look(c, weight, &scratch);
 }
 
-size_t pd_onednn_conv_scratch(const pd_conv *c, bool weight) {
-    size_t scratch = pd_conv_bias_scratch(c);
+static size_t scratch_of(const pd_conv *c, pd_conv_part part) {
+    const bool weight = part == PD_CONV_WEIGHT;
+    size_t scratch = 0;
     size_t columns = weight && pd_dnn_columns_serve(c) ? pd_dnn_columns_scratch(c) : 0;
     look(c, weight, &scratch);
     return scratch > columns ? scratch : columns;
 }
 
-pd_status pd_onednn_conv_forward(const pd_conv *c, const void *x, const void *w, const void *bias, void *y,
-                                 void *scratch) {
+static pd_status forward(const pd_conv *c, const void *x, const void *w, const void *bias, void *y, void *scratch) {
     int threads = pd_threads_get();
     void *user[PD_DNN_USER] = {(void *)(uintptr_t)x, (void *)(uintptr_t)w, (void *)(uintptr_t)bias, y};
     pd_dnn_plan *p = plan_of(c, FORWARD, bias != NULL, c->N, threads);
@@ -358,4 +354,11 @@ pd_status pd_onednn_conv_forward(const pd_conv *c, const void *x, const void *w,
     pd_dnn_plan_release(p);
     return status;
 }
+
+/* The weight's gradient of what conv_weight takes is never asked for, and nothing is made for it. */
+static bool takes(const pd_conv *c, pd_conv_part part) {
+    return (void)part, pd_onednn_takes_conv(c, !pd_conv_weight_takes(c));
+}
+
+const pd_conv_backend pd_onednn_conv = {"oneDNN", takes, scratch_of, forward, grad_input, grad_weight};
 #endif

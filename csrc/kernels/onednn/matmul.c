@@ -184,7 +184,7 @@ static bool look(const pd_gemm *c, const grid *g, bool bias, size_t *scratch) {
     return true;
 }
 
-bool pd_onednn_takes_gemm(const pd_gemm *c, bool bias) {
+static bool takes(const pd_gemm *c, bool bias) {
     if (c->t == PD_F64 || c->batch <= 0 || c->M <= 1 || c->N <= 1 || c->K <= 0) return false;
     double flops = 2.0 * (double)c->M * (double)c->N * (double)c->K;
     const bool cut = c->t == PD_F32 && divides(c);
@@ -210,7 +210,7 @@ static size_t piece_bytes(const pd_gemm *c, const grid *g) {
 }
 
 /* [slots of the primitives' scratch and of a piece of columns | partial products, where K is cut] */
-size_t pd_onednn_gemm_scratch(const pd_gemm *c) {
+static size_t scratch_of(const pd_gemm *c) {
     grid g = grid_of(c);
     size_t one = 0;
     look(c, &g, false, &one);
@@ -290,7 +290,7 @@ static void join_rows(void *ctx, int64_t begin, int64_t end) {
     }
 }
 
-pd_status pd_onednn_gemm(const pd_gemm *c, const void *A, const void *B, const void *bias, void *C, void *scratch) {
+static pd_status run(const pd_gemm *c, const void *A, const void *B, const void *bias, void *C, void *scratch) {
     job j = {.c = c, .g = grid_of(c), .A = A, .B = B, .bias = bias, .C = C, .scratch = scratch};
     look(c, &j.g, false, &j.one); /* as the scratch was measured */
     look(c, &j.g, true, &j.one);
@@ -303,4 +303,6 @@ pd_status pd_onednn_gemm(const pd_gemm *c, const void *A, const void *B, const v
     if (j.g.tk > 1) pd_parallel(c->M, 1 + PD_GRAIN / (c->N * j.g.tk), join_rows, &j);
     return PD_OK;
 }
+
+const pd_gemm_backend pd_onednn_gemm = {.name = "oneDNN", .takes = takes, .scratch = scratch_of, .run = run};
 #endif

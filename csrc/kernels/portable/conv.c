@@ -1,10 +1,7 @@
-#include "kernels/portable/portable.h"
+/* Convolution without oneDNN: im2col and the packed product (kernels/cpu/gemm.c, through pd_cpu()). Any shape, all
+   float types; f16 and bf16 are converted whole and computed in float. The same bits for any number of threads.
 
-#include <string.h>
-
-#include "base/threads.h"
-
-/* A block of images and one group at a time, with places = P Q and red = C / groups * R * S numbers summed for each.
+   A block of images and one group at a time, with places = P Q and red = C / groups * R * S numbers summed for each.
    col holds the windows of all output places, contiguous along what is contiguous in an image:
 
        nhwc: col[image][place][red]      a window in the order of a filter (c r s, or r s c where w is nhwc)
@@ -16,6 +13,11 @@
 
    A 1 x 1 convolution of stride 1 without padding needs no col: it is x (or gx). How many images make a block depends
    on the shape alone. */
+#include <string.h>
+
+#include "base/threads.h"
+#include "kernels/backend.h"
+
 #define BLOCK_BYTES (4 << 20) /* of col, or of partial gradients: about a second-level cache */
 #define BLOCK_IMAGES 16       /* enough to keep threads busy with whole images */
 
@@ -184,24 +186,24 @@ static floats floats_at(const pd_conv *c, void *scratch) {
     return f;
 }
 
-/* ---- the four functions ---- */
+/* ---- the backend ---- */
 
-size_t pd_portable_conv_scratch(const pd_conv *c) {
+static bool takes(const pd_conv *c, pd_conv_part part) { return (void)c, (void)part, true; }
+
+static size_t scratch_of(const pd_conv *c, pd_conv_part part) {
     shape s = shape_of(c);
-    size_t work = gemm_bytes(&s) + col_bytes(&s) + partial_bytes(&s), bias = pd_conv_bias_scratch(c);
-    return half_bytes(c) + (work > bias ? work : bias);
+    return (void)part, half_bytes(c) + gemm_bytes(&s) + col_bytes(&s) + partial_bytes(&s);
 }
 
-void pd_portable_conv_forward(const pd_conv *c, const void *x, const void *w, const void *bias, void *y,
-                              void *scratch) {
+static pd_status forward(const pd_conv *c, const void *x, const void *w, const void *bias, void *y, void *scratch) {
     if (is_half(c->t)) {
         floats f = floats_at(c, scratch);
         pd_convert(PD_F32, c->t, x_count(c), x, f.x);
         pd_convert(PD_F32, c->t, w_count(c), w, f.w);
         if (bias) pd_convert(PD_F32, c->t, c->K, bias, f.bias);
-        pd_portable_conv_forward(&f.c, f.x, f.w, bias ? f.bias : NULL, f.y, f.rest);
+        PD_TRY(forward(&f.c, f.x, f.w, bias ? f.bias : NULL, f.y, f.rest));
         pd_convert(c->t, PD_F32, y_count(c), f.y, y);
-        return;
+        return PD_OK;
     }
     shape s = shape_of(c);
     char *col = (char *)scratch + gemm_bytes(&s);
@@ -231,16 +233,17 @@ void pd_portable_conv_forward(const pd_conv *c, const void *x, const void *w, co
             }
             pd_cpu()->gemm(&gemm, filter, windows, NULL, to, scratch);
         }
+    return PD_OK;
 }
 
-void pd_portable_conv_grad_input(const pd_conv *c, const void *gy, const void *w, void *gx, void *scratch) {
+static pd_status grad_input(const pd_conv *c, const void *gy, const void *w, void *gx, void *scratch) {
     if (is_half(c->t)) {
         floats f = floats_at(c, scratch);
         pd_convert(PD_F32, c->t, y_count(c), gy, f.y);
         pd_convert(PD_F32, c->t, w_count(c), w, f.w);
-        pd_portable_conv_grad_input(&f.c, f.y, f.w, f.x, f.rest);
+        PD_TRY(grad_input(&f.c, f.y, f.w, f.x, f.rest));
         pd_convert(c->t, PD_F32, x_count(c), f.x, gx);
-        return;
+        return PD_OK;
     }
     shape s = shape_of(c);
     char *col = (char *)scratch + gemm_bytes(&s);
@@ -253,19 +256,17 @@ void pd_portable_conv_grad_input(const pd_conv *c, const void *gy, const void *w
             pd_cpu()->gemm(&gemm, c->x_nhwc ? from : filter, c->x_nhwc ? filter : from, NULL, to, scratch);
             if (!s.plain) col2im(&s, col, p.images, image);
         }
+    return PD_OK;
 }
 
-void pd_portable_conv_grad_weight(const pd_conv *c, const void *gy, const void *x, void *gw, void *gbias,
-                                  void *scratch) {
-    if (gbias) pd_conv_grad_bias(c, gy, gbias, (char *)scratch + half_bytes(c));
-    if (!gw) return;
+static pd_status grad_weight(const pd_conv *c, const void *gy, const void *x, void *gw, void *scratch) {
     if (is_half(c->t)) {
         floats f = floats_at(c, scratch);
         pd_convert(PD_F32, c->t, y_count(c), gy, f.y);
         pd_convert(PD_F32, c->t, x_count(c), x, f.x);
-        pd_portable_conv_grad_weight(&f.c, f.y, f.x, f.w, NULL, f.rest);
+        PD_TRY(grad_weight(&f.c, f.y, f.x, f.w, f.rest));
         pd_convert(c->t, PD_F32, w_count(c), f.w, gw);
-        return;
+        return PD_OK;
     }
     shape s = shape_of(c);
     char *col = (char *)scratch + gemm_bytes(&s), *partials = col + col_bytes(&s);
@@ -282,16 +283,7 @@ void pd_portable_conv_grad_weight(const pd_conv *c, const void *gy, const void *
             add_job j = {&s, partials, to, p.images, n == 0};
             if (s.block > 1) over(s.Kg * s.red, p.images, s.t == PD_F64 ? add_double : add_float, &j);
         }
+    return PD_OK;
 }
 
-size_t pd_conv_bias_scratch(const pd_conv *c) { return up((size_t)(c->N * c->K * 8)); }
-
-void pd_conv_grad_bias(const pd_conv *c, const void *gy, void *gbias, void *scratch) {
-    int64_t places = c->P * c->Q;
-    if (c->y_nhwc) {
-        pd_cpu()->fold(PD_FOLD_SUM, c->t, c->t, &(pd_block){1, c->N * places, c->K}, gy, gbias);
-        return;
-    }
-    pd_cpu()->fold(PD_FOLD_SUM, c->t, PD_F64, &(pd_block){c->N * c->K, places, 1}, gy, scratch);
-    pd_cpu()->fold(PD_FOLD_SUM, PD_F64, c->t, &(pd_block){1, c->N, c->K}, scratch, gbias);
-}
+const pd_conv_backend pd_portable_conv = {"portable", takes, scratch_of, forward, grad_input, grad_weight};
