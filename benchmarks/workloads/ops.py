@@ -1,4 +1,4 @@
-"""Single ops at sizes from 1 Ki to 16 Mi elements: the families of tests/lib/op_samples.py, as expressions."""
+"""Single ops at sizes from 1 Ki to 16 Mi elements, as expressions. tests/lib/op_samples.py has small calls of every op."""
 
 import ast
 from math import isqrt

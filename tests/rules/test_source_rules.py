@@ -385,3 +385,14 @@ def test_no_file_says(what, pattern):
     for path in files(*TEXT):
         wrong += hits(pattern, (TOP / path).read_text(errors="replace"), path)
     assert not wrong, what
+
+
+def test_adding_an_op_shows_the_tree():
+    """docs/internals/adding-an-op.md: the files that it names exist, and what it quotes stands in its heading's file."""
+    text = (TOP / "docs/internals/adding-an-op.md").read_text()
+    named = re.findall(r"`((?:csrc|tests|tools|benchmarks|pydist)/[^`]*)`", text)
+    assert len(named) > 15 and not [name for name in named if not (TOP / name).exists()]
+    edits = re.findall(r"^## \d\. .*?`(\S+)`\n(.*?)(?=^## )", text, re.MULTILINE | re.DOTALL)
+    quoted = [(path, code) for path, part in edits for code in re.findall(r"```\w+\n(.*?)```", part, re.DOTALL)]
+    assert len(edits) == len(quoted) == 6
+    assert not [path for path, code in quoted if code not in (TOP / path).read_text()]
