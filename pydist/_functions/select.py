@@ -67,10 +67,7 @@ def _extreme_along(input, dim, index, src, reduce, include_self):
     order = (rows.detach() if reduce == "amax" else -rows.detach()).argsort(-1, stable=True)
     places, rows = places.gather(1, order), rows.gather(1, order)
     best = _C.zeros(rows.shape[0], n, dtype=_C.int64) - 1
-    steps = _C.arange(rows.shape[1]).expand(rows.shape)
-    base = _C.arange(rows.shape[0]).unsqueeze(1).expand(rows.shape)
-    for k in range(rows.shape[1]):  # later ones are more extreme
-        best = _C.index_put(best, [base[:, k], places[:, k]], steps[:, k])
+    best.scatter_(1, places, _C.arange(rows.shape[1]).expand(rows.shape))  # the last one stays: the most extreme
     found = rows.gather(1, best.clamp(0))
     seen = best >= 0
     shape = [*index.movedim(dim, -1).shape[:-1], n]
