@@ -31,14 +31,6 @@ const pd_algo *pd_plan_direct(uint8_t coll) {
     }
 }
 
-int64_t pd_plan_pieces(const pd_algo *a, pd_job *j, size_t bytes, int64_t count) {
-    pd_dtype kept = a->steps ? pd_reduce_partial(j->dtype) : j->dtype;
-    int places = a->places == PD_PLACE_ALL ? j->size : a->places == PD_PLACE_OTHERS ? j->size - 1 : 1;
-    j->piece = (int64_t)(bytes / pd_dtype_size(kept)) / places;
-    if (j->piece >= 64) j->piece &= ~(int64_t)63; /* whole cache lines */
-    return (count + j->piece - 1) / j->piece;
-}
-
 pd_cost pd_algo_cost(const pd_algo *a, const pd_job *j, int64_t pieces) {
     pd_cost c = {.steps = 1};
     if (pieces && !a->depth) c.steps = 2;

@@ -28,8 +28,6 @@ pd_cost pd_parts_read_cost(const struct pd_algo *a, const struct pd_job *j);
 /* The algorithm that a group takes for a collective; `bytes` of an all_reduce or a reduce. */
 const struct pd_algo *pd_plan_pick(uint8_t coll, const struct pd_tuning *t, const struct pd_algo *forced, bool fast,
                                    bool hosts, size_t bytes);
-/* j->piece for pieces of so many bytes, and how many there are of `count` elements. */
-int64_t pd_plan_pieces(const struct pd_algo *a, struct pd_job *j, size_t bytes, int64_t count);
 /* Of a collective that finds its data in a symmetric segment; NULL: there is no such algorithm. */
 const struct pd_algo *pd_plan_direct(uint8_t coll);
 

@@ -96,7 +96,7 @@ static pd_status place_error(const call *c, pd_status status) {
 }
 
 static void drop(call *c) {
-    pd_free(c->parts);
+    if (c->parts) pd_free(c->parts);
     pd_py_buffer_drop(&c->in);
     pd_py_buffer_drop(&c->out);
 }
