@@ -73,7 +73,7 @@ class Peer:
         path = os.pathsep.join(filter(None, (str(root), str(HERE.parent), os.environ.get("PYTHONPATH"))))
         env = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": str(threads), "TF_CPP_MIN_LOG_LEVEL": "2",
                "TF_NUM_INTRAOP_THREADS": str(threads), "TF_NUM_INTEROP_THREADS": "1", "JAX_PLATFORMS": "cpu"}  # fmt: skip
-        self.log = open(os.path.join(self.folder.name, "log"), "w+")  # noqa: SIM115: close() closes it
+        self.log = open(os.path.join(self.folder.name, "log"), "w+")  # close() closes it
         self.process = subprocess.Popen([sys.executable, *launch, *worker], env=env, stdout=self.log, stderr=self.log)
         self.connections = [self._accept() for _ in range(ranks)]
 
