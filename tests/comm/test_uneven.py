@@ -320,6 +320,34 @@ def test_bad_arguments_leave_the_group_as_it_is(number):
     assert on_ranks(2, fn) == [[2.0] * 4] * 2
 
 
+class Size:
+    """An int whose reading empties the list that it stands in."""
+
+    def __init__(self, sizes, value):
+        self.sizes, self.value = sizes, value
+
+    def __index__(self):
+        self.sizes.clear()
+        return self.value
+
+
+def emptied(values):
+    sizes = []
+    sizes.extend(Size(sizes, value) for value in values)
+    return sizes
+
+
+def test_sizes_are_taken_before_they_are_read():
+    def fn(rank):
+        x, out = pydist.arange(4.0), pydist.zeros(4)
+        dist.group.WORLD.all_to_all(out, x, False, emptied([2, 2]), emptied([2, 2]))
+        return out.tolist()
+
+    assert on_ranks(2, fn) == [[0.0, 1.0, 0.0, 1.0], [2.0, 3.0, 2.0, 3.0]]
+    read, want = {"op": "all_gather", "world": 3, "count": 6}, [1, 2, 3]
+    assert _C.comm_cost(**read, sizes=emptied(want)) == _C.comm_cost(**read, sizes=want)
+
+
 def differing(rank, kind):
     x, out = pydist.ones(6), pydist.full((6,), -1.0)
     try:

@@ -96,7 +96,7 @@ static pd_status place_error(const call *c, pd_status status) {
 }
 
 static void drop(call *c) {
-    if (c->parts) pd_free(c->parts);
+    pd_free(c->parts);
     pd_py_buffer_drop(&c->in);
     pd_py_buffer_drop(&c->out);
 }
@@ -147,6 +147,12 @@ PD_PY_METHOD(pd_py_group_broadcast) {
     return finish(&c);
 }
 
+static pd_status check_dtypes(const call *c, const char *name, pd_dtype have, pd_dtype want, const char *other) {
+    if (have == want) return PD_OK;
+    return pd_fail(PD_E_DTYPE, "%s: %s is of %s (expected %s, as %s)", c->name, name, pd_dtype_name(have),
+                   pd_dtype_name(want), other);
+}
+
 /* One of the two has `size` times the elements of the other, and is a list of such tensors if it is a list. Coalesced,
    both are lists: the tensors of rank 0's part, then of rank 1's, ... */
 static pd_status check_parts(const call *c, const pd_py_buffer *whole, const char *name, const pd_py_buffer *part,
@@ -155,9 +161,7 @@ static pd_status check_parts(const call *c, const pd_py_buffer *whole, const cha
     if (part->listed != coalesced || (coalesced && !whole->listed))
         return pd_fail(PD_E_TYPE, "%s: %s is %s", c->name, part->listed != coalesced ? part_name : name,
                        coalesced ? "no list (expected one of tensors)" : "a list (expected a tensor)");
-    if (whole->dtype != part->dtype)
-        return pd_fail(PD_E_DTYPE, "%s: %s is of %s (expected %s, as %s)", c->name, name,
-                       pd_dtype_name(whole->dtype), pd_dtype_name(part->dtype), part_name);
+    PD_TRY(check_dtypes(c, name, whole->dtype, part->dtype, part_name));
     PD_TRY(pd_py_buffer_like(whole, c->name, name, size, part));
     if (whole->count != part->count * size)
         return pd_fail(PD_E_SHAPE, "%s: %s has %lld elements (expected %d times the %lld of %s)", c->name, name,
@@ -213,6 +217,19 @@ static void sizes_text(PyObject *sizes, char *text, size_t size) {
     Py_XDECREF(shown);
 }
 
+bool pd_py_part_sizes(PyObject *sizes, const char *op, const char *arg, int n, pd_part *parts, bool *fits) {
+    PyObject *items = pd_py_items(sizes, op, arg, "a list or another sequence of ints");
+    bool good = items != NULL;
+    *fits = good && PyTuple_GET_SIZE(items) == n;
+    for (int r = 0; good && *fits && r < n; r++) {
+        parts[r].count = PyLong_AsLongLong(PyTuple_GET_ITEM(items, r));
+        good = parts[r].count != -1 || !PyErr_Occurred();
+        *fits = parts[r].count >= 0;
+    }
+    Py_XDECREF(items);
+    return good;
+}
+
 /* The sizes of the parts, in rows; none given: equal ones. */
 static pd_status read_sizes(const call *c, PyObject *sizes, const char *name, int64_t rows, pd_part *parts) {
     int size = pd_group_size(c->self->group);
@@ -223,22 +240,14 @@ static pd_status read_sizes(const call *c, PyObject *sizes, const char *name, in
         for (int r = 0; r < size; r++) parts[r].count = rows / size;
         return PD_OK;
     }
-    PyObject *list = PySequence_Fast(sizes, "the sizes of parts are no sequence of ints");
-    if (!list) return pd_py_caught();
-    int64_t sum = 0;
-    bool fits = PySequence_Fast_GET_SIZE(list) == size;
+    int64_t left = rows;
+    bool fits;
+    if (!pd_py_part_sizes(sizes, c->name, "the sizes of parts", size, parts, &fits)) return pd_py_caught();
     for (int r = 0; fits && r < size; r++) {
-        int64_t n = PyLong_AsLongLong(PySequence_Fast_GET_ITEM(list, r));
-        if (n == -1 && PyErr_Occurred()) {
-            Py_DECREF(list);
-            return pd_py_caught();
-        }
-        parts[r].count = n;
-        fits = n >= 0 && n <= rows - sum;
-        sum += n;
+        fits = parts[r].count <= left;
+        left -= fits ? parts[r].count : 0;
     }
-    Py_DECREF(list);
-    if (fits && sum == rows) return PD_OK;
+    if (fits && !left) return PD_OK;
     char text[120];
     sizes_text(sizes, text, sizeof text);
     return pd_fail(PD_E_VALUE, "%s: %s of %lld rows is split into %s (expected %d sizes that add up to %lld)", c->name,
@@ -290,12 +299,6 @@ static pd_status check_apart(const call *c, const pd_part *in, const pd_part *ou
     if (overlaps(out, n, &whole, -1, element))
         for (int r = 0; r < n; r++) bad |= overlaps(out, n, &in[r], -1, element);
     return bad ? pd_fail(PD_E_VALUE, "%s: input and output overlap (expected separate memory)", c->name) : PD_OK;
-}
-
-static pd_status check_dtypes(const call *c, const char *name, pd_dtype have, pd_dtype want, const char *other) {
-    if (have == want) return PD_OK;
-    return pd_fail(PD_E_DTYPE, "%s: %s is of %s (expected %s, as %s)", c->name, name, pd_dtype_name(have),
-                   pd_dtype_name(want), other);
 }
 
 static pd_status exchange_parts(call *c, PyObject *out_sizes, PyObject *in_sizes) {
@@ -379,9 +382,7 @@ PD_PY_METHOD(pd_py_group_reduce_scatter) {
 static pd_status check_exchange(const call *c) {
     const pd_py_buffer *in = &c->in, *out = &c->out;
     int size = pd_group_size(c->self->group);
-    if (in->dtype != out->dtype)
-        return pd_fail(PD_E_DTYPE, "all_to_all: output is of %s (expected %s, as input)", pd_dtype_name(out->dtype),
-                       pd_dtype_name(in->dtype));
+    PD_TRY(check_dtypes(c, "output", out->dtype, in->dtype, "input"));
     if (in->count != out->count || in->count % size)
         return pd_fail(PD_E_SHAPE,
                        "all_to_all: input has %lld elements, output %lld (expected the same multiple of %d)",
@@ -512,7 +513,7 @@ static pd_status take_batch(PyObject *seq, batch *b) {
         pd_message *m = &b->messages[i];
         PyObject *tensor;
         int sends;
-        if (!PyArg_ParseTuple(PySequence_Fast_GET_ITEM(seq, i), "pOii:batch_isend_irecv", &sends, &tensor, &m->peer,
+        if (!PyArg_ParseTuple(PyTuple_GET_ITEM(seq, i), "pOii:batch_isend_irecv", &sends, &tensor, &m->peer,
                               &m->tag))
             return pd_py_caught();
         pd_py_buffer *buffer = &b->buffers[i];
@@ -562,10 +563,10 @@ PD_PY_METHOD(pd_py_group_messages) {
     static const pd_py_signature s = {"batch_isend_irecv", 1, {"messages"}};
     pd_pygroup *self = (pd_pygroup *)o;
     PyObject *a[1], *seq = NULL, *list = NULL;
-    if (!pd_py_args(&s, args, n, keywords, a) || !(seq = PySequence_Fast(a[0], "batch_isend_irecv: expected a list")))
+    if (!pd_py_args(&s, args, n, keywords, a) || !(seq = pd_py_items(a[0], s.name, "messages", "a list")))
         return NULL;
     if (PyList_GET_SIZE(self->pending)) prune(self);
-    batch b = {.n = (int)PySequence_Fast_GET_SIZE(seq)};
+    batch b = {.n = (int)PyTuple_GET_SIZE(seq)};
     size_t each = sizeof *b.buffers + sizeof *b.messages + sizeof *b.works;
     pd_status status = b.n ? pd_calloc((size_t)b.n * each, "batch", &b.buffers)
                            : pd_fail(PD_E_VALUE, "batch_isend_irecv: no messages (expected at least one)");

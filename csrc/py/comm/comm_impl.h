@@ -103,6 +103,9 @@ PD_PY_METHOD(pd_py_group_messages);
 PD_PY_METHOD(pd_py_group_barrier);
 
 /* ---- cost.c ---- */
+/* parts[r].count = n sizes, which are taken as a tuple first: reading one may change a list. *fits: there are n, and
+   none is negative. */
+bool pd_py_part_sizes(PyObject *sizes, const char *op, const char *arg, int n, pd_part *parts, bool *fits);
 PyObject *pd_py_cost(const char *algorithm, const pd_cost *c); /* new reference: a dict */
 PyObject *pd_py_comm_cost(PyObject *module, PyObject *args, PyObject *kw);
 

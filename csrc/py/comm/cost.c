@@ -24,15 +24,10 @@ static int collective_of(const char *op, bool sizes) {
 }
 
 static bool read_list(PyObject *list, int world, pd_part *parts) {
-    PyObject *seq = PySequence_Fast(list, "comm_cost: sizes are no list");
-    bool good = seq && PySequence_Fast_GET_SIZE(seq) == world;
-    for (int r = 0; good && r < world; r++) {
-        parts[r].count = PyLong_AsLongLong(PySequence_Fast_GET_ITEM(seq, r));
-        good = parts[r].count >= 0;
-    }
-    Py_XDECREF(seq);
-    if (!good && !PyErr_Occurred()) PyErr_Format(PyExc_ValueError, "comm_cost: sizes (expected %d, 0 or more)", world);
-    return good;
+    bool fits;
+    if (!pd_py_part_sizes(list, "comm_cost", "sizes", world, parts, &fits)) return false;
+    if (!fits) PyErr_Format(PyExc_ValueError, "comm_cost: sizes (expected %d, 0 or more)", world);
+    return fits;
 }
 
 /* The job's tables, and the largest part of all ranks. sizes: one list, or for all_to_all one for each rank. */
@@ -55,14 +50,17 @@ static bool read_sizes(PyObject *sizes, int coll, pd_job *j, pd_part *table, int
         PyErr_Format(PyExc_ValueError, "comm_cost: sizes (expected a list of %d lists)", j->size);
         return false;
     }
-    for (int s = 0; s < j->size; s++) {
-        if (!read_list(PyList_GET_ITEM(sizes, s), j->size, row)) return false;
+    PyObject *lists = PyList_AsTuple(sizes); /* reading one may change the list */
+    bool good = lists != NULL;
+    for (int s = 0; good && s < j->size; s++) {
+        if (!(good = read_list(PyTuple_GET_ITEM(lists, s), j->size, row))) break;
         int64_t most = pd_parts_largest(j->size, row);
         *largest = most > *largest ? most : *largest;
         for (int r = 0; s == j->rank && r < j->size; r++) gives[r].count = row[r].count;
         takes[s].count = row[j->rank].count;
     }
-    return true;
+    Py_XDECREF(lists);
+    return good;
 }
 
 static bool check_job(const pd_job *j) {
