@@ -126,6 +126,11 @@ static inline int64_t pd_part_edge(int64_t n, int parts, int p) {
 static inline int64_t pd_job_edge(const pd_job *j, int64_t n, int r) { return pd_part_edge(n, j->size, r); }
 
 static inline bool pd_job_takes(const pd_job *j, int rank) { return j->root < 0 || j->root == rank; }
+/* How many pieces n elements have. */
+static inline int64_t pd_pieces_of(const pd_job *j, int64_t n) {
+    return n <= j->piece ? n > 0 : (n + j->piece - 1) / j->piece;
+}
+
 /* j->piece for pieces of so many bytes, and how many there are of `count` elements. */
 static inline int64_t pd_plan_pieces(const pd_algo *a, pd_job *j, size_t bytes, int64_t count) {
     pd_dtype kept = a->steps ? pd_reduce_partial(j->dtype) : j->dtype;
@@ -133,7 +138,7 @@ static inline int64_t pd_plan_pieces(const pd_algo *a, pd_job *j, size_t bytes, 
     j->piece = (int64_t)(bytes / pd_dtype_size(kept));
     if (places > 1) j->piece /= places;
     if (j->piece >= 64) j->piece &= ~(int64_t)63; /* whole cache lines */
-    return count <= j->piece ? count > 0 : (count + j->piece - 1) / j->piece;
+    return pd_pieces_of(j, count);
 }
 
 /* Moves count what they read of other ranks, and what they write for them: not what messages carry, which is counted

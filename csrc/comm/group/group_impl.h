@@ -163,7 +163,7 @@ pd_status pd_rounds_run(pd_group *g, pd_work *w, bool *done); /* as far as the g
 static inline bool pd_parts_own_sizes(const pd_work *w) {
     return w->id.coll == PD_COLL_ALL_TO_ALL_PARTS;
 }
-void pd_parts_begin(const pd_group *g, pd_work *w, pd_line *l); /* where it has any: what its line says of them */
+void pd_parts_begin(const pd_group *g, pd_work *w, pd_line *l); /* of a work that has them: its line */
 pd_status pd_parts_meet(pd_group *g, pd_work *w); /* all lines are there: compares them */
 pd_status pd_parts_read(pd_group *g, pd_work *w); /* where w->read says so */
 

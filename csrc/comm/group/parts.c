@@ -28,7 +28,7 @@ static bool is_readable(const pd_group *g, const pd_work *w) {
 }
 
 void pd_parts_begin(const pd_group *g, pd_work *w, pd_line *l) {
-    if (!w->parts || w->device || w->id.coll == PD_COLL_REDUCE_SCATTER_PARTS) return;
+    if (w->device || w->id.coll == PD_COLL_REDUCE_SCATTER_PARTS) return;
     int64_t largest = pd_parts_own_sizes(w) ? w->largest : w->job.takes[g->rank].count;
     bool shows = g->peeks && largest > w->job.piece && is_readable(g, w);
     l->segment = (g->peeks ? CAN_READ : 0) | (shows ? TO_BE_READ : 0);
@@ -57,7 +57,7 @@ pd_status pd_parts_meet(pd_group *g, pd_work *w) {
     PD_TRY(compare(g, w, &largest, &can));
     if (w->device) return PD_OK;
     if (pd_parts_own_sizes(w)) {
-        w->pieces = (largest + w->job.piece - 1) / w->job.piece; /* as pd_plan_pieces */
+        w->pieces = pd_pieces_of(&w->job, largest);
         g->piece += (uint32_t)w->pieces;
     }
     w->read = can && largest > w->job.piece && pd_job_bytes(&w->job, largest) > g->read_from;

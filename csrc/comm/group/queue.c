@@ -217,7 +217,7 @@ void pd_work_release(pd_work *w) {
     pd_group *g = w->group;
     pd_segment_release(w->segment);
     if (w->launch) w->mover->release(w);
-    if (w->parts) pd_free(w->parts);
+    pd_free(w->parts);
     pd_free(w);
     pd_group_release(g);
 }
