@@ -291,12 +291,10 @@ static PyMethodDef group_methods[] = {
      "elsewhere input is None."},
     {"send", PD_PY_FAST(pd_py_group_send),
      "send(tensor, dst, tag=0, async_op=False) -> None | Work\n\nA message to a rank of the group, for its recv of the "
-     "same "
-     "tag, dtype and number of elements."},
+     "same tag, dtype and number of elements."},
     {"recv", PD_PY_FAST(pd_py_group_recv),
      "recv(tensor, src, tag=0, async_op=False) -> int | Work\n\ntensor = the oldest message from src (None: any rank) "
-     "with "
-     "this tag. The rank in the group that sent it."},
+     "with this tag. The rank in the group that sent it."},
     {"messages", PD_PY_FAST(pd_py_group_messages),
      "messages(messages) -> list[Work]\n\nA batch of messages between GPUs: (whether it sends, tensor, rank in the "
      "group, tag) each."},
@@ -308,14 +306,13 @@ static PyMethodDef group_methods[] = {
      "Collective."},
     {"subgroup", PD_PY_FAST(group_subgroup),
      "subgroup(ranks, timeout=None, epoch=0, fast=False, tuning=None, check=True) -> Group\n\nA group of these ranks "
-     "of the job, this one among them, in this "
-     "order. The job's other ranks call skip(), or the members agree on an epoch over 0."},
+     "of the job, this one among them, in this order. "
+     "The job's other ranks call skip(), or the members agree on an epoch over 0."},
     {"skip", group_skip, METH_NOARGS, "skip()\n\nOther ranks of the job make a subgroup without this one."},
     {"progress", group_progress, METH_NOARGS, "progress()\n\nCarries asynchronous collectives on without waiting."},
     {"task", group_task, METH_VARARGS,
      "task(name, seconds)\n\nTells the other ranks that this one does something long: for that time they do not give "
-     "up "
-     "waiting for it. 0 seconds: it is done."},
+     "up waiting for it. 0 seconds: it is done."},
     {"flight", group_flight, METH_NOARGS,
      "flight() -> str\n\nThe last PYDIST_FLIGHT collectives of this rank's groups, a line each."},
     {"raised", group_raised, METH_O, "raised(traceback)\n\nTells the other ranks that this one ends by an exception."},
