@@ -72,7 +72,6 @@ void pd_control_send(pd_conn *c, int kind, uint32_t id, const void *head, size_t
                      int handle);
 /* Everything this connection has to say. False: it is over. */
 bool pd_control_serve(pd_control_server *s, pd_conn *c, int64_t now);
-void pd_control_drop(pd_control_server *s, pd_conn **at, int64_t now);
 static inline int pd_conn_listen(const pd_conn *c) { return c->tcp ? PD_LISTEN_TCP : PD_LISTEN_UNIX; }
 
 /* door.c */

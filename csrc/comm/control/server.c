@@ -23,7 +23,7 @@ void pd_control_send(pd_conn *c, int kind, uint32_t id, const void *head, size_t
     pd_wire_flush(&c->wire);
 }
 
-void pd_control_drop(pd_control_server *s, pd_conn **at, int64_t now) {
+static void drop(pd_control_server *s, pd_conn **at, int64_t now) {
     pd_conn *c = *at;
     *at = c->next;
     pd_control_store_forget(s, c);
@@ -112,7 +112,7 @@ static void serve_conns(pd_control_server *s, int64_t now) {
         }
         if (alive && c->closing && !c->wire.pending) alive = false;
         if (alive) at = &c->next;
-        else pd_control_drop(s, at, now);
+        else drop(s, at, now);
     }
 }
 

@@ -43,8 +43,6 @@ pd_status pd_hub_new(int world, int hosts, pd_hub **out) {
     return status;
 }
 
-void pd_hub_retain(pd_hub *hub) { atomic_fetch_add_explicit(&hub->refs, 1, memory_order_relaxed); }
-
 void pd_hub_release(pd_hub *hub) {
     if (!hub || atomic_fetch_sub_explicit(&hub->refs, 1, memory_order_acq_rel) > 1) return;
     pd_kv_fini(&hub->kv);
@@ -163,7 +161,7 @@ pd_status pd_hub_join(pd_hub *hub, int rank, const pd_hooks *hooks, pd_link **ou
         pd_free(s);
         return pd_fail(PD_E_DIST, "hub: rank %d is here already, or was", rank);
     }
-    pd_hub_retain(hub);
+    atomic_fetch_add_explicit(&hub->refs, 1, memory_order_relaxed);
     *out = &s->link;
     return PD_OK;
 }

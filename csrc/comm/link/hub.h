@@ -11,7 +11,6 @@ typedef struct pd_hub pd_hub;
 
 /* [new] `hosts` over 1: rank r is on host r % hosts, as if; only ranks of one host share memory. */
 pd_status pd_hub_new(int world, int hosts, pd_hub **out);
-void pd_hub_retain(pd_hub *hub);
 void pd_hub_release(pd_hub *hub);
 int pd_hub_world(const pd_hub *hub);
 /* [new] the seat of `rank`; PD_E_DIST where it is taken. The seat keeps the hub. */

@@ -81,7 +81,8 @@ static int try_open(void) {
     return 1;
 }
 
-bool pd_dnn_open(void) {
+/* The library is there and usable; tried once. */
+static bool is_open(void) {
     if (state == 0) {
         pthread_mutex_lock(&lock);
         if (state == 0) state = try_open();
@@ -89,18 +90,18 @@ bool pd_dnn_open(void) {
     }
     return state > 0;
 }
-const char *pd_onednn_version(void) { return pd_dnn_open() ? version_text : NULL; }
+const char *pd_onednn_version(void) { return is_open() ? version_text : NULL; }
 
 static bool has_isa(int need) {
     static _Atomic int isa = -1;
     if (isa < 0) isa = (int)pd_dnn.get_effective_cpu_isa();
     return (isa & need) == need;
 }
-bool pd_dnn_has_avx512(void) { return pd_dnn_open() && has_isa(dnnl_cpu_isa_avx512_core); }
+bool pd_dnn_has_avx512(void) { return is_open() && has_isa(dnnl_cpu_isa_avx512_core); }
 
 bool pd_dnn_serves(pd_dtype t) {
     if (t != PD_F32 && t != PD_BF16 && t != PD_F16) return false;
-    if (!pd_dnn_open()) return false;
+    if (!is_open()) return false;
     if (t == PD_F32) return true;
     return has_isa(t == PD_BF16 ? dnnl_cpu_isa_avx512_core_bf16 : dnnl_cpu_isa_avx512_core_fp16);
 }

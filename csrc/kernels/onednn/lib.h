@@ -35,7 +35,6 @@ typedef struct pd_dnn_table {
 extern pd_dnn_table pd_dnn;
 extern dnnl_engine_t pd_dnn_engine;
 
-bool pd_dnn_open(void);                /* the library is there and usable; tried once */
 bool pd_dnn_serves(pd_dtype t);        /* this type natively on this processor */
 bool pd_dnn_has_avx512(void);
 dnnl_data_type_t pd_dnn_type(pd_dtype t);

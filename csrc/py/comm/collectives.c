@@ -511,9 +511,12 @@ typedef struct batch {
 static pd_status take_batch(PyObject *seq, batch *b) {
     for (int i = 0; i < b->n; i++) {
         pd_message *m = &b->messages[i];
-        PyObject *tensor;
+        PyObject *item = PyTuple_GET_ITEM(seq, i), *tensor;
         int sends;
-        if (!PyArg_ParseTuple(PyTuple_GET_ITEM(seq, i), "pOii:batch_isend_irecv", &sends, &tensor, &m->peer,
+        if (!PyTuple_Check(item))
+            return pd_fail(PD_E_TYPE, "batch_isend_irecv: message %d is of type %s (expected a tuple (sends, tensor, "
+                                      "rank, tag))", i, Py_TYPE(item)->tp_name);
+        if (!PyArg_ParseTuple(item, "pOii:batch_isend_irecv", &sends, &tensor, &m->peer,
                               &m->tag))
             return pd_py_caught();
         pd_py_buffer *buffer = &b->buffers[i];
