@@ -34,7 +34,8 @@
 #define PD_MAX_ATTRS 512 /* bytes */
 #define PD_NONE_INT INT64_MIN
 
-/* A number as the user wrote it: its category decides promotion (design.md 3). cat -1: not given. */
+/* A number as the user wrote it: its category decides promotion (docs/internals/design.md, "Dtypes and promotion").
+   cat -1: not given. */
 typedef struct pd_scalar {
     double d;
     int64_t i; /* exact, where cat is PD_CAT_INT or PD_CAT_BOOL */

@@ -9,7 +9,7 @@
 
 #include <stdint.h>
 
-#define PD_GRAIN 32768 /* elements under which a loop stays serial (design.md 5) */
+#define PD_GRAIN 32768 /* elements under which a loop stays serial (docs/internals/design.md, "Threads") */
 
 int pd_threads_get(void);       /* of this calling thread; at least 1 */
 void pd_threads_set(int n);     /* of this calling thread; n < 1 returns to the default */

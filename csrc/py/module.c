@@ -43,7 +43,7 @@ static int add_parts(PyObject *module, int (*const *parts)(PyObject *), size_t n
 
 static int exec(PyObject *module) {
     static bool done;
-    if (done) { /* the state is the process's: see csrc/README.md */
+    if (done) { /* the state is the process's: docs/internals/design.md, "Python bindings" */
         PyErr_SetString(PyExc_ImportError, "pydist._C can be imported once a process, in the main interpreter only");
         return -1;
     }

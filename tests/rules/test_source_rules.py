@@ -7,13 +7,12 @@ import subprocess
 import sys
 from collections import Counter
 from graphlib import TopologicalSorter
-from pathlib import Path
 
 import pytest
 
+from lib.source import TEXT, TOP, files
 from pydist import _C
 
-TOP = Path(__file__).resolve().parents[2]
 # A folder includes only headers of folders listed before it.
 ROOMS = [
     "base", "device", "kernels", "cuda", "tensor", "autograd", "ops", "optim", "mpi", "comm", "parallel", "py",
@@ -21,23 +20,6 @@ ROOMS = [
 # The rooms of comm, by levels: a room includes only rooms of levels before its own, so rooms of one level do not know each other.
 COMM = [{"net"}, {"memory"}, {"link"}, {"mesh", "algo", "control"}, {"group"}, {"nccl"}]
 TENSORS = {"tensor", "autograd", "ops", "optim"}  # what comm must not know
-
-
-def files(*patterns):
-    """The source files that match: git's, or all where there is no git."""
-    if (TOP / ".git").exists():
-        listed = subprocess.run(
-            ["git", "-c", "safe.directory=*", "-C", TOP, "ls-files", "-z"], capture_output=True, text=True, check=True
-        ).stdout
-        found = [Path(name) for name in listed.split("\0") if name and (TOP / name).is_file()]
-    else:
-        found = [p.relative_to(TOP) for p in TOP.rglob("*") if p.is_file()]
-        found = [
-            p
-            for p in found
-            if not {"build", "__pycache__", ".git"} & set(p.parts) and not p.parts[0].endswith(".egg-info")
-        ]
-    return sorted(p for p in found if any(p.match(pattern) for pattern in patterns))
 
 
 def csrc(*suffixes):
@@ -365,12 +347,6 @@ def test_python_is_formatted_and_linted(words):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-TEXT = (
-    "*.c", "*.h", "*.def", "*.inc", "*.cu", "*.py", "*.pyi", "*.toml", "*.md", "*.txt", "*.in", "*.cfg", "*.sh",
-    "*.yml", "*.yaml", "*.ipynb", "Makefile", "run", "full", ".gitignore",
-)  # fmt: skip
-
-
 @pytest.mark.parametrize(
     "what, pattern",
     [
@@ -385,14 +361,3 @@ def test_no_file_says(what, pattern):
     for path in files(*TEXT):
         wrong += hits(pattern, (TOP / path).read_text(errors="replace"), path)
     assert not wrong, what
-
-
-def test_adding_an_op_shows_the_tree():
-    """docs/internals/adding-an-op.md: the files that it names exist, and what it quotes stands in its heading's file."""
-    text = (TOP / "docs/internals/adding-an-op.md").read_text()
-    named = re.findall(r"`((?:csrc|tests|tools|benchmarks|pydist)/[^`]*)`", text)
-    assert len(named) > 15 and not [name for name in named if not (TOP / name).exists()]
-    edits = re.findall(r"^## \d\. .*?`(\S+)`\n(.*?)(?=^## )", text, re.MULTILINE | re.DOTALL)
-    quoted = [(path, code) for path, part in edits for code in re.findall(r"```\w+\n(.*?)```", part, re.DOTALL)]
-    assert len(edits) == len(quoted) == 6
-    assert not [path for path, code in quoted if code not in (TOP / path).read_text()]

@@ -1,7 +1,8 @@
 /* The order of a reduction and its loops, on plain memory.
 
    Inputs 0..size-1 are combined elementwise by the tree T(lo, hi), which splits at lo + the largest power of two below
-   hi - lo (design 1.4): ((0 1) (2 3)) 4. Whoever combines them, in whatever pieces, gets the same bits.
+   hi - lo: ((0 1) (2 3)) 4 (docs/internals/design.md, "Order of reduction"). Whoever combines them, in whatever pieces,
+   gets the same bits.
    float16 and bfloat16 are combined in float32 and rounded once at the end; bool knows OR (SUM, MAX, BOR), AND
    (PRODUCT, MIN, BAND) and XOR; integers wrap. MIN and MAX hand on NaN. */
 #ifndef PD_COMM_REDUCE_H

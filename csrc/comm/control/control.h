@@ -1,4 +1,5 @@
-/* The control plane: one supervisor connection per rank, apart from the data (design 1.2).
+/* The control plane: one supervisor connection per rank, apart from the data
+   (docs/internals/design.md, "Control plane").
 
    The SERVER is one C thread in the launcher, or in rank 0 where there is none. It keeps the store, and tells every
    rank what happened to the others: left, raised, died, fell silent. It listens on an abstract unix socket, so nothing

@@ -1,4 +1,5 @@
-/* A group of ranks and its collectives: one ordered queue, run by whoever calls (design 1.5).
+/* A group of ranks and its collectives: one ordered queue, run by whoever calls
+   (docs/internals/design.md, "One ordered queue").
 
    A synchronous collective on an empty queue runs in the calling thread. An asynchronous one shows its line on the
    board and is carried on by pd_group_progress(), by later collectives and by waits, always in the order of submission.

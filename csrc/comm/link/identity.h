@@ -1,4 +1,5 @@
-/* Every collective has an identity, and the board where ranks compare it (design 1.3).
+/* Every collective has an identity, and the board where ranks compare it
+   (docs/internals/design.md, "Identities and the board").
 
    Each rank owns two lines, one per parity of the sequence number. It fills line[seq & 1] and releases it by storing
    the sequence number last; every rank reads all lines before it touches data.

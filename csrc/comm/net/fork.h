@@ -1,4 +1,4 @@
-/* After a user's fork the child has no groups (design 1.11).
+/* After a user's fork the child has no groups (docs/internals/design.md, "After a fork").
 
    A count of forks is copied into every link and group when it is made: a child finds another count and refuses,
    without touching locks that the parent's threads may have held. Descriptors on the watch list are closed in the

@@ -10,7 +10,8 @@
 #include "base/host.h"
 #include "base/os.h"
 
-#define PD_SLICE_NS 50000000 /* longest sleep between two looks at the interrupt hook (design 1.5) */
+/* The longest sleep between two looks at the interrupt hook (docs/internals/design.md, "One ordered queue"). */
+#define PD_SLICE_NS 50000000
 
 typedef struct pd_hooks {
     pd_status (*interrupt)(void);                            /* anything but PD_OK ends the wait with that error */

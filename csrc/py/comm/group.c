@@ -326,7 +326,11 @@ static PyGetSetDef group_getset[] = {
      "Its ranks that are known to be gone, by their numbers in the job: True for one that left of its own accord.",
      NULL},
     {"epoch", group_epoch, NULL, "How many groups these ranks had before, plus 1.", NULL},
-    {"order", group_order, NULL, "tree: sums have design 1.4's order; fast: any, the same on all ranks.", NULL},
+    {"order", group_order, NULL, 
+     "How sums over ranks are ordered. tree: by a fixed tree over the ranks, ((0 + 1) + (2 + 3)) + ..., so a sum has "
+     "the same bits in every run, with every algorithm and transport. fast: in any order that is the same on all "
+     "ranks.",
+     NULL},
     {"counted", group_counted, NULL,
      "What its collectives on CPUs have cost this rank so far: steps, and bytes (written for others, read of theirs) "
      "in shared memory and in messages; see _C.comm_cost.",

@@ -111,7 +111,7 @@ static inline int64_t pd_part_length(int64_t n, int64_t at_least) {
     int64_t len = (n + PD_PARTS - 1) / PD_PARTS;
     return len < at_least ? at_least : len;
 }
-/* Adds v[0..n) pairwise: the tree T(0, n) of design.md 1.4 read from the leaves. */
+/* Adds v[0..n) pairwise: the tree T(0, n) of docs/internals/design.md, "Order of reduction", read from the leaves. */
 static inline double pd_tree_sum(double *v, int64_t n) {
     for (int64_t step = 1; step < n; step *= 2)
         for (int64_t i = 0; i + step < n; i += 2 * step) v[i] += v[i + step];

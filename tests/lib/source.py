@@ -1,0 +1,28 @@
+"""The files of the source tree, for tests that read them."""
+
+import subprocess
+from pathlib import Path
+
+TOP = Path(__file__).resolve().parents[2]
+
+TEXT = (
+    "*.c", "*.h", "*.def", "*.inc", "*.cu", "*.py", "*.pyi", "*.toml", "*.md", "*.txt", "*.in", "*.cfg", "*.sh",
+    "*.yml", "*.yaml", "*.ipynb", "Makefile", "run", "full", ".gitignore",
+)  # fmt: skip
+
+
+def files(*patterns):
+    """The source files that match: git's, or all where there is no git."""
+    if (TOP / ".git").exists():
+        listed = subprocess.run(
+            ["git", "-c", "safe.directory=*", "-C", TOP, "ls-files", "-z"], capture_output=True, text=True, check=True
+        ).stdout
+        found = [Path(name) for name in listed.split("\0") if name and (TOP / name).is_file()]
+    else:
+        found = [p.relative_to(TOP) for p in TOP.rglob("*") if p.is_file()]
+        found = [
+            p
+            for p in found
+            if not {"build", "__pycache__", ".git"} & set(p.parts) and not p.parts[0].endswith(".egg-info")
+        ]
+    return sorted(p for p in found if any(p.match(pattern) for pattern in patterns))

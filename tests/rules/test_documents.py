@@ -1,0 +1,64 @@
+"""The documents say what the code says: what they quote stands in it, what they name exists, and what it cites of them, too."""
+
+import re
+from functools import cache
+
+from lib.source import TEXT, TOP, files
+
+INTERNALS = TOP / "docs/internals"
+
+
+@cache
+def headings(path):
+    text = re.sub(r"^```.*?^```", "", path.read_text(), flags=re.M | re.S)
+    return set(re.findall(r"^#+ (.*?)\s*$", text, re.M))
+
+
+def citations(text):
+    """(file, heading) of each `docs/NAME.md, "Heading"`, also where a comment's line ends within it."""
+    text = re.sub(r"\s*\n[ \t/*#]*", " ", text)
+    return re.findall(r'\b(docs/[\w/.-]+\.md), \\?"([^"\\]+)\\?"', text)
+
+
+def broken(text):
+    return [
+        f"{name}: {heading}"
+        for name, heading in citations(text)
+        if not (TOP / name).is_file() or heading not in headings(TOP / name)
+    ]
+
+
+def test_a_broken_citation_is_found():
+    good, bad = '"Order of reduction"', '"Order of\n   nothing"'
+    assert not broken(f"(docs/internals/design.md, {good})") and broken(f"(docs/internals/design.md,\n   {bad})")
+    assert broken(f"docs/internals/absent.md, {good}")
+
+
+def test_citations_are_of_headings():
+    found, wrong = 0, []
+    for path in files(*TEXT):
+        if path.name != "test_documents.py":
+            text = (TOP / path).read_text(errors="replace")
+            found += len(citations(text))
+            wrong += [f"{path}: {what}" for what in broken(text)]
+    assert found >= 9 and not wrong
+
+
+def test_no_number_stands_for_the_design():
+    """Numbers of its sections would be right until somebody adds one."""
+    wrong = []
+    for path in files(*TEXT):
+        for found in re.finditer(r"\bdesign(\.md)?('s)? §?\d", (TOP / path).read_text(errors="replace")):
+            wrong.append(f"{path}: {found[0]}")
+    assert not [line for line in wrong if not line.startswith("csrc/README.md")]
+
+
+def test_adding_an_op_shows_the_tree():
+    """docs/internals/adding-an-op.md: the files that it names exist, and what it quotes stands in its heading's file."""
+    text = (TOP / "docs/internals/adding-an-op.md").read_text()
+    named = re.findall(r"`((?:csrc|tests|tools|benchmarks|pydist)/[^`]*)`", text)
+    assert len(named) > 15 and not [name for name in named if not (TOP / name).exists()]
+    edits = re.findall(r"^## \d\. .*?`(\S+)`\n(.*?)(?=^## )", text, re.MULTILINE | re.DOTALL)
+    quoted = [(path, code) for path, part in edits for code in re.findall(r"```\w+\n(.*?)```", part, re.DOTALL)]
+    assert len(edits) == len(quoted) == 6
+    assert not [path for path, code in quoted if code not in (TOP / path).read_text()]
