@@ -5,6 +5,7 @@ products and convolutions go the way of NVIDIA's libraries (libraries.cpp) inste
 
 import os
 import platform
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -21,20 +22,20 @@ FLAGS = (
 
 def build(target):
     """Makes the library. Raises CalledProcessError where a source does not compile."""
-    compiler = os.environ.get("CXX", "c++")
+    compiler = shlex.split(os.environ.get("CXX", "c++"))
     fma = ["-mfma"] if platform.machine() == "x86_64" and " fma " in Path("/proc/cpuinfo").read_text() else []
     sources = [*sorted((TOP / "csrc/cuda").glob("*.cu")), HERE / "emulator.cpp", HERE / "libraries.cpp"]
     with tempfile.TemporaryDirectory() as folder:
 
         def compile_one(source):
             made = str(Path(folder, source.name + ".o"))
-            command = [compiler, *FLAGS, *fma, f"-I{HERE}", f"-I{TOP / 'csrc'}", "-c", str(source), "-o", made]
+            command = [*compiler, *FLAGS, *fma, f"-I{HERE}", f"-I{TOP / 'csrc'}", "-c", str(source), "-o", made]
             subprocess.run(command, check=True)
             return made
 
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             objects = list(pool.map(compile_one, sources))
-        subprocess.run([compiler, "-shared", *objects, "-o", str(target)], check=True)
+        subprocess.run([*compiler, "-shared", *objects, "-o", str(target)], check=True)
 
 
 if __name__ == "__main__":

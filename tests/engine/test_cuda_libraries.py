@@ -25,7 +25,7 @@ print(*_C.cudnn_version(), sep="|")
 def ask(folder, **flags):
     done = subprocess.run(
         [sys.executable, "-c", ASK, str(folder)],
-        env={**os.environ, **flags},
+        env={k: v for k, v in os.environ.items() if k not in ("PYDIST_CUBLASLT", "PYDIST_CUDNN")} | flags,
         capture_output=True,
         text=True,
         timeout=60,

@@ -1,56 +1,135 @@
 #!/usr/bin/env bash
-# All that needs a GPU, in one command on a bare machine: Python 3.12 (or as python3 is) with NumPy and pytest, nvcc 13, gcc, no
-# network: builds pydist with its kernels for this machine's GPU, then runs tests/gpu, a training run and timings. Fetches nothing;
-# ends within 9 minutes. The log's last lines say what passed.
+# All that needs a GPU, in three parts of at most ten minutes each:
+#
+#   bash tests/gpu/run.sh A    correctness: build, tests/gpu without NCCL
+#   bash tests/gpu/run.sh B    speed: kernels, GPT-2 124M and ResNet-50 next to torch, a profile
+#   bash tests/gpu/run.sh C    NCCL on one and two ranks, compute-sanitizer
+#
+# Without an argument: all three. The machine needs Python with NumPy and pytest, nvcc 13 and gcc, no network. Where
+# pydist/_cuda.so is there and opens, it is used as it is; else it is built, which takes minutes. The output of a part goes
+# line by line to A.log, B.log or C.log in the folder OUT (default: gpu-logs), too; its last lines say what passed.
+#
+# A dry run on the emulator: PYDIST_CUDA_LIBRARY=emulated.so bash tests/gpu/run.sh A (tests/emulator/build.py makes the file).
 set -uo pipefail
 cd "$(dirname "$0")/../.."
-start=$SECONDS failed=0
+logs=${OUT:-$PWD/gpu-logs}
+mkdir -p "$logs" || exit 2
+logs=$(cd "$logs" && pwd)
 python=${PYTHON:-python3}
-export PYTHONPATH=$PWD PYDIST_CUDA=1 PYDIST_MPI=0
+emulated=${PYDIST_CUDA_LIBRARY:-}
+export PYTHONPATH=$PWD PYTHONUNBUFFERED=1 PYDIST_MPI=0
 command -v nvcc >/dev/null || export PATH=$PATH:${CUDA_HOME:-/usr/local/cuda}/bin # where the toolkit's installer leaves it
 
-step() { # a title, seconds it may take, a command
-    local title=$1 limit=$2 rc=0
+have() { $python -c "import $1" 2>/dev/null; } # this package
+
+step() { # title, seconds it may take, command: at most what is left of the part
+    local title=$1 limit=$2 left=$((until - SECONDS)) rc=0
     shift 2
-    printf '\n== %s (%d s so far)\n' "$title" $((SECONDS - start))
-    timeout "$limit" "$@" || rc=$?
-    [ $rc = 0 ] || { failed=1 && printf '!!!! %s: failed (%d)\n' "$title" $rc; }
+    [ $left -lt "$limit" ] && limit=$left
+    [ "$limit" -lt 5 ] && echo "!!!! $title: no time left" && failed="$failed; $title (no time)" && return 1
+    printf '\n== %s (%d s of the part so far, at most %d s)\n' "$title" $((SECONDS - begun)) "$limit"
+    timeout --kill-after 5 "$limit" "$@" || rc=$?
+    [ $rc = 0 ] && return
+    [ $rc = 124 ] && rc="not done after $limit s"
+    failed="$failed; $title ($rc)"
+    echo "!!!! $title: failed ($rc)"
+    return 1
 }
 
-step "machine" 30 bash -c 'nvidia-smi --query-gpu=name,driver_version,compute_cap,memory.total --format=csv,noheader; nvcc --version | tail -n 2; nproc'
-if [ -z "${CUDA_ARCH:-}" ]; then
-    CUDA_ARCH=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -n 1 | tr -d .)
-    [ "$CUDA_ARCH" = 90 ] && CUDA_ARCH=90a
-    [ "$CUDA_ARCH" = 100 ] && CUDA_ARCH=100a
-    export CUDA_ARCH=${CUDA_ARCH:-90a} # no nvidia-smi: a guess
-fi
-if ! $python - <<'EOF'; then
-import ctypes.util, glob, sys
-sys.exit(not (ctypes.util.find_library("dnnl") or any(glob.glob(f"{p}/libdnnl.so*") + glob.glob(f"{p}/../../libdnnl.so*") for p in sys.path if p)))
-EOF
-    export PYDIST_ONEDNN=0
-    echo "no oneDNN here: PYDIST_ONEDNN=0, the CPU's side runs on the portable kernels"
-fi
-step "build for sm_$CUDA_ARCH" 300 $python setup.py -q build_ext --inplace
-step "devices, memory, streams" 60 $python -m pytest -q tests/gpu/test_gpu_device.py
-step "ops, CUDA against CPU" 180 $python -m pytest -q tests/gpu/test_gpu_ops.py
-step "kernels at larger sizes, complex numbers" 90 $python -m pytest -q tests/gpu/test_gpu_kernels.py tests/gpu/test_gpu_complex.py
-step "cuBLASLt and cuDNN, CUDA against CPU" 60 $python -m pytest -q tests/gpu/test_gpu_libraries.py
-step "graphs, pinned memory, mixed precision" 60 $python -m pytest -q tests/gpu/test_gpu_graphs.py
-step "training, CUDA against CPU" 90 $python -m pytest -q tests/gpu/test_gpu_training.py
-step "the profiler and what measures" 30 $python -m pytest -q tests/gpu/test_gpu_profiler.py tests/gpu/test_gpu_benchmarks.py
-step "NCCL on 2 and 3 ranks" 240 $python -m pytest -q tests/gpu/test_gpu_nccl.py
-if command -v compute-sanitizer >/dev/null; then
-    step "compute-sanitizer" 90 compute-sanitizer --error-exitcode 3 $python -m pytest -q tests/gpu/test_gpu_training.py -k "AdamW or products"
-    step "compute-sanitizer: what blocks share" 60 compute-sanitizer --tool racecheck --error-exitcode 3 $python -m pytest -q tests/gpu/test_gpu_kernels.py -k "rows_in_order or permutations or topk_chooses and float16 and True"
-else
-    echo "no compute-sanitizer here: memory is not checked"
-fi
-step "what is used" 20 bash -c "$python -m pydist.info | grep -E '^(CUDA|cuBLASLt|cuDNN)'"
-step "timings" 60 $python tests/gpu/timings.py
-left=$((530 - (SECONDS - start)))
-if [ $left -gt 20 ]; then
-    step "GPT-2 124M and ResNet-50 in bfloat16, next to torch" $left $python -m benchmarks --device cuda
-fi
-printf '\n== %s after %d s\n' "$([ $failed = 0 ] && echo "all passed" || echo "SOMETHING FAILED")" $((SECONDS - start))
-exit $failed
+tests() { # title, seconds, processes, pytest's arguments
+    local title=$1 limit=$2 workers=$3 options=(-q --tb=short -rfE)
+    shift 3
+    have pytest_timeout && options+=(--timeout 60)
+    [ "$workers" -gt 1 ] && have xdist && options+=(-n "$workers")
+    step "$title" "$limit" $python -m pytest "${options[@]}" "$@"
+}
+
+architecture() { # of this machine's GPU, for nvcc
+    local capability
+    capability=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | head -n 1 | tr -d .)
+    case $capability in 90 | 100) echo "${capability}a" ;; *) echo "${capability:-90a}" ;; esac
+}
+
+build() {
+    local opens='import ctypes, glob; ctypes.CDLL(glob.glob("pydist/_cuda.so")[0])'
+    if ! $python -c 'import ctypes.util, glob, sys
+sys.exit(not (ctypes.util.find_library("dnnl") or any(glob.glob(f"{p}/libdnnl.so*") + glob.glob(f"{p}/../../libdnnl.so*")
+                                                      for p in sys.path if p)))'; then
+        export PYDIST_ONEDNN=0
+        echo "no oneDNN here: PYDIST_ONEDNN=0, the CPU's side runs on the portable kernels"
+    fi
+    [ -n "$emulated" ] && echo "a dry run on $emulated" && return
+    export CUDA_ARCH=${CUDA_ARCH:-$(architecture)} PYDIST_CUDA=1
+    if $python -c "$opens" 2>/dev/null; then
+        PYDIST_CUDA=0
+        echo "pydist/_cuda.so is here and opens: used as it is"
+    fi
+    step "build for sm_$CUDA_ARCH" 300 $python setup.py -q build_ext --inplace
+}
+
+part_A() {
+    step "machine" 30 bash -c 'nvidia-smi --query-gpu=name,driver_version,compute_cap,memory.total --format=csv,noheader
+        nvcc --version | tail -n 2; gcc --version | head -n 1; nproc; exit 0'
+    build || return
+    step "one product" 60 $python -c 'import pydist
+a = pydist.ones(64, 64, device="cuda")
+assert (a @ a)[0, 0].item() == 64
+print(pydist.cuda.get_device_name(), pydist._C.cuda_built(), pydist._C.cublaslt_version(), pydist._C.cudnn_version())' || return
+    tests "devices, memory, streams" 60 1 tests/gpu/test_gpu_device.py # fills the memory: alone
+    tests "cuBLASLt and cuDNN" 150 1 tests/gpu/test_gpu_libraries.py tests/engine/test_cuda_libraries.py
+    tests "graphs, pinned memory, mixed precision" 60 1 tests/gpu/test_gpu_graphs.py
+    tests "kernels at larger sizes, complex numbers" 90 4 tests/gpu/test_gpu_{kernels,complex}.py
+    tests "training, CUDA against CPU" 90 4 tests/gpu/test_gpu_training.py
+    tests "the profiler, what measures" 60 1 tests/gpu/test_gpu_{profiler,benchmarks}.py
+    tests "ops, CUDA against CPU" 180 6 tests/gpu/test_gpu_ops.py
+}
+
+part_B() {
+    build || return
+    local small=() # else of a size for a GPU
+    [ -n "$emulated" ] && small=(0.01 "" 64)
+    step "kernels one by one" 120 $python tests/gpu/timings.py "${small[@]}"
+    [ -n "$emulated" ] && echo "no GPU: training is not timed" && return
+    step "GPT-2 124M, next to torch" 200 $python -m benchmarks --device cuda gpt2-124M
+    step "ResNet-50, next to torch" 150 $python -m benchmarks --device cuda resnet50
+    if command -v ncu >/dev/null; then
+        step "attention's backward, by ncu" 60 ncu --kernel-name regex:attention --launch-skip 2 --launch-count 4 \
+            $python tests/gpu/timings.py 1 attention
+    else
+        echo "no ncu here"
+    fi
+}
+
+part_C() {
+    build || return
+    tests "NCCL on one and two ranks" 400 1 tests/gpu/test_gpu_nccl.py
+    [ -n "$emulated" ] && echo "no GPU: compute-sanitizer is not run" && return
+    if command -v compute-sanitizer >/dev/null; then
+        step "compute-sanitizer" 90 compute-sanitizer --error-exitcode 3 $python -m pytest -q --tb=short \
+            tests/gpu/test_gpu_training.py -k "AdamW or products"
+        step "compute-sanitizer: what blocks share" 60 compute-sanitizer --tool racecheck --error-exitcode 3 \
+            $python -m pytest -q --tb=short tests/gpu/test_gpu_kernels.py \
+            -k "rows_in_order or permutations or topk_chooses and float16 and True"
+    else
+        echo "no compute-sanitizer here: memory is NOT checked"
+    fi
+}
+
+run() { # a part: prints how it ended
+    failed="" begun=$SECONDS until=$((SECONDS + 570))
+    "part_$1"
+    printf '\n== part %s: %s after %d s\n' "$1" "$([ -z "$failed" ] && echo "all passed" || echo "FAILED${failed}")" \
+        $((SECONDS - begun))
+    [ -z "$failed" ]
+}
+
+rc=0
+for part in "${@:-A B C}"; do
+    for letter in $part; do
+        case $letter in
+            A | B | C) (run "$letter") 2>&1 | tee "$logs/$letter.log"; [ "${PIPESTATUS[0]}" = 0 ] || rc=1 ;;
+            *) echo "tests/gpu/run.sh: $letter is not a part (expected A, B or C)" >&2; exit 2 ;;
+        esac
+    done
+done
+exit $rc
