@@ -3,6 +3,8 @@
 import re
 from functools import cache
 
+import pytest
+
 from lib.source import TEXT, TOP, files
 
 INTERNALS = TOP / "docs/internals"
@@ -62,3 +64,33 @@ def test_adding_an_op_shows_the_tree():
     quoted = [(path, code) for path, part in edits for code in re.findall(r"```\w+\n(.*?)```", part, re.DOTALL)]
     assert len(edits) == len(quoted) == 6
     assert not [path for path, code in quoted if code not in (TOP / path).read_text()]
+
+
+PAGES = files("docs/internals/*.md", "docs/internals/decisions/*.md")
+
+
+def prose(page):
+    return re.sub(r"^```.*?^```", "", (TOP / page).read_text(), flags=re.M | re.S)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_what_a_page_names_exists(page):
+    """Files and folders by their paths, and pages that it links to."""
+    text = prose(page)
+    named = re.findall(r"`((?:csrc|docs|tests|tools|benchmarks|pydist|examples)/[\w./-]*)`", text)
+    linked = [target.split("#")[0] for target in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in target]
+    built = re.compile(r"pydist/_\w+\.so")
+    assert not [name for name in named if not (TOP / name).exists() and not built.fullmatch(name)]
+    assert not [target for target in linked if target and not (TOP / page.parent / target).exists()]
+
+
+def test_decisions_have_one_form_and_stand_in_the_index():
+    folder = INTERNALS / "decisions"
+    index = (folder / "README.md").read_text()
+    found = sorted(path for path in folder.glob("*.md") if path.name != "README.md")
+    assert len(found) > 50
+    for number, path in enumerate(found, 1):
+        text = path.read_text()
+        assert path.name.startswith(f"{number:03}-")
+        assert re.findall(r"^## (.*)", text, re.M) == ["Context", "Decision", "Price", "When to revisit"], path.name
+        assert f"- [{number:03} {text[2 : text.index(chr(10))]}]({path.name})" in index
