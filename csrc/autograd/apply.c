@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "autograd/autocast.h"
-#include "autograd/laps.h"
+#include "autograd/spans.h"
 #include "autograd/nan.h"
 #include "base/mem.h"
 
@@ -366,14 +366,14 @@ pd_status pd_apply_to(const pd_def *def, pd_tensor *const *in, int nin, const vo
                       pd_tensor **out, int *nout) {
     pd_dtype t;
     if (pd_autocast.dtype != PD_NO_DTYPE && (t = pd_autocast_dtype(def->op, in, nin)) != PD_NO_DTYPE)
-        return pd_autocast_apply(def, in, nin, attrs, out, nout, t); /* which comes back: one op, one lap */
+        return pd_autocast_apply(def, in, nin, attrs, out, nout, t); /* which comes back: one op, one span */
     pd_call c = {.def = def, .attrs = attrs ? attrs : def->defaults, .in = (pd_tensor **)(uintptr_t)in, .nin = nin,
                  .destination = destination};
-    pd_lap lap = pd_lap_begin();
+    pd_timespan span = pd_timespan_begin();
     PD_TRY(apply(&c));
     for (int i = 0; i < c.nout; i++) out[i] = c.out[i];
     if (nout) *nout = c.nout;
-    if (pd_lap_is_on(&lap)) pd_lap_end_op(&lap, PD_LAP_OP, def, in, nin, out, c.nout);
+    if (pd_timespan_is_on(&span)) pd_timespan_end_op(&span, PD_SPAN_OP, def, in, nin, out, c.nout);
     return PD_OK;
 }
 
@@ -501,8 +501,8 @@ static pd_status apply_into(const pd_def *def, pd_tensor *const *in, int nin, co
 }
 
 pd_status pd_apply_into(const pd_def *def, pd_tensor *const *in, int nin, const void *attrs, pd_tensor *into) {
-    pd_lap lap = pd_lap_begin();
+    pd_timespan span = pd_timespan_begin();
     pd_status status = apply_into(def, in, nin, attrs ? attrs : def->defaults, into);
-    if (pd_lap_is_on(&lap) && !status) pd_lap_end_op(&lap, PD_LAP_INPLACE, def, in, nin, &into, 1);
+    if (pd_timespan_is_on(&span) && !status) pd_timespan_end_op(&span, PD_SPAN_INPLACE, def, in, nin, &into, 1);
     return status;
 }

@@ -6,7 +6,7 @@
 #include "autograd/autocast.h"
 #include "autograd/engine_impl.h"
 #include "autograd/nan.h"
-#include "autograd/laps.h"
+#include "autograd/spans.h"
 #include "base/mem.h"
 
 static _Thread_local pd_run *current;
@@ -146,9 +146,9 @@ static pd_status call_node(pd_run *r, entry *e, pd_tensor **g, pd_tensor **gin) 
     pd_vjp v = {.node = n, .attrs = n->attrs, .create_graph = r->b->create_graph, .g = g, .gin = gin, .run = r};
     bool finite = pd_nan_armed;
     for (int i = 0; i < n->nout && finite; i++) finite = pd_nan_finite(g[i]);
-    pd_lap lap = pd_lap_begin();
+    pd_timespan span = pd_timespan_begin();
     n->kind->run(&v);
-    if (pd_lap_is_on(&lap) && !v.status) pd_lap_end_node(&lap, &v);
+    if (pd_timespan_is_on(&span) && !v.status) pd_timespan_end_node(&span, &v);
     for (int i = 0; finite && i < n->nin && !v.status; i++)
         if (!pd_nan_finite(gin[i])) v.status = pd_nan_report("the gradient of input", pd_node_name(n), i, gin[i]);
     for (int i = 0; pd_anomaly.check_nan && i < n->nin && !v.status; i++)
@@ -371,9 +371,9 @@ static pd_status turn(pd_run *r, bool last) {
 }
 
 pd_status pd_run_turn(pd_run *r) {
-    pd_lap lap = pd_lap_begin();
+    pd_timespan span = pd_timespan_begin();
     pd_status status = turn(r, false);
-    pd_lap_end(&lap, PD_LAP_CALL, "backward", 0);
+    pd_timespan_end(&span, PD_SPAN_CALL, "backward", 0);
     return status;
 }
 
@@ -402,9 +402,9 @@ pd_status pd_run_close(pd_run *r, pd_status status) {
 
 pd_status pd_engine_run(const pd_backward *b) {
     pd_run r;
-    pd_lap lap = pd_lap_begin();
+    pd_timespan span = pd_timespan_begin();
     PD_TRY(pd_run_open(&r, b));
     pd_status status = turn(&r, true);
-    pd_lap_end(&lap, PD_LAP_CALL, "backward", 0);
+    pd_timespan_end(&span, PD_SPAN_CALL, "backward", 0);
     return pd_run_close(&r, status);
 }

@@ -6,7 +6,8 @@
 #include "base/mem.h"
 #include "base/os.h"
 
-const char *const pd_lap_kind_names[PD_LAP_KINDS] = {"op", "in place", "backward", "call", "user", "communication"};
+const char *const pd_timespan_kind_names[PD_SPAN_KINDS] = {"op",   "in place", "backward",
+                                                           "call", "user",     "communication"};
 
 #define NAMES 8192 /* different names that a run keeps; the rest are one */
 static const char *const other = "(other names)";
@@ -38,9 +39,9 @@ static void at_start(void) { pthread_atfork(NULL, NULL, in_child); }
 
 /* ---- spans ------------------------------------------------------------------------------------------------------- */
 
-pd_lap pd_lap_open(unsigned run) {
+pd_timespan pd_timespan_open(unsigned run) {
     uint32_t gpu = p.how.gpu_begin ? p.how.gpu_begin() : 0;
-    return (pd_lap){.held = p.how.held ? p.how.held() : 0, .gpu = gpu, .run = run, .begin = pd_os_now()};
+    return (pd_timespan){.held = p.how.held ? p.how.held() : 0, .gpu = gpu, .run = run, .begin = pd_os_now()};
 }
 
 /* The run's own copy of a text. */
@@ -63,8 +64,8 @@ static int64_t keep_dims(const int64_t *dims, size_t n) {
     return (int64_t)(p.ndims - n);
 }
 
-void pd_lap_close(const pd_lap *s, pd_lap_kind kind, const char *name, int64_t bytes, const int64_t *dims, size_t ndims,
-                  const int64_t *lane) {
+void pd_timespan_close(const pd_timespan *s, pd_timespan_kind kind, const char *name, int64_t bytes,
+                       const int64_t *dims, size_t ndims, const int64_t *lane) {
     if (atomic_load_explicit(&pd_profile_run, memory_order_relaxed) != s->run) return;
     pd_event e = {.begin = s->begin, .end = pd_os_now(), .bytes = bytes, .kind = kind};
     if (p.how.held) e.held = p.how.held() - s->held;

@@ -220,7 +220,7 @@ static void let_all_go(const pd_step_lists *l, pd_storage **held) {
         if (!l->count) return PD_OK;                                                                    \
         pd_status status = segments(#name, l, &copied, &s, &held, &total);                              \
         if (!status) {                                                                                  \
-            pd_lap lap = pd_lap_begin();                                                                \
+            pd_timespan span = pd_timespan_begin();                                                                \
             const pd_device *d = l->params[0]->storage->device, *was;                                   \
             bool unlocked = !d->kernels && (double)total * (ns) > PD_RELEASE_NS;                        \
             if (unlocked) hold_all(l, held);                                                            \
@@ -231,7 +231,7 @@ static void let_all_go(const pd_step_lists *l, pd_storage **held) {
             pd_device_here = was;                                                                       \
             pd_host_acquire(token);                                                                     \
             if (unlocked) let_all_go(l, held);                                                          \
-            if (!status) pd_lap_end(&lap, PD_LAP_CALL, #name "_step", moved(l, total));                 \
+            if (!status) pd_timespan_end(&span, PD_SPAN_CALL, #name "_step", moved(l, total));                 \
         }                                                                                               \
         for (int64_t i = 0; i < l->count && !status; i++)                                               \
             if (s[i].low) pd_autocast_copy_end(l->params[i]);                                           \

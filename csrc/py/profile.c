@@ -108,7 +108,7 @@ static PyObject *row(const pd_event *e) {
     PyObject *shapes = shapes_of(e), *gpu = shapes ? gpu_of(e) : NULL;
     if (shapes && !gpu) Py_DECREF(shapes);
     return !gpu ? NULL
-                   : Py_BuildValue("(ssLLLLLiNN)", e->name, pd_lap_kind_names[e->kind], (long long)e->lane,
+                   : Py_BuildValue("(ssLLLLLiNN)", e->name, pd_timespan_kind_names[e->kind], (long long)e->lane,
                                    (long long)e->begin, (long long)e->end, (long long)e->bytes, (long long)e->held,
                                    (int)e->stack, shapes, gpu);
 }
@@ -137,22 +137,22 @@ static PyObject *take(PyObject *module, PyObject *unused) {
 }
 
 static PyObject *span_begin(PyObject *module, PyObject *unused) {
-    pd_lap lap = pd_lap_begin();
+    pd_timespan span = pd_timespan_begin();
     (void)module, (void)unused;
-    if (!lap.run) Py_RETURN_NONE;
-    return PyBytes_FromStringAndSize((const char *)&lap, sizeof lap);
+    if (!span.run) Py_RETURN_NONE;
+    return PyBytes_FromStringAndSize((const char *)&span, sizeof span);
 }
 
 static PyObject *span_end(PyObject *module, PyObject *args) {
     const char *bytes, *name;
     Py_ssize_t size;
-    pd_lap lap;
+    pd_timespan span;
     (void)module;
     if (!PyArg_ParseTuple(args, "y#s:_span_end", &bytes, &size, &name)) return NULL;
-    if (size != sizeof lap)
+    if (size != sizeof span)
         return PyErr_Format(PyExc_ValueError, "_span_end: %zd bytes (expected what _span_begin gave)", size);
-    memcpy(&lap, bytes, sizeof lap);
-    pd_lap_end(&lap, PD_LAP_USER, name, 0);
+    memcpy(&span, bytes, sizeof span);
+    pd_timespan_end(&span, PD_SPAN_USER, name, 0);
     Py_RETURN_NONE;
 }
 

@@ -101,7 +101,7 @@ struct pd_work {
     int64_t largest; /* of what it gives; of all ranks' where all know the sizes */
     uint64_t sizes;  /* pd_parts_balance, or pd_parts_hash */
     bool read;       /* large parts are read where they lie */
-    pd_lap lap;       /* the profiler's: since it began to run */
+    pd_timespan span;       /* the profiler's: since it began to run */
     /* The gate that ends this round: opens when every rank's word has reached the target. */
     bool at_board;    /* the word: line[seq & 1].seq, else step */
     uint32_t target;

@@ -37,8 +37,8 @@ void pd_group_leave(pd_group *g) {
 
 static void finish(pd_group *g, pd_work *w) {
     if (!w->device) pd_flight_end(&g->flight, w->seq, PD_FLIGHT_DONE); /* else it goes on */
-    pd_lap_end_in(&w->lap, PD_LAP_COMM, pd_collective_names[w->id.coll], (int64_t)pd_job_bytes(&w->job, w->job.count),
-                   g->epoch);
+    pd_timespan_end_in(&w->span, PD_SPAN_COMM, pd_collective_names[w->id.coll],
+                       (int64_t)pd_job_bytes(&w->job, w->job.count), g->epoch);
 }
 
 /* News from elsewhere are known to the others; our own reasons are not. */
@@ -144,7 +144,7 @@ static bool can_be_direct(const pd_group *g, const pd_work *w, size_t bytes) {
 
 pd_status pd_group_submit(pd_work *w, pd_work **out) {
     pd_group *g = w->group;
-    pd_lap lap = pd_lap_begin();
+    pd_timespan span = pd_timespan_begin();
     PD_TRY(pd_group_check(g));
     w->waits = !out;
     if (g->size == 1) return run_alone(g, w, out);
@@ -161,7 +161,7 @@ pd_status pd_group_submit(pd_work *w, pd_work **out) {
     PD_THEN(out || g->first ? run_queued(g, w, out) : run_here(g, w));
     pd_group_leave(g);
     pd_segment_release(w->segment);
-    pd_lap_end(&lap, PD_LAP_CALL, pd_collective_names[w->id.coll], 0);
+    pd_timespan_end(&span, PD_SPAN_CALL, pd_collective_names[w->id.coll], 0);
     return status;
 }
 
@@ -195,12 +195,12 @@ pd_status pd_work_wait(pd_work *w, double timeout) {
     PD_TRY(pd_group_check(g));
     int64_t deadline = timeout < 0 || timeout > 1e9 ? INT64_MAX : pd_os_now() + (int64_t)(timeout * 1e9);
     if (is_message(w)) return pd_p2p_wait(w, deadline);
-    pd_lap lap = pd_lap_begin();
+    pd_timespan span = pd_timespan_begin();
     PD_TRY(pd_group_enter(g));
     pd_status status = state_of(w, &done); /* another thread may have done it */
     if (!status && !done) status = drive(g, w, deadline);
     pd_group_leave(g);
-    pd_lap_end(&lap, PD_LAP_CALL, "wait", 0);
+    pd_timespan_end(&span, PD_SPAN_CALL, "wait", 0);
     return status || !w->launch ? status : w->mover->wait(w, timeout);
 }
 

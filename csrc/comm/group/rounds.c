@@ -107,7 +107,7 @@ static void post_step(pd_group *g, pd_work *w) {
 
 /* Fails at once where a rank gave up before we began: its line may be there, but it will not complete this one. */
 pd_status pd_rounds_begin(pd_group *g, pd_work *w) {
-    w->lap = pd_lap_begin();
+    w->span = pd_timespan_begin();
     w->seq = ++g->seq;
     pd_flight_post(&g->flight, w->seq, &w->id, w->site);
     PD_TRY(pd_group_heard(g, w));

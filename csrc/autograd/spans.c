@@ -1,4 +1,4 @@
-#include "autograd/laps.h"
+#include "autograd/spans.h"
 
 #include <string.h>
 
@@ -22,8 +22,8 @@ static int64_t bytes_of(pd_tensor *const *t, int n) {
 }
 
 /* The results, one or more, come first, then the inputs. */
-static void end(const pd_lap *s, pd_lap_kind kind, const char *name, int64_t bytes, pd_tensor *const *out, int nout,
-                pd_tensor *const *in, int nin) {
+static void end(const pd_timespan *s, pd_timespan_kind kind, const char *name, int64_t bytes, pd_tensor *const *out,
+                int nout, pd_tensor *const *in, int nin) {
     dims d;
     d.n = 0;
     if (pd_profile_shapes()) {
@@ -31,21 +31,21 @@ static void end(const pd_lap *s, pd_lap_kind kind, const char *name, int64_t byt
         for (int i = 0; i < nout; i++) put(&d, out[i]);
         for (int i = 0; i < nin; i++) put(&d, in[i]);
     }
-    pd_lap_close(s, kind, name, bytes, d.v, d.n, NULL);
+    pd_timespan_close(s, kind, name, bytes, d.v, d.n, NULL);
 }
 
 /* What other ops do counts there. */
-void pd_lap_end_op(const pd_lap *s, pd_lap_kind kind, const pd_def *def, pd_tensor *const *in, int nin,
+void pd_timespan_end_op(const pd_timespan *s, pd_timespan_kind kind, const pd_def *def, pd_tensor *const *in, int nin,
                    pd_tensor *const *out, int nout) {
     int64_t bytes = def->op->kernel ? bytes_of(in, nin) + bytes_of(out, nout) : 0;
     end(s, kind, def->name, bytes, out, nout, in, nin);
 }
 
-void pd_lap_end_node(const pd_lap *s, const pd_vjp *v) {
+void pd_timespan_end_node(const pd_timespan *s, const pd_vjp *v) {
     const pd_node *n = v->node;
     bool own = n->def && n->def->op->vjp_fast && !v->create_graph; /* it calls kernels, not ops */
     int64_t bytes = own ? bytes_of(v->g, n->nout) + bytes_of(v->gin, n->nin) : 0;
     for (int i = 0; own && i < n->nsaved; i++)
         if (n->saved[i].t) bytes += (int64_t)pd_tensor_bytes(n->saved[i].t);
-    end(s, PD_LAP_BACKWARD, pd_node_name(n), bytes, v->gin, n->nin, v->g, n->nout);
+    end(s, PD_SPAN_BACKWARD, pd_node_name(n), bytes, v->gin, n->nin, v->g, n->nout);
 }

@@ -1,0 +1,13 @@
+/* What the profiler is told of ops and nodes: bytes moved, and shapes where it wants them. Only called while it is
+   on. */
+#ifndef PD_AUTOGRAD_SPANS_H
+#define PD_AUTOGRAD_SPANS_H
+
+#include "autograd/tape.h"
+#include "base/profile.h"
+
+void pd_timespan_end_op(const pd_timespan *s, pd_timespan_kind kind, const pd_def *def, pd_tensor *const *in, int nin,
+                   pd_tensor *const *out, int nout);
+void pd_timespan_end_node(const pd_timespan *s, const pd_vjp *v); /* after its run */
+
+#endif
