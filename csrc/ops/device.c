@@ -88,7 +88,7 @@ pd_status pd_pin(pd_tensor *t, pd_tensor **out) {
     pd_status status = pd_pinned_new(bytes ? bytes : 1, &memory);
     PD_THEN(pd_tensor_alias(dense, false, out));
     pd_storage *storage = NULL;
-    PD_THEN(pd_storage_foreign(&pd_device_cpu, pd_pinned_data(memory), bytes, pd_pinned_drop, memory, &storage));
+    PD_THEN(pd_storage_external(&pd_device_cpu, pd_pinned_data(memory), bytes, pd_pinned_drop, memory, &storage));
     if (!status) {
         memcpy(pd_pinned_data(memory), pd_tensor_data(dense), bytes);
         pd_storage_release((*out)->storage);

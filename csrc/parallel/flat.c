@@ -36,7 +36,7 @@ static pd_status make_on_device(pd_flat *f, pd_flat_bucket *own, size_t bytes) {
         return PD_OK;
     }
     own->data = (char *)pd_group_memory_ptr(f->registered) + f->used;
-    PD_TRY(pd_storage_foreign(f->device, own->data, bytes, drop_registered, f->registered, &own->storage));
+    PD_TRY(pd_storage_external(f->device, own->data, bytes, drop_registered, f->registered, &own->storage));
     pd_group_memory_retain(f->registered); /* the storage's */
     f->used += (bytes + APART - 1) / APART * APART;
     return PD_OK;
@@ -51,7 +51,7 @@ static pd_status make_bucket(pd_flat *f, int b, pd_group *group) {
     }
     PD_TRY(pd_group_segment_new(group, bytes, &own->segment));
     own->data = pd_segment_ptr(own->segment);
-    PD_TRY(pd_storage_foreign(&pd_device_cpu, own->data, bytes, drop_segment, own->segment, &own->storage));
+    PD_TRY(pd_storage_external(&pd_device_cpu, own->data, bytes, drop_segment, own->segment, &own->storage));
     pd_segment_retain(own->segment); /* the storage's */
     return PD_OK;
 }

@@ -36,7 +36,7 @@ pd_status pd_storage_new(const pd_device *device, size_t bytes, pd_storage **out
     return PD_OK;
 }
 
-pd_status pd_storage_foreign(const pd_device *device, void *data, size_t bytes, void (*drop)(void *), void *ctx,
+pd_status pd_storage_external(const pd_device *device, void *data, size_t bytes, void (*drop)(void *), void *ctx,
                              pd_storage **out) {
     PD_TRY(make(device, bytes, out));
     (*out)->data = data;

@@ -27,7 +27,7 @@ typedef struct pd_storage {
     atomic_uint loans[PD_BORROWERS]; /* not given back yet */
     bool inference;            /* made in inference mode: no version is kept of it, so no gradient can need it */
     bool read_only;            /* memory of somebody who lent it for reading: in-place ops raise */
-    void (*drop)(void *ctx);   /* foreign memory: called instead of freeing data */
+    void (*drop)(void *ctx);   /* external memory: called instead of freeing data */
     void *ctx;
     int shared;                /* descriptor of the memory that other processes may map, or -1 */
 } pd_storage;
@@ -36,7 +36,7 @@ extern _Thread_local bool pd_inference_mode;
 
 pd_status pd_storage_new(const pd_device *device, size_t bytes, pd_storage **out);
 /* Memory of somebody else, given back by drop(ctx) when the last reference goes (maybe in a thread without the GIL). */
-pd_status pd_storage_foreign(const pd_device *device, void *data, size_t bytes, void (*drop)(void *), void *ctx,
+pd_status pd_storage_external(const pd_device *device, void *data, size_t bytes, void (*drop)(void *), void *ctx,
                              pd_storage **out);
 /* Moves the bytes to memory that other processes can map by s->shared; PD_E_RUNTIME where they are lent. The old ones
    live as long as the storage (they may be another library's). Nothing is done where it is shared already. */

@@ -217,7 +217,7 @@ static pd_status dtype_of_name(const char *op, PyObject *o, size_t size, pd_dtyp
     return pd_fail(PD_E_VALUE, "%s: dtype '%s' for elements of %zu bytes", op, name, size);
 }
 
-static pd_status take_foreign(PyObject *o, PyObject *dtype, const char *op, const char *arg, pd_py_buffer *b) {
+static pd_status take_external(PyObject *o, PyObject *dtype, const char *op, const char *arg, pd_py_buffer *b) {
     if (b->use & PD_PY_COPY || !PyObject_CheckBuffer(o))
         return pd_fail(PD_E_TYPE, "%s: %s is %s (expected a tensor)", op, arg, Py_TYPE(o)->tp_name);
     int writable = b->use & PD_PY_OUT ? PyBUF_WRITABLE : 0;
@@ -240,7 +240,7 @@ pd_status pd_py_buffer_take(PyObject *o, PyObject *dtype, const char *op, const 
     if (b->listed) b->keep = PySequence_Tuple(o);
     else if (pd_py_is_tensor(o) && !dtype) b->keep = Py_NewRef(o);
     if (b->keep) status = take_tensors(op, arg, b);
-    else status = b->listed ? pd_py_caught() : take_foreign(o, dtype, op, arg, b);
+    else status = b->listed ? pd_py_caught() : take_external(o, dtype, op, arg, b);
     if (status) pd_py_buffer_drop(b);
     return status;
 }

@@ -139,7 +139,7 @@ pd_status pd_py_borrow(const char *op, void *data, pd_dtype dtype, int ndim, con
                          (long long)aligned);
     if (!status)
         status =
-            pd_storage_foreign(&pd_device_cpu, data, numel ? (size_t)reach * (size_t)bytes : 0, drop, ctx, &t->storage);
+            pd_storage_external(&pd_device_cpu, data, numel ? (size_t)reach * (size_t)bytes : 0, drop, ctx, &t->storage);
     if (status) {
         pd_tensor_release(t);
         return status;
