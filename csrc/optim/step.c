@@ -151,7 +151,7 @@ static pd_status segment(const char *op, const pd_step_lists *l, int64_t i, pd_s
     return PD_OK;
 }
 
-/* The door, for all that the step writes where it lies; copies pass it on their way back. */
+/* The check before every write, for all that the step writes where it lies; copies pass it on their way back. */
 static pd_status before_writes(const char *op, const pd_step_lists *l, const pd_segment_step *s) {
     pd_tensor *numbers[] = {l->step, l->own[0], l->own[1]};
     for (int k = 0; k < 3; k++)

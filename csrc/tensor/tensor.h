@@ -64,7 +64,7 @@ static inline size_t pd_tensor_bytes(const pd_tensor *t) {
 static inline unsigned pd_tensor_version(const pd_tensor *t) {
     return t->version ? t->version->count : t->storage->version;
 }
-/* The door of storage.h for a tensor: whoever is about to write into memory that others may see calls it once all
+/* The check of storage.h for a tensor: whoever is about to write into memory that others may see calls it once all
    checks have passed. Counts the write in the version. */
 static inline pd_status pd_tensor_before_write(const char *op, pd_tensor *t) {
     PD_TRY(pd_storage_before_write(op, t->storage));

@@ -1,4 +1,4 @@
-/* The inside of the control server, for server.c (life, loop), door.c (who may come in),
+/* The inside of the control server, for server.c (life, loop), handshake.c (who may come in),
    peers.c (who is here, and how they end), store_server.c. All of it runs on the server's thread, or under its
    lock. */
 #ifndef PD_COMM_CONTROL_IMPL_H
@@ -74,15 +74,15 @@ void pd_control_send(pd_conn *c, int kind, uint32_t id, const void *head, size_t
 bool pd_control_serve(pd_control_server *s, pd_conn *c, int64_t now);
 static inline int pd_conn_listen(const pd_conn *c) { return c->tcp ? PD_LISTEN_TCP : PD_LISTEN_UNIX; }
 
-/* door.c */
-pd_status pd_door_open(pd_control_server *s, const pd_control_options *o); /* secrets and listening sockets */
-void pd_door_accept(pd_control_server *s, int which, int64_t now);
-bool pd_door_is_open(const pd_control_server *s, int which, int64_t now); /* else those outside wait */
+/* handshake.c */
+pd_status pd_handshake_open(pd_control_server *s, const pd_control_options *o); /* secrets and listening sockets */
+void pd_handshake_accept(pd_control_server *s, int which, int64_t now);
+bool pd_handshake_is_open(const pd_control_server *s, int which, int64_t now); /* else those outside wait */
 /* When a stranger has had its time: earlier where others wait outside. */
-int64_t pd_door_deadline(const pd_control_server *s, const pd_conn *c);
-void pd_door_refused(pd_control_server *s, const pd_conn *c, const char *why); /* into the log, if not too often */
+int64_t pd_handshake_deadline(const pd_control_server *s, const pd_conn *c);
+void pd_handshake_refused(pd_control_server *s, const pd_conn *c, const char *why); /* into the log, if not too often */
 /* A frame of a stranger. Not NULL: what is wrong with it. */
-const char *pd_door_frame(pd_control_server *s, pd_conn *c, int64_t now);
+const char *pd_handshake_frame(pd_control_server *s, pd_conn *c, int64_t now);
 
 /* peers.c */
 void pd_peer_welcome(pd_control_server *s, pd_conn *c, int64_t now); /* has proved itself */

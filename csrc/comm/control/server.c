@@ -48,7 +48,7 @@ bool pd_control_serve(pd_control_server *s, pd_conn *c, int64_t now) {
         }
         if (state == PD_WIRE_FRAME && c->closing) continue;
         if (state == PD_WIRE_FRAME) {
-            if (c->rank < 0) bad = pd_door_frame(s, c, now);
+            if (c->rank < 0) bad = pd_handshake_frame(s, c, now);
             else if (c->wire.head.kind == PD_CONTROL_CALL) bad = pd_control_store_call(s, c, now);
             else if (c->wire.head.kind == PD_CONTROL_EVENT) bad = pd_peer_news(s, c);
             else if (c->wire.head.kind != PD_CONTROL_PONG) bad = "a message of an unknown kind";
@@ -57,7 +57,7 @@ bool pd_control_serve(pd_control_server *s, pd_conn *c, int64_t now) {
             bad =
                 c->greeted && c->rank < 0 ? "it did not accept our proof: another secret, or another job" : c->wire.why;
         }
-        if (c->rank < 0 && !c->closing) pd_door_refused(s, c, bad);
+        if (c->rank < 0 && !c->closing) pd_handshake_refused(s, c, bad);
         else if (state != PD_WIRE_CLOSED) pd_log(PD_LOG_WARN, "control: dropping rank %d: %s", c->rank, bad);
         return false;
     }
@@ -77,14 +77,14 @@ static pd_status fill_polls(pd_control_server *s, size_t *n, int64_t now, int64_
     *until = pd_control_store_deadline(s);
     s->polls[(*n)++] = (struct pollfd){.fd = s->wake, .events = POLLIN};
     for (int i = 0; i < PD_LISTENS; i++) {
-        int fd = pd_door_is_open(s, i, now) ? s->listening[i] : -1;
+        int fd = pd_handshake_is_open(s, i, now) ? s->listening[i] : -1;
         s->polls[(*n)++] = (struct pollfd){.fd = fd, .events = POLLIN};
     }
     if (s->shut > now) *until = pd_earlier(*until, s->shut);
     for (pd_conn *c = s->conns; c; c = c->next) {
         short events = c->wire.pending ? POLLIN | POLLOUT : POLLIN;
         s->polls[(*n)++] = (struct pollfd){.fd = c->wire.fd, .events = events};
-        if (c->rank < 0) *until = pd_earlier(*until, pd_door_deadline(s, c));
+        if (c->rank < 0) *until = pd_earlier(*until, pd_handshake_deadline(s, c));
     }
     for (int r = 0; r < s->world; r++) {
         const pd_peer *p = &s->peers[r];
@@ -100,14 +100,14 @@ static pd_status fill_polls(pd_control_server *s, size_t *n, int64_t now, int64_
 static void serve_conns(pd_control_server *s, int64_t now) {
     const struct pollfd *poll = s->polls + POLL_CONNS;
     for (pd_conn *c = s->conns; c; c = c->next) /* before some go, and the others have time again */
-        if (c->rank < 0) c->late = pd_door_deadline(s, c) <= now;
+        if (c->rank < 0) c->late = pd_handshake_deadline(s, c) <= now;
     for (pd_conn **at = &s->conns; *at; poll++) {
         pd_conn *c = *at;
         bool alive = true;
         if (poll->revents & POLLOUT) alive = pd_wire_flush(&c->wire) != PD_WIRE_CLOSED;
         if (!alive || (poll->revents & ~POLLOUT)) alive &= pd_control_serve(s, c, now); /* its goodbye counts first */
         if (alive && c->rank < 0 && c->late) {
-            if (!c->closing) pd_door_refused(s, c, "it said nothing, or did not finish the handshake");
+            if (!c->closing) pd_handshake_refused(s, c, "it said nothing, or did not finish the handshake");
             alive = false;
         }
         if (alive && c->closing && !c->wire.pending) alive = false;
@@ -142,7 +142,7 @@ static void *run(void *arg) {
         pd_control_store_timeouts(s, now);
         pd_peers_heartbeat(s, now);
         for (int i = 0; i < PD_LISTENS; i++)
-            if (s->polls[POLL_LISTEN + i].revents) pd_door_accept(s, i, now);
+            if (s->polls[POLL_LISTEN + i].revents) pd_handshake_accept(s, i, now);
     }
     pthread_mutex_unlock(&s->lock);
     return NULL;
@@ -196,12 +196,12 @@ pd_status pd_control_server_new(int world, const pd_control_options *o, pd_contr
     pthread_mutex_init(&s->lock, NULL);
     pd_os_cond_init(&s->change);
     pd_control_store_init(s);
-    PD_TRY_TO(fail, pd_door_open(s, o));
+    PD_TRY_TO(fail, pd_handshake_open(s, o));
     s->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (s->wake < 0) PD_TRY_TO(fail, pd_fail(PD_E_OS, "control: no descriptor: %s", strerror(errno)));
     s->pinged = pd_os_now();
     PD_TRY_TO(fail, pd_os_thread_start("control", &s->thread, run, s));
-    for (int i = 0; i < PD_LISTENS; i++) /* or a forked child would keep the dead server's doors open */
+    for (int i = 0; i < PD_LISTENS; i++) /* or a forked child would keep the dead server's listeners open */
         if (s->listening[i] >= 0) pd_fork_watch_add(&s->watch[i], s->listening[i]);
     *out = s;
     return PD_OK;

@@ -12,7 +12,7 @@
 #include "base/flags.h"
 #include "comm/net/auth.h"
 
-#define RETRY_MS 20                 /* between two knocks at a door that is not there yet */
+#define RETRY_MS 20                 /* between two tries of a listener that is not there yet */
 #define STAGGER_NS INT64_C(150000000) /* a living host answers sooner; RFC 8305 has 250 ms */
 
 /* ---- interfaces -------------------------------------------------------------------------------------------------- */

@@ -15,13 +15,13 @@
 #define HANDSHAKE_NS 5000000000 /* a connection must authenticate within this */
 #define PRESSED_NS 1000000000   /* of these it has at least so much, where others wait behind it */
 #define STRANGERS 64            /* unauthenticated connections at one time, on each socket, in a small job */
-#define SHUT_NS 50000000        /* the door stays shut, where there is no descriptor */
+#define SHUT_NS 50000000        /* nobody is accepted for so long where there is no descriptor left */
 #define STRANGERS_LOGGED 16
 #define ACCEPTS 32 /* connections taken before those already here are heard again */
 
 /* ---- strangers --------------------------------------------------------------------------------------------------- */
 
-void pd_door_refused(pd_control_server *s, const pd_conn *c, const char *why) {
+void pd_handshake_refused(pd_control_server *s, const pd_conn *c, const char *why) {
     int n = ++s->logged;
     if (n <= STRANGERS_LOGGED)
         pd_log(PD_LOG_WARN, "control: refused a connection from %s: %s%s", c->from, why,
@@ -34,11 +34,11 @@ static bool is_full(const pd_control_server *s, int which) {
     return s->strangers[which] >= (s->world > STRANGERS / 2 ? 2 * s->world : STRANGERS);
 }
 
-bool pd_door_is_open(const pd_control_server *s, int which, int64_t now) {
+bool pd_handshake_is_open(const pd_control_server *s, int which, int64_t now) {
     return s->shut <= now && !is_full(s, which);
 }
 
-int64_t pd_door_deadline(const pd_control_server *s, const pd_conn *c) {
+int64_t pd_handshake_deadline(const pd_control_server *s, const pd_conn *c) {
     return is_full(s, pd_conn_listen(c)) ? c->deadline - HANDSHAKE_NS + PRESSED_NS : c->deadline;
 }
 
@@ -55,8 +55,8 @@ static bool identify(pd_conn *c, int fd, const struct sockaddr_storage *from, so
     return ours;
 }
 
-void pd_door_accept(pd_control_server *s, int which, int64_t now) {
-    for (int i = 0; i < ACCEPTS && pd_door_is_open(s, which, now); i++) {
+void pd_handshake_accept(pd_control_server *s, int which, int64_t now) {
+    for (int i = 0; i < ACCEPTS && pd_handshake_is_open(s, which, now); i++) {
         struct sockaddr_storage from;
         socklen_t n = sizeof from;
         int fd = accept4(s->listening[which], (struct sockaddr *)&from, &n, SOCK_CLOEXEC | SOCK_NONBLOCK);
@@ -72,7 +72,7 @@ void pd_door_accept(pd_control_server *s, int which, int64_t now) {
         if (!identify(&probe, fd, &from, n)) why = "it runs under another user id";
         else if (pd_malloc(sizeof *c, "control connection", &c)) why = "out of memory";
         if (why) {
-            pd_door_refused(s, &probe, why);
+            pd_handshake_refused(s, &probe, why);
             close(fd);
             continue;
         }
@@ -120,7 +120,7 @@ static const char *on_proof(pd_control_server *s, pd_conn *c, int64_t now) {
     return NULL;
 }
 
-const char *pd_door_frame(pd_control_server *s, pd_conn *c, int64_t now) {
+const char *pd_handshake_frame(pd_control_server *s, pd_conn *c, int64_t now) {
     return c->greeted ? on_proof(s, c, now) : on_hello(s, c);
 }
 
@@ -193,7 +193,7 @@ static pd_status open_tcp(pd_control_server *s, const char *address, bool common
     return PD_OK;
 }
 
-pd_status pd_door_open(pd_control_server *s, const pd_control_options *o) {
+pd_status pd_handshake_open(pd_control_server *s, const pd_control_options *o) {
     bool common;
     PD_TRY(open_secret(s, o, &common));
     PD_TRY(open_unix(s, o));
