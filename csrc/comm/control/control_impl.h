@@ -86,8 +86,8 @@ const char *pd_handshake_frame(pd_control_server *s, pd_conn *c, int64_t now);
 
 /* peers.c */
 void pd_peer_welcome(pd_control_server *s, pd_conn *c, int64_t now); /* has proved itself */
-const char *pd_peer_news(pd_control_server *s, pd_conn *c);
-void pd_peer_bury(pd_control_server *s, int rank, const char *how);
+const char *pd_peer_event(pd_control_server *s, pd_conn *c);
+void pd_peer_declare_dead(pd_control_server *s, int rank, const char *how);
 void pd_peer_unpidfd(pd_peer *p);
 void pd_peer_gone(pd_control_server *s, int rank, int64_t now); /* its connection closed */
 void pd_peers_deaths(pd_control_server *s, const struct pollfd *polls, int64_t now);

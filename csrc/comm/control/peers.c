@@ -91,7 +91,7 @@ static void pass_on(pd_control_server *s, const pd_link_event *n, const char *te
     pd_control_send((pd_conn *)conn, PD_CONTROL_EVENT, 0, n, sizeof *n, text, strnlen(text, PD_CONTROL_TEXT), -1);
 }
 
-const char *pd_peer_news(pd_control_server *s, pd_conn *c) {
+const char *pd_peer_event(pd_control_server *s, pd_conn *c) {
     pd_link_event n;
     if (c->wire.head.bytes < sizeof n) return "an event that is too short";
     memcpy(&n, c->wire.body, sizeof n);
@@ -143,7 +143,7 @@ static bool explain(const pd_peer *p, char *text, size_t size) {
     return true;
 }
 
-void pd_peer_bury(pd_control_server *s, int rank, const char *how) {
+void pd_peer_declare_dead(pd_control_server *s, int rank, const char *how) {
     pd_peer *p = &s->peers[rank];
     if (p->state == PD_PEER_LEFT || p->state == PD_PEER_DEAD) return;
     p->state = PD_PEER_DEAD;
@@ -170,11 +170,11 @@ void pd_peers_deaths(pd_control_server *s, const struct pollfd *polls, int64_t n
         char how[160];
         if (p->pidfd >= 0 && polls[r].fd == p->pidfd && polls[r].revents) {
             if (p->conn) pd_control_serve(s, p->conn, now);
-            if (explain(p, how, sizeof how)) pd_peer_bury(s, r, how);
+            if (explain(p, how, sizeof how)) pd_peer_declare_dead(s, r, how);
             pd_peer_unpidfd(p);
             pd_peer_gone(s, r, now);
         }
-        if (p->state == PD_PEER_DYING && p->deadline <= now) pd_peer_bury(s, r, "died: its control connection closed");
+        if (p->state == PD_PEER_DYING && p->deadline <= now) pd_peer_declare_dead(s, r, "died: its control connection closed");
         if (p->state == PD_PEER_LEFT || p->state == PD_PEER_DEAD) pd_peer_unpidfd(p);
     }
 }
@@ -195,7 +195,7 @@ static void check_silence(pd_control_server *s, int rank, int64_t now) {
     if (silent < end) return;
     snprintf(how, sizeof how, "is not responding: nothing was heard from it for %.0f s (stopped, swapped out, or its "
                               "network is cut)", (double)silent * 1e-9);
-    pd_peer_bury(s, rank, how);
+    pd_peer_declare_dead(s, rank, how);
     p->silent = true;
     shutdown(p->conn->wire.fd, SHUT_RDWR); /* should it come back, it finds itself outside */
 }

@@ -50,7 +50,7 @@ bool pd_control_serve(pd_control_server *s, pd_conn *c, int64_t now) {
         if (state == PD_WIRE_FRAME) {
             if (c->rank < 0) bad = pd_handshake_frame(s, c, now);
             else if (c->wire.head.kind == PD_CONTROL_CALL) bad = pd_control_store_call(s, c, now);
-            else if (c->wire.head.kind == PD_CONTROL_EVENT) bad = pd_peer_news(s, c);
+            else if (c->wire.head.kind == PD_CONTROL_EVENT) bad = pd_peer_event(s, c);
             else if (c->wire.head.kind != PD_CONTROL_PONG) bad = "a message of an unknown kind";
             if (!bad) continue;
         } else {
@@ -232,7 +232,7 @@ void pd_control_dead(pd_control_server *s, int rank, const char *how) {
     pd_peer *p = &s->peers[rank];
     if (p->conn)
         pd_control_serve(s, p->conn, pd_os_now()); /* a goodbye or traceback still in the socket counts first */
-    pd_peer_bury(s, rank, how);
+    pd_peer_declare_dead(s, rank, how);
     pthread_mutex_unlock(&s->lock);
     wake(s);
 }
