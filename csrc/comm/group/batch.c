@@ -1,8 +1,8 @@
 /* Batches of messages between GPUs.
 
-   Each message is announced by a letter, a message of the host with the same tag: so the contract of messages holds for
-   batches too (who is late, gone or different is known before NCCL is called), and a batch that meets a plain send or
-   receive is a mismatch. Then each pair of ranks has a launch of its own, by the group's mover (NCCL's: on a
+   Each message is announced by an envelope, a message of the host with the same tag: so the contract of messages holds
+   for batches too (who is late, gone or different is known before NCCL is called), and a batch that meets a plain send
+   or receive is a mismatch. Then each pair of ranks has a launch of its own, by the group's mover (NCCL's: on a
    communicator and a stream of its own): within it all messages move at the same time, and no pair waits for another.
    Peers are taken in increasing order, so that ranks that make their communicators do not wait in a circle. */
 #include "base/mem.h"
@@ -10,11 +10,11 @@
 #include "comm/group/p2p.h"
 #include "device/cuda.h"
 
-typedef struct letter {
+typedef struct envelope {
     int64_t count;
     int32_t tag, dtype, place; /* place: among the messages from one to the other */
     int32_t sent;              /* 0: not yet; 2: into a CUDA graph */
-} letter;
+} envelope;
 
 static pd_status check(const pd_group *g, const pd_message *m, int n) {
     for (int i = 0; i < n; i++)
@@ -24,15 +24,15 @@ static pd_status check(const pd_group *g, const pd_message *m, int n) {
     return PD_OK;
 }
 
-static letter letter_of(const pd_message *m, int i) {
-    letter l = {.count = m[i].count, .tag = m[i].tag, .dtype = (int32_t)m[i].dtype,
+static envelope envelope_of(const pd_message *m, int i) {
+    envelope l = {.count = m[i].count, .tag = m[i].tag, .dtype = (int32_t)m[i].dtype,
                 .sent = 1 + pd_cuda_capturing(pd_device_here)};
     for (int j = 0; j < i; j++) l.place += m[j].peer == m[i].peer && m[j].sends == m[i].sends;
     return l;
 }
 
-static pd_status compare(const pd_group *g, const pd_message *m, int i, const letter *got) {
-    letter want = letter_of(m, i);
+static pd_status compare(const pd_group *g, const pd_message *m, int i, const envelope *got) {
+    envelope want = envelope_of(m, i);
     if (!memcmp(got, &want, sizeof want)) return PD_OK;
     const char *dtype = got->dtype >= 0 && got->dtype < PD_DTYPE_COUNT ? pd_dtype_name((pd_dtype)got->dtype) : "?";
     return pd_fail(PD_E_MISMATCH,
@@ -43,18 +43,19 @@ static pd_status compare(const pd_group *g, const pd_message *m, int i, const le
                    pd_group_name(g, g->rank));
 }
 
-/* All letters are under way before one is waited for. */
-static pd_status announce(pd_group *g, const pd_message *m, int n, uint64_t site, letter *letters, pd_work **posted) {
+/* All envelopes are under way before one is waited for. */
+static pd_status announce(pd_group *g, const pd_message *m, int n, uint64_t site, envelope *envelopes,
+                          pd_work **posted) {
     for (int i = 0; i < n; i++) {
-        letter *l = &letters[i];
+        envelope *l = &envelopes[i];
         int peer = m[i].peer, tag = m[i].tag;
-        if (m[i].sends) *l = letter_of(m, i);
+        if (m[i].sends) *l = envelope_of(m, i);
         PD_TRY((m[i].sends ? pd_group_send(g, l, sizeof *l, PD_U8, peer, tag, site, &posted[i])
                            : pd_group_recv(g, l, sizeof *l, PD_U8, peer, tag, site, &posted[i])));
     }
     for (int i = 0; i < n; i++) PD_TRY(pd_work_wait(posted[i], -1));
     for (int i = 0; i < n; i++)
-        if (!m[i].sends) PD_TRY(compare(g, m, i, &letters[i]));
+        if (!m[i].sends) PD_TRY(compare(g, m, i, &envelopes[i]));
     return PD_OK;
 }
 
@@ -96,33 +97,34 @@ static pd_status make_works(pd_group *g, const pd_message *m, int n, uint64_t si
     return PD_OK;
 }
 
-static pd_status run(pd_group *g, const pd_message *m, int n, uint64_t site, letter *letters, pd_work **posted,
+static pd_status run(pd_group *g, const pd_message *m, int n, uint64_t site, envelope *envelopes, pd_work **posted,
                      pd_work **works) {
     PD_TRY(make_works(g, m, n, site, works));
-    pd_status status = announce(g, m, n, site, letters, posted);
+    pd_status status = announce(g, m, n, site, envelopes, posted);
     if (!status) return launch_all(g, m, n, works);
     if (pd_group_enter(g)) return status;
-    pd_group_fail(g, !atomic_load(&g->abort)); /* half a batch cannot be taken back; it ends what borrows the letters */
+    /* Half a batch cannot be taken back; this ends what borrows the envelopes. */
+    pd_group_fail(g, !atomic_load(&g->abort));
     pd_group_leave(g);
     return status;
 }
 
 pd_status pd_group_messages(pd_group *g, const pd_message *m, int n, uint64_t site, pd_work **works) {
-    letter *letters;
+    envelope *envelopes;
     pd_work **posted = NULL;
     pd_error e;
     memset(works, 0, (size_t)n * sizeof *works);
     PD_TRY(check(g, m, n));
     PD_TRY(pd_group_check(g));
     PD_TRY(pd_mover_check(g, "batch_isend_irecv"));
-    PD_TRY(pd_calloc((size_t)n * (sizeof *letters + sizeof *posted), "batch", &letters));
-    posted = (pd_work **)(letters + n);
-    pd_status status = run(g, m, n, site, letters, posted, works);
+    PD_TRY(pd_calloc((size_t)n * (sizeof *envelopes + sizeof *posted), "batch", &envelopes));
+    posted = (pd_work **)(envelopes + n);
+    pd_status status = run(g, m, n, site, envelopes, posted, works);
     if (status) pd_error_save(&e);
     for (int i = 0; i < n; i++) {
         pd_work_release(posted[i]);
         if (status) pd_work_release(works[i]);
     }
-    pd_free(letters);
+    pd_free(envelopes);
     return status ? pd_error_restore(&e) : PD_OK;
 }

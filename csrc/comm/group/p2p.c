@@ -5,9 +5,9 @@
 
      part of r:  board, slots, shares | lane 0 | lane 1 | ...       lane = head | ack | ring
 
-   Every word has one writer, so the lanes work over mirrored memory as they do over shared memory. A message is a
-   letter (what it holds) and its bytes, cut as the ring has room. Messages of a pair arrive in the order of sending; a
-   receive takes the oldest one of its tag. What nobody has asked for yet is put aside in private memory, so two ranks
+   Every word has one writer, so the lanes work over mirrored memory as they do over shared memory. A message is an
+   envelope (what it holds) and its bytes, cut as the ring has room. Messages of a pair arrive in the order of sending;
+   a receive takes the oldest one of its tag. What nobody has asked for yet is put aside in private memory, so two ranks
    that send to each other both get done; where there is no memory for that, it waits in the ring.
 
    Whoever waits, for a message or a collective, carries all lanes on. State is under p2p->lock, which is never held
@@ -30,14 +30,14 @@ size_t pd_p2p_room(int size) { return (size_t)size * (sizeof(pd_lane) + ring_byt
 
 pd_status pd_p2p_new(int size, size_t at, pd_p2p **out) {
     pd_p2p *p;
-    PD_TRY(pd_calloc(sizeof *p + (size_t)size * sizeof *p->posts, "group", &p));
+    PD_TRY(pd_calloc(sizeof *p + (size_t)size * sizeof *p->peers, "group", &p));
     pthread_mutex_init(&p->lock, NULL);
     p->ring = ring_bytes(size);
     p->at = at;
     p->receives_last = &p->receives;
     for (int r = 0; r < size; r++) {
-        p->posts[r].last = &p->posts[r].first;
-        p->posts[r].parcels_last = &p->posts[r].parcels;
+        p->peers[r].last = &p->peers[r].first;
+        p->peers[r].unexpected_last = &p->peers[r].unexpected;
     }
     pd_status status = pd_flight_init(&p->flight, pd_flags_get()->FLIGHT);
     if (status) pd_p2p_free(p, size);
@@ -45,9 +45,9 @@ pd_status pd_p2p_new(int size, size_t at, pd_p2p **out) {
     return status;
 }
 
-static void free_parcels(pd_parcel *x) {
+static void free_unexpected(pd_unexpected *x) {
     while (x) {
-        pd_parcel *next = x->next;
+        pd_unexpected *next = x->next;
         pd_free(x);
         x = next;
     }
@@ -56,8 +56,8 @@ static void free_parcels(pd_parcel *x) {
 void pd_p2p_free(pd_p2p *p, int size) {
     if (!p) return;
     for (int r = 0; r < size; r++) {
-        free_parcels(p->posts[r].parcels);
-        pd_free(p->posts[r].aside);
+        free_unexpected(p->peers[r].unexpected);
+        pd_free(p->peers[r].aside);
     }
     pd_flight_fini(&p->flight);
     pthread_mutex_destroy(&p->lock);
@@ -102,11 +102,11 @@ void pd_p2p_end(pd_group *g) {
     atomic_store(&p->failed, true);
     if (!p->error.kind) p->error = g->error;
     for (int r = 0; r < g->size; r++) {
-        pd_post *b = &p->posts[r];
+        pd_p2p_peer *b = &p->peers[r];
         drop_list(&b->first, &b->last);
         if (b->into) end(b->into, PD_WORK_FAILED);
         b->into = NULL;
-        for (pd_parcel *x = b->parcels; x; x = x->next) {
+        for (pd_unexpected *x = b->unexpected; x; x = x->next) {
             if (x->taker) end(x->taker, PD_WORK_FAILED);
             x->taker = NULL;
         }
@@ -128,8 +128,8 @@ pd_status pd_p2p_error(pd_group *g) { return pd_error_restore(&g->p2p->error); }
 
 void pd_p2p_left(pd_group *g, int link_rank) {
     for (int r = 0; g->p2p && r < g->size; r++)
-        if (pd_group_name(g, r) == link_rank && !g->p2p->posts[r].left)
-            atomic_store(&g->p2p->posts[r].left, pd_os_now());
+        if (pd_group_name(g, r) == link_rank && !g->p2p->peers[r].left)
+            atomic_store(&g->p2p->peers[r].left, pd_os_now());
 }
 
 /* ---- sending ----------------------------------------------------------------------------------------------------- */
@@ -137,7 +137,7 @@ void pd_p2p_left(pd_group *g, int link_rank) {
 /* As many of these bytes as the ring has room for; returns how many. */
 static size_t put(pd_group *g, int r, const char *data, size_t bytes) {
     pd_p2p *p = g->p2p;
-    pd_post *b = &p->posts[r];
+    pd_p2p_peer *b = &p->peers[r];
     pd_lane *lane = lane_of(g, g->rank, r);
     uint32_t ack = atomic_load_explicit(&lane_of(g, r, g->rank)->ack, memory_order_acquire);
     size_t room = p->ring - (b->written - ack), done = 0;
@@ -157,7 +157,7 @@ static size_t put(pd_group *g, int r, const char *data, size_t bytes) {
 static void announce(pd_group *g, int r, uint32_t from) {
     pd_p2p *p = g->p2p;
     pd_lane *lane = lane_of(g, g->rank, r);
-    uint32_t to = p->posts[r].written;
+    uint32_t to = p->peers[r].written;
     if (from == to) return;
     atomic_store_explicit(&lane->head, to, memory_order_release);
     if (!g->mesh) return;
@@ -172,12 +172,12 @@ static void announce(pd_group *g, int r, uint32_t from) {
 
 /* `clear`: what was queued on the mesh has gone. */
 static void carry_sends(pd_group *g, int r, bool clear) {
-    pd_post *b = &g->p2p->posts[r];
+    pd_p2p_peer *b = &g->p2p->peers[r];
     uint32_t from = b->written;
     while (b->first && clear) {
         pd_work *w = b->first;
         size_t bytes = pd_job_bytes(&w->job, w->job.count), whole = sizeof b->out + bytes;
-        if (!w->sent) b->out = (pd_letter){w->job.count, w->tag, (uint32_t)w->job.dtype};
+        if (!w->sent) b->out = (pd_envelope){w->job.count, w->tag, (uint32_t)w->job.dtype};
         if (w->sent < sizeof b->out) w->sent += put(g, r, (char *)&b->out + w->sent, sizeof b->out - w->sent);
         if (w->sent >= sizeof b->out)
             w->sent += put(g, r, w->job.from + (w->sent - sizeof b->out), whole - w->sent);
@@ -191,12 +191,12 @@ static void carry_sends(pd_group *g, int r, bool clear) {
 
 /* ---- receiving --------------------------------------------------------------------------------------------------- */
 
-static bool wants(const pd_work *w, int r, const pd_letter *l) {
+static bool wants(const pd_work *w, int r, const pd_envelope *l) {
     return (w->peer < 0 || w->peer == r) && w->tag == l->tag;
 }
 
-/* A letter and the receive that it belongs to. */
-static pd_status check(pd_group *g, pd_work *w, int r, const pd_letter *l) {
+/* An envelope and the receive that it belongs to. */
+static pd_status check(pd_group *g, pd_work *w, int r, const pd_envelope *l) {
     char call[400];
     if (l->dtype == (uint32_t)w->job.dtype && l->count == w->job.count) return PD_OK;
     pd_identity id = {.coll = PD_COLL_SEND, .dtype = (uint8_t)l->dtype, .count = l->count, .scale = l->tag,
@@ -208,7 +208,7 @@ static pd_status check(pd_group *g, pd_work *w, int r, const pd_letter *l) {
                    pd_group_name(g, g->rank), pd_group_name(g, r), sent);
 }
 
-static pd_work *take_receive(pd_p2p *p, int r, const pd_letter *l) {
+static pd_work *take_receive(pd_p2p *p, int r, const pd_envelope *l) {
     for (pd_work **at = &p->receives; *at; at = &(*at)->next) {
         pd_work *w = *at;
         if (!wants(w, r, l)) continue;
@@ -221,16 +221,16 @@ static pd_work *take_receive(pd_p2p *p, int r, const pd_letter *l) {
     return NULL;
 }
 
-/* Everything of a parcel is there. */
-static void hand_over(pd_parcel *x, pd_work *w) {
+/* Everything of an unexpected message is there. */
+static void hand_over(pd_unexpected *x, pd_work *w) {
     memcpy(w->job.to, x->data, x->got);
     pd_free(x);
     end(w, PD_WORK_DONE);
 }
 
-/* The letter is there: who takes its data. *stays: there is no memory to put it aside. */
-static pd_status open_letter(pd_group *g, int r, bool *stays) {
-    pd_post *b = &g->p2p->posts[r];
+/* The envelope is there: who takes its data. *stays: there is no memory to put it aside. */
+static pd_status open_envelope(pd_group *g, int r, bool *stays) {
+    pd_p2p_peer *b = &g->p2p->peers[r];
     *stays = false;
     if (b->in.dtype >= PD_DTYPE_COUNT || b->in.count < 0 || b->in.count > INT64_MAX / 16)
         return pd_fail(PD_E_DIST, "recv: garbage from rank %d", pd_group_name(g, r));
@@ -247,7 +247,7 @@ static pd_status open_letter(pd_group *g, int r, bool *stays) {
             return PD_OK;
         }
         b->aside->next = NULL;
-        b->aside->letter = b->in;
+        b->aside->envelope = b->in;
         b->aside->taker = NULL;
         b->aside->got = 0;
     }
@@ -256,12 +256,12 @@ static pd_status open_letter(pd_group *g, int r, bool *stays) {
     return PD_OK;
 }
 
-static void close_letter(pd_post *b) {
-    pd_parcel *x = b->aside;
+static void close_envelope(pd_p2p_peer *b) {
+    pd_unexpected *x = b->aside;
     if (x && x->taker) hand_over(x, x->taker);
     else if (x) {
-        *b->parcels_last = x;
-        b->parcels_last = &x->next;
+        *b->unexpected_last = x;
+        b->unexpected_last = &x->next;
     } else {
         end(b->into, PD_WORK_DONE);
     }
@@ -273,7 +273,7 @@ static void close_letter(pd_post *b) {
 
 static size_t get(pd_group *g, int r, char *to, size_t bytes) {
     pd_p2p *p = g->p2p;
-    pd_post *b = &p->posts[r];
+    pd_p2p_peer *b = &p->peers[r];
     pd_lane *lane = lane_of(g, r, g->rank);
     size_t there = atomic_load_explicit(&lane->head, memory_order_acquire) - b->taken, done = 0;
     if (there > p->ring) there = p->ring;
@@ -290,25 +290,25 @@ static size_t get(pd_group *g, int r, char *to, size_t bytes) {
 }
 
 static pd_status carry_receives(pd_group *g, int r) {
-    pd_post *b = &g->p2p->posts[r];
+    pd_p2p_peer *b = &g->p2p->peers[r];
     for (;;) {
         if (!b->in_body) {
             b->in_got += get(g, r, (char *)&b->in + b->in_got, sizeof b->in - b->in_got);
             bool stays;
             if (b->in_got < sizeof b->in) return PD_OK;
-            PD_TRY(open_letter(g, r, &stays));
+            PD_TRY(open_envelope(g, r, &stays));
             if (stays) return PD_OK;
         }
         size_t bytes = (size_t)b->in.count * pd_dtype_size((pd_dtype)b->in.dtype);
         b->in_got += get(g, r, (b->aside ? b->aside->data : b->into->job.to) + b->in_got, bytes - b->in_got);
         if (b->aside) b->aside->got = b->in_got;
         if (b->in_got < bytes) return PD_OK;
-        close_letter(b);
+        close_envelope(b);
     }
 }
 
 static void acknowledge(pd_group *g, int r, bool clear) {
-    pd_post *b = &g->p2p->posts[r];
+    pd_p2p_peer *b = &g->p2p->peers[r];
     atomic_uint *ack = &lane_of(g, g->rank, r)->ack;
     if (b->acked == b->taken || !clear) return;
     b->acked = b->taken;
@@ -325,7 +325,7 @@ static pd_status carry_lanes(pd_group *g) {
         if (g->mesh) pd_mesh_pump(g->mesh, r);
         PD_TRY(carry_receives(g, r));
         acknowledge(g, r, clear);
-        if (g->p2p->posts[r].first) carry_sends(g, r, clear);
+        if (g->p2p->peers[r].first) carry_sends(g, r, clear);
     }
     if (g->mesh) pd_mesh_flush(g->mesh);
     return PD_OK;
@@ -345,24 +345,24 @@ bool pd_p2p_used(const pd_group *g) { return g->p2p && atomic_load_explicit(&g->
 /* ---- starting ---------------------------------------------------------------------------------------------------- */
 
 /* Takes the oldest message that has come already; false: there is none. */
-static pd_status take_parcel(pd_group *g, pd_work *w, bool *found) {
+static pd_status take_unexpected(pd_group *g, pd_work *w, bool *found) {
     *found = true;
     for (int d = 1; d < g->size; d++) {
         int r = (g->rank + d) % g->size;
-        pd_post *b = &g->p2p->posts[r];
-        for (pd_parcel **at = &b->parcels; *at; at = &(*at)->next) {
-            pd_parcel *x = *at;
-            if (!wants(w, r, &x->letter)) continue;
+        pd_p2p_peer *b = &g->p2p->peers[r];
+        for (pd_unexpected **at = &b->unexpected; *at; at = &(*at)->next) {
+            pd_unexpected *x = *at;
+            if (!wants(w, r, &x->envelope)) continue;
             w->peer = r;
-            PD_TRY(check(g, w, r, &x->letter));
-            if (b->parcels_last == &x->next) b->parcels_last = at;
+            PD_TRY(check(g, w, r, &x->envelope));
+            if (b->unexpected_last == &x->next) b->unexpected_last = at;
             *at = x->next;
             hand_over(x, w);
             return PD_OK;
         }
-        if (b->aside && !b->aside->taker && wants(w, r, &b->aside->letter)) {
+        if (b->aside && !b->aside->taker && wants(w, r, &b->aside->envelope)) {
             w->peer = r;
-            PD_TRY(check(g, w, r, &b->aside->letter));
+            PD_TRY(check(g, w, r, &b->aside->envelope));
             b->aside->taker = w;
             return PD_OK;
         }
@@ -377,8 +377,8 @@ static pd_status enlist(pd_group *g, pd_work *w) {
     if (atomic_load(&p->failed)) return pd_error_restore(&p->error);
     w->seq = ++p->count;
     pd_flight_post(&p->flight, w->seq, &w->id, w->site);
-    if (w->id.coll == PD_COLL_RECV) PD_TRY(take_parcel(g, w, &found));
-    pd_work ***last = w->id.coll == PD_COLL_SEND ? &p->posts[w->peer].last : &p->receives_last;
+    if (w->id.coll == PD_COLL_RECV) PD_TRY(take_unexpected(g, w, &found));
+    pd_work ***last = w->id.coll == PD_COLL_SEND ? &p->peers[w->peer].last : &p->receives_last;
     if (found) return PD_OK;
     **last = w;
     *last = &w->next;

@@ -4,19 +4,19 @@
 
 #include "comm/group/p2p.h"
 
-typedef struct pd_letter {
+typedef struct pd_envelope {
     int64_t count;
     int32_t tag;
     uint32_t dtype;
-} pd_letter;
+} pd_envelope;
 
-typedef struct pd_parcel { /* a message that came before its receive */
-    struct pd_parcel *next;
-    pd_letter letter;
+typedef struct pd_unexpected { /* a message that came before its receive */
+    struct pd_unexpected *next;
+    pd_envelope envelope;
     pd_work *taker; /* who waits for the rest of it */
     size_t got;
     char data[];
-} pd_parcel;
+} pd_unexpected;
 
 struct pd_lane {
     _Alignas(128) atomic_uint head;
@@ -24,19 +24,19 @@ struct pd_lane {
     _Alignas(128) char ring[];
 };
 
-typedef struct pd_post { /* what this rank knows of one peer */
+typedef struct pd_p2p_peer { /* what this rank knows of one peer */
     pd_work *first, **last; /* sends */
-    pd_letter out;
+    pd_envelope out;
     uint32_t written;
     uint32_t taken, acked;
-    pd_letter in;
-    size_t in_got; /* bytes of the letter, then of its data */
+    pd_envelope in;
+    size_t in_got; /* bytes of the envelope, then of its data */
     bool in_body;
     pd_work *into;  /* either takes the data */
-    pd_parcel *aside;
-    pd_parcel *parcels, **parcels_last;
+    pd_unexpected *aside;
+    pd_unexpected *unexpected, **unexpected_last;
     _Atomic int64_t left; /* when it left the group; 0: it is there */
-} pd_post;
+} pd_p2p_peer;
 
 struct pd_p2p {
     pthread_mutex_t lock;
@@ -47,7 +47,7 @@ struct pd_p2p {
     uint32_t count;
     pd_flight flight; /* written under the lock */
     atomic_size_t moved; /* bytes, ever */
-    pd_post posts[];
+    pd_p2p_peer peers[];
 };
 
 /* The group ends with the error in this thread's record; who holds its lock finds it when he looks. */

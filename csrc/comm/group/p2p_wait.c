@@ -51,7 +51,7 @@ static pd_status end_of_wait(pd_group *g, const pd_work *w) {
         if (lost && now - lost > PD_CLOSED_NS) goto gone;
     }
     for (int r = 0; r < g->size; r++) {
-        int64_t left = atomic_load(&g->p2p->posts[r].left);
+        int64_t left = atomic_load(&g->p2p->peers[r].left);
         bool matters = r != g->rank && (!somebody || r == w->peer);
         if (matters && (!left || now - left < PD_LEFT_GRACE_NS)) return PD_OK; /* somebody may still answer */
     }
@@ -65,7 +65,7 @@ gone:
 }
 
 static bool is_missing(const pd_group *g, const pd_work *w, int r) {
-    return r != g->rank && (w->peer < 0 ? !atomic_load(&g->p2p->posts[r].left) : r == w->peer);
+    return r != g->rank && (w->peer < 0 ? !atomic_load(&g->p2p->peers[r].left) : r == w->peer);
 }
 
 static pd_status wait_slowly(pd_group *g, pd_work *w, pd_straggler *l, bool *fatal) {
