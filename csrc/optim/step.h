@@ -44,8 +44,8 @@ pd_status pd_scale_tensors(pd_tensor *const *tensors, int64_t count, double by, 
 /* Floating tensors of a GPU times by's one element; found's becomes 1 where an element was not finite. Both F32,
    of the tensors' device. Nothing is waited for. */
 pd_status pd_unscale(pd_tensor *const *tensors, int64_t count, pd_tensor *by, pd_tensor *found);
-/* The check before every write (tensor/storage.h), for a parameter if it has a gradient: PD_E_RUNTIME where a step may not
-   write it. To be asked of all parameters before the first one is written. */
+/* The check before every write (tensor/storage.h), for a parameter if it has a gradient: PD_E_RUNTIME where a step may
+   not write it. To be asked of all parameters before the first one is written. */
 static inline pd_status pd_step_ask_to_write(const char *op, const pd_tensor *param) {
     return param->meta && param->meta->grad ? pd_storage_before_write(op, param->storage) : PD_OK;
 }

@@ -1,9 +1,9 @@
 /* Refcounted bytes on a device. Owns the memory and the version that all its views share by default.
 
-   Who writes: all writes pass one check, before the first byte changes. It is pd_tensor_before_write (tensor.h) for ops,
-   optimizer steps and collectives, and pd_storage_lend, once, where memory is lent to somebody who may write unseen;
-   both ask pd_storage_before_write, so what has to be known of a write, or to forbid it, stands there. Memory that
-   nobody else has seen yet (a new result, scratch) needs no check.
+   Who writes: all writes pass one check, before the first byte changes. It is pd_tensor_before_write (tensor.h) for
+   ops, optimizer steps and collectives, and pd_storage_lend, once, where memory is lent to somebody who may write
+   unseen; both ask pd_storage_before_write, so what has to be known of a write, or to forbid it, stands there. Memory
+   that nobody else has seen yet (a new result, scratch) needs no check.
 
    Who looks on: a raw address that outlives the call which made it is a loan of the storage, not of a tensor, whose
    storage may be exchanged (`.data =`, resize_). What is lent lives, and does not move, until it is given back. */

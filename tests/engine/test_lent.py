@@ -1,4 +1,4 @@
-"""Memory that others look at by its address (arrays, capsules, collectives under way), and the one door that writes pass."""
+"""Memory that others look at by its address (arrays, capsules, collectives under way), and the one check that writes pass."""
 
 import ctypes
 import os
@@ -222,7 +222,7 @@ def test_what_only_lies_side_by_side_is_not_one_memory():
     assert dist.threads.run(work, 2) == [True, True]
 
 
-# ---- the door -----------------------------------------------------------------------------------------------------
+# ---- the check -----------------------------------------------------------------------------------------------------
 
 
 def read_only(n=4):

@@ -174,7 +174,8 @@ void pd_peers_deaths(pd_control_server *s, const struct pollfd *polls, int64_t n
             pd_peer_unpidfd(p);
             pd_peer_gone(s, r, now);
         }
-        if (p->state == PD_PEER_DYING && p->deadline <= now) pd_peer_declare_dead(s, r, "died: its control connection closed");
+        if (p->state == PD_PEER_DYING && p->deadline <= now)
+            pd_peer_declare_dead(s, r, "died: its control connection closed");
         if (p->state == PD_PEER_LEFT || p->state == PD_PEER_DEAD) pd_peer_unpidfd(p);
     }
 }

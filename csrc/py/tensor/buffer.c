@@ -137,9 +137,8 @@ pd_status pd_py_borrow(const char *op, void *data, pd_dtype dtype, int ndim, con
     if (!status && numel && (!data || (uintptr_t)data % (uintptr_t)aligned))
         status = pd_fail(PD_E_VALUE, "%s: the memory is not aligned to %lld bytes (expected a copy)", op,
                          (long long)aligned);
-    if (!status)
-        status =
-            pd_storage_external(&pd_device_cpu, data, numel ? (size_t)reach * (size_t)bytes : 0, drop, ctx, &t->storage);
+    size_t size_of_all = numel ? (size_t)reach * (size_t)bytes : 0;
+    PD_THEN(pd_storage_external(&pd_device_cpu, data, size_of_all, drop, ctx, &t->storage));
     if (status) {
         pd_tensor_release(t);
         return status;
