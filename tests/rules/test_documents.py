@@ -55,15 +55,19 @@ def test_no_number_stands_for_the_design():
     assert not [line for line in wrong if not line.startswith("csrc/README.md")]
 
 
-def test_adding_an_op_shows_the_tree():
-    """docs/internals/adding-an-op.md: the files that it names exist, and what it quotes stands in its heading's file."""
-    text = (TOP / "docs/internals/adding-an-op.md").read_text()
-    named = re.findall(r"`((?:csrc|tests|tools|benchmarks|pydist)/[^`]*)`", text)
-    assert len(named) > 15 and not [name for name in named if not (TOP / name).exists()]
-    edits = re.findall(r"^## \d\. .*?`(\S+)`\n(.*?)(?=^## )", text, re.MULTILINE | re.DOTALL)
-    quoted = [(path, code) for path, part in edits for code in re.findall(r"```\w+\n(.*?)```", part, re.DOTALL)]
-    assert len(edits) == len(quoted) == 6
-    assert not [path for path, code in quoted if code not in (TOP / path).read_text()]
+@pytest.mark.parametrize("page, steps", [("adding-an-op.md", 6), ("adding-a-collective.md", 9)])
+def test_worked_examples_show_the_tree(page, steps):
+    """What a step quotes stands in the file of its heading, or in the one that the fence names."""
+    text = (INTERNALS / page).read_text()
+    edits = re.findall(r"^## \d\. .*?`(\S+)`\n(.*?)(?=^## |\Z)", text, re.M | re.S)
+    quoted = [
+        (named or path, code)
+        for path, part in edits
+        for named, code in re.findall(r"^```\w+(?: in (\S+))?\n(.*?)```", part, re.M | re.S)
+    ]
+    assert len(edits) == steps and len(quoted) >= steps
+    assert not [path for path, code in quoted if code.strip("
+") not in (TOP / path).read_text()]
 
 
 PAGES = files("docs/internals/*.md", "docs/internals/decisions/*.md")
@@ -94,3 +98,34 @@ def test_decisions_have_one_form_and_stand_in_the_index():
         assert path.name.startswith(f"{number:03}-")
         assert re.findall(r"^## (.*)", text, re.M) == ["Context", "Decision", "Price", "When to revisit"], path.name
         assert f"- [{number:03} {text[2 : text.index(chr(10))]}]({path.name})" in index
+
+
+def test_the_tour_shows_the_tree():
+    """Each excerpt's lines stand in its header in the same order, `...` left out; each function of the drawing in its file."""
+    text = (INTERNALS / "tour.md").read_text()
+    excerpts = re.findall(r"^From `(\S+)`:\n\n```c\n(.*?)\n```", text, re.M | re.S)
+    assert [path.rsplit("/")[-1] for path, _ in excerpts] == [
+        "tensor.h",
+        "op.h",
+        "tape.h",
+        "group_impl.h",
+        "group_impl.h",
+    ]
+    for path, excerpt in excerpts:
+        source, at = (TOP / path).read_text(), 0
+        for part in re.split(r"^ *\.\.\.\n", excerpt, flags=re.M):
+            at = source.find(part.rstrip("\n"), at)
+            assert at >= 0, f"{path} has no\n{part}"
+            at += len(part)
+    drawing = re.findall(r"^ +(\w+) +((?:csrc|pydist)/\S+)", text[text.index("## One training step") :], re.M)
+    assert len(drawing) > 25
+    for name, path in drawing:
+        assert re.search(rf"\b{name}\(|\({name}\)", (TOP / path).read_text()), f"{path} has no {name}"
+
+
+def test_words_of_the_glossary_are_in_their_files():
+    rows = re.findall(r"^\| ([a-z][\w, ]*) \| .*? \| `(\S+)` \|$", (INTERNALS / "glossary.md").read_text(), re.M)
+    assert len(rows) > 40 and len({word for word, _ in rows}) == len(rows)
+    for words, path in rows:
+        text = (TOP / path).read_text().lower()
+        assert all(re.search(rf"(\b|_){word}", text) for word in words.split(", ")), f"{path} does not say {words}"
