@@ -66,8 +66,7 @@ def test_worked_examples_show_the_tree(page, steps):
         for named, code in re.findall(r"^```\w+(?: in (\S+))?\n(.*?)```", part, re.M | re.S)
     ]
     assert len(edits) == steps and len(quoted) >= steps
-    assert not [path for path, code in quoted if code.strip("
-") not in (TOP / path).read_text()]
+    assert not [path for path, code in quoted if code.strip("\n") not in (TOP / path).read_text()]
 
 
 PAGES = files("docs/internals/*.md", "docs/internals/decisions/*.md")
