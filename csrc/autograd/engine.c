@@ -33,9 +33,9 @@ static bool is_ours(const pd_tensor *t) { /* nobody else can see it or its memor
 /* Whether t, a gradient of e, may be added to where it lies: ours, or made in a leaf's destination, which nobody reads
    before it is whole. */
 static bool may_grow(const entry *e, const pd_tensor *t) {
-    const pd_tensor *home = e->leaf && e->leaf->meta ? e->leaf->meta->destination.view : NULL;
+    const pd_tensor *place = e->leaf && e->leaf->meta ? e->leaf->meta->destination.view : NULL;
     return is_ours(t) ||
-           (home && t->refs == 1 && !t->base && t->storage == home->storage && t->offset == home->offset);
+           (place && t->refs == 1 && !t->base && t->storage == place->storage && t->offset == place->offset);
 }
 
 pd_status pd_run_add(pd_run *r, entry *e, int index, pd_tensor *g) {

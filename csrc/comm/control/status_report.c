@@ -30,7 +30,7 @@ static int listener_of(int pid) {
 void pd_status_report(pd_link *link) {
     char *text, place[400];
     size_t n;
-    int pid = link->hooks && link->hooks->asked ? link->hooks->asked() : 0;
+    int pid = link->hooks && link->hooks->status_request ? link->hooks->status_request() : 0;
     if (!pid || pd_malloc(TEXT_BYTES, "flight record", &text)) return;
     int fd = listener_of(pid);
     if (fd < 0) {

@@ -158,14 +158,14 @@ static pd_status connect_mesh(pd_group *g, size_t bytes, bool near) {
 static pd_status connect_ranks(pd_group *g, const pd_group_options *o) {
     size_t lanes = lanes_at(g);
     size_t bytes = (lanes + pd_p2p_room(g->size) + 4095) & ~(size_t)4095;
-    pd_where where = {0};
-    PD_TRY(pd_malloc((size_t)g->size * sizeof *where.hosts, "group", &where.hosts));
+    pd_placement placement = {0};
+    PD_TRY(pd_malloc((size_t)g->size * sizeof *placement.hosts, "group", &placement.hosts));
     pd_status status = g->transport->alloc(bytes, &g->parts[g->rank]);
-    PD_THEN(pd_parts_exchange(g, 0, bytes, g->parts, &where));
-    g->local = status ? 1 : ranks_per_host(where.hosts, g->size);
-    pd_free(where.hosts);
+    PD_THEN(pd_parts_exchange(g, 0, bytes, g->parts, &placement));
+    g->local = status ? 1 : ranks_per_host(placement.hosts, g->size);
+    pd_free(placement.hosts);
     PD_TRY(status);
-    if (where.apart || g->kind) PD_TRY(connect_mesh(g, bytes, !where.far));
+    if (placement.apart || g->kind) PD_TRY(connect_mesh(g, bytes, !placement.far));
     for (int r = 0; r < g->size; r++) {
         g->boards[r] = g->parts[r].ptr;
         g->memory[r] = (char *)g->parts[r].ptr + BOARD_BYTES;

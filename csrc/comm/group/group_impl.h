@@ -177,10 +177,11 @@ pd_status pd_group_exchange(pd_group *g, pd_collective coll, double tag, const v
                             uint64_t site);
 
 /* segment.c */
-/* Some ranks share no memory; some are on another machine; hosts: NULL, or room for each rank's. */
-typedef struct pd_where { bool apart, far; uint64_t *hosts; } pd_where;
+/* Where the ranks are. apart: not all of them share memory; far: some are on other hosts; hosts: NULL, or an array that
+   gets each rank's host. */
+typedef struct pd_placement { bool apart, far; uint64_t *hosts; } pd_placement;
 /* Publishes parts[rank] under (epoch, id) and attaches those of ranks on the same host. */
-pd_status pd_parts_exchange(pd_group *g, uint32_t id, size_t bytes, pd_region *parts, pd_where *where);
+pd_status pd_parts_exchange(pd_group *g, uint32_t id, size_t bytes, pd_region *parts, pd_placement *placement);
 /* The others wait for our part that will not come: they get this thread's error. */
 void pd_parts_refuse(pd_link *link, uint32_t epoch, uint32_t id, int rank);
 void pd_parts_forget(pd_group *g, uint32_t id); /* all have attached: the store drops the handle */

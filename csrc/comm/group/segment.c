@@ -108,7 +108,7 @@ static pd_status fetch(pd_group *g, uint32_t id, int rank, int64_t deadline, pd_
 }
 
 static pd_status attach(pd_group *g, uint32_t id, int rank, size_t bytes, int64_t deadline, pd_region *part,
-                        pd_where *where) {
+                        pd_placement *placement) {
     pd_store_reply reply;
     record r = {0};
     PD_TRY(fetch(g, id, rank, deadline, &reply));
@@ -121,9 +121,9 @@ static pd_status attach(pd_group *g, uint32_t id, int rank, size_t bytes, int64_
         status = pd_fail(PD_E_DIST, "init: rank %d runs with other settings than rank %d (order, PYDIST_ALGO, slot)",
                          pd_group_name(g, rank), pd_group_name(g, g->rank));
     else if (r.host != g->link->host)
-        where->apart = true;
+        placement->apart = true;
     else if (r.far) { /* no handle comes over tcp: messages, and perhaps shared memory besides (group.c) */
-        where->apart = true;
+        placement->apart = true;
         if (!id && g->transport->open) (void)g->transport->open(&r.spot, bytes, part);
     }
     else if (reply.handle == PD_NO_HANDLE)
@@ -132,8 +132,8 @@ static pd_status attach(pd_group *g, uint32_t id, int rank, size_t bytes, int64_
         status = g->transport->attach(reply.handle, bytes, part);
         reply.handle = PD_NO_HANDLE;
     }
-    where->far |= r.far != 0;
-    if (where->hosts) where->hosts[rank] = r.host;
+    placement->far |= r.far != 0;
+    if (placement->hosts) placement->hosts[rank] = r.host;
     pd_free(reply.data);
     if (reply.handle != PD_NO_HANDLE) { /* a handle of memory we do not want: attach knows how to close it */
         pd_region unwanted = {0};
@@ -145,15 +145,15 @@ static pd_status attach(pd_group *g, uint32_t id, int rank, size_t bytes, int64_
     return status;
 }
 
-pd_status pd_parts_exchange(pd_group *g, uint32_t id, size_t bytes, pd_region *parts, pd_where *where) {
-    where->apart = false;
-    where->far = *g->link->here != 0;
-    if (where->hosts) where->hosts[g->rank] = g->link->host;
+pd_status pd_parts_exchange(pd_group *g, uint32_t id, size_t bytes, pd_region *parts, pd_placement *placement) {
+    placement->apart = false;
+    placement->far = *g->link->here != 0;
+    if (placement->hosts) placement->hosts[g->rank] = g->link->host;
     int64_t deadline = pd_os_now() + (id ? g->timeout_ns : g->patience_ns);
     PD_TRY(publish(g, id, bytes, &parts[g->rank]));
     for (int d = 1; d < g->size; d++) {
         int r = (g->rank + d) % g->size;
-        PD_TRY(attach(g, id, r, bytes, deadline, &parts[r], where));
+        PD_TRY(attach(g, id, r, bytes, deadline, &parts[r], placement));
     }
     return PD_OK;
 }
@@ -195,8 +195,8 @@ static pd_status make(pd_group *g, size_t bytes, pd_segment *s, int32_t *all) {
     if (status) pd_error_restore(&e);
     PD_TRY(agree(g, bytes, status, all));
     if (g->size == 1 || g->mesh) return PD_OK; /* over tcp it is ours alone */
-    pd_where where = {0};
-    status = pd_parts_exchange(g, s->id, s->bytes, s->parts, &where);
+    pd_placement placement = {0};
+    status = pd_parts_exchange(g, s->id, s->bytes, s->parts, &placement);
     if (status) pd_parts_refuse(g->link, g->epoch, s->id, g->rank);
     mine = (int32_t)(status == PD_E_PYTHON ? PD_E_DIST : status);
     pd_error_save(&e);

@@ -224,7 +224,7 @@ int pd_link_here(pd_link *link, char *text, size_t size) {
         return on;
     }
     char state = thread_state();
-    if (link->hooks && link->hooks->where) link->hooks->where(place, sizeof place);
+    if (link->hooks && link->hooks->place) link->hooks->place(place, sizeof place);
     const char *does = state == 'R' ? "it computes" : state == 'D' ? "it waits for a device" : "it sleeps";
     snprintf(text, size, "%s%s%s%s%s", does, *place ? " at " : "", place, *last ? "; " : "", last);
     return -1;

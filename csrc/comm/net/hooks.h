@@ -14,11 +14,11 @@
 #define PD_SLICE_NS 50000000
 
 typedef struct pd_hooks {
-    pd_status (*interrupt)(void);                            /* anything but PD_OK ends the wait with that error */
-    void (*site)(uint64_t site, char *text, size_t size);    /* "train.py:12", or "" where unknown */
-    void (*where)(char *text, size_t size);                  /* the program's own place; waits 200 ms at most */
-    /* The process that has asked by SIGUSR1 for what pd_status_report says; -1: unknown, 0: none has. */
-    int (*asked)(void);
+    pd_status (*interrupt)(void); /* anything but PD_OK ends the wait with that error */
+    void (*site)(uint64_t site, char *text, size_t size); /* "train.py:12", or "" where unknown */
+    void (*place)(char *text, size_t size); /* "train.py:12, in main": where the program is now; at most 200 ms */
+    /* The id of the process that has asked for pd_status_report by SIGUSR1; 0: none has, -1: its id is unknown. */
+    int (*status_request)(void);
 } pd_hooks;
 
 static inline pd_status pd_hooks_interrupt(const pd_hooks *h) { return h && h->interrupt ? h->interrupt() : PD_OK; }

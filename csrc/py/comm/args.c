@@ -15,7 +15,7 @@ static pd_status interrupt(void) {
 }
 
 const pd_hooks pd_py_hooks = {
-    .interrupt = interrupt, .site = pd_py_site_text, .where = pd_py_where, .asked = pd_py_asked,
+    .interrupt = interrupt, .site = pd_py_site_text, .place = pd_py_place, .status_request = pd_py_status_request,
 };
 
 /* ---- arguments --------------------------------------------------------------------------------------------------- */

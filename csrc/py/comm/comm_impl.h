@@ -148,9 +148,9 @@ void pd_py_sites_trim(void);
 int64_t pd_py_sites_count(void);
 void pd_py_sites_package(PyObject *module); /* functions in this module's folder are not callers */
 
-/* ---- where.c ---- */
-void pd_py_where(char *text, size_t size); /* "train.py:12, in main"; on any thread, within 200 ms */
-int pd_py_asked(void);                     /* who has sent SIGUSR1 since the last call; hooks.h */
-void pd_py_listen_usr1(bool on);           /* where the user does not handle it */
+/* ---- status_report.c ---- */
+void pd_py_place(char *text, size_t size); /* hooks.h; may be called by any thread */
+int pd_py_status_request(void);            /* hooks.h: since the last call */
+void pd_py_listen_usr1(bool on);           /* handles SIGUSR1, or no longer, unless the user handles it */
 
 #endif

@@ -59,7 +59,7 @@ static bool start(void) {
     return true;
 }
 
-void pd_py_where(char *text, size_t size) {
+void pd_py_place(char *text, size_t size) {
     int expected = IDLE;
     if (size) *text = 0;
     if (!Py_IsInitialized()) return;
@@ -87,7 +87,7 @@ static void on_signal(int sig, siginfo_t *info, void *context) {
     atomic_store(&asker, info->si_code <= 0 && info->si_pid > 0 ? info->si_pid : -1);
 }
 
-int pd_py_asked(void) { return atomic_exchange(&asker, 0); }
+int pd_py_status_request(void) { return atomic_exchange(&asker, 0); }
 
 /* Where nobody handles the signal, which would end the process. */
 void pd_py_listen_usr1(bool on) {
