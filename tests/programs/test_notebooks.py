@@ -1,37 +1,92 @@
-"""The notebooks run from top to bottom and show what they say; committed without outputs."""
+"""The tutorials run from top to bottom in an empty folder, and give what they are committed with."""
 
 import json
+import math
 import re
 from pathlib import Path
 
 import pytest
 
 FOLDER = Path(__file__).resolve().parents[2] / "notebooks"
-NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
+TUTORIALS = sorted(FOLDER.glob("*.ipynb"))
+NAMES = ["01_train"]
+
+# What differs from run to run: times, process ids, ports, addresses in memory, the name of a cell's file and its line.
+CHANCE = re.compile(r"\d+(\.\d+)? ?(s|ms|us|MB|GB/s)\b|\bpid \d+|:\d{4,5}\b|0x[0-9a-f]+|\S*ipykernel_\d+\S*")
+NUMBER = re.compile(r"-?\d+\.\d+(?:e[+-]\d+)?")
+each = pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
 
 
-def test_there_are_notebooks():
-    assert "quickstart.ipynb" in [path.name for path in NOTEBOOKS]
+def code(path):
+    return [cell for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_committed_without_outputs(path):
-    cells = json.loads(path.read_text())["cells"]
-    code = [cell for cell in cells if cell["cell_type"] == "code"]
-    assert code and not any(cell["outputs"] or cell["execution_count"] for cell in code)
+def shown(output):
+    """An output as text; of a picture, that it is one."""
+    data = output.get("data", {})
+    text = "picture" if "image/png" in data else output.get("text") or data.get("text/plain") or output.get("evalue")
+    return "".join(text)
 
 
-def test_quickstart(tmp_path):
-    """It trains, in one process, and plots loss and accuracy."""
-    nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
-    for needed in ("ipykernel", "matplotlib", "sklearn"):
+def same(committed, got):
+    """Whether two texts are equal, up to chance and to the last digits of what is not a whole number: those differ
+    between processors."""
+    committed, got = (CHANCE.sub("?", text) for text in (committed, got))
+    pairs = zip(NUMBER.findall(committed), NUMBER.findall(got))
+    return NUMBER.sub("#", committed) == NUMBER.sub("#", got) and all(
+        math.isclose(float(a), float(b), rel_tol=0.15, abs_tol=0.03) for a, b in pairs
+    )
+
+
+def test_what_same_means():
+    assert same("loss 0.50 in 3.1 s, pid 17", "loss 0.52 in 0.9 s, pid 4711")
+    assert not same("loss 0.5", "loss 0.7") and not same("2 ranks", "3 ranks") and not same("rank 1", "a rank 1")
+
+
+def test_the_list_of_tutorials():
+    assert [path.stem for path in TUTORIALS] == NAMES
+
+
+@each
+def test_a_tutorial_is_committed_with_outputs(path):
+    """Of one run, in order."""
+    cells = code(path)
+    assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1))
+    assert not [output for cell in cells for output in cell["outputs"] if output["output_type"] == "error"]
+
+
+@each
+def test_a_tutorial_says_what_to_install(path):
+    """Where a package that its first cell imports is missing."""
+    first = "".join(code(path)[0]["source"])
+    wanted = re.findall(r"^    (?:from|import) (\w+)", first, re.M)
+    assert wanted[-1] == "pydist"
+    for package in wanted:
+        names = {"__builtins__": {**vars(__import__("builtins")), "__import__": without(package)}}
+        with pytest.raises(ImportError, match=r"this tutorial needs `pip install 'pydist\[notebook\]'`"):
+            exec(first, names)
+
+
+def without(package):
+    """An import that does not find it."""
+
+    def find(name, *args):
+        if name.split(".")[0] == package:
+            raise ModuleNotFoundError(f"No module named '{package}'")
+        return __import__(name, *args)
+
+    return find
+
+
+@each
+def test_a_tutorial_runs(path):
+    for needed in ("nbclient", "nbformat", "ipykernel", "matplotlib", "sklearn"):
         pytest.importorskip(needed)
-    notebook = nbformat.read(FOLDER / "quickstart.ipynb", as_version=4)
-    nbclient.NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(tmp_path)}}).execute()
-    outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
-    text = "".join(output.get("text", "") for output in outputs)
-    accuracies = [float(x) for x in re.findall(r"test accuracy (\d\.\d+)", text)]
-    losses = [float(x) for x in re.findall(r"loss (\d\.\d+)", text)]
-    assert len(accuracies) == 10 and accuracies[-1] >= 0.95 and losses[-1] < losses[0] / 4
-    assert sum("image/png" in output.get("data", {}) for output in outputs) == 2
-    assert float(outputs[-1]["data"]["text/plain"]) == pytest.approx(accuracies[-1], abs=1e-3)  # loaded again
+    import notebooks
+
+    ran = [cell for cell in notebooks.run(path).cells if cell.cell_type == "code"]
+    for before, cell in zip(code(path), ran, strict=True):
+        committed, got = [shown(output) for output in before["outputs"]], [shown(output) for output in cell.outputs]
+        assert len(committed) == len(got), cell.source
+        for a, b in zip(committed, got):
+            assert same(a, b), f"{cell.source}\n\ncommitted:\n{a}\n\ngot:\n{b}"
