@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from lib.processes import shared_files
-from lib.ranks import LONG, PRELUDE, Ranks, WORLDS, also_apart, apart_when_long, good, outputs, processes, run
+from lib.ranks import FAULTS, LONG, PRELUDE, Ranks, WORLDS, also_apart, apart_when_long, good, outputs, processes, run
 from lib.trees import FLOATS, INTS, OPS, defined, every_collective, expected, hash_of, reduce_everything, sample
 from pydist import _C
 
@@ -926,36 +926,17 @@ def test_every_allocation_of_init_may_fail():
     """Rank 1's N-th allocation fails: it gets MemoryError, rank 0 an error that says so, and the next init works."""
     script = """
         group.destroy()
-        n = failures = 0
-        while True:
-            n += 1
-            if rank == 1:
-                _C.fault_malloc(n)
-            try:
-                group = init()
-                what = "fine"
-            except MemoryError:
-                what = "memory"
-            except _C.DistError as e:
-                what = "peer"
-                assert "rank 1" in str(e), str(e)
-            if rank == 1:
-                _C.fault_malloc(0)
-            if what == "fine":
-                x = np.ones(1000)
-                group.all_reduce(x)
-                assert x[0] == 2
-                group.destroy()
-                break
-            failures += 1
-            assert what == ("memory" if rank == 1 else "peer"), what
-            assert n < 100
+        group, failures = init_with_faults()
         assert failures > 5, failures
+        x = np.ones(1000)
+        group.all_reduce(x)
+        assert x[0] == 2
+        group.destroy()
         group = init()
         group.barrier()
         leave()
     """
-    outputs(processes(2, script))
+    outputs(processes(2, script, prelude=PRELUDE + FAULTS))
 
 
 @also_apart

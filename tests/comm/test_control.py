@@ -50,6 +50,14 @@ def server(request):
     s.close()
 
 
+def piped(data):
+    """The end of a pipe to read `data` from."""
+    r, w = os.pipe()
+    os.write(w, data)
+    os.close(w)
+    return r
+
+
 def handshake(s, key, rank, world=2):
     """The server's answer to a rank that speaks the protocol by hand."""
     s.sendall(hello(rank, world))
@@ -580,25 +588,16 @@ def test_bad_addresses(server, address, leave):
 def test_bad_secrets(server, leave):
     with pytest.raises(_C.DistError, match="secret"):
         _C.comm_init(0, 2, server.address, 9999, 5)
-    r, w = os.pipe()
-    os.write(w, b"short")
-    os.close(w)
     with pytest.raises(_C.DistError, match="too short"):
-        _C.comm_init(0, 2, server.address, r, 5)
-    r, w = os.pipe()
-    os.write(w, bytes(32))
-    os.close(w)
+        _C.comm_init(0, 2, server.address, piped(b"short"), 5)
     with pytest.raises(_C.DistError, match="does not know our secret"):
-        _C.comm_init(0, 2, server.address, r, 5)
+        _C.comm_init(0, 2, server.address, piped(bytes(32)), 5)
     assert serves(server)
 
 
 def test_secret_through_a_pipe(server, leave):
     one = _C.ControlServer(1)
-    r, w = os.pipe()
-    os.write(w, secret(one))
-    os.close(w)
-    g = _C.comm_init(0, 1, one.address, r, 5)
+    g = _C.comm_init(0, 1, one.address, piped(secret(one)), 5)
     assert (g.rank, g.size) == (0, 1)
     g.destroy()
     _C.comm_leave()
@@ -621,11 +620,8 @@ def test_an_impostor_learns_nothing(leave):
 
     t = threading.Thread(target=impostor)
     t.start()
-    r, w = os.pipe()
-    os.write(w, b"A" * 16 + b"B" * 16)
-    os.close(w)
     with pytest.raises(_C.DistError, match="does not know our secret"):
-        _C.comm_init(0, 2, "@pydist-test-impostor-%d" % os.getpid(), r, 5)
+        _C.comm_init(0, 2, "@pydist-test-impostor-%d" % os.getpid(), piped(b"A" * 16 + b"B" * 16), 5)
     t.join()
     listening.close()
     assert b"AAAA" not in got[0][2] and b"BBBB" not in got[0][2] and got[1] == b""
@@ -678,12 +674,9 @@ def test_a_silent_server_times_out(leave):
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listening.bind("\0pydist-test-silent-%d" % os.getpid())
     listening.listen(1)
-    r, w = os.pipe()
-    os.write(w, bytes(32))
-    os.close(w)
     start = time.monotonic()
     with pytest.raises(_C.CommTimeout):
-        _C.comm_init(0, 2, "@pydist-test-silent-%d" % os.getpid(), r, 0.3)
+        _C.comm_init(0, 2, "@pydist-test-silent-%d" % os.getpid(), piped(bytes(32)), 0.3)
     assert time.monotonic() - start < 2
     listening.close()
 

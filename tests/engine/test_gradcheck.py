@@ -18,8 +18,10 @@ def leaf(lib, values, **options):
     return lib.tensor(values, dtype=lib.float64, requires_grad=True, **options)
 
 
-def wrong(lib, factor):
-    class Wrong(lib.autograd.Function):
+def exp_with(lib, backward):
+    """exp() with a gradient of the test's: backward(g, x)."""
+
+    class Exp(lib.autograd.Function):
         @staticmethod
         def forward(ctx, x):
             ctx.save_for_backward(x)
@@ -27,23 +29,17 @@ def wrong(lib, factor):
 
         @staticmethod
         def backward(ctx, g):
-            return g * ctx.saved_tensors[0].exp() * factor
+            return backward(g, *ctx.saved_tensors)
 
-    return Wrong.apply
+    return Exp.apply
+
+
+def wrong(lib, factor):
+    return exp_with(lib, lambda g, x: g * x.exp() * factor)
 
 
 def cut(lib):
-    class Cut(lib.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            ctx.save_for_backward(x)
-            return x.exp()
-
-        @staticmethod
-        def backward(ctx, g):
-            return g * ctx.saved_tensors[0].detach().exp()
-
-    return Cut.apply
+    return exp_with(lib, lambda g, x: g * x.detach().exp())
 
 
 def test_right_gradients(lib):

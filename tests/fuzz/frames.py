@@ -8,27 +8,45 @@ its end another honest client comes, and the process has as many descriptors as 
 messages (bits, ends, lengths, descriptors, verbs, ranks, times), send them in pieces, and leave in several ways.
 """
 
-import hmac
 import os
 import resource
 import socket
 import struct
+import sys
 import tempfile
 import threading
 import time
 from datetime import timedelta
+from pathlib import Path
 
 import runner
 
 os.environ.setdefault("PYDIST_LOG", "0")  # servers have much to say
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from lib.control import (
+    CALL,
+    CHALLENGE,
+    HELLO,
+    MAGIC,
+    NEWS,
+    PING,
+    PONG,
+    PROOF,
+    REFUSED,
+    REPLY,
+    WELCOME,
+    exactly,
+    mac,
+    read,
+)
+from lib.control import frame as plain
 from pydist import _C
 from pydist.distributed import tcp_store
 
 PATIENCE = 15.0  # s for an honest client's answer, on a busy machine
 GROWTH = 768 << 20  # bytes by which a process may grow: ASan keeps freed memory for a while
-MAGIC = 0x32434450
-HELLO, CHALLENGE, PROOF, WELCOME, REFUSED, CALL, REPLY, NEWS, PING, PONG = range(1, 11)
 NUMBERS = [0, 1, 2, 3, 7, 31, 32, 33, 255, 1023, 1024, 1025, 65535, 65536, 65537, 1 << 20, (1 << 20) + 1, (1 << 20) + 1200,
            0x7FFFFFFF, 0x80000000, 0xFFFFFFFE, 0xFFFFFFFF]  # fmt: skip
 VERBS = [b"get", b"set", b"add", b"pop", b"push", b"check", b"keys", b"append", b"compare_set", b"delete", b"length"]
@@ -172,29 +190,6 @@ def attack(random, s, kept, do):
 # The control server.
 
 
-def exactly(s, size):
-    data = b""
-    while len(data) < size:
-        part = s.recv(size - len(data))
-        if not part:
-            raise EOFError
-        data += part
-    return data
-
-
-def read(s, *kinds):
-    while True:
-        magic, kind, _, size, ident = struct.unpack("<IHHII", exactly(s, 16))
-        assert magic == MAGIC
-        payload = exactly(s, size)
-        if kind in kinds:
-            return kind, ident, payload
-
-
-def plain(kind, payload, ident=0):
-    return struct.pack("<IHHII", MAGIC, kind, 0, len(payload), ident) + payload
-
-
 class Control:
     def __init__(self, random):
         self.random, self.world, self.tcp = random, random.choice([2, 3, 5]), random.random() < 0.5
@@ -211,15 +206,12 @@ class Control:
         s.connect("\0" + self.server.address[1:])
         return s
 
-    def mac(self, purpose, hello, number):
-        return hmac.digest(self.secret, purpose.ljust(8, b"\0") + hello + number, "sha256")
-
     def shake(self, s, rank, world=None):
         hello = bytes(16) + struct.pack("<iiii", rank, world or self.world, os.getpid(), 0)
         s.sendall(plain(HELLO, hello))
         challenge = read(s, CHALLENGE)[2]
-        assert challenge[16:] == self.mac(b"server", hello, challenge[:16])
-        s.sendall(plain(PROOF, self.mac(b"client", hello, challenge[:16])))
+        assert challenge[16:] == mac(self.secret, b"server", hello, challenge[:16])
+        s.sendall(plain(PROOF, mac(self.secret, b"client", hello, challenge[:16])))
         return read(s, WELCOME, REFUSED)[0]
 
     def join(self, rank):
@@ -371,7 +363,7 @@ def lie(random, door):
     with s:
         s.settimeout(PATIENCE)
         hello, number = read(s, HELLO)[2], random.randbytes(16)
-        challenge = plain(CHALLENGE, number + hmac.digest(b"s" * 32, b"server\0\0" + hello + number, "sha256"))
+        challenge = plain(CHALLENGE, number + mac(b"s" * 32, b"server", hello, number))
         send(random, s, damaged(random, challenge) if random.random() < 0.1 else challenge)
         read(s, PROOF)
         welcome = plain(WELCOME, random.randbytes(32) + struct.pack("<i", random.choice([-1, 0, 1, signed(random)])))

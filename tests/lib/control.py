@@ -27,21 +27,23 @@ def frame(kind, payload=b"", ident=0, handles=0):
     return struct.pack("<IHHII", MAGIC, kind, handles, len(payload), ident) + payload
 
 
-def read(s):
-    def exactly(n):
-        data = b""
-        while len(data) < n:
-            more = s.recv(n - len(data))
-            if not more:
-                raise EOFError
-            data += more
-        return data
+def exactly(s, size):
+    data = b""
+    while len(data) < size:
+        part = s.recv(size - len(data))
+        if not part:
+            raise EOFError
+        data += part
+    return data
 
+
+def read(s, *kinds):
+    """(kind, ident, payload) of the next message of these kinds; without kinds, of the next one but PING."""
     while True:
-        magic, kind, _, size, ident = struct.unpack("<IHHII", exactly(16))
+        magic, kind, _, size, ident = struct.unpack("<IHHII", exactly(s, 16))
         assert magic == MAGIC
-        payload = exactly(size)
-        if kind != PING:
+        payload = exactly(s, size)
+        if kind in kinds or not kinds and kind != PING:
             return kind, ident, payload
 
 

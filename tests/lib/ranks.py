@@ -79,6 +79,24 @@ def leave():
 group = init()
 """
 
+FAULTS = """
+def init_with_faults():
+    # Rank 1's N-th allocation fails, for each N: it gets MemoryError, the others an error that names it.
+    for n in range(1, 100):
+        if rank == 1:
+            _C.fault_malloc(n)
+        try:
+            return init(), n - 1
+        except MemoryError:
+            assert rank == 1
+        except _C.DistError as e:
+            assert rank != 1 and "rank 1" in str(e), str(e)
+        finally:
+            if rank == 1:
+                _C.fault_malloc(0)
+    raise AssertionError("init() allocates without end")
+"""  # a script's beginning, after PRELUDE
+
 
 class Ranks:
     """One process per rank, and the server that they connect to; the ranks in `far` come to it over tcp."""
