@@ -61,7 +61,7 @@ bool pd_cpu_has_bf16(void) { /* asked once: a virtual machine's answer takes mic
     return has > 0;
 }
 
-/* The tiles' 8 KiB of a thread's state are the system's to give: Linux wants to be asked, once a process. */
+/* Tiles add 8 KiB to the state of a thread, so Linux wants each process to ask once before it uses them. */
 static bool ask_for_tiles(void) {
 #if defined(__x86_64__) && defined(__linux__)
     enum { REQ_XCOMP_PERM = 0x1023, XTILEDATA = 18 };

@@ -31,15 +31,15 @@ static inline size_t pd_dtype_size(pd_dtype t) { return pd_dtype_sizes[t]; }
 static inline pd_category pd_dtype_category(pd_dtype t) { return (pd_category)pd_dtype_categories[t]; }
 static inline bool pd_dtype_is_float(pd_dtype t) { return pd_dtype_categories[t] == PD_CAT_FLOAT; }
 static inline bool pd_dtype_is_complex(pd_dtype t) { return t >= PD_C64; } /* the last rows */
-/* Of the parts of a complex dtype, and of what has such parts: float32 and complex64, float64 and complex128. */
+/* The dtype of a complex dtype's real part, and back: float32 and complex64, float64 and complex128. */
 static inline pd_dtype pd_dtype_part(pd_dtype t) { return t == PD_C64 ? PD_F32 : t == PD_C128 ? PD_F64 : t; }
 static inline pd_dtype pd_dtype_with_parts(pd_dtype t) { return t == PD_F64 || t == PD_C128 ? PD_C128 : PD_C64; }
 const char *pd_dtype_name(pd_dtype t); /* "float32" */
 
-/* The dtype that holds both, by PyTorch's table (uint8 with int8: int16; float16 with bfloat16: float32). */
+/* The dtype of a result from a and b, by PyTorch's table (uint8 with int8: int16; float16 with bfloat16: float32). */
 pd_dtype pd_dtype_promote(pd_dtype a, pd_dtype b);
 
-/* Scalar conversions, round to nearest even, NaN kept. */
+/* Conversions of one value. They round to the nearest, ties to even; NaN stays NaN. */
 PD_BOTH float pd_bf16_to_f32(pd_bf16 h) {
     uint32_t u = (uint32_t)h.bits << 16;
     float f;
@@ -55,7 +55,8 @@ PD_BOTH pd_bf16 pd_f32_to_bf16(float f) {
     return h;
 }
 PD_BOTH float pd_f16_to_f32(pd_f16 h) {
-    /* Shift the exponent and mantissa in place, then rescale: subnormals come out right by the multiplication. */
+    /* Shift exponent and mantissa into a float's place, then multiply to mend the exponent: right for subnormals,
+       too. */
     uint32_t sign = (uint32_t)(h.bits & 0x8000u) << 16, rest = (uint32_t)(h.bits & 0x7fffu) << 13;
     float f;
     if (rest >= 0x7c00u << 13) { /* inf, nan */

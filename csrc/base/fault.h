@@ -1,4 +1,4 @@
-/* Faults on purpose: the N-th allocation, send or receive from now fails (PYDIST_FAULT=malloc:N, send:N, recv:N). */
+/* Faults on purpose, for tests: the N-th allocation, send or receive fails (PYDIST_FAULT=malloc:N, send:N, recv:N). */
 #ifndef PD_BASE_FAULT_H
 #define PD_BASE_FAULT_H
 
@@ -8,10 +8,11 @@
 typedef enum pd_fault { PD_FAULT_MALLOC, PD_FAULT_SEND, PD_FAULT_RECV, PD_FAULTS } pd_fault;
 
 extern const char *const pd_fault_names[PD_FAULTS]; /* "malloc" */
-/* The n-th from now fails (1: the next one); 0: none. Returns how many were counted since the last call. */
+/* Makes the n-th operation of this kind from now on fail (1: the next one); 0: none. Returns how many were counted
+   since the last call. */
 int64_t pd_fault_set(pd_fault kind, int64_t n);
 bool pd_fault_armed(pd_fault kind);
-/* True where this one has to fail. Counted only while a fault of its kind is armed: one relaxed load otherwise. */
+/* Whether this operation has to fail. Costs one relaxed load unless a fault of the kind is set; only then it counts. */
 bool pd_fault_now(pd_fault kind);
 
 #endif

@@ -8,7 +8,7 @@ typedef const char *pd_flag_str;
 typedef int pd_flag_int;
 typedef double pd_flag_num;
 
-#pragma push_macro("NAN") /* <math.h> has one, a row of ours too */
+#pragma push_macro("NAN") /* <math.h> defines NAN, and flags.def has a row NAN */
 #undef NAN
 typedef struct pd_flags {
 #define PD_FLAG(name, type, def, help) pd_flag_##type name;
@@ -18,11 +18,12 @@ typedef struct pd_flags {
 #pragma pop_macro("NAN")
 
 const pd_flags *pd_flags_get(void); /* [borrowed from the process] */
-/* PYDIST_IFACE, or what PyTorch's scripts set instead; *variable: which of them. "": none is set. */
+/* The value of PYDIST_IFACE, or of the variable that scripts for PyTorch set instead; *variable: the name of the one
+   that is set. "" if none is. */
 const char *pd_flags_iface(const char **variable);
-const char *pd_flags_rank(void);    /* RANK, as launchers set it, for messages; "0" without */
+const char *pd_flags_rank(void);    /* the variable RANK, which launchers set, for messages; "0" if it is not set */
 
-/* Row i as text, for pydist.info; false past the last. `value` holds at least `size` bytes. */
+/* Row i as text, for pydist.info. `value` has room for `size` bytes. Returns false after the last row. */
 int pd_flags_describe(size_t i, const char **name, const char **help, char *value, size_t size);
 
 #endif

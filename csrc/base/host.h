@@ -1,26 +1,28 @@
-/* The two things that C needs of the host language: to let go of its lock for long work, and to call back into it. */
+/* The two things that C needs from the host language (Python): to give up its lock during long work, and callbacks. */
 #ifndef PD_BASE_HOST_H
 #define PD_BASE_HOST_H
 
 #include "base/status.h"
 
-/* Work under this runs with the lock held: who released it waits up to Python's switch interval, 5 ms, to have it back
-   from a computing thread (benchmarks/programs/beside.py). */
+/* Work that takes less than this keeps the lock. A thread that gives it up may wait for Python's switch interval, 5 ms,
+   until another thread that computes gives it back (benchmarks/programs/beside.py). */
 #define PD_RELEASE_NS 1e6
 
-/* release() gives a token, NULL where this thread does not hold the lock; acquire(NULL) does nothing. Set by py/. */
+/* release() gives up the host's lock and returns a token for acquire(), which takes the lock again. The token is NULL
+   if this thread does not hold the lock; acquire(NULL) does nothing. py/ sets both. */
 extern void *(*pd_host_release)(void);
 extern void (*pd_host_acquire)(void *token);
 
-/* Takes a mutex (pthread_mutex_t) whose holders may wait for the host's lock, as ops do that give it up and take it
-   again: to wait for such a mutex with that lock held would be a deadlock. */
+/* Locks a mutex (pthread_mutex_t) whose holder may wait for the host's lock, as ops do that give it up for a while.
+   Such a mutex must not be waited for with the host's lock held, which would be a deadlock; this function gives it up
+   first. */
 void pd_host_lock(void *mutex);
 
-/* A function of the host with its context. call may be made from any thread; its failure is PD_E_PYTHON, carried
-   unchanged. */
+/* A function of the host language with its context. Any thread may call it. If it fails, the status is PD_E_PYTHON and
+   the host's exception comes out unchanged. */
 typedef struct pd_closure {
     pd_status (*call)(void *ctx, void *arg);
-    void (*drop)(void *ctx); /* gives the context back; NULL: nothing to do */
+    void (*drop)(void *ctx); /* frees the context; NULL: nothing to free */
     void *ctx;
 } pd_closure;
 

@@ -1,5 +1,5 @@
-/* Functions that kernels of the CPU and of the GPU share: compiled for both by CUDA's compiler, inline as any other
-   elsewhere. */
+/* PD_BOTH marks functions that CPU and GPU kernels share: CUDA's compiler compiles them for both, other compilers see
+   inline functions. */
 #ifndef PD_BASE_HOST_DEVICE_H
 #define PD_BASE_HOST_DEVICE_H
 

@@ -26,8 +26,8 @@ static uint64_t number_in(const char *dir, const char *name, const char *label, 
 
 typedef void (*group_fn)(const char *dir, bool v1, void *limit);
 
-/* The group's folder and those above it, up to the mount. A container may see the path as its host does, and only its
-   end below its own mount, or nothing of it. */
+/* Calls fn for the group's folder and those above it, up to the mount. A container may see its path as the host does;
+   then only the path's end exists below its own mount, or nothing of it. */
 static void walk(const char *mount, const char *path, bool v1, group_fn fn, void *limit) {
     char dir[PATH_MAX];
     if (!strcmp(path, "/") || strstr(path, "/..")) path = "";
@@ -75,8 +75,8 @@ static void each_group(const char *root, const char *controller, group_fn fn, vo
 static void tighten_memory(const char *dir, bool v1, void *left) {
     uint64_t most = number_in(dir, v1 ? "memory.limit_in_bytes" : "memory.max", "", UINT64_MAX); /* "max" is none */
     uint64_t used = number_in(dir, v1 ? "memory.usage_in_bytes" : "memory.current", "", 0);
-    if (most >= (uint64_t)1 << 62) return; /* so version 1 says that there is no limit */
-    /* Where nobody says how much of it is cache, all may be. */
+    if (most >= (uint64_t)1 << 62) return; /* version 1's way to say that there is no limit */
+    /* Where the share of page cache is unknown, all of it counts as cache. */
     uint64_t cache = number_in(dir, "memory.stat", v1 ? "total_inactive_file " : "inactive_file ", used) +
                      number_in(dir, "memory.stat", v1 ? "total_active_file " : "active_file ", 0);
     used -= cache < used ? cache : used;

@@ -17,6 +17,6 @@ void pd_log(pd_level level, const char *fmt, ...) {
     size_t n = (size_t)head + (body > 0 ? (size_t)body : 0);
     if (n > sizeof line - 1) n = sizeof line - 1;
     line[n++] = '\n';
-    /* One write, so that lines of several ranks do not mix. */
+    /* A single write, so that the lines of several ranks do not mix. */
     if (write(STDERR_FILENO, line, n) < 0) return;
 }

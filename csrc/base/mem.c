@@ -10,11 +10,11 @@
 #define out_of_memory(bytes, what) \
     pd_fail(PD_E_MEMORY, "%s: out of memory: tried to allocate %zu bytes", what, (size_t)(bytes))
 
-/* Freed blocks wait for the next request of their size, by thread and class: classes of 16 bytes each up to 1 KiB, then
-   four for each power of two. So what a step allocates is what the one before has freed, in any number (the C library
-   keeps seven of a size), and a steady step asks the system for nothing. */
+/* Each thread keeps its freed blocks for later requests, in lists by size class: one class for each 16 bytes up to 1
+   KiB, then four for each power of two. So a step gets the blocks that the step before has freed, however many they are
+   (the C library keeps seven of a size), and a step that repeats asks the system for nothing. */
 enum { FINE = 64, CLASSES = FINE + 4 * 7 }; /* up to 128 KiB */
-#define MOST ((size_t)2 << 20)              /* bytes that wait in a thread */
+#define MOST ((size_t)2 << 20)              /* bytes that a thread keeps at most */
 
 typedef struct block { struct block *next; } block;
 typedef struct pool { block *free[CLASSES]; size_t bytes; } pool;
@@ -22,7 +22,7 @@ typedef struct pool { block *free[CLASSES]; size_t bytes; } pool;
 static _Thread_local pool *mine;
 static pthread_key_t pool_key;
 static pthread_once_t pool_once = PTHREAD_ONCE_INIT;
-static atomic_int_fast64_t asked; /* the system, for memory */
+static atomic_int_fast64_t asked; /* how often the system was asked for memory */
 
 int64_t pd_mem_asked(void) { return asked; }
 
@@ -30,7 +30,7 @@ static size_t size_of(int c) {
     return c < FINE ? (size_t)(c + 1) * 16 : ((size_t)1024 << (c - FINE) / 4) / 4 * (size_t)((c - FINE) % 4 + 5);
 }
 
-/* The least class whose blocks have so many bytes; CLASSES or more: none. */
+/* The smallest class whose blocks have at least so many bytes; CLASSES or more: none. */
 static int class_for(size_t bytes) {
     if (bytes <= 1024) return bytes ? (int)((bytes - 1) / 16) : 0;
     int e = 63 - __builtin_clzll(bytes - 1); /* 2^e < bytes <= 2^(e + 1) */
@@ -67,7 +67,7 @@ void pd_mem_trim(void) {
 static void *take(size_t bytes) {
     int c = class_for(bytes);
     pool *p = mine;
-    /* the system's blocks may be 16 bytes larger than asked for: one class up, too */
+    /* the system's blocks may have 16 bytes more than requested, so one class higher is searched, too */
     for (int from = c; p && from <= c + 1 && from < CLASSES; from++) {
         block *b = p->free[from];
         if (!b) continue;
@@ -79,7 +79,7 @@ static void *take(size_t bytes) {
     return malloc(c < CLASSES ? size_of(c) : bytes);
 }
 
-/* The class of a block is the greatest that it is large enough for. */
+/* A block goes to the largest class that it is large enough for. */
 static void give(void *p) {
     size_t bytes = p ? malloc_usable_size(p) : 0;
     if (!PD_KEEPS_FREED || bytes < 16 || bytes > size_of(CLASSES - 1)) {
@@ -113,7 +113,7 @@ pd_status pd_calloc(size_t bytes, const char *what, void *out) {
 }
 
 #define HUGE ((uintptr_t)2 << 20) /* bytes of a huge page */
-#define LARGE ((size_t)8 << 20)   /* bytes from which blocks ask for them: fewer pages to look up and to clear */
+#define LARGE ((size_t)8 << 20)   /* blocks from this size on ask for huge pages: fewer pages to look up and to clear */
 
 pd_status pd_malloc_aligned(size_t bytes, const char *what, void *out) {
     if (bytes > SIZE_MAX - 64) return out_of_memory(bytes, what);

@@ -1,4 +1,4 @@
-/* Every allocation of the engine. Failing the N-th one is a test (base/fault.h). */
+/* All allocations of the engine. Tests make the N-th one fail (base/fault.h). */
 #ifndef PD_BASE_MEM_H
 #define PD_BASE_MEM_H
 
@@ -10,25 +10,26 @@ pd_status pd_malloc(size_t bytes, const char *what, void *out);
 pd_status pd_calloc(size_t bytes, const char *what, void *out);
 /* The same, aligned to 64 bytes (a cache line, a vector); also freed by pd_free. */
 pd_status pd_malloc_aligned(size_t bytes, const char *what, void *out);
-/* Grows *ptr (an array) to hold at least `want` elements of `size` bytes, doubling *cap. */
+/* Grows the array *ptr until it has room for `want` elements of `size` bytes, by doubling *cap. */
 pd_status pd_grow(void *ptr, size_t *cap, size_t want, size_t size, const char *what);
 void pd_free(void *p);
 
-/* How often the engine has asked the system for memory so far, in all threads: what was freed is used again first. */
+/* How often the engine has asked the system for memory so far, in all threads. Freed blocks are used again first. */
 int64_t pd_mem_asked(void);
-void pd_mem_trim(void); /* gives back what the calling thread has freed */
+void pd_mem_trim(void); /* gives the freed blocks of this thread back to the system */
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define PD_KEEPS_FREED 0 /* a freed block must stay free, to be seen */
+#define PD_KEEPS_FREED 0 /* sanitizers see a use of freed memory only where it is not used again */
 #else
 #define PD_KEEPS_FREED 1
 #endif
 
-/* [borrowed from this thread] at least `bytes`, 64-byte aligned, valid until the next call: kept between calls, so that
-   a steady step allocates none; freed when the thread ends. One user at a time: kernels, which call no ops. */
+/* [borrowed from this thread] at least `bytes` of memory, aligned to 64 bytes, valid until this thread's next call. The
+   block is kept between calls, so a step that repeats allocates nothing, and freed when the thread ends. Only one
+   function of a thread may use it at a time. Kernels may: they call no ops. */
 pd_status pd_scratch(size_t bytes, const char *what, void **out);
 
-/* For allocations made elsewhere (mmap, thread creation) too: true where this one has to fail. */
+/* Whether this allocation has to fail. For allocations that are not made here (mmap, threads), too. */
 static inline bool pd_fault_hit(void) { return pd_fault_now(PD_FAULT_MALLOC); }
 
 #endif

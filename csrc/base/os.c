@@ -35,7 +35,7 @@ bool pd_os_lock(pthread_mutex_t *lock, int64_t ns) {
     return !pthread_mutex_timedlock(lock, &until);
 }
 
-/* Signals are the caller's threads': Ctrl-C that lands elsewhere would leave the main thread asleep. */
+/* The new thread blocks all signals: a Ctrl-C that this thread got would leave the main thread asleep. */
 pd_status pd_os_thread_start(const char *op, pd_os_thread *out, void *(*run)(void *), void *arg) {
     sigset_t all, old;
     sigfillset(&all);

@@ -9,7 +9,7 @@
 const char *const pd_timespan_kind_names[PD_SPAN_KINDS] = {"op",   "in place", "backward",
                                                            "call", "user",     "communication"};
 
-#define NAMES 8192 /* different names that a run keeps; the rest are one */
+#define NAMES 8192 /* different names that are kept; all further ones share one name */
 static const char *const other = "(other names)";
 
 atomic_uint pd_profile_run;
@@ -29,7 +29,7 @@ static struct {
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static _Thread_local int64_t thread;
 
-/* A forked child goes on without the profiler: the lock may belong to a thread that it does not have. */
+/* The profiler is off in a forked child: a thread that the child does not have may hold the lock. */
 static void in_child(void) {
     atomic_store(&pd_profile_run, 0);
     pthread_mutex_init(&p.lock, NULL);
@@ -44,7 +44,7 @@ pd_timespan pd_timespan_open(unsigned run) {
     return (pd_timespan){.held = p.how.held ? p.how.held() : 0, .gpu = gpu, .run = run, .begin = pd_os_now()};
 }
 
-/* The run's own copy of a text. */
+/* A copy of the text that lives as long as the recording. */
 static const char *keep(const char *text) {
     uint64_t h = 0xCBF29CE484222325u;
     for (const char *c = text; *c; c++) h = (h ^ (unsigned char)*c) * 0x100000001B3u;

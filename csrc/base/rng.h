@@ -1,11 +1,11 @@
 /* Counter-based random numbers: Philox4x32-10 (Salmon et al., SC 2011).
 
-   A draw is a pure function of (seed, stream, counter): no state but the counter that the caller keeps, so results do
-   not depend on threads, workers or the order of evaluation.
+   A draw is a pure function of (seed, stream, counter). The only state is a counter that the caller keeps, so results
+   do not depend on threads, workers or the order of evaluation.
 
-   Ranks that seed alike draw alike, so parameters and permutations start equal; what has to differ between replicas of
-   one model (dropout's masks) is drawn in the stream of the logical shard, by default the rank. The counter goes on in
-   step either way. */
+   Ranks with the same seed draw the same numbers, so their parameters and permutations start equal. What has to differ
+   between replicas of a model (dropout's masks) is drawn from the stream of the logical shard, by default the rank.
+   Both kinds of draws advance the same counter, so the ranks' counters stay equal. */
 #ifndef PD_BASE_RNG_H
 #define PD_BASE_RNG_H
 
@@ -33,36 +33,36 @@ PD_BOTH pd_philox pd_philox_at(uint64_t seed, uint32_t stream, uint64_t call, ui
     return drawn;
 }
 
-/* [0, 1) with 24 and 53 bits. */
+/* Uniform in [0, 1), with 24 and 53 bits. */
 PD_BOTH float pd_u32_to_f32(uint32_t u) { return (float)(u >> 8) * 0x1p-24f; }
 PD_BOTH double pd_u64_to_f64(uint64_t u) { return (double)(u >> 11) * 0x1p-53; }
 
-/* 32 random bits of an index (lowbias32 of hash-prospector), so that they depend on nothing else. */
+/* 32 random bits that depend on nothing but index and key (lowbias32 of hash-prospector). */
 PD_BOTH uint32_t pd_drawn(uint32_t index, uint32_t key) {
     uint32_t h = index * 0x9e3779b1u + key;
     h = (h ^ (h >> 16)) * 0x7feb352du;
     h = (h ^ (h >> 15)) * 0x846ca68bu;
     return h ^ (h >> 16);
 }
-/* The upper half of a float's bits u, one more or not with the probability of being nearer to that: the expected result
-   is the float. */
+/* Stochastic rounding of a float to bfloat16: the upper half of its bits u, or one more, with probabilities such that
+   the expected result is the float. */
 PD_BOTH uint16_t pd_rounded_by(uint32_t u, uint32_t drawn) {
     bool finite = (u & 0x7f800000u) != 0x7f800000u, nan = (u & 0x7fffffffu) > 0x7f800000u;
     return (uint16_t)(finite ? (u + (drawn >> 16)) >> 16 : nan ? (u >> 16) | 0x40u : u >> 16);
 }
 
-/* The key of one random op call: copied into the op's attributes so that replay and checkpointing give the same
-   draw. */
+/* The key of one call of a random op. The op's attributes keep a copy, so that a replay or a recomputed activation
+   draws the same numbers. */
 typedef struct pd_rng_key {
     uint64_t seed, call;
     uint32_t stream;
 } pd_rng_key;
 
-/* The process-wide default generator and shard; a thread may have its own. */
+/* The generator and shard of the calling thread: the process's, unless the thread has its own (pd_rng_own). */
 void pd_rng_seed(uint64_t seed);
 uint64_t pd_rng_initial_seed(void);
 pd_rng_key pd_rng_next(void);             /* takes the next call number */
-pd_rng_key pd_rng_next_of_shard(void);    /* the same, in the shard's own stream */
+pd_rng_key pd_rng_next_of_shard(void);    /* the same, in the stream of the shard */
 void pd_rng_set_shard(uint32_t shard);    /* 0: as in one process */
 void pd_rng_get(pd_rng_key *state);       /* {seed, next call, stream} */
 void pd_rng_set(const pd_rng_key *state);

@@ -1,4 +1,4 @@
-/* SHA-256 and HMAC (FIPS 180-4, RFC 2104): who knows a secret proves it without sending it. */
+/* SHA-256 and HMAC (FIPS 180-4, RFC 2104), by which a process proves that it knows a secret without sending it. */
 #ifndef PD_BASE_SHA256_H
 #define PD_BASE_SHA256_H
 

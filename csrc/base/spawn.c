@@ -12,7 +12,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-/* Calls visit for each entry of `dir` whose name is a number. opendir allocates, hence the system call. */
+/* Calls visit for each entry of `dir` whose name is a number. By the system call itself, since opendir allocates. */
 static bool each_number(const char *dir, void (*visit)(int number, void *ctx), void *ctx) {
     int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0) return false;
@@ -49,7 +49,7 @@ static void close_from(int first, bool on_exec) {
     }
 }
 
-/* The launcher's mask and dispositions (Python ignores SIGPIPE, nohup SIGHUP, a shell's `&` SIGINT) stay its own. */
+/* A worker does not inherit the launcher's mask and dispositions (Python ignores SIGPIPE, nohup SIGHUP, `&` SIGINT). */
 static void reset_signals(void) {
     struct sigaction action = {.sa_handler = SIG_DFL};
     for (int sig = 1; sig < NSIG; sig++) sigaction(sig, &action, NULL);
@@ -58,19 +58,20 @@ static void reset_signals(void) {
     sigprocmask(SIG_SETMASK, &none, NULL);
 }
 
-/* What the child says when it fails; `step` is a literal, at the same address in both processes. */
+/* What the child writes to the pipe when it fails. `step` is a string literal, at the same address in both
+   processes. */
 struct report {
     const char *step;
     int error;
 };
 
-/* Returns only when a step failed. */
+/* Returns only if a step failed. */
 static struct report child_run(const pd_spawn *spawn, const int stdio[3], pid_t parent) {
 #define STEP(name, call) \
     if ((call) < 0) return (struct report){name, errno}
     STEP("setsid", setsid());
     STEP("prctl", prctl(PR_SET_PDEATHSIG, SIGKILL));
-    if (getppid() != parent) _exit(127); /* it died before prctl: nobody to report to */
+    if (getppid() != parent) _exit(127); /* the parent died before prctl: nobody reads a report */
     for (int i = 0; i < 3; i++) STEP("dup2", dup2(stdio[i], i));
     close_from(3, true);
     for (size_t i = 0; i < spawn->keeps; i++) STEP("keep", fcntl(spawn->keep[i], F_SETFD, 0));
@@ -95,7 +96,7 @@ static void wait_gone(pid_t pid) {
     while (waitpid(pid, NULL, 0) < 0 && errno == EINTR) continue;
 }
 
-/* fork with every signal blocked in both, so that no handler of the parent runs in the child. */
+/* Forks with all signals blocked in both processes, so that no handler of the parent runs in the child. */
 static pid_t fork_quiet(sigset_t *old) {
     sigset_t all;
     sigfillset(&all);
@@ -107,7 +108,7 @@ static pid_t fork_quiet(sigset_t *old) {
     return pid;
 }
 
-/* A pipe whose ends are over 2: a launcher may have been started with closed standard descriptors. */
+/* A pipe with descriptors above 2: a launcher may have been started with its standard descriptors closed. */
 static pd_status pipe_high(int ends[2]) {
     int low[2];
     if (pipe2(low, O_CLOEXEC) < 0) return pd_fail(PD_E_OS, "spawn: pipe: %s", strerror(errno));
@@ -141,7 +142,7 @@ pd_status pd_spawn_run(const pd_spawn *spawn, pid_t *pid) {
     pid_t parent = getpid(), child = fork_quiet(&old);
     if (child == 0) {
         struct report report = child_run(spawn, stdio, parent);
-        ssize_t sent = write(ends[1], &report, sizeof report); /* under PIPE_BUF: whole or not at all */
+        ssize_t sent = write(ends[1], &report, sizeof report); /* under PIPE_BUF: arrives whole or not at all */
         _exit(sent == sizeof report ? 127 : 126);
     }
     if (child < 0) {

@@ -14,7 +14,7 @@ static const char *base_name(const char *file) {
 void pd_fail_at(const char *file, int line, pd_status kind, const char *fmt, ...) {
     va_list args;
     va_start(args, fmt);
-    char text[PD_ERROR_TEXT]; /* apart, so that the old text may be an argument */
+    char text[PD_ERROR_TEXT]; /* a buffer of its own, so that the old text may be an argument */
     vsnprintf(text, sizeof text, fmt, args);
     va_end(args);
     memcpy(error.text, text, sizeof text);

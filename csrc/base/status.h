@@ -1,8 +1,8 @@
 /* Errors. A function that can fail returns pd_status and leaves results in its last pointer arguments.
 
-   The text is set once, at the origin, by pd_fail(); PD_TRY adds file:line to a trail on the way out.
-   The record is per thread. Below py/ nothing prints, exits or touches Python; py/raise.c alone turns
-   a record into an exception. A record that crosses threads is copied with pd_error_save/restore. */
+   The function that finds an error sets its text by pd_fail(); on the way out PD_TRY adds file:line to a trail. Each
+   thread has one record. Nothing below py/ prints, exits or touches Python; only py/raise.c turns a record into an
+   exception. pd_error_save and pd_error_restore carry a record to another thread. */
 #ifndef PD_BASE_STATUS_H
 #define PD_BASE_STATUS_H
 
@@ -28,7 +28,7 @@ typedef struct pd_error {
     char trail[PD_ERROR_TRAIL]; /* "file:line < file:line", innermost first */
 } pd_error;
 
-/* Records kind and text for this thread. Text longer than the record is cut. */
+/* Stores kind and text in this thread's record. A text that is too long is cut. */
 void pd_fail_at(const char *file, int line, pd_status kind, const char *fmt, ...)
     __attribute__((format(printf, 4, 5), cold));
 void pd_trail_at(const char *file, int line) __attribute__((cold));
@@ -37,7 +37,7 @@ const pd_error *pd_error_get(void); /* [borrowed from the thread] the last failu
 void pd_error_save(pd_error *to);
 pd_status pd_error_restore(const pd_error *from); /* returns from->kind */
 
-/* Both give the kind itself, so that the compiler sees that what follows a failure does not return PD_OK. */
+/* Both have the value of `kind` itself, so that the compiler sees that a failure never returns PD_OK. */
 #define pd_fail(kind, ...)                                      \
     __extension__({                                             \
         pd_fail_at(__FILE__, __LINE__, kind, __VA_ARGS__);      \
@@ -52,7 +52,7 @@ static inline pd_status pd_trail(const char *file, int line, pd_status kind) {
         pd_status pd_try_ = (call);                                                          \
         if (__builtin_expect(pd_try_ != PD_OK, 0)) return pd_trail(__FILE__, __LINE__, pd_try_); \
     } while (0)
-/* The same inside a function with one cleanup label: sets `status` and jumps. */
+/* PD_TRY for a function with one cleanup label: sets `status` and jumps there. */
 #define PD_TRY_TO(label, call)                                     \
     do {                                                           \
         status = (call);                                           \
@@ -62,9 +62,11 @@ static inline pd_status pd_trail(const char *file, int line, pd_status kind) {
         }                                                          \
     } while (0)
 
-/* The status itself, with this line on a failure's trail: `return PD_TRAIL(status)` after cleaning up. */
+/* The status itself; if it is a failure, this line is added to its trail: `return PD_TRAIL(status)` after cleaning
+   up. */
 #define PD_TRAIL(status) ((status) != PD_OK ? pd_trail(__FILE__, __LINE__, status) : PD_OK)
-/* As PD_TRY in a function that goes on to clean up: sets `status`, and does nothing where it holds a failure. */
+/* PD_TRY for a function that goes on and cleans up at its end: sets `status`; skips the call if it is a failure
+   already. */
 #define PD_THEN(call)                                                                       \
     do {                                                                                    \
         if (status == PD_OK && (status = (call)) != PD_OK) pd_trail_at(__FILE__, __LINE__); \

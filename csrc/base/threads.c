@@ -28,7 +28,7 @@ int pd_threads_cores(void) {
     return n > 0 ? n : 1;
 }
 
-/* How many ranks share this host: as our launcher, Open MPI and MPICH say. */
+/* How many ranks share this host, by the variables of our launcher, Open MPI and MPICH. */
 static int local_ranks(void) {
     static const char *const names[] = {"LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)

@@ -1,6 +1,6 @@
 #include "tensor/iter.h"
 
-static int64_t step(const pd_tensor *t, int dim, int ndim) { /* bytes; 0 where broadcast */
+static int64_t step(const pd_tensor *t, int dim, int ndim) { /* in bytes; 0: broadcast */
     int d = dim - (ndim - t->ndim);
     return d < 0 || t->size[d] == 1 ? 0 : t->stride[d] * (int64_t)pd_dtype_size((pd_dtype)t->dtype);
 }

@@ -1,14 +1,14 @@
-/* From tensors to the pd_loop that elementwise kernels take. */
+/* Builds the pd_loop of an elementwise kernel from tensors. */
 #ifndef PD_TENSOR_ITER_H
 #define PD_TENSOR_ITER_H
 
 #include "kernels/loop.h"
 #include "tensor/tensor.h"
 
-/* The iteration space is t[0]'s shape; the others are broadcast to it (the caller has checked that they can be). Dims
-   are sorted by t[0]'s strides and merged where all operands allow. */
+/* The loop runs over t[0]'s shape. The other tensors are broadcast to it; the caller has checked that they can be.
+   Dimensions are sorted by t[0]'s strides, and neighbours are merged where the strides of all operands allow it. */
 void pd_loop_build(pd_loop *l, int nop, pd_tensor *const *t);
-/* Operand k reads the one value at `cell` instead of a tensor (t[k] was NULL at build). */
+/* Makes operand k read the one value at `cell`; t[k] was NULL when the loop was built. */
 static inline void pd_loop_cell(pd_loop *l, int k, void *cell) {
     l->ptr[k] = (char *)cell;
     l->cells |= 1u << k;

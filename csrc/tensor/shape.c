@@ -26,7 +26,7 @@ pd_status pd_shape_numel(const char *op, int ndim, const int64_t *size, int64_t 
         empty |= size[i] == 0;
         over |= __builtin_mul_overflow(n, size[i] ? size[i] : 1, &n);
     }
-    /* 16 bytes are the widest element, so the byte count fits too. */
+    /* An element has 16 bytes at most, so the number of bytes fits, too. */
     if (over || n > INT64_MAX / 16)
         return pd_fail(PD_E_SHAPE, "%s: shape %s has too many elements", op, pd_shape_text(ndim, size));
     *out = empty ? 0 : n;

@@ -1,18 +1,19 @@
-/* Arithmetic on sizes and strides (in elements), with overflow checked. */
+/* Arithmetic on sizes and strides, which count elements. Overflow is checked. */
 #ifndef PD_TENSOR_SHAPE_H
 #define PD_TENSOR_SHAPE_H
 
 #include "base/status.h"
 #include "kernels/loop.h"
 
-/* "[2, 3]" in one of a few buffers of this thread: good for one error message. */
+/* "[2, 3]", in one of a few buffers of this thread: use it for one error message only. */
 const char *pd_shape_text(int ndim, const int64_t *size);
 
-/* Product of the sizes; PD_E_SHAPE on a negative size, more than PD_MAX_DIMS or over 2^63 - 1 elements. */
+/* The product of the sizes. PD_E_SHAPE: a size is negative, or there are more than PD_MAX_DIMS dimensions or 2^63 - 1
+   elements. */
 pd_status pd_shape_numel(const char *op, int ndim, const int64_t *size, int64_t *out);
 void pd_shape_contiguous(int ndim, const int64_t *size, int64_t *stride);
 bool pd_shape_is_contiguous(int ndim, const int64_t *size, const int64_t *stride);
-/* Every element has a place of its own and there are no gaps (a permutation of contiguous). */
+/* Whether the strides are a permutation of contiguous ones: no gaps, and each element has a place of its own. */
 bool pd_shape_is_dense(int ndim, const int64_t *size, const int64_t *stride);
 bool pd_shape_is_channels_last(int ndim, const int64_t *size, const int64_t *stride);
 void pd_shape_channels_last(const int64_t *size, int64_t *stride); /* 4 dims */
@@ -22,13 +23,14 @@ static inline bool pd_shape_equal(int an, const int64_t *a, int bn, const int64_
         if (a[i] != b[i]) return false;
     return true;
 }
-/* a becomes the broadcast of a and b (aligned at the right). */
+/* Broadcasts b's shape into a's, aligned at the right. */
 pd_status pd_shape_broadcast(const char *op, int *an, int64_t *a, int bn, const int64_t *b);
-/* dim counted from the end if negative; PD_E_DIM names op and range. A 0-d tensor takes -1 and 0. */
+/* Turns a dimension, counted from the end if negative, into an index. PD_E_DIM names op and range. For a 0-d tensor -1
+   and 0 are valid. */
 pd_status pd_shape_dim(const char *op, int64_t dim, int ndim, int *out);
-/* Fills in the one size that is -1. */
+/* Computes the size that is -1, if there is one. */
 pd_status pd_shape_infer(const char *op, int64_t numel, int ndim, int64_t *size);
-/* Strides of `want` over the same memory, false where that takes a copy. */
+/* The strides of a view with the sizes `want` over the same memory. False if that would need a copy. */
 bool pd_shape_view(int ndim, const int64_t *size, const int64_t *stride, int want_ndim, const int64_t *want,
                    int64_t *out);
 

@@ -51,7 +51,7 @@ typedef struct mapping {
     void *ptr;
     size_t bytes;
     int fd;
-    pd_storage old; /* whose memory it took the place of: given back with it. data NULL: nobody's */
+    pd_storage old; /* the memory that the shared one replaced, freed together with it; data NULL: none */
 } mapping;
 
 static void drop_bytes(const pd_storage *s) {

@@ -121,7 +121,7 @@ void pd_tensor_release(pd_tensor *t) {
     if (!t) return;
     int_fast64_t refs = atomic_load_explicit(&t->refs, memory_order_acquire);
     do {
-        if (refs == 1 && t->wrapper_owned) { /* this reference is the wrapper's from here on */
+        if (refs == 1 && t->wrapper_owned) { /* from here on the wrapper owns this reference */
             t->wrapper_owned = false;
             pd_tensor_drop_wrapper(t->wrapper);
             return;
@@ -139,7 +139,7 @@ void pd_tensor_release(pd_tensor *t) {
 }
 
 bool pd_tensor_overlaps_itself(const pd_tensor *t) {
-    /* From the smallest stride up, each has to step over all that the smaller ones reach. */
+    /* From the smallest stride up, each stride has to exceed what the smaller ones reach. */
     int64_t reach = 0;
     unsigned done = 0;
     for (int i = 0; i < t->ndim; i++)

@@ -1,9 +1,8 @@
-/* A view of storage: dtype, sizes, strides, offset. Knows nothing of autograd or Python beyond two opaque pointers
+/* A view of storage: dtype, sizes, strides, offset. Of autograd and Python it knows nothing but two opaque pointers
    (meta, wrapper) and the hooks that free them.
 
-   Version counters: writes count in pd_tensor_version (pd_tensor_before_write). Views and detach() share the storage's
-   counter; only `.data` has one of its own. Every view holds a strong reference to its base, which is
-   never itself a view. */
+   pd_tensor_before_write counts writes in pd_tensor_version. Views and detach() share the storage's counter; only
+   `.data` has a counter of its own. Every view holds a strong reference to its base, which is never a view itself. */
 #ifndef PD_TENSOR_TENSOR_H
 #define PD_TENSOR_TENSOR_H
 
@@ -16,7 +15,7 @@ typedef struct pd_version {
     atomic_uint count;
 } pd_version;
 
-/* Where the host's cycle collector has been (py/autograd/collect.c): in which pass, and how many references it met. */
+/* For Python's cycle collector (py/autograd/collect.c): its pass, and how many references to this object it has met. */
 typedef struct pd_seen {
     uint32_t pass, met;
 } pd_seen;
@@ -36,19 +35,19 @@ typedef struct pd_tensor {
     int64_t size[PD_MAX_DIMS], stride[PD_MAX_DIMS];
 } pd_tensor;
 
-/* An empty shell without storage, sizes unset; [new]. */
+/* [new] an empty shell: no storage, sizes not set. */
 pd_status pd_tensor_shell(pd_tensor **out);
-/* Contiguous, uninitialised, on pd_device_here. */
+/* [new] contiguous, uninitialised, on pd_device_here. */
 pd_status pd_tensor_new(const char *op, pd_dtype dtype, int ndim, const int64_t *size, pd_tensor **out);
-/* [new] the same storage and geometry without autograd: detach(). own_version true: .data */
+/* [new] a tensor of the same storage and geometry without autograd: detach(), or with own_version `.data`. */
 pd_status pd_tensor_alias(const pd_tensor *t, bool own_version, pd_tensor **out);
-/* Gives shell `out` storage: fresh memory for its dtype, numel and strides (dense); or that of `of`, as a view of
-   it. */
+/* Gives the shell `out` a storage: new memory for its dtype, numel and (dense) strides, or the memory of `of`, whose
+   view it becomes. */
 pd_status pd_tensor_allocate(pd_tensor *out);
 void pd_tensor_view_of(pd_tensor *out, pd_tensor *of);
 
-/* held[i]: [new] t[i] with the memory and geometry that it has now: for work without the host's lock, when another
-   thread may give t[i] others (`.data =`). NULL stays NULL. A failure holds nothing. */
+/* held[i]: [new] t[i] with the memory and geometry that it has now. For work without the host's lock, during which
+   another thread may change t[i] (`.data =`). NULL stays NULL. After a failure nothing is held. */
 pd_status pd_tensor_hold(pd_tensor *const *t, int n, pd_tensor **held);
 void pd_tensor_let_go(pd_tensor *const *held, int n);
 
@@ -64,8 +63,8 @@ static inline size_t pd_tensor_bytes(const pd_tensor *t) {
 static inline unsigned pd_tensor_version(const pd_tensor *t) {
     return t->version ? t->version->count : t->storage->version;
 }
-/* The check of storage.h for a tensor: whoever is about to write into memory that others may see calls it once all
-   checks have passed. Counts the write in the version. */
+/* Called before memory that others may see is written, after all other checks: asks the storage (storage.h) and counts
+   the write in the version. */
 static inline pd_status pd_tensor_before_write(const char *op, pd_tensor *t) {
     PD_TRY(pd_storage_before_write(op, t->storage));
     atomic_fetch_add_explicit(t->version ? &t->version->count : &t->storage->version, 1, memory_order_relaxed);
@@ -79,13 +78,15 @@ static inline const char *pd_tensor_shape(const pd_tensor *t) { return pd_shape_
 static inline bool pd_tensor_same_shape(const pd_tensor *a, const pd_tensor *b) {
     return pd_shape_equal(a->ndim, a->size, b->ndim, b->size);
 }
-/* Two elements of t share memory (expanded, say), or might: strides that interleave without meeting count as well. */
+/* Whether two elements of t may share memory, as in an expanded tensor. True also for strides that interleave without
+   ever meeting. */
 bool pd_tensor_overlaps_itself(const pd_tensor *t);
-/* The byte ranges of a and b intersect. */
+/* Whether the byte ranges of a and b intersect. */
 bool pd_tensor_shares(const pd_tensor *a, const pd_tensor *b);
 
-/* Set once by the rooms above; called when the last reference goes. A tensor that keeps its wrapper does not go then:
-   it becomes the wrapper's, and drop_wrapper gives the wrapper back, which others may have found and still use. */
+/* Set once by later rooms, called when the last reference goes. A tensor that keeps its wrapper alive is not freed
+   then: the wrapper becomes its owner, and drop_wrapper releases the wrapper, which Python code may have found and
+   still use. */
 extern void (*pd_tensor_drop_meta)(struct pd_meta *meta);
 extern void (*pd_tensor_drop_wrapper)(void *wrapper);
 int64_t pd_tensor_live(void);
