@@ -90,9 +90,10 @@ def nothing_leaks(request):
     gc.freeze()  # what other libraries made so far: the collection after the test looks at the test's objects only
     before = _counts()
     yield
-    request.node.funcargs.clear()  # pytest would hold the fixtures' values until later
+    if request.node.funcargs:  # pytest would hold the fixtures' values until later; after Ctrl-C it has let go of them
+        request.node.funcargs.clear()
     distributed.destroy_process_group()
-    report = request.node.stash["reports"].get("call")
+    report = request.node.stash.get("reports", {}).get("call")  # none where the test, or its setup, was interrupted
     if report and report.passed:  # a failed test's traceback holds its tensors
         after = _counts()
         changed = [

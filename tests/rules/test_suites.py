@@ -1,7 +1,10 @@
 """The laws of the tests: who imports whom, where helpers are, and that what CI and the documents name is there."""
 
 import ast
+import os
 import re
+import subprocess
+import sys
 from itertools import product
 from pathlib import Path
 
@@ -41,6 +44,22 @@ def test_names_of_tests_are_unique():
     names = [path.name for path in TESTS]
     assert len(names) == len(set(names))
     assert not list(TOP.glob("tests/test_*.py")), "tests are in folders"
+
+
+def test_ctrl_c_ends_the_tests_with_one_line(tmp_path):
+    """No fixture of tests/conftest.py raises at its end: neither after a test nor after a setup that was interrupted."""
+    (tmp_path / "test_it.py").write_text(
+        "import pytest\n@pytest.fixture\ndef value():\n    raise KeyboardInterrupt\n"
+        "def test_a():\n    raise KeyboardInterrupt\ndef test_b(value):\n    pass\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(TOP / "tests"), os.environ["PYTHONPATH"]))}
+    options = ["-q", "-p", "conftest", "-c", os.devnull, f"--rootdir={tmp_path}"]
+    program = f"import pytest\nfor name in 'ab': print(pytest.main({options} + ['test_it.py::test_' + name]))"
+    ended = subprocess.run(
+        [sys.executable, "-c", program], env=environment, cwd=tmp_path, capture_output=True, text=True
+    )
+    assert ended.stdout.count("no tests ran") == ended.stdout.count("KeyboardInterrupt\n") == 2, ended
+    assert "Error" not in ended.stdout + ended.stderr
 
 
 def braces(word):
