@@ -11,7 +11,7 @@ pd_dtype pd_default_dtype = PD_F32;
 
 /* ---- promotion --------------------------------------------------------------------------------------------------- */
 
-static int combine(int higher, int lower) { /* PD_NO_DTYPE: nothing there */
+static int combine(int higher, int lower) { /* PD_NO_DTYPE: no operands of that kind */
     if (higher == PD_NO_DTYPE) return lower;
     if (lower == PD_NO_DTYPE) return higher;
     pd_category h = pd_dtype_category((pd_dtype)higher), l = pd_dtype_category((pd_dtype)lower);
@@ -45,7 +45,7 @@ static bool all_of(pd_tensor *const *in, int nin, int dtype) {
     return true;
 }
 
-/* The dtype to compute in; PD_NO_DTYPE: leave the inputs alone. */
+/* The dtype in which the op computes; PD_NO_DTYPE: the inputs stay as they are. */
 static pd_status compute_dtype(const pd_def *def, pd_tensor *const *in, int nin, const void *attrs, pd_dtype *out) {
     const pd_scalar *scalars[PD_MAX_PARAMS];
     int count = 0, category = -1;
@@ -109,7 +109,7 @@ pd_status pd_check_writable(const char *op, const pd_tensor *t) {
     if (t->requires_grad && (!t->meta || !t->meta->grad_fn) && !t->base)
         return pd_fail(PD_E_RUNTIME, "%s: a leaf that requires grad is written in place (expected pydist.no_grad())",
                        op);
-    /* A leaf that requires grad, or did when the view was made: as a result of itself it would never be freed. */
+    /* The base requires grad, or did when the view was made. A leaf that is a result of itself would never be freed. */
     if (t->base && (t->base->requires_grad || t->requires_grad) && (!t->base->meta || !t->base->meta->grad_fn))
         return pd_fail(PD_E_RUNTIME,
                        "%s: a view of a leaf that requires grad is written in place (expected pydist.no_grad())", op);
@@ -171,7 +171,7 @@ static pd_status record(const pd_call *c, pd_tensor *const *saved_in, double wor
     return PD_OK;
 }
 
-/* A device's kernels are launched only: no work for this thread, and nothing to be read when they return. */
+/* Kernels of a device are only launched: they cost this thread nothing, and leave no result when they return. */
 static pd_status launch(pd_call *c) {
     const pd_op *op = c->def->op;
     const pd_device *d = pd_device_here;
@@ -180,7 +180,8 @@ static pd_status launch(pd_call *c) {
     return d->check(d, c->def->name);
 }
 
-/* Gives up the host's lock: other threads may exchange memory and geometry of all tensors that they can see. */
+/* Runs the kernel without the host's lock. Meanwhile other threads may change memory and geometry of all tensors that
+   they can see, so copies of the tensors are held. */
 static pd_status run_unlocked(pd_call *c) {
     pd_tensor **in = c->in, *out = c->out[0], **held;
     int n = c->nin;
@@ -188,7 +189,7 @@ static pd_status run_unlocked(pd_call *c) {
     pd_status status = pd_tensor_hold(in, n, held);
     if (!status && (status = pd_tensor_hold(&out, 1, held + n))) pd_tensor_let_go(held, n);
     if (!status) {
-        c->in = held, c->out[0] = held[n]; /* the one result that may be written in place */
+        c->in = held, c->out[0] = held[n]; /* the only result that may be a tensor of the caller */
         void *token = pd_host_release();
         status = c->def->op->kernel(c);
         pd_host_acquire(token);
@@ -219,7 +220,7 @@ static void release_all(pd_tensor **t, int n) {
     }
 }
 
-/* t in the gradient's destination where it fits, else in memory of its own. */
+/* Puts t into the gradient's destination if it fits there, else into memory of its own. */
 static pd_status place(pd_tensor *t, pd_tensor *to) {
     size_t dims = (size_t)t->ndim * sizeof *t->size;
     if (!to || to->storage->device != pd_device_here || t->dtype != to->dtype || t->ndim != to->ndim ||
@@ -242,8 +243,8 @@ static pd_status make_outputs(pd_call *c) {
 
 /* ---- devices ----------------------------------------------------------------------------------------------------- */
 
-/* Where the op runs: where its tensors lie, `into` too if there is one. A 0-d tensor on the CPU is as a number: *moves
-   says that some have to follow the others. */
+/* The device on which the op runs: that of its tensors, and of `into` if there is one. A 0-d tensor on the CPU counts
+   as a number: *moves says that some have to be moved to the others' device. */
 static pd_status place_of(const pd_def *def, pd_tensor *const *in, int nin, const pd_tensor *into,
                           const pd_device **out, bool *moves) {
     const pd_device *d = into ? into->storage->device : NULL;
@@ -262,7 +263,7 @@ static pd_status place_of(const pd_def *def, pd_tensor *const *in, int nin, cons
     return PD_OK;
 }
 
-/* moved[] gets the inputs, all of them on d; own[]: those made here. */
+/* moved[]: all inputs, on d. own[]: those that were made here. */
 static pd_status move_inputs(pd_tensor *const *in, int nin, const pd_device *d, pd_tensor **moved, pd_tensor **own) {
     for (int i = 0; i < nin; i++) own[i] = NULL;
     for (int i = 0; i < nin; i++) {
@@ -282,7 +283,7 @@ static pd_status run_here(pd_call *c) {
     PD_TRY(check_complex(c->def, c->in, c->nin));
     if (op->compose) {
         bool mode = pd_grad_mode;
-        pd_grad_mode = mode && !(op->vjp || op->vjp_fast); /* its own gradient replaces that of its parts */
+        pd_grad_mode = mode && !(op->vjp || op->vjp_fast); /* the op's own gradient replaces that of its parts */
         status = op->compose(c);
         pd_grad_mode = mode;
     } else {
@@ -317,7 +318,7 @@ static pd_status run_moved(pd_call *c, const pd_device *d) {
     return status;
 }
 
-/* The op on inputs of their final dtypes. */
+/* Runs the op on inputs that have their final dtypes. */
 static pd_status run(pd_call *c) {
     const pd_device *d = pd_device_here, *was;
     bool moves = false;
@@ -329,7 +330,7 @@ static pd_status run(pd_call *c) {
     return status;
 }
 
-/* Casts what is not of dtype t; cast[] holds one array of nin: `own` those made here. */
+/* Casts the inputs that are not of dtype t. cast[]: all inputs; own[]: those that were made here. */
 static pd_status cast_inputs(pd_tensor *const *in, int nin, pd_dtype t, pd_tensor **cast, pd_tensor **own) {
     for (int i = 0; i < nin; i++) own[i] = NULL;
     for (int i = 0; i < nin; i++) {
@@ -342,7 +343,7 @@ static pd_status cast_inputs(pd_tensor *const *in, int nin, pd_dtype t, pd_tenso
 }
 
 static pd_status run_cast(pd_call *c, pd_dtype t) {
-    /* Only lists are long: they get memory of their own. */
+    /* Only lists are long; they get memory of their own. */
     int nin = c->nin;
     pd_tensor *few[2 * PD_MAX_PARAMS], **cast = few;
     if (nin > PD_MAX_PARAMS) PD_TRY(pd_malloc(sizeof *cast * 2 * (size_t)nin, c->def->name, &cast));
@@ -355,7 +356,7 @@ static pd_status run_cast(pd_call *c, pd_dtype t) {
     return status;
 }
 
-/* c's inputs are the caller's; what a step below puts into their place is gone when it returns. */
+/* c's inputs belong to the caller. What a step below puts into their place is freed when that step returns. */
 static pd_status apply(pd_call *c) {
     pd_dtype t;
     PD_TRY(compute_dtype(c->def, c->in, c->nin, c->attrs, &t));
@@ -366,7 +367,7 @@ pd_status pd_apply_to(const pd_def *def, pd_tensor *const *in, int nin, const vo
                       pd_tensor **out, int *nout) {
     pd_dtype t;
     if (pd_autocast.dtype != PD_NO_DTYPE && (t = pd_autocast_dtype(def->op, in, nin)) != PD_NO_DTYPE)
-        return pd_autocast_apply(def, in, nin, attrs, out, nout, t); /* which comes back: one op, one span */
+        return pd_autocast_apply(def, in, nin, attrs, out, nout, t); /* calls apply() again: an op has one span */
     pd_call c = {.def = def, .attrs = attrs ? attrs : def->defaults, .in = (pd_tensor **)(uintptr_t)in, .nin = nin,
                  .destination = destination};
     pd_timespan span = pd_timespan_begin();
@@ -396,7 +397,7 @@ static pd_status check_into(const pd_call *c, const pd_tensor *into, bool inplac
     return PD_OK;
 }
 
-/* An input lies over the tensor written, but not element on element. */
+/* Whether an input overlaps the tensor that is written, other than element by element. */
 static bool partly_overlaps(pd_tensor *const *in, int nin, const pd_tensor *into) {
     for (int i = 0; i < nin; i++) {
         const pd_tensor *t = in[i];
@@ -425,7 +426,7 @@ static pd_status run_into_here(const pd_def *def, pd_tensor **in, int nin, const
                   (!(op->flags & PD_CONTIGUOUS) || pd_tensor_is_contiguous(into));
     if (direct) c.out[0] = into;
     else PD_TRY_TO(done, pd_tensor_allocate(shell));
-    /* The gradient reads the input as it was before. */
+    /* The gradient needs the input as it was before the write. */
     if (inplace && (op->save & PD_SAVE_IN(0)) && wants_record(def, in, nin)) {
         PD_TRY_TO(done, pd_engine.clone(into, &copy));
         memcpy(saved, in, sizeof *in * (size_t)nin);
@@ -477,7 +478,7 @@ static pd_status apply_into(const pd_def *def, pd_tensor *const *in, int nin, co
     for (int i = 0; i < nin; i++) own[i] = NULL;
     pd_status status = PD_OK;
     if (t != PD_NO_DTYPE && !all_of(in, nin, t)) {
-        if (inplace && in[0]->dtype != (int)t) { /* computed apart, in t, then written: recorded as that */
+        if (inplace && in[0]->dtype != (int)t) { /* computed in t in new memory, then copied, and recorded as such */
             pd_tensor *result;
             PD_TRY(pd_apply(def, in, nin, attrs, &result, NULL));
             pd_category from = pd_dtype_category((pd_dtype)result->dtype),

@@ -1,22 +1,23 @@
-/* Running an op: promote, infer, allocate, run, record. Knows no particular op. */
+/* Runs an op: promotes dtypes, infers shapes, allocates, calls the kernel, records a node. Knows no particular op. */
 #ifndef PD_AUTOGRAD_APPLY_H
 #define PD_AUTOGRAD_APPLY_H
 
 #include "autograd/tape.h"
 
-/* in: nin borrowed tensors by the signature (NULL for a missing optional or an Operand that is a number); attrs: the
-   op's struct, NULL for the defaults. out: [new] tensors, *nout of them (NULL where the caller knows). */
+/* in: nin borrowed tensors in the order of the signature; NULL for an optional one that is missing and for an Operand
+   that is a number. attrs: the op's struct, or NULL for the defaults. out: [new] tensors; *nout: how many, or NULL if
+   the caller knows. */
 pd_status pd_apply(const pd_def *def, pd_tensor *const *in, int nin, const void *attrs, pd_tensor **out, int *nout);
-/* The same in a vjp; output 0 is made in `destination` (pd_vjp_destination) where that is not NULL and fits. */
+/* pd_apply for a vjp: makes output 0 in `destination` (pd_vjp_destination) if that is not NULL and fits. */
 pd_status pd_apply_to(const pd_def *def, pd_tensor *const *in, int nin, const void *attrs, pd_tensor *destination,
                       pd_tensor **out, int *nout);
 
-/* The result is written into `into`: in[0] itself (in place) or another tensor (out=). The dtype must be able to hold
-   it. */
+/* pd_apply that writes the result into `into`, which is in[0] itself (in place) or another tensor (out=). The dtype of
+   `into` must be able to hold it. */
 pd_status pd_apply_into(const pd_def *def, pd_tensor *const *in, int nin, const void *attrs, pd_tensor *into);
 
-/* Raises unless t may be written: expanded, a leaf that requires grad (in grad mode), a view of one, read-only
-   memory. */
+/* Fails if t must not be written: t is expanded, is a leaf that requires grad (in grad mode) or a view of one, or its
+   memory is read-only. */
 pd_status pd_check_writable(const char *op, const pd_tensor *t);
 
 /* The promoted dtype of tensors and scalars (PyTorch's rule: dimensioned tensors, then 0-d tensors, then numbers). */

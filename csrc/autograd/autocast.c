@@ -27,10 +27,10 @@ void pd_autocast_clear(void) {
 static bool is_parameter(const pd_tensor *x) {
     return x->requires_grad && x->dtype == PD_F32 && !x->base && !(x->meta && x->meta->grad_fn);
 }
-/* Nobody writes there without our knowing. */
+/* Whether nobody can write there without our knowing. */
 static bool is_ours(const pd_storage *s) { return !pd_storage_is_lent(s) && !s->drop && s->shared < 0; }
 
-/* The place of x's cast in the region: its meta says which; NULL: there is none. */
+/* The entry of x's cast in this region, by the slot in x's meta; NULL: there is none. */
 static kept *find(const pd_tensor *x) {
     size_t slot = x->meta ? x->meta->low.slot : 0;
     return slot < region.count && region.at[slot].x == x ? &region.at[slot] : NULL;
@@ -79,7 +79,7 @@ bool pd_autocast_is_cast(const pd_node *n) {
     return n && (n->kind->run == pd_cast_vjp || (n->def && n->def->op->vjp == pd_cast_vjp));
 }
 
-/* x's copy as the result of a cast. */
+/* [new] x's 16-bit copy as the result of a cast. */
 static pd_status take_copy(pd_tensor *x, pd_tensor **out) {
     pd_tensor *t;
     pd_node *n;
@@ -117,10 +117,10 @@ pd_status pd_autocast_copy_begin(pd_tensor *p, void **to, pd_dtype *t) {
     pd_low *l = p->meta ? &p->meta->low : NULL;
     *to = NULL;
     if (!l) return PD_OK;
-    l->of = NULL; /* the step writes p: what is kept holds no more */
+    l->of = NULL; /* the step writes p, so the copy is no longer equal */
     bool again = l->asked && is_parameter(p) && is_ours(p->storage),
          serves = again && l->copy && l->copy->dtype == l->t && same_geometry(l->copy, p) &&
-                  l->copy->storage->refs == 1; /* else some graph still reads it */
+                  l->copy->storage->refs == 1; /* else a graph still reads it */
     l->asked = false;
     if (!serves) {
         pd_tensor_release(l->copy);

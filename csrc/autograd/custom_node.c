@@ -1,4 +1,4 @@
-/* Nodes whose gradient a function of the host gives. */
+/* Nodes whose gradient a function of the host language computes. */
 #include <stdio.h>
 
 #include "autograd/tape.h"

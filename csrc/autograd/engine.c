@@ -26,12 +26,12 @@ pd_status pd_engine_at_end(pd_closure c) {
 
 /* ---- gradients --------------------------------------------------------------------------------------------------- */
 
-static bool is_ours(const pd_tensor *t) { /* nobody else can see it or its memory */
+static bool is_ours(const pd_tensor *t) { /* nobody else can see t or its memory */
     return t->refs == 1 && t->storage->refs == 1 && !t->base && !t->storage->drop && !t->requires_grad;
 }
 
-/* Whether t, a gradient of e, may be added to where it lies: ours, or made in a leaf's destination, which nobody reads
-   before it is whole. */
+/* Whether another gradient may be added to t, a gradient of e, in place: t is ours, or was made in a leaf's
+   destination, which nobody reads before it is final. */
 static bool may_grow(const entry *e, const pd_tensor *t) {
     const pd_tensor *place = e->leaf && e->leaf->meta ? e->leaf->meta->destination.view : NULL;
     return is_ours(t) ||
@@ -59,12 +59,12 @@ pd_status pd_run_add(pd_run *r, entry *e, int index, pd_tensor *g) {
     return PD_OK;
 }
 
-/* Whether nobody but a cast sees the gradient of e's tensor: it may have another dtype then, the cast's input's. */
+/* Whether only a cast sees the gradient of e's tensor. It may then have the dtype of the cast's input. */
 static bool is_passed(const pd_run *r, const pd_edge *e) {
     return pd_autocast_is_cast(e->fn) && !e->fn->hooks && !r->b->inputs && !r->b->create_graph;
 }
 
-/* The shape and dtype of the input again: undoes broadcasting and promotion. g is [new] and replaced. */
+/* Undoes broadcasting and promotion: *g, which is [new], is replaced by one of the input's shape and dtype. */
 static pd_status fit(const pd_run *r, const pd_node *n, int i, pd_tensor **g) {
     const pd_edge *e = &n->edges[i];
     pd_tensor *t;
@@ -93,19 +93,19 @@ static pd_status arrived(pd_run *r, entry *e) {
     return e->needed ? pd_run_finish_leaf(r, e) : PD_OK;
 }
 
-/* One edge into e has been served. */
+/* A gradient, or its absence, has come over one edge into e. */
 static pd_status arrive(pd_run *r, const pd_edge *edge) {
     entry *e = pd_run_target(r, edge);
     return --e->waiting ? PD_OK : arrived(r, e);
 }
 
-/* Only where it will be the first and only gradient: what comes later is added to it. Not where another run may write
-   the same place before this one wakes. */
+/* NULL unless this will be the first gradient, to which later ones are added, and no other run can write the same place
+   before this one wakes. */
 pd_tensor *pd_vjp_destination(const pd_vjp *v, int i) {
     const pd_edge *e = &v->node->edges[i];
     const pd_run *r = v->run;
     if (!r || v->status || r->b->inputs || r->b->fed || v->create_graph) return NULL;
-    if (is_passed(r, e)) { /* made in the leaf's dtype, it is the leaf's */
+    if (is_passed(r, e)) { /* made in the leaf's dtype, it is the leaf's gradient */
         if (pd_run_find(r, e->fn)->one) return NULL;
         e = &e->fn->edges[0];
     }
@@ -136,7 +136,7 @@ bool pd_vjp_may_widen(const pd_vjp *v, int i) {
     return v->run && is_passed(v->run, e) && e->fn->edges[0].dtype == PD_F32;
 }
 
-/* The node's own function on the gradients that arrived. */
+/* Calls the node's own function with the gradients that have come. */
 static pd_status call_node(pd_run *r, entry *e, pd_tensor **g, pd_tensor **gin) {
     pd_node *n = e->node;
     if (n->nsaved && !pd_node_hold(n))
@@ -184,7 +184,7 @@ static pd_status run_node(pd_run *r, uint32_t index) {
     }
     if (n->nin > 8) PD_TRY(pd_calloc((size_t)n->nin * sizeof *gin, "backward", &gin));
     pd_status status = any ? call_node(r, e, g, gin) : PD_OK;
-    /* What has served goes before more is made. */
+    /* Free gradients that have been used before new ones are made. */
     for (int i = 0; g && i < n->nout; i++) {
         pd_tensor_release(g[i]);
         g[i] = NULL;
@@ -199,7 +199,7 @@ static pd_status run_node(pd_run *r, uint32_t index) {
             if (to->needed)
                 status = r->b->fed ? pd_run_keep(r, to, n->seq, i, index, gin[i]) : pd_run_add(r, to, index, gin[i]);
         }
-        pd_tensor_release(gin[i]); /* now the receiver's alone, who may keep its memory */
+        pd_tensor_release(gin[i]); /* now only the receiver has it, and may keep its memory */
     }
     if (gin != few) pd_free(gin);
     for (int i = 0; i < n->nin && !status; i++)
@@ -262,7 +262,7 @@ static pd_status add_captures(pd_run *r) {
     return PD_OK;
 }
 
-/* What a thread has while it is in a run, and what it had before. */
+/* The modes of a thread, which a run changes and puts back. */
 typedef struct modes { bool grad, inference; pd_autocast_state autocast; } modes;
 
 static modes attach(pd_run *r) {
@@ -271,7 +271,7 @@ static modes attach(pd_run *r) {
     current = r;
     pd_grad_mode = r->b->create_graph;
     pd_autocast.dtype = PD_NO_DTYPE; /* gradients have the dtypes that the forward chose */
-    pd_inference_mode = false; /* gradients are normal tensors, wherever backward is called */
+    pd_inference_mode = false; /* gradients are normal tensors, even if backward is called in inference mode */
     pd_hooks_running++;
     return was;
 }
@@ -356,7 +356,7 @@ static pd_status run_ready(pd_run *r) {
     return PD_OK;
 }
 
-/* last: the run ends with this turn, and what waits for that comes at once. */
+/* last: the run ends with this turn, so what pd_engine_at_end was given is called in it. */
 static pd_status turn(pd_run *r, bool last) {
     PD_TRY(pd_run_enter(r));
     modes was = attach(r);

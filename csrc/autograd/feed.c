@@ -1,4 +1,4 @@
-/* Gradients that come into a run from outside, and the one order in which a fed run adds. */
+/* Gradients that come into a run from outside, and the fixed order in which a fed run adds. */
 #include <stdlib.h>
 
 #include "autograd/engine_impl.h"
@@ -14,7 +14,7 @@ pd_status pd_run_keep(pd_run *r, const entry *e, uint64_t seq, int edge, int ind
     return PD_OK;
 }
 
-/* From outside first, then the latest node; of a node by its edges. */
+/* The order: gradients from outside first, then by node, the latest first, then by edge. */
 static int by_edge(const void *a, const void *b) {
     const part *p = a, *q = b;
     if (p->seq != q->seq) return p->seq > q->seq ? -1 : 1;
@@ -35,7 +35,7 @@ pd_status pd_run_settle(pd_run *r, entry *e) {
     for (size_t i = 0; i < box->n && !status; i++) {
         part *p = &box->parts[i];
         if (p->g && e->needed) status = pd_run_add(r, e, p->index, p->g);
-        pd_tensor_release(p->g); /* now the sum's alone, where it is the first */
+        pd_tensor_release(p->g); /* if it is the first, only the sum has it now */
         p->g = NULL;
     }
     drop_parts(box);

@@ -21,7 +21,7 @@ void pd_hooks_free(pd_hook *h) {
     }
 }
 
-/* Unlinks what was removed, unless some backward may be on its way through a list. */
+/* Unlinks removed hooks, unless a backward may be walking a list. */
 static void purge(pd_hook **list) {
     if (pd_hooks_running) return;
     while (*list) {
@@ -40,7 +40,7 @@ uint64_t pd_hook_add(pd_hook **list, pd_hook_kind kind, int index, pd_closure c,
     purge(list);
     if ((*status = pd_malloc(sizeof *h, "hook", &h))) return 0;
     *h = (pd_hook){.closure = c, .kind = kind, .index = index, .users = 1, .id = atomic_fetch_add(&next_hook, 1)};
-    while (*list) list = &(*list)->next; /* hooks run in the order they were added */
+    while (*list) list = &(*list)->next; /* hooks run in the order in which they were added */
     *list = h;
     return h->id;
 }
@@ -49,7 +49,7 @@ void pd_hook_remove(pd_hook **list, uint64_t id) {
     for (pd_hook *h = *list; h; h = h->next)
         if (h->id == id) {
             h->id = 0;
-            hook_let_go(h); /* the list is walked, maybe, and this one called */
+            hook_let_go(h); /* perhaps the list is being walked and this hook called */
             break;
         }
     purge(list);

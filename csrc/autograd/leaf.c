@@ -1,14 +1,15 @@
-/* Where a gradient ends: hooks, and .grad of leaves. */
+/* The end of a gradient's way: hooks and .grad of leaves. */
 #include <pthread.h>
 #include <string.h>
 
 #include "autograd/engine_impl.h"
 
-/* Of leaves, by address: taken while a gradient is added to .grad where it lies. */
+/* Locks for leaves, by address, held while a gradient is added to .grad in place. */
 #define LEAF_LOCKS 64
 static pthread_mutex_t leaf_locks[LEAF_LOCKS] = {[0 ... LEAF_LOCKS - 1] = PTHREAD_MUTEX_INITIALIZER};
 
-/* Kernels take a gradient to be what the forward said: a hook, which may also write `.data`, changes values only. */
+/* Kernels expect a gradient with the dtype and shape of the forward, so a hook, which may also write `.data`, may
+   change values only. */
 static pd_status call_grad_hook(pd_hook *h, pd_tensor **g) {
     const pd_device *device = (*g)->storage->device;
     int dtype = (*g)->dtype, ndim = (*g)->ndim;
@@ -36,23 +37,24 @@ static pd_status call_leaf_hooks(pd_tensor *leaf, pd_hook_kind kind) {
     return PD_OK;
 }
 
-/* Dense, and memory that nobody else holds; so is a view of all of a tensor that lives by this view alone. */
+/* Whether g is dense and nobody else holds its memory. A view of a whole tensor counts, if only the view keeps it
+   alive. */
 static bool is_alone(const pd_tensor *g) {
     if (g->refs > 1 || g->storage->drop || !pd_tensor_is_contiguous(g)) return false;
     if (!g->base) return g->storage->refs == 1;
     return g->base->refs == 1 && g->storage->refs == 2 && g->numel == g->base->numel;
 }
 
-/* [new] what becomes .grad of a leaf that has none. */
+/* [new] the tensor that becomes .grad of a leaf that has none. */
 static pd_status first_grad(const pd_meta *m, pd_tensor *g, pd_tensor **out) {
     pd_tensor *view = m->destination.view;
     if (view) {
-        if (g->storage != view->storage || g->offset != view->offset) /* else made there */
+        if (g->storage != view->storage || g->offset != view->offset) /* else g was made there */
             PD_TRY(pd_engine.copy_into(view, g));
         pd_tensor_retain(*out = view);
         return PD_OK;
     }
-    /* Ours alone: taken as it is. Else a copy, so that .grad shares memory with nothing. */
+    /* Nobody else holds it: no copy. Else a copy, so that .grad shares memory with nothing. */
     return is_alone(g) ? pd_tensor_alias(g, false, out) : pd_engine.clone(g, out);
 }
 
@@ -60,7 +62,7 @@ static bool alike(const pd_tensor *a, const pd_tensor *b) {
     return a->dtype == b->dtype && a->storage->device == b->storage->device && pd_tensor_same_shape(a, b);
 }
 
-/* `.data =` may have changed what a tensor is since the forward: its gradient fits no more. */
+/* `.data =` may have changed a tensor's dtype or shape since the forward, so that its gradient does not fit. */
 static pd_status check_gradient(const char *what, const pd_tensor *t, const pd_tensor *g) {
     if (alike(t, g)) return PD_OK;
     return pd_fail(pd_tensor_same_shape(t, g) ? PD_E_DTYPE : PD_E_SHAPE,
@@ -70,9 +72,9 @@ static pd_status check_gradient(const char *what, const pd_tensor *t, const pd_t
                    pd_dtype_name((pd_dtype)g->dtype), pd_tensor_shape(g), g->storage->device->name);
 }
 
-/* .grad += g; under the leaf's lock, and no code of the host's runs. *old is to be released after it. */
+/* .grad += g, under the leaf's lock, so no Python code may run here. The caller releases *old after the lock. */
 static pd_status add_to_grad(pd_meta *m, pd_tensor *g, pd_tensor **old) {
-    for (;;) { /* again where the host's .grad = ... was faster */
+    for (;;) { /* again if a .grad = ... of Python was faster */
         pd_tensor *t = NULL;
         if ((*old = pd_meta_grad(m))) {
             PD_TRY(check_gradient(".grad of a leaf", *old, g));
@@ -84,7 +86,7 @@ static pd_status add_to_grad(pd_meta *m, pd_tensor *g, pd_tensor **old) {
     }
 }
 
-/* .grad = .grad + g, recorded: the host's hooks may run, so no lock is held. */
+/* .grad = .grad + g, recorded. No lock is held, since hooks of Python may run. */
 static pd_status record_to_grad(pd_meta *m, pd_tensor *g) {
     if (m->destination.view && pd_tensor_wants_grad(g))
         return pd_fail(PD_E_RUNTIME, "backward: create_graph=True needs a .grad with a graph, and this one lies in a "
@@ -115,7 +117,7 @@ pd_status pd_leaf_accumulate(pd_tensor *leaf, pd_tensor *g, bool create_graph) {
     pd_host_lock(lock);
     pd_status status = add_to_grad(m, g, &old);
     pthread_mutex_unlock(lock);
-    pd_tensor_release(old); /* maybe the last one, whose end runs code of the host's */
+    pd_tensor_release(old); /* may be the last reference, and then run Python code */
     return status;
 }
 

@@ -1,4 +1,4 @@
-/* PYDIST_NAN: which op, forward or backward, was the first to make a NaN or an infinity of finite numbers. */
+/* PYDIST_NAN finds the op, forward or backward, that first makes a NaN or an infinity from finite numbers. */
 #include "autograd/nan.h"
 
 #include "base/flags.h"

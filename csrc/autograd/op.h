@@ -11,18 +11,18 @@
    Types of attributes       in the attrs struct
      Scalar                  pd_scalar, as for each Operand
      int, int?               int64_t (None: PD_NONE_INT)
-     int[n]                  int64_t[n] (a number is repeated)
+     int[n]                  int64_t[n] (one number stands for n equal ones)
      int[], int[]?           pd_ints (None: n = -1)
      float                   double
      bool                    int64_t
      dtype                   int64_t (None: PD_NO_DTYPE)
-     enum(a|b|c)             int64_t: the word's position
+     enum(a|b|c)             int64_t: the position of the word
      format                  int64_t: a pd_format (None: PD_FORMAT_KEEP)
-     rng                     pd_rng_key: hidden, drawn anew for each call
+     rng                     pd_rng_key: not visible in Python, new for each call
 
-   Inputs fill pd_call.in in the order of the signature (an Operand that is a number leaves NULL); attributes fill the
-   op's attrs struct in that order, each a multiple of 8 bytes. The struct is plain data, copied into the tape's node,
-   hence replayable. */
+   Inputs fill pd_call.in in the order of the signature; an Operand that is a number is NULL there. Attributes fill the
+   op's attrs struct in the same order, each a multiple of 8 bytes. The struct is plain data, which the tape's node
+   copies, so a call can be replayed. */
 #ifndef PD_AUTOGRAD_OP_H
 #define PD_AUTOGRAD_OP_H
 
@@ -34,13 +34,13 @@
 #define PD_MAX_ATTRS 512 /* bytes */
 #define PD_NONE_INT INT64_MIN
 
-/* A number as the user wrote it: its category decides promotion (docs/internals/design.md, "Dtypes and promotion").
-   cat -1: not given. */
+/* A number as the user wrote it. Its category decides promotion (docs/internals/design.md, "Dtypes and promotion"); cat
+   -1: not given. */
 typedef struct pd_scalar {
     double d;
-    int64_t i; /* exact, where cat is PD_CAT_INT or PD_CAT_BOOL */
+    int64_t i; /* the exact value, if cat is PD_CAT_INT or PD_CAT_BOOL */
     int64_t cat;
-    double im; /* where cat is PD_CAT_COMPLEX */
+    double im; /* the imaginary part, if cat is PD_CAT_COMPLEX */
 } pd_scalar;
 
 typedef struct pd_ints {
@@ -51,22 +51,22 @@ typedef struct pd_ints {
 typedef enum pd_format { PD_FORMAT_KEEP, PD_FORMAT_CONTIGUOUS, PD_FORMAT_CHANNELS_LAST } pd_format;
 
 typedef enum pd_promote {
-    PD_NONE,  /* inputs are taken as they are; infer checks dtypes */
-    PD_GIVEN, /* computed in the dtype attribute where it is given; infer decides the rest (sum: integers give int64) */
-    PD_SAME,  /* all tensors have one dtype (floating where the op has a gradient), else DTypeError */
+    PD_NONE,  /* inputs stay as they are; infer checks dtypes */
+    PD_GIVEN, /* computed in the dtype attribute if it is given, else infer decides (sum: integers give int64) */
+    PD_SAME,  /* all tensors must have one dtype (a floating one if the op has a gradient), else DTypeError */
     PD_ARITH, /* computed and returned in the promoted dtype */
-    PD_INT_TO_FLOAT, /* the same, integers and bool becoming the default float dtype */
+    PD_INT_TO_FLOAT, /* PD_ARITH, but integers and bool become the default float dtype */
     PD_BOOL_OUT,     /* computed in the promoted dtype, returns bool */
 } pd_promote;
 
-typedef enum pd_cast { /* under autocast (apply.h), for inputs that are floating and not float64 */
+typedef enum pd_cast { /* under autocast (autocast.h), for inputs that are floating and not float64 */
                        PD_CAST_KEEP,
                        PD_CAST_LOW,       /* computed in autocast's dtype */
-                       PD_CAST_FP32,      /* in float32 */
-                       PD_CAST_FP32_CUDA, /* the same by CUDA's list, which is longer; as it is by the CPU's */
-                       PD_CAST_BACK,      /* CUDA's list: float32. The CPU's: in float32, returned in the first input's
-                                             dtype, the others being float32 */
-                       PD_CAST_WIDEST,    /* in the widest dtype among the inputs, as promotion does anyway */
+                       PD_CAST_FP32,      /* computed in float32 */
+                       PD_CAST_FP32_CUDA, /* computed in float32 by CUDA's list of ops, unchanged by the CPU's */
+                       PD_CAST_BACK,      /* by CUDA's list: in float32; by the CPU's: in float32, the other inputs
+                                             being float32, returned in the first input's dtype */
+                       PD_CAST_WIDEST,    /* computed in the widest dtype of the inputs, as promotion does anyway */
 } pd_cast;
 
 enum { /* pd_op.save */
@@ -79,25 +79,25 @@ enum { /* pd_op.flags */
     PD_FUNC = 1,     /* pydist.name */
     PD_METHOD = 2,   /* Tensor.name */
     PD_NN = 4,       /* pydist.nn.functional.name */
-    PD_INPLACE = 8,  /* an in-place form name_ is generated, and out= */
+    PD_INPLACE = 8,  /* generates an in-place form name_, and out= */
     PD_VIEW = 16,    /* output 0 is a view of input 0 */
     PD_NO_BROADCAST_GRAD = 32, /* vjps already return the inputs' shapes */
     PD_CONTIGUOUS = 64,        /* the kernel writes contiguous outputs only */
-    PD_SAVES_GEOMETRY = 128,   /* what it saves is read by pd_vjp_geometry alone: no business of saved-tensor hooks */
-    PD_ANY_DEVICE = 256,       /* inputs may lie where they will; infer says where the outputs do */
+    PD_SAVES_GEOMETRY = 128,   /* only pd_vjp_geometry reads what it saves, so saved-tensor hooks do not see it */
+    PD_ANY_DEVICE = 256,       /* inputs may be on different devices; infer says where the outputs are */
 };
 
 struct pd_vjp;
 
-/* One call, as infer, kernel and compose see it. */
+/* A call, as infer, kernel and compose see it. */
 typedef struct pd_call {
     const struct pd_def *def;
     const void *attrs;
-    pd_tensor **in;              /* [borrowed] after promotion; NULL where an optional one is missing */
-    pd_tensor *out[PD_MAX_OUTS]; /* infer: shells to give geometry; kernel: allocated; compose: to be set, [new] */
+    pd_tensor **in;              /* [borrowed] after promotion; NULL: an optional one that is missing */
+    pd_tensor *out[PD_MAX_OUTS]; /* in infer: shells without geometry; in kernel: allocated; compose sets them, [new] */
     int nin, nout;
-    pd_tensor *destination; /* [borrowed] where output 0, a gradient, may be made; NULL: anywhere */
-    bool wants; /* it will be recorded: a compose with a gradient of its own may prepare it */
+    pd_tensor *destination; /* [borrowed] where output 0, a gradient, should be made; NULL: anywhere */
+    bool wants; /* the call will be recorded, so a compose that has its own gradient may prepare it */
     void *scratch;
 } pd_call;
 
@@ -108,21 +108,21 @@ typedef struct pd_op {
     uint32_t save, flags;
     size_t attrs; /* sizeof the attrs struct: checked against the signature */
     int nout;          /* 0 means 1; a compose may give fewer or more */
-    int visible;       /* outputs that a caller sees, the rest serve the gradient; 0 means all */
-    const char *names; /* of several visible outputs, for the named tuple: "values indices" */
-    const struct pd_op *elementwise; /* what a call is whose second argument is a tensor: max(x, y) is maximum(x, y) */
-    /* Sets dtype, size and strides of out[] (pd_out_*), checks the inputs. A view op also sets storage by
+    int visible;       /* how many outputs a caller sees, the others serve the gradient; 0 means all */
+    const char *names; /* names of several visible outputs, for the named tuple: "values indices" */
+    const struct pd_op *elementwise; /* called if the second argument is a tensor: max(x, y) is maximum(x, y) */
+    /* Checks the inputs and sets dtype, size and strides of out[] (pd_out_*). A view op also sets the storage, by
        pd_tensor_view_of. */
     pd_status (*infer)(pd_call *c);
-    /* Exactly one of these two, except for views, which have neither. Kernels never allocate: scratch says what they
+    /* An op has one of these two; a view has neither. Kernels never allocate: `scratch` says how many bytes they
        need. */
     pd_status (*kernel)(const pd_call *c);
     pd_status (*compose)(pd_call *c);
     size_t (*scratch)(const pd_call *c);
-    /* Nanoseconds of work on one core, where it is not about numel: decides on giving up the GIL. */
+    /* Nanoseconds of work on one core, if that is not about numel. It decides whether the call gives up the GIL. */
     double (*work)(const pd_call *c);
-    /* From the gradients of the outputs to those of the inputs. vjp uses only ops, so that it can be differentiated
-       again; vjp_fast may call kernels and runs when create_graph is false. */
+    /* Compute the inputs' gradients from the outputs' gradients. vjp uses only ops, so that it can be differentiated
+       again; vjp_fast may call kernels and runs if create_graph is false. */
     void (*vjp)(struct pd_vjp *v);
     void (*vjp_fast)(struct pd_vjp *v);
 } pd_op;
@@ -150,28 +150,28 @@ typedef enum pd_type {
 typedef struct pd_param {
     char name[24];
     pd_type type;
-    int n;            /* of int[n] */
+    int n;            /* the n of int[n] */
     int input;        /* index into in[], or -1 */
     int attr;         /* byte offset into attrs, or -1 */
     bool optional;    /* has a default */
     char choices[64]; /* "none|mean|sum" */
 } pd_param;
 
-/* An op as registered: descriptor + parsed signature. */
+/* A registered op: descriptor and parsed signature. */
 typedef struct pd_def {
     const pd_op *op;
     char name[40];
     int nparams, ninputs; /* a list counts as one input here; pd_call.nin counts its tensors */
-    bool on_complex;      /* it takes complex tensors (ops/complex.def) */
+    bool on_complex;      /* the op takes complex tensors (ops/complex.def) */
     int list;             /* index of the list param's first tensor in in[], or -1 */
     pd_param params[PD_MAX_PARAMS];
-    uint64_t defaults[PD_MAX_ATTRS / 8]; /* attrs with every default filled in */
+    uint64_t defaults[PD_MAX_ATTRS / 8]; /* attrs with all defaults filled in */
 } pd_def;
 
-/* Parses op->sig into def; PD_E_VALUE names what is wrong with it (a bug, found by the tests). */
+/* Parses op->sig into def. PD_E_VALUE: the signature is wrong, which is a bug that tests find. */
 pd_status pd_def_init(pd_def *def, const pd_op *op);
 
-/* Text of the parameter's default, as Python would write it; "" where there is none. */
+/* The text of the parameter's default, as in Python; "" if it has none. */
 void pd_param_default(const pd_def *def, const pd_param *p, char *to, size_t size);
 
 /* Helpers for infer. */

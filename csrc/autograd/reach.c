@@ -1,4 +1,4 @@
-/* What a run reaches, and which node is the next. */
+/* What a run reaches, and which node comes next. */
 #include <string.h>
 
 #include "autograd/engine_impl.h"
@@ -49,7 +49,7 @@ static pd_status has_run(const entry *e) {
                    "discovered before)", e->node ? pd_node_name(e->node) : "a leaf");
 }
 
-/* Depth first with a stack of our own; `needed` is known when all that follows from a node is. */
+/* Walks depth first with a stack of its own. `needed` of a node is known once it is known for all that it leads to. */
 typedef struct frame { uint32_t index; int edge; } frame;
 
 pd_status pd_run_reach(pd_run *r, uint32_t root) {

@@ -2,13 +2,14 @@
 #include "autograd/tape.h"
 #include "base/mem.h"
 
-/* The base after `inner` wrote one of its views: grad of the old base = grad with the view's part replaced by what
-   inner passes back. The inputs are inner's, with the old base in the place of the view. */
+/* The node of the base after `inner` has written one of its views. The gradient of the old base is the gradient in
+   which the view's part is replaced by what inner passes back. The inputs are inner's, with the old base in place of
+   the view. */
 typedef struct slices {
     int written;         /* which input */
     pd_node *inner;      /* [strong] */
     pd_tensor *view;     /* [strong] geometry only: an alias */
-    pd_tensor *base;     /* [strong] likewise */
+    pd_tensor *base;     /* [strong] also an alias, for its geometry */
 } slices;
 
 static void slices_drop(pd_node *n) {
@@ -20,7 +21,7 @@ static void slices_drop(pd_node *n) {
     pd_free(s);
 }
 
-/* inner's own gradients for the part that it wrote; gin has room for its inputs. */
+/* Runs inner's gradient on the part that it wrote. gin has room for inner's inputs. */
 static void run_inner(pd_vjp *v, pd_node *inner, pd_tensor *g, pd_tensor **gin) {
     pd_vjp w = {.node = inner, .attrs = inner->attrs, .g = &g, .gin = gin, .create_graph = v->create_graph};
     inner->kind->run(&w);
@@ -31,8 +32,8 @@ static void run_inner(pd_vjp *v, pd_node *inner, pd_tensor *g, pd_tensor **gin) 
 static void slices_run(pd_vjp *v) {
     slices *s = v->node->extra;
     pd_tensor *t = NULL, *gin[PD_MAX_PARAMS] = {0}; /* in-place ops have fixed inputs */
-    /* A copy of g in the base's own layout, so that the view's strides address it. Ops throughout: recorded if need be.
-     */
+    /* A copy of g with the base's strides, so that the view's strides address it. Made by ops, which record it if need
+       be. */
     pd_status status = pd_engine.zeros_like(s->base, &t);
     pd_tensor *whole = pd_vjp_keep(v, status, t), *part, *g, *back;
     if (!whole || (v->status = pd_engine.write(whole, v->g[0]))) return;
@@ -77,7 +78,7 @@ static pd_status rebase_view(pd_node *n, pd_tensor *t, int written) {
     pd_node_retain(s->inner = n);
     PD_TRY_TO(fail, pd_tensor_alias(t, false, &s->view));
     PD_TRY_TO(fail, pd_tensor_alias(base, false, &s->base));
-    for (int i = 0; i < n->nin; i++) { /* inner's other edges also become the base's */
+    for (int i = 0; i < n->nin; i++) { /* the base gets inner's other edges, too */
         if (i == written) continue;
         cs->edges[i] = n->edges[i];
         if (n->edges[i].fn) pd_node_retain(n->edges[i].fn);
@@ -96,7 +97,7 @@ fail:
 pd_status pd_node_rebase(pd_node *n, pd_tensor *t, int written, int index) {
     if (!t->base) {
         PD_TRY(pd_node_own(n, index, t));
-        t->meta->rebased++; /* views of t are made anew when asked for */
+        t->meta->rebased++; /* histories of t's views are made anew when they are asked for */
         return PD_OK;
     }
     pd_node *fn;

@@ -2,7 +2,7 @@
 
 #include <string.h>
 
-enum { ROOM = 512 }; /* of a call's shapes; what does not fit is left out */
+enum { ROOM = 512 }; /* for the shapes of a call; those that do not fit are left out */
 
 typedef struct dims { int64_t v[ROOM]; size_t n; } dims;
 
@@ -21,7 +21,7 @@ static int64_t bytes_of(pd_tensor *const *t, int n) {
     return sum;
 }
 
-/* The results, one or more, come first, then the inputs. */
+/* `out`: one or more results. */
 static void end(const pd_timespan *s, pd_timespan_kind kind, const char *name, int64_t bytes, pd_tensor *const *out,
                 int nout, pd_tensor *const *in, int nin) {
     dims d;
@@ -34,7 +34,7 @@ static void end(const pd_timespan *s, pd_timespan_kind kind, const char *name, i
     pd_timespan_close(s, kind, name, bytes, d.v, d.n, NULL);
 }
 
-/* What other ops do counts there. */
+/* Work that an op does by calling other ops is counted by those. */
 void pd_timespan_end_op(const pd_timespan *s, pd_timespan_kind kind, const pd_def *def, pd_tensor *const *in, int nin,
                    pd_tensor *const *out, int nout) {
     int64_t bytes = def->op->kernel ? bytes_of(in, nin) + bytes_of(out, nout) : 0;
@@ -43,7 +43,7 @@ void pd_timespan_end_op(const pd_timespan *s, pd_timespan_kind kind, const pd_de
 
 void pd_timespan_end_node(const pd_timespan *s, const pd_vjp *v) {
     const pd_node *n = v->node;
-    bool own = n->def && n->def->op->vjp_fast && !v->create_graph; /* it calls kernels, not ops */
+    bool own = n->def && n->def->op->vjp_fast && !v->create_graph; /* this gradient calls kernels, not ops */
     int64_t bytes = own ? bytes_of(v->g, n->nout) + bytes_of(v->gin, n->nin) : 0;
     for (int i = 0; own && i < n->nsaved; i++)
         if (n->saved[i].t) bytes += (int64_t)pd_tensor_bytes(n->saved[i].t);

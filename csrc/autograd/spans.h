@@ -1,5 +1,4 @@
-/* What the profiler is told of ops and nodes: bytes moved, and shapes where it wants them. Only called while it is
-   on. */
+/* Tells the profiler about ops and nodes: bytes moved, and shapes if it wants them. Only called while it is on. */
 #ifndef PD_AUTOGRAD_SPANS_H
 #define PD_AUTOGRAD_SPANS_H
 

@@ -17,10 +17,10 @@ int64_t pd_node_live(void) { return live; }
 
 /* ---- meta -------------------------------------------------------------------------------------------------------- */
 
-/* Held for a few instructions, over no call: a thread may wait for it with the host's lock. */
+/* Held for a few instructions and over no call, so a thread may wait for it with the host's lock held. */
 static pthread_mutex_t grads = PTHREAD_MUTEX_INITIALIZER;
 
-/* [new] the .grad of *m, read under the lock; *m NULL: none. */
+/* [new] the .grad of *m, read under the lock; NULL if *m is NULL. */
 static pd_tensor *read_grad(pd_meta *const *m) {
     pthread_mutex_lock(&grads);
     pd_tensor *g = *m ? (*m)->grad : NULL;
@@ -29,14 +29,14 @@ static pd_tensor *read_grad(pd_meta *const *m) {
     return g;
 }
 
-/* g, or, where *m is NULL by now, nothing. */
+/* Makes g the .grad if that is still `was`. If *m is NULL by now, there is no .grad. */
 static bool swap_grad(pd_meta *const *m, const pd_tensor *was, pd_tensor *g) {
     pthread_mutex_lock(&grads);
     pd_tensor *old = *m ? (*m)->grad : g;
     bool same = !*m || old == was;
     if (*m && same) (*m)->grad = g;
     pthread_mutex_unlock(&grads);
-    if (same) pd_tensor_release(old); /* may run code of the host's */
+    if (same) pd_tensor_release(old); /* may run Python code */
     return same;
 }
 
@@ -55,7 +55,7 @@ static void drop_retained(void *retained) {
     if (atomic_fetch_sub(&r->refs, 1) == 1) pd_free(r);
 }
 
-/* All but .grad, which is given to the caller: [new] or NULL. */
+/* Drops all but .grad, which the caller gets: [new] or NULL. */
 static pd_tensor *drop_rest(pd_meta *m) {
     if (m->retained) {
         pthread_mutex_lock(&grads);
@@ -73,7 +73,8 @@ static pd_tensor *drop_rest(pd_meta *m) {
 }
 
 static void drop_meta(pd_meta *m) {
-    /* .grad of .grad of ..., hooks that hold tensors with hooks: by a loop, as nodes (pd_node_release). */
+    /* A .grad may have a .grad, and a hook may hold tensors with hooks: a loop frees them all, as in
+       pd_node_release. */
     static _Thread_local pd_meta *dying;
     static _Thread_local bool looping;
     if (!m->grad && !m->hooks) {
@@ -113,7 +114,7 @@ bool pd_tensor_wants_grad(const pd_tensor *t) {
 
 static pd_status keep_grad(void *retained, void *grad) {
     pd_retained *r = retained;
-    for (;;) { /* again where another thread was faster */
+    for (;;) { /* again if another thread was faster */
         pd_tensor *g = *(pd_tensor **)grad, *old = read_grad(&r->meta), *sum = NULL;
         pd_status status = old ? pd_engine.add(old, g, &sum) : pd_engine.clone(g, &sum);
         bool done = !status && swap_grad(&r->meta, old, sum);
@@ -131,7 +132,7 @@ static pd_status hook_retained(pd_retained *r, pd_node *fn, int index) {
     return status;
 }
 
-/* fn, or NULL, and what retain_grad() hung on the old one. */
+/* Makes fn (or NULL) the grad_fn, and moves the hook of retain_grad() to it. */
 static pd_status set_grad_fn(pd_meta *m, pd_node *fn, int index) {
     pd_retained *r = m->retained;
     if (r && fn != m->grad_fn) {
@@ -143,7 +144,7 @@ static pd_status set_grad_fn(pd_meta *m, pd_node *fn, int index) {
     if (fn) pd_node_retain(fn);
     m->grad_fn = fn;
     m->index = index;
-    pd_node_release(old); /* may run code of the host's */
+    pd_node_release(old); /* may run Python code */
     return PD_OK;
 }
 
@@ -167,7 +168,7 @@ void pd_tensor_detach(pd_tensor *t) {
 pd_status pd_tensor_history(pd_tensor *t, pd_node **fn, int *index) {
     pd_meta *m = t->meta;
     if (t->base && t->base->meta && t->base->meta->rebased != (m ? m->base_rebased : 0)) {
-        /* The base was written through some view: t is now a view of that result. */
+        /* The base was written through a view, so t is now a view of that result. */
         pd_tensor *fresh;
         bool mode = pd_grad_mode;
         pd_grad_mode = true;
@@ -208,7 +209,7 @@ pd_status pd_tensor_retain_grad(pd_tensor *t) {
 
 pd_status pd_node_new(const pd_node_kind *kind, const pd_def *def, const void *attrs, size_t attr_bytes,
                       pd_tensor *const *in, int nin, int nout, int nsaved, pd_node **out) {
-    /* One block: node | edges | saved | attrs | sizes of the inputs. */
+    /* One block of memory: node | edges | saved | attrs | sizes of the inputs. */
     size_t dims = 0;
     for (int i = 0; i < nin; i++) dims += in[i] ? (size_t)in[i]->ndim : 0;
     size_t edges = sizeof(pd_node), saved = edges + (size_t)nin * sizeof(pd_edge),
@@ -254,7 +255,7 @@ pd_status pd_node_new(const pd_node_kind *kind, const pd_def *def, const void *a
 }
 
 void pd_node_release(pd_node *n) {
-    /* Whoever drops the last reference first becomes the one loop that frees all that follows from it. */
+    /* The first call that drops a last reference runs the loop; nested calls only put their node into its list. */
     static _Thread_local pd_node *dying;
     static _Thread_local bool looping;
     if (!n || atomic_fetch_sub_explicit(&n->refs, 1, memory_order_acq_rel) != 1) return;
@@ -264,7 +265,7 @@ void pd_node_release(pd_node *n) {
     looping = true;
     while ((n = dying)) {
         dying = n->next;
-        pd_node_drop_saved(n); /* nobody reads it: who does has a reference */
+        pd_node_drop_saved(n); /* nobody reads it, since readers hold a reference */
         for (int i = 0; i < n->nin; i++) {
             pd_node_release(n->edges[i].fn);
             pd_tensor_release(n->edges[i].leaf);

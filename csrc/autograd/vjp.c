@@ -1,4 +1,4 @@
-/* What nodes save, and what a vjp sees of it. */
+/* What nodes save, and what a vjp gets of it. */
 #include <string.h>
 
 #include "autograd/tape.h"
@@ -6,7 +6,7 @@
 
 /* ---- saving ------------------------------------------------------------------------------------------------------ */
 
-/* [new] a shell of t's dtype and geometry. */
+/* [new] a shell with t's dtype and geometry. */
 static pd_status shell_of(const pd_tensor *t, pd_tensor **out) {
     PD_TRY(pd_tensor_shell(out));
     (*out)->dtype = t->dtype;
@@ -17,7 +17,7 @@ static pd_status shell_of(const pd_tensor *t, pd_tensor **out) {
     return PD_OK;
 }
 
-/* What the hook made of t takes its place; dtype and geometry stay. */
+/* Keeps the hook's replacement of t, with t's dtype and geometry. */
 static pd_status pack(pd_saved *s, pd_tensor *t, bool is_out) {
     pd_tensor *given = NULL;
     PD_TRY(shell_of(t, &s->t));
@@ -43,7 +43,7 @@ pd_status pd_node_save(pd_node *n, int slot, pd_tensor *t, bool is_out, int inde
     if (__builtin_expect(pd_saved_hooked, 0) && pd_saved_pack && !(n->def && n->def->op->flags & PD_SAVES_GEOMETRY))
         return pack(s, t, is_out);
     s->version = pd_tensor_version(t);
-    bool geometry = n->def && n->def->op->flags & PD_SAVES_GEOMETRY; /* as it is now, whatever `.data =` makes of t */
+    bool geometry = n->def && n->def->op->flags & PD_SAVES_GEOMETRY; /* as it is now: `.data =` may change t */
     if (index < 0 || (!is_out && n->edges[index].leaf && !geometry)) pd_tensor_retain(s->t = t);
     else PD_TRY(pd_tensor_alias(t, false, &s->t));
     return PD_OK;
@@ -123,7 +123,7 @@ static pd_status check_version(const pd_node *n, const pd_saved *s) {
                    pd_tensor_shape(s->t), version, s->version);
 }
 
-/* [new] t's values, laid out like `as`. */
+/* [new] t's values with the strides of `as`. */
 static pd_status laid_out(pd_tensor *t, const pd_tensor *as, pd_tensor **out) {
     PD_TRY(shell_of(as, out));
     pd_status status = pd_tensor_allocate(*out);
@@ -132,7 +132,7 @@ static pd_status laid_out(pd_tensor *t, const pd_tensor *as, pd_tensor **out) {
     return status;
 }
 
-/* [new] what the hooks give back for a packed tensor: as it was, and laid out so where that is dense. */
+/* [new] the tensor that the hook returns for a packed one, with the saved strides if they are dense. */
 static pd_status call_unpack(const pd_node *n, const pd_saved *s, pd_tensor **out) {
     pd_tensor *t = NULL, *copy = NULL;
     PD_TRY(s->packed->call(s->packed->ctx, &t));
@@ -148,14 +148,14 @@ static pd_status call_unpack(const pd_node *n, const pd_saved *s, pd_tensor **ou
     else if (memcmp(t->stride, s->t->stride, sizeof *t->stride * (size_t)t->ndim) &&
              pd_shape_is_dense(t->ndim, t->size, s->t->stride))
         status = laid_out(t, s->t, &copy);
-    else if (s->index >= 0) status = pd_tensor_alias(t, false, &copy); /* its history is the node's to give */
+    else if (s->index >= 0) status = pd_tensor_alias(t, false, &copy); /* the node gives it its history */
     else pd_tensor_retain(copy = t);
     pd_tensor_release(t);
     *out = copy;
     return status;
 }
 
-/* [new] s->t with its history: of an output this node, of an input where the edge leads. */
+/* [new] s->t with its history: this node for an output, the edge's end for an input. */
 static pd_status restore(pd_node *n, const pd_saved *s, pd_tensor **out) {
     pd_edge e = s->is_out ? (pd_edge){.fn = n, .index = s->index} : s->index < 0 ? (pd_edge){0} : n->edges[s->index];
     if (e.leaf && (s->packed || s->t->requires_grad)) {
@@ -188,7 +188,7 @@ static pd_tensor *find(const pd_vjp *v, const pd_saved *s) {
     return v->unpacked ? v->unpacked[s - v->node->saved] : NULL;
 }
 
-/* The same for each vjp that asks: hooks are called once for a slot. */
+/* The tensor of a slot; hooks are called once for a slot, however often it is asked for. */
 static pd_tensor *unpack_once(pd_vjp *v, const pd_saved *s) {
     pd_tensor *t = find(v, s);
     if (t) return t;
