@@ -9,7 +9,7 @@ import pytest
 
 FOLDER = Path(__file__).resolve().parents[2] / "notebooks"
 TUTORIALS = sorted(FOLDER.glob("*.ipynb"))
-NAMES = ["01_train", "02_data_parallel", "03_a_rank_dies"]
+NAMES = ["01_train", "02_data_parallel", "03_a_rank_dies", "04_mixed_precision"]
 
 # What differs from run to run: times, process ids, ports, addresses in memory, the name of a cell's file.
 CHANCE = re.compile(r"\d+(\.\d+)? ?(s|ms|us|MB|GB/s)\b|\bpid \d+|:\d{4,5}\b|0x[0-9a-f]+|\b\d{6,}\.py\b")
