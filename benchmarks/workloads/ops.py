@@ -1,4 +1,5 @@
-"""Single ops at sizes from 1 Ki to 16 Mi elements, as expressions. tests/lib/op_samples.py has small calls of every op."""
+"""Single ops at sizes from 1 Ki to 16 Mi elements, as expressions: OPS is what `python -m benchmarks ops` measures, and
+tests/ops/test_ops.py compares its bits for several numbers of threads. tests/lib/op_samples.py has small calls of every op."""
 
 import ast
 from math import isqrt
@@ -87,6 +88,16 @@ OPS = {
 }
 
 
+def prepared(lib, name, size):
+    """(function without arguments, tensors that it uses) for one call of OPS[name] on about `size` elements."""
+    make, expression = OPS[name]
+    lib.manual_seed(0)
+    scope = make(lib, size)
+    call = eval(f"lambda: {expression}", {"lib": lib, "F": lib.nn.functional, **scope})
+    names = {node.id for node in ast.walk(ast.parse(expression)) if isinstance(node, ast.Name)}
+    return call, [value for name, value in scope.items() if name in names and hasattr(value, "numel")]
+
+
 def _bytes(value):
     if isinstance(value, (tuple, list)):
         return sum(map(_bytes, value))
@@ -97,12 +108,7 @@ class Op:
     """step() is one call, with `backward` and its gradients; bytes: of the tensors that one call reads and writes."""
 
     def __init__(self, lib, name, size, backward):
-        make, expression = OPS[name]
-        lib.manual_seed(0)
-        scope = make(lib, size)
-        call = eval(f"lambda: {expression}", {"lib": lib, "F": lib.nn.functional, **scope})
-        names = {node.id for node in ast.walk(ast.parse(expression)) if isinstance(node, ast.Name)}
-        used = [value for name, value in scope.items() if name in names and hasattr(value, "numel")]
+        call, used = prepared(lib, name, size)
         self.bytes = _bytes(used) + _bytes(call())
         self.step = _with_gradients(call, used) if backward else call
 

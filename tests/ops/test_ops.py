@@ -1,5 +1,5 @@
 """Every op of the table by its samples (op_samples.py): an fp64 reference, finite differences of first and second order,
-in-place and out= forms, integers, special values, the same bits for 1 and 2 threads. tests/gpu compares a GPU's kernels with the CPU's by the same samples."""
+in-place and out= forms, integers, special values; the same bits for any number of threads. tests/gpu compares a GPU's kernels with the CPU's by the same samples."""
 
 import itertools
 import math
@@ -33,6 +33,9 @@ from lib.op_samples import (
 )  # fmt: skip
 from lib.package import COMPARED
 from pydist import _C
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from benchmarks.workloads.ops import OPS, prepared
 
 try:
     import torch
@@ -734,13 +737,25 @@ def test_batch_norm_of_16_bits(dtype, params, layout):
 
 
 @contextmanager
-def threads(n):
-    before = pydist.get_num_threads()
-    pydist.set_num_threads(n)
+def settings(threads, dtype):
+    before = pydist.get_num_threads(), pydist.get_default_dtype()
+    pydist.set_num_threads(threads)
+    pydist.set_default_dtype(getattr(pydist, dtype))
     try:
         yield
     finally:
-        pydist.set_num_threads(before)
+        pydist.set_num_threads(before[0])
+        pydist.set_default_dtype(before[1])
+
+
+def benchmarked():
+    """(name, function without arguments, tensors) as op_samples.cases(), for the list of benchmarks."""
+    for name in OPS:
+        run, tensors = prepared(pydist, name, 1 << 17)
+        if not name.endswith("_") and "batch_norm" not in name:  # these write what they are given
+            for t in tensors:
+                t.requires_grad_(t.is_floating_point())
+        yield f"benchmarks: {name}", run, tensors
 
 
 @pytest.mark.parametrize("dtype", ["float32"] + ["float64"] * LONG)
@@ -750,10 +765,10 @@ def test_same_bits_for_any_number_of_threads(dtype, counts=(1, 2, 3) if LONG els
 
     results = []
     for n in counts:
-        with threads(n):
+        with settings(n, dtype):
             pydist.manual_seed(1)
             found = {}
-            for name, run, tensors in cases(pydist, dtype, grad=True):
+            for name, run, tensors in itertools.chain(cases(pydist, dtype, grad=True), benchmarked()):
                 out = as_list(run())
                 found[name] = [bits(o) for o in out]
                 if out[0].requires_grad:
@@ -762,7 +777,7 @@ def test_same_bits_for_any_number_of_threads(dtype, counts=(1, 2, 3) if LONG els
                     found[name + " backward"] = [bits(g) for g in pydist.grad(out[0], inputs, g)]
             results.append(found)
     differ = {name for other in results[1:] for name in other if other[name] != results[0][name]}
-    assert not differ and len(results[0]) > 1.5 * len(LARGE)
+    assert not differ and len(results[0]) > 1.5 * (len(LARGE) + len(OPS))
 
 
 @pytest.mark.skipif(not LONG, reason="takes long: .ci/full runs it")
