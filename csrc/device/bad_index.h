@@ -1,6 +1,6 @@
-/* What a kernel finds wrong with the numbers that it reads: an index out of range. The CPU's kernels say so when they
-   return; those of a device, for which nobody waits, leave that place out and write it down where the host looks after
-   each launch and copy: the error then names the op that was at fault, and comes from the call that saw it. */
+/* An index out of range that a kernel has found. CPU kernels return it. Nobody waits for a device's kernels, so these
+   skip the place and store the index where the host looks after each launch and copy. The error is then raised by the
+   call that sees it, and names the op at fault. */
 #ifndef PD_DEVICE_BAD_INDEX_H
 #define PD_DEVICE_BAD_INDEX_H
 
@@ -12,7 +12,7 @@ typedef enum pd_bad_kind {
     PD_BAD_LABEL  /* label, row, classes, ignore_index */
 } pd_bad_kind;
 typedef struct pd_bad_index {
-    const char *op; /* lives on */
+    const char *op; /* [borrowed], never freed */
     pd_bad_kind kind;
     int64_t v[4];
 } pd_bad_index;

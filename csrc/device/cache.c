@@ -1,6 +1,6 @@
-/* Two-level bins of free blocks, four for each power of two, and a bit for each bin that has some: a block is found,
-   cut, freed and joined with its neighbours in constant time. Requests up to 1 MiB share segments of 2 MiB, those up to
-   10 MiB segments of 20 MiB, larger ones have one of their own size (PyTorch's numbers). */
+/* Free blocks are kept in bins, four for each power of two, with a bit for each bin that is not empty. So a block is
+   found, cut, freed and joined with its neighbours in constant time. Requests up to 1 MiB share segments of 2 MiB,
+   those up to 10 MiB segments of 20 MiB, larger ones get a segment of their own size (PyTorch's numbers). */
 #include "device/cache.h"
 
 #include <pthread.h>
@@ -12,20 +12,20 @@
 enum {
     BINS = 4 * 48,
     BUCKETS = 4096,
-    LOOK = 16 /* blocks of a bin that may be too small, before a larger bin is taken */
+    LOOK = 16 /* how many blocks of a bin, which may be too small, are looked at before a larger bin is used */
 };
 
-/* A stream that uses a block beside its own; once the block is freed or the stream gone, the event after which it does
-   not. */
+/* Another stream that uses a block. Once the block is freed or the stream is gone, the event after which the use
+   ends. */
 typedef struct use {
     void *stream, *event;
     struct use *next;
 } use;
 
-/* A part of a segment; the blocks of one segment are a list by address. */
+/* A part of a segment. The blocks of a segment form a list in the order of addresses. */
 typedef struct block {
     struct block *before, *after;        /* in memory; NULL: the segment's end */
-    struct block *last, *next;           /* in the bin; next alone: in the bucket of used ones */
+    struct block *last, *next;           /* in the bin; of used blocks only `next`, in their bucket */
     struct arena *arena;
     char *p;
     size_t bytes;
@@ -33,7 +33,8 @@ typedef struct block {
     use *uses;
 } block;
 
-/* The free blocks of a stream, small and large apart: small tensors that live long should not cut up large segments. */
+/* The free blocks of a stream, small and large ones apart, since small tensors that live long should not fragment large
+   segments. */
 typedef struct arena {
     void *stream;
     bool small;
@@ -49,13 +50,13 @@ struct pd_cache {
     const char *device;
     arena *arenas;
     block *used[BUCKETS];
-    block *waiting; /* freed, and still used by other streams */
-    int64_t pools, pool; /* how many there have been; the open one */
+    block *waiting; /* freed, but still used by other streams */
+    int64_t pools, pool; /* how many pools were made; the open one */
     void *pool_stream;
     pd_cache_stats stats;
 };
 
-static int bin_of(size_t bytes) { /* whose blocks have at least this lower bound: floor */
+static int bin_of(size_t bytes) { /* the bin in which a block of so many bytes is kept */
     int e = 63 - __builtin_clzll(bytes);
     return 4 * e + (int)(bytes >> (e - 2) & 3);
 }
@@ -92,7 +93,7 @@ static block *find(arena *a, size_t bytes) {
     return NULL;
 }
 
-/* Joins `b`, free and in no bin, with what follows it. */
+/* Joins `b`, which is free and in no bin, with the block after it if that is free. */
 static void join_next(block *b) {
     block *n = b->after;
     b->bytes += n->bytes;
@@ -112,7 +113,7 @@ static pd_status arena_of(pd_cache *c, void *stream, bool small, int64_t pool, a
     return PD_OK;
 }
 
-/* Makes a block free that no stream uses any more. */
+/* Frees a block that no stream uses any more. */
 static void let_go(block *b) {
     if (b->after && !b->after->used) {
         take_free(b->after);
@@ -126,7 +127,7 @@ static void let_go(block *b) {
     put_free(b);
 }
 
-/* Whether all streams that used a freed block are through. */
+/* Whether all streams that used a freed block are done with it. */
 static bool is_idle(pd_cache *c, block *b) {
     for (bool done = true; b->uses && done;) {
         use *u = b->uses;
@@ -154,7 +155,7 @@ static void give_back(pd_cache *c) {
         for (int k = 0; k < BINS && !a->pool; k++)
             for (block *b = a->bins[k], *next; b; b = next) {
                 next = b->next;
-                if (b->before || b->after) continue; /* some of its segment is used */
+                if (b->before || b->after) continue; /* a part of its segment is used */
                 take_free(b);
                 c->lib->give(b->p);
                 c->stats.reserved -= (int64_t)b->bytes;
@@ -186,7 +187,7 @@ static pd_status grow(pd_cache *c, arena *a, size_t bytes, block **out) {
     PD_TRY(pd_calloc(sizeof *b, "tensor", &b));
     int error = pd_fault_hit() ? 2 : c->lib->take(&p, size);
     if (error && !pd_fault_armed(PD_FAULT_MALLOC)) {
-        c->lib->failed(); /* or the next launch would be blamed */
+        c->lib->failed(); /* clears the error, or the next launch would be blamed */
         c->lib->wait();
         give_back(c);
         c->stats.retries++;
@@ -258,7 +259,7 @@ static block **find_used(pd_cache *c, const void *p) {
 static void note(pd_cache *c, use *u) {
     if (u->event || !(c->lib->event_new(&u->event, false) || c->lib->event_record(u->event, u->stream))) return;
     c->lib->failed();
-    c->lib->wait(); /* the hard way */
+    c->lib->wait(); /* waits for the whole device */
 }
 
 void pd_cache_forget(pd_cache *c, void *stream) {
@@ -268,7 +269,7 @@ void pd_cache_forget(pd_cache *c, void *stream) {
             for (use *u = b->uses; u; u = u->next) {
                 if (u->stream != stream) continue;
                 note(c, u);
-                u->stream = NULL; /* another one may get its place */
+                u->stream = NULL; /* a new stream may get the same address */
             }
     pthread_mutex_unlock(&c->lock);
 }
@@ -324,7 +325,7 @@ void pd_cache_pool_end(pd_cache *c) {
     pthread_mutex_unlock(&c->lock);
 }
 
-/* Every block of a becomes one of b. */
+/* Moves every block of arena a to arena b. */
 static void move_blocks(pd_cache *c, arena *a, arena *b) {
     for (int k = 0; k < BINS; k++)
         for (block *x; (x = a->bins[k]);) {
@@ -347,7 +348,7 @@ void pd_cache_pool_free(pd_cache *c, int64_t pool) {
             continue;
         }
         move_blocks(c, a, b);
-        for (at = &c->arenas; *at != a;) at = &(*at)->next; /* a new one may stand in front */
+        for (at = &c->arenas; *at != a;) at = &(*at)->next; /* a new arena may be in front of it */
         *at = a->next;
         pd_free(a);
     }

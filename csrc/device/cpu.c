@@ -1,11 +1,11 @@
-/* The CPU's memory: freed blocks are kept for the next tensor of about their size, since pages that the system has to
-   map and clear anew cost more than most kernels. Measured, four tensors made, computed and dropped: of 64 MiB, 70 ms
-   without and 23 ms with the cache; of 4 KiB, 1.33 and 1.07 us; the C library's own reuse is as good between 1 and 16
-   MiB only.
+/* The CPU's memory. Freed blocks are kept for the next tensor of about their size, since new pages, which the system
+   has to map and clear, cost more than most kernels. Measured for four tensors that are made, computed and dropped: of
+   64 MiB, 70 ms without and 23 ms with the cache; of 4 KiB, 1.33 and 1.07 us. The C library's own cache is as good only
+   between 1 and 16 MiB.
 
-   Sizes are rounded up to classes, four for each power of two; what a class adds at the end of a large block is never
-   touched. Free blocks of a class are a list through their first words. When the cache would exceed PYDIST_CACHE, it is
-   emptied first. */
+   Sizes are rounded up to classes, four for each power of two. The bytes that rounding adds to a large block are never
+   touched. The free blocks of a class form a list through their first words. Before the cache would exceed
+   PYDIST_CACHE, it is emptied. */
 #include <pthread.h>
 #include <stdatomic.h>
 
@@ -28,7 +28,7 @@ static void start(void) {
     int mib = pd_flags_get()->CACHE;
     limit = PD_KEEPS_FREED && mib > 0 ? (size_t)mib << 20 : 0;
     pthread_atfork(lock_cache, unlock_cache,
-                   unlock_cache); /* the child must not find it locked by a thread it does not have */
+                   unlock_cache); /* a thread that the child does not have must not hold the lock */
 }
 
 /* The class of `bytes`, and how many bytes its blocks have. */
@@ -89,7 +89,7 @@ static pd_status cpu_alloc(const pd_device *d, size_t bytes, void **out) {
     }
     if (!b) {
         pd_status status = pd_malloc_aligned(size, "tensor", &b);
-        if (status && pd_device_cpu_cached() && !pd_fault_armed(PD_FAULT_MALLOC)) { /* there is some after all */
+        if (status && pd_device_cpu_cached() && !pd_fault_armed(PD_FAULT_MALLOC)) { /* the cache has memory */
             pd_device_cpu_trim();
             status = pd_malloc_aligned(size, "tensor", &b);
         }

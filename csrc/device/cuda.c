@@ -13,7 +13,7 @@ enum { HELD = 16 };
 
 /* ---- the library ------------------------------------------------------------------------------------------------- */
 
-typedef size_t (*entry)(void); /* any of the table: size_t, so that one that says how much scratch it needs says none */
+typedef size_t (*entry)(void); /* stands for any entry; size_t, so that scratch sizes are 0 */
 
 static struct {
     const pd_cuda_library *lib;
@@ -30,10 +30,10 @@ static struct {
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
-/* What this thread's launches go to, and what its current op has got so far. */
+/* The device of this thread's launches, and the memory that its current op has got so far. */
 static _Thread_local struct {
-    int current, used; /* used: 1 + the device that the runtime was told */
-    uint64_t entered;  /* how often an op has turned to a device */
+    int current, used; /* used: 1 + the device that the runtime was set to */
+    uint64_t entered;  /* how often an op has entered a device */
     void *streams[PD_CUDA_DEVICES], *used_stream;
     void *held[HELD];
     int nheld;
@@ -139,7 +139,7 @@ const char *pd_cuda_built(void) { return pd_cuda_open() ? cuda.lib->built : ""; 
 
 pd_status pd_cuda_result(const char *op, int error) {
     if (!error) return PD_OK;
-    cuda.lib->failed(); /* told here, not once more by the next op */
+    cuda.lib->failed(); /* cleared, so that the next op does not report it again */
     return pd_fail(PD_E_RUNTIME, "%s: CUDA: %s (error %d)", op, cuda.lib->text(error), error);
 }
 
@@ -168,7 +168,7 @@ static void release(const pd_device *d, void *p, size_t bytes) {
     pd_cache_free(cuda.caches[d->index], p);
 }
 
-/* Freed while the launches that use them are still under way: the next user comes after those, on the same stream. */
+/* Frees them while launches that use them are still under way: the next user comes after those, on the same stream. */
 static void let_go(const pd_device *d) {
     while (here.nheld) pd_cache_free(cuda.caches[d->index], here.held[--here.nheld]);
 }
@@ -180,7 +180,7 @@ static pd_status scratch(const pd_device *d, size_t bytes, const char *op, void 
     return bytes ? hold(d, bytes, out) : PD_OK;
 }
 
-/* The first index out of range that a kernel has come upon since. */
+/* Fails if a kernel has found an index out of range since the last call. */
 static pd_status complaint(void) {
     pd_bad_index bad;
     return cuda.lib->bad_index(&bad) ? pd_bad_index_fail(&bad) : PD_OK;

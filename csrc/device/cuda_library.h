@@ -1,7 +1,7 @@
-/* What pydist._C and pydist/_cuda.so know of each other. The library holds what CUDA's compiler made, the kernels, and
-   the runtime (linked into it); _C opens it when the first device is asked for (cuda.c) and keeps everything else:
-   memory, errors, devices. tests/emulator builds the same sources for the CPU. Functions that return int give CUDA's
-   error, 0 for none. */
+/* The interface between pydist._C and pydist/_cuda.so. The library holds the kernels, compiled by CUDA's compiler, and
+   CUDA's runtime. _C opens it when the first device is asked for (cuda.c), and has all the rest: memory, errors,
+   devices. tests/emulator builds the same sources for the CPU. Functions that return int return CUDA's error; 0:
+   none. */
 #ifndef PD_DEVICE_CUDA_LIBRARY_H
 #define PD_DEVICE_CUDA_LIBRARY_H
 
@@ -13,32 +13,32 @@ typedef struct pd_cuda_properties {
     size_t memory;
 } pd_cuda_properties;
 
-/* What _C lends to the library: for kernels, which return nothing. */
+/* Functions of _C that kernels of the library call. */
 typedef struct pd_cuda_host {
-    /* Memory for the launches that follow in this op, 256-byte aligned, beside the op's own scratch; NULL: refused
-       already. */
+    /* Memory for the following launches of this op, aligned to 256 bytes, besides the op's scratch. NULL: there is
+       none, and the op has failed. */
     void *(*room)(size_t bytes);
-    void (*refuse)(pd_status kind, const char *text); /* the op that runs fails with "<op>: text" */
+    void (*refuse)(pd_status kind, const char *text); /* makes the running op fail with "<op>: text" */
 } pd_cuda_host;
 
 typedef struct pd_cuda_library {
-    uint64_t layout;   /* PD_KERNELS_LAYOUT: of the table and the functions' numbers; another one is another build's */
+    uint64_t layout;   /* PD_KERNELS_LAYOUT, which differs if the library is of another build */
     const char *built; /* "CUDA 13.0, sm_80 sm_90a" */
     const void *kernels;
     void (*start)(const pd_cuda_host *host);
     const char *(*text)(int error);
     int (*count)(int *devices);
     int (*properties)(int device, pd_cuda_properties *out);
-    int (*use)(int device, void *stream); /* of this thread, from now on */
-    int (*failed)(void);                  /* the error of the launches since, which is forgotten */
-    bool (*bad_index)(pd_bad_index *out); /* whether a kernel has found one since, which is forgotten */
-    int (*wait)(void);                    /* for all that the current device has been given */
+    int (*use)(int device, void *stream); /* for this thread, from now on */
+    int (*failed)(void);                  /* returns and clears the error of the launches so far */
+    bool (*bad_index)(pd_bad_index *out); /* returns and clears what a kernel has found; false: nothing */
+    int (*wait)(void);                    /* until the current device has done all its work */
     int (*memory)(size_t *left, size_t *total);
     int (*take)(void **out, size_t bytes);
     int (*give)(void *p);
-    int (*pin)(void **out, size_t bytes); /* memory of the host */
+    int (*pin)(void **out, size_t bytes); /* allocates pinned memory */
     int (*unpin)(void *p);
-    int (*copy)(void *to, const void *from, size_t bytes, void *stream); /* the pointers say which way */
+    int (*copy)(void *to, const void *from, size_t bytes, void *stream); /* the direction follows from the pointers */
     int (*stream_new)(void **out, int priority);
     int (*stream_free)(void *stream);
     int (*stream_wait)(void *stream);
@@ -50,8 +50,8 @@ typedef struct pd_cuda_library {
     int (*event_wait)(void *event);
     int (*event_done)(void *event, bool *out);
     int (*event_between)(void *from, void *to, float *milliseconds);
-    /* From begin to end the stream's work is written down and not done; the graph does it, any number of times. What
-       this thread draws at random meanwhile adds `past`, [2] in the device's memory, to its key's seed and call. */
+    /* Between begin and end the stream's work is captured and not run; the graph can run it any number of times. Random
+       draws of this thread in between add `past`, [2] in the device's memory, to their key's seed and call. */
     int (*capture_begin)(void *stream, const uint64_t *past);
     int (*capture_end)(void *stream, void **graph);
     int (*capturing)(void *stream, bool *out);

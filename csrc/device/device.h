@@ -1,7 +1,7 @@
-/* Where memory lives: one table per device. The CPU is the embedded default.
+/* Where memory lives and ops run: one table for each device. The CPU is always there.
 
-   An op runs where its inputs lie: pd_device_here is that device while it runs (autograd/apply.c, tape.c), and what is
-   made meanwhile, outputs, scratch, temporaries of a gradient, is made there, by that device's kernels (pd_here() in
+   An op runs on the device of its inputs. pd_device_here is that device while it runs (autograd/apply.c, tape.c);
+   outputs, scratch and temporaries of a gradient are made there, by that device's kernels (pd_here() in
    kernels/kernels.h). Outside of ops it is the CPU. */
 #ifndef PD_DEVICE_DEVICE_H
 #define PD_DEVICE_DEVICE_H
@@ -17,25 +17,26 @@ typedef struct pd_device {
     const char *name;          /* "cpu", "cuda:0" */
     pd_status (*alloc)(const struct pd_device *d, size_t bytes, void **out); /* aligned to 64 */
     void (*free)(const struct pd_device *d, void *p, size_t bytes);
-    /* The rest is NULL on the CPU, whose work is done when the call that asks for it returns. */
+    /* The rest is NULL for the CPU, which has done its work when a call returns. */
     const void *kernels;       /* pd_kernels; NULL: the CPU's, by instruction set */
     pd_status (*enter)(const struct pd_device *d);                 /* this thread's launches go to d from now on */
     pd_status (*check)(const struct pd_device *d,
-                       const char *op); /* what went wrong in the launches since, as far as is known */
+                       const char *op); /* the errors of the launches since, as far as they are known */
     pd_status (*scratch)(const struct pd_device *d, size_t bytes, const char *op,
-                         void **out); /* as pd_scratch, for the launches that follow */
-    /* Bytes between d and the host or within d, in the order of the launches; `wait`: until they are there. */
+                         void **out); /* like pd_scratch, for the launches that follow */
+    /* Copies bytes between d and the host or within d, in the order of the launches. `wait`: until it is done. */
     pd_status (*copy)(const struct pd_device *d, pd_transfer way, void *to, const void *from, size_t bytes, bool wait);
 } pd_device;
 
 extern const pd_device pd_device_cpu;
 extern _Thread_local const pd_device *pd_device_here; /* never NULL */
 
-int64_t pd_device_cpu_bytes(void);  /* that CPU tensors hold now */
-int64_t pd_device_cpu_cached(void); /* bytes of freed blocks that wait for the next tensor (PYDIST_CACHE) */
+int64_t pd_device_cpu_bytes(void);  /* held by CPU tensors now */
+int64_t pd_device_cpu_cached(void); /* bytes of freed blocks that are kept for the next tensor (PYDIST_CACHE) */
 void pd_device_cpu_trim(void);      /* gives them back to the system */
 
-/* Makes d the place of what runs next, unless it fails; *was is to be put back into pd_device_here either way. */
+/* Makes d the device of what runs next, unless it fails. The caller puts *was back into pd_device_here in either
+   case. */
 static inline pd_status pd_device_enter(const pd_device *d, const pd_device **was) {
     *was = pd_device_here;
     if (d->enter) PD_TRY(d->enter(d));

@@ -7,8 +7,8 @@
 
 typedef struct point {
     void *event;
-    uint64_t work;  /* how often the thread had turned to a device by then */
-    uint32_t spare; /* the next one that nobody holds */
+    uint64_t work;  /* how often the thread had entered a device by then */
+    uint32_t spare; /* the next free one */
     int device;
 } point;
 
@@ -16,14 +16,14 @@ static struct {
     pthread_mutex_t lock; /* of all below */
     point *points;        /* number 1 is the first */
     size_t count, cap;
-    uint32_t spare[PD_CUDA_DEVICES], base[PD_CUDA_DEVICES]; /* base: at which time counts from base_ns */
+    uint32_t spare[PD_CUDA_DEVICES], base[PD_CUDA_DEVICES]; /* base: the point whose time is base_ns */
     int64_t base_ns[PD_CUDA_DEVICES], start_ns;
 } p = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
-/* With the lock held; NULL for a number that is none. */
+/* Needs the lock. NULL: there is no point of this number. */
 static point *at(uint32_t number) { return number && number <= p.count ? &p.points[number - 1] : NULL; }
 
-/* With the lock held; the device is the runtime's current one. */
+/* Needs the lock. The device is the runtime's current one. */
 static uint32_t take(int device) {
     uint32_t number = p.spare[device];
     if (number) {
@@ -43,7 +43,7 @@ static void give_back(uint32_t number) {
     p.spare[a->device] = number;
 }
 
-/* Where this thread's work goes; -1: nowhere that has a time. */
+/* The device and stream of this thread's work; -1: none that has times. */
 static int device_now(void **stream, uint64_t *work) {
     const pd_device *d;
     int device = pd_cuda_in_use(work);
@@ -111,7 +111,7 @@ pd_status pd_gpu_points_start(void) {
     pthread_mutex_unlock(&p.lock);
     PD_TRY(pd_cuda_device("profiler", pd_cuda_in_use(&work), &d));
     PD_TRY(pd_cuda_wait(d, "profiler"));
-    pd_gpu_point_after(pd_gpu_point()); /* the device's base, while it is idle */
+    pd_gpu_point_after(pd_gpu_point()); /* makes the device's base point while the device is idle */
     return PD_OK;
 }
 

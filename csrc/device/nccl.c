@@ -30,7 +30,7 @@ static pd_status open_library(void) {
     int version = 0;
     Dl_info info;
     PD_TRY(pd_nvidia_open(&library, pd_flags_get()->NCCL, symbols, &handle));
-    if (dladdr((void *)(uintptr_t)nccl.table.GetVersion, &info)) /* which of the paths it was */
+    if (dladdr((void *)(uintptr_t)nccl.table.GetVersion, &info)) /* which file was opened */
         snprintf(nccl.where, sizeof nccl.where, "%s", info.dli_fname);
     int result = nccl.table.GetVersion(&version);
     if (result || version < PD_NCCL_OLDEST)

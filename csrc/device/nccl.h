@@ -1,9 +1,9 @@
-/* NCCL's library, opened at first use: _C is linked with nothing of CUDA, so these are own declarations of what it
-   uses. They fit every NCCL from 2.27 on: it fills in what an older caller's configuration lacks. Functions return
-   NCCL's result, PD_NCCL_OK for none.
+/* NCCL's library, opened at first use. _C is not linked with CUDA, so this header declares what it uses. The
+   declarations fit every NCCL from 2.27 on, which fills in what an older caller's configuration lacks. Functions return
+   NCCL's result; PD_NCCL_OK: no error.
 
-   Looked for as nvidia.h says, PYDIST_NCCL first; the wheels are nvidia-nccl-cu13 and -cu12. It is never closed: it has
-   threads of its own. */
+   nvidia.h says where it is searched; PYDIST_NCCL comes first, the wheels are nvidia-nccl-cu13 and -cu12. It is never
+   closed, since it has threads of its own. */
 #ifndef PD_DEVICE_NCCL_H
 #define PD_DEVICE_NCCL_H
 
@@ -16,7 +16,7 @@ enum { PD_NCCL_SUM, PD_NCCL_PRODUCT, PD_NCCL_MAX, PD_NCCL_MIN };
 enum {
     PD_NCCL_I8, PD_NCCL_U8, PD_NCCL_I32, PD_NCCL_I64 = 4, PD_NCCL_F16 = 6, PD_NCCL_F32, PD_NCCL_F64, PD_NCCL_BF16
 };
-#define PD_NCCL_HOST_SCALAR 1 /* the factor of a PreMulSum is read when it is made */
+#define PD_NCCL_HOST_SCALAR 1 /* a PreMulSum's factor is read when the PreMulSum is made */
 
 typedef struct pd_nccl_id { char bytes[128]; } pd_nccl_id;
 
@@ -63,13 +63,13 @@ typedef struct pd_nccl_library {
 #undef PD_NCCL_FUNCTION
 } pd_nccl_library;
 
-/* PD_E_RUNTIME: "<op>: NCCL: ...", with what was tried and how to get it. */
+/* PD_E_RUNTIME: "<op>: NCCL: ...", with what was tried and how to install it. */
 pd_status pd_nccl_open(const char *op, const pd_nccl_library **out);
-int pd_nccl_version(void);        /* of the library that is open: 22809; 0: none is */
-const char *pd_nccl_where(void);  /* the file that it came from; "" likewise */
-/* Makes a communicator of one rank on the calling thread's device, and ends it. PD_E_DIST: with NCCL's own words. */
+int pd_nccl_version(void);        /* of the open library: 22809; 0: none is open */
+const char *pd_nccl_where(void);  /* the file that it came from; "": none is open */
+/* Makes and ends a communicator of one rank on the calling thread's device. PD_E_DIST quotes NCCL's text. */
 pd_status pd_nccl_probe(const char *op);
-/* PD_OK, or PD_E_DIST "<op>: NCCL: <what result means> (its last words)". comm: NULL where there is none. */
+/* PD_OK, or PD_E_DIST "<op>: NCCL: <what result means> (NCCL's last message)". comm: NULL if there is none. */
 pd_status pd_nccl_result(const char *op, int result, void *comm);
 
 #endif

@@ -1,8 +1,8 @@
 /* NVIDIA's libraries, opened when they are first needed: nothing of ours is linked against them.
 
-   Tried in this order: the file that a flag names, the copy that this process has loaded already (two of them would not
-   know of each other), the folders of pip's wheels (py/ hands over where packages named nvidia lie), what the system's
-   loader finds, /usr/local/cuda. */
+   They are tried in this order: the file that a flag names; the copy that this process has loaded already, since two
+   copies would not know of each other; pip's wheels, in the folders that py/ gives; the system's loader;
+   /usr/local/cuda. */
 #ifndef PD_DEVICE_NVIDIA_H
 #define PD_DEVICE_NVIDIA_H
 
@@ -18,13 +18,13 @@ typedef struct pd_nvidia {
     const char *wheel;    /* what to install: "nvidia-cublas" */
 } pd_nvidia;
 
-/* Folders that hold the wheels' ones, .../site-packages/nvidia; copied. */
+/* Sets the folders of wheels, such as .../site-packages/nvidia. They are copied. */
 void pd_nvidia_paths(const char *const *folders, int count);
-/* [new] never given back. `given`: the flag's value; "none" asks for no library. PD_E_RUNTIME names the wheel and what
-   was tried. */
+/* Opens a library for good. `given`: the flag's value; "none": no library. PD_E_RUNTIME names the wheel and what was
+   tried. */
 pd_status pd_nvidia_open(const pd_nvidia *what, const char *given, const pd_dl_symbol *symbols, void **handle);
 
-/* A library that serves by a handle for each device; where it does not, something of ours does. */
+/* A library that is used by a handle for each device. If it is not there, code of ours does its work. */
 typedef struct pd_nvidia_server {
     pd_nvidia library;
     const char *instead; /* "our own products" */
@@ -37,11 +37,11 @@ typedef struct pd_nvidia_server {
     char version[32], why[PD_ERROR_TEXT];
 } pd_nvidia_server;
 
-/* Whether it is open; the first call opens it. */
+/* Whether the library is open; the first call opens it. */
 bool pd_nvidia_ready(pd_nvidia_server *s, const char *given);
-/* "13.1.0", or NULL and why it is not open. */
+/* "13.1.0"; or NULL, and *reason: why it is not open. */
 const char *pd_nvidia_version(pd_nvidia_server *s, const char *given, const char **reason);
-/* The device's handle, or NULL, which a warning says once. Not for several threads at once. */
+/* The device's handle, or NULL, of which one warning tells. Only one thread at a time may call this. */
 void *pd_nvidia_handle(pd_nvidia_server *s, const char *given, const pd_device *d);
 
 #endif

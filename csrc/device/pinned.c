@@ -5,7 +5,7 @@
 #include "base/mem.h"
 #include "device/cuda.h"
 
-enum { CLASSES = 48, SMALLEST = 12 }; /* powers of two, from a page on */
+enum { CLASSES = 48, SMALLEST = 12 }; /* powers of two, starting with a page */
 
 struct pd_pinned {
     struct pd_pinned *next; /* while it is free */
@@ -22,7 +22,7 @@ static int class_of(size_t bytes) {
     return k;
 }
 
-/* A free block that nothing reads any more, taken out of its list. */
+/* Takes a free block that nothing reads any more out of its list. */
 static pd_pinned *take_spare(int class) {
     pd_pinned *b = NULL;
     pthread_mutex_lock(&lock);
@@ -65,7 +65,7 @@ void pd_pinned_drop(void *ctx) {
     pthread_mutex_unlock(&lock);
 }
 
-/* One event is enough: a copy in another stream comes after the last one. */
+/* One event is enough: a copy in another stream is made to wait for the last one. */
 pd_status pd_pinned_used(pd_pinned *b, const pd_device *d) {
     const pd_cuda_library *cuda = pd_cuda_open();
     void *stream = pd_cuda_stream(d);

@@ -1,5 +1,5 @@
-/* Memory of the host that GPUs read by themselves, so that a copy to them need not be waited for. Blocks that are freed
-   are kept for the next one of their size, and come back only when the copies out of them are through. */
+/* Pinned memory: memory of the host that GPUs read by themselves, so nobody waits for a copy to them. Freed blocks are
+   kept for the next request of their size, and used again only when the copies out of them are done. */
 #ifndef PD_DEVICE_PINNED_H
 #define PD_DEVICE_PINNED_H
 
@@ -7,11 +7,11 @@
 
 typedef struct pd_pinned pd_pinned;
 
-/* [new] PD_E_RUNTIME where there is no GPU. */
+/* [new] PD_E_RUNTIME: there is no GPU. */
 pd_status pd_pinned_new(size_t bytes, pd_pinned **out);
 void *pd_pinned_data(const pd_pinned *b);
 void pd_pinned_drop(void *b);
-/* The calling thread's stream on d reads the block by what it has been given so far. */
+/* Tells that work which this thread has given to its stream on d reads the block. */
 pd_status pd_pinned_used(pd_pinned *b, const pd_device *d);
 
 #endif

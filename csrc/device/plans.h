@@ -1,5 +1,5 @@
-/* Plans of a library's calls by what decides them, numbers: found again or begun, and kept for good, so many at most.
-   Not for several threads at once. */
+/* Plans of a library's calls, found by a key of numbers and kept for good, up to a fixed count. Only one thread at a
+   time may call this. */
 #ifndef PD_DEVICE_PLANS_H
 #define PD_DEVICE_PLANS_H
 
@@ -8,9 +8,9 @@
 #define PD_PLAN_KEY 28
 #define PD_PLAN_BUCKETS 1024
 
-typedef struct pd_plan { /* the first member of the library's own */
+typedef struct pd_plan { /* the first member of the library's own struct */
     struct pd_plan *next;
-    int64_t key[PD_PLAN_KEY]; /* unused ones 0 */
+    int64_t key[PD_PLAN_KEY]; /* unused ones are 0 */
 } pd_plan;
 
 typedef struct pd_plans {
@@ -19,8 +19,8 @@ typedef struct pd_plans {
     int count;
 } pd_plans;
 
-/* The plan of a key: kept, new (all zeros, of so many bytes) and kept, or `mine` where no more are kept. NULL without
-   memory. */
+/* The plan of a key. If there is none, a new one of so many zero bytes, which is kept; or `mine`, if the table is full.
+   NULL: no memory. */
 pd_plan *pd_plan_of(pd_plans *plans, const int64_t key[PD_PLAN_KEY], size_t bytes, pd_plan *mine);
 
 #endif

@@ -11,12 +11,12 @@
 #include "base/mem.h"
 
 #define CHUNK ((size_t)256 << 20)
-#define SPARE ((size_t)64 << 20) /* what the machine keeps */
-#define SEALS (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) /* nobody can cut the file under our mapping (SIGBUS) */
+#define SPARE ((size_t)64 << 20) /* bytes that are left to the rest of the machine */
+#define SEALS (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) /* nobody can truncate the file under our mapping (SIGBUS) */
 
-/* fallocate, not ftruncate: a full machine is an error here and not a SIGBUS at the first touch. By chunks, because
-   other ranks allocate at the same time. A memfd has no limit of its own: past the end of memory the kernel kills
-   somebody instead of saying ENOSPC. */
+/* Uses fallocate, not ftruncate, so that a lack of memory is an error here and not a SIGBUS at the first access.
+   Allocates in chunks, because other ranks allocate at the same time. A memfd has no limit of its own: when memory runs
+   out, the kernel kills a process instead of returning ENOSPC. */
 static pd_status reserve(int fd, size_t bytes) {
     for (size_t done = 0, n; done < bytes; done += n) {
         n = bytes - done < CHUNK ? bytes - done : CHUNK;

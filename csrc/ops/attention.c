@@ -1,6 +1,5 @@
-/* Attention: softmax(query key^T scale + mask) value. A fused kernel that never holds the scores of all pairs serves
-   forward and first gradients; dropout, gradients of the mask and second gradients go through the ops that it is made
-   of. */
+/* Attention: softmax(query key^T scale + mask) value. Forward and first gradients run in a fused kernel that never
+   holds the scores of all pairs. Dropout, the mask's gradient and second gradients are made of other ops. */
 #include <math.h>
 #include <string.h>
 
@@ -25,7 +24,7 @@ static pd_val turned(pd_vjp *v, pd_val t) {
     return pd_val_of(pd_x_call1(v, PD_OP_transpose, t.t, &(pd_dims2_attrs){-2, -1}));
 }
 
-/* Which keys a query may see: [T, S], true up to the diagonal. */
+/* [T, S]: whether query t may see key s; true up to the diagonal. */
 static pd_val lower_triangle(pd_vjp *v, int64_t T, int64_t S) {
     pd_tensor *i = pd_x_new(v, PD_I64, 2, (int64_t[]){T, 1}), *j = pd_x_new(v, PD_I64, 2, (int64_t[]){1, S});
     if (!i || !j) return pd_val_of(NULL);
@@ -34,7 +33,8 @@ static pd_val lower_triangle(pd_vjp *v, int64_t T, int64_t S) {
     return pd_x2(v, PD_OP_le, pd_val_of(j), pd_val_of(i));
 }
 
-/* Query heads that share a key head stand beside it: [B, Hkv, H / Hkv, T, d], keys [B, Hkv, 1, S, d]. */
+/* The operands, with query heads that share a key head in a dimension of their own: q [B, Hkv, H / Hkv, T, d], k [B,
+   Hkv, 1, S, d]. */
 typedef struct attended { pd_val q, k, v, p; } attended;
 
 static attended attend_in_ops(pd_vjp *v, const attend_attrs *a, pd_tensor *const *in) {
@@ -100,7 +100,7 @@ static pd_attention shape_of(const attend_attrs *a, pd_tensor *const *in, const 
     return c;
 }
 
-/* The result lies as [B, T, H, dv], so that the heads join without a copy. */
+/* The result's memory is ordered [B, T, H, dv], so that heads can be joined without a copy. */
 static pd_status attend_infer(pd_call *c) {
     const pd_tensor *q = c->in[Q], *v = c->in[V];
     PD_TRY(pd_out_shape(c, 0, (pd_dtype)q->dtype, 4, (int64_t[]){q->size[0], q->size[1], q->size[2], v->size[3]}));
@@ -126,7 +126,7 @@ static double attend_work(const pd_call *c) {
 
 static bool fits(const pd_tensor *t) { return t->stride[3] == 1 || t->size[3] <= 1; }
 
-/* [B, H, n, width] that lies as [B, n, H, width], as the kernel writes it. */
+/* A new [B, H, n, width] tensor whose memory is ordered [B, n, H, width], as the kernel writes it. */
 static pd_tensor *room_for(pd_vjp *v, const pd_tensor *like, pd_tensor **flat) {
     *flat =
         pd_x_new(v, (pd_dtype)like->dtype, 4, (int64_t[]){like->size[0], like->size[2], like->size[1], like->size[3]});
@@ -180,7 +180,7 @@ const pd_op pd_op_attend = {
 
 typedef struct { double dropout; int64_t causal; pd_scalar scale; int64_t gqa; } sdpa_attrs;
 
-/* Leading dimensions as one batch and heads: x as [B, H, rows, width]. */
+/* x as [B, H, rows, width]: leading dimensions become one batch. */
 static pd_tensor *four_dims(pd_vjp *v, pd_tensor *x, bool dense) {
     int64_t size[4] = {1, 1, x->size[x->ndim - 2], x->size[x->ndim - 1]};
     if (x->ndim > 2) size[1] = x->size[x->ndim - 3];

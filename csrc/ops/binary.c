@@ -9,15 +9,14 @@ typedef struct { pd_scalar x, y, alpha; } scaled;
 
 static pd_dtype computed(const pd_call *c) { return (pd_dtype)(c->in[0] ? c->in[0] : c->in[1])->dtype; }
 
-/* The dtype that both are computed in when one is a number of a higher category is decided by apply, which casts the
-   tensor. */
+/* If one argument is a number of a higher category, apply has decided the dtype and cast the tensor. */
 static pd_status infer(pd_call *c) { return pd_infer_elementwise(c, computed(c)); }
 static pd_status infer_number(pd_call *c) {
     if (computed(c) == PD_BOOL)
         return pd_fail(PD_E_DTYPE, "%s: both operands are bool (expected numbers; logical: !=)", c->def->name);
     return infer(c);
 }
-/* add and sub: alpha, unless 1.0, is no number of a higher kind than the result. */
+/* add and sub: alpha, unless it is 1.0, must not be of a higher category than the result. */
 static pd_status infer_scaled(pd_call *c) {
     const pd_scalar *alpha = &((const scaled *)c->attrs)->alpha;
     int64_t cat = alpha->cat == PD_CAT_FLOAT && alpha->d == 1 ? -1 : alpha->cat, most = pd_dtype_category(computed(c));
@@ -31,7 +30,7 @@ static pd_status infer_scaled(pd_call *c) {
                        pd_dtype_name(computed(c)));
     return c->def == PD_DEF(sub) ? infer_number(c) : infer(c);
 }
-/* pow: an integer has no whole inverse. */
+/* pow: the inverse of an integer is no integer, so negative exponents are refused. */
 static pd_status infer_power(pd_call *c) {
     const pd_scalar *y = &((const operands *)c->attrs)->y;
     if (!c->in[1] && pd_dtype_category(computed(c)) < PD_CAT_FLOAT && y->i < 0)
@@ -44,7 +43,7 @@ static pd_status infer_int(pd_call *c) {
                        pd_dtype_name(computed(c)));
     return infer(c);
 }
-/* Integers have no quotient by 0. */
+/* Integers cannot be divided by 0. */
 static pd_status infer_divisor(pd_call *c) {
     const operands *a = c->attrs;
     pd_tensor *y = c->in[1], *all;
@@ -92,7 +91,7 @@ static pd_status run_compare(pd_compare fn, const pd_call *c) {
     return PD_OK;
 }
 
-/* One gradient in one pass, in the shape of g (the engine undoes broadcasting). */
+/* Computes one gradient in one pass, in the shape of g; the engine undoes broadcasting. */
 static void fused(pd_vjp *v, pd_binary fn, int which) {
     pd_tensor *x = pd_vjp_in(v, 0), *y = pd_vjp_in(v, 1), *g = v->g[0];
     if (v->status || !pd_vjp_needs(v, which)) return;

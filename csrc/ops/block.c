@@ -38,7 +38,7 @@ bool pd_block_of(const pd_tensor *x, unsigned bits, pd_block *b) {
     bool all = bits == (1u << x->ndim) - 1;
     if (all && pd_shape_is_dense(x->ndim, x->size, x->stride)) return true;
     if (run && pd_tensor_is_contiguous(x)) return true;
-    b->outer *= b->inner; /* packed: the reduced dims innermost */
+    b->outer *= b->inner; /* for packing, with the reduced dims innermost */
     b->inner = 1;
     return false;
 }

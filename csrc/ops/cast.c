@@ -1,4 +1,4 @@
-/* Copies: to another dtype, to memory of one's own, into a given tensor. */
+/* Copies: to another dtype, to new memory, into a given tensor. */
 #include "autograd/autocast.h"
 #include "kernels/kernels.h"
 #include "ops/ops.h"
@@ -56,7 +56,7 @@ static pd_status copy_infer(pd_call *c) {
 }
 
 static pd_status copy_kernel(const pd_call *c) { return copy_kernel_of(c->out[0], c->in[1]); }
-static void overwritten(pd_vjp *v) { /* what was there before has no influence: zeros, as PyTorch gives */
+static void overwritten(pd_vjp *v) { /* the old values do not matter: a zero gradient, as in PyTorch */
     pd_tensor *zero = NULL;
     if (!pd_vjp_needs(v, 0)) return;
     pd_status status = pd_engine.zeros_like(v->g[0], &zero);

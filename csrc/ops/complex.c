@@ -1,5 +1,5 @@
-/* Complex numbers: made of parts or size and angle, conjugates, angles. Arithmetic is in unary.c and binary.c, over the
-   kernels of kernels/complex.def. */
+/* Complex numbers from parts or from size and angle, conjugates, angles. Their arithmetic is in unary.c and binary.c,
+   with the kernels of kernels/complex.def. */
 #include "kernels/kernels.h"
 #include "ops/express.h"
 #include "ops/parts.h"

@@ -8,7 +8,7 @@ typedef struct { conv_attrs conv; int64_t size[4]; } grad_attrs; /* of the resul
 
 static bool is_plain(const pd_tensor *t) { return pd_tensor_is_contiguous(t) || pd_is_nhwc(t); }
 
-/* All sizes but those of the result are given; checks that they belong together. */
+/* Computes the result's sizes from the others, after checking that these fit together. */
 static pd_status shape_of(const pd_call *c, const int64_t *x, const int64_t *w, const conv_attrs *a, pd_conv *s) {
     const char *op = c->def->name;
     *s = (pd_conv){.N = x[0], .C = x[1], .H = x[2], .W = x[3], .K = w[0], .R = w[2], .S = w[3], .groups = a->groups};
@@ -40,7 +40,7 @@ static void channels_last(pd_tensor *o, bool yes) {
     if (yes) pd_shape_channels_last(o->size, o->stride);
 }
 
-/* Data of t as the kernel wants it: itself, or packed into scratch, which moves on. */
+/* The data of t in a layout for the kernel: t's own, or a copy at *scratch, which is advanced. */
 static const void *plain(pd_tensor *t, void **scratch) {
     if (is_plain(t)) return pd_tensor_data(t);
     const void *at = *scratch;
@@ -192,8 +192,8 @@ static pd_status gw_kernel(const pd_call *c) { return grad_kernel(c, false); }
 static size_t gw_scratch(const pd_call *c) { return grad_scratch(c, false); }
 static double gw_work(const pd_call *c) { return grad_work(c, false); }
 
-/* gx = G(gy, w) is linear in both: its transpose in gy is the convolution, in w the weight gradient; gw = W(gy, x)
-   likewise. */
+/* gx = G(gy, w) is linear in both: its gradient for gy is the convolution, its gradient for w the weight gradient. The
+   same holds for gw = W(gy, x). */
 static void gi_vjp(pd_vjp *v) {
     const grad_attrs *a = v->attrs;
     pd_tensor *g = v->g[0], *in[3] = {g, pd_vjp_in(v, 1), NULL};
@@ -246,7 +246,7 @@ const pd_op pd_op_conv2d_grad_weight = {
 
 typedef struct { int64_t stride[2], padding[2], more[2], groups, dilation[2]; } transpose_attrs;
 
-/* Of more rows than a stride makes, some lie behind another row of x, of zeros. */
+/* output_padding of a whole stride or more is as if x had more rows, of zeros: how many. */
 static int64_t whole_steps(const transpose_attrs *a, int i) { return a->stride[i] > 0 ? a->more[i] / a->stride[i] : 0; }
 
 static pd_status transpose_compose(pd_call *c) {

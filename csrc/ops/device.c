@@ -1,11 +1,11 @@
-/* Between devices: tensor.to, cuda, cpu. The bytes move as they lie, so the copy has the strides of what was copied. */
+/* Copies between devices: tensor.to, cuda, cpu. The bytes keep their order, so the copy has the original's strides. */
 #include <string.h>
 
 #include "device/cuda.h"
 #include "device/pinned.h"
 #include "ops/ops.h"
 
-typedef struct { int64_t from, to, wait; } move_attrs; /* indices; -1: the CPU */
+typedef struct { int64_t from, to, wait; } move_attrs; /* indices of devices; -1: the CPU */
 
 static pd_status device_at(int64_t index, const pd_device **out) {
     *out = &pd_device_cpu;
@@ -25,7 +25,7 @@ static pd_status kernel(const pd_call *c) {
     const pd_tensor *x = c->in[0], *o = c->out[0];
     const pd_device *from = x->storage->device, *to = o->storage->device;
     bool asked = ((const move_attrs *)c->attrs)->wait;
-    bool wait = asked || !to->copy || from->copy; /* what the host reads next, or another device */
+    bool wait = asked || !to->copy || from->copy; /* the host, or another device, may read it next */
     const pd_device *d = from->copy ? from : to;
     pd_status status = d->copy(d,
                                !from->copy ? PD_TO_DEVICE

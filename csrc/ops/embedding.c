@@ -1,16 +1,16 @@
-/* Rows of a table by index, and slices of a tensor. The gradient adds up in the order of the indices, columns (and what
-   stands outside the slices) being divided among threads: the same bits for any number of them. */
+/* Rows of a table by index, and slices of a tensor. Threads share the gradient's columns (and the dimensions outside
+   the slices), and each adds in the order of the indices, so the bits are the same for any number of threads. */
 #include <inttypes.h>
 #include <string.h>
 
 #include "base/threads.h"
 #include "ops/block.h"
 
-/* padding: a row that gets no gradient, -1 for none; hidden: it gives zeros as well. */
+/* padding: a row that gets no gradient, or -1; hidden: looking that row up gives zeros, too. */
 typedef struct { int64_t padding, hidden; } lookup_attrs;
 typedef struct { int64_t padding, rows; } grad_attrs;
 
-/* Byte offsets of the rows of each of `tables` tables, -1 for row `skip`; the indices are checked. */
+/* Checks the indices and computes the byte offsets of the rows in each of `tables` tables; -1 for row `skip`. */
 static pd_status offsets_of(const char *op, const pd_tensor *index, int64_t tables, int64_t rows, int64_t bytes,
                             int64_t skip, int64_t *out) {
     pd_places c;
@@ -42,7 +42,7 @@ static pd_status lookup_kernel(const pd_call *c) {
     pd_here()->take(n, (size_t)bytes, offset, pd_packed(w, offset + n), pd_tensor_data(o));
     return PD_OK;
 }
-/* Of a weight that serves twice (as a model's head, too) only the rows that were looked up are touched. */
+/* If the weight is used twice (also as the model's head), only the rows that were looked up are written. */
 static void lookup_vjp(pd_vjp *v) {
     const lookup_attrs *a = v->attrs;
     grad_attrs to = {a->padding, v->node->edges[0].size[0]};
@@ -155,8 +155,8 @@ static pd_status slices_infer(pd_call *c, int64_t given, int64_t size) {
     return pd_out_shape(c, 0, (pd_dtype)x->dtype, x->ndim, shape);
 }
 
-/* Slices of x [outer, n, inner] at offsets go to y, or are added there from x, a thread per outer index; all of them in
-   one call (`tables`) where a call is a launch. */
+/* Copies slices at `offsets` between x [outer, n, inner] and y, or adds them. On the CPU a thread takes an outer index;
+   on a device, where a call is a launch, one call does all (`tables`). */
 typedef struct slices_job {
     pd_dtype t;
     pd_block b; /* of the tensor that the index points into */

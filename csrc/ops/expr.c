@@ -1,4 +1,4 @@
-/* Ops as C functions: direct calls, and expressions over pd_val for vjps. */
+/* Ops as C functions: direct calls, and expressions of pd_val for vjps. */
 #include <math.h>
 #include <string.h>
 
@@ -116,7 +116,7 @@ pd_status pd_contiguous(pd_tensor *t, pd_tensor **out) {
 }
 
 pd_status pd_sum_to(pd_tensor *t, int ndim, const int64_t *size, pd_tensor **out) {
-    /* Sum over what broadcasting added or stretched, then drop the added dims. */
+    /* Sum over the dims that broadcasting has added or stretched, then drop the added ones. */
     pd_reduce_attrs a = {.dim = {.n = 0}, .keepdim = 1, .dtype = PD_NO_DTYPE};
     int lead = t->ndim - ndim;
     for (int d = 0; d < t->ndim; d++)

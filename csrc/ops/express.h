@@ -1,4 +1,4 @@
-/* The gradient expressions of unary.def, binary.def and pointwise.def as ops, over pd_val, inside a vjp `v`. */
+/* Macros by which the gradient expressions of unary.def, binary.def and pointwise.def call ops, inside a vjp `v`. */
 #ifndef PD_OPS_EXPRESS_H
 #define PD_OPS_EXPRESS_H
 

@@ -8,14 +8,14 @@
 
 /* ---- masks ------------------------------------------------------------------------------------------------------- */
 
-/* Runs f on the mask where its bytes can be read, dense, and brings what it makes to the mask's device. */
+/* Runs f on a dense copy of the mask in the host's memory and moves the result to the mask's device. */
 typedef pd_status (*mask_fn)(const char *op, const pd_tensor *mask, pd_tensor **out);
 static pd_status read_mask(const char *op, pd_tensor *mask, mask_fn f, int nout, pd_tensor **out) {
     const pd_device *there = pd_device_here;
     pd_tensor *m, *near;
     PD_TRY(pd_contiguous(mask, &m));
     pd_status status =
-        pd_move(m, &pd_device_cpu, true, &near); /* how many there are is to be known here, whatever the device */
+        pd_move(m, &pd_device_cpu, true, &near); /* the host has to know how many are true */
     pd_tensor_release(m);
     PD_TRY(status);
     pd_device_here = &pd_device_cpu;
@@ -33,7 +33,7 @@ static pd_status read_mask(const char *op, pd_tensor *mask, mask_fn f, int nout,
 
 static int64_t count_true(const uint8_t *p, int64_t n) {
     int64_t count = 0;
-    for (int64_t i = 0; i < n; i += 128) { /* what a byte can count */
+    for (int64_t i = 0; i < n; i += 128) { /* as many as a byte can count */
         uint8_t few = 0;
         for (int64_t k = i; k < i + 128 && k < n; k++) few = (uint8_t)(few + (p[k] != 0));
         count += few;
@@ -41,8 +41,8 @@ static int64_t count_true(const uint8_t *p, int64_t n) {
     return count;
 }
 
-/* Position k of `count` in dimension d goes to to[d][k * step]. Written for every element, to be overwritten where it
-   is not true: a branch that chance takes costs more. */
+/* Writes the k-th of `count` positions in dimension d to to[d][k * step]. It writes for every element, and the next one
+   overwrites it if the element is false: an unpredictable branch would cost more. */
 static void write_positions(const pd_tensor *mask, int64_t count, int64_t step, int64_t *const *to) {
     const uint8_t *p = pd_tensor_data((pd_tensor *)(uintptr_t)mask);
     const int last = mask->ndim - 1;
@@ -102,7 +102,7 @@ static pd_status expand(const char *op, const pd_tensor *x, pd_tensor *const *in
                         int *count) {
     pd_status status = PD_OK;
     *count = 0;
-    for (int i = 0; i < PD_MAX_DIMS; i++) out[i] = NULL; /* so that a failure releases what there is */
+    for (int i = 0; i < PD_MAX_DIMS; i++) out[i] = NULL; /* so that a failure can release them all */
     for (int i = 0; i < n && !status; i++) {
         pd_tensor *t = indices[i];
         int takes = t && pd_is_mask(t) ? t->ndim : 1;
@@ -126,7 +126,7 @@ static pd_status expand(const char *op, const pd_tensor *x, pd_tensor *const *in
 
 /* ---- places ------------------------------------------------------------------------------------------------------ */
 
-/* x[idx...]: broadcast shape of the indices, elements they address, and the block that each takes. */
+/* x[idx...]: the indices' broadcast shape, how many places they address, and the elements of the block at each. */
 typedef struct { int nidx, ndim; int64_t size[PD_MAX_DIMS], count, block; bool whole; } places;
 
 static pd_status places_of(const char *op, const pd_tensor *x, pd_tensor *const *idx, int n, places *p) {
@@ -153,7 +153,8 @@ static pd_status places_of(const char *op, const pd_tensor *x, pd_tensor *const 
 
 static size_t offsets_bytes(const places *p) { return (size_t)(p->count * (p->whole ? 1 : p->block)) * 8 + 64; }
 
-/* Byte offset of every block (or element, where x's block is not in one piece) from x's data; checks the range. */
+/* Checks the indices and computes the byte offset of every block, or of every element if x's blocks are not
+   contiguous. */
 static pd_status fill_offsets(const char *op, const pd_tensor *x, pd_tensor *const *idx, const places *p, int64_t order,
                               int64_t *out) {
     const int64_t size = (int64_t)pd_dtype_size((pd_dtype)x->dtype);
@@ -256,7 +257,7 @@ static pd_status put_kernel(const pd_call *c) {
     const pd_put_attrs *a = c->attrs;
     int64_t size = (int64_t)pd_dtype_size((pd_dtype)o->dtype);
     PD_TRY(places_of("index_put", o, c->in + 2, c->nin - 2, &p));
-    PD_TRY(fill_offsets("index_put", o, c->in + 2, &p, a->order, c->scratch)); /* before anything is written */
+    PD_TRY(fill_offsets("index_put", o, c->in + 2, &p, a->order, c->scratch)); /* checked before anything is written */
     if (o != c->in[0]) {
         pd_tensor *pair[2] = {o, c->in[0]};
         pd_loop l;
@@ -307,8 +308,8 @@ const pd_op pd_op_index_put_front = {
 
 /* ---- any dimensions ---------------------------------------------------------------------------------------------- */
 
-/* Indices by dimension (NULL: all of it) -> the order that brings the indexed dims to the front, and the list without
-   NULLs. */
+/* From the indices of each dimension (NULL: the whole dimension): the order that moves indexed dims to the front, and
+   the list of indices without NULLs. */
 static int to_front(const pd_tensor *x, pd_tensor *const *idx, int n, pd_ints *order, pd_tensor **list, int *first,
                     bool *together) {
     int count = 0, last = -1;
@@ -346,8 +347,8 @@ static int64_t packed_order(const pd_ints *order, int n) {
     return packed;
 }
 
-/* The result's dims: NumPy's rule puts the index dims where the indexed ones stood if those stood together, else in
-   front. */
+/* The order of the result's dims. By NumPy's rule the index dims take the place of the indexed dims if those are
+   neighbours, and come first otherwise. */
 static void result_order(int nb, int rest, int first, bool together, pd_ints *order) {
     int lead = together ? first : 0;
     order->n = nb + rest;
@@ -417,13 +418,13 @@ static pd_status put(pd_tensor *x, pd_tensor *const *indices, int nindices, pd_t
     result_order(p.ndim, rest, first, together, &back);
     undo.n = shape.n = back.n;
     for (int d = 0; d < back.n; d++) undo.v[back.v[d]] = d;
-    pd_ints seen = {.n = shape.n}; /* the shape that the user sees, to which values are broadcast */
+    pd_ints seen = {.n = shape.n}; /* the shape as the user sees it, to which values are broadcast */
     for (int d = 0; d < back.n; d++) seen.v[d] = shape.v[back.v[d]];
     if (values->dtype != x->dtype) {
         PD_TRY_TO(done, pd_engine.cast(values, (pd_dtype)x->dtype, &cast));
         values = cast;
     }
-    if (!values->ndim && values->storage->device == &pd_device_cpu) { /* it follows x now: expanded, it is not 0-d */
+    if (!values->ndim && values->storage->device == &pd_device_cpu) { /* moved now: expanded, it is not 0-d */
         PD_TRY_TO(done, pd_move(values, x->storage->device, false, &near));
         values = near;
     }
@@ -443,7 +444,7 @@ done:
 
 pd_status pd_index_put(pd_tensor *x, pd_tensor *const *indices, int nindices, pd_tensor *values, bool accumulate) {
     const pd_device *was;
-    pd_status status = pd_device_enter(x->storage->device, &was); /* positions in masks are looked for there */
+    pd_status status = pd_device_enter(x->storage->device, &was); /* masks are searched there */
     PD_THEN(put(x, indices, nindices, values, accumulate));
     pd_device_here = was;
     return status;

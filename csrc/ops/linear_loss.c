@@ -1,12 +1,12 @@
-/* The cross entropy of logits that a linear layer makes, without all logits at once: rows go through layer, loss and
-   both gradients in chunks, and the gradient of the logits takes their place.
+/* The cross entropy of a linear layer's logits, which never holds all logits at once: chunks of rows go through layer,
+   loss and both gradients, and the gradient of the logits overwrites the logits.
 
        logits[m, C] = x[m, D] W^T + b  ->  lse, loss  ->  G in the place of logits
        G  ->  gx[m, D] = G W,  gW += G^T x,  gb += sum G
 
-   So the forward pass makes the gradients (of the loss itself; backward multiplies them by what arrives), and nothing
-   is computed twice. Where float16 would lose the small numbers of a mean's G, its factor 1 / total is left to
-   backward. */
+   So the forward pass computes the gradients of the loss; backward only multiplies them by the gradient that arrives,
+   and nothing is computed twice. For float16, in which a mean's G would underflow, backward applies the factor 1 /
+   total. */
 #include <string.h>
 
 #include "autograd/autocast.h"
@@ -19,14 +19,15 @@ enum { LOSS, GX, GW, GB };
 
 typedef struct { pd_loss_attrs loss; int64_t chunk, dtype; } fused_attrs;
 
-#define CHUNK_BYTES (64 << 20) /* of logits: each further chunk reads and writes all of gW once more */
-#define CHUNK_ROWS 64          /* at least: fewer make the products slow */
+#define CHUNK_BYTES (64 << 20) /* of logits in a chunk; each further chunk reads and writes all of gW once more */
+#define CHUNK_ROWS 64          /* at least; products of fewer rows are slow */
 
 typedef struct job {
     pd_dtype t;
     pd_xent all;     /* rows, classes, labels */
-    int64_t D, rows; /* rows in a chunk */
-    /* sums: of the losses and weights of each chunk; total: the weights of all labels; row: of a chunk's G */
+    int64_t D, rows; /* rows: of a chunk */
+    /* sums: losses and weights of each chunk; total: sum of the weights of all labels; row: for the sum of G over
+       rows */
     pd_tensor *in[INPUTS], *out[4], *logits, *lse, *sums, *total, *row;
 } job;
 
@@ -78,7 +79,7 @@ static pd_status run_chunk(job *j, int64_t row, int64_t m) {
     return pd_device_check(pd_device_here, "linear_cross_entropy");
 }
 
-/* The loss from the sums of all chunks. */
+/* Computes the loss from the sums of all chunks. */
 static void add_up(const job *j, int64_t chunks, bool mean, void *sums) {
     double *all = sums;
     pd_here()->fold(PD_FOLD_SUM, PD_F64, PD_F64, &(pd_block){1, chunks, 3}, pd_tensor_data(j->sums), all);
@@ -118,7 +119,7 @@ static pd_status check(const pd_call *c, const fused_attrs *a) {
     return PD_OK;
 }
 
-/* x in dtype t and contiguous; [new]. */
+/* [new] x in dtype t and contiguous. */
 static pd_status take(pd_tensor *x, pd_dtype t, pd_tensor **out) {
     pd_tensor *cast = NULL;
     if (!x) return PD_OK;
@@ -142,7 +143,7 @@ static pd_status make_gradients(job *j, const pd_call *c) {
     for (int k = GX; k <= GB; k++) {
         pd_tensor *t = c->in[of[k]];
         if (!c->wants || !t || !pd_tensor_wants_grad(t)) continue;
-        bool added = k != GX && j->rows < j->all.rows && pd_dtype_size(j->t) == 2; /* over chunks: in float */
+        bool added = k != GX && j->rows < j->all.rows && pd_dtype_size(j->t) == 2; /* summed over chunks in float32 */
         PD_TRY(pd_tensor_new(c->def->name, added ? PD_F32 : (pd_dtype)t->dtype, t->ndim, t->size, &j->out[k]));
         if (!j->all.rows) pd_fill(j->out[k], &(pd_scalar){.cat = PD_CAT_INT});
     }
@@ -199,7 +200,7 @@ done:
     return status;
 }
 
-/* g, or for a mean g / total, as one number in float (double for F64). */
+/* g, or for a mean g / total, as one float32 number (float64 for F64). */
 static pd_tensor *factor_of(pd_vjp *v, bool mean, pd_tensor *x, pd_tensor *w, pd_tensor *target, pd_tensor *weight) {
     const fused_attrs *a = v->attrs;
     pd_dtype t = weight ? (pd_dtype)weight->dtype : PD_F32, to = wide((pd_dtype)x->dtype);
@@ -209,7 +210,7 @@ static pd_tensor *factor_of(pd_vjp *v, bool mean, pd_tensor *x, pd_tensor *w, pd
     pd_tensor *sum = pd_x_new(v, PD_F64, 0, NULL), *total = pd_x_new(v, to, 0, NULL);
     if (!total || v->status) return NULL;
     pd_xent s = pd_loss_rows(x->size[0], w->size[0], target, weight, &a->loss);
-    pd_here()->labels("linear_cross_entropy", t, &s, pd_tensor_data(sum), &bad); /* which were good in forward */
+    pd_here()->labels("linear_cross_entropy", t, &s, pd_tensor_data(sum), &bad); /* forward has checked the labels */
     pd_convert(to, PD_F64, 1, pd_tensor_data(sum), pd_tensor_data(total));
     pd_tensor *g = pd_x_call1(v, PD_OP_cast, v->g[0], &(pd_cast_attrs){to});
     return pd_x2(v, PD_OP_div, pd_val_of(g), pd_val_of(total)).t;
@@ -234,7 +235,7 @@ static void fused_fast(pd_vjp *v) {
     }
 }
 
-static void fused_vjp(pd_vjp *v) { /* by ops, to be differentiated again: the logits are made as a whole */
+static void fused_vjp(pd_vjp *v) { /* by ops, so that it can be differentiated again: makes all logits at once */
     const fused_attrs *a = v->attrs;
     pd_tensor *in[INPUTS];
     for (int i = 0; i < INPUTS; i++) in[i] = pd_vjp_in(v, i);

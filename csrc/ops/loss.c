@@ -1,6 +1,6 @@
-/* Losses over classes. nll_loss and cross_entropy bring [C], [N, C] and [N, C, d1, ...] to rows [R, C]; one kernel each
-   does the rows and leaves what the gradient needs: the log-sum-exp of each row and the total weight that a mean
-   divides by. */
+/* Losses over classes. nll_loss and cross_entropy turn [C], [N, C] and [N, C, d1, ...] into rows [R, C]. Each has one
+   kernel for the rows, which also returns what the gradient needs: the log-sum-exp of each row, and the total weight by
+   which a mean divides. */
 #include <inttypes.h>
 #include <string.h>
 
@@ -43,7 +43,7 @@ static pd_status rows_run(const pd_call *c, bool logits) {
     pd_dtype t = (pd_dtype)x->dtype;
     pd_xent s = rows_of(x, c->in[1], c->in[2], a);
     PD_TRY(pd_loss_check_labels(logits ? "cross_entropy" : "nll_loss", t, &s, NULL));
-    double *sums = c->scratch; /* stay where the kernels are: nobody waits for them */
+    double *sums = c->scratch; /* on the kernels' device, so that nobody waits for them */
     void *losses = a->reduction == NONE ? pd_tensor_data(loss) : NULL;
     if (logits) pd_here()->xent(t, &s, pd_tensor_data(x), pd_tensor_data(c->out[2]), losses, sums);
     else pd_here()->nll(t, &s, pd_tensor_data(x), losses, sums);
@@ -61,7 +61,7 @@ static pd_status xent_kernel(const pd_call *c) { return rows_run(c, true); }
 
 static double work(const pd_call *c) { return (double)c->in[0]->numel * 1.0; }
 
-/* g for `none` is a row each; for `sum` and `mean` one number. */
+/* With reduction `none` g has one number for each row, with `sum` and `mean` a single one. */
 static void rows_fast(pd_vjp *v, bool logits) {
     const loss_attrs *a = v->attrs;
     pd_tensor *x = pd_vjp_in(v, 0), *target = pd_vjp_in(v, 1), *weight = pd_vjp_in(v, 2), *total = pd_vjp_out(v, 1);
@@ -78,14 +78,14 @@ static void rows_fast(pd_vjp *v, bool logits) {
     pd_vjp_set(v, 0, gx);
 }
 
-/* Q[r, c]: the weight of -log p(c) in row r's loss; the loss is -sum(Q * logp). A constant of the targets. */
+/* Q[r, c], the weight of -log p(c) in row r's loss, which is -sum(Q * logp). It depends on the targets only. */
 static pd_tensor *target_weights(pd_vjp *v, const loss_attrs *a, pd_tensor *x, pd_tensor *target, pd_tensor *weight) {
     pd_tensor *q = v->status ? NULL : pd_x_new(v, (pd_dtype)x->dtype, 2, x->size);
     if (!q) return NULL;
     pd_xent s = rows_of(x, target, weight, a);
     pd_here()->nll_grad((pd_dtype)x->dtype, &s, NULL, false, NULL, a->smoothing - 1, pd_tensor_data(q));
     if (a->smoothing == 0) return q;
-    /* smoothing / C of every class's weight, in rows that count */
+    /* smoothing / C of each class's weight, in rows that count */
     pd_val counts = pd_x2(v, PD_OP_ne, pd_val_of(target), pd_const((double)a->ignore_index)),
            share = pd_const(a->smoothing / (double)s.C);
     pd_tensor *on =
@@ -181,7 +181,7 @@ static pd_status check_inputs(const pd_call *c) {
     return PD_OK;
 }
 
-/* x with the classes last, as rows; [new]. */
+/* [new] x as rows, with the classes last. */
 static pd_status to_rows(pd_tensor *x, pd_tensor **out) {
     int64_t C = x->size[x->ndim > 1];
     pd_shape_attrs rows = {.shape = {.n = 2, .v = {C ? x->numel / C : 0, C}}};

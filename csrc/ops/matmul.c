@@ -6,7 +6,7 @@
 
 static double gemm_ns(double m, double n, double k) { return m * n * k * 2 / 100; } /* at 100 GFLOP/s */
 
-/* One unit stride, as the kernel wants it. */
+/* Whether one of the strides is 1, as the kernel requires. */
 static bool fits(const pd_tensor *t) {
     int r = t->ndim - 2, c = t->ndim - 1;
     return t->stride[c] == 1 || t->stride[r] == 1 || t->size[c] <= 1 || t->size[r] <= 1;
@@ -15,7 +15,7 @@ static size_t packed_bytes(const pd_tensor *t) { return fits(t) ? 0 : (pd_tensor
 
 typedef struct { const void *data; int64_t batch, row, col; } matrix;
 
-/* The strides of a matrix that fits, one of them 1: that of a dimension of size 1 is free. */
+/* The strides of a matrix that fits, one of them 1. The stride of a dimension of size 1 may be anything. */
 static void read_strides(const pd_tensor *t, int64_t *row, int64_t *col) {
     int r = t->ndim - 2, c = t->ndim - 1;
     bool free_row = t->stride[r] != 1 && t->stride[c] != 1 && t->size[r] <= 1,

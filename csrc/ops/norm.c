@@ -13,7 +13,7 @@ static pd_batch_norm shape_of(const pd_tensor *x, double eps, pd_dtype params) {
     return s;
 }
 
-/* Of statistics, weight and bias; x's where there are none. */
+/* The dtype of statistics, weight and bias; x's dtype if there are none. */
 static pd_dtype params_of(const pd_call *c) {
     for (int i = MEAN; i <= BIAS; i++)
         if (c->in[i]) return (pd_dtype)c->in[i]->dtype;

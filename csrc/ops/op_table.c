@@ -68,8 +68,8 @@ static pd_status clone(pd_tensor *t, pd_tensor **out) { return pd_call1(PD_OP_cl
 static pd_status ones_like(pd_tensor *t, pd_tensor **out) { return pd_full_like(t, 1, out); }
 static pd_status zeros_like(pd_tensor *t, pd_tensor **out) { return pd_full_like(t, 0, out); }
 
-/* A view of t with the geometry of `like`, a view of the same memory: of the same dtype, or as complex numbers and
-   their parts. */
+/* A view of t with the geometry of `like`, which is a view of the same memory, of the same dtype or of complex numbers'
+   parts. */
 static pd_status as_strided(pd_tensor *t, const pd_tensor *like, pd_tensor **out) {
     if (t->dtype != like->dtype) return pd_parts_strided(t, like, out);
     pd_strided_attrs a = {.size = {.n = like->ndim}, .stride = {.n = like->ndim}, .offset = like->offset};

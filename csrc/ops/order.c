@@ -99,7 +99,7 @@ static pd_status check_gather(const char *op, int ndim, const int64_t *size, con
 }
 
 
-/* Byte offset, within a tensor of these sizes and strides, of the element that each index chooses. */
+/* The byte offsets of the elements that the indices choose in a tensor of these sizes and strides. */
 static pd_places choices(const char *op, int ndim, const int64_t *size, const int64_t *stride, int64_t bytes,
                          const pd_tensor *index, int d) {
     pd_places c;
@@ -114,8 +114,8 @@ static pd_places choices(const char *op, int ndim, const int64_t *size, const in
     return c;
 }
 
-/* Elements taken from, or added to, what the choices choose, some at a time, so that their places stay in the
-   first-level cache; all of them at once where each call is a launch. */
+/* How many chosen elements the CPU takes, or adds to, at a time, so that their offsets stay in the first-level cache.
+   On a device, where each call is a launch, all are done at once. */
 enum { AT_ONCE = 1024 };
 typedef struct chosen_job {
     const pd_places *places;
@@ -141,7 +141,7 @@ static void chosen_part(void *ctx, int64_t begin, int64_t end) {
             __atomic_store_n(&j->failed, true, __ATOMIC_RELAXED);
             return;
         }
-        if (j->bad) continue; /* only looking for it */
+        if (j->bad) continue; /* this pass only looks for bad indices */
         if (j->add) pd_here()->put_add(j->t, c.count, 1, place, j->from + c.first * j->bytes, j->bytes, j->to);
         else pd_here()->take(c.count, (size_t)j->bytes, place, j->from, j->to + c.first * j->bytes);
     }
@@ -157,7 +157,7 @@ static pd_status run_chosen(chosen_job *j) {
     chosen_part(j, 0, n);
     return pd_bad_index_fail(&bad);
 }
-/* Bytes for all places where a call is a launch. */
+/* Bytes for all offsets, on devices where a call is a launch. */
 static size_t room_for(const pd_tensor *index) {
     return pd_device_here->kernels ? ((size_t)index->numel * 8 + 63) & ~(size_t)63 : 0;
 }
@@ -202,7 +202,7 @@ static pd_status spread_infer(pd_call *c) {
     const spread_attrs *a = c->attrs;
     return pd_out_shape(c, 0, (pd_dtype)c->in[0]->dtype, (int)a->size.n, a->size.v);
 }
-/* o += g at the index along dim; places are made in *room. */
+/* o += g at the index along dim. *room gets the offsets. */
 static pd_status add_chosen(const char *op, pd_tensor *o, const void *g, const pd_tensor *index, int64_t dim,
                             void *room) {
     int d;
@@ -211,7 +211,7 @@ static pd_status add_chosen(const char *op, pd_tensor *o, const void *g, const p
                     .to = pd_tensor_data(o), .add = true, .room = pd_device_here->kernels ? room : NULL};
     pd_places places = choices(op, o->ndim, o->size, o->stride, j.bytes, index, d);
     j.places = &places;
-    j.together = index->numel; /* what lies apart in an outer dimension meets nowhere */
+    j.together = index->numel; /* elements of different outer indices never meet */
     if (d > 0 && !j.room && index->size[0] > 0) j.together /= index->size[0];
     return j.together ? run_chosen(&j) : PD_OK;
 }
@@ -289,7 +289,7 @@ static pd_status scatter_add_compose(pd_call *c) {
         if (part.end < src->size[k]) src = pd_x_call1(v, PD_OP_slice, src, &part);
         if (!src) break;
     }
-    pd_shape_attrs same = {.shape = {.n = index->ndim}}; /* of one element and none, or one, dimensions */
+    pd_shape_attrs same = {.shape = {.n = index->ndim}}; /* one element, of 0 or 1 dimensions */
     memcpy(same.shape.v, index->size, sizeof(int64_t) * (size_t)index->ndim);
     if (src && src->ndim != index->ndim) src = pd_x_call1(v, PD_OP_reshape, src, &same);
     pd_tensor *in[3] = {x, src, index};

@@ -1,4 +1,4 @@
-/* Padding with a number, whose gradient is padding again, by the negative amounts, and with the input's own
+/* Padding with a number, whose gradient is padding by the negative amounts, and padding with the input's own
    elements. */
 #include <inttypes.h>
 
@@ -129,7 +129,7 @@ static pd_tensor strip(pd_tensor t, int d, int64_t at, int64_t step, int64_t n) 
     return t;
 }
 
-/* to = from, or to += from, which lie in the tensor that begins at `base`. */
+/* to = from, or to += from. Both lie in the tensor that begins at `base`. */
 static void move_strip(char *base, bool add, pd_tensor *to, pd_tensor *from) {
     pd_tensor *all[3] = {to, add ? to : from, from};
     int64_t size = (int64_t)pd_dtype_size((pd_dtype)to->dtype);
@@ -151,7 +151,7 @@ static void continue_strip(char *base, bool transposed, const pd_tensor *face, i
         move_strip(base, false, &edge, &source);
         return;
     }
-    for (int64_t j = 0, rows = step ? n : 1; j < n; j += rows) { /* a row that gets several: one after the other */
+    for (int64_t j = 0, rows = step ? n : 1; j < n; j += rows) { /* several that go to one row are added one by one */
         edge = strip(*face, d, step < 0 ? at + n - 1 : at + j, step ? step : 1, rows);
         source = strip(*face, d, step < 0 ? from - (n - 1) : from, 1, rows);
         move_strip(base, true, &source, &edge);

@@ -8,7 +8,7 @@
 
 #define VIEW (PD_FUNC | PD_VIEW | PD_NO_BROADCAST_GRAD)
 
-/* out 0: x's memory in `dtype`, of ndim dimensions, all of x's sizes that fit. */
+/* Starts output 0: x's memory in `dtype`, with ndim dimensions and as many of x's sizes as fit. */
 static pd_tensor *start(pd_call *c, pd_dtype dtype, int ndim) {
     pd_tensor *o = c->out[0], *x = c->in[0];
     int n = ndim < x->ndim ? ndim : x->ndim;
@@ -88,7 +88,7 @@ const pd_op pd_op_view_as_complex = {
 
 /* ---- any dtype --------------------------------------------------------------------------------------------------- */
 
-/* The last dimension, of unit stride, has `more` times as many elements, or as many fewer. */
+/* The last dimension, whose stride is 1, gets `more` times as many elements, or that many times fewer. */
 static pd_status view_dtype_infer(pd_call *c) {
     pd_tensor *x = c->in[0];
     pd_dtype from = (pd_dtype)x->dtype, to = (pd_dtype)((const pd_cast_attrs *)c->attrs)->dtype;
@@ -108,7 +108,7 @@ static pd_status view_dtype_infer(pd_call *c) {
                        pd_dtype_name(from), pd_tensor_shape(x), pd_shape_text(x->ndim, x->stride), x->offset,
                        pd_dtype_name(to), wider);
     pd_tensor *o = start(c, to, x->ndim);
-    pd_tensor_release(o->base); /* no history of x's is this one's */
+    pd_tensor_release(o->base); /* it does not share x's history */
     o->base = NULL;
     o->offset = x->offset * have / want;
     o->numel = x->numel * have / want;

@@ -25,7 +25,7 @@ static pd_status forward(pd_pointwise fn, const pd_call *c) {
     return PD_OK;
 }
 
-/* One gradient in one pass, in the shape of g (the engine undoes broadcasting). */
+/* Computes one gradient in one pass, in the shape of g; the engine undoes broadcasting. */
 static void fused(pd_vjp *v, pd_pointwise fn, int which, int nin) {
     pd_tensor *g = v->g[0], *x = pd_vjp_in(v, 0), *y = nin > 1 ? pd_vjp_in(v, 1) : NULL;
     if (v->status || !pd_vjp_needs(v, which)) return;
@@ -128,7 +128,7 @@ static pd_status kl_compose(pd_call *c) {
 
 static bool same_shape(const pd_call *c) { return pd_tensor_same_shape(c->in[0], c->in[1]); }
 
-/* The terms, each times its weight where there is one. */
+/* The loss's terms, each times its weight if there are weights. */
 static pd_status weighted(pd_call *c, pd_op_id terms) {
     int64_t reduction = *(const int64_t *)c->attrs;
     pd_reduce_attrs all = {.dim = {.n = -1}, .dtype = PD_NO_DTYPE};
@@ -142,7 +142,7 @@ static pd_status weighted(pd_call *c, pd_op_id terms) {
     return pd_x_end(&v, each, &c->out[0]);
 }
 
-/* Is every probability one? NaN is not. */
+/* Fails unless every element is in [0, 1]; NaN is not. */
 static pd_status check_probabilities(const char *what, pd_tensor *x) {
     pd_reduce_attrs all = {.dim = {.n = -1}, .dtype = PD_NO_DTYPE};
     pd_vjp v = {0};

@@ -1,12 +1,12 @@
-/* Pooling: max, mean, adaptive ones. The public ops bring [C, L], [N, C, L] and [C, H, W] to [N, C, H, W], work out the
-   windows and call a hidden op on them, whose gradients are ops too: max_pool_grad puts g at the places that max_pool
-   found, max_pool_take reads there, and each is the other's gradient; the mean's gradient and the mean likewise. */
+/* Pooling: max, mean, adaptive. The public ops turn [C, L], [N, C, L] and [C, H, W] into [N, C, H, W], compute the
+   windows and call a hidden op. Its gradients are ops, too: max_pool_grad puts g at the places that max_pool has found,
+   max_pool_take reads there, and each is the other's gradient. The same holds for the mean and its gradient. */
 #include <inttypes.h>
 #include <string.h>
 
 #include "ops/block.h"
 
-/* The windows, worked out. size: H, W; out: P, Q. */
+/* The windows. size: H, W; out: P, Q. */
 typedef struct {
     int64_t kernel[2], stride[2], padding[2], dilation[2], size[2], out[2], adaptive, include_pad, divisor, nhwc;
 } pool_attrs;
@@ -197,7 +197,7 @@ const pd_op pd_op_pool_avg_grad = {
 
 /* ---- from the user's arguments to windows ------------------------------------------------------------------------ */
 
-/* Sizes of x's last `dims` dimensions (1 or 2), the first axis being 1 for one dimension; checks x. */
+/* Checks x and takes the sizes of its last `dims` dimensions (1 or 2); for one dimension the first size is 1. */
 static pd_status image_of(const char *op, const pd_tensor *x, int dims, pool_attrs *a) {
     bool fits = x->ndim == dims + 1 || x->ndim == dims + 2;
     for (int d = x->ndim == dims + 2; d < x->ndim && fits; d++) fits = x->size[d] > 0;
@@ -210,7 +210,7 @@ static pd_status image_of(const char *op, const pd_tensor *x, int dims, pool_att
     return PD_OK;
 }
 
-/* What the user gave, per dimension. */
+/* The user's arguments for each dimension. */
 typedef struct {
     const int64_t *kernel;
     const pd_ints *stride;
@@ -255,7 +255,7 @@ static pd_status windows_of(const char *op, const pd_tensor *x, int dims, const 
     return PD_OK;
 }
 
-/* Adaptive windows; those of equal size without overlap are plain ones. */
+/* Adaptive windows; windows of equal size without overlap become plain ones. */
 static pd_status adaptive_of(const char *op, const pd_tensor *x, int dims, const int64_t *out, pool_attrs *a) {
     bool even = true;
     int64_t total;
@@ -281,7 +281,7 @@ static pd_status adaptive_of(const char *op, const pd_tensor *x, int dims, const
     return PD_OK;
 }
 
-/* x as [N, C, H, W]; and a result back to x's dims. Both [new]. */
+/* [new] x as [N, C, H, W]; from_images turns a result back. */
 static pd_status to_images(pd_tensor *x, int dims, pd_tensor **out) {
     pd_tensor *wide;
     PD_TRY(dims == 2 ? (pd_tensor_retain(wide = x), PD_OK) : pd_call1(PD_OP_unsqueeze, x, &(int64_t){-2}, &wide));

@@ -1,5 +1,5 @@
-/* A recurrent layer in one direction: a loop of one product and one cell per step. The gradient of its weight is one
-   product over all steps. Second gradients go through the ops that a step is made of. */
+/* A recurrent layer in one direction: each step is one product and one cell. The gradient of the weight is one product
+   over all steps. Second gradients are made of other ops. */
 #include <string.h>
 
 #include "base/mem.h"
@@ -111,14 +111,14 @@ static double recurrent_work(const pd_call *c) {
 
 /* ---- gradient ---------------------------------------------------------------------------------------------------- */
 
-/* gw (+)= gu^T times the state before, over so many steps. */
+/* gw = (or +=) gu^T times the state before, over so many steps. */
 static pd_gemm weight_product(const layer *l, int64_t steps, int beta) {
     pd_gemm s = pd_gemm_dense(l->cell.t, l->width, l->cell.H, steps * l->cell.B, true, false);
     s.beta = beta;
     return s;
 }
 
-/* One product over the steps that follow another, one for the first. */
+/* One product for the first step, and one for all steps after it. */
 static pd_status weight_grad(const layer *l, const char *gu, const char *y, const char *h0, char *gw, void *scratch) {
     const int64_t B = l->cell.B, H = l->cell.H;
     const size_t row = (size_t)(B * H) * l->item, wide = (size_t)(B * l->width) * l->item, last = (size_t)(l->T - 1);
@@ -208,7 +208,7 @@ static pd_val gate(pd_vjp *v, pd_val a, int64_t H, int k) {
     return pd_val_of(pd_x_call1(v, PD_OP_slice, a.t, &part));
 }
 
-typedef struct step_vals { pd_val g[4], h0, c0, h1, tanh_c; } step_vals; /* g as pd_cell_step's gates */
+typedef struct step_vals { pd_val g[4], h0, c0, h1, tanh_c; } step_vals; /* g: the gates as pd_cell_step has them */
 
 static step_vals forward_step(pd_vjp *v, const layer *l, pd_val x, pd_val u, pd_val h0, pd_val c0, pd_val *c1) {
     const int64_t H = l->cell.H;
@@ -230,7 +230,8 @@ static step_vals forward_step(pd_vjp *v, const layer *l, pd_val x, pd_val u, pd_
     return s;
 }
 
-/* From gh to the gates' gradients gx, gu; gh becomes the part that reaches h0 past them (a constant 0: none). */
+/* Computes the gates' gradients gx and gu from gh. gh becomes the part that reaches h0 without the gates (a constant 0:
+   none). */
 static void backward_step(pd_vjp *v, const layer *l, const step_vals *s, pd_val *gh, pd_val *gc, pd_val *gx,
                           pd_val *gu) {
     pd_tensor *room[4];

@@ -1,4 +1,4 @@
-/* Reductions: sum, mean, prod, amax, amin, any, all, and the index-giving argmax, argmin, max, min, topk. */
+/* Reductions: sum, mean, prod, amax, amin, any, all; and argmax, argmin, max, min, topk, which return indices. */
 #include <inttypes.h>
 #include <string.h>
 
@@ -36,7 +36,7 @@ static pd_status infer_mean(pd_call *c) {
     if (!pd_dtype_is_complex((pd_dtype)c->in[0]->dtype)) PD_TRY(pd_check_float(c, 0));
     return infer(c);
 }
-/* What has no identity needs an element along every dim in `bits`. */
+/* A reduction without a neutral element needs at least one element along every dim in `bits`. */
 static pd_status want_elements(const pd_call *c, unsigned bits) {
     for (int d = 0; d < c->in[0]->ndim; d++)
         if ((bits >> d & 1) && !c->in[0]->size[d])
@@ -51,12 +51,12 @@ static pd_status infer_extreme(pd_call *c) {
     return want_elements(c, bits);
 }
 
-/* x with its dims as they lie in memory, where those that stay keep their order; else as it is. */
+/* x with its dims in the order of memory, if the dims that stay keep their order; else x as it is. */
 static pd_tensor in_memory_order(const pd_tensor *x, unsigned *bits) {
     pd_tensor t = *x;
     int order[PD_MAX_DIMS], last = -1;
     unsigned moved = 0;
-    for (int d = 0; d < x->ndim; d++) { /* by falling strides; dims of size 1 may stand anywhere */
+    for (int d = 0; d < x->ndim; d++) { /* sorts by falling strides; dims of size 1 may be anywhere */
         int at = d;
         for (; at > 0 && (x->size[order[at - 1]] == 1 || x->stride[order[at - 1]] < x->stride[d]); at--)
             order[at] = order[at - 1];
@@ -75,9 +75,9 @@ static pd_tensor in_memory_order(const pd_tensor *x, unsigned *bits) {
     return t;
 }
 
-/* How x is folded: where it lies; in two runs, the results of the first lying in scratch; or packed. */
+/* How x is folded: in its own memory; in two passes, the first into scratch (`twice`); or packed first (`scratch`). */
 typedef struct { pd_block b, second; bool twice; size_t scratch; } course;
-#define LONG_RUN 16 /* elements from which a run is worth a pass */
+#define LONG_RUN 16 /* elements from which on a run is worth a pass of its own */
 
 static pd_status course_of(pd_fold f, const pd_call *c, course *o) {
     unsigned bits, lying;
@@ -134,7 +134,7 @@ static pd_status fold(pd_fold f, const pd_call *c) {
     return PD_OK;
 }
 
-/* t, of the reduced shape, seen with the reduced dims as size 1 again. */
+/* t, which has the reduced shape, with the reduced dims as dims of size 1. */
 static pd_tensor *keep_dims(pd_vjp *v, pd_tensor *t) {
     const pd_reduce_attrs *a = v->attrs;
     const pd_edge *e = &v->node->edges[0];
@@ -172,7 +172,7 @@ static pd_tensor *over_same(pd_vjp *v, pd_op_id op, pd_tensor *x) {
     return pd_x_call1(v, op, x, &a);
 }
 
-/* For each element the product of the others: of [rows, n, n] with ones on the diagonals. */
+/* For each element the product of the others: products over [rows, n, n] with ones on the diagonals. */
 static pd_tensor *products_of_others(pd_vjp *v, pd_tensor *x) {
     const pd_reduce_attrs *a = v->attrs;
     pd_reduce_attrs last = {.dim = {.n = 1, .v = {2}}, .dtype = PD_NO_DTYPE};
@@ -201,8 +201,8 @@ static pd_tensor *products_of_others(pd_vjp *v, pd_tensor *x) {
     return pd_x_call1(v, PD_OP_permute, pd_x_call1(v, PD_OP_reshape, others, &moved), &back);
 }
 
-/* g * y / x; where there are zeros, the product of the others for the only one, and 0 for the rest: which holds at this
-   point only, so what is to be differentiated again is made of the products themselves. */
+/* g * y / x. With zeros in x: the product of the others for a single zero, and 0 for the rest. That formula holds at
+   this point only, so a gradient that is differentiated again is made of the products themselves. */
 static void prod_gradient(pd_vjp *v, bool again) {
     pd_tensor *x = pd_vjp_in(v, 0), *y = pd_vjp_out(v, 0);
     pd_val g = pd_val_of(keep_dims(v, v->g[0])), one = pd_const(1), zero = pd_const(0);
@@ -339,7 +339,8 @@ const pd_op pd_op_argmin = {
 
 /* ---- values and indices along one dimension ---------------------------------------------------------------------- */
 
-/* The gradient of picking `index` along dim: zeros with g put at those places. g and index have the input's dims. */
+/* The gradient of taking `index` along dim: zeros, and g at those places. g and index have as many dims as the
+   input. */
 static void put_along(pd_vjp *v, int dim, pd_tensor *g, pd_tensor *index) {
     const pd_edge *e = &v->node->edges[0];
     pd_tensor *in[2 + PD_MAX_DIMS], *zeros = pd_x_new(v, (pd_dtype)e->dtype, e->ndim, e->size);
@@ -479,7 +480,7 @@ static size_t topk_bytes(const pd_call *c) {
 static pd_status topk_kernel(const pd_call *c) {
     const topk_attrs *a = c->attrs;
     pd_block b = last_axis(c->in[0]);
-    int64_t k = c->in[0]->ndim ? a->k : 1; /* of a 0-d tensor always its element, as in PyTorch */
+    int64_t k = c->in[0]->ndim ? a->k : 1; /* of a 0-d tensor always its one element, as in PyTorch */
     pd_here()->topk(a->largest, (pd_dtype)c->in[0]->dtype, &b, k, pd_packed(c->in[0], c->scratch),
                     pd_tensor_data(c->out[0]), pd_tensor_data(c->out[1]), (char *)c->scratch + packed_end(c));
     return PD_OK;

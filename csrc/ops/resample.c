@@ -15,7 +15,7 @@ static double scale_of(const resample_attrs *a, int64_t from, int64_t to) {
                           : (double)from / (double)to;
 }
 
-/* Antialiased: how far a result reaches, as wide as a filter over results where they are fewer than inputs. */
+/* With antialiasing: how many inputs to each side a result depends on. The filter grows when results are fewer. */
 static double reach_of(const resample_attrs *a, double scale) {
     return (a->mode == CUBIC_AA ? 2 : 1) * (scale > 1 ? scale : 1);
 }
@@ -25,10 +25,10 @@ static int64_t taps_of(const resample_attrs *a, int64_t from, int64_t to) {
     return 2 * (int64_t)ceil(reach_of(a, scale_of(a, from, to))) + 2;
 }
 
-/* Where dimension d stands among the others in memory. */
+/* The place of dimension d in the order of memory. */
 static int place_in_memory(bool nhwc, int d) { return nhwc && d == 1 ? PD_MAX_DIMS : d; }
 
-/* Along dim: from elements become `to`; transposed, the other way. */
+/* Sets the sizes along dim: `from` inputs and `to` results, exchanged if transposed. */
 static pd_status sizes(const pd_call *c, int *dim, pd_resample *s) {
     const resample_attrs *a = c->attrs;
     const pd_tensor *x = c->in[0];
@@ -77,7 +77,7 @@ static size_t scratch(const pd_call *c) {
                 : (size_t)(c->in[0]->numel + c->out[0]->numel) * 4);
 }
 
-/* Weights of four neighbours at distance t behind the second (Keys, 1981, with -0.75 as in PyTorch). */
+/* The weights of four neighbours of a point at distance t after the second (Keys, 1981, with -0.75 as in PyTorch). */
 static void cubic(double t, double w[4]) {
     const double A = -0.75;
     for (int k = 0; k < 4; k++) {
@@ -86,7 +86,7 @@ static void cubic(double t, double w[4]) {
     }
 }
 
-/* Weights of the inputs that a result reaches, by Pillow's filters (cubic: -0.5); their sum is 1. */
+/* The weights of the inputs that a result depends on, by Pillow's filters (cubic: -0.5). Their sum is 1. */
 static void fill_smooth(const resample_attrs *a, const pd_resample *s, double scale, int64_t *index, double *weight) {
     double reach = reach_of(a, scale), wide = scale > 1 ? scale : 1;
     for (int64_t j = 0; j < s->to; j++, index += s->taps, weight += s->taps) {
@@ -106,7 +106,8 @@ static void fill_smooth(const resample_attrs *a, const pd_resample *s, double sc
     }
 }
 
-/* Which inputs make result j. Places of float tensors are computed in float, as in PyTorch: floor() must agree. */
+/* The inputs of each result j. Positions in float tensors are computed in float, so that floor() agrees with
+   PyTorch. */
 static void fill_tables(const resample_attrs *a, const pd_resample *s, int64_t *index, double *weight) {
     bool single = s->t == PD_F32;
     double scale = scale_of(a, s->from, s->to);
@@ -147,7 +148,7 @@ static pd_status kernel(const pd_call *c) {
     s.index = index, s.weight = weight;
     pd_tensor *x = c->in[0], *y = c->out[0];
     pd_dtype t = (pd_dtype)x->dtype;
-    float *wide = (float *)(weight + s.to * s.taps); /* halves: input and result in float */
+    float *wide = (float *)(weight + s.to * s.taps); /* 16-bit types: input and result in float32 */
     void *room = t == s.t ? wide : wide + x->numel + y->numel;
     const void *from = pd_laid_out(x, pd_is_nhwc(x), &room);
     if (t == s.t) {

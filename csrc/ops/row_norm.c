@@ -1,4 +1,4 @@
-/* Layer, RMS and group normalisation: rows [R, n], each by its own mean and deviation. */
+/* Layer, RMS and group normalisation: each of the rows [R, n] by its own mean and deviation. */
 #include <inttypes.h>
 #include <string.h>
 
@@ -37,7 +37,7 @@ static pd_val over(pd_vjp *v, pd_op_id op, pd_val x, int dim, bool keepdim) {
     pd_reduce_attrs a = {.dim = {.n = 1, .v = {dim}}, .keepdim = keepdim, .dtype = PD_NO_DTYPE};
     return pd_val_of(pd_x_call1(v, op, x.t, &a));
 }
-/* Rows x normalised (without weights) into *hat, and the gradient of x, gh being that of *hat. */
+/* Puts the normalised rows x (without weights) into *hat and returns the gradient of x; gh is the gradient of *hat. */
 static pd_val rows_gradient(pd_vjp *v, pd_val x, pd_val gh, double eps, bool rms, pd_val *hat) {
     pd_val centred = rms ? x : SUB(x, over(v, PD_OP_mean, x, 1, true));
     pd_val rstd = pd_x1(v, PD_OP_rsqrt, ADDC(over(v, PD_OP_mean, pd_x1(v, PD_OP_square, centred), 1, true), eps));
@@ -165,7 +165,7 @@ static pd_status rms_compose(pd_call *c) {
     pd_vjp v = {0};
     int64_t n;
     PD_TRY(last_dims(c, &a->shape, &n));
-    double least = c->in[X]->dtype == PD_F64 ? 0x1p-52 : 0x1p-23; /* halves compute in float */
+    double least = c->in[X]->dtype == PD_F64 ? 0x1p-52 : 0x1p-23; /* 16-bit types compute in float32 */
     return pd_x_end(&v,
                     normed(&v, c->in[X], rows_in(c->in[X], c->in[X]->ndim - (int)a->shape.n), n, c->in[1], NULL,
                            a->eps.cat < 0 ? least : a->eps.d, true),

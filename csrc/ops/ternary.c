@@ -19,7 +19,7 @@ static pd_status infer_clamp(pd_call *c) {
     return pd_infer_elementwise(c, (pd_dtype)c->in[0]->dtype);
 }
 
-/* What stands for a bound that is not given. */
+/* Stores the bound that stands for one that is not given. */
 static void store_limit(pd_dtype t, bool least, void *to) {
     pd_scalar s = pd_number(least ? -INFINITY : INFINITY);
     if (!pd_dtype_is_float(t)) {

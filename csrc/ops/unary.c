@@ -22,7 +22,7 @@ static pd_status run(pd_unary fn, const pd_call *c) {
     return PD_OK;
 }
 
-/* gx from g and the saved tensor in one pass. */
+/* Computes gx from g and the saved tensor in one pass. */
 static void fused(pd_vjp *v, pd_unary fn, pd_tensor *saved) {
     pd_tensor *gx = saved ? pd_x_new(v, (pd_dtype)saved->dtype, saved->ndim, saved->size) : NULL, *g = v->g[0];
     if (!gx) return;
@@ -35,7 +35,7 @@ static void fused(pd_vjp *v, pd_unary fn, pd_tensor *saved) {
     pd_vjp_set(v, 0, gx);
 }
 
-/* |x|, which is not holomorphic: g, real, times x / |x|. */
+/* |x| is not holomorphic: its gradient is g, which is real, times x / |x|. */
 static pd_val abs_of_complex(pd_vjp *v, pd_val g, pd_val x) {
     pd_val size = ABS(x);
     return MUL(g, DIV(x, pd_x_where(v, PD_OP_eq, size, C(0), C(1), size)));

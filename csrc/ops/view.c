@@ -25,7 +25,7 @@ static void drop_dim(pd_tensor *t, int d) {
     }
 }
 
-/* The gradient of a reshaping view: g in the input's shape. */
+/* The gradient of a view that changes the shape only: g in the input's shape. */
 static void reshape_back(pd_vjp *v) {
     const pd_edge *e = &v->node->edges[0];
     pd_shape_attrs a = {.shape = {.n = e->ndim}};
@@ -273,7 +273,7 @@ static pd_status strided_infer(pd_call *c) {
 }
 
 static void strided_vjp(pd_vjp *v) {
-    /* Zeros shaped and laid out like the input, to which g is added at the same places. */
+    /* Zeros with the input's shape and strides, to which g is added at the view's places. */
     pd_tensor *x = (pd_tensor *)(uintptr_t)pd_vjp_geometry(v, 0), *in[2] = {x, v->g[0]};
     if (x) pd_vjp_set(v, 0, pd_x(v, PD_OP_as_strided_scatter_add, v->attrs, 2, in));
 }
@@ -297,15 +297,15 @@ static pd_status scatter_infer(pd_call *c) {
 
 static bool is_dense(const pd_tensor *x) { return pd_shape_is_dense(x->ndim, x->size, x->stride); }
 
-/* Elements from the first to the last of x in memory. */
+/* The number of elements from the first to the last of x in memory. */
 static int64_t span_of(const pd_tensor *x) {
     int64_t last = 0;
     for (int d = 0; d < x->ndim; d++) last += (x->size[d] - 1) * x->stride[d];
     return x->numel ? last + 1 : 0;
 }
 
-/* Byte offsets of g's elements within the result, then g packed where it is not contiguous; of an input with gaps, then
-   the gradient as its memory lies. */
+/* Scratch: byte offsets of g's elements within the result; then g packed, if it is not contiguous; then, if the input
+   has gaps, the gradient in the order of its memory. */
 static size_t scatter_scratch(const pd_call *c) {
     size_t packed = pd_tensor_is_contiguous(c->in[1]) ? 0 : (pd_tensor_bytes(c->in[1]) + 15) & ~(size_t)15;
     size_t gaps = is_dense(c->in[0]) ? 0 : (size_t)span_of(c->in[0]) * pd_dtype_size((pd_dtype)c->out[0]->dtype);
@@ -331,7 +331,7 @@ static pd_status scatter_kernel(const pd_call *c) {
     pd_here()->places(&to, offset, NULL);
     l = (pd_loop){.ndim = 1, .nop = 1, .numel = span, .size = {span}, .stride = {{size}}, .ptr = {memory}};
     pd_here()->fill((size_t)size, &(uint64_t){0}, &l);
-    /* One element after the other: several may go to one place. */
+    /* One element after the other, since several may go to one place. */
     pd_here()->put_add((pd_dtype)o->dtype, g->numel, 1, offset, pd_packed(g, offset + (g->numel + 1) / 2 * 2), size,
                        memory);
     if (dense) return PD_OK;
@@ -341,7 +341,7 @@ static pd_status scatter_kernel(const pd_call *c) {
     pd_here()->copy((pd_dtype)o->dtype, (pd_dtype)o->dtype, &l);
     for (int d = 0; d < x.ndim; d++)
         if (!x.stride[d]) copies *= x.size[d];
-    if (copies > 1) { /* elements that are one in memory share its gradient */
+    if (copies > 1) { /* elements that share memory share its gradient */
         pd_scalar n = pd_number((double)copies);
         char cell[16];
         pd_scalar_store(&n, (pd_dtype)o->dtype, cell);
@@ -393,8 +393,8 @@ static pd_tensor *zeros_of_input(pd_vjp *v) {
     return z;
 }
 
-/* Zeros of the input's shape with g written into the same view of them, as ops, so that it can be differentiated again;
-   or g added there to what other parts have left. */
+/* Zeros of the input's shape with g in the same view of them, made by ops, so that it can be differentiated again. Or
+   adds g to the sum that gradients of other parts have left. */
 static void place(pd_vjp *v, pd_op_id op) {
     if (!pd_vjp_needs(v, 0)) return;
     pd_tensor *sum = pd_vjp_sum(v, 0);

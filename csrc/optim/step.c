@@ -8,13 +8,13 @@
 #include "base/profile.h"
 #include "ops/ops.h"
 
-/* Complex numbers are pairs of real ones to all steps, as in PyTorch. */
+/* All steps treat complex numbers as pairs of real ones, as in PyTorch. */
 static pd_dtype part_of(const pd_tensor *t) { return pd_dtype_part((pd_dtype)t->dtype); }
 static int64_t parts_of(const pd_tensor *t) {
     return pd_dtype_is_complex((pd_dtype)t->dtype) ? 2 * t->numel : t->numel;
 }
 
-/* Gradient and states match their parameter in all but the order in memory. */
+/* Fails unless a gradient or state matches its parameter; the order in memory may differ. */
 static pd_status check_like(const char *op, int64_t i, const char *what, const pd_tensor *t, const pd_tensor *p) {
     if (t->storage->device != p->storage->device)
         return pd_fail(PD_E_RUNTIME, "%s: %s of parameter %" PRId64 " is on %s (expected %s, as the parameter)", op,
@@ -27,15 +27,15 @@ static pd_status check_like(const char *op, int64_t i, const char *what, const p
 
 /* ---- any order in memory ----------------------------------------------------------------------------------------- */
 
-/* Kernels walk tensors without gaps, side by side, in the parameter's order. What lies otherwise is copied into that
-   order, and copied back if it is written. */
+/* Kernels walk parameter, gradient and states side by side, without gaps, in the order of the parameter's memory. A
+   tensor in another order is copied into that order, and copied back if it is written. */
 typedef struct copies {
     struct copy {
         pd_tensor *of, *copy; /* of: borrowed */
         bool written;
     } *at;
     size_t count, room;
-    bool made; /* the second pass, which takes them in their order: `next` */
+    bool made; /* the second pass, which takes the copies in order: `next` */
     size_t next;
 } copies;
 
@@ -47,7 +47,7 @@ static bool is_in_order_of(const pd_tensor *t, const pd_tensor *dense) {
     return true;
 }
 
-/* *t becomes a copy of it, in the order of `dense` or (NULL) contiguous. */
+/* Replaces *t by a copy in the order of `dense`, or contiguous if that is NULL. */
 static pd_status take_copy(const char *op, const pd_tensor *dense, bool written, copies *c, pd_tensor **t) {
     pd_tensor *of = *t, *copy;
     const pd_device *was;
@@ -70,7 +70,7 @@ static pd_status take_copy(const char *op, const pd_tensor *dense, bool written,
     return pd_engine.copy_into(copy, of);
 }
 
-/* What was written goes back; the copies end. */
+/* Copies back what was written and frees the copies. */
 static pd_status end_copies(copies *c, pd_status status) {
     for (size_t i = 0; i < c->count; i++) {
         if (c->at[i].written && !status) status = pd_engine.copy_into(c->at[i].of, c->at[i].copy);
@@ -80,7 +80,7 @@ static pd_status end_copies(copies *c, pd_status status) {
     return status;
 }
 
-/* Its address in the order of `dense`. */
+/* *to: t's data in the order of `dense`, in its own memory or in a copy. */
 static pd_status lay(const char *op, const pd_tensor *dense, pd_tensor *t, bool written, copies *c, void **to) {
     if (!is_in_order_of(t, dense)) PD_TRY(take_copy(op, dense, written, c, &t));
     *to = pd_tensor_data(t);
@@ -95,7 +95,7 @@ static pd_status check_number(const char *op, const pd_tensor *t) {
                    pd_dtype_name((pd_dtype)t->dtype), pd_tensor_shape(t), t->storage->device->name);
 }
 
-/* The numbers of a GPU's that the step reads, and those that it writes. */
+/* Checks the one-element tensors that the step reads or writes on a GPU. */
 static pd_status check_numbers(const char *op, const pd_step_lists *l) {
     pd_tensor *numbers[] = {l->skip, l->lr, l->step, l->own[0], l->own[1]};
     for (int i = 0; i < 5; i++) {
@@ -106,7 +106,7 @@ static pd_status check_numbers(const char *op, const pd_step_lists *l) {
     return PD_OK;
 }
 
-/* Where the number lies, which must be where the parameter is. */
+/* The address of such a number; it has to be on the parameter's device. */
 static pd_status number_near(const char *op, int64_t i, const pd_tensor *p, pd_tensor *number, const char *what,
                              void **to) {
     if (number && number->storage->device != p->storage->device)
@@ -151,7 +151,7 @@ static pd_status segment(const char *op, const pd_step_lists *l, int64_t i, pd_s
     return PD_OK;
 }
 
-/* The check before every write, for all that the step writes where it lies; copies pass it on their way back. */
+/* The check before every write, for all that the step writes in place. Copies are checked when they are copied back. */
 static pd_status before_writes(const char *op, const pd_step_lists *l, const pd_segment_step *s) {
     pd_tensor *numbers[] = {l->step, l->own[0], l->own[1]};
     for (int k = 0; k < 3; k++)
@@ -165,8 +165,8 @@ static pd_status before_writes(const char *op, const pd_step_lists *l, const pd_
     return PD_OK;
 }
 
-/* *out and *held (5 places an entry) lie in scratch: a step whose memory lies in one order asks for none. Copies are
-   made by ops, which use the scratch themselves, so what was found before them is found once more. */
+/* *out and *held (5 for each entry) are in scratch memory, so a step without copies allocates nothing. Copies are made
+   by ops, which use the scratch themselves, so after copying a second pass fills both again. */
 static pd_status segments(const char *op, const pd_step_lists *l, copies *c, pd_segment_step **out,
                           pd_storage ***held, int64_t *total) {
     size_t n = (size_t)l->count;
@@ -189,13 +189,13 @@ static pd_status segments(const char *op, const pd_step_lists *l, copies *c, pd_
     return before_writes(op, l, *out);
 }
 
-/* Bytes, for the profiler: parameters and states are read and written, gradients read. */
+/* Bytes moved, for the profiler: parameters and states are read and written, gradients are read. */
 static int64_t moved(const pd_step_lists *l, int64_t total) {
     int streams = 3 + 2 * ((l->m != NULL) + (l->v != NULL) + (l->w != NULL));
     return total * streams * (int64_t)pd_dtype_size(part_of(l->params[0]));
 }
 
-/* All memory of the step is kept while other threads may run: they can give a parameter other data, or drop its
+/* Keeps all memory of the step while other threads may run, which may replace a parameter's data or drop its
    gradient. */
 static void hold_all(const pd_step_lists *l, pd_storage **held) {
     for (int64_t i = 0; i < l->count; i++, held += 5) {
@@ -210,7 +210,7 @@ static void let_all_go(const pd_step_lists *l, pd_storage **held) {
     for (int64_t i = 0; i < 5 * l->count; i++) pd_storage_release(held[i]);
 }
 
-/* ns: what the kernel takes for an element; the GIL is given up for what takes long. */
+/* ns: the kernel's time for an element; a long step gives up the GIL. */
 #define STEP(name, ns)                                                                                  \
     pd_status pd_step_##name(const pd_step_lists *l, const pd_##name *c) {                              \
         pd_segment_step *s;                                                                             \
@@ -249,8 +249,8 @@ STEP(asgd, 1.0)
 STEP(rprop, 1.5)
 STEP(lion, 1.0)
 
-/* One tensor, where it lies: its sum of squares (*sum lies there too), or (sum NULL) multiplied by `by`, *finite saying
-   whether all were finite. */
+/* For one tensor, on its device: puts its sum of squares into *sum, which is on the device, too. Or, if sum is NULL,
+   multiplies it by `by`; *finite: whether all elements were finite. */
 static pd_status over(pd_tensor *t, const char *op, double *sum, double by, bool *finite) {
     copies copied = {0};
     const pd_device *d = t->storage->device, *was;
@@ -258,7 +258,7 @@ static pd_status over(pd_tensor *t, const char *op, double *sum, double by, bool
                        : sum        ? PD_OK
                                     : pd_tensor_before_write(op, t);
     if (status) return end_copies(&copied, status);
-    pd_storage *held = t->storage; /* another thread may give t other memory, or another shape */
+    pd_storage *held = t->storage; /* another thread may replace t's memory or shape */
     pd_storage_retain(held);
     void *data = pd_tensor_data(t);
     pd_dtype part = part_of(t);
@@ -301,7 +301,7 @@ pd_status pd_sums_of_squares(pd_tensor *const *tensors, int64_t count, pd_tensor
 
 pd_status pd_scale_tensors(pd_tensor *const *tensors, int64_t count, double by, bool *finite) {
     *finite = true;
-    for (int pass = 0; pass < 2; pass++) /* nothing is written where a check fails */
+    for (int pass = 0; pass < 2; pass++) /* the first pass checks, so that a failure writes nothing */
         for (int64_t i = 0; i < count; i++) {
             pd_tensor *t = tensors[i];
             if (pass) {
@@ -351,7 +351,7 @@ pd_status pd_zero_grads(pd_tensor *const *params, int64_t count, bool set_to_non
             pd_meta_set_grad(m, NULL);
             continue;
         }
-        if (m->grad->meta && m->grad->meta->grad_fn) { /* made with create_graph: cut off, as in PyTorch */
+        if (m->grad->meta && m->grad->meta->grad_fn) { /* made with create_graph: detached, as in PyTorch */
             pd_tensor *plain;
             PD_TRY(pd_engine.zeros_like(m->grad, &plain));
             pd_meta_set_grad(m, plain);
