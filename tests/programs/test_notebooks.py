@@ -4,12 +4,13 @@ import json
 import math
 import re
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 
 FOLDER = Path(__file__).resolve().parents[2] / "notebooks"
 TUTORIALS = sorted(FOLDER.glob("*.ipynb"))
-NAMES = ["01_train", "02_data_parallel", "03_a_rank_dies", "04_mixed_precision"]
+NAMES = ["01_train", "02_data_parallel", "03_a_rank_dies", "04_mixed_precision", "05_your_own_op_in_c"]
 
 # What differs from run to run: times, process ids, ports, addresses in memory, the name of a cell's file.
 CHANCE = re.compile(r"\d+(\.\d+)? ?(s|ms|us|MB|GB/s)\b|\bpid \d+|:\d{4,5}\b|0x[0-9a-f]+|\b\d{6,}\.py\b")
@@ -68,12 +69,12 @@ def test_a_tutorial_says_what_to_install(path):
 
 
 def without(package):
-    """An import that does not find it."""
+    """An import that does not find it, and finds something for every other name."""
 
     def find(name, *args):
         if name.split(".")[0] == package:
             raise ModuleNotFoundError(f"No module named '{package}'")
-        return __import__(name, *args)
+        return MagicMock()
 
     return find
 
@@ -90,3 +91,12 @@ def test_a_tutorial_runs(path):
         assert len(committed) == len(got), cell.source
         for a, b in zip(committed, got):
             assert same(a, b), f"{cell.source}\n\ncommitted:\n{a}\n\ngot:\n{b}"
+
+
+def test_the_op_in_the_engine_is_shown_as_it_is():
+    """What tutorial 5 quotes stands in the file that it names."""
+    cells = json.loads((FOLDER / "05_your_own_op_in_c.ipynb").read_text())["cells"]
+    text = "\n\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
+    quoted = re.findall(r"In\s`(\S+)`:\n\n```\w+\n(.*?)```", text, re.S)
+    assert len(quoted) == text.count("```") // 2 == 7
+    assert not [path for path, part in quoted if part not in (FOLDER.parent / path).read_text()]
