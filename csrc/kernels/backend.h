@@ -6,8 +6,8 @@
        GPU   conv2d   cuDNN, own (the table's conv)
              matmul   cuBLASLt, own
 
-   takes is asked for the scratch and again for the run, and says the same both times; it may open a library and make
-   plans. A library that refuses a call which it took hands it to the device's own kernel. */
+   `takes` is called before `scratch` and again before the run, and gives the same answer both times. It may open a
+   library and make plans. A library that refuses a call after taking it hands the call to the device's own kernel. */
 #ifndef PD_KERNELS_BACKEND_H
 #define PD_KERNELS_BACKEND_H
 
@@ -16,7 +16,7 @@
 typedef struct pd_conv_backend {
     const char *name;
     bool (*takes)(const pd_conv *c, pd_conv_part part);
-    size_t (*scratch)(const pd_conv *c, pd_conv_part part); /* bytes, of a part that it takes */
+    size_t (*scratch)(const pd_conv *c, pd_conv_part part); /* bytes, for a part that the backend takes */
     pd_status (*forward)(const pd_conv *c, const void *x, const void *w, const void *bias, void *y, void *scratch);
     pd_status (*grad_input)(const pd_conv *c, const void *gy, const void *w, void *gx, void *scratch);
     pd_status (*grad_weight)(const pd_conv *c, const void *gy, const void *x, void *gw, void *scratch);
@@ -27,12 +27,12 @@ typedef struct pd_gemm_backend {
     bool (*takes)(const pd_gemm *c, bool bias);
     size_t (*scratch)(const pd_gemm *c); /* bytes, with and without bias */
     pd_status (*run)(const pd_gemm *c, const void *A, const void *B, const void *bias, void *C, void *scratch);
-    /* pd_gemm_with_sums; NULL: it makes no sums in passing. */
+    /* See pd_gemm_with_sums; NULL: the backend does not make sums on its way. */
     pd_status (*with_sums)(const pd_gemm *c, const void *A, const void *B, void *sums, void *C, void *scratch,
                            bool *done);
 } pd_gemm_backend;
 
-/* Those of the device that the op runs on, best first, NULL at the end. */
+/* The backends of the op's device, best first, with NULL at the end. */
 const pd_conv_backend *const *pd_conv_backends(void);
 const pd_gemm_backend *const *pd_gemm_backends(void);
 
@@ -43,8 +43,8 @@ extern const pd_conv_backend pd_winograd_avx2, pd_winograd_avx512, pd_conv_weigh
 #endif
 extern const pd_gemm_backend pd_onednn_gemm, pd_cublaslt_gemm;
 
-/* Of all instruction sets (pick.c): whether Winograd's form takes all parts of c; whether conv_weight takes its
-   weight's gradient. */
+/* For the chosen instruction set (pick.c): whether Winograd's algorithm takes all parts of c, and whether conv_weight
+   takes the weight's gradient. */
 bool pd_winograd_takes(const pd_conv *c, pd_conv_part part);
 bool pd_conv_weight_takes(const pd_conv *c);
 

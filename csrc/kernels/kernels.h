@@ -1,13 +1,14 @@
-/* Numeric kernels on raw pointers, sizes and strides. No tensors, no allocation: scratch is the caller's.
+/* Numeric kernels on raw pointers, sizes and strides. They know no tensors and allocate nothing: callers give scratch.
 
-   pd_here() gives the table of the device that the op runs on (device/device.h): on the CPU pd_cpu(), that of the best
-   instruction set that the processor and PYDIST_ISA allow (kernels/cpu is compiled once per set); on CUDA csrc/cuda's,
-   whose pointers are to the device's memory, but for loop.h's cells, and whose functions launch: what they return or
-   write to the host they wait for. Products and convolutions
-   choose a backend at run time (kernels/backend.h).
-   Every kernel may use pd_parallel; results do not depend on the number of threads. Types: unless said otherwise F32,
-   F64, F16, BF16 (the last two compute in float) and, where "any" is said, the integers and BOOL too. Calls with a type
-   that a kernel does not have are the caller's bug: ops/ checks dtypes first. */
+   pd_here() returns the table of the device that the op runs on (device/device.h). On the CPU that is pd_cpu(), the
+   table of the best instruction set that the processor and PYDIST_ISA allow; kernels/cpu is compiled once for each set.
+   On CUDA it is the table of csrc/cuda: pointers are to the device's memory, except cells (loop.h), and functions only
+   launch; they wait for what they return or write to the host. Products and convolutions choose a backend at run time
+   (kernels/backend.h).
+
+   A kernel may use pd_parallel; results do not depend on the number of threads. Kernels take F32, F64, F16 and BF16, of
+   which the last two compute in float; where "any" is said, also the integers and BOOL. A call with another type is the
+   caller's bug, since ops/ checks dtypes first. */
 #ifndef PD_KERNELS_KERNELS_H
 #define PD_KERNELS_KERNELS_H
 
@@ -58,13 +59,13 @@ typedef enum pd_pointwise {
     PD_POINTWISE_COUNT
 } pd_pointwise;
 
-/* Parts of complex numbers: |x|, its angle; and x with the other imaginary part. */
+/* |x|, the angle of x, and the conjugate of x. */
 typedef enum pd_complex_part { PD_COMPLEX_ABS, PD_COMPLEX_ANGLE, PD_COMPLEX_CONJ } pd_complex_part;
 
 typedef enum pd_fold {
     PD_FOLD_SUM,
     PD_FOLD_MEAN,
-    PD_FOLD_SQUARES, /* their sum; floats only */
+    PD_FOLD_SQUARES, /* the sum of squares; floats only */
     PD_FOLD_PROD,
     PD_FOLD_MAX,
     PD_FOLD_MIN,
@@ -72,27 +73,37 @@ typedef enum pd_fold {
     PD_FOLD_ALL
 } pd_fold;
 
-/* A contiguous block seen as [outer, n, inner]; the kernel works along n. */
+/* A contiguous block as [outer, n, inner]; the kernel works along n. */
 typedef struct pd_block { int64_t outer, n, inner; } pd_block;
 
-/* One piece of an optimizer's state: parallel arrays of n elements of one dtype; m, v, w are NULL where the method does
-   not use them. SGD: m momentum. Adam: m mean of g, v of g^2, w the largest v. Adadelta: m mean of the squared steps, v
-   of g^2. RMSprop: m momentum, v mean of g^2, w of g. Adagrad: v sum of g^2. Moments (NAdam, RAdam): m mean of g, v of
-   g^2. Adamax: m mean of g, v the largest |g|, fading. ASGD: m mean of p. Rprop: m the last gradient, v the step. Lion:
-   m mean of g. low (or NULL): where p is written as F16 or BF16 too. chance (or 0): BF16 results are rounded up or down
-   by chance, drawn by it and by the element's index in the list; else to the nearest. */
+/* One piece of an optimizer's state: arrays of n elements of one dtype. m, v, w are NULL if the method does not use
+   them.
+
+       method         m                          v                      w
+       SGD            momentum
+       Adam           mean of g                  mean of g^2            the largest v
+       Adadelta       mean of squared steps      mean of g^2
+       RMSprop        momentum                   mean of g^2            mean of g
+       Adagrad                                   sum of g^2
+       NAdam, RAdam   mean of g                  mean of g^2
+       Adamax         mean of g                  largest |g|, decaying
+       ASGD           mean of p
+       Rprop          last gradient              step
+       Lion           mean of g
+
+   low: NULL, or memory to which p is also written, as F16 or BF16. chance: 0, or the key of stochastic rounding: BF16
+   results are rounded up or down at random, by this key and the element's index in the list. */
 typedef struct pd_segment_step {
     void *p, *g, *m, *v, *w;
     int64_t n;
     void *low;
     pd_dtype low_t;
     uint64_t chance;
-    const float *skip; /* of a GPU: where it is not 0, nothing changes; NULL: always */
-    /* Of a GPU, and the whole list's: the learning rate, and how many steps there were, this one being one more; NULL:
-       those of the method's numbers, which are not looked at else. */
+    const float *skip; /* GPU only: if it is not 0, the step changes nothing; may be NULL */
+    /* GPU only, shared by the whole list: learning rate and number of earlier steps; NULL: use the method's struct. */
     const float *lr;
     float *step;
-    float *own[2]; /* and numbers of the method, which its steps bring up to date: mu_product; eta and mu */
+    float *own[2]; /* numbers of the method that the step updates: mu_product; eta and mu */
 } pd_segment_step;
 typedef struct pd_sgd { double lr, momentum, dampening, weight_decay; bool nesterov, maximize, first; } pd_sgd;
 typedef struct pd_adam {
@@ -103,14 +114,14 @@ typedef struct pd_adam {
 typedef struct pd_adadelta { double lr, rho, eps, weight_decay; bool maximize; } pd_adadelta;
 typedef struct pd_rmsprop { double lr, alpha, eps, weight_decay, momentum; bool centered, maximize; } pd_rmsprop;
 typedef struct pd_adagrad { double lr, lr_decay, eps, weight_decay; int64_t step; bool maximize; } pd_adagrad;
-/* NAdam (nesterov) or RAdam; mu_product: of the steps before this one (kernels/step_rules.h). */
+/* NAdam (nesterov) or RAdam. mu_product: that of the earlier steps (kernels/step_rules.h). */
 typedef struct pd_moments {
     double lr, beta1, beta2, eps, weight_decay, momentum_decay, mu_product;
     int64_t step;
     bool nesterov, decoupled, maximize;
 } pd_moments;
 typedef struct pd_adamax { double lr, beta1, beta2, eps, weight_decay; int64_t step; bool maximize; } pd_adamax;
-/* eta and mu: this step's; the rest is for those of the next one (kernels/step_rules.h). */
+/* eta and mu: of this step; the other numbers give those of the next step (kernels/step_rules.h). */
 typedef struct pd_asgd {
     double eta, mu, lambd, weight_decay, lr, alpha, t0;
     int64_t step;
@@ -119,22 +130,23 @@ typedef struct pd_asgd {
 typedef struct pd_rprop { double eta_minus, eta_plus, step_min, step_max; bool maximize; } pd_rprop;
 typedef struct pd_lion { double lr, beta1, beta2, weight_decay; bool maximize; } pd_lion;
 
-/* Batch normalisation over x[N, C, S] (contiguous) or x[N, S, C] (channels_last). Statistics in float (double for
-   F64). */
-/* params: of weight, bias, running statistics and the gradients of the first two; as x, or F32 where x has 16 bits. */
+/* Batch normalisation over x[N, C, S] (contiguous) or x[N, S, C] (channels_last). Statistics are float, or double for
+   F64. */
+/* params: the dtype of weight, bias, their gradients, and running statistics: x's dtype, or F32 if x has 16 bits. */
 typedef struct pd_batch_norm { int64_t N, C, S; bool channels_last; double eps; pd_dtype params; } pd_batch_norm;
 
-/* Rows [rows, n], each by its own mean (rms: 0) and deviation sqrt(var + eps). */
+/* Rows [rows, n], each normalised by its own mean (rms: 0) and deviation sqrt(var + eps). */
 typedef struct pd_row_norm { int64_t rows, n; double eps; bool rms; } pd_row_norm;
 
-/* x[N, C, S] (contiguous) or x[N, S, C] (channels_last), `groups` groups of the C channels of each of N images, each by
-   its own mean and deviation. */
+/* x[N, C, S] (contiguous) or x[N, S, C] (channels_last). The C channels of each of N images form `groups` groups, each
+   normalised by its own mean and deviation. */
 typedef struct pd_group_norm { int64_t N, C, S, groups; bool channels_last; double eps; } pd_group_norm;
 
-/* One step of a recurrent layer over B rows of H, all dense, F32 or F64. x and u: the gates' parts from input and
-   state, in PyTorch's order [B, gates, H]; gates: what the gradient needs of them, LSTM's i, f, g, o after their
-   functions, GRU's r, z, n and the third of u. gh, gc: gradients of the new state, which become those of the old one,
-   but for what passes through gu; g: a part of h1's still to be added, or NULL. LSTM and RNN have gu = gx. */
+/* One step of a recurrent layer over B rows of H, all dense, F32 or F64. x and u: the gates' summands from input and
+   from state, in PyTorch's order [B, gates, H]. gates: what the gradient needs: i, f, g, o of an LSTM after their
+   functions; r, z, n of a GRU and the third of u. gh, gc: on entry the gradients of the new state, on return those of
+   the old one, without the part that goes through gu. g: another gradient of h1 to be added, or NULL. LSTM and RNN have
+   gu = gx. */
 typedef enum pd_cell_kind { PD_RNN_TANH, PD_RNN_RELU, PD_LSTM, PD_GRU } pd_cell_kind;
 typedef struct pd_cell {
     pd_dtype t;
@@ -147,9 +159,9 @@ typedef struct pd_cell_step {
 } pd_cell_step;
 
 /* Attention over query[B, H, nq, d], key[B, Hkv, nk, d], value[B, Hkv, nk, dv], out and its gradient [B, H, nq, dv]:
-   any strides (batch, head, row; rows dense), Hkv divides H. A mask [B, H, nq, nk], BOOL (which keys may be seen) or
-   floats to be added, of any strides; causal: key j is seen by query i if j <= i. lse[B, H, nq]: float, double for
-   F64. */
+   any strides for batch, head and row, but rows dense; Hkv divides H. mask[B, H, nq, nk], of any strides: BOOL (true:
+   the query may see the key), or floats that are added. causal: query i may see key j if j <= i. lse[B, H, nq]: float,
+   or double for F64. */
 typedef struct pd_attention {
     pd_dtype t, mask_t;
     int64_t B, H, Hkv, nq, nk, d, dv, qs[3], ks[3], vs[3], os[3], gs[3], ms[4];
@@ -157,10 +169,10 @@ typedef struct pd_attention {
     bool causal;
 } pd_attention;
 
-/* Pooling of x[N, C, H, W] to y[N, C, P, Q], each contiguous or (nhwc) channels_last. The window of result p along rows
-   has the taps p * stride - padding + r * dilation, r < kernel, of which those inside x count; adaptive: all of
-   [floor(p H / P), ceil((p + 1) H / P)), at most kernel of them. A place is the tap r * kernel[1] + s that was largest,
-   as a byte (fewer than 255 taps, else `wide`: int32), -1 for a window that lies outside altogether. divisor 0: the
+/* Pooling of x[N, C, H, W] to y[N, C, P, Q], each contiguous or (nhwc) channels_last. Along rows, the window of result
+   p has the taps p * stride - padding + r * dilation for r < kernel; those inside x count. adaptive: its taps are
+   [floor(p H / P), ceil((p + 1) H / P)), at most `kernel` of them. A place is the number r * kernel[1] + s of the
+   largest tap, -1 for a window outside x. It is a byte, or, with 255 taps or more (`wide`), an int32. divisor 0: the
    window's size. */
 typedef struct pd_pool {
     pd_dtype t;
@@ -168,8 +180,8 @@ typedef struct pd_pool {
     bool nhwc, adaptive, include_pad, wide;
 } pd_pool;
 
-/* Along the middle axis of x[outer, from, inner]: y[j] = sum of weight[j][k] x[index[j][k]] over k < taps, for j < to;
-   transposed: y[index[j][k]] += weight[j][k] x[j]. F32 and F64; taps 1 (the weight then is 1) or even. */
+/* Along the middle axis of x[outer, from, inner], for j < to: y[j] = sum of weight[j][k] x[index[j][k]] over k < taps.
+   transposed: y[index[j][k]] += weight[j][k] x[j]. F32 and F64. taps is even, or 1 with weight 1. */
 typedef struct pd_resample {
     pd_dtype t;
     int64_t outer, from, to, inner, taps;
@@ -178,15 +190,18 @@ typedef struct pd_resample {
     const double *weight;
 } pd_resample;
 
-/* Places in memory that indices choose: base + sum of own[d] at[d] + sum of by[j].step times the index that by[j] has
-   there, for `count` positions at[0], at[1], ... of `size`, in order from number `first` on, which begins a run of the
-   last dimension; all in bytes, the indices' strides in elements. An index
-   that lies outside [0, n) ([-n, n) where it wraps) is a bad one, unless it is `skip`; the place of both is -1. */
+/* Places in memory that indices choose. They are computed for `count` positions at[] of an index space of shape `size`,
+   in order, from number `first` on, which must begin a run of the last dimension. The place of a position, in bytes, is
+
+       base + sum over d of own[d] * at[d] + sum over j of by[j].step * (the index of by[j] at this position)
+
+   The indices' strides count elements. An index outside [0, n), or outside [-n, n) if it wraps, is bad, unless it is
+   `skip`; both give the place -1. */
 #define PD_PLACE_DIMS (2 * PD_MAX_DIMS)
 typedef struct pd_chooser {
     const void *index;
     bool narrow, wraps; /* narrow: int32, else int64 */
-    int64_t n, step, skip, dim, stride[PD_PLACE_DIMS]; /* skip: -1 for none; dim: as an error calls it */
+    int64_t n, step, skip, dim, stride[PD_PLACE_DIMS]; /* skip: -1 for none; dim: the dimension's number in messages */
 } pd_chooser;
 typedef struct pd_places {
     const char *op;
@@ -195,7 +210,7 @@ typedef struct pd_places {
     int64_t first, count, base, size[PD_PLACE_DIMS], own[PD_PLACE_DIMS];
     pd_chooser by[PD_MAX_DIMS];
 } pd_places;
-/* Index `value` of chooser c as a place: false for a bad one. */
+/* Turns index `value` of chooser c into a place; false: the index is bad. */
 PD_BOTH bool pd_choose(const pd_chooser *c, int64_t value, int64_t *place) {
     bool skips = value == c->skip && value >= 0;
     if (c->wraps && value < 0) value += c->n;
@@ -204,20 +219,20 @@ PD_BOTH bool pd_choose(const pd_chooser *c, int64_t value, int64_t *place) {
     return skips || *place >= 0;
 }
 
-/* Labels outside [0, C) other than ignore_index do not count, and are an error that pd_here()->labels finds. */
+/* Labels other than ignore_index and outside [0, C) do not count; pd_here()->labels finds them and fails. */
 typedef struct pd_xent {
     int64_t rows, C;              /* logits[rows, C], contiguous; class along the last axis */
     const int64_t *target;        /* [rows] */
-    const void *weight;           /* [C] of the logits' dtype, or NULL */
+    const void *weight;           /* [C], of the logits' dtype, or NULL */
     int64_t ignore_index;
-    double smoothing;             /* label smoothing, 0 for none */
+    double smoothing;             /* label smoothing; 0: none */
 } pd_xent;
 
-/* C[b] = A[b] @ B[b] + bias (a row of N, or NULL), for b < batch; relu clamps at 0 afterwards. Strides in elements; a
-   matrix must have one unit stride (transposed or not), or size 1 there. beta 1 adds to C, 0 overwrites it. Batch
-   stride 0 broadcasts. F32, F64, F16, BF16 (fp32 accumulators). K = 0 gives bias or zeros. `deterministic` results: the
-   same bits for any number of threads, also where K is long and M, N short. wide: C is F32 though A and B are F16 or
-   BF16 (no bias then). */
+/* C[b] = A[b] @ B[b] + bias, for b < batch. bias is a row of N, or NULL; relu clamps at 0 afterwards. Strides count
+   elements; one stride of a matrix must be 1, unless that dimension has size 1. beta 1 adds to C, 0 overwrites it. A
+   batch stride of 0 broadcasts. F32, F64, F16, BF16; the last two are added in F32. K = 0 gives bias or zeros. The bits
+   are the same for any number of threads, even if K is long and M, N are short. wide: C is F32 while A and B are F16 or
+   BF16; there is no bias then. */
 typedef struct pd_gemm {
     pd_dtype t;
     int64_t batch, M, N, K;
@@ -226,7 +241,7 @@ typedef struct pd_gemm {
     int beta;
 } pd_gemm;
 #ifndef __cplusplus
-/* Of dense matrices: A [M, K], or [K, M] where turned; B [K, N], or [N, K] where turned; C [M, N]. */
+/* The product of dense matrices: A [M, K], or [K, M] if turned; B [K, N], or [N, K] if turned; C [M, N]. */
 static inline pd_gemm pd_gemm_dense(pd_dtype t, int64_t M, int64_t N, int64_t K, bool a_turned, bool b_turned) {
     return (pd_gemm){.t = t, .batch = 1, .M = M, .N = N, .K = K, .a_row = a_turned ? 1 : K, .a_col = a_turned ? M : 1,
                      .b_row = b_turned ? 1 : N, .b_col = b_turned ? K : 1, .c_row = N};
@@ -241,10 +256,10 @@ typedef struct pd_conv {
     int64_t N, C, H, W, K, R, S, P, Q, groups, stride[2], padding[2], dilation[2];
     bool x_nhwc, y_nhwc, w_nhwc;
 } pd_conv;
-/* gx of gy and w; gw of gy and x. */
+/* FORWARD: y from x and w. INPUT: gx from gy and w. WEIGHT: gw from gy and x. */
 typedef enum pd_conv_part { PD_CONV_FORWARD, PD_CONV_INPUT, PD_CONV_WEIGHT } pd_conv_part;
 
-/* What a row of kernels.def is where its kernel is on that device; nothing else. */
+/* Expand to the arguments if a row's kernel is on that device, else to nothing. */
 #define PD_ON_CPU_both(...) __VA_ARGS__
 #define PD_ON_CPU_cpu(...) __VA_ARGS__
 #define PD_ON_CPU_cuda(...)
@@ -259,7 +274,7 @@ typedef struct pd_kernels {
 #undef PD_KERNEL
 } pd_kernels;
 
-/* Differs between tables that a caller could confuse: of other members, or other functions behind the numbers. */
+/* A number that differs between tables with other members or another numbering of functions. */
 #define PD_KERNELS_LAYOUT                                                                        \
     (sizeof(pd_kernels) + UINT64_C(1000) * PD_UNARY_COUNT + UINT64_C(100000) * PD_BINARY_COUNT + \
      UINT64_C(10000000) * PD_POINTWISE_COUNT + UINT64_C(1000000000) * PD_COMPARE_COUNT +         \
@@ -269,7 +284,7 @@ typedef struct pd_kernels {
 const pd_kernels *pd_cpu(void);
 static inline const pd_kernels *pd_here(void) { return pd_device_here->kernels ? pd_device_here->kernels : pd_cpu(); }
 
-/* n contiguous elements of one type as another. */
+/* Converts n contiguous elements from one type to another. */
 static inline void pd_convert(pd_dtype to, pd_dtype from, int64_t n, const void *x, void *out) {
     pd_loop l = {.ndim = 1, .nop = 2, .numel = n, .size = {n}, .ptr = {out, (char *)(uintptr_t)x}};
     l.stride[0][0] = (int64_t)pd_dtype_size(to);
@@ -277,7 +292,7 @@ static inline void pd_convert(pd_dtype to, pd_dtype from, int64_t n, const void 
     pd_here()->copy(to, from, &l);
 }
 
-/* n contiguous elements times *factor, a number of their type. */
+/* Multiplies n contiguous elements by *factor, which has their type. */
 static inline void pd_multiply(pd_dtype t, int64_t n, const void *factor, void *x) {
     pd_loop l = {.ndim = 1, .nop = 3, .cells = 4, .numel = n, .size = {n}, .ptr = {x, x, (char *)(uintptr_t)factor}};
     l.stride[0][0] = l.stride[1][0] = (int64_t)pd_dtype_size(t);
@@ -287,19 +302,19 @@ static inline void pd_multiply(pd_dtype t, int64_t n, const void *factor, void *
 
 /* What a GPU's libraries may do, under PyTorch's names. */
 typedef struct pd_gpu_settings {
-    bool matmul_tf32, conv_tf32; /* F32 by tensor cores, with factors of 10 bits */
+    bool matmul_tf32, conv_tf32; /* F32 on tensor cores, whose factors have 10 bits */
     bool conv_tune;              /* cudnn.benchmark */
-    bool conv_own;               /* our own convolutions: not cudnn.enabled */
+    bool conv_own;               /* use our own convolutions (cudnn.enabled is false) */
 } pd_gpu_settings;
 extern pd_gpu_settings pd_gpu;
-/* "13.1.0", opened now if that has not been tried; NULL, and why, where our own kernels serve. */
+/* "13.1.0", after opening the library if that was not tried before. NULL, and *why, if our own kernels are used. */
 const char *pd_cublaslt_version(const char **why);
 const char *pd_cudnn_version(const char **why);
 
 size_t pd_gemm_scratch(const pd_gemm *c); /* bytes, 64-byte aligned */
 pd_status pd_gemm_run(const pd_gemm *c, const void *A, const void *B, const void *bias, void *C, void *scratch);
-/* The same, and sums[m] (in C's type): of A's row m, where a library of a GPU makes them in passing; *done: whether one
-   did, else nothing was written. One batch, scratch as for pd_gemm_run. */
+/* pd_gemm_run that also computes sums[m], in C's type, of A's row m, if a GPU's library can do that on its way. *done:
+   whether one did; if not, nothing was written. For one batch; scratch as for pd_gemm_run. */
 pd_status pd_gemm_with_sums(const pd_gemm *c, const void *A, const void *B, void *sums, void *C, void *scratch,
                             bool *done);
 
@@ -309,11 +324,11 @@ pd_status pd_conv_forward(const pd_conv *c, const void *x, const void *w, const 
 pd_status pd_conv_grad_input(const pd_conv *c, const void *gy, const void *w, void *gx, void *scratch);
 pd_status pd_conv_grad_weight(const pd_conv *c, const void *gy, const void *x, void *gw, void *scratch);
 
-/* Where oneDNN may lie, tried in order at first use (py/ fills it from importlib.metadata and sys.prefix); copied. */
+/* Sets the files that may be oneDNN, tried in order at first use (pydist/_onednn.py finds them). They are copied. */
 void pd_onednn_paths(const char *const *paths, int count);
-/* Opens it now if that has not been tried. "3.2.0 (OMP)" or NULL where the portable kernels serve. */
+/* "3.2.0 (OMP)", after opening oneDNN if that was not tried before; NULL: the portable kernels are used. */
 const char *pd_onednn_version(void);
-/* Primitives in the cache, and emptying it (for the leak tests). */
+/* The number of primitives in the cache; and empties it, for the leak tests. */
 int64_t pd_onednn_cached(void);
 void pd_onednn_trim(void);
 

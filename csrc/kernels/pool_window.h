@@ -1,10 +1,11 @@
-/* Which elements the windows of pooling are made of: for the CPU's kernels and the GPU's. */
+/* The elements of pooling's windows, for CPU and GPU kernels. */
 #ifndef PD_KERNELS_POOL_WINDOW_H
 #define PD_KERNELS_POOL_WINDOW_H
 
 #include "kernels/kernels.h"
 
-/* The window of result o along an axis: taps [from, to) of start + r * dilation lie inside. */
+/* The window of a result along an axis: of its taps, at start + r * dilation, those with from <= r < to are inside
+   x. */
 typedef struct pd_span { int64_t start, from, to; } pd_span;
 
 PD_BOTH int64_t pd_pool_in_size(const pd_pool *c, int axis) { return axis ? c->W : c->H; }
@@ -25,7 +26,7 @@ PD_BOTH pd_span pd_pool_span(const pd_pool *c, int axis, int64_t o) {
     pd_span inside = {start, from, from < to ? to : from};
     return inside;
 }
-/* What the mean divides by along an axis. */
+/* The number by which the mean divides, along one axis. */
 PD_BOTH int64_t pd_pool_share(const pd_pool *c, int axis, pd_span s) {
     if (!c->include_pad) return s.to - s.from;
     int64_t end = pd_pool_in_size(c, axis) + c->padding[axis] - s.start;
@@ -34,7 +35,7 @@ PD_BOTH int64_t pd_pool_share(const pd_pool *c, int axis, pd_span s) {
 PD_BOTH double pd_pool_size(const pd_pool *c, int64_t rows, int64_t cols) {
     return c->divisor ? (double)c->divisor : (double)(rows * cols);
 }
-/* Results [lo, hi] whose windows reach over input i; not each of them has a tap there. */
+/* The results [lo, hi] whose windows extend over input i, though perhaps without a tap there. */
 PD_BOTH void pd_pool_covers(const pd_pool *c, int axis, int64_t i, int64_t *lo, int64_t *hi) {
     int64_t n = pd_pool_in_size(c, axis), m = pd_pool_out_size(c, axis);
     if (c->adaptive) {
@@ -46,7 +47,7 @@ PD_BOTH void pd_pool_covers(const pd_pool *c, int axis, int64_t i, int64_t *lo, 
     *lo = first > 0 ? pd_pool_up(first, s) : 0;
     *hi = at / s < m ? at / s : m - 1;
 }
-/* The tap of window s at input i, or -1. */
+/* The number of the tap of window s at input i; -1: none. */
 PD_BOTH int64_t pd_pool_tap_at(const pd_pool *c, int axis, pd_span s, int64_t i) {
     int64_t r = i - s.start, d = c->adaptive ? 1 : c->dilation[axis];
     if (r < 0 || (d > 1 && r % d)) return -1;
@@ -54,7 +55,7 @@ PD_BOTH int64_t pd_pool_tap_at(const pd_pool *c, int axis, pd_span s, int64_t i)
     return r < s.to ? r : -1;
 }
 
-/* The place as a position in its plane, -1 for none. */
+/* The position in its plane of tap number `tap` of window (p, q); -1: no tap. */
 PD_BOTH int64_t pd_pool_position(const pd_pool *c, int64_t tap, int64_t p, int64_t q) {
     if (tap < 0) return -1;
     int64_t r = tap / c->kernel[1], s = tap % c->kernel[1];

@@ -1,4 +1,4 @@
-/* Numbers as unsigned ones of the same order: -0 as 0, NaN above all. */
+/* Maps numbers to unsigned ones of the same order. -0 equals 0; NaN is above all. */
 #ifndef PD_KERNELS_SORT_KEY_H
 #define PD_KERNELS_SORT_KEY_H
 

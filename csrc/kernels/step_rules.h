@@ -1,5 +1,5 @@
-/* Numbers of an optimizer's step that follow from how many there were: PyTorch's formulas (torch/optim/nadam.py,
-   radam.py, asgd.py), once for the host and for a GPU that counts by itself. */
+/* Numbers of an optimizer's step that depend on the step's number, by PyTorch's formulas (torch/optim/nadam.py,
+   radam.py, asgd.py). For the host, and for a GPU that counts steps by itself. */
 #ifndef PD_KERNELS_STEP_RULES_H
 #define PD_KERNELS_STEP_RULES_H
 
@@ -8,7 +8,7 @@
 #include "base/host_device.h"
 #include "kernels/kernels.h"
 
-/* p = shrink p - (from_grad g + from_mean m) / (root sqrt(v) + eps), or not adaptive: p = shrink p - from_mean m */
+/* p = shrink p - (from_grad g + from_mean m) / (root sqrt(v) + eps); if not adaptive, p = shrink p - from_mean m */
 typedef struct pd_moments_rule {
     double weight_decay, shrink, from_grad, from_mean, root;
     bool adaptive;
@@ -17,7 +17,7 @@ typedef struct pd_moments_rule {
 PD_BOTH double pd_nadam_mu(const pd_moments *c, int64_t step) {
     return c->beta1 * (1.0 - 0.5 * pow(0.96, (double)step * c->momentum_decay));
 }
-/* Of this step and all before it. */
+/* The product of mu over this step and all before it. */
 PD_BOTH double pd_nadam_product(const pd_moments *c) { return c->mu_product * pd_nadam_mu(c, c->step); }
 
 PD_BOTH pd_moments_rule pd_moments_now(const pd_moments *c) {

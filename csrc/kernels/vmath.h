@@ -1,19 +1,21 @@
 /* Branch-free elementary functions that compilers turn into vector code.
 
-   Owns exp, log, tanh, sigmoid, erf, sin, cos, pow in float and double and the V_ names that the elementwise registers
-   use. No libm call, no branch, no table: only + - * /, `?:` and integer work on the bits, so a plain loop over them
-   vectorises (libm calls do not). Needs -ffp-contract=off: the error terms below are exact only without contraction.
+   It has exp, log, tanh, sigmoid, erf, sin, cos, pow and others in float and double, and the V_ names that the tables
+   of elementwise functions use. The functions have no libm call, no branch and no table, only + - * /, `?:` and integer
+   operations on the bits, so compilers vectorise a plain loop over them. Needs -ffp-contract=off: the error terms below
+   are exact only without contraction.
 
-   Idea of each: reduce to a small interval with a constant split in two or three parts (Cody and Waite), then a minimax
-   polynomial (found by Remez' algorithm in 200-bit arithmetic), then put the exponent back.
+   Each function reduces its argument to a small interval with a constant in two or three parts (Cody and Waite),
+   evaluates a minimax polynomial (found by Remez' algorithm in 200-bit arithmetic), and puts the exponent back.
 
    Largest error found, in units in the last place, by comparing with 100-bit results, on AVX-512, AVX2 and plain SSE2;
    float over all 2^32 arguments (pow: 2e7 pairs), double over 2e7 random ones:
                  exp   log   tanh  sigmoid  erf   sin   cos   pow
        float     1.0   0.9   1.3   2.4      1.3   1.6   1.6   0.5   (atan2 2.2)
        double    1.1   0.9   1.4   2.4      1.4   1.7   1.6   1.5
-   The whole range holds: infinities, NaN, results that are subnormal (rounded once). sin and cos: |x| up to 1e6 (float
-   1e9 within 1e-7); far beyond that the result is a number in [-1, 1] without meaning; of an infinity it is NaN. */
+   This holds for all arguments, with infinities, NaN, and subnormal results, which are rounded once; but for sin and
+   cos only for |x| up to 1e6 (float: 1e9, within 1e-7). Far beyond that their result is some number in [-1, 1]; for an
+   infinity it is NaN. */
 #ifndef PD_KERNELS_VMATH_H
 #define PD_KERNELS_VMATH_H
 
@@ -66,7 +68,7 @@ VM double vm_abs(double x) { return vm_float(vm_bits(x) & 0x7fffffffffffffffu); 
 VM float vm_signedf(float x, float s) { return vm_floatf(vm_bitsf(x) | (vm_bitsf(s) & 0x80000000u)); } /* x >= 0 */
 VM double vm_signed(double x, double s) { return vm_float(vm_bits(x) | (vm_bits(s) & 0x8000000000000000u)); }
 
-/* Adding and taking away 1.5 * 2^23 rounds to an integer, whose bits then stand at the bottom of the sum. */
+/* Adding and subtracting 1.5 * 2^23 rounds to an integer, whose bits are the lowest ones of the sum. */
 #define VM_MAGICF 0x1.8p23f
 #define VM_MAGIC 0x1.8p52
 
@@ -111,7 +113,7 @@ VM float vm_exp_boundedf(float x) {
     return (vm_exp_restf(x, t - (VM_MAGICF + 127.0f)) + 1.0f) * vm_floatf(vm_bitsf(t) << 23);
 }
 
-/* For x <= 0 (or a little above), as a softmax has: two thirds of the work. The same bits down to -87, 0 below. */
+/* For x <= 0, or a little above, as in a softmax: two thirds of the work. The same bits down to -87, and 0 below. */
 VM float vm_exp_fallingf(float x) {
     float r = vm_exp_boundedf(x < -87.0f ? -87.0f : x);
     return x < -87.0f ? 0.0f : r;
@@ -144,7 +146,7 @@ VM double vm_exp_rest(double x, double low, double n) {
     p = VM_FMA(p, r, 0x1.000000000000ap-1);
     return VM_FMA(p, r * r, r);
 }
-/* e^(x + low), low small beside x: pow needs more of the exponent than one double holds */
+/* e^(x + low) for a small `low`: pow needs more bits of the exponent than a double has */
 VM double vm_exp2parts(double x, double low) {
     int64_t i = (int64_t)vm_bits(VM_FMA(x, 0x1.71547652b82fep+0, VM_MAGIC));
     i = i > 0x4338000000000000 + 1025 ? 0x4338000000000000 + 1025 : i;
@@ -217,7 +219,7 @@ VM double vm_log(double x) {
     return vm_log_special(x, VM_FMA(k, 0x1.62e42fee00000p-1, f - (h - p)));
 }
 
-/* log(1 + x): what rounding 1 + x lost is put back to first order. */
+/* log(1 + x): adds the rounding error of 1 + x back, to first order. */
 VM float vm_log1pf(float x) {
     float u = 1.0f + x, lost = (x - (u - 1.0f)) / u;
     lost = u > 0.0f ? (u < VM_INFF ? lost : 0.0f) : 0.0f;
@@ -228,7 +230,7 @@ VM double vm_log1p(double x) {
     lost = u > 0.0 ? (u < VM_INF ? lost : 0.0) : 0.0;
     return x == 0.0 ? x : vm_log(u) + lost;
 }
-/* Whole for powers of two. */
+/* Exact for powers of two. */
 VM double vm_log2(double x) {
     double f, k = vm_log_split(x, &f);
     return vm_log_special(x, VM_FMA(vm_log(1.0 + f), 0x1.71547652b82fep+0, k));
@@ -274,7 +276,7 @@ VM double vm_tanh(double x) {
     return vm_signed(a < 0.625 ? p : q, x);
 }
 
-/* With e^-|x| nothing overflows, and the far negative side keeps its subnormals. */
+/* Uses e^-|x|, which cannot overflow and keeps subnormal results for very negative x. */
 VM float vm_sigmoidf(float x) {
     float e = vm_expf(-vm_absf(x));
     return (x < 0.0f ? e : 1.0f) / (1.0f + e);
@@ -412,7 +414,8 @@ VM float vm_sincosf(float x, uint32_t turn) {
     double rd = (d - n * 0x1.921fb54400000p+0) - n * 0x1.0b4611a626331p-34;
     return vm_quadrantf((float)vm_clamp_quadrant(rd), (uint32_t)vm_bits(t) + turn);
 }
-/* For |x| < VM_NEARF, in float, half the work: with FMA the first part is taken off exactly, since n has 15 bits. */
+/* For |x| < VM_NEARF in float, with half the work. With FMA the first part is subtracted exactly, since n has 15
+   bits. */
 #define VM_NEARF 32768.0f
 VM float vm_sincos_nearf(float x, uint32_t turn) {
     float t = VM_FMAF(x, 0x1.45f306p-1f, VM_MAGICF), n = t - VM_MAGICF;
@@ -455,8 +458,8 @@ VM double vm_cos(double x) { return vm_sincos(x, 1); }
 /* ---- the inverse functions by one arctangent, the hyperbolic ones by expm1 and log1p; float goes through double where
    that is simpler ---- */
 
-/* |x| is brought below tan(pi / 8) by pi / 2 - atan(1 / x) and pi / 4 + atan((x - 1) / (x + 1)); there x + x z P(z) /
-   Q(z), z = x^2 (Moshier, Methods and Programs for Mathematical Functions, 1989). */
+/* Reduces |x| below tan(pi / 8) by pi / 2 - atan(1 / x) and pi / 4 + atan((x - 1) / (x + 1)), then evaluates
+   x + x z P(z) / Q(z), z = x^2 (Moshier, Methods and Programs for Mathematical Functions, 1989). */
 VM double vm_atan(double x) {
     double a = vm_abs(x), big = a > 2.414213562373095 ? 1.0 : 0.0, mid = a > 0.66 ? 1.0 - big : 0.0;
     double t = a > 2.414213562373095 ? -1.0 / a : a > 0.66 ? (a - 1.0) / (a + 1.0) : a, z = t * t;
@@ -520,7 +523,7 @@ VM_BY_DOUBLE(asinh)
 VM_BY_DOUBLE(acosh)
 VM_BY_DOUBLE(atanh)
 VM_BY_DOUBLE(tan)
-/* One division: of the smaller by the larger, turned by pi / 4 where that is above tan(pi / 8). */
+/* One division: the smaller by the larger, after a turn by pi / 4 if the quotient would be above tan(pi / 8). */
 VM float vm_atan2f(float y, float x) {
     float ax = vm_absf(x), ay = vm_absf(y), more = ax > ay ? ax : ay, less = ax > ay ? ay : ax;
     float by = more > 0x1p126f ? 0.5f : 1.0f; /* no sum overflows */
@@ -557,8 +560,8 @@ VM double vm_mul2(double a, double b, double *e) {
     return p;
 }
 
-/* Signs and special values of x^y, given r = |x|^y, for each float type T: f is its suffix, U its bits, BIG the least
-   number from which on all are whole. */
+/* Signs and special values of x^y, given r = |x|^y, for a float type T with suffix f and bits U. BIG: from this number
+   on all numbers are integers. */
 #define VM_POW_SPECIAL(T, f, U, SIGN, BIG, INFINITE, NONE)                                      \
     VM T vm_pow_special##f(T x, T y, T r) {                                                     \
         T ax = vm_abs##f(x), ay = vm_abs##f(y), h = ay * (T)0.5;                                \
@@ -574,7 +577,7 @@ VM double vm_mul2(double a, double b, double *e) {
 VM_POW_SPECIAL(double, , uint64_t, 63, 0x1p52, VM_INF, VM_NAN)
 VM_POW_SPECIAL(float, f, uint32_t, 31, 0x1p23f, VM_INFF, VM_NANF)
 
-/* In float x^y takes a logarithm and an exponential of about 40 bits. */
+/* x^y in float needs a logarithm and an exponential of about 40 bits. */
 VM float vm_powf(float x, float y) {
     double ax = vm_abs((double)x);
     uint64_t i = vm_bits(ax) + (0x3ff0000000000000u - 0x3fe6a09e667f3bcdu);
@@ -639,7 +642,7 @@ VM double vm_max(double x, double y) { return x != x ? x : (x > y ? x : y); }
 VM float vm_minf(float x, float y) { return x != x ? x : (x < y ? x : y); }
 VM double vm_min(double x, double y) { return x != x ? x : (x < y ? x : y); }
 
-/* To whole numbers, halves to even: beyond 2^23 (2^52) all are. Zeros keep the sign of x. */
+/* Rounds to an integer, ties to even. Numbers beyond 2^23 (double: 2^52) are integers. A zero keeps the sign of x. */
 VM float vm_roundf(float x) {
     float a = vm_absf(x), r = (a + 0x1p23f) - 0x1p23f;
     return vm_signedf(a < 0x1p23f ? r : a, x);
@@ -673,8 +676,7 @@ VM uint8_t vm_sign_u8(uint8_t x) { return x != 0; }
 VM uint8_t vm_relu_u8(uint8_t x) { return x; }
 VM int64_t vm_max_int(int64_t x, int64_t y) { return x > y ? x : y; }
 VM int64_t vm_min_int(int64_t x, int64_t y) { return x < y ? x : y; }
-/* By squaring, modulo 2^64. A negative exponent gives 0, or +-1 for those bases: the rounded-down quotient, as
-   PyTorch. */
+/* By squaring, modulo 2^64. A negative exponent gives 0, or +-1 for the bases 1 and -1, as in PyTorch. */
 VM int64_t vm_pow_int(int64_t x, int64_t y) {
     if (y < 0) return x == 1 ? 1 : x == -1 ? (y & 1 ? -1 : 1) : 0;
     uint64_t r = 1, b = (uint64_t)x;
@@ -682,7 +684,7 @@ VM int64_t vm_pow_int(int64_t x, int64_t y) {
     return (int64_t)r;
 }
 
-/* Remainders: x - q y in one rounding, q whole; exact while q is below 2^53 (float: always computed in double), 0
+/* The remainder x - q y, rounded once, for an integer q. Exact while q is below 2^53 (float computes in double), 0
    beyond. A zero has the sign of x. */
 VM double vm_fmod(double x, double y) {
     double t = x / y, r = VM_FMA_ONCE(-vm_trunc(t), y, x), ax = vm_abs(x), ay = vm_abs(y);
@@ -708,7 +710,7 @@ VM double vm_floordiv(double x, double y) {
 VM float vm_fmodf(float x, float y) { return (float)vm_fmod((double)x, (double)y); }
 VM float vm_modf(float x, float y) { return (float)vm_mod((double)x, (double)y); }
 VM float vm_floordivf(float x, float y) { return (float)vm_floordiv((double)x, (double)y); }
-/* Of integers; a divisor 0 (which ops/ refuses) gives 0. */
+/* The remainder of integers. A divisor 0, which ops/ refuses, gives 0. */
 VM int64_t vm_fmod_int(int64_t x, int64_t y) { return y == 0 || y == -1 ? 0 : x % y; }
 VM int64_t vm_mod_int(int64_t x, int64_t y) {
     int64_t r = vm_fmod_int(x, y);
@@ -812,7 +814,7 @@ VM double vm_sqrt_of(double x) { return VM_SQRT(x); }
 #define V_RELU(x) VM_ANY1(vm_relu, x)
 #define V_POW(x, y) VM_ANY2(vm_pow, x, y)
 #define V_MAX(x, y) VM_ANY2(vm_max, x, y)
-/* NaN of any; selects only, so that loops over it are vectorised. */
+/* NaN if any argument is. Made of selections only, so that loops over it are vectorised. */
 #define V_CLAMP(x, y, z) V_AT_MOST(V_AT_LEAST(x, y), z)
 #define V_AT_LEAST(x, y) ((((x) < (y)) | ((y) != (y))) ? (y) : (x))
 #define V_AT_MOST(x, z) ((((x) > (z)) | ((z) != (z))) ? (z) : (x))

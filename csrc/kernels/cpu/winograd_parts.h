@@ -1,5 +1,5 @@
-/* What winograd.c is made of: images as rows of pixels, filters as squares, and the transforms of both. All in float,
-   channels last, LANES channels to a vector. */
+/* The parts of winograd.c: images as rows of pixels, filters as squares, and the transforms of both. All in float, with
+   channels last and LANES channels in a vector. */
 #ifndef PD_KERNELS_CPU_WINOGRAD_PARTS_H
 #define PD_KERNELS_CPU_WINOGRAD_PARTS_H
 
@@ -8,7 +8,7 @@
 #define LANES PD_LANES_F
 #define PLACES 16
 #define PANEL (2 * LANES) /* channels of a panel: the columns that a product's tile in registers has (micro.inc) */
-#define RUN 256           /* pixels that change their layout at a time */
+#define RUN 256           /* pixels whose layout is changed at a time */
 
 typedef pd_vf vec;
 PD_INLINE vec get(const float *p) { return pd_vf_load(p); }
@@ -17,7 +17,7 @@ static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 static int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 static int64_t up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
-/* Images [N, C, H, W], and one of them. */
+/* Images [N, C, H, W]. */
 typedef struct images {
     pd_dtype t;
     int64_t C, H, W;
@@ -31,7 +31,8 @@ static char *pixel(const images *im, int64_t n, int64_t c, int64_t h, int64_t w)
 
 /* ---- between images and rows of pixels, channels last, in float ------------------------------------------------ */
 
-/* LANES channels of `run` pixels that follow each other in planes `plane` apart: float rows of pixels, ld apart. */
+/* LANES channels of `run` neighbouring pixels, in planes that are `plane` apart, as float rows of pixels, `ld`
+   apart. */
 static const float *planes_in(const images *im, const char *from, int64_t plane, int64_t run, float *buffer,
                               int64_t *ld) {
     const int64_t size = (int64_t)pd_dtype_size(im->t);
@@ -69,7 +70,7 @@ static void rows_in(const images *im, int64_t n, int64_t h, int64_t count, int64
                 planes_in(im, pixel(im, n, c, begin, 0) + p0 * (int64_t)pd_dtype_size(im->t), plane, run, buffer, &ld);
             for (; p < run; p += LANES) {
                 const int64_t w = least(LANES, run - p), ahead = p + 2 * LANES;
-                for (int i = 0; i < LANES && im->t == PD_F32; i++) /* of these planes, or of the next LANES */
+                for (int i = 0; i < LANES && im->t == PD_F32; i++) /* these planes, or the next LANES */
                     __builtin_prefetch(x + (ahead < run ? ahead : LANES * ld + ahead - up(run, LANES)) + i * ld);
                 if (w == LANES)
                     transpose_f32(x + p, ld, turned, LANES);
@@ -85,7 +86,7 @@ static void rows_in(const images *im, int64_t n, int64_t h, int64_t count, int64
     }
 }
 
-/* Rows [h, h + count) of image n from rows[..][width][C], as far as the image reaches. */
+/* Writes rows[..][width][C] to the rows [h, h + count) of image n that are inside the image. */
 static void rows_out(const images *im, int64_t n, int64_t h, int64_t count, int64_t width, float *rows) {
     const int64_t C = im->C, plane = im->H * im->W, size = (int64_t)pd_dtype_size(im->t);
     count = least(count, im->H - h);
@@ -200,7 +201,7 @@ static void gradients(const float *rows, int64_t width, int64_t K, int64_t tiles
 
 /* ---- filters --------------------------------------------------------------------------------------------------- */
 
-typedef float filters[9][LANES][LANES]; /* [tap][one][other]: a square of filters, vectors along k or along c */
+typedef float filters[9][LANES][LANES]; /* [tap][..][..]: a square of filters with vectors along k or along c */
 
 /* The filters of LANES k and c, from k and c on. along_k: vectors along k. */
 static void filters_in(const pd_conv *s, const void *w, int64_t k, int64_t c, bool along_k, filters g) {

@@ -1,6 +1,6 @@
-/* What we call of cuBLASLt, by declarations of our own: it is opened at run time, and its header is no part of the
-   toolkit that pip installs. Values and sizes are those of cublasLt.h of CUDA 12 and 13
-   (tests/engine/test_cuda_libraries.py compares them where the header is there). Matrices are laid out by columns. */
+/* Our own declarations of what we use of cuBLASLt. It is opened at run time, and its header is not part of the toolkit
+   that pip installs. Values and sizes are those of cublasLt.h of CUDA 12 and 13; tests/engine/test_cuda_libraries.py
+   compares them if the header is there. Matrices are stored by columns. */
 #ifndef PD_KERNELS_CUBLASLT_LT_H
 #define PD_KERNELS_CUBLASLT_LT_H
 
@@ -13,7 +13,7 @@ enum { LT_OP_N = 0, LT_OP_T = 1 };                                              
 enum { LT_LAYOUT_BATCH_COUNT = 5, LT_LAYOUT_STRIDED_BATCH_OFFSET = 6 };
 enum { LT_DESC_TRANSA = 3, LT_DESC_TRANSB = 4, LT_DESC_EPILOGUE = 7, LT_DESC_BIAS_POINTER = 8 };
 enum { LT_EPILOGUE_DEFAULT = 1, LT_EPILOGUE_BIAS = 4, LT_EPILOGUE_BGRADB = 512 };
-enum { LT_PREF_MAX_WORKSPACE_BYTES = 1, LT_PREF_MIN_ALIGNMENT_A_BYTES = 5 };                /* B, C, D: the next ones */
+enum { LT_PREF_MAX_WORKSPACE_BYTES = 1, LT_PREF_MIN_ALIGNMENT_A_BYTES = 5 };                /* followed by B, C, D */
 
 typedef struct lt_algo { uint64_t data[8]; } lt_algo;
 typedef struct lt_heuristic {
@@ -24,7 +24,7 @@ typedef struct lt_heuristic {
     int reserved[4];
 } lt_heuristic;
 
-/* name, arguments; all give a cublasStatus_t, 0 for success. */
+/* Name and arguments. All return a cublasStatus_t; 0: success. */
 #define LT_FUNCTIONS(M)                                                                                              \
     M(Create, (void **handle))                                                                                       \
     M(MatrixLayoutCreate, (void **layout, int type, uint64_t rows, uint64_t cols, int64_t ld))                       \

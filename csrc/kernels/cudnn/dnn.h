@@ -1,5 +1,5 @@
-/* What we call of cuDNN's graph API, by declarations of our own: it is opened at run time. Values are those of
-   cudnn_graph.h of cuDNN 9 (tests/engine/test_cuda_libraries.py compares them where the header is there). */
+/* Our own declarations of what we use of cuDNN's graph API, which is opened at run time. Values are those of
+   cudnn_graph.h of cuDNN 9; tests/engine/test_cuda_libraries.py compares them if the header is there. */
 #ifndef PD_KERNELS_CUDNN_DNN_H
 #define PD_KERNELS_CUDNN_DNN_H
 
@@ -57,7 +57,7 @@ enum { /* cudnnBackendAttributeName_t */
     DNN_A_PLAN_HANDLE = 400,
     DNN_A_PLAN_CONFIG = 401,
     DNN_A_PLAN_WORKSPACE = 402,
-    DNN_A_FORWARD = 700, /* of an operation: alpha, and then, one each, beta, the convolution, w, x, y */
+    DNN_A_FORWARD = 700, /* an operation's alpha; followed by beta, the convolution, w, x, y */
     DNN_A_DATA = 706,    /* ... w, dx, dy */
     DNN_A_FILTER = 712,  /* ... dw, x, dy */
     DNN_A_GRAPH_HANDLE = 800,
@@ -73,7 +73,7 @@ enum { /* cudnnBackendAttributeName_t */
     DNN_A_ENGINE_NOTES = 1303
 };
 
-/* name, arguments; all give a cudnnStatus_t, 0 for success. */
+/* Name and arguments. All return a cudnnStatus_t; 0: success. */
 #define DNN_FUNCTIONS(M)                                                                                      \
     M(Create, (void **handle))                                                                                \
     M(SetStream, (void *handle, void *stream))                                                                \

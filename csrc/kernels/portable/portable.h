@@ -4,7 +4,7 @@
 
 #include "kernels/kernels.h"
 
-/* C = A @ B of integers, which wrap around; without bias, relu and beta. */
+/* C = A @ B of integers, which wrap around. No bias, relu or beta. */
 void pd_portable_gemm_whole(const pd_gemm *s, const void *a, const void *b, void *c);
 
 #endif

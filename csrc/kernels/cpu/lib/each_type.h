@@ -1,5 +1,5 @@
-/* Includes PD_INCLUDED once for each computing type (see real.h); with PD_FLOATS_ONLY, for the two float types; with
-   PD_F32_ONLY, for float. */
+/* Includes PD_INCLUDED once for each computing type (real.h); with PD_FLOATS_ONLY only for the two float types, with
+   PD_F32_ONLY only for float. */
 #define T float
 #define V pd_vf
 #define ACC double

@@ -1,4 +1,4 @@
-/* The gradient expressions of unary.def, binary.def and pointwise.def as C, in the type T of g. */
+/* Macros that turn the gradient expressions of unary.def, binary.def and pointwise.def into C, in the type T of g. */
 #ifndef PD_KERNELS_CPU_LIB_EXPRESS_H
 #define PD_KERNELS_CPU_LIB_EXPRESS_H
 

@@ -1,8 +1,7 @@
-/* What every file of kernels/cpu starts with: it is compiled once per instruction set, PD_ISA naming which.
+/* Every file of kernels/cpu starts with this header. It is compiled once for each instruction set, which PD_ISA names.
 
-   Nothing but suffixed names leaves a file, so that the copies can be linked together: PD_SUFFIXED(pd_unary_run) is
-   pd_unary_run_avx512. Vectors are the compiler's own (vector_size); intrinsics stand only where C has no
-   expression. */
+   A file exports only names with a suffix, so that the copies can be linked together: PD_SUFFIXED(pd_unary_run) is
+   pd_unary_run_avx512. Vectors are the compiler's own (vector_size); intrinsics are used only for what C cannot say. */
 #ifndef PD_KERNELS_CPU_LIB_ISA_H
 #define PD_KERNELS_CPU_LIB_ISA_H
 
@@ -25,7 +24,7 @@
 #define PD_PASTE(a, b) PD_PASTE2(a, b)
 #define PD_SUFFIXED(name) PD_PASTE(name, PD_ISA)
 
-/* Before a loop whose iterations do not read what others write (its output may be its input). */
+/* Stands before a loop whose iterations do not read what other iterations write; output and input may be the same. */
 #if defined(__clang__)
 #pragma clang diagnostic ignored "-Wpass-failed" /* integer pow stays a scalar loop */
 #define PD_VECTORIZE _Pragma("clang loop vectorize(assume_safety)")
@@ -56,7 +55,7 @@ PD_INLINE void pd_vd_store(double *p, pd_vd v) { *(pd_vd_any *)p = v; }
 PD_INLINE pd_vf pd_vf_set(float x) { return x - (pd_vf){0}; } /* in every lane; gcc leaves the subtraction out */
 PD_INLINE pd_vd pd_vd_set(double x) { return x - (pd_vd){0}; }
 
-/* a * b + c in one rounding where the processor can; x > y ? x : y (y where either is NaN). */
+/* a * b + c, rounded once if the processor can; x > y ? x : y (y if either is NaN). */
 #if defined(__AVX512F__)
 PD_INLINE pd_vf pd_vf_fma(pd_vf a, pd_vf b, pd_vf c) { return (pd_vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c); }
 PD_INLINE pd_vd pd_vd_fma(pd_vd a, pd_vd b, pd_vd c) {
@@ -89,29 +88,29 @@ PD_INLINE pd_vd pd_vd_max(pd_vd a, pd_vd b) {
 #endif
 #endif
 
-/* Elements converted or gathered at a time, on the stack. */
+/* How many elements are converted or gathered at a time, on the stack. */
 #define PD_TILE 512
 
-/* One contiguous row of n elements: p[0] is written, p[1..] are read; a is binary.def's scalar. */
+/* Computes a contiguous row of n elements: writes p[0], reads p[1..]; a is the scalar of binary.def. */
 typedef void (*pd_row)(int64_t n, double a, char *const *p);
 
-/* casts[to][from]: p[0] gets p[1] converted; the same dtype copies. NULL for complex ones (complex.h). */
+/* casts[to][from]: converts p[1] to p[0], or copies it if the dtypes are equal. NULL for complex dtypes (complex.h). */
 extern const pd_row PD_SUFFIXED(pd_casts)[PD_DTYPE_COUNT][PD_DTYPE_COUNT];
 #define PD_CASTS PD_SUFFIXED(pd_casts)
 
-/* The CPU's kernels of kernels.def, which table.c collects: each is defined in the file of its family. */
+/* Defines a CPU kernel of kernels.def, in the file of its family; table.c collects them. */
 #define PD_CPU_FUNCTION(ret, name, ...) ret PD_SUFFIXED(pd_cpu_##name)(__VA_ARGS__)
 #define PD_KERNEL(devices, result, name, ...) PD_ON_CPU_##devices(PD_CPU_FUNCTION(result, name, __VA_ARGS__);)
 #include "kernels/kernels.def"
 #undef PD_KERNEL
 
-/* Partial results over a range cut into at most PD_PARTS pieces, whose length depends on n alone. */
+/* A range is cut into at most PD_PARTS pieces with a partial result each. Their length depends on n alone. */
 #define PD_PARTS 1024
 static inline int64_t pd_part_length(int64_t n, int64_t at_least) {
     int64_t len = (n + PD_PARTS - 1) / PD_PARTS;
     return len < at_least ? at_least : len;
 }
-/* Adds v[0..n) pairwise: the tree T(0, n) of docs/internals/design.md, "Order of reduction", read from the leaves. */
+/* Adds v[0..n) pairwise, from the leaves of the tree T(0, n) up (docs/internals/design.md, "Order of reduction"). */
 static inline double pd_tree_sum(double *v, int64_t n) {
     for (int64_t step = 1; step < n; step *= 2)
         for (int64_t i = 0; i + step < n; i += 2 * step) v[i] += v[i + step];

@@ -1,12 +1,12 @@
-/* The small loops that row-wise kernels are made of, for the three types in which kernels compute:
+/* The small loops of row-wise kernels, for the three types in which kernels compute:
 
        suffix   T        computes for
        f32      float    F32, F16, BF16
        f64      double   F64
        i64      int64_t  BOOL and the integers
 
-   A template (`name.inc`) is included once per type by PD_EACH_FLOAT / PD_EACH_TYPE files, with
-   T the type, V its vector (floats only), ACC what sums are kept in, FN(name) the name with the suffix. */
+   A template (`name.inc`) is included once for each type by each_type.h. T is the type, V its vector (floats only), ACC
+   the type of sums, FN(name) the name with the suffix. */
 #ifndef PD_KERNELS_CPU_LIB_REAL_H
 #define PD_KERNELS_CPU_LIB_REAL_H
 
@@ -14,13 +14,13 @@
 #include "kernels/vmath.h"
 
 
-/* Which of the three serves dtype t. */
+/* Which of the three types computes for dtype t. */
 typedef enum pd_compute { PD_IN_F32, PD_IN_F64, PD_IN_I64 } pd_compute;
 static inline pd_compute pd_compute_of(pd_dtype t) {
     return t == PD_F64 ? PD_IN_F64 : t == PD_F32 || t == PD_F16 || t == PD_BF16 ? PD_IN_F32 : PD_IN_I64;
 }
 
-/* fn_f64 or fn_f32, as computes for t, with a job of its type, that of `family`, made of the fields given. */
+/* Calls fn_f64 or fn_f32, whichever computes for t, with a job struct of `family` for that type, made of the fields. */
 #define PD_FLOAT_JOB(t, fn, family, ...)                                       \
     do {                                                                       \
         if ((t) == PD_F64) fn##_f64(&(family##_job_f64){__VA_ARGS__});         \

@@ -1,23 +1,23 @@
 /* Runs a row function over a pd_loop.
 
-   The row functions know one contiguous row and nothing else. Everything a loop can be besides (broadcast scalars,
-   strides, half floats that compute in float, a last axis too short to be a row) is brought to that form here, through
-   tiles of PD_TILE elements on the stack:
+   A row function takes one contiguous row and knows nothing else. This file turns everything else that a loop can be
+   (broadcast scalars, strides, 16-bit floats that compute in float, a last axis too short for a row) into such rows,
+   through tiles of PD_TILE elements on the stack:
 
        operand          the row function gets
        flat             its own memory
-       scalar           a tile filled once with the value; or, of a form for that (cell), the value
+       scalar           a tile filled once with the value; or the value, if the row has a form for it (cell)
        broadcast axis   a tile filled once per row
        strided          a tile gathered, or scattered after the call
-       load[k] given    a tile converted (f16, bf16 -> f32)
+       load[k] given    a converted tile (f16, bf16 -> f32)
 
-   In parallel over the linear index; a loop of one tile costs no region. */
+   The loop runs in parallel over the linear index; a loop of one tile starts no parallel region. */
 #ifndef PD_KERNELS_CPU_LIB_ROWS_H
 #define PD_KERNELS_CPU_LIB_ROWS_H
 
 #include "kernels/cpu/lib/isa.h"
 
-/* A row with several numbers: pointwise.def's. */
+/* A row function with several numbers, for pointwise.def. */
 typedef void (*pd_row_with)(int64_t n, const double *params, char *const *p);
 
 typedef struct pd_rows {
@@ -25,17 +25,17 @@ typedef struct pd_rows {
     pd_row row;                       /* or, with parameters: */
     pd_row_with with;
     const double *params;
-    struct { pd_row row; unsigned scalars; } cell[2]; /* forms of row for operands (bits) of one value each */
+    struct { pd_row row; unsigned scalars; } cell[2]; /* forms of row in which these operands (bits) are one value */
     double a;
-    bool moves;                       /* the row only copies: an input without unit stride goes straight to its place */
-    int64_t grain;                    /* elements under which it stays serial; 0: PD_GRAIN */
+    bool moves;                       /* the row only copies, so a strided input is copied directly */
+    int64_t grain;                    /* a loop over fewer elements is serial; 0: PD_GRAIN */
     uint8_t size[PD_MAX_OPERANDS];    /* bytes of an element in memory */
-    uint8_t wide[PD_MAX_OPERANDS];    /* and in the row function */
-    pd_row load[PD_MAX_OPERANDS];     /* memory -> row function, [0] the other way; NULL: the same */
+    uint8_t wide[PD_MAX_OPERANDS];    /* bytes of an element in the row function */
+    pd_row load[PD_MAX_OPERANDS];     /* converts from memory to the row's type, [0] back; NULL: the types are equal */
 } pd_rows;
 
-/* A row function of x and others: `before` takes these from p, many or one number (PD_MANY, PD_ONE), `each` element i
-   of the many; expr is of a, x and them. */
+/* Defines a row function of x and other operands. `before` declares the others from p, an array (PD_MANY) or one value
+   (PD_ONE); `each` takes element i of the arrays; expr is an expression of a, x and the others. */
 #define PD_MANY(T, name, k) const T *name = (const T *)p[k];
 #define PD_ONE(T, name, k) const T name = *(const T *)p[k]; (void)name;
 #define PD_ROW(fn, TYPE, before, each, expr)                    \

@@ -1,4 +1,4 @@
-/* The tables that kernels/cpu is compiled to, one per instruction set; pick.c chooses. */
+/* The tables of kernels, one for each instruction set that kernels/cpu is compiled for; pick.c chooses one. */
 #ifndef PD_KERNELS_CPU_LIB_TABLE_H
 #define PD_KERNELS_CPU_LIB_TABLE_H
 

@@ -1,11 +1,11 @@
 /* Products of bf16 matrices in AMX tiles, or in vectors of pairs (AVX512-BF16), sums in float.
 
-       A  rows      [M][K]           as it lies
-       B  pairs     [K / 2][N][2]    rows 2k and 2k + 1 woven together
+       A  rows      [M][K]
+       B  pairs     [K / 2][N][2]    rows 2k and 2k + 1 interleaved
        C  float     [M][N]
 
-   M, N and K are multiples of 32 (PD_TILE_UP): two by two tiles of 16 x 16 sums at a time. What brings matrices to
-   these forms fills the rest with zeros. Strides are in elements, of pairs from one pair of rows to the next. */
+   M, N and K are multiples of 32 (PD_TILE_UP), since 2 x 2 tiles of 16 x 16 sums are computed at a time. The functions
+   that pack matrices fill up with zeros. Strides are in elements; for pairs, from one pair of rows to the next. */
 #ifndef PD_KERNELS_CPU_LIB_TILES_H
 #define PD_KERNELS_CPU_LIB_TILES_H
 
@@ -16,7 +16,7 @@
 #define PD_HAVE_TILES 1
 #define PD_TILES static __attribute__((noinline, unused, target("amx-tile,amx-bf16")))
 #define PD_TILE_UP(n) (((n) + 31) / 32 * 32)
-#define PD_TILE_WIDTH 256 /* of the matrices that are brought to tiles' forms, at most */
+#define PD_TILE_WIDTH 256 /* the largest width of a matrix that is packed */
 
 typedef struct tile_shapes {
     uint8_t palette, start_row, zero[14];
@@ -24,7 +24,7 @@ typedef struct tile_shapes {
     uint8_t rows[16];
 } tile_shapes;
 
-/* A thread calls products of tiles between these two. */
+/* A thread calls tiles_product between these two. */
 PD_TILES void tiles_begin(void) {
     static const tile_shapes whole = {
         .palette = 1, .bytes = {64, 64, 64, 64, 64, 64, 64, 64}, .rows = {16, 16, 16, 16, 16, 16, 16, 16}};
@@ -32,7 +32,7 @@ PD_TILES void tiles_begin(void) {
 }
 PD_TILES void tiles_end(void) { _tile_release(); }
 
-/* C (+)= A B. The barriers: compilers do not know that tiles are loaded from memory. */
+/* C = (or +=) A B. It has barriers, because compilers do not know that tiles are loaded from memory. */
 PD_TILES void tiles_product(int64_t M, int64_t N, int64_t K, const pd_bf16 *A, int64_t a_row, const pd_bf16 *B,
                             int64_t b_row, bool add, float *C, int64_t c_row) {
     const size_t as = (size_t)a_row * 2, bs = (size_t)b_row * 2, cs = (size_t)c_row * 4;
@@ -73,7 +73,7 @@ PD_TILES void tiles_product(int64_t M, int64_t N, int64_t K, const pd_bf16 *A, i
 typedef uint32_t __attribute__((may_alias)) tile_pair; /* two bf16, the lower one first */
 typedef uint32_t __attribute__((may_alias, aligned(2))) tile_pair_any;
 
-/* The same in vectors: 8 rows by 32 columns at a time. */
+/* The same product with vectors, 8 rows by 32 columns at a time. */
 static __attribute__((noinline, unused, target("avx512bf16"))) void pairs_product(
     int64_t M, int64_t N, int64_t K, const pd_bf16 *A, int64_t a_row, const pd_bf16 *B, int64_t b_row, bool add,
     float *C, int64_t c_row) {
@@ -105,13 +105,13 @@ static __attribute__((noinline, unused, target("avx512bf16"))) void pairs_produc
         }
 }
 
-/* n rows of `width` elements: [up(n)][up(width)]. */
+/* Packs n rows of `width` elements as rows: [up(n)][up(width)]. */
 static __attribute__((unused)) void tiles_rows(const pd_bf16 *x, int64_t row, int64_t n, int64_t width, pd_bf16 *to) {
     const int64_t wide = PD_TILE_UP(width);
     memset(to, 0, (size_t)(PD_TILE_UP(n) * wide) * 2);
     for (int64_t i = 0; i < n; i++) memcpy(to + i * wide, x + i * row, (size_t)width * 2);
 }
-/* As pairs of rows: [up(n) / 2][up(width)][2]. */
+/* Packs them as pairs of rows: [up(n) / 2][up(width)][2]. */
 static __attribute__((unused)) void tiles_pairs(const pd_bf16 *x, int64_t row, int64_t n, int64_t width, pd_bf16 *to) {
     const int64_t wide = PD_TILE_UP(width);
     memset(to, 0, (size_t)(PD_TILE_UP(n) * wide) * 2);
@@ -122,7 +122,7 @@ static __attribute__((unused)) void tiles_pairs(const pd_bf16 *x, int64_t row, i
         else PD_VECTORIZE for (int64_t k = 0; k < width; k++) p[k] = a[k];
     }
 }
-/* As pairs of the transposed matrix's rows: [up(width) / 2][up(n)][2]; width <= PD_TILE_WIDTH. */
+/* Packs them as pairs of rows of the transposed matrix: [up(width) / 2][up(n)][2]; width <= PD_TILE_WIDTH. */
 static __attribute__((unused)) void tiles_turned(const pd_bf16 *x, int64_t row, int64_t n, int64_t width, pd_bf16 *to) {
     const int64_t wide = PD_TILE_UP(width), many = PD_TILE_UP(n);
     float lines[16][PD_TILE_WIDTH / 2];
@@ -136,7 +136,7 @@ static __attribute__((unused)) void tiles_turned(const pd_bf16 *x, int64_t row, 
             transpose_f32(&lines[0][k], PD_TILE_WIDTH / 2, (float *)(void *)to + k * many + i, many);
     }
 }
-/* The transposed matrix, [up(width)][many], from its pairs. */
+/* Makes the transposed matrix, [up(width)][many], from pairs. */
 static __attribute__((unused)) void tiles_unpaired(const pd_bf16 *pairs, int64_t width, int64_t many, pd_bf16 *to) {
     uint16_t *even = (uint16_t *)to;
     const tile_pair *p = (const tile_pair *)(const void *)pairs;
@@ -146,7 +146,7 @@ static __attribute__((unused)) void tiles_unpaired(const pd_bf16 *pairs, int64_t
     }
 }
 
-/* Two rows of floats, rounded to bf16, as a row of pairs. None is NaN but as arithmetic makes it. */
+/* Makes a row of pairs of two rows of floats, rounded to bf16. A NaN has to be one that arithmetic makes. */
 static __attribute__((unused)) void tiles_weave(const float *x, const float *y, int64_t n, pd_bf16 *pairs) {
     typedef uint32_t __attribute__((may_alias)) bits;
     const bits *a = (const bits *)x, *b = (const bits *)y;
