@@ -18,7 +18,7 @@ _spins = not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & _os.environ.keys()
 if _spins:
     _os.environ["GOMP_SPINCOUNT"] = "10000"
 try:
-    from pydist._C import *  # first: without a built extension its error says so
+    from pydist._C import *  # first: if the extension is not built, this import says so
 
     # isort: split
     from pydist import _C
@@ -41,7 +41,7 @@ _SUBMODULES = frozenset(
     "linalg models mps multiprocessing nn onnx optim profiler random safetensors serialization sparse special "
     "testing utils version vision xpu".split()
 )
-_FROM = {  # name -> the submodule that it comes from, opened at first use
+_FROM = {  # name -> the submodule that defines it, imported at first use
     "compile": "compiler",
     "vmap": "func",
     "seed": "random",
@@ -85,7 +85,7 @@ def __getattr__(name):
     if name.startswith("_foreach_"):
         return getattr(import_module("pydist._foreach"), name)
     if name in _FROM:
-        found = globals()[name] = getattr(import_module(f"pydist.{_FROM[name]}"), name)  # found at once from now on
+        found = globals()[name] = getattr(import_module(f"pydist.{_FROM[name]}"), name)  # later uses find the name here
         return found
     raise AttributeError(f"module 'pydist' has no attribute '{name}'")
 

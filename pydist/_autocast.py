@@ -1,4 +1,4 @@
-"""Autocast for functions that are made of several operations: PyTorch's lists name them as a whole."""
+"""Autocast for functions that are made of several operations: PyTorch's lists name each as a whole."""
 
 from functools import wraps
 
@@ -6,7 +6,7 @@ from pydist import _C
 
 
 def cast(value, dtype):
-    """Floating tensors, float64 excepted, in dtype; also those in dictionaries, lists and tuples."""
+    """Casts floating tensors, except float64, to dtype; also tensors in dictionaries, lists and tuples."""
     if isinstance(value, _C.Tensor):
         return value.to(dtype) if value.is_floating_point() and value.dtype is not _C.float64 else value
     if isinstance(value, dict):

@@ -1,10 +1,12 @@
-"""What dtypes hold: finfo, iinfo, can_cast."""
+"""The limits of dtypes and casts between them: finfo, iinfo, can_cast."""
 
 from pydist import _C
 
 # bits, (mantissa bits, largest exponent)
 _FLOATS = {_C.float16: (16, 10, 15), _C.bfloat16: (16, 7, 127), _C.float32: (32, 23, 127), _C.float64: (64, 52, 1023)}
-_FLOATS.update({dtype: _FLOATS[dtype.to_real()] for dtype in (_C.complex64, _C.complex128)})  # of the parts
+_FLOATS.update(
+    {dtype: _FLOATS[dtype.to_real()] for dtype in (_C.complex64, _C.complex128)}
+)  # bits of the real and imaginary part
 _INTS = {_C.uint8: 8, _C.int8: 8, _C.int16: 16, _C.int32: 32, _C.int64: 64}
 
 
@@ -19,7 +21,7 @@ class finfo:
     def __init__(self, type=None):
         type = _C.get_default_dtype() if type is None else type
         if type not in _FLOATS:
-            raise TypeError(f"finfo: {type} (expected a floating dtype)")
+            raise TypeError(f"finfo: got {type} (expected a floating dtype)")
         self.bits, mantissa, exponent = _FLOATS[type]
         self.dtype = str(type.to_real()).split(".")[1]
         self.eps = 2.0**-mantissa
@@ -43,7 +45,7 @@ class iinfo:
 
     def __init__(self, type):
         if type not in _INTS:
-            raise TypeError(f"iinfo: {type} (expected an integer dtype)")
+            raise TypeError(f"iinfo: got {type} (expected an integer dtype)")
         self.bits = _INTS[type]
         self.dtype = str(type).split(".")[1]
         self.min = 0 if type is _C.uint8 else -(2 ** (self.bits - 1))
@@ -54,7 +56,8 @@ class iinfo:
 
 
 def can_cast(from_, to):
-    """Whether the kind of dtype `to` can hold that of `from_`: bool, integers, floats, complex numbers, whatever their sizes.
+    """Whether the kind of dtype `to` can hold that of `from_`. The order of kinds is bool, integers, floats, complex
+    numbers; sizes do not matter.
 
     >>> import pydist
     >>> pydist.can_cast(pydist.float64, pydist.float32), pydist.can_cast(pydist.float32, pydist.int64)

@@ -1,4 +1,4 @@
-"""Files that get their new content at the end, at once."""
+"""Files whose new content appears all at once, at the end."""
 
 import errno
 import os
@@ -8,14 +8,15 @@ from contextlib import contextmanager, suppress
 
 
 def _nameless(folder):
-    """A descriptor of a new file in `folder` that has no name yet and goes by itself, or None where there are none such."""
+    """A descriptor of a new file in `folder` without a name, which vanishes when closed; None if the system has no such
+    files."""
     try:
         fd = os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o666)
-    except (AttributeError, OSError):  # another system, a file system that cannot; what else is wrong, open() will say
+    except (AttributeError, OSError):  # the system or file system cannot; open() reports other errors
         return None
     if os.path.exists(f"/proc/self/fd/{fd}"):
         return fd
-    os.close(fd)  # without /proc it would never get a name
+    os.close(fd)  # without /proc the file could never get a name
     return None
 
 
@@ -23,21 +24,22 @@ def _sync(fd):
     try:
         os.fsync(fd)
     except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # a file system that knows no such thing
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # the file system has no O_TMPFILE
             raise
 
 
 @contextmanager
 def replacing(path, mode="wb"):
-    """A file open for writing, whose content `path` gets when the with statement ends, on the disk before it is seen:
+    """A file open for writing. When the with statement ends, `path` gets its content, which is on the disk before
+    others see it:
 
         with replacing(path) as file:
             file.write(...)
 
-    Who reads `path` sees what was there or what is new, never a part of it, also after a crash, and whoever else writes
-    there at the same time. Where the with statement raises, or the process is killed, what was there stays and nothing
-    else is left (on file systems without O_TMPFILE a kill leaves .pydist-*.part). Mode and owner of what was there are
-    kept; a link is followed; a pipe or a device is written to.
+    A reader of `path` sees the old content or the new one, never a part of it, even after a crash or while another
+    process writes there, too. If the with statement raises or the process is killed, the old content stays and nothing
+    else is left (on file systems without O_TMPFILE a kill leaves .pydist-*.part). The old file's mode and owner are
+    kept. A link is followed; a pipe or a device is written directly.
     """
     if os.path.exists(path) and not os.path.isfile(path):
         with open(path, mode) as file:
@@ -57,14 +59,16 @@ def replacing(path, mode="wb"):
     try:
         with os.fdopen(fd, mode) as file:
             if old:
-                with suppress(OSError):  # root alone may
+                with suppress(OSError):  # only root may
                     os.fchown(fd, old.st_uid, old.st_gid)
                 os.fchmod(fd, stat.S_IMODE(old.st_mode) & 0o777)
             yield file
             file.flush()
             _sync(fd)
             if not is_named:
-                os.link(f"/proc/self/fd/{fd}", part, src_dir_fd=fd)  # src_dir_fd: without it the link itself is linked
+                os.link(
+                    f"/proc/self/fd/{fd}", part, src_dir_fd=fd
+                )  # without src_dir_fd the call would link the symbolic link itself
                 is_named = True
         os.replace(part, path)
         is_named = False
@@ -72,7 +76,7 @@ def replacing(path, mode="wb"):
         if is_named:
             with suppress(FileNotFoundError):
                 os.unlink(part)
-    with suppress(PermissionError):  # a folder that may be written to, not read
+    with suppress(PermissionError):  # a folder with permission to write but not to read
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             _sync(fd)

@@ -11,11 +11,11 @@ _BINARY = "add sub mul div pow maximum minimum clamp_min clamp_max".split()
 
 
 def _each(other, count):
-    """One operand for each tensor: from a list, or the same for all."""
+    """One operand for each tensor: from a list, or the same one for all."""
     if not isinstance(other, (list, tuple)):
         return [other] * count
     if len(other) != count:
-        raise RuntimeError(f"_foreach: {len(other)} operands for {count} tensors (expected as many)")
+        raise RuntimeError(f"_foreach: got {len(other)} operands for {count} tensors (expected one operand per tensor)")
     return other
 
 

@@ -1,15 +1,15 @@
-"""Whether operations are recorded: context managers that also decorate functions."""
+"""Whether autograd records operations: context managers that also decorate functions."""
 
 from functools import wraps
 
 from pydist import _C
 
 _set = _C.set_grad_enabled
-_CO_GENERATOR = 0x20  # as inspect.isgeneratorfunction looks; importing inspect would triple our import time
+_CO_GENERATOR = 0x20  # what inspect.isgeneratorfunction checks; importing inspect would triple our import time
 
 
 class _GradMode:
-    """Sets the mode on entry and restores the former one on exit; `_mode` is the one to set."""
+    """Sets the mode on entry and restores the former one on exit. `_mode` is the mode to set."""
 
     __slots__ = ("_mode", "_before")
 
@@ -25,7 +25,7 @@ class _GradMode:
         return new
 
     def __call__(self, function):
-        """Returns `function` running in this mode; a generator function's body runs in it between its yields."""
+        """Returns `function` running in this mode. The body of a generator function runs in it between its yields."""
         if getattr(getattr(function, "__code__", None), "co_flags", 0) & _CO_GENERATOR:
             return self._wrap_generator(function)
 
@@ -62,7 +62,7 @@ class _GradMode:
 
 
 class no_grad(_GradMode):
-    """Operations inside are not recorded.
+    """Autograd does not record operations inside the block.
 
     >>> import pydist
     >>> w = pydist.ones(2, requires_grad=True)
@@ -80,7 +80,7 @@ class no_grad(_GradMode):
 
 
 class enable_grad(_GradMode):
-    """Operations inside are recorded, also within no_grad."""
+    """Autograd records operations inside the block, also within no_grad."""
 
     __slots__ = ()
     _mode = True
@@ -91,7 +91,7 @@ class enable_grad(_GradMode):
 
 
 class set_grad_enabled(_GradMode):
-    """Sets the mode at once; as a context manager also restores the former one.
+    """Sets the mode at once. As a context manager it also restores the former mode.
 
     >>> import pydist
     >>> with pydist.set_grad_enabled(False):
@@ -109,15 +109,16 @@ class set_grad_enabled(_GradMode):
         _set(self._mode)
 
     def __call__(self, function):
-        _set(self._before)  # as a decorator it must not change the mode around the definition
+        _set(self._before)  # as a decorator it must not change the mode where the function is defined
         return super().__call__(function)
 
 
 class inference_mode(_GradMode):
-    """no_grad, and tensors made inside are inference tensors: nothing keeps count of their in-place writes.
+    """Like no_grad; and tensors made inside are inference tensors, whose in-place writes are not counted.
 
-    Outside, an inference tensor may be read, but RuntimeError says so where it would be saved for a gradient, written in place
-    or made to require grad; `clone()` gives a normal tensor. `inference_mode(False)` is normal mode within an outer one.
+    Outside the block an inference tensor may be read. Saving it for a gradient, writing it in place or making it
+    require grad raises RuntimeError; `clone()` gives a normal tensor. `inference_mode(False)` is normal mode inside an
+    outer inference mode.
 
     >>> import pydist
     >>> w = pydist.ones(2, requires_grad=True)

@@ -1,8 +1,8 @@
-"""How the elements of a tensor lie in memory, under PyTorch's names."""
+"""Memory layouts of tensors, with PyTorch's names."""
 
 
 class layout:
-    """`strided`, or `sparse_coo` for tensors that hold only their elements other than 0."""
+    """`strided`, or `sparse_coo` for tensors that store only their nonzero elements."""
 
     def __init__(self, name):
         self._name = name

@@ -1,5 +1,5 @@
-"""What PyTorch's scripts of some years ago say: `FloatTensor(2, 3)`, `Variable(x)`, `x.type("torch.LongTensor")`,
-`x.new(3)`, `x.random_(10)`. Thin names over today's functions; importing this gives Tensor its methods."""
+"""Names of older PyTorch scripts: `FloatTensor(2, 3)`, `Variable(x)`, `x.type("torch.LongTensor")`, `x.new(3)`,
+`x.random_(10)`. They are thin names over today's functions. Importing this module adds the methods to Tensor."""
 
 from pydist import _C
 from pydist._C import Tensor
@@ -20,16 +20,16 @@ _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
 def _made(dtype, args):
-    """Sizes give an uninitialised tensor, anything else its elements, as `Tensor(...)` does."""
+    """Sizes give an uninitialised tensor; any other argument gives a tensor of its elements, as `Tensor(...)` does."""
     if not args or all(isinstance(arg, int) for arg in args) or len(args) == 1 and isinstance(args[0], _C.Size):
         return _C.empty(*args if args else (0,), dtype=dtype)
     if len(args) > 1:
-        raise TypeError(f"{_NAMES[dtype]}: {len(args)} arguments (expected sizes, or one sequence or array)")
+        raise TypeError(f"{_NAMES[dtype]}: got {len(args)} arguments (expected sizes, or one sequence or array)")
     return _C.tensor(args[0], dtype=dtype) if not isinstance(args[0], Tensor) else args[0].detach().to(dtype)
 
 
 class _TypedTensor(type):
-    """FloatTensor and its kin: calls make tensors, isinstance asks for the dtype."""
+    """FloatTensor and the like: calls make tensors, isinstance checks the dtype."""
 
     def __call__(cls, *args, device=None):
         device = cls.device if device is None else device
@@ -52,17 +52,17 @@ def _typed(name, doc, module, device):
 
 
 def on_cuda(name):
-    """cuda.FloatTensor and so on, whose calls raise RuntimeError where there is no device."""
+    """cuda.FloatTensor and the like. Calls raise RuntimeError if there is no CUDA device."""
     return _typed(name, f"cuda.{name}(*sizes) or (data): {name} on the current GPU.", "pydist.cuda", "cuda")
 
 
 def set_default_tensor_type(t):
-    """set_default_dtype, given as "torch.DoubleTensor" or pydist.DoubleTensor. Raises TypeError for types of integers,
-    RuntimeError for those of a GPU that is not there."""
+    """set_default_dtype, with "torch.DoubleTensor" or pydist.DoubleTensor as the argument. Raises TypeError for integer
+    types, RuntimeError for types of a GPU if there is no GPU."""
     name = t if isinstance(t, str) else f"{t.__module__}.{t.__name__}"
     dtype = _DTYPES.get(name.rpartition(".")[2])
     if dtype is None or not dtype.is_floating_point:
-        raise TypeError(f"set_default_tensor_type: {name} (expected a type of floating tensors, such as FloatTensor)")
+        raise TypeError(f"set_default_tensor_type: {name} (expected a floating tensor type, such as FloatTensor)")
     if ".cuda." in name:
         _C.empty(0, device="cuda")
     _C.set_default_dtype(dtype)
@@ -71,7 +71,7 @@ def set_default_tensor_type(t):
 class _VariableType(type):
     def __call__(cls, data, requires_grad=False, volatile=False):
         if not isinstance(data, Tensor):
-            raise TypeError(f"Variable: data must be a Tensor: {type(data).__name__}")
+            raise TypeError(f"Variable: data is {type(data).__name__} (expected a Tensor)")
         made = data.detach() if not data.requires_grad else data
         return made.requires_grad_() if requires_grad else made
 
@@ -80,7 +80,8 @@ class _VariableType(type):
 
 
 class Variable(metaclass=_VariableType):
-    """Variable(data, requires_grad=False): the tensor itself, over the same memory. Tensors have been variables since 2018.
+    """Variable(data, requires_grad=False): the tensor itself, over the same memory. In PyTorch, tensors have been
+    variables since 2018.
 
     >>> import pydist
     >>> x = pydist.autograd.Variable(pydist.ones(2), requires_grad=True)
@@ -95,7 +96,8 @@ def _method(f):
 
 
 def _type(self, dtype=None, non_blocking=False):
-    """The name "torch.FloatTensor" and so on; or the tensor in another dtype, given as a dtype or by such a name."""
+    """Without an argument the name, such as "torch.FloatTensor"; otherwise the tensor in another dtype, given as a
+    dtype or by such a name."""
     if dtype is None:
         return f"torch.{_NAMES[self.dtype]}"
     if isinstance(dtype, str):
@@ -109,14 +111,14 @@ def _type(self, dtype=None, non_blocking=False):
 Tensor.type = _type
 
 
-# NumPy's numbers and arrays leave operators to tensors (np.float64(2) * x is a tensor with its history), and what NumPy's
-# functions make of a tensor is one.
+# NumPy's numbers and arrays leave operators to tensors (np.float64(2) * x is a tensor with its history), and NumPy's
+# functions of a tensor return tensors.
 Tensor.__array_priority__ = 1000
 
 
 @_method
 def __array_wrap__(self, array, context=None, return_scalar=False):
-    """The result of a function of NumPy as a tensor; the array itself where its dtype has no tensors."""
+    """The result of a NumPy function as a tensor; the array itself if tensors do not have its dtype."""
     try:
         return _C.from_numpy(array)
     except (TypeError, ValueError):
@@ -125,20 +127,21 @@ def __array_wrap__(self, array, context=None, return_scalar=False):
 
 @_method
 def new(self, *args):
-    """A tensor of the same dtype: of these sizes, uninitialised, or with these elements."""
+    """A tensor of the same dtype: uninitialised with these sizes, or with these elements."""
     return _made(self.dtype, args)
 
 
 @_method
 def cuda(self, device=None, non_blocking=False, memory_format=_C.preserve_format):
-    """On a CUDA device, the current one; RuntimeError where there is none. Pretended GPUs (`pydist.cuda`) are the CPU."""
+    """The tensor on a CUDA device (default: the current one). Raises RuntimeError if there is none. Pretended GPUs (see
+    `pydist.cuda`) are the CPU."""
     return self.to("cuda" if device is None else device, non_blocking=non_blocking, memory_format=memory_format)
 
 
 @_method
 def pin_memory(self, device=None):
-    """A copy in memory of the host that GPUs read by themselves, so that `to("cuda", non_blocking=True)` need not wait; the
-    tensor itself where it lies there, and where there is no GPU."""
+    """A copy in page-locked host memory, which GPUs read by themselves, so that `to("cuda", non_blocking=True)` need
+    not wait. Returns the tensor itself if it is pinned already or if there is no GPU."""
     from pydist import cuda
 
     return _C.cuda_pin(self) if cuda._real() else self
@@ -146,20 +149,21 @@ def pin_memory(self, device=None):
 
 @_method
 def is_pinned(self, device=None):
-    """Whether it lies in memory that pin_memory() made."""
+    """Whether the tensor is in memory that pin_memory() made."""
     return _C.cuda_is_pinned(self)
 
 
 @_method
 def record_stream(self, s):
-    """Says that work of another stream, s, uses the tensor: once the tensor is gone, its memory waits for what that stream has
-    been given by then."""
+    """Says that the stream s uses the tensor, too. When the tensor is deleted, its memory is reused only after the work
+    queued on s so far."""
     _C.cuda_record(self, s.cuda_stream)
 
 
 @_method
 def random_(self, low=0, high=None, *, generator=None, to=None, **bounds):
-    """Integers drawn evenly from [low, high), in place; `random_(n)`: from [0, n). By name the bounds are `from` and `to`."""
+    """Fills the tensor, in place, with integers drawn uniformly from [low, high); `random_(n)`: from [0, n). As keyword
+    arguments the bounds are named `from` and `to`."""
     low, high = bounds.pop("from", low), high if to is None else to
     if bounds:
         raise TypeError(f"random_: unexpected keyword arguments {sorted(bounds)} (expected from, to, generator)")

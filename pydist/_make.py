@@ -1,4 +1,4 @@
-"""Tensors made from others, and counted ones: thin functions over the engine's."""
+"""Tensors made from other tensors, ranges and windows: thin functions over the engine's."""
 
 import math
 
@@ -6,7 +6,7 @@ from pydist import _C
 
 
 def _finished(name, values, out, dtype, pin_memory, requires_grad):
-    """The values in dtype (None: the default one), in out where that is given."""
+    """The values in dtype (None: the default dtype), written to out if that is given."""
     values = values.to(dtype or (_C.get_default_dtype() if out is None else out.dtype))
     if out is not None:
         _C._write_out(name, out, values)
@@ -15,24 +15,26 @@ def _finished(name, values, out, dtype, pin_memory, requires_grad):
 
 
 def full_like(input, fill_value, *, dtype=None, requires_grad=False, **options):
-    """Filled with a number, of input's shape, strides and (unless given) dtype."""
+    """A tensor filled with a number, with input's shape, strides and (unless given) dtype."""
     return _C.empty_like(input, dtype=dtype, **options).fill_(fill_value).requires_grad_(requires_grad)
 
 
 def rand_like(input, *, dtype=None, requires_grad=False, **options):
-    """Uniform in [0, 1), of input's shape and (unless given) dtype."""
+    """Random numbers, uniform in [0, 1), with input's shape and (unless given) dtype."""
     return _C.rand(tuple(input.shape), dtype=dtype or input.dtype, requires_grad=requires_grad, **options)
 
 
 def randn_like(input, *, dtype=None, requires_grad=False, **options):
-    """Normal, mean 0, variance 1, of input's shape and (unless given) dtype."""
+    """Random numbers, normal with mean 0 and variance 1, with input's shape and (unless given) dtype."""
     return _C.randn(tuple(input.shape), dtype=dtype or input.dtype, requires_grad=requires_grad, **options)
 
 
 def randint_like(input, low=None, high=None, *, dtype=None, **options):
-    """Whole numbers in [low, high), or [0, low), of input's shape and (unless given) dtype."""
+    """Random integers in [low, high), or [0, high), with input's shape and (unless given) dtype."""
     if low is None and high is None:
-        raise TypeError("randint_like: no high given (expected randint_like(input, high) or (input, low, high))")
+        raise TypeError(
+            "randint_like: high is missing (expected randint_like(input, high) or randint_like(input, low, high))"
+        )
     low, high = (0, low) if high is None else (low or 0, high)
     return _C.randint(low, high, tuple(input.shape), dtype=dtype or input.dtype, **options)
 
@@ -51,7 +53,7 @@ def linspace(
         raise RuntimeError(f"linspace: steps is {steps} (expected at least 0)")
     start, end = (v.item() if isinstance(v, _C.Tensor) else v for v in (start, end))
     step = (end - start) / (steps - 1) if steps > 1 else 0.0
-    # From both ends, in double: exact at both, as PyTorch does it.
+    # Computed from both ends in float64, as PyTorch does: exact at both ends.
     counts = _C.arange(steps, dtype=_C.float64, device=device, layout=layout)
     values = _C.where(counts < steps / 2, counts * step + start, (counts - (steps - 1)) * step + end)
     return _finished("linspace", values, out, dtype, pin_memory, requires_grad)
@@ -81,7 +83,7 @@ def logspace(
 
 
 def eye(n, m=None, *, out=None, dtype=None, requires_grad=False, device=None, layout=None, pin_memory=False):
-    """The identity: n x m, ones on the diagonal.
+    """The identity matrix, n x m, with ones on the diagonal.
 
     >>> import pydist
     >>> pydist.eye(2)
@@ -108,11 +110,11 @@ def scalar_tensor(s, *, dtype=None, requires_grad=False, device=None, layout=Non
 
 
 def asarray(obj, *, dtype=None, device=None, copy=None, requires_grad=None):
-    """obj (a tensor, a NumPy array or another object with the buffer protocol, a number, a sequence) as a tensor that shares
-    its memory where it can.
+    """obj (a tensor, a NumPy array or another object with the buffer protocol, a number, a sequence) as a tensor, which
+    shares obj's memory if possible.
 
-    copy: True never shares, False raises ValueError where only a copy would do. requires_grad: None keeps what a tensor has.
-    A tensor keeps its history unless requires_grad is False. Errors: those of `from_numpy`.
+    copy: True never shares; False raises ValueError if a copy is needed. requires_grad: None keeps the value of a
+    tensor. A tensor keeps its history unless requires_grad is False. Errors: as for `from_numpy`.
 
     >>> import numpy, pydist
     >>> array = numpy.zeros(2)
@@ -125,14 +127,14 @@ def asarray(obj, *, dtype=None, device=None, copy=None, requires_grad=None):
         return _C._asarray(obj, dtype, device, copy, requires_grad)
     made = obj.to(obj.device if device is None else device, obj.dtype if dtype is None else dtype, copy=bool(copy))
     if copy is False and made is not obj:
-        raise ValueError("asarray: another dtype or device takes a copy (expected copy=None)")
+        raise ValueError("asarray: copy is False, but another dtype or device needs a copy (expected copy=None)")
     if requires_grad is None or made.requires_grad == bool(requires_grad):
         return made
     return made.detach().requires_grad_(bool(requires_grad))
 
 
 def empty_strided(size, stride, *, dtype=None, device=None, requires_grad=False, layout=None, pin_memory=False):
-    """Uninitialised, with these strides (in elements)."""
+    """An uninitialised tensor with these strides, in elements."""
     span = 1 + sum((n - 1) * step for n, step in zip(size, stride)) if min(size, default=1) else 0
     memory = _C.empty(span, dtype=dtype, device=device, layout=layout)
     made = (memory.pin_memory() if pin_memory else memory).as_strided(tuple(size), tuple(stride))
@@ -142,7 +144,7 @@ def empty_strided(size, stride, *, dtype=None, device=None, requires_grad=False,
 def range(
     start=0, end=None, step=1, *, out=None, dtype=None, device=None, requires_grad=False, layout=None, pin_memory=False
 ):
-    """start, start + step, ... up to end, which is included; of the default dtype.
+    """start, start + step, ... up to and including end, in the default dtype.
 
     >>> import pydist
     >>> pydist.range(0, 2)
@@ -150,13 +152,13 @@ def range(
     """
     start, end = (0, start) if end is None else (start, end)
     if not step or (end - start) / step < 0:
-        raise RuntimeError(f"range: {start} to {end} by {step} (expected step nonzero and towards end)")
+        raise RuntimeError(f"range: got {start} to {end} by {step} (expected a nonzero step towards end)")
     counts = _C.arange(int((end - start) / step) + 1, dtype=_C.float64, device=device, layout=layout)
     return _finished("range", counts * step + start, out, dtype, pin_memory, requires_grad)
 
 
 def _window(name, n, periodic, weights, dtype=None, device=None, requires_grad=False, layout=None, pin_memory=False):
-    """sum_k weights[k] cos(2 pi k i / m), m being n, or n - 1 unless periodic."""
+    """sum_k weights[k] cos(2 pi k i / m), where m is n, or n - 1 unless periodic."""
     if n < 0:
         raise RuntimeError(f"{name}: window_length is {n} (expected at least 0)")
     steps = max(n if periodic else n - 1, 1)
@@ -181,15 +183,15 @@ def blackman_window(window_length, periodic=True, **options):
 
 
 def numel(input):
-    """How many elements."""
+    """The number of elements."""
     return input.numel()
 
 
 def is_inference(input):
-    """Whether the tensor's memory was made in inference mode."""
+    """Whether the tensor was made in inference mode."""
     return input.is_inference()
 
 
 def is_nonzero(input):
-    """The truth of the one element."""
+    """Whether the only element is not zero."""
     return input.is_nonzero()

@@ -1,4 +1,5 @@
-"""NumPy's arrays and numbers in pickles that are read without running anything: what such a file may name of NumPy."""
+"""NumPy's arrays and numbers in pickles that are read without running anything: the names of NumPy that such a file may
+use."""
 
 import pickle
 
@@ -6,7 +7,7 @@ import numpy as np
 
 
 class _Dtype:
-    """What a pickle says of a dtype: its code, such as "f8", and the order of bytes."""
+    """A dtype as a pickle says it: its code, such as "f8", and the byte order."""
 
     __slots__ = ("code", "order")
 
@@ -17,24 +18,25 @@ class _Dtype:
         code, order = self.code, self.order
         is_plain = type(code) is str and len(code) <= 3 and code[:1] in tuple("biufc") and code[1:].isdigit()
         if not is_plain or order not in ("<", ">", "|", "="):
-            raise pickle.UnpicklingError("an array of other things than numbers")
+            raise pickle.UnpicklingError("an array whose elements are not numbers")
         return np.dtype(code).newbyteorder(order)
 
 
 class _Kind:
-    """numpy.ndarray, as a name within the file."""
+    """numpy.ndarray, as a name inside the file."""
 
     __slots__ = ()
 
 
 class _Begun:
-    """An array that has got no content yet. It becomes another object then: nothing that the file holds ever changes."""
+    """An array without content so far. Its content makes a new object: nothing that the file refers to ever changes."""
 
     __slots__ = ()
 
 
 class Arrays:
-    """The names, and what their objects do. `spend`: of `_unpickle.Maker`, before content is copied."""
+    """The names that a file may use, and what calls of them make. `spend`: as of `_unpickle.Maker`, called before
+    content is copied."""
 
     def __init__(self, spend):
         self.spend = spend
@@ -45,20 +47,25 @@ class Arrays:
         self.modules["numpy"] = {"dtype": _Dtype, "ndarray": self.kind}
 
     def reconstruct(self, kind, shape, code):
+        """numpy.core.multiarray._reconstruct: an array without content."""
         if kind is not self.kind:
-            raise pickle.UnpicklingError("an array of a class of its own")
+            raise pickle.UnpicklingError("an array of a subclass (expected numpy.ndarray)")
         return _Begun()
 
     def from_buffer(self, content, dtype, shape, order):
+        """numpy._core.numeric._frombuffer: an array of these bytes."""
         return self._array(content, dtype, shape, order)
 
     def scalar(self, dtype, content):
+        """numpy.core.multiarray.scalar: one number."""
         return self._array(content, dtype, (), "C")[()]
 
     def takes_state(self, made):
+        """Whether the file may give this object a state."""
         return type(made) in (_Dtype, _Begun)
 
     def build(self, made, state):
+        """The object that replaces `made` when the file gives it a state."""
         if type(made) is _Dtype:
             new = _Dtype(made.code)
             new.order = state[1]
@@ -66,15 +73,17 @@ class Arrays:
         _, shape, dtype, is_fortran, content = state
         self.spend(len(content))
         array = self._array(content, dtype, shape, "F" if is_fortran else "C")
-        return array.astype(array.dtype.newbyteorder("="), order="K")  # a copy; this machine's order, as NumPy has it
+        return array.astype(
+            array.dtype.newbyteorder("="), order="K"
+        )  # a copy, in this machine's byte order, as in NumPy
 
     def _array(self, content, dtype, shape, order):
-        if type(content) is str:  # Python 2's str, read as latin1
+        if type(content) is str:  # a str of Python 2, read as latin1
             self.spend(len(content))
             content = content.encode("latin1")
         if type(content) not in (bytes, bytearray) or type(dtype) is not _Dtype or type(shape) is not tuple:
-            raise pickle.UnpicklingError("an array without content, dtype or shape")
+            raise pickle.UnpicklingError("an array that lacks content, dtype or shape")
         array = np.ndarray(shape, dtype.numpy(), content, order="F" if order == "F" else "C")
         if array.nbytes != len(content):
-            raise pickle.UnpicklingError(f"an array of {array.nbytes} bytes, whose content has {len(content)}")
+            raise pickle.UnpicklingError(f"an array of {array.nbytes} bytes with a content of {len(content)} bytes")
         return array

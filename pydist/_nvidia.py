@@ -1,4 +1,4 @@
-"""Where pip puts NVIDIA's libraries."""
+"""Where pip installs NVIDIA's libraries."""
 
 import os
 import sys
@@ -7,11 +7,12 @@ NCCL_WHEEL = "nvidia-nccl-cu13"
 
 
 def folders():
-    """The folders `nvidia` below which the wheels' libraries lie, one for each place of packages that has some."""
+    """The folders `nvidia` that hold the libraries of NVIDIA's wheels, one for each site-packages folder that has
+    some."""
     below = (os.path.join(path, "nvidia") for path in dict.fromkeys(sys.path) if path.endswith("-packages"))
     return [folder for folder in below if os.path.isdir(folder)]
 
 
 def nccl_version_text(version):
-    """ "2.28.9" of NCCL's number 22809."""
+    """NCCL's version number as text: "2.28.9" for 22809."""
     return f"{version // 10000}.{version // 100 % 100}.{version % 100}"

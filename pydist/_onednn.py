@@ -7,9 +7,8 @@ NAME = "libdnnl.so.3"
 
 
 def candidates():
-    """Paths to try in order: ONEDNN_ROOT, the environment, two folders above installed packages,
-    every folder that modules come from, the user's base, the system's loader. Cheap enough for import: nothing is
-    opened or imported."""
+    """Paths to try, in order: ONEDNN_ROOT, the environment, two folders above installed packages, every folder that
+    modules come from, the user's base, the system's loader. Cheap enough for import: nothing is opened or imported."""
     root, home = os.environ.get("ONEDNN_ROOT"), os.environ.get("HOME")
     folders = [f"{root}/lib", f"{root}/lib64"] if root else []
     folders += [f"{base}/lib" for base in (sys.prefix, *sys.path, home and f"{home}/.local") if base]

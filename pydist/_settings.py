@@ -1,4 +1,4 @@
-"""Settings of PyTorch's that scripts write, and what they mean here."""
+"""PyTorch's settings that scripts set, and what they mean here."""
 
 from pydist import _C
 
@@ -7,66 +7,69 @@ _default_device = _C.device("cpu")
 
 
 def set_float32_matmul_precision(precision):
-    """ "highest": float32 products in float32. "high", "medium": on a GPU by tensor cores with TF32, as
-    backends.cuda.matmul.allow_tf32; on the CPU nothing changes."""
+    """ "highest": float32 products are computed in float32. "high" and "medium": on a GPU tensor cores compute them with
+    TF32, as with backends.cuda.matmul.allow_tf32. On the CPU nothing changes."""
     global _matmul_precision
     if precision not in ("highest", "high", "medium"):
-        raise RuntimeError(f"set_float32_matmul_precision: {precision!r} (expected 'highest', 'high' or 'medium')")
+        raise RuntimeError(f"set_float32_matmul_precision: got {precision!r} (expected 'highest', 'high' or 'medium')")
     _matmul_precision = precision
     _C.gpu_settings(precision != "highest", *_C.gpu_settings()[1:])
 
 
 def get_float32_matmul_precision():
-    """What was set last, here or by backends.cuda.matmul.allow_tf32."""
+    """The value that was set last, here or through backends.cuda.matmul.allow_tf32."""
     if _C.gpu_settings()[0]:
         return "high" if _matmul_precision == "highest" else _matmul_precision
     return "highest"
 
 
 def use_deterministic_algorithms(mode, *, warn_only=False):
-    """Accepted: the kernels are deterministic, for every number of threads."""
+    """Accepted: the kernels are deterministic anyway, for every number of threads."""
     if not isinstance(mode, bool):
-        raise TypeError(f"use_deterministic_algorithms: mode: {type(mode).__name__} (expected a bool)")
+        raise TypeError(f"use_deterministic_algorithms: mode is {type(mode).__name__} (expected a bool)")
 
 
 def are_deterministic_algorithms_enabled():
+    """True: the kernels are always deterministic."""
     return True
 
 
 def is_deterministic_algorithms_warn_only_enabled():
+    """False: there is nothing to warn about, as the kernels are always deterministic."""
     return False
 
 
 def set_default_device(device):
-    """The device of tensors that are made without one: the CPU, None (the CPU), or a pretended GPU, which is the CPU.
-    RuntimeError for one that is not there."""
+    """Sets the device of tensors that are made without a device: the CPU, None (the CPU), or a pretended GPU, which is
+    the CPU. Raises RuntimeError if there is no such device."""
     global _default_device
     _C.empty(0, device=device)
     _default_device = _C.device("cpu" if device is None else device)
 
 
 def get_default_device():
-    """The device of tensors that are made without one."""
+    """The device of tensors that are made without a device."""
     return _default_device
 
 
 def set_num_interop_threads(num):
     """Accepted: ops run one after another, each on `get_num_threads()` threads."""
     if not isinstance(num, int) or num < 1:
-        raise RuntimeError(f"set_num_interop_threads: {num!r} (expected a positive number)")
+        raise RuntimeError(f"set_num_interop_threads: num is {num!r} (expected a positive int)")
 
 
 def get_num_interop_threads():
+    """1: ops run one after another."""
     return 1
 
 
 def set_flush_denormal(mode):
-    """False: denormal numbers are kept."""
+    """Returns False: denormal numbers are kept."""
     return False
 
 
 def typename(obj):
-    """The name of the type: "torch.FloatTensor" and the like for tensors, module and class for others."""
+    """The name of the type: for tensors "torch.FloatTensor" and the like, for other objects module and class."""
     if isinstance(obj, _C.Tensor):
         return obj.type()
     kind = obj if isinstance(obj, type) else type(obj)
@@ -79,7 +82,7 @@ def is_tensor(obj):
 
 
 def is_storage(obj):
-    """False: storages are not Python objects here."""
+    """False: storages are not Python objects in pydist."""
     return False
 
 

@@ -1,4 +1,5 @@
-"""What Tensor does in Python: its text (as PyTorch prints it), copies and pickles. Called by the extension."""
+"""The parts of Tensor that are written in Python: its text (as PyTorch prints it), copies and pickles. The extension
+calls them."""
 
 import copy
 import math
@@ -18,9 +19,9 @@ _options = {**_PROFILES["default"], "sci_mode": None}
 
 
 def set_printoptions(precision=None, threshold=None, edgeitems=None, linewidth=None, profile=None, sci_mode=None):
-    """How tensors are printed: digits after the point (4), elements beyond which only the edges are shown (1000), how many
-    these are (3), characters a line (80), a profile that sets all four ("default", "short", "full"), and whether numbers have
-    exponents (None: where they are far apart).
+    """Sets how tensors are printed: digits after the point (4), the number of elements above which only the edges are
+    shown (1000), how many elements an edge has (3), characters per line (80), a profile that sets all four ("default",
+    "short", "full"), and whether numbers have exponents (None: if their sizes differ much).
 
     >>> import pydist
     >>> pydist.set_printoptions(precision=2)
@@ -38,7 +39,8 @@ def set_printoptions(precision=None, threshold=None, edgeitems=None, linewidth=N
 
 
 def _edges(data, shape):
-    """Nested lists of what is shown: all, or (over the threshold) the edges of each dimension with None between."""
+    """Nested lists of the elements to show: all, or (above the threshold) the edges of each dimension with None between
+    them."""
     if not shape or math.prod(shape) <= _options["threshold"]:
         return data.tolist()
 
@@ -64,7 +66,7 @@ def _flat(nested):
 
 
 def _number_style(values):
-    """A function from a number to its text, the same style for all of them."""
+    """A function from a number to its text, with the same style for all of them."""
     if any(isinstance(value, complex) for value in values):
         return _complex_style(values)
     if not any(isinstance(value, float) for value in values):
@@ -84,14 +86,14 @@ def _number_style(values):
 
 
 def _width(values, text_of):
-    """Of the longest text; PyTorch measures what is finite and not 0."""
+    """The width of the longest text. As in PyTorch, only finite numbers other than 0 count."""
     return max(
         (len(text_of(v)) for v in values if not isinstance(v, float) or (math.isfinite(v) and v != 0)), default=0
     )
 
 
 def _complex_style(values):
-    """`1.0000+2.0000j`, the parts each in a style and width of their own."""
+    """`1.0000+2.0000j`: each part has its own style and width."""
     real, imag = [v.real for v in values], [v.imag for v in values]
     real_text, imag_text = _number_style(real), _number_style(imag)
     width = _width(real, real_text)
@@ -170,8 +172,8 @@ def shallow_copy(tensor):
 
 
 class Storage:
-    """The bytes that views share. One object for each storage, as long as somebody has it: pickle and deepcopy know by it
-    which tensors share memory."""
+    """The bytes that views share. There is one object for each storage as long as it is referenced: pickle and deepcopy
+    use it to see which tensors share memory."""
 
     __slots__ = ("bytes", "__weakref__")
 
@@ -202,12 +204,12 @@ def _load_storage(data):
 
 
 def _parts(tensor):
-    """All of the tensor but its storage, as `rebuild` wants it."""
+    """Everything of the tensor except its storage, as `rebuild` takes it."""
     return tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.storage_offset(), tensor.requires_grad
 
 
 def deepcopy(tensor, memo):
-    """A leaf with memory, gradient and attributes of its own; tensors that share memory do so in the copy as well. Raises
+    """A leaf with its own memory, gradient and attributes. Tensors that share memory also share it in the copy. Raises
     RuntimeError for a tensor with a history."""
     if id(tensor) in memo:
         return memo[id(tensor)]
@@ -222,14 +224,15 @@ def deepcopy(tensor, memo):
 
 
 def reduce(tensor):
-    """For pickle: (function, arguments). The storage travels once, whole, for all tensors in one pickle that share it."""
+    """For pickle: (function, arguments). The storage is written once, whole, for all tensors of one pickle that share
+    it."""
     if not tensor.is_leaf:
         raise RuntimeError("pickle: the tensor is part of a graph (expected a leaf; use detach())")
     return rebuild, (type(tensor), _storage_of(tensor), *_parts(tensor), tensor.__dict__ or None)
 
 
 def _rebuild_from_type_v2(func, new_type, args, state):
-    """By this name PyTorch's pickles make tensors of a class of their own, or with attributes."""
+    """The name by which PyTorch's pickles make tensors of a subclass, or tensors with attributes."""
     tensor = func(*args)
     if type(tensor) is not new_type:
         tensor = tensor.as_subclass(new_type)
@@ -243,5 +246,5 @@ def _rebuild_from_type_v2(func, new_type, args, state):
 
 
 def rebuild(kind, storage, dtype, size, stride, offset, requires_grad, attributes):
-    """What `reduce` took apart."""
+    """Makes the tensor that `reduce` took apart."""
     return _dressed(_C.storage_view(storage.bytes, dtype, size, stride, offset), kind, requires_grad, attributes)

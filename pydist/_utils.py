@@ -1,4 +1,4 @@
-"""Helpers of PyTorch's that scripts for several processes import, and that its files and pickles name."""
+"""Helpers of PyTorch that multi-process scripts import and that its files and pickles name."""
 
 from itertools import accumulate as _accumulate  # noqa: F401
 
@@ -6,12 +6,12 @@ from pydist import _C
 
 
 def _flatten_dense_tensors(tensors):
-    """One vector of all elements."""
+    """One vector with the elements of all tensors."""
     return _C.cat([t.reshape(-1) for t in tensors])
 
 
 def _unflatten_dense_tensors(flat, tensors):
-    """Views of a vector in the shapes of `tensors`."""
+    """Views of a vector with the shapes of `tensors`."""
     views, begin = [], 0
     for t in tensors:
         views.append(flat.narrow(0, begin, t.numel()).view(t.shape))

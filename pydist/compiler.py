@@ -1,4 +1,4 @@
-"""PyTorch's compiler, accepted: everything runs as it is."""
+"""PyTorch's compiler functions. They are accepted and change nothing: everything runs without compilation."""
 
 
 def compile(
@@ -13,16 +13,18 @@ def compile(
     name=None,
     **more,
 ):
-    """Returns `model`; without one, a decorator that does so. Nothing is compiled: the engine's ops are C already."""
+    """Returns `model`, or without a model a decorator that returns its function. Nothing is compiled: the engine's ops
+    are C already."""
     return _same if model is None else model
 
 
 def _same(fn):
+    """Returns the function itself."""
     return fn
 
 
 def disable(fn=None, recursive=True, **kwargs):
-    """Returns `fn`, or a decorator."""
+    """Returns `fn`, or a decorator that returns its function."""
     return _same if fn is None else fn
 
 
@@ -30,6 +32,7 @@ allow_in_graph = assume_constant_result = _same
 
 
 def is_compiling():
+    """False: pydist never compiles."""
     return False
 
 
@@ -37,8 +40,8 @@ is_dynamo_compiling = is_compiling
 
 
 def reset():
-    pass
+    """Does nothing: there are no compiled functions."""
 
 
 def cudagraph_mark_step_begin():
-    pass
+    """Does nothing: pydist records CUDA graphs only where a program asks for it (`pydist.cuda.graphs`)."""

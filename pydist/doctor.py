@@ -1,13 +1,13 @@
-"""`python -m pydist.doctor`: what is wrong with communication here, as verdicts. The first line is the worst one.
+"""`python -m pydist.doctor`: finds what is wrong with communication here. It prints findings, the worst one first.
 
-Looks at this host (its name, a port, shared memory, limits, cores, GPUs), then starts `--nproc-per-node` ranks that compare
-versions, scripts, clocks and speed, and measure latency and bandwidth. Every line says what was found and what to do.
-Exit code 1 where there is a problem. `--json` prints [{"severity", "check", "text"}].
+It checks this host (its name, a port, shared memory, limits, cores, GPUs). Then it starts `--nproc-per-node` ranks,
+which compare versions, scripts, clocks and speed, and measure latency and bandwidth. Every line says what was found and
+what to do. The exit code is 1 if there is a problem. `--json` prints [{"severity", "check", "text"}].
 
-Under the launcher, `python -m pydist.run --hosts a:1,b:1 -m pydist.doctor`, the job's own ranks are those that are
-looked at, on all hosts, and each two of them: latency and bandwidth, or that they cannot reach each other.
+Under the launcher (`python -m pydist.run --hosts a:1,b:1 -m pydist.doctor`) it checks the job's own ranks on all hosts,
+and each pair of them: latency and bandwidth, or that they cannot reach each other.
 
-`--attach PID|PORT` asks the ranks of a job that hangs, on this host, who waits for whom and where they are.
+`--attach PID|PORT` asks the ranks on this host of a job that hangs which rank waits for which one, and where each is.
 
 PYDIST_FAULT=clock:RANK:SECONDS, version:RANK:TEXT or slow:RANK:FACTOR pretends a fault, for tests of this program.
 """
@@ -31,9 +31,9 @@ Finding = namedtuple("Finding", "severity check text")
 PROBLEM, WARNING, OK = "problem", "warning", "ok"
 _ORDER = (PROBLEM, WARNING, OK)
 
-MARK = "pydist.doctor:"  # before the line of JSON that rank 0 prints
-CLOCK = 0.5  # seconds that clocks may differ
-SLOW = 1.5  # times the median that a rank may take
+MARK = "pydist.doctor:"  # precedes the line of JSON that rank 0 prints
+CLOCK = 0.5  # s by which clocks may differ
+SLOW = 1.5  # a rank may take so many times the median
 DESCRIPTORS = 1024
 SHM = 64 << 20
 
@@ -42,47 +42,52 @@ SHM = 64 << 20
 
 
 def name_finding(host=None, hosts=1):
-    """What the host's own name stands for; `hosts`: how many the job has."""
+    """Whether the host's own name resolves to addresses that others can reach. `hosts`: how many hosts the job has."""
     severity = WARNING if hosts > 1 else OK
     host = host or socket.gethostname()
     try:
         addresses = sorted({info[4][0] for info in socket.getaddrinfo(host, None)})
     except OSError as error:
-        return Finding(severity, "name", f"this host's name {host} stands for no address ({error}): give --master-addr")
+        return Finding(
+            severity,
+            "name",
+            f"this host's name {host} does not resolve to an address ({error}): start jobs with --master-addr",
+        )
     loopback = [a for a in addresses if a.startswith("127.") or a == "::1"]
     if len(loopback) == len(addresses):
         return Finding(
             severity,
             "name",
-            f"this host's name {host} stands for {', '.join(addresses)}, which means another host elsewhere: jobs of "
+            f"this host's name {host} resolves to {', '.join(addresses)}, which other hosts cannot reach: jobs of "
             f"several hosts need --master-addr with one of {', '.join(own_addresses()) or 'its own addresses'}",
         )
     return Finding(OK, "name", f"{host} is {', '.join(addresses)}")
 
 
 def own_addresses():
-    """This host's addresses, loopback left out."""
+    """This host's addresses, without loopback."""
     from pydist import _C
 
     try:
         return [address for _, address in _C.interfaces()]
-    except ValueError:  # network_finding says it
+    except ValueError:  # network_finding reports it
         return []
 
 
 def network_finding():
-    """The interfaces that ranks may use."""
+    """The network interfaces that ranks may use."""
     from pydist import _C
 
     try:
         found = ", ".join(f"{name} {address}" for name, address in _C.interfaces())
     except ValueError as error:
         return Finding(PROBLEM, "network", str(error).removeprefix("control: "))
-    return Finding(OK, "network", found or "loopback alone: no other host can be reached")
+    return Finding(OK, "network", found or "loopback is the only interface: no other host can be reached")
 
 
 def port_owner(port):
-    """(pid, command) of who listens on this tcp port, (None, None) where that cannot be seen; None: nobody listens."""
+    """(pid, command) of the process that listens on this TCP port; (None, None) if it cannot be seen; None if nobody
+    listens."""
     inodes = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         try:
@@ -102,34 +107,39 @@ def port_owner(port):
 
 
 def port_finding(port):
+    """Whether a TCP port is free, and if not, which process has it."""
     owner = port_owner(port)
     if owner is None:
         return Finding(OK, "port", f"port {port} is free")
     who = f"pid {owner[0]} ({owner[1][:80]})" if owner[0] else "a process of another user"
-    return Finding(PROBLEM, "port", f"port {port} is taken by {who}: end it, or choose another --master-port")
+    return Finding(PROBLEM, "port", f"{who} listens on port {port}: end it, or choose another --master-port")
 
 
 def memory_findings(shm="/dev/shm"):
+    """Whether shared memory can be made, and how much is free in `shm`."""
     try:
         status = os.statvfs(shm)
         free = status.f_bavail * status.f_frsize
         if free < SHM:
-            text = f"{shm} has {free >> 20} MiB left: other libraries' loaders need it (docker run --shm-size=1g)"
-            yield Finding(WARNING, "shared memory", f"{text}; pydist's own shared memory does not lie there")
+            text = (
+                f"{shm} has {free >> 20} MiB left: data loaders of other libraries need more (docker run --shm-size=1g)"
+            )
+            yield Finding(WARNING, "shared memory", f"{text}; pydist itself does not use {shm}")
         else:
             yield Finding(OK, "shared memory", f"{shm} has {free >> 20} MiB left")
     except OSError:
-        yield Finding(WARNING, "shared memory", f"there is no {shm}: other libraries' loaders need it")
+        yield Finding(WARNING, "shared memory", f"there is no {shm}: data loaders of other libraries need it")
     try:
         fd = os.memfd_create("pydist.doctor")
         os.posix_fallocate(fd, 0, 1 << 20)
         os.close(fd)
     except OSError as error:
-        text = f"no shared memory can be made ({error.strerror}): ranks cannot communicate"
+        text = f"the system gives no shared memory ({error.strerror}): ranks cannot communicate"
         yield Finding(PROBLEM, "shared memory", text)
 
 
 def limit_finding():
+    """Whether the limit of open files is high enough."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < DESCRIPTORS:
         text = f"at most {soft} open files: jobs of many ranks need more (ulimit -n {min(hard, 65536)})"
@@ -138,7 +148,7 @@ def limit_finding():
 
 
 def quota():
-    """Cores' worth of time that a container may use; None: no limit."""
+    """How many cores the container's CPU quota allows; None: no limit."""
     from pydist import _C
 
     cores = _C._limits()[1]
@@ -146,13 +156,14 @@ def quota():
 
 
 def cores_finding(ranks, cores=None):
+    """Whether the cores are enough for `ranks` with their threads."""
     from pydist import _C
 
     cores = cores or min(len(os.sched_getaffinity(0)), quota() or 1 << 20)
     said = os.environ.get("OMP_NUM_THREADS")
     threads = int(said) if said and said.isdigit() else max(1, min(cores, _C.get_num_threads()) // max(ranks, 1))
     if threads * ranks > cores:
-        because = f"OMP_NUM_THREADS={said}" if said else "one at least"
+        because = f"OMP_NUM_THREADS={said}" if said else "at least one each"
         return Finding(
             WARNING,
             "cores",
@@ -166,7 +177,7 @@ def cores_finding(ranks, cores=None):
 
 
 def _fault(kind, rank):
-    """The value of PYDIST_FAULT=kind:rank:value where it is meant for this rank."""
+    """The value of PYDIST_FAULT=kind:rank:value if it is meant for this rank."""
     name, _, rest = os.environ.get("PYDIST_FAULT", "").partition(":")
     whom, _, value = rest.partition(":")
     return value if name == kind and whom == str(rank) else None
@@ -178,7 +189,7 @@ def _hash(path):
 
 
 def _speed():
-    """Seconds of a matrix product on one thread, the best of several."""
+    """Seconds of a matrix product on one thread, the best of several runs."""
     import pydist
 
     threads = pydist.get_num_threads()
@@ -193,7 +204,7 @@ def _speed():
 
 
 def _link():
-    """Seconds of an all_reduce of 4 bytes, and bytes a second of one of 4 MiB."""
+    """Seconds of an all_reduce of 4 bytes, and bytes per second of one of 4 MiB."""
     import pydist
     from pydist import distributed as dist
 
@@ -209,7 +220,7 @@ def _link():
 
 
 def examine(script=None):
-    """What a rank knows of itself; every rank of the default group calls it."""
+    """What a rank knows about itself. Every rank of the default group calls it."""
     import pydist
     from pydist import _C
     from pydist import distributed as dist
@@ -247,7 +258,7 @@ def examine(script=None):
 
 
 def compare(ranks):
-    """Findings from what the ranks say of themselves."""
+    """Findings from what the ranks report about themselves."""
     for what in ranks[0]["same"]:
         values = Counter(rank["same"].get(what) for rank in ranks)
         if len(values) > 1:
@@ -258,7 +269,7 @@ def compare(ranks):
                 PROBLEM if what in ("pydist", "script") else WARNING,
                 "versions",
                 f"rank {odd['rank']} on {odd['host']} has {what} {odd['same'].get(what)}, the others {usual}"
-                + (": results need not have the same bits" if bits else ""),
+                + (": results may differ in their last bits" if bits else ""),
             )
     clocks = [rank["clock"] for rank in ranks]
     if max(clocks) - min(clocks) > CLOCK:
@@ -268,8 +279,8 @@ def compare(ranks):
         yield Finding(
             WARNING,
             "clocks",
-            f"the clock of rank {odd['rank']} on {odd['host']} is {ahead:+.1f} s off: times in logs do not compare "
-            "(start NTP)",
+            f"the clock of rank {odd['rank']} on {odd['host']} is {ahead:+.1f} s off: times in the ranks' logs cannot be "
+            "compared (start NTP)",
         )
     speeds = sorted(rank["speed"] for rank in ranks)
     usual = speeds[(len(speeds) - 1) // 2]
@@ -278,8 +289,8 @@ def compare(ranks):
         yield Finding(
             WARNING,
             "slow rank",
-            f"rank {odd['rank']} on {odd['host']} computes {odd['speed'] / usual:.1f} times slower than the others, "
-            "who wait for it: look for another program on its cores, or heat",
+            f"rank {odd['rank']} on {odd['host']} computes {odd['speed'] / usual:.1f} times slower than the other ranks, "
+            "which wait for it: look for other programs on its cores, or for heat",
         )
     for rank in ranks:
         if rank.get("way"):
@@ -300,7 +311,7 @@ def compare(ranks):
 
 
 def pair_findings(ranks):
-    """Findings from what the ranks have measured between each two of them."""
+    """Findings from measurements between each pair of ranks."""
     pairs = {(rank["rank"], other): (seconds, rate) for rank in ranks for other, seconds, rate in rank.get("pairs", ())}
     measured = sorted({rank for pair in pairs for rank in pair})
     if len(measured) < 2:
@@ -329,7 +340,9 @@ def ranks_findings(count, script=None, timeout=120):
             ranks = json.loads(line.partition(MARK)[2])
             return [*compare(ranks), *pair_findings(ranks)]
     said = (done.stderr or done.stdout).strip().splitlines()
-    return [Finding(PROBLEM, "ranks", f"{count} ranks cannot work together: {said[0] if said else 'no word'}")]
+    return [
+        Finding(PROBLEM, "ranks", f"{count} ranks cannot work together: {said[0] if said else 'they gave no reason'}")
+    ]
 
 
 def _be_a_rank(script):
@@ -344,7 +357,8 @@ def _be_a_rank(script):
 
 
 def _under_the_launcher(script, patience):
-    """The findings of all hosts, on rank 0; None elsewhere, or this rank's own where the ranks do not come together."""
+    """The findings of all hosts, on rank 0; None on other ranks. If the ranks cannot meet, each rank returns its own
+    findings."""
     from pydist import distributed as dist
 
     local = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
@@ -368,10 +382,11 @@ def _under_the_launcher(script, patience):
 
 
 def gpu_findings():
+    """Findings about GPUs, their driver and NCCL."""
     from pydist import distributed
     from pydist._doctor import gpus
 
-    distributed.is_nccl_available()  # says where its library may be
+    distributed.is_nccl_available()  # sets where NCCL's library may be
     return [Finding(*one) for one in gpus.findings()]
 
 
@@ -380,7 +395,7 @@ def _worst_first(found):
 
 
 def findings(ranks, port=None, script=None, hosts=1):
-    """All findings, the worst first."""
+    """All findings, the worst one first."""
     found = [name_finding(hosts=hosts), network_finding(), *memory_findings(), limit_finding(), cores_finding(ranks)]
     found += gpu_findings()
     if port is not None:
@@ -401,12 +416,15 @@ def _report_attached(parser, target):
 
 
 def main():
+    """Runs the command line. Exits with 1 if there is a problem."""
     parser = argparse.ArgumentParser(prog="python -m pydist.doctor", description=__doc__.split("\n")[0])
     parser.add_argument(
         "--nproc-per-node", "--nproc_per_node", type=int, default=2, metavar="N", help="ranks to start (2)"
     )
     parser.add_argument("--nnodes", type=int, default=1, metavar="N", help="hosts that the job will have (1)")
-    parser.add_argument("--master-port", "--master_port", type=int, metavar="PORT", help="a port that a job will use")
+    parser.add_argument(
+        "--master-port", "--master_port", type=int, metavar="PORT", help="the port that the job will use"
+    )
     parser.add_argument("--script", metavar="FILE", help="the training script, which has to be the same for all ranks")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--attach", type=int, metavar="PID|PORT", help="a launcher, a rank, or a job's MASTER_PORT")

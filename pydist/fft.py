@@ -1,8 +1,7 @@
-"""Discrete Fourier transforms with PyTorch's names, by NumPy's pocketfft on the CPU; all can be differentiated, any number
-of times.
+"""Discrete Fourier transforms with PyTorch's names, by NumPy's pocketfft on the CPU. All have gradients of any order.
 
-norm, as in PyTorch: where the forward and the inverse transform are divided. None or "backward": the inverse by n;
-"forward": the forward one by n; "ortho": both by sqrt(n).
+norm, as in PyTorch, says which transform is divided. None or "backward": the inverse one by n; "forward": the forward
+one by n; "ortho": both by sqrt(n).
 
 >>> import pydist
 >>> pydist.fft.fft(pydist.tensor([1.0, 0.0, 0.0, 0.0])).tolist()
@@ -21,14 +20,14 @@ __all__ = (
 
 
 def _computed(input, dtype, run):
-    """What the NumPy function `run` makes of input's array, as a tensor of dtype."""
+    """The result of the NumPy function `run` for input's array, as a tensor of dtype."""
     import numpy as np
 
     return _C.from_numpy(np.ascontiguousarray(run(np.fft, input.detach().cpu().numpy()))).to(dtype)
 
 
 class _Complex(Function):
-    """sum_j x[j] exp(-+2 pi i j k / n) along dims, undivided."""
+    """sum_j x[j] exp(-+2 pi i j k / n) along dims, without division."""
 
     @staticmethod
     def forward(ctx, x, dims, inverse):
@@ -43,7 +42,7 @@ class _Complex(Function):
 
 
 class _Real(Function):
-    """The first n // 2 + 1 of that, of a real x along one dim; the rest are their conjugates."""
+    """The first n // 2 + 1 elements of the transform of a real x along one dim; the others are their conjugates."""
 
     @staticmethod
     def forward(ctx, x, dim):
@@ -57,7 +56,7 @@ class _Real(Function):
 
 
 class _Half(Function):
-    """The real x of length n whose conjugate-symmetric spectrum begins with y, undivided."""
+    """The real x of length n whose conjugate-symmetric spectrum begins with y, without division."""
 
     @staticmethod
     def forward(ctx, y, n, dim):
@@ -75,7 +74,7 @@ class _Half(Function):
 
 
 def _resized(x, sizes, dims):
-    """x cut or filled up with zeros to sizes along dims."""
+    """x cut, or padded with zeros, to sizes along dims."""
     pad = [0] * (2 * x.dim())
     for size, dim in zip(sizes, dims):
         pad[2 * (x.dim() - 1 - dim) + 1] = size - x.shape[dim]
@@ -83,7 +82,7 @@ def _resized(x, sizes, dims):
 
 
 def _places(name, x, s, dim):
-    """(sizes, dims): of the dimensions to be transformed, all of them without s and dim."""
+    """(sizes, dims) of the dimensions to transform; all dimensions if s and dim are not given."""
     if dim is None:
         dims = range(x.dim()) if s is None else range(x.dim() - len(as_tuple(s)), x.dim())
     else:
@@ -92,7 +91,7 @@ def _places(name, x, s, dim):
     sizes = [x.shape[d] for d in dims] if s is None else list(as_tuple(s))
     if len(sizes) != len(dims) or len({*dims}) < len(dims) or not x.dim():
         raise RuntimeError(
-            f"{name}: sizes {s} and dims {dim} of shape {tuple(x.shape)} (expected as many, each dim once)"
+            f"{name}: sizes {s} and dims {dim} for shape {tuple(x.shape)} (expected one size per dim, and each dim once)"
         )
     return [x.shape[d] if size == -1 else size for size, d in zip(sizes, dims)], dims
 
@@ -144,7 +143,7 @@ def _to_real(name, y, s, dim, norm):
 
 
 def fft(input, n=None, dim=-1, norm=None):
-    """X[k] = sum_j x[j] exp(-2 pi i j k / n) along dim, x cut or filled up with zeros to n."""
+    """X[k] = sum_j x[j] exp(-2 pi i j k / n) along dim. x is cut, or padded with zeros, to n elements."""
     return _to_complex("fft", input, n, dim, norm, False)
 
 
@@ -164,18 +163,18 @@ def rfft(input, n=None, dim=-1, norm=None):
 
 
 def irfft(input, n=None, dim=-1, norm=None):
-    """The real numbers, n of them (2 (size - 1)), whose rfft is input."""
+    """The n real numbers (default: 2 (size - 1)) whose rfft is input."""
     return _to_real("irfft", input, n, dim, norm)
 
 
 def hfft(input, n=None, dim=-1, norm=None):
-    """fft, which is real, of the first half of a conjugate-symmetric signal."""
+    """The fft of a conjugate-symmetric signal, of which input is the first half. The result is real."""
     turned = {None: "forward", "backward": "forward", "forward": "backward"}.get(norm, norm)
     return _to_real("hfft", input.conj(), n, dim, turned)
 
 
 def ihfft(input, n=None, dim=-1, norm=None):
-    """The first half of ifft of real numbers."""
+    """The first half of the ifft of real numbers."""
     turned = {None: "forward", "backward": "forward", "forward": "backward"}.get(norm, norm)
     return _of_real("ihfft", input, n, dim, turned).conj()
 
@@ -191,7 +190,7 @@ def ifft2(input, s=None, dim=(-2, -1), norm=None):
 
 
 def rfft2(input, s=None, dim=(-2, -1), norm=None):
-    """rfft along the last of two dimensions, fft along the other."""
+    """rfft along the last of two dimensions, fft along the other one."""
     return _of_real("rfft2", input, s, dim, norm)
 
 
@@ -201,17 +200,17 @@ def irfft2(input, s=None, dim=(-2, -1), norm=None):
 
 
 def fftn(input, s=None, dim=None, norm=None):
-    """fft along dims, all without dim."""
+    """fft along dims; along all dimensions if dim is not given."""
     return _to_complex("fftn", input, s, dim, norm, False)
 
 
 def ifftn(input, s=None, dim=None, norm=None):
-    """ifft along dims, all without dim."""
+    """ifft along dims; along all dimensions if dim is not given."""
     return _to_complex("ifftn", input, s, dim, norm, True)
 
 
 def rfftn(input, s=None, dim=None, norm=None):
-    """rfft along the last of dims (all without dim), fft along the others."""
+    """rfft along the last of dims, fft along the others; dims are all dimensions if dim is not given."""
     return _of_real("rfftn", input, s, dim, norm)
 
 
@@ -243,13 +242,13 @@ def rfftfreq(n, d=1.0, *, dtype=None, device=None, requires_grad=False, layout=N
 
 
 def fftshift(input, dim=None):
-    """input with frequency 0 in the middle of each of dims (all without dim)."""
+    """input with frequency 0 moved to the middle along dims; along all dimensions if dim is not given."""
     dims = range(input.dim()) if dim is None else as_tuple(dim)
     return input.roll([input.shape[d] // 2 for d in dims], tuple(dims))
 
 
 def ifftshift(input, dim=None):
-    """What fftshift moved, back again."""
+    """The inverse of fftshift."""
     dims = range(input.dim()) if dim is None else as_tuple(dim)
     return input.roll([(input.shape[d] + 1) // 2 for d in dims], tuple(dims))
 

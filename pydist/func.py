@@ -1,5 +1,5 @@
-"""Functions of functions, as torch.func has them, on top of autograd: grad, vjp, jvp, jacobians, functional_call and, by a
-loop over the batch, vmap.
+"""Transforms of functions, as in torch.func, on top of autograd: grad, vjp, jvp, Jacobians, functional_call, and vmap as a
+loop over the batch.
 
 >>> import pydist
 >>> pydist.func.grad(lambda x: (x * x).sum())(pydist.tensor([1.0, 2.0]))
@@ -15,13 +15,13 @@ __all__ = "functional_call grad grad_and_value hessian jacfwd jacrev jvp stack_m
 
 
 def _flat(tree):
-    """(leaves, a function that puts as many into the same tree)."""
+    """(leaves, a function that puts as many new leaves into the same tree)."""
     leaves, spec = tree_flatten(tree)
     return leaves, spec.unflatten
 
 
 def _fresh(x):
-    """x as a target of gradients, connected to what x was made of."""
+    """x as a target of gradients, still connected to the tensors that x was made of."""
     if not isinstance(x, Tensor) or not (x.is_floating_point() or x.is_complex()):
         return x
     return x.view_as(x) if x.requires_grad else x.detach().requires_grad_()
@@ -40,8 +40,8 @@ def _zeros_for_none(found, like):
 
 
 def grad_and_value(func, argnums=0, has_aux=False):
-    """A function that gives (gradients with respect to the arguments argnums, what func gives): func gives one number, or
-    with has_aux (that number, anything)."""
+    """A function that returns (gradients with respect to the arguments argnums, the value of func). func returns one
+    number, or with has_aux (that number, anything else)."""
 
     def call(*args, **kwargs):
         places = (argnums,) if isinstance(argnums, int) else tuple(argnums)
@@ -54,7 +54,7 @@ def grad_and_value(func, argnums=0, has_aux=False):
             value, *rest = result if has_aux else (result,)
             if not isinstance(value, Tensor) or value.numel() != 1 or value.dim():
                 kind = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-                raise RuntimeError(f"grad: func returned {kind} (expected a tensor of no dimensions)")
+                raise RuntimeError(f"grad: func returned {kind} (expected a tensor with one number and no dimensions)")
             leaves, back = _flat([args[i] for i in places])
             _wanted("grad", leaves)
             found = _C.grad([value], leaves, None, outer, outer, True) if value.requires_grad else [None] * len(leaves)
@@ -72,13 +72,13 @@ def _detached(x):
 
 
 def _history(leaves):
-    """Whether an outer function wants gradients through these."""
+    """Whether an outer function needs gradients through these tensors."""
     return any(x.grad_fn is not None for x in leaves)
 
 
 def grad(func, argnums=0, has_aux=False):
-    """A function that gives the gradients of func, which gives one number, with respect to the arguments argnums; has_aux:
-    (gradients, the rest of what func gives)."""
+    """A function that returns the gradients of func with respect to the arguments argnums. func returns one number;
+    with has_aux it returns (that number, anything else), and the result is (gradients, anything else)."""
 
     def call(*args, **kwargs):
         found, value = grad_and_value(func, argnums, has_aux)(*args, **kwargs)
@@ -88,7 +88,8 @@ def grad(func, argnums=0, has_aux=False):
 
 
 def vjp(func, *primals, has_aux=False):
-    """(func(*primals), a function from what has the outputs' shapes to its products with the Jacobian).
+    """(func(*primals), a function that takes tensors with the outputs' shapes and returns their products with the
+    Jacobian).
 
     >>> import pydist
     >>> value, back = pydist.func.vjp(lambda x: x * x, pydist.tensor([1.0, 3.0]))
@@ -117,7 +118,7 @@ def vjp(func, *primals, has_aux=False):
 
 
 def jvp(func, primals, tangents, *, strict=False, has_aux=False):
-    """(func(*primals), its Jacobian times tangents), by two backward passes."""
+    """(func(*primals), the product of its Jacobian with tangents), by two backward passes."""
     from pydist.autograd import functional
 
     rest = []
@@ -134,8 +135,8 @@ def jvp(func, primals, tangents, *, strict=False, has_aux=False):
 
 
 def jacrev(func, argnums=0, *, has_aux=False, chunk_size=None):
-    """A function that gives the Jacobian [*output, *input] with respect to the argument argnums (a tuple of them for
-    several), one backward pass for each element of the output."""
+    """A function that returns the Jacobian [*output, *input] with respect to the argument argnums (a tuple of Jacobians
+    for several). Cost: one backward pass for each element of the output."""
 
     def call(*args, **kwargs):
         places = (argnums,) if isinstance(argnums, int) else tuple(argnums)
@@ -171,18 +172,18 @@ def jacrev(func, argnums=0, *, has_aux=False, chunk_size=None):
 
 
 def jacfwd(func, argnums=0, has_aux=False, *, randomness="error"):
-    """jacrev: there is no forward mode."""
+    """The same as jacrev: pydist has no forward mode."""
     return jacrev(func, argnums, has_aux=has_aux)
 
 
 def hessian(func, argnums=0):
-    """A function that gives the second derivatives [*output, *input, *input] of func."""
+    """A function that returns the second derivatives [*output, *input, *input] of func."""
     return jacrev(jacrev(func, argnums), argnums)
 
 
 def functional_call(module, parameter_and_buffer_dicts, args=None, kwargs=None, *, tie_weights=True, strict=False):
-    """module(*args, **kwargs) with these tensors, by their names, in the place of its parameters and buffers, which stay as
-    they are.
+    """Calls module(*args, **kwargs) with these tensors, by name, instead of its own parameters and buffers, which do
+    not change.
 
     >>> import pydist
     >>> layer = pydist.nn.Linear(1, 1, bias=False)
@@ -193,7 +194,9 @@ def functional_call(module, parameter_and_buffer_dicts, args=None, kwargs=None, 
     given = {}
     for d in dicts if isinstance(dicts, (list, tuple)) else [dicts]:
         if given.keys() & d.keys():
-            raise ValueError(f"functional_call: {sorted(given.keys() & d.keys())} are given twice")
+            raise ValueError(
+                f"functional_call: {sorted(given.keys() & d.keys())} are given twice (expected each name once)"
+            )
         given.update(d)
     args = () if args is None else args if isinstance(args, tuple) else (args,)
     own = {
@@ -203,7 +206,7 @@ def functional_call(module, parameter_and_buffer_dicts, args=None, kwargs=None, 
     if given.keys() - own.keys() or strict and own.keys() - given.keys():
         wrong = sorted(given.keys() ^ own.keys() if strict else given.keys() - own.keys())
         raise RuntimeError(f"functional_call: {wrong} (expected the names of the module's parameters and buffers)")
-    if tie_weights:  # one tensor under several names
+    if tie_weights:  # a tensor that has several names
         same = {id(own[name]): value for name, value in given.items()}
         given = {name: same[id(t)] for name, t in own.items() if id(t) in same}
     places = [(module.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2], t) for name, t in given.items()]
@@ -220,9 +223,9 @@ def functional_call(module, parameter_and_buffer_dicts, args=None, kwargs=None, 
 
 
 def stack_module_state(models):
-    """(parameters, buffers) by name, those of all the models stacked along a new first dimension."""
+    """(parameters, buffers) by name: those of all models, stacked along a new first dimension."""
     if not models:
-        raise RuntimeError("stack_module_state: no models")
+        raise RuntimeError("stack_module_state: models is empty (expected at least one)")
 
     def stacked(kind):
         all_of = [dict(getattr(m, kind)()) for m in models]
@@ -232,19 +235,19 @@ def stack_module_state(models):
 
 
 def vmap(func, in_dims=0, out_dims=0, randomness="error", *, chunk_size=None):
-    """A function of batches: func is called for each element along in_dims (None: the same for all), its results are
-    stacked along out_dims. A loop, no faster than one."""
+    """A function of batches: it calls func for each element along in_dims (None: the same argument for all) and stacks
+    the results along out_dims. It is a loop, and no faster than one."""
 
     def call(*args, **kwargs):
         dims = in_dims if isinstance(in_dims, (list, tuple)) else (in_dims,) * len(args)
         if len(dims) != len(args):
-            raise ValueError(f"vmap: in_dims has {len(dims)} entries for {len(args)} arguments")
+            raise ValueError(f"vmap: in_dims has {len(dims)} entries (expected {len(args)}, one per argument)")
         spread = [_flat(a) for a in args]
         sizes = {
             x.shape[d] for (leaves, _), d in zip(spread, dims) if d is not None for x in leaves if isinstance(x, Tensor)
         }
         if len(sizes) != 1:
-            raise ValueError(f"vmap: sizes {sorted(sizes)} along in_dims (expected one)")
+            raise ValueError(f"vmap: the arguments have sizes {sorted(sizes)} along in_dims (expected one size)")
         results = []
         for k in range(sizes.pop()):
             each = [
@@ -253,7 +256,7 @@ def vmap(func, in_dims=0, out_dims=0, randomness="error", *, chunk_size=None):
             ]
             results.append(_flat(func(*each, **kwargs)))
         if not results:
-            raise ValueError("vmap: a batch of size 0 (expected at least 1)")
+            raise ValueError("vmap: the batch has size 0 (expected at least 1)")
         joined = [_C.stack(list(column), out_dims) for column in zip(*(leaves for leaves, _ in results))]
         return results[0][1](joined)
 

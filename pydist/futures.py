@@ -1,8 +1,8 @@
 """Futures with PyTorch's names: values that come later, and functions that wait for them.
 
-There is no thread behind a future. The future of a collective is moved on by whoever waits for it, and functions given
-to then() and add_done_callback() run in the thread that sets the value or waits, in the order in which they were added;
-so collectives that such functions start have the same order on every rank whose waits have.
+No thread works behind a future. A collective's future makes progress in the thread that waits for it. Functions given
+to then() and add_done_callback() run in the thread that sets the value or waits, in the order in which they were added.
+So collectives that such functions start have the same order on all ranks whose waits have the same order.
 """
 
 import threading
@@ -11,7 +11,7 @@ __all__ = ["Future", "collect_all", "wait_all"]
 
 
 class Future:
-    """A value or an exception, set once.
+    """A value or an exception that is set once.
 
     >>> future = Future()
     >>> twice = future.then(lambda f: f.value() * 2)
@@ -21,11 +21,11 @@ class Future:
     """
 
     def __init__(self, *, devices=None):
-        """devices: accepted, and means nothing on CPUs."""
+        """devices: accepted, and ignored on CPUs."""
         self._changed = threading.Condition(threading.RLock())
         self._done, self._value, self._error = False, None, None
         self._callbacks = []
-        self._drive = self._ready = None  # what to wait for, and ask, where this future is made of something else
+        self._drive = self._ready = None  # what to wait for and to ask, if another object completes this future
 
     def done(self):
         """Whether a value or an exception is there. Never waits."""
@@ -34,7 +34,7 @@ class Future:
         return self._done
 
     def wait(self):
-        """The value, once it is there; raises the exception that was set instead."""
+        """Waits for the value and returns it. Raises the exception if one was set instead."""
         if not self._done and self._drive is not None:
             self._drive()
         with self._changed:
@@ -43,25 +43,27 @@ class Future:
         return self.value()
 
     def value(self):
-        """The value of a future that is done. RuntimeError: it is not."""
+        """The value of a future that is done. Raises RuntimeError if it is not done."""
         if not self._done:
-            raise RuntimeError("value: the future is not done (expected wait() before)")
+            raise RuntimeError("value: the future is not done (expected wait() first)")
         if self._error is not None:
             raise self._error
         return self._value
 
     def exception(self):
-        """The exception that wait() would raise, None where there is none. RuntimeError: it is not done."""
+        """The exception that wait() would raise; None if there is none. Raises RuntimeError if the future is not
+        done."""
         if not self._done:
-            raise RuntimeError("exception: the future is not done (expected wait() before)")
+            raise RuntimeError("exception: the future is not done (expected wait() first)")
         return self._error
 
     def set_result(self, result):
-        """RuntimeError: it has a value or an exception already."""
+        """Sets the value. Raises RuntimeError if the future has a value or an exception already."""
         self._set(result, None)
 
     def set_exception(self, result):
-        """wait() and value() will raise `result`. TypeError: it is no exception. RuntimeError: as set_result."""
+        """Sets an exception, which wait() and value() will raise. Raises TypeError if `result` is not an exception,
+        RuntimeError if the future has a value or an exception already."""
         if not isinstance(result, BaseException):
             raise TypeError(f"set_exception: {type(result).__name__} (expected an exception)")
         self._set(None, result)
@@ -69,7 +71,7 @@ class Future:
     def _set(self, value, error):
         with self._changed:
             if self._done:
-                raise RuntimeError("set_result: the future is done already (expected one result)")
+                raise RuntimeError("set_result: the future is done already (expected a future without a result)")
             self._value, self._error, self._done = value, error, True
             self._drive = self._ready = None
             callbacks, self._callbacks = self._callbacks, []
@@ -85,7 +87,8 @@ class Future:
         callback(self)
 
     def add_done_callback(self, callback):
-        """callback(self) once it is done, or now where it is. What it raises is logged, not raised."""
+        """Calls callback(self) when the future is done, or at once if it is. If the callback raises, the error is
+        logged."""
 
         def guarded(future):
             try:
@@ -98,7 +101,8 @@ class Future:
         self._when_done(guarded)
 
     def then(self, callback):
-        """A new future of what callback(self) returns, or raises, once this one is done."""
+        """Returns a new future. When this one is done, callback(self) is called, and its result or exception completes
+        the new future."""
         following = Future()
         following._drive, following._ready = self._settle, self.done
 
@@ -114,7 +118,7 @@ class Future:
         return following
 
     def _settle(self):
-        """Waits without raising the value's own exception."""
+        """Waits, but does not raise the exception that was set."""
         if not self._done and self._drive is not None:
             self._drive()
         with self._changed:
@@ -123,7 +127,7 @@ class Future:
 
 
 def _of_work(work):
-    """The future of a collective: done when it is, with the list of tensors that it wrote."""
+    """The future of a collective. It is done when the collective is, with the list of tensors that it wrote."""
     future = Future()
     ending = threading.Lock()
 
@@ -144,7 +148,7 @@ def _of_work(work):
 
 
 def collect_all(futures):
-    """A future of the list of futures, done when all of them are.
+    """A future whose value is the list of futures. It is done when all of them are.
 
     >>> first, second = Future(), Future()
     >>> both = collect_all([first, second])
@@ -167,7 +171,7 @@ def collect_all(futures):
         if last:
             together.set_result(futures)
 
-    together._drive, together._ready = drive, lambda: all([future.done() for future in futures])  # noqa: C419 (asks each of them)
+    together._drive, together._ready = drive, lambda: all([future.done() for future in futures])  # noqa: C419 (calls done() of each)
     if not futures:
         together.set_result(futures)
     for future in futures:
@@ -176,5 +180,5 @@ def collect_all(futures):
 
 
 def wait_all(futures):
-    """The list of values of all futures; raises the first one's exception in their order."""
+    """The list of the values of all futures. Raises the exception of the first future, in list order, that has one."""
     return [future.wait() for future in collect_all(futures).wait()]

@@ -1,8 +1,9 @@
-"""Where PyTorch traces programs. Nothing is traced here: `wrap` lets modules that mark functions for it be imported."""
+"""PyTorch's tracing of programs. pydist traces nothing; `wrap` exists so that modules which mark functions can be
+imported."""
 
 
 class Proxy:
-    """What a traced program has in the place of a tensor: never made here."""
+    """What a traced program has instead of a tensor. pydist never makes one."""
 
 
 def wrap(fn_or_name):

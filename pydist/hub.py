@@ -1,4 +1,5 @@
-"""Files of weights by their URL, in the folder where PyTorch's `torch.hub` keeps them. Repositories are not loaded."""
+"""Files of weights by URL, in the folder in which PyTorch's `torch.hub` keeps them. Code from repositories is not
+loaded."""
 
 import hashlib
 import os
@@ -11,24 +12,25 @@ _folder = None
 
 
 def _get_torch_home():
-    """$TORCH_HOME, else ~/.cache/torch."""
+    """$TORCH_HOME, or ~/.cache/torch."""
     home = os.environ.get("TORCH_HOME", os.path.join(os.environ.get("XDG_CACHE_HOME", "~/.cache"), "torch"))
     return os.path.expanduser(home)
 
 
 def get_dir():
-    """The folder: what `set_dir` said, else $TORCH_HOME/hub, else ~/.cache/torch/hub."""
+    """The folder: the one given to `set_dir`, or $TORCH_HOME/hub, or ~/.cache/torch/hub."""
     return os.path.join(_get_torch_home(), "hub") if _folder is None else _folder
 
 
 def set_dir(d):
+    """Sets the folder that get_dir() returns."""
     global _folder
     _folder = os.path.expanduser(d)
 
 
 def download_url_to_file(url, dst, hash_prefix=None, progress=True):
-    """Fetches `url` into the file `dst`. Raises RuntimeError naming the URL, also where the SHA-256 of what came does not
-    begin with `hash_prefix`."""
+    """Downloads `url` into the file `dst`. Raises RuntimeError, with the URL, if that fails or if the SHA-256 of the
+    content does not begin with `hash_prefix`."""
     from pydist.vision.datasets.utils import _download, download_url
 
     target = Path(dst)
@@ -46,9 +48,10 @@ def download_url_to_file(url, dst, hash_prefix=None, progress=True):
 def load_state_dict_from_url(
     url, model_dir=None, map_location=None, progress=True, check_hash=False, file_name=None, weights_only=True
 ):
-    """The object in the file of this URL, downloaded into `model_dir` (default: get_dir()/checkpoints) unless it is there.
+    """The object in the file of this URL. The file is downloaded into `model_dir` (default: get_dir()/checkpoints)
+    unless it is there.
 
-    check_hash: a name such as model-5c106cde.pth says what the SHA-256 begins with.
+    check_hash: compare the file's SHA-256 with the hash in its name, such as model-5c106cde.pth.
     """
     from pydist.serialization import load
 
@@ -61,7 +64,7 @@ def load_state_dict_from_url(
 
 
 def load(repo_or_dir, model, *args, **kwargs):
-    """RuntimeError: code from repositories is not run."""
+    """Raises RuntimeError: pydist does not run code from repositories."""
     raise RuntimeError(
-        f"hub.load: {repo_or_dir}: {model}: no code from repositories is run (build the model, then load_state_dict)"
+        f"hub.load: {repo_or_dir}: {model}: pydist does not run code from repositories (expected a model built here, then load_state_dict)"
     )

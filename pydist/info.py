@@ -1,4 +1,4 @@
-"""`python -m pydist.info`: what this build is and what it uses on this machine, for reports of problems."""
+"""`python -m pydist.info`: what this build is and what it uses on this machine, for bug reports."""
 
 import os
 import platform
@@ -35,7 +35,7 @@ def _network():
 
 
 def _sizes():
-    """The package's files and, among them, the engine's, in MB."""
+    """The sizes of the package and of the engine in it, in MB."""
     files = [
         path for path in Path(_C.__file__).parent.rglob("*") if path.is_file() and path.parent.name != "__pycache__"
     ]
@@ -44,7 +44,7 @@ def _sizes():
 
 
 def _import_ms(times=3):
-    """Processor time of `import pydist`, the least of a few."""
+    """Processor time of `import pydist` in ms, the least of a few runs."""
     code = "import time; t = time.process_time(); import pydist; print(time.process_time() - t)"
     command, above = [sys.executable, "-c", code], Path(_C.__file__).parents[1]
     taken = [

@@ -1,5 +1,6 @@
-"""Linear algebra with PyTorch's names (torch.linalg): values by NumPy's LAPACK, gradients by formulas over the same
-functions, so that they can be differentiated again. Matrices are the last two dimensions; float32 and float64.
+"""Linear algebra with PyTorch's names (torch.linalg). NumPy's LAPACK computes the values; gradients are formulas over
+the same functions, so they can be differentiated again. Matrices are the last two dimensions. Dtypes: float32 and
+float64.
 
 >>> import pydist
 >>> a = pydist.tensor([[2.0, 0.0], [0.0, 4.0]], requires_grad=True)
@@ -30,7 +31,7 @@ __all__ = (
 
 
 def _host(name, function, *tensors):
-    """The results of a function of NumPy, as tensors of the first one's dtype."""
+    """The results of a NumPy function, as tensors with the dtype of the first tensor."""
     import numpy as np
 
     try:
@@ -42,7 +43,7 @@ def _host(name, function, *tensors):
 
 
 def _svd(linalg, a, full_matrices=True):
-    """NumPy's, whose LAPACK may not come to an end with infinities."""
+    """NumPy's svd, after a check: with infinities LAPACK may never end."""
     import numpy as np
 
     if not np.isfinite(a).all():
@@ -53,9 +54,9 @@ def _svd(linalg, a, full_matrices=True):
 def _check(name, *tensors, square=False, ndim=2):
     for t in tensors:
         if t.dtype not in (_C.float32, _C.float64):
-            raise RuntimeError(f"linalg.{name}: {t.dtype} (expected float32 or float64)")
+            raise RuntimeError(f"linalg.{name}: got dtype {t.dtype} (expected float32 or float64)")
         if t.dtype is not tensors[0].dtype:
-            raise RuntimeError(f"linalg.{name}: {tensors[0].dtype} and {t.dtype} (expected the same)")
+            raise RuntimeError(f"linalg.{name}: got dtypes {tensors[0].dtype} and {t.dtype} (expected the same dtype)")
     a = tensors[0]
     if a.dim() < ndim or square and a.shape[-1] != a.shape[-2]:
         want = "square matrices" if square else f"at least {ndim} dimensions"
@@ -91,7 +92,7 @@ class _Inverse(Function):
 
 @in_float32
 def inv(A):
-    """The inverses of square matrices; LinAlgError where there is none."""
+    """The inverses of square matrices. Raises LinAlgError if there is none."""
     _check("inv", A, square=True)
     return _Inverse.apply(A)
 
@@ -110,14 +111,14 @@ class _Solve(Function):
 
 
 def _batched(name, a, b):
-    """Both with their common leading dimensions."""
+    """Both tensors with their common leading dimensions."""
     lead = broadcast_shape(f"linalg.{name}", [a.shape[:-2], b.shape[:-2]])
     return a.expand((*lead, *a.shape[-2:])), b.expand((*lead, *b.shape[-2:]))
 
 
 @in_float32
 def solve(A, B, *, left=True):
-    """X with A X = B (left=False: X A = B), for vectors or matrices B; LinAlgError where A is singular."""
+    """X with A X = B (left=False: X A = B), for vectors or matrices B. Raises LinAlgError if A is singular."""
     _check("solve", A, B, square=True)
     vector = B.dim() == 1 or A.dim() - 1 == B.dim() and tuple(B.shape) == tuple(A.shape[:-1])
     if vector:
@@ -125,7 +126,9 @@ def solve(A, B, *, left=True):
     if not left:
         return _t(solve(_t(A), _t(B)))
     if A.shape[-1] != B.shape[-2]:
-        raise RuntimeError(f"linalg.solve: shapes {tuple(A.shape)}, {tuple(B.shape)} (expected as many rows)")
+        raise RuntimeError(
+            f"linalg.solve: shapes {tuple(A.shape)}, {tuple(B.shape)} (expected the same number of rows)"
+        )
     return _Solve.apply(*_batched("solve", A, B))
 
 
@@ -145,8 +148,8 @@ class _Triangular(Function):
 
 
 def solve_triangular(A, B, *, upper, left=True, unitriangular=False):
-    """solve for triangular matrices A: of the other triangle nothing is read (unitriangular: nor of the diagonal,
-    which is 1)."""
+    """solve for triangular matrices A. Only the given triangle of A is read; with unitriangular the diagonal is taken
+    as 1 and not read."""
     _check("solve_triangular", A, B, square=True)
     if not left:
         return _t(solve_triangular(_t(A), _t(B), upper=not upper, unitriangular=unitriangular))
@@ -156,7 +159,7 @@ def solve_triangular(A, B, *, upper, left=True, unitriangular=False):
 
 
 def inv_ex(A, *, check_errors=False):
-    """(inverse, info): info is 0, as a singular matrix raises."""
+    """(inverse, info). info is always 0, because a singular matrix raises."""
     return namedtuple("inv_ex", "inverse info")(inv(A), _C.zeros(tuple(A.shape[:-2]), dtype=_C.int32))
 
 
@@ -180,14 +183,15 @@ class _Cholesky(Function):
 
 @in_float32
 def cholesky(A, *, upper=False):
-    """L, lower triangular, with A = L L^T for symmetric positive definite A (upper: L^T); LinAlgError for others."""
+    """L, lower triangular, with A = L L^T for symmetric positive definite A (upper: L^T). Raises LinAlgError for other
+    matrices."""
     _check("cholesky", A, square=True)
     l = _Cholesky.apply(A)
     return _t(l) if upper else l
 
 
 def cholesky_ex(A, *, upper=False, check_errors=False):
-    """(L, info): info is 0, or 1 where A is not positive definite, and L then NaN."""
+    """(L, info). info is 0, or 1 if A is not positive definite; L is NaN then."""
     made = namedtuple("cholesky_ex", "L info")
     lead = tuple(A.shape[:-2])
     try:
@@ -209,7 +213,7 @@ class _QR(Function):
     def backward(ctx, gq, gr):
         q, r = _QR.apply(ctx.saved_tensors[0])
         if r.shape[-2] != r.shape[-1]:
-            raise RuntimeError("linalg.qr: no gradient for matrices with more columns than rows")
+            raise RuntimeError("linalg.qr: there is no gradient for matrices with more columns than rows")
         m = (0 if gr is None else r @ _t(gr)) - (0 if gq is None else _t(gq) @ q)
         lower = m.tril(-1)
         m = lower + _t(lower) + _diag(_diagonal(m, 0, -2, -1))
@@ -229,7 +233,7 @@ def qr(A, mode="reduced"):
     if mode != "complete":
         raise RuntimeError(f"linalg.qr: mode is {mode!r} (expected reduced, complete or r)")
     if A.requires_grad:
-        raise RuntimeError("linalg.qr: no gradient in mode 'complete'")
+        raise RuntimeError("linalg.qr: there is no gradient in mode 'complete' (expected mode 'reduced')")
     return made(*_host("qr", lambda np, a: tuple(np.qr(a, mode="complete")), A))
 
 
@@ -252,7 +256,7 @@ class _Symmetric(Function):
 
 @in_float32
 def eigh(A, UPLO="L"):
-    """(eigenvalues ascending, eigenvectors as columns) of symmetric matrices, of which one triangle is read."""
+    """(eigenvalues in ascending order, eigenvectors as columns) of symmetric matrices. Only one triangle is read."""
     _check("eigh", A, square=True)
     if UPLO not in ("L", "U", "l", "u"):
         raise RuntimeError(f"linalg.eigh: UPLO is {UPLO!r} (expected 'L' or 'U')")
@@ -263,24 +267,24 @@ def eigh(A, UPLO="L"):
 
 
 def eigvalsh(A, UPLO="L"):
-    """The eigenvalues, ascending, of symmetric matrices."""
+    """The eigenvalues, in ascending order, of symmetric matrices."""
     return eigh(A, UPLO).eigenvalues
 
 
 def eig(A):
-    """(eigenvalues, eigenvectors), complex, of square matrices. No gradient."""
+    """(eigenvalues, eigenvectors), complex, of square matrices. Has no gradient."""
     import numpy as np
 
     _check("eig", A, square=True)
     if A.requires_grad:
-        raise NotImplementedError("linalg.eig: no gradient (expected symmetric matrices, and eigh)")
+        raise NotImplementedError("linalg.eig: there is no gradient (expected eigh, for symmetric matrices)")
     values, vectors = np.linalg.eig(A.numpy())
     made = (_C.tensor(np.ascontiguousarray(t)).to(A.dtype.to_complex()) for t in (values, vectors))
     return namedtuple("eig", "eigenvalues eigenvectors")(*made)
 
 
 def eigvals(A):
-    """The eigenvalues of eig."""
+    """The eigenvalues that eig returns."""
     return eig(A).eigenvalues
 
 
@@ -315,8 +319,8 @@ class _SVD(Function):
 
 @in_float32
 def svd(A, full_matrices=True, *, driver=None):
-    """(U, S, Vh): A = U diag(S) Vh, S descending. full_matrices: U and Vh square (no gradient through what that
-    adds)."""
+    """(U, S, Vh) with A = U diag(S) Vh and S in descending order. full_matrices: U and Vh are square (the added columns
+    and rows have no gradient)."""
     _check("svd", A)
     made = namedtuple("svd", "U S Vh")
     u, s, vh = _SVD.apply(A)
@@ -328,7 +332,7 @@ def svd(A, full_matrices=True, *, driver=None):
 
 
 def svdvals(A, *, driver=None):
-    """The singular values, descending."""
+    """The singular values in descending order."""
     return svd(A, full_matrices=False).S
 
 
@@ -336,7 +340,7 @@ def svdvals(A, *, driver=None):
 
 
 def _cofactors(a):
-    """The transposed adjugate, also of singular matrices; by the singular value decomposition, as constants."""
+    """The transposed adjugate, also of singular matrices, by the singular value decomposition. Not differentiable."""
 
     import numpy
 
@@ -393,7 +397,7 @@ def slogdet(A):
 
 
 def matrix_rank(A, tol=None, hermitian=False, *, atol=None, rtol=None):
-    """How many singular values are above max(atol, rtol * the largest)."""
+    """The number of singular values above max(atol, rtol * the largest one)."""
     s = svdvals(A.detach())
     eps = 2.0**-52 if A.dtype is _C.float64 else 2.0**-23
     atol = tol if tol is not None else 0.0 if atol is None else atol
@@ -403,7 +407,7 @@ def matrix_rank(A, tol=None, hermitian=False, *, atol=None, rtol=None):
 
 
 def cond(A, p=None):
-    """norm(A, p) * norm(inv(A), p); p None: the quotient of the largest and smallest singular value."""
+    """norm(A, p) * norm(inv(A), p); with p None: the largest singular value divided by the smallest one."""
     if p in (None, 2, -2):
         s = svdvals(A)
         return s[..., 0] / s[..., -1] if p != -2 else s[..., -1] / s[..., 0]
@@ -414,16 +418,16 @@ def cond(A, p=None):
 
 
 def vector_norm(x, ord=2, dim=None, keepdim=False, *, dtype=None, out=None):
-    """(the sum of |x| ** ord) ** (1 / ord) over dim, or all; ord inf, -inf: the largest, smallest |x|; 0: how many are
-    not 0."""
+    """(sum of |x| ** ord) ** (1 / ord) over dim, or over all elements. ord inf, -inf: the largest, smallest |x|; ord 0:
+    the number of elements that are not 0."""
     if not isinstance(ord, (int, float)):
         raise RuntimeError(f"linalg.vector_norm: ord is {ord!r} (expected a number)")
     return _plain_norm(x, float(ord), dim, keepdim, dtype)
 
 
 def matrix_norm(A, ord="fro", dim=(-2, -1), keepdim=False, *, dtype=None):
-    """Of matrices: "fro": the root of the sum of squares, "nuc": the sum of singular values, 2, -2: the largest,
-    smallest one; 1, -1 (inf, -inf): the largest, smallest sum of a column (row)."""
+    """Norms of matrices. "fro": the root of the sum of squares; "nuc": the sum of the singular values; 2, -2: the
+    largest, smallest singular value; 1, -1: the largest, smallest sum of |x| over a column; inf, -inf: over a row."""
     A = A if dtype is None else A.to(dtype)
     rows, columns = (axis_of("linalg.matrix_norm", d, A.dim()) for d in dim)
     if rows == columns or A.dim() < 2:
@@ -447,7 +451,7 @@ def matrix_norm(A, ord="fro", dim=(-2, -1), keepdim=False, *, dtype=None):
 
 
 def norm(A, ord=None, dim=None, keepdim=False, *, out=None, dtype=None):
-    """vector_norm of all or of one dimension, matrix_norm of two; ord None: the root of the sum of squares.
+    """vector_norm over all elements or one dimension, matrix_norm over two. ord None: the root of the sum of squares.
 
     >>> import pydist
     >>> pydist.linalg.norm(pydist.tensor([3.0, 4.0])).item()
@@ -477,7 +481,7 @@ def vecdot(x, y, *, dim=-1, out=None):
 
 
 def cross(input, other, *, dim=-1):
-    """The cross product of vectors of three elements along dim."""
+    """The cross product of vectors with three elements along dim."""
     return _cross(input, other, dim)
 
 
@@ -487,7 +491,8 @@ def matmul(input, other):
 
 
 def multi_dot(tensors):
-    """The product of all matrices (the first and last may be vectors), in an order that takes few multiplications."""
+    """The product of all matrices (the first and last may be vectors), in the order that needs the fewest
+    multiplications."""
     tensors = list(tensors)
     if len(tensors) < 2:
         raise RuntimeError(f"linalg.multi_dot: {len(tensors)} tensors (expected at least 2)")
@@ -519,7 +524,7 @@ def diagonal(A, *, offset=0, dim1=-2, dim2=-1):
 
 
 def matrix_exp(A):
-    """The sum of A^k / k! over all k: Taylor's series of A / 2^s, squared s times."""
+    """The sum of A^k / k! over all k, as Taylor's series of A / 2^s, squared s times."""
     _check("matrix_exp", A, square=True)
     size = A.detach().abs().sum(-1).amax().item() if A.numel() else 0.0
     halvings = max(0, math.ceil(math.log2(size)) + 3) if size > 0 and math.isfinite(size) else 0
@@ -538,7 +543,7 @@ def matrix_exp(A):
 
 @in_float32
 def pinv(A, rcond=None, hermitian=False, *, atol=None, rtol=None):
-    """The pseudo-inverse: V diag(1 / s) U^T over the singular values above max(atol, rtol * the largest)."""
+    """The pseudo-inverse V diag(1 / s) U^T, over the singular values s above max(atol, rtol * the largest one)."""
     _check("pinv", A)
     u, s, vh = svd(A, full_matrices=False)
     eps = 2.0**-52 if A.dtype is _C.float64 else 2.0**-23
@@ -554,7 +559,7 @@ def pinv(A, rcond=None, hermitian=False, *, atol=None, rtol=None):
 
 
 def lstsq(A, B, rcond=None, *, driver=None):
-    """(solution, residuals, rank, singular_values): X with the least |A X - B|."""
+    """(solution, residuals, rank, singular_values). The solution X minimises |A X - B|."""
     _check("lstsq", A, B)
     vector = B.dim() == A.dim() - 1
     b = B.unsqueeze(-1) if vector else B
@@ -567,7 +572,7 @@ def lstsq(A, B, rcond=None, *, driver=None):
 
 for _name in "cross det inv inv_ex matmul matrix_power multi_dot qr slogdet solve svd svdvals".split():
     globals()[_name] = with_out(globals()[_name])
-# PyTorch documents A, its functions take input.
+# PyTorch documents the argument as A, but its functions take input.
 for _name in (
     "cholesky cholesky_ex cond eig eigh eigvals eigvalsh matrix_exp matrix_norm matrix_rank norm pinv solve_triangular"
 ).split():

@@ -1,4 +1,4 @@
-"""ONNX export, which pydist does not have: scripts that import this module run, and fail where they use it."""
+"""ONNX export, which pydist does not have. Scripts can import this module; using a name of it raises AttributeError."""
 
 
 def __getattr__(name):

@@ -1,4 +1,4 @@
-"""The default random stream, under PyTorch's names.
+"""The default random stream, with PyTorch's names.
 
 >>> import pydist
 >>> state = pydist.random.get_rng_state()
@@ -17,7 +17,7 @@ __all__ = ["fork_rng", "get_rng_state", "initial_seed", "manual_seed", "seed", "
 
 
 def seed():
-    """Starts the default stream at a seed from the system, which is returned."""
+    """Seeds the default stream with a number from the system, and returns the number."""
     value = int.from_bytes(os.urandom(8), "little")
     manual_seed(value)
     return value
@@ -25,7 +25,7 @@ def seed():
 
 @contextmanager
 def fork_rng(devices=None, enabled=True, device_type="cuda"):
-    """The default stream goes on after the block as if nothing had been drawn in it."""
+    """After the block, the default stream continues as if nothing had been drawn inside."""
     state = get_rng_state()
     try:
         yield

@@ -1,11 +1,12 @@
 """The launcher: ``python -m pydist.run [options] script.py args...``, or ``pydistrun``, runs one process per rank.
 
-``--help`` lists the options, which are torchrun's and some of our own. With more than one rank each line of output comes
-whole, after "[rank] "; lines that several ranks print within 150 ms are one, "[0-3,5] text" (``--fold off``: not). A
-progress bar is no line until it ends: on a terminal bars are at most three rows at the bottom, in a pipe or file they are
-lines every 30 s and at their end (``--progress-every``). When a rank dies the others end within two seconds; the first line names the rank and the cause, and the exit
-code is not zero. Ctrl-C ends with code 130 and at most five lines that say where the ranks were. No worker outlives the
-launcher. `pydist/_launch` does the work.
+``--help`` lists the options: torchrun's and some of our own. With more than one rank, each line of output comes whole,
+after "[rank] ". Equal lines that several ranks print within 150 ms are shown once, as "[0-3,5] text" (``--fold off``
+turns that off). A progress bar is not a line until it ends: on a terminal bars take at most three rows at the bottom;
+in a pipe or file they become a line every 30 s and one at their end (``--progress-every``). When a rank dies, the
+others end within two seconds, the first line names the rank and the cause, and the exit code is not zero. Ctrl-C ends
+with code 130 and at most five lines that say where the ranks were. No worker outlives the launcher. `pydist/_launch`
+does the work.
 """
 
 import os
@@ -15,7 +16,7 @@ from pydist._launch.options import UsageError, environment_from, help_text, pars
 
 
 def main(argv=None):
-    """Runs the command line's job; the exit code."""
+    """Runs the job of the command line. Returns the exit code."""
     try:
         options, command = parse(sys.argv[1:] if argv is None else argv)
         if options["help"]:

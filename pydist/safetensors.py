@@ -1,4 +1,4 @@
-"""Files in the safetensors layout: tensors by name, nothing else, mapped rather than read.
+"""Files in the safetensors format: tensors by name and nothing else. Files are mapped into memory, not read.
 
     8 bytes    length of the header, little-endian
     header     JSON: {name: {"dtype": "F32", "shape": [2, 3], "data_offsets": [begin, end]}, "__metadata__": {...}}
@@ -34,7 +34,7 @@ _HEADER_MOST = 100_000_000  # bytes, as in the reference implementation
 
 
 class SafetensorError(RuntimeError, ValueError):
-    """A file that is not in this layout, or tensors that it cannot hold."""
+    """The file is not in this format, or the format cannot hold the tensors."""
 
 
 def _layout(tensors, metadata):
@@ -42,16 +42,16 @@ def _layout(tensors, metadata):
     header, data, at, owners = {}, [], 0, {}
     if metadata is not None:
         if not all(isinstance(key, str) and isinstance(value, str) for key, value in metadata.items()):
-            raise SafetensorError("save: metadata (expected text by text)")
+            raise SafetensorError("save: metadata is not a dict from str to str (expected a dict from str to str)")
         header["__metadata__"] = metadata
-    # wide elements first, so that all of them lie at multiples of their size
+    # wide elements first, so that each tensor is aligned to the size of its elements
     for name, tensor in sorted(tensors.items(), key=lambda item: (-_width(*item), item[0])):
         tensor = tensor.detach()
         if tensor.numel():
             storage = _C.storage_bytes(tensor).data_ptr()
             if storage in owners:
                 raise SafetensorError(
-                    f"save: {owners[storage]!r} and {name!r} share memory, which the layout cannot say (clone one)"
+                    f"save: {owners[storage]!r} and {name!r} share memory, which the format cannot express (expected a clone of one of them)"
                 )
             owners[storage] = name
         end = at + tensor.numel() * tensor.element_size()
@@ -67,7 +67,7 @@ def _width(name, tensor):
     if not isinstance(tensor, _C.Tensor):
         raise SafetensorError(f"save: {name!r}: {type(tensor).__name__} (expected a tensor)")
     if not isinstance(name, str):
-        raise SafetensorError(f"save: the name {name!r}: {type(name).__name__} (expected text)")
+        raise SafetensorError(f"save: the name {name!r}: {type(name).__name__} (expected str)")
     return tensor.element_size()
 
 
@@ -78,16 +78,17 @@ def _bytes(tensor):
 
 
 def save(tensors, metadata=None):
-    """The file's bytes. `tensors`: dict of tensors by name; `metadata`: dict of text by text.
+    """The file's bytes. `tensors`: a dict from names to tensors; `metadata`: a dict from str to str.
 
-    Errors: SafetensorError where two tensors share memory or one is none.
+    Raises SafetensorError if two tensors share memory or a value is not a tensor.
     """
     head, data = _layout(tensors, metadata)
     return b"".join([head, *(_bytes(tensor) for tensor in data if tensor.numel())])
 
 
 def save_file(tensors, filename, metadata=None):
-    """Writes `tensors` to the path `filename`, which gets its new content at the end at once, as with `pydist.save`.
+    """Writes `tensors` to the path `filename`. The file gets its new content all at once at the end, as with
+    `pydist.save`.
 
     >>> import os, pydist, tempfile
     >>> from pydist.safetensors import load_file, save_file
@@ -108,35 +109,38 @@ def save_file(tensors, filename, metadata=None):
 def _pairs(pairs):
     names = dict(pairs)
     if len(names) != len(pairs):
-        raise SafetensorError("load: a name occurs twice in the header")
+        raise SafetensorError("load: the header has a name twice (expected each name once)")
     return names
 
 
 def _header(data):
-    """({name: (dtype, shape, begin, end)}, metadata), offsets from the beginning of the file; all of it checked."""
+    """({name: (dtype, shape, begin, end)}, metadata). Offsets count from the beginning of the file. All of it is
+    checked."""
     if len(data) < 8:
-        raise SafetensorError(f"load: {len(data)} bytes (expected 8 or more)")
+        raise SafetensorError(f"load: the file has {len(data)} bytes (expected at least 8)")
     (length,) = struct.unpack("<Q", data[:8])
     if length > _HEADER_MOST or 8 + length > len(data):
-        raise SafetensorError(f"load: a header of {length} bytes in a file of {len(data)}")
+        raise SafetensorError(f"load: got a header of {length} bytes in a file of {len(data)} bytes")
     try:
         header = json.loads(str(data[8 : 8 + length], "utf-8"), object_pairs_hook=_pairs)
     except SafetensorError:
         raise
     except (ValueError, RecursionError) as error:
-        raise SafetensorError(f"load: the header is no JSON: {error}") from None
+        raise SafetensorError(f"load: the header is not JSON: {error}") from None
     if not isinstance(header, dict):
-        raise SafetensorError("load: the header is no object")
+        raise SafetensorError("load: the header is not a JSON object")
     metadata, found, spans = header.pop("__metadata__", None), {}, []
     is_text = isinstance(metadata, dict) and all(isinstance(value, str) for value in metadata.values())
     if metadata is not None and not is_text:
-        raise SafetensorError("load: __metadata__ (expected text by text)")
+        raise SafetensorError("load: __metadata__ is not a dict of text (expected a dict from str to str)")
     for name, entry in header.items():
         try:
             dtype, shape, (begin, end) = _DTYPES[entry["dtype"]], entry["shape"], entry["data_offsets"]
             whole = all(type(number) is int and 0 <= number < 1 << 63 for number in (*shape, begin, end))
         except (KeyError, TypeError, ValueError):
-            raise SafetensorError(f"load: {name!r}: no entry with dtype, shape and data_offsets") from None
+            raise SafetensorError(
+                f"load: {name!r}: its entry is incomplete (expected dtype, shape and data_offsets)"
+            ) from None
         width = dtype.itemsize
         if not whole or _count(shape) * width != end - begin or 8 + length + end > len(data):
             raise SafetensorError(
@@ -150,12 +154,12 @@ def _header(data):
             raise SafetensorError(f"load: the data has a gap or an overlap at byte {at}")
         at = end
     if 8 + length + at != len(data):
-        raise SafetensorError(f"load: {len(data) - 8 - length - at} bytes after the last tensor")
+        raise SafetensorError(f"load: {len(data) - 8 - length - at} bytes follow the last tensor (expected none)")
     return found, metadata
 
 
 def _count(shape):
-    """How many elements; of a shape that no file holds some large number."""
+    """The number of elements; for a shape that no file can hold, some large number."""
     count = 1
     for size in shape if 0 not in shape else (0,):
         count = min(count * size, 1 << 64)
@@ -165,14 +169,14 @@ def _count(shape):
 def _tensor(data, dtype, shape, begin, end):
     try:
         return _over(data, dtype, shape, begin, end)
-    except (ValueError, OverflowError, RuntimeError) as error:  # more dimensions than there may be, say
-        raise SafetensorError(f"load: a tensor of {len(shape)} dimensions: {error}") from None
+    except (ValueError, OverflowError, RuntimeError) as error:  # for example, more dimensions than a tensor may have
+        raise SafetensorError(f"load: cannot make a tensor of {len(shape)} dimensions: {error}") from None
 
 
 def _over(data, dtype, shape, begin, end):
     if begin == end:
         return _C.empty(shape, dtype=dtype)
-    if begin % dtype.itemsize:  # not ours: other writers need not align
+    if begin % dtype.itemsize:  # files of other writers need not be aligned
         data, begin, end = bytearray(data[begin:end]), 0, end - begin
     return _C.frombuffer(memoryview(data)[begin:end], dtype=dtype).reshape(shape).detach()
 
@@ -185,14 +189,15 @@ def load(data):
 
 
 def load_file(filename, device="cpu"):
-    """The tensors, by name, in the file at this path, mapped into memory: only what is used is read, and writes stay in
-    memory. Errors: SafetensorError, OSError."""
+    """The tensors, by name, in the file at this path. The file is mapped into memory: only the parts that are used are
+    read, and writes stay in memory. Raises SafetensorError or OSError."""
     with safe_open(filename, device=device) as file:
         return {name: file.get_tensor(name) for name in file.keys()}
 
 
 class safe_open:
-    """A file whose tensors are got one by one: `with safe_open(path, framework="pt") as f: f.get_tensor("w")`."""
+    """A file from which tensors are taken one by one: `with safe_open(path, framework="pt") as f:
+    f.get_tensor("w")`."""
 
     def __init__(self, filename, framework="pt", device="cpu"):
         _little()
@@ -206,20 +211,23 @@ class safe_open:
         return self
 
     def __exit__(self, *error):
-        self._data = None  # unmapped when the last tensor goes
+        self._data = None  # the file is unmapped when its last tensor is deleted
 
     def keys(self):
+        """The names of the tensors."""
         return list(self._entries)
 
     def metadata(self):
+        """The metadata, a dict from str to str; None if the file has none."""
         return self._metadata
 
     def get_tensor(self, name):
+        """The tensor of this name. Raises SafetensorError if the file does not have it."""
         if name not in self._entries:
-            raise SafetensorError(f"get_tensor: no tensor {name!r} in the file")
+            raise SafetensorError(f"get_tensor: the file has no tensor {name!r}")
         return _tensor(self._data, *self._entries[name])
 
 
 def _little():
     if sys.byteorder != "little":
-        raise SafetensorError("load: a big-endian machine (expected a little-endian one)")
+        raise SafetensorError("load: this machine is big-endian (expected a little-endian one)")

@@ -1,13 +1,13 @@
 """Files of tensors and nested containers: `save` and `load`, in PyTorch's .pt format (zip), readable by both.
 
     archive/data.pkl        the object, pickled; a tensor is (storage key, offset, size, stride)
-    archive/data/0, 1, ...  the storages' bytes, each once however many tensors share it, at multiples of 64
+    archive/data/0, 1, ...  the bytes of the storages, each once even if tensors share it, aligned to 64 bytes
     archive/byteorder, archive/version
 
-`load` runs nothing that a file says: its unpickler knows containers, numbers, text and tensors, and refuses other
-names. `weights_only=False` asks for the ordinary unpickler, which is safe only with files that you trust.
+`load` never runs code from a file: its unpickler knows containers, numbers, text and tensors, and refuses other names.
+`weights_only=False` asks for the ordinary unpickler, which is safe only with files that you trust.
 
-Format: torch/serialization.py of PyTorch 2.x, "zipfile" form, version 3; the form before 1.6 is read too.
+Format: torch/serialization.py of PyTorch 2.x, "zipfile" form, version 3. The form before 1.6 can be read, too.
 """
 
 import io
@@ -27,8 +27,8 @@ from pydist._utils import _rebuild_parameter, _rebuild_tensor_v3
 from pydist.storage import _load_from_bytes
 
 _ALIGNMENT = 64
-_WIDEST = 16  # bytes of an element: complex128
-_PROTOCOL = 2  # what PyTorch reads with weights_only=True
+_WIDEST = 16  # most bytes of an element: complex128
+_PROTOCOL = 2  # the names that PyTorch accepts with weights_only=True
 
 _STORAGES = {
     "FloatStorage": _C.float32,
@@ -51,25 +51,26 @@ _safe = {}  # "module.name" -> object, by add_safe_globals
 
 
 def add_safe_globals(safe_globals):
-    """Lets `load` make these classes and call these functions: a list of them, or of (one, "module.name")."""
+    """Allows `load` to make these classes and call these functions: a list of them, or of (one of them,
+    "module.name")."""
     for item in safe_globals:
         obj, name = item if isinstance(item, tuple) else (item, f"{item.__module__}.{item.__qualname__}")
         _safe[name] = obj
 
 
 def clear_safe_globals():
-    """Forgets what `add_safe_globals` was given."""
+    """Forgets everything that was given to `add_safe_globals`."""
     _safe.clear()
 
 
 def get_safe_globals():
-    """What `add_safe_globals` was given, as a list."""
+    """Everything that was given to `add_safe_globals`, as a list."""
     return list(_safe.values())
 
 
 @contextmanager
 def safe_globals(safe_globals):
-    """`add_safe_globals` inside a with statement."""
+    """`add_safe_globals` for the duration of a with statement."""
     before = dict(_safe)
     add_safe_globals(safe_globals)
     try:
@@ -80,12 +81,12 @@ def safe_globals(safe_globals):
 
 
 class _Global:
-    """Something that the file calls by this name, whatever is installed here."""
+    """An object that the file names in this way, whatever is installed here."""
 
     def __init__(self, name):
         self.module, _, self.name = name.rpartition(".")
 
-    def __call__(self):  # pickle takes only what is callable for a function
+    def __call__(self):  # pickle requires functions to be callable
         raise NotImplementedError(f"{self.module}.{self.name}")
 
 
@@ -97,10 +98,10 @@ _DTYPE_GLOBALS = {dtype: _Global(f"torch.{name}") for name, dtype in _DTYPES.ite
 
 
 class _StorageId(tuple):
-    """A storage within the pickle: ("storage", type, key, location, numel)."""
+    """A storage inside the pickle: ("storage", type, key, location, numel)."""
 
 
-class _Pickler(pickle._Pickler):  # Python's own: the one in C insists on finding every global where it is named
+class _Pickler(pickle._Pickler):  # the pickler in Python: the one in C insists on importing every global by its name
     def __init__(self, file, protocol):
         super().__init__(file, protocol)
         self.storages = {}  # address -> (key, its bytes as a tensor)
@@ -141,12 +142,12 @@ class _Pickler(pickle._Pickler):  # Python's own: the one in C insists on findin
 
 
 def save(obj, f, pickle_module=pickle, pickle_protocol=_PROTOCOL, _use_new_zipfile_serialization=True):
-    """Writes `obj` to `f`, a path or a file opened for writing in binary: tensors, and containers, numbers, text that
-    hold them (other objects that pickle takes need `load(weights_only=False)`). Tensors that share memory still do when
-    loaded.
+    """Writes `obj` to `f`, a path or a file opened for writing in binary mode. obj: tensors, and containers, numbers
+    and text with them (other picklable objects need `load(weights_only=False)`). Tensors that share memory still share
+    it when they are loaded.
 
-    A path gets its new content at the end at once, on the disk: what was there stays if anything fails, and keeps its
-    mode. Errors: OSError, pickle.PicklingError, ValueError for another pickle_module.
+    A path gets its new content all at once, when it is on the disk. If anything fails, the old file stays; its mode is
+    kept. Raises OSError, pickle.PicklingError, and ValueError for another pickle_module.
 
     >>> import io, pydist
     >>> file = io.BytesIO()
@@ -155,7 +156,7 @@ def save(obj, f, pickle_module=pickle, pickle_protocol=_PROTOCOL, _use_new_zipfi
     {'w': tensor([1., 1.]), 'step': 3}
     """
     if pickle_module is not pickle:
-        raise ValueError("save: another pickle_module is not supported")
+        raise ValueError("save: pickle_module is not supported (expected None, or Python's pickle)")
     if hasattr(f, "write"):
         _write(obj, f, pickle_protocol)
         return
@@ -171,10 +172,10 @@ def _write(obj, file, protocol):
 
         def put(name, data):
             info = zipfile.ZipInfo(f"archive/{name}")
-            begin = archive.fp.tell() + 30 + len(info.filename)  # 30: a local header
+            begin = archive.fp.tell() + 30 + len(info.filename)  # 30 bytes: a local header
             padding = -(begin + 4) % _ALIGNMENT
-            if len(data) < zipfile.ZIP64_LIMIT:  # beyond it zipfile writes a longer header
-                info.extra = struct.pack("<HH", 0x4246, padding) + b"Z" * padding  # "FB", as PyTorch's files have
+            if len(data) < zipfile.ZIP64_LIMIT:  # for larger ones zipfile writes a longer header
+                info.extra = struct.pack("<HH", 0x4246, padding) + b"Z" * padding  # "FB", as in PyTorch's files
             archive.writestr(info, data)
 
         put("data.pkl", text.getvalue())
@@ -185,7 +186,7 @@ def _write(obj, file, protocol):
 
 
 class _Storage:
-    """A storage named by the file: its bytes, and 1-d tensors over them by dtype."""
+    """A storage that the file names: its bytes, and 1-d tensors over them by dtype."""
 
     __slots__ = ("data", "dtype", "numel", "flat")
 
@@ -194,7 +195,7 @@ class _Storage:
 
     def view(self, dtype, offset, size, stride):
         if not isinstance(dtype, _C.dtype):
-            raise TypeError("a tensor whose dtype is none")
+            raise TypeError("a tensor whose dtype is not a dtype")
         if dtype not in self.flat:
             count = self.numel if dtype is self.dtype else None
             self.flat[dtype] = _over(self.data, dtype, count)
@@ -202,17 +203,17 @@ class _Storage:
 
 
 def _over(data, dtype, count=None):
-    """A 1-d tensor over bytes; `count` elements, or all."""
+    """A 1-d tensor over bytes, with `count` elements or as many as there are."""
     item = dtype.itemsize
     if count is None:
         count = len(data) // item
     if not isinstance(count, int) or count < 0 or count * item > len(data):
-        raise ValueError(f"a storage of {len(data)} bytes (expected {count} of {dtype})")
+        raise ValueError(f"a storage of {len(data)} bytes (expected {count} elements of {dtype})")
     return _C.frombuffer(data, dtype=dtype, count=count) if count else _C.empty(0, dtype=dtype)
 
 
 class _Kind:
-    """The type of a storage, as a name within the file."""
+    """The type of a storage, as a name inside the file."""
 
     __slots__ = ("dtype",)
 
@@ -221,7 +222,8 @@ class _Kind:
 
 
 class _Names(Maker):
-    """What a .pt file may name. storage_of(key, dtype, numel, part): the storage that lies outside the pickle."""
+    """The names that a .pt file may use. storage_of(key, dtype, numel, part): the storage, which is outside the
+    pickle."""
 
     def __init__(self, length, storage_of):
         super().__init__(length)
@@ -260,7 +262,7 @@ class _Names(Maker):
             if (safe := self.known(module, name)) is not None:
                 return safe
             raise pickle.UnpicklingError(
-                f"{error}. If you trust where the file comes from: load(..., weights_only=False), or "
+                f"{error}. If you trust the source of the file, use load(..., weights_only=False), or "
                 "serialization.add_safe_globals([...])"
             ) from None
 
@@ -291,20 +293,20 @@ class _Names(Maker):
     def persistent(self, saved):
         is_known = type(saved) is tuple and len(saved) in (5, 6) and saved[0] == "storage"
         if not is_known or self.storage_of is None:
-            raise pickle.UnpicklingError("an object outside the pickle that is no storage")
+            raise pickle.UnpicklingError("a reference outside the pickle to an object that is not a storage")
         _, kind, key, _, numel, *part = saved
         if type(kind) is not _Kind or type(key) is not str or type(numel) is not int:
-            raise ValueError("a storage without type, name or length")
+            raise ValueError("a storage that lacks type, name or length")
         return self.storage_of(key, kind.dtype or _C.uint8, numel, *part)
 
     def size(self, sizes):
         self.spend(len(sizes))
         if type(sizes) is not tuple or not all(type(size) is int for size in sizes):
-            raise TypeError("a Size of other things than integers")
+            raise TypeError("a Size with an element that is not an integer")
         return _C.Size(sizes)
 
     def device(self, *names):
-        return _C.device("cpu")  # the only one there is: tensors from elsewhere come to it
+        return _C.device("cpu")  # tensors of all devices are loaded to the CPU
 
     def load_from_bytes(self, data):
         self.spend(len(data))
@@ -323,7 +325,7 @@ class _Names(Maker):
 
     def from_type(self, function, kind, arguments, state):
         if function not in (self.tensor, self.tensor_v3, self.parameter):
-            raise pickle.UnpicklingError("a tensor of a type of its own, by what makes none")
+            raise pickle.UnpicklingError("a tensor subclass, made by a function that makes no tensor")
         return function(*arguments)
 
 
@@ -332,7 +334,7 @@ def _is_safe(kind):
 
 
 class _Unpickler(pickle.Unpickler):
-    """For weights_only=False: the ordinary one, that knows the names of a .pt file."""
+    """For weights_only=False: the ordinary unpickler, which also knows the names of a .pt file."""
 
     def __init__(self, file, names):
         super().__init__(file, encoding="utf-8")
@@ -344,7 +346,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _unpickled(data, begin, names, restricted):
-    """(the object of the pickle in `data` that begins there, where it ends)"""
+    """(the object of the pickle that begins there in `data`, where the pickle ends)."""
     if restricted:
         made, size = _C.unpickle(memoryview(data)[begin:], names, "utf-8")
         return made, begin + size
@@ -355,15 +357,15 @@ def _unpickled(data, begin, names, restricted):
 
 
 def load(f, map_location=None, pickle_module=None, *, weights_only=True, mmap=None, **pickle_load_args):
-    """What `save` or PyTorch wrote to `f`, a path or a file opened for reading in binary. Tensors come to the CPU,
-    whatever device they were on; those that shared memory do so again. PyTorch's tensors in a plain pickle
-    (`pickle.dump`, protocol 2 or later) are read too.
+    """The object that `save` or PyTorch wrote to `f`, a path or a file opened for reading in binary mode. Tensors are
+    loaded to the CPU, whatever device they were on; those that shared memory share it again. A plain pickle of
+    PyTorch's tensors (`pickle.dump`, protocol 2 or later) can be read, too.
 
-    `weights_only` True: containers, numbers, text, tensors and NumPy's arrays alone, and nothing in the file is run. `mmap` True (f a
-    path): tensors are mapped, not read; writes to them stay in memory. `map_location`: "cpu" or None.
+    `weights_only` True: only containers, numbers, text, tensors and NumPy's arrays; no code in the file is run. `mmap`
+    True (f is a path): tensors are mapped, not read; writes to them stay in memory. `map_location`: "cpu" or None.
 
-    Errors: pickle.UnpicklingError (damaged, or it names something that is not safe), RuntimeError (no .pt file,
-    truncated), OSError.
+    Raises pickle.UnpicklingError (the file is damaged or names something that is not safe), RuntimeError (not a .pt
+    file, or cut off), OSError.
 
     >>> import pydist
     >>> pydist.load("no such file")
@@ -371,14 +373,14 @@ def load(f, map_location=None, pickle_module=None, *, weights_only=True, mmap=No
     FileNotFoundError: [Errno 2] No such file or directory: 'no such file'
     """
     if pickle_module not in (None, pickle):
-        raise ValueError("load: another pickle_module is not supported")
+        raise ValueError("load: pickle_module is not supported (expected None, or Python's pickle)")
     if map_location is not None and not callable(map_location) and not isinstance(map_location, dict):
-        _C.empty(0, device=map_location)  # raises for what there is not
+        _C.empty(0, device=map_location)  # raises if there is no such device
     if not hasattr(f, "read"):
         with open(f, "rb") as file:
             return _read(file, os.fspath(f), weights_only, mmap)
     if mmap:
-        raise ValueError("load: mmap=True takes a path (got an open file)")
+        raise ValueError("load: mmap=True with an open file (expected a path)")
     return _read(f, getattr(f, "name", "file"), weights_only, False)
 
 
@@ -386,7 +388,7 @@ _MAGIC, _OLD_VERSION = 0x1950A86A20F9469CFC6C, 1001
 
 
 def _read_old(data, restricted):
-    """The object in a file as PyTorch wrote them before 1.6: pickles of a number, the version, sizes of types, the object
+    """The object in a file of the form before PyTorch 1.6: pickles of a number, the version, sizes of types, the object
     and the keys of its storages; then of each storage its length (8 bytes) and its bytes."""
     storages, left, at = {}, len(data), 0
 
@@ -410,26 +412,26 @@ def _read_old(data, restricted):
         return made
 
     if following(True) != _MAGIC:
-        raise ValueError("the first number is another one")
+        raise ValueError("the first number is not that of PyTorch's files")
     version, system = following(True), following(True)
     if version != _OLD_VERSION or type(system) is not dict or not system.get("little_endian", True):
-        raise ValueError(f"another version than {_OLD_VERSION}, or not little-endian")
+        raise ValueError(f"unknown version, or not little-endian (expected version {_OLD_VERSION})")
     made, keys = following(restricted), following(True)
     if type(keys) is not list or not all(type(key) is str for key in keys) or sorted(keys) != sorted(storages):
-        raise ValueError("the file has other storages than its tensors")
+        raise ValueError("the file's storages are not those of its tensors")
     for key in keys:
         storage, size = storages[key], len(storages[key].data)
         if len(data) - at < 8 or struct.unpack_from("<q", data, at)[0] != storage.numel:
-            raise ValueError("a storage of another length than its tensors say")
+            raise ValueError("a storage's length is not the one that its tensors say")
         if len(data) - at - 8 < size:
-            raise ValueError("a storage: cut off")
+            raise ValueError("a storage is cut off")
         memoryview(storage.data)[:] = memoryview(data)[at + 8 : at + 8 + size]
         at += 8 + size
     return made
 
 
 def _begins(file):
-    """What a file begins with: "old" for a pickle of _MAGIC, "pickle" for another one (protocols 2 to 5), or ""."""
+    """How a file begins: "old" for a pickle of _MAGIC, "pickle" for another pickle (protocols 2 to 5), or ""."""
     at = file.tell()
     head = file.read(2 + 2 + 10)
     file.seek(at)
@@ -439,7 +441,7 @@ def _begins(file):
 
 
 def _guarded(name, restricted, read):
-    """read(), its errors being those of `load`."""
+    """Calls read(), and turns its errors into those of `load`."""
     try:
         return read()
     except pickle.UnpicklingError as error:
@@ -454,13 +456,13 @@ def _guarded(name, restricted, read):
         raise pickle.UnpicklingError(f"load: {name}: damaged: {type(error).__name__}: {error}") from error
 
 
-_DEFLATED = 1032  # the most bytes that one of deflate can stand for
-_DEFLATED_PICKLE = 100  # objects take some hundred times a pickle's bytes; no pickle that a program writes is so even
+_DEFLATED = 1032  # most bytes that one compressed byte can expand to
+_DEFLATED_PICKLE = 100  # objects take some hundred times a pickle's bytes; a real pickle never compresses so well
 
 
 def _contents(archive, size):
-    """content(info, most=_DEFLATED): a record's bytes. No record is believed to hold more than lies in the archive, whose
-    length is `size`, nor all of them together."""
+    """content(info, most=_DEFLATED): the bytes of a record. A record, and all records together, may not claim more than
+    an archive of `size` bytes can hold."""
     left = size
 
     def content(info, most=_DEFLATED):
@@ -472,7 +474,7 @@ def _contents(archive, size):
         if left < 0 or info.file_size > info.compress_size * factor + more:
             raise ValueError(f"record {info.filename}: {info.file_size} bytes in a file of {size}")
         data = bytearray(info.file_size)
-        with archive.open(info) as entry:  # compares the checksum at the end
+        with archive.open(info) as entry:  # the read at the end compares the checksum
             if entry.readinto(data) != info.file_size or entry.read(1):
                 raise ValueError(f"record {info.filename}: cut off")
         return data
@@ -481,7 +483,7 @@ def _contents(archive, size):
 
 
 def _mapped(memory, read):
-    """content(info) for an archive that is mapped: a part of `memory`. Others' writers need not align records: those are
+    """content(info) for a mapped archive: a part of `memory`. Records of other writers need not be aligned; those are
     read."""
 
     def content(info):
@@ -501,7 +503,7 @@ def _mapped(memory, read):
 def _read_zip(archive, file, size, restricted, mapped):
     pickles = [entry for entry in archive.namelist() if entry.endswith("/data.pkl") and entry.count("/") == 1]
     if len(pickles) != 1:
-        raise zipfile.BadZipFile(f"{len(pickles)} records data.pkl (expected 1)")
+        raise zipfile.BadZipFile(f"the archive has {len(pickles)} records data.pkl (expected 1)")
     folder, storages = pickles[0].rpartition("/")[0], {}
     content = _contents(archive, size)
     of_storage = content
@@ -516,7 +518,7 @@ def _read_zip(archive, file, size, restricted, mapped):
     if f"{folder}/byteorder" in archive.namelist():
         order = content(archive.getinfo(f"{folder}/byteorder"))
         if order != sys.byteorder.encode():
-            raise ValueError(f"bytes in another order (expected {sys.byteorder}-endian)")
+            raise ValueError(f"the file has another byte order (expected {sys.byteorder}-endian)")
     text = content(archive.getinfo(pickles[0]), _DEFLATED_PICKLE)
     return _unpickled(text, 0, _Names(len(text), storage_of), restricted)[0]
 
@@ -528,15 +530,17 @@ def _read(file, name, restricted, mapped):
             archive = zipfile.ZipFile(file)
         except OSError:
             raise
-        except Exception as error:  # zipfile raises nearly anything for a damaged one
+        except Exception as error:  # zipfile raises nearly any exception for a damaged archive
             if form != "pickle":
-                raise RuntimeError(f"load: {name}: no .pt file, or cut off: {error}") from None
+                raise RuntimeError(f"load: {name}: not a .pt file, or cut off: {error}") from None
         else:
             with archive:
                 size = file.seek(0, os.SEEK_END)
                 return _guarded(name, restricted, lambda: _read_zip(archive, file, size, restricted, mapped))
     if mapped:
-        raise RuntimeError(f"load: {name}: a pickle, or of PyTorch before 1.6 (expected a newer one, for mmap=True)")
+        raise RuntimeError(
+            f"load: {name}: a plain pickle, or a file of PyTorch before 1.6 (expected a newer .pt file, for mmap=True)"
+        )
     file.seek(begin)
     data = file.read()
     if form == "old":

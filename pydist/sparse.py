@@ -1,6 +1,6 @@
-"""Sparse matrices in coordinates, as graph scripts use them: torch.sparse. A SparseTensor is no Tensor: it has
-indices[dims, n], values[n, ...] and a shape, products with dense matrices, and what follows; gradients flow to its
-values and to the matrices.
+"""Sparse matrices in coordinate form, as in torch.sparse, for programs on graphs. A SparseTensor is not a Tensor: it has
+indices[dims, n], values[n, ...] and a shape, products with dense matrices, and the methods below. Gradients flow to
+its values and to the matrices.
 
 >>> import pydist
 >>> a = pydist.sparse_coo_tensor([[0, 1], [1, 0]], [2.0, 3.0], (2, 2))
@@ -18,7 +18,7 @@ __all__ = ["SparseTensor", "addmm", "mm", "softmax", "sparse_coo_tensor", "spmm"
 
 
 class SparseTensor:
-    """Elements values[k] at indices[:, k]; those at the same place add up."""
+    """A tensor with elements values[k] at the positions indices[:, k]. Elements at the same position are added."""
 
     is_sparse, layout = True, sparse_coo
 
@@ -35,13 +35,13 @@ class SparseTensor:
         return SparseTensor(self._index, values, self.shape, self._coalesced)
 
     def indices(self):
-        """Where the elements stand: int64 [dims, n]; of a coalesced tensor."""
+        """The positions of the elements of a coalesced tensor: int64 [dims, n]."""
         if not self._coalesced:
             raise RuntimeError("Cannot get indices on an uncoalesced tensor, please call .coalesce() first")
         return self._index
 
     def values(self):
-        """The elements; of a coalesced tensor."""
+        """The elements of a coalesced tensor."""
         if not self._coalesced:
             raise RuntimeError("Cannot get values on an uncoalesced tensor, please call .coalesce() first")
         return self._value
@@ -56,18 +56,18 @@ class SparseTensor:
         return self._index.shape[1]
 
     def is_coalesced(self):
-        """Whether the places are in order, each once."""
+        """Whether the positions are sorted and each occurs once."""
         return self._coalesced
 
     def _flat(self):
-        """The places, counted in the sparse dimensions flattened."""
+        """The positions as numbers in the flattened sparse dimensions."""
         flat = _C.zeros(self._nnz(), dtype=_C.int64)
         for row, size in zip(self._index, self.shape):
             flat = flat * size + row
         return flat
 
     def coalesce(self):
-        """The same with its places in order, each once."""
+        """The same tensor with sorted positions, each of them once."""
         if self._coalesced:
             return self
         places, which = self._flat().unique(return_inverse=True)
@@ -75,26 +75,29 @@ class SparseTensor:
         return SparseTensor(_C.stack(_unravel(places, self.shape[: self.sparse_dim()])), values, self.shape, True)
 
     def to_dense(self, dtype=None):
-        """A Tensor, zeros elsewhere."""
+        """The same elements as a Tensor, with zeros elsewhere."""
         n = math.prod(self.shape[: self.sparse_dim()])
         dense = _C.zeros((n, *self._value.shape[1:]), dtype=self.dtype).index_add(0, self._flat(), self._value)
         return (dense if dtype is None else dense.to(dtype)).reshape(self.shape)
 
     def sparse_dim(self):
-        """How many dimensions the indices count."""
+        """The number of dimensions that the indices count."""
         return self._index.shape[0]
 
     def dense_dim(self):
-        """How many dimensions the values have besides."""
+        """The number of further dimensions, which the values have."""
         return self._value.dim() - 1
 
     def size(self, dim=None):
+        """The shape, or the size of one dimension."""
         return self.shape if dim is None else self.shape[dim]
 
     def dim(self):
+        """The number of dimensions."""
         return len(self.shape)
 
     def numel(self):
+        """The number of elements, zeros included."""
         return math.prod(self.shape)
 
     def t(self):
@@ -104,7 +107,7 @@ class SparseTensor:
     T = property(t)
 
     def transpose(self, dim0, dim1):
-        """Two sparse dimensions exchanged."""
+        """The tensor with two sparse dimensions exchanged."""
         order, shape = list(range(self.sparse_dim())), list(self.shape)
         order[dim0], order[dim1] = order[dim1], order[dim0]
         shape[dim0], shape[dim1] = shape[dim1], shape[dim0]
@@ -149,35 +152,42 @@ class SparseTensor:
         return self + -other
 
     def sum(self, dim=None):
-        """The sum of all elements, or a Tensor of those over dim."""
+        """The sum of all elements, or a Tensor with the sums over dim."""
         return self._value.sum() if dim is None else self.to_dense().sum(dim)
 
     def to(self, *args, **kwargs):
-        """Another dtype; devices are as for Tensors."""
+        """The tensor in another dtype. Devices are as for Tensors."""
         return self._with(self._value.to(*args, **kwargs))
 
     def cpu(self):
+        """The tensor itself: it is always on the CPU."""
         return self
 
     cuda = cpu
 
     def float(self):
+        """The tensor in float32."""
         return self._with(self._value.float())
 
     def double(self):
+        """The tensor in float64."""
         return self._with(self._value.double())
 
     def detach(self):
+        """The same elements without a history."""
         return self._with(self._value.detach())
 
     def clone(self):
+        """A copy with its own memory."""
         return SparseTensor(self._index.clone(), self._value.clone(), self.shape, self._coalesced)
 
     def requires_grad_(self, requires_grad=True):
+        """Sets, in place, whether autograd records operations on the values. Returns the tensor."""
         self._value.requires_grad_(requires_grad)
         return self
 
     def to_sparse(self, *args, **kwargs):
+        """The tensor itself."""
         return self
 
     def __repr__(self):
@@ -203,8 +213,9 @@ def sparse_coo_tensor(
     check_invariants=None,
     is_coalesced=None,
 ):
-    """A SparseTensor of values[n, ...] at indices[dims, n]; without a size the smallest that holds them.
-    sparse_coo_tensor(size): an empty one. Raises RuntimeError for indices outside, or shapes that do not fit."""
+    """A SparseTensor of values[n, ...] at indices[dims, n]. Without a size it gets the smallest one that holds the
+    indices. sparse_coo_tensor(size): an empty one. Raises RuntimeError for indices outside the size and for shapes that
+    do not fit."""
     if values is None and size is None:
         shape = tuple(indices)
         return SparseTensor(_C.zeros(len(shape), 0, dtype=_C.int64), _C.zeros(0, dtype=dtype), shape, True)
@@ -219,7 +230,7 @@ def sparse_coo_tensor(
     size = (*least, *values.shape[1:]) if size is None else tuple(size)
     if len(size) != indices.shape[0] + values.dim() - 1 or tuple(size[indices.shape[0] :]) != tuple(values.shape[1:]):
         raise RuntimeError(
-            f"sparse_coo_tensor: size {size} for indices {tuple(indices.shape)} and values {tuple(values.shape)}"
+            f"sparse_coo_tensor: size {size} does not fit indices {tuple(indices.shape)} and values {tuple(values.shape)}"
         )
     if indices.numel() and (indices.amin().item() < 0 or any(n > m for n, m in zip(least, size))):
         raise RuntimeError(
@@ -230,7 +241,7 @@ def sparse_coo_tensor(
 
 
 def to_sparse(input, sparse_dim=None):
-    """The elements of a Tensor that are not 0, with their places."""
+    """The elements of a Tensor that are not 0, with their positions."""
     dims = input.dim() if sparse_dim is None else sparse_dim
     filled = input != 0 if dims == input.dim() else (input != 0).flatten(dims).any(-1)
     index = filled.nonzero().T.contiguous()
@@ -238,13 +249,13 @@ def to_sparse(input, sparse_dim=None):
 
 
 def sparse_mask(input, mask):
-    """input's elements where the SparseTensor mask has places."""
+    """input's elements at the positions of the SparseTensor mask."""
     mask = mask.coalesce()
     return SparseTensor(mask._index, input[tuple(mask._index)], mask.shape, True)
 
 
 def mm(sparse, dense):
-    """The product of a sparse matrix and a dense matrix or vector (or another sparse matrix, as a sparse one)."""
+    """The product of a sparse matrix and a dense matrix or vector; with another sparse matrix the product is sparse."""
     if not isinstance(sparse, SparseTensor):
         if not isinstance(dense, SparseTensor):
             return _C.matmul(sparse, dense)
@@ -261,7 +272,7 @@ def mm(sparse, dense):
 
 
 def spmm(input, mat2):
-    """mm."""
+    """The same as mm."""
     return mm(input, mat2)
 
 
@@ -271,12 +282,12 @@ def addmm(input, sparse, dense, *, beta=1, alpha=1):
 
 
 def sum(input, dim=None, dtype=None):
-    """The sum of all elements, or over dim."""
+    """The sum of all elements, or the sums over dim."""
     return input.sum(dim)
 
 
 def softmax(input, dim, *, dtype=None):
-    """softmax along dim of a sparse matrix's elements: what is not there counts as -inf."""
+    """softmax of a sparse matrix's elements along dim. Positions without an element count as -inf."""
     whole = input.coalesce()
     keep = [d for d in range(whole.dim()) if d != dim % whole.dim()]
     group = _C.zeros(whole._nnz(), dtype=_C.int64)
@@ -294,12 +305,12 @@ class _Typed(type):
 
 
 class FloatTensor(metaclass=_Typed):
-    """sparse_coo_tensor of float32, under its name of some years ago."""
+    """sparse_coo_tensor of float32, by its older name."""
 
     dtype = _C.float32
 
 
 class DoubleTensor(metaclass=_Typed):
-    """sparse_coo_tensor of float64, under its name of some years ago."""
+    """sparse_coo_tensor of float64, by its older name."""
 
     dtype = _C.float64

@@ -1,9 +1,10 @@
-"""`python -m pydist.tune`: measures on this machine from how many bytes on which algorithm is the faster, and in what
-pieces, and writes it where init reads it (PYDIST_TUNE, by default a file in the user's cache folder).
+"""`python -m pydist.tune`: measures on this machine from how many bytes on which algorithm is the fastest, and with
+which pieces. It writes the result where init reads it (PYDIST_TUNE, by default a file in the user's cache folder).
 
-Each world size is measured by processes of its own, candidates in turn, in groups that differ only in the one figure;
-then all_reduce is timed before and after. Under a launcher with several ranks, perhaps on several hosts, that job's world
-is measured. Rows for other worlds stay in the file. Bits do not depend on any of it, but with order="fast".
+Processes of their own measure each world size. They try the candidates in turn, in groups that differ only in one
+number; then all_reduce is timed before and after. Under a launcher with several ranks, on one or several hosts, the
+job's own world is measured. Rows for other worlds stay in the file. The tuning never changes the bits of a result,
+except with order="fast".
 """
 
 import argparse
@@ -18,11 +19,12 @@ from functools import partial
 
 KIB, MIB = 1 << 10, 1 << 20
 NEVER = (1 << 31) - 1
-GAIN = 0.95  # a figure other than the built-in one has to be this much faster, in the mean of the sizes that it changes
-TURN_SECONDS = 0.001  # one turn of a candidate takes about so long
+GAIN = 0.95  # a value has to be this much faster than the built-in one, in the mean over the sizes that it changes
+TURN_SECONDS = 0.001  # s that one turn of a candidate takes, about
 
 
 def text(size):
+    """A number of bytes as text, such as "256 KiB"."""
     if size in (0, NEVER):
         return "always" if size == 0 else "never"
     return f"{size // MIB} MiB" if size >= MIB and size % MIB == 0 else f"{size // KIB} KiB"
@@ -39,12 +41,14 @@ class Bench:
         self.default = self.world.tuning
 
     def group(self, in_any_order=False, **changes):
+        """A group with these switch points."""
         from pydist.distributed._group.tuning import packed
 
         row = packed([{**self.default, **changes}])
         return self.world.subgroup(range(self.world.size), fast=in_any_order, tuning=row)
 
     def tensor(self, group, size, shared):
+        """A tensor of so many bytes."""
         import pydist
         from pydist.distributed import symmetric_memory
 
@@ -52,7 +56,7 @@ class Bench:
         return symmetric_memory.empty(count, group=group) if shared else pydist.zeros(count)
 
     def seconds(self, groups, size, shared=False, op="all_reduce"):
-        """By group, a call's time on rank 0 in its best turn: other programs only ever add to it."""
+        """The time of a call on rank 0 in its best turn, by group. Other programs on the machine can only add to it."""
         calls, samples = {}, {name: [] for name in groups}
         for name, group in groups.items():
             x = self.tensor(group, size, shared)
@@ -72,14 +76,15 @@ class Bench:
         return {name: min(found) for name, found in samples.items()}
 
     def agreed(self, value):
+        """Rank 0's value, on all ranks."""
         box = [value]
         self.dist.broadcast_object_list(box, 0)
         return box[0]
 
 
 def best_switch(below, above, default):
-    """The size up to which `below` is to be used and beyond which `above`: the least product of times. Both are
-    {size: seconds}."""
+    """The size up to which to use `below` and above which to use `above`, so that the product of times is the least.
+    Both are {size: seconds}."""
     sizes = sorted(below)
 
     def cost(switch):
@@ -91,13 +96,14 @@ def best_switch(below, above, default):
 
 
 def best_value(times, default):
-    """Of {value: [seconds, ...]} the value with the least product of times."""
+    """The key of {value: [seconds, ...]} with the least product of times."""
     cost = {value: sum(map(math.log, found)) / len(found) for value, found in times.items()}
     best = min(cost, key=cost.get)
     return best if cost[best] < cost[default] + math.log(GAIN) else default
 
 
 def switch(bench, field, sizes, **kind):
+    """The best switch point for `field`."""
     groups = {"below": bench.group(**{field: NEVER}), "above": bench.group(**{field: 0})}
     found = {size: bench.seconds(groups, size, **kind) for size in sizes}
     parts = ({size: times[name] for size, times in found.items()} for name in ("below", "above"))
@@ -105,13 +111,15 @@ def switch(bench, field, sizes, **kind):
 
 
 def value(bench, field, values, sizes, **kind):
+    """The best value for `field`."""
     groups = {v: bench.group(**{field: v}) for v in {*values, bench.default[field]}}
     found = [bench.seconds(groups, size, **kind) for size in sizes]
     return bench.agreed(best_value({v: [times[v] for times in found] for v in groups}, bench.default[field]))
 
 
 def fast(bench, sizes):
-    """(schedule, from how many bytes on) for order="fast"; (0, 0): none is faster than the tree's algorithms."""
+    """(schedule, from how many bytes on) for order="fast"; (0, 0): none is faster than the algorithms with the fixed
+    order."""
     groups = {kind: bench.group(in_any_order=True, fast=kind, fast_from=0) for kind in (0, 1, 2)}
     found = {size: bench.seconds(groups, size) for size in sizes}
     best = (0, 0, 0.0)
@@ -137,6 +145,7 @@ def measure(bench):
 
 
 def show(bench, row):
+    """Prints the row, with the built-in values beside it."""
     from pydist.distributed._ops.cost import cost_text
 
     names = {
@@ -157,7 +166,7 @@ def show(bench, row):
 
 
 def compare(bench, row):
-    """Prints all_reduce's times with the built-in row and with this one."""
+    """Prints the times of all_reduce with the built-in row and with this one."""
     rank0 = bench.world.rank == 0
     for shared in (False, True)[: 1 if row["mesh"] else 2]:
         for size in (4 * KIB, 16 * KIB, 64 * KIB, MIB, 8 * MIB):
@@ -172,7 +181,7 @@ def compare(bench, row):
 
 
 def write(where, row):
-    """Puts the row into the file, in place of one for the same world; a file of another machine is begun anew."""
+    """Puts the row into the file and replaces a row for the same world. A file of another machine is started anew."""
     from pydist._files import replacing
     from pydist.distributed._group.tuning import machine, packed, read
 
@@ -182,7 +191,7 @@ def write(where, row):
             measured_on, rows = read(where)
             rows = rows if measured_on == machine() else []
         except (OSError, ValueError) as error:
-            warnings.warn(f"{where}: it is damaged ({error}): written anew", stacklevel=2)
+            warnings.warn(f"{where}: the file is damaged ({error}); pydist.tune writes it anew", stacklevel=2)
     rows = [r for r in rows if (r["mesh"], r["world"]) != (row["mesh"], row["world"])] + [row]
     packed(rows)
     os.makedirs(os.path.dirname(os.path.abspath(where)), exist_ok=True)
@@ -191,7 +200,8 @@ def write(where, row):
 
 
 def as_rank(where, rounds):
-    os.environ["PYDIST_TUNE"] = "none"  # what it measures starts from the built-in figures
+    """What each rank runs."""
+    os.environ["PYDIST_TUNE"] = "none"  # the measurements start from the built-in values
     bench = Bench(rounds)
     row = measure(bench)
     if bench.world.rank == 0:
@@ -204,7 +214,7 @@ def as_rank(where, rounds):
 
 
 def main(argv=None):
-    """The exit code of the command line."""
+    """Runs the command line. Returns the exit code."""
     from pydist.distributed._group.tuning import path
 
     parser = argparse.ArgumentParser(prog="python -m pydist.tune", description=__doc__.split("\n\n")[0])
@@ -213,9 +223,9 @@ def main(argv=None):
     parser.add_argument("--rounds", type=int, default=40, help="turns of each candidate [%(default)s]")
     args = parser.parse_args(argv)
     if args.output is None:
-        parser.error("PYDIST_TUNE=none: nowhere to write to (expected --output FILE)")
+        parser.error("PYDIST_TUNE is none, so there is no file to write to (expected --output FILE)")
     if args.rounds < 1 or min(args.worlds) < 2:
-        parser.error("worlds of at least 2 ranks and at least one round are needed")
+        parser.error("got a world of fewer than 2 ranks, or no round (expected at least 2 ranks and 1 round)")
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
         as_rank(args.output, args.rounds)
         return 0

@@ -1,4 +1,4 @@
-"""Intel's GPUs, of which there are none here.
+"""Intel's GPUs, which pydist does not support.
 
 >>> import pydist
 >>> pydist.xpu.is_available(), pydist.xpu.device_count()
@@ -7,8 +7,10 @@
 
 
 def is_available():
+    """False: pydist does not support Intel's GPUs."""
     return False
 
 
 def device_count():
+    """0: pydist does not support Intel's GPUs."""
     return 0

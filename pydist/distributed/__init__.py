@@ -1,7 +1,8 @@
-"""Ranks that work together: process groups and collectives.
+"""Distributed training: process groups and collectives, with PyTorch's names.
 
-A script that is not started by a launcher is a world of one, in which every collective is valid. Where the launcher set
-WORLD_SIZE over 1, the first collective joins the others if `init_process_group` was not called before.
+A script that no launcher started is a world of one rank, in which every collective works. Under a launcher that sets
+WORLD_SIZE to more than 1, the first collective joins the other ranks, unless the script has called `init_process_group`
+before.
 
 >>> from pydist import distributed as dist
 >>> dist.get_rank(), dist.get_world_size()
@@ -57,8 +58,8 @@ from pydist.distributed._ops.collectives import (
 )
 from pydist.distributed.diagnostics import flight_record, long_task
 
-DistBackendError = DistNetworkError = DistStoreError = DistError  # PyTorch's names for the reasons of a failure
-_LATER = {  # file: names that it is opened for at first use
+DistBackendError = DistNetworkError = DistStoreError = DistError  # PyTorch's names for the kinds of failure
+_LATER = {  # file: the names whose first use imports it
     "_ops.agreement": "check_replicas",
     "_ops.objects": "all_gather_object broadcast_object_list gather_object scatter_object_list",
     "_ops.p2p": "P2POp batch_isend_irecv irecv isend recv recv_object_list send send_object_list",

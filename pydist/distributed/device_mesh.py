@@ -1,4 +1,4 @@
-"""The ranks as a grid whose dimensions have names: a group for each line of it."""
+"""The ranks as a grid whose dimensions have names. Each line of the grid along a dimension is a group."""
 
 import itertools
 import math
@@ -9,7 +9,7 @@ from pydist.distributed._group.process_group import GroupMember, get_rank, get_w
 
 
 class DeviceMesh:
-    """A grid of ranks: `mesh` is a tensor or nested lists of their numbers. Made by all ranks together."""
+    """A grid of ranks. `mesh` is a tensor or nested lists of rank numbers. All ranks make it together."""
 
     def __init__(self, device_type, mesh, *, mesh_dim_names=None, groups=None):
         mesh = as_tensor(mesh, dtype=int64)
@@ -30,7 +30,7 @@ class DeviceMesh:
         return self._ranks[index]
 
     def _make(self, dim):
-        """This rank's line along `dim`; all ranks make all lines in the same order."""
+        """The group of this rank's line along `dim`. All ranks make the groups of all lines, in the same order."""
         own = GroupMember.NON_GROUP_MEMBER
         others = [range(n) if i != dim else (0,) for i, n in enumerate(self.shape)]
         for place in itertools.product(*others):
@@ -42,7 +42,9 @@ class DeviceMesh:
     def _dim(self, mesh_dim):
         if mesh_dim is None:
             if self.ndim > 1:
-                raise RuntimeError(f"DeviceMesh: a mesh of {self.ndim} dimensions (expected mesh_dim to say which)")
+                raise RuntimeError(
+                    f"DeviceMesh: mesh_dim is None, but the mesh has {self.ndim} dimensions (expected one of them)"
+                )
             return 0
         if isinstance(mesh_dim, str):
             if mesh_dim not in (self.mesh_dim_names or ()):
@@ -53,19 +55,19 @@ class DeviceMesh:
         return mesh_dim % self.ndim
 
     def size(self, mesh_dim=None):
-        """The number of ranks, or of those along a dimension."""
+        """The number of ranks, or the number of ranks along one dimension."""
         return math.prod(self.shape) if mesh_dim is None else self.shape[self._dim(mesh_dim)]
 
     def get_group(self, mesh_dim=None):
-        """The group of this rank's line along a dimension, given by number or name."""
+        """The group of this rank's line along a dimension, which is given by number or name."""
         return self._groups[self._dim(mesh_dim)]
 
     def get_all_groups(self):
-        """The groups of all dimensions."""
+        """The groups of this rank's lines, one for each dimension."""
         return list(self._groups)
 
     def get_coordinate(self):
-        """Where this rank is, a number for each dimension; None where it is not in the mesh."""
+        """This rank's position, a number for each dimension; None if this rank is not in the mesh."""
         if get_rank() not in self._ranks:
             return None
         index, place = self._ranks.index(get_rank()), []
@@ -83,11 +85,11 @@ class DeviceMesh:
         return get_rank()
 
     def __getitem__(self, names):
-        """The part of the mesh that this rank is in, with these dimensions alone: mesh["dp"], mesh["dp", "tp"]."""
+        """The submesh with only these dimensions that this rank is in: mesh["dp"], mesh["dp", "tp"]."""
         names = (names,) if isinstance(names, str) else tuple(names)
         dims = [self._dim(name) for name in names]
         if len(set(dims)) < len(dims):
-            raise KeyError(f"DeviceMesh: dimensions {names} (expected each once)")
+            raise KeyError(f"DeviceMesh: got dimensions {names} (expected each name once)")
         here = self.get_coordinate()
         ranks = []
         for place in itertools.product(*(range(self.shape[dim]) for dim in dims)):
@@ -105,7 +107,8 @@ class DeviceMesh:
 
 
 def init_device_mesh(device_type, mesh_shape, *, mesh_dim_names=None, backend_override=None):
-    """All ranks of the job as a grid of `mesh_shape`, row by row; names are for mesh["dp"] and get_group("dp").
+    """Arranges all ranks of the job in a grid of `mesh_shape`, row by row. mesh_dim_names are the names for mesh["dp"]
+    and get_group("dp").
 
     >>> from pydist.distributed.device_mesh import init_device_mesh
     >>> mesh = init_device_mesh("cpu", (1, 1), mesh_dim_names=("dp", "tp"))
@@ -116,9 +119,11 @@ def init_device_mesh(device_type, mesh_shape, *, mesh_dim_names=None, backend_ov
         raise ValueError(f"init_device_mesh: device_type {device_type!r} (expected 'cpu')")
     shape = tuple(mesh_shape)
     if not shape or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in shape):
-        raise ValueError(f"init_device_mesh: mesh_shape {shape} (expected sizes over 0)")
+        raise ValueError(f"init_device_mesh: mesh_shape {shape} (expected sizes of at least 1)")
     if math.prod(shape) != get_world_size():
-        raise RuntimeError(f"init_device_mesh: mesh_shape {shape} for {get_world_size()} ranks")
+        raise RuntimeError(
+            f"init_device_mesh: mesh_shape {shape} has {math.prod(shape)} places (expected {get_world_size()}, the number of ranks)"
+        )
     names = mesh_dim_names
     if names is not None and (len(names) != len(shape) or len(set(names)) < len(names)):
         raise RuntimeError(f"init_device_mesh: mesh_dim_names {tuple(names)} (expected {len(shape)} different names)")

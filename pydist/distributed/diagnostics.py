@@ -1,4 +1,4 @@
-"""What keeps waiting ranks informed: long tasks that announce themselves, and the flight record."""
+"""Information for waiting ranks: announcements of long tasks, and the flight record."""
 
 import threading
 from contextlib import contextmanager
@@ -6,16 +6,17 @@ from time import monotonic
 
 from pydist.distributed._group.process_group import current
 
-_here = threading.local()  # .tasks: those of this thread that are under way, as (group, name, when it should end)
+_here = threading.local()  # .tasks: this thread's open tasks, as (group, name, when it should end)
 
 
 @contextmanager
 def long_task(name, minutes=30, group=None):
-    """Tells the other ranks that this one does something long, which they then do not take for a hang.
+    """Tells the other ranks that this rank does something long, so that they do not take it for a hang.
 
-    While the block runs, for `minutes` at most, no wait for this rank ends with CommTimeout, and the warnings of those
-    who wait give the task's `name` (63 bytes of it). Blocks may be nested: after the inner one the outer one's time
-    counts again. Its own waits are not longer. Raises TypeError or ValueError for other than text and minutes >= 0.
+    While the block runs, for at most `minutes`, no wait for this rank ends with CommTimeout, and the warnings of
+    waiting ranks show the task's `name` (its first 63 bytes). Blocks may be nested: after the inner block the outer
+    block's time counts again. This rank's own waits get no more time. Raises TypeError or ValueError if name is not a
+    str or minutes is not a number >= 0.
 
     >>> from pydist import distributed as dist
     >>> with dist.long_task("tokenise", minutes=30):
@@ -39,11 +40,12 @@ def long_task(name, minutes=30, group=None):
 
 
 def flight_record(group=None):
-    """The last PYDIST_FLIGHT (64) collectives of this rank as text, a line each, oldest first.
+    """The last PYDIST_FLIGHT (64) collectives of this rank as text, one line each, oldest first.
 
-    A line: operation with dtype, count and reduce operation, the caller's file and line, its number, how it stands
-    (waits, done, failed), how long it took, for whom it waited, and when it began. "" in a world of one. SIGUSR1 writes
-    the same to stderr, from a thread of its own, so also where Python hangs; a handler of the user's is left alone.
-    After a CommTimeout the last eight lines are written anyway, with PYDIST_LOG=2 all of them after every failure.
+    A line has the operation with dtype, count and reduce operation, the caller's file and line, the collective's
+    number, its state (waits, done, failed), how long it took, which ranks it waited for, and when it began. The text is
+    "" in a world of one. SIGUSR1 writes the same text to stderr, from a thread of its own, so it also works while
+    Python hangs; a SIGUSR1 handler that the user has set is kept. After a CommTimeout the last eight lines are written
+    anyway; with PYDIST_LOG=2 all lines are written after every failure.
     """
     return current(group).flight()

@@ -1,4 +1,4 @@
-"""PyTorch's module of this name: what scripts import from it."""
+"""PyTorch's module of this name, with the names that scripts import from it."""
 
 from pydist.distributed import *
 from pydist.distributed._group.process_group import current
@@ -7,5 +7,5 @@ from pydist.distributed._ops.collectives import _make_nccl_premul_sum  # noqa: F
 
 
 def _get_default_group():
-    """The default process group, made now if there is none."""
+    """The default process group, which is made now if there is none."""
     return current()

@@ -1,18 +1,18 @@
-"""Members: what lives in a process group, and goes on in the next one where ranks have died or come.
+"""Members: objects that depend on a process group and go on in its successor when ranks have died or come.
 
 A member is any object of a training program that depends on a group: a wrapper with buckets, shards, a trainer, a
-notebook's session. It registers once, and is then told what it has to do, without anybody knowing what it is:
+notebook's session. It registers once. From then on pydist calls these methods and needs to know nothing else of it:
 
-    settle(on)    on=True: from now on what a backward starts has ended when the backward returns, so that an error is
-                  raised before the optimizer's step begins; False: it may go on behind it.
-    rejoin(group) the member's group has been replaced by `group`: what belongs to the old one is given up, and made anew.
-                  It may use collectives of the new group, which the same member of every rank then does.
-    steps         optional: how many steps of training its state has seen. Then it also has state_dict() and
-                  load_state_dict(state), which sets `steps`, too: before rejoin, members that have seen fewer steps than
-                  the same member of another rank take the state of the first one that has seen most.
+    settle(on)    on=True: from now on, whatever a backward starts has ended when the backward returns, so errors are
+                  raised before the optimizer's step begins. on=False: it may still run when the backward returns.
+    rejoin(group) `group` has replaced the member's group: the member drops what belongs to the old group and makes it
+                  again. It may call collectives of the new group, if the same member of every rank calls them.
+    steps         optional: how many training steps its state has seen. A member with steps also has state_dict() and
+                  load_state_dict(state), which sets `steps`, too. Before rejoin, a member that has seen fewer steps than
+                  the same member of another rank loads the state of the first rank that has seen the most.
 
-DistributedDataParallel and Transaction are members. Members are told in the order in which they registered, which has to
-be the same on all ranks: rejoin compares. They are referenced weakly: who drops a member need not do anything else.
+DistributedDataParallel and Transaction are members. Members are called in the order in which they registered. It has to
+be the same on all ranks; rejoin checks that. They are referenced weakly: a member that is deleted needs no call to leave.
 
 A trainer that counts the samples of all ranks, and loses none when a rank dies:
 
@@ -43,7 +43,7 @@ A trainer that counts the samples of all ranks, and loses none when a rank dies:
 >>> trainer.group is group, trainer.share
 (True, 64)
 
-Transaction calls all of that by itself. A program that goes on by hand says who has ended and who follows:
+Transaction calls all of that by itself. A program without it tells rejoin which group has ended and which one follows:
 
     try:
         trainer.step()
@@ -68,7 +68,7 @@ class _Room:
     def __init__(self, group):
         self.group = group
         self.entries = []  # in order of registration
-        self.count = 0  # registrations so far
+        self.count = 0  # how many registrations there were
 
     def add(self, entry):
         self.count += 1
@@ -77,7 +77,8 @@ class _Room:
 
 
 class _Entry(weakref.ref):
-    """One registration: it ends with its member, which calling it gives."""
+    """One registration, with a weak reference to its member: a call returns the member. It ends when the member is
+    deleted."""
 
     __slots__ = ("number", "room")
     __eq__, __hash__ = object.__eq__, object.__hash__
@@ -92,18 +93,20 @@ class _Entry(weakref.ref):
             _rooms.pop(self.room.group, None)
 
 
-_rooms = {}  # by group, as long as it has a member
+_rooms = {}  # by group, for groups that have a member
 
 
 def _entry_of(member):
-    rooms = list(_rooms.values())  # other threads are ranks with groups of their own
+    rooms = list(_rooms.values())  # other threads are other ranks, with their own groups
     return next((entry for room in rooms for entry in list(room.entries) if entry() is member), None)
 
 
 def _check(member):
     for name in ("settle", "rejoin"):
         if not callable(getattr(member, name, None)):
-            raise TypeError(f"register: {type(member).__name__} has no {name} (expected a member: settle and rejoin)")
+            raise TypeError(
+                f"register: {type(member).__name__} has no {name} (expected a member, which has settle and rejoin)"
+            )
     if not hasattr(member, "steps"):
         return
     try:
@@ -118,12 +121,12 @@ def _check(member):
 
 
 def register(member, group=None):
-    """`member` lives in `group` (default: the default group) from now on. Returns the group. All its ranks call this,
+    """Registers `member` in `group` (default: the default group). Returns the group. All ranks of the group call this,
     in the same order.
 
-    A member that is registered already moves: it is the group's last one then. TypeError: it lacks settle or rejoin, or
-    has `steps` without state_dict and load_state_dict, or cannot be referenced weakly. ValueError: this rank is not in
-    the group.
+    A member that is registered already moves: it becomes the last one of the group. Raises TypeError if it has no
+    settle or rejoin, has `steps` without state_dict and load_state_dict, or cannot be referenced weakly; ValueError if
+    this rank is not in the group.
 
     >>> from pydist import distributed as dist
     >>> class Silent:
@@ -138,7 +141,7 @@ def register(member, group=None):
     _check(member)
     group = current(group)
     if group.size < 0:
-        raise ValueError("register: this rank is not in the group (expected a group that it is in)")
+        raise ValueError("register: this rank is not in the group (expected a group with this rank)")
     added, before = _Entry(member), _entry_of(member)
     _rooms.setdefault(group, _Room(group)).add(added)
     if before is not None:
@@ -153,7 +156,7 @@ def _alive(group):
 
 
 def members(group=None):
-    """The members of `group` (default: the default group) that live, in order of registration."""
+    """The live members of `group` (default: the default group), in the order of registration."""
     return [member for _, member in _alive(current(group))]
 
 
@@ -164,7 +167,7 @@ def group_of(member):
 
 
 def settle(on, group=None):
-    """Calls settle(on) of all members of `group`. Where one of them raises, those before it are set back."""
+    """Calls settle(on) of all members of `group`. If one of them raises, those before it are set back."""
     told = []
     try:
         for member in members(group):
@@ -177,7 +180,7 @@ def settle(on, group=None):
 
 
 def _move(before, group):
-    """The members of `before` are those of `group`; what has registered there already comes behind."""
+    """Moves the members of `before` to `group`, in front of those that have registered there already."""
     if before is group or before not in _rooms:
         return
     ended, there, room = _rooms.pop(before), _rooms.get(group), _Room(group)
@@ -197,12 +200,12 @@ def _check_same(group):
     try:
         check_agreement("rejoin: member", lines(), group)
     except RuntimeError:
-        gc.collect()  # what is garbage here may have gone elsewhere
+        gc.collect()  # an object that is garbage here may be deleted already on other ranks
         check_agreement("rejoin: member", lines(), group)
 
 
 def _catch_up(member, group):
-    from pydist.distributed._ops.objects import all_gather_object, broadcast_object_list  # pickle is needed by few
+    from pydist.distributed._ops.objects import all_gather_object, broadcast_object_list  # few programs need pickle
 
     rows = [None] * group.size
     all_gather_object(rows, operator.index(member.steps), group)
@@ -223,12 +226,12 @@ def _catch_up(member, group):
 
 
 def rejoin(before, group):
-    """The members of the group `before`, which has ended, go on in `group`. All ranks of `group` call this.
+    """Moves the members of the group `before`, which has ended, to `group`. All ranks of `group` call this.
 
-    In order of registration each one first gets the newest state that a rank has of it (where it has `steps`), then
-    rejoin(group). RuntimeError on all ranks where their members are not the same, naming the first that differs: nothing
-    has been told to any then. PeerFailed: another rank has died meanwhile; the members count as those of `group`, so
-    call rejoin(group, the next one). An error of a member's goes through.
+    In the order of registration, each member with `steps` first gets the newest state that any rank has of it; then its
+    rejoin(group) is called. Raises RuntimeError on all ranks if they do not have the same members, and names the first
+    one that differs; no member has been called then. PeerFailed: another rank has died meanwhile. The members then
+    belong to `group`, so call rejoin(group, the next group). An error that a member raises is passed on.
     """
     group = current(group)
     _move(before, group)

@@ -1,11 +1,11 @@
-"""Bytes under names, shared by processes: PyTorch's stores, for users. The engine's own rendezvous does not need them.
+"""Key-value stores that processes share, with PyTorch's names, for users. The engine's own rendezvous does not need them.
 
-    HashStore     this process's threads
-    FileStore     processes that see one file system: a log of records, written under a lock
-    TCPStore      processes that reach one address: a table in the process that is_master, served by its threads
-    PrefixStore   another store, with a prefix before every name
+    HashStore     for this process's threads
+    FileStore     for processes that see one file system: a log of records, written under a lock
+    TCPStore      for processes that reach one address: a table in the process with is_master, which its threads serve
+    PrefixStore   another store, with a prefix before every key
 
-Values, and queues of values under names of their own. TCPStore is in tcp_store.py.
+A key has a value, or a queue of values. TCPStore is in tcp_store.py.
 """
 
 import fcntl
@@ -22,7 +22,7 @@ from pydist import _C
 
 
 class QueueEmptyError(_C.DistError):
-    """queue_pop(key, block=False) of an empty queue."""
+    """Raised by queue_pop(key, block=False) if the queue is empty."""
 
 
 def _seconds(timeout):
@@ -44,11 +44,11 @@ def _raw(value):
 
 
 class _Late(Exception):
-    """A wait that took too long; the names that are missing."""
+    """A wait that took too long, with the missing keys."""
 
 
 class _Table:
-    """The names and values, the queues, and waiting for them."""
+    """The keys with their values, the queues, and waiting for them."""
 
     def __init__(self):
         self.values, self.queues, self.changed = {}, {}, threading.Condition()
@@ -114,7 +114,8 @@ class _Table:
             return len(self.queues.get(key, ()))
 
     def get(self, keys, seconds, gone=lambda: False):
-        """The values, once all are there; b"" of queues. Raises _Late after that many seconds, or when gone() is true."""
+        """The values, once all are there; b"" for queues. Raises _Late after that many seconds, or when gone() is
+        true."""
         with self.changed:
             self._wait(lambda: self.missing(keys), seconds, gone)
             return [self.values.get(key, b"") for key in keys]
@@ -129,42 +130,43 @@ class _Table:
 
 
 class Store:
-    """What all stores have. Keys are str; values str or bytes, and come back as bytes.
+    """The methods of all stores. Keys are str. Values are str or bytes, and are returned as bytes.
 
-    `get` and `wait` wait for the key, at most `timeout` (default 300 s), and raise CommTimeout.
+    `get` and `wait` wait for the key for at most `timeout` (default 300 s), and then raise CommTimeout.
     """
 
     def __init__(self):
         self._timeout = 300.0
 
-    # What a kind of store gives: _set, _append, _add, _compare_set, _delete, _check, _keys, _get, _push, _pop, _length.
+    # What each kind of store defines: _set, _append, _add, _compare_set, _delete, _check, _keys, _get, _push, _pop, _length.
 
     def set(self, key, value):
         """key = value."""
         self._set(_text(key), _raw(value))
 
     def get(self, key):
-        """The value, as bytes, once there is one."""
+        """The value, as bytes. Waits until there is one."""
         return self._values([_text(key)], self._timeout)[0]
 
     def add(self, key, amount):
-        """key += amount, from 0; the sum. The value is the number's decimal text."""
+        """Adds `amount` to the value of `key`, which starts at 0. Returns the sum. The value is stored as decimal
+        text."""
         try:
             return self._add(_text(key), int(amount))
         except ValueError:
-            raise ValueError(f"Store.add: the value of {key!r} is no number") from None
+            raise ValueError(f"Store.add: the value of {key!r} is not a number (expected decimal text)") from None
 
     def append(self, key, value):
-        """key = what is there and value, joined."""
+        """Appends `value` to the value of `key`."""
         self._append(_text(key), _raw(value))
 
     def compare_set(self, key, expected_value, desired_value):
-        """key = desired_value where its value is expected_value, or where there is none and b"" is expected. The value
-        that is there afterwards; expected_value where there is none."""
+        """Sets the key to desired_value if its value is expected_value, or if it has none and expected_value is empty.
+        Returns the value that the key has then, or expected_value if it has none."""
         return self._compare_set(_text(key), _raw(expected_value), _raw(desired_value))
 
     def delete_key(self, key):
-        """Whether the key was there. It is not any more."""
+        """Deletes the key. Returns whether it was there."""
         return self._delete(_text(key))
 
     def check(self, keys):
@@ -172,19 +174,20 @@ class Store:
         return self._check([_text(key) for key in keys])
 
     def num_keys(self):
-        """How many keys there are, queues left out."""
+        """The number of keys, without queues."""
         return len(self._keys())
 
     def list_keys(self):
-        """The keys, in no order, queues left out."""
+        """The keys, in any order, without queues."""
         return self._keys()
 
     def queue_push(self, key, value):
-        """Adds a value to the end of the queue of this name, which no value should have."""
+        """Adds a value to the end of the queue `key`. A key of a queue should not have a value, too."""
         self._push(_text(key), _raw(value))
 
     def queue_pop(self, key, block=True):
-        """Takes the oldest value, waiting for one; with block=False an empty queue is QueueEmptyError."""
+        """Takes the oldest value from the queue and waits for one if it is empty. With block=False an empty queue
+        raises QueueEmptyError."""
         try:
             return self._late(self._pop, _text(key), self._timeout if block else 0)
         except _C.CommTimeout:
@@ -193,38 +196,43 @@ class Store:
             raise QueueEmptyError(f"{type(self).__name__}: the queue {key!r} is empty") from None
 
     def queue_len(self, key):
-        """How many values the queue has; 0: there is none."""
+        """The number of values in the queue; 0 if there is no such queue."""
         return self._length(_text(key))
 
     def barrier(self, key, world_size, timeout=None):
-        """Returns once `world_size` workers have called it with this key, which serves once."""
+        """Returns when `world_size` workers have called it with this key. A key serves once."""
         if self.add(f"{key}/count", 1) >= world_size:
             self.set(f"{key}/all", "")
         self.wait([f"{key}/all"], timeout)
 
     def wait(self, keys, timeout=None):
-        """Returns once all of these keys are there."""
+        """Returns when all of these keys are there."""
         self._values([_text(key) for key in keys], self._timeout if timeout is None else _seconds(timeout))
 
     def multi_get(self, keys):
-        """The values of all keys, once they are there."""
+        """The values of all keys. Waits until all are there."""
         return self._values([_text(key) for key in keys], self._timeout)
 
     def multi_set(self, keys, values):
-        """keys[i] = values[i]."""
+        """Sets each key to the value at the same position."""
         if len(keys) != len(values):
-            raise ValueError(f"Store.multi_set: {len(keys)} keys, {len(values)} values")
+            raise ValueError(
+                f"Store.multi_set: got {len(keys)} keys and {len(values)} values (expected as many values as keys)"
+            )
         for key, value in zip(keys, values):
             self.set(key, value)
 
     def set_timeout(self, timeout):
+        """Sets how long `get`, `wait` and others wait: a timedelta or seconds."""
         self._timeout = _seconds(timeout)
 
     @property
     def timeout(self):
+        """How long `get`, `wait` and others wait, as a timedelta."""
         return timedelta(seconds=self._timeout)
 
     def has_extended_api(self):
+        """True: every store has append, multi_get and multi_set."""
         return True
 
     def _values(self, keys, seconds):
@@ -235,11 +243,13 @@ class Store:
             return call(what, seconds)
         except _Late as late:
             missing = ", ".join(map(repr, late.args[0]))
-            raise _C.CommTimeout(f"{type(self).__name__}: no {missing} after {seconds:g} s") from None
+            raise _C.CommTimeout(
+                f"{type(self).__name__}: waited {seconds:g} s for {missing} (expected another process to set it)"
+            ) from None
 
 
 class HashStore(Store):
-    """A store of this process, for its threads.
+    """A store for the threads of this process.
 
     >>> from datetime import timedelta
     >>> from pydist.distributed import HashStore
@@ -257,11 +267,12 @@ class HashStore(Store):
         self._push, self._pop, self._length = table.push, table.pop, table.length
 
     def clone(self):
+        """The store itself: its threads share one table."""
         return self
 
 
 class PrefixStore(Store):
-    """`store` with "prefix/" before every key. num_keys counts all keys of the other store, as PyTorch's does."""
+    """`store` with "prefix/" before every key. num_keys counts all keys of the other store, as in PyTorch."""
 
     def __init__(self, prefix, store):
         super().__init__()
@@ -290,6 +301,7 @@ class PrefixStore(Store):
         return self.underlying_store._check([self._of(key) for key in keys])
 
     def num_keys(self):
+        """The number of keys of the other store, also of those without the prefix, as in PyTorch."""
         return self.underlying_store.num_keys()
 
     def _keys(self):
@@ -308,6 +320,7 @@ class PrefixStore(Store):
         return self.underlying_store._length(self._of(key))
 
     def clone(self):
+        """The same prefix before a clone of the other store."""
         return PrefixStore(self._prefix[:-1], self.underlying_store.clone())
 
 
@@ -315,15 +328,15 @@ class PrefixStore(Store):
 
 
 class FileStore(Store):
-    """Shared by processes that see the file `file_name`, which should not exist before or be empty. `world_size` (-1:
-    not said): the last of so many stores to be closed removes the file.
+    """A store in the file `file_name`, for processes that all see it. The file should not exist before, or be empty.
+    `world_size` (-1: unknown): the last of that many stores to be closed removes the file.
 
-    The file is a log: u32 length of the key, u32 of the value (2^32 - 1: the key is deleted), both. Who reads or writes
-    holds the file's lock.
+    The file is a log: u32 length of the key, u32 length of the value (2^32 - 1: the key is deleted), key, value. A
+    process that reads or writes holds the file's lock.
     """
 
     _DELETED = 0xFFFFFFFF
-    _QUEUE = "\0queue "  # before the name of a queue, whose value is u32 length, value, ...
+    _QUEUE = "\0queue "  # stands before the key of a queue, whose value is u32 length, value, ...
 
     def __init__(self, file_name, world_size=-1):
         super().__init__()
@@ -344,7 +357,7 @@ class FileStore(Store):
                 fcntl.flock(self._file, fcntl.LOCK_UN)
 
     def _take_lock(self):
-        """A process that holds it and is stopped would hold up everybody for ever."""
+        """Takes the file's lock, with a time limit: a stopped process that holds it would block the others for ever."""
         end, pause = time.monotonic() + self._timeout, 0.0001
         while True:
             try:
@@ -359,7 +372,7 @@ class FileStore(Store):
             pause = min(2 * pause, 0.005)
 
     def _read(self):
-        """What was written since the last time. A record that a dying process left unfinished is cut off."""
+        """Reads what was written since the last time. Cuts off a record that a dying process left unfinished."""
         size = os.fstat(self._file.fileno()).st_size
         data = os.pread(self._file.fileno(), size - self._at, self._at) if size > self._at else b""
         at = 0
@@ -379,7 +392,7 @@ class FileStore(Store):
         self._at += at
 
     def _write(self, key, value):
-        """All of the record, or OSError and the file as it was."""
+        """Writes the whole record, or raises OSError and leaves the file as it was."""
         name, file = key.encode(), self._file.fileno()
         if max(len(name), len(value or b"")) >= self._DELETED:
             raise ValueError(f"FileStore: a value of {len(value or b'')} bytes (expected at most {self._DELETED - 1})")
@@ -436,7 +449,7 @@ class FileStore(Store):
             return [key for key in self._table if not key.startswith(self._QUEUE)]
 
     def _wait(self, keys, seconds, take):
-        """take(), under the lock, once all of these are there."""
+        """take(), under the lock, once all of these keys are there."""
         end, pause = time.monotonic() + seconds, 0.001
         while True:
             with self._locked():
@@ -474,6 +487,7 @@ class FileStore(Store):
         return count
 
     def clone(self):
+        """Another store on the same file."""
         return FileStore(self.path)
 
 
@@ -481,5 +495,5 @@ def _leave_file(path, world_size):
     try:
         if FileStore(path)._add("pydist:left", 1) >= world_size:
             os.unlink(path)
-    except OSError:  # gone already
+    except OSError:  # already removed
         pass

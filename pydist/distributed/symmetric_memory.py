@@ -5,12 +5,14 @@ from pydist.distributed._group.process_group import current
 
 
 def empty(*size, dtype=None, device=None, group=None):
-    """A zeroed tensor in symmetric memory of the group (default: the process's), of the same size on every rank.
+    """A tensor of zeros in symmetric memory of the group (default: the process's group), of the same size on every
+    rank.
 
-    Collective: all ranks of the group call it. all_reduce, broadcast and reduce_scatter of it, or of a part of it, read
-    and write the ranks' tensors where they lie, if it lies so on all of them; the results have the same bits as those
-    of any tensor. Between hosts it is ordinary memory. It outlives the group. Errors: OutOfMemoryError on all ranks
-    where one has no room. PyTorch: torch.distributed._symmetric_memory.empty.
+    Collective: all ranks of the group call it. all_reduce, broadcast and reduce_scatter of such a tensor, or of a part
+    of it, read and write the ranks' tensors in place, if it is at the same offset on all of them; the results have the
+    same bits as those of any other tensor. Between hosts it is ordinary memory. The tensor may outlive the group.
+    Raises OutOfMemoryError on all ranks if one of them has too little memory. PyTorch:
+    torch.distributed._symmetric_memory.empty.
 
     >>> import pydist
     >>> from pydist.distributed import symmetric_memory
@@ -19,9 +21,9 @@ def empty(*size, dtype=None, device=None, group=None):
     >>> x.shape
     pydist.Size([2, 3])
     """
-    _C.empty(0, device=device)  # raises where there is no such device
+    _C.empty(0, device=device)  # raises if there is no such device
     shape = _C.Size(size if len(size) != 1 or isinstance(size[0], int) else size[0])
     dtype = dtype or _C.get_default_dtype()
     count = shape.numel()
-    segment = current(group).segment(count * dtype.itemsize)  # of nothing too: the ranks compare their sizes
+    segment = current(group).segment(count * dtype.itemsize)  # also for 0 bytes: the ranks compare their sizes
     return _C.frombuffer(segment, dtype=dtype, count=count).reshape(shape).detach()

@@ -1,13 +1,13 @@
-"""TCPStore: a table in one process, which others reach by an address.
+"""TCPStore: a table in one process, which other processes reach at an address.
 
-Who may use it. With a secret (PYDIST_SECRET_FILE, the same file on every host, at least 32 bytes, mode 0600) whoever
-knows it: both sides prove that they do, the server first, by HMAC-SHA256 over fresh random numbers of both, and each
-message carries a MAC of a key that only this connection has. So who sits between them, or is taken for the server, can
-read and cut the connection, but neither get in nor forge a value. Without a secret the processes of this user on this
-host: they come by a unix socket, on which the kernel says who is at the other end, and nobody comes by tcp (unless
-PYDIST_INSECURE is 1: then everybody who reaches the port).
+Who may use it. With a secret (PYDIST_SECRET_FILE, the same file on every host, at least 32 bytes, mode 0600) everybody
+who knows the secret. Both sides prove that they know it, the server first, by HMAC-SHA256 over fresh random numbers of
+both. Each message carries a MAC with a key that only this connection has. An attacker between the two, or one that
+poses as the server, can read messages and cut the connection, but can neither get in nor forge a value. Without a
+secret, processes of this user on this host may use it: they connect by a unix socket, on which the kernel says who is
+at the other end. TCP is then closed, unless PYDIST_INSECURE is 1, which lets everybody in who reaches the port.
 
-Nothing is unpickled, lengths are bounded, and a stranger costs a descriptor for 5 s.
+Nothing is unpickled, lengths are bounded, and a stranger holds a descriptor for at most 5 s.
 """
 
 import hmac
@@ -24,16 +24,16 @@ from pydist import _C
 from pydist.distributed.store import Store, _Late, _Table, _seconds
 
 _MAGIC = b"pydist store 3\0\0"
-_RANDOM = 32  # bytes of each side's random number, and of a proof
+_RANDOM = 32  # bytes of each side's random number and of a proof
 _HELLO = len(_MAGIC) + _RANDOM
-_MOST = 64 << 20  # bytes of a message
-_STRANGERS = 64  # connections at one time that have not shown the secret
-_HANDSHAKE = 5.0  # s in which a stranger has to have shown it
-_PRESSED = 1.0  # s of these that it has in any case, where others wait behind it
-_PAUSE = 0.05  # s without accepting, where descriptors or memory are short
-_TRIES = 4  # connections in a row that a server may end at once before it counts as one that refuses us
-_INIT = "init/"  # the name by which workers are counted, as in PyTorch
-_OURS, _THEIRS = b"client", b"server"  # who speaks, in MACs
+_MOST = 64 << 20  # most bytes of a message
+_STRANGERS = 64  # most connections at one time that have not proved the secret
+_HANDSHAKE = 5.0  # s that a stranger has to prove it
+_PRESSED = 1.0  # s of these that it gets even if others wait behind it
+_PAUSE = 0.05  # s without accepting when descriptors or memory run out
+_TRIES = 4  # after so many connections in a row that a server ends at once, it counts as one that refuses us
+_INIT = "init/"  # the key that counts workers, as in PyTorch
+_OURS, _THEIRS = b"client", b"server"  # which side speaks, in MACs
 
 
 def _secret():
@@ -55,7 +55,7 @@ def _is_loopback(host):
 
 
 def _is_here(host):
-    """Whether it is an address of this host: the kernel lets us bind to those only."""
+    """Whether `address` is an address of this host: the kernel lets a socket bind to those only."""
     for family, address in _addresses(host):
         with socket.socket(family, socket.SOCK_STREAM) as probe:
             try:
@@ -71,7 +71,7 @@ def _unix_name(port):
 
 
 def _is_ours(connection):
-    """Whether the process at the other end of this unix socket is one of our user."""
+    """Whether the process at the other end of this unix socket belongs to our user."""
     _, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     return uid == os.geteuid()
 
@@ -90,9 +90,8 @@ def _has_hung_up(connection):
 
 
 class _Channel:
-    """Messages over a connection whose both ends have proved themselves: u32 number of parts, u32 length of each, the
-    parts; where there is a secret also the MAC of all that, of who speaks and of how many messages it has sent before.
-    """
+    """Messages on a connection whose two ends have proved themselves: u32 number of parts, u32 length of each, the
+    parts. With a secret also the MAC of all that, of which side speaks, and of how many messages it has sent before."""
 
     def __init__(self, connection, secret, randoms, ours, theirs):
         self.connection, self.key = connection, secret and _mac(secret, b"session", randoms)
@@ -115,16 +114,16 @@ class _Channel:
         head = self._read(4)
         (count,) = struct.unpack("<I", head)
         if count > 1 << 16:
-            raise ConnectionError("a message out of bounds")
+            raise ConnectionError("received a message whose lengths are out of bounds")
         sizes = self._read(4 * count)
         head, sizes = head + sizes, struct.unpack(f"<{count}I", sizes)
         if sum(sizes) > _MOST:
-            raise ConnectionError("a message out of bounds")
+            raise ConnectionError("received a message whose lengths are out of bounds")
         data, at, parts = self._read(sum(sizes)), 0, []
         if self.key:
             tag = _mac(self.key, self.theirs, self.received.to_bytes(8, "little"), head, data)
             if not hmac.compare_digest(self._read(_RANDOM), tag):
-                raise ConnectionError("a message that was changed on its way")
+                raise ConnectionError("received a message that was changed on its way")
             self.received += 1
         for size in sizes:
             parts.append(data[at : at + size])
@@ -143,14 +142,15 @@ class _Channel:
 
 
 class _Stranger:
-    """A connection that has not shown yet that it knows the secret: what it has sent, and since when it is here."""
+    """A connection that has not yet proved the secret: what it has sent, and since when it exists."""
 
     def __init__(self, connection, secret):
         self.connection, self.secret, self.since = connection, secret, time.monotonic()
         self.heard, self.random = b"", None
 
     def hear(self):
-        """None: it is not done. Else whether it knows the secret; False too where it says nonsense or is gone."""
+        """None: the proof is not complete. Otherwise whether it knows the secret; False also if it sends nonsense or
+        has closed."""
         want = _RANDOM if self.random else _HELLO
         try:
             data = self.connection.recv(want - len(self.heard))
@@ -175,14 +175,14 @@ class _Stranger:
 
 
 class _Server:
-    """One thread lets connections in, and each that has proved itself is answered in a thread of its own. Where more
-    strangers come than may be here at one time, those outside wait until the oldest inside has had _PRESSED seconds."""
+    """One thread accepts connections. A thread of its own answers each connection that has proved itself. If more
+    strangers come than are allowed at one time, the rest wait until the oldest inside has had _PRESSED seconds."""
 
     def __init__(self, host, port):
         secret = _secret()
         if not _is_loopback(host) and secret is None and not _insecure():
             raise _C.DistError(
-                f"TCPStore: {host} is beyond this machine and there is no secret (expected PYDIST_SECRET_FILE on every "
+                f"TCPStore: {host} is not on this machine and there is no secret (expected PYDIST_SECRET_FILE on every "
                 "node, or PYDIST_INSECURE=1)"
             )
         self.by_tcp = secret is not None or _insecure()
@@ -210,14 +210,14 @@ class _Server:
             while not self.ending:
                 self.look()
         except (OSError, ValueError):
-            if not self.ending:  # else close() has taken a socket from us
+            if not self.ending:  # otherwise close() has closed a socket of ours
                 raise
         finally:
             for one in (*self.wake, *(stranger.connection for stranger in self.strangers)):
                 one.close()
 
     def look(self):
-        """Waits until somebody comes, says something or has been here for too long, and deals with it."""
+        """Waits until a connection comes, sends something or has been a stranger for too long, and handles it."""
         now = time.monotonic()
         patience = _PRESSED if len(self.strangers) >= _STRANGERS else _HANDSHAKE
         for stranger in [one for one in self.strangers if now - one.since >= patience]:
@@ -240,14 +240,14 @@ class _Server:
                     pass
 
     def let_in(self, listening):
-        """False: there is nobody, or no way to let them in now."""
+        """Accepts a connection. False: there is none, or none can be accepted now."""
         try:
             connection, _ = listening.accept()
         except ConnectionAbortedError:
             return True
         except BlockingIOError:
             return False
-        except OSError:  # no descriptor, no memory: the door stays shut for a moment
+        except OSError:  # no descriptor or no memory: accept nothing for a moment
             self.pause = time.monotonic() + _PAUSE
             return False
         if _is_ours(connection) if connection.family == socket.AF_UNIX else self.by_tcp:
@@ -272,7 +272,7 @@ class _Server:
         self.open.add(channel.connection)
         try:
             threading.Thread(target=self.answer, args=(channel,), name="TCPStore", daemon=True).start()
-        except (RuntimeError, MemoryError):  # no thread
+        except (RuntimeError, MemoryError):  # no thread could be started
             self.forget(channel.connection)
 
     def forget(self, connection):
@@ -328,7 +328,8 @@ class _Server:
         raise ValueError(f"unknown verb {verb}")
 
     def close(self):
-        """In a process forked from ours the connections are the parent's: they are closed and not ended."""
+        """Closes the server. In a process forked from the server's, the connections belong to the parent: they are
+        closed but not shut down."""
         self.ending = True
         ours = os.getpid() == self.pid
         for one in [*self.sockets, *self.open, self.wake[1]]:
@@ -337,24 +338,24 @@ class _Server:
                     one.shutdown(socket.SHUT_RDWR)
             except OSError:
                 pass
-            if one in self.sockets or not ours:  # the others by the thread that serves them
+            if one in self.sockets or not ours:  # the thread of each other connection closes it
                 one.close()
 
 
-# The other end
+# The client
 
 
 class _Refused(Exception):
-    """Ended by the server before it has let us in."""
+    """The server ended the connection before it accepted us."""
 
 
 def _dial(host, port, secret, seconds):
-    """A connection to who listens there: without a secret a process of our user on this host. ConnectionRefusedError or
-    BlockingIOError: nobody does, or not in this moment."""
+    """A connection to the server at that address; without a secret the server must be a process of our user on this
+    host. Raises ConnectionRefusedError or BlockingIOError if nobody listens, or not at this moment."""
     here = secret is None and _is_here(host)
     if secret is None and not here and not _insecure():
         raise _C.DistError(
-            f"TCPStore: {host} is beyond this machine and there is no secret (expected PYDIST_SECRET_FILE on every node, "
+            f"TCPStore: {host} is not on this machine and there is no secret (expected PYDIST_SECRET_FILE on every node, "
             "or PYDIST_INSECURE=1)"
         )
     if here:
@@ -363,7 +364,9 @@ def _dial(host, port, secret, seconds):
             connection.setblocking(False)
             connection.connect(_unix_name(port))
             if not _is_ours(connection):
-                raise _C.DistError(f"TCPStore: {host}:{port} is served by another user")
+                raise _C.DistError(
+                    f"TCPStore: a process of another user serves {host}:{port} (expected one of this user)"
+                )
             return connection
         except ConnectionRefusedError:
             connection.close()
@@ -373,7 +376,7 @@ def _dial(host, port, secret, seconds):
     connection = socket.create_connection((host, port), seconds)
     if here and not _insecure():
         connection.close()
-        raise _Refused("its server has a secret, is another user's, or no store of pydist")
+        raise _Refused("its server has a secret, belongs to another user, or is not a TCPStore of pydist")
     return connection
 
 
@@ -389,7 +392,7 @@ def _shake_hands(connection, secret, end):
             except ConnectionError as error:
                 raise _Refused(f"{error}") from None
             if not part:
-                raise _Refused("it closed the connection")
+                raise _Refused("the server closed it")
             data += part
         return data
 
@@ -409,8 +412,8 @@ def _shake_hands(connection, secret, end):
 
 
 def _connect(host, port, seconds):
-    """The _Channel to a server that both sides have proved themselves on; tried again until the server is there, and
-    where it ended the connection because too many others came."""
+    """The _Channel to the server, once both sides have proved themselves. Tries again until the server is there, and
+    also if the server ended the connection because too many others came."""
     end, secret, refused = time.monotonic() + seconds, _secret(), 0
     place = f"TCPStore: {host}:{port}"
     while True:
@@ -419,13 +422,13 @@ def _connect(host, port, seconds):
             connection = _dial(host, port, secret, max(end - began, 0.1))
             channel = _shake_hands(connection, secret, end)
             if not channel:
-                raise _C.DistError(f"{place} refused: it does not know our secret (expected the same secret)")
+                raise _C.DistError(f"{place}: its server does not know our secret (expected the same secret)")
             return channel
         except (ConnectionRefusedError, BlockingIOError):
             why = f"TCPStore: nobody listens on {host}:{port} after {seconds:g} s"
         except TimeoutError:
             raise _C.CommTimeout(f"{place} does not answer after {seconds:g} s") from None
-        except (_Refused, ConnectionError) as error:  # at once: it is not that others wait
+        except (_Refused, ConnectionError) as error:  # refused at once, so not because others wait
             refused = refused + 1 if time.monotonic() - began < _PRESSED / 2 else 0
             why = f"{place} refused the connection: {error}"
             if refused == _TRIES:
@@ -441,15 +444,15 @@ def _connect(host, port, seconds):
 
 
 class TCPStore(Store):
-    """The table lives in the process with is_master=True, as long as its store object does; the others connect, and
-    wait for it at most `timeout`. `port` 0: any free one, see `.port`. `world_size` with `wait_for_workers`: the master
-    waits until so many stores, itself included, are connected.
+    """A store whose table lives in the process with is_master=True, as long as its store object exists. The other
+    processes connect to it, and wait for it for at most `timeout`. `port` 0: any free port, see `.port`. `world_size`
+    with `wait_for_workers`: the master waits until that many stores, itself included, are connected.
 
-    Who may connect: with PYDIST_SECRET_FILE (a file of at least 32 bytes, mode 0600, the same on every host) whoever
-    knows the secret; without it the processes of this user on this host. Beyond this machine there has to be one, or
+    Who may connect: with PYDIST_SECRET_FILE (a file of at least 32 bytes, mode 0600, the same on every host) everybody
+    who knows the secret; without it the processes of this user on this host. Other machines need the secret, or
     PYDIST_INSECURE=1, which lets everybody in.
 
-    Errors: CommTimeout, DistError (no connection, wrong secret, no secret beyond this machine), ValueError (a message of
+    Raises CommTimeout, DistError (no connection, wrong secret, no secret for another machine), ValueError (a message of
     more than 64 MiB).
 
     >>> from pydist.distributed import TCPStore
@@ -490,7 +493,7 @@ class TCPStore(Store):
             while is_master and self._add(_INIT, 0) < world_size:
                 if time.monotonic() > end:
                     raise _C.CommTimeout(
-                        f"TCPStore: {self._add(_INIT, 0)} of {world_size} workers after {self._timeout:g} s"
+                        f"TCPStore: {self._add(_INIT, 0)} of {world_size} workers came within {self._timeout:g} s"
                     )
                 time.sleep(0.005)
 
@@ -500,14 +503,14 @@ class TCPStore(Store):
 
     def _ask(self, verb, *parts):
         with self._lock:
-            if not self._channel:  # an exception such as KeyboardInterrupt came between a question and its answer
+            if not self._channel:  # an exception such as KeyboardInterrupt cut off an answer
                 self._open()
             try:
                 self._channel.send(verb.encode(), *parts)
                 status, *answer = self._channel.receive()
             except OSError as error:
-                raise _C.DistError(f"TCPStore: {self.host}:{self.port} is gone: {error}") from None
-            except ValueError as error:  # was not sent
+                raise _C.DistError(f"TCPStore: lost the connection to {self.host}:{self.port}: {error}") from None
+            except ValueError as error:  # the message was not sent
                 raise ValueError(f"TCPStore: {verb}: {error}") from None
             except BaseException:
                 self._channel.connection.close()
@@ -558,4 +561,5 @@ class TCPStore(Store):
 
     @property
     def libuvBackend(self):
+        """False: pydist does not use libuv."""
         return False

@@ -10,7 +10,8 @@ from pydist.distributed._group.process_group import _here, destroy_process_group
 
 
 class Together:
-    """body(rank) in `world` threads: `results` by rank, `errors` {rank: exception} in the order in which they came."""
+    """Runs body(rank) in `world` threads. `results` by rank; `errors` {rank: exception} in the order in which they
+    came."""
 
     def __init__(self, world, body):
         self.results, self.errors, self._body = [None] * world, {}, body
@@ -27,7 +28,7 @@ class Together:
             self.errors[rank] = error
 
     def join(self, timeout=None):
-        """Waits for all, at most `timeout` seconds; the ranks that have not ended."""
+        """Waits for all threads, at most `timeout` seconds. Returns the ranks that have not ended."""
         deadline = None if timeout is None else monotonic() + timeout
         for thread in self.threads:
             thread.join(None if deadline is None else max(0.0, deadline - monotonic()))
@@ -35,14 +36,14 @@ class Together:
 
 
 class Ranks(Together):
-    """fn(rank, *args) in threads that form a process group."""
+    """Runs fn(rank, *args) in threads that form a process group."""
 
     def __init__(self, world, fn, args=()):
         self._hub, self._fn, self._args, self._groups = _C.Hub(world), fn, args, {}
         super().__init__(world, self._as_rank)
 
     def _as_rank(self, rank):
-        _C._rng_own(True)  # as in a process: a generator of its own
+        _C._rng_own(True)  # its own random generator, as in a process
         _C._rng_shard(rank)
         try:
             _here.group = self._groups[rank] = _C.comm_init_hub(self._hub, rank)
@@ -55,7 +56,7 @@ class Ranks(Together):
             destroy_process_group()
 
     def end(self, rank, why):
-        """Tells the others that this rank is at its end: their collectives raise PeerFailed with this text."""
+        """Tells the other ranks that this one has ended: their collectives raise PeerFailed with this text."""
         if (group := self._groups.get(rank)) is not None:
             group.raised(why)
 
@@ -63,9 +64,9 @@ class Ranks(Together):
 def run(fn, world, *args):
     """Calls fn(rank, *args) in `world` threads that form a process group. Returns the results by rank.
 
-    In each thread get_rank(), collectives and DistributedDataParallel mean that thread's rank, and random numbers are
-    its own. Where a rank raises, the others' collectives raise PeerFailed, and the first error that is not such a
-    consequence is raised here. `pydist.testing.run_ranks` has a time limit as well, and runs processes, too.
+    In each thread get_rank(), collectives and DistributedDataParallel mean that thread's rank, and it has its own
+    random numbers. If a rank raises, the others' collectives raise PeerFailed, and run() raises the first error that is
+    not such a consequence. `pydist.testing.run_ranks` also has a time limit and can run processes.
 
     >>> import pydist
     >>> def work(rank):

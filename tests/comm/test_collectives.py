@@ -171,7 +171,7 @@ def test_coalesced():
         before = sequence()
         with dist._coalescing_manager():
             works = [dist.all_reduce(t, async_op=True) for t in tensors]
-            with pytest.raises(ValueError, match="wait: the collective begins at the end"):
+            with pytest.raises(ValueError, match="wait: the collective starts only at the end"):
                 works[0].wait()
         assert sequence() == before + 1
         assert [t.tolist() for t in tensors] == [t.tolist() for t in alone]
@@ -206,10 +206,10 @@ def test_coalesced():
         with pytest.raises(RuntimeError, match="reduce operations"), dist._coalescing_manager():
             dist.all_reduce(parts[0])
             dist.all_reduce(parts[0], dist.ReduceOp.MAX)
-        with pytest.raises(ValueError, match="in such a block already"), dist._coalescing_manager():
+        with pytest.raises(ValueError, match="already in such a block"), dist._coalescing_manager():
             with dist._coalescing_manager():
                 pass
-        with pytest.raises(ValueError, match="expected 2 times as many"), dist._coalescing_manager():
+        with pytest.raises(ValueError, match="2 times as many elements"), dist._coalescing_manager():
             dist.all_gather_into_tensor(pydist.zeros(3), pydist.zeros(2))
         with pytest.raises(TypeError, match="is of int64"), dist._coalescing_manager():
             dist.all_reduce(parts[0])
@@ -442,14 +442,20 @@ def test_bad_tensors():
 
 def test_bad_objects():
     cases = [
-        (lambda: dist.all_gather_object([None] * 2, 1), "object_list has 2 entries (expected a list of 1)"),
-        (lambda: dist.all_gather_object((None,), 1), "object_list has tuple (expected a list of 1)"),
-        (lambda: dist.broadcast_object_list([], 0), "object_list is [] (expected a list of at least one entry)"),
-        (lambda: dist.scatter_object_list([], [1]), "scatter_object_output_list (expected"),
+        (
+            lambda: dist.all_gather_object([None] * 2, 1),
+            "object_list has 2 entries (expected a list with 1 entries, one per rank)",
+        ),
+        (
+            lambda: dist.all_gather_object((None,), 1),
+            "object_list has tuple (expected a list with 1 entries, one per rank)",
+        ),
+        (lambda: dist.broadcast_object_list([], 0), "object_list is [] (expected a list with at least one entry)"),
+        (lambda: dist.scatter_object_list([], [1]), "scatter_object_output_list is [] (expected"),
         (lambda: dist.scatter_object_list([None], None), "scatter_object_input_list has NoneType"),
         (lambda: dist.gather_object(1, None), "object_gather_list has NoneType"),
-        (lambda: dist.gather_object(1, [1], dst=0, group_dst=0), "exactly one of dst and group_dst"),
-        (lambda: dist.reduce(pydist.ones(1)), "reduce: exactly one of dst and group_dst"),
+        (lambda: dist.gather_object(1, [1], dst=0, group_dst=0), "both dst and group_dst (expected exactly one)"),
+        (lambda: dist.reduce(pydist.ones(1)), "reduce: got neither dst nor group_dst (expected exactly one)"),
     ]
     for call, text in cases:
         with pytest.raises(ValueError) as raised:

@@ -61,7 +61,9 @@ def test_init_and_destroy():
         assert not dist.is_initialized()
     dist.barrier()  # makes a group on demand, which a later init takes over
     group = dist.group.WORLD
-    with pytest.raises(ValueError, match="rank=0, world_size=2, but the group that exists has rank 0 of 1"):
+    with pytest.raises(
+        ValueError, match="rank=0, world_size=2, but an earlier collective has made the group with rank 0 of 1"
+    ):
         dist.init_process_group(world_size=2, rank=0)
     dist.init_process_group("gloo", rank=0, world_size=1, init_method="tcp://127.0.0.1:29500")
     assert dist.group.WORLD is group
@@ -72,13 +74,13 @@ def test_init_and_destroy():
     [
         ({}, {"backend": "nccl"}, RuntimeError, "backend 'nccl': (there is no CUDA device|NCCL: )"),
         ({}, {"backend": "cpu:nccl"}, ValueError, "nccl is for cuda"),
-        ({}, {"backend": "smoke"}, ValueError, "backend 'smoke' is not there"),
+        ({}, {"backend": "smoke"}, ValueError, "unknown backend 'smoke'"),
         ({}, {"world_size": 2}, ValueError, "RANK is not set"),
         ({}, {"world_size": 2, "rank": 2}, ValueError, "rank 2 \\(expected 0 to 1\\)"),
         ({}, {"world_size": 2, "rank": 0}, RuntimeError, "2 ranks, but no launcher .* --nproc-per-node 2"),
         ({}, {"store": 1, "rank": 0, "world_size": 2}, TypeError, "store is int"),
-        ({}, {"store": dist.HashStore()}, ValueError, "needs rank and world_size"),
-        ({}, {"store": dist.HashStore(), "init_method": "env://"}, ValueError, "exclude each other"),
+        ({}, {"store": dist.HashStore()}, ValueError, "without rank and world_size"),
+        ({}, {"store": dist.HashStore(), "init_method": "env://"}, ValueError, "got both init_method and store"),
         ({}, {"backend": 3}, ValueError, "Backend: 3 \\(expected a name"),
         ({}, {"init_method": "udp://h:1"}, ValueError, "init_method 'udp://h:1' \\(expected env://, tcp:// or file://"),
         ({}, {"init_method": "tcp://h"}, ValueError, "init_method 'tcp://h' \\(expected tcp://host:port"),

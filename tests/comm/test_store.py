@@ -56,7 +56,7 @@ def test_add(stores):
     one, other = stores
     assert one.add("n", 1) == 1 and other.add("n", 5) == 6 and one.add("n", -7) == -1 and other.get("n") == b"-1"
     one.set("text", "no number")
-    with pytest.raises(ValueError, match="no number"):
+    with pytest.raises(ValueError, match="not a number"):
         one.add("text", 1)
     assert one.get("text") == b"no number"
 
@@ -116,7 +116,7 @@ def test_wrong_arguments(stores):
         one.set(1, "x")
     with pytest.raises(TypeError, match="value: int"):
         one.set("x", 1)
-    with pytest.raises(ValueError, match="2 keys, 1 values"):
+    with pytest.raises(ValueError, match="got 2 keys and 1 values"):
         one.multi_set(["a", "b"], ["1"])
 
 
@@ -233,7 +233,7 @@ def test_strangers_are_refused(secret):
         stranger.sendall(b"p" * 32)
         assert closed(stranger)
     secret(b"t" * 32)
-    with pytest.raises(dist.DistError, match="refused.*same secret"):
+    with pytest.raises(dist.DistError, match="does not know our secret.*same secret"):
         dist.TCPStore("127.0.0.1", store.port)
     secret(b"s" * 32 + b"\r\n")  # another editor
     dist.TCPStore("127.0.0.1", store.port).set("still", "there")
@@ -298,7 +298,7 @@ def test_who_stands_between_can_change_nothing(secret, towards):
         victim = dist.TCPStore("127.0.0.1", door.getsockname()[1])
         assert victim.get("key") == b"true"
         forge.set()
-        with pytest.raises(dist.DistError, match="is gone"):
+        with pytest.raises(dist.DistError, match="lost the connection to"):
             victim.set("key", "false") if towards == "server" else victim.get("key")
         del victim
         gc.collect()
@@ -314,7 +314,7 @@ def test_without_a_secret_nobody_comes_by_tcp(monkeypatch):
     with pytest.raises(dist.DistError, match="cannot listen"):
         dist.TCPStore("127.0.0.1", store.port, None, True)
     with socket.create_server(("127.0.0.1", 0)) as another:
-        with pytest.raises(dist.DistError, match="another user's"):
+        with pytest.raises(dist.DistError, match="belongs to another user"):
             dist.TCPStore("127.0.0.1", another.getsockname()[1])
     with pytest.raises(dist.DistError, match="no secret"):
         dist.TCPStore("192.0.2.1", 1)
@@ -470,7 +470,7 @@ def test_a_master_that_is_gone():
     other.set("a", "1")
     del master
     gc.collect()
-    with pytest.raises(dist.DistError, match="is gone"):
+    with pytest.raises(dist.DistError, match="lost the connection to"):
         other.get("a")
 
 

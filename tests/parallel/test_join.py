@@ -184,9 +184,9 @@ def test_join_that_is_off_or_wrong():
         with model.join():
             for step in range(1 + rank):
                 model(batch(rank, step)).sum().backward()
-        with pytest.raises(ValueError, match="no joinables"):
+        with pytest.raises(ValueError, match="joinables is empty"):
             Join([])
-        with pytest.raises(TypeError, match="expected Joinables"):
+        with pytest.raises(TypeError, match="expected a Joinable"):
             Join([nn.Linear(1, 1)])
         with pytest.raises(KeyError), model.join():  # an error in the loop on all ranks goes through
             raise KeyError(rank)

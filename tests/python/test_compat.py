@@ -273,7 +273,7 @@ def test_hub_reads_files_by_their_url(tmp_path, monkeypatch):
     pydist.save({}, tmp_path / "source" / "m-00.pt")
     with pytest.raises(RuntimeError, match="invalid hash"):
         pydist.hub.load_state_dict_from_url(url, tmp_path / "other", check_hash=True)
-    with pytest.raises(RuntimeError, match="no code"):
+    with pytest.raises(RuntimeError, match="does not run code"):
         pydist.hub.load("owner/name", "model")
 
 

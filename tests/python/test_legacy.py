@@ -42,7 +42,7 @@ def test_variables_are_tensors():
     (v * v).sum().backward()
     assert v.grad.tolist() == [2, 2, 2]
     assert Variable(v).requires_grad
-    with pytest.raises(TypeError, match="data must be a Tensor: list"):
+    with pytest.raises(TypeError, match="data is list"):
         Variable([1])
 
 

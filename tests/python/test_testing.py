@@ -67,7 +67,7 @@ def test_default_tensor_type():
             pydist.set_default_tensor_type("torch.FloatTensor")
     finally:
         pydist.set_default_dtype(pydist.float32)
-    with pytest.raises(TypeError, match="floating tensors"):
+    with pytest.raises(TypeError, match="a floating tensor type"):
         pydist.set_default_tensor_type("torch.LongTensor")
     with pytest.raises(RuntimeError, match="no CUDA device"):
         pydist.set_default_tensor_type("torch.cuda.FloatTensor")

@@ -1,1 +1,1 @@
-"""How groups are made: who this rank is, where ranks meet, what serves them, and how they leave."""
+"""How groups are made: which rank this process is, where the ranks meet, which backend serves them, how they leave."""

@@ -1,4 +1,4 @@
-"""Backend names: what PyTorch's scripts ask for, and what serves it here."""
+"""Backend names: the ones that PyTorch's scripts ask for, and what serves each of them here."""
 
 import os
 
@@ -6,10 +6,11 @@ from pydist import _C
 
 
 class Backend(str):
-    """A backend's name in lower case; the constants are the names that PyTorch knows, and NATIVE.
+    """A backend's name in lower case. The constants are the names that PyTorch knows, and NATIVE.
 
-    NATIVE is the engine's own. GLOO is accepted and means it too, for CPU tensors in PyTorch's scripts. Whatever the name,
-    tensors on a GPU go through NCCL, which their first collective opens.
+    NATIVE is this engine's own backend. GLOO is accepted because PyTorch's scripts ask for it, and means the native
+    backend, too. Whatever the name, tensors on a GPU go through NCCL, which the first collective on such a tensor
+    opens.
 
     >>> from pydist.distributed import Backend
     >>> Backend("GLOO") == Backend.GLOO == "gloo"
@@ -34,13 +35,14 @@ class Backend(str):
 
 _HERE = (Backend.NATIVE, Backend.GLOO)
 _REASONS = {
-    Backend.MPI: "needs a build with an MPI: there was no mpicc; under mpirun the native backend serves too",
+    Backend.MPI: "needs a pydist that was built with mpicc; the native backend also works under mpirun",
 }
-MPI_LIBRARY = os.path.join(os.path.dirname(_C.__file__), "_mpi.so")  # made where there was an mpicc
+MPI_LIBRARY = os.path.join(os.path.dirname(_C.__file__), "_mpi.so")  # exists if mpicc was found when pydist was built
 
 
 def is_backend_available(backend):
-    """Whether it is there: "native" and "gloo", "mpi" where pydist was built with one, "nccl" where its library is."""
+    """Whether a backend of this name can be used: "native" and "gloo" always, "mpi" if pydist was built with MPI,
+    "nccl" if NCCL's library is installed."""
     name = str(backend).lower()
     return (
         name in _HERE or (name == Backend.MPI and is_mpi_available()) or (name == Backend.NCCL and is_nccl_available())
@@ -48,18 +50,18 @@ def is_backend_available(backend):
 
 
 def is_gloo_available():
-    """True: the name is served by the native backend."""
+    """True: the native backend serves this name."""
     return True
 
 
 def is_nccl_available():
-    """Whether NCCL's library, 2.27 or newer, is here (pip install nvidia-nccl-cu13); opens it. True where GPUs are
-    pretended (`pydist.cuda`): the native backend then serves as nccl."""
+    """Whether NCCL's library, 2.27 or newer, is installed (pip install nvidia-nccl-cu13). This call opens it. Also true
+    with pretended GPUs (see `pydist.cuda`): the native backend then serves as nccl."""
     return _C.pretended_cuda() > 0 or _C.nccl_version() > 0
 
 
 def _need_nccl(op):
-    """Raises RuntimeError where no tensor could go through NCCL."""
+    """Raises RuntimeError if no tensor could go through NCCL."""
     if _C.pretended_cuda():
         return
     if not _C.cuda_count():
@@ -68,7 +70,8 @@ def _need_nccl(op):
 
 
 def get_default_backend_for_device(device):
-    """PyTorch's name of the backend for a device: "gloo" for CPUs, "nccl" for CUDA. ValueError for others.
+    """PyTorch's name of the backend for a device: "gloo" for CPUs, "nccl" for CUDA. Raises ValueError for any other
+    device.
 
     >>> import pydist
     >>> pydist.distributed.get_default_backend_for_device("cpu")
@@ -91,19 +94,21 @@ def serves_by_mpi(backend):
 
 
 def checked(backend):
-    """The Backend that was asked for: None, a name, or names by device such as "cpu:gloo,cuda:nccl".
+    """The Backend for an argument of init_process_group: None, a name, or names by device such as "cpu:gloo,cuda:nccl".
 
-    ValueError for a name that is unknown, RuntimeError for one that this build cannot serve.
+    Raises ValueError for an unknown name, RuntimeError for a name that this build cannot serve.
     """
     asked = Backend(Backend.NATIVE if backend is None else backend)
     for part in asked.split(","):
         device, _, name = part.strip().rpartition(":")
         if name == Backend.NCCL and not device:
             _need_nccl(f"init_process_group: backend {backend!r}")
-        if name == Backend.NCCL and device in ("", "cuda"):  # with CPUs beside it, a GPU may come later or never
+        if name == Backend.NCCL and device in ("", "cuda"):  # CPUs are named, too: a GPU may be used later or never
             continue
         if name == Backend.NCCL:
-            raise ValueError(f"init_process_group: backend {backend!r}: nccl is for cuda, not for {device}")
+            raise ValueError(
+                f"init_process_group: backend {backend!r}: nccl is for cuda, got device {device!r} (expected cuda:nccl)"
+            )
         if device not in ("", "cpu"):
             raise ValueError(f"init_process_group: backend {backend!r}: device {device!r} (expected cpu, or cuda:nccl)")
         if is_backend_available(name):
@@ -112,11 +117,11 @@ def checked(backend):
             raise RuntimeError(
                 f"init_process_group: backend {name!r} {_REASONS[name]} (expected 'native', 'gloo' or None for CPUs)"
             )
-        raise ValueError(f"init_process_group: backend {backend!r} is not there (expected {_HERE} or None)")
+        raise ValueError(f"init_process_group: unknown backend {backend!r} (expected one of {_HERE}, or None)")
     return asked
 
 
 def say_what_serves(backend, rank):
-    """One line of log on rank 0 where the name is not the one of what serves it."""
+    """Logs one line on rank 0 if another backend serves than the one that was named."""
     if rank == 0 and Backend.GLOO in backend:
         _C._log(1, f"init_process_group: backend '{backend}': the native backend serves as gloo")

@@ -1,4 +1,4 @@
-"""How this rank's end becomes known to the others: its traceback before it exits, or a goodbye."""
+"""How the other ranks learn that this one ends: it sends its traceback before it exits, or a goodbye."""
 
 import atexit
 import os
@@ -6,11 +6,11 @@ import sys
 
 from pydist import _C
 
-_watching = None  # the process that is watched
+_watching = None  # the process in which watch() was called
 
 
 def _tell(kind, error, trace):
-    """Sends the traceback, unless this rank only ends because of another one or of Ctrl-C."""
+    """Sends the traceback, unless this rank ends only because another rank failed or because of Ctrl-C."""
     if issubclass(kind, (KeyboardInterrupt, _C.PeerFailed)):
         return
     import traceback
@@ -19,7 +19,8 @@ def _tell(kind, error, trace):
 
 
 def _at_exit(leave):
-    """multiprocessing ends its children without atexit."""
+    """Runs `leave` when the process exits. Children of multiprocessing end without atexit; they get a hook of
+    multiprocessing's."""
     util = sys.modules.get("multiprocessing.util")
     if util is not None and sys.modules["multiprocessing.process"].parent_process() is not None:
         util.Finalize(None, leave, exitpriority=0)
@@ -28,7 +29,7 @@ def _at_exit(leave):
 
 
 def watch(destroy):
-    """Chains sys.excepthook and registers the goodbye, which first calls `destroy`. Once per process."""
+    """Chains sys.excepthook and registers the goodbye, which first calls `destroy`. Takes effect once per process."""
     global _watching
     if _watching == os.getpid():
         return
@@ -39,7 +40,7 @@ def watch(destroy):
         _C.comm_leave()
 
     _at_exit(leave)
-    if chained:  # inherited by fork
+    if chained:  # this process inherited the chained hook by fork
         return
     before = sys.excepthook
 

@@ -1,8 +1,8 @@
-"""Groups of some of the ranks: made by all ranks of the job, or by their members alone.
+"""Groups of some of the ranks: all ranks of the job make them together, or only their members do.
 
-A group has its own numbers, 0 to size - 1, in the order of its ranks; `group_src`, `group_dst` and `group_peer` count
-so, `src` and `dst` mean ranks of the job. Groups are independent of each other: their collectives have orders of their
-own, and the death of a rank ends only the groups that it is in.
+A group numbers its ranks 0 to size - 1, in order. `group_src`, `group_dst` and `group_peer` are such numbers; `src` and
+`dst` are ranks of the job. Groups are independent of each other: each has its own order of collectives, and when a rank
+dies, only the groups that it is in end.
 """
 
 import datetime
@@ -13,7 +13,7 @@ from pydist.distributed._group.process_group import GroupMember, current, get_pr
 
 
 def _ranks_of(op, ranks, world):
-    """`ranks` as a list; None: all."""
+    """`ranks` as a list; None means all ranks."""
     if ranks is None:
         return list(range(world))
     ranks = list(ranks)
@@ -23,7 +23,7 @@ def _ranks_of(op, ranks, world):
         if not 0 <= rank < world:
             raise ValueError(f"{op}: rank {rank} (expected 0 to {world - 1})")
     if not ranks or len(set(ranks)) < len(ranks):
-        raise ValueError(f"{op}: ranks {ranks} (expected at least one, and each once)")
+        raise ValueError(f"{op}: ranks {ranks} (expected at least one rank, and no rank twice)")
     return [int(rank) for rank in ranks]
 
 
@@ -37,7 +37,7 @@ def _seconds(timeout):
 
 
 def _number_at(store, key, ranks):
-    """The number that the store will have there. The death of ranks that are not in the group does not matter."""
+    """The number that the store's counter will have. Deaths of ranks outside the group do not matter."""
     deadline = time.monotonic() + 300
     while True:
         try:
@@ -49,7 +49,7 @@ def _number_at(store, key, ranks):
 
 
 def _agreed_epoch(world, ranks):
-    """The number of a group that only its members know of, the same for all of them: its first rank counts it."""
+    """The epoch of a group that only its members make: its first rank counts it, so all members get the same one."""
     name, made = ",".join(map(str, ranks)), made_apart()
     turn = made[name] = made.get(name, 0) + 1
     store, key = world.store, f"pydist.group/{world.epoch}/{name}/{turn}"
@@ -71,12 +71,13 @@ def new_group(
     sort_ranks=True,
     order=None,
 ):
-    """A group of `ranks` (None: all), in increasing order as in PyTorch; GroupMember.NON_GROUP_MEMBER on other ranks.
+    """Makes a group of `ranks` (None: all), in increasing order as in PyTorch. Ranks outside it get
+    GroupMember.NON_GROUP_MEMBER.
 
-    All ranks of the job call this, also those that are not in it, in the same order; with use_local_synchronization
-    only its members do. `timeout`: a timedelta or seconds, after which a wait for a live peer raises CommTimeout.
-    `order`: as init_process_group's, for this group alone.
-    backend, pg_options, group_desc and device_id are accepted and mean nothing: a group talks as the job does.
+    All ranks of the job call this in the same order, including those outside the group; with use_local_synchronization
+    only the members do. `timeout`: a timedelta or seconds; a wait for a live rank that takes longer raises CommTimeout.
+    `order`: as for init_process_group, for this group only. backend, pg_options, group_desc and device_id are accepted
+    and ignored: a group uses the job's backend.
 
     >>> from pydist import distributed as dist
     >>> pair = dist.new_group([0])  # a world of one
@@ -85,7 +86,9 @@ def new_group(
     """
     world = current()
     if not sort_ranks:
-        raise ValueError("new_group: sort_ranks is False (expected True: a group counts its ranks in increasing order)")
+        raise ValueError(
+            "new_group: sort_ranks is False (expected True: a group numbers its ranks in increasing order)"
+        )
     ranks = sorted(_ranks_of("new_group", ranks, world.size))
     member, seconds, fast = world.rank in ranks, _seconds(timeout), is_fast("new_group", order)
     apart = use_local_synchronization and world.size > 1
@@ -97,7 +100,8 @@ def new_group(
 
 
 def new_subgroups_by_enumeration(ranks_per_subgroup_list, timeout=None, backend=None, pg_options=None, group_desc=None):
-    """(the group that this rank is in, all of them), one for each list of ranks; no rank is in two of them."""
+    """Makes one group for each list of ranks. Returns (the group of this rank, all of them). No rank may be in two
+    groups."""
     lists = [list(ranks) for ranks in ranks_per_subgroup_list]
     if not lists:
         raise ValueError("new_subgroups_by_enumeration: no lists of ranks (expected at least one)")
@@ -114,7 +118,8 @@ def new_subgroups_by_enumeration(ranks_per_subgroup_list, timeout=None, backend=
 
 
 def new_subgroups(group_size=None, group=None, timeout=None, backend=None, pg_options=None, group_desc=None):
-    """(the group that this rank is in, all of them): consecutive ranks of `group` (default: all), group_size each."""
+    """Splits `group` (default: all ranks) into groups of group_size consecutive ranks. Returns (the group of this rank,
+    all of them)."""
     ranks = get_process_group_ranks(group)
     size = len(ranks) if group_size is None else group_size
     if isinstance(size, bool) or not isinstance(size, int):
@@ -125,15 +130,15 @@ def new_subgroups(group_size=None, group=None, timeout=None, backend=None, pg_op
 
 
 def split_group(parent_pg=None, split_ranks=None, timeout=None, pg_options=None, group_desc=None, backend=None):
-    """The group of that list of `split_ranks`, which count as `parent_pg` does, that this rank is in; None where it is
-    in none. Only the ranks of parent_pg call this."""
+    """Makes one group for each list of `split_ranks`, which hold numbers in `parent_pg`. Returns this rank's group, or
+    None if it is in no list. Only the ranks of parent_pg call this."""
     parent, world = current(parent_pg), current()
     if not split_ranks:
         raise ValueError("split_group: split_ranks is empty (expected lists of ranks)")
     lists = [_ranks_of("split_group", ranks, parent.size) for ranks in split_ranks]
     flat = [rank for ranks in lists for rank in ranks]
     if len(set(flat)) < len(flat):
-        raise ValueError("split_group: a rank is in two lists (expected one)")
+        raise ValueError("split_group: split_ranks has a rank in two lists (expected each rank in one list)")
     seconds = _seconds(timeout)
     for ranks in lists:
         if parent.rank in ranks:

@@ -1,4 +1,4 @@
-"""The default process group: one per process, and one per thread where ranks are threads."""
+"""The default process group: one per process, or one per thread if the ranks are threads."""
 
 import os
 import threading
@@ -10,21 +10,21 @@ from pydist.distributed._group.rendezvous import expected, find_mpi_place, find_
 from pydist.distributed._group.tuning import load
 
 _default = None  # the process's group
-_joined = None  # the Place of the connection that it and later groups use
+_joined = None  # the Place that this group and later ones are connected to
 _backend = Backend(Backend.NATIVE)
-_asked = False  # init_process_group was called, as opposed to a group made on demand
-_here = threading.local()  # .group: of a thread that is a rank
+_asked = False  # init_process_group was called; False if a collective made the group
+_here = threading.local()  # .group: the group of a thread that is a rank
 _made = {}  # see made_apart
 _lock = threading.Lock()
 
 
 def outside(op):
-    """What a collective does on a rank that is not in the group."""
-    warnings.warn(f"{op}: this rank is not in the group: nothing is done", stacklevel=4)
+    """What a collective does on a rank outside the group: it warns."""
+    warnings.warn(f"{op}: this rank is not in the group, so the call does nothing", stacklevel=4)
 
 
 class _NonMember:
-    """Stands for a group that this rank is not in: its collectives do nothing but warn, as in PyTorch."""
+    """Stands for a group that this rank is not in: its collectives only warn, as in PyTorch."""
 
     rank = size = -1
     ranks = ()
@@ -56,19 +56,19 @@ class group(metaclass=_GroupNames):
 
 
 class GroupMember(metaclass=_GroupNames):
-    """`GroupMember.NON_GROUP_MEMBER` is what new_group returns on ranks that are not in the group: rank and size of it
-    are -1, and its collectives do nothing. `GroupMember.WORLD` is the default group."""
+    """`GroupMember.NON_GROUP_MEMBER` is what new_group returns on ranks outside the group: its rank and size are -1,
+    and its collectives do nothing. `GroupMember.WORLD` is the default group."""
 
     NON_GROUP_MEMBER = _NON_MEMBER
 
 
 def is_available():
-    """True: collectives are always there."""
+    """True: pydist always has collectives."""
     return True
 
 
 def is_initialized():
-    """True after init_process_group, and in a thread that is a rank."""
+    """True after init_process_group, and always in a thread that is a rank."""
     return _asked or getattr(_here, "group", None) is not None
 
 
@@ -77,34 +77,37 @@ def _existing():
 
 
 def get_rank(group=None):
-    """This rank's number: 0 in a world of one, the launcher's RANK before a group is made."""
+    """This rank's number: 0 in a world of one. Before the group is made: RANK, as the launcher set it."""
     group = _existing() if group is None else _checked_group(group)
     return expected()[0] if group is None else group.rank
 
 
 def get_world_size(group=None):
-    """The number of ranks: 1 in a world of one, the launcher's WORLD_SIZE before a group is made."""
+    """The number of ranks: 1 in a world of one. Before the group is made: WORLD_SIZE, as the launcher set it."""
     group = _existing() if group is None else _checked_group(group)
     return expected()[1] if group is None else group.size
 
 
 def get_node_local_rank(fallback_rank=None):
-    """This rank's number on its host, from LOCAL_RANK; without it `fallback_rank`, or RuntimeError."""
+    """This rank's number on its host, from LOCAL_RANK. If that is not set: `fallback_rank`, or RuntimeError without
+    one."""
     if "LOCAL_RANK" in os.environ:
         return int(os.environ["LOCAL_RANK"])
     if fallback_rank is None:
-        raise RuntimeError("get_node_local_rank: LOCAL_RANK is not in the environment (expected it or fallback_rank)")
+        raise RuntimeError(
+            "get_node_local_rank: LOCAL_RANK is not set in the environment (expected LOCAL_RANK or the argument fallback_rank)"
+        )
     return int(fallback_rank)
 
 
 def get_process_group_ranks(group=None):
-    """The ranks of the group, by their numbers in the job, in the group's order."""
+    """The group's ranks, as numbers in the job, in the group's order."""
     group = _existing() if group is None else _checked_group(group)
     return list(range(expected()[1])) if group is None else list(group.ranks)
 
 
 def get_group_rank(group, global_rank):
-    """The number in the group of a rank of the job; ValueError where the group does not have it."""
+    """The number in the group of a rank of the job. Raises ValueError if that rank is not in the group."""
     ranks = get_process_group_ranks(group)
     if global_rank not in ranks:
         raise ValueError(f"rank {global_rank} is not in the group (expected one of {ranks})")
@@ -112,7 +115,7 @@ def get_group_rank(group, global_rank):
 
 
 def get_global_rank(group, group_rank):
-    """The number in the job of a rank of the group; ValueError where there is none."""
+    """The number in the job of a rank of the group. Raises ValueError if the group has no such rank."""
     ranks = get_process_group_ranks(group)
     if not 0 <= group_rank < len(ranks):
         raise ValueError(f"group rank {group_rank} is not in the group (expected 0 to {len(ranks) - 1})")
@@ -120,17 +123,17 @@ def get_global_rank(group, group_rank):
 
 
 def made_apart():
-    """How often this rank has made a group of these ranks without the other ones, by their names."""
+    """A dictionary by the ranks of a group: how often this rank has made such a group without the ranks outside it."""
     return _here.__dict__.setdefault("made", {}) if getattr(_here, "group", None) else _made
 
 
 def is_torchelastic_launched():
-    """Whether a launcher, pydist.run or torchrun, started this process."""
+    """Whether a launcher (pydist.run or torchrun) started this process."""
     return "TORCHELASTIC_RUN_ID" in os.environ
 
 
 def get_backend(group=None):
-    """The name that init_process_group was given, "native" if none."""
+    """The backend's name as given to init_process_group; "native" if none was given."""
     if group is not None:
         _checked_group(group)
     return _backend
@@ -143,7 +146,7 @@ def _checked_group(group):
 
 
 def current(group=None):
-    """`group`, or else the default group, made now if there is none."""
+    """`group`, or the default group, which is made now if there is none."""
     if group is not None:
         return _checked_group(group)
     group = _existing()
@@ -154,18 +157,18 @@ def current(group=None):
 
 
 def is_fast(op, order):
-    """Whether sums may be taken in any order."""
+    """Whether sums may be taken in any order (order="fast")."""
     if order not in (None, "tree", "fast"):
         raise ValueError(f"{op}: order is {order!r} (expected None, 'tree' or 'fast')")
     return order == "fast"
 
 
 def _join(timeout, place, transport=None, patience=None, fast=False):
-    """Makes the process's group; its data go through MPI where transport is "mpi". `patience`: for the others to come;
-    None: `timeout`."""
+    """Makes the process's group. With transport "mpi" its data go through MPI. `patience`: seconds for the other ranks
+    to come; None: `timeout`."""
     global _default, _joined
     if _joined is not None and _joined != place:
-        leave(timeout)  # the ranks of before have gone their ways
+        leave(timeout)  # the ranks of an earlier group no longer agree on these counts
     tuning = load(place.rank == 0) if place.world > 1 else None
     _default = _C.comm_init(*place, timeout, transport=transport, patience=patience, fast=fast, tuning=tuning)
     _joined = place if place.address is not None else None
@@ -178,14 +181,14 @@ def _join(timeout, place, transport=None, patience=None, fast=False):
 
 
 def leave(timeout=None, keep=False):
-    """Ends the connection, which is not a launcher's that is to be kept."""
+    """Closes the connection, unless it is the launcher's and has to stay open."""
     global _joined
     _C.comm_leave(timeout, keep=keep)
     _joined = None
 
 
 def init_at(place, timeout=None, patience=None):
-    """init_process_group at a Place that is known."""
+    """init_process_group at a Place that is known already."""
     global _asked
     with _lock:
         _join(timeout, place, patience=patience)
@@ -193,8 +196,8 @@ def init_at(place, timeout=None, patience=None):
 
 
 def _choose_gpu(backend, device_id):
-    """This rank's GPU becomes its thread's current one: device_id, or with nccl that of LOCAL_RANK where the script has
-    chosen none. Ranks that all use cuda:0 are what NCCL refuses."""
+    """Makes this rank's GPU the current one of its thread: device_id, or with nccl the GPU of LOCAL_RANK if the script
+    has chosen none. If all ranks used cuda:0, NCCL would refuse."""
     if device_id is None and (Backend.NCCL not in backend or "LOCAL_RANK" not in os.environ):
         return
     if _C.pretended_cuda() or not _C.cuda_count():
@@ -221,36 +224,41 @@ def init_process_group(
 ):
     """Joins the other ranks of the job.
 
-    Under a launcher its environment says who they are, and arguments must agree with it. Without one all ranks call
-    this with `world_size` and their `rank` (or WORLD_SIZE and RANK in the environment) and one `init_method`: "env://"
-    (the default: MASTER_ADDR and MASTER_PORT in the environment), "tcp://host:port" or "file:///path". The host is rank
-    0's, whose process serves the others and has to end last: at its exit it waits for them. On one host only processes
-    of this user can join; beyond, PYDIST_SECRET_FILE names the file with the secret that all hosts share.
+    Under a launcher the environment says which rank this is, and arguments must agree with it. Without a launcher all
+    ranks call this with `world_size` and their `rank` (or with WORLD_SIZE and RANK in the environment) and the same
+    `init_method`: "env://" (the default: MASTER_ADDR and MASTER_PORT in the environment), "tcp://host:port" or
+    "file:///path". The host is that of rank 0. Rank 0's process serves the others, so it has to end last: at its exit
+    it waits for them. On one host only processes of the same user can join. Across hosts, PYDIST_SECRET_FILE names a
+    file with a secret that all hosts share.
 
-    Under mpirun and srun, which say who everybody is, no arguments are needed either; processes of multiprocessing.spawn
-    need `rank` and `world_size` alone.
+    Under mpirun and srun no arguments are needed either. Processes of multiprocessing.spawn need only `rank` and
+    `world_size`.
 
     `store`: instead of an `init_method`, any store that all ranks share (TCPStore, FileStore, PrefixStore), with `rank`
-    and `world_size`: they find each other through it.
+    and `world_size`. The ranks find each other through it.
 
-    `backend`: None, "native", "gloo" (all the engine's own), "nccl" or names by device such as "cpu:gloo,cuda:nccl"; "mpi":
-    the same algorithms, order and errors over messages of the MPI that pydist was built with, under its mpirun. Whatever
-    the name, tensors on a GPU go through NCCL, in its own order (the same bits for the same configuration), and those on
-    CPUs through the engine's own collectives; "nccl" asks now for a GPU and for NCCL's library, and makes the GPU of
-    LOCAL_RANK the current one where the script has chosen none. `device_id`: the GPU of this rank, made the current one.
-    `timeout`: a timedelta or seconds for the ranks to come (300 s), and after which a wait for a live peer raises
-    CommTimeout (30 min). `order`: "fast" lets sums be taken in any order, the same bits on all ranks but not those of
-    other algorithms, transports and world sizes (ring, halving, MPI's own all_reduce with backend="mpi"); None, "tree":
-    in the one order. group_name and pg_options are accepted and mean nothing here. Raises ValueError or TypeError
-    where arguments contradict the environment or each other, RuntimeError where several ranks have nowhere to meet or
-    there is no GPU or NCCL for "nccl", DistError where they do not come or are refused.
+    `backend`: None, "native" or "gloo" (three names for the engine's own backend), "nccl", names by device such as
+    "cpu:gloo,cuda:nccl", or "mpi". "mpi" uses the same algorithms, order and errors over messages of the MPI that
+    pydist was built with, under its mpirun. Whatever the name, tensors on CPUs go through the engine's own collectives,
+    and tensors on a GPU go through NCCL, in NCCL's own order (the same bits for the same configuration). "nccl" checks
+    at once that there are a GPU and NCCL's library, and makes the GPU of LOCAL_RANK the current one if the script has
+    chosen none.
+
+    `device_id`: the GPU of this rank; it becomes the current one. `timeout`: a timedelta or seconds. It limits how long
+    the ranks may take to come (default: 300 s) and how long a collective waits for a live rank before it raises
+    CommTimeout (default: 30 min). `order`: None or "tree" takes sums in one fixed order. "fast" allows any order: all
+    ranks still get the same bits, but other algorithms, transports and world sizes give other bits (ring, halving, with
+    backend="mpi" MPI's own all_reduce). group_name and pg_options are accepted and ignored.
+
+    Raises ValueError or TypeError if arguments contradict the environment or each other, RuntimeError if several ranks
+    have nowhere to meet or if "nccl" finds no GPU or no NCCL, DistError if the others do not come or refuse this rank.
     """
     global _asked, _backend
     backend, fast = checked(backend), is_fast("init_process_group", order)
     if store is not None and init_method is not None:
-        raise ValueError("init_process_group: init_method and store exclude each other")
+        raise ValueError("init_process_group: got both init_method and store (expected one of them)")
     own = getattr(_here, "group", None)
-    if own is not None:  # a thread that is a rank is in its group already
+    if own is not None:  # a thread that is a rank already has its group
         if rank not in (-1, None, own.rank) or world_size not in (-1, None, own.size):
             raise ValueError(
                 f"init_process_group: rank={rank}, world_size={world_size}, but this thread is rank {own.rank} of "
@@ -270,9 +278,9 @@ def init_process_group(
             raise ValueError("trying to initialize the default process group twice!")
         if _default is None:
             _join(timeout, place or find_place(init_method, world, rank), transport, fast=fast)
-        elif (rank, world) != (_default.rank, _default.size):  # made on demand by an earlier collective
+        elif (rank, world) != (_default.rank, _default.size):  # an earlier collective has made it
             raise ValueError(
-                f"init_process_group: rank={rank}, world_size={world}, but the group that exists has rank "
+                f"init_process_group: rank={rank}, world_size={world}, but an earlier collective has made the group with rank "
                 f"{_default.rank} of {_default.size}"
             )
         _asked, _backend = True, backend
@@ -281,7 +289,7 @@ def init_process_group(
 
 
 def destroy_process_group(group=None):
-    """Leaves the group (default: the process's). Tensors that were reduced in it stay valid."""
+    """Leaves the group (default: the process's group). Tensors that were reduced in it stay valid."""
     global _default, _asked, _backend
     own = getattr(_here, "group", None)
     if group is None:

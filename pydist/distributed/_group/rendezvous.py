@@ -1,8 +1,9 @@
-"""Where the ranks meet and who this one is: from arguments, the launcher's environment, or PyTorch's variables.
+"""Where the ranks meet and which rank this process is: from arguments, the launcher's environment, or PyTorch's
+variables.
 
-The launcher (`python -m pydist.run`) says all of it. Without one, rank 0 hosts what the others connect to, and says
-where by one of PyTorch's methods: env:// (MASTER_ADDR and MASTER_PORT), tcp://host:port or file:///path. Under mpirun
-and srun the environment says who everybody is, and on one host also where to meet.
+The launcher (`python -m pydist.run`) says all of it. Without a launcher, rank 0 hosts the server that the others
+connect to. One of PyTorch's methods says where: env:// (MASTER_ADDR and MASTER_PORT), tcp://host:port or file:///path.
+Under mpirun and srun the environment says which rank a process is, and on one host also where to meet.
 """
 
 import hashlib
@@ -13,12 +14,12 @@ from collections import namedtuple
 
 from pydist import _C
 
-Place = namedtuple("Place", "rank world address secret_fd")  # address None: a world of one, nobody to meet
+Place = namedtuple("Place", "rank world address secret_fd")  # address None: a world of one, no other rank to meet
 
 _NOT_GIVEN = (-1, None)
 
 
-# Who else starts ranks: variables for rank, size, local rank, ranks on this host, and what names the job.
+# Other programs that start ranks: their variables for rank, size, local rank, ranks on this host, and the job's name.
 _STARTERS = {
     "mpirun (Open MPI)": (
         "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE",
@@ -35,13 +36,14 @@ Started = namedtuple("Started", "by rank world local_rank local_world job")
 
 
 def started():
-    """What mpirun or srun say about this process, or None: nothing, or a launcher or PyTorch's variables say more."""
+    """What mpirun or srun say about this process. None if neither started it, or if a launcher or PyTorch's variables
+    say more."""
     if any(name in os.environ for name in ("PYDIST_CONTROL", "RANK", "WORLD_SIZE")):
         return None
     for by, (*numbers, names) in _STARTERS.items():
         values = [re.match(r"\d+", os.environ.get(name, "")) for name in numbers]  # "2(x3)": 2 on each of 3 nodes
         if all(values):
-            # MPICH gives no name; its ranks on one host are children of one process
+            # MPICH names no job; its ranks on one host have the same parent process
             job = [os.environ[name] for name in names if name in os.environ] or [f"child of {os.getppid()}"]
             return Started(by, *(int(value[0]) for value in values), f"{by} {' '.join(job)}")
     return None
@@ -63,7 +65,7 @@ def _argument(name, value):
 
 
 def _split(init_method):
-    """(method, the URL without its query, {"rank": ..., "world_size": ...} from the query)."""
+    """Splits a URL into (method, the URL without its query, {"rank": ..., "world_size": ...} from the query)."""
     if init_method is None:
         return "env", None, {}
     if not isinstance(init_method, str):
@@ -86,7 +88,7 @@ def _split(init_method):
 
 
 def expected():
-    """(rank, world) that the environment says, before a group is made: (0, 1) where it says nothing."""
+    """(rank, world) as the environment says them before a group is made; (0, 1) if it says nothing."""
     mpirun = started()
     if mpirun:
         return mpirun.rank, mpirun.world
@@ -95,8 +97,8 @@ def expected():
 
 
 def who(init_method, world_size, rank):
-    """(rank, world): arguments, else the URL's, else the environment's. ValueError or TypeError where they contradict
-    each other, or a launcher's word."""
+    """(rank, world): from the arguments, else from the URL, else from the environment. Raises ValueError or TypeError
+    if these contradict each other or the launcher."""
     found, asked, mpirun = [], _split(init_method)[2], started()
     for name, variable, argument in (("rank", "RANK", rank), ("world_size", "WORLD_SIZE", world_size)):
         said, given = _environment_number(variable), _argument(name, argument)
@@ -110,7 +112,7 @@ def who(init_method, world_size, rank):
     world = 1 if world is None else world
     if rank is None:
         if world > 1:
-            raise ValueError("init_process_group: WORLD_SIZE is over 1 and RANK is not set")
+            raise ValueError("init_process_group: WORLD_SIZE is greater than 1, but RANK is not set (expected both)")
         rank = 0
     if not 0 <= rank < world:
         raise ValueError(f"init_process_group: rank {rank} (expected 0 to {world - 1})")
@@ -118,7 +120,7 @@ def who(init_method, world_size, rank):
 
 
 def find_place(init_method=None, world_size=-1, rank=-1):
-    """The Place of this process. RuntimeError where several ranks have nowhere to meet; `who` says the rest."""
+    """The Place of this process. Raises RuntimeError if several ranks have nowhere to meet, and the errors of `who`."""
     rank, world = who(init_method, world_size, rank)
     control = os.environ.get("PYDIST_CONTROL")
     if control is not None:
@@ -128,7 +130,9 @@ def find_place(init_method=None, world_size=-1, rank=-1):
     method, url, _ = _split(init_method)
     if method == "env":
         host, port = os.environ.get("MASTER_ADDR"), _environment_number("MASTER_PORT")
-        if not (host and port is not None) and "PYDIST_MEETING" in os.environ:  # of multiprocessing.spawn
+        if (
+            not (host and port is not None) and "PYDIST_MEETING" in os.environ
+        ):  # multiprocessing.spawn started this process
             return Place(rank, world, os.environ["PYDIST_MEETING"], -1)
         if not host and (start := started()):
             return Place(rank, world, _meeting_of(start), -1)
@@ -142,32 +146,32 @@ def find_place(init_method=None, world_size=-1, rank=-1):
 
 
 def find_store_place(store, world_size, rank):
-    """The Place of ranks that share a store and nothing else: they say there on which host they are, and rank 0 where
-    they meet. ValueError without rank and world_size, TypeError for what is no store."""
+    """The Place of ranks that share only a store. Each rank writes its host into the store, and rank 0 writes where
+    they meet. Raises ValueError without rank and world_size, TypeError for an object that is not a store."""
     if not all(callable(getattr(store, name, None)) for name in ("get", "set", "check")):
         raise TypeError(f"init_process_group: store is {type(store).__name__} (expected a Store, such as TCPStore)")
     rank, world = who(None, world_size, rank)
     if world_size in _NOT_GIVEN and expected()[1] == 1 and "WORLD_SIZE" not in os.environ:
-        raise ValueError("init_process_group: a store needs rank and world_size")
+        raise ValueError("init_process_group: got a store without rank and world_size (expected all three)")
     if world == 1 or "PYDIST_CONTROL" in os.environ:
         return find_place(None, world, rank)
     key = "pydist/meet"
     store.set(f"{key}/{rank}", this_host())
-    if rank == 0 and not store.check([key]):  # a later group meets where the first one did
+    if rank == 0 and not store.check([key]):  # a later group meets at the place of the first one
         hosts = {bytes(store.get(f"{key}/{r}")) for r in range(world)}
         store.set(key, f"job://{secrets.token_hex(8)}" if len(hosts) == 1 else listening_place(store))
     return Place(rank, world, bytes(store.get(key)).decode(), -1)
 
 
 def this_host():
-    """The same for processes that can share memory."""
+    """A text that is equal for processes that can share memory."""
     with open("/proc/sys/kernel/random/boot_id") as file:
         boot = file.read().strip()
     return f"{boot} {os.stat('/proc/self/ns/net').st_ino} {os.geteuid()} {os.environ.get('PYDIST_HOST', '')}"
 
 
 def _address_towards(host):
-    """This host's address on the way to `host`; None where there is no way."""
+    """The address of this host that packets to `host` leave from; None if there is no route."""
     import socket
 
     try:
@@ -180,8 +184,8 @@ def _address_towards(host):
 
 
 def listening_place(store=None):
-    """The URL where this process can listen for other hosts: at the address from which it reaches MASTER_ADDR or talks
-    to the store, else at any."""
+    """The URL at which this process can listen for other hosts: the address from which it reaches MASTER_ADDR or the
+    store, else any address of this host."""
     import socket
 
     while hasattr(store, "underlying_store"):
@@ -193,20 +197,22 @@ def listening_place(store=None):
     found = [address for address in found if address and not address.startswith("127.") and address != "::1"]
     found += [address for _, address in _C.interfaces()]
     if not found:
-        raise RuntimeError("ranks on several hosts, and the first one has no address: set MASTER_ADDR")
+        raise RuntimeError(
+            "init_process_group: the ranks are on several hosts, and pydist found no network address of this one (expected MASTER_ADDR in the environment)"
+        )
     with socket.create_server(("", 0)) as probe:
         port = probe.getsockname()[1]
     return f"tcp://[{found[0]}]:{port}" if ":" in found[0] else f"tcp://{found[0]}:{port}"
 
 
 def _tell_local(start):
-    """For scripts that read them, and get_node_local_rank."""
+    """Sets LOCAL_RANK and LOCAL_WORLD_SIZE for get_node_local_rank and for scripts that read them."""
     os.environ.setdefault("LOCAL_RANK", str(start.local_rank))
     os.environ.setdefault("LOCAL_WORLD_SIZE", str(start.local_world))
 
 
 def _meeting_of(start):
-    """Where ranks meet that mpirun or srun has started, without being told."""
+    """Where ranks that mpirun or srun started meet, if nobody has said it."""
     _tell_local(start)
     name = hashlib.sha256(start.job.encode()).hexdigest()[:12]
     if start.local_world >= start.world:
@@ -214,17 +220,17 @@ def _meeting_of(start):
     if start.by == "srun" and (first := first_host(os.environ.get("SLURM_STEP_NODELIST", ""))):
         return f"tcp://{first}:{20000 + int(name, 16) % 20000}"
     raise RuntimeError(
-        f"init_process_group: {start.by} has started ranks on several hosts: set MASTER_ADDR (rank 0's host) and "
-        "MASTER_PORT (a free port of it) for all of them"
+        f"init_process_group: {start.by} started ranks on several hosts (expected MASTER_ADDR, rank 0's host, and "
+        "MASTER_PORT, a free port on it, in the environment of all of them)"
     )
 
 
-_mpi_meeting = None  # where the ranks of this process's MPI job meet; told once, for all groups
+_mpi_meeting = None  # where the ranks of this process's MPI job meet; broadcast once, for all groups
 
 
 def find_mpi_place(path, world_size, rank):
-    """(the Place of this process in the MPI job that it is part of, the MPI's name). ValueError where arguments say
-    something else, RuntimeError where there is no such job."""
+    """(the Place of this process in its MPI job, the MPI's name). Raises ValueError if arguments say something else,
+    RuntimeError if there is no such job."""
     global _mpi_meeting
     real_rank, real_world, name = _C.mpi_open(path)
     for what, given, real in (("rank", rank, real_rank), ("world_size", world_size, real_world)):
@@ -233,8 +239,8 @@ def find_mpi_place(path, world_size, rank):
     start = started()
     if start and start.world != real_world:
         raise RuntimeError(
-            f"init_process_group: {start.by} has started {start.world} ranks, but {name} sees {real_world}: pydist was "
-            "built with another MPI (expected MPICC to be that of the mpirun in use, when pydist is installed)"
+            f"init_process_group: {start.by} started {start.world} ranks, but {name} sees {real_world}: pydist was built "
+            "with another MPI (expected an install of pydist with MPICC set to the mpicc of this mpirun)"
         )
     if start:
         _tell_local(start)
@@ -246,6 +252,6 @@ def find_mpi_place(path, world_size, rank):
 
 
 def first_host(nodes):
-    """The first of Slurm's list of nodes, "node[03-05,9],other": "node03"."""
+    """The first host in Slurm's list of nodes: "node03" for "node[03-05,9],other"."""
     match = re.match(r"([^\[,]+)(?:\[(\d+))?", nodes)
     return match and match[1] + (match[2] or "")

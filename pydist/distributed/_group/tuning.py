@@ -1,5 +1,6 @@
-"""The file of switch points that `python -m pydist.tune` writes and every init reads: which algorithm from how many
-bytes on, for a world size on shared memory or over messages. A group uses its rank 0's, so ranks always choose alike."""
+"""The tuning file that `python -m pydist.tune` writes and every init reads. It says which algorithm serves from how
+many bytes on, for a world size, in shared memory or over messages. A group uses the file of its rank 0, so its ranks
+always choose alike."""
 
 import os
 import struct
@@ -11,7 +12,8 @@ FIELDS = ("mesh", "world", "gather", "direct", "piece", "block", "fast", "fast_f
 
 
 def path():
-    """Where it is: PYDIST_TUNE, by default in the user's cache folder; None where there is to be none."""
+    """The path of the tuning file: PYDIST_TUNE, by default in the user's cache folder; None if no file is to be
+    used."""
     named = os.environ.get("PYDIST_TUNE", "")
     if named:
         return None if named == "none" else named
@@ -20,21 +22,22 @@ def path():
 
 
 def machine():
-    """What figures are good for: "<processor>, <n> cores"."""
+    """The machine that measurements are valid for, as "<processor>, <n> cores"."""
     with open("/proc/cpuinfo") as file:
         names = [line.partition(":")[2].strip() for line in file if line.startswith("model name")]
     return f"{names[0] if names else 'unknown processor'}, {os.cpu_count()} cores"
 
 
 def packed(rows):
-    """Dictionaries of FIELDS, as the engine takes them; ValueError, KeyError, TypeError or struct.error if wrong."""
+    """Packs dictionaries with the keys FIELDS as the engine takes them. Raises ValueError, KeyError, TypeError or
+    struct.error if they are wrong."""
     data = b"".join(struct.pack("=8i", *(row[field] for field in FIELDS)) for row in rows)
     _C.comm_init(0, 1, None, -1, tuning=data).destroy()  # the engine's own checks
     return data
 
 
 def read(where):
-    """(the machine, the rows) of a file; OSError or ValueError."""
+    """Reads (the machine, the rows) from a file. Raises OSError or ValueError."""
     import json
 
     with open(where) as file:
@@ -49,7 +52,8 @@ def read(where):
 
 
 def load(warns=True):
-    """The rows for this machine, packed, or None. A damaged file, or one of another machine, is a warning."""
+    """The rows for this machine, packed, or None. Warns about a file that is damaged or that another machine has
+    written."""
     where = path()
     if where is None or not os.path.exists(where):
         return None
@@ -62,7 +66,7 @@ def load(warns=True):
         return packed(rows)
     if warns:
         warnings.warn(
-            f"{where}: {reason}: the built-in switch points are used; `python -m pydist.tune` writes it anew",
+            f"{where}: {reason}; pydist uses its built-in switch points (expected a file that `python -m pydist.tune` wrote here)",
             stacklevel=4,
         )
     return None

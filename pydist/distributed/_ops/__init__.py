@@ -1,1 +1,1 @@
-"""What ranks do together: collectives, messages between two ranks, objects."""
+"""Communication between ranks: collectives, messages between two ranks, objects."""

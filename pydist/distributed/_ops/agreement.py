@@ -1,4 +1,5 @@
-"""All ranks have the same list of lines, or all of them raise naming the first line that differs."""
+"""Checks that all ranks have the same list of lines. If not, all of them raise an error that names the first line that
+differs."""
 
 from itertools import zip_longest
 
@@ -7,15 +8,15 @@ from pydist.distributed._group.process_group import current
 
 
 def _gathered(data, group):
-    """All ranks' `data` (bytes, equally many on each), by rank."""
+    """The `data` of all ranks (bytes, of the same length on each), by rank."""
     size, out = len(data), bytearray(len(data) * group.size)
     group.all_gather(out, bytearray(data))
     return [bytes(out[rank * size : (rank + 1) * size]) for rank in range(group.size)]
 
 
 def check_agreement(what, lines, group):
-    """Raises RuntimeError on every rank, with the same text, where the ranks' lists differ. Costs one all_gather of 8
-    bytes where they agree."""
+    """Raises RuntimeError on every rank, with the same text, if the ranks' lists differ. If they agree, it costs one
+    all_gather of 8 bytes."""
     if group.size == 1:
         return
     from hashlib import blake2b
@@ -34,11 +35,13 @@ def check_agreement(what, lines, group):
 
 
 def check_replicas(model, group=None):
-    """RuntimeError on every rank where a parameter or buffer has not the same bits on all of them, naming the first one
-    and the first rank that differs from rank 0. Collective; costs a pass over the tensors and a message of 8 bytes.
+    """Checks that all parameters and buffers have the same bits on all ranks. If not, raises RuntimeError on every
+    rank, which names the first tensor that differs and the first rank that differs from rank 0. Collective.
 
-    model: a Module, or a dict from names to tensors. Buffers that ranks keep for themselves (the statistics of batch
-    norm) may differ rightly: then give `dict(model.named_parameters())`.
+    model: a Module, or a dict from names to tensors. Some buffers may differ between ranks on purpose (the statistics
+    of batch norm): to leave buffers out, give `dict(model.named_parameters())`.
+
+    Cost: a pass over the tensors and a message of 8 bytes.
 
     >>> import pydist
     >>> pydist.distributed.check_replicas(pydist.nn.Linear(2, 1))

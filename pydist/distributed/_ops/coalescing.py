@@ -1,15 +1,15 @@
-"""Many small collectives as one: what costs a small collective is its gate, not its bytes."""
+"""Many small collectives as one. The cost of a small collective is the wait for the other ranks, not its bytes."""
 
 import contextlib
 
 from pydist._C import Work
 from pydist.distributed._group.process_group import current, outside
 
-_open = {}  # by group: what is called in its `with` block
+_open = {}  # by group: the calls inside its `with` block
 
 
 class _CoalescingManager:
-    """The works of a block with async_ops=True."""
+    """Holds the works of a block with async_ops=True."""
 
     def __init__(self):
         self.works = []
@@ -24,16 +24,18 @@ class _CoalescingManager:
 
 
 class _NoWorkYet:
-    """What a collective that waits for the end of its block returns with async_op=True."""
+    """What a collective inside a block returns with async_op=True: it has not started yet."""
 
     def __getattr__(self, name):
         if not hasattr(Work, name):
             raise AttributeError(f"Work has no attribute '{name}'")
-        raise ValueError(f"{name}: the collective begins at the end of the with block (expected the manager's wait())")
+        raise ValueError(
+            f"{name}: the collective starts only at the end of the with block (expected wait() of the coalescing manager)"
+        )
 
 
 def recorded(group, name, async_op, *call):
-    """Whether `group` is in a block, which now has this call; and what the collective then returns."""
+    """Records the call if `group` is inside a block. Returns (whether it is, what the collective then returns)."""
     calls = _open.get(current(group)) if _open else None
     if calls is None:
         return False, None
@@ -42,11 +44,11 @@ def recorded(group, name, async_op, *call):
 
 
 def _parts(whole, part, group, names):
-    """The ranks' parts of a tensor that has world size times the elements of `part`."""
+    """Splits a tensor with world size times as many elements as `part` into the ranks' parts."""
     if whole.numel() != part.numel() * group.size:
         raise ValueError(
-            f"{names}: a tensor of {whole.numel()} elements with one of {part.numel()} "
-            f"(expected {group.size} times as many)"
+            f"{names}: got tensors of {whole.numel()} and {part.numel()} elements "
+            f"(expected the first to have {group.size} times as many elements)"
         )
     return whole.view((group.size, *part.shape)).unbind(0)
 
@@ -59,10 +61,10 @@ def _by_rank(pairs, group, names):
 def _run(group, calls):
     kinds = {name for name, _ in calls}
     if len(kinds) > 1:
-        raise RuntimeError(f"_coalescing_manager: a block with {sorted(kinds)} (expected collectives of one kind)")
+        raise RuntimeError(f"_coalescing_manager: the block has {sorted(kinds)} (expected collectives of one kind)")
     ops = {call[-1] for _, call in calls}
     if len(ops) > 1:
-        raise RuntimeError(f"_coalescing_manager: a block with reduce operations {sorted(ops)} (expected one)")
+        raise RuntimeError(f"_coalescing_manager: the block has reduce operations {sorted(ops)} (expected one)")
     name, op = kinds.pop(), ops.pop()
     if name == "all_reduce":
         return group.all_reduce([call[0] for _, call in calls], op, True)
@@ -74,11 +76,11 @@ def _run(group, calls):
 
 @contextlib.contextmanager
 def _coalescing_manager(group=None, device=None, async_ops=False):
-    """Collectives of one kind within the block (all_reduce, all_gather_into_tensor or reduce_scatter_tensor, with one
-    dtype and reduce operation) run as one collective at its end. Others run where they stand.
+    """Runs the collectives of one kind inside the block (all_reduce, all_gather_into_tensor or reduce_scatter_tensor,
+    with one dtype and reduce operation) as one collective at the end of the block. Other collectives run at once.
 
-    async_ops=True: the manager's wait() ends them. Where the block raises, nothing runs. `device` means nothing here.
-    RuntimeError: kinds or reduce operations differ; TypeError: dtypes differ. PyTorch:
+    With async_ops=True the manager's wait() waits for them. If the block raises, no collective runs. `device` is
+    ignored. Raises RuntimeError if kinds or reduce operations differ, TypeError if dtypes differ. PyTorch:
     torch.distributed.distributed_c10d._coalescing_manager.
 
     >>> import pydist
@@ -93,7 +95,7 @@ def _coalescing_manager(group=None, device=None, async_ops=False):
     """
     group = current(group)
     if group in _open:
-        raise ValueError("_coalescing_manager: the group is in such a block already")
+        raise ValueError("_coalescing_manager: the group is already in such a block (expected one block at a time)")
     manager = _CoalescingManager()
     _open[group] = calls = []
     try:
@@ -111,7 +113,7 @@ def _coalescing_manager(group=None, device=None, async_ops=False):
 
 
 def all_gather_coalesced(output_tensor_lists, input_tensor_list, group=None, async_op=False):
-    """output_tensor_lists[r][i] = rank r's input_tensor_list[i], all of one dtype, as one collective.
+    """output_tensor_lists[r][i] = rank r's input_tensor_list[i], as one collective. All tensors have one dtype.
 
     >>> import pydist
     >>> out = [[pydist.zeros(2), pydist.zeros(1)]]

@@ -1,20 +1,23 @@
-"""Collectives on tensors, in the default or a given group.
+"""Collectives on tensors, in the default group or a given one.
 
-Each returns None, or with async_op=True a Work: wait(timeout) ends it and raises its error, is_completed(), exception()
-and result() ask. All ranks of the group must call the same collective with the same arguments: a difference in the
-operation, the dtype, the number of elements, the reduce operation or the root raises CommMismatch on all of them before
-any data is touched; the death of a rank raises PeerFailed on the others; an argument that is wrong by itself raises
-TypeError, ValueError or RuntimeError on its own rank (ShapeError, DTypeError are both) and leaves the group usable.
+Each collective returns None, or with async_op=True a Work: its wait(timeout) waits for the end and raises the
+collective's error; is_completed(), exception() and result() ask about it. All ranks of the group must call the same
+collective with the same arguments. If the operation, the dtype, the number of elements, the reduce operation or the
+root differ, all ranks raise CommMismatch before any data are touched. If a rank dies, the others raise PeerFailed. An
+argument that is wrong by itself raises TypeError, ValueError or RuntimeError (ShapeError and DTypeError are both) only
+on the rank that passed it, and the group stays usable.
 
-Tensors on a GPU go through NCCL: a call returns when the GPU has been told, the caller's stream goes on after it, and
-wait() makes the current stream wait, not the host; an error of the GPU's part is raised by the group's next call.
-float16 and bfloat16 are summed in float32 there too, unless the group was made with order="fast".
+Tensors on a GPU go through NCCL. The call returns when the work is queued on the GPU; later work of the caller's stream
+runs after it. wait() makes the current stream wait, not the host. If the GPU part fails, the group's next call raises
+the error. float16 and bfloat16 are summed in float32 on GPUs, too, unless the group was made with order="fast".
 
-Tensors may have any layout: what is not contiguous goes through a copy. Lists whose tensors are the consecutive parts
-of one contiguous tensor are used where they lie. Nothing here is recorded by autograd.
+Tensors may have any layout: a tensor that is not contiguous is copied. If the tensors of a list are the consecutive
+parts of one contiguous tensor, they are used in place. Autograd does not record these collectives; those of
+`distributed.nn.functional` have gradients.
 
-Cost lines say for W ranks with n bytes each how often ranks wait for each other, P being pieces of 256 KiB, and the bytes
-that one rank writes for others and reads of theirs. docs/algorithms.md has all algorithms, also over messages.
+"Cost" says, for W ranks with n bytes each, how often ranks wait for each other (steps; P is the number of pieces of 256
+KiB), how many bytes one rank writes for others, and how many bytes of others it reads. docs/algorithms.md has all
+algorithms, also those over messages.
 """
 
 from pydist.distributed._group.process_group import current, get_group_rank
@@ -22,9 +25,9 @@ from pydist.distributed._ops.coalescing import recorded
 
 
 class ReduceOp:
-    """How elements are combined. AVG and PREMUL_SUM are for floating dtypes, BAND, BOR and BXOR are for the others (bool
-    takes all but those two). PREMUL_SUM, the sum of the ranks' tensors each times a factor of its rank, is what
-    _make_nccl_premul_sum(factor) returns."""
+    """How elements are combined. AVG and PREMUL_SUM take floating dtypes; BAND, BOR and BXOR take the other dtypes;
+    bool takes all operations but AVG and PREMUL_SUM. PREMUL_SUM multiplies each rank's tensor by a factor of that rank
+    and sums the products; _make_nccl_premul_sum(factor) returns it."""
 
     SUM = "sum"
     AVG = "avg"
@@ -41,12 +44,12 @@ reduce_op = ReduceOp  # PyTorch's old name
 
 
 class _PremulSum(str):
-    """ReduceOp.PREMUL_SUM with its factor."""
+    """ReduceOp.PREMUL_SUM together with its factor."""
 
 
 def _make_nccl_premul_sum(factor):
-    """The reduce operation sum over ranks r of factor_r * tensor_r; factor: a number or a tensor of one element. Each
-    product is rounded to the tensors' dtype before the sum, as NCCL does; ranks may have different factors.
+    """The reduce operation "sum over ranks r of factor_r * tensor_r". factor: a number or a tensor of one element;
+    ranks may have different factors. Each product is rounded to the tensors' dtype before the sum, as NCCL does.
 
     >>> import pydist
     >>> from pydist import distributed as dist
@@ -61,10 +64,11 @@ def _make_nccl_premul_sum(factor):
 
 
 def rank_of(op, group, name, rank, group_rank):
-    """The number in the group of a rank that is given by its number in the job or in the group."""
+    """A rank's number in the group, given its number in the job (`rank`) or in the group (`group_rank`)."""
     if (rank is None) == (group_rank is None):
-        raise ValueError(f"{op}: exactly one of {name} and group_{name} has to be given")
-    if rank is None or group is None or current(group).size < 0:  # the job's numbers are the default group's
+        got = f"neither {name} nor" if rank is None else f"both {name} and"
+        raise ValueError(f"{op}: got {got} group_{name} (expected exactly one)")
+    if rank is None or group is None or current(group).size < 0:  # numbers in the job are numbers in the default group
         return group_rank if rank is None else rank
     try:
         return get_group_rank(group, rank)
@@ -73,9 +77,9 @@ def rank_of(op, group, name, rank, group_rank):
 
 
 def all_reduce(tensor, op=ReduceOp.SUM, group=None, async_op=False):
-    """tensor = op over all ranks' tensors, in place, with the same bits everywhere.
+    """tensor = op over all ranks' tensors, in place. All ranks get the same bits.
 
-    Cost: small P steps, n written, n(W-1) read; large P + 1 steps, 2n(W-1)/W written and read.
+    Cost: small tensors P steps, n bytes written, n(W-1) read; large ones P + 1 steps, 2n(W-1)/W written and read.
 
     >>> import pydist
     >>> x = pydist.ones(3)
@@ -88,23 +92,24 @@ def all_reduce(tensor, op=ReduceOp.SUM, group=None, async_op=False):
 
 
 def reduce(tensor, dst=None, op=ReduceOp.SUM, group=None, async_op=False, group_dst=None):
-    """Rank `dst`'s tensor = op over all ranks' tensors, in place; the others' keep their values.
+    """On rank `dst`: tensor = op over all ranks' tensors, in place. The other ranks' tensors keep their values.
 
-    Cost: P + 1 steps; the others write n and read n(W-1)/W, rank `dst` writes n(W-1)/W and reads 2n(W-1)/W.
+    Cost: P + 1 steps; rank `dst` writes n(W-1)/W and reads 2n(W-1)/W; each other rank writes n and reads n(W-1)/W.
     """
     return current(group).reduce(tensor, rank_of("reduce", group, "dst", dst, group_dst), op, async_op)
 
 
 def broadcast(tensor, src=None, group=None, async_op=False, group_src=None):
-    """tensor = rank `src`'s tensor, in place. Cost: P steps; rank `src` writes n, the others read n."""
+    """tensor = rank `src`'s tensor, in place. Cost: P steps; rank `src` writes n, each other rank reads n."""
     return current(group).broadcast(tensor, rank_of("broadcast", group, "src", src, group_src), async_op)
 
 
 def all_gather(tensor_list, tensor, group=None, async_op=False):
-    """tensor_list[r] = rank r's tensor; the list has a tensor of that one's shape and dtype for each rank.
+    """tensor_list[r] = rank r's tensor. The list has one tensor per rank, with the shape and dtype of that rank's
+    tensor.
 
-    Shapes may differ between ranks, as long as all ranks give the same list of sizes; else CommMismatch.
-    Cost: P steps (of the largest tensor), n written, the others' bytes read: n(W-1) of equal ones.
+    Shapes may differ between ranks if all ranks give the same list of sizes; otherwise they raise CommMismatch. Cost: P
+    steps for the largest tensor, n written, the other ranks' bytes read: n(W-1) if all are equal.
 
     >>> import pydist
     >>> parts = [pydist.empty(2)]
@@ -116,23 +121,26 @@ def all_gather(tensor_list, tensor, group=None, async_op=False):
 
 
 def all_gather_into_tensor(output_tensor, input_tensor, group=None, async_op=False):
-    """output_tensor = the ranks' input tensors one after the other, world size times as many elements: concatenated
-    ([W * n, ...]) or stacked ([W, n, ...]). Cost: P steps, n written, n(W-1) read."""
+    """output_tensor = the input tensors of all ranks, concatenated ([W * n, ...]) or stacked ([W, n, ...]). Cost: P
+    steps, n written, n(W-1) read."""
     waits, work = recorded(group, "all_gather_into_tensor", async_op, output_tensor, input_tensor, None)
     return work if waits else current(group).all_gather(output_tensor, input_tensor, async_op)
 
 
 def reduce_scatter(output, input_list, op=ReduceOp.SUM, group=None, async_op=False):
-    """output = op over all ranks' input_list[this rank], with the bits of all_reduce; the list has a tensor for each rank,
-    of the shape that the output has there. Shapes may differ, as long as all ranks give the same list of sizes.
-    Cost: P steps, n(W-1)/W written and read, n being the bytes of the whole input."""
+    """output = op over all ranks' input_list[this rank], with the same bits as all_reduce. input_list has one tensor
+    per rank, with the shape of that rank's output. Shapes may differ if all ranks give the same list of sizes.
+
+    Cost: P steps, n(W-1)/W written and read; n is the size of the whole input in bytes.
+    """
     return current(group).reduce_scatter(output, input_list, op, async_op)
 
 
 def reduce_scatter_tensor(output, input, op=ReduceOp.SUM, group=None, async_op=False):
-    """output = this rank's part of op over all ranks' inputs, which have world size times the output's elements. The
-    bits are those of an all_reduce of the whole input. Cost: P steps, n(W-1)/W written and read, n being the bytes of the
-    whole input.
+    """output = this rank's part of op over all ranks' inputs; an input has world size times as many elements as the
+    output. The bits are the same as those of an all_reduce of the whole input.
+
+    Cost: P steps, n(W-1)/W written and read; n is the size of the whole input in bytes.
 
     >>> import pydist
     >>> part = pydist.empty(2)
@@ -145,28 +153,29 @@ def reduce_scatter_tensor(output, input, op=ReduceOp.SUM, group=None, async_op=F
 
 
 def gather(tensor, gather_list=None, dst=None, group=None, async_op=False, group_dst=None):
-    """On rank `dst` (0): gather_list[r] = rank r's tensor. Elsewhere gather_list is None. Cost: P steps; rank `dst` reads
-    n(W-1), the others write n."""
+    """On rank `dst` (default 0): gather_list[r] = rank r's tensor. On other ranks gather_list is None. Cost: P steps;
+    rank `dst` reads n(W-1), each other rank writes n."""
     dst = 0 if dst is None and group_dst is None else rank_of("gather", group, "dst", dst, group_dst)
     return current(group).gather(gather_list, tensor, dst, async_op)
 
 
 def scatter(tensor, scatter_list=None, src=None, group=None, async_op=False, group_src=None):
-    """tensor = rank `src`'s (0) scatter_list[this rank]. Elsewhere scatter_list is None. Cost: P steps; rank `src` writes
-    n(W-1), n being the bytes of one part, the others read n."""
+    """tensor = scatter_list[this rank] of rank `src` (default 0). On other ranks scatter_list is None. Cost: P steps;
+    rank `src` writes n(W-1), each other rank reads n; n is the size of one part in bytes."""
     src = 0 if src is None and group_src is None else rank_of("scatter", group, "src", src, group_src)
     return current(group).scatter(tensor, scatter_list, src, async_op)
 
 
 def all_to_all(output_tensor_list, input_tensor_list, group=None, async_op=False):
-    """output_tensor_list[r] = rank r's input_tensor_list[this rank]; sizes may differ, as long as both ends agree.
+    """output_tensor_list[r] = rank r's input_tensor_list[this rank]. Sizes may differ if sender and receiver agree.
 
-    Each list has a tensor for each rank, all of one dtype; contiguous tensors are used where they lie. Where a rank
-    expects another number of elements than the other one has for it, CommMismatch on all ranks names the pair. Lists of
-    another length, of several dtypes, and inputs that overlap outputs raise ValueError or TypeError on their own rank.
+    Each list has one tensor per rank, all of one dtype; contiguous tensors are used in place. If a rank expects another
+    number of elements than the sender has for it, all ranks raise CommMismatch, which names the pair. A list of the
+    wrong length, a mix of dtypes, or an input that overlaps an output raises ValueError or TypeError only on that rank.
 
-    Cost: a step for each piece of the largest part, 256 KiB / (W-1) for W ranks; the bytes for others written, those of
-    others read. Large parts are read where they lie, in 2 steps, where the kernel allows it (docs/algorithms.md).
+    Cost: one step for each piece of the largest part; a piece has 256 KiB / (W-1). A rank writes what it sends to
+    others and reads what others send to it. Large parts are read in place, in 2 steps, if the kernel allows it
+    (docs/algorithms.md).
 
     >>> import pydist
     >>> out = [pydist.zeros(2)]
@@ -178,12 +187,14 @@ def all_to_all(output_tensor_list, input_tensor_list, group=None, async_op=False
 
 
 def all_to_all_single(output, input, output_split_sizes=None, input_split_sizes=None, group=None, async_op=False):
-    """Part r of output = rank r's part of input for this rank: equal parts of the first dimension, or of these sizes.
+    """Part r of output = rank r's part of input for this rank. Parts are equal along the first dimension, or have the
+    given sizes.
 
-    Sizes count rows, one for each rank, and add up to the first dimension; None on one side: equal parts there. Either
-    all ranks give sizes or none does. Where two ranks disagree about a size, CommMismatch on all ranks names the pair;
-    sizes that are negative, too many or too few, or do not add up raise ValueError on their own rank. Cost: as
-    all_to_all; equal parts P steps of 256 KiB of the input, n(W-1)/W bytes written and read.
+    Sizes count rows, one size per rank, and add up to the first dimension; None means equal parts on that side. Either
+    all ranks give sizes or none does. If two ranks disagree about a size, all ranks raise CommMismatch, which names the
+    pair. Sizes that are negative, too many or too few, or that do not add up raise ValueError only on their own rank.
+
+    Cost: as all_to_all; for equal parts P steps of 256 KiB of the input, n(W-1)/W bytes written and read.
 
     >>> import pydist
     >>> out = pydist.zeros(3)
@@ -195,15 +206,15 @@ def all_to_all_single(output, input, output_split_sizes=None, input_split_sizes=
 
 
 def barrier(group=None, async_op=False, device_ids=None, timeout=None):
-    """Returns when all ranks have called it. timeout: seconds or a timedelta, after which this rank raises CommTimeout.
-    device_ids means nothing on CPUs."""
+    """Returns when all ranks have called it. timeout: seconds or a timedelta; a wait that takes longer raises
+    CommTimeout on this rank. device_ids is ignored on CPUs."""
     if timeout is None or async_op:
         return current(group).barrier(async_op)
     current(group).barrier(True).wait(timeout)
 
 
 def monitored_barrier(group=None, timeout=None, wait_all_ranks=False):
-    """barrier; the CommTimeout after `timeout` names all the ranks that are missing, on whichever rank raises it, so
+    """A barrier whose CommTimeout, after `timeout`, names all missing ranks. That holds on whichever rank raises it, so
     wait_all_ranks changes nothing."""
     return barrier(group, timeout=timeout)
 

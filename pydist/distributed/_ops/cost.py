@@ -1,4 +1,5 @@
-"""What a collective costs, in words: for `python -m pydist.doctor` and `pydist.tune`. docs/algorithms.md has formulas."""
+"""The cost of a collective in words, for `python -m pydist.doctor` and `pydist.tune`. docs/algorithms.md has the
+formulas."""
 
 from pydist import _C
 
@@ -12,9 +13,10 @@ def _text(size):
 
 
 def cost_text(op, world, size, transport, local=1, algo=None):
-    """ "all_reduce of 1 MiB: slot_sum, 5 steps; a rank writes 1.5 MiB and reads 1.5 MiB in shared memory"
+    """A text such as "all_reduce of 1 MiB: slot_sum, 5 steps; a rank writes 1.5 MiB and reads 1.5 MiB in shared
+    memory".
 
-    size: bytes of float32; transport: a group's; local: its ranks_per_host.
+    size: bytes of float32; transport: the group's; local: the group's ranks_per_host.
     """
     messages = transport not in ("shm", "inproc")
     cost = _C.comm_cost(op, world, size // 4, messages=messages, local=local, algo=algo)

@@ -1,8 +1,8 @@
 """Collectives on picklable objects.
 
-Sizes travel first, so ranks may pass objects of different sizes. Pickles run code when they are loaded: they come from
-ranks of the group only, whose connections are authenticated. An object that cannot be pickled raises its error on its
-rank and RuntimeError on the others.
+Ranks exchange sizes first, so their objects may have different sizes. Loading a pickle runs code; these pickles come
+only from ranks of the group, whose connections are authenticated. If an object cannot be pickled, its rank raises that
+error and the others raise RuntimeError.
 """
 
 import pickle
@@ -11,11 +11,11 @@ from array import array
 from pydist.distributed._group.process_group import current, outside
 from pydist.distributed._ops.collectives import rank_of
 
-_FAILED = -1  # instead of a size
+_FAILED = -1  # stands in the place of a size
 
 
 def _dumped(objects):
-    """(pickles, None), or (as many empty ones, the error)."""
+    """(the pickles, None), or (as many empty ones, the error)."""
     try:
         return [pickle.dumps(item) for item in objects], None
     except Exception as error:
@@ -33,7 +33,7 @@ def _raise_failure(op, error, rank):
 
 
 def _agreed_sizes(op, group, obj):
-    """(pickle of obj padded to the longest, all ranks' sizes)."""
+    """(the pickle of obj, padded to the longest one; the sizes on all ranks)."""
     (data,), error = _dumped([obj])
     sizes = array("q", bytes(8 * group.size))
     group.all_gather(sizes, _sizes_of([data], error))
@@ -49,7 +49,7 @@ def _loaded(buffer, sizes, stride):
 def _check_list(op, name, value, size):
     if not isinstance(value, list) or len(value) != size:
         got = f"{len(value)} entries" if isinstance(value, list) else type(value).__name__
-        raise ValueError(f"{op}: {name} has {got} (expected a list of {size})")
+        raise ValueError(f"{op}: {name} has {got} (expected a list with {size} entries, one per rank)")
 
 
 def all_gather_object(object_list, obj, group=None):
@@ -72,7 +72,7 @@ def all_gather_object(object_list, obj, group=None):
 
 
 def gather_object(obj, object_gather_list=None, dst=None, group=None, group_dst=None):
-    """On rank `dst` (0): object_gather_list[r] = rank r's obj. Elsewhere the list is None."""
+    """On rank `dst` (default 0): object_gather_list[r] = rank r's obj. On other ranks the list is None."""
     op, group = "gather_object", current(group)
     if group.size < 0:
         return outside(op)
@@ -80,7 +80,9 @@ def gather_object(obj, object_gather_list=None, dst=None, group=None, group_dst=
     if group.rank == dst:
         _check_list(op, "object_gather_list", object_gather_list, group.size)
     elif object_gather_list is not None:
-        raise ValueError(f"{op}: object_gather_list is given (expected None but on rank {dst}), on rank {group.rank}")
+        raise ValueError(
+            f"{op}: got an object_gather_list on rank {group.rank} (expected None, as it is not rank {dst})"
+        )
     data, sizes = _agreed_sizes(op, group, obj)
     buffer = bytearray(len(data) * group.size) if group.rank == dst else None
     group.gather(buffer, data, dst)
@@ -89,13 +91,14 @@ def gather_object(obj, object_gather_list=None, dst=None, group=None, group_dst=
 
 
 def broadcast_object_list(object_list, src=None, group=None, device=None, group_src=None):
-    """object_list[i] = rank `src`'s (0), for lists of the same length on all ranks. device means nothing here."""
+    """object_list[i] = object_list[i] of rank `src` (default 0). The lists have the same length on all ranks. device is
+    ignored."""
     op, group = "broadcast_object_list", current(group)
     if group.size < 0:
         return outside(op)
     src = 0 if src is None and group_src is None else rank_of(op, group, "src", src, group_src)
     if not isinstance(object_list, list) or not object_list:
-        raise ValueError(f"{op}: object_list is {object_list!r} (expected a list of at least one entry)")
+        raise ValueError(f"{op}: object_list is {object_list!r} (expected a list with at least one entry)")
     is_root = group.rank == src
     data, error = _dumped(object_list) if is_root else ([b""] * len(object_list), None)
     sizes = _sizes_of(data, error)
@@ -114,13 +117,14 @@ def broadcast_object_list(object_list, src=None, group=None, device=None, group_
 def scatter_object_list(
     scatter_object_output_list, scatter_object_input_list=None, src=None, group=None, group_src=None
 ):
-    """scatter_object_output_list[0] = rank `src`'s (0) scatter_object_input_list[this rank]."""
+    """scatter_object_output_list[0] = scatter_object_input_list[this rank] of rank `src` (default 0)."""
     op, group = "scatter_object_list", current(group)
     if group.size < 0:
         return outside(op)
     src = 0 if src is None and group_src is None else rank_of(op, group, "src", src, group_src)
     if not isinstance(scatter_object_output_list, list) or not scatter_object_output_list:
-        raise ValueError(f"{op}: scatter_object_output_list (expected a list of at least one entry)")
+        got = repr(scatter_object_output_list)
+        raise ValueError(f"{op}: scatter_object_output_list is {got} (expected a list with at least one entry)")
     data, error = [b""] * group.size, None
     if group.rank == src:
         _check_list(op, "scatter_object_input_list", scatter_object_input_list, group.size)

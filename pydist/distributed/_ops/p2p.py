@@ -1,12 +1,12 @@
-"""Messages from one rank to another, beside the collectives and in no order with them.
+"""Messages from one rank to another. They are independent of the collectives.
 
-Messages of a pair of ranks with the same tag arrive in the order in which they were sent. The receiver's tensor has the
-dtype and the number of elements of the sender's: a difference raises CommMismatch on both and ends the group. The death
-of the other rank raises PeerFailed. Ranks may send to each other at the same time, any size: what comes before its
-receive is put aside.
+Messages between the same two ranks with the same tag arrive in the order in which they were sent. The receiver's tensor
+must have the sender's dtype and number of elements; otherwise both raise CommMismatch and the group ends. If the other
+rank dies, PeerFailed is raised. Two ranks may send to each other at the same time, in any size: a message that comes
+before its receive is buffered.
 
-Tensors on a GPU travel through the host's memory, but for those of batch_isend_irecv: these NCCL moves from GPU to GPU.
-A batch on one side then has to be one on the other, too, with the same messages in the same order.
+Tensors on a GPU travel through host memory, except those of batch_isend_irecv, which NCCL moves from GPU to GPU. For
+those, both sides have to call batch_isend_irecv with the same messages in the same order.
 """
 
 import pickle
@@ -18,13 +18,13 @@ from pydist.distributed._ops.collectives import rank_of
 
 
 def send(tensor, dst=None, group=None, tag=0, group_dst=None):
-    """Sends the tensor to rank `dst`; returns when it may be changed again."""
+    """Sends the tensor to rank `dst`. Returns when the tensor may be changed again."""
     dst = rank_of("send", group, "dst", dst, group_dst)
     return current(group).send(tensor, dst, tag)
 
 
 def recv(tensor, src=None, group=None, tag=0, group_src=None):
-    """tensor = the next message of rank `src` (None: of any) with this tag. Returns the rank that sent it."""
+    """tensor = the next message with this tag from rank `src` (None: from any rank). Returns the rank that sent it."""
     if src is not None or group_src is not None:
         src = rank_of("recv", group, "src", src, group_src)
     source = current(group).recv(tensor, src, tag)
@@ -32,19 +32,20 @@ def recv(tensor, src=None, group=None, tag=0, group_src=None):
 
 
 def isend(tensor, dst=None, group=None, tag=0, group_dst=None):
-    """A Work: the tensor must stay as it is until it is done."""
+    """Starts a send and returns a Work. The tensor must not change until the Work is done."""
     return current(group).send(tensor, rank_of("isend", group, "dst", dst, group_dst), tag, True)
 
 
 def irecv(tensor, src=None, group=None, tag=0, group_src=None):
-    """A Work, after which tensor = the next message of rank `src` (None: of any) with this tag."""
+    """Starts a receive and returns a Work. When it is done, tensor is the next message with this tag from rank `src`
+    (None: any)."""
     if src is not None or group_src is not None:
         src = rank_of("irecv", group, "src", src, group_src)
     return current(group).recv(tensor, src, tag, True)
 
 
 class P2POp:
-    """One of batch_isend_irecv's: `op` is isend or irecv, `peer` the other rank."""
+    """One operation for batch_isend_irecv: `op` is isend or irecv, `peer` is the other rank."""
 
     def __init__(self, op, tensor, peer=None, group=None, tag=0, group_peer=None):
         if op not in (isend, irecv):
@@ -58,7 +59,7 @@ class P2POp:
 
 
 def batch_isend_irecv(p2p_op_list):
-    """Starts all of them; a list with a Work for each, in their order.
+    """Starts all operations of the list. Returns one Work for each, in the same order.
 
     >>> from pydist import distributed as dist
     >>> def work(rank):
@@ -72,7 +73,9 @@ def batch_isend_irecv(p2p_op_list):
     [1.0, 0.0]
     """
     if not p2p_op_list or not all(isinstance(op, P2POp) for op in p2p_op_list):
-        raise ValueError("batch_isend_irecv: p2p_op_list (expected a list of at least one P2POp)")
+        raise ValueError(
+            f"batch_isend_irecv: p2p_op_list is {p2p_op_list!r} (expected a list with at least one P2POp, and nothing else)"
+        )
     works, batches = [None] * len(p2p_op_list), {}
     for i, op in enumerate(p2p_op_list):
         group = current(op.group)
@@ -89,19 +92,19 @@ def batch_isend_irecv(p2p_op_list):
 
 
 def send_object_list(object_list, dst=None, group=None, device=None, group_dst=None, use_batch=False):
-    """Sends picklable objects to rank `dst`, for its recv_object_list of as many."""
+    """Sends picklable objects to rank `dst`, which calls recv_object_list with a list of the same length."""
     group, dst = current(group), rank_of("send_object_list", group, "dst", dst, group_dst)
     if not isinstance(object_list, list) or not object_list:
-        raise ValueError("send_object_list: object_list (expected a list of at least one entry)")
+        raise ValueError(f"send_object_list: object_list is {object_list!r} (expected a list with at least one entry)")
     data = [pickle.dumps(item) for item in object_list]
     group.send(array("q", map(len, data)), dst)
     group.send(bytearray(b"".join(data)), dst)
 
 
 def recv_object_list(object_list, src=None, group=None, device=None, group_src=None, use_batch=False):
-    """object_list[i] = rank `src`'s (None: any rank's) i-th object. Returns the rank that sent them."""
+    """object_list[i] = the i-th object that rank `src` (None: any rank) sends. Returns the rank that sent them."""
     if not isinstance(object_list, list) or not object_list:
-        raise ValueError("recv_object_list: object_list (expected a list of at least one entry)")
+        raise ValueError(f"recv_object_list: object_list is {object_list!r} (expected a list with at least one entry)")
     sizes = array("q", bytes(8 * len(object_list)))
     if src is not None or group_src is not None:
         src = rank_of("recv_object_list", group, "src", src, group_src)

@@ -1,1 +1,1 @@
-"""What is built on collectives: communication hooks, averaging of models, and Join."""
+"""Algorithms built on collectives: communication hooks, model averaging, and Join."""

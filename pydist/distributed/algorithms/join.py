@@ -1,4 +1,4 @@
-"""Uneven inputs: ranks that have run out of data take part in the others' collectives until all are done."""
+"""Uneven inputs: ranks that have run out of data take part in the others' collectives until all ranks are done."""
 
 from abc import ABC, abstractmethod
 from typing import NamedTuple
@@ -12,13 +12,14 @@ class JoinHook:
     """What a rank without data does for one class of collectives."""
 
     def finish(self):
-        """Called once when this rank leaves the context, before it follows the others."""
+        """Called once when this rank leaves the context, before it takes part in the others' iterations."""
 
     def main_hook(self):
         """Takes part in one iteration of the others, in the same order of collectives."""
 
     def post_hook(self, is_last_joiner):
-        """Called once on every rank when all have run out; is_last_joiner: this one among the last."""
+        """Called once on every rank when all ranks have run out of data. is_last_joiner: this rank was among the
+        last."""
 
 
 class _JoinConfig(NamedTuple):
@@ -31,19 +32,19 @@ _OFF = _JoinConfig(False, False, False)
 
 
 class Joinable(ABC):
-    """Something with collectives in every iteration, which calls Join.notify_join_context(self) before the first of
-    them and whose join_hook does the same collectives with nothing to give."""
+    """An object with collectives in every iteration. It calls Join.notify_join_context(self) before the first of them,
+    and its join_hook does the same collectives without data."""
 
     _join_config = _OFF
 
     @abstractmethod
     def join_hook(self, **kwargs):
-        """The JoinHook; keyword arguments are those of Join."""
+        """The JoinHook for this object. Gets the keyword arguments of Join."""
 
     @property
     @abstractmethod
     def join_device(self):
-        """Where it computes."""
+        """The device on which it computes."""
 
     @property
     @abstractmethod
@@ -52,7 +53,7 @@ class Joinable(ABC):
 
 
 def _who_is_active(group, active):
-    """The ranks that still have data; an all_gather of 8 bytes."""
+    """The ranks that still have data. Costs an all_gather of 8 bytes."""
     everybody = pydist.empty(group.size, dtype=pydist.int64)
     group.all_gather(everybody, pydist.tensor([int(active)]))
     return [rank for rank, flag in enumerate(everybody.tolist()) if flag]
@@ -65,12 +66,13 @@ def _say_that_some_ran_out(group, active):
 
 
 class Join:
-    """A context for a training loop in which ranks may have different numbers of batches. A rank that leaves it takes
-    part in what the others still do, and nobody leaves before all are done.
+    """A context for a training loop in which ranks may have different numbers of batches. A rank that leaves the loop
+    takes part in what the others still do, and no rank leaves the context before all are done.
 
-    joinables: objects of one process group, such as DistributedDataParallel; in the order in which an iteration uses
-    them. enable=False: nothing happens. throw_on_early_termination: RuntimeError on all ranks, naming those that ran
-    out, as soon as one has. Other keywords go to the joinables. ValueError: no joinables, or of several groups.
+    joinables: objects of one process group, such as DistributedDataParallel, in the order in which an iteration uses
+    them. enable=False: the context does nothing. throw_on_early_termination: as soon as one rank runs out of data, all
+    ranks raise RuntimeError, which names the ranks without data. Other keyword arguments go to the joinables. Raises
+    ValueError without joinables, or if they have several groups.
 
     >>> import pydist
     >>> model = pydist.nn.parallel.DistributedDataParallel(pydist.nn.Linear(2, 1))
@@ -82,13 +84,13 @@ class Join:
     def __init__(self, joinables, enable=True, throw_on_early_termination=False, **kwargs):
         self._joinables = list(joinables)
         if not self._joinables:
-            raise ValueError("Join: no joinables (expected at least one)")
+            raise ValueError("Join: joinables is empty (expected at least one)")
         for joinable in self._joinables:
             if not isinstance(joinable, Joinable):
-                raise TypeError(f"Join: {type(joinable).__name__} (expected Joinables)")
+                raise TypeError(f"Join: {type(joinable).__name__} (expected a Joinable)")
         self._group = self._joinables[0].join_process_group
         if any(joinable.join_process_group is not self._group for joinable in self._joinables):
-            raise ValueError("Join: joinables of several process groups (expected one)")
+            raise ValueError("Join: the joinables have several process groups (expected one)")
         self._enable, self._throw = enable and self._group.size > 1, throw_on_early_termination
         self._hooks = [joinable.join_hook(**kwargs) for joinable in self._joinables]
 
@@ -115,8 +117,8 @@ class Join:
 
     @staticmethod
     def notify_join_context(joinable):
-        """Called by `joinable` before the first collective of an iteration: who has run out learns that there is one
-        more. Does nothing outside Join, and where another joinable comes first."""
+        """Called by `joinable` before the first collective of an iteration. Tells the ranks that have run out of data
+        that there is one more iteration. Does nothing outside Join, and for joinables after the first one."""
         config = joinable._join_config
         if not (config.enable and config.is_first_joinable):
             return

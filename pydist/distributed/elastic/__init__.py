@@ -1,1 +1,1 @@
-"""PyTorch's names around restarts; `pydist.run` does the work."""
+"""PyTorch's names for restarts of workers. `pydist.run` does the work."""

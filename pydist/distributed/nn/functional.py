@@ -1,8 +1,8 @@
-"""Collectives with gradients: each returns a new tensor, and its backward is the collective that carries gradients
+"""Collectives with gradients. Each returns a new tensor; its backward is the collective that sends the gradients
 back.
 
-The loss is the sum of the ranks' losses, so the gradient of a broadcast is a sum of all ranks' gradients, and every
-rank has to call backward through the same collectives in the same order.
+The loss is the sum of the ranks' losses, so the gradient of a broadcast is the sum of all ranks' gradients. Every rank
+has to call backward through the same collectives in the same order.
 
     forward         backward
     all_reduce SUM  all_reduce SUM
@@ -21,7 +21,7 @@ from pydist.distributed import ReduceOp
 
 
 def _linear(name, op):
-    """What a gradient is multiplied by; raises where the reduction is not linear."""
+    """The factor for a gradient. Raises NotImplementedError if the reduction is not linear."""
     if op == ReduceOp.SUM:
         return False
     if op == ReduceOp.AVG:
@@ -74,7 +74,7 @@ class _Reduce(Function):
 
 
 class _AllGather(Function):
-    """shapes: of all ranks' tensors; None: they are equal."""
+    """shapes: the shapes of all ranks' tensors; None if they are equal."""
 
     @staticmethod
     def forward(ctx, group, shapes, tensor):
@@ -165,7 +165,7 @@ class _AllToAllSingle(Function):
 
 
 def all_reduce(tensor, op=ReduceOp.SUM, group=None):
-    """op (SUM or AVG) over the ranks' tensors; everyone's gradients are reduced likewise.
+    """op (SUM or AVG) over the ranks' tensors. The gradients of all ranks are reduced in the same way.
 
     >>> import pydist
     >>> from pydist.distributed.nn.functional import all_reduce
@@ -179,19 +179,22 @@ def all_reduce(tensor, op=ReduceOp.SUM, group=None):
 
 
 def broadcast(tensor, src, group=None):
-    """Rank src's tensor, on every rank. The gradient of src's is the sum of all; the others' is zero."""
+    """Rank src's tensor, on every rank. The gradient on rank src is the sum of all ranks' gradients; on other ranks it
+    is zero."""
     return _Broadcast.apply(src, group, tensor)
 
 
 def reduce(tensor, dst, op=ReduceOp.SUM, group=None):
-    """op (SUM or AVG) over the ranks' tensors on rank dst; the others get their own. The gradient is dst's."""
+    """op (SUM or AVG) over the ranks' tensors, on rank dst. Other ranks get their own tensor. The gradient is that of
+    rank dst."""
     return _Reduce.apply(dst, op, group, tensor)
 
 
 def all_gather(tensor, group=None, shapes=None):
-    """Tuple of all ranks' tensors. The gradient is the sum of what the ranks have for this one's.
+    """A tuple of all ranks' tensors. The gradient is the sum of all ranks' gradients of this rank's tensor.
 
-    shapes: of the tensors by rank, where they differ, the same list on all ranks; None: all have this one's shape.
+    shapes: the shapes of the tensors by rank, if they differ, the same list on all ranks; None: all have this one's
+    shape.
 
     >>> import pydist
     >>> from pydist.distributed.nn.functional import all_gather
@@ -205,28 +208,28 @@ def all_gather(tensor, group=None, shapes=None):
 
 
 def reduce_scatter(output, input_list, op=ReduceOp.SUM, group=None):
-    """op (SUM or AVG) over the ranks of their `input_list[rank]`, whose sizes may differ between ranks; `output` is looked
-    at for nothing, as in PyTorch."""
+    """op (SUM or AVG) over the ranks' `input_list[rank]`. Sizes may differ between ranks. `output` is ignored, as in
+    PyTorch."""
     return _ReduceScatter.apply(op, group, *input_list)
 
 
 def gather(tensor, dst=0, group=None):
-    """Tuple of all ranks' tensors on rank dst; zeros on the others."""
+    """A tuple of all ranks' tensors on rank dst, and of zeros on the others."""
     return _Gather.apply(dst, group, tensor)
 
 
 def scatter(tensors, src=0, group=None):
-    """Rank src's `tensors[rank]`; the others give tensors of the same shape, whose gradients are zero."""
+    """Rank src's `tensors[rank]`. The other ranks give tensors of the same shape, whose gradients are zero."""
     return _Scatter.apply(src, group, *tensors)
 
 
 def all_to_all(output_tensor_list, input_tensor_list, group=None):
-    """Tuple of the output tensors, which it fills: number r is rank r's input_tensor_list[this rank]. The gradients go
-    back the same way."""
+    """A tuple of the output tensors, which are filled: output r is rank r's input_tensor_list[this rank]. The gradients
+    go back the same way."""
     return _AllToAll.apply(group, list(output_tensor_list), *input_tensor_list)
 
 
 def all_to_all_single(output, input, output_split_sizes=None, input_split_sizes=None, group=None):
-    """The output, which it fills: part r is rank r's part of `input` for this rank, in equal parts of the first dimension
-    or in these sizes. The gradients go back the same way."""
+    """The output, which is filled: part r is rank r's part of `input` for this rank. Parts are equal along the first
+    dimension, or have the given sizes. The gradients go back the same way."""
     return _AllToAllSingle.apply(group, output, output_split_sizes, input_split_sizes, input)

@@ -8,23 +8,25 @@ from pydist._C import CommTimeout, DistError
 from pydist.distributed._group import process_group
 from pydist.distributed._group.rendezvous import Place, listening_place
 
-_PATIENCE = 300.0  # seconds, as init_process_group's
+_PATIENCE = 300.0  # seconds, as for init_process_group
 _MEET = 10.0  # seconds for ranks that have just agreed to meet
-_root = None  # after a first shrinking: the group over the launcher's connection, and our ranks' numbers in it
+_root = None  # after the first shrink_group: the group on the launcher's connection, and our ranks' numbers in it
 
 
 def _known_to_all(own):
-    """The group whose server says who is gone, our ranks' numbers in it, and whether the server is a launcher's."""
+    """(the group whose server knows which ranks are gone, our ranks' numbers in it, whether the server belongs to a
+    launcher)."""
     if "://" not in process_group._joined.address:
         return own, list(range(own.size)), True
     return (*_root, True) if _root is not None else (own, list(range(own.size)), False)
 
 
 class _Agreement:
-    """On the ranks that are gone: the same set on all that stay, each of which has to ask.
+    """Agreement on which ranks are gone. All ranks that stay get the same set, and each of them has to ask.
 
-    All hear of deaths from one server, so each says what it knows in the server's store until everybody who stays has
-    said the same. Without the server, whose process may be the one that died, what this rank knows has to do.
+    All ranks hear of deaths from one server. Each writes what it knows into the server's store, until all ranks that
+    stay have written the same. Without the server (its process may be the one that died) a rank has to use what it
+    knows itself.
     """
 
     def __init__(self, own, group, names, launched):
@@ -33,7 +35,8 @@ class _Agreement:
         self.said = None
 
     def _gone(self):
-        """By their names. Who has said something here and left on its own has only gone on, faster than this rank."""
+        """The names of the ranks that are gone. A rank that has written here and left in good order is not gone, only
+        faster."""
         news = self.group.gone
         gone = {self.names[i] for i, left in self.own.gone.items() if not left}
         return gone | {r for r in self.names if r in news and not (news[r] and self._has_said(r))}
@@ -42,7 +45,7 @@ class _Agreement:
         return self.group.store.check(f"{self.key}/{rank}/{gone or ''}")
 
     def reach(self, seconds):
-        """The numbers of those who are gone in the group as it was, and whether that is sure."""
+        """(the numbers in the old group of the ranks that are gone, whether that is certain)."""
         deadline, me = time.monotonic() + seconds, self.names[self.own.rank]
         while True:
             try:
@@ -61,7 +64,9 @@ class _Agreement:
                 raise
             except DistError as error:
                 if self.launched:
-                    raise DistError(f"shrink_group: rank {self.own.rank} has lost its launcher: {error}") from None
+                    raise DistError(
+                        f"shrink_group: rank {self.own.rank} lost the connection to its launcher: {error}"
+                    ) from None
                 return set(self.own.gone), False
             time.sleep(0.001)
 
@@ -76,12 +81,14 @@ def _excluded(ranks, group):
             f"shrink_group: ranks_to_exclude is {ranks!r} (expected some of the ranks 0 to {group.size - 1})"
         )
     if group.rank in excluded:
-        raise ValueError(f"shrink_group: called by rank {group.rank}, which it excludes (expected a rank that stays)")
+        raise ValueError(
+            f"shrink_group: rank {group.rank} excludes itself (expected only ranks that stay to call this)"
+        )
     return excluded
 
 
 def _over_hosts(first, store, name, patience):
-    """Where ranks of several hosts meet: the first of them says it in the store that all of them reach."""
+    """Where ranks of several hosts meet: the first of them writes it into the store that all of them reach."""
     key = f"pydist.shrink/{name}"
     if first:
         store.set(key, listening_place())
@@ -89,7 +96,7 @@ def _over_hosts(first, store, name, patience):
 
 
 def _meet(own, group, names, launched, excluded, before, timeout, patience=None):
-    """The ranks that stay, at a place that only they know; `before`: where they met the last time."""
+    """The group of the ranks that stay, at a place that only they know. `before`: where they met the last time."""
     global _root
     stay = [rank for rank in range(own.size) if rank not in excluded]
     name = blake2b(repr((before, stay)).encode(), digest_size=12).hexdigest()
@@ -104,20 +111,21 @@ def _meet(own, group, names, launched, excluded, before, timeout, patience=None)
 
 
 def shrink_group(ranks_to_exclude=None, group=None, shrink_flags=0, pg_options=None, timeout=None):
-    """The default group without some of its ranks: None, those that have died or left, on which the others agree here;
-    else a list, the same on every rank that stays, of ranks that are dead or will not be asked any more.
+    """Makes the default group anew without some of its ranks. `ranks_to_exclude`: None for the ranks that have died or
+    left; the remaining ranks agree on them here. Otherwise a list, the same on every rank that stays, of ranks that are
+    dead or are to be left out.
 
-    Each rank that stays calls this, at any time after the failure; the others do not. The ranks that stay are numbered
-    0 to n - 1 in their old order. The old group ends, also where it has not failed; the new one, which is returned, is
-    the default group from then on (RANK and WORLD_SIZE in the environment stay as they are). `timeout`: as of
-    init_process_group, also for the others to come. shrink_flags and pg_options are accepted and mean nothing here.
+    Every rank that stays calls this, at any time after the failure; the others do not. The ranks that stay are numbered
+    0 to n - 1 in their old order. The old group ends, even if it has not failed. The new group is returned and becomes
+    the default group (RANK and WORLD_SIZE in the environment stay as they are). `timeout`: as for init_process_group;
+    it also limits how long the other ranks may take to come. shrink_flags and pg_options are accepted and ignored.
 
-    Several ranks may die at once, or while the others meet, as long as a launcher lives. Without one, rank 0 keeps the
-    books: where it dies, the others know only of deaths before its own.
+    Several ranks may die at once, or while the others meet, as long as a launcher lives. Without a launcher rank 0
+    keeps the record of deaths: if it dies, the others know only of the deaths before its own.
 
-    Raises TypeError or ValueError, and leaves the group as it is, where ranks_to_exclude is no list of some of the
-    group's ranks or has this one, or where it is None and nobody is gone; NotImplementedError for other than the
-    default group of processes; DistError or CommTimeout where a rank that stays does not come.
+    Raises TypeError or ValueError, and leaves the group as it is, if ranks_to_exclude is not a list of some of the
+    group's ranks or contains this rank, or if it is None and no rank is gone; NotImplementedError for a group that is
+    not the default group of a process; DistError or CommTimeout if a rank that stays does not come.
 
         try:
             train(model)
@@ -126,15 +134,17 @@ def shrink_group(ranks_to_exclude=None, group=None, shrink_flags=0, pg_options=N
             after = dist.shrink_group()  # under `pydist.run --on-failure=keep`
             dist.member.rejoin(before, after)
 
-    Wrappers of the old group (DistributedDataParallel) and other members stay in it until member.rejoin. See Transaction
-    for a training step that survives.
+    Members of the old group, such as DistributedDataParallel, stay in it until member.rejoin. See Transaction for a
+    training step that survives deaths.
     """
     own = process_group._existing()
     if own is None or own is getattr(process_group._here, "group", None) or group not in (None, own):
-        raise NotImplementedError("shrink_group: not the default group of a process (expected group=None after init)")
+        raise NotImplementedError(
+            "shrink_group: got a group that is not the process's default group (expected None, after init_process_group)"
+        )
     excluded = None if ranks_to_exclude is None else _excluded(ranks_to_exclude, own)
     if excluded is None and not own.gone:
-        raise ValueError("shrink_group: all ranks are there (expected some that are gone, or ranks_to_exclude)")
+        raise ValueError("shrink_group: no rank has died or left (expected one that has, or ranks_to_exclude)")
     known, before = _known_to_all(own), process_group._joined.address
     if excluded is not None:
         return _meet(own, *known, excluded, before, timeout)
@@ -147,5 +157,5 @@ def shrink_group(ranks_to_exclude=None, group=None, shrink_flags=0, pg_options=N
             raise failed
         try:
             return _meet(own, *known, excluded, before, timeout, min(_MEET, seconds) if sure else None)
-        except DistError as error:  # one of them has died meanwhile, if the others say so too
+        except DistError as error:  # one of them may have died meanwhile: ask the others
             failed = error

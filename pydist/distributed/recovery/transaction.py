@@ -1,4 +1,4 @@
-"""A training step that happens on all ranks or on none, also where ranks die in it."""
+"""A training step that happens on all ranks or on none, even if ranks die during it."""
 
 from pydist import _C
 from pydist._grad_mode import no_grad
@@ -8,11 +8,11 @@ from pydist.distributed.recovery.shrink import shrink_group
 
 
 class _Journal:
-    """What a step writes before the optimizer does: buffers and the random counter."""
+    """What a step changes before the optimizer does: buffers and the random counter."""
 
     def __init__(self, modules):
         self.places = {(id(m._buffers), name): (m._buffers, name) for m in modules for name in m._buffers}
-        self.kept = {}  # by place: (the buffer, a copy)
+        self.kept = {}  # by address: (the buffer, a copy)
 
     @no_grad()
     def begin(self):
@@ -36,20 +36,21 @@ class _Journal:
 
 
 def set_random(state):
-    """Seed and counter of `state`, in this rank's own stream."""
+    """Takes the seed and counter of `state`, but keeps this rank's own stream."""
     seed, counter, _ = state
     _C.set_rng_state((seed, counter, _C._rng_key()[2]))
 
 
 class Transaction:
-    """Makes each training step happen on all ranks that live, or on none of them, also where ranks die in it.
+    """Makes each training step happen on all live ranks or on none of them, even if ranks die during it.
 
-    `objects` are all that training changes and that has state_dict() and load_state_dict(): modules, optimizers,
-    schedulers. The body of the loop is one step, from zero_grad() to what follows optimizer.step(). Usually it runs
-    once. Where ranks die, in it or since the last one, the survivors form the default group anew without them
-    (shrink_group). If one of them has made the step already, the others take its state, and the step counts;
-    else buffers and the random counter become what they were, gradients None, and the body runs again for the same
-    batch. Either way all survivors have the bits of a step that everybody did or nobody began.
+    `objects` are all objects that training changes and that have state_dict() and load_state_dict(): modules,
+    optimizers, schedulers. The body of the loop is one step, from zero_grad() to what follows optimizer.step(). Usually
+    it runs once. If ranks die, during the step or since the last one, the survivors make the default group anew without
+    them (shrink_group). If one of the survivors has completed the step already, the others take its state, and the step
+    counts. Otherwise the buffers and the random counter get their old values back, gradients become None, and the body
+    runs again for the same batch. Either way all survivors have the bits of a step that every rank did or that no rank
+    began.
 
         step = dist.Transaction(model, optimizer)
         for x, y in loader:
@@ -59,17 +60,17 @@ class Transaction:
                     loss_fn(model(x), y).backward()
                     optimizer.step()
 
-    Only PeerFailed is caught. Survivors keep their batches; what the dead rank had of this epoch is not made up for, and
-    samplers know the new number of ranks once they are made anew. A step counts as made on a rank once a parameter has
-    changed: with several optimizers, give each its own loop. In an attempt that nobody fails in, it costs a copy of the
-    buffers and, where parameters are on a GPU, that backward returns once their gradients are there. Start with
-    `pydist.run --on-failure=keep`: the launcher otherwise ends the survivors.
+    Only PeerFailed is caught. Survivors keep their batches; the dead rank's remaining batches of this epoch are lost,
+    and samplers use the new number of ranks only when they are made again. A rank has completed a step once a parameter
+    has changed: with several optimizers, give each of them its own loop. An attempt without a failure costs a copy of
+    the buffers; if parameters are on a GPU, backward also waits until their gradients are complete. Start with
+    `pydist.run --on-failure=keep`: otherwise the launcher ends the survivors.
 
-    In the new group go on all members of the old one: every DistributedDataParallel, every other Transaction, and what
-    else has registered (distributed.member).
+    All members of the old group go on in the new one: every DistributedDataParallel, every other Transaction, and every
+    other registered object (distributed.member).
 
-    `steps`: how many were made. Raises TypeError for objects without state_dict; NotImplementedError where the group
-    cannot be made anew (see shrink_group), or where a module is a member of other than the default group.
+    `steps`: how many steps were made. Raises TypeError for objects without state_dict; NotImplementedError if the group
+    cannot be made anew (see shrink_group), or if a module is a member of a group that is not the default group.
 
     >>> import pydist
     >>> from pydist import distributed as dist
@@ -87,7 +88,9 @@ class Transaction:
     def __init__(self, *objects):
         for item in objects:
             if not (hasattr(item, "state_dict") and hasattr(item, "load_state_dict")):
-                raise TypeError(f"Transaction: {type(item).__name__} (expected objects with state_dict)")
+                raise TypeError(
+                    f"Transaction: {type(item).__name__} (expected an object with state_dict and load_state_dict)"
+                )
         self.steps = 0
         self._objects = objects
         models = [item for item in objects if hasattr(item, "_buffers") and hasattr(item, "modules")]
@@ -96,14 +99,14 @@ class Transaction:
         for module in modules:
             if member.group_of(module) not in (None, process_group._existing()):
                 raise NotImplementedError(
-                    f"Transaction: {type(module).__name__} in a group of its own (expected the default group)"
+                    f"Transaction: {type(module).__name__} is in a group of its own (expected the default group)"
                 )
         self._journal = _Journal(modules)
         self._running = False
         self._register()
 
     def _register(self):
-        """In the default group, if there is one: else no rank can die."""
+        """Registers in the default group, if there is one. Without a group no other rank can die."""
         group = process_group._existing()
         if group is not None and member.group_of(self) is not group:
             member.register(self, group)
@@ -115,11 +118,13 @@ class Transaction:
             self._entered = False
             yield self
             if not self._entered:
-                raise RuntimeError("Transaction: an attempt without `with attempt:` (expected it in the loop's body)")
+                raise RuntimeError(
+                    "Transaction: an attempt without `with attempt:` (expected `with attempt:` around the loop's body)"
+                )
 
     def __enter__(self):
         if self._running:
-            raise RuntimeError("Transaction: an attempt within another one (expected one at a time)")
+            raise RuntimeError("Transaction: an attempt inside another attempt (expected one at a time)")
         self._entered = True
         self._journal.begin()
         self._versions = [p._version for p in self._params]
@@ -128,7 +133,8 @@ class Transaction:
         return self
 
     def _settle(self, on):
-        """Whether a GPU's gradients are there when backward returns: only then may the step begin."""
+        """Settles the members: with on=True a backward returns only when its gradients are complete, also on a GPU.
+        Only then may the optimizer's step begin."""
         group = self._register()
         if group is not None:
             member.settle(on, group)
@@ -156,20 +162,21 @@ class Transaction:
             try:
                 before, group = group, shrink_group()
                 member.rejoin(before, group)
-            except _C.PeerFailed:  # another one, meanwhile
+            except _C.PeerFailed:  # another rank died meanwhile
                 continue
             return
 
     # ---- as a member (distributed.member): all survivors get to the newest step that one of them has made
 
     def settle(self, on):
-        """Nothing: all that a Transaction does has ended when it returns."""
+        """Does nothing: everything that a Transaction starts has ended when its call returns."""
 
     def rejoin(self, group):
-        """Nothing: the state was all that the survivors had to agree on."""
+        """Does nothing: a Transaction keeps nothing that belongs to a group; rejoin has brought its state up to date
+        already."""
 
     def state_dict(self):
-        """What a rank that has made fewer steps takes over: the objects' states, the random counter and `steps`."""
+        """What a rank that has made fewer steps loads: the objects' states, the random counter and `steps`."""
         return {
             "steps": self.steps,
             "objects": [item.state_dict() for item in self._objects],
@@ -177,7 +184,7 @@ class Transaction:
         }
 
     def load_state_dict(self, state):
-        """Takes a state_dict() of a Transaction with the same objects; the random stream stays this rank's own."""
+        """Loads a state_dict() of a Transaction with the same objects. This rank keeps its own random stream."""
         for item, values in zip(self._objects, state["objects"]):
             item.load_state_dict(values)
         set_random(state["random"])

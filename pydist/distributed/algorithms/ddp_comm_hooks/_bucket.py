@@ -1,32 +1,33 @@
-"""What a communication hook gets and gives."""
+"""What a communication hook receives and returns."""
 
 from pydist.futures import Future
 
 
 class BuiltinCommHookType:
-    """Names for DistributedDataParallel._register_builtin_comm_hook."""
+    """The hooks that DistributedDataParallel._register_builtin_comm_hook takes."""
 
     ALLREDUCE = "allreduce"
     FP16_COMPRESS = "fp16_compress"
 
 
 class GradBucket:
-    """The gradients of some parameters, end to end in one flat tensor with gaps (zeros) that alignment leaves."""
+    """The gradients of some parameters in one flat tensor, one after the other. Alignment may leave gaps, which are
+    zero."""
 
     def __init__(self, index, buffer, gradients, parameters, is_last):
         self._index, self._buffer, self._gradients = index, buffer, gradients
         self._parameters, self._is_last = parameters, is_last
 
     def index(self):
-        """Its number, from 0, in the order in which buckets are reduced."""
+        """The bucket's number. Buckets are numbered from 0 in the order in which they are reduced."""
         return self._index
 
     def buffer(self):
-        """The flat tensor: this rank's gradients, neither summed nor divided."""
+        """The flat tensor with this rank's gradients, neither summed nor divided."""
         return self._buffer
 
     def gradients(self):
-        """Views of the buffer, one a parameter."""
+        """Views of the buffer, one for each parameter."""
         return list(self._gradients)
 
     def parameters(self):
@@ -34,18 +35,21 @@ class GradBucket:
         return list(self._parameters)
 
     def is_last(self):
-        """Whether it is the last of this backward."""
+        """Whether this is the last bucket of the backward."""
         return self._is_last
 
     def set_buffer(self, tensor):
-        """buffer() is `tensor` from now on, of the same shape, for hooks that are put around another hook."""
+        """Replaces buffer() by `tensor`, of the same shape. For hooks that wrap another hook."""
         if tensor.shape != self._buffer.shape:
-            raise ValueError(f"set_buffer: {list(tensor.shape)} (expected {list(self._buffer.shape)})")
+            raise ValueError(
+                f"set_buffer: got a tensor of shape {list(tensor.shape)} (expected {list(self._buffer.shape)})"
+            )
         self._buffer = tensor
 
 
 class PythonHook:
-    """What the reducer calls: hook(state, GradBucket) -> Future, and its value into the bucket."""
+    """What the reducer calls for a Python hook: hook(state, GradBucket) returns a Future, whose value goes into the
+    bucket."""
 
     def __init__(self, reducer, params, state, hook):
         self.state, self.hook = state, hook
@@ -58,7 +62,7 @@ class PythonHook:
         bucket = GradBucket(b, buffer, gradients, params, b == len(self.buckets) - 1)
         future = self.hook(self.state, bucket)
         if not isinstance(future, Future):
-            raise TypeError(f"comm hook: returned {type(future).__name__} (expected a Future of a tensor)")
+            raise TypeError(f"comm hook: the hook returned {type(future).__name__} (expected a Future of a tensor)")
         return future
 
     def finish(self, b, future):

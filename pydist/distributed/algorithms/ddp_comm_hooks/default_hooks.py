@@ -1,4 +1,5 @@
-"""Plain and half-precision all-reduce of buckets. `process_group`, the hooks' state: None for the default group.
+"""All-reduce of buckets in full and in half precision. `process_group` is the hooks' state; None means the default
+group.
 
 >>> from pydist import nn
 >>> from pydist.distributed.algorithms.ddp_comm_hooks import default_hooks
@@ -24,7 +25,7 @@ def _mean(group, tensor):
 
 
 def allreduce_hook(process_group, bucket):
-    """The mean over the ranks: what happens without a hook."""
+    """The mean over the ranks, as without a hook."""
     return _mean(process_group, bucket.buffer()).then(lambda future: future.value()[0])
 
 
@@ -35,17 +36,18 @@ def _compressed(dtype, process_group, bucket):
 
 
 def fp16_compress_hook(process_group, bucket):
-    """Rounded to float16, divided by the number of ranks, summed in float32 and rounded again."""
+    """Rounds to float16, divides by the number of ranks, sums in float32 and rounds again."""
     return _compressed(pydist.float16, process_group, bucket)
 
 
 def bf16_compress_hook(process_group, bucket):
-    """Rounded to bfloat16, divided by the number of ranks, summed in float32 and rounded again."""
+    """Rounds to bfloat16, divides by the number of ranks, sums in float32 and rounds again."""
     return _compressed(pydist.bfloat16, process_group, bucket)
 
 
 def in_c(hook):
-    """The name of the hook in C that takes its place on a GPU, where NCCL sums 16 bits; None: there is none."""
+    """The name of the hook in C that replaces `hook` on a GPU, where NCCL sums 16-bit numbers; None if there is
+    none."""
     return {fp16_compress_hook: "fp16", bf16_compress_hook: "bf16"}.get(hook)
 
 
@@ -64,10 +66,10 @@ def _wrapped(dtype, hook):
 
 
 def fp16_compress_wrapper(hook):
-    """`hook`, given buckets in float16."""
+    """A hook that gives `hook` the buckets in float16."""
     return _wrapped(pydist.float16, hook)
 
 
 def bf16_compress_wrapper(hook):
-    """`hook`, given buckets in bfloat16."""
+    """A hook that gives `hook` the buckets in bfloat16."""
     return _wrapped(pydist.bfloat16, hook)

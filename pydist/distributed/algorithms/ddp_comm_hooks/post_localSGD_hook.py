@@ -1,5 +1,5 @@
-"""Post-local SGD (Lin et al., 2018): gradients are averaged over all ranks at first, later over few; the models
-themselves are then averaged now and then (model_averaging).
+"""Post-local SGD (Lin et al., 2018): at first gradients are averaged over all ranks, later only over a subgroup. From
+then on the models themselves are averaged from time to time (see model_averaging).
 
 >>> from pydist import nn
 >>> from pydist.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import PostLocalSGDState, post_localSGD_hook
@@ -18,9 +18,10 @@ __all__ = ["PostLocalSGDState", "post_localSGD_hook"]
 
 
 class PostLocalSGDState:
-    """process_group: the first phase's (None: the default). subgroup: the ranks whose gradients are averaged from step
-    start_localSGD_iter on; None: those of process_group on this host, from then on found here. With
-    post_local_gradient_allreduce=False gradients stay on their rank in any case."""
+    """State of post_localSGD_hook. process_group: the ranks of the first phase (None: the default group). subgroup: the
+    ranks whose gradients are averaged from step start_localSGD_iter on; None: the ranks of process_group on this host,
+    found when that step comes. With post_local_gradient_allreduce=False the second phase does not average gradients at
+    all."""
 
     def __init__(self, process_group, subgroup, start_localSGD_iter, post_local_gradient_allreduce=True):
         self.process_group, self.subgroup = process_group, subgroup
@@ -29,13 +30,13 @@ class PostLocalSGDState:
         self.iter = 0
 
     def maybe_increase_iter(self, bucket):
-        """Counts a step at its last bucket."""
+        """Counts a step when its last bucket comes."""
         if bucket.is_last():
             self.iter += 1
 
 
 def _ranks_of_this_host(group):
-    """A group of them; every rank of `group` asks."""
+    """A group of the ranks on this host. All ranks of `group` call this."""
     names = [None] * group.size
     all_gather_object(names, this_host(), group)
     ranks = [rank for rank, name in zip(group.ranks, names) if name == names[group.rank]]
@@ -43,7 +44,7 @@ def _ranks_of_this_host(group):
 
 
 def post_localSGD_hook(state, bucket):
-    """The mean over all ranks in the first phase, then over the subgroup's or nobody's."""
+    """The mean over all ranks in the first phase, afterwards over the subgroup or over no other rank."""
     first = state.iter < state.start_localSGD_iter
     state.maybe_increase_iter(bucket)
     if first:

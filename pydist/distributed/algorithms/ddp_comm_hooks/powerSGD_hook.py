@@ -1,11 +1,12 @@
-"""PowerSGD (Vogels et al., 2019): gradients as products of two thin matrices.
+"""PowerSGD (Vogels et al., 2019): gradients travel as products of two thin matrices.
 
-For a gradient M [n, m] (its first size by the rest) and rank r, with Q [m, r] from the step before (warm start):
+For a gradient M [n, m] (its first size by all others) and rank r, with Q [m, r] from the step before (warm start):
 
-    P = mean over ranks of M Q, made orthonormal;  Q = mean over ranks of M^T P;  the ranks' mean of M is about P Q^T
+    P = mean over ranks of M Q, made orthonormal;  Q = mean over ranks of M^T P;  the mean of M over ranks is about P Q^T
 
-so (n + m) r numbers travel instead of n m. What is lost is added to the next gradient (error feedback). Tensors where
-that would save too little (min_compression_rate) and vectors are averaged as they are.
+So (n + m) r numbers travel instead of n m. The error of the approximation is added to the next gradient (error
+feedback). Vectors, and tensors for which this would save too little (min_compression_rate), are averaged without
+compression.
 
 >>> from pydist import nn
 >>> from pydist.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as powerSGD
@@ -24,13 +25,14 @@ __all__ = ["PowerSGDState", "batched_powerSGD_hook", "powerSGD_hook"]
 
 
 class PowerSGDState:
-    """What PowerSGD keeps between steps, on each rank.
+    """The state that PowerSGD keeps between steps, on each rank.
 
-    process_group: None for the default one. matrix_approximation_rank: r. start_powerSGD_iter: plain averaging for as
-    many steps; at least 2 with error feedback or warm start, as the buckets of PyTorch's first step are others.
-    min_compression_rate: compress where (n + m) r times it is under n m. orthogonalization_epsilon: added to lengths
-    before the division by them. random_seed: of the first Q, the same on all ranks. compression_stats_logging_frequency
-    and batch_tensors_with_same_shape are accepted and change nothing. ValueError: a number out of its range.
+    process_group: None for the default group. matrix_approximation_rank: r. start_powerSGD_iter: how many steps use
+    plain averaging; at least 2 with error feedback or warm start, because PyTorch's first step has other buckets.
+    min_compression_rate: compress if (n + m) r times this rate is less than n m. orthogonalization_epsilon: added to a
+    column's length before the division by it. random_seed: seed of the first Q, the same on all ranks.
+    compression_stats_logging_frequency and batch_tensors_with_same_shape are accepted and ignored. Raises ValueError if
+    a number is out of its range.
     """
 
     def __init__(
@@ -48,11 +50,11 @@ class PowerSGDState:
     ):
         if matrix_approximation_rank < 1:
             raise ValueError(
-                f"PowerSGDState: matrix_approximation_rank is {matrix_approximation_rank} (expected over 0)"
+                f"PowerSGDState: matrix_approximation_rank is {matrix_approximation_rank} (expected more than 0)"
             )
         if (use_error_feedback or warm_start) and start_powerSGD_iter <= 1:
             raise ValueError(
-                f"PowerSGDState: start_powerSGD_iter is {start_powerSGD_iter} (expected over 1 with error feedback or "
+                f"PowerSGDState: start_powerSGD_iter is {start_powerSGD_iter} (expected more than 1 with error feedback or "
                 "warm start)"
             )
         self.process_group = process_group
@@ -67,12 +69,12 @@ class PowerSGDState:
         self.total_numel_before_compression = self.total_numel_after_compression = 0
 
     def maybe_increase_iter(self, bucket):
-        """Counts a step at its last bucket."""
+        """Counts a step when its last bucket comes."""
         if bucket.is_last():
             self.iter += 1
 
     def compression_stats(self):
-        """(rate, elements before, elements after), of all steps."""
+        """(rate, elements before, elements after), over all steps so far."""
         before, after = self.total_numel_before_compression, self.total_numel_after_compression
         return before / after if after else 0, before, after
 
@@ -90,7 +92,7 @@ class PowerSGDState:
 
 
 def _orthonormal(matrix, epsilon):
-    """Gram-Schmidt on the columns, in place. A column that depends on those before it becomes zero."""
+    """Gram-Schmidt on the columns, in place. A column that depends linearly on earlier ones becomes zero."""
     columns = [matrix[:, i] for i in range(matrix.shape[1])]
     for i, column in enumerate(columns):
         before = column.norm()
@@ -101,7 +103,7 @@ def _orthonormal(matrix, epsilon):
 
 
 def _compress(state, bucket, matrices, plain, tensors):
-    """The future of the bucket's buffer, in which the views `matrices` and `plain` have become their means."""
+    """The future of the bucket's buffer. When it is done, the views `matrices` and `plain` of it hold their means."""
     group, buffer, index = current(state.process_group), bucket.buffer(), bucket.index()
     rank = state.matrix_approximation_rank
     if state.use_error_feedback:
@@ -157,7 +159,7 @@ def _unpack(flat, tensors):
 
 
 def _without(error, plain, buffer):
-    """Nothing was lost of what travelled as it was."""
+    """Sets the error of tensors that travelled uncompressed to zero."""
     size = buffer.dtype.itemsize
     for tensor in plain:
         at = (tensor.data_ptr() - buffer.data_ptr()) // size
@@ -166,7 +168,7 @@ def _without(error, plain, buffer):
 
 
 def powerSGD_hook(state, bucket):
-    """Each gradient by itself; the best rate where matrices are large."""
+    """Compresses each gradient by itself. Best compression rate for large matrices."""
     if state.iter < state.start_powerSGD_iter:
         state.maybe_increase_iter(bucket)
         return allreduce_hook(state.process_group, bucket)
@@ -183,7 +185,7 @@ def powerSGD_hook(state, bucket):
 
 
 def batched_powerSGD_hook(state, bucket):
-    """The whole bucket as one square matrix: fewer operations, and a worse approximation."""
+    """Compresses the whole bucket as one square matrix: fewer operations, but a worse approximation."""
     if state.iter < state.start_powerSGD_iter:
         state.maybe_increase_iter(bucket)
         return allreduce_hook(state.process_group, bucket)
@@ -199,7 +201,7 @@ def batched_powerSGD_hook(state, bucket):
 
 
 class _Padded:
-    """A bucket whose buffer is the square."""
+    """A bucket whose buffer is padded to the square."""
 
     def __init__(self, bucket, square):
         self.index, self.is_last = bucket.index, bucket.is_last

@@ -1,4 +1,4 @@
-"""When models are averaged."""
+"""Classes that decide when models are averaged."""
 
 from pydist.distributed.algorithms.model_averaging.utils import average_parameters_or_parameter_groups
 
@@ -6,19 +6,19 @@ __all__ = ["ModelAverager", "PeriodicModelAverager"]
 
 
 class ModelAverager:
-    """`step` counts the calls of average_parameters; process_group: None for the default one."""
+    """Base class. `step` counts the calls of average_parameters; process_group: None for the default group."""
 
     def __init__(self, process_group=None):
         self.process_group, self.step = process_group, 0
 
     def average_parameters(self, params):
-        """To be called after each optimizer step."""
+        """Averages if it is time. Call it after each optimizer step."""
         raise NotImplementedError
 
 
 class PeriodicModelAverager(ModelAverager):
-    """Every `period` steps from step `warmup_steps` on, the parameters that have a gradient become their mean over the
-    ranks. ValueError: warmup_steps is negative or period under 1.
+    """From step `warmup_steps` on, every `period` steps, the parameters that have a gradient become their mean over the
+    ranks. Raises ValueError if warmup_steps is negative or period is less than 1.
 
     >>> import pydist
     >>> averager = PeriodicModelAverager(period=4, warmup_steps=100)
@@ -36,7 +36,7 @@ class PeriodicModelAverager(ModelAverager):
         self.period, self.warmup_steps = period, warmup_steps
 
     def average_parameters(self, params):
-        """Averages where it is time; counts the step."""
+        """Averages if it is time, and counts the step."""
         if self.step >= self.warmup_steps and (self.step - self.warmup_steps) % self.period == 0:
             average_parameters_or_parameter_groups(params, self.process_group)
         self.step += 1

@@ -7,7 +7,7 @@ __all__ = ["average_parameters", "average_parameters_or_parameter_groups", "get_
 
 
 def get_params_to_average(params):
-    """The parameters that have a gradient, out of parameters or an optimizer's param_groups."""
+    """The parameters that have a gradient. `params`: parameters, or an optimizer's param_groups."""
     found = []
     for param in params:
         if isinstance(param, dict):
@@ -18,7 +18,8 @@ def get_params_to_average(params):
 
 
 def average_parameters(params, process_group=None):
-    """Each parameter becomes its mean over the ranks of the group, in one message for all of a dtype."""
+    """Replaces each parameter by its mean over the ranks of the group. All parameters of one dtype travel in one
+    message."""
     group, by_dtype = current(process_group), {}
     for param in params:
         by_dtype.setdefault(param.dtype, []).append(param.data)

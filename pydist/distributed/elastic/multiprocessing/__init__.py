@@ -1,1 +1,1 @@
-"""PyTorch's names for what its launcher and workers share."""
+"""PyTorch's names for what its launcher and its workers share."""

@@ -1,8 +1,8 @@
-"""How a worker's exception becomes known, which here needs no decorator."""
+"""PyTorch's decorator that reports a worker's exception. Here exceptions are reported without it."""
 
 
 def record(fn):
-    """`fn` itself: every rank's traceback reaches the launcher and the other ranks anyway."""
+    """Returns `fn` itself: the launcher and the other ranks get every rank's traceback anyway."""
     if not callable(fn):
-        raise TypeError(f"record: {type(fn).__name__} (expected a function)")
+        raise TypeError(f"record: fn is {type(fn).__name__} (expected a function)")
     return fn
