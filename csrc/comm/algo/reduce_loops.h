@@ -1,7 +1,8 @@
-/* The loops of reduce.c for one instruction set: included once per set with PD_LOOPS(name) giving the names a suffix.
+/* The loops of reduce.c for one instruction set. It is included once for each set; PD_LOOPS(name) adds a suffix to
+   names.
 
-   pair: o[i] = l[i] op r[i], where o may be l or r. For the half types there are three, by which sides are stored
-   halves (h) and which are float32 partial results (f); the tree never has a half on the left and a partial on the
+   pair: o[i] = l[i] op r[i], where o may be l or r. For 16-bit types there are three versions: each side is stored (h,
+   16 bits) or a partial result (f, float32). The tree never has a stored one on the left and a partial one on the
    right. */
 
 #define PAIR(name, L, R, O, load_l, load_r, A, expr)                              \
@@ -25,7 +26,7 @@
     PAIR(and_##suffix, T, T, T, SAME, SAME, T, a & b)                              \
     PAIR(or_##suffix, T, T, T, SAME, SAME, T, a | b)                               \
     PAIR(xor_##suffix, T, T, T, SAME, SAME, T, a ^ b)
-/* Integers add and multiply as unsigned: overflow wraps. */
+/* Integers are added and multiplied as unsigned ones, so overflow wraps. */
 #define INTEGER(suffix, T, U) NATIVE(suffix, T, U) ORDER(suffix, T) BITS(suffix, T)
 
 NATIVE(f32, float, float) ORDER(f32, float)

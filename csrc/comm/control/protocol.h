@@ -1,9 +1,9 @@
-/* What the two ends of the control plane say. All payloads are fixed structs of the host's byte order, then bytes.
+/* The frames of the control plane. Payloads are fixed structs in the host's byte order, then bytes.
 
      client   HELLO (who, a random number)             PROOF (of the secret)
      server                  CHALLENGE (its own, and proof)        WELCOME (the job's token, masked) | REFUSED
 
-   The server says why it refuses only to those who have proved that they know the secret. */
+   The server gives the reason of a refusal only to a client that has proved that it knows the secret. */
 #ifndef PD_COMM_CONTROL_WIRE_H
 #define PD_COMM_CONTROL_WIRE_H
 
@@ -20,17 +20,17 @@ enum {
     PD_CONTROL_PROOF,     /* client: PD_SHA256_BYTES */
     PD_CONTROL_WELCOME,   /* server: pd_control_welcome */
     PD_CONTROL_REFUSED,   /* server: text; then it closes */
-    PD_CONTROL_CALL,      /* client: pd_control_call + key + data, maybe a descriptor */
-    PD_CONTROL_REPLY,     /* server, same id: pd_control_reply + data or error text, maybe a descriptor */
+    PD_CONTROL_CALL,      /* client: pd_control_call + key + data, perhaps a descriptor */
+    PD_CONTROL_REPLY,     /* server, same id: pd_control_reply + data or error text, perhaps a descriptor */
     PD_CONTROL_EVENT,      /* both ways: pd_link_event + text */
     PD_CONTROL_PING,      /* server: are you there */
     PD_CONTROL_PONG,      /* client */
 };
 
-#define PD_CONTROL_TEXT 65536 /* longest traceback that is passed on; its end is kept */
+#define PD_CONTROL_TEXT 65536 /* the longest traceback that is passed on; a longer one loses its beginning */
 #define PD_CONTROL_PAYLOAD (64 + PD_STORE_KEY + PD_STORE_VALUE)
 #define PD_HEARTBEAT_NS INT64_C(1000000000) /* between two pings */
-#define PD_SILENCE_NS (5 * PD_HEARTBEAT_NS / 2) /* the least silence that means something: two lost pings */
+#define PD_SILENCE_NS (5 * PD_HEARTBEAT_NS / 2) /* the shortest silence that counts: two lost pings */
 
 typedef struct pd_control_hello {
     uint8_t nonce[PD_NONCE_BYTES];
@@ -43,7 +43,7 @@ typedef struct pd_control_challenge {
 
 typedef struct pd_control_welcome {
     uint8_t token[PD_TOKEN_BYTES];
-    int32_t host_rank; /* of the rank that hosts the server; -1: a launcher */
+    int32_t host_rank; /* the rank that hosts the server; -1: a launcher does */
 } pd_control_welcome;
 
 typedef struct pd_control_call {
@@ -57,7 +57,7 @@ typedef struct pd_control_reply {
     uint32_t pad;
 } pd_control_reply;
 
-/* What only those can compute who know the secret: over a purpose, the client's hello and the server's number. */
+/* The MAC of a purpose, the client's hello and the server's number; only who knows the secret can compute it. */
 void pd_control_mac(const uint8_t secret[PD_SECRET_BYTES], const char *purpose, const pd_control_hello *hello,
                     const uint8_t nonce[PD_NONCE_BYTES], uint8_t out[PD_SHA256_BYTES]);
 

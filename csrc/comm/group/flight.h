@@ -1,9 +1,9 @@
 /* The flight record of a group: its last PYDIST_FLIGHT collectives, and as many messages in a record of their own, for
    the text that explains a failure.
 
-   One writer at a time (whoever runs the queue; whoever holds the messages' lock), readers on any thread without a
-   lock: a row is eight words, the first of which is cleared before and stored after the others. Times are the
-   processor's ticks, which cost a third of a clock call. */
+   There is one writer at a time: the thread that runs the queue, or that holds the messages' lock. Any thread may read
+   without a lock: a row has eight words, and the writer clears the first one before and stores it after the others.
+   Times are the processor's ticks, which cost a third of a call of the clock. */
 #ifndef PD_COMM_FLIGHT_H
 #define PD_COMM_FLIGHT_H
 
@@ -18,20 +18,20 @@ typedef struct pd_flight {
     pd_flight_row *rows; /* NULL: nothing is recorded */
     uint32_t mask;
     _Atomic uint32_t last;   /* sequence number of the newest row */
-    int64_t ticks, ns;       /* the same moment */
+    int64_t ticks, ns;       /* one moment in ticks and in ns */
 } pd_flight;
 
-pd_status pd_flight_init(pd_flight *f, int rows); /* as many rows, or the next power of two; 0: none */
+pd_status pd_flight_init(pd_flight *f, int rows); /* rounded up to a power of two; 0: no record */
 void pd_flight_fini(pd_flight *f);
 void pd_flight_post(pd_flight *f, uint32_t seq, const pd_identity *id, uint64_t site);
-void pd_flight_wait(pd_flight *f, uint32_t seq, int rank); /* it had to wait for this rank, perhaps among others */
+void pd_flight_wait(pd_flight *f, uint32_t seq, int rank); /* it had to wait for this rank, and perhaps others */
 void pd_flight_end(pd_flight *f, uint32_t seq, pd_flight_state state);
 
-/* [text] The last `rows` collectives, a line each, oldest first; the length. */
+/* Writes the last `rows` collectives, a line each, the oldest first. Returns the length. */
 size_t pd_flight_text(const pd_flight *f, const pd_hooks *hooks, int rows, char *text, size_t size);
-/* [text] on the newest: "began barrier() at train.py:12 (#17) 3.0 s ago", or "ended ..."; "" and 0: there is none. */
+/* Writes the newest: "began barrier() at train.py:12 (#17) 3.0 s ago", or "ended ...". Returns the length; 0: none. */
 size_t pd_flight_last(const pd_flight *f, const pd_hooks *hooks, char *text, size_t size);
-/* [text] "barrier() at train.py:12 (#17)" */
+/* Writes "barrier() at train.py:12 (#17)" and returns the length. */
 size_t pd_flight_call(const pd_flight *f, const pd_hooks *hooks, uint32_t seq, char *text, size_t size);
 
 #endif

@@ -13,7 +13,7 @@ typedef struct pd_envelope {
 typedef struct pd_unexpected { /* a message that came before its receive */
     struct pd_unexpected *next;
     pd_envelope envelope;
-    pd_work *taker; /* who waits for the rest of it */
+    pd_work *taker; /* the receive that waits for the rest of it */
     size_t got;
     char data[];
 } pd_unexpected;
@@ -32,28 +32,29 @@ typedef struct pd_p2p_peer { /* what this rank knows of one peer */
     pd_envelope in;
     size_t in_got; /* bytes of the envelope, then of its data */
     bool in_body;
-    pd_work *into;  /* either takes the data */
+    pd_work *into;  /* the receive that takes the data, if not NULL */
     pd_unexpected *aside;
     pd_unexpected *unexpected, **unexpected_last;
-    _Atomic int64_t left; /* when it left the group; 0: it is there */
+    _Atomic int64_t left; /* when it left the group; 0: it has not */
 } pd_p2p_peer;
 
 struct pd_p2p {
     pthread_mutex_t lock;
-    size_t ring, at; /* bytes of one; where the lanes are in a part */
+    size_t ring, at; /* bytes of a ring; offset of the lanes in a part */
     pd_work *receives, **receives_last;
     atomic_bool used, failed;
     pd_error error;
     uint32_t count;
     pd_flight flight; /* written under the lock */
-    atomic_size_t moved; /* bytes, ever */
+    atomic_size_t moved; /* bytes moved so far */
     pd_p2p_peer peers[];
 };
 
-/* The group ends with the error in this thread's record; who holds its lock finds it when he looks. */
+/* Ends the group with the error in this thread's record. A thread that holds the group's lock sees it at its next
+   look. */
 pd_status pd_p2p_lose(pd_group *g);
-/* pd_p2p_pump under the group's lock where there is a mesh; if somebody has it, he does this in his wait. May wait `ns`
-   for `w`. */
+/* Calls pd_p2p_pump, under the group's lock if there is a mesh. If another thread holds that lock, its wait does this.
+   May wait `ns` for `w`. */
 pd_status pd_p2p_carry_on(pd_group *g, const pd_work *w, int64_t ns);
 
 #endif

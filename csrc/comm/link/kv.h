@@ -1,5 +1,5 @@
-/* The table behind the store: one hash table, no threads, no waiting. Its owner (the control server's thread, a hub's
-   lock) serialises the calls and keeps those who must wait. */
+/* The table behind the store: a hash table without threads and waiting. Its owner, the control server or a hub, makes
+   one call at a time and keeps the calls that have to wait. */
 #ifndef PD_COMM_KV_H
 #define PD_COMM_KV_H
 
@@ -15,8 +15,8 @@ typedef struct pd_kv {
 
 void pd_kv_init(pd_kv *kv, intptr_t (*dup)(intptr_t), void (*drop)(intptr_t));
 void pd_kv_fini(pd_kv *kv);
-/* Answers the call. *ready is false where the key has to be waited for; *reply is then untouched. SET keeps a duplicate
-   of call->handle; GET replies with another. */
+/* Answers the call. If the key has to be waited for, *ready is false and *reply is not written. SET keeps a duplicate
+   of call->handle; GET replies with another duplicate. */
 pd_status pd_kv_run(pd_kv *kv, const pd_store_call *call, pd_store_reply *reply, bool *ready);
 
 #endif

@@ -1,4 +1,4 @@
-/* The handles of pd_transport_inproc: counted blocks. The hub's store counts those it keeps and passes on. */
+/* The handles of pd_transport_inproc are counted blocks; the hub's store counts those that it keeps and passes on. */
 #ifndef PD_COMM_INPROC_H
 #define PD_COMM_INPROC_H
 

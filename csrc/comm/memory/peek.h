@@ -1,7 +1,7 @@
-/* Reading memory of another process of this host where it lies (process_vm_readv): one copy instead of two through
-   shared memory. The kernel allows it between processes of one user, unless a security module or a container forbids
-   it; so ranks try it on a word of each other first. A process that is gone, or an address that is not there any more,
-   is a failure, never a crash; so threads use it among themselves, too. */
+/* Reads memory of another process of this host in place, by process_vm_readv: one copy, where shared memory takes two.
+   The kernel allows it between processes of one user, unless a security module or a container forbids it, so ranks
+   first try it on one word of each other. A process that is gone, or an address that is no longer valid, is a failure
+   and never a crash; therefore ranks that are threads use it, too. */
 #ifndef PD_COMM_PEEK_H
 #define PD_COMM_PEEK_H
 
@@ -9,15 +9,15 @@
 #include <stddef.h>
 #include <stdint.h>
 
-typedef struct pd_peek { /* what a rank shows of itself */
+typedef struct pd_peek { /* what a rank tells about itself */
     int64_t pid;
-    uint64_t at, word; /* where that word of its lies */
+    uint64_t at, word; /* address and value of the word to try */
 } pd_peek;
 
-/* Of this process. word: has to stay where it is. */
+/* For this process. `word` must keep its address. */
 pd_peek pd_peek_of(const uint64_t *word);
 bool pd_peek_works(const pd_peek *p);
-/* All of `bytes` from address `at` of process `pid`. */
+/* Reads `bytes` from address `at` of process `pid`. False: not all of them could be read. */
 bool pd_peek_read(int64_t pid, uint64_t at, void *to, size_t bytes);
 
 #endif

@@ -1,17 +1,17 @@
-/* Messages between ranks that share no memory: memory that is mirrored, so that the algorithms run as on one host.
+/* Messages between ranks that share no memory. They mirror memory, so that the algorithms run as on one host.
 
-   Every rank has private memory of the size of everybody's part (board, slots, shares). What a peer will read of ours
-   is sent to it with the place where it would look for it; arriving bytes go straight there. A word (a line's sequence
-   number, the step) follows what it announces in the same order, so whoever sees it has the rest. The gates of the
-   pipeline are its flow control: a slot is written again only after all have read it.
+   Every rank has private memory of the size of each other rank's part (board, slots, shares). What a peer will read of
+   ours is sent to it together with the place where it will look, and arriving bytes go directly there. A word (a line's
+   sequence number, the step) is sent after the bytes that it announces, so a rank that sees the word has the bytes. The
+   pipeline's gates are the flow control: a slot is written again only after all ranks have read it.
 
      frame = {at, bytes, value, 0} + bytes of data;  bytes 0: the word at `at` becomes `value`
 
-   Sent from where the data lies and received to where they are read: one copy less on each side than through a message.
-   A collective's first gate costs every rank W - 1 small messages, which carry the identity and small data.
+   Data is sent from where it is and received where it is read, which saves a copy on each side. A collective's first
+   gate costs every rank W - 1 small messages, which carry the identity and small data.
 
-   Two kinds: tcp (a connection per pair) and mpi (tcp.c, mpi.c). All of it under the group's lock, but wake. Nothing
-   here blocks except make and wait. */
+   There are two kinds: tcp (a connection for each pair, tcp.c) and mpi (mpi.c). All functions but wake need the group's
+   lock. None of them blocks except make and wait. */
 #ifndef PD_COMM_MESH_H
 #define PD_COMM_MESH_H
 
@@ -22,14 +22,14 @@ typedef struct pd_mesh pd_mesh;
 
 typedef struct pd_mesh_plan {
     pd_link *link;
-    int rank, size;      /* in the group; peers are numbered so */
-    const int *ranks;    /* of the link, by rank of the group; NULL: the same */
+    int rank, size;      /* in the group; peers are ranks of the group */
+    const int *ranks;    /* the link's rank of each rank of the group; NULL: they are equal */
     uint32_t epoch;
-    char *const *parts;  /* by rank: where its bytes arrive; our own is not used. Must outlive the mesh */
-    size_t bytes;        /* of each */
-    bool near;           /* all ranks are on this machine: loopback serves */
+    char *const *parts;  /* by rank: where its bytes arrive, our own is not used; must outlive the mesh */
+    size_t bytes;        /* of each part */
+    bool near;           /* all ranks are on this machine, so loopback will do */
     int64_t timeout_ns;
-    const atomic_uint *stop; /* not 0: give up connecting */
+    const atomic_uint *stop; /* if not 0, connecting is given up */
 } pd_mesh_plan;
 
 typedef struct pd_mesh_frame {
@@ -37,30 +37,30 @@ typedef struct pd_mesh_frame {
 } pd_mesh_frame;
 
 #define PD_MESH_QUEUE \
-    16 /* a round sends a piece, a share and a word, a start besides a line; p2p 3 frames and a word */
+    16 /* a round sends a piece, a share and a word, the first one also a line; p2p 3 frames and a word */
 
 typedef struct pd_mesh_kind {
     const char *name;
-    /* [new] connected to all other ranks; collective. */
+    /* [new] a mesh connected to all other ranks, which call it, too. */
     pd_status (*make)(const pd_mesh_plan *plan, pd_mesh **out);
     void (*free)(pd_mesh *m);
-    /* The data must stay until flush has said true. */
+    /* Queues a frame. The data must stay until flush has returned true. */
     void (*queue)(pd_mesh *m, int peer, pd_mesh_frame frame, const void *data);
     bool (*flush)(pd_mesh *m);             /* true: nothing is left to send */
-    void (*pump)(pd_mesh *m, int peer);    /* takes what has come from this peer */
-    void (*wait)(pd_mesh *m, int64_t ns);  /* until something can be sent or taken, or woken, and does that */
+    void (*pump)(pd_mesh *m, int peer);    /* receives what has come from this peer */
+    void (*wait)(pd_mesh *m, int64_t ns);  /* until something can be sent or received, and does that; wake ends it */
     void (*wake)(pd_mesh *m);
-    pd_status (*check)(const pd_mesh *m);  /* the error that ended it: a failed call, garbage from a peer */
-    /* When its connection was lost (ns, monotonic), if we wait for it or it did not get all that we queued; else 0. */
+    pd_status (*check)(const pd_mesh *m);  /* the error that has ended it, such as garbage from a peer */
+    /* When the connection to this peer was lost (ns), if we wait for it or it has not got all that we queued; else
+       0. */
     int64_t (*lost)(const pd_mesh *m, int peer, bool we_wait);
-    /* NULL, or the messages' own all_reduce, for order="fast". room: where the data are to lie, *bytes at most; NULL
-       where it does not know this dtype and op (the same on all ranks). reduce: in place; flush says
-       when it is done. */
+    /* NULL, or the mesh's own all_reduce, for order="fast". room: where to put the data, *bytes at most; NULL: it
+       cannot do this dtype and op, on any rank. reduce: starts it, in place; flush says when it is done. */
     void *(*room)(const pd_mesh *m, pd_dtype dtype, pd_reduce op, size_t *bytes);
     void (*reduce)(pd_mesh *m, int64_t count, pd_dtype dtype, pd_reduce op);
 } pd_mesh_kind;
 
-struct pd_mesh { /* begins every kind's own */
+struct pd_mesh { /* the first member of every kind's own struct */
     const pd_mesh_kind *kind;
 };
 

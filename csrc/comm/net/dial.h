@@ -1,10 +1,11 @@
-/* Reaching another process: a race between all ways to it.
+/* Connects to another process by a race between all ways to it.
 
-   A host may have several addresses and this one several interfaces, of which some are dead: an address there then
-   takes minutes to fail. So a try starts a moment after the one before it (at once, where that has failed), and the
-   first that answers wins: each address by the way that this host's routes say, then each through every other
-   interface. The interfaces of PYDIST_IFACE (or GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME) are the only ones, where it is
-   set: names or their beginnings, "eth1,ib"; "^docker,lo": all but these. Addresses of this host are free from it. */
+   The other host may have several addresses and this one several interfaces. Some of them may be dead, and a connection
+   over a dead one takes minutes to fail. So each try starts a moment after the one before it, or at once if that has
+   failed, and the first answer wins. Each address is tried first by this host's routes, then through every other
+   interface. If PYDIST_IFACE (or GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME) is set, only its interfaces are used: a list
+   of names or their beginnings, "eth1,ib"; or "^docker,lo" for all but these. It does not matter for addresses of this
+   host. */
 #ifndef PD_COMM_DIAL_H
 #define PD_COMM_DIAL_H
 
@@ -24,7 +25,7 @@ typedef struct pd_face { /* an address of an interface that is up and not loopba
 typedef struct pd_try {
     struct sockaddr_storage to;
     socklen_t bytes;
-    int face, fd; /* face -1: as the routes say. fd -1: not started, or over */
+    int face, fd; /* face -1: by the routes. fd -1: not started, or ended */
     bool over;
 } pd_try;
 
@@ -33,20 +34,21 @@ typedef struct pd_race {
     pd_try tries[PD_DIAL_TRIES];
     int face_count, count, started, error; /* error: errno of the last try that failed */
     int64_t began;
-    char way[320]; /* of the newest connection: the address, the interface and why this one */
+    char way[320]; /* of the newest connection: address, interface, and why it was chosen */
 } pd_race;
 
 /* The interfaces that may be used; at most PD_DIAL_FACES addresses. PD_E_VALUE: PYDIST_IFACE leaves none. */
 pd_status pd_dial_faces(pd_face *faces, int *count);
-/* To "host:port" or "[v6]:port". Adds to a race that is zeros or has others. PD_E_DIST: no such host. */
+/* Adds the ways to "host:port" or "[v6]:port" to a race, which is zeroed or has others. PD_E_DIST: no such host. */
 pd_status pd_race_add(pd_race *r, const char *address);
-/* The next connection that stands: *fd [new], non-blocking, with r->way. *fd -1: nobody has answered, r->error says
-   why; at the latest at the deadline (pd_os_now). */
+/* Waits for the next connection: *fd [new], non-blocking, and r->way. *fd -1: none has come by the deadline
+   (pd_os_now), or all have failed; r->error says why. */
 pd_status pd_race_next(pd_race *r, int64_t deadline, const pd_hooks *hooks, int *fd);
 void pd_race_end(pd_race *r);
 
-/* [new] a connected, non-blocking descriptor to "@name", "host:port" or "[v6]:port". Waits in slices with the interrupt
-   hook, until the deadline; `patient`: also while nobody listens there. way: a race's, "" for "@name". */
+/* [new] a connected, non-blocking descriptor to "@name", "host:port" or "[v6]:port". Waits until the deadline and calls
+   the interrupt hook meanwhile; `patient`: also waits while nobody listens there. way: as in pd_race; "" for
+   "@name". */
 pd_status pd_dial(const char *address, int64_t deadline, bool patient, const pd_hooks *hooks, int *fd, char *way,
                   size_t size);
 

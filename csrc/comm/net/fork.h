@@ -1,9 +1,9 @@
 /* After a user's fork the child has no groups (docs/internals/design.md, "After a fork").
 
-   A count of forks is copied into every link and group when it is made: a child finds another count and refuses,
+   Every link and group keeps the count of forks of the time when it was made. A child has another count, so it refuses,
    without touching locks that the parent's threads may have held. Descriptors on the watch list are closed in the
-   child, so that a dead parent's control socket closes although its children live. This list and count are all that is
-   process-wide. */
+   child, so that the control socket of a dead parent closes although its children live. This list and the count are the
+   only state of the process. */
 #ifndef PD_COMM_FORK_H
 #define PD_COMM_FORK_H
 
@@ -15,7 +15,7 @@ typedef struct pd_fork_watch {
     struct pd_fork_watch *next, **at;
 } pd_fork_watch;
 
-extern uint32_t pd_forks; /* how often this process is a child; written only in the at-fork handler */
+extern uint32_t pd_forks; /* how many forks led to this process; written only by the at-fork handler */
 
 void pd_fork_watch_add(pd_fork_watch *w, int fd); /* *w must live until pd_fork_watch_drop */
 void pd_fork_watch_drop(pd_fork_watch *w);
