@@ -55,6 +55,20 @@ CASES = [
         {"numpy": ("numpy",), "torch": ("torch",)},
     ),
     Case("launch: two ranks, command to first all_reduce", "s", ranks("launch"), RANK_NEEDS),
+    Case(
+        "death: a rank is killed, the other one raises PeerFailed",
+        "ms",
+        {
+            "pydist": [
+                sys.executable,
+                "-m",
+                "pydist.run",
+                "--nproc-per-node=2",
+                "--on-failure=keep",
+                program("death")[1],
+            ]
+        },
+    ),
     Case("all_reduce: 4 KiB, two ranks", "us", ranks("all_reduce", 1024, 2000), RANK_NEEDS),
     Case("all_reduce: 1 MiB, two ranks", "us", ranks("all_reduce", 262144, 200), RANK_NEEDS, ("bytes", MIB_BYTES)),
 ]
