@@ -7,6 +7,7 @@ function; docstrings are none. Pieces that stand side by side are joined; a valu
     python tools/messages.py --docs [ROOM ...]   strings of C outside of functions instead: the documentation of ops and methods
     python tools/messages.py --count             how many each room has
     python tools/messages.py --against REV       how many of them were changed, added, removed since that revision
+    python tools/messages.py --unexpected        those that report a wrong argument and do not say "expected"
 """
 
 import argparse
@@ -25,6 +26,10 @@ REPORTS = re.compile(
 CODE = re.compile(
     r"_?static_assert|_Static_assert|_Pragma|volatile|target|fopen|open"
 )  # take strings that nobody reads
+WRONG_ARGUMENT = re.compile(
+    r"raise (Value|Type|Index|Shape|DType|Argument)Error"
+    r"|PD_E_(VALUE|TYPE|SHAPE|DTYPE|DIM|INDEX)|PyExc_(Value|Type|Index|Overflow)Error"
+)
 TEXT = re.compile(r"[^\W\d_]{2,}\W+(\w+\W+)*?[^\W\d_]{2,}\W+(\w+\W+)*?[^\W\d_]{2,}")  # three words
 C_TOKEN = re.compile(
     r"""/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|[A-Za-z_]\w*|\s+|\d[\w.]*|.""", re.DOTALL
@@ -38,6 +43,13 @@ class Message(NamedTuple):
     function: str
     report: str
     text: str
+    error: str = ""  # C: PD_E_... or PyExc_..., of the call that reports
+
+    @property
+    def is_unexpected(self):
+        """Whether it reports a wrong argument and does not say what was expected."""
+        error = self.error or self.report
+        return bool(is_message(self) and WRONG_ARGUMENT.fullmatch(error)) and "expected" not in self.text.lower()
 
     @property
     def room(self):
@@ -57,7 +69,7 @@ def c_strings(source, file, first_line=1, macro=""):
                 line = source.count("\n", 0, directive.start()) + 1
                 yield from c_strings(directive[0][name.end() :].replace("\\\n", " \n"), file, line, name[1])
         source = DIRECTIVE.sub(lambda found: re.sub(r"[^\n]", " ", found[0]), source)
-    line, depth, word, calls, function, closed, text = first_line, 0, "", [], macro, "", None
+    line, depth, word, calls, function, closed, text, error = first_line, 0, "", [], macro, "", None, ""
     for token in C_TOKEN.findall(source):
         start, line = line, line + token.count("\n")
         if token[0].isspace() or token[:2] in ("/*", "//"):
@@ -72,17 +84,26 @@ def c_strings(source, file, first_line=1, macro=""):
         if text:
             report = next((call for call in reversed(calls) if REPORTS.fullmatch(call)), calls[-1] if calls else "")
             yield Message(
-                file, text[0], function, report or "=", "".join(text[2]).replace("\\n", "\n").replace('\\"', '"')
+                file,
+                text[0],
+                function,
+                report or "=",
+                "".join(text[2]).replace("\\n", "\n").replace('\\"', '"'),
+                error if REPORTS.fullmatch(report) else "",
             )
             text = None
         if token == "(":
             calls.append(word)
+        elif re.match("PD_E_|PyExc_", token):
+            error = token
         elif token == ")" and calls:
             closed = calls.pop()
         elif token == "{":
             if depth == 0 and not macro:
                 function = closed if word == ")" else ""
             depth += 1
+        elif token == ";":
+            error = ""
         elif token == "}":
             depth -= 1
             if depth == 0 and not macro:
@@ -187,6 +208,7 @@ def main():
     parser.add_argument("--docs", action="store_true")
     parser.add_argument("--count", action="store_true")
     parser.add_argument("--against", metavar="REV")
+    parser.add_argument("--unexpected", action="store_true")
     args = parser.parse_args()
     if args.against:
         rooms = counts(args.against)
@@ -198,7 +220,7 @@ def main():
     if args.docs:
         messages = [m for m in messages if not m.function and m.file.startswith("csrc/") and TEXT.search(m.text)]
     else:
-        messages = list(filter(is_message, messages))
+        messages = [m for m in messages if (m.is_unexpected if args.unexpected else is_message(m))]
     if args.count:
         rooms = Counter(m.room for m in messages)
         for room, n in [*sorted(rooms.items()), ("all", len(messages))]:
