@@ -1,10 +1,16 @@
 """The documents say what the code says: what they quote stands in it, what they name exists, and what it cites of them, too."""
 
+import importlib
+import inspect
+import json
 import re
+from collections import Counter
 from functools import cache
 
+import messages
 import pytest
 
+from lib import package
 from lib.source import TEXT, TOP, files
 
 INTERNALS = TOP / "docs/internals"
@@ -69,22 +75,160 @@ def test_worked_examples_show_the_tree(page, steps):
     assert not [path for path, code in quoted if code.strip("\n") not in (TOP / path).read_text()]
 
 
-PAGES = files("docs/internals/*.md", "docs/internals/decisions/*.md")
+PAGES = files("*.md")
 
 
 def prose(page):
-    return re.sub(r"^```.*?^```", "", (TOP / page).read_text(), flags=re.M | re.S)
+    """The text of a page or of a notebook, without fences."""
+    text = (TOP / page).read_text()
+    if page.suffix == ".ipynb":
+        cells = json.loads(text)["cells"]
+        text = "\n\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
+    return re.sub(r"^(`{3,}).*?^\1", "", text, flags=re.M | re.S)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@cache
+def anchors(page):
+    """What GitHub makes of a page's headings."""
+    found = [re.sub(r"[^\w\- ]", "", line.lower()) for line in re.findall(r"^#+ (.*?)\s*$", prose(page), re.M)]
+    return {line.replace(" ", "-") for line in found}
+
+
+def dead_links(page):
+    """The relative links of a page to files that do not exist, or to headings that their page does not have."""
+    for target in re.findall(r"\]\(([^)\s]+)\)", re.sub(r"(`+)(?!`).*?\1", "", prose(page))):
+        name, _, heading = target.partition("#")
+        path = TOP / page.parent / name if name else TOP / page
+        if "://" not in target and (
+            not path.exists() or heading and path.suffix == ".md" and heading not in anchors(path)
+        ):
+            yield f"{page}: {target}"
+
+
+def test_a_dead_link_is_found(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("# One, two\n[a](#one-two) [b](page.md#one-two) [c](http://x.y/z) `[d](no)`\n```\n[e](no)\n```\n")
+    assert not list(dead_links(page))
+    page.write_text("# One\n[a](#two) [b](page.md#two) [c](other.md)\n")
+    assert len(list(dead_links(page))) == 3
+
+
+@pytest.mark.parametrize("page", PAGES, ids=str)
 def test_what_a_page_names_exists(page):
-    """Files and folders by their paths, and pages that it links to."""
-    text = prose(page)
-    named = re.findall(r"`((?:csrc|docs|tests|tools|benchmarks|pydist|examples)/[\w./-]*)`", text)
-    linked = [target.split("#")[0] for target in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in target]
+    """Files and folders by their paths, and pages and headings that it links to."""
+    named = re.findall(r"`((?:csrc|docs|tests|tools|benchmarks|pydist|examples)/[\w./-]*)`", prose(page))
     built = re.compile(r"pydist/_\w+\.so")
     assert not [name for name in named if not (TOP / name).exists() and not built.fullmatch(name)]
-    assert not [target for target in linked if target and not (TOP / page.parent / target).exists()]
+    assert not list(dead_links(page))
+
+
+def too_long_for_a_readme(text):
+    """Over 120 lines, and lines over 200 characters where they are prose: addresses of links do not count."""
+    long = [line for line in prose_lines(text) if len(re.sub(r"\]\([^)]*\)", "]", line)) > 200]
+    return long + text.splitlines()[120:]
+
+
+def prose_lines(text):
+    return re.sub(r"^(`{3,}).*?^\1", "", text, flags=re.M | re.S).splitlines()
+
+
+def test_readme_is_short():
+    assert too_long_for_a_readme("x\n" * 121) and too_long_for_a_readme("x" * 201)
+    assert not too_long_for_a_readme("```\n" + "x" * 201 + f"\n```\n[x]({'y' * 201})")
+    assert not too_long_for_a_readme((TOP / "README.md").read_text())
+
+
+def test_the_top_folder_holds_what_it_should():
+    """A newcomer sees these first: what else there is goes into a folder."""
+    expected = (
+        ".ci .clang-format .gitignore CHANGELOG.md LICENSE MANIFEST.in README.md benchmarks csrc docs notebooks pydist"
+    )
+    assert {path.parts[0] for path in files("*")} == {*expected.split(), "pyproject.toml", "setup.py", "tests", "tools"}
+
+
+def test_the_licence_is_named():
+    text = (TOP / "LICENSE").read_text()
+    assert "Apache License\n" in text and "Copyright 2026 the pydist authors" in text and "END OF TERMS" in text
+    project = (TOP / "pyproject.toml").read_text()
+    assert re.search('^license = "Apache-2.0"$', project, re.M)
+    assert "LICENSE" in (TOP / "MANIFEST.in").read_text()
+
+
+# How many messages of a folder report a wrong argument without "expected": `python tools/messages.py --unexpected` lists
+# them. These numbers only get smaller.
+UNEXPECTED = {
+    "csrc/autograd": 14,
+    "csrc/base": 1,
+    "csrc/comm": 16,
+    "csrc/device": 2,
+    "csrc/ops": 44,
+    "csrc/optim": 1,
+    "csrc/parallel": 3,
+    "csrc/py": 71,
+    "csrc/tensor": 6,
+    "pydist": 13,
+    "pydist/_functions": 2,
+    "pydist/amp": 2,
+    "pydist/autograd": 1,
+    "pydist/distributed": 9,
+    "pydist/distributions": 17,
+    "pydist/examples": 2,
+    "pydist/nn": 85,
+    "pydist/optim": 41,
+    "pydist/testing": 2,
+    "pydist/utils": 30,
+    "pydist/vision": 111,
+}
+
+
+def test_messages_of_wrong_arguments_say_what_was_expected():
+    found = Counter(m.room for m in messages.collect() if m.is_unexpected)
+    more = {room: n for room, n in found.items() if n > UNEXPECTED.get(room, 0)}
+    assert not more, 'say "(expected ...)": python tools/messages.py --unexpected lists them'
+
+
+def test_messages_without_expected_are_found():
+    python = 'def f():\n    raise ValueError("f: x is 3")\n    raise ValueError("f: x is 3 (expected 4)")\n'
+    c = 'int f(void) { return pd_fail(PD_E_VALUE, "f: x is 3"); }\nint g(void) { return pd_fail(PD_E_OS, "g: x is 3"); }\n'
+    found = [*messages.python_strings(python, "a.py"), *messages.c_strings(c, "a.c")]
+    assert [m.function for m in found if m.is_unexpected] == ["f", "f"] and len(found) == 4
+
+
+# Public functions and classes without a docstring. The list only gets shorter.
+UNDOCUMENTED = """
+pydist.amp.autocast_mode.get_autocast_cpu_dtype pydist.amp.autocast_mode.get_autocast_gpu_dtype
+pydist.amp.autocast_mode.is_autocast_cpu_enabled pydist.amp.autocast_mode.set_autocast_cache_enabled
+pydist.amp.autocast_mode.set_autocast_dtype pydist.backends.cuda.cudnn_sdp_enabled
+pydist.backends.cuda.flash_sdp_enabled pydist.backends.cuda.math_sdp_enabled
+pydist.backends.cuda.mem_efficient_sdp_enabled pydist.backends.mkl.is_available pydist.backends.mps.is_available
+pydist.backends.mps.is_built pydist.backends.openmp.is_available pydist.compat.pytest_addoption
+pydist.cuda.default_stream pydist.cuda.get_device_name pydist.cuda.init pydist.cuda.ipc_collect
+pydist.cuda.is_initialized pydist.cuda.max_memory_cached pydist.cuda.max_memory_reserved
+pydist.cuda.reset_max_memory_allocated pydist.cuda.reset_max_memory_cached pydist.cuda.reset_peak_memory_stats
+pydist.cuda.set_rng_state pydist.cuda.set_rng_state_all pydist.jit.is_scripting pydist.jit.is_tracing
+pydist.multiprocessing.get_sharing_strategy pydist.multiprocessing.reductions.init_reductions
+pydist.multiprocessing.reductions.rebuild_tensor pydist.nn.init.constant_ pydist.nn.init.ones_ pydist.nn.init.zeros_
+pydist.optim.lr_scheduler.base.load_function_states pydist.profiler.table.memory_text
+pydist.utils.tensorboard.records.double pydist.utils.tensorboard.records.doubles
+pydist.utils.tensorboard.records.integer pydist.utils.tensorboard.records.record
+pydist.utils.tensorboard.records.single
+""".split()
+
+
+def public():
+    """name: function or class, of all modules without an underscore."""
+    for name in ["pydist", *package.modules()]:
+        if "._" not in name and not name.startswith(("pydist.compat.path", "pydist.examples")):
+            for key, value in vars(importlib.import_module(name)).items():
+                if callable(value) and not key.startswith("_") and getattr(value, "__module__", None) == name:
+                    yield f"{name}.{key}", value
+
+
+def test_public_names_have_docstrings():
+    found = dict(public())
+    bare = {name for name, value in found.items() if not (inspect.getdoc(value) or "").strip()}
+    assert len(found) > 1000
+    assert bare - set(UNDOCUMENTED) == set(), "write a docstring"
 
 
 def test_decisions_have_one_form_and_stand_in_the_index():
