@@ -12,6 +12,7 @@ import pytest
 
 from lib import package
 from lib.source import TEXT, TOP, files
+from pydist._launch.options import OPTIONS
 
 INTERNALS = TOP / "docs/internals"
 
@@ -75,7 +76,7 @@ def test_worked_examples_show_the_tree(page, steps):
     assert not [path for path, code in quoted if code.strip("\n") not in (TOP / path).read_text()]
 
 
-PAGES = files("*.md")
+PAGES = files("*.md", "*.ipynb")
 
 
 def prose(page):
@@ -152,6 +153,22 @@ def test_the_licence_is_named():
     project = (TOP / "pyproject.toml").read_text()
     assert re.search('^license = "Apache-2.0"$', project, re.M)
     assert "LICENSE" in (TOP / "MANIFEST.in").read_text()
+
+
+def test_the_guide_names_the_options_of_the_launcher():
+    text = (TOP / "docs/guide/launcher.md").read_text()
+    said = set(re.findall(r"--([a-z][a-z-]+)", text)) - {"attach"}  # pydist.doctor's
+    options = {name for name, _, _, meaning in OPTIONS if meaning and name != "by-ssh"}  # the launcher's own
+    assert options - {"help"} <= said <= options
+
+
+def test_extras_are_in_install():
+    project = (TOP / "pyproject.toml").read_text()
+    extras = re.findall(
+        r"^(\w+) = \[", project[project.index("[project.optional-dependencies]") :].split("\n\n")[0], re.M
+    )
+    assert len(extras) > 4
+    assert re.findall(r"^\| `(\w+)` \|", (TOP / "docs/install.md").read_text(), re.M) == extras
 
 
 # How many messages of a folder report a wrong argument without "expected": `python tools/messages.py --unexpected` lists
