@@ -139,6 +139,35 @@ def test_readme_is_short():
     assert not too_long_for_a_readme((TOP / "README.md").read_text())
 
 
+def test_figures_of_the_readme_stand_beside_their_command(monkeypatch):
+    """Each reason to use pydist has a number and the benchmark that prints it."""
+    text = (TOP / "README.md").read_text()
+    reasons = re.findall(r"^- (.*?)(?=^- |^$)", text[text.index("## Why") : text.index("## Two commands")], re.M | re.S)
+    monkeypatch.syspath_prepend(TOP)
+    from benchmarks.programs import CASES
+    from benchmarks.workloads import WORKLOADS
+
+    cases = {case.name.partition(":")[0] for case in CASES} | set(WORKLOADS)
+    assert len(reasons) == 4
+    for reason in reasons:
+        said, command = re.search(r"^(.*)`python -m benchmarks ([^`]*)`", reason, re.S).groups()
+        assert re.search(r"\d", said)
+        assert set(re.sub(r"--\w+ \S+", "", command).split()) <= cases
+
+
+def test_every_page_is_reached_from_the_index():
+    reached, new = set(), [TOP / "docs/index.md"]
+    while new:
+        page = new.pop()
+        reached.add(page)
+        targets = [target.partition("#")[0] for target in re.findall(r"\]\(([^)\s]+)\)", prose(page))]
+        found = {
+            (page.parent / target).resolve() for target in targets if target.endswith(".md") and "://" not in target
+        }
+        new += found - reached - set(new)
+    assert {TOP / page for page in files("*.md") if page.parts[0] == "docs"} <= reached
+
+
 def test_the_top_folder_holds_what_it_should():
     """A newcomer sees these first: what else there is goes into a folder."""
     expected = (
