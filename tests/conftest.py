@@ -47,7 +47,7 @@ def exact_products(request):
     """What tests/gpu compares with the CPU is computed in the dtype that it says."""
     before = _C.gpu_settings()
     if request.path.parent.name == "gpu":
-        _C.gpu_settings(False, False, False, False)
+        _C.gpu_settings(False, False, False, False, False)
     yield
     _C.gpu_settings(*before)
 

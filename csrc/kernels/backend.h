@@ -27,7 +27,8 @@ typedef struct pd_gemm_backend {
     bool (*takes)(const pd_gemm *c, bool bias);
     size_t (*scratch)(const pd_gemm *c); /* bytes, with and without bias */
     pd_status (*run)(const pd_gemm *c, const void *A, const void *B, const void *bias, void *C, void *scratch);
-    /* See pd_gemm_with_sums; NULL: the backend does not make sums on its way. */
+    /* Whether pd_gemm_with_sums should try this backend, and how it does so. NULL: it makes no sums on its way. */
+    bool (*makes_sums)(const pd_gemm *c);
     pd_status (*with_sums)(const pd_gemm *c, const void *A, const void *B, void *sums, void *C, void *scratch,
                            bool *done);
 } pd_gemm_backend;

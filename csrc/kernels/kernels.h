@@ -305,6 +305,7 @@ typedef struct pd_gpu_settings {
     bool matmul_tf32, conv_tf32; /* F32 on tensor cores, whose factors have 10 bits */
     bool conv_tune;              /* cudnn.benchmark */
     bool conv_own;               /* use our own convolutions (cudnn.enabled is false) */
+    bool matmul_tune;            /* cuda.tunable.enable: the algorithms of products are timed */
 } pd_gpu_settings;
 extern pd_gpu_settings pd_gpu;
 /* "13.1.0", after opening the library if that was not tried before. NULL, and *why, if our own kernels are used. */
@@ -314,7 +315,9 @@ const char *pd_cudnn_version(const char **why);
 size_t pd_gemm_scratch(const pd_gemm *c); /* bytes, 64-byte aligned */
 pd_status pd_gemm_run(const pd_gemm *c, const void *A, const void *B, const void *bias, void *C, void *scratch);
 /* pd_gemm_run that also computes sums[m], in C's type, of A's row m, if a GPU's library can do that on its way. *done:
-   whether one did; if not, nothing was written. For one batch; scratch as for pd_gemm_run. */
+   whether one did; if not, nothing was written. For one batch; scratch as for pd_gemm_run. makes_sums: whether to
+   try. */
+bool pd_gemm_makes_sums(const pd_gemm *c);
 pd_status pd_gemm_with_sums(const pd_gemm *c, const void *A, const void *B, void *sums, void *C, void *scratch,
                             bool *done);
 

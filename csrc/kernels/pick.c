@@ -53,11 +53,17 @@ pd_status pd_gemm_run(const pd_gemm *c, const void *A, const void *B, const void
     return (*b)->run(c, A, B, bias, C, scratch);
 }
 
+bool pd_gemm_makes_sums(const pd_gemm *c) {
+    for (const pd_gemm_backend *const *b = pd_gemm_backends(); *b; b++)
+        if ((*b)->makes_sums && (*b)->makes_sums(c)) return true;
+    return false;
+}
+
 pd_status pd_gemm_with_sums(const pd_gemm *c, const void *A, const void *B, void *sums, void *C, void *scratch,
                             bool *done) {
     *done = false;
     for (const pd_gemm_backend *const *b = pd_gemm_backends(); *b && !*done; b++)
-        if ((*b)->with_sums && (*b)->takes(c, false)) PD_TRY((*b)->with_sums(c, A, B, sums, C, scratch, done));
+        if ((*b)->makes_sums && (*b)->makes_sums(c)) PD_TRY((*b)->with_sums(c, A, B, sums, C, scratch, done));
     return PD_OK;
 }
 

@@ -383,8 +383,8 @@ static bool grads_at_once(pd_vjp *v, pd_tensor *g, pd_tensor *x) {
     pd_gemm s = {.t = (pd_dtype)g->dtype, .batch = 1, .M = g->size[1], .N = x->size[1], .K = g->size[0],
                  .a_row = g->stride[1], .a_col = g->stride[0], .b_row = x->stride[0], .b_col = x->stride[1],
                  .c_row = x->size[1], .wide = wide};
+    if (!pd_gemm_makes_sums(&s)) return false;
     int64_t bytes = (int64_t)pd_gemm_scratch(&s);
-    if (!bytes) return false; /* no library, which would want some */
     pd_tensor *gw = pd_x_new(v, pd_gemm_result(&s), 2, (int64_t[]){s.M, s.N}), *scratch = pd_x_new(v, PD_U8, 1, &bytes),
               *gb = pd_x_new(v, pd_gemm_result(&s), 1, &s.M);
     if (v->status) return false;

@@ -1,6 +1,7 @@
 /* What pydist.cuda asks of CUDA's devices: memory, streams, events, graphs, ranges. Streams, events and graphs are
    numbers here, which are refused where they were not given out: 0 is the default stream. */
 #include "device/cuda.h"
+#include "base/flags.h"
 #include "device/nvidia.h"
 #include "kernels/kernels.h"
 #include "py/py.h"
@@ -327,14 +328,17 @@ static PyObject *version_of(const char *(*ask)(const char **)) {
 F(cublaslt_version) { (void)module, (void)args; return version_of(pd_cublaslt_version); }
 F(cudnn_version) { (void)module, (void)args; return version_of(pd_cudnn_version); }
 F(gpu_settings) {
-    int matmul_tf32, conv_tf32, conv_tune, conv_own;
+    int matmul_tf32, conv_tf32, conv_tune, conv_own, matmul_tune;
     (void)module;
     if (PyTuple_GET_SIZE(args)) {
-        if (!PyArg_ParseTuple(args, "pppp:gpu_settings", &matmul_tf32, &conv_tf32, &conv_tune, &conv_own)) return NULL;
-        pd_gpu = (pd_gpu_settings){matmul_tf32, conv_tf32, conv_tune, conv_own};
+        if (!PyArg_ParseTuple(args, "ppppp:gpu_settings", &matmul_tf32, &conv_tf32, &conv_tune, &conv_own,
+                              &matmul_tune))
+            return NULL;
+        pd_gpu = (pd_gpu_settings){matmul_tf32, conv_tf32, conv_tune, conv_own, matmul_tune};
     }
-    return Py_BuildValue("(NNNN)", PyBool_FromLong(pd_gpu.matmul_tf32), PyBool_FromLong(pd_gpu.conv_tf32),
-                         PyBool_FromLong(pd_gpu.conv_tune), PyBool_FromLong(pd_gpu.conv_own));
+    return Py_BuildValue("(NNNNN)", PyBool_FromLong(pd_gpu.matmul_tf32), PyBool_FromLong(pd_gpu.conv_tf32),
+                         PyBool_FromLong(pd_gpu.conv_tune), PyBool_FromLong(pd_gpu.conv_own),
+                         PyBool_FromLong(pd_gpu.matmul_tune || pd_flags_get()->CUDA_TUNE));
 }
 
 #define ROW(name, text) {#name, name, METH_VARARGS, text}
@@ -377,7 +381,8 @@ static PyMethodDef functions[] = {
     ROW(nvidia_paths, "nvidia_paths(folders)\n\nWhere pip has put NVIDIA's libraries."),
     ROW(cublaslt_version, "cublaslt_version()\n\n(version or None, why there is none)"),
     ROW(cudnn_version, "cudnn_version()\n\n(version or None, why there is none)"),
-    ROW(gpu_settings, "gpu_settings([matmul_tf32, conv_tf32, conv_tune, conv_own])\n\nSets and gives them."),
+    ROW(gpu_settings,
+        "gpu_settings([matmul_tf32, conv_tf32, conv_tune, conv_own, matmul_tune])\n\nSets and gives them."),
     {0}};
 
 int pd_py_add_cuda(PyObject *module) {

@@ -1,5 +1,5 @@
-"""cuDNN: convolutions on a GPU, opened at run time. `benchmark`: plans are timed when a shape is new, and the fastest is
-kept (False: the first that its heuristics propose). `enabled`: whether it is used at all (True), else pydist's own kernels are.
+"""cuDNN: convolutions on a GPU, opened at run time. `benchmark`: plans are timed at the third use of a shape,
+and the fastest one is kept (False: the first that its heuristics propose). `enabled`: whether it is used at all (True), else pydist's own kernels are.
 `allow_tf32`: float32 by tensor cores, with factors of 10 bits (True).
 Plans whose results differ from run to run are never taken, so `deterministic` changes nothing."""
 

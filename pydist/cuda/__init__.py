@@ -411,7 +411,7 @@ def __getattr__(name):
 
     from pydist import _legacy
 
-    if name in ("amp", "graphs", "nvtx"):
+    if name in ("amp", "graphs", "nvtx", "tunable"):
         return import_module(f"pydist.cuda.{name}")
     if name in ("CUDAGraph", "graph", "graph_pool_handle", "make_graphed_callables"):
         return getattr(import_module("pydist.cuda.graphs"), name)

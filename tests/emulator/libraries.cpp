@@ -1,6 +1,8 @@
 /* For tests: cuBLASLt and cuDNN over the emulated device, as far as pydist calls them (PYDIST_CUBLASLT and PYDIST_CUDNN name
    the emulator's library). Written from their documentation: what they are told is taken at its word, so a wrong description gives
    wrong numbers. Sums are made in double. Some of what the heuristics propose fails, or must not be taken. */
+#include <unistd.h>
+
 #include <map>
 #include <type_traits>
 #include <vector>
@@ -55,7 +57,16 @@ struct lt_desc {
     uint32_t epilogue;
     const void *bias;
 };
-struct lt_preference { uint64_t workspace; };
+struct lt_preference {
+    uint64_t workspace;
+    uint32_t reductions;
+};
+
+/* For tests, who find them by name: how often algorithms were asked for, descriptors that live, and bits of the algorithms
+   (0 to 2), of sums made in passing (3) and of all else (4) that take 3 ms, or that are refused when they are to run. */
+extern "C" {
+__attribute__((visibility("default"))) int pd_lt_proposals, pd_lt_living, pd_lt_slow, pd_lt_refused;
+}
 
 static kind lt_kind(int type) { return type == LT_R_32F ? K_F32 : type == LT_R_64F ? K_F64 : type == LT_R_16F ? K_F16 : type == LT_R_16BF ? K_BF16 : K_NONE; }
 
@@ -84,10 +95,12 @@ EXPORT int cublasLtMatrixLayoutSetAttribute(void *layout, int attribute, const v
     return attribute == LT_LAYOUT_STRIDED_BATCH_OFFSET ? take(&l->stride, value, bytes) : INVALID;
 }
 EXPORT int cublasLtMatmulDescCreate(void **out, int compute, int scale) {
+    pd_lt_living++;
     *out = new lt_desc{compute, scale, {LT_OP_N, LT_OP_N}, LT_EPILOGUE_DEFAULT, nullptr};
     return OK;
 }
 EXPORT int cublasLtMatmulDescDestroy(void *desc) {
+    pd_lt_living--;
     delete (lt_desc *)desc;
     return OK;
 }
@@ -98,7 +111,7 @@ EXPORT int cublasLtMatmulDescSetAttribute(void *desc, int attribute, const void 
     return attribute == LT_DESC_BIAS_POINTER ? take(&d->bias, value, bytes) : INVALID;
 }
 EXPORT int cublasLtMatmulPreferenceCreate(void **out) {
-    *out = new lt_preference{0};
+    *out = new lt_preference{0, 7};
     return OK;
 }
 EXPORT int cublasLtMatmulPreferenceDestroy(void *preference) {
@@ -108,11 +121,15 @@ EXPORT int cublasLtMatmulPreferenceDestroy(void *preference) {
 EXPORT int cublasLtMatmulPreferenceSetAttribute(void *preference, int attribute, const void *value, size_t bytes) {
     uint32_t alignment;
     if (attribute == LT_PREF_MAX_WORKSPACE_BYTES) return take(&((lt_preference *)preference)->workspace, value, bytes);
+    if (attribute == LT_PREF_REDUCTION_SCHEME_MASK) return take(&((lt_preference *)preference)->reductions, value, bytes);
     return attribute >= LT_PREF_MIN_ALIGNMENT_A_BYTES && attribute <= LT_PREF_MIN_ALIGNMENT_A_BYTES + 3 ? take(&alignment, value, bytes) : INVALID;
 }
-EXPORT int cublasLtMatmulAlgoGetHeuristic(void *, void *desc, void *, void *, void *, void *, void *preference, int wanted, lt_heuristic *out, int *found) {
+EXPORT int cublasLtMatmulAlgoGetHeuristic(void *, void *desc, void *, void *, void *c, void *, void *preference, int wanted, lt_heuristic *out, int *found) {
     const lt_desc *d = (lt_desc *)desc;
+    const kind result = ((lt_layout *)c)->type;
     *found = 0;
+    pd_lt_proposals++;
+    if ((result == K_F16 || result == K_BF16) && ((lt_preference *)preference)->reductions != LT_REDUCTION_COMPUTE_TYPE) return INVALID;
     if (d->epilogue != LT_EPILOGUE_DEFAULT && !d->bias) return INVALID; /* its alignment would not be known */
     for (; *found < wanted && *found < 3; ++*found) {
         out[*found] = lt_heuristic{};
@@ -166,6 +183,9 @@ EXPORT int cublasLtMatmul(void *, void *desc, const void *alpha, const void *A, 
     if (r.d.epilogue == LT_EPILOGUE_BGRADB && (r.c.count != 1 || algo->data[0] == 40)) return UNSUPPORTED;
     if (!workspace || bytes < (1 << 20) || algo->data[0] < 40 || algo->data[0] > 42) return INVALID;
     if (algo->data[0] == 41) return UNSUPPORTED; /* proposed, but not to be had */
+    const int bits = 1 << (algo->data[0] - 40) | (r.d.epilogue == LT_EPILOGUE_BGRADB ? 8 : 16);
+    if (pd_lt_refused & bits) return UNSUPPORTED;
+    if (pd_lt_slow & bits) usleep(3000);
     r.alpha = wide ? *(const double *)alpha : *(const float *)alpha;
     r.beta = wide ? *(const double *)beta : *(const float *)beta;
     pd_emulate_work((cudaStream_t)stream, [=] { lt_run(r); });

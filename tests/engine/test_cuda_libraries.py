@@ -53,7 +53,7 @@ def test_settings_are_kept():
         pydist.backends.cuda.matmul.allow_tf32 = True
         pydist.backends.cudnn.allow_tf32 = False
         pydist.backends.cudnn.benchmark = True
-        assert _C.gpu_settings() == (True, False, True, False)
+        assert _C.gpu_settings() == (True, False, True, False, False)
         assert pydist.get_float32_matmul_precision() == "high"
         pydist.set_float32_matmul_precision("medium")
         assert pydist.get_float32_matmul_precision() == "medium"
@@ -73,7 +73,7 @@ def numbers(text):
 
 BEGINNINGS = {  # of cuBLASLt's names: ours, theirs
     "LT_R_": "CUDA_R_", "LT_COMPUTE_": "CUBLAS_COMPUTE_", "LT_OP_": "CUBLAS_OP_", "LT_LAYOUT_": "CUBLASLT_MATRIX_LAYOUT_", "LT_DESC_": "CUBLASLT_MATMUL_DESC_",
-    "LT_EPILOGUE_": "CUBLASLT_EPILOGUE_", "LT_PREF_": "CUBLASLT_MATMUL_PREF_",
+    "LT_EPILOGUE_": "CUBLASLT_EPILOGUE_", "LT_PREF_": "CUBLASLT_MATMUL_PREF_", "LT_REDUCTION_": "CUBLASLT_REDUCTION_SCHEME_",
 }  # fmt: skip
 NAMES = {  # of cuDNN, whose names are long: ours, theirs
     "DNN_FLOAT": "CUDNN_DATA_FLOAT", "DNN_DOUBLE": "CUDNN_DATA_DOUBLE", "DNN_HALF": "CUDNN_DATA_HALF", "DNN_BFLOAT16": "CUDNN_DATA_BFLOAT16",

@@ -2,6 +2,9 @@
 
 On the emulator PYDIST_CUBLASLT and PYDIST_CUDNN decide which; on a GPU what can be opened."""
 
+import ctypes
+import os
+
 import pytest
 
 import pydist
@@ -71,12 +74,123 @@ def test_gradients_of_autocasts_products():
         assert near(got.detach(), want.detach(), 0.06)
 
 
-def test_the_library_sums_the_bias_gradient_on_its_way():
-    layer, x = pydist.nn.Linear(8, 16).cuda(), pydist.randn(12, 8, device="cuda")
-    y = layer(x).relu()
+class Knobs:
+    """The integers that the emulator's cuBLASLt has for tests: see tests/emulator/libraries.cpp."""
+
+    def __init__(self, library):
+        self.__dict__["library"] = library
+
+    def __getattr__(self, name):
+        return ctypes.c_int.in_dll(self.library, f"pd_lt_{name}").value
+
+    def __setattr__(self, name, value):
+        ctypes.c_int.in_dll(self.library, f"pd_lt_{name}").value = value
+
+
+@pytest.fixture
+def lt():
+    library = os.environ.get("PYDIST_CUBLASLT", "")
+    if library in ("", "none") or not hasattr(ctypes.CDLL(library), "pd_lt_slow"):
+        pytest.skip("only the emulator's cuBLASLt can be told what to do")
+    knobs = Knobs(ctypes.CDLL(library))
+    yield knobs
+    knobs.slow = knobs.refused = 0
+
+
+@pytest.fixture
+def tuned():
+    pydist.cuda.tunable.enable()
+    yield
+    pydist.cuda.tunable.enable(False)
+
+
+def gradients_with_sums(layer, x):
+    """Of a linear layer; and whether a kernel of its own summed for the bias."""
     with pydist.profiler.profile() as prof:
-        y.backward(pydist.ones_like(y))
-    assert ("sum" in {e.key for e in prof.key_averages()}) == (_C.cublaslt_version()[0] is None)
+        y = layer(x)
+        grads = pydist.autograd.grad(y, list(layer.parameters()), pydist.ones_like(y))
+    return grads, "sum" in {e.key for e in prof.key_averages()}
+
+
+def test_bias_gradients_are_summed_by_the_faster_way(lt, tuned):
+    x = pydist.randn(12, 8, device="cuda")
+    for slow, by_itself in ((8, True), (16, False)):
+        lt.slow = slow
+        layer = pydist.nn.Linear(8, 16 + slow).cuda()
+        for use in range(1, 6):
+            (weight, bias), summed = gradients_with_sums(layer, x)
+            assert summed == (use < 3 or by_itself), (slow, use)
+            assert near(bias, pydist.full((16 + slow,), 12.0), 1e-5)
+            assert near(weight, x.cpu().sum(0).expand(16 + slow, 8), 1e-5)
+
+
+def test_without_timing_no_product_makes_sums_in_passing(lt):
+    layer, x = pydist.nn.Linear(9, 16).cuda(), pydist.randn(12, 9, device="cuda")
+    assert all(gradients_with_sums(layer, x)[1] for _ in range(4))
+
+
+def test_algorithms_are_timed_at_the_third_use(lt, tuned):
+    """And never chosen anew: 42 is the faster one, which serves when 40 is refused as well."""
+    a, b = pydist.randn(5, 11), pydist.randn(11, 13)
+    lt.slow = 1
+    for use in range(1, 6):
+        lt.refused = 0 if use <= 3 else 1
+        before = lt.proposals
+        assert near(a.cuda() @ b.cuda(), a.double() @ b.double(), 1e-5)
+        assert lt.proposals - before == (use == 1)
+
+
+def test_products_that_add_are_timed_and_added_once(lt, tuned):
+    a, b, c = pydist.randn(5, 12), pydist.randn(12, 14), pydist.randn(5, 14)
+    want = pydist.addmm(c.double(), a.double(), b.double())
+    for _ in range(5):
+        assert near(pydist.addmm(c.cuda(), a.cuda(), b.cuda()), want, 1e-5)
+
+
+def test_a_refused_algorithm_gives_way_to_the_next(lt):
+    a, b = pydist.randn(5, 17), pydist.randn(17, 13)
+    want, before = a.double() @ b.double(), lt.proposals
+
+    def asked():
+        assert near(a.cuda() @ b.cuda(), want, 1e-5)
+        return lt.proposals - before
+
+    assert asked() == 1
+    lt.refused = 1  # 41 never runs: 42
+    assert asked() == asked() == 1
+    lt.refused = 4  # and now none of those that are left: our own kernel, which is asked about no more than twice again
+    assert asked() == 1 and asked() == 2
+    lt.refused = 0
+    assert asked() == 2
+
+
+def test_a_shape_that_is_always_refused_is_given_up(lt):
+    a, b = pydist.randn(5, 19), pydist.randn(19, 13)
+    lt.refused, before = 7, lt.proposals
+    for _ in range(6):
+        assert near(a.cuda() @ b.cuda(), a.double() @ b.double(), 1e-5)
+    assert lt.proposals - before == 3
+
+
+def test_old_plans_make_room(lt):
+    """5,000 shapes; one that is used all the time keeps its plan, the first one of the others has lost its own."""
+    kept, rest = pydist.randn(1, 3, device="cuda"), pydist.randn(5100, device="cuda")
+
+    def use(n):
+        return rest[:n].reshape(n, 1) @ kept[:, :1]
+
+    use(1)
+    for n in range(2, 5002):
+        use(n)
+        before = lt.proposals
+        assert n % 500 or (kept @ kept.mT).numel() == 1
+        assert n < 1000 or lt.proposals == before
+    assert lt.living <= 4096
+    before = lt.proposals
+    use(5001)
+    assert lt.proposals == before
+    use(2)
+    assert lt.proposals == before + 1
 
 
 def test_other_bias_the_same_plan():

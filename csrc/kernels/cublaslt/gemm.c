@@ -1,8 +1,9 @@
 /* Products on a GPU by cuBLASLt, behind the contract of backend.h; our own tiles (csrc/cuda/gemm.cu) serve what it
    does not.
 
-   What was found out about a shape is kept: descriptors, and the fastest of the algorithms that the library proposes,
-   timed at the first call that overwrites C (PYDIST_CUDA_TUNE). */
+   What was found out about a shape is kept: descriptors, and the algorithms that the library proposes. The first one
+   serves, the same in every run and on every rank; where timing is asked for (pd_gpu.matmul_tune), the fastest one does
+   from a shape's third use on. An algorithm that the library refuses to run gives way to the next one. */
 #include <pthread.h>
 
 #include "base/flags.h"
@@ -17,7 +18,8 @@
 enum {
     CANDIDATES = 8,
     RUNS = 3, /* of each, timed */
-    PLANS = 4096
+    PLANS = 4096,
+    ROUNDS = 3 /* that all algorithms may refuse a shape, before the library is no longer asked for it */
 };
 
 /* ---- the library ------------------------------------------------------------------------------------------------- */
@@ -79,21 +81,32 @@ static int64_t alignment(const void *p) {
 
 typedef struct plan {
     pd_plan kept;
-    void *desc, *a, *b, *c;
-    lt_algo algo;
-    bool made, serves;
+    void *desc, *a, *b, *c; /* desc: NULL until made, and where the library does not serve */
+    lt_algo algos[CANDIDATES];
+    int count, at; /* algos[at] serves */
+    int refusals;  /* rounds in which none of them did */
+    bool timed;
 } plan;
 
-/* Kept, new and kept, or *mine; NULL without memory. */
-static plan *plan_of(const problem *p, int device, plan *mine) {
-    static pd_plans plans = {.most = PLANS};
+static void drop(pd_plan *kept) {
+    plan *q = (plan *)kept;
+    if (q->desc) lt.MatmulDescDestroy(q->desc);
+    if (q->a) lt.MatrixLayoutDestroy(q->a);
+    if (q->b) lt.MatrixLayoutDestroy(q->b);
+    if (q->c) lt.MatrixLayoutDestroy(q->c);
+    q->desc = q->a = q->b = q->c = NULL;
+}
+
+/* NULL without memory. */
+static plan *plan_of(const problem *p, int device) {
+    static pd_plans plans = {.most = PLANS, .drop = drop};
     const pd_gemm *c = p->c;
     const int64_t key[PD_PLAN_KEY] = {
         device,       (int64_t)c->t,     c->wide,    c->beta,     p->tf32,         (p->bias != NULL) + p->sums,
         c->batch,     c->M,              c->N,       c->K,        p->a.turned,     p->a.ld,
         c->b_batch,   p->b.turned,       p->b.ld,    c->a_batch,  c->c_row,        c->c_batch,
         alignment(p->A), alignment(p->B), alignment(p->C), alignment(p->bias)};
-    return (plan *)pd_plan_of(&plans, key, sizeof *mine, &mine->kept);
+    return (plan *)pd_plan_of(&plans, key, sizeof(plan));
 }
 
 static int type_of(pd_dtype t) {
@@ -108,14 +121,6 @@ static int layout(void **out, pd_dtype t, int64_t inner, int64_t outer, int64_t 
         if (!status) status = lt.MatrixLayoutSetAttribute(*out, LT_LAYOUT_STRIDED_BATCH_OFFSET, &stride, sizeof stride);
     }
     return status;
-}
-
-static void unmake(plan *q) {
-    if (q->desc) lt.MatmulDescDestroy(q->desc);
-    if (q->a) lt.MatrixLayoutDestroy(q->a);
-    if (q->b) lt.MatrixLayoutDestroy(q->b);
-    if (q->c) lt.MatrixLayoutDestroy(q->c);
-    q->desc = q->a = q->b = q->c = NULL;
 }
 
 static int describe(const problem *p, plan *q) {
@@ -139,10 +144,14 @@ static int describe(const problem *p, plan *q) {
 static int propose(void *handle, const problem *p, plan *q, lt_heuristic *out, int *found) {
     void *preference = NULL;
     uint64_t most = WORKSPACE;
+    uint32_t reductions = LT_REDUCTION_COMPUTE_TYPE; /* partial sums of 16-bit products stay in float */
     const void *pointers[] = {p->B, p->A, p->C, p->C};
     *found = 0;
     int status = lt.MatmulPreferenceCreate(&preference);
     if (!status) status = lt.MatmulPreferenceSetAttribute(preference, LT_PREF_MAX_WORKSPACE_BYTES, &most, sizeof most);
+    if (!status && pd_dtype_size(pd_gemm_result(p->c)) == 2)
+        status =
+            lt.MatmulPreferenceSetAttribute(preference, LT_PREF_REDUCTION_SCHEME_MASK, &reductions, sizeof reductions);
     for (int i = 0; i < 4 && !status; i++) {
         uint32_t bytes = UINT32_C(1) << alignment(pointers[i]);
         status = lt.MatmulPreferenceSetAttribute(preference, LT_PREF_MIN_ALIGNMENT_A_BYTES + i, &bytes, sizeof bytes);
@@ -174,26 +183,85 @@ static float time_of(void *handle, const problem *p, const plan *q, const lt_alg
     return failed || cuda->event_between(events[0], events[1], &ms) ? -1 : ms;
 }
 
-static void choose(void *handle, const problem *p, plan *q, void *scratch, void *stream) {
+/* What the library proposes, into the plan; nothing where it does not serve. */
+static void make(void *handle, const problem *p, plan *q) {
     lt_heuristic from[CANDIDATES];
-    const pd_cuda_library *cuda = pd_cuda_open();
-    void *events[2] = {NULL, NULL};
     int found = 0;
+    q->count = q->at = 0;
+    if (!describe(p, q) && !propose(handle, p, q, from, &found))
+        for (int i = 0; i < found; i++)
+            if (!from[i].status) q->algos[q->count++] = from[i].algo;
+    if (!q->count) {
+        drop(&q->kept);
+        q->refusals = ROUNDS;
+    }
+}
+
+/* The fastest algorithm to the plan's front, and its milliseconds; negative where none can be timed. */
+static float sort_by_time(void *handle, const problem *p, plan *q, void *scratch, void *stream, void *const *events) {
     float best = -1;
-    q->serves = !propose(handle, p, q, from, &found) && found > 0;
-    if (!q->serves) return;
-    q->algo = from[0].algo;
-    if (found == 1 || p->c->beta || !pd_flags_get()->CUDA_TUNE || pd_cuda_capturing(pd_device_here)) return;
-    if (!cuda->event_new(&events[0], true) && !cuda->event_new(&events[1], true))
-        for (int i = 0; i < found; i++) {
-            float ms = from[i].status ? -1 : time_of(handle, p, q, &from[i].algo, scratch, stream, events);
-            if (ms < 0 || (best >= 0 && ms >= best)) continue;
-            best = ms;
-            q->algo = from[i].algo;
+    for (int i = q->at; i < q->count; i++) {
+        float ms = time_of(handle, p, q, &q->algos[i], scratch, stream, events);
+        if (ms < 0 || (best >= 0 && ms >= best)) continue;
+        best = ms;
+        lt_algo faster = q->algos[i];
+        q->algos[i] = q->algos[q->at];
+        q->algos[q->at] = faster;
+    }
+    return best;
+}
+
+/* Milliseconds of summing A's rows by our own kernel, which the sums that a product makes in passing save. */
+static float time_of_sums(const problem *p, void *stream, void *const *events) {
+    const pd_cuda_library *cuda = pd_cuda_open();
+    const pd_gemm *c = p->c;
+    const pd_block b = {.outer = 1, .n = c->K, .inner = c->M};
+    float ms = -1;
+    bool failed = cuda->event_record(events[0], stream);
+    for (int i = 0; i < RUNS; i++)
+        pd_here()->fold(PD_FOLD_SUM, c->t, pd_gemm_result(c), &b, p->A, (void *)(uintptr_t)p->bias);
+    failed = failed || cuda->event_record(events[1], stream) || cuda->event_wait(events[1]);
+    return failed || cuda->event_between(events[0], events[1], &ms) ? -1 : ms;
+}
+
+/* Whether the product and then the sums are faster than q, which makes both at once in so many milliseconds. */
+static bool sums_are_slower(void *handle, const problem *p, float ms, void *scratch, void *stream,
+                            void *const *events) {
+    problem product = *p;
+    product.bias = NULL;
+    product.sums = false;
+    plan *plain = plan_of(&product, pd_device_here->index);
+    if (!plain) return false;
+    if (!plain->desc && plain->refusals < ROUNDS) make(handle, &product, plain);
+    float apart = plain->desc ? sort_by_time(handle, &product, plain, scratch, stream, events) : -1;
+    plain->timed = plain->desc != NULL;
+    return ms < 0 || (apart >= 0 && apart + time_of_sums(p, stream, events) < ms);
+}
+
+/* Times the algorithms of a plan, in other memory where C is added to; gives up one that makes sums more slowly than a
+   kernel of its own. */
+static void tune(void *handle, const problem *p, plan *q, void *scratch, void *stream) {
+    const pd_cuda_library *cuda = pd_cuda_open();
+    const pd_device *d = pd_device_here;
+    const pd_gemm *c = p->c;
+    const size_t bytes =
+        (size_t)((c->batch - 1) * c->c_batch + (c->M - 1) * c->c_row + c->N) * pd_dtype_size(pd_gemm_result(c));
+    void *events[2] = {NULL, NULL}, *other = NULL;
+    problem trial = *p;
+    q->timed = true;
+    if (c->beta && d->alloc(d, bytes, &other)) return;
+    if (other) trial.C = other;
+    if (!cuda->event_new(&events[0], true) && !cuda->event_new(&events[1], true)) {
+        float ms = sort_by_time(handle, &trial, q, scratch, stream, events);
+        if (p->sums && sums_are_slower(handle, &trial, ms, scratch, stream, events)) {
+            drop(&q->kept);
+            q->refusals = ROUNDS;
         }
+    }
+    if (other) d->free(d, other, bytes);
     for (int i = 0; i < 2; i++)
         if (events[i]) cuda->event_free(events[i]);
-    cuda->failed(); /* what a candidate that could not left behind */
+    cuda->failed(); /* forgets what an algorithm left behind that could not run */
 }
 
 static bool shape_fits(const pd_gemm *c, problem *p) {
@@ -202,32 +270,46 @@ static bool shape_fits(const pd_gemm *c, problem *p) {
            side_of(c->M, c->K, c->a_row, c->a_col, &p->b);
 }
 
+static bool tunes(void) { return pd_gpu.matmul_tune || pd_flags_get()->CUDA_TUNE; }
+
+/* Runs the first algorithm that the library does not refuse. False where it refuses all; the next call asks it anew. */
+static bool serve(void *handle, const problem *p, plan *q, void *scratch, void *stream) {
+    int failed = 0;
+    for (; q->at < q->count; q->at++) {
+        failed = run(handle, p, q, &q->algos[q->at], scratch, stream);
+        if (!failed) return true;
+        pd_cuda_open()->failed(); /* forgets what it left behind */
+    }
+    pd_log(PD_LOG_WARN,
+           "cuBLASLt: all %d algorithms refuse a product of [%lld, %lld] and [%lld, %lld] (the last one with status "
+           "%d): our own kernel computes it",
+           q->count, (long long)p->c->M, (long long)p->c->K, (long long)p->c->K, (long long)p->c->N, failed);
+    drop(&q->kept);
+    q->refusals++;
+    return false;
+}
+
 /* *done: whether it was launched. False where the library has nothing for this product. sums (or NULL, as bias is
-   then): what pd_gemm_with_sums writes. */
+   then): what pd_gemm_with_sums writes; only where that was found to be faster. */
 static pd_status try(const pd_gemm *c, const void *A, const void *B, const void *bias, void *sums, void *C,
                      void *scratch, bool *done) {
     problem p = {.c = c, .A = A, .B = B, .bias = sums ? sums : bias, .C = C,
                  .tf32 = c->t == PD_F32 && pd_gpu.matmul_tf32, .sums = sums != NULL};
     const pd_device *d = pd_device_here;
     void *stream = pd_cuda_stream(d);
-    plan once_only = {.made = false}, *q = NULL;
+    plan *q = NULL;
     *done = false;
     if (!shape_fits(c, &p)) return PD_OK;
     pthread_mutex_lock(&lock);
     void *handle = pd_nvidia_handle(&server, pd_flags_get()->CUBLASLT, d);
-    pd_status status = handle && !(q = plan_of(&p, d->index, &once_only)) ? PD_E_MEMORY : PD_OK;
-    if (q && !q->made) {
-        q->made = true;
-        if (!describe(&p, q)) choose(handle, &p, q, scratch, stream);
-        if (!q->serves) unmake(q);
-    } else if (q && q->serves && p.bias)
-        lt.MatmulDescSetAttribute(q->desc, LT_DESC_BIAS_POINTER, &p.bias, sizeof p.bias);
-    if (q && q->serves) {
-        int failed = run(handle, &p, q, &q->algo, scratch, stream);
-        if (failed) pd_log(PD_LOG_WARN, "cuBLASLt: a product is refused (status %d): our own serves", failed);
-        q->serves = *done = !failed;
+    pd_status status = handle && !(q = plan_of(&p, d->index)) ? PD_E_MEMORY : PD_OK;
+    if (q) {
+        if (q->desc && p.bias) lt.MatmulDescSetAttribute(q->desc, LT_DESC_BIAS_POINTER, &p.bias, sizeof p.bias);
+        if (!q->desc && q->refusals < ROUNDS) make(handle, &p, q);
+        if (q->desc && tunes() && !q->timed && q->kept.uses >= PD_PLAN_TIMED_AT && !pd_cuda_capturing(d))
+            tune(handle, &p, q, scratch, stream);
+        *done = q->desc && (q->timed || !sums) && serve(handle, &p, q, scratch, stream);
     }
-    unmake(&once_only);
     pthread_mutex_unlock(&lock);
     return PD_TRAIL(status);
 }
@@ -238,6 +320,8 @@ static bool takes(const pd_gemm *c, bool bias) {
     problem p;
     return (void)bias, pd_nvidia_ready(&server, pd_flags_get()->CUBLASLT) && shape_fits(c, &p);
 }
+/* Sums in passing are slower than a kernel of their own for many shapes, which only timing tells. */
+static bool makes_sums(const pd_gemm *c) { return tunes() && takes(c, false); }
 static size_t scratch_of(const pd_gemm *c) { return (void)c, WORKSPACE; }
 
 static pd_status run_or_own(const pd_gemm *c, const void *A, const void *B, const void *bias, void *C, void *scratch) {
@@ -251,4 +335,4 @@ static pd_status with_sums(const pd_gemm *c, const void *A, const void *B, void 
     return try(c, A, B, NULL, sums, C, scratch, done);
 }
 
-const pd_gemm_backend pd_cublaslt_gemm = {"cuBLASLt", takes, scratch_of, run_or_own, with_sums};
+const pd_gemm_backend pd_cublaslt_gemm = {"cuBLASLt", takes, scratch_of, run_or_own, makes_sums, with_sums};

@@ -13,7 +13,9 @@ enum { LT_OP_N = 0, LT_OP_T = 1 };                                              
 enum { LT_LAYOUT_BATCH_COUNT = 5, LT_LAYOUT_STRIDED_BATCH_OFFSET = 6 };
 enum { LT_DESC_TRANSA = 3, LT_DESC_TRANSB = 4, LT_DESC_EPILOGUE = 7, LT_DESC_BIAS_POINTER = 8 };
 enum { LT_EPILOGUE_DEFAULT = 1, LT_EPILOGUE_BIAS = 4, LT_EPILOGUE_BGRADB = 512 };
-enum { LT_PREF_MAX_WORKSPACE_BYTES = 1, LT_PREF_MIN_ALIGNMENT_A_BYTES = 5 };                /* followed by B, C, D */
+enum { LT_PREF_MAX_WORKSPACE_BYTES = 1, LT_PREF_REDUCTION_SCHEME_MASK = 3 };
+enum { LT_PREF_MIN_ALIGNMENT_A_BYTES = 5 };                                                 /* followed by B, C, D */
+enum { LT_REDUCTION_COMPUTE_TYPE = 2 };                                             /* cublasLtReductionScheme_t */
 
 typedef struct lt_algo { uint64_t data[8]; } lt_algo;
 typedef struct lt_heuristic {

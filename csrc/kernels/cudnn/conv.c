@@ -1,6 +1,6 @@
 /* Convolutions on a GPU by cuDNN's graph API, behind the contract of backend.h; csrc/cuda/conv.cu serves what it
-   does not. Plans are kept by shape; engines whose bits differ from run to run, or that sum in 16 bits, are not
-   taken. */
+   does not. Plans are kept by shape: the first one of the heuristics; with cudnn.benchmark the fastest one, from a
+   shape's third use on. Engines whose bits differ from run to run, or that sum in 16 bits, are not taken. */
 #include <pthread.h>
 
 #include "base/flags.h"
@@ -12,10 +12,11 @@
 #include "kernels/cudnn/dnn.h"
 
 enum {
-    CONFIGS = 8,
-    RUNS = 3, /* of each plan, timed, where cudnn.benchmark asks for it */
+    CONFIGS = 32, /* of which few may pass `acceptable` */
+    RUNS = 3,     /* of each plan, timed */
     PLANS = 2048,
-    HELD = 32, /* descriptors that a plan needs while it lives: the graph's, the heuristics', their configurations */
+    HELD = 16 +
+        2 * CONFIGS, /* descriptors that live with a plan: the graph's and those of two heuristics */
     ALIGNED = 16
 };
 #define WORKSPACE ((int64_t)1 << 30) /* plans that want more are not taken */
@@ -52,7 +53,7 @@ const char *pd_cudnn_version(const char **reason) {
 
 typedef struct plan {
     pd_plan kept;
-    bool made;
+    bool made, timed;
     void *held[HELD]; /* descriptors */
     int nheld;
     void *run; /* the execution plan, one of them; NULL: cuDNN does not serve */
@@ -194,15 +195,14 @@ static float time_of(void *handle, void *made, int64_t workspace, void *const po
     return failed || cuda->event_between(events[0], events[1], &ms) ? -1 : ms;
 }
 
-/* The first plan of the heuristics that can be made; the fastest of them where cudnn.benchmark is set. */
-static void choose(maker *m, void *handle, const pd_conv *c, void *of, int mode, void *const pointers[3]) {
+/* The first plan of the heuristics that can be made; the fastest of them where they are to be timed. */
+static void choose(maker *m, void *handle, const pd_conv *c, void *of, int mode, void *const pointers[3], bool timed) {
     const pd_cuda_library *cuda = pd_cuda_open();
     plan *q = m->q;
     void *configs[CONFIGS], *heuristics = new_desc(m, DNN_ENGINEHEUR), *events[2] = {NULL, NULL};
     int64_t count = 0;
     float best = -1;
-    bool times = pd_gpu.conv_tune && !pd_cuda_capturing(pd_device_here) && !cuda->event_new(&events[0], true) &&
-                 !cuda->event_new(&events[1], true);
+    bool times = timed && !cuda->event_new(&events[0], true) && !cuda->event_new(&events[1], true);
     set_desc(m, heuristics, DNN_A_HEUR_GRAPH, of);
     set(m, heuristics, DNN_A_HEUR_MODE, DNN_T_HEUR_MODE, 1, &mode);
     finalize(m, heuristics);
@@ -225,31 +225,33 @@ static void choose(maker *m, void *handle, const pd_conv *c, void *of, int mode,
     cuda->failed(); /* what a plan that could not left behind */
 }
 
-static void unmake(plan *q) {
+static void drop(pd_plan *kept) {
+    plan *q = (plan *)kept;
     if (q->run) dnn.BackendDestroyDescriptor(q->run);
     while (q->nheld) dnn.BackendDestroyDescriptor(q->held[--q->nheld]);
     q->run = NULL;
 }
 
-static void make(void *handle, const pd_conv *c, pd_conv_part part, plan *q, void *const pointers[3]) {
+static void make(void *handle, const pd_conv *c, pd_conv_part part, plan *q, void *const pointers[3], bool timed) {
     maker m = {.q = q};
     void *one = graph(&m, handle, c, part);
-    choose(&m, handle, c, one, DNN_HEUR_A, pointers);
-    if (!m.failed && !q->run) choose(&m, handle, c, one, DNN_HEUR_FALLBACK, pointers);
+    choose(&m, handle, c, one, DNN_HEUR_A, pointers, timed);
+    if (!m.failed && !q->run) choose(&m, handle, c, one, DNN_HEUR_FALLBACK, pointers, timed);
     q->made = true;
-    if (!q->run) unmake(q);
+    q->timed = timed;
+    if (!q->run) drop(&q->kept);
 }
 
 /* ---- plans that are kept ----------------------------------------------------------------------------------------- */
 
-/* The plan of a convolution: kept, new and kept, or *mine where no more are kept. NULL without memory. */
-static plan *plan_of(const pd_conv *c, pd_conv_part part, int device, plan *mine) {
-    static pd_plans plans = {.most = PLANS};
+/* NULL without memory. */
+static plan *plan_of(const pd_conv *c, pd_conv_part part, int device) {
+    static pd_plans plans = {.most = PLANS, .drop = drop};
     const int64_t key[PD_PLAN_KEY] = {
         device, part, (int64_t)c->t, c->N, c->C, c->H, c->W, c->K, c->R, c->S, c->groups, c->stride[0], c->stride[1],
         c->padding[0], c->padding[1], c->dilation[0], c->dilation[1], c->x_nhwc, c->y_nhwc, c->w_nhwc,
         pd_gpu.conv_tf32, pd_gpu.conv_tune};
-    return (plan *)pd_plan_of(&plans, key, sizeof *mine, &mine->kept);
+    return (plan *)pd_plan_of(&plans, key, sizeof(plan));
 }
 
 /* y += bias, one for each channel. */
@@ -296,19 +298,25 @@ static void relay(const operand *o, pd_dtype t, void *to, bool to_last, const vo
 
 static pd_status launch(const pd_conv *c, pd_conv_part part, void *const pointers[3], bool *done) {
     const pd_device *d = pd_device_here;
-    plan once_only = {.made = false}, *q = NULL;
+    const bool captured = pd_cuda_capturing(d);
+    plan *q = NULL;
     pthread_mutex_lock(&lock);
     void *handle = pd_nvidia_handle(&server, pd_flags_get()->CUDNN, d);
     if (handle && dnn.SetStream(handle, pd_cuda_stream(d))) handle = NULL;
-    pd_status status = handle && !(q = plan_of(c, part, d->index, &once_only)) ? PD_E_MEMORY : PD_OK;
-    if (q && !q->made) make(handle, c, part, q, pointers);
+    pd_status status = handle && !(q = plan_of(c, part, d->index)) ? PD_E_MEMORY : PD_OK;
+    if (q && captured) q->kept.stays = true;
+    if (q && !q->made)
+        make(handle, c, part, q, pointers, false);
+    else if (q && q->run && pd_gpu.conv_tune && !q->timed && !captured && q->kept.uses >= PD_PLAN_TIMED_AT) {
+        drop(&q->kept);
+        make(handle, c, part, q, pointers, true);
+    }
     if (q && q->run) {
         int failed = execute(handle, q->run, q->workspace, pointers);
         *done = !failed;
         if (failed < 0) status = PD_E_MEMORY;
         else if (failed) pd_log(PD_LOG_WARN, "cuDNN: a convolution is refused (status %d): our own serves", failed);
     }
-    unmake(&once_only);
     pthread_mutex_unlock(&lock);
     return PD_TRAIL(status);
 }
