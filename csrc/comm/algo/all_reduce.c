@@ -1,7 +1,7 @@
-/* all_reduce, and reduce, where only the root takes; reduce_scatter. */
+/* all_reduce; reduce, in which only the root gets the result; reduce_scatter. */
 #include "comm/algo/algo.h"
 
-#define TILE 16384  /* bytes that are summed, then copied to one place, while they are in the first-level cache */
+#define TILE 16384  /* bytes that are summed, then copied, while they are in the first-level cache */
 
 /* ---- gather_sum: everybody puts all, everybody sums all ---------------------------------------------------------- */
 
@@ -49,7 +49,7 @@ static void take_shares(const pd_job *j, int64_t k) {
     if (!pd_job_takes(j, j->rank)) return;
     int64_t n = pd_job_count(j, k);
     char *to = j->to + pd_job_at(j, k);
-    for (int d = 1; d < j->size; d++) { /* from the right neighbour on: not all from rank 0 at once */
+    for (int d = 1; d < j->size; d++) { /* starting with the right neighbour, so that not all ranks read rank 0 first */
         int r = (j->rank + d) % j->size;
         int64_t lo = pd_job_edge(j, n, r), hi = pd_job_edge(j, n, r + 1);
         memcpy(to + pd_job_bytes(j, lo), pd_job_share(j, r, k), pd_job_bytes(j, hi - lo));

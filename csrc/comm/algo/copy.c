@@ -6,7 +6,7 @@ pd_span pd_job_put_all(const pd_job *j, int64_t k, int peer) {
     return (pd_span){j->from + pd_job_at(j, k), 0, bytes};
 }
 
-/* Part r of the input, its piece k, lies behind that of part r - 1 in the slot. */
+/* In the slot, piece k of part r follows piece k of part r - 1. */
 pd_span pd_job_put_part(const pd_job *j, int64_t k, int peer) {
     size_t bytes = pd_job_bytes(j, pd_job_count(j, k));
     const char *part = j->from + (size_t)peer * pd_job_bytes(j, j->count);
@@ -51,7 +51,7 @@ static void take_from_all(const pd_job *j, int64_t k, const char *own, size_t at
         int r = (j->rank + d) % j->size;
         char *to = j->to + (size_t)r * pd_job_bytes(j, j->count) + begin;
         if (d) memcpy(to, pd_job_slot(j, r, k) + at, bytes);
-        else if (to != own) memcpy(to, own, bytes); /* or the input lies in the output */
+        else if (to != own) memcpy(to, own, bytes); /* equal if the input is inside the output */
     }
 }
 

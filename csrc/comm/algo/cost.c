@@ -1,4 +1,5 @@
-/* Which algorithm a collective takes, in what pieces, and what each costs: per piece, in the order of algo.h. */
+/* Which algorithm a collective uses, with which pieces, and what each algorithm costs per piece, in the order of
+   algo.h. */
 #include "comm/algo/cost.h"
 
 #include "comm/algo/algo.h"
@@ -43,16 +44,16 @@ pd_cost pd_algo_cost(const pd_algo *a, const pd_job *j, int64_t pieces) {
 
 static int64_t piece_bytes(const pd_job *j, int64_t k) { return (int64_t)pd_job_bytes(j, pd_job_count(j, k)); }
 
-/* Of this rank's part of the piece. */
+/* Bytes of this rank's part of the piece. */
 static int64_t own_bytes(const pd_job *j, int64_t k) {
     int64_t n = pd_job_count(j, k);
     return (int64_t)pd_job_bytes(j, pd_job_edge(j, n, j->rank + 1) - pd_job_edge(j, n, j->rank));
 }
 
-/* Ranks other than this one that take the result. */
+/* How many other ranks get the result. */
 static int64_t takers(const pd_job *j) { return j->root < 0 ? j->size - 1 : j->rank != j->root; }
 
-/* Bytes that `peers` others read: put once where memory is shared, sent to each by messages. */
+/* Counts bytes that each of `peers` others reads: written once to shared memory, or sent to each by messages. */
 static void write_to(const pd_job *j, int64_t bytes, int64_t peers, pd_cost *c) {
     if (j->messages) c->wrote[PD_LEVEL_MESSAGES] += bytes * peers;
     else c->wrote[PD_LEVEL_MEMORY] += peers ? bytes : 0;
@@ -70,7 +71,7 @@ void pd_cost_scatter_gather(const pd_job *j, int64_t k, pd_cost *c) {
     int64_t n = piece_bytes(j, k), own = own_bytes(j, k);
     write_to(j, n - own, 1, c);
     if (j->messages) write_to(j, own, takers(j), c);
-    else c->wrote[PD_LEVEL_MEMORY] += own; /* into its share, also of who alone takes it */
+    else c->wrote[PD_LEVEL_MEMORY] += own; /* into its share, even if only this rank reads it */
     read_of(j, own * (j->size - 1), c);
     if (pd_job_takes(j, j->rank)) read_of(j, n - own, c);
 }
@@ -129,7 +130,7 @@ static int64_t others_bytes(const pd_job *j, const pd_part *parts, int64_t k) {
 
 pd_cost pd_parts_read_cost(const pd_algo *a, const pd_job *j) {
     pd_cost c = {.steps = 2};
-    a->cost(j, 0, &c); /* the first piece is put before it is known */
+    a->cost(j, 0, &c); /* the first piece is put before this is known */
     c.read[PD_LEVEL_MEMORY] = 0;
     for (int r = 0; r < j->size; r++)
         c.read[PD_LEVEL_MEMORY] += r == j->rank ? 0 : (int64_t)pd_job_bytes(j, j->takes[r].count);
@@ -175,7 +176,8 @@ void pd_cost_schedule(const pd_job *j, int64_t k, pd_cost *c) {
 void pd_cost_hierarchical(const pd_job *j, int64_t k, pd_cost *c) {
     int own = j->rank % j->local, hosts = j->size / j->local;
     int64_t n = range_bytes(j, k, 1, 0, 1), part = range_bytes(j, k, j->local, own, own + 1);
-    c->wrote[PD_LEVEL_MEMORY] += n + 2 * part; /* all of it, then the host's sum and the sum of all hosts */
+    /* Its input, then its part of the host's sum and of the sum of all hosts */
+    c->wrote[PD_LEVEL_MEMORY] += n + 2 * part;
     c->read[PD_LEVEL_MEMORY] += part * (j->local - 1) + (pd_job_takes(j, j->rank) ? n - part : 0);
     c->wrote[PD_LEVEL_MESSAGES] += part * (hosts - 1);
     c->read[PD_LEVEL_MESSAGES] += part * (hosts - 1);

@@ -1,5 +1,5 @@
-/* Collectives whose parts have sizes of their own (parts.h). All parts are cut into pieces of one size; a part that has
-   ended no longer moves. */
+/* Collectives with parts of different sizes (parts.h). All parts are cut into pieces of the same size, so short parts
+   end before others. */
 #include "comm/algo/algo.h"
 
 /* ---- tables ------------------------------------------------------------------------------------------------------ */
@@ -41,14 +41,14 @@ int64_t pd_parts_total(int size, const pd_part *parts) {
 
 /* ---- moves ------------------------------------------------------------------------------------------------------- */
 
-/* Piece k of a part: empty where the part has ended. */
+/* Piece k of a part; empty if the part has ended. */
 static pd_span piece_of(const pd_job *j, const pd_part *p, int64_t k) {
     int64_t lo = pd_job_begin(j, k), left = p->count - lo, n = left < j->piece ? left : j->piece;
     if (n <= 0) return (pd_span){0};
     return (pd_span){p->data + pd_job_bytes(j, lo), 0, pd_job_bytes(j, n)};
 }
 
-/* Where a slot has the part for `peer`: the slot's owner needs no place for itself. */
+/* The offset in a slot of the part for `peer`. A slot has no place for its owner's own part. */
 static size_t place_of(const pd_job *j, int owner, int peer) {
     return (size_t)((peer - owner - 1 + j->size) % j->size) * pd_job_bytes(j, j->piece);
 }
@@ -61,11 +61,11 @@ static pd_span put_each(const pd_job *j, int64_t k, int peer) {
     return s;
 }
 
-/* Piece k of what comes from rank r; at: in its slot. */
+/* Takes piece k of rank r's part, which is at offset `at` of its slot. */
 static void take_piece(const pd_job *j, int64_t k, int r, size_t at) {
     pd_span to = piece_of(j, &j->takes[r], k), own = piece_of(j, &j->gives[r], k);
     const char *from = r == j->rank ? own.data : pd_job_slot(j, r, k) + at;
-    if (r == j->rank && own.bytes < to.bytes) to.bytes = own.bytes; /* identities were not compared */
+    if (r == j->rank && own.bytes < to.bytes) to.bytes = own.bytes; /* possible if identities were not compared */
     if (r != j->rank) pd_count_read(j, to.bytes);
     if (to.bytes && to.data != from) memcpy((char *)(uintptr_t)to.data, from, to.bytes);
 }
@@ -75,7 +75,7 @@ static void take_alike(const pd_job *j, int64_t k) {
 }
 
 static void take_each(const pd_job *j, int64_t k) {
-    for (int d = 0; d < j->size; d++) { /* from the right neighbour on: not all from rank 0 at once */
+    for (int d = 0; d < j->size; d++) { /* starting with the right neighbour, so that not all ranks read rank 0 first */
         int r = (j->rank + d) % j->size;
         take_piece(j, k, r, place_of(j, r, j->rank));
     }
@@ -95,7 +95,7 @@ static void sum_each(const pd_job *j, int64_t k) {
 
 void pd_parts_take(const pd_job *j, const pd_algo *a, int r) {
     bool alike = a == &pd_algo_all_gather_parts;
-    pd_job whole = *j; /* of one piece, in the first slot */
+    pd_job whole = *j; /* a single piece, in the first slot */
     size_t at = alike ? 0 : place_of(j, r, j->rank);
     if (r == j->rank) whole.piece = INT64_MAX / 16;
     take_piece(&whole, 0, r, at);

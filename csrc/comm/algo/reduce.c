@@ -9,7 +9,7 @@ typedef void (*pair_fn)(const void *l, const void *r, void *o, int64_t n);
 typedef struct loops {
     struct { pair_fn leaves, mixed, partials; } pairs[PD_REDUCE_COUNT]; /* by how many sides are partial results */
     void (*last)(const void *x, void *o, int64_t n, double scale);
-    void (*widen)(const void *x, void *o, int64_t n); /* the half types only: partial results are float32 */
+    void (*widen)(const void *x, void *o, int64_t n); /* 16-bit types only, whose partial results are float32 */
 } loops;
 
 /* Conversions without branches, so that the loops vectorise; the same bits as base/dtype.h. */
@@ -78,7 +78,8 @@ typedef struct plan {
     size_t element;
 } plan;
 
-/* T(lo, hi) of the inputs at byte `at`, as partial results. Only the last pair writes `out`: it may be an input. */
+/* Computes T(lo, hi) of the inputs at byte `at`, as partial results. Only the last pair writes `out`, which may be an
+   input. */
 static void tree(const plan *p, int lo, int hi, size_t at, int64_t n, char *out, char (*tiles)[TILE * 8]) {
     int half = 1;
     while (half * 2 < hi - lo) half *= 2;

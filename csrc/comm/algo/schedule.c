@@ -5,7 +5,8 @@
 static int ring_parts(int size) { return size; }
 static int ring_steps(int size) { return 2 * (size - 1); }
 
-/* A part goes round once, growing, and once more as the result: part p begins at rank p and is whole at rank p - 1. */
+/* A part goes round the ranks twice, first as a growing sum, then as the result. Part p begins at rank p and is
+   complete at rank p - 1. */
 static pd_step ring_step(int size, int rank, int s) {
     bool add = s < size - 1;
     int back = add ? s + 1 : s - (size - 1), part = (rank - back + size) % size;
@@ -29,7 +30,8 @@ static int halving_steps(int size) {
     return 2 * log2_of(p) + (size > p ? 2 : 0);
 }
 
-/* Among the first p ranks: the block of 2 * mask parts is halved, each of a pair keeps the half with its own number. */
+/* Among the first p ranks: a pair halves its block of 2 * mask parts, and each keeps the half that contains its
+   number. */
 static pd_step exchange(int rank, int mask, bool add) {
     int peer = rank ^ mask, lo = (add ? rank : peer) & ~(mask - 1);
     return (pd_step){peer, lo, lo + mask, add};

@@ -1,11 +1,11 @@
-/* Algorithms that go over a piece in steps. The working copy lies in the slot, as partial results. */
+/* Algorithms that work on a piece in steps. The slot holds the working copy, as partial results. */
 #include "comm/algo/algo.h"
 
 static void load_into(const pd_job *j, int64_t k, char *slot) {
     pd_reduce_widen(j->dtype, j->from + pd_job_at(j, k), slot, pd_job_count(j, k));
 }
 
-/* Parts of a piece: their first element, their number, and the byte at which they begin in the working copy. */
+/* Some parts of a piece: first element, number of elements, and their byte offset in the working copy. */
 typedef struct range { int64_t lo, n; size_t at; } range;
 
 static range range_of(const pd_job *j, int64_t k, int parts, int lo, int hi) {
@@ -115,7 +115,7 @@ const pd_algo pd_algo_hierarchical = {
 
 static int outside_steps(const pd_job *j) { return (void)j, 2; }
 
-static void outside_load(const pd_job *j, int64_t k) { (void)j, (void)k; } /* not before all ranks agree */
+static void outside_load(const pd_job *j, int64_t k) { (void)j, (void)k; } /* all ranks have to agree first */
 
 static void outside_run(const pd_job *j, int64_t k, int s) {
     if (s == 0) memcpy(j->room, j->from + pd_job_at(j, k), pd_job_bytes(j, pd_job_count(j, k)));

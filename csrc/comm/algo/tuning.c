@@ -1,11 +1,10 @@
 #include "comm/algo/tuning.h"
 
 /* Measured (2 cores; us for gather_sum, slot_sum): 2 ranks 512 B 1.7, 1.9; 1 KiB 1.9, 1.9; 4 KiB 2.7, 2.4; 16 KiB 6.0,
-   4.3; 1 MiB 190, 120. 4 ranks 4 KiB 15-20, 19-21; 16 KiB 28-34, 23-28; 64 KiB 55, 39. By messages (scatter_gather)
-   4 ranks 8 KiB 6.2, 7.8; 16 KiB 10.2, 11.6; 64 KiB 24, 17: beyond that the bytes that one rank reads stay the same.
-   Segments (us staged, direct): all_reduce 1 KiB 1.9, 1.9; 4 KiB 2.4, 2.0; 16 KiB 4.4, 2.3; broadcast 16 KiB 2.2, 3.1;
-   32 KiB 3.3, 1.2.
-   Ring and halving do not win for sure on one machine. */
+   4.3; 1 MiB 190, 120. 4 ranks 4 KiB 15-20, 19-21; 16 KiB 28-34, 23-28; 64 KiB 55, 39. By messages (scatter_gather) 4
+   ranks 8 KiB 6.2, 7.8; 16 KiB 10.2, 11.6; 64 KiB 24, 17: beyond that the bytes that one rank reads stay the same.
+   Segments (us by slots, direct): all_reduce 1 KiB 1.9, 1.9; 4 KiB 2.4, 2.0; 16 KiB 4.4, 2.3; broadcast 16 KiB 2.2,
+   3.1; 32 KiB 3.3, 1.2. On one machine ring and halving are not faster for certain. */
 pd_tuning pd_tuning_default(bool mesh, int world) {
     int32_t gather = mesh ? (64 << 10) / (world > 4 ? world : 4) : world == 2 ? 1 << 10 : 4 << 10;
     return (pd_tuning){.mesh = mesh, .world = world, .gather = gather, .direct = 16 << 10, .piece = 256 << 10,

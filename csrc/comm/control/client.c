@@ -11,9 +11,9 @@
 #include "comm/control/status_report.h"
 #include "comm/net/dial.h"
 
-#define GOODBYE_NS 1000000000 /* longest that leaving waits for a server that does not read */
-#define AT_ONCE_NS 500000000  /* a server that has too many strangers ends none of them so soon */
-#define TRIES 4               /* connections in a row that were ended at once: it refuses us */
+#define GOODBYE_NS 1000000000 /* how long a leaving rank waits for a server that does not read */
+#define AT_ONCE_NS 500000000  /* even a server with too many strangers gives each of them more time */
+#define TRIES 4               /* after so many connections that were ended at once, the server refuses us */
 
 typedef struct request { /* a store call under way; lives on its caller's stack */
     struct request *next;
@@ -28,18 +28,18 @@ typedef struct client {
     pd_link link; /* first: a client is a link */
     pd_fork_watch watch;
     pd_os_thread thread;
-    pthread_mutex_t lock; /* of sending and of the requests */
+    pthread_mutex_t lock; /* guards sending and the requests */
     pthread_cond_t change;
-    pd_wire wire; /* its reading half belongs to the thread, its sending half to the lock */
+    pd_wire wire; /* only the thread reads; writers hold the lock */
     request *requests;
     uint32_t next_id;
-    bool lost;   /* nobody will answer any more */
+    bool lost;   /* no answers will come any more */
     bool closed; /* the server ended the connection before it let us in */
 } client;
 
 /* ---- sending ----------------------------------------------------------------------------------------------------- */
 
-/* Under the lock. The server never stops reading, so a full socket empties at once or the server is gone. */
+/* Needs the lock. The server never stops reading, so a full socket is soon empty, or the server is gone. */
 static pd_status send_frame(client *c, int kind, uint32_t id, const void *head, size_t head_bytes, const void *body,
                             size_t n, int handle) {
     int64_t deadline = pd_os_now() + GOODBYE_NS;
@@ -94,8 +94,8 @@ static void on_lost(client *c, const char *why) {
     pthread_mutex_unlock(&c->lock);
 }
 
-/* Waits for more. False: the server, which asks every second whether we are there, has been silent for too long (and
-   not we who were stopped meanwhile). */
+/* Waits for more bytes. False: the server, which sends a ping every second, has been silent for too long, and we were
+   not stopped meanwhile. */
 static bool hear_more(client *c, int64_t *heard, int64_t *looked) {
     int64_t silent = (int64_t)(pd_flags_get()->SILENT * 1e9), now;
     int n = poll(&(struct pollfd){.fd = c->wire.fd, .events = POLLIN}, 1, PD_HEARTBEAT_NS / 1000000);
@@ -137,7 +137,7 @@ static void *run(void *arg) {
             memcpy(&event, c->wire.body, sizeof event);
             if (event.kind == PD_EVENT_WHERE) answer(c, event.rank);
             else pd_link_hear(&c->link, &event, c->wire.body + sizeof event);
-            pthread_mutex_lock(&c->lock); /* those who wait for the store look again at who is gone */
+            pthread_mutex_lock(&c->lock); /* threads that wait for the store look again which ranks are gone */
             pthread_cond_broadcast(&c->change);
             pthread_mutex_unlock(&c->lock);
         }
@@ -146,18 +146,18 @@ static void *run(void *arg) {
 
 /* ---- store calls ------------------------------------------------------------------------------------------------- */
 
-/* Under the lock, which is free while this sleeps and while the interrupt hook runs. */
+/* Needs the lock, which it gives up while it sleeps and while the interrupt hook runs. */
 static pd_status await(client *c, request *r, const pd_store_call *call) {
     bool waits = call->verb == PD_STORE_GET || call->verb == PD_STORE_WAIT, late = false;
     while (!r->done) {
         if (c->lost) {
-            PD_TRY(pd_link_gone(&c->link)); /* says who hosted the server */
+            PD_TRY(pd_link_gone(&c->link)); /* this error names the rank that hosted the server */
             return pd_fail(PD_E_DIST, "store: the connection to the control server is lost");
         }
         if (call->stop && atomic_load_explicit(call->stop, memory_order_acquire))
             return pd_fail(PD_E_DIST, "store: given up");
         if (waits && late && !call->stop)
-            PD_TRY(pd_link_gone(&c->link)); /* what is there is answered at once, whoever died */
+            PD_TRY(pd_link_gone(&c->link)); /* a key that is there is answered at once, even after a death */
         if (pd_os_cond_wait(&c->change, &c->lock, PD_SLICE_NS)) continue;
         late = true;
         pthread_mutex_unlock(&c->lock);
@@ -182,7 +182,7 @@ static pd_status call(pd_link *link, const pd_store_call *call, pd_store_reply *
     r.next = c->requests;
     c->requests = &r;
     size_t n = sizeof head + call->key_bytes;
-    int handle = c->wire.handles ? (int)call->handle : -1; /* tcp carries none */
+    int handle = c->wire.handles ? (int)call->handle : -1; /* tcp cannot carry it */
     pd_status status = send_frame(c, PD_CONTROL_CALL, r.id, text, n, call->data, call->bytes, handle);
     PD_THEN(await(c, &r, call));
     for (request **at = &c->requests; *at; at = &(*at)->next)
@@ -194,7 +194,7 @@ static pd_status call(pd_link *link, const pd_store_call *call, pd_store_reply *
     pd_host_acquire(token);
     if (!status) {
         *reply = r.reply;
-    } else if (r.done && !r.status) { /* answered in the moment we gave up */
+    } else if (r.done && !r.status) { /* the answer came just when we gave up */
         pd_free(r.reply.data);
         if (r.reply.handle != PD_NO_HANDLE) close((int)r.reply.handle);
     }
@@ -206,7 +206,7 @@ static pd_status call(pd_link *link, const pd_store_call *call, pd_store_reply *
 static void close_link(pd_link *link) {
     client *c = (client *)link;
     tell(link, &(pd_link_event){.kind = PD_EVENT_LEFT, .rank = link->rank}, "");
-    shutdown(c->wire.fd, SHUT_RDWR); /* what was sent lies in the server's queue; our thread reads the end */
+    shutdown(c->wire.fd, SHUT_RDWR); /* the server still gets what was sent; our thread reads the end of the stream */
     pd_os_thread_join(c->thread);
     pd_fork_watch_drop(&c->watch);
     pd_wire_fini(&c->wire);
@@ -225,7 +225,7 @@ static const pd_link_ops ops = {
     .transport = &pd_transport_shm, .answers = true, .call = call, .tell = tell, .close = close_link, .free = free_link,
 };
 
-/* The next frame of the handshake, which has to be of this kind. */
+/* Waits for the next frame of the handshake, which must be of this kind. */
 static pd_status await_frame(client *c, int kind, size_t bytes, int64_t deadline) {
     const pd_frame *f = &c->wire.head;
     for (;;) {
@@ -276,7 +276,7 @@ static pd_status shake_hands(client *c, const uint8_t secret[PD_SECRET_BYTES], i
     return PD_OK;
 }
 
-/* Dials and shakes hands; again, where the server closed the connection because too many others came. */
+/* Connects and shakes hands. Tries again if the server closed the connection because it has too many strangers. */
 static pd_status enter(client *c, const char *address, const uint8_t secret[PD_SECRET_BYTES], int64_t deadline,
                        bool patient) {
     const pd_hooks *hooks = c->link.hooks;
@@ -300,7 +300,7 @@ static pd_status enter(client *c, const char *address, const uint8_t secret[PD_S
     }
 }
 
-/* The names under which the kernel knows this machine and what this process sees of it. */
+/* Names that differ between machines, and between namespaces of a machine. */
 static size_t machine_text(char *text, size_t size) {
     static const char *const spaces[] = {"/proc/self/ns/net", "/proc/self/ns/pid", "/proc/self/ns/user"};
     size_t used = (size_t)snprintf(text, size, "user %u ", (unsigned)geteuid());
@@ -316,8 +316,8 @@ static size_t machine_text(char *text, size_t size) {
     return used;
 }
 
-/* Where this rank runs. One that came over tcp cannot pass descriptors on: those of its machine may find its memory in
-   another way (transport.h). */
+/* Finds out where this rank runs. A rank that is connected over tcp cannot pass descriptors on; ranks of its machine
+   may reach its memory by a spot (transport.h). */
 static void locate(client *c) {
     struct sockaddr_storage own = {0};
     socklen_t n = sizeof own;

@@ -13,11 +13,11 @@
 #include "comm/control/control_impl.h"
 
 #define HANDSHAKE_NS 5000000000 /* a connection must authenticate within this */
-#define PRESSED_NS 1000000000   /* of these it has at least so much, where others wait behind it */
-#define STRANGERS 64            /* unauthenticated connections at one time, on each socket, in a small job */
-#define SHUT_NS 50000000        /* nobody is accepted for so long where there is no descriptor left */
+#define PRESSED_NS 1000000000   /* at least so much of it, if other connections wait */
+#define STRANGERS 64            /* unauthenticated connections at a time, on each socket, in a small job */
+#define SHUT_NS 50000000        /* for so long nobody is accepted after descriptors have run out */
 #define STRANGERS_LOGGED 16
-#define ACCEPTS 32 /* connections taken before those already here are heard again */
+#define ACCEPTS 32 /* connections that are accepted before others are served again */
 
 /* ---- strangers --------------------------------------------------------------------------------------------------- */
 
@@ -28,8 +28,8 @@ void pd_handshake_refused(pd_control_server *s, const pd_conn *c, const char *wh
                n == STRANGERS_LOGGED ? " (further ones are not reported)" : "");
 }
 
-/* As many strangers as the whole job twice, which comes at the same time. Where more come, those outside wait in the
-   kernel's queue until one inside is done or has had PRESSED_NS: nobody is ended who only has a long way. */
+/* There may be twice as many strangers as the job has ranks, since all ranks come at the same time. Further ones wait
+   in the kernel's queue until a stranger is done or has had PRESSED_NS, so a slow connection alone ends nobody. */
 static bool is_full(const pd_control_server *s, int which) {
     return s->strangers[which] >= (s->world > STRANGERS / 2 ? 2 * s->world : STRANGERS);
 }
@@ -42,7 +42,7 @@ int64_t pd_handshake_deadline(const pd_control_server *s, const pd_conn *c) {
     return is_full(s, pd_conn_listen(c)) ? c->deadline - HANDSHAKE_NS + PRESSED_NS : c->deadline;
 }
 
-/* Says where a connection comes from. False: not from our user. */
+/* Stores where a connection comes from. False: it is not from our user. */
 static bool identify(pd_conn *c, int fd, const struct sockaddr_storage *from, socklen_t n) {
     int uid, on = 1;
     if (c->tcp) {
@@ -66,7 +66,7 @@ void pd_handshake_accept(pd_control_server *s, int which, int64_t now) {
                 pd_log(PD_LOG_WARN, "control: ranks have to wait outside: %s (see `ulimit -n`)", strerror(errno));
             s->warned = true;
         }
-        if (fd < 0) return; /* nobody left, or one that went away again */
+        if (fd < 0) return; /* none left, or one that has gone away again */
         pd_conn probe = {.rank = -1, .tcp = which == PD_LISTEN_TCP}, *c;
         const char *why = NULL;
         if (!identify(&probe, fd, &from, n)) why = "it runs under another user id";
@@ -133,7 +133,7 @@ static pd_status open_secret(pd_control_server *s, const pd_control_options *o, 
         memcpy(s->secret, o->secret, sizeof s->secret);
         *common = true;
     } else if (o->listen || o->in_rank) PD_TRY(pd_control_secret_file(s->secret, common));
-    bool open = o->in_rank || (o->listen && pd_flags_get()->INSECURE); /* to all of our user, to all */
+    bool open = o->in_rank || (o->listen && pd_flags_get()->INSECURE); /* to all processes of our user; to everybody */
     if (!*common && !open) PD_TRY(pd_os_random(s->secret, sizeof s->secret));
     s->secret_fd = memfd_create("pydist-secret", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (s->secret_fd < 0 || write(s->secret_fd, s->secret, sizeof s->secret) != sizeof s->secret ||
@@ -142,7 +142,7 @@ static pd_status open_secret(pd_control_server *s, const pd_control_options *o, 
     return PD_OK;
 }
 
-/* "pid 17", where somebody listens there. */
+/* "pid 17": which process listens there; "" if none. */
 static void owner_of(const struct sockaddr_un *name, socklen_t n, char *text, size_t size) {
     int pid = -1, uid, fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd >= 0 && !connect(fd, (const struct sockaddr *)name, n)) pd_auth_same_user(fd, &pid, &uid);

@@ -1,4 +1,4 @@
-/* Ranks that find each other without a launcher: rank 0 hosts the server, the others knock until it is there. */
+/* Ranks that find each other without a launcher: rank 0 hosts the server, and the others try until it is there. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -10,7 +10,7 @@
 #include "comm/control/protocol.h"
 
 typedef struct meeting {
-    char name[PD_ADDRESS_BYTES];    /* "@pydist-1000-29500": of the unix socket */
+    char name[PD_ADDRESS_BYTES];    /* of the unix socket: "@pydist-1000-29500" */
     char address[PD_ADDRESS_BYTES]; /* "host:port", "" for file:// */
     char listen[PD_ADDRESS_BYTES];  /* where rank 0 listens for other hosts; "": nowhere */
     bool here;                      /* rank 0's host is ours */
@@ -19,7 +19,7 @@ typedef struct meeting {
 static pd_status at_file(const char *path, meeting *m) {
     struct stat st;
     int fd =
-        open(path, O_RDONLY | O_CREAT | O_CLOEXEC, 0600); /* whoever comes first makes it: only its number counts */
+        open(path, O_RDONLY | O_CREAT | O_CLOEXEC, 0600); /* the first rank makes it; only its inode matters */
     bool good = fd >= 0 && !fstat(fd, &st);
     int error = errno;
     if (fd >= 0) close(fd);
@@ -30,7 +30,7 @@ static pd_status at_file(const char *path, meeting *m) {
     return PD_OK;
 }
 
-/* A host name that stands for loopback here (127.0.1.1 in /etc/hosts) is another address elsewhere. */
+/* A host name that means loopback here (127.0.1.1 in /etc/hosts) is another address on other hosts. */
 static void choose_listen(meeting *m, const struct addrinfo *first, bool secret) {
     const char *port = strrchr(m->address, ':') + 1;
     struct addrinfo *number, hints = {.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV};

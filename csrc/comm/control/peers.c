@@ -10,7 +10,7 @@
 #include "base/mem.h"
 #include "comm/control/control_impl.h"
 
-#define OBITUARY_NS 250000000 /* how long a closed connection waits for the kernel to say how its process ended */
+#define OBITUARY_NS 250000000 /* after a connection has closed, the kernel may take so long to say why */
 
 static void broadcast(pd_control_server *s, const pd_link_event *event, const char *text) {
     size_t n = strnlen(text, PD_CONTROL_TEXT);
@@ -19,7 +19,7 @@ static void broadcast(pd_control_server *s, const pd_link_event *event, const ch
             pd_control_send(c, PD_CONTROL_EVENT, 0, event, sizeof *event, text, n, -1);
 }
 
-/* Tells everyone once, and those who connect later, that this rank is gone for good. */
+/* Tells all ranks once, and those that join later, that this rank is gone for good. */
 static void announce(pd_control_server *s, int rank, pd_link_event_kind kind, const char *text) {
     pd_peer *p = &s->peers[rank];
     if (p->told) return;
@@ -27,7 +27,8 @@ static void announce(pd_control_server *s, int rank, pd_link_event_kind kind, co
     p->event = (pd_link_event){.kind = kind, .rank = rank, .pid = p->pid};
     pd_free(p->text);
     p->text = NULL;
-    if (pd_malloc(strlen(text) + 1, "control", &p->text) == PD_OK) strcpy(p->text, text); /* else late ones hear less */
+    /* Else ranks that join later hear less */
+    if (pd_malloc(strlen(text) + 1, "control", &p->text) == PD_OK) strcpy(p->text, text);
     broadcast(s, &p->event, text);
 }
 
@@ -41,7 +42,7 @@ void pd_peer_welcome(pd_control_server *s, pd_conn *c, int64_t now) {
     p->state = PD_PEER_HERE;
     p->conn = c;
     p->heard = now;
-    p->pid = c->pid > 0 ? c->pid : c->hello.pid; /* the peer may live in another pid namespace, or on another host */
+    p->pid = c->pid > 0 ? c->pid : c->hello.pid; /* the peer may be in another pid namespace, or on another host */
 #ifdef SYS_pidfd_open
     if (c->pid > 0) p->pidfd = (int)syscall(SYS_pidfd_open, c->pid, 0); /* -1 on old kernels: the socket alone tells */
 #endif
@@ -70,7 +71,7 @@ static bool is_stopped(const pd_peer *p) {
     return end && (end[2] == 'T' || end[2] == 't');
 }
 
-/* Questions to those who can answer; the server itself answers for the others. */
+/* Passes a question to a rank that can answer; the server answers for others. */
 static void pass_on(pd_control_server *s, const pd_link_event *n, const char *text) {
     const pd_peer *to = &s->peers[n->status];
     const char *how = NULL;
@@ -129,7 +130,7 @@ static const char *signal_name(int sig) {
     return "?";
 }
 
-/* Where the launcher is the parent, the kernel knows how the process ended; WNOWAIT leaves that for the launcher. */
+/* If the process is a child of ours, the kernel tells how it ended; WNOWAIT leaves that for the launcher, too. */
 static bool explain(const pd_peer *p, char *text, size_t size) {
     enum { PIDFD = 3 }; /* P_PIDFD, which older headers lack */
     siginfo_t info = {0};
@@ -159,11 +160,11 @@ void pd_peer_unpidfd(pd_peer *p) {
 void pd_peer_gone(pd_control_server *s, int rank, int64_t now) {
     pd_peer *p = &s->peers[rank];
     if (p->state != PD_PEER_HERE) return;
-    p->state = PD_PEER_DYING; /* no goodbye: the kernel or the launcher will say in a moment how it ended */
+    p->state = PD_PEER_DYING; /* no goodbye: the kernel or the launcher will soon say how it ended */
     p->deadline = now + OBITUARY_NS;
 }
 
-/* A process ended, although its socket may live on in a child of it. What it said before counts first. */
+/* A process has ended, though a child of it may keep its socket open. What it has sent before comes first. */
 void pd_peers_deaths(pd_control_server *s, const struct pollfd *polls, int64_t now) {
     for (int r = 0; r < s->world; r++) {
         pd_peer *p = &s->peers[r];
@@ -180,8 +181,8 @@ void pd_peers_deaths(pd_control_server *s, const struct pollfd *polls, int64_t n
     }
 }
 
-/* Its control thread answers whatever the rank itself does, so silence is a stopped process, a dead host or a cut
-   cable. */
+/* A rank's control thread always answers, whatever the rank does. So silence means a stopped process, a dead host or a
+   broken connection. */
 static void check_silence(pd_control_server *s, int rank, int64_t now) {
     pd_peer *p = &s->peers[rank];
     int64_t silent = now - p->heard, warn = (int64_t)(pd_flags_get()->WARN * 1e9);
@@ -198,11 +199,11 @@ static void check_silence(pd_control_server *s, int rank, int64_t now) {
                               "network is cut)", (double)silent * 1e-9);
     pd_peer_declare_dead(s, rank, how);
     p->silent = true;
-    shutdown(p->conn->wire.fd, SHUT_RDWR); /* should it come back, it finds itself outside */
+    shutdown(p->conn->wire.fd, SHUT_RDWR); /* if it comes back, it finds its connection closed */
 }
 
 void pd_peers_heartbeat(pd_control_server *s, int64_t now) {
-    bool slept = now - s->looked > 3 * PD_HEARTBEAT_NS; /* we were the one that was stopped */
+    bool slept = now - s->looked > 3 * PD_HEARTBEAT_NS; /* this process itself was stopped */
     s->looked = now;
     if (now - s->pinged < PD_HEARTBEAT_NS) return;
     s->pinged = now;

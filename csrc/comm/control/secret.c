@@ -32,7 +32,7 @@ pd_status pd_control_secret_load(const char *path, uint8_t secret[PD_SECRET_BYTE
         return pd_fail(PD_E_DIST, "control: others may read PYDIST_SECRET_FILE %s: mode %03o (expected 600)", path,
                        (unsigned)st.st_mode & 0777);
     ssize_t bytes = n;
-    while (n && (text[n - 1] == '\n' || text[n - 1] == '\r')) n--; /* editors disagree about the last line's end */
+    while (n && (text[n - 1] == '\n' || text[n - 1] == '\r')) n--; /* some editors end the last line, others do not */
     if (bytes < PD_SECRET_BYTES || n < PD_SECRET_BYTES / 2) /* random bytes may end like a line */
         return pd_fail(PD_E_DIST, "control: PYDIST_SECRET_FILE %s has %zd bytes (expected at least %d random ones)",
                        path, n, PD_SECRET_BYTES);

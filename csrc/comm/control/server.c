@@ -8,7 +8,7 @@
 #include "base/mem.h"
 #include "comm/control/control_impl.h"
 
-#define BACKLOG (16 << 20) /* unsent bytes after which a rank that does not read counts as dead */
+#define BACKLOG (16 << 20) /* a rank that does not read counts as dead after so many unsent bytes */
 
 /* ---- connections ------------------------------------------------------------------------------------------------- */
 
@@ -17,7 +17,7 @@ void pd_control_send(pd_conn *c, int kind, uint32_t id, const void *head, size_t
     if (c->closing && kind != PD_CONTROL_REFUSED) return;
     if (c->wire.pending > BACKLOG || pd_wire_queue(&c->wire, kind, id, head, head_bytes, body, n, handle)) {
         pd_log(PD_LOG_WARN, "control: dropping the connection of rank %d: it does not read", c->rank);
-        shutdown(c->wire.fd, SHUT_RDWR); /* the next poll finds it closed */
+        shutdown(c->wire.fd, SHUT_RDWR); /* the next poll sees it closed */
         return;
     }
     pd_wire_flush(&c->wire);
@@ -99,13 +99,14 @@ static pd_status fill_polls(pd_control_server *s, size_t *n, int64_t now, int64_
 
 static void serve_conns(pd_control_server *s, int64_t now) {
     const struct pollfd *poll = s->polls + POLL_CONNS;
-    for (pd_conn *c = s->conns; c; c = c->next) /* before some go, and the others have time again */
+    for (pd_conn *c = s->conns; c; c = c->next) /* now, since the deadline of others moves when some go */
         if (c->rank < 0) c->late = pd_handshake_deadline(s, c) <= now;
     for (pd_conn **at = &s->conns; *at; poll++) {
         pd_conn *c = *at;
         bool alive = true;
         if (poll->revents & POLLOUT) alive = pd_wire_flush(&c->wire) != PD_WIRE_CLOSED;
-        if (!alive || (poll->revents & ~POLLOUT)) alive &= pd_control_serve(s, c, now); /* its goodbye counts first */
+        /* A goodbye that it has sent comes first */
+        if (!alive || (poll->revents & ~POLLOUT)) alive &= pd_control_serve(s, c, now);
         if (alive && c->rank < 0 && c->late) {
             if (!c->closing) pd_handshake_refused(s, c, "it said nothing, or did not finish the handshake");
             alive = false;
@@ -122,7 +123,7 @@ static void *run(void *arg) {
     while (!s->ending) {
         size_t n = 0;
         int64_t until = 0, now = pd_os_now();
-        if (fill_polls(s, &n, now, &until)) { /* no memory for the list: look again in a moment */
+        if (fill_polls(s, &n, now, &until)) { /* no memory for the list: try again in a moment */
             pthread_mutex_unlock(&s->lock);
             poll(NULL, 0, 10);
             pthread_mutex_lock(&s->lock);
@@ -231,7 +232,7 @@ void pd_control_dead(pd_control_server *s, int rank, const char *how) {
     pthread_mutex_lock(&s->lock);
     pd_peer *p = &s->peers[rank];
     if (p->conn)
-        pd_control_serve(s, p->conn, pd_os_now()); /* a goodbye or traceback still in the socket counts first */
+        pd_control_serve(s, p->conn, pd_os_now()); /* a goodbye or traceback that is still in the socket comes first */
     pd_peer_declare_dead(s, rank, how);
     pthread_mutex_unlock(&s->lock);
     wake(s);
@@ -260,7 +261,7 @@ pd_status pd_control_first_raised(pd_control_server *s, int *rank, char **traceb
     return status;
 }
 
-/* Under the lock. "1, 3": those who came and are still here. */
+/* Needs the lock. "1, 3": the ranks that have joined and are still here. */
 static void present(const pd_control_server *s, char *text, size_t size) {
     size_t n = 0;
     *text = 0;

@@ -10,7 +10,7 @@
 
 #define TEXT_BYTES (1 << 20)
 
-/* [new] a connection to the listener of the process that asked, of our own user; -1: it has none. */
+/* [new] a connection to the listener of the process that asked, which must be of our own user; -1: it has none. */
 static int listener_of(int pid) {
     char text[64];
     struct sockaddr_un name;

@@ -4,7 +4,7 @@
 #include "base/mem.h"
 #include "comm/control/control_impl.h"
 
-#define WAITERS 4096 /* waits of one rank at one time */
+#define WAITERS 4096 /* waits of a rank at a time */
 
 struct pd_waiter { /* a GET or WAIT whose key is not there yet */
     pd_waiter *next;
@@ -34,7 +34,7 @@ static void drop_waiter(pd_waiter **at) {
     pd_free(w);
 }
 
-/* Answers those who wait for this key; with key NULL those whose time is over. */
+/* Answers the waits for this key; with key NULL those whose time is over. */
 static void serve_waiters(pd_control_server *s, const char *key, size_t key_bytes, int64_t now) {
     for (pd_waiter **at = &s->waiters; *at;) {
         pd_waiter *w = *at;

@@ -1,5 +1,5 @@
-/* Collectives of a world of one on a GPU: the device's own kernels, on the caller's stream. An asynchronous one has an
-   event after it, for those who wait on another stream. */
+/* Collectives of a world of one on a GPU, by the device's own kernels on the caller's stream. An asynchronous one
+   records an event, for a wait on another stream. */
 #include <string.h>
 
 #include "comm/group/mover.h"
@@ -52,11 +52,11 @@ static pd_status launch(pd_work *w) {
 static pd_status wait(const pd_work *w, double seconds) {
     const pd_cuda_library *cuda = pd_cuda_open();
     bool within = pd_cuda_capturing(w->device);
-    if (w->captured && !within) return PD_OK; /* whoever launches the graph knows in which stream */
+    if (w->captured && !within) return PD_OK; /* the program that launches the graph chooses the stream */
     PD_TRY(w->device->enter(w->device));
     if (seconds < 0 || within)
         return pd_cuda_result("wait", cuda->stream_after(pd_cuda_stream(w->device), w->launch));
-    void *token = pd_host_release(); /* it waits for nobody, so it is soon done */
+    void *token = pd_host_release(); /* it waits for no other rank, so it is soon done */
     int error = cuda->event_wait(w->launch);
     pd_host_acquire(token);
     return pd_cuda_result("wait", error);

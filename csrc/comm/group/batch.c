@@ -1,10 +1,10 @@
 /* Batches of messages between GPUs.
 
-   Each message is announced by an envelope, a message of the host with the same tag: so the contract of messages holds
-   for batches too (who is late, gone or different is known before NCCL is called), and a batch that meets a plain send
-   or receive is a mismatch. Then each pair of ranks has a launch of its own, by the group's mover (NCCL's: on a
-   communicator and a stream of its own): within it all messages move at the same time, and no pair waits for another.
-   Peers are taken in increasing order, so that ranks that make their communicators do not wait in a circle. */
+   Each message is announced by an envelope, a host message with the same tag. So the contract of messages holds for
+   batches, too: late, dead and differing ranks are known before NCCL is called, and a batch that meets a plain send or
+   receive is a mismatch. Then the group's mover makes one launch for each pair of ranks; NCCL's has a communicator and
+   a stream for each pair. In a launch all messages move at the same time, and no pair waits for another. Peers are
+   handled in increasing order, so that ranks that make their communicators do not wait in a circle. */
 #include "base/mem.h"
 #include "comm/group/mover.h"
 #include "comm/group/p2p.h"
@@ -13,7 +13,7 @@
 typedef struct envelope {
     int64_t count;
     int32_t tag, dtype, place; /* place: among the messages from one to the other */
-    int32_t sent;              /* 0: not yet; 2: into a CUDA graph */
+    int32_t sent;              /* 0: not yet; 2: captured into a CUDA graph */
 } envelope;
 
 static pd_status check(const pd_group *g, const pd_message *m, int n) {
@@ -43,7 +43,7 @@ static pd_status compare(const pd_group *g, const pd_message *m, int i, const en
                    pd_group_name(g, g->rank));
 }
 
-/* All envelopes are under way before one is waited for. */
+/* Starts all envelopes before it waits for one. */
 static pd_status announce(pd_group *g, const pd_message *m, int n, uint64_t site, envelope *envelopes,
                           pd_work **posted) {
     for (int i = 0; i < n; i++) {
@@ -103,7 +103,7 @@ static pd_status run(pd_group *g, const pd_message *m, int n, uint64_t site, env
     pd_status status = announce(g, m, n, site, envelopes, posted);
     if (!status) return launch_all(g, m, n, works);
     if (pd_group_enter(g)) return status;
-    /* Half a batch cannot be taken back; this ends what borrows the envelopes. */
+    /* Half a batch cannot be undone. Ending the group also ends the works that borrow the envelopes. */
     pd_group_fail(g, !atomic_load(&g->abort));
     pd_group_leave(g);
     return status;

@@ -1,4 +1,4 @@
-/* The collectives: arguments to works, which the queue runs. */
+/* The collectives: they make works of their arguments, and the queue runs these. */
 #include "base/mem.h"
 #include "comm/group/mover.h"
 #include "comm/group/p2p.h"
@@ -11,7 +11,7 @@ static pd_work work_of(pd_group *g, pd_collective coll, pd_dtype dtype, int64_t 
     };
 }
 
-/* The data are where the caller's op would run (device/device.h). */
+/* The data are on the device of the caller's ops (device/device.h). */
 static void with_device(pd_work *w) {
     if (pd_device_here->kind == PD_DEVICE_CPU) return;
     w->device = pd_device_here;
@@ -76,7 +76,7 @@ pd_status pd_group_reduce(pd_group *g, void *buf, int64_t count, pd_dtype dtype,
     return reduction(g, PD_COLL_REDUCE, buf, buf, count, dtype, op, 1, root, site, work);
 }
 
-/* What moves data and sums nothing, on all ranks alike or from or to a root. */
+/* A collective that moves data and sums nothing; `root` NULL: it has no root. */
 static pd_status movement(pd_group *g, pd_collective coll, const void *in, void *out, int64_t count, pd_dtype dtype,
                           const int *root, uint64_t site, pd_work **work) {
     PD_TRY(check_data(pd_collective_names[coll], count, dtype));
@@ -118,13 +118,13 @@ static pd_status check_parts(const pd_group *g, const char *op, const char *name
     int64_t sum = 0;
     for (int r = 0; r < g->size; r++) {
         PD_TRY(check_data(op, parts[r].count, dtype));
-        sum += parts[r].count; /* of as many ranks as there can be it fits */
+        sum += parts[r].count; /* cannot overflow, even with the largest number of ranks */
     }
     if (sum <= INT64_MAX / PD_RANKS_MAX / 1024) return PD_OK;
     return pd_fail(PD_E_VALUE, "%s: %s has %lld elements in all", op, name, (long long)sum);
 }
 
-/* The work's own table: what it gives, then what it takes. */
+/* Allocates the work's table: the parts that it gives, then those that it takes. */
 static pd_status new_table(pd_work *w) {
     size_t size = (size_t)w->group->size;
     PD_TRY(pd_malloc(2 * size * sizeof *w->parts, "work", &w->parts));
@@ -133,7 +133,7 @@ static pd_status new_table(pd_work *w) {
     return PD_OK;
 }
 
-/* Sizes that are one list on all ranks: its hash is part of the identity. */
+/* For sizes that must be the same list on all ranks: puts its hash into the identity. */
 static void with_list(pd_work *w, const pd_part *parts) {
     w->largest = pd_parts_largest(w->group->size, parts);
     w->sizes = pd_parts_hash(w->group->size, parts);
@@ -141,10 +141,10 @@ static void with_list(pd_work *w, const pd_part *parts) {
 }
 
 static pd_status submit_table(pd_work *w, pd_work **work) {
-    w->job.from = w->parts[0].data; /* of a world of one */
+    w->job.from = w->parts[0].data; /* for a world of one */
     w->job.to = w->parts[w->group->size].data;
     pd_status status = pd_group_submit(w, work);
-    pd_free(w->parts); /* NULL where the queue has taken it */
+    pd_free(w->parts); /* NULL if the queue has taken it */
     return status;
 }
 

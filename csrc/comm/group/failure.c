@@ -1,5 +1,5 @@
-/* How a group ends: a failure elsewhere, told by the link; differing identities; and what happens to everything that
-   was under way. */
+/* How a group fails: by a failure of another rank, of which the link tells, or by identities that differ; and what
+   happens to everything that was under way. */
 #include <stdio.h>
 
 #include "base/flags.h"
@@ -7,11 +7,12 @@
 #include "base/mem.h"
 #include "comm/group/p2p.h"
 
-#define TABLES 64 /* of ranks that are looked at where sizes differ */
-#define SHOWN 8   /* sizes of each */
-#define SITE_WAIT 1.0 /* seconds: longest that a rank waits for the others' call sites */
+#define TABLES 64 /* tables of at most so many ranks are read if sizes differ */
+#define SHOWN 8   /* sizes that the message shows of each */
+#define SITE_WAIT 1.0 /* seconds that a rank waits for the others' call sites at most */
 
-/* On the link's thread. A stronger explanation replaces a weaker one; the sleeper is woken to look at it. */
+/* Called by the link's thread. A stronger explanation replaces a weaker one. Wakes a wait so that it sees the
+   failure. */
 void pd_group_hear(pd_listener *l, pd_weight weight, const pd_error *e) {
     pd_group *g = (pd_group *)((char *)l - offsetof(pd_group, listener));
     pthread_mutex_lock(&g->failure_lock);
@@ -22,7 +23,7 @@ void pd_group_hear(pd_listener *l, pd_weight weight, const pd_error *e) {
     }
     pthread_mutex_unlock(&g->failure_lock);
     if (weight == PD_WEIGHT_LEFT) pd_p2p_left(g, e->rank);
-    pthread_mutex_lock(&g->failure_lock); /* under it another thread that destroys the group takes the mesh away */
+    pthread_mutex_lock(&g->failure_lock); /* a thread that destroys the group takes the mesh away under this lock */
     if (g->mesh) pd_mesh_wake(g->mesh);
     pthread_mutex_unlock(&g->failure_lock);
     atomic_uint *word = atomic_load(&g->sleeping);
@@ -82,7 +83,7 @@ static void publish_site(pd_group *g, const pd_work *w) {
     pd_store_set(g->link, key, site, strlen(site));
 }
 
-/* Ranks that stand in this very collective answer at once; one that posted it and went on computing may not. */
+/* Ranks that wait in this collective answer at once; a rank that has submitted it and computes may not answer. */
 static void fetch_site(pd_group *g, const pd_work *w, int rank, int64_t deadline, char *site, size_t size) {
     char key[64];
     void *text;
@@ -95,11 +96,11 @@ static void fetch_site(pd_group *g, const pd_work *w, int rank, int64_t deadline
     pd_free(text);
 }
 
-/* Tables of sizes likewise: what a rank gives to each, then what it takes from each. Too many ranks are not looked at:
-   without their tables the text says less. */
+/* Tables of sizes: what a rank gives to each rank, then what it takes from each. Of many ranks only some tables are
+   read, and the text says less. */
 typedef struct tables {
-    int size, ranks; /* of the group; whose tables are here */
-    int64_t *sizes;  /* NULL: none. By rank: 2 * size of them, -1 where its table did not come */
+    int size, ranks; /* size: of the group; ranks: how many tables are here */
+    int64_t *sizes;  /* by rank, 2 * size for each; -1: its table has not come; NULL: no tables */
 } tables;
 
 static bool has_table(const pd_group *g, const pd_work *w, int r) {
@@ -143,7 +144,7 @@ static void fetch_tables(const pd_group *g, const pd_work *w, int64_t deadline, 
     }
 }
 
-/* " rank 0 has 2 elements for rank 1, which expects 1 of it"; false: there is no such pair. */
+/* Writes " rank 0 has 2 elements for rank 1, which expects 1 of it"; false: there is no such pair. */
 static bool pair_text(const pd_group *g, const tables *t, char *text, size_t size) {
     for (int s = 0; t->sizes && s < t->ranks; s++)
         for (int d = 0; d < t->ranks; d++) {
@@ -163,7 +164,7 @@ static size_t list_text(const int64_t *sizes, int n, char *text, size_t size) {
     return n > SHOWN ? at + (size_t)snprintf(text + at, size - at, ", ...") : at;
 }
 
-/* " of 1, 2, 3" or " giving 1, 2 and taking 2, 2"; text has room for two lists. */
+/* Writes " of 1, 2, 3" or " giving 1, 2 and taking 2, 2"; text has room for two lists. */
 static size_t sizes_text(const tables *t, int r, uint8_t coll, char *text, size_t size) {
     if (!t->sizes || r >= t->ranks || t->sizes[2 * r * t->size] < 0) return 0;
     const int64_t *gives = t->sizes + 2 * r * t->size, *takes = gives + t->size;
@@ -216,7 +217,8 @@ pd_status pd_group_mismatch(pd_group *g, const pd_work *w) {
 
 /* ---- the end ----------------------------------------------------------------------------------------------------- */
 
-/* Once per rank: short where the reason is time, which only the past explains; else for those who ask for more. */
+/* Writes the flight record once: a short one after a timeout, which only the past explains; else only with
+   PYDIST_LOG=2. */
 static void write_flight(pd_group *g) {
     char text[8000];
     bool late = g->error.kind == PD_E_TIMEOUT;
@@ -239,7 +241,7 @@ pd_status pd_group_fail(pd_group *g, bool tell) {
     pd_error_save(&e);
     if (atomic_load(&g->failed)) return e.kind;
     g->error = e;
-    if (e.kind == PD_E_PYTHON || e.kind == PD_E_INTERRUPT) { /* the exception itself is raised only once */
+    if (e.kind == PD_E_PYTHON || e.kind == PD_E_INTERRUPT) { /* an exception is raised only once */
         g->error.kind = PD_E_DIST;
         snprintf(g->error.text, sizeof g->error.text, "the group ended when a collective was interrupted on rank %d",
                  pd_group_name(g, g->rank));

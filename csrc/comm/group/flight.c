@@ -17,13 +17,13 @@ enum {
 }; /* STATE: sequence number, then the state's byte */
 _Static_assert(sizeof(pd_identity) == 24 && WAITED < 8, "a row is one cache line");
 
-typedef struct row { /* as read */
+typedef struct row { /* a copy of a row */
     uint32_t seq;
     pd_flight_state state;
     pd_identity id;
     uint64_t site;
     int64_t posted, ended;
-    int waited; /* for this rank, -1: for nobody */
+    int waited; /* for this rank; -1: none */
 } row;
 
 static inline int64_t ticks(void) {
@@ -75,7 +75,7 @@ void pd_flight_post(pd_flight *f, uint32_t seq, const pd_identity *id, uint64_t 
     atomic_store_explicit(&f->last, seq, memory_order_release);
 }
 
-/* NULL: it has ended, or (messages end in any order) a newer one has the row. */
+/* NULL: it has ended, or a newer one has its row, since messages end in any order. */
 static pd_flight_row *own_row(pd_flight *f, uint32_t seq) {
     pd_flight_row *r = f->rows ? &f->rows[seq & f->mask] : NULL;
     uint64_t posted = (uint64_t)seq << 8 | PD_FLIGHT_POSTED;
@@ -94,7 +94,7 @@ void pd_flight_end(pd_flight *f, uint32_t seq, pd_flight_state state) {
     atomic_store_explicit(&r->word[STATE], (uint64_t)seq << 8 | state, memory_order_release);
 }
 
-/* False where the row is not, or no longer, that of `seq`. */
+/* False: the row does not belong, or no longer belongs, to `seq`. */
 static bool read_row(const pd_flight *f, uint32_t seq, row *out) {
     const pd_flight_row *r = &f->rows[seq & f->mask];
     uint64_t words[8];
@@ -108,7 +108,7 @@ static bool read_row(const pd_flight *f, uint32_t seq, row *out) {
     return true;
 }
 
-/* Nanoseconds of a tick, by the time that has passed since the group was made. */
+/* Nanoseconds in a tick, measured since the group was made. */
 static double scale_of(const pd_flight *f, int64_t now) {
     int64_t passed = now - f->ticks;
     return passed > 0 ? (double)(pd_os_now() - f->ns) / (double)passed : 0;

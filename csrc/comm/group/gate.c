@@ -1,19 +1,20 @@
 /* Waiting: the one place where a rank stands still.
 
-   Look, with pauses, for some microseconds (where every rank has a core; for a shorter time after each look in vain,
-   since others may use the cores, and for a longer one after each success); then yield the core between looks; then
-   sleep on the word of the first rank that is missing, in slices of at most 50 ms. The one that stores the word wakes
-   sleepers only where a flag says that somebody sleeps: the store, a full fence and the look at the flag stand against
-   the flag, a full fence and the look at the word, so at least one side sees the other. An open gate counts before a
-   failure: what a dead rank left complete is complete. */
+   If every rank has a core, a wait first spins for some microseconds: for a shorter time after each wait in which that
+   was in vain, since others may use the cores, and for a longer one after each success. Then it yields the core between
+   looks. Then it sleeps on the word of the first missing rank, in slices of at most 50 ms.
+
+   A rank that stores its word wakes sleepers only if a flag says that somebody sleeps. It stores the word, makes a full
+   fence and reads the flag; a sleeper sets the flag, makes a full fence and reads the word. So at least one of them
+   sees the other. An open gate comes before a failure: a collective that a dead rank has completed is complete. */
 #include <stdio.h>
 
 #include "comm/group/p2p.h"
 #include "comm/group/straggler.h"
 
-#define YIELD_NS 60000          /* a futex wake costs 5-50 us here: shorter waits are not worth a sleep */
-#define NAP_NS 1000000          /* the shortest sleep; the longest, too, where messages have to be looked after */
-#define MISMATCH_NS 1000000000  /* ranks that differ wait this long for the rest, so that the message names them all */
+#define YIELD_NS 60000          /* a futex wake costs 5-50 us, so shorter waits do not sleep */
+#define NAP_NS 1000000          /* the shortest sleep, and the longest one if messages have to be moved */
+#define MISMATCH_NS 1000000000  /* differing ranks wait this long for the others, so that the message names all */
 
 static atomic_uint *word_of(const pd_group *g, const pd_work *w, int r) {
     return w->at_board ? &g->boards[r]->line[w->seq & 1].seq : &g->boards[r]->step;
@@ -33,7 +34,7 @@ bool pd_gate_open(pd_group *g, pd_work *w) {
         pd_mesh_pump(g->mesh, r);
         if (!has_arrived(g, w, r)) return false;
     }
-    return !g->mesh || pd_mesh_flush(g->mesh); /* what is on its way may be overwritten after the gate */
+    return !g->mesh || pd_mesh_flush(g->mesh); /* bytes that are being sent may be overwritten after the gate */
 }
 
 static size_t place_of(const pd_group *g, const void *p) {
@@ -94,7 +95,7 @@ static bool lines_differ(const pd_group *g, const pd_work *w) {
     return false;
 }
 
-/* Its connection is closed, and the control plane has had time to say why. */
+/* Fails if a peer's connection is closed and the control plane has had time to say why. */
 static pd_status look_at_mesh(pd_group *g, const pd_work *w) {
     char call[400];
     PD_TRY(pd_mesh_check(g->mesh));
@@ -111,7 +112,7 @@ static pd_status look_at_mesh(pd_group *g, const pd_work *w) {
 
 static bool is_missing(const pd_group *g, const pd_work *w, int r) { return !has_arrived(g, w, r); }
 
-/* One look around between two sleeps: PD_OK to go on. */
+/* Looks for failures, stragglers and signals between two sleeps. PD_OK: go on waiting. */
 static pd_status look(pd_group *g, pd_work *w, pd_straggler *l, bool *fatal) {
     PD_TRY(pd_group_heard(g, w));
     PD_TRY(pd_hooks_interrupt(g->hooks));
@@ -128,11 +129,11 @@ static pd_status wait_slowly(pd_group *g, pd_work *w, pd_straggler *l, bool *fat
     }
     while (!pd_gate_open(g, w)) {
         pd_status status = look(g, w, l, fatal);
-        if (status) { /* perhaps it opened while we looked around; an interrupt stays an interrupt */
+        if (status) { /* the gate may have opened meanwhile; an interrupt stays an interrupt */
             if (status == PD_E_PYTHON || !*fatal || !pd_gate_open(g, w)) return status;
             return PD_OK;
         }
-        if (g->mesh && pd_gate_open(g, w)) return PD_OK; /* the look at messages may have read what we wait for */
+        if (g->mesh && pd_gate_open(g, w)) return PD_OK; /* moving messages may have brought what we wait for */
         int64_t left = pd_straggler_rest(l);
         if (pd_p2p_used(g) && left > NAP_NS) left = NAP_NS;
         if (left < NAP_NS) left = NAP_NS;

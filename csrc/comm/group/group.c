@@ -13,8 +13,8 @@
 #define BOARD_BYTES 4096
 #define SLOT_BYTES (256 << 10)
 #define READ_BYTES (8 << 20)
-#define MESH_SPINS 50 /* looks into a socket, of about 0.4 us */
-#define SPINS 400 /* pauses of about 45 ns: some 20 us, what a peer that is not quite there takes */
+#define MESH_SPINS 50 /* looks at a socket, of about 0.4 us each */
+#define SPINS 400 /* pauses of about 45 ns: some 20 us, which a peer that is almost there needs */
 
 static pd_status choose(pd_group *g, const pd_group_options *o) {
     const char *algo = o && o->algo && *o->algo ? o->algo : pd_flags_get()->ALGO;
@@ -31,7 +31,7 @@ static pd_status choose(pd_group *g, const pd_group_options *o) {
     g->check = pd_flags_get()->CHECK != 0 && !(o && o->unchecked);
     g->slot = o && o->slot ? (o->slot + 1023) & ~(size_t)1023 : SLOT_BYTES;
     if (g->slot < (size_t)g->size * 64)
-        g->slot = (size_t)g->size * 64;                            /* at least some elements of every rank's part */
+        g->slot = (size_t)g->size * 64;                            /* room for some elements of every rank's part */
     g->share = (g->slot / (size_t)g->size + 2047) & ~(size_t)1023; /* its largest part: one more block of 64 elements */
     return pd_tuning_forced(algo, g->fast, &g->forced);
 }
@@ -49,8 +49,8 @@ static bool has_near(const pd_group *g) {
     return true;
 }
 
-/* Measured (2 cores; ms staged, read where they lie): 2 ranks 1 MiB 0.17, 0.47; 4 MiB 1.0, 2.7; 16 MiB 7.6, 7.5; 64 MiB
-   33, 22. 4 ranks, which take turns on the cores at each gate: 1 MiB 2.4, 1.7; 4 MiB 11, 6.5; 64 MiB 200, 38. */
+/* Measured (2 cores; ms by slots, read in place): 2 ranks 1 MiB 0.17, 0.47; 4 MiB 1.0, 2.7; 16 MiB 7.6, 7.5; 64 MiB 33,
+   22. 4 ranks, which take turns on the cores at each gate: 1 MiB 2.4, 1.7; 4 MiB 11, 6.5; 64 MiB 200, 38. */
 static size_t read_from(const pd_group *g) { return g->size > pd_threads_cores() ? 0 : READ_BYTES; }
 
 static void drop_peeks(pd_group *g) {
@@ -64,7 +64,7 @@ static void try_peeks(pd_group *g) {
     if (!works) drop_peeks(g);
 }
 
-/* The first collective: everybody is there, and takes rank 0's tuning. */
+/* The first collective: all ranks are there, and use rank 0's tuning. */
 static pd_status agree(pd_group *g) {
     struct {
         uint64_t epoch;
@@ -78,19 +78,19 @@ static pd_status agree(pd_group *g) {
     if (!status) g->tuning = all[0].tuning;
     if (!status) g->read_from = all[0].read_from;
     for (int r = 0; !status && r < g->size; r++)
-        if (!all[r].near) g->local = 1; /* some rank cannot reach the memory of those beside it */
+        if (!all[r].near) g->local = 1; /* a rank cannot reach the memory of ranks on its host */
     if (g->local == 1 && g->forced == &pd_algo_hierarchical) g->forced = NULL;
-    if (g->mesh && g->forced == &pd_algo_slot_sum) g->forced = NULL; /* slots are mirrored one way */
+    if (g->mesh && g->forced == &pd_algo_slot_sum) g->forced = NULL; /* mirrors go one way only */
     for (int r = 0; !status && g->peeks && r < g->size; r++) g->peeks[r] = all[r].peek;
     pd_free(all);
     if (!status) try_peeks(g);
     return status;
 }
 
-/* Where the lanes of messages begin in a part. */
+/* The offset in a part where the lanes of messages begin. */
 static size_t lanes_at(const pd_group *g) { return (BOARD_BYTES + 2 * (g->slot + g->share) + 4095) & ~(size_t)4095; }
 
-/* All that an event may look at, so before they are listened to. */
+/* Allocates all that an event may look at; called before the group listens to events. */
 static pd_status allocate(pd_group *g) {
     size_t n = (size_t)g->size;
     PD_TRY(pd_p2p_new(g->size, lanes_at(g), &g->p2p));
@@ -108,8 +108,8 @@ static void detach_parts(pd_group *g) {
     for (int r = 0; g->parts && g->transport && r < g->size; r++) g->transport->detach(&g->parts[r]);
 }
 
-/* How many consecutive ranks each host has, where that is the same power of two for all of at least two hosts, so that
-   each is a subtree of the order; else 1. */
+/* How many consecutive ranks each host has, if there are at least two hosts and all have the same power of two of
+   ranks, so that each host is a subtree of the tree. Else 1. */
 static int ranks_per_host(const uint64_t *hosts, int size) {
     int local = 1;
     while (local < size && hosts[local] == hosts[0]) local++;
@@ -119,7 +119,7 @@ static int ranks_per_host(const uint64_t *hosts, int size) {
     return local;
 }
 
-/* The memory that our host's ranks share stays, beside the mesh. */
+/* Keeps the memory that the ranks of our host share, in addition to the mesh. */
 static pd_status keep_near(pd_group *g) {
     size_t n = (size_t)g->size;
     int first = g->rank - g->rank % g->local;
@@ -134,7 +134,7 @@ static pd_status keep_near(pd_group *g) {
     return PD_OK;
 }
 
-/* Ranks of several hosts: private memory for everybody's part, and connections that fill it. */
+/* For ranks on several hosts: private memory for each rank's part, and connections that fill it. */
 static pd_status connect_mesh(pd_group *g, size_t bytes, bool near) {
     if (g->local > 1) PD_TRY(keep_near(g));
     detach_parts(g);
@@ -170,7 +170,7 @@ static pd_status connect_ranks(pd_group *g, const pd_group_options *o) {
         g->boards[r] = g->parts[r].ptr;
         g->memory[r] = (char *)g->parts[r].ptr + BOARD_BYTES;
 #ifdef MADV_POPULATE_WRITE
-        madvise(g->parts[r].ptr, lanes, MADV_POPULATE_WRITE); /* faults now, not in the first collectives */
+        madvise(g->parts[r].ptr, lanes, MADV_POPULATE_WRITE); /* page faults happen now, not in the first collectives */
 #endif
     }
     g->tuning = tuning_of(g, o);
@@ -213,7 +213,7 @@ static void free_group(pd_group *g) {
     pd_free(g);
 }
 
-/* Ours in the group to be, -1: none. */
+/* Our rank in the new group; -1: none. */
 static int rank_in(const pd_link *link, const pd_group_options *o) {
     if (!o || !o->ranks) return link->rank;
     for (int i = 0; i < o->size; i++)
@@ -221,7 +221,7 @@ static int rank_in(const pd_link *link, const pd_group_options *o) {
     return -1;
 }
 
-/* The group's table of ranks: each of the link's at most once, ours among them. */
+/* Makes the group's table of ranks. Each rank of the link may be in it once, and ours must be. */
 static pd_status seat(pd_group *g, const pd_group_options *o) {
     const pd_link *link = g->link;
     const int *ranks = o->ranks, size = o->size;
@@ -268,7 +268,7 @@ static pd_status make(pd_link *link, uint32_t epoch, const pd_group_options *o, 
     return choose(g, o);
 }
 
-/* The others are waiting or will come: they find the reason in the store, or hear it. */
+/* Tells the other ranks, which wait or will come: they find the reason in the store, or hear it by an event. */
 static void give_up(pd_link *link, uint32_t epoch, int rank, const pd_group *g) {
     pd_error e;
     pd_error_save(&e);
@@ -300,7 +300,8 @@ pd_status pd_group_new(pd_link *link, const pd_group_options *o, pd_group **out)
     *out = g;
     return PD_OK;
 fail:
-    if (g && g->abort && status != PD_E_PYTHON) { /* the event that ended the wait says more than the wait does */
+    /* The event that has ended the wait explains more than the wait's own error */
+    if (g && g->abort && status != PD_E_PYTHON) {
         pthread_mutex_lock(&g->failure_lock);
         pd_error e = g->failure;
         pthread_mutex_unlock(&g->failure_lock);
@@ -320,7 +321,7 @@ void pd_group_retain(pd_group *g) { atomic_fetch_add_explicit(&g->refs, 1, memor
 
 void pd_group_release(pd_group *g) {
     if (!g || atomic_fetch_sub_explicit(&g->refs, 1, memory_order_acq_rel) > 1) return;
-    if (pd_forked_since(g->forks)) return; /* the child owns nothing of it */
+    if (pd_forked_since(g->forks)) return; /* a forked child owns nothing of it */
     pd_group_destroy(g);
     free_group(g);
 }
@@ -328,7 +329,7 @@ void pd_group_release(pd_group *g) {
 pd_status pd_group_destroy(pd_group *g) {
     if (pd_forked_since(g->forks) || atomic_load(&g->destroyed)) return PD_OK;
     if (g->moving) PD_TRY(g->mover->drain(g));
-    if (g->link) { /* ends a wait of another thread in this group */
+    if (g->link) { /* ends another thread's wait in this group */
         pd_error e = {.kind = PD_E_DIST, .rank = -1};
         snprintf(e.text, sizeof e.text, "the group was destroyed on this rank");
         pd_group_hear(&g->listener, PD_WEIGHT_GONE, &e);

@@ -1,4 +1,4 @@
-/* What a group does with its mover besides collectives (mover.h). */
+/* What a group asks its mover for besides collectives (mover.h). */
 #include "comm/group/mover.h"
 
 pd_status pd_mover_check(const pd_group *g, const char *op) {

@@ -1,17 +1,18 @@
 /* Messages between two ranks of a group, beside the queue of its collectives.
 
-   Every rank's part of the control memory ends with a lane per peer. Lane d of rank r is the ring in which r writes to
-   d, the bytes ever written to it (head), and the bytes that r has taken from d's ring for it (ack):
+   Every rank's part of the control memory ends with a lane for each peer. Lane d of rank r has the ring in which r
+   writes to d, the number of bytes that r has written there (head), and the number of bytes that r has read from d's
+   ring (ack):
 
      part of r:  board, slots, shares | lane 0 | lane 1 | ...       lane = head | ack | ring
 
-   Every word has one writer, so the lanes work over mirrored memory as they do over shared memory. A message is an
-   envelope (what it holds) and its bytes, cut as the ring has room. Messages of a pair arrive in the order of sending;
-   a receive takes the oldest one of its tag. What nobody has asked for yet is put aside in private memory, so two ranks
-   that send to each other both get done; where there is no memory for that, it waits in the ring.
+   Every word has one writer, so lanes work in mirrored memory as in shared memory. A message is an envelope (what it
+   holds) and its bytes, in pieces for which the ring has room. Messages of a pair arrive in the order of sending; a
+   receive takes the oldest one of its tag. A message without a receive is put aside in private memory, so two ranks
+   that send to each other first do not wait for each other; if there is no memory for that, it stays in the ring.
 
-   Whoever waits, for a message or a collective, carries all lanes on. State is under p2p->lock, which is never held
-   while waiting; a mesh is touched only under the group's lock as well. */
+   A rank that waits, for a message or a collective, moves the messages on all lanes. p2p->lock guards the state and is
+   never held while waiting. A mesh is used only with the group's lock held, too. */
 #include <stdio.h>
 
 #include "base/flags.h"
@@ -94,7 +95,7 @@ static void drop_list(pd_work **first, pd_work ***last) {
     *last = first;
 }
 
-/* The group has ended: nobody's buffers are used from here on. */
+/* The group has ended: from here on no buffers are used. */
 void pd_p2p_end(pd_group *g) {
     pd_p2p *p = g->p2p;
     if (!p) return;
@@ -134,7 +135,7 @@ void pd_p2p_left(pd_group *g, int link_rank) {
 
 /* ---- sending ----------------------------------------------------------------------------------------------------- */
 
-/* As many of these bytes as the ring has room for; returns how many. */
+/* Writes as many of these bytes as the ring has room for, and returns how many. */
 static size_t put(pd_group *g, int r, const char *data, size_t bytes) {
     pd_p2p *p = g->p2p;
     pd_p2p_peer *b = &p->peers[r];
@@ -153,7 +154,7 @@ static size_t put(pd_group *g, int r, const char *data, size_t bytes) {
     return bytes;
 }
 
-/* The mirror at the peer gets the same bytes, then the word. */
+/* Sends the same bytes to the peer's mirror, then the word. */
 static void announce(pd_group *g, int r, uint32_t from) {
     pd_p2p *p = g->p2p;
     pd_lane *lane = lane_of(g, g->rank, r);
@@ -170,7 +171,7 @@ static void announce(pd_group *g, int r, uint32_t from) {
     pd_mesh_store(g->mesh, r, place_of(g, &lane->head), to);
 }
 
-/* `clear`: what was queued on the mesh has gone. */
+/* `clear`: all that was queued on the mesh has been sent. */
 static void carry_sends(pd_group *g, int r, bool clear) {
     pd_p2p_peer *b = &g->p2p->peers[r];
     uint32_t from = b->written;
@@ -181,7 +182,8 @@ static void carry_sends(pd_group *g, int r, bool clear) {
         if (w->sent < sizeof b->out) w->sent += put(g, r, (char *)&b->out + w->sent, sizeof b->out - w->sent);
         if (w->sent >= sizeof b->out)
             w->sent += put(g, r, w->job.from + (w->sent - sizeof b->out), whole - w->sent);
-        if (w->sent < whole || (g->mesh && b->written != from)) break; /* over a mesh it is done once it has gone */
+        /* With a mesh, a send is done once its bytes have been sent */
+        if (w->sent < whole || (g->mesh && b->written != from)) break;
         b->first = w->next;
         if (!b->first) b->last = &b->first;
         end(w, PD_WORK_DONE);
@@ -195,7 +197,7 @@ static bool wants(const pd_work *w, int r, const pd_envelope *l) {
     return (w->peer < 0 || w->peer == r) && w->tag == l->tag;
 }
 
-/* An envelope and the receive that it belongs to. */
+/* Fails unless an envelope fits the receive to which it goes. */
 static pd_status check(pd_group *g, pd_work *w, int r, const pd_envelope *l) {
     char call[400];
     if (l->dtype == (uint32_t)w->job.dtype && l->count == w->job.count) return PD_OK;
@@ -221,14 +223,14 @@ static pd_work *take_receive(pd_p2p *p, int r, const pd_envelope *l) {
     return NULL;
 }
 
-/* Everything of an unexpected message is there. */
+/* Gives a complete unexpected message to its receive. */
 static void hand_over(pd_unexpected *x, pd_work *w) {
     memcpy(w->job.to, x->data, x->got);
     pd_free(x);
     end(w, PD_WORK_DONE);
 }
 
-/* The envelope is there: who takes its data. *stays: there is no memory to put it aside. */
+/* The envelope is there: finds out which receive gets its data. *stays: no memory to put the message aside. */
 static pd_status open_envelope(pd_group *g, int r, bool *stays) {
     pd_p2p_peer *b = &g->p2p->peers[r];
     *stays = false;
@@ -237,7 +239,7 @@ static pd_status open_envelope(pd_group *g, int r, bool *stays) {
     pd_work *w = take_receive(g->p2p, r, &b->in);
     if (w) {
         pd_status status = check(g, w, r, &b->in);
-        b->into = w; /* ended with the group where it does not fit */
+        b->into = w; /* if it does not fit, it ends with the group */
         PD_TRY(status);
     } else {
         size_t bytes = (size_t)b->in.count * pd_dtype_size((pd_dtype)b->in.dtype);
@@ -344,7 +346,7 @@ bool pd_p2p_used(const pd_group *g) { return g->p2p && atomic_load_explicit(&g->
 
 /* ---- starting ---------------------------------------------------------------------------------------------------- */
 
-/* Takes the oldest message that has come already; false: there is none. */
+/* Gives w the oldest unexpected message of its tag. *found false: there is none. */
 static pd_status take_unexpected(pd_group *g, pd_work *w, bool *found) {
     *found = true;
     for (int d = 1; d < g->size; d++) {

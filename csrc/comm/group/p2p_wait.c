@@ -1,9 +1,10 @@
-/* Waiting for messages: whoever waits carries all lanes on, looks without sleeping while bytes move, then in naps. */
+/* Waiting for messages. A waiting rank moves messages on all lanes; it does not sleep while bytes move, then it
+   naps. */
 #include "comm/group/p2p_impl.h"
 #include "comm/group/straggler.h"
 
-#define SPIN_NS 50000     /* looks without a sleep after something has moved; a sleep takes as long */
-#define NAP_NS 20000      /* first sleep between two looks; each is longer by a half */
+#define SPIN_NS 50000     /* how long it looks without a sleep after bytes have moved; a sleep takes as long */
+#define NAP_NS 20000      /* the first sleep between two looks; each is half as long again as the one before */
 #define NAP_MOST_NS 500000
 
 pd_status pd_p2p_lose(pd_group *g) {
@@ -40,20 +41,20 @@ static pd_status result_of(const pd_work *w) {
     return pd_p2p_error(w->group);
 }
 
-/* A peer that left is missed only by those who wait for it; all other ends concern everybody. */
+/* That a peer has left matters only to a wait for that peer; every other end matters to all. */
 static pd_status end_of_wait(pd_group *g, const pd_work *w) {
     int64_t now = pd_os_now();
     char call[400];
     bool somebody = w->peer >= 0;
     if (atomic_load(&g->abort) >= PD_WEIGHT_GONE) return pd_group_heard(g, w);
-    if (g->mesh) { /* a closed connection, and nobody says why */
+    if (g->mesh) { /* a closed connection that nothing explains */
         int64_t lost = somebody ? pd_mesh_lost(g->mesh, w->peer, true) : 0;
         if (lost && now - lost > PD_CLOSED_NS) goto gone;
     }
     for (int r = 0; r < g->size; r++) {
         int64_t left = atomic_load(&g->p2p->peers[r].left);
         bool matters = r != g->rank && (!somebody || r == w->peer);
-        if (matters && (!left || now - left < PD_LEFT_GRACE_NS)) return PD_OK; /* somebody may still answer */
+        if (matters && (!left || now - left < PD_LEFT_GRACE_NS)) return PD_OK; /* another rank may still answer */
     }
 gone:
     pd_work_text(g, w, call, sizeof call);

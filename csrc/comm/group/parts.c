@@ -1,9 +1,10 @@
-/* Parts of different sizes in a group (algo/parts.h): whether the sizes fit together, and large parts, which are read
-   where they lie in the other rank's process.
+/* Parts of different sizes in a group (algo/parts.h): checks whether the sizes fit together, and reads large parts
+   directly in the memory of the other rank's process.
 
-   Every rank puts the first piece into its slot and shows its line, as for any collective. One with parts of more than
-   a piece shows where its table lies, besides. Where the largest part is worth it and all ranks can read each other's
-   memory, all take small ranks' parts from the slots and large ones' from their memory, and one gate more ends it. */
+   Every rank puts the first piece into its slot and shows its line, as for any collective. A rank with parts of more
+   than a piece also shows the address of its table. If the largest part is large enough and all ranks can read each
+   other's memory, they take small parts from the slots and large parts from memory, and one more gate ends the
+   collective. */
 #include "comm/group/group_impl.h"
 
 enum { CAN_READ = 1, TO_BE_READ = 2 }; /* in line.segment */
@@ -14,7 +15,7 @@ static int64_t largest_of(const pd_group *g, const pd_work *w, int r) {
     return pd_parts_own_sizes(w) ? line_of(g, w, r)->id.count : w->job.takes[r].count;
 }
 
-/* Memory that the kernel itself does not let us read so is a device's, say. */
+/* False, for example, for memory of a device, which the kernel cannot read. */
 static bool is_readable(const pd_group *g, const pd_work *w) {
     for (int r = 0; r < g->size; r++) {
         const pd_part *p = &w->job.gives[r];
@@ -35,7 +36,7 @@ void pd_parts_begin(const pd_group *g, pd_work *w, pd_line *l) {
     l->offset = (uint64_t)(uintptr_t)w->job.gives;
 }
 
-/* Compares the lines. *can: all ranks can read each other's memory, and large parts are there to be read. */
+/* Compares the lines. *can: all ranks can read each other's memory, and there are large parts to be read. */
 static pd_status compare(pd_group *g, pd_work *w, int64_t *largest, bool *can) {
     uint64_t balance = 0;
     *largest = 0;
@@ -74,13 +75,13 @@ static pd_status take_from(pd_group *g, pd_work *w, int r) {
         return PD_OK;
     }
     bool good = pd_peek_read(pid, l->offset + (uint64_t)g->rank * sizeof part, &part, sizeof part);
-    int64_t n = part.count < to->count ? part.count : to->count; /* the same, but where nothing is compared */
+    int64_t n = part.count < to->count ? part.count : to->count; /* equal, unless nothing is compared */
     if (good && n > 0)
         good = pd_peek_read(pid, (uint64_t)(uintptr_t)part.data, to->data, pd_job_bytes(&w->job, n));
     if (good) g->counted.read[PD_LEVEL_MEMORY] += n > 0 ? (int64_t)pd_job_bytes(&w->job, n) : 0;
     if (good) return PD_OK;
     char call[400];
-    PD_TRY(pd_group_heard(g, w)); /* says more */
+    PD_TRY(pd_group_heard(g, w)); /* this error explains more */
     pd_work_text(g, w, call, sizeof call);
     pd_status status = pd_fail(PD_E_PEER, "%s: the memory of rank %d cannot be read any more", call,
                                pd_group_name(g, r));

@@ -10,7 +10,7 @@ static uintptr_t self(void) {
     return (uintptr_t)&here;
 }
 
-/* Never sleeps with the GIL: the holder may be about to take it back before it leaves. */
+/* Never sleeps with the GIL held: the holder of the lock may have to take the GIL before it leaves. */
 pd_status pd_group_enter(pd_group *g) {
     pd_status status = PD_OK;
     if (pthread_mutex_trylock(&g->lock)) {
@@ -36,12 +36,12 @@ void pd_group_leave(pd_group *g) {
 /* ---- the queue --------------------------------------------------------------------------------------------------- */
 
 static void finish(pd_group *g, pd_work *w) {
-    if (!w->device) pd_flight_end(&g->flight, w->seq, PD_FLIGHT_DONE); /* else it goes on */
+    if (!w->device) pd_flight_end(&g->flight, w->seq, PD_FLIGHT_DONE); /* a GPU's work has not ended yet */
     pd_timespan_end_in(&w->span, PD_SPAN_COMM, pd_collective_names[w->id.coll],
                        (int64_t)pd_job_bytes(&w->job, w->job.count), g->epoch);
 }
 
-/* News from elsewhere are known to the others; our own reasons are not. */
+/* Ends the group, and tells the other ranks unless the reason came from one of them. */
 static pd_status lose(pd_group *g) { return pd_group_fail(g, !atomic_load(&g->abort)); }
 
 static pd_status carry_on(pd_group *g) {
@@ -59,7 +59,7 @@ static pd_status carry_on(pd_group *g) {
     return PD_OK;
 }
 
-/* Waits at the gate of the collective under way. */
+/* Waits at the gate of the collective that is under way. */
 static pd_status await(pd_group *g, pd_work *w, int64_t deadline) {
     bool fatal;
     pd_status status = pd_gate_wait(g, w, deadline, &fatal);
@@ -74,7 +74,7 @@ static pd_status drive(pd_group *g, pd_work *w, int64_t deadline) {
     }
 }
 
-/* A synchronous collective on an empty queue: no allocation, no queue. */
+/* A synchronous collective on an empty queue is run here, without an allocation. */
 static pd_status run_here(pd_group *g, pd_work *w) {
     bool done;
     if (pd_rounds_begin(g, w)) return lose(g);
@@ -89,7 +89,7 @@ static pd_status run_here(pd_group *g, pd_work *w) {
     }
 }
 
-/* Takes over `like`'s table. */
+/* Takes ownership of `like`'s table. */
 static pd_status run_queued(pd_group *g, pd_work *like, pd_work **out) {
     pd_work *w;
     PD_TRY(pd_malloc(sizeof *w, "work", &w));
@@ -107,7 +107,7 @@ static pd_status run_queued(pd_group *g, pd_work *like, pd_work **out) {
     return status;
 }
 
-/* A world of one: nothing to wait for. */
+/* In a world of one there is nobody to wait for. */
 static pd_status run_alone(pd_group *g, pd_work *like, pd_work **out) {
     const pd_job *j = &like->job;
     const char *in = j->from;
@@ -134,7 +134,7 @@ fail:
 }
 
 
-/* Whether a segment that the data lies in is used where it lies. */
+/* Whether data in a segment can be used in place. */
 static bool can_be_direct(const pd_group *g, const pd_work *w, size_t bytes) {
     uint8_t c = w->id.coll;
     if (g->mesh || g->forced || w->device) return false;
@@ -169,7 +169,7 @@ pd_status pd_group_submit(pd_work *w, pd_work **out) {
 
 pd_status pd_group_progress(pd_group *g) {
     PD_TRY(pd_group_check(g));
-    if (pthread_mutex_trylock(&g->lock)) return PD_OK; /* whoever has it carries the queue on */
+    if (pthread_mutex_trylock(&g->lock)) return PD_OK; /* the thread that has it carries the queue on */
     atomic_store_explicit(&g->owner, self(), memory_order_relaxed);
     pd_status status = pd_group_check(g);
     PD_THEN(carry_on(g));
@@ -197,7 +197,7 @@ pd_status pd_work_wait(pd_work *w, double timeout) {
     if (is_message(w)) return pd_p2p_wait(w, deadline);
     pd_timespan span = pd_timespan_begin();
     PD_TRY(pd_group_enter(g));
-    pd_status status = state_of(w, &done); /* another thread may have done it */
+    pd_status status = state_of(w, &done); /* another thread may have finished it */
     if (!status && !done) status = drive(g, w, deadline);
     pd_group_leave(g);
     pd_timespan_end(&span, PD_SPAN_CALL, "wait", 0);

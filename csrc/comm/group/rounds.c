@@ -1,13 +1,13 @@
 /* How one collective runs: planning, and the pipeline of rounds and gates (algo.h). */
 #include "comm/group/mover.h"
 
-/* With order="fast": whether the messages have an all_reduce of their own; then *bytes of it are the most. */
+/* With order="fast": whether the mesh has an all_reduce of its own. *bytes: how many bytes it takes at most. */
 static bool goes_outside(const pd_group *g, pd_job *j, size_t *bytes) {
     if (!g->fast || g->forced || !g->mesh || !g->mesh->kind->room) return false;
     return (j->room = g->mesh->kind->room(g->mesh, j->dtype, j->reduce, bytes)) != NULL;
 }
 
-/* Chooses what depends only on what is equal on all ranks, so that all choose alike. */
+/* Chooses algorithm and pieces. The choice depends only on what is equal on all ranks, so all choose the same. */
 static void plan(pd_group *g, pd_work *w) {
     pd_job *j = &w->job;
     size_t bytes = (size_t)j->count * pd_dtype_size(j->dtype);
@@ -15,7 +15,7 @@ static void plan(pd_group *g, pd_work *w) {
     bool sums = w->id.coll == PD_COLL_ALL_REDUCE || w->id.coll == PD_COLL_REDUCE;
     w->algo = pd_plan_pick(w->id.coll, &g->tuning, g->forced, g->fast, g->local > 1, bytes);
     if (sums && goes_outside(g, j, &piece)) w->algo = &pd_algo_outside;
-    if (w->device) return; /* the board alone is for a mover's, which have no pieces */
+    if (w->device) return; /* a mover's work uses only the board and has no pieces */
     w->direct = w->segment != NULL;
     j->rank = g->rank;
     j->size = g->size;
@@ -33,7 +33,7 @@ static void plan(pd_group *g, pd_work *w) {
     w->pieces = pd_plan_pieces(w->algo, j, piece, w->parts ? w->largest : j->count);
 }
 
-/* A peer's part of ours onto the wire; `at` is where it looks for it. */
+/* Sends a peer the bytes of ours that it will read; `at`: where it will look for them. */
 static void send_span(pd_group *g, int peer, pd_span s, const char *at) {
     pd_mesh_send(g->mesh, peer, (size_t)(at - (char *)g->boards[g->rank]) + s.at, s.data, s.bytes);
     g->counted.wrote[PD_LEVEL_MESSAGES] += (int64_t)s.bytes;
@@ -41,13 +41,13 @@ static void send_span(pd_group *g, int peer, pd_span s, const char *at) {
 
 static void send_spans(pd_group *g, pd_span (*span)(const pd_job *, int64_t, int), const pd_job *j, int64_t k,
                        const char *at) {
-    for (int d = 1; d < g->size; d++) { /* from the right neighbour on: not all to rank 0 at once */
+    for (int d = 1; d < g->size; d++) { /* starting with the right neighbour, so that not all send to rank 0 first */
         int r = (g->rank + d) % g->size;
         send_span(g, r, span(j, k, r), at);
     }
 }
 
-/* The same of an algorithm in steps: what they will take in step s. */
+/* For an algorithm in steps: sends what the peers will take in step s. */
 static void offer(pd_group *g, const pd_work *w, int64_t k, int s) {
     for (int d = 1; g->mesh && d < g->size; d++) {
         int r = (g->rank + d) % g->size;
@@ -55,8 +55,8 @@ static void offer(pd_group *g, const pd_work *w, int64_t k, int s) {
     }
 }
 
-/* Words travel by message, also to the ranks of our host: what they announce in shared memory is released and acquired
-   by another word, there. */
+/* With a mesh, words travel by message, even to ranks of our host. For data in shared memory another word, in that
+   memory, is released by the writer and acquired by the readers. */
 static void near_release(pd_group *g) {
     if (g->near) atomic_fetch_add_explicit(&((pd_board *)g->near[g->rank].ptr)->step, 1, memory_order_release);
 }
@@ -66,7 +66,7 @@ static void near_acquire(pd_group *g) {
         if (g->near[r].ptr) atomic_load_explicit(&((pd_board *)g->near[r].ptr)->step, memory_order_acquire);
 }
 
-/* Own data to where the peers read it: one copy of what is the same for all of them. */
+/* Copies our data to where the peers read it; what is the same for all of them is copied once. */
 static void put(pd_group *g, const pd_work *w, int64_t k) {
     const pd_job *j = &w->job;
     char *slot = pd_job_slot(j, j->rank, k);
@@ -95,7 +95,7 @@ static void open_gate(pd_group *g, pd_work *w, bool at_board, uint32_t target) {
     g->counted.steps++;
     w->at_board = at_board;
     w->target = target;
-    w->arrived = 1; /* ourselves */
+    w->arrived = 1; /* this rank itself */
 }
 
 static void post_step(pd_group *g, pd_work *w) {
@@ -105,7 +105,7 @@ static void post_step(pd_group *g, pd_work *w) {
     open_gate(g, w, false, g->step);
 }
 
-/* Fails at once where a rank gave up before we began: its line may be there, but it will not complete this one. */
+/* Fails at once if a rank has given up the group before we begin: its line may be there, but it will not go on. */
 pd_status pd_rounds_begin(pd_group *g, pd_work *w) {
     w->span = pd_timespan_begin();
     w->seq = ++g->seq;
@@ -131,8 +131,8 @@ pd_status pd_rounds_begin(pd_group *g, pd_work *w) {
     return PD_OK;
 }
 
-/* All lines are there: compares them, and takes the direct algorithm where everybody's data lies in the same segment.
-   *again: some but not all wanted that; those who have not put piece 0 do it now, and one more gate follows. */
+/* Compares the lines once all are there, and chooses the direct algorithm if all ranks' data are in the same segment.
+   *again: only some ranks could do that; ranks that have not put piece 0 do it now, and one more gate follows. */
 static pd_status meet(pd_group *g, pd_work *w, bool *again) {
     bool direct = w->direct, any = direct;
     uint32_t parity = w->seq & 1;
@@ -154,7 +154,7 @@ static pd_status meet(pd_group *g, pd_work *w, bool *again) {
     return PD_OK;
 }
 
-/* A round of an algorithm in steps, likewise. */
+/* A round of an algorithm in steps; returns as move() does. */
 static bool step(pd_group *g, pd_work *w) {
     int steps = w->algo->steps(&w->job), s = (int)((w->round - 1) % steps);
     int64_t k = (w->round - 1) / steps;
@@ -172,12 +172,12 @@ static bool step(pd_group *g, pd_work *w) {
     return true;
 }
 
-/* The moves of a round; false where no gate has to follow them. */
+/* Makes the moves of a round. False: no gate has to follow. */
 static bool move(pd_group *g, pd_work *w) {
     const pd_algo *a = w->algo;
     const pd_job *j = &w->job;
     int64_t k = w->round, mixed = k - 1, taken = k - a->depth;
-    if (w->read) return k == 1; /* it has been read: all go on when all have done it */
+    if (w->read) return k == 1; /* parts were read in place: all go on once all have read */
     if (!a->depth) {
         a->take(j, 0);
         return true;

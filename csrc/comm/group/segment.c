@@ -1,8 +1,9 @@
 /* Symmetric segments: a part of memory per rank that all ranks can address.
 
-   The owner allocates, publishes a record and a handle under "pd:<epoch>.<id>.<rank>", the others attach, all agree,
-   the record is deleted. A rank that fails replaces its record by the reason, so nobody waits for it in vain. Between
-   hosts a segment is private memory that collectives stage like any other. */
+   The owner allocates it and publishes a record and a handle under "pd:<epoch>.<id>.<rank>". The others attach it, all
+   agree that they have, and the record is deleted. A rank that fails publishes the reason in the place of its record,
+   so nobody waits for it in vain. Between hosts a segment is private memory, and collectives use slots for it as for
+   any other. */
 #include <stdio.h>
 #include <unistd.h>
 
@@ -10,14 +11,14 @@
 #include "base/mem.h"
 #include "comm/group/group_impl.h"
 
-#define NAMED 8        /* ranks that are missing */
-#define LOOKED_AT 1024 /* ranks, to find those */
+#define NAMED 8        /* missing ranks that a message names */
+#define LOOKED_AT 1024 /* ranks that are looked at to find them */
 
 typedef struct record {
     int32_t status;   /* not PD_OK: an error text follows */
     uint32_t far;     /* connected to the control server over tcp */
     uint64_t host;
-    uint64_t setting; /* of the group: has to be equal */
+    uint64_t setting; /* of the group; must be equal on all ranks */
     uint64_t bytes;
     pd_spot spot;
 } record;
@@ -83,7 +84,7 @@ static void missing(pd_group *g, uint32_t id, int rank, char *text, size_t size)
     pd_error_restore(&e);
 }
 
-/* The record of a peer: one warning where it takes long, an end where the group was given up. */
+/* Waits for the record of a peer. Writes one warning if that takes long; fails if the group was given up. */
 static pd_status fetch(pd_group *g, uint32_t id, int rank, int64_t deadline, pd_store_reply *reply) {
     char key[64], who[16 * (NAMED + 1)];
     part_key(key, sizeof key, g->epoch, id, rank);
@@ -122,7 +123,7 @@ static pd_status attach(pd_group *g, uint32_t id, int rank, size_t bytes, int64_
                          pd_group_name(g, rank), pd_group_name(g, g->rank));
     else if (r.host != g->link->host)
         placement->apart = true;
-    else if (r.far) { /* no handle comes over tcp: messages, and perhaps shared memory besides (group.c) */
+    else if (r.far) { /* tcp carries no handle: messages, and perhaps shared memory by a spot (group.c) */
         placement->apart = true;
         if (!id && g->transport->open) (void)g->transport->open(&r.spot, bytes, part);
     }
@@ -135,7 +136,7 @@ static pd_status attach(pd_group *g, uint32_t id, int rank, size_t bytes, int64_
     placement->far |= r.far != 0;
     if (placement->hosts) placement->hosts[rank] = r.host;
     pd_free(reply.data);
-    if (reply.handle != PD_NO_HANDLE) { /* a handle of memory we do not want: attach knows how to close it */
+    if (reply.handle != PD_NO_HANDLE) { /* a handle of memory that is not wanted; attach can close it */
         pd_region unwanted = {0};
         pd_error e;
         pd_error_save(&e);
@@ -174,7 +175,7 @@ static void enlist(pd_group *g, pd_segment *s) {
     pthread_mutex_unlock(&g->segments_lock);
 }
 
-/* All ranks learn the status of all; the error of the first that failed where it is not ours. */
+/* All ranks learn the status of all. Returns our own failure, or that of the first rank that has failed. */
 static pd_status agree(pd_group *g, size_t bytes, pd_status own, const int32_t *all) {
     if (own) return own;
     for (int r = 0; r < g->size; r++)
@@ -194,7 +195,7 @@ static pd_status make(pd_group *g, size_t bytes, pd_segment *s, int32_t *all) {
     if (rc) return rc; /* the group has failed */
     if (status) pd_error_restore(&e);
     PD_TRY(agree(g, bytes, status, all));
-    if (g->size == 1 || g->mesh) return PD_OK; /* over tcp it is ours alone */
+    if (g->size == 1 || g->mesh) return PD_OK; /* with a mesh it is private */
     pd_placement placement = {0};
     status = pd_parts_exchange(g, s->id, s->bytes, s->parts, &placement);
     if (status) pd_parts_refuse(g->link, g->epoch, s->id, g->rank);
@@ -214,7 +215,7 @@ pd_status pd_group_segment_new(pd_group *g, size_t bytes, pd_segment **out) {
     pd_status status = PD_OK;
     PD_TRY(pd_group_check(g));
     if (bytes > (size_t)1 << 52) return pd_fail(PD_E_VALUE, "segment: %zu bytes", bytes);
-    /* Should these two fail, the others would wait: they are told by ending the group. */
+    /* If one of these two fails, the group is ended, since the others would wait for us. */
     status = pd_calloc(sizeof *s + (size_t)g->size * sizeof *s->parts, "segment", &s);
     PD_THEN(pd_calloc((size_t)g->size * sizeof *all, "segment", &all));
     if (status) {
@@ -222,7 +223,7 @@ pd_status pd_group_segment_new(pd_group *g, size_t bytes, pd_segment **out) {
         return g->size > 1 ? pd_group_fail(g, true) : status;
     }
     atomic_init(&s->refs, 1);
-    s->bytes = page_round(bytes ? bytes : 1); /* an empty one has an address too */
+    s->bytes = page_round(bytes ? bytes : 1); /* an empty one has an address, too */
     s->rank = g->rank;
     s->size = g->size;
     s->id = ++g->segment_ids;
@@ -257,7 +258,7 @@ void pd_segment_release(pd_segment *s) {
     pd_group_release(g);
 }
 
-/* Only while somebody else holds it. */
+/* Retains it if somebody still holds it. */
 static bool retain_alive(pd_segment *s) {
     int refs = atomic_load(&s->refs);
     while (refs > 0)

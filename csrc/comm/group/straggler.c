@@ -5,12 +5,12 @@
 #include "base/flags.h"
 #include "base/log.h"
 
-#define ASK_NS 300000000 /* before somebody is told who is missing, the missing are asked where they are */
+#define ASK_NS 300000000 /* missing ranks are asked where they are so long before a warning */
 #define UNHURRIED_NS INT64_C(5000000000)
 
 static int64_t waited(const pd_straggler *l) { return pd_os_now() - l->start; }
 
-/* The first rank that is missing, by its name; -1: none, or any would do. */
+/* The first missing rank, by its number in the job; -1: none, or any rank will do. */
 static int first_missing(const pd_straggler *l) {
     const pd_group *g = l->g;
     for (int r = 0; !l->any && r < g->size; r++)
@@ -42,7 +42,7 @@ void pd_straggler_end(pd_straggler *l) { atomic_store_explicit(&l->g->standing.s
 
 /* ---- texts ------------------------------------------------------------------------------------------------------- */
 
-/* ": it computes at data.py:88; ...", as far as it is known. */
+/* Writes ": it computes at data.py:88; ...", as far as that is known. */
 static size_t where_text(pd_group *g, int name, char *text, size_t size) {
     char place[sizeof g->link->places[0].text], task[64];
     if (!size) return 0;
@@ -55,7 +55,7 @@ static size_t where_text(pd_group *g, int name, char *text, size_t size) {
     return n < 0 ? 0 : (size_t)n < size ? (size_t)n : size - 1;
 }
 
-/* "rank 1 (last: #16 broadcast): it computes at data.py:88, rank 3 (nothing yet)" */
+/* Writes "rank 1 (last: #16 broadcast): it computes at data.py:88, rank 3 (nothing yet)". */
 static void missing_text(const pd_straggler *l, char *text, size_t size) {
     pd_group *g = l->g;
     size_t n = 0;
@@ -112,7 +112,7 @@ static void ask(pd_straggler *l, int name) {
     pd_link_ask(l->g->link, name);
 }
 
-/* One step along the chain. */
+/* Makes one step along the chain. */
 static pd_status follow(pd_straggler *l, int64_t now) {
     pd_group *g = l->g;
     int64_t pause = g->blocked_ns / 4;
@@ -128,7 +128,7 @@ static pd_status follow(pd_straggler *l, int64_t now) {
     l->hops = 0;
     int missing = first_missing(l);
     if (missing >= 0) ask(l, missing);
-    if (!first) l->next = now + (pause < UNHURRIED_NS ? pause : UNHURRIED_NS); /* somebody works */
+    if (!first) l->next = now + (pause < UNHURRIED_NS ? pause : UNHURRIED_NS); /* a rank of the chain works */
     return PD_OK;
 }
 
@@ -144,7 +144,7 @@ static void ask_missing(const pd_straggler *l) {
     }
 }
 
-/* A missing rank has said that it will take longer, and that time is not over. */
+/* Whether a missing rank has announced a long task whose time is not over. */
 static bool is_excused(const pd_straggler *l, int64_t now) {
     const pd_group *g = l->g;
     char name[64];

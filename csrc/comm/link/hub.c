@@ -15,13 +15,13 @@ struct pd_hub {
     atomic_int refs;
     int world, hosts;
     uint8_t token[PD_TOKEN_BYTES];
-    pthread_mutex_t lock; /* of the store, of the seats, and taken before any link's lock */
+    pthread_mutex_t lock; /* guards the store and the seats; taken before any link's lock */
     pthread_cond_t change;
     pd_kv kv;
     struct {
         seat *seat;
         bool taken;
-        pd_link_event last; /* left or raised, for those who join later */
+        pd_link_event last; /* that it left or raised, for ranks that join later */
     } ranks[];
 };
 
@@ -53,7 +53,8 @@ void pd_hub_release(pd_hub *hub) {
 
 int pd_hub_world(const pd_hub *hub) { return hub->world; }
 
-/* The asker's own thread looks: all ranks are here. Nothing is known of one that stands in no wait. */
+/* The asking thread looks by itself, since all ranks are in this process. Of a rank that does not wait nothing is
+   known. */
 static void answer(const pd_hub *h, pd_link *asker, int rank) {
     char text[sizeof asker->places[0].text];
     int64_t since;
@@ -81,7 +82,7 @@ static void tell(pd_link *link, const pd_link_event *event, const char *text) {
     pthread_mutex_unlock(&h->lock);
 }
 
-/* Under the lock, which is free while this sleeps and while the interrupt hook runs. */
+/* Needs the lock, which it gives up while it sleeps and while the interrupt hook runs. */
 static pd_status await(pd_hub *h, pd_link *link, const pd_store_call *call, pd_store_reply *reply) {
     int64_t deadline = pd_os_now() + call->timeout_ns;
     for (;;) {

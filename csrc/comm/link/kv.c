@@ -64,7 +64,7 @@ static pd_status grow(pd_kv *kv) {
     return PD_OK;
 }
 
-/* Replaces or makes the entry; all that can fail comes first, so a failed call changes nothing. */
+/* Replaces or makes the entry. All that can fail comes first, so a call that fails changes nothing. */
 static pd_status put(pd_kv *kv, pd_kv_entry **at, const pd_store_call *call, uint64_t hash, const void *data,
                      size_t bytes) {
     pd_status status = PD_OK;

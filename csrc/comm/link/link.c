@@ -24,7 +24,7 @@ void pd_link_retain(pd_link *link) { atomic_fetch_add_explicit(&link->refs, 1, m
 
 void pd_link_release(pd_link *link) {
     if (!link || atomic_fetch_sub_explicit(&link->refs, 1, memory_order_acq_rel) > 1) return;
-    if (pd_forked_since(link->forks)) return; /* locks and threads are the parent's: the child leaks these few bytes */
+    if (pd_forked_since(link->forks)) return; /* locks and threads are the parent's; the child leaks a few bytes */
     pd_link_close(link);
     link->ops->free(link);
 }
@@ -53,7 +53,7 @@ void pd_link_raised(pd_link *link, const char *traceback) {
     link->ops->tell(link, &(pd_link_event){.kind = PD_EVENT_RAISED, .rank = link->rank}, traceback);
 }
 
-/* The end of a traceback says most: it is kept where the text is too long. */
+/* The end of a text. If a traceback is too long its end is kept, which says most. */
 static const char *tail(const char *text, size_t room) {
     size_t n = strlen(text);
     if (n <= room) return text;
@@ -61,7 +61,7 @@ static const char *tail(const char *text, size_t room) {
     return line ? line + 1 : text + (n - room);
 }
 
-/* Adds lines, indented: they are another rank's and must not read like our own traceback. */
+/* Adds lines, indented, since they are another rank's and must not look like our own traceback. */
 static void quote(pd_error *e, const char *lines) {
     size_t n = strlen(e->text);
     for (const char *line = tail(lines, 1500); *line && n < sizeof e->text;) {
@@ -74,7 +74,7 @@ static void quote(pd_error *e, const char *lines) {
 static pd_weight describe(const pd_link *link, const pd_link_event *n, const char *text, pd_error *e) {
     pd_weight weight = PD_WEIGHT_GONE;
     char pid[32] = "";
-    const char *rest = strchr(text, '\n'); /* of a death: a cause, then perhaps a traceback */
+    const char *rest = strchr(text, '\n'); /* after a death: a cause, then perhaps a traceback */
     e->kind = PD_E_PEER;
     e->rank = n->rank;
     e->trail[0] = 0;
@@ -94,7 +94,7 @@ static pd_weight describe(const pd_link *link, const pd_link_event *n, const cha
         quote(e, text);
         break;
     case PD_EVENT_DEAD:
-        if (n->pid) snprintf(pid, sizeof pid, " (pid %d)", n->pid); /* else it had not joined */
+        if (n->pid) snprintf(pid, sizeof pid, " (pid %d)", n->pid); /* 0: it had not joined */
         snprintf(e->text, sizeof e->text, "rank %d%s %.*s", n->rank, pid, (int)strcspn(text, "\n"), text);
         if (rest) quote(e, rest + 1);
         break;
@@ -174,7 +174,8 @@ size_t pd_link_flight(pd_link *link, int rows, char *text, size_t size) {
     return n;
 }
 
-/* The state letter of the process's first thread: R runs, S sleeps, D waits for a disk. */
+/* The letter by which the kernel gives the state of the process's first thread: R runs, S sleeps, D waits for a
+   disk. */
 static char thread_state(void) {
     char path[64], line[512];
     snprintf(path, sizeof path, "/proc/self/task/%d/stat", pd_os_pid());
@@ -230,7 +231,7 @@ int pd_link_here(pd_link *link, char *text, size_t size) {
     return -1;
 }
 
-/* Under the lock. */
+/* Needs the lock. */
 static void hear_place(pd_link *link, const pd_link_event *n, const char *text) {
     for (unsigned i = 0; i < PD_PLACES && i < link->asked; i++)
         if (link->places[i].rank == n->rank) {
@@ -239,7 +240,7 @@ static void hear_place(pd_link *link, const pd_link_event *n, const char *text) 
         }
 }
 
-/* Under the lock. Without memory the peers' timeouts stay as they are. */
+/* Needs the lock. Without memory the peers' timeouts stay as they are. */
 static void hear_task(pd_link *link, const pd_link_event *n, const char *text) {
     if (n->rank < 0 || n->rank >= link->world) return;
     if (!link->tasks && pd_calloc((size_t)link->world * sizeof *link->tasks, "tasks", &link->tasks)) return;
@@ -248,7 +249,7 @@ static void hear_task(pd_link *link, const pd_link_event *n, const char *text) {
     snprintf(t->name, sizeof t->name, "%s", text);
 }
 
-/* Without the control plane everybody is alone. */
+/* Whether an event concerns a listener. The loss of the control plane concerns all. */
 static bool concerns(const pd_listener *l, const pd_link_event *event) {
     if (event->epoch) return event->epoch == l->epoch;
     bool all = !l->ranks || event->kind == PD_EVENT_LOST;
@@ -280,7 +281,7 @@ void pd_link_hear(pd_link *link, const pd_link_event *event, const char *text) {
     pthread_mutex_unlock(&link->lock);
 }
 
-/* Of those who are gone, only one has its reason kept. */
+/* Tells a new listener of past events. Of all dead ranks the reason of only one is kept. */
 static void tell_past(const pd_link *link, pd_listener *l) {
     const pd_error *why = &link->why;
     bool lost = link->gone == PD_WEIGHT_GONE && (why->rank < 0 || !link->left[why->rank]);
@@ -323,7 +324,8 @@ pd_status pd_link_gone(pd_link *link) {
 
 pd_weight pd_link_left(pd_link *link, int rank) {
     pthread_mutex_lock(&link->lock);
-    bool why = link->gone == PD_WEIGHT_GONE && link->why.rank == rank; /* who hosted the server is not in the event */
+    /* The event does not say which rank hosted the server */
+    bool why = link->gone == PD_WEIGHT_GONE && link->why.rank == rank;
     pd_weight weight = why ? PD_WEIGHT_GONE : (pd_weight)link->left[rank];
     pthread_mutex_unlock(&link->lock);
     return weight;

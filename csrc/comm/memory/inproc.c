@@ -50,7 +50,7 @@ static pd_status attach(intptr_t handle, size_t bytes, pd_region *out) {
     return PD_OK;
 }
 
-static void seal(pd_region *own) { (void)own; } /* the handle is what keeps the memory */
+static void seal(pd_region *own) { (void)own; } /* the handle keeps the memory alive */
 
 static void detach(pd_region *r) {
     if (r->ptr) pd_inproc_drop(r->handle);

@@ -39,8 +39,8 @@ static void spot(const pd_region *own, pd_spot *out) {
     *out = (pd_spot){.pid = pd_os_pid(), .number = (int32_t)own->handle, .device = s.st_dev, .inode = s.st_ino};
 }
 
-/* The kernel opens it for processes of the same user that see each other; the inode says whether it is what is
-   meant. */
+/* The kernel opens it for processes of the same user that see each other. The inode shows whether it is the right
+   one. */
 static bool open_spot(const pd_spot *p, size_t bytes, pd_region *out) {
     char path[64];
     struct stat s;
@@ -64,7 +64,7 @@ static void privatise(pd_region *own) {
         return;
     }
     memcpy(p, own->ptr, own->bytes);
-    /* One call swaps the pages: no thread of ours ever sees a hole. */
+    /* A single call swaps the pages, so no thread of ours ever sees a hole. */
     if (mremap(p, own->bytes, own->bytes, MREMAP_MAYMOVE | MREMAP_FIXED, own->ptr) == MAP_FAILED) munmap(p, own->bytes);
 }
 

@@ -12,11 +12,11 @@
 #include "comm/mesh/mesh.h"
 #include "mpi/mpi_table.h"
 
-/* MPI has no wait with a time limit: a wait looks, with short sleeps between, as long as a message takes to come. */
+/* MPI has no wait with a time limit, so a wait looks again and again, with sleeps as short as a message takes. */
 #define NAP_NS 20000
 #define LEAVE_NAPS 50000 /* about a second */
-#define ROOM_BYTES (256 << 10) /* of a piece that MPI reduces itself */
-#define TAGS 8192 /* four for each epoch, two in use: those of groups whose epoch the store counts are apart */
+#define ROOM_BYTES (256 << 10) /* bytes of a piece that MPI reduces itself */
+#define TAGS 8192 /* four for each epoch, of which two are used; epochs of the store have tags of their own */
 
 static const pd_mpi_table *mpi;
 static int mpi_rank, mpi_size;
@@ -35,7 +35,8 @@ static pd_status open_library(const char *path) {
         return pd_fail(PD_E_RUNTIME, "mpi: %s is of another version of pydist", path);
     }
     if (table->start(&mpi_rank, &mpi_size))
-        return pd_fail(PD_E_RUNTIME, "mpi: cannot start: %s", table->text()); /* stays open: MPI cannot be unloaded */
+        /* It stays open, since MPI cannot be unloaded */
+        return pd_fail(PD_E_RUNTIME, "mpi: cannot start: %s", table->text());
     mpi = table;
     return PD_OK;
 }
@@ -62,11 +63,11 @@ pd_status pd_mpi_broadcast(void *data, size_t bytes) {
 typedef struct outgoing { /* a frame: its head, and its data under the next tag */
     pd_mesh_frame head;
     pd_mpi_request requests[2];
-    bool open[2]; /* on their way */
+    bool open[2]; /* being sent */
 } outgoing;
 
 typedef struct peer {
-    outgoing out[PD_MESH_QUEUE]; /* emptied as a whole, at a gate */
+    outgoing out[PD_MESH_QUEUE]; /* emptied at a gate, all at once */
     int queued;
     pd_mesh_frame head; /* arriving */
     bool in_data;       /* the head has come, its data is arriving */
@@ -77,20 +78,20 @@ typedef struct peer {
 typedef struct mesh {
     pd_mesh base;
     int rank, size, tag;
-    const int *ranks; /* as the plan has them */
+    const int *ranks; /* as in the plan */
     size_t bytes;
     char *const *parts;
     int sending; /* peers with something queued */
     pd_error error; /* kind PD_OK: none */
     atomic_bool woken;
-    pd_mpi_comm own; /* made at the first reduction that is MPI's own */
+    pd_mpi_comm own; /* made for the first reduction by MPI itself */
     pd_mpi_request reduction;
     bool reducing;   /* the request is open */
     void *room;
     peer peers[];
 } mesh;
 
-static int name(const mesh *m, int r) { return m->ranks ? m->ranks[r] : r; } /* MPI's and people's */
+static int name(const mesh *m, int r) { return m->ranks ? m->ranks[r] : r; } /* the rank in MPI, and in messages */
 
 static void give_up(mesh *m, int r, const char *what, const char *why) {
     if (m->error.kind) return;
@@ -103,7 +104,7 @@ static pd_status check(const pd_mesh *base) {
     return m->error.kind ? pd_error_restore(&m->error) : PD_OK;
 }
 
-/* Of a rank that is gone mpirun knows, and ends the job. */
+/* mpirun notices a dead rank and ends the job. */
 static int64_t lost(const pd_mesh *base, int r, bool we_wait) { return (void)base, (void)r, (void)we_wait, 0; }
 
 static void queue(pd_mesh *base, int r, pd_mesh_frame head, const void *data) {
@@ -145,14 +146,14 @@ static pd_mpi_type type_of(pd_dtype dtype) {
     case PD_I64: return PD_MPI_I64;
     case PD_F32: return PD_MPI_F32;
     case PD_F64: return PD_MPI_F64;
-    default: return PD_MPI_NONE; /* bool, and the halves, which are to be summed in float32 */
+    default: return PD_MPI_NONE; /* bool, and the 16-bit types, which must be summed in float32 */
     }
 }
 
 static void *room(const pd_mesh *base, pd_dtype dtype, pd_reduce op, size_t *bytes) {
     pd_mpi_type type = type_of(dtype);
     bool floats = type == PD_MPI_F32 || type == PD_MPI_F64, order = op == PD_REDUCE_MIN || op == PD_REDUCE_MAX;
-    if (type == PD_MPI_NONE || (floats && order)) return NULL; /* what MPI makes of NaN is its own affair */
+    if (type == PD_MPI_NONE || (floats && order)) return NULL; /* MPI does not say what it does with NaN */
     *bytes = ROOM_BYTES;
     return ((const mesh *)base)->room;
 }
@@ -198,7 +199,7 @@ static void listen_to(mesh *m, int r) {
     else p->listening = true;
 }
 
-/* What p was listening for has come. */
+/* The frame, or its data, for which we have waited has come. */
 static void take(mesh *m, int r) {
     peer *p = &m->peers[r];
     const pd_mesh_frame *f = &p->head;
@@ -235,7 +236,7 @@ static void wait_for(pd_mesh *base, int64_t ns) {
 
 static void wake(pd_mesh *base) { atomic_store(&((mesh *)base)->woken, true); }
 
-/* What MPI still reads must not go: a little time for it to leave, else it stays where it is. */
+/* Memory that MPI still reads must not be freed. It gets a little time to finish; otherwise the memory is leaked. */
 static void free_mesh(pd_mesh *base) {
     mesh *m = (mesh *)base;
     for (int i = 0; i < LEAVE_NAPS && !flush(base) && (m->sending || m->reducing); i++)

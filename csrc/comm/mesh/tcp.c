@@ -10,7 +10,7 @@
 #include "base/mem.h"
 #include "comm/mesh/tcp_impl.h"
 
-/* The first error stays. */
+/* Stores the error, unless there is one already. */
 static void fail(pd_tcp *m, int peer, const char *what, const char *why) {
     if (m->error.kind) return;
     (void)pd_fail(PD_E_DIST, "tcp: rank %d cannot %s rank %d: %s", pd_tcp_name(m, m->rank), what, pd_tcp_name(m, peer),
@@ -49,7 +49,8 @@ static void end_queue(pd_tcp *m, pd_tcp_peer *p) {
     p->queued = 0;
 }
 
-/* It takes nothing any more. What it sent before may still be to be read; the control plane knows why it is gone. */
+/* The peer receives nothing any more. Bytes that it has sent may still have to be read; the control plane says why it
+   is gone. */
 static void turn_deaf(pd_tcp *m, pd_tcp_peer *p) {
     if (!p->closed) p->closed = pd_os_now();
     p->deaf = true;
@@ -58,7 +59,7 @@ static void turn_deaf(pd_tcp *m, pd_tcp_peer *p) {
     end_queue(m, p);
 }
 
-/* The queue as one vector, without what has gone already. */
+/* The queue as one vector, without the bytes that have been sent. */
 static size_t gather(pd_tcp_peer *p, struct iovec *io) {
     size_t n = 0;
     for (int i = 0; i < p->queued; i++) {
@@ -122,7 +123,7 @@ static void close_peer(pd_tcp *m, int peer) {
     p->fd = -1;
 }
 
-/* Begins the frame whose head has come. */
+/* Begins to receive the frame whose head has come. */
 static bool begin_frame(pd_tcp *m, int peer, const pd_mesh_frame *f) {
     pd_tcp_peer *p = &m->peers[peer];
     size_t end = (size_t)f->at + (f->bytes ? f->bytes : sizeof(uint32_t));

@@ -1,8 +1,8 @@
-/* How the ranks of a group connect: each listens, says in the store where, dials the lower ranks and lets the higher
-   ones in. Strangers at that port cost a descriptor each until they have failed to answer.
+/* How the ranks of a group connect: each listens, publishes its addresses in the store, dials lower ranks and accepts
+   higher ones. A stranger at that port costs a descriptor until its time is over.
 
-     the one that listens   16 random bytes             32 bytes: its proof
-     the one that dials                      greeting */
+     the listening rank   16 random bytes             32 bytes: its proof
+     the dialling rank                     greeting */
 #include <errno.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -19,8 +19,8 @@
 #include "comm/net/dial.h"
 
 #define MAGIC 0x314d4450u             /* "PDM1": the last byte is the version */
-#define GREET_NS INT64_C(5000000000)  /* longest that one may take to prove itself */
-#define PRESSED_NS INT64_C(1000000000) /* of these, where others wait behind it */
+#define GREET_NS INT64_C(5000000000)  /* how long a guest may take to prove who it is */
+#define PRESSED_NS INT64_C(1000000000) /* at least so much of it, if others wait */
 #define STRANGERS 64
 #define ADDRESSES 2048 /* bytes of text */
 
@@ -30,7 +30,7 @@ typedef struct greeting {
     uint8_t nonce[PD_NONCE_BYTES], proof[PD_SHA256_BYTES];
 } greeting;
 
-typedef struct guest { /* one that has connected and not yet proved who it is */
+typedef struct guest { /* a connection that has not proved yet who it is */
     int fd;
     size_t got;
     int64_t deadline;
@@ -46,7 +46,8 @@ typedef struct meeting {
     guest *guest;
 } meeting;
 
-/* What `who` ("dial", "listen") has to show: over the greeting up to its proof and the other's random bytes. */
+/* The proof that `who` ("dial", "listen") must show: a MAC of the greeting up to its proof and of the other's random
+   bytes. */
 static void prove(const pd_link *link, const char *who, const greeting *g, const uint8_t *nonce,
                   uint8_t out[PD_SHA256_BYTES]) {
     uint8_t text[8 + offsetof(greeting, proof) + PD_NONCE_BYTES] = {0};
@@ -113,7 +114,7 @@ static size_t add_address(const struct sockaddr *a, int port, char *text, size_t
     return n;
 }
 
-/* Where we can be reached, the most promising first: as the control server sees us, our interfaces, loopback. */
+/* Our addresses, the most promising first: the one that the control server sees, those of our interfaces, loopback. */
 static pd_status list_addresses(const meeting *m, int port, char *text, size_t size) {
     size_t n = 0;
     pd_face faces[PD_DIAL_FACES];
@@ -154,7 +155,7 @@ static void end_guest(meeting *m, int i, const char *why) {
 
 static void let_in(meeting *m) {
     int fd = accept4(m->listening, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
-    if (fd < 0 && errno != EAGAIN) poll(NULL, 0, PD_SLICE_NS / 1000000); /* no descriptor: not again at once */
+    if (fd < 0 && errno != EAGAIN) poll(NULL, 0, PD_SLICE_NS / 1000000); /* no descriptor: do not try again at once */
     if (fd < 0) return;
     guest *g = &m->guest[m->guests];
     *g = (guest){.fd = fd, .deadline = pd_os_now() + GREET_NS};
@@ -165,7 +166,7 @@ static void let_in(meeting *m) {
         m->guests++;
 }
 
-/* True while it has more to say. */
+/* True while it may send more. */
 static bool hear_guest(meeting *m, int i) {
     guest *g = &m->guest[i];
     uint8_t mac[PD_SHA256_BYTES];
@@ -199,7 +200,7 @@ static int missing_above(const meeting *m) {
 static pd_status let_all_in(meeting *m) {
     struct pollfd polls[STRANGERS + 1];
     for (int missing; (missing = missing_above(m)) >= 0;) {
-        bool full = m->guests == STRANGERS; /* others wait outside */
+        bool full = m->guests == STRANGERS; /* others have to wait */
         polls[0] = (struct pollfd){.fd = full ? -1 : m->listening, .events = POLLIN};
         for (int i = 0; i < m->guests; i++) polls[i + 1] = (struct pollfd){.fd = m->guest[i].fd, .events = POLLIN};
         int ready = poll(polls, (nfds_t)m->guests + 1, PD_SLICE_NS / 1000000);
@@ -220,7 +221,7 @@ static pd_status let_all_in(meeting *m) {
 
 /* ---- to the lower ranks ------------------------------------------------------------------------------------------ */
 
-/* *good: they came before the deadline. */
+/* Receives so many bytes. *good: they came before the deadline. */
 static pd_status take(const meeting *m, int fd, void *to, size_t bytes, int64_t deadline, bool *good) {
     size_t got = 0;
     *good = true;
@@ -280,7 +281,7 @@ static pd_status try_all(meeting *m, int peer, const char *addresses, bool *good
     return PD_OK;
 }
 
-/* Gives up before those do who wait for us and can say less. */
+/* Gives up before the ranks that wait for us do, since they could say less. */
 static pd_status reach(meeting *m, int peer, const char *addresses) {
     int64_t enough = m->deadline - m->plan->timeout_ns / 4;
     for (bool good;;) {
@@ -321,7 +322,7 @@ pd_status pd_tcp_meet(const pd_mesh_plan *plan, pd_tcp *mesh) {
     for (int r = 0; r < mesh->rank; r++) PD_TRY_TO(done, go_to(&m, r));
     PD_TRY_TO(done, let_all_in(&m));
     where_key(&m, mesh->rank, key, sizeof key);
-    PD_TRY_TO(done, pd_store_delete(plan->link, key, &there)); /* all who needed it are here */
+    PD_TRY_TO(done, pd_store_delete(plan->link, key, &there)); /* all ranks that need it are connected */
 done:
     pd_host_acquire(token);
     for (int i = 0; i < m.guests; i++) close(m.guest[i].fd);

@@ -1,7 +1,7 @@
-/* What NCCL is asked: communicators, and each collective in its terms.
+/* The calls of NCCL: making communicators, and each collective in NCCL's terms.
 
-   A call of a non-blocking communicator may answer "in progress": NCCL's own thread goes on with it, and nothing else
-   may be asked until that is done. settle() waits for it. */
+   A call of a non-blocking communicator may return "in progress": NCCL's own thread goes on with it, and nothing else
+   may be called until it is done. settle() waits for that. */
 #include <stdio.h>
 #include <string.h>
 
@@ -9,7 +9,7 @@
 #include "comm/nccl/nccl_impl.h"
 #include "kernels/kernels.h"
 
-#define SPINS 200          /* looks at the state, of less than 1 us */
+#define SPINS 200          /* looks at the state, of less than 1 us each */
 #define SLEEP_NS 100000
 #define GONE (-1)          /* for NCCL's result: the communicator has ended meanwhile */
 
@@ -53,7 +53,7 @@ static pd_status settle(pd_nccl *c, const pd_work *w, int result) {
 
 /* ---- a communicator ---------------------------------------------------------------------------------------------- */
 
-/* Its rank 0's identifier, by way of the store. */
+/* All ranks get rank 0's identifier through the store. */
 static pd_status share_id(pd_nccl *c, const pd_work *w, const char *key, pd_nccl_id *id) {
     pd_group *g = c->g;
     if (c->rank == 0) {
@@ -68,7 +68,7 @@ static pd_status share_id(pd_nccl *c, const pd_work *w, const char *key, pd_nccl
     pd_status status = g->link->ops->call(g->link, &call, &r);
     pd_host_acquire(token);
     if (status) {
-        PD_TRY(pd_group_heard(g, w)); /* says more */
+        PD_TRY(pd_group_heard(g, w)); /* this error explains more */
         return status;
     }
     bool good = r.bytes == sizeof *id;
@@ -112,7 +112,7 @@ static int type_of(pd_dtype t) {
     }
 }
 
-/* bool is bytes of 0 and 1. AVG and PREMUL_SUM are sums here, as in algo/reduce.h. */
+/* NCCL's operation. bool is a byte of 0 or 1; AVG and PREMUL_SUM are sums here, as in algo/reduce.h. */
 static int operation_of(pd_dtype t, pd_reduce op) {
     switch (op) {
     case PD_REDUCE_SUM: return t == PD_BOOL ? PD_NCCL_MAX : PD_NCCL_SUM;
@@ -163,11 +163,11 @@ static int reduction(pd_nccl *c, const pd_job *j, int coll, int op) {
     case PD_COLL_REDUCE: result = lib->Reduce(j->from, j->to, n, type, op, j->root, c->comm, c->on); break;
     default: result = lib->ReduceScatter(j->from, j->to, n, type, op, c->comm, c->on);
     }
-    if (scaled) lib->RedOpDestroy(op, c->comm); /* its launch has copied it */
+    if (scaled) lib->RedOpDestroy(op, c->comm); /* the launch has copied it */
     return result;
 }
 
-/* Where the part of rank r lies: gather's senders and scatter's receivers have only their own. */
+/* The address of rank r's part. Senders of a gather and receivers of a scatter have only their own. */
 static const char *sent(const pd_job *j, int coll, int r, size_t bytes) {
     return j->from + (coll == PD_COLL_GATHER ? 0 : (size_t)r * bytes);
 }
@@ -190,7 +190,7 @@ static int exchange(pd_nccl *c, const pd_job *j, int coll, size_t bytes) {
     return result ? result : end;
 }
 
-/* Parts of different sizes that are moved, likewise. */
+/* Collectives that move parts of different sizes, also as a group of messages. */
 static int exchange_parts(pd_nccl *c, const pd_job *j) {
     const pd_nccl_library *lib = c->lib;
     int me = c->g->rank, result = lib->GroupStart();
@@ -203,7 +203,7 @@ static int exchange_parts(pd_nccl *c, const pd_job *j) {
     return result ? result : end;
 }
 
-/* Data that is only moved goes as bytes. */
+/* Starts a collective. Data that is only moved is sent as bytes. */
 static int start(pd_nccl *c, const pd_job *j, int coll) {
     const pd_nccl_library *lib = c->lib;
     size_t bytes = pd_job_bytes(j, j->count);
@@ -231,8 +231,8 @@ static pd_status copy_own(pd_nccl *c, const pd_job *j, int coll) {
     return from == to ? PD_OK : c->device->copy(c->device, PD_WITHIN, to, from, bytes, false);
 }
 
-/* Half types are summed in float32; all_to_all in place sends from a copy. *j: what NCCL is to do, *scratch: its
-   memory. */
+/* Prepares the data: 16-bit types are copied to float32 for sums; an all_to_all in place sends from a copy. *j: the job
+   for NCCL; *scratch: memory for the copy. */
 static pd_status stage(pd_nccl *c, const pd_work *w, pd_job *j, void **scratch) {
     const pd_device *d = c->device;
     int64_t n = j->count * (w->id.coll == PD_COLL_REDUCE_SCATTER || w->id.coll == PD_COLL_ALL_TO_ALL ? c->g->size : 1);
@@ -277,7 +277,7 @@ static pd_status ask(pd_nccl *c, const pd_work *w, const pd_job *j, int coll) {
     return settle(c, w, result);
 }
 
-/* Each part is a reduction of its own, to its rank. Half types are summed in float32: scratch has all the parts. */
+/* Each part is reduced to its rank. 16-bit types are summed in float32, with all parts in scratch memory. */
 static pd_status reduce_parts(pd_nccl *c, const pd_work *w) {
     const pd_device *d = c->device;
     pd_job j = w->job;
@@ -316,7 +316,7 @@ static pd_status issue(pd_nccl *c, const pd_work *w) {
     if (!status && j.dtype != w->job.dtype && (coll != PD_COLL_REDUCE || c->g->rank == j.root))
         pd_convert(w->job.dtype, j.dtype, j.count, j.to, w->job.to);
     PD_THEN(pd_device_check(d, pd_collective_names[coll]));
-    if (scratch) d->free(d, scratch, 0); /* whoever gets it next comes after this on the stream */
+    if (scratch) d->free(d, scratch, 0); /* the next user of it comes later on the stream */
     return status;
 }
 
@@ -326,7 +326,7 @@ pd_status pd_nccl_issue(pd_nccl *c, const pd_work *w, const pd_batch *b) {
     if (b) return issue_batch(c, w, b);
     bool takes = w->parts && pd_parts_total(c->g->size, w->job.takes);
     if (!w->job.count && !takes) return PD_OK;
-    pd_cuda_set_stream(c->device, c->on); /* scratch memory and conversions belong to it */
+    pd_cuda_set_stream(c->device, c->on); /* scratch memory and conversions go to this stream */
     pd_status status = pd_device_enter(c->device, &was);
     PD_THEN(issue(c, w));
     pd_device_here = was;

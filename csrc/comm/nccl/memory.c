@@ -1,5 +1,5 @@
-/* Memory of NCCL's own, registered with the group's communicator from its making to its end: what lies there, it may
-   send without a copy. */
+/* Memory that NCCL allocates. It is registered with the group's communicator as long as that lives, so NCCL may send it
+   without a copy. */
 #include "base/mem.h"
 #include "comm/nccl/nccl_impl.h"
 
@@ -7,13 +7,13 @@ struct pd_nccl_memory {
     pd_group_memory base; /* first */
     pd_nccl *c;           /* retained */
     size_t bytes;
-    void *handle;         /* NULL: not registered. It and the list: under c->use */
+    void *handle;         /* NULL: not registered. c->use guards it and the list */
     pd_nccl_memory *next;
 };
 
 void pd_nccl_register(pd_nccl *c) {
     pthread_mutex_lock(&c->use);
-    for (pd_nccl_memory *m = c->memory; m && c->comm; m = m->next) /* where NCCL refuses, it copies */
+    for (pd_nccl_memory *m = c->memory; m && c->comm; m = m->next) /* if NCCL refuses, it copies the data */
         if (!m->handle && c->lib->CommRegister(c->comm, m->base.p, m->bytes, &m->handle)) m->handle = NULL;
     pthread_mutex_unlock(&c->use);
 }
@@ -61,7 +61,8 @@ void pd_nccl_free(pd_group_memory *base) {
         }
     if (m->handle && c->comm) c->lib->CommDeregister(c->comm, m->handle);
     pthread_mutex_unlock(&c->use);
-    /* Kernels may still write there; where one hangs that no abort has ended, or CUDA is lost, the memory stays. */
+    /* Kernels may still write there. If a kernel hangs that no abort could end, or CUDA has failed, the memory is
+       leaked. */
     pthread_mutex_lock(&c->lock);
     bool hangs = atomic_load(&c->failed) && !c->ended;
     pthread_mutex_unlock(&c->lock);

@@ -6,13 +6,13 @@
 #include "comm/nccl/nccl_impl.h"
 #include "kernels/kernels.h"
 
-#define PRIORITY (-1) /* over the default streams': what others wait for goes first */
+#define PRIORITY (-1) /* above the default streams, since other ranks wait for it */
 
 /* ---- life -------------------------------------------------------------------------------------------------------- */
 
 pd_status pd_nccl_on_device(const pd_nccl *c) { return c->device->enter(c->device); }
 
-/* Not connected yet. */
+/* [new] a communicator that is not connected yet. */
 static pd_status new_one(const char *op, pd_group *g, const pd_device *device, int peer, pd_nccl **out) {
     const pd_nccl_library *lib;
     pd_nccl *c;
@@ -52,13 +52,13 @@ void pd_nccl_release(pd_nccl *c) {
     pd_free(c);
 }
 
-/* What a group has here: communicators, made when they are first needed. */
+/* A group's communicators, each made when it is first needed. */
 struct pd_moving {
     pd_nccl *all;
-    pd_nccl *pairs[]; /* by rank, for batches of messages with it */
+    pd_nccl *pairs[]; /* by rank, for batches of messages with that rank */
 };
 
-/* Of this pair, peer -1: of the whole group. */
+/* The communicator for this peer; peer -1: for the whole group. */
 static pd_status find(const char *op, pd_group *g, const pd_device *device, int peer, pd_nccl **out) {
     pd_moving *m = g->moving;
     if (!m) PD_TRY(pd_calloc(sizeof *m + (size_t)g->size * sizeof *m->pairs, "nccl", &m));
@@ -73,7 +73,7 @@ pd_status pd_nccl_of(const char *op, pd_group *g, const pd_device *device, pd_nc
     return find(op, g, device, -1, out);
 }
 
-/* By i from -1 on; NULL: it is not there. */
+/* Communicator i, from -1 on; NULL: it was not made. */
 static pd_nccl *one_of(const pd_group *g, int i) { return i < 0 ? g->moving->all : g->moving->pairs[i]; }
 
 static bool is_idle(const pd_group *g) {
@@ -193,7 +193,7 @@ static pd_status new_launch(pd_nccl *c, const pd_work *w, pd_launch **out) {
     return PD_OK;
 }
 
-/* It goes on the captured stream itself: what it needs of memory there is the graph's. */
+/* Puts the work on the captured stream itself, so that memory that it needs belongs to the graph. */
 static pd_status capture(pd_nccl *c, pd_work *w, const pd_batch *b) {
     const char *op = pd_collective_names[w->id.coll];
     pd_launch *l;
@@ -237,7 +237,7 @@ static pd_status run(pd_nccl *c, pd_work *w, const pd_batch *b) {
 
 static pd_status launch_on(pd_nccl *c, pd_work *w, const pd_batch *b) {
     pd_status status = run(c, w, b);
-    give_mark(c, w->ready); /* whoever waits for it has been told of it */
+    give_mark(c, w->ready); /* the streams that wait for it have been told */
     if (!status) return PD_OK;
     pd_launch_release(w->launch);
     w->launch = NULL;
@@ -291,8 +291,8 @@ static pd_status test(const pd_work *w, bool *done) {
     return pd_cuda_result("wait", c->cuda->event_done(l->done->event, done));
 }
 
-/* In the capture its other streams go on after it. Outside there is nothing to wait for: whoever launches the graph
-   knows in which stream. */
+/* Within the capture other streams wait for it. Outside there is nothing to wait for, since the program that launches
+   the graph chooses the stream. */
 static pd_status wait_captured(const pd_launch *l) {
     const pd_nccl *c = l->c;
     void *stream = pd_cuda_stream(c->device);

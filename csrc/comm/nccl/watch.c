@@ -1,9 +1,9 @@
-/* Looking at what is under way on the device, and the end of a communicator.
+/* The thread that looks at what is under way on the device, and the end of a communicator.
 
-   The thread polls while something is under way, and sleeps otherwise; where graphs have captured collectives, it looks
-   at the group's failure now and then. It may not wait for the device: where a kernel
-   hangs, it is the only one that still answers. A communicator is ended by a thread of its own, since ncclCommAbort
-   may hang, too: after PYDIST_ABORT seconds that thread is left alone, with what it holds. */
+   The thread polls while something is under way, and sleeps otherwise. If graphs have captured collectives, it looks
+   from time to time whether the group has failed. It must not wait for the device: if a kernel hangs, this thread is
+   the only one that still answers. Another thread ends the communicator, since ncclCommAbort may hang, too; after
+   PYDIST_ABORT seconds that thread is abandoned with what it holds. */
 #include <stdio.h>
 
 #include "base/flags.h"
@@ -13,8 +13,8 @@
 
 #define POLL_NS 1000000
 #define CAPTURED_NS 20000000
-#define WORD_NS 1000000000 /* a peer's death is known to the control plane within this time */
-enum { SYSTEM_ERROR = 2, INTERNAL_ERROR, REMOTE_ERROR = 6 }; /* results that a peer's death may have */
+#define WORD_NS 1000000000 /* within this time the control plane knows of a peer's death */
+enum { SYSTEM_ERROR = 2, INTERNAL_ERROR, REMOTE_ERROR = 6 }; /* results that a peer's death may cause */
 
 pd_status pd_nccl_explain(pd_nccl *c, const pd_work *w, int result) {
     pd_group *g = c->g;
@@ -36,7 +36,7 @@ static void *end_comm(void *arg, bool gently) {
     const pd_nccl_library *lib = c->lib;
     pthread_mutex_lock(&c->use);
     void *comm = c->comm;
-    c->comm = NULL; /* nobody else uses it from here on */
+    c->comm = NULL; /* from here on nobody else uses it */
     pd_nccl_deregister(c, gently ? comm : NULL);
     pthread_mutex_unlock(&c->use);
     if (comm && !pd_nccl_on_device(c)) {
@@ -68,7 +68,7 @@ static void close_comm(pd_nccl *c, bool gently) {
     pthread_mutex_lock(&c->lock);
     c->closing = true;
     pthread_mutex_unlock(&c->lock);
-    atomic_fetch_add_explicit(&c->refs, 1, memory_order_relaxed); /* the thread's */
+    atomic_fetch_add_explicit(&c->refs, 1, memory_order_relaxed); /* for the thread */
     if (pd_os_thread_start("nccl", &thread, gently ? destroy_it : abort_it, c)) {
         end_comm(c, gently);
         return;
@@ -91,7 +91,7 @@ void pd_nccl_fail(pd_nccl *c) {
     pthread_mutex_lock(&c->lock);
     if (!atomic_load(&c->failed)) {
         c->error = e;
-        if (e.kind == PD_E_PYTHON || e.kind == PD_E_INTERRUPT) { /* the exception itself is raised only once */
+        if (e.kind == PD_E_PYTHON || e.kind == PD_E_INTERRUPT) { /* an exception is raised only once */
             c->error.kind = PD_E_DIST;
             snprintf(c->error.text, sizeof c->error.text, "the group ended when a collective was interrupted");
         }
@@ -104,7 +104,7 @@ void pd_nccl_fail(pd_nccl *c) {
 
 /* ---- the thread -------------------------------------------------------------------------------------------------- */
 
-/* The first launch has ended, well or not; false: there is none. */
+/* Takes the first launch off the list and sets its state; false: there is none. */
 static bool end_first(pd_nccl *c, int state) {
     pthread_mutex_lock(&c->lock);
     pd_launch *l = c->first;
@@ -121,7 +121,7 @@ static bool end_first(pd_nccl *c, int state) {
     return l != NULL;
 }
 
-/* The first of what is under way: PD_OK and *done, or why it will not end. */
+/* Looks at the first launch under way: PD_OK and *done, or the reason why it will not end. */
 static pd_status look(pd_nccl *c, pd_launch *l, bool *done) {
     pd_group *g = c->g;
     pd_work w = {.id = l->id, .site = l->site, .seq = l->seq};
@@ -144,7 +144,7 @@ static pd_status look(pd_nccl *c, pd_launch *l, bool *done) {
                    (double)g->timeout_ns * 1e-9);
 }
 
-/* The others do not know yet, unless they or the control plane have told us. */
+/* Fails the group, and tells the other ranks unless they or the control plane have told us. */
 static void give_up(pd_nccl *c) {
     pd_group *g = c->g;
     pd_error e;
@@ -155,10 +155,11 @@ static void give_up(pd_nccl *c) {
     pd_group_hear(&g->listener, PD_WEIGHT_GONE, &e);
 }
 
-/* Nothing is under way that is known of, but a graph's launch may wait for a rank that is gone. */
+/* Nothing is known to be under way, but the launch of a graph may wait for a rank that is gone. */
 static void look_around(pd_nccl *c) {
     pd_os_sleep(CAPTURED_NS);
-    if (atomic_load(&c->g->abort) <= PD_WEIGHT_LEFT) return; /* who left in good order has launched its graphs */
+    /* A rank that has left in good order has launched its graphs */
+    if (atomic_load(&c->g->abort) <= PD_WEIGHT_LEFT) return;
     pthread_mutex_lock(&c->lock);
     pd_work w = {.id = c->captured_id, .site = c->captured_site, .seq = c->captured_seq};
     pthread_mutex_unlock(&c->lock);

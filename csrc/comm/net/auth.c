@@ -13,7 +13,7 @@ socklen_t pd_auth_unix(const char *text, struct sockaddr_un *to) {
     size_t n = strlen(text);
     *to = (struct sockaddr_un){.sun_family = AF_UNIX};
     if (n < 2 || text[0] != '@' || n > sizeof to->sun_path) return 0;
-    memcpy(to->sun_path + 1, text + 1, n - 1); /* abstract: the first byte is 0 and the name has no end mark */
+    memcpy(to->sun_path + 1, text + 1, n - 1); /* abstract: the first byte is 0, and the name is not terminated */
     return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + n);
 }
 
@@ -41,7 +41,7 @@ bool pd_auth_is_loopback(const struct sockaddr *a) {
     return a->sa_family == AF_INET6 && IN6_IS_ADDR_LOOPBACK(&((const struct sockaddr_in6 *)a)->sin6_addr);
 }
 
-/* The kernel lets us bind to our own addresses only. */
+/* By trying to bind: the kernel allows that for our own addresses only. */
 bool pd_auth_is_here(const struct addrinfo *a) {
     union {
         struct sockaddr any;

@@ -12,12 +12,12 @@
 #include "base/flags.h"
 #include "comm/net/auth.h"
 
-#define RETRY_MS 20                 /* between two tries of a listener that is not there yet */
+#define RETRY_MS 20                 /* between two tries to reach a listener that is not there yet */
 #define STAGGER_NS INT64_C(150000000) /* a living host answers sooner; RFC 8305 has 250 ms */
 
 /* ---- interfaces -------------------------------------------------------------------------------------------------- */
 
-/* "=eth1" is this name alone, in NCCL's way. */
+/* "=eth1" means exactly this name, as in NCCL. */
 static bool may_use(const char *list, const char *name) {
     bool all_but = *list == '^', listed = false;
     list += all_but;
@@ -92,7 +92,7 @@ static int family_faces(const pd_race *r, int family) {
     return n;
 }
 
-/* Through this interface; without the right to say so, from its address. */
+/* Binds to this interface, or, without the right to do so, to its address. */
 static void bind_to(int fd, const pd_face *f) {
     struct sockaddr_storage from = f->address;
     socklen_t n = from.ss_family == AF_INET ? sizeof(struct sockaddr_in) : sizeof(struct sockaddr_in6);
@@ -111,7 +111,7 @@ static void start_try(pd_race *r, pd_try *t) {
     const char *variable;
     int on = 1;
     if (t->face >= 0 && family_faces(r, t->to.ss_family) < 2 &&
-        !*pd_flags_iface(&variable)) { /* the routes have no other one */
+        !*pd_flags_iface(&variable)) { /* the routes lead through no other one */
         fail_try(r, t, 0);
         return;
     }
@@ -172,7 +172,7 @@ pd_status pd_race_next(pd_race *r, int64_t deadline, const pd_hooks *hooks, int 
             }
         int64_t due = r->began + r->started * STAGGER_NS, now = pd_os_now();
         if (r->started < r->count && (!n || now >= due)) {
-            if (now < due) r->began -= due - now; /* those that come later need not wait either */
+            if (now < due) r->began -= due - now; /* later tries need not wait either */
             start_try(r, &r->tries[r->started++]);
             continue;
         }
@@ -206,7 +206,7 @@ static pd_status dial_unix(const char *address, int *fd, int *error) {
     if (!n) return pd_fail(PD_E_VALUE, "control: '%s' is no address (expected @name or host:port)", address);
     *fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (*fd < 0) return pd_fail(PD_E_OS, "control: no socket: %s", strerror(errno));
-    *error = connect(*fd, (struct sockaddr *)&name, n) ? errno : 0; /* at once, or EAGAIN: its queue is full */
+    *error = connect(*fd, (struct sockaddr *)&name, n) ? errno : 0; /* connects at once, or EAGAIN: its queue is full */
     if (!*error && pd_auth_same_user(*fd, &pid, &uid)) return PD_OK;
     close(*fd);
     *fd = -1;
@@ -214,7 +214,7 @@ static pd_status dial_unix(const char *address, int *fd, int *error) {
     return pd_fail(PD_E_DIST, "control: the server at %s runs under user id %d, not ours", address, uid);
 }
 
-/* One knock. *fd -1: *error says why nobody opened. */
+/* Tries once to connect. *fd -1: *error says why it failed. */
 static pd_status knock(const char *address, int64_t deadline, const pd_hooks *hooks, int *fd, int *error, char *way,
                        size_t size) {
     pd_race r = {.error = ECONNREFUSED};
@@ -234,7 +234,7 @@ static pd_status dial(const char *address, int64_t deadline, bool patient, const
     for (;;) {
         PD_TRY(knock(address, deadline, hooks, fd, &error, way, size));
         if (*fd >= 0) return PD_OK;
-        bool full = *address == '@' && error == EAGAIN; /* it is there, and many knock */
+        bool full = *address == '@' && error == EAGAIN; /* the listener is there, but its queue is full */
         if (!(patient || full) || pd_os_now() >= deadline) break;
         poll(NULL, 0, RETRY_MS);
         PD_TRY(pd_hooks_interrupt(hooks));

@@ -48,7 +48,7 @@ static pd_wire_state end(pd_wire *w, pd_wire_state state, const char *why) {
     return w->ended = state;
 }
 
-/* One recvmsg; its descriptor becomes w->handle. Returns bytes, 0 at the end, -1 with errno. */
+/* Calls recvmsg once; a descriptor becomes w->handle. Returns the number of bytes, 0 at the end, -1 with errno. */
 static ssize_t take(pd_wire *w, void *to, size_t n) {
     union {
         struct cmsghdr align;
@@ -58,7 +58,7 @@ static ssize_t take(pd_wire *w, void *to, size_t n) {
     struct msghdr m = {.msg_iov = &io, .msg_iovlen = 1};
     if (w->handles) {
         m.msg_control = control.space;
-        m.msg_controllen = CMSG_LEN(sizeof(int)); /* CMSG_SPACE has room for two: the kernel closes what does not fit */
+        m.msg_controllen = CMSG_LEN(sizeof(int)); /* CMSG_SPACE has room for two; the kernel closes others */
     }
     ssize_t got;
     do got = recvmsg(w->fd, &m, MSG_CMSG_CLOEXEC);
@@ -102,7 +102,7 @@ pd_wire_state pd_wire_read(pd_wire *w) {
         }
         if (w->got < want || w->got < sizeof w->head) continue;
         if (w->head.handles != (w->handle >= 0)) return end(w, PD_WIRE_BAD, "a message whose descriptor is missing");
-        w->body[w->head.bytes] = 0; /* texts stand last in a payload */
+        w->body[w->head.bytes] = 0; /* ends the text, which is last in a payload */
         w->whole = true;
         return PD_WIRE_FRAME;
     }
@@ -136,7 +136,7 @@ pd_wire_state pd_wire_flush(pd_wire *w) {
         } control = {0};
         struct iovec io = {.iov_base = o->data + o->sent, .iov_len = o->bytes - o->sent};
         struct msghdr m = {.msg_iov = &io, .msg_iovlen = 1};
-        if (o->handle >= 0) { /* travels with the first byte */
+        if (o->handle >= 0) { /* is sent with the first byte */
             m.msg_control = control.space;
             m.msg_controllen = sizeof control.space;
             struct cmsghdr *c = CMSG_FIRSTHDR(&m);
@@ -148,7 +148,7 @@ pd_wire_state pd_wire_flush(pd_wire *w) {
         ssize_t n = sendmsg(w->fd, &m, MSG_NOSIGNAL | MSG_DONTWAIT);
         if (n < 0 && errno == EINTR) continue;
         if (n < 0 && errno == EAGAIN) return PD_WIRE_MORE;
-        if (n < 0) { /* what it said before may still be read */
+        if (n < 0) { /* what the peer has sent before may still be read */
             w->why = strerror(errno);
             return PD_WIRE_CLOSED;
         }
