@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -320,11 +321,21 @@ def test_a_circle_of_processes():
 
 
 def test_a_long_task_of_a_thread_and_its_end():
+    over = threading.Event()
+
     def work(rank):
+        group = dist.new_group([0, 1], timeout=0.3)
+        dist.barrier(group)
         if rank == 1:
             with dist.long_task("save", minutes=1):
-                time.sleep(0.3)
-        dist.barrier()
+                time.sleep(0.7)
+        dist.barrier(group)  # waits for more than its timeout
+        if rank == 1:
+            assert over.wait(60)
+            return
+        with pytest.raises(dist.CommTimeout):
+            dist.barrier(group)
+        over.set()
 
     dist.threads.run(work, 2)
 
