@@ -254,8 +254,9 @@ def test_one_deadline_for_all_blocked_workers(monkeypatch, context):
     assert 0.4 < took < 3
 
 
-def test_a_persistent_worker_that_hangs_after_an_early_end():
+def test_a_persistent_worker_that_hangs_after_an_early_end(monkeypatch):
     """The next epoch says so; it waited for ever."""
+    monkeypatch.setattr(prefetch, "GRACE", 0.5)
 
     class Blocked(Items):
         def __getitem__(self, i):
