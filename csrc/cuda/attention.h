@@ -1,4 +1,4 @@
-/* What the two ways of attention share: which keys a query sees, and where things stand. */
+/* Shared by the two kinds of attention: which keys a query may see, and where rows are. */
 #ifndef PD_CUDA_ATTENTION_H
 #define PD_CUDA_ATTENTION_H
 
@@ -17,7 +17,7 @@ static __device__ rows<E> rows_of(const void *x, const int64_t (&s)[3], int64_t 
     return {(const E *)x + b * s[0] + h * s[1], s[2], n, w};
 }
 
-/* The product s of query i and key j, scaled and masked, -inf where the query may not see the key. */
+/* The product s of query i and key j after scaling and masking; -inf if the query may not see the key. */
 template <class E, class T>
 static __device__ T score(const pd_attention &c, const void *mask, int64_t b, int64_t h, int64_t i, int64_t j, T s) {
     s *= (T)c.scale;
@@ -27,12 +27,12 @@ static __device__ T score(const pd_attention &c, const void *mask, int64_t b, in
     if (c.mask_t == PD_BOOL) return ((const uint8_t *)mask)[at] ? s : limits<T>::low();
     return s + widen(((const E *)mask)[at]);
 }
-/* Keys that any of the queries [i0, i0 + n) may see come before this one. */
+/* All keys that any of the queries [i0, i0 + n) may see come before this one. */
 static inline __device__ int64_t keys_of(const pd_attention &c, int64_t i0, int64_t n) {
     return c.causal && i0 + n < c.nk ? i0 + n : c.nk;
 }
 
-/* Whether the tensor cores' kernels serve, and they. D[B, H, nq]: sums of g out along rows. */
+/* Whether the kernels for tensor cores take a call, and these kernels. D[B, H, nq]: sums of g * out along rows. */
 bool pd_cuda_attention_fits(const pd_attention *c, const void *q, const void *k, const void *v, const void *g);
 void pd_cuda_attention_mma(const pd_attention *c, const void *q, const void *k, const void *v, const void *mask,
                            void *out, float *lse);

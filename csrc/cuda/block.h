@@ -1,5 +1,5 @@
-/* What the threads of a block make together. Results do not depend on the grid: the order of each sum is fixed by
-   shapes. */
+/* What the threads of a block compute together. Results do not depend on the grid: shapes alone fix the order of each
+   sum. */
 #ifndef PD_CUDA_BLOCK_H
 #define PD_CUDA_BLOCK_H
 
@@ -8,7 +8,7 @@
 
 enum { WARP = 32, THREADS = 256, WARPS = THREADS / WARP };
 
-/* Operations: the neutral element, and two values made one. */
+/* Operations: the neutral element, and the combination of two values. */
 template <class T> struct plus {
     static __device__ T none() { return 0; }
     static __device__ T of(T a, T b) { return a + b; }
@@ -30,7 +30,7 @@ template <> struct limits<int64_t> {
     static __device__ int64_t low() { return INT64_MIN; }
     static __device__ int64_t high() { return INT64_MAX; }
 };
-template <class T> struct larger { /* NaN of either */
+template <class T> struct larger { /* NaN if either is */
     static __device__ T none() { return limits<T>::low(); }
     static __device__ T of(T a, T b) { return a != a ? a : a > b ? a : b; }
 };
@@ -39,11 +39,11 @@ template <class T> struct smaller {
     static __device__ T of(T a, T b) { return a != a ? a : a < b ? a : b; }
 };
 
-/* One value of all THREADS threads' values, in all of them. To be called by the whole block. */
+/* Combines the values of all THREADS threads; all get the result. The whole block must call it. */
 template <template <class> class Op, class T> static __device__ T block_all(T v) {
     __shared__ T warps[WARPS];
     for (int d = WARP / 2; d; d /= 2) v = Op<T>::of(v, __shfl_xor_sync(0xffffffffu, v, d));
-    __syncthreads(); /* warps[] of the call before has been read */
+    __syncthreads(); /* all have read warps[] of the call before */
     if (threadIdx.x % WARP == 0) warps[threadIdx.x / WARP] = v;
     __syncthreads();
     v = warps[0];
@@ -51,13 +51,14 @@ template <template <class> class Op, class T> static __device__ T block_all(T v)
     return v;
 }
 
-/* The sum of the values of all threads before this one; *all: of the whole block's. To be called by the whole block. */
+/* The sum of the values of all threads before this one; *all: the sum over the whole block. The whole block must call
+   it. */
 template <class T> static __device__ T block_before(T v, T *all) {
     __shared__ T sums[2][THREADS];
     int now = 0;
-    __syncthreads(); /* sums[] of the call before has been read */
+    __syncthreads(); /* all have read sums[] of the call before */
     sums[0][threadIdx.x] = v;
-    for (unsigned d = 1; d < THREADS; d *= 2, now ^= 1) { /* each thread's sum becomes that of all up to it */
+    for (unsigned d = 1; d < THREADS; d *= 2, now ^= 1) { /* each thread's sum becomes that of all threads up to it */
         __syncthreads();
         T own = sums[now][threadIdx.x];
         sums[now ^ 1][threadIdx.x] = threadIdx.x < d ? own : sums[now][threadIdx.x - d] + own;

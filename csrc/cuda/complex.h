@@ -1,4 +1,4 @@
-/* Complex numbers, pairs of floats, for the functions of the table that take their dtypes beside real ones. */
+/* Complex numbers, as pairs of floats, for functions of the table that take complex dtypes besides real ones. */
 #ifndef PD_CUDA_COMPLEX_H
 #define PD_CUDA_COMPLEX_H
 

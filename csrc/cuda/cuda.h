@@ -1,8 +1,8 @@
-/* What all kernels of the library share: launches, element types, vector loads, and how the host is asked.
+/* What all kernels of the library share: launches, element types, vector loads, and calls of the host.
 
-   Compiled by nvcc with -fmad=false, so that elementwise functions give the bits of the CPU's; and, for tests, as plain
-   C++ over tests/emulator/cuda_runtime.h. A kernel that uses __syncthreads or shuffles does so in all threads of the
-   block alike. */
+   nvcc compiles with -fmad=false, so that elementwise functions give the CPU's bits. For tests the files are also
+   compiled as plain C++ over tests/emulator/cuda_runtime.h. If a kernel uses __syncthreads or shuffles, all threads of
+   the block must do so. */
 #ifndef PD_CUDA_CUDA_H
 #define PD_CUDA_CUDA_H
 
@@ -13,8 +13,8 @@
 
 /* ---- the host's side --------------------------------------------------------------------------------------------- */
 
-extern __thread cudaStream_t pd_cuda_stream_now; /* of this thread's launches */
-extern __thread const uint64_t *pd_cuda_draws_past; /* capture_begin's, or NULL */
+extern __thread cudaStream_t pd_cuda_stream_now; /* the stream of this thread's launches */
+extern __thread const uint64_t *pd_cuda_draws_past; /* as given to capture_begin, or NULL */
 extern const pd_cuda_host *pd_cuda_lent;
 
 template <class... P, class... A> static void launch(void (*kernel)(P...), int64_t blocks, int threads, A... args) {
@@ -26,7 +26,7 @@ template <class... P, class... A> static void launch(void (*kernel)(P...), int64
 #endif
 }
 
-/* Enough blocks of `threads` for n elements, `each` a thread; kernels go on in steps of the grid. */
+/* Enough blocks of `threads` threads for n elements, `each` of them for a thread. Kernels loop in steps of the grid. */
 static inline int64_t blocks_for(int64_t n, int threads, int each) {
     int64_t blocks = (n + (int64_t)threads * each - 1) / ((int64_t)threads * each);
     return blocks < (1 << 20) ? blocks : 1 << 20;
@@ -36,8 +36,8 @@ static inline void no_kernel_for(pd_dtype) {
     pd_cuda_lent->refuse(PD_E_NOTIMPL, "there is no CUDA kernel for this dtype yet");
 }
 
-/* Where kernels write down an index that is out of range (device/bad_index.h): memory of the host, the first one stays
-   until it is read. NULL: refused already. */
+/* Memory of the host in which kernels store an index that is out of range (device/bad_index.h). The first one stays
+   until it is read. NULL: there is none, and the op has failed. */
 struct bad_record {
     unsigned taken;
     volatile unsigned ready;
@@ -52,7 +52,7 @@ static inline __device__ void complain(bad_record *r, const pd_bad_index &what) 
 }
 
 template <class T> struct tag { typedef T type; };
-/* f(tag<C type>()) for the element type t. */
+/* Calls f(tag<C type>()) for the element type t. */
 template <class F> static void by_float(pd_dtype t, F f) {
     switch (t) {
     case PD_F32: return f(tag<float>());
@@ -84,7 +84,7 @@ template <class F> static void by_size(size_t size, F f) {
 
 /* ---- element types ----------------------------------------------------------------------------------------------- */
 
-/* What elements of type E are computed in. */
+/* The type in which elements of type E are computed. */
 template <class E> struct wide_of { typedef E type; };
 template <> struct wide_of<pd_f16> { typedef float type; };
 template <> struct wide_of<pd_bf16> { typedef float type; };
@@ -109,7 +109,7 @@ template <> struct convert<pd_bf16> {
 template <class E> static inline __host__ __device__ wide<E> widen(E e) { return convert<E>::up(e); }
 template <class E> static inline __host__ __device__ E narrow(wide<E> w) { return convert<E>::down(w); }
 
-/* V elements, loaded and stored at once: up to 16 bytes aligned as a whole. */
+/* V elements that are loaded and stored at once; aligned as a whole, up to 16 bytes. */
 template <class E, int V> struct alignas(sizeof(E) * V < 16 ? sizeof(E) * V : 16) pack { E e[V]; };
 
 #endif

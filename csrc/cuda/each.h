@@ -3,8 +3,8 @@
      typedef ... element          the largest operand's type: how many elements make 16 bytes
      template <int V> run(spot)   loads V elements of each operand by spot.get, stores by spot.put
 
-   A loop whose operands are dense or one value each runs flat, in vectors; any other by its strides, an element at a
-   time. */
+   If all operands are dense or one value, the loop runs flat, in vectors. Any other loop runs by strides, one element
+   at a time. */
 #ifndef PD_CUDA_EACH_H
 #define PD_CUDA_EACH_H
 
@@ -12,7 +12,7 @@
 
 #include "cuda/cuda.h"
 
-/* n / d for n < 2^31 by a multiplication (Granlund and Montgomery, PLDI 1994). */
+/* Divides n < 2^31 by d with a multiplication (Granlund and Montgomery, PLDI 1994). */
 struct divisor {
     uint32_t d, by, shift;
     __host__ __device__ uint32_t of(uint32_t n) const { return (uint32_t)((((uint64_t)n * by >> 32) + n) >> shift); }
@@ -28,7 +28,7 @@ struct operands {
     char *p[PD_MAX_OPERANDS];
     int64_t step[PD_MAX_OPERANDS]; /* flat: bytes from element to element */
     int64_t n;
-    unsigned one, cells;           /* bit k: operand k is one value; and stands in cell[k] */
+    unsigned one, cells;           /* bit k: operand k is one value; is in cell[k] */
     unsigned char cell[PD_MAX_OPERANDS][8];
 };
 struct strided {
@@ -37,7 +37,7 @@ struct strided {
     int64_t stride[PD_MAX_OPERANDS][PD_MAX_DIMS];
 };
 
-/* Where V elements of each operand are. */
+/* The place of V elements of each operand. */
 struct spot {
     const operands *o;
     char *at[PD_MAX_OPERANDS];
@@ -98,7 +98,7 @@ __global__ void each_strided(M map, const __grid_constant__ operands o, const __
     }
 }
 
-/* By strides, over 2^30 elements at most at a time: the largest dimension is halved. */
+/* Runs by strides. A loop of more than 2^30 elements is split by halving its largest dimension. */
 template <class M> static void each_large(const M &map, const pd_loop *l, const operands &o) {
     int64_t most = (int64_t)1 << 30;
     if (l->numel > most) {

@@ -1,10 +1,10 @@
-/* A warp's matrix instructions for 16-bit elements, and copies that go on while the threads work.
+/* A warp's matrix instructions for 16-bit elements, and copies that run while the threads compute.
 
    mma: c[16, 8] += a[16, 16] b[16, 8] in float. With g = lane / 4 and t = lane % 4 a thread holds
        c[0..3]   (g, 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1)
        a[0..3]   pairs of neighbours from (g, 2t), (g + 8, 2t), (g, 2t + 8), (g + 8, 2t + 8) on
        b[0..1]   pairs one below the other from (2t, g), (2t + 8, g) on
-   All of these are called by the whole warp. tests/emulator has them in C++. */
+   The whole warp must call each of these. tests/emulator has them in C++. */
 #ifndef PD_CUDA_MMA_H
 #define PD_CUDA_MMA_H
 
@@ -17,12 +17,12 @@
 #endif
 
 template <class E> static __device__ void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
-/* Four matrices of 8 x 8, of which lane l names the row l % 8 of number l / 8, 16 bytes in shared memory: r[m] gets the
-   thread's pair (g, 2t), (g, 2t + 1) of number m; or, TURNED, the pair (2t, g), (2t + 1, g). */
+/* Loads four matrices of 8 x 8. Lane l gives the address of row l % 8 of matrix l / 8, 16 bytes in shared memory. r[m]
+   gets the thread's pair (g, 2t), (g, 2t + 1) of matrix m; with TURNED the pair (2t, g), (2t + 1, g). */
 template <bool TURNED> static __device__ void load_matrices(uint32_t (&r)[4], const void *row);
-/* low and high as a pair of elements. */
+/* Packs low and high as a pair of elements. */
 template <class E> static __device__ uint32_t pair_of(float low, float high);
-/* 16 bytes from global to shared memory, zeros unless `there`; those of this thread are done after wait_for_copies. */
+/* Copies 16 bytes from global to shared memory; zeros unless `there`. wait_for_copies ends this thread's copies. */
 static __device__ void copy16(void *shared, const void *global, bool there);
 static __device__ void wait_for_copies();
 

@@ -1,4 +1,4 @@
-/* Keys with the numbers of what they belong to, put in order: equals stay in the order of the numbers. */
+/* Sorts keys, each with the number of its element. Equal keys are ordered by number. */
 #ifndef PD_CUDA_SORT_H
 #define PD_CUDA_SORT_H
 
@@ -10,9 +10,9 @@ struct alignas(16) entry {
     __device__ bool before(const entry &o) const { return key < o.key || (key == o.key && i < o.i); }
 };
 
-/* Room for the entries of rows [rows, n]; NULL: refused already. */
+/* Memory for the entries of rows [rows, n]. NULL: there is none, and the op has failed. */
 entry *pd_cuda_entries(int64_t rows, int64_t n);
-/* Where the rows of e stand in order: e itself, or other room. NULL: refused already. */
+/* The sorted rows of e, in e itself or in other memory. NULL: there is none, and the op has failed. */
 entry *pd_cuda_sorted(entry *e, int64_t rows, int64_t n);
 
 #endif

@@ -1,4 +1,4 @@
-/* The library's functions for the table, in the files that are named after them. */
+/* Declares the library's functions for the table of kernels, each in the file that has its name. */
 #ifndef PD_CUDA_TABLE_H
 #define PD_CUDA_TABLE_H
 

@@ -1,6 +1,7 @@
-/* A matrix product by tiles, of whatever can be read as two matrices: [M, K] and [K, N] by a(row, k) and b(k, column),
-   the result by put(row, column, sum). A block makes a tile of SIDE x SIDE, a thread PER x PER of it; tiles of both
-   pass through shared memory, K in order, so the bits are the same in every run. Summed in P::sum. */
+/* A matrix product by tiles, of anything that can be read as two matrices: [M, K] by a(row, k) and [K, N] by b(k,
+   column). The result goes to put(row, column, sum). A block computes a tile of SIDE x SIDE, a thread PER x PER of it.
+   Tiles of both matrices pass through shared memory, in the order of K, so the bits are the same in every run. Sums
+   have the type P::sum. */
 #ifndef PD_CUDA_TILE_H
 #define PD_CUDA_TILE_H
 
@@ -10,12 +11,12 @@ enum { SIDE = 64, DEPTH = 16, PER = 4, ACROSS = SIDE / PER, TILE_THREADS = ACROS
 
 struct tiles {
     int64_t batch, M, N, K;
-    bool a_by_k, b_by_k; /* neighbours along K lie together: threads read along it */
+    bool a_by_k, b_by_k; /* neighbours along K are contiguous, so threads read along K */
     __host__ __device__ int64_t rows() const { return (M + SIDE - 1) / SIDE; }
     __host__ __device__ int64_t columns() const { return (N + SIDE - 1) / SIDE; }
 };
 
-/* tile[d][i]: at(first + i, k + d), zero outside. */
+/* Loads tile[d][i] = at(first + i, k + d); zero outside. */
 template <class T, class F>
 static __device__ void load_tile(T (*tile)[SIDE + 1], int64_t first, int64_t size, int64_t k, int64_t K, bool by_k,
                                  F at) {

@@ -1,5 +1,5 @@
-/* What the engine needs of MPI: messages that can be asked whether they are done. One table, filled by mpi.c, which is
-   compiled by an MPI's own mpicc to pydist/_mpi.so and opened at run time: the engine itself links no MPI.
+/* The table of MPI functions that the engine uses. An MPI's own mpicc compiles mpi.c, which fills it, to
+   pydist/_mpi.so. The engine opens that at run time and links no MPI.
 
    Functions return 0, or -1 with the reason in text(). Any thread may call; calls exclude each other. */
 #ifndef PD_MPI_TABLE_H
@@ -29,16 +29,16 @@ typedef enum pd_mpi_op {
 typedef struct pd_mpi_table {
     int version;
     const char *(*name)(void); /* "Open MPI v4.1.4, ..." */
-    const char *(*text)(void); /* of this thread's last failure */
-    /* Joins the job (MPI_Init_thread, where nobody has done it; then MPI_Finalize at exit is ours too). */
+    const char *(*text)(void); /* the reason of this thread's last failure */
+    /* Joins the job. If nobody else has, it calls MPI_Init_thread, and then also MPI_Finalize at exit. */
     int (*start)(int *rank, int *size);
     int (*broadcast)(void *data, size_t bytes, int root); /* blocks */
     int (*send)(int peer, int tag, const void *data, size_t bytes, pd_mpi_request *out);
     int (*receive)(int peer, int tag, void *data, size_t bytes, pd_mpi_request *out);
-    int (*test)(pd_mpi_request *r, int *done); /* after done the request is gone */
-    void (*cancel)(pd_mpi_request *r);         /* of a receive; it is gone */
-    /* A communicator of these ranks, all of which call it; blocks until they do. Kept until MPI ends: freeing one is
-       collective too. */
+    int (*test)(pd_mpi_request *r, int *done); /* once done, the request is freed */
+    void (*cancel)(pd_mpi_request *r);         /* cancels a receive and frees the request */
+    /* Makes a communicator of these ranks. All of them call it, and it blocks until they do. It is never freed, since
+       all ranks would have to free it together. */
     int (*group)(const int *ranks, int size, int tag, pd_mpi_comm *out);
     int (*all_reduce)(const pd_mpi_comm *c, void *data, int count, pd_mpi_type type, pd_mpi_op op, pd_mpi_request *out);
 } pd_mpi_table;

@@ -7,7 +7,7 @@
 #include "kernels/kernels.h"
 #include "ops/ops.h"
 
-typedef struct box { /* of one bucket */
+typedef struct box { /* what is kept for a bucket */
     pd_reducer_bucket in;
     const pd_layout *layout;
     int b, npieces;
@@ -16,7 +16,7 @@ typedef struct box { /* of one bucket */
     pd_storage *storage;
     float *value;        /* topk, sign: gradient and residual; between steps the residual */
     uint32_t *size;      /* topk: bits of |value| */
-    char *mine, *all;    /* the message, and all ranks' */
+    char *mine, *all;    /* our message, and those of all ranks */
     size_t bytes;
     int64_t k;
     pd_work *work;
@@ -79,7 +79,8 @@ static pd_status send(compressor *c, box *x) {
 
 /* ---- topk: k places (int32), k values (float) -------------------------------------------------------------------- */
 
-/* The k-th largest of x->size, by its upper and then its lower half; *ties of its equals belong to the k. */
+/* The k-th largest of x->size, found by its upper and then by its lower half. *ties: how many elements equal to it
+   belong to the k largest. */
 static pd_status kth_largest(const box *x, uint32_t *out, int64_t *ties) {
     int64_t *count, left = x->k;
     PD_TRY(pd_calloc(sizeof *count << 16, "topk", &count));
@@ -101,7 +102,7 @@ static pd_status start_topk(compressor *c, box *x) {
     for (int64_t i = 0; i < x->in.numel; i++) {
         uint32_t bits;
         memcpy(&bits, &x->value[i], sizeof bits);
-        x->size[i] = bits & 0x7fffffff; /* ordered like |value|, NaN above all */
+        x->size[i] = bits & 0x7fffffff; /* has the order of |value|, with NaN above all */
     }
     uint32_t least;
     int64_t ties, n = 0;
@@ -213,7 +214,7 @@ static pd_status finish(void *ctx, int b, void *pending) {
     return status ? status : pd_device_check(c->device, "register_comm_hook");
 }
 
-/* The work borrows the box's memory, so it has to end; a failed group's has. */
+/* The work uses the box's memory, so it has to end first; in a failed group it has ended. */
 static void abandon(void *pending) { (void)wait(pending); }
 
 static void drop(void *ctx) {
@@ -257,7 +258,8 @@ static pd_status fill_box(compressor *c, box *x, double ratio) {
         x->bytes = (size_t)x->k * (sizeof(int32_t) + sizeof(float));
         PD_TRY(pd_malloc(sizeof *x->size * n, "topk", &x->size));
     } else {
-        x->bytes = (sizeof(float) * (size_t)x->npieces + (n + 7) / 8 + 3) / 4 * 4; /* so that all ranks' are aligned */
+        /* So that the messages of all ranks are aligned */
+        x->bytes = (sizeof(float) * (size_t)x->npieces + (n + 7) / 8 + 3) / 4 * 4;
     }
     PD_TRY(pd_calloc(sizeof *x->value * n, "residual", &x->value));
     PD_TRY(pd_malloc(x->bytes, "compressed bucket", &x->mine));

@@ -18,28 +18,28 @@ typedef struct slot { /* a parameter */
     struct pd_reducer *r;
     pd_tensor *param;     /* [strong] */
     pd_tensor *view;      /* [strong] its gradient's place in a bucket; NULL in a world of one */
-    pd_grad_owner owner;  /* of the gradient, once view is its destination */
+    pd_grad_owner owner;  /* owns the gradient, once view is its destination */
     const pd_piece *piece;
     uint64_t hook;
 } slot;
 
-typedef struct sum { /* of a bucket, under way */
-    pd_work *work;        /* NULL: not started, or with the hook */
-    void *pending;        /* the hook's, between start and finish */
-    bool started;         /* with the hook */
+typedef struct sum { /* the reduction of a bucket, under way */
+    pd_work *work;        /* NULL: not started, or a hook reduces it */
+    void *pending;        /* of the hook, between start and finish */
+    bool started;         /* the hook has started it */
 } sum;
 
 struct pd_reducer {
-    atomic_int_fast64_t refs; /* the owner's, and one while a backward has it called at its end */
+    atomic_int_fast64_t refs; /* the owner's, and one while a backward will call it at its end */
     pd_group *group;
-    const pd_device *device; /* the parameters' */
+    const pd_device *device; /* of the parameters */
     pd_layout layout;     /* piece i is parameter i */
     pd_flat flat;
     pd_ready ready;
     int n;
     slot *slots;          /* by parameter */
     sum *sums;            /* by bucket; NULL in a world of one */
-    char *flags;          /* those in the last bucket's tail, or what the host has of a GPU's */
+    char *flags;          /* those in the last bucket's tail, or the host's copy of a GPU's */
     bool sync, running, warned, waits;
     double divisor;
     uint64_t site;
@@ -52,7 +52,7 @@ struct pd_reducer {
 static inline bool on_host(const pd_reducer *r) { return r->device->kind == PD_DEVICE_CPU; }
 static inline int number_of(const slot *s) { return (int)(s - s->r->slots); }
 
-/* The flags, one element a parameter, in the last bucket's tail: which got a gradient. */
+/* The dtype of the flags in the last bucket's tail: one element for each parameter, whether it got a gradient. */
 static inline pd_dtype flag_type(const pd_reducer *r) { return r->layout.buckets[r->layout.nbuckets - 1].dtype; }
 static inline size_t flag_bytes(const pd_reducer *r) { return (size_t)r->n * pd_dtype_size(flag_type(r)); }
 
@@ -68,7 +68,7 @@ static void forget_backward(pd_reducer *r) {
     r->running = false;
 }
 
-/* Sums over the ranks, where the parameters are. */
+/* Sums over the ranks, on the parameters' device. */
 static pd_status all_reduce(pd_reducer *r, void *data, int64_t count, pd_dtype t, double scale, pd_work **work) {
     const pd_device *was;
     pd_status status = pd_device_enter(r->device, &was);
@@ -93,7 +93,7 @@ static pd_status write_flags(pd_reducer *r) {
     return r->device->copy(r->device, PD_TO_DEVICE, pd_flat_tail(&r->flat), r->flags, flag_bytes(r), false);
 }
 
-/* Those of all ranks. A GPU is waited for only where this rank's own do not say already that all were used. */
+/* Reads the flags of all ranks. Waits for a GPU only if, by this rank's own flags, not all parameters were used. */
 static pd_status read_flags(pd_reducer *r) {
     if (on_host(r) || pd_ready_all_came(&r->ready)) return PD_OK;
     return r->device->copy(r->device, PD_TO_HOST, r->flags, pd_flat_tail(&r->flat), flag_bytes(r), true);
@@ -107,10 +107,11 @@ static bool used_somewhere(const pd_reducer *r, int param) {
 
 /* ---- during backward --------------------------------------------------------------------------------------------- */
 
-/* .grad is the user's, too, who may have given it other memory. */
+/* The user may have given .grad other memory. */
 static pd_status mend_view(slot *s) { return pd_flat_mend(&s->r->flat, s->piece, s->param, s->view); }
 
-/* The gradient is in the bucket: put there by the engine, or here where the user gave .grad another tensor. */
+/* Makes sure that the gradient is in the bucket. The engine has put it there, unless the user gave .grad another
+   tensor. */
 static pd_status into_bucket(slot *s) {
     pd_meta *m = s->param->meta;
     PD_TRY(mend_view(s));
@@ -122,7 +123,7 @@ static pd_status into_bucket(slot *s) {
     return PD_OK;
 }
 
-/* A parameter without a gradient in this backward counts as zero, or as what an earlier one left in .grad. */
+/* A parameter without a gradient in this backward counts as zero, or as what an earlier backward has left in .grad. */
 static pd_status fill_in(slot *s) {
     if (s->param->meta->grad) return into_bucket(s);
     return pd_flat_clear(&s->r->flat, pd_tensor_data(s->view), s->view->numel, (pd_dtype)s->view->dtype);
@@ -159,7 +160,7 @@ static pd_status finish_bucket(pd_reducer *r, int b) {
     return r->hook.finish(r->hook.ctx, b, own->pending);
 }
 
-/* What has not started does, and all end. */
+/* Starts the buckets that have not started, and waits for all. */
 static pd_status finish_buckets(pd_reducer *r) {
     PD_TRY(pd_ready_rest(&r->ready));
     for (int b = 0; b < r->layout.nbuckets; b++) PD_TRY(finish_bucket(r, b));
@@ -211,9 +212,9 @@ static void note_times(pd_reducer *r, int64_t since, int64_t end) {
 static pd_status at_end(void *ctx, void *arg) {
     pd_reducer *r = ctx;
     (void)arg;
-    if (!r->running) return PD_OK; /* prepared anew meanwhile */
+    if (!r->running) return PD_OK; /* another forward was prepared meanwhile */
     int64_t since = pd_os_now();
-    void *token = pd_host_release(); /* peers may keep us waiting */
+    void *token = pd_host_release(); /* this may wait for peers */
     pd_status status = finish(r);
     pd_host_acquire(token);
     if (!status) note_times(r, since, pd_os_now());
@@ -223,7 +224,8 @@ static pd_status at_end(void *ctx, void *arg) {
 
 static void drop(void *reducer);
 
-/* Frozen parameters, which requires_grad_(False) may have made after the wrap, hold no bucket back. */
+/* Parameters that are frozen now, perhaps by a requires_grad_(False) after the reducer was made, hold no bucket
+   back. */
 static pd_status begin_backward(pd_reducer *r) {
     PD_TRY(pd_engine_at_end((pd_closure){.call = at_end, .drop = drop, .ctx = r}));
     r->refs++;
@@ -258,7 +260,7 @@ pd_status pd_reducer_prepare(pd_reducer *r, uint64_t site) {
     r->site = site;
     r->prepared = pd_os_now();
     if (!r->running) return PD_OK;
-    /* A backward failed midway: what has started must end before its memory is written again. */
+    /* A backward has failed midway. What has started must end before its memory is written again. */
     pd_status status = PD_OK;
     for (int b = 0; b < r->ready.next && !status; b++) status = finish_bucket(r, b);
     forget_backward(r);
@@ -375,7 +377,7 @@ static pd_status make_layout(pd_reducer *r, const char *const *names, size_t fir
 
 static pd_status build(pd_reducer *r, const char *const *names, size_t first, size_t cap) {
     PD_TRY(make_layout(r, names, first, cap));
-    if (pd_group_size(r->group) == 1) return PD_OK; /* nothing to average: gradients stay where the engine puts them */
+    if (pd_group_size(r->group) == 1) return PD_OK; /* nothing to average */
     PD_TRY(pd_flat_init(&r->flat, WHO, &r->layout, r->n, r->group, r->device));
     PD_TRY(pd_ready_init(&r->ready, &r->layout, start_bucket, r));
     PD_TRY(pd_calloc(sizeof *r->sums * (size_t)r->layout.nbuckets, "reducer", &r->sums));

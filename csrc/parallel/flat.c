@@ -9,7 +9,7 @@
 #include "kernels/kernels.h"
 #include "ops/ops.h"
 
-#define APART ((size_t)512) /* buckets in one piece of memory begin at multiples of it */
+#define APART ((size_t)512) /* buckets in one block of memory begin at multiples of this */
 
 static void drop_segment(void *segment) { pd_segment_release(segment); }
 static void drop_registered(void *memory) { pd_group_memory_release(memory); }
@@ -20,7 +20,7 @@ static size_t bucket_bytes(const pd_flat *f, int b) {
     return (size_t)(span->numel + tail) * pd_dtype_size(span->dtype);
 }
 
-/* Where NCCL has no such memory, buckets get that of tensors. */
+/* If NCCL has no such memory, buckets get memory like tensors. */
 static void make_registered(pd_flat *f, pd_group *group) {
     size_t bytes = 0;
     if (pd_flat_on_host(f) || !pd_flags_get()->REGISTER) return;
@@ -80,7 +80,7 @@ void pd_flat_fini(pd_flat *f) {
 pd_status pd_flat_tensor(const pd_flat *f, const pd_piece *p, const pd_tensor *like, pd_tensor **out) {
     pd_tensor *t;
     PD_TRY(pd_tensor_shell(&t));
-    t->dtype = like->dtype; /* the geometry, and nothing else of it */
+    t->dtype = like->dtype; /* only the geometry of `like` */
     t->ndim = like->ndim;
     t->numel = like->numel;
     memcpy(t->size, like->size, sizeof t->size);

@@ -1,8 +1,8 @@
-/* A 64-bit hash of memory, to see whether replicas still have the same bits. Not against an adversary.
+/* A 64-bit hash of memory, to see whether replicas still have the same bits. It does not protect against an adversary.
 
-   Four lanes take 8 bytes each in turn: lane = rotate(lane + word * P1, 31) * P2; then the lanes, the tail's bytes and
-   the length are mixed, and the bits spread by two multiply-and-shift rounds. The same on every machine of one byte
-   order. */
+   Four lanes take 8 bytes each in turn: lane = rotate(lane + word * P1, 31) * P2. Then the lanes, the last bytes and
+   the length are mixed, and two multiply-and-shift rounds spread the bits. Machines of the same byte order get the same
+   hash. */
 #ifndef PD_PARALLEL_HASH_H
 #define PD_PARALLEL_HASH_H
 

@@ -56,7 +56,7 @@ static int larger_first(const void *a, const void *b) {
     return x->piece < y->piece ? -1 : 1;
 }
 
-/* The lowest of those with the least comes from the first `npieces` ranks, so no more are looked at. */
+/* The lowest rank with the fewest elements is among the first `npieces` ranks, so no more are looked at. */
 static int ranks_dealt_to(const pd_layout *l, int world) { return world < l->npieces ? world : l->npieces; }
 
 static void deal_out(const pd_layout *l, pd_deal *d, sized *order, int64_t *load) {
@@ -101,7 +101,7 @@ static pd_status deal_for(pd_layout *l, int world, const pd_deal **out) {
     return PD_OK;
 }
 
-/* Shares of `unit` elements each, as many units as needed; nothing here exceeds n. */
+/* Cuts n elements into equal shares of whole units of `unit` elements. No number here exceeds n. */
 static void cut(int64_t n, int64_t unit, int64_t units, int rank, int world, int64_t *lo, int64_t *hi) {
     int64_t each = units / world + (units % world != 0); /* units a rank; each * rank < units + world */
     int64_t first = each * rank;

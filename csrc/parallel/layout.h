@@ -1,26 +1,26 @@
-/* The layout of a model's state: the one description that buckets, shards, optimizer state, checkpoints and hashes ask.
+/* The layout of a model's state: the one description for buckets, shards, optimizer state, checkpoints and hashes.
 
-   A piece is what one parameter needs: name, shape, dtype, and an edges rule that says which of its elements belong to
+   A piece describes one parameter: name, shape, dtype, and an edges rule that says which of its elements belong to
    which rank. Pieces keep the order in which they were given; a piece's number is its place in that order.
 
-   pd_layout_range(piece, rank, world) answers [lo, hi), elements of the piece in row-major order. Of one piece the
-   ranges of all ranks ascend, do not overlap and cover it, except by the rule `all`. n: elements, W: ranks.
+   pd_layout_range(piece, rank, world) returns [lo, hi), elements of the piece in row-major order. Except with the rule
+   `all`, the ranges of all ranks ascend, do not overlap, and cover the piece. n: elements, W: ranks.
 
      rule    rank's range
      all     [0, n) on every rank: replicas, as in data-parallel training
-     rows    torch.chunk along dimension 0: ceil(rows/W) rows each, the last ranks fewer or none. A piece of no
-             dimensions counts as one row
-     flat    k = ceil(n/W) rounded up to 64 elements each, the last ranks fewer or none. Padded to k * W elements all
-             ranges are equal, and each begins on a cache line
-     whole   [0, n) on one rank, [0, 0) on the others (ZeRO-1): in order of size, the largest first, equal ones in their
-             order, each piece goes to the rank that has the fewest elements so far, the lowest one of several
+     rows    torch.chunk along dimension 0: ceil(rows/W) rows for each rank, the last ranks have fewer or none. A piece
+             without dimensions counts as one row
+     flat    k = ceil(n/W) rounded up to 64 elements for each rank, the last ranks have fewer or none. Padded to k * W
+             elements, all ranges are equal, and each begins on a cache line
+     whole   [0, n) on one rank, [0, 0) on the others (ZeRO-1). Pieces are dealt out by size, the largest first, equal
+             ones in their order: each goes to the rank with the fewest elements so far, the lowest of several
 
      W = 4     rows of [10, 3]    0..9 | 9..18 | 18..27 | 27..30
                flat of 100        0..64 | 64..100 | 100..100 | 100..100
 
-   Buckets are the flat memory that gradients are reduced in: pd_layout_pack puts pieces in reverse order (the order in
-   which backward finishes them, roughly) into buckets of one dtype and at most `cap` bytes (the first: `first`); a
-   piece larger than that has a bucket of its own. Each piece begins at a multiple of 64 bytes.
+   Buckets are the flat memory in which gradients are reduced. pd_layout_pack puts pieces in reverse order, which is
+   roughly the order in which backward finishes them, into buckets of one dtype and at most `cap` bytes (the first
+   bucket: `first`). A larger piece gets a bucket of its own. Each piece begins at a multiple of 64 bytes.
 
      bucket 0 [ p9 | p8 | p7 ]   bucket 1 [ p6 | p5 | ... ]   ...   last bucket [ ... | p0 ]                          */
 #ifndef PD_PARALLEL_LAYOUT_H
@@ -40,35 +40,35 @@ typedef struct pd_piece {
     int64_t size[PD_MAX_DIMS];
     pd_dtype dtype;
     pd_edges edges;
-    int64_t numel;    /* filled in by pd_layout_init */
-    int bucket;       /* filled in by pd_layout_pack, as offset */
-    int64_t offset;   /* elements from the bucket's start */
+    int64_t numel;    /* set by pd_layout_init */
+    int bucket;       /* set by pd_layout_pack, and so is offset */
+    int64_t offset;   /* in elements from the bucket's start */
 } pd_piece;
 
 typedef struct pd_bucket_span {
     int first, count; /* its pieces: by_bucket[first], ..., in order of offset */
-    int64_t numel;    /* with the gaps that alignment leaves */
+    int64_t numel;    /* including the gaps that alignment leaves */
     pd_dtype dtype;
 } pd_bucket_span;
 
 typedef struct pd_layout {
     int npieces, nbuckets;
     pd_piece *pieces;
-    int *by_bucket;           /* numbers of pieces, bucket after bucket; NULL before pd_layout_pack, as buckets */
+    int *by_bucket;           /* numbers of pieces, bucket after bucket; NULL, like buckets, before pd_layout_pack */
     pd_bucket_span *buckets;
-    struct pd_deal *deals;    /* owners by the rule `whole`, for each world that was asked for */
+    struct pd_deal *deals;    /* owners by the rule `whole`, for each world so far */
 } pd_layout;
 
-/* From n pieces with name, ndim, size, dtype and edges, which are copied. PD_E_VALUE: no such edges rule; PD_E_SHAPE: a
-   negative size, too many dimensions or elements. */
+/* Makes a layout of n pieces with name, ndim, size, dtype and edges, which are copied. PD_E_VALUE: no such edges rule.
+   PD_E_SHAPE: a negative size, or too many dimensions or elements. */
 pd_status pd_layout_init(pd_layout *l, int n, const pd_piece *pieces);
 void pd_layout_fini(pd_layout *l);
-/* Once. `first` and `cap` in bytes. */
+/* Makes the buckets; called once. `first` and `cap` are in bytes. */
 pd_status pd_layout_pack(pd_layout *l, size_t first, size_t cap);
 
-/* The elements of a piece that belong to `rank` of `world`. Cost: a few instructions. By the rule `whole` the first
-   question for a world deals all such pieces out (n log n + n min(n, W) steps; 4 bytes a piece are kept), so two
-   threads may not ask at once. PD_E_INDEX: no such piece; PD_E_VALUE: no such rank. */
+/* The elements of a piece that belong to `rank` of `world`. Costs a few instructions. With the rule `whole`, the first
+   call for a world deals all such pieces out (n log n + n min(n, W) steps; 4 bytes a piece are kept), so two threads
+   must not call it at the same time. PD_E_INDEX: no such piece; PD_E_VALUE: no such rank. */
 pd_status pd_layout_range(pd_layout *l, int piece, int rank, int world, int64_t *lo, int64_t *hi);
 
 /* Piece k of bucket b, in order of offset. */

@@ -1,7 +1,7 @@
 /* What the binding files share. Only this folder knows Python.
 
-   Results of C calls become Python objects by pd_py_wrap; failures become exceptions by pd_py_raise, and nowhere else.
-   The engine gives the GIL up by itself for long work (base/host.h), so bindings call it with the GIL held. */
+   pd_py_wrap makes Python objects of the results of C calls; pd_py_raise alone makes exceptions of failures. The engine
+   itself gives up the GIL for long work (base/host.h), so bindings call it with the GIL held. */
 #ifndef PD_PY_PY_H
 #define PD_PY_PY_H
 
@@ -20,10 +20,9 @@ typedef struct pd_py_state {
 extern pd_py_state pd_py;
 
 /* ---- raise.c ---- */
-/* Sets the Python exception from this thread's error record; returns NULL, so that `return pd_py_raise(s)` reads
-   well. */
+/* Sets the Python exception of this thread's error record. Returns NULL, for `return pd_py_raise(s)`. */
 PyObject *pd_py_raise(pd_status status);
-/* For a callback that failed in Python: keeps the exception for the pd_py_raise that will follow, returns
+/* For a callback that has failed in Python: keeps the exception for the pd_py_raise that follows. Returns
    PD_E_PYTHON. */
 pd_status pd_py_caught(void);
 #define PD_PY_TRY(call)                                                  \
@@ -31,7 +30,7 @@ pd_status pd_py_caught(void);
         pd_status pd_s_ = (call);                                        \
         if (__builtin_expect(pd_s_ != PD_OK, 0)) return pd_py_raise(pd_s_); \
     } while (0)
-/* The same in functions that return int: -1. */
+/* PD_PY_TRY for functions that return an int: returns -1. */
 #define PD_PY_TRY_INT(call)                 \
     do {                                    \
         pd_status pd_s_ = (call);           \
@@ -42,7 +41,7 @@ pd_status pd_py_caught(void);
     } while (0)
 
 /* ---- deferred_decref.c: references that C keeps ---- */
-/* Gives a reference back from any thread: at once with the GIL, else at the next pd_py_drain. */
+/* Drops a reference. Any thread may call: with the GIL it is dropped at once, else at the next pd_py_drain. */
 void pd_py_drop(void *object);
 void pd_py_drain_slow(void);
 extern _Atomic int pd_py_dropped;
@@ -53,18 +52,18 @@ static inline void pd_py_drain(void) {
 /* ---- tensor/tensor.c ---- */
 typedef struct pd_pytensor {
     PyObject_HEAD
-    pd_tensor *t; /* [strong], but borrowed while t->wrapper_owned */
+    pd_tensor *t; /* [strong]; [borrowed] while t->wrapper_owned */
     PyObject *dict, *weakrefs;
     uint32_t pass; /* autograd/collect.c */
 } pd_pytensor;
 
-PyObject *pd_py_wrap(pd_tensor *t);      /* new reference; t is borrowed. NULL gives None. */
-PyObject *pd_py_wrap_new(pd_tensor *t);  /* the same for a [new] tensor, whose reference it gives back */
+PyObject *pd_py_wrap(pd_tensor *t);      /* [new]; t is borrowed; NULL gives None */
+PyObject *pd_py_wrap_new(pd_tensor *t);  /* the same for a [new] tensor, whose reference it takes */
 static inline bool pd_py_is_tensor(PyObject *o) {
     return Py_TYPE(o) == (PyTypeObject *)pd_py.Tensor || PyObject_TypeCheck(o, (PyTypeObject *)pd_py.Tensor);
 }
 static inline pd_tensor *pd_py_tensor(PyObject *o) { return ((pd_pytensor *)o)->t; } /* [borrowed]; o is a tensor */
-/* The tensor, or a TypeError naming op and argument. */
+/* [borrowed] the tensor of o; NULL with a TypeError that names op and argument. */
 pd_tensor *pd_py_expect_tensor(PyObject *o, const char *op, const char *arg);
 PyObject *pd_py_size(int ndim, const int64_t *size);
 PyObject *pd_py_make_subclass(PyObject *unused, PyObject *args);
@@ -79,39 +78,40 @@ PyObject *pd_py_tensor_repr(PyObject *self);
 
 /* ---- autograd/collect.c: what Python's cycle collector sees of tensors and nodes; for tp_traverse ---- */
 int pd_py_visit_wrapper(pd_pytensor *self, visitproc visit, void *arg);
-/* The reference that some Python object has on a node; `pass` is the object's own memory for this. */
+/* Visits the reference of a Python object to a node. `pass` is memory of the object for this. */
 int pd_py_visit_node(pd_node *n, uint32_t *pass, visitproc visit, void *arg);
 
 /* ---- args.c: false with the exception set ---- */
-bool pd_py_number(PyObject *o, pd_scalar *out);   /* false without an exception where o is no number */
+bool pd_py_number(PyObject *o, pd_scalar *out);   /* false without an exception if o is no number */
 bool pd_py_int(PyObject *o, const char *op, const char *arg, int64_t *out);
 bool pd_py_double(PyObject *o, const char *op, const char *arg, double *out);
 bool pd_py_ints(PyObject *o, const char *op, const char *arg, pd_ints *out); /* an int or a sequence of ints */
-/* [new] the items of a list or another iterable as a tuple: reading one may run code that changes a list. `want` is for
-   the error. */
+/* [new] the items of a list or another iterable as a tuple, since reading one may run code that changes a list. `want`:
+   what the error says was expected. */
 PyObject *pd_py_items(PyObject *o, const char *op, const char *arg, const char *want);
 bool pd_py_dtype(PyObject *o, const char *op, const char *arg,
                  int64_t *out);                 /* also float, int, bool; None: PD_NO_DTYPE */
 bool pd_py_format(PyObject *o, const char *op); /* a memory_format */
-const pd_device *pd_py_device(
-    PyObject *o, const char *op); /* [borrowed] None and pretended GPUs: the CPU; NULL with the exception set */
-int pd_py_pretended_cuda(void); /* how many GPUs the CPU stands in for */
+/* [borrowed] the device of o; the CPU for None and pretended GPUs; NULL with the exception set. */
+const pd_device *pd_py_device(PyObject *o, const char *op);
+int pd_py_pretended_cuda(void); /* how many GPUs the CPU pretends to be */
 bool pd_py_scalar(const pd_tensor *t, pd_scalar *out);      /* its one element; false with the exception set */
-bool pd_py_on_host(const pd_tensor *t, const char *op); /* its memory can be read here; false with the exception set */
+/* Whether its memory can be read here; false with the exception set */
+bool pd_py_on_host(const pd_tensor *t, const char *op);
 PyObject *pd_py_device_of(const pd_tensor *t);              /* [new] its device */
 bool pd_py_at(const pd_device *d, const pd_device **was);   /* pd_device_enter; false with the exception set */
-/* Calls f with the arguments that have names among the positional ones: size(dim=0), full(size=(2,), fill_value=1).
-   names ends in NULL. With `bare`, f takes no keywords and others are errors. */
+/* Calls f after moving arguments with these names to their positions: size(dim=0), full(size=(2,), fill_value=1).
+   `names` ends with NULL. With `bare`, f takes no keywords, and other names are errors. */
 PyObject *pd_py_with_names(PyCFunctionWithKeywords f, bool bare, const char *op, PyObject *self, PyObject *args,
                            PyObject *kwargs, const char *const *names);
-/* out=: writes a result into a tensor, which is resized where it is empty. */
+/* For out=: writes a result into a tensor, which is resized if it is empty. */
 bool pd_py_write_out(const char *op, PyObject *out, pd_tensor *result);
-/* Borrowed list of tensors from an iterable; *seq is a new tuple that keeps them. */
+/* *out: the [borrowed] tensors of an iterable. *seq: a [new] tuple that keeps them alive. */
 bool pd_py_tensors(PyObject *o, const char *op, const char *arg, PyObject **seq, pd_tensor ***out, Py_ssize_t *n);
 
 /* ---- ops.c ---- */
 PyObject *pd_py_binary(pd_op_id op, PyObject *a,
-                       PyObject *b); /* NotImplemented where an operand is neither tensor nor number */
+                       PyObject *b); /* NotImplemented if an operand is neither tensor nor number */
 PyObject *pd_py_inplace(pd_op_id op, PyObject *a, PyObject *b);
 PyObject *pd_py_unary(pd_op_id op, PyObject *a);
 
@@ -121,23 +121,23 @@ int pd_py_setitem(PyObject *self, PyObject *key, PyObject *value);
 
 /* ---- tensor/data.c ---- */
 typedef enum { PD_PY_COPY_IF_NEEDED, PD_PY_COPY_ALWAYS, PD_PY_COPY_NEVER } pd_py_copying;
-/* [new] A tensor from numbers, nested sequences, arrays, tensors. dtype PD_NO_DTYPE: inferred. PD_PY_COPY_NEVER:
-   ValueError where no memory can be shared. */
+/* [new] a tensor of numbers, nested sequences, arrays or tensors. dtype PD_NO_DTYPE: inferred. PD_PY_COPY_NEVER:
+   ValueError if the memory cannot be shared. */
 pd_tensor *pd_py_from_data(const char *op, PyObject *data, int64_t dtype, pd_py_copying copying);
-pd_dtype pd_py_number_dtype(const pd_scalar *s); /* of a tensor made of that number alone */
+pd_dtype pd_py_number_dtype(const pd_scalar *s); /* the dtype of a tensor of this number alone */
 
 /* ---- rng.c ---- */
-/* A key of the Generator o, of the default stream for None or NULL; false with the exception set. */
+/* The next key of the Generator o, or of the default stream for None or NULL; false with the exception set. */
 bool pd_py_rng_key(PyObject *o, const char *op, pd_rng_key *key);
 
 /* ---- tensor/create.c ---- */
-/* zeros(*size, ...) and the like: filled with *value, or (NULL) left as it is; of `dtype` and on `device` (NULL: the
-   CPU) unless keywords say otherwise. */
+/* zeros(*size, ...) and similar functions: a tensor filled with *value, or not filled if that is NULL. It has `dtype`
+   and is on `device` (NULL: the CPU), unless keywords say otherwise. */
 PyObject *pd_py_filled(const char *op, PyObject *args, PyObject *kwargs, int64_t dtype, const pd_device *device,
                        const double *value);
-/* PD_NO_DTYPE: the value's */
+/* dtype PD_NO_DTYPE: that of the value */
 PyObject *pd_py_full(const char *op, PyObject *args, PyObject *kwargs, int64_t dtype, const pd_device *device);
-/* tensor(data, ...); on no device of its own (NULL) it stays where data is. */
+/* tensor(data, ...). device NULL: it stays on data's device. */
 PyObject *pd_py_new_tensor(const char *op, PyObject *args, PyObject *kwargs, int64_t dtype, const pd_device *device);
 
 /* ---- autograd/autograd.c ---- */
@@ -145,23 +145,23 @@ PyObject *pd_py_tensor_backward(PyObject *self, PyObject *args, PyObject *kwargs
 PyObject *pd_py_register_hook(PyObject *self, PyObject *fn);
 PyObject *pd_py_register_post_hook(PyObject *self, PyObject *fn);
 PyObject *pd_py_node(pd_node *n); /* None for NULL */
-/* A C closure that calls a Python function with one wrapped argument; takes a reference of its own. */
+/* A closure that calls a Python function with one wrapped argument. It retains fn. */
 pd_closure pd_py_closure(PyObject *fn, pd_status (*call)(void *ctx, void *arg));
 
 /* ---- autograd/function.c ---- */
-void pd_py_drop_function(void *ctx); /* of a node that Python's Function made */
+void pd_py_drop_function(void *ctx); /* for a node that Python's Function made */
 
 /* ---- tensor/numpy.c ---- */
-/* Whether o is a NumPy array or scalar, subclasses included. False, too, where NumPy is there, but not its C API. */
+/* Whether o is a NumPy array or scalar, or of a subclass. False also if NumPy is there but its C API is not. */
 bool pd_py_is_array(PyObject *o);
-/* [new] a tensor over the memory of an array (pd_py_is_array), which it keeps; NULL with the exception set. may_copy:
-   over a copy where the array is not aligned, or where its numbers have no dtype here, but are wanted in another one
-   (they come as int64 or float64). */
+/* [new] a tensor over the memory of an array (pd_py_is_array), which it keeps alive; NULL with the exception set.
+   may_copy: over a copy if the array is not aligned, or if its dtype does not exist here and another one is wanted (the
+   copy is int64 or float64). */
 pd_tensor *pd_py_from_array(const char *op, PyObject *o, int64_t wanted, bool may_copy);
-/* [new] the same of an array among other data; NULL without an exception where o is none, or cannot be shared, or has
-   no elements or dimensions. */
+/* [new] the same for an array among other data. NULL without an exception if o is no array, cannot be shared, or has no
+   elements or dimensions. */
 pd_tensor *pd_py_array_part(PyObject *o);
-/* The dtype of one of NumPy's scalars; false with the exception set. may_convert: another one will do. */
+/* The dtype of a NumPy scalar; false with the exception set. may_convert: a similar dtype will do. */
 bool pd_py_array_dtype(const char *op, PyObject *o, bool may_convert, pd_dtype *out);
 PyObject *pd_py_numpy(PyObject *self); /* [new] an array over the tensor's memory */
 PyObject *pd_py_array(PyObject *self, PyObject *args, PyObject *kwargs);
@@ -169,11 +169,11 @@ PyObject *pd_py_array(PyObject *self, PyObject *args, PyObject *kwargs);
 /* ---- tensor/buffer.c ---- */
 int pd_py_getbuffer(PyObject *self, Py_buffer *view, int flags);
 void pd_py_releasebuffer(PyObject *self, Py_buffer *view);
-/* [new] a tensor over memory that drop(ctx) gives back; strides in elements. On failure the memory stays the
-   caller's. */
+/* [new] a tensor over memory that drop(ctx) frees; strides count elements. After a failure the caller still owns the
+   memory. */
 pd_status pd_py_borrow(const char *op, void *data, pd_dtype dtype, int ndim, const int64_t *size, const int64_t *stride,
                        bool read_only, void (*drop)(void *), void *ctx, pd_tensor **out);
-/* Shares the memory of an object with the buffer protocol: [new] tensor, NULL with the exception set. */
+/* [new] a tensor that shares the memory of an object by the buffer protocol; NULL with the exception set. */
 pd_tensor *pd_py_from_buffer(PyObject *o, bool writable_only);
 
 /* ---- tensor/storage.c ---- */
@@ -206,7 +206,8 @@ int pd_py_add_profile(PyObject *module);
 int pd_py_add_saved(PyObject *module);
 int pd_py_add_run(PyObject *module);
 int pd_py_add_cuda(PyObject *module);
-pd_status pd_py_record_stream(const pd_storage *s, void *stream); /* its memory waits for that stream, too */
+/* When it is freed, its memory waits for that stream, too */
+pd_status pd_py_record_stream(const pd_storage *s, void *stream);
 int pd_py_add_nccl(PyObject *module);
 int pd_py_add_launch(PyObject *module);
 int pd_py_add_comm(PyObject *module);
@@ -214,7 +215,7 @@ int pd_py_add_layout(PyObject *module);
 int pd_py_add_reducer(PyObject *module);
 int pd_py_add_mpi(PyObject *module);
 
-/* PyType_FromSpec, kept in the state and added to the module under its name; NULL on failure. */
+/* Makes a type by PyType_FromSpec, keeps it in the state, and adds it to the module under its name; NULL on failure. */
 PyObject *pd_py_type(PyObject *module, PyType_Spec *spec, PyObject *bases, PyObject **keep);
 
 #endif

@@ -1,4 +1,4 @@
-/* What args.c, buffers.c, work.c, group.c, comm.c, control.c and site.c share. */
+/* Shared by args.c, buffers.c, work.c, group.c, comm.c, control.c and site.c. */
 #ifndef PD_PY_COMM_IMPL_H
 #define PD_PY_COMM_IMPL_H
 
@@ -13,48 +13,49 @@ typedef struct pd_py_signature {
     const char *names[PD_PY_ARGS]; /* NULL at the end */
 } pd_py_signature;
 
-extern const pd_hooks pd_py_hooks; /* of every link and group made in Python */
+extern const pd_hooks pd_py_hooks; /* the hooks of every link and group made in Python */
 /* Sorts positional and keyword arguments into `out` (borrowed; NULL: not given). */
 bool pd_py_args(const pd_py_signature *s, PyObject *const *args, Py_ssize_t n, PyObject *keywords, PyObject **out);
 bool pd_py_int_in(PyObject *o, const char *name, const char *arg, long low, long high, int *out);
 bool pd_py_truth(PyObject *o, bool *out); /* NULL: false */
-/* None: `none`. A number, or whatever has total_seconds(). */
+/* Seconds: a number, or an object with total_seconds(); None: `none`. */
 bool pd_py_seconds(PyObject *o, double none, double *out);
-/* "sum", "SUM", "prod" or "product", ... or the number; NULL: sum. *factor: PREMUL_SUM's attribute of that name,
-   else 1. */
+/* A reduction: "sum", "SUM", "prod" or "product", ... or the number; NULL: sum. *factor: PREMUL_SUM's attribute of that
+   name, else 1. */
 bool pd_py_reduce(PyObject *o, const char *name, pd_reduce *out, double *factor);
 
 /* ---- buffers.c: memory that a collective reads (IN) and writes (OUT) ---- */
 enum {
     PD_PY_IN = 1, PD_PY_OUT = 2,
-    PD_PY_COPY = 4, /* staged in any case; tensors only */
-    PD_PY_HOST = 8, /* staged where it does not lie in the host's memory */
-    PD_PY_APART = 16, /* contiguous tensors of a list are used wherever each lies */
+    PD_PY_COPY = 4, /* always copied to a flat buffer; tensors only */
+    PD_PY_HOST = 8, /* copied if it is not in the host's memory */
+    PD_PY_APART = 16, /* contiguous tensors of a list are used in place */
 };
 typedef struct pd_py_buffer {
     void *ptr;
     int64_t count;
     pd_dtype dtype;
-    const pd_device *device; /* where ptr lies */
+    const pd_device *device; /* the device of ptr */
     int use;
-    bool listed;       /* keep is a tuple of tensors, end to end */
-    PyObject *keep;    /* the tensor or tensors; NULL: other memory, held by view */
-    pd_storage *lent;  /* that ptr points into: a loan; NULL: staged, or other memory */
-    pd_tensor *staged; /* NULL, or the flat copy that stands for them */
-    bool apart;        /* the tensors of a list, each where it lies: no ptr, but parts, whose memory is lent */
-    pd_tensor **parts; /* of staged: the tensors with the memory that they have now; if written, it is lent */
+    bool listed;       /* keep is a tuple of tensors, whose data follow each other */
+    PyObject *keep;    /* the tensor, or a tuple of tensors; NULL: other memory, held by view */
+    pd_storage *lent;  /* the storage that ptr points into, a loan; NULL: staged, or other memory */
+    pd_tensor *staged; /* the flat copy that is used in their place, or NULL */
+    bool apart;        /* the tensors of a list are used in place: no ptr, but parts, whose memory is lent */
+    pd_tensor **parts; /* if staged: the tensors with the memory that they have now; it is lent if it is written */
     int nparts;
     Py_buffer view;
 } pd_py_buffer;
 
-/* dtype (NULL, None: what the memory says) reinterprets memory that is not a tensor's. A failure leaves *b empty. */
+/* Takes a buffer out of o. dtype reinterprets memory that is not a tensor's; NULL or None: the memory's own dtype. A
+   failure leaves *b empty. */
 pd_status pd_py_buffer_take(PyObject *o, PyObject *dtype, const char *op, const char *arg, int use, pd_py_buffer *b);
-/* A list has n times the tensors of `like`, in its order each time and of its shapes. */
+/* Fails unless the list b has the tensors of `like` n times: the same shapes in the same order each time. */
 pd_status pd_py_buffer_like(const pd_py_buffer *b, const char *op, const char *arg, int n, const pd_py_buffer *like);
-/* Where the tensors of a list lie; out: room for as many. Returns how many there are. */
+/* Addresses and sizes of the tensors of a list. out has room for all. Returns how many there are. */
 int pd_py_buffer_parts(const pd_py_buffer *b, pd_part *out);
-int pd_py_buffer_items(const pd_py_buffer *b); /* as many; 1 of what is no list */
-pd_status pd_py_buffer_done(pd_py_buffer *b); /* results go to their tensors */
+int pd_py_buffer_items(const pd_py_buffer *b); /* how many tensors; 1 if it is no list */
+pd_status pd_py_buffer_done(pd_py_buffer *b); /* copies staged results to their tensors and frees b */
 void pd_py_buffer_drop(pd_py_buffer *b);
 
 /* ---- work.c ---- */
@@ -63,14 +64,15 @@ typedef struct pd_pywork {
     pd_work *work;
     pd_py_buffer buffers[2];
     PyObject *written; /* the tensor or tuple of tensors that it writes; NULL: none */
-    PyObject *pending; /* the list that keeps it; NULL: left */
+    PyObject *pending; /* the list that keeps it alive; NULL: it has left the list */
     pd_status lost;    /* why staged results could not be moved; PD_OK: they were */
-    bool done;         /* well, and the buffers are gone */
+    bool done;         /* it has ended well, and its buffers are freed */
     bool settling;     /* a thread is moving staged results */
 } pd_pywork;
-/* Joins the list `pending`, which keeps it until it is done. Takes over work and buffers, unless it fails (NULL). */
+/* [new] a Work in the list `pending`, which keeps it until it is done. It owns work and buffers, unless this fails
+   (NULL). */
 PyObject *pd_py_work_new(PyObject *pending, pd_work *work, const pd_py_buffer *in, const pd_py_buffer *out);
-bool pd_py_work_ended(PyObject *work); /* well or not; does not wait */
+bool pd_py_work_ended(PyObject *work); /* whether it has ended, well or not; does not wait */
 int pd_py_add_work(PyObject *module);
 
 /* ---- group.c, collectives.c ---- */
@@ -78,15 +80,15 @@ typedef struct pd_pygroup {
     PyObject_HEAD
     pd_group *group;
     pd_link *link;     /* NULL: a world of one */
-    const struct pd_mesh_kind *kind; /* for its subgroups too */
-    PyObject *tuning;                /* likewise: bytes; NULL: defaults */
+    const struct pd_mesh_kind *kind; /* for its subgroups, too */
+    PyObject *tuning;                /* for its subgroups, too: bytes; NULL: defaults */
     PyObject *pending; /* works under way: their buffers must live until they are done */
 } pd_pygroup;
-/* new reference. tuning: NULL, None or the bytes of pd_tunings, for its subgroups too; the exception is set
-   otherwise */
+/* [new] a Group over a link, or NULL with the exception set. tuning: NULL, None or the bytes of pd_tunings, for
+   subgroups, too. */
 PyObject *pd_py_group_over(pd_link *link, pd_group_options *o, PyObject *tuning);
 int pd_py_add_group(PyObject *module);
-/* Its methods that are collectives and messages. */
+/* The methods of a Group that are collectives and messages. */
 #define PD_PY_FAST(f) (PyCFunction)(void (*)(void))f, METH_FASTCALL | METH_KEYWORDS
 #define PD_PY_METHOD(f) PyObject *f(PyObject *o, PyObject *const *args, Py_ssize_t n, PyObject *keywords)
 PD_PY_METHOD(pd_py_group_all_reduce);
@@ -103,10 +105,10 @@ PD_PY_METHOD(pd_py_group_messages);
 PD_PY_METHOD(pd_py_group_barrier);
 
 /* ---- cost.c ---- */
-/* parts[r].count = n sizes, which are taken as a tuple first: reading one may change a list. *fits: there are n, and
-   none is negative. */
+/* Reads n sizes into parts[r].count. They are copied to a tuple first, since reading one may run code that changes a
+   list. *fits: there are n sizes and none is negative. */
 bool pd_py_part_sizes(PyObject *sizes, const char *op, const char *arg, int n, pd_part *parts, bool *fits);
-PyObject *pd_py_cost(const char *algorithm, const pd_cost *c); /* new reference: a dict */
+PyObject *pd_py_cost(const char *algorithm, const pd_cost *c); /* [new] a dict */
 PyObject *pd_py_comm_cost(PyObject *module, PyObject *args, PyObject *kw);
 
 /* ---- comm.c: objects are counted while users hold them ---- */
@@ -115,7 +117,7 @@ typedef enum pd_py_kind {
 } pd_py_kind;
 
 PyObject *pd_py_comm_make(PyTypeObject *type, pd_py_kind kind);
-void pd_py_comm_end(PyObject *self, pd_py_kind kind); /* the end of a tp_dealloc */
+void pd_py_comm_end(PyObject *self, pd_py_kind kind); /* called at the end of a tp_dealloc */
 int pd_py_comm_visit(PyObject *self, visitproc visit, void *arg);
 PyObject *pd_py_none_or(pd_status status);
 
@@ -135,10 +137,10 @@ int pd_py_comm_type(PyObject *module, PyType_Spec *spec, PyTypeObject **keep);
 typedef struct pd_pyhub {
     PyObject_HEAD
     pd_hub *hub;
-    pd_link **links; /* by rank: seats taken through this object */
+    pd_link **links; /* by rank: the seats that were taken through this object */
 } pd_pyhub;
 extern PyTypeObject *pd_py_hub_type;
-PyObject *pd_py_store(pd_link *link); /* new reference */
+PyObject *pd_py_store(pd_link *link); /* [new] */
 int pd_py_add_control(PyObject *module);
 
 /* ---- site.c ---- */
