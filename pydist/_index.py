@@ -41,12 +41,11 @@ LATER = {  # file of pydist/_functions: functions, methods
     "select": (
         (
             "argwhere bucketize combinations histc histogram index_put_ index_reduce isin kthvalue masked_scatter "
-            "mode msort put scatter_reduce searchsorted take tril_indices triu_indices unique_consecutive "
-            "unravel_index"
+            "mode msort put searchsorted take tril_indices triu_indices unique_consecutive unravel_index"
         ),
         (
             "argwhere histc histogram index_reduce index_reduce_ kthvalue masked_scatter masked_scatter_ mode msort "
-            "put put_ scatter_reduce scatter_reduce_ take unique_consecutive where"
+            "put put_ take unique_consecutive where"
         ),
     ),
     "special": (

@@ -17,7 +17,10 @@ template <class T> struct times {
     static __device__ T none() { return 1; }
     static __device__ T of(T a, T b) { return a * b; }
 };
-template <class T> struct limits;
+template <class T> struct limits { /* of integers */
+    static __device__ T low() { return (T)((T)-1 < 0 ? -(INT64_C(1) << (8 * sizeof(T) - 1)) : 0); }
+    static __device__ T high() { return (T)~low(); }
+};
 template <> struct limits<float> {
     static __device__ float low() { return -VM_INFF; }
     static __device__ float high() { return VM_INFF; }

@@ -1,9 +1,8 @@
 /* Where indices lead, and blocks taken from and put to such places. What goes to one place is found by sorting, so what
    is put last stays and what is added is added in order: the same bits in every run, without atomic operations. */
+#include "cuda/block.h"
 #include "cuda/sort.h"
 #include "cuda/table.h"
-
-enum { THREADS = 256 };
 
 static __global__ void places_kernel(const __grid_constant__ pd_places c, int64_t *out, bad_record *record) {
     int64_t step = (int64_t)gridDim.x * blockDim.x;
@@ -104,42 +103,55 @@ void pd_cuda_put(int64_t count, size_t bytes, const int64_t *offset, const char 
     });
 }
 
-/* The thread of the first that goes to a place adds up all of them. */
-template <class E>
-static __global__ void add_kernel(const entry *e, int64_t count, int64_t n, const char *src, int64_t src_stride, char *dst) {
-    typedef wide<E> T;
+/* The thread of the first that goes to a place folds all of them. */
+template <class F, class E>
+static __global__ void reduce_kernel(const entry *e, int64_t count, int64_t n, const char *src, int64_t src_stride, char *dst) {
     int64_t step = (int64_t)gridDim.x * blockDim.x;
     for (int64_t at = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; at < count * n; at += step) {
         int64_t p = at / n, k = at % n;
         uint64_t place = e[p].key;
         if (place == ~UINT64_C(0) || (p && e[p - 1].key == place)) continue;
         E *to = (E *)(dst + place) + k;
-        T sum = widen(*to);
-        for (; p < count && e[p].key == place; p++) sum = (T)(sum + widen(((const E *)(src + e[p].i * src_stride))[k]));
-        *to = narrow<E>(sum);
+        auto all = widen(*to);
+        for (; p < count && e[p].key == place; p++) all = F::of(all, widen(((const E *)(src + e[p].i * src_stride))[k]));
+        *to = narrow<E>(all);
     }
 }
-/* BOOL: or. */
-static __global__ void or_kernel(const entry *e, int64_t count, int64_t n, const char *src, int64_t src_stride, char *dst) {
+/* What a fold begins with, everywhere: equal writes to one place do no harm. */
+template <class F, class E> static __global__ void neutral_kernel(const int64_t *offset, int64_t count, int64_t n, char *dst) {
     int64_t step = (int64_t)gridDim.x * blockDim.x;
-    for (int64_t at = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; at < count * n; at += step) {
-        int64_t p = at / n, k = at % n;
-        uint64_t place = e[p].key;
-        if (place == ~UINT64_C(0) || (p && e[p - 1].key == place)) continue;
-        for (; p < count && e[p].key == place; p++) dst[place + k] |= src[e[p].i * src_stride + k];
-    }
+    for (int64_t at = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; at < count * n; at += step)
+        if (offset[at / n] >= 0) ((E *)(dst + offset[at / n]))[at % n] = narrow<E>(F::none());
 }
-void pd_cuda_put_add(pd_dtype t, int64_t count, int64_t n, const int64_t *offset, const char *src, int64_t src_stride,
-                     char *dst) {
-    if (pd_dtype_is_complex(t)) t = t == PD_C128 ? PD_F64 : PD_F32, n *= 2;
-    const entry *e = count > 0 && n > 0 ? by_place(count, offset) : nullptr;
+template <class C> struct complex_times {
+    static __device__ C none() { return {1, 0}; }
+    static __device__ C of(C a, C b) { return {a.re * b.re - a.im * b.im, a.re * b.im + a.im * b.re}; }
+};
+template <class F, class E>
+static void reduce(int64_t count, int64_t n, const int64_t *offset, const char *src, int64_t src_stride, char *dst) {
     int64_t blocks = blocks_for(count * n, THREADS, 1);
-    if (!e) return;
-    if (t == PD_BOOL) {
-        launch(or_kernel, blocks, THREADS, e, count, n, src, src_stride, dst);
+    const entry *e = src ? by_place(count, offset) : nullptr;
+    if (e) launch(reduce_kernel<F, E>, blocks, THREADS, e, count, n, src, src_stride, dst);
+    else if (!src) launch(neutral_kernel<F, E>, blocks, THREADS, offset, count, n, dst);
+}
+void pd_cuda_put_reduce(pd_fold how, pd_dtype t, int64_t count, int64_t n, const int64_t *offset, const char *src,
+                        int64_t src_stride, char *dst) {
+    if (count <= 0 || n <= 0) return;
+    if (pd_dtype_is_complex(t) && how == PD_FOLD_PROD) {
+        if (t == PD_C64) reduce<complex_times<pd_c64>, pd_c64>(count, n, offset, src, src_stride, dst);
+        else reduce<complex_times<pd_c128>, pd_c128>(count, n, offset, src, src_stride, dst);
         return;
     }
+    if (pd_dtype_is_complex(t)) t = pd_dtype_part(t), n *= 2;
+    if (t == PD_BOOL) how = how == PD_FOLD_SUM ? PD_FOLD_MAX : how == PD_FOLD_PROD ? PD_FOLD_MIN : how; /* or; and */
     by_type(t, [&](auto type) {
-        launch(add_kernel<typename decltype(type)::type>, blocks, THREADS, e, count, n, src, src_stride, dst);
+        typedef typename decltype(type)::type E;
+        typedef wide<E> T;
+        switch (how) {
+        case PD_FOLD_SUM: return reduce<plus<T>, E>(count, n, offset, src, src_stride, dst);
+        case PD_FOLD_PROD: return reduce<times<T>, E>(count, n, offset, src, src_stride, dst);
+        case PD_FOLD_MAX: return reduce<larger<T>, E>(count, n, offset, src, src_stride, dst);
+        default: return reduce<smaller<T>, E>(count, n, offset, src, src_stride, dst);
+        }
     });
 }

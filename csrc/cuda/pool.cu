@@ -27,18 +27,13 @@ static int64_t results(const pd_pool *c) { return c->N * c->C * c->P * c->Q; }
 static int64_t inputs(const pd_pool *c) { return c->N * c->C * c->H * c->W; }
 static int64_t blocks(int64_t count) { return blocks_for(count, THREADS, 1); }
 
-template <class T> static __device__ T lowest() {
-    if constexpr (is_real<T>::value) return limits<T>::low();
-    else return (T)(sizeof(T) == 8 ? INT64_MIN : (T)-1 < 0 ? -((int64_t)1 << (8 * sizeof(T) - 1)) : 0);
-}
-
 template <class E> static __global__ void max_kernel(const __grid_constant__ pd_pool c, const E *x, E *y, void *place) {
     typedef wide<E> T;
     int64_t dh = c.adaptive ? 1 : c.dilation[0], dw = c.adaptive ? 1 : c.dilation[1];
     each_element(c.N * c.C * c.P * c.Q, [&](int64_t i) {
         spot s = spot_of(c, i, c.P, c.Q);
         pd_span rows = pd_pool_span(&c, 0, s.h), cols = pd_pool_span(&c, 1, s.w);
-        T best = lowest<T>();
+        T best = limits<T>::low();
         int64_t tap = rows.from < rows.to && cols.from < cols.to ? rows.from * c.kernel[1] + cols.from : -1;
         for (int64_t r = rows.from; r < rows.to; r++)
             for (int64_t q = cols.from; q < cols.to; q++) {

@@ -77,7 +77,7 @@ static pd_status grad_kernel(const pd_call *c) {
     PD_TRY(offsets_of("embedding_grad", c->in[1], 1, a->rows, bytes, a->padding, offset));
     const char *from = pd_packed(g, offset + n);
     pd_fill(o, &(pd_scalar){.cat = PD_CAT_INT});
-    pd_here()->put_add((pd_dtype)o->dtype, n, columns, offset, from, bytes, pd_tensor_data(o));
+    pd_here()->put_reduce(PD_FOLD_SUM, (pd_dtype)o->dtype, n, columns, offset, from, bytes, pd_tensor_data(o));
     return PD_OK;
 }
 static void grad_vjp(pd_vjp *v) {
@@ -171,7 +171,9 @@ static void slices_part(void *ctx, int64_t begin, int64_t end) {
     const int64_t whole = j->b.n * j->bytes, chosen = j->count * j->bytes, n = j->tables * j->count;
     for (int64_t o = begin; o < end; o += j->tables) {
         if (!j->add) pd_here()->take(n, (size_t)j->bytes, j->offset, j->x + o * whole, j->y + o * chosen);
-        else pd_here()->put_add(j->t, n, j->b.inner, j->offset, j->x + o * chosen, j->bytes, j->y + o * whole);
+        else
+            pd_here()->put_reduce(PD_FOLD_SUM, j->t, n, j->b.inner, j->offset, j->x + o * chosen, j->bytes,
+                                  j->y + o * whole);
     }
 }
 static int64_t tables_of(const pd_block *b) { return pd_device_here->kernels ? b->outer : 1; }

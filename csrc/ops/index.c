@@ -267,7 +267,8 @@ static pd_status put_kernel(const pd_call *c) {
     int64_t count = p.whole ? p.count : p.count * p.block, block = p.whole ? p.block : 1;
     const void *from = pd_packed(values, (char *)c->scratch + offsets_bytes(&p));
     if (a->accumulate)
-        pd_here()->put_add((pd_dtype)o->dtype, count, block, c->scratch, from, block * size, pd_tensor_data(o));
+        pd_here()->put_reduce(PD_FOLD_SUM, (pd_dtype)o->dtype, count, block, c->scratch, from, block * size,
+                              pd_tensor_data(o));
     else pd_here()->put(count, (size_t)(block * size), c->scratch, from, block * size, pd_tensor_data(o));
     return PD_OK;
 }

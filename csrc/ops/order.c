@@ -3,6 +3,7 @@
 
 #include "base/threads.h"
 #include "ops/block.h"
+#include "ops/express.h"
 
 static int last_of(const pd_tensor *x) { return x->ndim ? x->ndim - 1 : 0; }
 
@@ -98,33 +99,52 @@ static pd_status check_gather(const char *op, int ndim, const int64_t *size, con
     return PD_OK;
 }
 
+/* How many adjacent elements of x each index along d chooses: an index that was expanded stays the same along the
+   last dimensions, and if it covers all of x there, their elements form a block. *dims: the index's dimensions before
+   them. */
+static int64_t block_chosen(const pd_tensor *x, const pd_tensor *index, int d, int *dims) {
+    int64_t block = 1;
+    for (*dims = index->ndim; *dims - 1 > d && index->numel; --*dims) {
+        const int k = *dims - 1;
+        if (index->size[k] != x->size[k] || (x->size[k] > 1 && (index->stride[k] || x->stride[k] != block))) break;
+        block *= x->size[k];
+    }
+    return block;
+}
 
-/* The byte offsets of the elements that the indices choose in a tensor of these sizes and strides. */
-static pd_places choices(const char *op, int ndim, const int64_t *size, const int64_t *stride, int64_t bytes,
-                         const pd_tensor *index, int d) {
+/* The byte offsets of the blocks that the indices choose in x. *block: elements of one. */
+static pd_places choices(const char *op, const pd_tensor *x, const pd_tensor *index, int d, int64_t *block) {
+    const int64_t bytes = (int64_t)pd_dtype_size((pd_dtype)x->dtype);
     pd_places c;
-    c.op = op, c.kind = PD_BAD_INDEX, c.nby = 1, c.ndim = index->ndim, c.first = c.base = 0, c.count = index->numel;
-    c.by[0] = (pd_chooser){.index = pd_tensor_data(index), .narrow = index->dtype == PD_I32, .n = ndim ? size[d] : 1,
-                           .step = ndim ? stride[d] * bytes : 0, .skip = -1, .dim = d};
-    for (int k = 0; k < index->ndim; k++) {
+    int dims;
+    *block = block_chosen(x, index, d, &dims);
+    c.op = op, c.kind = PD_BAD_INDEX, c.nby = 1, c.ndim = dims, c.first = c.base = 0, c.count = index->numel / *block;
+    c.by[0] = (pd_chooser){.index = pd_tensor_data(index),
+                           .narrow = index->dtype == PD_I32,
+                           .n = x->ndim ? x->size[d] : 1,
+                           .step = x->ndim ? x->stride[d] * bytes : 0,
+                           .skip = -1,
+                           .dim = d};
+    for (int k = 0; k < dims; k++) {
         c.size[k] = index->size[k];
-        c.own[k] = k != d && ndim ? stride[k] * bytes : 0;
+        c.own[k] = k != d && x->ndim ? x->stride[k] * bytes : 0;
         c.by[0].stride[k] = index->stride[k];
     }
     return c;
 }
 
-/* How many chosen elements the CPU takes, or adds to, at a time, so that their offsets stay in the first-level cache.
+/* How many chosen blocks the CPU takes, or folds into, at a time, so that their offsets stay in the first-level cache.
    On a device, where each call is a launch, all are done at once. */
 enum { AT_ONCE = 1024 };
 typedef struct chosen_job {
     const pd_places *places;
     pd_dtype t;
-    int64_t bytes;
-    const char *from;
+    int64_t block, bytes; /* of a block: elements, bytes */
+    const char *from;     /* NULL: what stands there is to begin anew (put_reduce) */
     char *to;
-    bool add;
-    int64_t together; /* elements that one thread takes, in order */
+    bool put;
+    pd_fold how;
+    int64_t together; /* blocks that one thread takes, in order */
     int64_t *room;    /* for all places, or NULL */
     bool failed;
     pd_bad_index *bad;
@@ -142,16 +162,17 @@ static void chosen_part(void *ctx, int64_t begin, int64_t end) {
             return;
         }
         if (j->bad) continue; /* this pass only looks for bad indices */
-        if (j->add) pd_here()->put_add(j->t, c.count, 1, place, j->from + c.first * j->bytes, j->bytes, j->to);
+        const char *from = j->from ? j->from + c.first * j->bytes : NULL;
+        if (j->put) pd_here()->put_reduce(j->how, j->t, c.count, j->block, place, from, j->bytes, j->to);
         else pd_here()->take(c.count, (size_t)j->bytes, place, j->from, j->to + c.first * j->bytes);
     }
 }
 static pd_status run_chosen(chosen_job *j) {
     pd_bad_index bad;
+    if (!j->together || j->places->count <= 0) return PD_OK;
     const int64_t n = j->places->count / j->together;
-    if (n <= 0) return PD_OK;
     if (j->room) chosen_part(j, 0, n);
-    else pd_parallel(n, 1 + PD_GRAIN / 4 / j->together, chosen_part, j);
+    else pd_parallel(n, 1 + PD_GRAIN / 4 / (j->together * j->block), chosen_part, j);
     if (!j->failed) return PD_OK;
     j->bad = &bad; /* the first one */
     chosen_part(j, 0, n);
@@ -172,11 +193,12 @@ static pd_status gather_kernel(const pd_call *c) {
     pd_tensor *x = c->in[0];
     int d;
     PD_TRY(pd_shape_dim("gather", *(const int64_t *)c->attrs, x->ndim, &d));
-    chosen_job j = {.bytes = (int64_t)pd_dtype_size((pd_dtype)x->dtype), .from = pd_tensor_data(x),
-                    .to = pd_tensor_data(c->out[0]), .together = 1,
+    chosen_job j = {.from = pd_tensor_data(x),
+                    .to = pd_tensor_data(c->out[0]),
+                    .together = 1,
                     .room = pd_device_here->kernels ? c->scratch : NULL};
-    pd_places places = choices("gather", x->ndim, x->size, x->stride, j.bytes, c->in[1], d);
-    j.places = &places;
+    const pd_places places = choices("gather", x, c->in[1], d, &j.block);
+    j.places = &places, j.bytes = j.block * (int64_t)pd_dtype_size((pd_dtype)x->dtype);
     return run_chosen(&j);
 }
 static void gather_vjp(pd_vjp *v) {
@@ -202,18 +224,23 @@ static pd_status spread_infer(pd_call *c) {
     const spread_attrs *a = c->attrs;
     return pd_out_shape(c, 0, (pd_dtype)c->in[0]->dtype, (int)a->size.n, a->size.v);
 }
-/* o += g at the index along dim. *room gets the offsets. */
-static pd_status add_chosen(const char *op, pd_tensor *o, const void *g, const pd_tensor *index, int64_t dim,
-                            void *room) {
+/* Folds `from` into o at the index along dim; anew: without what stands there. *room gets the offsets. */
+static pd_status put_chosen(const char *op, pd_fold how, bool anew, pd_tensor *o, const void *from,
+                            const pd_tensor *index, int64_t dim, void *room) {
     int d;
     PD_TRY(pd_shape_dim(op, dim, o->ndim, &d));
-    chosen_job j = {.t = (pd_dtype)o->dtype, .bytes = (int64_t)pd_dtype_size((pd_dtype)o->dtype), .from = g,
-                    .to = pd_tensor_data(o), .add = true, .room = pd_device_here->kernels ? room : NULL};
-    pd_places places = choices(op, o->ndim, o->size, o->stride, j.bytes, index, d);
-    j.places = &places;
-    j.together = index->numel; /* elements of different outer indices never meet */
+    chosen_job j = {.t = (pd_dtype)o->dtype,
+                    .to = pd_tensor_data(o),
+                    .put = true,
+                    .how = how,
+                    .room = pd_device_here->kernels ? room : NULL};
+    const pd_places places = choices(op, o, index, d, &j.block);
+    j.places = &places, j.bytes = j.block * (int64_t)pd_dtype_size(j.t);
+    j.together = places.count; /* elements of different outer indices never meet */
     if (d > 0 && !j.room && index->size[0] > 0) j.together /= index->size[0];
-    return j.together ? run_chosen(&j) : PD_OK;
+    if (anew) PD_TRY(run_chosen(&j));
+    j.from = from;
+    return run_chosen(&j);
 }
 static size_t spread_scratch(const pd_call *c) { return room_for(c->in[1]) + pd_packed_bytes(c); }
 static pd_status spread_kernel(const pd_call *c) {
@@ -221,7 +248,7 @@ static pd_status spread_kernel(const pd_call *c) {
     pd_tensor *g = c->in[0], *index = c->in[1];
     const char *from = pd_packed(g, (char *)c->scratch + room_for(index));
     pd_fill(c->out[0], &(pd_scalar){.cat = PD_CAT_INT});
-    return add_chosen("gather_grad", c->out[0], from, index, a->dim, c->scratch);
+    return put_chosen("gather_grad", PD_FOLD_SUM, false, c->out[0], from, index, a->dim, c->scratch);
 }
 static void spread_vjp(pd_vjp *v) {
     const spread_attrs *a = v->attrs;
@@ -240,60 +267,189 @@ const pd_op pd_op_gather_grad = {
     .vjp = spread_vjp,
 };
 
+/* ---- scatter: what gather takes, put ----------------------------------------------------------------------------- */
+
+/* how: scatter_reduce's word; self: what stands there counts. */
+typedef struct { int64_t dim, how, self; } scatter_attrs;
+enum { SUM, PROD, MEAN, AMAX, AMIN };
+#define SCATTER_ATTRS "int dim, enum(sum|prod|mean|amax|amin) reduce=sum, bool include_self=True"
+
 static pd_status scatter_infer(pd_call *c) { return pd_out_like(c, 0, (pd_dtype)c->in[0]->dtype, c->in[0]); }
 static size_t scatter_scratch(const pd_call *c) {
     return room_for(c->in[2]) + (pd_tensor_is_contiguous(c->in[1]) ? 0 : pd_tensor_bytes(c->in[1]));
 }
 static pd_status scatter_kernel(const pd_call *c) {
+    static const pd_fold folds[] = {
+        [SUM] = PD_FOLD_SUM, [PROD] = PD_FOLD_PROD, [AMAX] = PD_FOLD_MAX, [AMIN] = PD_FOLD_MIN};
+    const scatter_attrs *a = c->attrs;
     pd_tensor *o = c->out[0], *pair[2] = {o, c->in[0]};
     const void *from = pd_packed(c->in[1], (char *)c->scratch + room_for(c->in[2]));
     pd_loop l;
     pd_loop_build(&l, 2, pair);
     pd_here()->copy((pd_dtype)o->dtype, (pd_dtype)o->dtype, &l);
-    return add_chosen("scatter_add", o, from, c->in[2], *(const int64_t *)c->attrs, c->scratch);
+    return put_chosen("scatter", folds[a->how], !a->self, o, from, c->in[2], a->dim, c->scratch);
+}
+
+static pd_val gathered(pd_vjp *v, pd_val x, pd_tensor *index, const scatter_attrs *a) {
+    return pd_val_of(pd_x_call2(v, PD_OP_gather, x.t, index, &a->dim));
+}
+static pd_val scattered(pd_vjp *v, pd_op_id op, pd_val x, pd_val src, pd_tensor *index, scatter_attrs a) {
+    pd_tensor *in[3] = {x.t, src.t, index};
+    return pd_val_of(x.ok && src.ok ? pd_x(v, op, &a, 3, in) : NULL);
+}
+/* A number of t's dtype, as large as `like`, without memory. */
+static pd_val all_of(pd_vjp *v, double number, const pd_tensor *t, const pd_tensor *like) {
+    pd_tensor *cell = pd_x_new(v, (pd_dtype)t->dtype, 0, NULL);
+    pd_ints size = {.n = like->ndim};
+    const pd_scalar s = pd_number(number);
+    if (!cell) return (pd_val){0};
+    memcpy(size.v, like->size, sizeof(int64_t) * (size_t)like->ndim);
+    pd_fill(cell, &s);
+    return pd_val_of(pd_x_call1(v, PD_OP_expand, cell, &size));
+}
+/* The gradient of input, g being what it would be if all of it counted. */
+static void set_own(pd_vjp *v, pd_val g, pd_tensor *index, const scatter_attrs *a) {
+    if (!pd_vjp_needs(v, 0) || !g.ok) return;
+    if (!a->self)
+        g = scattered(v, PD_OP_scatter_sum, g, all_of(v, 0, g.t, index), index, (scatter_attrs){a->dim, SUM, 0});
+    pd_vjp_set(v, 0, g.t);
 }
 static void scatter_vjp(pd_vjp *v) {
-    if (pd_vjp_needs(v, 0)) pd_vjp_set(v, 0, v->g[0]);
-    if (pd_vjp_needs(v, 1)) pd_vjp_set(v, 1, pd_x_call2(v, PD_OP_gather, v->g[0], pd_vjp_in(v, 2), v->attrs));
+    const scatter_attrs *a = v->attrs;
+    pd_tensor *index = pd_vjp_in(v, 2);
+    set_own(v, pd_val_of(v->g[0]), index, a);
+    if (pd_vjp_needs(v, 1)) pd_vjp_set(v, 1, gathered(v, pd_val_of(v->g[0]), index, a).t);
 }
 
 const pd_op pd_op_scatter_sum = {
-    .sig = "scatter_sum(Tensor input, Tensor src, Tensor index, int dim)",
+    .sig = "scatter_sum(Tensor input, Tensor src, Tensor index, " SCATTER_ATTRS ")",
     .doc = "scatter_add of src as large as index.",
     .save = PD_SAVE_IN(2),
     .flags = PD_NO_BROADCAST_GRAD,
-    .attrs = sizeof(int64_t),
+    .attrs = sizeof(scatter_attrs),
     .infer = scatter_infer,
     .kernel = scatter_kernel,
     .scratch = scatter_scratch,
     .vjp = scatter_vjp,
 };
 
-static pd_status scatter_add_compose(pd_call *c) {
-    pd_tensor *x = c->in[0], *index = c->in[1], *src = c->in[2];
-    const int64_t dim = *(const int64_t *)c->attrs;
-    pd_vjp scope = {0}, *v = &scope;
-    int d;
-    if (src->dtype != x->dtype)
-        return pd_fail(PD_E_DTYPE, "scatter_add: src is %s, input %s (expected the same)",
-                       pd_dtype_name((pd_dtype)src->dtype), pd_dtype_name((pd_dtype)x->dtype));
-    PD_TRY(check_gather("scatter_add", x->ndim, x->size, index, dim, &d));
-    if (!index->numel) return pd_call1(PD_OP_clone, x, NULL, &c->out[0]);
-    bool fits = (src->ndim ? src->ndim : 1) == (index->ndim ? index->ndim : 1);
-    for (int k = 0; k < index->ndim && fits; k++) fits = index->size[k] <= (src->ndim ? src->size[k] : 1);
-    if (!fits)
-        return pd_fail(PD_E_SHAPE, "scatter_add: index has shape %s, src %s (expected index to fit into src)",
-                       pd_tensor_shape(index), pd_tensor_shape(src));
+#define EQ(p, q, a, b) pd_x_where(v, PD_OP_eq, p, q, a, b)
+/* Each of the places where the result is an element gives it an equal share of its gradient. PyTorch counts input's own
+   element among them even where it is left out. */
+static void extreme_shares(pd_vjp *v, pd_val g, pd_val x, pd_val src, pd_tensor *index, const scatter_attrs *a) {
+    const scatter_attrs sum = {a->dim, SUM, 1};
+    pd_val y = pd_val_of(pd_vjp_out(v, 0)), one = all_of(v, 1, x.t, x.t), none = all_of(v, 0, x.t, x.t);
+    pd_val mine = EQ(x, y, one, none);
+    pd_val theirs = EQ(src, gathered(v, y, index, a), all_of(v, 1, src.t, src.t), all_of(v, 0, src.t, src.t));
+    pd_val share = DIV(g, scattered(v, PD_OP_scatter_sum, mine, theirs, index, sum));
+    set_own(v, MUL(mine, share), index, a);
+    if (pd_vjp_needs(v, 1)) pd_vjp_set(v, 1, MUL(theirs, gathered(v, share, index, a)).t);
+}
+/* The product of the others: the result over the element, or, of the only 0, the product with a 1 in its place. */
+static void product_of_others(pd_vjp *v, pd_val g, pd_val x, pd_val src, pd_tensor *index, const scatter_attrs *a) {
+    const scatter_attrs sum = {a->dim, SUM, 1};
+    const pd_op_id op = PD_OP_scatter_fold;
+    if (pd_vjp_needs(v, 0)) {
+        pd_val own = EQ(x, C(0), C(1), x);
+        set_own(v, DIV(MUL(g, scattered(v, op, own, src, index, *a)), own), index, a);
+    }
+    if (!pd_vjp_needs(v, 1)) return;
+    pd_val zero = EQ(src, C(0), all_of(v, 1, src.t, src.t), all_of(v, 0, src.t, src.t));
+    pd_val zeros = gathered(v, scattered(v, PD_OP_scatter_sum, all_of(v, 0, x.t, x.t), zero, index, sum), index, a);
+    pd_val only = MUL(zero, EQ(zeros, C(1), C(1), C(0)));
+    pd_val without = scattered(v, op, x, EQ(only, C(1), C(1), src), index, *a);
+    pd_val over = DIV(gathered(v, MUL(g, pd_val_of(pd_vjp_out(v, 0))), index, a), EQ(src, C(0), C(1), src));
+    pd_vjp_set(v, 1, EQ(only, C(1), gathered(v, MUL(g, without), index, a), over).t);
+}
+static void fold_vjp(pd_vjp *v) {
+    const scatter_attrs *a = v->attrs;
+    pd_val x = pd_val_of(pd_vjp_in(v, 0)), src = pd_val_of(pd_vjp_in(v, 1));
+    pd_tensor *index = pd_vjp_in(v, 2);
+    if (v->status) return;
+    (a->how == PROD ? product_of_others : extreme_shares)(v, pd_val_of(v->g[0]), x, src, index, a);
+}
+
+const pd_op pd_op_scatter_fold = {
+    .sig = "scatter_fold(Tensor input, Tensor src, Tensor index, " SCATTER_ATTRS ")",
+    .doc = "scatter_reduce to products, maxima or minima, of src as large as index.",
+    .save = PD_SAVE_IN(0) | PD_SAVE_IN(1) | PD_SAVE_IN(2) | PD_SAVE_OUT(0),
+    .flags = PD_NO_BROADCAST_GRAD,
+    .attrs = sizeof(scatter_attrs),
+    .infer = scatter_infer,
+    .kernel = scatter_kernel,
+    .scratch = scatter_scratch,
+    .vjp = fold_vjp,
+};
+
+/* src as far as index reaches, and of its dims. */
+static pd_tensor *src_at(pd_vjp *v, pd_tensor *src, const pd_tensor *index) {
     for (int k = 0; k < src->ndim; k++) {
         struct { int64_t dim, start, end, step; } part = {k, 0, index->ndim ? index->size[k] : 1, 1};
         if (part.end < src->size[k]) src = pd_x_call1(v, PD_OP_slice, src, &part);
-        if (!src) break;
+        if (!src) return NULL;
     }
     pd_shape_attrs same = {.shape = {.n = index->ndim}}; /* one element, of 0 or 1 dimensions */
     memcpy(same.shape.v, index->size, sizeof(int64_t) * (size_t)index->ndim);
-    if (src && src->ndim != index->ndim) src = pd_x_call1(v, PD_OP_reshape, src, &same);
-    pd_tensor *in[3] = {x, src, index};
-    return pd_x_end(v, src ? pd_x(v, PD_OP_scatter_sum, &dim, 3, in) : NULL, &c->out[0]);
+    return src->ndim == index->ndim ? src : pd_x_call1(v, PD_OP_reshape, src, &same);
+}
+
+/* total over how many elements there are in each of its places. */
+static pd_val mean_of(pd_vjp *v, pd_val total, const pd_tensor *src, pd_tensor *index, const scatter_attrs *a) {
+    if (!total.ok) return total;
+    pd_val count = scattered(v, PD_OP_scatter_sum, all_of(v, a->self ? 1 : 0, total.t, total.t), all_of(v, 1, src, src),
+                             index, (scatter_attrs){a->dim, SUM, 1});
+    count = EQ(count, C(0), all_of(v, 1, total.t, total.t), count);
+    const bool whole = pd_dtype_category((pd_dtype)total.t->dtype) < PD_CAT_FLOAT;
+    return pd_x2(v, whole ? PD_OP_floor_divide : PD_OP_div, total, count);
+}
+
+static pd_status scatter_check(const char *op, const pd_tensor *x, const pd_tensor *index, const pd_tensor *src,
+                               const scatter_attrs *a) {
+    const pd_dtype t = (pd_dtype)x->dtype;
+    int d;
+    if (src->dtype != x->dtype)
+        return pd_fail(PD_E_DTYPE, "%s: src is %s, input %s (expected the same)", op,
+                       pd_dtype_name((pd_dtype)src->dtype), pd_dtype_name(t));
+    if ((a->how == MEAN && t == PD_BOOL) || (a->how > MEAN && pd_dtype_is_complex(t)))
+        return pd_fail(PD_E_DTYPE, "%s: input is %s (expected %s)", op, pd_dtype_name(t),
+                       a->how == MEAN ? "numbers for the mean" : "real numbers for amax and amin");
+    PD_TRY(check_gather(op, x->ndim, x->size, index, a->dim, &d));
+    bool fits = !index->numel || (src->ndim ? src->ndim : 1) == (index->ndim ? index->ndim : 1);
+    for (int k = 0; k < index->ndim && fits && index->numel; k++)
+        fits = index->size[k] <= (src->ndim ? src->size[k] : 1);
+    if (!fits)
+        return pd_fail(PD_E_SHAPE, "%s: index has shape %s, src %s (expected index to fit into src)", op,
+                       pd_tensor_shape(index), pd_tensor_shape(src));
+    return PD_OK;
+}
+
+/* 16-bit floats add up in float, as PyTorch's. */
+static pd_status scatter_compose(pd_call *c) {
+    pd_tensor *x = c->in[0], *index = c->in[1], *src = c->in[2];
+    const scatter_attrs *a = c->attrs;
+    pd_vjp scope = {0}, *v = &scope;
+    PD_TRY(scatter_check(c->def->name, x, index, src, a));
+    if (!index->numel) return pd_call1(PD_OP_clone, x, NULL, &c->out[0]);
+    const bool half = x->dtype == PD_F16 || x->dtype == PD_BF16;
+    const pd_op_id op = a->how == SUM || a->how == MEAN ? PD_OP_scatter_sum : PD_OP_scatter_fold;
+    scatter_attrs to = *a;
+    if (a->how == MEAN) to.how = SUM;
+    if (!(src = src_at(v, src, index))) return pd_x_end(v, NULL, &c->out[0]);
+    pd_tensor *own = half ? pd_x_call1(v, PD_OP_cast, x, &(pd_cast_attrs){PD_F32}) : x;
+    pd_tensor *from = half ? pd_x_call1(v, PD_OP_cast, src, &(pd_cast_attrs){PD_F32}) : src;
+    pd_val y = scattered(v, op, pd_val_of(own), pd_val_of(from), index, to);
+    if (half) y = pd_val_of(pd_x_call1(v, PD_OP_cast, y.t, &(pd_cast_attrs){x->dtype}));
+    if (a->how == MEAN) y = mean_of(v, y, src, index, a);
+    return pd_x_end(v, y.t, &c->out[0]);
+}
+
+static pd_status scatter_add_compose(pd_call *c) {
+    const scatter_attrs a = {*(const int64_t *)c->attrs, SUM, 1};
+    pd_call as = *c;
+    as.attrs = &a;
+    pd_status status = scatter_compose(&as);
+    c->out[0] = as.out[0];
+    return status;
 }
 
 const pd_op pd_op_scatter_add = {
@@ -302,6 +458,17 @@ const pd_op pd_op_scatter_add = {
     .flags = PD_FUNC | PD_METHOD,
     .attrs = sizeof(int64_t),
     .compose = scatter_add_compose,
+};
+const pd_op pd_op_scatter_reduce = {
+    .sig =
+        "scatter_reduce(Tensor input, int dim, Tensor index, Tensor src, enum(sum|prod|mean|amax|amin) reduce, "
+        "bool include_self=True)",
+    .doc =
+        "A copy of input in which the elements of src with index[i][j] (for dim 0, and so on) become one: their sum, "
+        "product, mean, maximum or minimum, input's own element among them unless include_self is False.",
+    .flags = PD_FUNC | PD_METHOD,
+    .attrs = sizeof(scatter_attrs),
+    .compose = scatter_compose,
 };
 
 /* ---- running sums ------------------------------------------------------------------------------------------------ */

@@ -332,8 +332,8 @@ static pd_status scatter_kernel(const pd_call *c) {
     l = (pd_loop){.ndim = 1, .nop = 1, .numel = span, .size = {span}, .stride = {{size}}, .ptr = {memory}};
     pd_here()->fill((size_t)size, &(uint64_t){0}, &l);
     /* One element after the other, since several may go to one place. */
-    pd_here()->put_add((pd_dtype)o->dtype, g->numel, 1, offset, pd_packed(g, offset + (g->numel + 1) / 2 * 2), size,
-                       memory);
+    pd_here()->put_reduce(PD_FOLD_SUM, (pd_dtype)o->dtype, g->numel, 1, offset,
+                          pd_packed(g, offset + (g->numel + 1) / 2 * 2), size, memory);
     if (dense) return PD_OK;
     x.dtype = o->dtype;
     pd_loop_build(&l, 2, (pd_tensor *[]){o, &x});

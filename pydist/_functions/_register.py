@@ -19,7 +19,7 @@ _WITH_OUT = frozenset(
         "index_add index_copy index_reduce inner isin isneginf isposinf kron kthvalue lcm ldexp lgamma logaddexp2 "
         "logcumsumexp logit logsumexp masked_select matrix_power median mm mode msort multinomial mv mvlgamma nan_to_num "
         "nanmean nanmedian nanquantile nansum nextafter nonzero norm outer polygamma qr quantile rad2deg renorm row_stack "
-        "scatter scatter_reduce searchsorted sgn signbit sinc slice_scatter std svd take take_along_dim tensordot tril triu "
+        "scatter searchsorted sgn signbit sinc slice_scatter std svd take take_along_dim tensordot tril triu "
         "var vdot vstack xlogy"
     ).split()
 )

@@ -147,6 +147,7 @@ def scatter(input, dim, index, src=None, *, value=None, reduce=None):
 
 
 in_place(_C.scatter_add)
+in_place(_C.scatter_reduce)
 
 
 @method

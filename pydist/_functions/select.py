@@ -5,7 +5,7 @@ import math
 from pydist import _C
 from pydist._C import Tensor
 from pydist._functions._register import axis_of, both, few_pieces, function, in_place, method, values_indices
-from pydist._functions.indexing import _along, _check_scatter, bincount, nonzero
+from pydist._functions.indexing import _along, bincount, nonzero
 from pydist._functions.shape import broadcast_tensors
 
 
@@ -56,89 +56,23 @@ def masked_scatter(input, mask, source):
     return _C.where(mask, chosen, input)
 
 
-_FIRST = {"sum": 0, "mean": 0, "prod": 1, "amax": -math.inf, "amin": math.inf}
-
-
-def _extreme_along(input, dim, index, src, reduce, include_self):
-    """amax or amin of src's elements for each place, by sorting: the last of each run of equal indices is the
-    extreme."""
-    n = input.shape[dim]
-    rows, places = src.movedim(dim, -1).reshape(-1, src.shape[dim]), index.movedim(dim, -1).reshape(-1, src.shape[dim])
-    order = (rows.detach() if reduce == "amax" else -rows.detach()).argsort(-1, stable=True)
-    places, rows = places.gather(1, order), rows.gather(1, order)
-    best = _C.zeros(rows.shape[0], n, dtype=_C.int64) - 1
-    best.scatter_(1, places, _C.arange(rows.shape[1]).expand(rows.shape))  # the last one stays: the most extreme
-    found = rows.gather(1, best.clamp(0))
-    seen = best >= 0
-    shape = [*index.movedim(dim, -1).shape[:-1], n]
-    found, seen = found.reshape(shape).movedim(-1, dim), seen.reshape(shape).movedim(-1, dim)
-    own = input
-    if any(a != b for a, b in zip(found.shape, input.shape)):
-        pads = [v for a, b in zip(reversed(found.shape), reversed(input.shape)) for v in (0, b - a)]
-        found, seen = _C.constant_pad_nd(found, pads), _C.constant_pad_nd(seen, pads, False)
-    if include_self:
-        pick = _C.maximum if reduce == "amax" else _C.minimum
-        return _C.where(seen, pick(own, found), own)
-    return _C.where(seen, found, own)
-
-
-@both
-def scatter_reduce(input, dim, index, src, reduce, *, include_self=True):
-    """A copy of input in which the elements of src with index[i][j] (for dim 0, and so on) are reduced to one: "sum",
-    "prod", "mean", "amax" or "amin", with input's own element unless include_self is False."""
-    if reduce not in _FIRST:
-        raise RuntimeError(f"scatter_reduce: reduce is {reduce!r} (expected one of {', '.join(_FIRST)})")
-    dim = _check_scatter("scatter_reduce", input, dim, index, src)
-    if index.numel() == 0:
-        return input.clone()
-    src = src[tuple(slice(0, n) for n in index.shape)]
-    if input.dim() == 0:
-        return scatter_reduce(
-            input.reshape(1), 0, index.reshape(1), src.reshape(1), reduce, include_self=include_self
-        ).reshape(())
-    if reduce in ("amax", "amin"):
-        return _extreme_along(input, dim, index, src, reduce, include_self)
-    hits = _C.zeros(input.shape, dtype=_C.int64).scatter_add(dim, index, _C.ones(index.shape, dtype=_C.int64))
-    if reduce == "prod":
-        start = input if include_self else _C.where(hits > 0, _C.ones((), dtype=input.dtype), input)
-        return _products_along(start, dim, index, src)
-    start = input if include_self else _C.where(hits > 0, _C.zeros((), dtype=input.dtype), input)
-    total = start.scatter_add(dim, index, src)
-    if reduce == "sum":
-        return total
-    count = (hits + 1 if include_self else hits).clamp(1)
-    return (total / count if input.is_floating_point() else _C.floor_divide(total, count)).to(input.dtype)
-
-
-def _products_along(start, dim, index, src):
-    """start with the products of src's elements by index, one slice of dim after the other."""
-    out = start
-    for k in range(index.shape[dim]):
-        at, factor = index.narrow(dim, k, 1), src.narrow(dim, k, 1)
-        ones = _C.ones(start.shape, dtype=start.dtype).scatter(dim, at, factor)
-        out = out * ones
-    return out
-
-
-@method
-def scatter_reduce_(self, dim, index, src, reduce, *, include_self=True):
-    """scatter_reduce, in place."""
-    kept = self.clone() if self.requires_grad else self
-    return self.copy_(scatter_reduce(kept, dim, index, src, reduce, include_self=include_self))
-
-
 @in_place
 @both
 def index_reduce(input, dim, index, source, reduce, *, include_self=True):
     """scatter_reduce of whole slices: those of source with index[i] along dim are reduced to one."""
     dim, index = _along("index_reduce", input, dim, index)
+    if reduce not in ("prod", "mean", "amax", "amin"):
+        raise RuntimeError(f"index_reduce: reduce is {reduce!r} (expected prod, mean, amax or amin)")
     if input.dim() == 0:
         if index.numel() != 1:
             raise _C.PositionError(f"index_reduce: {index.numel()} indices for a 0-d tensor (expected 1)")
         row = index_reduce(input.reshape(1), 0, index, source.reshape(1), reduce, include_self=include_self)
         return row.reshape(())
-    wide = index.reshape([-1 if d == dim else 1 for d in range(max(input.dim(), 1))]).expand(source.shape)
-    return scatter_reduce(input, dim, wide, source, reduce, include_self=include_self)
+    want = (*input.shape[:dim], index.numel(), *input.shape[dim + 1 :])
+    if source.shape != want:
+        raise RuntimeError(f"index_reduce: source has shape {tuple(source.shape)} (expected {want})")
+    wide = index.reshape([-1 if d == dim else 1 for d in range(input.dim())]).expand(source.shape)
+    return _C.scatter_reduce(input, dim, wide, source, reduce, include_self=include_self)
 
 
 @function

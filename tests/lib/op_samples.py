@@ -468,12 +468,23 @@ def _topk(x, k, dim=-1, largest=True, sorted=True):
     return (np.take_along_axis(x, index, dim) if x.ndim else x), index
 
 
-def _scatter_add(x, dim, index, src):
+def _scatter_reduce(x, dim, index, src, reduce="sum", include_self=True):
     at = [np.arange(n).reshape([-1 if d == k else 1 for k in range(index.ndim)]) for d, n in enumerate(index.shape)]
     at[dim] = index
-    out = x.copy()
-    np.add.at(out, tuple(at), src[tuple(slice(0, n) for n in index.shape)])
-    return out
+    out, src = x.copy(), src[tuple(slice(0, n) for n in index.shape)]
+    fold, neutral = {
+        "sum": (np.add, 0),
+        "mean": (np.add, 0),
+        "prod": (np.multiply, 1),
+        "amax": (np.maximum, -np.inf),
+        "amin": (np.minimum, np.inf),
+    }[reduce]
+    if not include_self:
+        out[tuple(at)] = neutral
+    fold.at(out, tuple(at), src)
+    count = np.full(x.shape, int(include_self))
+    np.add.at(count, tuple(at), 1)
+    return out / np.maximum(count, 1) if reduce == "mean" else out
 
 
 def _recurrent(x, h, c, w, b, kind, reverse=False):
@@ -601,7 +612,8 @@ NUMPY = {
     "embedding": lambda weight, index, padding_idx=None: weight[index],
     "index_select": lambda x, dim, index: np.take(x, index, dim) if x.ndim else x,
     "positions": np.argwhere,
-    "scatter_add": _scatter_add,
+    "scatter_add": _scatter_reduce,
+    "scatter_reduce": _scatter_reduce,
     "round": np.round,
     "clamp": lambda x, lo=None, hi=None: np.minimum(
         np.maximum(x, -np.inf if lo is None else lo), np.inf if hi is None else hi
@@ -910,6 +922,11 @@ SAMPLES = {
     "group_norm": [S(*a, c=16, dtypes="float") for a in [(image, 2, *scale), (image, 1), (image, 4, *scale, 1e-3), (T((3, 8)), 2, T((8,)), T((8,))), (T((2, 4, 3, 3), layout="N"), 2, *scale)]],
     "index_select": [S(x34, 1, I((5,), 0, 4)), S(x234, 1, I((4,), 0, 3)), S(x234, 0, I((3,), 0, 2)), S(t34, -1, I((2,), 0, 4)), S(T((5,)), 0, I((9,), 0, 5)), S(x34, 1, I((0,))), S(T(()), 0, I((1,), 0, 1))],
     "positions": [S(B((3, 4))), S(B((2, 3, 4), layout="T")), S(B((9,))), S(B(())), S(B((0, 3)))],
+    "scatter_reduce": [
+        *[S(x34, 1, I((3, 6), 0, 4), T((3, 6)), how, include_self=own) for how in ("sum", "prod", "mean", "amax", "amin") for own in (True, False)],
+        *[S(T((5,)), 0, I((9,), 0, 4), T((9,)), how) for how in ("prod", "mean", "amax", "amin")], S(x234, 1, I((2, 5, 3), 0, 3), T((2, 5, 3)), "prod"),
+        S(t34, -1, I((3, 4), 0, 4), T((3, 4), layout="T"), "amax", include_self=False), S(x34, 0, I((0, 4)), T((0, 4)), "mean"),
+    ],
     "scatter_add": [S(x34, 1, I((3, 2), 0, 4), T((3, 2))), S(x34, 0, I((5, 4), 0, 3), T((5, 4))), S(x234, 1, I((2, 5, 3), 0, 3), T((2, 5, 3))), S(t34, -1, I((2, 6), 0, 4), T((2, 6), layout="T")), S(T((5,)), 0, I((9,), 0, 5), T((9,))), S(x34, 0, I((0, 4)), T((0, 4)))],
     "embedding": [S(T((5, 3)), I((4,), 0, 5)), S(T((5, 3)), I((2, 3), 0, 5), 2, grad=False), S(T((5, 3)), I((6,), 0, 5), -1, grad=False), S(T((5, 3), layout="T"), I((), 0, 5)), S(T((5, 3)), I((0, 2))),
                   S(T((40, 70)), I((300,), 0, 40), 7, grad=False)],
@@ -958,7 +975,7 @@ HIDDEN = {
     "mse_terms": "mse_loss", "l1_terms": "l1_loss", "smooth_l1_terms": "smooth_l1_loss", "huber_terms": "huber_loss", "bce_terms": "binary_cross_entropy",
     "bce_logits_terms": "binary_cross_entropy_with_logits", "kl_terms": "kl_div", "kl_log_terms": "kl_div", "gelu_erf": "gelu", "gelu_tanh": "gelu",
     "attend": "scaled_dot_product_attention", "norm_rows": "layer_norm", "norm_groups": "group_norm", "embedding_lookup": "embedding", "embedding_grad": "embedding",
-    "argsort_last": "argsort", "gather_grad": "gather", "scatter_sum": "scatter_add", "index_spread": "index_select", "bmm_wide": "linear", "running_sum": "cumsum",
+    "argsort_last": "argsort", "gather_grad": "gather", "scatter_sum": "scatter_add", "scatter_fold": "scatter_reduce", "index_spread": "index_select", "bmm_wide": "linear", "running_sum": "cumsum",
 }  # fmt: skip
 
 # Odd sizes, broadcasting and layouts at a useful size, beside benchmarks/workloads/ops.py: test_ops.py compares the bits of
@@ -993,6 +1010,7 @@ LARGE = {
     "lerp": S(_square, T((512,)), 0.3),
     "addcdiv": S(_square, T((512,)), T((512, 1), 0.5, 2)),
     "sort": S(T((512, 300))),
+    "scatter_reduce": S(_square, 1, I((512, 200), 0, 512), T((512, 200)), "prod"),
     "layer_norm": S(T((512, 768)), (768,), T((768,)), T((768,))),
     "embedding": S(T((1000, 128)), I((5000,), 0, 1000)),
     **{

@@ -210,10 +210,9 @@ def wrong_results(call, ours, theirs, loose, empty):
 
 def has_free_gradient(call):
     """At infinity; among equals; where torch squares integers in their own dtype; where elements of a diagonal are one in
-    memory and share the gradient; where torch lets the values that include_self=False leaves out take a share."""
+    memory and share the gradient."""
     text = repr(call)
     shared = call.name in ("einsum", "diagonal", "trace", "as_strided", "unfold") and "layout='E'" in text
-    shared = shared or call.name == "scatter_reduce" and call.kwargs.get("include_self") is False
     return (
         re.search("special|inf|nan", text)
         or shared

@@ -78,8 +78,7 @@ PD_CPU_FUNCTION(bool, places, const pd_places *p, int64_t *out, pd_bad_index *ba
 }
 
 typedef struct index_job {
-    pd_dtype t;
-    int64_t count, n, src_stride;
+    int64_t count, src_stride;
     size_t bytes;
     const int64_t *offset;
     const char *src;
@@ -133,65 +132,4 @@ PD_CPU_FUNCTION(void, put, int64_t count, size_t bytes, const int64_t *offset, c
     if (count <= 0) return;
     int64_t grain = 4 * PD_GRAIN / count;
     pd_parallel((int64_t)bytes, grain < 4096 ? 4096 : grain, put_part, &j);
-}
-
-#define ADD_ONE(TYPE, at)                                                              \
-    {                                                                                  \
-        TYPE *d = (TYPE *)(void *)(to + (at));                                         \
-        *d = (TYPE)(*d + *(const TYPE *)(const void *)from);                           \
-    }
-#define ADD_PART(TYPE)                                                                 \
-    if (end - begin == 1) {                                                            \
-        const int64_t *offset = j->offset, count = j->count, step = j->src_stride;     \
-        const char *from = j->src + begin * (int64_t)sizeof(TYPE);                     \
-        char *to = j->dst + begin * (int64_t)sizeof(TYPE);                             \
-        int64_t i = 0;                                                                 \
-        for (; i + 4 <= count && ALL_FOUR(offset + i); i += 4)                         \
-            for (int k = 0; k < 4; k++, from += step) ADD_ONE(TYPE, offset[i + k])     \
-        for (; i < count; i++, from += step)                                           \
-            if (offset[i] >= 0) ADD_ONE(TYPE, offset[i])                               \
-        break;                                                                         \
-    }                                                                                  \
-    for (int64_t i = 0; i < j->count; i++) {                                           \
-        if (j->offset[i] < 0) continue;                                                \
-        TYPE *d = (TYPE *)(void *)(j->dst + j->offset[i]);                             \
-        const TYPE *s = (const TYPE *)(const void *)(j->src + i * j->src_stride);      \
-        PD_VECTORIZE for (int64_t k = begin; k < end; k++) d[k] = (TYPE)(d[k] + s[k]); \
-    }                                                                                  \
-    break;
-
-static void put_add_part(void *ctx, int64_t begin, int64_t end) {
-    const index_job *j = ctx;
-    switch (j->t) {
-        case PD_BOOL:
-            for (int64_t i = 0; i < j->count; i++)
-                for (int64_t k = begin; k < end && j->offset[i] >= 0; k++)
-                    j->dst[j->offset[i] + k] |= j->src[i * j->src_stride + k];
-            break;
-        case PD_U8: ADD_PART(uint8_t)
-        case PD_I8: ADD_PART(int8_t)
-        case PD_I16: ADD_PART(int16_t)
-        case PD_I32: ADD_PART(int32_t)
-        case PD_I64: ADD_PART(int64_t)
-        case PD_F32: ADD_PART(float)
-        case PD_F64: ADD_PART(double)
-        default:
-            for (int64_t i = 0; i < j->count; i++)
-                for (int64_t k = begin; k < end && j->offset[i] >= 0; k += PD_TILE) {
-                    float d[PD_TILE], s[PD_TILE];
-                    int64_t m = end - k < PD_TILE ? end - k : PD_TILE;
-                    load_f32(j->t, j->dst + j->offset[i], k, m, d);
-                    load_f32(j->t, j->src + i * j->src_stride, k, m, s);
-                    for (int64_t e = 0; e < m; e++) d[e] += s[e];
-                    put_f32(j->t, j->dst + j->offset[i], k, m, d);
-                }
-    }
-}
-PD_CPU_FUNCTION(void, put_add, pd_dtype t, int64_t count, int64_t n, const int64_t *offset, const char *src,
-                int64_t src_stride, char *dst) {
-    if (pd_dtype_is_complex(t)) t = pd_dtype_part(t), n *= 2;
-    index_job j = {.t = t, .count = count, .offset = offset, .src = src, .src_stride = src_stride, .dst = dst};
-    if (count <= 0) return;
-    int64_t grain = PD_GRAIN / count;
-    pd_parallel(n, grain < 64 ? 64 : grain, put_add_part, &j);
 }
