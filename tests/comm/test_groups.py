@@ -143,7 +143,7 @@ def test_a_death_ends_only_its_groups():
         if rank == 1:
             with pytest.raises(dist.PeerFailed, match="rank 2(?s:.*)the reason"):
                 total(rank, other)
-        assert time.perf_counter() - begin < 2
+        assert time.perf_counter() - begin < 20  # not after the group's timeout
         again = dist.new_group([0, 1], use_local_synchronization=True)
         return [total(rank, pair), total(rank, again)]
 

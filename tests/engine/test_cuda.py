@@ -13,8 +13,8 @@ from pydist import info
 ASK = """
 import time
 import pydist
-start = time.perf_counter()
-print(pydist.cuda.is_available(), pydist.cuda.device_count(), time.perf_counter() - start < 0.5)
+start = time.process_time()
+print(pydist.cuda.is_available(), pydist.cuda.device_count(), time.process_time() - start < 0.5)
 for call in (lambda: pydist.zeros(2, device="cuda"), lambda: pydist.zeros(2).to("cuda:1"), lambda: pydist.nn.Linear(2, 2).cuda()):
     try:
         call()
