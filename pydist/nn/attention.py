@@ -1,4 +1,4 @@
-"""Which attention is computed: there is one, so choices are accepted and change nothing."""
+"""The choice of an attention kernel. pydist has only one, so choices are accepted and change nothing."""
 
 from contextlib import contextmanager
 from enum import Enum
@@ -17,9 +17,9 @@ class SDPBackend(Enum):
 
 @contextmanager
 def sdpa_kernel(backends, set_priority=False):
-    """A block in which `scaled_dot_product_attention` is of these kinds (an SDPBackend, or a list). TypeError for
-    others."""
+    """A block in which `scaled_dot_product_attention` uses these kernels (an SDPBackend, or a list of them). Raises
+    TypeError for other arguments. In pydist it changes nothing."""
     for backend in [backends] if isinstance(backends, SDPBackend) else backends:
         if not isinstance(backend, SDPBackend):
-            raise TypeError(f"sdpa_kernel: {backend!r} (expected SDPBackend)")
+            raise TypeError(f"sdpa_kernel: got {backend!r} (expected an SDPBackend)")
     yield

@@ -1,4 +1,4 @@
-"""Initial values. Each function fills its tensor in place, unrecorded, and returns it."""
+"""Initial values. Each function fills its tensor in place, without a record in autograd, and returns it."""
 
 import math
 import warnings
@@ -15,11 +15,12 @@ _GAINS = {
 
 
 def calculate_gain(nonlinearity, param=None):
-    """The factor that keeps the variance through `nonlinearity`; `param` is leaky_relu's slope (default 0.01)."""
+    """The factor that keeps the variance constant through `nonlinearity`. `param` is leaky_relu's slope (default
+    0.01)."""
     if nonlinearity == "leaky_relu":
         slope = 0.01 if param is None else param
         if isinstance(slope, bool) or not isinstance(slope, (int, float)):
-            raise ValueError(f"negative_slope {param} not a valid number")
+            raise ValueError(f"negative_slope {param} not a valid number (expected an int or float)")
         return math.sqrt(2.0 / (1 + slope**2))
     if nonlinearity not in _GAINS:
         raise ValueError(f"Unsupported nonlinearity {nonlinearity}")
@@ -34,24 +35,27 @@ def _fill(method, tensor, *args, generator=None):
 
 
 def uniform_(tensor, a=0.0, b=1.0, generator=None):
-    """U(a, b)."""
+    """Fills the tensor from the uniform distribution U(a, b)."""
     return _fill("uniform_", tensor, a, b, generator=generator)
 
 
 def normal_(tensor, mean=0.0, std=1.0, generator=None):
-    """N(mean, std^2)."""
+    """Fills the tensor from the normal distribution N(mean, std^2)."""
     return _fill("normal_", tensor, mean, std, generator=generator)
 
 
 def constant_(tensor, val):
+    """Fills the tensor with `val`."""
     return _fill("fill_", tensor, val)
 
 
 def zeros_(tensor):
+    """Fills the tensor with zeros."""
     return _fill("zero_", tensor)
 
 
 def ones_(tensor):
+    """Fills the tensor with ones."""
     return _fill("fill_", tensor, 1.0)
 
 
@@ -79,18 +83,19 @@ def _kaiming_std(tensor, a, mode, nonlinearity):
 
 
 def xavier_uniform_(tensor, gain=1.0, generator=None):
-    """U(-b, b), b = gain * sqrt(6 / (fan_in + fan_out)) (Glorot and Bengio, 2010)."""
+    """Fills the tensor from U(-b, b) with b = gain * sqrt(6 / (fan_in + fan_out)) (Glorot and Bengio, 2010)."""
     bound = math.sqrt(3.0) * _xavier_std(tensor, gain)
     return uniform_(tensor, -bound, bound, generator)
 
 
 def xavier_normal_(tensor, gain=1.0, generator=None):
-    """N(0, 2 gain^2 / (fan_in + fan_out)) (Glorot and Bengio, 2010)."""
+    """Fills the tensor from N(0, 2 gain^2 / (fan_in + fan_out)) (Glorot and Bengio, 2010)."""
     return normal_(tensor, 0.0, _xavier_std(tensor, gain), generator)
 
 
 def kaiming_uniform_(tensor, a=0, mode="fan_in", nonlinearity="leaky_relu", generator=None):
-    """U(-b, b), b = gain * sqrt(3 / fan) (He et al., 2015); tensors without elements stay as they are."""
+    """Fills the tensor from U(-b, b) with b = gain * sqrt(3 / fan) (He et al., 2015). An empty tensor stays as it
+    is."""
     if tensor.numel() == 0:
         return tensor
     bound = math.sqrt(3.0) * _kaiming_std(tensor, a, mode, nonlinearity)
@@ -98,21 +103,24 @@ def kaiming_uniform_(tensor, a=0, mode="fan_in", nonlinearity="leaky_relu", gene
 
 
 def kaiming_normal_(tensor, a=0, mode="fan_in", nonlinearity="leaky_relu", generator=None):
-    """N(0, gain^2 / fan) (He et al., 2015); tensors without elements stay as they are."""
+    """Fills the tensor from N(0, gain^2 / fan) (He et al., 2015). An empty tensor stays as it is."""
     if tensor.numel() == 0:
         return tensor
     return normal_(tensor, 0.0, _kaiming_std(tensor, a, mode, nonlinearity), generator)
 
 
 def trunc_normal_(tensor, mean=0.0, std=1.0, a=-2.0, b=2.0, generator=None):
-    """N(mean, std^2), values outside [a, b] drawn again. Raises ValueError where [a, b] holds less than 1e-3 of the
-    distribution."""
+    """Fills the tensor from N(mean, std^2); values outside [a, b] are drawn again. Raises ValueError if [a, b] holds
+    less than 1e-3 of the distribution."""
 
     def below(x):
         return 0.5 * (1.0 + math.erf((x - mean) / (std * math.sqrt(2.0))))
 
     if not std > 0.0 or not below(b) - below(a) >= 1e-3:
-        raise ValueError(f"trunc_normal_: N({mean}, {std}^2) has hardly a value in [{a}, {b}]")
+        raise ValueError(
+            f"trunc_normal_: N({mean}, {std}^2) has hardly any values in [{a}, {b}] (expected at least 1e-3 of the "
+            "distribution there)"
+        )
     with no_grad():
         normal_(tensor, mean, std, generator)
         while (outside := (tensor < a).logical_or(tensor > b)).any().item():
@@ -121,7 +129,7 @@ def trunc_normal_(tensor, mean=0.0, std=1.0, a=-2.0, b=2.0, generator=None):
 
 
 def eye_(tensor):
-    """The identity matrix, cut or filled with zeros to the tensor's two dims. Raises ValueError for other tensors."""
+    """Fills a 2-dim tensor with the identity matrix, cut or padded with zeros. Raises ValueError for other tensors."""
     if tensor.dim() != 2:
         raise ValueError("Only tensors with 2 dimensions are supported")
     with no_grad():
@@ -130,8 +138,8 @@ def eye_(tensor):
 
 
 def dirac_(tensor, groups=1):
-    """A convolution's weight that keeps as many channels of each group as there are. Raises ValueError for other than 3
-    to 5 dims, or where groups do not divide the first size."""
+    """Fills the weight of a convolution so that it passes as many channels of each group unchanged as there are. Raises
+    ValueError unless the tensor has 3 to 5 dims and groups divides the first size."""
     if tensor.dim() not in (3, 4, 5):
         raise ValueError("Only tensors with 3, 4, or 5 dimensions are supported")
     if tensor.shape[0] % groups:
@@ -147,8 +155,8 @@ def dirac_(tensor, groups=1):
 
 
 def orthogonal_(tensor, gain=1, generator=None):
-    """gain times a (semi-)orthogonal matrix [first size, all others], uniform over such (Saxe et al., 2014). Raises
-    ValueError for fewer than 2 dims."""
+    """Fills the tensor with gain times a random (semi-)orthogonal matrix [first size, all others] (Saxe et al., 2014).
+    Raises ValueError for fewer than 2 dims."""
     if tensor.dim() < 2:
         raise ValueError("Only tensors with 2 or more dimensions are supported")
     if tensor.numel() == 0:
@@ -159,15 +167,15 @@ def orthogonal_(tensor, gain=1, generator=None):
     columns = tensor.numel() // rows
     drawn = normal_(_C.empty(max(rows, columns), min(rows, columns), dtype=_C.float64), generator=generator)
     q, r = np.linalg.qr(drawn.numpy())
-    q = q * np.sign(np.diag(r))  # without the signs the distribution would depend on the algorithm
+    q = q * np.sign(np.diag(r))  # without the signs the distribution would depend on the QR algorithm
     q = q.T if rows < columns else q
     with no_grad():
         return tensor.copy_(_C.from_numpy(np.ascontiguousarray(q)).reshape(tensor.shape) * gain)
 
 
 def sparse_(tensor, sparsity, std=0.01, generator=None):
-    """N(0, std^2) [rows, columns], of which the share `sparsity` of each column, rounded up, is 0 (Martens, 2010). Raises
-    ValueError for other than 2 dims."""
+    """Fills [rows, columns] from N(0, std^2) and sets the share `sparsity` of each column, rounded up, to 0 (Martens,
+    2010). Raises ValueError unless the tensor has 2 dims."""
     if tensor.dim() != 2:
         raise ValueError("Only tensors with 2 dimensions are supported")
     rows, columns = tensor.shape
@@ -180,7 +188,7 @@ def sparse_(tensor, sparsity, std=0.01, generator=None):
 
 
 def _old(name):
-    """The name without "_", as before PyTorch 0.4, with a warning."""
+    """The deprecated name without "_", as before PyTorch 0.4. It warns."""
     new = globals()[name + "_"]
 
     def call(*args, **kwargs):

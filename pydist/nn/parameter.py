@@ -4,9 +4,9 @@ from pydist import _C
 
 
 class Parameter(_C.Tensor):
-    """A leaf tensor over `data`'s storage that needs a gradient unless told otherwise.
+    """A leaf tensor over `data`'s storage that requires a gradient unless told otherwise.
 
-    `data` (Tensor, default an empty one), `requires_grad` (bool). Raises TypeError where data is not a tensor.
+    `data` (Tensor; default: an empty one), `requires_grad` (bool). Raises TypeError if data is not a tensor.
 
     >>> import pydist
     >>> w = pydist.nn.Parameter(pydist.zeros(2, 3))
@@ -18,7 +18,7 @@ class Parameter(_C.Tensor):
         if data is None:
             data = _C.empty(0)
         elif not isinstance(data, _C.Tensor):
-            raise TypeError(f"Parameter: data must be a Tensor: {type(data).__name__}")
+            raise TypeError(f"Parameter: data is {type(data).__name__} (expected a Tensor)")
         return _C.Tensor._make_subclass(cls, data.detach(), requires_grad)
 
     def __deepcopy__(self, memo):
@@ -32,9 +32,9 @@ class Parameter(_C.Tensor):
 
 
 class Buffer(_C.Tensor):
-    """A tensor that a Module registers as a buffer when it is assigned to an attribute: `register_buffer` in one word.
+    """A tensor that a Module registers as a buffer when it is assigned to an attribute, as `register_buffer` does.
 
-    `data` (Tensor), `persistent` (bool): whether state_dict has it. Raises TypeError where data is not a tensor.
+    `data` (Tensor), `persistent` (bool): whether state_dict has it. Raises TypeError if data is not a tensor.
 
     >>> import pydist
     >>> m = pydist.nn.Module()
@@ -47,25 +47,27 @@ class Buffer(_C.Tensor):
         if data is None:
             data = _C.empty(0)
         elif not isinstance(data, _C.Tensor):
-            raise TypeError(f"Buffer: data must be a Tensor: {type(data).__name__}")
+            raise TypeError(f"Buffer: data is {type(data).__name__} (expected a Tensor)")
         made = _C.Tensor._make_subclass(cls, data.detach(), data.requires_grad)
         made.persistent = persistent
         return made
 
 
 class UninitializedParameter(Parameter):
-    """A parameter of a lazy module, without a shape until `materialize(shape)` makes it a Parameter of that shape, whose
-    elements are not set. Asking for its shape raises RuntimeError."""
+    """A parameter of a lazy module. It has no shape until `materialize(shape)` makes it a Parameter of that shape with
+    uninitialised elements. Reading its shape before raises RuntimeError."""
 
     def __new__(cls, requires_grad=True, device=None, dtype=None):
         return super().__new__(cls, _C.empty(0, device=device, dtype=dtype), requires_grad)
 
     def materialize(self, shape, device=None, dtype=None):
+        """Makes it a Parameter of this shape with uninitialised elements."""
         self.data = _C.empty(shape, device=device, dtype=dtype or self.dtype)
         self.__class__ = Parameter
 
     @property
     def shape(self):
+        """Raises RuntimeError: it has no shape yet."""
         raise RuntimeError(
             "UninitializedParameter: it has no shape yet (expected a first call of its lazy module, or load_state_dict)"
         )
@@ -82,5 +84,5 @@ class UninitializedParameter(Parameter):
 
 
 def is_lazy(param):
-    """Whether it is an UninitializedParameter."""
+    """Whether `param` is an UninitializedParameter."""
     return isinstance(param, UninitializedParameter)

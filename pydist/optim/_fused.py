@@ -1,7 +1,7 @@
 """Optimizers whose step is one engine call for all parameters of a group.
 
-The lists that the call takes are kept between steps. They are made anew where they would differ: another set of
-parameters has gradients, the list of parameters or the state was changed, or the options ask for other state.
+The lists that the call takes are kept between steps. They are made again when they would differ: another set of
+parameters has gradients, the list of parameters or the state was changed, or the options need other state.
 """
 
 from operator import is_
@@ -11,30 +11,35 @@ from pydist.optim.optimizer import Optimizer
 
 
 def check_options(*options):
-    """Raises ValueError for the first (name, value) below 0, or (name, value, top) outside [0, top]."""
+    """Raises ValueError for the first (name, value) with value < 0, or (name, value, top) with value outside [0,
+    top]."""
     for name, value, *top in options:
         if not (0.0 <= value and all(value <= limit for limit in top)):
             raise ValueError(f"Invalid {name}: {value}")
 
 
 def rounding_options(stochastic_rounding):
-    """The option for a group, none where it is off: dictionaries of options are PyTorch's then."""
+    """The option for a group, or no option if it is off: then the dictionaries of options are the same as PyTorch's."""
     if isinstance(stochastic_rounding, int) and stochastic_rounding >= 0:
         return {"stochastic_rounding": stochastic_rounding} if stochastic_rounding else {}
-    raise ValueError(f"Invalid stochastic_rounding: {stochastic_rounding!r} (expected True, False or a seed above 0)")
+    raise ValueError(
+        f"Invalid stochastic_rounding: {stochastic_rounding!r} (expected True, False or a seed of at least 1)"
+    )
 
 
 def chance(group, count):
-    """What the engine draws by in step `count`; 0: it rounds to nearest."""
+    """The number from which the engine draws in step `count`; 0: the engine rounds to nearest."""
     seed = int(group.get("stochastic_rounding", 0))
     return seed and ((seed * 0x9E3779B97F4A7C15 + count * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF or 1)
 
 
 class Batch:
-    """Parameters of one dtype with gradients and an equal step count, and their state tensors in parallel lists. `scalars`: the
-    numbers of their states, which are equal too. `step`: the step count where it is a tensor of a GPU's (capturable), which the
-    engine goes on with, as with the scalars, tensors there as well; `count` stays 0 then. `on_device`: what the kernel of this
-    step reads on the GPU, (skip, lr, step, *scalars), each a tensor there or None."""
+    """Parameters of one dtype with gradients and an equal step count, and their state tensors in parallel lists.
+
+    `scalars`: the numbers in their states, which are equal, too. `step`: the step count, if it is a tensor on a GPU
+    (capturable). The engine then updates it and the scalars, which are tensors there as well, and `count` stays 0.
+    `on_device`: what the kernel of this step reads on the GPU, (skip, lr, step, *scalars), each a tensor there or None.
+    """
 
     __slots__ = ("params", "states", "columns", "count", "scalars", "step", "on_device")
 
@@ -45,7 +50,7 @@ class Batch:
         self.columns = [[] for _ in range(columns)]
 
     def advance(self, *scalars, by=1):
-        """One step more, here and in the states; `scalars` are the new plain numbers."""
+        """Counts one more step, here and in the states. `scalars` are the new plain numbers."""
         if self.step is not None:
             return
         self.count += by
@@ -63,8 +68,8 @@ def check_betas(betas):
 
 
 def adam_options(*, lr, betas, eps, weight_decay, **others):
-    """The options of a group of Adam or its kin, in the order in which PyTorch's dictionaries have them. Raises
-    ValueError for the first of those that all share that is out of range."""
+    """The options of a group of Adam and similar optimizers, in the order of PyTorch's dictionaries. Raises ValueError
+    for the first shared option that is out of range."""
     check_options(("learning rate", lr), ("epsilon value", eps))
     check_betas(betas)
     check_options(("weight_decay value", weight_decay))
@@ -72,7 +77,7 @@ def adam_options(*, lr, betas, eps, weight_decay, **others):
 
 
 class _Plan:
-    """The batches of one group and what they were made from."""
+    """The batches of one group, and what they were made from."""
 
     __slots__ = ("source", "missing", "names", "there", "state", "state_size", "batches")
 
@@ -88,25 +93,30 @@ class _Plan:
 
 
 class SteppedOptimizer(Optimizer):
-    """Subclasses define `_step_group(index, group)`; if a CUDA graph may hold their step, `_why_not_captured(group)`, what it would
-    repeat wrongly, if anything, and `_makes_state(group)`, whether a step now would make tensors of the state."""
+    """Subclasses define `_step_group(index, group)`. If a CUDA graph may hold their step, they also define
+    `_why_not_captured(group)`, the reason why a replay would be wrong, if any, and `_makes_state(group)`, whether a
+    step now would make state tensors."""
 
     def _why_not_captured(self, group):
-        return "its steps are counted on the host"
+        return "the host counts its steps"
 
     def _makes_state(self, group):
         return False
 
     def _check_capture(self, group):
-        """RuntimeError where a CUDA graph would repeat what changes from step to step. Nothing has been made by then."""
+        """Raises RuntimeError if a CUDA graph would repeat something that has to change from step to step. No state has
+        been made by then."""
         params = group["params"]
         if not (params and params[0].is_cuda and _C.cuda_capturing(params[0].device.index)):
             return
         why = self._why_not_captured(group)
         if not why and self._makes_state(group):
-            why = "the first step makes the state, and each replay would make it anew (expected a step before the capture)"
+            why = (
+                "the first step makes the state, and each replay would make it again (expected a step before the "
+                "capture)"
+            )
         if why:
-            raise RuntimeError(f"{type(self).__name__}.step: cannot be captured in a CUDA graph: {why}")
+            raise RuntimeError(f"{type(self).__name__}.step: a CUDA graph cannot capture it: {why}")
 
     def step(self, closure=None):
         """Updates the parameters that have a gradient. `closure` (optional) computes the loss again and returns it."""
@@ -119,20 +129,22 @@ class SteppedOptimizer(Optimizer):
 
 class FusedOptimizer(SteppedOptimizer):
     """Subclasses define `_state_names(group)`, the state tensors that they need, and `_run(group, batch)`, which calls
-    the engine; if need be `_new_state(group, name, param)`, a state tensor before the first step, `_count(state)`, how
-    many steps a parameter has made, `_scalars`, the names of numbers in its state besides that, and `_new_scalar(group, name)`.
+    the engine. They may define `_new_state(group, name, param)`, a state tensor before the first step; `_count(state)`,
+    how many steps a parameter has made; `_scalars`, the names of further numbers in its state; and `_new_scalar(group,
+    name)`.
 
-    On a GPU a learning rate that is a tensor there is read by the kernel, in each replay of a graph, too; with
-    capturable=True (the option that `_there` names) the step count and the scalars lie there as well, and the kernel makes of them
-    all that the step needs. While `found_inf` is a tensor there, steps on the GPU change nothing where it is not 0 (the
-    name that PyTorch's scaler uses)."""
+    If the learning rate is a tensor on a GPU, the kernel reads it there, also in each replay of a graph. With
+    capturable=True (the option that `_there` names) the step count and the scalars are there as well, and the kernel
+    computes from them all that the step needs. If `found_inf` (the name that PyTorch's scaler uses) is a tensor on the
+    GPU, steps there change nothing while it is not 0.
+    """
 
     found_inf = None
     _there = "capturable"
     _scalars = ()
 
     def _counts_there(self, group):
-        """Whether the numbers of parameters on a GPU lie there."""
+        """Whether the numbers of parameters on a GPU are on the GPU, too."""
         return bool(group.get(self._there))
 
     def _new_state(self, group, name, param):
@@ -146,10 +158,11 @@ class FusedOptimizer(SteppedOptimizer):
 
     def _why_not_captured(self, group):
         if not self._counts_there(group):
-            return f"its steps are counted on the host (expected {self._there}=True)"
+            return f"the host counts its steps (expected {self._there}=True)"
 
     def _makes_state(self, group):
-        """Those that miss, or numbers there that parameters at rest share."""
+        """Whether the step would make state that is missing, or copies of numbers that parameters without a gradient
+        share."""
         names = self._state_names(group)
         numbers = ("step", *self._scalars) if self._counts_there(group) else ()
         states = [(self.state.get(p, {}), p.grad is None) for p in group["params"]]
@@ -175,7 +188,7 @@ class FusedOptimizer(SteppedOptimizer):
         self._plans.clear()
 
     def _take_back(self):
-        """The last step was none: one less is counted."""
+        """Counts one step less: the last step changed nothing."""
         for plan in self._plans.values():
             for batch in plan.batches:
                 batch.advance(by=-1)
@@ -206,7 +219,8 @@ class FusedOptimizer(SteppedOptimizer):
         return plan.batches
 
     def _number_there(self, name, number, param, others):
-        """The number as a tensor where the parameter lies: the one that it is, unless parameters without a gradient now share it."""
+        """The number as a tensor on the parameter's device. It is the existing tensor, unless parameters without a
+        gradient share that one."""
         if not isinstance(number, _C.Tensor):
             return _C.full((), float(number), device=param.device)
         return number.clone() if any(self.state[p].get(name) is number for p in others if p in self.state) else number

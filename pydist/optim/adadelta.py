@@ -5,11 +5,11 @@ from pydist.optim._fused import FusedOptimizer, check_options
 
 
 class Adadelta(FusedOptimizer):
-    """p -= lr * d, d = sqrt(u + eps) / sqrt(v + eps) * g, where v and u are running means (factor rho) of g^2 and of
-    d^2 (Zeiler, 2012). weight_decay adds weight_decay * p to g.
+    """p -= lr * d with d = sqrt(u + eps) / sqrt(v + eps) * g, where v and u are running means (factor rho) of g^2 and
+    of d^2 (Zeiler, 2012). weight_decay adds weight_decay * p to g.
 
-    Tensors are of any floating dtype. Raises ValueError for options out of range. `foreach` is accepted
-    and means nothing here. With capturable=True the step count of parameters on a GPU lies there.
+    Tensors are of any floating dtype. Raises ValueError for options out of range. `foreach` is accepted and ignored.
+    With capturable=True the step count of parameters on a GPU is on the GPU.
 
     >>> import pydist
     >>> p = pydist.ones(1, requires_grad=True)

@@ -7,12 +7,13 @@ from pydist.optim._fused import SteppedOptimizer
 
 
 class Adafactor(SteppedOptimizer):
-    """p -= a / max(1, rms(u) / d) * u with u = g / sqrt(v) and a = max(eps[1], rms(p)) * min(lr, 1 / sqrt(t)), where v is the
-    running mean of g^2, for matrices the product of those of its rows and columns over the mean of its rows' (Shazeer
-    and Stern, 2018). The mean's rate is t^beta2_decay; weight_decay takes lr * weight_decay * p beside the step.
+    """p -= a / max(1, rms(u) / d) * u with u = g / sqrt(v) and a = max(eps[1], rms(p)) * min(lr, 1 / sqrt(t)) (Shazeer
+    and Stern, 2018). v is the running mean of g^2; for matrices it is the product of the running means of its rows and
+    columns, divided by the mean of its rows. The rate of the running means is t^beta2_decay. weight_decay also
+    subtracts lr * weight_decay * p.
 
-    State: one number for each row and column of the last two dimensions instead of each element. eps[0] None stands for
-    the dtype's eps. Raises ValueError for options out of range; `foreach` is accepted and means nothing here.
+    State: one number for each row and column of the last two dimensions instead of each element. eps[0] None means the
+    dtype's eps. Raises ValueError for options out of range. `foreach` is accepted and ignored.
 
     >>> import pydist
     >>> p = pydist.ones(2, 2, requires_grad=True)

@@ -8,9 +8,9 @@ class Adagrad(FusedOptimizer):
     """p -= lr / (1 + (t - 1) * lr_decay) * g / (sqrt(s) + eps), where s is initial_accumulator_value plus the sum of
     g^2 (Duchi et al., 2011). weight_decay adds weight_decay * p to g.
 
-    Tensors are of any floating dtype. Raises ValueError for options out of range. `foreach` is accepted and means nothing
-    here: every step is one fused call. With fused=True the step count of parameters on a GPU lies there (in PyTorch, too), so that
-    a CUDA graph can hold the step; Adagrad has no `capturable`.
+    Tensors are of any floating dtype. Raises ValueError for options out of range. `foreach` is accepted and ignored:
+    every step is one fused call. With fused=True the step count of parameters on a GPU is on the GPU, as in PyTorch, so
+    that a CUDA graph can hold the step; Adagrad has no `capturable`.
 
     >>> import pydist
     >>> p = pydist.ones(1, requires_grad=True)
@@ -52,7 +52,7 @@ class Adagrad(FusedOptimizer):
         super().__init__(params, defaults)
 
     def add_param_group(self, param_group):
-        """As PyTorch's, this optimizer has its state from the first moment, not from the first step."""
+        """As in PyTorch, this optimizer makes its state at once, not in the first step."""
         super().add_param_group(param_group)
         for param in param_group["params"]:
             self.state[param] = {"step": 0, "sum": self._new_state(param_group, "sum", param)}

@@ -6,18 +6,18 @@ from pydist.optim._fused import FusedOptimizer, adam_options, chance, rounding_o
 
 class Adam(FusedOptimizer):
     """p -= lr * (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps), where m and v are running means of g and g^2
-    (Kingma and Ba, 2015). weight_decay adds weight_decay * p to g; amsgrad takes the largest v so far (Reddi et al.,
+    (Kingma and Ba, 2015). weight_decay adds weight_decay * p to g. amsgrad uses the largest v so far (Reddi et al.,
     2018).
 
-    Tensors of float16 and bfloat16 are computed in float32, and rounded to nearest. With stochastic_rounding (True, or a
-    seed above 0) bfloat16 is rounded up or down by chance, so that steps below its precision are not lost: the draw
-    depends on the seed, the step and the place of the element alone, not on threads or ranks.
+    float16 and bfloat16 tensors are computed in float32 and rounded to nearest. With stochastic_rounding (True, or a
+    seed of at least 1) bfloat16 is rounded up or down at random, so that steps smaller than its precision are not lost.
+    The draw depends only on the seed, the step and the element's position, not on threads or ranks.
 
-    capturable: the step count of parameters on a GPU lies there, so that a CUDA graph can hold the step; an lr that is a
-    tensor on the GPU is read by each replay.
+    capturable: the step count of parameters on a GPU is on the GPU, so that a CUDA graph can hold the step. If lr is a
+    tensor on the GPU, each replay reads it.
 
-    Raises ValueError for options out of range. `foreach` and `fused` are accepted and mean nothing here: every step is
-    one fused call.
+    Raises ValueError for options out of range. `foreach` and `fused` are accepted and ignored: every step is one fused
+    call.
 
     >>> import pydist
     >>> p = pydist.ones(2, requires_grad=True)
@@ -87,7 +87,8 @@ class Adam(FusedOptimizer):
 
 
 class AdamW(Adam):
-    """Adam with p -= lr * weight_decay * p beside the step instead of in the gradient (Loshchilov and Hutter, 2019)."""
+    """Adam that subtracts lr * weight_decay * p from p instead of adding weight decay to the gradient (Loshchilov and
+    Hutter, 2019)."""
 
     def __init__(
         self,

@@ -5,11 +5,11 @@ from pydist.optim._fused import FusedOptimizer, check_options
 
 
 class ASGD(FusedOptimizer):
-    """p = (1 - lambd * eta) * p - eta * g, where eta = lr / (1 + lambd * lr * t)^alpha; state "ax" is p's mean since step t0
-    (Polyak and Juditsky, 1992). weight_decay adds weight_decay * p to g.
+    """p = (1 - lambd * eta) * p - eta * g with eta = lr / (1 + lambd * lr * t)^alpha. State "ax" is p's mean since step
+    t0 (Polyak and Juditsky, 1992). weight_decay adds weight_decay * p to g.
 
-    Tensors are of any floating dtype. Raises ValueError for options out of range. `foreach` is accepted and means nothing
-    here. With capturable=True step count, eta and mu of parameters on a GPU lie there, as float32.
+    Tensors are of any floating dtype. Raises ValueError for options out of range. `foreach` is accepted and ignored.
+    With capturable=True step count, eta and mu of parameters on a GPU are on the GPU, as float32.
 
     >>> import pydist
     >>> p = pydist.ones(1, requires_grad=True)
@@ -55,7 +55,7 @@ class ASGD(FusedOptimizer):
         return float(group["lr"]) if name == "eta" else 1.0
 
     def _run_on_gpu(self, group, batch):
-        if batch.step is None:  # eta of the next step is the host's: it waits for the rate
+        if batch.step is None:  # the host computes eta of the next step, so it waits for the rate
             group = {**group, "lr": float(group["lr"])}
         super()._run_on_gpu(group, batch)
 

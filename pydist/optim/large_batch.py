@@ -6,8 +6,9 @@ from pydist.optim._fused import FusedOptimizer, SteppedOptimizer, check_betas, c
 
 
 class Lion(FusedOptimizer):
-    """p = (1 - lr * weight_decay) * p - lr * sign(beta1 * m + (1 - beta1) * g), then m = beta2 * m + (1 - beta2) * g (Chen
-    et al., 2023). One state tensor per parameter. Tensors are of any floating dtype; ValueError for options out of range.
+    """p = (1 - lr * weight_decay) * p - lr * sign(beta1 * m + (1 - beta1) * g), then m = beta2 * m + (1 - beta2) * g
+    (Chen et al., 2023). It has one state tensor per parameter. Tensors are of any floating dtype. Raises ValueError for
+    options out of range.
 
     >>> import pydist
     >>> p = pydist.ones(2, requires_grad=True)
@@ -26,7 +27,7 @@ class Lion(FusedOptimizer):
         return ("exp_avg",)
 
     def _why_not_captured(self, group):
-        return None  # all steps are alike
+        return None  # no formula depends on the step count
 
     def _run(self, group, batch):
         beta1, beta2 = group["betas"]
@@ -44,9 +45,9 @@ class Lion(FusedOptimizer):
 
 
 class LAMB(SteppedOptimizer):
-    """p -= lr * |p| / |d| * d per tensor, where d = m' / (sqrt(v') + eps) + weight_decay * p and m', v' are Adam's running
-    means of g and g^2 without their bias (You et al., 2020). The ratio is 1 where a norm is 0. Floating tensors;
-    ValueError for options out of range."""
+    """p -= lr * |p| / |d| * d per tensor with d = m' / (sqrt(v') + eps) + weight_decay * p, where m' and v' are Adam's
+    bias-corrected running means of g and g^2 (You et al., 2020). The ratio |p| / |d| is 1 if a norm is 0. Tensors are
+    of any floating dtype. Raises ValueError for options out of range."""
 
     def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-6, weight_decay=0.0, *, maximize=False):
         check_options(("learning rate", lr), ("epsilon value", eps), ("weight_decay value", weight_decay))
@@ -68,7 +69,7 @@ class LAMB(SteppedOptimizer):
             square = state["exp_avg_sq"].mul_(beta2).add_(grad * grad, alpha=1 - beta2)
             root = (square / (1 - beta2 ** state["step"])).sqrt_().add_(group["eps"])
             step = (mean / (1 - beta1 ** state["step"])).div_(root).add_(param, alpha=group["weight_decay"])
-            norms = _C.sums_of_squares([param, step]).sqrt_()  # where they lie: a GPU's stay there
+            norms = _C.sums_of_squares([param, step]).sqrt_()  # on the tensors' device: nothing is copied from a GPU
             if param.is_cuda:
                 ratio = _C.where((norms > 0).all(), norms[0] / norms[1], 1.0)
                 param.sub_((step * ratio).to(param.dtype), alpha=float(group["lr"]))

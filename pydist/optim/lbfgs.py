@@ -12,7 +12,8 @@ _Point = namedtuple("_Point", ("t", "loss", "grad", "slope"))  # at p + t * dire
 
 
 def _lowest_of_cubic(a, b, low=None, high=None):
-    """Where the cubic through two points with their slopes is lowest, within [low, high] (default: between them)."""
+    """The minimum, within [low, high] (default: between the points), of the cubic through two points with their
+    slopes."""
     if low is None:
         low, high = sorted((a.t, b.t))
     a, b = sorted((a, b), key=lambda point: point.t)
@@ -33,7 +34,7 @@ class _WolfeSearch:
 
     def __init__(self, at, start, largest, tolerance, budget, c1=1e-4, c2=0.9):
         self.at, self.start, self.budget = at, start, budget
-        self.least = tolerance / largest if largest else math.inf  # a bracket so short moves no parameter
+        self.least = tolerance / largest if largest else math.inf  # a bracket this short changes no parameter
         self.c1, self.c2 = c1, c2
         self.evaluations = 0
 
@@ -48,7 +49,7 @@ class _WolfeSearch:
         return abs(point.slope) <= -self.c2 * self.start.slope
 
     def run(self, t):
-        """The point found."""
+        """Returns the point found."""
         previous, point = self.start, self.try_at(t)
         for number in range(self.budget):
             if self.rises(point) or (number > 1 and point.loss >= previous.loss):
@@ -62,7 +63,7 @@ class _WolfeSearch:
         return self.start if self.start.loss <= point.loss else point
 
     def zoom(self, ends, number):
-        """Shortens the bracket until its lower end will do."""
+        """Shortens the bracket until its lower end meets the conditions."""
         stalled = False
         low, high = (0, 1) if ends[0].loss <= ends[1].loss else (1, 0)
         while number < self.budget and abs(ends[1].t - ends[0].t) >= self.least:
@@ -89,13 +90,14 @@ class _WolfeSearch:
 
 
 class LBFGS(Optimizer):
-    """p += t * d, where d is minus the gradient times an estimate of the inverse Hessian from the last `history_size` steps
-    (Nocedal, 1980); t is lr, or found by a search that evaluates the loss (line_search_fn="strong_wolfe").
+    """p += t * d, where d is minus the gradient times an estimate of the inverse Hessian from the last `history_size`
+    steps (Nocedal, 1980). t is lr, or found by a line search that evaluates the loss (line_search_fn="strong_wolfe").
 
-    `step(closure)` makes up to `max_iter` such steps with at most `max_eval` (default: max_iter * 5 // 4) evaluations of
-    `closure`, which clears the gradients, computes the loss, calls backward and returns it; it returns the first loss.
-    It ends early where no gradient is above `tolerance_grad`, or nothing changes by more than `tolerance_change`. There
-    is one group. Raises ValueError for more groups and options out of range, RuntimeError for another search.
+    `step(closure)` makes up to `max_iter` such steps with at most `max_eval` (default: max_iter * 5 // 4) evaluations
+    of `closure`, which clears the gradients, computes the loss, calls backward and returns the loss. step returns the
+    first loss. It ends early if no gradient is larger than `tolerance_grad`, or if nothing changes by more than
+    `tolerance_change`. There is only one group. Raises ValueError for several groups and for options out of range,
+    RuntimeError for another line search.
 
     >>> import pydist
     >>> p = pydist.tensor([3.0, -2.0], requires_grad=True)
@@ -124,7 +126,7 @@ class LBFGS(Optimizer):
     ):
         check_options(("learning rate", lr))
         if line_search_fn not in (None, "strong_wolfe"):
-            raise RuntimeError(f"LBFGS: line_search_fn is {line_search_fn!r} (only 'strong_wolfe' is supported)")
+            raise RuntimeError(f"LBFGS: line_search_fn is {line_search_fn!r} (expected None or 'strong_wolfe')")
         defaults = dict(
             lr=lr,
             max_iter=max_iter,
@@ -150,7 +152,7 @@ class LBFGS(Optimizer):
             at += param.numel()
 
     def _searched(self, closure, t, direction, loss, grad, slope, evaluations):
-        """The point that the search takes, reached from where the parameters are, which they stay at."""
+        """The point that the search finds, starting at the parameters. The parameters stay where they are."""
         group = self.param_groups[0]
         before = [param.clone() for param in group["params"]]
 
@@ -167,7 +169,8 @@ class LBFGS(Optimizer):
 
     @staticmethod
     def _direction(state, grad, history):
-        """Minus the estimate of the inverse Hessian times the gradient; the last step joins the estimate first."""
+        """Minus the estimate of the inverse Hessian times the gradient. The last step is added to the estimate
+        first."""
         if state["n_iter"] == 1:
             state.update(old_dirs=[], old_stps=[], ro=[], H_diag=1)
             return -grad
@@ -189,9 +192,9 @@ class LBFGS(Optimizer):
 
     @no_grad()
     def step(self, closure):
-        """Up to max_iter steps; the loss at the first evaluation, as `closure` returned it."""
+        """Makes up to max_iter steps. Returns the loss of the first evaluation, as `closure` returned it."""
         group = self.param_groups[0]
-        state = self.state[group["params"][0]]  # of all parameters, in the first one's place
+        state = self.state[group["params"][0]]  # the state of all parameters, kept under the first one
         state.setdefault("func_evals", 0)
         state.setdefault("n_iter", 0)
         first = self._evaluate(closure)

@@ -1,11 +1,11 @@
-"""NAdam, RAdam and Adamax: steps of running means of the gradient and of its size."""
+"""NAdam, RAdam and Adamax: steps from running means of the gradient and of its size."""
 
 from pydist import _C
 from pydist.optim._fused import FusedOptimizer, adam_options, check_options
 
 
 class _Moments(FusedOptimizer):
-    """What the steps of the three have in common."""
+    """The common part of the three."""
 
     def _state_names(self, group):
         return ("exp_avg", "exp_avg_sq")
@@ -28,10 +28,10 @@ class _Moments(FusedOptimizer):
 
 
 class NAdam(_Moments):
-    """Adam with Nesterov's momentum (Dozat, 2016): p -= lr * ((1 - u) / (1 - U) * g + u' / (1 - U u') * m) / (sqrt(v') +
-    eps), where u = beta1 * (1 - 0.96^(t * momentum_decay) / 2), u' is the next u, U the product of all so far, and v' is
-    v / (1 - beta2^t). Weight decay, dtypes, errors and the accepted options are Adam's; with capturable=True U of parameters on
-    a GPU lies there, too, as float32.
+    """Adam with Nesterov's momentum (Dozat, 2016): p -= lr * ((1 - u) / (1 - U) * g + u' / (1 - U u') * m) / (sqrt(v')
+    + eps). Here u = beta1 * (1 - 0.96^(t * momentum_decay) / 2), u' is the next u, U is the product of all u so far,
+    and v' = v / (1 - beta2^t). Weight decay, dtypes, errors and accepted options are those of Adam. With
+    capturable=True U of parameters on a GPU is also on the GPU, as float32.
 
     >>> import pydist
     >>> p = pydist.ones(1, requires_grad=True)
@@ -79,9 +79,9 @@ class NAdam(_Moments):
 
 
 class RAdam(_Moments):
-    """Adam whose step is rectified while v rests on few gradients (Liu et al., 2020): Adam's times
-    sqrt((r - 4) (r - 2) R / ((R - 4) (R - 2) r)) with R = 2 / (1 - beta2) - 1 and r = R - 2 t beta2^t / (1 - beta2^t), or
-    where r <= 5 the plain lr * m / (1 - beta1^t). Weight decay, dtypes, errors and the accepted options are Adam's.
+    """Adam whose step is rectified while v is based on few gradients (Liu et al., 2020). Adam's step is multiplied by
+    sqrt((r - 4) (r - 2) R / ((R - 4) (R - 2) r)) with R = 2 / (1 - beta2) - 1 and r = R - 2 t beta2^t / (1 - beta2^t).
+    If r <= 5, the step is lr * m / (1 - beta1^t). Weight decay, dtypes, errors and accepted options are those of Adam.
     """
 
     def __init__(
@@ -117,9 +117,8 @@ class RAdam(_Moments):
 
 
 class Adamax(_Moments):
-    """p -= lr / (1 - beta1^t) * m / u, where m is the running mean of g and u = max(beta2 * u, |g| + eps) (Kingma and Ba,
-    2015). weight_decay adds weight_decay * p to g. Dtypes, errors and the accepted options are Adam's.
-    """
+    """p -= lr / (1 - beta1^t) * m / u, where m is the running mean of g and u = max(beta2 * u, |g| + eps) (Kingma and
+    Ba, 2015). weight_decay adds weight_decay * p to g. Dtypes, errors and accepted options are those of Adam."""
 
     def __init__(
         self,

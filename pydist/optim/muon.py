@@ -21,11 +21,11 @@ def orthogonal(matrix, coefficients, steps, eps):
 
 
 class Muon(SteppedOptimizer):
-    """p = (1 - lr * weight_decay) * p - r * lr * O, for matrices: O is the orthogonalised momentum, m + (1 - momentum) *
-    (g - m), or with nesterov g + momentum * (m - g) (Jordan et al., 2024).
+    """p = (1 - lr * weight_decay) * p - r * lr * O, for matrices. O is the orthogonalised momentum m + (1 - momentum) *
+    (g - m); with nesterov it is g + momentum * (m - g), orthogonalised (Jordan et al., 2024).
 
     adjust_lr_fn: r = sqrt(max(1, rows / columns)) ("original", the default) or 0.2 * sqrt(max(rows, columns))
-    ("match_rms_adamw"). Raises ValueError for parameters that are no matrices and for options out of range.
+    ("match_rms_adamw"). Raises ValueError for parameters that are not matrices and for options out of range.
     """
 
     def __init__(
@@ -44,7 +44,10 @@ class Muon(SteppedOptimizer):
         if adjust_lr_fn not in (None, "original", "match_rms_adamw"):
             raise ValueError(f"Adjust learning rate function {adjust_lr_fn} is not supported")
         if len(ns_coefficients) != 3 or not 0 <= ns_steps < 100:
-            raise ValueError(f"Muon: {len(ns_coefficients)} coefficients, {ns_steps} steps (expected 3, below 100)")
+            raise ValueError(
+                f"Muon: got {len(ns_coefficients)} ns_coefficients and ns_steps {ns_steps} (expected 3, and fewer "
+                "than 100)"
+            )
         defaults = dict(
             lr=lr,
             weight_decay=weight_decay,
@@ -66,7 +69,7 @@ class Muon(SteppedOptimizer):
                 )
 
     def _why_not_captured(self, group):
-        return None  # all steps are alike
+        return None  # no formula depends on the step count
 
     def _makes_state(self, group):
         return any(p.grad is not None and self.state.get(p, {}).get("momentum_buffer") is None for p in group["params"])

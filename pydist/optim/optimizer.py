@@ -19,11 +19,12 @@ class _RequiredParameter:
         return "<required parameter>"
 
 
-required = _RequiredParameter()  # the default of an option that each group must give, in older optimizers
+required = _RequiredParameter()  # the default of an option that each group must set itself
 
 
 def _whole(step):
-    """`step` with the begin and the end that all steps have; a step that calls its base class's has them once."""
+    """`step` with the beginning and the end that all steps have. If a step calls its base class's step, they run
+    once."""
 
     @functools.wraps(step)
     def wrapper(self, *args, **kwargs):
@@ -43,15 +44,15 @@ def _whole(step):
 
 
 class Optimizer:
-    """Base of all optimizers; subclasses define `step`.
+    """Base class of all optimizers. Subclasses define `step`.
 
-    Every step, also of a user's subclass, begins and ends alike. Begin: the pre hooks run, then all memory that the step
-    will write is asked for, so that a step that may not write one of the parameters changes none of them. End, where
-    nothing was raised: the post hooks run. A step within a step (`super().step()`) belongs to the outer one.
+    Every step, also of a user's subclass, begins and ends in the same way. It begins with the pre hooks. Then it checks
+    all memory that it will write, so that a step which may not write one of the parameters changes none of them. If
+    nothing was raised, it ends with the post hooks. A step inside a step (`super().step()`) belongs to the outer one.
 
-    `params` is an iterable of tensors, of (name, tensor) pairs, or of dictionaries {"params": ..., option: value};
-    `defaults` holds the options of groups that do not give their own. `state[p]` is a dictionary per parameter.
-    Raises ValueError for an empty list, for tensors that are no leaves, and for parameters in two groups.
+    `params` is an iterable of tensors, of (name, tensor) pairs, or of dictionaries {"params": ..., option: value}.
+    `defaults` holds the options of groups that do not set their own. `state[p]` is a dictionary per parameter. Raises
+    ValueError for an empty list, for tensors that are not leaves, and for parameters that are in two groups.
     """
 
     def __init__(self, params, defaults):
@@ -78,7 +79,7 @@ class Optimizer:
             cls.step = _whole(cls.step)
 
     def _begin_step(self, args, kwargs):
-        """The arguments that the step gets: a pre hook may give others."""
+        """The arguments for the step. A pre hook may replace them."""
         for hook in list(self._step_pre_hooks.values()) if self._step_pre_hooks else ():
             given = hook(self, (self, *args), kwargs)
             if given is None:
@@ -94,7 +95,7 @@ class Optimizer:
             hook(self, (self, *args), kwargs)
 
     def _make_private(self):
-        """What is neither saved nor copied."""
+        """Makes the attributes that are neither saved nor copied."""
         self._step_pre_hooks, self._step_post_hooks = OrderedDict(), OrderedDict()
 
     def __getstate__(self):
@@ -112,7 +113,7 @@ class Optimizer:
         return f"{type(self).__name__} ({text})"
 
     def add_param_group(self, param_group):
-        """Adds a dictionary {"params": tensors, option: value}; options not given take their defaults."""
+        """Adds a dictionary {"params": tensors, option: value}. Missing options get their defaults."""
         if not isinstance(param_group, dict):
             raise TypeError(f"param_group must be a dict, but got {type(param_group)}")
         params = param_group["params"]
@@ -153,22 +154,23 @@ class Optimizer:
                 raise ValueError("some parameters appear in more than one parameter group")
 
     def zero_grad(self, set_to_none=True):
-        """Forgets all gradients, or (set_to_none=False) fills them with zeros."""
+        """Sets all gradients to None, or to zeros with set_to_none=False."""
         for group in self.param_groups:
             _C.zero_grads(group["params"], set_to_none)
 
     def step(self, closure=None):
+        """Updates the parameters that have a gradient. Subclasses define it."""
         raise NotImplementedError
 
     def _evaluate(self, closure):
         with enable_grad():
             loss = closure()
-        _C.ask_to_write(self, self.param_groups)  # now the gradients are there
+        _C.ask_to_write(self, self.param_groups)  # now the gradients are complete
         return loss
 
     def register_step_pre_hook(self, hook):
         """`hook(optimizer, args, kwargs)` runs before each step. `args` begins with the optimizer, as in PyTorch. The
-        hook may return (args, kwargs) for the step to take instead. Returns a handle with `remove()`."""
+        hook may return (args, kwargs) to replace the step's arguments. Returns a handle with `remove()`."""
         return RemovableHandle(self._step_pre_hooks, hook)
 
     def register_step_post_hook(self, hook):
@@ -176,19 +178,19 @@ class Optimizer:
         return RemovableHandle(self._step_post_hooks, hook)
 
     def state_dict(self):
-        """{"state": {index: ...}, "param_groups": [{..., "params": [indices]}]}, parameters numbered over all
+        """{"state": {index: ...}, "param_groups": [{..., "params": [indices]}]}. Parameters are numbered over all
         groups."""
         index = {id(p): i for i, p in enumerate(p for group in self.param_groups for p in group["params"])}
         groups = [{**group, "params": [index[id(p)] for p in group["params"]]} for group in self.param_groups]
-        for group in groups:  # PyTorch's dictionaries have the parameters last
+        for group in groups:  # in PyTorch's dictionaries the parameters come last
             group["params"] = group.pop("params")
         state = {index[id(k)] if isinstance(k, _C.Tensor) else k: v for k, v in self.state.items()}
         return {"state": state, "param_groups": groups}
 
     def load_state_dict(self, state_dict):
-        """Takes the options and (copied, floating tensors cast to their parameters' dtype) the state.
+        """Takes the options and the state. The state is copied; floating tensors are cast to their parameters' dtype.
 
-        Raises ValueError where the number of groups or of parameters in a group differs.
+        Raises ValueError if the number of groups, or the number of parameters in a group, differs.
         """
         saved = deepcopy(state_dict["param_groups"])
         if len(saved) != len(self.param_groups):
@@ -213,7 +215,7 @@ class Optimizer:
 
 
 def _copied(value, param, key=None):
-    """A copy of one parameter's saved state; the step count and other numbers of the step become plain ones."""
+    """A copy of one parameter's saved state. The step count and other numbers become plain numbers."""
     if isinstance(value, _C.Tensor):
         if key in ("step", "mu_product", "eta", "mu"):
             return int(value.item()) if key == "step" else float(value.item())

@@ -5,11 +5,11 @@ from pydist.optim._fused import FusedOptimizer, check_options
 
 
 class RMSprop(FusedOptimizer):
-    """p -= lr * d, d = g / (sqrt(v) + eps), where v is a running mean (factor alpha) of g^2 (Hinton, 2012).
+    """p -= lr * d with d = g / (sqrt(v) + eps), where v is a running mean (factor alpha) of g^2 (Hinton, 2012).
 
-    centered: v less the square of g's running mean (Graves, 2013). momentum: b = momentum * b + d is the step.
-    weight_decay adds weight_decay * p to g. Tensors are of any floating dtype. Raises ValueError for options out of range.
-    `foreach` is accepted and means nothing here. With capturable=True the step count of parameters on a GPU lies there.
+    centered: v minus the square of g's running mean is used (Graves, 2013). momentum: the step is b = momentum * b + d.
+    weight_decay adds weight_decay * p to g. Tensors are of any floating dtype. Raises ValueError for options out of
+    range. `foreach` is accepted and ignored. With capturable=True the step count of parameters on a GPU is on the GPU.
 
     >>> import pydist
     >>> p = pydist.ones(1, requires_grad=True)

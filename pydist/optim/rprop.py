@@ -5,11 +5,12 @@ from pydist.optim._fused import FusedOptimizer, check_options
 
 
 class Rprop(FusedOptimizer):
-    """p -= sign(g) * s, where each element's s grows by etas[1] while g keeps its sign, and shrinks by etas[0] when it
-    changes, a step that the element then leaves out (Riedmiller and Braun, 1993). s starts at lr, within `step_sizes`.
+    """p -= sign(g) * s, with a step size s for each element. s is multiplied by etas[1] while g keeps its sign, and by
+    etas[0] when the sign changes; then the element makes no step (Riedmiller and Braun, 1993). s starts at lr and stays
+    within `step_sizes`.
 
-    Tensors are of any floating dtype. Raises ValueError for options out of range. `foreach` is accepted
-    and means nothing here. With capturable=True the step count of parameters on a GPU lies there.
+    Tensors are of any floating dtype. Raises ValueError for options out of range. `foreach` is accepted and ignored.
+    With capturable=True the step count of parameters on a GPU is on the GPU.
     """
 
     def __init__(
@@ -26,7 +27,7 @@ class Rprop(FusedOptimizer):
     ):
         check_options(("learning rate", lr))
         if not 0.0 < etas[0] < 1.0 < etas[1]:
-            raise ValueError(f"Invalid eta values: {etas[0]}, {etas[1]}")
+            raise ValueError(f"Invalid eta values: {etas[0]}, {etas[1]} (expected 0 < etas[0] < 1 < etas[1])")
         defaults = dict(
             lr=lr,
             etas=etas,

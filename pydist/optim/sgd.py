@@ -5,15 +5,15 @@ from pydist.optim._fused import FusedOptimizer, chance, check_options, rounding_
 
 
 class SGD(FusedOptimizer):
-    """p -= lr * d, where d = g + weight_decay * p; with momentum b = momentum * b + (1 - dampening) * d (first step:
-    b = d) and d = b, or d + momentum * b with nesterov (Sutskever et al., 2013).
+    """p -= lr * d with d = g + weight_decay * p. With momentum, b = momentum * b + (1 - dampening) * d (first step: b =
+    d), and the step uses b, or d + momentum * b with nesterov, instead of d (Sutskever et al., 2013).
 
-    Tensors of float16 and bfloat16 are computed in float32, and rounded to nearest. With stochastic_rounding (True, or a
-    seed above 0) bfloat16 is rounded up or down by chance, so that steps below its precision are not lost: the draw
-    depends on the seed, the step and the place of the element alone, not on threads or ranks.
+    float16 and bfloat16 tensors are computed in float32 and rounded to nearest. With stochastic_rounding (True, or a
+    seed of at least 1) bfloat16 is rounded up or down at random, so that steps smaller than its precision are not lost.
+    The draw depends only on the seed, the step and the element's position, not on threads or ranks.
 
-    Raises ValueError for options out of range. `foreach` and `fused` are accepted and
-    mean nothing here: every step is one fused call.
+    Raises ValueError for options out of range. `foreach` and `fused` are accepted and ignored: every step is one fused
+    call.
 
     >>> import pydist
     >>> p = pydist.ones(2, requires_grad=True)
@@ -63,11 +63,11 @@ class SGD(FusedOptimizer):
 
     def _why_not_captured(self, group):
         if "stochastic_rounding" in group:
-            return "stochastic_rounding draws by a count of the host"
+            return "stochastic_rounding draws from a step count on the host"
 
     def _make_private(self):
         super()._make_private()
-        self._begun = []  # states whose first step the last one was
+        self._begun = []  # states that the last step made
 
     def _take_back(self):
         for state in self._begun:
@@ -84,7 +84,7 @@ class SGD(FusedOptimizer):
 
     def _step_group(self, index, group):
         super()._step_group(index, group)
-        if "stochastic_rounding" in group:  # no state of the parameters counts the steps
+        if "stochastic_rounding" in group:  # the parameters' states do not count steps
             group["rounding_step"] = group.get("rounding_step", 0) + 1
 
     def _run(self, group, batch):
@@ -104,4 +104,4 @@ class SGD(FusedOptimizer):
         )
         if momentum and batch.count == 0:
             self._begun += batch.states
-            self._plans.clear()  # from now on these go with those that have their buffers
+            self._plans.clear()  # from now on they are in one batch with those that have buffers

@@ -6,11 +6,11 @@ from pydist.optim._fused import SteppedOptimizer, check_betas
 
 
 class SparseAdam(SteppedOptimizer):
-    """Adam that leaves alone what a step's gradient does not touch: rows (along dimension 0) whose gradient is all zero keep
-    their parameters and both running means, as those of an embedding do that no token looked up.
+    """Adam that leaves untouched rows unchanged: a row (along dimension 0) whose gradient is all zero keeps its
+    parameters and both running means, such as the row of an embedding that no token looked up.
 
-    Gradients are dense here, also those of nn.Embedding(sparse=True), so a row is taken to be touched where an element of
-    its gradient is not 0. Raises ValueError for options out of range.
+    Gradients are dense here, also those of nn.Embedding(sparse=True), so a row counts as touched if an element of its
+    gradient is not 0. Raises ValueError for options out of range.
 
     >>> import pydist
     >>> p = pydist.ones(3, 1, requires_grad=True)

@@ -1,4 +1,4 @@
-"""Averages of a model's weights along its training: stochastic weight averaging (Izmailov et al., arXiv 1803.05407) and
+"""Averages of a model's weights during training: stochastic weight averaging (Izmailov et al., arXiv 1803.05407) and
 exponential moving averages."""
 
 import math
@@ -20,7 +20,7 @@ __all__ = [
 
 @no_grad()
 def _approach(averages, values, share):
-    """Moves each average towards its value by a share of the way; whole numbers are taken over."""
+    """Moves each average towards its value by a share of the difference. Integers are copied."""
     for average, value in zip(averages, values):
         if average.is_floating_point():
             average.lerp_(value.to(average.dtype), share)
@@ -34,33 +34,34 @@ def _check(decay):
 
 
 def get_ema_multi_avg_fn(decay=0.999):
-    """A function of lists that makes each average decay * average + (1 - decay) * value. ValueError for a decay outside
-    0 to 1."""
+    """A function of lists that sets each average to decay * average + (1 - decay) * value. Raises ValueError for a
+    decay outside [0, 1]."""
     _check(decay)
     return lambda averages, values, num_averaged: _approach(averages, values, 1 - decay)
 
 
 def get_swa_multi_avg_fn():
-    """A function of lists that makes each average the mean of num_averaged + 1 values."""
+    """A function of lists that sets each average to the mean of num_averaged + 1 values."""
     return lambda averages, values, num_averaged: _approach(averages, values, 1 / (float(num_averaged) + 1))
 
 
 def get_ema_avg_fn(decay=0.999):
-    """The average of one tensor: decay * average + (1 - decay) * value."""
+    """A function that returns the average of one tensor: decay * average + (1 - decay) * value."""
     _check(decay)
     return no_grad()(lambda average, value, num_averaged: decay * average + (1 - decay) * value)
 
 
 def get_swa_avg_fn():
-    """The average of one tensor: the mean of num_averaged + 1 values."""
+    """A function that returns the average of one tensor: the mean of num_averaged + 1 values."""
     return no_grad()(lambda average, value, num_averaged: average + (value - average) / (num_averaged + 1))
 
 
 class AveragedModel(Module):
-    """A copy of `model` whose parameters are averages of its parameters at each `update_parameters(model)`: means (SWA),
-    or what `avg_fn(average, value, num_averaged)` returns or `multi_avg_fn` does to lists of them.
+    """A copy of `model` whose parameters are averages of the model's parameters at each call of
+    `update_parameters(model)`. They are means (SWA), or what `avg_fn(average, value, num_averaged)` returns, or what
+    `multi_avg_fn` does to lists of them.
 
-    use_buffers: buffers are averaged too; else they are copied. ValueError where both functions are given.
+    use_buffers: buffers are averaged, too; otherwise they are copied. Raises ValueError if both functions are given.
 
     >>> import pydist
     >>> model = pydist.nn.Linear(1, 1)
@@ -90,6 +91,7 @@ class AveragedModel(Module):
 
     @no_grad()
     def update_parameters(self, model):
+        """Adds the parameters of `model` to the averages."""
         averages, values = self._averaged(self.module), self._averaged(model)
         if self.n_averaged == 0:
             for average, value in zip(averages, values):
@@ -107,8 +109,8 @@ class AveragedModel(Module):
 
 @no_grad()
 def update_bn(loader, model, device=None):
-    """The running means and variances of the model's batch norms become those over the batches of `loader`, of which
-    a list or tuple gives its first part to the model."""
+    """Sets the running means and variances of the model's batch norms to those over the batches of `loader`. If a batch
+    is a list or tuple, the model gets its first element."""
     norms = {module: module.momentum for module in model.modules() if isinstance(module, _BatchNorm)}
     if not norms:
         return
@@ -116,7 +118,7 @@ def update_bn(loader, model, device=None):
     model.train()
     for module in norms:
         module.reset_running_stats()
-        module.momentum = None  # all batches count alike
+        module.momentum = None  # all batches count the same
     try:
         for batch in loader:
             inputs = batch[0] if isinstance(batch, (list, tuple)) else batch
@@ -136,12 +138,12 @@ def _linear(t):
 
 
 class SWALR(LRScheduler):
-    """Goes from the optimizer's rates to `swa_lr` in `anneal_epochs` steps, along a cosine ("cos") or a line ("linear"),
-    and stays there. Raises ValueError for others."""
+    """Moves the optimizer's rates to `swa_lr` in `anneal_epochs` steps, along a cosine ("cos") or a line ("linear"),
+    and keeps them there. Raises ValueError for another anneal_strategy."""
 
     def __init__(self, optimizer, swa_lr, anneal_epochs=10, anneal_strategy="cos", last_epoch=-1):
         if anneal_strategy not in ("cos", "linear"):
-            raise ValueError(f"anneal_strategy must by one of 'cos' or 'linear', instead got {anneal_strategy}")
+            raise ValueError(f"anneal_strategy must be one of 'cos' or 'linear', instead got {anneal_strategy}")
         if not isinstance(anneal_epochs, int) or anneal_epochs < 0:
             raise ValueError(f"anneal_epochs must be equal or greater than 0, got {anneal_epochs}")
         for lr, group in zip(per_group("swa_lr", optimizer, swa_lr), optimizer.param_groups):

@@ -1,4 +1,4 @@
-"""Utilities: `pydist.utils.data` (datasets, samplers, loader), `checkpoint` (activations computed anew in backward),
+"""Utilities: `pydist.utils.data` (datasets, samplers, loader), `checkpoint` (activations computed again in backward),
 `tensorboard` (event files) and `hooks`."""
 
 

@@ -12,8 +12,8 @@ from collections import OrderedDict, defaultdict, deque
 
 
 class TreeSpec:
-    """What stands around the leaves: `type` (None: a leaf), `context` (what making one takes beside the children's values)
-    and `children_specs`."""
+    """The structure around the leaves: `type` (None: a leaf), `context` (what the type's constructor needs besides the
+    children's values) and `children_specs`."""
 
     __slots__ = ("type", "context", "children_specs", "num_leaves")
 
@@ -22,6 +22,7 @@ class TreeSpec:
         self.num_leaves = 1 if type is None else sum(child.num_leaves for child in self.children_specs)
 
     def is_leaf(self):
+        """Whether this is a leaf."""
         return self.type is None
 
     def __eq__(self, other):
@@ -33,10 +34,10 @@ class TreeSpec:
         return "*" if self.type is None else f"TreeSpec({self.type.__name__}, {self.context}, {self.children_specs})"
 
     def unflatten(self, leaves):
-        """The tree with these leaves. Raises ValueError for another number of them."""
+        """The tree with these leaves. Raises ValueError for another number of leaves."""
         leaves = list(leaves)
         if len(leaves) != self.num_leaves:
-            raise ValueError(f"tree_unflatten: {len(leaves)} leaves (expected {self.num_leaves})")
+            raise ValueError(f"tree_unflatten: got {len(leaves)} leaves (expected {self.num_leaves})")
         return self._made(iter(leaves))
 
     def _made(self, leaves):
@@ -67,7 +68,7 @@ def _parts(tree):
 
 
 def tree_flatten(tree, is_leaf=None):
-    """(leaves, TreeSpec); `is_leaf` says what is a leaf, too."""
+    """(leaves, TreeSpec). `is_leaf(object)` may say that further objects are leaves."""
     leaves = []
 
     def spec(node):
@@ -87,7 +88,7 @@ def tree_unflatten(leaves, treespec):
 
 
 def tree_leaves(tree, is_leaf=None):
-    """The leaves in order."""
+    """The list of leaves, in order."""
     return tree_flatten(tree, is_leaf)[0]
 
 
@@ -97,18 +98,18 @@ def tree_iter(tree, is_leaf=None):
 
 
 def tree_structure(tree, is_leaf=None):
-    """The TreeSpec."""
+    """The TreeSpec of a tree."""
     return tree_flatten(tree, is_leaf)[1]
 
 
 def tree_map(func, tree, *rests, is_leaf=None):
-    """The tree of func(leaf, leaves of rests); `rests` are trees of the same form."""
+    """The tree of func(leaf, leaves of rests). `rests` are trees with the same structure."""
     leaves, spec = tree_flatten(tree, is_leaf)
     others = []
     for rest in rests:
         more, same = tree_flatten(rest, is_leaf)
         if same != spec:
-            raise ValueError(f"tree_map: {same} (expected {spec})")
+            raise ValueError(f"tree_map: got a tree with {same} (expected {spec})")
         others.append(more)
     return spec.unflatten(map(func, leaves, *others))
 
@@ -124,16 +125,17 @@ def _chosen(wanted):
 
 
 def tree_map_only(type_or_types_or_pred, func, tree, is_leaf=None):
-    """The tree whose leaves of these types (or for which the predicate holds) are func(leaf), the others as they are."""
+    """The tree with func(leaf) for leaves of these types (or for which the predicate is true), and the other leaves as
+    they are."""
     chosen = _chosen(type_or_types_or_pred)
     return tree_map(lambda x: func(x) if chosen(x) else x, tree, is_leaf=is_leaf)
 
 
 def tree_all(pred, tree, is_leaf=None):
-    """Whether pred holds for all leaves."""
+    """Whether pred is true for all leaves."""
     return all(map(pred, tree_leaves(tree, is_leaf)))
 
 
 def tree_any(pred, tree, is_leaf=None):
-    """Whether pred holds for a leaf."""
+    """Whether pred is true for at least one leaf."""
     return any(map(pred, tree_leaves(tree, is_leaf)))

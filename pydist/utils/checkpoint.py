@@ -1,5 +1,5 @@
-"""Activation checkpointing: less memory for one more forward. What a function's gradient needs is not kept, but computed
-anew when backward gets there, with the same random numbers and under the same autocast."""
+"""Activation checkpointing: less memory for one more forward. What a function's gradient needs is not kept. Backward
+computes it again, with the same random numbers and under the same autocast."""
 
 import warnings
 import weakref
@@ -31,7 +31,7 @@ def noop_context_fn():
 
 
 class _Replay:
-    """Random numbers and autocast as they are now, to be had again."""
+    """The present state of random numbers and autocast, for use again later."""
 
     def __init__(self, preserve_rng_state):
         from pydist.amp.autocast_mode import autocast, get_autocast_dtype, is_autocast_enabled
@@ -57,19 +57,19 @@ class _Replay:
                     _C.set_rng_state(now)
 
 
-# ---- without reentrant backward: hooks for what the tape saves ------------------------------------------------------
+# ---- use_reentrant=False: hooks for what autograd saves --------------------------------------------------------------
 
 
 class _Enough(BaseException):
-    """All that the gradients need is there: the rest of the function need not run."""
+    """Raised when all tensors that the gradients need are there: the rest of the function need not run."""
 
 
-_early_stop = None  # what set_checkpoint_early_stop says
+_early_stop = None  # the value of set_checkpoint_early_stop
 
 
 class set_checkpoint_early_stop:
-    """Within the context, forward's checkpoints run their function to its end in backward (False), or stop it as soon as
-    all saved tensors are there (True), whatever their own early_stop says."""
+    """Sets, for checkpoints whose forward runs inside the context, whether backward stops their function as soon as all
+    saved tensors are there (True) or runs it to its end (False). It overrides their own early_stop."""
 
     def __init__(self, enable):
         self.enable = bool(enable)
@@ -84,7 +84,8 @@ class set_checkpoint_early_stop:
 
 
 class _Kept:
-    """An argument, kept until the function runs again; a tensor as the hooks around the checkpoint would keep it."""
+    """An argument that is kept until the function runs again. A tensor is kept as the hooks around the checkpoint keep
+    it."""
 
     def __init__(self, value):
         hooks = _C._saved_hooks()
@@ -102,14 +103,15 @@ class _Kept:
         value = self.unpack(self.value) if self.unpack else self.value
         if self.unpack is None and value._version != self.version:
             raise RuntimeError(
-                f"checkpoint: an argument of shape {list(value.shape)} was modified by an in-place op since forward: it is "
+                f"checkpoint: an argument of shape {list(value.shape)} was changed by an in-place op after "
+                "forward: it is "
                 f"at version {value._version} (expected {self.version})"
             )
         return value.detach().requires_grad_(self.requires_grad)
 
 
 class _Holder:
-    """What the tape keeps in the place of a tensor: which one it was, of which frame."""
+    """What autograd keeps instead of a tensor: the tensor's number and its frame."""
 
     __slots__ = ("__weakref__", "frame", "index")
 
@@ -122,15 +124,18 @@ def _about(t):
 
 
 class _Frame:
-    """One call of a checkpointed function, and what running it again has given for one backward."""
+    """One call of a checkpointed function, and the tensors that it gave when it ran again for one backward."""
 
     def __init__(self, function, args, kwargs, context, replay, early_stop, check, debug):
         self.function, self.context, self.replay = function, context, replay
         self.args = [_Kept(a) for a in args]
         self.kwargs = {name: _Kept(a) for name, a in kwargs.items()}
         self.early_stop, self.check, self.debug = early_stop, check, debug
-        self.holders, self.about = [], []  # by order of saving; weak: who needs nothing more is given nothing
-        self.found, self.backward = {}, None  # index -> tensor, for that backward
+        self.holders, self.about = (
+            [],
+            [],
+        )  # in the order of saving; weak references: holders that are gone need no tensor
+        self.found, self.backward = {}, None  # index -> tensor, for one backward
 
     def pack(self, t):
         holder = _Holder(self, len(self.holders))
@@ -184,7 +189,7 @@ class _Frame:
 
     def lists(self, again):
         if not self.debug:
-            return "; debug=True lists them"
+            return " (debug=True lists them)"
         rows = [f"{name}: {', '.join(f'{dtype} {list(shape)}' for shape, dtype, _ in found)}" for name, found in
                 (("forward", self.about), ("again", again))]  # fmt: skip
         return "\n" + "\n".join(rows)
@@ -200,11 +205,11 @@ def _hooked(function, args, kwargs, preserve, context_fn, check, debug, early_st
         return function(*args, **kwargs)
 
 
-# ---- with reentrant backward: a Function whose gradient is a backward of its own ------------------------------------
+# ---- use_reentrant=True: a Function whose gradient runs its own backward --------------------------------------------
 
 
 class CheckpointFunction(Function):
-    """`checkpoint(..., use_reentrant=True)`: apply(function, preserve_rng_state, *args)."""
+    """`checkpoint(..., use_reentrant=True)`, as apply(function, preserve_rng_state, *args)."""
 
     @staticmethod
     def forward(ctx, function, preserve_rng_state, *args):
@@ -218,8 +223,8 @@ class CheckpointFunction(Function):
     def backward(ctx, *grads):
         if _C._backward_now()[1]:
             raise RuntimeError(
-                "checkpoint: with use_reentrant=True, gradients of some inputs only cannot be had: autograd.grad(), or "
-                "backward(inputs=...) (expected backward(), or use_reentrant=False)"
+                "checkpoint: with use_reentrant=True, autograd.grad() and backward(inputs=...) do not "
+                "work (expected backward(), or use_reentrant=False)"
             )
         args = list(ctx.args)
         for i, t in zip(ctx.places, ctx.saved_tensors):
@@ -239,7 +244,9 @@ class CheckpointFunction(Function):
 
 def _chosen(op, use_reentrant):
     if use_reentrant is None:
-        warnings.warn(f"{op}: use_reentrant is not given: True (expected True or False; False is better)", stacklevel=3)
+        warnings.warn(
+            f"{op}: use_reentrant is not given, so it is True (expected True or False; False is better)", stacklevel=3
+        )
     return use_reentrant is None or bool(use_reentrant)
 
 
@@ -254,14 +261,15 @@ def checkpoint(
     preserve_rng_state=True,
     **kwargs,
 ):
-    """function(*args, **kwargs), without keeping what its gradient needs: backward runs it again.
+    """Calls function(*args, **kwargs) without keeping what its gradient needs: backward runs the function again.
 
-    The function has to do the same again; it finds the random numbers that forward had (preserve_rng_state), and
-    forward's autocast. use_reentrant=False is the better form: it serves autograd.grad, keyword arguments, nesting and
-    tensors within structures, and stops early; `determinism_check="default"` compares shapes and dtypes of saved
-    tensors (CheckpointError where they differ; `debug=True` lists them), "none" does not; context_fn() gives two
-    contexts, for forward and for running again. use_reentrant=True runs a backward within the backward and needs an
-    argument that requires grad. ValueError for options that the chosen form does not have.
+    The function has to do the same both times. When it runs again, it gets forward's random numbers
+    (preserve_rng_state) and forward's autocast. use_reentrant=False is the better form: it supports autograd.grad,
+    keyword arguments, nesting and tensors inside structures, and stops early. `determinism_check="default"` compares
+    shapes and dtypes of the saved tensors and raises CheckpointError if they differ (`debug=True` lists them); "none"
+    does not compare. context_fn() returns two contexts, for forward and for the second run. use_reentrant=True runs a
+    backward inside the backward and needs an argument that requires grad. Raises ValueError for options that the chosen
+    form does not have.
 
     >>> import pydist
     >>> from pydist.utils.checkpoint import checkpoint
@@ -282,7 +290,7 @@ def checkpoint(
             f"checkpoint: unexpected keyword arguments: {', '.join(kwargs)} (expected use_reentrant=False for them)"
         )
     if context_fn is not noop_context_fn or debug:
-        raise ValueError("checkpoint: context_fn and debug need use_reentrant=False")
+        raise ValueError("checkpoint: got context_fn or debug with use_reentrant=True (expected use_reentrant=False)")
     if _C.is_grad_enabled() and not any(isinstance(a, _C.Tensor) and a.requires_grad for a in args):
         warnings.warn(
             "checkpoint: no argument requires grad, so there will be no gradients (expected use_reentrant=False)",
@@ -292,12 +300,13 @@ def checkpoint(
 
 
 def checkpoint_sequential(functions, segments, input, use_reentrant=None, preserve_rng_state=True):
-    """The functions, or the children of a Sequential, one after the other, in `segments` parts of which all but the last are
-    checkpointed. ValueError: segments is not from 1 to the number of functions."""
+    """Applies the functions, or the children of a Sequential, one after the other, in `segments` parts. All parts
+    except the last are checkpointed. Raises ValueError unless segments is from 1 to the number of functions."""
     functions = list(functions.children() if hasattr(functions, "children") else functions)
     if not 1 <= segments <= len(functions):
         raise ValueError(
-            f"checkpoint_sequential: {segments} segments of {len(functions)} functions (expected 1 to {len(functions)})"
+            f"checkpoint_sequential: got {segments} segments for {len(functions)} functions (expected 1 to "
+            f"{len(functions)})"
         )
     use_reentrant = _chosen("checkpoint_sequential", use_reentrant)
 

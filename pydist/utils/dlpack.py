@@ -1,4 +1,4 @@
-"""DLPack: memory shared with other libraries, both ways.
+"""DLPack: tensors in memory that pydist shares with other libraries, in both directions.
 
 >>> import pydist
 >>> x = pydist.arange(3)

@@ -1,4 +1,4 @@
-"""A handle that takes a hook away again."""
+"""A handle that removes a hook."""
 
 from itertools import count
 from weakref import ref
@@ -7,7 +7,7 @@ _ids = count()
 
 
 class RemovableHandle:
-    """Adds `hook` to an OrderedDict of hooks (prepend: as the first one); `remove()` takes it out, at most once.
+    """Adds `hook` to an OrderedDict of hooks (prepend: as the first one). `remove()` removes it again.
 
     >>> from collections import OrderedDict
     >>> hooks = OrderedDict()
@@ -26,6 +26,7 @@ class RemovableHandle:
             hooks.move_to_end(self.id, last=False)
 
     def remove(self):
+        """Removes the hook. A second call does nothing."""
         hooks = self._hooks()
         if hooks is not None:
             hooks.pop(self.id, None)

@@ -120,10 +120,10 @@ def test_weighted_sampler():
         (([1.0], 0), "num_samples should be a positive"),
         (([1.0], 1, 1), "replacement should be a boolean"),
         (([[1.0]], 1), "1d sequence"),
-        (([-1.0], 1), "not negative"),
-        (([float("nan")], 1), "not negative"),
-        (([0.0], 1), "0 weights above 0"),
-        (([1.0, 0.0], 2, False), "1 weights above 0"),
+        (([-1.0], 1), "a weight is negative"),
+        (([float("nan")], 1), "a weight is negative"),
+        (([0.0], 1), "got 0 positive weights"),
+        (([1.0, 0.0], 2, False), "got 1 positive weights"),
     ):
         with pytest.raises(ValueError, match=message):
             WeightedRandomSampler(*arguments)

@@ -99,7 +99,7 @@ def test_bad_registrations():
         block.add_module("x", 1)
     with pytest.raises(TypeError, match="Parameter or None required"):
         block.register_parameter("x", pydist.zeros(1))
-    with pytest.raises(TypeError, match="data must be a Tensor"):
+    with pytest.raises(TypeError, match="data is list"):
         nn.Parameter([1.0])
     with pytest.raises(NotImplementedError, match="missing the required"):
         nn.Module()(1)
@@ -712,7 +712,7 @@ def test_embedding_corners():
     for wrong in (lambda: table(pydist.tensor([3])), lambda: table(pydist.tensor([-1]))):
         with pytest.raises(IndexError):
             wrong()
-    with pytest.raises(ValueError, match="padding_idx 3 for 3 embeddings"):
+    with pytest.raises(ValueError, match="padding_idx is 3"):
         nn.Embedding(3, 2, padding_idx=3)
     with pytest.raises(ValueError, match="2-dimensional"):
         nn.Embedding.from_pretrained(pydist.ones(3))
@@ -769,9 +769,9 @@ def test_bad_layers():
         nn.Conv1d(3, 4, 3)(pydist.ones(2, 3, 4, 4))
     with pytest.raises(pydist.ShapeError):
         nn.LayerNorm(3)(pydist.ones(2, 4))
-    with pytest.raises(RuntimeError, match="expected to multiply to 8"):
+    with pytest.raises(RuntimeError, match="expected sizes with the product 8"):
         nn.Unflatten(1, (3, -1))(pydist.ones(2, 8))
-    with pytest.raises(IndexError, match="dim 2 for 2 dims"):
+    with pytest.raises(IndexError, match="dim 2 is out of range"):
         nn.Unflatten(2, (1, 1))(pydist.ones(2, 8))
     with pytest.raises(TypeError, match="unflattened_size is 8"):
         nn.Unflatten(1, 8)
@@ -875,7 +875,7 @@ def test_truncated_normal():
     assert abs(values.mean().item() - 0.5) < 0.01
     variance = 1 - 2 * math.exp(-0.5) / math.sqrt(2 * math.pi) / math.erf(math.sqrt(0.5))  # of N(0, 1) in [-1, 1]
     assert abs(((values - 0.5) ** 2).mean().item() / variance - 1) < 0.03
-    with pytest.raises(ValueError, match="hardly a value"):
+    with pytest.raises(ValueError, match="hardly any values"):
         nn.init.trunc_normal_(t, 0.0, 1.0, 10.0, 11.0)
 
 

@@ -203,7 +203,7 @@ def test_one_hook_only():
             with pytest.raises(ValueError, match="ratio"):
                 model.register_builtin_comm_hook("topk", ratio)
         model.register_builtin_comm_hook("fp16_compress")
-        with pytest.raises(RuntimeError, match="a hook already"):
+        with pytest.raises(RuntimeError, match="a hook is registered already"):
             model.register_comm_hook(None, default_hooks.allreduce_hook)
         return True
 

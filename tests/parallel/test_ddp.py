@@ -558,7 +558,7 @@ def test_pytorchs_arguments():
             DistributedDataParallel(nn.Linear(2, 2), **{name: [1]})
     for wrong, kind, text in (
         ({"device_ids": [0, 1]}, ValueError, "device_ids is \\[0, 1\\]"),
-        ({"delay_all_reduce_named_params": []}, ValueError, "belong together"),
+        ({"delay_all_reduce_named_params": []}, ValueError, "both or neither"),
         ({"bucket_cap_mb": 0}, ValueError, "bucket_cap_mb is 0"),
         ({"process_group": 3}, TypeError, "group is int"),
     ):

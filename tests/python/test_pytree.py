@@ -21,7 +21,7 @@ def test_there_and_back():
     assert back == tree() and type(back[2]) is Pair and back[3].default_factory is list and back[4].maxlen == 5
     assert pytree.tree_structure(back) == spec != pytree.tree_structure([1])
     assert list(pytree.tree_iter(7)) == [7] and pytree.tree_structure(7).is_leaf()
-    with pytest.raises(ValueError, match="tree_unflatten: 1 leaves \\(expected 11\\)"):
+    with pytest.raises(ValueError, match="tree_unflatten: got 1 leaves \\(expected 11\\)"):
         spec.unflatten([1])
 
 

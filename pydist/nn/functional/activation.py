@@ -18,24 +18,24 @@ relu_ = _C.relu_
 
 
 def relu(input, inplace=False):
-    """max(input, 0), elementwise; inplace writes it into input."""
+    """max(input, 0), elementwise. inplace writes the result into input."""
     return _C.relu_(input) if inplace else _C.relu(input)
 
 
 def leaky_relu(input, negative_slope=0.01, inplace=False):
-    """input where it is positive, else negative_slope * input."""
+    """input if it is positive, otherwise negative_slope * input, elementwise."""
     return _C.leaky_relu_(input, negative_slope) if inplace else _C.leaky_relu(input, negative_slope)
 
 
 def elu(input, alpha=1.0, inplace=False):
-    """input where it is positive, else alpha * (exp(input) - 1)."""
+    """input if it is positive, otherwise alpha * (exp(input) - 1), elementwise."""
     return _C.elu_(input, alpha) if inplace else _C.elu(input, alpha)
 
 
 def celu(input, alpha=1.0, inplace=False):
-    """input where it is positive, else alpha * (exp(input / alpha) - 1)."""
+    """input if it is positive, otherwise alpha * (exp(input / alpha) - 1), elementwise."""
     if alpha == 0:
-        raise RuntimeError("celu: alpha is 0 (expected another number)")
+        raise RuntimeError("celu: alpha is 0 (expected a nonzero number)")
     return (_C.elu_ if inplace else _C.elu)(input, alpha, 1.0, 1.0 / alpha)
 
 
@@ -55,9 +55,9 @@ def mish(input, inplace=False):
 
 
 def hardtanh(input, min_val=-1.0, max_val=1.0, inplace=False):
-    """input, at least min_val and at most max_val."""
+    """input, limited to min_val below and max_val above."""
     if min_val > max_val:
-        raise ValueError(f"hardtanh: min_val {min_val} is above max_val {max_val}")
+        raise ValueError(f"hardtanh: min_val {min_val} is greater than max_val {max_val} (expected min_val <= max_val)")
     if not input.is_floating_point():
         return input.clamp_(int(min_val), int(max_val)) if inplace else input.clamp(int(min_val), int(max_val))
     return _C.hardtanh_(input, min_val, max_val) if inplace else _C.hardtanh(input, min_val, max_val)
@@ -90,7 +90,7 @@ def tanhshrink(input):
 
 @in_low
 def prelu(input, weight):
-    """input where it is positive, else weight * input; weight has one element, or one per channel (dimension 1)."""
+    """input if it is positive, otherwise weight * input. weight has one element, or one per channel (dimension 1)."""
     if weight.numel() != 1:
         channels = input.shape[1] if input.dim() > 1 else 1
         if weight.dim() != 1 or weight.numel() != channels:
@@ -108,24 +108,24 @@ def _default_dim(name, dim, ndim):
     if dim is not None:
         return dim
     dim = 0 if ndim in (0, 1, 3) else 1
-    warn(f"{name}: dim is not given; taking {dim} for {ndim} dims, as PyTorch does", stacklevel=3)
+    warn(f"{name}: dim is not given; pydist takes dim {dim} for a tensor of {ndim} dims, as PyTorch does", stacklevel=3)
     return dim
 
 
 def softmax(input, dim=None, _stacklevel=3, dtype=None):
-    """exp(input) / sum(exp(input)) along dim, after a cast to dtype if given."""
+    """exp(input) / sum(exp(input)) along dim. dtype: cast input to it first."""
     input = input if dtype is None else input.to(dtype)
     return _C.softmax(input, _default_dim("softmax", dim, input.dim()))
 
 
 def log_softmax(input, dim=None, _stacklevel=3, dtype=None):
-    """input - log(sum(exp(input))) along dim, after a cast to dtype if given."""
+    """input - log(sum(exp(input))) along dim. dtype: cast input to it first."""
     input = input if dtype is None else input.to(dtype)
     return _C.log_softmax(input, _default_dim("log_softmax", dim, input.dim()))
 
 
 def glu(input, dim=-1):
-    """a * sigmoid(b), a and b being the halves of input along dim (Dauphin et al., 2017)."""
+    """a * sigmoid(b), where a and b are the halves of input along dim (Dauphin et al., 2017)."""
     if input.dim() == 0 or input.shape[dim] % 2:
         shape = tuple(input.shape)
         raise RuntimeError(f"glu: shape {shape}, dimension {dim} (expected an even size)")
@@ -138,7 +138,7 @@ def _or_written(input, result, inplace):
 
 
 def threshold(input, threshold, value, inplace=False):
-    """input where it is above threshold, else value."""
+    """input if it is greater than threshold, otherwise value."""
     kept = input.clone() if inplace else input
     return _or_written(input, kept.masked_fill(kept <= threshold, value), inplace)
 
@@ -152,7 +152,7 @@ _threshold = threshold
 
 
 def hardshrink(input, lambd=0.5):
-    """input where it is beyond +-lambd, else 0."""
+    """input if |input| > lambd, otherwise 0."""
     return input.masked_fill(input.abs() <= lambd, 0.0)
 
 
@@ -160,17 +160,17 @@ hardshrink = with_out(hardshrink)
 
 
 def softshrink(input, lambd=0.5):
-    """input moved towards 0 by lambd, and 0 within +-lambd."""
+    """input moved towards 0 by lambd; 0 if |input| <= lambd."""
     if lambd < 0:
         raise RuntimeError(f"softshrink: lambd is {lambd} (expected at least 0)")
     return _C.sign(input) * _C.relu(input.abs() - lambd)
 
 
 def rrelu(input, lower=1.0 / 8, upper=1.0 / 3, training=False, inplace=False, generator=None):
-    """input where it is positive, else times a slope drawn for each element between lower and upper (not training:
-    their mean) (Xu et al., 2015)."""
+    """input if it is positive, otherwise input times a slope, drawn for each element between lower and upper (not
+    training: their mean) (Xu et al., 2015)."""
     if lower > upper:
-        raise RuntimeError(f"rrelu: lower {lower} is above upper {upper}")
+        raise RuntimeError(f"rrelu: lower {lower} is greater than upper {upper} (expected lower <= upper)")
     if not training:
         return leaky_relu(input, (lower + upper) / 2, inplace)
     kept = input.clone() if inplace else input
@@ -194,8 +194,8 @@ def selu_(input):
 
 
 def gumbel_softmax(logits, tau=1, hard=False, eps=1e-10, dim=-1):
-    """softmax((logits + Gumbel noise) / tau) along dim; hard: one-hot, with the gradient of the soft one (Jang et al.,
-    2017)."""
+    """softmax((logits + Gumbel noise) / tau) along dim. hard: the result is one-hot, but has the gradient of the
+    softmax (Jang et al., 2017)."""
     noise = -_C.empty(*logits.shape, dtype=logits.dtype).exponential_().log()
     soft = _C.softmax((logits + noise) / tau, dim)
     if not hard:

@@ -12,15 +12,15 @@ __all__ = ["multi_head_attention_forward", "scaled_dot_product_attention"]
 def scaled_dot_product_attention(
     query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, enable_gqa=False
 ):
-    """softmax(query @ keyᵀ · scale + attn_mask) @ value, without the scores of all pairs in memory where dropout_p is
-    0.
+    """softmax(query @ keyᵀ · scale + attn_mask) @ value. With dropout_p = 0 the scores of all pairs are never all in
+    memory.
 
-    query [..., H, T, E], key [..., H, S, E], value [..., H, S, Ev], of one floating dtype; returns [..., H, T, Ev],
-    laid out so that `y.transpose(1, 2)` is contiguous. attn_mask: broadcast to [..., H, T, S]; bool (True: the key may
-    be seen; a query that may see none gets zeros) or of query's dtype, added to the scores. is_causal: query i sees
-    keys j <= i, in place of a mask. dropout_p: of the probabilities, as they are used, whether in training or not.
-    scale: 1 / sqrt(E) by default. enable_gqa: key and value may have fewer heads, each serving H / Hkv neighbouring
-    query heads. DTypeError, ShapeError, ValueError for what does not fit. Dao et al., arXiv 2205.14135.
+    query [..., H, T, E], key [..., H, S, E], value [..., H, S, Ev], of one floating dtype. Returns [..., H, T, Ev],
+    whose memory order makes `y.transpose(1, 2)` contiguous. attn_mask is broadcast to [..., H, T, S]: bool (True: the
+    query sees the key; a query that sees no key gets zeros), or of query's dtype and added to the scores. is_causal:
+    query i sees keys j <= i; excludes a mask. dropout_p: dropout of the probabilities, also outside training. scale:
+    1 / sqrt(E) by default. enable_gqa: key and value may have fewer heads, Hkv; each serves H / Hkv neighbouring query
+    heads. Raises DTypeError, ShapeError or ValueError for arguments that do not fit. Dao et al., arXiv 2205.14135.
 
     >>> import pydist
     >>> q = pydist.eye(4).reshape(1, 1, 4, 4)
@@ -32,7 +32,7 @@ def scaled_dot_product_attention(
 
 
 def _projected(query, key, value, in_proj_weight, in_proj_bias):
-    """query, key and value times their thirds of in_proj_weight."""
+    """query, key and value, multiplied by their thirds of in_proj_weight."""
     biases = (None,) * 3 if in_proj_bias is None else in_proj_bias.chunk(3)
     if query is key and key is value:
         return _C.linear(query, in_proj_weight, in_proj_bias).chunk(3, -1)
@@ -40,7 +40,7 @@ def _projected(query, key, value, in_proj_weight, in_proj_bias):
 
 
 def _as_scores(mask, dtype):
-    """A mask that is added to scores: bool becomes -inf where True."""
+    """A mask that is added to the scores: bool becomes -inf where it is True."""
     if mask is None or mask.dtype is not _C.bool:
         return mask
     return _C.zeros(*mask.shape, dtype=dtype).masked_fill(mask, -math.inf)
@@ -73,11 +73,12 @@ def multi_head_attention_forward(
     average_attn_weights=True,
     is_causal=False,
 ):
-    """Attention of `num_heads` heads over query[L, N, E], key[S, N, E], value[S, N, E] (or all without N): (result,
-    weights or None); see nn.MultiheadAttention."""
+    """Attention with `num_heads` heads over query[L, N, E], key[S, N, E], value[S, N, E] (or all without N). Returns
+    (result, weights or None). See nn.MultiheadAttention."""
     if query.dim() not in (2, 3) or key.dim() != query.dim() or value.dim() != query.dim():
         raise RuntimeError(
-            f"multi_head_attention: {query.dim()}, {key.dim()}, {value.dim()} dimensions (expected all 2 or all 3)"
+            f"multi_head_attention: got {query.dim()}, {key.dim()} and {value.dim()} dimensions (expected all 2 or "
+            "all 3)"
         )
     batched = query.dim() == 3
     if not batched:

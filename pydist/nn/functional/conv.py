@@ -9,8 +9,9 @@ resample = _C.resample
 
 
 def conv_padding(padding, kernel, stride, dilation):
-    """(padding per side of each dim, elements to cut from the front of the result's dims). "same" needs stride 1; where
-    dilation * (kernel - 1) is odd the front is padded by one too many, as PyTorch pads the back by one more."""
+    """(padding on each side of each dim, elements to cut from the front of the result's dims). "same" needs stride 1.
+    If dilation * (kernel - 1) is odd, PyTorch pads one more element at the back; here the front is padded by one more
+    and then cut."""
     count = len(kernel)
     if not isinstance(padding, str):
         return sizes_of("padding", padding, count), (0,) * count
@@ -25,11 +26,11 @@ def conv_padding(padding, kernel, stride, dilation):
 
 
 def sizes_of(name, value, count):
-    """`value` for each of `count` dims."""
+    """`value` as a list with one entry for each of `count` dims."""
     if isinstance(value, int):
         value = (value,) * count
     elif not isinstance(value, (tuple, list)):
-        value = tuple(islice(value, count + 1))  # it may have no end
+        value = tuple(islice(value, count + 1))  # an iterator may be endless
     if len(value) == 1:
         value *= count
     if len(value) != count:
@@ -76,7 +77,8 @@ def conv3d(input, weight, bias=None, stride=1, padding=0, dilation=1, groups=1):
     stride, dilation = sizes_of("stride", stride, 3), sizes_of("dilation", dilation, 3)
     if min(stride) < 1 or min(dilation) < 1 or min(padding) < 0:
         raise ValueError(
-            f"conv3d: stride {stride}, padding {padding}, dilation {dilation} (expected above 0, padding at least 0)"
+            f"conv3d: stride {stride}, padding {padding}, dilation {dilation} (expected more than 0, padding at "
+            "least 0)"
         )
     x = _C.constant_pad_nd(x, (0, 0, 0, 0, padding[0], padding[0])) if padding[0] else x
     taps = weight.shape[2]
@@ -85,7 +87,7 @@ def conv3d(input, weight, bias=None, stride=1, padding=0, dilation=1, groups=1):
         shapes = f"{tuple(input.shape)} and {tuple(weight.shape)}"
         raise _C.ShapeError(f"conv3d: the kernel does not fit into the input: {shapes}")
     y = None
-    for t in range(taps):  # a sum of 2-D convolutions, all planes being one batch
+    for t in range(taps):  # a sum of 2-D convolutions, with all planes as one batch
         start = t * dilation[0]
         planes = x[:, :, start : start + (depth - 1) * stride[0] + 1 : stride[0]].transpose(1, 2)
         flat = planes.reshape(-1, x.shape[1], *x.shape[3:])
@@ -149,12 +151,15 @@ def conv_transpose3d(input, weight, bias=None, stride=1, padding=0, output_paddi
     n, depth, taps = x.shape[0], x.shape[2], weight.shape[2]
     full = (depth - 1) * stride[0] + dilation[0] * (taps - 1) + more[0] + 1
     if full - 2 * padding[0] < 1:
-        raise _C.ShapeError(f"conv_transpose3d: input {tuple(input.shape)} with padding {padding} leaves nothing")
+        raise _C.ShapeError(
+            f"conv_transpose3d: input {tuple(input.shape)} with padding {padding} leaves nothing (expected an "
+            "output of at least 1)"
+        )
     flat, y = x.transpose(1, 2).reshape(n * depth, x.shape[1], *x.shape[3:]), None
     for t in range(taps):
         part = _C.conv_transpose2d(flat, weight[:, :, t], None, stride[1:], padding[1:], more[1:], groups, dilation[1:])
         part = part.reshape(n, depth, *part.shape[1:]).unsqueeze(2)
-        # planes at a distance of stride
+        # planes that are stride apart
         spread = _C.constant_pad_nd(part, (0, 0, 0, 0, 0, 0, 0, stride[0] - 1)).flatten(1, 2)
         start = t * dilation[0]
         spread = _C.constant_pad_nd(
@@ -168,7 +173,7 @@ def conv_transpose3d(input, weight, bias=None, stride=1, padding=0, output_paddi
 
 
 def bilinear(input1, input2, weight, bias=None):
-    """y[..., k] = input1[..., i] weight[k, i, j] input2[..., j], plus bias[k]."""
+    """y[..., k] = input1[..., i] weight[k, i, j] input2[..., j] + bias[k]."""
     if input1.shape[:-1] != input2.shape[:-1] or (input1.shape[-1], input2.shape[-1]) != tuple(weight.shape[1:]):
         shapes = ", ".join(str(tuple(t.shape)) for t in (input1, input2, weight))
         raise _C.ShapeError(f"bilinear: shapes {shapes} (expected [..., I], [..., J], [K, I, J])")

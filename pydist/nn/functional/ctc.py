@@ -11,9 +11,9 @@ _NEVER = -1e30  # stands for log(0): -inf has no gradient
 
 @in_float32
 def ctc_loss(log_probs, targets, input_lengths, target_lengths, blank=0, reduction="mean", zero_infinity=False):
-    """-log of the probability of targets under all alignments with log_probs[T, N, C] (or [T, C]), `blank` being the
-    class between labels (Graves et al., 2006). targets: [N, S], or all of them in one row; the mean divides by
-    target_lengths. An impossible target has an infinite loss (zero_infinity: 0)."""
+    """-log of the probability of targets, summed over all alignments with log_probs[T, N, C] (or [T, C]). `blank` is
+    the class between labels (Graves et al., 2006). targets: [N, S], or all labels in one row. reduction "mean" divides
+    by target_lengths. The loss of an impossible target is infinite, or 0 with zero_infinity."""
     reduction = reduction_of(None, None, reduction)
     single = log_probs.dim() == 2
     if single:

@@ -1,4 +1,4 @@
-"""Distances, and losses made of them."""
+"""Distances, and losses made of distances."""
 
 import math
 
@@ -22,7 +22,8 @@ def pairwise_distance(x1, x2, p=2.0, eps=1e-6, keepdim=False):
 
 
 def pdist(input, p=2.0):
-    """The p-norms of the differences of all pairs of rows of input[N, M]: (0, 1), (0, 2), ..., (1, 2), ..."""
+    """The p-norms of the differences between all pairs of rows of input[N, M], in the order (0, 1), (0, 2), ..., (1,
+    2), ..."""
     if input.dim() != 2:
         raise RuntimeError(f"pdist: input has shape {tuple(input.shape)} (expected [N, M])")
     rows = _C.arange(input.shape[0])
@@ -32,7 +33,7 @@ def pdist(input, p=2.0):
 
 @in_float32
 def cosine_embedding_loss(input1, input2, target, margin=0, size_average=None, reduce=None, reduction="mean"):
-    """1 - cosine where target is 1, max(cosine - margin, 0) where it is -1."""
+    """1 - cosine if target is 1, max(cosine - margin, 0) if it is -1."""
     if input1.dim() != target.dim() + 1 or input2.dim() != target.dim() + 1:
         shapes = ", ".join(str(tuple(t.shape)) for t in (input1, input2, target))
         raise RuntimeError(f"cosine_embedding_loss: shapes {shapes} (expected [N, D], [N, D], [N] or [D], [D], [])")
@@ -45,7 +46,7 @@ def cosine_embedding_loss(input1, input2, target, margin=0, size_average=None, r
 
 @in_float32
 def hinge_embedding_loss(input, target, margin=1.0, size_average=None, reduce=None, reduction="mean"):
-    """input where target is 1, max(margin - input, 0) where it is -1."""
+    """input if target is 1, max(margin - input, 0) if it is -1."""
     each = _C.where(target == -1, (margin - input).clamp(0), 0.0) + _C.where(target == 1, input, 0.0)
     return reduced(each, reduction_of(size_average, reduce, reduction))
 
@@ -55,7 +56,7 @@ def margin_ranking_loss(input1, input2, target, margin=0, size_average=None, red
     """max(-target * (input1 - input2) + margin, 0)."""
     if not input1.dim() == input2.dim() == target.dim():
         shapes = ", ".join(str(tuple(t.shape)) for t in (input1, input2, target))
-        raise RuntimeError(f"margin_ranking_loss: shapes {shapes} (expected as many dimensions)")
+        raise RuntimeError(f"margin_ranking_loss: shapes {shapes} (expected the same number of dimensions)")
     each = (-target * (input1 - input2) + margin).clamp(0)
     return reduced(each, reduction_of(size_average, reduce, reduction))
 
@@ -64,8 +65,8 @@ def margin_ranking_loss(input1, input2, target, margin=0, size_average=None, red
 def triplet_margin_loss(
     anchor, positive, negative, margin=1.0, p=2, eps=1e-6, swap=False, size_average=None, reduce=None, reduction="mean"
 ):
-    """max(d(anchor, positive) - d(anchor, negative) + margin, 0), d being pairwise_distance; swap: the smaller one of
-    d(anchor, negative) and d(positive, negative)."""
+    """max(d(anchor, positive) - d(anchor, negative) + margin, 0), where d is pairwise_distance. swap: use the smaller
+    of d(anchor, negative) and d(positive, negative)."""
     reduction = reduction_of(size_average, reduce, reduction)
 
     def distance(a, b):
@@ -79,9 +80,9 @@ def triplet_margin_loss(
 def triplet_margin_with_distance_loss(
     anchor, positive, negative, *, distance_function=None, margin=1.0, swap=False, reduction="mean"
 ):
-    """triplet_margin_loss by a distance of one's own."""
+    """triplet_margin_loss with the distance `distance_function(a, b)`; None: pairwise_distance."""
     if margin <= 0:
-        raise ValueError(f"margin must be greater than 0, got {margin}")
+        raise ValueError(f"triplet_margin_with_distance_loss: margin must be greater than 0, got {margin}")
     reduction = reduction_of(None, None, reduction)
     distance = pairwise_distance if distance_function is None else distance_function
     near, far = distance(anchor, positive), distance(anchor, negative)
@@ -92,7 +93,7 @@ def triplet_margin_with_distance_loss(
 
 @in_float32
 def soft_margin_loss(input, target, size_average=None, reduce=None, reduction="mean"):
-    """log(1 + exp(-target * input)) for targets +-1."""
+    """log(1 + exp(-target * input)) for targets 1 and -1."""
     return reduced(_C.softplus(-target * input, 1.0, math.inf), reduction_of(size_average, reduce, reduction))
 
 
@@ -105,9 +106,9 @@ def multilabel_soft_margin_loss(input, target, weight=None, size_average=None, r
 
 @in_float32
 def multi_margin_loss(input, target, p=1, margin=1.0, weight=None, size_average=None, reduce=None, reduction="mean"):
-    """The mean over the classes i but the target t of max(margin - input[t] + input[i], 0) ** p, times weight[t]."""
+    """The mean over all classes i except the target t of max(margin - input[t] + input[i], 0) ** p, times weight[t]."""
     if p not in (1, 2):
-        raise ValueError("only p == 1 and p == 2 supported")
+        raise ValueError("multi_margin_loss: only p == 1 and p == 2 supported, got {p}")
     scores, labels = input.reshape(-1, input.shape[-1]), target.reshape(-1, 1)
     each = _C.relu(margin - scores.gather(1, labels) + scores) ** p
     each = each if weight is None else each * weight[labels]
@@ -117,8 +118,8 @@ def multi_margin_loss(input, target, p=1, margin=1.0, weight=None, size_average=
 
 @in_float32
 def multilabel_margin_loss(input, target, size_average=None, reduce=None, reduction="mean"):
-    """The mean over pairs of a target t (those of target[..., C] before the first -1) and a class i that is none of
-    max(1 - (input[t] - input[i]), 0)."""
+    """The mean over pairs of a target t (those of target[..., C] before the first -1) and a class i that is not a
+    target of max(1 - (input[t] - input[i]), 0)."""
     if input.shape != target.shape or input.dim() not in (1, 2):
         raise RuntimeError(
             f"multilabel_margin_loss: shapes {tuple(input.shape)}, {tuple(target.shape)} (expected equal, [C] or [N, C])"
@@ -137,8 +138,8 @@ def multilabel_margin_loss(input, target, size_average=None, reduce=None, reduct
 def poisson_nll_loss(
     input, target, log_input=True, full=False, size_average=None, eps=1e-8, reduce=None, reduction="mean"
 ):
-    """exp(input) - target * input (not log_input: input - target * log(input + eps)); full adds Stirling's
-    approximation of log(target!) where target > 1."""
+    """exp(input) - target * input; with log_input=False: input - target * log(input + eps). full adds Stirling's
+    approximation of log(target!) for targets > 1."""
     reduction = reduction_of(size_average, reduce, reduction)
     each = input.exp() - target * input if log_input else input - target * (input + eps).log()
     if full:
@@ -157,9 +158,12 @@ def gaussian_nll_loss(input, target, var, full=False, eps=1e-6, reduction="mean"
         if input.shape[:-1] == var.shape:
             var = var.unsqueeze(-1)
         elif input.shape[:-1] != var.shape[:-1] or var.shape[-1] != 1:
-            raise ValueError("var is of incorrect size")
+            raise ValueError(
+                "gaussian_nll_loss: var is of incorrect size (expected input's shape, one size 1 at the end, or no "
+                "last dim)"
+            )
     if var.numel() and (var < 0).any().item():
-        raise ValueError("var has negative entry/entries")
+        raise ValueError("gaussian_nll_loss: var has negative entry/entries (expected 0 or more)")
     var = (
         _C.where(var.detach() < eps, eps, var)
         if not var.requires_grad

@@ -11,7 +11,7 @@ def _check(p):
 
 
 def dropout(input, p=0.5, training=True, inplace=False):
-    """input * keep / (1 - p), keep drawn Bernoulli(1 - p) per element; not training: input."""
+    """input * keep / (1 - p), where keep is drawn from Bernoulli(1 - p) for each element. Without training: input."""
     _check(p)
     if not training or p == 0.0:
         return input
@@ -25,7 +25,9 @@ def _by_channel(name, input, p, training, inplace, dims):
         wanted = f"{dims + 1}, or {dims} without a batch"
         if name == "dropout1d" or input.dim() < 2:
             raise ValueError(f"{name}: input has {input.dim()} dims (expected {wanted})")
-        warn(f"{name}: input has {input.dim()} dims (expected {wanted}); taken as [N, C, ...]", stacklevel=3)
+        warn(
+            f"{name}: input has {input.dim()} dims (expected {wanted}); pydist takes them as [N, C, ...]", stacklevel=3
+        )
     if not training or p == 0:
         return input
     lead = 1 if input.dim() == dims else 2
@@ -49,8 +51,8 @@ def dropout3d(input, p=0.5, training=True, inplace=False):
 
 
 def _alpha(input, p, training, inplace, shape):
-    """What is dropped becomes selu's limit, and all is scaled so that mean 0 and variance 1 stay (Klambauer et al.,
-    2017)."""
+    """Replaces dropped elements by selu's limit and scales everything so that mean 0 and variance 1 stay (Klambauer et
+    al., 2017)."""
     _check(p)
     if not training or p == 0:
         return input

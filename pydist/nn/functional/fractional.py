@@ -1,4 +1,4 @@
-"""Pooling by windows that begin at random places (Graham, 2014)."""
+"""Pooling with windows that begin at random positions (Graham, 2014)."""
 
 from math import prod
 
@@ -14,8 +14,8 @@ __all__ = [
 
 
 def _begins(samples, size, out, kernel):
-    """Where the `out` windows of each plane begin: samples [N, C] in [0, 1) to int64 [N, C, out]; the last ends at the
-    end."""
+    """The positions at which the `out` windows of each plane begin: samples [N, C] in [0, 1) to int64 [N, C, out]. The
+    last window ends at the end of the plane."""
     if out == 1:
         return _C.full((*samples.shape, 1), size - kernel, dtype=_C.int64)
     alpha = (size - kernel) / (out - 1)
@@ -50,7 +50,7 @@ def _pool(name, input, kernel_size, output_size, output_ratio, samples, dims):
         samples = _C.rand(*x.shape[:2], dims, dtype=input.dtype)
     elif tuple(samples.shape) != (*x.shape[:2], dims):
         raise RuntimeError(f"{name}: _random_samples {tuple(samples.shape)} (expected {(*x.shape[:2], dims)})")
-    flat = None  # where each element of each window lies in its plane: [N, C, *out, *kernel]
+    flat = None  # the position in its plane of each element of each window: [N, C, *out, *kernel]
     for d, (size, o, k) in enumerate(zip(sizes, out, kernel)):
         column = dims - 1 - d if dims == 2 else d  # PyTorch's order of the samples
         at = _begins(samples[..., column], size, o, k).unsqueeze(-1) + _C.arange(k)
@@ -69,25 +69,26 @@ def _pool(name, input, kernel_size, output_size, output_ratio, samples, dims):
 def fractional_max_pool2d_with_indices(
     input, kernel_size, output_size=None, output_ratio=None, return_indices=False, _random_samples=None
 ):
-    """(maxima, their positions in the plane): see fractional_max_pool2d."""
+    """(maxima, their positions in the plane). See fractional_max_pool2d."""
     return _pool("fractional_max_pool2d", input, kernel_size, output_size, output_ratio, _random_samples, 2)
 
 
 def fractional_max_pool3d_with_indices(
     input, kernel_size, output_size=None, output_ratio=None, return_indices=False, _random_samples=None
 ):
-    """(maxima, their positions in the volume): see fractional_max_pool3d."""
+    """(maxima, their positions in the volume). See fractional_max_pool3d."""
     return _pool("fractional_max_pool3d", input, kernel_size, output_size, output_ratio, _random_samples, 3)
 
 
 def fractional_max_pool2d(
     input, kernel_size, output_size=None, output_ratio=None, return_indices=False, _random_samples=None
 ):
-    """The maxima of windows of `kernel_size` that begin at pseudo-random places: window i of a plane, in each dimension, at
-    floor((i + u) a) - floor(u a), a = (size - kernel) / (out - 1), u drawn from [0, 1); the last one ends at the end.
+    """The maxima of windows of `kernel_size` that begin at pseudo-random positions. In each dimension, window i of a
+    plane begins at floor((i + u) a) - floor(u a) with a = (size - kernel) / (out - 1) and u drawn from [0, 1); the last
+    window ends at the end.
 
-    input is [N, C, H, W] or [C, H, W]; of `output_size` and `output_ratio` (in (0, 1)) one is given. With
-    `return_indices` also the positions in the plane (int64). `_random_samples`: u, [N, C, 2], last dimension first.
+    input is [N, C, H, W] or [C, H, W]. Give one of `output_size` and `output_ratio` (in (0, 1)). `return_indices` also
+    returns the positions in the plane (int64). `_random_samples`: u as [N, C, 2], last dimension first.
 
     >>> import pydist
     >>> pydist.nn.functional.fractional_max_pool2d(pydist.arange(16.0).reshape(1, 4, 4), 2, output_size=2).shape
@@ -100,6 +101,7 @@ def fractional_max_pool2d(
 def fractional_max_pool3d(
     input, kernel_size, output_size=None, output_ratio=None, return_indices=False, _random_samples=None
 ):
-    """The same of volumes [N, C, D, H, W] or [C, D, H, W]; `_random_samples` is [N, C, 3], first dimension first."""
+    """fractional_max_pool2d for volumes [N, C, D, H, W] or [C, D, H, W]. `_random_samples` is [N, C, 3], first
+    dimension first."""
     found = fractional_max_pool3d_with_indices(input, kernel_size, output_size, output_ratio, False, _random_samples)
     return found if return_indices else found[0]

@@ -6,11 +6,11 @@ from pydist import _C
 
 
 def reduction_of(size_average, reduce, reduction):
-    """The reduction that the two old arguments of the losses stand for, else `reduction`."""
+    """The reduction that the losses' two deprecated arguments mean; without them `reduction`."""
     if size_average is not None or reduce is not None:
         reduction = "none" if reduce is False else "sum" if size_average is False else "mean"
     if reduction not in ("none", "mean", "sum"):
-        raise _C.ArgumentError(f"{reduction} is not a valid value for reduction")
+        raise _C.ArgumentError(f"{reduction} is not a valid value for reduction (expected 'none', 'mean' or 'sum')")
     return reduction
 
 
@@ -29,8 +29,8 @@ def cross_entropy(
     reduction="mean",
     label_smoothing=0.0,
 ):
-    """nll_loss(log_softmax(input, 1), target), in one pass; see nn.CrossEntropyLoss. A floating target of input's
-    shape holds the probability of each class."""
+    """nll_loss(log_softmax(input, 1), target), in one pass. See nn.CrossEntropyLoss. A floating target has input's
+    shape and holds the probability of each class."""
     reduction = reduction_of(size_average, reduce, reduction)
     if target.is_floating_point():
         return _cross_entropy_of_probabilities(input, target, weight, ignore_index, reduction, label_smoothing)
@@ -49,13 +49,14 @@ def linear_cross_entropy(
     label_smoothing=0.0,
     options=None,
 ):
-    """cross_entropy(linear(input, linear_weight, linear_bias), target, weight, ...) for input [N, D], linear_weight [C, D]
-    and classes target [N], without all N x C logits at once.
+    """cross_entropy(linear(input, linear_weight, linear_bias), target, weight, ...) for input [N, D], linear_weight [C,
+    D] and target [N] of classes, without all N x C logits in memory.
 
-    Rows go through in chunks, each of which makes its part of all gradients, in the place of its logits; so the time is
-    that of the two functions, and the memory that of one chunk (at most 64 MiB, or options.batch_chunk_size rows).
-    reduction="none", probabilities as target and linear_weight of more dimensions take the two functions. Under autocast
-    the products are made in its dtype, the loss and the gradient of a float32 linear_weight in float32.
+    Rows go through in chunks. Each chunk computes its part of all gradients and overwrites its logits with them. So the
+    time is that of the two functions, and the memory that of one chunk (at most 64 MiB, or options.batch_chunk_size
+    rows). For reduction="none", for probabilities as target and for linear_weight with more dimensions the two
+    functions run instead. Under autocast the products use its dtype; the loss and the gradient of a float32
+    linear_weight are in float32.
 
     >>> import pydist
     >>> x, w, t = pydist.eye(2), pydist.tensor([[2.0, 0.0], [0.0, 2.0]], requires_grad=True), pydist.tensor([0, 1])
@@ -104,12 +105,12 @@ def _cross_entropy_of_probabilities(input, target, weight, ignore_index, reducti
 
 def _pairwise(name, input, target):
     if input.shape != target.shape:
-        text = f"{name}: input has shape {tuple(input.shape)}, target {tuple(target.shape)}; they are broadcast"
-        warn(f"{text}, which is rarely meant", stacklevel=3)
+        text = f"{name}: input has shape {tuple(input.shape)}, target {tuple(target.shape)}; pydist broadcasts them"
+        warn(f"{text}, which is rarely intended (expected equal shapes)", stacklevel=3)
 
 
 def _weighted(each, weight, reduction):
-    """The reduction of terms that have weights: a mean is divided by the sum of the weights."""
+    """The reduction of terms that have weights: "mean" divides by the sum of the weights."""
     if weight is None or reduction == "none":
         return each if weight is None else each * weight
     total = (each * weight).sum()
@@ -117,7 +118,7 @@ def _weighted(each, weight, reduction):
 
 
 def mse_loss(input, target, size_average=None, reduce=None, reduction="mean", weight=None):
-    """(input - target) ** 2: each, their mean or sum."""
+    """(input - target) ** 2: all terms, their mean or their sum."""
     reduction = reduction_of(size_average, reduce, reduction)
     _pairwise("mse_loss", input, target)
     if weight is not None:
@@ -126,7 +127,7 @@ def mse_loss(input, target, size_average=None, reduce=None, reduction="mean", we
 
 
 def l1_loss(input, target, size_average=None, reduce=None, reduction="mean", weight=None):
-    """|input - target|: each, their mean or sum."""
+    """|input - target|: all terms, their mean or their sum."""
     reduction = reduction_of(size_average, reduce, reduction)
     _pairwise("l1_loss", input, target)
     if not (input.is_floating_point() or target.is_floating_point()):
@@ -137,14 +138,15 @@ def l1_loss(input, target, size_average=None, reduce=None, reduction="mean", wei
 
 
 def smooth_l1_loss(input, target, size_average=None, reduce=None, reduction="mean", beta=1.0):
-    """d ** 2 / (2 beta) where d = |input - target| < beta, else d - beta / 2: each, their mean or sum."""
+    """d ** 2 / (2 beta) if d = |input - target| < beta, otherwise d - beta / 2: all terms, their mean or their sum."""
     reduction = reduction_of(size_average, reduce, reduction)
     _pairwise("smooth_l1_loss", input, target)
     return _C.smooth_l1_loss(input, target, reduction, beta)
 
 
 def huber_loss(input, target, reduction="mean", delta=1.0, weight=None):
-    """d ** 2 / 2 where d = |input - target| <= delta, else delta (d - delta / 2): each, their mean or sum."""
+    """d ** 2 / 2 if d = |input - target| <= delta, otherwise delta (d - delta / 2): all terms, their mean or their
+    sum."""
     _pairwise("huber_loss", input, target)
     if weight is not None:
         return _weighted(_C.huber_loss(input, target, "none", delta), weight, reduction)
@@ -152,8 +154,8 @@ def huber_loss(input, target, reduction="mean", delta=1.0, weight=None):
 
 
 def kl_div(input, target, size_average=None, reduce=None, reduction="mean", log_target=False):
-    """target (log(target) - input) for log-probabilities input: each, their mean or sum; "batchmean": the sum over the
-    size of dimension 0."""
+    """target (log(target) - input) for log-probabilities input: all terms, their mean or their sum. "batchmean": the
+    sum divided by the size of dimension 0."""
     if reduction == "batchmean":
         total = _C.kl_div(input, target, "sum", log_target)
         return total / input.shape[0] if input.dim() else total
@@ -161,18 +163,19 @@ def kl_div(input, target, size_average=None, reduce=None, reduction="mean", log_
 
 
 def binary_cross_entropy(input, target, weight=None, size_average=None, reduce=None, reduction="mean"):
-    """-weight (target log(input) + (1 - target) log(1 - input)) for probabilities input: each, their mean or sum."""
+    """-weight (target log(input) + (1 - target) log(1 - input)) for probabilities input: all terms, their mean or their
+    sum."""
     return _C.binary_cross_entropy(input, target, weight, reduction_of(size_average, reduce, reduction))
 
 
 def binary_cross_entropy_with_logits(
     input, target, weight=None, size_average=None, reduce=None, reduction="mean", pos_weight=None
 ):
-    """binary_cross_entropy of sigmoid(input), computed without overflow; pos_weight is a factor of target's part."""
+    """binary_cross_entropy of sigmoid(input), computed without overflow. pos_weight multiplies the part with target."""
     reduction = reduction_of(size_average, reduce, reduction)
     return _C.binary_cross_entropy_with_logits(input, target, weight, pos_weight, reduction)
 
 
 def reduced(each, reduction):
-    """Terms of a loss: each, their mean or sum."""
+    """The terms of a loss: all of them, their mean or their sum."""
     return each if reduction == "none" else each.mean() if reduction == "mean" else each.sum()

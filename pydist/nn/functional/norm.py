@@ -13,13 +13,14 @@ def _sizes(shape):
 
 
 def layer_norm(input, normalized_shape, weight=None, bias=None, eps=1e-05):
-    """(input - mean) / sqrt(var + eps) * weight + bias over the last dimensions, of normalized_shape."""
+    """(input - mean) / sqrt(var + eps) * weight + bias. Mean and variance are over the last dimensions, which have
+    normalized_shape."""
     return _C.layer_norm(input, _sizes(normalized_shape), weight, bias, eps)
 
 
 def rms_norm(input, normalized_shape, weight=None, eps=None):
-    """input / sqrt(mean(input ** 2) + eps) * weight over the last dimensions, of normalized_shape; eps None: the
-    machine epsilon."""
+    """input / sqrt(mean(input ** 2) + eps) * weight. The mean is over the last dimensions, which have normalized_shape.
+    eps None: the machine epsilon."""
     return _C.rms_norm(input, _sizes(normalized_shape), weight, eps)
 
 
@@ -33,8 +34,8 @@ def normalize(input, p=2.0, dim=1, eps=1e-12, out=None):
 def instance_norm(
     input, running_mean=None, running_var=None, weight=None, bias=None, use_input_stats=True, momentum=0.1, eps=1e-05
 ):
-    """batch_norm of each sample of input[N, C, ...] by itself (Ulyanov et al., 2016); the running statistics move by
-    the mean over the samples."""
+    """batch_norm of each sample of input[N, C, ...] by itself (Ulyanov et al., 2016). The running statistics are
+    updated with the mean over the samples."""
     if input.dim() < 3:
         raise ValueError(f"instance_norm: input has shape {tuple(input.shape)} (expected [N, C, ...])")
     n, c = input.shape[:2]
@@ -53,8 +54,8 @@ def instance_norm(
 
 
 def local_response_norm(input, size, alpha=0.0001, beta=0.75, k=1.0):
-    """input / (k + alpha * the mean of squares over `size` neighbouring channels) ** beta for input[N, C, ...]
-    (Krizhevsky et al., 2012)."""
+    """input / (k + alpha * mean) ** beta for input[N, C, ...], where mean is the mean of the squares over `size`
+    neighbouring channels (Krizhevsky et al., 2012)."""
     if input.dim() < 3:
         raise ValueError(f"Expected 3D or higher dimensionality input (got {input.dim()} dimensions)")
     if not input.numel():

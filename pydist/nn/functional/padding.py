@@ -10,29 +10,29 @@ from pydist.nn.functional.conv import conv_transpose2d, sizes_of
 
 
 def pad(input, pad, mode="constant", value=None):
-    """input with pad[0] elements before and pad[1] after it along the last dimension, pad[2], pad[3] along the one
-    before, and so on; a negative number takes elements away.
+    """input with pad[0] elements before and pad[1] elements after it along the last dimension, pad[2] and pad[3] along
+    the dimension before that, and so on. Negative numbers remove elements.
 
-    mode "constant": all of them `value` (0); "reflect": mirrored at the border element; "replicate": copies of the
-    border element; "circular": from the other end. Raises ValueError for another mode, NotImplementedError for a pad
-    that has not two numbers for all but the leading one or two dimensions, RuntimeError where input is too short to be
-    mirrored.
+    mode "constant": all new elements are `value` (0); "reflect": mirrored at the border element; "replicate": copies of
+    the border element; "circular": taken from the other end. Raises ValueError for another mode, NotImplementedError
+    for a pad that does not have two numbers for all dimensions except the leading one or two, RuntimeError if input is
+    too short to be mirrored.
 
     >>> import pydist
     >>> pydist.nn.functional.pad(pydist.tensor([[1.0, 2.0, 3.0]]), (1, 2), "reflect").tolist()
     [[2.0, 1.0, 2.0, 3.0, 2.0, 1.0]]
     """
-    pad = tuple(int(p) for p in islice(pad, 2 * input.dim() + 1))  # one too many is refused below
+    pad = tuple(int(p) for p in islice(pad, 2 * input.dim() + 1))  # too many numbers raise an error below
     if mode == "constant":
         return _C.constant_pad_nd(input, pad, 0 if value is None else value)
     if mode not in ("reflect", "replicate", "circular"):
         raise ValueError(f"pad: mode is {mode!r} (expected constant, reflect, replicate or circular)")
     if value is not None and value != 0:
-        raise ValueError(f"pad: value is {value} (expected none for mode {mode!r})")
+        raise ValueError(f"pad: value is {value} (expected no value for mode {mode!r})")
     if len(pad) % 2 or len(pad) > 6 or not 1 <= input.dim() - len(pad) // 2 <= 2:
         shape = tuple(input.shape)
         raise NotImplementedError(
-            f"pad: {len(pad)} numbers for shape {shape} in mode {mode!r} (expected two a dimension)"
+            f"pad: {len(pad)} numbers for shape {shape} in mode {mode!r} (expected two numbers per dimension)"
         )
     sizes = [n + b + a for n, b, a in zip(reversed(input.shape), pad[::2], pad[1::2])]
     if min(sizes) < 1:
@@ -43,7 +43,7 @@ def pad(input, pad, mode="constant", value=None):
 
 def _extended(input, pad, mode):
     more, less = [max(p, 0) for p in pad], [min(p, 0) for p in pad]
-    if mode == "circular" and any(less):  # around what is left; the others continue the whole input
+    if mode == "circular" and any(less):  # constant: around what is left; the other modes continue the whole input
         input, less = _C.constant_pad_nd(input, less), []
     input = pad_around(input, more, mode) if any(more) else input
     return _C.constant_pad_nd(input, less) if any(less) else input
@@ -65,7 +65,7 @@ def pixel_shuffle(input, upscale_factor):
 
 
 def pixel_unshuffle(input, downscale_factor):
-    """input[..., C, H r, W r] as [..., C r^2, H, W]: what pixel_shuffle undoes."""
+    """input[..., C, H r, W r] as [..., C r^2, H, W]: the inverse of pixel_shuffle."""
     r = downscale_factor
     if input.dim() < 3 or r < 1 or input.shape[-1] % r or input.shape[-2] % r:
         shape = tuple(input.shape)
@@ -80,7 +80,7 @@ def pixel_unshuffle(input, downscale_factor):
 
 
 def channel_shuffle(input, groups):
-    """The channels (dimension 1) of [N, C, ...] in `groups` rows, read by columns (Zhang et al., 2018)."""
+    """The channels (dimension 1) of [N, C, ...], written in `groups` rows and read by columns (Zhang et al., 2018)."""
     if input.dim() < 3 or groups < 1 or input.shape[1] % groups:
         shape = tuple(input.shape)
         raise RuntimeError(
@@ -131,8 +131,8 @@ def unfold(input, kernel_size, dilation=1, padding=0, stride=1):
 
 @as_given
 def fold(input, output_size, kernel_size, dilation=1, padding=0, stride=1):
-    """The image [N, C, *output_size] whose elements are the sums of what stands for them in the windows input[N, C *
-    elements of the kernel, windows] (or without N): the transpose of unfold."""
+    """The image [N, C, *output_size] (or without N). Each element is the sum of all its copies in the windows input[N,
+    C * elements of the kernel, windows]. It is the transpose of unfold."""
     if input.dim() not in (2, 3):
         raise RuntimeError(f"fold: input has shape {tuple(input.shape)} (expected [N, C * kernel, windows])")
     if input.dim() == 2:
@@ -147,7 +147,7 @@ def fold(input, output_size, kernel_size, dilation=1, padding=0, stride=1):
         want = f"[N, a multiple of {taps}, {counts[0] * counts[1]}]"
         raise RuntimeError(f"fold: input has shape {tuple(input.shape)} (expected {want})")
     channels = rows // taps
-    # every window adds its own elements: a transposed convolution by the unit windows
+    # every window adds its own elements: a transposed convolution with the unit windows
     units = (
         _C.zeros(taps, taps, dtype=input.dtype).fill_diagonal_(1).reshape(taps, 1, *kernel).repeat(channels, 1, 1, 1)
     )

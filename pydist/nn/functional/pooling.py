@@ -12,50 +12,52 @@ adaptive_avg_pool1d = _C.adaptive_avg_pool1d
 
 
 def max_pool1d(input, kernel_size, stride=None, padding=0, dilation=1, ceil_mode=False, return_indices=False):
-    """The largest element of each window of input[N, C, L] or [C, L], and their positions along L if return_indices."""
+    """The largest element of each window of input[N, C, L] or [C, L]; with return_indices also the positions along
+    L."""
     pool = _C.max_pool1d_with_indices if return_indices else _C.max_pool1d
     return pool(input, kernel_size, stride, padding, dilation, ceil_mode)
 
 
 def max_pool2d(input, kernel_size, stride=None, padding=0, dilation=1, ceil_mode=False, return_indices=False):
-    """The largest element of each window of input[N, C, H, W] or [C, H, W], and their positions in the H * W plane if
-    return_indices; see nn.MaxPool2d."""
+    """The largest element of each window of input[N, C, H, W] or [C, H, W]; with return_indices also the positions in
+    the H * W plane. See nn.MaxPool2d."""
     pool = _C.max_pool2d_with_indices if return_indices else _C.max_pool2d
     return pool(input, kernel_size, stride, padding, dilation, ceil_mode)
 
 
 def _output_size(input, size, dims=2):
-    """A size for each dimension, None standing for the input's own."""
+    """A size for each dimension. None means the input's own size."""
     size = (size,) * dims if size is None or isinstance(size, int) else tuple(size)
     return tuple(input.shape[i - len(size)] if n is None else n for i, n in enumerate(size))
 
 
 def adaptive_avg_pool2d(input, output_size):
-    """The mean of input's window [floor(i n / m), ceil((i + 1) n / m)) for every i of output_size m (None: n), n being
-    the size of input[N, C, H, W] or [C, H, W]."""
+    """The mean over the windows [floor(i n / m), ceil((i + 1) n / m)) of input[N, C, H, W] or [C, H, W], for every i
+    below output_size m (None: n), where n is input's size."""
     return _C.adaptive_avg_pool2d(input, _output_size(input, output_size))
 
 
 def adaptive_max_pool2d_with_indices(input, output_size, return_indices=False):
-    """adaptive_max_pool2d, and the position of each result in the H * W plane."""
+    """(adaptive_max_pool2d, the position of each result in the H * W plane)."""
     return _C.adaptive_max_pool2d_with_indices(input, _output_size(input, output_size))
 
 
 def adaptive_max_pool2d(input, output_size, return_indices=False):
-    """The largest element of adaptive_avg_pool2d's windows, and its position in the H * W plane if return_indices."""
+    """The largest element of adaptive_avg_pool2d's windows; with return_indices also its position in the H * W
+    plane."""
     if return_indices:
         return adaptive_max_pool2d_with_indices(input, output_size)
     return _C.adaptive_max_pool2d(input, _output_size(input, output_size))
 
 
 def adaptive_max_pool1d_with_indices(input, output_size, return_indices=False):
-    """adaptive_max_pool1d, and the position of each result along L."""
+    """(adaptive_max_pool1d, the position of each result along L)."""
     return tuple(_C.adaptive_max_pool1d(input, output_size))
 
 
 def adaptive_max_pool1d(input, output_size, return_indices=False):
-    """The largest element of input's window [floor(i n / m), ceil((i + 1) n / m)) for every i of output_size m along
-    the last of the n elements of input[N, C, L] or [C, L], and its position if return_indices."""
+    """The largest element of the windows [floor(i n / m), ceil((i + 1) n / m)) of input[N, C, L] or [C, L], for every i
+    below output_size m, where n is input's last size; with return_indices also its position."""
     values, indices = _C.adaptive_max_pool1d(input, output_size)
     return (values, indices) if return_indices else values
 
@@ -67,7 +69,7 @@ def _three(input, name):
 
 
 def _planes_then_depth(input, name, planes, depth):
-    """`planes` over the two last dimensions, then `depth` over the third last."""
+    """Applies `planes` to the last two dimensions, then `depth` to the third last."""
     x = _three(input, name)
     y = planes(x)
     z = depth(y.flatten(2).transpose(1, 2)).transpose(1, 2)
@@ -76,8 +78,8 @@ def _planes_then_depth(input, name, planes, depth):
 
 @in_float32
 def max_pool3d(input, kernel_size, stride=None, padding=0, dilation=1, ceil_mode=False, return_indices=False):
-    """The largest element of each window of input[N, C, D, H, W] or [C, D, H, W], and their positions in the D * H * W
-    block if return_indices; see nn.MaxPool3d."""
+    """The largest element of each window of input[N, C, D, H, W] or [C, D, H, W]; with return_indices also the
+    positions in the D * H * W block. See nn.MaxPool3d."""
     k, d, p = (
         sizes_of(n, v, 3) for n, v in (("kernel_size", kernel_size), ("dilation", dilation), ("padding", padding))
     )
@@ -102,7 +104,7 @@ def max_pool3d(input, kernel_size, stride=None, padding=0, dilation=1, ceil_mode
 def max_pool3d_with_indices(
     input, kernel_size, stride=None, padding=0, dilation=1, ceil_mode=False, return_indices=False
 ):
-    """max_pool3d, and the positions."""
+    """(max_pool3d, the positions)."""
     return max_pool3d(input, kernel_size, stride, padding, dilation, ceil_mode, True)
 
 
@@ -140,7 +142,7 @@ def adaptive_avg_pool3d(input, output_size):
 
 
 def adaptive_max_pool3d(input, output_size, return_indices=False):
-    """adaptive_max_pool2d for three dimensions; the positions are those in the D * H * W block."""
+    """adaptive_max_pool2d for three dimensions. Positions are those in the D * H * W block."""
     size = _output_size(input, output_size, 3)
     x = _three(input, "adaptive_max_pool3d")
     y, plane = _C.adaptive_max_pool2d_with_indices(x, size[1:])
@@ -154,17 +156,18 @@ def adaptive_max_pool3d(input, output_size, return_indices=False):
 
 
 def adaptive_max_pool3d_with_indices(input, output_size, return_indices=False):
-    """adaptive_max_pool3d, and the positions."""
+    """(adaptive_max_pool3d, the positions)."""
     return adaptive_max_pool3d(input, output_size, True)
 
 
 def _unpooled(name, input, indices, kernel_size, stride, padding, output_size, dims):
-    """Zeros with input's elements at their positions."""
+    """Zeros, with input's elements at their positions."""
     kernel, padding = sizes_of("kernel_size", kernel_size, dims), sizes_of("padding", padding, dims)
     stride = kernel if stride is None else sizes_of("stride", stride, dims)
     if indices.shape != input.shape or indices.dtype is not _C.int64 or input.dim() not in (dims + 1, dims + 2):
         raise _C.ShapeError(
-            f"{name}: input {tuple(input.shape)}, indices {indices.dtype} {tuple(indices.shape)} (expected alike, int64)"
+            f"{name}: input {tuple(input.shape)}, indices {indices.dtype} {tuple(indices.shape)} (expected equal "
+            "shapes, indices int64)"
         )
     usual = [(n - 1) * s - 2 * p + k for n, s, p, k in zip(input.shape[-dims:], stride, padding, kernel)]
     size = usual if output_size is None else list(output_size)[-dims:]
@@ -178,24 +181,24 @@ def _unpooled(name, input, indices, kernel_size, stride, padding, output_size, d
 
 
 def max_unpool1d(input, indices, kernel_size, stride=None, padding=0, output_size=None):
-    """Zeros with input's elements where max_pool1d found them."""
+    """Zeros, with input's elements at the positions that max_pool1d returned."""
     return _unpooled("max_unpool1d", input, indices, kernel_size, stride, padding, output_size, 1)
 
 
 @in_float32
 def max_unpool2d(input, indices, kernel_size, stride=None, padding=0, output_size=None):
-    """Zeros with input's elements where max_pool2d found them."""
+    """Zeros, with input's elements at the positions that max_pool2d returned."""
     return _unpooled("max_unpool2d", input, indices, kernel_size, stride, padding, output_size, 2)
 
 
 @in_float32
 def max_unpool3d(input, indices, kernel_size, stride=None, padding=0, output_size=None):
-    """Zeros with input's elements where max_pool3d found them."""
+    """Zeros, with input's elements at the positions that max_pool3d returned."""
     return _unpooled("max_unpool3d", input, indices, kernel_size, stride, padding, output_size, 3)
 
 
 def _power_pool(input, norm_type, kernel, pool):
-    """The p-norm of each window, by the mean of powers; its sign is that of a sum of p-th powers."""
+    """The p-norm of each window, by the mean of powers. Its sign is the sign of the sum of p-th powers."""
     mean = pool(input**norm_type)
     total = 1
     for k in kernel:

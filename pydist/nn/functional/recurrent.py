@@ -1,4 +1,4 @@
-"""What recurrent layers run."""
+"""The function that recurrent layers run."""
 
 from pydist import _C
 

@@ -1,4 +1,4 @@
-"""Rows of tables by their numbers."""
+"""Rows of tables by their indices."""
 
 from pydist import _C
 from pydist._functions.select import searchsorted
@@ -6,7 +6,7 @@ from pydist._grad_mode import no_grad
 
 
 def _limit_rows(weight, indices, max_norm, norm_type):
-    """The rows of weight that indices name whose norm is above max_norm, scaled down to it in place."""
+    """Scales down, in place, the rows of weight at indices whose norm is greater than max_norm."""
     with no_grad():
         rows = indices.reshape(-1).unique()
         chosen = weight.detach()[rows]
@@ -15,16 +15,15 @@ def _limit_rows(weight, indices, max_norm, norm_type):
 
 
 def _by_frequency(found, indices, rows):
-    """found, whose gradient is divided by how often its index stands in indices."""
+    """found, whose gradient is divided by the number of times that its index occurs in indices."""
     counts = indices.reshape(-1).bincount(minlength=rows)[indices].unsqueeze(-1)
     return found.detach() + (found - found.detach()) / counts
 
 
 def embedding(input, weight, padding_idx=None, max_norm=None, norm_type=2.0, scale_grad_by_freq=False, sparse=False):
-    """The rows of weight[rows, columns] at the indices input (int64 or int32, any shape); the row padding_idx gets no
-    gradient. max_norm: rows whose norm is above it are scaled down first, in weight itself; scale_grad_by_freq:
-    gradients are divided by how often their row stands in input. Gradients are dense, also where `sparse` asks for
-    another kind."""
+    """The rows of weight[rows, columns] at the indices input (int64 or int32, any shape). Row padding_idx gets no
+    gradient. max_norm: rows with a greater norm are scaled down first, in weight itself. scale_grad_by_freq: gradients
+    are divided by the number of times that their row occurs in input. Gradients are dense, even with `sparse`."""
     if max_norm is not None:
         _limit_rows(weight, input, max_norm, norm_type)
     found = _C.embedding(weight, input, padding_idx)
@@ -44,8 +43,8 @@ def embedding_bag(
     include_last_offset=False,
     padding_idx=None,
 ):
-    """The mean, "sum" or "max" of the rows of weight in each bag of indices: a row of input[bags, n], or what lies
-    between two offsets in the vector input. Empty bags give zeros; padding_idx does not count; see nn.EmbeddingBag."""
+    """The "mean", "sum" or "max" of the rows of weight in each bag of indices: a row of input[bags, n], or the part of
+    the vector input between two offsets. Empty bags give zeros; padding_idx does not count. See nn.EmbeddingBag."""
     if mode not in ("mean", "sum", "max"):
         raise ValueError("mode has to be one of sum, mean or max")
     if per_sample_weights is not None and mode != "sum":
@@ -91,14 +90,15 @@ def embedding_bag(
 
 
 def one_hot(tensor, num_classes=-1):
-    """int64 zeros [..., num_classes] with a 1 at each index of tensor [...]; -1: one more than the largest index."""
+    """int64 zeros [..., num_classes] with a 1 at each index of tensor [...]. num_classes -1: one more than the largest
+    index."""
     if tensor.dtype != _C.int64:
         raise _C.DTypeError(f"one_hot: tensor is {tensor.dtype} (expected int64)")
     if tensor.numel() and tensor.min().item() < 0:
-        raise _C.ArgumentError(f"one_hot: index {tensor.min().item()} is negative")
+        raise _C.ArgumentError(f"one_hot: index {tensor.min().item()} is negative (expected 0 or more)")
     if num_classes < 0:
         if not tensor.numel():
-            raise _C.ArgumentError("one_hot: num_classes of an empty tensor is not known")
+            raise _C.ArgumentError("one_hot: the tensor is empty, so num_classes is unknown (expected num_classes)")
         num_classes = tensor.max().item() + 1
     elif tensor.numel() and tensor.max().item() >= num_classes:
         raise _C.ArgumentError(

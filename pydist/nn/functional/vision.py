@@ -1,4 +1,4 @@
-"""Images resized and sampled."""
+"""Resizing and sampling of images."""
 
 import math
 from warnings import warn
@@ -11,7 +11,7 @@ _ENGINE = {"nearest": "nearest", "nearest-exact": "exact", "bicubic": "cubic"}
 
 
 def _target(input, size, scale_factor, recompute):
-    """(sizes, source elements a result by each axis or 0)."""
+    """(sizes, how many source elements one result covers along each axis, or 0)."""
     dims = input.dim() - 2
     if (size is None) == (scale_factor is None):
         which = (
@@ -31,7 +31,7 @@ def _target(input, size, scale_factor, recompute):
             raise ValueError("recompute_scale_factor is not meaningful with an explicit size")
         return tuple(int(n) for n in given), (0.0,) * dims
     if not all(0 < float(f) < math.inf for f in given):
-        raise _C.ShapeError(f"interpolate: scale_factor is {scale_factor} (expected above 0)")
+        raise _C.ShapeError(f"interpolate: scale_factor is {scale_factor} (expected more than 0)")
     sizes = tuple(math.floor(n * float(f)) for n, f in zip(input.shape[2:], given))
     return sizes, (0.0,) * dims if recompute else tuple(1.0 / float(f) for f in given)
 
@@ -45,12 +45,13 @@ def interpolate(
     recompute_scale_factor=None,
     antialias=False,
 ):
-    """input[N, C, ...] resized to `size`, or by `scale_factor`, along its one, two or three last dimensions.
+    """input[N, C, ...] resized to `size`, or by `scale_factor`, along its last one, two or three dimensions.
 
-    mode "nearest", "nearest-exact", "area" for all, "linear", "bilinear", "bicubic", "trilinear" for 1, 2, 2, 3 of
-    them. align_corners: the centres of the corner elements stay where they are, instead of the corners themselves.
-    Raises ValueError where size and scale_factor are both given or missing, or do not fit; NotImplementedError for a
-    mode that is not for so many dimensions. antialias (bilinear, bicubic): where it becomes smaller, filtered as by Pillow.
+    mode "nearest", "nearest-exact" and "area" are for one to three dimensions, "linear" for one, "bilinear" and
+    "bicubic" for two, "trilinear" for three. align_corners: the centres of the corner elements keep their positions,
+    instead of the corners themselves. antialias (bilinear, bicubic): a smaller result is filtered as in Pillow. Raises
+    ValueError if size and scale_factor are both given, both missing, or do not fit; NotImplementedError if the mode is
+    not for this number of dimensions.
 
     >>> import pydist
     >>> pydist.nn.functional.interpolate(pydist.tensor([[[1.0, 2.0]]]), scale_factor=2).tolist()
@@ -65,7 +66,9 @@ def interpolate(
     sizes, scales = _target(input, size, scale_factor, recompute_scale_factor)
     dims = len(sizes)
     if antialias and not (mode in ("bilinear", "bicubic") and input.dim() == 4):
-        raise ValueError("interpolate: antialias is for bilinear and bicubic modes and [N, C, H, W] alone")
+        raise ValueError(
+            "interpolate: antialias with another mode or shape (expected mode bilinear or bicubic, and [N, C, H, W])"
+        )
     if (
         dims not in (1, 2, 3)
         or _AXES.get(mode, dims) != dims
@@ -77,7 +80,7 @@ def interpolate(
     if mode == "area":
         return (adaptive_avg_pool1d, adaptive_avg_pool2d, adaptive_avg_pool3d)[dims - 1](input, sizes)
     if min(sizes) < 1 or min(input.shape[2:]) < 1:
-        raise RuntimeError(f"interpolate: from {tuple(input.shape[2:])} to {sizes} (expected sizes above 0)")
+        raise RuntimeError(f"interpolate: from {tuple(input.shape[2:])} to {sizes} (expected sizes of at least 1)")
     out = input if input.is_floating_point() else input.float()
     exact = mode.startswith("nearest")
     for dim in range(input.dim() - 1, 1, -1):
@@ -106,8 +109,8 @@ def upsample_bilinear(input, size=None, scale_factor=None):
 
 
 def affine_grid(theta, size, align_corners=None):
-    """The places [N, H, W, 2] (or [N, D, H, W, 3]) that the affine maps theta[N, 2, 3] ([N, 3, 4]) send the elements
-    of an image of `size` to, in [-1, 1]; for grid_sample."""
+    """The positions [N, H, W, 2] (or [N, D, H, W, 3]), in [-1, 1], to which the affine maps theta[N, 2, 3] ([N, 3, 4])
+    send the elements of an image of `size`. For grid_sample."""
     dims = len(size) - 2
     if not theta.is_floating_point() or dims not in (2, 3) or tuple(theta.shape) != (size[0], dims, dims + 1):
         raise ValueError(
@@ -126,7 +129,7 @@ def affine_grid(theta, size, align_corners=None):
 
 
 def _reflected(at, low, high):
-    """at, mirrored at low and high as often as it takes."""
+    """Positions mirrored at low and high until they lie between them."""
     if high <= low:
         return at * 0
     span = float(high - low)
@@ -137,14 +140,14 @@ def _reflected(at, low, high):
 
 
 def _inside(at, n, padding_mode, align_corners):
-    """Places moved into the image, as padding_mode says."""
+    """Positions moved into the image, as padding_mode says."""
     if padding_mode == "reflection":
         at = _reflected(at, 0, n - 1) if align_corners else _reflected(at, -0.5, n - 0.5)
     return at if padding_mode == "zeros" else at.clamp(0, n - 1)
 
 
 def _at(input, index, keep):
-    """input[N, C, ...] at the places index (a list of [N, *out], one for each dimension), 0 where not keep."""
+    """input[N, C, ...] at the positions index (a list of [N, *out], one for each dimension); 0 where keep is false."""
     n, c, *size = input.shape
     flat, out = 0, index[0].shape[1:]
     for i, length in zip(index, size):
@@ -154,10 +157,9 @@ def _at(input, index, keep):
 
 
 def grid_sample(input, grid, mode="bilinear", padding_mode="zeros", align_corners=None):
-    """input[N, C, H, W] at the places grid[N, P, Q, 2] (x, y in [-1, 1]), or input[N, C, D, H, W] at grid[N, O, P, Q,
-    3]; mode "bilinear", "nearest" or "bicubic" (images only). What lies outside: zeros, the "border", or its
-    "reflection".
-    """
+    """input[N, C, H, W] at the positions grid[N, P, Q, 2] (x, y in [-1, 1]), or input[N, C, D, H, W] at grid[N, O, P,
+    Q, 3]. mode: "bilinear", "nearest" or "bicubic" (images only). padding_mode for positions outside: "zeros", "border"
+    (its nearest element) or "reflection"."""
     if mode not in ("bilinear", "nearest", "bicubic") or padding_mode not in ("zeros", "border", "reflection"):
         raise ValueError(f"grid_sample: mode {mode!r}, padding_mode {padding_mode!r}")
     dims = input.dim() - 2
@@ -172,7 +174,7 @@ def grid_sample(input, grid, mode="bilinear", padding_mode="zeros", align_corner
             f"grid_sample: shapes {tuple(input.shape)} and {tuple(grid.shape)} (expected [N, C, H, W] and [N, P, Q, 2])"
         )
     if mode == "bicubic" and dims != 2:
-        raise RuntimeError("grid_sample: bicubic is for images only")
+        raise RuntimeError("grid_sample: mode is bicubic, but input is not of images (expected input of 4 dimensions)")
     if align_corners is None:
         warn("grid_sample: align_corners is False by default, as in PyTorch since 1.3", stacklevel=2)
     size, places = input.shape[2:], []

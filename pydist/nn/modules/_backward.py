@@ -1,4 +1,4 @@
-"""Full backward hooks of a module: its inputs and outputs pass through two functions of autograd that call them."""
+"""Full backward hooks of a module: its inputs and outputs pass through two autograd functions that call the hooks."""
 
 from warnings import warn
 
@@ -6,7 +6,7 @@ from pydist import _C
 
 
 def _function():
-    """The identity whose backward calls back; made at first use, as pydist.autograd loads then."""
+    """The identity whose backward calls the hooks. It is made at first use, because pydist.autograd is loaded then."""
     from pydist.autograd import Function
 
     class Watch(Function):
@@ -27,8 +27,9 @@ def _function():
 
 
 def _watch(values, call, fill):
-    """`values` (a tuple) with its tensors as views whose gradients pass `call(grads)`, those that do not exist as None
-    or (fill) zeros, and which they are; without a tensor that needs a gradient the values as they are and None."""
+    """(`values`, a tuple, with its tensors as views whose gradients pass through `call(grads)`; which ones are such
+    views). Missing gradients are None, or zeros with fill. If no tensor needs a gradient: the values themselves and
+    None."""
     at = [i for i, value in enumerate(values) if isinstance(value, _C.Tensor)]
     if not _C.is_grad_enabled() or not any(values[i].requires_grad for i in at):
         return values, None
@@ -42,8 +43,9 @@ def _watch(values, call, fill):
 class BackwardHooks:
     """One call of a module with backward hooks.
 
-    The gradients of the outputs come first (pre hooks), those of the inputs last (hooks), in one backward pass; where
-    no input needs a gradient the hooks run with (None, ...) as soon as those of the outputs are there, as in PyTorch.
+    In one backward pass the gradients of the outputs come first (pre hooks) and those of the inputs last (hooks). If no
+    input needs a gradient, the hooks run with (None, ...) as soon as the gradients of the outputs are there, as in
+    PyTorch.
     """
 
     def __init__(self, module, hooks, pre_hooks):
@@ -58,7 +60,7 @@ class BackwardHooks:
         return tuple(full)
 
     def _changed(self, hook, args, current):
-        """What a hook makes of the gradients `current`, a tuple of as many."""
+        """The gradients `current`, or those that a hook returns instead, a tuple of the same length."""
         new = hook(self.module, *args)
         if new is None:
             return current
@@ -70,6 +72,7 @@ class BackwardHooks:
         return new
 
     def watch_inputs(self, args):
+        """The inputs as views whose gradients the hooks see."""
         self.size = len(args)
         args, self.inputs = _watch(args, self._inputs_done, True)
         return args
@@ -88,6 +91,7 @@ class BackwardHooks:
         return [grad_input[i] for i in self.inputs]
 
     def watch_outputs(self, result):
+        """The outputs as views whose gradients the hooks see."""
         single = isinstance(result, _C.Tensor)
         if not single and not isinstance(result, tuple):
             warn(

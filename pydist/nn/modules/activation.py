@@ -1,4 +1,4 @@
-"""Activations: one function of each element, or along one dimension."""
+"""Activations: functions of each element, or along one dimension."""
 
 from pydist import _C
 from pydist.nn import functional as F
@@ -8,7 +8,7 @@ from pydist.nn.parameter import Parameter
 
 
 class _Elementwise(Module):
-    """Subclasses name their function and the options that it takes by position and repr() shows."""
+    """Subclasses name their function and the options that it takes by position and that repr() shows."""
 
     _options = ()
 
@@ -20,7 +20,7 @@ class _Elementwise(Module):
 
 
 class _InPlace(_Elementwise):
-    """With the option `inplace`, which writes the result into the input."""
+    """An activation with the option `inplace`, which writes the result into the input."""
 
     def __init__(self, inplace=False):
         super().__init__()
@@ -46,7 +46,7 @@ class ReLU(_InPlace):
 
 
 def _kind(name, base, function, doc, **more):
-    """A class that has no parameters but those of its base."""
+    """A class with the same parameters as its base."""
     return type(name, (base,), {"__doc__": doc, "__module__": __name__, "_function": staticmethod(function), **more})
 
 
@@ -54,7 +54,7 @@ def _kind(name, base, function, doc, **more):
 ReLU6 = _kind("ReLU6", _InPlace, F.relu6, "y = min(max(x, 0), 6), elementwise.")
 SELU = _kind(
     "SELU", _InPlace, F.selu,
-    "y = scale * (max(x, 0) + min(0, alpha * (exp(x) - 1))), with scale and alpha that keep mean 0 and "
+    "y = scale * (max(x, 0) + min(0, alpha * (exp(x) - 1))), where scale and alpha keep mean 0 and "
     "variance 1 (Klambauer et al., 2017).",
 )  # fmt: skip
 SiLU = _kind("SiLU", _InPlace, F.silu, "y = x * sigmoid(x), elementwise.")
@@ -77,7 +77,7 @@ Tanhshrink = _kind("Tanhshrink", _Elementwise, F.tanhshrink, "y = x - tanh(x), e
 
 
 class LeakyReLU(_InPlace):
-    """y = x where x is positive, else negative_slope * x."""
+    """y = x if x is positive, otherwise negative_slope * x."""
 
     _function, _options = staticmethod(F.leaky_relu), ("negative_slope",)
 
@@ -87,7 +87,7 @@ class LeakyReLU(_InPlace):
 
 
 class ELU(_InPlace):
-    """y = x where x is positive, else alpha * (exp(x) - 1) (Clevert et al., 2016)."""
+    """y = x if x is positive, otherwise alpha * (exp(x) - 1) (Clevert et al., 2016)."""
 
     _function, _options = staticmethod(F.elu), ("alpha",)
 
@@ -97,7 +97,7 @@ class ELU(_InPlace):
 
 
 class CELU(_InPlace):
-    """y = x where x is positive, else alpha * (exp(x / alpha) - 1) (Barron, 2017)."""
+    """y = x if x is positive, otherwise alpha * (exp(x / alpha) - 1) (Barron, 2017)."""
 
     _function, _options = staticmethod(F.celu), ("alpha",)
 
@@ -107,13 +107,13 @@ class CELU(_InPlace):
 
 
 class Hardtanh(_InPlace):
-    """y = x, at least min_val and at most max_val. Raises ValueError where min_val is not below max_val."""
+    """y = x, limited to min_val below and max_val above. Raises ValueError unless min_val < max_val."""
 
     _function, _options = staticmethod(F.hardtanh), ("min_val", "max_val")
 
     def __init__(self, min_val=-1.0, max_val=1.0, inplace=False, min_value=None, max_value=None):
         super().__init__(inplace)
-        min_val = min_val if min_value is None else min_value  # their old names
+        min_val = min_val if min_value is None else min_value  # the deprecated names of min_val and max_val
         max_val = max_val if max_value is None else max_value
         if max_val <= min_val:
             raise ValueError("max_val must be larger than min_val")
@@ -122,8 +122,8 @@ class Hardtanh(_InPlace):
 
 
 class GELU(_Elementwise):
-    """y = x * Phi(x), Phi being the normal distribution function (Hendrycks and Gimpel, 2016); approximate="tanh": its
-    approximation by tanh."""
+    """y = x * Phi(x), where Phi is the normal distribution function (Hendrycks and Gimpel, 2016). approximate="tanh":
+    its approximation by tanh."""
 
     _options = ("approximate",)
 
@@ -136,7 +136,7 @@ class GELU(_Elementwise):
 
 
 class Softplus(_Elementwise):
-    """y = log(1 + exp(beta * x)) / beta; x itself where beta * x is above `threshold`."""
+    """y = log(1 + exp(beta * x)) / beta; y = x if beta * x is greater than `threshold`."""
 
     _function, _options = staticmethod(F.softplus), ("beta", "threshold")
 
@@ -147,8 +147,8 @@ class Softplus(_Elementwise):
 
 
 class PReLU(Module):
-    """y = x where x is positive, else weight * x; weight is learned, one number or one per channel (dim 1), and starts
-    at `init` (He et al., 2015)."""
+    """y = x if x is positive, otherwise weight * x. weight is learned; it is one number or one per channel (dim 1), and
+    starts at `init` (He et al., 2015)."""
 
     def __init__(self, num_parameters=1, init=0.25, device=None, dtype=None):
         super().__init__()
@@ -157,6 +157,7 @@ class PReLU(Module):
         self.weight = Parameter(_C.full((num_parameters,), float(init), device=device, dtype=dtype))
 
     def reset_parameters(self):
+        """Sets weight to `init`."""
         self.weight.data.fill_(self.init)
 
     def forward(self, input):
@@ -206,7 +207,7 @@ class Softmax2d(Module):
 
 
 class Threshold(_InPlace):
-    """y = x where it is above `threshold`, else `value`."""
+    """y = x if x is greater than `threshold`, otherwise `value`."""
 
     _function, _options = staticmethod(F.threshold), ("threshold", "value")
 
@@ -217,8 +218,8 @@ class Threshold(_InPlace):
 
 
 class RReLU(_InPlace):
-    """y = x where it is positive, else a * x, a drawn between lower and upper (in eval mode: their mean) (Xu et al.,
-    2015)."""
+    """y = x if x is positive, otherwise a * x, with a drawn between lower and upper (in eval mode: their mean) (Xu et
+    al., 2015)."""
 
     _options = ("lower", "upper")
 
@@ -232,7 +233,7 @@ class RReLU(_InPlace):
 
 
 class GLU(_Elementwise):
-    """y = a * sigmoid(b), a and b being the halves of x along `dim` (Dauphin et al., 2017)."""
+    """y = a * sigmoid(b), where a and b are the halves of x along `dim` (Dauphin et al., 2017)."""
 
     _function, _options = staticmethod(F.glu), ("dim",)
 
@@ -252,5 +253,5 @@ class _Shrink(_Elementwise):
         return f"{self.lambd}"
 
 
-Hardshrink = _kind("Hardshrink", _Shrink, F.hardshrink, "y = x where it is beyond +-lambd, else 0.")
-Softshrink = _kind("Softshrink", _Shrink, F.softshrink, "y = x moved towards 0 by lambd, and 0 within +-lambd.")
+Hardshrink = _kind("Hardshrink", _Shrink, F.hardshrink, "y = x if |x| > lambd, otherwise 0.")
+Softshrink = _kind("Softshrink", _Shrink, F.softshrink, "y = x moved towards 0 by lambd; 0 if |x| <= lambd.")

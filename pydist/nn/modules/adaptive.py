@@ -1,4 +1,4 @@
-"""A softmax over many classes, of which the frequent ones are cheap (Grave et al., 2017)."""
+"""A softmax over many classes in which the frequent classes are cheap (Grave et al., 2017)."""
 
 from collections import namedtuple
 
@@ -12,15 +12,15 @@ _Result = namedtuple("ASMoutput", ["output", "loss"])
 
 
 class AdaptiveLogSoftmaxWithLoss(Module):
-    """Log-probabilities of n_classes classes, numbered from the most to the least frequent: a head knows those before
-    cutoffs[0] and one entry for each cluster; cluster i has classes cutoffs[i] to cutoffs[i + 1] and a tail of two
-    linear layers, in_features // div_value ** (i + 1) wide between them.
+    """Log-probabilities of n_classes classes, numbered from the most to the least frequent. A head has the classes
+    before cutoffs[0] and one entry for each cluster. Cluster i has the classes from cutoffs[i] to cutoffs[i + 1], and a
+    tail of two linear layers with in_features // div_value ** (i + 1) features between them.
 
         log p(c) = head(x)[c],  or  head(x)[entry of c's cluster] + tail(x)[c in the cluster]
 
     forward(x [N, in_features], target [N] int64) -> (output [N]: log p(target), loss: its negative mean); also
-    [in_features] and a 0-d target. Only tails that a target is in are computed. Raises ValueError for cutoffs that are
-    not increasing whole numbers in [1, n_classes), RuntimeError for shapes or targets that do not fit.
+    [in_features] and a 0-d target. Only tails that have a target are computed. Raises ValueError unless cutoffs are
+    increasing integers in [1, n_classes), RuntimeError for shapes or targets that do not fit.
 
     >>> import pydist
     >>> layer = pydist.nn.AdaptiveLogSoftmaxWithLoss(8, 20, cutoffs=[4, 10])
@@ -55,7 +55,7 @@ class AdaptiveLogSoftmaxWithLoss(Module):
             self.tail.append(Sequential(*layers))
 
     def reset_parameters(self):
-        """Draws all weights anew."""
+        """Draws all weights again."""
         for linear in [self.head, *(layer for tail in self.tail for layer in tail)]:
             linear.reset_parameters()
 
@@ -86,7 +86,7 @@ class AdaptiveLogSoftmaxWithLoss(Module):
         return _Result(output, (-output).mean())
 
     def log_prob(self, input):
-        """log p(c) of all classes: [N, n_classes] of x [N, in_features]."""
+        """log p(c) of all classes: [N, n_classes] for x [N, in_features]."""
         head = F.log_softmax(self.head(input), -1)
         parts = [head[..., : self.shortlist_size]]
         for i, tail in enumerate(self.tail):
@@ -94,5 +94,5 @@ class AdaptiveLogSoftmaxWithLoss(Module):
         return _C.cat(parts, -1)
 
     def predict(self, input):
-        """The likeliest class of each row: [N] int64."""
+        """The most probable class of each row: [N] int64."""
         return self.log_prob(input).argmax(-1)

@@ -1,4 +1,4 @@
-"""Attention of several heads (Vaswani et al., 2017)."""
+"""Attention with several heads (Vaswani et al., 2017)."""
 
 from pydist import _C
 from pydist.nn import functional as F
@@ -9,13 +9,13 @@ from pydist.nn.parameter import Parameter
 
 
 class MultiheadAttention(Module):
-    """(y, weights) = attention of `num_heads` heads of embed_dim / num_heads numbers each.
+    """(y, weights) = attention with `num_heads` heads of embed_dim / num_heads features each.
 
-    query[L, N, E], key[S, N, kdim], value[S, N, vdim] (batch_first: N first; or all without N). in_proj_weight, or
-    where kdim or vdim differ from embed_dim q_proj_weight, k_proj_weight and v_proj_weight, make the heads; out_proj
-    joins them. forward: key_padding_mask[N, S] and attn_mask[L, S] or [N * heads, L, S] hide what is True, or are added
-    to the scores. need_weights (True) also returns the weights, of all heads or their mean; without them the scores of
-    all pairs are never in memory. Raises ValueError for sizes that are not above 0, AssertionError for heads that do
+    query[L, N, E], key[S, N, kdim], value[S, N, vdim] (batch_first: N first; or all without N). in_proj_weight makes
+    the heads; if kdim or vdim differ from embed_dim, q_proj_weight, k_proj_weight and v_proj_weight do. out_proj joins
+    the heads. forward: key_padding_mask[N, S] and attn_mask[L, S] or [N * heads, L, S] hide keys where they are True,
+    or are added to the scores. need_weights (True) also returns the weights, of all heads or their mean; without it the
+    scores of all pairs are never all in memory. Raises ValueError for sizes below 1, AssertionError if num_heads does
     not divide embed_dim.
     """
 

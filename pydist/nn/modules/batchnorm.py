@@ -10,8 +10,8 @@ from pydist.nn.parameter import Parameter
 class _BatchNorm(Module):
     """y = (x - mean) / sqrt(var + eps) * weight + bias per channel (dim 1) of x.
 
-    In training the mean and the biased variance are the batch's, and the running ones move by `momentum` (None: a
-    cumulative average) with the unbiased variance; in eval mode they are the running ones.
+    In training, mean and (biased) variance are those of the batch, and the running ones are updated by `momentum`
+    (None: a cumulative average) with the unbiased variance. In eval mode the running ones are used.
     """
 
     _version = 2

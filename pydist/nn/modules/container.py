@@ -9,7 +9,7 @@ from pydist.nn.parameter import Parameter
 
 
 class _Ordered(Module):
-    """Children named "0", "1", ...: indexing, slicing, length and iteration as a list's."""
+    """Children named "0", "1", ..., with a list's indexing, slicing, length and iteration."""
 
     def _name_of(self, index):
         size = len(self._modules)
@@ -67,7 +67,7 @@ class _Ordered(Module):
 
 
 class Sequential(_Ordered):
-    """y = last(...(second(first(x)))); made of modules, or of one dictionary from names to modules.
+    """y = last(...(second(first(x)))). Made of modules, or of one dictionary from names to modules.
 
     >>> import pydist
     >>> net = pydist.nn.Sequential(pydist.nn.Linear(4, 3), pydist.nn.ReLU())
@@ -79,9 +79,11 @@ class Sequential(_Ordered):
     """
 
     def extend(self, sequential):
+        """Appends all modules of an iterable. Returns self."""
         return super().extend(sequential)
 
     def pop(self, key):
+        """Removes and returns the module at this index."""
         return super().pop(key)
 
     def __init__(self, *modules):
@@ -99,7 +101,7 @@ class Sequential(_Ordered):
         return Sequential(*self, *other)
 
     def __mul__(self, times):
-        """The same modules `times` times over."""
+        """The same modules, repeated `times` times."""
         if not isinstance(times, int):
             return NotImplemented
         if times <= 0:
@@ -119,7 +121,7 @@ class Sequential(_Ordered):
 
 
 class ModuleList(_Ordered):
-    """A list of modules whose parameters are found; it has no forward.
+    """A list of modules; their parameters are parameters of the list. It has no forward.
 
     >>> import pydist
     >>> pydist.nn.ModuleList(pydist.nn.ReLU() for _ in range(3))
@@ -139,7 +141,7 @@ class ModuleList(_Ordered):
         return type(self)([*self, *other])
 
     def __repr__(self):
-        """Like Module's, with runs of children of the same text written once."""
+        """As Module's, but equal neighbouring children are written once."""
         runs = []
         for i, text in enumerate(map(repr, self)):
             if runs and runs[-1][2] == text:
@@ -155,7 +157,7 @@ class ModuleList(_Ordered):
 
 
 def _pairs(kind, source):
-    """(key, value) of a mapping or of an iterable of pairs."""
+    """The (key, value) pairs of a mapping or of an iterable of pairs."""
     if not isinstance(source, Iterable):
         raise TypeError(
             f"{kind}.update should be called with an iterable of key/value pairs, but got {type(source).__name__}"
@@ -172,7 +174,7 @@ def _pairs(kind, source):
 
 
 class _Named(Module):
-    """A dictionary's methods over `_entries`, the keys in order; values are attributes."""
+    """The methods of a dictionary over `_entries`, the keys in order. Values are attributes."""
 
     def __getitem__(self, key):
         return self._entries[key]
@@ -208,13 +210,13 @@ class _Named(Module):
         return self._entries.values()
 
     def update(self, modules):
-        """Sets the entries of a mapping, or of an iterable of pairs, in its order."""
+        """Sets the entries of a mapping, or of an iterable of pairs, in their order."""
         for key, value in _pairs(type(self).__name__, modules):
             self[key] = value
 
 
 class ModuleDict(_Named):
-    """A dictionary of modules whose parameters are found; it has no forward.
+    """A dictionary of modules; their parameters are parameters of the dictionary. It has no forward.
 
     >>> import pydist
     >>> pydist.nn.ModuleDict({"act": pydist.nn.ReLU()})
@@ -265,7 +267,8 @@ def _as_parameter(value):
 
 
 class ParameterList(Module):
-    """A list of parameters that the module finds; assigned tensors become Parameters, other objects stay as they are.
+    """A list of parameters, which belong to the module. Assigned tensors become Parameters; other objects stay as they
+    are.
 
     >>> import pydist
     >>> pydist.nn.ParameterList([pydist.zeros(2, 3), pydist.ones(1)])
@@ -304,11 +307,13 @@ class ParameterList(Module):
         return self.extend(values)
 
     def append(self, value):
+        """Adds a value at the end. Returns self."""
         self._size += 1
         self[self._size - 1] = value
         return self
 
     def extend(self, values):
+        """Adds all values of an iterable at the end. Returns self."""
         if not isinstance(values, Iterable) or isinstance(values, _C.Tensor):
             raise TypeError(f"ParameterList.extend should be called with an iterable, but got {type(values).__name__}")
         for value in values:
@@ -323,7 +328,8 @@ class ParameterList(Module):
 
 
 class ParameterDict(_Named):
-    """A dictionary of parameters that the module finds; assigned tensors become Parameters, other objects stay.
+    """A dictionary of parameters, which belong to the module. Assigned tensors become Parameters; other objects stay as
+    they are.
 
     >>> import pydist
     >>> pydist.nn.ParameterDict({"scale": pydist.ones(3)})
@@ -367,18 +373,22 @@ class ParameterDict(_Named):
         return reversed(self._keys)
 
     def copy(self):
+        """A new ParameterDict with the same values."""
         return ParameterDict(self.items())
 
     def setdefault(self, key, default=None):
+        """The value of `key`, which is set to `default` first if it is missing."""
         if key not in self:
             self[key] = default
         return self[key]
 
     def popitem(self):
+        """Removes and returns the last (key, value)."""
         key = next(reversed(self._keys))
         return key, self.pop(key)
 
     def fromkeys(self, keys, default=None):
+        """A new ParameterDict with these keys, each with the value `default`."""
         return ParameterDict((key, default) for key in keys)
 
     def __or__(self, other):

@@ -12,9 +12,9 @@ from pydist.nn.parameter import Parameter
 class _Conv(Module):
     """y[n, k] = b[k] + sum_c w[k, c] * x[n, c] (cross-correlation), with w[K, C / groups, *kernel_size].
 
-    Sizes are ints or one int per dim; padding also "same" (stride 1) or "valid", with zeros or as
-    padding_mode says: "reflect", "replicate", "circular". w and b start uniform in
-    +-1/sqrt(C / groups * elements of the kernel). Raises ValueError where groups do not divide both channel counts.
+    Sizes are ints or one int per dim. padding is also "same" (stride 1) or "valid"; it adds zeros, or what padding_mode
+    says: "reflect", "replicate", "circular". w and b start uniform in +-1/sqrt(C / groups * elements of the kernel).
+    Raises ValueError unless groups divides both channel counts.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class _Conv(Module):
     ):
         super().__init__()
         if groups <= 0:
-            raise ValueError("groups must be a positive integer")
+            raise ValueError("groups must be a positive integer, got {groups}")
         if in_channels % groups != 0:
             raise ValueError("in_channels must be divisible by groups")
         if out_channels % groups != 0:
@@ -50,7 +50,9 @@ class _Conv(Module):
         self.dilation = self._sizes(dilation)
         self.groups = groups
         self.padding_mode = padding_mode
-        F.conv_padding(self.padding, self.kernel_size, self.stride, self.dilation)  # raises early
+        F.conv_padding(
+            self.padding, self.kernel_size, self.stride, self.dilation
+        )  # raises an error for wrong arguments now
         self.weight = Parameter(_C.empty(self._shape(), device=device, dtype=dtype))
         self.register_parameter("bias", Parameter(_C.empty(out_channels, device=device, dtype=dtype)) if bias else None)
         self.reset_parameters()
@@ -78,7 +80,7 @@ class _Conv(Module):
         return self._function(input, weight, bias, self.stride, padding, self.dilation, self.groups)
 
     def _sides(self):
-        """The padding before and after, of the last dimension first."""
+        """The padding before and after each dimension, last dimension first."""
         if not isinstance(self.padding, str):
             return [p for p in reversed(self.padding) for _ in range(2)]
         if self.padding == "valid":
@@ -112,10 +114,10 @@ class Conv3d(_Conv):
 
 
 class _ConvTranspose(_Conv):
-    """y: the gradient that a convolution with weight w[C, K / groups, *kernel_size] gives its input, as a function of
-    x, plus b[k]: of size (n - 1) * stride - 2 * padding + dilation * (kernel_size - 1) + output_padding + 1.
+    """y is the gradient that a convolution with weight w[C, K / groups, *kernel_size] gives its input, as a function of
+    x, plus b[k]. Its size is (n - 1) * stride - 2 * padding + dilation * (kernel_size - 1) + output_padding + 1.
 
-    forward's output_size chooses among the sizes that a convolution makes equal, instead of output_padding.
+    forward's output_size chooses, instead of output_padding, among the sizes that the convolution maps to x's size.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Distances, and losses made of them."""
+"""Distances, and losses made of distances."""
 
 from pydist.nn import functional as F
 from pydist.nn.modules.loss import _Loss
@@ -6,7 +6,7 @@ from pydist.nn.modules.module import Module
 
 
 class CosineSimilarity(Module):
-    """y: the cosine of the angle between x1 and x2 along `dim`."""
+    """y is the cosine of the angle between x1 and x2 along `dim`."""
 
     def __init__(self, dim=1, eps=1e-8):
         super().__init__()
@@ -18,7 +18,7 @@ class CosineSimilarity(Module):
 
 
 class PairwiseDistance(Module):
-    """y: the p-norm of x1 - x2 + eps over the last dimension."""
+    """y is the p-norm of x1 - x2 + eps over the last dimension."""
 
     def __init__(self, p=2.0, eps=1e-6, keepdim=False):
         super().__init__()
@@ -37,7 +37,7 @@ class _WithMargin(_Loss):
 
 
 class CosineEmbeddingLoss(_WithMargin):
-    """loss = 1 - cos(x1, x2) where t is 1, max(cos(x1, x2) - margin, 0) where it is -1."""
+    """loss = 1 - cos(x1, x2) if t is 1, max(cos(x1, x2) - margin, 0) if it is -1."""
 
     def forward(self, input1, input2, target):
         return F.cosine_embedding_loss(input1, input2, target, self.margin, reduction=self.reduction)
@@ -51,7 +51,7 @@ class MarginRankingLoss(_WithMargin):
 
 
 class HingeEmbeddingLoss(_WithMargin):
-    """loss = x where t is 1, max(margin - x, 0) where it is -1."""
+    """loss = x if t is 1, max(margin - x, 0) if it is -1."""
 
     def __init__(self, margin=1.0, size_average=None, reduce=None, reduction="mean"):
         super().__init__(margin, size_average, reduce, reduction)
@@ -61,7 +61,7 @@ class HingeEmbeddingLoss(_WithMargin):
 
 
 class SoftMarginLoss(_Loss):
-    """loss = log(1 + exp(-t * x)) for targets +-1."""
+    """loss = log(1 + exp(-t * x)) for targets 1 and -1."""
 
     def forward(self, input, target):
         return F.soft_margin_loss(input, target, reduction=self.reduction)
@@ -86,7 +86,7 @@ class MultiLabelSoftMarginLoss(_Loss):
 
 
 class MultiMarginLoss(_Loss):
-    """loss = the mean over classes i but the target t of weight[t] * max(margin - x[t] + x[i], 0) ** p."""
+    """loss = the mean over all classes i except the target t of weight[t] * max(margin - x[t] + x[i], 0) ** p."""
 
     def __init__(self, p=1, margin=1.0, weight=None, size_average=None, reduce=None, reduction="mean"):
         super().__init__(size_average, reduce, reduction)
@@ -101,7 +101,7 @@ class MultiMarginLoss(_Loss):
 
 
 class TripletMarginLoss(_Loss):
-    """loss = max(d(anchor, positive) - d(anchor, negative) + margin, 0), d being the p-norm of the difference."""
+    """loss = max(d(anchor, positive) - d(anchor, negative) + margin, 0), where d is the p-norm of the difference."""
 
     def __init__(self, margin=1.0, p=2.0, eps=1e-6, swap=False, size_average=None, reduce=None, reduction="mean"):
         super().__init__(size_average, reduce, reduction)
@@ -119,7 +119,7 @@ class TripletMarginLoss(_Loss):
 
 
 class TripletMarginWithDistanceLoss(_Loss):
-    """TripletMarginLoss by a distance of one's own."""
+    """TripletMarginLoss with the distance `distance_function(a, b)`; None: PairwiseDistance."""
 
     def __init__(self, *, distance_function=None, margin=1.0, swap=False, reduction="mean"):
         super().__init__(reduction=reduction)
@@ -144,7 +144,8 @@ class TripletMarginWithDistanceLoss(_Loss):
 
 
 class PoissonNLLLoss(_Loss):
-    """loss = exp(x) - t * x (not log_input: x - t * log(x + eps)); full: with Stirling's approximation of log(t!)."""
+    """loss = exp(x) - t * x; with log_input=False: x - t * log(x + eps). full adds Stirling's approximation of
+    log(t!)."""
 
     def __init__(self, log_input=True, full=False, size_average=None, eps=1e-8, reduce=None, reduction="mean"):
         super().__init__(size_average, reduce, reduction)
@@ -159,7 +160,7 @@ class PoissonNLLLoss(_Loss):
 
 
 class GaussianNLLLoss(_Loss):
-    """loss = (log(v) + (x - t)^2 / v) / 2 with v = max(var, eps); full: plus log(2 pi) / 2."""
+    """loss = (log(v) + (x - t)^2 / v) / 2 with v = max(var, eps). full adds log(2 pi) / 2."""
 
     def __init__(self, *, full=False, eps=1e-6, reduction="mean"):
         super().__init__(reduction=reduction)
@@ -171,7 +172,7 @@ class GaussianNLLLoss(_Loss):
 
 
 class CTCLoss(_Loss):
-    """loss = -log of the probability of the targets under all alignments with log_probs[T, N, C]; see
+    """loss = -log of the probability of the targets, summed over all alignments with log_probs[T, N, C]. See
     nn.functional.ctc_loss."""
 
     def __init__(self, blank=0, reduction="mean", zero_infinity=False):

@@ -17,9 +17,10 @@ class _Dropout(Module):
 
 
 class Dropout(_Dropout):
-    """y = x * keep / (1 - p), keep drawn Bernoulli(1 - p) per element; in eval mode y = x (Hinton et al., 2012).
+    """y = x * keep / (1 - p), where keep is drawn from Bernoulli(1 - p) for each element. In eval mode y = x (Hinton et
+    al., 2012).
 
-    Raises ValueError where p is outside [0, 1].
+    Raises ValueError if p is outside [0, 1].
     """
 
     def forward(self, input):
@@ -28,13 +29,14 @@ class Dropout(_Dropout):
 
 def _kind(name, function, doc):
     def forward(self, input):
+        """The dropout of input, in training; otherwise input."""
         return function(input, self.p, self.training, self.inplace)
 
     return type(name, (_Dropout,), {"__doc__": doc, "__module__": __name__, "forward": forward})
 
 
-_CHANNELS = """Over {}. y = x * keep / (1 - p), keep drawn Bernoulli(1 - p) per channel of each sample; in eval mode y
-= x (Tompson et al., 2015)."""
+_CHANNELS = """Over {}. y = x * keep / (1 - p), where keep is drawn from Bernoulli(1 - p) for each channel of each sample; in eval
+mode y = x (Tompson et al., 2015)."""
 Dropout1d = _kind("Dropout1d", F.dropout1d, _CHANNELS.format("x[N, C, L] or x[C, L]"))
 Dropout2d = _kind("Dropout2d", F.dropout2d, _CHANNELS.format("x[N, C, H, W] or x[C, H, W]"))
 Dropout3d = _kind("Dropout3d", F.dropout3d, _CHANNELS.format("x[N, C, D, H, W] or x[C, D, H, W]"))

@@ -1,4 +1,4 @@
-"""Several dims into one and back."""
+"""Merging several dims into one, and splitting one dim into several."""
 
 from math import prod
 
@@ -26,8 +26,8 @@ class Flatten(Module):
 
 
 class Unflatten(Module):
-    """Splits `dim` into dims of the sizes `unflattened_size`, of which one may be -1. Raises RuntimeError where they do
-    not multiply to its size, TypeError for other sizes than a tuple or list of ints.
+    """Splits `dim` into dims with the sizes `unflattened_size`, one of which may be -1. Raises RuntimeError if their
+    product is not the dim's size, TypeError if unflattened_size is not a tuple or list of ints.
 
     >>> import pydist
     >>> pydist.nn.Unflatten(1, (3, -1))(pydist.ones(2, 12)).shape
@@ -46,12 +46,14 @@ class Unflatten(Module):
     def forward(self, input):
         shape, sizes = list(input.shape), list(self.unflattened_size)
         if not -len(shape) <= self.dim < len(shape):
-            raise IndexError(f"unflatten: dim {self.dim} for {len(shape)} dims")
+            raise IndexError(f"unflatten: dim {self.dim} is out of range (expected {-len(shape)} to {len(shape) - 1})")
         dim, known = self.dim % len(shape), prod(n for n in sizes if n != -1)
         if sizes.count(-1) == 1 and known and shape[dim] % known == 0:
             sizes[sizes.index(-1)] = shape[dim] // known
         if prod(sizes) != shape[dim] or -1 in sizes:
-            raise RuntimeError(f"unflatten: sizes {self.unflattened_size} (expected to multiply to {shape[dim]})")
+            raise RuntimeError(
+                f"unflatten: sizes {self.unflattened_size} (expected sizes with the product {shape[dim]})"
+            )
         return input.reshape(shape[:dim] + sizes + shape[dim + 1 :])
 
     def extra_repr(self):

@@ -5,10 +5,9 @@ from pydist.nn.modules.batchnorm import _BatchNorm
 
 
 class _InstanceNorm(_BatchNorm):
-    """y = (x - mean) / sqrt(var + eps) * weight + bias, mean and (biased) variance being those of each channel of each
-    sample.
+    """y = (x - mean) / sqrt(var + eps) * weight + bias, with mean and (biased) variance of each channel of each sample.
 
-    By default there are no weight and bias, and no running statistics; with these, eval mode uses them.
+    By default there are no weight and bias, and no running statistics. With running statistics, eval mode uses them.
     """
 
     def __init__(

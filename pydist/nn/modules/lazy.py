@@ -1,4 +1,4 @@
-"""Modules that learn the size of their input from the first one: LazyLinear, LazyConv2d and their kin."""
+"""Modules that take the size of their input from the first input: LazyLinear, LazyConv2d and so on."""
 
 from pydist._grad_mode import no_grad
 from pydist.nn.modules.batchnorm import BatchNorm1d, BatchNorm2d, BatchNorm3d
@@ -9,9 +9,9 @@ from pydist.nn.parameter import UninitializedParameter, is_lazy
 
 
 class LazyModuleMixin:
-    """The lazy form of the module class cls_to_become, whose first argument is left out: parameters have no shape until
-    the first call, or until load_state_dict; then the module becomes one of that class. Calls of parameters(), such as
-    an optimizer's, may come before: parameters stay the same objects.
+    """The lazy form of the module class cls_to_become, without its first argument. Parameters have no shape until the
+    first call or load_state_dict; then the module becomes one of that class. parameters() may be called before, for
+    example by an optimizer: the parameters stay the same objects.
 
     >>> import pydist
     >>> layer = pydist.nn.LazyLinear(3)
@@ -22,7 +22,7 @@ class LazyModuleMixin:
     """
 
     cls_to_become = None
-    _size = None  # the attribute that the missing argument is kept in
+    _size = None  # the attribute that holds the missing argument
 
     def __init__(self, *args, **kwargs):
         super().__init__(0, *args, **kwargs)
@@ -33,7 +33,8 @@ class LazyModuleMixin:
         self._first_call = self.register_forward_pre_hook(type(self)._before_first_call)
 
     def reset_parameters(self):
-        if getattr(self, self._size):  # 0: there is nothing to fill yet
+        """Draws the parameters again, if they have a shape."""
+        if getattr(self, self._size):  # 0: the parameters have no shape yet
             super().reset_parameters()
 
     def has_uninitialized_params(self):
@@ -41,7 +42,7 @@ class LazyModuleMixin:
         return any(map(is_lazy, self._parameters.values()))
 
     def initialize_parameters(self, input):
-        """Makes the parameters for such inputs, with the values that cls_to_become starts with."""
+        """Makes the parameters for such inputs, with the initial values of cls_to_become."""
         self._make(self._size_of_input(input))
 
     def _make(self, size):
@@ -72,7 +73,7 @@ class LazyModuleMixin:
         if is_lazy(known):
             return
         if known is not None:
-            self._make(self._size_of_weight(known))  # and this is no lazy module any more
+            self._make(self._size_of_weight(known))  # and this is not a lazy module any more
             self._load_from_state_dict(state_dict, prefix, *rest)
         else:
             super()._load_from_state_dict(state_dict, prefix, *rest)
@@ -129,72 +130,75 @@ class _LazyInstanceNorm(_LazyNorm):
 
 
 class LazyConv1d(_LazyConv, Conv1d):
-    """Conv1d whose in_channels the first input tells."""
+    """Conv1d that takes in_channels from the first input."""
 
     cls_to_become = Conv1d
 
 
 class LazyConv2d(_LazyConv, Conv2d):
-    """Conv2d whose in_channels the first input tells."""
+    """Conv2d that takes in_channels from the first input."""
 
     cls_to_become = Conv2d
 
 
 class LazyConv3d(_LazyConv, Conv3d):
-    """Conv3d whose in_channels the first input tells."""
+    """Conv3d that takes in_channels from the first input."""
 
     cls_to_become = Conv3d
 
 
 class LazyConvTranspose1d(_LazyConvTranspose, ConvTranspose1d):
-    """ConvTranspose1d whose in_channels the first input tells."""
+    """ConvTranspose1d that takes in_channels from the first input."""
 
     cls_to_become = ConvTranspose1d
 
 
 class LazyConvTranspose2d(_LazyConvTranspose, ConvTranspose2d):
-    """ConvTranspose2d whose in_channels the first input tells."""
+    """ConvTranspose2d that takes in_channels from the first input."""
 
     cls_to_become = ConvTranspose2d
 
 
 class LazyConvTranspose3d(_LazyConvTranspose, ConvTranspose3d):
-    """ConvTranspose3d whose in_channels the first input tells."""
+    """ConvTranspose3d that takes in_channels from the first input."""
 
     cls_to_become = ConvTranspose3d
 
 
 class LazyBatchNorm1d(_LazyNorm, BatchNorm1d):
-    """BatchNorm1d whose num_features the first input tells."""
+    """BatchNorm1d that takes num_features from the first input."""
 
     cls_to_become = BatchNorm1d
 
 
 class LazyBatchNorm2d(_LazyNorm, BatchNorm2d):
-    """BatchNorm2d whose num_features the first input tells."""
+    """BatchNorm2d that takes num_features from the first input."""
 
     cls_to_become = BatchNorm2d
 
 
 class LazyBatchNorm3d(_LazyNorm, BatchNorm3d):
-    """BatchNorm3d whose num_features the first input tells."""
+    """BatchNorm3d that takes num_features from the first input."""
 
     cls_to_become = BatchNorm3d
 
 
 class LazyInstanceNorm1d(_LazyInstanceNorm, InstanceNorm1d):
-    """InstanceNorm1d whose num_features the first input tells; affine and track_running_stats are True here."""
+    """InstanceNorm1d that takes num_features from the first input. affine and track_running_stats are True by
+    default."""
 
     cls_to_become = InstanceNorm1d
 
 
 class LazyInstanceNorm2d(_LazyInstanceNorm, InstanceNorm2d):
-    """InstanceNorm2d whose num_features the first input tells; affine and track_running_stats are True here."""
+    """InstanceNorm2d that takes num_features from the first input. affine and track_running_stats are True by
+    default."""
 
     cls_to_become = InstanceNorm2d
 
 
 class LazyInstanceNorm3d(_LazyInstanceNorm, InstanceNorm3d):
-    """InstanceNorm3d whose num_features the first input tells; affine and track_running_stats are True here."""
+    """InstanceNorm3d that takes num_features from the first input. affine and track_running_stats are True by
+    default."""
 
     cls_to_become = InstanceNorm3d

@@ -1,4 +1,4 @@
-"""Identity and the affine layer."""
+"""The identity and affine layers."""
 
 import math
 
@@ -10,7 +10,7 @@ from pydist.nn.parameter import Parameter
 
 
 class Identity(Module):
-    """y = x; arguments of the constructor are ignored."""
+    """y = x. Arguments of the constructor are ignored."""
 
     def __init__(self, *args, **kwargs):
         super().__init__()
@@ -22,7 +22,7 @@ class Identity(Module):
 class Linear(Module):
     """y = x W^T + b for x[..., in_features], W[out_features, in_features], b[out_features].
 
-    W and b start uniform in +-1/sqrt(in_features). Raises ShapeError where x's last size is not in_features.
+    W and b start uniform in +-1/sqrt(in_features). Raises ShapeError if x's last size is not in_features.
 
     >>> import pydist
     >>> pydist.nn.Linear(4, 3)(pydist.ones(2, 4)).shape
@@ -38,6 +38,7 @@ class Linear(Module):
         self.reset_parameters()
 
     def reset_parameters(self):
+        """Draws weight and bias again."""
         init.kaiming_uniform_(self.weight, a=math.sqrt(5))
         if self.bias is not None:
             bound = 1 / math.sqrt(self.in_features) if self.in_features > 0 else 0
@@ -51,11 +52,11 @@ class Linear(Module):
 
 
 class NonDynamicallyQuantizableLinear(Linear):
-    """Linear, under the name that MultiheadAttention's out_proj has in PyTorch."""
+    """Linear, by the name that MultiheadAttention's out_proj has in PyTorch."""
 
 
 class Bilinear(Module):
-    """y[..., k] = x1[..., i] W[k, i, j] x2[..., j] + b[k]; W and b start uniform in +-1/sqrt(in1_features)."""
+    """y[..., k] = x1[..., i] W[k, i, j] x2[..., j] + b[k]. W and b start uniform in +-1/sqrt(in1_features)."""
 
     def __init__(self, in1_features, in2_features, out_features, bias=True, device=None, dtype=None):
         super().__init__()
@@ -69,6 +70,7 @@ class Bilinear(Module):
         self.reset_parameters()
 
     def reset_parameters(self):
+        """Draws weight and bias again."""
         bound = 1 / math.sqrt(self.in1_features)
         init.uniform_(self.weight, -bound, bound)
         if self.bias is not None:

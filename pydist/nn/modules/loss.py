@@ -5,7 +5,7 @@ from pydist.nn.modules.module import Module
 
 
 class _ClassLoss(Module):
-    """`weight` is a buffer [C] or None; reduction is "mean" (over the weights of the targets), "sum" or "none"."""
+    """`weight` is a buffer [C] or None. reduction is "mean" (weighted by the targets' weights), "sum" or "none"."""
 
     def __init__(self, weight=None, size_average=None, ignore_index=-100, reduce=None, reduction="mean"):
         super().__init__()
@@ -68,7 +68,7 @@ class L1Loss(_Loss):
 
 
 class SmoothL1Loss(_Loss):
-    """loss = d^2 / (2 beta) where d = |x - t| < beta, else d - beta / 2, elementwise (Girshick, 2015)."""
+    """loss = d^2 / (2 beta) if d = |x - t| < beta, otherwise d - beta / 2, elementwise (Girshick, 2015)."""
 
     def __init__(self, size_average=None, reduce=None, reduction="mean", beta=1.0):
         super().__init__(size_average, reduce, reduction)
@@ -79,7 +79,7 @@ class SmoothL1Loss(_Loss):
 
 
 class HuberLoss(_Loss):
-    """loss = d^2 / 2 where d = |x - t| <= delta, else delta * (d - delta / 2), elementwise (Huber, 1964)."""
+    """loss = d^2 / 2 if d = |x - t| <= delta, otherwise delta * (d - delta / 2), elementwise (Huber, 1964)."""
 
     def __init__(self, reduction="mean", delta=1.0):
         super().__init__(reduction=reduction)
@@ -90,8 +90,8 @@ class HuberLoss(_Loss):
 
 
 class KLDivLoss(Module):
-    """loss = t * (log(t) - x) for log-probabilities x and probabilities t (log_target: their logarithms), elementwise;
-    reduction "batchmean": the sum over the number of samples."""
+    """loss = t * (log(t) - x), elementwise, for log-probabilities x and probabilities t (log_target: their logarithms).
+    reduction "batchmean": the sum divided by the number of samples."""
 
     def __init__(self, size_average=None, reduce=None, reduction="mean", log_target=False):
         super().__init__()
@@ -103,7 +103,7 @@ class KLDivLoss(Module):
 
 
 class BCELoss(_Loss):
-    """loss = -w * (t * log(x) + (1 - t) * log(1 - x)) for probabilities x, elementwise; the weight w, a buffer, is
+    """loss = -w * (t * log(x) + (1 - t) * log(1 - x)), elementwise, for probabilities x. The weight w, a buffer, is
     broadcast. Logarithms are at least -100, as in PyTorch."""
 
     def __init__(self, weight=None, size_average=None, reduce=None, reduction="mean"):
@@ -115,8 +115,8 @@ class BCELoss(_Loss):
 
 
 class BCEWithLogitsLoss(_Loss):
-    """loss = -w * (pos_weight * t * log(sigmoid(x)) + (1 - t) * log(1 - sigmoid(x))) for scores x, elementwise; w and
-    pos_weight, buffers, are broadcast."""
+    """loss = -w * (pos_weight * t * log(sigmoid(x)) + (1 - t) * log(1 - sigmoid(x))), elementwise, for scores x. w and
+    pos_weight are buffers and are broadcast."""
 
     def __init__(self, weight=None, size_average=None, reduce=None, reduction="mean", pos_weight=None):
         super().__init__(size_average, reduce, reduction)

@@ -10,7 +10,7 @@ from pydist.nn.modules._backward import BackwardHooks
 from pydist.nn.parameter import Buffer, Parameter
 from pydist.utils.hooks import RemovableHandle
 
-# Hooks by the moment at which they run. Those of calls hold (hook, options), the others hooks.
+# Hooks by the moment at which they run. The dictionaries for calls hold (hook, options), the others hold hooks.
 _HOOKS = (
     "_forward_pre_hooks",
     "_forward_hooks",
@@ -39,7 +39,7 @@ def _indent(text):
 
 
 class Module:
-    """Base of all layers: assigned Parameters, Modules and registered buffers are found again by name.
+    """Base class of all layers. It keeps assigned Parameters and Modules, and registered buffers, by name.
 
     Subclasses call `super().__init__()` first and define `forward`.
 
@@ -72,6 +72,8 @@ class Module:
     # Calling.
 
     def forward(self, *args, **kwargs):
+        """Computes the module's output. Subclasses define it; call the module itself instead of this, so that hooks
+        run."""
         raise NotImplementedError(f'Module [{type(self).__name__}] is missing the required "forward" function')
 
     def __call__(self, *args, **kwargs):
@@ -123,26 +125,28 @@ class Module:
         return result if changed is None else changed
 
     def register_forward_pre_hook(self, hook, *, prepend=False, with_kwargs=False):
-        """`hook(module, args)` runs before forward and may return new args; with_kwargs: `hook(module, args, kwargs)`
-        and it may return `(args, kwargs)`. Returns a handle with `remove()`."""
+        """`hook(module, args)` runs before forward and may return new args. with_kwargs: `hook(module, args, kwargs)`
+        may return `(args, kwargs)`. Returns a handle with `remove()`."""
         return RemovableHandle(self._forward_pre_hooks, (hook, with_kwargs), prepend=prepend)
 
     def register_forward_hook(self, hook, *, prepend=False, with_kwargs=False, always_call=False):
         """`hook(module, args, output)` (with_kwargs: `hook(module, args, kwargs, output)`) runs after forward and may
-        return another output; with always_call also (output None) where the call raises. Returns a handle with
+        return another output. always_call: it also runs, with output None, if forward raises. Returns a handle with
         `remove()`."""
         return RemovableHandle(self._forward_hooks, (hook, with_kwargs, always_call), prepend=prepend)
 
     def register_full_backward_pre_hook(self, hook, prepend=False):
-        """`hook(module, grad_output)` runs when the gradients of the outputs (a tuple) are there and may return
-        others. Returns a handle with `remove()`."""
+        """`hook(module, grad_output)` runs when the gradients of the outputs (a tuple) are there, and may return other
+        ones. Returns a handle with `remove()`."""
         return RemovableHandle(self._backward_pre_hooks, hook, prepend=prepend)
 
     def register_full_backward_hook(self, hook, prepend=False):
-        """`hook(module, grad_input, grad_output)` runs when the gradients of the inputs are there (tuples, None for
-        what is no tensor or needs none) and may return other gradients of the inputs. Returns a handle with `remove()`.
+        """`hook(module, grad_input, grad_output)` runs when the gradients of the inputs are there, and may return other
+        gradients of the inputs. Both are tuples, with None for objects that are not tensors or need no gradient.
+        Returns a handle with `remove()`.
 
-        Inputs and outputs pass through a view, so the module may not change them in place."""
+        Inputs and outputs pass through a view, so the module may not change them in place.
+        """
         return RemovableHandle(self._backward_hooks, hook, prepend=prepend)
 
     register_backward_hook = register_full_backward_hook
@@ -179,7 +183,8 @@ class Module:
         self._parameters[name] = param
 
     def register_buffer(self, name, tensor, persistent=True):
-        """Adds a tensor that is moved and saved with the module and is no parameter; not persistent: not saved."""
+        """Adds a tensor that is not a parameter, but is moved and saved with the module. persistent=False: it is not
+        saved."""
         self._check_new_name("buffer", name)
         self._check_not_taken(name, self._buffers)
         if tensor is not None and not isinstance(tensor, _C.Tensor):
@@ -231,7 +236,7 @@ class Module:
             object.__setattr__(self, name, value)
 
     def _replace(self, register, kind, name, value):
-        """Assigns to a registered name a value that is neither a Parameter nor a Module."""
+        """Assigns a value that is neither a Parameter nor a Module to a registered name."""
         if value is not None and not (kind == "buffer" and isinstance(value, _C.Tensor)):
             wanted = {"parameter": "Parameter", "child module": "Module", "buffer": "Tensor"}[kind]
             raise TypeError(f"cannot assign '{type(value).__name__}' as {kind} '{name}' ({wanted} or None expected)")
@@ -239,7 +244,7 @@ class Module:
 
     def __getattr__(self, name):
         own = self.__dict__
-        if "_parameters" in own:  # else Module.__init__ has not run
+        if "_parameters" in own:  # otherwise Module.__init__ has not run
             for register in (own["_parameters"], own["_modules"], own["_buffers"]):
                 if name in register:
                     return register[name]
@@ -258,7 +263,7 @@ class Module:
     # The tree.
 
     def named_modules(self, memo=None, prefix="", remove_duplicate=True):
-        """(name, module) of this module and all below it, each once."""
+        """(name, module) of this module and all modules below it, each once."""
         memo = set() if memo is None else memo
         if self in memo:
             return
@@ -281,11 +286,11 @@ class Module:
                 yield (f"{path}.{name}" if path else name), value
 
     def named_parameters(self, prefix="", recurse=True, remove_duplicate=True):
-        """(name, parameter) of the tree, shared ones once."""
+        """(name, parameter) of this module and all below it; shared ones once."""
         return self._named_members("_parameters", prefix, recurse, remove_duplicate)
 
     def named_buffers(self, prefix="", recurse=True, remove_duplicate=True):
-        """(name, buffer) of the tree, shared ones once."""
+        """(name, buffer) of this module and all below it; shared ones once."""
         return self._named_members("_buffers", prefix, recurse, remove_duplicate)
 
     def named_children(self):
@@ -297,15 +302,19 @@ class Module:
                 yield name, module
 
     def parameters(self, recurse=True):
+        """The parameters of this module and all below it, each once. recurse=False: only its own."""
         return (value for _, value in self.named_parameters(recurse=recurse))
 
     def buffers(self, recurse=True):
+        """The buffers of this module and all below it, each once. recurse=False: only its own."""
         return (value for _, value in self.named_buffers(recurse=recurse))
 
     def children(self):
+        """The direct submodules, each once."""
         return (module for _, module in self.named_children())
 
     def modules(self, remove_duplicate=True):
+        """This module and all modules below it, each once."""
         return (module for _, module in self.named_modules(remove_duplicate=remove_duplicate))
 
     def _get_along(self, path):
@@ -317,7 +326,7 @@ class Module:
         return module
 
     def get_submodule(self, target):
-        """The module at a dotted path; raises AttributeError where there is none."""
+        """The module at a dotted path. Raises AttributeError if there is none."""
         return self._get_along(target)
 
     def _get_member(self, target, kind, wanted):
@@ -328,8 +337,8 @@ class Module:
         return value
 
     def set_submodule(self, target, module, strict=False):
-        """Puts a module in the place of the one at a dotted path; raises AttributeError where there is none. Its last
-        part may be new unless `strict`."""
+        """Replaces the module at a dotted path. Raises AttributeError if there is none; the last part of the path may
+        be new unless `strict`."""
         if not target:
             raise ValueError("Cannot set the submodule without a target name!")
         if strict:
@@ -338,9 +347,11 @@ class Module:
         setattr(self._get_along(path), name, module)
 
     def get_parameter(self, target):
+        """The parameter at a dotted path. Raises AttributeError if there is none."""
         return self._get_member(target, "an nn.Parameter", lambda value, _: isinstance(value, Parameter))
 
     def get_buffer(self, target):
+        """The buffer at a dotted path. Raises AttributeError if there is none."""
         owner = self._get_along(target.rpartition(".")[0])
         return self._get_member(target, "a buffer", lambda _, name: name in owner._buffers)
 
@@ -360,7 +371,7 @@ class Module:
     # Modes, dtypes and devices.
 
     def train(self, mode=True):
-        """Sets the training mode of the tree (dropout, batch norm). Returns self."""
+        """Sets the training mode of this module and all below it (dropout, batch norm). Returns self."""
         if not isinstance(mode, bool):
             raise ValueError("training mode is expected to be boolean")
         self.training = mode
@@ -369,18 +380,21 @@ class Module:
         return self
 
     def eval(self):
+        """Sets evaluation mode: train(False). Returns self."""
         return self.train(False)
 
     def requires_grad_(self, requires_grad=True):
+        """Sets, in place, whether autograd records operations on the parameters. Returns self."""
         for param in self.parameters():
             param.requires_grad_(requires_grad)
         return self
 
     def zero_grad(self, set_to_none=True):
+        """Sets the gradients of all parameters to None, or to zeros with set_to_none=False."""
         _C.zero_grads(list(self.parameters()), set_to_none)
 
     def _apply(self, fn, recurse=True):
-        """Replaces the data of every parameter, gradient and buffer by fn of it."""
+        """Replaces the data of every parameter, gradient and buffer by fn(data)."""
         if recurse:
             for module in self.children():
                 module._apply(fn)
@@ -399,8 +413,8 @@ class Module:
         return self
 
     def to(self, *args, **kwargs):
-        """`to(device)`, `to(dtype)`, `to(device, dtype)` or `to(tensor)`: moves in place; a dtype must be floating and
-        changes only what is floating. Returns self."""
+        """`to(device)`, `to(dtype)`, `to(device, dtype)` or `to(tensor)`: moves parameters and buffers in place. The
+        dtype must be floating and changes only floating tensors. Returns self."""
         device, dtype = kwargs.pop("device", None), kwargs.pop("dtype", None)
         kwargs.pop("non_blocking", None)
         kwargs.pop("memory_format", None)
@@ -424,30 +438,36 @@ class Module:
         return self._apply(convert)
 
     def float(self):
+        """Converts floating parameters and buffers to float32. Returns self."""
         return self.to(_C.float32)
 
     def double(self):
+        """Converts floating parameters and buffers to float64. Returns self."""
         return self.to(_C.float64)
 
     def half(self):
+        """Converts floating parameters and buffers to float16. Returns self."""
         return self.to(_C.float16)
 
     def bfloat16(self):
+        """Converts floating parameters and buffers to bfloat16. Returns self."""
         return self.to(_C.bfloat16)
 
     def type(self, dst_type):
-        """Converts all parameters and buffers, those of integers too, to a dtype. Returns self."""
+        """Converts all parameters and buffers, also integer ones, to a dtype. Returns self."""
         return self._apply(lambda tensor: tensor.to(dst_type))
 
     def cpu(self):
+        """Moves all parameters and buffers to the CPU. Returns self."""
         return self.to("cpu")
 
     def cuda(self, device=None):
-        """Raises RuntimeError where there is no CUDA device; pretended ones (`pydist.cuda`) are the CPU."""
+        """Moves all parameters and buffers to a CUDA device. Returns self. Raises RuntimeError if there is none;
+        pretended ones (see `pydist.cuda`) are the CPU."""
         return self._apply(lambda tensor: tensor.cuda(device))
 
     def compile(self, *args, **kwargs):
-        """Nothing: modules run as they are. Returns None."""
+        """Does nothing: modules run without compilation. Returns None."""
 
     def to_empty(self, *, device, recurse=True):
         """Gives all parameters and buffers new memory on a device, without copying. Returns self."""
@@ -464,16 +484,19 @@ class Module:
             destination[prefix + _EXTRA_STATE] = self.get_extra_state()
 
     def get_extra_state(self):
-        """Whatever else state_dict() keeps, under the name "_extra_state"; subclasses define this and
-        `set_extra_state`."""
-        raise RuntimeError(f"{type(self).__name__} defines no get_extra_state()")
+        """More state for state_dict(), under the name "_extra_state". Subclasses define this and `set_extra_state`."""
+        raise RuntimeError(f"{type(self).__name__} does not define get_extra_state() (expected a subclass that does)")
 
     def set_extra_state(self, state):
-        """Takes what `get_extra_state` returned."""
-        raise RuntimeError(f"{type(self).__name__} defines no set_extra_state()")
+        """Takes the object that `get_extra_state` returned."""
+        raise RuntimeError(
+            f"{type(self).__name__} does not define set_extra_state(), but the state_dict has extra state "
+            "(expected a subclass that does)"
+        )
 
     def state_dict(self, *, destination=None, prefix="", keep_vars=False):
-        """An ordered dictionary from names to parameters and persistent buffers, sharing their storage."""
+        """An ordered dictionary from names to parameters and persistent buffers. The tensors share the module's
+        memory."""
         if destination is None:
             destination = OrderedDict()
             destination._metadata = OrderedDict()
@@ -492,21 +515,22 @@ class Module:
         return destination
 
     def register_state_dict_pre_hook(self, hook):
-        """`hook(module, prefix, keep_vars)` runs before state_dict() collects. Returns a handle with `remove()`."""
+        """`hook(module, prefix, keep_vars)` runs before state_dict() collects tensors. Returns a handle with
+        `remove()`."""
         return RemovableHandle(self._state_dict_pre_hooks, hook)
 
     def register_state_dict_post_hook(self, hook):
-        """`hook(module, state_dict, prefix, local_metadata)` may change the dictionary in place, this module's entries
-        and those below it. Returns a handle with `remove()`."""
+        """`hook(module, state_dict, prefix, local_metadata)` may change the dictionary in place: the entries of this
+        module and of those below it. Returns a handle with `remove()`."""
         return RemovableHandle(self._state_dict_hooks, hook)
 
     def register_load_state_dict_pre_hook(self, hook):
         """`hook(module, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)` runs
-        before this module's entries are taken. Returns a handle with `remove()`."""
+        before this module takes its entries. Returns a handle with `remove()`."""
         return RemovableHandle(self._load_state_dict_pre_hooks, hook)
 
     def register_load_state_dict_post_hook(self, hook):
-        """`hook(module, incompatible_keys)` runs after this module and those below it have loaded and may change the
+        """`hook(module, incompatible_keys)` runs after this module and those below it have loaded. It may change the
         lists missing_keys and unexpected_keys in place. Returns a handle with `remove()`."""
         return RemovableHandle(self._load_state_dict_post_hooks, hook)
 
@@ -529,7 +553,7 @@ class Module:
             setattr(self, name, new)
 
     def _load_from_state_dict(self, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, errors):
-        """Takes this module's own entries, not its children's. Layers that changed their format override this."""
+        """Takes this module's own entries, not its children's. Layers whose format has changed override it."""
         for hook in self._load_state_dict_pre_hooks.values():
             hook(self, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, errors)
         buffers = {k: v for k, v in self._buffers.items() if k not in self._non_persistent_buffers_set}
@@ -557,10 +581,11 @@ class Module:
                         unexpected_keys.append(key)
 
     def load_state_dict(self, state_dict, strict=True, assign=False):
-        """Copies (assign: takes over) the tensors of `state_dict`. Returns (missing_keys, unexpected_keys).
+        """Copies the tensors of `state_dict` into the module; with assign it takes the tensors themselves. Returns
+        (missing_keys, unexpected_keys).
 
-        Raises RuntimeError listing missing and unexpected keys (strict) and all sizes that differ; then tensors whose
-        names and sizes agree have been copied.
+        Raises RuntimeError with the missing and unexpected keys (strict) and all sizes that differ; the tensors whose
+        names and sizes agree have been copied then.
         """
         if not isinstance(state_dict, Mapping):
             raise TypeError(f"Expected state_dict to be dict-like, got {type(state_dict)}.")

@@ -8,7 +8,7 @@ from pydist.nn.parameter import Parameter
 
 
 class _Affine(Module):
-    """With a weight that starts at 1 and a bias that starts at 0, each of `shape` or None."""
+    """Adds a weight that starts at 1 and a bias that starts at 0, each of `shape` or None."""
 
     def _make(self, shape, weight, bias, device, dtype):
         for name, wanted in (("weight", weight), ("bias", bias)):
@@ -23,10 +23,10 @@ class _Affine(Module):
 
 
 class LayerNorm(_Affine):
-    """y = (x - mean) / sqrt(var + eps) * weight + bias, mean and (biased) variance over the last dims, of
+    """y = (x - mean) / sqrt(var + eps) * weight + bias. Mean and (biased) variance are over the last dims, which have
     `normalized_shape` (Ba et al., 2016).
 
-    weight and bias have that shape and start at 1 and 0. Raises ShapeError where x does not end with the shape.
+    weight and bias have that shape and start at 1 and 0. Raises ShapeError if x does not end with the shape.
     """
 
     def __init__(self, normalized_shape, eps=1e-5, elementwise_affine=True, bias=True, device=None, dtype=None):
@@ -47,8 +47,8 @@ class LayerNorm(_Affine):
 
 
 class RMSNorm(Module):
-    """y = x / sqrt(mean(x^2) + eps) * weight, the mean over the last dims, of `normalized_shape` (Zhang and Sennrich,
-    2019); eps None: the dtype's machine epsilon. weight starts at 1."""
+    """y = x / sqrt(mean(x^2) + eps) * weight. The mean is over the last dims, which have `normalized_shape` (Zhang and
+    Sennrich, 2019). eps None: the dtype's machine epsilon. weight starts at 1."""
 
     def __init__(self, normalized_shape, eps=None, elementwise_affine=True, device=None, dtype=None):
         super().__init__()
@@ -59,6 +59,7 @@ class RMSNorm(Module):
         self.register_parameter("weight", None if weight is None else Parameter(weight))
 
     def reset_parameters(self):
+        """Sets weight to 1."""
         if self.weight is not None:
             init.ones_(self.weight)
 
@@ -70,11 +71,11 @@ class RMSNorm(Module):
 
 
 class GroupNorm(_Affine):
-    """y = (x - mean) / sqrt(var + eps) * weight + bias for x[N, C, ...], mean and (biased) variance over each of
-    `num_groups` groups of channels of a sample (Wu and He, 2018).
+    """y = (x - mean) / sqrt(var + eps) * weight + bias for x[N, C, ...]. Mean and (biased) variance are those of each
+    of `num_groups` groups of channels of a sample (Wu and He, 2018).
 
-    weight and bias have one element per channel and start at 1 and 0. Raises ValueError where the groups do not divide
-    the channels.
+    weight and bias have one element per channel and start at 1 and 0. Raises ValueError unless the number of groups
+    divides the number of channels.
     """
 
     def __init__(self, num_groups, num_channels, eps=1e-5, affine=True, device=None, dtype=None, *, bias=True):
@@ -98,8 +99,8 @@ class GroupNorm(_Affine):
 
 
 class LocalResponseNorm(Module):
-    """y = x / (k + alpha * the mean of squares over `size` neighbouring channels) ** beta for x[N, C, ...] (Krizhevsky
-    et al., 2012)."""
+    """y = x / (k + alpha * mean) ** beta for x[N, C, ...], where mean is the mean of the squares over `size`
+    neighbouring channels (Krizhevsky et al., 2012)."""
 
     def __init__(self, size, alpha=1e-4, beta=0.75, k=1.0):
         super().__init__()

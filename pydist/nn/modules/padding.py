@@ -5,8 +5,8 @@ from pydist.nn.modules.module import Module
 
 
 class _Pad(Module):
-    """y: x with `padding` elements (an int, or before and after of the last dimension, of the one before, ...) more
-    along the {dims} last dimensions, {what}. Negative numbers take elements away."""
+    """y is x with `padding` more elements (an int, or the numbers before and after along the last dimension, the one
+    before it, ...) along the {dims} last dimensions, {what}. Negative numbers remove elements."""
 
     def __init__(self, padding):
         super().__init__()

@@ -5,7 +5,7 @@ from pydist.nn.modules.module import Module
 
 
 class PixelShuffle(Module):
-    """y[..., C, H r, W r]: x[..., C r^2, H, W] with its channels as pixels (Shi et al., 2016)."""
+    """y[..., C, H r, W r] is x[..., C r^2, H, W] with its channels as pixels (Shi et al., 2016)."""
 
     def __init__(self, upscale_factor):
         super().__init__()
@@ -19,7 +19,7 @@ class PixelShuffle(Module):
 
 
 class PixelUnshuffle(Module):
-    """y[..., C r^2, H, W]: x[..., C, H r, W r] with pixels as channels."""
+    """y[..., C r^2, H, W] is x[..., C, H r, W r] with its pixels as channels."""
 
     def __init__(self, downscale_factor):
         super().__init__()
@@ -33,7 +33,7 @@ class PixelUnshuffle(Module):
 
 
 class ChannelShuffle(Module):
-    """y: x[N, C, ...] with its channels, in `groups` rows, read by columns (Zhang et al., 2018)."""
+    """y is x[N, C, ...] with its channels written in `groups` rows and read by columns (Zhang et al., 2018)."""
 
     def __init__(self, groups):
         super().__init__()
@@ -59,15 +59,15 @@ class _Windows(Module):
 
 
 class Unfold(_Windows):
-    """y[N, C * elements of the kernel, windows]: the windows of x[N, C, H, W] as columns."""
+    """y[N, C * elements of the kernel, windows] has the windows of x[N, C, H, W] as columns."""
 
     def forward(self, input):
         return F.unfold(input, self.kernel_size, self.dilation, self.padding, self.stride)
 
 
 class Fold(_Windows):
-    """y[N, C, *output_size]: the sums of the elements that windows x[N, C * elements of the kernel, windows] have for
-    each place."""
+    """y[N, C, *output_size] is an image. Each element is the sum of its copies in the windows x[N, C * elements of the
+    kernel, windows]."""
 
     def __init__(self, output_size, kernel_size, dilation=1, padding=0, stride=1):
         super().__init__(kernel_size, dilation, padding, stride)

@@ -5,11 +5,11 @@ from pydist.nn.modules.module import Module
 
 
 class _MaxPool(Module):
-    """y[..., i] = max of x[..., i * stride - padding + k * dilation] over 0 <= k < kernel_size, padding being -inf.
+    """y[..., i] = max of x[..., i * stride - padding + k * dilation] over 0 <= k < kernel_size. Padding counts as -inf.
 
-    `stride` is kernel_size unless given; `ceil_mode` adds a last window that begins inside x and ends outside. With
-    `return_indices` also the positions of the maxima in their plane (int64). Raises ValueError and ShapeError for
-    windows that do not fit.
+    `stride` is kernel_size unless given. `ceil_mode` adds a last window that begins inside x and ends outside.
+    `return_indices` also returns the positions of the maxima in their plane (int64). Raises ValueError or ShapeError
+    for windows that do not fit.
     """
 
     def __init__(self, kernel_size, stride=None, padding=0, dilation=1, return_indices=False, ceil_mode=False):
@@ -40,8 +40,8 @@ def _single(value):
 class AvgPool1d(Module):
     """y[..., i] = mean of x[..., i * stride - padding + k] over 0 <= k < kernel_size, for x[N, C, L] or x[C, L].
 
-    Padding counts as zeros, or (count_include_pad=False) not at all. `stride` is kernel_size unless given; `ceil_mode`
-    adds a last window that begins inside x and ends outside.
+    Padding counts as zeros; with count_include_pad=False it does not count. `stride` is kernel_size unless given.
+    `ceil_mode` adds a last window that begins inside x and ends outside.
     """
 
     def __init__(self, kernel_size, stride=None, padding=0, ceil_mode=False, count_include_pad=True):
@@ -60,7 +60,7 @@ class AvgPool1d(Module):
 
 
 class AvgPool2d(Module):
-    """The mean of each window of x[N, C, H, W] or x[C, H, W]; as AvgPool1d, sizes being ints or pairs.
+    """The mean of each window of x[N, C, H, W] or x[C, H, W]. As AvgPool1d, but sizes are ints or pairs.
     `divisor_override` divides the sums instead of the window's size."""
 
     _pool = staticmethod(F.avg_pool2d)
@@ -92,13 +92,13 @@ class AvgPool2d(Module):
 
 
 class AvgPool3d(AvgPool2d):
-    """The mean of each window of x[N, C, D, H, W] or x[C, D, H, W]; as AvgPool2d, sizes being ints or triples."""
+    """The mean of each window of x[N, C, D, H, W] or x[C, D, H, W]. As AvgPool2d, but sizes are ints or triples."""
 
     _pool = staticmethod(F.avg_pool3d)
 
 
 class _AdaptiveAvgPool(Module):
-    """The mean of window [floor(i n / m), ceil((i + 1) n / m)) for every i below output_size m (None: n)."""
+    """The mean over the windows [floor(i n / m), ceil((i + 1) n / m)), for every i below output_size m (None: n)."""
 
     def __init__(self, output_size):
         super().__init__()
@@ -112,8 +112,8 @@ class _AdaptiveAvgPool(Module):
 
 
 class _AdaptiveMaxPool(_AdaptiveAvgPool):
-    """The maximum of window [floor(i n / m), ceil((i + 1) n / m)) for every i below output_size m (None: n); with
-    `return_indices` also its position in its plane (int64)."""
+    """The maximum of the windows [floor(i n / m), ceil((i + 1) n / m)), for every i below output_size m (None: n).
+    `return_indices` also returns its position in its plane (int64)."""
 
     def __init__(self, output_size, return_indices=False):
         super().__init__(output_size)
@@ -141,8 +141,8 @@ MaxPool3d = _kind("MaxPool3d", _MaxPool, F.max_pool3d, f"{_BLOCKS}; sizes are in
 
 
 class _MaxUnpool(Module):
-    """y: zeros with x's elements at their `indices`, as MaxPool with return_indices gave them; forward's output_size
-    chooses among the sizes that pooling makes equal."""
+    """y is zeros with x's elements at their `indices`, as MaxPool with return_indices returned them. forward's
+    output_size chooses among the sizes that pooling maps to x's size."""
 
     def __init__(self, kernel_size, stride=None, padding=0):
         super().__init__()
@@ -163,7 +163,7 @@ MaxUnpool3d = _kind("MaxUnpool3d", _MaxUnpool, F.max_unpool3d, _BLOCKS)
 
 
 class _LPPool(Module):
-    """y[...] = (sum of x ** p) ** (1 / p) over each window, p being norm_type."""
+    """y[...] = (sum of x ** p) ** (1 / p) over each window, where p is norm_type."""
 
     def __init__(self, norm_type, kernel_size, stride=None, ceil_mode=False):
         super().__init__()
@@ -185,8 +185,8 @@ LPPool3d = _kind("LPPool3d", _LPPool, F.lp_pool3d, _BLOCKS)
 
 
 class _FractionalMaxPool(Module):
-    """The maxima of windows that begin at pseudo-random places, so that each size is divided by about 1 / output_ratio:
-    see functional.fractional_max_pool2d. One of output_size and output_ratio is given."""
+    """The maxima of windows that begin at pseudo-random positions, so that each size is multiplied by about
+    output_ratio. See functional.fractional_max_pool2d. Give one of output_size and output_ratio."""
 
     def __init__(self, kernel_size, output_size=None, output_ratio=None, return_indices=False, _random_samples=None):
         super().__init__()

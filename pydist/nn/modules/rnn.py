@@ -9,7 +9,7 @@ from pydist.nn.modules.module import Module
 from pydist.nn.parameter import Parameter
 from pydist.nn.utils.rnn import PackedSequence
 
-# One step: from the input's part of the gates [B, G H], the state (h, or (h, c)) and the hidden weights to the new state.
+# One step: the new state from the input's part of the gates [B, G H], the state (h, or (h, c)) and the hidden weights.
 
 
 def _rnn_step(activation):
@@ -46,15 +46,15 @@ _GATES = {"RNN_TANH": 1, "RNN_RELU": 1, "LSTM": 4, "GRU": 3}
 
 
 def _kernel_dtype(sizes, tensors):
-    """The dtype in which F.recurrent serves, None where it does not: sequences of one length; 16 bits, alone or of
-    autocast, compute in float32."""
+    """The dtype in which F.recurrent computes, or None if it cannot. It needs sequences of one length; 16 bits, also
+    those of autocast, compute in float32."""
     wide = {_C.float64 if t.dtype is _C.float64 else _C.float32 for t in tensors if t is not None}
     return wide.pop() if len(wide) == 1 and sizes[0] == sizes[-1] else None
 
 
 def _direction(mode, x, sizes, state, weights, reverse):
-    """One layer in one direction. x [sum of sizes, G H]: the input's part of the gates, step after step, of which step t
-    has sizes[t] rows; state: tensors [B, .]. Returns (outputs [sum of sizes, .], the last state of every row)."""
+    """One layer in one direction. x [sum of sizes, G H]: the input's part of the gates, step after step; step t has
+    sizes[t] rows. state: tensors [B, .]. Returns (outputs [sum of sizes, .], the last state of every row)."""
     step = _STEPS[mode]
     dtype = _kernel_dtype(sizes, [x, *state, *weights]) if len(weights) == 2 else None
     if dtype:
@@ -75,7 +75,7 @@ def _direction(mode, x, sizes, state, weights, reverse):
     state = tuple(s[: sizes[-1]] for s in whole) if reverse else whole
     for t in reversed(order) if reverse else order:
         size, have = sizes[t], state[0].shape[0]
-        if have < size:  # backwards: longer sequences come in with their first state
+        if have < size:  # backwards: longer sequences start here, with their first state
             state = tuple(_C.cat([s, w[have:size]]) for s, w in zip(state, whole))
         elif have > size:  # forwards: shorter ones have ended
             ended.append(tuple(s[size:] for s in state))
@@ -88,7 +88,7 @@ def _direction(mode, x, sizes, state, weights, reverse):
 
 
 class RNNBase(Module):
-    """What RNN, LSTM and GRU have in common: parameters by PyTorch's names, layers, directions, packed sequences."""
+    """The common part of RNN, LSTM and GRU: parameters with PyTorch's names, layers, directions, packed sequences."""
 
     def __init__(
         self,
@@ -107,11 +107,15 @@ class RNNBase(Module):
         super().__init__()
         name = type(self).__name__
         if hidden_size <= 0 or num_layers <= 0:
-            raise ValueError(f"{name}: hidden_size {hidden_size}, num_layers {num_layers} (expected more than 0)")
+            raise ValueError(
+                f"{name}: hidden_size {hidden_size}, num_layers {num_layers} (expected both to be more than 0)"
+            )
         if not 0 <= dropout <= 1:
-            raise ValueError(f"{name}: dropout {dropout} (expected 0 to 1)")
+            raise ValueError(f"{name}: dropout is {dropout} (expected 0 to 1)")
         if proj_size < 0 or proj_size >= hidden_size or proj_size and mode != "LSTM":
-            raise ValueError(f"{name}: proj_size {proj_size} (expected, for LSTM, less than hidden_size {hidden_size})")
+            raise ValueError(
+                f"{name}: proj_size is {proj_size} (expected an LSTM and 0 to less than hidden_size {hidden_size})"
+            )
         self.mode, self.input_size, self.hidden_size, self.num_layers = mode, input_size, hidden_size, num_layers
         self.bias, self.batch_first, self.dropout, self.bidirectional = bias, batch_first, float(dropout), bidirectional
         self.proj_size = proj_size
@@ -136,16 +140,18 @@ class RNNBase(Module):
         self.reset_parameters()
 
     def reset_parameters(self):
+        """Draws all weights again."""
         bound = 1 / math.sqrt(self.hidden_size)
         for weight in self.parameters():
             init.uniform_(weight, -bound, bound)
 
     @property
     def all_weights(self):
+        """The weights of each layer and direction, as a list of lists."""
         return [[getattr(self, name) for name in names.values()] for names in self._names]
 
     def flatten_parameters(self):
-        """Nothing: the weights are used where they lie."""
+        """Does nothing: the weights are used where they are."""
 
     def _states(self, hx, batch, like, batched):
         """The first states as a list of tensors [layers * directions, B, .]."""
@@ -225,8 +231,9 @@ class RNNBase(Module):
 
 
 class RNN(RNNBase):
-    """h = tanh(W_ih x + b_ih + W_hh h + b_hh) for each step of x [T, B, I] ([B, T, I] with batch_first), in `num_layers`
-    layers; `nonlinearity` "tanh" or "relu". Returns (outputs [T, B, D H], last h [layers D, B, H]), D directions.
+    """h = tanh(W_ih x + b_ih + W_hh h + b_hh) for each step of x [T, B, I] ([B, T, I] with batch_first), in
+    `num_layers` layers. `nonlinearity`: "tanh" or "relu". Returns (outputs [T, B, D H], last h [layers D, B, H]) with D
+    directions.
 
     >>> import pydist
     >>> out, h = pydist.nn.RNN(3, 5, num_layers=2)(pydist.ones(7, 2, 3))
@@ -328,7 +335,7 @@ class RNNCell(RNNCellBase):
 
 
 class LSTMCell(RNNCellBase):
-    """(h', c') from x [B, I] and (h, c), as LSTM's step."""
+    """(h', c') from x [B, I] and (h, c): one step of LSTM."""
 
     def __init__(self, input_size, hidden_size, bias=True, device=None, dtype=None):
         super().__init__("LSTM", input_size, hidden_size, bias, device, dtype)
@@ -338,7 +345,7 @@ class LSTMCell(RNNCellBase):
 
 
 class GRUCell(RNNCellBase):
-    """h' from x [B, I] and h [B, H], as GRU's step."""
+    """h' from x [B, I] and h [B, H]: one step of GRU."""
 
     def __init__(self, input_size, hidden_size, bias=True, device=None, dtype=None):
         super().__init__("GRU", input_size, hidden_size, bias, device, dtype)

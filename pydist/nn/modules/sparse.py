@@ -1,4 +1,4 @@
-"""Rows of a table by their numbers."""
+"""Rows of a table by their indices."""
 
 from pydist import _C
 from pydist._grad_mode import no_grad
@@ -11,8 +11,8 @@ from pydist.nn.parameter import Parameter
 class Embedding(Module):
     """y[...] = weight[x[...]] for indices x (int64 or int32) and weight[num_embeddings, embedding_dim].
 
-    weight starts as N(0, 1), row `padding_idx` as zeros, and that row gets no gradient. Raises IndexError for an index
-    outside, ValueError for a padding_idx outside.
+    weight starts as N(0, 1) and row `padding_idx` as zeros; that row gets no gradient. Raises IndexError for an index
+    out of range, ValueError for a padding_idx out of range.
 
     >>> import pydist
     >>> table = pydist.nn.Embedding(10, 3, padding_idx=0)
@@ -37,7 +37,9 @@ class Embedding(Module):
         super().__init__()
         if padding_idx is not None:
             if not -num_embeddings <= padding_idx < num_embeddings:
-                raise ValueError(f"Embedding: padding_idx {padding_idx} for {num_embeddings} embeddings")
+                raise ValueError(
+                    f"Embedding: padding_idx is {padding_idx} (expected {-num_embeddings} to {num_embeddings - 1})"
+                )
             padding_idx %= num_embeddings
         self.num_embeddings = num_embeddings
         self.embedding_dim = embedding_dim
@@ -68,7 +70,7 @@ class Embedding(Module):
         scale_grad_by_freq=False,
         sparse=False,
     ):
-        """An Embedding over the tensor `embeddings` [rows, columns], which does not train unless freeze is False."""
+        """An Embedding over the tensor `embeddings` [rows, columns]. It is not trained unless freeze is False."""
         if embeddings.dim() != 2:
             raise ValueError("Embeddings parameter is expected to be 2-dimensional")
         rows, columns = embeddings.shape
@@ -77,6 +79,7 @@ class Embedding(Module):
         )
 
     def reset_parameters(self):
+        """Draws weight again."""
         init.normal_(self.weight)
         if self.padding_idx is not None:
             with no_grad():
@@ -103,10 +106,10 @@ class Embedding(Module):
 
 
 class EmbeddingBag(Module):
-    """y[bags, embedding_dim]: the mean, "sum" or "max" of the rows of weight[num_embeddings, embedding_dim] whose
-    numbers stand in a bag: a row of x[bags, n], or what lies between two offsets in the vector x.
+    """y[bags, embedding_dim] is the "mean", "sum" or "max" of the rows of weight[num_embeddings, embedding_dim] at the
+    indices of a bag: a row of x[bags, n], or the part of the vector x between two offsets.
 
-    weight starts as N(0, 1), row `padding_idx`, which does not count, as zeros.
+    weight starts as N(0, 1) and row `padding_idx`, which does not count, as zeros.
 
     >>> import pydist
     >>> bags = pydist.nn.EmbeddingBag(10, 3, mode="sum")
@@ -146,7 +149,7 @@ class EmbeddingBag(Module):
 
     @classmethod
     def from_pretrained(cls, embeddings, freeze=True, **options):
-        """An EmbeddingBag over the tensor `embeddings` [rows, columns], which does not train unless freeze is False."""
+        """An EmbeddingBag over the tensor `embeddings` [rows, columns]. It is not trained unless freeze is False."""
         if embeddings.dim() != 2:
             raise ValueError("Embeddings parameter is expected to be 2-dimensional")
         bag = cls(*embeddings.shape, _weight=embeddings, **options)

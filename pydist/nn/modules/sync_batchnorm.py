@@ -9,12 +9,13 @@ from pydist.nn.modules.batchnorm import _BatchNorm
 
 
 def _over(x):
-    """The dimensions that statistics are taken over, and the shape of a channel's number."""
+    """The dimensions that statistics are taken over, and the shape of a tensor with one number per channel."""
     return [0, *range(2, x.dim())], [1, -1] + [1] * (x.dim() - 2)
 
 
 class _SyncNorm(Function):
-    """Two messages forward (sums and counts, then squares about the common mean: no cancellation), one backward."""
+    """Two messages in forward (first sums and counts, then squares about the common mean, which avoids cancellation),
+    one in backward."""
 
     @staticmethod
     def forward(ctx, x, weight, bias, eps, group):
@@ -44,7 +45,7 @@ class _SyncNorm(Function):
         scale = (var + ctx.eps) ** -0.5
         own = _C.cat([g.sum(dims), (g * apart).sum(dims)])
         grad_weight = (own[channels:] * scale).to(weight.dtype) if weight is not None else None
-        grad_bias = own[:channels].clone().to(x.dtype)  # own is reduced in place
+        grad_bias = own[:channels].clone().to(x.dtype)  # the all_reduce changes own in place
         dist.all_reduce(own, group=ctx.group)
         own /= ctx.total
         factor = scale if weight is None else scale * weight.to(wide)
@@ -54,11 +55,12 @@ class _SyncNorm(Function):
 
 
 class SyncBatchNorm(_BatchNorm):
-    """Batch normalisation (N, C, or N, C, *) whose statistics in training are those of all ranks' batches together,
-    which may differ in size, also be empty. In eval mode, and in a world of one, it is `BatchNorm`.
+    """Batch normalisation (N, C, or N, C, *) whose training statistics are those of all ranks' batches together. The
+    batches may differ in size and may be empty. In eval mode, and in a world of one, it is `BatchNorm`.
 
-    `process_group` (None: the default group). All ranks have to run it in the same order, forward and backward. As in
-    PyTorch the gradients of weight and bias are the rank's own: DistributedDataParallel averages them.
+    `process_group`: None for the default group. All ranks have to run it in the same order, forward and backward. As in
+    PyTorch, the gradients of weight and bias are the rank's own; DistributedDataParallel averages them. Cost: two
+    messages in forward, one in backward.
 
     >>> from pydist import nn
     >>> nn.SyncBatchNorm.convert_sync_batchnorm(nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2)))[1].num_features
@@ -93,7 +95,7 @@ class SyncBatchNorm(_BatchNorm):
 
     @classmethod
     def convert_sync_batchnorm(cls, module, process_group=None):
-        """`module` with every BatchNorm in it replaced by a SyncBatchNorm of the same parameters and buffers."""
+        """`module` with every BatchNorm in it replaced by a SyncBatchNorm with the same parameters and buffers."""
         if isinstance(module, _BatchNorm) and not isinstance(module, SyncBatchNorm):
             new = cls(
                 module.num_features,

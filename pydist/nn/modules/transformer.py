@@ -22,13 +22,13 @@ def _activation(which):
     if not isinstance(which, str):
         return which
     if which not in ("relu", "gelu"):
-        raise RuntimeError(f"activation should be relu/gelu, not {which}")
+        raise RuntimeError(f"activation should be relu/gelu, not {which} (expected 'relu', 'gelu' or a function)")
     return getattr(F, which)
 
 
 class _Layer(Module):
-    """What encoder and decoder layers have in common: `_attentions` by name, a feed-forward block, and a norm and dropout
-    for each."""
+    """The common part of encoder and decoder layers: `_attentions` by name, a feed-forward block, and a norm and
+    dropout for each."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class _Layer(Module):
         self.activation = _activation(activation)
 
     def _added(self, x, k, block):
-        """x + dropout(block(x)), its input or the sum normed."""
+        """x + dropout(block(x)). The norm is applied to block's input or to the sum."""
         norm, dropout = getattr(self, f"norm{k}"), getattr(self, f"dropout{k}")
         if self.norm_first:
             return x + dropout(block(norm(x)))
@@ -74,8 +74,8 @@ class _Layer(Module):
 
 
 class TransformerEncoderLayer(_Layer):
-    """y = norm2(z + ff(z)), z = norm1(x + attention(x)), ff = linear2(activation(linear1)); norm_first: the norms stand
-    before the blocks. x[L, N, d_model] (batch_first: N first)."""
+    """y = norm2(z + ff(z)) with z = norm1(x + attention(x)) and ff = linear2(activation(linear1)). norm_first: the
+    norms come before the blocks. x[L, N, d_model] (batch_first: N first)."""
 
     _attentions = ("self_attn",)
 
@@ -95,7 +95,7 @@ class TransformerEncoderLayer(_Layer):
 
 
 class TransformerDecoderLayer(_Layer):
-    """As an encoder layer, with attention to the encoder's result `memory` between its two blocks."""
+    """An encoder layer with attention to `memory`, the encoder's result, between its two blocks."""
 
     _attentions = ("self_attn", "multihead_attn")
 
@@ -147,7 +147,7 @@ class _Stack(Module):
 
 
 class TransformerEncoder(_Stack):
-    """`num_layers` copies of encoder_layer, one after the other, and `norm`, if given. enable_nested_tensor and
+    """`num_layers` copies of encoder_layer, one after the other, then `norm` if given. enable_nested_tensor and
     mask_check are accepted and change nothing."""
 
     def __init__(self, encoder_layer, num_layers, norm=None, enable_nested_tensor=True, mask_check=True):
@@ -167,7 +167,7 @@ class TransformerEncoder(_Stack):
 
 
 class TransformerDecoder(_Stack):
-    """`num_layers` copies of decoder_layer, one after the other, and `norm`, if given."""
+    """`num_layers` copies of decoder_layer, one after the other, then `norm` if given."""
 
     def __init__(self, decoder_layer, num_layers, norm=None):
         super().__init__(decoder_layer, num_layers, norm)
@@ -274,7 +274,7 @@ class Transformer(Module):
 
     @staticmethod
     def generate_square_subsequent_mask(sz, device=None, dtype=None):
-        """[sz, sz]: 0 where column j <= row i, else -inf."""
+        """[sz, sz]: 0 where column j <= row i, -inf elsewhere."""
         return _C.full((sz, sz), -math.inf, dtype=dtype).triu(1)
 
     def _reset_parameters(self):

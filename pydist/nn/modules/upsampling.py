@@ -5,7 +5,7 @@ from pydist.nn.modules.module import Module
 
 
 class Upsample(Module):
-    """y: x[N, C, ...] resized to `size`, or by `scale_factor`; see nn.functional.interpolate."""
+    """y is x[N, C, ...] resized to `size`, or by `scale_factor`. See nn.functional.interpolate."""
 
     def __init__(self, size=None, scale_factor=None, mode="nearest", align_corners=None, recompute_scale_factor=None):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Numbers as tuples, as code of convolutions wants them: _single, _pair, _triple, _quadruple."""
+"""Numbers as tuples, for code of convolutions: _single, _pair, _triple, _quadruple."""
 
 from collections.abc import Iterable
 from itertools import repeat
@@ -18,5 +18,5 @@ _single, _pair, _triple, _quadruple = (
 
 
 def _reverse_repeat_tuple(t, n):
-    """Each entry n times, the last first: what F.pad takes for paddings by dimension."""
+    """Each entry n times, last entry first: the form in which F.pad takes paddings by dimension."""
     return tuple(x for x in reversed(t) for _ in range(n))

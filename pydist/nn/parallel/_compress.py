@@ -1,5 +1,5 @@
-"""The hooks topk and sign of csrc/parallel/compress.h on a GPU: the same formulas over ops, nothing of which waits for the
-device."""
+"""The hooks topk and sign of csrc/parallel/compress.h on a GPU: the same formulas, made of ops. Nothing in them waits
+for the device."""
 
 import math
 
@@ -7,16 +7,16 @@ import pydist
 
 
 class _Box:
-    """What a hook keeps of one bucket."""
+    """What a hook keeps for one bucket."""
 
     def __init__(self, buffer, rows):
         self.buffer, self.pieces = buffer, [(at, at + n) for _, at, n in rows if n]
-        # gradient and residual; between steps the residual
+        # gradient plus residual; between steps only the residual
         self.value = pydist.zeros(buffer.numel(), device=buffer.device)
 
 
 class _Compressed:
-    """A hook for the reducer whose message is the same number of bytes on every rank."""
+    """A hook for the reducer whose message has the same number of bytes on every rank."""
 
     def __init__(self, reducer, group):
         self.group = group
@@ -34,38 +34,44 @@ class _Compressed:
         work.wait()
         box = self.boxes[b]
         total = pydist.zeros(box.buffer.numel(), device=box.buffer.device)
-        for message in everybody:  # in the order of ranks, so that all have the same bits
+        for message in everybody:  # in the order of ranks, so that all ranks have the same bits
             self.add(box, message, total)
         box.buffer.copy_(total)
 
 
 class TopK(_Compressed):
-    """k places (int32), then the bits of k values (float32)."""
+    """The message: k positions (int32), then the bits of k values (float32)."""
 
     def __init__(self, reducer, group, ratio):
         if not 0 < ratio <= 1:
-            raise ValueError(f"topk: ratio is {ratio} (expected over 0 and at most 1)")
+            raise ValueError(f"topk: ratio is {ratio} (expected more than 0 and at most 1)")
         super().__init__(reducer, group)
         self.ratio, most = ratio, max(box.buffer.numel() for box in self.boxes)
         if most >= 1 << 31:
-            raise ValueError(f"topk: a bucket of {most} elements (expected at most {(1 << 31) - 1})")
+            raise ValueError(f"topk: the largest bucket has {most} elements (expected at most {(1 << 31) - 1})")
 
     def packed(self, box):
+        """The message for a gradient."""
         k = math.ceil(self.ratio * sum(end - at for at, end in box.pieces))
-        places = box.value.abs().argsort(descending=True, stable=True)[:k]  # of equals the first; NaN above all
+        places = box.value.abs().argsort(descending=True, stable=True)[
+            :k
+        ]  # of equal elements the first one; NaN is the largest
         sent = box.value[places]
         box.value.index_fill_(0, places, 0.0)
         return pydist.cat([places.to(pydist.int32), sent.view(pydist.int32)])
 
     def add(self, box, message, total):
+        """Adds a rank's message to the sum."""
         places, sent = message.view(2, -1)
         total.index_add_(0, places, sent.view(pydist.float32) / self.group.size)
 
 
 class Sign(_Compressed):
-    """A float32 for each piece, then a bit for each element: 1 for below zero; whole float32s."""
+    """The message: a float32 for each piece, then one bit for each element (1: negative), filled up to whole
+    float32s."""
 
     def packed(self, box):
+        """The message for a gradient."""
         below = box.value < 0
         scales = [box.value[at:end].abs().mean(dtype=pydist.float64).to(pydist.float32) for at, end in box.pieces]
         for (at, end), scale in zip(box.pieces, scales):
@@ -76,10 +82,12 @@ class Sign(_Compressed):
         return pydist.cat([pydist.stack(scales).view(pydist.uint8), bits])
 
     def add(self, box, message, total):
+        """Adds a rank's message to the sum."""
         scales = message[: 4 * len(box.pieces)].view(pydist.float32) / self.group.size
         below = (message[4 * len(box.pieces) :].unsqueeze(1) >> self.shifts(message) & 1).reshape(-1).to(pydist.bool)
         for (at, end), scale in zip(box.pieces, scales):
             total[at:end] += pydist.where(below[at:end], -scale, scale)
 
     def shifts(self, like):
+        """The shifts that select each bit of a word."""
         return pydist.arange(8, dtype=pydist.uint8, device=like.device)

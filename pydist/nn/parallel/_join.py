@@ -1,7 +1,9 @@
-"""DistributedDataParallel under Join: what an iteration does is announced, so that ranks without data can follow.
+"""DistributedDataParallel under Join: active ranks announce what an iteration does, so that ranks without data can
+follow.
 
-Before each of its collectives an active rank sends (what, how) to all; a rank without data sends NOTHING, sees what the
-others do and does its part. So several forwards before a backward, no_sync and evaluation need no rules of their own.
+Before each of its collectives an active rank sends (what, how) to all ranks. A rank without data sends NOTHING, sees
+what the others do and does its part. So several forwards before a backward, no_sync and evaluation need no special
+rules.
 """
 
 import pydist
@@ -13,7 +15,7 @@ BUFFERS, REDUCES = 1, 2  # bits of a forward's `how`
 
 
 def _exchange(group, what, how):
-    """Who does something, what that is, and all ranks' `how`."""
+    """(the active ranks, what they do, the `how` of all ranks)."""
     rows = pydist.empty(group.size, 2, dtype=pydist.float64)
     group.all_gather(rows, pydist.tensor([[float(what), float(how)]], dtype=pydist.float64))
     rows = rows.tolist()
@@ -26,14 +28,14 @@ def _exchange(group, what, how):
 
 
 class Follower(JoinHook):
-    """Both sides of the announcements, of one DistributedDataParallel in one Join."""
+    """Both sides of the announcements, for one DistributedDataParallel in one Join."""
 
     def __init__(self, ddp, by_all):
         self.ddp, self.by_all = ddp, by_all
-        self.open = False  # within an iteration whose beginning Join knows
+        self.open = False  # inside an iteration whose beginning was announced to Join
 
     def announce(self, what, how):
-        """On an active rank. Returns the active ranks, and all ranks' `how`."""
+        """Announces what an active rank does. Returns (the active ranks, the `how` of all ranks)."""
         if not self.open:
             Join.notify_join_context(self.ddp)
         active, _, hows = _exchange(self.ddp.process_group, what, how)
@@ -43,13 +45,14 @@ class Follower(JoinHook):
         return active, hows
 
     def divisor(self, active):
-        """What the gradients of the next backward will be divided by."""
+        """The number by which the gradients of the next backward are divided."""
         return self.ddp.process_group.size if self.by_all else len(active)
 
     def _divide_by(self, active):
         self.ddp.reducer.set_divisor(self.divisor(active))
 
     def main_hook(self):
+        """Follows one iteration of the active ranks."""
         while True:
             active, what, hows = _exchange(self.ddp.process_group, NOTHING, 0)
             if what == FORWARD:
@@ -65,12 +68,13 @@ class Follower(JoinHook):
             return
 
     def finish(self):
-        """Leaving: an iteration that was begun here may go on elsewhere."""
+        """Called when this rank leaves: an iteration that it has begun may go on elsewhere."""
         if self.open:
             self.open = False
             self.main_hook()
 
     def post_hook(self, is_last_joiner):
+        """Takes parameters and buffers from the lowest rank among the last ones."""
         ddp = self.ddp
         ddp.reducer.set_divisor(ddp.process_group.size)
         ddp._follower = None

@@ -1,11 +1,11 @@
-"""PyTorch's one-process data parallelism, which on one device is the module itself."""
+"""PyTorch's data parallelism in one process. With one device it is the module itself."""
 
 from pydist.nn.modules.module import Module
 
 
 class DataParallel(Module):
-    """Runs `module` on its input. There is one device, the CPU, whose threads share the work of every op already, so
-    nothing is split; state_dict has PyTorch's `module.` prefix. Over several processes: DistributedDataParallel.
+    """Calls `module` with its input. There is one device, the CPU, whose threads already share the work of every op, so
+    nothing is split. state_dict has PyTorch's prefix `module.`. For several processes use DistributedDataParallel.
 
     >>> import pydist
     >>> net = pydist.nn.DataParallel(pydist.nn.Linear(2, 1))

@@ -16,42 +16,47 @@ from pydist.nn.parallel._join import BACKWARD, BUFFERS, FORWARD, Follower, MEAN,
 
 _MIB = 1 << 20
 _OF_THE_GROUP = ("process_group", "reducer", "_reduced_at_wrap", "_comm_hook", "_follower")  # not copied
-_BUILTIN = {"fp16_compress": "fp16", "bf16_compress": "bf16"}  # other names of hooks in C
+_BUILTIN = {"fp16_compress": "fp16", "bf16_compress": "bf16"}  # PyTorch's names of hooks in C
 
 
 def _refuse_what_is_not_here(device_ids, delayed, hooked, mixed_precision, device_mesh, caps):
-    """Arguments that would change results or placement, and that this version does not know."""
+    """Raises an error for arguments that would change results or placement and that this version does not support."""
     if device_ids is not None and len(device_ids) > 1:
-        raise ValueError(f"DistributedDataParallel: device_ids is {device_ids} (expected one device a rank, or None)")
+        raise ValueError(f"DistributedDataParallel: device_ids is {device_ids} (expected one device per rank, or None)")
     if (delayed is None) != (hooked is None):
         raise ValueError(
-            "DistributedDataParallel: delay_all_reduce_named_params and param_to_hook_all_reduce belong together"
+            "DistributedDataParallel: got only one of delay_all_reduce_named_params and param_to_hook_all_reduce "
+            "(expected both or neither)"
         )
     unknown = {"mixed_precision": mixed_precision, "device_mesh": device_mesh, "bucket_cap_mb_list": caps}
     for name, value in unknown.items():
         if value is not None:
-            raise NotImplementedError(f"DistributedDataParallel: {name} is not there yet (expected None)")
+            raise NotImplementedError(f"DistributedDataParallel: {name} is not supported (expected None)")
 
 
 class DistributedDataParallel(Module, Joinable):
-    """Wraps `module`: backward leaves in each parameter's .grad the mean over all ranks, with the same bits everywhere.
+    """Wraps `module`: after backward each parameter's .grad is the mean over all ranks, with the same bits on all of
+    them.
 
-    At construction the ranks compare names, shapes and dtypes of all parameters and buffers (RuntimeError on every rank
-    naming the first that differs and the rank) and take rank 0's values (init_sync). Gradients are views of buckets of
-    `bucket_cap_mb` MiB (25; then the first has 1 MiB), each reduced as soon as it is full. Parameters that a backward
-    does not reach count as zero on that rank and are named once in a warning; those that no rank reached keep their
-    .grad. A parameter may be frozen later. With `broadcast_buffers` (or its new name `forward_sync_buffers`) a forward
-    pass that follows one that was synchronised starts from rank 0's values of the buffers that were there at the wrap.
+    At construction the ranks compare names, shapes and dtypes of all parameters and buffers. If they differ, every rank
+    raises RuntimeError, which names the first difference and the rank. Then all take rank 0's values (init_sync).
+    Gradients are views of buckets of `bucket_cap_mb` MiB (default 25; then the first bucket has 1 MiB). Each bucket is
+    reduced as soon as it is full. A parameter that a backward does not reach counts as zero on that rank, and one
+    warning names it; a parameter that no rank reached keeps its .grad. A parameter may be frozen later. With
+    `broadcast_buffers` (or its new name `forward_sync_buffers`), a forward that follows a synchronised one starts from
+    rank 0's values of the buffers that existed at construction.
 
-    `check_replicas_every`=N: before every N-th step the ranks compare a 64-bit hash of each parameter, and where one
-    differs all raise RuntimeError naming it and the first rank that has another one (distributed.check_replicas); 0:
-    never. In a world of one the wrapper only calls the module. RuntimeError where no parameter requires a gradient.
+    `check_replicas_every`=N: before every N-th step the ranks compare a 64-bit hash of each parameter. If one differs,
+    all raise RuntimeError, which names it and the first rank that differs (distributed.check_replicas). 0: never. In a
+    world of one the wrapper only calls the module. Raises RuntimeError if no parameter requires a gradient.
 
-    These arguments of PyTorch's are accepted and change nothing, because what they ask for holds anyway or has no
+    These arguments of PyTorch are accepted and change nothing, because what they ask for is true anyway or has no
     meaning on CPUs: device_ids (at most one), output_device, dim, find_unused_parameters, check_reduction,
     gradient_as_bucket_view, static_graph, delay_all_reduce_named_params with param_to_hook_all_reduce (all gradients
     are ready at the end of backward), skip_all_reduce_unused_params, batched_grad_copy. mixed_precision, device_mesh
     and bucket_cap_mb_list raise NotImplementedError.
+
+    Cost: a backward all-reduces the bytes of all gradients.
 
     >>> import pydist
     >>> model = pydist.nn.parallel.DistributedDataParallel(pydist.nn.Linear(2, 1))
@@ -94,7 +99,7 @@ class DistributedDataParallel(Module, Joinable):
         )  # fmt: skip
         cap = 25 * _MIB if bucket_cap_mb is None else int(bucket_cap_mb * _MIB)
         if cap < 1:
-            raise ValueError(f"DistributedDataParallel: bucket_cap_mb is {bucket_cap_mb} (expected at least a byte)")
+            raise ValueError(f"DistributedDataParallel: bucket_cap_mb is {bucket_cap_mb} (expected at least one byte)")
         self.module = module
         self.training = module.training
         self.process_group = current(process_group)
@@ -104,7 +109,7 @@ class DistributedDataParallel(Module, Joinable):
         self.check_replicas_every, self._steps_to_check = int(check_replicas_every), int(check_replicas_every)
         given = [flag for flag in (forward_sync_buffers, broadcast_buffers) if flag is not None]
         self.broadcast_buffers = given[0] if given else True
-        self.require_forward_param_sync = True  # the next forward starts from rank 0's buffers
+        self.require_forward_param_sync = True  # whether the next forward starts from rank 0's buffers
         self.parameters_to_ignore = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
         self._bucket_bytes = cap, _MIB if bucket_cap_mb is None else cap
         if not self._reduced():
@@ -114,7 +119,7 @@ class DistributedDataParallel(Module, Joinable):
             )
         self._check_same_module()
         kept = {id(buffer) for _, buffer in self._kept(module.named_buffers())}
-        self._buffers_at = [  # (register, name): a buffer may be replaced, and finding them all costs more than sending
+        self._buffers_at = [  # (register, name), as a buffer may be replaced; to find all again costs more than to send
             (owner._buffers, name)
             for owner in module.modules()
             for name, buffer in owner._buffers.items()
@@ -145,8 +150,8 @@ class DistributedDataParallel(Module, Joinable):
             check_agreement(f"DistributedDataParallel: {kind}", lines, self.process_group)
 
     def _take_from(self, rank, tensors):
-        """That rank's values, in one message for all small tensors of a dtype. `.data`: graphs that have saved a buffer
-        stay valid, since a later forward brings the values that are there already."""
+        """Takes the values of that rank, in one message for all small tensors of a dtype. It writes to `.data`: graphs
+        that have saved a buffer stay valid, because a later forward brings values that are there already."""
         if self.process_group.size == 1:
             return
         small = {}
@@ -178,7 +183,7 @@ class DistributedDataParallel(Module, Joinable):
 
     @property
     def require_backward_grad_sync(self):
-        """Whether backwards reduce; False: gradients add up on their own rank, as in no_sync."""
+        """Whether backward reduces gradients. False: gradients add up on their own rank, as in no_sync."""
         return self.reducer.sync
 
     @require_backward_grad_sync.setter
@@ -187,8 +192,8 @@ class DistributedDataParallel(Module, Joinable):
 
     @contextmanager
     def no_sync(self):
-        """Inside, gradients only add up on their own rank; the first backward after it reduces the sum. Forward and
-        backward have to stand inside.
+        """Inside this block gradients only add up on their own rank. The first backward after it reduces the sum. Both
+        forward and backward have to be inside.
 
         >>> import pydist
         >>> model = pydist.nn.parallel.DistributedDataParallel(pydist.nn.Linear(1, 1))
@@ -216,14 +221,15 @@ class DistributedDataParallel(Module, Joinable):
 
     def join(self, divide_by_initial_world_size=True, enable=True, throw_on_early_termination=False):
         """A context for a loop in which ranks may have different numbers of batches (distributed.algorithms.join.Join
-        of this one): a rank that leaves it counts with zero gradients in the others' backwards until all are done, and
-        then takes parameters and buffers from the lowest of the ranks that were last.
+        for this module only). A rank that leaves the loop takes part in the others' backwards with zero gradients until
+        all are done. Then it takes parameters and buffers from the lowest of the ranks that were last.
 
-        Sums of gradients are divided by the number of all ranks, or with divide_by_initial_world_size=False of those
-        that still have data: a mean of the ranks' means. For the exact mean over all samples, also where batches have
-        different sizes, see global_mean. Optimizers of ranks that ran out did not step, so their states (momenta) stay
-        behind: take the last rank's before training goes on. SyncBatchNorm and collectives of your own do not work inside.
-        ValueError: divide_by_initial_world_size=False beside a communication hook, which divides by itself.
+        Sums of gradients are divided by the number of all ranks; with divide_by_initial_world_size=False by the number
+        of ranks that still have data, which gives a mean of the ranks' means. For the exact mean over all samples, also
+        with batches of different sizes, see global_mean. Optimizers of ranks that ran out of data did not step, so
+        their states (momenta) are older: take the last rank's state before training goes on. SyncBatchNorm and your own
+        collectives do not work inside. Raises ValueError for divide_by_initial_world_size=False with a communication
+        hook, which divides by itself.
 
         >>> import pydist
         >>> model = pydist.nn.parallel.DistributedDataParallel(pydist.nn.Linear(2, 1))
@@ -236,7 +242,7 @@ class DistributedDataParallel(Module, Joinable):
         )
 
     def join_hook(self, divide_by_initial_world_size=True, **_):
-        """Join's half of this; used by Join."""
+        """The JoinHook of this module. Join calls this."""
         if not divide_by_initial_world_size and self._comm_hook is not None:
             raise ValueError(
                 "join: divide_by_initial_world_size is False beside a communication hook, which divides by itself "
@@ -252,19 +258,23 @@ class DistributedDataParallel(Module, Joinable):
 
     @property
     def join_device(self):
+        """The device of the module."""
         return pydist.device("cpu")
 
     @property
     def join_process_group(self):
+        """The process group of the module."""
         return self.process_group
 
     def global_mean(self, loss_sum, count):
-        """The loss whose reduced gradients are those of (sum of all ranks' loss_sum) / (sum of all ranks' count),
-        whatever each rank's count is: samples, or tokens that are not masked. Costs one small message.
+        """A loss whose reduced gradients are those of (sum of all ranks' loss_sum) / (sum of all ranks' count),
+        whatever each rank's count is. The count may be of samples, or of tokens that are not masked. Costs one small
+        message.
 
-        loss_sum: a tensor, the sum of the losses of this rank's samples. count: a number, at least 0; 0 everywhere
-        gives zero. The result is loss_sum * W / total (so its own mean over ranks is the global mean); call backward
-        on it. Works in no_sync (each part counts with its own total), with hooks, and in join. Every rank calls it.
+        loss_sum: a tensor, the sum of the losses of this rank's samples. count: a number, at least 0; if it is 0 on all
+        ranks the result is zero. The result is loss_sum * W / total, so its mean over ranks is the global mean; call
+        backward on it. Works in no_sync (each part counts with its own total), with hooks, and in join. Every rank
+        calls it.
 
         >>> import pydist
         >>> model = pydist.nn.parallel.DistributedDataParallel(pydist.nn.Linear(2, 1))
@@ -284,14 +294,14 @@ class DistributedDataParallel(Module, Joinable):
             total = message.item()
         return loss_sum * (divisor / total if total else 0.0)
 
-    # ---- figures
+    # ---- measurements
 
     def logging_data(self):
-        """Milliseconds of the reduced steps on this rank, as a dict: "steps"; "bytes" of gradients a step; "last" and
-        "mean", each with "forward" (from the call to the first gradient, the loss included), "backward" (its
+        """Milliseconds of the reduced steps on this rank, as a dict: "steps"; "bytes" of gradients per step; "last" and
+        "mean". The last two have "forward" (from the call to the first gradient, including the loss), "backward" (its
         computation), "communication" (spent by backward's thread on messages while gradients came), "wait" (for
-        messages after the last gradient) and "exposed", the communication that made the step longer: the sum of these
-        two. In a world of one steps is 0.
+        messages after the last gradient) and "exposed": the sum of these two, by which communication made the step
+        longer. In a world of one, steps is 0.
 
         >>> import pydist
         >>> model = pydist.nn.parallel.DistributedDataParallel(pydist.nn.Linear(2, 1))
@@ -318,9 +328,10 @@ class DistributedDataParallel(Module, Joinable):
     # ---- communication hooks
 
     def register_comm_hook(self, state, hook):
-        """hook(state, GradBucket) -> Future[Tensor] stands in for the averaging of each bucket; once, before training.
-        It divides by the number of ranks itself. With error feedback, set gradients to zero before each reduced
-        backward. In a world of one it is not called. TypeError: hook is not callable. RuntimeError: there is one.
+        """Sets a hook that replaces the averaging of each bucket: hook(state, GradBucket) returns a Future of a tensor.
+        Call it once, before training. The hook divides by the number of ranks itself. With error feedback, set
+        gradients to zero before each reduced backward. In a world of one the hook is not called. Raises TypeError if
+        hook is not callable, RuntimeError if there is a hook already.
 
         >>> import pydist
         >>> from pydist.distributed.algorithms.ddp_comm_hooks import default_hooks
@@ -342,14 +353,15 @@ class DistributedDataParallel(Module, Joinable):
 
     def _hook_is_free(self, op):
         if self._comm_hook is not None:
-            raise RuntimeError(f"{op}: there is a hook already (expected one, before the first step)")
+            raise RuntimeError(f"{op}: a hook is registered already (expected one hook, before the first step)")
 
     def register_builtin_comm_hook(self, name, ratio=0.01):
-        """A hook in C: "fp16" or "bf16" (every element rounded, summed in float32; by NCCL divided, rounded and summed as
-        16 bits), "topk" (the share `ratio` of a bucket's elements, the largest ones, with their places), "sign" (one bit
-        an element and the mean size of each parameter's gradient). topk and sign add what they did not send to the next
-        bucket (error feedback), and are Python on a GPU; so is "powersgd", powerSGD_hook with its defaults. Every rank
-        has to call it. ValueError: another name or ratio. RuntimeError: there is a hook already.
+        """Sets a hook in C. "fp16" and "bf16" round every element and sum in float32; NCCL divides, rounds and sums in
+        16 bits. "topk" sends the share `ratio` of a bucket's elements, the largest ones, with their positions. "sign"
+        sends one bit per element and the mean size of each parameter's gradient. topk and sign add what they did not
+        send to the next gradient of the bucket (error feedback), and are Python on a GPU. "powersgd" is powerSGD_hook
+        with its defaults, also in Python. Every rank has to call this. Raises ValueError for another name or ratio,
+        RuntimeError if there is a hook already.
 
         >>> import pydist
         >>> model = pydist.nn.parallel.DistributedDataParallel(pydist.nn.Linear(2, 1))
@@ -375,13 +387,13 @@ class DistributedDataParallel(Module, Joinable):
         self._comm_hook = "register_builtin_comm_hook", name, ratio
 
     def _register_builtin_comm_hook(self, comm_hook_type):
-        """PyTorch's name: BuiltinCommHookType.ALLREDUCE or FP16_COMPRESS."""
+        """The same with PyTorch's name and its BuiltinCommHookType.ALLREDUCE or FP16_COMPRESS."""
         self.register_builtin_comm_hook(comm_hook_type)
 
     # ---- as a member of its group (distributed.member)
 
     def settle(self, on):
-        """Whether backward returns only once a GPU's gradients are there."""
+        """Sets whether backward waits until its gradients on a GPU are complete."""
         if on and self._join_config.enable:
             raise NotImplementedError(
                 "DistributedDataParallel: settle within join, whose ranks do not all make the same steps"
@@ -389,10 +401,10 @@ class DistributedDataParallel(Module, Joinable):
         self.reducer.waits = on
 
     def rejoin(self, group):
-        """Goes on in `group`, which has replaced the one of before: with new buckets and the same hook, whose error
+        """Goes on in `group`, which has replaced the old group: with new buckets and the same hook, whose error
         feedback in C begins at zero."""
         hook = self._comm_hook
-        self.reducer = None  # gives the gradients' places back
+        self.reducer = None  # frees the gradients' places in the old buckets
         self.process_group = group
         self.require_forward_param_sync = True
         self._make_reducer()
@@ -403,7 +415,7 @@ class DistributedDataParallel(Module, Joinable):
         return {name: value for name, value in self.__dict__.items() if name not in _OF_THE_GROUP}
 
     def __setstate__(self, state):
-        """A copy or unpickled wrapper joins the default group; all ranks have to do it."""
+        """A copied or unpickled wrapper joins the default group. All ranks have to make it."""
         self.__dict__.update(state)
         self.process_group = current()
         self._make_reducer()

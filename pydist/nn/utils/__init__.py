@@ -1,4 +1,4 @@
-"""Gradients and parameters as a whole: clipping, and one vector of all parameters."""
+"""Functions over all gradients and parameters: clipping, and one vector of all parameters."""
 
 import math
 
@@ -22,17 +22,17 @@ def _on_one_gpu(tensors):
 
 
 def _norm_on_gpu(tensors):
-    """The 2-norm as a tensor there, for which nothing is waited."""
+    """The 2-norm as a tensor on the GPU, without waiting for it."""
     return _C.sums_of_squares([t.contiguous() for t in tensors if t.numel()]).sum().sqrt()
 
 
 @no_grad()
 def get_total_norm(tensors, norm_type=2.0, error_if_nonfinite=False, foreach=None):
-    """(sum |t_i|^norm_type)^(1 / norm_type) over all elements of all tensors, a 0-d tensor of the first one's dtype (the
-    parts' dtype of complex ones).
+    """(sum |t_i|^norm_type)^(1 / norm_type) over all elements of all tensors: a 0-d tensor with the dtype of the first
+    tensor (if that is complex, the dtype of its parts).
 
-    norm_type may be inf (largest |t_i|), 0 (number of tensors that are not all 0, as PyTorch has it) or negative.
-    Sums are made in float64. Raises RuntimeError for a norm that is inf or NaN if error_if_nonfinite.
+    norm_type may be inf (largest |t_i|), 0 (number of tensors that are not all 0, as in PyTorch) or negative. Sums are
+    computed in float64. With error_if_nonfinite, raises RuntimeError for a norm that is inf or NaN.
 
     >>> import pydist
     >>> pydist.nn.utils.get_total_norm([pydist.tensor([3.0]), pydist.tensor([0.0, 4.0])]).item()
@@ -69,7 +69,7 @@ def clip_grads_with_norm_(parameters, max_norm, total_norm, foreach=None):
     grads = _grads(parameters)
     if isinstance(total_norm, _C.Tensor) and total_norm.is_cuda and _on_one_gpu(grads):
         factor = (float(max_norm) / (total_norm.double() + 1e-6)).clamp(max=1.0)
-        # the factor of others is a float32
+        # for other dtypes the factor is a float32
         alone = [g for g in grads if not g.is_contiguous() or g.dtype is _C.float64]
         for grad in alone:
             grad.mul_(factor.to(grad.dtype))
@@ -79,7 +79,7 @@ def clip_grads_with_norm_(parameters, max_norm, total_norm, foreach=None):
         )
         return
     factor = float(max_norm) / (float(total_norm) + 1e-6)
-    if factor >= 1.0:  # NaN is not
+    if factor >= 1.0:  # false for NaN
         return
     _C.scale_tensors([g for g in grads if g.is_contiguous()], factor)
     for grad in grads:
@@ -88,10 +88,10 @@ def clip_grads_with_norm_(parameters, max_norm, total_norm, foreach=None):
 
 
 def clip_grad_norm_(parameters, max_norm, norm_type=2.0, error_if_nonfinite=False, foreach=None):
-    """Scales all gradients, in place, so that their norm as one vector is at most max_norm; returns the norm before.
+    """Scales all gradients, in place, so that their norm as one vector is at most max_norm. Returns the norm before.
 
-    `parameters` is one tensor or an iterable; those without a gradient do not count. The factor is
-    min(1, max_norm / (norm + 1e-6)). `foreach` is accepted and means nothing here.
+    `parameters` is one tensor or an iterable; those without a gradient do not count. The factor is min(1, max_norm /
+    (norm + 1e-6)). `foreach` is accepted and ignored.
 
     >>> import pydist
     >>> p = pydist.zeros(2, requires_grad=True)
@@ -107,31 +107,31 @@ def clip_grad_norm_(parameters, max_norm, norm_type=2.0, error_if_nonfinite=Fals
 
 @no_grad()
 def clip_grad_norm(parameters, max_norm, norm_type=2.0, error_if_nonfinite=False, foreach=None):
-    """The old name of clip_grad_norm_."""
+    """The deprecated name of clip_grad_norm_."""
     return clip_grad_norm_(parameters, max_norm, norm_type, error_if_nonfinite, foreach)
 
 
 def clip_grad_value_(parameters, clip_value, foreach=None):
-    """Cuts every element of the gradients to [-clip_value, clip_value], in place."""
+    """Limits every element of the gradients to [-clip_value, clip_value], in place."""
     clip_value = float(clip_value)
     for grad in _grads(parameters):
         grad.minimum_(_C.tensor(clip_value, dtype=grad.dtype)).maximum_(_C.tensor(-clip_value, dtype=grad.dtype))
 
 
 def parameters_to_vector(parameters):
-    """All elements of all parameters in one vector, recorded for autograd."""
+    """All elements of all parameters as one vector. Autograd records it."""
     return _C.cat([p.reshape(-1) for p in parameters])
 
 
 def vector_to_parameters(vec, parameters):
-    """Gives each parameter its part of `vec` as its data. Raises TypeError where vec is no tensor, ValueError where its
+    """Gives each parameter its part of `vec` as its data. Raises TypeError if vec is not a tensor, ValueError if its
     length is not the number of elements."""
     if not isinstance(vec, _C.Tensor):
         raise TypeError(f"expected Tensor, but got: {type(vec).__name__}")
     parameters = list(parameters)
     wanted = sum(p.numel() for p in parameters)
     if vec.numel() != wanted:
-        raise ValueError(f"vector_to_parameters: {vec.numel()} elements (expected {wanted})")
+        raise ValueError(f"vector_to_parameters: vec has {vec.numel()} elements (expected {wanted})")
     begin = 0
     for p in parameters:
         p.data = vec.detach()[begin : begin + p.numel()].reshape(p.shape)

@@ -1,4 +1,4 @@
-"""A batch norm folded, for evaluation, into the layer before it."""
+"""Folds a batch norm, for evaluation, into the layer before it."""
 
 import copy
 
@@ -17,9 +17,9 @@ def _fused_bias(bias, bn_rm, scale, bn_b):
 
 
 def fuse_conv_bn_weights(conv_w, conv_b, bn_rm, bn_rv, bn_eps, bn_w, bn_b, transpose=False):
-    """(weight, bias) of the convolution that does what the one of conv_w [O, I, ...] (transposed: [I, O, ...]) and conv_b
-    does, followed by a batch norm of mean bn_rm and variance bn_rv: w' = w s, b' = (b - mean) s + bn_b with
-    s = bn_w / sqrt(var + eps). conv_b, bn_w and bn_b may be None."""
+    """(weight, bias) of one convolution that replaces two layers: a convolution with conv_w [O, I, ...] (transposed:
+    [I, O, ...]) and conv_b, and a batch norm with mean bn_rm and variance bn_rv. w' = w s and b' = (b - mean) s + bn_b
+    with s = bn_w / sqrt(var + eps). conv_b, bn_w and bn_b may be None."""
     scale = _scale(bn_rv, bn_eps, bn_w)
     shape = [1] * conv_w.dim()
     shape[1 if transpose else 0] = -1
@@ -29,7 +29,7 @@ def fuse_conv_bn_weights(conv_w, conv_b, bn_rm, bn_rv, bn_eps, bn_w, bn_b, trans
 
 
 def fuse_linear_bn_weights(linear_w, linear_b, bn_rm, bn_rv, bn_eps, bn_w, bn_b):
-    """The same of a linear layer's weight [O, I] and bias."""
+    """The same for a linear layer's weight [O, I] and bias."""
     scale = _scale(bn_rv, bn_eps, bn_w)
     weight = (linear_w * scale.unsqueeze(-1)).to(linear_w.dtype)
     bias = _fused_bias(linear_b, bn_rm, scale, bn_b).to(linear_w.dtype)
@@ -38,13 +38,13 @@ def fuse_linear_bn_weights(linear_w, linear_b, bn_rm, bn_rv, bn_eps, bn_w, bn_b)
 
 def _checked(what, layer, bn):
     if layer.training or bn.training:
-        raise AssertionError(f"{what}: fusion only for eval!")
+        raise AssertionError(f"{what}: fusion only for eval! (expected both modules in eval mode)")
     if bn.running_mean is None or bn.running_var is None:
-        raise ValueError(f"{what}: the batch norm has no running statistics (track_running_stats=False)")
+        raise ValueError(f"{what}: the batch norm has no running statistics (expected track_running_stats=True)")
 
 
 def fuse_conv_bn_eval(conv, bn, transpose=False):
-    """A convolution that does what `conv` and then `bn` do, both in evaluation mode; those two stay as they are.
+    """A convolution that replaces `conv` followed by `bn`, both in eval mode. The two stay as they are.
 
     >>> import pydist
     >>> conv, bn = pydist.nn.Conv2d(2, 3, 1).eval(), pydist.nn.BatchNorm2d(3).eval()
@@ -61,7 +61,7 @@ def fuse_conv_bn_eval(conv, bn, transpose=False):
 
 
 def fuse_linear_bn_eval(linear, bn):
-    """A linear layer that does what `linear` and then `bn` (as many features, or one) do, both in evaluation mode."""
+    """A linear layer that replaces `linear` followed by `bn` (with as many features, or one), both in eval mode."""
     _checked("fuse_linear_bn_eval", linear, bn)
     if bn.num_features not in (linear.out_features, 1):
         raise AssertionError("To fuse, linear.out_features == bn.num_features or bn.num_features == 1")

@@ -1,5 +1,5 @@
-"""Weight and spectral normalisation, as hooks that make `weight` anew before each forward (PyTorch's older form), and what
-both forms compute."""
+"""Weight and spectral normalisation as hooks that recompute `weight` before each forward (PyTorch's older form), and
+the functions that both forms use."""
 
 from pydist import _C
 from pydist._grad_mode import no_grad
@@ -8,7 +8,8 @@ from pydist.nn.parameter import Parameter
 
 
 def norm_except_dim(v, dim):
-    """The norm of v over all dims but one (all where dim is -1), which stays as a size that broadcasts."""
+    """The norm of v over all dims except one (over all dims if dim is -1). That dim stays, so that the result
+    broadcasts."""
     if dim == -1:
         return (v * v).sum().sqrt()
     dims = [d for d in range(v.dim()) if d != dim % v.dim()]
@@ -16,7 +17,7 @@ def norm_except_dim(v, dim):
 
 
 def as_rows(weight, dim):
-    """The matrix of a weight, `dim` counting its rows."""
+    """A weight as a matrix whose rows are along `dim`."""
     if dim:
         weight = weight.transpose(0, dim)
     return weight.reshape(weight.shape[0], -1)
@@ -31,7 +32,7 @@ def power_iteration(matrix, u, v, steps, eps):
 
 
 def dim_of(module, dim):
-    """The outputs' dim of the module's weight."""
+    """The dim of the module's weight that counts its outputs."""
     return (1 if "ConvTranspose" in type(module).__name__ else 0) if dim is None else dim
 
 
@@ -50,7 +51,7 @@ class _Hook:
         return next((key for key, (hook, _) in hooks if type(hook) is cls and hook.name == name), None)
 
     def put(self, module):
-        """Takes the place of the parameter; returns that."""
+        """Replaces the parameter. Returns it."""
         if self.of(module, self.name) is not None:
             raise RuntimeError(f"Cannot register two {self.what} hooks on the same parameter {self.name}")
         weight = module._parameters.get(self.name)
@@ -84,8 +85,8 @@ class _WeightNorm(_Hook):
 
 
 def weight_norm(module, name="weight", dim=0):
-    """weight = g * v / |v|, norms over all dims but `dim` (None: one norm); g and v, the parameters <name>_g and <name>_v,
-    are trained in weight's place (Salimans and Kingma, 2016). Returns the module.
+    """weight = g * v / |v|, with norms over all dims except `dim` (None: one norm). g and v are the parameters <name>_g
+    and <name>_v and are trained instead of weight (Salimans and Kingma, 2016). Returns the module.
 
     >>> import pydist
     >>> net = pydist.nn.utils.weight_norm(pydist.nn.Linear(2, 3))
@@ -104,7 +105,7 @@ def weight_norm(module, name="weight", dim=0):
 
 
 def remove_weight_norm(module, name="weight"):
-    """Makes the weight a parameter again. Raises ValueError where weight_norm was not applied."""
+    """Makes the weight a parameter again. Raises ValueError if weight_norm was not applied."""
     return _WeightNorm.remove(module, name, ("g", "v"))
 
 
@@ -117,7 +118,7 @@ class _SpectralNorm(_Hook):
         matrix = as_rows(weight, self.dim)
         if iterate:
             power_iteration(matrix.detach().t(), v, u, self.steps, self.eps)
-            u, v = u.clone(), v.clone()  # backward needs these, the next forward moves the buffers
+            u, v = u.clone(), v.clone()  # backward needs these copies: the next forward changes the buffers
         return weight / (u @ (matrix @ v))
 
     def __call__(self, module, inputs):
@@ -125,9 +126,9 @@ class _SpectralNorm(_Hook):
 
 
 def spectral_norm(module, name="weight", n_power_iterations=1, eps=1e-12, dim=None):
-    """weight = original / its largest singular value, by `n_power_iterations` steps of power iteration at each forward in
-    training (Miyato et al., 2018). The parameter is <name>_orig; <name>_u and <name>_v are buffers. `dim`: which dim of
-    the weight counts the rows (1 for transposed convolutions, else 0). Returns the module."""
+    """weight = original / its largest singular value, found by `n_power_iterations` steps of power iteration at each
+    forward in training (Miyato et al., 2018). The parameter is <name>_orig; <name>_u and <name>_v are buffers. `dim`:
+    the dim of the weight that counts the rows (1 for transposed convolutions, otherwise 0). Returns the module."""
     if n_power_iterations <= 0:
         raise ValueError(f"Expected n_power_iterations to be positive, but got n_power_iterations={n_power_iterations}")
     hook = _SpectralNorm(name)
@@ -145,5 +146,5 @@ def spectral_norm(module, name="weight", n_power_iterations=1, eps=1e-12, dim=No
 
 
 def remove_spectral_norm(module, name="weight"):
-    """Makes the weight a parameter again. Raises ValueError where spectral_norm was not applied."""
+    """Makes the weight a parameter again. Raises ValueError if spectral_norm was not applied."""
     return _SpectralNorm.remove(module, name, ("orig", "u", "v"))

@@ -21,8 +21,8 @@ class _WeightNorm(Module):
 
 
 def weight_norm(module, name="weight", dim=0):
-    """weight = g * v / |v| (Salimans and Kingma, 2016): g and v are parametrizations.<name>.original0 and original1. Norms
-    go over all dims but `dim` (None: one norm). Returns the module."""
+    """weight = g * v / |v| (Salimans and Kingma, 2016). g and v are parametrizations.<name>.original0 and original1.
+    Norms are over all dims except `dim` (None: one norm). Returns the module."""
     return register_parametrization(module, name, _WeightNorm(dim), unsafe=True)
 
 
@@ -54,8 +54,8 @@ class _SpectralNorm(Module):
 
 
 def spectral_norm(module, name="weight", n_power_iterations=1, eps=1e-12, dim=None):
-    """weight = original / its largest singular value, by power iteration at each use in training (Miyato et al., 2018); a
-    vector is divided by its norm. Returns the module."""
+    """weight = original / its largest singular value, found by power iteration at each use in training (Miyato et al.,
+    2018). A vector is divided by its norm. Returns the module."""
     weight = getattr(module, name)
     made = _SpectralNorm(weight, n_power_iterations, dim_of(module, dim), eps)
     return register_parametrization(module, name, made)

@@ -1,4 +1,5 @@
-"""Parameters that are functions of others: `register_parametrization(module, "weight", f)` makes module.weight f(original)."""
+"""Parameters that are functions of other tensors: `register_parametrization(module, "weight", f)` makes module.weight
+f(original)."""
 
 from contextlib import contextmanager
 
@@ -12,7 +13,7 @@ _cache, _cached = {}, 0
 
 @contextmanager
 def cached():
-    """Inside, a parametrized tensor is computed once and kept, for models that use one often."""
+    """Inside this block a parametrized tensor is computed once and kept. Saves time for models that use one often."""
     global _cached
     _cached += 1
     try:
@@ -24,8 +25,8 @@ def cached():
 
 
 class ParametrizationList(ModuleList):
-    """The functions of one tensor, applied in order, and what they are applied to: `original`, or, where the first
-    one's `right_inverse` gives several tensors, `original0`, `original1`, ..."""
+    """The functions of one tensor, applied in order, and the tensor that they are applied to: `original`. If the first
+    function's `right_inverse` returns several tensors, they are `original0`, `original1`, ..."""
 
     def __init__(self, modules, original, unsafe=False):
         super().__init__(modules)
@@ -47,7 +48,7 @@ class ParametrizationList(ModuleList):
         return ["original"] if self.is_tensor else [f"original{i}" for i in range(self.ntensors)]
 
     def _hold(self, name, tensor, original):
-        if tensor is original:  # the very object, which optimizers may hold
+        if tensor is original:  # the same object, because optimizers may hold it
             hold = self.register_parameter if isinstance(original, Parameter) else self.register_buffer
             hold(name, original)
         elif isinstance(original, Parameter):
@@ -66,13 +67,14 @@ class ParametrizationList(ModuleList):
         if made.dtype is not original.dtype or made.shape != original.shape:
             raise ValueError(
                 "Registering a parametrization may not change dtype or shape of the tensor: "
-                f"{original.dtype} {tuple(original.shape)} became {made.dtype} {tuple(made.shape)}; "
-                "unsafe=True leaves this check out"
+                f"{original.dtype} {tuple(original.shape)} became {made.dtype} {tuple(made.shape)} "
+                "(expected the same dtype and shape, or unsafe=True)"
             )
 
     @no_grad()
     def right_inverse(self, value):
-        """Sets the originals so that the tensor becomes `value`. RuntimeError where a parametrization cannot."""
+        """Sets the originals so that the tensor becomes `value`. Raises RuntimeError if a parametrization has no
+        right_inverse."""
         for module in reversed(self):
             if not hasattr(module, "right_inverse"):
                 raise RuntimeError(f"parametrization {type(module).__name__} does not implement right_inverse.")
@@ -103,21 +105,21 @@ def _property(name):
 
 
 def is_parametrized(module, tensor_name=None):
-    """Whether any tensor of the module, or the one named, is parametrized."""
+    """Whether any tensor of the module, or the named one, is parametrized."""
     lists = module._modules.get("parametrizations")
     return bool(lists) and (tensor_name is None or tensor_name in lists)
 
 
 def type_before_parametrizations(module):
-    """The module's class without what parametrizations made of it."""
+    """The module's class as it was before register_parametrization."""
     return type(module).__bases__[0] if is_parametrized(module) else type(module)
 
 
 def register_parametrization(module, tensor_name, parametrization, *, unsafe=False):
-    """module.tensor_name becomes parametrization(original), computed whenever it is read; `original`, in
-    module.parametrizations.tensor_name, is what is trained and saved. Several ones are applied in order. Where the
-    parametrization has `right_inverse`, writing to module.tensor_name sets the original, and the tensor keeps its value
-    here. Returns the module. Raises ValueError for an unknown name, and where dtype or shape would change.
+    """Makes module.tensor_name parametrization(original), computed at each read. `original`, in
+    module.parametrizations.tensor_name, is trained and saved. Several parametrizations are applied in order. If the
+    parametrization has `right_inverse`, assigning to module.tensor_name sets the original, and the tensor keeps its
+    value now. Returns the module. Raises ValueError for an unknown name, or if dtype or shape would change.
 
     >>> import pydist
     >>> from pydist import nn
@@ -157,8 +159,9 @@ def register_parametrization(module, tensor_name, parametrization, *, unsafe=Fal
 
 
 def remove_parametrizations(module, tensor_name, leave_parametrized=True):
-    """Makes the tensor a plain parameter or buffer again, with the value it has (leave_parametrized) or that of the
-    original. Returns the module. Raises ValueError where it is not parametrized, or has several originals to leave."""
+    """Makes the tensor a plain parameter or buffer again, with its present value (leave_parametrized) or the
+    original's. Returns the module. Raises ValueError if it is not parametrized, or if leave_parametrized is False and
+    it has several originals."""
     if not is_parametrized(module, tensor_name):
         raise ValueError(f"Module {type(module).__name__} does not have a parametrization on {tensor_name}")
     chain = module.parametrizations[tensor_name]

@@ -1,4 +1,4 @@
-"""Sequences of different lengths: padded to one tensor, or packed without the padding."""
+"""Sequences of different lengths: padded to one tensor, or packed without padding."""
 
 from collections import namedtuple
 
@@ -8,8 +8,8 @@ _Fields = namedtuple("PackedSequence", "data batch_sizes sorted_indices unsorted
 
 
 class PackedSequence(_Fields):
-    """Sequences without padding, longest first: `data` holds step after step, step t of the batch_sizes[t] sequences that
-    are so long. Made by pack_padded_sequence and pack_sequence."""
+    """Sequences without padding, longest first. `data` holds step after step; step t has the batch_sizes[t] sequences
+    that are long enough. pack_padded_sequence and pack_sequence make it."""
 
     __slots__ = ()
 
@@ -19,30 +19,36 @@ class PackedSequence(_Fields):
         return super().__new__(cls, data, batch_sizes, sorted_indices, unsorted_indices)
 
     def to(self, *args, **kwargs):
+        """The same sequences on another device or in another dtype."""
         return self._replace(data=self.data.to(*args, **kwargs))
 
     def cpu(self):
+        """The same sequences on the CPU."""
         return self
 
     def double(self):
+        """The same sequences in float64."""
         return self.to(_C.float64)
 
     def float(self):
+        """The same sequences in float32."""
         return self.to(_C.float32)
 
     @property
     def is_cuda(self):
+        """Whether the data are on a CUDA device."""
         return False
 
 
 def invert_permutation(permutation):
-    """inverse[permutation[i]] = i; None for None."""
+    """The inverse: inverse[permutation[i]] = i. None for None."""
     return None if permutation is None else permutation.argsort()
 
 
 def pack_padded_sequence(input, lengths, batch_first=False, enforce_sorted=True):
-    """Packs input [T, B, *] ([B, T, *] with batch_first), of which sequence b has lengths[b] steps. `enforce_sorted`:
-    lengths fall already; else they are sorted, and sorted back by what unpacks. Errors: ValueError, RuntimeError.
+    """Packs input [T, B, *] ([B, T, *] with batch_first), in which sequence b has lengths[b] steps. `enforce_sorted`:
+    the lengths are in descending order already; otherwise they are sorted here, and unpacking restores the order.
+    Raises ValueError or RuntimeError.
 
     >>> import pydist
     >>> from pydist.nn.utils.rnn import pack_padded_sequence
@@ -53,7 +59,7 @@ def pack_padded_sequence(input, lengths, batch_first=False, enforce_sorted=True)
     lengths = lengths.tolist() if isinstance(lengths, _C.Tensor) else [int(n) for n in lengths]
     x = input.transpose(0, 1) if batch_first else input
     if len(lengths) != x.shape[1]:
-        raise RuntimeError(f"pack_padded_sequence: {len(lengths)} lengths for a batch of {x.shape[1]}")
+        raise RuntimeError(f"pack_padded_sequence: got {len(lengths)} lengths (expected {x.shape[1]}, the batch size)")
     if not lengths or min(lengths) <= 0 or max(lengths) > x.shape[0]:
         raise RuntimeError(f"pack_padded_sequence: lengths {lengths} (expected 1 to {x.shape[0]} each)")
     order = None
@@ -62,14 +68,17 @@ def pack_padded_sequence(input, lengths, batch_first=False, enforce_sorted=True)
         x = x.index_select(1, order)
         lengths = sorted(lengths, reverse=True)
     elif any(a < b for a, b in zip(lengths, lengths[1:])):
-        raise RuntimeError("pack_padded_sequence: lengths have to fall when enforce_sorted=True (or pass False)")
+        raise RuntimeError(
+            "pack_padded_sequence: lengths are not sorted (expected descending order, or enforce_sorted=False)"
+        )
     sizes = [sum(n > t for n in lengths) for t in range(lengths[0])]
     data = _C.cat([x[t, :size] for t, size in enumerate(sizes)])
     return PackedSequence(data, _C.tensor(sizes, dtype=_C.int64), order, None)
 
 
 def pad_packed_sequence(sequence, batch_first=False, padding_value=0.0, total_length=None):
-    """(padded [T, B, *], lengths): the inverse of pack_padded_sequence; T is total_length, or the longest's."""
+    """(padded [T, B, *], lengths): the inverse of pack_padded_sequence. T is total_length, or the length of the longest
+    sequence."""
     data, sizes, _, unsorted = sequence
     sizes = sizes.tolist()
     steps, batch = len(sizes), sizes[0]
@@ -94,12 +103,12 @@ def pad_packed_sequence(sequence, batch_first=False, padding_value=0.0, total_le
 
 
 def pad_sequence(sequences, batch_first=False, padding_value=0.0, padding_side="right"):
-    """Stacks tensors [T_b, *] to [T, B, *] ([B, T, *] with batch_first), filled up with padding_value."""
+    """Stacks tensors [T_b, *] to [T, B, *] ([B, T, *] with batch_first) and fills up with padding_value."""
     if padding_side not in ("left", "right"):
         raise ValueError(f"pad_sequence: padding_side {padding_side!r} (expected 'left' or 'right')")
     sequences = list(sequences)
     if not sequences:
-        raise RuntimeError("pad_sequence: an empty list (expected tensors)")
+        raise RuntimeError("pad_sequence: sequences is empty (expected at least one tensor)")
     steps = max(s.shape[0] for s in sequences)
     rows = []
     for s in sequences:
@@ -109,7 +118,7 @@ def pad_sequence(sequences, batch_first=False, padding_value=0.0, padding_side="
 
 
 def unpad_sequence(padded_sequences, lengths, batch_first=False):
-    """The list of tensors that pad_sequence has joined."""
+    """The list of tensors that pad_sequence joined."""
     x = padded_sequences if batch_first else padded_sequences.transpose(0, 1)
     lengths = lengths.tolist() if isinstance(lengths, _C.Tensor) else lengths
     return [x[b, :n] for b, n in enumerate(lengths)]
@@ -121,6 +130,6 @@ def pack_sequence(sequences, enforce_sorted=True):
 
 
 def unpack_sequence(packed_sequences):
-    """The list of tensors that pack_sequence was given."""
+    """The list of tensors that pack_sequence packed."""
     padded, lengths = pad_packed_sequence(packed_sequences, batch_first=True)
     return unpad_sequence(padded, lengths, batch_first=True)

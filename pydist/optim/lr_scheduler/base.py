@@ -5,12 +5,12 @@ from pydist.optim.optimizer import Optimizer
 
 
 def rate_of(group):
-    """The group's rate as a number."""
+    """The group's learning rate as a number."""
     return float(group["lr"]) if isinstance(group["lr"], _C.Tensor) else group["lr"]
 
 
 def set_rate(group, lr):
-    """Sets the group's rate; a tensor stays where it is, since a captured step reads it there."""
+    """Sets the group's learning rate. A tensor is written in place, because a captured step reads it."""
     if isinstance(group["lr"], _C.Tensor):
         group["lr"].fill_(float(lr))
     else:
@@ -18,13 +18,13 @@ def set_rate(group, lr):
 
 
 class LRScheduler:
-    """Base: subclasses define `get_lr()`, the rates at `self.last_epoch`. The first step is taken at construction.
+    """Base class: subclasses define `get_lr()`, the rates at `self.last_epoch`. The constructor makes the first step.
 
-    `last_epoch` is -1 for a new run; to go on from another epoch the groups must have their `initial_lr`. Subclasses may
-    define `_get_closed_form_lr()`, the rates at `last_epoch` whatever they were before, for `step(epoch)`.
+    `last_epoch` is -1 for a new run. To go on from another epoch, the groups must have their `initial_lr`. Subclasses
+    may define `_get_closed_form_lr()` for `step(epoch)`: the rates at `last_epoch`, whatever they were before.
     """
 
-    _is_initial = False  # while the step at construction is taken
+    _is_initial = False  # True while the constructor makes the first step
 
     def __init__(self, optimizer, last_epoch=-1):
         if not isinstance(optimizer, Optimizer):
@@ -48,10 +48,11 @@ class LRScheduler:
             self._is_initial = False
 
     def get_lr(self):
+        """The rates of the groups at `self.last_epoch`."""
         raise NotImplementedError
 
     def _scaled(self, factor):
-        """The groups' rates times a factor."""
+        """The groups' rates, multiplied by a factor."""
         return [rate_of(group) * factor for group in self.optimizer.param_groups]
 
     def get_last_lr(self):
@@ -59,7 +60,7 @@ class LRScheduler:
         return self._last_lr
 
     def step(self, epoch=None):
-        """Sets the rates of the next epoch, or of the one that is named."""
+        """Sets the rates of the next epoch, or of the given one."""
         self._step_count += 1
         self._update_lr(epoch)
 
@@ -74,9 +75,11 @@ class LRScheduler:
         self._last_lr = self._scaled(1.0)
 
     def state_dict(self):
+        """The schedule's state, without the optimizer."""
         return {key: value for key, value in self.__dict__.items() if key != "optimizer"}
 
     def load_state_dict(self, state_dict):
+        """Takes the state that state_dict() returned."""
         self.__dict__.update(state_dict)
 
 
@@ -84,7 +87,7 @@ _LRScheduler = LRScheduler  # its name before PyTorch 2.0
 
 
 def per_group(name, optimizer, value):
-    """A list of one value per group. Raises ValueError for a list of another length."""
+    """A list with one value per group. Raises ValueError for a list of another length."""
     groups = len(optimizer.param_groups)
     if not isinstance(value, (list, tuple)):
         return [value] * groups
@@ -97,11 +100,12 @@ def per_group(name, optimizer, value):
 
 
 def function_states(functions):
-    """What a state dictionary says of functions: the attributes of callable objects, None for plain functions."""
+    """The state of functions for a state dictionary: the attributes of callable objects, None for plain functions."""
     return [dict(vars(f)) if hasattr(f, "__dict__") and not hasattr(f, "__code__") else None for f in functions]
 
 
 def load_function_states(functions, states):
+    """Gives callable objects the attributes that function_states() returned."""
     for function, state in zip(functions, states):
         if state is not None:
             vars(function).update(state)

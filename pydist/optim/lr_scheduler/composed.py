@@ -1,4 +1,4 @@
-"""Schedules made of others."""
+"""Schedules made of other schedules."""
 
 from bisect import bisect_right
 
@@ -32,9 +32,9 @@ class _Composed(LRScheduler):
 
 
 class SequentialLR(_Composed):
-    """One scheduler after another: number i + 1 begins, at its epoch 0, at epoch milestones[i].
+    """One scheduler after another: scheduler i + 1 begins, at its own epoch 0, at epoch milestones[i].
 
-    Raises ValueError where there is not one milestone fewer than schedulers, or these are not of `optimizer`.
+    Raises ValueError unless there is one milestone fewer than schedulers and all schedulers belong to `optimizer`.
 
     >>> import pydist
     >>> from pydist.optim.lr_scheduler import ConstantLR, ExponentialLR, SequentialLR
@@ -76,7 +76,7 @@ class SequentialLR(_Composed):
 
 
 def _take_back(scheduler):
-    """Undoes the steps that schedulers took when they were made."""
+    """Undoes the steps that schedulers made in their constructors."""
     for inner in scheduler._schedulers:
         if hasattr(inner, "_schedulers"):
             _take_back(inner)
@@ -85,7 +85,7 @@ def _take_back(scheduler):
 
 
 class ChainedScheduler(_Composed):
-    """All schedulers at each step, in order."""
+    """Applies all schedulers at each step, in order."""
 
     def __init__(self, schedulers, optimizer=None):
         self._take(optimizer, schedulers)

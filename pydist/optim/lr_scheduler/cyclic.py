@@ -1,4 +1,4 @@
-"""Rates that go up and down, and momenta that go the other way."""
+"""Rates that go up and down, with momenta that go the other way."""
 
 import math
 from functools import partial
@@ -7,7 +7,7 @@ from pydist.optim.lr_scheduler.base import LRScheduler, function_states, load_fu
 
 
 class _WithMomentum(LRScheduler):
-    """Sets the groups' momentum, or the first of their betas, beside the rate."""
+    """Sets the groups' momentum, or the first of their betas, together with the rate."""
 
     def _begin_momentum(self, optimizer, base, top, last_epoch):
         if "momentum" not in optimizer.defaults and "betas" not in optimizer.defaults:
@@ -32,11 +32,11 @@ def _exponential(gamma, iteration):
 
 
 class CyclicLR(_WithMomentum):
-    """Triangles between base_lr and max_lr, `step_size_up` steps up and `step_size_down` (default: as many) down (Smith,
-    2017); the momentum goes from max_momentum to base_momentum and back.
+    """Triangles between base_lr and max_lr, with `step_size_up` steps up and `step_size_down` steps down (default: the
+    same number) (Smith, 2017). The momentum goes from max_momentum to base_momentum and back.
 
-    The height of a triangle is scaled by 1 ("triangular"), 1 / 2^(cycle - 1) ("triangular2") or gamma^iteration
-    ("exp_range"), or by scale_fn(cycle or iteration, as scale_mode says).
+    The height of a triangle is multiplied by 1 ("triangular"), 1 / 2^(cycle - 1) ("triangular2"), gamma^iteration
+    ("exp_range"), or scale_fn(x), where scale_mode says whether x is the cycle or the iteration.
     """
 
     def __init__(
@@ -64,7 +64,9 @@ class CyclicLR(_WithMomentum):
         self.total_size = float(step_size_up + down)
         self.step_ratio = step_size_up / self.total_size
         if mode not in ("triangular", "triangular2", "exp_range") and scale_fn is None:
-            raise ValueError("mode is invalid and scale_fn is None")
+            raise ValueError(
+                "mode is invalid and scale_fn is None (expected 'triangular', 'triangular2', 'exp_range', or scale_fn)"
+            )
         self.mode, self.gamma, self._scale_fn_custom, self.scale_mode = mode, gamma, scale_fn, scale_mode
         if scale_fn is None:
             self.scale_mode = "iterations" if mode == "exp_range" else "cycle"
@@ -76,7 +78,7 @@ class CyclicLR(_WithMomentum):
         self.base_lrs = base_lrs
 
     def scale_fn(self, x):
-        """What a triangle's height is multiplied by in cycle, or at iteration, x."""
+        """The factor of a triangle's height at x, a cycle or an iteration."""
         if self._scale_fn_custom is not None:
             return self._scale_fn_custom(x)
         return {"triangular": lambda x: 1.0, "triangular2": lambda x: 2.0 ** (1 - x)}.get(
@@ -103,8 +105,9 @@ class CyclicLR(_WithMomentum):
 
 
 class CosineAnnealingWarmRestarts(LRScheduler):
-    """lr = eta_min + (initial lr - eta_min) * (1 + cos(pi * t / T)) / 2, t epochs after the last restart (Loshchilov and
-    Hutter, 2017); T is T_0, then T_mult times longer after each restart. `step(epoch)` takes fractions of epochs."""
+    """lr = eta_min + (initial lr - eta_min) * (1 + cos(pi * t / T)) / 2, t epochs after the last restart (Loshchilov
+    and Hutter, 2017). T is T_0 first and T_mult times longer after each restart. `step(epoch)` takes fractions of
+    epochs."""
 
     def __init__(self, optimizer, T_0, T_mult=1, eta_min=0.0, last_epoch=-1):
         if not isinstance(T_0, int) or T_0 <= 0:
@@ -147,11 +150,12 @@ class CosineAnnealingWarmRestarts(LRScheduler):
 
 
 class OneCycleLR(_WithMomentum):
-    """lr from max_lr / div_factor up to max_lr in the first pct_start of the steps, then down to 1 / final_div_factor of
-    where it began; the momentum goes from max_momentum to base_momentum and back (Smith and Topin, 2019).
+    """lr goes from max_lr / div_factor up to max_lr in the first pct_start of the steps, then down to its first value /
+    final_div_factor. The momentum goes from max_momentum to base_momentum and back (Smith and Topin, 2019).
 
-    three_phase: down to where it began in as many steps as up, and to the end from there. anneal_strategy: "cos" or
-    "linear". The steps are `total_steps`, or epochs * steps_per_epoch; ValueError for a step after the last one.
+    three_phase: lr goes down to its first value in as many steps as up, and then to the last value. anneal_strategy:
+    "cos" or "linear". The number of steps is `total_steps`, or epochs * steps_per_epoch. A step after the last one
+    raises ValueError.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Rates that go down by a formula of the epoch."""
+"""Rates that decrease by a formula of the epoch."""
 
 import math
 from bisect import bisect_right
@@ -8,7 +8,7 @@ from pydist.optim.lr_scheduler.base import LRScheduler, function_states, load_fu
 
 
 class MultiStepLR(LRScheduler):
-    """lr *= gamma at each of `milestones`; one that is named twice counts twice."""
+    """lr *= gamma at each of `milestones`. A milestone that is listed twice counts twice."""
 
     def __init__(self, optimizer, milestones, gamma=0.1, last_epoch=-1):
         self.milestones = Counter(milestones)
@@ -59,9 +59,10 @@ class ConstantLR(LRScheduler):
 
 
 class LinearLR(LRScheduler):
-    """lr = initial lr * a factor that goes from start_factor to end_factor in `total_iters` equal steps and stays.
+    """lr = initial lr * a factor, which goes from start_factor to end_factor in `total_iters` equal steps and stays
+    there.
 
-    Raises ValueError for factors outside (0, 1] and [0, 1].
+    Raises ValueError unless start_factor is in (0, 1] and end_factor in [0, 1].
     """
 
     def __init__(self, optimizer, start_factor=1.0 / 3, end_factor=1.0, total_iters=5, last_epoch=-1):
@@ -90,7 +91,7 @@ class LinearLR(LRScheduler):
 
 class CosineAnnealingLR(LRScheduler):
     """lr = eta_min + (initial lr - eta_min) * (1 + cos(pi * epoch / T_max)) / 2 (Loshchilov and Hutter, 2017, without
-    restarts), computed from the last rate, so that it goes together with other schedules."""
+    restarts). It is computed from the last rate, so it can be combined with other schedules."""
 
     def __init__(self, optimizer, T_max, eta_min=0.0, last_epoch=-1):
         self.T_max = T_max
@@ -104,7 +105,7 @@ class CosineAnnealingLR(LRScheduler):
         rates = self._scaled(1.0)
         if self._is_initial:
             return rates
-        if (self.last_epoch - 1 - self.T_max) % (2 * self.T_max) == 0:  # up from eta_min, where the ratio is 1 / 0
+        if (self.last_epoch - 1 - self.T_max) % (2 * self.T_max) == 0:  # upwards from eta_min the ratio would be 1 / 0
             step = self._height(self.T_max + 1) / 2
             return [rate + (base - self.eta_min) * step for rate, base in zip(rates, self.base_lrs)]
         ratio = self._height(self.last_epoch) / self._height(self.last_epoch - 1)
@@ -162,8 +163,8 @@ class StepLR(LRScheduler):
 
 
 class LambdaLR(LRScheduler):
-    """lr = initial lr * lr_lambda(epoch); one function, or one per group. State dictionaries hold the attributes of
-    callable objects, and nothing of functions, which the next scheduler is given anew."""
+    """lr = initial lr * lr_lambda(epoch), with one function or one per group. State dictionaries hold the attributes of
+    callable objects; plain functions are not saved, so the next scheduler needs them as arguments."""
 
     def __init__(self, optimizer, lr_lambda, last_epoch=-1):
         groups = len(optimizer.param_groups)
@@ -185,7 +186,7 @@ class LambdaLR(LRScheduler):
 
 
 class MultiplicativeLR(LambdaLR):
-    """lr *= lr_lambda(epoch); one function, or one per group."""
+    """lr *= lr_lambda(epoch), with one function or one per group."""
 
     def get_lr(self):
         rates = self._scaled(1.0)

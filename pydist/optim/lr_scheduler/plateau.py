@@ -1,4 +1,4 @@
-"""A rate that follows a metric."""
+"""A rate that depends on a metric."""
 
 import math
 
@@ -7,11 +7,11 @@ from pydist.optim.optimizer import Optimizer
 
 
 class ReduceLROnPlateau(LRScheduler):
-    """lr *= factor after more than `patience` epochs in which the metric given to `step` was not better than the best.
+    """lr *= factor when the metric given to `step` has not improved for more than `patience` epochs.
 
-    Better: below best * (1 - threshold) (mode "min", threshold_mode "rel"), below best - threshold ("abs"), or with
-    mode "max" above best * (1 + threshold) or best + threshold. `cooldown`: epochs after a reduction that do not count.
-    `min_lr`: lower bound, one or one per group; `eps`: smaller changes are not made.
+    Improved means: less than best * (1 - threshold) (mode "min", threshold_mode "rel") or best - threshold ("abs");
+    with mode "max" greater than best * (1 + threshold) or best + threshold. `cooldown`: epochs after a reduction that
+    do not count. `min_lr`: lower bound, one or one per group. `eps`: smaller changes are not made.
     """
 
     def __init__(
@@ -27,13 +27,13 @@ class ReduceLROnPlateau(LRScheduler):
         eps=1e-8,
     ):
         if factor >= 1.0:
-            raise ValueError("Factor should be < 1.0.")
+            raise ValueError(f"Factor should be < 1.0, got {factor}.")
         if not isinstance(optimizer, Optimizer):
             raise TypeError(f"{type(optimizer).__name__} is not an Optimizer")
         if mode not in ("min", "max"):
-            raise ValueError(f"mode {mode} is unknown!")
+            raise ValueError(f"mode {mode} is unknown! (expected 'min' or 'max')")
         if threshold_mode not in ("rel", "abs"):
-            raise ValueError(f"threshold mode {threshold_mode} is unknown!")
+            raise ValueError(f"threshold mode {threshold_mode} is unknown! (expected 'rel' or 'abs')")
         groups = len(optimizer.param_groups)
         if isinstance(min_lr, (list, tuple)) and len(min_lr) != groups:
             raise ValueError(f"expected {groups} min_lrs, got {len(min_lr)}")
@@ -48,6 +48,7 @@ class ReduceLROnPlateau(LRScheduler):
 
     @property
     def in_cooldown(self):
+        """Whether this epoch does not count because of a recent reduction."""
         return self.cooldown_counter > 0
 
     def _is_better(self, metric):
@@ -57,6 +58,7 @@ class ReduceLROnPlateau(LRScheduler):
         return metric > limit if self.mode == "max" else metric < limit
 
     def step(self, metrics, epoch=None):
+        """Counts an epoch with this metric, and reduces the rates if it is time."""
         metric = float(metrics)
         self.last_epoch = self.last_epoch + 1 if epoch is None else epoch
         if self._is_better(metric):

@@ -1,7 +1,8 @@
-"""Random orders: pydist's own, or PyTorch's for those who want its index lists (PYDIST_COMPAT_STRICT=1).
+"""Random orders: pydist's own, or PyTorch's for programs that need its index lists (PYDIST_COMPAT_STRICT=1).
 
-A generator counts its calls; for PyTorch's lists these are the 32-bit words that PyTorch would have drawn from its own generator of the
-same seed. So the lists are PyTorch's as long as what else draws from the generator is a sampler, a loader or a split.
+A generator counts its calls. For PyTorch's lists these are the 32-bit words that PyTorch would have drawn from its own
+generator with the same seed. So the lists are PyTorch's as long as only samplers, loaders and splits draw from the
+generator.
 """
 
 import os
@@ -14,11 +15,13 @@ _PIECE = 1 << 16
 
 
 def is_asked():
+    """Whether PYDIST_COMPAT_STRICT=1 asks for PyTorch's lists."""
     return os.environ.get("PYDIST_COMPAT_STRICT") == "1"
 
 
 def _twister(seed):
-    """The Mersenne twister as its authors seed it from 32 bits (Matsumoto and Nishimura, 1998), which PyTorch does."""
+    """The Mersenne twister, seeded from 32 bits as its authors do (Matsumoto and Nishimura, 1998), and as PyTorch
+    does."""
     words = [seed & 0xFFFFFFFF]
     for i in range(1, 624):
         words.append((1812433253 * (words[-1] ^ words[-1] >> 30) + i) & 0xFFFFFFFF)
@@ -59,7 +62,7 @@ def _long(draw):
 
 
 def seed(generator=None):
-    """A whole number from 0 to 2**62 - 1, or PyTorch's `empty((), dtype=int64).random_(generator=generator)`."""
+    """An integer from 0 to 2**62 - 1, or PyTorch's `empty((), dtype=int64).random_(generator=generator)`."""
     if not is_asked():
         return _C.randint(0, 1 << 62, (), generator=generator).item()
     with _Words(generator) as draw:
@@ -67,13 +70,13 @@ def seed(generator=None):
 
 
 def own(generator=None):
-    """A generator for what one epoch draws little by little: nobody else draws from it, so its numbers are those of `generator`'s
-    state when the epoch began."""
+    """A generator for one epoch that draws its numbers little by little. Nothing else draws from it, so its numbers
+    depend only on `generator`'s state when the epoch began."""
     return _C.Generator().manual_seed(seed(generator))
 
 
 def pieces(count):
-    """The lengths of the lists to draw one after another for `count` numbers, which may be more than fit in memory."""
+    """The lengths of the lists to draw one after another for `count` numbers, which may be more than memory holds."""
     while count > 0:
         yield min(count, _PIECE)
         count -= _PIECE
@@ -92,7 +95,7 @@ def permutation(size, generator=None):
 
 
 def integers(high, count, generator=None):
-    """`count` numbers below `high`."""
+    """`count` integers below `high`."""
     if not is_asked():
         return _C.randint(0, high, (count,), generator=generator).tolist()
     with _Words(generator) as draw:
@@ -100,7 +103,7 @@ def integers(high, count, generator=None):
 
 
 def uniform(count, generator=None):
-    """`count` numbers in [0, 1) of 53 bits."""
+    """`count` numbers in [0, 1) with 53 bits."""
     if not is_asked():
         return _C.rand(count, dtype=_C.float64, generator=generator).tolist()
     with _Words(generator) as draw:

@@ -1,4 +1,4 @@
-"""From a list of items to one batch."""
+"""Making one batch from a list of items."""
 
 from collections.abc import Mapping, MutableMapping, Sequence
 from copy import copy
@@ -11,12 +11,12 @@ def _is_numpy(value):
 
 
 def _rebuild(like, values):
-    """`values` as a sequence of the type of `like`: named tuples keep their type, others become lists."""
+    """`values` as a sequence with the type of `like`: named tuples keep their type, other sequences become lists."""
     return type(like)(*values) if hasattr(like, "_fields") else list(values)
 
 
 def default_convert(data):
-    """NumPy arrays and scalars inside `data` become tensors; everything else stays as it is."""
+    """Converts NumPy arrays and scalars inside `data` to tensors. Everything else stays as it is."""
     if isinstance(data, _C.Tensor):
         return data
     if _is_numpy(data):
@@ -29,10 +29,10 @@ def default_convert(data):
 
 
 def default_collate(batch):
-    """Stacks equal-shaped tensors and arrays, makes tensors of numbers (int64, float64, bool) and works through
-    mappings and sequences; text stays as it is.
+    """Stacks tensors and arrays of equal shapes, makes tensors of numbers (int64, float64, bool), and does so inside
+    mappings and sequences. Text stays as it is.
 
-    Raises TypeError for other types, RuntimeError where sequences have different lengths.
+    Raises TypeError for other types, RuntimeError for sequences of different lengths.
 
     >>> batch = default_collate([{"x": 1.5, "name": "a"}, {"x": 2.5, "name": "b"}])
     >>> batch["x"].tolist(), batch["name"]
@@ -53,7 +53,7 @@ def default_collate(batch):
         made = {key: default_collate([item[key] for item in batch]) for key in first}
         if type(first) is dict or not isinstance(first, MutableMapping):
             return made
-        like = copy(first)  # keeps its type and what else it holds
+        like = copy(first)  # keeps its type and its other attributes
         like.update(made)
         return like
     if isinstance(first, Sequence):

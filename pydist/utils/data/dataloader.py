@@ -18,18 +18,19 @@ _CONTEXTS = ("fork", "forkserver", "spawn")
 
 
 class DataLoader:
-    """Iterates over `collate_fn([dataset[i] for i in batch])` for the batches of `batch_sampler`, or of `batch_size`
-    items of `sampler`, or of all items in turn or (shuffle) at random. `batch_size=None`: single items.
+    """Iterates over `collate_fn([dataset[i] for i in batch])`. Batches come from `batch_sampler`, or have `batch_size`
+    items of `sampler`, or of all items in order or (shuffle) at random. `batch_size=None`: single items.
 
-    With `num_workers` threads `prefetch_factor` (2) batches per thread are made ahead; the order stays, an error in a
-    thread is raised here with its own traceback, and no thread outlives the loop. Random numbers drawn for a batch
-    depend on the seed, the epoch, the batch's number and the rank, not on the number of threads. A whole batch of a
-    TensorDataset is one index operation per tensor. An IterableDataset is read by one thread at most. `pin_memory`:
-    tensors lie in memory from which `to("cuda", non_blocking=True)` need not wait; nothing where there is no GPU.
+    With `num_workers` threads, `prefetch_factor` (2) batches per thread are made ahead. The order stays the same. An
+    error in a thread is raised here with its own traceback, and no thread outlives the loop. Random numbers drawn for a
+    batch depend on the seed, the epoch, the batch's number and the rank, not on the number of threads. A whole batch of
+    a TensorDataset is one index operation per tensor. At most one thread reads an IterableDataset. `pin_memory`:
+    tensors are in page-locked memory, from which `to("cuda", non_blocking=True)` need not wait; without a GPU it does
+    nothing.
 
-    `multiprocessing_context` "spawn" or "fork" (in compat mode fork unless given): the workers are processes, whose
-    tensors come as shared memory and which end with this one; each reads an IterableDataset of its own.
-    `persistent_workers` keeps them between epochs. `state_dict()` and `load_state_dict()` go on within an epoch.
+    `multiprocessing_context` "spawn" or "fork" (in compat mode the default is fork): the workers are processes. Their
+    tensors arrive as shared memory, and they end with this process. Each worker reads its own IterableDataset.
+    `persistent_workers` keeps them between epochs. `state_dict()` and `load_state_dict()` continue inside an epoch.
 
     >>> import pydist
     >>> data = pydist.utils.data.TensorDataset(pydist.arange(5))
@@ -144,7 +145,8 @@ class DataLoader:
         return self._go_on(resumed, epoch_of)
 
     def _go_on(self, state, epoch_of):
-        """The rest of the epoch of a state dictionary: its order is drawn again, what was given out is left out."""
+        """The rest of the epoch of a state dictionary: its order is drawn again, and batches that were given out are
+        skipped."""
         before = _C._rng_key()
         self._begun, skipped = dict(state["begun"]), state["batches"]
         _C.set_rng_state(self._begun["random"])
@@ -160,7 +162,7 @@ class DataLoader:
         tasks = self._tasks()
         for _ in islice(tasks, skipped):
             pass
-        first = list(islice(tasks, 1))  # where nothing was left out the order is drawn now
+        first = list(islice(tasks, 1))  # if no batch was skipped, the order is drawn now
         _C.set_rng_state(before)
         return self._counted(chain(first, tasks), skipped)
 
@@ -174,18 +176,18 @@ class DataLoader:
         self._begun = None
 
     def state_dict(self):
-        """Where the epoch under way stands: {"begun": what its order is drawn from, "batches": how many were given out};
-        {"begun": None} between epochs. The next loop over a loader that loads it goes on with the next batch. Random
-        numbers that the training draws are not part of it."""
+        """The state of the current epoch: {"begun": what its order is drawn from, "batches": how many batches were
+        given out}; {"begun": None} between epochs. After another loader has loaded it, its next loop goes on with the
+        next batch. Random numbers that the training draws are not part of it."""
         return {"begun": self._begun and dict(self._begun), "batches": self._batches}
 
     def load_state_dict(self, state_dict):
-        """Raises KeyError for a dictionary of something else."""
+        """Takes the state of state_dict(). Raises KeyError for any other dictionary."""
         begun, batches = state_dict["begun"], state_dict["batches"]
         self._resumed = None if begun is None else {"begun": begun, "batches": batches}
 
     def _maker(self):
-        """What makes a new fetch function, here or in another process."""
+        """What makes a new fetch function, in this process or another one."""
         if self._is_iterable:
             return partial(of_stream, self.dataset, self.collate_fn, self.batch_size, self.drop_last)
         return partial(of_indices, self.dataset, self.collate_fn, self.batch_sampler is not None)
@@ -196,7 +198,7 @@ class DataLoader:
         return iter(self.sampler if self.batch_sampler is None else self.batch_sampler)
 
     def _results(self, tasks, skipped):
-        """The batches of the tasks, the first of which has the number `skipped`."""
+        """The batches of the tasks. The first one has the number `skipped`."""
         seed, rank = self._seed, get_rank()
         pins = self.pin_memory and cuda.is_available()
         if self.num_workers and self.multiprocessing_context is not None:
@@ -212,7 +214,7 @@ class DataLoader:
             _C.set_rng_state((seed + number, 0, rank))
             return fetch(task)
 
-        def aside(job):  # in the consumer's thread, whose random numbers go on as if there were no loader
+        def aside(job):  # runs in the consumer's thread, whose random numbers go on as if there were no loader
             before = _C._rng_key()
             try:
                 return seeded(job)
@@ -230,7 +232,7 @@ class DataLoader:
         from pydist.utils.data.processes import Pool, results
 
         pool, self._pool = self._pool, None
-        if pool is None or not pool.processes:  # none yet, or given up after an error
+        if pool is None or not pool.processes:  # no pool yet, or it was closed after an error
             pool = Pool(
                 self.multiprocessing_context, self.num_workers, self.dataset, self._maker(), self.worker_init_fn, rank
             )

@@ -9,7 +9,7 @@ from pydist.utils.data._order import permutation
 
 
 class Dataset:
-    """Items by index: subclasses define `__getitem__`, and `__len__` for the default samplers."""
+    """Items by index. Subclasses define `__getitem__`, and `__len__` for the default samplers."""
 
     def __class_getitem__(cls, item):
         return cls
@@ -22,7 +22,7 @@ class Dataset:
 
 
 class IterableDataset(Dataset):
-    """Items one after another: subclasses define `__iter__`."""
+    """Items one after another. Subclasses define `__iter__`."""
 
     def __iter__(self):
         raise NotImplementedError("Subclasses of IterableDataset should implement __iter__.")
@@ -32,8 +32,8 @@ class IterableDataset(Dataset):
 
 
 class ConcatDataset(Dataset):
-    """The items of several datasets, one dataset after the other. Raises ValueError without any, TypeError for an
-    IterableDataset, IndexError for an index outside.
+    """The items of several datasets, one dataset after the other. Raises ValueError without datasets, TypeError for an
+    IterableDataset, IndexError for an index out of range.
 
     >>> both = ConcatDataset([range(3), "ab"])
     >>> len(both), both[2], both[3], both[-1]
@@ -53,7 +53,7 @@ class ConcatDataset(Dataset):
 
     def __getitem__(self, index):
         if not -len(self) <= index < len(self):
-            raise IndexError(f"ConcatDataset: index {index} for {len(self)} items")
+            raise IndexError(f"ConcatDataset: index {index} is out of range (expected {-len(self)} to {len(self) - 1})")
         index %= len(self)
         which = bisect_right(self.cumulative_sizes, index)
         return self.datasets[which][index - self.cumulative_sizes[which] + len(self.datasets[which])]
@@ -80,8 +80,8 @@ class ChainDataset(IterableDataset):
 
 
 class StackDataset(Dataset):
-    """Item i is the tuple, or with keyword arguments the dictionary, of the datasets' items i. Raises ValueError where
-    their lengths differ."""
+    """Item i is the tuple of the datasets' items i, or the dictionary for keyword arguments. Raises ValueError if their
+    lengths differ."""
 
     def __init__(self, *args, **kwargs):
         if bool(args) == bool(kwargs):
@@ -89,7 +89,7 @@ class StackDataset(Dataset):
         self.datasets = dict(kwargs) if kwargs else args
         sizes = [len(dataset) for dataset in (args or kwargs.values())]
         if len(set(sizes)) > 1:
-            raise ValueError(f"StackDataset: size mismatch between datasets: {sizes} (expected equal ones)")
+            raise ValueError(f"StackDataset: size mismatch between datasets: {sizes} (expected equal sizes)")
         self._length = sizes[0]
 
     def __getitem__(self, index):
@@ -102,7 +102,7 @@ class StackDataset(Dataset):
 
 
 class TensorDataset(Dataset):
-    """Item i is the tuple of the tensors' i-th rows. Raises ValueError where their first sizes differ.
+    """Item i is the tuple of the tensors' i-th rows. Raises ValueError if their first sizes differ.
 
     >>> import pydist
     >>> rows = pydist.utils.data.TensorDataset(pydist.arange(3), pydist.ones(3, 2))
@@ -113,7 +113,9 @@ class TensorDataset(Dataset):
     def __init__(self, *tensors):
         sizes = [tensor.shape[0] for tensor in tensors]
         if len(set(sizes)) > 1:
-            raise ValueError(f"TensorDataset: size mismatch between tensors: first sizes {sizes} (expected equal ones)")
+            raise ValueError(
+                f"TensorDataset: size mismatch between tensors: first sizes {sizes} (expected equal sizes)"
+            )
         self.tensors = tensors
 
     def __getitem__(self, index):
@@ -123,7 +125,7 @@ class TensorDataset(Dataset):
         return self.tensors[0].shape[0]
 
     def rows(self, indices):
-        """The batch that default_collate would make of these items, by one index operation per tensor."""
+        """The batch that default_collate would make of these items, with one index operation per tensor."""
         index = _C.tensor(indices, dtype=_C.int64)
         return [tensor[index] for tensor in self.tensors]
 
@@ -150,7 +152,7 @@ class Subset(Dataset):
 
 
 def row_getter(dataset):
-    """A function from indices to the collated batch, for a TensorDataset or subsets of one, else None."""
+    """For a TensorDataset or subsets of one: a function from indices to the collated batch. Otherwise None."""
     if type(dataset) is TensorDataset:
         return dataset.rows
     inner = row_getter(dataset.dataset) if type(dataset) is Subset else None
@@ -158,7 +160,7 @@ def row_getter(dataset):
 
 
 def _lengths_of(fractions, size):
-    """Whole lengths for fractions that add up to 1; what rounding leaves goes to the first ones."""
+    """Integer lengths for fractions that add up to 1. The first ones get what rounding leaves."""
     lengths = [math.floor(size * fraction) for fraction in fractions]
     for i in range(size - sum(lengths)):
         lengths[i % len(lengths)] += 1

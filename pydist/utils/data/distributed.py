@@ -1,4 +1,4 @@
-"""DistributedSampler: which rank sees which items."""
+"""DistributedSampler: which rank gets which items."""
 
 from itertools import chain
 
@@ -10,12 +10,13 @@ from pydist.utils.data.sampler import Sampler
 class DistributedSampler(Sampler):
     """Rank r of W takes items r, r + W, r + 2W, ... of an order that all ranks share.
 
-    The order is the permutation of (seed + epoch) (shuffle) or 0, 1, ..., then made divisible by W: repeated from its
-    head, or cut (drop_last). With `pad=False` nothing is repeated: ranks may get one item more or less, as an
-    evaluation wants it. The epoch goes up by itself whenever a DataLoader starts over; `set_epoch` names it instead.
-    With PYDIST_COMPAT_STRICT=1 in the environment the lists are PyTorch's, and the epoch is set by `set_epoch` alone.
+    The order is a permutation drawn from seed + epoch (shuffle), or 0, 1, .... Its length is made divisible by W: its
+    head is repeated, or (drop_last) its end is cut. With `pad=False` nothing is repeated: some ranks get one item more
+    than others, which is right for an evaluation. The epoch increases whenever a DataLoader starts over; `set_epoch`
+    sets it. With PYDIST_COMPAT_STRICT=1 in the environment the lists are PyTorch's, and only `set_epoch` changes the
+    epoch.
 
-    `num_replicas` and `rank` default to the process group's; raises ValueError for a rank outside it.
+    `num_replicas` and `rank` default to those of the process group. Raises ValueError for a rank out of range.
 
     >>> import pydist
     >>> [list(pydist.utils.data.DistributedSampler(range(5), 2, rank, shuffle=False)) for rank in (0, 1)]
@@ -42,7 +43,7 @@ class DistributedSampler(Sampler):
 
     @property
     def total_size(self):
-        """Length of the shared order after padding or cutting."""
+        """The length of the shared order after padding or cutting."""
         size, ranks = len(self.dataset), self.num_replicas
         if self.drop_last:
             return size // ranks * ranks
@@ -50,6 +51,7 @@ class DistributedSampler(Sampler):
 
     @property
     def num_samples(self):
+        """The number of items of this rank."""
         return len(range(self.rank, self.total_size, self.num_replicas))
 
     def __iter__(self):
@@ -66,19 +68,22 @@ class DistributedSampler(Sampler):
         return self.num_samples
 
     def set_epoch(self, epoch):
-        """The epoch of the next order. All ranks must set the same one."""
+        """Sets the epoch of the next order. All ranks must set the same one."""
         self.epoch = epoch
         self._epoch_is_fresh = True
 
     def state_dict(self):
+        """The epoch and the seed."""
         return {"epoch": self.epoch, "seed": self.seed}
 
     def load_state_dict(self, state_dict):
+        """Takes the state that state_dict() returned."""
         self.seed = state_dict["seed"]
         self.set_epoch(state_dict["epoch"])
 
     def start_epoch(self):
-        """Called by DataLoader before it iterates: goes to the next epoch unless this one has not been used yet."""
+        """DataLoader calls this before it iterates. Goes to the next epoch, unless the present one has not been used
+        yet."""
         if not self._epoch_is_fresh and not is_asked():
             self.epoch += 1
         self._epoch_is_fresh = False

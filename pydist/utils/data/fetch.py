@@ -1,4 +1,4 @@
-"""How batches are made of a dataset: the functions that a loader's threads and processes run."""
+"""How batches are made from a dataset: the functions that a loader's threads and processes run."""
 
 from itertools import islice
 
@@ -9,7 +9,7 @@ END = "end of the stream"
 
 
 def of_indices(dataset, collate, is_batched):
-    """A function from what the sampler gives, an index or a list of them, to a batch."""
+    """A function from what the sampler gives, an index or a list of indices, to a batch."""
     if not is_batched:
         return lambda index: collate(dataset[index])
     if collate is default_collate and (rows := row_getter(dataset)):
@@ -20,8 +20,8 @@ def of_indices(dataset, collate, is_batched):
 
 
 def of_stream(dataset, collate, batch_size, drop_last):
-    """A function to the next batch of an IterableDataset, or END. The thread that calls it first begins to read, and so
-    knows its get_worker_info()."""
+    """A function that returns the next batch of an IterableDataset, or END. The thread that calls it first starts the
+    iteration, so the dataset sees that thread's get_worker_info()."""
     items = None
 
     def fetch(_):

@@ -1,4 +1,4 @@
-"""Batches in memory that GPUs read by themselves."""
+"""Batches in page-locked memory, which GPUs read by themselves."""
 
 from collections.abc import Mapping, Sequence
 
@@ -6,7 +6,8 @@ from pydist import _C
 
 
 def pinned(batch):
-    """The batch with its tensors pinned: in mappings, sequences and named tuples, or as its own method pin_memory says."""
+    """The batch with its tensors pinned, also inside mappings, sequences and named tuples. An object with a method
+    pin_memory is replaced by its result."""
     if isinstance(batch, _C.Tensor) or hasattr(batch, "pin_memory"):
         return batch.pin_memory()
     if isinstance(batch, Mapping):

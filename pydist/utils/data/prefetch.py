@@ -1,7 +1,7 @@
-"""Work done ahead by threads, its results taken in order.
+"""Threads that work ahead; their results are taken in order.
 
-Threads and not processes: the engine never forks, and loading is mostly the engine's own copies, decoding and I/O,
-which leave the interpreter free.
+They are threads, not processes: the engine never forks, and loading is mostly the engine's own copies, decoding and
+I/O, which release the interpreter lock.
 """
 
 import threading
@@ -11,14 +11,15 @@ from itertools import islice
 from queue import Empty, SimpleQueue
 from time import monotonic
 
-GRACE = 5.0  # seconds that all workers of a loader together have to end their tasks
+GRACE = 5.0  # seconds for all workers of a loader together to end their tasks
 
 WorkerInfo = namedtuple("WorkerInfo", ("id", "num_workers", "seed", "dataset"))
 _here = threading.local()
 
 
 def get_worker_info():
-    """In a loader's thread its (id, num_workers, seed, dataset), elsewhere None; the seed is the epoch's plus id."""
+    """In a loader's worker its (id, num_workers, seed, dataset), elsewhere None. The seed is the epoch's seed plus
+    id."""
     return getattr(_here, "info", None)
 
 
@@ -32,7 +33,7 @@ class _Job:
 
 
 class _Worker(threading.Thread):
-    """Takes jobs from a queue until it finds None. An error in `start` is the error of all its jobs."""
+    """Takes jobs from a queue until it gets None. If `start` raises, all its jobs raise that error."""
 
     def __init__(self, jobs, work, start, info):
         super().__init__(name=f"pydist-loader-{info.id}", daemon=True)
@@ -56,7 +57,7 @@ class _Worker(threading.Thread):
 
 
 def _take(job, timeout):
-    """The job's result, or its error with the traceback of the worker."""
+    """The job's result. Raises its error with the worker's traceback."""
     if not job.done.wait(timeout):
         raise TimeoutError
     if job.error is None:
@@ -65,17 +66,17 @@ def _take(job, timeout):
     try:
         raise error
     finally:
-        del error  # it refers to this frame
+        del error  # the traceback refers to this frame
 
 
 def prefetch(tasks, work, start, workers, ahead, timeout, seed, dataset):
-    """Yields work(task) for each task, in order, computed by `workers` threads up to `ahead` tasks before they are
-    asked for. Each thread calls `start(its number)` first. An error is raised in the place of its result, and ends the
+    """Yields work(task) for each task, in order. `workers` threads compute the results, up to `ahead` tasks before they
+    are needed. Each thread calls `start(its number)` first. An error is raised in the place of its result, and ends the
     rest.
 
-    When the generator ends, is closed or forgotten, the threads finish the task at hand and are joined, for GRACE
-    seconds in all. Where a result did not come within `timeout` seconds (RuntimeError), or Ctrl-C ends the program,
-    they are left to end by themselves at once.
+    When the generator ends, is closed or is deleted, the threads finish their present tasks and are joined, which may
+    take GRACE seconds in all. If a result does not come within `timeout` seconds (RuntimeError), or Ctrl-C ends the
+    program, they are left to end by themselves.
     """
     jobs, pending, tasks = SimpleQueue(), deque(), iter(tasks)
     threads = [_Worker(jobs, work, start, WorkerInfo(i, workers, seed + i, dataset)) for i in range(workers)]

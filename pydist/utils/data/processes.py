@@ -1,8 +1,8 @@
 """A loader's workers as processes of Python's multiprocessing.
 
-One socket to each worker carries tasks there, and back results, whose tensors are shared memory: their descriptors follow
-the message. A thread in the worker reads the tasks, so that neither side can wait for the other to read; it also sees
-the socket close, however the parent ends, and ends the worker.
+One socket to each worker carries tasks to it and results back. The tensors of results are shared memory; their
+descriptors follow the message. A thread in the worker reads the tasks, so that no side waits for the other one to read.
+It also sees the socket close, however the parent ends, and ends the worker.
 """
 
 import io
@@ -24,10 +24,10 @@ from pydist import _C
 from pydist.multiprocessing.reductions import reduce_tensor, sendable
 from pydist.utils.data import prefetch
 
-_FDS = 200  # in one message; the kernel takes 253
-_KILLED = 1.0  # seconds for the kernel to end killed workers
+_FDS = 200  # most descriptors in one message; the kernel allows 253
+_KILLED = 1.0  # s for the kernel to end killed workers
 
-_open = set()  # the parent's ends, which children by fork must not hold
+_open = set()  # the parent's ends; forked children must not keep them open
 
 
 def _close_inherited():
@@ -41,7 +41,7 @@ os.register_at_fork(after_in_child=_close_inherited)
 
 
 class _Descriptor:
-    """A file descriptor by its number in a message."""
+    """A file descriptor, as its number in a message."""
 
     def __init__(self, at):
         self.at = at
@@ -110,21 +110,21 @@ def _receive(connection):
                 os.close(fd)
 
 
-# In the worker.
+# The worker's side.
 
 
 def _read_tasks(connection, tasks, ended):
     try:
         while True:
             if (task := connection.recv()) is None:
-                ended.set()  # what is still in the queue is not wanted
+                ended.set()  # the parent no longer needs the tasks in the queue
             tasks.put(task)
     except (EOFError, OSError):
-        os._exit(1)  # the parent is gone, or wants no more
+        os._exit(1)  # the parent has ended, or needs no more results
 
 
 def _failure(error):
-    """(the exception, or None where it cannot be sent; its traceback as text)"""
+    """(the exception, or None if it cannot be sent; its traceback as text)."""
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     try:
         pickle.loads(pickle.dumps(error))
@@ -134,7 +134,7 @@ def _failure(error):
 
 
 def _main(connection, number, workers, dataset, make, start, rank):
-    """make(): a new fetch function; start: worker_init_fn or None."""
+    """Runs a worker. make() returns a new fetch function; start: worker_init_fn or None."""
     tasks, ended = SimpleQueue(), threading.Event()
     threading.Thread(target=_read_tasks, args=(connection, tasks, ended), daemon=True).start()
     _C._thread_num_threads(1)  # the workers share the cores with the training
@@ -157,12 +157,12 @@ def _main(connection, number, workers, dataset, make, start, rank):
             _send(connection, result)
         except (BrokenPipeError, ConnectionResetError):
             os._exit(1)
-        except Exception as error:  # a result that cannot be pickled
+        except Exception as error:  # the result cannot be pickled
             _send(connection, ("failed", _failure(error)))
 
 
 def _begin(number, seed, start):
-    """Seeds the libraries' generators and calls worker_init_fn; its error, which is that of all batches."""
+    """Seeds the libraries' generators and calls worker_init_fn. Returns its error, which all batches then raise."""
     try:
         random.seed(seed + number)
         if "numpy" in sys.modules:
@@ -174,7 +174,7 @@ def _begin(number, seed, start):
     return None
 
 
-# In the parent.
+# The parent's side.
 
 
 class _WorkerTraceback(Exception):
@@ -187,7 +187,8 @@ class _WorkerTraceback(Exception):
 
 
 class Pool:
-    """`workers` processes by a multiprocessing context, each with `make()`, a picklable maker of its fetch function."""
+    """`workers` processes from a multiprocessing context. Each has `make()`, a picklable function that makes its fetch
+    function."""
 
     def __init__(self, context, workers, dataset, make, start, rank):
         self.connections, self.processes, self.waiting = [], [], []
@@ -210,6 +211,7 @@ class Pool:
             raise
 
     def submit(self, number, task):
+        """Sends a task to a worker."""
         self.waiting[number] += 1
         try:
             self.connections[number].send(task)
@@ -224,8 +226,8 @@ class Pool:
         ) from None
 
     def take(self, number, timeout):
-        """What a worker says next: ("done", its result) or ("failed", its error). Raises RuntimeError after `timeout`
-        seconds or where it died."""
+        """The next message of a worker: ("done", its result) or ("failed", its error). Raises RuntimeError after
+        `timeout` seconds, or if the worker has died."""
         connection = self.connections[number]
         try:
             if not connection.poll(timeout):
@@ -237,7 +239,7 @@ class Pool:
             self._raise_death(number)
 
     def result(self, number, timeout):
-        """The next result of a worker; as `take`, and raises its error."""
+        """The next result of a worker. Raises its error, and as `take`."""
         kind, value = self.take(number, timeout)
         if kind == "done":
             return value
@@ -247,18 +249,19 @@ class Pool:
         raise error from _WorkerTraceback(text)
 
     def drop_waiting(self, timeout):
-        """Takes what an epoch that was left early still has under way; RuntimeError as `take`."""
+        """Takes and drops the results that are still under way after an epoch was left early. Raises RuntimeError as
+        `take`."""
         for number in range(len(self.processes)):
             while self.waiting[number]:
                 try:
                     self.take(number, timeout)
                 except Exception:
-                    if not self.grace:  # it has died, or hangs
+                    if not self.grace:  # the worker has died, or hangs
                         raise
 
     def close(self):
-        """Ends the workers after their task; those that are not done within `grace` seconds, one deadline for all, are
-        killed."""
+        """Ends the workers after their present task. Workers that are not done within `grace` seconds, one deadline for
+        all, are killed."""
         deadline = monotonic() + self.grace
 
         def left():
@@ -279,7 +282,7 @@ class Pool:
         late = [process for process in self.processes if process.is_alive()]
         for process in late:
             process.kill()
-        deadline = monotonic() + _KILLED  # one that hangs in the kernel, on a dead disk, is left to it
+        deadline = monotonic() + _KILLED  # a worker that hangs in the kernel, such as on a dead disk, is left alone
         for process in late:
             process.join(left())
         self.connections, self.processes = [], []
@@ -290,8 +293,9 @@ class Pool:
 
 
 def results(pool, tasks, seed, ahead, timeout, end, keep):
-    """Yields the results of the tasks in order, `ahead` of them under way for each worker. Task i is for worker i modulo
-    their number, without those whose stream has ended (`end`). The pool is closed at the end unless `keep`."""
+    """Yields the results of the tasks in order, with `ahead` of them under way for each worker. Task i goes to worker i
+    modulo the number of workers, without those whose stream has ended (`end`). The pool is closed at the end unless
+    `keep`."""
     pool.epoch += 1
     queue, tasks, turn = deque(), enumerate(tasks), deque(range(len(pool.processes)))
 

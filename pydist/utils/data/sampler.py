@@ -9,7 +9,7 @@ from pydist.utils.data import _order
 
 
 class Sampler:
-    """Base: subclasses define `__iter__` over indices, and `__len__`."""
+    """Base class: subclasses define `__iter__` over indices, and `__len__`."""
 
     def __init__(self, data_source=None):
         pass
@@ -35,8 +35,9 @@ class SequentialSampler(Sampler):
 
 
 class RandomSampler(Sampler):
-    """Permutations of all indices, one after another, up to `num_samples` (default: one permutation); or independent
-    draws with `replacement`. With PYDIST_COMPAT_STRICT=1 in the environment the lists of a seed are PyTorch's."""
+    """Permutations of all indices, one after another, up to `num_samples` (default: one permutation). With
+    `replacement`: independent draws. With PYDIST_COMPAT_STRICT=1 in the environment the lists for a seed are PyTorch's.
+    """
 
     def __init__(self, data_source, replacement=False, num_samples=None, generator=None):
         if not isinstance(replacement, bool):
@@ -50,6 +51,7 @@ class RandomSampler(Sampler):
 
     @property
     def num_samples(self):
+        """The number of indices that an epoch gives."""
         return len(self.data_source) if self._num_samples is None else self._num_samples
 
     def __iter__(self):
@@ -65,7 +67,7 @@ class RandomSampler(Sampler):
             yield from _order.permutation(size, generator)[:left]
             left -= size
         if strict and left == 0:
-            _order.permutation(size, generator)  # PyTorch draws one more, and the next epoch goes on from there
+            _order.permutation(size, generator)  # PyTorch draws one more number, and the next epoch goes on from there
 
     def __len__(self):
         return self.num_samples
@@ -87,11 +89,11 @@ class SubsetRandomSampler(Sampler):
 
 
 class WeightedRandomSampler(Sampler):
-    """`num_samples` indices, index i with a probability in proportion to weights[i]; without `replacement` each at
-    most once (Efraimidis and Spirakis, 2006).
+    """`num_samples` indices; the probability of index i is proportional to weights[i]. Without `replacement` each index
+    comes at most once (Efraimidis and Spirakis, 2006).
 
-    Raises ValueError for weights that are negative, not finite, all 0 or not one-dimensional, and where more indices
-    are asked for than have weights.
+    Raises ValueError if weights are negative, not finite, all 0 or not one-dimensional, or if num_samples without
+    replacement is larger than the number of positive weights.
     """
 
     def __init__(self, weights, num_samples, replacement=True, generator=None):
@@ -106,10 +108,12 @@ class WeightedRandomSampler(Sampler):
             )
         listed = self.weights.tolist()
         if not all(0.0 <= w < math.inf for w in listed):
-            raise ValueError("WeightedRandomSampler: weights must be finite and not negative")
+            raise ValueError(
+                "WeightedRandomSampler: a weight is negative, inf or NaN (expected finite weights of at least 0)"
+            )
         positive, needed = sum(w > 0.0 for w in listed), 1 if replacement else num_samples
         if positive < needed:
-            raise ValueError(f"WeightedRandomSampler: {positive} weights above 0 (expected {needed})")
+            raise ValueError(f"WeightedRandomSampler: got {positive} positive weights (expected at least {needed})")
         self.num_samples = num_samples
         self.replacement = replacement
         self.generator = generator
@@ -120,7 +124,7 @@ class WeightedRandomSampler(Sampler):
             if not _order.is_asked():
                 generator = _order.own(generator)
             sums = list(accumulate(weights))
-            top = bisect_left(sums, sums[-1])  # where a draw that rounding carries to the very end belongs
+            top = bisect_left(sums, sums[-1])  # a draw that rounding moves to the very end belongs
             for count in _order.pieces(self.num_samples):
                 yield from (min(bisect_right(sums, u * sums[-1]), top) for u in _order.uniform(count, generator))
             return

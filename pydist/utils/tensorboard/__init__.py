@@ -1,4 +1,4 @@
-"""Event files for TensorBoard, written by hand: no other package is needed."""
+"""Event files for TensorBoard, written without any other package."""
 
 from pydist.utils.tensorboard.writer import FileWriter, SummaryWriter
 

@@ -19,7 +19,7 @@ _CRC = _table()
 
 
 def masked_crc(data):
-    """CRC-32C (Castagnoli), rotated and moved as TFRecords have it."""
+    """CRC-32C (Castagnoli), rotated and shifted as TFRecords need it."""
     crc = 0xFFFFFFFF
     for byte in data:
         crc = _CRC[(crc ^ byte) & 255] ^ crc >> 8
@@ -28,11 +28,12 @@ def masked_crc(data):
 
 
 def record(message):
+    """A TFRecord with this message."""
     length = struct.pack("<Q", len(message))
     return b"".join((length, struct.pack("<I", masked_crc(length)), message, struct.pack("<I", masked_crc(message))))
 
 
-# Fields of a protocol buffer: number and kind, then the value.
+# Fields of a protocol buffer: a number with the wire type, then the value.
 
 
 def _varint(n):
@@ -46,24 +47,28 @@ def _varint(n):
 
 
 def integer(number, value):
+    """A field with an integer (varint)."""
     return _varint(number << 3) + _varint(int(value))
 
 
 def double(number, value):
+    """A field with a float64."""
     return _varint(number << 3 | 1) + struct.pack("<d", value)
 
 
 def single(number, value):
+    """A field with a float32."""
     return _varint(number << 3 | 5) + struct.pack("<f", value)
 
 
 def chunk(number, data):
-    """Bytes, text or a message within."""
+    """A field with bytes, text or a nested message."""
     data = data.encode() if isinstance(data, str) else data
     return _varint(number << 3 | 2) + _varint(len(data)) + data
 
 
 def doubles(number, values):
+    """A field with packed float64 numbers."""
     return chunk(number, struct.pack(f"<{len(values)}d", *values))
 
 
@@ -78,28 +83,29 @@ def event(when, step, version=None, summary=None):
 
 
 def value(tag, *fields):
-    """Summary with one Value: tag 1 and what it holds."""
+    """A Summary with one Value: tag 1 and its content."""
     return chunk(1, chunk(1, tag) + b"".join(fields))
 
 
 def scalar(tag, number):
-    """simple_value 2."""
+    """The content of a scalar: simple_value 2."""
     return value(tag, single(2, number))
 
 
 def text(tag, strings):
-    """metadata 9 naming the plugin, tensor 8: dtype 1 (DT_STRING 7), shape 2, string_val 8."""
+    """The content of a text: metadata 9 with the plugin's name, tensor 8: dtype 1 (DT_STRING 7), shape 2,
+    string_val 8."""
     plugin = chunk(9, chunk(1, chunk(1, "text")))
     shape = chunk(2, chunk(2, integer(1, len(strings))))
     return value(tag, plugin, chunk(8, integer(1, 7) + shape + b"".join(chunk(8, s) for s in strings)))
 
 
 def histogram(tag, low, high, count, total, squares, limits, counts):
-    """histo 5: min 1, max 2, num 3, sum 4, sum_squares 5, bucket_limit 6, bucket 7."""
+    """The content of a histogram, histo 5: min 1, max 2, num 3, sum 4, sum_squares 5, bucket_limit 6, bucket 7."""
     fields = [double(i, v) for i, v in enumerate((low, high, count, total, squares), 1)]
     return value(tag, chunk(5, b"".join((*fields, doubles(6, limits), doubles(7, counts)))))
 
 
 def image(tag, height, width, channels, png):
-    """image 4: height 1, width 2, colorspace 3, encoded 4."""
+    """The content of an image, image 4: height 1, width 2, colorspace 3, encoded 4."""
     return value(tag, chunk(4, integer(1, height) + integer(2, width) + integer(3, channels) + chunk(4, png)))
