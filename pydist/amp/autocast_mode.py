@@ -65,19 +65,23 @@ def get_autocast_dtype(device_type):
 
 
 def set_autocast_dtype(device_type, dtype):
+    """Sets the dtype of autocast regions for this type of device. RuntimeError for a type that has none."""
     _state.dtype[_known("set_autocast_dtype", device_type)] = dtype
     _apply()
 
 
 def is_autocast_cpu_enabled():
+    """Whether autocast is on for the CPU."""
     return is_autocast_enabled("cpu")
 
 
 def get_autocast_cpu_dtype():
+    """The dtype of autocast regions for the CPU."""
     return get_autocast_dtype("cpu")
 
 
 def get_autocast_gpu_dtype():
+    """The dtype of autocast regions for GPUs."""
     return get_autocast_dtype("cuda")
 
 
@@ -87,6 +91,7 @@ def is_autocast_cache_enabled():
 
 
 def set_autocast_cache_enabled(enabled):
+    """Turns the cache of casts of parameters on or off."""
     _state.cache = bool(enabled)
     _apply()
 

@@ -32,6 +32,7 @@ def _switches(kind):
         _attention[kind] = bool(enabled)
 
     def is_enabled():
+        """What the switch was set to."""
         return _attention[kind]
 
     return enable, is_enabled

@@ -2,8 +2,10 @@
 
 
 def is_available():
+    """False."""
     return False
 
 
 def is_built():
+    """False."""
     return False

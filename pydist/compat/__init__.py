@@ -138,5 +138,6 @@ def environment(environ=None):
     return new
 
 
-def pytest_addoption(parser):  # `pytest -p pydist.compat`: before any conftest.py is imported
+def pytest_addoption(parser):
+    """For `pytest -p pydist.compat`: calls install() before pytest imports any conftest.py."""
     install()

@@ -50,6 +50,7 @@ def is_available():
 
 
 def is_initialized():
+    """Whether there is a device."""
     return is_available()
 
 
@@ -98,6 +99,7 @@ def set_device(device):
 
 
 def get_device_name(device=None):
+    """The name of a device."""
     return get_device_properties(device).name
 
 
@@ -124,6 +126,7 @@ def synchronize(device=None):
 
 
 def init():
+    """Checks that there is a device; nothing else has to be initialized."""
     _index("init")
 
 
@@ -160,6 +163,7 @@ def get_rng_state(device="cuda"):
 
 
 def set_rng_state(new_state, device="cuda"):
+    """Sets the state of the random generator that get_rng_state returned. RuntimeError if there is no device."""
     _index("set_rng_state", device)
     _C.set_rng_state(new_state)
 
@@ -170,6 +174,7 @@ def get_rng_state_all():
 
 
 def set_rng_state_all(new_states):
+    """Sets one state for each device."""
     for i, state in enumerate(new_states):
         set_rng_state(state, i)
 
@@ -181,7 +186,7 @@ def empty_cache():
 
 
 def ipc_collect():
-    pass
+    """Does nothing: no memory is shared with other processes."""
 
 
 def memory_stats(device=None):
@@ -217,6 +222,7 @@ def memory_reserved(device=None):
 
 
 def max_memory_reserved(device=None):
+    """The most bytes that tensors and the cache held together, since the last reset_peak_memory_stats."""
     return memory_stats(device)["reserved_bytes.all.peak"]
 
 
@@ -252,6 +258,7 @@ def can_device_access_peer(device, peer_device):
 
 
 def reset_peak_memory_stats(device=None):
+    """Lets the peaks in memory_stats begin anew."""
     if _real():
         _C.cuda_reset_most(_index("reset_peak_memory_stats", device))
 
@@ -403,6 +410,7 @@ def current_stream(device=None):
 
 
 def default_stream(device=None):
+    """The stream on which a device works if the program chooses none."""
     return Stream._of(_index("default_stream", device), 0)
 
 

@@ -33,10 +33,12 @@ unused = _same
 
 
 def is_scripting():
+    """False: nothing is compiled."""
     return False
 
 
 def is_tracing():
+    """False: nothing is traced."""
     return False
 
 

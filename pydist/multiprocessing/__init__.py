@@ -46,6 +46,7 @@ def get_all_sharing_strategies():
 
 
 def get_sharing_strategy():
+    """ "file_descriptor", the only strategy."""
     return "file_descriptor"
 
 

@@ -38,6 +38,7 @@ def sendable(tensor):
 
 
 def rebuild_tensor(kind, descriptor, size, dtype, offset, shape, stride, requires_grad, attributes):
+    """The tensor that reduce_tensor described, in the process that receives it."""
     fd = descriptor.detach()
     try:
         key = _identity(fd, dtype)
@@ -57,6 +58,7 @@ def rebuild_tensor(kind, descriptor, size, dtype, offset, shape, stride, require
 
 
 def init_reductions():
+    """Lets multiprocessing pickle tensors and parameters as descriptors of shared memory."""
     from pydist.nn import Parameter
 
     for kind in (_C.Tensor, Parameter):

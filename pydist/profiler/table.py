@@ -10,6 +10,7 @@ def time_text(us, unit=None):
 
 
 def memory_text(bytes):
+    """Bytes with their unit, as PyTorch writes them."""
     for size, name in ((1 << 30, "GB"), (1 << 20, "MB"), (1 << 10, "KB")):
         if abs(bytes) >= size:
             return f"{bytes / size:.2f} {name}"

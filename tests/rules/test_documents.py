@@ -242,22 +242,10 @@ def test_messages_without_expected_are_found():
 
 # Public functions and classes without a docstring. The list only gets shorter.
 UNDOCUMENTED = """
-pydist.amp.autocast_mode.get_autocast_cpu_dtype pydist.amp.autocast_mode.get_autocast_gpu_dtype
-pydist.amp.autocast_mode.is_autocast_cpu_enabled pydist.amp.autocast_mode.set_autocast_cache_enabled
-pydist.amp.autocast_mode.set_autocast_dtype pydist.backends.cuda.cudnn_sdp_enabled
-pydist.backends.cuda.flash_sdp_enabled pydist.backends.cuda.math_sdp_enabled
-pydist.backends.cuda.mem_efficient_sdp_enabled pydist.backends.mkl.is_available pydist.backends.mps.is_available
-pydist.backends.mps.is_built pydist.backends.openmp.is_available pydist.compat.pytest_addoption
-pydist.cuda.default_stream pydist.cuda.get_device_name pydist.cuda.init pydist.cuda.ipc_collect
-pydist.cuda.is_initialized pydist.cuda.max_memory_cached pydist.cuda.max_memory_reserved
-pydist.cuda.reset_max_memory_allocated pydist.cuda.reset_max_memory_cached pydist.cuda.reset_peak_memory_stats
-pydist.cuda.set_rng_state pydist.cuda.set_rng_state_all pydist.jit.is_scripting pydist.jit.is_tracing
-pydist.multiprocessing.get_sharing_strategy pydist.multiprocessing.reductions.init_reductions
-pydist.multiprocessing.reductions.rebuild_tensor pydist.nn.init.constant_ pydist.nn.init.ones_ pydist.nn.init.zeros_
-pydist.optim.lr_scheduler.base.load_function_states pydist.profiler.table.memory_text
-pydist.utils.tensorboard.records.double pydist.utils.tensorboard.records.doubles
-pydist.utils.tensorboard.records.integer pydist.utils.tensorboard.records.record
-pydist.utils.tensorboard.records.single
+pydist.nn.init.constant_ pydist.nn.init.ones_ pydist.nn.init.zeros_
+pydist.optim.lr_scheduler.base.load_function_states pydist.utils.tensorboard.records.double
+pydist.utils.tensorboard.records.doubles pydist.utils.tensorboard.records.integer
+pydist.utils.tensorboard.records.record pydist.utils.tensorboard.records.single
 """.split()
 
 
