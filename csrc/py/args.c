@@ -1,8 +1,8 @@
-/* From Python arguments to C values; every error names op and argument. */
+/* Makes C values of Python arguments. Every error names op and argument. */
 #include "base/mem.h"
 #include "py/py.h"
 
-/* NumPy's complex64, whose float() would drop the imaginary part. */
+/* Reads NumPy's complex64, whose float() would drop the imaginary part. */
 static bool complex_scalar(PyObject *o, pd_scalar *out) {
     pd_tensor *t = pd_py_from_buffer(o, false);
     bool found = t && t->numel == 1 && pd_dtype_is_complex((pd_dtype)t->dtype) && pd_py_scalar(t, out);
@@ -40,7 +40,7 @@ bool pd_py_number(PyObject *o, pd_scalar *out) {
     if (!n->nb_index && PyObject_CheckBuffer(o) && complex_scalar(o, out)) return true;
     PyObject *plain = n->nb_index ? PyNumber_Index(o) : PyNumber_Float(o);
     if (!plain) {
-        if (PyErr_ExceptionMatches(PyExc_TypeError)) PyErr_Clear(); /* an array of several numbers, say */
+        if (PyErr_ExceptionMatches(PyExc_TypeError)) PyErr_Clear(); /* for example an array of several numbers */
         return false;
     }
     bool ok = pd_py_number(plain, out);
@@ -155,7 +155,7 @@ bool pd_py_tensors(PyObject *o, const char *op, const char *arg, PyObject **seq,
     return true;
 }
 
-/* [new] the arguments at their places; *rest (new) keeps the other keywords. */
+/* [new] the arguments at their positions. *rest, [new]: the other keywords. */
 static PyObject *in_places(PyObject *args, PyObject *kwargs, const char *const *names, PyObject **rest) {
     PyObject *all = PySequence_List(args), *left = PyDict_Copy(kwargs);
     for (Py_ssize_t i = 0; all && left && names[i]; i++) {

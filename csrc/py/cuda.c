@@ -1,5 +1,5 @@
 /* What pydist.cuda asks of CUDA's devices: memory, streams, events, graphs, ranges. Streams, events and graphs are
-   numbers here, which are refused where they were not given out: 0 is the default stream. */
+   numbers here; 0 is the default stream, and a number that was not given out is refused. */
 #include "device/cuda.h"
 #include "base/flags.h"
 #include "device/nvidia.h"
@@ -87,7 +87,7 @@ F(cuda_is_pinned) {
 
 /* ---- streams and events ------------------------------------------------------------------------------------------ */
 
-/* The numbers that are in use, by kind: CUDA would follow any other one. */
+/* The numbers in use, by kind. CUDA would take any other number for a pointer. */
 typedef enum kind { STREAM, EVENT, GRAPH, KINDS } kind;
 static PyObject *given[KINDS]; /* sets */
 
@@ -97,7 +97,7 @@ static PyObject *number(kind k, void *p) {
     return n;
 }
 
-/* What the number stands for; false with the exception set. `back`: it is in use no longer. */
+/* The pointer for a number; false with the exception set. `back`: the number is no longer in use. */
 static bool pointer(const char *op, kind k, PyObject *n, bool back, void **out) {
     static const char *const names[] = {"stream", "event", "graph"};
     const pd_device *d;
@@ -114,7 +114,7 @@ static bool pointer(const char *op, kind k, PyObject *n, bool back, void **out) 
     return !status;
 }
 
-/* Device `index`, made the runtime's current one: streams and events are made there. */
+/* Makes device `index` the runtime's current one, where streams and events are made. */
 static const pd_device *at(const char *op, int index) {
     const pd_device *d, *was;
     pd_status status = pd_cuda_device(op, index, &d);
@@ -182,7 +182,7 @@ F(cuda_event_between) {
     return PyFloat_FromDouble(ms);
 }
 
-/* One call of the library on one or two of these numbers; `back`: which it gives back. */
+/* A function that calls the library with one or two of these numbers. `back`: the number is no longer in use then. */
 #define ON1(name, text, kind, back, call, wait)                             \
     F(name) {                                                               \
         PyObject *n;                                                        \
@@ -296,7 +296,7 @@ F(cuda_pool_free) {
 
 /* ---- ranges for profilers: nothing where there is no library ----------------------------------------------------- */
 
-F(cuda_range) { /* a name: it begins (or, with mark, is there); None: the last one ends */
+F(cuda_range) { /* a name begins a range, or, with mark, marks a point; None ends the last range */
     const char *name;
     int mark = 0;
     (void)module;

@@ -1,4 +1,4 @@
-/* References to Python objects that C gives back, maybe in a thread without the GIL: such ones wait in a list. */
+/* References to Python objects that C drops. In a thread without the GIL they are put into a list. */
 #include <pthread.h>
 
 #include "base/mem.h"
@@ -17,7 +17,7 @@ void pd_py_drop(void *object) {
     }
     pthread_mutex_lock(&lock);
     if (!pd_grow(&list, &cap, count + 1, sizeof *list, "drop list"))
-        list[count++] = object; /* else it leaks: nothing else can be done here */
+        list[count++] = object; /* without memory for the list it leaks; nothing else can be done here */
     pthread_mutex_unlock(&lock);
     pd_py_dropped = 1;
 }
@@ -29,6 +29,6 @@ void pd_py_drain_slow(void) {
         if (!o) pd_py_dropped = 0;
         pthread_mutex_unlock(&lock);
         if (!o) return;
-        Py_DECREF(o); /* may run code that drops again: so outside the lock */
+        Py_DECREF(o); /* outside the lock, since it may run code that drops references */
     }
 }

@@ -10,7 +10,7 @@
 #include "py/comm/comm.h"
 #include "py/py.h"
 
-/* The engine's counts, and the bindings' own, in one dict each. */
+/* Counts of the engine and of the bindings, in one dict. */
 static PyObject *counts(bool want_cached) {
     pd_py_drain();
     PyObject *held = Py_BuildValue("{sLsLsL}", "tensors", (long long)pd_tensor_live(), "storages",
@@ -91,7 +91,7 @@ static PyObject *isa(PyObject *module, PyObject *unused) {
 static PyObject *compiler(PyObject *module, PyObject *unused) {
     (void)module, (void)unused;
 #ifdef __clang__
-    return PyUnicode_FromString(__VERSION__); /* begins with its name */
+    return PyUnicode_FromString(__VERSION__); /* starts with the compiler's name */
 #else
     return PyUnicode_FromString("gcc " __VERSION__);
 #endif

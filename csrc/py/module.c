@@ -9,7 +9,7 @@ static void acquire_gil(void *token) {
     if (token) PyEval_RestoreThread(token);
 }
 
-/* The parts that users meet, whose names pydist has as its own, and those that the package calls: _C.name. */
+/* Public parts, whose names pydist re-exports, and parts that only the package calls, as _C.name. */
 static int (*const public_parts[])(PyObject *) = {
     pd_py_add_raise, pd_py_add_types,    pd_py_add_tensor, pd_py_add_ops,    pd_py_add_create,
     pd_py_add_rng,   pd_py_add_autograd, pd_py_add_buffer, pd_py_add_numpy,  pd_py_add_dlpack, pd_py_add_resources,
@@ -21,7 +21,7 @@ static int (*const inner_parts[])(PyObject *) = {
     pd_py_add_run,
 };
 
-/* __all__, which `from pydist._C import *` reads: the names so far, but those that begin with an underscore. */
+/* Sets __all__, for `from pydist._C import *`: the names so far that do not begin with an underscore. */
 static int add_all(PyObject *module) {
     PyObject *names = PyDict_Keys(PyModule_GetDict(module)), *all = names ? PyList_New(0) : NULL;
     int bad = all ? 0 : -1;
@@ -43,7 +43,7 @@ static int add_parts(PyObject *module, int (*const *parts)(PyObject *), size_t n
 
 static int exec(PyObject *module) {
     static bool done;
-    if (done) { /* the state is the process's: docs/internals/design.md, "Python bindings" */
+    if (done) { /* there is one state in a process (docs/internals/design.md, "Python bindings") */
         PyErr_SetString(PyExc_ImportError, "pydist._C can be imported once a process, in the main interpreter only");
         return -1;
     }

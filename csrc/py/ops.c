@@ -1,4 +1,4 @@
-/* The Python functions of the op table: one callable type, arguments parsed by the op's own signature. */
+/* The Python functions of the op table: one callable type, which parses arguments by the op's signature. */
 #include "py/py.h"
 
 #include <structmember.h>
@@ -51,7 +51,7 @@ static bool set_enum(const pd_def *def, const pd_param *p, PyObject *o, int64_t 
     return false;
 }
 
-/* Puts argument o into its place. */
+/* Stores argument o in its place. */
 static bool set(const pd_def *def, const pd_param *p, PyObject *o, parsed *a) {
     char *at = (char *)a->attrs + (p->attr < 0 ? 0 : p->attr);
     switch (p->type) {
@@ -113,7 +113,7 @@ static bool set(const pd_def *def, const pd_param *p, PyObject *o, parsed *a) {
     return true;
 }
 
-/* Other names of parameters, as PyTorch takes them: NumPy's, and its own second ones. */
+/* Other names of parameters that PyTorch accepts: NumPy's, and some of its own. */
 static const struct { const char *name, *of; } also_named[] = {
     {"axis", "dim"}, {"keepdims", "keepdim"}, {"x", "input"}, {"a", "input"}, {"x1", "input"},
     {"self", "input"}, {"x2", "other"}, {"size", "shape"},
@@ -185,7 +185,7 @@ static bool parse(const op_function *f, PyObject *const *args, Py_ssize_t n, PyO
     return true;
 }
 
-/* The list's tensors take the place of the one slot that the signature gives them. */
+/* Puts the tensors of a list into the place of the list's one slot. */
 static bool put_list(const pd_def *def, parsed *a) {
     int rest = def->ninputs - 1 - def->list;
     pd_tensor **all;
@@ -231,7 +231,7 @@ static PyObject *wrap_results(const op_function *f, pd_tensor **out, int n) {
     return tuple;
 }
 
-/* out= of an op that cannot write into it: its results are copied there. A tuple for several. */
+/* out= for an op that cannot write into it: copies the results there. A tuple for several results. */
 static PyObject *run_out(const op_function *f, parsed *a) {
     pd_tensor *out[PD_MAX_OUTS];
     int n;
@@ -270,7 +270,7 @@ static PyObject *run(const op_function *f, parsed *a) {
     return wrap_results(f, out, n);
 }
 
-/* The second argument, or `other`, is a tensor. */
+/* Whether the second argument, or `other`, is a tensor. */
 static bool is_of_two(PyObject *const *args, Py_ssize_t n, PyObject *kwnames) {
     if (n > 1) return pd_py_is_tensor(args[1]);
     for (Py_ssize_t k = 0; kwnames && k < PyTuple_GET_SIZE(kwnames); k++)
@@ -279,8 +279,8 @@ static bool is_of_two(PyObject *const *args, Py_ssize_t n, PyObject *kwnames) {
     return false;
 }
 
-/* PyTorch's older order, add(x, alpha, other) and addcmul(x, value, tensor1, tensor2), in which old optimizers are
-   written: the number moves behind the tensors. */
+/* PyTorch's older order of arguments, add(x, alpha, other) and addcmul(x, value, tensor1, tensor2), which old
+   optimizers use: moves the number behind the tensors. */
 enum { OLD_ARGS = 4 };
 static PyObject *const *in_new_order(const pd_def *def, PyObject *const *args, Py_ssize_t n, PyObject **room) {
     if (n < 3 || n > OLD_ARGS || n != def->nparams || def->params[n - 1].type != PD_T_SCALAR) return args;
@@ -300,8 +300,8 @@ static PyObject *round_at(const op_function *f, PyObject *const *args, Py_ssize_
     return result;
 }
 
-/* Calls that PyTorch spells like an op: x.view(dtype), where(condition), round(x, decimals=2). NULL without an
-   exception where it is none. */
+/* Handles calls that look like an op's in PyTorch but are others: x.view(dtype), where(condition), round(x,
+   decimals=2). NULL without an exception: it is none of them. */
 static PyObject *other_form(const op_function *f, PyObject *const *args, Py_ssize_t n, PyObject *kwnames) {
     const pd_def *def = f->def;
     Py_ssize_t named = kwnames ? PyTuple_GET_SIZE(kwnames) : 0;
@@ -354,7 +354,7 @@ static PyObject *op_vectorcall(PyObject *self, PyObject *const *args, size_t nar
 
 /* ---- operators --------------------------------------------------------------------------------------------------- */
 
-/* 1: a tensor or number in its place, 0: neither, -1: an exception. */
+/* Reads a tensor or a number. 1: done, 0: o is neither, -1: an exception is set. */
 static int operand(PyObject *o, pd_tensor **t, pd_scalar *s) {
     s->cat = -1;
     *t = NULL;
@@ -481,9 +481,9 @@ static PyType_Spec op_spec = {
              Py_TPFLAGS_DISALLOW_INSTANTIATION | Py_TPFLAGS_IMMUTABLETYPE,
 };
 
-/* "values indices" -> a named tuple type pydist.return_types.<op>. */
+/* [new] a named tuple type pydist.return_types.<op>, from names such as "values indices". */
 static PyObject *named_tuple(const pd_def *def) {
-    char *names = strdup(def->op->names), name[64]; /* both live as long as the type */
+    char *names = strdup(def->op->names), name[64]; /* both must live as long as the type */
     PyStructSequence_Field *fields = calloc(PD_MAX_OUTS + 1, sizeof *fields);
     snprintf(name, sizeof name, "pydist.return_types.%s", def->name);
     char *full = strdup(name);
@@ -515,7 +515,7 @@ fail:
     return NULL;
 }
 
-/* The op under `name` in the module and, where it is a method, on Tensor. */
+/* Puts the op into the module and, if it is a method, on Tensor. */
 static int publish(PyObject *module, const pd_def *def, int mode) {
     char name[48];
     snprintf(name, sizeof name, "%s%s", def->name, mode == INPLACE ? "_" : "");

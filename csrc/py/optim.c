@@ -4,7 +4,7 @@
 #include "optim/step.h"
 #include "py/py.h"
 
-/* Up to four parallel lists, the first the parameters; of a step also `on_device`. */
+/* Up to four lists of the same length, the first one of parameters; for a step also `on_device`. */
 typedef struct {
     PyObject *seq[4];
     pd_tensor **t[4];
@@ -42,7 +42,7 @@ fail:
     return false;
 }
 
-/* The lists of a step, and `on_device`: NULL, None or (skip, lr, step, *own), each a tensor or None. */
+/* Reads the lists of a step, and `on_device`: NULL, None or (skip, lr, step, *own), each a tensor or None. */
 static bool read_step(const char *op, PyObject *const *o, int count, PyObject *on_device, lists *l) {
     bool none = !on_device || on_device == Py_None;
     if (!none && !(PyTuple_Check(on_device) && PyTuple_GET_SIZE(on_device) <= 5)) {
@@ -290,7 +290,7 @@ static PyObject *zero_grads(PyObject *module, PyObject *args) {
     return finish(&l, pd_zero_grads(l.t[0], l.n, set_to_none));
 }
 
-/* Every step begins with it, so it makes nothing: the groups are read as they are. */
+/* Every step calls this first, so it makes no objects: it reads the groups as they are. */
 static PyObject *ask_to_write(PyObject *module, PyObject *const *args, Py_ssize_t n) {
     (void)module;
     if (n != 2 || !PyList_Check(args[1]))

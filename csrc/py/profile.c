@@ -1,16 +1,16 @@
-/* The profiler's buffer, for pydist/profiler: start, stop, take, and spans that Python names. */
+/* The profiler's buffer, for pydist/profiler: start, stop, take, and spans with names from Python. */
 #include "base/profile.h"
 #include "device/gpu_points.h"
 #include "py/py.h"
 
 #if PY_VERSION_HEX < 0x030B0000
-#include <frameobject.h> /* where 3.10 declares what a frame offers */
+#include <frameobject.h> /* Python 3.10 declares functions of frames here */
 #endif
 
 #define FRAMES 64
 
-/* Stacks that were met, each (code, instruction offset, code, ...) from the innermost frame on, and their numbers,
-   from 1. */
+/* A dict from stacks to numbers, from 1 on. A stack is (code, instruction offset, code, ...), the innermost frame
+   first. */
 static PyObject *stacks;
 
 static PyObject *frames(void) {
@@ -40,7 +40,7 @@ static PyObject *frames(void) {
 static int32_t stack(void) {
     PyGILState_STATE gil = PyGILState_Ensure();
     PyObject *type, *value, *trace, *key, *fresh = NULL, *number = NULL;
-    PyErr_Fetch(&type, &value, &trace); /* the op's caller may have one already */
+    PyErr_Fetch(&type, &value, &trace); /* an exception may be set already */
     if (stacks && (key = frames())) {
         if ((fresh = PyLong_FromSsize_t(PyDict_Size(stacks) + 1))) number = PyDict_SetDefault(stacks, key, fresh);
         Py_DECREF(key);
@@ -77,7 +77,7 @@ static PyObject *stop(PyObject *module, PyObject *unused) {
     Py_RETURN_NONE;
 }
 
-/* (results, shapes): how many of the shapes are results'. */
+/* [new] (results, shapes): how many of the shapes belong to results, and all shapes. */
 static PyObject *shapes_of(const pd_event *e) {
     if (!e->dims) Py_RETURN_NONE;
     const int64_t *d = pd_profile_dims(e);

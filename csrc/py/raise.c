@@ -27,7 +27,7 @@ PyObject *pd_py_raise(pd_status status) {
         caught.type = caught.value = caught.trace = NULL;
         return NULL;
     }
-    if (PyErr_Occurred()) return NULL; /* an interrupt's own exception */
+    if (PyErr_Occurred()) return NULL; /* the exception of an interrupt is set already */
     PyObject *cls = classes(status), *text = PyUnicode_DecodeUTF8(e->text, (Py_ssize_t)strlen(e->text), "replace");
     PyObject *error = text && cls ? PyObject_CallOneArg(cls, text) : NULL;
     Py_XDECREF(text);
@@ -35,7 +35,7 @@ PyObject *pd_py_raise(pd_status status) {
         if (!PyErr_Occurred()) PyErr_NoMemory();
         return NULL;
     }
-    PyObject *trail = PyUnicode_FromString(e->trail); /* where in C, for bug reports: e.trail */
+    PyObject *trail = PyUnicode_FromString(e->trail); /* e.trail: where in C, for bug reports */
     if (trail && PyObject_SetAttrString(error, "trail", trail)) PyErr_Clear();
     Py_XDECREF(trail);
     if (status == PD_E_PEER) {

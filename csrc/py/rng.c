@@ -1,4 +1,4 @@
-/* Random streams as Python sees them: Generator, a key of its own, and the default one. */
+/* Random streams in Python: Generator, which has a key of its own, and the default stream. */
 #include "py/py.h"
 
 typedef struct { PyObject_HEAD pd_rng_key key; } generator;
@@ -40,8 +40,8 @@ static PyObject *key_as_tuple(const pd_rng_key *k) {
     return Py_BuildValue("(KKk)", (unsigned long long)k->seed, (unsigned long long)k->call, (unsigned long)k->stream);
 }
 
-/* A state is a tensor of bytes, as in PyTorch, so that scripts can move and save it; the same as three numbers costs
-   less. */
+/* A state is a tensor of bytes, as in PyTorch, so that scripts can move and save it. There is a cheaper form, too, as
+   three numbers. */
 enum { STATE_BYTES = 8 + 8 + 4 };
 
 static PyObject *key_as_state(const pd_rng_key *k) {

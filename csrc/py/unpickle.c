@@ -1,17 +1,17 @@
-/* Pickles that somebody else wrote, read without trust. Containers, numbers and text are made here; every other thing
-   comes from a maker in Python (pydist/_unpickle.py), which is asked what a name means, and what state may be given to
-   what. So a file can neither import, nor call what it did not name, nor change what it did not make; nothing is
-   allocated before its bytes are there; and keys that would take for ever to hash are refused. The opcodes are those
-   of protocols 0 to 5 but for objects outside the file (PERSID, NEXT_BUFFER, EXT*) and Python 1's classes (INST,
-   OBJ). */
+/* Reads pickles of strangers without trusting them. This file makes containers, numbers and text. All other objects
+   come from a maker in Python (pydist/_unpickle.py), which decides what a name means and which object may get which
+   state. So a file cannot import anything, call what it has not named, or change what it has not made. Nothing is
+   allocated before its bytes have been read, and keys that would take for ever to hash are refused. The opcodes are
+   those of protocols 0 to 5, without objects outside the file (PERSID, NEXT_BUFFER, EXT*) and classes of Python 1
+   (INST, OBJ). */
 #include "py/py.h"
 
-enum { KEY_DEPTH = 100 }; /* tuples in tuples as a key: they are hashed by recursion, without a limit of Python's */
+enum { KEY_DEPTH = 100 }; /* how deep tuples in a key may nest; Python hashes them by a recursion without limit */
 
 typedef struct slot {
     PyObject *o;     /* [owned] */
-    Py_ssize_t memo; /* where PUT has put it last, or -1 */
-    bool named;      /* what find() gave: it may be called, and is not the file's to change */
+    Py_ssize_t memo; /* where PUT has put it last; -1: nowhere */
+    bool named;      /* find() has returned it: the file may call it but not change it */
 } slot;
 
 typedef struct slots {
@@ -21,9 +21,9 @@ typedef struct slots {
 
 typedef struct reader {
     const unsigned char *begin, *at, *end;
-    slots stack, memo; /* memo: an entry without an object is none */
+    slots stack, memo; /* memo: entries without an object are free */
     Py_ssize_t *marks, marks_n, marks_room, fence, memo_used;
-    long long work; /* what may still be spent on hashing keys and copying items */
+    long long work; /* how much more work on hashing keys and copying items is allowed */
     PyObject *maker;
     const char *encoding; /* of Python 2's str */
 } reader;
@@ -43,7 +43,7 @@ static bool grow(slots *s, Py_ssize_t n) {
     return true;
 }
 
-static void drop(slots *s, Py_ssize_t n) { /* down to n entries */
+static void drop(slots *s, Py_ssize_t n) { /* until n entries are left */
     while (s->n > n) {
         PyObject *o = s->v[--s->n].o;
         Py_XDECREF(o);
@@ -67,7 +67,7 @@ static bool number(reader *r, int bytes, uint64_t *value) {
     return true;
 }
 
-/* A text of as many bytes as a number before it says. */
+/* Reads a text after its length. */
 static const char *counted(reader *r, int bytes, Py_ssize_t *n) {
     uint64_t size;
     const unsigned char *p = number(r, bytes, &size) ? take(r, size) : NULL;
@@ -85,7 +85,7 @@ static const char *line(reader *r, Py_ssize_t *n) {
 
 /* ---- the stack --------------------------------------------------------------------------------------------------- */
 
-/* Takes the reference; false where `o` is NULL, with the exception of whoever made it. */
+/* Pushes o and owns the reference. False: o is NULL, and an exception is set. */
 static bool push(reader *r, PyObject *o) {
     if (!o) return false;
     if (!grow(&r->stack, r->stack.n + 1)) return Py_DECREF(o), false;
@@ -112,7 +112,7 @@ static bool mark(reader *r) {
     return true;
 }
 
-/* Ends the part above the last mark, which begins at *from. */
+/* Removes the last mark. *from: where the entries above it begin. */
 static bool unmark(reader *r, Py_ssize_t *from) {
     if (!r->marks_n) return wrong(r, "no mark");
     *from = r->marks[--r->marks_n];
@@ -120,7 +120,7 @@ static bool unmark(reader *r, Py_ssize_t *from) {
     return true;
 }
 
-/* The entries from `from` on become a tuple or a list. */
+/* [new] a tuple or list of the entries from `from` on, which are removed. */
 static PyObject *gathered(reader *r, Py_ssize_t from, bool is_list) {
     Py_ssize_t n = r->stack.n - from;
     PyObject *out = is_list ? PyList_New(n) : PyTuple_New(n);
@@ -166,7 +166,7 @@ static bool spend(reader *r, long long n) {
     return r->work >= 0 ? true : wrong(r, "keys or copies that are too large for the file's length");
 }
 
-/* Counts what hashing will take: a tuple of tuples of ... is small in a file, and endless when it is walked. */
+/* Counts the work of hashing. A tuple of tuples of ... may be small in a file and take for ever to hash. */
 static bool may_be_key(reader *r, PyObject *o, int depth) {
     if (PyUnicode_CheckExact(o)) return true;
     if (!spend(r, 1)) return false;
@@ -195,7 +195,7 @@ static bool set_item(reader *r, PyObject *dict, PyObject *key, PyObject *value) 
 
 static bool is_dict(PyObject *o) { return PyDict_CheckExact(o) || PyODict_CheckExact(o); }
 
-/* The entries from `from` on go, as keys and values, into the dict below them. */
+/* Moves the entries from `from` on, as keys and values, into the dict below them. */
 static bool set_items(reader *r, Py_ssize_t from) {
     Py_ssize_t n = r->stack.n - from;
     if (from < 1 || from - 1 < r->fence) return wrong(r, "no dict below the items");
@@ -234,7 +234,7 @@ static bool append(reader *r, Py_ssize_t from) {
     return done;
 }
 
-/* [new] the set or frozenset of some items */
+/* [new] a set or frozenset of the items */
 static PyObject *set_of(reader *r, bool is_frozen, PyObject *items) {
     PyObject *set = is_frozen ? PyFrozenSet_New(NULL) : PySet_New(NULL);
     for (Py_ssize_t i = 0; set && i < PyList_GET_SIZE(items); i++)
@@ -304,7 +304,7 @@ static bool new_object(reader *r, bool by_name) {
     return push(r, made);
 }
 
-/* What the maker gives back takes the object's place here and in the memo. */
+/* The maker's result takes the place of the object on the stack and in the memo. */
 static bool build(reader *r) {
     if (!has(r, 2)) return false;
     slot *s = top(r, 1);
@@ -323,7 +323,7 @@ static bool build(reader *r) {
     return true;
 }
 
-static bool find(reader *r, PyObject *module, PyObject *name) { /* takes both */
+static bool find(reader *r, PyObject *module, PyObject *name) { /* owns both */
     bool ok = module && name && push(r, PyObject_CallMethod(r->maker, "find", "OO", module, name));
     if (ok) top(r, 0)->named = true;
     Py_XDECREF(module);
@@ -401,7 +401,7 @@ static bool memo_line(reader *r, uint64_t *at) {
 
 #define WITH(get, use) (p = (get)) && (use)
 
-/* The opcode of a number, a text or bytes. */
+/* Handles an opcode of a number, a text or bytes. */
 static bool literal(reader *r, char code) {
     Py_ssize_t n;
     uint64_t value;
@@ -444,7 +444,7 @@ static bool literal(reader *r, char code) {
 }
 #undef WITH
 
-/* One opcode; 1: go on, 0: the end, -1 with the exception set. */
+/* Handles one opcode. 1: go on, 0: the end, -1 with the exception set. */
 static int step(reader *r) {
     Py_ssize_t from;
     uint64_t value;
@@ -489,7 +489,7 @@ static int step(reader *r) {
             if (ok) {
                 memmove(&r->stack.v[from + 1], &r->stack.v[from], sizeof(slot) * (size_t)(r->stack.n - 1 - from));
                 r->stack.v[from] = (slot){.o = Py_NewRef(dict), .memo = -1};
-                Py_DECREF(Py_None); /* its place is taken */
+                Py_DECREF(Py_None); /* the dict takes its place */
                 ok = set_items(r, from + 1);
             }
             Py_XDECREF(dict);

@@ -185,7 +185,7 @@ static bool truth(PyObject *o, bool if_none, bool *out) {
     return v >= 0;
 }
 
-/* backward with its arguments read but for `inputs`: None, or the leaves to accumulate into. */
+/* Runs backward, all of whose arguments but `inputs` have been read. inputs: None, or the leaves to accumulate into. */
 static PyObject *run_backward(pd_backward *b, PyObject *inputs) {
     PyObject *seq = NULL;
     pd_tensor **list = NULL;
@@ -225,7 +225,7 @@ PyObject *pd_py_tensor_backward(PyObject *self, PyObject *args, PyObject *kwargs
     return run_backward(&b, inputs);
 }
 
-/* Roots and their gradients (None, or a list as long with None entries). */
+/* Roots and their gradients: None, or a list of the same length with entries that may be None. */
 typedef struct { PyObject *seq, *grad_seq; pd_tensor **roots, **grads; Py_ssize_t n; } roots;
 
 static void free_roots(roots *r) {
@@ -330,7 +330,7 @@ static PyObject *f_set_grad_enabled(PyObject *module, PyObject *on) {
     pd_grad_mode = want && !pd_inference_mode;
     return PyBool_FromLong(was);
 }
-/* None or (dtype, whether by CUDA's list) */
+/* None, or (dtype, whether CUDA's list of ops holds) */
 static PyObject *f_autocast(PyObject *module, PyObject *unused) {
     (void)module, (void)unused;
     if (pd_autocast.dtype == PD_NO_DTYPE) Py_RETURN_NONE;
@@ -377,7 +377,7 @@ static pd_status say_trace(void *text, void *name) {
         PyErr_WarnFormat(PyExc_UserWarning, 1,
                          "Error detected in the gradient of %s. Forward was called here (most recent call last):\n%U",
                          (const char *)name, (PyObject *)text);
-    if (bad) PyErr_Clear(); /* warnings are errors: the backward's own goes first */
+    if (bad) PyErr_Clear(); /* if warnings are errors, backward's own error comes first */
     PyGILState_Release(gil);
     return PD_OK;
 }

@@ -1,18 +1,19 @@
-/* What Python's cycle collector sees of tensors and nodes.
+/* Shows tensors and nodes to Python's cycle collector.
 
-   The collector first takes away, from the count of every object that it looks at, the references that visits of these
-   objects show: what keeps a count is alive. Then it visits again, from there, and what is not reached is garbage.
-   Tensors and nodes are no Python objects, but lie between them:
+   The collector works in two steps. First it subtracts, from the count of every object that it looks at, the references
+   that visits of these objects show. An object with a count left is alive. Then it visits again, starting from the live
+   objects; what it does not reach is garbage. Tensors and nodes are no Python objects, but they are between Python
+   objects:
 
        wrapper -> tensor -> node -> node -> hook or ctx -> (Python) -> wrapper
 
-   so a visit of a wrapper goes on through C. In the first step (COUNT) it counts the references that it meets at each
-   tensor and node. One whose count is complete is held by visited objects alone: only then, hence once, its Python
-   references are shown, and its own followed. In the second step (FOLLOW) the walk goes through those again, and each
-   shows its references to whoever is reached.
+   So a visit of a wrapper goes on through C. In the first step (COUNT) the walk counts the references that it meets at
+   each tensor and node. Once it has met all of them, only visited objects hold that tensor or node; then, and so only
+   once, its Python references are shown and its other references followed. In the second step (FOLLOW) the walk goes
+   through these again and shows their references.
 
-   Which step it is, is read off the visit function: the first that a collection calls is that of the first step. While
-   a backward runs (maybe in another thread, without the GIL) nothing is shown: all stays alive until the next
+   The visit function tells which step it is: the first one that a collection uses belongs to the first step. While a
+   backward runs, perhaps in another thread without the GIL, nothing is shown, so all stays alive until the next
    collection. */
 #include "py/py.h"
 
@@ -22,17 +23,18 @@ typedef struct walk {
     visitproc visit;
     void *arg;
     pd_node *todo;
-    pd_meta *metas; /* of tensors, to do */
+    pd_meta *metas; /* metas of tensors that are still to be walked */
     step step;
-    int result; /* what a visit returned, unless 0: the visitor has seen enough */
+    int result; /* what the visitor has returned; not 0: it wants no more */
 } walk;
 
-static bool collecting;                  /* between the collector's start and stop */
-static visitproc first_visit, last_visit; /* of any collection; of the last call */
-static uint32_t pass, counted;           /* the present pass; the last one of step one */
+static bool collecting;                  /* true between the collector's start and stop */
+static visitproc first_visit, last_visit; /* the first of a collection; that of the last call */
+static uint32_t pass, counted;           /* the current pass; the last one of the first step */
 #define COMPLETE UINT32_MAX
 
-/* `own` is the visited object's: in step one each is visited once, so the second time another pass has begun. */
+/* `own` belongs to the visited object. The first step visits each object once, so at a second visit another pass has
+   begun. */
 static step begin(uint32_t *own, visitproc visit) {
     if (pd_hooks_running) return BLIND;
     if (collecting && !first_visit) first_visit = visit;
@@ -45,12 +47,12 @@ static step begin(uint32_t *own, visitproc visit) {
     return COUNT;
 }
 
-/* One more reference to something with `refs` of them: should the walk go on from it? */
+/* Counts a reference to something that has `refs` references. Returns whether the walk goes on from it. */
 static bool meet(const walk *w, pd_seen *s, int64_t refs) {
     if (w->result) return false;
     bool fresh = s->pass != pass, complete = s->pass == counted && s->met == COMPLETE;
     if (w->step == FOLLOW && collecting && !complete)
-        return false; /* it showed nothing in step one, nor did what it alone holds */
+        return false; /* in the first step it showed nothing, and neither did what it alone holds */
     s->pass = pass;
     if (w->step == FOLLOW) return fresh;
     s->met = fresh ? 1 : s->met + 1;
@@ -68,7 +70,7 @@ static void show_closure(walk *w, const pd_closure *c) {
 }
 
 static void show_hooks(walk *w, const pd_hook *h) {
-    for (; h; h = h->next) show_closure(w, &h->closure); /* of a removed one: empty */
+    for (; h; h = h->next) show_closure(w, &h->closure); /* the closure of a removed hook is empty */
 }
 
 static void meet_node(walk *w, pd_node *n) {
@@ -80,7 +82,7 @@ static void meet_node(walk *w, pd_node *n) {
 static void meet_tensor(walk *w, pd_tensor *t) {
     if (!t || !meet(w, &t->seen, t->refs)) return;
     if (t->wrapper) show(w, t->wrapper_owned ? t->wrapper : ((pd_pytensor *)t->wrapper)->dict);
-    meet_tensor(w, t->base); /* which has no base: no chains but by .grad */
+    meet_tensor(w, t->base); /* which has no base, so chains are made by .grad only */
     if (!t->meta) return;
     t->meta->next = w->metas;
     w->metas = t->meta;
@@ -126,7 +128,7 @@ int pd_py_visit_wrapper(pd_pytensor *self, visitproc visit, void *arg) {
     walk w = {.visit = visit, .arg = arg, .step = begin(&self->pass, visit)};
     if (w.step == BLIND) return 0;
     if (self->t->wrapper_owned)
-        show(&w, self->dict); /* else the tensor's to show: it may outlive the wrapper's other references */
+        show(&w, self->dict); /* else the tensor shows it, since it may outlive the wrapper's other references */
     else meet_tensor(&w, self->t);
     return finish(&w);
 }
@@ -137,7 +139,7 @@ int pd_py_visit_node(pd_node *n, uint32_t *own, visitproc visit, void *arg) {
     return finish(&w);
 }
 
-/* gc.callbacks: told when a collection starts and stops. */
+/* For gc.callbacks: called when a collection starts and stops. */
 static PyObject *told(PyObject *module, PyObject *args) {
     const char *phase;
     PyObject *info;

@@ -1,9 +1,9 @@
-/* autograd.Function: nodes whose gradient is written in Python. pydist/autograd/function.py holds the class that users
-   derive from.
+/* autograd.Function: nodes whose gradient is written in Python. Users derive from the class in
+   pydist/autograd/function.py.
 
-   The node keeps the ctx; the ctx knows the node without a reference, so the two make no cycle. What save_for_backward
-   was given lies in the node's own slots, so a saved output makes none either. What users hang on the ctx is seen by
-   the cycle collector (collect.c). */
+   The node holds the ctx. The ctx knows the node without holding it, so the two make no cycle. Tensors that were given
+   to save_for_backward are in the node's own slots, so a saved output makes no cycle either. The cycle collector sees
+   attributes that users set on the ctx (collect.c). */
 #include "autograd/autocast.h"
 #include "base/mem.h"
 #include "py/py.h"
@@ -14,16 +14,16 @@ typedef struct output {
     bool known;
     int8_t dtype, ndim;
     int64_t size[PD_MAX_DIMS];
-} output; /* of a tensor, for its zero gradient */
+} output; /* the geometry of an output, for its zero gradient */
 
 typedef struct pyctx {
     PyObject_HEAD
     PyObject *dict, *weakrefs;
     PyObject *cls;                      /* the Function */
     PyObject *needs;                    /* needs_input_grad */
-    PyObject *to_save, *dirty, *fixed;  /* tuples, NULL: none; until forward is over */
+    PyObject *to_save, *dirty, *fixed;  /* tuples, or NULL; until forward ends */
     bool materialize, recorded;
-    pd_node *node;                      /* [borrowed] NULL where there is none, or no more */
+    pd_node *node;                      /* [borrowed] NULL: there is none, or it is gone */
     output *outs;
     int nout;
 } pyctx;
@@ -129,7 +129,7 @@ static PyObject *gradient_of(const pyctx *c, const pd_vjp *v, int i) {
     return pd_py_wrap_new(zero);
 }
 
-/* g, for input i, as the engine wants it: false with the exception set. */
+/* Gives g to the engine as the gradient of input i; false with the exception set. */
 static bool accept_gradient(pd_vjp *v, Py_ssize_t i, PyObject *g) {
     const char *name = pd_node_name(v->node);
     const pd_edge *e = i < v->node->nin ? &v->node->edges[i] : NULL;
@@ -200,7 +200,7 @@ static pd_status call_function(void *ctx, void *vjp) {
     PyGILState_STATE gil = PyGILState_Ensure();
     bool mode = pd_grad_mode;
     pd_autocast_state autocast =
-        pd_autocast; /* off here; an autocast context that ends in the function would turn it on again */
+        pd_autocast; /* autocast is off here; a context that ends inside the function would turn it on again */
     bool ok = run_backward(ctx, vjp);
     pd_grad_mode = mode;
     pd_autocast = autocast;
@@ -217,13 +217,13 @@ static bool holds(PyObject *tuple, const pd_tensor *t) {
     return false;
 }
 
-static int place(PyObject *tuple, const pd_tensor *t) { /* -1: not in it */
+static int place(PyObject *tuple, const pd_tensor *t) { /* -1: t is not in it */
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(tuple); i++)
         if (pd_py_is_tensor(PyTuple_GET_ITEM(tuple, i)) && pd_py_tensor(PyTuple_GET_ITEM(tuple, i)) == t) return (int)i;
     return -1;
 }
 
-/* What the user's forward gives, unrecorded. */
+/* Calls the user's forward without recording. */
 static PyObject *run_forward(pyctx *c, PyObject *inputs, bool split) {
     bool mode = pd_grad_mode;
     PyObject *forward = PyObject_GetAttrString(c->cls, "forward"), *args = NULL, *out = NULL, *done = NULL;
@@ -263,15 +263,15 @@ static bool check_dirty(const pyctx *c, PyObject *inputs, PyObject *outputs, con
     return true;
 }
 
-/* Output i with its history; n is NULL where nothing is recorded. */
+/* Makes output i, with its history. n NULL: nothing is recorded. */
 static pd_status own_output(const pyctx *c, pd_node *n, PyObject *inputs, int i, pd_tensor *t, PyObject **out) {
     bool is_input = holds(inputs, t), written = holds(c->dirty, t);
     bool wanted = n && !holds(c->fixed, t) && pd_dtype_category((pd_dtype)t->dtype) >= PD_CAT_FLOAT;
     if (wanted && written && is_input) return pd_node_rebase(n, t, place(inputs, t), i);
     if (!wanted && (written || !(is_input || t->requires_grad))) return PD_OK;
     if (wanted && !is_input && !t->base && !t->requires_grad) return pd_node_own(n, i, t);
-    /* Memory that others see, with a history of their own: handed out as a tensor of its own, to be written by nobody.
-     */
+    /* Other tensors with their own history share this memory. So it is returned as a new tensor that nobody may
+       write. */
     pd_tensor *alias;
     pd_meta *m = NULL;
     PD_TRY(pd_tensor_alias(t, false, &alias));
@@ -291,7 +291,8 @@ static pd_status save_all(pyctx *c, pd_node *n, PyObject *inputs, PyObject *raw,
         int out = t ? place(raw, t) : -1, in = t ? place(inputs, t) : -1;
         const pd_tensor *result = out < 0 ? NULL : pd_py_tensor(PyTuple_GET_ITEM(outputs, out));
         bool is_out = result && result->meta && result->meta->grad_fn == n && (in < 0 || holds(c->dirty, t));
-        pd_tensor *given = t, *alias = NULL; /* a view that was written has a history behind n: a cycle with hooks */
+        /* A view that was written has a history behind n, which would be a cycle with hooks */
+        pd_tensor *given = t, *alias = NULL;
         if (t && !is_out && in >= 0 && t->base && holds(c->dirty, t)) {
             PD_TRY(pd_tensor_alias(t, false, &alias));
             given = alias;
@@ -330,7 +331,7 @@ static pd_status record(pyctx *c, const char *name, PyObject *inputs, PyObject *
     return PD_OK;
 }
 
-/* `raw` are forward's results, `outputs` the same, to become what the caller gets. */
+/* raw: forward's results. outputs: the same on entry, on return what the caller gets. */
 static bool finish(pyctx *c, PyObject *inputs, PyObject *raw, PyObject *outputs, bool wanted) {
     PyObject *cls_name = PyObject_GetAttrString(c->cls, "__name__");
     const char *text = cls_name && PyUnicode_Check(cls_name) ? PyUnicode_AsUTF8(cls_name) : NULL;
@@ -354,7 +355,7 @@ static bool finish(pyctx *c, PyObject *inputs, PyObject *raw, PyObject *outputs,
     return !status;
 }
 
-/* function_apply(cls, split, inputs): forward, recorded. */
+/* function_apply(cls, split, inputs): calls forward and records a node. */
 static PyObject *function_apply(PyObject *module, PyObject *args) {
     PyObject *cls, *inputs;
     int split;

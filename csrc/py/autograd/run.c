@@ -1,4 +1,4 @@
-/* Runs of backward that sleep (autograd/engine.h), for tests: nothing else opens one yet. */
+/* Fed runs of backward (autograd/engine.h), for tests; nothing else opens one yet. */
 #include "autograd/engine.h"
 #include "base/mem.h"
 #include "py/py.h"
@@ -77,7 +77,7 @@ static held *open_run(PyObject *capsule) {
     return NULL;
 }
 
-/* The node that made the tensor, and which output it is. */
+/* [borrowed] the node that made the tensor; *index: which output it is. */
 static pd_node *node_of(PyObject *o, int *index) {
     pd_tensor *t = pd_py_expect_tensor(o, "run", "tensor");
     pd_node *node = NULL;
@@ -124,7 +124,7 @@ static PyObject *run_turn(PyObject *module, PyObject *capsule) {
     held *h = open_run(capsule);
     (void)module;
     if (!h) return NULL;
-    PyObject *kept = Py_NewRef(capsule); /* hooks may drop the caller's */
+    PyObject *kept = Py_NewRef(capsule); /* hooks may drop the caller's reference */
     pd_status status = pd_run_turn(&h->run);
     bool done = !status && pd_run_is_done(&h->run);
     Py_DECREF(kept);

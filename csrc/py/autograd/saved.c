@@ -4,13 +4,14 @@
 
 static _Thread_local PyObject *hooks; /* [strong] the pair, or NULL */
 
-/* ctx: (unpack, what pack gave) */
+/* ctx: (unpack, the result of pack) */
 static pd_status call_unpack(void *ctx, void *out) {
     PyGILState_STATE gil = PyGILState_Ensure();
     bool mode = pd_grad_mode;
-    pd_autocast_state autocast = pd_autocast; /* off in backward; a context that ends in the hook would turn it on */
+    /* Autocast is off in backward; a context that ends inside the hook would turn it on */
+    pd_autocast_state autocast = pd_autocast;
     pd_status status = PD_OK;
-    pd_py_drain(); /* what the nodes before this one kept: a whole backward may run without the GIL */
+    pd_py_drain(); /* drops what earlier nodes held, since a whole backward may run without the GIL */
     PyObject *t = PyObject_CallOneArg(PyTuple_GET_ITEM((PyObject *)ctx, 0), PyTuple_GET_ITEM((PyObject *)ctx, 1));
     pd_grad_mode = mode;
     pd_autocast = autocast;
@@ -26,13 +27,13 @@ static pd_status call_unpack(void *ctx, void *out) {
     return status;
 }
 
-static void set(PyObject *pair); /* takes the reference over */
+static void set(PyObject *pair); /* owns the reference from now on */
 
 static pd_status call_pack(pd_tensor *t, pd_closure *out) {
     PyGILState_STATE gil = PyGILState_Ensure();
     bool mode = pd_grad_mode;
     PyObject *pair = Py_NewRef(hooks), *given = pd_py_wrap(t), *packed = NULL, *ctx = NULL;
-    pd_grad_mode = false; /* what the hook computes is saved by nobody */
+    pd_grad_mode = false; /* what the hook computes is not recorded */
     set(NULL);
     if (given) packed = PyObject_CallOneArg(PyTuple_GET_ITEM(pair, 0), given);
     set(pair);

@@ -1,4 +1,4 @@
-/* What collectives take besides memory, and the hooks through which comm/ waits and asks. */
+/* Arguments of collectives besides memory, and the hooks that comm/ calls. */
 #include "py/py.h"
 
 #include <strings.h>

@@ -1,9 +1,9 @@
-/* The memory that a collective reads and writes: a tensor's, that of a list of tensors, or whatever has the buffer
-   protocol.
+/* The memory that a collective reads and writes: that of a tensor, of a list of tensors, or of an object with the
+   buffer protocol.
 
-   Contiguous memory is used as it is, also that of a list whose tensors lie end to end in one storage (the chunks of
-   one tensor, say). Anything else is staged: copied into one flat tensor before, and back once the collective is done.
-   What is used until then is a loan of the storages (tensor/storage.h): meanwhile a tensor may get other memory. */
+   Contiguous memory is used in place, also the memory of a list whose tensors follow each other in one storage, such as
+   the chunks of a tensor. Anything else is staged: copied to a flat tensor before the collective, and back after it.
+   Until then the storages are lent (tensor/storage.h), since a tensor may get other memory meanwhile. */
 #include "py/py.h"
 
 #include <string.h>
@@ -12,7 +12,7 @@
 #include "device/cuda.h"
 #include "py/comm/comm_impl.h"
 
-/* The items of a list, or the tensor itself as the only one; borrowed from b->keep. */
+/* [borrowed from b->keep] the items of a list, or the tensor itself as the only item. */
 static int items_of(const pd_py_buffer *b, PyObject *const **items) {
     *items = b->listed ? ((PyTupleObject *)b->keep)->ob_item : &b->keep;
     return b->listed ? (int)PyTuple_GET_SIZE(b->keep) : 1;
@@ -20,7 +20,7 @@ static int items_of(const pd_py_buffer *b, PyObject *const **items) {
 
 /* ---- tensors ----------------------------------------------------------------------------------------------------- */
 
-/* Copies between t and its part of the staged memory, `at` elements from the start. */
+/* Copies between t and its part of the staged memory, which is `at` elements from the start. */
 static pd_status copy_part(const pd_py_buffer *b, int64_t at, pd_tensor *t, bool back) {
     pd_tensor *part;
     PD_TRY(pd_tensor_shell(&part));
@@ -249,8 +249,8 @@ pd_status pd_py_buffer_done(pd_py_buffer *b) {
     return b->staged && (b->use & PD_PY_OUT) ? copy_parts(b, true) : PD_OK;
 }
 
-/* The current stream goes on after the collective: whoever gets the memory next, in whatever stream it was made, does
-   so after this one. */
+/* The current stream waits for the collective. So the memory, whatever stream it was made in, is not used again before
+   this stream's work so far. */
 static void hold_for_stream(const pd_py_buffer *b) {
     const pd_device *d = b->device;
     if (!d || d->kind != PD_DEVICE_CUDA || !b->keep || pd_cuda_capturing(d)) return;
@@ -258,7 +258,7 @@ static void hold_for_stream(const pd_py_buffer *b) {
     bool held = !(b->lent && pd_py_record_stream(b->lent, stream)) &&
                 !(b->staged && pd_py_record_stream(b->staged->storage, stream));
     for (int i = 0; i < b->nparts && held; i++) held = !pd_py_record_stream(b->parts[i]->storage, stream);
-    if (!held) pd_cuda_wait(d, "wait"); /* the hard way */
+    if (!held) pd_cuda_wait(d, "wait"); /* waits for the whole device */
 }
 
 void pd_py_buffer_drop(pd_py_buffer *b) {

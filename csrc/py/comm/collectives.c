@@ -1,6 +1,6 @@
 /* The collectives of a group in Python.
 
-   Small collectives keep the GIL and give it up only when a wait turns to sleeping (the hooks); large ones give it up
+   Small collectives keep the GIL, and give it up only when a wait begins to sleep (by the hooks). Large ones give it up
    for the whole call. An argument that is wrong on this rank raises here and leaves the group as it is. */
 #include "py/py.h"
 
@@ -14,7 +14,7 @@
 
 #define GIL_BYTES (2.6 * PD_RELEASE_NS) /* collectives over this take longer than that: 128 KiB, 50 us */
 
-/* Works that have ended no longer need their buffers. Looking at one may run Python, which may change the list. */
+/* Drops works that have ended, with their buffers. Looking at a work may run Python code, which may change the list. */
 static void prune(pd_pygroup *self) {
     for (Py_ssize_t i = PyList_GET_SIZE(self->pending); i-- > 0;) {
         if (i >= PyList_GET_SIZE(self->pending)) continue;
@@ -26,19 +26,19 @@ static void prune(pd_pygroup *self) {
     }
 }
 
-/* Which ranks there are, the group says. */
+/* Reads the root's rank; the group checks whether there is such a rank. */
 static bool take_root(PyObject *o, const char *name, int *out) {
     return pd_py_int_in(o, name, "root", INT32_MIN, INT32_MAX, out);
 }
 
-/* A collective from its arguments to its end: take() the memory, run it, finish(). */
+/* A call of a collective: take() gets the memory, then it is run, finish() ends it. */
 typedef struct call {
     pd_pygroup *self;
     const char *name;
     bool async;
-    pd_py_buffer in, out; /* of one in place: out */
-    pd_part *parts;       /* of a call, which copies them: the sizes of lists, and where their tensors lie */
-    const pd_device *device; /* theirs; NULL: no memory yet */
+    pd_py_buffer in, out; /* a collective in place uses only out */
+    pd_part *parts;       /* addresses and sizes of the tensors of lists; the engine copies them */
+    const pd_device *device; /* the memory's device; NULL: no memory yet */
     pd_work *work;
     pd_status status;
     uint64_t site;
@@ -84,7 +84,8 @@ static size_t bytes_of(const pd_py_buffer *b) { return (size_t)b->count * pd_dty
     } while (0)
 #define WORK(c) ((c)->async ? &(c)->work : NULL)
 
-/* An argument's error names the rank, because those of the others may be right; a closed group's names the call. */
+/* Adds to an error: the rank to that of an argument, since it may be right on other ranks; the call to that of a closed
+   group. */
 static pd_status place_error(const call *c, pd_status status) {
     bool argument = status == PD_E_VALUE || status == PD_E_TYPE || status == PD_E_SHAPE || status == PD_E_DTYPE;
     int size = pd_group_size(c->self->group);
@@ -101,12 +102,12 @@ static void drop(call *c) {
     pd_py_buffer_drop(&c->out);
 }
 
-/* The Work of an asynchronous call, which takes over the buffers; kept by the group until it is done. */
+/* [new] the Work of an asynchronous call. It owns the buffers, and the group keeps it until it is done. */
 static PyObject *keep_work(call *c) {
     PyObject *w = pd_py_work_new(c->self->pending, c->work, &c->in, &c->out);
     if (w) pd_free(c->parts);
     if (w) return w;
-    PD_PY_NO_GIL(pd_work_wait(c->work, -1)); /* no memory for its Python side: the buffers may go once it is done */
+    PD_PY_NO_GIL(pd_work_wait(c->work, -1)); /* no memory for the Work: its buffers can be freed once it is done */
     pd_work_release(c->work);
     drop(c);
     return NULL;
@@ -153,8 +154,8 @@ static pd_status check_dtypes(const call *c, const char *name, pd_dtype have, pd
                    pd_dtype_name(want), other);
 }
 
-/* One of the two has `size` times the elements of the other, and is a list of such tensors if it is a list. Coalesced,
-   both are lists: the tensors of rank 0's part, then of rank 1's, ... */
+/* Fails unless `whole` has `size` times the elements of `part`; if it is a list, its tensors must be like `part`. In a
+   coalesced call both are lists: `whole` has the tensors of rank 0's part, then of rank 1's, ... */
 static pd_status check_parts(const call *c, const pd_py_buffer *whole, const char *name, const pd_py_buffer *part,
                              const char *part_name, bool coalesced) {
     int size = pd_group_size(c->self->group);
@@ -178,13 +179,13 @@ static pd_status check_parts(const call *c, const pd_py_buffer *whole, const cha
 
 static bool is_given(PyObject *sizes) { return sizes && sizes != Py_None; }
 
-/* Whether it is a list of tensors of several sizes. */
+/* Whether o is a list of tensors of different sizes. */
 static bool is_uneven(PyObject *o) {
     if (!PyList_Check(o) && !PyTuple_Check(o)) return false;
     int64_t first = -1;
     for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(o); i++) {
         PyObject *item = PySequence_Fast_GET_ITEM(o, i);
-        if (!pd_py_is_tensor(item)) return false; /* an error that others find */
+        if (!pd_py_is_tensor(item)) return false; /* an error that is found later */
         if (i && pd_py_tensor(item)->numel != first) return true;
         first = pd_py_tensor(item)->numel;
     }
@@ -230,7 +231,7 @@ bool pd_py_part_sizes(PyObject *sizes, const char *op, const char *arg, int n, p
     return good;
 }
 
-/* The sizes of the parts, in rows; none given: equal ones. */
+/* Reads the sizes of the parts, in rows; if none are given, all are equal. */
 static pd_status read_sizes(const call *c, PyObject *sizes, const char *name, int64_t rows, pd_part *parts) {
     int size = pd_group_size(c->self->group);
     if (!is_given(sizes)) {
@@ -254,7 +255,7 @@ static pd_status read_sizes(const call *c, PyObject *sizes, const char *name, in
                    name, (long long)rows, text, size, (long long)rows);
 }
 
-/* The parts of a list, or of the first dimension. */
+/* The parts of b: the tensors of a list, or parts of the first dimension. */
 static pd_status parts_of(const call *c, const pd_py_buffer *b, PyObject *sizes, const char *name, pd_part *parts) {
     int64_t row;
     if (b->listed && is_given(sizes))
@@ -269,7 +270,7 @@ static pd_status parts_of(const call *c, const pd_py_buffer *b, PyObject *sizes,
     return PD_OK;
 }
 
-/* Whether one of the `n` parts overlaps `p`, but where it is p itself, at place `own` (-1: nowhere). */
+/* Whether one of the `n` parts overlaps `p`. Part `own` may be p itself (-1: none may). */
 static bool overlaps(const pd_part *parts, int n, const pd_part *p, int own, size_t element) {
     const char *end = p->data + (size_t)p->count * element;
     for (int i = 0; i < n; i++) {
@@ -281,7 +282,7 @@ static bool overlaps(const pd_part *parts, int n, const pd_part *p, int own, siz
     return false;
 }
 
-/* From the first byte of n parts to the last. */
+/* The memory from the first byte of n parts to the last. */
 static pd_part range_of(const pd_part *parts, int n, size_t element) {
     uintptr_t lo = UINTPTR_MAX, hi = 0;
     for (int i = 0; i < n; i++) {
@@ -315,7 +316,8 @@ static pd_status exchange_parts(call *c, PyObject *out_sizes, PyObject *in_sizes
     return c->status;
 }
 
-/* all_gather's output and reduce_scatter's input are the list; the part has the shape of this rank's tensor. */
+/* For all_gather's output and reduce_scatter's input, which are lists: the tensor at this rank must have the shape of
+   `part`. */
 static pd_status check_own(call *c, const pd_py_buffer *list, const char *name, const pd_py_buffer *part,
                            const char *part_name) {
     int size = pd_group_size(c->self->group), rank = pd_group_rank(c->self->group);
@@ -423,7 +425,7 @@ PD_PY_METHOD(pd_py_group_reduce) {
     return finish(&c);
 }
 
-/* gather and scatter: the whole is the root's alone, None elsewhere. */
+/* For gather and scatter: the root gives the whole, other ranks None. */
 static bool take_whole(call *c, PyObject *o, int root, const char *name, int use, pd_py_buffer *b) {
     bool is_root = root == pd_group_rank(c->self->group), given = o != Py_None;
     if (is_root && given) return take(c, o, NULL, name, use, b);
@@ -459,7 +461,7 @@ PD_PY_METHOD(pd_py_group_scatter) {
     return finish(&c);
 }
 
-/* The rank in the group, as Python has it: -1 for any (receives only), which the group checks. */
+/* Reads a peer's rank in the group and a tag. -1 means any rank, for receives only; the group checks that. */
 static bool take_message(PyObject *const *a, const char *name, int *peer, int *tag) {
     *tag = 0;
     *peer = -1;
@@ -479,7 +481,7 @@ PD_PY_METHOD(pd_py_group_send) {
     return finish(&c);
 }
 
-/* Its result is who has sent, so it always makes a work. */
+/* Its result is the sender's rank, so it always makes a work. */
 PD_PY_METHOD(pd_py_group_recv) {
     static const pd_py_signature s = {"recv", 2, {"tensor", "src", "tag", "async_op"}};
     PyObject *a[4];
@@ -500,7 +502,7 @@ PD_PY_METHOD(pd_py_group_recv) {
     return PyLong_FromLong(source);
 }
 
-/* A batch of messages between GPUs, as (whether it sends, tensor, rank in the group, tag). */
+/* A batch of messages between GPUs, each given as (whether it sends, tensor, rank in the group, tag). */
 typedef struct batch {
     int n, taken; /* buffers */
     pd_py_buffer *buffers;
@@ -542,7 +544,7 @@ static pd_status run_batch(pd_pygroup *self, batch *b) {
     return status;
 }
 
-/* A list with a Work for each, which takes over its buffer. */
+/* [new] a list with a Work for each message, which owns the message's buffer. */
 static PyObject *works_of(pd_pygroup *self, batch *b) {
     static const pd_py_buffer none = {0};
     PyObject *list = PyList_New(b->n);
@@ -554,7 +556,7 @@ static PyObject *works_of(pd_pygroup *self, batch *b) {
             PyList_SET_ITEM(list, i, w);
             continue;
         }
-        Py_CLEAR(list); /* no memory for its Python side: it ends here */
+        Py_CLEAR(list); /* no memory for the Work: waits for it here */
         PD_PY_NO_GIL(pd_work_wait(b->works[i], 1e10));
         pd_work_release(b->works[i]);
         pd_py_buffer_drop(&b->buffers[i]);

@@ -1,4 +1,4 @@
-/* How a process or a thread joins the ranks, and what the objects of communication have in common. */
+/* How a process or a thread joins the ranks, and what all communication objects share. */
 #include "py/py.h"
 
 #include <string.h>
@@ -48,17 +48,17 @@ int pd_py_comm_type(PyObject *module, PyType_Spec *spec, PyTypeObject **keep) {
     return PyModule_AddType(module, *keep);
 }
 
-#define COME 300 /* seconds for the ranks to come */
+#define COME 300 /* seconds that ranks have to join */
 
 /* ---- joining ----------------------------------------------------------------------------------------------------- */
 
-/* The process's own link, made by the first comm_init and kept for later groups. The secret can be read only once, so
+/* The process's link, which the first comm_init makes and which later groups use. The secret can be read only once, so
    it is kept until a connection has succeeded. */
 static struct {
     pd_link *link;
-    pd_link *root; /* to the launcher, where survivors have gone on over a link of their own: it hears of every death */
-    pd_control_server *server; /* of a rank 0 without a launcher */
-    int secret_fd; /* where `secret` was read from; 0: it was not */
+    pd_link *root; /* to the launcher, if survivors went on over a link of their own; it hears of every death */
+    pd_control_server *server; /* in a rank 0 without a launcher */
+    int secret_fd; /* the descriptor from which `secret` was read; 0: it was not read */
     uint8_t secret[PD_SECRET_BYTES];
     char address[4096];
 } process;
@@ -75,7 +75,7 @@ static pd_status process_link(int rank, int world, const char *address, int secr
     if (strstr(address, "://")) {
         if (process.server)
             return pd_fail(PD_E_DIST, "comm_init: ranks of an earlier job of this process are still there");
-        uint8_t secret[PD_SHA256_BYTES]; /* survivors of a launcher's job share one that only they can compute */
+        uint8_t secret[PD_SHA256_BYTES]; /* survivors of a launcher's job share a secret that only they can compute */
         if (process.root) pd_hmac(process.root->token, PD_TOKEN_BYTES, address, strlen(address), secret);
         pd_status status = pd_control_join(address, process.root ? secret : NULL, rank, world, timeout, &pd_py_hooks,
                                            &process.link, &process.server);
@@ -120,7 +120,8 @@ static PyObject *comm_init(PyObject *module, PyObject *args, PyObject *keywords)
     bool said = patience > 0 || o.timeout > 0;
     if (!(patience > 0)) patience = o.timeout;
     o.patience = said ? patience : pd_flags_get()->TIMEOUT < COME ? pd_flags_get()->TIMEOUT : COME;
-    if (!said) patience = strstr(address, "://") ? COME : 60; /* people, a launcher that is there already */
+    /* Started by people; or by a launcher, which is there already */
+    if (!said) patience = strstr(address, "://") ? COME : 60;
     pd_status status = process_link(rank, world, address, secret_fd, patience);
     return status ? pd_py_raise(status) : pd_py_group_over(process.link, &o, tuning);
 }
@@ -149,7 +150,7 @@ static PyObject *comm_init_hub(PyObject *module, PyObject *args, PyObject *keywo
     return pd_py_group_over(hub->links[rank], &o, tuning);
 }
 
-/* What each rank does in each step: [[(from, lo, hi, add), ...], ...], for tests. */
+/* For tests: what each rank does in each step of a schedule, [[(from, lo, hi, add), ...], ...]. */
 static PyObject *comm_schedule(PyObject *module, PyObject *args) {
     (void)module;
     const char *name;
@@ -183,7 +184,7 @@ static PyObject *comm_raised(PyObject *module, PyObject *text) {
     Py_RETURN_NONE;
 }
 
-/* Groups that still hold it fail from here on. */
+/* From here on, groups that still use the link fail. */
 static void close_link(pd_link **at) {
     pd_link *link = *at;
     *at = NULL;

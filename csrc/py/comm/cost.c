@@ -1,4 +1,4 @@
-/* What collectives cost, for Python: `_C.comm_cost` without a group, and what a group has counted. */
+/* The costs of collectives: `_C.comm_cost`, which needs no group, and what a group has counted. */
 #include "comm/algo/algo.h"
 #include "base/mem.h"
 #include "comm/algo/tuning.h"
@@ -13,7 +13,7 @@ PyObject *pd_py_cost(const char *algorithm, const pd_cost *c) {
                          (long long)c->wrote[PD_LEVEL_MESSAGES], (long long)c->read[PD_LEVEL_MESSAGES]);
 }
 
-/* The operation by its name; with sizes of parts: the one that has them. */
+/* The collective of this name; `sizes`: the one with parts of different sizes. */
 static int collective_of(const char *op, bool sizes) {
     for (int c = 0; c < PD_COLL_INIT; c++) {
         bool parts = c >= PD_COLL_ALL_GATHER_PARTS && c <= PD_COLL_ALL_TO_ALL_PARTS;
@@ -30,7 +30,8 @@ static bool read_list(PyObject *list, int world, pd_part *parts) {
     return fits;
 }
 
-/* The job's tables, and the largest part of all ranks. sizes: one list, or for all_to_all one for each rank. */
+/* Fills the job's tables and finds the largest part of all ranks. sizes: one list, or for all_to_all one for each
+   rank. */
 static bool read_sizes(PyObject *sizes, int coll, pd_job *j, pd_part *table, int64_t *largest) {
     pd_part *gives = table, *takes = table + j->size, *row = table + 2 * j->size;
     j->gives = gives;
@@ -50,7 +51,7 @@ static bool read_sizes(PyObject *sizes, int coll, pd_job *j, pd_part *table, int
         PyErr_Format(PyExc_ValueError, "comm_cost: sizes (expected a list of %d lists)", j->size);
         return false;
     }
-    PyObject *lists = PyList_AsTuple(sizes); /* reading one may change the list */
+    PyObject *lists = PyList_AsTuple(sizes); /* reading an item may change the list */
     bool good = lists != NULL;
     for (int s = 0; good && s < j->size; s++) {
         if (!(good = read_list(PyTuple_GET_ITEM(lists, s), j->size, row))) break;

@@ -1,4 +1,4 @@
-/* Groups in Python, and the symmetric memory that they make. */
+/* Groups in Python, and their symmetric memory. */
 #include "py/py.h"
 
 #include <string.h>
@@ -18,7 +18,7 @@ pd_group *pd_py_group(PyObject *o) {
     return NULL;
 }
 
-/* Raises after making `half` away: its end may run Python. */
+/* Raises after freeing `half`, whose end may run Python code. */
 static PyObject *raise_without(PyObject *half, pd_status status) {
     pd_py_raise(status);
     PyObject *kind, *value, *trace;
@@ -51,7 +51,7 @@ static int group_traverse(PyObject *o, visitproc visit, void *arg) {
 
 static int group_clear(PyObject *o) {
     pd_pygroup *self = (pd_pygroup *)o;
-    if (self->group) PD_PY_NO_GIL(pd_group_destroy(self->group)); /* before the buffers of its works go */
+    if (self->group) PD_PY_NO_GIL(pd_group_destroy(self->group)); /* before the buffers of its works are freed */
     Py_CLEAR(self->pending);
     Py_CLEAR(self->tuning);
     return 0;
@@ -118,7 +118,7 @@ static PyObject *group_segment(PyObject *o, PyObject *arg) {
     return (PyObject *)s;
 }
 
-/* new reference: the ranks in `o`, or NULL; *out, to be freed, has them as numbers */
+/* [new] the ranks in `o`, or NULL; *out [new]: the same as numbers */
 static PyObject *take_ranks(PyObject *o, int **out) {
     PyObject *list = pd_py_items(o, "subgroup", "ranks", "a sequence of ints");
     if (!list) return NULL;
@@ -203,7 +203,7 @@ static PyObject *group_store(PyObject *o, void *unused) {
     return pd_py_store(self->link);
 }
 
-/* An attribute that is an expression of the group `g`. */
+/* An attribute whose value is an expression of the group `g`. */
 #define GET(name, value)                                       \
     static PyObject *group_##name(PyObject *o, void *unused) { \
         const pd_group *g = ((pd_pygroup *)o)->group;          \

@@ -6,7 +6,7 @@
 #include "base/mem.h"
 #include "base/spawn.h"
 
-/* [new] *out: the items of `seq` (str or bytes) as C strings, NULL at the end; [new] *keep owns their bytes. */
+/* *out [new]: the items of `seq`, str or bytes, as C strings with NULL at the end. *keep [new] owns their bytes. */
 static bool strings_from(PyObject *seq, const char *what, PyObject **keep, char ***out) {
     PyObject *items = pd_py_items(seq, "spawn", what, "a list of str or bytes");
     if (!items) return false;
@@ -27,7 +27,8 @@ static bool strings_from(PyObject *seq, const char *what, PyObject **keep, char 
     return status == PD_OK && i == n;
 }
 
-/* Fills out[0..*count) with the integers of `seq`, at most `max`; allocates nothing, so that an end cannot fail. */
+/* Fills out[0..*count) with the integers of `seq`, at most `max`. Allocates nothing, so that ending a job cannot
+   fail. */
 static bool ints_from(PyObject *seq, const char *what, int *out, size_t max, size_t *count) {
     PyObject *items = PySequence_Fast(seq, what);
     bool ok = items != NULL;

@@ -17,7 +17,7 @@ static bool edges_of(PyObject *o, pd_edges *out) {
     return false;
 }
 
-/* name, shape, dtype, edges; `kept` is what the name lies in */
+/* Reads (name, shape, dtype, edges); `kept` owns the name. */
 static bool piece_of(PyObject *kept, pd_piece *out) {
     PyObject *name, *shape, *dtype, *edges;
     pd_ints size;

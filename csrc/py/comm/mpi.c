@@ -1,4 +1,4 @@
-/* Joining an MPI job: who we are there, and a few bytes from rank 0 by which the ranks find each other. */
+/* Joins an MPI job: our rank there, and a broadcast of a few bytes by which the ranks find each other. */
 #include "py/py.h"
 
 #include <string.h>

@@ -1,4 +1,4 @@
-/* What pydist asks of NCCL's library itself; collectives reach it through the groups (comm/nccl/nccl.h). */
+/* Calls of NCCL's library by pydist itself; collectives reach it through their groups (comm/nccl/nccl.h). */
 #include "device/cuda.h"
 #include "device/nccl.h"
 #include "py/py.h"

@@ -6,7 +6,7 @@
 #include "py/comm/comm.h"
 #include "py/py.h"
 
-/* hook, begin: [borrowed from r, which is the owner's alone] what the cycle collector has to see */
+/* hook, begin: [borrowed from r, which nobody else owns] objects that the cycle collector must see */
 typedef struct { PyObject_HEAD pd_reducer *r; PyObject *hook, *begin; } pyreducer;
 
 static void free_names(const char **names) { pd_free((void *)(uintptr_t)names); }
@@ -139,7 +139,7 @@ static PyObject *set_hook(PyObject *self, PyObject *hook) {
     pd_comm_hook h = {.start = hook_start, .finish = hook_finish, .abandon = pd_py_drop, .drop = pd_py_drop,
                       .ctx = hook};
     PD_PY_TRY(pd_reducer_set_hook(((pyreducer *)self)->r, h));
-    ((pyreducer *)self)->hook = Py_NewRef(hook); /* r's reference */
+    ((pyreducer *)self)->hook = Py_NewRef(hook); /* the reference that r holds */
     Py_RETURN_NONE;
 }
 

@@ -1,9 +1,10 @@
-/* Call sites: the caller's place in Python as 64 bits, (code object, instruction offset), interned for the life of the
-   process. Taking one costs some 100 ns; the line, which costs over a microsecond, is looked up only for a message. */
+/* Call sites: the caller's place in Python as 64 bits, (code object, instruction offset). Code objects are interned for
+   the life of the process. Taking a site costs some 100 ns; its line costs over a microsecond and is looked up only for
+   a message. */
 #include "py/py.h"
 
 #if PY_VERSION_HEX < 0x030B0000
-#include <frameobject.h> /* where 3.10 declares what a frame offers */
+#include <frameobject.h> /* Python 3.10 declares functions of frames here */
 #endif
 #include <pthread.h>
 #include <stdatomic.h>
@@ -11,14 +12,14 @@
 
 #include "py/comm/comm_impl.h"
 
-#define SITES 4096 /* code objects that are remembered, and kept alive; later ones are "unknown" */
+#define SITES 4096 /* so many code objects are kept, and kept alive; later ones are "unknown" */
 
 static struct {
     PyCodeObject *codes[SITES]; /* by number */
-    bool own[SITES];            /* a function of the package itself: the caller's place is further out */
+    bool own[SITES];            /* a function of the package itself; its caller is further out */
     uint16_t slots[2 * SITES];  /* hash of the pointer -> number + 1 */
     atomic_int count;           /* stored after the code object */
-    pthread_mutex_t trimming;   /* against readers without the GIL */
+    pthread_mutex_t trimming;   /* keeps out readers without the GIL */
     PyObject *package;          /* ".../pydist/" */
 } sites = {.trimming = PTHREAD_MUTEX_INITIALIZER};
 
@@ -35,7 +36,7 @@ bool pd_py_site_is_own(PyCodeObject *code) {
     return !user;
 }
 
-/* The code object's number, -1 where the table is full. */
+/* The number of a code object; -1: the table is full. */
 static int number_of(PyCodeObject *code) {
     size_t mask = 2 * SITES - 1, at = ((uintptr_t)code >> 4) * 0x9E3779B97F4A7C15u >> 51 & mask;
     for (; sites.slots[at]; at = (at + 1) & mask)
@@ -73,7 +74,7 @@ uint64_t pd_py_site(void) {
     return site;
 }
 
-/* Texts of sites that were taken before are lost: "" or another place. */
+/* Sites that were taken before lose their text: it is "" or another place. */
 void pd_py_sites_trim(void) {
     memset(sites.slots, 0, sizeof sites.slots);
     while (sites.count) {
@@ -84,8 +85,8 @@ void pd_py_sites_trim(void) {
     }
 }
 
-/* "train.py:12". Any thread, and without the GIL, which a rank that hangs may hold: code objects here are kept alive,
-   and neither reading their name nor their line table makes or changes an object. */
+/* Writes "train.py:12". Any thread may call, without the GIL, which a rank that hangs may hold: the code objects are
+   kept alive, and reading their name and line table makes or changes no object. */
 void pd_py_site_text(uint64_t site, char *text, size_t size) {
     int n = (int)(site >> 32) - 1;
     if (size) *text = 0;

@@ -1,4 +1,4 @@
-/* What a rank tells about itself to those who wait for it: the line of Python where its program is, and SIGUSR1. */
+/* What a rank says about itself to ranks that wait for it: the line of Python where its program is; and SIGUSR1. */
 #include "py/py.h"
 
 #include <frameobject.h> /* PyFrame_GetBack, before 3.11 */
@@ -12,15 +12,15 @@
 
 /* ---- the place --------------------------------------------------------------------------------------------------- */
 
-/* The control thread must never wait for the GIL, which C code may hold for minutes: a thread made for the purpose
-   does. One at a time; where it is stuck, that is the answer. */
+/* The control thread must never wait for the GIL, which C code may hold for minutes, so another thread does. There is
+   one at a time; if it gets no GIL, that is the answer. */
 enum { IDLE, LOOKING, FOUND };
 static struct {
     atomic_int state;
     char text[300];
 } look;
 
-/* The oldest thread of the interpreter is the main one; the frame is the innermost of it that is not the package's. */
+/* Finds the innermost frame of the main thread, which is the interpreter's oldest one, outside the package. */
 static void find(char *text, size_t size) {
     PyThreadState *main = NULL;
     PyThreadState *t = PyInterpreterState_ThreadHead(PyInterpreterState_Main());
@@ -89,7 +89,7 @@ static void on_signal(int sig, siginfo_t *info, void *context) {
 
 int pd_py_status_request(void) { return atomic_exchange(&asker, 0); }
 
-/* Where nobody handles the signal, which would end the process. */
+/* Takes the signal, which would end the process, only if nobody else handles it. */
 void pd_py_listen_usr1(bool on) {
     struct sigaction now, own = {.sa_handler = SIG_DFL};
     if (sigaction(SIGUSR1, NULL, &now)) return;

@@ -1,11 +1,11 @@
-/* Works in Python: a collective under way, and the memory that it borrows until it is done. */
+/* Works in Python: a collective under way, and the memory that it uses until it is done. */
 #include "py/py.h"
 
 #include "py/comm/comm_impl.h"
 
 PyTypeObject *pd_py_work_type;
 
-/* Leaves the list of works under way, which keeps them. */
+/* Removes a work from the list that keeps works under way alive. */
 static void forget(pd_pywork *self) {
     PyObject *list = self->pending;
     self->pending = NULL;
@@ -17,8 +17,8 @@ static void forget(pd_pywork *self) {
     Py_XDECREF(list);
 }
 
-/* The collective is done: staged results go to their tensors (which may give up the GIL, so other threads wait here),
-   and no memory is needed any more. Once; a failure is told to all who ask. */
+/* Called once the collective is done: copies staged results to their tensors and frees the buffers. The copy may give
+   up the GIL, so other threads wait here. It runs once; every later call gets its failure. */
 static pd_status settle(pd_pywork *self) {
     while (self->settling) PD_PY_NO_GIL(pd_os_yield());
     if (self->lost) return pd_fail(self->lost, "wait: the collective is done, but its result could not be copied");
@@ -46,7 +46,7 @@ static pd_status look(pd_pywork *self, bool *done) {
 
 bool pd_py_work_ended(PyObject *o) {
     bool done;
-    (void)look((pd_pywork *)o, &done); /* a failure is kept by the group, whose calls all say it */
+    (void)look((pd_pywork *)o, &done); /* the group keeps a failure, and all its calls return it */
     return done;
 }
 
@@ -77,7 +77,7 @@ static int work_traverse(PyObject *o, visitproc visit, void *arg) {
 static void work_dealloc(PyObject *o) {
     pd_pywork *self = (pd_pywork *)o;
     PyObject_GC_UnTrack(o);
-    for (int i = 0; i < 2; i++) pd_py_buffer_drop(&self->buffers[i]); /* a pending work is kept by its group */
+    for (int i = 0; i < 2; i++) pd_py_buffer_drop(&self->buffers[i]); /* its group keeps a pending work alive */
     Py_XDECREF(self->written);
     Py_XDECREF(self->pending);
     pd_work_release(self->work);
@@ -100,7 +100,7 @@ static PyObject *work_wait(PyObject *o, PyObject *const *args, Py_ssize_t n, PyO
 static PyObject *work_is_completed(PyObject *o, PyObject *unused) {
     bool done;
     (void)unused;
-    PD_PY_NO_GIL(pd_work_test(((pd_pywork *)o)->work, &done)); /* it may have much to move */
+    PD_PY_NO_GIL(pd_work_test(((pd_pywork *)o)->work, &done)); /* the test may have much to move */
     return PyBool_FromLong(pd_py_work_ended(o));
 }
 

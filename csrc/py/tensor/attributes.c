@@ -1,4 +1,4 @@
-/* Tensor's attributes. */
+/* The attributes of Tensor. */
 #include "py/py.h"
 
 #define T pd_tensor *t = pd_py_tensor(self)
@@ -120,7 +120,7 @@ static int set_data(PyObject *self, PyObject *value, void *unused) {
     bool made = (t->meta && t->meta->grad_fn) || (t->base && pd_tensor_wants_grad(t));
     if (made && (from->dtype != t->dtype || from->storage->device != t->storage->device ||
                  !pd_tensor_same_shape(from, t))) {
-        /* The op that made t takes gradients of what it made, and those who use t give gradients of what t is. */
+        /* The op that made t expects gradients for what it made, while ops on t give gradients for what t is now. */
         PyErr_Format(PyExc_RuntimeError,
                      "data: a recorded op made the tensor, %s of shape %s on %s; it cannot become %s of shape %s on %s "
                      "(expected detach() first)",
@@ -128,10 +128,10 @@ static int set_data(PyObject *self, PyObject *value, void *unused) {
                      pd_dtype_name((pd_dtype)from->dtype), pd_tensor_shape(from), from->storage->device->name);
         return -1;
     }
-    pd_tensor *copy; /* takes the geometry and memory of `from`; keeps its own history */
+    pd_tensor *copy; /* gets the geometry and memory of `from`, and keeps its own history */
     PD_PY_TRY_INT(pd_tensor_alias(from, true, &copy));
-    copy->version->count = pd_tensor_version(t) + 1; /* what was saved of t is t no more */
-    if (t->meta) t->meta->low.of = NULL; /* other memory may come to lie where this was */
+    copy->version->count = pd_tensor_version(t) + 1; /* a t that was saved is not the present t */
+    if (t->meta) t->meta->low.of = NULL; /* other memory may get the same address */
     pd_storage *storage = t->storage;
     pd_version *version = t->version;
     t->storage = copy->storage, copy->storage = storage;
@@ -143,7 +143,7 @@ static int set_data(PyObject *self, PyObject *value, void *unused) {
     return 0;
 }
 
-/* Part 0, real, or 1, imaginary, of a complex tensor: a view. [new] */
+/* [new] a view of part 0 (real) or 1 (imaginary) of a complex tensor. */
 static pd_status part_of(pd_tensor *t, int64_t part, pd_tensor **out) {
     struct { int64_t dim, index; } at = {-1, part};
     pd_tensor *parts;

@@ -1,5 +1,5 @@
-/* Memory at the border, without a copy: the buffer protocol both ways. NumPy's arrays have a way of their own
-   (numpy.c), and this one where NumPy's API cannot be opened. */
+/* Shares memory with other objects without a copy, by the buffer protocol, both ways. NumPy's arrays go through
+   numpy.c, and through this file only if NumPy's API cannot be opened. */
 #include "base/mem.h"
 #include "py/py.h"
 
@@ -53,7 +53,7 @@ int pd_py_getbuffer(PyObject *self, Py_buffer *view, int flags) {
         e->shape[d] = (Py_ssize_t)t->size[d];
         e->strides[d] = (Py_ssize_t)t->stride[d] * size;
     }
-    bool written = !t->storage->read_only; /* receivers that want to read only get writable memory as well */
+    bool written = !t->storage->read_only; /* also receivers that only read get writable memory */
     pd_status status = pd_storage_lend("numpy", e->lent = t->storage, PD_LENT_ARRAY, written);
     if (status) {
         pd_free(e);
@@ -151,7 +151,7 @@ pd_status pd_py_borrow(const char *op, void *data, pd_dtype dtype, int ndim, con
 static pd_status from_view(Py_buffer *view, pd_tensor **out) {
     int dtype = dtype_of(view);
     int64_t size[PD_MAX_DIMS], stride[PD_MAX_DIMS];
-    Py_ssize_t each = view->itemsize, next = each; /* next: of what lies in rows */
+    Py_ssize_t each = view->itemsize, next = each; /* next: the stride of contiguous rows */
     if (dtype == PD_NO_DTYPE || each != (Py_ssize_t)pd_dtype_size((pd_dtype)dtype))
         return pd_fail(
             PD_E_DTYPE,
@@ -161,7 +161,7 @@ static pd_status from_view(Py_buffer *view, pd_tensor **out) {
         return pd_fail(PD_E_SHAPE, "from_numpy: %d dimensions (expected at most %d)", view->ndim, PD_MAX_DIMS);
     if (view->ndim > 1 && !view->shape)
         return pd_fail(PD_E_SHAPE, "from_numpy: a buffer of %d dimensions without a shape", view->ndim);
-    for (int d = view->ndim - 1; d >= 0; d--) { /* NumPy's datetime64 gives no strides, though it is asked for them */
+    for (int d = view->ndim - 1; d >= 0; d--) { /* NumPy's datetime64 gives no strides although they are requested */
         Py_ssize_t step = view->strides ? view->strides[d] : next;
         size[d] = view->shape ? view->shape[d] : view->len / each;
         stride[d] = step / each;

@@ -1,4 +1,4 @@
-/* Making tensors: filled, counted, drawn at random. */
+/* Makes tensors: filled ones, ranges, random ones. */
 #include <math.h>
 
 #include "base/mem.h"
@@ -17,7 +17,7 @@ typedef struct {
     const char *op;
 } chosen; /* device, out NULL: not given */
 
-/* Takes the common keywords out; leaves an unknown one as an error. */
+/* Reads the keywords that these functions share; an unknown one is an error. */
 static bool read_options(const char *op, PyObject *kwargs, options *o, chosen *c, int64_t dtype) {
     static const char *const names[] = {"dtype",  "device", "requires_grad", "generator",    "pin_memory",
                                         "layout", "out",    "size",          "memory_format"};
@@ -74,7 +74,7 @@ static PyObject *finish(pd_tensor *t, const chosen *c) {
     return pd_py_wrap_new(t);
 }
 
-/* A new tensor on the device that was asked for, which is the current one from here to `filled`. */
+/* *out [new]: a tensor on the device that was asked for, which stays the current one until `filled`. */
 static bool made_there(const chosen *c, int ndim, const int64_t *size, const int64_t *stride, pd_tensor **out,
                        const pd_device **was) {
     if (!pd_py_at(c->device ? c->device : &pd_device_cpu, was)) return false;
@@ -93,7 +93,7 @@ static PyObject *filled(pd_tensor *t, const chosen *c, const pd_device *was) {
     return pd_py_raise(status);
 }
 
-/* Sizes as f(2, 3), f((2, 3)) or f(size=(2, 3)); from `first` on. */
+/* Reads sizes from argument `first` on: f(2, 3), f((2, 3)) or f(size=(2, 3)). */
 static bool read_size(const char *op, PyObject *args, Py_ssize_t first, const options *o, pd_ints *size) {
     Py_ssize_t n = PyTuple_GET_SIZE(args);
     if (o->size) return pd_py_ints(o->size, op, "size", size);
@@ -202,7 +202,7 @@ F(as_tensor) {
     return t ? finish(t, &c) : NULL;
 }
 
-/* asarray (pydist/_make.py) of what is no tensor: _asarray(data, dtype, device, copy, requires_grad). */
+/* asarray (pydist/_make.py) for what is no tensor: _asarray(data, dtype, device, copy, requires_grad). */
 static PyObject *f_asarray(PyObject *module, PyObject *const *args, Py_ssize_t n) {
     chosen c = {.op = "asarray", .dtype = PD_NO_DTYPE};
     pd_py_copying copying = PD_PY_COPY_IF_NEEDED;
@@ -271,7 +271,7 @@ static PyObject *drawn(const char *op, PyObject *args, PyObject *kwargs, bool no
                             pd_dtype_name((pd_dtype)c.dtype));
     if (!pd_py_rng_key(o.generator, op, &c.key)) return NULL;
     if (!made_there(&c, (int)size.n, size.v, NULL, &t, &was)) return NULL;
-    bool pairs = pd_dtype_is_complex((pd_dtype)c.dtype); /* of variance 1 together */
+    bool pairs = pd_dtype_is_complex((pd_dtype)c.dtype); /* whose parts together have variance 1 */
     pd_dtype part = pd_dtype_part((pd_dtype)c.dtype);
     int64_t n = pairs ? 2 * t->numel : t->numel;
     if (normal) pd_here()->normal(part, n, 0, pairs ? sqrt(0.5) : 1, c.key, pd_tensor_data(t));
@@ -372,7 +372,7 @@ static PyObject *f_result_type(PyObject *module, PyObject *args) {
     return Py_NewRef(pd_py.dtypes[pd_result_type(in, 2, scalars, 2)]);
 }
 
-/* The same functions, whose positional arguments may be named. */
+/* The same functions, with names for their positional arguments. */
 #define NAMED(name, ...)                                                                     \
     static PyObject *n_##name(PyObject *module, PyObject *args, PyObject *kwargs) {          \
         static const char *const names[] = {__VA_ARGS__, NULL};                              \
@@ -386,7 +386,7 @@ NAMED(zeros_like, "input")
 NAMED(ones_like, "input")
 NAMED(randperm, "n")
 
-/* arange(end=5) has no start, randint(high=5, size=...) no low. */
+/* arange(end=5) has no start, and randint(high=5, size=...) has no low. */
 static PyObject *n_arange(PyObject *module, PyObject *args, PyObject *kwargs) {
     static const char *const names[] = {"start", "end", "step", NULL};
     bool start = PyTuple_GET_SIZE(args) || (kwargs && PyDict_GetItemString(kwargs, "start"));

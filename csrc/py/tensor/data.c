@@ -1,9 +1,10 @@
-/* Tensors from Python's data: numbers, nested sequences, arrays. */
+/* Makes tensors of Python's data: numbers, nested sequences, arrays. */
 #include "py/py.h"
 
-typedef struct { int ndim; int64_t size[PD_MAX_DIMS]; int dtype; bool cast; } nest; /* cast: to another dtype anyway */
+/* cast: they will be cast to another dtype */
+typedef struct { int ndim; int64_t size[PD_MAX_DIMS]; int dtype; bool cast; } nest;
 
-/* Its length; LEAF: it is a number, or should be one; -1 with the exception set. */
+/* The length of a sequence; LEAF: it is a number, or should be one; -1 with the exception set. */
 enum { LEAF = -2 };
 static Py_ssize_t length_of(PyObject *o) {
     if (PyList_Check(o) || PyTuple_Check(o)) return PyObject_Size(o);
@@ -21,7 +22,7 @@ pd_dtype pd_py_number_dtype(const pd_scalar *s) {
     return kinds[s->cat];
 }
 
-/* A number and the dtype that it brings: NumPy's scalars have one of their own. */
+/* Reads a number and its dtype; NumPy's scalars have a dtype of their own. */
 static bool read_leaf(PyObject *o, pd_scalar *s, bool cast, pd_dtype *dtype) {
     if (pd_py_is_tensor(o)) {
         if (!pd_py_scalar(pd_py_tensor(o), s)) return false;
@@ -44,7 +45,7 @@ static bool read_leaf(PyObject *o, pd_scalar *s, bool cast, pd_dtype *dtype) {
     return t != NULL;
 }
 
-/* That there is memory for a byte each, before so many elements are read. */
+/* Before so many elements are read: whether there is memory for a byte of each. */
 static bool has_room(const nest *n) {
     int64_t numel;
     pd_tensor *t = NULL;
@@ -55,8 +56,8 @@ static bool has_room(const nest *n) {
     return !status;
 }
 
-/* [new] A tensor or an array among the data, which is read as a whole, or NULL: one of 0 dims is a number; one on a GPU
-   and one that cannot be shared are sequences. */
+/* [new] a tensor or an array among the data, which is read as a whole. NULL: one of 0 dims, which is a number; or one
+   on a GPU or without memory to share, which are read as sequences. */
 static pd_tensor *part(PyObject *o) {
     if (!pd_py_is_tensor(o)) return pd_py_array_part(o);
     pd_tensor *t = pd_py_tensor(o);
@@ -87,7 +88,7 @@ static bool measure_part(const pd_tensor *t, int depth, nest *n, bool first) {
     return true;
 }
 
-/* Finds shape and dtype; every branch must have the same shape. */
+/* Finds the shape and the dtype. All branches must have the same shape. */
 static bool measure(PyObject *o, int depth, nest *n, bool first) {
     pd_tensor *whole = part(o);
     if (whole) {
@@ -155,7 +156,8 @@ static bool fill_part(pd_tensor *t, int depth, const nest *n, pd_dtype dtype, ch
     return same;
 }
 
-/* Writes what lies below depth, which has to be as it was measured: reading may run code, and other threads. */
+/* Writes the data below this depth. It must still have the measured shape, since reading may run code and other
+   threads. */
 static bool fill_nested(PyObject *o, int depth, const nest *n, pd_dtype t, char **to) {
     pd_tensor *whole = part(o);
     if (whole) {
@@ -214,7 +216,7 @@ static pd_tensor *as_it_is(const char *op, PyObject *data, int64_t dtype, bool m
         return t;
     }
     if (pd_py_is_array(data)) return pd_py_from_array(op, data, dtype, may_copy);
-    return pd_py_from_buffer(data, false); /* NumPy's scalars too, which keep their dtype so */
+    return pd_py_from_buffer(data, false); /* also NumPy's scalars, which so keep their dtype */
 }
 
 pd_tensor *pd_py_from_data(const char *op, PyObject *data, int64_t dtype, pd_py_copying copying) {

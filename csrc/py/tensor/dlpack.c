@@ -1,4 +1,4 @@
-/* DLPack both ways: memory shared with other libraries through capsules (dmlc.github.io/dlpack, versions 0 and 1). */
+/* DLPack, both ways: shares memory with other libraries by capsules (dmlc.github.io/dlpack, versions 0 and 1). */
 #include "base/mem.h"
 #include "py/py.h"
 
@@ -40,7 +40,7 @@ static const struct { uint8_t code, bits;
 
 /* ---- out --------------------------------------------------------------------------------------------------------- */
 
-typedef struct lent { /* one of the two heads, and the sizes that they point to */
+typedef struct lent { /* one of the two kinds of heads, and the sizes to which it points */
     dl_managed old;
     dl_versioned new;
     pd_storage *lent;
@@ -55,7 +55,7 @@ static void give_back(lent *l) {
 static void delete_old(dl_managed *m) { give_back(m->ctx); }
 static void delete_new(dl_versioned *m) { give_back(m->ctx); }
 
-/* A capsule that nobody took over: its name is still the first. */
+/* Frees a capsule that nobody has consumed: its name is still the first one. */
 static void drop_capsule(PyObject *capsule) {
     dl_managed *old = PyCapsule_IsValid(capsule, "dltensor") ? PyCapsule_GetPointer(capsule, "dltensor") : NULL;
     dl_versioned *new =
@@ -92,7 +92,7 @@ static PyObject *lend(pd_tensor *t, bool versioned, bool copied) {
     return capsule;
 }
 
-/* Two ints where o is not None: false with the exception set. */
+/* Reads two ints unless o is None; false with the exception set. */
 static bool pair(PyObject *o, const char *name, long *a, long *b) {
     if (o == Py_None) return true;
     if (PyTuple_Check(o)) return PyArg_ParseTuple(o, "ll:__dlpack__", a, b);
@@ -167,7 +167,7 @@ static pd_status borrow(const dl_tensor *d, bool read_only, void (*drop)(void *)
                         d->strides ? d->strides : stride, read_only, drop, ctx, out);
 }
 
-/* The capsule's memory as a tensor; the capsule is used up. NULL with the exception set. */
+/* [new] a tensor over the capsule's memory, which consumes the capsule; NULL with the exception set. */
 static pd_tensor *take(PyObject *capsule) {
     const char *name = PyCapsule_GetName(capsule);
     pd_tensor *t = NULL;
@@ -194,7 +194,7 @@ static pd_tensor *take(PyObject *capsule) {
     return t;
 }
 
-/* source.__dlpack__(max_version=(1, 0)), or without arguments where it knows none. */
+/* Calls source.__dlpack__(max_version=(1, 0)), or without arguments if it takes none. */
 static PyObject *ask(PyObject *source) {
     PyObject *method = PyObject_GetAttrString(source, "__dlpack__"), *none = method ? PyTuple_New(0) : NULL;
     PyObject *kwargs = none ? Py_BuildValue("{s(ii)}", "max_version", 1, 0) : NULL;

@@ -6,13 +6,13 @@
 typedef struct { int64_t dim, index; } select_attrs;
 typedef struct { int64_t dim, start, end, step; } slice_attrs;
 
-/* The view that the basic parts give, and the tensors left to index it with (NULL: a whole dimension). */
+/* The view by the basic parts of a key, and the tensors by which the view is indexed then (NULL: a whole dimension). */
 typedef struct indexed {
     pd_tensor *view;               /* [new] */
     pd_tensor *tensors[PD_MAX_DIMS]; /* [new] */
-    int n;                         /* of tensors; 0: basic indexing only */
+    int n;                         /* how many tensors; 0: basic indexing only */
     bool advanced;
-    int source;                    /* dimensions of the indexed tensor that are dealt with, for errors */
+    int source;                    /* how many dimensions of the user's tensor are done, for messages */
 } indexed;
 
 static void clear(indexed *x) {
@@ -32,7 +32,7 @@ static bool step(indexed *x, pd_op_id op, const void *attrs) {
     return true;
 }
 
-static bool is_tensor_like(PyObject *o) { /* NumPy's scalars and 0-d arrays count as integers */
+static bool is_tensor_like(PyObject *o) { /* NumPy's scalars and 0-d arrays count as integers, not as tensors */
     if (pd_py_is_tensor(o)) return pd_py_tensor(o)->ndim || pd_is_mask(pd_py_tensor(o));
     if (PyList_Check(o) || PyBool_Check(o) || PyTuple_Check(o) || PyRange_Check(o)) return true;
     if (!PyObject_CheckBuffer(o) || !PySequence_Check(o) || PyBytes_Check(o)) return false;
@@ -41,7 +41,7 @@ static bool is_tensor_like(PyObject *o) { /* NumPy's scalars and 0-d arrays coun
     return sized;
 }
 
-/* How many dimensions of the tensor an entry takes. */
+/* How many dimensions of the tensor an entry of the key is for. */
 static Py_ssize_t takes(PyObject *o) {
     if (o == Py_None || o == Py_Ellipsis || PyBool_Check(o)) return 0;
     if (pd_py_is_tensor(o) && pd_is_mask(pd_py_tensor(o))) return pd_py_tensor(o)->ndim;
@@ -74,14 +74,14 @@ static bool add_tensor(indexed *x, PyObject *o, int *dim) {
         t = whole;
     }
     int64_t covers = pd_is_mask(t) ? t->ndim : 1;
-    if (covers == 0) { /* a 0-d mask: as x[True] */
+    if (covers == 0) { /* a 0-d mask is like x[True] */
         pd_scalar at;
         bool read = pd_py_scalar(t, &at), on = read && at.i;
         pd_tensor_release(t);
         if (!read) return false;
         return add_tensor(x, on ? Py_True : Py_False, dim);
     }
-    if (*dim >= PD_MAX_DIMS) { /* an index changed since its dimensions were counted */
+    if (*dim >= PD_MAX_DIMS) { /* an index has changed since its dimensions were counted */
         pd_tensor_release(t);
         PyErr_Format(PyExc_IndexError, "too many indices for shape %s", pd_tensor_shape(x->view));
         return false;
@@ -91,7 +91,7 @@ static bool add_tensor(indexed *x, PyObject *o, int *dim) {
     x->advanced = true;
     *dim += (int)covers;
     x->source += (int)covers;
-    /* A mask stands for its first dimension here; those it also covers follow without an entry of their own. */
+    /* A mask is the entry of its first dimension; its other dimensions have no entries of their own. */
     if (covers > 1) {
         if (*dim > x->view->ndim) {
             PyErr_Format(PyExc_IndexError, "index: a mask of shape %s does not match shape %s", pd_tensor_shape(t),
@@ -198,7 +198,7 @@ PyObject *pd_py_getitem(PyObject *self, PyObject *key) {
     pd_py_drain();
     if (!apply_key(self, key, &x)) return NULL;
     if (!x.advanced) {
-        if (x.view == pd_py_tensor(self)) { /* x[...]: a new view all the same */
+        if (x.view == pd_py_tensor(self)) { /* x[...] gives a new view, too */
             pd_shape_attrs same = {.shape = {.n = x.view->ndim}};
             memcpy(same.shape.v, x.view->size, sizeof(int64_t) * (size_t)x.view->ndim);
             if (pd_tensor_is_contiguous(x.view) && !step(&x, PD_OP_view, &same)) {
@@ -215,7 +215,7 @@ PyObject *pd_py_getitem(PyObject *self, PyObject *key) {
     return status ? pd_py_raise(status) : pd_py_wrap_new(out);
 }
 
-/* A value may have more dimensions than its place, of size 1, in front, as in PyTorch. */
+/* As in PyTorch, a value may have additional dimensions of size 1 in front. */
 static pd_status without_leading_ones(pd_tensor **v) {
     pd_status status = PD_OK;
     while (!status && (*v)->ndim && (*v)->size[0] == 1) {

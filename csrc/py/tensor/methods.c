@@ -1,4 +1,4 @@
-/* Tensor's methods that are no ops of the table. */
+/* Methods of Tensor that are not ops of the table. */
 #include "base/mem.h"
 #include "py/py.h"
 
@@ -20,7 +20,8 @@ METHOD(stride) {
     T;
     int dim;
     if (PyTuple_GET_SIZE(args) == 0) {
-        int n = t->ndim; /* the allocation may collect garbage, whose code may give the tensor more dimensions */
+        /* The allocation may run the garbage collector, and code that gives the tensor more dimensions */
+        int n = t->ndim;
         PyObject *tuple = PyTuple_New(n);
         for (int i = 0; tuple && i < n; i++) PyTuple_SET_ITEM(tuple, i, PyLong_FromLongLong(t->stride[i]));
         return tuple;
@@ -111,7 +112,7 @@ static PyObject *to_list(const pd_tensor *t, int dim, int64_t offset) {
 METHOD(tolist) {
     (void)args;
     T;
-    pd_tensor *near, *own; /* lists may collect garbage, whose code may give the tensor other memory */
+    pd_tensor *near, *own; /* making lists may run the garbage collector, and code that gives the tensor other memory */
     PD_PY_TRY(pd_move(t, &pd_device_cpu, true, &near));
     pd_status status = pd_tensor_alias(near, false, &own);
     pd_tensor_release(near);
@@ -121,7 +122,7 @@ METHOD(tolist) {
     return list;
 }
 
-/* self in a memory format, itself where it is already. */
+/* [new] self in a memory format; self itself if it is in it. */
 static PyObject *in_format(PyObject *self, PyObject *f, const char *op) {
     T;
     pd_tensor *out, *turned;
@@ -189,7 +190,7 @@ CAST(double, PD_F64) CAST(half, PD_F16) CAST(bfloat16, PD_BF16) CAST(short, PD_I
     (void)args;
     return cast_to(self, PD_BOOL, false);
 }
-/* On device d, itself where it is there. */
+/* [new] self on device d; self itself if it is there. */
 static PyObject *moved(PyObject *self, const pd_device *d, bool wait) {
     T;
     pd_tensor *out;
@@ -256,7 +257,7 @@ static PyObject *m_to(PyObject *self, PyObject *args, PyObject *kwargs) {
     PyObject *result = cast && f ? in_format(cast, f, "to") : cast;
     Py_XDECREF(there);
     if (result != cast) Py_DECREF(cast);
-    else if (f) Py_XDECREF(cast); /* in_format gave the same object once more */
+    else if (f) Py_XDECREF(cast); /* in_format has returned the same object */
     return result;
 }
 
@@ -361,7 +362,7 @@ METHOD(index_put_) {
     return status ? pd_py_raise(status) : Py_NewRef(self);
 }
 
-static PyObject *call_helper(const char *name, PyObject *self) { /* pydist._tensor: what reads better in Python */
+static PyObject *call_helper(const char *name, PyObject *self) { /* for what is written in Python, in pydist._tensor */
     PyObject *module = PyImport_ImportModule("pydist._tensor");
     PyObject *result = module ? PyObject_CallMethod(module, name, "O", self) : NULL;
     Py_XDECREF(module);
@@ -410,7 +411,7 @@ METHOD(format) {
 
 METHOD(copy) { (void)args; return call_helper("shallow_copy", self); }
 
-/* Methods without keywords of their own, whose arguments may be named. */
+/* Methods that take positional arguments only, with names for them. */
 #define NAMED(name, ...)                                                                                          \
     static PyObject *n_##name(PyObject *self, PyObject *args, PyObject *kwargs) {                                 \
         static const char *const names[] = {__VA_ARGS__, NULL};                                                   \

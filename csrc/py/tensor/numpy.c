@@ -1,18 +1,18 @@
-/* NumPy's arrays, both ways, without a copy: the one file that knows NumPy's C API.
+/* NumPy's arrays, both ways, without a copy. This is the only file that knows NumPy's C API.
 
-   The API is opened at first use. numpy() imports NumPy; what comes in can be an array only where somebody has imported
-   NumPy before. Without NumPy nothing here is asked: all other memory goes by the buffer protocol (buffer.c). */
+   The API is opened at first use. numpy() imports NumPy. An argument can be an array only if somebody has imported
+   NumPy before. Other memory, and all memory without NumPy, goes through the buffer protocol (buffer.c). */
 #define NPY_NO_DEPRECATED_API NPY_1_23_API_VERSION
 #define NPY_TARGET_VERSION NPY_1_23_API_VERSION
 #include "py/py.h"
 
 #include <numpy/arrayobject.h>
 
-static bool opened, unusable; /* unusable: a NumPy that this API cannot be opened of, such as one before 1.23 */
+static bool opened, unusable; /* unusable: the API of this NumPy cannot be opened, as before 1.23 */
 
 /* Imports NumPy. False with the exception set. */
 static bool open_numpy(void) {
-    if (!opened) opened = _import_array() == 0; /* import_array() would print what went wrong */
+    if (!opened) opened = _import_array() == 0; /* import_array() would print the error */
     return opened;
 }
 
@@ -84,7 +84,7 @@ static int dtype_of(const PyArray_Descr *d) {
     }
 }
 
-/* Whether float64 holds what it holds, or nearly so (uint64): unsigned integers, the small floats of ml_dtypes. */
+/* Whether float64 can hold its numbers, or nearly so (uint64): unsigned integers and the small floats of ml_dtypes. */
 static bool is_number(PyArray_Descr *d) {
     if (!PyArray_ISNBO(d->byteorder)) return false;
     if (!PyTypeNum_ISUSERDEF(d->type_num)) return PyTypeNum_ISUNSIGNED(d->type_num);
@@ -94,7 +94,7 @@ static bool is_number(PyArray_Descr *d) {
     return fits;
 }
 
-/* The dtype that such numbers come in on their way to one of this category. */
+/* The dtype through which such numbers are converted to one of this category. */
 static int wide_enough(const PyArray_Descr *d, int category) {
     return PyTypeNum_ISUNSIGNED(d->type_num) && category < PD_CAT_FLOAT ? PD_I64 : PD_F64;
 }
@@ -114,7 +114,7 @@ static void refuse_dtype(const char *op, PyArray_Descr *d, bool may_copy) {
 
 /* ---- out --------------------------------------------------------------------------------------------------------- */
 
-/* The base of an array: its loan of a tensor's storage, given back when the last array over it goes. */
+/* The base of an array: a loan of a tensor's storage, which ends with the last array over it. */
 typedef struct { PyObject_HEAD pd_storage *lent; bool written; } loan;
 
 static void loan_dealloc(PyObject *o) {
@@ -125,7 +125,7 @@ static void loan_dealloc(PyObject *o) {
     Py_DECREF(type);
 }
 
-/* NumPy asks the base before it makes an array writeable again. */
+/* NumPy asks the base for a writable buffer before it makes an array writeable again. */
 static int loan_buffer(PyObject *o, Py_buffer *view, int flags) {
     loan *l = (loan *)o;
     return PyBuffer_FillInfo(view, o, l->lent->data, (Py_ssize_t)l->lent->bytes, !l->written, flags);
@@ -154,7 +154,7 @@ static loan *lend(pd_tensor *t) {
     return NULL;
 }
 
-/* [new] The dtype of a tensor's array; NULL with the exception set. */
+/* [new] the NumPy dtype of a tensor's array; NULL with the exception set. */
 static PyArray_Descr *descr_of(pd_dtype dtype) {
     if (types[dtype] != NONE) return PyArray_DescrFromType(types[dtype]);
     PyArray_Descr *d = bfloat16();
@@ -197,7 +197,7 @@ PyObject *pd_py_numpy(PyObject *self) {
     return array;
 }
 
-/* NumPy's own wish for an array: np.asarray(t), np.sin(t). */
+/* __array__, which NumPy calls for np.asarray(t) and np.sin(t). */
 PyObject *pd_py_array(PyObject *self, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"dtype", "copy", NULL};
     PyObject *dtype = Py_None, *copy = Py_None;
@@ -212,7 +212,7 @@ PyObject *pd_py_array(PyObject *self, PyObject *args, PyObject *kwargs) {
         if (copy != Py_None && !must && d && !PyArray_EquivTypes(d, own))
             PyErr_Format(PyExc_ValueError, "__array__: %.100S as %.100S takes a copy (expected copy=None)", own, d);
         else {
-            Py_XINCREF(d); /* PyArray_FromArray takes one */
+            Py_XINCREF(d); /* PyArray_FromArray takes a reference */
             result = PyArray_FromArray((PyArrayObject *)array, d,
                                        NPY_ARRAY_FORCECAST | (must ? NPY_ARRAY_ENSURECOPY : 0));
         }
@@ -224,7 +224,7 @@ PyObject *pd_py_array(PyObject *self, PyObject *args, PyObject *kwargs) {
 
 /* ---- in ---------------------------------------------------------------------------------------------------------- */
 
-/* Set in what np.broadcast_arrays makes: writeable, but a write warns. NumPy's headers keep the name to themselves. */
+/* A flag of the results of np.broadcast_arrays: writeable, but a write warns. NumPy's public headers lack its name. */
 enum { WARN_ON_WRITE = INT_MIN };
 
 static bool lies_well(const char *op, PyArrayObject *a) {
@@ -262,7 +262,7 @@ static pd_tensor *share(const char *op, PyArrayObject *a, pd_dtype dtype) {
     return NULL;
 }
 
-/* [new] An aligned copy of the array, of NumPy's dtype `type` (NONE: its own). */
+/* [new] an aligned copy of the array, with NumPy's dtype `type` (NONE: the array's own). */
 static PyObject *copied(PyArrayObject *a, int type) {
     PyArray_Descr *d = type == NONE ? NULL : PyArray_DescrFromType(type);
     return PyArray_FromArray(a, d, NPY_ARRAY_CARRAY | NPY_ARRAY_ENSUREARRAY | NPY_ARRAY_ENSURECOPY |

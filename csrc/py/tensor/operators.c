@@ -74,7 +74,7 @@ static PyObject *richcompare(PyObject *a, PyObject *b, int op) {
     return pd_py_binary(ops[op], a, b);
 }
 
-static Py_hash_t hash(PyObject *self) { return (Py_hash_t)((uintptr_t)self >> 4); } /* identity: == is elementwise */
+static Py_hash_t hash(PyObject *self) { return (Py_hash_t)((uintptr_t)self >> 4); } /* by identity: == is elementwise */
 
 static Py_ssize_t length(PyObject *self) {
     T;
@@ -87,13 +87,13 @@ static PyObject *sequence_item(PyObject *self, Py_ssize_t i) {
     T;
     pd_tensor *out;
     if (t->ndim && i >= t->size[0])
-        return PyErr_Format(PyExc_IndexError, "index %zd is out of range", i); /* ends iteration */
+        return PyErr_Format(PyExc_IndexError, "index %zd is out of range", i); /* this ends an iteration */
     struct { int64_t dim, index; } attrs = {0, i};
     PD_PY_TRY(pd_call1(PD_OP_select, t, &attrs, &out));
     return pd_py_wrap_new(out);
 }
 
-static int contains(PyObject *self, PyObject *value) { /* value == self, anywhere */
+static int contains(PyObject *self, PyObject *value) { /* whether value equals any element */
     PyObject *equal = pd_py_binary(PD_OP_eq, self, value);
     pd_reduce_attrs all = {.dim = {.n = -1}, .dtype = PD_NO_DTYPE};
     pd_tensor *any;

@@ -1,4 +1,4 @@
-/* The bytes below a tensor: for files that keep storages and views apart, and for other processes. */
+/* Storages: for files that store them apart from views, and for other processes. */
 #include "py/py.h"
 
 #include <fcntl.h>
@@ -17,8 +17,7 @@ static PyObject *storage_bytes(PyObject *module, PyObject *object) {
     return pd_py_wrap_new(out);
 }
 
-/* storage_view(tensor, dtype, size, stride, offset): any view of the tensor's storage; what pickles and deep copies are
-   put together by. */
+/* storage_view(tensor, dtype, size, stride, offset): any view of the tensor's storage, for pickles and deep copies. */
 static PyObject *storage_view(PyObject *module, PyObject *args) {
     PyObject *object, *type, *sizes, *strides;
     long long offset;

@@ -1,11 +1,11 @@
-/* The Tensor type: lifetime of the wrapper. Attributes, methods and operators have files of their own; ops come from
+/* The Tensor type: the life of the wrapper. Attributes, methods and operators have files of their own; ops come from
    the table (ops.c).
 
-   Who owns whom: normally the wrapper holds a reference to its pd_tensor. When the last Python reference goes while C
-   still uses the tensor and the wrapper carries something of the user's (attributes, a subclass, weak references),
+   Who owns whom: normally the wrapper holds a reference to its pd_tensor. If the last Python reference goes while C
+   still uses the tensor, and the wrapper has something of the user's (attributes, a subclass, weak references),
    ownership flips: the tensor keeps the wrapper until C lets go, so identity and attributes survive. Weak references
-   and gc.get_objects() may find such a wrapper: so the tensor is handed back to it when C lets go, and every wrapper
-   has a tensor at all times. */
+   and gc.get_objects() may find such a wrapper. So when C lets go, the wrapper gets the reference to the tensor back,
+   and every wrapper has a tensor at all times. */
 #include "py/py.h"
 
 #include <structmember.h>
@@ -15,7 +15,7 @@
 /* ---- wrapper and tensor ------------------------------------------------------------------------------------------ */
 
 static PyObject *new_wrapper(PyTypeObject *type, pd_tensor *t) {
-    pd_tensor_retain(t); /* before the allocation, which may collect garbage and so run code that drops or wraps t */
+    pd_tensor_retain(t); /* before the allocation, which may run the garbage collector and code that drops or wraps t */
     pd_pytensor *self = (pd_pytensor *)type->tp_alloc(type, 0);
     if (!self) {
         pd_tensor_release(t);
@@ -36,7 +36,7 @@ PyObject *pd_py_wrap(pd_tensor *t) {
     if (!t->wrapper) return new_wrapper((PyTypeObject *)pd_py.Tensor, t);
     PyObject *self = t->wrapper;
     if (!t->wrapper_owned) return Py_NewRef(self);
-    pd_tensor_retain(t); /* back to Python: the tensor's reference to the wrapper becomes the caller's */
+    pd_tensor_retain(t); /* the caller gets the tensor's reference to the wrapper */
     t->wrapper_owned = false;
     return self;
 }
@@ -55,7 +55,7 @@ static bool worth_keeping(pd_pytensor *self) {
 static bool flip(pd_pytensor *self) {
     pd_tensor *t = self->t;
     if (t->refs < 2 || !worth_keeping(self) || t->wrapper != self) return false;
-    Py_SET_REFCNT((PyObject *)self, 1); /* the tensor's */
+    Py_SET_REFCNT((PyObject *)self, 1); /* the reference that the tensor holds */
     t->wrapper_owned = true;
     pd_tensor_release(t);
     return true;
@@ -64,7 +64,7 @@ static bool flip(pd_pytensor *self) {
 static void tensor_dealloc(PyObject *o) {
     pd_pytensor *self = (pd_pytensor *)o;
     PyTypeObject *type = Py_TYPE(o);
-    if (flip(self)) return; /* its __del__ waits */
+    if (flip(self)) return; /* its __del__ runs later */
     if (type->tp_finalize && (PyObject_CallFinalizerFromDealloc(o) < 0 || flip(self))) return;
     PyObject_GC_UnTrack(o);
     if (self->weakrefs) PyObject_ClearWeakRefs(o);
@@ -93,7 +93,8 @@ pd_tensor *pd_py_expect_tensor(PyObject *o, const char *op, const char *arg) {
     return NULL;
 }
 
-/* Subclasses get our dealloc too: CPython's own would not let the wrapper flip. It knows of no slots. */
+/* Subclasses get our dealloc, too, since CPython's own would not let the wrapper flip. Ours does not handle
+   __slots__. */
 static PyObject *meta_new(PyTypeObject *meta, PyObject *args, PyObject *kwargs) {
     PyObject *made = PyType_Type.tp_new(meta, args, kwargs);
     PyTypeObject *cls = (PyTypeObject *)made;
@@ -111,7 +112,7 @@ static PyObject *meta_new(PyTypeObject *meta, PyObject *args, PyObject *kwargs) 
 static PyObject *tensor_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     PyObject *data = NULL;
     if (type != (PyTypeObject *)
-                    pd_py.Tensor) { /* a subclass makes itself by _make_subclass; its own __init__ sees the arguments */
+                    pd_py.Tensor) { /* _make_subclass makes a subclass; its __init__ gets the arguments */
         pd_tensor *t;
         int64_t zero = 0;
         PD_PY_TRY(pd_tensor_new("Tensor", pd_default_dtype, 1, &zero, &t));
@@ -171,7 +172,7 @@ static const PyType_Slot core[] = {
     {Py_bf_releasebuffer, pd_py_releasebuffer},
     {Py_tp_doc, "A dense array with a dtype, strides and, where requires_grad is set, a history for backward()."},
 };
-static PyType_Slot slots[64]; /* core, then the operators */
+static PyType_Slot slots[64]; /* those of this file, then the operators */
 static PyType_Spec spec = {.name = "pydist.Tensor", .basicsize = sizeof(pd_pytensor), .slots = slots,
                            .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC};
 
@@ -188,7 +189,7 @@ int pd_py_add_tensor(PyObject *module) {
               pd_py_type(module, &spec, NULL, &pd_py.Tensor);
     Py_XDECREF(bases);
     if (!ok) return -1;
-    /* PyType_FromMetaclass is 3.12's; a heap type may change its class to one of the same layout. */
+    /* PyType_FromMetaclass needs Python 3.12; but a heap type may change its class to one of the same layout. */
     Py_SET_TYPE(pd_py.Tensor, (PyTypeObject *)Py_NewRef(pd_py.TensorMeta));
     pd_tensor_drop_wrapper = pd_py_drop;
     return 0;

@@ -95,15 +95,15 @@ static int add_dtypes(PyObject *module) {
 
 /* ---- device ------------------------------------------------------------------------------------------------------ */
 
-/* Names that scripts make devices of; tensors live on the first two. */
+/* The types of devices that scripts may name; tensors can be on the first two. */
 static const char *const device_names[] = {"cpu", "cuda", "mps", "xpu", "meta"};
 enum { DEVICE_CPU, DEVICE_CUDA, DEVICE_KINDS = sizeof device_names / sizeof *device_names };
 typedef struct { PyObject_HEAD int kind, index; /* -1: none */ } device;
 
-static int pretended; /* GPUs that the CPU stands in for */
+static int pretended; /* how many GPUs the CPU pretends to be */
 int pd_py_pretended_cuda(void) { return pretended; }
 
-/* "cuda", "cuda:1", 1 or a device. */
+/* Reads "cuda", "cuda:1", 1 or a device. */
 static bool read_device(PyObject *o, const char *op, int *kind, int *index) {
     *index = -1;
     if (Py_TYPE(o) == (PyTypeObject *)pd_py.device) {
