@@ -1,11 +1,11 @@
-/* Which implementation serves: the instruction set once, the backend (backend.h) per call. */
+/* Chooses implementations: the instruction set once, the backend (backend.h) for each call. */
 #include "base/cpu.h"
 #include "base/flags.h"
 #include "kernels/backend.h"
 #include "kernels/cpu/lib/table.h"
 #include "kernels/onednn/onednn.h"
 
-/* What a file of kernels/cpu offers, by the instruction set that it was compiled for. */
+/* The functions of kernels/cpu, by the instruction set for which they were compiled. */
 #if defined(__x86_64__)
 #define BY_ISA(name) \
     {[PD_ISA_PORTABLE] = &name##_portable, [PD_ISA_AVX2] = &name##_avx2, [PD_ISA_AVX512] = &name##_avx512}
@@ -22,7 +22,7 @@ pd_gpu_settings pd_gpu = {.conv_tf32 = true};
 
 /* ---- products ---- */
 
-/* The table's own, the CPU's as a GPU's. */
+/* The products of the device's table of kernels. */
 static bool own_takes(const pd_gemm *c, bool bias) { return (void)c, (void)bias, true; }
 static size_t own_scratch(const pd_gemm *c) { return pd_here()->gemm_scratch(c); }
 static pd_status own_run(const pd_gemm *c, const void *A, const void *B, const void *bias, void *C, void *scratch) {
@@ -36,7 +36,7 @@ static const pd_gemm_backend *const gemm_on_gpu[] = {&pd_cublaslt_gemm, &own_gem
 
 const pd_gemm_backend *const *pd_gemm_backends(void) { return pd_device_here->kernels ? gemm_on_gpu : gemm_on_cpu; }
 
-/* Room for all that may be asked: which one it is may depend on the bias, which is not known here. */
+/* Scratch for any backend that may be used: which one that is may depend on the bias, which is not known here. */
 size_t pd_gemm_scratch(const pd_gemm *c) {
     size_t most = 0;
     for (const pd_gemm_backend *const *b = pd_gemm_backends(); *b; b++) {
@@ -69,10 +69,11 @@ pd_status pd_gemm_with_sums(const pd_gemm *c, const void *A, const void *B, void
 
 /* ---- convolutions ---- */
 
-/* From so many tiles on making the filters pays. oneDNN's products of bf16 are faster than these, in float. */
+/* From so many tiles on the transform of the filters pays. For bf16, oneDNN's products are faster than these in
+   float. */
 #define WINOGRAD_TILES 64
 #define WINOGRAD_CHANNELS 16 /* the vectors of all instruction sets */
-#define WINOGRAD_WIDTH 1024  /* a row of tiles is worked with at once */
+#define WINOGRAD_WIDTH 1024  /* a row of tiles is processed at once */
 bool pd_winograd_takes(const pd_conv *c, pd_conv_part part) {
     bool shape = c->R == 3 && c->S == 3 && c->stride[0] == 1 && c->stride[1] == 1 && c->dilation[0] == 1 &&
                  c->dilation[1] == 1 && c->groups == 1 && c->padding[0] <= 2 && c->padding[1] <= 2 &&
@@ -87,7 +88,8 @@ bool pd_conv_weight_takes(const pd_conv *c) {
     return own[pd_cpu_isa()]->takes(c, PD_CONV_WEIGHT);
 }
 
-/* A GPU's own. It and cuDNN take what scratch they need themselves: how much is known when a plan is made. */
+/* The convolution of the device's table of kernels. It and cuDNN allocate their scratch themselves, since its size is
+   known only when a plan is made. */
 static bool all(const pd_conv *c, pd_conv_part part) { return (void)c, (void)part, true; }
 static size_t none(const pd_conv *c, pd_conv_part part) { return (void)c, (void)part, 0; }
 static pd_status forward(const pd_conv *c, const void *x, const void *w, const void *bias, void *y, void *scratch) {

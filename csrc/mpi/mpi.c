@@ -14,7 +14,7 @@ _Static_assert(sizeof(MPI_Comm) <= sizeof(pd_mpi_comm), "an MPI_Comm fits");
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static MPI_Comm comm = MPI_COMM_NULL;
-/* Groups are made from it: Open MPI's own messages for that would meet our tags */
+/* Groups are made from it: Open MPI's own messages for that would meet our tags. */
 static MPI_Comm parent = MPI_COMM_NULL;
 static _Thread_local char reason[MPI_MAX_ERROR_STRING + 64];
 

@@ -258,7 +258,7 @@ static pd_status fill_box(compressor *c, box *x, double ratio) {
         x->bytes = (size_t)x->k * (sizeof(int32_t) + sizeof(float));
         PD_TRY(pd_malloc(sizeof *x->size * n, "topk", &x->size));
     } else {
-        /* So that the messages of all ranks are aligned */
+        /* So that the messages of all ranks are aligned. */
         x->bytes = (sizeof(float) * (size_t)x->npieces + (n + 7) / 8 + 3) / 4 * 4;
     }
     PD_TRY(pd_calloc(sizeof *x->value * n, "residual", &x->value));

@@ -96,7 +96,7 @@ bool pd_py_format(PyObject *o, const char *op); /* a memory_format */
 const pd_device *pd_py_device(PyObject *o, const char *op);
 int pd_py_pretended_cuda(void); /* how many GPUs the CPU pretends to be */
 bool pd_py_scalar(const pd_tensor *t, pd_scalar *out);      /* its one element; false with the exception set */
-/* Whether its memory can be read here; false with the exception set */
+/* Whether its memory can be read here; false with the exception set. */
 bool pd_py_on_host(const pd_tensor *t, const char *op);
 PyObject *pd_py_device_of(const pd_tensor *t);              /* [new] its device */
 bool pd_py_at(const pd_device *d, const pd_device **was);   /* pd_device_enter; false with the exception set */
@@ -206,7 +206,7 @@ int pd_py_add_profile(PyObject *module);
 int pd_py_add_saved(PyObject *module);
 int pd_py_add_run(PyObject *module);
 int pd_py_add_cuda(PyObject *module);
-/* When it is freed, its memory waits for that stream, too */
+/* When it is freed, its memory waits for that stream, too. */
 pd_status pd_py_record_stream(const pd_storage *s, void *stream);
 int pd_py_add_nccl(PyObject *module);
 int pd_py_add_launch(PyObject *module);

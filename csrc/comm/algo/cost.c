@@ -176,7 +176,7 @@ void pd_cost_schedule(const pd_job *j, int64_t k, pd_cost *c) {
 void pd_cost_hierarchical(const pd_job *j, int64_t k, pd_cost *c) {
     int own = j->rank % j->local, hosts = j->size / j->local;
     int64_t n = range_bytes(j, k, 1, 0, 1), part = range_bytes(j, k, j->local, own, own + 1);
-    /* Its input, then its part of the host's sum and of the sum of all hosts */
+    /* Its input, then its part of the host's sum and of the sum of all hosts. */
     c->wrote[PD_LEVEL_MEMORY] += n + 2 * part;
     c->read[PD_LEVEL_MEMORY] += part * (j->local - 1) + (pd_job_takes(j, j->rank) ? n - part : 0);
     c->wrote[PD_LEVEL_MESSAGES] += part * (hosts - 1);

@@ -27,7 +27,7 @@ static void announce(pd_control_server *s, int rank, pd_link_event_kind kind, co
     p->event = (pd_link_event){.kind = kind, .rank = rank, .pid = p->pid};
     pd_free(p->text);
     p->text = NULL;
-    /* Else ranks that join later hear less */
+    /* Else ranks that join later hear less. */
     if (pd_malloc(strlen(text) + 1, "control", &p->text) == PD_OK) strcpy(p->text, text);
     broadcast(s, &p->event, text);
 }

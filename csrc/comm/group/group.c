@@ -300,7 +300,7 @@ pd_status pd_group_new(pd_link *link, const pd_group_options *o, pd_group **out)
     *out = g;
     return PD_OK;
 fail:
-    /* The event that has ended the wait explains more than the wait's own error */
+    /* The event that has ended the wait explains more than the wait's own error. */
     if (g && g->abort && status != PD_E_PYTHON) {
         pthread_mutex_lock(&g->failure_lock);
         pd_error e = g->failure;

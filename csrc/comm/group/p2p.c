@@ -182,7 +182,7 @@ static void carry_sends(pd_group *g, int r, bool clear) {
         if (w->sent < sizeof b->out) w->sent += put(g, r, (char *)&b->out + w->sent, sizeof b->out - w->sent);
         if (w->sent >= sizeof b->out)
             w->sent += put(g, r, w->job.from + (w->sent - sizeof b->out), whole - w->sent);
-        /* With a mesh, a send is done once its bytes have been sent */
+        /* With a mesh, a send is done once its bytes have been sent. */
         if (w->sent < whole || (g->mesh && b->written != from)) break;
         b->first = w->next;
         if (!b->first) b->last = &b->first;

@@ -324,7 +324,7 @@ pd_status pd_link_gone(pd_link *link) {
 
 pd_weight pd_link_left(pd_link *link, int rank) {
     pthread_mutex_lock(&link->lock);
-    /* The event does not say which rank hosted the server */
+    /* The event does not say which rank hosted the server. */
     bool why = link->gone == PD_WEIGHT_GONE && link->why.rank == rank;
     pd_weight weight = why ? PD_WEIGHT_GONE : (pd_weight)link->left[rank];
     pthread_mutex_unlock(&link->lock);

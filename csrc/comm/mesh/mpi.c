@@ -35,7 +35,7 @@ static pd_status open_library(const char *path) {
         return pd_fail(PD_E_RUNTIME, "mpi: %s is of another version of pydist", path);
     }
     if (table->start(&mpi_rank, &mpi_size))
-        /* It stays open, since MPI cannot be unloaded */
+        /* It stays open, since MPI cannot be unloaded. */
         return pd_fail(PD_E_RUNTIME, "mpi: cannot start: %s", table->text());
     mpi = table;
     return PD_OK;

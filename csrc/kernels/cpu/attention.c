@@ -1,13 +1,14 @@
-/* Attention without its T x S matrix, forwards and back (Dao et al., arXiv 2205.14135; Rabe and Staats, 2112.05682).
+/* Attention without its T x S matrix, forward and gradient (Dao et al., arXiv 2205.14135; Rabe and Staats, 2112.05682).
 
-   A block of queries meets the keys block by block: scores, exp by the largest score so far, and what was summed before
-   shrinks where a larger one appears. lse = log of the sum of exp(scores) of each query is all that the gradient needs
-   to make the probabilities again. Its tasks are key heads, so every sum has one owner and one order: the same bits for
-   any number of threads. f16 and bf16 are converted block by block and computed in float, but for bf16 in AMX tiles. */
+   For a block of queries the keys are processed block by block: scores, then exp relative to the largest score so far.
+   If a larger score appears, the earlier sums are scaled down. The gradient recomputes the probabilities from lse, the
+   log of the sum of exp(scores) of each query. The gradient's tasks are key heads, so one thread makes each sum, in one
+   order, and the bits are the same for any number of threads. f16 and bf16 are converted block by block and computed in
+   float; bf16 may also run in AMX tiles. */
 #include "kernels/cpu/lib/real.h"
 #include "kernels/cpu/lib/tiles.h"
 
-#define BQ 64  /* queries and keys of a block: its scores stay in the second-level cache */
+#define BQ 64  /* queries, and keys, of a block, whose scores stay in the second-level cache */
 #define BK 128
 
 extern __typeof__(*((pd_kernels *)0)->gemm) PD_SUFFIXED(pd_cpu_gemm);
@@ -15,7 +16,7 @@ extern __typeof__(*((pd_kernels *)0)->gemm_scratch) PD_SUFFIXED(pd_cpu_gemm_scra
 
 static int64_t up64(int64_t n) { return (n + 63) / 64 * 64; }
 
-/* Scratch for any product of blocks. */
+/* Bytes of scratch for any product of blocks. */
 static int64_t gemm_bytes(const pd_attention *c, pd_dtype t) {
     int64_t w = c->d > c->dv ? c->d : c->dv, most = 0;
     const int64_t shapes[][3] = {{BQ, BK, w}, {BQ, w, BK}, {BK, w, BQ}};
@@ -28,7 +29,7 @@ static int64_t gemm_bytes(const pd_attention *c, pd_dtype t) {
     return most;
 }
 
-/* Query heads that share a key head; there may be no heads at all. */
+/* How many query heads share a key head; there may be no heads at all. */
 static int64_t sharers(const pd_attention *c) { return c->Hkv ? c->H / c->Hkv : 0; }
 
 static int64_t attention_tasks(const pd_attention *c, bool grad) {
@@ -42,8 +43,9 @@ static int64_t attention_slots(const pd_attention *c, bool grad) {
     return flops < 400e3 || threads < 1 ? 1 : threads; /* a region costs 2 us */
 }
 
-/* Of the n queries from query i on, those that meet the keys before `end` at once: few where causality lets only some
-   of them see all, so that little is computed for nothing; and how many of m keys from k0 on those before `end` see. */
+/* How many of the n queries from i on are computed together with the keys before `end`. With causality these are few
+   near the diagonal, where only some see all keys, so that little is computed in vain. And how many of m keys from k0
+   on queries before `end` see. */
 static int64_t rows_at_once(const pd_attention *c, int64_t i, int64_t n, int64_t end) {
     return c->causal && i + 1 < end && n > BQ / 2 ? BQ / 2 : n;
 }

@@ -1,9 +1,11 @@
 /* Batch normalisation.
 
-       [N, C, S]   a channel is N runs of S: one thread does a channel from statistics to result
-       [N, S, C]   channels are columns: COLS at a time, rows cut into parts (by shape), parts added as a tree
+       [N, C, S]   a channel is N runs of S; one thread does a channel from statistics to result
+       [N, S, C]   channels are columns, COLS at a time; rows are cut into parts, by shape alone, and the parts' sums
+                   are added as a tree
 
-   Statistics take two passes, mean first: no digits are lost where the mean is large beside the deviation. */
+   Statistics take two passes, the mean first, so that no digits are lost if the mean is large compared with the
+   deviation. */
 #include "kernels/cpu/norm_loops.h"
 
 #define ROW_PARTS 16

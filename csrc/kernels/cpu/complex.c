@@ -1,4 +1,4 @@
-/* Complex numbers, pairs of floats: the rows of complex.def, parts and conversions. */
+/* Complex numbers, as pairs of floats: the rows of complex.def, parts, and conversions. */
 #include "kernels/cpu/complex.h"
 
 #include "kernels/vmath.h"

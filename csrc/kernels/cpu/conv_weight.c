@@ -1,11 +1,11 @@
 /* The weight gradient of a bf16 convolution, channels last, as products of pairs of bf16 in vectors:
 
-       gw[k, (r, s), c] = sum over pixels of gy[pixel, k] x[what the pixel's window has at (r, s), c]
+       gw[k, (r, s), c] = sum over pixels of gy[pixel, k] x[input of the pixel's window at (r, s), c]
 
-   Two pixels of a channel have to lie together, as a pair: gy is woven so once, in the order in which it is read. A
-   unit of work is a few places (r, s) of the window, WIDTH channels of x and some of gy: for each block of pixels it
-   weaves the inputs at each place, and adds the product to its sums, which stay in the second-level cache. One thread
-   makes a sum, pixel after pixel, so the bits do not depend on the number of threads. */
+   Two pixels of a channel must be neighbours, as a pair; gy is interleaved so once, in the order in which it is read. A
+   unit of work is a few places (r, s) of the window, WIDTH channels of x and some channels of gy. For each block of
+   pixels it interleaves the inputs at each place and adds the product to its sums, which stay in the second-level
+   cache. One thread makes a sum, pixel after pixel, so the bits do not depend on the number of threads. */
 #include "base/threads.h"
 #include "kernels/backend.h"
 #include "kernels/cpu/lib/tiles.h"
@@ -15,9 +15,9 @@
 #define WIDTH 32    /* channels of x in a unit: two vectors of pairs */
 #define ROWS 8      /* channels of gy whose sums are in registers: 16 vectors, 2 for inputs */
 #define KERNELS 128 /* channels of gy in a unit, at most */
-#define TAPS 3      /* places in a unit: neighbours, which see the same inputs */
+#define TAPS 3      /* places in a unit; they are neighbours, which have the same inputs */
 
-/* Where AMX is, oneDNN's is the faster one. */
+/* With AMX, oneDNN's own is faster. */
 static bool takes(const pd_conv *c, pd_conv_part part) {
     return part == PD_CONV_WEIGHT && c->t == PD_BF16 && c->x_nhwc && c->y_nhwc && c->groups == 1 &&
            c->C % WIDTH == 0 && c->K % WIDTH == 0 && c->C > 0 && c->K > 0 && pd_cpu_has_bf16() && !pd_cpu_has_tiles();
@@ -34,12 +34,12 @@ typedef struct weight_job {
     const uint16_t *gy, *x;
     tile_pair *woven; /* gy as [block][K / ROWS][PIXELS / 2][ROWS] */
     pd_bf16 *gw;
-    int64_t cuts; /* units that share their inputs: parts of K */
+    int64_t cuts; /* into how many parts K is cut; their units share inputs */
 } weight_job;
 
 static const uint16_t zeros[WIDTH];
 
-/* WIDTH channels of two pixels, woven. */
+/* Interleaves WIDTH channels of two pixels. */
 static inline void weave(const uint16_t *a, const uint16_t *b, tile_pair *to) {
     static const uint16_t low[32] = {0, 32, 1, 33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
                                      8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
@@ -64,7 +64,8 @@ static void weave_blocks(void *ctx, int64_t begin, int64_t end) {
         }
 }
 
-/* Where the window of each pixel of a block has what it has at one place, from channel c0 on; zeros up to PIXELS. */
+/* at[]: for each pixel of a block the address of its window's input at one place, from channel c0 on; zeros up to
+   PIXELS. */
 static void find_inputs(const weight_job *j, int64_t tap, int64_t c0, int64_t first, const uint16_t **at) {
     const pd_conv *c = j->c;
     const int64_t r = tap / c->S, s = tap % c->S, rows = c->N * c->P;
@@ -81,7 +82,7 @@ static void find_inputs(const weight_job *j, int64_t tap, int64_t c0, int64_t fi
     for (; i < PIXELS; i++) at[i] = zeros;
 }
 
-/* sums[many][WIDTH] (+)= the product of `pairs` pairs of pixels. */
+/* sums[many][WIDTH] += the product of `pairs` pairs of pixels. */
 static __attribute__((noinline, target("avx512bf16"))) void add_product(int64_t many, int64_t pairs,
                                                                         const tile_pair *gy, const tile_pair *x,
                                                                         bool add, float *sums) {
@@ -107,7 +108,7 @@ static __attribute__((noinline, target("avx512bf16"))) void add_product(int64_t 
     }
 }
 
-/* The sums of `many` channels of gy and one place of the window, rounded, into gw. */
+/* Rounds the sums of `many` channels of gy at one place of the window and writes them to gw. */
 static void put_sums(const weight_job *j, const float *sums, int64_t k0, int64_t many, int64_t tap, int64_t c0) {
     const int64_t C = j->c->C, taps = j->c->R * j->c->S, step = j->c->w_nhwc ? 1 : taps;
     pd_bf16 *to = j->gw + k0 * taps * C + (j->c->w_nhwc ? tap * C : tap) + c0 * step, few[WIDTH];
@@ -134,7 +135,7 @@ static void add_units(void *ctx, int64_t begin, int64_t end) {
             for (int64_t t = 0; t < some; t++) {
                 find_inputs(j, tap + t, c0, first, at);
                 for (int64_t i = 0; i < n; i++) weave(at[2 * i], at[2 * i + 1], pairs + i * WIDTH);
-                if (t == some - 1) { /* the next block's, meanwhile: they may lie far apart */
+                if (t == some - 1) { /* prefetch those of the next block, which may be far apart */
                     find_inputs(j, tap, c0, first + PIXELS, at);
                     for (int64_t i = 0; i < PIXELS; i++) __builtin_prefetch(at[i], 0, 2);
                 }

@@ -1,7 +1,7 @@
 /* The rows of unary.def, binary.def and compare.def for each type, and the calls that run them.
 
-   A row is one vectorised loop over contiguous memory (rows.h brings every loop to that form). f16 and bf16 have no
-   rows of their own: they run the float ones on converted tiles. Integer arithmetic wraps (built with -fwrapv). */
+   A row is one vectorised loop over contiguous memory; rows.h turns every loop into rows. f16 and bf16 have no rows of
+   their own: the float rows run on converted tiles. Integer arithmetic wraps (built with -fwrapv). */
 #include "kernels/cpu/complex.h"
 #include "kernels/cpu/lib/express.h"
 #include "kernels/cpu/lib/real.h"
@@ -23,7 +23,7 @@
     UNARY_FLOAT(name, expr) UNARY_ROW(name, U8, uint8_t, expr) UNARY_ROW(name, I8, int8_t, expr)                \
     UNARY_ROW(name, I16, int16_t, expr) UNARY_ROW(name, I32, int32_t, expr) UNARY_ROW(name, I64, int64_t, expr)
 
-/* g, and x or y under the name that the row saves. */
+/* g, and what the row saves, as x or y. */
 #define UNARY_GRAD_ROW(name, E, TYPE, saved, expr)                                  \
     static void unary_grad_##name##_##E(int64_t n, double scalar, char *const *p) { \
         typedef TYPE T;                                                             \
@@ -77,7 +77,7 @@
 #undef PD_BINARY
 
 #if VM_HAS_FMA
-/* sin and cos, tile by tile: in float where no element is large. */
+/* sin and cos, tile by tile; in float if no element is large. */
 static void sincos_row(int64_t n, uint32_t turn, char *const *p) {
     typedef uint32_t __attribute__((may_alias)) bits;
     float *out = (float *)p[0];
@@ -124,7 +124,7 @@ POWER_ROWS(F64, double)
 #include "kernels/compare.def"
 #undef PD_COMPARE
 
-/* Logic on BOOL, where it differs from U8's arithmetic. */
+/* Functions of BOOL that differ from U8's arithmetic. */
 static void bool_or(int64_t n, double a, char *const *p) {
     (void)a;
     PD_VECTORIZE for (int64_t i = 0; i < n; i++) p[0][i] = p[1][i] | p[2][i];
@@ -180,10 +180,11 @@ static const pd_row compare_rows[PD_COMPARE_COUNT][PD_DTYPE_COUNT] = {
 #undef PD_COMPARE
 };
 
-/* The dtype whose rows serve t. */
+/* The dtype whose rows compute for t. */
 static pd_dtype computed_in(pd_dtype t) { return t == PD_F16 || t == PD_BF16 ? PD_F32 : t; }
 
-/* All operands in t but those in `bools`, which are BOOL. cell: the row for one number as operand 2, or NULL. */
+/* Runs a row. All operands are of type t, except those in `bools`, which are BOOL. cell: the row for a single number as
+   operand 2, or NULL. */
 static void run_with(pd_row row, pd_row cell, pd_dtype t, double a, const pd_loop *l, unsigned bools, int64_t grain) {
     pd_dtype c = computed_in(t);
     pd_rows r = {.loop = l, .row = row, .a = a, .grain = grain, .cell = {{cell, 4}}};
@@ -200,7 +201,7 @@ static void run(pd_row row, pd_dtype t, double a, const pd_loop *l, unsigned boo
     run_with(row, NULL, t, a, l, bools, grain);
 }
 
-/* Functions that cost a polynomial per element gain from threads four times sooner. */
+/* Functions with a polynomial for each element gain from threads at a quarter of the size. */
 static int64_t unary_grain(pd_unary fn) {
     switch (fn) {
         case PD_UNARY_exp:
@@ -219,7 +220,7 @@ static int64_t unary_grain(pd_unary fn) {
     }
 }
 
-/* Of a table of complex.h. */
+/* A row of a table, or of the table in complex.h. */
 #define ROW_OF(rows, complex_rows, fn, t) \
     (pd_dtype_is_complex(t) ? PD_SUFFIXED(complex_rows)[fn][t == PD_C128] : rows[fn][computed_in(t)])
 
@@ -232,7 +233,7 @@ PD_CPU_FUNCTION(void, unary, pd_unary fn, pd_dtype t, const pd_loop *l) {
 PD_CPU_FUNCTION(void, unary_grad, pd_unary fn, pd_dtype t, const pd_loop *l) {
     run(unary_grad_rows[fn][computed_in(t)], t, 1.0, l, 0, unary_grain(fn));
 }
-/* The exponent of x ** y where it is one number, 2 or 3; else 0. */
+/* The exponent of x ** y, if it is a single number, 2 or 3; else 0. */
 static int power(pd_binary fn, pd_dtype t, const pd_loop *l, int y) {
     if (fn != PD_BINARY_pow || !pd_dtype_is_float(t)) return 0;
     for (int d = 0; d < l->ndim; d++)
@@ -302,9 +303,9 @@ PD_CPU_FUNCTION(void, where, size_t size, const pd_loop *l) {
     PD_SUFFIXED(pd_rows_run)(&r);
 }
 
-/* Copies without conversion whose input is unit stride along another dimension than the output's innermost: in squares
-   of SQUARE elements a side, so that lines of both stay in the first-level cache. The other dimensions go round
-   outside. */
+/* Copies without conversion in which the input's unit stride is not along the output's innermost dimension. They go by
+   squares of SQUARE x SQUARE elements, so that cache lines of both stay in the first-level cache. The other dimensions
+   are the outer loops. */
 #define SQUARE 32
 typedef struct turn_job { const pd_loop *l; int64_t bands; int dim, size; } turn_job;
 #define TURN(T)                                                 \
@@ -346,7 +347,7 @@ static void turn_part(void *ctx, int64_t begin, int64_t end) {
     }
 }
 
-/* The dimension along which the input is unit stride, where that is not the output's; -1: none. */
+/* The dimension of the input's unit stride, if it is not the output's; -1: none. */
 static int turned(const pd_loop *l, int64_t size) {
     int last = l->ndim - 1;
     if (size > 8 || last < 1 || l->stride[0][last] != size || l->stride[1][last] <= 4 * size ||
@@ -357,7 +358,7 @@ static int turned(const pd_loop *l, int64_t size) {
     return -1;
 }
 
-/* Copies without conversion of rows that are dense, or turned round, on the input's side, and dense on the output's. */
+/* Copies without conversion of rows that are dense, or reversed, in the input and dense in the output. */
 typedef struct move_job { const pd_loop *l; int size; } move_job;
 #define REVERSE(T)                                                   \
     {                                                                \
@@ -365,7 +366,7 @@ typedef struct move_job { const pd_loop *l; int size; } move_job;
         const T *s = (const T *)(const void *)from;                  \
         PD_VECTORIZE for (int64_t k = 0; k < n; k++) d[k] = s[-k];   \
     }
-/* memcpy without a call for a few bytes: two copies of a fixed size that may lie over each other. */
+/* memcpy for a few bytes, without a call: two copies of a fixed size, which may overlap. */
 PD_INLINE void move_bytes(char *to, const char *from, size_t n) {
 #define TWICE(size)                                                       \
     {                                                                     \
@@ -385,7 +386,7 @@ static void move_rows(void *ctx, int64_t begin, int64_t end) {
     const int last = l->ndim - 1;
     const int64_t n = l->size[last], step0 = last ? l->stride[0][last - 1] : 0,
                   step1 = last ? l->stride[1][last - 1] : 0;
-    for (int64_t r = begin; r < end;) { /* rows that follow each other along the second innermost dimension */
+    for (int64_t r = begin; r < end;) { /* rows along the second innermost dimension */
         char *to = l->ptr[0], *from = l->ptr[1];
         int64_t rest = r, run = last ? l->size[last - 1] - r % l->size[last - 1] : 1;
         for (int d = last - 1; d >= 0; d--) {
@@ -405,7 +406,7 @@ static void move_rows(void *ctx, int64_t begin, int64_t end) {
     }
 }
 
-/* One dimension turned round. */
+/* Reverses one dimension. */
 static void reverse_part(void *ctx, int64_t begin, int64_t end) {
     const move_job *m = ctx;
     const int64_t n = end - begin;

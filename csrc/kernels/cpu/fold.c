@@ -1,13 +1,13 @@
 /* fold and arg: reductions along the middle axis of [outer, n, inner].
 
-   Work is cut by shape alone: along rows (inner 1) into parts of at least PD_GRAIN elements, across columns into tiles
-   of COLS columns and, where those are few, parts of n. Parts are combined as a tree, so bits do not depend on threads.
-   Float sums run in vector lanes over at most PD_TILE elements, then in double. */
+   Work is cut by shape alone: rows (inner 1) into parts of at least PD_GRAIN elements, columns into tiles of COLS
+   columns and, if there are few tiles, also into parts of n. Parts are combined as a tree, so the bits do not depend on
+   the number of threads. Float sums are kept in vector lanes over at most PD_TILE elements, then in double. */
 #include "kernels/cpu/lib/real.h"
 
 #define COLS 128       /* columns of one tile: 512 bytes of a row of floats */
-#define COL_PARTS 64   /* of all tiles' parts of n, for few columns */
-#define COL_BLOCK 32   /* rows added in T before they go to A */
+#define COL_PARTS 64   /* parts of n of all tiles together, for few columns */
+#define COL_BLOCK 32   /* rows that are added in T before they are added in ACC */
 
 #define PD_INCLUDED "kernels/cpu/fold.inc"
 #include "kernels/cpu/lib/each_type.h"

@@ -9,21 +9,22 @@
        |  A  | C tile |        |
        +-----+--------+--------+        loops from outside: N by NC, K by KC, M by MC, panels of B, panels of A
 
-   A is read where it lies if it is small, else copied row by row (or column by column): broadcasts need no transposing.
-   B is copied, transposed where its columns are not unit stride, unless few rows of A make that a waste.
+   A small A is read in place, else it is copied row by row (or column by column); its elements are broadcast, so it
+   needs no transposing. B is copied, and transposed if its columns do not have unit stride, unless A has so few rows
+   that this would be a waste.
 
-   Threads get rectangles of C (a rectangle's result does not depend on where it was cut). Where C is small and K long,
-   K is cut into chunks that depend on the shape alone; their products are added as a tree. f16 and bf16 are converted
-   as they are copied and summed in float, C being kept in scratch till the end. */
+   Threads get rectangles of C; a result does not depend on how C is cut. If C is small and K long, K is cut into chunks
+   that depend on the shape alone, and the chunks' products are added as a tree. f16 and bf16 are converted when they
+   are copied, and summed in float; C stays in scratch until the end. */
 #include "kernels/cpu/lib/real.h"
 
 #define KC 256
 #define MC 120
-#define NC_BYTES 2048 /* of a row of the B block */
-#define SPLIT_K 2048  /* elements of K in a chunk, at least */
+#define NC_BYTES 2048 /* bytes of a row of the B block */
+#define SPLIT_K 2048  /* the least number of elements of K in a chunk */
 #define SPLIT_MAX 16
 
-/* A task: one rectangle of one product. A, B, C point at its corner. */
+/* A task: a rectangle of one product. A, B, C point to its corner. */
 typedef struct task {
     const pd_gemm *c;
     int64_t M, N, K;
@@ -31,13 +32,13 @@ typedef struct task {
     char *C;
     const char *bias;
     int64_t c_row;
-    bool relu, add; /* add: to C, in place of writing it */
+    bool relu, add; /* add: adds to C instead of writing it */
     char *scratch;
 } task;
 
 typedef struct grid {
     int64_t tm, tn, split, chunk, slots;
-} grid; /* pieces of M, of N, of K (chunk long); scratch slots */
+} grid; /* pieces of M, of N, and of K, each `chunk` long; slots of scratch */
 
 #define PD_FLOATS_ONLY
 #define PD_INCLUDED "kernels/cpu/gemm.inc"
@@ -62,7 +63,7 @@ static grid plan(const pd_gemm *c) {
         int64_t want =
             flops * (double)c->batch / 200e3 < threads ? (int64_t)(flops * (double)c->batch / 200e3) : threads;
         if (g.split > 1 || c->batch >= 4 * want) g.slots = want;
-        else { /* the cut with the most even load, then the one that copies least */
+        else { /* the cut with the most even load; of several the one that copies least */
             double best = -1;
             for (int64_t tn = 1; tn <= want && tn <= cols; tn++) {
                 int64_t tm = want / tn < rows ? want / tn : rows;
@@ -79,7 +80,7 @@ static grid plan(const pd_gemm *c) {
     return g;
 }
 
-/* Bytes of one slot: a block of A, one of B, and for halves a rectangle of C in float. */
+/* Bytes of a slot: a block of A, a block of B, and for 16-bit types a rectangle of C in float. */
 static int64_t slot_bytes(const pd_gemm *c, const grid *g) {
     int64_t size = c->t == PD_F64 ? 8 : 4,
             n = c->N < NC_BYTES / size ? up(c->N, nr(c->t)) : up(NC_BYTES / size, nr(c->t));
@@ -104,10 +105,10 @@ typedef struct gemm_job {
     grid g;
     const char *A, *B, *bias;
     char *C, *scratch;
-    int64_t slot, per_slot, tasks; /* bytes; tasks of one chunk */
+    int64_t slot, per_slot, tasks; /* slot: bytes; tasks: of one chunk */
 } gemm_job;
 
-/* Boundary i of n cut into `parts`, at multiples of `unit`. */
+/* Boundary i if n is cut into `parts` at multiples of `unit`. */
 static int64_t cut(int64_t n, int64_t parts, int64_t i, int64_t unit) {
     int64_t units = (n + unit - 1) / unit, at = (units * i / parts) * unit;
     return at < n ? at : n;
@@ -149,7 +150,7 @@ static void run_tasks(void *ctx, int64_t begin, int64_t end) {
     }
 }
 
-/* Rows of C from the chunks' products. */
+/* Makes rows of C from the chunks' products. */
 static void join_rows(void *ctx, int64_t begin, int64_t end) {
     const gemm_job *j = ctx;
     const pd_gemm *c = j->c;
@@ -169,7 +170,7 @@ static void join_rows(void *ctx, int64_t begin, int64_t end) {
     }
 }
 
-/* y = A^T x with A's columns contiguous: as the product of a row by A, whose vectors lie along them. */
+/* y = A^T x with contiguous columns of A is computed as the product of a row by A, with vectors along the columns. */
 static bool turned(const pd_gemm *c, pd_gemm *to) {
     if (c->N != 1 || c->M < 4 || c->c_row != 1 || c->a_row != 1 || c->a_col == 1) return false;
     *to = *c;

@@ -1,4 +1,4 @@
-/* Group normalisation, whose statistics take two passes, as batch normalisation's. */
+/* Group normalisation. As in batch normalisation, statistics take two passes. */
 #include "kernels/cpu/norm_loops.h"
 
 #define PD_FLOATS_ONLY

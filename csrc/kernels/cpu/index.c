@@ -1,11 +1,11 @@
-/* Where indices lead; gathering and scattering blocks by offset. */
+/* Places from indices; gathering and scattering blocks by offset. */
 #include "kernels/cpu/lib/real.h"
 
 static int64_t index_at(const pd_chooser *c, int64_t at) {
     return c->narrow ? ((const int32_t *)c->index)[at] : ((const int64_t *)c->index)[at];
 }
-/* A run of n places along the innermost dimension: what chooser c adds to each, whose own share is base + i * own, or
-   (own < 0) stands there already. A bad index is -1 - its number in the run. */
+/* Computes a run of n places along the innermost dimension: chooser c's summand, added to base + i * own, or, if own <
+   0, to what is there already. For a bad index the place is -1 - its number in the run. */
 PD_INLINE int64_t choose_run(const pd_chooser *c, int64_t first, int64_t step, int64_t n, int64_t base, int64_t own,
                              int64_t *out) {
     int64_t place = 0;
@@ -16,7 +16,7 @@ PD_INLINE int64_t choose_run(const pd_chooser *c, int64_t first, int64_t step, i
     }
     return n;
 }
-/* The same without branches, for int64 indices that follow each other, where none is skipped; false: one is bad. */
+/* The same without branches, for contiguous int64 indices of which none is skipped. False: an index is bad. */
 PD_INLINE bool choose_dense(const pd_chooser *c, int64_t first, int64_t n, int64_t base, int64_t own, int64_t *out) {
     const int64_t *index = (const int64_t *)c->index + first, each = c->step, wrap = c->wraps ? c->n : 0;
     const uint64_t most = (uint64_t)c->n;
@@ -85,14 +85,14 @@ typedef struct index_job {
     char *dst;
 } index_job;
 
-/* No block is left out. */
+/* Whether none of four blocks is left out. */
 #define ALL_FOUR(o) (((o)[0] | (o)[1] | (o)[2] | (o)[3]) >= 0)
 
 static void take_part(void *ctx, int64_t begin, int64_t end) {
     const index_job *j = ctx;
     const size_t b = j->bytes;
     char *dst = j->dst + (size_t)begin * b;
-    const char *src = j->src; /* what is written may lie anywhere, *j too, as far as the compiler knows */
+    const char *src = j->src; /* a copy, since for all that the compiler knows the writes may change *j */
     const int64_t *offset = j->offset;
     int64_t i = begin;
 #define TAKE(bytes)                                                        \
@@ -119,7 +119,7 @@ PD_CPU_FUNCTION(void, take, int64_t count, size_t bytes, const int64_t *offset, 
     pd_parallel(count, pd_grain(count, (int64_t)(bytes < 16 ? 4 : bytes / 4), PD_GRAIN), take_part, &j);
 }
 
-/* Threads get bytes (or elements) of every block, so that the order among blocks stays. */
+/* A thread gets some bytes (or elements) of every block, so that the order among blocks stays the same. */
 static void put_part(void *ctx, int64_t begin, int64_t end) {
     const index_job *j = ctx;
     for (int64_t i = 0; i < j->count; i++)

@@ -1,11 +1,12 @@
-/* nll and cross entropy, with their gradients. Rows are cut into parts by shape; sums of parts are added as a tree. */
+/* nll and cross entropy, and their gradients. Rows are cut into parts by shape alone, whose sums are added as a
+   tree. */
 #include "kernels/cpu/lib/real.h"
 
 #define PD_FLOATS_ONLY
 #define PD_INCLUDED "kernels/cpu/loss.inc"
 #include "kernels/cpu/lib/each_type.h"
 
-/* Among labels [begin, end), none of which need be bad; -1: none is. */
+/* The first bad label among [begin, end); -1: none is. */
 static int64_t first_bad(const pd_xent *c, int64_t begin, int64_t end) {
     int64_t bad = 0;
     for (int64_t r = begin; r < end; r++)
@@ -41,7 +42,7 @@ PD_CPU_FUNCTION(void, xent, pd_dtype t, const pd_xent *c, const void *x, void *l
     else loss_f32(t, c, false, x, lse, losses, sums);
 }
 
-/* The factor that is one for all rows. */
+/* The factor that is the same for all rows. */
 static double factor_of(pd_dtype t, const void *g, bool each, const void *total, double scale) {
     if (g && !each) scale *= t == PD_F64 ? *(const double *)g : (double)get_f32(t, g, 0);
     if (total) scale /= t == PD_F64 ? *(const double *)total : (double)*(const float *)total;

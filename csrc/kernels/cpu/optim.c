@@ -1,9 +1,9 @@
 /* Fused optimizer steps over a list of segments.
 
-   All segments together are one range of elements, cut into some 64 chunks in one parallel loop: a model of a hundred
-   small tensors costs one region, and each element is read and written once. Formulas and their order are
-   PyTorch's (torch/optim/sgd.py, adam.py, adadelta.py, rmsprop.py, adagrad.py, nadam.py, radam.py, adamax.py, asgd.py,
-   rprop.py), the scalars in double; Lion's are its paper's (Chen et al., 2023). */
+   All segments together are one range of elements, which one parallel loop cuts into some 64 chunks. So a model of a
+   hundred small tensors costs one parallel region, and each element is read and written once. Formulas and their order
+   are PyTorch's (torch/optim/sgd.py, adam.py, adadelta.py, rmsprop.py, adagrad.py, nadam.py, radam.py, adamax.py,
+   asgd.py, rprop.py), the scalars in double; Lion's are its paper's (Chen et al., 2023). */
 #include <math.h>
 #include <stdatomic.h>
 
@@ -15,7 +15,7 @@ typedef struct moments { const pd_moments *c; pd_moments_rule r; } moments;
 typedef struct steps { pd_dtype t; const void *c; const pd_segment_step *s; int64_t count; } steps;
 typedef void (*step_fn)(const void *c, const pd_segment_step *part);
 
-#define LOW_BLOCK 4096 /* elements of a parameter that are still near when their 16-bit copy is written */
+#define LOW_BLOCK 4096 /* elements of a parameter that are still in the cache when their 16-bit copy is written */
 
 typedef uint32_t __attribute__((may_alias)) bits32; /* a float's */
 
@@ -27,8 +27,8 @@ static void put_by_chance(pd_bf16 *out, const float *x, int64_t n, uint64_t inde
         d[i] = pd_rounded_by(s[i], pd_drawn((uint32_t)index + (uint32_t)i, key));
 }
 
-/* A piece of 16-bit parameters, gradients and states, in float a tile at a time; it begins at `index` of the
-   concatenation. */
+/* Runs fn on 16-bit parameters, gradients and states, converted to float a tile at a time. The piece begins at `index`
+   of the concatenation. */
 static void halves(const steps *k, step_fn fn, const pd_segment_step *s, int64_t index) {
     enum { ARRAYS = 5, GRADIENT = 1 };
     float tile[ARRAYS][PD_TILE];
@@ -75,7 +75,7 @@ static int64_t elements(const pd_segment_step *s, int64_t count) {
     return n;
 }
 
-/* Few chunks, since each looks for its segment from the start of the list; at least 2048 elements, 1 us. */
+/* Chunks are few, since each searches its segment from the start of the list; at least 2048 elements, 1 us. */
 static int64_t chunk(int64_t n) {
     int64_t len = (n / 64 + 1023) / 1024 * 1024;
     return len < 2048 ? 2048 : len;
@@ -163,7 +163,7 @@ typedef struct scale_job { pd_dtype t; double by; void *x; atomic_int broken; } 
 #define SCALE(T, n, x, by, bad)                              \
     PD_VECTORIZE for (int64_t k = 0; k < (n); k++) {         \
         T v = (x)[k];                                        \
-        bad |= !(v - v == 0); /* of inf and NaN it is NaN */ \
+        bad |= !(v - v == 0); /* v - v is NaN for inf and NaN */ \
         (x)[k] = v * (by);                                   \
     }
 static void scale_part(void *ctx, int64_t begin, int64_t end) {

@@ -4,7 +4,7 @@
 
 #define ELU_TILE 128
 
-/* Row functions: out and the arguments that the expression names. */
+/* Row functions: their out and the arguments that the expression names. */
 #define START(TYPE)                                                      \
     typedef TYPE T;                                                      \
     const T P[PD_POINTWISE_PARAMS] = {(T)params[0], (T)params[1], (T)params[2]}; \
@@ -57,7 +57,7 @@
 #undef PD_POINTWISE1
 #undef PD_POINTWISE2
 
-/* Where all of a tile is positive there is nothing to compute. */
+/* If all of a tile is positive, there is nothing to compute. */
 static void elu_row(int64_t n, const double *params, char *const *p) {
     float *out = (float *)p[0];
     const float *in = (const float *)p[1], scale = (float)params[1];

@@ -1,32 +1,32 @@
 /* Pooling over windows of two dimensions.
 
-       [N, C, H, W]   forward: a row of results at a time, a vector of windows at once where they are 1 or 2 apart; else
-                      tap by tap, so that the innermost loop runs along the row (short rows and adaptive windows: window
-                      by window)
-                      gradient: results scatter to their plane. 2 x 2 windows side by side: rows are woven from what
-                      the windows give. Few or 16-bit planes, means in long rows: each row of the input gathers from the
-                      windows over it. With stride s the row is held as s phases, acc[w % s][w / s], so that a tap adds
-                      contiguous numbers
-       [N, H, W, C]   both ways pixel by pixel, the innermost loop running along C
+       [N, C, H, W]   forward: a row of results at a time. If windows are 1 or 2 apart, a vector of windows at once;
+                      else tap by tap, so that the innermost loop runs along the row; for short rows and adaptive
+                      windows, window by window
+                      gradient: results scatter to their plane. For 2 x 2 windows side by side, rows are interleaved
+                      from what the windows give. For few or 16-bit planes, and for means in long rows, each row of the
+                      input gathers from the windows over it. With stride s the row is stored as s phases,
+                      acc[w % s][w / s], so that a tap adds contiguous numbers
+       [N, H, W, C]   both ways pixel by pixel; the innermost loop runs along C
 
-   Whoever writes an element is the only one to do so, in one order: the same bits for any number of threads. */
+   Only one thread writes an element, in one order, so the bits are the same for any number of threads. */
 #include "kernels/cpu/lib/real.h"
 #include "kernels/pool_window.h"
 
-#define NOWHERE_BYTE 255 /* the place of a window that lies outside altogether: -1 */
-#define SMALL_PLANE 1024 /* elements that are scattered to on the stack */
+#define NOWHERE_BYTE 255 /* the place of a window outside x, as a byte: -1 */
+#define SMALL_PLANE 1024 /* a plane of at most so many elements is summed on the stack */
 #define MANY_PLANES 16   /* enough for all threads */
-#define LONG_WINDOW 16   /* taps side by side from which vectors pay */
-#define FEW 3            /* results for which a vector is not worth its while */
-#define SHORT_ROW 8      /* results in a row under which it is not worth its loops */
+#define LONG_WINDOW 16   /* from so many neighbouring taps on vectors pay */
+#define FEW 3            /* for so few results a vector does not pay */
+#define SHORT_ROW 8      /* for fewer results in a row its loops do not pay */
 
 typedef struct pool_job {
     const pd_pool *c;
     bool max;
-    const void *x;       /* forward: the input; gradient: that of the output */
-    const void *from;    /* places read */
-    void *y, *place;     /* written */
-    const int32_t *offset; /* of each tap in a plane, where taps are few */
+    const void *x;       /* forward: the input; gradient: the gradient of the output */
+    const void *from;    /* the places to read */
+    void *y, *place;     /* to write */
+    const int32_t *offset; /* the offset in a plane of each tap, if taps are few */
 } pool_job;
 
 static void put_places(const pd_pool *c, void *place, int64_t at, int64_t n, const int32_t *tap) {
@@ -51,7 +51,7 @@ static int64_t place_of(const pd_pool *c, const void *place, int64_t i) {
     uint8_t p = ((const uint8_t *)place)[i];
     return p == NOWHERE_BYTE ? -1 : p;
 }
-/* Units of work on a thread, of `each` elements. */
+/* The grain, in units of work of `each` elements. */
 static int64_t pool_grain(int64_t each) {
     int64_t n = PD_GRAIN / (each > 0 ? each : 1);
     return n > 0 ? n : 1;
@@ -93,7 +93,7 @@ PD_CPU_FUNCTION(void, avg_pool_grad, const pd_pool *c, const void *g, void *gx) 
     else pool_grad_f32(&j);
 }
 
-/* Walks the results: position in the plane of each, and where the element stands in x. */
+/* Walks the results and computes each one's position in its plane, and its element's place in x. */
 static void places_part(void *ctx, int64_t begin, int64_t end) {
     const pool_job *j = ctx;
     const pd_pool *c = j->c;

@@ -3,16 +3,16 @@
        32-bit draws   word i % 4 of block i / 4                  uniform, normal (but F64), dropout, bernoulli
        64-bit draws   words 2 (i % 2), 2 (i % 2) + 1 of block i / 2    uniform and normal of F64, randint, randperm
 
-   Box-Muller takes draws in pairs: elements i and i + 1, i even, are r cos and r sin of one pair. A block number past
-   2^32 goes on in the upper half of the call counter. */
+   Box-Muller uses draws in pairs: elements i and i + 1, for even i, are r cos and r sin of a pair. A block number above
+   2^32 continues in the upper half of the call counter. */
 #include "kernels/cpu/lib/real.h"
 
 #define BLOCKS (PD_TILE / 4)
 
-/* A block in each 64-bit lane; of a lane's word the lower half counts. */
+/* Each 64-bit lane has a block; the lower half of its word counts. */
 typedef uint64_t pd_vw __attribute__((vector_size(PD_VB)));
 #define LANES_W (PD_VB / 8)
-#define AT_ONCE 4 /* vectors, since each round waits for its products */
+#define AT_ONCE 4 /* vectors at a time, since each round waits for its products */
 
 PD_INLINE pd_vw product(pd_vw a, uint32_t b) {
 #if defined(__AVX512F__)
@@ -26,8 +26,8 @@ PD_INLINE pd_vw product(pd_vw a, uint32_t b) {
 #endif
 }
 
-/* Four words of each of `n` <= BLOCKS blocks, as pd_philox_at makes them; what is left of u's last AT_ONCE vectors is
-   overwritten, too. */
+/* Draws four words of each of `n` <= BLOCKS blocks, as pd_philox_at does. Also overwrites the rest of u's last AT_ONCE
+   vectors. */
 static void draw(pd_rng_key key, uint64_t block, int64_t n, uint32_t *u) {
     const uint64_t call = key.call ^ (block >> 32 << 32);
     const pd_vw none = {0};
@@ -69,7 +69,7 @@ typedef struct fill_job {
     pd_dtype t;
     pd_rng_key key;
     double a, b;
-    uint32_t below; /* kept where the draw is below; all: everywhere */
+    uint32_t below; /* an element is kept if its draw is below; all: always */
     bool all;
     int64_t lo;
     uint64_t span;
@@ -77,7 +77,7 @@ typedef struct fill_job {
     void *out;
 } fill_job;
 
-/* Tiles begin at multiples of PD_TILE, so at whole blocks. */
+/* Tiles begin at multiples of PD_TILE, and so with whole blocks. */
 #define EACH_TILE(i, n) \
     for (int64_t i = begin, n; n = end - i < PD_TILE ? end - i : PD_TILE, i < end; i += PD_TILE)
 
@@ -102,7 +102,7 @@ static void uniform_part(void *ctx, int64_t begin, int64_t end) {
             draw64(j, i, n, u);
             for (int64_t k = 0; k < n; k++) {
                 double v = j->a + pd_u64_to_f64(u[k]) * (j->b - j->a);
-                out[i + k] = v < j->b ? v : j->a; /* rounding may reach the open end */
+                out[i + k] = v < j->b ? v : j->a; /* rounding may give the open end */
             }
         }
         return;
@@ -218,7 +218,7 @@ PD_CPU_FUNCTION(void, normal, pd_dtype t, int64_t n, double mean, double std, pd
     fill_job j = {.t = t, .key = key, .a = mean, .b = std, .out = out};
     pd_parallel(n, RANDOM_GRAIN, normal_part, &j);
 }
-/* p as a bound on 32 bits; 1 has none. */
+/* Turns p into a bound on 32 bits; p = 1 has none. */
 static void set_probability(fill_job *j, double p) {
     j->all = p >= 1.0;
     j->below = p <= 0.0 || p >= 1.0 ? 0 : (uint32_t)(p * 0x1p32);

@@ -1,7 +1,7 @@
 /* Layer and RMS normalisation: each row by its own statistics.
 
-   The gradients of weight and bias are sums over rows: rows are cut into parts, by shape alone, whose sums are added as
-   a tree. */
+   The gradients of weight and bias are sums over rows. Rows are cut into parts, by shape alone, and the parts' sums are
+   added as a tree. */
 #include <math.h>
 
 #include "kernels/cpu/lib/real.h"

@@ -1,7 +1,7 @@
 /* softmax, log_softmax and their gradients along the middle axis of [outer, n, inner].
 
-   Rows (inner 1) go through tiles that stay in the first-level cache; rows shorter than a tile are taken several at a
-   time, so that exp runs over full vectors however few classes there are. */
+   Rows (inner 1) go through tiles that stay in the first-level cache. Several rows that are shorter than a tile go
+   together, so that exp runs over full vectors even with few classes. */
 #include "kernels/cpu/lib/real.h"
 
 #define COLS 64

@@ -1,8 +1,8 @@
 /* Stable sorting of rows by index.
 
-   A key is mapped to an unsigned integer whose order is that of the values (-0 equal to 0, NaN above all; inverted for
-   descending order, so that equals keep their order) and sorted by its bytes, lowest first; a byte that all keys share
-   costs nothing but its count. Elements of short rows are counted (rank.h), or inserted one by one. */
+   A key is mapped to an unsigned integer with the order of the values: -0 equals 0, NaN is above all; for descending
+   order it is inverted, so that equal ones keep their order. Keys are sorted by their bytes, the lowest first; a byte
+   that all keys share costs only its count. Short rows are sorted by counting (rank.h) or by insertion. */
 #include "kernels/cpu/lib/rank.h"
 
 typedef struct pair { uint64_t key; int64_t i; } pair;
@@ -36,7 +36,7 @@ static void sort_short(pair *p, int64_t n) {
         p[at] = e;
     }
 }
-/* The sorted pairs: p or room. */
+/* Sorts n pairs. Returns where they are: p or room. */
 static pair *sort_long(pair *p, pair *room, int64_t n, int bytes) {
     for (int b = 0; b < bytes; b++) {
         int64_t count[256] = {0}, at = 0;

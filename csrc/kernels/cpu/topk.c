@@ -1,7 +1,7 @@
-/* The k largest or smallest of each row: a heap of k, or for short rows how many come before (rank.h). */
+/* The k largest or smallest of each row, by a heap of k, or for short rows by counting (rank.h). */
 #include "kernels/cpu/lib/rank.h"
 
-/* Rows worked on at a time: each needs room for a heap of n entries of 16 bytes. */
+/* How many rows are processed at a time; each needs memory for a heap of n entries of 16 bytes. */
 static int64_t topk_slots(const pd_block *b) {
     int64_t n = b->n > 0 ? b->n : 1, most = (1 << 20) / n, slots = b->outer;
     if (slots > most) slots = most;

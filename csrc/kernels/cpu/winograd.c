@@ -1,18 +1,19 @@
 /* Convolutions of 3 x 3, stride 1, by Winograd's minimal filtering, F(2 x 2, 3 x 3) (Lavin and Gray, "Fast Algorithms
-   for Convolutional Neural Networks", 2015). A tile is 2 x 2 results and the 4 x 4 inputs that they see; for each of
-   its 16 places one product over the channels:
+   for Convolutional Neural Networks", 2015). A tile has 2 x 2 results and the 4 x 4 inputs on which they depend. For
+   each of its 16 places there is one product over the channels:
 
        forward       y = A^T [ (G w G^T) * (B^T x B) ] A             * : [tiles, C] x [C, K], place by place
        grad_input    the same on gy, with the filters turned by 180 degrees and C, K exchanged
        grad_weight   gw = G^T [ (B^T x B)^T * (A gy A^T) ] G          [C, tiles] x [tiles, K], added over the tiles
 
-   4 products a result instead of 9, and the transforms, which are additions and halves: the error is that of the
-   definition within a small factor.
+   That is 4 products for a result instead of 9, and the transforms, which are additions and halvings. The error is that
+   of the definition, up to a small factor.
 
-   Rows of tiles are the unit of work: their input goes into `rows`, channels last in float with zeros around it, from
-   there as V[place][tile][channel] into the products M[place][tile][K], and from those into y. What a tile gives does
-   not depend on the rows that it was worked with, nor on the thread. The weights' sums run over blocks of rows that the
-   shape alone chooses: all threads make V and A gy A^T of a block, then each adds its places' products. */
+   The unit of work is a row of tiles. Its input is copied to `rows`, channels last in float with zeros around it. From
+   there it becomes V[place][tile][channel], then the products M[place][tile][K], and then y. The result of a tile
+   depends neither on the rows that are processed with it nor on the thread. Sums of weights run over blocks of rows
+   that the shape alone determines: all threads make V and A gy A^T of a block, then each adds the products of its
+   places. */
 #include "kernels/backend.h"
 #include "kernels/cpu/lib/real.h"
 
@@ -22,23 +23,23 @@
 
 #include "kernels/cpu/winograd_parts.h"
 
-#define TILES 48        /* of a unit of work: V and M of 64 channels stay in a second-level cache */
-#define BLOCK (1 << 20) /* numbers of V and A gy A^T of a block */
+#define TILES 48        /* tiles of a unit of work; V and M of 64 channels stay in a second-level cache */
+#define BLOCK (1 << 20) /* numbers in V and A gy A^T of a block */
 #define GROUP 4         /* rows of tiles whose pixels are read together */
-#define BLOCK_TILES 128 /* at least: so often are all sums of the weights read and written */
+#define BLOCK_TILES 128 /* at least; for each block all sums of the weights are read and written once */
 
 /* ---- forward, and the gradient of the input -------------------------------------------------------------------- */
 
-typedef struct plane { /* one convolution of images: from, to, padding, rows of tiles */
+typedef struct plane { /* a convolution of images: from, to, padding, rows of tiles */
     const pd_conv *c;
     images from, to;
-    int64_t top, left, across, down, rows; /* tiles of a row; rows of an image; of all images */
+    int64_t top, left, across, down, rows; /* across: tiles of a row; down: rows of an image; rows: of all images */
     const void *w;
-    bool turned; /* the gradient of the input: filters turned, K to C */
+    bool turned; /* the gradient of the input: filters are turned, from K to C */
     const float *bias;
     float *U; /* [place][to.C / NR][from.C][NR] */
     char *slots;
-    int64_t slot, count, units; /* bytes and number of slots; units of work */
+    int64_t slot, count, units; /* slot: bytes of a slot; count: slots; units: of work */
 } plane;
 
 static images of_x(const pd_conv *c, const void *x) {
@@ -63,7 +64,7 @@ static plane plane_of(const pd_conv *c, bool turned, const void *from, void *to)
     return p;
 }
 
-/* A slot: [rows | V | M | what the tiles give]. */
+/* The parts of a slot: [rows | V | M | results of the tiles]. */
 typedef struct parts {
     int64_t tiles, rows, v_ld, m_ld, v, m, out, bytes;
 } parts;

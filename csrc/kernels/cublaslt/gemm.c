@@ -1,9 +1,9 @@
-/* Products on a GPU by cuBLASLt, behind the contract of backend.h; our own tiles (csrc/cuda/gemm.cu) serve what it
-   does not.
+/* Products on a GPU by cuBLASLt, as a backend (backend.h). What it does not take, our own tiles (csrc/cuda/gemm.cu)
+   compute.
 
-   What was found out about a shape is kept: descriptors, and the algorithms that the library proposes. The first one
-   serves, the same in every run and on every rank; where timing is asked for (pd_gpu.matmul_tune), the fastest one does
-   from a shape's third use on. An algorithm that the library refuses to run gives way to the next one. */
+   What is known of a shape is kept: descriptors, and the algorithms that the library proposes. The first of these is
+   used, which is the same in every run and on every rank. With pd_gpu.matmul_tune algorithms are timed, and the fastest
+   one is used from a shape's third use on. If the library refuses to run an algorithm, the next one is used. */
 #include <pthread.h>
 
 #include "base/flags.h"
@@ -30,7 +30,8 @@ static struct {
 #undef MEMBER
     size_t (*GetVersion)(void);
 } lt;
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of handles and plans, which serve one call at a time */
+/* Guards handles and plans, which are used by one call at a time. */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 static const pd_dl_symbol symbols[] = {
 #define SYMBOL(name, arguments) {"cublasLt" #name, (void **)&lt.name},
@@ -52,12 +53,12 @@ const char *pd_cublaslt_version(const char **reason) {
 
 /* ---- how a product is told to it --------------------------------------------------------------------------------- */
 
-/* Ours by rows is the library's by columns, transposed: C^T [N, M] = B^T A^T. Its first matrix is our B. */
+/* Our matrices by rows are the library's by columns, transposed: C^T [N, M] = B^T A^T. Its first matrix is our B. */
 typedef struct side {
-    int64_t turned, inner, outer, ld; /* turned: the sum runs along the columns in memory */
+    int64_t turned, inner, outer, ld; /* turned: the sum runs along contiguous columns */
 } side;
 
-/* [R, C] by strides; false where no column-major matrix is that. */
+/* Describes [R, C] with these strides; false: no column-major matrix has them. */
 static bool side_of(int64_t R, int64_t C, int64_t row, int64_t col, side *s) {
     if (col == 1 && (row >= C || R <= 1)) *s = (side){0, C, R, row > C ? row : C};
     else if (row == 1 && (col >= R || C <= 1)) *s = (side){1, R, C, col > R ? col : R};
@@ -67,13 +68,13 @@ static bool side_of(int64_t R, int64_t C, int64_t row, int64_t col, side *s) {
 
 typedef struct problem {
     const pd_gemm *c;
-    side a, b; /* the library's: of our B and of our A */
-    const void *A, *B, *bias; /* bias: or where the sums of A's rows go */
+    side a, b; /* the library's two sides: our B and our A */
+    const void *A, *B, *bias; /* bias: or the memory for the sums of A's rows */
     void *C;
     bool tf32, sums;
 } problem;
 
-/* Log2 of what all pointers of a kind are multiples of, 16 bytes and more being alike. */
+/* Log2 of the pointer's alignment, at most that of 16 bytes. */
 static int64_t alignment(const void *p) {
     uintptr_t bits = (uintptr_t)p | 16;
     return __builtin_ctzll(bits);
@@ -97,7 +98,7 @@ static void drop(pd_plan *kept) {
     q->desc = q->a = q->b = q->c = NULL;
 }
 
-/* NULL without memory. */
+/* The plan of a product; NULL: no memory. */
 static plan *plan_of(const problem *p, int device) {
     static pd_plans plans = {.most = PLANS, .drop = drop};
     const pd_gemm *c = p->c;
@@ -132,7 +133,7 @@ static int describe(const problem *p, plan *q) {
     if (!status) status = lt.MatmulDescSetAttribute(q->desc, LT_DESC_TRANSA, &ops[0], sizeof *ops);
     if (!status) status = lt.MatmulDescSetAttribute(q->desc, LT_DESC_TRANSB, &ops[1], sizeof *ops);
     if (!status) status = lt.MatmulDescSetAttribute(q->desc, LT_DESC_EPILOGUE, &epilogue, sizeof epilogue);
-    /* Before the heuristics, which look at how it is aligned. */
+    /* Set before the heuristics run, which look at its alignment. */
     if (!status && p->bias) status = lt.MatmulDescSetAttribute(q->desc, LT_DESC_BIAS_POINTER, &p->bias, sizeof p->bias);
     if (!status) status = layout(&q->a, c->t, p->a.inner, p->a.outer, p->a.ld, c, c->b_batch);
     if (!status) status = layout(&q->b, c->t, p->b.inner, p->b.outer, p->b.ld, c, c->a_batch);

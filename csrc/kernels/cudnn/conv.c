@@ -1,6 +1,6 @@
-/* Convolutions on a GPU by cuDNN's graph API, behind the contract of backend.h; csrc/cuda/conv.cu serves what it
-   does not. Plans are kept by shape: the first one of the heuristics; with cudnn.benchmark the fastest one, from a
-   shape's third use on. Engines whose bits differ from run to run, or that sum in 16 bits, are not taken. */
+/* Convolutions on a GPU by cuDNN's graph API, as a backend (backend.h). What it does not take, csrc/cuda/conv.cu
+   computes. Plans are kept by shape: the first one of the heuristics, or, with cudnn.benchmark, the fastest one from a
+   shape's third use on. Engines whose bits differ between runs, or that sum in 16 bits, are not used. */
 #include <pthread.h>
 
 #include "base/flags.h"
@@ -19,7 +19,7 @@ enum {
         2 * CONFIGS, /* descriptors that live with a plan: the graph's and those of two heuristics */
     ALIGNED = 16
 };
-#define WORKSPACE ((int64_t)1 << 30) /* plans that want more are not taken */
+#define WORKSPACE ((int64_t)1 << 30) /* plans that need more are not used */
 
 /* ---- the library ------------------------------------------------------------------------------------------------- */
 
@@ -29,7 +29,8 @@ static struct {
 #undef MEMBER
     size_t (*GetVersion)(void);
 } dnn;
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of handles and plans, which serve one call at a time */
+/* Guards handles and plans, which are used by one call at a time. */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 static const pd_dl_symbol symbols[] = {
 #define SYMBOL(name, arguments) {"cudnn" #name, (void **)&dnn.name},
@@ -56,13 +57,13 @@ typedef struct plan {
     bool made, timed;
     void *held[HELD]; /* descriptors */
     int nheld;
-    void *run; /* the execution plan, one of them; NULL: cuDNN does not serve */
+    void *run; /* the execution plan, one of `held`; NULL: cuDNN cannot do it */
     int64_t workspace;
 } plan;
 
 enum { X = 1, W, Y }; /* names of the tensors */
 
-/* Steps of making one: after a failure the rest does nothing. */
+/* The making of a plan. After a failure later steps do nothing. */
 typedef struct maker { plan *q; int failed; } maker;
 
 static void *new_desc(maker *m, int type) {
@@ -137,7 +138,7 @@ static void *graph(maker *m, void *handle, const pd_conv *c, pd_conv_part part) 
     return desc;
 }
 
-/* Whether an engine's results are what is asked for. */
+/* Whether an engine's results have the promised precision and bits. */
 static bool acceptable(void *config, const pd_conv *c) {
     int notes[16];
     int64_t count = 0;
@@ -167,7 +168,7 @@ static void *plan_by(void *handle, void *config, int64_t *workspace) {
     return NULL;
 }
 
-/* Launches it; the workspace goes back at once, to who comes later in the stream. -1: no memory for it. */
+/* Launches a plan. Its workspace is freed at once, for later work of the stream. -1: no memory for it. */
 static int execute(void *handle, void *made, int64_t workspace, void *const pointers[3]) {
     static const int64_t ids[3] = {X, W, Y};
     const pd_device *d = pd_device_here;
@@ -222,7 +223,7 @@ static void choose(maker *m, void *handle, const pd_conv *c, void *of, int mode,
     }
     for (int i = 0; i < 2; i++)
         if (events[i]) cuda->event_free(events[i]);
-    cuda->failed(); /* what a plan that could not left behind */
+    cuda->failed(); /* clears the error of a plan that could not run */
 }
 
 static void drop(pd_plan *kept) {
@@ -244,7 +245,7 @@ static void make(void *handle, const pd_conv *c, pd_conv_part part, plan *q, voi
 
 /* ---- plans that are kept ----------------------------------------------------------------------------------------- */
 
-/* NULL without memory. */
+/* The plan of a convolution; NULL: no memory. */
 static plan *plan_of(const pd_conv *c, pd_conv_part part, int device) {
     static pd_plans plans = {.most = PLANS, .drop = drop};
     const int64_t key[PD_PLAN_KEY] = {
@@ -254,7 +255,7 @@ static plan *plan_of(const pd_conv *c, pd_conv_part part, int device) {
     return (plan *)pd_plan_of(&plans, key, sizeof(plan));
 }
 
-/* y += bias, one for each channel. */
+/* y += bias, which has a number for each channel. */
 static void add_bias(const pd_conv *c, const void *bias, void *y) {
     const int64_t size = (int64_t)pd_dtype_size(c->t), places = c->P * c->Q;
     pd_loop l = {.ndim = 3, .nop = 3, .numel = c->N * c->K * places, .size = {c->N, c->K, places},
@@ -270,7 +271,7 @@ static void add_bias(const pd_conv *c, const void *bias, void *y) {
 /* ---- one layout for all: engines for mixed ones are few and slow ------------------------------------------------- */
 
 typedef struct operand {
-    void *given, *p; /* p: given, or a copy in the layout that all have */
+    void *given, *p; /* p: given, or a copy in the common layout */
     int64_t dims[4];
     bool last, out;
 } operand;
@@ -282,7 +283,7 @@ static size_t bytes_of(const operand *o, pd_dtype t) {
     return (size_t)(o->dims[0] * o->dims[1] * o->dims[2] * o->dims[3]) * pd_dtype_size(t);
 }
 
-/* The elements of one operand from a layout to the other. */
+/* Copies an operand's elements from one layout to the other. */
 static void relay(const operand *o, pd_dtype t, void *to, bool to_last, const void *from) {
     const int64_t *d = o->dims, size = (int64_t)pd_dtype_size(t), plane = d[2] * d[3];
     pd_loop l = {.ndim = 3, .nop = 2, .numel = d[0] * d[1] * plane, .size = {d[0], d[1], plane},
@@ -321,7 +322,7 @@ static pd_status launch(const pd_conv *c, pd_conv_part part, void *const pointer
     return PD_TRAIL(status);
 }
 
-/* *done: whether it was launched. False where the library has nothing for this convolution. */
+/* *done: whether it was launched; false: the library has nothing for this convolution. */
 static pd_status try(const pd_conv *c, pd_conv_part part, const void *a, const void *b, const void *bias, void *out,
                      bool *done) {
     void *const one = (void *)(uintptr_t)a, *const two = (void *)(uintptr_t)b;

@@ -1,4 +1,4 @@
-/* Built without oneDNN's headers: the portable kernels serve everything. */
+/* For builds without oneDNN's headers: the portable kernels compute everything. */
 #if !defined(PD_HAVE_ONEDNN) || !PD_HAVE_ONEDNN
 #include "kernels/onednn/onednn.h"
 

@@ -1,10 +1,10 @@
 #if defined(PD_HAVE_ONEDNN) && PD_HAVE_ONEDNN
-/* The weight gradient of a bf16 convolution as one product, where pixels are few and channels many: the library's own
-   takes five times as long there (512 channels, 32 images of 4 x 4: 26 ms on a thread).
+/* The weight gradient of a bf16 convolution as one product, for few pixels and many channels. The library's own takes
+   five times as long there (512 channels, 32 images of 4 x 4: 26 ms on a thread).
 
-       gw[K, R S C] = gy[pixels, K]^T columns[pixels, R S C]       a pixel's columns: the inputs that its window sees
+       gw[K, R S C] = gy[pixels, K]^T columns[pixels, R S C]       a pixel's columns: the inputs in its window
 
-   Sums in float; the product has the same bits for any number of threads. */
+   It sums in float; the product has the same bits for any number of threads. */
 #include <string.h>
 
 #include "base/threads.h"
@@ -63,7 +63,7 @@ static void fill_columns(void *ctx, int64_t begin, int64_t end) {
     }
 }
 
-/* Filters [begin, end): from [R S, C] to the weight's layout. */
+/* Copies filters [begin, end) from [R S, C] to the weight's layout. */
 static void put_filters(void *ctx, int64_t begin, int64_t end) {
     const columns_job *j = ctx;
     const int64_t C = j->c->C, taps = j->c->R * j->c->S;

@@ -3,8 +3,9 @@
 #include "kernels/onednn/lib.h"
 #include "kernels/onednn/onednn.h"
 
-/* Each operand has two layouts: the caller's (plain strides) and the one the library wants ("any"; for activations only
-   where the caller's is not channels_last). Where they differ a reorder stands before or after the main step:
+/* Each operand has two layouts: the caller's (plain strides), and the one that the library wants ("any"; for
+   activations only if the caller's is not channels_last). If they differ, there is a reorder before or after the main
+   step:
 
        forward       x -> X'   w -> W'   [bias]   main -> Y' -> y
        grad_input    w -> W' (PREPARE), then for each part of the images, one thread each
@@ -13,8 +14,9 @@
                      gy -> Y'  x -> X'            main -> W'
                      W' of the parts added as a tree, then W' -> w (FINISH)
 
-   Parts are fixed by the shape: the library's own division among threads changes the order of sums (stride 2 gradients
-   of inputs, all gradients of weights). Forward has no such sums: one primitive on all threads. */
+   Parts depend on the shape alone, since the library's own division among threads changes the order of sums (for
+   gradients of inputs with stride 2 and all gradients of weights). Forward has no such sums: it is one primitive on all
+   threads. */
 typedef enum conv_kind { FORWARD, INPUT, READY, PREPARE, WEIGHT, FINISH } conv_kind;
 enum {
     X,
@@ -25,13 +27,13 @@ enum {
     X2,
     W2,
     Y2
-}; /* buffers; WANTED: weights or their gradient as the library lays them out */
+}; /* buffers; WANTED: weights, or their gradient, in the library's layout */
 
 typedef struct conv {
     const pd_conv *c;
     conv_kind kind;
     bool bias;
-    int64_t N; /* images: all, or of one part */
+    int64_t N; /* how many images: all, or those of a part */
 } conv;
 
 typedef struct descs {
@@ -85,7 +87,7 @@ static dnnl_status_t create(const conv *v, const descs *d, dnnl_primitive_attr_t
     const_dnnl_memory_desc_t x = d->x_any ? d->x_any : d->x, y = d->y_any ? d->y_any : d->y;
     dnnl_dims_t strides = {c->stride[0], c->stride[1]}, dilates = {c->dilation[0] - 1, c->dilation[1] - 1},
                 left = {c->padding[0], c->padding[1]};
-    /* what the last window reaches past the image; less than padding[] where rows are left over */
+    /* how far the last window reaches beyond the image; less than padding[] if rows are left over */
     dnnl_dims_t right = {(c->P - 1) * c->stride[0] + (c->R - 1) * c->dilation[0] + 1 - c->H - c->padding[0],
                          (c->Q - 1) * c->stride[1] + (c->S - 1) * c->dilation[1] + 1 - c->W - c->padding[1]};
     PD_DNN_DO(pd_dnn.convolution_forward_primitive_desc_create(v->kind == FORWARD ? pd : &hint, pd_dnn_engine,
@@ -103,8 +105,7 @@ done:
     return status;
 }
 
-/* The buffer that holds an operand in the library's layout: the caller's own where the two agree, else a piece of
-   scratch. */
+/* The buffer with an operand in the library's layout: the caller's, if the layouts agree, else a piece of scratch. */
 static int buffer_for(pd_dnn_plan *p, const_dnnl_memory_desc_t users, const_dnnl_memory_desc_t wanted, int user,
                       int piece) {
     if (pd_dnn.memory_desc_equal(users, wanted)) return user;
@@ -154,7 +155,7 @@ static dnnl_status_t build(const void *what, int threads, pd_dnn_plan *p) {
         status =
             pd_dnn_add(p, main, 3, (int[]){DNNL_ARG_DIFF_DST, DNNL_ARG_SRC, DNNL_ARG_DIFF_WEIGHTS}, (int[]){y, x, w});
     if (status != dnnl_success) goto done;
-    const pd_dnn_step *last = &p->steps[p->nsteps - 1]; /* pd is gone; its descriptions live on in the primitive */
+    const pd_dnn_step *last = &p->steps[p->nsteps - 1]; /* pd is freed, but its descriptions live in the primitive */
     if (v->kind == FORWARD && y != Y) PD_DNN_DO(pd_dnn_add_reorder(p, last->md[2], Y2, d.y, Y));
     if (input && x != X) PD_DNN_DO(pd_dnn_add_reorder(p, last->md[2], X2, d.x, X));
 done:
@@ -195,9 +196,10 @@ static pd_dnn_plan *plan_of(const pd_conv *c, conv_kind kind, bool bias, int64_t
 #define PARTS_MAX 8
 #define PARTS_MIN 4
 #define PARTS_BYTES \
-    (24 << 20) /* of the weight gradients of more than PARTS_MIN parts: more than that costs time to add */
+    (24 << 20) /* bytes of the weight gradients of more than PARTS_MIN parts; more take too long to add */
 
-typedef struct parts { int64_t count, images, rest; } parts; /* count parts of `images`, the last one of `rest` */
+/* `count` parts of `images` images, the last one of `rest` */
+typedef struct parts { int64_t count, images, rest; } parts;
 
 static parts cut(const pd_conv *c, conv_kind kind) {
     int64_t bytes = c->K * (c->C / c->groups) * c->R * c->S * 4, most = PARTS_BYTES / (bytes > 0 ? bytes : 1);
@@ -208,8 +210,8 @@ static parts cut(const pd_conv *c, conv_kind kind) {
     return p;
 }
 
-/* part and rest: what is done with each part and a shorter last one; once: before (PREPARE) or after them (FINISH).
-   layout: the bytes of the weights in the library's layout. */
+/* part, rest: the plans for each part and for a shorter last one; once: before (PREPARE) or after them (FINISH).
+   layout: bytes of the weights in the library's layout. */
 typedef struct plans { pd_dnn_plan *part, *rest, *once; size_t layout, each; } plans;
 
 static bool plans_get(const pd_conv *c, conv_kind kind, plans *w) {
@@ -221,7 +223,7 @@ static bool plans_get(const pd_conv *c, conv_kind kind, plans *w) {
                 (p.rest == p.images || (w->rest && w->rest->nsteps));
     if (!good || w->once->result != w->part->result) return false;
     if (kind == WEIGHT && w->rest && w->rest->result != w->part->result)
-        return false; /* the parts are added as they lie */
+        return false; /* the parts are added element by element, so their layouts must agree */
     w->layout = (w->part->result + 63) & ~(size_t)63;
     w->each = w->part->scratch;
     if (w->rest && w->rest->scratch > w->each) w->each = w->rest->scratch;
@@ -245,7 +247,8 @@ typedef struct grad_job {
     conv_kind kind;
     plans w;
     parts p;
-    char *gy, *x, *weights, *layouts, *scratch; /* x: the input or its gradient; weights: likewise */
+    /* x: the input or its gradient; weights: the weights or their gradient */
+    char *gy, *x, *weights, *layouts, *scratch;
     int failed; /* the first failure is kept, for the calling thread */
     pd_error error;
 } grad_job;
@@ -308,7 +311,8 @@ static pd_status grad_weight(const pd_conv *c, const void *gy, const void *x, vo
 
 /* ---- forward, and what can be done ---- */
 
-/* Whether all three can be done here, or all but the weight's gradient, and the scratch that the greediest needs. */
+/* Whether all three parts, or all but the weight's gradient, can be done here. *scratch: as much as any of them
+   needs. */
 static bool look(const pd_conv *c, bool with_weight, size_t *scratch) {
     bool can = true;
     int threads = pd_threads_get();
@@ -355,7 +359,7 @@ static pd_status forward(const pd_conv *c, const void *x, const void *w, const v
     return status;
 }
 
-/* The weight's gradient of what conv_weight takes is never asked for, and nothing is made for it. */
+/* If conv_weight takes the weight's gradient, this backend is never called for it and prepares nothing. */
 static bool takes(const pd_conv *c, pd_conv_part part) {
     return (void)part, pd_onednn_takes_conv(c, !pd_conv_weight_takes(c));
 }

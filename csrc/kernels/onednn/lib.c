@@ -17,13 +17,13 @@
 pd_dnn_table pd_dnn;
 dnnl_engine_t pd_dnn_engine;
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of all that is static here */
-static _Atomic int state;                                /* 0 not tried, 1 there, -1 not */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards all that is static here */
+static _Atomic int state;                                /* 0 not tried, 1 open, -1 not there */
 #define PATHS 16
 static char *given[PATHS];
 static int ngiven;
 static char version_text[48];
-/* Of the OpenMP that the library uses, which may be another than ours, or the only one; NULL: it has none (SEQ). */
+/* Functions of the OpenMP that the library uses, which may not be ours; NULL: it uses none (SEQ). */
 static int (*omp_get)(void);
 static void (*omp_set)(int);
 
@@ -75,13 +75,13 @@ static int try_open(void) {
     }
     *(void **)&omp_get = pd_dl_find(handle, "omp_get_max_threads");
     *(void **)&omp_set = pd_dl_find(handle, "omp_set_num_threads");
-    pd_dnn.set_primitive_cache_capacity(0); /* ours below is enough, and does not keep what we have dropped */
+    pd_dnn.set_primitive_cache_capacity(0); /* our own cache is enough, and does not keep what we have dropped */
     snprintf(version_text, sizeof version_text, "%d.%d.%d (%s)", v->major, v->minor, v->patch,
              runtime_name(v->cpu_runtime));
     return 1;
 }
 
-/* The library is there and usable; tried once. */
+/* Whether the library is there and usable; tries once. */
 static bool is_open(void) {
     if (state == 0) {
         pthread_mutex_lock(&lock);
@@ -124,7 +124,7 @@ static void threads_pop(int was, int threads) {
 #define PLANS 256  /* kept at most */
 #define TABLE 1024 /* a power of two */
 
-static pd_dnn_plan *table[TABLE]; /* open addressing, under the lock */
+static pd_dnn_plan *table[TABLE]; /* open addressing; guarded by the lock */
 static int64_t count;
 static uint64_t now;
 
@@ -182,7 +182,7 @@ static uint64_t hash_of(const pd_dnn_key *k) {
     return a ^ (b << 1);
 }
 
-/* Where the key is, or the free place where it belongs. */
+/* The index of the key, or of the free place for it. */
 static size_t find(const pd_dnn_key *key, uint64_t hash) {
     size_t at = hash & (TABLE - 1);
     while (table[at] && !(table[at]->hash == hash && !memcmp(&table[at]->key, key, sizeof *key)))
@@ -194,7 +194,7 @@ static void take_out(size_t at) {
     table[at] = NULL;
     count--;
     for (size_t i = (at + 1) & (TABLE - 1); table[i];
-         i = (i + 1) & (TABLE - 1)) { /* what was pushed past it moves up */
+         i = (i + 1) & (TABLE - 1)) { /* entries that were pushed past it move up */
         pd_dnn_plan *p = table[i];
         table[i] = NULL;
         table[find(&p->key, p->hash)] = p;
@@ -212,7 +212,7 @@ pd_dnn_plan *pd_dnn_plan_get(const pd_dnn_key *key, pd_dnn_build build, const vo
         pthread_mutex_unlock(&lock);
         return p;
     }
-    pthread_mutex_unlock(&lock); /* building takes milliseconds; two threads may do it, one result stays */
+    pthread_mutex_unlock(&lock); /* building takes milliseconds; two threads may do it at once, one result is kept */
     if (pd_calloc(sizeof *p, "oneDNN plan", &p) != PD_OK) {
         starved = true;
         return NULL;
@@ -328,7 +328,7 @@ dnnl_status_t pd_dnn_add(pd_dnn_plan *p, dnnl_primitive_desc_t pd, int nargs, co
     size_t bytes = scratchpad ? pd_dnn.memory_desc_get_size(scratchpad) : 0;
     if (bytes) {
         s->arg[s->nargs] = DNNL_ARG_SCRATCHPAD;
-        s->buffer[s->nargs] = PD_DNN_BUFFERS - 1; /* the steps share one: they run in turn */
+        s->buffer[s->nargs] = PD_DNN_BUFFERS - 1; /* the steps share one, since they run one after the other */
         s->md[s->nargs++] = scratchpad;
         if (p->temp[PD_DNN_BUFFERS - 1] < bytes) p->temp[PD_DNN_BUFFERS - 1] = bytes;
     }

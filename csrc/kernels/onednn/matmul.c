@@ -1,19 +1,19 @@
 #if defined(PD_HAVE_ONEDNN) && PD_HAVE_ONEDNN
-/* float with AVX-512: where A's rows are unit stride and K is not long, C's bits do not depend on how its rows are cut
-   (measured: 198 products, whole and in 2, 3, 4, 7, 8, 16 pieces; with AVX2 90 of them differ). So each thread gets as
-   many rows, as it does of the elementwise ops and of attention before and after: what it wrote is in its own cache (a
-   step of gpt-nano on two threads takes 2% less than with the library's own cut). Where there are few rows for a
-   thread, or several matrices: one primitive on all threads.
+/* float with AVX-512: if A's rows have unit stride and K is not long, C's bits do not depend on how its rows are cut
+   (measured: 198 products, whole and in 2, 3, 4, 7, 8, 16 pieces; with AVX2 90 of them differ). So each thread gets the
+   same rows as in the elementwise ops and in attention before and after, and finds in its own cache what it wrote (a
+   step of gpt-nano on two threads takes 2% less than with the library's own cut). With few rows for a thread, or
+   several matrices, there is one primitive on all threads.
 
-   bf16, f16: the same where K is short.
+   bf16, f16: the same, if K is short.
 
-   Elsewhere the library divides K among threads, which changes the order of sums (bf16: 28 of 339 shapes differed,
-   all with K of 768 or more), or sums in an order that depends on the rows: C is cut along its longer side into
-   pieces fixed by the shape, one single-thread primitive each, so that what every piece copies anew is the smaller
-   operand. Where C is small and K long, K is cut as well; the products of the pieces are made in float and added as a
-   tree (float: the portable product does that). A piece of columns is written to scratch and copied home where the
-   library is slow with rows of C apart: bf16 (2048 x 1152 x 384 in two: 4.7 ms, whole 2.4), and float with B turned
-   (256 x 384 x 3072: 94 GFLOP/s against 108). */
+   Otherwise the library divides K among threads, which changes the order of sums (bf16: 28 of 339 shapes differed, all
+   with K of 768 or more), or sums in an order that depends on the rows. Then C is cut along its longer side into pieces
+   that depend on the shape alone, with a single-thread primitive for each, so that each piece copies only the smaller
+   operand. If C is small and K long, K is cut, too; the products of the pieces are made in float and added as a tree
+   (for float the portable product does that). A piece of columns is written to scratch and then copied to C where the
+   library is slow with distant rows of C: for bf16 (2048 x 1152 x 384 in two: 4.7 ms, whole 2.4), and for float with B
+   turned (256 x 384 x 3072: 94 GFLOP/s against 108). */
 #include <string.h>
 
 #include "base/mem.h"
@@ -23,24 +23,25 @@
 
 enum { A_, B_, BIAS, C_ };
 
-#define SHORT_K 768      /* below it one primitive does */
+#define SHORT_K 768      /* for shorter K one primitive is enough */
 #define THIN_K \
     128 /* below it the library leaves AMX aside for more than THIN_N columns (128 x 784 x 64: 116 us, in four 50) */
 #define THIN_N 256
-#define PACKED_M 1024    /* rows for which B is laid out anew first: 2048 x 1536 x 384 1.9 ms against 2.4 */
+#define PACKED_M 1024    /* from so many rows on B is packed first: 2048 x 1536 x 384 takes 1.9 ms against 2.4 */
 #define PACKED_K 256
-#define PIECES 16        /* of C at most */
+#define PIECES 16        /* of C, at most */
 #define SIDE \
     512 /* of a piece, so that copies of the other operand are a small part; half of it, or less, to have two */
-#define PIECE_FLOPS 16e6 /* of a batch: 15 us with AMX */
-#define CHUNK 2048       /* elements of K in a piece, at least */
+#define PIECE_FLOPS 16e6 /* for a piece of a batch: 15 us with AMX */
+#define CHUNK 2048       /* the least number of elements of K in a piece */
 #define CHUNKS_MAX 16
 #define SIDE_F32 128     /* of a piece of float, at least */
 #define ROWS_F32 64      /* of a thread, at least */
-#define SMALL_F32 64     /* a side of C below which the portable product serves, which cuts K */
+#define SMALL_F32 64     /* for a shorter side of C the portable product is used, which cuts K */
 
-/* Below these the portable product is as fast (f32 256 x 256 x 256 on one thread: 158 us against 143). One that would
-   be cut is up to more, without the 3 MiB of code that the library makes for such (128 x 256 x 784: 462 us and 463). */
+/* Below these limits the portable product is as fast (f32 256 x 256 x 256 on one thread: 158 us against 143). Products
+   that would be cut have a higher limit: the portable one does without the 3 MiB of code that the library would
+   generate (128 x 256 x 784: 462 us and 463). */
 #define FLOPS_F32 20e6
 #define FLOPS_F32_CUT 64e6
 #define FLOPS_BF16 100e3
@@ -48,9 +49,9 @@ enum { A_, B_, BIAS, C_ };
 typedef struct grid {
     int64_t b, m, n, k, tb, tm, tn, tk, tasks;
     int threads;
-} grid; /* sizes of a piece; numbers of pieces; threads of one */
+} grid; /* sizes of a piece, numbers of pieces, threads of a piece */
 
-/* Strides of all are c's; M, N, K, batch are the piece's. */
+/* Strides are those of the whole product; M, N, K, batch are those of the piece. */
 typedef struct matmul { pd_gemm c; bool bias, partial; } matmul;
 
 static int64_t pieces(int64_t n, int64_t size) { return (n + size - 1) / size; }
@@ -64,7 +65,7 @@ static bool divides(const pd_gemm *c) {
 /* Whether a piece of columns is written to scratch. */
 static bool stands_apart(const pd_gemm *c) { return c->t != PD_F32 || c->b_col != 1; }
 
-/* 2, 4, 8 or 16, of `least` or more: even loads for as many threads. */
+/* 2, 4, 8 or 16 pieces of `least` or more, which are even loads for as many threads. */
 static int64_t even_pieces(int64_t n, int64_t least) {
     int64_t count = 2;
     while (count < PIECES && n >= 2 * count * least) count *= 2;
@@ -104,7 +105,8 @@ static grid grid_of(const pd_gemm *c) {
     return g;
 }
 
-/* A matrix (or a batch of them) of rows x cols; a stride of a size 1 says nothing and is made regular. */
+/* Describes a matrix, or a batch of them, of rows x cols. The stride of a dimension of size 1 is replaced by a regular
+   one. */
 static dnnl_status_t describe(dnnl_data_type_t t, int64_t batch, int64_t rows, int64_t cols, int64_t b, int64_t r,
                               int64_t c, dnnl_memory_desc_t *md) {
     if (rows == 1) r = c == 1 ? cols : 1;
@@ -167,7 +169,7 @@ static pd_dnn_plan *plan_of(const pd_gemm *c, const grid *g, bool bias, int64_t 
     return pd_dnn_plan_get(&key, build, &w, g->threads);
 }
 
-/* Whether all sizes of pieces can be done, and the scratch that the greediest needs. */
+/* Whether pieces of all sizes can be done. *scratch: as much as any of them needs. */
 static bool look(const pd_gemm *c, const grid *g, bool bias, size_t *scratch) {
     for (int rest = 0; rest < 16; rest++) {
         bool rb = rest & 1, rm = rest & 2, rn = rest & 4, rk = rest & 8;
@@ -203,7 +205,7 @@ static int64_t slots_of(const grid *g) {
     return threads < g->tasks ? threads : g->tasks;
 }
 
-/* Of a piece of columns that is written apart. */
+/* Bytes of a piece of columns that is written to scratch. */
 static size_t piece_bytes(const pd_gemm *c, const grid *g) {
     bool apart = g->tn > 1 && g->tk == 1 && stands_apart(c);
     return apart ? up((size_t)(g->m * g->n) * pd_dtype_size(pd_gemm_result(c))) : 0;
@@ -292,7 +294,7 @@ static void join_rows(void *ctx, int64_t begin, int64_t end) {
 
 static pd_status run(const pd_gemm *c, const void *A, const void *B, const void *bias, void *C, void *scratch) {
     job j = {.c = c, .g = grid_of(c), .A = A, .B = B, .bias = bias, .C = C, .scratch = scratch};
-    look(c, &j.g, false, &j.one); /* as the scratch was measured */
+    look(c, &j.g, false, &j.one); /* the same as when scratch was computed */
     look(c, &j.g, true, &j.one);
     j.one = up(j.one), j.piece = piece_bytes(c, &j.g);
     int64_t slots = slots_of(&j.g);

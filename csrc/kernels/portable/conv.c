@@ -1,24 +1,25 @@
-/* Convolution without oneDNN: im2col and the packed product (kernels/cpu/gemm.c, through pd_cpu()). Any shape, all
-   float types; f16 and bf16 are converted whole and computed in float. The same bits for any number of threads.
+/* Convolution without oneDNN: im2col and the packed product (kernels/cpu/gemm.c, through pd_cpu()). It takes any shape
+   and all float types; f16 and bf16 are converted as a whole and computed in float. The bits are the same for any
+   number of threads.
 
-   A block of images and one group at a time, with places = P Q and red = C / groups * R * S numbers summed for each.
-   col holds the windows of all output places, contiguous along what is contiguous in an image:
+   It processes a block of images and one group at a time. There are P Q output places, and each is a sum of
+   red = C / groups * R * S numbers. col holds the windows of all output places, in the order of an image:
 
        nhwc: col[image][place][red]      a window in the order of a filter (c r s, or r s c where w is nhwc)
        nchw: col[image][red][place]      one row for each number of a filter
 
        forward       y = col w^T
-       grad_input    col' = gy w, then each number of the image adds up the places of col' that were read from it
-       grad_weight   a partial gw = gy^T col for each image, added in the order of the images
+       grad_input    col' = gy w, then each number of the image is the sum of its places in col'
+       grad_weight   a partial gw = gy^T col for each image; these are added in the order of the images
 
-   A 1 x 1 convolution of stride 1 without padding needs no col: it is x (or gx). How many images make a block depends
-   on the shape alone. */
+   A 1 x 1 convolution of stride 1 without padding needs no col, since col would be x (or gx). The number of images in a
+   block depends on the shape alone. */
 #include <string.h>
 
 #include "base/threads.h"
 #include "kernels/backend.h"
 
-#define BLOCK_BYTES (4 << 20) /* of col, or of partial gradients: about a second-level cache */
+#define BLOCK_BYTES (4 << 20) /* of col, or of partial gradients; about a second-level cache */
 #define BLOCK_IMAGES 16       /* enough to keep threads busy with whole images */
 
 typedef struct shape {
@@ -27,7 +28,7 @@ typedef struct shape {
     int64_t size, Cg, Kg, red, places, block;
     int64_t x_image, y_image;              /* elements of an image, all groups */
     int64_t xc, xh, xw, kc, kr, ks;        /* strides in an image and in a filter */
-    int64_t col_image, col_place, col_red; /* strides of col, or of x where it serves as col */
+    int64_t col_image, col_place, col_red; /* strides of col, or of x if it is used as col */
     bool plain;
 } shape;
 
@@ -58,7 +59,7 @@ static bool is_half(pd_dtype t) { return t == PD_F16 || t == PD_BF16; }
 
 typedef enum product { FORWARD, INPUT, WEIGHT } product;
 
-/* The products of `images` images and one group; A and B are what each of the three passes. */
+/* The products of `images` images and one group. Each of the three kinds passes its own A and B. */
 static pd_gemm gemm_of(const shape *s, product what, int64_t images) {
     const pd_conv *c = s->c;
     const int64_t y_place = c->y_nhwc ? c->K : 1, y_k = c->y_nhwc ? 1 : s->places;
@@ -92,14 +93,14 @@ static pd_gemm gemm_of(const shape *s, product what, int64_t images) {
     return g;
 }
 
-/* Where a group of an image begins, in bytes. */
+/* The byte offset of a group of an image. */
 static int64_t x_at(const shape *s, int64_t n, int64_t g) { return (n * s->x_image + g * s->Cg * s->xc) * s->size; }
 static int64_t y_at(const shape *s, int64_t n, int64_t g) {
     return (n * s->y_image + g * s->Kg * (s->c->y_nhwc ? 1 : s->places)) * s->size;
 }
 static int64_t w_at(const shape *s, int64_t g) { return g * s->Kg * s->red * s->size; }
 
-/* The block that begins at image n, of one group: how many images, and where they and their filters begin, in bytes. */
+/* The block of one group that begins at image n: how many images it has, and the byte offsets of its x, w and y. */
 typedef struct piece { int64_t images, x, w, y; } piece;
 static piece piece_of(const shape *s, int64_t n, int64_t g) {
     const int64_t left = s->c->N - n;
@@ -119,7 +120,7 @@ static void inside(int64_t Q, int64_t n, int64_t stride, int64_t offset, int64_t
 typedef struct col_job {
     const shape *s;
     char *image, *col;
-} col_job; /* image: the group's part of the block's first */
+} col_job; /* image: the group's part of the block's first image */
 typedef struct add_job { const shape *s; char *partials, *to; int64_t images; bool first; } add_job;
 
 #define T float
@@ -152,7 +153,7 @@ static void col2im(const shape *s, char *col, int64_t images, char *gx) {
 static size_t gemm_bytes(const shape *s) {
     size_t most = 0;
     for (product p = FORWARD; p <= WEIGHT; p++)
-        for (int rest = 0; rest < 2; rest++) { /* a whole block, and the last one */
+        for (int rest = 0; rest < 2; rest++) { /* a whole block, and a shorter last one */
             int64_t images = rest ? s->c->N % s->block : s->block;
             pd_gemm g = gemm_of(s, p, images ? images : 1);
             size_t b = pd_cpu()->gemm_scratch(&g);
@@ -220,7 +221,7 @@ static pd_status forward(const pd_conv *c, const void *x, const void *w, const v
                 pd_cpu()->gemm(&gemm, windows, filter, b, to, scratch);
                 continue;
             }
-            if (b) { /* one per row: laid down first */
+            if (b) { /* a bias for each row is written first */
                 pd_loop l = {.ndim = 3,
                              .nop = 2,
                              .numel = p.images * s.Kg * s.places,

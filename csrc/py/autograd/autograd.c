@@ -330,7 +330,7 @@ static PyObject *f_set_grad_enabled(PyObject *module, PyObject *on) {
     pd_grad_mode = want && !pd_inference_mode;
     return PyBool_FromLong(was);
 }
-/* None, or (dtype, whether CUDA's list of ops holds) */
+/* None, or (dtype, whether CUDA's list of ops holds). */
 static PyObject *f_autocast(PyObject *module, PyObject *unused) {
     (void)module, (void)unused;
     if (pd_autocast.dtype == PD_NO_DTYPE) Py_RETURN_NONE;

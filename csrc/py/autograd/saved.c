@@ -8,7 +8,7 @@ static _Thread_local PyObject *hooks; /* [strong] the pair, or NULL */
 static pd_status call_unpack(void *ctx, void *out) {
     PyGILState_STATE gil = PyGILState_Ensure();
     bool mode = pd_grad_mode;
-    /* Autocast is off in backward; a context that ends inside the hook would turn it on */
+    /* Autocast is off in backward; a context that ends inside the hook would turn it on. */
     pd_autocast_state autocast = pd_autocast;
     pd_status status = PD_OK;
     pd_py_drain(); /* drops what earlier nodes held, since a whole backward may run without the GIL */

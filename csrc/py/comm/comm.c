@@ -120,7 +120,7 @@ static PyObject *comm_init(PyObject *module, PyObject *args, PyObject *keywords)
     bool said = patience > 0 || o.timeout > 0;
     if (!(patience > 0)) patience = o.timeout;
     o.patience = said ? patience : pd_flags_get()->TIMEOUT < COME ? pd_flags_get()->TIMEOUT : COME;
-    /* Started by people; or by a launcher, which is there already */
+    /* Started by people; or by a launcher, which is there already. */
     if (!said) patience = strstr(address, "://") ? COME : 60;
     pd_status status = process_link(rank, world, address, secret_fd, patience);
     return status ? pd_py_raise(status) : pd_py_group_over(process.link, &o, tuning);

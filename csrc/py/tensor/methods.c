@@ -20,7 +20,7 @@ METHOD(stride) {
     T;
     int dim;
     if (PyTuple_GET_SIZE(args) == 0) {
-        /* The allocation may run the garbage collector, and code that gives the tensor more dimensions */
+        /* The allocation may run the garbage collector, and code that gives the tensor more dimensions. */
         int n = t->ndim;
         PyObject *tuple = PyTuple_New(n);
         for (int i = 0; tuple && i < n; i++) PyTuple_SET_ITEM(tuple, i, PyLong_FromLongLong(t->stride[i]));

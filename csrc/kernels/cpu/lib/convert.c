@@ -1,4 +1,4 @@
-/* Rows that convert between dtypes: the real ones directly, f16 and bf16 through float. */
+/* Rows that convert between dtypes: f16 and bf16 through float, others directly. */
 #include "kernels/cpu/lib/isa.h"
 
 #define NATIVE(M, to)                                                                              \

@@ -1,6 +1,6 @@
 #include "kernels/cpu/lib/rows.h"
 
-typedef struct cursor { int64_t at[PD_MAX_DIMS], left; } cursor; /* left: elements to the end of the innermost row */
+typedef struct cursor { int64_t at[PD_MAX_DIMS], left; } cursor; /* left: elements up to the end of the innermost row */
 
 typedef struct plan {
     const pd_rows *r;
@@ -8,9 +8,9 @@ typedef struct plan {
     int64_t inner;
     bool flat[PD_MAX_OPERANDS], scalar[PD_MAX_OPERANDS];
     bool by_row; /* the innermost axis is long enough to be a row; else tiles gather across rows */
-    bool tiled;  /* some operand needs a tile */
-    bool plain;  /* none but those with one value */
-    bool direct; /* by_row, and every row lies dense in memory */
+    bool tiled;  /* an operand needs a tile */
+    bool plain;  /* only operands with one value need a tile */
+    bool direct; /* by_row, and every row is dense in memory */
 } plan;
 
 #define TILE_BYTES (PD_TILE * 16)
@@ -67,7 +67,7 @@ static cursor cursor_at(const pd_loop *l, int64_t i) {
     return c;
 }
 
-/* Steps n <= left elements. */
+/* Advances the cursor by n <= left elements. */
 static void cursor_step(cursor *c, const pd_loop *l, int64_t n) {
     c->left -= n;
     int d = l->ndim - 1;
@@ -87,7 +87,7 @@ static char *address(const pd_loop *l, int k, const cursor *c) {
     return p;
 }
 
-/* n elements of operand k from c on, across rows. */
+/* Copies n elements of operand k, from c on and across rows, to or from a tile. */
 static void move(const pd_loop *l, int k, cursor c, char *tile, int64_t n, int size, bool out) {
     int64_t stride = l->ndim ? l->stride[k][l->ndim - 1] : 0;
     while (n > 0) {
@@ -108,14 +108,14 @@ static void run_row(const pd_rows *r, int64_t n, char *const *at) {
     else r->row(n, r->a, at);
 }
 
-/* n copies of the value at `from`, or of what it is converted to. */
+/* Fills a tile with n copies of the value at `from`, converted if need be. */
 static void spread(const pd_rows *r, int k, const char *from, int64_t n, char *tile) {
     char one[16];
     if (r->load[k]) convert(r->load[k], 1, one, (char *)(uintptr_t)from), from = one;
     gather(tile, from, 0, n, r->wide[k]);
 }
 
-/* Flat operands, and some with one value: a tile of that serves all the way. */
+/* All operands are flat, or have one value, for which a single tile is filled. */
 static void run_plain(const plan *p, int64_t begin, int64_t end) {
     const pd_rows *r = p->r;
     const pd_loop *l = r->loop;
@@ -139,7 +139,7 @@ static void run_plain(const plan *p, int64_t begin, int64_t end) {
     }
 }
 
-/* Rows that are dense in all operands. */
+/* The rows are dense in all operands. */
 static void run_direct(const plan *p, int64_t begin, int64_t end) {
     const pd_loop *l = p->r->loop;
     char *at[PD_MAX_OPERANDS];
@@ -167,7 +167,7 @@ static void run_range(void *ctx, int64_t begin, int64_t end) {
         return;
     }
     char tiles[PD_MAX_OPERANDS][PD_TILE * 8 + TILE_BYTES] __attribute__((aligned(64))); /* [converted | as in memory] */
-    const char *filled[PD_MAX_OPERANDS] = {0}; /* the value that tiles[k] holds, and how often */
+    const char *filled[PD_MAX_OPERANDS] = {0}; /* the address of the value that fills tiles[k] */
     int64_t copies[PD_MAX_OPERANDS] = {0};
     cursor c = cursor_at(l, begin);
     for (int64_t i = begin; i < end;) {
