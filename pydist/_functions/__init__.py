@@ -2,7 +2,11 @@
 as methods of Tensor, or both. What they are made of gives the gradients.
 
 The files in _index.LATER are imported when one of their names is first used: until then a method is a stand-in. Where a
-function or method is added to them, `python tools/index.py` writes that list."""
+function or method is added to them, `python tools/index.py` writes that list.
+
+Some functions are slow on purpose, because few programs call them: `combinations` makes every row in Python,
+`repeat_interleave` reads a tensor of repeats into Python, `unique` with a dim sorts once for each element of a slice,
+and `mode` compares each element with all others along dim."""
 
 from importlib import import_module
 
