@@ -58,6 +58,16 @@ def piped(data):
     return r
 
 
+@pytest.fixture
+def listening():
+    """A socket that stands for a control server of this host, and its address."""
+    address = "@pydist-test-%d" % os.getpid()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as s:
+        s.bind("\0" + address[1:])
+        s.listen(1)
+        yield s, address
+
+
 def handshake(s, key, rank, world=2):
     """The server's answer to a rank that speaks the protocol by hand."""
     s.sendall(hello(rank, world))
@@ -604,15 +614,13 @@ def test_secret_through_a_pipe(server, leave):
     one.close()
 
 
-def test_an_impostor_learns_nothing(leave):
+def test_an_impostor_learns_nothing(leave, listening):
     """A server of our own user that does not know the secret: the client refuses it before it proves itself."""
-    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    listening.bind("\0pydist-test-impostor-%d" % os.getpid())
-    listening.listen(1)
+    door, address = listening
     got = []
 
     def impostor():
-        s, _ = listening.accept()
+        s, _ = door.accept()
         got.append(read(s))
         s.sendall(frame(CHALLENGE, bytes(48)))
         got.append(s.recv(100))
@@ -621,9 +629,8 @@ def test_an_impostor_learns_nothing(leave):
     t = threading.Thread(target=impostor)
     t.start()
     with pytest.raises(_C.DistError, match="does not know our secret"):
-        _C.comm_init(0, 2, "@pydist-test-impostor-%d" % os.getpid(), piped(b"A" * 16 + b"B" * 16), 5)
+        _C.comm_init(0, 2, address, piped(b"A" * 16 + b"B" * 16), 5)
     t.join()
-    listening.close()
     assert b"AAAA" not in got[0][2] and b"BBBB" not in got[0][2] and got[1] == b""
 
 
@@ -670,15 +677,11 @@ def test_a_connection_that_is_closed_before_the_welcome_is_tried_again(leave, tm
     server.close()
 
 
-def test_a_silent_server_times_out(leave):
-    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    listening.bind("\0pydist-test-silent-%d" % os.getpid())
-    listening.listen(1)
+def test_a_silent_server_times_out(leave, listening):
     start = time.monotonic()
     with pytest.raises(_C.CommTimeout):
-        _C.comm_init(0, 2, "@pydist-test-silent-%d" % os.getpid(), piped(bytes(32)), 0.3)
+        _C.comm_init(0, 2, listening[1], piped(bytes(32)), 0.3)
     assert time.monotonic() - start < 10
-    listening.close()
 
 
 def test_store_over_the_socket(leave):
