@@ -91,7 +91,7 @@ def c_strings(source, file, first_line=1, macro=""):
                 "".join(text[2]).replace("\\n", "\n").replace('\\"', '"'),
                 error if REPORTS.fullmatch(report) else "",
             )
-            text = None
+            text, error = None, error if not REPORTS.fullmatch(report) else ""  # later strings are values of the first
         if token == "(":
             calls.append(word)
         elif re.match("PD_E_|PyExc_", token):
