@@ -240,11 +240,6 @@ def test_messages_without_expected_are_found():
     assert [m.function for m in found if m.is_unexpected] == ["f", "f"] and len(found) == 4
 
 
-# Public functions and classes without a docstring. The list only gets shorter.
-UNDOCUMENTED = """
-""".split()
-
-
 def public():
     """name: function or class, of all modules without an underscore."""
     for name in ["pydist", *package.modules()]:
@@ -256,9 +251,8 @@ def public():
 
 def test_public_names_have_docstrings():
     found = dict(public())
-    bare = {name for name, value in found.items() if not (inspect.getdoc(value) or "").strip()}
     assert len(found) > 1000
-    assert bare - set(UNDOCUMENTED) == set(), "write a docstring"
+    assert not [name for name, value in found.items() if not (inspect.getdoc(value) or "").strip()]
 
 
 def test_decisions_have_one_form_and_stand_in_the_index():
