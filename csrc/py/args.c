@@ -24,7 +24,7 @@ bool pd_py_number(PyObject *o, pd_scalar *out) {
         int over;
         long long i = PyLong_AsLongLongAndOverflow(o, &over);
         if (over) {
-            PyErr_Format(PyExc_OverflowError, "the integer %R does not fit into int64", o);
+            PyErr_Format(PyExc_OverflowError, "the integer %R is too large for int64 (expected -2^63 to 2^63 - 1)", o);
             return false;
         }
         *out = (pd_scalar){.d = (double)i, .i = i, .cat = PD_CAT_INT};
@@ -59,7 +59,8 @@ bool pd_py_int(PyObject *o, const char *op, const char *arg, int64_t *out) {
         int over;
         *out = PyLong_AsLongLongAndOverflow(o, &over);
         if (!over) return true;
-        PyErr_Format(PyExc_OverflowError, "%s: %s is %R, which does not fit into int64", op, arg, o);
+        PyErr_Format(PyExc_OverflowError, "%s: %s is %R, which is too large for int64 (expected -2^63 to 2^63 - 1)", op,
+                     arg, o);
         return false;
     }
     if (PyFloat_Check(o) || !PyIndex_Check(o)) return wrong(o, op, arg, "int");
@@ -178,7 +179,7 @@ PyObject *pd_py_with_names(PyCFunctionWithKeywords f, bool bare, const char *op,
     Py_ssize_t at = 0;
     if (!all) return NULL;
     if (bare && PyDict_Next(rest, &at, &key, &value))
-        PyErr_Format(PyExc_TypeError, "%s: unexpected keyword argument %R", op, key);
+        PyErr_Format(PyExc_TypeError, "%s: got an unexpected keyword argument %R", op, key);
     else result = f(self, all, rest);
     Py_DECREF(all);
     Py_DECREF(rest);
@@ -200,11 +201,15 @@ bool pd_py_write_out(const char *op, PyObject *out, pd_tensor *result) {
         status = pd_fail(PD_E_SHAPE, "%s: out has shape %s (expected %s)", op, pd_tensor_shape(into),
                          pd_tensor_shape(result));
     else if (pd_grad_mode && (pd_tensor_wants_grad(result) || pd_tensor_wants_grad(into)))
-        status =
-            pd_fail(PD_E_RUNTIME, "%s: out= does not support gradients (expected pydist.no_grad(), or no out=)", op);
+        status = pd_fail(PD_E_RUNTIME,
+                         "%s: out= does not support automatic differentiation, but an argument requires grad (expected "
+                         "pydist.no_grad(), or no out=)",
+                         op);
     else if (pd_dtype_category((pd_dtype)result->dtype) > pd_dtype_category((pd_dtype)into->dtype))
-        status = pd_fail(PD_E_DTYPE, "%s: out is %s, which cannot hold %s", op, pd_dtype_name((pd_dtype)into->dtype),
-                         pd_dtype_name((pd_dtype)result->dtype));
+        status = pd_fail(
+            PD_E_DTYPE,
+            "%s: out has dtype %s, which cannot hold the result's dtype, %s (expected a dtype at least as general)", op,
+            pd_dtype_name((pd_dtype)into->dtype), pd_dtype_name((pd_dtype)result->dtype));
     PD_THEN(pd_engine.write(into, result));
     if (status) pd_py_raise(status);
     return !status;

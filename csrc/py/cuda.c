@@ -106,7 +106,8 @@ static bool pointer(const char *op, kind k, PyObject *n, bool back, void **out) 
     *out = known ? PyLong_AsVoidPtr(n) : NULL;
     if (known) return true;
     if (k != STREAM || back || !PyLong_CheckExact(n) || PyObject_IsTrue(n)) {
-        PyErr_Format(PyExc_ValueError, "%s: %R is no %s in use", op, n, names[k]);
+        PyErr_Format(PyExc_ValueError, "%s: got %R, which is not a live %s (expected one that was made and not freed)",
+                     op, n, names[k]);
         return false;
     }
     pd_status status = pd_cuda_device(op, -1, &d);
@@ -257,7 +258,8 @@ F(cuda_capture_begin) {
         !(p = pd_py_expect_tensor(past, "CUDAGraph", "past")))
         return NULL;
     if (p->dtype != PD_I64 || p->ndim != 1 || p->numel != 2 || p->stride[0] != 1 || p->storage->device != d)
-        return PyErr_Format(PyExc_ValueError, "CUDAGraph: past is %s of shape %s (expected 2 int64 on the device)",
+        return PyErr_Format(PyExc_ValueError,
+                            "CUDAGraph: past is %s of shape %s (expected two int64 elements on the graph's device)",
                             pd_dtype_name((pd_dtype)p->dtype), pd_tensor_shape(p));
     void *stream = pd_cuda_stream(d);
     int64_t id = pool;
@@ -344,45 +346,51 @@ F(gpu_settings) {
 #define ROW(name, text) {#name, name, METH_VARARGS, text}
 static PyMethodDef functions[] = {
     ROW(cuda_count, "cuda_count()\n\nHow many CUDA devices there are."),
-    ROW(cuda_why, "cuda_why()\n\nWhy there is none, or ''."),
-    ROW(cuda_built, "cuda_built()\n\nWhat the kernels were built by and for, or ''."),
-    ROW(cuda_current, "cuda_current()\n\nThis thread's device."),
-    ROW(cuda_set_current, "cuda_set_current(index)\n\nMakes it this thread's device."),
+    ROW(cuda_why, "cuda_why()\n\nWhy there is no CUDA device, or ''."),
+    ROW(cuda_built, "cuda_built()\n\nThe compiler and the architectures of the CUDA kernels, or ''."),
+    ROW(cuda_current, "cuda_current()\n\nThe index of this thread's current device."),
+    ROW(cuda_set_current, "cuda_set_current(index)\n\nMakes a device this thread's current one."),
     ROW(cuda_properties, "cuda_properties(index=-1)\n\n(name, major, minor, bytes of memory, processors)"),
     ROW(cuda_synchronize, "cuda_synchronize(index=-1)\n\nWaits for all work of a device."),
-    ROW(cuda_memory, "cuda_memory(index=-1)\n\nWhat tensors and the cache hold."),
-    ROW(cuda_reset_most, "cuda_reset_most(index=-1)\n\nThe largest values begin anew."),
+    ROW(cuda_memory, "cuda_memory(index=-1)\n\nThe memory of the device that tensors and the cache hold."),
+    ROW(cuda_reset_most, "cuda_reset_most(index=-1)\n\nResets the peak values of cuda_memory."),
     ROW(cuda_free_memory, "cuda_free_memory(index=-1)\n\n(free, total) bytes of the device."),
-    ROW(cuda_stream_new, "cuda_stream_new(index, priority)\n\nA stream."),
-    ROW(cuda_stream_free, "cuda_stream_free(index, stream)\n\nGives it back."),
+    ROW(cuda_stream_new, "cuda_stream_new(index, priority)\n\nA new stream."),
+    ROW(cuda_stream_free, "cuda_stream_free(index, stream)\n\nFrees the stream."),
     ROW(cuda_stream, "cuda_stream(index=-1)\n\nThis thread's current stream of a device."),
-    ROW(cuda_set_stream, "cuda_set_stream(index, stream)\n\nMakes it that."),
-    ROW(cuda_stream_wait, "cuda_stream_wait(stream)\n\nWaits for its work."),
-    ROW(cuda_stream_done, "cuda_stream_done(stream)\n\nWhether its work is done."),
-    ROW(cuda_stream_after, "cuda_stream_after(stream, event)\n\nIts later work comes after the event."),
-    ROW(cuda_event_new, "cuda_event_new(index, timing)\n\nAn event."),
-    ROW(cuda_event_free, "cuda_event_free(event)\n\nGives it back."),
-    ROW(cuda_event_record, "cuda_event_record(event, stream)\n\nAfter all of the stream's work so far."),
-    ROW(cuda_event_wait, "cuda_event_wait(event)\n\nWaits for it."),
-    ROW(cuda_event_done, "cuda_event_done(event)\n\nWhether it has happened."),
-    ROW(cuda_event_between, "cuda_event_between(start, end)\n\nMilliseconds."),
-    ROW(cuda_pin, "cuda_pin(input)\n\nA copy in memory of the host that GPUs read by themselves."),
-    ROW(cuda_is_pinned, "cuda_is_pinned(input)\n\nWhether it lies there."),
-    ROW(cuda_record, "cuda_record(input, stream)\n\nIts memory is not used again before the stream is through."),
+    ROW(cuda_set_stream, "cuda_set_stream(index, stream)\n\nMakes a stream this thread's current one of a device."),
+    ROW(cuda_stream_wait, "cuda_stream_wait(stream)\n\nWaits until the stream has done all its work."),
+    ROW(cuda_stream_done, "cuda_stream_done(stream)\n\nWhether the stream has done all its work."),
+    ROW(cuda_stream_after, "cuda_stream_after(stream, event)\n\nThe stream's later work waits for the event."),
+    ROW(cuda_event_new, "cuda_event_new(index, timing)\n\nA new event."),
+    ROW(cuda_event_free, "cuda_event_free(event)\n\nFrees the event."),
+    ROW(cuda_event_record,
+        "cuda_event_record(event, stream)\n\nRecords the event in the stream, after all of the stream's work so far."),
+    ROW(cuda_event_wait, "cuda_event_wait(event)\n\nWaits until the event has happened."),
+    ROW(cuda_event_done, "cuda_event_done(event)\n\nWhether the event has happened."),
+    ROW(cuda_event_between, "cuda_event_between(start, end)\n\nThe time between two events in milliseconds."),
+    ROW(cuda_pin, "cuda_pin(input)\n\nA copy in pinned memory of the host, which GPUs read without the CPU."),
+    ROW(cuda_is_pinned, "cuda_is_pinned(input)\n\nWhether the tensor is in pinned memory."),
+    ROW(cuda_record,
+        "cuda_record(input, stream)\n\nKeeps the tensor's memory from being reused before the stream has done its work "
+        "so far."),
     ROW(cuda_capture_begin,
-        "cuda_capture_begin(index, pool, past)\n\nThe current stream's work is written down; the pool's number. past: "
-        "what replays add to seed and call of the keys."),
-    ROW(cuda_capture_end, "cuda_capture_end(index)\n\nThe graph."),
-    ROW(cuda_capturing, "cuda_capturing(index=-1)\n\nWhether the current stream is written down."),
-    ROW(cuda_pool_free, "cuda_pool_free(index, pool)\n\nNo graph needs its memory any more."),
-    ROW(cuda_graph_launch, "cuda_graph_launch(graph, stream)\n\nDoes what was written down."),
-    ROW(cuda_graph_free, "cuda_graph_free(graph)\n\nGives it back."),
-    ROW(cuda_range, "cuda_range(name, mark=False)\n\nBegins a range of NVTX; None: ends the last; mark: a point."),
-    ROW(nvidia_paths, "nvidia_paths(folders)\n\nWhere pip has put NVIDIA's libraries."),
+        "cuda_capture_begin(index, pool, past)\n\nBegins to capture the current stream's work; returns the pool's "
+        "number. past: what replays add to the seed and call of random keys."),
+    ROW(cuda_capture_end, "cuda_capture_end(index)\n\nEnds the capture; returns the graph."),
+    ROW(cuda_capturing, "cuda_capturing(index=-1)\n\nWhether the current stream is being captured."),
+    ROW(cuda_pool_free, "cuda_pool_free(index, pool)\n\nFrees the pool's memory; no graph may need it any more."),
+    ROW(cuda_graph_launch, "cuda_graph_launch(graph, stream)\n\nReplays the captured work in the stream."),
+    ROW(cuda_graph_free, "cuda_graph_free(graph)\n\nFrees the graph."),
+    ROW(cuda_range,
+        "cuda_range(name, mark=False)\n\nBegins an NVTX range; None: ends the last one. mark: a single point in the "
+        "place of a range."),
+    ROW(nvidia_paths, "nvidia_paths(folders)\n\nSets the folders in which pip has put NVIDIA's libraries."),
     ROW(cublaslt_version, "cublaslt_version()\n\n(version or None, why there is none)"),
     ROW(cudnn_version, "cudnn_version()\n\n(version or None, why there is none)"),
     ROW(gpu_settings,
-        "gpu_settings([matmul_tf32, conv_tf32, conv_tune, conv_own, matmul_tune])\n\nSets and gives them."),
+        "gpu_settings([matmul_tf32, conv_tf32, conv_tune, conv_own, matmul_tune])\n\nSets these settings if they are "
+        "given, and returns them."),
     {0}};
 
 int pd_py_add_cuda(PyObject *module) {

@@ -58,7 +58,7 @@ static PyObject *fault(PyObject *module, PyObject *args) {
     if (!PyArg_ParseTuple(args, "sL:fault", &kind, &at)) return NULL;
     for (int k = 0; k < PD_FAULTS; k++)
         if (!strcmp(kind, pd_fault_names[k])) return PyLong_FromLongLong(pd_fault_set((pd_fault)k, at));
-    return PyErr_Format(PyExc_ValueError, "fault: '%s' (expected malloc, send or recv)", kind);
+    return PyErr_Format(PyExc_ValueError, "fault: kind is '%s' (expected malloc, send or recv)", kind);
 }
 
 static PyObject *flags(PyObject *module, PyObject *unused) {
@@ -107,7 +107,7 @@ static PyObject *set_num_threads(PyObject *module, PyObject *n) {
     long count = PyLong_AsLong(n);
     if (PyErr_Occurred()) return NULL;
     if (count < 1 || count > 4096)
-        return PyErr_Format(PyExc_ValueError, "set_num_threads: %ld (expected 1 to 4096)", count);
+        return PyErr_Format(PyExc_ValueError, "set_num_threads: n is %ld (expected 1 to 4096)", count);
     pd_threads_set_default((int)count);
     pd_threads_set(0);
     Py_RETURN_NONE;
@@ -164,40 +164,47 @@ static PyObject *limits(PyObject *module, PyObject *args) {
 
 static PyMethodDef functions[] = {
     {"live", live, METH_NOARGS, "live()\n\nHow many tensors, storages and nodes exist."},
-    {"cached", cached, METH_NOARGS, "cached()\n\nWhat caches hold: plans of oneDNN, bytes of freed tensors' memory."},
+    {"cached", cached, METH_NOARGS,
+     "cached()\n\nWhat the caches hold: the number of oneDNN plans, and the bytes of memory of freed tensors."},
     {"trim", trim, METH_NOARGS, "trim()\n\nEmpties the caches."},
     {"fault", fault, METH_VARARGS,
-     "fault(kind, n) -> int\n\nThe n-th 'malloc', 'send' or 'recv' from now fails (0: none). Returns how many were "
-     "counted "
-     "since the last call."},
+     "fault(kind, n) -> int\n\nMakes the n-th 'malloc', 'send' or 'recv' from now fail (0: none). Returns how many "
+     "there were since the last call."},
     {"fault_malloc", fault_malloc, METH_O,
-     "fault_malloc(n)\n\nThe n-th allocation from now fails (0: none). Returns how many were counted since the last "
+     "fault_malloc(n)\n\nMakes the n-th allocation from now fail (0: none). Returns how many there were since the last "
      "call."},
-    {"_log", log_line, METH_VARARGS, "_log(level, text): a line of PYDIST_LOG, 1 warnings, 2 information."},
+    {"_log", log_line, METH_VARARGS,
+     "_log(level, text): writes a line to the log; level 1 is a warning, 2 information (see PYDIST_LOG)."},
     {"flags", flags, METH_NOARGS, "flags()\n\n[(name, value, help)] of every environment variable."},
     {"isa", isa, METH_NOARGS, "isa()\n\nThe instruction set in use: portable, avx2 or avx512."},
     {"compiler", compiler, METH_NOARGS, "compiler()\n\nThe compiler that built the extension."},
     {"_thread_num_threads", thread_num_threads, METH_O,
-     "_thread_num_threads(n): for the calling thread only; 0 returns to the default."},
+     "_thread_num_threads(n): sets the number of threads for the calling thread only; 0 returns to the default."},
     {"_memory_asked", memory_asked, METH_NOARGS,
-     "_memory_asked() -> int\n\nHow often the engine has asked the system for memory; a steady step does not."},
+     "_memory_asked() -> int\n\nHow often the engine has asked the system for memory; a training step in its steady "
+     "state does not ask."},
     {"_limits", limits, METH_VARARGS,
-     "_limits(root='') -> (int, float)\n\nBytes of memory that may still be taken, and cores (0: no limit), by the "
-     "machine and its control groups, as the files below root say."},
+     "_limits(root='') -> (int, float)\n\nThe bytes of memory and the cores (0: no limit) that the machine and its "
+     "control groups leave to this process, read from the files below root."},
     {"_memory_kept", memory_kept, METH_NOARGS,
-     "_memory_kept() -> bool\n\nWhether freed memory is kept for later; not in a sanitizer's build."},
+     "_memory_kept() -> bool\n\nWhether the engine keeps freed memory for later use; a build with a sanitizer does "
+     "not."},
     {"onednn_paths", onednn_paths, METH_O,
-     "onednn_paths(paths)\n\nWhere oneDNN may lie, tried in order when it is first needed."},
+     "onednn_paths(paths)\n\nSets the files that may be oneDNN's library; the engine tries them in order when it first "
+     "needs oneDNN."},
     {"onednn_version", onednn_version, METH_NOARGS,
-     "onednn_version()\n\nVersion of oneDNN, opened now if need be; None where the portable kernels serve."},
+     "onednn_version()\n\nThe version of oneDNN, or None where the portable kernels are used in its place. Opens the "
+     "library if necessary."},
     {0},
 };
 
 static PyMethodDef resources[] = {
-    {"get_num_threads", get_num_threads, METH_NOARGS, "get_num_threads()\n\nThreads that a kernel may use."},
+    {"get_num_threads", get_num_threads, METH_NOARGS,
+     "get_num_threads()\n\nThe number of threads that a kernel may use."},
     {"set_num_threads", set_num_threads, METH_O,
-     "set_num_threads(n)\n\nThreads that a kernel may use, in every thread that did not set its own."},
-    {"memory_allocated", memory_allocated, METH_NOARGS, "memory_allocated()\n\nBytes that tensors hold."},
+     "set_num_threads(n)\n\nSets the number of threads that a kernel may use, for all threads that did not set their "
+     "own."},
+    {"memory_allocated", memory_allocated, METH_NOARGS, "memory_allocated()\n\nThe bytes of memory that tensors hold."},
     {0},
 };
 

@@ -44,7 +44,9 @@ static int add_parts(PyObject *module, int (*const *parts)(PyObject *), size_t n
 static int exec(PyObject *module) {
     static bool done;
     if (done) { /* there is one state in a process (docs/internals/design.md, "Python bindings") */
-        PyErr_SetString(PyExc_ImportError, "pydist._C can be imported once a process, in the main interpreter only");
+        PyErr_SetString(PyExc_ImportError,
+                        "pydist._C was imported a second time, or in a subinterpreter (expected once per process, in "
+                        "the main interpreter)");
         return -1;
     }
     pd_status status = pd_ops_init();

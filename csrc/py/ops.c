@@ -143,7 +143,7 @@ static bool parse(const op_function *f, PyObject *const *args, Py_ssize_t n, PyO
     memcpy(a->attrs, def->defaults, def->op->attrs);
     for (Py_ssize_t i = 0; i < n; i++, p++) {
         if (p >= def->nparams || def->params[p].type == PD_T_RNG) {
-            PyErr_Format(PyExc_TypeError, "%s: %zd positional arguments (expected at most %d)", def->name, n, p);
+            PyErr_Format(PyExc_TypeError, "%s: got %zd positional arguments (expected at most %d)", def->name, n, p);
             return false;
         }
         const pd_param *param = &def->params[p];
@@ -165,9 +165,10 @@ static bool parse(const op_function *f, PyObject *const *args, Py_ssize_t n, PyO
             continue;
         }
         if (q < 0 || (given >> q & 1)) {
-            PyErr_Format(PyExc_TypeError,
-                         q < 0 ? "%s: unexpected keyword argument %R" : "%s: argument %R is given twice", def->name,
-                         name);
+            PyErr_Format(
+                PyExc_TypeError,
+                q < 0 ? "%s: got an unexpected keyword argument %R" : "%s: got multiple values for argument %R",
+                def->name, name);
             return false;
         }
         given |= 1u << q;
@@ -238,8 +239,9 @@ static PyObject *run_out(const op_function *f, parsed *a) {
     PD_PY_TRY(pd_apply(f->def, a->in, a->nin, a->attrs, out, &n));
     int visible = f->def->op->visible ? f->def->op->visible : n;
     bool tuple = PyTuple_Check(a->out) || PyList_Check(a->out), ok = (tuple ? PySequence_Size(a->out) : 1) == visible;
-    if (!ok) PyErr_Format(PyExc_TypeError, "%s: out is %.100s (expected %d tensors)", f->def->name,
-                          Py_TYPE(a->out)->tp_name, visible);
+    if (!ok)
+        PyErr_Format(PyExc_TypeError, "%s: out is %.100s (expected a tuple of %d tensors)", f->def->name,
+                     Py_TYPE(a->out)->tp_name, visible);
     for (int i = 0; i < n; i++) {
         PyObject *to = i < visible && ok ? tuple ? PySequence_GetItem(a->out, i) : Py_NewRef(a->out) : NULL;
         ok = ok && (i >= visible || (to && pd_py_write_out(f->def->name, to, out[i])));
@@ -555,10 +557,11 @@ static PyObject *write_out(PyObject *module, PyObject *args) {
 }
 
 static PyMethodDef functions[] = {
-    {"_write_out", write_out, METH_VARARGS, "_write_out(op, out, result): writes a function's result into its out=."},
+    {"_write_out", write_out, METH_VARARGS,
+     "_write_out(op, out, result): copies a function's result into the tensor given as out=."},
     {"op_table", op_table, METH_NOARGS,
-     "op_table()\n\n[(name, signature, doc, flags, differentiable, names of several results)] of every op; "
-     "_OP_FLAGS has the flags' bits."},
+     "op_table()\n\nA list with a tuple for every op: (name, signature, doc, flags, differentiable, names of the "
+     "results where there are several). _OP_FLAGS names the bits of flags."},
     {0}};
 
 int pd_py_add_ops(PyObject *module) {

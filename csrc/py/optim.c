@@ -32,7 +32,8 @@ static bool read_lists(const char *op, PyObject *const *o, int count, lists *l) 
                 goto fail;
             }
         if (n != l->n) {
-            PyErr_Format(PyExc_ValueError, "%s: %zd parameters, %zd states", op, l->n, n);
+            PyErr_Format(PyExc_ValueError,
+                         "%s: got %zd parameters and %zd states (expected one state for each parameter)", op, l->n, n);
             goto fail;
         }
     }
@@ -89,7 +90,12 @@ static PyObject *sgd_step(PyObject *module, PyObject *args, PyObject *kwargs) {
     s.chance = chance;
     c.nesterov = nesterov, c.maximize = maximize, c.first = first;
     if (c.momentum != 0 && !l.t[1])
-        return finish(&l, pd_fail(PD_E_VALUE, "sgd_step: momentum %g without momentum buffers", c.momentum));
+        return finish(
+            &l,
+            pd_fail(
+                PD_E_VALUE,
+                "sgd_step: momentum is %g, but there are no momentum buffers (expected a buffer for each parameter)",
+                c.momentum));
     return finish(&l, pd_step_sgd(&s, &c));
 }
 
@@ -113,7 +119,9 @@ static PyObject *adam_step(PyObject *module, PyObject *args, PyObject *kwargs) {
     s.chance = chance;
     c.step = step, c.amsgrad = amsgrad, c.decoupled = decoupled, c.maximize = maximize;
     if (!l.t[1] || !l.t[2] || (amsgrad && !l.t[3]))
-        return finish(&l, pd_fail(PD_E_VALUE, "adam_step: a state list is None"));
+        return finish(&l, pd_fail(PD_E_VALUE,
+                                  "adam_step: a list of states is None (expected exp_avgs, exp_avg_sqs and, with "
+                                  "amsgrad, max_exp_avg_sqs)"));
     if (step < 1) return finish(&l, pd_fail(PD_E_VALUE, "adam_step: step is %lld (expected at least 1)", step));
     return finish(&l, pd_step_adam(&s, &c));
 }
@@ -132,7 +140,9 @@ static PyObject *adadelta_step(PyObject *module, PyObject *args, PyObject *kwarg
         return NULL;
     pd_step_lists s = step_of(&l, l.t[2], l.t[1], NULL);
     c.maximize = maximize;
-    if (!l.t[1] || !l.t[2]) return finish(&l, pd_fail(PD_E_VALUE, "adadelta_step: a state list is None"));
+    if (!l.t[1] || !l.t[2])
+        return finish(
+            &l, pd_fail(PD_E_VALUE, "adadelta_step: a list of states is None (expected square_avgs and acc_deltas)"));
     return finish(&l, pd_step_adadelta(&s, &c));
 }
 
@@ -152,7 +162,9 @@ static PyObject *rmsprop_step(PyObject *module, PyObject *args, PyObject *kwargs
     pd_step_lists s = step_of(&l, l.t[2], l.t[1], l.t[3]);
     c.centered = centered, c.maximize = maximize;
     if (!l.t[1] || (c.momentum != 0 && !l.t[2]) || (centered && !l.t[3]))
-        return finish(&l, pd_fail(PD_E_VALUE, "rmsprop_step: a state list is None"));
+        return finish(&l, pd_fail(PD_E_VALUE,
+                                  "rmsprop_step: a list of states is None (expected square_avgs, with momentum "
+                                  "momentum_buffers, and if centered grad_avgs)"));
     return finish(&l, pd_step_rmsprop(&s, &c));
 }
 
@@ -171,7 +183,7 @@ static PyObject *adagrad_step(PyObject *module, PyObject *args, PyObject *kwargs
         return NULL;
     pd_step_lists s = step_of(&l, NULL, l.t[1], NULL);
     c.step = step, c.maximize = maximize;
-    if (!l.t[1]) return finish(&l, pd_fail(PD_E_VALUE, "adagrad_step: a state list is None"));
+    if (!l.t[1]) return finish(&l, pd_fail(PD_E_VALUE, "adagrad_step: the list of states is None (expected sums)"));
     if (step < 1) return finish(&l, pd_fail(PD_E_VALUE, "adagrad_step: step is %lld (expected at least 1)", step));
     return finish(&l, pd_step_adagrad(&s, &c));
 }
@@ -193,7 +205,9 @@ static PyObject *moments_step(PyObject *module, PyObject *args, PyObject *kwargs
         return NULL;
     pd_step_lists s = step_of(&l, l.t[1], l.t[2], NULL);
     c.step = step, c.nesterov = nesterov, c.decoupled = decoupled, c.maximize = maximize;
-    if (!l.t[1] || !l.t[2]) return finish(&l, pd_fail(PD_E_VALUE, "moments_step: a state list is None"));
+    if (!l.t[1] || !l.t[2])
+        return finish(
+            &l, pd_fail(PD_E_VALUE, "moments_step: a list of states is None (expected exp_avgs and exp_avg_sqs)"));
     if (step < 1) return finish(&l, pd_fail(PD_E_VALUE, "moments_step: step is %lld (expected at least 1)", step));
     PyObject *none = finish(&l, pd_step_moments(&s, &c));
     Py_XDECREF(none);
@@ -215,7 +229,9 @@ static PyObject *adamax_step(PyObject *module, PyObject *args, PyObject *kwargs)
         return NULL;
     pd_step_lists s = step_of(&l, l.t[1], l.t[2], NULL);
     c.step = step, c.maximize = maximize;
-    if (!l.t[1] || !l.t[2]) return finish(&l, pd_fail(PD_E_VALUE, "adamax_step: a state list is None"));
+    if (!l.t[1] || !l.t[2])
+        return finish(&l,
+                      pd_fail(PD_E_VALUE, "adamax_step: a list of states is None (expected exp_avgs and exp_infs)"));
     if (step < 1) return finish(&l, pd_fail(PD_E_VALUE, "adamax_step: step is %lld (expected at least 1)", step));
     return finish(&l, pd_step_adamax(&s, &c));
 }
@@ -236,7 +252,7 @@ static PyObject *asgd_step(PyObject *module, PyObject *args, PyObject *kwargs) {
         return NULL;
     pd_step_lists s = step_of(&l, l.t[1], NULL, NULL);
     c.step = step, c.maximize = maximize;
-    if (!l.t[1]) return finish(&l, pd_fail(PD_E_VALUE, "asgd_step: a state list is None"));
+    if (!l.t[1]) return finish(&l, pd_fail(PD_E_VALUE, "asgd_step: the list of states is None (expected averages)"));
     if (step < 1) return finish(&l, pd_fail(PD_E_VALUE, "asgd_step: step is %lld (expected at least 1)", step));
     PyObject *none = finish(&l, pd_step_asgd(&s, &c));
     Py_XDECREF(none);
@@ -258,7 +274,8 @@ static PyObject *rprop_step(PyObject *module, PyObject *args, PyObject *kwargs) 
         return NULL;
     pd_step_lists s = step_of(&l, l.t[1], l.t[2], NULL);
     c.maximize = maximize;
-    if (!l.t[1] || !l.t[2]) return finish(&l, pd_fail(PD_E_VALUE, "rprop_step: a state list is None"));
+    if (!l.t[1] || !l.t[2])
+        return finish(&l, pd_fail(PD_E_VALUE, "rprop_step: a list of states is None (expected prevs and step_sizes)"));
     return finish(&l, pd_step_rprop(&s, &c));
 }
 
@@ -276,7 +293,7 @@ static PyObject *lion_step(PyObject *module, PyObject *args, PyObject *kwargs) {
         return NULL;
     pd_step_lists s = step_of(&l, l.t[1], NULL, NULL);
     c.maximize = maximize;
-    if (!l.t[1]) return finish(&l, pd_fail(PD_E_VALUE, "lion_step: a state list is None"));
+    if (!l.t[1]) return finish(&l, pd_fail(PD_E_VALUE, "lion_step: the list of states is None (expected exp_avgs)"));
     return finish(&l, pd_step_lion(&s, &c));
 }
 
@@ -294,7 +311,8 @@ static PyObject *zero_grads(PyObject *module, PyObject *args) {
 static PyObject *ask_to_write(PyObject *module, PyObject *const *args, Py_ssize_t n) {
     (void)module;
     if (n != 2 || !PyList_Check(args[1]))
-        return PyErr_Format(PyExc_TypeError, "ask_to_write: expected an optimizer and its list of groups");
+        return PyErr_Format(PyExc_TypeError,
+                            "ask_to_write: the arguments do not fit (expected an optimizer and its list of groups)");
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(args[1]); i++) {
         PyObject *group = PyList_GET_ITEM(args[1], i),
                  *params = PyDict_Check(group) ? PyDict_GetItemString(group, "params") : NULL;
@@ -353,23 +371,26 @@ static PyMethodDef functions[] = {
     {"adagrad_step", (PyCFunction)(void (*)(void))adagrad_step, METH_VARARGS | METH_KEYWORDS,
      "adagrad_step(params, sums, *, lr, ...): one fused step of Adagrad."},
     {"moments_step", (PyCFunction)(void (*)(void))moments_step, METH_VARARGS | METH_KEYWORDS,
-     "moments_step(params, exp_avgs, exp_avg_sqs, *, lr, ...): a step of RAdam or (nesterov) NAdam; its mu_product."},
+     "moments_step(params, exp_avgs, exp_avg_sqs, *, lr, ...): one fused step of RAdam, or of NAdam with nesterov; "
+     "returns mu_product."},
     {"adamax_step", (PyCFunction)(void (*)(void))adamax_step, METH_VARARGS | METH_KEYWORDS,
      "adamax_step(params, exp_avgs, exp_infs, *, lr, ...): one fused step of Adamax."},
     {"asgd_step", (PyCFunction)(void (*)(void))asgd_step, METH_VARARGS | METH_KEYWORDS,
-     "asgd_step(params, averages, *, eta, ...): one fused step of averaged SGD; eta and mu of the next one."},
+     "asgd_step(params, averages, *, eta, ...): one fused step of averaged SGD; returns eta and mu of the next step."},
     {"rprop_step", (PyCFunction)(void (*)(void))rprop_step, METH_VARARGS | METH_KEYWORDS,
      "rprop_step(params, prevs, step_sizes, *, eta_minus, ...): one fused step of Rprop."},
     {"lion_step", (PyCFunction)(void (*)(void))lion_step, METH_VARARGS | METH_KEYWORDS,
      "lion_step(params, exp_avgs, *, lr, ...): one fused step of Lion."},
     {"sums_of_squares", sums_of_squares, METH_O,
-     "sums_of_squares(tensors): of each, the sum of the squares of its elements; float64, where the tensors lie."},
+     "sums_of_squares(tensors): the sum of the squares of each tensor's elements, as a float64 tensor on the same "
+     "device."},
     {"scale_tensors", scale_tensors, METH_VARARGS,
-     "scale_tensors(tensors, by): multiplies all elements, in place; whether all were finite."},
+     "scale_tensors(tensors, by): multiplies all elements by a number, in place; returns whether all were finite."},
     {"unscale", unscale, METH_VARARGS,
-     "unscale(tensors, by, found): a GPU's tensors times by's element, found's is 1 where one was not finite."},
+     "unscale(tensors, by, found): multiplies a GPU's tensors by the one element of by, in place; sets found to 1 "
+     "where an element was not finite."},
     {"ask_to_write", (PyCFunction)(void (*)(void))ask_to_write, METH_FASTCALL,
-     "ask_to_write(optimizer, groups): raises where a step may not write a parameter that has a gradient."},
+     "ask_to_write(optimizer, groups): raises where a step must not write to a parameter that has a gradient."},
     {"zero_grads", zero_grads, METH_VARARGS, "zero_grads(params, set_to_none=True)"},
     {0},
 };

@@ -117,7 +117,8 @@ static PyObject *take(PyObject *module, PyObject *unused) {
     size_t count;
     uint64_t dropped;
     (void)module, (void)unused;
-    if (pd_profile_run) return PyErr_Format(PyExc_RuntimeError, "profiler: it is running (expected to stop it first)");
+    if (pd_profile_run)
+        return PyErr_Format(PyExc_RuntimeError, "profiler: the profiler is running (expected to be stopped first)");
     const pd_event *events = pd_profile_events(&count, &dropped);
     PD_PY_TRY(pd_gpu_points_wait());
     PyObject *list = PyList_New((Py_ssize_t)count), *known = stacks ? Py_NewRef(stacks) : PyDict_New();
@@ -150,7 +151,8 @@ static PyObject *span_end(PyObject *module, PyObject *args) {
     (void)module;
     if (!PyArg_ParseTuple(args, "y#s:_span_end", &bytes, &size, &name)) return NULL;
     if (size != sizeof span)
-        return PyErr_Format(PyExc_ValueError, "_span_end: %zd bytes (expected what _span_begin gave)", size);
+        return PyErr_Format(PyExc_ValueError, "_span_end: got %zd bytes (expected the value that _span_begin returned)",
+                            size);
     memcpy(&span, bytes, sizeof span);
     pd_timespan_end(&span, PD_SPAN_USER, name, 0);
     Py_RETURN_NONE;
@@ -158,17 +160,16 @@ static PyObject *span_end(PyObject *module, PyObject *args) {
 
 static PyMethodDef functions[] = {
     {"_profile_start", start, METH_VARARGS,
-     "_profile_start(max_events, shapes, memory, stack, gpu): begins to record; see pydist.profiler."},
-    {"_profile_stop", stop, METH_NOARGS, "_profile_stop(): ends it; fine when it is off."},
+     "_profile_start(max_events, shapes, memory, stack, gpu): starts recording events; see pydist.profiler."},
+    {"_profile_stop", stop, METH_NOARGS, "_profile_stop(): stops recording; does nothing when the profiler is off."},
     {"_profile_take", take, METH_NOARGS,
-     "_profile_take() -> (events, dropped, stacks)\n\nWhat was recorded, given away: (name, kind, lane, begin, end, "
-     "bytes, held, "
-     "stack, None or (results, shapes), None or (GPU, begin, end since the start)) of each, times in monotonic ns; how "
-     "many events were dropped; numbers by "
-     "stack."},
+     "_profile_take() -> (events, dropped, stacks)\n\nReturns the recorded events and forgets them. Each is (name, "
+     "kind, lane, begin, end, bytes, held, stack, None or (results, shapes), None or (GPU, begin, end since the "
+     "start)), with times of the monotonic clock in ns. dropped: how many events found no room. stacks: the number of "
+     "each stack."},
     {"_span_begin", span_begin, METH_NOARGS,
-     "_span_begin() -> bytes | None\n\nA span of the profiler; None while it is off."},
-    {"_span_end", span_end, METH_VARARGS, "_span_end(span, name): ends what _span_begin gave."},
+     "_span_begin() -> bytes | None\n\nBegins a span of the profiler; None while the profiler is off."},
+    {"_span_end", span_end, METH_VARARGS, "_span_end(span, name): ends the span that _span_begin returned."},
     {0},
 };
 

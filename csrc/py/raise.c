@@ -69,15 +69,17 @@ int pd_py_add_raise(PyObject *module) {
     KNOWN(PYTHON, PyExc_RuntimeError);
     bool ok =
         (pd_py.E_VALUE = new_class(module, "ArgumentError", PyExc_ValueError, PyExc_RuntimeError,
-                                   "A number or a word is none that is allowed.")) &&
+                                   "An argument has a value that is not allowed.")) &&
         (pd_py.E_INDEX =
-             new_class(module, "PositionError", PyExc_IndexError, PyExc_RuntimeError, "A position is out of range.")) &&
-        (pd_py.E_SHAPE = new_class(module, "ShapeError", PyExc_RuntimeError, PyExc_ValueError, "Shapes do not fit.")) &&
-        (pd_py.E_DTYPE = new_class(module, "DTypeError", PyExc_RuntimeError, PyExc_TypeError, "Dtypes do not fit.")) &&
+             new_class(module, "PositionError", PyExc_IndexError, PyExc_RuntimeError, "An index is out of range.")) &&
+        (pd_py.E_SHAPE = new_class(module, "ShapeError", PyExc_RuntimeError, PyExc_ValueError,
+                                   "The shapes of tensors do not fit each other or the op.")) &&
+        (pd_py.E_DTYPE = new_class(module, "DTypeError", PyExc_RuntimeError, PyExc_TypeError,
+                                   "The dtypes of tensors do not fit each other or the op.")) &&
         (pd_py.E_DIM =
              new_class(module, "DimError", PyExc_IndexError, PyExc_RuntimeError, "A dimension is out of range.")) &&
-        (pd_py.E_MEMORY =
-             new_class(module, "OutOfMemoryError", PyExc_MemoryError, PyExc_RuntimeError, "No memory is left.")) &&
+        (pd_py.E_MEMORY = new_class(module, "OutOfMemoryError", PyExc_MemoryError, PyExc_RuntimeError,
+                                    "There is not enough memory.")) &&
         (pd_py.E_DIST =
              new_class(module, "DistError", PyExc_RuntimeError, NULL, "Communication between ranks failed.")) &&
         (pd_py.E_MISMATCH =

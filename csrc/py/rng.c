@@ -59,7 +59,10 @@ static bool key_from(PyObject *o, pd_rng_key *k) {
     if (pd_py_is_tensor(o)) {
         pd_tensor *t = pd_py_tensor(o);
         if (t->dtype != PD_U8 || t->ndim != 1 || t->numel != STATE_BYTES || t->stride[0] != 1) {
-            PyErr_Format(PyExc_TypeError, "set_rng_state: expected the %d bytes that get_rng_state gave", STATE_BYTES);
+            PyErr_Format(PyExc_TypeError,
+                         "set_rng_state: new_state has a wrong length or dtype (expected the %d bytes that "
+                         "get_rng_state returned)",
+                         STATE_BYTES);
             return false;
         }
         const char *bytes = pd_tensor_data(t);
@@ -69,7 +72,9 @@ static bool key_from(PyObject *o, pd_rng_key *k) {
         return true;
     }
     if (!PyTuple_Check(o) || !PyArg_ParseTuple(o, "KKk:set_rng_state", &seed, &call, &stream)) {
-        if (!PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "set_rng_state: expected what get_rng_state gave");
+        if (!PyErr_Occurred())
+            PyErr_SetString(PyExc_TypeError,
+                            "set_rng_state: new_state is not a state (expected a value that get_rng_state returned)");
         return false;
     }
     *k = (pd_rng_key){.seed = seed, .call = call, .stream = (uint32_t)stream};
@@ -98,11 +103,11 @@ static void generator_dealloc(PyObject *self) {
 
 static PyMethodDef generator_methods[] = {
     {"manual_seed", (PyCFunction)(void (*)(void))generator_seed, METH_VARARGS | METH_KEYWORDS,
-     "manual_seed(seed)\n\nStarts the stream of `seed` anew."},
-    {"initial_seed", generator_initial, METH_NOARGS, "initial_seed()\n\nThe seed."},
+     "manual_seed(seed)\n\nRestarts the generator at the beginning of the stream of `seed`."},
+    {"initial_seed", generator_initial, METH_NOARGS, "initial_seed()\n\nThe generator's seed."},
     {"get_state", generator_get, METH_NOARGS, "get_state()\n\nA tensor of bytes: seed, next call, stream."},
-    {"_key", generator_key, METH_NOARGS, "_key(): (seed, next call, stream), which set_state takes too."},
-    {"set_state", generator_set, METH_O, "set_state(state)\n\nAs get_state gave it."},
+    {"_key", generator_key, METH_NOARGS, "_key(): the state as (seed, next call, stream); set_state takes it too."},
+    {"set_state", generator_set, METH_O, "set_state(state)\n\nRestores a state that get_state returned."},
     {0}};
 static PyGetSetDef generator_getset[] = {{"device", generator_device, NULL, "The CPU.", NULL}, {0}};
 static PyType_Slot generator_slots[] = {
@@ -110,7 +115,8 @@ static PyType_Slot generator_slots[] = {
     {Py_tp_getset, generator_getset},
     {Py_tp_dealloc, generator_dealloc},
     {Py_tp_methods, generator_methods},
-    {Py_tp_doc, "Generator(device='cpu')\n\nA stream of random numbers of its own: counter-based, keyed by the seed."},
+    {Py_tp_doc,
+     "Generator(device='cpu')\n\nA random number generator with its own stream: counter-based, keyed by the seed."},
     {0}};
 static PyType_Spec generator_spec = {.name = "pydist._C.Generator",
                                      .basicsize = sizeof(generator),
@@ -186,16 +192,18 @@ static PyObject *f_rng_shard(PyObject *module, PyObject *args) {
 
 static PyMethodDef functions[] = {
     {"manual_seed", (PyCFunction)(void (*)(void))f_manual_seed, METH_VARARGS | METH_KEYWORDS,
-     "manual_seed(seed)\n\nStarts the default random stream anew."},
+     "manual_seed(seed)\n\nRestarts the default random stream with this seed."},
     {"initial_seed", f_initial_seed, METH_NOARGS, "initial_seed()\n\nThe seed of the default stream."},
     {"get_rng_state", f_get_rng_state, METH_NOARGS,
-     "get_rng_state()\n\nA tensor of bytes: seed, next call, stream of the default stream."},
+     "get_rng_state()\n\nThe state of the default stream as a tensor of bytes: seed, next call, stream."},
     {"_rng_key", f_rng_key, METH_NOARGS,
-     "_rng_key(): (seed, next call, stream) of the default stream, which set_rng_state takes too."},
+     "_rng_key(): the state of the default stream as (seed, next call, stream); set_rng_state takes it too."},
     {"set_rng_state", (PyCFunction)(void (*)(void))f_set_rng_state, METH_VARARGS | METH_KEYWORDS,
-     "set_rng_state(new_state)\n\nAs get_rng_state gave it."},
-    {"_rng_own", f_rng_own, METH_VARARGS, "_rng_own(own): a generator of this thread's own, or not."},
-    {"_rng_shard", f_rng_shard, METH_VARARGS, "_rng_shard(n): what dropout draws here differs from other shards."},
+     "set_rng_state(new_state)\n\nRestores a state that get_rng_state returned."},
+    {"_rng_own", f_rng_own, METH_VARARGS,
+     "_rng_own(own): gives this thread a default generator of its own (True), or takes it away."},
+    {"_rng_shard", f_rng_shard, METH_VARARGS,
+     "_rng_shard(n): makes dropout on this rank draw other numbers than on other shards."},
     {0},
 };
 

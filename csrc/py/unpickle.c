@@ -29,7 +29,7 @@ typedef struct reader {
 } reader;
 
 static bool wrong(reader *r, const char *what) {
-    PyErr_Format(PyExc_ValueError, "%s at byte %zd of the pickle", what, (Py_ssize_t)(r->at - r->begin));
+    PyErr_Format(PyExc_ValueError, "unpickle: at byte %zd of the pickle: %s", (Py_ssize_t)(r->at - r->begin), what);
     return false;
 }
 
@@ -54,7 +54,7 @@ static void drop(slots *s, Py_ssize_t n) { /* until n entries are left */
 
 static const unsigned char *take(reader *r, uint64_t n) {
     const unsigned char *at = r->at;
-    if (n > (uint64_t)(r->end - at)) return wrong(r, "cut off"), NULL;
+    if (n > (uint64_t)(r->end - at)) return wrong(r, "the pickle is cut off (expected more bytes)"), NULL;
     r->at += n;
     return at;
 }
@@ -77,7 +77,7 @@ static const char *counted(reader *r, int bytes, Py_ssize_t *n) {
 
 static const char *line(reader *r, Py_ssize_t *n) {
     const unsigned char *p = r->at, *end = memchr(p, '\n', (size_t)(r->end - p));
-    if (!end) return wrong(r, "a line without end"), NULL;
+    if (!end) return wrong(r, "a line has no end (expected a newline)"), NULL;
     r->at = end + 1;
     *n = end - p;
     return (const char *)p;
@@ -94,7 +94,7 @@ static bool push(reader *r, PyObject *o) {
 }
 
 static bool has(reader *r, Py_ssize_t n) {
-    return r->stack.n - r->fence >= n ? true : wrong(r, "an empty stack");
+    return r->stack.n - r->fence >= n ? true : wrong(r, "the stack is too short (expected an operand of the opcode)");
 }
 
 static slot *top(reader *r, Py_ssize_t down) { return &r->stack.v[r->stack.n - 1 - down]; }
@@ -114,7 +114,7 @@ static bool mark(reader *r) {
 
 /* Removes the last mark. *from: where the entries above it begin. */
 static bool unmark(reader *r, Py_ssize_t *from) {
-    if (!r->marks_n) return wrong(r, "no mark");
+    if (!r->marks_n) return wrong(r, "there is no mark on the stack (expected one before the opcode)");
     *from = r->marks[--r->marks_n];
     r->fence = r->marks_n ? r->marks[r->marks_n - 1] : 0;
     return true;
@@ -138,7 +138,8 @@ static PyObject *gathered(reader *r, Py_ssize_t from, bool is_list) {
 
 static bool put(reader *r, uint64_t at) {
     if (!has(r, 1)) return false;
-    if (at > (uint64_t)(r->at - r->begin)) return wrong(r, "an entry of the memo beyond the file");
+    if (at > (uint64_t)(r->at - r->begin))
+        return wrong(r, "the number of an entry in the memo is too large (expected less than the file has bytes)");
     Py_ssize_t i = (Py_ssize_t)at;
     if (!grow(&r->memo, i + 1)) return false;
     while (r->memo.n <= i) r->memo.v[r->memo.n++] = (slot){.memo = -1};
@@ -152,7 +153,8 @@ static bool put(reader *r, uint64_t at) {
 }
 
 static bool get(reader *r, uint64_t at) {
-    if (at >= (uint64_t)r->memo.n || !r->memo.v[at].o) return wrong(r, "no such entry of the memo");
+    if (at >= (uint64_t)r->memo.n || !r->memo.v[at].o)
+        return wrong(r, "the memo has no such entry (expected one that was put before)");
     slot s = r->memo.v[at];
     if (!push(r, Py_NewRef(s.o))) return false;
     *top(r, 0) = s;
@@ -163,7 +165,8 @@ static bool get(reader *r, uint64_t at) {
 
 static bool spend(reader *r, long long n) {
     r->work -= n;
-    return r->work >= 0 ? true : wrong(r, "keys or copies that are too large for the file's length");
+    return r->work >= 0 ? true
+                        : wrong(r, "keys or copies are too large (expected work in proportion to the file's length)");
 }
 
 /* Counts the work of hashing. A tuple of tuples of ... may be small in a file and take for ever to hash. */
@@ -171,7 +174,7 @@ static bool may_be_key(reader *r, PyObject *o, int depth) {
     if (PyUnicode_CheckExact(o)) return true;
     if (!spend(r, 1)) return false;
     if (PyTuple_Check(o)) {
-        if (!depth) return wrong(r, "a key of too many tuples in tuples");
+        if (!depth) return wrong(r, "a key has too many nested tuples (expected fewer)");
         for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(o); i++)
             if (!may_be_key(r, PyTuple_GET_ITEM(o, i), depth - 1)) return false;
     } else if (PyLong_CheckExact(o)) {
@@ -198,10 +201,11 @@ static bool is_dict(PyObject *o) { return PyDict_CheckExact(o) || PyODict_CheckE
 /* Moves the entries from `from` on, as keys and values, into the dict below them. */
 static bool set_items(reader *r, Py_ssize_t from) {
     Py_ssize_t n = r->stack.n - from;
-    if (from < 1 || from - 1 < r->fence) return wrong(r, "no dict below the items");
+    if (from < 1 || from - 1 < r->fence)
+        return wrong(r, "there is no dict below the items (expected one on the stack)");
     slot *s = &r->stack.v[from - 1];
-    if (n % 2) return wrong(r, "a key without a value");
-    if (s->named) return wrong(r, "items for what the file has not made");
+    if (n % 2) return wrong(r, "a key has no value (expected pairs)");
+    if (s->named) return wrong(r, "items are added to a global name (expected an object that the pickle has made)");
     if (is_dict(s->o)) {
         for (Py_ssize_t i = from; i < from + n; i += 2)
             if (!set_item(r, s->o, r->stack.v[i].o, r->stack.v[i + 1].o)) return false;
@@ -218,9 +222,10 @@ static bool set_items(reader *r, Py_ssize_t from) {
 }
 
 static bool append(reader *r, Py_ssize_t from) {
-    if (from < 1 || from - 1 < r->fence) return wrong(r, "no list below the items");
+    if (from < 1 || from - 1 < r->fence)
+        return wrong(r, "there is no list below the items (expected one on the stack)");
     slot *s = &r->stack.v[from - 1];
-    if (s->named) return wrong(r, "items for what the file has not made");
+    if (s->named) return wrong(r, "items are added to a global name (expected an object that the pickle has made)");
     if (PyList_CheckExact(s->o)) {
         for (Py_ssize_t i = from; i < r->stack.n; i++)
             if (PyList_Append(s->o, r->stack.v[i].o)) return false;
@@ -245,7 +250,8 @@ static PyObject *set_of(reader *r, bool is_frozen, PyObject *items) {
 
 static bool add_items(reader *r, Py_ssize_t from) {
     PyObject *set = from < 1 || from - 1 < r->fence ? NULL : r->stack.v[from - 1].o;
-    if (!set || Py_TYPE(set) != &PySet_Type) return wrong(r, "no set below the items");
+    if (!set || Py_TYPE(set) != &PySet_Type)
+        return wrong(r, "there is no set below the items (expected one on the stack)");
     for (Py_ssize_t i = from; i < r->stack.n; i++)
         if (!may_be_key(r, r->stack.v[i].o, KEY_DEPTH) || PySet_Add(set, r->stack.v[i].o)) return false;
     drop(&r->stack, from);
@@ -261,7 +267,7 @@ static PyObject *ordered(reader *r, PyObject *items) {
         PyObject *pair = PyList_GET_ITEM(items, i);
         bool is_list = PyList_CheckExact(pair);
         if (!(is_list || PyTuple_CheckExact(pair)) || Py_SIZE(pair) != 2) {
-            wrong(r, "no pair of key and value");
+            wrong(r, "an item of an OrderedDict is not a pair (expected key and value)");
             Py_CLEAR(dict);
         } else if (!set_item(r, dict, is_list ? PyList_GET_ITEM(pair, 0) : PyTuple_GET_ITEM(pair, 0),
                              is_list ? PyList_GET_ITEM(pair, 1) : PyTuple_GET_ITEM(pair, 1)))
@@ -274,7 +280,8 @@ static PyObject *called(reader *r, PyObject *f, PyObject *args) {
     bool is_set = f == (PyObject *)&PySet_Type || f == (PyObject *)&PyFrozenSet_Type;
     if ((is_set || f == (PyObject *)&PyODict_Type) && PyTuple_GET_SIZE(args)) {
         PyObject *items = PyTuple_GET_ITEM(args, 0);
-        if (PyTuple_GET_SIZE(args) != 1 || !PyList_CheckExact(items)) return wrong(r, "no list of items"), NULL;
+        if (PyTuple_GET_SIZE(args) != 1 || !PyList_CheckExact(items))
+            return wrong(r, "the argument of OrderedDict is not a list (expected a list of items)"), NULL;
         if (!spend(r, PyList_GET_SIZE(items))) return NULL;
         return is_set ? set_of(r, f == (PyObject *)&PyFrozenSet_Type, items) : ordered(r, items);
     }
@@ -285,7 +292,8 @@ static bool reduce(reader *r) {
     if (!has(r, 2)) return false;
     PyObject *args = top(r, 0)->o;
     slot *s = top(r, 1);
-    if (!s->named || !PyTuple_CheckExact(args)) return wrong(r, "a call of what is no function");
+    if (!s->named || !PyTuple_CheckExact(args))
+        return wrong(r, "a call of something that is not a function (expected a global name and a tuple)");
     PyObject *made = called(r, s->o, args);
     if (!made) return false;
     drop(&r->stack, r->stack.n - 2);
@@ -297,7 +305,7 @@ static bool new_object(reader *r, bool by_name) {
     PyObject *names = by_name ? top(r, 0)->o : NULL, *args = top(r, by_name)->o;
     slot *s = top(r, 1 + by_name);
     if (!s->named || !PyTuple_CheckExact(args) || (names && !PyDict_CheckExact(names)))
-        return wrong(r, "a new object of what is no class");
+        return wrong(r, "a new object of something that is not a class (expected a global name and its arguments)");
     PyObject *made = PyObject_CallMethod(r->maker, "new", "OOO", s->o, args, names ? names : Py_None);
     if (!made) return false;
     drop(&r->stack, r->stack.n - 2 - by_name);
@@ -308,7 +316,7 @@ static bool new_object(reader *r, bool by_name) {
 static bool build(reader *r) {
     if (!has(r, 2)) return false;
     slot *s = top(r, 1);
-    if (s->named) return wrong(r, "a state for what the file has not made");
+    if (s->named) return wrong(r, "a state is given to a global name (expected an object that the pickle has made)");
     PyObject *made = PyObject_CallMethod(r->maker, "build", "OO", s->o, top(r, 0)->o);
     if (!made) return false;
     drop(&r->stack, r->stack.n - 1);
@@ -334,7 +342,7 @@ static bool find(reader *r, PyObject *module, PyObject *name) { /* owns both */
 static bool stack_global(reader *r) {
     if (!has(r, 2)) return false;
     if (!PyUnicode_CheckExact(top(r, 0)->o) || !PyUnicode_CheckExact(top(r, 1)->o))
-        return wrong(r, "a name that is no text");
+        return wrong(r, "a name is not text (expected str)");
     PyObject *name = pop(r), *module = pop(r);
     return find(r, module, name);
 }
@@ -381,7 +389,8 @@ static PyObject *float_line(const char *p, Py_ssize_t n) {
 
 /* Python 2's str, as its repr() wrote it. */
 static PyObject *quoted_line(reader *r, const char *p, Py_ssize_t n) {
-    if (n < 2 || p[0] != p[n - 1] || (p[0] != '\'' && p[0] != '"')) return wrong(r, "a text without quotes"), NULL;
+    if (n < 2 || p[0] != p[n - 1] || (p[0] != '\'' && p[0] != '"'))
+        return wrong(r, "a text has no quotes (expected the form of Python's repr)"), NULL;
     PyObject *bytes = PyBytes_DecodeEscape(p + 1, n - 2, NULL, 0, NULL), *out = NULL;
     if (bytes) out = PyUnicode_Decode(PyBytes_AS_STRING(bytes), PyBytes_GET_SIZE(bytes), r->encoding, "strict");
     Py_XDECREF(bytes);
@@ -438,7 +447,8 @@ static bool literal(reader *r, char code) {
         case 'T': ok = WITH(counted(r, 4, &n), push(r, PyUnicode_Decode(p, n, r->encoding, "strict"))); break;
         case 'U': ok = WITH(counted(r, 1, &n), push(r, PyUnicode_Decode(p, n, r->encoding, "strict"))); break;
         case 'S': ok = WITH(line(r, &n), push(r, quoted_line(r, p, n))); break;
-        default: ok = wrong(r, "an opcode that is not read");
+        default:
+            ok = wrong(r, "the opcode is unsupported (expected one for containers, numbers, text and tensors)");
     }
     return ok;
 }
@@ -453,8 +463,13 @@ static int step(reader *r) {
 #define MARKED(use) unmark(r, &from) && (use)
     bool ok;
     switch ((char)*code) {
-        case '\x80': ok = number(r, 1, &value) && (value <= 5 || wrong(r, "a protocol that is not known")); break;
-        case '\x95': ok = number(r, 8, &value) && (value <= (uint64_t)(r->end - r->at) || wrong(r, "cut off")); break;
+        case '\x80':
+            ok = number(r, 1, &value) && (value <= 5 || wrong(r, "the protocol is unknown (expected 0 to 5)"));
+            break;
+        case '\x95':
+            ok = number(r, 8, &value) &&
+                 (value <= (uint64_t)(r->end - r->at) || wrong(r, "the pickle is cut off (expected more bytes)"));
+            break;
         case '.': return has(r, 1) ? 0 : -1;
         case '(': ok = mark(r); break;
         case '0':
@@ -546,8 +561,9 @@ static PyObject *unpickle(PyObject *module, PyObject *args) {
 
 static PyMethodDef functions[] = {
     {"unpickle", unpickle, METH_VARARGS,
-     "unpickle(data, maker, encoding)\n\n(the object of a pickle, where it ends): containers, numbers and text, and "
-     "what `maker` makes (pydist/_unpickle.py).\nErrors: ValueError for a damaged pickle, and what the maker raises."},
+     "unpickle(data, maker, encoding)\n\nReads a pickle; returns (object, the byte at which the pickle ends). Makes "
+     "containers, numbers and text itself, and\ncalls `maker` for all other objects (pydist/_unpickle.py). Errors: "
+     "ValueError for a damaged pickle, and what the\nmaker raises."},
     {0}};
 
 int pd_py_add_unpickle(PyObject *module) { return PyModule_AddFunctions(module, functions); }

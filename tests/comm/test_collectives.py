@@ -211,7 +211,7 @@ def test_coalesced():
                 pass
         with pytest.raises(ValueError, match="2 times as many elements"), dist._coalescing_manager():
             dist.all_gather_into_tensor(pydist.zeros(3), pydist.zeros(2))
-        with pytest.raises(TypeError, match="is of int64"), dist._coalescing_manager():
+        with pytest.raises(TypeError, match="has dtype int64"), dist._coalescing_manager():
             dist.all_reduce(parts[0])
             dist.all_reduce(pydist.ones(2).long())
         with pytest.raises(KeyError), dist._coalescing_manager():
@@ -278,7 +278,7 @@ def test_work_under_way():
         handle = dist.all_reduce(x, async_op=True)
         if rank == 0:
             assert not handle.is_completed() and not handle.is_success()
-            with pytest.raises(RuntimeError, match="result: the collective is under way"):
+            with pytest.raises(RuntimeError, match="result: the collective is not done"):
                 handle.result()
             with pytest.raises(dist.CommTimeout):
                 handle.wait(0.05)
@@ -402,27 +402,31 @@ def test_bad_tensors():
         (lambda: dist.all_reduce(x, op="median"), ValueError, "all_reduce: op is 'median' (expected sum, avg"),
         (lambda: dist.all_reduce(x, op="band"), RuntimeError, "all_reduce: BAND of float32 is not defined"),
         (lambda: dist.all_reduce(x.long(), op=dist.ReduceOp.AVG), RuntimeError, "all_reduce: AVG of int64"),
-        (lambda: dist.all_reduce(x[:1].expand(4, 3)), ValueError, "shape [4, 3] has elements that share memory"),
-        (lambda: dist.broadcast(read_only, 0), ValueError, "broadcast: tensor of shape [4] is read-only"),
+        (lambda: dist.all_reduce(x[:1].expand(4, 3)), ValueError, "shape [4, 3], has elements that share memory"),
+        (lambda: dist.broadcast(read_only, 0), ValueError, "broadcast: tensor, of shape [4], is read-only"),
         (lambda: dist.broadcast(x, 2), ValueError, "broadcast: root 2 (expected 0 to 1)"),
         (lambda: dist.broadcast(x, -1), ValueError, "broadcast: root -1 (expected 0 to 1)"),
         (lambda: dist.broadcast(x, "0"), TypeError, "broadcast: root is str (expected an int)"),
         (
             lambda: dist.all_gather(out[:1], x),
             ValueError,
-            "all_gather: output has 1 tensors (expected 2, as many for each rank)",
+            "all_gather: output has 1 tensors (expected 2, the same number for each rank)",
         ),
         (lambda: dist.all_gather([x, x.t()], x), ValueError, "all_gather: output 1 has shape [3, 2] (expected [2, 3])"),
-        (lambda: dist.all_gather([x, x.long()], x), TypeError, "output 1 is of int64 (expected float32, as the first)"),
-        (lambda: dist.all_gather(out, x.long()), TypeError, "output is of float32 (expected int64, as input)"),
+        (
+            lambda: dist.all_gather([x, x.long()], x),
+            TypeError,
+            "output 1 has dtype int64 (expected float32, like the first tensor)",
+        ),
+        (lambda: dist.all_gather(out, x.long()), TypeError, "output has dtype float32 (expected int64, like input)"),
         (lambda: dist.all_gather(out, out), TypeError, "all_gather: input is a list (expected a tensor)"),
         (lambda: dist.all_gather_coalesced([out], out), ValueError, "output has 2 tensors (expected 4"),
-        (lambda: dist.all_gather_coalesced([[x, x]], x), TypeError, "input is no list (expected one of tensors)"),
-        (lambda: dist.all_gather_into_tensor(x, x), ValueError, "has 6 elements (expected 2 times the 6 of input)"),
+        (lambda: dist.all_gather_coalesced([[x, x]], x), TypeError, "input is not a list (expected a list of tensors)"),
+        (lambda: dist.all_gather_into_tensor(x, x), ValueError, "has 6 elements (expected 2 * 6, as input has)"),
         (lambda: dist.all_gather_into_tensor(whole, whole[1:3]), ValueError, "all_gather: input and output overlap"),
-        (lambda: dist.reduce_scatter_tensor(x, whole[1:]), ValueError, "input has 9 elements (expected 2 times the 6"),
+        (lambda: dist.reduce_scatter_tensor(x, whole[1:]), ValueError, "input has 9 elements (expected 2 * 6"),
         (lambda: dist.reduce_scatter(x, [x]), ValueError, "reduce_scatter: input has 1 tensors (expected 2"),
-        (lambda: dist.gather(x, out, dst=1), ValueError, "output is given (expected None but on the root, rank 1)"),
+        (lambda: dist.gather(x, out, dst=1), ValueError, "output is given (expected None except on the root, rank 1)"),
         (lambda: dist.scatter(x, None), ValueError, "scatter: input is None (expected tensors on the root, rank 0)"),
     ]
 

@@ -104,17 +104,17 @@ def test_parts_of_different_sizes(hosts):
 
 
 BAD = [
-    ({"op": "nothing"}, "op 'nothing'"),
-    ({"op": "send"}, "op 'send'"),
+    ({"op": "nothing"}, "op is 'nothing'"),
+    ({"op": "send"}, "op is 'send'"),
     ({"world": 1}, "of 1 ranks"),
-    ({"rank": 4}, "rank 4, root -1 of 4"),
+    ({"rank": 4}, "rank 4 and root -1 of 4"),
     ({"count": -1}, "-1 elements"),
     ({"local": 3}, "3 ranks on a host"),
     ({"dtype": "float31"}, "float31"),
     ({"algo": "quick"}, "quick"),
-    ({"op": "all_gather", "sizes": [1, 2]}, "sizes .expected 4"),
-    ({"op": "all_to_all", "sizes": [1, 2, 3, 4]}, "list"),
-    ({"op": "all_to_all", "sizes": [[1] * 4] * 3 + [[1, 1, 1, -1]]}, "0 or more"),
+    ({"op": "all_gather", "sizes": [1, 2]}, "sizes does not fit the world .expected 4"),
+    ({"op": "all_to_all", "sizes": [1, 2, 3, 4]}, "sizes is int .expected a sequence"),
+    ({"op": "all_to_all", "sizes": [[1] * 4] * 3 + [[1, 1, 1, -1]]}, "each at least 0"),
     ({"op": "broadcast", "sizes": [1] * 4}, "broadcast"),
 ]
 

@@ -229,7 +229,7 @@ def test_over_messages(hosts):
 
 def test_a_message_of_a_batch_is_a_tuple():
     group = _C.comm_init_hub(_C.Hub(1, 1), 0)
-    with pytest.raises(TypeError, match="message 0 is of type int .expected a tuple"):
+    with pytest.raises(TypeError, match="message 0 has type int .expected a tuple"):
         group.messages([5])
     with pytest.raises(TypeError, match="exactly 4 arguments .3 given"):
         group.messages([(True, pydist.ones(2), 1)])

@@ -290,7 +290,11 @@ BAD = [
     (lambda x, out: dist.all_to_all([out, out.int()], [x, x]), TypeError, "int32"),
     (lambda x, out: dist.all_to_all([out, out], [x, 3]), TypeError, "int"),
     (lambda x, out: dist.group.WORLD.all_to_all([out, out], x), TypeError, "a list and a tensor"),
-    (lambda x, out: dist.group.WORLD.all_to_all([out], [x], False, [1], [1]), TypeError, "is a list and has sizes"),
+    (
+        lambda x, out: dist.group.WORLD.all_to_all([out], [x], False, [1], [1]),
+        TypeError,
+        "is a list, but sizes of parts are given",
+    ),
     (lambda x, out: dist.all_gather([out[:1], out[:2]], x), ValueError, r"input has shape"),
     (lambda x, out: dist.all_gather([out[:1], out[:2], out], x), ValueError, "3 tensors .expected 2"),
     (lambda x, out: dist.all_gather([out, out.to(pydist.int32)[:1]], x), TypeError, "int32"),

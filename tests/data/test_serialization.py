@@ -299,7 +299,7 @@ def test_names_keep_their_attributes():
         ("numpy", "dtype"), ("numpy", "ndarray"), (MULTIARRAY, "_reconstruct"), (MULTIARRAY, "scalar"),
     ]:  # fmt: skip
         for state in (STATE + b"b", b"N" + STATE + b"\x86b", num(0) + num(1) + b"s", num(0) + b"a"):
-            refused(zipped(name(module, f) + state), "not made")
+            refused(zipped(name(module, f) + state), "to a global name .expected an object that the pickle has made")
 
 
 def test_keys_that_would_take_for_ever():
@@ -315,7 +315,7 @@ def test_keys_that_would_take_for_ever():
     refused(zipped(wide + b"Q"), "outside the pickle")
     refused(zipped(call(name("torch", "Size"), wide)), "damaged")
     refused(zipped(TENSOR.replace(tup(num(4)), wide), [("data/0", b"1234")]), "damaged")
-    refused(zipped(b"}" + b")" + b"\x85" * 1_000_000 + b"Ns"), "a key of too many")
+    refused(zipped(b"}" + b")" + b"\x85" * 1_000_000 + b"Ns"), "a key has too many nested tuples")
     key = pydist.load(io.BytesIO(saved({((1, 2), "a"): 1})))
     assert key == {((1, 2), "a"): 1}
 

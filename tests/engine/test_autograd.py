@@ -362,7 +362,7 @@ def test_data_replaced_before_backward():
     y = x.exp()
     y.data = pydist.zeros(5)
     for broken in (pydist.zeros(4), pydist.zeros(5).half()):  # exp would get a gradient of what it did not make
-        with pytest.raises(RuntimeError, match="data: a recorded op made the tensor"):
+        with pytest.raises(RuntimeError, match="data: a recorded op made this tensor"):
             y.data = broken
     y.detach_().data = pydist.zeros(4)
     y = x.sum()

@@ -103,7 +103,7 @@ def test_sequences_that_change_while_a_tensor_is_made_of_them():
 
     data = []
     data += [Real(lambda: len(data) > 9 or grow(), 1.0)]
-    with pytest.raises(RuntimeError, match="changed while it was read"):
+    with pytest.raises(RuntimeError, match="changed while they were read"):
         pydist.tensor(data)
     for Lies.honest in range(1, 8):
         try:
@@ -111,10 +111,10 @@ def test_sequences_that_change_while_a_tensor_is_made_of_them():
         except (RuntimeError, ValueError) as e:
             assert "changed while" in str(e) or "lengths" in str(e)
     rows = [[1.0, 2.0], [Real(lambda: rows.__setitem__(0, 5.0)), 2.0]]  # a row that becomes a number
-    with pytest.raises(RuntimeError, match="changed while it was read"):
+    with pytest.raises(RuntimeError, match="changed while they were read"):
         pydist.tensor(rows)
     rows = [[1.0, Real(lambda: rows.__setitem__(1, [[3.0], [4.0]]))], [3.0, 4.0]]
-    with pytest.raises((RuntimeError, ValueError), match="changed while it was read|lengths"):
+    with pytest.raises((RuntimeError, ValueError), match="changed while they were read|lengths"):
         pydist.tensor(rows)
 
 
@@ -185,7 +185,7 @@ def test_devices_have_a_hash_and_sizes_a_product():
         with pytest.raises(RuntimeError, match="index"):
             pydist.device("cuda", index)
     for text in ("cuda:128", "cuda:4294967296", "cuda:-1", "cuda:99999999999999999999"):
-        with pytest.raises(RuntimeError, match="unknown device"):
+        with pytest.raises(RuntimeError, match="device is"):
             pydist.device(text)
     assert len({hash(pydist.device("cuda", i)) for i in range(128)}) == 128
     with pytest.raises(TypeError, match="numel"):
@@ -218,7 +218,7 @@ def test_numbers_that_cuda_did_not_give_are_refused():
             lambda n: C.cuda_graph_free(n),
             lambda n: C.cuda_record(pydist.ones(1), n),
         ):
-            with pytest.raises(ValueError, match="in use"):
+            with pytest.raises(ValueError, match="not a live"):
                 call(number)
     if not pydist.cuda.is_available():
         with pytest.raises(RuntimeError, match="no CUDA device"):

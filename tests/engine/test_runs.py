@@ -181,7 +181,7 @@ def test_closed_early_frees_everything(turns):
         _C._run_turn(run)
     with pytest.raises(RuntimeError, match="closed while .* waits for gradients"):
         _C._run_close(run)
-    with pytest.raises(RuntimeError, match="has been closed"):
+    with pytest.raises(RuntimeError, match="the run is closed"):
         _C._run_turn(run)
     assert w.grad is None
     run = _C._run_open([], [])

@@ -125,7 +125,7 @@ def test_buckets_are_filled_in_reverse_order(pieces, cap, first):
 @pytest.mark.parametrize(
     "pieces, error, text",
     [
-        ([("a", (2,), F32)], TypeError, "expected name, shape, dtype and edges"),
+        ([("a", (2,), F32)], TypeError, r"expected a tuple \(name, shape, dtype, edges\)"),
         ([3], TypeError, "a piece is 3"),
         (3, TypeError, "pieces is int"),
         ([(1, (2,), F32, "rows")], TypeError, "name is int"),
@@ -155,7 +155,7 @@ def test_wrong_questions():
     ]:
         with pytest.raises(error, match=text):
             layout.range(*args)
-    with pytest.raises(IndexError, match="piece 1"):
+    with pytest.raises(IndexError, match="piece number is 1"):
         layout.piece(1)
     with pytest.raises(ValueError, match="-1"):
         _C.Layout([], -1)

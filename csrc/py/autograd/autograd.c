@@ -78,7 +78,7 @@ static void handle_dealloc(PyObject *self) {
     Py_DECREF(type);
 }
 static PyMethodDef handle_methods[] = {
-    {"remove", handle_remove, METH_NOARGS, "remove()\n\nThe hook is called no more."}, {0}};
+    {"remove", handle_remove, METH_NOARGS, "remove()\n\nRemoves the hook: nothing calls it any more."}, {0}};
 static PyType_Slot handle_slots[] = {{Py_tp_dealloc, handle_dealloc},
                                      {Py_tp_traverse, handle_traverse},
                                      {Py_tp_clear, handle_clear},
@@ -96,12 +96,18 @@ static PyObject *add_hook(PyObject *self, PyObject *fn, pd_hook_kind kind) {
     pd_meta *m = NULL;
     pd_status status;
     if (!PyCallable_Check(fn))
-        return PyErr_Format(PyExc_TypeError, "a hook is %.100s (expected a function)", Py_TYPE(fn)->tp_name);
-    if (!pd_tensor_wants_grad(t)) return PyErr_Format(PyExc_RuntimeError, "a hook needs a tensor that requires grad");
+        return PyErr_Format(PyExc_TypeError, "register_hook: hook is %.100s (expected a callable)",
+                            Py_TYPE(fn)->tp_name);
+    if (!pd_tensor_wants_grad(t))
+        return PyErr_Format(PyExc_RuntimeError,
+                            "register_hook: cannot register a hook on a tensor that doesn't require gradient (expected "
+                            "requires_grad=True)");
     PD_PY_TRY(pd_tensor_history(t, &node, &index));
     PD_PY_TRY(pd_meta_get(t, &m));
     if (kind == PD_HOOK_POST && node)
-        return PyErr_Format(PyExc_RuntimeError, "register_post_accumulate_grad_hook: the tensor is not a leaf");
+        return PyErr_Format(PyExc_RuntimeError,
+                            "register_post_accumulate_grad_hook: post accumulate grad hooks cannot be registered on "
+                            "non-leaf tensors (expected a leaf, or register_hook)");
     hook_handle *h = (hook_handle *)((PyTypeObject *)pd_py.HookHandle)->tp_alloc((PyTypeObject *)pd_py.HookHandle, 0);
     if (!h) return NULL;
     pd_closure c = pd_py_closure(fn, kind == PD_HOOK_GRAD ? call_grad_hook : call_leaf_hook);
@@ -167,9 +173,11 @@ static PyObject *node_compare(PyObject *a, PyObject *b, int op) {
     if (Py_TYPE(a) != Py_TYPE(b) || (op != Py_EQ && op != Py_NE)) Py_RETURN_NOTIMPLEMENTED;
     return PyBool_FromLong((((pynode *)a)->n == ((pynode *)b)->n) == (op == Py_EQ));
 }
-static PyMethodDef node_methods[] = {{"name", node_name, METH_NOARGS, "name()\n\nThe op that was recorded."}, {0}};
+static PyMethodDef node_methods[] = {
+    {"name", node_name, METH_NOARGS, "name()\n\nThe name of the op that this node records."}, {0}};
 static PyGetSetDef node_getset[] = {
-    {"next_functions", node_next, NULL, "((node or leaf, output), ...): where the inputs came from.", NULL}, {0}};
+    {"next_functions", node_next, NULL, "((node or leaf, output number), ...): what made each input of the op.", NULL},
+    {0}};
 static PyType_Slot node_slots[] = {{Py_tp_dealloc, node_dealloc},     {Py_tp_traverse, node_traverse},
                                    {Py_tp_methods, node_methods},     {Py_tp_getset, node_getset},
                                    {Py_tp_repr, node_repr},           {Py_tp_hash, node_hash},
@@ -201,7 +209,7 @@ static PyObject *run_backward(pd_backward *b, PyObject *inputs) {
     pd_status status = PD_OK;
     if (seq && n == 0)
         PyErr_SetString(PyExc_RuntimeError,
-                        "backward: inputs is empty or has a None (expected tensors, or None for all leaves)");
+                        "backward: inputs is empty or contains None (expected tensors, or inputs=None for all leaves)");
     else status = pd_engine_run(b);
     pd_free(list);
     Py_XDECREF(seq);
@@ -247,7 +255,9 @@ static bool read_roots(const char *op, PyObject *tensors, PyObject *grads, roots
         }
     if (!grads || grads == Py_None) return true;
     if (!pd_py_tensors(grads, op, "grad_tensors", &r->grad_seq, &r->grads, &n) || n != r->n) {
-        if (!PyErr_Occurred()) PyErr_Format(PyExc_RuntimeError, "%s: %zd tensors, %zd gradients", op, r->n, n);
+        if (!PyErr_Occurred())
+            PyErr_Format(PyExc_RuntimeError,
+                         "%s: got %zd tensors and %zd gradients (expected one gradient for each tensor)", op, r->n, n);
         free_roots(r);
         return false;
     }
@@ -301,8 +311,9 @@ static PyObject *f_grad(PyObject *module, PyObject *args, PyObject *kwargs) {
     for (Py_ssize_t i = 0; i < n && !status && !allow; i++)
         if (!out[i])
             status = pd_fail(PD_E_RUNTIME,
-                             "grad: input %zd, of shape %s, is not used by the outputs (expected allow_unused=True)", i,
-                             pd_tensor_shape(list[i]));
+                             "grad: input %zd, of shape %s, appears to not have been used in the graph of the outputs "
+                             "(expected an input that they depend on, or allow_unused=True)",
+                             i, pd_tensor_shape(list[i]));
     if (status) pd_py_raise(status);
     else result = PyTuple_New(n);
     for (Py_ssize_t i = 0; i < n && out; i++) {
@@ -345,7 +356,8 @@ static PyObject *f_set_autocast(PyObject *module, PyObject *args) {
         !pd_py_dtype(dtype, "set_autocast", "dtype", &t))
         return NULL;
     if (t != PD_NO_DTYPE && t != PD_BF16 && t != PD_F16)
-        return PyErr_Format(PyExc_RuntimeError, "set_autocast: %R (expected bfloat16, float16 or None)", dtype);
+        return PyErr_Format(PyExc_RuntimeError, "set_autocast: dtype is %R (expected bfloat16, float16 or None)",
+                            dtype);
     int kind = pd_py_pretended_cuda() ? -1 : cuda ? PD_DEVICE_CUDA : PD_DEVICE_CPU;
     pd_autocast = (pd_autocast_state){(pd_dtype)t, cuda, keep, kind};
     Py_RETURN_NONE;
@@ -373,10 +385,10 @@ static PyObject *f_set_inference(PyObject *module, PyObject *on) {
 /* The Python stack as text: ctx is the str. */
 static pd_status say_trace(void *text, void *name) {
     PyGILState_STATE gil = PyGILState_Ensure();
-    int bad =
-        PyErr_WarnFormat(PyExc_UserWarning, 1,
-                         "Error detected in the gradient of %s. Forward was called here (most recent call last):\n%U",
-                         (const char *)name, (PyObject *)text);
+    int bad = PyErr_WarnFormat(PyExc_UserWarning, 1,
+                               "Error detected in the gradient of %s. Traceback of forward call that caused the error "
+                               "(most recent call last):\n%U",
+                               (const char *)name, (PyObject *)text);
     if (bad) PyErr_Clear(); /* if warnings are errors, backward's own error comes first */
     PyGILState_Release(gil);
     return PD_OK;
@@ -418,7 +430,7 @@ static PyMethodDef functions[] = {
        "grad(outputs, inputs, grad_outputs=None, retain_graph=None, create_graph=False, allow_unused=False)\n\nThe "
        "gradients of the outputs with respect to the inputs, as a tuple."),
     {"_set_anomaly", f_set_anomaly, METH_VARARGS,
-     "_set_anomaly(on, check_nan): returns both as they were; see autograd.detect_anomaly."},
+     "_set_anomaly(on, check_nan): sets both and returns their previous values; see autograd.detect_anomaly."},
     {"is_anomaly_enabled", f_is_anomaly, METH_NOARGS,
      "is_anomaly_enabled()\n\nWhether nodes remember where they were made; see autograd.detect_anomaly."},
     {"is_grad_enabled", f_is_grad_enabled, METH_NOARGS,
@@ -426,16 +438,17 @@ static PyMethodDef functions[] = {
     {"is_inference_mode_enabled", f_is_inference, METH_NOARGS,
      "is_inference_mode_enabled()\n\nWhether tensors made now in this thread are inference tensors."},
     {"_set_inference_mode", f_set_inference, METH_O,
-     "_set_inference_mode(mode): returns what it was; see inference_mode."},
+     "_set_inference_mode(mode): sets the mode and returns the previous one; see inference_mode."},
     {"autocast_state", f_autocast, METH_NOARGS,
-     "autocast_state()\n\nNone, or (dtype, whether by CUDA's list) of the autocast in this thread."},
+     "autocast_state()\n\nThis thread's autocast as (dtype, whether it follows CUDA's list of ops), or None where it "
+     "is off."},
     {"set_autocast", f_set_autocast, METH_VARARGS,
-     "set_autocast(dtype, cuda, keep=True)\n\nTurns autocast in this thread on, or (None) off; keep: whether casts of "
-     "parameters are kept."},
+     "set_autocast(dtype, cuda, keep=True)\n\nTurns autocast on in this thread; dtype None turns it off. cuda: follow "
+     "CUDA's list of ops. keep: cache the casts of parameters."},
     {"clear_autocast_cache", f_clear_autocast_cache, METH_NOARGS,
-     "clear_autocast_cache()\n\nForgets the casts that this thread's autocast has kept."},
+     "clear_autocast_cache()\n\nEmpties the cache of casts of this thread's autocast."},
     {"set_grad_enabled", f_set_grad_enabled, METH_O,
-     "set_grad_enabled(mode)\n\nTurns recording on or off in this thread; returns what it was."},
+     "set_grad_enabled(mode)\n\nTurns the recording of ops on or off in this thread; returns the previous mode."},
     {0},
 };
 

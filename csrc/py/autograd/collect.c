@@ -150,7 +150,9 @@ static PyObject *told(PyObject *module, PyObject *args) {
     Py_RETURN_NONE;
 }
 
-static PyMethodDef told_method = {"_collecting", told, METH_VARARGS, "For gc.callbacks."};
+static PyMethodDef told_method = {
+    "_collecting", told, METH_VARARGS,
+    "The function in gc.callbacks that tells the engine when a collection starts and stops."};
 
 int pd_py_add_collect(PyObject *module) {
     PyObject *gc = PyImport_ImportModule("gc"), *list = gc ? PyObject_GetAttrString(gc, "callbacks") : NULL;

@@ -60,7 +60,10 @@ static PyObject *get_saved(PyObject *self, void *unused) {
     pyctx *c = (pyctx *)self;
     (void)unused;
     if (!c->node) {
-        if (c->recorded) return PyErr_Format(PyExc_RuntimeError, "saved_tensors: the graph is gone");
+        if (c->recorded)
+            return PyErr_Format(PyExc_RuntimeError,
+                                "saved_tensors: the graph was freed (expected to be read during backward, or after "
+                                "backward(retain_graph=True))");
         return c->to_save ? Py_NewRef(c->to_save) : PyTuple_New(0);
     }
     PyObject *tuple = PyTuple_New(c->node->nsaved);
@@ -136,8 +139,8 @@ static bool accept_gradient(pd_vjp *v, Py_ssize_t i, PyObject *g) {
     if (g == Py_None) return true;
     if (!e || !e->size) {
         PyErr_Format(PyExc_RuntimeError,
-                     "%s: gradient %zd is %.100s, but that argument of forward was no tensor (expected None)", name, i,
-                     Py_TYPE(g)->tp_name);
+                     "%s: gradient %zd is %.100s, but that argument of forward was not a tensor (expected None)", name,
+                     i, Py_TYPE(g)->tp_name);
         return false;
     }
     if (!pd_py_is_tensor(g)) {
@@ -151,10 +154,10 @@ static bool accept_gradient(pd_vjp *v, Py_ssize_t i, PyObject *g) {
     memcpy(size, e->size, sizeof *size * (size_t)ndim);
     if (pd_dtype_category((pd_dtype)t->dtype) < PD_CAT_FLOAT ||
         pd_shape_broadcast(name, &ndim, size, t->ndim, t->size) || !pd_shape_equal(ndim, size, t->ndim, t->size)) {
-        PyErr_Format(
-            pd_py.E_SHAPE,
-            "%s: gradient %zd is %s of shape %s (expected a floating tensor of shape %s, or what broadcasts from it)",
-            name, i, pd_dtype_name((pd_dtype)t->dtype), pd_tensor_shape(t), pd_shape_text(e->ndim, e->size));
+        PyErr_Format(pd_py.E_SHAPE,
+                     "%s: gradient %zd is %s of shape %s (expected a floating or complex dtype and shape %s, or a "
+                     "shape to which that broadcasts)",
+                     name, i, pd_dtype_name((pd_dtype)t->dtype), pd_tensor_shape(t), pd_shape_text(e->ndim, e->size));
         return false;
     }
     pd_status status = pd_tensor_apart(t, v->create_graph, &own);
@@ -247,11 +250,13 @@ static bool check_dirty(const pyctx *c, PyObject *inputs, PyObject *outputs, con
     for (Py_ssize_t i = 0; c->dirty && i < PyTuple_GET_SIZE(c->dirty); i++) {
         pd_tensor *t = pd_py_tensor(PyTuple_GET_ITEM(c->dirty, i));
         const char *what = !holds(inputs, t)    ? "an argument of forward"
-                           : !holds(outputs, t) ? "among the results of forward"
+                           : !holds(outputs, t) ? "one of the results of forward"
                                                 : NULL;
         if (what) {
-            PyErr_Format(PyExc_RuntimeError, "%s: mark_dirty: tensor %zd, of shape %s, is not %s", name, i,
-                         pd_tensor_shape(t), what);
+            PyErr_Format(PyExc_RuntimeError,
+                         "%s: mark_dirty: tensor %zd, of shape %s, is not %s (expected an argument that forward writes "
+                         "and returns)",
+                         name, i, pd_tensor_shape(t), what);
             return false;
         }
         pd_status status = pd_check_writable(name, t);
@@ -309,7 +314,7 @@ static pd_status record(pyctx *c, const char *name, PyObject *inputs, PyObject *
                nsaved = c->to_save ? PyTuple_GET_SIZE(c->to_save) : 0;
     pd_tensor **in;
     if (nin > INT16_MAX || nout > INT16_MAX || nsaved > INT16_MAX)
-        return pd_fail(PD_E_VALUE, "%s: more than %d tensors", name, INT16_MAX);
+        return pd_fail(PD_E_VALUE, "%s: got too many tensors (expected at most %d)", name, INT16_MAX);
     PD_TRY(pd_calloc(sizeof *c->outs * (size_t)nout, name, &c->outs));
     c->nout = (int)nout;
     for (Py_ssize_t i = 0; i < nout; i++) {
@@ -396,39 +401,40 @@ static PyObject *function_apply(PyObject *module, PyObject *args) {
 
 static PyMethodDef ctx_methods[] = {
     {"save_for_backward", save_for_backward, METH_VARARGS,
-     "save_for_backward(*tensors)\n\nKeeps tensors (or None) for backward, as saved_tensors; one that is written in "
-     "place meanwhile raises there."},
+     "save_for_backward(*tensors)\n\nKeeps tensors (or None) for backward, which finds them in saved_tensors. "
+     "saved_tensors raises where an in-place op has written one of them meanwhile."},
     {"mark_dirty", mark_dirty, METH_VARARGS,
-     "mark_dirty(*tensors)\n\nArguments that forward writes in place; each must also be returned."},
+     "mark_dirty(*tensors)\n\nNames the arguments that forward writes in place; forward must also return each of "
+     "them."},
     {"mark_non_differentiable", mark_fixed, METH_VARARGS,
-     "mark_non_differentiable(*tensors)\n\nResults without a gradient."},
+     "mark_non_differentiable(*tensors)\n\nNames the results of forward that have no gradient."},
     {"set_materialize_grads", set_materialize, METH_O,
-     "set_materialize_grads(value)\n\nWhether backward gets zeros (True, the default) or None for results that nothing "
-     "was computed from."},
+     "set_materialize_grads(value)\n\nWhat backward gets for a result that has no gradient: zeros (True, the default) "
+     "or None."},
     {0}};
 static PyGetSetDef ctx_getset[] = {
-    {"saved_tensors", get_saved, NULL, "What save_for_backward was given, with history.", NULL},
+    {"saved_tensors", get_saved, NULL, "The tensors that save_for_backward was given, with their history.", NULL},
     {"__dict__", PyObject_GenericGetDict, PyObject_GenericSetDict, NULL, NULL},
     {0}};
-static PyMemberDef ctx_members[] = {
-    {"needs_input_grad", T_OBJECT_EX, offsetof(pyctx, needs), READONLY, "Which arguments of forward need a gradient."},
-    {"__weaklistoffset__", T_PYSSIZET, offsetof(pyctx, weakrefs), READONLY, NULL},
-    {"__dictoffset__", T_PYSSIZET, offsetof(pyctx, dict), READONLY, NULL},
-    {0}};
+static PyMemberDef ctx_members[] = {{"needs_input_grad", T_OBJECT_EX, offsetof(pyctx, needs), READONLY,
+                                     "A tuple of bools: which arguments of forward need a gradient."},
+                                    {"__weaklistoffset__", T_PYSSIZET, offsetof(pyctx, weakrefs), READONLY, NULL},
+                                    {"__dictoffset__", T_PYSSIZET, offsetof(pyctx, dict), READONLY, NULL},
+                                    {0}};
 static PyType_Slot ctx_slots[] = {{Py_tp_dealloc, ctx_dealloc},
                                   {Py_tp_traverse, ctx_traverse},
                                   {Py_tp_clear, ctx_clear},
                                   {Py_tp_methods, ctx_methods},
                                   {Py_tp_getset, ctx_getset},
                                   {Py_tp_members, ctx_members},
-                                  {Py_tp_doc, "What forward of a Function hands to backward."},
+                                  {Py_tp_doc, "The context of a Function: what its forward hands to its backward."},
                                   {0}};
 static PyType_Spec ctx_spec = {.name = "pydist._C.FunctionCtx", .basicsize = sizeof(pyctx), .slots = ctx_slots,
                                .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION};
 
 static PyMethodDef functions[] = {
     {"_function_apply", function_apply, METH_VARARGS,
-     "_function_apply(cls, split, inputs): the Function on inputs; split: it has setup_context."},
+     "_function_apply(cls, split, inputs): calls the Function cls on inputs; split: cls has setup_context."},
     {0}};
 
 int pd_py_add_function(PyObject *module) {

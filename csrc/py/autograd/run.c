@@ -62,8 +62,11 @@ static PyObject *run_open(PyObject *module, PyObject *args, PyObject *kwargs) {
     h->b = (pd_backward){.roots = h->roots, .grads = h->root_grads, .nroots = (int)n};
     h->b.retain_graph = retain, h->b.fed = fed;
     if (sink != Py_None) h->b.sink = call_sink, h->b.sink_ctx = sink;
-    pd_status status = n == ngrads ? pd_run_open(&h->run, &h->b)
-                                   : pd_fail(PD_E_VALUE, "run: %zd tensors, %zd gradients", n, ngrads);
+    pd_status status =
+        n == ngrads
+            ? pd_run_open(&h->run, &h->b)
+            : pd_fail(PD_E_VALUE, "run: got %zd tensors and %zd gradients (expected one gradient for each tensor)", n,
+                      ngrads);
     h->open = !status;
     PyObject *capsule = status ? pd_py_raise(status) : PyCapsule_New(h, NAME, drop);
     if (!capsule) free_held(h);
@@ -73,7 +76,7 @@ static PyObject *run_open(PyObject *module, PyObject *args, PyObject *kwargs) {
 static held *open_run(PyObject *capsule) {
     held *h = PyCapsule_GetPointer(capsule, NAME);
     if (!h || h->open) return h;
-    PyErr_SetString(PyExc_RuntimeError, "run: it has been closed");
+    PyErr_SetString(PyExc_RuntimeError, "run: the run is closed (expected an open run)");
     return NULL;
 }
 
@@ -113,9 +116,9 @@ static PyObject *run_feed(PyObject *module, PyObject *args) {
         return NULL;
     t = pd_py_tensor(tensor);
     if (g && !(g->dtype == t->dtype && g->storage->device == t->storage->device && pd_tensor_same_shape(g, t)))
-        return pd_py_raise(pd_fail(PD_E_SHAPE,
-                                   "run: a gradient of shape %s for a tensor of shape %s (expected the same)",
-                                   pd_tensor_shape(g), pd_tensor_shape(t)));
+        return pd_py_raise(pd_fail(
+            PD_E_SHAPE, "run: the gradient has shape %s, the tensor %s (expected the same shape, dtype and device)",
+            pd_tensor_shape(g), pd_tensor_shape(t)));
     PD_PY_TRY(pd_run_feed(&h->run, node, index, g));
     Py_RETURN_NONE;
 }
@@ -137,7 +140,8 @@ static PyObject *run_close(PyObject *module, PyObject *args) {
     held *h;
     (void)module;
     if (!PyArg_ParseTuple(args, "O|p:_run_close", &capsule, &early) || !(h = open_run(capsule))) return NULL;
-    if (h->run.busy) return PyErr_Format(PyExc_RuntimeError, "run: closed while a thread is in it");
+    if (h->run.busy)
+        return PyErr_Format(PyExc_RuntimeError, "run: a thread is in this run (expected to be closed after its turn)");
     pd_status status = end(h, early ? PD_E_RUNTIME : PD_OK);
     if (status && !early) return pd_py_raise(status);
     Py_RETURN_NONE;
@@ -145,12 +149,17 @@ static PyObject *run_close(PyObject *module, PyObject *args) {
 
 static PyMethodDef functions[] = {
     {"_run_open", (PyCFunction)(void (*)(void))run_open, METH_VARARGS | METH_KEYWORDS,
-     "_run_open(tensors, grads, sink=None, retain_graph=False, fed=True) -> run; sink(leaf, grad)."},
+     "_run_open(tensors, grads, sink=None, retain_graph=False, fed=True) -> run: starts a backward that goes on in "
+     "turns; sink(leaf, grad) is called in the place of adding to .grad."},
     {"_run_discover", run_discover, METH_VARARGS,
-     "_run_discover(run, tensor): the node that made it; all its outputs will be fed."},
-    {"_run_feed", run_feed, METH_VARARGS, "_run_feed(run, tensor, grad): the tensor's gradient from outside, or None."},
-    {"_run_turn", run_turn, METH_O, "_run_turn(run) -> whether it is done: runs what is ready."},
-    {"_run_close", run_close, METH_VARARGS, "_run_close(run, early=False): early: done or not."},
+     "_run_discover(run, tensor): announces the node that made the tensor; _run_feed will give a gradient for each "
+     "output of that node."},
+    {"_run_feed", run_feed, METH_VARARGS,
+     "_run_feed(run, tensor, grad): gives the run the tensor's gradient from outside (None: there is none)."},
+    {"_run_turn", run_turn, METH_O,
+     "_run_turn(run) -> bool: runs all nodes that are ready; True when the run is done."},
+    {"_run_close", run_close, METH_VARARGS,
+     "_run_close(run, early=False): closes the run; raises where it is not done, unless early."},
     {0},
 };
 

@@ -62,7 +62,8 @@ static PyObject *set_hooks(PyObject *module, PyObject *pair) {
     bool none = pair == Py_None;
     if (!none && !(PyTuple_Check(pair) && PyTuple_GET_SIZE(pair) == 2 && PyCallable_Check(PyTuple_GET_ITEM(pair, 0)) &&
                    PyCallable_Check(PyTuple_GET_ITEM(pair, 1))))
-        return PyErr_Format(PyExc_TypeError, "saved_tensors_hooks: %R (expected two functions)", pair);
+        return PyErr_Format(PyExc_TypeError, "saved_tensors_hooks: got %R (expected two functions, (pack, unpack))",
+                            pair);
     PyObject *was = current(module, NULL);
     set(none ? NULL : Py_NewRef(pair));
     return was;
@@ -78,10 +79,11 @@ static PyObject *backward_now(PyObject *module, PyObject *unused) {
 static PyMethodDef functions[] = {
     {"_saved_hooks", current, METH_NOARGS,
      "_saved_hooks() -> (pack, unpack) | None, of this thread; see autograd.graph.saved_tensors_hooks."},
-    {"_set_saved_hooks", set_hooks, METH_O, "_set_saved_hooks(pair): (pack, unpack) or None; returns what there was."},
+    {"_set_saved_hooks", set_hooks, METH_O,
+     "_set_saved_hooks(pair): sets (pack, unpack), or None, for this thread; returns the previous pair."},
     {"_backward_now", backward_now, METH_NOARGS,
-     "_backward_now() -> (number, some)\n\nThe backward that runs in this thread, 0: none, and whether it is for some "
-     "inputs only."},
+     "_backward_now() -> (number, some)\n\nThe number of the backward that this thread runs (0: none), and whether it "
+     "computes gradients of some inputs only."},
     {0},
 };
 

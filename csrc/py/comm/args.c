@@ -24,7 +24,7 @@ bool pd_py_args(const pd_py_signature *s, PyObject *const *args, Py_ssize_t n, P
     int known = 0;
     while (known < PD_PY_ARGS && s->names[known]) out[known++] = NULL;
     if (n > known) {
-        PyErr_Format(PyExc_TypeError, "%s: %zd arguments (expected at most %d)", s->name, n, known);
+        PyErr_Format(PyExc_TypeError, "%s: got %zd arguments (expected at most %d)", s->name, n, known);
         return false;
     }
     for (Py_ssize_t i = 0; i < n; i++) out[i] = args[i];
@@ -33,7 +33,10 @@ bool pd_py_args(const pd_py_signature *s, PyObject *const *args, Py_ssize_t n, P
         int k = 0;
         while (k < known && PyUnicode_CompareWithASCIIString(key, s->names[k])) k++;
         if (k == known || out[k]) {
-            PyErr_Format(PyExc_TypeError, "%s: %s argument %R", s->name, k == known ? "unknown" : "repeated", key);
+            PyErr_Format(
+                PyExc_TypeError,
+                k == known ? "%s: got an unexpected keyword argument %R" : "%s: got multiple values for argument %R",
+                s->name, key);
             return false;
         }
         out[k] = args[n + i];

@@ -116,17 +116,17 @@ static pd_status take_tensors(const char *op, const char *arg, pd_py_buffer *b) 
         pd_tensor *t = pd_py_tensor(items[i]);
         if (!i) b->device = t->storage->device;
         if (t->storage->device != b->device)
-            return pd_fail(PD_E_VALUE, "%s: %s is on %s (expected %s, as the first)", op,
+            return pd_fail(PD_E_VALUE, "%s: %s is on %s (expected %s, like the first tensor)", op,
                            name_of(b, arg, i, name, sizeof name), t->storage->device->name, b->device->name);
         if (pd_dtype_is_complex((pd_dtype)t->dtype))
-            return pd_fail(PD_E_DTYPE, "%s: %s is %s (expected real numbers: view_as_real of it)", op,
+            return pd_fail(PD_E_DTYPE, "%s: %s is %s (expected real numbers: pass view_as_real(tensor))", op,
                            name_of(b, arg, i, name, sizeof name), pd_dtype_name((pd_dtype)t->dtype));
         if (i && (pd_dtype)t->dtype != b->dtype)
-            return pd_fail(PD_E_DTYPE, "%s: %s is of %s (expected %s, as the first)", op,
+            return pd_fail(PD_E_DTYPE, "%s: %s has dtype %s (expected %s, like the first tensor)", op,
                            name_of(b, arg, i, name, sizeof name), pd_dtype_name((pd_dtype)t->dtype),
                            pd_dtype_name(b->dtype));
         if ((b->use & PD_PY_OUT) && (t->storage->read_only || pd_tensor_overlaps_itself(t)))
-            return pd_fail(PD_E_VALUE, "%s: %s of shape %s %s (expected memory that can be written)", op,
+            return pd_fail(PD_E_VALUE, "%s: %s, of shape %s, %s (expected writable memory without overlaps)", op,
                            name_of(b, arg, i, name, sizeof name), pd_tensor_shape(t),
                            t->storage->read_only ? "is read-only" : "has elements that share memory");
         b->dtype = (pd_dtype)t->dtype;
@@ -160,7 +160,7 @@ pd_status pd_py_buffer_like(const pd_py_buffer *b, const char *op, const char *a
     if (!b->listed) return PD_OK;
     int have = items_of(b, &items), each = like->keep ? items_of(like, &wants) : 1;
     if (have != n * each)
-        return pd_fail(PD_E_VALUE, "%s: %s has %d tensors (expected %d, as many for each rank)", op, arg, have,
+        return pd_fail(PD_E_VALUE, "%s: %s has %d tensors (expected %d, the same number for each rank)", op, arg, have,
                        n * each);
     for (int i = 0; i < have && wants; i++) {
         pd_tensor *t = pd_py_tensor(items[i]), *want = pd_py_tensor(wants[i % each]);
@@ -214,7 +214,8 @@ static pd_status dtype_of_name(const char *op, PyObject *o, size_t size, pd_dtyp
             *out = (pd_dtype)t;
             return PD_OK;
         }
-    return pd_fail(PD_E_VALUE, "%s: dtype '%s' for elements of %zu bytes", op, name, size);
+    return pd_fail(PD_E_VALUE, "%s: dtype is '%s' for elements of %zu bytes (expected a dtype of that size)", op, name,
+                   size);
 }
 
 static pd_status take_external(PyObject *o, PyObject *dtype, const char *op, const char *arg, pd_py_buffer *b) {

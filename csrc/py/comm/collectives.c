@@ -53,8 +53,8 @@ static bool begin(call *c, PyObject *o, const char *name, PyObject *async) {
 static bool take(call *c, PyObject *o, PyObject *dtype, const char *arg, int use, pd_py_buffer *b) {
     if ((c->status = pd_py_buffer_take(o, dtype, c->name, arg, use, b))) return false;
     if (c->device && c->device != b->device)
-        c->status = pd_fail(PD_E_VALUE, "%s: %s is on %s (expected %s, as the other)", c->name, arg, b->device->name,
-                            c->device->name);
+        c->status = pd_fail(PD_E_VALUE, "%s: %s is on %s (expected %s, like the other tensor)", c->name, arg,
+                            b->device->name, c->device->name);
     c->device = b->device;
     return !c->status;
 }
@@ -93,7 +93,7 @@ static pd_status place_error(const call *c, pd_status status) {
     pd_error_save(&e);
     if (status == PD_E_DIST && !strncmp(e.text, "comm: ", 6)) return pd_fail(status, "%s: %s", c->name, e.text + 6);
     if (!argument || size == 1) return status;
-    return pd_fail(status, "%s, on rank %d of %d", e.text, pd_group_rank(c->self->group), size);
+    return pd_fail(status, "%s; on rank %d of %d", e.text, pd_group_rank(c->self->group), size);
 }
 
 static void drop(call *c) {
@@ -150,7 +150,7 @@ PD_PY_METHOD(pd_py_group_broadcast) {
 
 static pd_status check_dtypes(const call *c, const char *name, pd_dtype have, pd_dtype want, const char *other) {
     if (have == want) return PD_OK;
-    return pd_fail(PD_E_DTYPE, "%s: %s is of %s (expected %s, as %s)", c->name, name, pd_dtype_name(have),
+    return pd_fail(PD_E_DTYPE, "%s: %s has dtype %s (expected %s, like %s)", c->name, name, pd_dtype_name(have),
                    pd_dtype_name(want), other);
 }
 
@@ -161,11 +161,11 @@ static pd_status check_parts(const call *c, const pd_py_buffer *whole, const cha
     int size = pd_group_size(c->self->group);
     if (part->listed != coalesced || (coalesced && !whole->listed))
         return pd_fail(PD_E_TYPE, "%s: %s is %s", c->name, part->listed != coalesced ? part_name : name,
-                       coalesced ? "no list (expected one of tensors)" : "a list (expected a tensor)");
+                       coalesced ? "not a list (expected a list of tensors)" : "a list (expected a tensor)");
     PD_TRY(check_dtypes(c, name, whole->dtype, part->dtype, part_name));
     PD_TRY(pd_py_buffer_like(whole, c->name, name, size, part));
     if (whole->count != part->count * size)
-        return pd_fail(PD_E_SHAPE, "%s: %s has %lld elements (expected %d times the %lld of %s)", c->name, name,
+        return pd_fail(PD_E_SHAPE, "%s: %s has %lld elements (expected %d * %lld, as %s has)", c->name, name,
                        (long long)whole->count, size, (long long)part->count, part_name);
     const char *own = (char *)whole->ptr + bytes_of(part) * (size_t)pd_group_rank(c->self->group), *at = part->ptr;
     bool overlaps = at < (char *)whole->ptr + bytes_of(whole) && at + bytes_of(part) > (char *)whole->ptr;
@@ -219,7 +219,7 @@ static void sizes_text(PyObject *sizes, char *text, size_t size) {
 }
 
 bool pd_py_part_sizes(PyObject *sizes, const char *op, const char *arg, int n, pd_part *parts, bool *fits) {
-    PyObject *items = pd_py_items(sizes, op, arg, "a list or another sequence of ints");
+    PyObject *items = pd_py_items(sizes, op, arg, "a sequence of ints");
     bool good = items != NULL;
     *fits = good && PyTuple_GET_SIZE(items) == n;
     for (int r = 0; good && *fits && r < n; r++) {
@@ -259,7 +259,7 @@ static pd_status read_sizes(const call *c, PyObject *sizes, const char *name, in
 static pd_status parts_of(const call *c, const pd_py_buffer *b, PyObject *sizes, const char *name, pd_part *parts) {
     int64_t row;
     if (b->listed && is_given(sizes))
-        return pd_fail(PD_E_TYPE, "%s: %s is a list and has sizes (expected a tensor)", c->name, name);
+        return pd_fail(PD_E_TYPE, "%s: %s is a list, but sizes of parts are given (expected a tensor)", c->name, name);
     if (b->listed) return list_parts(c, b, name, parts);
     PD_TRY(read_sizes(c, sizes, name, rows_of(b, &row), parts));
     char *at = b->ptr;
@@ -305,7 +305,7 @@ static pd_status check_apart(const call *c, const pd_part *in, const pd_part *ou
 static pd_status exchange_parts(call *c, PyObject *out_sizes, PyObject *in_sizes) {
     int size = pd_group_size(c->self->group);
     if (c->in.listed != c->out.listed)
-        return pd_fail(PD_E_TYPE, "%s: a list and a tensor (expected two of the same kind)", c->name);
+        return pd_fail(PD_E_TYPE, "%s: got a list and a tensor (expected two lists or two tensors)", c->name);
     PD_TRY(check_dtypes(c, "output", c->out.dtype, c->in.dtype, "input"));
     PD_TRY(pd_malloc(2 * (size_t)size * sizeof *c->parts, c->name, &c->parts));
     pd_part *in = c->parts, *out = in + size;
@@ -331,7 +331,7 @@ static pd_status check_own(call *c, const pd_py_buffer *list, const char *name, 
     if (have ? !pd_tensor_same_shape(have, want) : part->count != want->numel) {
         char shape[128];
         snprintf(shape, sizeof shape, "%s", pd_tensor_shape(want));
-        return pd_fail(PD_E_SHAPE, "%s: %s has shape %s (expected %s, as %s %d)", c->name, part_name,
+        return pd_fail(PD_E_SHAPE, "%s: %s has shape %s (expected %s, like %s %d)", c->name, part_name,
                        have ? pd_tensor_shape(have) : "of other memory", shape, name, rank);
     }
     if (!overlaps(c->parts, size, &own, rank, pd_dtype_size(part->dtype))) return PD_OK;
@@ -387,11 +387,12 @@ static pd_status check_exchange(const call *c) {
     PD_TRY(check_dtypes(c, "output", out->dtype, in->dtype, "input"));
     if (in->count != out->count || in->count % size)
         return pd_fail(PD_E_SHAPE,
-                       "all_to_all: input has %lld elements, output %lld (expected the same multiple of %d)",
+                       "all_to_all: input has %lld elements, output %lld (expected the same number, a multiple of %d)",
                        (long long)in->count, (long long)out->count, size);
     const char *from = in->ptr, *to = out->ptr;
     if (from != to && from < to + bytes_of(out) && to < from + bytes_of(in))
-        return pd_fail(PD_E_VALUE, "all_to_all: input and output overlap (expected separate or the same memory)");
+        return pd_fail(PD_E_VALUE,
+                       "all_to_all: input and output overlap partly (expected separate memory, or exactly the same)");
     return PD_OK;
 }
 
@@ -431,7 +432,7 @@ static bool take_whole(call *c, PyObject *o, int root, const char *name, int use
     if (is_root && given) return take(c, o, NULL, name, use, b);
     if (is_root != given)
         c->status = pd_fail(PD_E_VALUE, "%s: %s is %s (expected %s the root, rank %d)", c->name, name,
-                            given ? "given" : "None", given ? "None but on" : "tensors on", root);
+                            given ? "given" : "None", given ? "None except on" : "tensors on", root);
     return !c->status;
 }
 
@@ -516,8 +517,9 @@ static pd_status take_batch(PyObject *seq, batch *b) {
         PyObject *item = PyTuple_GET_ITEM(seq, i), *tensor;
         int sends;
         if (!PyTuple_Check(item))
-            return pd_fail(PD_E_TYPE, "batch_isend_irecv: message %d is of type %s (expected a tuple (sends, tensor, "
-                                      "rank, tag))", i, Py_TYPE(item)->tp_name);
+            return pd_fail(PD_E_TYPE,
+                           "batch_isend_irecv: message %d has type %s (expected a tuple (sends, tensor, rank, tag))", i,
+                           Py_TYPE(item)->tp_name);
         if (!PyArg_ParseTuple(item, "pOii:batch_isend_irecv", &sends, &tensor, &m->peer,
                               &m->tag))
             return pd_py_caught();
@@ -529,7 +531,7 @@ static pd_status take_batch(PyObject *seq, batch *b) {
         m->count = buffer->count;
         m->dtype = buffer->dtype;
         if (buffer->device->kind == PD_DEVICE_CPU || buffer->device != b->buffers[0].device)
-            return pd_fail(PD_E_VALUE, "batch_isend_irecv: tensor %d is on %s (expected one GPU for all)", i,
+            return pd_fail(PD_E_VALUE, "batch_isend_irecv: tensor %d is on %s (expected all tensors on one GPU)", i,
                            buffer->device->name);
     }
     return PD_OK;
@@ -573,8 +575,9 @@ PD_PY_METHOD(pd_py_group_messages) {
     if (PyList_GET_SIZE(self->pending)) prune(self);
     batch b = {.n = (int)PyTuple_GET_SIZE(seq)};
     size_t each = sizeof *b.buffers + sizeof *b.messages + sizeof *b.works;
-    pd_status status = b.n ? pd_calloc((size_t)b.n * each, "batch", &b.buffers)
-                           : pd_fail(PD_E_VALUE, "batch_isend_irecv: no messages (expected at least one)");
+    pd_status status =
+        b.n ? pd_calloc((size_t)b.n * each, "batch", &b.buffers)
+            : pd_fail(PD_E_VALUE, "batch_isend_irecv: the list of messages is empty (expected at least one)");
     if (!status) {
         b.messages = (pd_message *)(b.buffers + b.n);
         b.works = (pd_work **)(b.messages + b.n);

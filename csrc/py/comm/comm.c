@@ -69,12 +69,16 @@ static pd_status process_link(int rank, int world, const char *address, int secr
         return pd_fail(PD_E_VALUE, "comm_init: an address of %zu characters", strlen(address));
     bool same = process.link && !strcmp(process.address, address);
     if (process.link && !(same && process.link->rank == rank && process.link->world == world))
-        return pd_fail(PD_E_VALUE, "comm_init: this process is rank %d of %d at %s already", process.link->rank,
-                       process.link->world, process.address);
+        return pd_fail(PD_E_VALUE,
+                       "comm_init: this process is already rank %d of %d at %s (expected the same rank, world and "
+                       "address, or comm_leave() first)",
+                       process.link->rank, process.link->world, process.address);
     if (process.link) return PD_OK;
     if (strstr(address, "://")) {
         if (process.server)
-            return pd_fail(PD_E_DIST, "comm_init: ranks of an earlier job of this process are still there");
+            return pd_fail(PD_E_DIST,
+                           "comm_init: this process still hosts the control server of an earlier job, whose ranks have "
+                           "not left (expected all of them to leave first)");
         uint8_t secret[PD_SHA256_BYTES]; /* survivors of a launcher's job share a secret that only they can compute */
         if (process.root) pd_hmac(process.root->token, PD_TOKEN_BYTES, address, strlen(address), secret);
         pd_status status = pd_control_join(address, process.root ? secret : NULL, rank, world, timeout, &pd_py_hooks,
@@ -110,13 +114,15 @@ static PyObject *comm_init(PyObject *module, PyObject *args, PyObject *keywords)
         !pd_py_seconds(seconds, 0, &o.timeout) || !pd_py_seconds(join, 0, &patience))
         return NULL;
     if (transport && strcmp(transport, "mpi"))
-        return PyErr_Format(PyExc_ValueError, "transport %s (expected None or 'mpi')", transport);
+        return PyErr_Format(PyExc_ValueError, "comm_init: transport is %s (expected None or 'mpi')", transport);
     o.algo = algo;
     o.slot = (size_t)slot;
     o.fast = fast;
     if (!address && world == 1) return pd_py_group_over(NULL, &o, tuning);
     o.kind = transport ? &pd_mesh_mpi : NULL;
-    if (!address) return PyErr_Format(PyExc_ValueError, "comm_init: %d ranks need the address of a launcher", world);
+    if (!address)
+        return PyErr_Format(PyExc_ValueError,
+                            "comm_init: address is None for %d ranks (expected the address of a launcher)", world);
     bool said = patience > 0 || o.timeout > 0;
     if (!(patience > 0)) patience = o.timeout;
     o.patience = said ? patience : pd_flags_get()->TIMEOUT < COME ? pd_flags_get()->TIMEOUT : COME;
@@ -159,7 +165,11 @@ static PyObject *comm_schedule(PyObject *module, PyObject *args) {
     const pd_algo *algo;
     pd_status status = pd_tuning_forced(name, true, &algo);
     if (status) return pd_py_raise(status);
-    if (!algo || !algo->schedule || world < 2) return PyErr_Format(PyExc_ValueError, "_schedule: %s, %d", name, world);
+    if (!algo || !algo->schedule || world < 2)
+        return PyErr_Format(
+            PyExc_ValueError,
+            "_schedule: algorithm %s for %d ranks has no schedule (expected ring or halving, and at least 2 ranks)",
+            name, world);
     int steps = algo->schedule->steps(world);
     PyObject *all = PyList_New(steps);
     for (int s = 0; all && s < steps; s++) {
@@ -221,31 +231,31 @@ static PyObject *comm_leave(PyObject *module, PyObject *args, PyObject *keywords
 static PyMethodDef functions[] = {
     {"comm_init", (PyCFunction)(void (*)(void))comm_init, METH_VARARGS | METH_KEYWORDS,
      "comm_init(rank, world, address, secret_fd, timeout=None, algo=None, slot=0, transport=None, patience=None) -> "
-     "Group\n\nJoins the other ranks, for which it waits `patience` seconds (None: timeout, or 300). "
-     "address: a launcher's '@name' or 'host:port', 'tcp://host:port' or 'file://path' without one (rank 0 hosts), "
-     "None: a world of one. secret_fd: a launcher's, or -1: PYDIST_SECRET_FILE. Later groups of the process use the "
-     "same connection."},
+     "Group\n\nJoins the other ranks and waits for them up to `patience` seconds (None: timeout, or 300). address: a "
+     "launcher's '@name' or 'host:port'; without a launcher 'tcp://host:port' or 'file://path', and rank 0 hosts the "
+     "control server; None: a world of one. secret_fd: the descriptor of a launcher's secret; -1: the secret is in "
+     "PYDIST_SECRET_FILE. Later groups of the process use the same connection."},
     {"comm_init_hub", (PyCFunction)(void (*)(void))comm_init_hub, METH_VARARGS | METH_KEYWORDS,
-     "comm_init_hub(hub, rank, timeout=None, algo=None, slot=0, fast=False, tuning=None) -> Group\n\nJoins the ranks "
-     "of a hub, a thread each."},
+     "comm_init_hub(hub, rank, timeout=None, algo=None, slot=0, fast=False, tuning=None) -> Group\n\nJoins the other "
+     "ranks of a hub; each rank is a thread of this process."},
     {"comm_cost", (PyCFunction)(void (*)(void))pd_py_comm_cost, METH_VARARGS | METH_KEYWORDS,
      "comm_cost(op, world, count, dtype='float32', rank=0, root=-1, messages=False, local=1, algo=None, fast=False, "
-     "slot=262144, direct=False, sizes=None) -> dict\n\nWhat a collective costs a rank, without doing it: algorithm, "
-     "steps, and bytes (written for others, read of theirs) in shared memory and in messages. count: elements of a "
-     "rank's input, or of one part of it (reduce_scatter, scatter, all_to_all). local: ranks of each host, where "
-     "messages go between hosts. direct: the data lie in a symmetric segment, or large parts are read where they lie. "
-     "sizes: of parts, by rank; of all_to_all "
-     "one such list for each rank."},
+     "slot=262144, direct=False, sizes=None) -> dict\n\nComputes what a collective costs a rank, without running it: "
+     "the algorithm, its steps, and the bytes that the rank writes for others and reads from them, in shared memory "
+     "and in messages. count: elements of a rank's input, or of one part of it (reduce_scatter, scatter, all_to_all). "
+     "local: ranks on each host, where messages go between hosts. direct: the data lie in a symmetric segment, or "
+     "ranks read large parts where they lie. sizes: the sizes of the parts, by rank; for all_to_all one such list for "
+     "each rank."},
     {"_schedule", comm_schedule, METH_VARARGS,
-     "_schedule(name, world) -> (parts, steps)\n\nThe schedule of an algorithm, ring or halving, in each step by rank: "
-     "(from or -1, first part, end, whether they are combined)."},
+     "_schedule(name, world) -> (parts, steps)\n\nThe schedule of the algorithm ring or halving. For each step and "
+     "rank: (the rank from which it takes parts or -1, first part, end, whether it combines them with its own)."},
     {"comm_raised", comm_raised, METH_O,
-     "comm_raised(traceback)\n\nTells launcher and ranks that this one ends by an exception."},
+     "comm_raised(traceback)\n\nTells the launcher and the other ranks that an exception ends this rank."},
     {"comm_leave", (PyCFunction)(void (*)(void))comm_leave, METH_VARARGS | METH_KEYWORDS,
-     "comm_leave(timeout=None, keep=False)\n\nSays goodbye to launcher and ranks (keep: not to a launcher, which goes "
-     "on "
-     "telling the groups over its connection who is gone). Rank 0 without a launcher then waits until the "
-     "other ranks have left (None: PYDIST_TIMEOUT): it hosts their control server. CommTimeout: call again."},
+     "comm_leave(timeout=None, keep=False)\n\nTells the launcher and the other ranks that this rank leaves. keep: "
+     "stays connected to a launcher, which goes on telling this rank's groups who is gone. Without a launcher, rank 0 "
+     "hosts the control server and waits up to `timeout` seconds (None: PYDIST_TIMEOUT) until the other ranks have "
+     "left; after a CommTimeout it may be called again."},
     {0},
 };
 

@@ -27,7 +27,7 @@ static PyObject *server_new(PyTypeObject *type, PyObject *args, PyObject *keywor
                                      &bytes))
         return NULL;
     if (o.secret && bytes != PD_SECRET_BYTES)
-        return PyErr_Format(PyExc_ValueError, "ControlServer: a secret of %zd bytes (expected %d)", bytes,
+        return PyErr_Format(PyExc_ValueError, "ControlServer: secret has %zd bytes (expected %d)", bytes,
                             PD_SECRET_BYTES);
     ServerObject *self = (ServerObject *)pd_py_comm_make(type, PD_PY_SERVER);
     if (!self) return NULL;
@@ -54,7 +54,7 @@ static void server_dealloc(PyObject *self) {
 
 static pd_control_server *server_of(PyObject *self) {
     pd_control_server *s = ((ServerObject *)self)->server;
-    if (!s) PyErr_SetString(PyExc_ValueError, "ControlServer: it is closed");
+    if (!s) PyErr_SetString(PyExc_ValueError, "ControlServer: the server is closed (expected an open one)");
     return s;
 }
 
@@ -121,22 +121,25 @@ static PyObject *server_secret_fd(PyObject *self, void *unused) {
 }
 
 static PyMethodDef server_methods[] = {
-    {"close", server_close, METH_NOARGS, "close()\n\nEnds the server; ranks that still live lose their groups."},
-    {"dead", server_dead, METH_VARARGS, "dead(rank, text)\n\nThe launcher's wait says how this rank's process ended."},
+    {"close", server_close, METH_NOARGS, "close()\n\nEnds the server. The groups of ranks that still run fail."},
+    {"dead", server_dead, METH_VARARGS,
+     "dead(rank, text)\n\nThe launcher tells the server how this rank's process ended, as its wait() has said."},
     {"drain", server_drain, METH_VARARGS,
-     "drain(timeout)\n\nWaits until every rank that came has left or died; CommTimeout."},
+     "drain(timeout)\n\nWaits until every rank that joined has left or died; raises CommTimeout after `timeout` "
+     "seconds."},
     {"silent", server_silent, METH_O,
-     "silent(rank) -> bool\n\nNothing was heard from this rank for PYDIST_SILENT seconds: it counts as dead, although "
-     "its "
-     "process may be there."},
+     "silent(rank) -> bool\n\nWhether the server has heard nothing from this rank for PYDIST_SILENT seconds. Such a "
+     "rank counts as dead, although its process may still exist."},
     {"first_raised", server_first_raised, METH_NOARGS,
      "first_raised() -> (rank, traceback) | None\n\nThe first rank that reported an exception."},
     {0},
 };
 static PyGetSetDef server_getset[] = {
-    {"address", server_address, NULL, "What PYDIST_CONTROL says to the workers of this host.", NULL},
-    {"tcp_address", server_tcp_address, NULL, "What it says to those of other hosts; '' without `listen`.", NULL},
-    {"secret_fd", server_secret_fd, NULL, "The secret's descriptor, for workers to inherit (PYDIST_SECRET_FD).", NULL},
+    {"address", server_address, NULL, "The address that PYDIST_CONTROL gives to the workers of this host.", NULL},
+    {"tcp_address", server_tcp_address, NULL,
+     "The address that PYDIST_CONTROL gives to the workers of other hosts; '' without `listen`.", NULL},
+    {"secret_fd", server_secret_fd, NULL,
+     "The descriptor of the job's secret, which workers inherit (PYDIST_SECRET_FD).", NULL},
     {0},
 };
 
@@ -247,12 +250,14 @@ static PyObject *store_delete(PyObject *self, PyObject *args) {
 }
 
 static PyMethodDef store_methods[] = {
-    {"set", store_set, METH_VARARGS, "set(key, value)\n\nvalue: bytes or str."},
-    {"get", store_get, METH_VARARGS, "get(key, timeout=300) -> bytes\n\nWaits for the key."},
-    {"wait", store_wait, METH_VARARGS, "wait(key or keys, timeout=300)\n\nWaits until all of them are there."},
-    {"add", store_add, METH_VARARGS, "add(key, amount=1) -> int\n\nThe key's number plus the amount, from 0."},
+    {"set", store_set, METH_VARARGS, "set(key, value)\n\nStores a value (bytes or str) under the key."},
+    {"get", store_get, METH_VARARGS,
+     "get(key, timeout=300) -> bytes\n\nThe key's value; waits until a rank has set it."},
+    {"wait", store_wait, METH_VARARGS, "wait(key or keys, timeout=300)\n\nWaits until all these keys are set."},
+    {"add", store_add, METH_VARARGS,
+     "add(key, amount=1) -> int\n\nAdds the amount to the key's number, which starts at 0, and returns the sum."},
     {"check", store_check, METH_VARARGS, "check(key) -> bool"},
-    {"delete", store_delete, METH_VARARGS, "delete(key) -> bool\n\nWhether it was there."},
+    {"delete", store_delete, METH_VARARGS, "delete(key) -> bool\n\nDeletes the key; returns whether it was set."},
     {0},
 };
 
@@ -274,19 +279,26 @@ static PyType_Slot server_slots[] = {
     {Py_tp_getset, server_getset},
     {Py_tp_doc,
      "ControlServer(world, listen=None, secret=None)\n\nThe launcher's side of the control plane. listen: 'host:port' "
-     "for "
-     "the workers of other hosts, port 0: any; beyond loopback it needs PYDIST_SECRET_FILE, "
-     "PYDIST_INSECURE=1 or `secret`, 32 bytes that all ranks read from the descriptor PYDIST_SECRET_FD."},
+     "where workers of other hosts connect; port 0: any free one. An address beyond loopback needs PYDIST_SECRET_FILE, "
+     "PYDIST_INSECURE=1 or `secret`: 32 bytes that all ranks read from the descriptor PYDIST_SECRET_FD."},
     {0},
 };
 static PyType_Slot hub_slots[] = {
-    {Py_tp_new, hub_new}, {Py_tp_dealloc, hub_dealloc}, {Py_tp_traverse, pd_py_comm_visit}, {Py_tp_getset, hub_getset},
-    {Py_tp_doc, "Hub(world, hosts=1)\n\nWhere ranks that are threads of one process meet. hosts: that it pretends to "
-                "have; rank r is on host r * hosts // world, and tcp runs between them."}, {0},
+    {Py_tp_new, hub_new},
+    {Py_tp_dealloc, hub_dealloc},
+    {Py_tp_traverse, pd_py_comm_visit},
+    {Py_tp_getset, hub_getset},
+    {Py_tp_doc,
+     "Hub(world, hosts=1)\n\nThe meeting place of ranks that are threads of one process. hosts: how many hosts the hub "
+     "pretends to have; rank r is on host r * hosts // world, and tcp runs between hosts."},
+    {0},
 };
 static PyType_Slot store_slots[] = {
-    {Py_tp_dealloc, store_dealloc}, {Py_tp_traverse, pd_py_comm_visit}, {Py_tp_methods, store_methods},
-    {Py_tp_doc, "Bytes under names, shared by all ranks."}, {0},
+    {Py_tp_dealloc, store_dealloc},
+    {Py_tp_traverse, pd_py_comm_visit},
+    {Py_tp_methods, store_methods},
+    {Py_tp_doc, "A key-value store that all ranks share."},
+    {0},
 };
 
 static PyType_Spec specs[] = {
@@ -338,13 +350,13 @@ static PyObject *interfaces(PyObject *module, PyObject *unused) {
 static PyMethodDef functions[] = {
     {"interfaces", interfaces, METH_NOARGS,
      "interfaces() -> [(name, address)]\n\nThe network interfaces that ranks may use: those that are up and not "
-     "loopback, "
-     "or those of PYDIST_IFACE, GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME. ValueError where these leave none."},
+     "loopback, or those that PYDIST_IFACE, GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME names. Errors: ValueError where "
+     "no interface is left."},
     {"hmac_sha256", hmac_sha256, METH_VARARGS,
      "hmac_sha256(key, data) -> bytes\n\nHow ranks prove that they know the job's secret."},
     {"secret_file", secret_file, METH_O,
-     "secret_file(path) -> bytes\n\nThe secret in such a file as PYDIST_SECRET_FILE names: 32 bytes. DistError where "
-     "it cannot be read, others may read it, or it is too short."},
+     "secret_file(path) -> bytes\n\nThe job's secret, 32 bytes, made from a file such as PYDIST_SECRET_FILE names. "
+     "Errors: DistError where the file cannot be read, others may read it, or it is too short."},
     {0},
 };
 

@@ -19,14 +19,17 @@ static int collective_of(const char *op, bool sizes) {
         bool parts = c >= PD_COLL_ALL_GATHER_PARTS && c <= PD_COLL_ALL_TO_ALL_PARTS;
         if (parts == sizes && !strcmp(op, pd_collective_names[c])) return c;
     }
-    PyErr_Format(PyExc_ValueError, "comm_cost: op '%s'%s (expected a collective)", op, sizes ? " with sizes" : "");
+    PyErr_Format(PyExc_ValueError, "comm_cost: op is '%s'%s (expected the name of a collective)", op,
+                 sizes ? " with sizes" : "");
     return -1;
 }
 
 static bool read_list(PyObject *list, int world, pd_part *parts) {
     bool fits;
     if (!pd_py_part_sizes(list, "comm_cost", "sizes", world, parts, &fits)) return false;
-    if (!fits) PyErr_Format(PyExc_ValueError, "comm_cost: sizes (expected %d, 0 or more)", world);
+    if (!fits)
+        PyErr_Format(PyExc_ValueError, "comm_cost: sizes does not fit the world (expected %d numbers, each at least 0)",
+                     world);
     return fits;
 }
 
@@ -48,7 +51,8 @@ static bool read_sizes(PyObject *sizes, int coll, pd_job *j, pd_part *table, int
         return true;
     }
     if (!PyList_Check(sizes) || PyList_GET_SIZE(sizes) != j->size) {
-        PyErr_Format(PyExc_ValueError, "comm_cost: sizes (expected a list of %d lists)", j->size);
+        PyErr_Format(PyExc_ValueError, "comm_cost: sizes does not fit the world (expected a list of %d lists)",
+                     j->size);
         return false;
     }
     PyObject *lists = PyList_AsTuple(sizes); /* reading an item may change the list */
@@ -69,7 +73,10 @@ static bool check_job(const pd_job *j) {
                 j->root < j->size && j->count >= 0 && j->count < INT64_MAX / 1024 && j->local >= 1 &&
                 j->size % j->local == 0 && j->size > j->local;
     if (!good)
-        PyErr_Format(PyExc_ValueError, "comm_cost: rank %d, root %d of %d ranks, %lld elements, %d ranks on a host",
+        PyErr_Format(PyExc_ValueError,
+                     "comm_cost: got rank %d and root %d of %d ranks, %lld elements, %d ranks on a host (expected 1 to "
+                     "4096 ranks, rank and root among them, count at least 0, more ranks than one host has and the "
+                     "same number on each)",
                      j->rank, j->root, j->size, (long long)j->count, j->local);
     return good;
 }
@@ -87,7 +94,7 @@ static const pd_algo *choose(int coll, const pd_job *j, const char *algo, bool f
 static pd_dtype dtype_of(const char *name) {
     for (int t = 0; t < PD_DTYPE_COUNT; t++)
         if (!strcmp(name, pd_dtype_name((pd_dtype)t))) return (pd_dtype)t;
-    PyErr_Format(PyExc_ValueError, "comm_cost: dtype '%s'", name);
+    PyErr_Format(PyExc_ValueError, "comm_cost: dtype is '%s' (expected the name of a dtype, such as 'float32')", name);
     return PD_NO_DTYPE;
 }
 

@@ -14,7 +14,7 @@ static PyTypeObject *segment_type, *group_type;
 
 pd_group *pd_py_group(PyObject *o) {
     if (Py_TYPE(o) == group_type) return ((pd_pygroup *)o)->group;
-    PyErr_Format(PyExc_TypeError, "group: %R (expected a Group)", o);
+    PyErr_Format(PyExc_TypeError, "group: got %R (expected a Group)", o);
     return NULL;
 }
 
@@ -109,7 +109,7 @@ static PyObject *group_segment(PyObject *o, PyObject *arg) {
     pd_segment *segment;
     pd_status status;
     if (bytes < 0 && PyErr_Occurred()) return NULL;
-    if (bytes < 0) return PyErr_Format(PyExc_ValueError, "segment: %zd bytes", bytes);
+    if (bytes < 0) return PyErr_Format(PyExc_ValueError, "segment: bytes is %zd (expected at least 0)", bytes);
     SegmentObject *s = (SegmentObject *)pd_py_comm_make(segment_type, PD_PY_SEGMENT);
     if (!s) return NULL;
     PD_PY_NO_GIL(status = pd_group_segment_new(self->group, (size_t)bytes, &segment));
@@ -178,7 +178,8 @@ static PyObject *group_task(PyObject *o, PyObject *args) {
     const char *name;
     double seconds;
     if (!PyArg_ParseTuple(args, "sd:task", &name, &seconds)) return NULL;
-    if (!(seconds >= 0)) return PyErr_Format(PyExc_ValueError, "task: a negative or undefined time (expected seconds)");
+    if (!(seconds >= 0))
+        return PyErr_Format(PyExc_ValueError, "task: seconds is negative or NaN (expected at least 0)");
     if (self->link) PD_PY_NO_GIL(pd_link_task(self->link, name, seconds));
     Py_RETURN_NONE;
 }
@@ -199,7 +200,10 @@ static PyObject *group_flight(PyObject *o, PyObject *unused) {
 static PyObject *group_store(PyObject *o, void *unused) {
     (void)unused;
     pd_pygroup *self = (pd_pygroup *)o;
-    if (!self->link) return PyErr_Format(PyExc_RuntimeError, "store: a world of one without a launcher has none");
+    if (!self->link)
+        return PyErr_Format(
+            PyExc_RuntimeError,
+            "store: a world of one without a launcher has no store (expected a launcher, or at least 2 ranks)");
     return pd_py_store(self->link);
 }
 
@@ -264,81 +268,91 @@ static PyObject *group_way(PyObject *o, void *unused) {
 
 static PyMethodDef group_methods[] = {
     {"all_reduce", PD_PY_FAST(pd_py_group_all_reduce),
-     "all_reduce(tensor, op='sum', async_op=False, scale=1.0, dtype=None) -> None | Work\n\n"
-     "tensor = scale * op over the ranks, in place, with the same bits everywhere."},
+     "all_reduce(tensor, op='sum', async_op=False, scale=1.0, dtype=None) -> None | Work\n\ntensor = scale * op over "
+     "the ranks, in place, with the same bits on all ranks."},
     {"broadcast", PD_PY_FAST(pd_py_group_broadcast),
-     "broadcast(tensor, root=0, async_op=False) -> None | Work\n\ntensor, or each of a list of tensors "
-     "of one dtype, = the root's, in place."},
+     "broadcast(tensor, root=0, async_op=False) -> None | Work\n\ntensor = the root's tensor, in place. tensor may be "
+     "a list of tensors of one dtype."},
     {"all_gather", PD_PY_FAST(pd_py_group_all_gather),
-     "all_gather(output, input, async_op=False, coalesced=False) -> None | Work\n\noutput = the ranks' inputs one "
-     "after the other: a tensor, or a list of a tensor for each rank, perhaps of different sizes. Coalesced: input is "
-     "a list, output as many for each rank."},
+     "all_gather(output, input, async_op=False, coalesced=False) -> None | Work\n\noutput = the ranks' inputs, one "
+     "after the other. output: a tensor, or a list with a tensor for each rank; these may differ in size. coalesced: "
+     "input is a list of tensors, and output has that many tensors for each rank."},
     {"reduce_scatter", PD_PY_FAST(pd_py_group_reduce_scatter),
      "reduce_scatter(output, input, op='sum', async_op=False, scale=1.0, coalesced=False) -> None | Work\n\noutput = "
-     "this rank's part of scale * op over the ranks' inputs; input: a tensor, or a list of a tensor for each rank, "
-     "perhaps of different sizes. Coalesced: output is a list, input as many for each rank."},
+     "this rank's part of scale * op over the ranks' inputs. input: a tensor, or a list with a tensor for each rank; "
+     "these may differ in size. coalesced: output is a list of tensors, and input has that many tensors for each "
+     "rank."},
     {"all_to_all", PD_PY_FAST(pd_py_group_all_to_all),
-     "all_to_all(output, input, async_op=False, output_sizes=None, input_sizes=None) -> None | Work\n\nPart r of the "
-     "output = this rank's part of rank r's input: equal parts, parts of these numbers of rows, or the tensors of two "
-     "lists."},
+     "all_to_all(output, input, async_op=False, output_sizes=None, input_sizes=None) -> None | Work\n\nPart r of "
+     "output = this rank's part of rank r's input. The parts are equal, or have these numbers of rows, or are the "
+     "tensors of two lists."},
     {"reduce", PD_PY_FAST(pd_py_group_reduce),
-     "reduce(tensor, root, op='sum', async_op=False) -> None | Work\n\nThe root's tensor = op over the ranks."},
+     "reduce(tensor, root, op='sum', async_op=False) -> None | Work\n\nThe root's tensor = op over the ranks' "
+     "tensors."},
     {"gather", PD_PY_FAST(pd_py_group_gather),
-     "gather(output, input, root, async_op=False) -> None | Work\n\nall_gather on the root alone; elsewhere output is "
-     "None."},
+     "gather(output, input, root, async_op=False) -> None | Work\n\noutput of the root = the ranks' inputs, one after "
+     "the other; on other ranks output is None."},
     {"scatter", PD_PY_FAST(pd_py_group_scatter),
-     "scatter(output, input, root, async_op=False) -> None | Work\n\noutput = this rank's part of the root's input; "
-     "elsewhere input is None."},
+     "scatter(output, input, root, async_op=False) -> None | Work\n\noutput = this rank's part of the root's input; on "
+     "other ranks input is None."},
     {"send", PD_PY_FAST(pd_py_group_send),
-     "send(tensor, dst, tag=0, async_op=False) -> None | Work\n\nA message to a rank of the group, for its recv of the "
-     "same tag, dtype and number of elements."},
+     "send(tensor, dst, tag=0, async_op=False) -> None | Work\n\nSends tensor to rank dst of the group, whose recv "
+     "must have the same tag, dtype and number of elements."},
     {"recv", PD_PY_FAST(pd_py_group_recv),
-     "recv(tensor, src, tag=0, async_op=False) -> int | Work\n\ntensor = the oldest message from src (None: any rank) "
-     "with this tag. The rank in the group that sent it."},
+     "recv(tensor, src, tag=0, async_op=False) -> int | Work\n\ntensor = the oldest message from rank src (None: any "
+     "rank) with this tag. Returns the rank in the group that has sent it."},
     {"messages", PD_PY_FAST(pd_py_group_messages),
-     "messages(messages) -> list[Work]\n\nA batch of messages between GPUs: (whether it sends, tensor, rank in the "
-     "group, tag) each."},
+     "messages(messages) -> list[Work]\n\nStarts a batch of messages between GPUs. Each is a tuple (whether it sends, "
+     "tensor, rank in the group, tag)."},
     {"barrier", PD_PY_FAST(pd_py_group_barrier),
      "barrier(async_op=False) -> None | Work\n\nReturns when all ranks have called it."},
     {"destroy", group_destroy, METH_NOARGS, "destroy()\n\nLeaves the group. Segments stay valid."},
     {"segment", group_segment, METH_O,
-     "segment(bytes) -> Segment\n\nZeroed memory that all ranks can address: collectives on it copy nothing. "
-     "Collective."},
+     "segment(bytes) -> Segment\n\nZeroed memory that all ranks can address; collectives on it copy nothing. All ranks "
+     "must call this."},
     {"subgroup", PD_PY_FAST(group_subgroup),
      "subgroup(ranks, timeout=None, epoch=0, fast=False, tuning=None, check=True) -> Group\n\nA group of these ranks "
-     "of the job, this one among them, in this order. "
-     "The job's other ranks call skip(), or the members agree on an epoch over 0."},
-    {"skip", group_skip, METH_NOARGS, "skip()\n\nOther ranks of the job make a subgroup without this one."},
-    {"progress", group_progress, METH_NOARGS, "progress()\n\nCarries asynchronous collectives on without waiting."},
+     "of the job, in this order; this rank must be one of them. The job's other ranks call skip(), unless the members "
+     "agree on an epoch above 0."},
+    {"skip", group_skip, METH_NOARGS,
+     "skip()\n\nThis rank calls it when other ranks of the job make a subgroup without it."},
+    {"progress", group_progress, METH_NOARGS,
+     "progress()\n\nAdvances asynchronous collectives as far as they go without waiting."},
     {"task", group_task, METH_VARARGS,
-     "task(name, seconds)\n\nTells the other ranks that this one does something long: for that time they do not give "
-     "up waiting for it. 0 seconds: it is done."},
+     "task(name, seconds)\n\nTells the other ranks that this rank is busy with something long; they do not give up "
+     "waiting for it during that time. 0 seconds: the task is done."},
     {"flight", group_flight, METH_NOARGS,
-     "flight() -> str\n\nThe last PYDIST_FLIGHT collectives of this rank's groups, a line each."},
-    {"raised", group_raised, METH_O, "raised(traceback)\n\nTells the other ranks that this one ends by an exception."},
+     "flight() -> str\n\nThe flight record: the last PYDIST_FLIGHT collectives of this rank's groups, one per line."},
+    {"raised", group_raised, METH_O, "raised(traceback)\n\nTells the other ranks that an exception ends this rank."},
     {0},
 };
 static PyGetSetDef group_getset[] = {
-    {"rank", group_rank, NULL, "This rank's number.", NULL},
-    {"size", group_size, NULL, "The number of ranks.", NULL},
-    {"ranks", group_ranks, NULL, "Its ranks' numbers in the job, in order.", NULL},
+    {"rank", group_rank, NULL, "This rank's number in the group.", NULL},
+    {"size", group_size, NULL, "The number of ranks in the group.", NULL},
+    {"ranks", group_ranks, NULL, "The numbers in the job of the group's ranks, in order.", NULL},
     {"gone", group_gone, NULL,
-     "Its ranks that are known to be gone, by their numbers in the job: True for one that left of its own accord.",
+     "The group's ranks that are known to be gone, by their numbers in the job: True for a rank that left in an "
+     "orderly way, False for one that died.",
      NULL},
-    {"epoch", group_epoch, NULL, "How many groups these ranks had before, plus 1.", NULL},
-    {"order", group_order, NULL, 
-     "How sums over ranks are ordered. tree: by a fixed tree over the ranks, ((0 + 1) + (2 + 3)) + ..., so a sum has "
-     "the same bits in every run, with every algorithm and transport. fast: in any order that is the same on all "
-     "ranks.",
+    {"epoch", group_epoch, NULL, "The number of this group among those of the same ranks, from 1.", NULL},
+    {"order", group_order, NULL,
+     "The order in which sums over ranks are added. tree: by a fixed tree over the ranks, ((0 + 1) + (2 + 3)) + ..., "
+     "so a sum has the same bits in every run, with every algorithm and transport. fast: in any order that is the same "
+     "on all ranks.",
      NULL},
     {"counted", group_counted, NULL,
-     "What its collectives on CPUs have cost this rank so far: steps, and bytes (written for others, read of theirs) "
-     "in shared memory and in messages; see _C.comm_cost.",
+     "What the group's collectives on CPUs have cost this rank so far: the steps, and the bytes that it wrote for "
+     "others and read from them, in shared memory and in messages; see _C.comm_cost.",
      NULL},
-    {"tuning", group_tuning, NULL, "Its switch points in bytes, which are rank 0's; see pydist.tune.", NULL},
-    {"ranks_per_host", group_local, NULL, "Over 1: all_reduce is hierarchical, with so many ranks on each host.", NULL},
-    {"transport", group_transport, NULL, "shm, inproc or none.", NULL},
-    {"way", group_way, NULL, "How this rank reaches a control server on another host, and why so; else ''.", NULL},
+    {"tuning", group_tuning, NULL,
+     "The sizes in bytes at which the group switches between algorithms, as rank 0 has them; see pydist.tune.", NULL},
+    {"ranks_per_host", group_local, NULL,
+     "Above 1: all_reduce is hierarchical, with this number of ranks on each host.", NULL},
+    {"transport", group_transport, NULL, "How ranks of this host share memory: shm, inproc or none.", NULL},
+    {"way", group_way, NULL,
+     "The network path by which this rank reaches a control server on another host, and why it was chosen; otherwise "
+     "''.",
+     NULL},
     {"store", group_store, NULL, "The store that the ranks share.", NULL},
     {0},
 };
@@ -350,8 +364,13 @@ static PyType_Slot segment_slots[] = {
     {Py_tp_doc, "Symmetric memory, as a buffer of bytes."}, {0},
 };
 static PyType_Slot group_slots[] = {
-    {Py_tp_dealloc, group_dealloc}, {Py_tp_traverse, group_traverse}, {Py_tp_clear, group_clear},
-    {Py_tp_methods, group_methods}, {Py_tp_getset, group_getset}, {Py_tp_doc, "Ranks that work together."}, {0},
+    {Py_tp_dealloc, group_dealloc},
+    {Py_tp_traverse, group_traverse},
+    {Py_tp_clear, group_clear},
+    {Py_tp_methods, group_methods},
+    {Py_tp_getset, group_getset},
+    {Py_tp_doc, "A group: ranks that call collectives together."},
+    {0},
 };
 static PyType_Spec segment_spec =
     PD_PY_SPEC("Segment", SegmentObject, segment_slots, Py_TPFLAGS_DISALLOW_INSTANTIATION);

@@ -35,7 +35,7 @@ static bool ints_from(PyObject *seq, const char *what, int *out, size_t max, siz
     size_t n = 0;
     for (; ok && n < (size_t)PySequence_Fast_GET_SIZE(items); n++) {
         if (n == max) {
-            PyErr_Format(PyExc_ValueError, "%s: %zd items (expected at most %zu)", what,
+            PyErr_Format(PyExc_ValueError, "%s: got %zd items (expected at most %zu)", what,
                          PySequence_Fast_GET_SIZE(items), max);
             break;
         }
@@ -43,7 +43,7 @@ static bool ints_from(PyObject *seq, const char *what, int *out, size_t max, siz
         long value = PyLong_AsLong(item);
         Py_DECREF(item);
         if (value < INT_MIN || value > INT_MAX)
-            PyErr_Format(PyExc_OverflowError, "%s: %ld does not fit an int", what, value);
+            PyErr_Format(PyExc_OverflowError, "%s: got %ld (expected an int of 32 bits)", what, value);
         if (PyErr_Occurred()) break;
         out[n] = (int)value;
     }
@@ -54,10 +54,10 @@ static bool ints_from(PyObject *seq, const char *what, int *out, size_t max, siz
 }
 
 PyDoc_STRVAR(spawn_doc,
-             "spawn(argv, env, stdin, stdout, stderr, keep) -> pid\n\n"
-             "Starts the program argv[0] (a path) with environment env ('NAME=value' items) in a session of its own,\n"
-             "killed when the calling thread ends. The three descriptors become 0, 1 and 2; those in keep (over 2)\n"
-             "stay open, all others close. OSError when it cannot be started.");
+             "spawn(argv, env, stdin, stdout, stderr, keep) -> pid\n\nStarts the program argv[0] (a path) with "
+             "environment env ('NAME=value' items) in a session of its own.\nThe program is killed when the calling "
+             "thread ends. The three descriptors become 0, 1 and 2; those in\nkeep (above 2) stay open, all others are "
+             "closed. Errors: OSError where the program cannot be started.");
 
 static PyObject *launch_spawn(PyObject *module, PyObject *args) {
     (void)module;
@@ -71,7 +71,7 @@ static PyObject *launch_spawn(PyObject *module, PyObject *args) {
     if (!strings_from(env, "env", &env_bytes, &env_c)) goto done;
     if (!ints_from(keep, "spawn: keep", keep_c, sizeof keep_c / sizeof *keep_c, &spawn.keeps)) goto done;
     if (!argv_c[0]) {
-        PyErr_SetString(PyExc_ValueError, "spawn: argv is empty");
+        PyErr_SetString(PyExc_ValueError, "spawn: argv is empty (expected at least the program's path)");
         goto done;
     }
     spawn.argv = argv_c;
@@ -91,10 +91,10 @@ done:
     return result;
 }
 
-PyDoc_STRVAR(guard_doc,
-             "guard() -> (pid, fd)\n\n"
-             "Starts the process that kills the sessions whose ids (native ints) were written to fd, once fd closes\n"
-             "everywhere. Kill it first in an orderly end.");
+PyDoc_STRVAR(
+    guard_doc,
+    "guard() -> (pid, fd)\n\nStarts a process that kills sessions when the last copy of fd is closed. The caller "
+    "writes the sessions'\nids (native ints) to fd, and kills the guard first where it ends in an orderly way.");
 
 static PyObject *launch_guard(PyObject *module, PyObject *unused) {
     (void)module, (void)unused;
@@ -105,8 +105,8 @@ static PyObject *launch_guard(PyObject *module, PyObject *unused) {
 }
 
 PyDoc_STRVAR(session_kill_doc,
-             "session_kill(sessions, sig) -> int\n\n"
-             "Sends sig (0: nothing) to every living process of these sessions; returns how many there are.");
+             "session_kill(sessions, sig) -> int\n\nSends sig (0: nothing) to every living process of these sessions; "
+             "returns the number of these processes.");
 
 static PyObject *launch_session_kill(PyObject *module, PyObject *args) {
     (void)module;
@@ -120,8 +120,8 @@ static PyObject *launch_session_kill(PyObject *module, PyObject *args) {
 }
 
 PyDoc_STRVAR(die_with_doc,
-             "die_with(parent)\n\nFrom here on this process is killed when the parent's thread that made it ends; at "
-             "once if its parent\nis no longer the process `parent`.");
+             "die_with(parent)\n\nThe kernel kills this process when the parent's thread that made it ends; at once if "
+             "the parent\nis no longer the process `parent`.");
 
 static PyObject *launch_die_with(PyObject *module, PyObject *parent) {
     (void)module;

@@ -23,7 +23,7 @@ static bool piece_of(PyObject *kept, pd_piece *out) {
     pd_ints size;
     int64_t t;
     if (!PyTuple_Check(kept) || PyTuple_GET_SIZE(kept) != 4) {
-        PyErr_Format(PyExc_TypeError, "Layout: a piece is %R (expected name, shape, dtype and edges)", kept);
+        PyErr_Format(PyExc_TypeError, "Layout: a piece is %R (expected a tuple (name, shape, dtype, edges))", kept);
         return false;
     }
     name = PyTuple_GET_ITEM(kept, 0);
@@ -55,8 +55,8 @@ static PyObject *layout_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     pylayout *self = NULL;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|LL:Layout", keywords, &given, &cap, &first)) return NULL;
     if (cap < 0 || first < 0)
-        return PyErr_Format(PyExc_ValueError, "Layout: buckets of %lld and %lld bytes (expected 0 or more)", cap,
-                            first);
+        return PyErr_Format(PyExc_ValueError,
+                            "Layout: bucket_bytes is %lld, first_bucket_bytes %lld (expected at least 0)", cap, first);
     if (!(items = pd_py_items(given, "Layout", "pieces", "a list of tuples"))) return NULL;
     Py_ssize_t n = PyTuple_GET_SIZE(items);
     pd_status status = pd_calloc(sizeof *pieces * (size_t)n, "layout", &pieces);
@@ -96,7 +96,7 @@ static PyObject *piece(PyObject *self, PyObject *args) {
     int i;
     if (!PyArg_ParseTuple(args, "i:piece", &i)) return NULL;
     if (i < 0 || i >= l->npieces)
-        return PyErr_Format(PyExc_IndexError, "Layout: piece %d (expected 0 to %d)", i, l->npieces - 1);
+        return PyErr_Format(PyExc_IndexError, "Layout: piece number is %d (expected 0 to %d)", i, l->npieces - 1);
     const pd_piece *p = &l->pieces[i];
     return Py_BuildValue("sNOs", p->name, pd_py_size(p->ndim, p->size), pd_py.dtypes[p->dtype],
                          pd_edges_name[p->edges]);
@@ -125,17 +125,22 @@ static PyObject *buckets(PyObject *self, PyObject *unused) {
 
 static PyMethodDef methods[] = {
     {"range", range, METH_VARARGS,
-     "range(piece, rank, world)\n\n(lo, hi): the elements of that piece, in row-major order, that belong to the rank."},
+     "range(piece, rank, world)\n\n(lo, hi): the rank owns elements lo to hi - 1 of the piece, in row-major order."},
     {"piece", piece, METH_VARARGS, "piece(i)\n\n(name, shape, dtype, edges) of piece i."},
-    {"buckets", buckets, METH_NOARGS, "buckets()\n\nPer bucket a list of (piece, offset, elements)."},
+    {"buckets", buckets, METH_NOARGS, "buckets()\n\nFor each bucket, a list of (piece, offset, elements)."},
     {0},
 };
 static PyType_Slot slots[] = {
-    {Py_tp_doc, "Layout(pieces, bucket_bytes=0, first_bucket_bytes=0)\n\n"
-                "Which elements of a model's state belong to which rank, and where they lie in buckets; the rules are\n"
-                "in csrc/parallel/layout.h. pieces: tuples (name, shape, dtype, edges), edges one of 'all', 'rows',\n"
-                "'flat' and 'whole'. bucket_bytes 0: no buckets. len() is the number of pieces."},
-    {Py_tp_new, layout_new}, {Py_tp_dealloc, layout_dealloc}, {Py_tp_methods, methods}, {Py_sq_length, length}, {0},
+    {Py_tp_doc,
+     "Layout(pieces, bucket_bytes=0, first_bucket_bytes=0)\n\nSays which elements of a model's state belong to which "
+     "rank, and where they lie in buckets; the rules are\nin csrc/parallel/layout.h. pieces: tuples (name, shape, "
+     "dtype, edges), where edges is 'all', 'rows',\n'flat' or 'whole'. bucket_bytes 0: no buckets. len() is the number "
+     "of pieces."},
+    {Py_tp_new, layout_new},
+    {Py_tp_dealloc, layout_dealloc},
+    {Py_tp_methods, methods},
+    {Py_sq_length, length},
+    {0},
 };
 static PyType_Spec spec = {
     .name = "pydist._C.Layout", .basicsize = sizeof(pylayout), .slots = slots, .flags = Py_TPFLAGS_DEFAULT,

@@ -24,7 +24,8 @@ static PyObject *mpi_broadcast(PyObject *module, PyObject *bytes) {
     Py_ssize_t n;
     (void)module;
     if (PyBytes_AsStringAndSize(bytes, &from, &n)) return NULL;
-    if (n >= BYTES) return PyErr_Format(PyExc_ValueError, "mpi_broadcast: %zd bytes (expected under %d)", n, BYTES);
+    if (n >= BYTES)
+        return PyErr_Format(PyExc_ValueError, "mpi_broadcast: text has %zd bytes (expected less than %d)", n, BYTES);
     memcpy(data, from, (size_t)n);
     void *token = pd_host_release();
     pd_status status = pd_mpi_broadcast(data, sizeof data);
@@ -32,10 +33,11 @@ static PyObject *mpi_broadcast(PyObject *module, PyObject *bytes) {
     return status ? pd_py_raise(status) : PyBytes_FromString(data);
 }
 
-static PyMethodDef functions[] = {
-    {"mpi_open", mpi_open, METH_O,
-     "mpi_open(path) -> (rank, size, name)\n\nOpens the library for an MPI and joins the job that mpirun started."},
-    {"mpi_broadcast", mpi_broadcast, METH_O, "mpi_broadcast(text) -> rank 0's bytes, up to their first zero"},
-    {0}};
+static PyMethodDef functions[] = {{"mpi_open", mpi_open, METH_O,
+                                   "mpi_open(path) -> (rank, size, name)\n\nOpens the library at path, which calls an "
+                                   "MPI, and joins the job that mpirun started."},
+                                  {"mpi_broadcast", mpi_broadcast, METH_O,
+                                   "mpi_broadcast(text) -> bytes\n\nThe text of rank 0, up to its first zero byte."},
+                                  {0}};
 
 int pd_py_add_mpi(PyObject *module) { return PyModule_AddFunctions(module, functions); }

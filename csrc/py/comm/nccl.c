@@ -41,14 +41,16 @@ static PyObject *nccl_probe(PyObject *module, PyObject *unused) {
 
 static PyMethodDef functions[] = {
     {"nccl_version", nccl_version, METH_NOARGS,
-     "nccl_version() -> int\n\nOf NCCL's library, opened now if need be: 22809 for 2.28.9; 0: it is not here."},
-    {"nccl_where", nccl_where, METH_NOARGS, "nccl_where() -> str\n\nThe file that it came from, or ''."},
+     "nccl_version() -> int\n\nThe version of NCCL's library, such as 22809 for 2.28.9; 0: there is none. Opens the "
+     "library if necessary."},
+    {"nccl_where", nccl_where, METH_NOARGS, "nccl_where() -> str\n\nThe file of NCCL's library, or ''."},
     {"nccl_check", nccl_check, METH_O,
-     "nccl_check(op)\n\nRaises RuntimeError in the name of `op` where NCCL is not here, with what was tried."},
+     "nccl_check(op)\n\nRaises RuntimeError in the name of `op` where there is no NCCL; the message lists what was "
+     "tried."},
     {"nccl_unique_id", nccl_unique_id, METH_NOARGS,
-     "nccl_unique_id() -> bytes\n\nWhat ranks need to find each other: 128 bytes. Needs no device."},
+     "nccl_unique_id() -> bytes\n\nNCCL's unique id, 128 bytes, with which ranks find each other. Needs no device."},
     {"nccl_probe", nccl_probe, METH_NOARGS,
-     "nccl_probe()\n\nMakes a communicator of one rank on the current device; raises with NCCL's words."},
+     "nccl_probe()\n\nMakes a communicator of one rank on the current device; an error has NCCL's own message."},
     {0},
 };
 

@@ -26,12 +26,15 @@ static PyObject *reducer_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
     if (!g || !pd_py_tensors(params, "Reducer", "params", &seq, &list, &n)) return NULL;
     if (!(names = pd_py_items(list_of_names, "Reducer", "names", "a list of str"))) goto done;
     if (PyTuple_GET_SIZE(names) != n || cap < 1 || first < 1) {
-        PyErr_SetString(PyExc_ValueError, "Reducer: expected a name for each parameter and buckets of at least 1 byte");
+        PyErr_SetString(PyExc_ValueError,
+                        "Reducer: names or sizes of buckets do not fit (expected a name for each parameter, and "
+                        "buckets of at least 1 byte)");
         goto done;
     }
     pd_status status = pd_malloc(sizeof *texts * (size_t)(n + 1), "reducer", &texts);
     for (Py_ssize_t i = 0; i < n && !status; i++) {
-        if (!list[i]) status = pd_fail(PD_E_TYPE, "Reducer: parameter %zd is None", i);
+        if (!list[i])
+            status = pd_fail(PD_E_TYPE, "Reducer: parameter %zd is None (expected Tensor)", i);
         else if (!(texts[i] = PyUnicode_AsUTF8(PyTuple_GET_ITEM(names, i)))) goto done;
     }
     if (!status && (self = (pyreducer *)type->tp_alloc(type, 0)))
@@ -153,7 +156,7 @@ static PyObject *set_builtin_hook(PyObject *self, PyObject *args) {
             PD_PY_TRY(pd_compress_set(((pyreducer *)self)->r, (pd_compress)i, ratio));
             Py_RETURN_NONE;
         }
-    return PyErr_Format(PyExc_ValueError, "set_builtin_hook: %.100s (expected fp16, bf16, topk or sign)", name);
+    return PyErr_Format(PyExc_ValueError, "set_builtin_hook: name is %.100s (expected fp16, bf16, topk or sign)", name);
 }
 
 static pd_status call_begin(void *fn, void *unused) {
@@ -210,7 +213,7 @@ static PyObject *hash_tensors(PyObject *unused, PyObject *arg) {
     PyObject *out = PyList_New(n);
     for (Py_ssize_t i = 0; out && i < n; i++) {
         if (!list[i] || !pd_tensor_is_contiguous(list[i])) {
-            PyErr_Format(PyExc_ValueError, "hash_tensors: tensor %zd is %s (expected contiguous ones)", i,
+            PyErr_Format(PyExc_ValueError, "hash_tensors: tensor %zd is %s (expected a contiguous tensor)", i,
                          list[i] ? "not contiguous" : "None");
             Py_CLEAR(out);
             break;
@@ -240,7 +243,8 @@ static PyObject *get_waits(PyObject *self, void *unused) {
 static int set_truth(PyObject *self, PyObject *value, void (*set)(pd_reducer *, bool)) {
     int on = value ? PyObject_IsTrue(value) : -1;
     if (on < 0) {
-        if (!PyErr_Occurred()) PyErr_SetString(PyExc_AttributeError, "sync and waits cannot be deleted");
+        if (!PyErr_Occurred())
+            PyErr_SetString(PyExc_AttributeError, "Reducer: sync and waits cannot be deleted (expected True or False)");
         return -1;
     }
     set(((pyreducer *)self)->r, on);
@@ -256,26 +260,34 @@ static int set_waits(PyObject *self, PyObject *value, void *unused) {
 }
 
 static PyMethodDef methods[] = {
-    {"prepare", prepare, METH_NOARGS, "prepare()\n\nCalled before a forward whose backward will reduce."},
+    {"prepare", prepare, METH_NOARGS,
+     "prepare()\n\nMust be called before a forward whose backward will reduce gradients."},
     {"bucket_layout", bucket_layout, METH_NOARGS,
-     "bucket_layout()\n\nPer bucket a list of (parameter, offset, elements)."},
-    {"bucket", bucket, METH_VARARGS, "bucket(b)\n\nIts memory as a flat tensor, and the list of its gradients."},
+     "bucket_layout()\n\nFor each bucket, a list of (parameter, offset, elements)."},
+    {"bucket", bucket, METH_VARARGS,
+     "bucket(b)\n\nThe memory of bucket b as a flat tensor, and the list of its gradients."},
     {"set_hook", set_hook, METH_O,
-     "set_hook(hook)\n\nhook.start(b) where bucket b is full, hook.finish(b, what start returned) at the end."},
+     "set_hook(hook)\n\nThe reducer calls hook.start(b) when bucket b is full, and hook.finish(b, what start returned) "
+     "at the end."},
     {"set_builtin_hook", set_builtin_hook, METH_VARARGS,
-     "set_builtin_hook(name, ratio=1.0)\n\nfp16, bf16, topk or sign (csrc/parallel/compress.h). Collective."},
+     "set_builtin_hook(name, ratio=1.0)\n\nCompresses gradients by fp16, bf16, topk or sign "
+     "(csrc/parallel/compress.h). All ranks must call this."},
     {"set_begin", set_begin, METH_O,
-     "set_begin(fn)\n\nCalled before the first bucket of every reduced backward; None: nothing."},
-    {"set_divisor", set_divisor, METH_O, "set_divisor(n)\n\nSums of gradients are divided by n."},
-    {"shadow", shadow, METH_NOARGS, "shadow()\n\nTakes part with zeros in the backward that the other ranks run."},
-    {"times", times, METH_NOARGS, "times()\n\nNanoseconds of the last reduced backward, and sums over all."},
+     "set_begin(fn)\n\nThe reducer calls fn before the first bucket of every reduced backward; None: it calls "
+     "nothing."},
+    {"set_divisor", set_divisor, METH_O, "set_divisor(n)\n\nThe reducer divides sums of gradients by n."},
+    {"shadow", shadow, METH_NOARGS,
+     "shadow()\n\nTakes part in the backward that the other ranks run; this rank's gradients are zeros."},
+    {"times", times, METH_NOARGS,
+     "times()\n\nThe time that the last reduced backward took, and the sum over all, in nanoseconds."},
     {0},
 };
 static PyGetSetDef getset[] = {
-    {"sync", get_sync, set_sync, "False: backwards add up on their own rank only.", NULL},
-    {"waits", get_waits, set_waits,
-     "True: the end of backward waits for a GPU's gradients, so that what goes wrong there is raised before the step.",
+    {"sync", get_sync, set_sync,
+     "Whether backwards reduce gradients over the ranks; False: they accumulate on this rank only, as in no_sync().",
      NULL},
+    {"waits", get_waits, set_waits,
+     "Whether the end of backward waits for a GPU's gradients, so that their errors are raised before the step.", NULL},
     {0},
 };
 static PyType_Slot slots[] = {
@@ -288,7 +300,8 @@ static PyType_Spec spec = {
 };
 static PyMethodDef functions[] = {
     {"hash_tensors", hash_tensors, METH_O,
-     "hash_tensors(tensors)\n\nA 64-bit hash of each one's bytes. ValueError: one is not contiguous."},
+     "hash_tensors(tensors)\n\nA 64-bit hash of each tensor's bytes. Errors: ValueError for a tensor that is not "
+     "contiguous."},
     {0},
 };
 

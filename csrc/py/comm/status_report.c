@@ -71,7 +71,7 @@ void pd_py_place(char *text, size_t size) {
     for (int ms = 0; ms < PATIENCE_MS && atomic_load(&look.state) != FOUND; ms++)
         pd_os_sleep(1000000);
     if (atomic_load(&look.state) != FOUND) {
-        snprintf(text, size, "a place unknown: C code holds the GIL");
+        snprintf(text, size, "an unknown place: C code holds the GIL");
         return;
     }
     snprintf(text, size, "%s", look.text);

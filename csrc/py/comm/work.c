@@ -21,7 +21,10 @@ static void forget(pd_pywork *self) {
    up the GIL, so other threads wait here. It runs once; every later call gets its failure. */
 static pd_status settle(pd_pywork *self) {
     while (self->settling) PD_PY_NO_GIL(pd_os_yield());
-    if (self->lost) return pd_fail(self->lost, "wait: the collective is done, but its result could not be copied");
+    if (self->lost)
+        return pd_fail(self->lost,
+                       "wait: the collective is done, but copying its result to the output tensors failed (expected "
+                       "memory for the copy)");
     if (self->done) return PD_OK;
     self->settling = true;
     pd_status status = pd_py_buffer_done(&self->buffers[0]);
@@ -131,7 +134,7 @@ static PyObject *work_result(PyObject *o, PyObject *unused) {
     (void)unused;
     pd_status status = look(self, &done);
     if (status) return pd_py_raise(status);
-    if (!done) return PyErr_Format(PyExc_RuntimeError, "result: the collective is under way (expected wait() before)");
+    if (!done) return PyErr_Format(PyExc_RuntimeError, "result: the collective is not done (expected wait() first)");
     if (!self->written) return PyList_New(0);
     if (PyTuple_Check(self->written)) return PySequence_List(self->written);
     PyObject *list = PyList_New(1);
@@ -161,25 +164,30 @@ static PyObject *work_source(PyObject *o, PyObject *unused) {
 
 static PyMethodDef methods[] = {
     {"get_future", work_get_future, METH_NOARGS,
-     "get_future() -> pydist.futures.Future\n\nIts value is result()'s list, once somebody waits for it."},
+     "get_future() -> pydist.futures.Future\n\nA future whose value is the list of result(); it is set once somebody "
+     "waits for it."},
     {"then", work_then, METH_O, "then(fn) -> pydist.futures.Future\n\nget_future().then(fn)."},
     {"wait", (PyCFunction)(void (*)(void))work_wait, METH_FASTCALL | METH_KEYWORDS,
-     "wait(timeout=None) -> True\n\nReturns when the collective is done; raises its error. timeout: seconds or a "
-     "timedelta; CommTimeout when it is over leaves the work as it is."},
+     "wait(timeout=None) -> True\n\nReturns when the collective is done; raises the collective's error. timeout: "
+     "seconds or a timedelta; after it wait() raises CommTimeout, and the collective goes on."},
     {"is_completed", work_is_completed, METH_NOARGS,
-     "is_completed() -> bool\n\nWhether it has ended; carries it on as far as it goes without waiting."},
-    {"is_success", work_is_success, METH_NOARGS, "is_success() -> bool\n\nWhether it has ended without an error."},
+     "is_completed() -> bool\n\nWhether the collective has ended. Advances it as far as it goes without waiting."},
+    {"is_success", work_is_success, METH_NOARGS,
+     "is_success() -> bool\n\nWhether the collective has ended without an error."},
     {"exception", work_exception, METH_NOARGS,
-     "exception() -> Exception | None\n\nWhat wait() would raise, where that is known already."},
+     "exception() -> Exception | None\n\nThe exception that wait() would raise, if it is known already."},
     {"source_rank", work_source, METH_NOARGS,
-     "source_rank() -> int\n\nOf a receive that is done: the rank in the group that has sent."},
+     "source_rank() -> int\n\nFor a receive that is done: the rank in the group that has sent the message."},
     {"result", work_result, METH_NOARGS,
-     "result() -> list\n\nThe tensors that it wrote, once it is completed; raises its error."},
+     "result() -> list\n\nThe tensors that the collective wrote, once it is done; raises the collective's error."},
     {0},
 };
 static PyType_Slot slots[] = {
-    {Py_tp_dealloc, work_dealloc}, {Py_tp_traverse, work_traverse}, {Py_tp_methods, methods},
-    {Py_tp_doc, "A collective under way."}, {0},
+    {Py_tp_dealloc, work_dealloc},
+    {Py_tp_traverse, work_traverse},
+    {Py_tp_methods, methods},
+    {Py_tp_doc, "An asynchronous collective or message."},
+    {0},
 };
 static PyType_Spec spec = PD_PY_SPEC("Work", pd_pywork, slots, Py_TPFLAGS_DISALLOW_INSTANTIATION);
 

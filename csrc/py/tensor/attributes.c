@@ -13,7 +13,9 @@ GETTER(version) {
     (void)unused;
     T;
     if (t->storage->inference)
-        return PyErr_Format(PyExc_RuntimeError, "_version: an inference tensor keeps no version");
+        return PyErr_Format(
+            PyExc_RuntimeError,
+            "_version: Inference tensors do not track version counter (expected a tensor made outside inference mode)");
     return PyLong_FromUnsignedLong(pd_tensor_version(t));
 }
 GETTER(requires_grad) { (void)unused; T; return PyBool_FromLong(pd_tensor_wants_grad(t)); }
@@ -73,11 +75,15 @@ int pd_py_set_requires_grad(PyObject *self, PyObject *value) {
     int want = value ? PyObject_IsTrue(value) : 0;
     if (want < 0) return -1;
     if (t->meta && t->meta->grad_fn && !want) {
-        PyErr_SetString(PyExc_RuntimeError, "requires_grad can be changed on leaf tensors only (expected detach())");
+        PyErr_SetString(
+            PyExc_RuntimeError,
+            "requires_grad: you can only change requires_grad flags of leaf variables (expected detach() first)");
         return -1;
     }
     if (want && pd_dtype_category((pd_dtype)t->dtype) < PD_CAT_FLOAT) {
-        PyErr_Format(PyExc_RuntimeError, "only floating and complex tensors can require gradients, got %s",
+        PyErr_Format(PyExc_RuntimeError,
+                     "requires_grad: only Tensors of floating point and complex dtype can require gradients: got %s "
+                     "(expected a floating or complex dtype)",
                      pd_dtype_name((pd_dtype)t->dtype));
         return -1;
     }
@@ -109,12 +115,15 @@ static int set_data(PyObject *self, PyObject *value, void *unused) {
     (void)unused;
     pd_tensor *from = value ? pd_py_expect_tensor(value, "data", "the value") : NULL;
     if (!from) {
-        if (!PyErr_Occurred()) PyErr_SetString(PyExc_AttributeError, "data cannot be deleted");
+        if (!PyErr_Occurred())
+            PyErr_SetString(PyExc_AttributeError, "data: the attribute cannot be deleted (expected a tensor)");
         return -1;
     }
     if (from->dtype != t->dtype && t->meta && (t->meta->grad || t->meta->destination.view)) {
-        PyErr_Format(PyExc_RuntimeError, "data: %s cannot become %s while there is a gradient",
-                     pd_dtype_name((pd_dtype)t->dtype), pd_dtype_name((pd_dtype)from->dtype));
+        PyErr_Format(
+            PyExc_RuntimeError,
+            "data: the dtype cannot change from %s to %s while the tensor has a gradient (expected grad = None first)",
+            pd_dtype_name((pd_dtype)t->dtype), pd_dtype_name((pd_dtype)from->dtype));
         return -1;
     }
     bool made = (t->meta && t->meta->grad_fn) || (t->base && pd_tensor_wants_grad(t));
@@ -122,8 +131,8 @@ static int set_data(PyObject *self, PyObject *value, void *unused) {
                  !pd_tensor_same_shape(from, t))) {
         /* The op that made t expects gradients for what it made, while ops on t give gradients for what t is now. */
         PyErr_Format(PyExc_RuntimeError,
-                     "data: a recorded op made the tensor, %s of shape %s on %s; it cannot become %s of shape %s on %s "
-                     "(expected detach() first)",
+                     "data: a recorded op made this tensor, %s of shape %s on %s, so it cannot become %s of shape %s "
+                     "on %s (expected detach() first)",
                      pd_dtype_name((pd_dtype)t->dtype), pd_tensor_shape(t), t->storage->device->name,
                      pd_dtype_name((pd_dtype)from->dtype), pd_tensor_shape(from), from->storage->device->name);
         return -1;
@@ -169,7 +178,8 @@ static int set_part(PyObject *self, PyObject *value, void *which) {
     T;
     pd_tensor *part = NULL, *from;
     if (!value) {
-        PyErr_SetString(PyExc_AttributeError, "the parts of a tensor cannot be deleted");
+        PyErr_SetString(PyExc_AttributeError,
+                        "real, imag: the parts of a tensor cannot be deleted (expected a tensor)");
         return -1;
     }
     if (!(from = pd_py_from_data(which ? "imag" : "real", value, PD_NO_DTYPE, PD_PY_COPY_IF_NEEDED))) return -1;
@@ -199,7 +209,8 @@ GETTER(mT) {
     pd_tensor *out;
     (void)unused;
     if (t->ndim < 2)
-        return PyErr_Format(pd_py.E_SHAPE, "mT: shape %s (expected at least 2 dimensions)", pd_tensor_shape(t));
+        return PyErr_Format(pd_py.E_SHAPE, "mT: the tensor has shape %s (expected at least 2 dimensions)",
+                            pd_tensor_shape(t));
     PD_PY_TRY(pd_call1(PD_OP_transpose, t, &(pd_dims2_attrs){-2, -1}, &out));
     return pd_py_wrap_new(out);
 }
@@ -213,7 +224,7 @@ GETTER(H) {
     T;
     if (t->ndim == 2) return get_mH(self, unused);
     if (t->ndim == 0) return pd_py_unary(PD_OP_conj, self);
-    return PyErr_Format(pd_py.E_SHAPE, "H: shape %s (expected 2 dimensions)", pd_tensor_shape(t));
+    return PyErr_Format(pd_py.E_SHAPE, "H: the tensor has shape %s (expected 2 dimensions)", pd_tensor_shape(t));
 }
 GETTER(nbytes) { (void)unused; T; return PyLong_FromSize_t(pd_tensor_bytes(t)); }
 GETTER(itemsize) { (void)unused; T; return PyLong_FromSize_t(pd_dtype_size((pd_dtype)t->dtype)); }
@@ -224,27 +235,28 @@ GETTER(false) { (void)self, (void)unused; Py_RETURN_FALSE; }
 PyGetSetDef pd_py_tensor_getset[] = {
     {"shape", get_shape, NULL, "The sizes, a Size.", NULL},
     {"dtype", get_dtype, NULL, "The element type.", NULL},
-    {"device", get_device, NULL, "Where the memory lies.", NULL},
-    {"ndim", get_ndim, NULL, "How many dimensions.", NULL},
-    {"_version", get_version, NULL, "In-place writes so far, shared by all views.", NULL},
+    {"device", get_device, NULL, "The device of the tensor's memory.", NULL},
+    {"ndim", get_ndim, NULL, "The number of dimensions.", NULL},
+    {"_version", get_version, NULL, "The number of in-place writes so far; all views share it.", NULL},
     {"_base", get_base, NULL, "The tensor that this is a view of, or None.", NULL},
-    {"requires_grad", get_requires_grad, set_requires_grad, "Whether gradients are wanted; settable on leaves.", NULL},
-    {"is_leaf", get_is_leaf, NULL, "True where no recorded op made this tensor.", NULL},
-    {"grad_fn", get_grad_fn, NULL, "The node of the tape that made this tensor, or None.", NULL},
+    {"requires_grad", get_requires_grad, set_requires_grad,
+     "Whether autograd computes a gradient for this tensor; can be set on leaves.", NULL},
+    {"is_leaf", get_is_leaf, NULL, "True if no recorded op made this tensor.", NULL},
+    {"grad_fn", get_grad_fn, NULL, "The autograd node that made this tensor, or None.", NULL},
     {"grad", get_grad, set_grad, "The gradient that backward accumulated, or None.", NULL},
-    {"data", get_data, set_data, "The same memory without history, with a version counter of its own.", NULL},
+    {"data", get_data, set_data, "The same memory without history and with its own version counter; can be set.", NULL},
     {"mT", get_mT, NULL, "The last two dimensions swapped.", NULL},
-    {"mH", get_mH, NULL, "The last two dimensions swapped, of the conjugate.", NULL},
-    {"H", get_H, NULL, "A matrix transposed, of the conjugate.", NULL},
-    {"real", get_part, set_part, "The real parts, a view; a real tensor itself.", NULL},
-    {"imag", get_part, set_part, "The imaginary parts of complex numbers, a view.", (void *)1},
-    {"nbytes", get_nbytes, NULL, "Bytes of all elements.", NULL},
-    {"itemsize", get_itemsize, NULL, "Bytes of one element.", NULL},
-    {"retains_grad", get_retains_grad, NULL, "Whether retain_grad() was called on a tensor that is no leaf.", NULL},
-    {"is_cpu", get_true, NULL, "Whether the memory is the CPU's.", NULL},
-    {"is_cuda", get_is_cuda, NULL, "Whether the memory is a CUDA device's.", NULL},
-    {"is_xpu", get_false, NULL, "Whether the memory is an Intel GPU's.", NULL},
-    {"is_mps", get_false, NULL, "Whether the memory is an Apple GPU's.", NULL},
+    {"mH", get_mH, NULL, "The conjugate with the last two dimensions swapped.", NULL},
+    {"H", get_H, NULL, "The conjugate transpose of a matrix.", NULL},
+    {"real", get_part, set_part, "The real parts, as a view; of a real tensor the tensor itself.", NULL},
+    {"imag", get_part, set_part, "The imaginary parts of a complex tensor, as a view.", (void *)1},
+    {"nbytes", get_nbytes, NULL, "The bytes of all elements together.", NULL},
+    {"itemsize", get_itemsize, NULL, "The bytes of one element.", NULL},
+    {"retains_grad", get_retains_grad, NULL, "Whether retain_grad() was called on this non-leaf tensor.", NULL},
+    {"is_cpu", get_true, NULL, "Whether the tensor is on the CPU.", NULL},
+    {"is_cuda", get_is_cuda, NULL, "Whether the tensor is on a CUDA device.", NULL},
+    {"is_xpu", get_false, NULL, "Whether the tensor is on an Intel GPU.", NULL},
+    {"is_mps", get_false, NULL, "Whether the tensor is on an Apple GPU.", NULL},
     {"is_sparse", get_false, NULL, "False: all tensors are dense.", NULL},
     {"is_quantized", get_false, NULL, "False: there are no quantized dtypes.", NULL},
     {"is_meta", get_false, NULL, "False: all tensors have memory.", NULL},

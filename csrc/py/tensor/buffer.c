@@ -30,21 +30,25 @@ int pd_py_getbuffer(PyObject *self, Py_buffer *view, int flags) {
     exported *e;
     if (!pd_py_on_host(t, "numpy")) return -1;
     if (!formats[t->dtype]) {
-        PyErr_Format(PyExc_BufferError, "a %s tensor has no buffer format (expected float())",
+        PyErr_Format(PyExc_BufferError,
+                     "buffer: the buffer protocol has no format for %s (expected another dtype: float())",
                      pd_dtype_name((pd_dtype)t->dtype));
         return -1;
     }
     if (pd_tensor_wants_grad(t)) {
         PyErr_SetString(PyExc_RuntimeError,
-                        "the memory of a tensor that requires grad cannot be lent (expected detach())");
+                        "buffer: the tensor requires grad, so it cannot lend its memory (expected detach())");
         return -1;
     }
     if (!lies_as_asked(t, flags)) {
-        PyErr_SetString(PyExc_BufferError, "the tensor does not lie contiguous in the order that the receiver wants");
+        PyErr_SetString(
+            PyExc_BufferError,
+            "buffer: the tensor is not contiguous in the order that the receiver asks for (expected contiguous())");
         return -1;
     }
     if ((flags & PyBUF_WRITABLE) && t->storage->read_only) {
-        PyErr_SetString(PyExc_BufferError, "the tensor is read-only");
+        PyErr_SetString(PyExc_BufferError,
+                        "buffer: the tensor is read-only, but the receiver wants to write (expected clone())");
         return -1;
     }
     PD_PY_TRY_INT(pd_malloc(sizeof *e, "buffer", &e));
@@ -131,12 +135,14 @@ pd_status pd_py_borrow(const char *op, void *data, pd_dtype dtype, int ndim, con
                              (long long)stride[d], d);
         else if (numel && (__builtin_mul_overflow(size[d] - 1, t->stride[d], &last) ||
                            __builtin_add_overflow(reach, last, &reach)))
-            status = pd_fail(PD_E_VALUE, "%s: strides over more than 2^63 elements", op);
+            status =
+                pd_fail(PD_E_VALUE, "%s: strides reach over too much memory (expected less than 2^63 elements)", op);
     }
     int64_t aligned = (int64_t)pd_dtype_size(pd_dtype_part(dtype));
     if (!status && numel && (!data || (uintptr_t)data % (uintptr_t)aligned))
-        status = pd_fail(PD_E_VALUE, "%s: the memory is not aligned to %lld bytes (expected a copy)", op,
-                         (long long)aligned);
+        status = pd_fail(PD_E_VALUE,
+                         "%s: the memory is not aligned (expected an address that is a multiple of %lld, or a copy)",
+                         op, (long long)aligned);
     size_t size_of_all = numel ? (size_t)reach * (size_t)bytes : 0;
     PD_THEN(pd_storage_external(&pd_device_cpu, data, size_of_all, drop, ctx, &t->storage));
     if (status) {
@@ -153,24 +159,27 @@ static pd_status from_view(Py_buffer *view, pd_tensor **out) {
     int64_t size[PD_MAX_DIMS], stride[PD_MAX_DIMS];
     Py_ssize_t each = view->itemsize, next = each; /* next: the stride of contiguous rows */
     if (dtype == PD_NO_DTYPE || each != (Py_ssize_t)pd_dtype_size((pd_dtype)dtype))
-        return pd_fail(
-            PD_E_DTYPE,
-            "from_numpy: element type '%s' has no dtype here (expected a native bool, int, uint8, float or complex)",
-            view->format);
+        return pd_fail(PD_E_DTYPE,
+                       "from_numpy: the buffer's element type is '%s', for which there is no dtype (expected a native "
+                       "bool, int, uint8, float or complex)",
+                       view->format);
     if (view->ndim > PD_MAX_DIMS)
-        return pd_fail(PD_E_SHAPE, "from_numpy: %d dimensions (expected at most %d)", view->ndim, PD_MAX_DIMS);
+        return pd_fail(PD_E_SHAPE, "from_numpy: the buffer has %d dimensions (expected at most %d)", view->ndim,
+                       PD_MAX_DIMS);
     if (view->ndim > 1 && !view->shape)
-        return pd_fail(PD_E_SHAPE, "from_numpy: a buffer of %d dimensions without a shape", view->ndim);
+        return pd_fail(PD_E_SHAPE, "from_numpy: the buffer has %d dimensions but no shape (expected a shape)",
+                       view->ndim);
     for (int d = view->ndim - 1; d >= 0; d--) { /* NumPy's datetime64 gives no strides although they are requested */
         Py_ssize_t step = view->strides ? view->strides[d] : next;
         size[d] = view->shape ? view->shape[d] : view->len / each;
         stride[d] = step / each;
         if (size[d] > 1 && step % each)
-            return pd_fail(PD_E_VALUE,
-                           "from_numpy: stride %zd of dimension %d (expected a multiple of %zd; use copy())", step, d,
-                           each);
+            return pd_fail(
+                PD_E_VALUE,
+                "from_numpy: got stride %zd in bytes of dimension %d (expected a multiple of %zd; use copy())", step, d,
+                each);
         if (!view->strides && __builtin_mul_overflow(next, (Py_ssize_t)size[d], &next))
-            return pd_fail(PD_E_SHAPE, "from_numpy: a buffer of more than 2^63 bytes");
+            return pd_fail(PD_E_SHAPE, "from_numpy: the buffer is too large (expected less than 2^63 bytes)");
     }
     return pd_py_borrow("from_numpy", view->buf, (pd_dtype)dtype, view->ndim, size, stride, view->readonly, give_back,
                         view, out);
@@ -208,7 +217,8 @@ static PyObject *frombuffer(PyObject *module, PyObject *args, PyObject *kwargs) 
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|$OLL:frombuffer", names, &buffer, &type, &count, &offset) ||
         !pd_py_dtype(type, "frombuffer", "dtype", &dtype))
         return NULL;
-    if (dtype == PD_NO_DTYPE) return PyErr_Format(PyExc_TypeError, "frombuffer: dtype is missing");
+    if (dtype == PD_NO_DTYPE)
+        return PyErr_Format(PyExc_TypeError, "frombuffer: dtype is missing (expected a dtype such as pydist.float32)");
     PD_PY_TRY(pd_malloc(sizeof *view, "frombuffer", &view));
     if (PyObject_GetBuffer(buffer, view, PyBUF_SIMPLE)) {
         pd_free(view);
@@ -219,10 +229,10 @@ static PyObject *frombuffer(PyObject *module, PyObject *args, PyObject *kwargs) 
     pd_status status = PD_OK;
     if (count < 0) count = left;
     if (!within || count > left || (count == left && (view->len - offset) % size))
-        status =
-            pd_fail(PD_E_VALUE,
-                    "frombuffer: %zd bytes, offset %lld, count %lld of %s (expected whole elements within the buffer)",
-                    view->len, offset, count, pd_dtype_name((pd_dtype)dtype));
+        status = pd_fail(PD_E_VALUE,
+                         "frombuffer: got a buffer of %zd bytes, offset %lld, count %lld, dtype %s (expected whole "
+                         "elements within the buffer)",
+                         view->len, offset, count, pd_dtype_name((pd_dtype)dtype));
     int64_t length = count, one = 1;
     PD_THEN(pd_py_borrow("frombuffer", (char *)view->buf + offset, (pd_dtype)dtype, 1, &length, &one,
                          view->readonly, give_back, view, &t));
@@ -236,9 +246,9 @@ static PyObject *frombuffer(PyObject *module, PyObject *args, PyObject *kwargs) 
 
 static PyMethodDef functions[] = {
     {"frombuffer", (PyCFunction)(void (*)(void))frombuffer, METH_VARARGS | METH_KEYWORDS,
-     "frombuffer(buffer, *, dtype, count=-1, offset=0)\n\nA 1-d tensor over the bytes of an object with the buffer "
-     "protocol; count elements from byte\n"
-     "offset on. Errors: ValueError where the bytes are not whole, aligned elements."},
+     "frombuffer(buffer, *, dtype, count=-1, offset=0)\n\nA 1-d tensor over the memory of an object with the buffer "
+     "protocol: count elements from byte offset on\n(-1: all that follow). Errors: ValueError where the bytes are not "
+     "whole, aligned elements."},
     {0}};
 
 int pd_py_add_buffer(PyObject *module) { return PyModule_AddFunctions(module, functions); }

@@ -29,7 +29,7 @@ static bool read_options(const char *op, PyObject *kwargs, options *o, chosen *c
         size_t i = 0;
         while (i < sizeof names / sizeof *names && PyUnicode_CompareWithASCIIString(key, names[i])) i++;
         if (i == sizeof names / sizeof *names) {
-            PyErr_Format(PyExc_TypeError, "%s: unexpected keyword argument %R", op, key);
+            PyErr_Format(PyExc_TypeError, "%s: got an unexpected keyword argument %R", op, key);
             return false;
         }
         *to[i] = value;
@@ -53,7 +53,9 @@ static bool read_options(const char *op, PyObject *kwargs, options *o, chosen *c
 
 static PyObject *finish(pd_tensor *t, const chosen *c) {
     if (c->requires_grad && pd_dtype_category((pd_dtype)t->dtype) < PD_CAT_FLOAT) {
-        PyErr_Format(PyExc_RuntimeError, "only floating and complex tensors can require gradients, got %s",
+        PyErr_Format(PyExc_RuntimeError,
+                     "requires_grad: only Tensors of floating point and complex dtype can require gradients: got %s "
+                     "(expected a floating or complex dtype)",
                      pd_dtype_name((pd_dtype)t->dtype));
         pd_tensor_release(t);
         return NULL;
@@ -134,7 +136,8 @@ PyObject *pd_py_full(const char *op, PyObject *args, PyObject *kwargs, int64_t d
     pd_scalar value;
     pd_tensor *t;
     const pd_device *was;
-    if (PyTuple_GET_SIZE(args) != 2) return PyErr_Format(PyExc_TypeError, "%s: expected size and fill_value", op);
+    if (PyTuple_GET_SIZE(args) != 2)
+        return PyErr_Format(PyExc_TypeError, "%s: arguments are missing (expected size and fill_value)", op);
     PyObject *v = PyTuple_GET_ITEM(args, 1);
     if (!pd_py_number(v, &value))
         return PyErr_Occurred() ? NULL
@@ -156,14 +159,18 @@ static PyObject *like(const char *op, PyObject *args, PyObject *kwargs, const do
     chosen c;
     const pd_device *was;
     pd_tensor *t, *x = PyTuple_GET_SIZE(args) >= 1 ? pd_py_expect_tensor(PyTuple_GET_ITEM(args, 0), op, "input") : NULL;
-    if (!x) return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_TypeError, "%s: argument 'input' is missing", op);
+    if (!x)
+        return PyErr_Occurred()
+                   ? NULL
+                   : PyErr_Format(PyExc_TypeError, "%s: argument 'input' is missing (expected Tensor)", op);
     if (!read_options(op, kwargs, &o, &c, x->dtype)) return NULL;
     bool keep = !o.format || o.format == pd_py.preserve_format;
     int64_t last[4];
     const int64_t *stride = keep && pd_shape_is_dense(x->ndim, x->size, x->stride) ? x->stride : NULL;
     if (o.format == pd_py.channels_last) {
         if (x->ndim != 4)
-            return PyErr_Format(PyExc_RuntimeError, "%s: channels_last needs 4 dimensions, got %d", op, x->ndim);
+            return PyErr_Format(PyExc_RuntimeError,
+                                "%s: memory_format is channels_last: got %d dimensions (expected 4)", op, x->ndim);
         pd_shape_channels_last(x->size, last);
         stride = last;
     }
@@ -180,7 +187,8 @@ F(ones_like) { (void)module; return like("ones_like", args, kwargs, &(double){1}
 PyObject *pd_py_new_tensor(const char *op, PyObject *args, PyObject *kwargs, int64_t dtype, const pd_device *device) {
     options o;
     chosen c;
-    if (PyTuple_GET_SIZE(args) != 1) return PyErr_Format(PyExc_TypeError, "%s: expected one argument, data", op);
+    if (PyTuple_GET_SIZE(args) != 1)
+        return PyErr_Format(PyExc_TypeError, "%s: the number of arguments is wrong (expected one, data)", op);
     if (!read_options(op, kwargs, &o, &c, dtype)) return NULL;
     if (!c.device) c.device = device;
     pd_tensor *t = pd_py_from_data(op, PyTuple_GET_ITEM(args, 0), c.dtype, PD_PY_COPY_ALWAYS);
@@ -192,7 +200,8 @@ F(as_tensor) {
     options o;
     chosen c;
     (void)module;
-    if (PyTuple_GET_SIZE(args) != 1) return PyErr_Format(PyExc_TypeError, "as_tensor: expected one argument, data");
+    if (PyTuple_GET_SIZE(args) != 1)
+        return PyErr_Format(PyExc_TypeError, "as_tensor: the number of arguments is wrong (expected one, data)");
     PyObject *data = PyTuple_GET_ITEM(args, 0);
     if (!read_options("as_tensor", kwargs, &o, &c, PD_NO_DTYPE)) return NULL;
     if (pd_py_is_tensor(data) && (c.dtype == PD_NO_DTYPE || c.dtype == pd_py_tensor(data)->dtype) &&
@@ -207,7 +216,7 @@ static PyObject *f_asarray(PyObject *module, PyObject *const *args, Py_ssize_t n
     chosen c = {.op = "asarray", .dtype = PD_NO_DTYPE};
     pd_py_copying copying = PD_PY_COPY_IF_NEEDED;
     (void)module;
-    if (n != 5) return PyErr_Format(PyExc_TypeError, "_asarray: %zd arguments (expected 5)", n);
+    if (n != 5) return PyErr_Format(PyExc_TypeError, "_asarray: got %zd arguments (expected 5)", n);
     if (!pd_py_dtype(args[1], "asarray", "dtype", &c.dtype)) return NULL;
     if (args[2] != Py_None && !(c.device = pd_py_device(args[2], "asarray"))) return NULL;
     if (args[3] != Py_None) {
@@ -219,7 +228,9 @@ static PyObject *f_asarray(PyObject *module, PyObject *const *args, Py_ssize_t n
     if (wants < 0) return NULL;
     c.requires_grad = wants;
     if (copying == PD_PY_COPY_NEVER && c.device && c.device != &pd_device_cpu)
-        return PyErr_Format(PyExc_ValueError, "asarray: on %s it takes a copy (expected copy=None)", c.device->name);
+        return PyErr_Format(PyExc_ValueError,
+                            "asarray: a tensor on %s needs a copy, but copy is False (expected copy=None)",
+                            c.device->name);
     pd_tensor *t = pd_py_from_data("asarray", args[0], c.dtype, copying);
     return t ? finish(t, &c) : NULL;
 }
@@ -232,14 +243,16 @@ F(arange) {
     int category = PD_CAT_INT;
     (void)module;
     if (n < 1 || n > 3)
-        return PyErr_Format(PyExc_TypeError, "arange: %zd arguments (expected end; or start, end; or start, end, step)",
-                            n);
+        return PyErr_Format(PyExc_TypeError,
+                            "arange: got %zd arguments (expected end; or start, end; or start, end, step)", n);
     for (Py_ssize_t i = 0; i < n; i++) {
         pd_scalar *to = &v[n == 1 ? 1 : i];
         if (!pd_py_number(PyTuple_GET_ITEM(args, i), to))
-            return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_TypeError, "arange: expected numbers");
+            return PyErr_Occurred()
+                       ? NULL
+                       : PyErr_Format(PyExc_TypeError, "arange: start, end or step is not a number (expected numbers)");
         if (to->cat == PD_CAT_COMPLEX)
-            return PyErr_Format(PyExc_TypeError, "arange: a complex number (expected real ones)");
+            return PyErr_Format(PyExc_TypeError, "arange: start, end or step is complex (expected real numbers)");
         if (to->cat > category) category = (int)to->cat;
     }
     if (!read_options("arange", kwargs, &o, &c, category == PD_CAT_INT ? PD_I64 : pd_default_dtype)) return NULL;
@@ -247,13 +260,15 @@ F(arange) {
            end = v[1].cat == PD_CAT_FLOAT ? v[1].d : (double)v[1].i;
     double by = v[2].cat == PD_CAT_FLOAT ? v[2].d : (double)v[2].i, count = (end - start) / by;
     if (!(by != 0) || !(count >= 0) || !(count < 1e15))
-        return PyErr_Format(PyExc_ValueError,
-                            "arange: start, end and step do not fit together (expected step nonzero and towards end)");
+        return PyErr_Format(
+            PyExc_ValueError,
+            "arange: start, end and step do not fit together (expected a nonzero step that leads from start to end)");
     int64_t size = (int64_t)count + (count > (double)(int64_t)count);
     pd_tensor *t;
     const pd_device *was;
     if (pd_dtype_is_complex((pd_dtype)c.dtype))
-        return PyErr_Format(pd_py.E_DTYPE, "arange: %s (expected a real dtype)", pd_dtype_name((pd_dtype)c.dtype));
+        return PyErr_Format(pd_py.E_DTYPE, "arange: dtype is %s (expected a real dtype)",
+                            pd_dtype_name((pd_dtype)c.dtype));
     if (!made_there(&c, 1, &size, NULL, &t, &was)) return NULL;
     pd_here()->range((pd_dtype)c.dtype, pd_tensor_data(t), size, start, by);
     return filled(t, &c, was);
@@ -267,7 +282,7 @@ static PyObject *drawn(const char *op, PyObject *args, PyObject *kwargs, bool no
     const pd_device *was;
     if (!read_options(op, kwargs, &o, &c, pd_default_dtype) || !read_size(op, args, 0, &o, &size)) return NULL;
     if (pd_dtype_category((pd_dtype)c.dtype) < PD_CAT_FLOAT)
-        return PyErr_Format(pd_py.E_DTYPE, "%s: %s (expected a floating or complex dtype)", op,
+        return PyErr_Format(pd_py.E_DTYPE, "%s: dtype is %s (expected a floating or complex dtype)", op,
                             pd_dtype_name((pd_dtype)c.dtype));
     if (!pd_py_rng_key(o.generator, op, &c.key)) return NULL;
     if (!made_there(&c, (int)size.n, size.v, NULL, &t, &was)) return NULL;
@@ -291,17 +306,20 @@ F(randint) {
     (void)module;
     Py_ssize_t n = PyTuple_GET_SIZE(args),
                at = n == 3 || (n == 2 && kwargs && PyDict_GetItemString(kwargs, "size")) ? 1 : 0;
-    if (n < 1 || n > 3) return PyErr_Format(PyExc_TypeError, "randint: expected (high, size) or (low, high, size)");
+    if (n < 1 || n > 3)
+        return PyErr_Format(PyExc_TypeError,
+                            "randint: the arguments do not fit (expected (high, size) or (low, high, size))");
     if (!read_options("randint", kwargs, &o, &c, PD_I64)) return NULL;
     if (at && !pd_py_int(PyTuple_GET_ITEM(args, 0), "randint", "low", &low)) return NULL;
     if (!pd_py_int(PyTuple_GET_ITEM(args, at), "randint", "high", &high) ||
         !read_size("randint", args, at + 1, &o, &size))
         return NULL;
     if (pd_dtype_is_complex((pd_dtype)c.dtype))
-        return PyErr_Format(pd_py.E_DTYPE, "randint: %s (expected a real dtype)", pd_dtype_name((pd_dtype)c.dtype));
+        return PyErr_Format(pd_py.E_DTYPE, "randint: dtype is %s (expected a real dtype)",
+                            pd_dtype_name((pd_dtype)c.dtype));
     if (low >= high)
-        return PyErr_Format(PyExc_ValueError, "randint: low %lld, high %lld (expected low < high)", (long long)low,
-                            (long long)high);
+        return PyErr_Format(PyExc_ValueError, "randint: low is %lld, high is %lld (expected low < high)",
+                            (long long)low, (long long)high);
     if (!pd_py_rng_key(o.generator, "randint", &c.key)) return NULL;
     if (!made_there(&c, (int)size.n, size.v, NULL, &t, &was)) return NULL;
     pd_here()->randint((pd_dtype)c.dtype, t->numel, low, high, c.key, pd_tensor_data(t));
@@ -316,10 +334,12 @@ F(randperm) {
     const pd_device *was;
     (void)module;
     if (PyTuple_GET_SIZE(args) != 1 || !pd_py_int(PyTuple_GET_ITEM(args, 0), "randperm", "n", &n))
-        return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_TypeError, "randperm: expected one argument, n");
+        return PyErr_Occurred()
+                   ? NULL
+                   : PyErr_Format(PyExc_TypeError, "randperm: the number of arguments is wrong (expected one, n)");
     if (!read_options("randperm", kwargs, &o, &c, PD_I64)) return NULL;
     if (c.dtype != PD_I64)
-        return PyErr_Format(pd_py.E_DTYPE, "randperm: %s (expected int64)", pd_dtype_name((pd_dtype)c.dtype));
+        return PyErr_Format(pd_py.E_DTYPE, "randperm: dtype is %s (expected int64)", pd_dtype_name((pd_dtype)c.dtype));
     if (n < 0) return PyErr_Format(PyExc_ValueError, "randperm: n is %lld (expected at least 0)", (long long)n);
     if (!pd_py_rng_key(o.generator, "randperm", &c.key)) return NULL;
     if (!made_there(&c, 1, &n, NULL, &t, &was)) return NULL;
@@ -335,7 +355,7 @@ static PyObject *f_set_default_dtype(PyObject *module, PyObject *args, PyObject 
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O:set_default_dtype", names, &o)) return NULL;
     if (!pd_py_dtype(o, "set_default_dtype", "d", &dtype)) return NULL;
     if (dtype == PD_NO_DTYPE || !pd_dtype_is_float((pd_dtype)dtype))
-        return PyErr_Format(PyExc_TypeError, "set_default_dtype: %R (expected a floating dtype)", o);
+        return PyErr_Format(PyExc_TypeError, "set_default_dtype: d is %R (expected a floating dtype)", o);
     pd_default_dtype = (pd_dtype)dtype;
     Py_RETURN_NONE;
 }
@@ -346,12 +366,13 @@ static PyObject *f_get_default_dtype(PyObject *module, PyObject *unused) {
 static PyObject *f_promote_types(PyObject *module, PyObject *args) {
     int64_t a, b;
     (void)module;
-    if (PyTuple_GET_SIZE(args) != 2) return PyErr_Format(PyExc_TypeError, "promote_types: expected two dtypes");
+    if (PyTuple_GET_SIZE(args) != 2)
+        return PyErr_Format(PyExc_TypeError, "promote_types: the arguments do not fit (expected two dtypes)");
     if (!pd_py_dtype(PyTuple_GET_ITEM(args, 0), "promote_types", "type1", &a) ||
         !pd_py_dtype(PyTuple_GET_ITEM(args, 1), "promote_types", "type2", &b))
         return NULL;
     if (a == PD_NO_DTYPE || b == PD_NO_DTYPE)
-        return PyErr_Format(PyExc_TypeError, "promote_types: expected two dtypes");
+        return PyErr_Format(PyExc_TypeError, "promote_types: the arguments do not fit (expected two dtypes)");
     return Py_NewRef(pd_py.dtypes[pd_dtype_promote((pd_dtype)a, (pd_dtype)b)]);
 }
 static PyObject *f_result_type(PyObject *module, PyObject *args) {
@@ -360,13 +381,15 @@ static PyObject *f_result_type(PyObject *module, PyObject *args) {
     const pd_scalar *scalars[2] = {&numbers[0], &numbers[1]};
     (void)module;
     if (PyTuple_GET_SIZE(args) != 2)
-        return PyErr_Format(PyExc_TypeError, "result_type: expected two tensors or numbers");
+        return PyErr_Format(PyExc_TypeError,
+                            "result_type: the number of arguments is wrong (expected two tensors or numbers)");
     for (int i = 0; i < 2; i++) {
         PyObject *o = PyTuple_GET_ITEM(args, i);
         if (pd_py_is_tensor(o)) in[i] = pd_py_tensor(o);
         else if (!pd_py_number(o, &numbers[i]))
             return PyErr_Occurred() ? NULL
-                                    : PyErr_Format(PyExc_TypeError, "result_type: %.100s (expected Tensor or a number)",
+                                    : PyErr_Format(PyExc_TypeError,
+                                                   "result_type: an argument is %.100s (expected Tensor or a number)",
                                                    Py_TYPE(o)->tp_name);
     }
     return Py_NewRef(pd_py.dtypes[pd_result_type(in, 2, scalars, 2)]);
@@ -409,39 +432,39 @@ static PyObject *n_randint(PyObject *module, PyObject *args, PyObject *kwargs) {
 static PyMethodDef functions[] = {
     KWN(tensor,
         "tensor(data, *, dtype=None, device=None, requires_grad=False, pin_memory=False)\n\nA copy of numbers, nested "
-        "sequences, arrays or a tensor. Arrays of uint16, uint32, uint64 and of the small\n"
-        "types of ml_dtypes need dtype=. Errors: those of from_numpy for arrays, but unaligned memory; ValueError for\n"
-        "sequences of different lengths, TypeError for what is no number."),
+        "sequences, arrays or a tensor. Arrays of uint16, uint32, uint64 and of the small\ntypes of ml_dtypes need "
+        "dtype=. Errors: for arrays those of from_numpy, except for unaligned memory; ValueError\nfor sequences of "
+        "different lengths; TypeError for elements that are not numbers."),
     KWN(as_tensor,
-        "as_tensor(data, *, dtype=None, device=None)\n\nThe same, sharing memory where it can: that of arrays and "
-        "other buffers of the dtype and device wanted."),
+        "as_tensor(data, *, dtype=None, device=None)\n\nThe data as a tensor. Shares the memory of a tensor, an array "
+        "or another buffer that has this dtype and device,\nand copies otherwise, like tensor()."),
     {"_asarray", (PyCFunction)(void (*)(void))f_asarray, METH_FASTCALL, NULL},
     KW(empty, "empty(*sizes, size=None, out=None, " OPTIONS ", memory_format=None)\n\nUninitialised."),
     KW(zeros, "zeros(*sizes, size=None, out=None, " OPTIONS ")\n\nFilled with 0."),
     KW(ones, "ones(*sizes, size=None, out=None, " OPTIONS ")\n\nFilled with 1."),
-    KWN(full, "full(size, fill_value, *, out=None, " OPTIONS ")\n\nFilled with a number."),
+    KWN(full, "full(size, fill_value, *, out=None, " OPTIONS ")\n\nA tensor whose elements are all fill_value."),
     KWN(empty_like,
-       "empty_like(input, *, " OPTIONS ", memory_format=None)\n\nUninitialised, of input's shape and dtype."),
+        "empty_like(input, *, " OPTIONS ", memory_format=None)\n\nUninitialised, of input's shape and dtype."),
     KWN(zeros_like, "zeros_like(input, *, " OPTIONS ", memory_format=None)\n\nZeros of input's shape and dtype."),
     KWN(ones_like, "ones_like(input, *, " OPTIONS ", memory_format=None)\n\nOnes of input's shape and dtype."),
-    KWN(arange,
-       "arange(start=0, end=None, step=1, *, out=None, " OPTIONS ")\n\nstart, start + step, ... below end; of one "
-       "argument that is the end."),
+    KWN(arange, "arange(start=0, end=None, step=1, *, out=None, " OPTIONS
+                ")\n\nstart, start + step, start + 2 step and so on, below end. A single argument is the end."),
     KW(rand, "rand(*sizes, size=None, generator=None, out=None, " OPTIONS ")\n\nUniform in [0, 1)."),
-    KW(randn, "randn(*sizes, size=None, generator=None, out=None, " OPTIONS ")\n\nNormal, mean 0, variance 1."),
-    KWN(randint,
-       "randint(low=0, high=None, size=None, *, generator=None, out=None, " OPTIONS ")\n\nWhole numbers in [low, "
-       "high); of two arguments the first is high."),
-    KWN(randperm, "randperm(n, *, generator=None, out=None, " OPTIONS ")\n\nA random order of 0 ... n - 1."),
+    KW(randn, "randn(*sizes, size=None, generator=None, out=None, " OPTIONS
+              ")\n\nNormally distributed numbers with mean 0 and variance 1."),
+    KWN(randint, "randint(low=0, high=None, size=None, *, generator=None, out=None, " OPTIONS
+                 ")\n\nRandom integers in [low, high). With two arguments, the first one is high."),
+    KWN(randperm, "randperm(n, *, generator=None, out=None, " OPTIONS ")\n\nThe integers 0 to n - 1 in random order."),
     KW(set_default_dtype,
-       "set_default_dtype(d)\n\nThe dtype of floating tensors that are made without one; at first float32."),
+       "set_default_dtype(d)\n\nSets the dtype of floating tensors that are made without a dtype; at first it is "
+       "float32."),
     {"get_default_dtype", f_get_default_dtype, METH_NOARGS,
-     "get_default_dtype()\n\nThe dtype of floating tensors that are made without one."},
+     "get_default_dtype()\n\nThe dtype of floating tensors that are made without a dtype."},
     {"promote_types", f_promote_types, METH_VARARGS,
-     "promote_types(type1, type2)\n\nThe smallest dtype that both fit into."},
+     "promote_types(type1, type2)\n\nThe smallest dtype to which both can be converted."},
     {"result_type", f_result_type, METH_VARARGS,
-     "result_type(tensor, other)\n\nThe dtype of arithmetic on two tensors or numbers: dimensioned tensors decide "
-     "before 0-d ones, these before numbers."},
+     "result_type(tensor, other)\n\nThe dtype of arithmetic on two tensors or numbers. Tensors with dimensions take "
+     "precedence over 0-d tensors, and these over numbers."},
     {0},
 };
 

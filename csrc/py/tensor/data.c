@@ -78,8 +78,8 @@ static bool measure_part(const pd_tensor *t, int depth, nest *n, bool first) {
     }
     if (depth + t->ndim > PD_MAX_DIMS || !has_shape(t, depth, n)) {
         PyErr_Format(PyExc_ValueError,
-                     "tensor: a tensor or array of shape %s at depth %d (expected the shape of what stands beside it, "
-                     "and at most %d dims in all)",
+                     "tensor: got a tensor or array of shape %s at depth %d (expected the same shape as its "
+                     "neighbours, and at most %d dimensions in all)",
                      pd_tensor_shape(t), depth, PD_MAX_DIMS);
         return false;
     }
@@ -105,15 +105,16 @@ static bool measure(PyObject *o, int depth, nest *n, bool first) {
         if (first) n->ndim = depth;
         if (first && !has_room(n)) return false;
         if (depth != n->ndim) {
-            PyErr_Format(PyExc_ValueError, "tensor: nesting differs: a number at depth %d (expected depth %d)", depth,
-                         n->ndim);
+            PyErr_Format(PyExc_ValueError, "tensor: the nesting differs: got a number at depth %d (expected depth %d)",
+                         depth, n->ndim);
             return false;
         }
         n->dtype = n->dtype == PD_NO_DTYPE ? (int)dtype : (int)pd_dtype_promote((pd_dtype)n->dtype, dtype);
         return true;
     }
     if (depth >= PD_MAX_DIMS) {
-        PyErr_Format(PyExc_ValueError, "tensor: nested deeper than %d", PD_MAX_DIMS);
+        PyErr_Format(PyExc_ValueError, "tensor: the sequences are nested too deeply (expected at most %d dimensions)",
+                     PD_MAX_DIMS);
         return false;
     }
     if (first) n->size[depth] = len;
@@ -133,7 +134,9 @@ static bool measure(PyObject *o, int depth, nest *n, bool first) {
 }
 
 static bool changed(void) {
-    if (!PyErr_Occurred()) PyErr_SetString(PyExc_RuntimeError, "tensor: the data changed while it was read");
+    if (!PyErr_Occurred())
+        PyErr_SetString(PyExc_RuntimeError,
+                        "tensor: the data changed while they were read (expected that no other thread writes them)");
     return false;
 }
 
@@ -230,8 +233,8 @@ pd_tensor *pd_py_from_data(const char *op, PyObject *data, int64_t dtype, pd_py_
     bool cast = t && dtype != PD_NO_DTYPE && t->dtype != dtype;
     if (never && (!t || cast)) {
         pd_tensor_release(t);
-        PyErr_Format(PyExc_ValueError, "%s: %.100s takes a copy%s (expected copy=None)", op, Py_TYPE(data)->tp_name,
-                     cast ? " to another dtype" : "");
+        PyErr_Format(PyExc_ValueError, "%s: %.100s needs a copy%s, but copy is False (expected copy=None)", op,
+                     Py_TYPE(data)->tp_name, cast ? " to another dtype" : "");
         return NULL;
     }
     bool mode = pd_grad_mode;

@@ -114,15 +114,15 @@ PyObject *pd_py_dlpack(PyObject *self, PyObject *args, PyObject *kwargs) {
     if (stream != Py_None)
         return PyErr_Format(PyExc_ValueError, "__dlpack__: stream is %R (expected None on the CPU)", stream);
     if (type != DL_CPU || index)
-        return PyErr_Format(PyExc_BufferError, "__dlpack__: device (%ld, %ld) (expected (%d, 0), the CPU)", type, index,
-                            DL_CPU);
+        return PyErr_Format(PyExc_BufferError, "__dlpack__: dl_device is (%ld, %ld) (expected (%d, 0), the CPU)", type,
+                            index, DL_CPU);
     if (pd_tensor_wants_grad(t))
         return PyErr_Format(PyExc_BufferError, "__dlpack__: the tensor requires grad (expected detach())");
     if (want_copy) PD_PY_TRY(pd_call1(PD_OP_clone, t, NULL, &own));
     else if (major < 1 && t->storage->read_only)
-        return PyErr_Format(
-            PyExc_BufferError,
-            "__dlpack__: the tensor is read-only, which version 0 cannot say (expected max_version=(1, 0), or a copy)");
+        return PyErr_Format(PyExc_BufferError,
+                            "__dlpack__: the tensor is read-only, which version 0 of the protocol cannot express "
+                            "(expected max_version=(1, 0), or a copy)");
     PyObject *capsule = lend(own ? own : t, major >= 1, own);
     pd_tensor_release(own);
     return capsule;
@@ -155,13 +155,15 @@ static pd_status borrow(const dl_tensor *d, bool read_only, void (*drop)(void *)
     int dtype = dtype_of(d);
     int64_t stride[PD_MAX_DIMS];
     if (d->device_type != DL_CPU && d->device_type != DL_CUDA_HOST)
-        return pd_fail(PD_E_BUFFER, "from_dlpack: memory of device type %d (expected %d, the CPU)", d->device_type,
+        return pd_fail(PD_E_BUFFER, "from_dlpack: the memory has device type %d (expected %d, the CPU)", d->device_type,
                        DL_CPU);
     if (dtype == PD_NO_DTYPE)
-        return pd_fail(PD_E_DTYPE, "from_dlpack: element type code %d of %d bits, %d lanes, has no dtype here", d->code,
-                       d->bits, d->lanes);
+        return pd_fail(PD_E_DTYPE,
+                       "from_dlpack: got element type code %d of %d bits and %d lanes (expected the type of a dtype)",
+                       d->code, d->bits, d->lanes);
     if (d->ndim < 0 || d->ndim > PD_MAX_DIMS)
-        return pd_fail(PD_E_SHAPE, "from_dlpack: %d dimensions (expected at most %d)", d->ndim, PD_MAX_DIMS);
+        return pd_fail(PD_E_SHAPE, "from_dlpack: the capsule has %d dimensions (expected at most %d)", d->ndim,
+                       PD_MAX_DIMS);
     if (!d->strides) pd_shape_contiguous(d->ndim, d->shape, stride);
     return pd_py_borrow("from_dlpack", (char *)d->data + d->byte_offset, (pd_dtype)dtype, d->ndim, d->shape,
                         d->strides ? d->strides : stride, read_only, drop, ctx, out);
@@ -175,8 +177,8 @@ static pd_tensor *take(PyObject *capsule) {
     if (name && !strcmp(name, "dltensor_versioned")) {
         dl_versioned *m = PyCapsule_GetPointer(capsule, name);
         if (m->major != 1)
-            status =
-                pd_fail(PD_E_BUFFER, "from_dlpack: version %u.%u of the protocol (expected 1)", m->major, m->minor);
+            status = pd_fail(PD_E_BUFFER, "from_dlpack: the capsule has version %u.%u of the protocol (expected 1)",
+                             m->major, m->minor);
         else status = borrow(&m->t, m->flags & DL_READ_ONLY, return_new, m, &t);
         if (!status) PyCapsule_SetName(capsule, "used_dltensor_versioned");
     } else if (name && !strcmp(name, "dltensor")) {
@@ -185,8 +187,8 @@ static pd_tensor *take(PyObject *capsule) {
         if (!status) PyCapsule_SetName(capsule, "used_dltensor");
     } else {
         PyErr_Format(PyExc_ValueError,
-                     "from_dlpack: the capsule is named '%s' (expected 'dltensor' or 'dltensor_versioned'; one can be "
-                     "used only once)",
+                     "from_dlpack: the capsule's name is '%s' (expected 'dltensor' or 'dltensor_versioned'; a capsule "
+                     "can be used only once)",
                      name ? name : "");
         return NULL;
     }
@@ -207,7 +209,7 @@ static PyObject *ask(PyObject *source) {
     Py_XDECREF(none);
     Py_XDECREF(method);
     if (capsule && !PyCapsule_CheckExact(capsule)) {
-        PyErr_Format(PyExc_TypeError, "from_dlpack: __dlpack__ gave %.100s (expected a capsule)",
+        PyErr_Format(PyExc_TypeError, "from_dlpack: __dlpack__ returned %.100s (expected a capsule)",
                      Py_TYPE(capsule)->tp_name);
         Py_CLEAR(capsule);
     }
@@ -225,7 +227,8 @@ static PyObject *from_dlpack(PyObject *module, PyObject *args, PyObject *kwargs)
     int want_copy = copy == Py_None ? 0 : PyObject_IsTrue(copy);
     if (want_copy < 0) return NULL;
     if (!PyCapsule_CheckExact(source) && !PyObject_HasAttrString(source, "__dlpack__"))
-        return PyErr_Format(PyExc_TypeError, "from_dlpack: %.100s (expected a capsule or an object with __dlpack__)",
+        return PyErr_Format(PyExc_TypeError,
+                            "from_dlpack: got %.100s (expected a capsule or an object with __dlpack__)",
                             Py_TYPE(source)->tp_name);
     PyObject *capsule = PyCapsule_CheckExact(source) ? Py_NewRef(source) : ask(source);
     pd_tensor *t = capsule ? take(capsule) : NULL, *own = t;
@@ -250,13 +253,11 @@ static PyObject *to_dlpack(PyObject *module, PyObject *tensor) {
 static PyMethodDef functions[] = {
     {"from_dlpack", (PyCFunction)(void (*)(void))from_dlpack, METH_VARARGS | METH_KEYWORDS,
      "from_dlpack(ext_tensor, *, device=None, copy=None)\n\nA tensor over the memory of a DLPack capsule, or of an "
-     "object with __dlpack__ (NumPy's arrays, other libraries'\n"
-     "tensors); of its own with copy=True. Memory that is lent for reading gives tensors that in-place ops refuse. "
-     "Errors: BufferError for other\n"
-     "devices, DTypeError for other element types, ValueError for negative strides and for a capsule that was used "
-     "before."},
+     "object with __dlpack__ (NumPy's arrays, other libraries'\ntensors); with copy=True, over its own memory. "
+     "In-place ops refuse tensors over read-only memory. Errors:\nBufferError for other devices, DTypeError for other "
+     "element types, ValueError for negative strides and for a\ncapsule that was used before."},
     {"to_dlpack", to_dlpack, METH_O,
-     "to_dlpack(tensor)\n\nA DLPack capsule (version 0) over the tensor's memory, to be used once."},
+     "to_dlpack(tensor)\n\nA DLPack capsule (version 0) over the tensor's memory; it can be used once."},
     {0},
 };
 

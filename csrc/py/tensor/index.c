@@ -83,7 +83,9 @@ static bool add_tensor(indexed *x, PyObject *o, int *dim) {
     }
     if (*dim >= PD_MAX_DIMS) { /* an index has changed since its dimensions were counted */
         pd_tensor_release(t);
-        PyErr_Format(PyExc_IndexError, "too many indices for shape %s", pd_tensor_shape(x->view));
+        PyErr_Format(PyExc_IndexError,
+                     "index: too many indices for tensor of shape %s (expected at most one for each dimension)",
+                     pd_tensor_shape(x->view));
         return false;
     }
     while (x->n < *dim) x->tensors[x->n++] = NULL;
@@ -94,8 +96,10 @@ static bool add_tensor(indexed *x, PyObject *o, int *dim) {
     /* A mask is the entry of its first dimension; its other dimensions have no entries of their own. */
     if (covers > 1) {
         if (*dim > x->view->ndim) {
-            PyErr_Format(PyExc_IndexError, "index: a mask of shape %s does not match shape %s", pd_tensor_shape(t),
-                         pd_tensor_shape(x->view));
+            PyErr_Format(PyExc_IndexError,
+                         "index: the mask has shape %s, the tensor %s (expected equal sizes of the dimensions that the "
+                         "mask covers)",
+                         pd_tensor_shape(t), pd_tensor_shape(x->view));
             return false;
         }
     }
@@ -105,12 +109,14 @@ static bool add_tensor(indexed *x, PyObject *o, int *dim) {
 static bool add_slice(indexed *x, PyObject *o, int *dim) {
     Py_ssize_t start, stop, by;
     if (*dim >= x->view->ndim) {
-        PyErr_Format(PyExc_IndexError, "too many indices for shape %s", pd_tensor_shape(x->view));
+        PyErr_Format(PyExc_IndexError,
+                     "index: too many indices for tensor of shape %s (expected at most one for each dimension)",
+                     pd_tensor_shape(x->view));
         return false;
     }
     if (PySlice_Unpack(o, &start, &stop, &by)) return false;
     if (by < 1) {
-        PyErr_Format(PyExc_ValueError, "index: step %zd (expected at least 1)", by);
+        PyErr_Format(PyExc_ValueError, "index: step is %zd (expected at least 1)", by);
         return false;
     }
     slice_attrs a = {*dim, start, stop, by};
@@ -128,7 +134,9 @@ static bool add_int(indexed *x, PyObject *o, int dim) {
     Py_XDECREF(number);
     if (!ok) return false;
     if (dim >= x->view->ndim) {
-        PyErr_Format(PyExc_IndexError, "too many indices for shape %s", pd_tensor_shape(x->view));
+        PyErr_Format(PyExc_IndexError,
+                     "index: too many indices for tensor of shape %s (expected at most one for each dimension)",
+                     pd_tensor_shape(x->view));
         return false;
     }
     int64_t size = x->view->size[dim];
@@ -156,7 +164,7 @@ static bool add_entry(indexed *x, PyObject *o, int *dim, Py_ssize_t skip) {
     if (is_tensor_like(o)) return add_tensor(x, o, dim);
     if (!PyIndex_Check(o)) {
         PyErr_Format(PyExc_TypeError,
-                     "index: %.100s is no index (expected int, slice, None, Ellipsis, Tensor, list or range)",
+                     "index: got an index of type %.100s (expected int, slice, None, Ellipsis, Tensor, list or range)",
                      Py_TYPE(o)->tp_name);
         return false;
     }
@@ -180,13 +188,17 @@ static bool apply_key(PyObject *self, PyObject *key, indexed *x) {
     Py_ssize_t skip = x->view->ndim - used;
     bool ok = true;
     if (skip < 0 || dots > 1) {
-        PyErr_Format(PyExc_IndexError, dots > 1 ? "index: more than one Ellipsis" : "too many indices for shape %s",
+        PyErr_Format(PyExc_IndexError,
+                     dots > 1
+                         ? "index: got more than one Ellipsis (expected at most one)"
+                         : "index: too many indices for tensor of shape %s (expected at most one for each dimension)",
                      pd_tensor_shape(x->view));
         ok = false;
     }
     for (Py_ssize_t i = 0; i < n && ok; i++) ok = x->n + 1 < PD_MAX_DIMS && add_entry(x, entries[i], &dim, skip);
     if (!ok) {
-        if (!PyErr_Occurred()) PyErr_SetString(PyExc_IndexError, "index: too many entries");
+        if (!PyErr_Occurred())
+            PyErr_SetString(PyExc_IndexError, "index: the index has too many entries (expected at most 15)");
         clear(x);
     }
     return ok;
@@ -235,7 +247,7 @@ int pd_py_setitem(PyObject *self, PyObject *key, PyObject *value) {
     pd_status status = PD_OK;
     pd_py_drain();
     if (!value) {
-        PyErr_SetString(PyExc_TypeError, "elements of a tensor cannot be deleted");
+        PyErr_SetString(PyExc_TypeError, "index: elements of a tensor cannot be deleted (expected an assignment)");
         return -1;
     }
     bool is_number = !pd_py_is_tensor(value) && pd_py_number(value, &number);

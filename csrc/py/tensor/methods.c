@@ -12,7 +12,9 @@ METHOD(size) {
     int64_t d;
     if (!pd_py_int(PyTuple_GET_ITEM(args, 0), "size", "dim", &d)) return NULL;
     PD_PY_TRY(pd_shape_dim("size", d, t->ndim, &dim));
-    if (t->ndim == 0) return PyErr_Format(pd_py.E_DIM, "size: a 0-d tensor has no dimension %lld", (long long)d);
+    if (t->ndim == 0)
+        return PyErr_Format(pd_py.E_DIM, "size: got dim %lld of a 0-d tensor (expected at least 1 dimension)",
+                            (long long)d);
     return PyLong_FromLongLong(t->size[dim]);
 }
 
@@ -60,7 +62,10 @@ METHOD(is_same_size) {
     T;
     pd_tensor *other =
         PyTuple_GET_SIZE(args) == 1 ? pd_py_expect_tensor(PyTuple_GET_ITEM(args, 0), "is_same_size", "other") : NULL;
-    if (!other) return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_TypeError, "is_same_size: expected one tensor");
+    if (!other)
+        return PyErr_Occurred()
+                   ? NULL
+                   : PyErr_Format(PyExc_TypeError, "is_same_size: the arguments do not fit (expected one tensor)");
     return PyBool_FromLong(pd_tensor_same_shape(t, other));
 }
 METHOD(is_nonzero) {
@@ -132,7 +137,7 @@ static PyObject *in_format(PyObject *self, PyObject *f, const char *op) {
         return pd_py_wrap_new(out);
     }
     if (t->ndim != 4)
-        return PyErr_Format(pd_py.E_SHAPE, "%s: channels_last of shape %s (expected 4 dimensions)", op,
+        return PyErr_Format(pd_py.E_SHAPE, "%s: memory_format is channels_last, shape %s (expected 4 dimensions)", op,
                             pd_tensor_shape(t));
     if (pd_shape_is_channels_last(4, t->size, t->stride)) return Py_NewRef(self);
     PD_PY_TRY(pd_call1(PD_OP_permute, t, &(pd_ints){4, {0, 2, 3, 1}}, &turned));
@@ -161,7 +166,7 @@ METHOD(detach) {
 METHOD(detach_) {
     (void)args;
     T;
-    if (t->base) return PyErr_Format(PyExc_RuntimeError, "detach_: this is a view (expected detach())");
+    if (t->base) return PyErr_Format(PyExc_RuntimeError, "detach_: the tensor is a view (expected detach())");
     pd_tensor_detach(t);
     return Py_NewRef(self);
 }
@@ -250,7 +255,8 @@ static PyObject *m_to(PyObject *self, PyObject *args, PyObject *kwargs) {
         } else if (!PyUnicode_CompareWithASCIIString(key, "non_blocking")) {
             if (!truth(value, &wait)) return NULL;
             wait = !wait;
-        } else return PyErr_Format(PyExc_TypeError, "to: unexpected keyword argument %R", key);
+        } else
+            return PyErr_Format(PyExc_TypeError, "to: got an unexpected keyword argument %R", key);
     }
     bool away = device != t->storage->device;
     PyObject *there = moved(self, device, wait), *cast = there ? cast_to(there, (pd_dtype)dtype, copy && !away) : NULL;
@@ -264,7 +270,10 @@ static PyObject *m_to(PyObject *self, PyObject *args, PyObject *kwargs) {
 METHOD(type_as) {
     pd_tensor *other =
         PyTuple_GET_SIZE(args) == 1 ? pd_py_expect_tensor(PyTuple_GET_ITEM(args, 0), "type_as", "other") : NULL;
-    if (!other) return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_TypeError, "type_as: expected one tensor");
+    if (!other)
+        return PyErr_Occurred()
+                   ? NULL
+                   : PyErr_Format(PyExc_TypeError, "type_as: the arguments do not fit (expected one tensor)");
     return cast_to(self, (pd_dtype)other->dtype, false);
 }
 
@@ -289,7 +298,8 @@ METHOD(t) {
     (void)args;
     T;
     if (t->ndim > 2)
-        return PyErr_Format(pd_py.E_SHAPE, "t: shape %s (expected at most 2 dimensions)", pd_tensor_shape(t));
+        return PyErr_Format(pd_py.E_SHAPE, "t: the tensor has shape %s (expected at most 2 dimensions)",
+                            pd_tensor_shape(t));
     return PyObject_GetAttrString(self, "T");
 }
 
@@ -297,7 +307,10 @@ METHOD(expand_as) {
     T;
     bool one = PyTuple_GET_SIZE(args) == 1;
     pd_tensor *other = one ? pd_py_expect_tensor(PyTuple_GET_ITEM(args, 0), "expand_as", "other") : NULL, *out;
-    if (!other) return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_TypeError, "expand_as: expected one tensor");
+    if (!other)
+        return PyErr_Occurred()
+                   ? NULL
+                   : PyErr_Format(PyExc_TypeError, "expand_as: the arguments do not fit (expected one tensor)");
     pd_ints size = {.n = other->ndim};
     memcpy(size.v, other->size, sizeof(int64_t) * (size_t)other->ndim);
     PD_PY_TRY(pd_call1(PD_OP_expand, t, &size, &out));
@@ -308,7 +321,10 @@ METHOD(expand_as) {
 static PyObject *with_shape_of(PyObject *self, PyObject *args, pd_op_id op, const char *name) {
     bool one = PyTuple_GET_SIZE(args) == 1;
     pd_tensor *other = one ? pd_py_expect_tensor(PyTuple_GET_ITEM(args, 0), name, "other") : NULL, *out;
-    if (!other) return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_TypeError, "%s: expected one tensor", name);
+    if (!other)
+        return PyErr_Occurred()
+                   ? NULL
+                   : PyErr_Format(PyExc_TypeError, "%s: the arguments do not fit (expected one tensor)", name);
     pd_shape_attrs a = {.shape = {.n = other->ndim}};
     memcpy(a.shape.v, other->size, sizeof(int64_t) * (size_t)other->ndim);
     PD_PY_TRY(pd_call1(op, pd_py_tensor(self), &a, &out));
@@ -380,20 +396,24 @@ METHOD(deepcopy) {
 }
 
 METHOD(register_hook) {
-    return PyTuple_GET_SIZE(args) == 1 ? pd_py_register_hook(self, PyTuple_GET_ITEM(args, 0))
-                                       : PyErr_Format(PyExc_TypeError, "register_hook: expected one function");
+    return PyTuple_GET_SIZE(args) == 1
+               ? pd_py_register_hook(self, PyTuple_GET_ITEM(args, 0))
+               : PyErr_Format(PyExc_TypeError, "register_hook: the arguments do not fit (expected one function)");
 }
 METHOD(register_post) {
     return PyTuple_GET_SIZE(args) == 1
                ? pd_py_register_post_hook(self, PyTuple_GET_ITEM(args, 0))
-               : PyErr_Format(PyExc_TypeError, "register_post_accumulate_grad_hook: expected one function");
+               : PyErr_Format(PyExc_TypeError,
+                              "register_post_accumulate_grad_hook: the arguments do not fit (expected one function)");
 }
 
 METHOD(retain_grad) {
     T;
     (void)args;
     if (!pd_tensor_wants_grad(t))
-        return PyErr_Format(PyExc_RuntimeError, "retain_grad: the tensor does not require grad");
+        return PyErr_Format(
+            PyExc_RuntimeError,
+            "retain_grad: can't retain_grad on Tensor that has requires_grad=False (expected requires_grad=True)");
     PD_PY_TRY(pd_tensor_retain_grad(t));
     Py_RETURN_NONE;
 }
@@ -433,40 +453,42 @@ NAMED(register_hook, "hook")
 #define KW(name) (PyCFunction)(void (*)(void))m_##name, METH_VARARGS | METH_KEYWORDS
 PyMethodDef pd_py_tensor_methods[] = {
     {"_make_subclass", pd_py_make_subclass, METH_VARARGS | METH_STATIC,
-     "_make_subclass(cls, data, requires_grad=False): data's memory as an instance of cls."},
+     "_make_subclass(cls, data, requires_grad=False): an instance of cls over the memory of data."},
     {"size", KWN(size), "size(dim=None)\n\nThe sizes, or one of them."},
     {"stride", KWN(stride), "stride(dim=None)\n\nThe strides in elements, or one of them."},
-    {"dim", m_dim, METH_NOARGS, "dim()\n\nHow many dimensions."},
-    {"numel", m_numel, METH_NOARGS, "numel()\n\nHow many elements."},
-    {"nelement", m_numel, METH_NOARGS, "nelement()\n\nHow many elements."},
-    {"element_size", m_element_size, METH_NOARGS, "element_size()\n\nBytes of one element."},
-    {"storage_offset", m_storage_offset, METH_NOARGS, "storage_offset()\n\nElements before this view's first one."},
+    {"dim", m_dim, METH_NOARGS, "dim()\n\nThe number of dimensions."},
+    {"numel", m_numel, METH_NOARGS, "numel()\n\nThe number of elements."},
+    {"nelement", m_numel, METH_NOARGS, "nelement()\n\nThe number of elements."},
+    {"element_size", m_element_size, METH_NOARGS, "element_size()\n\nThe bytes of one element."},
+    {"storage_offset", m_storage_offset, METH_NOARGS,
+     "storage_offset()\n\nThe number of elements in the storage before the first one of this view."},
     {"share_memory_", pd_py_share_memory, METH_NOARGS,
-     "share_memory_()\n\nMoves the tensor, and all that are views of the same memory, to where other processes can map "
-     "it. "
-     "Errors: RuntimeError while\n"
-     "an array, a DLPack capsule or a collective has the memory lent, ValueError for memory that is read-only."},
+     "share_memory_()\n\nMoves the tensor, and all views of the same memory, to shared memory, which other processes "
+     "can map. Errors:\nRuntimeError while an array, a DLPack capsule or a collective uses the memory; ValueError for "
+     "read-only memory."},
     {"is_shared", pd_py_is_shared, METH_NOARGS, "is_shared()\n\nWhether other processes can map the tensor's memory."},
     {"data_ptr", m_data_ptr, METH_NOARGS, "data_ptr()\n\nAddress of the first element."},
     {"is_contiguous", KW(is_contiguous),
-     "is_contiguous(memory_format=pydist.contiguous_format)\n\nTrue where the elements lie in C order (or channels "
-     "last) without gaps."},
+     "is_contiguous(memory_format=pydist.contiguous_format)\n\nWhether the elements lie in C order (or in "
+     "channels_last order) without gaps."},
     {"is_complex", m_is_complex, METH_NOARGS, "is_complex()\n\nTrue for complex dtypes."},
     {"is_signed", m_is_signed, METH_NOARGS, "is_signed()\n\nWhether the dtype has negative numbers."},
-    {"get_device", m_get_device, METH_NOARGS,
-     "get_device()\n\nThe index of the CUDA device that it is on; -1: the CPU."},
+    {"get_device", m_get_device, METH_NOARGS, "get_device()\n\nThe index of the tensor's CUDA device; -1: the CPU."},
     {"_is_view", m_is_view, METH_NOARGS, "_is_view()\n\nWhether this is a view of another tensor, _base."},
     {"is_same_size", m_is_same_size, METH_VARARGS, "is_same_size(other)\n\nWhether the shapes are equal."},
-    {"is_nonzero", m_is_nonzero, METH_NOARGS, "is_nonzero()\n\nThe truth of the one element."},
-    {"ndimension", m_dim, METH_NOARGS, "ndimension()\n\nHow many dimensions."},
-    {"view_as", KWN(view_as), "view_as(other)\n\nA view of other's shape."},
-    {"reshape_as", KWN(reshape_as), "reshape_as(other)\n\nreshape to other's shape."},
-    {"new_empty", KW(new_empty), "new_empty(*sizes, size=None, dtype=None, device=None, requires_grad=False, "
-    "layout=None, pin_memory=False)\n\nUninitialised, of this tensor's dtype and device."},
-    {"new_zeros", KW(new_zeros), "new_zeros(*sizes, size=None, dtype=None, device=None, requires_grad=False, "
-    "layout=None, pin_memory=False)\n\nZeros of this tensor's dtype and device."},
-    {"new_ones", KW(new_ones), "new_ones(*sizes, size=None, dtype=None, device=None, requires_grad=False, "
-    "layout=None, pin_memory=False)\n\nOnes of this tensor's dtype and device."},
+    {"is_nonzero", m_is_nonzero, METH_NOARGS, "is_nonzero()\n\nWhether the one element is not zero."},
+    {"ndimension", m_dim, METH_NOARGS, "ndimension()\n\nThe number of dimensions."},
+    {"view_as", KWN(view_as), "view_as(other)\n\nA view of this tensor with the shape of other."},
+    {"reshape_as", KWN(reshape_as), "reshape_as(other)\n\nThis tensor reshaped to the shape of other."},
+    {"new_empty", KW(new_empty),
+     "new_empty(*sizes, size=None, dtype=None, device=None, requires_grad=False, "
+     "layout=None, pin_memory=False)\n\nUninitialised, of this tensor's dtype and device."},
+    {"new_zeros", KW(new_zeros),
+     "new_zeros(*sizes, size=None, dtype=None, device=None, requires_grad=False, "
+     "layout=None, pin_memory=False)\n\nZeros of this tensor's dtype and device."},
+    {"new_ones", KW(new_ones),
+     "new_ones(*sizes, size=None, dtype=None, device=None, requires_grad=False, "
+     "layout=None, pin_memory=False)\n\nOnes of this tensor's dtype and device."},
     {"new_full", KWN(new_full),
      "new_full(size, fill_value, *, dtype=None, device=None, requires_grad=False, layout=None, "
      "pin_memory=False)\n\nFilled with a number, of this tensor's dtype and device."},
@@ -478,14 +500,15 @@ PyMethodDef pd_py_tensor_methods[] = {
     {"byte", m_byte, METH_NOARGS, "byte()\n\nAs uint8."},
     {"__array__", (PyCFunction)(void (*)(void))pd_py_array, METH_VARARGS | METH_KEYWORDS, NULL},
     {"is_floating_point", m_is_floating_point, METH_NOARGS, "is_floating_point()\n\nTrue for floating dtypes."},
-    {"is_inference", m_is_inference, METH_NOARGS, "is_inference()\n\nWhether the memory was made in inference mode."},
+    {"is_inference", m_is_inference, METH_NOARGS, "is_inference()\n\nWhether the tensor was made in inference mode."},
     {"item", m_item, METH_NOARGS, "item()\n\nThe one element as a Python number."},
     {"tolist", m_tolist, METH_NOARGS, "tolist()\n\nNested lists of Python numbers."},
     {"contiguous", KW(contiguous),
      "contiguous(memory_format=pydist.contiguous_format)\n\nThis tensor, or a contiguous (or channels_last) copy."},
     {"detach", m_detach, METH_NOARGS, "detach()\n\nThe same memory without history."},
-    {"detach_", m_detach_, METH_NOARGS, "detach_()\n\nForgets the history of this tensor."},
-    {"requires_grad_", KWN(requires_grad_), "requires_grad_(requires_grad=True)\n\nAsks for gradients."},
+    {"detach_", m_detach_, METH_NOARGS, "detach_()\n\nDetaches this tensor from its history, in place."},
+    {"requires_grad_", KWN(requires_grad_),
+     "requires_grad_(requires_grad=True)\n\nSets requires_grad; returns this tensor."},
     {"float", m_float, METH_NOARGS, "float()\n\nAs float32."},
     {"double", m_double, METH_NOARGS, "double()\n\nAs float64."},
     {"half", m_half, METH_NOARGS, "half()\n\nAs float16."},
@@ -497,29 +520,31 @@ PyMethodDef pd_py_tensor_methods[] = {
     {"cdouble", m_cdouble, METH_NOARGS, "cdouble()\n\nAs complex128."},
     {"cpu", KW(cpu), "cpu(memory_format=pydist.preserve_format)\n\nOn the CPU."},
     {"to", (PyCFunction)(void (*)(void))m_to, METH_VARARGS | METH_KEYWORDS,
-     "to(*args, dtype=None, device=None, other=None, non_blocking=False, copy=False, memory_format=None)\n\nIn another "
-     "dtype or on another device: args are a dtype, a device, both, or a tensor that has them."},
-    {"type_as", KWN(type_as), "type_as(other)\n\nIn other's dtype."},
+     "to(*args, dtype=None, device=None, other=None, non_blocking=False, copy=False, memory_format=None)\n\nThis "
+     "tensor in another dtype or on another device. args: a dtype, a device, both, or a tensor that has them."},
+    {"type_as", KWN(type_as), "type_as(other)\n\nThis tensor in the dtype of other."},
     {"copy_", KWN(copy_),
-     "copy_(other, non_blocking=False)\n\nWrites other, broadcast and converted, into this tensor."},
+     "copy_(other, non_blocking=False)\n\nCopies other into this tensor; other is broadcast and converted."},
     {"zero_", m_zero_, METH_NOARGS, "zero_()\n\nWrites zeros."},
     {"t", m_t, METH_NOARGS, "t()\n\nThe transpose of a matrix."},
-    {"expand_as", KWN(expand_as), "expand_as(other)\n\nBroadcast to other's shape."},
+    {"expand_as", KWN(expand_as), "expand_as(other)\n\nThis tensor broadcast to the shape of other."},
     {"index_put_", KWN(index_put_),
      "index_put_(indices, values, accumulate=False)\n\nself[indices] = values (+=), in place."},
-    {"numpy", KW(numpy), "numpy(*, force=False)\n\nA NumPy array over the same memory, which it keeps; while it lives, "
-     "the tensor's memory does not move (resize_\n"
-     "raises). force: also of a tensor that requires grad or is on a GPU, over a copy where that is needed.\n"
-     "bfloat16 becomes ml_dtypes.bfloat16, where that package is installed. Errors: TypeError for bfloat16 without\n"
-     "it, RuntimeError for a tensor that requires grad."},
+    {"numpy", KW(numpy),
+     "numpy(*, force=False)\n\nA NumPy array over the same memory. While the array lives, the tensor's memory does not "
+     "move (resize_ raises).\nforce: accepts a tensor that requires grad or is on a GPU too, and copies where that is "
+     "necessary. bfloat16\nbecomes ml_dtypes.bfloat16. Errors: TypeError for bfloat16 where the package ml_dtypes is "
+     "missing, RuntimeError\nfor a tensor that requires grad."},
     {"backward", (PyCFunction)(void (*)(void))pd_py_tensor_backward, METH_VARARGS | METH_KEYWORDS,
      "backward(gradient=None, retain_graph=None, create_graph=False, inputs=None)\n\nAdds the gradients of this tensor "
      "to the .grad of the leaves."},
     {"register_hook", KWN(register_hook),
-     "register_hook(hook)\n\nhook(grad) -> Tensor or None, called when this tensor's gradient is known."},
+     "register_hook(hook)\n\nCalls hook(grad) when this tensor's gradient is known. A tensor that the hook returns "
+     "replaces the gradient."},
     {"register_post_accumulate_grad_hook", m_register_post, METH_VARARGS,
-     "register_post_accumulate_grad_hook(hook)\n\nhook(leaf), called after .grad is written."},
-    {"retain_grad", m_retain_grad, METH_NOARGS, "retain_grad()\n\nKeeps .grad of a tensor that is not a leaf."},
+     "register_post_accumulate_grad_hook(hook)\n\nCalls hook(leaf) after backward has accumulated into .grad of this "
+     "leaf."},
+    {"retain_grad", m_retain_grad, METH_NOARGS, "retain_grad()\n\nMakes backward keep .grad of this non-leaf tensor."},
     {"__dlpack__", (PyCFunction)(void (*)(void))pd_py_dlpack, METH_VARARGS | METH_KEYWORDS,
      "__dlpack__(*, stream=None, max_version=None, dl_device=None, copy=None)\n\nA DLPack capsule over the memory; "
      "versioned where max_version is at least (1, 0)."},

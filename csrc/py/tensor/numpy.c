@@ -107,7 +107,8 @@ static void refuse_dtype(const char *op, PyArray_Descr *d, bool may_copy) {
         PyErr_Format(pd_py.E_DTYPE, "%s: the array's dtype is %.200S (expected an array of numbers, such as one of its "
                      "fields)", op, d);
     else
-        PyErr_Format(pd_py.E_DTYPE, "%s: the array's dtype is %.100S, which no tensor has (expected bool, uint8, int8, "
+        PyErr_Format(pd_py.E_DTYPE,
+                     "%s: the array's dtype is %.100S, which tensors do not support (expected bool, uint8, int8, "
                      "int16, int32, int64, float16, float32, float64, complex64, complex128 or ml_dtypes.bfloat16%s)",
                      op, d, may_copy && is_number(d) ? "; or dtype=, to convert it" : ": astype()");
 }
@@ -131,11 +132,10 @@ static int loan_buffer(PyObject *o, Py_buffer *view, int flags) {
     return PyBuffer_FillInfo(view, o, l->lent->data, (Py_ssize_t)l->lent->bytes, !l->written, flags);
 }
 
-static PyType_Slot loan_slots[] = {
-    {Py_tp_dealloc, loan_dealloc},
-    {Py_bf_getbuffer, loan_buffer},
-    {Py_tp_doc, "The memory of a tensor, lent to an array."},
-    {0}};
+static PyType_Slot loan_slots[] = {{Py_tp_dealloc, loan_dealloc},
+                                   {Py_bf_getbuffer, loan_buffer},
+                                   {Py_tp_doc, "Memory of a tensor that a NumPy array uses."},
+                                   {0}};
 static PyType_Spec loan_spec = {.name = "pydist._C.Loan", .basicsize = sizeof(loan), .slots = loan_slots,
                                 .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION};
 
@@ -159,8 +159,9 @@ static PyArray_Descr *descr_of(pd_dtype dtype) {
     if (types[dtype] != NONE) return PyArray_DescrFromType(types[dtype]);
     PyArray_Descr *d = bfloat16();
     if (!d && PyErr_ExceptionMatches(PyExc_ModuleNotFoundError))
-        PyErr_SetString(PyExc_TypeError,
-                        "numpy: NumPy has no bfloat16 (expected float().numpy(), or that ml_dtypes is installed)");
+        PyErr_SetString(
+            PyExc_TypeError,
+            "numpy: NumPy has no bfloat16 (expected float().numpy(), or the package ml_dtypes to be installed)");
     Py_XINCREF(d);
     return d;
 }
@@ -178,7 +179,9 @@ PyObject *pd_py_numpy(PyObject *self) {
     pd_dtype dtype = (pd_dtype)t->dtype;
     PyArray_Descr *d = descr_of(dtype); /* may import, so other threads may run and change t */
     if (d && dtype != (pd_dtype)t->dtype)
-        PyErr_SetString(PyExc_RuntimeError, "numpy: the tensor changed while ml_dtypes was imported");
+        PyErr_SetString(
+            PyExc_RuntimeError,
+            "numpy: the tensor changed while ml_dtypes was imported (expected that no other thread writes it)");
     loan *l = d && dtype == (pd_dtype)t->dtype && may_have_array(t) ? lend(t) : NULL;
     if (!l) {
         Py_XDECREF(d);
@@ -210,7 +213,8 @@ PyObject *pd_py_array(PyObject *self, PyObject *args, PyObject *kwargs) {
     if (PyArray_DescrConverter2(dtype, &d)) {
         PyArray_Descr *own = PyArray_DESCR((PyArrayObject *)array);
         if (copy != Py_None && !must && d && !PyArray_EquivTypes(d, own))
-            PyErr_Format(PyExc_ValueError, "__array__: %.100S as %.100S takes a copy (expected copy=None)", own, d);
+            PyErr_Format(PyExc_ValueError,
+                         "__array__: %.100S as %.100S needs a copy, but copy is False (expected copy=None)", own, d);
         else {
             Py_XINCREF(d); /* PyArray_FromArray takes a reference */
             result = PyArray_FromArray((PyArrayObject *)array, d,
@@ -230,12 +234,13 @@ enum { WARN_ON_WRITE = INT_MIN };
 static bool lies_well(const char *op, PyArrayObject *a) {
     npy_intp each = PyArray_ITEMSIZE(a);
     if (PyArray_NDIM(a) > PD_MAX_DIMS) {
-        PyErr_Format(pd_py.E_SHAPE, "%s: %d dimensions (expected at most %d)", op, PyArray_NDIM(a), PD_MAX_DIMS);
+        PyErr_Format(pd_py.E_SHAPE, "%s: the array has %d dimensions (expected at most %d)", op, PyArray_NDIM(a),
+                     PD_MAX_DIMS);
         return false;
     }
     for (int i = 0; i < PyArray_NDIM(a); i++) {
         npy_intp stride = PyArray_STRIDE(a, i);
-        const char *wrong = stride < 0 ? "negative" : stride % each ? "no multiple of the element's size" : NULL;
+        const char *wrong = stride < 0 ? "negative" : stride % each ? "not a multiple of the element's size" : NULL;
         if (PyArray_DIM(a, i) < 2 || !wrong) continue;
         PyErr_Format(PyExc_ValueError, "%s: stride %zd of dimension %d, in bytes, is %s (expected array.copy())", op,
                      (Py_ssize_t)stride, i, wrong);
@@ -272,7 +277,9 @@ static PyObject *copied(PyArrayObject *a, int type) {
 static pd_tensor *from_array(const char *op, PyArrayObject *a, PyArray_Descr *d, int64_t wanted, bool may_copy) {
     int dtype = dtype_of(d), type = NONE; /* may import, so other threads may run and change the array */
     if (d != PyArray_DESCR(a)) {
-        PyErr_Format(PyExc_RuntimeError, "%s: the array's dtype changed while it was read", op);
+        PyErr_Format(
+            PyExc_RuntimeError,
+            "%s: the array's dtype changed while the array was read (expected that no other thread changes it)", op);
         return NULL;
     }
     if (dtype == PD_NO_DTYPE && may_copy && wanted != PD_NO_DTYPE && is_number(d)) {
@@ -325,7 +332,8 @@ bool pd_py_array_dtype(const char *op, PyObject *o, bool may_convert, pd_dtype *
 static PyObject *from_numpy(PyObject *module, PyObject *array) {
     (void)module;
     if (!PyObject_CheckBuffer(array))
-        return PyErr_Format(PyExc_TypeError, "from_numpy: %.100s (expected a NumPy array)", Py_TYPE(array)->tp_name);
+        return PyErr_Format(PyExc_TypeError, "from_numpy: got %.100s (expected a NumPy array)",
+                            Py_TYPE(array)->tp_name);
     pd_tensor *t = pd_py_is_array(array) ? pd_py_from_array("from_numpy", array, PD_NO_DTYPE, false)
                                          : pd_py_from_buffer(array, false);
     return t ? pd_py_wrap_new(t) : NULL;
@@ -333,13 +341,12 @@ static PyObject *from_numpy(PyObject *module, PyObject *array) {
 
 static PyMethodDef functions[] = {
     {"from_numpy", from_numpy, METH_O,
-     "from_numpy(array)\n\nA tensor over the array's memory, or over that of any object with the buffer protocol: "
-     "writes are seen on both\n"
-     "sides, and the array lives as long as the tensor needs it. Read-only arrays give tensors that in-place ops\n"
-     "refuse. dtypes: bool, uint8, int8 to int64, float16, float32, float64, complex64, complex128, and bfloat16 of\n"
-     "ml_dtypes. Errors: TypeError for no array; DTypeError for other dtypes and for foreign byte order;\n"
-     "ValueError for negative strides, strides that are no multiple of the element's size, and unaligned memory;\n"
-     "ShapeError for more than 16 dimensions."},
+     "from_numpy(array)\n\nA tensor over the memory of an array, or of any object with the buffer protocol. Writes are "
+     "visible on both\nsides, and the array lives as long as the tensor needs it. In-place ops refuse a tensor over a "
+     "read-only array.\ndtypes: bool, uint8, int8 to int64, float16, float32, float64, complex64, complex128, and "
+     "bfloat16 of ml_dtypes.\nErrors: TypeError for other objects; DTypeError for other dtypes and for a byte order "
+     "that is not native;\nValueError for negative strides, strides that are not a multiple of the element's size, and "
+     "unaligned memory;\nShapeError for more than 16 dimensions."},
     {0}};
 
 int pd_py_add_numpy(PyObject *module) {

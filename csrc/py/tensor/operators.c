@@ -6,7 +6,7 @@
                      static PyObject *nb_i##name(PyObject *a, PyObject *b) { return pd_py_inplace(PD_OP_##name, a, b); }
 BINARY(add) BINARY(sub) BINARY(mul) BINARY(div)
 static PyObject *nb_pow(PyObject *a, PyObject *b, PyObject *mod) {
-    if (mod != Py_None) return PyErr_Format(PyExc_TypeError, "pow: a modulus is not supported");
+    if (mod != Py_None) return PyErr_Format(PyExc_TypeError, "pow: got a modulus (expected two arguments)");
     return pd_py_binary(PD_OP_pow, a, b);
 }
 #define OPERATOR(nb, op)                                                                            \
@@ -15,7 +15,7 @@ static PyObject *nb_pow(PyObject *a, PyObject *b, PyObject *mod) {
 OPERATOR(and, bitwise_and) OPERATOR(or, bitwise_or) OPERATOR(xor, bitwise_xor) OPERATOR(lshift, bitwise_left_shift)
 OPERATOR(rshift, bitwise_right_shift) OPERATOR(floordiv, floor_divide) OPERATOR(mod, remainder)
 static PyObject *nb_ipow(PyObject *a, PyObject *b, PyObject *mod) {
-    if (mod != Py_None) return PyErr_Format(PyExc_TypeError, "pow: a modulus is not supported");
+    if (mod != Py_None) return PyErr_Format(PyExc_TypeError, "pow: got a modulus (expected two arguments)");
     return pd_py_inplace(PD_OP_pow, a, b);
 }
 static PyObject *nb_neg(PyObject *a) { return pd_py_unary(PD_OP_neg, a); }
@@ -41,9 +41,10 @@ static int nb_bool(PyObject *self) {
     T;
     pd_scalar s;
     if (t->numel != 1) {
-        PyErr_Format(PyExc_RuntimeError,
-                     "the truth of a tensor of shape %s is ambiguous (expected one element, or any(), all())",
-                     pd_tensor_shape(t));
+        PyErr_Format(
+            PyExc_RuntimeError,
+            "bool: the Boolean value of a tensor of shape %s is ambiguous (expected one element, or any() or all())",
+            pd_tensor_shape(t));
         return -1;
     }
     if (!pd_py_scalar(t, &s)) return -1;
@@ -63,7 +64,9 @@ static PyObject *nb_float(PyObject *self) {
 static PyObject *nb_index(PyObject *self) {
     T;
     if (pd_dtype_category((pd_dtype)t->dtype) > PD_CAT_INT || t->numel != 1)
-        return PyErr_Format(PyExc_TypeError, "only integer tensors of one element can be an index, got %s of shape %s",
+        return PyErr_Format(PyExc_TypeError,
+                            "index: only integer tensors of a single element can be converted to an index: got %s of "
+                            "shape %s (expected one integer)",
                             pd_dtype_name((pd_dtype)t->dtype), pd_tensor_shape(t));
     return only_item(self);
 }
@@ -87,7 +90,8 @@ static PyObject *sequence_item(PyObject *self, Py_ssize_t i) {
     T;
     pd_tensor *out;
     if (t->ndim && i >= t->size[0])
-        return PyErr_Format(PyExc_IndexError, "index %zd is out of range", i); /* this ends an iteration */
+        return PyErr_Format(PyExc_IndexError, "index %zd is out of range (expected an index below the first size)",
+                            i); /* this ends an iteration */
     struct { int64_t dim, index; } attrs = {0, i};
     PD_PY_TRY(pd_call1(PD_OP_select, t, &attrs, &out));
     return pd_py_wrap_new(out);
@@ -99,7 +103,8 @@ static int contains(PyObject *self, PyObject *value) { /* whether value equals a
     pd_tensor *any;
     pd_scalar found;
     if (!equal || equal == Py_NotImplemented) {
-        if (equal) PyErr_Format(PyExc_TypeError, "in: %.100s is no tensor or number", Py_TYPE(value)->tp_name);
+        if (equal)
+            PyErr_Format(PyExc_TypeError, "in: got %.100s (expected a tensor or a number)", Py_TYPE(value)->tp_name);
         Py_XDECREF(equal);
         return -1;
     }

@@ -39,8 +39,9 @@ static PyObject *storage_view(PyObject *module, PyObject *args) {
                !__builtin_add_overflow(last, step, &last);
     if (!fits || (numel && last >= count) || (uintptr_t)t->storage->data % (uintptr_t)bytes)
         return PyErr_Format(PyExc_ValueError,
-                            "storage_view: size %R, stride %R and offset %lld do not fit into %zu bytes of %R", sizes,
-                            strides, offset, t->storage->bytes, type);
+                            "storage_view: got size %R, stride %R and offset %lld (expected a view within the "
+                            "storage's %zu bytes of %R)",
+                            sizes, strides, offset, t->storage->bytes, type);
     PD_PY_TRY(pd_tensor_alias(t, false, &out));
     out->dtype = (int8_t)dtype;
     out->ndim = (int8_t)size.n;
@@ -55,7 +56,9 @@ PyObject *pd_py_share_memory(PyObject *self, PyObject *unused) {
     pd_tensor *t = pd_py_tensor(self);
     (void)unused;
     if (t->storage->read_only) {
-        PD_PY_TRY(pd_fail(PD_E_VALUE, "share_memory_: memory lent for reading (expected one that can be written)"));
+        PD_PY_TRY(pd_fail(
+            PD_E_VALUE,
+            "share_memory_: the tensor is read-only memory of another library (expected writable memory: clone())"));
     }
     PD_PY_TRY(pd_storage_share(t->storage));
     return Py_NewRef(self);
@@ -93,7 +96,9 @@ static PyObject *shared_open(PyObject *module, PyObject *args) {
     if (!PyArg_ParseTuple(args, "iLO:shared_open", &fd, &bytes, &type)) return NULL;
     if (!pd_py_dtype(type, "shared_open", "dtype", &dtype)) return NULL;
     if (bytes < 0 || dtype == PD_NO_DTYPE)
-        return PyErr_Format(PyExc_ValueError, "shared_open: %lld bytes of %R", bytes, type);
+        return PyErr_Format(PyExc_ValueError,
+                            "shared_open: got %lld bytes and dtype %R (expected at least 0 bytes and a dtype)", bytes,
+                            type);
     if ((fd = fcntl(fd, F_DUPFD_CLOEXEC, 0)) < 0) return PyErr_SetFromErrno(PyExc_OSError);
     pd_status status = pd_tensor_shell(&t);
     if (status) close(fd);
@@ -108,18 +113,18 @@ static PyObject *shared_open(PyObject *module, PyObject *args) {
 
 static PyMethodDef functions[] = {
     {"storage_view", storage_view, METH_VARARGS,
-     "storage_view(tensor, dtype, size, stride, offset)\n\nA tensor of that dtype and geometry (in elements) over the "
-     "tensor's storage. Errors: ValueError where it\n"
-     "does not fit into it."},
+     "storage_view(tensor, dtype, size, stride, offset)\n\nA tensor with this dtype, size, stride and offset (in "
+     "elements) over the storage of `tensor`. Errors: ValueError\nwhere the view does not fit into the storage."},
     {"storage_bytes", storage_bytes, METH_O,
      "storage_bytes(tensor)\n\nThe storage that the tensor is a view of: a 1-d uint8 tensor over the same memory."},
     {"storage_may_move", storage_may_move, METH_VARARGS,
-     "storage_may_move(tensor, op)\n\nRaises RuntimeError, in the name of op, while the memory is lent to arrays, "
-     "DLPack capsules or collectives."},
+     "storage_may_move(tensor, op)\n\nRaises RuntimeError, in the name of op, while arrays, DLPack capsules or "
+     "collectives use the tensor's memory."},
     {"shared_fd", shared_fd, METH_O,
-     "shared_fd(tensor)\n\nThe descriptor, the storage's, by which other processes map it; -1 where they cannot."},
+     "shared_fd(tensor)\n\nThe descriptor by which other processes map the tensor's storage; -1 where they cannot. The "
+     "storage owns it."},
     {"shared_open", shared_open, METH_VARARGS,
-     "shared_open(fd, bytes, dtype)\n\nA 1-d tensor over the storage that another process has shared."},
+     "shared_open(fd, bytes, dtype)\n\nA 1-d tensor over a storage that another process has shared."},
     {0}};
 
 int pd_py_add_storage(PyObject *module) { return PyModule_AddFunctions(module, functions); }

@@ -101,7 +101,7 @@ static PyObject *meta_new(PyTypeObject *meta, PyObject *args, PyObject *kwargs) 
     if (!made || !PyType_IsSubtype(cls, (PyTypeObject *)pd_py.Tensor)) return made;
     if (cls->tp_basicsize != sizeof(pd_pytensor)) {
         Py_DECREF(made);
-        return PyErr_Format(PyExc_TypeError, "a subclass of Tensor cannot have __slots__");
+        return PyErr_Format(PyExc_TypeError, "Tensor: a subclass has __slots__ (expected a subclass without them)");
     }
     cls->tp_dealloc = tensor_dealloc;
     return made;
@@ -121,7 +121,8 @@ static PyObject *tensor_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
         return self;
     }
     if (kwargs && PyDict_GET_SIZE(kwargs))
-        return PyErr_Format(PyExc_TypeError, "Tensor() takes no keyword arguments (expected pydist.tensor)");
+        return PyErr_Format(PyExc_TypeError,
+                            "Tensor: got keyword arguments (expected none; pydist.tensor takes dtype= and device=)");
     Py_ssize_t n = PyTuple_GET_SIZE(args);
     if (n == 1) data = PyTuple_GET_ITEM(args, 0);
     pd_tensor *t;
@@ -143,10 +144,12 @@ PyObject *pd_py_make_subclass(PyObject *unused, PyObject *args) {
     if (!PyArg_ParseTuple(args, "O!O!|p:_make_subclass", &PyType_Type, &cls, pd_py.Tensor, &data, &requires_grad))
         return NULL;
     if (!PyType_IsSubtype((PyTypeObject *)cls, (PyTypeObject *)pd_py.Tensor))
-        return PyErr_Format(PyExc_TypeError, "_make_subclass: %R is not a subclass of Tensor", cls);
+        return PyErr_Format(PyExc_TypeError, "_make_subclass: cls is %R (expected a subclass of Tensor)", cls);
     pd_tensor *t;
     if (requires_grad && pd_dtype_category((pd_dtype)pd_py_tensor(data)->dtype) < PD_CAT_FLOAT)
-        return PyErr_Format(PyExc_RuntimeError, "only floating tensors can require gradients, got %s",
+        return PyErr_Format(PyExc_RuntimeError,
+                            "requires_grad: only Tensors of floating point and complex dtype can require gradients: "
+                            "got %s (expected a floating or complex dtype)",
                             pd_dtype_name((pd_dtype)pd_py_tensor(data)->dtype));
     PD_PY_TRY(pd_tensor_alias(pd_py_tensor(data), false, &t));
     t->requires_grad = requires_grad;
@@ -170,7 +173,8 @@ static const PyType_Slot core[] = {
     {Py_tp_repr, pd_py_tensor_repr},
     {Py_bf_getbuffer, pd_py_getbuffer},
     {Py_bf_releasebuffer, pd_py_releasebuffer},
-    {Py_tp_doc, "A dense array with a dtype, strides and, where requires_grad is set, a history for backward()."},
+    {Py_tp_doc,
+     "A dense array with a dtype and strides. With requires_grad it also has a history, which backward() uses."},
 };
 static PyType_Slot slots[64]; /* those of this file, then the operators */
 static PyType_Spec spec = {.name = "pydist.Tensor", .basicsize = sizeof(pd_pytensor), .slots = slots,

@@ -62,8 +62,10 @@ static PyGetSetDef dtype_getset[] = {
     {0}};
 static PyMethodDef dtype_methods[] = {
     {"__reduce__", dtype_reduce, METH_NOARGS, NULL},
-    {"to_real", dtype_to_real, METH_NOARGS, "to_real()\n\nThe dtype of the parts of a complex one; others themselves."},
-    {"to_complex", dtype_to_complex, METH_NOARGS, "to_complex()\n\ncomplex128 of float64 and itself, else complex64."},
+    {"to_real", dtype_to_real, METH_NOARGS,
+     "to_real()\n\nThe dtype of the real part of a complex dtype; a real dtype itself."},
+    {"to_complex", dtype_to_complex, METH_NOARGS,
+     "to_complex()\n\nThe matching complex dtype: complex128 for float64 and complex128, otherwise complex64."},
     {0}};
 static PyType_Slot dtype_slots[] = {{Py_tp_repr, dtype_repr},
                                     {Py_tp_getset, dtype_getset},
@@ -114,7 +116,8 @@ static bool read_device(PyObject *o, const char *op, int *kind, int *index) {
         long at = PyLong_AsLong(o);
         *kind = DEVICE_CUDA, *index = (int)at;
         if (at >= 0 && at < 128) return true;
-        if (!PyErr_Occurred()) PyErr_Format(PyExc_RuntimeError, "%s: device index %R (expected 0 to 127)", op, o);
+        if (!PyErr_Occurred())
+            PyErr_Format(PyExc_RuntimeError, "%s: the device index is %R (expected 0 to 127)", op, o);
         return false;
     }
     const char *text = PyUnicode_Check(o) ? PyUnicode_AsUTF8(o) : NULL;
@@ -132,8 +135,8 @@ static bool read_device(PyObject *o, const char *op, int *kind, int *index) {
         }
     }
     if (!PyErr_Occurred())
-        PyErr_Format(PyExc_RuntimeError, "%s: unknown device %R (expected cpu, cuda, mps, xpu or meta, and :index)", op,
-                     o);
+        PyErr_Format(PyExc_RuntimeError, "%s: device is %R (expected cpu, cuda, mps, xpu or meta, perhaps with :index)",
+                     op, o);
     return false;
 }
 
@@ -155,9 +158,11 @@ static PyObject *device_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
         !read_device(what, "device", &kind, &own))
         return NULL;
     if (index < -1 || index >= 128)
-        return PyErr_Format(PyExc_RuntimeError, "device: index %d (expected 0 to 127, or -1: none)", index);
+        return PyErr_Format(PyExc_RuntimeError, "device: index is %d (expected 0 to 127, or -1 for none)", index);
     if (index >= 0 && own >= 0)
-        return PyErr_Format(PyExc_RuntimeError, "device: %R has an index already, %d was given too", what, index);
+        return PyErr_Format(PyExc_RuntimeError,
+                            "device: %R already has an index, but index %d is given too (expected one of them)", what,
+                            index);
     return new_device(kind, own < 0 ? index : own);
 }
 
@@ -172,8 +177,11 @@ const pd_device *pd_py_device(PyObject *o, const char *op) {
         if (!status) return d;
         pd_py_raise(status);
     } else if (kind == DEVICE_CUDA)
-        PyErr_Format(PyExc_RuntimeError, "%s: device %R: there are %d pretended GPUs", op, o, pretended);
-    else PyErr_Format(PyExc_RuntimeError, "%s: device %R is not there (expected 'cpu' or 'cuda')", op, o);
+        PyErr_Format(PyExc_RuntimeError,
+                     "%s: device is %R, but the CPU stands in for %d GPUs (expected an index below that)", op, o,
+                     pretended);
+    else
+        PyErr_Format(PyExc_RuntimeError, "%s: device %R is not available (expected 'cpu' or 'cuda')", op, o);
     return NULL;
 }
 
@@ -236,7 +244,7 @@ static PyObject *pretend_cuda(PyObject *module, PyObject *count) {
     long n = PyLong_AsLong(count);
     (void)module;
     if (n == -1 && PyErr_Occurred()) return NULL;
-    if (n < 0 || n > 128) return PyErr_Format(PyExc_ValueError, "pretend_cuda: %ld GPUs (expected 0 to 128)", n);
+    if (n < 0 || n > 128) return PyErr_Format(PyExc_ValueError, "pretend_cuda: count is %ld (expected 0 to 128)", n);
     pretended = (int)n;
     Py_RETURN_NONE;
 }
@@ -246,26 +254,28 @@ static PyObject *pretended_cuda(PyObject *module, PyObject *unused) {
 }
 static PyMethodDef device_functions[] = {
     {"pretend_cuda", pretend_cuda, METH_O,
-     "pretend_cuda(count)\n\nDevices cuda:0 to cuda:count-1 mean the CPU from now on; 0: none does."},
-    {"pretended_cuda", pretended_cuda, METH_NOARGS, "pretended_cuda()\n\nHow many GPUs the CPU stands in for."},
+     "pretend_cuda(count)\n\nFrom now on the CPU stands in for the devices cuda:0 to cuda:count-1; 0: for none."},
+    {"pretended_cuda", pretended_cuda, METH_NOARGS,
+     "pretended_cuda()\n\nThe number of GPUs for which the CPU stands in."},
     {0}};
 
 static PyGetSetDef device_getset[] = {{"type", device_type, NULL, "'cpu', 'cuda', ...", NULL},
-                                      {"index", device_index, NULL, "None where none was given", NULL},
+                                      {"index", device_index, NULL, "The index, or None if none was given.", NULL},
                                       {0}};
 static PyMethodDef device_methods[] = {{"__reduce__", device_reduce, METH_NOARGS, NULL}, {0}};
-static PyType_Slot device_slots[] = {{Py_tp_new, device_new},
-                                     {Py_tp_repr, device_repr},
-                                     {Py_tp_str, device_str},
-                                     {Py_tp_getset, device_getset},
-                                     {Py_tp_methods, device_methods},
-                                     {Py_tp_dealloc, plain_dealloc},
-                                     {Py_tp_hash, device_hash},
-                                     {Py_tp_richcompare, device_compare},
-                                     {Py_tp_doc,
-                                      "device(type, index=None, *, device=None)\n\nA name of where tensors live: "
-                                      "device('cpu'), device('cuda:0'). Using one that is not there raises."},
-                                     {0}};
+static PyType_Slot device_slots[] = {
+    {Py_tp_new, device_new},
+    {Py_tp_repr, device_repr},
+    {Py_tp_str, device_str},
+    {Py_tp_getset, device_getset},
+    {Py_tp_methods, device_methods},
+    {Py_tp_dealloc, plain_dealloc},
+    {Py_tp_hash, device_hash},
+    {Py_tp_richcompare, device_compare},
+    {Py_tp_doc,
+     "device(type, index=None, *, device=None)\n\nThe name of a device that holds tensors: device('cpu'), "
+     "device('cuda:0'). An op raises where the device does not exist."},
+    {0}};
 static PyType_Spec device_spec = {
     .name = "pydist._C.device", .basicsize = sizeof(device), .slots = device_slots, .flags = Py_TPFLAGS_DEFAULT};
 
@@ -285,7 +295,7 @@ static PyType_Slot format_slots[] = {
     {Py_tp_methods, format_methods},
     {Py_tp_getset, format_getset},
     {Py_tp_dealloc, plain_dealloc},
-    {Py_tp_doc, "An order of the elements in memory: contiguous_format, channels_last, preserve_format."},
+    {Py_tp_doc, "The order of a tensor's elements in memory: contiguous_format, channels_last or preserve_format."},
     {0}};
 static PyType_Spec format_spec = {.name = "pydist._C.memory_format", .basicsize = sizeof(format), .slots = format_slots,
                                   .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION};
@@ -328,7 +338,8 @@ static PyObject *size_numel(PyObject *self, PyObject *unused) {
         int64_t size;
         if (!pd_py_int(PyTuple_GET_ITEM(self, i), "numel", "a size", &size)) return NULL;
         if (__builtin_mul_overflow(n, size, &n))
-            return PyErr_Format(PyExc_OverflowError, "numel: the product of %R does not fit into int64", self);
+            return PyErr_Format(PyExc_OverflowError,
+                                "numel: the product of %R is too large for int64 (expected less than 2^63)", self);
     }
     return PyLong_FromLongLong(n);
 }
